@@ -1,0 +1,69 @@
+// Reverse-mode differentiation and the optimizer, as ordinary ops of the same graph.
+//
+// A *use* of a parameter is one (node, input) that reads it, or reads a value made of parameters and constants alone (its
+// transpose or cast) — then the use is where that value meets one that depends on inputs.
+// Autodiff emits one gradient contribution per (parameter, use), in order of uses, never a sum across uses:
+//   StepSum(contribution 0, contribution 1, …) -> gradient of the whole step
+// and the Dag expands StepSum into accumulation over microbatches, uses and replicas (DESIGN order: per use over
+// microbatches by index, then over uses, then over replicas). The loss is a StepSum too.
+//
+// Passes: a backward node is BW iff no adjoint of a value that depends on inputs is reachable from it; all others are BI.
+// Every backward node carries scope and tags of the forward node it comes from (sums of adjoints: of the value's producer).
+#pragma once
+
+#include "piper/graph.h"
+
+namespace piper {
+
+// One group of parameters with common optimizer settings; the first group whose glob matches a parameter's scope or
+// name wins; a last group "**" holds the defaults.
+struct ParamGroup {
+  std::string match;  // glob over Param::scope ("**/bias")
+  SourceSpan at;
+  double lr = 1e-3;
+  double weight_decay = 0;
+};
+
+enum class OptimizerKind { kSgd, kAdam, kAdamW };
+struct OptimizerSpec {
+  OptimizerKind kind = OptimizerKind::kSgd;
+  double momentum = 0, dampening = 0;       // SGD
+  bool nesterov = false;                    // SGD
+  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;  // Adam, AdamW
+};
+
+// lr(t) for step t = 0, 1, …: base × min(1, (t+1)/warmup) × decay, decay = 1, or for cosine over `total` steps
+// min_ratio + (1 − min_ratio) × (1 + cos(π × (t − warmup)/(total − warmup)))/2 after the warm-up, min_ratio after total.
+struct LrSchedule {
+  int64_t warmup = 0;
+  bool cosine = false;
+  int64_t total = 0;
+  double min_ratio = 0;
+};
+
+struct TrainSpec {
+  OptimizerSpec optimizer;
+  std::vector<ParamGroup> groups;
+  LrSchedule schedule;
+  std::optional<double> clip_norm;  // factor min(1, clip / (norm + 1e-6)), PyTorch's
+};
+
+// Requires a forward graph with a scalar float `loss`. Ensures: backward and update nodes as above, `updates` for every
+// trained parameter, its optimizer state and the step counter; loss, grad_norm, step and Param::gradient set.
+// Errors: an op without gradient on the way, a group that matches nothing, no trainable parameter. Parameters without gradient
+// are listed in `without_gradient` and left alone.
+struct Differentiated {
+  Graph graph;
+  std::vector<std::string> without_gradient;
+};
+Result<Differentiated> differentiate(Graph forward, const TrainSpec& train);
+
+// Appends a mean cross-entropy over labels != ignore_index: logits [..., C] (classes last), labels [...] i64.
+struct CrossEntropyLoss {
+  std::string logits, labels;
+  int64_t ignore_index = -100;
+  SourceSpan at;
+};
+Result<Graph> add_cross_entropy(Graph forward, const CrossEntropyLoss& loss);
+
+}  // namespace piper

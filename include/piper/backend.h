@@ -1,0 +1,44 @@
+// What executes programs: one small interface, implemented by cpu/ (vectorised loops and oneDNN) and null/ (records, runs nothing).
+//
+// A backend belongs to one rank and is used from that rank's thread. load and bind may allocate; launch, copy and fill may not,
+// take no lock, and do not fail: all that can be wrong is found at load and bind.
+#pragma once
+
+#include "piper/bundle.h"
+
+namespace piper {
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual std::string_view name() const = 0;
+  // One block for buffers or workspace: zeroed, 64-byte aligned, freed with the backend.
+  virtual Result<std::byte*> allocate(int64_t bytes) = 0;
+  // Prepares a program: picks kernels, allocates what they prepare. The error names the op it lacks.
+  virtual Result<int32_t> load(const Program& program) = 0;
+  // Fixes the arguments of one instruction. The pointers stay valid as long as the backend; see Program for the workspace.
+  virtual Result<int32_t> bind(int32_t program, std::span<std::byte* const> args, std::byte* workspace) = 0;
+  // Runs a binding. In order with all earlier launches, copies and fills.
+  virtual void launch(int32_t binding) = 0;
+  virtual void copy(std::byte* to, const std::byte* from, int64_t bytes) = 0;
+  // Every element of `type` at `to` becomes `value`.
+  virtual void fill(std::byte* to, const TensorType& type, double value) = 0;
+  // to[i] = the sum over k, in order of k, of from[k][i]: (((from[0]+from[1])+from[2])+…); floats and integers.
+  virtual void sum(std::byte* to, std::span<const std::byte* const> from, DType dtype, int64_t count) = 0;
+};
+
+struct CpuOptions {
+  int threads = 1;  // for one launch; results do not depend on it
+};
+std::unique_ptr<Backend> make_cpu_backend(const CpuOptions& options = {});
+std::unique_ptr<Backend> make_null_backend();
+
+// Ops that the CPU backend has a kernel for: by name, sorted.
+std::vector<std::string> cpu_ops();
+
+// Runs one op at once on host data, on the CPU backend: constant folding and tests.
+Result<std::vector<Bytes>> evaluate_op(std::string_view op, const Attrs& attrs,
+                                       std::span<const TensorType> input_types, std::span<const Bytes> inputs,
+                                       std::span<const TensorType> output_types);
+
+}  // namespace piper

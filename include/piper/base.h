@@ -1,0 +1,234 @@
+// The vocabulary that every room shares: results and located errors, ids, element types, shapes, attributes,
+// text and file helpers. Uses no other room.
+#pragma once
+
+#include <fmt/core.h>
+
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace piper {
+
+// ---- Errors -------------------------------------------------------------------------------------
+
+// What the process returns to the shell. `piperc --help` prints this table.
+enum class ExitCode {
+  kOk = 0,
+  kInput = 1,        // the model, strategy, data or flags are wrong, or ask for what is not supported
+  kUsage = 2,        // the command line itself is wrong
+  kRefused = 3,      // inputs were read, but the plan was refused (deadlock, memory, unproved)
+  kPlan = 4,         // plan files are corrupt, truncated, of another version or another compilation
+  kPeer = 10,        // a peer failed or did not answer in time; restarting is sensible
+  kNumeric = 11,     // the loss is not finite, or a comparison failed; do not restart
+  kStorage = 12,     // the disk or the operating system refused
+};
+
+// Where something stands in a file the user wrote. line and column count from 1; line 0 means the whole file.
+struct SourceSpan {
+  std::string file;
+  int line = 0;
+  int column = 0;
+  int length = 1;  // characters to underline, on one line
+};
+
+// One located sentence for the user, and further lines that help. See print_error in this header for the form.
+struct Error {
+  ExitCode code = ExitCode::kInput;
+  SourceSpan at;
+  std::string message;
+  std::vector<std::string> notes;  // printed as "  = note: …"; start with "help: " to print "  = help: …"
+
+  Error&& with_note(std::string note) &&;
+  Error&& with_code(ExitCode c) &&;
+};
+
+template <class... Args>
+Error fail(SourceSpan at, fmt::format_string<Args...> text, Args&&... args) {
+  return Error{ExitCode::kInput, std::move(at), fmt::format(text, std::forward<Args>(args)...), {}};
+}
+template <class... Args>
+Error fail(fmt::format_string<Args...> text, Args&&... args) {
+  return Error{ExitCode::kInput, {}, fmt::format(text, std::forward<Args>(args)...), {}};
+}
+
+// "file:line:column: error: message", the source line and a caret when the file can be read, then the notes.
+std::string print_error(const Error& error);
+
+// A value or an Error. Never both, never neither; reading the wrong one is our bug and aborts.
+template <class T>
+class [[nodiscard]] Result {
+ public:
+  Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}  // NOLINT: implicit by design
+  Result(Error error) : state_(std::in_place_index<1>, std::move(error)) {}  // NOLINT
+  bool ok() const { return state_.index() == 0; }
+  explicit operator bool() const { return ok(); }
+  T& operator*() & { return std::get<0>(state_); }
+  const T& operator*() const& { return std::get<0>(state_); }
+  T&& operator*() && { return std::get<0>(std::move(state_)); }
+  T* operator->() { return &std::get<0>(state_); }
+  const T* operator->() const { return &std::get<0>(state_); }
+  Error& error() & { return std::get<1>(state_); }
+  const Error& error() const& { return std::get<1>(state_); }
+  Error&& error() && { return std::get<1>(std::move(state_)); }
+
+ private:
+  std::variant<T, Error> state_;
+};
+
+struct Unit {};
+using Status = Result<Unit>;
+inline Status ok_status() { return Unit{}; }
+
+// Our own mistakes: prints file, line, condition and message, then aborts. Never reachable by user input.
+[[noreturn]] void check_failed(const char* file, int line, const char* condition, const std::string& text);
+#define PIPER_CHECK(condition, ...)                                                           \
+  do {                                                                                        \
+    if (!(condition))                                                                         \
+      ::piper::check_failed(__FILE__, __LINE__, #condition, ::piper::check_text(__VA_ARGS__)); \
+  } while (false)
+inline std::string check_text() { return {}; }
+template <class... Args>
+std::string check_text(fmt::format_string<Args...> text, Args&&... args) {
+  return fmt::format(text, std::forward<Args>(args)...);
+}
+
+#define PIPER_CONCAT_INNER(a, b) a##b
+#define PIPER_CONCAT(a, b) PIPER_CONCAT_INNER(a, b)
+// Returns the error of `expr` (a Result or Status) from the enclosing function, if it is one.
+#define PIPER_TRY(expr)                                                                   \
+  do {                                                                                    \
+    if (auto piper_result = (expr); !piper_result) return std::move(piper_result).error(); \
+  } while (false)
+// Declares or assigns `target` from the value of `expr`, or returns its error.
+#define PIPER_ASSIGN(target, expr) PIPER_ASSIGN_INNER(PIPER_CONCAT(piper_result_, __LINE__), target, expr)
+#define PIPER_ASSIGN_INNER(result, target, expr)   \
+  auto result = (expr);                            \
+  if (!result) return std::move(result).error();   \
+  target = *std::move(result)
+
+// ---- Ids ----------------------------------------------------------------------------------------
+
+// A typed index into one vector of one structure; never a pointer. Default is "none".
+template <class Tag>
+struct Id {
+  int32_t value = -1;
+  constexpr Id() = default;
+  constexpr explicit Id(size_t v) : value(static_cast<int32_t>(v)) {}
+  constexpr bool valid() const { return value >= 0; }
+  constexpr size_t index() const { return static_cast<size_t>(value); }
+  constexpr auto operator<=>(const Id&) const = default;
+};
+
+// ---- Element types and shapes -------------------------------------------------------------------
+
+enum class DType : uint8_t { kF32, kF64, kBF16, kF16, kI64, kI32, kBool };
+inline constexpr int kNumDTypes = 7;
+
+struct DTypeInfo {
+  DType dtype;
+  const char* name;         // as in text forms and strategies: "f32"
+  const char* safetensors;  // "F32"
+  int bytes;
+  bool is_float;
+};
+const DTypeInfo& info(DType dtype);
+std::optional<DType> parse_dtype(std::string_view name);  // by DTypeInfo::name
+
+using Shape = std::vector<int64_t>;  // {} is a scalar
+int64_t num_elements(const Shape& shape);
+std::string to_string(const Shape& shape);  // "[8,128]"
+
+struct TensorType {
+  DType dtype = DType::kF32;
+  Shape shape;
+  int64_t bytes() const;
+  bool operator==(const TensorType&) const = default;
+};
+std::string to_string(const TensorType& type);  // "f32[8,128]"
+
+// ---- Attributes of an op ------------------------------------------------------------------------
+
+using AttrValue = std::variant<int64_t, double, std::string, std::vector<int64_t>>;
+
+// A few named values, kept sorted by name so that equal attributes print and hash the same.
+class Attrs {
+ public:
+  Attrs() = default;
+  Attrs(std::initializer_list<std::pair<std::string, AttrValue>> items);
+  void set(std::string name, AttrValue value);
+  const AttrValue* find(std::string_view name) const;
+  // The value, or `otherwise` when the attribute is absent. A wrong type is our bug.
+  int64_t integer(std::string_view name, int64_t otherwise = 0) const;
+  double real(std::string_view name, double otherwise = 0) const;
+  std::string text(std::string_view name, std::string otherwise = {}) const;
+  std::vector<int64_t> integers(std::string_view name) const;
+  const std::vector<std::pair<std::string, AttrValue>>& items() const { return items_; }
+  bool operator==(const Attrs&) const = default;
+
+ private:
+  std::vector<std::pair<std::string, AttrValue>> items_;
+};
+// "{axis=1, epsilon=1e-05, perm=[0,2,1]}", empty when there are none; parse_attrs reads it back exactly.
+std::string print_attrs(const Attrs& attrs);
+Result<Attrs> parse_attrs(std::string_view text);
+
+// ---- Bytes and files ----------------------------------------------------------------------------
+
+// Read-only bytes that keep their owner alive: a private copy, or a window of a mapped file.
+struct Bytes {
+  std::shared_ptr<const void> owner;
+  const std::byte* data = nullptr;
+  size_t size = 0;
+  std::span<const std::byte> span() const { return {data, size}; }
+  static Bytes copy_of(const void* data, size_t size);
+  static Bytes zeros(size_t size);
+  Bytes window(size_t offset, size_t count) const;  // must lie inside
+};
+
+Result<std::string> read_text_file(const std::string& path, int64_t limit_bytes);
+Result<Bytes> map_file(const std::string& path);  // read-only mapping of a regular file
+// Writes beside the target, flushes, then renames: a reader sees the old file or the whole new one.
+Status write_file(const std::string& path, std::string_view bytes);
+
+// XXH3, 128 bits, as 32 hexadecimal digits. Finds accidents, not attackers.
+std::string digest(std::string_view bytes);
+inline std::string_view as_text(std::span<const std::byte> b) { return {reinterpret_cast<const char*>(b.data()), b.size()}; }
+
+// ---- Text ---------------------------------------------------------------------------------------
+
+// The candidate closest to `name` by edit distance, if it is close enough to be a slip.
+std::optional<std::string> nearest(std::string_view name, std::span<const std::string> candidates);
+// " (did you mean 'x'?)" or "" — for the end of an error message.
+std::string did_you_mean(std::string_view name, std::span<const std::string> candidates);
+std::string join(std::span<const std::string> parts, std::string_view separator);
+std::vector<std::string> split_text(std::string_view text, char separator);
+std::string human_bytes(int64_t bytes);  // "1.5 MiB"
+std::string quote_control(std::string_view text);  // control characters as \xNN, for printing foreign names
+
+// Globs over '/'-separated paths: '*' one segment or part of one, '**' any number of segments, '?' one character,
+// '{name}' a whole integer segment (or integer part of one) that is captured. Linear in pattern × text.
+struct GlobMatch {
+  std::vector<std::pair<std::string, int64_t>> captures;  // in order of the pattern
+};
+class Glob {
+ public:
+  static Result<Glob> parse(std::string_view pattern, SourceSpan at);
+  std::optional<GlobMatch> match(std::string_view path) const;
+  const std::string& pattern() const { return pattern_; }
+  std::vector<std::string> capture_names() const;
+  Glob() = default;
+
+ private:
+  std::string pattern_;
+};
+
+}  // namespace piper

@@ -1,0 +1,240 @@
+// A plan: what one rank executes, and the plan set on disk. The only contract between the compiler and piper-run;
+// formats/plan.md and formats/plan.proto give the bytes. This room alone includes plan.pb.h.
+//
+//   plans/manifest.json          set id, version, mesh, digests of all files below, what was predicted
+//   plans/rankN.plan             header of rank N: coordinates, role digest, set id (some hundred bytes)
+//   plans/roles/<digest>.pb      a role program: shared by all ranks that run the same
+//   plans/params/init.safetensors   initial values of state and large constants, by name
+//   plans/single/, plans/uncut/  plan sets of the oracle (one device; same cut, or no cut), same form, sharing params/
+//
+// All ids below are positions in the vectors of the same RoleProgram.
+#pragma once
+
+#include <map>
+
+#include "piper/base.h"
+
+namespace piper {
+
+inline constexpr int kPlanFormatVersion = 1;
+
+// ---- Programs: what one compute instruction runs -------------------------------------------------
+
+// One op on values of its program. `op` is a name of the closed op set; backends refuse what they lack at load.
+struct ProgramOp {
+  std::string op;
+  Attrs attrs;
+  std::vector<int32_t> inputs;   // value ids; -1 for an absent optional input
+  std::vector<int32_t> outputs;
+  bool operator==(const ProgramOp&) const = default;
+};
+
+// A chunk program, shared by content: equal layers have one. Values [0, num_args) are bound by each instruction, the
+// others live in the workspace of the instruction's stream while the program runs.
+struct Program {
+  std::string label;               // a typical use, for people: "F stage=1 h/2"
+  std::vector<TensorType> values;
+  int32_t num_args = 0;
+  std::vector<int64_t> offsets;    // by value: byte offset in the workspace, -1 for arguments and literals;
+                                   // values may share memory when an op works in place or lifetimes are apart
+  std::vector<std::pair<int32_t, std::string>> literals;  // small constants: value id, its bytes (at most 64)
+  std::vector<ProgramOp> ops;      // in execution order
+  std::vector<bool> arg_written;   // by argument: the program writes it (it may read it too: in-place accumulation)
+  std::vector<bool> arg_read;      // by argument: the program reads what was there before
+  int64_t workspace_bytes = 0;     // greatest offset + size
+  bool operator==(const Program&) const = default;
+};
+
+// ---- Buffers --------------------------------------------------------------------------------------
+
+enum class BufferKind : uint8_t {
+  kState,       // loaded before the first step, kept for ever
+  kConstant,    // loaded before the first step, never written
+  kStep,        // made and consumed inside one step
+};
+struct Buffer {
+  std::string name;
+  TensorType type;
+  BufferKind kind = BufferKind::kStep;
+  int64_t offset = 0;         // bytes from the arena's start, 64-byte aligned
+  std::string init;           // kState, kConstant: name of the tensor in params/init.safetensors; empty: filled with `fill`
+  double fill = 0;
+  std::string param;          // kState: framework name, when the buffer is a trained parameter; what --save writes
+  std::vector<std::string> aliases;  // of the parameter (ties)
+  std::string provenance;     // see Provenance: what the verifier checks sums with; empty when not part of a gradient
+};
+
+// ---- Instructions ----------------------------------------------------------------------------------
+
+enum class InstructionKind : uint8_t {
+  kCompute,        // program on args
+  kInput,          // args[0] := samples of a data input
+  kSend,           // args[0] to `peer`
+  kRecv,           // args[0] from `peer`
+  kAllReduce,      // args, in place, as one message: element-wise sum over `group` in rank order
+  kReduceScatter,  // args[0] whole -> args[1] own part (equal parts of the flat elements, by position in the group)
+  kAllGather,      // args[0] own part -> args[1] whole
+  kAllToAll,       // args[0] -> args[1], equal parts
+  kBroadcast,      // args[0] from position `root` of `group`
+  kCopy,           // args[0] -> args[1]
+};
+inline constexpr int kNumInstructionKinds = 10;
+const char* to_string(InstructionKind kind);
+
+// Samples that an input instruction loads: [first + sum over axes of coordinate × stride, + count) of the global batch.
+struct SampleRange {
+  int64_t first = 0, count = 0;
+  std::vector<int64_t> stride;  // by mesh axis
+};
+
+// Gradient provenance, for the verifier: what a compute instruction's argument is declared to hold.
+// "the partial gradient of parameter `param` by its use `use` over the samples `samples`". Sums of such values carry
+// the multiset union. Written by the instruction that makes the contribution.
+struct Contribution {
+  int32_t arg = 0;    // position in args
+  int32_t target = 0; // index of RoleProgram::sum_targets
+  int32_t use = 0;    // index of the use, from 0
+  SampleRange samples;
+  bool accumulates = false;  // added to what the argument held before
+};
+// A sum over the whole step that a plan promises: a parameter's gradient, the loss, the label count. Its value in
+// `buffer` must hold each (use, sample) exactly once when `consumer` instructions read it.
+struct SumTarget {
+  std::string name;     // "grad model.h.0.qkv.weight", "loss"
+  int32_t uses = 1;
+};
+// Declares that a compute instruction reads the finished sum `target` in args[arg].
+struct SumRead {
+  int32_t arg = 0;
+  int32_t target = 0;
+};
+// Declares that args[arg] holds, after the instruction, the sum of what the listed args held for the same target.
+struct SumCombine {
+  int32_t arg = 0;
+  std::vector<int32_t> from;
+};
+
+struct Instruction {
+  InstructionKind kind = InstructionKind::kCompute;
+  int32_t stream = 0;
+  int32_t program = -1;            // kCompute
+  std::vector<int32_t> args;       // buffer ids
+  std::vector<int32_t> waits;      // earlier instructions on other streams (ids) that must be complete before it starts
+  std::vector<int32_t> peer;       // kSend, kRecv: the peer's mesh coordinates; -1 keeps the own coordinate
+  int32_t group = -1;              // collectives: index of RoleProgram::groups
+  int32_t root = 0;                // kBroadcast
+  int32_t channel = 0;             // kSend, kRecv: messages of one (sender, receiver, channel) arrive in order
+  std::string input;               // kInput: name of the data input
+  SampleRange samples;             // kInput
+  std::string label;               // the task, for people and errors: "F stage=1 mb=3"
+  char pass = ' ';                 // 'F' 'B' 'I' (BI) 'W' (BW) 'U', '-' for communication and input: colours pictures
+  int32_t stage = -1, micro = -1;  // for pictures; -1: none
+  std::vector<Contribution> contributions;
+  std::vector<SumCombine> combines;
+  std::vector<SumRead> sum_reads;
+};
+
+struct Stream {
+  std::string name;
+};
+
+// The ranks that communicate: all whose coordinates equal the own ones except on these axes, in rank order.
+struct Group {
+  std::string name;              // "dp"
+  std::vector<int32_t> axes;     // mesh axis indices
+};
+
+// Named results of a step, read by the executor after the body.
+struct Report {
+  std::string name;   // "loss", "grad_norm", "learning_rate"
+  int32_t buffer = 0; // a scalar of any float type
+};
+
+struct DataInput {
+  std::string name;
+  TensorType type;    // of the whole batch
+  int32_t batch_dim = 0;  // -1: not cut into samples; every read takes all of it
+  int64_t low = 0, high = 0;  // integers must lie in [low, high] when low <= high: vocabulary, labels
+  int64_t ignore = INT64_MIN; // one further legal value (ignore_index)
+};
+
+// What all ranks of one role execute. `prologue` runs once, `body` once a step, `epilogue` once at the end.
+struct RoleProgram {
+  std::vector<std::pair<std::string, int64_t>> mesh;  // axes and sizes, row-major ranks
+  std::vector<Stream> streams;
+  std::vector<Group> groups;
+  std::vector<Buffer> buffers;
+  std::vector<Program> programs;
+  std::vector<DataInput> inputs;
+  std::vector<SumTarget> sum_targets;
+  std::vector<Instruction> prologue, body, epilogue;  // each in issue order; running it one by one is legal
+  std::vector<Report> reports;
+  int64_t batch = 0;             // samples of the global batch
+  int64_t arena_bytes = 0;       // greatest buffer end
+  std::vector<int64_t> workspace_bytes;  // by stream: the largest of its programs
+  int64_t transport_bytes = 0;   // slots that transports may allocate for this rank: stated, never exceeded
+  int64_t peak_bytes() const;    // arena + workspaces + transport: the memory the plan states
+};
+
+struct RankHeader {
+  int32_t rank = 0;
+  std::vector<int64_t> coordinates;
+  std::string role;     // digest of the role program file
+  std::string set_id;
+};
+
+struct Manifest {
+  int format_version = kPlanFormatVersion;
+  std::string set_id;       // digest over everything else in the set: equal for all ranks of one compilation
+  std::string compiler;     // version of piperc
+  std::string model, strategy;  // as named on the command line, and their digests
+  std::string model_digest, strategy_digest;
+  std::vector<std::pair<std::string, int64_t>> mesh;
+  std::vector<std::string> role_of_rank;      // as runs: role digest per rank, see formats/plan.md
+  std::map<std::string, std::string> files;   // path in the set -> digest
+  std::map<std::string, double> predictions;  // "peak_bytes", "flops_per_step", …
+};
+
+struct PlanSet {
+  Manifest manifest;
+  std::vector<RoleProgram> roles;
+  std::vector<int32_t> role_of_rank;        // index into roles
+  std::vector<std::pair<std::string, TensorType>> tensor_types;  // of params/init.safetensors
+  std::vector<std::pair<std::string, Bytes>> tensors;  // initial values; filled by the compiler, and by load_params
+  std::string directory;                    // where it was read from
+  int64_t world() const { return static_cast<int64_t>(role_of_rank.size()); }
+};
+
+// Coordinates of a rank in a row-major mesh, and back.
+std::vector<int64_t> coordinates_of(const std::vector<std::pair<std::string, int64_t>>& mesh, int64_t rank);
+int64_t rank_of(const std::vector<std::pair<std::string, int64_t>>& mesh, const std::vector<int64_t>& coordinates);
+// The ranks of `group` as seen from `coordinates`, ascending.
+std::vector<int64_t> group_ranks(const RoleProgram& role, const Group& group, const std::vector<int64_t>& coordinates);
+// The rank that `peer` (Instruction::peer) names, seen from `coordinates`.
+int64_t peer_rank(const RoleProgram& role, const std::vector<int32_t>& peer, const std::vector<int64_t>& coordinates);
+
+struct WriteOptions {
+  bool force = false;      // replace a directory that holds another plan set (never one that holds anything else)
+};
+// Writes the sets to `directory` all or nothing: built beside it, then renamed. `single` and `uncut` may be null.
+Status write_plan_set(const PlanSet& set, const PlanSet* single, const PlanSet* uncut, const std::string& directory,
+                      const WriteOptions& options);
+// Reads and checks a set: versions, digests, ids in range, sizes, programs in SSA form. Nothing is believed.
+Result<PlanSet> read_plan_set(const std::string& directory);
+// Reads the header of one rank and the set it belongs to (the directory that holds the file).
+struct RankPlan {
+  RankHeader header;
+  PlanSet set;  // with only this rank's role program read; others are empty
+};
+Result<RankPlan> read_rank_plan(const std::string& file);
+// Maps params/init.safetensors and fills set.tensors.
+Status load_params(PlanSet& set);
+
+// The canonical text form of a role program; parse_plan(print_plan(p)) prints the same.
+std::string print_plan(const RoleProgram& role);
+Result<RoleProgram> parse_plan(std::string_view text);
+
+// Content id of a program: equal for programs that print the same but for the label.
+std::string program_digest(const Program& program);
+
+}  // namespace piper

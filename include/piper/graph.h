@@ -1,0 +1,131 @@
+// The model: one training step for one device as a flat SSA graph of ops on typed values.
+//
+// The importer makes a forward graph; autodiff adds gradients and the optimizer; sharding gives every value its local
+// shape and layout. Nothing here knows what an op means: that is the ops room.
+//
+// Order: nodes stand in a topological order; ids are positions. Values are made by a node, or are inputs, state or constants.
+#pragma once
+
+#include "piper/base.h"
+
+namespace piper {
+
+struct NodeTag;
+struct ValueTag;
+struct ParamTag;
+using NodeId = Id<NodeTag>;
+using ValueId = Id<ValueTag>;
+using ParamId = Id<ParamTag>;
+
+// F forward, BI adjoints of values that depend on inputs, BW contributions to parameters' gradients, U the rest of
+// the step (sums over the step, clipping, optimizer). B, F+… exist only as tasks (dag.h).
+enum class Pass : uint8_t { kF, kBI, kBW, kU };
+inline constexpr const char* kPassNames[] = {"F", "BI", "BW", "U"};
+
+enum class ValueKind : uint8_t {
+  kNode,      // made by a node in each step
+  kInput,     // comes from the data: dim `batch_dim` counts samples
+  kConstant,  // known at compile time
+  kState,     // lives from step to step: parameters, optimizer state, the step counter
+};
+
+// How a value lies over the batch axis group (replicas × microbatches): one local value stands for
+//   kReplicated  the same value in every shard,
+//   kSharded     blocks of `dim`; a dim is [outer, shards × local, inner] and shard i holds the i-th block of each outer part,
+//   kPartial     terms of a sum over all shards.
+enum class LayoutKind : uint8_t { kReplicated, kSharded, kPartial };
+struct Layout {
+  LayoutKind kind = LayoutKind::kReplicated;
+  int dim = -1;       // kSharded
+  int64_t outer = 1;  // kSharded: extent of the factors of `dim` left of the sharded one
+  bool operator==(const Layout&) const = default;
+};
+std::string to_string(const Layout& layout);  // "R", "S0", "S1/4" (outer 4), "P"
+
+struct Value {
+  std::string name;  // unique; the exporter's where it has one
+  TensorType type;
+  ValueKind kind = ValueKind::kNode;
+  NodeId producer;       // kNode
+  int output_index = 0;  // kNode: which output of the producer
+  int batch_dim = -1;    // kInput: the dim that counts samples, or -1
+  Bytes data;            // kConstant: the elements; kState: initial elements, or empty: filled with `fill`
+  double fill = 0;       // kState without data
+  Layout layout;         // of the local shape in `type`; kReplicated until sharding has run
+};
+
+struct Node {
+  std::string op;      // a name of the op table (ops.h)
+  std::string name;    // the exporter's node name, or made from the value's
+  std::string scope;   // module path without leading slash: "h/0/mlp/fc1"; "" when unknown
+  Attrs attrs;
+  std::vector<ValueId> inputs;  // an absent optional input is an invalid id
+  std::vector<ValueId> outputs;
+  Pass pass = Pass::kF;
+  std::vector<int32_t> tags;  // by index of Graph::tag_names; kNoTag when absent; may be shorter than tag_names
+};
+inline constexpr int32_t kNoTag = INT32_MIN;
+
+// A trained tensor under its framework name and orientation.
+struct Param {
+  std::string name;                  // "model.h.0.qkv.weight"
+  std::vector<std::string> aliases;  // other names of the same tensor (ties)
+  std::string scope;                 // "model/h/0/qkv/weight": what globs match
+  ValueId value;                     // kState
+  std::string evidence;              // how the importer knows, for --explain=parameters
+  bool frozen = false;
+  ValueId gradient;                  // after autodiff: the step's whole gradient (output of a StepSum); invalid if none
+};
+
+// A state value takes, at the end of the step, the value of `next`.
+struct StateUpdate {
+  ValueId state, next;
+};
+
+struct Graph {
+  std::vector<Value> values;
+  std::vector<Node> nodes;
+  std::vector<Param> params;            // canonical parameter order: the framework's
+  std::vector<StateUpdate> updates;
+  std::vector<std::string> tag_names;
+  std::vector<ValueId> inputs;          // kInput values in the file's order
+  std::vector<ValueId> outputs;         // forward outputs (loss, logits …) before autodiff
+  ValueId loss;                         // scalar: before autodiff the model's; after it, the StepSum of the whole batch
+  ValueId grad_norm;                    // after autodiff: f64 scalar, before clipping
+  ValueId step;                         // after autodiff: i64 scalar state, 0 in the first step
+  int64_t batch = 0;                    // samples of the global batch
+  int64_t shards = 1;                   // after sharding: replicas × microbatches
+
+  const Value& value(ValueId id) const { return values[id.index()]; }
+  Value& value(ValueId id) { return values[id.index()]; }
+  const Node& node(NodeId id) const { return nodes[id.index()]; }
+  Node& node(NodeId id) { return nodes[id.index()]; }
+
+  ValueId add_value(Value value);  // makes the name unique by a suffix
+  // Appends a node and its output values (named `name`, or `name:1`… for further ones). Inputs must exist.
+  NodeId add_node(Node node, std::span<const TensorType> output_types);
+  ValueId add_constant(std::string name, TensorType type, Bytes data);
+  ValueId find_value(std::string_view name) const;  // linear; invalid when absent
+
+  int tag_index(std::string_view name) const;        // -1 when absent
+  int add_tag(std::string_view name);                // index, new or existing
+  int32_t tag(const Node& node, int index) const;    // kNoTag when absent
+  void set_tag(Node& node, int index, int32_t value);
+};
+
+// For each value the nodes that read it, in node order; a node that reads it twice stands twice.
+std::vector<std::vector<NodeId>> readers(const Graph& graph);
+
+// Removes nodes that nothing needs (needed: loss, outputs if `keep_outputs`, updates) and unused values; renumbers.
+Graph without_dead_nodes(Graph graph, bool keep_outputs);
+// Puts nodes into a topological order that keeps the present order wherever it can. Fails on a cycle, naming a node of it.
+Result<Graph> in_topological_order(Graph graph);
+// SSA, ids in range, order, unique names, sizes of constant data. What every step that makes a Graph ensures.
+Status check_graph(const Graph& graph);
+
+// The canonical text form; parse_graph(print_graph(g)) prints the same. Data of constants larger than 64 bytes is
+// printed as its digest, and parses to a constant without data.
+std::string print_graph(const Graph& graph);
+Result<Graph> parse_graph(std::string_view text);
+
+}  // namespace piper

@@ -1,0 +1,135 @@
+// The strategy file: YAML -> Strategy, with the place of every value kept for later errors. The only user of yaml-cpp.
+// formats/strategy.md is the user's page. Expressions are evaluated here, except those over tags and captures, which the
+// directives evaluate per match (Expr).
+//
+// Refused, each with file:line:column and what would be right: anchors, aliases, tags, merge keys, duplicate keys, second
+// documents, YAML 1.1 booleans and octals (no, yes, on, off, 010), unknown keys (with the nearest), wrong types, files > 1 MiB.
+#pragma once
+
+#include <functional>
+
+#include "piper/autodiff.h"
+#include "piper/base.h"
+#include "piper/import.h"
+
+namespace piper {
+
+// ---- Integer expressions ---------------------------------------------------------------------------
+// + - * / % (floor division and its remainder) unary -, comparisons, && || !, c ? a : b, min(…), max(…), parentheses,
+// integer literals, names. Overflow, division by zero and unknown names are errors at the span.
+using Variables = std::vector<std::pair<std::string, int64_t>>;
+class Expr {
+ public:
+  static Result<Expr> parse(std::string_view text, SourceSpan at);
+  static Expr constant(int64_t value);
+  Result<int64_t> evaluate(const Variables& variables) const;
+  std::vector<std::string> names() const;  // variables it reads
+  const std::string& text() const { return text_; }
+  const SourceSpan& at() const { return at_; }
+
+ private:
+  std::string text_;
+  SourceSpan at_;
+};
+
+// ---- where: a conjunction over tags and pass --------------------------------------------------------
+struct Condition {
+  std::string tag;  // a tag name, "mb", or "pass"
+  enum class Kind { kEquals, kAny, kAbsent, kRange, kSet, kCompare, kBind } kind = Kind::kEquals;
+  Expr low, high;                // kEquals: low; kRange: low..high, high excluded; kCompare: low
+  std::string compare;           // "<" "<=" ">" ">=" "!="
+  std::vector<Expr> set;         // kSet
+  std::vector<std::string> passes;  // tag == "pass": "F", "B", "BI", "BW", "U"
+  std::string bind;              // kBind: `stage: s` binds s
+  SourceSpan at;
+};
+using Where = std::vector<Condition>;
+
+// ---- annotate ---------------------------------------------------------------------------------------
+struct AnnotateRule {
+  Glob match;
+  std::vector<std::pair<std::string, Expr>> tags;  // expressions over captures, params and <capture>s = number of values seen ("layers")
+  SourceSpan at;
+};
+struct BalanceRule {             // annotate: - balance: {tag: stage, into: $stages}
+  std::string tag;
+  int64_t into = 1;
+  SourceSpan at;
+};
+struct Annotate {
+  std::vector<std::variant<AnnotateRule, BalanceRule>> rules;  // later rules override earlier ones
+  bool strict = false;
+  SourceSpan at;
+};
+
+// ---- directives (phases are fixed; their order in the file has no meaning) ----------------------------
+struct Split {                   // - split: {dim: batch, into: $microbatches, as: mb}
+  int64_t into = 1;
+  std::string as = "mb";
+  SourceSpan at;
+};
+struct Place {                   // - place: {where: {stage: s}, on: {pp: s}}
+  Where where;
+  std::vector<std::pair<std::string, Expr>> on;      // axis -> coordinate, over bound variables and tags
+  std::vector<SourceSpan> on_at;
+  SourceSpan at;
+};
+struct Replicate {               // - replicate: {over: dp, bucket: 25MiB, stream: grads}
+  std::string over;
+  int64_t bucket_bytes = 0;      // 0: one message a parameter
+  std::string stream = "reduce";
+  SourceSpan at, over_at;
+};
+// One item of an order program after expansion for one coordinate: takes the next task that matches.
+struct OrderItem {
+  std::string pass;              // "F" "B" "BI" "BW" "U"
+  std::vector<std::pair<std::string, int64_t>> tags;  // F[chunk=0, mb=3]
+  bool optional = false;         // F?
+  bool paired = false;           // & with the next item
+  SourceSpan at;
+};
+struct Order {
+  std::string each;              // mesh axis; the program runs per coordinate of it
+  std::string program;           // text; parsed when read, expanded by expand_order
+  SourceSpan at, program_at;     // program_at: where its first line starts
+};
+// The items of `order` at coordinate r of its axis; variables: r, P (axis size), M (microbatches), params.
+Result<std::vector<OrderItem>> expand_order(const Order& order, const Variables& variables);
+// Passes and tags that the program can name, without expanding it: {"F","BI","BW"} splits the backward.
+Result<std::vector<std::string>> passes_named(const Order& order);
+
+struct MeshAxis {
+  std::string name;
+  int64_t size = 1;
+  SourceSpan at;
+};
+
+struct Strategy {
+  std::string path;
+  Variables params;              // with -D applied
+  std::vector<std::pair<std::string, std::string>> text_params;  // string-valued params (for globs, names)
+  std::vector<MeshAxis> mesh;    // row-major ranks; empty: one device
+  int64_t global_batch = 0;      // 0: not given. train: {global_batch, microbatch_size | microbatches} with the
+  int64_t microbatch_size = 0;   // divisibility errors naming the nearest legal numbers (checked in compile)
+  SourceSpan global_batch_at, microbatch_size_at;
+  std::vector<InputBinding> inputs;
+  std::vector<std::pair<std::string, int64_t>> dims;
+  std::variant<std::monostate, std::string, CrossEntropyLoss> loss;  // none, an output's name, or cross-entropy
+  SourceSpan loss_at;
+  TrainSpec train;
+  uint64_t seed = 0;
+  Annotate annotate;
+  std::vector<Split> splits;
+  std::vector<Place> places;
+  std::vector<Replicate> replicates;
+  std::vector<Order> orders;
+  std::string text;              // all files read, concatenated: for the digest
+};
+
+struct Definition {              // -D name=value
+  std::string name, value;
+};
+// Reads the file and its includes. `defines` override `params`; a name that no params section has is an error with the nearest.
+Result<Strategy> parse_strategy(const std::string& path, const std::vector<Definition>& defines);
+
+}  // namespace piper

@@ -1,0 +1,25 @@
+# Everything foreign, in one place. All of it comes from Debian's packages (tools/install-packages lists them).
+find_package(Protobuf REQUIRED)
+find_package(ONNX REQUIRED)
+find_package(yaml-cpp REQUIRED)
+find_package(CLI11 REQUIRED)
+find_package(fmt REQUIRED)
+find_package(nlohmann_json REQUIRED)
+find_package(MPI REQUIRED COMPONENTS C)
+find_package(OpenMP REQUIRED)
+find_package(Threads REQUIRED)
+find_package(GTest REQUIRED)
+find_package(benchmark REQUIRED)
+
+# Debian's dnnl config asks for OpenCL headers that nothing here uses.
+find_library(DNNL_LIBRARY dnnl REQUIRED)
+add_library(DNNL::dnnl SHARED IMPORTED)
+set_target_properties(DNNL::dnnl PROPERTIES IMPORTED_LOCATION ${DNNL_LIBRARY})
+find_library(XXHASH xxhash REQUIRED)
+
+if(EXISTS ${CMAKE_SOURCE_DIR}/formats/plan.proto)
+  protobuf_generate_cpp(PLAN_SOURCES PLAN_HEADERS formats/plan.proto)
+  add_library(piper_proto STATIC ${PLAN_SOURCES})
+  target_include_directories(piper_proto PUBLIC ${CMAKE_BINARY_DIR} ${CMAKE_CURRENT_BINARY_DIR})
+  target_link_libraries(piper_proto PUBLIC protobuf::libprotobuf)
+endif()
