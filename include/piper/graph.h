@@ -6,6 +6,8 @@
 // Order: nodes stand in a topological order; ids are positions. Values are made by a node, or are inputs, state or constants.
 #pragma once
 
+#include <unordered_map>
+
 #include "piper/base.h"
 
 namespace piper {
@@ -52,6 +54,7 @@ struct Value {
   Bytes data;            // kConstant: the elements; kState: initial elements, or empty: filled with `fill`
   double fill = 0;       // kState without data
   Layout layout;         // of the local shape in `type`; kReplicated until sharding has run
+  std::string data_digest;  // stands for `data` in a graph read from text that left the elements out
 };
 
 struct Node {
@@ -105,12 +108,24 @@ struct Graph {
   // Appends a node and its output values (named `name`, or `name:1`… for further ones). Inputs must exist.
   NodeId add_node(Node node, std::span<const TensorType> output_types);
   ValueId add_constant(std::string name, TensorType type, Bytes data);
-  ValueId find_value(std::string_view name) const;  // linear; invalid when absent
+  ValueId find_value(std::string_view name) const;  // invalid when absent
 
   int tag_index(std::string_view name) const;        // -1 when absent
   int add_tag(std::string_view name);                // index, new or existing
   int32_t tag(const Node& node, int index) const;    // kNoTag when absent
   void set_tag(Node& node, int index, int32_t value);
+
+ private:
+  // Names given so far, each with the value that took it and the next suffix to try. Only a hint that keeps add_value
+  // fast: `values` may be edited freely, and add_value looks at what it has not seen yet.
+  struct TakenName {
+    int32_t value = -1;
+    int32_t next_suffix = 1;
+  };
+  void index_names();
+  friend Graph without_dead_nodes(Graph graph, bool keep_outputs);
+  std::unordered_map<std::string, TakenName> names_;
+  size_t indexed_ = 0;  // values[0, indexed_) are in names_
 };
 
 // For each value the nodes that read it, in node order; a node that reads it twice stands twice.
@@ -124,7 +139,9 @@ Result<Graph> in_topological_order(Graph graph);
 Status check_graph(const Graph& graph);
 
 // The canonical text form; parse_graph(print_graph(g)) prints the same. Data of constants larger than 64 bytes is
-// printed as its digest, and parses to a constant without data.
+// printed as its digest, and parses to a constant without data. formats of a line:
+//   input %x:f32[8,16] batch_dim=0 layout=S0        constant %c:f32[] = [0.5]       state %m:f32[4,4] = fill 0
+//   %y:f32[8,4] = MatMul(%x, %w) {trans_b=1} pass=F scope=h/0/mlp tags={stage=1} layout=S0
 std::string print_graph(const Graph& graph);
 Result<Graph> parse_graph(std::string_view text);
 

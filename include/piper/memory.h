@@ -1,0 +1,20 @@
+// Lifetimes to offsets: one flat arena, no two blocks alive at once overlap.
+#pragma once
+
+#include "piper/base.h"
+
+namespace piper {
+
+struct Block {
+  int64_t bytes = 0;
+  int64_t first = 0, last = 0;  // alive in this closed interval of positions
+  int64_t offset = -1;          // given, or found
+};
+inline constexpr int64_t kAlignment = 64;
+int64_t align_up(int64_t bytes);
+
+// Finds offsets (multiples of kAlignment) for blocks without one, largest first, each at the lowest offset that fits.
+// Returns the arena's size: the greatest end. Never below the peak of live bytes.
+int64_t place_blocks(std::vector<Block>& blocks);
+
+}  // namespace piper
