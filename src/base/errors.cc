@@ -1,0 +1,108 @@
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+
+#include "piper/base.h"
+
+namespace piper {
+namespace {
+
+constexpr int64_t kLargestQuotedFile = 16 << 20;
+constexpr size_t kLongestQuotedLine = 200;
+
+std::optional<std::string> source_line(const SourceSpan& at) {
+  if (at.line < 1) return std::nullopt;
+  const Result<std::string> text = read_text_file(at.file, kLargestQuotedFile);
+  if (!text) return std::nullopt;
+  size_t begin = 0;
+  for (int line = 1; line < at.line; ++line) {
+    begin = text->find('\n', begin);
+    if (begin == std::string::npos) return std::nullopt;
+    ++begin;
+  }
+  std::string line = text->substr(begin, text->find('\n', begin) - begin);
+  if (!line.empty() && line.back() == '\r') line.pop_back();
+  return line;
+}
+
+bool is_utf8_tail(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; }
+
+// Blank, and as wide on the terminal as `text`.
+std::string blank_like(std::string_view text) {
+  std::string blank;
+  for (const char c : text)
+    if (!is_utf8_tail(c)) blank += c == '\t' ? '\t' : ' ';
+  return blank;
+}
+
+std::string excerpt(const SourceSpan& at) {
+  const std::optional<std::string> line = source_line(at);
+  if (!line || at.column < 1) return {};
+  const size_t column = static_cast<size_t>(at.column) - 1;
+  if (column > line->size() || column >= kLongestQuotedLine) return {};
+  const std::string_view shown = std::string_view(*line).substr(0, kLongestQuotedLine);
+  std::string
+      quoted;  // a tab is harmless here and the caret line repeats it; other controls are not
+  for (const std::string& part : split_text(shown, '\t'))
+    quoted += (quoted.empty() ? "" : "\t") + quote_control(part);
+  // An escape is wider than what it stands for: then there is no place to put the caret.
+  const bool caret_fits = quoted == shown;
+  const std::string number = std::to_string(at.line);
+  const std::string margin(number.size(), ' ');
+  std::string text = fmt::format("{} |\n{} | {}\n", margin, number, quoted);
+  if (!caret_fits) return text;
+  const size_t room = std::max<size_t>(shown.size() - std::min(column, shown.size()), 1);
+  const size_t length = std::min<size_t>(static_cast<size_t>(std::max(at.length, 1)), room);
+  return text +
+         fmt::format("{} | {}{:^>{}}\n", margin, blank_like(shown.substr(0, column)), "", length);
+}
+
+// Text may quote names from foreign files: no control character of theirs reaches the terminal.
+std::string printable(std::string_view text, std::string_view indent) {
+  std::vector<std::string> lines = split_text(text, '\n');
+  for (std::string& line : lines) line = quote_control(line);
+  return join(lines, fmt::format("\n{}", indent));
+}
+
+std::string location(const SourceSpan& at) {
+  if (at.file.empty()) return {};
+  const std::string file = quote_control(at.file);
+  if (at.line < 1) return file + ": ";
+  if (at.column < 1) return fmt::format("{}:{}: ", file, at.line);
+  return fmt::format("{}:{}:{}: ", file, at.line, at.column);
+}
+
+}  // namespace
+
+Error&& Error::with_note(std::string note) && {
+  notes.push_back(std::move(note));
+  return std::move(*this);
+}
+
+Error&& Error::with_code(ExitCode c) && {
+  code = c;
+  return std::move(*this);
+}
+
+std::string print_error(const Error& error) {
+  std::string text =
+      fmt::format("{}error: {}\n", location(error.at), printable(error.message, "  "));
+  text += excerpt(error.at);
+  constexpr std::string_view kHelp = "help: ";
+  for (const std::string& note : error.notes) {
+    const std::string lines = printable(note, "          ");
+    text += note.starts_with(kHelp) ? fmt::format("  = {}\n", lines)
+                                    : fmt::format("  = note: {}\n", lines);
+  }
+  return text;
+}
+
+void check_failed(const char* file, int line, const char* condition, const std::string& text) {
+  std::fflush(stdout);
+  fmt::print(stderr, "{}:{}: internal error: {} does not hold{}{}\n", file, line, condition,
+             text.empty() ? "" : ": ", text);
+  std::fflush(stderr);
+  std::abort();
+}
+
+}  // namespace piper
