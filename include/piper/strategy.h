@@ -23,13 +23,17 @@ class Expr {
   static Result<Expr> parse(std::string_view text, SourceSpan at);
   static Expr constant(int64_t value);
   Result<int64_t> evaluate(const Variables& variables) const;
-  std::vector<std::string> names() const;  // variables it reads
+  std::vector<std::string> names() const;  // variables it reads, without those it is bound to
+  // The same expression with values for some of its names; evaluate's own variables come first. Every Expr of a Strategy is
+  // bound to params and mesh sizes, so that evaluate wants only tags, captures and bound variables.
+  Expr with(Variables bound) const;
   const std::string& text() const { return text_; }
   const SourceSpan& at() const { return at_; }
 
  private:
   std::string text_;
   SourceSpan at_;
+  Variables bound_;
 };
 
 // ---- where: a conjunction over tags and pass --------------------------------------------------------
@@ -92,8 +96,9 @@ struct Order {
   std::string each;              // mesh axis; the program runs per coordinate of it
   std::string program;           // text; parsed when read, expanded by expand_order
   SourceSpan at, program_at;     // program_at: where its first line starts
+  Variables bound;               // params and mesh sizes; expand_order's own variables come first
 };
-// The items of `order` at coordinate r of its axis; variables: r, P (axis size), M (microbatches), params.
+// The items of `order` at coordinate r of its axis; variables: r, P (axis size), M (microbatches); at most a million items.
 Result<std::vector<OrderItem>> expand_order(const Order& order, const Variables& variables);
 // Passes and tags that the program can name, without expanding it: {"F","BI","BW"} splits the backward.
 Result<std::vector<std::string>> passes_named(const Order& order);
@@ -131,5 +136,9 @@ struct Definition {              // -D name=value
 };
 // Reads the file and its includes. `defines` override `params`; a name that no params section has is an error with the nearest.
 Result<Strategy> parse_strategy(const std::string& path, const std::vector<Definition>& defines);
+
+// JSON Schema (draft-07) of a strategy file, made from the same table of keys that the parser reads:
+// formats/strategy.schema.json is this text.
+std::string strategy_schema();
 
 }  // namespace piper
