@@ -38,13 +38,20 @@ struct Item {
   int32_t micro = -1;    // -1: one for the whole step
   int32_t cell = 0;
   ItemId alias;          // shares the memory of this item: in-place collectives, updated state
-  std::string suffix;    // tells accumulators and copies of one value apart
+  int32_t sum = -1;      // holds the finished sum Dag::sums[sum]
+};
+
+// A compute task that adds parts of one sum: `into` holds afterwards what the `from` items held.
+struct Combine {
+  int32_t sum = 0;
+  ItemId into;
+  std::vector<ItemId> from;
 };
 
 enum class TaskKind : uint8_t { kCompute, kInput, kSend, kRecv, kAllReduce };
 inline constexpr const char* kTaskKindNames[] = {"compute", "input", "send", "recv", "all_reduce"};
 
-// What a compute task does besides its chunk's nodes: adds a contribution to an accumulator.
+// What a compute task does besides its chunk's nodes: adds a contribution to an accumulator. The first to run sets it.
 struct Accumulate {
   ValueId contribution;  // made by the chunk
   ItemId into;
@@ -60,8 +67,9 @@ struct Task {
   int32_t peer = -1;             // kSend, kRecv: the other cell
   int32_t stream = 0;            // index of Dag::streams
   std::vector<int32_t> group;    // kAllReduce: mesh axes
-  std::vector<ItemId> reads, writes;
+  std::vector<ItemId> reads, writes;  // kCompute: parallel to the chunk's reads and writes
   std::vector<Accumulate> accumulates;
+  std::vector<Combine> combines;
   std::string label;
 };
 
@@ -95,7 +103,7 @@ struct Dag {
   std::vector<Item> items;
   std::vector<Task> tasks;
   std::vector<Sum> sums;
-  std::vector<std::pair<std::string, ValueId>> reports;  // value to report in every cell
+  std::vector<std::vector<std::pair<std::string, ItemId>>> reports;  // by cell: scalars to read after the step
 
   int64_t micros() const { return microbatches * (sequential_replicas ? replicas : 1); }
 };

@@ -1,0 +1,268 @@
+#include <algorithm>
+#include <map>
+
+#include "piper/dag.h"
+
+namespace piper {
+namespace {
+
+bool is_step_sum(const Node& node) { return node.op == "StepSum"; }
+
+// Marks the nodes that make `value`, back to inputs, state and StepSums.
+void mark(const Graph& graph, ValueId value, std::vector<bool>& marked) {
+  std::vector<ValueId> open{value};
+  while (!open.empty()) {
+    const Value& v = graph.value(open.back());
+    open.pop_back();
+    if (v.kind != ValueKind::kNode || marked[v.producer.index()]) continue;
+    const Node& node = graph.node(v.producer);
+    if (is_step_sum(node)) continue;
+    marked[v.producer.index()] = true;
+    for (ValueId input : node.inputs)
+      if (input.valid()) open.push_back(input);
+  }
+}
+
+// StepSums that some microbatch needs: they are finished before the first one.
+std::vector<bool> early_sums(const Graph& graph) {
+  std::vector<bool> early(graph.nodes.size());
+  for (const Node& node : graph.nodes) {
+    if (node.pass == Pass::kU) continue;
+    for (ValueId input : node.inputs) {
+      if (!input.valid() || graph.value(input).kind != ValueKind::kNode) continue;
+      const NodeId producer = graph.value(input).producer;
+      if (is_step_sum(graph.node(producer)) && !is_step_sum(node)) early[producer.index()] = true;
+    }
+  }
+  return early;
+}
+
+char pass_of(const Node& node, bool split_backward) {
+  switch (node.pass) {
+    case Pass::kF: return 'F';
+    case Pass::kBI: return split_backward ? 'I' : 'B';
+    case Pass::kBW: return split_backward ? 'W' : 'B';
+    case Pass::kU: return 'U';
+  }
+  return 'U';
+}
+
+std::string chunk_name(const Dag& dag, const Chunk& chunk) {
+  std::string name = chunk.pass == 'I' ? "BI" : chunk.pass == 'W' ? "BW" : std::string(1, chunk.pass);
+  for (size_t t = 0; t < chunk.tags.size(); ++t)
+    if (chunk.tags[t] != kNoTag) name += fmt::format(" {}={}", dag.region_tags[t], chunk.tags[t]);
+  return name;
+}
+
+using Key = std::pair<char, std::vector<int32_t>>;
+
+// Chunks by key, in order of their first node.
+class Regions {
+ public:
+  explicit Regions(Dag& dag) : dag_(dag) {
+    for (const std::string& tag : dag.region_tags) tag_index_.push_back(dag.graph.tag_index(tag));
+  }
+  std::vector<int32_t> tags_of(NodeId id) const {
+    std::vector<int32_t> tags;
+    for (int index : tag_index_)
+      tags.push_back(index < 0 ? kNoTag : dag_.graph.tag(dag_.graph.node(id), index));
+    return tags;
+  }
+  void add(NodeId id, Key key) {
+    auto [it, is_new] = by_key_.try_emplace(key, dag_.chunks.size());
+    if (is_new) {
+      Chunk chunk;
+      chunk.pass = key.first;
+      chunk.tags = key.second;
+      chunk.name = chunk_name(dag_, chunk);
+      dag_.chunks.push_back(std::move(chunk));
+    }
+    dag_.chunks[it->second].nodes.push_back(id);
+  }
+
+ private:
+  Dag& dag_;
+  std::vector<int> tag_index_;
+  std::map<Key, size_t> by_key_;
+};
+
+// Early chunks hold copies of all that their sums need; the main chunks partition the rest of the passes.
+void group_nodes(Dag& dag) {
+  const Graph& graph = dag.graph;
+  const std::vector<bool> early = early_sums(graph);
+  Regions regions(dag);
+  std::vector<bool> needed(graph.nodes.size());
+  std::map<std::vector<int32_t>, std::vector<bool>> needed_early;
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    if (!is_step_sum(graph.nodes[i])) continue;
+    for (ValueId use : graph.nodes[i].inputs) {
+      if (!early[i]) {
+        mark(graph, use, needed);
+      } else if (graph.value(use).kind == ValueKind::kNode) {
+        auto& marks = needed_early[regions.tags_of(graph.value(use).producer)];
+        marks.resize(graph.nodes.size());
+        mark(graph, use, marks);
+      }
+    }
+  }
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    for (const auto& [tags, marks] : needed_early)
+      if (marks[i]) regions.add(NodeId(i), {'P', tags});
+    if (needed[i])
+      regions.add(NodeId(i), {pass_of(graph.nodes[i], dag.split_backward), regions.tags_of(NodeId(i))});
+  }
+}
+
+// For each node the chunk that makes its values for readers in other chunks; early chunks make none but sums.
+std::vector<int32_t> main_chunks(const Dag& dag) {
+  std::vector<int32_t> chunk_of(dag.graph.nodes.size(), -1);
+  for (size_t c = 0; c < dag.chunks.size(); ++c)
+    if (dag.chunks[c].pass != 'P')
+      for (NodeId node : dag.chunks[c].nodes) chunk_of[node.index()] = static_cast<int32_t>(c);
+  return chunk_of;
+}
+
+// The chunks that must run before chunk `c` (with repeats).
+std::vector<int32_t> before(const Dag& dag, size_t c, const std::vector<int32_t>& chunk_of,
+                            const std::vector<int32_t>& early_of) {
+  const Graph& graph = dag.graph;
+  std::vector<int32_t> result;
+  for (NodeId id : dag.chunks[c].nodes) {
+    for (ValueId input : graph.node(id).inputs) {
+      if (!input.valid() || graph.value(input).kind != ValueKind::kNode) continue;
+      const NodeId producer = graph.value(input).producer;
+      if (is_step_sum(graph.node(producer))) {
+        for (ValueId use : graph.node(producer).inputs)
+          if (graph.value(use).kind == ValueKind::kNode)
+            result.push_back(early_of[graph.value(use).producer.index()]);
+      } else if (dag.chunks[c].pass != 'P') {
+        const int32_t other = chunk_of[producer.index()];
+        if (other != static_cast<int32_t>(c)) result.push_back(other);
+      }
+    }
+  }
+  return result;
+}
+
+Error circle_error(const Dag& dag, const std::vector<int32_t>& waiting,
+                   const std::vector<std::vector<int32_t>>& preds) {
+  // Follow unfinished predecessors until one repeats: the shortest way to show a circle is one lap.
+  const auto is_waiting = [&](int32_t c) { return waiting[static_cast<size_t>(c)] > 0; };
+  int32_t at = 0;
+  while (!is_waiting(at)) ++at;
+  std::vector<int32_t> path;
+  while (std::find(path.begin(), path.end(), at) == path.end()) {
+    path.push_back(at);
+    for (int32_t p : preds[static_cast<size_t>(at)])
+      if (is_waiting(p)) {
+        at = p;
+        break;
+      }
+  }
+  std::string chain;
+  for (auto it = std::find(path.begin(), path.end(), at); it != path.end(); ++it)
+    chain += fmt::format("'{}' needs ", dag.chunks[static_cast<size_t>(*it)].name);
+  const Chunk& chunk = dag.chunks[static_cast<size_t>(at)];
+  const Node& node = dag.graph.node(chunk.nodes.front());
+  return fail("the tags cut the model into regions that need each other: {}'{}'", chain, chunk.name)
+      .with_note(fmt::format("'{}' begins with {} '{}' ({})", chunk.name, node.op, node.name, node.scope))
+      .with_note("help: tag the ops so that each region is entered once");
+}
+
+Status order_chunks(Dag& dag) {
+  const size_t n = dag.chunks.size();
+  const std::vector<int32_t> chunk_of = main_chunks(dag);
+  std::vector<int32_t> early_of(dag.graph.nodes.size(), -1);
+  for (size_t c = 0; c < n; ++c)
+    if (dag.chunks[c].pass == 'P')
+      for (NodeId node : dag.chunks[c].nodes) early_of[node.index()] = static_cast<int32_t>(c);
+  std::vector<std::vector<int32_t>> preds(n), succs(n);
+  std::vector<int32_t> waiting(n);
+  for (size_t c = 0; c < n; ++c) {
+    preds[c] = before(dag, c, chunk_of, early_of);
+    std::sort(preds[c].begin(), preds[c].end());
+    preds[c].erase(std::unique(preds[c].begin(), preds[c].end()), preds[c].end());
+    std::erase(preds[c], -1);
+    waiting[c] = static_cast<int32_t>(preds[c].size());
+    for (int32_t p : preds[c]) succs[static_cast<size_t>(p)].push_back(static_cast<int32_t>(c));
+  }
+  std::vector<int32_t> ready, order;
+  for (size_t c = 0; c < n; ++c)
+    if (waiting[c] == 0) ready.push_back(static_cast<int32_t>(c));
+  while (!ready.empty()) {
+    const auto next = std::min_element(ready.begin(), ready.end());
+    const int32_t c = *next;
+    ready.erase(next);
+    order.push_back(c);
+    for (int32_t s : succs[static_cast<size_t>(c)])
+      if (--waiting[static_cast<size_t>(s)] == 0) ready.push_back(s);
+  }
+  if (order.size() != n) return circle_error(dag, waiting, preds);
+  std::vector<Chunk> sorted;
+  for (int32_t c : order) sorted.push_back(std::move(dag.chunks[static_cast<size_t>(c)]));
+  dag.chunks = std::move(sorted);
+  return ok_status();
+}
+
+void find_reads_and_writes(Dag& dag) {
+  const Graph& graph = dag.graph;
+  const auto all_readers = readers(graph);
+  const std::vector<int32_t> chunk_of = main_chunks(dag);
+  std::vector<int32_t> inside(graph.nodes.size(), -1);
+  for (size_t c = 0; c < dag.chunks.size(); ++c) {
+    Chunk& chunk = dag.chunks[c];
+    for (NodeId id : chunk.nodes) inside[id.index()] = static_cast<int32_t>(c);
+    const auto is_inside = [&](NodeId id) { return inside[id.index()] == static_cast<int32_t>(c); };
+    for (NodeId id : chunk.nodes) {
+      for (ValueId input : graph.node(id).inputs) {
+        if (!input.valid()) continue;
+        const Value& value = graph.value(input);
+        if (value.kind != ValueKind::kNode || !is_inside(value.producer)) chunk.reads.push_back(input);
+      }
+      if (chunk.pass == 'P') continue;
+      for (ValueId output : graph.node(id).outputs)
+        for (NodeId reader : all_readers[output.index()])
+          if (!is_inside(reader) && chunk_of[reader.index()] >= 0) {
+            chunk.writes.push_back(output);
+            break;
+          }
+    }
+    for (auto* list : {&chunk.reads, &chunk.writes}) {
+      std::sort(list->begin(), list->end());
+      list->erase(std::unique(list->begin(), list->end()), list->end());
+    }
+  }
+}
+
+}  // namespace
+
+Result<Dag> make_dag(Graph graph, const DagSpec& spec) {
+  Dag dag;
+  dag.graph = std::move(graph);
+  dag.mesh = spec.mesh;
+  dag.region_tags = spec.region_tags;
+  dag.microbatches = spec.microbatches;
+  dag.replicas = spec.replicas;
+  dag.sequential_replicas = spec.sequential_replicas;
+  dag.split_backward = spec.split_backward;
+
+  group_nodes(dag);
+  PIPER_TRY(order_chunks(dag));
+  find_reads_and_writes(dag);
+  for (const Node& node : dag.graph.nodes)
+    if (is_step_sum(node))
+      dag.sums.push_back({node.outputs[0], node.inputs, dag.graph.value(node.outputs[0]).name});
+  dag.cells.push_back(std::vector<int32_t>(dag.mesh.size(), -1));
+  return dag;
+}
+
+std::vector<std::vector<TaskId>> writers(const Dag& dag) {
+  std::vector<std::vector<TaskId>> result(dag.items.size());
+  for (size_t t = 0; t < dag.tasks.size(); ++t) {
+    for (ItemId item : dag.tasks[t].writes) result[item.index()].push_back(TaskId(t));
+    for (const Accumulate& a : dag.tasks[t].accumulates) result[a.into.index()].push_back(TaskId(t));
+  }
+  return result;
+}
+
+}  // namespace piper

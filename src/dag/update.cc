@@ -1,0 +1,183 @@
+#include "update.h"
+
+#include <algorithm>
+
+#include "piper/ops.h"
+
+namespace piper {
+namespace {
+
+Builder update_builder(Graph& graph, const std::string& prefix) {
+  Builder build(graph);
+  build.pass = Pass::kU;
+  build.name_prefix = prefix;
+  return build;
+}
+
+void replace_in_update(Graph& graph, ValueId from, ValueId to) {
+  for (Node& node : graph.nodes)
+    if (node.pass == Pass::kU)
+      for (ValueId& input : node.inputs)
+        if (input == from) input = to;
+}
+
+// Nodes from `first` on, as a chunk.
+Chunk chunk_of_new_nodes(Dag& dag, size_t first, int32_t cell, std::string name) {
+  Chunk chunk;
+  chunk.pass = 'U';
+  chunk.tags.assign(dag.region_tags.size(), kNoTag);
+  chunk.cell = cell;
+  chunk.name = std::move(name);
+  for (size_t i = first; i < dag.graph.nodes.size(); ++i) chunk.nodes.push_back(NodeId(i));
+  return chunk;
+}
+
+// What the nodes read from outside, ascending.
+std::vector<ValueId> outside_reads(const Graph& graph, const std::vector<NodeId>& nodes) {
+  std::vector<bool> inside(graph.nodes.size());
+  for (NodeId id : nodes) inside[id.index()] = true;
+  std::vector<ValueId> reads;
+  for (NodeId id : nodes)
+    for (ValueId input : graph.node(id).inputs) {
+      if (!input.valid()) continue;
+      const NodeId producer = graph.value(input).producer;
+      if (!producer.valid() || !inside[producer.index()]) reads.push_back(input);
+    }
+  std::sort(reads.begin(), reads.end());
+  reads.erase(std::unique(reads.begin(), reads.end()), reads.end());
+  return reads;
+}
+
+const Node* norm_node(const Graph& graph) {
+  return graph.grad_norm.valid() ? &graph.node(graph.value(graph.grad_norm).producer) : nullptr;
+}
+
+}  // namespace
+
+ScalarVector scalar_vector(Dag& dag) {
+  Graph& graph = dag.graph;
+  ScalarVector scalars;
+  if (const Node* norm = norm_node(graph))
+    for (ValueId square : norm->inputs) scalars.sources.push_back(graph.node(graph.value(square).producer).inputs[0]);
+  const auto squares = static_cast<int64_t>(scalars.sources.size());
+  scalars.sources.push_back(graph.loss);
+  Value shared;
+  shared.name = "step_scalars";
+  shared.type = {DType::kF64, {squares + 1}};
+  scalars.shared = graph.add_value(std::move(shared));
+
+  Builder build = update_builder(graph, "step_scalars/");
+  const auto slice = [&](int64_t start, int64_t end) {
+    Attrs attrs;
+    attrs.set("starts", std::vector<int64_t>{start});
+    attrs.set("ends", std::vector<int64_t>{end});
+    attrs.set("steps", std::vector<int64_t>{1});
+    return build.op1("Slice", {scalars.shared}, attrs);
+  };
+  if (graph.grad_norm.valid()) {
+    const ValueId norm = build.op1("GlobalNorm", {slice(0, squares)});
+    replace_in_update(graph, graph.grad_norm, norm);
+    graph.grad_norm = norm;
+  }
+  graph.loss = build.reshape(slice(squares, squares + 1), {});
+  return scalars;
+}
+
+Chunk scalar_chunk(Dag& dag, const ScalarVector& scalars, const std::vector<bool>& here, int32_t cell) {
+  Graph& graph = dag.graph;
+  Builder build = update_builder(graph, fmt::format("step_scalars/{}/", cell));
+  const size_t first = graph.nodes.size();
+  std::vector<ValueId> parts;
+  ValueId zero;
+  for (size_t i = 0; i < scalars.sources.size(); ++i) {
+    if (!here[i]) {
+      if (!zero.valid()) zero = build.reshape(build.scalar(0, DType::kF64), {1});
+      parts.push_back(zero);
+      continue;
+    }
+    const bool is_loss = i + 1 == scalars.sources.size();
+    Attrs to;
+    to.set("to", std::string("f64"));
+    ValueId scalar = scalars.sources[i];
+    if (!is_loss) scalar = build.op1("SumSquares", {scalar});
+    else if (build.type(scalar).dtype != DType::kF64) scalar = build.op1("Cast", {scalar}, to);
+    parts.push_back(build.reshape(scalar, {1}));
+  }
+  Attrs axis;
+  axis.set("axis", int64_t{0});
+  const ValueId vector = build.op1("Concat", parts, axis);
+  Chunk chunk = chunk_of_new_nodes(dag, first, cell, "U step scalars");
+  chunk.reads = outside_reads(graph, chunk.nodes);
+  chunk.writes = {vector};
+  return chunk;
+}
+
+Reports report_values(const Dag& dag) {
+  const Graph& graph = dag.graph;
+  Reports reports{{"loss", graph.loss}};
+  if (graph.grad_norm.valid()) reports.emplace_back("grad_norm", graph.grad_norm);
+  for (const Node& node : graph.nodes)
+    if (node.op == "LearningRate") {
+      reports.emplace_back("learning_rate", node.outputs[0]);
+      break;
+    }
+  return reports;
+}
+
+Chunk update_chunk(const Dag& dag, int32_t cell, const std::vector<std::set<int32_t>>& held, const Reports& reports) {
+  const Graph& graph = dag.graph;
+  std::vector<bool> is_param(graph.values.size()), needed(graph.nodes.size());
+  for (const Param& param : graph.params) is_param[param.value.index()] = true;
+  const auto mark = [&](ValueId value, const auto& self) -> void {
+    const NodeId producer = graph.value(value).producer;
+    if (!producer.valid() || needed[producer.index()]) return;
+    const Node& node = graph.node(producer);
+    if (node.pass != Pass::kU || node.op == "StepSum") return;
+    needed[producer.index()] = true;
+    for (ValueId input : node.inputs)
+      if (input.valid()) self(input, self);
+  };
+  Chunk chunk;
+  chunk.pass = 'U';
+  chunk.tags.assign(dag.region_tags.size(), kNoTag);
+  chunk.cell = cell;
+  chunk.name = "U";
+  for (const StateUpdate& update : graph.updates) {
+    const NodeId producer = graph.value(update.next).producer;
+    bool here = true;
+    for (ValueId input : graph.node(producer).inputs)
+      if (input.valid() && is_param[input.index()]) here = here && held[input.index()].count(cell) > 0;
+    if (!here) continue;
+    mark(update.next, mark);
+    chunk.writes.push_back(update.next);
+  }
+  for (const auto& [name, value] : reports) {
+    mark(value, mark);
+    const NodeId producer = graph.value(value).producer;
+    if (producer.valid() && needed[producer.index()]) chunk.writes.push_back(value);
+  }
+  std::sort(chunk.writes.begin(), chunk.writes.end());
+  chunk.writes.erase(std::unique(chunk.writes.begin(), chunk.writes.end()), chunk.writes.end());
+
+  // Graph order with two exceptions: nodes added later may come before their readers, and a node that replaces state
+  // runs after all that read the old value.
+  std::vector<ValueId> state_of(graph.values.size());
+  for (const StateUpdate& update : graph.updates) state_of[update.next.index()] = update.state;
+  std::vector<int> color(graph.nodes.size());
+  const auto all_readers = readers(graph);
+  const auto visit = [&](NodeId id, const auto& self) -> void {
+    if (!needed[id.index()] || color[id.index()]) return;
+    color[id.index()] = 1;
+    for (ValueId input : graph.node(id).inputs)
+      if (input.valid() && graph.value(input).producer.valid()) self(graph.value(input).producer, self);
+    for (ValueId output : graph.node(id).outputs)
+      if (state_of[output.index()].valid())
+        for (NodeId reader : all_readers[state_of[output.index()].index()]) self(reader, self);
+    chunk.nodes.push_back(id);
+  };
+  for (size_t i = 0; i < graph.nodes.size(); ++i) visit(NodeId(i), visit);
+  chunk.reads = outside_reads(graph, chunk.nodes);
+  return chunk;
+}
+
+}  // namespace piper
