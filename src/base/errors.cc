@@ -41,20 +41,21 @@ std::string excerpt(const SourceSpan& at) {
   const size_t column = static_cast<size_t>(at.column) - 1;
   if (column > line->size() || column >= kLongestQuotedLine) return {};
   const std::string_view shown = std::string_view(*line).substr(0, kLongestQuotedLine);
-  std::string
-      quoted;  // a tab is harmless here and the caret line repeats it; other controls are not
-  for (const std::string& part : split_text(shown, '\t'))
-    quoted += (quoted.empty() ? "" : "\t") + quote_control(part);
+  // A tab is harmless here, and the caret line repeats it; other controls are not.
+  std::vector<std::string> parts = split_text(shown, '\t');
+  for (std::string& part : parts) part = quote_control(part);
+  const std::string quoted = join(parts, "\t");
   // An escape is wider than what it stands for: then there is no place to put the caret.
   const bool caret_fits = quoted == shown;
   const std::string number = std::to_string(at.line);
   const std::string margin(number.size(), ' ');
   std::string text = fmt::format("{} |\n{} | {}\n", margin, number, quoted);
   if (!caret_fits) return text;
-  const size_t room = std::max<size_t>(shown.size() - std::min(column, shown.size()), 1);
-  const size_t length = std::min<size_t>(static_cast<size_t>(std::max(at.length, 1)), room);
-  return text +
-         fmt::format("{} | {}{:^>{}}\n", margin, blank_like(shown.substr(0, column)), "", length);
+  const auto length = static_cast<size_t>(std::max(at.length, 1));
+  const std::string before = blank_like(shown.substr(0, column));
+  const size_t width = blank_like(shown.substr(std::min(column, shown.size()), length)).size();
+  const std::string carets(std::max<size_t>(width, 1), '^');
+  return text + fmt::format("{} | {}{}\n", margin, before, carets);
 }
 
 // Text may quote names from foreign files: no control character of theirs reaches the terminal.

@@ -13,7 +13,7 @@ enum class Kind {
   kCapture,     // '{name}': a whole run of digits
   kDeepAfter,   // '/**': nothing, or '/' and anything (only '/' or the end follows in the pattern)
   kDeepBefore,  // '**/' at the start: nothing, or anything up to and with a '/'
-  kDeepAll,     // '**' alone
+  kDeepAll,     // '**' alone, or behind '**/'
 };
 
 struct Token {
@@ -39,7 +39,7 @@ Token deep_token(std::string_view pattern, size_t& at) {
     at += 3;
     return {Kind::kDeepAfter};
   }
-  const bool alone = pattern.size() == 2;
+  const bool alone = at + 2 == pattern.size();
   at += alone ? 2 : 3;
   return {alone ? Kind::kDeepAll : Kind::kDeepBefore};
 }

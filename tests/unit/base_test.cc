@@ -1,0 +1,517 @@
+#include "piper/base.h"
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <random>
+#include <thread>
+
+namespace piper {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A folder of its own for each test, gone afterwards.
+class BaseFiles : public testing::Test {
+ protected:
+  BaseFiles() {
+    const auto* test = testing::UnitTest::GetInstance()->current_test_info();
+    folder_ = fs::temp_directory_path() / fmt::format("piper-{}-{}", test->name(), getpid());
+    fs::create_directories(folder_);
+  }
+  ~BaseFiles() override { fs::remove_all(folder_); }
+  std::string path(const std::string& name) const { return (folder_ / name).string(); }
+  std::string put(const std::string& name, std::string_view text) const {
+    std::ofstream(path(name), std::ios::binary) << text;
+    return path(name);
+  }
+
+  fs::path folder_;
+};
+
+SourceSpan span_in(std::string file, int line, int column, int length = 1) {
+  return {std::move(file), line, column, length};
+}
+
+// ---- Errors -------------------------------------------------------------------------------------
+
+using PrintError = BaseFiles;
+
+TEST_F(PrintError, ShowsTheLineWithACaretAndNotes) {
+  const std::string file = put("s.yaml", "a: 1\nmesh: {pp: 2, dq: 4}\n");
+  const Error error = fail(span_in(file, 2, 15, 2), "the mesh has no axis '{}'", "dq")
+                          .with_note("it has pp and dp")
+                          .with_note("help: write dp");
+  EXPECT_EQ(print_error(error), file +
+                                    ":2:15: error: the mesh has no axis 'dq'\n"
+                                    "  |\n"
+                                    "2 | mesh: {pp: 2, dq: 4}\n"
+                                    "  |               ^^\n"
+                                    "  = note: it has pp and dp\n"
+                                    "  = help: write dp\n");
+}
+
+TEST_F(PrintError, CaretLineFollowsTabsAndWideCharacters) {
+  const std::string file = put("s.yaml", "\t\xC3\xA4\xC3\xB6: x\r\n");
+  EXPECT_EQ(print_error(fail(span_in(file, 1, 8), "no")),
+            file + ":1:8: error: no\n  |\n1 | \t\xC3\xA4\xC3\xB6: x\n  | \t    ^\n");
+  EXPECT_EQ(print_error(fail(span_in(file, 1, 2, 4), "no")),
+            file + ":1:2: error: no\n  |\n1 | \t\xC3\xA4\xC3\xB6: x\n  | \t^^\n");
+}
+
+TEST_F(PrintError, LocationIsAsExactAsKnown) {
+  EXPECT_EQ(print_error(fail("no file")), "error: no file\n");
+  EXPECT_EQ(print_error(fail(span_in("m.onnx", 0, 0), "bad")), "m.onnx: error: bad\n");
+  EXPECT_EQ(print_error(fail(span_in("gone.yaml", 3, 0), "bad")), "gone.yaml:3: error: bad\n");
+  EXPECT_EQ(print_error(fail(span_in("gone.yaml", 3, 4), "bad")), "gone.yaml:3:4: error: bad\n");
+}
+
+TEST_F(PrintError, PlacesOutsideTheFileShowNoExcerpt) {
+  const std::string file = put("s.yaml", "ab\n");
+  for (const SourceSpan& at : {span_in(file, 9, 1), span_in(file, 1, 4)})
+    EXPECT_EQ(print_error(fail(at, "bad")),
+              fmt::format("{}:{}:{}: error: bad\n", file, at.line, at.column));
+  // One past the end of the line is a place: what is missing is missing there.
+  EXPECT_EQ(print_error(fail(span_in(file, 1, 3, 9), "bad")),
+            file + ":1:3: error: bad\n  |\n1 | ab\n  |   ^\n");
+}
+
+TEST_F(PrintError, ControlCharactersNeverReachTheTerminal) {
+  const std::string file = put("s.yaml", "a\x1B[31m: 1\n");
+  EXPECT_EQ(print_error(fail(span_in(file, 1, 7), "name '\x1B[2J'").with_note("\x07")),
+            file +
+                ":1:7: error: name '\\x1B[2J'\n  |\n1 | a\\x1B[31m: 1\n"
+                "  = note: \\x07\n");
+}
+
+TEST_F(PrintError, FurtherLinesOfAMessageAreIndented) {
+  EXPECT_EQ(print_error(fail("a\nb").with_note("c\nd")),
+            "error: a\n  b\n  = note: c\n          d\n");
+}
+
+Result<int> half(int value) {
+  if (value % 2 != 0) return fail("{} is odd", value);
+  return value / 2;
+}
+
+Result<int> quarter(int value) {
+  PIPER_ASSIGN(const int once, half(value));
+  PIPER_ASSIGN(const int twice, half(once));
+  return twice;
+}
+
+Status check_even(int value) {
+  PIPER_TRY(half(value));
+  return ok_status();
+}
+
+TEST(Result, HoldsAValueOrAnError) {
+  EXPECT_EQ(*quarter(8), 2);
+  EXPECT_EQ(quarter(6).error().message, "3 is odd");
+  EXPECT_TRUE(check_even(2).ok());
+  EXPECT_EQ(check_even(3).error().code, ExitCode::kInput);
+  EXPECT_EQ(fail("x").with_code(ExitCode::kRefused).code, ExitCode::kRefused);
+}
+
+TEST(CheckDeathTest, PrintsPlaceConditionAndText) {
+  const int rank = 3;
+  EXPECT_DEATH(PIPER_CHECK(rank < 2, "rank {}", rank),
+               "base_test.cc:[0-9]+: internal error: rank < 2 does not hold: rank 3");
+  EXPECT_DEATH(PIPER_CHECK(rank < 2), "internal error: rank < 2 does not hold\n");
+}
+
+// ---- Types --------------------------------------------------------------------------------------
+
+TEST(Types, EveryDTypeStandsInItsRow) {
+  for (int i = 0; i < kNumDTypes; ++i) {
+    const auto dtype = static_cast<DType>(i);
+    EXPECT_EQ(info(dtype).dtype, dtype);
+    EXPECT_EQ(parse_dtype(info(dtype).name), dtype);
+    EXPECT_GT(info(dtype).bytes, 0);
+  }
+  EXPECT_EQ(parse_dtype("F32"), std::nullopt);
+  EXPECT_EQ(info(DType::kBF16).bytes, 2);
+  EXPECT_FALSE(info(DType::kI64).is_float);
+}
+
+TEST(Types, SizesAndText) {
+  EXPECT_EQ(num_elements({}), 1);
+  EXPECT_EQ(num_elements({2, 3, 4}), 24);
+  EXPECT_EQ(num_elements({2, 0, 4}), 0);
+  const TensorType type = {DType::kF64, {8, 128}};
+  EXPECT_EQ(type.bytes(), 8192);
+  EXPECT_EQ(to_string(type), "f64[8,128]");
+  EXPECT_EQ(to_string(Shape{}), "[]");
+}
+
+TEST(Types, HugeShapesDoNotWrapAround) {
+  const int64_t most = std::numeric_limits<int64_t>::max();
+  EXPECT_EQ(num_elements({int64_t{1} << 40, int64_t{1} << 40}), most);
+  EXPECT_EQ((TensorType{DType::kF32, {most / 2}}.bytes()), most);
+  EXPECT_EQ(num_elements({int64_t{1} << 40, int64_t{1} << 40, 0}), 0);
+}
+
+// ---- Attributes ---------------------------------------------------------------------------------
+
+TEST(Attributes, PrintSortedAndReadBack) {
+  const Attrs attrs = {{"perm", std::vector<int64_t>{0, 2, 1}},
+                       {"axis", int64_t{-1}},
+                       {"epsilon", 1e-5},
+                       {"mode", std::string("a\"b\\c\n\xFF")},
+                       {"none", std::vector<int64_t>{}}};
+  const std::string text = print_attrs(attrs);
+  EXPECT_EQ(text,
+            "{axis=-1, epsilon=1e-05, mode=\"a\\\"b\\\\c\\x0a\\xff\", none=[], perm=[0,2,1]}");
+  const Result<Attrs> read = parse_attrs(text);
+  ASSERT_TRUE(read.ok()) << read.error().message;
+  EXPECT_EQ(*read, attrs);
+  EXPECT_EQ(print_attrs({}), "");
+  EXPECT_EQ(*parse_attrs(""), Attrs());
+}
+
+TEST(Attributes, RealNumbersStayRealAndExact) {
+  std::mt19937_64 random(7);
+  std::vector<double> values = {1.0,    -0.0, 1e300,    1e16,     123456789012345678.0,
+                                5e-324, 0.1,  INFINITY, -INFINITY};
+  for (int i = 0; i < 1000; ++i) {
+    const double value = std::bit_cast<double>(random());
+    if (!std::isnan(value)) values.push_back(value);
+  }
+  for (const double value : values) {
+    const std::string text = print_attrs({{"x", value}});
+    const Result<Attrs> read = parse_attrs(text);
+    ASSERT_TRUE(read.ok()) << text;
+    ASSERT_TRUE(std::holds_alternative<double>(*read->find("x"))) << text;
+    EXPECT_EQ(std::bit_cast<uint64_t>(read->real("x")), std::bit_cast<uint64_t>(value)) << text;
+  }
+  EXPECT_EQ(print_attrs({{"x", 1.0}}), "{x=1.0}");
+  EXPECT_EQ(print_attrs({{"x", int64_t{1}}}), "{x=1}");
+  EXPECT_EQ(print_attrs(*parse_attrs("{x=nan}")), "{x=nan}");
+}
+
+TEST(Attributes, SetReplacesAndAbsentGivesTheDefault) {
+  Attrs attrs;
+  attrs.set("b", int64_t{1});
+  attrs.set("a", 2.0);
+  attrs.set("b", int64_t{3});
+  EXPECT_EQ(print_attrs(attrs), "{a=2.0, b=3}");
+  EXPECT_EQ(attrs.integer("b"), 3);
+  EXPECT_EQ(attrs.integer("c", 9), 9);
+  EXPECT_EQ(attrs.real("a"), 2.0);
+  EXPECT_EQ(attrs.text("c", "z"), "z");
+  EXPECT_TRUE(attrs.integers("c").empty());
+  EXPECT_DEATH(attrs.real("b"), "the attribute 'b' has the value 3");
+}
+
+TEST(Attributes, BrokenTextIsAnError) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"axis=1", "attributes 'axis=1': '{' expected at character 1"},
+      {"{axis}", "attributes '{axis}': '=' expected at character 6"},
+      {"{=1}", "attributes '{=1}': a name expected at character 2"},
+      {"{a=}", "attributes '{a=}': a value expected at character 4"},
+      {"{a=1x}", "attributes '{a=1x}': a value expected at character 4"},
+      {"{a=99999999999999999999}",
+       "attributes '{a=99999999999999999999}': a value expected at character 4"},
+      {"{a=1, a=2}", "attributes '{a=1, a=2}': a second 'a' at character 8"},
+      {"{a=[1,]}", "attributes '{a=[1,]}': a value expected at character 7"},
+      {"{a=[1", "attributes '{a=[1': ']' expected at character 6"},
+      {"{a=\"b}", "attributes '{a=\"b}': '\"' expected at character 7"},
+      {"{a=\"\\x4\"}", "attributes '{a=\"\\x4\"}': two hexadecimal digits expected at character 7"},
+      {"{a=\"\\n\"}", "attributes '{a=\"\\n\"}': an unknown escape at character 6"},
+      {"{a=1} ", "attributes '{a=1} ': text behind the '}' at character 6"},
+      {"{a=1", "attributes '{a=1': '}' expected at character 5"},
+  };
+  for (const auto& [text, message] : cases) {
+    const Result<Attrs> read = parse_attrs(text);
+    ASSERT_FALSE(read.ok()) << text;
+    EXPECT_EQ(read.error().message, message);
+  }
+}
+
+// ---- Bytes and files ----------------------------------------------------------------------------
+
+TEST(BytesTest, CopiesZerosAndWindows) {
+  const Bytes copy = Bytes::copy_of("abcdef", 6);
+  EXPECT_EQ(as_text(copy.span()), "abcdef");
+  Bytes window;
+  {
+    const Bytes dies_first = Bytes::copy_of("abcdef", 6);
+    window = dies_first.window(2, 3);
+  }
+  EXPECT_EQ(as_text(window.span()), "cde");
+  EXPECT_EQ(copy.window(6, 0).size, 0u);
+  EXPECT_DEATH(copy.window(4, 3), "4 \\+ 3 of 6 bytes");
+  const Bytes zeros = Bytes::zeros(1000);
+  EXPECT_EQ(as_text(zeros.span()), std::string(1000, '\0'));
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(zeros.data) % 64, 0u);
+  EXPECT_EQ(Bytes::zeros(0).size, 0u);
+}
+
+TEST_F(BaseFiles, WriteThenReadAndMap) {
+  const std::string file = path("a.bin");
+  const std::string content("a\0b\n", 4);
+  ASSERT_TRUE(write_file(file, "old and longer").ok());
+  ASSERT_TRUE(write_file(file, content).ok());
+  EXPECT_EQ(*read_text_file(file, 4), content);
+  const Result<Bytes> mapped = map_file(file);
+  ASSERT_TRUE(mapped.ok());
+  EXPECT_EQ(as_text(mapped->span()), content);
+  // Whoever mapped the old file keeps it.
+  ASSERT_TRUE(write_file(file, "new").ok());
+  EXPECT_EQ(as_text(mapped->span()), content);
+  EXPECT_EQ(map_file(put("empty", ""))->size, 0u);
+}
+
+TEST_F(BaseFiles, NothingIsLeftBesideTheTarget) {
+  ASSERT_TRUE(write_file(path("a"), "x").ok());
+  fs::create_directory(path("taken"));
+  const Status refused = write_file(path("taken"), "x");
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().message,
+            fmt::format("cannot write '{}': Is a directory", path("taken")));
+  EXPECT_EQ(refused.error().code, ExitCode::kStorage);
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder_))
+    names.push_back(entry.path().filename().string());
+  std::sort(names.begin(), names.end());
+  EXPECT_EQ(names, (std::vector<std::string>{"a", "taken"}));
+}
+
+TEST_F(BaseFiles, AFailedWriteKeepsTheOldFile) {
+  const std::string file = put("a", "old");
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto old_handler = signal(SIGXFSZ, SIG_IGN);
+  const rlimit small = {1000, before.rlim_max};  // stands for a full disk
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  const Status refused = write_file(file, std::string(5000, 'x'));
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  signal(SIGXFSZ, old_handler);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().message, fmt::format("cannot write '{}': File too large", file));
+  EXPECT_EQ(refused.error().code, ExitCode::kStorage);
+  EXPECT_EQ(*read_text_file(file, 10), "old");
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder_), fs::directory_iterator()), 1);
+  EXPECT_EQ(write_file(path("gone/a"), "x").error().message,
+            fmt::format("cannot write '{}': No such file or directory", path("gone/a")));
+}
+
+TEST_F(BaseFiles, WritersOfOnePathDoNotMixTheirBytes) {
+  const std::string file = path("shared");
+  std::vector<std::thread> writers;
+  for (char c = 'a'; c < 'e'; ++c)
+    writers.emplace_back([&, c] {
+      for (int i = 0; i < 20; ++i) EXPECT_TRUE(write_file(file, std::string(5000, c)).ok());
+    });
+  for (std::thread& writer : writers) writer.join();
+  const Result<std::string> text = read_text_file(file, 1 << 20);
+  ASSERT_TRUE(text.ok());
+  EXPECT_EQ(*text, std::string(5000, text->front()));
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder_), fs::directory_iterator()), 1);
+}
+
+TEST_F(BaseFiles, WhatCannotBeReadIsNamed) {
+  const std::string gone = path("gone"), pipe = path("pipe");
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  const std::string folder = folder_.string();
+  const std::pair<std::string, std::string> cases[] = {
+      {gone, fmt::format("cannot read '{}': No such file or directory", gone)},
+      {folder, fmt::format("cannot read '{}': Is a directory", folder)},
+      {pipe, fmt::format("cannot read '{}': not a regular file", pipe)},
+  };
+  for (const auto& [file, message] : cases) {
+    EXPECT_EQ(read_text_file(file, 10).error().message, message);
+    EXPECT_EQ(map_file(file).error().message, message);
+    EXPECT_EQ(map_file(file).error().code, ExitCode::kInput);
+  }
+  const std::string large = put("large", std::string(3000, 'x'));
+  EXPECT_EQ(read_text_file(large, 2048).error().message,
+            fmt::format("'{}' is larger than the 2.0 KiB that are allowed for it", large));
+  EXPECT_TRUE(read_text_file(large, 3000).ok());
+}
+
+TEST(Digest, IsXxh3OfAllBytes) {
+  EXPECT_EQ(digest(""), "99aa06d3014798d86001c324468d497f");  // the published value for no input
+  EXPECT_NE(digest("a"), digest("b"));
+  EXPECT_NE(digest(std::string_view("a\0", 2)), digest("a"));
+  EXPECT_EQ(digest("a").size(), 32u);
+}
+
+// ---- Text ---------------------------------------------------------------------------------------
+
+TEST(Text, NearestFindsSlipsOnly) {
+  const std::vector<std::string> keys = {"match", "mesh", "microbatches", "place", "params"};
+  EXPECT_EQ(nearest("mehs", keys), "mesh");
+  EXPECT_EQ(nearest("microbatchs", keys), "microbatches");
+  EXPECT_EQ(nearest("plcae", keys), "place");
+  EXPECT_EQ(nearest("optimizer", keys), std::nullopt);
+  EXPECT_EQ(nearest("", keys), std::nullopt);
+  EXPECT_EQ(nearest("x", std::vector<std::string>{"y"}), std::nullopt);
+  EXPECT_EQ(nearest("ab", std::vector<std::string>{"bb", "aa"}), "bb");  // the first of equals
+  EXPECT_EQ(did_you_mean("mesch", keys), " (did you mean 'mesh'?)");
+  EXPECT_EQ(did_you_mean("optimizer", keys), "");
+}
+
+TEST(Text, JoinSplitAndSizes) {
+  EXPECT_EQ(join(std::vector<std::string>{"a", "", "b"}, ", "), "a, , b");
+  EXPECT_EQ(join({}, ", "), "");
+  EXPECT_EQ(split_text("a//b/", '/'), (std::vector<std::string>{"a", "", "b", ""}));
+  EXPECT_EQ(split_text("", '/'), std::vector<std::string>{""});
+  EXPECT_EQ(human_bytes(0), "0 B");
+  EXPECT_EQ(human_bytes(1023), "1023 B");
+  EXPECT_EQ(human_bytes(1024), "1.0 KiB");
+  EXPECT_EQ(human_bytes(1536 << 10), "1.5 MiB");
+  EXPECT_EQ(human_bytes((1 << 20) - 1), "1.0 MiB");
+  EXPECT_EQ(human_bytes(-2048), "-2.0 KiB");
+  EXPECT_EQ(human_bytes(std::numeric_limits<int64_t>::max()), "8.0 EiB");
+}
+
+TEST(Text, QuoteControlKeepsOnlyPrintableText) {
+  EXPECT_EQ(quote_control("h/0 \xC3\xA4 \xE2\x82\xAC \xF0\x9F\x98\x80"),
+            "h/0 \xC3\xA4 \xE2\x82\xAC \xF0\x9F\x98\x80");
+  EXPECT_EQ(quote_control("a\n\t\x1B\x7F"), "a\\x0A\\x09\\x1B\\x7F");
+  EXPECT_EQ(quote_control("\xC2\x9B\xFF\xE2\x82"), "\\xC2\\x9B\\xFF\\xE2\\x82");
+  EXPECT_EQ(quote_control("\xC0\xAF\xED\xA0\x80"), "\\xC0\\xAF\\xED\\xA0\\x80");
+}
+
+// ---- Globs --------------------------------------------------------------------------------------
+
+Glob glob(std::string_view pattern) {
+  Result<Glob> parsed = Glob::parse(pattern, {});
+  PIPER_CHECK(parsed.ok(), "{}", parsed.error().message);
+  return *std::move(parsed);
+}
+
+TEST(Globs, Wildcards) {
+  struct Case {
+    const char* pattern;
+    std::vector<const char*> yes, no;
+  };
+  const Case cases[] = {
+      {"wte", {"wte"}, {"wt", "wtee", "h/wte", ""}},
+      {"h/*", {"h/0", "h/abc", "h/"}, {"h", "h/0/mlp", "g/0"}},
+      {"h/?", {"h/0"}, {"h/10", "h/", "h//"}},
+      {"h/**", {"h", "h/0", "h/0/mlp/fc1"}, {"hh", "hh/0", "g/h"}},
+      {"**/bias", {"bias", "h/0/bias"}, {"xbias", "h/xbias", "bias/h"}},
+      {"h/**/fc*", {"h/fc1", "h/0/mlp/fc2", "h/fc"}, {"h/0/mlp", "fc1", "hx/fc1", "h/0/fc1/w"}},
+      {"**/mlp/**", {"mlp", "h/mlp", "mlp/x", "h/0/mlp/fc1/weight"}, {"h/mlpx", "xmlp/y"}},
+      {"**", {"", "a", "a/b"}, {}},
+      {"*a*b*", {"ab", "xaxbx", "aab"}, {"ba", "a/b"}},
+      {"*", {"", "abc"}, {"a/b"}},
+      {"a/**/**/b", {"a/b", "a/x/b", "a/x/y/b"}, {"ab", "a/xb"}},
+      {"norm.weight", {"norm.weight"}, {"normXweight"}},
+  };
+  for (const Case& c : cases) {
+    for (const char* path : c.yes)
+      EXPECT_TRUE(glob(c.pattern).match(path)) << c.pattern << " " << path;
+    for (const char* path : c.no)
+      EXPECT_FALSE(glob(c.pattern).match(path)) << c.pattern << " " << path;
+  }
+}
+
+TEST(Globs, CapturesTakeWholeNumbers) {
+  using Captures = std::vector<std::pair<std::string, int64_t>>;
+  const Glob layers = glob("h/{layer}/**");
+  EXPECT_EQ(layers.match("h/12/mlp/fc1")->captures, (Captures{{"layer", 12}}));
+  EXPECT_EQ(layers.match("h/007")->captures, (Captures{{"layer", 7}}));
+  EXPECT_FALSE(layers.match("h/12a/mlp"));
+  EXPECT_FALSE(layers.match("h/a/mlp"));
+  EXPECT_FALSE(layers.match("h//mlp"));
+  EXPECT_FALSE(layers.match("h/-1/mlp"));
+  EXPECT_FALSE(layers.match("h/1234567890123456789/mlp"));  // does not surely fit
+  EXPECT_EQ(glob("**/{l}/e{e}/w").match("m/3/e14/w")->captures, (Captures{{"l", 3}, {"e", 14}}));
+  EXPECT_EQ(glob("*{i}*").match("layer12x")->captures, (Captures{{"i", 12}}));
+  EXPECT_EQ(glob("**/{i}/**").match("a/1/2/b")->captures, (Captures{{"i", 1}}));
+  EXPECT_EQ(glob("a.{x}.{y}").capture_names(), (std::vector<std::string>{"x", "y"}));
+}
+
+TEST(Globs, WrongPatternsAreErrors) {
+  const SourceSpan at = span_in("s.yaml", 4, 2);
+  const std::pair<const char*, const char*> cases[] = {
+      {"", "a pattern must not be empty"},
+      {"/h", "the pattern '/h' must not begin or end with '/'"},
+      {"h/", "the pattern 'h/' must not begin or end with '/'"},
+      {"fc**", "'**' must stand alone between slashes in the pattern 'fc**'"},
+      {"a/***", "'**' must stand alone between slashes in the pattern 'a/***'"},
+      {"h/{", "a capture in the pattern 'h/{' must be a name in braces"},
+      {"h/}", "a capture in the pattern 'h/}' must be a name in braces"},
+      {"h/{}", "a capture in the pattern 'h/{}' must be a name in braces"},
+      {"h/{a,b}", "a capture in the pattern 'h/{a,b}' must be a name in braces"},
+      {"{i}/{i}", "the pattern '{i}/{i}' captures 'i' twice"},
+      {"{i}{j}", "the capture '{j}' in the pattern '{i}{j}' stands beside other digits"},
+      {"a2{i}", "the capture '{i}' in the pattern 'a2{i}' stands beside other digits"},
+  };
+  for (const auto& [pattern, message] : cases) {
+    const Result<Glob> parsed = Glob::parse(pattern, at);
+    ASSERT_FALSE(parsed.ok()) << pattern;
+    EXPECT_EQ(parsed.error().message, message);
+    EXPECT_EQ(parsed.error().at.line, 4);
+  }
+}
+
+// The plain recursive meaning of a pattern without captures, for comparison.
+bool slow_match(std::string_view pattern, std::string_view path) {
+  if (pattern.empty()) return path.empty();
+  const auto any_suffix = [&](std::string_view rest, auto may_skip) {
+    for (size_t i = 0; i <= path.size(); ++i)
+      if (may_skip(i) && slow_match(rest, path.substr(i))) return true;
+    return false;
+  };
+  if (pattern == "**") return true;
+  if (pattern.starts_with("/**") && (pattern.size() == 3 || pattern[3] == '/'))
+    return any_suffix(pattern.substr(3), [&](size_t i) { return i == 0 || path[0] == '/'; });
+  if (pattern.starts_with("**/"))
+    return any_suffix(pattern.substr(3), [&](size_t i) { return i == 0 || path[i - 1] == '/'; });
+  if (pattern[0] == '*')
+    return any_suffix(pattern.substr(1), [&](size_t i) {
+      return path.substr(0, i).find('/') == std::string_view::npos;
+    });
+  if (path.empty()) return false;
+  const bool fits = pattern[0] == '?' ? path[0] != '/' : pattern[0] == path[0];
+  return fits && slow_match(pattern.substr(1), path.substr(1));
+}
+
+TEST(Globs, AgreeWithThePlainMeaning) {
+  const unsigned seed = 20240501;
+  std::mt19937 random(seed);
+  const auto pick = [&](std::string_view letters, size_t most) {
+    std::string text;
+    for (size_t n = random() % (most + 1); n > 0; --n) text += letters[random() % letters.size()];
+    return text;
+  };
+  int compared = 0, matched = 0;
+  for (int i = 0; i < 20000; ++i) {
+    const std::string pattern = pick("ab/*?*/", 8);
+    const Result<Glob> parsed = Glob::parse(pattern, {});
+    if (!parsed) continue;
+    for (int k = 0; k < 4; ++k) {
+      const std::string path = pick("ab/", 7);
+      const bool expected = slow_match(pattern, path);
+      ASSERT_EQ(parsed->match(path).has_value(), expected)
+          << "pattern '" << pattern << "' path '" << path << "' seed " << seed;
+      ++compared;
+      matched += expected ? 1 : 0;
+    }
+  }
+  EXPECT_GT(compared, 10000);
+  EXPECT_GT(matched, 500);
+}
+
+TEST(Globs, HostilePatternsTakeNoLongerThanTheirSize) {
+  std::string pattern, path(2000, 'a');
+  for (int i = 0; i < 100; ++i) pattern += "*a";
+  EXPECT_FALSE(glob(pattern + "b").match(path));
+  EXPECT_TRUE(glob(pattern).match(path));
+}
+
+}  // namespace
+}  // namespace piper
