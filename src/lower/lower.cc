@@ -1,0 +1,365 @@
+#include "piper/lower.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <unordered_map>
+
+#include "piper/memory.h"
+#include "programs.h"
+#include "send_lifetimes.h"
+
+namespace piper {
+namespace {
+
+int64_t micro_samples(const Dag& dag) { return dag.graph.batch / (dag.replicas * dag.microbatches); }
+
+// Samples of a microbatch: block replica × microbatches + mb of equal blocks; a replica rank adds its coordinate's share.
+SampleRange samples_of(const Dag& dag, int32_t micro) {
+  SampleRange range;
+  range.count = micro_samples(dag);
+  range.first = std::max(micro, 0) * range.count;
+  range.stride.assign(dag.mesh.size(), 0);
+  if (!dag.sequential_replicas) {
+    int64_t stride = range.count * dag.microbatches;
+    for (size_t a = dag.mesh.size(); a-- > 0;)
+      if (dag.mesh[a].replicated) {
+        range.stride[a] = stride;
+        stride *= dag.mesh[a].size;
+      }
+  }
+  return range;
+}
+
+class CellLowerer {
+ public:
+  CellLowerer(const Dag& dag, ProgramPool& pool, int32_t cell) : dag_(dag), pool_(pool), cell_(cell) {}
+
+  RoleProgram run(const std::vector<TaskId>& order) {
+    for (const DagAxis& axis : dag_.mesh) role_.mesh.emplace_back(axis.name, axis.size);
+    for (const std::string& stream : dag_.streams) role_.streams.push_back({stream});
+    for (const Sum& sum : dag_.sums) role_.sum_targets.push_back({sum.name, static_cast<int32_t>(sum.uses.size())});
+    role_.batch = dag_.graph.batch;
+    for (TaskId task : order) {
+      first_instruction_[task.value] = static_cast<int32_t>(role_.body.size());
+      lower_task(dag_.tasks[task.index()]);
+    }
+    for (const auto& [name, item] : dag_.reports[static_cast<size_t>(cell_)])
+      role_.reports.push_back({name, buffer_of(item)});
+    add_waits();
+    return std::move(role_);
+  }
+  // Where a task's first instruction stands (sends and receives have one).
+  int32_t position(TaskId task) const { return first_instruction_.at(task.value); }
+
+ private:
+  // ---- Buffers ----
+  ItemId root(ItemId id) const {
+    while (dag_.items[id.index()].alias.valid()) id = dag_.items[id.index()].alias;
+    return id;
+  }
+  int32_t add_buffer(const Value& value, std::string name) {
+    Buffer buffer;
+    buffer.name = std::move(name);
+    buffer.type = value.type;
+    role_.buffers.push_back(std::move(buffer));
+    return static_cast<int32_t>(role_.buffers.size() - 1);
+  }
+  int32_t buffer_of(ItemId id) {
+    const ItemId item = root(id);
+    const auto known = buffers_.find(item.value);
+    if (known != buffers_.end()) return known->second;
+    const Value& value = dag_.graph.value(dag_.items[item.index()].value);
+    std::string name = value.name;
+    if (dag_.items[item.index()].micro >= 0) name += fmt::format("@{}", dag_.items[item.index()].micro);
+    const int32_t index = add_buffer(value, std::move(name));
+    Buffer& buffer = role_.buffers.back();
+    if (value.kind == ValueKind::kState) {
+      buffer.kind = BufferKind::kState;
+      buffer.fill = value.fill;
+      if (value.data.data) buffer.init = value.name;
+      for (const Param& param : dag_.graph.params)
+        if (param.value == dag_.items[item.index()].value) {
+          buffer.param = param.name;
+          buffer.aliases = param.aliases;
+        }
+    } else if (value.kind == ValueKind::kConstant) {
+      buffer.kind = BufferKind::kConstant;
+      buffer.init = value.name;
+    }
+    buffers_[item.value] = index;
+    return index;
+  }
+
+  // ---- Instructions ----
+  Instruction& add_instruction(InstructionKind kind, const Task& task) {
+    Instruction instruction;
+    instruction.kind = kind;
+    instruction.stream = task.stream;
+    instruction.label = task.label;
+    instruction.micro = task.micro >= 0 ? static_cast<int32_t>(task.micro % dag_.microbatches) : -1;
+    instruction.pass = task.kind == TaskKind::kCompute ? task.pass : '-';
+    if (task.chunk.valid()) instruction.stage = stage_of(dag_.chunks[task.chunk.index()]);
+    role_.body.push_back(std::move(instruction));
+    return role_.body.back();
+  }
+  int32_t stage_of(const Chunk& chunk) const {
+    for (size_t t = 0; t < dag_.region_tags.size(); ++t)
+      if (dag_.region_tags[t] == "stage" && chunk.tags[t] != kNoTag) return chunk.tags[t];
+    return chunk.pass == 'U' ? -1 : cell_;
+  }
+
+  void lower_task(const Task& task) {
+    switch (task.kind) {
+      case TaskKind::kCompute: return lower_compute(task);
+      case TaskKind::kInput: return lower_input(task);
+      case TaskKind::kSend: return lower_transfer(task, InstructionKind::kSend, task.reads[0]);
+      case TaskKind::kRecv: return lower_transfer(task, InstructionKind::kRecv, task.writes[0]);
+      case TaskKind::kAllReduce: return lower_all_reduce(task);
+    }
+  }
+
+  void lower_input(const Task& task) {
+    const Value& value = dag_.graph.value(dag_.items[task.writes[0].index()].value);
+    Instruction& instruction = add_instruction(InstructionKind::kInput, task);
+    instruction.input = value.name;
+    instruction.samples = samples_of(dag_, task.micro);
+    if (value.batch_dim < 0) instruction.samples = {0, dag_.graph.batch, std::vector<int64_t>(dag_.mesh.size())};
+    const int32_t buffer = buffer_of(task.writes[0]);
+    role_.body.back().args = {buffer};
+  }
+
+  void lower_transfer(const Task& task, InstructionKind kind, ItemId item) {
+    const int32_t buffer = buffer_of(item);
+    Instruction& instruction = add_instruction(kind, task);
+    instruction.args = {buffer};
+    instruction.peer = dag_.cells[static_cast<size_t>(task.peer)];
+    // A channel per value; microbatches of one value travel in order of their production.
+    instruction.channel = dag_.items[item.index()].value.value;
+  }
+
+  int32_t group_of(const std::vector<int32_t>& axes) {
+    for (size_t g = 0; g < role_.groups.size(); ++g)
+      if (role_.groups[g].axes == axes) return static_cast<int32_t>(g);
+    Group group;
+    group.axes = axes;
+    for (int32_t axis : axes)
+      group.name += (group.name.empty() ? "" : "+") + dag_.mesh[static_cast<size_t>(axis)].name;
+    role_.groups.push_back(std::move(group));
+    return static_cast<int32_t>(role_.groups.size() - 1);
+  }
+
+  void lower_all_reduce(const Task& task) {
+    std::vector<int32_t> args;
+    for (ItemId item : task.reads) args.push_back(buffer_of(item));
+    const int32_t group = group_of(task.group);
+    Instruction& instruction = add_instruction(InstructionKind::kAllReduce, task);
+    instruction.args = std::move(args);
+    instruction.group = group;
+  }
+
+  void lower_compute(const Task& task) {
+    std::vector<bool> first;
+    for (const Accumulate& a : task.accumulates) first.push_back(started_.insert(a.into.value).second);
+    const ChunkPrograms& programs = pool_.of_task(task, first);
+    std::vector<int32_t> inner;  // one buffer per value passed between segments
+    for (ValueId value : programs.inner) {
+      std::string name = dag_.graph.value(value).name;
+      if (task.micro >= 0) name += fmt::format("@{}", task.micro);
+      inner.push_back(add_buffer(dag_.graph.value(value), std::move(name)));
+    }
+    for (const Segment& segment : programs.segments) {
+      std::vector<int32_t> args;
+      for (const SegmentArg& arg : segment.args) args.push_back(argument_buffer(task, arg, inner));
+      const int32_t program = program_of(segment.program);
+      Instruction& instruction = add_instruction(InstructionKind::kCompute, task);
+      instruction.program = program;
+      instruction.args = std::move(args);
+      declare_sums(task, segment, first, instruction);
+    }
+  }
+  int32_t argument_buffer(const Task& task, const SegmentArg& arg, const std::vector<int32_t>& inner) {
+    const auto i = static_cast<size_t>(arg.index);
+    switch (arg.kind) {
+      case SegmentArg::Kind::kRead: return buffer_of(task.reads[i]);
+      case SegmentArg::Kind::kWrite: return buffer_of(task.writes[i]);
+      case SegmentArg::Kind::kInner: return inner[i];
+      case SegmentArg::Kind::kSum: return buffer_of(task.accumulates[i].into);
+    }
+    return -1;
+  }
+  int32_t program_of(int32_t pooled) {
+    auto [it, is_new] = programs_.try_emplace(pooled, static_cast<int32_t>(role_.programs.size()));
+    if (is_new) {
+      role_.programs.push_back(pool_.programs()[static_cast<size_t>(pooled)]);
+      const auto stream = size_t{0};
+      role_.workspace_bytes.resize(role_.streams.size());
+      role_.workspace_bytes[stream] =
+          std::max(role_.workspace_bytes[stream], role_.programs.back().workspace_bytes);
+    }
+    return it->second;
+  }
+
+  // What the verifier sums: contributions made here, sums of parts, and finished sums that are read.
+  void declare_sums(const Task& task, const Segment& segment, const std::vector<bool>& first, Instruction& instruction) {
+    const auto arg_of = [&](int32_t buffer) {
+      const auto it = std::find(instruction.args.begin(), instruction.args.end(), buffer);
+      return it == instruction.args.end() ? -1 : static_cast<int32_t>(it - instruction.args.begin());
+    };
+    for (int32_t s : segment.sums) {
+      const Accumulate& a = task.accumulates[static_cast<size_t>(s)];
+      Contribution contribution;
+      contribution.arg = arg_of(buffer_of(a.into));
+      contribution.target = a.sum;
+      contribution.use = a.use;
+      contribution.samples = samples_of(dag_, task.micro);
+      contribution.accumulates = !first[static_cast<size_t>(s)];
+      instruction.contributions.push_back(std::move(contribution));
+    }
+    std::set<int32_t> combined;
+    for (const Combine& c : task.combines) {
+      SumCombine combine;
+      combine.arg = arg_of(buffer_of(c.into));
+      for (ItemId from : c.from) combine.from.push_back(arg_of(buffer_of(from)));
+      if (combine.arg < 0) continue;
+      combined.insert(combine.from.begin(), combine.from.end());
+      instruction.combines.push_back(std::move(combine));
+    }
+    std::set<int32_t> read;
+    for (ItemId item : task.reads) {
+      const int32_t sum = dag_.items[item.index()].sum;
+      const int32_t arg = sum >= 0 ? arg_of(buffer_of(item)) : -1;
+      if (arg >= 0 && !combined.count(arg) && read.insert(arg).second) instruction.sum_reads.push_back({arg, sum});
+    }
+  }
+
+  // An instruction waits for the last ones on other streams that wrote what it reads or writes, or read what it writes.
+  void add_waits() {
+    struct Last {
+      std::map<int32_t, int32_t> by_stream;
+    };
+    std::vector<Last> accesses(role_.buffers.size());
+    for (size_t i = 0; i < role_.body.size(); ++i) {
+      Instruction& instruction = role_.body[i];
+      std::set<int32_t> waits;
+      for (int32_t arg : instruction.args) {
+        for (const auto& [stream, last] : accesses[static_cast<size_t>(arg)].by_stream)
+          if (stream != instruction.stream) waits.insert(last);
+        accesses[static_cast<size_t>(arg)].by_stream[instruction.stream] = static_cast<int32_t>(i);
+      }
+      instruction.waits.assign(waits.begin(), waits.end());
+    }
+  }
+
+  const Dag& dag_;
+  ProgramPool& pool_;
+  int32_t cell_;
+  RoleProgram role_;
+  std::unordered_map<int32_t, int32_t> buffers_;   // by root item
+  std::unordered_map<int32_t, int32_t> programs_;  // by pooled program
+  std::unordered_map<int32_t, int32_t> first_instruction_;
+  std::set<int32_t> started_;                      // accumulators that hold a contribution already
+};
+
+// ---- Data inputs ----------------------------------------------------------------------------------------
+
+// Integers that index a table or name a class must lie inside it.
+DataInput describe_input(const Graph& graph, ValueId id, const std::vector<NodeId>& readers, int64_t shards) {
+  const Value& value = graph.value(id);
+  DataInput input;
+  input.name = value.name;
+  input.type = value.type;
+  input.batch_dim = value.batch_dim;
+  if (value.batch_dim >= 0) input.type.shape[static_cast<size_t>(value.batch_dim)] *= shards;
+  input.low = 0;
+  input.high = -1;
+  const auto bound = [&](int64_t extent) {
+    input.high = input.high < 0 ? extent - 1 : std::min(input.high, extent - 1);
+  };
+  for (NodeId reader : readers) {
+    const Node& node = graph.node(reader);
+    if (node.op == "Gather" && node.inputs[1] == id)
+      bound(graph.value(node.inputs[0]).type.shape[static_cast<size_t>(node.attrs.integer("axis"))]);
+    if (node.op == "CrossEntropySum" && node.inputs[1] == id) {
+      bound(graph.value(node.inputs[0]).type.shape.back());
+      input.ignore = node.attrs.integer("ignore_index", -100);
+    }
+  }
+  return input;
+}
+
+// ---- Memory ---------------------------------------------------------------------------------------------
+
+// Step buffers live from the first instruction that names them to the last; see send_lifetimes.h for sends.
+void place_buffers(RoleProgram& role, const std::vector<int64_t>& held_until) {
+  const auto n = static_cast<int64_t>(role.body.size());
+  std::vector<Block> blocks(role.buffers.size());
+  for (size_t b = 0; b < role.buffers.size(); ++b) {
+    const bool permanent = role.buffers[b].kind != BufferKind::kStep;
+    blocks[b] = {.bytes = role.buffers[b].type.bytes(), .first = permanent ? -1 : n, .last = permanent ? n : -1};
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    const Instruction& instruction = role.body[static_cast<size_t>(i)];
+    for (int32_t arg : instruction.args) {
+      Block& block = blocks[static_cast<size_t>(arg)];
+      block.first = std::min(block.first, i);
+      block.last = std::max({block.last, i, held_until[static_cast<size_t>(i)]});
+    }
+  }
+  for (const Report& report : role.reports) blocks[static_cast<size_t>(report.buffer)].last = n;
+  // Permanent buffers first, in order, so that step memory is one range behind them.
+  int64_t end = 0;
+  for (Block& block : blocks)
+    if (block.first < 0) {
+      block.offset = end;
+      end += align_up(block.bytes);
+    }
+  role.arena_bytes = place_blocks(blocks);
+  for (size_t b = 0; b < blocks.size(); ++b) role.buffers[b].offset = blocks[b].offset;
+}
+
+}  // namespace
+
+Result<Lowered> lower(const Dag& dag, const Schedule& schedule) {
+  ProgramPool pool(dag);
+  Lowered lowered;
+  std::vector<CellLowerer> cells;
+  for (size_t c = 0; c < dag.cells.size(); ++c) {
+    cells.emplace_back(dag, pool, static_cast<int32_t>(c));
+    lowered.roles.push_back(cells.back().run(schedule.order[c]));
+  }
+  std::vector<Transfer> transfers;
+  for (size_t t = 0; t + 1 < dag.tasks.size(); ++t) {
+    const Task& task = dag.tasks[t];
+    if (task.kind != TaskKind::kSend) continue;
+    transfers.push_back({task.cell, cells[static_cast<size_t>(task.cell)].position(TaskId(t)), task.peer,
+                         cells[static_cast<size_t>(task.peer)].position(TaskId(t + 1))});
+  }
+  const auto held = send_lifetimes(lowered.roles, transfers);
+  const auto all_readers = readers(dag.graph);
+  for (size_t c = 0; c < lowered.roles.size(); ++c) {
+    RoleProgram& role = lowered.roles[c];
+    role.workspace_bytes.resize(role.streams.size());
+    std::set<std::string> used;
+    for (const Instruction& instruction : role.body)
+      if (instruction.kind == InstructionKind::kInput) used.insert(instruction.input);
+    for (ValueId input : dag.graph.inputs)
+      if (used.count(dag.graph.value(input).name))
+        role.inputs.push_back(describe_input(dag.graph, input, all_readers[input.index()], dag.graph.shards));
+    place_buffers(role, held[c]);
+  }
+  for (const Value& value : dag.graph.values) {
+    const bool stored = value.data.data && (value.kind == ValueKind::kState ||
+                                            (value.kind == ValueKind::kConstant && !is_literal(value)));
+    if (!stored) continue;
+    bool used = false;
+    for (const RoleProgram& role : lowered.roles)
+      for (const Buffer& buffer : role.buffers) used = used || buffer.init == value.name;
+    if (!used) continue;
+    lowered.tensor_types.emplace_back(value.name, value.type);
+    lowered.tensors.emplace_back(value.name, value.data);
+  }
+  return lowered;
+}
+
+}  // namespace piper

@@ -1,0 +1,335 @@
+#include "programs.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "piper/memory.h"
+#include "piper/ops.h"
+
+namespace piper {
+
+bool is_literal(const Value& value) {
+  return value.kind == ValueKind::kConstant && value.type.bytes() <= 64 && value.data.data != nullptr;
+}
+
+namespace {
+
+// "model/h/2" of "model/h/2/mlp/fc": the layer; the whole scope when it has no number.
+std::string_view layer_of(std::string_view scope) {
+  size_t begin = 0;
+  while (begin < scope.size()) {
+    const size_t end = std::min(scope.find('/', begin), scope.size());
+    const std::string_view part = scope.substr(begin, end - begin);
+    if (!part.empty() && part.find_first_not_of("0123456789") == part.npos) return scope.substr(0, end);
+    begin = end + 1;
+  }
+  return scope;
+}
+
+// Consecutive nodes of one layer; nodes without scope stay with their neighbours.
+std::vector<std::vector<NodeId>> cut_by_layer(const Graph& graph, const std::vector<NodeId>& nodes) {
+  std::vector<std::vector<NodeId>> segments;
+  std::string_view current;
+  for (NodeId id : nodes) {
+    const std::string_view layer = layer_of(graph.node(id).scope);
+    if (segments.empty() || (!layer.empty() && !current.empty() && layer != current)) segments.emplace_back();
+    if (!layer.empty()) current = layer;
+    segments.back().push_back(id);
+  }
+  return segments;
+}
+
+// Lays out the local values of a program: lifetimes over its ops, in-place where the op table allows.
+void place_locals(Program& program) {
+  const size_t n = program.values.size();
+  std::vector<int32_t> last_use(n, -1), block_of(n, -1);
+  std::vector<bool> is_local(n, true);
+  for (int32_t a = 0; a < program.num_args; ++a) is_local[static_cast<size_t>(a)] = false;
+  for (const auto& [value, bytes] : program.literals) is_local[static_cast<size_t>(value)] = false;
+  for (size_t i = 0; i < program.ops.size(); ++i)
+    for (int32_t input : program.ops[i].inputs)
+      if (input >= 0) last_use[static_cast<size_t>(input)] = static_cast<int32_t>(i);
+  std::vector<Block> blocks;
+  for (size_t i = 0; i < program.ops.size(); ++i) {
+    const ProgramOp& op = program.ops[i];
+    const OpDef* def = find_op(op.op);
+    std::vector<bool> taken(op.inputs.size());
+    for (size_t o = 0; o < op.outputs.size(); ++o) {
+      const auto out = static_cast<size_t>(op.outputs[o]);
+      if (!is_local[out] || block_of[out] >= 0) continue;
+      const int64_t bytes = program.values[out].bytes();
+      for (const auto& [output, input] : def ? def->in_place : std::vector<std::pair<int, int>>{}) {
+        if (static_cast<size_t>(output) != o || static_cast<size_t>(input) >= op.inputs.size()) continue;
+        const int32_t in = op.inputs[static_cast<size_t>(input)];
+        if (in < 0 || !is_local[static_cast<size_t>(in)] || taken[static_cast<size_t>(input)]) continue;
+        if (last_use[static_cast<size_t>(in)] != static_cast<int32_t>(i)) continue;
+        if (program.values[static_cast<size_t>(in)].bytes() != bytes) continue;
+        if (std::count(op.inputs.begin(), op.inputs.end(), in) > 1) continue;
+        block_of[out] = block_of[static_cast<size_t>(in)];
+        taken[static_cast<size_t>(input)] = true;
+        break;
+      }
+      if (block_of[out] < 0) {
+        block_of[out] = static_cast<int32_t>(blocks.size());
+        blocks.push_back({.bytes = bytes, .first = static_cast<int64_t>(i), .last = static_cast<int64_t>(i)});
+      }
+      Block& block = blocks[static_cast<size_t>(block_of[out])];
+      block.last = std::max<int64_t>(block.last, std::max<int64_t>(last_use[out], static_cast<int64_t>(i)));
+    }
+  }
+  program.workspace_bytes = place_blocks(blocks);
+  program.offsets.assign(n, -1);
+  for (size_t v = 0; v < n; ++v)
+    if (is_local[v] && block_of[v] >= 0) program.offsets[v] = blocks[static_cast<size_t>(block_of[v])].offset;
+}
+
+// Builds one program; arguments are numbered in order of first appearance, so that equal layers get equal programs.
+class SegmentBuilder {
+ public:
+  SegmentBuilder(const Dag& dag, const Task& task, const std::vector<bool>& first,
+                 const std::unordered_map<int32_t, ValueId>& same_memory,
+                 std::unordered_map<int32_t, int32_t>& inner_index, ChunkPrograms& result)
+      : graph_(dag.graph), chunk_(dag.chunks[task.chunk.index()]), task_(task), first_(first),
+        same_memory_(same_memory), inner_index_(inner_index), result_(result) {}
+
+  // `leaves`: values of this segment that other segments read.
+  std::pair<Program, Segment> build(const std::vector<NodeId>& nodes, const std::vector<bool>& made_here,
+                                    const std::vector<bool>& read_elsewhere) {
+    made_here_ = &made_here;
+    read_elsewhere_ = &read_elsewhere;
+    for (NodeId id : nodes) add_node(graph_.node(id));
+    finish();
+    return {std::move(program_), std::move(segment_)};
+  }
+
+ private:
+  struct Slot {
+    TensorType type;
+    std::optional<SegmentArg> arg;
+    std::string literal;
+    bool is_literal = false, read = false, written = false;
+  };
+
+  ValueId canonical(ValueId id) const {
+    const auto it = same_memory_.find(id.value);
+    return it == same_memory_.end() ? id : it->second;
+  }
+  static int32_t position(const std::vector<ValueId>& list, ValueId id) {
+    const auto it = std::lower_bound(list.begin(), list.end(), id);
+    return it != list.end() && *it == id ? static_cast<int32_t>(it - list.begin()) : -1;
+  }
+  int32_t new_slot(TensorType type) {
+    slots_.emplace_back();
+    slots_.back().type = std::move(type);
+    return static_cast<int32_t>(slots_.size() - 1);
+  }
+
+  // How a value reaches this segment, or leaves it; nothing for values that stay inside.
+  std::optional<SegmentArg> argument(ValueId id) {
+    using Kind = SegmentArg::Kind;
+    if (const int32_t r = position(chunk_.reads, id); r >= 0) return SegmentArg{Kind::kRead, r};
+    if (const int32_t w = position(chunk_.writes, id); w >= 0) return SegmentArg{Kind::kWrite, w};
+    if (!(*made_here_)[id.index()] || (*read_elsewhere_)[id.index()]) {
+      auto [it, is_new] = inner_index_.try_emplace(id.value, static_cast<int32_t>(result_.inner.size()));
+      if (is_new) result_.inner.push_back(id);
+      return SegmentArg{Kind::kInner, it->second};
+    }
+    return std::nullopt;
+  }
+
+  int32_t slot_of(ValueId raw) {
+    const ValueId id = canonical(raw);
+    const auto known = slot_of_value_.find(id.value);
+    if (known != slot_of_value_.end()) return known->second;
+    const Value& value = graph_.value(id);
+    const int32_t slot = new_slot(value.type);
+    slot_of_value_[id.value] = slot;
+    Slot& s = slots_[static_cast<size_t>(slot)];
+    if (is_literal(value)) {
+      s.is_literal = true;
+      s.literal = std::string(as_text(value.data.span()));
+    } else {
+      s.arg = argument(id);
+    }
+    return slot;
+  }
+
+  std::vector<int32_t> sums_of(ValueId id) const {
+    std::vector<int32_t> result;
+    for (size_t a = 0; a < task_.accumulates.size(); ++a)
+      if (task_.accumulates[a].contribution == id) result.push_back(static_cast<int32_t>(a));
+    return result;
+  }
+
+  int32_t sum_slot(int32_t a) {
+    segment_.sums.push_back(a);
+    const int32_t slot = new_slot(graph_.value(task_.accumulates[static_cast<size_t>(a)].contribution).type);
+    slots_[static_cast<size_t>(slot)].arg = SegmentArg{SegmentArg::Kind::kSum, a};
+    return slot;
+  }
+
+  void emit(std::string op, Attrs attrs, std::vector<int32_t> inputs, std::vector<int32_t> outputs) {
+    for (int32_t i : inputs)
+      if (i >= 0 && !slots_[static_cast<size_t>(i)].written) slots_[static_cast<size_t>(i)].read = true;
+    for (int32_t o : outputs) slots_[static_cast<size_t>(o)].written = true;
+    program_.ops.push_back({std::move(op), std::move(attrs), std::move(inputs), std::move(outputs)});
+  }
+
+  void add_node(const Node& node) {
+    std::vector<int32_t> inputs, outputs;
+    for (ValueId input : node.inputs) inputs.push_back(input.valid() ? slot_of(input) : -1);
+    std::vector<std::pair<int32_t, int32_t>> later;  // (sum, slot of the contribution)
+    Attrs attrs = node.attrs;
+    for (ValueId output : node.outputs) {
+      const std::vector<int32_t> sums = sums_of(output);
+      const bool stays = sums.empty() || has_other_readers_[output.value];
+      size_t s = 0;
+      int32_t slot = -1;
+      if (!stays && first_[static_cast<size_t>(sums[0])]) {
+        slot = sum_slot(sums[s++]);
+      } else if (!stays && node.op == "MatMul" && inputs.size() == 2) {
+        // The product is added where it is made: one pass over the accumulator less.
+        slot = sum_slot(sums[s++]);
+        attrs.set("accumulate", int64_t{1});
+        inputs.push_back(slot);
+      } else {
+        slot = slot_of(output);
+      }
+      slot_of_value_[canonical(output).value] = slot;
+      outputs.push_back(slot);
+      for (; s < sums.size(); ++s) later.emplace_back(sums[s], slot);
+    }
+    emit(node.op, std::move(attrs), std::move(inputs), outputs);
+    for (const auto& [sum, slot] : later) {
+      const int32_t into = sum_slot(sum);
+      if (first_[static_cast<size_t>(sum)]) {
+        Attrs shape;
+        shape.set("shape", slots_[static_cast<size_t>(slot)].type.shape);
+        emit("Reshape", shape, {slot}, {into});
+      } else {
+        emit("Add", {}, {into, slot}, {into});
+      }
+    }
+  }
+
+ public:
+  // Values of the chunk that some node of it reads (by value id): their contribution cannot be made in the accumulator.
+  std::unordered_map<int32_t, bool> has_other_readers_;
+
+ private:
+  // Numbers arguments first, then literals and locals, each in order of appearance.
+  void finish() {
+    std::vector<int32_t> number(slots_.size(), -1);
+    for (size_t s = 0; s < slots_.size(); ++s) {
+      if (!slots_[s].arg) continue;
+      number[s] = static_cast<int32_t>(program_.values.size());
+      program_.values.push_back(slots_[s].type);
+      program_.arg_read.push_back(slots_[s].read);
+      program_.arg_written.push_back(slots_[s].written);
+      segment_.args.push_back(*slots_[s].arg);
+    }
+    program_.num_args = static_cast<int32_t>(program_.values.size());
+    for (size_t s = 0; s < slots_.size(); ++s) {
+      if (slots_[s].arg) continue;
+      number[s] = static_cast<int32_t>(program_.values.size());
+      program_.values.push_back(slots_[s].type);
+      if (slots_[s].is_literal) program_.literals.emplace_back(number[s], slots_[s].literal);
+    }
+    for (ProgramOp& op : program_.ops) {
+      for (int32_t& i : op.inputs)
+        if (i >= 0) i = number[static_cast<size_t>(i)];
+      for (int32_t& o : op.outputs) o = number[static_cast<size_t>(o)];
+    }
+    place_locals(program_);
+    program_.label = chunk_.name;
+  }
+
+  const Graph& graph_;
+  const Chunk& chunk_;
+  const Task& task_;
+  const std::vector<bool>& first_;
+  const std::unordered_map<int32_t, ValueId>& same_memory_;
+  std::unordered_map<int32_t, int32_t>& inner_index_;
+  ChunkPrograms& result_;
+  const std::vector<bool>* made_here_ = nullptr;
+  const std::vector<bool>* read_elsewhere_ = nullptr;
+  std::vector<Slot> slots_;
+  std::unordered_map<int32_t, int32_t> slot_of_value_;
+  Program program_;
+  Segment segment_;
+};
+
+ItemId root_of(const Dag& dag, ItemId item) {
+  while (dag.items[item.index()].alias.valid()) item = dag.items[item.index()].alias;
+  return item;
+}
+
+// Values written into the memory of a value read: updated state, sums in place.
+std::unordered_map<int32_t, ValueId> find_same_memory(const Dag& dag, const Task& task) {
+  const Chunk& chunk = dag.chunks[task.chunk.index()];
+  std::unordered_map<int32_t, ValueId> same;
+  for (size_t w = 0; w < task.writes.size(); ++w) {
+    if (!dag.items[task.writes[w].index()].alias.valid()) continue;
+    for (size_t r = 0; r < task.reads.size(); ++r)
+      if (root_of(dag, task.reads[r]) == root_of(dag, task.writes[w]))
+        same[chunk.writes[w].value] = chunk.reads[r];
+  }
+  return same;
+}
+
+}  // namespace
+
+const ChunkPrograms& ProgramPool::of_task(const Task& task, const std::vector<bool>& first) {
+  const auto key = std::pair(task.chunk.value, first);
+  const auto known = by_chunk_.find(key);
+  if (known != by_chunk_.end()) return known->second;
+  return by_chunk_.emplace(key, build(task, first)).first->second;
+}
+
+ChunkPrograms ProgramPool::build(const Task& task, const std::vector<bool>& first) {
+  const Graph& graph = dag_.graph;
+  const Chunk& chunk = dag_.chunks[task.chunk.index()];
+  const auto same_memory = find_same_memory(dag_, task);
+  const auto segments = cut_by_layer(graph, chunk.nodes);
+
+  std::vector<int32_t> segment_of(graph.nodes.size(), -1);
+  for (size_t s = 0; s < segments.size(); ++s)
+    for (NodeId id : segments[s]) segment_of[id.index()] = static_cast<int32_t>(s);
+  std::vector<bool> read_elsewhere(graph.values.size());
+  std::unordered_map<int32_t, bool> has_readers;
+  for (NodeId id : chunk.nodes)
+    for (ValueId input : graph.node(id).inputs) {
+      if (!input.valid()) continue;
+      has_readers[input.value] = true;
+      const NodeId producer = graph.value(input).producer;
+      if (producer.valid() && segment_of[producer.index()] != segment_of[id.index()])
+        read_elsewhere[input.index()] = true;
+    }
+  for (ValueId value : chunk.writes) has_readers[value.value] = true;
+
+  ChunkPrograms result;
+  std::unordered_map<int32_t, int32_t> inner_index;
+  std::vector<bool> made_here(graph.values.size());
+  for (const auto& nodes : segments) {
+    for (NodeId id : nodes)
+      for (ValueId output : graph.node(id).outputs) made_here[output.index()] = true;
+    SegmentBuilder builder(dag_, task, first, same_memory, inner_index, result);
+    builder.has_other_readers_ = has_readers;
+    auto [program, segment] = builder.build(nodes, made_here, read_elsewhere);
+    for (NodeId id : nodes)
+      for (ValueId output : graph.node(id).outputs) made_here[output.index()] = false;
+    const std::string_view layer = layer_of(graph.node(nodes.front()).scope);
+    if (!layer.empty()) program.label += fmt::format(" {}", layer);
+    segment.program = add(std::move(program));
+    result.segments.push_back(std::move(segment));
+  }
+  return result;
+}
+
+int32_t ProgramPool::add(Program program) {
+  auto [it, is_new] = by_digest_.try_emplace(program_digest(program), static_cast<int32_t>(programs_.size()));
+  if (is_new) programs_.push_back(std::move(program));
+  return it->second;
+}
+
+}  // namespace piper

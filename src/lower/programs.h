@@ -1,0 +1,47 @@
+// Chunks -> programs: a chunk is cut into segments by layer, and each segment becomes a program shared by content.
+#pragma once
+
+#include <map>
+
+#include "piper/bundle.h"
+#include "piper/dag.h"
+
+namespace piper {
+
+// What a program argument stands for in one task.
+struct SegmentArg {
+  enum class Kind { kRead, kWrite, kInner, kSum } kind = Kind::kRead;
+  // kRead, kWrite: position in the task's reads or writes; kInner: index of ChunkPrograms::inner; kSum: of its accumulates.
+  int32_t index = 0;
+};
+struct Segment {
+  int32_t program = 0;             // index of ProgramPool::programs
+  std::vector<SegmentArg> args;
+  std::vector<int32_t> sums;       // accumulates (by index) that this segment makes
+};
+struct ChunkPrograms {
+  std::vector<Segment> segments;
+  std::vector<ValueId> inner;      // values passed between segments of the chunk
+};
+
+// Constants that live inside programs instead of in buffers.
+bool is_literal(const Value& value);
+
+class ProgramPool {
+ public:
+  explicit ProgramPool(const Dag& dag) : dag_(dag) {}
+  // The programs of a task's chunk. `first`: by accumulate, whether this task is the first to run that adds to it.
+  const ChunkPrograms& of_task(const Task& task, const std::vector<bool>& first);
+  const std::vector<Program>& programs() const { return programs_; }
+
+ private:
+  ChunkPrograms build(const Task& task, const std::vector<bool>& first);
+  int32_t add(Program program);
+
+  const Dag& dag_;
+  std::vector<Program> programs_;
+  std::map<std::string, int32_t> by_digest_;
+  std::map<std::pair<int32_t, std::vector<bool>>, ChunkPrograms> by_chunk_;
+};
+
+}  // namespace piper
