@@ -1,0 +1,132 @@
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "piper/directives.h"
+
+namespace piper {
+namespace {
+
+struct Match {
+  NodeId node;
+  GlobMatch captures;
+};
+
+std::vector<std::string> all_scopes(const Graph& graph) {
+  std::set<std::string> scopes;
+  for (const Node& node : graph.nodes) scopes.insert(node.scope);
+  return {scopes.begin(), scopes.end()};
+}
+
+// "layers" for {layer}: how many different values the capture took.
+Variables capture_counts(const std::vector<Match>& matches) {
+  std::map<std::string, std::set<int64_t>> seen;
+  for (const Match& match : matches)
+    for (const auto& [name, value] : match.captures.captures) seen[name].insert(value);
+  Variables counts;
+  for (const auto& [name, values] : seen) counts.emplace_back(name + "s", static_cast<int64_t>(values.size()));
+  return counts;
+}
+
+Result<Graph> apply_rule(Graph graph, const AnnotateRule& rule, const Variables& variables, Explanation& report) {
+  std::vector<Match> matches;
+  for (size_t i = 0; i < graph.nodes.size(); ++i)
+    if (auto match = rule.match.match(graph.nodes[i].scope)) matches.push_back({NodeId(i), *match});
+  if (matches.empty()) {
+    const auto scopes = all_scopes(graph);
+    return fail(rule.at, "annotate: no op's scope matches '{}'{}", rule.match.pattern(),
+                did_you_mean(rule.match.pattern(), scopes))
+        .with_note(fmt::format("the model has scopes such as {}",
+                               join(std::span(scopes).subspan(0, std::min<size_t>(scopes.size(), 6)), ", ")));
+  }
+  const Variables counts = capture_counts(matches);
+  for (const auto& [tag, expr] : rule.tags) {
+    const int index = graph.add_tag(tag);
+    std::set<int64_t> values;
+    for (const Match& match : matches) {
+      Variables scope = match.captures.captures;
+      scope.insert(scope.end(), counts.begin(), counts.end());
+      scope.insert(scope.end(), variables.begin(), variables.end());
+      PIPER_ASSIGN(const int64_t value, expr.evaluate(scope));
+      if (value < 0 || value > INT32_MAX)
+        return fail(expr.at(), "annotate: tag '{}' becomes {} for '{}'; tags are integers from 0", tag, value,
+                    graph.node(match.node).scope);
+      graph.set_tag(graph.node(match.node), index, static_cast<int32_t>(value));
+      values.insert(value);
+    }
+    report.lines.push_back(fmt::format("'{}' matched {} ops: {} = {}..{} ({} values)", rule.match.pattern(),
+                                       matches.size(), tag, *values.begin(), *values.rbegin(), values.size()));
+  }
+  return graph;
+}
+
+// Producers of a node's inputs that carry the tag: the latest region; kNoTag if none does.
+int32_t latest_producer(const Graph& graph, const Node& node, int tag) {
+  int32_t best = kNoTag;
+  for (ValueId input : node.inputs)
+    if (input.valid() && graph.value(input).producer.valid())
+      best = std::max(best, graph.tag(graph.node(graph.value(input).producer), tag));
+  return best;
+}
+
+struct Joined {
+  std::map<int32_t, int64_t> count;     // by tag value
+  std::vector<NodeId> first_nodes;
+};
+
+Joined join_by_dataflow(Graph& graph, int tag) {
+  Joined joined;
+  const auto join = [&](size_t i, int32_t value) {
+    graph.set_tag(graph.nodes[i], tag, value);
+    ++joined.count[value];
+    if (joined.first_nodes.size() < 4) joined.first_nodes.push_back(NodeId(i));
+  };
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    if (graph.tag(graph.nodes[i], tag) != kNoTag) continue;
+    const int32_t value = latest_producer(graph, graph.nodes[i], tag);
+    if (value != kNoTag) join(i, value);
+  }
+  const auto all_readers = readers(graph);
+  for (size_t i = graph.nodes.size(); i-- > 0;) {
+    if (graph.tag(graph.nodes[i], tag) != kNoTag) continue;
+    int32_t best = kNoTag;
+    for (ValueId output : graph.nodes[i].outputs)
+      for (NodeId reader : all_readers[output.index()]) {
+        const int32_t value = graph.tag(graph.node(reader), tag);
+        if (value != kNoTag && (best == kNoTag || value < best)) best = value;
+      }
+    if (best != kNoTag) join(i, best);
+  }
+  return joined;
+}
+
+}  // namespace
+
+Result<Graph> apply_annotate(Graph graph, const Annotate& annotate, const Variables& variables, Explanations& out) {
+  for (const auto& rule : annotate.rules) {
+    if (const auto* balance = std::get_if<BalanceRule>(&rule)) {
+      PIPER_ASSIGN(graph, apply_balance(std::move(graph), *balance, out));
+      continue;
+    }
+    const auto& annotate_rule = std::get<AnnotateRule>(rule);
+    Explanation report{annotate_rule.at, "annotate", {}};
+    PIPER_ASSIGN(graph, apply_rule(std::move(graph), annotate_rule, variables, report));
+    out.push_back(std::move(report));
+  }
+  for (size_t tag = 0; tag < graph.tag_names.size(); ++tag) {
+    const Joined joined = join_by_dataflow(graph, static_cast<int>(tag));
+    if (joined.count.empty()) continue;
+    Explanation report{annotate.at, "annotate", {}};
+    for (const auto& [value, count] : joined.count)
+      report.lines.push_back(fmt::format("{} ops without '{}' joined {}={} by dataflow", count, graph.tag_names[tag],
+                                         graph.tag_names[tag], value));
+    const Node& first = graph.node(joined.first_nodes.front());
+    if (annotate.strict)
+      return fail(annotate.at, "annotate: strict, but no rule gives '{}' to {} '{}' (scope '{}')",
+                  graph.tag_names[tag], first.op, first.name, first.scope);
+    out.push_back(std::move(report));
+  }
+  return graph;
+}
+
+}  // namespace piper

@@ -1,0 +1,14 @@
+// where-conditions against chunks.
+#pragma once
+
+#include "piper/directives.h"
+
+namespace piper {
+
+// Variables with what the conditions bind, if the chunk meets all of them.
+Result<std::optional<Variables>> match_chunk(const Dag& dag, const Chunk& chunk, const Where& where,
+                                             const Variables& variables);
+// "matches nothing", with the tags and passes there are.
+Error no_match(const Dag& dag, const Where& where, const SourceSpan& at, std::string_view directive);
+
+}  // namespace piper
