@@ -1,0 +1,364 @@
+// The walls between the rooms: reads the piper_room lines of CMakeLists.txt and every #include of
+// the sources, and fails on an arrow that they do not allow. See README.md for the map.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <regex>
+#include <set>
+#include <sstream>
+
+#include "piper/base.h"
+
+namespace piper {
+namespace {
+
+namespace fs = std::filesystem;
+
+const fs::path kRoot = PIPER_SOURCE_DIR;
+
+std::string read(const fs::path& path) {
+  Result<std::string> text = read_text_file(path.string(), 64 << 20);
+  EXPECT_TRUE(text.ok()) << path;
+  return text ? *std::move(text) : std::string();
+}
+
+std::vector<fs::path> files_under(const fs::path& folder) {
+  std::vector<fs::path> files;
+  if (fs::exists(folder))
+    for (const auto& entry : fs::recursive_directory_iterator(folder))
+      if (entry.is_regular_file()) files.push_back(entry.path());
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+std::vector<fs::path> sources_under(const fs::path& folder) {
+  std::vector<fs::path> files = files_under(folder);
+  std::erase_if(files, [](const fs::path& path) {
+    return path.extension() != ".cc" && path.extension() != ".h" && path.extension() != ".cu";
+  });
+  return files;
+}
+
+std::string name_of(const fs::path& path) { return fs::relative(path, kRoot).string(); }
+
+// ---- What CMakeLists.txt says -------------------------------------------------------------------
+
+struct Rooms {
+  std::vector<std::string> names;  // in the order of their lines
+  std::map<std::string, std::vector<std::string>> uses;
+
+  bool has(const std::string& name) const { return uses.contains(name); }
+
+  std::set<std::string> closure(const std::vector<std::string>& roots) const {
+    std::set<std::string> reached;
+    std::vector<std::string> open = roots;
+    while (!open.empty()) {
+      const std::string name = open.back();
+      open.pop_back();
+      if (!reached.insert(name).second) continue;
+      if (has(name)) open.insert(open.end(), uses.at(name).begin(), uses.at(name).end());
+    }
+    return reached;
+  }
+};
+
+// The calls of one of our CMake functions: name -> the words behind USES.
+Rooms parse_calls(const std::string& cmake, const std::string& function) {
+  Rooms rooms;
+  const std::regex call("\\n" + function + "\\(([^)]*)\\)");
+  for (auto it = std::sregex_iterator(cmake.begin(), cmake.end(), call);
+       it != std::sregex_iterator(); ++it) {
+    std::istringstream words((*it)[1].str());
+    std::string name, word;
+    words >> name;
+    bool in_uses = false;
+    rooms.names.push_back(name);
+    std::vector<std::string>& uses = rooms.uses[name];
+    while (words >> word) {
+      const bool keyword = word == "USES" || word == "LINKS" || word == "SOURCES";
+      if (keyword)
+        in_uses = word == "USES";
+      else if (in_uses)
+        uses.push_back(word);
+    }
+  }
+  return rooms;
+}
+
+Rooms rooms() { return parse_calls(read(kRoot / "CMakeLists.txt"), "piper_room"); }
+Rooms tools() { return parse_calls(read(kRoot / "CMakeLists.txt"), "piper_tool"); }
+
+// backend_cpu -> backend/cpu, as piper_room has it.
+fs::path folder_of(std::string room) {
+  std::replace(room.begin(), room.end(), '_', '/');
+  return kRoot / "src" / room;
+}
+
+// Rooms that are several forms of one thing share a door: backend_cpu and backend_null have
+// backend.h.
+std::string door_of(const std::string& room) {
+  if (fs::exists(kRoot / "include/piper" / (room + ".h"))) return room;
+  return room.substr(0, room.find('_'));
+}
+
+// ---- What the sources include -------------------------------------------------------------------
+
+struct Include {
+  std::string target;
+  bool quoted = false;
+  int line = 0;
+};
+
+std::vector<Include> includes_of(const std::string& text) {
+  static const std::regex form("^[ \\t]*#[ \\t]*include[ \\t]*([<\"])([^>\"]+)[>\"].*$");
+  std::vector<Include> includes;
+  int number = 0;
+  for (const std::string& line : split_text(text, '\n')) {
+    ++number;
+    std::smatch match;
+    if (line.find("include") != std::string::npos && std::regex_match(line, match, form))
+      includes.push_back({match[2], match[1] == "\"", number});
+  }
+  return includes;
+}
+
+std::optional<std::string> door_named(const std::string& include) {
+  if (!include.starts_with("piper/") || !include.ends_with(".h")) return std::nullopt;
+  return include.substr(6, include.size() - 8);
+}
+
+// The doors that `uses` open, and the doors that those include themselves.
+std::set<std::string> open_doors(const std::vector<std::string>& uses) {
+  std::set<std::string> doors;
+  std::vector<std::string> todo;
+  for (const std::string& room : uses) todo.push_back(door_of(room));
+  while (!todo.empty()) {
+    const std::string door = todo.back();
+    todo.pop_back();
+    if (!doors.insert(door).second) continue;
+    const fs::path header = kRoot / "include/piper" / (door + ".h");
+    if (!fs::exists(header)) continue;
+    for (const Include& include : includes_of(read(header)))
+      if (const auto inner = door_named(include.target)) todo.push_back(*inner);
+  }
+  return doors;
+}
+
+// Headers that are heavy or foreign, and the rooms that may know them.
+struct Foreign {
+  const char* prefix;
+  std::vector<std::string> rooms;
+};
+const std::vector<Foreign>& foreign_headers() {
+  static const std::vector<Foreign> table = {
+      {"onnx/", {"import"}},      {"yaml-cpp/", {"strategy"}},
+      {"plan.pb.h", {"bundle"}},  {"google/protobuf/", {"bundle", "import"}},
+      {"dnnl", {"backend_cpu"}},  {"oneapi/", {"backend_cpu"}},
+      {"omp.h", {"backend_cpu"}}, {"mpi.h", {"transport"}},
+      {"CLI/", {"tools"}},        {"nlohmann/", {"data", "bundle", "import", "runtime"}},
+      {"xxhash.h", {"base"}},
+  };
+  return table;
+}
+
+// What is wrong with the includes of one source of `room`, each with its line.
+std::vector<std::string> wrong_includes(const std::string& room, const fs::path& folder,
+                                        const std::set<std::string>& doors,
+                                        const std::string& text) {
+  std::vector<std::string> wrong;
+  const auto say = [&](const Include& include, const std::string& what) {
+    wrong.push_back(fmt::format("{}: {} {}", include.line, include.target, what));
+  };
+  for (const Include& include : includes_of(text)) {
+    if (const auto door = door_named(include.target)) {
+      if (!doors.contains(*door)) say(include, "is a door that the room's USES does not open");
+    } else if (include.target.find("..") != std::string::npos) {
+      say(include, "leaves the folder of the room");
+    }
+    bool foreign = false;
+    for (const Foreign& row : foreign_headers()) {
+      if (!include.target.starts_with(row.prefix)) continue;
+      foreign = true;
+      if (std::find(row.rooms.begin(), row.rooms.end(), room) == row.rooms.end())
+        say(include, "belongs to " + join(row.rooms, ", "));
+    }
+    if (include.quoted && !foreign && !door_named(include.target) &&
+        !fs::exists(folder / include.target))
+      say(include, "is no header of this room");
+  }
+  return wrong;
+}
+
+void expect_none(const fs::path& file, const std::vector<std::string>& wrong) {
+  for (const std::string& what : wrong) ADD_FAILURE() << name_of(file) << ":" << what;
+}
+
+// ---- The tests ----------------------------------------------------------------------------------
+
+TEST(Architecture, RoomsUseOnlyRoomsAboveThem) {
+  const Rooms all = rooms();
+  ASSERT_GT(all.names.size(), 15u) << "CMakeLists.txt could not be read as this test expects";
+  std::set<std::string> above;
+  for (const std::string& name : all.names) {
+    for (const std::string& used : all.uses.at(name))
+      EXPECT_TRUE(above.contains(used)) << name << " uses " << used << ", which is not above it";
+    above.insert(name);
+  }
+}
+
+TEST(Architecture, EveryFolderIsARoomWithADoor) {
+  const Rooms all = rooms();
+  std::set<fs::path> folders;
+  for (const std::string& name : all.names) {
+    folders.insert(folder_of(name));
+    if (!fs::exists(folder_of(name)) || fs::is_empty(folder_of(name))) continue;
+    EXPECT_TRUE(fs::exists(kRoot / "include/piper" / (door_of(name) + ".h"))) << name;
+  }
+  for (const fs::path& file : sources_under(kRoot / "src"))
+    EXPECT_TRUE(folders.contains(file.parent_path())) << name_of(file) << " is in no room";
+}
+
+TEST(Architecture, RoomsIncludeOnlyTheDoorsTheyUse) {
+  const Rooms all = rooms();
+  for (const std::string& name : all.names) {
+    std::vector<std::string> uses = all.uses.at(name);
+    uses.push_back(name);
+    const std::set<std::string> doors = open_doors(uses);
+    for (const fs::path& file : sources_under(folder_of(name)))
+      expect_none(file, wrong_includes(name, file.parent_path(), doors, read(file)));
+  }
+}
+
+TEST(Architecture, DoorsIncludeOnlyTheDoorsTheirRoomUses) {
+  const Rooms all = rooms();
+  for (const std::string& name : all.names) {
+    const fs::path header = kRoot / "include/piper" / (door_of(name) + ".h");
+    if (!fs::exists(header)) continue;
+    std::set<std::string> doors;
+    for (const std::string& used : all.uses.at(name)) doors.insert(door_of(used));
+    for (const Include& include : includes_of(read(header))) {
+      const auto door = door_named(include.target);
+      EXPECT_TRUE(!door || doors.contains(*door)) << name << " has no " << include.target;
+      EXPECT_TRUE(door || !include.quoted) << name_of(header) << ": " << include.target;
+      for (const Foreign& foreign : foreign_headers())
+        EXPECT_FALSE(include.target.starts_with(foreign.prefix))
+            << name_of(header) << " shows " << include.target << " to everyone";
+    }
+  }
+}
+
+TEST(Architecture, ToolsIncludeOnlyTheDoorsTheyUse) {
+  const Rooms all = tools();
+  for (const std::string& name : all.names) {
+    const fs::path file = kRoot / "tools" / (name + ".cc");
+    if (!fs::exists(file)) continue;
+    std::vector<std::string> uses = all.uses.at(name);
+    uses.push_back("base");
+    expect_none(file, wrong_includes("tools", kRoot / "tools", open_doors(uses), read(file)));
+  }
+}
+
+TEST(Architecture, TestsReachNoPrivateHeader) {
+  for (const fs::path& file : sources_under(kRoot / "tests"))
+    for (const Include& include : includes_of(read(file)))
+      EXPECT_EQ(include.target.find(".."), std::string::npos)
+          << name_of(file) << ": " << include.target;
+}
+
+// That the executor knows nothing of strategies is then a fact that the linker keeps.
+TEST(Architecture, TheRuntimeLinksNoCompilerRoom) {
+  const std::set<std::string> executor = {"base",         "data",      "bundle",  "backend_cpu",
+                                          "backend_null", "transport", "runtime", "checkpoint"};
+  const std::vector<std::string> run = tools().uses["piper_run"];
+  ASSERT_FALSE(run.empty());
+  for (const std::string& room : rooms().closure(run))
+    EXPECT_TRUE(executor.contains(room)) << "piper-run would link " << room;
+  for (const std::string& room : rooms().closure(tools().uses["piper_verify"]))
+    EXPECT_TRUE(executor.contains(room) || room == "verify") << "piper-verify would link " << room;
+}
+
+// A schedule is a text in strategies/; were its name in the sources, the next one would need code.
+TEST(Architecture, SourcesNameNoSchedule) {
+  const std::regex names(
+      "1f1b|gpipe|dualpipe|chimera|hanayo|pipedream|zero[-_ ]?bubble|zbv|zb[-_]?h[12]|"
+      "zero[-_ ]?[123]\\b|fsdp|megatron",
+      std::regex::icase);
+  for (const char* folder : {"src", "include"})
+    for (const fs::path& file : files_under(kRoot / folder)) {
+      int number = 0;
+      for (const std::string& line : split_text(read(file), '\n')) {
+        ++number;
+        EXPECT_FALSE(std::regex_search(line, names))
+            << name_of(file) << ":" << number << ": " << line;
+      }
+    }
+}
+
+// All that the project's own files are; not what is built, and not git's.
+std::vector<fs::path> project_files() {
+  std::vector<fs::path> files;
+  for (const auto& entry : fs::directory_iterator(kRoot)) {
+    const std::string name = entry.path().filename().string();
+    if (name == ".git" || name == ".cache" || name.starts_with("build") || name == "plans")
+      continue;
+    if (entry.is_regular_file()) files.push_back(entry.path());
+    if (entry.is_directory())
+      for (const fs::path& file : files_under(entry.path())) files.push_back(file);
+  }
+  return files;
+}
+
+TEST(Architecture, FilesNameNoMachine) {
+  // In pieces, so that this file passes its own test.
+  const std::string slash = "/";
+  const std::vector<std::string> forbidden = {slash + "work" + slash,
+                                              slash + "farm" + slash,
+                                              slash + "home" + slash,
+                                              slash + "root" + slash,
+                                              std::string("pypi.") + "org",
+                                              std::string("python") + "hosted",
+                                              std::string("deb.debian") + ".org",
+                                              std::string("npmjs.") + "org",
+                                              std::string("crates.") + "io",
+                                              std::string("proxy.golang") + ".org"};
+  size_t checked = 0;
+  for (const fs::path& file : project_files()) {
+    if (fs::file_size(file) > (4u << 20)) continue;
+    const std::string text = read(file);
+    if (text.find('\0') != std::string::npos) continue;
+    ++checked;
+    for (const std::string& word : forbidden) {
+      for (size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) {
+        const bool inside_a_path = word.front() == '/' && at > 0 && std::isalnum(text[at - 1]);
+        EXPECT_TRUE(inside_a_path) << name_of(file) << " holds '" << word << "'";
+      }
+    }
+  }
+  EXPECT_GT(checked, 50u);
+}
+
+// The checks themselves, on a source that breaks each wall once.
+TEST(Architecture, BreachesAreSeen) {
+  const std::string source =
+      "#include \"piper/base.h\"\n"
+      "#include \"piper/lower.h\"\n"
+      "  #  include <yaml-cpp/yaml.h>\n"
+      "#include \"../graph/text.h\"\n"
+      "#include \"no_such.h\"\n"
+      "#include <vector>\n";
+  EXPECT_EQ(
+      wrong_includes("graph", kRoot / "src/graph", {"base", "graph"}, source),
+      (std::vector<std::string>{"2: piper/lower.h is a door that the room's USES does not open",
+                                "3: yaml-cpp/yaml.h belongs to strategy",
+                                "4: ../graph/text.h leaves the folder of the room",
+                                "5: no_such.h is no header of this room"}));
+  const Rooms parsed =
+      parse_calls("\npiper_room(b USES a\n  c LINKS x::y)\npiper_room(c)\n", "piper_room");
+  EXPECT_EQ(parsed.uses.at("b"), (std::vector<std::string>{"a", "c"}));
+  EXPECT_EQ(parsed.closure({"b"}), (std::set<std::string>{"a", "b", "c"}));
+}
+
+}  // namespace
+}  // namespace piper
