@@ -1,0 +1,49 @@
+// How a thread waits for others: it looks, spins a little, then sleeps in the kernel until somebody
+// rings or the deadline passes.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+
+namespace piper {
+
+// One waiting thread, any number of ringers. Who changes something that the waiter looks at
+// (sequentially consistent atomics only) calls ring afterwards; then either the waiter sees the
+// change or the ringer sees the sleeper.
+class Doorbell {
+ public:
+  void ring() {
+    if (asleep_.load() != 0) ring_sleeper();
+  }
+  // Waits until ready() or the deadline; false when the deadline passed first.
+  template <class Ready>
+  bool wait(int spins, std::chrono::duration<double> timeout, Ready ready) {
+    for (int i = 0; i < spins; ++i) {
+      if (ready()) return true;
+      relax(i);
+    }
+    auto deadline = std::chrono::steady_clock::now() + timeout;
+    asleep_.store(1);
+    bool done = false;
+    for (;;) {
+      uint32_t ticket = bell_.load();
+      done = ready();
+      if (done || !sleep_until(ticket, deadline)) break;
+    }
+    asleep_.store(0);
+    return done;
+  }
+
+ private:
+  using Deadline =
+      std::chrono::time_point<std::chrono::steady_clock, std::chrono::duration<double>>;
+  static void relax(int turn);
+  void ring_sleeper();
+  bool sleep_until(uint32_t ticket, Deadline deadline);  // false: the deadline has passed
+
+  std::atomic<uint32_t> bell_{0};
+  std::atomic<uint32_t> asleep_{0};
+};
+
+}  // namespace piper

@@ -1,0 +1,78 @@
+#include "errors.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+
+namespace piper {
+
+Error timed_out(int64_t rank, double seconds, const std::string& what, int64_t peer,
+                const char* activity) {
+  Error error = fail("rank {} waited {:.3g} s {} rank {}", rank, seconds, what, peer);
+  error.code = ExitCode::kPeer;
+  if (activity != nullptr) error.notes.push_back(fmt::format("rank {} is at {}", peer, activity));
+  return error;
+}
+
+Error stopped_by(int64_t rank, int64_t peer, std::string_view reason) {
+  return fail("rank {} stopped because rank {} failed: {}", rank, peer, reason)
+      .with_code(ExitCode::kPeer);
+}
+
+Error size_mismatch(int64_t rank, int64_t peer, const std::string& what, int64_t got,
+                    int64_t wanted) {
+  std::string brings = got < 0 ? "more" : std::to_string(got);
+  return fail("rank {} expects {} bytes {} rank {}, which brings {}", rank, wanted, what, peer,
+              brings)
+      .with_code(ExitCode::kPlan);
+}
+
+Status check_identities(std::span<const PlanIdentity> all) {
+  int64_t world = static_cast<int64_t>(all.size());
+  std::vector<int64_t> holder(all.size(), -1);
+  for (size_t i = 0; i < all.size(); ++i) {
+    const PlanIdentity& one = all[i];
+    const PlanIdentity& first = all[0];
+    if (one.set_id != first.set_id) {
+      return fail("plans of two compilations: rank {} holds set {} ({}), rank {} holds set {} ({})",
+                  first.rank, first.set_id, first.source, one.rank, one.set_id, one.source)
+          .with_code(ExitCode::kPlan);
+    }
+    if (one.world != world) {
+      return fail("the plan of rank {} ({}) is for {} ranks, but {} take part", one.rank,
+                  one.source, one.world, world)
+          .with_code(ExitCode::kPlan);
+    }
+    if (one.rank < 0 || one.rank >= world) {
+      return fail("{} is for rank {} of {}", one.source, one.rank, world)
+          .with_code(ExitCode::kPlan);
+    }
+    int64_t& other = holder[static_cast<size_t>(one.rank)];
+    if (other >= 0) {
+      return fail("two processes hold the plan of rank {}: numbers {} ({}) and {} ({})", one.rank,
+                  other, all[static_cast<size_t>(other)].source, i, one.source)
+          .with_code(ExitCode::kPlan);
+    }
+    other = static_cast<int64_t>(i);
+  }
+  return ok_status();
+}
+
+Status check_peer(int64_t rank, int64_t world, int64_t peer) {
+  if (peer >= 0 && peer < world && peer != rank) return ok_status();
+  return fail("rank {} of {} has no peer of rank {}", rank, world, peer).with_code(ExitCode::kPlan);
+}
+
+Status check_group(int64_t rank, int64_t world, std::span<const int64_t> ranks) {
+  bool ascending =
+      std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal<>()) == ranks.end();
+  bool inside = !ranks.empty() && ranks.front() >= 0 && ranks.back() < world;
+  if (ascending && inside && std::find(ranks.begin(), ranks.end(), rank) != ranks.end()) {
+    return ok_status();
+  }
+  return fail("rank {} of {} cannot join the group [{}]", rank, world, fmt::join(ranks, ","))
+      .with_code(ExitCode::kPlan);
+}
+
+}  // namespace piper

@@ -1,0 +1,23 @@
+// The sentences with which waits end, the same for all transports.
+#pragma once
+
+#include "piper/transport.h"
+
+namespace piper {
+
+// "rank 2 waited 5 s for a message on channel 3 from rank 1"; `what` is from "for" to "from".
+// `activity`: where the peer stands, or null.
+Error timed_out(int64_t rank, double seconds, const std::string& what, int64_t peer,
+                const char* activity);
+Error stopped_by(int64_t rank, int64_t peer, std::string_view reason);
+// `got` < 0: more than wanted, nobody knows how many.
+Error size_mismatch(int64_t rank, int64_t peer, const std::string& what, int64_t got,
+                    int64_t wanted);
+// Ok when all entries (in order of processes) are of one compilation; each entry's identity as its
+// own rank gave it.
+Status check_identities(std::span<const PlanIdentity> all);
+// Checks that every add_… call makes.
+Status check_peer(int64_t rank, int64_t world, int64_t peer);
+Status check_group(int64_t rank, int64_t world, std::span<const int64_t> ranks);
+
+}  // namespace piper

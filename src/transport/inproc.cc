@@ -1,0 +1,435 @@
+// Ranks as threads of one process. A sender publishes a pointer, the receiver copies straight from
+// it and acknowledges: one copy, no staging. In a collective the members publish their arguments,
+// each does its share on everybody's memory.
+#include <fmt/format.h>
+
+#include <cstring>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <tuple>
+
+#include "doorbell.h"
+#include "errors.h"
+#include "reduce.h"
+
+namespace piper {
+namespace {
+
+struct Message {
+  const std::byte* data = nullptr;
+  int64_t bytes = 0;
+};
+
+// Messages of one (sender, receiver, channel): one writer, one reader.
+struct Mailbox {
+  int64_t sender = 0, receiver = 0;
+  int32_t channel = 0;
+  std::vector<Message> ring;  // sized by the sender before its first send
+  alignas(64) std::atomic<uint64_t> sent{0};
+  alignas(64) std::atomic<uint64_t> received{0};
+};
+
+// What a member brings to a collective; others read it between the two phases.
+struct alignas(64) Member {
+  std::atomic<uint64_t> arrived{0};  // phases entered
+  std::span<const Piece> pieces;
+  const std::byte* from = nullptr;
+  std::byte* to = nullptr;
+  int64_t bytes = 0;
+};
+
+struct Group {
+  std::vector<int64_t> ranks;
+  std::deque<Member> members;  // by position
+};
+
+struct alignas(64) Seat {
+  Doorbell bell;
+  std::atomic<const char*> activity{nullptr};
+};
+
+// What all ranks share. The maps are for registration only; a step uses pointers into them.
+struct Shared {
+  Shared(int64_t world_size, const TransportOptions& transport_options)
+      : world(world_size), options(transport_options), identities(static_cast<size_t>(world_size)) {
+    for (int64_t i = 0; i < world; ++i) seats.emplace_back();
+    unsigned cores = std::max(1u, std::thread::hardware_concurrency());
+    spins = world <= cores ? 2000 : 64;
+  }
+  Seat& seat(int64_t rank) { return seats[static_cast<size_t>(rank)]; }
+
+  const int64_t world;
+  const TransportOptions options;
+  int spins = 0;
+  std::deque<Seat> seats;
+  std::vector<PlanIdentity> identities;
+  std::mutex mutex;  // guards the maps, identities and the reason
+  std::map<std::tuple<int64_t, int64_t, int32_t>, Mailbox> mailboxes;
+  std::map<std::vector<int64_t>, Group> groups;
+  std::string reason;
+  std::atomic<int64_t> stopped{-1};  // the rank that aborted first
+};
+
+class InprocTransport final : public Transport {
+ public:
+  InprocTransport(Shared& shared, int64_t rank) : shared_(shared), rank_(rank) {
+    std::vector<int64_t> all;
+    for (int64_t i = 0; i < shared.world; ++i) all.push_back(i);
+    open_group(all);
+  }
+
+  std::string_view name() const override { return "inproc"; }
+  int64_t rank() const override { return rank_; }
+  int64_t world() const override { return shared_.world; }
+  std::atomic<const char*>& activity() override { return shared_.seat(rank_).activity; }
+
+  Status agree(const PlanIdentity& own) override;
+  Result<int32_t> add_send(int64_t peer, int32_t channel, int64_t in_flight) override;
+  Result<int32_t> add_recv(int64_t peer, int32_t channel) override;
+  Result<int32_t> add_group(std::span<const int64_t> ranks) override;
+
+  Status send(int32_t route, const std::byte* data, int64_t bytes) override;
+  Status recv(int32_t route, std::byte* to, int64_t bytes) override;
+  Status all_reduce(int32_t group, std::span<const Piece> pieces) override;
+  Status reduce_scatter(int32_t group, const std::byte* whole, std::byte* part, DType dtype,
+                        int64_t count) override;
+  Status all_gather(int32_t group, const std::byte* part, std::byte* whole, int64_t bytes) override;
+  Status all_to_all(int32_t group, const std::byte* from, std::byte* to, int64_t bytes) override;
+  Status broadcast(int32_t group, std::byte* data, int64_t bytes, int32_t root) override;
+  Status wait_sends() override;
+  Status barrier() override { return arrive(groups_[0], "barrier"); }
+  void abort(const Error& reason) override;
+
+ private:
+  // The own view of a group.
+  struct Seated {
+    Group* group = nullptr;
+    size_t position = 0;
+    uint64_t phase = 0;
+    std::vector<std::byte*> to;  // one per member, reused by every sum
+    std::vector<const std::byte*> from;
+    Member& own() { return group->members[position]; }
+    size_t size() const { return group->members.size(); }
+  };
+
+  Mailbox& mailbox(int64_t sender, int64_t receiver, int32_t channel);
+  int32_t open_group(const std::vector<int64_t>& ranks);
+  Status stopped_error();
+  template <class Ready>
+  bool wait(Ready ready);
+  Status late(const std::string& what, int64_t peer);
+  Status arrive(Seated& seated, const char* what);
+  Status meet(Seated& seated, const Member& brings, const char* what);
+  Status compare(Seated& seated, const char* what);
+
+  Shared& shared_;
+  const int64_t rank_;
+  std::vector<Mailbox*> routes_;
+  std::vector<Mailbox*> outgoing_;  // of routes_, those that send
+  std::deque<Seated> groups_;       // [0] is the world
+};
+
+// ---- Waiting
+// --------------------------------------------------------------------------------------
+
+// Also true when the job has stopped: the caller looks at shared_.stopped next.
+template <class Ready>
+bool InprocTransport::wait(Ready ready) {
+  auto over = [&] { return ready() || shared_.stopped.load() >= 0; };
+  return shared_.seat(rank_).bell.wait(
+      shared_.spins, std::chrono::duration<double>(shared_.options.timeout_s), over);
+}
+
+Status InprocTransport::stopped_error() {
+  int64_t by = shared_.stopped.load();
+  if (by < 0) return ok_status();
+  std::lock_guard lock(shared_.mutex);
+  return stopped_by(rank_, by, shared_.reason);
+}
+
+Status InprocTransport::late(const std::string& what, int64_t peer) {
+  return timed_out(rank_, shared_.options.timeout_s, what, peer,
+                   shared_.seat(peer).activity.load());
+}
+
+void InprocTransport::abort(const Error& reason) {
+  {
+    std::lock_guard lock(shared_.mutex);
+    if (shared_.stopped.load() >= 0) return;
+    shared_.reason = reason.message;
+    shared_.stopped.store(rank_);
+  }
+  for (Seat& seat : shared_.seats) seat.bell.ring();
+}
+
+// ---- Registration
+// ---------------------------------------------------------------------------------
+
+Status InprocTransport::agree(const PlanIdentity& own) {
+  {
+    std::lock_guard lock(shared_.mutex);
+    shared_.identities[static_cast<size_t>(rank_)] = own;
+  }
+  PIPER_TRY(arrive(groups_[0], "comparison of plans"));
+  PIPER_TRY(check_identities(shared_.identities));
+  PIPER_CHECK(own.rank == rank_, "thread {} holds the plan of rank {}", rank_, own.rank);
+  return ok_status();
+}
+
+Mailbox& InprocTransport::mailbox(int64_t sender, int64_t receiver, int32_t channel) {
+  std::lock_guard lock(shared_.mutex);
+  Mailbox& box = shared_.mailboxes[{sender, receiver, channel}];
+  box.sender = sender;
+  box.receiver = receiver;
+  box.channel = channel;
+  return box;
+}
+
+Result<int32_t> InprocTransport::add_send(int64_t peer, int32_t channel, int64_t in_flight) {
+  PIPER_TRY(check_peer(rank_, world(), peer));
+  Mailbox& box = mailbox(rank_, peer, channel);
+  box.ring.resize(std::max(box.ring.size(), static_cast<size_t>(in_flight)));
+  routes_.push_back(&box);
+  outgoing_.push_back(&box);
+  return static_cast<int32_t>(routes_.size() - 1);
+}
+
+Result<int32_t> InprocTransport::add_recv(int64_t peer, int32_t channel) {
+  PIPER_TRY(check_peer(rank_, world(), peer));
+  routes_.push_back(&mailbox(peer, rank_, channel));
+  return static_cast<int32_t>(routes_.size() - 1);
+}
+
+int32_t InprocTransport::open_group(const std::vector<int64_t>& ranks) {
+  std::lock_guard lock(shared_.mutex);
+  Group& group = shared_.groups[ranks];
+  if (group.members.empty()) {
+    group.ranks = ranks;
+    for (size_t i = 0; i < ranks.size(); ++i) group.members.emplace_back();
+  }
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    if (groups_[i].group == &group) return static_cast<int32_t>(i);
+  }
+  Seated& seated = groups_.emplace_back();
+  seated.group = &group;
+  seated.position =
+      static_cast<size_t>(std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin());
+  seated.to.resize(ranks.size());
+  seated.from.resize(ranks.size());
+  return static_cast<int32_t>(groups_.size() - 1);
+}
+
+Result<int32_t> InprocTransport::add_group(std::span<const int64_t> ranks) {
+  PIPER_TRY(check_group(rank_, world(), ranks));
+  return open_group({ranks.begin(), ranks.end()});
+}
+
+// ---- Messages
+// -------------------------------------------------------------------------------------
+
+Status InprocTransport::send(int32_t route, const std::byte* data, int64_t bytes) {
+  Mailbox& box = *routes_[static_cast<size_t>(route)];
+  uint64_t number = box.sent.load();
+  auto room = [&] { return number - box.received.load() < box.ring.size(); };
+  if (!room()) {  // more in flight than was promised
+    if (!wait(room)) {
+      return late(fmt::format("to send on channel {} to", box.channel), box.receiver);
+    }
+    PIPER_TRY(stopped_error());
+  }
+  box.ring[number % box.ring.size()] = {data, bytes};
+  box.sent.store(number + 1);
+  shared_.seat(box.receiver).bell.ring();
+  return ok_status();
+}
+
+Status InprocTransport::recv(int32_t route, std::byte* to, int64_t bytes) {
+  Mailbox& box = *routes_[static_cast<size_t>(route)];
+  uint64_t number = box.received.load();
+  if (!wait([&] { return box.sent.load() > number; })) {
+    return late(fmt::format("for a message on channel {} from", box.channel), box.sender);
+  }
+  PIPER_TRY(stopped_error());
+  Message message = box.ring[number % box.ring.size()];
+  if (message.bytes != bytes) {
+    return size_mismatch(rank_, box.sender, fmt::format("on channel {} from", box.channel),
+                         message.bytes, bytes);
+  }
+  std::memcpy(to, message.data, static_cast<size_t>(bytes));
+  box.received.store(number + 1);
+  shared_.seat(box.sender).bell.ring();
+  return ok_status();
+}
+
+Status InprocTransport::wait_sends() {
+  for (Mailbox* box : outgoing_) {
+    if (box->received.load() == box->sent.load()) continue;
+    if (!wait([&] { return box->received.load() == box->sent.load(); })) {
+      return late(fmt::format("for a message on channel {} to be taken by", box->channel),
+                  box->receiver);
+    }
+    PIPER_TRY(stopped_error());
+  }
+  return ok_status();
+}
+
+// ---- Collectives
+// ----------------------------------------------------------------------------------
+
+// One phase: returns when all members have come as far.
+Status InprocTransport::arrive(Seated& seated, const char* what) {
+  Group& group = *seated.group;
+  uint64_t phase = ++seated.phase;
+  seated.own().arrived.store(phase);
+  for (int64_t other : group.ranks) {
+    if (other != rank_) shared_.seat(other).bell.ring();
+  }
+  for (size_t i = 0; i < group.members.size(); ++i) {
+    Member& member = group.members[i];
+    if (member.arrived.load() >= phase) continue;
+    if (!wait([&] { return member.arrived.load() >= phase; })) {
+      return late(fmt::format("in the {} of ranks [{}] for", what, fmt::join(group.ranks, ",")),
+                  group.ranks[i]);
+    }
+    PIPER_TRY(stopped_error());
+  }
+  return ok_status();
+}
+
+// Publishes the own arguments and returns when all members' can be read.
+Status InprocTransport::meet(Seated& seated, const Member& brings, const char* what) {
+  Member& own = seated.own();
+  own.pieces = brings.pieces;
+  own.from = brings.from;
+  own.to = brings.to;
+  own.bytes = brings.bytes;
+  PIPER_TRY(arrive(seated, what));
+  return compare(seated, what);
+}
+
+Status InprocTransport::compare(Seated& seated, const char* what) {
+  const Member& own = seated.own();
+  for (size_t i = 0; i < seated.size(); ++i) {
+    const Member& other = seated.group->members[i];
+    auto same = [](const Piece& a, const Piece& b) {
+      return a.dtype == b.dtype && a.count == b.count;
+    };
+    if (other.bytes == own.bytes && std::equal(own.pieces.begin(), own.pieces.end(),
+                                               other.pieces.begin(), other.pieces.end(), same)) {
+      continue;
+    }
+    if (other.bytes != own.bytes) {
+      return size_mismatch(rank_, seated.group->ranks[i], fmt::format("in the {} with", what),
+                           other.bytes, own.bytes);
+    }
+    return fail("rank {} brings other element types or counts to the {} than rank {}", rank_, what,
+                seated.group->ranks[i])
+        .with_code(ExitCode::kPlan);
+  }
+  return ok_status();
+}
+
+Status InprocTransport::all_reduce(int32_t group, std::span<const Piece> pieces) {
+  Seated& seated = groups_[static_cast<size_t>(group)];
+  if (seated.size() == 1) return ok_status();
+  Member brings;
+  brings.pieces = pieces;
+  brings.bytes = flat_size(pieces);
+  PIPER_TRY(meet(seated, brings, "all-reduce"));
+  int64_t size = static_cast<int64_t>(seated.size());
+  int64_t own = static_cast<int64_t>(seated.position);
+  // Nobody else touches the own slice of anyone: each member sums its slice and writes it to all.
+  for_each_run(pieces, slice_begin(brings.bytes, own, size),
+               slice_begin(brings.bytes, own + 1, size),
+               [&](size_t p, int64_t offset, int64_t bytes, int64_t) {
+                 for (size_t i = 0; i < seated.size(); ++i) {
+                   seated.to[i] = seated.group->members[i].pieces[p].data + offset;
+                   seated.from[i] = seated.to[i];
+                 }
+                 DType dtype = pieces[p].dtype;
+                 ordered_sum(dtype, seated.to, seated.from, bytes / info(dtype).bytes);
+               });
+  return arrive(seated, "all-reduce");
+}
+
+Status InprocTransport::reduce_scatter(int32_t group, const std::byte* whole, std::byte* part,
+                                       DType dtype, int64_t count) {
+  Seated& seated = groups_[static_cast<size_t>(group)];
+  Member brings;
+  brings.from = whole;
+  brings.bytes = count * info(dtype).bytes;
+  PIPER_TRY(meet(seated, brings, "reduce-scatter"));
+  for (size_t i = 0; i < seated.size(); ++i) {
+    seated.from[i] =
+        seated.group->members[i].from + static_cast<int64_t>(seated.position) * brings.bytes;
+  }
+  ordered_sum(dtype, std::span(&part, 1), seated.from, count);
+  return arrive(seated, "reduce-scatter");
+}
+
+Status InprocTransport::all_gather(int32_t group, const std::byte* part, std::byte* whole,
+                                   int64_t bytes) {
+  Seated& seated = groups_[static_cast<size_t>(group)];
+  Member brings;
+  brings.from = part;
+  brings.bytes = bytes;
+  PIPER_TRY(meet(seated, brings, "all-gather"));
+  for (size_t i = 0; i < seated.size(); ++i) {
+    std::byte* to = whole + static_cast<int64_t>(i) * bytes;
+    const std::byte* from = seated.group->members[i].from;
+    if (to != from)
+      std::memcpy(to, from, static_cast<size_t>(bytes));  // in place: part lies in whole
+  }
+  return arrive(seated, "all-gather");
+}
+
+Status InprocTransport::all_to_all(int32_t group, const std::byte* from, std::byte* to,
+                                   int64_t bytes) {
+  Seated& seated = groups_[static_cast<size_t>(group)];
+  Member brings;
+  brings.from = from;
+  brings.bytes = bytes;
+  PIPER_TRY(meet(seated, brings, "all-to-all"));
+  for (size_t i = 0; i < seated.size(); ++i) {
+    const std::byte* theirs = seated.group->members[i].from;
+    std::memcpy(to + static_cast<int64_t>(i) * bytes,
+                theirs + static_cast<int64_t>(seated.position) * bytes, static_cast<size_t>(bytes));
+  }
+  return arrive(seated, "all-to-all");
+}
+
+Status InprocTransport::broadcast(int32_t group, std::byte* data, int64_t bytes, int32_t root) {
+  Seated& seated = groups_[static_cast<size_t>(group)];
+  Member brings;
+  brings.from = data;
+  brings.bytes = bytes;
+  PIPER_TRY(meet(seated, brings, "broadcast"));
+  const std::byte* from = seated.group->members[static_cast<size_t>(root)].from;
+  if (from != data) std::memcpy(data, from, static_cast<size_t>(bytes));
+  return arrive(seated, "broadcast");
+}
+
+class World final : public InprocWorld {
+ public:
+  World(int64_t world, const TransportOptions& options) : shared_(world, options) {
+    for (int64_t i = 0; i < world; ++i) {
+      ranks_.push_back(std::make_unique<InprocTransport>(shared_, i));
+    }
+  }
+  Transport& rank(int64_t rank) override { return *ranks_[static_cast<size_t>(rank)]; }
+
+ private:
+  Shared shared_;
+  std::vector<std::unique_ptr<InprocTransport>> ranks_;
+};
+
+}  // namespace
+
+std::unique_ptr<InprocWorld> make_inproc_world(int64_t world, const TransportOptions& options) {
+  PIPER_CHECK(world > 0, "a world of {} ranks", world);
+  return std::make_unique<World>(world, options);
+}
+
+}  // namespace piper

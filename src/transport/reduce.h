@@ -1,0 +1,47 @@
+// Sums in rank order, and how a message of several pieces is cut into slices. Shared by the
+// transports, so that they cannot differ in a bit.
+#pragma once
+
+#include <algorithm>
+
+#include "piper/transport.h"
+
+namespace piper {
+
+// Every `to` becomes the sum of `from` in order, element by element. `to` may be among `from`, at
+// the same place.
+void ordered_sum(DType dtype, std::span<std::byte* const> to,
+                 std::span<const std::byte* const> from, int64_t count);
+
+// A message's flat form: its pieces one after another, each from a multiple of kFlatAlign on, so
+// that a cut at such a multiple never divides an element.
+inline constexpr int64_t kFlatAlign = 64;
+inline int64_t flat_size(const Piece& piece) {
+  int64_t bytes = piece.count * info(piece.dtype).bytes;
+  return (bytes + kFlatAlign - 1) / kFlatAlign * kFlatAlign;
+}
+inline int64_t flat_size(std::span<const Piece> pieces) {
+  int64_t total = 0;
+  for (const Piece& piece : pieces) total += flat_size(piece);
+  return total;
+}
+// Where slice `index` of `count` begins in [0, total).
+inline int64_t slice_begin(int64_t total, int64_t index, int64_t count) {
+  return total / kFlatAlign * index / count * kFlatAlign;
+}
+
+// Calls visit(piece index, byte offset in the piece, bytes, flat offset) for what lies in [begin,
+// end), padding left out.
+template <class Visit>
+void for_each_run(std::span<const Piece> pieces, int64_t begin, int64_t end, Visit visit) {
+  int64_t base = 0;
+  for (size_t p = 0; p < pieces.size() && base < end; ++p) {
+    int64_t bytes = pieces[p].count * info(pieces[p].dtype).bytes;
+    int64_t from = std::max<int64_t>(begin - base, 0);
+    int64_t to = std::min(end - base, bytes);
+    if (from < to) visit(p, from, to - from, base + from);
+    base += flat_size(pieces[p]);
+  }
+}
+
+}  // namespace piper

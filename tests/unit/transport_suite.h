@@ -1,0 +1,329 @@
+// What every transport must do, as cases that all ranks of a job run together. A case returns "" or
+// what went wrong.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "piper/transport.h"
+
+namespace piper::suite {
+
+struct Case {
+  const char* name;
+  std::string (*run)(Transport& transport);
+};
+
+#define SUITE_OK(expr)                                                \
+  do {                                                                \
+    if (auto result = (expr); !result) return result.error().message; \
+  } while (false)
+#define SUITE_CHECK(condition)                                                 \
+  do {                                                                         \
+    if (!(condition)) return fmt::format("line {}: {}", __LINE__, #condition); \
+  } while (false)
+
+inline std::byte* bytes_of(void* data) { return static_cast<std::byte*>(data); }
+
+// Every rank can compute every rank's data.
+template <class T>
+std::vector<T> data_of(int64_t rank, int64_t salt, int64_t count) {
+  std::mt19937 random(static_cast<unsigned>(rank * 1000003 + salt));
+  std::vector<T> values(static_cast<size_t>(count));
+  for (T& value : values) {
+    if constexpr (std::is_floating_point_v<T>) {
+      // Magnitudes far apart: another order of additions gives other bits.
+      value = static_cast<T>(std::ldexp(std::uniform_real_distribution<double>(-1, 1)(random),
+                                        static_cast<int>(random() % 30)));
+    } else {
+      value = static_cast<T>(random());
+    }
+  }
+  return values;
+}
+
+template <class T>
+std::vector<T> sum_of(const std::vector<int64_t>& ranks, int64_t salt, int64_t count) {
+  std::vector<T> total = data_of<T>(ranks[0], salt, count);
+  for (size_t k = 1; k < ranks.size(); ++k) {
+    std::vector<T> x = data_of<T>(ranks[k], salt, count);
+    for (size_t i = 0; i < x.size(); ++i) {
+      if constexpr (std::is_floating_point_v<T>) {
+        total[i] += x[i];
+      } else {
+        using U = std::make_unsigned_t<T>;
+        total[i] = static_cast<T>(static_cast<U>(total[i]) + static_cast<U>(x[i]));
+      }
+    }
+  }
+  return total;
+}
+
+template <class T>
+bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
+}
+
+inline std::vector<int64_t> everyone(const Transport& transport) {
+  std::vector<int64_t> ranks;
+  for (int64_t i = 0; i < transport.world(); ++i) ranks.push_back(i);
+  return ranks;
+}
+
+// Sizes from nothing to beyond any eager limit, round the ring, two channels received against the
+// order of sending.
+inline std::string messages(Transport& t) {
+  int64_t next = (t.rank() + 1) % t.world();
+  int64_t before = (t.rank() + t.world() - 1) % t.world();
+  int32_t out[2], in[2];
+  for (int32_t c = 0; c < 2; ++c) {
+    auto send = t.add_send(next, c, 8);
+    auto recv = t.add_recv(before, c);
+    SUITE_OK(send);
+    SUITE_OK(recv);
+    out[c] = *send;
+    in[c] = *recv;
+  }
+  const int64_t sizes[] = {0, 1, 7, 4096, 65537, (1 << 20) + 3};
+  std::vector<std::vector<int32_t>> kept;
+  for (int64_t size : sizes) {
+    for (int32_t c = 0; c < 2; ++c) {
+      kept.push_back(data_of<int32_t>(t.rank(), size + c, size));
+      SUITE_OK(t.send(out[c], bytes_of(kept.back().data()), size * 4));
+    }
+  }
+  for (int32_t c : {1, 0}) {
+    for (int64_t size : sizes) {
+      std::vector<int32_t> got(static_cast<size_t>(size), -1);
+      SUITE_OK(t.recv(in[c], bytes_of(got.data()), size * 4));
+      SUITE_CHECK(same_bits(got, data_of<int32_t>(before, size + c, size)));
+    }
+  }
+  SUITE_OK(t.wait_sends());
+  return "";
+}
+
+// A whole step's messages under way before the first is taken; three steps reuse the slots.
+inline std::string many_in_flight(Transport& t) {
+  constexpr int kMessages = 500;
+  int64_t next = (t.rank() + 1) % t.world();
+  int64_t before = (t.rank() + t.world() - 1) % t.world();
+  auto out = t.add_send(next, 5, kMessages);
+  auto in = t.add_recv(before, 5);
+  SUITE_OK(out);
+  SUITE_OK(in);
+  for (int step = 0; step < 3; ++step) {
+    std::vector<int64_t> sent(kMessages);
+    for (int i = 0; i < kMessages; ++i) {
+      sent[static_cast<size_t>(i)] = t.rank() * 1000000 + step * 1000 + i;
+      SUITE_OK(t.send(*out, bytes_of(&sent[static_cast<size_t>(i)]), 8));
+    }
+    for (int i = 0; i < kMessages; ++i) {
+      int64_t got = -1;
+      SUITE_OK(t.recv(*in, bytes_of(&got), 8));
+      SUITE_CHECK(got == before * 1000000 + step * 1000 + i);
+    }
+    SUITE_OK(t.wait_sends());
+  }
+  return "";
+}
+
+// Of all types as one message, sizes that no number of ranks divides, larger than any staging.
+inline std::string all_reduce_in(Transport& t, const std::vector<int64_t>& ranks, int64_t large) {
+  auto group = t.add_group(ranks);
+  SUITE_OK(group);
+  for (int64_t salt = 0; salt < 2; ++salt) {
+    auto a = data_of<float>(t.rank(), salt, large);
+    auto b = data_of<double>(t.rank(), salt + 10, 33);
+    auto c = data_of<int64_t>(t.rank(), salt + 20, 5);
+    auto d = data_of<int32_t>(t.rank(), salt + 30, 1);
+    auto e = data_of<float>(t.rank(), salt + 40, 1);
+    const Piece pieces[] = {{bytes_of(d.data()), DType::kI32, 1},
+                            {bytes_of(a.data()), DType::kF32, large},
+                            {bytes_of(b.data()), DType::kF64, 33},
+                            {bytes_of(c.data()), DType::kI64, 5},
+                            {bytes_of(e.data()), DType::kF32, 1}};
+    SUITE_OK(t.all_reduce(*group, pieces));
+    SUITE_CHECK(same_bits(a, sum_of<float>(ranks, salt, large)));
+    SUITE_CHECK(same_bits(b, sum_of<double>(ranks, salt + 10, 33)));
+    SUITE_CHECK(same_bits(c, sum_of<int64_t>(ranks, salt + 20, 5)));
+    SUITE_CHECK(same_bits(d, sum_of<int32_t>(ranks, salt + 30, 1)));
+    SUITE_CHECK(same_bits(e, sum_of<float>(ranks, salt + 40, 1)));
+  }
+  return "";
+}
+inline std::string all_reduce(Transport& t) { return all_reduce_in(t, everyone(t), 700001); }
+inline std::string small_all_reduce(Transport& t) { return all_reduce_in(t, everyone(t), 3); }
+inline std::string one_member(Transport& t) { return all_reduce_in(t, {t.rank()}, 17); }
+inline std::string subgroups(Transport& t) {
+  std::vector<int64_t> ranks;  // of the own parity
+  for (int64_t i = t.rank() % 2; i < t.world(); i += 2) ranks.push_back(i);
+  return all_reduce_in(t, ranks, 1000);
+}
+
+inline std::string reduce_scatter_in(Transport& t, const std::vector<int64_t>& ranks,
+                                     int64_t part) {
+  auto group = t.add_group(ranks);
+  SUITE_OK(group);
+  int64_t n = static_cast<int64_t>(ranks.size());
+  int64_t own = std::find(ranks.begin(), ranks.end(), t.rank()) - ranks.begin();
+  auto whole = data_of<float>(t.rank(), 3, n * part);
+  std::vector<float> got(static_cast<size_t>(part));
+  SUITE_OK(
+      t.reduce_scatter(*group, bytes_of(whole.data()), bytes_of(got.data()), DType::kF32, part));
+  auto sum = sum_of<float>(ranks, 3, n * part);
+  auto first = sum.begin() + own * part;
+  SUITE_CHECK(same_bits(got, std::vector<float>(first, first + part)));
+  std::vector<float> gathered(static_cast<size_t>(n * part));
+  SUITE_OK(t.all_gather(*group, bytes_of(got.data()), bytes_of(gathered.data()), part * 4));
+  SUITE_CHECK(same_bits(gathered, sum));
+  // In place: the own part already lies in the whole.
+  std::vector<float> whole_again(static_cast<size_t>(n * part));
+  std::copy(got.begin(), got.end(), whole_again.begin() + own * part);
+  SUITE_OK(t.all_gather(*group, bytes_of(whole_again.data() + own * part),
+                        bytes_of(whole_again.data()), part * 4));
+  SUITE_CHECK(same_bits(whole_again, sum));
+  return "";
+}
+inline std::string reduce_scatter(Transport& t) {
+  std::string wrong = reduce_scatter_in(t, everyone(t), 13);
+  if (wrong.empty()) wrong = reduce_scatter_in(t, everyone(t), 300007);
+  if (wrong.empty()) wrong = reduce_scatter_in(t, {t.rank()}, 13);
+  return wrong;
+}
+
+inline std::string all_to_all(Transport& t) {
+  auto group = t.add_group(everyone(t));
+  SUITE_OK(group);
+  for (int64_t part : {int64_t{1}, int64_t{20011}}) {
+    auto from = data_of<int32_t>(t.rank(), 4, part * t.world());
+    std::vector<int32_t> to(from.size());
+    SUITE_OK(t.all_to_all(*group, bytes_of(from.data()), bytes_of(to.data()), part * 4));
+    for (int64_t i = 0; i < t.world(); ++i) {
+      auto theirs = data_of<int32_t>(i, 4, part * t.world());
+      bool same = std::equal(to.begin() + i * part, to.begin() + (i + 1) * part,
+                             theirs.begin() + t.rank() * part);
+      SUITE_CHECK(same);
+    }
+  }
+  return "";
+}
+
+inline std::string broadcast(Transport& t) {
+  auto group = t.add_group(everyone(t));
+  SUITE_OK(group);
+  for (int32_t root = 0; root < t.world(); ++root) {
+    auto data = data_of<double>(t.rank(), 5, 10007);
+    SUITE_OK(t.broadcast(*group, bytes_of(data.data()), 10007 * 8, root));
+    SUITE_CHECK(same_bits(data, data_of<double>(root, 5, 10007)));
+  }
+  return "";
+}
+
+// Nobody leaves a barrier that not all have reached: rank 0's message of this round is always
+// there.
+inline std::string barriers(Transport& t) {
+  for (int i = 0; i < 200; ++i) SUITE_OK(t.barrier());
+  return "";
+}
+
+inline std::string wrong_registration(Transport& t) {
+  auto self = t.add_send(t.rank(), 0, 1);
+  SUITE_CHECK(!self.ok());
+  SUITE_CHECK(self.error().message ==
+              fmt::format("rank {0} of {1} has no peer of rank {0}", t.rank(), t.world()));
+  const int64_t strangers[] = {t.world() + 1};
+  auto group = t.add_group(strangers);
+  SUITE_CHECK(!group.ok());
+  SUITE_CHECK(group.error().message == fmt::format("rank {} of {} cannot join the group [{}]",
+                                                   t.rank(), t.world(), t.world() + 1));
+  return "";
+}
+
+inline constexpr Case kCases[] = {
+    {"messages", messages},
+    {"many_in_flight", many_in_flight},
+    {"all_reduce", all_reduce},
+    {"subgroups", subgroups},
+    {"one_member", one_member},
+    {"small_all_reduce", small_all_reduce},
+    {"all_to_all", all_to_all},
+    {"reduce_scatter", reduce_scatter},
+    {"broadcast", broadcast},
+    {"barriers", barriers},
+    {"wrong_registration", wrong_registration},
+};
+
+// ---- Faults: what each rank sees
+// ------------------------------------------------------------------ A fault makes an error on the
+// ranks it concerns; the text is what they must say ("" for the others).
+
+// The last rank takes no part.
+inline Status dropped_sender(Transport& t) {
+  int64_t last = t.world() - 1;
+  if (t.rank() == last) return ok_status();
+  PIPER_ASSIGN(int32_t route, t.add_recv(last, 7));
+  int64_t value = 0;
+  return t.recv(route, bytes_of(&value), 8);
+}
+inline Status dropped_member(Transport& t) {
+  if (t.rank() == t.world() - 1) return ok_status();
+  PIPER_ASSIGN(int32_t group, t.add_group(everyone(t)));
+  float value = 0;
+  const Piece pieces[] = {{bytes_of(&value), DType::kF32, 1}};
+  return t.all_reduce(group, pieces);
+}
+// Rank 0 sends to rank 1, which never takes it (large, so that no transport holds it in a buffer).
+inline Status dropped_receiver(Transport& t) {
+  if (t.rank() != 0) return ok_status();
+  static std::vector<std::byte> data(1 << 20);
+  PIPER_ASSIGN(int32_t route, t.add_send(1, 2, 1));
+  PIPER_TRY(t.send(route, data.data(), 1 << 20));
+  return t.wait_sends();
+}
+// Rank 0 sends 16 bytes, rank 1 wants 8.
+inline Status wrong_size(Transport& t) {
+  static int64_t values[2] = {1, 2};
+  if (t.rank() == 0) {
+    PIPER_ASSIGN(int32_t route, t.add_send(1, 2, 1));
+    return t.send(route, bytes_of(values), 16);
+  }
+  if (t.rank() != 1) return ok_status();
+  PIPER_ASSIGN(int32_t route, t.add_recv(0, 2));
+  int64_t value = 0;
+  return t.recv(route, bytes_of(&value), 8);
+}
+// Rank 1 fails; the others wait for it, with a deadline far away.
+inline Status aborted(Transport& t) {
+  if (t.rank() == 1) {
+    t.abort(fail("the disk is full").with_code(ExitCode::kStorage));
+    return ok_status();
+  }
+  return t.barrier();
+}
+
+struct Fault {
+  const char* name;
+  double timeout_s;
+  Status (*run)(Transport& transport);
+  const char* expected;  // of rank 0 (rank 1 for wrong_size), of 4
+};
+inline constexpr Fault kFaults[] = {
+    {"dropped_sender", 0.5, dropped_sender,
+     "rank 0 waited 0.5 s for a message on channel 7 from rank 3"},
+    {"dropped_member", 0.5, dropped_member,
+     "rank 0 waited 0.5 s in the all-reduce of ranks [0,1,2,3] for rank 3"},
+    {"dropped_receiver", 0.5, dropped_receiver,
+     "rank 0 waited 0.5 s for a message on channel 2 to be taken by rank 1"},
+    {"wrong_size", 30, wrong_size,
+     "rank 1 expects 8 bytes on channel 2 from rank 0, which brings "},
+    {"aborted", 30, aborted, "rank 0 stopped because rank 1 failed: the disk is full"},
+};
+
+}  // namespace piper::suite

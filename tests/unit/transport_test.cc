@@ -1,0 +1,248 @@
+// The conformance suite on both transports. The mpi half starts this program again under mpirun,
+// with --rank-case.
+#include "piper/transport.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <thread>
+
+#include "unit/transport_suite.h"
+
+namespace piper {
+namespace {
+
+using suite::Case;
+using suite::Fault;
+
+// Runs `body` on `world` threads, each with its transport.
+template <class Body>
+void run_ranks(int64_t world, double timeout_s, Body body) {
+  auto job = make_inproc_world(world, TransportOptions{timeout_s});
+  std::vector<std::thread> threads;
+  for (int64_t i = 0; i < world; ++i) threads.emplace_back([&, i] { body(job->rank(i)); });
+  for (std::thread& thread : threads) thread.join();
+}
+
+class Inproc : public testing::TestWithParam<std::tuple<int64_t, size_t>> {};
+
+TEST_P(Inproc, Conforms) {
+  auto [world, index] = GetParam();
+  const Case& one = suite::kCases[index];
+  std::vector<std::string> wrong(static_cast<size_t>(world));
+  run_ranks(world, 60, [&](Transport& t) { wrong[static_cast<size_t>(t.rank())] = one.run(t); });
+  for (int64_t i = 0; i < world; ++i) EXPECT_EQ(wrong[static_cast<size_t>(i)], "") << "rank " << i;
+}
+INSTANTIATE_TEST_SUITE_P(Suite, Inproc,
+                         testing::Combine(testing::Values(2, 3, 8),
+                                          testing::Range(size_t{0}, std::size(suite::kCases))),
+                         [](const auto& info) {
+                           return fmt::format("{}_ranks_{}",
+                                              suite::kCases[std::get<1>(info.param)].name,
+                                              std::get<0>(info.param));
+                         });
+
+class InprocFault : public testing::TestWithParam<size_t> {};
+
+TEST_P(InprocFault, NamesBothSides) {
+  const Fault& fault = suite::kFaults[GetParam()];
+  std::vector<Status> got(4, ok_status());
+  auto start = std::chrono::steady_clock::now();
+  run_ranks(4, fault.timeout_s,
+            [&](Transport& t) { got[static_cast<size_t>(t.rank())] = fault.run(t); });
+  std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  EXPECT_LT(took.count(), 10);
+  const Status& seen = got[std::string_view(fault.name) == "wrong_size" ? 1 : 0];
+  ASSERT_FALSE(seen.ok());
+  EXPECT_EQ(seen.error().message.substr(0, std::strlen(fault.expected)), fault.expected);
+  bool size = std::string_view(fault.name) == "wrong_size";
+  EXPECT_EQ(seen.error().code, size ? ExitCode::kPlan : ExitCode::kPeer);
+}
+INSTANTIATE_TEST_SUITE_P(Suite, InprocFault, testing::Range(size_t{0}, std::size(suite::kFaults)),
+                         [](const auto& info) { return suite::kFaults[info.param].name; });
+
+TEST(InprocWorld, TellsWhereThePeerStands) {
+  Status got = ok_status();
+  run_ranks(2, 0.3, [&](Transport& t) {
+    if (t.rank() == 1) {
+      t.activity().store("F stage=1 mb=3");
+      return;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    got = t.barrier();
+  });
+  ASSERT_FALSE(got.ok());
+  EXPECT_EQ(got.error().message, "rank 0 waited 0.3 s in the barrier of ranks [0,1] for rank 1");
+  ASSERT_EQ(got.error().notes.size(), 1u);
+  EXPECT_EQ(got.error().notes[0], "rank 1 is at F stage=1 mb=3");
+}
+
+TEST(InprocWorld, OtherSizesInACollectiveAreRefusedByAll) {
+  std::vector<std::string> got(2);
+  run_ranks(2, 5, [&](Transport& t) {
+    auto group = t.add_group(suite::everyone(t));
+    std::vector<float> data(100);
+    const Piece pieces[] = {{suite::bytes_of(data.data()), DType::kF32, t.rank() == 0 ? 10 : 20}};
+    Status status = t.all_reduce(*group, pieces);
+    got[static_cast<size_t>(t.rank())] = status.ok() ? "" : status.error().message;
+  });
+  EXPECT_EQ(got[0], "rank 0 expects 64 bytes in the all-reduce with rank 1, which brings 128");
+  EXPECT_EQ(got[1], "rank 1 expects 128 bytes in the all-reduce with rank 0, which brings 64");
+}
+
+// ---- Plans of one compilation
+// ---------------------------------------------------------------------
+
+std::vector<std::string> agree_all(std::vector<PlanIdentity> plans) {
+  std::vector<std::string> got(plans.size());
+  run_ranks(static_cast<int64_t>(plans.size()), 5, [&](Transport& t) {
+    Status status = t.agree(plans[static_cast<size_t>(t.rank())]);
+    got[static_cast<size_t>(t.rank())] = status.ok() ? "ok" : status.error().message;
+  });
+  return got;
+}
+
+TEST(Agree, AcceptsOneCompilation) {
+  EXPECT_EQ(agree_all({{"aa", 0, 2, "p0"}, {"aa", 1, 2, "p1"}}),
+            (std::vector<std::string>{"ok", "ok"}));
+}
+
+TEST(Agree, NamesBothSidesOnEveryRank) {
+  std::string sets =
+      "plans of two compilations: rank 0 holds set aa (p0), rank 1 holds set bb (p1)";
+  EXPECT_EQ(agree_all({{"aa", 0, 2, "p0"}, {"bb", 1, 2, "p1"}}),
+            (std::vector<std::string>{sets, sets}));
+  std::string world = "the plan of rank 1 (p1) is for 4 ranks, but 2 take part";
+  EXPECT_EQ(agree_all({{"aa", 0, 2, "p0"}, {"aa", 1, 4, "p1"}}),
+            (std::vector<std::string>{world, world}));
+  std::string twice = "two processes hold the plan of rank 0: numbers 0 (p0) and 1 (copy)";
+  EXPECT_EQ(agree_all({{"aa", 0, 2, "p0"}, {"aa", 0, 2, "copy"}}),
+            (std::vector<std::string>{twice, twice}));
+}
+
+// ---- The same suite under mpirun
+// --------------------------------------------------------------------
+
+struct Ran {
+  int exit_code = -1;
+  std::string output;
+};
+
+Ran mpirun(int ranks, const std::string& rank_case) {
+  std::string self(4096, '\0');
+  ssize_t length = readlink("/proc/self/exe", self.data(), self.size());
+  self.resize(length > 0 ? static_cast<size_t>(length) : 0);
+  // Open MPI keeps its memory until the end; the sanitizer for leaks is for our own programs.
+  std::string command = fmt::format(
+      "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
+      "OMPI_MCA_rmaps_base_oversubscribe=1 "
+      "ASAN_OPTIONS=detect_leaks=0 mpirun --mca btl vader,self -n {} '{}' --rank-case {} 2>&1",
+      ranks, self, rank_case);
+  Ran ran;
+  FILE* pipe = popen(command.c_str(), "r");
+  if (pipe == nullptr) return ran;
+  char buffer[4096];
+  while (size_t got = fread(buffer, 1, sizeof buffer, pipe)) ran.output.append(buffer, got);
+  int status = pclose(pipe);
+  ran.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  return ran;
+}
+
+class Mpi : public testing::TestWithParam<int> {};
+
+TEST_P(Mpi, Conforms) {
+  Ran ran = mpirun(GetParam(), "suite");
+  EXPECT_EQ(ran.exit_code, 0) << ran.output;
+  EXPECT_NE(ran.output.find(fmt::format("suite passed on {} ranks", GetParam())), std::string::npos)
+      << ran.output;
+}
+INSTANTIATE_TEST_SUITE_P(Suite, Mpi, testing::Values(1, 2, 4));
+
+class MpiFault : public testing::TestWithParam<size_t> {};
+
+TEST_P(MpiFault, NamesBothSides) {
+  const Fault& fault = suite::kFaults[GetParam()];
+  auto start = std::chrono::steady_clock::now();
+  Ran ran = mpirun(4, fault.name);
+  std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  EXPECT_LT(took.count(), 20);
+  EXPECT_NE(ran.output.find(fault.expected), std::string::npos) << ran.output;
+  EXPECT_NE(ran.exit_code, 0);
+}
+INSTANTIATE_TEST_SUITE_P(Suite, MpiFault, testing::Range(size_t{0}, std::size(suite::kFaults)),
+                         [](const auto& info) { return suite::kFaults[info.param].name; });
+
+TEST(MpiAgree, RefusesPlansOfTwoCompilations) {
+  Ran ran = mpirun(2, "two_sets");
+  EXPECT_NE(ran.output.find("plans of two compilations: rank 0 holds set set0 (rank0.plan), rank 1 "
+                            "holds set set1 (rank1.plan)"),
+            std::string::npos)
+      << ran.output;
+  EXPECT_EQ(ran.exit_code, static_cast<int>(ExitCode::kPlan)) << ran.output;
+}
+
+TEST(MpiAgree, RanksAreThoseOfThePlans) {
+  Ran ran = mpirun(3, "reversed");
+  EXPECT_EQ(ran.exit_code, 0) << ran.output;
+  EXPECT_NE(ran.output.find("suite passed on 3 ranks"), std::string::npos) << ran.output;
+}
+
+// ---- What a process under mpirun does
+// ---------------------------------------------------------------
+
+int fail_rank(Transport& t, const Error& error) {
+  fmt::print("{}\n", error.message);
+  std::fflush(stdout);
+  std::this_thread::sleep_for(std::chrono::milliseconds(400));  // let the others speak, too
+  t.abort(error);
+  return static_cast<int>(error.code);
+}
+
+int run_suite(Transport& t) {
+  for (const Case& one : suite::kCases) {
+    // Rings of messages need a peer.
+    bool alone = t.world() == 1 && (one.run == suite::messages || one.run == suite::many_in_flight);
+    std::string wrong = alone ? "" : one.run(t);
+    if (!wrong.empty()) return fail_rank(t, fail("rank {}, {}: {}", t.rank(), one.name, wrong));
+    if (Status status = t.barrier(); !status) return fail_rank(t, status.error());
+  }
+  if (t.rank() == 0) fmt::print("suite passed on {} ranks\n", t.world());
+  return 0;
+}
+
+int run_rank_case(std::string_view name) {
+  double timeout = 60;
+  for (const Fault& fault : suite::kFaults) {
+    if (name == fault.name) timeout = fault.timeout_s;
+  }
+  auto transport = make_mpi_transport(TransportOptions{timeout});
+  int64_t rank = transport->rank();
+  PlanIdentity plan{"set", rank, transport->world(), fmt::format("rank{}.plan", rank)};
+  if (name == "two_sets") plan.set_id = fmt::format("set{}", rank);
+  if (name == "reversed") plan.rank = transport->world() - 1 - rank;
+  if (Status agreed = transport->agree(plan); !agreed) return fail_rank(*transport, agreed.error());
+  if (transport->rank() != plan.rank) return 1;
+  if (name == "suite" || name == "reversed") return run_suite(*transport);
+  for (const Fault& fault : suite::kFaults) {
+    if (name != fault.name) continue;
+    Status status = fault.run(*transport);
+    if (!status) return fail_rank(*transport, status.error());
+    std::this_thread::sleep_for(std::chrono::seconds(4));  // a rank that takes no part
+    return 1;
+  }
+  return 2;
+}
+
+}  // namespace
+}  // namespace piper
+
+int main(int argc, char** argv) {
+  if (argc == 3 && std::string_view(argv[1]) == "--rank-case") return piper::run_rank_case(argv[2]);
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
