@@ -15,6 +15,7 @@ find_package(benchmark REQUIRED)
 find_library(DNNL_LIBRARY dnnl REQUIRED)
 add_library(DNNL::dnnl SHARED IMPORTED)
 set_target_properties(DNNL::dnnl PROPERTIES IMPORTED_LOCATION ${DNNL_LIBRARY})
+find_package(hwy REQUIRED)
 find_library(XXHASH xxhash REQUIRED)
 
 if(EXISTS ${CMAKE_SOURCE_DIR}/formats/plan.proto)

@@ -31,12 +31,17 @@ struct CpuOptions {
   int threads = 1;  // for one launch; results do not depend on it
 };
 std::unique_ptr<Backend> make_cpu_backend(const CpuOptions& options = {});
-std::unique_ptr<Backend> make_null_backend();
+// What a null backend was asked to do. Its `copy`, `fill` and `sum` leave memory as it is.
+struct NullCounts {
+  int64_t loads = 0, binds = 0, launches = 0, copies = 0, fills = 0, sums = 0;
+};
+std::unique_ptr<Backend> make_null_backend(NullCounts* counts = nullptr);
 
 // Ops that the CPU backend has a kernel for: by name, sorted.
 std::vector<std::string> cpu_ops();
 
-// Runs one op at once on host data, on the CPU backend: constant folding and tests.
+// Runs one op at once on host data, on the CPU backend: constant folding and tests. An input whose Bytes have no data
+// (while its type has elements) is absent.
 Result<std::vector<Bytes>> evaluate_op(std::string_view op, const Attrs& attrs,
                                        std::span<const TensorType> input_types, std::span<const Bytes> inputs,
                                        std::span<const TensorType> output_types);

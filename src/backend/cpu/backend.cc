@@ -1,0 +1,296 @@
+// The CPU backend: a program is a list of kernels, a binding the list of their operands' addresses.
+#include "piper/backend.h"
+
+#include <cstring>
+#include <new>
+
+#include "dtypes.h"
+#include "families.h"
+#include "loop.h"
+
+namespace piper {
+namespace {
+
+using cpu::Kernel;
+using cpu::KernelPtr;
+using cpu::Use;
+
+constexpr size_t kAlignment = 64;
+// Programs come from files: no shape may make sizes overflow.
+constexpr int64_t kMaxElements = int64_t{1} << 48;
+
+struct AlignedFree {
+  void operator()(std::byte* p) const { ::operator delete (p, std::align_val_t{kAlignment}); }
+};
+using AlignedBlock = std::unique_ptr<std::byte[], AlignedFree>;
+
+AlignedBlock aligned_block(int64_t bytes) {
+  const size_t size = (static_cast<size_t>(bytes) + kAlignment) / kAlignment * kAlignment;
+  auto* p =
+      static_cast<std::byte*>(::operator new (size, std::align_val_t{kAlignment}, std::nothrow));
+  if (p) std::memset(p, 0, size);  // touched here, not in the first step
+  return AlignedBlock(p);
+}
+
+struct LoadedProgram {
+  int32_t num_args = 0;
+  int64_t workspace_bytes = 0;
+  std::vector<TensorType> arg_types;
+  struct Op {
+    KernelPtr kernel;
+    int32_t first = 0;  // of its operands
+  };
+  std::vector<Op> ops;
+  // Where each operand lies: an argument, an offset in the workspace, a literal, or nowhere.
+  struct Operand {
+    enum Kind : uint8_t { kAbsent, kArg, kWorkspace, kLiteral } kind = kAbsent;
+    int64_t at = 0;
+  };
+  std::vector<Operand> operands;
+  AlignedBlock literals;
+};
+
+struct Binding {
+  const LoadedProgram* program = nullptr;
+  std::vector<std::byte*> pointers;
+};
+
+Status check_type(const TensorType& type) {
+  PIPER_WANT(type.shape.size() <= cpu::kMaxRank, "{} has more than {} dims", to_string(type.shape),
+             cpu::kMaxRank);
+  int64_t elements = 1;
+  for (int64_t extent : type.shape) {
+    PIPER_WANT(extent >= 0 && (extent == 0 || elements <= kMaxElements / extent), "{} is no size",
+               to_string(type.shape));
+    elements *= extent;
+  }
+  return ok_status();
+}
+
+Status check_values(const Program& program) {
+  const size_t count = program.values.size();
+  PIPER_WANT(program.num_args >= 0 && static_cast<size_t>(program.num_args) <= count &&
+                 program.offsets.size() == count,
+             "lists of values of different lengths");
+  std::vector<bool> placed(count, false);
+  std::fill_n(placed.begin(), program.num_args, true);
+  for (size_t v = 0; v < count; ++v) PIPER_TRY(check_type(program.values[v]));
+  for (const auto& [value, bytes] : program.literals) {
+    PIPER_WANT(value >= program.num_args && static_cast<size_t>(value) < count && !placed[value] &&
+                   static_cast<int64_t>(bytes.size()) == program.values[value].bytes(),
+               "literal {} does not match its value", value);
+    placed[value] = true;
+  }
+  for (size_t v = 0; v < count; ++v) {
+    if (placed[v]) continue;
+    const int64_t offset = program.offsets[v];
+    const int64_t bytes = program.values[v].bytes();
+    PIPER_WANT(offset >= 0 && offset % info(program.values[v].dtype).bytes == 0 &&
+                   bytes <= program.workspace_bytes && offset <= program.workspace_bytes - bytes,
+               "value {} lies outside the workspace", v);
+  }
+  return ok_status();
+}
+
+Result<Use> make_use(const Program& program, const ProgramOp& op) {
+  Use use{op.op, op.attrs, {}, {}, {}, {}};
+  const auto count = static_cast<int32_t>(program.values.size());
+  auto add = [&](const std::vector<int32_t>& ids, std::vector<TensorType>& types,
+                 std::vector<bool>& there) -> Status {
+    for (int32_t id : ids) {
+      PIPER_WANT(id >= -1 && id < count, "names value {} of {}", id, count);
+      types.push_back(id < 0 ? TensorType{} : program.values[id]);
+      there.push_back(id >= 0);
+    }
+    return ok_status();
+  };
+  PIPER_TRY(add(op.inputs, use.inputs, use.present));
+  PIPER_TRY(add(op.outputs, use.outputs, use.wanted));
+  return use;
+}
+
+// An output may share memory with an input only as a whole, and only where the kernel says so.
+Status check_overlap(const Program& program, const ProgramOp& op, bool in_place) {
+  auto local = [&](int32_t v) { return v >= program.num_args && program.offsets[v] >= 0; };
+  for (int32_t out : op.outputs) {
+    if (out < 0 || !local(out)) continue;
+    const int64_t begin = program.offsets[out];
+    const int64_t bytes = program.values[out].bytes();
+    for (int32_t in : op.inputs) {
+      if (in < 0 || !local(in)) continue;
+      const int64_t at = program.offsets[in];
+      const int64_t size = program.values[in].bytes();
+      if (at >= begin + bytes || begin >= at + size) continue;
+      PIPER_WANT(in_place && at == begin && size == bytes,
+                 "output {} overlaps input {} in the workspace", out, in);
+    }
+  }
+  return ok_status();
+}
+
+class CpuBackend final : public Backend {
+ public:
+  std::string_view name() const override { return "cpu"; }
+
+  Result<std::byte*> allocate(int64_t bytes) override {
+    AlignedBlock block = bytes < 0 || bytes > kMaxElements ? nullptr : aligned_block(bytes);
+    if (!block) {
+      return fail("cannot allocate {}", human_bytes(bytes)).with_code(ExitCode::kStorage);
+    }
+    blocks_.push_back(std::move(block));
+    return blocks_.back().get();
+  }
+
+  Result<int32_t> load(const Program& program) override {
+    auto loaded = std::make_unique<LoadedProgram>();
+    if (Status ok = prepare(program, *loaded); !ok) {
+      Error error = std::move(ok).error();
+      error.message = fmt::format("program '{}': {}", quote_control(program.label), error.message);
+      return std::move(error).with_code(ExitCode::kPlan);
+    }
+    programs_.push_back(std::move(loaded));
+    return static_cast<int32_t>(programs_.size()) - 1;
+  }
+
+  Result<int32_t> bind(int32_t program, std::span<std::byte* const> args,
+                       std::byte* workspace) override {
+    PIPER_WANT(program >= 0 && static_cast<size_t>(program) < programs_.size(), "no program {}",
+               program);
+    const LoadedProgram& loaded = *programs_[program];
+    PIPER_WANT(args.size() == static_cast<size_t>(loaded.num_args), "{} arguments for {}",
+               args.size(), loaded.num_args);
+    for (size_t i = 0; i < args.size(); ++i) {
+      const auto address = reinterpret_cast<uintptr_t>(args[i]);
+      PIPER_WANT(address != 0 && address % info(loaded.arg_types[i].dtype).bytes == 0,
+                 "argument {} is not aligned", i);
+    }
+    PIPER_WANT(workspace || loaded.workspace_bytes == 0, "no workspace");
+    Binding binding{&loaded, {}};
+    binding.pointers.reserve(loaded.operands.size());
+    for (const LoadedProgram::Operand& operand : loaded.operands) {
+      binding.pointers.push_back(address_of(loaded, operand, args, workspace));
+    }
+    bindings_.push_back(std::move(binding));
+    return static_cast<int32_t>(bindings_.size()) - 1;
+  }
+
+  void launch(int32_t binding) override {
+    const Binding& bound = bindings_[binding];
+    for (const LoadedProgram::Op& op : bound.program->ops) {
+      op.kernel->run(bound.pointers.data() + op.first, scratch_.get());
+    }
+  }
+
+  void copy(std::byte* to, const std::byte* from, int64_t bytes) override {
+    if (to != from) std::memmove(to, from, static_cast<size_t>(bytes));
+  }
+
+  void fill(std::byte* to, const TensorType& type, double value) override {
+    cpu::fill_elements(to, type.dtype, num_elements(type.shape), value);
+  }
+
+  void sum(std::byte* to, std::span<const std::byte* const> from, DType dtype,
+           int64_t count) override {
+    cpu::sum_elements(to, from, dtype, count);
+  }
+
+ private:
+  static std::byte* address_of(const LoadedProgram& loaded, const LoadedProgram::Operand& operand,
+                               std::span<std::byte* const> args, std::byte* workspace) {
+    switch (operand.kind) {
+      case LoadedProgram::Operand::kAbsent:
+        return nullptr;
+      case LoadedProgram::Operand::kArg:
+        return args[operand.at];
+      case LoadedProgram::Operand::kWorkspace:
+        return workspace + operand.at;
+      case LoadedProgram::Operand::kLiteral:
+        break;
+    }
+    return loaded.literals.get() + operand.at;
+  }
+
+  Status prepare(const Program& program, LoadedProgram& loaded) {
+    PIPER_TRY(check_values(program));
+    loaded.num_args = program.num_args;
+    loaded.workspace_bytes = program.workspace_bytes;
+    loaded.arg_types.assign(program.values.begin(), program.values.begin() + program.num_args);
+    std::vector<LoadedProgram::Operand> places(program.values.size());
+    for (size_t v = 0; v < places.size(); ++v) {
+      const bool arg = static_cast<int32_t>(v) < program.num_args;
+      places[v] =
+          arg ? LoadedProgram::Operand{LoadedProgram::Operand::kArg, int64_t(v)}
+              : LoadedProgram::Operand{LoadedProgram::Operand::kWorkspace, program.offsets[v]};
+    }
+    PIPER_TRY(store_literals(program, loaded, places));
+    int64_t scratch_bytes = 0;
+    for (size_t i = 0; i < program.ops.size(); ++i) {
+      const ProgramOp& op = program.ops[i];
+      Result<KernelPtr> kernel = prepare_op(program, op);
+      if (!kernel) {
+        Error error = std::move(kernel).error();
+        error.message = fmt::format("op {} {}: {}", i, quote_control(op.op), error.message);
+        return error;
+      }
+      scratch_bytes = std::max(scratch_bytes, (*kernel)->scratch_bytes);
+      loaded.ops.push_back({*std::move(kernel), static_cast<int32_t>(loaded.operands.size())});
+      for (int32_t v : op.inputs) loaded.operands.push_back(place(places, v));
+      for (int32_t v : op.outputs) loaded.operands.push_back(place(places, v));
+    }
+    return reserve_scratch(scratch_bytes);
+  }
+
+  static LoadedProgram::Operand place(const std::vector<LoadedProgram::Operand>& places,
+                                      int32_t v) {
+    return v < 0 ? LoadedProgram::Operand{} : places[v];
+  }
+
+  static Status store_literals(const Program& program, LoadedProgram& loaded,
+                               std::vector<LoadedProgram::Operand>& places) {
+    int64_t bytes = 0;
+    for (const auto& [value, text] : program.literals) {
+      places[value] = {LoadedProgram::Operand::kLiteral, bytes};
+      bytes += (static_cast<int64_t>(text.size()) + 63) / 64 * 64;
+    }
+    loaded.literals = aligned_block(bytes);
+    PIPER_WANT(loaded.literals, "cannot allocate {}", human_bytes(bytes));
+    for (const auto& [value, text] : program.literals) {
+      std::memcpy(loaded.literals.get() + places[value].at, text.data(), text.size());
+    }
+    return ok_status();
+  }
+
+  static Result<KernelPtr> prepare_op(const Program& program, const ProgramOp& op) {
+    PIPER_ASSIGN(const Use use, make_use(program, op));
+    const cpu::Maker make = cpu::find_kernel(op.op);
+    if (!make) {
+      const std::vector<std::string> ops = cpu_ops();
+      return fail("the cpu backend has no such op{}", did_you_mean(op.op, ops));
+    }
+    PIPER_ASSIGN(KernelPtr kernel, make(use));
+    PIPER_TRY(check_overlap(program, op, kernel->in_place));
+    return kernel;
+  }
+
+  Status reserve_scratch(int64_t bytes) {
+    if (bytes <= scratch_bytes_) return ok_status();
+    scratch_ = aligned_block(bytes);
+    PIPER_WANT(scratch_, "cannot allocate {}", human_bytes(bytes));
+    scratch_bytes_ = bytes;
+    return ok_status();
+  }
+
+  std::vector<AlignedBlock> blocks_;
+  std::vector<std::unique_ptr<LoadedProgram>> programs_;
+  std::vector<Binding> bindings_;
+  AlignedBlock scratch_;  // of the op that runs: ops run one after the other
+  int64_t scratch_bytes_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> make_cpu_backend(const CpuOptions&) {
+  return std::make_unique<CpuBackend>();
+}
+
+}  // namespace piper

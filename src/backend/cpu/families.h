@@ -1,0 +1,50 @@
+// The makers of all kernels, by the file that defines them.
+#pragma once
+
+#include "kernel.h"
+
+namespace piper::cpu {
+
+// pointwise.cc, fused.cc
+Result<KernelPtr> make_pointwise(const Use& use);
+Result<KernelPtr> make_fused(const Use& use);
+// matmul.cc
+Result<KernelPtr> make_matmul(const Use& use);
+// move.cc
+Result<KernelPtr> make_transpose(const Use& use);
+Result<KernelPtr> make_reshape(const Use& use);
+Result<KernelPtr> make_expand(const Use& use);
+Result<KernelPtr> make_slice(const Use& use);
+// fill.cc
+Result<KernelPtr> make_concat(const Use& use);
+Result<KernelPtr> make_pad(const Use& use);
+Result<KernelPtr> make_fill(const Use& use);
+Result<KernelPtr> make_trilu(const Use& use);
+// gather.cc
+Result<KernelPtr> make_gather(const Use& use);
+Result<KernelPtr> make_gather_grad(const Use& use);
+Result<KernelPtr> make_gather_nd(const Use& use);
+// reduce.cc
+Result<KernelPtr> make_reduce(const Use& use);
+Result<KernelPtr> make_cumsum(const Use& use);
+// softmax.cc
+Result<KernelPtr> make_softmax(const Use& use);
+Result<KernelPtr> make_softmax_grad(const Use& use);
+// norm.cc
+Result<KernelPtr> make_layer_norm(const Use& use);
+Result<KernelPtr> make_layer_norm_grad_x(const Use& use);
+Result<KernelPtr> make_layer_norm_grad_params(const Use& use);
+// loss.cc
+Result<KernelPtr> make_cross_entropy_sum(const Use& use);
+Result<KernelPtr> make_cross_entropy_grad(const Use& use);
+Result<KernelPtr> make_label_count(const Use& use);
+// optimizer.cc
+Result<KernelPtr> make_sum_squares(const Use& use);
+Result<KernelPtr> make_global_norm(const Use& use);
+Result<KernelPtr> make_clip_factor(const Use& use);
+Result<KernelPtr> make_learning_rate(const Use& use);
+Result<KernelPtr> make_next_step(const Use& use);
+Result<KernelPtr> make_sgd(const Use& use);
+Result<KernelPtr> make_adamw(const Use& use);
+
+}  // namespace piper::cpu

@@ -1,0 +1,161 @@
+// Gather, its gradient, GatherND. An index that lies outside (inputs are checked before they come
+// here) makes NaN, or 0 for integers, and contributes to no gradient: memory is never touched out
+// of bounds.
+#include <algorithm>
+#include <cstring>
+
+#include "dtypes.h"
+#include "families.h"
+#include "loop.h"
+
+namespace piper::cpu {
+namespace {
+
+// Position in [0, size), or -1. Negative indices count from the end.
+int64_t position(int64_t index, int64_t size) {
+  if (index < 0) index += size;
+  return index >= 0 && index < size ? index : -1;
+}
+
+// What stands for an element that is not there.
+template <class T>
+T nothing() {
+  return convert<T>(std::is_same_v<T, int64_t> || std::is_same_v<T, int32_t> ||
+                            std::is_same_v<T, Bool>
+                        ? 0.0
+                        : std::numeric_limits<double>::quiet_NaN());
+}
+
+template <class F>
+Result<KernelPtr> for_indices(DType dtype, F f) {
+  if (dtype == DType::kI64) return f(int64_t{});
+  if (dtype == DType::kI32) return f(int32_t{});
+  return fail("indices of {}", info(dtype).name);
+}
+
+template <class T, class I>
+KernelPtr gather_kernel(int64_t outer, int64_t size, int64_t inner, int64_t count) {
+  return make_kernel(InPlace::kNo, [=](Pointers p, std::byte*) {
+    const I* index = input<I>(p, 1);
+    T* out = output<T>(p, 2);
+    for (int64_t o = 0; o < outer; ++o) {
+      const T* data = input<T>(p, 0) + o * size * inner;
+      for (int64_t i = 0; i < count; ++i, out += inner) {
+        const int64_t at = position(index[i], size);
+        if (at < 0) {
+          std::fill_n(out, inner, nothing<T>());
+        } else if (inner == 1) {
+          *out = data[at];
+        } else {
+          std::memcpy(out, data + at * inner, static_cast<size_t>(inner) * sizeof(T));
+        }
+      }
+    }
+  });
+}
+
+template <class T, class I>
+KernelPtr gather_grad_kernel(int64_t outer, int64_t size, int64_t inner, int64_t count) {
+  return make_kernel(InPlace::kNo, [=](Pointers p, std::byte*) {
+    const T* dy = input<T>(p, 0);
+    const I* index = input<I>(p, 1);
+    std::fill_n(output<T>(p, 2), outer * size * inner, T{0});
+    for (int64_t o = 0; o < outer; ++o) {
+      T* data = output<T>(p, 2) + o * size * inner;
+      for (int64_t i = 0; i < count; ++i, dy += inner) {
+        const int64_t at = position(index[i], size);
+        if (at < 0) continue;
+        T* row = data + at * inner;
+        for (int64_t j = 0; j < inner; ++j) row[j] += dy[j];
+      }
+    }
+  });
+}
+
+}  // namespace
+
+Result<KernelPtr> make_gather(const Use& use) {
+  PIPER_TRY(use.operands(2, 2));
+  const Shape &data = use.in(0), &indices = use.in(1);
+  PIPER_ASSIGN(const int64_t axis, use.axis("axis", data.size()));
+  Shape expected(data.begin(), data.begin() + axis);
+  expected.insert(expected.end(), indices.begin(), indices.end());
+  expected.insert(expected.end(), data.begin() + axis + 1, data.end());
+  PIPER_WANT(use.out() == expected && use.outputs[0].dtype == use.type(), "of {} at {} to {}",
+             to_string(use.inputs[0]), to_string(indices), to_string(use.outputs[0]));
+  const int64_t outer = extent(data, 0, axis), inner = extent(data, axis + 1, data.size());
+  return for_indices(use.inputs[1].dtype, [&](auto index) {
+    return for_dtype(use.type(), [&](auto zero) -> Result<KernelPtr> {
+      return gather_kernel<decltype(zero), decltype(index)>(outer, data[axis], inner,
+                                                            num_elements(indices));
+    });
+  });
+}
+
+Result<KernelPtr> make_gather_grad(const Use& use) {
+  PIPER_TRY(use.operands(2, 2));
+  const Shape &dy = use.in(0), &indices = use.in(1), &data = use.out();
+  PIPER_ASSIGN(const int64_t axis, use.axis("axis", data.size()));
+  PIPER_ASSIGN(const int64_t size, use.integer_or("size", data[axis]));
+  Shape expected(data.begin(), data.begin() + axis);
+  expected.insert(expected.end(), indices.begin(), indices.end());
+  expected.insert(expected.end(), data.begin() + axis + 1, data.end());
+  PIPER_WANT(dy == expected && size == data[axis] && use.outputs[0].dtype == use.type(),
+             "of {} at {} to {}", to_string(use.inputs[0]), to_string(indices),
+             to_string(use.outputs[0]));
+  const int64_t outer = extent(data, 0, axis), inner = extent(data, axis + 1, data.size());
+  return for_indices(use.inputs[1].dtype, [&](auto index) {
+    return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
+      return gather_grad_kernel<decltype(zero), decltype(index)>(outer, size, inner,
+                                                                 num_elements(indices));
+    });
+  });
+}
+
+Result<KernelPtr> make_gather_nd(const Use& use) {
+  PIPER_TRY(use.operands(2, 2));
+  PIPER_ASSIGN(const int64_t batch_dims, use.integer_or("batch_dims", 0));
+  const Shape &data = use.in(0), &indices = use.in(1);
+  const auto b = static_cast<size_t>(batch_dims);
+  PIPER_WANT(batch_dims >= 0 && b < indices.size() && b < data.size() && indices.back() >= 0 &&
+                 indices.back() <= static_cast<int64_t>(data.size() - b),
+             "of {} at {}", to_string(data), to_string(indices));
+  const auto depth = static_cast<size_t>(indices.back());
+  Shape expected(indices.begin(), indices.end() - 1);
+  expected.insert(expected.end(), data.begin() + b + depth, data.end());
+  PIPER_WANT(use.out() == expected && use.outputs[0].dtype == use.type() &&
+                 std::equal(data.begin(), data.begin() + b, indices.begin()),
+             "of {} at {} to {}", to_string(use.inputs[0]), to_string(indices),
+             to_string(use.outputs[0]));
+  const Shape dims(data.begin() + b, data.begin() + b + depth);
+  const std::vector<int64_t> steps = strides_of(dims);
+  const int64_t batches = extent(data, 0, b), per_batch = extent(indices, b, indices.size() - 1);
+  const int64_t inner = extent(data, b + depth, data.size()), plane = num_elements(dims) * inner;
+  return for_indices(use.inputs[1].dtype, [&](auto index_zero) {
+    return for_dtype(use.type(), [&](auto zero) -> Result<KernelPtr> {
+      using T = decltype(zero);
+      using I = decltype(index_zero);
+      return make_kernel(InPlace::kNo, [=](Pointers p, std::byte*) {
+        const I* index = input<I>(p, 1);
+        T* out = output<T>(p, 2);
+        for (int64_t i = 0; i < batches * per_batch; ++i, index += depth, out += inner) {
+          int64_t at = 0;
+          bool inside = true;
+          for (size_t d = 0; d < depth; ++d) {
+            const int64_t x = position(index[d], dims[d]);
+            inside = inside && x >= 0;
+            at += x * steps[d];
+          }
+          if (inside) {
+            const T* from = input<T>(p, 0) + i / per_batch * plane + at * inner;
+            std::memcpy(out, from, static_cast<size_t>(inner) * sizeof(T));
+          } else {
+            std::fill_n(out, inner, nothing<T>());
+          }
+        }
+      });
+    });
+  });
+}
+
+}  // namespace piper::cpu

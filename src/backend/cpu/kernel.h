@@ -1,0 +1,122 @@
+// What a kernel is: made once when a program is loaded, run many times without allocation, lock or
+// failure.
+//
+// One file per family of ops defines makers; kernels.cc lists them under the ops' names. A maker
+// checks the whole use (operand count, element types, shapes, attributes) and returns a located
+// sentence when it is wrong: nothing is checked at launch.
+#pragma once
+
+#include <concepts>
+
+#include "piper/bundle.h"
+
+namespace piper::cpu {
+
+// Operands of one use: its inputs, then its outputs; null where an optional one is absent.
+using Pointers = std::byte* const*;
+
+class Kernel {
+ public:
+  virtual ~Kernel() = default;
+  virtual void run(Pointers p, std::byte* scratch) const = 0;
+  int64_t scratch_bytes = 0;  // what `scratch` must hold; contents do not outlive one run
+  bool in_place = false;      // an output may be stored over an input of the same size
+};
+
+template <std::invocable<Pointers, std::byte*> F>
+class FunctionKernel final : public Kernel {
+ public:
+  explicit FunctionKernel(F f) : f_(std::move(f)) {}
+  void run(Pointers p, std::byte* scratch) const override { f_(p, scratch); }
+
+ private:
+  F f_;
+};
+
+using KernelPtr = std::unique_ptr<Kernel>;
+enum class InPlace { kNo, kYes };
+
+template <class F>
+KernelPtr make_kernel(InPlace in_place, F f, int64_t scratch_bytes = 0) {
+  auto kernel = std::make_unique<FunctionKernel<F>>(std::move(f));
+  kernel->in_place = in_place == InPlace::kYes;
+  kernel->scratch_bytes = scratch_bytes;
+  return kernel;
+}
+
+// One use of an op.
+struct Use {
+  std::string_view op;
+  const Attrs& attrs;
+  std::vector<TensorType> inputs;  // of an absent one: f32[]
+  std::vector<bool> present;       // by input
+  std::vector<TensorType> outputs;
+  std::vector<bool> wanted;  // by output
+
+  const Shape& in(size_t i) const { return inputs[i].shape; }
+  const Shape& out(size_t i = 0) const { return outputs[i].shape; }
+  DType type() const { return inputs[0].dtype; }
+
+  // All inputs up to `required` are present, there are at most `most`, and exactly `num_outputs`
+  // wanted outputs.
+  Status operands(size_t required, size_t most, size_t num_outputs = 1) const;
+  Status same_types() const;  // all inputs and outputs have the element type of input 0
+  Result<int64_t> integer(std::string_view name) const;
+  Result<int64_t> integer_or(std::string_view name, int64_t otherwise) const;
+  Result<double> real_or(std::string_view name, double otherwise) const;
+  Result<std::string> text_or(std::string_view name, std::string otherwise) const;
+  Result<std::vector<int64_t>> integers(std::string_view name) const;  // empty when absent
+  // The attribute `name` as a dim of a tensor of `rank`: negative counts from the end.
+  Result<int64_t> axis(std::string_view name, size_t rank) const;
+};
+
+using Maker = Result<KernelPtr> (*)(const Use& use);
+Maker find_kernel(std::string_view op);  // null when there is none
+
+#define PIPER_WANT(condition, ...)                       \
+  do {                                                   \
+    if (!(condition)) return ::piper::fail(__VA_ARGS__); \
+  } while (false)
+
+template <class T>
+const T* input(Pointers p, size_t i) {
+  return reinterpret_cast<const T*>(p[i]);
+}
+template <class T>
+T* output(Pointers p, size_t i) {
+  return reinterpret_cast<T*>(p[i]);
+}
+
+// Calls f with a value of the C++ type of `dtype`.
+template <class F>
+Result<KernelPtr> for_floats(const Use& use, DType dtype, F f) {
+  if (dtype == DType::kF32) return f(float{});
+  if (dtype == DType::kF64) return f(double{});
+  return fail("not supported on {}", info(dtype).name)
+      .with_note(fmt::format("{} takes f32 and f64", use.op));
+}
+template <class F>
+Result<KernelPtr> for_numbers(const Use& use, DType dtype, F f) {
+  if (dtype == DType::kI64) return f(int64_t{});
+  if (dtype == DType::kI32) return f(int32_t{});
+  return for_floats(use, dtype, f);
+}
+// For kernels that only move elements: an unsigned integer of the element's size.
+template <class F>
+Result<KernelPtr> for_sizes(DType dtype, F f) {
+  switch (info(dtype).bytes) {
+    case 1:
+      return f(uint8_t{});
+    case 2:
+      return f(uint16_t{});
+    case 4:
+      return f(uint32_t{});
+    default:
+      return f(uint64_t{});
+  }
+}
+
+// Product of extents [from, to) of a shape.
+int64_t extent(const Shape& shape, size_t from, size_t to);
+
+}  // namespace piper::cpu

@@ -1,0 +1,110 @@
+#include <algorithm>
+#include <array>
+
+#include "families.h"
+#include "piper/backend.h"
+
+namespace piper::cpu {
+namespace {
+
+struct Entry {
+  std::string_view op;
+  Maker make;
+};
+
+// By name, so that it can be searched.
+constexpr std::array kKernels = std::to_array<Entry>({
+    {"Abs", make_pointwise},
+    {"AdamW", make_adamw},
+    {"Add", make_pointwise},
+    {"And", make_pointwise},
+    {"Cast", make_pointwise},
+    {"Ceil", make_pointwise},
+    {"ClipFactor", make_clip_factor},
+    {"Concat", make_concat},
+    {"Cos", make_pointwise},
+    {"CrossEntropyGrad", make_cross_entropy_grad},
+    {"CrossEntropySum", make_cross_entropy_sum},
+    {"CumSum", make_cumsum},
+    {"Div", make_pointwise},
+    {"Equal", make_pointwise},
+    {"Erf", make_pointwise},
+    {"Exp", make_pointwise},
+    {"Expand", make_expand},
+    {"Fill", make_fill},
+    {"Floor", make_pointwise},
+    {"Fused", make_fused},
+    {"Gather", make_gather},
+    {"GatherGrad", make_gather_grad},
+    {"GatherND", make_gather_nd},
+    {"Gelu", make_pointwise},
+    {"GeluGrad", make_pointwise},
+    {"GlobalNorm", make_global_norm},
+    {"Greater", make_pointwise},
+    {"GreaterOrEqual", make_pointwise},
+    {"IsNaN", make_pointwise},
+    {"LabelCount", make_label_count},
+    {"LayerNorm", make_layer_norm},
+    {"LayerNormGradParams", make_layer_norm_grad_params},
+    {"LayerNormGradX", make_layer_norm_grad_x},
+    {"LearningRate", make_learning_rate},
+    {"Less", make_pointwise},
+    {"LessOrEqual", make_pointwise},
+    {"Log", make_pointwise},
+    {"LogSoftmax", make_softmax},
+    {"LogSoftmaxGrad", make_softmax_grad},
+    {"MatMul", make_matmul},
+    {"Max", make_pointwise},
+    {"Min", make_pointwise},
+    {"Mod", make_pointwise},
+    {"Mul", make_pointwise},
+    {"Neg", make_pointwise},
+    {"NextStep", make_next_step},
+    {"Not", make_pointwise},
+    {"Or", make_pointwise},
+    {"Pad", make_pad},
+    {"Pow", make_pointwise},
+    {"Reciprocal", make_pointwise},
+    {"ReduceMax", make_reduce},
+    {"ReduceMin", make_reduce},
+    {"ReduceSum", make_reduce},
+    {"Relu", make_pointwise},
+    {"Reshape", make_reshape},
+    {"Round", make_pointwise},
+    {"Sgd", make_sgd},
+    {"Sigmoid", make_pointwise},
+    {"Sign", make_pointwise},
+    {"Sin", make_pointwise},
+    {"Slice", make_slice},
+    {"Softmax", make_softmax},
+    {"SoftmaxGrad", make_softmax_grad},
+    {"Sqrt", make_pointwise},
+    {"Sub", make_pointwise},
+    {"SumSquares", make_sum_squares},
+    {"Tanh", make_pointwise},
+    {"Transpose", make_transpose},
+    {"Trilu", make_trilu},
+    {"Where", make_pointwise},
+    {"Xor", make_pointwise},
+});
+
+}  // namespace
+
+Maker find_kernel(std::string_view op) {
+  const auto* entry =
+      std::lower_bound(kKernels.begin(), kKernels.end(), op,
+                       [](const Entry& e, std::string_view name) { return e.op < name; });
+  return entry != kKernels.end() && entry->op == op ? entry->make : nullptr;
+}
+
+}  // namespace piper::cpu
+
+namespace piper {
+
+std::vector<std::string> cpu_ops() {
+  std::vector<std::string> names;
+  for (const cpu::Entry& entry : cpu::kKernels) names.emplace_back(entry.op);
+  return names;
+}
+
+}  // namespace piper

@@ -1,0 +1,91 @@
+// LayerNorm and its gradients. Dims from `axis` on are one row.
+#include "families.h"
+#include "rows.h"
+
+namespace piper::cpu {
+namespace {
+
+struct Rows {
+  int64_t count = 0, size = 0;
+  Shape stats, params;  // of mean and rstd; of scale and bias
+};
+Result<Rows> rows_of(const Use& use, const Shape& x) {
+  PIPER_ASSIGN(const int64_t axis, use.axis("axis", x.size()));
+  Rows rows{extent(x, 0, axis), extent(x, axis, x.size()), x, Shape(x.begin() + axis, x.end())};
+  std::fill(rows.stats.begin() + axis, rows.stats.end(), 1);
+  PIPER_WANT(rows.size > 0 || rows.count == 0, "of {}", to_string(x));
+  return rows;
+}
+
+Status want(const Use& use, std::string_view what, const Shape& have, const Shape& shape) {
+  PIPER_WANT(have == shape, "{} of {} is {}, not {}", what, use.op, to_string(have),
+             to_string(shape));
+  return ok_status();
+}
+
+}  // namespace
+
+Result<KernelPtr> make_layer_norm(const Use& use) {
+  PIPER_TRY(use.operands(2, 3, 3));
+  PIPER_TRY(use.same_types());
+  PIPER_ASSIGN(const double epsilon, use.real_or("epsilon", 1e-5));
+  PIPER_ASSIGN(const Rows rows, rows_of(use, use.in(0)));
+  const bool bias = use.inputs.size() == 3 && use.present[2];
+  PIPER_TRY(want(use, "scale", use.in(1), rows.params));
+  if (bias) PIPER_TRY(want(use, "bias", use.in(2), rows.params));
+  PIPER_TRY(want(use, "output", use.out(0), use.in(0)));
+  for (size_t i : {1, 2}) {
+    if (use.wanted[i]) PIPER_TRY(want(use, "statistic", use.out(i), rows.stats));
+  }
+  const size_t first = use.inputs.size();
+  return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
+    using T = decltype(zero);
+    return make_kernel(InPlace::kYes, [=, run = norm_fns<T>().layer_norm, count = rows.count,
+                                       size = rows.size](Pointers p, std::byte*) {
+      run(input<T>(p, 0), input<T>(p, 1), bias ? input<T>(p, 2) : nullptr, output<T>(p, first),
+          output<T>(p, first + 1), output<T>(p, first + 2), epsilon, count, size);
+    });
+  });
+}
+
+Result<KernelPtr> make_layer_norm_grad_x(const Use& use) {
+  PIPER_TRY(use.operands(5, 5));
+  PIPER_TRY(use.same_types());
+  PIPER_ASSIGN(const Rows rows, rows_of(use, use.in(1)));
+  PIPER_TRY(want(use, "dy", use.in(0), use.in(1)));
+  PIPER_TRY(want(use, "scale", use.in(2), rows.params));
+  PIPER_TRY(want(use, "mean", use.in(3), rows.stats));
+  PIPER_TRY(want(use, "rstd", use.in(4), rows.stats));
+  PIPER_TRY(want(use, "output", use.out(), use.in(1)));
+  return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
+    using T = decltype(zero);
+    return make_kernel(InPlace::kYes, [run = norm_fns<T>().layer_norm_grad_x, count = rows.count,
+                                       size = rows.size](Pointers p, std::byte*) {
+      run(input<T>(p, 0), input<T>(p, 1), input<T>(p, 2), input<T>(p, 3), input<T>(p, 4),
+          output<T>(p, 5), count, size);
+    });
+  });
+}
+
+Result<KernelPtr> make_layer_norm_grad_params(const Use& use) {
+  PIPER_TRY(use.operands(4, 4, 2));
+  PIPER_TRY(use.same_types());
+  PIPER_ASSIGN(const Rows rows, rows_of(use, use.in(1)));
+  PIPER_TRY(want(use, "dy", use.in(0), use.in(1)));
+  PIPER_TRY(want(use, "mean", use.in(2), rows.stats));
+  PIPER_TRY(want(use, "rstd", use.in(3), rows.stats));
+  for (size_t i : {0, 1}) {
+    if (use.wanted[i]) PIPER_TRY(want(use, "output", use.out(i), rows.params));
+  }
+  return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
+    using T = decltype(zero);
+    return make_kernel(InPlace::kNo,
+                       [run = norm_fns<T>().layer_norm_grad_params, count = rows.count,
+                        size = rows.size](Pointers p, std::byte*) {
+                         run(input<T>(p, 0), input<T>(p, 1), input<T>(p, 2), input<T>(p, 3),
+                             output<T>(p, 4), output<T>(p, 5), count, size);
+                       });
+  });
+}
+
+}  // namespace piper::cpu

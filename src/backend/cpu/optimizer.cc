@@ -1,0 +1,192 @@
+// The update of a step: gradient norm and clipping, learning rate, SGD and Adam(W) as PyTorch
+// defines them.
+#include <cmath>
+#include <numbers>
+
+#include "families.h"
+#include "rows.h"
+
+namespace piper::cpu {
+namespace {
+
+const TensorType kRealScalar{DType::kF64, {}};
+const TensorType kStepScalar{DType::kI64, {}};
+
+Status want_scalar(const Use& use, size_t i, const TensorType& type) {
+  PIPER_WANT(use.inputs[i] == type, "input {} is {}, not {}", i, to_string(use.inputs[i]),
+             to_string(type));
+  return ok_status();
+}
+Status want_real(const Use& use) {
+  PIPER_WANT(use.outputs[0] == kRealScalar, "makes {}, not {}", to_string(kRealScalar),
+             to_string(use.outputs[0]));
+  return ok_status();
+}
+
+struct Schedule {
+  double base = 0, min_ratio = 0;
+  int64_t warmup = 0, total = 0;
+  bool cosine = false;
+
+  double at(int64_t step) const {
+    const auto t = static_cast<double>(step);
+    double rate = base;
+    if (warmup > 0) rate *= std::min(1.0, (t + 1) / static_cast<double>(warmup));
+    if (!cosine || step < warmup) return rate;
+    if (step >= total) return rate * min_ratio;
+    const double done = (t - static_cast<double>(warmup)) / static_cast<double>(total - warmup);
+    return rate * (min_ratio + (1 - min_ratio) * (1 + std::cos(std::numbers::pi * done)) / 2);
+  }
+};
+
+// (p, g, state…, lr, clip?, step): all but the scalars have p's type, as have the outputs.
+Status check_update(const Use& use, size_t states) {
+  const size_t lr = 2 + states;
+  PIPER_WANT(use.inputs.size() == lr + 3, "has {} inputs, not {}", use.inputs.size(), lr + 3);
+  PIPER_WANT(use.outputs.size() == 1 + states, "has {} outputs, not {}", use.outputs.size(),
+             1 + states);
+  for (size_t i = 0; i < lr + 3; ++i) {
+    PIPER_WANT(use.present[i] || i == lr + 1, "input {} is absent", i);
+  }
+  for (size_t i = 1; i < lr; ++i) {
+    PIPER_WANT(use.inputs[i] == use.inputs[0], "input {} is {}, input 0 {}", i,
+               to_string(use.inputs[i]), to_string(use.inputs[0]));
+  }
+  for (size_t i = 0; i <= states; ++i) {
+    PIPER_WANT(use.wanted[i] && use.outputs[i] == use.inputs[0], "output {} is {}, input 0 {}", i,
+               to_string(use.outputs[i]), to_string(use.inputs[0]));
+  }
+  PIPER_TRY(want_scalar(use, lr, kRealScalar));
+  if (use.present[lr + 1]) PIPER_TRY(want_scalar(use, lr + 1, kRealScalar));
+  return want_scalar(use, lr + 2, kStepScalar);
+}
+
+double clip_factor(Pointers p, size_t i) { return p[i] ? *input<double>(p, i) : 1.0; }
+
+}  // namespace
+
+Result<KernelPtr> make_sum_squares(const Use& use) {
+  PIPER_TRY(use.operands(1, 1));
+  PIPER_TRY(want_real(use));
+  const int64_t count = num_elements(use.in(0));
+  return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
+    using T = decltype(zero);
+    return make_kernel(InPlace::kNo,
+                       [count, run = sum_fns<T>().sum_squares](Pointers p, std::byte*) {
+                         *output<double>(p, 1) = run(input<T>(p, 0), count);
+                       });
+  });
+}
+
+Result<KernelPtr> make_global_norm(const Use& use) {
+  const size_t count = use.inputs.size();
+  PIPER_TRY(use.operands(count, count));
+  PIPER_TRY(want_real(use));
+  for (size_t i = 0; i < count; ++i) PIPER_TRY(want_scalar(use, i, kRealScalar));
+  return make_kernel(InPlace::kYes, [count](Pointers p, std::byte*) {
+    double sum = 0;
+    for (size_t i = 0; i < count; ++i) sum += *input<double>(p, i);
+    *output<double>(p, count) = std::sqrt(sum);
+  });
+}
+
+Result<KernelPtr> make_clip_factor(const Use& use) {
+  PIPER_TRY(use.operands(1, 1));
+  PIPER_TRY(want_real(use));
+  PIPER_TRY(want_scalar(use, 0, kRealScalar));
+  PIPER_WANT(use.attrs.find("max_norm"), "has no attribute 'max_norm'");
+  PIPER_ASSIGN(const double max_norm, use.real_or("max_norm", 0));
+  return make_kernel(InPlace::kYes, [max_norm](Pointers p, std::byte*) {
+    const double factor = max_norm / (*input<double>(p, 0) + 1e-6);
+    *output<double>(p, 1) = factor > 1 ? 1.0 : factor;  // a NaN stays one
+  });
+}
+
+Result<KernelPtr> make_learning_rate(const Use& use) {
+  PIPER_TRY(use.operands(1, 1));
+  PIPER_TRY(want_real(use));
+  PIPER_TRY(want_scalar(use, 0, kStepScalar));
+  Schedule s;
+  PIPER_WANT(use.attrs.find("base"), "has no attribute 'base'");
+  PIPER_ASSIGN(s.base, use.real_or("base", 0));
+  PIPER_ASSIGN(s.min_ratio, use.real_or("min_ratio", 0));
+  PIPER_ASSIGN(s.warmup, use.integer_or("warmup", 0));
+  PIPER_ASSIGN(s.total, use.integer_or("total", 0));
+  PIPER_ASSIGN(const int64_t cosine, use.integer_or("cosine", 0));
+  s.cosine = cosine != 0;
+  PIPER_WANT(s.warmup >= 0 && (!s.cosine || s.total > s.warmup), "warmup={} total={}", s.warmup,
+             s.total);
+  return make_kernel(InPlace::kYes, [s](Pointers p, std::byte*) {
+    *output<double>(p, 1) = s.at(*input<int64_t>(p, 0));
+  });
+}
+
+Result<KernelPtr> make_next_step(const Use& use) {
+  PIPER_TRY(use.operands(1, 1));
+  PIPER_TRY(want_scalar(use, 0, kStepScalar));
+  PIPER_WANT(use.outputs[0] == kStepScalar, "makes {}", to_string(kStepScalar));
+  return make_kernel(InPlace::kYes, [](Pointers p, std::byte*) {
+    *output<int64_t>(p, 1) = *input<int64_t>(p, 0) + 1;
+  });
+}
+
+Result<KernelPtr> make_sgd(const Use& use) {
+  PIPER_WANT(use.inputs.size() == 6, "has {} inputs, not 6", use.inputs.size());
+  Use plain = use;  // without the buffer, when there is none
+  const bool buffered = use.present[2];
+  if (!buffered) {
+    plain.inputs.erase(plain.inputs.begin() + 2);
+    plain.present.erase(plain.present.begin() + 2);
+    if (plain.outputs.size() == 2 && !plain.wanted[1]) plain.outputs.pop_back();
+  }
+  PIPER_TRY(check_update(plain, buffered ? 1 : 0));
+  SgdStep s{};
+  PIPER_ASSIGN(s.momentum, use.real_or("momentum", 0));
+  PIPER_ASSIGN(s.dampening, use.real_or("dampening", 0));
+  PIPER_ASSIGN(s.weight_decay, use.real_or("weight_decay", 0));
+  PIPER_ASSIGN(const int64_t nesterov, use.integer_or("nesterov", 0));
+  s.nesterov = nesterov != 0;
+  PIPER_WANT(buffered == (s.momentum != 0), "momentum={} {} a buffer", s.momentum,
+             buffered ? "with" : "without");
+  const int64_t count = num_elements(use.in(0));
+  return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
+    using T = decltype(zero);
+    return make_kernel(InPlace::kYes, [=, run = update_fns<T>().sgd](Pointers p, std::byte*) {
+      SgdStep now = s;
+      now.lr = *input<double>(p, 3);
+      now.gradient_scale = clip_factor(p, 4);
+      now.first = *input<int64_t>(p, 5) == 0;
+      run(input<T>(p, 0), input<T>(p, 1), input<T>(p, 2), output<T>(p, 6),
+          buffered ? output<T>(p, 7) : nullptr, count, now);
+    });
+  });
+}
+
+Result<KernelPtr> make_adamw(const Use& use) {
+  PIPER_TRY(check_update(use, 2));
+  AdamStep s{};
+  double decay = 0;
+  PIPER_ASSIGN(s.beta1, use.real_or("beta1", 0.9));
+  PIPER_ASSIGN(s.beta2, use.real_or("beta2", 0.999));
+  PIPER_ASSIGN(s.eps, use.real_or("eps", 1e-8));
+  PIPER_ASSIGN(decay, use.real_or("weight_decay", 0));
+  PIPER_ASSIGN(const int64_t decoupled, use.integer_or("decoupled", 1));
+  s.weight_decay = decoupled ? 0 : decay;
+  const int64_t count = num_elements(use.in(0));
+  return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
+    using T = decltype(zero);
+    return make_kernel(InPlace::kYes, [=, run = update_fns<T>().adam](Pointers p, std::byte*) {
+      AdamStep now = s;
+      const double lr = *input<double>(p, 4);
+      const auto t = static_cast<double>(*input<int64_t>(p, 6)) + 1;
+      now.gradient_scale = clip_factor(p, 5);
+      now.keep = decoupled ? 1 - lr * decay : 1;
+      now.step_size = lr / (1 - std::pow(s.beta1, t));
+      now.root_correction = std::sqrt(1 - std::pow(s.beta2, t));
+      run(input<T>(p, 0), input<T>(p, 1), input<T>(p, 2), input<T>(p, 3), output<T>(p, 7),
+          output<T>(p, 8), output<T>(p, 9), count, now);
+    });
+  });
+}
+
+}  // namespace piper::cpu

@@ -1,0 +1,159 @@
+// ReduceSum, ReduceMax, ReduceMin, CumSum.
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "families.h"
+#include "loop.h"
+#include "rows.h"
+
+namespace piper::cpu {
+namespace {
+
+template <class T>
+inline constexpr bool kFloat = std::is_floating_point_v<T>;
+
+// How values are combined: into one for a row, and row by row into the output.
+template <class T>
+struct SumOf {
+  static constexpr T kIdentity = 0;
+  static T plus(T a, T b) {
+    if constexpr (kFloat<T>) {
+      return a + b;
+    } else {
+      using U = std::make_unsigned_t<T>;
+      return static_cast<T>(static_cast<U>(a) + static_cast<U>(b));
+    }
+  }
+  T row(const T* x, int64_t n) const {
+    if constexpr (kFloat<T>) return fns.sum(x, n);
+    T sum = 0;
+    for (int64_t i = 0; i < n; ++i) sum = plus(sum, x[i]);
+    return sum;
+  }
+  void rows(const T* x, int64_t count, int64_t n, T* out) const {
+    if constexpr (kFloat<T>) return fns.add_rows(x, count, n, out);
+    for (int64_t r = 0; r < count; ++r, x += n) {
+      for (int64_t i = 0; i < n; ++i) out[i] = plus(out[i], x[i]);
+    }
+  }
+  struct None {};
+  std::conditional_t<kFloat<T>, SumFns<std::conditional_t<kFloat<T>, T, float>>, None> fns{};
+};
+
+// Max, or Min: the greatest of the negated order. NaN wins.
+template <class T, bool kMax>
+struct ExtremeOf {
+  static constexpr T kLowest =
+      kFloat<T> ? -std::numeric_limits<T>::infinity() : std::numeric_limits<T>::min();
+  static constexpr T kHighest =
+      kFloat<T> ? std::numeric_limits<T>::infinity() : std::numeric_limits<T>::max();
+  static constexpr T kIdentity = kMax ? kLowest : kHighest;
+  static T plus(T a, T b) { return (kMax ? a > b : a < b) || a != a ? a : b; }
+  T row(const T* x, int64_t n) const {
+    if constexpr (kFloat<T>) return kMax ? fns.max(x, n) : fns.min(x, n);
+    T best = kIdentity;
+    for (int64_t i = 0; i < n; ++i) best = plus(best, x[i]);
+    return best;
+  }
+  void rows(const T* x, int64_t count, int64_t n, T* out) const {
+    for (int64_t r = 0; r < count; ++r, x += n) {
+      for (int64_t i = 0; i < n; ++i) out[i] = plus(out[i], x[i]);
+    }
+  }
+  struct None {};
+  std::conditional_t<kFloat<T>, SumFns<std::conditional_t<kFloat<T>, T, float>>, None> fns{};
+};
+
+template <class T, class Of>
+KernelPtr reduce_kernel(Loop loop, int64_t out_count) {
+  Of of;
+  if constexpr (kFloat<T>) of.fns = sum_fns<T>();
+  const bool to_one = loop.inner_steps[1] == 0;
+  int64_t rows = 1;  // whole rows that are added to the same output row
+  if (!to_one && !loop.outer.empty() && loop.outer_steps[1].back() == 0) {
+    rows = loop.outer.back();
+    loop.rows = rows == 0 ? 0 : loop.rows / rows;
+    loop.outer.pop_back();
+    for (auto& steps : loop.outer_steps) steps.pop_back();
+  }
+  return make_kernel(InPlace::kNo, [=](Pointers p, std::byte*) {
+    T* out = output<T>(p, 1);
+    std::fill_n(out, out_count, Of::kIdentity);
+    loop.each_row([&](const int64_t* at) {
+      const T* x = input<T>(p, 0) + at[0];
+      if (to_one) {
+        out[at[1]] = Of::plus(out[at[1]], of.row(x, loop.inner));
+      } else {
+        of.rows(x, rows, loop.inner, out + at[1]);
+      }
+    });
+  });
+}
+
+// Strides with which the input's dims walk the output: 0 for a reduced one.
+Result<std::vector<int64_t>> output_steps(const Use& use, const std::vector<int64_t>& axes) {
+  const Shape& from = use.in(0);
+  const auto rank = static_cast<int64_t>(from.size());
+  std::vector<bool> reduced(from.size(), axes.empty() && from != use.out());
+  for (int64_t axis : axes) {
+    PIPER_WANT(axis >= -rank && axis < rank, "axes={} of {}", to_string(axes), to_string(from));
+    reduced[axis < 0 ? axis + rank : axis] = true;
+  }
+  Shape kept, kept_dims;
+  for (size_t d = 0; d < from.size(); ++d) {
+    kept.push_back(reduced[d] ? 1 : from[d]);
+    if (!reduced[d]) kept_dims.push_back(from[d]);
+  }
+  PIPER_WANT(use.out() == kept || use.out() == kept_dims, "axes={} of {} to {}", to_string(axes),
+             to_string(from), to_string(use.out()));
+  return broadcast_strides(kept, from);
+}
+
+}  // namespace
+
+Result<KernelPtr> make_reduce(const Use& use) {
+  PIPER_TRY(use.operands(1, 1));
+  PIPER_TRY(use.same_types());
+  PIPER_ASSIGN(const std::vector<int64_t> axes, use.integers("axes"));
+  PIPER_ASSIGN(std::vector<int64_t> steps, output_steps(use, axes));
+  Loop loop = make_loop(use.in(0), {strides_of(use.in(0)), std::move(steps)});
+  if (loop.inner == 1) loop.inner_steps = {1, 1};  // one element either way
+  const int64_t count = num_elements(use.out());
+  return for_numbers(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
+    using T = decltype(zero);
+    if (use.op == "ReduceSum") return reduce_kernel<T, SumOf<T>>(std::move(loop), count);
+    if (use.op == "ReduceMax") return reduce_kernel<T, ExtremeOf<T, true>>(std::move(loop), count);
+    return reduce_kernel<T, ExtremeOf<T, false>>(std::move(loop), count);
+  });
+}
+
+Result<KernelPtr> make_cumsum(const Use& use) {
+  PIPER_TRY(use.operands(1, 1));
+  PIPER_TRY(use.same_types());
+  const Shape& shape = use.out();
+  PIPER_WANT(shape == use.in(0), "of {} to {}", to_string(use.in(0)), to_string(shape));
+  PIPER_ASSIGN(const int64_t axis, use.axis("axis", shape.size()));
+  PIPER_ASSIGN(const int64_t exclusive, use.integer_or("exclusive", 0));
+  PIPER_ASSIGN(const int64_t reverse, use.integer_or("reverse", 0));
+  const int64_t outer = extent(shape, 0, axis), size = shape[axis];
+  const int64_t inner = extent(shape, axis + 1, shape.size());
+  return for_numbers(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
+    using T = decltype(zero);
+    return make_kernel(InPlace::kYes, [=](Pointers p, std::byte*) {
+      for (int64_t run = 0; run < outer * inner; ++run) {
+        const int64_t base = run / inner * size * inner + run % inner;
+        T sum = 0;
+        for (int64_t i = 0; i < size; ++i) {
+          const int64_t at = base + (reverse ? size - 1 - i : i) * inner;
+          const T x = input<T>(p, 0)[at];
+          const T next = SumOf<T>::plus(sum, x);
+          output<T>(p, 1)[at] = exclusive ? sum : next;
+          sum = next;
+        }
+      }
+    });
+  });
+}
+
+}  // namespace piper::cpu

@@ -1,0 +1,67 @@
+// Vectorised functions over rows of f32 and f64. The order of every sum is fixed by the length of
+// the row alone.
+#pragma once
+
+#include <cstdint>
+
+namespace piper::cpu {
+
+template <class T>
+struct SumFns {
+  T (*sum)(const T* x, int64_t n);
+  T (*max)(const T* x, int64_t n);  // NaN if there is one; n > 0
+  T (*min)(const T* x, int64_t n);
+  double (*sum_squares)(const T* x, int64_t n);
+  // out[j] = (((out[j] + x[0][j]) + x[1][j]) + …) over rows of n.
+  void (*add_rows)(const T* x, int64_t rows, int64_t n, T* out);
+};
+
+template <class T>
+struct NormFns {
+  // Over rows of n; outputs may be the inputs.
+  void (*softmax)(const T* x, T* y, int64_t rows, int64_t n);
+  void (*log_softmax)(const T* x, T* y, int64_t rows, int64_t n);
+  void (*softmax_grad)(const T* y, const T* dy, T* dx, int64_t rows, int64_t n);
+  void (*log_softmax_grad)(const T* y, const T* dy, T* dx, int64_t rows, int64_t n);
+  T (*log_sum_exp)(const T* x, int64_t n);
+  // dx = exp(x - lse) × scale
+  void (*scaled_softmax)(const T* x, T lse, T scale, T* dx, int64_t n);
+  // bias, mean and rstd may be null.
+  void (*layer_norm)(const T* x, const T* scale, const T* bias, T* y, T* mean, T* rstd,
+                     double epsilon, int64_t rows, int64_t n);
+  void (*layer_norm_grad_x)(const T* dy, const T* x, const T* scale, const T* mean, const T* rstd,
+                            T* dx, int64_t rows, int64_t n);
+  // dscale and dbias may be null; they are set, not added to.
+  void (*layer_norm_grad_params)(const T* dy, const T* x, const T* mean, const T* rstd, T* dscale,
+                                 T* dbias, int64_t rows, int64_t n);
+};
+
+// One optimizer step's scalars. `gradient_scale` is the clip factor.
+struct SgdStep {
+  double lr, gradient_scale, momentum, dampening, weight_decay;
+  bool nesterov, first;  // first: the buffer starts as the gradient
+};
+struct AdamStep {
+  double step_size;        // lr / (1 - beta1^t)
+  double root_correction;  // sqrt(1 - beta2^t)
+  double gradient_scale, beta1, beta2, eps;
+  double keep;          // what decoupled weight decay leaves of p: 1 - lr × decay
+  double weight_decay;  // added to the gradient; 0 when decoupled
+};
+template <class T>
+struct UpdateFns {
+  // buffers may be null (no momentum); outputs may be the inputs.
+  void (*sgd)(const T* p, const T* g, const T* buffer, T* p_out, T* buffer_out, int64_t n,
+              const SgdStep& s);
+  void (*adam)(const T* p, const T* g, const T* m, const T* v, T* p_out, T* m_out, T* v_out,
+               int64_t n, const AdamStep& s);
+};
+
+template <class T>
+SumFns<T> sum_fns();
+template <class T>
+NormFns<T> norm_fns();
+template <class T>
+UpdateFns<T> update_fns();
+
+}  // namespace piper::cpu

@@ -1,0 +1,236 @@
+// Vectorised pointwise ops on f32 and f64, compiled once per instruction set; the best one is
+// chosen at run time.
+#include "simd_targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "simd_blocks.cc"
+#include "hwy/foreach_target.h"  // must come before highway.h
+// clang-format off
+#include "hwy/highway.h"
+#include "simd_math-inl.h"
+// clang-format on
+#include <cstring>
+
+#include "blocks.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace piper::cpu::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+template <class Op, class T, bool kStepA, bool kStepB>
+HWY_INLINE void binary_loop(const T* a, const T* b, T* out, int64_t n) {
+  const hn::ScalableTag<T> d;
+  // One element for all is read before anything is written, in case `out` is where it stands.
+  const auto a0 = hn::Set(d, *a), b0 = hn::Set(d, *b);
+  each_vector(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
+    const auto va = kStepA ? load_first(d, a + i, count, T{1}) : a0;
+    const auto vb = kStepB ? load_first(d, b + i, count, T{1}) : b0;
+    store_first(d, Op::of(d, va, vb), out + i, count);
+  });
+}
+
+template <class Op, class T>
+void binary(const std::byte* const* in, const bool* step, std::byte* to, int64_t n) {
+  if (n == 0) return;
+  const T* a = reinterpret_cast<const T*>(in[0]);
+  const T* b = reinterpret_cast<const T*>(in[1]);
+  T* out = reinterpret_cast<T*>(to);
+  if (step[0] && step[1]) return binary_loop<Op, T, true, true>(a, b, out, n);
+  if (step[0]) return binary_loop<Op, T, true, false>(a, b, out, n);
+  if (step[1]) return binary_loop<Op, T, false, true>(a, b, out, n);
+  binary_loop<Op, T, false, false>(a, b, out, n);
+}
+
+template <class Op, class T>
+void unary(const std::byte* const* in, const bool* step, std::byte* to, int64_t n) {
+  if (n == 0) return;
+  const hn::ScalableTag<T> d;
+  const T* a = reinterpret_cast<const T*>(in[0]);
+  T* out = reinterpret_cast<T*>(to);
+  if (step[0]) {
+    each_vector(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
+      store_first(d, Op::of(d, load_first(d, a + i, count, T{1})), out + i, count);
+    });
+  } else {
+    const auto one = Op::of(d, hn::Set(d, *a));
+    each_vector(d, n,
+                [&](int64_t i, int64_t count) HWY_ATTR { store_first(d, one, out + i, count); });
+  }
+}
+
+// ---- The ops
+// -----------------------------------------------------------------------------------------
+
+#define PIPER_UNARY(NAME, EXPRESSION)                   \
+  struct NAME {                                         \
+    template <class D, class V = hn::Vec<D>>            \
+    static HWY_INLINE V of([[maybe_unused]] D d, V x) { \
+      return EXPRESSION;                                \
+    }                                                   \
+  };
+#define PIPER_BINARY(NAME, EXPRESSION)                       \
+  struct NAME {                                              \
+    template <class D, class V = hn::Vec<D>>                 \
+    static HWY_INLINE V of([[maybe_unused]] D d, V x, V y) { \
+      return EXPRESSION;                                     \
+    }                                                        \
+  };
+
+PIPER_UNARY(Neg, hn::Neg(x))
+PIPER_UNARY(Abs, hn::Abs(x))
+PIPER_UNARY(Exp, exp_of(d, x))
+PIPER_UNARY(Log, log_of(d, x))
+PIPER_UNARY(Sqrt, hn::Sqrt(x))
+PIPER_UNARY(Reciprocal, hn::Div(constant(d, 1.0), x))
+PIPER_UNARY(Tanh, tanh_of(d, x))
+PIPER_UNARY(Sigmoid, sigmoid_of(d, x))
+PIPER_UNARY(Erf, erf_of(d, x))
+PIPER_UNARY(Relu, hn::IfThenElse(hn::Lt(x, hn::Zero(d)), hn::Zero(d), x))
+PIPER_UNARY(Sin, map(d, x, [](auto v) { return std::sin(v); }))
+PIPER_UNARY(Cos, map(d, x, [](auto v) { return std::cos(v); }))
+PIPER_UNARY(Floor, hn::Floor(x))
+PIPER_UNARY(Ceil, hn::Ceil(x))
+PIPER_UNARY(Round, hn::Round(x))  // ties to even
+PIPER_UNARY(Sign, hn::Sub(hn::IfThenElseZero(hn::Gt(x, hn::Zero(d)), constant(d, 1.0)),
+                          hn::IfThenElseZero(hn::Lt(x, hn::Zero(d)), constant(d, 1.0))))
+PIPER_BINARY(Add, hn::Add(x, y))
+PIPER_BINARY(Sub, hn::Sub(x, y))
+PIPER_BINARY(Mul, hn::Mul(x, y))
+PIPER_BINARY(Div, hn::Div(x, y))
+PIPER_BINARY(Max, max_of(d, x, y))
+PIPER_BINARY(Min, min_of(d, x, y))
+PIPER_BINARY(Fmod, map2(d, x, y, [](auto a, auto b) { return std::fmod(a, b); }))
+PIPER_BINARY(Mod, map2(d, x, y, [](auto a, auto b) {
+               const auto r = std::fmod(a, b);
+               return r != 0 && (r < 0) != (b < 0) ? r + b : r;
+             }))
+
+// Squares and cubes by multiplication, as usual: they are what models raise to.
+struct Pow {
+  template <class T>
+  static T scalar(T a, T b) {
+    if (b == 2) return a * a;
+    if (b == 3) return a * a * a;
+    return std::pow(a, b);
+  }
+  template <class D, class V = hn::Vec<D>>
+  static HWY_INLINE V of(D d, V x, V y) {
+    if (hn::AllTrue(d, hn::Eq(y, constant(d, 2.0)))) return hn::Mul(x, x);
+    if (hn::AllTrue(d, hn::Eq(y, constant(d, 3.0)))) return hn::Mul(hn::Mul(x, x), x);
+    return map2(d, x, y, [](auto a, auto b) { return scalar(a, b); });
+  }
+};
+
+inline constexpr double kSqrtHalf = 0.70710678118654752440;
+inline constexpr double kGeluSlope = 0.79788456080286535588;  // sqrt(2/pi)
+inline constexpr double kGeluCube = 0.044715;
+inline constexpr double kDensity = 0.39894228040143267794;  // 1/sqrt(2 pi)
+
+struct Gelu {
+  template <class D, class V = hn::Vec<D>>
+  static HWY_INLINE V of(D d, V x) {
+    const V erf = erf_of(d, hn::Mul(x, constant(d, kSqrtHalf)));
+    return hn::Mul(hn::Mul(x, constant(d, 0.5)), hn::Add(constant(d, 1.0), erf));
+  }
+};
+struct GeluTanh {
+  template <class D, class V = hn::Vec<D>>
+  static HWY_INLINE V inner(D d, V x) {
+    const V cube = hn::Mul(hn::Mul(x, x), x);
+    return hn::Mul(constant(d, kGeluSlope), hn::MulAdd(constant(d, kGeluCube), cube, x));
+  }
+  template <class D, class V = hn::Vec<D>>
+  static HWY_INLINE V of(D d, V x) {
+    const V t = tanh_of(d, inner(d, x));
+    return hn::Mul(hn::Mul(x, constant(d, 0.5)), hn::Add(constant(d, 1.0), t));
+  }
+};
+struct GeluGrad {
+  template <class D, class V = hn::Vec<D>>
+  static HWY_INLINE V of(D d, V x, V dy) {
+    const V half = constant(d, 0.5);
+    const V erf = erf_of(d, hn::Mul(x, constant(d, kSqrtHalf)));
+    const V below = hn::Mul(half, hn::Add(constant(d, 1.0), erf));
+    const V exponent = hn::Neg(hn::Mul(hn::Mul(x, x), half));
+    const V density = hn::Mul(exp_of(d, exponent), constant(d, kDensity));
+    return hn::Mul(dy, hn::MulAdd(x, density, below));
+  }
+};
+struct GeluTanhGrad {
+  template <class D, class V = hn::Vec<D>>
+  static HWY_INLINE V of(D d, V x, V dy) {
+    const V one = constant(d, 1.0), half = constant(d, 0.5);
+    const V t = tanh_of(d, GeluTanh::inner(d, x));
+    const V slope = hn::Mul(constant(d, kGeluSlope),
+                            hn::MulAdd(constant(d, 3 * kGeluCube), hn::Mul(x, x), one));
+    const V direct = hn::Mul(half, hn::Add(one, t));
+    const V through = hn::Mul(hn::Mul(hn::Mul(half, x), hn::NegMulAdd(t, t, one)), slope);
+    return hn::Mul(dy, hn::Add(direct, through));
+  }
+};
+
+// ---- The table
+// ---------------------------------------------------------------------------------------
+
+struct Entry {
+  std::string_view op, option;
+  BlockFn f32, f64;
+};
+#define PIPER_ROW1(NAME) \
+  { #NAME, "", unary < NAME, float>, unary < NAME, double> }
+#define PIPER_ROW2(NAME) \
+  { #NAME, "", binary < NAME, float>, binary < NAME, double> }
+
+BlockFn Find(std::string_view op, std::string_view option, bool f64) {
+  static constexpr Entry kEntries[] = {
+      PIPER_ROW1(Neg),
+      PIPER_ROW1(Abs),
+      PIPER_ROW1(Exp),
+      PIPER_ROW1(Log),
+      PIPER_ROW1(Sqrt),
+      PIPER_ROW1(Tanh),
+      PIPER_ROW1(Reciprocal),
+      PIPER_ROW1(Sigmoid),
+      PIPER_ROW1(Erf),
+      PIPER_ROW1(Relu),
+      PIPER_ROW1(Sin),
+      PIPER_ROW1(Cos),
+      PIPER_ROW1(Floor),
+      PIPER_ROW1(Ceil),
+      PIPER_ROW1(Round),
+      PIPER_ROW1(Sign),
+      PIPER_ROW2(Add),
+      PIPER_ROW2(Sub),
+      PIPER_ROW2(Mul),
+      PIPER_ROW2(Div),
+      PIPER_ROW2(Max),
+      PIPER_ROW2(Min),
+      PIPER_ROW2(Mod),
+      PIPER_ROW2(Pow),
+      {"Mod", "fmod", binary<Fmod, float>, binary<Fmod, double>},
+      {"Gelu", "none", unary<Gelu, float>, unary<Gelu, double>},
+      {"Gelu", "tanh", unary<GeluTanh, float>, unary<GeluTanh, double>},
+      {"GeluGrad", "none", binary<GeluGrad, float>, binary<GeluGrad, double>},
+      {"GeluGrad", "tanh", binary<GeluTanhGrad, float>, binary<GeluTanhGrad, double>},
+  };
+  for (const Entry& entry : kEntries) {
+    if (entry.op == op && entry.option == option) return f64 ? entry.f64 : entry.f32;
+  }
+  return nullptr;
+}
+
+}  // namespace piper::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace piper::cpu {
+
+HWY_EXPORT(Find);
+
+BlockFn find_simd_block(std::string_view op, std::string_view option, DType type) {
+  if (type != DType::kF32 && type != DType::kF64) return nullptr;
+  return HWY_DYNAMIC_DISPATCH(Find)(op, option, type == DType::kF64);
+}
+
+}  // namespace piper::cpu
+#endif

@@ -1,0 +1,141 @@
+// Vectorised sums, compiled once per instruction set.
+#include "simd_targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "simd_sums.cc"
+#include "hwy/foreach_target.h"  // must come before highway.h
+// clang-format off
+#include "hwy/highway.h"
+#include "simd_math-inl.h"
+// clang-format on
+#include "rows.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace piper::cpu::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Combines n > 0 elements in four interleaved chains of vectors, then (0 with 1) with (2 with 3),
+// then the lanes.
+template <class T, class Combine>
+HWY_INLINE hn::Vec<hn::ScalableTag<T>> chains(const T* x, int64_t n, T identity, Combine combine) {
+  const hn::ScalableTag<T> d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  auto a = hn::Set(d, identity), b = a, c = a, e = a;
+  int64_t i = 0;
+  for (; i + 4 * lanes <= n; i += 4 * lanes) {
+    a = combine(a, hn::LoadU(d, x + i));
+    b = combine(b, hn::LoadU(d, x + i + lanes));
+    c = combine(c, hn::LoadU(d, x + i + 2 * lanes));
+    e = combine(e, hn::LoadU(d, x + i + 3 * lanes));
+  }
+  for (; i < n; i += lanes) {
+    a = combine(a, load_first(d, x + i, HWY_MIN(lanes, n - i), identity));
+  }
+  return combine(combine(a, b), combine(c, e));
+}
+
+template <class T>
+T sum(const T* x, int64_t n) {
+  const hn::ScalableTag<T> d;
+  return sum_lanes(d, chains(x, n, T{0}, [](auto a, auto b) HWY_ATTR { return hn::Add(a, b); }));
+}
+
+template <class T, class Combine>
+HWY_INLINE T extreme(const T* x, int64_t n, T identity, Combine combine) {
+  const hn::ScalableTag<T> d;
+  HWY_ALIGN T lanes[hn::MaxLanes(d)];
+  hn::Store(chains(x, n, identity, combine), d, lanes);
+  T best = lanes[0];
+  for (size_t i = 1; i < hn::Lanes(d); ++i) {
+    best = hn::GetLane(combine(hn::Set(d, best), hn::Set(d, lanes[i])));
+  }
+  return best;
+}
+template <class T>
+T max(const T* x, int64_t n) {
+  const hn::ScalableTag<T> d;
+  return extreme(x, n, -hn::GetLane(hn::Inf(d)),
+                 [d](auto a, auto b) HWY_ATTR { return max_of(d, a, b); });
+}
+template <class T>
+T min(const T* x, int64_t n) {
+  const hn::ScalableTag<T> d;
+  return extreme(x, n, hn::GetLane(hn::Inf(d)),
+                 [d](auto a, auto b) HWY_ATTR { return min_of(d, a, b); });
+}
+
+HWY_INLINE hn::Vec<hn::ScalableTag<double>> load_double(const double* x, int64_t count) {
+  return load_first(hn::ScalableTag<double>(), x, count, 0.0);
+}
+HWY_INLINE hn::Vec<hn::ScalableTag<double>> load_double(const float* x, int64_t count) {
+  const hn::ScalableTag<double> d;
+  return hn::PromoteTo(d, load_first(hn::Rebind<float, decltype(d)>(), x, count, 0.0f));
+}
+
+template <class T>
+double sum_squares(const T* x, int64_t n) {
+  const hn::ScalableTag<double> d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  auto a = hn::Zero(d), b = a;
+  int64_t i = 0;
+  for (; i + 2 * lanes <= n; i += 2 * lanes) {
+    const auto v = load_double(x + i, lanes), w = load_double(x + i + lanes, lanes);
+    a = hn::MulAdd(v, v, a);
+    b = hn::MulAdd(w, w, b);
+  }
+  for (; i < n; i += lanes) {
+    const auto v = load_double(x + i, HWY_MIN(lanes, n - i));
+    a = hn::MulAdd(v, v, a);
+  }
+  return sum_lanes(d, hn::Add(a, b));
+}
+
+template <class T>
+void add_rows(const T* x, int64_t rows, int64_t n, T* out) {
+  const hn::ScalableTag<T> d;
+  for (; rows >= 4;
+       rows -= 4, x += 4 * n) {  // in row order all the same, with a quarter of the stores
+    each_vector(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
+      auto s = load_first(d, out + i, count, T{0});
+      s = hn::Add(s, load_first(d, x + i, count, T{0}));
+      s = hn::Add(s, load_first(d, x + n + i, count, T{0}));
+      s = hn::Add(s, load_first(d, x + 2 * n + i, count, T{0}));
+      s = hn::Add(s, load_first(d, x + 3 * n + i, count, T{0}));
+      store_first(d, s, out + i, count);
+    });
+  }
+  for (; rows > 0; --rows, x += n) {
+    each_vector(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
+      const auto s = load_first(d, out + i, count, T{0});
+      store_first(d, hn::Add(s, load_first(d, x + i, count, T{0})), out + i, count);
+    });
+  }
+}
+
+template <class T>
+SumFns<T> fns() {
+  return {sum<T>, max<T>, min<T>, sum_squares<T>, add_rows<T>};
+}
+SumFns<float> SumsF32() { return fns<float>(); }
+SumFns<double> SumsF64() { return fns<double>(); }
+
+}  // namespace piper::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace piper::cpu {
+
+HWY_EXPORT(SumsF32);
+HWY_EXPORT(SumsF64);
+
+template <>
+SumFns<float> sum_fns() {
+  return HWY_DYNAMIC_DISPATCH(SumsF32)();
+}
+template <>
+SumFns<double> sum_fns() {
+  return HWY_DYNAMIC_DISPATCH(SumsF64)();
+}
+
+}  // namespace piper::cpu
+#endif

@@ -1,0 +1,83 @@
+// Softmax, LogSoftmax and their gradients.
+#include "families.h"
+#include "rows.h"
+
+namespace piper::cpu {
+namespace {
+
+struct Axis {
+  int64_t outer = 1, size = 1, inner = 1;
+};
+Result<Axis> axis_of(const Use& use) {
+  const Shape& shape = use.out();
+  for (const TensorType& type : use.inputs) {
+    PIPER_WANT(type.shape == shape, "of {} to {}", to_string(type.shape), to_string(shape));
+  }
+  PIPER_ASSIGN(const int64_t axis, use.axis("axis", shape.size()));
+  return Axis{extent(shape, 0, axis), shape[axis], extent(shape, axis + 1, shape.size())};
+}
+
+// A function of whole rows. Along another axis than the last, elements are gathered into rows of
+// scratch first.
+template <class T, size_t kInputs, class Rows>
+KernelPtr row_kernel(const Axis& axis, Rows rows) {
+  if (axis.inner == 1) {
+    return make_kernel(InPlace::kYes, [=](Pointers p, std::byte*) {
+      const T* in[kInputs];
+      for (size_t k = 0; k < kInputs; ++k) in[k] = input<T>(p, k);
+      if (axis.size > 0) rows(in, output<T>(p, kInputs), axis.outer, axis.size);
+    });
+  }
+  const auto scratch_bytes = static_cast<int64_t>((kInputs + 1) * sizeof(T)) * axis.size;
+  auto run = [=](Pointers p, std::byte* scratch) {
+    T* line = reinterpret_cast<T*>(scratch);
+    const T* in[kInputs];
+    for (size_t k = 0; k < kInputs; ++k) in[k] = line + k * axis.size;
+    T* result = line + kInputs * axis.size;
+    for (int64_t r = 0; r < axis.outer * axis.inner && axis.size > 0; ++r) {
+      const int64_t base = r / axis.inner * axis.size * axis.inner + r % axis.inner;
+      for (size_t k = 0; k < kInputs; ++k) {
+        for (int64_t i = 0; i < axis.size; ++i) {
+          line[k * axis.size + i] = input<T>(p, k)[base + i * axis.inner];
+        }
+      }
+      rows(in, result, 1, axis.size);
+      for (int64_t i = 0; i < axis.size; ++i) {
+        output<T>(p, kInputs)[base + i * axis.inner] = result[i];
+      }
+    }
+  };
+  return make_kernel(InPlace::kYes, std::move(run), scratch_bytes);
+}
+
+}  // namespace
+
+Result<KernelPtr> make_softmax(const Use& use) {
+  PIPER_TRY(use.operands(1, 1));
+  PIPER_TRY(use.same_types());
+  PIPER_ASSIGN(const Axis axis, axis_of(use));
+  return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
+    using T = decltype(zero);
+    const NormFns<T> fns = norm_fns<T>();
+    const auto rows = use.op == "Softmax" ? fns.softmax : fns.log_softmax;
+    return row_kernel<T, 1>(axis, [rows](const T* const* in, T* out, int64_t count, int64_t n) {
+      rows(in[0], out, count, n);
+    });
+  });
+}
+
+Result<KernelPtr> make_softmax_grad(const Use& use) {
+  PIPER_TRY(use.operands(2, 2));
+  PIPER_TRY(use.same_types());
+  PIPER_ASSIGN(const Axis axis, axis_of(use));
+  return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
+    using T = decltype(zero);
+    const NormFns<T> fns = norm_fns<T>();
+    const auto rows = use.op == "SoftmaxGrad" ? fns.softmax_grad : fns.log_softmax_grad;
+    return row_kernel<T, 2>(axis, [rows](const T* const* in, T* out, int64_t count, int64_t n) {
+      rows(in[0], in[1], out, count, n);
+    });
+  });
+}
+
+}  // namespace piper::cpu
