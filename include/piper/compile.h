@@ -1,0 +1,50 @@
+// The whole compiler as one straight list of steps. tools/piperc.cc is its command line.
+#pragma once
+
+#include <functional>
+
+#include "piper/bundle.h"
+#include "piper/directives.h"
+#include "piper/import.h"
+#include "piper/strategy.h"
+
+namespace piper {
+
+struct CompileOptions {
+  std::string model, strategy;
+  std::vector<Definition> defines;
+  bool oracles = true;  // also the single-device plans that --verify-against runs beside
+  // Called after each step with its name and a function that prints what it made; may be empty.
+  std::function<void(std::string_view step, const std::function<std::string()>& text)> dump;
+};
+
+// Names that --dump accepts, in order of the steps.
+std::span<const std::string_view> dump_steps();
+
+// One line of the table that --explain prints for each device role.
+struct RoleSummary {
+  std::string where;               // "pp=1"
+  int64_t ranks = 1;
+  int64_t ops = 0;                 // forward ops
+  int64_t parameters = 0, elements = 0;
+  double flops = 0;                // of one step on one rank
+  int64_t weight_bytes = 0, optimizer_bytes = 0, constant_bytes = 0;
+  int64_t step_bytes = 0;          // gradients, activations in flight, inputs
+  int64_t workspace_bytes = 0, transport_bytes = 0, peak_bytes = 0;
+  int64_t instructions = 0, programs = 0;
+};
+
+struct Compiled {
+  PlanSet set;
+  std::optional<PlanSet> single, uncut;
+  Explanations explanations;
+  std::vector<ParamReport> parameters;     // and what else the importer reports
+  std::vector<std::string> constants, separated, notes;
+  std::vector<RoleSummary> roles;
+  std::vector<std::pair<std::string, double>> seconds;  // by step
+};
+
+// Ensures that the verifier has accepted every set it returns.
+Result<Compiled> compile(const CompileOptions& options);
+
+}  // namespace piper

@@ -1,0 +1,168 @@
+#include "piper/compile.h"
+
+#include <algorithm>
+
+#include "piper/autodiff.h"
+#include "piper/lower.h"
+#include "piper/sharding.h"
+#include "piper/verify.h"
+#include "plan_set.h"
+#include "steps.h"
+
+namespace piper {
+namespace {
+
+constexpr std::string_view kSteps[] = {"import", "annotate", "autodiff", "sharding", "dag", "schedule", "plan"};
+
+ImportOptions import_options(const Strategy& strategy) {
+  ImportOptions options;
+  options.batch = strategy.global_batch;
+  options.batch_at = strategy.global_batch_at;
+  options.inputs = strategy.inputs;
+  options.dims = strategy.dims;
+  return options;
+}
+
+// The loss that the strategy names, or the file's sole scalar.
+Result<Graph> with_loss(Graph graph, const Strategy& strategy) {
+  if (const auto* loss = std::get_if<CrossEntropyLoss>(&strategy.loss)) return add_cross_entropy(std::move(graph), *loss);
+  std::vector<std::string> names;
+  for (ValueId output : graph.outputs) names.push_back(graph.value(output).name);
+  if (const auto* name = std::get_if<std::string>(&strategy.loss)) {
+    const auto it = std::find(names.begin(), names.end(), *name);
+    if (it == names.end())
+      return fail(strategy.loss_at, "loss: the model has no output '{}'{}", *name, did_you_mean(*name, names));
+    graph.loss = graph.outputs[static_cast<size_t>(it - names.begin())];
+  }
+  if (!graph.loss.valid())
+    return fail(SourceSpan{strategy.path}, "the model has no scalar output to minimise, and the strategy names no loss")
+        .with_note("outputs of the model: " + join(names, ", "))
+        .with_note("help: loss: {cross_entropy: {logits: NAME, labels: labels}}, or loss: OUTPUT");
+  const TensorType& type = graph.value(graph.loss).type;
+  if (num_elements(type.shape) != 1 || !info(type.dtype).is_float)
+    return fail(strategy.loss_at, "loss: '{}' is {}, not a scalar of floats", graph.value(graph.loss).name, to_string(type));
+  return graph;
+}
+
+Variables scope_of(const Strategy& strategy) {
+  Variables variables = strategy.params;
+  for (const MeshAxis& axis : strategy.mesh) variables.emplace_back(axis.name, axis.size);
+  return variables;
+}
+
+// Tags that tell regions apart: all that some place or order directive names.
+std::vector<std::string> region_tags(const Strategy& strategy, const Graph& graph) {
+  std::vector<std::string> tags;
+  for (const Place& place : strategy.places)
+    for (const Condition& condition : place.where)
+      if (condition.tag != "pass" && condition.tag != "mb" && graph.tag_index(condition.tag) >= 0 &&
+          std::find(tags.begin(), tags.end(), condition.tag) == tags.end())
+        tags.push_back(condition.tag);
+  return tags;
+}
+
+Result<bool> splits_backward(const Strategy& strategy) {
+  for (const Order& order : strategy.orders) {
+    PIPER_ASSIGN(const auto passes, passes_named(order));
+    for (const std::string& pass : passes)
+      if (pass == "BI" || pass == "BW") return true;
+  }
+  return false;
+}
+
+// The plan that the strategy asks for, or one of the two oracles: one device that plays all replicas, with the
+// same cut of the batch or with none.
+enum class Target { kStrategy, kSingle, kUncut };
+
+Result<PlanSet> make_plans(const Graph& step, const Strategy& strategy, Cut cut, Target target, Steps& steps,
+                           Compiled& compiled) {
+  const bool oracle = target != Target::kStrategy;
+  Explanations ignored;
+  Explanations& explain = oracle ? ignored : compiled.explanations;
+  const Variables variables = scope_of(strategy);
+  DagSpec spec;
+  if (target == Target::kUncut) cut.microbatches = cut.replicas = 1;
+  if (!oracle) spec.mesh = cut.mesh;
+  if (!oracle) spec.region_tags = region_tags(strategy, step);
+  spec.microbatches = cut.microbatches;
+  spec.replicas = cut.replicas;
+  spec.sequential_replicas = oracle;
+  if (!oracle) {
+    PIPER_ASSIGN(spec.split_backward, splits_backward(strategy));
+  }
+  PIPER_ASSIGN(Graph graph, steps.run(
+                                "sharding", [&] { return shard_batch(step, {cut.replicas, cut.microbatches, cut.at}); },
+                                print_graph));
+  PIPER_ASSIGN(Dag dag, make_dag(std::move(graph), spec));
+  if (!oracle) {
+    PIPER_ASSIGN(dag, apply_place(std::move(dag), strategy.places, variables, explain));
+    PIPER_ASSIGN(dag, apply_replicate(std::move(dag), strategy.replicates, explain));
+  }
+  PIPER_ASSIGN(dag, steps.run(
+                        "dag", [&] { return expand_tasks(std::move(dag)); }, print_dag));
+  std::vector<std::vector<TaskId>> order;
+  if (!oracle) {
+    PIPER_ASSIGN(order, apply_order(dag, strategy.orders, variables, explain));
+  }
+  PIPER_ASSIGN(const Schedule schedule, steps.run(
+                                            "schedule", [&] { return make_schedule(dag, order); },
+                                            [&](const Schedule& s) { return print_schedule(dag, s); }));
+  PIPER_ASSIGN(Lowered lowered, steps.run(
+                                    "plan", [&] { return lower(dag, schedule); },
+                                    [](const Lowered& l) {
+                                      std::string text;
+                                      for (const RoleProgram& role : l.roles) text += print_plan(role);
+                                      return text;
+                                    }));
+  if (!oracle) compiled.roles = summarise(dag, lowered);
+  PlanSet set = make_plan_set(dag, std::move(lowered));
+  set.manifest.seed = strategy.seed;
+  PIPER_TRY(steps.run(
+      "verify", [&] { return check_plans(set); }, [](const Unit&) { return std::string(); }));
+  return set;
+}
+
+}  // namespace
+
+std::span<const std::string_view> dump_steps() { return kSteps; }
+
+Result<Compiled> compile(const CompileOptions& options) {
+  Compiled compiled;
+  Steps steps(options, compiled);
+  const auto no_text = [](const auto&) { return std::string(); };
+  PIPER_ASSIGN(const Strategy strategy, steps.run(
+                                            "strategy", [&] { return parse_strategy(options.strategy, options.defines); },
+                                            no_text));
+  PIPER_ASSIGN(Imported imported, steps.run(
+                                      "import", [&] { return import_onnx(options.model, import_options(strategy)); },
+                                      [](const Imported& i) { return print_graph(i.graph); }));
+  compiled.parameters = std::move(imported.parameters);
+  compiled.constants = std::move(imported.constants);
+  compiled.separated = std::move(imported.separated);
+  compiled.notes = std::move(imported.notes);
+  PIPER_ASSIGN(Graph graph, with_loss(std::move(imported.graph), strategy));
+  PIPER_ASSIGN(const Cut cut, apply_split(strategy, graph.batch, compiled.explanations));
+  PIPER_ASSIGN(graph, steps.run(
+                          "annotate",
+                          [&] {
+                            return apply_annotate(std::move(graph), strategy.annotate, scope_of(strategy),
+                                                  compiled.explanations);
+                          },
+                          print_graph));
+  PIPER_ASSIGN(Differentiated step, steps.run(
+                                        "autodiff", [&] { return differentiate(std::move(graph), strategy.train); },
+                                        [](const Differentiated& d) { return print_graph(d.graph); }));
+  for (const std::string& name : step.without_gradient)
+    compiled.notes.push_back(fmt::format("parameter '{}' gets no gradient and is not trained", name));
+
+  PIPER_ASSIGN(compiled.set, make_plans(step.graph, strategy, cut, Target::kStrategy, steps, compiled));
+  if (options.oracles) {
+    steps.quiet = true;
+    PIPER_ASSIGN(compiled.single, make_plans(step.graph, strategy, cut, Target::kSingle, steps, compiled));
+    PIPER_ASSIGN(compiled.uncut, make_plans(step.graph, strategy, cut, Target::kUncut, steps, compiled));
+  }
+  PIPER_TRY(name_plan_sets(options, strategy, compiled));
+  return compiled;
+}
+
+}  // namespace piper

@@ -1,0 +1,143 @@
+#include "plan_set.h"
+
+#include <algorithm>
+#include <map>
+
+#include "piper/ops.h"
+#include "piper/verify.h"
+
+namespace piper {
+namespace {
+
+std::string cell_name(const Dag& dag, size_t cell) {
+  std::string name;
+  for (size_t a = 0; a < dag.mesh.size(); ++a)
+    if (dag.cells[cell][a] >= 0)
+      name += fmt::format("{}{}={}", name.empty() ? "" : " ", dag.mesh[a].name, dag.cells[cell][a]);
+  return name.empty() ? "all" : name;
+}
+
+// The cell of each rank, from its coordinates on the placed axes.
+std::vector<int32_t> cells_of_ranks(const Dag& dag) {
+  std::map<std::vector<int32_t>, int32_t> cell_of;
+  for (size_t c = 0; c < dag.cells.size(); ++c) cell_of[dag.cells[c]] = static_cast<int32_t>(c);
+  int64_t world = 1;
+  for (const DagAxis& axis : dag.mesh) world *= axis.size;
+  std::vector<int32_t> result;
+  std::vector<int32_t> key(dag.mesh.size(), -1);
+  for (int64_t rank = 0; rank < world; ++rank) {
+    int64_t rest = rank;
+    for (size_t a = dag.mesh.size(); a-- > 0;) {
+      key[a] = dag.mesh[a].placed ? static_cast<int32_t>(rest % dag.mesh[a].size) : -1;
+      rest /= dag.mesh[a].size;
+    }
+    result.push_back(cell_of.at(key));
+  }
+  return result;
+}
+
+double chunk_flops(const Graph& graph, const Chunk& chunk) {
+  double flops = 0;
+  for (NodeId id : chunk.nodes)
+    if (const OpDef* def = find_op(graph.node(id).op); def && def->cost)
+      flops += def->cost(use_of(graph, graph.node(id))).flops;
+  return flops;
+}
+
+void count_memory(const RoleProgram& role, RoleSummary& summary) {
+  for (const Buffer& buffer : role.buffers) {
+    if (buffer.kind == BufferKind::kConstant) summary.constant_bytes += buffer.type.bytes();
+    if (buffer.kind != BufferKind::kState) continue;
+    if (buffer.param.empty()) {
+      summary.optimizer_bytes += buffer.type.bytes();
+    } else {
+      ++summary.parameters;
+      summary.elements += num_elements(buffer.type.shape);
+      summary.weight_bytes += buffer.type.bytes();
+    }
+  }
+  summary.step_bytes =
+      role.arena_bytes - summary.weight_bytes - summary.optimizer_bytes - summary.constant_bytes;
+  for (int64_t bytes : role.workspace_bytes) summary.workspace_bytes += bytes;
+  summary.transport_bytes = role.transport_bytes;
+  summary.peak_bytes = role.peak_bytes();
+}
+
+}  // namespace
+
+PlanSet make_plan_set(const Dag& dag, Lowered lowered) {
+  PlanSet set;
+  for (const DagAxis& axis : dag.mesh) set.manifest.mesh.emplace_back(axis.name, axis.size);
+  std::map<std::string, int32_t> role_of_text;
+  std::vector<int32_t> role_of_cell;
+  for (RoleProgram& role : lowered.roles) {
+    auto [it, is_new] = role_of_text.try_emplace(print_plan(role), static_cast<int32_t>(set.roles.size()));
+    if (is_new) set.roles.push_back(std::move(role));
+    role_of_cell.push_back(it->second);
+  }
+  for (int32_t cell : cells_of_ranks(dag)) set.role_of_rank.push_back(role_of_cell[static_cast<size_t>(cell)]);
+  set.tensor_types = std::move(lowered.tensor_types);
+  set.tensors = std::move(lowered.tensors);
+  double peak = 0;
+  for (const RoleProgram& role : set.roles) peak = std::max(peak, static_cast<double>(role.peak_bytes()));
+  set.manifest.predictions["peak_bytes"] = peak;
+  return set;
+}
+
+std::vector<RoleSummary> summarise(const Dag& dag, const Lowered& lowered) {
+  std::vector<RoleSummary> summaries(dag.cells.size());
+  const std::vector<int32_t> ranks = cells_of_ranks(dag);
+  std::vector<double> flops(dag.chunks.size());
+  for (size_t c = 0; c < dag.chunks.size(); ++c) {
+    flops[c] = chunk_flops(dag.graph, dag.chunks[c]);
+    if (dag.chunks[c].pass == 'F')
+      summaries[static_cast<size_t>(dag.chunks[c].cell)].ops += static_cast<int64_t>(dag.chunks[c].nodes.size());
+  }
+  for (const Task& task : dag.tasks)
+    if (task.chunk.valid()) summaries[static_cast<size_t>(task.cell)].flops += flops[task.chunk.index()];
+  for (size_t c = 0; c < summaries.size(); ++c) {
+    RoleSummary& summary = summaries[c];
+    summary.where = cell_name(dag, c);
+    summary.ranks = std::count(ranks.begin(), ranks.end(), static_cast<int32_t>(c));
+    summary.instructions = static_cast<int64_t>(lowered.roles[c].body.size());
+    summary.programs = static_cast<int64_t>(lowered.roles[c].programs.size());
+    count_memory(lowered.roles[c], summary);
+  }
+  return summaries;
+}
+
+Status check_plans(const PlanSet& set) {
+  PIPER_ASSIGN(const VerifyReport report, verify_plan_set(set));
+  if (report.findings.empty()) return ok_status();
+  Error error = fail("the plan was refused: {}", report.findings.front().text).with_code(ExitCode::kRefused);
+  for (size_t i = 1; i < report.findings.size() && i < 8; ++i) error.notes.push_back(report.findings[i].text);
+  return error;
+}
+
+Status name_plan_sets(const CompileOptions& options, const Strategy& strategy, Compiled& compiled) {
+  PIPER_ASSIGN(const Bytes model, map_file(options.model));
+  std::string strategy_text = strategy.text;
+  for (const Definition& define : options.defines) strategy_text += fmt::format("\n-D {}={}", define.name, define.value);
+  const auto name = [&](PlanSet& set) {
+    set.manifest.compiler = "piperc 0.1.0";
+    set.manifest.model = options.model;
+    set.manifest.strategy = options.strategy;
+    set.manifest.model_digest = digest(as_text(model.span()));
+    set.manifest.strategy_digest = digest(strategy_text);
+  };
+  name(compiled.set);
+  if (compiled.single) name(*compiled.single);
+  if (compiled.uncut) name(*compiled.uncut);
+  return ok_status();
+}
+
+std::string print_schedule(const Dag& dag, const Schedule& schedule) {
+  std::string text;
+  for (size_t c = 0; c < schedule.order.size(); ++c) {
+    text += fmt::format("cell {} ({})\n", c, cell_name(dag, c));
+    for (TaskId task : schedule.order[c]) text += fmt::format("  {}\n", dag.tasks[task.index()].label);
+  }
+  return text;
+}
+
+}  // namespace piper
