@@ -189,6 +189,7 @@ struct Manifest {
   std::string compiler;     // version of piperc
   std::string model, strategy;  // as named on the command line, and their digests
   std::string model_digest, strategy_digest;
+  uint64_t seed = 0;        // of the data's order and of random ops
   std::vector<std::pair<std::string, int64_t>> mesh;
   std::vector<std::string> role_of_rank;      // as runs: role digest per rank, see formats/plan.md
   std::map<std::string, std::string> files;   // path in the set -> digest
