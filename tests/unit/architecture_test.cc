@@ -153,11 +153,17 @@ struct Foreign {
 };
 const std::vector<Foreign>& foreign_headers() {
   static const std::vector<Foreign> table = {
-      {"onnx/", {"import"}},      {"yaml-cpp/", {"strategy"}},
-      {"plan.pb.h", {"bundle"}},  {"google/protobuf/", {"bundle", "import"}},
-      {"dnnl", {"backend_cpu"}},  {"oneapi/", {"backend_cpu"}},
-      {"omp.h", {"backend_cpu"}}, {"mpi.h", {"transport"}},
-      {"CLI/", {"tools"}},        {"nlohmann/", {"data", "bundle", "import", "runtime"}},
+      {"onnx/", {"import"}},
+      {"yaml-cpp/", {"strategy"}},
+      {"plan.pb.h", {"bundle"}},
+      {"google/protobuf/", {"bundle", "import"}},
+      {"dnnl", {"backend_cpu"}},
+      {"oneapi/", {"backend_cpu"}},
+      {"omp.h", {"backend_cpu"}},
+      {"hwy/", {"backend_cpu"}},
+      {"mpi.h", {"transport"}},
+      {"CLI/", {"tools"}},
+      {"nlohmann/", {"data", "bundle", "import", "runtime"}},
       {"xxhash.h", {"base"}},
   };
   return table;
