@@ -125,9 +125,12 @@ Result<Dag> expand_tasks(Dag dag);
 
 // For each item the tasks that write it (several for accumulators), ascending.
 std::vector<std::vector<TaskId>> writers(const Dag& dag);
+// "%name@microbatch/cell", without the parts that do not apply.
 std::string print_item(const Dag& dag, ItemId id);
 
-// Canonical text form: mesh, chunks, items and tasks (the graph has its own).
+// Canonical text form, without the graph: chunks name nodes by their first output. parse_dag reads it back over the same
+// graph and prints the same.
 std::string print_dag(const Dag& dag);
+Result<Dag> parse_dag(Graph graph, std::string_view text);
 
 }  // namespace piper

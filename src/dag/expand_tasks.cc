@@ -416,12 +416,4 @@ class Expander {
 
 Result<Dag> expand_tasks(Dag dag) { return Expander(std::move(dag)).run(); }
 
-std::string print_item(const Dag& dag, ItemId id) {
-  const Item& item = dag.items[id.index()];
-  std::string text = dag.graph.value(item.value).name;
-  if (item.micro >= 0) text += fmt::format("@{}", item.micro);
-  if (dag.cells.size() > 1) text += fmt::format("/{}", item.cell);
-  return text;
-}
-
 }  // namespace piper

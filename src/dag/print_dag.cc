@@ -1,49 +1,93 @@
+// One line per thing, "word key=value …"; lists are separated by commas without blanks, labels stand last and quoted.
 #include "piper/dag.h"
 
 namespace piper {
 namespace {
 
-std::string item_list(const Dag& dag, const std::vector<ItemId>& items) {
+template <class T, class Print>
+std::string list(const std::vector<T>& things, Print print) {
   std::string text;
-  for (ItemId id : items) text += (text.empty() ? "%" : ", %") + print_item(dag, id);
+  for (const T& thing : things) text += (text.empty() ? "" : ",") + print(thing);
   return text;
+}
+template <class T, class Print>
+void field(std::string& line, std::string_view key, const std::vector<T>& things, Print print) {
+  if (!things.empty()) line += fmt::format(" {}={}", key, list(things, print));
+}
+
+std::string print_chunk(const Dag& dag, const Chunk& chunk) {
+  const Graph& graph = dag.graph;
+  const auto value = [&](ValueId id) { return graph.value(id).name; };
+  std::string line = fmt::format("chunk {} cell={}", chunk.pass, chunk.cell);
+  field(line, "tags", chunk.tags, [](int32_t tag) { return tag == kNoTag ? std::string("-") : std::to_string(tag); });
+  field(line, "nodes", chunk.nodes, [&](NodeId id) { return value(graph.node(id).outputs[0]); });
+  field(line, "reads", chunk.reads, value);
+  field(line, "writes", chunk.writes, value);
+  return line + fmt::format(" \"{}\"\n", chunk.name);
 }
 
 std::string print_task(const Dag& dag, const Task& task) {
-  std::string text = fmt::format("cell={} ", task.cell);
-  const std::string writes = item_list(dag, task.writes);
-  if (!writes.empty()) text += writes + " = ";
-  text += fmt::format("{}", kTaskKindNames[static_cast<size_t>(task.kind)]);
-  if (task.chunk.valid()) text += fmt::format(" [{}]", dag.chunks[task.chunk.index()].name);
-  if (task.peer >= 0) text += fmt::format(" peer={}", task.peer);
-  for (int32_t axis : task.group) text += fmt::format(" over={}", dag.mesh[static_cast<size_t>(axis)].name);
-  if (task.micro >= 0) text += fmt::format(" mb={}", task.micro);
-  if (task.stream > 0) text += fmt::format(" stream={}", dag.streams[static_cast<size_t>(task.stream)]);
-  text += fmt::format("({})", item_list(dag, task.reads));
+  const auto item = [&](ItemId id) { return print_item(dag, id); };
+  std::string line = fmt::format("task {} cell={}", kTaskKindNames[static_cast<size_t>(task.kind)], task.cell);
+  if (task.pass != '-') line += fmt::format(" pass={}", task.pass);
+  if (task.chunk.valid()) line += fmt::format(" chunk={}", task.chunk.value);
+  if (task.micro >= 0) line += fmt::format(" micro={}", task.micro);
+  if (task.peer >= 0) line += fmt::format(" peer={}", task.peer);
+  if (task.stream > 0) line += fmt::format(" stream={}", dag.streams[static_cast<size_t>(task.stream)]);
+  field(line, "group", task.group, [&](int32_t axis) { return dag.mesh[static_cast<size_t>(axis)].name; });
+  field(line, "reads", task.reads, item);
+  field(line, "writes", task.writes, item);
   for (const Accumulate& a : task.accumulates)
-    text += fmt::format(" %{} += %{}", print_item(dag, a.into), dag.graph.value(a.contribution).name);
-  return text + "\n";
+    line += fmt::format(" add={}+={}:{}:{}", item(a.into), dag.graph.value(a.contribution).name, a.sum, a.use);
+  for (const Combine& c : task.combines)
+    line += fmt::format(" combine={}={}:{}", item(c.into), list(c.from, item), c.sum);
+  return line + fmt::format(" \"{}\"\n", task.label);
+}
+
+std::string print_head(const Dag& dag) {
+  std::string text = "mesh";
+  for (const DagAxis& axis : dag.mesh)
+    text += fmt::format(" {}={}{}{}", axis.name, axis.size, axis.placed ? ":placed" : "",
+                        axis.replicated ? ":replicated" : "");
+  text += fmt::format("\nbatch replicas={} microbatches={} sequential={} split_backward={}\n", dag.replicas,
+                      dag.microbatches, dag.sequential_replicas ? 1 : 0, dag.split_backward ? 1 : 0);
+  text += fmt::format("streams {} reduce={} bucket={}\n", join(dag.streams, ","), dag.reduce_stream, dag.bucket_bytes);
+  if (!dag.region_tags.empty()) text += fmt::format("tags {}\n", join(dag.region_tags, ","));
+  for (const Value& value : dag.graph.values)
+    if (value.kind == ValueKind::kNode && !value.producer.valid())
+      text += fmt::format("value {}:{}\n", value.name, to_string(value.type));
+  for (const auto& cell : dag.cells)
+    text += fmt::format("cell{}\n", cell.empty() ? "" : " " + list(cell, [](int32_t c) { return std::to_string(c); }));
+  return text;
 }
 
 }  // namespace
 
+std::string print_item(const Dag& dag, ItemId id) {
+  const Item& item = dag.items[id.index()];
+  std::string text = "%" + dag.graph.value(item.value).name;
+  if (item.micro >= 0) text += fmt::format("@{}", item.micro);
+  if (dag.cells.size() > 1) text += fmt::format("/{}", item.cell);
+  return text;
+}
+
 std::string print_dag(const Dag& dag) {
-  std::string text = "mesh";
-  for (const DagAxis& axis : dag.mesh)
-    text += fmt::format(" {}={}{}{}", axis.name, axis.size, axis.placed ? " placed" : "",
-                        axis.replicated ? " replicated" : "");
-  text += fmt::format("\nbatch replicas={}{} microbatches={}\n", dag.replicas,
-                      dag.sequential_replicas ? " sequential" : "", dag.microbatches);
-  for (size_t c = 0; c < dag.cells.size(); ++c) {
-    text += fmt::format("cell {}:", c);
-    for (size_t a = 0; a < dag.mesh.size(); ++a)
-      if (dag.cells[c][a] >= 0) text += fmt::format(" {}={}", dag.mesh[a].name, dag.cells[c][a]);
-    text += "\n";
+  std::string text = print_head(dag);
+  for (const Sum& sum : dag.sums)
+    text += fmt::format("sum value={} uses={} \"{}\"\n", dag.graph.value(sum.value).name,
+                        list(sum.uses, [&](ValueId use) { return dag.graph.value(use).name; }), sum.name);
+  for (const Chunk& chunk : dag.chunks) text += print_chunk(dag, chunk);
+  for (size_t i = 0; i < dag.items.size(); ++i) {
+    const Item& item = dag.items[i];
+    std::string line = "item " + print_item(dag, ItemId(i));
+    if (item.alias.valid()) line += " alias=" + print_item(dag, item.alias);
+    if (item.sum >= 0) line += fmt::format(" sum={}", item.sum);
+    text += line + "\n";
   }
-  for (const Chunk& chunk : dag.chunks)
-    text += fmt::format("chunk [{}] cell={} nodes={} reads={} writes={}\n", chunk.name, chunk.cell,
-                        chunk.nodes.size(), chunk.reads.size(), chunk.writes.size());
   for (const Task& task : dag.tasks) text += print_task(dag, task);
+  for (size_t c = 0; c < dag.reports.size(); ++c)
+    for (const auto& [name, item] : dag.reports[c])
+      text += fmt::format("report cell={} item={} \"{}\"\n", c, print_item(dag, item), name);
   return text;
 }
 
