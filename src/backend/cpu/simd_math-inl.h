@@ -222,11 +222,11 @@ HWY_INLINE hn::Vec<D> sigmoid_of(D d, hn::Vec<D> x) {
 // A NaN on either side wins.
 template <class D>
 HWY_INLINE hn::Vec<D> max_of(D, hn::Vec<D> a, hn::Vec<D> b) {
-  return hn::IfThenElse(hn::Or(hn::Gt(a, b), hn::Ne(a, a)), a, b);
+  return hn::IfThenElse(hn::Or(hn::Gt(a, b), hn::IsNaN(a)), a, b);
 }
 template <class D>
 HWY_INLINE hn::Vec<D> min_of(D, hn::Vec<D> a, hn::Vec<D> b) {
-  return hn::IfThenElse(hn::Or(hn::Lt(a, b), hn::Ne(a, a)), a, b);
+  return hn::IfThenElse(hn::Or(hn::Lt(a, b), hn::IsNaN(a)), a, b);
 }
 
 }  // namespace piper::cpu::HWY_NAMESPACE
