@@ -35,26 +35,35 @@ std::string blank_like(std::string_view text) {
   return blank;
 }
 
+// How many bytes the first `count` characters have; past the end, a character is a byte.
+size_t bytes_of(std::string_view text, size_t count) {
+  size_t bytes = 0;
+  for (; count > 0; --count) {
+    ++bytes;
+    while (bytes < text.size() && is_utf8_tail(text[bytes])) ++bytes;
+  }
+  return bytes;
+}
+
 std::string excerpt(const SourceSpan& at) {
   const std::optional<std::string> line = source_line(at);
-  if (!line || at.column < 1) return {};
-  const size_t column = static_cast<size_t>(at.column) - 1;
-  if (column > line->size() || column >= kLongestQuotedLine) return {};
+  if (!line || at.column < 1 || static_cast<size_t>(at.column) > kLongestQuotedLine) return {};
   const std::string_view shown = std::string_view(*line).substr(0, kLongestQuotedLine);
+  const size_t begin = bytes_of(shown, static_cast<size_t>(at.column) - 1);
+  if (begin > shown.size()) return {};
   // A tab is harmless here, and the caret line repeats it; other controls are not.
   std::vector<std::string> parts = split_text(shown, '\t');
   for (std::string& part : parts) part = quote_control(part);
   const std::string quoted = join(parts, "\t");
-  // An escape is wider than what it stands for: then there is no place to put the caret.
-  const bool caret_fits = quoted == shown;
   const std::string number = std::to_string(at.line);
   const std::string margin(number.size(), ' ');
-  std::string text = fmt::format("{} |\n{} | {}\n", margin, number, quoted);
-  if (!caret_fits) return text;
+  const std::string text = fmt::format("{} |\n{} | {}\n", margin, number, quoted);
+  // An escape is wider than what it stands for: then there is no place to put the caret.
+  if (quoted != shown) return text;
+  const std::string before = blank_like(shown.substr(0, begin));
+  const std::string after = blank_like(shown.substr(begin));
   const auto length = static_cast<size_t>(std::max(at.length, 1));
-  const std::string before = blank_like(shown.substr(0, column));
-  const size_t width = blank_like(shown.substr(std::min(column, shown.size()), length)).size();
-  const std::string carets(std::max<size_t>(width, 1), '^');
+  const std::string carets(std::max<size_t>(std::min(length, after.size()), 1), '^');
   return text + fmt::format("{} | {}{}\n", margin, before, carets);
 }
 
