@@ -14,7 +14,8 @@ namespace piper {
 //
 // Every loop of the op has a letter. A dim of an operand is a list of letters, outermost first (more than one after a
 // reshape that merges dims; empty for a dim of size 1 that is broadcast). A letter in inputs and outputs passes through; one in
-// inputs alone is summed, so a shard of it gives a partial sum; `whole` letters cannot be sharded.
+// inputs alone is summed, so a shard of it gives a partial sum; one in outputs alone is a repetition. `whole` letters cannot be
+// sharded, and may stand in dims of different extents.
 struct LoopRule {
   using Dim = std::vector<char>;
   std::vector<std::vector<Dim>> inputs;   // [input][dim]
@@ -79,6 +80,7 @@ class Builder {
 
  private:
   Graph& graph_;
+  std::vector<ValueId> scalars_;  // what scalar() has made or found
 };
 
 // The adjoints of a node's inputs, in input order; an invalid id: none (integer inputs, not differentiable by nature).
@@ -90,7 +92,7 @@ struct GradientArgs {
   const Attrs& attrs;
   std::span<const bool> wanted;
 };
-using Grads = std::vector<ValueId>;
+using Grads = std::vector<ValueId>;  // empty: this use of the op is not differentiable
 
 // A use of the op that the conformance test runs every rule on.
 struct OpSample {
@@ -98,6 +100,7 @@ struct OpSample {
   Attrs attrs;
   double low = -2, high = 2;  // floats are drawn from here; integers from [0, int_high)
   int64_t int_high = 3;
+  std::vector<int> absent = {};  // optional inputs that this use leaves out
 };
 
 struct OpDef {
@@ -110,7 +113,7 @@ struct OpDef {
   Cost (*cost)(const OpTypes& use) = nullptr;
   // Attributes for the sharded use, when they name sizes: given the whole use and the new local output shapes.
   Attrs (*localise)(const OpTypes& use, const std::vector<Shape>& local_outputs) = nullptr;
-  // An output may take the memory of this input when nothing else reads it later: (output, input).
+  // An output may take the memory of this input, where both have one type, when nothing else reads it later: (output, input).
   std::vector<std::pair<int, int>> in_place;
   bool pointwise = false;  // one loop over the elements of the (broadcast) operands: fuse may merge it
   std::vector<OpSample> samples;

@@ -1,0 +1,142 @@
+// Arithmetic on two operands with numpy broadcasting.
+#include <cstring>
+
+#include "rules.h"
+
+namespace piper {
+namespace {
+
+TypesResult binary_types(const OpTypes& use) {
+  PIPER_TRY(check_arity(use, 2, 2));
+  const TensorType &a = use.inputs[0], &b = use.inputs[1];
+  if (a.dtype != b.dtype || a.dtype == DType::kBool) {
+    return fail("the operands must be numbers of one type, but are {}", operands(use));
+  }
+  std::optional<Shape> shape = broadcast(a.shape, b.shape);
+  if (!shape) return fail("the shapes of {} do not broadcast", operands(use));
+  return std::vector<TensorType>{{a.dtype, *std::move(shape)}};
+}
+
+LoopRule sum_loops(const OpTypes& use) { return pointwise_loops(use, {{0, 1}}); }
+LoopRule product_loops(const OpTypes& use) { return pointwise_loops(use, {{0}, {1}}); }
+LoopRule quotient_loops(const OpTypes& use) { return pointwise_loops(use, {{0}}); }
+LoopRule other_loops(const OpTypes& use) { return pointwise_loops(use, {}); }
+
+struct Use {  // of a binary op, in its gradient
+  Builder& build;
+  ValueId a, b, y, dy;
+  bool want_a, want_b;
+  ValueId number(double value) const { return build.scalar(value, build.type(a).dtype); }
+  ValueId op(std::string_view name, std::vector<ValueId> inputs) const {
+    return build.op1(name, std::move(inputs));
+  }
+};
+// The adjoints before they are summed to the operands' shapes; a rule makes only what is wanted.
+using Pair = std::pair<ValueId, ValueId>;
+template <Pair (*kRule)(const Use&)>
+Grads gradient(Builder& build, const GradientArgs& args) {
+  const auto [da, db] = kRule({build, args.inputs[0], args.inputs[1], args.outputs[0],
+                               args.output_grads[0], args.wanted[0], args.wanted[1]});
+  Grads grads(2);
+  if (args.wanted[0] && da.valid()) grads[0] = build.sum_to(da, Shape(build.shape(args.inputs[0])));
+  if (args.wanted[1] && db.valid()) grads[1] = build.sum_to(db, Shape(build.shape(args.inputs[1])));
+  return grads;
+}
+
+Pair add(const Use& u) { return {u.dy, u.dy}; }
+Pair sub(const Use& u) { return {u.dy, u.want_b ? u.build.neg(u.dy) : ValueId()}; }
+Pair mul(const Use& u) {
+  return {u.want_a ? u.build.mul(u.dy, u.b) : ValueId(),
+          u.want_b ? u.build.mul(u.dy, u.a) : ValueId()};
+}
+Pair div(const Use& u) {
+  Pair grads;
+  if (u.want_a) grads.first = u.build.div(u.dy, u.b);
+  if (u.want_b) grads.second = u.build.neg(u.build.div(u.build.mul(u.dy, u.y), u.b));
+  return grads;
+}
+
+// The value of a constant that holds one f32 or f64, else none.
+std::optional<double> constant_number(const Value& value) {
+  if (value.kind != ValueKind::kConstant || num_elements(value.type.shape) != 1) return {};
+  if (value.type.dtype == DType::kF32 && value.data.size == sizeof(float)) {
+    float number;
+    std::memcpy(&number, value.data.data, sizeof number);
+    return number;
+  }
+  if (value.type.dtype == DType::kF64 && value.data.size == sizeof(double)) {
+    double number;
+    std::memcpy(&number, value.data.data, sizeof number);
+    return number;
+  }
+  return {};
+}
+
+Pair pow(const Use& u) {
+  Pair grads;
+  if (u.want_a) {  // b·a^(b−1)·dy
+    const std::optional<double> exponent = constant_number(u.build.graph().value(u.b));
+    if (exponent == 2.0) {
+      grads.first = u.build.mul(u.dy, u.build.mul(u.a, u.number(2)));
+    } else {
+      const ValueId less = exponent ? u.number(*exponent - 1) : u.build.sub(u.b, u.number(1));
+      grads.first = u.build.mul(u.dy, u.build.mul(u.b, u.op("Pow", {u.a, less})));
+    }
+  }
+  if (u.want_b) grads.second = u.build.mul(u.dy, u.build.mul(u.y, u.op("Log", {u.a})));
+  return grads;
+}
+
+// dy where `wins`(mine, other); equal operands share it, or the one that wants it gets all
+// (PyTorch's clamp).
+ValueId choice(const Use& u, std::string_view wins, ValueId mine, ValueId other, bool both) {
+  const ValueId won = u.op("Where", {u.op(wins, {mine, other}), u.dy, u.number(0)});
+  const ValueId part = both ? u.build.mul(u.dy, u.number(0.5)) : u.dy;
+  return u.op("Where", {u.op("Equal", {mine, other}), part, won});
+}
+Pair choose(const Use& u, std::string_view wins) {
+  const bool both = u.want_a && u.want_b;
+  return {u.want_a ? choice(u, wins, u.a, u.b, both) : ValueId(),
+          u.want_b ? choice(u, wins, u.b, u.a, both) : ValueId()};
+}
+Pair max(const Use& u) { return choose(u, "Greater"); }
+Pair min(const Use& u) { return choose(u, "Less"); }
+
+Pair mod(const Use& u) {  // y = a − q·b with a whole number q = (a − y)/b
+  Pair grads{u.dy, {}};
+  if (u.want_b) {
+    const ValueId quotient = u.build.div(u.build.sub(u.a, u.y), u.b);
+    grads.second = u.build.neg(u.build.mul(u.dy, quotient));
+  }
+  return grads;
+}
+
+OpDef binary(std::string_view name, Grads (*gradient)(Builder&, const GradientArgs&),
+             LoopRule (*loops)(const OpTypes&), Cost (*cost)(const OpTypes&), double low = -2) {
+  OpDef def{.name = name, .types = binary_types, .gradient = gradient, .loops = loops};
+  def.cost = cost;
+  def.in_place = {{0, 0}, {0, 1}};
+  def.pointwise = true;
+  def.samples = {{.inputs = {f64({4, 3}), f64({4, 3})}, .low = low},
+                 {.inputs = {f64({2, 4, 3}), f64({3})}, .low = low},
+                 {.inputs = {f64({}), f64({4, 1, 3})}, .low = low},
+                 {.inputs = {f64({4, 1}), f64({2, 1, 3})}, .low = low}};
+  return def;
+}
+
+}  // namespace
+
+std::vector<OpDef> binary_ops() {
+  return {
+      binary("Add", gradient<add>, sum_loops, element_cost<1>),
+      binary("Sub", gradient<sub>, sum_loops, element_cost<1>),
+      binary("Mul", gradient<mul>, product_loops, element_cost<1>),
+      binary("Div", gradient<div>, quotient_loops, element_cost<4>, 0.5),
+      binary("Pow", gradient<pow>, other_loops, element_cost<20>, 0.5),
+      binary("Max", gradient<max>, other_loops, element_cost<1>),
+      binary("Min", gradient<min>, other_loops, element_cost<1>),
+      binary("Mod", gradient<mod>, other_loops, element_cost<4>, 0.5),
+  };
+}
+
+}  // namespace piper

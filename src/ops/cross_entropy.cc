@@ -1,0 +1,106 @@
+// Cross-entropy over the last dim, as a sum: the mean over the whole batch is the sum divided by
+// LabelCount, whatever the cut.
+//   CrossEntropySum{ignore_index}(logits[…, C], labels[…]) -> (sum, lse[…])
+//   CrossEntropyGrad{ignore_index}(logits, labels, lse, dsum) -> dlogits
+//   LabelCount{ignore_index}(labels) -> f32 scalar
+#include "rules.h"
+
+namespace piper {
+namespace {
+
+// The type of lse, once logits and labels are right.
+Result<TensorType> rows_of(const OpTypes& use) {
+  PIPER_TRY(check_float(use, 0));
+  const TensorType& logits = use.inputs[0];
+  if (logits.shape.empty() || logits.shape.back() == 0) {
+    return fail("input 0 (logits) must end with a dim of classes, but is {}", to_string(logits));
+  }
+  TensorType rows{logits.dtype, Shape(logits.shape.begin(), logits.shape.end() - 1)};
+  PIPER_TRY(check_type(use, 1, "labels", {DType::kI64, rows.shape}));
+  return rows;
+}
+
+TypesResult sum_types(const OpTypes& use) {
+  PIPER_TRY(check_arity(use, 2, 2));
+  PIPER_ASSIGN(TensorType rows, rows_of(use));
+  return std::vector<TensorType>{{rows.dtype, {}}, rows};
+}
+
+TypesResult grad_types(const OpTypes& use) {
+  PIPER_TRY(check_arity(use, 4, 4));
+  PIPER_ASSIGN(const TensorType rows, rows_of(use));
+  PIPER_TRY(check_type(use, 2, "lse", rows));
+  PIPER_TRY(check_type(use, 3, "dsum", {rows.dtype, {}}));
+  return std::vector<TensorType>{use.inputs[0]};
+}
+
+TypesResult count_types(const OpTypes& use) {
+  PIPER_TRY(check_arity(use, 1, 1));
+  if (use.inputs[0].dtype != DType::kI64) {
+    return fail("input 0 (labels) must be i64, but is {}", to_string(use.inputs[0]));
+  }
+  return std::vector<TensorType>{{DType::kF32, {}}};
+}
+
+Grads sum_gradient(Builder& build, const GradientArgs& args) {
+  if (args.output_grads[1].valid()) return {};  // lse is for the backward op alone
+  return {build.op1("CrossEntropyGrad",
+                    {args.inputs[0], args.inputs[1], args.outputs[1], args.output_grads[0]},
+                    args.attrs),
+          ValueId()};
+}
+
+struct RowLetters {
+  LoopBuilder build;
+  Dims logits, rows;
+};
+RowLetters letters_of(const OpTypes& use) {
+  RowLetters r;
+  r.logits = r.build.letters(use.inputs[0].shape);
+  r.build.mark_whole(r.logits.back()[0]);
+  r.rows.assign(r.logits.begin(), r.logits.end() - 1);
+  return r;
+}
+
+LoopRule sum_rule(const OpTypes& use) {
+  RowLetters r = letters_of(use);
+  r.build.rule.inputs = {r.logits, r.rows};
+  r.build.rule.outputs = {{}, r.rows};
+  return r.build.rule;
+}
+
+LoopRule grad_rule(const OpTypes& use) {
+  RowLetters r = letters_of(use);
+  r.build.rule.inputs = {r.logits, r.rows, r.rows, {}};
+  r.build.rule.outputs = {r.logits};
+  r.build.rule.linear = {{3}};
+  return r.build.rule;
+}
+
+LoopRule count_rule(const OpTypes& use) {
+  LoopBuilder build;
+  build.rule.inputs = {build.letters(use.inputs[0].shape)};
+  build.rule.outputs = {{}};
+  return build.rule;
+}
+
+}  // namespace
+
+std::vector<OpDef> cross_entropy_ops() {
+  const Attrs ignore{{"ignore_index", int64_t{1}}};
+  OpDef sum{
+      .name = "CrossEntropySum", .types = sum_types, .gradient = sum_gradient, .loops = sum_rule};
+  sum.cost = element_cost<12>;
+  sum.samples = {{.inputs = {f64({6, 5}), i64({6})}, .attrs = ignore},
+                 {.inputs = {f64({2, 4, 3}), i64({2, 4})}, .attrs = ignore},
+                 {.inputs = {f64({5}), i64({})}, .attrs = {{"ignore_index", int64_t{-100}}}}};
+  OpDef grad{.name = "CrossEntropyGrad", .types = grad_types, .loops = grad_rule};
+  grad.cost = element_cost<12>;
+  grad.samples = {{.inputs = {f64({2, 4, 3}), i64({2, 4}), f64({2, 4}), f64({})}, .attrs = ignore}};
+  OpDef count{.name = "LabelCount", .types = count_types, .loops = count_rule};
+  count.cost = element_cost<1>;
+  count.samples = {{.inputs = {i64({2, 4})}, .attrs = ignore}};
+  return {sum, grad, count};
+}
+
+}  // namespace piper

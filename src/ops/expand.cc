@@ -1,0 +1,41 @@
+// Expand{shape}: repeats along dims of extent 1 and new leading ones; the result has exactly this
+// shape.
+#include "rules.h"
+
+namespace piper {
+namespace {
+
+TypesResult types(const OpTypes& use) {
+  PIPER_TRY(check_arity(use, 1, 1));
+  PIPER_ASSIGN(Shape shape, check_shape(use.attrs, "shape"));
+  if (broadcast(use.inputs[0].shape, shape) != shape) {
+    return fail("{} does not expand to {}", operands(use), to_string(shape));
+  }
+  return std::vector<TensorType>{{use.inputs[0].dtype, std::move(shape)}};
+}
+
+Grads gradient(Builder& build, const GradientArgs& args) {
+  return {build.sum_to(args.output_grads[0], Shape(build.shape(args.inputs[0])))};
+}
+
+LoopRule rule(const OpTypes& use) { return pointwise_loops(use, {{0}}); }
+
+Attrs localise(const OpTypes& use, const std::vector<Shape>& local_outputs) {
+  Attrs attrs = use.attrs;
+  attrs.set("shape", local_outputs[0]);
+  return attrs;
+}
+
+}  // namespace
+
+std::vector<OpDef> expand_ops() {
+  OpDef def{.name = "Expand", .types = types, .gradient = gradient, .loops = rule};
+  def.cost = moves;
+  def.localise = localise;
+  def.samples = {{.inputs = {f64({3})}, .attrs = {{"shape", Shape{4, 3}}}},
+                 {.inputs = {f64({2, 1, 3})}, .attrs = {{"shape", Shape{2, 4, 3}}}},
+                 {.inputs = {f64({})}, .attrs = {{"shape", Shape{2, 2}}}}};
+  return {def};
+}
+
+}  // namespace piper

@@ -1,0 +1,101 @@
+// Gather{axis}(data, indices): slices of data along one dim; GatherGrad{axis, size}(dy, indices)
+// sums them back.
+#include "rules.h"
+
+namespace piper {
+namespace {
+
+// data with the dims `from` of it replaced by those of `by`.
+template <class List>
+List replaced(const List& list, size_t from, size_t count, const List& by) {
+  List result(list.begin(), list.begin() + static_cast<int64_t>(from));
+  result.insert(result.end(), by.begin(), by.end());
+  result.insert(result.end(), list.begin() + static_cast<int64_t>(from + count), list.end());
+  return result;
+}
+
+TypesResult gather_types(const OpTypes& use) {
+  PIPER_TRY(check_arity(use, 2, 2));
+  PIPER_TRY(check_index(use, 1));
+  const TensorType& data = use.inputs[0];
+  PIPER_ASSIGN(const size_t axis, check_axis(use.attrs, "axis", data.shape.size()));
+  return std::vector<TensorType>{{data.dtype, replaced(data.shape, axis, 1, use.inputs[1].shape)}};
+}
+
+TypesResult grad_types(const OpTypes& use) {
+  PIPER_TRY(check_arity(use, 2, 2));
+  PIPER_TRY(check_float(use, 0));
+  PIPER_TRY(check_index(use, 1));
+  const Shape &dy = use.inputs[0].shape, &indices = use.inputs[1].shape;
+  const int64_t size = use.attrs.integer("size", -1);
+  if (dy.size() < indices.size() || size < 0) {
+    return fail("{} with size {} is not the gradient of a Gather", operands(use), size);
+  }
+  PIPER_ASSIGN(const size_t axis, check_axis(use.attrs, "axis", dy.size() - indices.size() + 1));
+  const Shape read(dy.begin() + static_cast<int64_t>(axis),
+                   dy.begin() + static_cast<int64_t>(axis + indices.size()));
+  if (read != indices) return fail("the dims of {} differ from dim {} on", operands(use), axis);
+  return std::vector<TensorType>{
+      {use.inputs[0].dtype, replaced(dy, axis, indices.size(), Shape{size})}};
+}
+
+Grads gather_gradient(Builder& build, const GradientArgs& args) {
+  const int64_t axis = args.attrs.integer("axis");
+  const int64_t size = build.shape(args.inputs[0])[static_cast<size_t>(axis)];
+  return {build.op1("GatherGrad", {args.output_grads[0], args.inputs[1]},
+                    {{"axis", axis}, {"size", size}}),
+          ValueId()};
+}
+
+// The letters of (data, indices, gathered).
+struct GatherLetters {
+  LoopBuilder build;
+  Dims data, indices, gathered;
+};
+GatherLetters letters_of(const Shape& data, const Shape& indices, size_t axis) {
+  GatherLetters g;
+  g.data = g.build.letters(data);
+  g.build.mark_whole(g.data[axis][0]);
+  g.indices = g.build.letters(indices);
+  g.gathered = replaced(g.data, axis, 1, g.indices);
+  return g;
+}
+
+LoopRule gather_rule(const OpTypes& use) {
+  const size_t axis = static_cast<size_t>(use.attrs.integer("axis"));
+  GatherLetters g = letters_of(use.inputs[0].shape, use.inputs[1].shape, axis);
+  g.build.rule.inputs = {g.data, g.indices};
+  g.build.rule.outputs = {g.gathered};
+  g.build.rule.linear = {{0}};
+  return g.build.rule;
+}
+
+LoopRule grad_rule(const OpTypes& use) {
+  const size_t axis = static_cast<size_t>(use.attrs.integer("axis"));
+  GatherLetters g = letters_of(use.outputs[0].shape, use.inputs[1].shape, axis);
+  g.build.rule.inputs = {g.gathered, g.indices};
+  g.build.rule.outputs = {g.data};
+  g.build.rule.linear = {{0}};
+  return g.build.rule;
+}
+
+}  // namespace
+
+std::vector<OpDef> gather_ops() {
+  OpDef gather{
+      .name = "Gather", .types = gather_types, .gradient = gather_gradient, .loops = gather_rule};
+  gather.cost = moves;
+  auto axis = [](int64_t n) { return Attrs{{"axis", n}}; };
+  gather.samples = {{.inputs = {f64({3, 4}), i64({2, 5})}, .attrs = axis(0)},
+                    {.inputs = {f64({2, 3, 4}), i64({2})}, .attrs = axis(1)},
+                    {.inputs = {f64({2, 3}), i64({})}, .attrs = axis(1)}};
+  OpDef grad{.name = "GatherGrad", .types = grad_types, .loops = grad_rule};
+  grad.cost = element_cost<1>;
+  auto sized = [](int64_t n) { return Attrs{{"axis", n}, {"size", int64_t{3}}}; };
+  grad.samples = {{.inputs = {f64({2, 5, 4}), i64({2, 5})}, .attrs = sized(0)},
+                  {.inputs = {f64({2, 6, 4}), i64({6})}, .attrs = sized(1)},
+                  {.inputs = {f64({2}), i64({})}, .attrs = sized(1)}};
+  return {gather, grad};
+}
+
+}  // namespace piper

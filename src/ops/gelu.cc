@@ -1,0 +1,54 @@
+// Gelu{approximate: none | tanh}(x), GeluGrad{approximate}(x, dy) -> dx.
+#include "rules.h"
+
+namespace piper {
+namespace {
+
+Status check_approximate(const Attrs& attrs) {
+  const std::string text = attrs.text("approximate", "none");
+  if (text == "none" || text == "tanh") return ok_status();
+  return fail("approximate '{}' is neither 'none' nor 'tanh'", quote_control(text));
+}
+
+TypesResult types(const OpTypes& use) {
+  PIPER_TRY(check_arity(use, 1, 1));
+  PIPER_TRY(check_float(use, 0));
+  PIPER_TRY(check_approximate(use.attrs));
+  return std::vector<TensorType>{use.inputs[0]};
+}
+
+TypesResult grad_types(const OpTypes& use) {
+  PIPER_TRY(check_arity(use, 2, 2));
+  PIPER_TRY(check_float(use, 0));
+  PIPER_TRY(check_type(use, 1, "dy", use.inputs[0]));
+  PIPER_TRY(check_approximate(use.attrs));
+  return std::vector<TensorType>{use.inputs[0]};
+}
+
+Grads gradient(Builder& build, const GradientArgs& args) {
+  return {build.op1("GeluGrad", {args.inputs[0], args.output_grads[0]}, args.attrs)};
+}
+
+LoopRule rule(const OpTypes& use) { return pointwise_loops(use, {}); }
+LoopRule grad_rule(const OpTypes& use) { return pointwise_loops(use, {{1}}); }
+
+}  // namespace
+
+std::vector<OpDef> gelu_ops() {
+  const Attrs exact{{"approximate", "none"}}, tanh{{"approximate", "tanh"}};
+  OpDef gelu{.name = "Gelu", .types = types, .gradient = gradient, .loops = rule};
+  gelu.cost = element_cost<15>;
+  gelu.in_place = {{0, 0}};
+  gelu.pointwise = true;
+  gelu.samples = {{.inputs = {f64({4, 6})}, .attrs = exact},
+                  {.inputs = {f64({4, 6})}, .attrs = tanh}};
+  OpDef grad{.name = "GeluGrad", .types = grad_types, .loops = grad_rule};
+  grad.cost = element_cost<25>;
+  grad.in_place = {{0, 0}, {0, 1}};
+  grad.pointwise = true;
+  grad.samples = {{.inputs = {f64({4, 6}), f64({4, 6})}, .attrs = exact},
+                  {.inputs = {f64({4, 6}), f64({4, 6})}, .attrs = tanh}};
+  return {gelu, grad};
+}
+
+}  // namespace piper

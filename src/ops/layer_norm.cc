@@ -1,0 +1,140 @@
+// LayerNorm{axis, epsilon}(x, scale, bias?) -> (y, mean, rstd) over the dims from axis on; mean and
+// rstd have x's shape with those dims 1. LayerNormGradX{axis}(dy, x, scale, mean, rstd) -> dx and
+// LayerNormGradParams{axis}(dy, x, mean, rstd) -> (dscale, dbias) are separate, so that a split
+// backward repeats nothing.
+#include "rules.h"
+
+namespace piper {
+namespace {
+
+TensorType normalised(const TensorType& x, size_t axis) {
+  return {x.dtype, Shape(x.shape.begin() + static_cast<int64_t>(axis), x.shape.end())};
+}
+TensorType statistics(const TensorType& x, size_t axis) {
+  TensorType type = x;
+  for (size_t d = axis; d < type.shape.size(); ++d) type.shape[d] = 1;
+  return type;
+}
+
+TypesResult types(const OpTypes& use) {
+  PIPER_TRY(check_arity(use, 2, 3));
+  PIPER_TRY(check_float(use, 0));
+  const TensorType& x = use.inputs[0];
+  PIPER_ASSIGN(const size_t axis, check_axis(use.attrs, "axis", x.shape.size()));
+  PIPER_TRY(check_type(use, 1, "scale", normalised(x, axis)));
+  if (has_input(use, 2)) PIPER_TRY(check_type(use, 2, "bias", normalised(x, axis)));
+  return std::vector<TensorType>{x, statistics(x, axis), statistics(x, axis)};
+}
+
+TypesResult grad_x_types(const OpTypes& use) {
+  PIPER_TRY(check_arity(use, 5, 5));
+  PIPER_TRY(check_float(use, 0));
+  const TensorType& x = use.inputs[1];
+  PIPER_ASSIGN(const size_t axis, check_axis(use.attrs, "axis", x.shape.size()));
+  PIPER_TRY(check_type(use, 0, "dy", x));
+  PIPER_TRY(check_type(use, 2, "scale", normalised(x, axis)));
+  PIPER_TRY(check_type(use, 3, "mean", statistics(x, axis)));
+  PIPER_TRY(check_type(use, 4, "rstd", statistics(x, axis)));
+  return std::vector<TensorType>{x};
+}
+
+TypesResult grad_params_types(const OpTypes& use) {
+  PIPER_TRY(check_arity(use, 4, 4));
+  PIPER_TRY(check_float(use, 0));
+  const TensorType& x = use.inputs[1];
+  PIPER_ASSIGN(const size_t axis, check_axis(use.attrs, "axis", x.shape.size()));
+  PIPER_TRY(check_type(use, 0, "dy", x));
+  PIPER_TRY(check_type(use, 2, "mean", statistics(x, axis)));
+  PIPER_TRY(check_type(use, 3, "rstd", statistics(x, axis)));
+  return std::vector<TensorType>{normalised(x, axis), normalised(x, axis)};
+}
+
+Grads gradient(Builder& build, const GradientArgs& args) {
+  // The statistics are for the backward ops alone; an adjoint of them is not supported.
+  if (args.output_grads[1].valid() || args.output_grads[2].valid()) return {};
+  const ValueId dy = args.output_grads[0], x = args.inputs[0];
+  const ValueId mean = args.outputs[1], rstd = args.outputs[2];
+  const Attrs axis{{"axis", args.attrs.integer("axis")}};
+  Grads grads(args.inputs.size());
+  if (args.wanted[0]) {
+    grads[0] = build.op1("LayerNormGradX", {dy, x, args.inputs[1], mean, rstd}, axis);
+  }
+  const bool biased = args.inputs.size() > 2 && args.wanted[2];
+  if (args.wanted[1] || biased) {
+    const std::vector<ValueId> params = build.op("LayerNormGradParams", {dy, x, mean, rstd}, axis);
+    if (args.wanted[1]) grads[1] = params[0];
+    if (biased) grads[2] = params[1];
+  }
+  return grads;
+}
+
+struct NormLetters {
+  LoopBuilder build;
+  Dims x, params, statistics;
+};
+NormLetters letters_of(const OpTypes& use, size_t x) {
+  NormLetters n;
+  const size_t axis = static_cast<size_t>(use.attrs.integer("axis"));
+  n.x = n.build.letters(use.inputs[x].shape);
+  n.params.assign(n.x.begin() + static_cast<int64_t>(axis), n.x.end());
+  n.statistics = n.x;
+  for (size_t d = axis; d < n.x.size(); ++d) n.statistics[d] = {};
+  return n;
+}
+void mark_params_whole(NormLetters& n) {
+  for (const Dim& dim : n.params) n.build.mark_whole(dim[0]);
+}
+
+LoopRule rule(const OpTypes& use) {
+  NormLetters n = letters_of(use, 0);
+  mark_params_whole(n);
+  n.build.rule.inputs = {n.x, n.params};
+  if (use.inputs.size() > 2) n.build.rule.inputs.push_back(use.present[2] ? n.params : Dims{});
+  n.build.rule.outputs = {n.x, n.statistics, n.statistics};
+  return n.build.rule;
+}
+
+LoopRule grad_x_rule(const OpTypes& use) {
+  NormLetters n = letters_of(use, 1);
+  mark_params_whole(n);
+  n.build.rule.inputs = {n.x, n.x, n.params, n.statistics, n.statistics};
+  n.build.rule.outputs = {n.x};
+  n.build.rule.linear = {{0}};
+  return n.build.rule;
+}
+
+LoopRule grad_params_rule(const OpTypes& use) {
+  NormLetters n = letters_of(use, 1);
+  n.build.rule.inputs = {n.x, n.x, n.statistics, n.statistics};
+  n.build.rule.outputs = {n.params, n.params};
+  n.build.rule.linear = {{0}};
+  return n.build.rule;
+}
+
+}  // namespace
+
+std::vector<OpDef> layer_norm_ops() {
+  OpDef norm{.name = "LayerNorm", .types = types, .gradient = gradient, .loops = rule};
+  norm.cost = element_cost<8>;
+  auto at = [](int64_t axis) { return Attrs{{"axis", axis}, {"epsilon", 1e-5}}; };
+  norm.samples = {{.inputs = {f64({4, 6}), f64({6}), f64({6})}, .attrs = at(1)},
+                  {.inputs = {f64({2, 3, 4}), f64({4})}, .attrs = at(2)},
+                  {.inputs = {f64({2, 3, 4}), f64({3, 4}), f64({3, 4})}, .attrs = at(1)}};
+  OpDef grad_x{.name = "LayerNormGradX", .types = grad_x_types, .loops = grad_x_rule};
+  grad_x.cost = element_cost<10>;
+  const Attrs last{{"axis", int64_t{2}}};
+  grad_x.samples = {
+      {.inputs = {f64({2, 3, 4}), f64({2, 3, 4}), f64({4}), f64({2, 3, 1}), f64({2, 3, 1})},
+       .attrs = last,
+       .low = 0.5}};
+  OpDef grad_params{
+      .name = "LayerNormGradParams", .types = grad_params_types, .loops = grad_params_rule};
+  grad_params.cost = element_cost<5>;
+  grad_params.samples = {
+      {.inputs = {f64({2, 3, 4}), f64({2, 3, 4}), f64({2, 3, 1}), f64({2, 3, 1})},
+       .attrs = last,
+       .low = 0.5}};
+  return {norm, grad_x, grad_params};
+}
+
+}  // namespace piper

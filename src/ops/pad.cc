@@ -1,0 +1,67 @@
+// Pad{before, after, value}: so many elements more at both ends of each dim; negative numbers cut
+// off.
+#include "rules.h"
+
+namespace piper {
+namespace {
+
+TypesResult types(const OpTypes& use) {
+  PIPER_TRY(check_arity(use, 1, 1));
+  TensorType result = use.inputs[0];
+  PIPER_ASSIGN(const std::vector<int64_t> before,
+               check_list(use.attrs, "before", result.shape.size()));
+  PIPER_ASSIGN(const std::vector<int64_t> after,
+               check_list(use.attrs, "after", result.shape.size()));
+  for (size_t d = 0; d < before.size(); ++d) {
+    const int64_t most = int64_t{1} << 48;
+    const bool small = before[d] > -most && before[d] < most && after[d] > -most && after[d] < most;
+    if (small) result.shape[d] += before[d] + after[d];
+    if (!small || result.shape[d] < 0) {
+      return fail("padding {} before and {} after does not fit dim {} of {}", before[d], after[d],
+                  d, operands(use));
+    }
+  }
+  return std::vector<TensorType>{std::move(result)};
+}
+
+Grads gradient(Builder& build, const GradientArgs& args) {
+  std::vector<int64_t> before = args.attrs.integers("before"), after = args.attrs.integers("after");
+  for (int64_t& n : before) n = -n;
+  for (int64_t& n : after) n = -n;
+  return {build.op1("Pad", {args.output_grads[0]},
+                    {{"before", before}, {"after", after}, {"value", 0.0}})};
+}
+
+LoopRule rule(const OpTypes& use) {
+  LoopBuilder build;
+  const Shape& shape = use.inputs[0].shape;
+  const std::vector<int64_t> before = use.attrs.integers("before"),
+                             after = use.attrs.integers("after");
+  Dims dims;
+  for (size_t d = 0; d < shape.size(); ++d) {
+    const bool plain = before[d] == 0 && after[d] == 0;
+    dims.push_back({plain ? build.letter(shape[d]) : build.whole(shape[d])});
+  }
+  build.rule.inputs = {dims};
+  build.rule.outputs = {dims};
+  if (use.attrs.real("value") == 0) build.rule.linear = {{0}};
+  return build.rule;
+}
+
+OpSample sample(Shape shape, std::vector<int64_t> before, std::vector<int64_t> after,
+                double value) {
+  return {.inputs = {f64(std::move(shape))},
+          .attrs = {{"before", before}, {"after", after}, {"value", value}}};
+}
+
+}  // namespace
+
+std::vector<OpDef> pad_ops() {
+  OpDef def{.name = "Pad", .types = types, .gradient = gradient, .loops = rule};
+  def.cost = moves;
+  def.samples = {sample({4, 3}, {0, 1}, {0, 2}, 0), sample({2, 3, 4}, {1, 0, 0}, {0, 0, 2}, 1.5),
+                 sample({4, 5}, {0, -1}, {0, -2}, 0)};
+  return {def};
+}
+
+}  // namespace piper

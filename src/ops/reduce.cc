@@ -1,0 +1,102 @@
+// ReduceSum, ReduceMax, ReduceMin{axes, keepdims}: axes ascending.
+#include "rules.h"
+
+namespace piper {
+namespace {
+
+// By dim: whether it is reduced.
+Result<std::vector<bool>> reduced_dims(const OpTypes& use) {
+  const size_t rank = use.inputs[0].shape.size();
+  std::vector<bool> reduced(rank);
+  const std::vector<int64_t> axes = use.attrs.integers("axes");
+  int64_t last = -1;
+  for (int64_t axis : axes) {
+    if (axis <= last || axis >= static_cast<int64_t>(rank)) {
+      return fail("axes {} are not ascending dims of {}", to_string(axes), operands(use));
+    }
+    reduced[static_cast<size_t>(axis)] = true;
+    last = axis;
+  }
+  return reduced;
+}
+
+TypesResult types(const OpTypes& use) {
+  PIPER_TRY(check_arity(use, 1, 1));
+  if (use.inputs[0].dtype == DType::kBool) return fail("input 0 must be a number, but is bool");
+  PIPER_ASSIGN(const std::vector<bool> reduced, reduced_dims(use));
+  const bool keep = use.attrs.integer("keepdims");
+  Shape shape;
+  for (size_t d = 0; d < reduced.size(); ++d) {
+    if (!reduced[d]) shape.push_back(use.inputs[0].shape[d]);
+    if (reduced[d] && keep) shape.push_back(1);
+  }
+  return std::vector<TensorType>{{use.inputs[0].dtype, std::move(shape)}};
+}
+
+// A result with its reduced dims back, as 1.
+ValueId with_kept_dims(Builder& build, const GradientArgs& args, ValueId id) {
+  Shape shape = build.shape(args.inputs[0]);
+  for (int64_t axis : args.attrs.integers("axes")) shape[static_cast<size_t>(axis)] = 1;
+  return build.reshape(id, std::move(shape));
+}
+
+Grads sum_gradient(Builder& build, const GradientArgs& args) {
+  const ValueId dy = with_kept_dims(build, args, args.output_grads[0]);
+  return {build.expand(dy, Shape(build.shape(args.inputs[0])))};
+}
+
+// Equal extremes share the adjoint (PyTorch's amax and amin).
+Grads extreme_gradient(Builder& build, const GradientArgs& args) {
+  const ValueId x = args.inputs[0];
+  const ValueId y = with_kept_dims(build, args, args.outputs[0]);
+  const ValueId dy = with_kept_dims(build, args, args.output_grads[0]);
+  const ValueId hit =
+      build.op1("Cast", {build.op1("Equal", {x, y})}, {{"to", info(build.type(x).dtype).name}});
+  const ValueId hits = build.reduce_sum(hit, args.attrs.integers("axes"), true);
+  return {build.mul(hit, build.div(dy, hits))};
+}
+
+LoopRule rule(const OpTypes& use, bool sums) {
+  const Result<std::vector<bool>> reduced = reduced_dims(use);
+  PIPER_CHECK(reduced.ok(), "loops of an ill-typed reduction");
+  const bool keep = use.attrs.integer("keepdims");
+  LoopBuilder build;
+  const Dims dims = build.letters(use.inputs[0].shape);
+  build.rule.inputs = {dims};
+  build.rule.outputs.emplace_back();
+  for (size_t d = 0; d < dims.size(); ++d) {
+    if (!(*reduced)[d]) build.rule.outputs[0].push_back(dims[d]);
+    if ((*reduced)[d] && keep) build.rule.outputs[0].push_back({});
+    if ((*reduced)[d] && !sums) build.mark_whole(dims[d][0]);
+  }
+  build.rule.reduces = sums;
+  if (sums) build.rule.linear = {{0}};
+  return build.rule;
+}
+LoopRule sum_rule(const OpTypes& use) { return rule(use, true); }
+LoopRule extreme_rule(const OpTypes& use) { return rule(use, false); }
+
+OpDef reduction(std::string_view name, Grads (*gradient)(Builder&, const GradientArgs&),
+                LoopRule (*loops)(const OpTypes&)) {
+  OpDef def{.name = name, .types = types, .gradient = gradient, .loops = loops};
+  def.cost = element_cost<1>;
+  auto over = [](std::vector<int64_t> axes, int64_t keepdims) {
+    return Attrs{{"axes", axes}, {"keepdims", keepdims}};
+  };
+  def.samples = {{.inputs = {f64({4, 3})}, .attrs = over({1}, 0)},
+                 {.inputs = {f64({4, 2, 3})}, .attrs = over({0, 2}, 0)},
+                 {.inputs = {f64({4, 2, 3})}, .attrs = over({1}, 1)},
+                 {.inputs = {f64({4, 2})}, .attrs = over({0, 1}, 0)},
+                 {.inputs = {i64({4, 2})}, .attrs = over({0}, 0)}};
+  return def;
+}
+
+}  // namespace
+
+std::vector<OpDef> reduce_ops() {
+  return {reduction("ReduceSum", sum_gradient, sum_rule),
+          reduction("ReduceMax", extreme_gradient, extreme_rule),
+          reduction("ReduceMin", extreme_gradient, extreme_rule)};
+}
+
+}  // namespace piper

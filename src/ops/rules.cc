@@ -1,0 +1,97 @@
+#include "rules.h"
+
+#include <algorithm>
+
+namespace piper {
+
+Status check_arity(const OpTypes& use, size_t least, size_t most) {
+  const size_t given = use.inputs.size();
+  if (given < least || given > most) {
+    std::string wanted = least == most        ? fmt::format("{}", least)
+                         : most == size_t(-1) ? fmt::format("at least {}", least)
+                                              : fmt::format("{} to {}", least, most);
+    return fail("takes {} inputs, but has {}", wanted, given);
+  }
+  for (size_t i = 0; i < least; ++i) {
+    if (!use.present[i]) return fail("input {} is required, but absent", i);
+  }
+  return ok_status();
+}
+
+std::string operands(const OpTypes& use) {
+  std::vector<std::string> parts;
+  for (size_t i = 0; i < use.inputs.size(); ++i) {
+    parts.push_back(use.present[i] ? to_string(use.inputs[i]) : "(absent)");
+  }
+  return join(parts, ", ");
+}
+
+Status check_float(const OpTypes& use, size_t input) {
+  if (is_float(use.inputs[input].dtype)) return ok_status();
+  return fail("input {} must be floating point, but is {}", input, to_string(use.inputs[input]));
+}
+
+Status check_index(const OpTypes& use, size_t input) {
+  if (is_index(use.inputs[input].dtype)) return ok_status();
+  return fail("input {} must hold i64 or i32 indices, but is {}", input,
+              to_string(use.inputs[input]));
+}
+
+Status check_type(const OpTypes& use, size_t input, std::string_view role, const TensorType& type) {
+  if (use.inputs[input] == type) return ok_status();
+  return fail("input {} ({}) must be {}, but is {}", input, role, to_string(type),
+              to_string(use.inputs[input]));
+}
+
+Result<size_t> check_axis(const Attrs& attrs, std::string_view name, size_t rank) {
+  const int64_t axis = attrs.integer(name);
+  if (axis < 0 || axis >= static_cast<int64_t>(rank)) {
+    return fail("{} {} is outside of the {} dims", name, axis, rank);
+  }
+  return static_cast<size_t>(axis);
+}
+
+std::optional<Shape> broadcast(const Shape& a, const Shape& b) {
+  Shape shape(std::max(a.size(), b.size()));
+  for (size_t i = 0; i < shape.size(); ++i) {  // from the innermost dim
+    const int64_t x = i < a.size() ? a[a.size() - 1 - i] : 1;
+    const int64_t y = i < b.size() ? b[b.size() - 1 - i] : 1;
+    if (x != y && x != 1 && y != 1) return std::nullopt;
+    shape[shape.size() - 1 - i] = x == 1 ? y : x;
+  }
+  return shape;
+}
+
+Result<std::vector<int64_t>> check_list(const Attrs& attrs, std::string_view name, size_t rank) {
+  std::vector<int64_t> list = attrs.integers(name);
+  if (list.size() != rank) {
+    return fail("{} {} must have {} entries, one for each dim", name, to_string(list), rank);
+  }
+  return list;
+}
+
+Result<Shape> check_shape(const Attrs& attrs, std::string_view name) {
+  constexpr int64_t kMostElements = int64_t{1} << 48;  // far beyond any memory, far below overflow
+  Shape shape = attrs.integers(name);
+  int64_t elements = 1;
+  for (int64_t extent : shape) {
+    if (extent < 0) return fail("{} {} has a negative extent", name, to_string(shape));
+    if (extent > 0 && elements > kMostElements / extent) {
+      return fail("{} {} has too many elements", name, to_string(shape));
+    }
+    elements *= extent;
+  }
+  return shape;
+}
+
+Cost per_element(const OpTypes& use, double flops) {
+  int64_t elements = 0;
+  for (const TensorType& type : use.outputs)
+    elements = std::max(elements, num_elements(type.shape));
+  for (size_t i = 0; i < use.inputs.size(); ++i) {
+    if (use.present[i]) elements = std::max(elements, num_elements(use.inputs[i].shape));
+  }
+  return {.flops = flops * static_cast<double>(elements)};
+}
+
+}  // namespace piper

@@ -1,0 +1,149 @@
+// Slice{starts, ends, steps}: per dim the elements start, start + step, … before end. One entry for
+// each dim, counted from 0: start in [0, extent], end in [0, extent], or -1 to go down to the first
+// element with a negative step.
+#include "rules.h"
+
+namespace piper {
+namespace {
+
+struct Cut {
+  int64_t start, end, step;
+};
+struct Cuts {
+  std::vector<Cut> dims;
+};
+
+Cuts cuts_of(const Attrs& attrs) {
+  const std::vector<int64_t> starts = attrs.integers("starts"), ends = attrs.integers("ends"),
+                             steps = attrs.integers("steps");
+  Cuts cuts;
+  for (size_t d = 0; d < starts.size(); ++d) cuts.dims.push_back({starts[d], ends[d], steps[d]});
+  return cuts;
+}
+
+int64_t count(const Cut& cut) {
+  const int64_t distance = cut.step > 0 ? cut.end - cut.start : cut.start - cut.end;
+  const int64_t stride = cut.step > 0 ? cut.step : -cut.step;
+  return distance <= 0 ? 0 : (distance + stride - 1) / stride;
+}
+
+TypesResult types(const OpTypes& use) {
+  PIPER_TRY(check_arity(use, 1, 1));
+  const Shape& from = use.inputs[0].shape;
+  for (const char* name : {"starts", "ends", "steps"}) {
+    PIPER_TRY(check_list(use.attrs, name, from.size()));
+  }
+  Shape shape;
+  const Cuts cuts = cuts_of(use.attrs);
+  for (size_t d = 0; d < from.size(); ++d) {
+    const Cut& cut = cuts.dims[d];
+    const int64_t most = int64_t{1} << 48;  // keeps the arithmetic below from overflowing
+    if (cut.step == 0 || cut.step > most || cut.step < -most || cut.start < 0 ||
+        cut.start > from[d] - (cut.step < 0 ? 1 : 0) || cut.end < (cut.step < 0 ? -1 : 0) ||
+        cut.end > from[d]) {
+      return fail("{}:{}:{} is not a range of dim {} of {}", cut.start, cut.end, cut.step, d,
+                  operands(use));
+    }
+    shape.push_back(count(cut));
+  }
+  return std::vector<TensorType>{{use.inputs[0].dtype, std::move(shape)}};
+}
+
+// The same elements the other way round.
+ValueId reversed(Builder& build, ValueId id, size_t dim) {
+  const Shape shape = build.shape(id);
+  std::vector<int64_t> starts(shape.size(), 0), steps(shape.size(), 1);
+  Shape ends = shape;
+  starts[dim] = shape[dim] - 1;
+  ends[dim] = -1;
+  steps[dim] = -1;
+  return build.op1("Slice", {id}, {{"starts", starts}, {"ends", ends}, {"steps", steps}});
+}
+
+// step − 1 zeros behind each element of the dim.
+ValueId spread(Builder& build, ValueId id, size_t dim, int64_t step) {
+  Shape shape = build.shape(id);
+  Shape apart = shape;
+  apart.insert(apart.begin() + static_cast<int64_t>(dim) + 1, 1);
+  std::vector<int64_t> before(apart.size(), 0), after(apart.size(), 0);
+  after[dim + 1] = step - 1;
+  const ValueId padded = build.op1("Pad", {build.reshape(id, apart)},
+                                   {{"before", before}, {"after", after}, {"value", 0.0}});
+  shape[dim] *= step;
+  return build.reshape(padded, shape);
+}
+
+Grads gradient(Builder& build, const GradientArgs& args) {
+  const Shape shape = build.shape(args.inputs[0]);
+  const Shape cut_shape = build.shape(args.outputs[0]);
+  const Cuts cuts = cuts_of(args.attrs);
+  std::vector<int64_t> before(shape.size()), after(shape.size());
+  ValueId dx = args.output_grads[0];
+  for (size_t d = 0; d < shape.size(); ++d) {
+    Cut cut = cuts.dims[d];
+    const int64_t taken = cut_shape[d];
+    if (cut.step < 0) {
+      if (taken > 1) dx = reversed(build, dx, d);
+      cut.start += (taken - 1) * cut.step;
+      cut.step = -cut.step;
+    }
+    if (taken == 1) cut.step = 1;
+    if (taken == 0) cut = {0, 0, 1};
+    if (cut.step > 1) dx = spread(build, dx, d, cut.step);
+    before[d] = cut.start;
+    after[d] = shape[d] - cut.start - taken * cut.step;  // negative: cuts off the last zeros
+  }
+  if (build.shape(dx) == shape) return {dx};
+  return {build.op1("Pad", {dx}, {{"before", before}, {"after", after}, {"value", 0.0}})};
+}
+
+bool is_full(const Cut& cut, int64_t extent) {
+  return cut.start == 0 && cut.step == 1 && cut.end == extent;
+}
+
+LoopRule rule(const OpTypes& use) {
+  LoopBuilder build;
+  const Shape& shape = use.inputs[0].shape;
+  const Cuts cuts = cuts_of(use.attrs);
+  Dims dims;
+  for (size_t d = 0; d < shape.size(); ++d) {
+    const bool full = is_full(cuts.dims[d], shape[d]);
+    dims.push_back({full ? build.letter(shape[d]) : build.whole(shape[d])});
+  }
+  build.rule.inputs = {dims};
+  build.rule.outputs = {dims};
+  build.rule.linear = {{0}};
+  return build.rule;
+}
+
+Attrs localise(const OpTypes& use, const std::vector<Shape>& local_outputs) {
+  Attrs attrs = use.attrs;
+  const Cuts cuts = cuts_of(attrs);
+  std::vector<int64_t> ends = attrs.integers("ends");
+  for (size_t d = 0; d < ends.size(); ++d) {
+    if (is_full(cuts.dims[d], use.inputs[0].shape[d])) ends[d] = local_outputs[0][d];
+  }
+  attrs.set("ends", ends);
+  return attrs;
+}
+
+OpSample sample(Shape shape, std::vector<int64_t> starts, std::vector<int64_t> ends,
+                std::vector<int64_t> steps) {
+  return {.inputs = {f64(std::move(shape))},
+          .attrs = {{"starts", starts}, {"ends", ends}, {"steps", steps}}};
+}
+
+}  // namespace
+
+std::vector<OpDef> slice_ops() {
+  OpDef def{.name = "Slice", .types = types, .gradient = gradient, .loops = rule};
+  def.cost = moves;
+  def.localise = localise;
+  def.samples = {sample({4, 6}, {0, 1}, {4, 5}, {1, 1}),
+                 sample({4, 2, 6}, {0, 1, 0}, {4, 2, 6}, {1, 1, 1}),
+                 sample({7, 2}, {1, 0}, {7, 2}, {2, 1}), sample({7, 2}, {5, 1}, {-1, -1}, {-2, -1}),
+                 sample({4, 2}, {3, 0}, {3, 2}, {1, 1})};
+  return {def};
+}
+
+}  // namespace piper

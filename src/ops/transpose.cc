@@ -1,0 +1,60 @@
+// Transpose{perm}: output dim d is input dim perm[d].
+#include "rules.h"
+
+namespace piper {
+namespace {
+
+Result<std::vector<int64_t>> perm_of(const OpTypes& use) {
+  const size_t rank = use.inputs[0].shape.size();
+  PIPER_ASSIGN(std::vector<int64_t> perm, check_list(use.attrs, "perm", rank));
+  std::vector<bool> seen(rank);
+  for (int64_t d : perm) {
+    if (d < 0 || d >= static_cast<int64_t>(rank) || seen[static_cast<size_t>(d)]) {
+      return fail("perm {} does not name each of the {} dims once", to_string(perm), rank);
+    }
+    seen[static_cast<size_t>(d)] = true;
+  }
+  return perm;
+}
+
+TypesResult types(const OpTypes& use) {
+  PIPER_TRY(check_arity(use, 1, 1));
+  PIPER_ASSIGN(const std::vector<int64_t> perm, perm_of(use));
+  Shape shape;
+  for (int64_t d : perm) shape.push_back(use.inputs[0].shape[static_cast<size_t>(d)]);
+  return std::vector<TensorType>{{use.inputs[0].dtype, std::move(shape)}};
+}
+
+Grads gradient(Builder& build, const GradientArgs& args) {
+  const std::vector<int64_t> perm = args.attrs.integers("perm");
+  std::vector<int64_t> inverse(perm.size());
+  for (size_t d = 0; d < perm.size(); ++d) {
+    inverse[static_cast<size_t>(perm[d])] = static_cast<int64_t>(d);
+  }
+  return {build.transpose(args.output_grads[0], std::move(inverse))};
+}
+
+LoopRule rule(const OpTypes& use) {
+  LoopBuilder build;
+  const Dims dims = build.letters(use.inputs[0].shape);
+  build.rule.inputs = {dims};
+  build.rule.outputs.emplace_back();
+  for (int64_t d : use.attrs.integers("perm")) {
+    build.rule.outputs[0].push_back(dims[static_cast<size_t>(d)]);
+  }
+  build.rule.linear = {{0}};
+  return build.rule;
+}
+
+}  // namespace
+
+std::vector<OpDef> transpose_ops() {
+  OpDef def{.name = "Transpose", .types = types, .gradient = gradient, .loops = rule};
+  def.cost = moves;
+  def.samples = {
+      {.inputs = {f64({4, 2})}, .attrs = {{"perm", std::vector<int64_t>{1, 0}}}},
+      {.inputs = {f64({2, 3, 4, 5})}, .attrs = {{"perm", std::vector<int64_t>{2, 0, 3, 1}}}}};
+  return {def};
+}
+
+}  // namespace piper
