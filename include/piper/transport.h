@@ -1,10 +1,12 @@
-// How ranks talk: one small interface, implemented by inproc (ranks are threads of one process) and mpi (processes, Open MPI).
-// Both give the same bits: a reduction adds in rank order per element, (((r0 + r1) + r2) + …), whatever the message's size.
+// How ranks talk: one small interface, implemented by inproc (ranks are threads of one process) and
+// mpi (processes, Open MPI). Both give the same bits: a reduction adds in rank order per element,
+// (((r0 + r1) + r2) + …), whatever the message's size.
 //
-// A transport belongs to one rank and is used from that rank's thread alone. Everything that a step needs is registered
-// first (add_send, add_recv, add_group: these may allocate and lock); the calls of a step do neither. Every wait has a deadline: when it
-// passes, or another rank has aborted, the call returns an Error with ExitCode::kPeer that names the own rank, what it
-// waited for and the rank it waited for. After an error a transport is good for abort and destruction only.
+// A transport belongs to one rank and is used from that rank's thread alone. Everything that a step
+// needs is registered first (add_send, add_recv, add_group: these may allocate and lock); the calls
+// of a step do neither. Every wait has a deadline: when it passes, or another rank has aborted, the
+// call returns an Error with ExitCode::kPeer that names the own rank, what it waited for and the
+// rank it waited for. After an error a transport is good for abort and destruction only.
 #pragma once
 
 #include <atomic>
@@ -13,7 +15,8 @@
 
 namespace piper {
 
-// What mpi may allocate for one rank's collectives; inproc copies straight between the callers' buffers.
+// What mpi may allocate for one rank's collectives; inproc copies straight between the callers'
+// buffers.
 inline constexpr int64_t kTransportSlotBytes = int64_t{2} << 20;
 
 struct TransportOptions {
@@ -43,26 +46,31 @@ class Transport {
   virtual int64_t world() const = 0;
 
   // ---- Before the first step --------------------------------------------------------------------
-  // To be called first, by all ranks: an error on every rank, naming both sides, unless all hold plans of one set for the
-  // same world, each for another rank.
+  // To be called first, by all ranks: an error on every rank, naming both sides, unless all hold
+  // plans of one set for the same world, each for another rank.
   virtual Status agree(const PlanIdentity& own) = 0;
-  // A route to or from `peer`; the number is what send and recv take. At most `in_flight` messages of it are sent between two
-  // wait_sends. Messages of one (sender, receiver, channel) arrive in order. Channels count from 0.
+  // A route to or from `peer`; the number is what send and recv take. At most `in_flight` messages
+  // of it are sent between two wait_sends. Messages of one (sender, receiver, channel) arrive in
+  // order. Channels count from 0.
   virtual Result<int32_t> add_send(int64_t peer, int32_t channel, int64_t in_flight) = 0;
   virtual Result<int32_t> add_recv(int64_t peer, int32_t channel) = 0;
-  // Ranks ascending, the own one among them. The members issue the collectives of a group in one order.
+  // Ranks ascending, the own one among them. The members issue the collectives of a group in one
+  // order.
   virtual Result<int32_t> add_group(std::span<const int64_t> ranks) = 0;
 
   // ---- During a step ----------------------------------------------------------------------------
-  // Returns at once. The caller leaves the bytes alone until the receive is known to be complete, at the latest wait_sends.
+  // Returns at once. The caller leaves the bytes alone until the receive is known to be complete,
+  // at the latest wait_sends.
   virtual Status send(int32_t route, const std::byte* data, int64_t bytes) = 0;
   virtual Status recv(int32_t route, std::byte* to, int64_t bytes) = 0;
-  // All pieces as one message, in place; all members bring the same dtypes and counts (f32, f64, i32, i64).
+  // All pieces as one message, in place; all members bring the same dtypes and counts (f32, f64,
+  // i32, i64).
   virtual Status all_reduce(int32_t group, std::span<const Piece> pieces) = 0;
   // whole: one part of `count` elements per member, in their order; `part`: the own one, summed.
   virtual Status reduce_scatter(int32_t group, const std::byte* whole, std::byte* part, DType dtype,
                                 int64_t count) = 0;
-  virtual Status all_gather(int32_t group, const std::byte* part, std::byte* whole, int64_t bytes) = 0;
+  virtual Status all_gather(int32_t group, const std::byte* part, std::byte* whole,
+                            int64_t bytes) = 0;
   // Part k of `from` goes to member k, whose part lands at the own position of its `to`.
   virtual Status all_to_all(int32_t group, const std::byte* from, std::byte* to, int64_t bytes) = 0;
   // root: a position in the group.
@@ -70,16 +78,19 @@ class Transport {
   virtual Status wait_sends() = 0;
   virtual Status barrier() = 0;  // of all ranks
 
-  // Ends the waits of all other ranks with an error that carries this one's message. The first call of a job counts.
+  // Ends the waits of all other ranks with an error that carries this one's message. The first call
+  // of a job counts.
   virtual void abort(const Error& reason) = 0;
-  // Where the own rank stands, for the errors of those who wait for it: a text that outlives the job. May stay unread.
+  // Where the own rank stands, for the errors of those who wait for it: a text that outlives the
+  // job. May stay unread.
   virtual std::atomic<const char*>& activity() = 0;
 };
 
 // Element types that the reductions add.
 bool is_summable(DType dtype);
 
-// All ranks of a job as threads of this process. Destroy it after the last use of any rank's transport.
+// All ranks of a job as threads of this process. Destroy it after the last use of any rank's
+// transport.
 class InprocWorld {
  public:
   virtual ~InprocWorld() = default;
@@ -87,15 +98,17 @@ class InprocWorld {
 };
 std::unique_ptr<InprocWorld> make_inproc_world(int64_t world, const TransportOptions& options);
 
-// What a launcher (mpirun, srun with PMI) says in the environment about this process; nothing when there is none.
+// What a launcher (mpirun, srun with PMI) says in the environment about this process; nothing when
+// there is none.
 struct Launch {
   int64_t rank = 0;
   int64_t world = 1;
 };
 std::optional<Launch> launched();
 
-// This process as one rank of an MPI job; at most one per process. Its rank is the plan's, from agree on (until then the
-// launcher's). Destroying it ends MPI; after an error of any rank that is MPI_Abort with `code`, which ends the process.
+// This process as one rank of an MPI job; at most one per process. Its rank is the plan's, from
+// agree on (until then the launcher's). Destroying it ends MPI; after an error of any rank that is
+// MPI_Abort with `code`, which ends the process.
 std::unique_ptr<Transport> make_mpi_transport(const TransportOptions& options);
 
 // The variables that Open MPI wants as root or with more ranks than cores, as one line for --help.

@@ -1,0 +1,167 @@
+// Runs plans: an Executor walks one rank's instructions; run_job runs all ranks of a set as
+// threads; run_mpi_rank runs one rank in this process. Knows nothing of strategies: all that
+// happens is in the plan.
+#pragma once
+
+#include <atomic>
+#include <functional>
+
+#include "piper/backend.h"
+#include "piper/bundle.h"
+#include "piper/data.h"
+#include "piper/transport.h"
+
+namespace piper {
+
+// ---- One rank
+// -------------------------------------------------------------------------------------
+
+// What an executor is made of; all of it outlives the executor.
+struct RankSource {
+  const PlanSet* set = nullptr;  // role programs and initial values
+  int64_t rank = 0;
+  const BatchSource* data =
+      nullptr;  // inputs in the order of data_needs(*set); may be null when the role reads none
+  int64_t trace_steps = 0;  // keep the times of this many last steps
+};
+
+// A trained parameter as a rank holds it.
+struct ParameterView {
+  std::string name;
+  std::vector<std::string> aliases;
+  TensorType type;
+  const std::byte* data = nullptr;
+};
+
+struct TraceEvent {
+  int64_t step = 0;
+  int32_t instruction = 0;          // of the body
+  double start_us = 0, end_us = 0;  // of the machine's steady clock
+};
+
+// One rank's state and its instructions, bound to memory, kernels and routes at load. Used from one
+// thread. A step neither allocates nor locks, and does nothing per instruction but the instruction.
+class Executor {
+ public:
+  // Allocates, fills state and constants, loads and binds programs, registers routes and groups.
+  // The transport has agreed.
+  static Result<std::unique_ptr<Executor>> load(const RankSource& source, Backend& backend,
+                                                Transport& transport);
+  ~Executor();
+  Status run_prologue(int64_t step);
+  // The body, then wait_sends, then the reports. An error names rank, step and instruction; a loss
+  // that is not finite is one, too (ExitCode::kNumeric).
+  Status run_step(int64_t step);
+  Status run_epilogue(int64_t step);
+
+  const RoleProgram& role() const;
+  std::span<const double> reports() const;  // after a step, by RoleProgram::reports
+  std::optional<double> report(std::string_view name) const;
+  std::vector<ParameterView> parameters() const;
+  std::span<const std::byte> buffer(
+      std::string_view name) const;       // empty when there is none: for tests
+  std::vector<TraceEvent> trace() const;  // oldest first
+
+  struct State;
+
+ private:
+  explicit Executor(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+// The inputs of all roles of a set, each name once, in order of roles.
+Result<std::vector<InputNeed>> data_needs(const PlanSet& set);
+
+// ---- A job
+// ----------------------------------------------------------------------------------------
+
+struct StepMetrics {
+  int64_t step = 0;
+  std::optional<double> loss, grad_norm, learning_rate;
+  double tokens_per_s = 0, step_ms = 0;
+  int64_t peak_bytes = 0;  // the largest that a rank's plan states
+};
+
+enum class VerifyAgainst {
+  kNone,
+  kSingle,  // the single-device plan with the same cut of the batch: equal bits
+  kUncut,   // the single-device plan without microbatches: within bounds
+};
+struct VerifyOptions {
+  VerifyAgainst against = VerifyAgainst::kNone;
+  double loss_bound = 1e-4;  // kUncut: |difference| ÷ max(|reference|, 0.05)
+  double param_bound =
+      3e-4;  // kUncut: largest |difference| ÷ max(largest |reference|, 0.05), per tensor
+};
+
+struct JobOptions {
+  int64_t steps = 1;
+  std::string backend = "cpu";  // "cpu" or "null"
+  int threads = 0;              // per rank; 0: the machine's cores shared out
+  double timeout_s = 60;
+  VerifyOptions verify;
+  int64_t trace_steps = 0;
+  std::optional<double>
+      target_loss;  // stop when the mean loss of the last 20 steps is at most this
+  const std::atomic<bool>* stop =
+      nullptr;  // set by a signal: the job ends after the step under way
+  // Called on rank 0 after each step; an error ends the job.
+  std::function<Status(const StepMetrics&)> on_step;
+  // Called by every rank before each step; an error is that rank's failure. For tests.
+  std::function<Status(int64_t rank, int64_t step)> before_step;
+};
+
+struct RankTrace {
+  int64_t rank = 0;
+  const RoleProgram* role = nullptr;
+  std::vector<TraceEvent> events;
+};
+
+struct JobResult {
+  std::vector<StepMetrics> steps;       // rank 0's
+  std::vector<NamedTensor> parameters;  // by name, aliases included; of rank 0 alone under MPI
+  std::vector<RankTrace> traces;
+  bool interrupted = false, reached_target = false;
+  int64_t compared_parameters = 0;  // by --verify-against, in every step
+  double worst_loss_error = 0, worst_param_error = 0;
+};
+
+// All ranks as threads of this process. `reference` is the oracle's set when options.verify asks
+// for one. The first error of any rank ends all and is the result.
+Result<JobResult> run_job(const PlanSet& set, const BatchSource* data, const PlanSet* reference,
+                          const BatchSource* reference_data, const JobOptions& options);
+
+// This process's rank of an MPI job, over a transport that has agreed. Collective: all ranks of the
+// job call it.
+Result<JobResult> run_mpi_rank(const PlanSet& set, const BatchSource* data,
+                               const PlanSet* reference, const BatchSource* reference_data,
+                               Transport& transport, const JobOptions& options);
+
+// ---- What people see
+// -------------------------------------------------------------------------------
+
+// The schedule as a picture of text: a row per role, a unit of time per F (two per B), dependencies
+// from sends and receives.
+std::string draw_schedule(const PlanSet& set, bool colour);
+// Chrome's trace form: a process per rank, a row per stream.
+std::string print_trace(std::span<const RankTrace> traces);
+// {"step":0,"loss":2.5,…} on one line.
+std::string print_metrics(const StepMetrics& metrics);
+
+// piper-run: everything behind the command line.
+struct RunOptions {
+  std::string plan;  // a directory of plans, or one rankN.plan
+  DataOptions data;
+  std::string save, metrics, trace;
+  int64_t log_every = 0;  // 0: chosen by the number of steps
+  bool picture = false;
+  JobOptions job;
+};
+struct RunOutcome {
+  bool interrupted = false;  // by JobOptions::stop
+};
+// Reads the plans, runs the ranks that belong to this process, writes what was asked for. Under MPI
+// an error is printed here, for it ends the process.
+Result<RunOutcome> run_plans(RunOptions options);
+
+}  // namespace piper

@@ -1,0 +1,254 @@
+// piper-run behind its flags: which ranks run here, over which transport, with which data; and what
+// comes out.
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+
+#include "progress.h"
+
+namespace piper {
+namespace {
+
+namespace fs = std::filesystem;
+
+Error usage(std::string text) { return Error{ExitCode::kUsage, {}, std::move(text), {}}; }
+
+// What runs, and where.
+struct Loaded {
+  PlanSet set;
+  std::optional<PlanSet> reference;
+  std::unique_ptr<BatchSource> data, reference_data;
+  int64_t rank = 0;
+  bool mpi = false;
+};
+
+Status check_launch(const Loaded& loaded, const std::string& plan,
+                    const std::optional<Launch>& launch) {
+  int64_t world = loaded.set.world();
+  if (launch && launch->world != world && (loaded.mpi || launch->world > 1)) {
+    return usage(fmt::format("{} is for {} ranks, but {} processes were started", plan, world,
+                             launch->world))
+        .with_note(fmt::format("help: mpirun -n {} piper-run {}", world, plan));
+  }
+  if (loaded.mpi && !launch) {
+    return usage(fmt::format("{} is one of {} ranks, and no launcher started this process", plan,
+                             world))
+        .with_note("help: give the directory to run all ranks here, or start one process per rank:")
+        .with_note(fmt::format("help: mpirun -n {} piper-run {}", world,
+                               fs::path(plan).parent_path().string()));
+  }
+  return ok_status();
+}
+
+Result<Loaded> load_plans(const RunOptions& options) {
+  Loaded loaded;
+  std::optional<Launch> launch = launched();
+  std::error_code ignored;
+  if (fs::is_directory(options.plan, ignored)) {
+    PIPER_ASSIGN(loaded.set, read_plan_set(options.plan));
+    loaded.mpi = launch && launch->world > 1;
+    loaded.rank = launch ? launch->rank : 0;
+  } else {
+    PIPER_ASSIGN(RankPlan plan, read_rank_plan(options.plan));
+    loaded.set = std::move(plan.set);
+    loaded.rank = plan.header.rank;
+    loaded.mpi = launch || loaded.set.world() > 1;
+  }
+  PIPER_TRY(check_launch(loaded, options.plan, launch));
+  PIPER_TRY(load_params(loaded.set));
+  return loaded;
+}
+
+// The inputs that this process reads, from the given sources.
+Result<std::unique_ptr<BatchSource>> open_inputs(const PlanSet& set, const DataOptions& options) {
+  PIPER_ASSIGN(std::vector<InputNeed> needs, data_needs(set));
+  if (needs.empty()) return std::unique_ptr<BatchSource>();
+  if (options.sources.empty()) {
+    std::vector<std::string> names;
+    for (const InputNeed& need : needs)
+      names.push_back(fmt::format("{} {}", need.name, to_string(need.type)));
+    return usage(fmt::format("the plans read {}: say from where with --data", join(names, ", ")));
+  }
+  int64_t batch = 0;
+  for (const RoleProgram& role : set.roles) batch = std::max(batch, role.batch);
+  return open_data(options, needs, batch);
+}
+
+Status load_reference(const RunOptions& options, Loaded& loaded) {
+  if (options.job.verify.against == VerifyAgainst::kNone) return ok_status();
+  bool single = options.job.verify.against == VerifyAgainst::kSingle;
+  fs::path directory = fs::path(loaded.set.directory) / (single ? "single" : "uncut");
+  std::error_code ignored;
+  if (!fs::is_directory(directory, ignored)) {
+    return usage(
+        fmt::format("{} does not exist: the plans were written without it", directory.string()));
+  }
+  PIPER_ASSIGN(loaded.reference, read_plan_set(directory.string()));
+  PIPER_TRY(load_params(*loaded.reference));
+  PIPER_ASSIGN(loaded.reference_data, open_inputs(*loaded.reference, options.data));
+  return ok_status();
+}
+
+// Finds out before hours of training, not after.
+Status check_target(const std::string& path) {
+  if (path.empty()) return ok_status();
+  fs::path folder = fs::path(path).parent_path();
+  if (folder.empty()) folder = ".";
+  std::error_code ignored;
+  if (fs::is_directory(path, ignored)) {
+    return fail("{} is a directory", path).with_code(ExitCode::kStorage);
+  }
+  if (fs::is_directory(folder, ignored) && access(folder.c_str(), W_OK) == 0) return ok_status();
+  return fail("cannot write {}: {} is not a directory one can write to", path, folder.string())
+      .with_code(ExitCode::kStorage);
+}
+
+// A line per step, there as soon as the step is done.
+class MetricsFile {
+ public:
+  ~MetricsFile() {
+    if (file_ != nullptr) std::fclose(file_);
+  }
+  Status open(const std::string& path) {
+    path_ = path;
+    file_ = std::fopen(path.c_str(), "w");
+    return file_ != nullptr ? ok_status() : broken();
+  }
+  Status write(const StepMetrics& metrics) {
+    if (file_ == nullptr) return ok_status();
+    std::string line = print_metrics(metrics);
+    bool written = std::fwrite(line.data(), 1, line.size(), file_) == line.size();
+    return written && std::fflush(file_) == 0 ? ok_status() : broken();
+  }
+
+ private:
+  Status broken() const {
+    return fail("cannot write {}: {}", path_, std::strerror(errno)).with_code(ExitCode::kStorage);
+  }
+  std::string path_;
+  FILE* file_ = nullptr;
+};
+
+bool wants_colour(FILE* file) {
+  return isatty(fileno(file)) != 0 && std::getenv("NO_COLOR") == nullptr;
+}
+
+std::string summary(const RunOptions& options, const JobResult& result) {
+  std::string text;
+  if (result.interrupted) text += fmt::format("interrupted after step {}\n", result.steps.size());
+  if (result.steps.empty()) return text;
+  const StepMetrics& first = result.steps.front();
+  const StepMetrics& last = result.steps.back();
+  double ms = 0;
+  for (const StepMetrics& one : result.steps) ms += one.step_ms;
+  ms /= static_cast<double>(result.steps.size());
+  text += fmt::format("{} steps", result.steps.size());
+  if (first.loss && last.loss)
+    text += fmt::format(", loss {:.4f} -> {:.4f}", *first.loss, *last.loss);
+  text += fmt::format(", {:.1f} ms a step, at most {} a rank\n", ms, human_bytes(last.peak_bytes));
+  if (result.reached_target)
+    text += fmt::format("the target loss {} is reached\n", *options.job.target_loss);
+  if (options.job.verify.against == VerifyAgainst::kSingle) {
+    text += fmt::format(
+        "equal to the single-device plan bit for bit: loss and {} parameters after each of {} "
+        "steps\n",
+        result.compared_parameters, result.steps.size());
+  } else if (options.job.verify.against == VerifyAgainst::kUncut) {
+    text += fmt::format(
+        "within bounds of the uncut plan after each of {} steps: loss within {:.2g} (bound "
+        "{:.2g}), {} parameters within "
+        "{:.2g} (bound {:.2g})\n",
+        result.steps.size(), result.worst_loss_error, options.job.verify.loss_bound,
+        result.compared_parameters, result.worst_param_error, options.job.verify.param_bound);
+  }
+  return text;
+}
+
+// "run.json" becomes "run.rank3.json": processes write side by side.
+std::string with_rank(const std::string& path, int64_t rank) {
+  fs::path file(path);
+  std::string extension = file.extension().string();
+  return file.replace_extension(fmt::format(".rank{}{}", rank, extension)).string();
+}
+
+Status write_results(const RunOptions& options, const Loaded& loaded, const JobResult& result) {
+  if (!options.trace.empty()) {
+    std::string path = loaded.mpi ? with_rank(options.trace, loaded.rank) : options.trace;
+    PIPER_TRY(write_file(path, print_trace(result.traces)));
+  }
+  if (loaded.mpi && loaded.rank != 0) return ok_status();
+  if (!options.save.empty()) {
+    PIPER_TRY(write_safetensors(options.save, result.parameters));
+  }
+  std::fputs(summary(options, result).c_str(), stdout);
+  if (!options.save.empty()) {
+    fmt::print("saved {} parameters to {}\n", result.parameters.size(), options.save);
+  }
+  if (options.job.target_loss && !result.reached_target && !result.interrupted) {
+    return fail("the mean loss of the last 20 steps is above the target {}",
+                *options.job.target_loss)
+        .with_code(ExitCode::kNumeric);
+  }
+  return ok_status();
+}
+
+Result<JobResult> run_ranks(const Loaded& loaded, Transport* transport, const JobOptions& job) {
+  const PlanSet* reference = loaded.reference ? &*loaded.reference : nullptr;
+  if (transport == nullptr) {
+    return run_job(loaded.set, loaded.data.get(), reference, loaded.reference_data.get(), job);
+  }
+  PIPER_TRY(transport->agree(
+      {loaded.set.manifest.set_id, loaded.rank, loaded.set.world(), loaded.set.directory}));
+  return run_mpi_rank(loaded.set, loaded.data.get(), reference, loaded.reference_data.get(),
+                      *transport, job);
+}
+
+Result<RunOutcome> run_loaded(RunOptions& options, const Loaded& loaded, Transport* transport) {
+  bool speaks = loaded.rank == 0 || !loaded.mpi;
+  MetricsFile metrics;
+  if (speaks && !options.metrics.empty()) PIPER_TRY(metrics.open(options.metrics));
+  if (speaks && options.picture) {
+    std::fputs(draw_schedule(loaded.set, wants_colour(stdout)).c_str(), stdout);
+    std::fflush(stdout);
+  }
+  Result<JobResult> result = [&] {
+    std::optional<Progress> progress;
+    if (speaks) progress.emplace(options.job.steps, options.log_every);
+    options.job.on_step = [&](const StepMetrics& one) {
+      progress->show(one);
+      return metrics.write(one);
+    };
+    return run_ranks(loaded, transport, options.job);
+  }();
+  if (!result) return std::move(result).error();
+  PIPER_TRY(write_results(options, loaded, *result));
+  return RunOutcome{result->interrupted};
+}
+
+}  // namespace
+
+Result<RunOutcome> run_plans(RunOptions options) {
+  PIPER_ASSIGN(Loaded loaded, load_plans(options));
+  PIPER_ASSIGN(loaded.data, open_inputs(loaded.set, options.data));
+  PIPER_TRY(load_reference(options, loaded));
+  for (const std::string* path : {&options.save, &options.metrics, &options.trace}) {
+    PIPER_TRY(check_target(*path));
+  }
+  if (!options.trace.empty() && options.job.trace_steps == 0) options.job.trace_steps = 1;
+  if (!loaded.mpi) return run_loaded(options, loaded, nullptr);
+  auto transport = make_mpi_transport(TransportOptions{options.job.timeout_s});
+  Result<RunOutcome> outcome = run_loaded(options, loaded, transport.get());
+  if (!outcome) {
+    // The end of a broken transport is the end of the process: say why before.
+    std::fputs(print_error(outcome.error()).c_str(), stderr);
+    std::fflush(stderr);
+    transport->abort(outcome.error());
+  }
+  return outcome;
+}
+
+}  // namespace piper

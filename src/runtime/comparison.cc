@@ -1,0 +1,205 @@
+#include "comparison.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <thread>
+
+namespace piper {
+namespace {
+
+constexpr double kFloor =
+    0.05;  // values below it count as this large: some are zero but for rounding
+
+const char* oracle_name(VerifyAgainst against) {
+  return against == VerifyAgainst::kSingle ? "the single-device plan" : "the uncut plan";
+}
+
+double element(DType dtype, const std::byte* data, int64_t index) {
+  if (dtype == DType::kF64) {
+    double value = 0;
+    std::memcpy(&value, data + index * 8, 8);
+    return value;
+  }
+  float value = 0;
+  std::memcpy(&value, data + index * 4, 4);
+  return value;
+}
+
+std::string print_value(DType dtype, double value) {
+  return fmt::format("{:.{}g}", value, dtype == DType::kF64 ? 17 : 9);
+}
+
+std::string print_index(const Shape& shape, int64_t index) {
+  Shape at(shape.size());
+  for (size_t d = shape.size(); d-- > 0;) {
+    at[d] = index % shape[d];
+    index /= shape[d];
+  }
+  return to_string(at);
+}
+
+// The first element whose bits differ, or -1.
+int64_t first_difference(const TensorType& type, const std::byte* a, const std::byte* b) {
+  size_t width = static_cast<size_t>(info(type.dtype).bytes);
+  int64_t count = num_elements(type.shape);
+  if (std::memcmp(a, b, static_cast<size_t>(count) * width) == 0) return -1;
+  for (int64_t i = 0; i < count; ++i) {
+    size_t at = static_cast<size_t>(i) * width;
+    if (std::memcmp(a + at, b + at, width) != 0) return i;
+  }
+  return -1;
+}
+
+Error numeric(std::string text) { return Error{ExitCode::kNumeric, {}, std::move(text), {}}; }
+
+}  // namespace
+
+Result<std::unique_ptr<Backend>> make_backend(const std::string& name, int threads) {
+  if (name == "cpu") return make_cpu_backend(CpuOptions{threads});
+  if (name == "null") return make_null_backend();
+  const std::string known[] = {"cpu", "null"};
+  return fail("there is no backend '{}'{}; there are cpu and null", name, did_you_mean(name, known))
+      .with_code(ExitCode::kUsage);
+}
+
+Result<std::unique_ptr<Comparison>> Comparison::open(const PlanSet& reference,
+                                                     const BatchSource* data,
+                                                     const JobOptions& options) {
+  if (reference.world() != 1) {
+    return fail("{} is for {} ranks, not for one", oracle_name(options.verify.against),
+                reference.world())
+        .with_code(ExitCode::kPlan);
+  }
+  auto comparison = std::make_unique<Comparison>();
+  comparison->options_ = options.verify;
+  comparison->world_ = make_inproc_world(1, TransportOptions{options.timeout_s});
+  int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  PIPER_ASSIGN(comparison->backend_,
+               make_backend(options.backend, options.threads > 0 ? options.threads : cores));
+  RankSource source;
+  source.set = &reference;
+  source.data = data;
+  PIPER_ASSIGN(comparison->executor_,
+               Executor::load(source, *comparison->backend_, comparison->world_->rank(0)));
+  PIPER_TRY(comparison->executor_->run_prologue(0));
+  for (ParameterView& view : comparison->executor_->parameters()) {
+    comparison->entries_.push_back({std::move(view), {}});
+  }
+  std::sort(comparison->entries_.begin(), comparison->entries_.end(),
+            [](const Entry& a, const Entry& b) { return a.reference.name < b.reference.name; });
+  return comparison;
+}
+
+Status Comparison::watch(int64_t rank, const Executor& executor) {
+  for (const ParameterView& view : executor.parameters()) {
+    auto entry = std::find_if(entries_.begin(), entries_.end(),
+                              [&](const Entry& e) { return e.reference.name == view.name; });
+    if (entry == entries_.end()) {
+      return fail("rank {} trains the parameter '{}', which {} does not have", rank, view.name,
+                  oracle_name(options_.against))
+          .with_code(ExitCode::kPlan);
+    }
+    if (entry->reference.type != view.type) {
+      return fail("parameter '{}' is {} on rank {} and {} in {}", view.name, to_string(view.type),
+                  rank, to_string(entry->reference.type), oracle_name(options_.against))
+          .with_code(ExitCode::kPlan);
+    }
+    entry->holders.push_back({rank, view.data});
+  }
+  return ok_status();
+}
+
+Status Comparison::check_complete() const {
+  for (const Entry& entry : entries_) {
+    if (!entry.holders.empty()) continue;
+    return fail("no rank trains the parameter '{}', which {} has", entry.reference.name,
+                oracle_name(options_.against))
+        .with_code(ExitCode::kPlan);
+  }
+  return ok_status();
+}
+
+Status Comparison::check(int64_t step, std::optional<double> loss) {
+  PIPER_TRY(executor_->run_step(step));
+  if (loss) PIPER_TRY(check_loss(step, *loss));
+  for (const Entry& entry : entries_) {
+    if (entry.holders.empty()) continue;
+    PIPER_TRY(options_.against == VerifyAgainst::kSingle ? check_equal(step, entry)
+                                                         : check_close(step, entry));
+  }
+  return ok_status();
+}
+
+Status Comparison::check_loss(int64_t step, double loss) {
+  double reference = executor_->report("loss").value_or(std::nan(""));
+  double error = std::abs(loss - reference) / std::max(std::abs(reference), kFloor);
+  bool single = options_.against == VerifyAgainst::kSingle;
+  bool fits =
+      single ? std::memcmp(&loss, &reference, sizeof loss) == 0 : error <= options_.loss_bound;
+  if (!fits) {
+    std::string bound =
+        single ? "" : fmt::format(" (error {:.3g}, bound {:.3g})", error, options_.loss_bound);
+    return numeric(fmt::format("step {}: the loss differs from {}: {:.9g} here, {:.9g} there{}",
+                               step, oracle_name(options_.against), loss, reference, bound));
+  }
+  worst_loss_error_ = std::max(worst_loss_error_, error);
+  return ok_status();
+}
+
+Status Comparison::check_equal(int64_t step, const Entry& entry) const {
+  const TensorType& type = entry.reference.type;
+  for (const Holder& holder : entry.holders) {
+    int64_t i = first_difference(type, holder.data, entry.reference.data);
+    if (i < 0) continue;
+    return numeric(
+        fmt::format("step {}: parameter '{}' differs from {} at {}: {} on rank {}, {} there", step,
+                    entry.reference.name, oracle_name(options_.against), print_index(type.shape, i),
+                    print_value(type.dtype, element(type.dtype, holder.data, i)), holder.rank,
+                    print_value(type.dtype, element(type.dtype, entry.reference.data, i))));
+  }
+  return ok_status();
+}
+
+Status Comparison::check_close(int64_t step, const Entry& entry) {
+  const TensorType& type = entry.reference.type;
+  const Holder& first = entry.holders[0];
+  for (const Holder& holder : entry.holders) {
+    int64_t i = first_difference(type, holder.data, first.data);
+    if (i < 0) continue;
+    return numeric(fmt::format(
+        "step {}: parameter '{}' differs between ranks at {}: {} on rank {}, {} on rank {}", step,
+        entry.reference.name, print_index(type.shape, i),
+        print_value(type.dtype, element(type.dtype, first.data, i)), first.rank,
+        print_value(type.dtype, element(type.dtype, holder.data, i)), holder.rank));
+  }
+  double largest = kFloor;
+  double worst = 0;
+  int64_t where = 0;
+  for (int64_t i = 0; i < num_elements(type.shape); ++i) {
+    double reference = element(type.dtype, entry.reference.data, i);
+    double difference = std::abs(element(type.dtype, first.data, i) - reference);
+    largest = std::max(largest, std::abs(reference));
+    if (!(difference <= worst)) {  // also when it is not a number
+      worst = difference;
+      where = i;
+    }
+  }
+  double error = worst / largest;
+  if (!(error <= options_.param_bound)) {
+    return numeric(
+        fmt::format("step {}: parameter '{}' is further from {} than {:.3g}: error {:.3g}, most at "
+                    "{}: {} on rank {}, {} "
+                    "there",
+                    step, entry.reference.name, oracle_name(options_.against), options_.param_bound,
+                    error, print_index(type.shape, where),
+                    print_value(type.dtype, element(type.dtype, first.data, where)), first.rank,
+                    print_value(type.dtype, element(type.dtype, entry.reference.data, where))));
+  }
+  worst_param_error_ = std::max(worst_param_error_, error);
+  return ok_status();
+}
+
+}  // namespace piper

@@ -1,0 +1,50 @@
+// --verify-against: the oracle's plan runs beside the job, on the same data, and everything is
+// compared after each step.
+#pragma once
+
+#include "piper/runtime.h"
+
+namespace piper {
+
+class Comparison {
+ public:
+  static Result<std::unique_ptr<Comparison>> open(const PlanSet& reference, const BatchSource* data,
+                                                  const JobOptions& options);
+  // A rank whose parameters are compared. Each must be the oracle's, whole.
+  Status watch(int64_t rank, const Executor& executor);
+  // After the last watch, when all ranks of the job are watched: each of the oracle's parameters is
+  // held by one.
+  Status check_complete() const;
+  // Runs the oracle's step, then compares; the ranks stand still meanwhile. `loss` where this
+  // process knows it.
+  Status check(int64_t step, std::optional<double> loss);
+
+  int64_t parameters() const { return static_cast<int64_t>(entries_.size()); }
+  double worst_loss_error() const { return worst_loss_error_; }
+  double worst_param_error() const { return worst_param_error_; }
+
+ private:
+  struct Holder {
+    int64_t rank = 0;
+    const std::byte* data = nullptr;
+  };
+  struct Entry {
+    ParameterView reference;
+    std::vector<Holder> holders;
+  };
+  Status check_loss(int64_t step, double loss);
+  Status check_equal(int64_t step, const Entry& entry) const;
+  Status check_close(int64_t step, const Entry& entry);
+
+  VerifyOptions options_;
+  std::unique_ptr<InprocWorld> world_;
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<Executor> executor_;
+  std::vector<Entry> entries_;  // by name
+  double worst_loss_error_ = 0, worst_param_error_ = 0;
+};
+
+// The backend that `name` means ("cpu", "null").
+Result<std::unique_ptr<Backend>> make_backend(const std::string& name, int threads);
+
+}  // namespace piper

@@ -1,0 +1,109 @@
+#include "control.h"
+
+#include <limits>
+
+namespace piper {
+namespace {
+
+constexpr const char* kNames[] = {"loss", "grad_norm", "learning_rate"};
+// Channels beyond any plan's.
+constexpr int32_t kReportChannel = 1 << 28;
+constexpr int32_t kGoChannel = kReportChannel + 1;
+
+struct Facts {
+  int64_t reports = 0;  // bit k: kNames[k]
+  int64_t peak_bytes = 0;
+};
+
+template <class T>
+std::byte* raw(T* data) {
+  return reinterpret_cast<std::byte*>(data);
+}
+
+bool reports(const RoleProgram& role, std::string_view name) {
+  for (const Report& report : role.reports) {
+    if (report.name == name) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+Result<Control> Control::open(Transport& transport, const Executor& executor) {
+  Control control;
+  control.transport_ = &transport;
+  int64_t world = transport.world();
+  std::vector<int64_t> all;
+  for (int64_t i = 0; i < world; ++i) all.push_back(i);
+  PIPER_ASSIGN(int32_t group, transport.add_group(all));
+  Facts own;
+  own.peak_bytes = executor.role().peak_bytes();
+  for (int k = 0; k < kValues; ++k) {
+    if (reports(executor.role(), kNames[k])) own.reports |= int64_t{1} << k;
+  }
+  std::vector<Facts> facts(static_cast<size_t>(world));
+  PIPER_TRY(transport.all_gather(group, raw(&own), raw(facts.data()), sizeof(Facts)));
+  std::vector<bool> speaks(static_cast<size_t>(world));
+  for (int k = 0; k < kValues; ++k) {
+    control.source_[k] = -1;
+    for (int64_t i = world - 1; i >= 0; --i) {
+      if ((facts[static_cast<size_t>(i)].reports >> k & 1) != 0) control.source_[k] = i;
+    }
+    if (control.source_[k] >= 0) speaks[static_cast<size_t>(control.source_[k])] = true;
+  }
+  for (const Facts& one : facts)
+    control.peak_bytes_ = std::max(control.peak_bytes_, one.peak_bytes);
+  if (transport.rank() != 0) {
+    PIPER_ASSIGN(int32_t go, transport.add_recv(0, kGoChannel));
+    control.go_ = {go};
+    if (speaks[static_cast<size_t>(transport.rank())]) {
+      PIPER_ASSIGN(control.to_zero_, transport.add_send(0, kReportChannel, 1));
+    }
+    return control;
+  }
+  for (int64_t i = 1; i < world; ++i) {
+    PIPER_ASSIGN(int32_t go, transport.add_send(i, kGoChannel, 1));
+    control.go_.push_back(go);
+    if (!speaks[static_cast<size_t>(i)]) continue;
+    PIPER_ASSIGN(int32_t route, transport.add_recv(i, kReportChannel));
+    control.from_.emplace_back(i, route);
+  }
+  return control;
+}
+
+Status Control::collect(const Executor& executor, StepMetrics& metrics) {
+  constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+  double own[kValues];
+  for (int k = 0; k < kValues; ++k) own[k] = executor.report(kNames[k]).value_or(kNone);
+  if (to_zero_ >= 0) {
+    PIPER_TRY(transport_->send(to_zero_, raw(own), sizeof own));
+    return transport_->wait_sends();
+  }
+  if (transport_->rank() != 0) return ok_status();
+  std::optional<double>* targets[] = {&metrics.loss, &metrics.grad_norm, &metrics.learning_rate};
+  auto take = [&](int64_t rank, const double* values) {
+    for (int k = 0; k < kValues; ++k) {
+      if (source_[k] == rank) *targets[k] = values[k];
+    }
+  };
+  take(0, own);
+  for (auto [rank, route] : from_) {
+    double values[kValues];
+    PIPER_TRY(transport_->recv(route, raw(values), sizeof values));
+    take(rank, values);
+  }
+  return ok_status();
+}
+
+Status Control::spread(bool& stop) {
+  char flag = stop ? 1 : 0;
+  if (transport_->rank() != 0) {
+    PIPER_TRY(transport_->recv(go_[0], raw(&flag), 1));
+    stop = flag != 0;
+    return ok_status();
+  }
+  for (int32_t route : go_) PIPER_TRY(transport_->send(route, raw(&flag), 1));
+  return transport_->wait_sends();
+}
+
+}  // namespace piper

@@ -1,0 +1,30 @@
+// What ranks tell each other between steps, outside of the plan: results to rank 0, and whether to
+// go on.
+#pragma once
+
+#include "piper/runtime.h"
+
+namespace piper {
+
+class Control {
+ public:
+  // Collective. The executors are loaded when it returns, on all ranks.
+  static Result<Control> open(Transport& transport, const Executor& executor);
+  // After a step. On rank 0: fills loss, grad_norm and learning_rate of `metrics` from the lowest
+  // rank that reports each.
+  Status collect(const Executor& executor, StepMetrics& metrics);
+  // Rank 0's `stop` reaches all.
+  Status spread(bool& stop);
+  int64_t peak_bytes() const { return peak_bytes_; }
+
+ private:
+  static constexpr int kValues = 3;
+  Transport* transport_ = nullptr;
+  int64_t peak_bytes_ = 0;                         // the largest of any rank
+  int64_t source_[kValues] = {};                   // rank that reports a value; -1: none
+  std::vector<std::pair<int64_t, int32_t>> from_;  // rank 0: ranks that report, and their routes
+  int32_t to_zero_ = -1;                           // a rank that reports: route to rank 0
+  std::vector<int32_t> go_;  // rank 0: routes to all others; others: the one from rank 0
+};
+
+}  // namespace piper

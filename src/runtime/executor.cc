@@ -1,0 +1,167 @@
+#include <chrono>
+#include <cmath>
+#include <cstring>
+
+#include "executor_state.h"
+
+namespace piper {
+namespace {
+
+using State = Executor::State;
+
+double now_us() {
+  auto since = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration<double, std::micro>(since).count();
+}
+
+// All but compute: what may wait or fail.
+Status run_op(State& state, const Op& op, int64_t step) {
+  Transport& transport = state.transport;
+  switch (op.kind) {
+    case InstructionKind::kInput:
+      return state.source.data->read(step, op.handle, op.size, op.count, op.a);
+    case InstructionKind::kSend:
+      return transport.send(op.handle, op.a, op.size);
+    case InstructionKind::kRecv:
+      return transport.recv(op.handle, op.a, op.size);
+    case InstructionKind::kAllReduce:
+      return transport.all_reduce(op.handle, {op.pieces, static_cast<size_t>(op.count)});
+    case InstructionKind::kReduceScatter:
+      return transport.reduce_scatter(op.handle, op.a, op.b, op.dtype, op.size);
+    case InstructionKind::kAllGather:
+      return transport.all_gather(op.handle, op.a, op.b, op.size);
+    case InstructionKind::kAllToAll:
+      return transport.all_to_all(op.handle, op.a, op.b, op.size);
+    case InstructionKind::kBroadcast:
+      return transport.broadcast(op.handle, op.a, op.size, op.root);
+    case InstructionKind::kCopy:
+      state.backend.copy(op.b, op.a, op.size);
+      return ok_status();
+    case InstructionKind::kCompute:
+      break;
+  }
+  state.backend.launch(op.handle);
+  return ok_status();
+}
+
+// Adds where it happened; the transport's sentence has the ranks.
+Error located(const Op& op, int64_t step, Error error) {
+  error.message = fmt::format("step {}, {}: {}", step, op.label, error.message);
+  return error;
+}
+
+template <bool kTraced>
+Status run_section(State& state, const Section& section, int64_t step) {
+  TraceEvent* event = nullptr;
+  if constexpr (kTraced) {
+    size_t slot = static_cast<size_t>(state.traced_steps++ % state.source.trace_steps);
+    event = state.trace.data() + slot * section.ops.size();
+  }
+  for (const Op& op : section.ops) {
+    state.activity.store(op.label, std::memory_order_release);
+    double start = kTraced ? now_us() : 0;
+    if (op.kind == InstructionKind::kCompute) {
+      state.backend.launch(op.handle);
+    } else if (Status status = run_op(state, op, step); !status) {
+      return located(op, step, std::move(status).error());
+    }
+    if constexpr (kTraced) {
+      *event++ = {step, static_cast<int32_t>(&op - section.ops.data()), start, now_us()};
+    }
+  }
+  state.activity.store("the end of its step", std::memory_order_release);
+  if (Status status = state.transport.wait_sends(); !status) {
+    Error error = std::move(status).error();
+    error.message = fmt::format("step {}, at its end: {}", step, error.message);
+    return error;
+  }
+  return ok_status();
+}
+
+double read_scalar(DType dtype, const std::byte* at) {
+  if (dtype == DType::kF64) {
+    double value = 0;
+    std::memcpy(&value, at, sizeof value);
+    return value;
+  }
+  if (dtype == DType::kF32) {
+    float value = 0;
+    std::memcpy(&value, at, sizeof value);
+    return value;
+  }
+  if (dtype == DType::kI64) {
+    int64_t value = 0;
+    std::memcpy(&value, at, sizeof value);
+    return static_cast<double>(value);
+  }
+  return std::nan("");
+}
+
+}  // namespace
+
+Executor::Executor(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Executor::~Executor() = default;
+
+Status Executor::run_prologue(int64_t step) {
+  return run_section<false>(*state_, state_->prologue, step);
+}
+
+Status Executor::run_epilogue(int64_t step) {
+  return run_section<false>(*state_, state_->epilogue, step);
+}
+
+Status Executor::run_step(int64_t step) {
+  State& state = *state_;
+  PIPER_TRY(state.source.trace_steps > 0 ? run_section<true>(state, state.body, step)
+                                         : run_section<false>(state, state.body, step));
+  for (size_t i = 0; i < state.reports.size(); ++i) {
+    const Report& report = state.role->reports[i];
+    state.reports[i] = read_scalar(state.type(report.buffer).dtype, state.at(report.buffer));
+    if (report.name == "loss" && !std::isfinite(state.reports[i])) {
+      return fail("step {}: the loss is {}", step, state.reports[i]).with_code(ExitCode::kNumeric);
+    }
+  }
+  return ok_status();
+}
+
+const RoleProgram& Executor::role() const { return *state_->role; }
+std::span<const double> Executor::reports() const { return state_->reports; }
+
+std::optional<double> Executor::report(std::string_view name) const {
+  for (size_t i = 0; i < state_->reports.size(); ++i) {
+    if (state_->role->reports[i].name == name) return state_->reports[i];
+  }
+  return std::nullopt;
+}
+
+std::vector<ParameterView> Executor::parameters() const {
+  std::vector<ParameterView> views;
+  for (const Buffer& buffer : state_->role->buffers) {
+    if (buffer.param.empty()) continue;
+    views.push_back({buffer.param, buffer.aliases, buffer.type, state_->arena + buffer.offset});
+  }
+  return views;
+}
+
+std::span<const std::byte> Executor::buffer(std::string_view name) const {
+  for (const Buffer& buffer : state_->role->buffers) {
+    if (buffer.name != name) continue;
+    return {state_->arena + buffer.offset, static_cast<size_t>(buffer.type.bytes())};
+  }
+  return {};
+}
+
+std::vector<TraceEvent> Executor::trace() const {
+  const State& state = *state_;
+  size_t per_step = state.body.ops.size();
+  std::vector<TraceEvent> events;
+  int64_t kept = std::min(state.traced_steps, state.source.trace_steps);
+  for (int64_t s = state.traced_steps - kept; s < state.traced_steps; ++s) {
+    auto first =
+        state.trace.begin() + static_cast<int64_t>(per_step) * (s % state.source.trace_steps);
+    events.insert(events.end(), first, first + static_cast<int64_t>(per_step));
+  }
+  return events;
+}
+
+}  // namespace piper

@@ -1,0 +1,306 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+
+#include "executor_state.h"
+
+namespace piper {
+namespace {
+
+using State = Executor::State;
+
+// Routes are named by direction, peer and channel; a channel may carry many messages of a step.
+struct Routes {
+  std::map<std::tuple<bool, int64_t, int32_t>, int32_t> handles;
+};
+
+Error wrong_plan(const State& state, const Op& op, const std::string& what) {
+  return fail("rank {}, {}: {}", state.source.rank, op.label, what).with_code(ExitCode::kPlan);
+}
+
+// ---- Memory
+// -----------------------------------------------------------------------------------------
+
+Status allocate(State& state) {
+  PIPER_ASSIGN(state.arena, state.backend.allocate(state.role->arena_bytes));
+  for (int64_t bytes : state.role->workspace_bytes) {
+    PIPER_ASSIGN(std::byte * workspace, state.backend.allocate(bytes));
+    state.workspaces.push_back(workspace);
+  }
+  return ok_status();
+}
+
+Status fill_buffers(State& state) {
+  std::map<std::string_view, const Bytes*> tensors;
+  for (const auto& [name, bytes] : state.source.set->tensors) tensors[name] = &bytes;
+  for (const Buffer& buffer : state.role->buffers) {
+    if (buffer.kind == BufferKind::kStep) continue;
+    std::byte* to = state.arena + buffer.offset;
+    if (buffer.init.empty()) {
+      if (buffer.fill != 0) state.backend.fill(to, buffer.type, buffer.fill);
+      continue;
+    }
+    auto found = tensors.find(buffer.init);
+    if (found == tensors.end()) {
+      return fail("the plan set holds no initial value '{}' for buffer '{}'", buffer.init,
+                  buffer.name)
+          .with_code(ExitCode::kPlan);
+    }
+    const Bytes& value = *found->second;
+    if (static_cast<int64_t>(value.size) != buffer.type.bytes()) {
+      return fail("the initial value '{}' has {} bytes, buffer '{}' is {}", buffer.init, value.size,
+                  buffer.name, to_string(buffer.type))
+          .with_code(ExitCode::kPlan);
+    }
+    state.backend.copy(to, value.data, buffer.type.bytes());
+  }
+  return ok_status();
+}
+
+// ---- Instructions
+// -------------------------------------------------------------------------------------
+
+// Bytes of the k-th argument.
+int64_t bytes_of(const State& state, const Instruction& from, size_t k) {
+  return state.type(from.args[k]).bytes();
+}
+
+Status bind_compute(State& state, const Instruction& from, std::span<const int32_t> programs,
+                    Op& op) {
+  std::vector<std::byte*> args;
+  for (int32_t id : from.args) args.push_back(state.at(id));
+  std::byte* workspace = nullptr;
+  if (static_cast<size_t>(from.stream) < state.workspaces.size()) {
+    workspace = state.workspaces[static_cast<size_t>(from.stream)];
+  }
+  auto binding = state.backend.bind(programs[static_cast<size_t>(from.program)], args, workspace);
+  if (!binding) return wrong_plan(state, op, binding.error().message);
+  op.handle = *binding;
+  return ok_status();
+}
+
+Status bind_input(State& state, const Instruction& from, Op& op) {
+  PIPER_ASSIGN(std::vector<InputNeed> needs, data_needs(*state.source.set));
+  auto need =
+      std::find_if(needs.begin(), needs.end(), [&](auto& n) { return n.name == from.input; });
+  if (need == needs.end()) return wrong_plan(state, op, fmt::format("no input '{}'", from.input));
+  if (state.source.data == nullptr) {
+    return fail("the plan reads the input '{}', and there are no data for it", need->name)
+        .with_code(ExitCode::kUsage);
+  }
+  op.handle = static_cast<int32_t>(need - needs.begin());
+  op.size = from.samples.first;
+  op.count = from.samples.count;
+  for (size_t axis = 0; axis < from.samples.stride.size(); ++axis) {
+    op.size += from.samples.stride[axis] * state.coordinates[axis];
+  }
+  int64_t whole = need->type.bytes();
+  bool cut = need->batch_dim >= 0;
+  int64_t batch = cut ? need->type.shape[static_cast<size_t>(need->batch_dim)] : 1;
+  int64_t wanted = cut ? whole / std::max<int64_t>(batch, 1) * op.count : whole;
+  bool inside = !cut || (op.size >= 0 && op.count >= 0 && op.size + op.count <= batch);
+  if (!inside || wanted != bytes_of(state, from, 0)) {
+    return wrong_plan(
+        state, op,
+        fmt::format("samples [{}, {}) of input '{}' do not fit {}", op.size, op.size + op.count,
+                    need->name, to_string(state.type(from.args[0]))));
+  }
+  return ok_status();
+}
+
+// How many messages of a section take the route: what may be under way at once.
+int64_t messages_on(const State& state, int64_t peer, int32_t channel) {
+  int64_t most = 1;
+  for (const auto* section : {&state.role->prologue, &state.role->body, &state.role->epilogue}) {
+    int64_t count = 0;
+    for (const Instruction& one : *section) {
+      count += one.kind == InstructionKind::kSend && one.channel == channel &&
+               peer_rank(*state.role, one.peer, state.coordinates) == peer;
+    }
+    most = std::max(most, count);
+  }
+  return most;
+}
+
+Status bind_message(State& state, const Instruction& from, Routes& routes, Op& op) {
+  bool sends = from.kind == InstructionKind::kSend;
+  int64_t peer = peer_rank(*state.role, from.peer, state.coordinates);
+  op.size = bytes_of(state, from, 0);
+  auto [place, fresh] = routes.handles.try_emplace({sends, peer, from.channel}, -1);
+  if (fresh) {
+    auto route =
+        sends ? state.transport.add_send(peer, from.channel, messages_on(state, peer, from.channel))
+              : state.transport.add_recv(peer, from.channel);
+    if (!route) return wrong_plan(state, op, route.error().message);
+    place->second = *route;
+  }
+  op.handle = place->second;
+  return ok_status();
+}
+
+Status bind_all_reduce(State& state, const Instruction& from, Op& op) {
+  std::vector<Piece>& pieces = state.pieces.emplace_back();
+  for (int32_t id : from.args) {
+    const TensorType& type = state.type(id);
+    if (!is_summable(type.dtype)) {
+      return wrong_plan(state, op, fmt::format("no sum of {}", info(type.dtype).name));
+    }
+    pieces.push_back({state.at(id), type.dtype, num_elements(type.shape)});
+  }
+  op.pieces = pieces.data();
+  op.count = static_cast<int64_t>(pieces.size());
+  return ok_status();
+}
+
+Status bind_collective(State& state, const Instruction& from, std::span<const int32_t> groups,
+                       std::span<const int64_t> group_sizes, Op& op) {
+  op.handle = groups[static_cast<size_t>(from.group)];
+  op.root = from.root;
+  if (from.kind == InstructionKind::kAllReduce) return bind_all_reduce(state, from, op);
+  int64_t members = group_sizes[static_cast<size_t>(from.group)];
+  int64_t first = bytes_of(state, from, 0);
+  if (from.kind == InstructionKind::kBroadcast) {
+    if (from.root < 0 || from.root >= members) return wrong_plan(state, op, "no such root");
+    op.size = first;
+    return ok_status();
+  }
+  int64_t second = bytes_of(state, from, 1);
+  op.dtype = state.type(from.args[0]).dtype;
+  bool fits = false;
+  if (from.kind == InstructionKind::kReduceScatter) {
+    if (!is_summable(op.dtype))
+      return wrong_plan(state, op, fmt::format("no sum of {}", info(op.dtype).name));
+    fits = first == second * members;
+    op.size = second / info(op.dtype).bytes;
+  } else if (from.kind == InstructionKind::kAllGather) {
+    fits = second == first * members;
+    op.size = first;
+  } else {
+    fits = first == second && first % members == 0;
+    op.size = first / members;
+  }
+  if (fits) return ok_status();
+  return wrong_plan(state, op,
+                    fmt::format("{} and {} bytes do not fit {} members", first, second, members));
+}
+
+// What one instruction's arguments must be before anything is read from them.
+size_t least_args(InstructionKind kind) {
+  switch (kind) {
+    case InstructionKind::kCompute:
+    case InstructionKind::kAllReduce:
+      return 0;
+    case InstructionKind::kReduceScatter:
+    case InstructionKind::kAllGather:
+    case InstructionKind::kAllToAll:
+    case InstructionKind::kCopy:
+      return 2;
+    default:
+      return 1;
+  }
+}
+
+struct Bound {
+  std::vector<int32_t> programs, groups;
+  std::vector<int64_t> group_sizes;
+  Routes routes;
+};
+
+Status bind_instruction(State& state, const Instruction& from, Bound& bound, Op& op) {
+  op.kind = from.kind;
+  if (from.args.size() < least_args(from.kind)) return wrong_plan(state, op, "too few arguments");
+  if (!from.args.empty()) op.a = state.at(from.args[0]);
+  if (from.args.size() > 1) op.b = state.at(from.args[1]);
+  switch (from.kind) {
+    case InstructionKind::kCompute:
+      return bind_compute(state, from, bound.programs, op);
+    case InstructionKind::kInput:
+      return bind_input(state, from, op);
+    case InstructionKind::kSend:
+    case InstructionKind::kRecv:
+      return bind_message(state, from, bound.routes, op);
+    case InstructionKind::kCopy:
+      op.size = bytes_of(state, from, 0);
+      if (op.size != bytes_of(state, from, 1)) return wrong_plan(state, op, "copies between sizes");
+      return ok_status();
+    default:
+      return bind_collective(state, from, bound.groups, bound.group_sizes, op);
+  }
+}
+
+Status bind_section(State& state, const char* name, const std::vector<Instruction>& instructions,
+                    Bound& bound, Section& section) {
+  section.name = name;
+  section.instructions = &instructions;
+  section.ops.resize(instructions.size());
+  for (size_t i = 0; i < instructions.size(); ++i) {
+    const Instruction& from = instructions[i];
+    state.labels.push_back(
+        fmt::format("{}instruction {} ({}{}{})", name ? fmt::format("{}, ", name) : "", i,
+                    to_string(from.kind), from.label.empty() ? "" : " ", from.label));
+    section.ops[i].label = state.labels.back().c_str();
+    PIPER_TRY(bind_instruction(state, from, bound, section.ops[i]));
+  }
+  return ok_status();
+}
+
+Status load_programs(State& state, Bound& bound) {
+  for (const Program& program : state.role->programs) {
+    PIPER_ASSIGN(int32_t handle, state.backend.load(program));
+    bound.programs.push_back(handle);
+  }
+  for (const Group& group : state.role->groups) {
+    std::vector<int64_t> ranks = group_ranks(*state.role, group, state.coordinates);
+    PIPER_ASSIGN(int32_t handle, state.transport.add_group(ranks));
+    bound.groups.push_back(handle);
+    bound.group_sizes.push_back(static_cast<int64_t>(ranks.size()));
+  }
+  return ok_status();
+}
+
+}  // namespace
+
+Result<std::vector<InputNeed>> data_needs(const PlanSet& set) {
+  std::vector<InputNeed> needs;
+  for (const RoleProgram& role : set.roles) {
+    for (const DataInput& input : role.inputs) {
+      auto same =
+          std::find_if(needs.begin(), needs.end(), [&](auto& n) { return n.name == input.name; });
+      if (same == needs.end()) {
+        needs.push_back(
+            {input.name, input.type, input.batch_dim, input.low, input.high, input.ignore});
+      } else if (same->type != input.type || same->batch_dim != input.batch_dim) {
+        return fail("two roles read the input '{}' with types {} and {}", input.name,
+                    to_string(same->type), to_string(input.type))
+            .with_code(ExitCode::kPlan);
+      }
+    }
+  }
+  return needs;
+}
+
+Result<std::unique_ptr<Executor>> Executor::load(const RankSource& source, Backend& backend,
+                                                 Transport& transport) {
+  auto state = std::make_unique<State>(source, backend, transport);
+  const PlanSet& set = *source.set;
+  state->role = &set.roles[static_cast<size_t>(set.role_of_rank[static_cast<size_t>(source.rank)])];
+  const RoleProgram& role = *state->role;
+  state->coordinates = coordinates_of(role.mesh, source.rank);
+  PIPER_TRY(allocate(*state));
+  PIPER_TRY(fill_buffers(*state));
+  Bound bound;
+  PIPER_TRY(load_programs(*state, bound));
+  size_t instructions = role.prologue.size() + role.body.size() + role.epilogue.size();
+  state->labels.reserve(instructions);
+  state->pieces.reserve(instructions);
+  PIPER_TRY(bind_section(*state, "prologue", role.prologue, bound, state->prologue));
+  PIPER_TRY(bind_section(*state, nullptr, role.body, bound, state->body));
+  PIPER_TRY(bind_section(*state, "epilogue", role.epilogue, bound, state->epilogue));
+  state->reports.resize(role.reports.size());
+  state->trace.resize(role.body.size() * static_cast<size_t>(source.trace_steps));
+  return std::unique_ptr<Executor>(new Executor(std::move(state)));
+}
+
+}  // namespace piper

@@ -1,0 +1,56 @@
+// What an executor is once loaded: flat instructions, everything resolved.
+#pragma once
+
+#include "piper/runtime.h"
+
+namespace piper {
+
+// One instruction, ready to run.
+struct Op {
+  InstructionKind kind = InstructionKind::kCompute;
+  DType dtype = DType::kF32;  // kReduceScatter
+  int32_t handle = -1;        // binding, route, group or input
+  int32_t root = 0;           // kBroadcast
+  std::byte* a = nullptr;     // args[0]
+  std::byte* b = nullptr;     // args[1]
+  int64_t size = 0;   // bytes; elements of a part for kReduceScatter; first sample for kInput
+  int64_t count = 0;  // samples of kInput; pieces of kAllReduce
+  const Piece* pieces = nullptr;  // kAllReduce
+  const char* label = nullptr;    // "instruction 12 (recv F stage=1 mb=3)"
+};
+
+struct Section {
+  const char* name = nullptr;  // "prologue", "epilogue"; null for the body
+  const std::vector<Instruction>* instructions = nullptr;
+  std::vector<Op> ops;
+};
+
+struct Executor::State {
+  State(const RankSource& from, Backend& on, Transport& over)
+      : source(from), backend(on), transport(over), activity(over.activity()) {}
+
+  const RankSource source;
+  Backend& backend;
+  Transport& transport;
+  std::atomic<const char*>& activity;
+  const RoleProgram* role = nullptr;
+  std::vector<int64_t> coordinates;
+  std::byte* arena = nullptr;
+  std::vector<std::byte*> workspaces;  // by stream
+  Section prologue, body, epilogue;
+  std::vector<std::string> labels;  // never resized after load: others read them
+  std::vector<std::vector<Piece>> pieces;
+  std::vector<double> reports;
+  // The last `trace_steps` steps, as a ring of whole steps.
+  std::vector<TraceEvent> trace;
+  int64_t traced_steps = 0;
+
+  std::byte* at(int32_t buffer) const {
+    return arena + role->buffers[static_cast<size_t>(buffer)].offset;
+  }
+  const TensorType& type(int32_t buffer) const {
+    return role->buffers[static_cast<size_t>(buffer)].type;
+  }
+};
+
+}  // namespace piper

@@ -1,0 +1,157 @@
+#include <exception>
+#include <mutex>
+#include <thread>
+
+#include "rank_loop.h"
+
+namespace piper {
+namespace {
+
+int threads_per_rank(const JobOptions& options, int64_t ranks_here) {
+  if (options.threads > 0) return options.threads;
+  int64_t cores = std::max(1u, std::thread::hardware_concurrency());
+  return static_cast<int>(std::max<int64_t>(1, cores / ranks_here));
+}
+
+// A job whose ranks are threads.
+class Job {
+ public:
+  Job(const PlanSet& set, const BatchSource* data, const PlanSet* reference,
+      const BatchSource* reference_data, const JobOptions& options)
+      : set_(set),
+        data_(data),
+        reference_(reference),
+        reference_data_(reference_data),
+        options_(options),
+        world_(make_inproc_world(set.world(), TransportOptions{options.timeout_s})),
+        backends_(static_cast<size_t>(set.world())),
+        executors_(static_cast<size_t>(set.world())) {}
+
+  Result<JobResult> run() {
+    std::vector<std::thread> threads;
+    for (int64_t rank = 0; rank < set_.world(); ++rank) {
+      threads.emplace_back([this, rank] { run_guarded(rank); });
+    }
+    for (std::thread& thread : threads) thread.join();
+    if (first_error_) return *std::move(first_error_);
+    std::vector<const Executor*> executors;
+    for (const auto& executor : executors_) executors.push_back(executor.get());
+    result_.parameters = collect_parameters(executors);
+    for (int64_t rank = 0; options_.trace_steps > 0 && rank < set_.world(); ++rank) {
+      const Executor& executor = *executors[static_cast<size_t>(rank)];
+      result_.traces.push_back({rank, &executor.role(), executor.trace()});
+    }
+    return std::move(result_);
+  }
+
+ private:
+  // The first error is the job's; what others say after it follows from it.
+  void run_guarded(int64_t rank) {
+    Status status = ok_status();
+    try {
+      status = run_one(rank);
+    } catch (const std::exception& problem) {
+      status = fail("rank {}: {}", rank, problem.what()).with_code(ExitCode::kStorage);
+    }
+    if (status) return;
+    {
+      std::lock_guard lock(mutex_);
+      if (!first_error_) first_error_ = status.error();
+    }
+    world_->rank(rank).abort(status.error());
+  }
+
+  Status run_one(int64_t rank) {
+    Transport& transport = world_->rank(rank);
+    PIPER_TRY(transport.agree({set_.manifest.set_id, rank, set_.world(), set_.directory}));
+    size_t index = static_cast<size_t>(rank);
+    PIPER_ASSIGN(backends_[index],
+                 make_backend(options_.backend, threads_per_rank(options_, set_.world())));
+    RankSource source{&set_, rank, data_, options_.trace_steps};
+    PIPER_ASSIGN(executors_[index], Executor::load(source, *backends_[index], transport));
+    PIPER_ASSIGN(Control control, Control::open(transport, *executors_[index]));
+    if (rank == 0) PIPER_TRY(open_comparison());
+    JobResult unused;
+    RankRun run{*executors_[index],
+                transport,
+                control,
+                options_,
+                data_ != nullptr ? data_->tokens_per_step() : executors_[index]->role().batch,
+                rank == 0 ? comparison_.get() : nullptr,
+                rank == 0 ? result_ : unused};
+    PIPER_TRY(run_rank(run));
+    if (rank == 0 && comparison_) {
+      result_.compared_parameters = comparison_->parameters();
+      result_.worst_loss_error = comparison_->worst_loss_error();
+      result_.worst_param_error = comparison_->worst_param_error();
+    }
+    return ok_status();
+  }
+
+  // All executors are loaded: Control::open has seen everyone.
+  Status open_comparison() {
+    if (options_.verify.against == VerifyAgainst::kNone) return ok_status();
+    PIPER_ASSIGN(comparison_, Comparison::open(*reference_, reference_data_, options_));
+    for (size_t rank = 0; rank < executors_.size(); ++rank) {
+      PIPER_TRY(comparison_->watch(static_cast<int64_t>(rank), *executors_[rank]));
+    }
+    return comparison_->check_complete();
+  }
+
+  const PlanSet& set_;
+  const BatchSource* data_;
+  const PlanSet* reference_;
+  const BatchSource* reference_data_;
+  const JobOptions& options_;
+  std::unique_ptr<InprocWorld> world_;
+  std::vector<std::unique_ptr<Backend>> backends_;
+  std::vector<std::unique_ptr<Executor>> executors_;
+  std::unique_ptr<Comparison> comparison_;
+  JobResult result_;
+  std::mutex mutex_;
+  std::optional<Error> first_error_;  // guarded by mutex_ until the threads have ended
+};
+
+}  // namespace
+
+Result<JobResult> run_job(const PlanSet& set, const BatchSource* data, const PlanSet* reference,
+                          const BatchSource* reference_data, const JobOptions& options) {
+  return Job(set, data, reference, reference_data, options).run();
+}
+
+Result<JobResult> run_mpi_rank(const PlanSet& set, const BatchSource* data,
+                               const PlanSet* reference, const BatchSource* reference_data,
+                               Transport& transport, const JobOptions& options) {
+  PIPER_ASSIGN(std::unique_ptr<Backend> backend,
+               make_backend(options.backend, threads_per_rank(options, transport.world())));
+  RankSource source{&set, transport.rank(), data, options.trace_steps};
+  PIPER_ASSIGN(std::unique_ptr<Executor> executor, Executor::load(source, *backend, transport));
+  PIPER_ASSIGN(Control control, Control::open(transport, *executor));
+  // Every process runs the oracle for its own parameters: then nothing but the loss has to travel.
+  std::unique_ptr<Comparison> comparison;
+  if (options.verify.against != VerifyAgainst::kNone) {
+    PIPER_ASSIGN(comparison, Comparison::open(*reference, reference_data, options));
+    PIPER_TRY(comparison->watch(transport.rank(), *executor));
+  }
+  JobResult result;
+  RankRun run{*executor,
+              transport,
+              control,
+              options,
+              data != nullptr ? data->tokens_per_step() : executor->role().batch,
+              comparison.get(),
+              result};
+  PIPER_TRY(run_rank(run));
+  PIPER_ASSIGN(result.parameters, gather_parameters(*executor, transport));
+  if (options.trace_steps > 0) {
+    result.traces.push_back({transport.rank(), &executor->role(), executor->trace()});
+  }
+  if (comparison) {
+    result.compared_parameters = comparison->parameters();
+    result.worst_loss_error = comparison->worst_loss_error();
+    result.worst_param_error = comparison->worst_param_error();
+  }
+  return result;
+}
+
+}  // namespace piper

@@ -1,0 +1,44 @@
+#include "progress.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+
+namespace piper {
+
+Progress::Progress(int64_t steps, int64_t every)
+    : steps_(steps),
+      every_(every > 0 ? every : std::max<int64_t>(1, steps / 20)),
+      terminal_(isatty(STDERR_FILENO) != 0) {}
+
+Progress::~Progress() {
+  if (open_) std::fputs("\n", stderr);
+}
+
+std::string print_progress(const StepMetrics& metrics, int64_t steps) {
+  std::string text = fmt::format("step {}/{}", metrics.step + 1, steps);
+  if (metrics.loss) text += fmt::format("  loss {:.4f}", *metrics.loss);
+  if (metrics.grad_norm) text += fmt::format("  grad norm {:.3f}", *metrics.grad_norm);
+  if (metrics.learning_rate) text += fmt::format("  lr {:.3g}", *metrics.learning_rate);
+  return text + fmt::format("  {:.1f} ms  {:.0f} tokens/s", metrics.step_ms, metrics.tokens_per_s);
+}
+
+void Progress::show(const StepMetrics& metrics) {
+  bool last = metrics.step + 1 == steps_;
+  if (!terminal_) {
+    if (last || (metrics.step + 1) % every_ == 0 || metrics.step == 0) {
+      std::fputs((print_progress(metrics, steps_) + "\n").c_str(), stderr);
+    }
+    return;
+  }
+  auto since = std::chrono::steady_clock::now().time_since_epoch();
+  double now = std::chrono::duration<double, std::milli>(since).count();
+  if (!last && now - last_ms_ < 100) return;
+  last_ms_ = now;
+  open_ = true;
+  std::fputs(("\r\x1b[K" + print_progress(metrics, steps_)).c_str(), stderr);
+  std::fflush(stderr);
+}
+
+}  // namespace piper

@@ -1,0 +1,67 @@
+#include "rank_loop.h"
+
+#include <chrono>
+
+namespace piper {
+namespace {
+
+constexpr size_t kTargetWindow = 20;
+
+// Whether the mean loss of the last steps has come down to the target.
+bool target_reached(const JobOptions& options, std::span<const StepMetrics> steps) {
+  if (!options.target_loss || steps.size() < kTargetWindow) return false;
+  double sum = 0;
+  for (const StepMetrics& one : steps.last(kTargetWindow)) {
+    if (!one.loss) return false;
+    sum += *one.loss;
+  }
+  return sum / kTargetWindow <= *options.target_loss;
+}
+
+// Rank 0's part between two steps: results, the caller's callback, whether to stop.
+Status finish_step(RankRun& run, const StepMetrics& metrics, bool& stop) {
+  run.result.steps.push_back(metrics);
+  if (run.options.on_step) PIPER_TRY(run.options.on_step(metrics));
+  if (run.options.stop != nullptr && run.options.stop->load()) {
+    run.result.interrupted = true;
+    stop = true;
+  }
+  if (target_reached(run.options, run.result.steps)) {
+    run.result.reached_target = true;
+    stop = true;
+  }
+  return ok_status();
+}
+
+Status between_steps(RankRun& run, StepMetrics& metrics, bool& stop) {
+  PIPER_TRY(run.control.collect(run.executor, metrics));
+  if (run.options.verify.against != VerifyAgainst::kNone) {
+    PIPER_TRY(run.transport.barrier());  // nobody writes while somebody compares
+    if (run.comparison != nullptr) PIPER_TRY(run.comparison->check(metrics.step, metrics.loss));
+  }
+  if (run.transport.rank() == 0) PIPER_TRY(finish_step(run, metrics, stop));
+  return run.control.spread(stop);
+}
+
+}  // namespace
+
+Status run_rank(RankRun& run) {
+  using Clock = std::chrono::steady_clock;
+  bool stop = false;
+  PIPER_TRY(run.executor.run_prologue(0));
+  for (int64_t step = 0; step < run.options.steps && !stop; ++step) {
+    if (run.options.before_step) PIPER_TRY(run.options.before_step(run.transport.rank(), step));
+    auto start = Clock::now();
+    PIPER_TRY(run.executor.run_step(step));
+    std::chrono::duration<double> took = Clock::now() - start;
+    StepMetrics metrics;
+    metrics.step = step;
+    metrics.step_ms = took.count() * 1e3;
+    metrics.tokens_per_s = static_cast<double>(run.tokens_per_step) / took.count();
+    metrics.peak_bytes = run.control.peak_bytes();
+    PIPER_TRY(between_steps(run, metrics, stop));
+  }
+  return run.executor.run_epilogue(run.options.steps);
+}
+
+}  // namespace piper

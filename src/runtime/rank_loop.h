@@ -1,0 +1,26 @@
+// One rank's way through a job, the same for threads and for processes.
+#pragma once
+
+#include "comparison.h"
+#include "control.h"
+
+namespace piper {
+
+struct RankRun {
+  Executor& executor;
+  Transport& transport;
+  Control& control;
+  const JobOptions& options;
+  int64_t tokens_per_step = 0;
+  Comparison* comparison = nullptr;  // where this rank compares
+  JobResult& result;                 // rank 0's is the job's
+};
+Status run_rank(RankRun& run);
+
+// All parameters of these executors, in rank order, the first holder's value; by name, aliases
+// included.
+std::vector<NamedTensor> collect_parameters(std::span<const Executor* const> executors);
+// The same over a transport: collective, and rank 0 has the result.
+Result<std::vector<NamedTensor>> gather_parameters(const Executor& executor, Transport& transport);
+
+}  // namespace piper

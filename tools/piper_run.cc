@@ -1,0 +1,134 @@
+// piper-run: executes plans. Flags here, everything else in the runtime room.
+#include <CLI/CLI.hpp>
+#include <atomic>
+#include <csignal>
+#include <cstdio>
+
+#include "piper/runtime.h"
+
+namespace {
+
+// Set by the first SIGINT or SIGTERM; the second ends the process as usual.
+std::atomic<bool> stop_requested{false};
+static_assert(std::atomic<bool>::is_always_lock_free);
+
+extern "C" void request_stop(int signal) {
+  stop_requested.store(true);
+  std::signal(signal, SIG_DFL);
+}
+
+constexpr int kInterrupted = 130;
+
+constexpr const char* kFooter = R"(
+Sources (--data, repeatable; together they cover all inputs of the plans):
+  tokens.bin[:u8|:u16|:u32]   tokens, cut into windows; labels are the next tokens
+  NAME=file.npy               samples of one input, along its batch dimension
+  file.safetensors            tensors batch/K/INPUT, batches in order of K
+
+Examples:
+  piper-run plans --data text.bin --steps 500 --save trained.safetensors --metrics run.jsonl
+  piper-run plans --data text.bin --steps 20 --verify-against single
+  mpirun -n 4 piper-run plans --data text.bin --steps 500
+  mpirun -n 1 piper-run plans/rank0.plan --data text.bin : -n 1 piper-run plans/rank1.plan --data text.bin
+Open MPI wants: )";
+
+constexpr const char* kExitCodes = R"(
+
+Exit codes:
+   0  done
+   1  the data or flags are wrong, or ask for what is not supported
+   2  the command line itself is wrong
+   4  plan files are corrupt, of another version or of another compilation
+  10  a rank failed or did not answer in time; starting again is sensible
+  11  the loss is not finite, a comparison failed or the target was missed; starting again is not
+  12  the disk or the operating system refused
+ 130  interrupted (SIGINT, SIGTERM): ended after the step under way, results written
+)";
+
+struct Flags {
+  piper::RunOptions run;
+  std::string verify;
+  double target = 0;
+  bool no_shuffle = false;
+};
+
+void add_flags(CLI::App& app, Flags& flags) {
+  piper::RunOptions& run = flags.run;
+  app.add_option("plan", run.plan, "a directory of plans (all ranks run here), or one rankN.plan")
+      ->required()
+      ->type_name("DIR|RANK.plan");
+  app.add_option("--steps", run.job.steps, "training steps")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--data", run.data.sources, "where inputs come from; see below")
+      ->type_name("SOURCE")
+      ->expected(1)
+      ->take_all();
+  app.add_option("--seed", run.data.seed, "seed of the shuffling")->capture_default_str();
+  app.add_flag("--no-shuffle", flags.no_shuffle, "samples in the order of the file");
+  app.add_option("--save", run.save, "write the trained parameters here")
+      ->type_name("FILE.safetensors");
+  app.add_option("--metrics", run.metrics, "write one line of JSON per step here")
+      ->type_name("FILE.jsonl");
+  app.add_option("--trace", run.trace,
+                 "write the times of the last step(s) here, in Chrome's trace form")
+      ->type_name("FILE");
+  app.add_option("--trace-steps", run.job.trace_steps,
+                 "how many last steps --trace holds (default 1)")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--timeout", run.job.timeout_s,
+                 "seconds a rank waits for another before the job ends")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  app.add_option("--verify-against", flags.verify,
+                 "run the plan DIR/single (equal bits) or DIR/uncut (within bounds) beside the job "
+                 "and compare the loss "
+                 "and all parameters after each step")
+      ->check(CLI::IsMember({"single", "uncut"}));
+  app.add_option("--loss-bound", run.job.verify.loss_bound, "of --verify-against uncut")
+      ->capture_default_str();
+  app.add_option("--param-bound", run.job.verify.param_bound, "of --verify-against uncut")
+      ->capture_default_str();
+  app.add_option(
+      "--target-loss", flags.target,
+      "stop when the mean loss of the last 20 steps is at most this; never reached: exit 11");
+  app.add_option("--backend", run.job.backend, "what computes")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"cpu", "null"}));
+  app.add_option("--threads", run.job.threads, "threads per rank (default: the cores, shared out)")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--log-every", run.log_every, "steps between lines where there is no terminal")
+      ->check(CLI::PositiveNumber);
+  app.add_flag("--picture", run.picture, "draw the schedule before the run");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Flags flags;
+  CLI::App app{
+      "Runs the plans that piperc wrote: all ranks as threads of this process, or one rank per "
+      "process under "
+      "mpirun."};
+  app.name("piper-run");
+  app.footer(kFooter + std::string(piper::mpi_environment_help()) + kExitCodes);
+  add_flags(app, flags);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& problem) {
+    return app.exit(problem) == 0 ? 0 : static_cast<int>(piper::ExitCode::kUsage);
+  }
+  flags.run.data.shuffle = !flags.no_shuffle;
+  if (flags.verify == "single") flags.run.job.verify.against = piper::VerifyAgainst::kSingle;
+  if (flags.verify == "uncut") flags.run.job.verify.against = piper::VerifyAgainst::kUncut;
+  if (app.count("--target-loss") > 0) flags.run.job.target_loss = flags.target;
+  flags.run.job.stop = &stop_requested;
+  std::signal(SIGINT, request_stop);
+  std::signal(SIGTERM, request_stop);
+  piper::Result<piper::RunOutcome> outcome = piper::run_plans(std::move(flags.run));
+  if (!outcome) {
+    std::fputs(piper::print_error(outcome.error()).c_str(), stderr);
+    return static_cast<int>(outcome.error().code);
+  }
+  return outcome->interrupted ? kInterrupted : 0;
+}
