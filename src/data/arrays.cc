@@ -1,0 +1,166 @@
+// Inputs from arrays: rows of a .npy file, or whole batches from a safetensors file.
+#include <algorithm>
+#include <charconv>
+
+#include "feed.h"
+
+namespace piper {
+namespace {
+
+// One array seen as [outer, rows, inner] around the batch dim of an input.
+struct Array {
+  std::string name;  // for errors
+  TensorType type;
+  Bytes data;
+  int64_t outer = 1, rows = 1, inner = 1;
+};
+
+Array make_array(std::string name, NamedTensor tensor, int batch_dim) {
+  Array array{std::move(name), std::move(tensor.type), std::move(tensor.data)};
+  if (batch_dim < 0) {
+    array.inner = num_elements(array.type.shape);
+    return array;
+  }
+  for (int d = 0; d < static_cast<int>(array.type.shape.size()); ++d)
+    (d < batch_dim    ? array.outer
+     : d == batch_dim ? array.rows
+                      : array.inner) *= array.type.shape[d];
+  return array;
+}
+
+// `samples` of an error counts from the start of the batch.
+Status copy_rows(const std::string& path, const Array& array, const InputNeed& need, int64_t row,
+                 int64_t sample, int64_t at, int64_t count, std::byte* to) {
+  const int64_t from_bytes = info(array.type.dtype).bytes, to_bytes = info(need.type.dtype).bytes;
+  for (int64_t o = 0; o < array.outer; ++o) {
+    const std::byte* from = array.data.data + (o * array.rows + row) * array.inner * from_bytes;
+    std::byte* into = to + (o * count + at) * array.inner * to_bytes;
+    const int64_t wrong = convert(from, array.type.dtype, into, need, array.inner);
+    if (wrong < 0) continue;
+    int64_t value = 0;
+    InputNeed any = need;
+    any.low = 0, any.high = -1, any.type.dtype = DType::kI64;
+    convert(from + wrong * from_bytes, array.type.dtype, reinterpret_cast<std::byte*>(&value), any,
+            1);
+    return fail(SourceSpan{path}, "value {} of input '{}' (sample {} of {}) is outside {}", value,
+                need.name, sample, array.name, print_range(need));
+  }
+  return ok_status();
+}
+
+Status check_type(const SourceSpan& at, const std::string& name, const TensorType& type,
+                  const InputNeed& need, bool any_rows) {
+  Shape want = need.type.shape;
+  const bool comparable = want.size() == type.shape.size();
+  if (any_rows && comparable && need.batch_dim >= 0)
+    want[need.batch_dim] = type.shape[need.batch_dim];
+  if (type.shape != want)
+    return fail(at, "{} is {}, but input '{}' is {}", name, to_string(type), need.name,
+                to_string(need.type));
+  if (!convertible(type.dtype, need.type.dtype))
+    return fail(at, "{} is {}, which cannot become {} for input '{}'", name, info(type.dtype).name,
+                info(need.type.dtype).name, need.name);
+  return ok_status();
+}
+
+class RowFeed final : public Feed {
+ public:
+  RowFeed(std::string path, Array array, InputNeed need, RowOrder order)
+      : path_(std::move(path)), array_(std::move(array)), need_(std::move(need)), order_(order) {}
+  int64_t steps() const override { return need_.batch_dim < 0 ? INT64_MAX : order_.steps(); }
+  std::optional<Extent> extent() const override {
+    if (need_.batch_dim < 0) return std::nullopt;
+    return order_.extent();
+  }
+  Status read(int64_t step, int64_t first, int64_t count, std::byte* to) const override {
+    if (need_.batch_dim < 0) return copy_rows(path_, array_, need_, 0, 0, 0, 1, to);
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t row = order_.row(step, first + i);
+      PIPER_TRY(copy_rows(path_, array_, need_, row, row, i, count, to));
+    }
+    return ok_status();
+  }
+
+ private:
+  std::string path_;
+  Array array_;
+  InputNeed need_;
+  RowOrder order_;
+};
+
+class BatchFeed final : public Feed {
+ public:
+  BatchFeed(std::string path, std::vector<Array> batches, InputNeed need)
+      : path_(std::move(path)), batches_(std::move(batches)), need_(std::move(need)) {}
+  int64_t steps() const override { return static_cast<int64_t>(batches_.size()); }
+  std::optional<Extent> extent() const override {
+    return Extent{need_.batch_dim < 0 ? steps() : steps() * batches_[0].rows, false};
+  }
+  Status read(int64_t step, int64_t first, int64_t count, std::byte* to) const override {
+    const Array& array = batches_[static_cast<size_t>(step % steps())];
+    if (need_.batch_dim < 0) return copy_rows(path_, array, need_, 0, 0, 0, 1, to);
+    for (int64_t i = 0; i < count; ++i)
+      PIPER_TRY(copy_rows(path_, array, need_, first + i, first + i, i, count, to));
+    return ok_status();
+  }
+
+ private:
+  std::string path_;
+  std::vector<Array> batches_;
+  InputNeed need_;
+};
+
+// "batch/12/ids" -> 12, "ids"
+std::optional<std::pair<int64_t, std::string>> parse_batch_name(std::string_view name) {
+  if (!name.starts_with("batch/")) return std::nullopt;
+  name.remove_prefix(6);
+  int64_t number = 0;
+  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), number);
+  if (error != std::errc() || number < 0 || end == name.data() + name.size() || *end != '/')
+    return std::nullopt;
+  return std::pair(number, std::string(end + 1, name.data() + name.size()));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Feed>> open_rows(const std::string& path, const InputNeed& need,
+                                        int64_t batch, const DataOptions& options) {
+  const SourceSpan at{path};
+  PIPER_ASSIGN(NamedTensor tensor, read_npy(path));
+  PIPER_TRY(check_type(at, "the array", tensor.type, need, true));
+  Array array = make_array("the array", std::move(tensor), need.batch_dim);
+  const int64_t rows = need.batch_dim < 0 ? batch : array.rows;
+  if (rows < batch) return fail(at, "the array has {} samples; a batch needs {}", rows, batch);
+  const RowOrder order(rows, batch, options.shuffle, options.seed);
+  return std::unique_ptr<Feed>(std::make_unique<RowFeed>(path, std::move(array), need, order));
+}
+
+Result<std::vector<std::unique_ptr<Feed>>> open_batches(const std::string& path,
+                                                        std::span<const InputNeed> needs) {
+  const SourceSpan at{path};
+  PIPER_ASSIGN(std::vector<NamedTensor> tensors, read_safetensors(path));
+  std::vector<std::vector<std::pair<int64_t, NamedTensor>>> found(needs.size());
+  for (NamedTensor& tensor : tensors)
+    if (const auto parsed = parse_batch_name(tensor.name))
+      for (size_t i = 0; i < needs.size(); ++i)
+        if (needs[i].name == parsed->second)
+          found[i].emplace_back(parsed->first, std::move(tensor));
+  std::vector<std::unique_ptr<Feed>> feeds(needs.size());
+  for (size_t i = 0; i < needs.size(); ++i) {
+    if (found[i].empty()) continue;
+    std::sort(found[i].begin(), found[i].end(),
+              [](const auto& a, const auto& b) { return a.first < b.first; });
+    std::vector<Array> batches;
+    for (auto& [number, tensor] : found[i]) {
+      const std::string name = tensor.name;
+      const auto next = static_cast<int64_t>(batches.size());
+      if (number != next) return fail(at, "batch/{}/{} is missing", next, needs[i].name);
+      PIPER_TRY(check_type(at, name, tensor.type, needs[i], false));
+      batches.push_back(make_array(name, std::move(tensor), needs[i].batch_dim));
+    }
+    feeds[i] = std::make_unique<BatchFeed>(path, std::move(batches), needs[i]);
+  }
+  return feeds;
+}
+
+}  // namespace piper

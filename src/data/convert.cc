@@ -1,0 +1,93 @@
+#include <cstring>
+#include <type_traits>
+
+#include "feed.h"
+
+namespace piper {
+namespace {
+
+float from_bits(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
+float from_bf16(uint16_t bits) { return from_bits(uint32_t{bits} << 16); }
+
+float from_f16(uint16_t bits) {
+  const uint32_t sign = uint32_t{bits & 0x8000u} << 16;
+  const uint32_t magnitude = bits & 0x7fffu;
+  if (magnitude >= 0x7c00) return from_bits(sign | 0x7f800000u | (magnitude & 0x3ff) << 13);
+  const float value = magnitude < 0x400 ? static_cast<float>(magnitude) * 0x1p-24f
+                                        : from_bits((magnitude << 13) + (112u << 23));
+  return sign ? -value : value;
+}
+
+template <class From>
+From load(const std::byte* from, int64_t i) {
+  From value;
+  std::memcpy(&value, from + i * static_cast<int64_t>(sizeof value), sizeof value);
+  return value;
+}
+
+template <class From, class To>
+int64_t integers(const std::byte* from, std::byte* to, const InputNeed& need, int64_t count) {
+  const bool bounded = need.low <= need.high;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t value = load<From>(from, i);
+    const To narrow = static_cast<To>(value);
+    if (narrow != value) return i;
+    if (bounded && (value < need.low || value > need.high) && value != need.ignore) return i;
+    std::memcpy(to + i * static_cast<int64_t>(sizeof narrow), &narrow, sizeof narrow);
+  }
+  return -1;
+}
+
+template <class To>
+void floats(const std::byte* from, DType type, std::byte* to, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    To value{};
+    if (type == DType::kF32) value = static_cast<To>(load<float>(from, i));
+    if (type == DType::kF64) value = static_cast<To>(load<double>(from, i));
+    if (type == DType::kF16) value = from_f16(load<uint16_t>(from, i));
+    if (type == DType::kBF16) value = from_bf16(load<uint16_t>(from, i));
+    std::memcpy(to + i * static_cast<int64_t>(sizeof value), &value, sizeof value);
+  }
+}
+
+bool is_integer(DType type) { return type == DType::kI64 || type == DType::kI32; }
+
+}  // namespace
+
+bool convertible(DType from, DType to) {
+  if (from == to || (is_integer(from) && is_integer(to))) return true;
+  return info(from).is_float && (to == DType::kF32 || to == DType::kF64);
+}
+
+int64_t convert(const std::byte* from, DType type, std::byte* to, const InputNeed& need,
+                int64_t count) {
+  const DType want = need.type.dtype;
+  if (is_integer(type)) {
+    if (type == DType::kI64)
+      return want == DType::kI64 ? integers<int64_t, int64_t>(from, to, need, count)
+                                 : integers<int64_t, int32_t>(from, to, need, count);
+    return want == DType::kI64 ? integers<int32_t, int64_t>(from, to, need, count)
+                               : integers<int32_t, int32_t>(from, to, need, count);
+  }
+  if (type == want)
+    std::memcpy(to, from, static_cast<size_t>(count * info(type).bytes));
+  else if (want == DType::kF32)
+    floats<float>(from, type, to, count);
+  else
+    floats<double>(from, type, to, count);
+  return -1;
+}
+
+std::string print_range(const InputNeed& need) {
+  if (need.low > need.high) return "the range of " + std::string(info(need.type.dtype).name);
+  std::string text = fmt::format("[{}, {}]", need.low, need.high);
+  if (need.ignore != INT64_MIN) text += fmt::format(" or {}", need.ignore);
+  return text;
+}
+
+}  // namespace piper
