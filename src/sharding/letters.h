@@ -1,0 +1,34 @@
+// Where a shard of an operand's dim lies among the loops of an op, and back.
+#pragma once
+
+#include "piper/ops.h"
+
+namespace piper {
+
+// A loop that is cut: the letter is [outer, shards × local, inner], and a shard holds its block of
+// each outer part.
+struct LoopCut {
+  char letter = 0;
+  int64_t outer = 1;
+  bool operator==(const LoopCut&) const = default;
+};
+
+// One operand of an op: the letters of its dims, and their extents at global shapes.
+struct Operand {
+  const LoopRule& rule;
+  const std::vector<LoopRule::Dim>& dims;
+  const Shape& shape;
+};
+
+// The loop that `layout` (kSharded) cuts into `shards`; none when the cut does not lie inside one
+// loop.
+//   dim 0 of f32[32,…] is "bt" with b = 8, t = 4:  S0 cuts b, S0/8 cuts t, S0/2 cuts b with outer 2
+std::optional<LoopCut> cut_of(const Operand& operand, const Layout& layout, int64_t shards);
+
+// How the operand lies when `cut` is made; none when it does not have the letter.
+std::optional<Layout> layout_of(const Operand& operand, const LoopCut& cut);
+
+// How often the letter stands in the operand: more than once on a diagonal.
+int occurrences(const Operand& operand, char letter);
+
+}  // namespace piper

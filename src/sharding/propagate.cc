@@ -1,0 +1,366 @@
+#include "propagate.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "letters.h"
+
+namespace piper {
+namespace {
+
+std::string place_of(const Node& node) {
+  if (node.scope.empty())
+    return fmt::format("op {} (node '{}')", node.op, quote_control(node.name));
+  return fmt::format("op {} at {}", node.op, quote_control(node.scope));
+}
+
+std::vector<bool> find_state_ancestors(const Graph& graph) {
+  std::vector<bool> result(graph.values.size());
+  for (size_t i = 0; i < graph.values.size(); ++i) {
+    result[i] = graph.values[i].kind == ValueKind::kState;
+  }
+  for (const Node& node : graph.nodes) {
+    bool any = std::any_of(node.inputs.begin(), node.inputs.end(),
+                           [&](ValueId id) { return id.valid() && result[id.index()]; });
+    for (ValueId output : node.outputs) result[output.index()] = any;
+  }
+  return result;
+}
+
+class Propagation {
+ public:
+  Propagation(const Graph& graph, const BatchCut& cut);
+  Result<Propagated> run();
+
+ private:
+  struct Use;  // of its op by the node that is visited
+  void walk();
+  void visit(NodeId id);
+  void visit_step_sum(const Node& node);
+  bool is_touched(const Node& node) const;
+  bool find_cuts(Use& use);
+  bool meet_inputs(Use& use);
+  bool meet_partials(Use& use);
+  void set_outputs(const Use& use);
+  bool require(const Use& use, size_t input, const Layout& layout);
+  bool has_equal_blocks(ValueId id, const Layout& layout);
+  bool sum_input(const Use& use, size_t input);
+  const LoopRule* rule_of(NodeId id);
+  bool problem(const Node& node, Error error);
+  bool couples(const Use& use, size_t input);
+  std::string name_of(ValueId id) const;
+
+  const Graph& graph_;
+  const BatchCut& cut_;
+  int64_t shards_;
+  std::vector<bool> has_state_;                  // by value: state is among its ancestors
+  std::vector<std::unique_ptr<OpTypes>> types_;  // by node, as rules_: made when first needed
+  std::vector<std::unique_ptr<LoopRule>> rules_;
+  std::map<int32_t, Layout> required_;  // by value: found by readers that need it cut
+  std::map<std::tuple<int32_t, int, int64_t>, bool> equal_blocks_;
+
+  // Of one walk.
+  std::vector<Layout> layouts_;
+  std::vector<bool> unknown_;  // by value: behind a problem
+  std::map<std::pair<int32_t, int32_t>, Reading> readings_;
+  std::optional<Error> first_problem_;
+  bool found_more_ = false;
+};
+
+struct Propagation::Use {
+  NodeId id;
+  const Node& node;
+  const OpTypes& types;
+  const LoopRule& rule;
+  std::optional<LoopCut> cut;
+  size_t cut_input = 0;  // the input that brought the cut; past the end: an output did
+
+  Operand input(size_t i) const { return {rule, rule.inputs[i], types.inputs[i].shape}; }
+  Operand output(size_t i) const { return {rule, rule.outputs[i], types.outputs[i].shape}; }
+};
+
+Propagation::Propagation(const Graph& graph, const BatchCut& cut)
+    : graph_(graph),
+      cut_(cut),
+      shards_(cut.replicas * cut.microbatches),
+      has_state_(find_state_ancestors(graph)),
+      types_(graph.nodes.size()),
+      rules_(graph.nodes.size()) {}
+
+Result<Propagated> Propagation::run() {
+  do {
+    found_more_ = false;
+    walk();
+  } while (found_more_);
+  if (first_problem_) return *std::move(first_problem_);
+  return Propagated{std::move(layouts_), std::move(readings_)};
+}
+
+void Propagation::walk() {
+  layouts_.assign(graph_.values.size(), Layout{});
+  unknown_.assign(graph_.values.size(), false);
+  readings_.clear();
+  first_problem_.reset();
+  for (ValueId id : graph_.inputs) {
+    int dim = graph_.value(id).batch_dim;
+    if (dim >= 0) layouts_[id.index()] = Layout{LayoutKind::kSharded, dim, 1};
+  }
+  for (size_t i = 0; i < graph_.nodes.size(); ++i) visit(NodeId(i));
+}
+
+std::string Propagation::name_of(ValueId id) const {
+  const Value& value = graph_.value(id);
+  return fmt::format("'{}' ({})", quote_control(value.name), to_string(value.type));
+}
+
+// An uncut batch needs no layout that holds: what cannot be cut goes on as a sum of one term.
+bool Propagation::problem(const Node& node, Error error) {
+  for (ValueId output : node.outputs) {
+    if (shards_ == 1) {
+      layouts_[output.index()] = Layout{LayoutKind::kPartial};
+    } else {
+      unknown_[output.index()] = true;
+    }
+  }
+  if (shards_ > 1 && !first_problem_) first_problem_ = std::move(error);
+  return false;
+}
+
+bool Propagation::couples(const Use& use, size_t input) {
+  Error error =
+      fail(cut_.at, "the batch cannot be cut: {} couples its samples", place_of(use.node));
+  if (input < use.node.inputs.size()) {
+    ValueId id = use.node.inputs[input];
+    error.notes.push_back(fmt::format("its input {} holds the samples along dim {}", name_of(id),
+                                      layouts_[id.index()].dim));
+  }
+  return problem(use.node, std::move(error));
+}
+
+const LoopRule* Propagation::rule_of(NodeId id) {
+  std::unique_ptr<LoopRule>& rule = rules_[id.index()];
+  if (rule) return rule.get();
+  const Node& node = graph_.node(id);
+  const OpDef* def = find_op(node.op);
+  if (def == nullptr || def->loops == nullptr) return nullptr;
+  types_[id.index()] = std::make_unique<OpTypes>(use_of(graph_, node));
+  rule = std::make_unique<LoopRule>(def->loops(*types_[id.index()]));
+  PIPER_CHECK(
+      rule->inputs.size() == node.inputs.size() && rule->outputs.size() == node.outputs.size(),
+      "the loop rule of {} is for other operands", node.op);
+  return rule.get();
+}
+
+bool Propagation::is_touched(const Node& node) const {
+  auto lies = [&](ValueId id) { return id.valid() && layouts_[id.index()] != Layout{}; };
+  auto wanted = [&](ValueId id) { return required_.count(id.value) > 0; };
+  return std::any_of(node.inputs.begin(), node.inputs.end(), lies) ||
+         std::any_of(node.outputs.begin(), node.outputs.end(), wanted);
+}
+
+void Propagation::visit(NodeId id) {
+  const Node& node = graph_.node(id);
+  for (ValueId input : node.inputs) {
+    if (!input.valid() || !unknown_[input.index()]) continue;
+    for (ValueId output : node.outputs) unknown_[output.index()] = true;
+    return;
+  }
+  if (node.op == "StepSum") return visit_step_sum(node);
+  if (!is_touched(node)) return;
+  const LoopRule* rule = rule_of(id);
+  if (rule == nullptr) {
+    problem(node, fail(cut_.at, "not supported: {} has no rule for a cut batch", place_of(node)));
+    return;
+  }
+  Use use{id, node, *types_[id.index()], *rule, {}, node.inputs.size()};
+  if (find_cuts(use) && meet_inputs(use) && meet_partials(use)) set_outputs(use);
+}
+
+// The one loop that inputs, or readers of the outputs, cut.
+bool Propagation::find_cuts(Use& use) {
+  const Node& node = use.node;
+  auto join = [&](std::optional<LoopCut> cut, size_t input, ValueId id) {
+    if (!cut) {
+      return problem(node, fail(cut_.at, "the batch cannot be cut into {}: {} splits {} unevenly",
+                                shards_, place_of(node), name_of(id)));
+    }
+    if (use.cut && use.cut != cut) return couples(use, input);
+    if (!use.cut) use.cut_input = input;
+    use.cut = cut;
+    return true;
+  };
+  for (size_t i = 0; i < node.inputs.size(); ++i) {
+    if (!node.inputs[i].valid()) continue;
+    const Layout& layout = layouts_[node.inputs[i].index()];
+    if (layout.kind != LayoutKind::kSharded) continue;
+    if (!join(cut_of(use.input(i), layout, shards_), i, node.inputs[i])) return false;
+  }
+  for (size_t i = 0; i < node.outputs.size(); ++i) {
+    auto wanted = required_.find(node.outputs[i].value);
+    if (wanted == required_.end()) continue;
+    std::optional<LoopCut> cut = cut_of(use.output(i), wanted->second, shards_);
+    if (!join(cut, use.cut_input, node.outputs[i])) return false;
+  }
+  if (!use.cut) return true;
+  bool is_whole = use.rule.whole.find(use.cut->letter) != std::string::npos;
+  for (size_t i = 0; i < node.inputs.size(); ++i) {
+    is_whole = is_whole || occurrences(use.input(i), use.cut->letter) > 1;
+  }
+  for (size_t i = 0; i < node.outputs.size(); ++i) {
+    is_whole = is_whole || occurrences(use.output(i), use.cut->letter) > 1;
+  }
+  return !is_whole || couples(use, use.cut_input);
+}
+
+// Every input that has the cut loop must be cut alike.
+bool Propagation::meet_inputs(Use& use) {
+  if (!use.cut) return true;
+  for (size_t i = 0; i < use.node.inputs.size(); ++i) {
+    ValueId id = use.node.inputs[i];
+    if (!id.valid()) continue;
+    std::optional<Layout> layout = layout_of(use.input(i), *use.cut);
+    if (!layout || layouts_[id.index()] == *layout) continue;
+    if (!require(use, i, *layout)) return false;
+  }
+  return true;
+}
+
+bool Propagation::require(const Use& use, size_t input, const Layout& layout) {
+  ValueId id = use.node.inputs[input];
+  const Value& value = graph_.value(id);
+  auto refuse = [&](std::string why) {
+    if (shards_ == 1) return true;  // uncut, every value is its own block
+    return problem(use.node, fail(cut_.at, "not supported: {} reads {} sample by sample, but {}",
+                                  place_of(use.node), name_of(id), why));
+  };
+  switch (value.kind) {
+    case ValueKind::kConstant:
+      if (!has_equal_blocks(id, layout)) {
+        return refuse(fmt::format("this constant differs between blocks of dim {}", layout.dim));
+      }
+      readings_[{use.id.value, static_cast<int32_t>(input)}].block = layout;
+      return true;
+    case ValueKind::kState:
+      return refuse("it is a parameter or other state of the whole step");
+    case ValueKind::kInput:
+      return refuse("this input has no dim that counts samples");
+    case ValueKind::kNode:
+      break;
+  }
+  const Node& producer = graph_.node(value.producer);
+  if (producer.op == "StepSum") return refuse("it is a sum over the whole batch");
+  const LoopRule* rule = rule_of(value.producer);
+  if (rule == nullptr) return refuse(fmt::format("{} has no rule for that", place_of(producer)));
+  const OpTypes& types = *types_[value.producer.index()];
+  size_t output = static_cast<size_t>(value.output_index);
+  Operand operand{*rule, rule->outputs[output], types.outputs[output].shape};
+  std::optional<LoopCut> cut = cut_of(operand, layout, shards_);
+  if (!cut || rule->whole.find(cut->letter) != std::string::npos) {
+    return refuse(fmt::format("{} makes it as a whole", place_of(producer)));
+  }
+  found_more_ = required_.emplace(id.value, layout).second || found_more_;
+  return true;
+}
+
+// All blocks of a constant are the same, so that one stands for each shard's.
+bool Propagation::has_equal_blocks(ValueId id, const Layout& layout) {
+  if (shards_ == 1) return true;
+  auto [known, fresh] = equal_blocks_.try_emplace({id.value, layout.dim, layout.outer}, false);
+  if (!fresh) return known->second;
+  const Value& value = graph_.value(id);
+  if (static_cast<int64_t>(value.data.size) != value.type.bytes()) return false;
+  int64_t outer = layout.outer;
+  for (int d = 0; d < layout.dim; ++d) outer *= value.type.shape[static_cast<size_t>(d)];
+  if (value.type.bytes() == 0) return known->second = true;
+  size_t block = value.data.size / static_cast<size_t>(outer * shards_);
+  bool equal = true;
+  for (int64_t o = 0; o < outer; ++o) {
+    const std::byte* first = value.data.data + static_cast<size_t>(o * shards_) * block;
+    for (int64_t s = 1; s < shards_ && equal; ++s) {
+      equal = std::memcmp(first, first + static_cast<size_t>(s) * block, block) == 0;
+    }
+  }
+  return known->second = equal;
+}
+
+// Partial inputs that the op is not linear in are summed over the whole batch first.
+bool Propagation::meet_partials(Use& use) {
+  std::vector<int> partial;
+  for (size_t i = 0; i < use.node.inputs.size(); ++i) {
+    ValueId id = use.node.inputs[i];
+    if (id.valid() && layouts_[id.index()].kind == LayoutKind::kPartial &&
+        !required_.count(id.value)) {
+      partial.push_back(static_cast<int>(i));
+    }
+  }
+  if (partial.empty()) return true;
+  const auto& linear = use.rule.linear;
+  bool passes = !use.cut && std::find(linear.begin(), linear.end(), partial) != linear.end();
+  if (passes) {
+    for (ValueId output : use.node.outputs) {
+      layouts_[output.index()] = Layout{LayoutKind::kPartial};
+    }
+    return false;  // the outputs are decided
+  }
+  for (int input : partial) {
+    if (!sum_input(use, static_cast<size_t>(input))) return false;
+  }
+  return true;
+}
+
+bool Propagation::sum_input(const Use& use, size_t input) {
+  ValueId id = use.node.inputs[input];
+  if (!has_state_[id.index()]) {
+    readings_[{use.id.value, static_cast<int32_t>(input)}].summed = true;
+    return true;
+  }
+  Error error =
+      fail(cut_.at, "the batch cannot be cut: {} needs the sum of {} over all its samples",
+           place_of(use.node), name_of(id));
+  error.notes.push_back(
+      "only a value of inputs and constants alone can be summed before the microbatches run");
+  return problem(use.node, std::move(error));
+}
+
+void Propagation::set_outputs(const Use& use) {
+  if (!use.cut) return;  // all inputs are whole
+  for (size_t i = 0; i < use.node.outputs.size(); ++i) {
+    Layout& layout = layouts_[use.node.outputs[i].index()];
+    std::optional<Layout> passed = layout_of(use.output(i), *use.cut);
+    if (!passed && !use.rule.reduces) {
+      couples(use, use.cut_input);
+      return;
+    }
+    layout = passed ? *passed : Layout{LayoutKind::kPartial};
+  }
+}
+
+void Propagation::visit_step_sum(const Node& node) {
+  for (ValueId id : node.inputs) {
+    const Layout& layout = layouts_[id.index()];
+    if (layout.kind == LayoutKind::kPartial || shards_ == 1) continue;
+    std::string what = fmt::format("the sum '{}'", quote_control(node.name));
+    for (const Param& param : graph_.params) {
+      if (param.gradient == node.outputs[0]) {
+        what = fmt::format("the gradient of parameter '{}'", quote_control(param.name));
+      }
+    }
+    if (graph_.loss == node.outputs[0]) what = "the loss";
+    problem(node, layout.kind == LayoutKind::kReplicated
+                      ? fail(cut_.at,
+                             "not supported: {} has a part that does not depend on the "
+                             "samples, {}",
+                             what, name_of(id))
+                      : fail(cut_.at, "not supported: {} has a part for each sample, {}", what,
+                             name_of(id)));
+    return;
+  }
+}
+
+}  // namespace
+
+Result<Propagated> propagate(const Graph& graph, const BatchCut& cut) {
+  return Propagation(graph, cut).run();
+}
+
+}  // namespace piper

@@ -1,0 +1,180 @@
+#include <algorithm>
+#include <cstring>
+
+#include "divide.h"
+#include "propagate.h"
+
+namespace piper {
+namespace {
+
+Shape local_shape(Shape shape, const Layout& layout, int64_t shards) {
+  if (layout.kind != LayoutKind::kSharded) return shape;
+  int64_t& extent = shape[static_cast<size_t>(layout.dim)];
+  PIPER_CHECK(extent % (layout.outer * shards) == 0);
+  extent /= shards;
+  return shape;
+}
+
+// The first shard's part of a constant.
+Bytes first_block(const Value& value, const Layout& layout, int64_t shards) {
+  int64_t outer = layout.outer;
+  for (int d = 0; d < layout.dim; ++d) outer *= value.type.shape[static_cast<size_t>(d)];
+  size_t stride = value.data.size / static_cast<size_t>(std::max<int64_t>(outer, 1));
+  size_t block = stride / static_cast<size_t>(shards);
+  std::string bytes;
+  for (size_t o = 0; block > 0 && o < static_cast<size_t>(outer); ++o) {
+    bytes += as_text(value.data.span().subspan(o * stride, block));
+  }
+  return Bytes::copy_of(bytes.data(), bytes.size());
+}
+
+class Rewrite {
+ public:
+  Rewrite(Graph graph, const Propagated& found, int64_t shards)
+      : graph_(std::move(graph)), found_(found), shards_(shards) {}
+
+  Graph run() {
+    if (shards_ > 1) {
+      localise_attrs();
+      localise_values();
+      cut_constants();
+    } else {
+      for (size_t i = 0; i < graph_.values.size(); ++i) {
+        graph_.values[i].layout = found_.layouts[i];
+      }
+    }
+    insert_sums();
+    graph_.shards = shards_;
+    check_types();
+    return std::move(graph_);
+  }
+
+ private:
+  // While all types are still global.
+  void localise_attrs() {
+    for (Node& node : graph_.nodes) {
+      const OpDef* def = find_op(node.op);
+      if (def == nullptr || def->localise == nullptr) continue;
+      std::vector<Shape> local;
+      bool is_cut = false;
+      for (ValueId id : node.outputs) {
+        const Shape& shape = graph_.value(id).type.shape;
+        local.push_back(local_shape(shape, found_.layouts[id.index()], shards_));
+        is_cut = is_cut || local.back() != shape;
+      }
+      if (is_cut) node.attrs = def->localise(use_of(graph_, node), local);
+    }
+  }
+
+  void localise_values() {
+    for (size_t i = 0; i < graph_.values.size(); ++i) {
+      Value& value = graph_.values[i];
+      value.layout = found_.layouts[i];
+      value.type.shape = local_shape(std::move(value.type.shape), value.layout, shards_);
+    }
+  }
+
+  // A node that reads a constant sample by sample gets a constant of one block.
+  void cut_constants() {
+    std::map<std::tuple<int32_t, int, int64_t>, ValueId> blocks;
+    for (const auto& [where, reading] : found_.readings) {
+      if (!reading.block) continue;
+      ValueId& input =
+          graph_.nodes[static_cast<size_t>(where.first)].inputs[static_cast<size_t>(where.second)];
+      auto [block, fresh] =
+          blocks.try_emplace({input.value, reading.block->dim, reading.block->outer});
+      if (fresh) block->second = add_block(input, *reading.block);
+      input = block->second;
+    }
+  }
+
+  ValueId add_block(ValueId id, const Layout& layout) {
+    const Value& whole = graph_.value(id);
+    TensorType type{whole.type.dtype, local_shape(whole.type.shape, layout, shards_)};
+    ValueId block =
+        graph_.add_constant(whole.name + "/block", type, first_block(whole, layout, shards_));
+    graph_.value(block).layout = layout;
+    return block;
+  }
+
+  // One StepSum for each Partial value that some node needs whole, right behind its producer.
+  void insert_sums() {
+    std::map<int32_t, ValueId> sums;  // by Partial value
+    for (const auto& [where, reading] : found_.readings) {
+      if (!reading.summed) continue;
+      ValueId& input =
+          graph_.nodes[static_cast<size_t>(where.first)].inputs[static_cast<size_t>(where.second)];
+      auto [sum, fresh] = sums.try_emplace(input.value);
+      if (fresh) sum->second = add_sum_value(input);
+      input = sum->second;
+    }
+    if (sums.empty()) return;
+    std::vector<Node> nodes;
+    for (Node& node : graph_.nodes) {
+      append(nodes, std::move(node));
+      std::vector<ValueId> outputs = nodes.back().outputs;
+      size_t producer = nodes.size() - 1;
+      for (ValueId output : outputs) {
+        auto sum = sums.find(output.value);
+        if (sum != sums.end()) append(nodes, sum_node(nodes[producer], output, sum->second));
+      }
+    }
+    graph_.nodes = std::move(nodes);
+  }
+
+  void append(std::vector<Node>& nodes, Node node) {
+    for (ValueId output : node.outputs) graph_.value(output).producer = NodeId(nodes.size());
+    nodes.push_back(std::move(node));
+  }
+
+  ValueId add_sum_value(ValueId partial) {
+    Value value;
+    value.name = graph_.value(partial).name + "/step_sum";
+    value.type = graph_.value(partial).type;
+    return graph_.add_value(std::move(value));
+  }
+
+  Node sum_node(const Node& producer, ValueId partial, ValueId sum) const {
+    Node node;
+    node.op = "StepSum";
+    node.name = graph_.value(sum).name;
+    node.scope = producer.scope;
+    node.inputs = {partial};
+    node.outputs = {sum};
+    node.pass = producer.pass;
+    node.tags = producer.tags;
+    return node;
+  }
+
+  // Every op must be legal on what it reads now.
+  void check_types() const {
+    for (const Node& node : graph_.nodes) {
+      const OpDef* def = find_op(node.op);
+      if (def == nullptr || def->types == nullptr) continue;
+      OpTypes use = use_of(graph_, node);
+      std::vector<TensorType> expected = std::move(use.outputs);
+      use.outputs.clear();
+      auto types = def->types(use);
+      PIPER_CHECK(types.ok(), "{} '{}' in a cut batch: {}", node.op, node.name,
+                  types.error().message);
+      for (size_t i = 0; i < expected.size(); ++i) {
+        PIPER_CHECK((*types)[i] == expected[i], "{} '{}' in a cut batch makes {}, not {}", node.op,
+                    node.name, to_string((*types)[i]), to_string(expected[i]));
+      }
+    }
+  }
+
+  Graph graph_;
+  const Propagated& found_;
+  int64_t shards_;
+};
+
+}  // namespace
+
+Result<Graph> shard_batch(Graph graph, const BatchCut& cut) {
+  PIPER_TRY(check_divisible(graph, cut));
+  PIPER_ASSIGN(Propagated found, propagate(graph, cut));
+  return Rewrite(std::move(graph), found, cut.replicas * cut.microbatches).run();
+}
+
+}  // namespace piper
