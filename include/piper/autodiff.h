@@ -8,7 +8,8 @@
 // microbatches by index, then over uses, then over replicas). The loss is a StepSum too.
 //
 // Passes: a backward node is BW iff no adjoint of a value that depends on inputs is reachable from it; all others are BI.
-// Every backward node carries scope and tags of the forward node it comes from (sums of adjoints: of the value's producer).
+// Every backward node carries scope and tags of the forward node it comes from (sums of adjoints: of the value's producer; what
+// leads from a use back to the parameter: of the use).
 #pragma once
 
 #include "piper/graph.h"

@@ -8,7 +8,8 @@ namespace piper {
 namespace {
 
 // By parameter the group it belongs to: the first whose glob matches its scope or name.
-Result<std::vector<size_t>> assign_groups(const Graph& graph, const std::vector<ParamGroup>& groups) {
+Result<std::vector<size_t>> assign_groups(const Graph& graph,
+                                          const std::vector<ParamGroup>& groups) {
   PIPER_CHECK(!groups.empty(), "a train section has at least its default group");
   std::vector<Glob> globs;
   for (const ParamGroup& group : groups) {
@@ -21,14 +22,15 @@ Result<std::vector<size_t>> assign_groups(const Graph& graph, const std::vector<
     const Param& param = graph.params[p];
     scopes.push_back(param.scope);
     size_t g = 0;
-    while (g + 1 < groups.size() && !globs[g].match(param.scope) && !globs[g].match(param.name)) ++g;
+    while (g + 1 < groups.size() && !globs[g].match(param.scope) && !globs[g].match(param.name))
+      ++g;
     group_of[p] = g;
     ++count[g];
   }
   for (size_t g = 0; g + 1 < groups.size(); ++g)
     if (count[g] == 0)
-      return fail(groups[g].at, "train: no parameter that an earlier group leaves matches '{}'{}", groups[g].match,
-                  did_you_mean(groups[g].match, scopes));
+      return fail(groups[g].at, "train: no parameter that an earlier group leaves matches '{}'{}",
+                  groups[g].match, did_you_mean(groups[g].match, scopes));
   return group_of;
 }
 
@@ -104,7 +106,9 @@ class Updater {
       attrs.set("nesterov", int64_t{spec.nesterov});
       ValueId momentum;
       if (spec.momentum != 0) state.push_back(momentum = add_state(param.name + ".momentum", type));
-      update(param.value, state, build_.op("Sgd", {param.value, param.gradient, momentum, rate, clip_, graph_.step}, attrs));
+      update(param.value, state,
+             build_.op("Sgd", {param.value, param.gradient, momentum, rate, clip_, graph_.step},
+                       attrs));
       return;
     }
     attrs.set("beta1", spec.beta1);
@@ -113,7 +117,9 @@ class Updater {
     attrs.set("decoupled", int64_t{spec.kind == OptimizerKind::kAdamW});
     state = {add_state(param.name + ".exp_avg", type), add_state(param.name + ".exp_avg_sq", type)};
     update(param.value, state,
-           build_.op("AdamW", {param.value, param.gradient, state[0], state[1], rate, clip_, graph_.step}, attrs));
+           build_.op("AdamW",
+                     {param.value, param.gradient, state[0], state[1], rate, clip_, graph_.step},
+                     attrs));
   }
 
   void update(ValueId param, const std::vector<ValueId>& state, const std::vector<ValueId>& next) {

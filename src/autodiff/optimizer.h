@@ -1,4 +1,5 @@
-// The end of the step: norm, clipping, learning rates, one optimizer op per parameter, the step counter.
+// The end of the step: norm, clipping, learning rates, one optimizer op per parameter, the step
+// counter.
 #pragma once
 
 #include "piper/autodiff.h"

@@ -1,0 +1,236 @@
+#include "backward.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "piper/ops.h"
+
+namespace piper {
+namespace {
+
+// Where the parameters' influence runs, by value.
+struct Influence {
+  std::vector<bool> inputs;  // depends on inputs of the step
+  std::vector<bool> params;  // depends on a trained parameter, through floating-point values alone
+};
+
+Influence trace(const Graph& graph) {
+  Influence of{std::vector<bool>(graph.values.size()), std::vector<bool>(graph.values.size())};
+  for (size_t i = 0; i < graph.values.size(); ++i) {
+    of.inputs[i] = graph.values[i].kind == ValueKind::kInput;
+  }
+  auto is_float = [&](ValueId id) { return info(graph.value(id).type.dtype).is_float; };
+  for (const Param& param : graph.params) {
+    of.params[param.value.index()] = !param.frozen && is_float(param.value);
+  }
+  for (const Node& node : graph.nodes) {
+    bool inputs = false, params = false;
+    for (ValueId id : node.inputs) {
+      if (!id.valid()) continue;
+      inputs = inputs || of.inputs[id.index()];
+      params = params || of.params[id.index()];
+    }
+    for (ValueId id : node.outputs) {
+      of.inputs[id.index()] = inputs;
+      of.params[id.index()] = params && is_float(id);
+    }
+  }
+  return of;
+}
+
+// A term of the adjoint of a value: what the reader `node` makes of it through its input `input`.
+struct Term {
+  NodeId node;
+  int input = 0;
+  ValueId adjoint;
+};
+bool stands_before(const Term& a, const Term& b) {
+  return std::pair(a.node, a.input) < std::pair(b.node, b.input);
+}
+
+class Sweep {
+ public:
+  explicit Sweep(Graph& graph)
+      : graph_(graph),
+        forward_(graph.nodes.size()),
+        influence_(trace(graph)),
+        build_(graph),
+        terms_(graph.values.size()),
+        param_at_(graph.values.size(), -1) {
+    build_.name_prefix = "d_";
+    build_.pass = Pass::kBW;
+    contributions_.resize(graph.params.size());
+    for (size_t i = 0; i < graph.params.size(); ++i) {
+      if (influence_.params[graph.params[i].value.index()]) {
+        param_at_[graph.params[i].value.index()] = static_cast<int>(i);
+      }
+    }
+  }
+
+  Status run() {
+    if (!influence_.params[graph_.loss.index()]) return ok_status();
+    const ValueId seed = build_.scalar(1, graph_.value(graph_.loss).type.dtype);
+    const ValueId one = build_.expand(seed, Shape(build_.shape(graph_.loss)));
+    if (influence_.inputs[graph_.loss.index()]) {
+      terms_[graph_.loss.index()].push_back({NodeId(), 0, one});
+    } else {
+      PIPER_TRY(pull_back(graph_.loss, {NodeId(forward_), 0, one}));
+    }
+    for (size_t n = forward_; n-- > 0;) PIPER_TRY(visit(NodeId(n)));
+    classify();
+    for (std::vector<ParamContribution>& uses : contributions_) {
+      std::stable_sort(uses.begin(), uses.end(), [](const auto& a, const auto& b) {
+        return std::pair(a.node, a.input) < std::pair(b.node, b.input);
+      });
+    }
+    return ok_status();
+  }
+
+  std::vector<std::vector<ParamContribution>> contributions() && {
+    return std::move(contributions_);
+  }
+
+ private:
+  // The adjoint of a node's output: the sum of its terms in order of its readers.
+  ValueId whole_adjoint(ValueId output) {
+    std::vector<Term>& terms = terms_[output.index()];
+    if (terms.empty()) return {};
+    std::stable_sort(terms.begin(), terms.end(), stands_before);
+    ValueId sum = terms[0].adjoint;
+    for (size_t i = 1; i < terms.size(); ++i) {
+      sum = build_.add(sum, terms[i].adjoint);
+      of_inputs_.insert(sum);
+    }
+    return sum;
+  }
+
+  Status visit(NodeId id) {
+    const Node node = graph_.node(id);  // a copy: the graph grows
+    if (node.outputs.empty() || !influence_.inputs[node.outputs[0].index()]) return ok_status();
+    build_.scope = node.scope;
+    build_.tags = node.tags;
+    std::vector<ValueId> adjoints;
+    for (ValueId output : node.outputs) adjoints.push_back(whole_adjoint(output));
+    PIPER_ASSIGN(const Grads grads, gradient(node, adjoints));
+    for (size_t i = 0; i < grads.size(); ++i) {
+      if (!grads[i].valid()) continue;
+      const ValueId input = node.inputs[i];
+      const Term term{id, static_cast<int>(i), grads[i]};
+      if (influence_.inputs[input.index()]) {
+        terms_[input.index()].push_back(term);
+        of_inputs_.insert(grads[i]);
+      } else {
+        PIPER_TRY(pull_back(input, term));
+      }
+    }
+    return ok_status();
+  }
+
+  // The wanted adjoints of a node's inputs, or none when nobody wants one.
+  Result<Grads> gradient(const Node& node, const std::vector<ValueId>& adjoints) {
+    const auto none = [](ValueId id) { return !id.valid(); };
+    if (std::all_of(adjoints.begin(), adjoints.end(), none)) return Grads{};
+    const auto wanted = std::make_unique<bool[]>(node.inputs.size());
+    bool any = false;
+    for (size_t i = 0; i < node.inputs.size(); ++i) {
+      wanted[i] = node.inputs[i].valid() && influence_.params[node.inputs[i].index()];
+      any = any || wanted[i];
+    }
+    if (!any) return Grads{};
+    const OpDef* def = find_op(node.op);
+    PIPER_CHECK(def != nullptr, "op '{}' is not in the table", node.op);
+    Grads grads;
+    if (def->gradient) {
+      grads = def->gradient(
+          build_,
+          {node.inputs, node.outputs, adjoints, node.attrs, {wanted.get(), node.inputs.size()}});
+    }
+    if (grads.empty()) {
+      return fail(
+          "op {} has no gradient{}, but a trained parameter reaches the loss through node "
+          "'{}' in scope '{}'",
+          node.op, def->gradient ? " for this use" : "", quote_control(node.name),
+          quote_control(node.scope));
+    }
+    for (size_t i = 0; i < grads.size(); ++i) {
+      if (!wanted[i]) grads[i] = {};
+    }
+    return grads;
+  }
+
+  // Follows one use's adjoint of a value made of parameters alone back to the parameters. Its nodes
+  // stay with the use.
+  Status pull_back(ValueId value, const Term& use) {
+    std::map<ValueId, ValueId> adjoint{{value, use.adjoint}};
+    std::set<NodeId, std::greater<>> open;
+    auto reach = [&](ValueId id) {
+      if (const NodeId producer = graph_.value(id).producer; producer.valid()) {
+        open.insert(producer);
+      }
+    };
+    reach(value);
+    while (!open.empty()) {
+      const Node node = graph_.node(*open.begin());
+      open.erase(open.begin());
+      std::vector<ValueId> adjoints;
+      for (ValueId output : node.outputs) {
+        const auto known = adjoint.find(output);
+        adjoints.push_back(known == adjoint.end() ? ValueId() : known->second);
+      }
+      PIPER_ASSIGN(const Grads grads, gradient(node, adjoints));
+      for (size_t i = 0; i < grads.size(); ++i) {
+        if (!grads[i].valid()) continue;
+        const auto [at, fresh] = adjoint.try_emplace(node.inputs[i], grads[i]);
+        if (!fresh) at->second = build_.add(at->second, grads[i]);
+        reach(node.inputs[i]);
+      }
+    }
+    for (const auto& [reached, sum] : adjoint) {
+      const int param = param_at_[reached.index()];
+      if (param >= 0) contributions_[param].push_back({use.node, use.input, sum});
+    }
+    return ok_status();
+  }
+
+  // BI: an adjoint of a value that depends on inputs is reachable. All backward nodes were made as
+  // BW.
+  void classify() {
+    for (size_t n = graph_.nodes.size(); n-- > forward_;) {
+      Node& node = graph_.nodes[n];
+      for (ValueId output : node.outputs) {
+        if (of_inputs_.count(output)) node.pass = Pass::kBI;
+      }
+      if (node.pass != Pass::kBI) continue;
+      for (ValueId input : node.inputs) {
+        if (!input.valid()) continue;
+        const NodeId producer = graph_.value(input).producer;
+        if (producer.valid() && producer.index() >= forward_) {
+          graph_.node(producer).pass = Pass::kBI;
+        }
+      }
+    }
+  }
+
+  Graph& graph_;
+  const size_t forward_;  // number of forward nodes
+  const Influence influence_;
+  Builder build_;
+  std::vector<std::vector<Term>> terms_;  // by forward value that depends on inputs
+  std::vector<int> param_at_;             // by forward value: the trained parameter it is, or -1
+  std::set<ValueId> of_inputs_;  // adjoints of values that depend on inputs, and their terms
+  std::vector<std::vector<ParamContribution>> contributions_;
+};
+
+}  // namespace
+
+Result<BackwardPass> append_backward(Graph forward) {
+  BackwardPass result;
+  result.graph = std::move(forward);
+  Sweep sweep(result.graph);
+  PIPER_TRY(sweep.run());
+  result.contributions = std::move(sweep).contributions();
+  return result;
+}
+
+}  // namespace piper

@@ -1,0 +1,43 @@
+#include "groups.h"
+
+namespace piper {
+namespace {
+
+Error unused(const ParamGroup& group, const std::vector<Param>& params, bool matched) {
+  if (matched) {
+    return fail(group.at, "earlier groups take all parameters that '{}' matches", group.match)
+        .with_note("help: the first group that matches a parameter wins; put this one before");
+  }
+  std::vector<std::string> names;
+  for (const Param& param : params) names.push_back(param.scope);
+  return fail(group.at, "'{}' matches no parameter{}", group.match,
+              did_you_mean(group.match, names));
+}
+
+}  // namespace
+
+Result<std::vector<const ParamGroup*>> groups_of(const std::vector<Param>& params,
+                                                 const std::vector<ParamGroup>& groups) {
+  std::vector<const ParamGroup*> result(params.size());
+  for (size_t g = 0; g < groups.size(); ++g) {
+    PIPER_ASSIGN(const Glob glob, Glob::parse(groups[g].match, groups[g].at));
+    bool matched = false, won = false;
+    for (size_t p = 0; p < params.size(); ++p) {
+      if (!glob.match(params[p].scope) && !glob.match(params[p].name)) continue;
+      matched = true;
+      if (result[p]) continue;
+      result[p] = &groups[g];
+      won = true;
+    }
+    const bool defaults = groups[g].match == "**" && g + 1 == groups.size();
+    if (!won && !defaults) return unused(groups[g], params, matched);
+  }
+  for (size_t p = 0; p < params.size(); ++p) {
+    if (!params[p].frozen && !result[p]) {
+      return fail("no parameter group matches parameter '{}'", quote_control(params[p].name));
+    }
+  }
+  return result;
+}
+
+}  // namespace piper

@@ -1,0 +1,138 @@
+#include "update.h"
+
+#include <map>
+
+#include "piper/ops.h"
+
+namespace piper {
+namespace {
+
+class Update {
+ public:
+  Update(Graph& graph, const TrainSpec& train) : graph_(graph), train_(train) {}
+
+  void sum_loss() { graph_.loss = emit("StepSum", "step_loss", "", {graph_.loss})[0]; }
+
+  void sum_gradient(Param& param, const std::vector<ParamContribution>& uses) {
+    std::vector<ValueId> values;
+    for (const ParamContribution& use : uses) values.push_back(use.value);
+    param.gradient = emit("StepSum", param.name + ".grad", param.scope, std::move(values))[0];
+  }
+
+  void norm_and_clip() {
+    std::vector<ValueId> squares;
+    for (const Param& param : graph_.params) {
+      if (!param.gradient.valid()) continue;
+      squares.push_back(
+          emit("SumSquares", param.name + ".grad_squares", param.scope, {param.gradient})[0]);
+    }
+    graph_.grad_norm = emit("GlobalNorm", "grad_norm", "", std::move(squares))[0];
+    if (train_.clip_norm) {
+      clip_ = emit("ClipFactor", "clip_factor", "", {graph_.grad_norm},
+                   {{"max_norm", *train_.clip_norm}})[0];
+    }
+  }
+
+  void add_step() { graph_.step = add_state("step", {DType::kI64, {}}); }
+
+  void optimize(const Param& param, const ParamGroup& group) {
+    const ValueId rate = learning_rate(group.lr);
+    const TensorType type = graph_.value(param.value).type;
+    std::vector<ValueId> inputs{param.value, param.gradient}, states;
+    const bool sgd = train_.optimizer.kind == OptimizerKind::kSgd;
+    if (!sgd) {
+      states = {add_state(param.name + ".exp_avg", type),
+                add_state(param.name + ".exp_avg_sq", type)};
+    } else if (train_.optimizer.momentum != 0) {
+      states = {add_state(param.name + ".momentum", type)};
+    }
+    inputs.insert(inputs.end(), states.begin(), states.end());
+    if (sgd && states.empty()) inputs.emplace_back();
+    inputs.insert(inputs.end(), {rate, clip_, graph_.step});
+    const std::vector<ValueId> next =
+        emit(sgd ? "Sgd" : "AdamW", param.name + ".next", param.scope, std::move(inputs),
+             sgd ? sgd_attrs(group) : adam_attrs(group));
+    graph_.updates.push_back({param.value, next[0]});
+    for (size_t i = 0; i < states.size(); ++i) graph_.updates.push_back({states[i], next[i + 1]});
+  }
+
+  void next_step() {
+    graph_.updates.push_back({graph_.step, emit("NextStep", "step.next", "", {graph_.step})[0]});
+  }
+
+ private:
+  std::vector<ValueId> emit(std::string_view op, std::string name, std::string scope,
+                            std::vector<ValueId> inputs, Attrs attrs = {}) {
+    Node node;
+    node.op = op;
+    node.name = std::move(name);
+    node.scope = std::move(scope);
+    node.attrs = std::move(attrs);
+    node.inputs = std::move(inputs);
+    node.pass = Pass::kU;
+    const Result<std::vector<TensorType>> types = find_op(op)->types(use_of(graph_, node));
+    PIPER_CHECK(types.ok(), "{} '{}': {}", op, node.name, types.error().message);
+    return graph_.node(graph_.add_node(std::move(node), *types)).outputs;
+  }
+
+  ValueId add_state(std::string name, TensorType type) {
+    Value value;
+    value.name = std::move(name);
+    value.type = std::move(type);
+    value.kind = ValueKind::kState;
+    return graph_.add_value(std::move(value));
+  }
+
+  ValueId learning_rate(double base) {
+    if (const auto known = rates_.find(base); known != rates_.end()) return known->second;
+    const LrSchedule& schedule = train_.schedule;
+    return rates_[base] = emit("LearningRate", "learning_rate", "", {graph_.step},
+                               {{"base", base},
+                                {"warmup", schedule.warmup},
+                                {"cosine", int64_t{schedule.cosine}},
+                                {"total", schedule.total},
+                                {"min_ratio", schedule.min_ratio}})[0];
+  }
+
+  Attrs sgd_attrs(const ParamGroup& group) const {
+    return {{"momentum", train_.optimizer.momentum},
+            {"dampening", train_.optimizer.dampening},
+            {"nesterov", int64_t{train_.optimizer.nesterov}},
+            {"weight_decay", group.weight_decay}};
+  }
+  Attrs adam_attrs(const ParamGroup& group) const {
+    return {{"beta1", train_.optimizer.beta1},
+            {"beta2", train_.optimizer.beta2},
+            {"eps", train_.optimizer.eps},
+            {"weight_decay", group.weight_decay},
+            {"decoupled", int64_t{train_.optimizer.kind == OptimizerKind::kAdamW}}};
+  }
+
+  Graph& graph_;
+  const TrainSpec& train_;
+  ValueId clip_;
+  std::map<double, ValueId> rates_;  // by base
+};
+
+}  // namespace
+
+Graph append_update(BackwardPass backward, const TrainSpec& train,
+                    const std::vector<const ParamGroup*>& groups) {
+  Graph graph = std::move(backward.graph);
+  Update update(graph, train);
+  update.sum_loss();
+  for (size_t i = 0; i < graph.params.size(); ++i) {
+    if (!backward.contributions[i].empty()) {
+      update.sum_gradient(graph.params[i], backward.contributions[i]);
+    }
+  }
+  update.norm_and_clip();
+  update.add_step();
+  for (size_t i = 0; i < graph.params.size(); ++i) {
+    if (graph.params[i].gradient.valid()) update.optimize(graph.params[i], *groups[i]);
+  }
+  update.next_step();
+  return graph;
+}
+
+}  // namespace piper
