@@ -1,0 +1,168 @@
+// directives: split, place, replicate, order.
+#include <algorithm>
+
+#include "expr_tree.h"
+#include "program.h"
+#include "sections.h"
+
+namespace piper {
+namespace {
+
+using fields::Fields;
+
+bool contains(const std::vector<std::string>& in, std::string_view name) {
+  return std::find(in.begin(), in.end(), name) != in.end();
+}
+
+Status check_axis(std::string_view name, const SourceSpan& at, const Names& names) {
+  if (contains(names.axes, name)) return ok_status();
+  Error error =
+      fail(at, "unknown mesh axis {}{}", yaml::shown(name), did_you_mean(name, names.axes));
+  if (names.axes.empty()) return std::move(error).with_note("help: name the axes under 'mesh'");
+  return std::move(error).with_note(fmt::format("the axes are {}", join(names.axes, ", ")));
+}
+
+Status read_split(const Fields& map, const Scope& scope, Strategy& out) {
+  if (!out.splits.empty()) {
+    return fail(map.at(), "the batch is split twice")
+        .with_note(fmt::format("first at {}", yaml::place(out.splits[0].at)));
+  }
+  Split split;
+  split.at = map.at();
+  PIPER_ASSIGN(const std::string dim, read_text(*map["dim"], scope));
+  if (dim != "batch") {
+    return fail(map["dim"]->at, "to split the dim {} is not supported", yaml::shown(dim))
+        .with_note("help: write 'dim: batch'");
+  }
+  PIPER_ASSIGN(split.into, read_integer(*map["into"], scope, {1, int64_t{1} << 20}));
+  if (const yaml::Node* as = map["as"]) {
+    PIPER_ASSIGN(split.as, read_name(*as, scope));
+  }
+  out.splits.push_back(std::move(split));
+  return ok_status();
+}
+
+Status read_place(const Fields& map, const Scope& scope, const Names& names, Strategy& out) {
+  Place place;
+  place.at = map.at();
+  std::vector<std::string> free = names.tags;
+  if (const yaml::Node* where = map["where"]) {
+    PIPER_ASSIGN(place.where, read_where(*where, scope, names));
+    for (const Condition& condition : place.where) {
+      if (condition.kind == Condition::Kind::kBind) free.push_back(condition.bind);
+    }
+  }
+  const yaml::Node& on = *map["on"];
+  if (!on.is(yaml::Node::Kind::kMap)) return wrong_type(on, "a map from mesh axes to coordinates");
+  if (on.entries.empty()) return fail(on.at, "'on' names no mesh axis");
+  for (const yaml::Entry& axis : on.entries) {
+    PIPER_TRY(check_axis(axis.key.text, axis.key.at, names));
+    PIPER_ASSIGN(Expr coordinate, read_expression(axis.value, scope, free));
+    place.on.emplace_back(axis.key.text, std::move(coordinate));
+    place.on_at.push_back(axis.value.at);
+  }
+  out.places.push_back(std::move(place));
+  return ok_status();
+}
+
+Status read_replicate(const Fields& map, const Scope& scope, const Names& names, Strategy& out) {
+  Replicate replicate;
+  replicate.at = map.at();
+  replicate.over_at = map["over"]->at;
+  PIPER_ASSIGN(replicate.over, read_text(*map["over"], scope));
+  PIPER_TRY(check_axis(replicate.over, replicate.over_at, names));
+  for (const Replicate& other : out.replicates) {
+    if (other.over != replicate.over) continue;
+    return fail(replicate.over_at, "two directives replicate over '{}'", other.over)
+        .with_note(fmt::format("first at {}", yaml::place(other.at)));
+  }
+  if (const yaml::Node* bucket = map["bucket"]) {
+    PIPER_ASSIGN(replicate.bucket_bytes, read_bytes(*bucket, scope));
+  }
+  if (const yaml::Node* stream = map["stream"]) {
+    PIPER_ASSIGN(replicate.stream, read_name(*stream, scope));
+  }
+  out.replicates.push_back(std::move(replicate));
+  return ok_status();
+}
+
+Status read_order(const Fields& map, const Scope& scope, const Names& names, Strategy& out) {
+  if (!out.orders.empty()) {
+    return fail(map.at(), "the order is given twice")
+        .with_note(fmt::format("first at {}", yaml::place(out.orders[0].at)));
+  }
+  Order order;
+  order.at = map.at();
+  PIPER_ASSIGN(order.each, read_text(*map["each"], scope));
+  PIPER_TRY(check_axis(order.each, map["each"]->at, names));
+  const yaml::Node& text = *map["program"];
+  if (!text.is(yaml::Node::Kind::kScalar)) return wrong_type(text, "an order program");
+  order.program = text.text;
+  order.program_at = text.inside;
+  order.bound = scope.integers;
+  PIPER_ASSIGN(const program::Program program, program::parse(order));
+  std::vector<std::string> known = scope.integer_names();
+  known.insert(known.end(), {"r", "P", "M"});
+  PIPER_TRY(program::check_names(program, std::move(known)));
+  out.orders.push_back(std::move(order));
+  return ok_status();
+}
+
+struct Given {
+  const yaml::Entry* directive;
+};
+
+Result<std::vector<Given>> list_directives(const std::vector<const yaml::Entry*>& entries) {
+  std::vector<Given> out;
+  for (const yaml::Entry* entry : entries) {
+    if (!entry->value.is(yaml::Node::Kind::kList))
+      return wrong_type(entry->value, "a list of directives");
+    for (const yaml::Node& item : entry->value.items) {
+      PIPER_ASSIGN(const Fields map, fields::read(item, item.at, "directive"));
+      out.push_back({&map.only()});
+    }
+  }
+  return out;
+}
+
+std::vector<std::string> tags_of(const Strategy& strategy) {
+  std::vector<std::string> tags = {"mb"};
+  auto add = [&](const std::string& tag) {
+    if (!contains(tags, tag)) tags.push_back(tag);
+  };
+  for (const auto& rule : strategy.annotate.rules) {
+    if (const auto* balance = std::get_if<BalanceRule>(&rule)) {
+      add(balance->tag);
+    } else {
+      for (const auto& [tag, value] : std::get<AnnotateRule>(rule).tags) add(tag);
+    }
+  }
+  for (const Split& split : strategy.splits) add(split.as);
+  return tags;
+}
+
+}  // namespace
+
+Status read_directives(const std::vector<const yaml::Entry*>& entries, const Scope& scope,
+                       Strategy& out) {
+  PIPER_ASSIGN(const std::vector<Given> all, list_directives(entries));
+  // Splits first, wherever they stand: they name a tag that the others may use.
+  for (const bool splits : {true, false}) {
+    Names names;
+    for (const MeshAxis& axis : out.mesh) names.axes.push_back(axis.name);
+    names.tags = tags_of(out);
+    for (const Given& given : all) {
+      const yaml::Entry& entry = *given.directive;
+      const std::string& kind = entry.key.text;
+      if ((kind == "split") != splits) continue;
+      PIPER_ASSIGN(const Fields map, fields::read(entry.value, entry.key.at, kind));
+      if (kind == "split") PIPER_TRY(read_split(map, scope, out));
+      if (kind == "place") PIPER_TRY(read_place(map, scope, names, out));
+      if (kind == "replicate") PIPER_TRY(read_replicate(map, scope, names, out));
+      if (kind == "order") PIPER_TRY(read_order(map, scope, names, out));
+    }
+  }
+  return ok_status();
+}
+
+}  // namespace piper

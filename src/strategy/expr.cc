@@ -1,0 +1,458 @@
+#include <algorithm>
+#include <cctype>
+#include <limits>
+
+#include "expr_tree.h"
+#include "yaml.h"
+
+namespace piper::expr {
+namespace {
+
+constexpr size_t kMaxText = 4096;
+constexpr int kMaxNesting = 100;
+
+bool is_digit(char c) { return c >= '0' && c <= '9'; }
+bool is_letter(char c) { return std::isalpha(static_cast<unsigned char>(c)) || c == '_'; }
+bool is_word(char c) { return is_letter(c) || is_digit(c); }
+
+struct BinaryOp {
+  std::string_view text;
+  Op op;
+  int level;
+};
+// Longer spellings first. Higher levels bind tighter; level 3 does not chain.
+constexpr BinaryOp kBinaryOps[] = {
+    {"||", Op::kOr, 1},           {"&&", Op::kAnd, 2},     {"<=", Op::kLessEqual, 3},
+    {">=", Op::kGreaterEqual, 3}, {"==", Op::kEqual, 3},   {"!=", Op::kNotEqual, 3},
+    {"<", Op::kLess, 3},          {">", Op::kGreater, 3},  {"+", Op::kAdd, 4},
+    {"-", Op::kSubtract, 4},      {"*", Op::kMultiply, 5}, {"/", Op::kDivide, 5},
+    {"%", Op::kRemainder, 5}};
+constexpr int kComparison = 3, kTightest = 5;
+
+// Recursive descent over one line; nodes land in the tree in the order in which they are complete.
+class Parser {
+ public:
+  Parser(std::string_view text, size_t begin, const SourceSpan& at) : position_(begin) {
+    tree_.text = text;
+    tree_.at = at;
+  }
+
+  Result<Prefix> parse() {
+    PIPER_TRY(choice());
+    skip();
+    return Prefix{std::move(tree_), position_};
+  }
+  Error unexpected(std::string_view wanted) {
+    skip();
+    const std::string_view text = tree_.text;
+    if (position_ >= text.size()) {
+      return fail(here(0), "expected {}, found the end of the expression", wanted);
+    }
+    if (text.substr(position_).starts_with("//")) {
+      return fail(here(2), "write '/' for division; it rounds down");
+    }
+    if (text[position_] == '=') return fail(here(1), "write '==' to compare");
+    size_t end = position_ + 1;
+    while (is_word(text[position_]) && end < text.size() && is_word(text[end])) ++end;
+    while (end < text.size() && (text[end] & 0xC0) == 0x80) ++end;
+    return fail(here(end - position_), "expected {}, found {}", wanted,
+                yaml::shown(text.substr(position_, end - position_)));
+  }
+  Tree take() { return std::move(tree_); }
+
+ private:
+  void skip() {
+    while (position_ < tree_.text.size() && tree_.text[position_] == ' ') ++position_;
+  }
+  bool take(std::string_view token) {
+    skip();
+    if (!std::string_view(tree_.text).substr(position_).starts_with(token)) return false;
+    position_ += token.size();
+    return true;
+  }
+  SourceSpan here(size_t length) const {
+    return tree_.span(static_cast<int32_t>(position_), static_cast<int32_t>(position_ + length));
+  }
+  int32_t add(Node node, size_t begin) {
+    node.begin = static_cast<int32_t>(begin);
+    node.end = static_cast<int32_t>(position_);
+    tree_.nodes.push_back(node);
+    return static_cast<int32_t>(tree_.nodes.size()) - 1;
+  }
+  int32_t last() const { return static_cast<int32_t>(tree_.nodes.size()) - 1; }
+  size_t start() {
+    skip();
+    return position_;
+  }
+
+  // condition ? a : b
+  Status choice() {
+    if (++nesting_ > kMaxNesting) {
+      return fail(here(1), "the expression is nested more than {} deep", kMaxNesting);
+    }
+    const size_t begin = start();
+    PIPER_TRY(binary(1));
+    if (take("?")) {
+      Node node{Op::kChoose};
+      node.a = last();
+      PIPER_TRY(choice());
+      node.b = last();
+      if (!take(":")) return unexpected("':' of 'a ? b : c'");
+      PIPER_TRY(choice());
+      node.c = last();
+      add(node, begin);
+    }
+    --nesting_;
+    return ok_status();
+  }
+
+  const BinaryOp* operator_at(int level) {
+    skip();
+    const std::string_view rest = std::string_view(tree_.text).substr(position_);
+    if (rest.starts_with("//")) return nullptr;
+    for (const BinaryOp& op : kBinaryOps) {
+      if (rest.starts_with(op.text)) return op.level == level ? &op : nullptr;
+    }
+    return nullptr;
+  }
+
+  Status binary(int level) {
+    if (level > kTightest) return unary();
+    const size_t begin = start();
+    PIPER_TRY(binary(level + 1));
+    int count = 0;
+    while (const BinaryOp* op = operator_at(level)) {
+      if (level == kComparison && ++count > 1) {
+        return fail(here(op->text.size()), "comparisons do not chain; write 'a < b && b < c'");
+      }
+      position_ += op->text.size();
+      Node node{op->op};
+      node.a = last();
+      PIPER_TRY(binary(level + 1));
+      node.b = last();
+      add(node, begin);
+    }
+    return ok_status();
+  }
+
+  Status unary() {
+    const size_t begin = start();
+    const bool negate = take("-");
+    if (!negate && !take("!")) return primary();
+    if (++nesting_ > kMaxNesting) {
+      return fail(here(1), "the expression is nested more than {} deep", kMaxNesting);
+    }
+    PIPER_TRY(unary());
+    --nesting_;
+    Node node{negate ? Op::kNegate : Op::kNot};
+    node.a = last();
+    add(node, begin);
+    return ok_status();
+  }
+
+  Status primary() {
+    const size_t begin = start();
+    const char c = begin < tree_.text.size() ? tree_.text[begin] : '\0';
+    if (is_digit(c)) return number();
+    if (is_letter(c) || c == '$') return name();
+    if (!take("(")) return unexpected("a number, a name or '('");
+    PIPER_TRY(choice());
+    if (!take(")")) return unexpected("')'");
+    return ok_status();
+  }
+
+  Status number() {
+    const size_t begin = position_;
+    const std::string_view text = tree_.text;
+    auto at = [&](size_t i) { return i < text.size() ? text[i] : '\0'; };
+    while (is_word(at(position_)) || (at(position_) == '.' && is_digit(at(position_ + 1))))
+      ++position_;
+    const std::string_view digits = text.substr(begin, position_ - begin);
+    const SourceSpan span =
+        tree_.span(static_cast<int32_t>(begin), static_cast<int32_t>(position_));
+    if (!std::all_of(digits.begin(), digits.end(), is_digit)) {
+      return fail(span, "{} is not an integer in decimal digits", yaml::shown(digits));
+    }
+    if (digits.size() > 1 && digits[0] == '0') {
+      return fail(span, "'{}' has a leading 0; write it without", digits);
+    }
+    Node node{Op::kNumber};
+    for (char c : digits) {
+      if (__builtin_mul_overflow(node.value, int64_t{10}, &node.value) ||
+          __builtin_add_overflow(node.value, int64_t{c - '0'}, &node.value)) {
+        return fail(span, "'{}' does not fit in 64 bits", digits);
+      }
+    }
+    add(node, begin);
+    return ok_status();
+  }
+
+  Status name() {
+    const size_t begin = position_;
+    const bool dollar = take("$");
+    const bool brace = dollar && position_ < tree_.text.size() && tree_.text[position_] == '{';
+    position_ += brace;
+    const size_t first = position_;
+    while (position_ < tree_.text.size() && is_word(tree_.text[position_])) ++position_;
+    const std::string_view word = std::string_view(tree_.text).substr(first, position_ - first);
+    if (!is_identifier(word)) return unexpected("a name");
+    if (!dollar && (word == "min" || word == "max"))
+      return call(word == "min" ? Op::kMin : Op::kMax, begin);
+    add(Node{Op::kName}, first);
+    if (brace && !take("}")) return unexpected("'}'");
+    return ok_status();
+  }
+
+  // min(a, b, …) as min(min(a, b), …)
+  Status call(Op op, size_t begin) {
+    if (!take("(")) return unexpected(op == Op::kMin ? "'(' after 'min'" : "'(' after 'max'");
+    PIPER_TRY(choice());
+    int32_t so_far = last();
+    while (take(",")) {
+      Node node{op};
+      node.a = so_far;
+      PIPER_TRY(choice());
+      node.b = last();
+      so_far = add(node, begin);
+    }
+    if (!take(")")) return unexpected("',' or ')'");
+    return ok_status();
+  }
+
+  Tree tree_;
+  size_t position_;
+  int nesting_ = 0;
+};
+
+int64_t floor_divide(int64_t a, int64_t b) {
+  const int64_t quotient = a / b;
+  return a % b != 0 && (a < 0) != (b < 0) ? quotient - 1 : quotient;
+}
+
+class Evaluator {
+ public:
+  Evaluator(const Tree& tree, const Variables& variables, const Variables& bound)
+      : tree_(tree), variables_(variables), bound_(bound) {}
+
+  Result<int64_t> value(int32_t index) const {
+    const Node& node = tree_.nodes[static_cast<size_t>(index)];
+    switch (node.op) {
+      case Op::kNumber:
+        return node.value;
+      case Op::kName:
+        return variable(node);
+      case Op::kAnd:
+      case Op::kOr:
+      case Op::kChoose:
+        return lazy(node);
+      default:
+        return eager(node);
+    }
+  }
+
+ private:
+  const int64_t* find(const Variables& in, std::string_view name) const {
+    auto it = std::find_if(in.rbegin(), in.rend(), [&](const auto& v) { return v.first == name; });
+    return it == in.rend() ? nullptr : &it->second;
+  }
+
+  Result<int64_t> variable(const Node& node) const {
+    const std::string_view name = tree_.name(node);
+    if (const int64_t* value = find(variables_, name)) return *value;
+    if (const int64_t* value = find(bound_, name)) return *value;
+    std::vector<std::string> known;
+    for (const auto* in : {&variables_, &bound_}) {
+      for (const auto& [k, v] : *in) known.push_back(k);
+    }
+    return unknown_name(tree_.span(node.begin, node.end), name, known);
+  }
+
+  // Operators that leave an operand unread.
+  Result<int64_t> lazy(const Node& node) const {
+    PIPER_ASSIGN(const int64_t first, value(node.a));
+    if (node.op == Op::kChoose) return value(first != 0 ? node.b : node.c);
+    if ((node.op == Op::kOr) == (first != 0)) return int64_t{first != 0};
+    PIPER_ASSIGN(const int64_t second, value(node.b));
+    return int64_t{second != 0};
+  }
+
+  Result<int64_t> eager(const Node& node) const {
+    PIPER_ASSIGN(const int64_t a, value(node.a));
+    int64_t b = 0, out = 0;
+    if (node.b >= 0) {
+      PIPER_ASSIGN(b, value(node.b));
+    }
+    const SourceSpan at = tree_.span(node.begin, node.end);
+    if ((node.op == Op::kDivide || node.op == Op::kRemainder) && b == 0) {
+      return fail(at, "division by zero");
+    }
+    const bool lowest_by_minus_one = a == std::numeric_limits<int64_t>::min() && b == -1;
+    bool overflow = false;
+    switch (node.op) {
+      case Op::kNegate:
+        overflow = __builtin_sub_overflow(int64_t{0}, a, &out);
+        break;
+      case Op::kNot:
+        out = a == 0;
+        break;
+      case Op::kAdd:
+        overflow = __builtin_add_overflow(a, b, &out);
+        break;
+      case Op::kSubtract:
+        overflow = __builtin_sub_overflow(a, b, &out);
+        break;
+      case Op::kMultiply:
+        overflow = __builtin_mul_overflow(a, b, &out);
+        break;
+      case Op::kDivide:
+        overflow = lowest_by_minus_one;
+        out = overflow ? 0 : floor_divide(a, b);
+        break;
+      case Op::kRemainder:
+        out = lowest_by_minus_one ? 0 : a - floor_divide(a, b) * b;
+        break;
+      case Op::kLess:
+        out = a < b;
+        break;
+      case Op::kLessEqual:
+        out = a <= b;
+        break;
+      case Op::kGreater:
+        out = a > b;
+        break;
+      case Op::kGreaterEqual:
+        out = a >= b;
+        break;
+      case Op::kEqual:
+        out = a == b;
+        break;
+      case Op::kNotEqual:
+        out = a != b;
+        break;
+      case Op::kMin:
+        out = std::min(a, b);
+        break;
+      case Op::kMax:
+        out = std::max(a, b);
+        break;
+      default:
+        PIPER_CHECK(false, "not an eager operator");
+    }
+    if (overflow) return fail(at, "the result does not fit in 64 bits");
+    return out;
+  }
+
+  const Tree& tree_;
+  const Variables& variables_;
+  const Variables& bound_;
+};
+
+}  // namespace
+
+SourceSpan Tree::span(int32_t begin, int32_t end) const {
+  if (at.length != yaml::count_columns(text)) return at;
+  const std::string_view all = text;
+  SourceSpan out = at;
+  out.column += yaml::count_columns(all.substr(0, static_cast<size_t>(begin)));
+  out.length = std::max(1, yaml::count_columns(all.substr(static_cast<size_t>(begin),
+                                                          static_cast<size_t>(end - begin))));
+  return out;
+}
+
+std::string_view Tree::name(const Node& node) const {
+  return std::string_view(text).substr(static_cast<size_t>(node.begin),
+                                       static_cast<size_t>(node.end - node.begin));
+}
+
+Result<Prefix> parse_prefix(std::string_view text, size_t begin, const SourceSpan& at) {
+  if (text.size() > kMaxText) return fail(at, "the line is longer than {} characters", kMaxText);
+  return Parser(text, begin, at).parse();
+}
+
+Result<Tree> parse(std::string_view text, const SourceSpan& at) {
+  PIPER_ASSIGN(Prefix prefix, parse_prefix(text, 0, at));
+  if (prefix.end < text.size()) {
+    return Parser(text, prefix.end, at).unexpected("an operator or the end of the expression");
+  }
+  return std::move(prefix.tree);
+}
+
+Result<int64_t> evaluate(const Tree& tree, const Variables& variables, const Variables& bound) {
+  return Evaluator(tree, variables, bound).value(static_cast<int32_t>(tree.nodes.size()) - 1);
+}
+
+Error unknown_name(SourceSpan at, std::string_view name, std::span<const std::string> known) {
+  Error error = fail(std::move(at), "unknown name '{}'{}", name, did_you_mean(name, known));
+  if (known.empty() || nearest(name, known)) return error;
+  std::vector<std::string> names(known.begin(), known.end());
+  std::sort(names.begin(), names.end());
+  names.erase(std::unique(names.begin(), names.end()), names.end());
+  constexpr size_t kShown = 12;
+  if (names.size() > kShown) {
+    names.resize(kShown);
+    names.push_back("…");
+  }
+  return std::move(error).with_note(fmt::format("known here: {}", join(names, ", ")));
+}
+
+Status check_names(const Tree& tree, std::span<const std::string> known) {
+  for (const Node& node : tree.nodes) {
+    if (node.op != Op::kName) continue;
+    const std::string_view name = tree.name(node);
+    if (std::find(known.begin(), known.end(), name) == known.end()) {
+      return unknown_name(tree.span(node.begin, node.end), name, known);
+    }
+  }
+  return ok_status();
+}
+
+bool is_identifier(std::string_view text) {
+  return !text.empty() && is_letter(text[0]) && std::all_of(text.begin(), text.end(), is_word);
+}
+
+}  // namespace piper::expr
+
+namespace piper {
+
+Result<Expr> Expr::parse(std::string_view text, SourceSpan at) {
+  PIPER_TRY(expr::parse(text, at));
+  Expr out;
+  out.text_ = text;
+  out.at_ = std::move(at);
+  return out;
+}
+
+Expr Expr::constant(int64_t value) {
+  Expr out;
+  out.text_ = std::to_string(value);
+  // The lowest integer has no literal.
+  if (value == std::numeric_limits<int64_t>::min()) out.text_ = "-9223372036854775807 - 1";
+  return out;
+}
+
+Result<int64_t> Expr::evaluate(const Variables& variables) const {
+  PIPER_ASSIGN(expr::Tree tree, expr::parse(text_, at_));
+  return expr::evaluate(tree, variables, bound_);
+}
+
+std::vector<std::string> Expr::names() const {
+  std::vector<std::string> out;
+  auto tree = expr::parse(text_, at_);
+  if (!tree) return out;
+  for (const expr::Node& node : tree->nodes) {
+    if (node.op != expr::Op::kName) continue;
+    const std::string name(tree->name(node));
+    const bool is_bound =
+        std::any_of(bound_.begin(), bound_.end(), [&](const auto& v) { return v.first == name; });
+    if (!is_bound && std::find(out.begin(), out.end(), name) == out.end()) out.push_back(name);
+  }
+  return out;
+}
+
+Expr Expr::with(Variables bound) const {
+  Expr out = *this;
+  out.bound_ = std::move(bound);
+  return out;
+}
+
+}  // namespace piper

@@ -1,0 +1,239 @@
+#include "fields.h"
+
+#include <algorithm>
+
+namespace piper::fields {
+namespace {
+
+using enum Type;
+constexpr Presence kOptional = Presence::kOptional, kRequired = Presence::kRequired,
+                   kUnsupported = Presence::kUnsupported, kElsewhere = Presence::kElsewhere;
+
+constexpr Field kStrategy[] = {
+    {"piper", kInteger, kRequired, "Version of the language: 1."},
+    {"include", kPaths, kOptional, "Strategy files to read first, relative to this file."},
+    {"params", kParams, kOptional,
+     "Named integers and texts; piperc -D name=value overrides them."},
+    {"mesh", kCounts, kOptional, "Device axes and their sizes; ranks are row-major."},
+    {"inputs", kNamed, kOptional, "What the model file leaves open about its inputs.", "input"},
+    {"dims", kCounts, kOptional, "Sizes of other dynamic dims, by their name in the model."},
+    {"loss", kTextOrOne, kOptional, "The output that is the loss, or how to form it.", "loss"},
+    {"train", kOne, kOptional, "Optimizer, schedule, batch.", "train"},
+    {"annotate", kManyOrOne, kOptional, "Rules that give ops their tags.", "rule", "annotate"},
+    {"directives", kMany, kOptional, "What to do to the training step.", "directive"},
+    {"seed", kInteger, kElsewhere, "write 'train: {seed: 0}'"},
+    {"strict", kBool, kElsewhere, "write 'annotate: {strict: true, rules: [...]}'"},
+};
+constexpr Field kInput[] = {
+    {"shape", kIntegers, kOptional, "The whole shape, batch included."},
+    {"dtype", kText, kOptional, "Element type: f32, f64, bf16, f16, i64, i32, bool."},
+    {"batch_dim", kInteger, kOptional, "Which dim is the batch."},
+};
+constexpr Field kLoss[] = {
+    {"output", kText, kOptional, "A scalar output of the model."},
+    {"cross_entropy", kOne, kOptional, "Mean cross-entropy over labels.", "cross_entropy"},
+};
+constexpr Field kCrossEntropy[] = {
+    {"logits", kText, kRequired, "An output [..., classes]."},
+    {"labels", kText, kRequired, "An input of class numbers."},
+    {"ignore_index", kInteger, kOptional, "The label that does not count. Default -100."},
+};
+constexpr Field kTrain[] = {
+    {"optimizer", kOne, kOptional, "Default: sgd.", "optimizer"},
+    {"groups", kMany, kOptional, "Other settings for some parameters; the first match wins.",
+     "group"},
+    {"clip_norm", kReal, kOptional, "Clip gradients to this global norm."},
+    {"schedule", kOne, kOptional, "How the learning rate changes.", "schedule"},
+    {"global_batch", kInteger, kOptional, "Samples a step, over all replicas and microbatches."},
+    {"microbatch_size", kInteger, kOptional, "Samples of one microbatch on one replica."},
+    {"seed", kInteger, kOptional, "Seed of random ops. Default 0."},
+    {"microbatches", kInteger, kElsewhere,
+     "write '- split: {dim: batch, into: 8}' under 'directives', or 'microbatch_size' here"},
+};
+constexpr Field kOptimizer[] = {
+    {"sgd", kOne, kOptional, "Stochastic gradient descent.", "sgd"},
+    {"adam", kOne, kOptional, "Adam; weight decay is added to the gradient.", "adam"},
+    {"adamw", kOne, kOptional, "Adam with decoupled weight decay.", "adam"},
+};
+constexpr Field kSgd[] = {
+    {"lr", kReal, kOptional, "Learning rate. Default 1e-3."},
+    {"momentum", kReal, kOptional, "Default 0."},
+    {"dampening", kReal, kOptional, "Default 0."},
+    {"nesterov", kBool, kOptional, "Default false."},
+    {"weight_decay", kReal, kOptional, "Default 0."},
+};
+constexpr Field kAdam[] = {
+    {"lr", kReal, kOptional, "Learning rate. Default 1e-3."},
+    {"betas", kReals, kOptional, "Two decay rates. Default [0.9, 0.999]."},
+    {"eps", kReal, kOptional, "Default 1e-8."},
+    {"weight_decay", kReal, kOptional, "Default 0 for adam, 1e-2 for adamw."},
+};
+constexpr Field kGroup[] = {
+    {"match", kGlob, kRequired, "Parameters: a pattern over their paths."},
+    {"lr", kReal, kOptional, "Default: the optimizer's."},
+    {"weight_decay", kReal, kOptional, "Default: the optimizer's."},
+};
+constexpr Field kSchedule[] = {
+    {"warmup", kInteger, kOptional, "Steps over which the learning rate rises. Default 0."},
+    {"cosine", kOne, kOptional, "Cosine decay after the warm-up.", "cosine"},
+};
+constexpr Field kCosine[] = {
+    {"total", kInteger, kRequired, "Step at which the decay ends."},
+    {"min_ratio", kReal, kOptional, "Last learning rate as a part of the first. Default 0."},
+};
+constexpr Field kAnnotate[] = {
+    {"strict", kBool, kOptional, "Ops that no rule matches are an error. Default false."},
+    {"rules", kMany, kRequired, "The rules; later ones override earlier ones.", "rule"},
+};
+constexpr Field kRule[] = {
+    {"match", kGlob, kOptional, "A pattern over scope paths; {name} captures an integer."},
+    {"tags", kCounts, kOptional, "Tags and their values."},
+    {"balance", kOne, kOptional, "A contiguous cut by cost, for any model.", "balance"},
+};
+constexpr Field kBalance[] = {
+    {"tag", kText, kRequired, "The tag to set."},
+    {"into", kInteger, kRequired, "Number of parts."},
+};
+constexpr Field kDirective[] = {
+    {"split", kOne, kOptional, "Cut the batch into microbatches.", "split"},
+    {"place", kOne, kOptional, "Put tasks on mesh coordinates.", "place"},
+    {"replicate", kOne, kOptional, "Data parallelism.", "replicate"},
+    {"order", kOne, kOptional, "In which order each device works.", "order"},
+    {"shard", kOne, kUnsupported, ""},
+    {"stream", kOne, kUnsupported, ""},
+    {"recompute", kOne, kUnsupported, ""},
+    {"offload", kOne, kUnsupported, ""},
+    {"precision", kOne, kUnsupported, ""},
+    {"fuse", kOne, kUnsupported, ""},
+    {"prefetch", kOne, kUnsupported, ""},
+};
+constexpr Field kSplit[] = {
+    {"dim", kText, kRequired, "What to cut: batch."},
+    {"into", kInteger, kRequired, "Number of microbatches."},
+    {"as", kText, kOptional, "Name of the microbatch coordinate. Default mb."},
+};
+constexpr Field kPlace[] = {
+    {"where", kWhere, kOptional, "Which tasks. Default: all."},
+    {"on", kCounts, kRequired, "Mesh axes and the coordinate on each."},
+    {"tags", kCounts, kUnsupported, ""},
+};
+constexpr Field kReplicate[] = {
+    {"over", kText, kRequired, "A mesh axis."},
+    {"bucket", kBytes, kOptional, "Gradients are reduced in messages of at least this size."},
+    {"stream", kText, kOptional, "Stream of the reductions. Default reduce."},
+    {"where", kWhere, kUnsupported, ""},
+    {"shard", kIntegers, kUnsupported, ""},
+    {"gather", kOne, kUnsupported, ""},
+    {"reduce", kOne, kUnsupported, ""},
+    {"prefetch", kInteger, kUnsupported, ""},
+    {"persist", kBytes, kUnsupported, ""},
+};
+constexpr Field kOrder[] = {
+    {"each", kText, kRequired, "A mesh axis; the program runs for each coordinate r of it."},
+    {"program", kProgram, kRequired, "The order program."},
+    {"policy", kOne, kUnsupported, ""},
+    {"lists", kNamed, kUnsupported, ""},
+    {"csv", kText, kUnsupported, ""},
+    {"where", kWhere, kUnsupported, ""},
+    {"receive", kText, kUnsupported, ""},
+};
+
+constexpr Object kObjects[] = {
+    {"strategy", kStrategy},
+    {"input", kInput},
+    {"loss", kLoss, true},
+    {"cross_entropy", kCrossEntropy},
+    {"train", kTrain},
+    {"optimizer", kOptimizer, true},
+    {"sgd", kSgd},
+    {"adam", kAdam},
+    {"group", kGroup},
+    {"schedule", kSchedule},
+    {"cosine", kCosine},
+    {"annotate", kAnnotate},
+    {"rule", kRule},
+    {"balance", kBalance},
+    {"directive", kDirective, true},
+    {"split", kSplit},
+    {"place", kPlace},
+    {"replicate", kReplicate},
+    {"order", kOrder},
+};
+
+std::vector<std::string> known_keys(const Object& object) {
+  std::vector<std::string> keys;
+  for (const Field& field : object.fields) {
+    const bool known = field.presence == kOptional || field.presence == kRequired;
+    if (known) keys.emplace_back(field.name);
+  }
+  return keys;
+}
+
+Status check_key(const yaml::Node& key, const Object& object) {
+  const auto field = std::find_if(object.fields.begin(), object.fields.end(),
+                                  [&](const Field& f) { return f.name == key.text; });
+  if (field == object.fields.end()) {
+    const std::vector<std::string> keys = known_keys(object);
+    return fail(key.at, "unknown key {} in '{}'{}", yaml::shown(key.text), object.name,
+                did_you_mean(key.text, keys))
+        .with_note(fmt::format("the keys here are {}", join(keys, ", ")));
+  }
+  if (field->presence == kUnsupported) {
+    return fail(key.at, "'{}' in '{}' is not supported", field->name, object.name);
+  }
+  if (field->presence == kElsewhere) {
+    return fail(key.at, "'{}' does not stand in '{}'", field->name, object.name)
+        .with_note(fmt::format("help: {}", field->doc));
+  }
+  return ok_status();
+}
+
+}  // namespace
+
+const Object& object(std::string_view name) {
+  const auto* found = std::find_if(std::begin(kObjects), std::end(kObjects),
+                                   [&](const Object& o) { return o.name == name; });
+  PIPER_CHECK(found != std::end(kObjects), "no object {}", name);
+  return *found;
+}
+
+std::span<const Object> objects() { return kObjects; }
+
+const yaml::Node* Fields::operator[](std::string_view name) const {
+  const yaml::Entry* entry = node_->find(name);
+  return entry != nullptr ? &entry->value : nullptr;
+}
+
+const SourceSpan& Fields::key_at(std::string_view name) const {
+  const yaml::Entry* entry = node_->find(name);
+  PIPER_CHECK(entry != nullptr, "no key {}", name);
+  return entry->key.at;
+}
+
+Result<Fields> read(const yaml::Node& node, const SourceSpan& at, std::string_view name) {
+  const Object& kind = object(name);
+  if (!node.is(yaml::Node::Kind::kMap)) {
+    const std::vector<std::string> keys = known_keys(kind);
+    return wrong_type(node, fmt::format("a map for '{}'", name))
+        .with_note(fmt::format("its keys are {}", join(keys, ", ")));
+  }
+  for (const yaml::Entry& entry : node.entries) {
+    PIPER_TRY(check_key(entry.key, kind));
+    if (entry.value.is(yaml::Node::Kind::kNull)) {
+      return fail(entry.key.at, "'{}' has no value", entry.key.text);
+    }
+  }
+  for (const Field& field : kind.fields) {
+    if (field.presence == kRequired && node.find(field.name) == nullptr) {
+      return fail(at, "'{}' needs the key '{}'", name, field.name);
+    }
+  }
+  if (kind.single && node.entries.size() != 1) {
+    const std::vector<std::string> keys = known_keys(kind);
+    const SourceSpan& where = node.entries.size() > 1 ? node.entries[1].key.at : at;
+    return fail(where, "'{}' has exactly one of the keys {}", name, join(keys, ", "));
+  }
+  return Fields(node, at);
+}
+
+}  // namespace piper::fields

@@ -1,0 +1,130 @@
+// mesh, inputs, dims, loss: what the file says of the devices and the model.
+#include <algorithm>
+
+#include "sections.h"
+
+namespace piper {
+namespace {
+
+constexpr int64_t kMaxDevices = int64_t{1} << 20;
+constexpr int64_t kMaxDim = int64_t{1} << 40;
+
+Status check_map(const yaml::Entry& entry) {
+  if (entry.value.is(yaml::Node::Kind::kMap)) return ok_status();
+  return wrong_type(entry.value, fmt::format("a map for '{}'", entry.key.text));
+}
+
+// An axis and a param of one name are welcome when they agree: expressions cannot tell them apart.
+Status check_axis_name(const yaml::Entry& axis, int64_t size, const Scope& scope) {
+  PIPER_TRY(check_new_name(axis.key, "a mesh axis"));
+  const bool is_text = scope.text(axis.key.text) != nullptr;
+  const bool differs =
+      std::any_of(scope.integers.begin(), scope.integers.end(),
+                  [&](const auto& p) { return p.first == axis.key.text && p.second != size; });
+  if (!is_text && !differs) return ok_status();
+  return fail(axis.key.at, "the axis '{}' has size {}, but a param of that name is something else",
+              axis.key.text, size)
+      .with_note("help: rename one of them");
+}
+
+Result<InputBinding> read_input(const yaml::Entry& entry, const Scope& scope) {
+  PIPER_ASSIGN(const fields::Fields map, fields::read(entry.value, entry.key.at, "input"));
+  InputBinding out;
+  out.name = entry.key.text;
+  out.at = entry.key.at;
+  if (const yaml::Node* shape = map["shape"]) {
+    if (!shape->is(yaml::Node::Kind::kList)) return wrong_type(*shape, "a list of integers");
+    out.shape.emplace();
+    for (const yaml::Node& dim : shape->items) {
+      PIPER_ASSIGN(const int64_t size, read_integer(dim, scope, {1, kMaxDim}));
+      out.shape->push_back(size);
+    }
+  }
+  if (const yaml::Node* dtype = map["dtype"]) {
+    PIPER_ASSIGN(const std::string name, read_text(*dtype, scope));
+    out.dtype = parse_dtype(name);
+    if (!out.dtype) {
+      std::vector<std::string> known;
+      for (int i = 0; i < kNumDTypes; ++i) known.emplace_back(info(static_cast<DType>(i)).name);
+      return fail(dtype->at, "unknown element type {}{}", yaml::shown(name),
+                  did_you_mean(name, known))
+          .with_note(fmt::format("the element types are {}", join(known, ", ")));
+    }
+  }
+  if (const yaml::Node* dim = map["batch_dim"]) {
+    const int64_t rank = out.shape ? static_cast<int64_t>(out.shape->size()) : 16;
+    PIPER_ASSIGN(const int64_t number,
+                 read_integer(*dim, scope, {0, std::max<int64_t>(rank - 1, 0)}));
+    out.batch_dim = static_cast<int>(number);
+  }
+  return out;
+}
+
+}  // namespace
+
+Result<std::vector<MeshAxis>> read_mesh(const yaml::Entry& entry, Scope& scope) {
+  PIPER_TRY(check_map(entry));
+  std::vector<MeshAxis> out;
+  int64_t devices = 1;
+  for (const yaml::Entry& axis : entry.value.entries) {
+    PIPER_ASSIGN(const int64_t size, read_integer(axis.value, scope, {1, kMaxDevices}));
+    PIPER_TRY(check_axis_name(axis, size, scope));
+    devices *= size;
+    if (devices > kMaxDevices) {
+      return fail(axis.value.at, "the mesh has more than {} devices", kMaxDevices);
+    }
+    out.push_back({axis.key.text, size, axis.key.at});
+  }
+  for (const MeshAxis& axis : out) scope.integers.emplace_back(axis.name, axis.size);
+  return out;
+}
+
+Result<std::vector<InputBinding>> read_inputs(const yaml::Entry& entry, const Scope& scope) {
+  PIPER_TRY(check_map(entry));
+  std::vector<InputBinding> out;
+  for (const yaml::Entry& input : entry.value.entries) {
+    PIPER_ASSIGN(InputBinding binding, read_input(input, scope));
+    out.push_back(std::move(binding));
+  }
+  return out;
+}
+
+Result<std::vector<std::pair<std::string, int64_t>>> read_dims(const yaml::Entry& entry,
+                                                               const Scope& scope) {
+  PIPER_TRY(check_map(entry));
+  std::vector<std::pair<std::string, int64_t>> out;
+  for (const yaml::Entry& dim : entry.value.entries) {
+    PIPER_ASSIGN(const int64_t size, read_integer(dim.value, scope, {1, kMaxDim}));
+    out.emplace_back(dim.key.text, size);
+  }
+  return out;
+}
+
+Status read_loss(const yaml::Entry& entry, const Scope& scope, Strategy& out) {
+  out.loss_at = entry.value.at;
+  if (!entry.value.is(yaml::Node::Kind::kMap)) {
+    PIPER_ASSIGN(out.loss, read_text(entry.value, scope));
+    return ok_status();
+  }
+  PIPER_ASSIGN(const fields::Fields map, fields::read(entry.value, entry.key.at, "loss"));
+  out.loss_at = map.only().value.at;
+  if (const yaml::Node* output = map["output"]) {
+    PIPER_ASSIGN(out.loss, read_text(*output, scope));
+    return ok_status();
+  }
+  const yaml::Entry& given = map.only();
+  out.loss_at = given.key.at;
+  PIPER_ASSIGN(const fields::Fields parts,
+               fields::read(given.value, given.key.at, "cross_entropy"));
+  CrossEntropyLoss loss;
+  loss.at = given.key.at;
+  PIPER_ASSIGN(loss.logits, read_text(*parts["logits"], scope));
+  PIPER_ASSIGN(loss.labels, read_text(*parts["labels"], scope));
+  if (const yaml::Node* ignored = parts["ignore_index"]) {
+    PIPER_ASSIGN(loss.ignore_index, read_integer(*ignored, scope));
+  }
+  out.loss = std::move(loss);
+  return ok_status();
+}
+
+}  // namespace piper

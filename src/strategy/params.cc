@@ -1,0 +1,205 @@
+#include <algorithm>
+#include <charconv>
+
+#include "expr_tree.h"
+#include "sections.h"
+
+namespace piper {
+namespace {
+
+constexpr size_t kMaxParams = 1000;
+
+struct Value {
+  bool is_text = false;
+  int64_t integer = 0;
+  std::string text;
+};
+
+// Params refer to each other by name, in any order; a definition takes the place of what the file
+// says.
+class Resolver {
+ public:
+  Resolver(const Sections& sections, const std::vector<Definition>& defines)
+      : entries_(sections.params),
+        values_(entries_.size()),
+        state_(entries_.size(), State::kFresh) {
+    for (const yaml::Entry* entry : entries_) names_.push_back(entry->key.text);
+    for (const Definition& define : defines) defines_.push_back(&define);
+  }
+
+  Status resolve_all() {
+    for (const Definition* define : defines_) {
+      if (std::find(names_.begin(), names_.end(), define->name) == names_.end()) {
+        return unknown_definition(*define);
+      }
+    }
+    for (size_t i = 0; i < entries_.size(); ++i) {
+      PIPER_TRY(resolve(i, entries_[i]->key.at));
+    }
+    return ok_status();
+  }
+
+  Scope scope() const { return done_scope(); }
+
+ private:
+  enum class State { kFresh, kOpen, kDone };
+
+  static SourceSpan define_at(const Definition& define) {
+    return {fmt::format("-D {}={}", define.name, define.value)};
+  }
+
+  Error unknown_definition(const Definition& define) const {
+    Error error = fail(define_at(define), "no param is called '{}'{}", define.name,
+                       did_you_mean(define.name, names_));
+    if (names_.empty()) return std::move(error).with_note("the strategy has no params");
+    return std::move(error).with_note(fmt::format("its params are {}", join(names_, ", ")));
+  }
+
+  const Definition* definition(const std::string& name) const {
+    auto it = std::find_if(defines_.rbegin(), defines_.rend(),
+                           [&](const Definition* d) { return d->name == name; });
+    return it == defines_.rend() ? nullptr : *it;
+  }
+
+  Status resolve(size_t index, const SourceSpan& used_at) {
+    if (state_[index] == State::kDone) return ok_status();
+    if (state_[index] == State::kOpen) {
+      return fail(used_at, "the param '{}' refers to itself", names_[index]);
+    }
+    state_[index] = State::kOpen;
+    PIPER_ASSIGN(values_[index], read(entries_[index]->value, entries_[index]->key));
+    // Before anything reads it, so that what derives from a param follows its definition.
+    PIPER_TRY(apply_definitions(index));
+    state_[index] = State::kDone;
+    return ok_status();
+  }
+
+  Status apply_definitions(size_t index) {
+    const Definition* define = definition(names_[index]);
+    if (define == nullptr) return ok_status();
+    Value& value = values_[index];
+    int64_t number = 0;
+    const char* end = define->value.data() + define->value.size();
+    const auto parsed = std::from_chars(define->value.data(), end, number);
+    const bool is_number = parsed.ptr == end && parsed.ec == std::errc{};
+    if (value.is_text != !is_number) {
+      return fail(define_at(*define), "the param '{}' is {}, but {} is {}", names_[index],
+                  value.is_text ? "a text" : "an integer", yaml::shown(define->value),
+                  is_number ? "an integer" : "not")
+          .with_note(fmt::format("it is given at {}", yaml::place(entries_[index]->value.at)));
+    }
+    value.integer = number;
+    value.text = define->value;
+    return ok_status();
+  }
+
+  // The params that the expression names, resolved; false when it names something else.
+  Result<bool> resolve_names(const expr::Tree& tree, bool* all_integers) {
+    *all_integers = true;
+    bool all_known = true;
+    for (const expr::Node& part : tree.nodes) {
+      if (part.op != expr::Op::kName) continue;
+      auto it = std::find(names_.begin(), names_.end(), tree.name(part));
+      if (it == names_.end()) {
+        all_known = false;
+        continue;
+      }
+      const auto index = static_cast<size_t>(it - names_.begin());
+      PIPER_TRY(resolve(index, tree.span(part.begin, part.end)));
+      *all_integers = *all_integers && !values_[index].is_text;
+    }
+    return all_known;
+  }
+
+  Scope done_scope() const {
+    Scope scope;
+    for (size_t i = 0; i < names_.size(); ++i) {
+      if (state_[i] != State::kDone) continue;
+      if (values_[i].is_text) {
+        scope.texts.emplace_back(names_[i], values_[i].text);
+      } else {
+        scope.integers.emplace_back(names_[i], values_[i].integer);
+      }
+    }
+    return scope;
+  }
+
+  Result<Value> text_value(const yaml::Node& node) {
+    PIPER_TRY(resolve_inserted(node));
+    PIPER_ASSIGN(std::string text, read_text(node, done_scope()));
+    return Value{true, 0, std::move(text)};
+  }
+
+  // Params that a text inserts with $name; read_text complains about what is no param.
+  Status resolve_inserted(const yaml::Node& node) {
+    const std::string_view text = node.text;
+    for (size_t at = text.find('$'); at != std::string_view::npos; at = text.find('$', at + 1)) {
+      const size_t begin = at + 1 + text.substr(at + 1).starts_with('{');
+      size_t end = begin;
+      while (end < text.size() && expr::is_identifier(text.substr(begin, end + 1 - begin))) ++end;
+      auto it = std::find(names_.begin(), names_.end(), text.substr(begin, end - begin));
+      if (it == names_.end()) continue;
+      PIPER_TRY(
+          resolve(static_cast<size_t>(it - names_.begin()), span_in(node, begin, end - begin)));
+    }
+    return ok_status();
+  }
+
+  // An integer where the scalar is an expression over integer params; else a text. In plain style
+  // only a lone word is a text; quotes make a text of what has other names, or none.
+  Result<Value> read(const yaml::Node& node, const yaml::Node& key) {
+    if (node.is(yaml::Node::Kind::kNull))
+      return fail(key.at, "the param '{}' has no value", key.text);
+    if (!node.is(yaml::Node::Kind::kScalar)) return wrong_type(node, "an integer or a text");
+    if (node.text == "true" || node.text == "false") {
+      return wrong_type(node, "an integer or a text").with_note("help: write 0 or 1");
+    }
+    const auto tree = expr::parse(node.text, node.inside);
+    const bool quoted = node.style == yaml::Node::Style::kQuoted;
+    const bool lone_word = expr::is_identifier(node.text);
+    if (!tree) {
+      const char first = node.text.empty() ? '\0' : node.text[0];
+      const bool numeric = !quoted && ((first >= '0' && first <= '9') || first == '(');
+      if (numeric) return tree.error();
+      return text_value(node);
+    }
+    const bool has_names = std::any_of(tree->nodes.begin(), tree->nodes.end(),
+                                       [](const auto& n) { return n.op == expr::Op::kName; });
+    if (lone_word || (quoted && !has_names)) return text_value(node);
+    bool all_integers = false;
+    PIPER_ASSIGN(const bool all_known, resolve_names(*tree, &all_integers));
+    const bool inserts_text = all_known && !all_integers && node.text.starts_with('$');
+    if (inserts_text || (quoted && !(all_known && all_integers))) return text_value(node);
+    return integer_value(node, *tree);
+  }
+
+  Result<Value> integer_value(const yaml::Node& node, const expr::Tree& tree) const {
+    auto number = read_integer(node, done_scope());
+    if (number) return Value{false, *number, {}};
+    Error error = std::move(number).error();
+    const bool plain_words = tree.nodes.size() > 1 && node.style == yaml::Node::Style::kPlain;
+    if (!plain_words) return error;
+    return std::move(error).with_note("help: if a text is meant, put it in quotes");
+  }
+
+  std::vector<const yaml::Entry*> entries_;
+  std::vector<std::string> names_;
+  std::vector<Value> values_;
+  std::vector<State> state_;
+  std::vector<const Definition*> defines_;
+};
+
+}  // namespace
+
+Status read_params(const Sections& sections, const std::vector<Definition>& defines, Scope& scope) {
+  if (sections.params.size() > kMaxParams) {
+    return fail(sections.params[kMaxParams]->key.at, "a strategy has at most {} params",
+                kMaxParams);
+  }
+  Resolver resolver(sections, defines);
+  PIPER_TRY(resolver.resolve_all());
+  scope = resolver.scope();
+  return ok_status();
+}
+
+}  // namespace piper

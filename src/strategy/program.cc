@@ -1,0 +1,337 @@
+#include "program.h"
+
+#include <algorithm>
+#include <array>
+
+#include "yaml.h"
+
+namespace piper::program {
+namespace {
+
+constexpr int kMaxNesting = 64;
+constexpr std::array<std::string_view, 5> kPasses = {"F", "B", "BI", "BW", "U"};
+constexpr std::array<std::string_view, 5> kKeywords = {"repeat", "for", "if", "else", "let"};
+
+bool is_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; }
+
+// What stands between two ';' or line ends. Text before `begin` is other pieces and indentation.
+struct Piece {
+  std::string text;  // of the line, up to the piece's end
+  SourceSpan at;     // of the line; its length is text.size() where columns are exact
+  size_t begin = 0;
+  size_t indent = 0;  // of the line
+  bool starts_line = false;
+};
+
+SourceSpan line_span(const Order& order, size_t line, size_t length) {
+  const size_t first_length = std::min(order.program.find('\n'), order.program.size());
+  SourceSpan at = order.program_at;
+  if (at.length != yaml::count_columns(std::string_view(order.program).substr(0, first_length))) {
+    at.length = -1;  // escapes: every error underlines the whole text
+    return at;
+  }
+  at.line += static_cast<int>(line);
+  at.length = static_cast<int>(length);
+  return at;
+}
+
+std::vector<Piece> cut(const Order& order) {
+  std::vector<Piece> pieces;
+  const std::vector<std::string> lines = split_text(order.program, '\n');
+  for (size_t number = 0; number < lines.size(); ++number) {
+    const std::string line = lines[number].substr(0, lines[number].find('#'));
+    const size_t indent = line.find_first_not_of(' ');
+    bool starts_line = true;
+    for (size_t begin = indent; begin < line.size();) {
+      const size_t end = std::min(line.find(';', begin), line.size());
+      const size_t first = line.find_first_not_of(' ', begin);
+      if (first < end) {
+        pieces.push_back(
+            {line.substr(0, end), line_span(order, number, end), first, indent, starts_line});
+        starts_line = false;
+      }
+      begin = end + 1;
+    }
+  }
+  return pieces;
+}
+
+class Parser {
+ public:
+  explicit Parser(std::vector<Piece> pieces) : pieces_(std::move(pieces)) {}
+
+  Result<Program> program() {
+    PIPER_ASSIGN(Program out, block(pieces_[0].indent));
+    if (next_ < pieces_.size()) {
+      return fail(here(pieces_[next_], pieces_[next_].begin, 1),
+                  "this line is indented less than the first line of the program");
+    }
+    return out;
+  }
+
+ private:
+  static SourceSpan here(const Piece& piece, size_t offset, size_t length) {
+    SourceSpan at = piece.at;
+    if (at.length != yaml::count_columns(piece.text)) {
+      at.length = 1;
+      return at;
+    }
+    at.column += static_cast<int>(offset);
+    at.length = std::max(1, static_cast<int>(length));
+    return at;
+  }
+  static size_t skip(const Piece& piece, size_t offset) {
+    return std::min(piece.text.find_first_not_of(' ', offset), piece.text.size());
+  }
+  static std::string_view word(const Piece& piece, size_t offset) {
+    size_t end = offset;
+    while (end < piece.text.size() && is_word(piece.text[end])) ++end;
+    return std::string_view(piece.text).substr(offset, end - offset);
+  }
+  static Error expected(const Piece& piece, size_t offset, std::string_view wanted) {
+    offset = skip(piece, offset);
+    if (offset >= piece.text.size()) {
+      return fail(here(piece, offset, 1), "expected {}, found the end of the line", wanted);
+    }
+    const size_t length = std::max<size_t>(1, word(piece, offset).size());
+    return fail(here(piece, offset, length), "expected {}, found {}", wanted,
+                yaml::shown(std::string_view(piece.text).substr(offset, length)));
+  }
+
+  Result<Program> block(size_t indent) {
+    Program out;
+    while (next_ < pieces_.size() && pieces_[next_].indent >= indent) {
+      const Piece& piece = pieces_[next_];
+      if (piece.indent > indent) {
+        return fail(here(piece, piece.begin, 1), "the indentation of this line fits no open block");
+      }
+      ++next_;
+      if (word(piece, piece.begin) == "else") {
+        PIPER_TRY(otherwise(piece, out));
+        continue;
+      }
+      PIPER_ASSIGN(Statement statement, read(piece, piece.begin));
+      out.push_back(std::move(statement));
+    }
+    return out;
+  }
+
+  Status otherwise(const Piece& piece, Program& before) {
+    const bool follows = !before.empty() && before.back().kind == Statement::Kind::kIf &&
+                         before.back().otherwise.empty();
+    if (!follows) return fail(here(piece, piece.begin, 4), "this 'else' has no 'if' before it");
+    PIPER_ASSIGN(before.back().otherwise, body(piece, piece.begin + 4));
+    return ok_status();
+  }
+
+  // ':' and what it governs: the rest of the piece, or a deeper block.
+  Result<Program> body(const Piece& piece, size_t offset) {
+    offset = skip(piece, offset);
+    if (offset >= piece.text.size() || piece.text[offset] != ':')
+      return expected(piece, offset, "':'");
+    if (++nesting_ > kMaxNesting) {
+      return fail(here(piece, offset, 1), "blocks are nested more than {} deep", kMaxNesting);
+    }
+    const size_t rest = skip(piece, offset + 1);
+    Program out;
+    if (rest < piece.text.size()) {
+      PIPER_ASSIGN(Statement statement, read(piece, rest));
+      out.push_back(std::move(statement));
+    } else {
+      const bool deeper = next_ < pieces_.size() && pieces_[next_].starts_line &&
+                          pieces_[next_].indent > piece.indent;
+      if (!deeper)
+        return fail(here(piece, offset, 1), "nothing stands after this ':'")
+            .with_note("help: write items on the same line, or an indented block below");
+      PIPER_ASSIGN(out, block(pieces_[next_].indent));
+    }
+    --nesting_;
+    return out;
+  }
+
+  Result<Statement> read(const Piece& piece, size_t offset) {
+    Statement out;
+    const std::string_view keyword = word(piece, offset);
+    out.at = here(piece, offset, keyword.size());
+    const size_t after = offset + keyword.size();
+    if (keyword == "repeat") return repeat(piece, after, std::move(out));
+    if (keyword == "if") return condition(piece, after, std::move(out));
+    if (keyword == "for") return loop(piece, after, std::move(out));
+    if (keyword == "let") return let(piece, after, std::move(out));
+    if (keyword == "else") return fail(out.at, "this 'else' has no 'if' before it");
+    PIPER_TRY(items(piece, offset, out));
+    return out;
+  }
+
+  Result<Statement> repeat(const Piece& piece, size_t offset, Statement out) {
+    out.kind = Statement::Kind::kRepeat;
+    PIPER_ASSIGN(offset, expression(piece, offset, out.first));
+    PIPER_ASSIGN(out.body, body(piece, offset));
+    return out;
+  }
+
+  Result<Statement> condition(const Piece& piece, size_t offset, Statement out) {
+    out.kind = Statement::Kind::kIf;
+    PIPER_ASSIGN(offset, expression(piece, offset, out.first));
+    PIPER_ASSIGN(out.body, body(piece, offset));
+    return out;
+  }
+
+  Result<Statement> loop(const Piece& piece, size_t offset, Statement out) {
+    out.kind = Statement::Kind::kFor;
+    PIPER_ASSIGN(offset, new_name(piece, offset, out));
+    offset = skip(piece, offset);
+    if (word(piece, offset) != "in") return expected(piece, offset, "'in'");
+    PIPER_ASSIGN(offset, expression(piece, offset + 2, out.first));
+    if (piece.text.compare(offset, 2, "..") != 0) return expected(piece, offset, "'..'");
+    PIPER_ASSIGN(offset, expression(piece, offset + 2, out.second));
+    PIPER_ASSIGN(out.body, body(piece, offset));
+    return out;
+  }
+
+  Result<Statement> let(const Piece& piece, size_t offset, Statement out) {
+    out.kind = Statement::Kind::kLet;
+    PIPER_ASSIGN(offset, new_name(piece, offset, out));
+    offset = skip(piece, offset);
+    if (offset >= piece.text.size() || piece.text[offset] != '=')
+      return expected(piece, offset, "'='");
+    PIPER_ASSIGN(offset, expression(piece, offset + 1, out.first));
+    if (offset < piece.text.size())
+      return expected(piece, offset, "an operator or the end of the line");
+    return out;
+  }
+
+  static Result<size_t> new_name(const Piece& piece, size_t offset, Statement& out) {
+    offset = skip(piece, offset);
+    const std::string_view name = word(piece, offset);
+    const bool reserved = name == "min" || name == "max";
+    if (!expr::is_identifier(name) || reserved) return expected(piece, offset, "a new name");
+    out.name = name;
+    out.name_at = here(piece, offset, name.size());
+    return offset + name.size();
+  }
+
+  static Result<size_t> expression(const Piece& piece, size_t offset, expr::Tree& out) {
+    PIPER_ASSIGN(expr::Prefix prefix,
+                 expr::parse_prefix(piece.text, skip(piece, offset), piece.at));
+    out = std::move(prefix.tree);
+    return prefix.end;
+  }
+
+  Status items(const Piece& piece, size_t offset, Statement& out) {
+    bool after_pair = false;  // the item before is the first of a pair
+    while (offset < piece.text.size()) {
+      Item next;
+      PIPER_ASSIGN(offset, item(piece, offset, next));
+      offset = skip(piece, offset);
+      if (offset < piece.text.size() && piece.text[offset] == '&') {
+        if (after_pair)
+          return fail(here(piece, offset, 1), "a pair has two items; this would be the third");
+        next.paired = true;
+        offset = skip(piece, offset + 1);
+        if (offset >= piece.text.size()) return expected(piece, offset, "an item after '&'");
+      }
+      after_pair = next.paired;
+      out.items.push_back(std::move(next));
+    }
+    return ok_status();
+  }
+
+  static Result<size_t> item(const Piece& piece, size_t offset, Item& out) {
+    const std::string_view name = word(piece, offset);
+    if (name.empty()) return expected(piece, offset, "an item such as F or B");
+    out.pass = name;
+    out.at = here(piece, offset, name.size());
+    PIPER_TRY(check_pass(name, out.at));
+    size_t end = offset + name.size();
+    if (skip(piece, end) < piece.text.size() && piece.text[skip(piece, end)] == '[') {
+      PIPER_ASSIGN(end, tags(piece, skip(piece, end) + 1, out));
+    }
+    if (end < piece.text.size() && piece.text[end] == '?') {
+      out.optional = true;
+      ++end;
+    }
+    out.at = here(piece, offset, end - offset);
+    return end;
+  }
+
+  static Status check_pass(std::string_view name, const SourceSpan& at) {
+    if (std::find(kPasses.begin(), kPasses.end(), name) != kPasses.end()) return ok_status();
+    if (name == "R") return fail(at, "the item 'R' (recompute) is not supported");
+    std::vector<std::string> known(kPasses.begin(), kPasses.end());
+    known.insert(known.end(), kKeywords.begin(), kKeywords.end());
+    return fail(at, "unknown item {}{}", yaml::shown(name), did_you_mean(name, known))
+        .with_note("the items are F, B, BI, BW and U");
+  }
+
+  // tag=EXPR, … ]
+  static Result<size_t> tags(const Piece& piece, size_t offset, Item& out) {
+    while (true) {
+      offset = skip(piece, offset);
+      const std::string name(word(piece, offset));
+      if (!expr::is_identifier(name)) return expected(piece, offset, "a tag such as chunk=0");
+      const bool twice = std::any_of(out.tags.begin(), out.tags.end(),
+                                     [&](const auto& tag) { return tag.first == name; });
+      if (twice) return fail(here(piece, offset, name.size()), "the tag '{}' is given twice", name);
+      offset = skip(piece, offset + name.size());
+      if (offset >= piece.text.size() || piece.text[offset] != '=')
+        return expected(piece, offset, "'='");
+      expr::Tree value;
+      PIPER_ASSIGN(offset, expression(piece, offset + 1, value));
+      out.tags.emplace_back(name, std::move(value));
+      const char after = offset < piece.text.size() ? piece.text[offset] : '\0';
+      if (after == ']') return offset + 1;
+      if (after != ',') return expected(piece, offset, "',' or ']'");
+      ++offset;
+    }
+  }
+
+  std::vector<Piece> pieces_;
+  size_t next_ = 0;
+  int nesting_ = 0;
+};
+
+Status check_block(const Program& block, std::vector<std::string>& known);
+
+Status check_statement(const Statement& statement, std::vector<std::string>& known) {
+  for (const expr::Tree* tree : {&statement.first, &statement.second}) {
+    PIPER_TRY(expr::check_names(*tree, known));
+  }
+  for (const Item& item : statement.items) {
+    for (const auto& [tag, value] : item.tags) PIPER_TRY(expr::check_names(value, known));
+  }
+  const size_t outside = known.size();
+  if (!statement.name.empty()) {
+    if (std::find(known.begin(), known.end(), statement.name) != known.end()) {
+      return fail(statement.name_at, "'{}' already has a meaning here; take another name",
+                  statement.name);
+    }
+    known.push_back(statement.name);
+  }
+  PIPER_TRY(check_block(statement.body, known));
+  PIPER_TRY(check_block(statement.otherwise, known));
+  if (statement.kind != Statement::Kind::kLet) known.resize(outside);
+  return ok_status();
+}
+
+// Names made in a block end with it.
+Status check_block(const Program& block, std::vector<std::string>& known) {
+  const size_t outside = known.size();
+  for (const Statement& statement : block) PIPER_TRY(check_statement(statement, known));
+  known.resize(outside);
+  return ok_status();
+}
+
+}  // namespace
+
+Result<Program> parse(const Order& order) {
+  std::vector<Piece> pieces = cut(order);
+  if (pieces.empty()) return fail(order.program_at, "the order program is empty");
+  return Parser(std::move(pieces)).program();
+}
+
+Status check_names(const Program& program, std::vector<std::string> known) {
+  return check_block(program, known);
+}
+
+}  // namespace piper::program

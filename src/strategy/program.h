@@ -1,0 +1,30 @@
+// Order programs: text -> statements. order.cc runs them.
+#pragma once
+
+#include "expr_tree.h"
+
+namespace piper::program {
+
+struct Item {
+  std::string pass;
+  std::vector<std::pair<std::string, expr::Tree>> tags;
+  bool optional = false, paired = false;
+  SourceSpan at;
+};
+struct Statement {
+  enum class Kind { kItems, kRepeat, kFor, kIf, kLet };
+  Kind kind = Kind::kItems;
+  SourceSpan at;
+  std::vector<Item> items;   // kItems
+  expr::Tree first, second;  // kRepeat: count; kFor: first..second; kIf: condition; kLet: value
+  std::string name;          // kFor, kLet
+  SourceSpan name_at;
+  std::vector<Statement> body, otherwise;  // otherwise: kIf
+};
+using Program = std::vector<Statement>;
+
+Result<Program> parse(const Order& order);
+// Every name is known where it is read, and none is made twice.
+Status check_names(const Program& program, std::vector<std::string> known);
+
+}  // namespace piper::program

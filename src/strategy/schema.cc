@@ -1,0 +1,110 @@
+// The JSON Schema of a strategy file, printed from the table of keys.
+#include "fields.h"
+
+namespace piper {
+namespace {
+
+using fields::Field;
+using fields::Object;
+using fields::Presence;
+using fields::Type;
+
+constexpr std::string_view kInteger = R"("type": ["integer", "string"])";  // or an expression
+constexpr std::string_view kCondition =
+    R"("type": ["integer", "string", "array"], "items": {"type": ["integer", "string"]})";
+
+std::string reference(std::string_view object) {
+  return fmt::format(R"("$ref": "#/definitions/{}")", object);
+}
+
+std::string list_of(std::string_view item) {
+  return fmt::format(R"("type": "array", "items": {{{}}})", item);
+}
+
+std::string map_to(std::string_view value) {
+  return fmt::format(R"("type": "object", "additionalProperties": {{{}}})", value);
+}
+
+std::string either(std::string_view a, std::string_view b) {
+  return fmt::format(R"("anyOf": [{{{}}}, {{{}}}])", a, b);
+}
+
+std::string type_of(const Field& field) {
+  const std::string text = R"("type": "string")";
+  switch (field.type) {
+    case Type::kInteger:
+    case Type::kBytes:
+      return std::string(kInteger);
+    case Type::kReal:
+      return R"("type": ["number", "string"])";
+    case Type::kBool:
+      return R"("type": "boolean")";
+    case Type::kText:
+    case Type::kGlob:
+    case Type::kProgram:
+      return text;
+    case Type::kIntegers:
+      return list_of(kInteger);
+    case Type::kReals:
+      return list_of(R"("type": ["number", "string"])");
+    case Type::kOne:
+      return reference(field.object);
+    case Type::kMany:
+      return list_of(reference(field.object));
+    case Type::kNamed:
+      return map_to(reference(field.object));
+    case Type::kCounts:
+    case Type::kParams:
+      return map_to(kInteger);
+    case Type::kPaths:
+      return either(text, list_of(text));
+    case Type::kTextOrOne:
+      return either(text, reference(field.object));
+    case Type::kManyOrOne:
+      return either(list_of(reference(field.object)), reference(field.other));
+    case Type::kWhere:
+      return map_to(kCondition);
+  }
+  return text;
+}
+
+bool is_shown(const Field& field) {
+  return field.presence == Presence::kOptional || field.presence == Presence::kRequired;
+}
+
+// The members of one object's schema, a key a line.
+std::string members(const Object& object, std::string_view indent) {
+  std::vector<std::string> properties, required;
+  for (const Field& field : object.fields) {
+    if (!is_shown(field)) continue;
+    properties.push_back(fmt::format("{}  \"{}\": {{\"description\": \"{}\", {}}}", indent,
+                                     field.name, field.doc, type_of(field)));
+    if (field.presence == Presence::kRequired)
+      required.push_back(fmt::format("\"{}\"", field.name));
+  }
+  std::string out =
+      fmt::format("{}\"type\": \"object\",\n{}\"additionalProperties\": false,\n", indent, indent);
+  if (!required.empty())
+    out += fmt::format("{}\"required\": [{}],\n", indent, join(required, ", "));
+  if (object.single)
+    out += fmt::format("{}\"minProperties\": 1,\n{}\"maxProperties\": 1,\n", indent, indent);
+  return out +
+         fmt::format("{}\"properties\": {{\n{}\n{}}}", indent, join(properties, ",\n"), indent);
+}
+
+}  // namespace
+
+std::string strategy_schema() {
+  std::vector<std::string> definitions;
+  for (const Object& object : fields::objects()) {
+    if (object.name == "strategy") continue;
+    definitions.push_back(
+        fmt::format("    \"{}\": {{\n{}\n    }}", object.name, members(object, "      ")));
+  }
+  return fmt::format(
+      "{{\n  \"$schema\": \"http://json-schema.org/draft-07/schema#\",\n"
+      "  \"title\": \"Piper strategy\",\n{},\n  \"definitions\": {{\n{}\n  }}\n}}\n",
+      members(fields::object("strategy"), "  "), join(definitions, ",\n"));
+}
+
+}  // namespace piper

@@ -1,0 +1,44 @@
+// One function for each top-level key of a strategy file.
+#pragma once
+
+#include "fields.h"
+
+namespace piper {
+
+// A file and, before it, the files that it includes.
+struct StrategyFile {
+  std::string path, text;
+  yaml::Node root;
+};
+Result<std::vector<StrategyFile>> load_files(const std::string& path);
+
+// What the files say together: params by name, the last file first to be heard; lists joined; the
+// rest once.
+struct Sections {
+  std::vector<const yaml::Entry*> params;  // of a name, the entry that counts
+  std::vector<std::pair<std::string, const yaml::Entry*>> once;
+  std::vector<const yaml::Entry*> annotate, directives;  // the top-level entries of all files
+  const yaml::Entry* find(std::string_view name) const;
+};
+Result<Sections> gather_sections(const std::vector<StrategyFile>& files);
+
+// Params and definitions -> scope. Params may refer to each other in any order.
+Status read_params(const Sections& sections, const std::vector<Definition>& defines, Scope& scope);
+Result<std::vector<MeshAxis>> read_mesh(const yaml::Entry& entry, Scope& scope);
+Result<std::vector<InputBinding>> read_inputs(const yaml::Entry& entry, const Scope& scope);
+Result<std::vector<std::pair<std::string, int64_t>>> read_dims(const yaml::Entry& entry,
+                                                               const Scope& scope);
+Status read_loss(const yaml::Entry& entry, const Scope& scope, Strategy& out);
+// `entry` may be null: everything has a default.
+Status read_train(const yaml::Entry* entry, const Scope& scope, Strategy& out);
+Status read_annotate(const yaml::Entry& entry, const Scope& scope, Annotate& out);
+
+// What directives may name: mesh axes and tags.
+struct Names {
+  std::vector<std::string> axes, tags;
+};
+Status read_directives(const std::vector<const yaml::Entry*>& entries, const Scope& scope,
+                       Strategy& out);
+Result<Where> read_where(const yaml::Node& node, const Scope& scope, const Names& names);
+
+}  // namespace piper
