@@ -191,7 +191,9 @@ struct Manifest {
   std::string model_digest, strategy_digest;
   uint64_t seed = 0;        // of the data's order and of random ops
   std::vector<std::pair<std::string, int64_t>> mesh;
-  std::vector<std::string> role_of_rank;      // as runs: role digest per rank, see formats/plan.md
+  // Role digests by the coordinates on `role_axes`, row-major: what all ranks run, whatever their other coordinates.
+  std::vector<std::string> role_axes;
+  std::vector<std::string> role_of_rank;
   std::map<std::string, std::string> files;   // path in the set -> digest
   std::map<std::string, double> predictions;  // "peak_bytes", "flops_per_step", …
 };
@@ -230,6 +232,10 @@ struct RankPlan {
 Result<RankPlan> read_rank_plan(const std::string& file);
 // Maps params/init.safetensors and fills set.tensors.
 Status load_params(PlanSet& set);
+
+// Structure alone: ids and sizes in range, buffers inside the arena, programs in SSA form with true flags, as many args as each kind
+// needs, waits on earlier instructions. What it accepts can be walked without further checks. Every plan that is read passes it.
+Status check_role(const RoleProgram& role);
 
 // The canonical text form of a role program; parse_plan(print_plan(p)) prints the same.
 std::string print_plan(const RoleProgram& role);
