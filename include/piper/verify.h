@@ -1,0 +1,33 @@
+// Proves a plan set right from the plans alone. Shares no code with the compiler's lowering; piperc runs it on all it writes.
+//
+// Ranks that differ only along axes no send names run one program (SPMD peers) and are checked once, as a *cell*: merging peers
+// keeps every cycle and adds none. What is trusted: a program computes what its ops say, and its contributions are what the plan declares.
+//
+// Rules, by name in a Finding:
+//   structure    ids in range, arguments of the program's types, constants unwritten, sizes as stated
+//   transfer     every receive has its send: same channel, order, type
+//   collective   all members of a group issue the same collectives in the same order, with the same sizes
+//   deadlock     the happens-before graph over all ranks has no cycle
+//   order        nothing is read before it is written; streams wait for what they use
+//   memory       no two buffers alive at once share bytes; the stated peak is the real one
+//   sum          each sum (gradient, loss, label count) holds every use and sample exactly once when it is read;
+//                every trained parameter is updated exactly once a step, from its own gradient
+#pragma once
+
+#include "piper/bundle.h"
+
+namespace piper {
+
+struct Finding {
+  std::string rule;
+  std::string text;  // in the user's words: labels, buffer names, ranks
+};
+struct VerifyReport {
+  std::vector<Finding> findings;  // empty: proved
+  int64_t ranks = 0, cells = 0, instructions = 0, transfers = 0, collectives = 0, sums = 0;
+};
+
+// An error only if the set is not one at all (roles of different meshes, ranks without role).
+Result<VerifyReport> verify_plan_set(const PlanSet& set);
+
+}  // namespace piper
