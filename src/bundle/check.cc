@@ -1,0 +1,289 @@
+// What a role program must be before anything walks it. The first fault is reported.
+#include <algorithm>
+#include <set>
+
+#include "files.h"
+
+namespace piper {
+namespace {
+
+template <class... Args>
+Error bad(fmt::format_string<Args...> text, Args&&... args) {
+  return fail(fmt::runtime(text), std::forward<Args>(args)...).with_code(ExitCode::kPlan);
+}
+
+bool in_range(int64_t id, size_t count) { return id >= 0 && id < static_cast<int64_t>(count); }
+
+Status check_names(const RoleProgram& role) {
+  std::set<std::string_view> names;
+  for (const auto& [name, size] : role.mesh)
+    if (name.empty() || !names.insert(name).second)
+      return bad("the mesh has two axes '{}'", quote_control(name));
+  if (!world_of(role.mesh)) return bad("the mesh has an axis that is no size, or too many ranks");
+  if (role.streams.empty() || role.streams.size() > 1024)
+    return bad("a plan has 1 to 1024 streams, not {}", role.streams.size());
+  if (role.workspace_bytes.size() != role.streams.size())
+    return bad("{} workspaces are stated for {} streams", role.workspace_bytes.size(),
+               role.streams.size());
+  for (size_t g = 0; g < role.groups.size(); ++g) {
+    const std::vector<int32_t>& axes = role.groups[g].axes;
+    for (size_t i = 0; i < axes.size(); ++i)
+      if (!in_range(axes[i], role.mesh.size()) || (i > 0 && axes[i - 1] >= axes[i]))
+        return bad("group {} does not name ascending mesh axes", g);
+  }
+  for (const SumTarget& target : role.sum_targets)
+    if (target.uses < 1)
+      return bad("sum '{}' has {} uses", quote_control(target.name), target.uses);
+  return ok_status();
+}
+
+Status check_inputs(const RoleProgram& role) {
+  std::set<std::string_view> names;
+  if (role.batch < 0) return bad("a batch of {} samples", role.batch);
+  for (const DataInput& input : role.inputs) {
+    const std::string name = quote_control(input.name);
+    if (!names.insert(input.name).second) return bad("there are two data inputs '{}'", name);
+    if (!bytes_of(input.type)) return bad("data input '{}' has no possible type", name);
+    const auto rank = static_cast<int32_t>(input.type.shape.size());
+    if (input.batch_dim < -1 || input.batch_dim >= rank)
+      return bad("data input '{}' has no dim {}", name, input.batch_dim);
+    if (input.batch_dim >= 0 && input.type.shape[input.batch_dim] != role.batch)
+      return bad("data input '{}' is {}, not a batch of {}", name, to_string(input.type),
+                 role.batch);
+  }
+  return ok_status();
+}
+
+Status check_memory(const RoleProgram& role) {
+  int64_t total = 0;
+  bool overflow = role.arena_bytes < 0 || role.transport_bytes < 0 ||
+                  __builtin_add_overflow(role.arena_bytes, role.transport_bytes, &total);
+  for (int64_t bytes : role.workspace_bytes)
+    overflow = overflow || bytes < 0 || __builtin_add_overflow(total, bytes, &total);
+  if (overflow) return bad("the stated memory is negative or overflows");
+  for (size_t b = 0; b < role.buffers.size(); ++b) {
+    const Buffer& buffer = role.buffers[b];
+    const std::string name = quote_control(buffer.name);
+    const auto bytes = bytes_of(buffer.type);
+    if (!bytes) return bad("buffer {} '{}' has no possible type", b, name);
+    if (buffer.offset < 0 || buffer.offset % 64 != 0)
+      return bad("buffer {} '{}' has the offset {}, which is no multiple of 64", b, name,
+                 buffer.offset);
+    int64_t end = 0;
+    if (__builtin_add_overflow(buffer.offset, *bytes, &end) || end > role.arena_bytes)
+      return bad("buffer {} '{}' at {} with {} bytes ends after the arena of {}", b, name,
+                 buffer.offset, *bytes, role.arena_bytes);
+    if (buffer.kind == BufferKind::kStep && !buffer.init.empty())
+      return bad("step buffer {} '{}' has an initial value", b, name);
+    if (buffer.kind != BufferKind::kState && !buffer.param.empty())
+      return bad("buffer {} '{}' is a parameter but no state", b, name);
+  }
+  return ok_status();
+}
+
+// One list of instructions, seen by one instruction after another.
+class InstructionCheck {
+ public:
+  InstructionCheck(const RoleProgram& role, const std::vector<Instruction>& list, size_t id)
+      : role_(role), list_(list), id_(id), one_(list[id]) {}
+
+  Status run() const {
+    if (!in_range(one_.stream, role_.streams.size()))
+      return wrong("there is no stream {}", one_.stream);
+    for (int32_t arg : one_.args)
+      if (!in_range(arg, role_.buffers.size())) return wrong("there is no buffer {}", arg);
+    for (size_t i = 0; i < one_.waits.size(); ++i)
+      if (!in_range(one_.waits[i], id_) || (i > 0 && one_.waits[i - 1] >= one_.waits[i]))
+        return wrong("it does not wait for earlier instructions, in ascending order");
+    if (one_.stage < -1 || one_.micro < -1) return wrong("its stage or microbatch is below -1");
+    PIPER_TRY(check_fields());
+    if (one_.kind == InstructionKind::kCompute) PIPER_TRY(check_compute());
+    if (one_.kind == InstructionKind::kInput) PIPER_TRY(check_input());
+    if (is_message()) PIPER_TRY(check_message());
+    if (is_collective()) PIPER_TRY(check_collective());
+    if (one_.kind == InstructionKind::kCopy) PIPER_TRY(check_copy());
+    return check_sums();
+  }
+
+ private:
+  template <class... Args>
+  Error wrong(fmt::format_string<Args...> text, Args&&... args) const {
+    return bad("instruction {} '{}' ({}): {}", id_, quote_control(one_.label), to_string(one_.kind),
+               fmt::format(fmt::runtime(text), std::forward<Args>(args)...));
+  }
+  bool is_message() const {
+    return one_.kind == InstructionKind::kSend || one_.kind == InstructionKind::kRecv;
+  }
+  bool is_collective() const {
+    return one_.kind >= InstructionKind::kAllReduce && one_.kind <= InstructionKind::kBroadcast;
+  }
+  const TensorType& type(size_t arg) const { return role_.buffers[one_.args[arg]].type; }
+  int64_t elements(size_t arg) const { return num_elements(type(arg).shape); }
+
+  Status needs_args(size_t count) const {
+    if (one_.args.size() == count) return ok_status();
+    return wrong("it has {} args instead of {}", one_.args.size(), count);
+  }
+
+  // Fields that belong to another kind stay empty: what is not executed must not be there to be
+  // believed.
+  Status check_fields() const {
+    const bool compute = one_.kind == InstructionKind::kCompute,
+               input = one_.kind == InstructionKind::kInput;
+    if (compute != (one_.program >= 0))
+      return wrong("a compute instruction, and no other, has a program");
+    if (is_collective() != (one_.group >= 0))
+      return wrong("a collective, and nothing else, has a group");
+    if (is_message() ? one_.peer.size() != role_.mesh.size() : !one_.peer.empty())
+      return wrong("a send or receive, and nothing else, has a peer coordinate per axis");
+    if (one_.channel < 0 || (!is_message() && one_.channel != 0))
+      return wrong("it cannot use channel {}", one_.channel);
+    if (one_.kind != InstructionKind::kBroadcast && one_.root != 0) return wrong("it has a root");
+    if (!input && (!one_.input.empty() || one_.samples.count != 0 || one_.samples.first != 0))
+      return wrong("it loads no data, but names samples");
+    if (!compute &&
+        !(one_.contributions.empty() && one_.combines.empty() && one_.sum_reads.empty()))
+      return wrong("it computes nothing, but declares sums");
+    return ok_status();
+  }
+
+  Status check_compute() const {
+    if (!in_range(one_.program, role_.programs.size()))
+      return wrong("there is no program {}", one_.program);
+    const Program& program = role_.programs[one_.program];
+    PIPER_TRY(needs_args(static_cast<size_t>(program.num_args)));
+    for (size_t a = 0; a < one_.args.size(); ++a)
+      if (type(a).dtype != program.values[a].dtype ||
+          elements(a) != num_elements(program.values[a].shape))
+        return wrong("arg {} is {} '{}', but the program takes {}", a, to_string(type(a)),
+                     quote_control(role_.buffers[one_.args[a]].name), to_string(program.values[a]));
+    if (role_.workspace_bytes[one_.stream] < program.workspace_bytes)
+      return wrong("its program needs {} bytes of workspace, its stream has {}",
+                   program.workspace_bytes, role_.workspace_bytes[one_.stream]);
+    return ok_status();
+  }
+
+  Status check_samples(const SampleRange& range) const {
+    int64_t last = range.first;
+    bool overflow =
+        range.first < 0 || range.count < 0 || __builtin_add_overflow(last, range.count, &last);
+    if (range.stride.size() != role_.mesh.size())
+      return wrong("its samples need a stride per mesh axis");
+    for (size_t a = 0; a < range.stride.size(); ++a) {
+      int64_t span = 0;
+      overflow = overflow || range.stride[a] < 0 ||
+                 __builtin_mul_overflow(range.stride[a], role_.mesh[a].second - 1, &span) ||
+                 __builtin_add_overflow(last, span, &last);
+    }
+    if (overflow || last > role_.batch)
+      return wrong("its samples reach outside the batch of {}", role_.batch);
+    return ok_status();
+  }
+
+  Status check_input() const {
+    PIPER_TRY(needs_args(1));
+    const auto input = std::find_if(role_.inputs.begin(), role_.inputs.end(),
+                                    [&](const DataInput& each) { return each.name == one_.input; });
+    if (input == role_.inputs.end())
+      return wrong("there is no data input '{}'", quote_control(one_.input));
+    PIPER_TRY(check_samples(one_.samples));
+    TensorType want = input->type;
+    if (input->batch_dim >= 0) want.shape[input->batch_dim] = one_.samples.count;
+    if (want.dtype != type(0).dtype || num_elements(want.shape) != elements(0))
+      return wrong("it loads {} into a buffer of {}", to_string(want), to_string(type(0)));
+    return ok_status();
+  }
+
+  Status check_message() const {
+    PIPER_TRY(needs_args(1));
+    bool elsewhere = false;
+    for (size_t a = 0; a < one_.peer.size(); ++a) {
+      if (one_.peer[a] < -1 || one_.peer[a] >= role_.mesh[a].second)
+        return wrong("its peer is outside the mesh on axis {}", quote_control(role_.mesh[a].first));
+      elsewhere = elsewhere || one_.peer[a] >= 0;
+    }
+    if (!elsewhere) return wrong("its peer is the rank itself");
+    return ok_status();
+  }
+
+  Status check_collective() const {
+    if (!in_range(one_.group, role_.groups.size()))
+      return wrong("there is no group {}", one_.group);
+    int64_t size = 1;
+    for (int32_t axis : role_.groups[one_.group].axes) size *= role_.mesh[axis].second;
+    if (one_.kind == InstructionKind::kAllReduce) {
+      if (one_.args.empty()) return wrong("it reduces nothing");
+      for (size_t a = 1; a < one_.args.size(); ++a)
+        if (type(a).dtype != type(0).dtype) return wrong("its args have several element types");
+      return ok_status();
+    }
+    if (one_.kind == InstructionKind::kBroadcast) {
+      if (!in_range(one_.root, static_cast<size_t>(size)))
+        return wrong("its root {} is not in the group of {}", one_.root, size);
+      return needs_args(1);
+    }
+    PIPER_TRY(needs_args(2));
+    const bool gather = one_.kind == InstructionKind::kAllGather;
+    const int64_t whole = elements(gather ? 1 : 0), part = elements(gather ? 0 : 1);
+    const bool fits = one_.kind == InstructionKind::kAllToAll
+                          ? whole == part && whole % size == 0
+                          : part <= whole && whole % size == 0 && whole / size == part;
+    if (type(0).dtype != type(1).dtype || !fits)
+      return wrong("{} and {} do not fit a group of {}", to_string(type(0)), to_string(type(1)),
+                   size);
+    return ok_status();
+  }
+
+  Status check_copy() const {
+    PIPER_TRY(needs_args(2));
+    if (type(0).dtype != type(1).dtype || elements(0) != elements(1))
+      return wrong("it copies {} to {}", to_string(type(0)), to_string(type(1)));
+    return ok_status();
+  }
+
+  Status check_sums() const {
+    const auto has = [&](int32_t arg) { return in_range(arg, one_.args.size()); };
+    for (const Contribution& part : one_.contributions) {
+      if (!has(part.arg) || !in_range(part.target, role_.sum_targets.size()) || part.use < 0 ||
+          part.use >= role_.sum_targets[part.target].uses)
+        return wrong("it contributes to a sum or use that is not there");
+      PIPER_TRY(check_samples(part.samples));
+    }
+    for (const SumCombine& part : one_.combines)
+      if (!has(part.arg) || !std::all_of(part.from.begin(), part.from.end(), has))
+        return wrong("it combines args that are not there");
+    for (const SumRead& part : one_.sum_reads)
+      if (!has(part.arg) || !in_range(part.target, role_.sum_targets.size()))
+        return wrong("it reads a sum that is not there");
+    return ok_status();
+  }
+
+  const RoleProgram& role_;
+  const std::vector<Instruction>& list_;
+  size_t id_;
+  const Instruction& one_;
+};
+
+}  // namespace
+
+Status check_role(const RoleProgram& role) {
+  PIPER_TRY(check_names(role));
+  PIPER_TRY(check_inputs(role));
+  PIPER_TRY(check_memory(role));
+  for (size_t p = 0; p < role.programs.size(); ++p)
+    if (auto checked = check_program(role.programs[p]); !checked)
+      return bad("program {} '{}': {}", p, quote_control(role.programs[p].label),
+                 checked.error().message);
+  for (const auto* list : {&role.prologue, &role.body, &role.epilogue})
+    for (size_t i = 0; i < list->size(); ++i) PIPER_TRY(InstructionCheck(role, *list, i).run());
+  for (const Report& report : role.reports) {
+    if (!in_range(report.buffer, role.buffers.size()))
+      return bad("report '{}' is of no buffer", quote_control(report.name));
+    const TensorType& type = role.buffers[report.buffer].type;
+    if (num_elements(type.shape) != 1 || !info(type.dtype).is_float)
+      return bad("report '{}' is {}, not one float", quote_control(report.name), to_string(type));
+  }
+  return ok_status();
+}
+
+}  // namespace piper

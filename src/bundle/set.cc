@@ -1,0 +1,182 @@
+// Reading a plan set.
+#include <algorithm>
+#include <filesystem>
+
+#include "files.h"
+#include "piper/data.h"
+
+namespace piper {
+namespace {
+
+template <class... Args>
+Error bad(const std::string& path, fmt::format_string<Args...> text, Args&&... args) {
+  return fail(SourceSpan{path}, fmt::runtime(text), std::forward<Args>(args)...)
+      .with_code(ExitCode::kPlan);
+}
+
+template <class T>
+Result<T> as_plan_error(Result<T> result) {
+  if (!result) result.error().code = ExitCode::kPlan;
+  return result;
+}
+
+Result<Manifest> read_manifest(const std::string& directory) {
+  const std::string path = directory + "/manifest.json";
+  std::error_code ignored;
+  if (!std::filesystem::exists(path, ignored))
+    return bad(directory, "this is no plan set: it has no manifest.json");
+  PIPER_ASSIGN(const std::string text, as_plan_error(read_text_file(path, int64_t{64} << 20)));
+  return parse_manifest(text, path);
+}
+
+Result<RoleProgram> read_role(const PlanSet& set, const std::string& id) {
+  const std::string name = role_file(id), path = set.directory + "/" + name;
+  const auto listed = set.manifest.files.find(name);
+  if (listed == set.manifest.files.end())
+    return bad(path, "the manifest does not list this role program");
+  PIPER_ASSIGN(const Bytes file, as_plan_error(map_file(path)));
+  PIPER_ASSIGN(const std::string_view payload, unwrap(kRoleMagic, as_text(file.span()), path));
+  if (digest(as_text(file.span())) != listed->second || digest(payload) != id)
+    return bad(
+        path, "the role program is of another compilation: its digest is {}, the manifest names {}",
+        digest(payload), id);
+  PIPER_ASSIGN(RoleProgram role, decode_role(payload, path));
+  if (role.mesh != set.manifest.mesh)
+    return bad(path, "the role program is for another mesh than the manifest");
+  return role;
+}
+
+Result<RankHeader> read_header(const std::string& path) {
+  PIPER_ASSIGN(const Bytes file, as_plan_error(map_file(path)));
+  PIPER_ASSIGN(const std::string_view payload, unwrap(kRankMagic, as_text(file.span()), path));
+  return decode_header(payload, path);
+}
+
+// Everything that a header says follows from the manifest.
+Status check_header(const std::string& path, const RankHeader& header, int64_t rank,
+                    const PlanSet& set, const std::vector<std::string>& role_of_rank) {
+  if (header.set_id != set.manifest.set_id)
+    return bad(path,
+               "this plan is of another compilation: its plan set is {}, the manifest's is {}",
+               quote_control(header.set_id), set.manifest.set_id);
+  if (header.rank < 0 || header.rank >= set.world())
+    return bad(path, "rank {} is outside the world of {}", header.rank, set.world());
+  if (rank >= 0 && header.rank != rank)
+    return bad(path, "this is the plan of rank {}", header.rank);
+  if (header.coordinates != coordinates_of(set.manifest.mesh, header.rank))
+    return bad(path, "the coordinates are not those of rank {}", header.rank);
+  if (header.role != role_of_rank[header.rank])
+    return bad(path, "rank {} binds role {}, the manifest says {}", header.rank,
+               quote_control(header.role), role_of_rank[header.rank]);
+  return ok_status();
+}
+
+std::string init_path(const PlanSet& set) {
+  const std::string own = kInitFile, shared = "../" + own;
+  return set.directory + "/" + (set.manifest.files.contains(shared) ? shared : own);
+}
+
+// Names and types of the initial values; each that a role names is there.
+Status read_tensor_types(PlanSet& set) {
+  const std::string path = init_path(set);
+  PIPER_ASSIGN(const std::vector<NamedTensor> tensors, as_plan_error(read_safetensors(path)));
+  std::map<std::string_view, const TensorType*> by_name;
+  for (const NamedTensor& tensor : tensors) {
+    set.tensor_types.emplace_back(tensor.name, tensor.type);
+    by_name[tensor.name] = &tensor.type;
+  }
+  for (const RoleProgram& role : set.roles)
+    for (const Buffer& buffer : role.buffers) {
+      if (buffer.init.empty()) continue;
+      const auto found = by_name.find(buffer.init);
+      if (found == by_name.end())
+        return bad(path, "buffer '{}' wants the initial value '{}', which is not there",
+                   quote_control(buffer.name), quote_control(buffer.init));
+      if (found->second->dtype != buffer.type.dtype ||
+          num_elements(found->second->shape) != num_elements(buffer.type.shape))
+        return bad(path, "'{}' is {}, but buffer '{}' is {}", quote_control(buffer.init),
+                   to_string(*found->second), quote_control(buffer.name), to_string(buffer.type));
+    }
+  return ok_status();
+}
+
+struct Opened {
+  PlanSet set;  // without roles
+  std::vector<std::string> role_of_rank;
+};
+Result<Opened> open_set(const std::string& directory) {
+  Opened opened;
+  opened.set.directory = directory;
+  PIPER_ASSIGN(opened.set.manifest, read_manifest(directory));
+  const Manifest& manifest = opened.set.manifest;
+  const std::string path = directory + "/manifest.json";
+  PIPER_ASSIGN(opened.role_of_rank,
+               unfold_roles(manifest.mesh, {manifest.role_axes, manifest.role_of_rank}, path));
+  std::vector<std::string> roles;
+  for (const std::string& role : opened.role_of_rank) {
+    auto found = std::find(roles.begin(), roles.end(), role);
+    if (found == roles.end()) found = roles.insert(roles.end(), role);
+    opened.set.role_of_rank.push_back(static_cast<int32_t>(found - roles.begin()));
+  }
+  opened.set.roles.resize(roles.size());
+  return opened;
+}
+
+}  // namespace
+
+Result<PlanSet> read_plan_set(const std::string& directory) {
+  PIPER_ASSIGN(Opened opened, open_set(directory));
+  PlanSet set = std::move(opened.set);
+  std::vector<bool> read(set.roles.size());
+  for (int64_t rank = 0; rank < set.world(); ++rank) {
+    const std::string path = directory + "/" + rank_file(rank);
+    PIPER_ASSIGN(const RankHeader header, read_header(path));
+    PIPER_TRY(check_header(path, header, rank, set, opened.role_of_rank));
+    const auto role = static_cast<size_t>(set.role_of_rank[rank]);
+    if (read[role]) continue;
+    PIPER_ASSIGN(set.roles[role], read_role(set, header.role));
+    read[role] = true;
+  }
+  PIPER_TRY(read_tensor_types(set));
+  for (const char* oracle : {"single", "uncut"}) {
+    const std::string name = std::string(oracle) + "/manifest.json", path = directory + "/" + name;
+    const auto listed = set.manifest.files.find(name);
+    if (listed == set.manifest.files.end()) continue;
+    PIPER_ASSIGN(const Bytes file, as_plan_error(map_file(path)));
+    if (digest(as_text(file.span())) != listed->second)
+      return bad(path, "the oracle's plan set is of another compilation, or was modified");
+  }
+  return set;
+}
+
+Result<RankPlan> read_rank_plan(const std::string& file) {
+  PIPER_ASSIGN(RankHeader header, read_header(file));
+  const std::filesystem::path path(file);
+  const std::string parent = path.has_parent_path() ? path.parent_path().string() : ".";
+  PIPER_ASSIGN(Opened opened, open_set(parent));
+  PlanSet set = std::move(opened.set);
+  PIPER_TRY(check_header(file, header, -1, set, opened.role_of_rank));
+  if (path.filename() != rank_file(header.rank))
+    return bad(file, "this is the plan of rank {}; its file is named {}", header.rank,
+               rank_file(header.rank));
+  PIPER_ASSIGN(set.roles[set.role_of_rank[header.rank]], read_role(set, header.role));
+  PIPER_TRY(read_tensor_types(set));
+  return RankPlan{std::move(header), std::move(set)};
+}
+
+Status load_params(PlanSet& set) {
+  const std::string path = init_path(set);
+  for (const auto& [name, hash] : set.manifest.files) {
+    if (!name.ends_with(kInitFile)) continue;
+    PIPER_ASSIGN(const Bytes file, as_plan_error(map_file(path)));
+    if (digest(as_text(file.span())) != hash)
+      return bad(path, "the initial values are of another compilation, or were modified");
+  }
+  PIPER_ASSIGN(std::vector<NamedTensor> tensors, as_plan_error(read_safetensors(path)));
+  set.tensors.clear();
+  for (NamedTensor& tensor : tensors)
+    set.tensors.emplace_back(std::move(tensor.name), std::move(tensor.data));
+  return ok_status();
+}
+
+}  // namespace piper
