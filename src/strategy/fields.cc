@@ -182,7 +182,7 @@ Status check_key(const yaml::Node& key, const Object& object) {
     return fail(key.at, "'{}' in '{}' is not supported", field->name, object.name);
   }
   if (field->presence == kElsewhere) {
-    return fail(key.at, "'{}' does not stand in '{}'", field->name, object.name)
+    return fail(key.at, "'{}' does not belong here", field->name)
         .with_note(fmt::format("help: {}", field->doc));
   }
   return ok_status();

@@ -170,16 +170,10 @@ class Resolver {
     PIPER_ASSIGN(const bool all_known, resolve_names(*tree, &all_integers));
     const bool inserts_text = all_known && !all_integers && node.text.starts_with('$');
     if (inserts_text || (quoted && !(all_known && all_integers))) return text_value(node);
-    return integer_value(node, *tree);
-  }
-
-  Result<Value> integer_value(const yaml::Node& node, const expr::Tree& tree) const {
     auto number = read_integer(node, done_scope());
     if (number) return Value{false, *number, {}};
-    Error error = std::move(number).error();
-    const bool plain_words = tree.nodes.size() > 1 && node.style == yaml::Node::Style::kPlain;
-    if (!plain_words) return error;
-    return std::move(error).with_note("help: if a text is meant, put it in quotes");
+    if (all_known) return std::move(number).error();
+    return std::move(number).error().with_note("help: if a text is meant, put it in quotes");
   }
 
   std::vector<const yaml::Entry*> entries_;

@@ -118,8 +118,18 @@ Result<Glob> read_glob(const yaml::Node& node, const Scope& scope) {
 Result<Expr> read_expression_part(const yaml::Node& node, size_t offset, std::string_view text,
                                   const Scope& scope, std::span<const std::string> free) {
   SourceSpan at = span_in(node, offset, text.size());
-  PIPER_ASSIGN(expr::Tree tree, expr::parse(text, at));
-  PIPER_TRY(check_expression(tree, scope, free));
+  auto tree = expr::parse(text, at);
+  if (!tree) {
+    const auto count = [&](char c) { return std::count(text.begin(), text.end(), c); };
+    const bool cut_at_comma = node.style == yaml::Node::Style::kPlain && count('(') > count(')');
+    if (!cut_at_comma) return std::move(tree).error();
+    return std::move(tree).error().with_note(
+        "help: inside {...} and [...], quote an expression that has a comma");
+  }
+  if (Status known = check_expression(*tree, scope, free); !known) {
+    if (!expr::is_identifier(text)) return std::move(known).error();
+    return std::move(known).error().with_note("an integer is expected here");
+  }
   PIPER_ASSIGN(Expr expression, Expr::parse(text, std::move(at)));
   return expression.with(scope.integers);
 }

@@ -36,7 +36,7 @@ size_t character_size(std::string_view text, size_t at) {
 // What is wrong with the one-byte character, if anything.
 const char* bad_character(std::string_view text, size_t at) {
   const char c = text[at];
-  if (c == '\t') return "a tab; indent and separate with spaces";
+  if (c == '\t') return "a tab";
   if (c == '\r' && (at + 1 == text.size() || text[at + 1] != '\n')) {
     return "a carriage return without a line feed";
   }
@@ -66,13 +66,17 @@ bool is_date(std::string_view text) {
          all_of(text, [](char c) { return is_digit(c) || c == '-'; });
 }
 
-bool is_word_of_yaml(std::string_view text) {
-  static constexpr std::array<std::string_view, 28> kWords = {
-      "y",  "Y",    "yes",  "Yes",  "YES",  "n",    "N",    "no",   "No",    "NO",
-      "on", "On",   "ON",   "off",  "Off",  "OFF",  "True", "TRUE", "False", "FALSE",
-      "~",  "null", "Null", "NULL", ".inf", ".Inf", ".nan", ".NaN"};
-  return std::find(kWords.begin(), kWords.end(), text) != kWords.end();
+template <size_t N>
+bool is_one_of(std::string_view text, const std::array<std::string_view, N>& words) {
+  return std::find(words.begin(), words.end(), text) != words.end();
 }
+
+constexpr std::array<std::string_view, 20> kTruth = {
+    "y",  "Y",  "yes", "Yes", "YES", "n",   "N",    "no",   "No",    "NO",
+    "on", "On", "ON",  "off", "Off", "OFF", "True", "TRUE", "False", "FALSE"};
+constexpr std::array<std::string_view, 4> kNothing = {"~", "null", "Null", "NULL"};
+constexpr std::array<std::string_view, 6> kNoNumber = {".inf", ".Inf", ".INF",
+                                                       ".nan", ".NaN", ".NAN"};
 
 }  // namespace
 
@@ -117,7 +121,9 @@ Status check_text(std::string_view text, const Places& places) {
     if (size == 0) return fail(places.span(i), "the file is not valid UTF-8 here");
     if (size == 1) {
       if (const char* what = bad_character(text, i)) {
-        return fail(places.span(i), "the file has {} here", what);
+        Error error = fail(places.span(i), "the file has {} here", what);
+        if (text[i] != '\t') return error;
+        return std::move(error).with_note("help: indent and separate with spaces");
       }
     }
     i += size;
@@ -126,12 +132,14 @@ Status check_text(std::string_view text, const Places& places) {
 }
 
 std::optional<std::string> yaml_surprise(std::string_view plain) {
-  if (is_word_of_yaml(plain)) {
+  if (is_one_of(plain, kTruth)) {
     return "YAML versions disagree about what it means; write true or false for a truth value, or "
            "quote it for text";
   }
+  if (is_one_of(plain, kNothing)) return "leave the key out to say nothing, or quote it for text";
   std::string_view digits = plain;
   if (!digits.empty() && (digits[0] == '-' || digits[0] == '+')) digits.remove_prefix(1);
+  if (is_one_of(digits, kNoNumber)) return "a number must be finite";
   if (!starts_number(digits)) return std::nullopt;
   const bool only_digits = all_of(digits, [](char c) { return is_digit(c) || c == '_'; });
   if (only_digits && digits.find('_') != std::string_view::npos) {

@@ -257,6 +257,9 @@ Error explain(const YAML::Exception& e, const TreeBuilder& builder, std::string_
   if (here == ':') {
     return std::move(error).with_note("help: quote a text or an expression that contains ': '");
   }
+  if (e.msg.starts_with("end of map") || e.msg.starts_with("end of sequence")) {
+    return std::move(error).with_note("help: check the indentation, and the brackets above");
+  }
   return error;
 }
 

@@ -1,0 +1,897 @@
+#include "piper/strategy.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <map>
+#include <random>
+
+#include "golden.h"
+
+namespace piper {
+namespace {
+
+// A folder of strategy files that goes with the test.
+class Folder {
+ public:
+  Folder() {
+    std::string pattern = ::testing::TempDir() + "strategy-XXXXXX";
+    path_ = std::string(mkdtemp(pattern.data())) + "/";
+  }
+  ~Folder() { std::filesystem::remove_all(path_); }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  std::string write(const std::string& name, std::string_view text) const {
+    std::ofstream(path_ + name, std::ios::binary) << text;
+    return path_ + name;
+  }
+  // An error as a user in this folder would see it.
+  std::string print(const Error& error) const {
+    std::string text = print_error(error);
+    for (size_t at = text.find(path_); at != std::string::npos; at = text.find(path_)) {
+      text.erase(at, path_.size());
+    }
+    return text;
+  }
+
+ private:
+  std::string path_;
+};
+
+Result<Strategy> parse(const std::string& text, const std::vector<Definition>& defines = {}) {
+  const Folder folder;
+  return parse_strategy(folder.write("strategy.yaml", text), defines);
+}
+
+// The strategy; a failure stops the test program's case with the error's text.
+Strategy parsed(const std::string& text, const std::vector<Definition>& defines = {}) {
+  Result<Strategy> strategy = parse(text, defines);
+  if (strategy) return *std::move(strategy);
+  ADD_FAILURE() << print_error(strategy.error());
+  return {};
+}
+
+std::string message(const std::string& text) {
+  const Result<Strategy> strategy = parse(text);
+  return strategy ? "" : strategy.error().message;
+}
+
+Result<int64_t> calculate(std::string_view text, const Variables& variables = {}) {
+  const SourceSpan at{"e", 1, 1, static_cast<int>(text.size())};
+  PIPER_ASSIGN(const Expr expression, Expr::parse(text, at));
+  return expression.evaluate(variables);
+}
+
+// ---- Errors
+// ---------------------------------------------------------------------------------------
+
+golden::Section strategy_error(const golden::Case& c) {
+  const Folder folder;
+  for (const golden::Section& section : c.sections) {
+    if (section.name.ends_with(".yaml")) folder.write(section.name, section.text);
+  }
+  std::vector<Definition> defines;
+  for (const golden::Section& section : c.sections) {
+    if (section.name != "define") continue;
+    const size_t sign = section.text.find('=');
+    defines.push_back({section.text.substr(0, sign),
+                       section.text.substr(sign + 1, section.text.size() - sign - 2)});
+  }
+  const std::string path = folder.write("strategy.yaml", c.text("strategy"));
+  const Result<Strategy> strategy = parse_strategy(path, defines);
+  return {"error", strategy ? "none" : folder.print(strategy.error())};
+}
+
+TEST(Strategy, RefusesYamlSurprises) {
+  golden::run("strategy/yaml_refused.test", {"error"}, strategy_error);
+}
+TEST(Strategy, ExplainsWrongKeysAndTypes) {
+  golden::run("strategy/keys_and_types.test", {"error"}, strategy_error);
+}
+TEST(Strategy, ExplainsWrongNames) {
+  golden::run("strategy/names.test", {"error"}, strategy_error);
+}
+TEST(Strategy, ExplainsWrongExpressions) {
+  golden::run("strategy/expressions.test", {"error"}, strategy_error);
+}
+TEST(Strategy, ExplainsWrongIncludes) {
+  golden::run("strategy/includes.test", {"error"}, strategy_error);
+}
+
+Order order_of(const std::string& program, const std::string& file) {
+  Order order;
+  order.each = "pp";
+  order.program = program;
+  order.program_at = {file, 1, 1, static_cast<int>(program.substr(0, program.find('\n')).size())};
+  return order;
+}
+
+TEST(Order, ExplainsWrongPrograms) {
+  golden::run("strategy/program_errors.test", {"error"},
+              [](const golden::Case& c) -> golden::Section {
+                const Folder folder;
+                const std::string program = c.text("program");
+                const Order order = order_of(program, folder.write("program", program));
+                const auto items = expand_order(order, {{"r", 0}, {"P", 2}, {"M", 4}});
+                return {"error", items ? "none" : folder.print(items.error())};
+              });
+}
+
+// Programs stand in the file at any depth and in any style; errors point into it.
+TEST(Order, ErrorsPointIntoTheFile) {
+  const std::string head = "piper: 1\nmesh: {pp: 2}\ndirectives:\n  - order:\n      each: pp\n";
+  const auto at = [&](const std::string& program) {
+    const Result<Strategy> strategy = parse(head + "      program: " + program);
+    EXPECT_FALSE(strategy.ok());
+    if (strategy) return std::string("none");
+    const SourceSpan& span = strategy.error().at;
+    return fmt::format("{}:{}+{}", span.line, span.column, span.length);
+  };
+  EXPECT_EQ(at("|\n        F\n        F X2\n"), "8:11+2");
+  EXPECT_EQ(at("|-  # comment\n\n        # more\n        F\n          \n        repeat M+N: F\n"),
+            "11:18+1");
+  EXPECT_EQ(at("|\r\n        F\r\n        F X2\r\n"), "8:11+2");
+  EXPECT_EQ(at("\"F; F X2\"\n"), "6:22+2");
+  EXPECT_EQ(at("'F; F X2'\n"), "6:22+2");
+  EXPECT_EQ(at("F; F X2\n"), "6:21+2");
+  EXPECT_EQ(at("|\n"), "6:16+1");
+}
+
+TEST(Strategy, RefusesBytesThatAreNoText) {
+  EXPECT_EQ(message(std::string("piper: 1\nloss: a\0b\n", 19)),
+            "the file has a control character here");
+  EXPECT_EQ(message("piper: 1\nloss: \xff\n"), "the file is not valid UTF-8 here");
+  EXPECT_EQ(message("piper: 1\nloss: \xc0\xaf\n"), "the file is not valid UTF-8 here");
+  EXPECT_EQ(message("piper: 1\nloss: \xed\xa0\x80\n"), "the file is not valid UTF-8 here");
+  EXPECT_EQ(message("piper: 1\nloss: \xe2\x82"), "the file is not valid UTF-8 here");
+  EXPECT_EQ(message("\xEF\xBB\xBFpiper: 1\n"),
+            "the file starts with a byte order mark; save it as plain UTF-8");
+  EXPECT_EQ(message("piper: 1\rloss: a\n"),
+            "the file has a carriage return without a line feed here");
+  EXPECT_EQ(message("piper: 1\nloss: \"a\\0b\"\n"),
+            "a quoted text must not hold control characters");
+  EXPECT_EQ(message(""), "the file is empty");
+  EXPECT_EQ(message("# nothing\n"), "the file is empty");
+  EXPECT_TRUE(parse("piper: 1\nloss: größe\n").ok());
+  EXPECT_TRUE(parse("piper: 1\r\nloss: a\r\n").ok());
+}
+
+TEST(Strategy, RefusesWhatIsTooLarge) {
+  const std::string head = "piper: 1\nparams: {x: ";
+  EXPECT_EQ(message(head + std::string(64, '[') + std::string(64, ']') + "}\n"),
+            "lists and maps are nested more than 64 deep");
+  EXPECT_NE(message(head + std::string(200000, '[')), "");
+  EXPECT_NE(message(std::string((1 << 20) + 1, '#')), "");
+  std::string many = "piper: 1\ninputs: {x: {shape: [1";
+  for (int i = 0; i < 100000; ++i) many += ", 1";
+  EXPECT_EQ(message(many + "]}}\n"), "the file has more than 100000 values");
+  std::string params = "piper: 1\nparams:\n";
+  for (int i = 0; i < 1001; ++i) params += fmt::format("  p{}: {}\n", i, i);
+  EXPECT_EQ(message(params), "a strategy has at most 1000 params");
+  std::string chain = "piper: 1\nparams:\n";
+  for (int i = 0; i < 999; ++i) chain += fmt::format("  p{}: p{} + 1\n", i, i + 1);
+  EXPECT_EQ(parsed(chain + "  p999: 1\n").params[0].second, 1000);
+  EXPECT_EQ(message("piper: 1\nmesh: {x: " + std::string(200, '(') + "1}\n"),
+            "the expression is nested more than 100 deep");
+  EXPECT_EQ(message("piper: 1\nmesh: {x: 1" + std::string(5000, ' ') + "+ 1}\n"),
+            "the line is longer than 4096 characters");
+}
+
+TEST(Strategy, ReportsAMissingFile) {
+  const Result<Strategy> strategy = parse_strategy("/no/such/file.yaml", {});
+  ASSERT_FALSE(strategy.ok());
+  EXPECT_NE(strategy.error().message.find("/no/such/file.yaml"), std::string::npos);
+}
+
+// ---- Expressions
+// ----------------------------------------------------------------------------------
+
+TEST(Expr, Calculates) {
+  const std::vector<std::pair<std::string, int64_t>> cases = {
+      {"1 + 2 * 3", 7},
+      {"(1 + 2) * 3", 9},
+      {"10 - 4 - 3", 3},
+      {"100 / 7 / 2", 7},
+      {"7 / 2", 3},
+      {"-7 / 2", -4},
+      {"7 / -2", -4},
+      {"-7 / -2", 3},
+      {"7 % 3", 1},
+      {"-7 % 3", 2},
+      {"7 % -3", -2},
+      {"-7 % -3", -1},
+      {"-6 / 3", -2},
+      {"-6 % 3", 0},
+      {"- - 3", 3},
+      {"!0 + !5", 1},
+      {"1 < 2", 1},
+      {"2 <= 1", 0},
+      {"2 > 1", 1},
+      {"1 >= 2", 0},
+      {"1 == 1", 1},
+      {"1 != 1", 0},
+      {"1 && 2", 1},
+      {"0 || 0", 0},
+      {"0 && 1 / 0", 0},
+      {"1 || 1 / 0", 1},
+      {"1 ? 2 : 1 / 0", 2},
+      {"0 ? 1 / 0 : 3", 3},
+      {"0 ? 1 : 0 ? 2 : 3", 3},
+      {"min(3, 1, 2)", 1},
+      {"max(3, 1 + 4, 2)", 5},
+      {"min(4)", 4},
+      {"1 + 2 < 4 && 3 == 3 || 0", 1},
+      {"  2  ", 2},
+      {"-9223372036854775807 - 1", std::numeric_limits<int64_t>::min()},
+  };
+  for (const auto& [text, value] : cases) {
+    const Result<int64_t> result = calculate(text);
+    ASSERT_TRUE(result.ok()) << text << ": " << result.error().message;
+    EXPECT_EQ(*result, value) << text;
+  }
+}
+
+// The remainder belongs to floor division for all small numbers, and against __int128 at the edges.
+TEST(Expr, DividesDownwards) {
+  for (int64_t a = -20; a <= 20; ++a) {
+    for (int64_t b = -6; b <= 6; ++b) {
+      if (b == 0) continue;
+      const Variables variables = {{"a", a}, {"b", b}};
+      const int64_t quotient = *calculate("a / b", variables),
+                    rest = *calculate("a % b", variables);
+      EXPECT_EQ(quotient * b + rest, a);
+      EXPECT_TRUE(rest == 0 || (rest < 0) == (b < 0));
+      EXPECT_LT(std::abs(rest), std::abs(b));
+    }
+  }
+}
+
+TEST(Expr, NeverWraps) {
+  const int64_t top = std::numeric_limits<int64_t>::max(),
+                bottom = std::numeric_limits<int64_t>::min();
+  const std::vector<int64_t> edges = {bottom, bottom + 1, -3037000500, -1, 0,
+                                      1,      3037000500, top - 1,     top};
+  for (const int64_t a : edges) {
+    for (const int64_t b : edges) {
+      const std::map<std::string, __int128> exact = {{"a + b", static_cast<__int128>(a) + b},
+                                                     {"a - b", static_cast<__int128>(a) - b},
+                                                     {"a * b", static_cast<__int128>(a) * b},
+                                                     {"-a", -static_cast<__int128>(a)}};
+      for (const auto& [text, value] : exact) {
+        const Result<int64_t> result = calculate(text, {{"a", a}, {"b", b}});
+        const bool fits = value >= bottom && value <= top;
+        ASSERT_EQ(result.ok(), fits) << text << " " << a << " " << b;
+        if (fits) {
+          EXPECT_EQ(*result, static_cast<int64_t>(value));
+        } else {
+          EXPECT_EQ(result.error().message, "the result does not fit in 64 bits");
+        }
+      }
+    }
+  }
+  EXPECT_FALSE(calculate("a / b", {{"a", bottom}, {"b", -1}}).ok());
+  EXPECT_EQ(*calculate("a % b", {{"a", bottom}, {"b", -1}}), 0);
+}
+
+TEST(Expr, KnowsItsNames) {
+  const auto expression = Expr::parse("a + min(b, $c) * ${a} - 2", {"e", 1, 1, 25});
+  ASSERT_TRUE(expression.ok());
+  EXPECT_EQ(expression->names(), (std::vector<std::string>{"a", "b", "c"}));
+  const Expr bound = expression->with({{"b", 5}, {"a", 1}});
+  EXPECT_EQ(bound.names(), (std::vector<std::string>{"c"}));
+  EXPECT_EQ(*bound.evaluate({{"c", 3}}), 1 + 3 * 1 - 2);
+  EXPECT_EQ(*bound.evaluate({{"c", 3}, {"a", 10}}), 10 + 3 * 10 - 2);
+  const Result<int64_t> missing = bound.evaluate({});
+  ASSERT_FALSE(missing.ok());
+  EXPECT_EQ(missing.error().message, "unknown name 'c'");
+  EXPECT_EQ(missing.error().at.column, 13);
+  EXPECT_EQ(*Expr::constant(-4).evaluate({}), -4);
+  const int64_t bottom = std::numeric_limits<int64_t>::min();
+  EXPECT_EQ(*Expr::constant(bottom).evaluate({}), bottom);
+}
+
+// ---- Values
+// ---------------------------------------------------------------------------------------
+
+TEST(Strategy, ReadsParams) {
+  const std::string text =
+      "piper: 1\n"
+      "params:\n"
+      "  stages: 4\n"
+      "  dp: 2\n"
+      "  world: stages * dp\n"
+      "  twice: \"world * 2\"\n"
+      "  same: $stages\n"
+      "  later: min(last, 3)\n"
+      "  last: 7\n"
+      "  model: gpt\n"
+      "  path: \"h/0/mlp\"\n"
+      "  tenth: \"10\"\n"
+      "  copy: $model\n"
+      "  block: \"${model}/x$stages\"\n"
+      "  lr: \"3e-4\"\n";
+  const Strategy strategy = parsed(text);
+  EXPECT_EQ(strategy.params, (Variables{{"stages", 4},
+                                        {"dp", 2},
+                                        {"world", 8},
+                                        {"twice", 16},
+                                        {"same", 4},
+                                        {"later", 3},
+                                        {"last", 7}}));
+  const std::vector<std::pair<std::string, std::string>> texts = {
+      {"model", "gpt"}, {"path", "h/0/mlp"}, {"tenth", "10"},
+      {"copy", "gpt"},  {"block", "gpt/x4"}, {"lr", "3e-4"}};
+  EXPECT_EQ(strategy.text_params, texts);
+  const Strategy other = parsed(text, {{"stages", "8"}, {"model", "bert"}, {"stages", "16"}});
+  EXPECT_EQ(other.params[0].second, 16);
+  EXPECT_EQ(other.params[2].second, 32);
+  EXPECT_EQ(other.params[3].second, 64);
+  EXPECT_EQ(other.text_params[4].second, "bert/x16");
+}
+
+TEST(Strategy, ReadsModelSections) {
+  const Strategy strategy = parsed(
+      "piper: 1\n"
+      "params: {stages: 2, out: logits}\n"
+      "mesh: {pp: $stages, dp: stages + 1}\n"
+      "inputs:\n"
+      "  input_ids: {shape: [8, dp * 16], dtype: i64, batch_dim: 0}\n"
+      "  mask: {}\n"
+      "dims: {seq: 64 * pp}\n"
+      "loss: {cross_entropy: {logits: $out, labels: labels, ignore_index: -1}}\n");
+  ASSERT_EQ(strategy.mesh.size(), 2u);
+  EXPECT_EQ(strategy.mesh[0].name, "pp");
+  EXPECT_EQ(strategy.mesh[0].size, 2);
+  EXPECT_EQ(strategy.mesh[1].size, 3);
+  EXPECT_EQ(strategy.mesh[1].at.column, 21);
+  ASSERT_EQ(strategy.inputs.size(), 2u);
+  EXPECT_EQ(strategy.inputs[0].shape, (Shape{8, 48}));
+  EXPECT_EQ(strategy.inputs[0].dtype, DType::kI64);
+  EXPECT_EQ(strategy.inputs[0].batch_dim, 0);
+  EXPECT_FALSE(strategy.inputs[1].shape.has_value());
+  EXPECT_EQ(strategy.dims[0].second, 128);
+  const auto& loss = std::get<CrossEntropyLoss>(strategy.loss);
+  EXPECT_EQ(loss.logits, "logits");
+  EXPECT_EQ(loss.labels, "labels");
+  EXPECT_EQ(loss.ignore_index, -1);
+  EXPECT_EQ(std::get<std::string>(parsed("piper: 1\nloss: total\n").loss), "total");
+  EXPECT_EQ(std::get<std::string>(parsed("piper: 1\nloss: {output: total}\n").loss), "total");
+  EXPECT_EQ(parsed("piper: 1\n").loss.index(), 0u);
+}
+
+TEST(Strategy, ReadsTrain) {
+  const Strategy strategy = parsed(
+      "piper: 1\n"
+      "train:\n"
+      "  optimizer: {adamw: {lr: 3e-4, betas: [0.8, .95], eps: 1e-6, weight_decay: 0.1}}\n"
+      "  clip_norm: 1\n"
+      "  schedule: {warmup: 100, cosine: {total: 10 * 100, min_ratio: 0.1}}\n"
+      "  groups:\n"
+      "    - {match: \"**/bias\", weight_decay: 0}\n"
+      "    - {match: \"wte/**\", lr: 1E-2}\n"
+      "  global_batch: 4 * 2\n"
+      "  microbatch_size: 2\n"
+      "  seed: 17\n");
+  const TrainSpec& train = strategy.train;
+  EXPECT_EQ(train.optimizer.kind, OptimizerKind::kAdamW);
+  EXPECT_EQ(train.optimizer.beta1, 0.8);
+  EXPECT_EQ(train.optimizer.beta2, 0.95);
+  EXPECT_EQ(train.optimizer.eps, 1e-6);
+  EXPECT_EQ(train.clip_norm, 1.0);
+  EXPECT_EQ(train.schedule.warmup, 100);
+  EXPECT_TRUE(train.schedule.cosine);
+  EXPECT_EQ(train.schedule.total, 1000);
+  EXPECT_EQ(train.schedule.min_ratio, 0.1);
+  ASSERT_EQ(train.groups.size(), 3u);
+  EXPECT_EQ(train.groups[0].match, "**/bias");
+  EXPECT_EQ(train.groups[0].lr, 3e-4);
+  EXPECT_EQ(train.groups[0].weight_decay, 0);
+  EXPECT_EQ(train.groups[1].lr, 1e-2);
+  EXPECT_EQ(train.groups[1].weight_decay, 0.1);
+  EXPECT_EQ(train.groups[2].match, "**");
+  EXPECT_EQ(train.groups[2].lr, 3e-4);
+  EXPECT_EQ(strategy.global_batch, 8);
+  EXPECT_EQ(strategy.microbatch_size, 2);
+  EXPECT_EQ(strategy.seed, 17u);
+  EXPECT_EQ(strategy.global_batch_at.line, 9);
+}
+
+// What PyTorch takes when nothing is said.
+TEST(Strategy, HasPyTorchsDefaults) {
+  const auto train = [](const std::string& optimizer) {
+    return parsed("piper: 1\ntrain: {optimizer: {" + optimizer + ": {}}}\n").train;
+  };
+  EXPECT_EQ(train("adam").groups[0].lr, 1e-3);
+  EXPECT_EQ(train("adam").groups[0].weight_decay, 0);
+  EXPECT_EQ(train("adamw").groups[0].weight_decay, 1e-2);
+  EXPECT_EQ(train("adam").optimizer.kind, OptimizerKind::kAdam);
+  EXPECT_EQ(train("adam").optimizer.beta1, 0.9);
+  EXPECT_EQ(train("adam").optimizer.beta2, 0.999);
+  EXPECT_EQ(train("adam").optimizer.eps, 1e-8);
+  EXPECT_EQ(train("sgd").optimizer.kind, OptimizerKind::kSgd);
+  EXPECT_EQ(train("sgd").optimizer.momentum, 0);
+  EXPECT_EQ(train("sgd").groups[0].lr, 1e-3);
+  const Strategy bare = parsed("piper: 1\n");
+  ASSERT_EQ(bare.train.groups.size(), 1u);
+  EXPECT_EQ(bare.train.groups[0].match, "**");
+  EXPECT_FALSE(bare.train.clip_norm.has_value());
+  EXPECT_EQ(bare.global_batch, 0);
+}
+
+TEST(Strategy, ReadsAnnotate) {
+  const Strategy strategy = parsed(
+      "piper: 1\n"
+      "params: {parts: 4, h: blocks}\n"
+      "annotate:\n"
+      "  strict: true\n"
+      "  rules:\n"
+      "    - {match: \"$h/{layer}/**\", tags: {stage: \"layer * parts / layers\", layer: layer}}\n"
+      "    - balance: {tag: stage, into: 2 * parts}\n");
+  EXPECT_TRUE(strategy.annotate.strict);
+  ASSERT_EQ(strategy.annotate.rules.size(), 2u);
+  const auto& rule = std::get<AnnotateRule>(strategy.annotate.rules[0]);
+  EXPECT_EQ(rule.match.pattern(), "blocks/{layer}/**");
+  ASSERT_EQ(rule.tags.size(), 2u);
+  EXPECT_EQ(rule.tags[0].first, "stage");
+  EXPECT_EQ(*rule.tags[0].second.evaluate({{"layer", 5}, {"layers", 8}}), 2);
+  EXPECT_EQ(rule.tags[0].second.names(), (std::vector<std::string>{"layer", "layers"}));
+  EXPECT_EQ(rule.at.line, 6);
+  EXPECT_EQ(rule.at.column, 15);
+  const auto& balance = std::get<BalanceRule>(strategy.annotate.rules[1]);
+  EXPECT_EQ(balance.tag, "stage");
+  EXPECT_EQ(balance.into, 8);
+}
+
+TEST(Strategy, ReadsConditions) {
+  const Strategy strategy = parsed(
+      "piper: 1\n"
+      "params: {q: 4}\n"
+      "mesh: {pp: 8}\n"
+      "annotate:\n"
+      "  - {match: \"**\", tags: {a: 0, b: 0, c: 0, d: 0, e: 0, f: 0, g: 0}}\n"
+      "directives:\n"
+      "  - place:\n"
+      "      where: {a: s, b: s + q, c: \"*\", d: absent, e: q..2 * q, f: [0, q - 1], g: \"<= "
+      "q\",\n"
+      "              mb: q, pass: [F, BI]}\n"
+      "      on: {pp: (s + mb) % pp}\n"
+      "  - split: {dim: batch, into: $q}\n"
+      "  - place: {where: {pass: U, mb: \"!=3\"}, on: {pp: 0}}\n");
+  ASSERT_EQ(strategy.places.size(), 2u);
+  const Where& where = strategy.places[0].where;
+  ASSERT_EQ(where.size(), 9u);
+  using Kind = Condition::Kind;
+  const std::vector<Kind> kinds = {Kind::kBind,    Kind::kEquals, Kind::kAny,
+                                   Kind::kAbsent,  Kind::kRange,  Kind::kSet,
+                                   Kind::kCompare, Kind::kEquals, Kind::kSet};
+  for (size_t i = 0; i < kinds.size(); ++i) EXPECT_EQ(where[i].kind, kinds[i]) << where[i].tag;
+  EXPECT_EQ(where[0].bind, "s");
+  EXPECT_EQ(*where[1].low.evaluate({{"s", 3}}), 7);
+  EXPECT_EQ(*where[4].low.evaluate({}), 4);
+  EXPECT_EQ(*where[4].high.evaluate({}), 8);
+  ASSERT_EQ(where[5].set.size(), 2u);
+  EXPECT_EQ(*where[5].set[1].evaluate({}), 3);
+  EXPECT_EQ(where[6].compare, "<=");
+  EXPECT_EQ(*where[6].low.evaluate({}), 4);
+  EXPECT_EQ(where[8].passes, (std::vector<std::string>{"F", "BI"}));
+  ASSERT_EQ(strategy.places[0].on.size(), 1u);
+  EXPECT_EQ(strategy.places[0].on[0].first, "pp");
+  EXPECT_EQ(*strategy.places[0].on[0].second.evaluate({{"s", 6}, {"mb", 5}}), 3);
+  EXPECT_EQ(strategy.places[1].where[0].passes, (std::vector<std::string>{"U"}));
+  EXPECT_EQ(strategy.places[1].where[1].compare, "!=");
+}
+
+TEST(Strategy, ReadsDirectives) {
+  const Strategy strategy = parsed(
+      "piper: 1\n"
+      "mesh: {pp: 2, dp: 2, tp: 2}\n"
+      "directives:\n"
+      "  - replicate: {over: dp, bucket: 25MiB, stream: grads}\n"
+      "  - replicate: {over: tp, bucket: 4096}\n"
+      "  - split: {dim: batch, into: 8, as: micro}\n"
+      "  - order: {each: pp, program: \"repeat M: F; repeat M: B\"}\n");
+  ASSERT_EQ(strategy.replicates.size(), 2u);
+  EXPECT_EQ(strategy.replicates[0].over, "dp");
+  EXPECT_EQ(strategy.replicates[0].bucket_bytes, int64_t{25} << 20);
+  EXPECT_EQ(strategy.replicates[0].stream, "grads");
+  EXPECT_EQ(strategy.replicates[0].at.line, 4);
+  EXPECT_EQ(strategy.replicates[0].at.column, 5);
+  EXPECT_EQ(strategy.replicates[1].bucket_bytes, 4096);
+  EXPECT_EQ(strategy.replicates[1].stream, "reduce");
+  ASSERT_EQ(strategy.splits.size(), 1u);
+  EXPECT_EQ(strategy.splits[0].into, 8);
+  EXPECT_EQ(strategy.splits[0].as, "micro");
+  ASSERT_EQ(strategy.orders.size(), 1u);
+  EXPECT_EQ(strategy.orders[0].each, "pp");
+}
+
+TEST(Strategy, IncludesFiles) {
+  const Folder folder;
+  folder.write("base.yaml",
+               "piper: 1\n"
+               "params: {stages: 2, chunks: 2 * stages}\n"
+               "annotate:\n  - balance: {tag: stage, into: $chunks}\n");
+  folder.write("mesh.yaml",
+               "piper: 1\ninclude: base.yaml\nparams: {stages: 3}\nmesh: {pp: $stages}\n");
+  const std::string path =
+      folder.write("top.yaml",
+                   "piper: 1\n"
+                   "include: [base.yaml, mesh.yaml]\n"
+                   "params: {stages: more + 1, more: 4}\n"
+                   "annotate:\n  - {match: \"wte/**\", tags: {stage: 0}}\n"
+                   "directives:\n  - place: {where: {stage: s}, on: {pp: s % pp}}\n");
+  const Result<Strategy> strategy = parse_strategy(path, {});
+  ASSERT_TRUE(strategy.ok()) << print_error(strategy.error());
+  EXPECT_EQ(strategy->params, (Variables{{"stages", 5}, {"chunks", 10}, {"more", 4}}));
+  EXPECT_EQ(strategy->mesh[0].size, 5);
+  ASSERT_EQ(strategy->annotate.rules.size(), 2u);
+  EXPECT_EQ(std::get<BalanceRule>(strategy->annotate.rules[0]).into, 10);
+  EXPECT_TRUE(std::holds_alternative<AnnotateRule>(strategy->annotate.rules[1]));
+  EXPECT_NE(strategy->text.find("tag: stage"), std::string::npos);
+  const Result<Strategy> defined = parse_strategy(path, {{"more", "1"}});
+  EXPECT_EQ(defined->mesh[0].size, 2);
+}
+
+// ---- Order programs
+// -------------------------------------------------------------------------------
+
+// The items as a device runs them: "F0 F1 B0", numbers counted for each pass and chunk. Items with
+// '?' stop at M.
+std::string row(const std::vector<OrderItem>& items, int64_t microbatches) {
+  std::map<std::string, int64_t> taken;
+  std::string out;
+  bool inside_pair = false;
+  for (const OrderItem& item : items) {
+    std::string name = item.pass;
+    for (const auto& [tag, value] : item.tags) name = fmt::format("{}{}:", tag, value) + name;
+    int64_t& next = taken[name];
+    if (item.optional && next == microbatches) continue;
+    if (!out.empty()) out += inside_pair ? "&" : " ";
+    out += name + std::to_string(next++);
+    inside_pair = item.paired;
+  }
+  return out;
+}
+
+std::string expand(const std::string& program, int64_t r, int64_t P, int64_t M) {
+  const auto items = expand_order(order_of(program, "program"), {{"r", r}, {"P", P}, {"M", M}});
+  if (!items) return print_error(items.error());
+  return row(*items, M);
+}
+
+std::string library_program(const std::string& name) {
+  const auto strategy = parse_strategy(std::string(PIPER_SOURCE_DIR) + "/strategies/" + name, {});
+  EXPECT_TRUE(strategy.ok()) << print_error(strategy.error());
+  return strategy->orders.at(0).program;
+}
+
+// The published orders, made by counting: a forward runs while fewer than `ahead` microbatches are
+// in flight.
+std::string in_flight_row(int64_t M, int64_t ahead) {
+  std::string out;
+  for (int64_t f = 0, b = 0; b < M;) {
+    const bool forward = f < M && f - b < ahead;
+    out += fmt::format("{}{}{}", out.empty() ? "" : " ", forward ? "F" : "B", forward ? f : b);
+    ++(forward ? f : b);
+  }
+  return out;
+}
+
+TEST(Library, OrdersAreThePublishedOnes) {
+  const std::string gpipe = library_program("gpipe.yaml"),
+                    one_f_one_b = library_program("1f1b.yaml");
+  for (const int64_t P : {1, 2, 3, 4, 8}) {
+    for (const int64_t M : {1, 2, 3, 4, 6, 16}) {
+      for (int64_t r = 0; r < P; ++r) {
+        EXPECT_EQ(expand(gpipe, r, P, M), in_flight_row(M, M)) << P << " " << M << " " << r;
+        EXPECT_EQ(expand(one_f_one_b, r, P, M), in_flight_row(M, P - r))
+            << P << " " << M << " " << r;
+      }
+    }
+  }
+  EXPECT_EQ(expand(one_f_one_b, 1, 4, 4), "F0 F1 F2 B0 F3 B1 B2 B3");
+  EXPECT_EQ(expand(one_f_one_b, 3, 4, 2), "F0 B0 F1 B1");
+}
+
+TEST(Order, ExpressesZeroBubble) {
+  const std::string zb_h1 =
+      "repeat min(M, P-r-1): F\n"
+      "for k in 0..M:\n"
+      "  F? BI\n"
+      "  if k >= r: BW\n"
+      "repeat min(M, r): BW\n";
+  EXPECT_EQ(expand(zb_h1, 2, 4, 6),
+            "F0 F1 BI0 F2 BI1 F3 BI2 BW0 F4 BI3 BW1 F5 BI4 BW2 BI5 BW3 BW4 BW5");
+  const std::string zb_h2 =
+      "repeat min(M, 2*(P-r-1) + 1): F\n"
+      "for k in 0..M:\n"
+      "  BI\n"
+      "  if k >= 2*r: BW\n"
+      "  F?\n"
+      "repeat min(M, 2*r): BW\n";
+  EXPECT_EQ(expand(zb_h2, 1, 3, 6),
+            "F0 F1 F2 BI0 F3 BI1 F4 BI2 BW0 F5 BI3 BW1 BI4 BW2 BI5 BW3 BW4 BW5");
+}
+
+TEST(Order, ExpressesOverlappedPairs) {
+  const std::string dual_pipe_v =
+      "repeat 2*(P-r-1): F[chunk=0]\n"
+      "repeat r+1: F[chunk=0] F[chunk=1]\n"
+      "repeat P-r-1: BI[chunk=1] BW[chunk=1] F[chunk=1]\n"
+      "for i in 0..M-2*P+r+1:\n"
+      "  if i == 0 && r == P-1: F[chunk=0] B[chunk=1]\n"
+      "  else: F[chunk=0] & B[chunk=1]\n"
+      "  F[chunk=1] & B[chunk=0]\n"
+      "repeat P-r-1: B[chunk=1]; repeat 0: F\n";
+  EXPECT_EQ(
+      expand(dual_pipe_v, 0, 2, 5),
+      "chunk0:F0 chunk0:F1 chunk0:F2 chunk1:F0 chunk1:BI0 chunk1:BW0 chunk1:F1 "
+      "chunk0:F3&chunk1:B0 chunk1:F2&chunk0:B0 chunk0:F4&chunk1:B1 chunk1:F3&chunk0:B1 chunk1:B2");
+  EXPECT_EQ(expand("if r:\n  F & B; F\nelse:\n  F[mb=1]? & B\n", 1, 2, 4), "F0&B0 F1");
+}
+
+TEST(Order, Composes) {
+  EXPECT_EQ(expand("repeat 2: repeat 2: F\nrepeat -3: B\n", 0, 1, 4), "F0 F1 F2 F3");
+  EXPECT_EQ(expand("repeat 2: F; B\n", 0, 1, 4), "F0 F1 B0");
+  EXPECT_EQ(expand("if M > 2 ? 1 : 0: F\nelse: B\n", 0, 1, 4), "F0");
+  EXPECT_EQ(expand("if M > 9: F\nelse: if M > 2: B\n", 0, 1, 4), "B0");
+  EXPECT_EQ(
+      expand("let h = M / 2  # half\nfor i in h..M:\n\n  # each\n  F[mb=i,x=-i]\nU\n", 0, 1, 4),
+      "x-2:mb2:F0 x-3:mb3:F0 U0");
+  EXPECT_EQ(expand("for i in 0..2:\n  let a = i\n  repeat a:\n    F\n  B\nF\n", 0, 1, 4),
+            "B0 F0 B1 F1");
+  EXPECT_EQ(expand("repeat $M - ${P}: F", 0, 1, 4), "F0 F1 F2");
+  const auto items = expand_order(order_of("F? & B [ mb = 1 ]", "program"), {});
+  ASSERT_TRUE(items.ok());
+  ASSERT_EQ(items->size(), 2u);
+  EXPECT_TRUE((*items)[0].optional);
+  EXPECT_TRUE((*items)[0].paired);
+  EXPECT_FALSE((*items)[1].paired);
+  EXPECT_EQ((*items)[1].at.column, 6);
+  EXPECT_EQ((*items)[1].at.length, 12);
+}
+
+TEST(Order, KnowsParamsAndPasses) {
+  const Strategy strategy = parsed(
+      "piper: 1\nparams: {n: 3}\nmesh: {pp: 2}\ndirectives:\n"
+      "  - order: {each: pp, program: \"repeat n + pp: F; if r: BW BI; repeat 0: U\"}\n");
+  const auto items = expand_order(strategy.orders.at(0), {{"r", 0}, {"P", 2}, {"M", 4}});
+  ASSERT_TRUE(items.ok()) << print_error(items.error());
+  EXPECT_EQ(items->size(), 5u);
+  const auto passes = passes_named(strategy.orders[0]);
+  ASSERT_TRUE(passes.ok());
+  EXPECT_EQ(*passes, (std::vector<std::string>{"F", "BI", "BW", "U"}));
+}
+
+// ---- Library, schema, noise
+// -----------------------------------------------------------------------
+
+TEST(Library, WorksForAnySizes) {
+  const std::filesystem::path folder = std::filesystem::path(PIPER_SOURCE_DIR) / "strategies";
+  int files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (entry.path().extension() != ".yaml") continue;
+    ++files;
+    const auto defaults = parse_strategy(entry.path().string(), {});
+    ASSERT_TRUE(defaults.ok()) << print_error(defaults.error());
+    for (const MeshAxis& axis : defaults->mesh) EXPECT_EQ(axis.size, 1) << entry.path();
+    std::vector<Definition> defines;
+    for (const auto& [name, value] : defaults->params) defines.push_back({name, "3"});
+    const auto sized = parse_strategy(entry.path().string(), defines);
+    ASSERT_TRUE(sized.ok()) << print_error(sized.error());
+    for (const MeshAxis& axis : sized->mesh) EXPECT_EQ(axis.size, 3) << entry.path();
+  }
+  EXPECT_GE(files, 3);
+}
+
+TEST(Schema, IsTheOneInTheRepository) {
+  const auto kept =
+      read_text_file(std::string(PIPER_SOURCE_DIR) + "/formats/strategy.schema.json", 1 << 20);
+  ASSERT_TRUE(kept.ok());
+  EXPECT_EQ(*kept, strategy_schema())
+      << "write what strategy_schema() returns into formats/strategy.schema.json";
+}
+
+// Every key of the table stands on the user's page.
+TEST(Schema, KeysStandOnTheUsersPage) {
+  const auto page = read_text_file(std::string(PIPER_SOURCE_DIR) + "/formats/strategy.md", 1 << 20);
+  ASSERT_TRUE(page.ok());
+  const std::string schema = strategy_schema();
+  const std::string mark = "\": {\"description\"";
+  int keys = 0;
+  for (size_t at = schema.find(mark); at != std::string::npos; at = schema.find(mark, at + 1)) {
+    const size_t begin = schema.rfind('"', at - 1) + 1;
+    const std::string key = schema.substr(begin, at - begin);
+    EXPECT_NE(page->find("`" + key + "`"), std::string::npos) << key;
+    ++keys;
+  }
+  EXPECT_GT(keys, 40);
+}
+
+// The expansions on the user's page are what its programs yield.
+TEST(Page, ShowsTrueExpansions) {
+  const auto page = read_text_file(std::string(PIPER_SOURCE_DIR) + "/formats/strategy.md", 1 << 20);
+  ASSERT_TRUE(page.ok());
+  const size_t begin = page->find("### Three schedules");
+  ASSERT_NE(begin, std::string::npos);
+  std::string program, rows;
+  int64_t P = 0, M = 0;
+  int checked = 0;
+  for (const std::string& line : split_text(std::string_view(*page).substr(begin), '\n')) {
+    if (line.starts_with("**")) program.clear();
+    if (line.starts_with("P = ")) {
+      ASSERT_EQ(std::sscanf(line.c_str(), "P = %ld, M = %ld", &P, &M), 2);
+      const size_t tick = line.find('`');
+      if (tick == std::string::npos) continue;
+      EXPECT_EQ(expand(program, 0, P, M), line.substr(tick + 1, line.rfind('`') - tick - 1));
+      ++checked;
+    } else if (line.starts_with("    r=")) {
+      EXPECT_EQ(expand(program, line[6] - '0', P, M), line.substr(9));
+      ++checked;
+    } else if (line.starts_with("    ")) {
+      program += line.substr(4) + "\n";
+    }
+  }
+  EXPECT_EQ(checked, 7);
+}
+
+// The first example of the page, and every other block of YAML in it, is a strategy that is read.
+TEST(Page, ShowsTrueExamples) {
+  const auto page = read_text_file(std::string(PIPER_SOURCE_DIR) + "/formats/strategy.md", 1 << 20);
+  ASSERT_TRUE(page.ok());
+  int checked = 0;
+  for (size_t at = page->find("```yaml\n"); at != std::string::npos;
+       at = page->find("```yaml\n", at + 1)) {
+    std::string text = page->substr(at + 8, page->find("```", at + 8) - at - 8);
+    if (!text.starts_with("piper")) text = "piper: 1\nparams: {stages: 2}\n" + text;
+    (void)parsed(text);
+    ++checked;
+  }
+  EXPECT_EQ(checked, 3);
+}
+
+const char* const kEverything =
+    "piper: 1\n"
+    "params: {stages: 4, dp: 2, microbatches: 2 * stages, model: \"gpt\"}\n"
+    "mesh: {pp: $stages, dp: $dp}\n"
+    "inputs: {x: {shape: [8, 16], dtype: i64, batch_dim: 0}}\n"
+    "dims: {seq: 128}\n"
+    "loss: {cross_entropy: {logits: logits, labels: labels, ignore_index: -100}}\n"
+    "train:\n"
+    "  optimizer: {adamw: {lr: 3e-4, betas: [0.9, 0.95], eps: 1e-8, weight_decay: 0.1}}\n"
+    "  schedule: {warmup: 10, cosine: {total: 100, min_ratio: 0.1}}\n"
+    "  groups: [{match: \"**/bias\", weight_decay: 0}]\n"
+    "  clip_norm: 1.0\n"
+    "annotate:\n"
+    "  - {match: \"h/{layer}/**\", tags: {stage: \"layer * stages / layers\"}}\n"
+    "  - balance: {tag: stage, into: $stages}\n"
+    "directives:\n"
+    "  - split: {dim: batch, into: $microbatches, as: mb}\n"
+    "  - place: {where: {stage: s, mb: \"<3\", pass: [F, B]}, on: {pp: s}}\n"
+    "  - replicate: {over: dp, bucket: 25MiB, stream: grads}\n"
+    "  - order:\n"
+    "      each: pp\n"
+    "      program: |\n"
+    "        let w = min(M, P-r-1)\n"
+    "        for i in 0..w: F[mb=i]\n"
+    "        repeat M - w:\n"
+    "          if r: F & B?\n"
+    "          else: F B\n"
+    "        repeat w: B\n";
+
+std::string mutated(std::string text, std::mt19937& random) {
+  static const std::vector<std::string> kTokens = {"{",
+                                                   "}",
+                                                   "[",
+                                                   "]",
+                                                   ":",
+                                                   ": ",
+                                                   "- ",
+                                                   "\n",
+                                                   "  ",
+                                                   "\"",
+                                                   "'",
+                                                   "|",
+                                                   ">",
+                                                   "*",
+                                                   "&a ",
+                                                   "!t ",
+                                                   "<<",
+                                                   "$",
+                                                   "${",
+                                                   "#",
+                                                   "\t",
+                                                   "%",
+                                                   "? ",
+                                                   "0x1",
+                                                   "010",
+                                                   "1e999",
+                                                   "-",
+                                                   "(",
+                                                   ")",
+                                                   ",",
+                                                   "..",
+                                                   "\xff",
+                                                   "\xe2\x82\xac",
+                                                   "\\",
+                                                   "~",
+                                                   "yes",
+                                                   "---\n",
+                                                   "9223372036854775807",
+                                                   "repeat ",
+                                                   "if ",
+                                                   "else:",
+                                                   "let ",
+                                                   "&",
+                                                   "=",
+                                                   "min(",
+                                                   "\r\n",
+                                                   std::string(1, '\0')};
+  const auto pick = [&](size_t n) {
+    return std::uniform_int_distribution<size_t>(0, n - 1)(random);
+  };
+  for (size_t edits = pick(3) == 0 ? 4 : 1; edits > 0 && !text.empty(); --edits) {
+    const size_t at = pick(text.size()), length = 1 + pick(12);
+    const size_t digit = text.find_first_of("0123456789", at);
+    switch (pick(8)) {
+      case 0:
+        text.erase(at, length);
+        break;
+      case 1:
+        text.insert(at, kTokens[pick(kTokens.size())]);
+        break;
+      case 2:
+        text.replace(at, 1, kTokens[pick(kTokens.size())]);
+        break;
+      case 3:
+        text.insert(pick(text.size()), text.substr(at, 4 * length));
+        break;
+      case 4:
+      case 5:
+        if (digit != std::string::npos) text[digit] = static_cast<char>('0' + pick(10));
+        break;
+      case 6:
+        text.insert(std::min(text.find('\n', at), text.size()), pick(2) == 0 ? "  # noise" : "\n");
+        break;
+      default:
+        text[at] = static_cast<char>(pick(256));
+        break;
+    }
+  }
+  return text;
+}
+
+// Whatever stands in the file, the answer is a strategy or a located sentence.
+TEST(Strategy, SurvivesNoise) {
+  ASSERT_TRUE(parse(kEverything).ok()) << print_error(parse(kEverything).error());
+  const char* given = std::getenv("PIPER_SEED");
+  const unsigned seed = given != nullptr ? static_cast<unsigned>(std::atoi(given)) : 20240601u;
+  RecordProperty("seed", static_cast<int>(seed));
+  fmt::print("seed {} (set PIPER_SEED for another)\n", seed);
+  std::mt19937 random(seed);
+  const Folder folder;
+  int accepted = 0;
+  for (int i = 0; i < 2000; ++i) {
+    const std::string text = mutated(kEverything, random);
+    const Result<Strategy> strategy = parse_strategy(folder.write("noise.yaml", text), {});
+    if (!strategy) {
+      EXPECT_NE(strategy.error().message, "") << text;
+      EXPECT_NE(strategy.error().at.file, "") << text;
+      EXPECT_NE(print_error(strategy.error()), "");
+      continue;
+    }
+    ++accepted;
+    for (const Order& order : strategy->orders) {
+      (void)expand_order(order, {{"r", 1}, {"P", 4}, {"M", 8}}).ok();
+    }
+  }
+  EXPECT_GT(accepted, 100);
+  EXPECT_LT(accepted, 1900);
+}
+
+}  // namespace
+}  // namespace piper
