@@ -180,10 +180,13 @@ Status InprocTransport::agree(const PlanIdentity& own) {
 
 Mailbox& InprocTransport::mailbox(int64_t sender, int64_t receiver, int32_t channel) {
   std::lock_guard lock(shared_.mutex);
-  Mailbox& box = shared_.mailboxes[{sender, receiver, channel}];
-  box.sender = sender;
-  box.receiver = receiver;
-  box.channel = channel;
+  auto [place, fresh] = shared_.mailboxes.try_emplace({sender, receiver, channel});
+  Mailbox& box = place->second;
+  if (fresh) {  // the other side may be using it already
+    box.sender = sender;
+    box.receiver = receiver;
+    box.channel = channel;
+  }
   return box;
 }
 

@@ -3,10 +3,8 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <functional>
-#include <random>
 #include <string>
 #include <vector>
 
@@ -33,15 +31,22 @@ inline std::byte* bytes_of(void* data) { return static_cast<std::byte*>(data); }
 // Every rank can compute every rank's data.
 template <class T>
 std::vector<T> data_of(int64_t rank, int64_t salt, int64_t count) {
-  std::mt19937 random(static_cast<unsigned>(rank * 1000003 + salt));
+  uint64_t state = static_cast<uint64_t>(rank * 1000003 + salt);
+  auto random = [&state] {  // splitmix64
+    uint64_t x = state += 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+  };
   std::vector<T> values(static_cast<size_t>(count));
   for (T& value : values) {
+    uint64_t bits = random();
     if constexpr (std::is_floating_point_v<T>) {
       // Magnitudes far apart: another order of additions gives other bits.
-      value = static_cast<T>(std::ldexp(std::uniform_real_distribution<double>(-1, 1)(random),
-                                        static_cast<int>(random() % 30)));
+      double mantissa = static_cast<double>(static_cast<int64_t>(bits)) * 0x1p-63;
+      value = static_cast<T>(mantissa * static_cast<double>(uint64_t{1} << (bits % 30)));
     } else {
-      value = static_cast<T>(random());
+      value = static_cast<T>(bits);
     }
   }
   return values;
@@ -158,7 +163,7 @@ inline std::string all_reduce_in(Transport& t, const std::vector<int64_t>& ranks
   }
   return "";
 }
-inline std::string all_reduce(Transport& t) { return all_reduce_in(t, everyone(t), 700001); }
+inline std::string all_reduce(Transport& t) { return all_reduce_in(t, everyone(t), 300001); }
 inline std::string small_all_reduce(Transport& t) { return all_reduce_in(t, everyone(t), 3); }
 inline std::string one_member(Transport& t) { return all_reduce_in(t, {t.rank()}, 17); }
 inline std::string subgroups(Transport& t) {
@@ -193,7 +198,7 @@ inline std::string reduce_scatter_in(Transport& t, const std::vector<int64_t>& r
 }
 inline std::string reduce_scatter(Transport& t) {
   std::string wrong = reduce_scatter_in(t, everyone(t), 13);
-  if (wrong.empty()) wrong = reduce_scatter_in(t, everyone(t), 300007);
+  if (wrong.empty()) wrong = reduce_scatter_in(t, everyone(t), 70001);
   if (wrong.empty()) wrong = reduce_scatter_in(t, {t.rank()}, 13);
   return wrong;
 }
