@@ -1,0 +1,163 @@
+#include "calls.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+namespace piper::onnx_import {
+namespace {
+
+std::string_view trimmed(std::string_view text) {
+  while (!text.empty() && (text.front() == ' ' || text.front() == '\t')) text.remove_prefix(1);
+  while (!text.empty() && (text.back() == ' ' || text.back() == '\r')) text.remove_suffix(1);
+  return text;
+}
+
+bool is_name_char(char c) {
+  return c == '_' || (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+}
+
+std::string_view name_at(std::string_view text, size_t start) {
+  size_t end = start;
+  while (end < text.size() && is_name_char(text[end])) ++end;
+  return text.substr(start, end - start);
+}
+
+// Walks "(%a, [%b, 3], None), kwargs = {k: %c}" from behind the opening parenthesis.
+void parse_args(std::string_view text, Call& call) {
+  int depth = 1, position = 0;
+  bool keywords = false, any = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (c == '(' || c == '[' || c == '{') ++depth;
+    if (c == ')' || c == ']' || c == '}') {
+      if (--depth == 0 && !keywords) {
+        keywords = true;
+        call.positions = any ? position + 1 : 0;
+      }
+    }
+    if (c == ',' && depth == 1 && !keywords) {
+      ++position;
+      any = false;
+    }
+    if (c != ' ' && c != ',' && !keywords) any = true;
+    if (c != '%') continue;
+    const std::string_view name = name_at(text, i + 1);
+    if (!name.empty()) call.args.push_back({keywords ? -1 : position, std::string(name)});
+  }
+  if (call.positions == 0 && position > 0) call.positions = position;  // "(%a,)"
+}
+
+// 'torch.ops.aten.linear.default' -> "aten.linear"; "operator.mul" stays.
+std::string function_name(std::string_view target) {
+  constexpr std::string_view kOps = "torch.ops.";
+  if (target.substr(0, kOps.size()) != kOps) return std::string(target);
+  target.remove_prefix(kOps.size());
+  const size_t overload = target.rfind('.');
+  const size_t first = target.find('.');
+  return std::string(overload != first ? target.substr(0, overload) : target);
+}
+
+std::string dots_to_slashes(std::string_view path) {
+  std::string out(path);
+  std::replace(out.begin(), out.end(), '.', '/');
+  return out;
+}
+
+// "['', 'model', 'model.h.0', 'view_3']": the last but one is the module; the last names the call.
+std::optional<std::string> module_scope(std::string_view scopes) {
+  std::vector<std::string_view> parts;
+  for (size_t i = 0; i < scopes.size(); ++i) {
+    if (scopes[i] != '\'' && scopes[i] != '"') continue;
+    const size_t end = scopes.find(scopes[i], i + 1);
+    if (end == std::string_view::npos) break;
+    parts.push_back(scopes.substr(i + 1, end - i - 1));
+    i = end;
+  }
+  if (parts.size() < 2) return {};
+  parts.pop_back();
+  const std::string_view module = parts.back();
+  // Written by the exporter's own passes for what stands in no module.
+  if (module.substr(0, 6) == "_empty") return {};
+  return dots_to_slashes(module);
+}
+
+// "/model/h.0/qkv/MatMul_1" -> "model/h/0/qkv".
+std::optional<std::string> node_name_scope(std::string_view name) {
+  if (name.empty() || name.front() != '/') return {};
+  const size_t end = name.rfind('/');
+  return end == 0 ? std::string() : dots_to_slashes(name.substr(1, end - 1));
+}
+
+std::optional<std::string> own_scope(const OnnxNode& node) {
+  const std::string_view scopes = find_metadata(node.metadata, "pkg.torch.onnx.name_scopes");
+  return scopes.empty() ? node_name_scope(node.name) : module_scope(scopes);
+}
+
+}  // namespace
+
+std::vector<SignatureInput> parse_signature(std::string_view text) {
+  std::vector<SignatureInput> out;
+  bool inputs = false;
+  for (const std::string& raw : split_text(text, '\n')) {
+    const std::string_view line = trimmed(raw);
+    if (line.substr(0, 1) == "#") inputs = line == "# inputs";
+    const size_t colon = line.find(": ");
+    if (!inputs || colon == std::string_view::npos) continue;
+    SignatureInput input;
+    input.placeholder = std::string(line.substr(0, colon));
+    input.kind = std::string(name_at(line, colon + 2));
+    const size_t target = line.find("target='");
+    if (target != std::string_view::npos) {
+      const size_t start = target + 8, end = line.find('\'', start);
+      if (end != std::string_view::npos)
+        input.target = std::string(line.substr(start, end - start));
+    }
+    out.push_back(std::move(input));
+  }
+  return out;
+}
+
+std::optional<Call> parse_call(std::string_view text) {
+  if (text.substr(0, 1) != "%") return {};
+  Call call;
+  call.name = std::string(name_at(text, 1));
+  constexpr std::string_view kTarget = "[target=", kArgs = "](args = (";
+  const size_t target = text.find(kTarget), args = text.find(kArgs);
+  if (target == std::string_view::npos || args == std::string_view::npos || args < target)
+    return {};
+  const size_t start = target + kTarget.size();
+  call.function = function_name(text.substr(start, args - start));
+  parse_args(text.substr(args + kArgs.size()), call);
+  return call;
+}
+
+std::vector<std::string> scopes_of(const OnnxModel& model) {
+  std::vector<std::optional<std::string>> scopes;
+  std::unordered_map<std::string_view, size_t> producer;
+  for (size_t i = 0; i < model.nodes.size(); ++i) {
+    scopes.push_back(own_scope(model.nodes[i]));
+    for (const std::string& output : model.nodes[i].outputs) producer.emplace(output, i);
+  }
+  std::vector<std::optional<std::string>> from_consumer(scopes.size());
+  for (size_t i = 0; i < model.nodes.size(); ++i) {
+    for (const std::string& input : model.nodes[i].inputs) {
+      const auto found = producer.find(input);
+      if (found == producer.end() || scopes[found->second] || !scopes[i]) continue;
+      if (!from_consumer[found->second]) from_consumer[found->second] = scopes[i];
+    }
+  }
+  std::vector<std::string> out(scopes.size());
+  for (size_t i = 0; i < scopes.size(); ++i) {
+    if (!scopes[i]) scopes[i] = from_consumer[i];
+    for (size_t k = 0; k < model.nodes[i].inputs.size() && !scopes[i]; ++k) {
+      const auto found = producer.find(model.nodes[i].inputs[k]);
+      if (found != producer.end()) scopes[i] = scopes[found->second];
+    }
+    out[i] = scopes[i].value_or("");
+  }
+  return out;
+}
+
+std::string scope_of_name(std::string_view dotted) { return dots_to_slashes(dotted); }
+
+}  // namespace piper::onnx_import

@@ -1,0 +1,40 @@
+// What the exporters' metadata says: the framework's parameters, the call each node came from, and
+// its module path.
+#pragma once
+
+#include "onnx_model.h"
+
+namespace piper::onnx_import {
+
+// ---- The exported program's signature ("p_h_0_qkv_weight: PARAMETER target='h.0.qkv.weight'")
+// -----------
+struct SignatureInput {
+  std::string placeholder;  // "p_h_0_qkv_weight"
+  std::string kind;         // PARAMETER, BUFFER, CONSTANT_TENSOR, USER_INPUT
+  std::string target;       // the framework's name, "" for user inputs
+};
+std::vector<SignatureInput> parse_signature(std::string_view text);
+
+// ---- The call a node came from ("%linear : […] = call_function[target=…linear.default](args =
+// (…), …)") --
+struct CallArg {
+  int position = -1;  // in args; -1 for keyword arguments
+  std::string name;   // of the value, without '%'
+};
+struct Call {
+  std::string name;           // of its result: "linear_3"
+  std::string function;       // "aten.linear"
+  std::vector<CallArg> args;  // those that are values, nested lists flattened
+  int positions = 0;          // arguments by position, values or not
+};
+std::optional<Call> parse_call(std::string_view text);
+
+// ---- Scopes
+// ------------------------------------------------------------------------------------------------
+// By node, "h/0/qkv": from the module path of either exporter; a node without one takes that of its
+// first consumer that has one, else of its producer.
+std::vector<std::string> scopes_of(const OnnxModel& model);
+// "h.0.qkv" -> "h/0/qkv".
+std::string scope_of_name(std::string_view dotted);
+
+}  // namespace piper::onnx_import

@@ -1,0 +1,218 @@
+#include <algorithm>
+
+#include "rules.h"
+
+namespace piper::onnx_import {
+
+const Val& RuleContext::in(size_t i) const {
+  static const Val kNone;
+  return i < inputs_.size() ? inputs_[i] : kNone;
+}
+
+Error RuleContext::located(std::string text) const {
+  std::string where = node.label();
+  if (!scope_.empty()) where += fmt::format(" in '{}'", quote_control(scope_));
+  return fail("{}: {}", where, std::move(text));
+}
+
+Status RuleContext::need(size_t least, size_t most) const {
+  if (num_inputs() > most)
+    return error("has {} inputs; at most {} are possible", num_inputs(), most);
+  for (size_t i = 0; i < std::max(least, num_inputs()); ++i) {
+    if (i < least && !has(i)) return error("has no input {}; it needs {}", i, least);
+    if (in(i).kind == Val::Kind::kSequence) return error("input {} is a sequence, not a tensor", i);
+  }
+  return ok_status();
+}
+
+int64_t RuleContext::integer(std::string_view name, int64_t otherwise) const {
+  const OnnxAttr* attr = node.find(name);
+  const auto* value = attr ? std::get_if<int64_t>(&attr->value) : nullptr;
+  return value ? *value : otherwise;
+}
+
+double RuleContext::real(std::string_view name, double otherwise) const {
+  const OnnxAttr* attr = node.find(name);
+  const auto* value = attr ? std::get_if<double>(&attr->value) : nullptr;
+  return value ? *value : otherwise;
+}
+
+std::string RuleContext::text(std::string_view name, std::string otherwise) const {
+  const OnnxAttr* attr = node.find(name);
+  const auto* value = attr ? std::get_if<std::string>(&attr->value) : nullptr;
+  return value ? *value : otherwise;
+}
+
+std::vector<int64_t> RuleContext::integers(std::string_view name) const {
+  const OnnxAttr* attr = node.find(name);
+  const auto* value = attr ? std::get_if<std::vector<int64_t>>(&attr->value) : nullptr;
+  return value ? *value : std::vector<int64_t>();
+}
+
+Result<std::vector<int64_t>> RuleContext::constant_integers(size_t i, std::string_view role) const {
+  const Val& val = in(i);
+  if (!val.is_constant()) {
+    return error("its {} must be known when the model is compiled, but depends on the data", role);
+  }
+  if (info(val.dtype).is_float || val.rank() > 1)
+    return error("its {} must be a list of integers", role);
+  if (num_elements(val.shape) > (int64_t{1} << 20)) return error("its {} is too long", role);
+  return read_integers(expand_bytes(val.data, val.stored, val.shape, val.dtype), val.dtype);
+}
+
+Result<std::optional<std::vector<int64_t>>> RuleContext::integers_or_input(std::string_view attr,
+                                                                           size_t input) const {
+  if (has_attr(attr)) return std::optional(integers(attr));
+  if (!has(input)) return std::optional<std::vector<int64_t>>();
+  PIPER_ASSIGN(std::vector<int64_t> values, constant_integers(input, attr));
+  return std::optional(std::move(values));
+}
+
+Result<size_t> RuleContext::axis(int64_t value, size_t rank) const {
+  const int64_t n = static_cast<int64_t>(rank);
+  if (value < -n || value >= n) return error("axis {} is outside a value of {} dims", value, rank);
+  return static_cast<size_t>(value < 0 ? value + n : value);
+}
+
+Result<std::vector<int64_t>> RuleContext::axes(std::vector<int64_t> values, size_t rank) const {
+  for (int64_t& value : values) {
+    PIPER_ASSIGN(const size_t a, axis(value, rank));
+    value = static_cast<int64_t>(a);
+  }
+  std::sort(values.begin(), values.end());
+  if (std::adjacent_find(values.begin(), values.end()) != values.end())
+    return error("an axis is named twice");
+  return values;
+}
+
+Status RuleContext::check_shape(const Shape& shape) const {
+  if (shape.size() > 16) return error("a shape of {} dims; at most 16 are supported", shape.size());
+  for (const int64_t d : shape) {
+    if (d < 0) return error("a negative dim in the shape {}", to_string(shape));
+  }
+  if (!elements_of(shape)) return error("the shape {} is too large", to_string(shape));
+  return ok_status();
+}
+
+Result<Val> RuleContext::exact(const Val& val) {
+  Result<Val> out = emit.exact(val);
+  if (!out) return located(out.error().message);
+  return out;
+}
+
+Result<Vals> RuleContext::ops(std::string_view name, const Vals& inputs, const Attrs& attrs) {
+  Vals held;
+  for (const Val& v : inputs) {
+    PIPER_ASSIGN(Val e, exact(v));
+    held.push_back(std::move(e));
+  }
+  Result<Vals> out = emit.op(name, held, attrs);
+  if (!out) return located(out.error().message);
+  return out;
+}
+
+Result<Val> RuleContext::op(std::string_view name, const Vals& inputs, const Attrs& attrs) {
+  PIPER_ASSIGN(Vals made, ops(name, inputs, attrs));
+  return std::move(made[0]);
+}
+
+Result<Val> RuleContext::pointwise(std::string_view name, const Vals& inputs, const Attrs& attrs) {
+  Result<Val> out = emit.pointwise(name, inputs, attrs);
+  if (!out) return located(out.error().message);
+  return out;
+}
+
+Val RuleContext::expand(Val x, const Shape& shape) const {
+  // Missing leading dims appear as ones that are broadcast.
+  PIPER_CHECK(x.shape.size() == shape.size());
+  x.shape = shape;
+  return x;
+}
+
+Result<Val> RuleContext::reshape(const Val& x, const Shape& shape) {
+  if (shape == x.shape) return x;
+  if (x.is_constant() && num_elements(x.stored) == 1 && num_elements(shape) > 0) {
+    return Val{x.kind, x.dtype, shape, Shape(shape.size(), 1), {}, x.data, {}};
+  }
+  // Where only ones come or go, what is broadcast stays so.
+  auto no_ones = [](const Shape& s) {
+    Shape out;
+    std::copy_if(s.begin(), s.end(), std::back_inserter(out), [](int64_t d) { return d != 1; });
+    return out;
+  };
+  Val from = x;
+  Shape stored = shape;
+  if (x.is_broadcast() && no_ones(x.shape) == no_ones(shape)) {
+    size_t k = 0;
+    for (int64_t& d : stored) {
+      if (d == 1) continue;
+      while (x.shape[k] == 1) ++k;
+      d = x.stored[k++];
+    }
+  } else {
+    PIPER_ASSIGN(from, exact(x));
+  }
+  Val out = from;
+  out.shape = shape;
+  out.stored = stored;
+  if (from.is_constant()) {
+    out = constant_val(x.dtype, stored, from.data);
+    out.shape = shape;
+    return out;
+  }
+  Result<Vals> made = emit.op("Reshape", {from}, {{"shape", stored}});
+  if (!made) return located(made.error().message);
+  out.id = (*made)[0].id;
+  return out;
+}
+
+Result<Val> RuleContext::transpose(const Val& x, const std::vector<int64_t>& perm) {
+  Val out = x;
+  out.shape = permuted(x.shape, perm);
+  out.stored = permuted(x.stored, perm);
+  if (std::is_sorted(perm.begin(), perm.end())) return out;
+  if (x.is_constant()) {
+    out.data = permute_bytes(x.data, x.stored, perm, x.dtype);
+    return out;
+  }
+  Result<Vals> made = emit.op("Transpose", {x}, {{"perm", perm}});
+  if (!made) return located(made.error().message);
+  out.id = (*made)[0].id;
+  return out;
+}
+
+Result<Val> RuleContext::slice(const Val& x, const std::vector<int64_t>& starts,
+                               const std::vector<int64_t>& steps, const Shape& shape) {
+  // Along a broadcast dim every slice is the same.
+  std::vector<int64_t> begin = starts, end(x.rank()), step = steps;
+  Shape stored = shape;
+  for (size_t d = 0; d < x.rank(); ++d) {
+    if (x.stored[d] == 1 && x.shape[d] != 1 && shape[d] > 0) {
+      begin[d] = 0;
+      step[d] = 1;
+      stored[d] = 1;
+    }
+    end[d] = begin[d] + stored[d] * step[d];
+  }
+  Val out = x;
+  out.shape = shape;
+  out.stored = stored;
+  if (stored == x.stored && std::all_of(step.begin(), step.end(), [](int64_t s) { return s == 1; }))
+    return out;
+  if (x.is_constant()) {
+    Val part =
+        constant_val(x.dtype, stored, slice_bytes(x.data, x.stored, begin, step, stored, x.dtype));
+    part.shape = shape;
+    return part;
+  }
+  Result<Vals> made = emit.op("Slice", {x}, {{"starts", begin}, {"ends", end}, {"steps", step}});
+  if (!made) return located(made.error().message);
+  out.id = (*made)[0].id;
+  return out;
+}
+
+Result<Val> RuleContext::reduce_sum(const Val& x, const std::vector<int64_t>& axes, bool keepdims) {
+  return op("ReduceSum", {x}, {{"axes", axes}, {"keepdims", int64_t{keepdims}}});
+}
+
+}  // namespace piper::onnx_import

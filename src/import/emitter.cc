@@ -1,0 +1,158 @@
+#include <algorithm>
+
+#include "piper/backend.h"
+#include "rules.h"
+
+namespace piper::onnx_import {
+namespace {
+
+constexpr int64_t kMaxConstantBytes = int64_t{1} << 30;
+constexpr int64_t kMaxElements = int64_t{1} << 40;
+
+bool all_constant(const Vals& inputs) {
+  return std::all_of(inputs.begin(), inputs.end(),
+                     [](const Val& v) { return !v.present() || v.is_constant(); });
+}
+
+std::string content_key(const TensorType& type, const Bytes& data) {
+  const std::string_view bytes = as_text(data.span());
+  return to_string(type) + (bytes.size() <= 64 ? std::string(bytes) : digest(bytes));
+}
+
+OpTypes use_of_vals(const Vals& inputs, const Attrs& attrs) {
+  OpTypes use;
+  use.attrs = attrs;
+  for (const Val& v : inputs) {
+    use.present.push_back(v.present());
+    use.inputs.push_back(v.present() ? TensorType{v.dtype, v.stored} : TensorType{});
+  }
+  return use;
+}
+
+Val graph_val(const TensorType& type, ValueId id) {
+  return {Val::Kind::kGraph, type.dtype, type.shape, type.shape, id, {}, {}};
+}
+
+// Pads a shape with leading ones: what broadcasting does.
+Shape padded(const Shape& shape, size_t rank) {
+  Shape out(rank - shape.size(), 1);
+  out.insert(out.end(), shape.begin(), shape.end());
+  return out;
+}
+
+}  // namespace
+
+Val constant_val(DType dtype, Shape shape, Bytes data) {
+  auto [stored, bytes] = compress(data, shape, dtype);
+  return {Val::Kind::kConstant, dtype, std::move(shape), std::move(stored), {},
+          std::move(bytes),     {}};
+}
+
+Val integers_val(const std::vector<int64_t>& values) {
+  return constant_val(DType::kI64, {static_cast<int64_t>(values.size())}, bytes_of(values));
+}
+
+Val number_val(double value, DType dtype) {
+  return {Val::Kind::kConstant, dtype, {}, {}, {}, number_bytes(value, dtype), {}};
+}
+
+Val integer_val(int64_t value) {
+  return {Val::Kind::kConstant, DType::kI64, {}, {}, {}, bytes_of<int64_t>({value}), {}};
+}
+
+std::optional<int64_t> elements_of(const Shape& shape) {
+  int64_t out = 1;
+  for (const int64_t d : shape) {
+    if (__builtin_mul_overflow(out, d, &out) || out > kMaxElements) return {};
+  }
+  return out;
+}
+
+ValueId Emitter::id_of(const Val& val) {
+  if (!val.present()) return {};
+  if (!val.is_constant()) return val.id;
+  const TensorType type{val.dtype, val.stored};
+  std::string key = content_key(type, val.data);
+  const auto at =
+      std::lower_bound(constants_.begin(), constants_.end(), key,
+                       [](const auto& entry, const std::string& k) { return entry.first < k; });
+  if (at != constants_.end() && at->first == key) return at->second;
+  const ValueId id = graph().add_constant("constant", type, val.data);
+  constants_.insert(at, {std::move(key), id});
+  return id;
+}
+
+Result<Val> Emitter::exact(const Val& val) {
+  if (!val.is_broadcast()) return val;
+  std::vector<size_t> dims(val.rank());
+  for (size_t d = 0; d < dims.size(); ++d) dims[d] = d;
+  return exact_dims(val, dims);
+}
+
+Result<Val> Emitter::exact_dims(const Val& val, std::span<const size_t> dims) {
+  Shape shape = val.stored;
+  for (const size_t d : dims) shape[d] = val.shape[d];
+  if (shape == val.stored) return val;
+  Val out = val;
+  out.stored = shape;
+  if (!val.is_constant()) {
+    PIPER_ASSIGN(Vals made, op("Expand", {val}, {{"shape", shape}}));
+    out.id = made[0].id;
+    return out;
+  }
+  const TensorType type{val.dtype, shape};
+  if (type.bytes() > kMaxConstantBytes) {
+    return fail("needs a constant of {}; at most {} are made", human_bytes(type.bytes()),
+                human_bytes(kMaxConstantBytes));
+  }
+  out.data = expand_bytes(val.data, val.stored, shape, val.dtype);
+  return out;
+}
+
+Result<Vals> Emitter::fold(std::string_view name, const Vals& inputs, const Attrs& attrs) {
+  const OpTypes use = use_of_vals(inputs, attrs);
+  PIPER_ASSIGN(const std::vector<TensorType> types, find_op(name)->types(use));
+  for (const TensorType& type : types) {
+    if (type.bytes() > kMaxConstantBytes) {
+      return fail("computes a constant of {}; at most {} are made", human_bytes(type.bytes()),
+                  human_bytes(kMaxConstantBytes));
+    }
+  }
+  std::vector<Bytes> data;
+  for (const Val& v : inputs) data.push_back(v.data);
+  PIPER_ASSIGN(std::vector<Bytes> results, evaluate_op(name, attrs, use.inputs, data, types));
+  Vals out;
+  for (size_t i = 0; i < types.size(); ++i) {
+    out.push_back(constant_val(types[i].dtype, types[i].shape, std::move(results[i])));
+  }
+  return out;
+}
+
+Result<Vals> Emitter::op(std::string_view name, const Vals& inputs, const Attrs& attrs) {
+  PIPER_CHECK(find_op(name) != nullptr, "no op '{}'", name);
+  if (!inputs.empty() && all_constant(inputs)) return fold(name, inputs, attrs);
+  std::vector<ValueId> ids;
+  for (const Val& v : inputs) ids.push_back(id_of(v));
+  PIPER_ASSIGN(const std::vector<ValueId> made, build_.try_op(name, std::move(ids), attrs, {}));
+  Vals out;
+  for (const ValueId id : made) out.push_back(graph_val(build_.type(id), id));
+  return out;
+}
+
+Result<Val> Emitter::pointwise(std::string_view name, const Vals& inputs, const Attrs& attrs) {
+  Shape shape;
+  for (const Val& v : inputs) {
+    std::optional<Shape> both = broadcast_shapes(shape, v.shape);
+    if (!both)
+      return fail("the shapes {} and {} do not broadcast", to_string(shape), to_string(v.shape));
+    shape = *std::move(both);
+  }
+  PIPER_ASSIGN(Vals made, op(name, inputs, attrs));
+  Val out = std::move(made[0]);
+  out.stored = padded(out.stored, shape.size());
+  PIPER_CHECK(out.is_constant() || out.stored.size() == build_.shape(out.id).size());
+  out.shape = std::move(shape);
+  return out;
+}
+
+}  // namespace piper::onnx_import

@@ -1,0 +1,113 @@
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+
+#include "onnx_model.h"
+
+namespace piper::onnx_import {
+namespace {
+
+class Handle {
+ public:
+  explicit Handle(int handle) : handle_(handle) {}
+  Handle(const Handle&) = delete;
+  Handle& operator=(const Handle&) = delete;
+  ~Handle() {
+    if (handle_ >= 0) ::close(handle_);
+  }
+  int get() const { return handle_; }
+  void replace(int handle) {
+    if (handle_ >= 0) ::close(handle_);
+    handle_ = handle;
+  }
+
+ private:
+  int handle_;
+};
+
+Error refuse(const std::string& location, std::string_view why) {
+  return fail("external data '{}': {}", quote_control(location), why);
+}
+
+Status check_location(const std::string& location) {
+  if (location.empty()) return refuse(location, "the location is empty");
+  if (location.find('\0') != std::string::npos) return refuse(location, "not a file name");
+  if (location.front() == '/') return refuse(location, "an absolute path is not allowed");
+  for (const std::string& part : split_text(location, '/')) {
+    if (part == "..") return refuse(location, "'..' is not allowed");
+    if (part.empty() || part == ".") return refuse(location, "not a plain relative path");
+  }
+  return ok_status();
+}
+
+Result<Bytes> map_whole(int handle, const std::string& location) {
+  struct stat about = {};
+  if (fstat(handle, &about) != 0) return refuse(location, std::strerror(errno));
+  if (!S_ISREG(about.st_mode)) return refuse(location, "not a regular file");
+  if (about.st_nlink != 1) return refuse(location, "the file has further hard links");
+  const size_t size = static_cast<size_t>(about.st_size);
+  if (size == 0) return Bytes{};
+  void* data = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, handle, 0);
+  if (data == MAP_FAILED) return refuse(location, std::strerror(errno));
+  std::shared_ptr<const void> owner(data,
+                                    [size](const void* p) { munmap(const_cast<void*>(p), size); });
+  return Bytes{std::move(owner), static_cast<const std::byte*>(data), size};
+}
+
+}  // namespace
+
+ExternalData::ExternalData(const std::string& model_path)
+    : directory_(std::filesystem::path(model_path).parent_path().string()) {
+  if (directory_.empty()) directory_.push_back('.');
+}
+
+Result<Bytes> ExternalData::open(const std::string& location) {
+  for (const auto& [name, bytes] : open_files_) {
+    if (name == location) return bytes;
+  }
+  PIPER_TRY(check_location(location));
+  // One component after the other, none of which may be a link: nothing outside the folder can be
+  // reached, and nothing can change between a check and the opening.
+  Handle handle(::open(directory_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (handle.get() < 0) return refuse(location, std::strerror(errno));
+  const std::vector<std::string> parts = split_text(location, '/');
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const int kind = i + 1 < parts.size() ? O_DIRECTORY : O_NONBLOCK;
+    const int next =
+        openat(handle.get(), parts[i].c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | kind);
+    if (next < 0) {
+      const bool link = errno == ELOOP || (errno == ENOTDIR && i + 1 < parts.size());
+      return refuse(location, link ? "a symbolic link is not allowed" : std::strerror(errno));
+    }
+    handle.replace(next);
+  }
+  Result<Bytes> bytes = map_whole(handle.get(), location);
+  if (bytes.ok()) open_files_.emplace_back(location, *bytes);
+  return bytes;
+}
+
+Result<Bytes> ExternalData::read(const std::string& location, int64_t offset, int64_t length) {
+  PIPER_ASSIGN(const Bytes file, open(location));
+  const int64_t size = static_cast<int64_t>(file.size);
+  if (offset < 0 || offset > size) {
+    return fail("external data '{}': offset {} is outside the file of {} bytes",
+                quote_control(location), offset, size);
+  }
+  if (length < 0) length = size - offset;
+  if (length > size - offset) {
+    return fail(
+        "external data '{}': {} bytes at offset {} are more than the file of {} bytes holds",
+        quote_control(location), length, offset, size);
+  }
+  Bytes window = file.window(static_cast<size_t>(offset), static_cast<size_t>(length));
+  // Elements are read in place later: what does not lie on their boundary is copied.
+  const bool aligned = reinterpret_cast<uintptr_t>(window.data) % 8 == 0;
+  return aligned ? window : Bytes::copy_of(window.data, window.size);
+}
+
+}  // namespace piper::onnx_import

@@ -1,0 +1,476 @@
+// Walks the ONNX graph: binds the inputs' shapes, lets each op's rule make its outputs, collects
+// what the graph needs.
+#include "piper/import.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <unordered_map>
+
+#include "params.h"
+#include "rules.h"
+
+namespace piper::onnx_import {
+namespace {
+
+// ---- Rules
+// ---------------------------------------------------------------------------------------------------
+
+class RuleTable {
+ public:
+  RuleTable() {
+    for (const auto rules :
+         {math_rules(), shape_rules(), join_rules(), index_rules(), reduce_rules(), matmul_rules(),
+          norm_rules(), loss_rules(), attention_rules()}) {
+      for (const ImportRule& rule : rules) rules_.push_back(&rule);
+    }
+    std::stable_sort(rules_.begin(), rules_.end(),
+                     [](const ImportRule* a, const ImportRule* b) { return a->op < b->op; });
+  }
+  // Null when there is none for the op in this opset.
+  const ImportRule* find(const OnnxNode& node, int64_t opset) const {
+    if (!node.domain.empty()) return nullptr;
+    auto at =
+        std::lower_bound(rules_.begin(), rules_.end(), node.op,
+                         [](const ImportRule* r, const std::string& op) { return r->op < op; });
+    for (; at != rules_.end() && (*at)->op == node.op; ++at) {
+      if ((*at)->since <= opset && opset <= (*at)->until) return *at;
+    }
+    return nullptr;
+  }
+
+ private:
+  std::vector<const ImportRule*> rules_;
+};
+
+Status check_supported(const OnnxModel& model, const std::vector<std::string>& scopes,
+                       const RuleTable& table) {
+  struct Missing {
+    size_t count = 0;
+    std::vector<std::string> first;
+  };
+  std::map<std::string, Missing> missing;
+  for (size_t n = 0; n < model.nodes.size(); ++n) {
+    const OnnxNode& node = model.nodes[n];
+    if (table.find(node, model.opset)) continue;
+    Missing& m = missing[node.domain.empty() ? node.op : node.domain + "::" + node.op];
+    if (m.count++ < 3) {
+      m.first.push_back(scopes[n].empty() ? fmt::format("'{}'", quote_control(node.name))
+                                          : fmt::format("'{}' in '{}'", quote_control(node.name),
+                                                        quote_control(scopes[n])));
+    }
+  }
+  if (missing.empty()) return ok_status();
+  Error error = fail(model.at(), "the model uses {} operator{} of opset {} that {} not supported",
+                     missing.size(), missing.size() == 1 ? "" : "s", model.opset,
+                     missing.size() == 1 ? "is" : "are");
+  for (const auto& [op, m] : missing) {
+    error.notes.push_back(fmt::format("{}: {} node{}: {}{}", quote_control(op), m.count,
+                                      m.count == 1 ? "" : "s", join(m.first, ", "),
+                                      m.count > m.first.size() ? ", …" : ""));
+  }
+  return error;
+}
+
+// ---- Order
+// -----------------------------------------------------------------------------------------------------
+
+// Nodes so that each stands behind what it reads; the file's order wherever it can be kept.
+Result<std::vector<size_t>> node_order(const OnnxModel& model) {
+  std::unordered_map<std::string_view, size_t> producer;
+  for (size_t n = 0; n < model.nodes.size(); ++n) {
+    for (const std::string& output : model.nodes[n].outputs) producer.emplace(output, n);
+  }
+  enum class State : uint8_t { kNew, kOpen, kDone };
+  std::vector<State> state(model.nodes.size(), State::kNew);
+  std::vector<size_t> order;
+  std::vector<std::pair<size_t, size_t>> stack;  // node, next input
+  for (size_t root = 0; root < model.nodes.size(); ++root) {
+    if (state[root] == State::kNew) stack.emplace_back(root, 0);
+    while (!stack.empty()) {
+      auto& [n, next] = stack.back();
+      state[n] = State::kOpen;
+      const std::vector<std::string>& inputs = model.nodes[n].inputs;
+      if (next == inputs.size()) {
+        state[n] = State::kDone;
+        order.push_back(n);
+        stack.pop_back();
+        continue;
+      }
+      const auto found = producer.find(inputs[next++]);
+      if (found == producer.end() || state[found->second] == State::kDone) continue;
+      if (state[found->second] == State::kOpen) {
+        return fail(model.at(), "{} depends on its own result: the graph has a cycle",
+                    model.nodes[found->second].label());
+      }
+      stack.emplace_back(found->second, 0);
+    }
+  }
+  return order;
+}
+
+// ---- Inputs
+// ------------------------------------------------------------------------------------------------------
+
+const InputBinding* binding_of(const ImportOptions& options, const std::string& name) {
+  for (const InputBinding& binding : options.inputs) {
+    if (binding.name == name) return &binding;
+  }
+  return nullptr;
+}
+
+// The dim_param that all inputs share, "" if there is none.
+std::string shared_param(const OnnxModel& model) {
+  if (model.inputs.empty()) return {};
+  for (const OnnxDim& dim : model.inputs[0].dims) {
+    const bool everywhere =
+        std::all_of(model.inputs.begin(), model.inputs.end(), [&](const OnnxInput& input) {
+          return std::any_of(input.dims.begin(), input.dims.end(),
+                             [&](const OnnxDim& d) { return d.value < 0 && d.param == dim.param; });
+        });
+    if (dim.value < 0 && !dim.param.empty() && everywhere) return dim.param;
+  }
+  return {};
+}
+
+class InputShapes {
+ public:
+  InputShapes(const OnnxModel& model, const ImportOptions& options)
+      : model_(model),
+        options_(options),
+        batch_param_(shared_param(model)),
+        batch_(options.batch) {}
+  Status bind(Graph& graph);
+
+ private:
+  Status check_bindings() const;
+  Result<int> batch_dim(const OnnxInput& input, const InputBinding* binding) const;
+  Status bind_batch(const OnnxInput& input, const OnnxDim& dim);
+  Result<int64_t> bind_dim(const OnnxInput& input, size_t d, bool is_batch) const;
+  SourceSpan at(const InputBinding* binding) const {
+    return binding ? binding->at : options_.batch_at;
+  }
+
+  const OnnxModel& model_;
+  const ImportOptions& options_;
+  std::string batch_param_;
+  int64_t batch_ = 0;
+};
+
+Status InputShapes::check_bindings() const {
+  std::vector<std::string> names;
+  for (const OnnxInput& input : model_.inputs) names.push_back(input.name);
+  for (const InputBinding& binding : options_.inputs) {
+    if (std::count(names.begin(), names.end(), binding.name)) continue;
+    return fail(binding.at, "the model has no input '{}' (it has {}){}", binding.name,
+                join(names, ", "), did_you_mean(binding.name, names));
+  }
+  return ok_status();
+}
+
+Result<int> InputShapes::batch_dim(const OnnxInput& input, const InputBinding* binding) const {
+  const int rank = static_cast<int>(input.dims.size());
+  if (binding && binding->batch_dim) {
+    if (*binding->batch_dim < -1 || *binding->batch_dim >= rank) {
+      return fail(binding->at, "input '{}' has {} dims, and no dim {}", input.name, rank,
+                  *binding->batch_dim);
+    }
+    return *binding->batch_dim;
+  }
+  for (int d = 0; d < rank && !batch_param_.empty(); ++d) {
+    const OnnxDim& dim = input.dims[static_cast<size_t>(d)];
+    if (dim.value < 0 && dim.param == batch_param_) return d;
+  }
+  return rank > 0 ? 0 : -1;
+}
+
+Status InputShapes::bind_batch(const OnnxInput& input, const OnnxDim& dim) {
+  if (dim.value < 0) {
+    if (batch_ > 0) return ok_status();
+    return fail(
+        model_.at(),
+        "input '{}' has a dynamic batch{}: the strategy must say how many samples a batch has",
+        quote_control(input.name), dim.param.empty() ? "" : " '" + quote_control(dim.param) + "'");
+  }
+  if (batch_ == 0) batch_ = dim.value;
+  if (batch_ == dim.value) return ok_status();
+  return fail(options_.batch_at,
+              "a batch of {} samples, but the model was exported for {} (input '{}')", batch_,
+              dim.value, quote_control(input.name))
+      .with_note("help: export it with a dynamic batch dim, or use a batch of " +
+                 std::to_string(dim.value));
+}
+
+Result<int64_t> InputShapes::bind_dim(const OnnxInput& input, size_t d, bool is_batch) const {
+  const OnnxDim& dim = input.dims[d];
+  const InputBinding* binding = binding_of(options_, input.name);
+  int64_t value = is_batch ? batch_ : dim.value;
+  if (binding && binding->shape) {
+    const int64_t named = (*binding->shape)[d];
+    if (value >= 0 && value != named) {
+      return fail(binding->at, "input '{}' has {} in dim {}, not {}", input.name, value, d, named);
+    }
+    value = named;
+  }
+  for (const auto& [param, bound] : options_.dims) {
+    if (value < 0 && param == dim.param) value = bound;
+  }
+  if (value < 0 && !batch_param_.empty() && dim.param == batch_param_) value = batch_;
+  if (value < 0) {
+    return fail(model_.at(), "dim {} of input '{}'{} is dynamic: the strategy must bind it", d,
+                quote_control(input.name),
+                dim.param.empty() ? "" : " ('" + quote_control(dim.param) + "')");
+  }
+  return value;
+}
+
+Status InputShapes::bind(Graph& graph) {
+  PIPER_TRY(check_bindings());
+  std::vector<int> batch_dims;
+  for (const OnnxInput& input : model_.inputs) {
+    const InputBinding* binding = binding_of(options_, input.name);
+    PIPER_ASSIGN(const int d, batch_dim(input, binding));
+    batch_dims.push_back(d);
+    if (binding && binding->shape && binding->shape->size() != input.dims.size()) {
+      return fail(binding->at, "input '{}' has {} dims, not {}", input.name, input.dims.size(),
+                  binding->shape->size());
+    }
+    if (binding && binding->shape && d >= 0 && batch_ == 0)
+      batch_ = (*binding->shape)[static_cast<size_t>(d)];
+    if (d >= 0) PIPER_TRY(bind_batch(input, input.dims[static_cast<size_t>(d)]));
+  }
+  for (size_t i = 0; i < model_.inputs.size(); ++i) {
+    const OnnxInput& input = model_.inputs[i];
+    const InputBinding* binding = binding_of(options_, input.name);
+    if (binding && binding->dtype && *binding->dtype != input.dtype) {
+      return fail(binding->at, "input '{}' is {} in the model, not {}", input.name,
+                  info(input.dtype).name, info(*binding->dtype).name);
+    }
+    Value value;
+    value.name = input.name;
+    value.kind = ValueKind::kInput;
+    value.batch_dim = batch_dims[i];
+    value.type.dtype = input.dtype;
+    for (size_t d = 0; d < input.dims.size(); ++d) {
+      PIPER_ASSIGN(const int64_t dim, bind_dim(input, d, batch_dims[i] == static_cast<int>(d)));
+      value.type.shape.push_back(dim);
+    }
+    if (!elements_of(value.type.shape)) {
+      return fail(model_.at(), "input '{}' is too large: {}", quote_control(input.name),
+                  to_string(value.type));
+    }
+    graph.inputs.push_back(graph.add_value(std::move(value)));
+  }
+  graph.batch = batch_;
+  return ok_status();
+}
+
+// ---- The walk
+// ------------------------------------------------------------------------------------------------------
+
+class Importer {
+ public:
+  Importer(OnnxModel& model, std::vector<std::string>& scopes, const Recovery& recovery)
+      : model_(model), scopes_(scopes), recovery_(recovery), emit_(graph_) {}
+  Status run(const ImportOptions& options);
+  Graph take() && { return std::move(graph_); }
+
+ private:
+  void add_params();
+  void add_constants();
+  Status import_node(size_t n);
+  Result<Vals> inputs_of(size_t n);
+  Result<Val> param_at_use(const ParamUse& use);
+  void name_results(size_t n, const Vals& results, size_t first_node);
+  Status add_outputs();
+  void rename();
+
+  OnnxModel& model_;
+  std::vector<std::string>& scopes_;
+  const Recovery& recovery_;
+  RuleTable table_;
+  Graph graph_;
+  Emitter emit_;
+  std::unordered_map<std::string_view, Val> values_;
+  std::vector<std::pair<ValueId, std::string>> names_;  // what values shall be called
+};
+
+void Importer::add_params() {
+  for (const RecoveredParam& param : recovery_.params) {
+    Value value;
+    value.name = param.name;
+    value.type = param.type;
+    value.kind = ValueKind::kState;
+    value.data = param.data;
+    const ValueId id = graph_.add_value(std::move(value));
+    names_.emplace_back(id, param.name);
+    graph_.params.push_back({.name = param.name,
+                             .aliases = param.aliases,
+                             .scope = scope_of_name(param.name),
+                             .value = id,
+                             .evidence = param.evidence});
+  }
+}
+
+void Importer::add_constants() {
+  for (const OnnxTensor& tensor : model_.initializers) {
+    values_.emplace(tensor.name, constant_val(tensor.type.dtype, tensor.type.shape, tensor.data));
+  }
+}
+
+Result<Val> Importer::param_at_use(const ParamUse& use) {
+  const ValueId id = graph_.params[use.param].value;
+  const TensorType& type = recovery_.params[use.param].type;
+  Val val{Val::Kind::kGraph, type.dtype, type.shape, type.shape, id, {}, {}};
+  if (use.transposed) {
+    PIPER_ASSIGN(Vals made, emit_.op("Transpose", {val}, {{"perm", std::vector<int64_t>{1, 0}}}));
+    return std::move(made[0]);
+  }
+  if (use.shape != type.shape) {
+    PIPER_ASSIGN(Vals made, emit_.op("Reshape", {val}, {{"shape", use.shape}}));
+    return std::move(made[0]);
+  }
+  return val;
+}
+
+Result<Vals> Importer::inputs_of(size_t n) {
+  Vals out;
+  for (size_t i = 0; i < model_.nodes[n].inputs.size(); ++i) {
+    const auto use = std::lower_bound(recovery_.uses.begin(), recovery_.uses.end(), std::pair(n, i),
+                                      [](const ParamUse& u, const std::pair<size_t, size_t>& at) {
+                                        return std::pair(u.node, u.input) < at;
+                                      });
+    if (use != recovery_.uses.end() && use->node == n && use->input == i) {
+      PIPER_ASSIGN(Val val, param_at_use(*use));
+      out.push_back(std::move(val));
+      continue;
+    }
+    const std::string& name = model_.nodes[n].inputs[i];
+    out.push_back(name.empty() ? Val() : values_.at(name));
+  }
+  return out;
+}
+
+// The nodes made for an ONNX node carry its name, the results the names of its outputs.
+void Importer::name_results(size_t n, const Vals& results, size_t first_node) {
+  const OnnxNode& node = model_.nodes[n];
+  for (size_t k = first_node; k < graph_.nodes.size(); ++k) graph_.nodes[k].name = node.name;
+  for (size_t i = 0; i < results.size() && i < node.outputs.size(); ++i) {
+    const Val& val = results[i];
+    if (val.kind != Val::Kind::kGraph || node.outputs[i].empty()) continue;
+    const Value& value = graph_.value(val.id);
+    if (value.kind == ValueKind::kNode && value.producer.index() >= first_node) {
+      names_.emplace_back(val.id, node.outputs[i]);
+    }
+  }
+}
+
+Status Importer::import_node(size_t n) {
+  const OnnxNode& node = model_.nodes[n];
+  const size_t first_node = graph_.nodes.size();
+  emit_.build().scope = scopes_[n];
+  emit_.build().name_prefix = (node.outputs.empty() ? node.name : node.outputs[0]) + "/";
+  PIPER_ASSIGN(Vals inputs, inputs_of(n));
+  RuleContext context(node, std::move(inputs), model_.opset, scopes_[n], emit_);
+  PIPER_ASSIGN(Vals results, table_.find(node, model_.opset)->rule(context));
+  for (size_t i = 0; i < node.outputs.size(); ++i) {
+    if (node.outputs[i].empty()) continue;
+    if (i >= results.size()) return context.error("its output {} is not supported", i);
+    if (!elements_of(results[i].shape))
+      return context.error("its result {} is too large", to_string(results[i].shape));
+    values_[node.outputs[i]] = results[i];
+  }
+  name_results(n, results, first_node);
+  return ok_status();
+}
+
+Status Importer::add_outputs() {
+  for (const std::string& name : model_.outputs) {
+    const Val& val = values_.at(name);
+    if (val.kind == Val::Kind::kSequence)
+      return fail("the output '{}' is a sequence", quote_control(name));
+    PIPER_ASSIGN(const Val full, emit_.exact(val));
+    graph_.outputs.push_back(emit_.id_of(full));
+  }
+  if (graph_.outputs.size() != 1) return ok_status();
+  const TensorType& type = graph_.value(graph_.outputs[0]).type;
+  if (type.shape.empty() && info(type.dtype).is_float) graph_.loss = graph_.outputs[0];
+  return ok_status();
+}
+
+// The exporter's names for all values that have one; the others give way.
+void Importer::rename() {
+  std::set<std::string> used;
+  std::vector<bool> named(graph_.values.size(), false);
+  for (const ValueId id : graph_.inputs) {
+    used.insert(graph_.value(id).name);
+    named[id.index()] = true;
+  }
+  for (const auto& [id, name] : names_) {
+    if (named[id.index()] || !used.insert(name).second) continue;
+    graph_.value(id).name = name;
+    named[id.index()] = true;
+  }
+  for (size_t i = 0; i < graph_.values.size(); ++i) {
+    if (named[i]) continue;
+    const std::string base = graph_.values[i].name;
+    for (int k = 1; !used.insert(graph_.values[i].name).second; ++k) {
+      graph_.values[i].name = fmt::format("{}_{}", base, k);
+    }
+  }
+}
+
+Status Importer::run(const ImportOptions& options) {
+  PIPER_TRY(check_supported(model_, scopes_, table_));
+  PIPER_ASSIGN(const std::vector<size_t> order, node_order(model_));
+  PIPER_TRY(InputShapes(model_, options).bind(graph_));
+  for (const ValueId id : graph_.inputs) {
+    const Value& value = graph_.value(id);
+    const auto input = std::find_if(model_.inputs.begin(), model_.inputs.end(),
+                                    [&](const OnnxInput& i) { return i.name == value.name; });
+    values_.emplace(
+        input->name,
+        Val{Val::Kind::kGraph, value.type.dtype, value.type.shape, value.type.shape, id, {}, {}});
+  }
+  add_params();
+  add_constants();
+  for (const size_t n : order) PIPER_TRY(import_node(n));
+  PIPER_TRY(add_outputs());
+  rename();
+  return ok_status();
+}
+
+void fill_reports(const Recovery& recovery, Imported& out) {
+  for (const RecoveredParam& param : recovery.params) {
+    out.parameters.push_back({param.name, param.evidence, param.initializer});
+  }
+  out.constants = recovery.constants;
+  out.separated = recovery.separated;
+  out.notes = recovery.notes;
+}
+
+Result<Imported> import_model(OnnxModel model, const ImportOptions& options) {
+  std::vector<std::string> scopes = scopes_of(model);
+  PIPER_ASSIGN(const Recovery recovery, recover_params(model, scopes));
+  Importer importer(model, scopes, recovery);
+  PIPER_TRY(importer.run(options));
+  Imported out;
+  fill_reports(recovery, out);
+  out.graph = without_dead_nodes(std::move(importer).take(), true);
+  PIPER_TRY(check_graph(out.graph));
+  return out;
+}
+
+}  // namespace
+}  // namespace piper::onnx_import
+
+namespace piper {
+
+Result<Imported> import_onnx(const std::string& path, const ImportOptions& options) {
+  PIPER_ASSIGN(onnx_import::OnnxModel model, onnx_import::read_onnx(path, options.max_file_bytes));
+  Result<Imported> out = onnx_import::import_model(std::move(model), options);
+  if (!out && out.error().at.file.empty()) out.error().at = SourceSpan{path, 0, 0, 1};
+  return out;
+}
+
+}  // namespace piper

@@ -1,0 +1,77 @@
+// An ONNX file as this room sees it: checked, with its data mapped, free of protobuf. proto.cc
+// makes it and is the only source that includes onnx.pb.h.
+#pragma once
+
+#include <variant>
+
+#include "piper/import.h"
+
+namespace piper::onnx_import {
+
+using Metadata = std::vector<std::pair<std::string, std::string>>;
+// The value of `key`, or "".
+std::string_view find_metadata(const Metadata& metadata, std::string_view key);
+
+struct OnnxTensor {
+  std::string name;
+  TensorType type;
+  Bytes data;                            // exactly type.bytes()
+  std::vector<std::string> folded_from;  // initializers: names that the exporter computed it from
+};
+
+struct OnnxAttr {
+  std::string name;
+  // monostate: of a kind that no supported op has (graphs, types, sparse tensors).
+  std::variant<std::monostate, int64_t, double, std::string, std::vector<int64_t>,
+               std::vector<double>, std::vector<std::string>, OnnxTensor>
+      value;
+};
+
+struct OnnxNode {
+  std::string name, op, domain;              // domain "" is ai.onnx
+  std::vector<std::string> inputs, outputs;  // "" where an optional one is absent
+  std::vector<OnnxAttr> attrs;
+  Metadata metadata;
+  const OnnxAttr* find(std::string_view attr) const;
+  // "node 'x' (MatMul)": how every error about it begins.
+  std::string label() const;
+};
+
+struct OnnxDim {
+  int64_t value = -1;  // -1: dynamic
+  std::string param;   // its name, or ""
+};
+struct OnnxInput {
+  std::string name;
+  DType dtype = DType::kF32;
+  std::vector<OnnxDim> dims;
+};
+
+struct OnnxModel {
+  std::string path;
+  int64_t opset = 0;
+  std::vector<OnnxNode> nodes;
+  std::vector<OnnxTensor> initializers;
+  std::vector<OnnxInput> inputs;  // without those that are initializers
+  std::vector<std::string> outputs;
+  Metadata metadata;  // of the graph
+  SourceSpan at() const { return {path, 0, 0, 1}; }
+};
+
+Result<OnnxModel> read_onnx(const std::string& path, int64_t max_file_bytes);
+
+// The only function of this room that opens data files: those beside the model, by a relative path
+// without links.
+class ExternalData {
+ public:
+  explicit ExternalData(const std::string& model_path);
+  // `length` < 0: all that follows `offset`.
+  Result<Bytes> read(const std::string& location, int64_t offset, int64_t length);
+
+ private:
+  Result<Bytes> open(const std::string& location);
+  std::string directory_;
+  std::vector<std::pair<std::string, Bytes>> open_files_;
+};
+
+}  // namespace piper::onnx_import

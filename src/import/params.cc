@@ -1,0 +1,191 @@
+#include "params.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "host.h"
+
+namespace piper::onnx_import {
+namespace {
+
+const std::vector<int64_t> kSwap{1, 0};
+
+Bytes oriented(const OnnxTensor& tensor, const Claim& claim) {
+  return claim.transposed ? permute_bytes(tensor.data, tensor.type.shape, kSwap, tensor.type.dtype)
+                          : tensor.data;
+}
+
+std::string stored_as(const OnnxModel& model, const Claim& claim) {
+  if (claim.initializer < 0) return "zeros, deleted by the exporter";
+  const OnnxTensor& tensor = model.initializers[static_cast<size_t>(claim.initializer)];
+  const std::string how = claim.transposed                        ? " (transposed)"
+                          : claim.type.shape != tensor.type.shape ? " (reshaped)"
+                                                                  : "";
+  return tensor.name + how;
+}
+
+class Assembly {
+ public:
+  Assembly(const OnnxModel& model, const Claims& claims) : model_(model), claims_(claims) {
+    for (const auto& [alias, name] : claims.ties.alias_of) canonical_[alias] = name;
+  }
+  Status run();
+  Recovery take() && { return std::move(out_); }
+
+ private:
+  const std::string& name_of(const Claim& claim) const {
+    const auto found = canonical_.find(claim.name);
+    return found == canonical_.end() ? claim.name : found->second;
+  }
+  void list_params();
+  Status add_use(const Claim& claim);
+  Status check_equal(const Claim& claim, const RecoveredParam& param) const;
+  void report_initializers();
+
+  const OnnxModel& model_;
+  const Claims& claims_;
+  std::map<std::string, std::string> canonical_;
+  std::map<std::string, size_t> index_;
+  Recovery out_;
+};
+
+void Assembly::list_params() {
+  std::set<std::string> claimed;
+  for (const Claim& claim : claims_.list) {
+    if (!claim.name.empty()) claimed.insert(name_of(claim));
+  }
+  auto add = [&](const std::string& name) {
+    if (!claimed.count(name) || !index_.emplace(name, out_.params.size()).second) return;
+    out_.params.push_back({.name = name});
+    for (const auto& [alias, of] : claims_.ties.alias_of) {
+      if (of == name) out_.params.back().aliases.push_back(alias);
+    }
+  };
+  for (const std::string& name : claims_.order) add(name);
+  for (const Claim& claim : claims_.list) {
+    if (!claim.name.empty()) add(name_of(claim));
+  }
+}
+
+Status Assembly::check_equal(const Claim& claim, const RecoveredParam& param) const {
+  const Bytes data =
+      claim.initializer < 0
+          ? Bytes::zeros(static_cast<size_t>(claim.type.bytes()))
+          : oriented(model_.initializers[static_cast<size_t>(claim.initializer)], claim);
+  const Bytes& other = param.data;
+  const bool equal = claim.type == param.type &&
+                     (other.data == nullptr || as_text(data.span()) == as_text(other.span()));
+  if (equal) return ok_status();
+  return fail("the parameter '{}' is stored with two values: {} and {}", quote_control(param.name),
+              param.initializer, stored_as(model_, claim))
+      .with_note("help: export the model with optimize=False");
+}
+
+Status Assembly::add_use(const Claim& claim) {
+  if (claim.name.empty()) return ok_status();
+  const size_t p = index_.at(name_of(claim));
+  RecoveredParam& param = out_.params[p];
+  if (param.evidence.empty()) {
+    param.evidence = claim.evidence;
+    param.initializer = stored_as(model_, claim);
+    param.type = claim.type;
+    if (claim.initializer >= 0) {
+      param.data = oriented(model_.initializers[static_cast<size_t>(claim.initializer)], claim);
+    }
+  } else {
+    PIPER_TRY(check_equal(claim, param));
+    const std::string also = stored_as(model_, claim);
+    if (param.initializer.find(also) == std::string::npos) param.initializer += ", " + also;
+  }
+  Shape at_use = claim.type.shape;
+  if (claim.initializer >= 0)
+    at_use = model_.initializers[static_cast<size_t>(claim.initializer)].type.shape;
+  out_.uses.push_back({claim.node, claim.input, p, claim.transposed, std::move(at_use)});
+  return ok_status();
+}
+
+void Assembly::report_initializers() {
+  std::vector<std::set<std::string>> names(model_.initializers.size());
+  for (const Claim& claim : claims_.list) {
+    if (claim.initializer >= 0 && !claim.name.empty()) {
+      names[static_cast<size_t>(claim.initializer)].insert(name_of(claim));
+    }
+  }
+  for (size_t i = 0; i < names.size(); ++i) {
+    const OnnxTensor& tensor = model_.initializers[i];
+    if (names[i].size() > 1) {
+      const std::vector<std::string> list(names[i].begin(), names[i].end());
+      out_.separated.push_back(
+          fmt::format("{}: {} parameters: {}", tensor.name, list.size(), join(list, ", ")));
+    }
+    if (names[i].empty() && info(tensor.type.dtype).is_float) {
+      const std::string why = tensor.folded_from.empty()
+                                  ? "a literal"
+                                  : "computed from " + join(tensor.folded_from, ", ");
+      out_.constants.push_back(fmt::format("{} {}: {}", tensor.name, to_string(tensor.type), why));
+    }
+  }
+}
+
+Status Assembly::run() {
+  list_params();
+  for (const Claim& claim : claims_.list) PIPER_TRY(add_use(claim));
+  std::sort(out_.uses.begin(), out_.uses.end(), [](const ParamUse& a, const ParamUse& b) {
+    return std::pair(a.node, a.input) < std::pair(b.node, b.input);
+  });
+  report_initializers();
+  out_.notes = claims_.notes;
+  return ok_status();
+}
+
+// A batch norm that was multiplied into a convolution leaves a weight under its old name with
+// another value.
+Status check_not_fused(const OnnxModel& model) {
+  for (const OnnxNode& node : model.nodes) {
+    const std::string_view rule = find_metadata(node.metadata, "pkg.onnxscript.rewriter.rule_name");
+    if (rule.find("FuseBatchNorm") == std::string_view::npos) continue;
+    return fail(
+               "{}: the exporter multiplied a batch norm into it ({}), so that its parameters are "
+               "lost",
+               node.label(), quote_control(rule))
+        .with_note("help: export the model with optimize=False");
+  }
+  return ok_status();
+}
+
+}  // namespace
+
+InitializerIndex::InitializerIndex(const OnnxModel& m) : model(m) {
+  for (size_t i = 0; i < m.initializers.size(); ++i) {
+    by_name_.emplace_back(m.initializers[i].name, static_cast<int>(i));
+  }
+  std::sort(by_name_.begin(), by_name_.end());
+}
+
+int InitializerIndex::find(std::string_view name) const {
+  const auto found = std::lower_bound(by_name_.begin(), by_name_.end(), std::pair(name, -1));
+  return found != by_name_.end() && found->first == name ? found->second : -1;
+}
+
+int InitializerIndex::find_float(std::string_view name) const {
+  const int i = find(name);
+  return i >= 0 && info(model.initializers[static_cast<size_t>(i)].type.dtype).is_float ? i : -1;
+}
+
+Result<Recovery> recover_params(OnnxModel& model, std::vector<std::string>& scopes) {
+  PIPER_TRY(check_not_fused(model));
+  const std::vector<SignatureInput> signature = parse_signature(
+      find_metadata(model.metadata, "pkg.torch.export.ExportedProgram.graph_signature"));
+  const bool has_parameters =
+      std::any_of(signature.begin(), signature.end(),
+                  [](const SignatureInput& s) { return s.kind == "PARAMETER"; });
+  Result<Claims> claims =
+      has_parameters ? claims_by_calls(model, scopes, signature) : claims_by_names(model, scopes);
+  if (!claims) return std::move(claims).error();
+  Assembly assembly(model, *claims);
+  PIPER_TRY(assembly.run());
+  return std::move(assembly).take();
+}
+
+}  // namespace piper::onnx_import

@@ -1,0 +1,72 @@
+// Finds the exporting module's parameters again in what the exporter made of them: merged, folded,
+// renamed, transposed.
+#pragma once
+
+#include "calls.h"
+
+namespace piper::onnx_import {
+
+// "Input `input` of node `node` is the parameter `name`" — or a constant of its own, for an empty
+// name.
+struct Claim {
+  size_t node = 0, input = 0;
+  int initializer = -1;  // -1: the exporter deleted an all-zero parameter; `type` says what it was
+  std::string name;      // the framework's
+  bool transposed = false;  // the file has the transpose of the framework's matrix
+  TensorType type;          // of the framework's parameter
+  std::string evidence;
+};
+
+struct ParamUse {
+  size_t node = 0, input = 0;
+  size_t param = 0;
+  bool transposed = false;
+  Shape shape;  // at the use, when it is not the parameter's (transposed)
+};
+
+struct RecoveredParam {
+  std::string name;
+  std::vector<std::string> aliases;
+  std::string evidence, initializer;
+  TensorType type;
+  Bytes data;  // empty: zeros
+};
+
+struct Recovery {
+  std::vector<RecoveredParam> params;  // in the framework's order
+  std::vector<ParamUse> uses;          // sorted by node and input
+  std::vector<std::string> constants, separated, notes;
+};
+
+// May add to the model what the exporter deleted: inputs for zero biases, copies of merged nodes.
+// `scopes` is by node.
+Result<Recovery> recover_params(OnnxModel& model, std::vector<std::string>& scopes);
+
+// ---- Between the sources of this part
+// ---------------------------------------------------------------------
+
+struct Ties {                                                 // names of one tensor
+  std::vector<std::pair<std::string, std::string>> alias_of;  // alias, name
+};
+struct Claims {
+  std::vector<Claim> list;
+  Ties ties;
+  std::vector<std::string> order;  // the framework's names in its order; empty: order of use
+  std::vector<std::string> notes;
+};
+struct InitializerIndex {
+  explicit InitializerIndex(const OnnxModel& model);
+  const OnnxModel& model;
+  int find(std::string_view name) const;  // -1 when there is none
+  int find_float(std::string_view name) const;
+
+ private:
+  std::vector<std::pair<std::string_view, int>> by_name_;
+};
+// By the exported program's signature and calls.
+Result<Claims> claims_by_calls(OnnxModel& model, std::vector<std::string>& scopes,
+                               const std::vector<SignatureInput>& signature);
+// By names, scopes and contents, for files without them.
+Result<Claims> claims_by_names(const OnnxModel& model, const std::vector<std::string>& scopes);
+
+}  // namespace piper::onnx_import

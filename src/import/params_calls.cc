@@ -1,0 +1,466 @@
+// Parameters of files that carry the exported program's signature and, by node, the call it came
+// from.
+//
+// Nodes are grouped by call. In each, the placeholders among the call's arguments are given to the
+// group's float initializers by role: what an initializer is called decides only where the roles
+// leave a choice, because equal tensors were merged under one name. Then ties, folded tables,
+// merged modules and deleted biases are looked for.
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "host.h"
+#include "params.h"
+
+namespace piper::onnx_import {
+namespace {
+
+struct Slot {  // a float initializer read by a node of the group
+  size_t node, input;
+  int initializer;
+  bool taken = false;
+};
+
+struct Group {
+  Call call;
+  std::vector<size_t> nodes;
+  std::vector<Slot> slots;
+};
+
+// Where a function's parameter stands: its argument, and the op inputs that it may be in, the first
+// found wins.
+struct RolePlace {
+  std::string_view op;
+  size_t input;
+  bool transposed;  // as against PyTorch's orientation; Gemm: unless transB says otherwise
+};
+struct Role {
+  std::string_view function;
+  int position;
+  std::vector<RolePlace> places;
+};
+
+const std::vector<Role>& roles() {
+  static const std::vector<Role> kRoles = {
+      {"aten.linear", 1, {{"Gemm", 1, true}, {"MatMul", 1, true}, {"Transpose", 0, false}}},
+      {"aten.linear", 2, {{"Gemm", 2, false}, {"Add", 1, false}, {"Add", 0, false}}},
+      {"aten.addmm", 0, {{"Gemm", 2, false}, {"Add", 0, false}, {"Add", 1, false}}},
+      {"aten.addmm", 2, {{"Gemm", 1, false}, {"MatMul", 1, false}}},
+      {"aten.mm", 1, {{"Gemm", 1, false}, {"MatMul", 1, false}}},
+      {"aten.embedding", 0, {{"Gather", 0, false}}},
+      {"aten.layer_norm", 2, {{"LayerNormalization", 1, false}}},
+      {"aten.layer_norm", 3, {{"LayerNormalization", 2, false}}},
+      {"aten.rms_norm", 2, {{"RMSNormalization", 1, false}}},
+      {"aten.group_norm", 2, {{"GroupNormalization", 1, false}}},
+      {"aten.group_norm", 3, {{"GroupNormalization", 2, false}}},
+      {"aten.conv1d", 1, {{"Conv", 1, false}}},
+      {"aten.conv1d", 2, {{"Conv", 2, false}}},
+      {"aten.conv2d", 1, {{"Conv", 1, false}}},
+      {"aten.conv2d", 2, {{"Conv", 2, false}}},
+      {"aten.conv3d", 1, {{"Conv", 1, false}}},
+      {"aten.conv3d", 2, {{"Conv", 2, false}}},
+      {"aten.convolution", 1, {{"Conv", 1, false}}},
+      {"aten.convolution", 2, {{"Conv", 2, false}}},
+  };
+  return kRoles;
+}
+
+const Role* find_role(const Call& call, int position) {
+  for (const Role& role : roles()) {
+    if (role.function == call.function && role.position == position) return &role;
+  }
+  return nullptr;
+}
+
+int64_t attr_integer(const OnnxNode& node, std::string_view name) {
+  const OnnxAttr* attr = node.find(name);
+  const auto* value = attr ? std::get_if<int64_t>(&attr->value) : nullptr;
+  return value ? *value : 0;
+}
+
+std::string parent_of(const std::string& dotted_name) {
+  const size_t dot = dotted_name.rfind('.');
+  return dot == std::string::npos ? "" : dotted_name.substr(0, dot);
+}
+std::string leaf_of(const std::string& dotted_name) {
+  return dotted_name.substr(dotted_name.rfind('.') + 1);
+}
+
+class CallClaims {
+ public:
+  CallClaims(OnnxModel& model, std::vector<std::string>& scopes,
+             const std::vector<SignatureInput>& signature)
+      : model_(model), scopes_(scopes), index_(model) {
+    for (const SignatureInput& s : signature) {
+      if (s.kind == "USER_INPUT" || s.target.empty()) continue;
+      targets_.emplace(s.placeholder, &s);
+      if (s.kind == "PARAMETER") claims_.order.push_back(s.target);
+    }
+  }
+  Result<Claims> run();
+
+ private:
+  void make_groups();
+  void assign(Group& group);
+  bool assign_by_role(Group& group, const CallArg& arg, const SignatureInput& input);
+  void assign_rest(Group& group, std::vector<const SignatureInput*> rest);
+  bool restore_zero_bias(Group& group, const CallArg& arg, const SignatureInput& input);
+  void take(Slot& slot, const SignatureInput& input, bool transposed, const std::string& evidence);
+  void claim_by_name();
+  void claim_folded();
+  bool restore_merged_module();
+  bool copy_merged(size_t source, const std::string& name, const Group& readers);
+  std::string module_beside(const std::vector<Claim>& own) const;
+  void tie(const std::string& a, const std::string& b);
+  void tie_unused();
+  void note_lost();
+  std::vector<std::string> missing() const;  // parameters without a claim or tie
+  const OnnxTensor& tensor(int i) const { return model_.initializers[static_cast<size_t>(i)]; }
+
+  OnnxModel& model_;
+  std::vector<std::string>& scopes_;
+  InitializerIndex index_;
+  std::map<std::string, const SignatureInput*, std::less<>> targets_;
+  std::map<std::string, size_t> group_of_;
+  std::vector<Group> groups_;
+  std::set<std::pair<size_t, size_t>> taken_;  // node, input
+  std::set<std::string> claimed_;
+  Claims claims_;
+};
+
+void CallClaims::make_groups() {
+  for (size_t n = 0; n < model_.nodes.size(); ++n) {
+    std::optional<Call> call =
+        parse_call(find_metadata(model_.nodes[n].metadata, "pkg.torch.onnx.fx_node"));
+    if (!call) continue;
+    const auto [entry, fresh] = group_of_.emplace(call->name, groups_.size());
+    if (fresh) groups_.push_back({*std::move(call), {}, {}});
+    Group& group = groups_[entry->second];
+    group.nodes.push_back(n);
+    for (size_t i = 0; i < model_.nodes[n].inputs.size(); ++i) {
+      const int found = index_.find_float(model_.nodes[n].inputs[i]);
+      if (found >= 0) group.slots.push_back({n, i, found});
+    }
+  }
+}
+
+void CallClaims::take(Slot& slot, const SignatureInput& input, bool transposed,
+                      const std::string& evidence) {
+  slot.taken = true;
+  taken_.emplace(slot.node, slot.input);
+  // A buffer or lifted constant keeps its place, but is no parameter.
+  const bool is_param = input.kind == "PARAMETER";
+  TensorType type = tensor(slot.initializer).type;
+  transposed = transposed && type.shape.size() == 2;
+  if (transposed) std::swap(type.shape[0], type.shape[1]);
+  if (is_param) claimed_.insert(input.target);
+  claims_.list.push_back({slot.node, slot.input, slot.initializer, is_param ? input.target : "",
+                          transposed, std::move(type), evidence});
+}
+
+bool CallClaims::assign_by_role(Group& group, const CallArg& arg, const SignatureInput& input) {
+  const Role* role = find_role(group.call, arg.position);
+  if (!role) return false;
+  for (const RolePlace& place : role->places) {
+    for (Slot& slot : group.slots) {
+      const OnnxNode& node = model_.nodes[slot.node];
+      if (slot.taken || node.op != place.op || slot.input != place.input) continue;
+      // A literal that the exporter added beside it is a scalar; a bias has one dim.
+      if (place.op == "Add" && tensor(slot.initializer).type.shape.size() != 1) continue;
+      bool transposed = place.transposed;
+      if (node.op == "Gemm" && slot.input == 1) {
+        transposed = transposed != (attr_integer(node, "transB") != 0);
+      }
+      take(slot, input, transposed, "signature + call " + group.call.name);
+      return true;
+    }
+  }
+  return false;
+}
+
+// All-zero biases are deleted from Gemm and Conv: the call still names them.
+bool CallClaims::restore_zero_bias(Group& group, const CallArg& arg, const SignatureInput& input) {
+  const Role* role = find_role(group.call, arg.position);
+  if (!role || claimed_.count(input.target)) return false;
+  for (const size_t n : group.nodes) {
+    OnnxNode& node = model_.nodes[n];
+    const bool gemm =
+        node.op == "Gemm" && role->places[0].op == "Gemm" && role->places[0].input == 2;
+    const bool conv =
+        node.op == "Conv" && role->places[0].op == "Conv" && role->places[0].input == 2;
+    if ((!gemm && !conv) || (node.inputs.size() > 2 && !node.inputs[2].empty())) continue;
+    const int weight = node.inputs.size() > 1 ? index_.find(node.inputs[1]) : -1;
+    if (weight < 0 || tensor(weight).type.shape.size() < 2) continue;
+    const TensorType& type = tensor(weight).type;
+    const bool rows = conv || attr_integer(node, "transB") != 0;
+    const TensorType bias{type.dtype, {rows ? type.shape[0] : type.shape[1]}};
+    node.inputs.resize(3);
+    taken_.emplace(n, 2);
+    claimed_.insert(input.target);
+    claims_.list.push_back(
+        {n, 2, -1, input.target, false, bias, "signature + call " + group.call.name});
+    return true;
+  }
+  return false;
+}
+
+void CallClaims::assign_rest(Group& group, std::vector<const SignatureInput*> rest) {
+  std::vector<Slot*> open;
+  for (Slot& slot : group.slots) {
+    if (!slot.taken) open.push_back(&slot);
+  }
+  auto same_name = [&](const Slot& slot, const SignatureInput& input) {
+    const OnnxTensor& t = tensor(slot.initializer);
+    return t.name == input.target ||
+           std::count(t.folded_from.begin(), t.folded_from.end(), input.target) > 0;
+  };
+  const std::string evidence = "signature + call " + group.call.name;
+  // Names decide where each names exactly one of the places.
+  for (auto it = rest.begin(); it != rest.end();) {
+    std::vector<Slot*> named;
+    for (Slot* slot : open) {
+      if (!slot->taken && same_name(*slot, **it)) named.push_back(slot);
+    }
+    if (named.size() == 1 && tensor(named[0]->initializer).name == (*it)->target) {
+      take(*named[0], **it, false, evidence);
+      it = rest.erase(it);
+    } else {
+      ++it;
+    }
+  }
+  std::erase_if(open, [](const Slot* slot) { return slot->taken; });
+  // Literals are scalars; the rest stands in the order of the arguments.
+  if (open.size() > rest.size()) {
+    std::erase_if(open, [&](const Slot* slot) {
+      return num_elements(tensor(slot->initializer).type.shape) == 1;
+    });
+  }
+  if (open.size() != rest.size()) return;
+  for (size_t i = 0; i < open.size(); ++i) {
+    // What the exporter computed from the parameter is not the parameter: see claim_folded.
+    if (tensor(open[i]->initializer).folded_from.empty()) take(*open[i], *rest[i], false, evidence);
+  }
+}
+
+void CallClaims::assign(Group& group) {
+  std::vector<const SignatureInput*> rest;
+  for (const CallArg& arg : group.call.args) {
+    const auto found = targets_.find(arg.name);
+    if (found == targets_.end()) continue;
+    const SignatureInput& input = *found->second;
+    if (assign_by_role(group, arg, input) || restore_zero_bias(group, arg, input)) continue;
+    if (find_role(group.call, arg.position) == nullptr) rest.push_back(&input);
+  }
+  assign_rest(group, std::move(rest));
+}
+
+// Uses that no call explains: an initializer under a parameter's name is that parameter, unless it
+// holds one repeated number and may be a constant that was merged with it.
+void CallClaims::claim_by_name() {
+  std::map<std::string, const SignatureInput*> by_target;
+  for (const auto& [placeholder, input] : targets_) {
+    if (input->kind == "PARAMETER") by_target.emplace(input->target, input);
+  }
+  for (size_t n = 0; n < model_.nodes.size(); ++n) {
+    for (size_t i = 0; i < model_.nodes[n].inputs.size(); ++i) {
+      const int found = index_.find_float(model_.nodes[n].inputs[i]);
+      if (found < 0 || taken_.count({n, i})) continue;
+      const auto named = by_target.find(tensor(found).name);
+      if (named == by_target.end()) continue;
+      const bool uniform = is_uniform(tensor(found).data, tensor(found).type.dtype);
+      if (uniform && claimed_.count(named->first)) continue;
+      Slot slot{n, i, found};
+      take(slot, *named->second, false, "kept name");
+    }
+  }
+}
+
+// A table that was looked up with constant positions: "embedding_1", computed from the position
+// table's weight.
+void CallClaims::claim_folded() {
+  const std::vector<std::string> lost = missing();
+  for (size_t n = 0; n < model_.nodes.size(); ++n) {
+    for (size_t i = 0; i < model_.nodes[n].inputs.size(); ++i) {
+      const int found = index_.find_float(model_.nodes[n].inputs[i]);
+      if (found < 0 || taken_.count({n, i})) continue;
+      const OnnxTensor& t = tensor(found);
+      std::vector<std::string> sources;
+      for (const std::string& name : lost) {
+        if (std::count(t.folded_from.begin(), t.folded_from.end(), name)) sources.push_back(name);
+      }
+      const bool table = t.name.substr(0, 9) == "embedding" && t.type.shape.size() >= 2;
+      const bool last =
+          lost.size() == 1 && t.folded_from.empty() && !is_uniform(t.data, t.type.dtype);
+      if (sources.empty() && table && last) sources = lost;
+      if (sources.empty()) continue;
+      if (sources.size() > 1 || !table || claimed_.count(sources[0])) {
+        claims_.notes.push_back(
+            fmt::format("'{}' was computed by the exporter from {}, which cannot be undone: "
+                        "it is kept as a constant",
+                        t.name, join(sources, ", ")));
+        continue;
+      }
+      TensorType type = t.type;
+      type.shape = {num_elements(type.shape) / type.shape.back(), type.shape.back()};
+      claimed_.insert(sources[0]);
+      taken_.emplace(n, i);
+      claims_.list.push_back(
+          {n, i, found, sources[0], false, std::move(type), "folded from it, as " + t.name});
+      claims_.notes.push_back(
+          fmt::format("'{}' was looked up at constant positions by the exporter: it has the "
+                      "{} rows that the file keeps",
+                      sources[0], claims_.list.back().type.shape[0]));
+    }
+  }
+}
+
+// "layer_norm_12" -> "layer_norm": calls of one function are numbered.
+std::string_view stem_of(std::string_view call) {
+  const size_t end = call.find_last_not_of("0123456789");
+  if (end == std::string_view::npos || end + 1 == call.size() || call[end] != '_') return call;
+  return call.substr(0, end);
+}
+
+// Equal modules on one input were merged: a call names a result ("%layer_norm_1") that no node
+// makes, and reads that of another call of the same function instead.
+bool CallClaims::restore_merged_module() {
+  if (missing().empty()) return false;
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    for (const CallArg& arg : groups_[g].call.args) {
+      if (group_of_.count(arg.name) || targets_.count(arg.name)) continue;
+      for (const size_t reader : groups_[g].nodes) {
+        for (size_t i = 0; i < model_.nodes[reader].inputs.size(); ++i) {
+          const std::string input = model_.nodes[reader].inputs[i];
+          const auto source = group_of_.find(input);
+          if (source == group_of_.end() || stem_of(input) != stem_of(arg.name)) continue;
+          if (copy_merged(source->second, arg.name, groups_[g])) return true;
+        }
+      }
+    }
+  }
+  return false;
+}
+
+// The first module beside `name`'s with parameters of the same own names, all without a place; ""
+// if there is none.
+std::string CallClaims::module_beside(const std::vector<Claim>& own) const {
+  const std::vector<std::string> lost = missing();
+  const std::string module = parent_of(own[0].name);
+  for (const std::string& candidate : lost) {
+    const std::string beside = parent_of(candidate);
+    if (parent_of(beside) != parent_of(module)) continue;
+    const bool all = std::all_of(own.begin(), own.end(), [&](const Claim& claim) {
+      return parent_of(claim.name) == module &&
+             std::count(lost.begin(), lost.end(), beside + "." + leaf_of(claim.name)) > 0;
+    });
+    if (all) return beside;
+  }
+  return {};
+}
+
+bool CallClaims::copy_merged(size_t source, const std::string& name, const Group& readers) {
+  if (groups_[source].nodes.size() != 1) return false;
+  for (const CallArg& arg : readers.call.args) {
+    if (arg.name == groups_[source].call.name)
+      return false;  // reads both: which input is which is lost
+  }
+  const size_t original = groups_[source].nodes[0];
+  std::vector<Claim> own;
+  for (const Claim& claim : claims_.list) {
+    if (claim.node == original && !claim.name.empty()) own.push_back(claim);
+  }
+  const std::string module = own.empty() ? std::string() : module_beside(own);
+  if (module.empty() || model_.nodes[original].outputs.size() != 1) return false;
+  OnnxNode copy = model_.nodes[original];
+  const std::string merged = copy.outputs[0];
+  copy.outputs[0] = name;
+  copy.name += " for " + module;
+  const size_t n = model_.nodes.size();
+  for (Claim& claim : own) {
+    claim.node = n;
+    claim.name = module + "." + leaf_of(claim.name);
+    claim.evidence = fmt::format("call {} merged into {}", name, merged);
+    claimed_.insert(claim.name);
+    taken_.emplace(n, claim.input);
+    claims_.list.push_back(claim);
+  }
+  model_.nodes.push_back(std::move(copy));
+  scopes_.push_back(scope_of_name(module));
+  group_of_.emplace(name, source);
+  for (const size_t reader : readers.nodes) {
+    for (std::string& input : model_.nodes[reader].inputs) {
+      if (input == merged) input = name;
+    }
+  }
+  return true;
+}
+
+// A parameter that no call names is another name of one that does the work in its module.
+void CallClaims::tie_unused() {
+  for (const std::string& name : missing()) {
+    const std::string scope = scope_of_name(parent_of(name));
+    for (const Claim& claim : claims_.list) {
+      if (claim.name.empty() || scopes_[claim.node] != scope ||
+          leaf_of(claim.name) != leaf_of(name))
+        continue;
+      if (parent_of(claim.name) == parent_of(name)) continue;
+      tie(name, claim.name);
+      break;
+    }
+  }
+}
+
+void CallClaims::tie(const std::string& a, const std::string& b) {
+  const auto place = [&](const std::string& name) {
+    return std::find(claims_.order.begin(), claims_.order.end(), name);
+  };
+  auto& ties = claims_.ties.alias_of;
+  claimed_.insert(a);
+  // The first name in the signature is PyTorch's own; b may be an alias already.
+  const auto known =
+      std::find_if(ties.begin(), ties.end(), [&](const auto& tie) { return tie.first == b; });
+  const std::string of = known == ties.end() ? b : known->second;
+  const std::string& first = place(a) < place(of) ? a : of;
+  const std::string& other = &first == &a ? of : a;
+  for (auto& tie : ties) {
+    if (tie.second == other) tie.second = first;
+  }
+  ties.emplace_back(other, first);
+}
+
+std::vector<std::string> CallClaims::missing() const {
+  std::vector<std::string> out;
+  std::copy_if(claims_.order.begin(), claims_.order.end(), std::back_inserter(out),
+               [&](const std::string& name) { return !claimed_.count(name); });
+  return out;
+}
+
+void CallClaims::note_lost() {
+  for (const std::string& name : missing()) {
+    claims_.notes.push_back(
+        fmt::format("the parameter '{}' is in no call: unused, or another name of a tied "
+                    "tensor; it is not trained under this name",
+                    name));
+  }
+}
+
+Result<Claims> CallClaims::run() {
+  make_groups();
+  for (Group& group : groups_) assign(group);
+  claim_by_name();
+  tie_unused();
+  claim_folded();
+  while (restore_merged_module()) {
+  }
+  note_lost();
+  return std::move(claims_);
+}
+
+}  // namespace
+
+Result<Claims> claims_by_calls(OnnxModel& model, std::vector<std::string>& scopes,
+                               const std::vector<SignatureInput>& signature) {
+  return CallClaims(model, scopes, signature).run();
+}
+
+}  // namespace piper::onnx_import

@@ -1,0 +1,482 @@
+// Reads an ONNX file and checks everything that can be checked without knowing operators.
+#include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/io/zero_copy_stream_impl_lite.h>
+#include <onnx/onnx_pb.h>
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+#include <unordered_set>
+
+#include "onnx_model.h"
+
+namespace piper::onnx_import {
+namespace {
+
+namespace pb = google::protobuf;
+
+constexpr size_t kMaxName = 4096;
+constexpr int kMaxRank = 16;
+constexpr int64_t kMaxTensorBytes = int64_t{1} << 40;
+constexpr int64_t kMaxEntries =
+    2'000'000;  // nodes and tensors: parsed messages take far more room than the file
+// Fields that the installed schema (IR 8) does not know yet.
+constexpr int kNodeMetadata = 9, kGraphMetadata = 16, kValueMetadata = 4;
+
+std::string shown(const std::string& name) { return quote_control(name.substr(0, 80)); }
+
+bool is_utf8(const std::string& text) {
+  for (size_t i = 0; i < text.size();) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    const size_t more = byte < 0x80    ? 0
+                        : byte >= 0xf0 ? 3
+                        : byte >= 0xe0 ? 2
+                        : byte >= 0xc2 ? 1
+                                       : 9;
+    if (byte > 0xf4 || more == 9 || text.size() - i <= more) return false;
+    for (size_t k = 1; k <= more; ++k) {
+      if ((static_cast<unsigned char>(text[i + k]) & 0xc0) != 0x80) return false;
+    }
+    i += more + 1;
+  }
+  return true;
+}
+
+Status check_name(std::string_view role, const std::string& name) {
+  if (name.empty()) return fail("{} has an empty name", role);
+  if (name.size() > kMaxName) {
+    return fail("{} has a name of {} bytes; at most {} are allowed", role, name.size(), kMaxName);
+  }
+  if (!is_utf8(name)) return fail("{} '{}' has a name that is not UTF-8", role, shown(name));
+  return ok_status();
+}
+
+// ---- Metadata: kept as unknown fields
+// ------------------------------------------------------------------
+
+bool parse_entry(const std::string& bytes, Metadata& out) {
+  onnx::StringStringEntryProto entry;
+  if (!entry.ParseFromString(bytes)) return false;
+  out.emplace_back(entry.key(), entry.value());
+  return true;
+}
+
+Result<Metadata> read_metadata(const pb::Message& message, int field) {
+  Metadata out;
+  const pb::UnknownFieldSet& fields = message.GetReflection()->GetUnknownFields(message);
+  for (int i = 0; i < fields.field_count(); ++i) {
+    const pb::UnknownField& f = fields.field(i);
+    if (f.number() != field || f.type() != pb::UnknownField::TYPE_LENGTH_DELIMITED) continue;
+    if (!parse_entry(f.length_delimited(), out)) return fail("metadata that cannot be parsed");
+  }
+  return out;
+}
+
+// The strings of a Python list literal such as "['a', 'b']".
+std::vector<std::string> python_strings(std::string_view text) {
+  std::vector<std::string> out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char quote = text[i];
+    if (quote != '\'' && quote != '"') continue;
+    const size_t end = text.find(quote, i + 1);
+    if (end == std::string_view::npos) break;
+    out.emplace_back(text.substr(i + 1, end - i - 1));
+    i = end;
+  }
+  return out;
+}
+
+// ---- Tensors
+// ---------------------------------------------------------------------------------------------
+
+std::optional<DType> dtype_of(int type) {
+  switch (type) {
+    case onnx::TensorProto::FLOAT:
+      return DType::kF32;
+    case onnx::TensorProto::DOUBLE:
+      return DType::kF64;
+    case onnx::TensorProto::BFLOAT16:
+      return DType::kBF16;
+    case onnx::TensorProto::FLOAT16:
+      return DType::kF16;
+    case onnx::TensorProto::INT64:
+      return DType::kI64;
+    case onnx::TensorProto::INT32:
+      return DType::kI32;
+    case onnx::TensorProto::BOOL:
+      return DType::kBool;
+    default:
+      return {};
+  }
+}
+
+std::string type_name(int type) {
+  const std::string name =
+      onnx::TensorProto::DataType_IsValid(type)
+          ? onnx::TensorProto::DataType_Name(static_cast<onnx::TensorProto::DataType>(type))
+          : std::string();
+  return name.empty() ? fmt::format("type {}", type) : name;
+}
+
+Result<TensorType> tensor_type(const std::string& who, const onnx::TensorProto& tensor) {
+  const std::optional<DType> dtype = dtype_of(tensor.data_type());
+  if (!dtype)
+    return fail("{} has elements of {}, which is not supported", who,
+                type_name(tensor.data_type()));
+  if (tensor.dims_size() > kMaxRank) {
+    return fail("{} has {} dims; at most {} are supported", who, tensor.dims_size(), kMaxRank);
+  }
+  TensorType type{*dtype, {}};
+  int64_t bytes = info(*dtype).bytes;
+  for (const int64_t dim : tensor.dims()) {
+    if (dim < 0) return fail("{} has a negative dim: {}", who, dim);
+    if (__builtin_mul_overflow(bytes, dim, &bytes) || bytes > kMaxTensorBytes) {
+      return fail("{} is larger than {}", who, human_bytes(kMaxTensorBytes));
+    }
+    type.shape.push_back(dim);
+  }
+  return type;
+}
+
+// A field of numbers, one per element (or the bits of one, for small types), as bytes of the dtype.
+template <class To, class Field>
+Bytes pack(const Field& field) {
+  std::vector<To> out(static_cast<size_t>(field.size()));
+  for (int i = 0; i < field.size(); ++i)
+    out[static_cast<size_t>(i)] = static_cast<To>(field.Get(i));
+  return Bytes::copy_of(out.data(), out.size() * sizeof(To));
+}
+
+Bytes typed_data(const onnx::TensorProto& tensor, DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+      return pack<float>(tensor.float_data());
+    case DType::kF64:
+      return pack<double>(tensor.double_data());
+    case DType::kI64:
+      return pack<int64_t>(tensor.int64_data());
+    case DType::kI32:
+      return pack<int32_t>(tensor.int32_data());
+    case DType::kBF16:
+    case DType::kF16:
+      return pack<uint16_t>(tensor.int32_data());
+    case DType::kBool:
+      return pack<uint8_t>(tensor.int32_data());
+  }
+  return {};
+}
+
+Result<Bytes> external_bytes(const onnx::TensorProto& tensor, ExternalData& files) {
+  std::string location;
+  int64_t offset = 0, length = -1;
+  for (const onnx::StringStringEntryProto& entry : tensor.external_data()) {
+    if (entry.key() == "location") {
+      location = entry.value();
+    } else if (entry.key() == "offset" || entry.key() == "length") {
+      int64_t number = 0;
+      const std::string& text = entry.value();
+      if (text.empty() || text.size() > 18)
+        return fail("external data has a wrong {} '{}'", entry.key(), shown(text));
+      for (const char c : text) {
+        if (c < '0' || c > '9')
+          return fail("external data has a wrong {} '{}'", entry.key(), shown(text));
+        number = number * 10 + (c - '0');
+      }
+      (entry.key() == "offset" ? offset : length) = number;
+    } else if (entry.key() != "checksum") {
+      return fail("external data has an unknown key '{}'", shown(entry.key()));
+    }
+  }
+  return files.read(location, offset, length);
+}
+
+Result<Bytes> tensor_bytes(onnx::TensorProto& tensor, const TensorType& type, ExternalData& files) {
+  if (tensor.has_segment()) return fail("is stored in segments, which is not supported");
+  if (tensor.data_location() == onnx::TensorProto::EXTERNAL) return external_bytes(tensor, files);
+  if (!tensor.has_raw_data()) return typed_data(tensor, type.dtype);
+  const auto owner = std::make_shared<std::string>(std::move(*tensor.mutable_raw_data()));
+  return Bytes{owner, reinterpret_cast<const std::byte*>(owner->data()), owner->size()};
+}
+
+// Bools are read in place later: each must be 0 or 1.
+Status check_bools(const Bytes& data) {
+  for (const std::byte b : data.span()) {
+    if (b > std::byte{1}) return fail("has a bool that is neither 0 nor 1");
+  }
+  return ok_status();
+}
+
+Result<OnnxTensor> read_tensor(const std::string& who, onnx::TensorProto& tensor,
+                               ExternalData& files) {
+  PIPER_ASSIGN(TensorType type, tensor_type(who, tensor));
+  Result<Bytes> data = tensor_bytes(tensor, type, files);
+  if (!data) return fail("{}: {}", who, data.error().message);
+  if (static_cast<int64_t>(data->size) != type.bytes()) {
+    return fail("{} is {}, which takes {} bytes, but {} are stored", who, to_string(type),
+                type.bytes(), data->size);
+  }
+  if (type.dtype == DType::kBool) {
+    if (Status bools = check_bools(*data); !bools) return fail("{} {}", who, bools.error().message);
+  }
+  return OnnxTensor{tensor.name(), std::move(type), *std::move(data), {}};
+}
+
+// ---- Nodes
+// -----------------------------------------------------------------------------------------------
+
+Result<OnnxAttr> read_attr(const std::string& node, onnx::AttributeProto& attr,
+                           ExternalData& files) {
+  OnnxAttr out{attr.name(), {}};
+  switch (attr.type()) {
+    case onnx::AttributeProto::INT:
+      out.value = static_cast<int64_t>(attr.i());
+      break;
+    case onnx::AttributeProto::FLOAT:
+      out.value = static_cast<double>(attr.f());
+      break;
+    case onnx::AttributeProto::STRING:
+      out.value = attr.s();
+      break;
+    case onnx::AttributeProto::INTS:
+      out.value = std::vector<int64_t>(attr.ints().begin(), attr.ints().end());
+      break;
+    case onnx::AttributeProto::FLOATS:
+      out.value = std::vector<double>(attr.floats().begin(), attr.floats().end());
+      break;
+    case onnx::AttributeProto::STRINGS:
+      out.value = std::vector<std::string>(attr.strings().begin(), attr.strings().end());
+      break;
+    case onnx::AttributeProto::TENSOR: {
+      const std::string who = fmt::format("{}: attribute '{}'", node, shown(attr.name()));
+      PIPER_ASSIGN(out.value, read_tensor(who, *attr.mutable_t(), files));
+      break;
+    }
+    default:
+      break;
+  }
+  return out;
+}
+
+Result<OnnxNode> read_node(onnx::NodeProto& node, ExternalData& files) {
+  OnnxNode out;
+  out.name = node.name();
+  out.op = node.op_type();
+  out.domain = node.domain() == "ai.onnx" ? "" : node.domain();
+  out.inputs.assign(node.input().begin(), node.input().end());
+  out.outputs.assign(node.output().begin(), node.output().end());
+  if (out.name.empty() && !out.outputs.empty()) out.name = out.outputs[0];
+  PIPER_TRY(check_name("a node", out.name));
+  if (out.op.empty() || out.op.size() > kMaxName || !is_utf8(out.op)) {
+    return fail("node '{}' has no op type", shown(out.name));
+  }
+  for (onnx::AttributeProto& attr : *node.mutable_attribute()) {
+    if (out.find(attr.name())) {
+      return fail("{} has the attribute '{}' twice", out.label(), shown(attr.name()));
+    }
+    PIPER_ASSIGN(OnnxAttr read, read_attr(out.label(), attr, files));
+    out.attrs.push_back(std::move(read));
+  }
+  PIPER_ASSIGN(out.metadata, read_metadata(node, kNodeMetadata));
+  return out;
+}
+
+Result<OnnxInput> read_input(const onnx::ValueInfoProto& value) {
+  OnnxInput out;
+  out.name = value.name();
+  const std::string who = fmt::format("input '{}'", shown(out.name));
+  if (!value.type().has_tensor_type()) return fail("{} is not a tensor", who);
+  const onnx::TypeProto::Tensor& type = value.type().tensor_type();
+  const std::optional<DType> dtype = dtype_of(type.elem_type());
+  if (!dtype)
+    return fail("{} has elements of {}, which is not supported", who, type_name(type.elem_type()));
+  out.dtype = *dtype;
+  if (!type.has_shape()) return fail("{} has no shape", who);
+  if (type.shape().dim_size() > kMaxRank)
+    return fail("{} has {} dims", who, type.shape().dim_size());
+  for (const onnx::TensorShapeProto::Dimension& dim : type.shape().dim()) {
+    if (dim.has_dim_value() && dim.dim_value() < 0) {
+      return fail("{} has a negative dim: {}", who, dim.dim_value());
+    }
+    out.dims.push_back({dim.has_dim_value() ? dim.dim_value() : -1, dim.dim_param()});
+  }
+  return out;
+}
+
+// ---- The graph
+// ---------------------------------------------------------------------------------------------
+
+Status read_values(onnx::GraphProto& graph, ExternalData& files, OnnxModel& model) {
+  if (graph.sparse_initializer_size() > 0) return fail("sparse initializers are not supported");
+  std::unordered_set<std::string> stored;
+  for (onnx::TensorProto& tensor : *graph.mutable_initializer()) {
+    PIPER_TRY(check_name("an initializer", tensor.name()));
+    const std::string who = fmt::format("initializer '{}'", shown(tensor.name()));
+    if (!stored.insert(tensor.name()).second) return fail("{} is there twice", who);
+    PIPER_ASSIGN(OnnxTensor read, read_tensor(who, tensor, files));
+    model.initializers.push_back(std::move(read));
+  }
+  for (const onnx::ValueInfoProto& value : graph.input()) {
+    PIPER_TRY(check_name("an input", value.name()));
+    if (stored.count(value.name())) continue;  // its default value is an initializer: IR 3
+    PIPER_ASSIGN(OnnxInput read, read_input(value));
+    model.inputs.push_back(std::move(read));
+  }
+  for (const onnx::ValueInfoProto& value : graph.output()) model.outputs.push_back(value.name());
+  return ok_status();
+}
+
+Status read_folded_from(const onnx::GraphProto& graph, OnnxModel& model) {
+  std::vector<std::pair<std::string_view, OnnxTensor*>> by_name;
+  for (OnnxTensor& tensor : model.initializers) by_name.emplace_back(tensor.name, &tensor);
+  std::sort(by_name.begin(), by_name.end());
+  for (const onnx::ValueInfoProto& value : graph.value_info()) {
+    const auto found = std::lower_bound(
+        by_name.begin(), by_name.end(), value.name(),
+        [](const auto& entry, std::string_view name) { return entry.first < name; });
+    if (found == by_name.end() || found->first != value.name()) continue;
+    PIPER_ASSIGN(const Metadata metadata, read_metadata(value, kValueMetadata));
+    found->second->folded_from =
+        python_strings(find_metadata(metadata, "pkg.onnxscript.optimizer.folded_from"));
+  }
+  return ok_status();
+}
+
+Status check_defined(const OnnxModel& model) {
+  std::unordered_set<std::string> defined;
+  auto define = [&](std::string_view what, const std::string& name) -> Status {
+    PIPER_TRY(check_name(what, name));
+    if (!defined.insert(name).second) return fail("the name '{}' is defined twice", shown(name));
+    return ok_status();
+  };
+  for (const OnnxTensor& t : model.initializers) PIPER_TRY(define("an initializer", t.name));
+  for (const OnnxInput& i : model.inputs) PIPER_TRY(define("an input", i.name));
+  for (const OnnxNode& node : model.nodes) {
+    for (const std::string& name : node.outputs) {
+      if (!name.empty()) PIPER_TRY(define("an output of a node", name));
+    }
+  }
+  for (const OnnxNode& node : model.nodes) {
+    for (const std::string& name : node.inputs) {
+      if (!name.empty() && !defined.count(name)) {
+        return fail("{} reads '{}', which nothing defines", node.label(), shown(name));
+      }
+    }
+  }
+  std::set<std::string> outputs;
+  for (const std::string& name : model.outputs) {
+    if (!defined.count(name)) return fail("the output '{}' is not defined", shown(name));
+    if (!outputs.insert(name).second) return fail("the output '{}' is there twice", shown(name));
+  }
+  if (model.outputs.empty()) return fail("the graph has no outputs");
+  return ok_status();
+}
+
+// ---- The file
+// ----------------------------------------------------------------------------------------------
+
+// Counts nodes and tensors of the graph in the encoded bytes, before messages many times their size
+// are made.
+int64_t count_entries(pb::io::CodedInputStream& in, bool in_graph) {
+  int64_t count = 0;
+  while (const uint32_t tag = in.ReadTag()) {
+    const uint32_t field = tag >> 3, kind = tag & 7;
+    if (kind == 2) {
+      uint32_t length = 0;
+      if (!in.ReadVarint32(&length)) break;
+      if (!in_graph && field == 7) {
+        const auto limit = in.PushLimit(static_cast<int>(length));
+        count += count_entries(in, true);
+        in.PopLimit(limit);
+        continue;
+      }
+      ++count;
+      if (!in.Skip(static_cast<int>(length))) break;
+    } else if (kind == 0) {
+      uint64_t ignored = 0;
+      if (!in.ReadVarint64(&ignored)) break;
+    } else if (!in.Skip(kind == 1 ? 8 : kind == 5 ? 4 : 0) || kind == 3 || kind == 4) {
+      break;
+    }
+  }
+  return count;
+}
+
+Result<onnx::ModelProto> parse_model(const std::string& path, int64_t max_bytes) {
+  PIPER_ASSIGN(const Bytes file, map_file(path));
+  const int64_t limit = std::min<int64_t>(max_bytes, INT32_MAX);
+  if (static_cast<int64_t>(file.size) > limit) {
+    return fail("the model file has {}; at most {} are read",
+                human_bytes(static_cast<int64_t>(file.size)), human_bytes(limit));
+  }
+  const auto* data = reinterpret_cast<const uint8_t*>(file.data);
+  const int size = static_cast<int>(file.size);
+  pb::io::CodedInputStream count(data, size);
+  if (count_entries(count, false) > kMaxEntries) {
+    return fail("the graph has more than {} nodes and tensors", kMaxEntries);
+  }
+  onnx::ModelProto model;
+  pb::LogSilencer silence;
+  if (size == 0 || !model.ParseFromArray(data, size)) {
+    return fail("not an ONNX model, or a truncated one");
+  }
+  return model;
+}
+
+Status read_model(onnx::ModelProto& proto, OnnxModel& model) {
+  if (!proto.has_graph()) return fail("the model has no graph");
+  if (proto.training_info_size() > 0) return fail("training_info is not supported");
+  if (proto.functions_size() > 0) {
+    return fail("functions of the model's own ({}, and {} more) are not supported",
+                shown(proto.functions(0).name()), proto.functions_size() - 1);
+  }
+  for (const onnx::OperatorSetIdProto& opset : proto.opset_import()) {
+    if (opset.domain().empty() || opset.domain() == "ai.onnx") model.opset = opset.version();
+  }
+  if (model.opset < 1) return fail("the model names no version of the standard operators");
+  ExternalData files(model.path);
+  onnx::GraphProto& graph = *proto.mutable_graph();
+  PIPER_TRY(read_values(graph, files, model));
+  for (onnx::NodeProto& node : *graph.mutable_node()) {
+    PIPER_ASSIGN(OnnxNode read, read_node(node, files));
+    model.nodes.push_back(std::move(read));
+  }
+  PIPER_ASSIGN(model.metadata, read_metadata(graph, kGraphMetadata));
+  PIPER_TRY(read_folded_from(graph, model));
+  return check_defined(model);
+}
+
+}  // namespace
+
+std::string_view find_metadata(const Metadata& metadata, std::string_view key) {
+  for (const auto& [name, value] : metadata) {
+    if (name == key) return value;
+  }
+  return {};
+}
+
+const OnnxAttr* OnnxNode::find(std::string_view attr) const {
+  for (const OnnxAttr& candidate : attrs) {
+    if (candidate.name == attr) return &candidate;
+  }
+  return nullptr;
+}
+
+std::string OnnxNode::label() const {
+  const std::string kind = domain.empty() ? op : domain + "::" + op;
+  return fmt::format("node '{}' ({})", shown(name), shown(kind));
+}
+
+Result<OnnxModel> read_onnx(const std::string& path, int64_t max_file_bytes) {
+  OnnxModel model;
+  model.path = path;
+  auto located = [&](Error error) {
+    if (error.at.file.empty()) error.at = model.at();
+    return error;
+  };
+  Result<onnx::ModelProto> proto = parse_model(path, max_file_bytes);
+  if (!proto) return located(std::move(proto).error());
+  if (Status read = read_model(*proto, model); !read) return located(std::move(read).error());
+  return model;
+}
+
+}  // namespace piper::onnx_import

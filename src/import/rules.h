@@ -1,0 +1,149 @@
+// What an import rule works with. A rule stands for one ONNX op: from its node and the values of
+// its inputs it makes the values of its outputs, by emitting ops of ops.h or by computing
+// constants. Its entry is a line in a table of rules_*.cc; nothing else needs to know of it.
+#pragma once
+
+#include "host.h"
+#include "onnx_model.h"
+#include "piper/ops.h"
+
+namespace piper::onnx_import {
+
+// What a name of the ONNX graph stands for: a value of our graph, a constant, or a list of such.
+//
+// A value may be *broadcast*: what is held has the shape `stored`, with 1 where `shape` has more.
+// Expand only changes `shape`, and pointwise ops work on what is stored, so a mask repeated over
+// the batch stays one mask.
+struct Val {
+  enum class Kind { kAbsent, kGraph, kConstant, kSequence };
+  Kind kind = Kind::kAbsent;
+  DType dtype = DType::kF32;
+  Shape shape, stored;
+  ValueId id;              // kGraph: of shape `stored`
+  Bytes data;              // kConstant: of shape `stored`
+  std::vector<Val> items;  // kSequence
+  bool present() const { return kind != Kind::kAbsent; }
+  bool is_constant() const { return kind == Kind::kConstant; }
+  size_t rank() const { return shape.size(); }
+  bool is_broadcast() const { return shape != stored; }
+};
+using Vals = std::vector<Val>;
+
+Val constant_val(DType dtype, Shape shape, Bytes data);  // compressed where slices are equal
+Val integers_val(const std::vector<int64_t>& values);    // i64, one dim
+Val number_val(double value, DType dtype);               // a scalar
+Val integer_val(int64_t value);                          // i64, a scalar
+// Elements of a shape; none when there are more than any model has.
+std::optional<int64_t> elements_of(const Shape& shape);
+
+// Makes nodes; folds what has constant inputs alone.
+class Emitter {
+ public:
+  explicit Emitter(Graph& graph) : build_(graph) {}
+  Builder& build() { return build_; }
+  Graph& graph() { return build_.graph(); }
+
+  // The value with the given dims (all: no longer broadcast) held in full.
+  Result<Val> exact(const Val& val);
+  Result<Val> exact_dims(const Val& val, std::span<const size_t> dims);
+  ValueId id_of(
+      const Val& val);  // of what is stored; constants become values of the graph, equal ones once
+
+  // A canonical op on values as they are stored. Outputs are not broadcast.
+  Result<Vals> op(std::string_view name, const Vals& inputs, const Attrs& attrs);
+  // A pointwise op: broadcast inputs give a broadcast output.
+  Result<Val> pointwise(std::string_view name, const Vals& inputs, const Attrs& attrs);
+
+ private:
+  Result<Vals> fold(std::string_view name, const Vals& inputs, const Attrs& attrs);
+  Builder build_;
+  std::vector<std::pair<std::string, ValueId>> constants_;  // by content, sorted
+};
+
+class RuleContext {
+ public:
+  RuleContext(const OnnxNode& n, Vals inputs, int64_t opset_version, std::string scope, Emitter& e)
+      : node(n),
+        opset(opset_version),
+        emit(e),
+        inputs_(std::move(inputs)),
+        scope_(std::move(scope)) {}
+  const OnnxNode& node;
+  const int64_t opset;
+  Emitter& emit;
+
+  size_t num_inputs() const { return inputs_.size(); }
+  const Val& in(size_t i) const;  // absent beyond the end
+  bool has(size_t i) const { return in(i).present(); }
+  Status need(size_t least, size_t most = SIZE_MAX)
+      const;  // that many inputs, the first `least` present, tensors
+
+  bool has_attr(std::string_view name) const { return node.find(name) != nullptr; }
+  int64_t integer(std::string_view name, int64_t otherwise) const;
+  double real(std::string_view name, double otherwise) const;
+  std::string text(std::string_view name, std::string otherwise) const;
+  std::vector<int64_t> integers(std::string_view name) const;
+
+  // Input i as constant integers, which an op needs at import time.
+  Result<std::vector<int64_t>> constant_integers(size_t i, std::string_view role) const;
+  // An attribute in older opsets, an input in newer ones; none when absent in both.
+  Result<std::optional<std::vector<int64_t>>> integers_or_input(std::string_view attr,
+                                                                size_t input) const;
+  Result<size_t> axis(int64_t value, size_t rank) const;  // normalised
+  Result<std::vector<int64_t>> axes(std::vector<int64_t> values,
+                                    size_t rank) const;  // normalised, sorted, unique
+
+  Status check_shape(
+      const Shape& shape) const;  // that the file names: no negative dim, no overflow
+
+  template <class... Args>
+  Error error(fmt::format_string<Args...> text, Args&&... args) const {
+    return located(fmt::format(text, std::forward<Args>(args)...));
+  }
+  Error located(std::string text) const;
+
+  // Canonical ops on exact operands, except pointwise ones. `x` must be present.
+  Result<Vals> ops(std::string_view name, const Vals& inputs, const Attrs& attrs = {});
+  Result<Val> op(std::string_view name, const Vals& inputs, const Attrs& attrs = {});
+  Result<Val> pointwise(std::string_view name, const Vals& inputs, const Attrs& attrs = {});
+  Result<Val> exact(const Val& val);
+  Result<Val> reshape(const Val& x, const Shape& shape);
+  Result<Val> transpose(const Val& x, const std::vector<int64_t>& perm);
+  Result<Val> slice(const Val& x, const std::vector<int64_t>& starts,
+                    const std::vector<int64_t>& steps, const Shape& shape);
+  Result<Val> reduce_sum(const Val& x, const std::vector<int64_t>& axes, bool keepdims);
+  Result<Val> matmul(const Val& a, const Val& b);  // ranks >= 2
+  Val expand(Val x, const Shape& shape) const;     // must broadcast to it
+  Val number(double value, const Val& like) const { return number_val(value, like.dtype); }
+
+ private:
+  Vals inputs_;
+  std::string scope_;
+};
+
+using Rule = Result<Vals> (*)(RuleContext&);
+struct ImportRule {
+  std::string_view op;  // of ai.onnx, or "domain::op"
+  int64_t since;        // opsets that the rule reads, inclusive
+  int64_t until;
+  Rule rule;
+};
+inline constexpr int64_t kNewest = 99;
+
+std::span<const ImportRule> math_rules();
+std::span<const ImportRule> shape_rules();
+std::span<const ImportRule> index_rules();
+std::span<const ImportRule> reduce_rules();
+std::span<const ImportRule> matmul_rules();
+std::span<const ImportRule> norm_rules();
+std::span<const ImportRule> loss_rules();
+std::span<const ImportRule> attention_rules();
+std::span<const ImportRule> join_rules();
+
+// One value as the whole result of a rule.
+inline Result<Vals> single(Result<Val> value) {
+  if (!value) return std::move(value).error();
+  return Vals{*std::move(value)};
+}
+
+}  // namespace piper::onnx_import

@@ -1,0 +1,101 @@
+// Attention of opset 23, written out in matrix products and a softmax.
+#include <cmath>
+#include <limits>
+
+#include "rules.h"
+
+namespace piper::onnx_import {
+namespace {
+
+struct Heads {
+  Val q, k, v;        // [batch, heads, tokens, width]
+  bool flat = false;  // they came as [batch, tokens, heads·width], and so goes the result
+};
+
+Result<Val> split_heads(RuleContext& c, const Val& x, int64_t heads) {
+  if (heads < 1 || x.shape[2] % heads != 0)
+    return c.error("cannot split {} into {} heads", to_string(x.shape), heads);
+  PIPER_ASSIGN(const Val apart, c.reshape(x, {x.shape[0], x.shape[1], heads, x.shape[2] / heads}));
+  return c.transpose(apart, {0, 2, 1, 3});
+}
+
+Result<Heads> read_heads(RuleContext& c) {
+  Heads h{c.in(0), c.in(1), c.in(2), c.in(0).rank() == 3};
+  if (h.flat) {
+    const int64_t kv = c.integer("kv_num_heads", 0);
+    if (h.k.rank() != 3 || h.v.rank() != 3) return c.error("its operands differ in rank");
+    PIPER_ASSIGN(h.q, split_heads(c, h.q, c.integer("q_num_heads", 0)));
+    PIPER_ASSIGN(h.k, split_heads(c, h.k, kv));
+    PIPER_ASSIGN(h.v, split_heads(c, h.v, kv));
+  }
+  if (h.q.rank() != 4 || h.k.rank() != 4 || h.v.rank() != 4)
+    return c.error("needs operands of 3 or 4 dims");
+  return h;
+}
+
+// Each of the fewer key and value heads serves several query heads.
+Result<Val> repeat_heads(RuleContext& c, const Val& x, int64_t heads) {
+  const int64_t own = x.shape[1];
+  if (own == heads) return x;
+  if (own < 1 || heads % own != 0) return c.error("{} query heads do not divide by {}", heads, own);
+  PIPER_ASSIGN(Val wide, c.reshape(x, {x.shape[0], own, 1, x.shape[2], x.shape[3]}));
+  wide = c.expand(wide, {x.shape[0], own, heads / own, x.shape[2], x.shape[3]});
+  return c.reshape(wide, {x.shape[0], heads, x.shape[2], x.shape[3]});
+}
+
+Val causal_mask(int64_t queries, int64_t keys) {
+  std::vector<uint8_t> mask(static_cast<size_t>(queries * keys));
+  for (int64_t i = 0; i < queries; ++i) {
+    for (int64_t j = 0; j <= std::min(i, keys - 1); ++j)
+      mask[static_cast<size_t>(i * keys + j)] = 1;
+  }
+  return constant_val(DType::kBool, {queries, keys}, bytes_of(mask));
+}
+
+Result<Val> masked(RuleContext& c, Val scores) {
+  const Val lowest = c.number(-std::numeric_limits<float>::infinity(), scores);
+  if (c.integer("is_causal", 0) != 0) {
+    if (scores.shape[2] * scores.shape[3] > (1 << 28)) return c.error("its mask is too large");
+    const Val mask = causal_mask(scores.shape[2], scores.shape[3]);
+    PIPER_ASSIGN(scores, c.pointwise("Where", {mask, scores, lowest}));
+  }
+  if (!c.has(3)) return scores;
+  if (c.in(3).dtype == DType::kBool) return c.pointwise("Where", {c.in(3), scores, lowest});
+  return c.pointwise("Add", {scores, c.in(3)});
+}
+
+Result<Vals> attention(RuleContext& c) {
+  PIPER_TRY(c.need(3));
+  for (size_t i = 4; i < c.num_inputs(); ++i) {
+    if (c.has(i)) return c.error("past keys and values are not supported");
+  }
+  if (c.real("softcap", 0) != 0) return c.error("softcap is not supported");
+  for (size_t i = 1; i < c.node.outputs.size(); ++i) {
+    if (!c.node.outputs[i].empty()) return c.error("its output {} is not supported", i);
+  }
+  PIPER_ASSIGN(Heads h, read_heads(c));
+  const double scale = c.real("scale", 1 / std::sqrt(static_cast<double>(h.q.shape[3])));
+  const Val root = c.number(std::sqrt(scale), h.q);
+  PIPER_ASSIGN(h.k, repeat_heads(c, h.k, h.q.shape[1]));
+  PIPER_ASSIGN(h.v, repeat_heads(c, h.v, h.q.shape[1]));
+  PIPER_ASSIGN(const Val q, c.pointwise("Mul", {h.q, root}));
+  PIPER_ASSIGN(Val k, c.pointwise("Mul", {h.k, root}));
+  PIPER_ASSIGN(k, c.transpose(k, {0, 1, 3, 2}));
+  PIPER_ASSIGN(Val scores, c.matmul(q, k));
+  PIPER_ASSIGN(scores, masked(c, scores));
+  PIPER_ASSIGN(const Val weights, c.op("Softmax", {scores}, {{"axis", int64_t{3}}}));
+  PIPER_ASSIGN(Val y, c.matmul(weights, h.v));
+  if (!h.flat) return Vals{y};
+  PIPER_ASSIGN(y, c.transpose(y, {0, 2, 1, 3}));
+  return single(c.reshape(y, {y.shape[0], y.shape[1], y.shape[2] * y.shape[3]}));
+}
+
+constexpr ImportRule kRules[] = {
+    {"Attention", 23, kNewest, attention},
+};
+
+}  // namespace
+
+std::span<const ImportRule> attention_rules() { return kRules; }
+
+}  // namespace piper::onnx_import

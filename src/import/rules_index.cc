@@ -1,0 +1,193 @@
+// Gathering, and tensors made of positions.
+#include <algorithm>
+
+#include "rules.h"
+
+namespace piper::onnx_import {
+namespace {
+
+// Indices as i64, counted from the front; those that depend on the data are taken as they are.
+Result<Val> indices(RuleContext& c, const Val& x, int64_t size) {
+  if (info(x.dtype).is_float || x.dtype == DType::kBool)
+    return c.error("its indices are not integers");
+  if (!x.is_constant()) {
+    if (x.dtype == DType::kI64) return x;
+    return c.pointwise("Cast", {x}, {{"to", std::string("i64")}});
+  }
+  std::vector<int64_t> values = read_integers(x.data, x.dtype);
+  for (int64_t& v : values) {
+    if (v < -size || v >= size) return c.error("index {} is outside a dim of {}", v, size);
+    if (v < 0) v += size;
+  }
+  Val out = constant_val(DType::kI64, x.stored, bytes_of(values));
+  out.shape = x.shape;
+  return out;
+}
+
+Result<Val> gather_along(RuleContext& c, const Val& data, const Val& index, size_t axis) {
+  const std::vector<size_t> held{axis};
+  Result<Val> from = c.emit.exact_dims(data, held);
+  if (!from) return c.located(from.error().message);
+  Result<Vals> made = c.emit.op("Gather", {*from, index}, {{"axis", static_cast<int64_t>(axis)}});
+  if (!made) return c.located(made.error().message);
+  Val out = (*made)[0];
+  out.shape = data.shape;
+  out.shape.erase(out.shape.begin() + static_cast<int64_t>(axis));
+  out.shape.insert(out.shape.begin() + static_cast<int64_t>(axis), index.shape.begin(),
+                   index.shape.end());
+  return out;
+}
+
+Result<Vals> gather(RuleContext& c) {
+  PIPER_TRY(c.need(2, 2));
+  const Val& data = c.in(0);
+  PIPER_ASSIGN(const size_t axis, c.axis(c.integer("axis", 0), data.rank()));
+  PIPER_ASSIGN(const Val index, indices(c, c.in(1), data.shape[axis]));
+  // One row of all: a slice, which needs no index.
+  if (index.is_constant() && num_elements(index.shape) == 1) {
+    std::vector<int64_t> starts(data.rank(), 0);
+    Shape one = data.shape, out = data.shape;
+    starts[axis] = read_integers(index.data, DType::kI64)[0];
+    one[axis] = 1;
+    out.erase(out.begin() + static_cast<int64_t>(axis));
+    out.insert(out.begin() + static_cast<int64_t>(axis), index.shape.begin(), index.shape.end());
+    PIPER_ASSIGN(const Val row, c.slice(data, starts, std::vector<int64_t>(data.rank(), 1), one));
+    return single(c.reshape(row, out));
+  }
+  return single(gather_along(c, data, index, axis));
+}
+
+// The last dim of the indices of a GatherND, one entry of it: shape without the last dim.
+Result<Val> component(RuleContext& c, const Val& index, int64_t k) {
+  std::vector<int64_t> starts(index.rank(), 0);
+  starts.back() = k;
+  Shape one = index.shape;
+  one.back() = 1;
+  PIPER_ASSIGN(const Val cut, c.slice(index, starts, std::vector<int64_t>(index.rank(), 1), one));
+  one.pop_back();
+  return c.reshape(cut, one);
+}
+
+bool counts_first_dim(const Val& v) {  // v[i, …] == i
+  if (!v.is_constant() || v.rank() == 0) return false;
+  for (size_t d = 1; d < v.rank(); ++d) {
+    if (v.stored[d] != 1) return false;
+  }
+  const std::vector<int64_t> values = read_integers(v.data, v.dtype);
+  if (static_cast<int64_t>(values.size()) != v.shape[0]) return v.shape[0] == 1;
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (values[i] != static_cast<int64_t>(i)) return false;
+  }
+  return true;
+}
+
+// data[b, index] for every sample b with the same index: a Gather that leaves the batch whole,
+// where GatherND would name each sample by its number.
+Result<std::optional<Val>> gather_per_sample(RuleContext& c, const Val& data, const Val& index) {
+  const std::optional<Val> none;
+  if (!index.is_constant() || index.shape.back() != 2 || index.rank() < 2 || data.rank() < 2)
+    return none;
+  PIPER_ASSIGN(const Val first, component(c, index, 0));
+  PIPER_ASSIGN(const Val second, component(c, index, 1));
+  if (index.shape[0] != data.shape[0] || !counts_first_dim(first) || second.stored[0] != 1)
+    return none;
+  PIPER_ASSIGN(const Val from_front, indices(c, second, data.shape[1]));
+  Val per_sample = from_front;
+  per_sample.shape[0] = 1;
+  PIPER_ASSIGN(per_sample,
+               c.reshape(per_sample, Shape(per_sample.shape.begin() + 1, per_sample.shape.end())));
+  PIPER_ASSIGN(Val out, gather_along(c, data, per_sample, 1));
+  return std::optional<Val>(std::move(out));
+}
+
+Result<Vals> gather_nd(RuleContext& c) {
+  PIPER_TRY(c.need(2, 2));
+  const Val& data = c.in(0);
+  const Val& index = c.in(1);
+  const int64_t batch_dims = c.integer("batch_dims", 0);
+  if (index.rank() == 0 || data.rank() == 0) return c.error("needs values of at least one dim");
+  const int64_t depth = index.shape.back();
+  if (batch_dims < 0 || depth < 1 || batch_dims + depth > static_cast<int64_t>(data.rank()) ||
+      batch_dims >= static_cast<int64_t>(index.rank())) {
+    return c.error("indices {} do not fit data {}", to_string(index.shape), to_string(data.shape));
+  }
+  if (batch_dims == 0) {
+    PIPER_ASSIGN(auto per_sample, gather_per_sample(c, data, index));
+    if (per_sample) return Vals{*std::move(per_sample)};
+  }
+  if (index.dtype != DType::kI64)
+    return c.error("indices of {} are not supported", info(index.dtype).name);
+  return single(c.op("GatherND", {data, index}, {{"batch_dims", batch_dims}}));
+}
+
+Result<Vals> one_hot(RuleContext& c) {
+  PIPER_TRY(c.need(3, 3));
+  PIPER_ASSIGN(const auto depth, c.constant_integers(1, "depth"));
+  if (depth.size() != 1 || depth[0] < 0 || depth[0] > (1 << 28))
+    return c.error("an impossible depth");
+  const Val& x = c.in(0);
+  PIPER_ASSIGN(const size_t axis, c.axis(c.integer("axis", -1), x.rank() + 1));
+  std::vector<int64_t> classes(static_cast<size_t>(depth[0]));
+  for (size_t i = 0; i < classes.size(); ++i) classes[i] = static_cast<int64_t>(i);
+  Shape one = x.shape, row(x.rank() + 1, 1);
+  one.insert(one.begin() + static_cast<int64_t>(axis), 1);
+  row[axis] = depth[0];
+  PIPER_ASSIGN(const Val labels, indices(c, x, depth[0]));
+  PIPER_ASSIGN(const Val wide, c.reshape(labels, one));
+  PIPER_ASSIGN(const Val names, c.reshape(integers_val(classes), row));
+  PIPER_ASSIGN(const Val hit, c.pointwise("Equal", {wide, names}));
+  const Val& values = c.in(2);
+  if (values.rank() != 1 || values.shape[0] != 2) return c.error("needs two values: off and on");
+  PIPER_ASSIGN(const Val off, c.slice(values, {0}, {1}, {1}));
+  PIPER_ASSIGN(const Val on, c.slice(values, {1}, {1}, {1}));
+  return single(c.pointwise("Where", {hit, on, off}));
+}
+
+Result<Vals> trilu(RuleContext& c) {
+  PIPER_TRY(c.need(1, 2));
+  const Val& x = c.in(0);
+  if (x.rank() < 2) return c.error("needs a value of at least two dims");
+  int64_t k = 0;
+  if (c.has(1)) {
+    PIPER_ASSIGN(const auto offset, c.constant_integers(1, "diagonal"));
+    if (offset.size() != 1) return c.error("names {} diagonals", offset.size());
+    k = offset[0];
+  }
+  const std::vector<size_t> held{x.rank() - 2, x.rank() - 1};
+  Result<Val> from = c.emit.exact_dims(x, held);
+  if (!from) return c.located(from.error().message);
+  Result<Vals> made = c.emit.op("Trilu", {*from}, {{"upper", c.integer("upper", 1)}, {"k", k}});
+  if (!made) return c.located(made.error().message);
+  (*made)[0].shape = x.shape;
+  return made;
+}
+
+Result<Vals> cumsum(RuleContext& c) {
+  PIPER_TRY(c.need(2, 2));
+  const Val& x = c.in(0);
+  PIPER_ASSIGN(const auto named, c.constant_integers(1, "axis"));
+  if (named.size() != 1) return c.error("names {} axes", named.size());
+  PIPER_ASSIGN(const size_t axis, c.axis(named[0], x.rank()));
+  const std::vector<size_t> held{axis};
+  Result<Val> from = c.emit.exact_dims(x, held);
+  if (!from) return c.located(from.error().message);
+  Result<Vals> made = c.emit.op("CumSum", {*from},
+                                {{"axis", static_cast<int64_t>(axis)},
+                                 {"exclusive", c.integer("exclusive", 0)},
+                                 {"reverse", c.integer("reverse", 0)}});
+  if (!made) return c.located(made.error().message);
+  (*made)[0].shape = x.shape;
+  return made;
+}
+
+constexpr ImportRule kRules[] = {
+    {"CumSum", 11, kNewest, cumsum},      {"Gather", 1, kNewest, gather},
+    {"GatherND", 11, kNewest, gather_nd}, {"OneHot", 9, kNewest, one_hot},
+    {"Trilu", 14, kNewest, trilu},
+};
+
+}  // namespace
+
+std::span<const ImportRule> index_rules() { return kRules; }
+
+}  // namespace piper::onnx_import

@@ -1,0 +1,159 @@
+// Matrix products, and convolutions that are ones.
+#include "rules.h"
+
+namespace piper::onnx_import {
+namespace {
+
+// The operand as it is before a Transpose of its last two dims, and whether there is one.
+std::pair<Val, bool> untransposed(const Graph& graph, const Val& x) {
+  if (x.kind != Val::Kind::kGraph) return {x, false};
+  const Value& value = graph.value(x.id);
+  if (value.kind != ValueKind::kNode) return {x, false};
+  const Node& node = graph.node(value.producer);
+  if (node.op != "Transpose") return {x, false};
+  std::vector<int64_t> perm = node.attrs.integers("perm");
+  std::swap(perm[perm.size() - 1], perm[perm.size() - 2]);
+  for (size_t d = 0; d < perm.size(); ++d) {
+    if (perm[d] != static_cast<int64_t>(d)) return {x, false};
+  }
+  Val out = x;
+  out.id = node.inputs[0];
+  std::swap(out.shape[out.rank() - 1], out.shape[out.rank() - 2]);
+  std::swap(out.stored[out.rank() - 1], out.stored[out.rank() - 2]);
+  return {out, true};
+}
+
+}  // namespace
+
+Result<Val> RuleContext::matmul(const Val& a, const Val& b) {
+  Val operands[2] = {a, b};
+  int64_t transposed[2] = {0, 0};
+  for (size_t i = 0; i < 2; ++i) {
+    const size_t rank = operands[i].rank();
+    const std::vector<size_t> held{rank - 2, rank - 1};
+    Result<Val> exact = emit.exact_dims(operands[i], held);
+    if (!exact) return located(exact.error().message);
+    auto [before, is_transposed] = untransposed(emit.graph(), *exact);
+    operands[i] = std::move(before);
+    transposed[i] = is_transposed ? 1 : 0;
+  }
+  if (a.shape.back() != b.shape[b.rank() - 2]) {
+    return error("cannot multiply {} by {}", to_string(a.shape), to_string(b.shape));
+  }
+  const std::optional<Shape> batch = broadcast_shapes(Shape(a.shape.begin(), a.shape.end() - 2),
+                                                      Shape(b.shape.begin(), b.shape.end() - 2));
+  if (!batch) return error("cannot multiply {} by {}", to_string(a.shape), to_string(b.shape));
+  Result<Vals> made = emit.op("MatMul", {operands[0], operands[1]},
+                              {{"trans_a", transposed[0]}, {"trans_b", transposed[1]}});
+  if (!made) return located(made.error().message);
+  Val out = (*made)[0];
+  out.shape = *batch;
+  out.shape.push_back(a.shape[a.rank() - 2]);
+  out.shape.push_back(b.shape.back());
+  return out;
+}
+
+namespace {
+
+Result<Vals> matmul(RuleContext& c) {
+  PIPER_TRY(c.need(2, 2));
+  Val a = c.in(0), b = c.in(1);
+  if (a.rank() == 0 || b.rank() == 0) return c.error("multiplies a scalar");
+  const bool row = a.rank() == 1, column = b.rank() == 1;
+  if (row) {
+    PIPER_ASSIGN(a, c.reshape(a, {1, a.shape[0]}));
+  }
+  if (column) {
+    PIPER_ASSIGN(b, c.reshape(b, {b.shape[0], 1}));
+  }
+  PIPER_ASSIGN(const Val out, c.matmul(a, b));
+  Shape shape = out.shape;
+  if (column) shape.pop_back();
+  if (row) shape.erase(shape.end() - (column ? 1 : 2));
+  return single(c.reshape(out, shape));
+}
+
+Result<Val> scaled(RuleContext& c, const Val& x, double factor) {
+  if (factor == 1) return x;
+  return c.pointwise("Mul", {x, c.number(factor, x)});
+}
+
+Result<Vals> gemm(RuleContext& c) {
+  PIPER_TRY(c.need(2, 3));
+  Val a = c.in(0), b = c.in(1);
+  if (a.rank() != 2 || b.rank() != 2)
+    return c.error("multiplies {} by {}", to_string(a.shape), to_string(b.shape));
+  if (c.integer("transA", 0) != 0) {
+    PIPER_ASSIGN(a, c.transpose(a, {1, 0}));
+  }
+  if (c.integer("transB", 0) != 0) {
+    PIPER_ASSIGN(b, c.transpose(b, {1, 0}));
+  }
+  PIPER_ASSIGN(Val out, c.matmul(a, b));
+  PIPER_ASSIGN(out, scaled(c, out, c.real("alpha", 1)));
+  if (!c.has(2)) return Vals{out};
+  PIPER_ASSIGN(const Val bias, scaled(c, c.in(2), c.real("beta", 1)));
+  return single(c.pointwise("Add", {out, bias}));
+}
+
+// A convolution whose windows touch but do not overlap (patches): one matrix product.
+Result<Vals> conv(RuleContext& c) {
+  PIPER_TRY(c.need(2, 3));
+  const Val &x = c.in(0), &w = c.in(1);
+  const size_t dims = x.rank() < 2 ? 0 : x.rank() - 2;
+  if (dims < 1 || w.rank() != x.rank())
+    return c.error("convolves {} with {}", to_string(x.shape), to_string(w.shape));
+  const Shape kernel(w.shape.begin() + 2, w.shape.end());
+  const std::vector<int64_t> strides =
+      c.has_attr("strides") ? c.integers("strides") : Shape(dims, 1);
+  bool patches =
+      strides == kernel && c.integer("group", 1) == 1 && c.text("auto_pad", "NOTSET") == "NOTSET";
+  for (const int64_t p : c.integers("pads")) patches = patches && p == 0;
+  for (const int64_t d : c.integers("dilations")) patches = patches && d == 1;
+  if (!patches)
+    return c.error(
+        "is supported only where strides equal the kernel, without pads, groups or dilations");
+  if (x.shape[1] != w.shape[1])
+    return c.error("convolves {} with {}", to_string(x.shape), to_string(w.shape));
+  // [n, c, h·p, w·q] -> [n, h, w, c, p, q] -> [n, h·w, c·p·q]
+  Shape split{x.shape[0], x.shape[1]}, cut = x.shape, grid{x.shape[0]};
+  std::vector<int64_t> perm{0};
+  int64_t places = 1;
+  for (size_t d = 0; d < dims; ++d) {
+    const int64_t count = kernel[d] > 0 ? x.shape[d + 2] / kernel[d] : 0;
+    if (count < 1) return c.error("convolves {} with {}", to_string(x.shape), to_string(w.shape));
+    split.insert(split.end(), {count, kernel[d]});
+    cut[d + 2] = count * kernel[d];
+    perm.push_back(static_cast<int64_t>(2 + 2 * d));
+    grid.push_back(count);
+    places *= count;
+  }
+  perm.push_back(1);
+  for (size_t d = 0; d < dims; ++d) perm.push_back(static_cast<int64_t>(3 + 2 * d));
+  const int64_t depth = w.shape[1] * num_elements(kernel), outputs = w.shape[0];
+  PIPER_ASSIGN(Val rows, c.slice(x, Shape(x.rank(), 0), Shape(x.rank(), 1), cut));
+  PIPER_ASSIGN(rows, c.reshape(rows, split));
+  PIPER_ASSIGN(rows, c.transpose(rows, perm));
+  PIPER_ASSIGN(rows, c.reshape(rows, {x.shape[0], places, depth}));
+  PIPER_ASSIGN(Val weight, c.reshape(w, {outputs, depth}));
+  PIPER_ASSIGN(weight, c.transpose(weight, {1, 0}));
+  PIPER_ASSIGN(Val out, c.matmul(rows, weight));
+  if (c.has(2)) {
+    PIPER_ASSIGN(out, c.pointwise("Add", {out, c.in(2)}));
+  }
+  PIPER_ASSIGN(out, c.transpose(out, {0, 2, 1}));
+  grid.insert(grid.begin() + 1, outputs);
+  return single(c.reshape(out, grid));
+}
+
+constexpr ImportRule kRules[] = {
+    {"Conv", 1, kNewest, conv},
+    {"Gemm", 7, kNewest, gemm},
+    {"MatMul", 1, kNewest, matmul},
+};
+
+}  // namespace
+
+std::span<const ImportRule> matmul_rules() { return kRules; }
+
+}  // namespace piper::onnx_import

@@ -1,0 +1,131 @@
+// Reductions and softmax.
+#include <algorithm>
+
+#include "rules.h"
+
+namespace piper::onnx_import {
+namespace {
+
+struct Reduction {
+  std::vector<int64_t> axes;  // normalised; empty: nothing is reduced
+  bool keepdims = true;
+  int64_t count = 1;  // elements of the input for one of the output
+};
+
+Result<Reduction> reduction(RuleContext& c) {
+  PIPER_TRY(c.need(1, 2));
+  const Shape& shape = c.in(0).shape;
+  PIPER_ASSIGN(auto named, c.integers_or_input("axes", 1));
+  Reduction r;
+  r.keepdims = c.integer("keepdims", 1) != 0;
+  if (!named || named->empty()) {
+    if (c.integer("noop_with_empty_axes", 0) != 0) return r;
+    for (size_t d = 0; d < shape.size(); ++d) r.axes.push_back(static_cast<int64_t>(d));
+  } else {
+    PIPER_ASSIGN(r.axes, c.axes(*named, shape.size()));
+  }
+  for (const int64_t a : r.axes) r.count *= shape[static_cast<size_t>(a)];
+  return r;
+}
+
+Result<Val> reduce(RuleContext& c, std::string_view op, const Val& x, const Reduction& r) {
+  if (r.axes.empty()) return x;
+  return c.op(op, {x}, {{"axes", r.axes}, {"keepdims", int64_t{r.keepdims}}});
+}
+
+Result<Vals> plain(RuleContext& c) {  // ReduceSum, ReduceMax, ReduceMin
+  PIPER_ASSIGN(const Reduction r, reduction(c));
+  return single(reduce(c, c.node.op, c.in(0), r));
+}
+
+Result<Vals> reduce_mean(RuleContext& c) {
+  PIPER_ASSIGN(const Reduction r, reduction(c));
+  PIPER_ASSIGN(const Val sum, reduce(c, "ReduceSum", c.in(0), r));
+  if (r.count == 1) return Vals{sum};
+  if (!info(sum.dtype).is_float)
+    return c.error("a mean of {} is not supported", info(sum.dtype).name);
+  if (r.count == 0) return c.error("a mean of no elements");
+  return single(c.pointwise("Mul", {sum, c.number(1.0 / static_cast<double>(r.count), sum)}));
+}
+
+// before(x) summed, then after(sum): "" for neither.
+Result<Vals> sum_of(RuleContext& c, std::string_view before, std::string_view after) {
+  PIPER_ASSIGN(const Reduction r, reduction(c));
+  Val x = c.in(0);
+  if (before == "Square") {
+    PIPER_ASSIGN(x, c.pointwise("Mul", {x, x}));
+  } else if (!before.empty()) {
+    PIPER_ASSIGN(x, c.pointwise(before, {x}));
+  }
+  PIPER_ASSIGN(Val sum, reduce(c, "ReduceSum", x, r));
+  if (after.empty()) return Vals{sum};
+  return single(c.pointwise(after, {sum}));
+}
+Result<Vals> reduce_l1(RuleContext& c) { return sum_of(c, "Abs", ""); }
+Result<Vals> reduce_l2(RuleContext& c) { return sum_of(c, "Square", "Sqrt"); }
+Result<Vals> reduce_sum_square(RuleContext& c) { return sum_of(c, "Square", ""); }
+Result<Vals> reduce_log_sum(RuleContext& c) { return sum_of(c, "", "Log"); }
+
+Result<Vals> reduce_log_sum_exp(RuleContext& c) {  // max + log(sum(exp(x - max)))
+  PIPER_ASSIGN(const Reduction r, reduction(c));
+  Reduction kept = r;
+  kept.keepdims = true;
+  PIPER_ASSIGN(const Val top, reduce(c, "ReduceMax", c.in(0), kept));
+  PIPER_ASSIGN(Val x, c.pointwise("Sub", {c.in(0), top}));
+  PIPER_ASSIGN(x, c.pointwise("Exp", {x}));
+  PIPER_ASSIGN(x, reduce(c, "ReduceSum", x, kept));
+  PIPER_ASSIGN(x, c.pointwise("Log", {x}));
+  PIPER_ASSIGN(x, c.pointwise("Add", {x, top}));
+  if (r.keepdims) return Vals{x};
+  Shape shape;
+  for (size_t d = 0; d < x.rank(); ++d) {
+    if (!std::binary_search(r.axes.begin(), r.axes.end(), static_cast<int64_t>(d)))
+      shape.push_back(x.shape[d]);
+  }
+  return single(c.reshape(x, shape));
+}
+
+Result<Vals> global_average_pool(RuleContext& c) {
+  PIPER_TRY(c.need(1, 1));
+  const Val& x = c.in(0);
+  if (x.rank() < 3) return c.error("needs [batch, channels, …], got {}", to_string(x.shape));
+  std::vector<int64_t> axes;
+  double count = 1;
+  for (size_t d = 2; d < x.rank(); ++d) {
+    axes.push_back(static_cast<int64_t>(d));
+    count *= static_cast<double>(x.shape[d]);
+  }
+  PIPER_ASSIGN(const Val sum, c.reduce_sum(x, axes, true));
+  return single(c.pointwise("Mul", {sum, c.number(1 / count, sum)}));
+}
+
+Result<Vals> softmax(RuleContext& c) {  // and LogSoftmax
+  PIPER_TRY(c.need(1, 1));
+  const Val& x = c.in(0);
+  PIPER_ASSIGN(const size_t axis, c.axis(c.integer("axis", c.opset < 13 ? 1 : -1), x.rank()));
+  if (c.opset < 13 && axis + 1 != x.rank()) {
+    return c.error("over several dims at once (as before opset 13) is not supported");
+  }
+  return single(c.op(c.node.op, {x}, {{"axis", static_cast<int64_t>(axis)}}));
+}
+
+constexpr ImportRule kRules[] = {
+    {"GlobalAveragePool", 1, kNewest, global_average_pool},
+    {"LogSoftmax", 1, kNewest, softmax},
+    {"ReduceL1", 1, kNewest, reduce_l1},
+    {"ReduceL2", 1, kNewest, reduce_l2},
+    {"ReduceLogSum", 1, kNewest, reduce_log_sum},
+    {"ReduceLogSumExp", 1, kNewest, reduce_log_sum_exp},
+    {"ReduceMax", 1, kNewest, plain},
+    {"ReduceMean", 1, kNewest, reduce_mean},
+    {"ReduceMin", 1, kNewest, plain},
+    {"ReduceSum", 1, kNewest, plain},
+    {"ReduceSumSquare", 1, kNewest, reduce_sum_square},
+    {"Softmax", 1, kNewest, softmax},
+};
+
+}  // namespace
+
+std::span<const ImportRule> reduce_rules() { return kRules; }
+
+}  // namespace piper::onnx_import
