@@ -127,6 +127,7 @@ class Line {
     const auto dtype = parse_dtype(text.substr(0, open));
     if (!dtype) wrong(fmt::format("'{}' is no type", text));
     TensorType type{dtype.value_or(DType::kF32), {}};
+    if (open == text.size()) return type;
     for (const std::string_view item : items(text.substr(open)))
       type.shape.push_back(to_integer(item));
     return type;

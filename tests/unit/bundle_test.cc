@@ -1,0 +1,490 @@
+#include "piper/bundle.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <sstream>
+
+namespace piper {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Two stages, two replicas: everything that a plan can say is said once.
+constexpr const char* kStage0 = R"(plan batch=8 arena=704 workspace=[64,0] transport=256
+axis "pp" 2
+axis "dp" 2
+stream 0 "compute"
+stream 1 "re\"duce\\\x01"
+group 0 "dp" axes=[1]
+input "ids" i64[8,2] high=255 ignore=-100
+sum 0 "grad w" uses=2
+buffer 0 "w" f32[2,2] state at=0 init="w" param="h.0.w" aliases=["tied.w","x,\"y"]
+buffer 1 "ids" i64[2,2] step at=64
+buffer 2 "g" f32[2,2] step at=128 provenance="g"
+buffer 3 "c" f32 constant at=192 fill=-1e-300
+buffer 4 "acc" f32[2,2] step at=256
+program 0 label="F stage=0" args=3 workspace=64
+  value 0 f32[2,2] read
+  value 1 i64[2,2] read
+  value 2 f32[2,2] written
+  value 3 f32[2,2] at=0
+  value 4 f32 literal=0x0000803f
+  op Mul in=[0,4] out=[3]
+  op Gather in=[3,1,-1] out=[2] {axis=1, epsilon=1e-05, mode="a b", perm=[0,2,1]}
+prologue
+  0 copy args=[3,3]
+body
+  0 input label="ids mb=0" args=[1] input="ids" count=2 stride=[0,4] pass="-"
+  1 compute label="F stage=0 mb=0" program=0 args=[0,1,2] pass="F" stage=0 micro=0
+    contribution count=2 stride=[0,4] use=1 accumulates arg=2
+    combine arg=2 from=[0,1]
+    sum_read arg=2
+  2 send args=[2] waits=[1] stream=1 peer=[1,-1] channel=1
+  3 recv args=[4] peer=[1,-1]
+  4 all_reduce label="reduce" stream=1 args=[2,4] waits=[1,3] group=0
+epilogue
+  0 broadcast args=[0] group=0 root=1
+report "loss" buffer=3
+)";
+
+RoleProgram role_of(std::string_view text) {
+  auto role = parse_plan(text);
+  EXPECT_TRUE(role) << (role ? "" : print_error(role.error()));
+  return role ? *std::move(role) : RoleProgram{};
+}
+
+PlanSet small_set(int64_t replicas = 2) {
+  PlanSet set;
+  RoleProgram role = role_of(kStage0);
+  role.mesh[1].second = replicas;
+  for (Instruction& one : role.body) {
+    one.samples.stride =
+        one.kind == InstructionKind::kInput ? std::vector<int64_t>{0, 0} : std::vector<int64_t>{};
+    for (Contribution& part : one.contributions) part.samples.stride = {0, 0};
+  }
+  set.roles.push_back(role);
+  role.buffers[0].param = "h.1.w";
+  for (size_t i : {size_t{2}, size_t{3}}) role.body[i].peer = {0, -1};
+  set.roles.push_back(role);
+  for (int64_t rank = 0; rank < 2 * replicas; ++rank)
+    set.role_of_rank.push_back(rank < replicas ? 0 : 1);
+  const float values[] = {1, 2, 3, 4};
+  set.tensor_types.emplace_back("w", TensorType{DType::kF32, {2, 2}});
+  set.tensors.emplace_back("w", Bytes::copy_of(values, sizeof values));
+  set.manifest.compiler = "piperc test";
+  set.manifest.model = "m.onnx";
+  set.manifest.predictions["peak_bytes"] = 1e6;
+  return set;
+}
+
+class BundleTest : public testing::Test {
+ protected:
+  BundleTest() : directory_(fs::temp_directory_path() / fmt::format("piper_bundle_{}", getpid())) {
+    fs::remove_all(directory_);
+    fs::create_directories(directory_);
+  }
+  ~BundleTest() override { fs::remove_all(directory_); }
+  std::string path(const std::string& name) const { return (directory_ / name).string(); }
+  static std::string slurp(const std::string& path) {
+    std::ifstream in(path, std::ios::binary);
+    std::ostringstream out;
+    out << in.rdbuf();
+    return out.str();
+  }
+  static void spit(const std::string& path, std::string_view bytes) {
+    std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
+  }
+  static std::map<std::string, std::string> tree(const std::string& root) {
+    std::map<std::string, std::string> files;
+    for (const auto& entry : fs::recursive_directory_iterator(root))
+      if (entry.is_regular_file())
+        files[entry.path().lexically_relative(root)] = slurp(entry.path());
+    return files;
+  }
+  static std::string error_of(const std::string& set) {
+    const auto read = read_plan_set(set);
+    if (read) return "accepted";
+    EXPECT_EQ(read.error().code, ExitCode::kPlan) << read.error().message;
+    return fs::path(read.error().at.file).filename().string() + ": " + read.error().message;
+  }
+  fs::path directory_;
+};
+
+TEST(PlanText, PrintsParsesAndPrintsTheSame) {
+  const RoleProgram role = role_of(kStage0);
+  const std::string once = print_plan(role);
+  EXPECT_EQ(print_plan(role_of(once)), once);
+  EXPECT_EQ(role.buffers[0].aliases[1], "x,\"y");
+  EXPECT_EQ(role.streams[1].name, "re\"duce\\\x01");
+  EXPECT_EQ(role.buffers[3].fill, -1e-300);
+  EXPECT_EQ(role.programs[0].ops[1].attrs.integers("perm"), (std::vector<int64_t>{0, 2, 1}));
+  EXPECT_EQ(role.body[1].contributions[0].samples.stride, (std::vector<int64_t>{0, 4}));
+  EXPECT_TRUE(check_role(role)) << check_role(role).error().message;
+}
+
+TEST(PlanText, SaysWhatIsWrongInWhichLine) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"plan batch=x", "'x' is no integer"},
+      {"plan\nstream 1 \"s\"", "position 1 should be 0"},
+      {"plan bach=1", "'bach=1' is not expected here"},
+      {"\nfrob", "a line cannot start with 'frob'"},
+      {"buffer 0 \"b\" f33[2] step at=0", "'f33[2]' is no type"},
+      {"buffer 0 \"b\" f32[2] stop at=0", "'stop' is no kind of buffer"},
+      {"body\n  0 jump", "there is no instruction 'jump'"},
+      {"  op Mul", "this line belongs to nothing"},
+      {"body\n  0 compute program=99999999999", "99999999999 is too large"}};
+  for (const auto& [text, message] : cases) {
+    const auto role = parse_plan(text);
+    ASSERT_FALSE(role) << text;
+    EXPECT_EQ(role.error().message, message) << text;
+  }
+  EXPECT_EQ(parse_plan("plan\n\nfrob").error().at.line, 3);
+}
+
+TEST(PlanText, ProgramDigestIgnoresTheLabelOnly) {
+  Program program = role_of(kStage0).programs[0], other = program;
+  other.label = "another";
+  EXPECT_EQ(program_digest(program), program_digest(other));
+  other.ops[0].inputs[0] = 1;
+  EXPECT_NE(program_digest(program), program_digest(other));
+}
+
+TEST(Mesh, RanksCoordinatesGroupsAndPeers) {
+  RoleProgram role;
+  role.mesh = {{"a", 2}, {"b", 3}, {"c", 2}};
+  for (int64_t rank = 0; rank < 12; ++rank)
+    EXPECT_EQ(rank_of(role.mesh, coordinates_of(role.mesh, rank)), rank);
+  EXPECT_EQ(coordinates_of(role.mesh, 9), (std::vector<int64_t>{1, 1, 1}));
+  EXPECT_EQ(group_ranks(role, {"b", {1}}, {1, 1, 1}), (std::vector<int64_t>{7, 9, 11}));
+  EXPECT_EQ(group_ranks(role, {"ac", {0, 2}}, {1, 1, 1}), (std::vector<int64_t>{2, 3, 8, 9}));
+  EXPECT_EQ(group_ranks(role, {"", {}}, {1, 1, 1}), (std::vector<int64_t>{9}));
+  EXPECT_EQ(peer_rank(role, {0, -1, -1}, {1, 1, 1}), 3);
+}
+
+TEST_F(BundleTest, RoundTrip) {
+  const PlanSet set = small_set();
+  PlanSet single = small_set();
+  ASSERT_TRUE(write_plan_set(set, &single, nullptr, path("plans"), {}));
+  auto read = read_plan_set(path("plans"));
+  ASSERT_TRUE(read) << print_error(read.error());
+  EXPECT_EQ(read->role_of_rank, set.role_of_rank);
+  for (size_t role = 0; role < 2; ++role)
+    EXPECT_EQ(print_plan(read->roles[role]), print_plan(set.roles[role]));
+  EXPECT_EQ(read->manifest.role_axes, (std::vector<std::string>{"pp"}));
+  EXPECT_EQ(read->manifest.predictions.at("peak_bytes"), 1e6);
+  ASSERT_TRUE(load_params(*read));
+  EXPECT_EQ(as_text(read->tensors.at(0).second.span()), as_text(set.tensors[0].second.span()));
+  auto oracle = read_plan_set(path("plans/single"));
+  ASSERT_TRUE(oracle) << print_error(oracle.error());
+  EXPECT_TRUE(load_params(*oracle));
+  EXPECT_FALSE(fs::exists(path("plans/single/params")));
+}
+
+TEST_F(BundleTest, OneRank) {
+  ASSERT_TRUE(write_plan_set(small_set(), nullptr, nullptr, path("plans"), {}));
+  const auto read = read_rank_plan(path("plans/rank3.plan"));
+  ASSERT_TRUE(read) << print_error(read.error());
+  EXPECT_EQ(read->header.coordinates, (std::vector<int64_t>{1, 1}));
+  EXPECT_EQ(read->set.roles[1].buffers[0].param, "h.1.w");
+  EXPECT_TRUE(read->set.roles[0].buffers.empty());
+  fs::copy(path("plans/rank3.plan"), path("plans/rank9.plan"));
+  EXPECT_EQ(read_rank_plan(path("plans/rank9.plan")).error().message,
+            "this is the plan of rank 3; its file is named rank3.plan");
+}
+
+TEST_F(BundleTest, SameInputsSameBytes) {
+  const PlanSet set = small_set();
+  ASSERT_TRUE(write_plan_set(set, &set, &set, path("a"), {}));
+  ASSERT_TRUE(write_plan_set(set, &set, &set, path("b"), {}));
+  EXPECT_EQ(tree(path("a")), tree(path("b")));
+  EXPECT_EQ(tree(path("a")).size(), 4 + 2 + 1 + 1 + 2 * (4 + 2 + 1));
+}
+
+TEST_F(BundleTest, ManifestDoesNotGrowWithReplicas) {
+  ASSERT_TRUE(write_plan_set(small_set(2), nullptr, nullptr, path("a"), {}));
+  ASSERT_TRUE(write_plan_set(small_set(1024), nullptr, nullptr, path("b"), {}));
+  EXPECT_LE(slurp(path("b/manifest.json")).size(), slurp(path("a/manifest.json")).size() + 3);
+  const auto start = std::chrono::steady_clock::now();
+  ASSERT_TRUE(read_plan_set(path("b")));
+  const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - start;
+  RecordProperty("read_2048_ranks_ms", fmt::format("{:.1f}", took.count()));
+}
+
+TEST_F(BundleTest, RolesFoldAlongAnyAxis) {
+  PlanSet set = small_set();
+  std::swap(set.role_of_rank[1], set.role_of_rank[2]);  // now by dp, not by pp
+  ASSERT_TRUE(write_plan_set(set, nullptr, nullptr, path("plans"), {}));
+  const auto read = read_plan_set(path("plans"));
+  ASSERT_TRUE(read) << print_error(read.error());
+  EXPECT_EQ(read->manifest.role_axes, (std::vector<std::string>{"dp"}));
+  EXPECT_EQ(read->role_of_rank, set.role_of_rank);
+}
+
+TEST_F(BundleTest, EveryTruncationIsRefused) {
+  ASSERT_TRUE(write_plan_set(small_set(), nullptr, nullptr, path("plans"), {}));
+  for (const auto& [name, bytes] : tree(path("plans"))) {
+    for (int part = 0; part < 64; ++part) {
+      spit(path("plans/" + name), std::string_view(bytes).substr(0, bytes.size() * part / 64));
+      if (name.starts_with("params")) {
+        auto read = read_plan_set(path("plans"));
+        EXPECT_FALSE(read && load_params(*read)) << name << " at " << part;
+      } else {
+        EXPECT_NE(error_of(path("plans")), "accepted") << name << " at " << part;
+      }
+    }
+    spit(path("plans/" + name), bytes);
+  }
+  EXPECT_EQ(error_of(path("plans")), "accepted");
+  const std::string bytes = slurp(path("plans/rank2.plan"));
+  spit(path("plans/rank2.plan"), std::string_view(bytes).substr(0, bytes.size() - 2));
+  EXPECT_EQ(error_of(path("plans")),
+            fmt::format("rank2.plan: the file is truncated: {} of {} bytes are left",
+                        bytes.size() - 54, bytes.size() - 52));
+}
+
+TEST_F(BundleTest, EveryFlippedBitIsRefused) {
+  ASSERT_TRUE(write_plan_set(small_set(), nullptr, nullptr, path("plans"), {}));
+  for (const auto& [name, bytes] : tree(path("plans"))) {
+    const size_t step = std::max<size_t>(1, bytes.size() / 60);
+    for (size_t at = 0; at < bytes.size(); at += step) {
+      std::string changed = bytes;
+      changed[at] = static_cast<char>(changed[at] ^ 1 << at % 8);
+      spit(path("plans/" + name), changed);
+      auto read = read_plan_set(path("plans"));
+      EXPECT_FALSE(read && load_params(*read)) << name << " byte " << at;
+    }
+    spit(path("plans/" + name), bytes);
+  }
+}
+
+TEST_F(BundleTest, MixedCompilationsAreRefused) {
+  PlanSet set = small_set();
+  ASSERT_TRUE(write_plan_set(set, nullptr, nullptr, path("a"), {}));
+  set.manifest.model = "other.onnx";
+  ASSERT_TRUE(write_plan_set(set, nullptr, nullptr, path("b"), {}));
+  const auto a = read_plan_set(path("a")), b = read_plan_set(path("b"));
+  fs::copy(path("b/rank2.plan"), path("a/rank2.plan"), fs::copy_options::overwrite_existing);
+  EXPECT_EQ(error_of(path("a")), fmt::format("rank2.plan: this plan is of another compilation: its "
+                                             "plan set is {}, the manifest's is {}",
+                                             b->manifest.set_id, a->manifest.set_id));
+  fs::remove(path("a/rank2.plan"));
+  EXPECT_NE(error_of(path("a")), "accepted");
+}
+
+TEST_F(BundleTest, OtherVersionsAreRefused) {
+  ASSERT_TRUE(write_plan_set(small_set(), nullptr, nullptr, path("plans"), {}));
+  std::string bytes = slurp(path("plans/rank0.plan"));
+  bytes[8] = 2;
+  spit(path("plans/rank0.plan"), bytes);
+  EXPECT_EQ(error_of(path("plans")),
+            "rank0.plan: the plan has format version 2, this program reads version 1");
+  std::string manifest = slurp(path("plans/manifest.json"));
+  manifest.replace(manifest.find("\"format_version\": 1"), 19, "\"format_version\": 7");
+  spit(path("plans/manifest.json"), manifest);
+  EXPECT_EQ(error_of(path("plans")),
+            "manifest.json: the plan set has format version 7, this program reads version 1");
+}
+
+TEST_F(BundleTest, ModifiedManifestIsRefused) {
+  ASSERT_TRUE(write_plan_set(small_set(), nullptr, nullptr, path("plans"), {}));
+  const std::string good = slurp(path("plans/manifest.json"));
+  const std::string changed =
+      "manifest.json: the manifest was modified: its content does not match its set id";
+  std::string text = good;
+  text.replace(text.find("m.onnx"), 6, "n.onnx");
+  spit(path("plans/manifest.json"), text);
+  EXPECT_EQ(error_of(path("plans")), changed);
+  spit(path("plans/manifest.json"), good + " ");
+  EXPECT_EQ(error_of(path("plans")), changed);
+  text = good;
+  text.replace(text.find("params/init"), 11, "../../../etc");
+  spit(path("plans/manifest.json"), text);
+  EXPECT_EQ(error_of(path("plans")),
+            "manifest.json: the manifest was modified: its fields are not those of a plan set");
+}
+
+TEST_F(BundleTest, ForceReplacesPlanSetsAndNothingElse) {
+  const PlanSet set = small_set(), other = small_set(4);
+  const auto message = [&](bool force) {
+    const Status status = write_plan_set(set, nullptr, nullptr, path("plans"), {force});
+    return status ? "ok" : status.error().message;
+  };
+  fs::create_directories(path("plans"));  // an empty directory is free
+  EXPECT_EQ(message(false), "ok");
+  EXPECT_EQ(message(false), fmt::format("'{}' already holds a plan set", path("plans")));
+  ASSERT_TRUE(write_plan_set(other, &set, nullptr, path("plans"), {true}));
+  EXPECT_EQ(read_plan_set(path("plans"))->world(), 8);
+  EXPECT_EQ(message(true), "ok");
+  EXPECT_EQ(read_plan_set(path("plans"))->world(), 4);
+  EXPECT_FALSE(fs::exists(path("plans/rank7.plan")));
+  EXPECT_FALSE(fs::exists(path("plans/single")));
+  const auto before = tree(path("plans"));
+  spit(path("plans/notes.txt"), "mine");
+  const std::string foreign = fmt::format(
+      "'{}' holds 'notes.txt', which belongs to no plan set; nothing was written", path("plans"));
+  EXPECT_EQ(message(true), foreign);
+  EXPECT_EQ(message(false), foreign);
+  fs::remove(path("plans/notes.txt"));
+  EXPECT_EQ(tree(path("plans")), before);
+  // Nothing is left beside the target, whatever happened.
+  EXPECT_EQ(std::distance(fs::directory_iterator(directory_), fs::directory_iterator()), 1);
+}
+
+TEST_F(BundleTest, ForeignDirectoriesAndFilesStay) {
+  fs::create_directories(path("home/below"));
+  spit(path("home/below/thesis.tex"), "long work");
+  spit(path("file"), "x");
+  for (bool force : {false, true}) {
+    EXPECT_EQ(
+        write_plan_set(small_set(), nullptr, nullptr, path("home"), {force}).error().message,
+        fmt::format(
+            "'{}' holds 'below/thesis.tex', which belongs to no plan set; nothing was written",
+            path("home")));
+    EXPECT_EQ(write_plan_set(small_set(), nullptr, nullptr, path("file"), {force}).error().message,
+              fmt::format("'{}' exists and is no directory", path("file")));
+  }
+  EXPECT_EQ(slurp(path("home/below/thesis.tex")), "long work");
+}
+
+// Every edit of a good plan by one line is refused for the reason given.
+TEST(CheckRole, RefusesEachFault) {
+  struct Case {
+    const char *from, *to, *message;
+  };
+  const Case cases[] = {
+      {"axis \"dp\" 2", "axis \"pp\" 2", "the mesh has two axes 'pp'"},
+      {"axis \"dp\" 2", "axis \"dp\" 0", "the mesh has an axis that is no size, or too many ranks"},
+      {"axis \"dp\" 2", "axis \"dp\" 9000000000000000000",
+       "the mesh has an axis that is no size, or too many ranks"},
+      {"workspace=[64,0]", "workspace=[64]", "1 workspaces are stated for 2 streams"},
+      {"workspace=[64,0]", "workspace=[-64,0]", "the stated memory is negative or overflows"},
+      {"workspace=[64,0]", "workspace=[9223372036854775807,0]",
+       "the stated memory is negative or overflows"},
+      {"workspace=[64,0]", "workspace=[0,0]",
+       "instruction 1 'F stage=0 mb=0' (compute): its program needs 64 bytes of workspace, its "
+       "stream has 0"},
+      {"axes=[1]", "axes=[2]", "group 0 does not name ascending mesh axes"},
+      {"axes=[1]", "axes=[1,0]", "group 0 does not name ascending mesh axes"},
+      {"uses=2", "uses=0", "sum 'grad w' has 0 uses"},
+      {"i64[8,2]", "i64[7,2]", "data input 'ids' is i64[7,2], not a batch of 8"},
+      {"f32[2,2] step at=256", "f32[2,-2] step at=256", "buffer 4 'acc' has no possible type"},
+      {"f32[2,2] step at=256", "f32[4294967296,4294967296] step at=256",
+       "buffer 4 'acc' has no possible type"},
+      {"step at=256", "step at=250",
+       "buffer 4 'acc' has the offset 250, which is no multiple of 64"},
+      {"step at=256", "step at=-64",
+       "buffer 4 'acc' has the offset -64, which is no multiple of 64"},
+      {"step at=256", "step at=704",
+       "buffer 4 'acc' at 704 with 16 bytes ends after the arena of 704"},
+      {"step at=256", "step at=9223372036854775744",
+       "buffer 4 'acc' at 9223372036854775744 with 16 bytes ends after the arena of 704"},
+      {"step at=256", "step at=256 param=\"p\"", "buffer 4 'acc' is a parameter but no state"},
+      {"value 3 f32[2,2] at=0", "value 3 f32[2,2] at=64",
+       "program 0 'F stage=0': value 3 at 64 with 16 bytes is not inside the workspace of 64"},
+      {"args=3 workspace=64", "args=9 workspace=64",
+       "program 0 'F stage=0': 9 of its 5 values are args"},
+      {"args=3 workspace=64", "args=3 workspace=128",
+       "program 0 'F stage=0': it states a workspace of 128 bytes and uses 16"},
+      {"value 0 f32[2,2] read", "value 0 f32[2,2]",
+       "program 0 'F stage=0': op 0 Mul reads arg 0, which the program says it does not"},
+      {"value 2 f32[2,2] written", "value 2 f32[2,2]",
+       "program 0 'F stage=0': the args that it writes are not those it says"},
+      {"value 1 i64[2,2] read", "value 1 i64[2,2] read written",
+       "program 0 'F stage=0': the args that it writes are not those it says"},
+      {"in=[0,4] out=[3]", "in=[3,4] out=[3]",
+       "program 0 'F stage=0': op 0 Mul reads value 3 before it is made"},
+      {"in=[0,4] out=[3]", "in=[0,5] out=[3]", "program 0 'F stage=0': op 0 Mul reads no value 5"},
+      {"in=[0,4] out=[3]", "in=[0,4] out=[3,3]",
+       "program 0 'F stage=0': op 0 Mul writes value 3, which is already made"},
+      {"in=[0,4] out=[3]", "in=[0,4] out=[4]",
+       "program 0 'F stage=0': op 0 Mul writes value 4, which is already made"},
+      {"literal=0x0000803f", "literal=0x0000",
+       "program 0 'F stage=0': literal 4 has 2 bytes, its type is f32[]"},
+      {"args=[0,1,2]", "args=[0,1]",
+       "instruction 1 'F stage=0 mb=0' (compute): it has 2 args instead of 3"},
+      {"args=[0,1,2]", "args=[0,1,7]",
+       "instruction 1 'F stage=0 mb=0' (compute): there is no buffer 7"},
+      {"args=[0,1,2]", "args=[0,2,2]",
+       "instruction 1 'F stage=0 mb=0' (compute): arg 1 is f32[2,2] 'g', but the program takes "
+       "i64[2,2]"},
+      {"mb=0\" program=0", "mb=0\" program=1",
+       "instruction 1 'F stage=0 mb=0' (compute): there is no program 1"},
+      {"waits=[1,3]", "waits=[1,4]",
+       "instruction 4 'reduce' (all_reduce): it does not wait for earlier instructions, in "
+       "ascending order"},
+      {"peer=[1,-1] channel=1", "peer=[-1,-1] channel=1",
+       "instruction 2 '' (send): its peer is the rank itself"},
+      {"peer=[1,-1] channel=1", "peer=[2,-1] channel=1",
+       "instruction 2 '' (send): its peer is outside the mesh on axis pp"},
+      {"peer=[1,-1] channel=1", "peer=[1] channel=1",
+       "instruction 2 '' (send): a send or receive, and nothing else, has a peer coordinate per "
+       "axis"},
+      {"waits=[1,3] group=0", "waits=[1,3] group=1",
+       "instruction 4 'reduce' (all_reduce): there is no group 1"},
+      {"group=0 root=1", "group=0 root=2",
+       "instruction 0 '' (broadcast): its root 2 is not in the group of 2"},
+      {"count=2 stride=[0,4] pass", "count=2 stride=[0,7] pass",
+       "instruction 0 'ids mb=0' (input): its samples reach outside the batch of 8"},
+      {"count=2 stride=[0,4] pass", "count=3 stride=[0,4] pass",
+       "instruction 0 'ids mb=0' (input): it loads i64[3,2] into a buffer of i64[2,2]"},
+      {"use=1 accumulates", "use=2 accumulates",
+       "instruction 1 'F stage=0 mb=0' (compute): it contributes to a sum or use that is not "
+       "there"},
+      {"from=[0,1]", "from=[0,3]",
+       "instruction 1 'F stage=0 mb=0' (compute): it combines args that are not there"},
+      {"report \"loss\" buffer=3", "report \"loss\" buffer=2",
+       "report 'loss' is f32[2,2], not one float"},
+      {"report \"loss\" buffer=3", "report \"loss\" buffer=-1", "report 'loss' is of no buffer"},
+      {"input=\"ids\"", "input=\"labels\"",
+       "instruction 0 'ids mb=0' (input): there is no data input 'labels'"},
+      {"copy args=[3,3]", "copy args=[3,2]", "instruction 0 '' (copy): it copies f32[] to f32[2,2]"},
+  };
+  for (const Case& each : cases) {
+    std::string text = kStage0;
+    const size_t at = text.find(each.from);
+    ASSERT_NE(at, text.npos) << each.from;
+    text.replace(at, std::string_view(each.from).size(), each.to);
+    const auto role = parse_plan(text);
+    ASSERT_TRUE(role) << each.to << print_error(role.error());
+    const Status status = check_role(*role);
+    ASSERT_FALSE(status) << each.to;
+    EXPECT_EQ(status.error().message, each.message);
+    EXPECT_EQ(status.error().code, ExitCode::kPlan);
+  }
+}
+
+// Random ids all over a plan: refused or harmless, never a crash. Whatever is accepted can be
+// printed and encoded.
+TEST_F(BundleTest, RandomIdsNeverCrash) {
+  const uint32_t seed = 20240229;
+  std::mt19937 random(seed);
+  const std::string text = kStage0;
+  const std::string digits = "0123456789";
+  int refused = 0;
+  for (int trial = 0; trial < 3000; ++trial) {
+    std::string changed = text;
+    for (int edit = 0; edit < 2; ++edit) {
+      const size_t at = changed.find_first_of(digits, random() % changed.size());
+      if (at == changed.npos) continue;
+      const char* values[] = {
+          "-1", "0", "7", "99", "2147483647", "-2147483648", "9223372036854775807"};
+      changed.replace(at, 1, values[random() % 7]);
+    }
+    const auto role = parse_plan(changed);
+    if (!role || !check_role(*role)) {
+      ++refused;
+      continue;
+    }
+    EXPECT_EQ(print_plan(role_of(print_plan(*role))), print_plan(*role))
+        << "seed " << seed << " trial " << trial;
+  }
+  EXPECT_GT(refused, 1000);
+}
+
+}  // namespace
+}  // namespace piper
