@@ -280,7 +280,7 @@ TEST(Launch, AllocatesNothing) {
   p.num_args = static_cast<int32_t>(p.values.size());
   p.offsets.assign(p.values.size(), -1);
   p.ops = {{"LayerNorm", {{"axis", int64_t{-1}}}, {0, 2, 2}, {3, 4, 5}},
-           {"Reshape", {}, {3}, {6}},
+           {"MatMul", {}, {3, 1}, {6}},
            {"Transpose", {{"perm", List{0, 2, 1}}}, {6}, {7}},
            {"Softmax", {{"axis", int64_t{1}}}, {6}, {8}},
            {"ReduceSum", {{"axes", List{0, 1}}}, {8}, {9}},

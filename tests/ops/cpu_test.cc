@@ -135,6 +135,50 @@ TEST(MatMul, AccumulatesInPlaceAndAtAnyAlignment) {
   EXPECT_NEAR(last, 2 * sum, 1e-4);
 }
 
+// An element is one chain over k: cutting rows, columns or k (and accumulating) changes no bit.
+TEST(MatMul, HasTheSameBitsHoweverItIsCut) {
+  Random random(3);
+  const int64_t m = 50, n = 70, k = 600, cut_m = 13, cut_n = 33, cut_k = 259;
+  auto part = [](const Tensor& t, int64_t r0, int64_t r1, int64_t c0, int64_t c1) {
+    Tensor out{{t.type.dtype, {r1 - r0, c1 - c0}}, {}};
+    for (int64_t r = r0; r < r1; ++r) {
+      for (int64_t c = c0; c < c1; ++c) out.v.push_back(t[r * t.type.shape[1] + c]);
+    }
+    return out;
+  };
+  for (const bool trans_a : {false, true}) {
+    for (const bool trans_b : {false, true}) {
+      const Tensor a = random.uniform(DType::kF32, trans_a ? Shape{k, m} : Shape{m, k}, -1, 1);
+      const Tensor b = random.uniform(DType::kF32, trans_b ? Shape{n, k} : Shape{k, n}, -1, 1);
+      Attrs attrs{{"trans_a", int64_t(trans_a)}, {"trans_b", int64_t(trans_b)}};
+      const Tensor whole = run1("MatMul", attrs, {a, b}, {DType::kF32, {m, n}});
+      auto a_part = [&](int64_t m0, int64_t m1, int64_t k0, int64_t k1) {
+        return trans_a ? part(a, k0, k1, m0, m1) : part(a, m0, m1, k0, k1);
+      };
+      auto b_part = [&](int64_t k0, int64_t k1, int64_t n0, int64_t n1) {
+        return trans_b ? part(b, n0, n1, k0, k1) : part(b, k0, k1, n0, n1);
+      };
+      const TensorType corner{DType::kF32, {m - cut_m, n - cut_n}};
+      const Tensor first =
+          run1("MatMul", attrs, {a_part(cut_m, m, 0, cut_k), b_part(0, cut_k, cut_n, n)}, corner);
+      attrs.set("accumulate", int64_t{1});
+      const Tensor second = run1(
+          "MatMul", attrs, {a_part(cut_m, m, cut_k, k), b_part(cut_k, k, cut_n, n), first}, corner);
+      EXPECT_EQ(second.v, part(whole, cut_m, m, cut_n, n).v) << trans_a << trans_b;
+    }
+  }
+}
+
+TEST(MatMul, PacksATransposedOperandOfManyRows) {
+  Random random(4);
+  const int64_t m = 1111, n = 67, k = 270;
+  const Tensor a = random.uniform(DType::kF32, {k, m}, -1, 1);
+  const Tensor b = random.uniform(DType::kF32, {k, n}, -1, 1);
+  const MatMulCase c{{k, m}, {k, n}, {m, n}, true, false};
+  expect_near(run1("MatMul", {{"trans_a", int64_t{1}}}, {a, b}, {DType::kF32, {m, n}}),
+              naive_matmul(c, a, b), 1e-5, 1e-5, "packed");
+}
+
 TEST(MatMul, RefusesShapesThatDoNotFit) {
   const Tensor a = tensor(DType::kF32, {2, 3}, std::vector<double>(6));
   const Tensor b = tensor(DType::kF32, {2, 3}, std::vector<double>(6));

@@ -110,18 +110,21 @@ Result<Use> make_use(const Program& program, const ProgramOp& op) {
 }
 
 // An output may share memory with an input only as a whole, and only where the kernel says so.
-Status check_overlap(const Program& program, const ProgramOp& op, bool in_place) {
+Status check_overlap(const Program& program, const ProgramOp& op, uint32_t in_place) {
   auto local = [&](int32_t v) { return v >= program.num_args && program.offsets[v] >= 0; };
   for (int32_t out : op.outputs) {
     if (out < 0 || !local(out)) continue;
     const int64_t begin = program.offsets[out];
     const int64_t bytes = program.values[out].bytes();
-    for (int32_t in : op.inputs) {
+    for (size_t i = 0; i < op.inputs.size(); ++i) {
+      const int32_t in = op.inputs[i];
       if (in < 0 || !local(in)) continue;
       const int64_t at = program.offsets[in];
-      const int64_t size = program.values[in].bytes();
-      if (at >= begin + bytes || begin >= at + size) continue;
-      PIPER_WANT(in_place && at == begin && size == bytes,
+      const TensorType& type = program.values[in];
+      if (at >= begin + bytes || begin >= at + type.bytes()) continue;
+      const bool same = at == begin && type.bytes() == bytes &&
+                        info(type.dtype).bytes == info(program.values[out].dtype).bytes;
+      PIPER_WANT(same && i < 32 && (in_place >> i & 1),
                  "output {} overlaps input {} in the workspace", out, in);
     }
   }

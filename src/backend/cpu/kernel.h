@@ -20,7 +20,7 @@ class Kernel {
   virtual ~Kernel() = default;
   virtual void run(Pointers p, std::byte* scratch) const = 0;
   int64_t scratch_bytes = 0;  // what `scratch` must hold; contents do not outlive one run
-  bool in_place = false;      // an output may be stored over an input of the same size
+  uint32_t in_place = 0;      // bit i: an output may be stored over input i, when elements match
 };
 
 template <std::invocable<Pointers, std::byte*> F>
@@ -34,12 +34,12 @@ class FunctionKernel final : public Kernel {
 };
 
 using KernelPtr = std::unique_ptr<Kernel>;
-enum class InPlace { kNo, kYes };
+enum InPlace : uint32_t { kNo = 0, kThird = 4, kYes = ~uint32_t{0} };
 
 template <class F>
 KernelPtr make_kernel(InPlace in_place, F f, int64_t scratch_bytes = 0) {
   auto kernel = std::make_unique<FunctionKernel<F>>(std::move(f));
-  kernel->in_place = in_place == InPlace::kYes;
+  kernel->in_place = in_place;
   kernel->scratch_bytes = scratch_bytes;
   return kernel;
 }

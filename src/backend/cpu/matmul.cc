@@ -1,55 +1,19 @@
-// MatMul: oneDNN's sgemm for f32, a blocked loop for f64.
+// MatMul over batches.
 //
 // One GEMM per batch of the broadcast leading dims; a 2-D right operand makes all leading dims of
 // the left one further rows.
 #include <cstring>
 
-#include "dnnl.h"
 #include "families.h"
+#include "gemm.h"
 #include "loop.h"
 
 namespace piper::cpu {
 namespace {
 
-struct Gemm {  // row-major: out[m,n] (+)= a[m,k] · b[k,n]
-  bool trans_a = false, trans_b = false;
-  int64_t m = 0, n = 0, k = 0;
-};
-
-void gemm(const Gemm& g, const float* a, const float* b, float* out, bool accumulate) {
-  if (g.m == 0 || g.n == 0) return;
-  if (g.k == 0) {
-    if (!accumulate) std::memset(out, 0, static_cast<size_t>(g.m * g.n) * sizeof(float));
-    return;
-  }
-  dnnl_sgemm(g.trans_a ? 'T' : 'N', g.trans_b ? 'T' : 'N', g.m, g.n, g.k, 1.0f, a,
-             g.trans_a ? g.m : g.k, b, g.trans_b ? g.k : g.n, accumulate ? 1.0f : 0.0f, out, g.n);
-}
-
-// Each element is the sum over k in ascending order, started from the old value when accumulating.
-void gemm(const Gemm& g, const double* a, const double* b, double* out, bool accumulate) {
-  constexpr int64_t kBlock = 64;
-  if (!accumulate) std::memset(out, 0, static_cast<size_t>(g.m * g.n) * sizeof(double));
-  for (int64_t k0 = 0; k0 < g.k; k0 += kBlock) {
-    const int64_t k1 = std::min(k0 + kBlock, g.k);
-    for (int64_t i = 0; i < g.m; ++i) {
-      double* row = out + i * g.n;
-      for (int64_t k = k0; k < k1; ++k) {
-        const double x = g.trans_a ? a[k * g.m + i] : a[i * g.k + k];
-        if (g.trans_b) {
-          for (int64_t j = 0; j < g.n; ++j) row[j] += x * b[j * g.k + k];
-        } else {
-          for (int64_t j = 0; j < g.n; ++j) row[j] += x * b[k * g.n + j];
-        }
-      }
-    }
-  }
-}
-
 struct Plan {
   Gemm gemm;
   Loop batches;  // over out, a, b: offsets in matrices
-  bool accumulate = false;
 };
 
 Result<Plan> plan_of(const Use& use) {
@@ -64,8 +28,8 @@ Result<Plan> plan_of(const Use& use) {
   PIPER_WANT(!accumulate || use.in(2) == out, "adds to {}, makes {}", to_string(use.in(2)),
              to_string(out));
   Plan plan;
-  plan.accumulate = accumulate != 0;
   Gemm& g = plan.gemm;
+  g.accumulate = accumulate != 0;
   g.trans_a = trans_a != 0;
   g.trans_b = trans_b != 0;
   const size_t ra = a.size(), rb = b.size(), rank = out.size();
@@ -91,23 +55,23 @@ Result<Plan> plan_of(const Use& use) {
 
 template <class T>
 KernelPtr matmul_kernel(const Plan& plan) {
-  return make_kernel(InPlace::kNo, [plan](Pointers p, std::byte*) {
-    const Gemm& g = plan.gemm;
+  const Gemm g = plan.gemm;
+  const auto out_bytes =
+      static_cast<size_t>(g.m * g.n * plan.batches.rows * plan.batches.inner) * sizeof(T);
+  auto run = [=, batches = plan.batches, multiply = gemm_fn<T>()](Pointers p, std::byte* scratch) {
     const T *a = input<T>(p, 0), *b = input<T>(p, 1);
-    T* out = output<T>(p, plan.accumulate ? 3 : 2);
-    if (plan.accumulate && p[2] != p[3]) {
-      std::memcpy(
-          p[3], p[2],
-          static_cast<size_t>(g.m * g.n * plan.batches.rows * plan.batches.inner) * sizeof(T));
-    }
-    const std::vector<int64_t>& inner = plan.batches.inner_steps;
-    plan.batches.each_row([&](const int64_t* at) {
-      for (int64_t i = 0; i < plan.batches.inner; ++i) {
-        gemm(g, a + (at[1] + i * inner[1]) * g.m * g.k, b + (at[2] + i * inner[2]) * g.k * g.n,
-             out + (at[0] + i * inner[0]) * g.m * g.n, plan.accumulate);
+    T* out = output<T>(p, g.accumulate ? 3 : 2);
+    if (g.accumulate && p[2] != p[3]) std::memcpy(p[3], p[2], out_bytes);
+    const std::vector<int64_t>& step = batches.inner_steps;
+    batches.each_row([&](const int64_t* at) {
+      for (int64_t i = 0; i < batches.inner; ++i) {
+        multiply(g, a + (at[1] + i * step[1]) * g.m * g.k, b + (at[2] + i * step[2]) * g.k * g.n,
+                 out + (at[0] + i * step[0]) * g.m * g.n, reinterpret_cast<T*>(scratch));
       }
     });
-  });
+  };
+  const auto scratch_bytes = gemm_scratch(g) * static_cast<int64_t>(sizeof(T));
+  return make_kernel(g.accumulate ? InPlace::kThird : InPlace::kNo, std::move(run), scratch_bytes);
 }
 
 }  // namespace
