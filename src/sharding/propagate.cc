@@ -41,6 +41,7 @@ class Propagation {
   bool find_cuts(Use& use);
   bool meet_inputs(Use& use);
   bool meet_partials(Use& use);
+  std::vector<int> linear_part(const Use& use, const std::vector<int>& partial) const;
   void set_outputs(const Use& use);
   bool require(const Use& use, size_t input, const Layout& layout);
   bool has_equal_blocks(ValueId id, const Layout& layout);
@@ -294,18 +295,35 @@ bool Propagation::meet_partials(Use& use) {
     }
   }
   if (partial.empty()) return true;
-  const auto& linear = use.rule.linear;
-  bool passes = !use.cut && std::find(linear.begin(), linear.end(), partial) != linear.end();
-  if (passes) {
-    for (ValueId output : use.node.outputs) {
-      layouts_[output.index()] = Layout{LayoutKind::kPartial};
-    }
-    return false;  // the outputs are decided
-  }
+  const std::vector<int> kept = use.cut ? std::vector<int>{} : linear_part(use, partial);
   for (int input : partial) {
-    if (!sum_input(use, static_cast<size_t>(input))) return false;
+    bool stays = std::find(kept.begin(), kept.end(), input) != kept.end();
+    if (!stays && !sum_input(use, static_cast<size_t>(input))) return false;
   }
-  return true;
+  if (kept.empty()) return true;
+  for (ValueId output : use.node.outputs) layouts_[output.index()] = Layout{LayoutKind::kPartial};
+  return false;  // the outputs are decided
+}
+
+// The Partial inputs that may stay so: a set the op is linear in, while all others can be summed
+// early. Most stay if there is a choice.
+//   Div(sum of losses, label count): linear in 0 alone; the count, input 1, is summed before the
+//   microbatches run
+std::vector<int> Propagation::linear_part(const Use& use, const std::vector<int>& partial) const {
+  auto needs_sum_of_state = [&](const std::vector<int>& kept) {
+    return std::any_of(partial.begin(), partial.end(), [&](int i) {
+      return has_state_[use.node.inputs[static_cast<size_t>(i)].index()] &&
+             std::find(kept.begin(), kept.end(), i) == kept.end();
+    });
+  };
+  std::vector<int> best;
+  for (const std::vector<int>& set : use.rule.linear) {
+    bool all_partial = std::all_of(set.begin(), set.end(), [&](int i) {
+      return std::find(partial.begin(), partial.end(), i) != partial.end();
+    });
+    if (all_partial && set.size() > best.size() && !needs_sum_of_state(set)) best = set;
+  }
+  return best;
 }
 
 bool Propagation::sum_input(const Use& use, size_t input) {
