@@ -1,0 +1,386 @@
+// Hostile and broken ONNX files: each is refused with one located sentence, and nothing crashes.
+#include "piper/import.h"
+
+#include <gtest/gtest.h>
+#include <onnx/onnx_pb.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <random>
+
+namespace piper {
+namespace {
+
+namespace fs = std::filesystem;
+
+class HostileOnnx : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = fs::temp_directory_path() /
+              fmt::format("piper-import-{}-{}", getpid(),
+                          testing::UnitTest::GetInstance()->current_test_info()->name());
+    fs::create_directories(folder_ / "model");
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  fs::path model_path() const { return folder_ / "model" / "model.onnx"; }
+  void write(const fs::path& path, const std::string& bytes) {
+    std::ofstream(path, std::ios::binary) << bytes;
+  }
+  // The message and its notes, "ok" when it is imported; every error must name the file.
+  std::string import_bytes(const std::string& bytes) {
+    write(model_path(), bytes);
+    ImportOptions options;
+    options.batch = 2;
+    const Result<Imported> result = import_onnx(model_path().string(), options);
+    if (result.ok()) return "ok";
+    EXPECT_EQ(result.error().at.file, model_path().string());
+    EXPECT_EQ(result.error().code, ExitCode::kInput);
+    std::string out = result.error().message;
+    for (const std::string& note : result.error().notes) out += "\n" + note;
+    return out;
+  }
+  std::string import_proto(const onnx::ModelProto& model) {
+    return import_bytes(model.SerializeAsString());
+  }
+  // y = Relu(x · w + b), with what `change` does to it.
+  std::string import_changed(const std::function<void(onnx::ModelProto&)>& change) {
+    onnx::ModelProto model = linear();
+    change(model);
+    return import_proto(model);
+  }
+
+  static onnx::NodeProto* add_node(onnx::GraphProto& graph, const std::string& op,
+                                   const std::vector<std::string>& in,
+                                   const std::vector<std::string>& out) {
+    onnx::NodeProto* node = graph.add_node();
+    node->set_name("the_" + op);
+    node->set_op_type(op);
+    for (const std::string& name : in) node->add_input(name);
+    for (const std::string& name : out) node->add_output(name);
+    return node;
+  }
+  static void add_tensor(onnx::GraphProto& graph, const std::string& name,
+                         const std::vector<int64_t>& dims) {
+    onnx::TensorProto* tensor = graph.add_initializer();
+    tensor->set_name(name);
+    tensor->set_data_type(onnx::TensorProto::FLOAT);
+    int64_t count = 1;
+    for (const int64_t d : dims) {
+      tensor->add_dims(d);
+      count *= d;
+    }
+    for (int64_t i = 0; i < count; ++i) tensor->add_float_data(static_cast<float>(i));
+  }
+  static void add_ints(onnx::GraphProto& graph, const std::string& name,
+                       const std::vector<int64_t>& values) {
+    onnx::TensorProto* tensor = graph.add_initializer();
+    tensor->set_name(name);
+    tensor->set_data_type(onnx::TensorProto::INT64);
+    tensor->add_dims(static_cast<int64_t>(values.size()));
+    for (const int64_t v : values) tensor->add_int64_data(v);
+  }
+  static onnx::ModelProto linear() {
+    onnx::ModelProto model;
+    model.set_ir_version(8);
+    model.add_opset_import()->set_version(17);
+    onnx::GraphProto& graph = *model.mutable_graph();
+    graph.set_name("g");
+    onnx::ValueInfoProto* x = graph.add_input();
+    x->set_name("x");
+    auto* type = x->mutable_type()->mutable_tensor_type();
+    type->set_elem_type(onnx::TensorProto::FLOAT);
+    type->mutable_shape()->add_dim()->set_dim_param("batch");
+    type->mutable_shape()->add_dim()->set_dim_value(3);
+    add_tensor(graph, "fc.weight", {3, 4});
+    add_tensor(graph, "fc.bias", {4});
+    add_node(graph, "MatMul", {"x", "fc.weight"}, {"h"});
+    add_node(graph, "Add", {"h", "fc.bias"}, {"z"});
+    add_node(graph, "Relu", {"z"}, {"y"});
+    graph.add_output()->set_name("y");
+    return model;
+  }
+  static onnx::TensorProto& weight(onnx::ModelProto& model) {
+    return *model.mutable_graph()->mutable_initializer(0);
+  }
+  static onnx::NodeProto& node(onnx::ModelProto& model, int i) {
+    return *model.mutable_graph()->mutable_node(i);
+  }
+
+  // The weight in a file beside the model.
+  std::string import_external(const std::string& location, const std::string& offset = "0",
+                              const std::string& length = "48") {
+    return import_changed([&](onnx::ModelProto& model) {
+      onnx::TensorProto& tensor = weight(model);
+      tensor.clear_float_data();
+      tensor.set_data_location(onnx::TensorProto::EXTERNAL);
+      const std::pair<const char*, std::string> entries[] = {
+          {"location", location}, {"offset", offset}, {"length", length}};
+      for (const auto& [key, value] : entries) {
+        onnx::StringStringEntryProto* entry = tensor.add_external_data();
+        entry->set_key(key);
+        entry->set_value(value);
+      }
+    });
+  }
+  fs::path folder_;
+};
+
+TEST_F(HostileOnnx, TheModelItselfIsFine) { EXPECT_EQ(import_proto(linear()), "ok"); }
+
+// ---- Files
+// --------------------------------------------------------------------------------------------------
+
+TEST_F(HostileOnnx, NotAModel) {
+  const char* const kMessage = "not an ONNX model, or a truncated one";
+  EXPECT_EQ(import_bytes(""), kMessage);
+  EXPECT_EQ(import_bytes("#!/bin/sh\nexit 0\n"), kMessage);
+  EXPECT_EQ(import_proto(onnx::ModelProto()), kMessage);
+}
+
+TEST_F(HostileOnnx, TruncatedAnywhere) {
+  const std::string bytes = linear().SerializeAsString();
+  for (size_t size = 0; size < bytes.size(); ++size) {
+    EXPECT_NE(import_bytes(bytes.substr(0, size)), "ok") << size;
+  }
+}
+
+TEST_F(HostileOnnx, LargerThanAllowed) {
+  write(model_path(), linear().SerializeAsString());
+  ImportOptions options;
+  options.max_file_bytes = 100;
+  const Result<Imported> result = import_onnx(model_path().string(), options);
+  ASSERT_FALSE(result.ok());
+  EXPECT_EQ(result.error().message.substr(0, 18), "the model file has");
+}
+
+TEST_F(HostileOnnx, AbsentOrNoFile) {
+  EXPECT_FALSE(import_onnx((folder_ / "absent.onnx").string(), {}).ok());
+  EXPECT_FALSE(import_onnx(folder_.string(), {}).ok());
+}
+
+TEST_F(HostileOnnx, DeeplyNestedAttributes) {
+  onnx::ModelProto model = linear();
+  onnx::GraphProto* graph = model.mutable_graph();
+  for (int i = 0; i < 60; ++i) {
+    onnx::NodeProto* nested = graph->add_node();
+    nested->set_op_type("If");
+    nested->set_name("n");
+    onnx::AttributeProto* attr = nested->add_attribute();
+    attr->set_name("then_branch");
+    attr->set_type(onnx::AttributeProto::GRAPH);
+    graph = attr->mutable_g();
+  }
+  EXPECT_EQ(import_proto(model), "not an ONNX model, or a truncated one");
+}
+
+TEST_F(HostileOnnx, RandomChangesNeverCrash) {
+  const uint64_t seed = 20240607;
+  std::mt19937_64 random(seed);
+  const std::string bytes = linear().SerializeAsString();
+  for (int i = 0; i < 3000; ++i) {
+    std::string changed = bytes;
+    for (uint64_t k = random() % 4 + 1; k > 0; --k) {
+      changed[random() % changed.size()] = static_cast<char>(random());
+    }
+    import_bytes(changed);  // any answer will do
+    ASSERT_FALSE(HasFailure()) << "seed " << seed << ", round " << i;
+  }
+}
+
+// ---- External data
+// ----------------------------------------------------------------------------------------------
+
+TEST_F(HostileOnnx, ExternalDataIsReadBesideTheModel) {
+  fs::create_directories(folder_ / "model" / "data");
+  write(folder_ / "model" / "data" / "w.bin", std::string(64, '\0'));
+  EXPECT_EQ(import_external("data/w.bin"), "ok");
+  EXPECT_EQ(import_external("data/w.bin", "16"), "ok");
+  EXPECT_EQ(import_external("data/w.bin", "3"), "ok");  // not on a boundary
+}
+
+TEST_F(HostileOnnx, ExternalDataElsewhere) {
+  write(folder_ / "secret.bin", std::string(64, '\0'));
+  const std::string who = "initializer 'fc.weight': external data ";
+  EXPECT_EQ(import_external("../secret.bin"), who + "'../secret.bin': '..' is not allowed");
+  EXPECT_EQ(import_external("a/../../secret.bin"),
+            who + "'a/../../secret.bin': '..' is not allowed");
+  const std::string absolute = (folder_ / "secret.bin").string();
+  EXPECT_EQ(import_external(absolute), who + "'" + absolute + "': an absolute path is not allowed");
+  EXPECT_EQ(import_external(""), who + "'': the location is empty");
+  EXPECT_EQ(import_external("./w.bin"), who + "'./w.bin': not a plain relative path");
+  EXPECT_EQ(import_external("absent.bin"), who + "'absent.bin': No such file or directory");
+  fs::create_symlink(folder_ / "secret.bin", folder_ / "model" / "link.bin");
+  EXPECT_EQ(import_external("link.bin"), who + "'link.bin': a symbolic link is not allowed");
+  fs::create_directory_symlink(folder_, folder_ / "model" / "up");
+  EXPECT_EQ(import_external("up/secret.bin"),
+            who + "'up/secret.bin': a symbolic link is not allowed");
+  fs::create_hard_link(folder_ / "secret.bin", folder_ / "model" / "hard.bin");
+  EXPECT_EQ(import_external("hard.bin"), who + "'hard.bin': the file has further hard links");
+  EXPECT_EQ(import_external("."), who + "'.': not a plain relative path");
+  fs::create_directories(folder_ / "model" / "sub");
+  EXPECT_EQ(import_external("sub"), who + "'sub': not a regular file");
+}
+
+TEST_F(HostileOnnx, ExternalDataOutOfBounds) {
+  write(folder_ / "model" / "w.bin", std::string(64, '\0'));
+  const std::string who = "initializer 'fc.weight': ";
+  EXPECT_EQ(
+      import_external("w.bin", "17"),
+      who +
+          "external data 'w.bin': 48 bytes at offset 17 are more than the file of 64 bytes holds");
+  EXPECT_EQ(import_external("w.bin", "65"),
+            who + "external data 'w.bin': offset 65 is outside the file of 64 bytes");
+  EXPECT_EQ(import_external("w.bin", "-1"), who + "external data has a wrong offset '-1'");
+  EXPECT_EQ(import_external("w.bin", "0", "99999999999999999999"),
+            who + "external data has a wrong length '99999999999999999999'");
+  EXPECT_EQ(import_external("w.bin", "0", "44"),
+            "initializer 'fc.weight' is f32[3,4], which takes 48 bytes, but 44 are stored");
+}
+
+// ---- Tensors
+// ------------------------------------------------------------------------------------------------------
+
+TEST_F(HostileOnnx, WrongTensors) {
+  EXPECT_EQ(import_changed([](auto& m) { weight(m).set_dims(0, -3); }),
+            "initializer 'fc.weight' has a negative dim: -3");
+  EXPECT_EQ(import_changed([](auto& m) { weight(m).set_dims(0, int64_t{1} << 62); }),
+            "initializer 'fc.weight' is larger than 1.0 TiB");
+  EXPECT_EQ(import_changed([](auto& m) { weight(m).set_dims(0, 5); }),
+            "initializer 'fc.weight' is f32[5,4], which takes 80 bytes, but 48 are stored");
+  EXPECT_EQ(import_changed([](auto& m) { weight(m).set_data_type(onnx::TensorProto::UINT8); }),
+            "initializer 'fc.weight' has elements of UINT8, which is not supported");
+  EXPECT_EQ(import_changed([](auto& m) { weight(m).set_data_type(99); }),
+            "initializer 'fc.weight' has elements of type 99, which is not supported");
+  EXPECT_EQ(import_changed([](auto& m) {
+              for (int i = 0; i < 20; ++i) weight(m).add_dims(1);
+            }),
+            "initializer 'fc.weight' has 22 dims; at most 16 are supported");
+  EXPECT_EQ(import_changed([](auto& m) { weight(m).mutable_segment()->set_begin(0); }),
+            "initializer 'fc.weight': is stored in segments, which is not supported");
+  EXPECT_EQ(import_changed([](auto& m) { m.mutable_graph()->add_sparse_initializer(); }),
+            "sparse initializers are not supported");
+}
+
+TEST_F(HostileOnnx, WrongInputs) {
+  auto shape = [](onnx::ModelProto& m) {
+    return m.mutable_graph()
+        ->mutable_input(0)
+        ->mutable_type()
+        ->mutable_tensor_type()
+        ->mutable_shape();
+  };
+  EXPECT_EQ(import_changed([&](auto& m) { shape(m)->mutable_dim(1)->set_dim_value(-3); }),
+            "input 'x' has a negative dim: -3");
+  EXPECT_EQ(import_changed([&](auto& m) { shape(m)->mutable_dim(1)->set_dim_param("width"); }),
+            "dim 1 of input 'x' ('width') is dynamic: the strategy must bind it");
+  EXPECT_EQ(
+      import_changed([&](auto& m) { shape(m)->mutable_dim(1)->set_dim_value(int64_t{1} << 60); }),
+      "input 'x' is too large: f32[2,1152921504606846976]");
+  EXPECT_EQ(import_changed([](auto& m) { m.mutable_graph()->mutable_input(0)->clear_type(); }),
+            "input 'x' is not a tensor");
+}
+
+// ---- Graphs
+// ---------------------------------------------------------------------------------------------------------
+
+TEST_F(HostileOnnx, WrongNames) {
+  EXPECT_EQ(import_changed([](auto& m) { node(m, 1).set_input(0, "nowhere"); }),
+            "node 'the_Add' (Add) reads 'nowhere', which nothing defines");
+  EXPECT_EQ(import_changed([](auto& m) { node(m, 1).set_output(0, "h"); }),
+            "the name 'h' is defined twice");
+  EXPECT_EQ(import_changed([](auto& m) { node(m, 2).set_output(0, "x"); }),
+            "the name 'x' is defined twice");
+  EXPECT_EQ(import_changed([](auto& m) { weight(m).set_name("fc.bias"); }),
+            "initializer 'fc.bias' is there twice");
+  EXPECT_EQ(import_changed([](auto& m) { weight(m).set_name(""); }),
+            "an initializer has an empty name");
+  EXPECT_EQ(import_changed([](auto& m) { weight(m).set_name(std::string(5000, 'a')); }),
+            "an initializer has a name of 5000 bytes; at most 4096 are allowed");
+  EXPECT_EQ(import_changed([](auto& m) { weight(m).set_name("\x1b[31mred\x1b\xff"); }),
+            "an initializer '\\x1B[31mred\\x1B\\xFF' has a name that is not UTF-8");
+  EXPECT_EQ(
+      import_changed([](auto& m) { m.mutable_graph()->mutable_output(0)->set_name("nowhere"); }),
+      "the output 'nowhere' is not defined");
+  EXPECT_EQ(import_changed([](auto& m) { m.mutable_graph()->clear_output(); }),
+            "the graph has no outputs");
+}
+
+TEST_F(HostileOnnx, Cycles) {
+  EXPECT_EQ(import_changed([](auto& m) { node(m, 1).set_input(1, "y"); }),
+            "node 'the_Add' (Add) depends on its own result: the graph has a cycle");
+  EXPECT_EQ(import_changed([](auto& m) { node(m, 2).set_input(0, "y"); }),
+            "node 'the_Relu' (Relu) depends on its own result: the graph has a cycle");
+}
+
+TEST_F(HostileOnnx, NodesInAnyOrder) {
+  EXPECT_EQ(import_changed([](auto& m) { m.mutable_graph()->mutable_node()->SwapElements(0, 2); }),
+            "ok");
+}
+
+TEST_F(HostileOnnx, UnsupportedThings) {
+  EXPECT_EQ(import_changed([](auto& m) {
+              node(m, 2).set_op_type("Frobnicate");
+              node(m, 0).set_domain("com.example");
+            }),
+            "the model uses 2 operators of opset 17 that are not supported\n"
+            "Frobnicate: 1 node: 'the_Relu'\n"
+            "com.example::MatMul: 1 node: 'the_MatMul'");
+  EXPECT_EQ(import_changed([](auto& m) { m.add_training_info(); }),
+            "training_info is not supported");
+  EXPECT_EQ(import_changed([](auto& m) { m.add_functions()->set_name("f"); }),
+            "functions of the model's own (f, and 0 more) are not supported");
+  EXPECT_EQ(import_changed([](auto& m) { m.clear_opset_import(); }),
+            "the model names no version of the standard operators");
+  EXPECT_EQ(import_changed([](auto& m) { m.clear_graph(); }), "the model has no graph");
+}
+
+TEST_F(HostileOnnx, IllTypedNodes) {
+  EXPECT_EQ(import_changed([](auto& m) {
+              m.mutable_graph()->mutable_initializer()->DeleteSubrange(0, 1);
+              add_tensor(*m.mutable_graph(), "fc.weight", {5, 4});
+            }),
+            "node 'the_MatMul' (MatMul): cannot multiply [2,3] by [5,4]");
+  EXPECT_EQ(import_changed([](auto& m) {
+              m.mutable_graph()->mutable_initializer()->RemoveLast();
+              add_tensor(*m.mutable_graph(), "fc.bias", {7});
+            }),
+            "node 'the_Add' (Add): the shapes [2,4] and [7] do not broadcast");
+  EXPECT_EQ(import_changed([](auto& m) { node(m, 2).add_input("h"); }),
+            "node 'the_Relu' (Relu): has 2 inputs; at most 1 are possible");
+  EXPECT_EQ(import_changed([](auto& m) { node(m, 1).mutable_input()->RemoveLast(); }),
+            "node 'the_Add' (Add): has no input 1; it needs 2");
+  EXPECT_EQ(import_changed([](auto& m) { node(m, 2).add_output("second"); }),
+            "node 'the_Relu' (Relu): its output 1 is not supported");
+}
+
+// One node between the linear layer and the output.
+TEST_F(HostileOnnx, ImpossibleShapes) {
+  auto with = [&](const std::string& op, const std::vector<int64_t>& values) {
+    return import_changed([&](onnx::ModelProto& m) {
+      add_ints(*m.mutable_graph(), "shape", values);
+      add_node(*m.mutable_graph(), op, {"z", "shape"}, {"out"});
+      m.mutable_graph()->mutable_output(0)->set_name("out");
+    });
+  };
+  const std::string reshape = "node 'the_Reshape' (Reshape): ";
+  EXPECT_EQ(with("Reshape", {4, 2}), "ok");
+  EXPECT_EQ(with("Reshape", {-1, -1}), reshape + "the shape [-1,-1] leaves two dims open");
+  EXPECT_EQ(with("Reshape", {3, -1}),
+            reshape + "[2,4] has 8 elements and cannot take the shape [3,-1]");
+  EXPECT_EQ(with("Reshape", {-5}), reshape + "a negative dim in the shape [-5]");
+  const int64_t huge = int64_t{1} << 62;
+  EXPECT_EQ(with("Reshape", {huge, huge}),
+            reshape + "the shape [4611686018427387904,4611686018427387904] is too large");
+  EXPECT_EQ(with("Expand", {huge, 2, 4}),
+            "node 'the_Expand' (Expand): the shape [4611686018427387904,2,4] is too large");
+  EXPECT_EQ(with("Expand", {3, 4}),
+            "node 'the_Expand' (Expand): [2,4] cannot be expanded to [3,4]");
+  EXPECT_EQ(with("Tile", {int64_t{1} << 39, 1}),
+            "node 'the_Tile' (Tile): the shape [1099511627776,4] is too large");
+}
+
+}  // namespace
+}  // namespace piper
