@@ -15,7 +15,7 @@ namespace piper {
 // Every loop of the op has a letter. A dim of an operand is a list of letters, outermost first (more than one after a
 // reshape that merges dims; empty for a dim of size 1 that is broadcast). A letter in inputs and outputs passes through; one in
 // inputs alone is summed, so a shard of it gives a partial sum; one in outputs alone is a repetition. `whole` letters cannot be
-// sharded, and may stand in dims of different extents.
+// sharded; alone in its dim it may stand for dims of different extents.
 struct LoopRule {
   using Dim = std::vector<char>;
   std::vector<std::vector<Dim>> inputs;   // [input][dim]

@@ -93,7 +93,7 @@ struct FactorReader {
     }
   }
   void take(char letter, int64_t size) {
-    if (dims[dim].empty() || dims[dim].back() != letter) dims[dim].push_back(letter);
+    dims[dim].push_back(letter);
     left /= size;
     skip();
   }
@@ -112,21 +112,20 @@ std::pair<Dims, Dims> common_letters(LoopBuilder& build, const Shape& from, cons
       b.take(letter, common);
       continue;
     }
-    // The rest of both dims does not line up. What follows does again from where equally many
-    // elements were read.
+    // The rest of both dims does not line up: its factors are whole letters, each side's own. What
+    // follows lines up again from where equally many elements were read.
     int64_t read_a = a.left, read_b = b.left;
-    const char whole = build.whole(a.left * b.left);
-    a.take(whole, a.left);
-    b.take(whole, b.left);
+    a.take(build.whole(a.left), a.left);
+    b.take(build.whole(b.left), b.left);
     while (read_a != read_b) {
       FactorReader& behind = read_a < read_b ? a : b;
       int64_t& read = read_a < read_b ? read_a : read_b;
-      const int64_t other = read_a < read_b ? read_b : read_a;
-      // Part of a dim may close the gap: its inner factors then line up with the other side's.
-      const int64_t size = other % read == 0 ? std::gcd(other / read, behind.left) : behind.left;
-      const int64_t taken = size > 1 ? size : behind.left;
-      read *= taken;
-      behind.take(whole, taken);
+      const int64_t other = std::max(read_a, read_b);
+      // A factor of the dim may close the gap.
+      const int64_t closing = other % read == 0 ? std::gcd(other / read, behind.left) : 1;
+      const int64_t size = closing > 1 ? closing : behind.left;
+      read *= size;
+      behind.take(build.whole(size), size);
     }
   }
   return {a.dims, b.dims};

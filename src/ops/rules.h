@@ -64,7 +64,8 @@ Result<Shape> check_shape(const Attrs& attrs, std::string_view name);
 using Dim = LoopRule::Dim;
 using Dims = std::vector<Dim>;
 
-// Hands out letters while a rule is made. A whole letter may stand in dims of different extents.
+// Hands out letters while a rule is made. A whole letter alone in its dim may stand for dims of
+// different extents.
 class LoopBuilder {
  public:
   char letter(int64_t size);
