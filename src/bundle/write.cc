@@ -208,7 +208,7 @@ Status exchange(const std::string& built, const std::string& target,
 Status write_plan_set(const PlanSet& set, const PlanSet* single, const PlanSet* uncut,
                       const std::string& directory, const WriteOptions& options) {
   std::error_code problem;
-  fs::path target = fs::weakly_canonical(fs::path(directory), problem);
+  fs::path target = fs::weakly_canonical(fs::absolute(directory, problem), problem);
   if (problem || directory.empty()) return fail("cannot write to '{}'", directory);
   if (!target.has_filename()) target = target.parent_path();
   std::vector<std::string> old;
