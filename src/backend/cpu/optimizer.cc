@@ -82,10 +82,15 @@ Result<KernelPtr> make_global_norm(const Use& use) {
   const size_t count = use.inputs.size();
   PIPER_TRY(use.operands(count, count));
   PIPER_TRY(want_real(use));
-  for (size_t i = 0; i < count; ++i) PIPER_TRY(want_scalar(use, i, kRealScalar));
-  return make_kernel(InPlace::kYes, [count](Pointers p, std::byte*) {
+  std::vector<int64_t> elements;  // of each input: a scalar or a vector of sums
+  for (size_t i = 0; i < count; ++i) {
+    if (use.in(i).size() != 1 || use.inputs[i].dtype != DType::kF64) PIPER_TRY(want_scalar(use, i, kRealScalar));
+    elements.push_back(num_elements(use.in(i)));
+  }
+  return make_kernel(InPlace::kYes, [count, elements](Pointers p, std::byte*) {
     double sum = 0;
-    for (size_t i = 0; i < count; ++i) sum += *input<double>(p, i);
+    for (size_t i = 0; i < count; ++i)
+      for (int64_t k = 0; k < elements[i]; ++k) sum += input<double>(p, i)[k];
     *output<double>(p, count) = std::sqrt(sum);
   });
 }
