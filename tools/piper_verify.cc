@@ -1,36 +1,88 @@
-// piper-verify: proves a plan set from its files alone.
+// piper-verify DIR: proves a plan set right from its files alone.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 
 #include "piper/verify.h"
 
+namespace piper {
+namespace {
+
+std::string escape(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    const auto code = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\')
+      out += fmt::format("\\{}", c);
+    else if (code < 0x20)
+      out += fmt::format("\\u{:04x}", code);
+    else
+      out += c;
+  }
+  return out;
+}
+
+void print_json(const std::string& directory, const VerifyReport& report) {
+  std::string findings;
+  for (const Finding& finding : report.findings)
+    findings +=
+        fmt::format("{}\n  {{\"rule\": \"{}\", \"text\": \"{}\"}}", findings.empty() ? "" : ",",
+                    escape(finding.rule), escape(finding.text));
+  fmt::print(
+      "{{\"directory\": \"{}\", \"ranks\": {}, \"cells\": {}, \"instructions\": {}, \"transfers\": "
+      "{}, "
+      "\"collectives\": {}, \"sums\": {},\n \"findings\": [{}]}}\n",
+      escape(directory), report.ranks, report.cells, report.instructions, report.transfers,
+      report.collectives, report.sums, findings);
+}
+
+void print_text(const std::string& directory, const VerifyReport& report) {
+  for (const Finding& finding : report.findings)
+    fmt::print("{}: {}: {}\n", directory, finding.rule, finding.text);
+  if (report.findings.empty())
+    fmt::print(
+        "{}: ok: {} ranks in {} cells, {} instructions, {} transfers, {} collectives, {} finished "
+        "sums\n",
+        directory, report.ranks, report.cells, report.instructions, report.transfers,
+        report.collectives, report.sums);
+}
+
+// The set, and the oracle's sets below it.
+Result<bool> verify(const std::string& directory, bool json) {
+  PIPER_ASSIGN(PlanSet set, read_plan_set(directory));
+  PIPER_TRY(load_params(set));
+  PIPER_ASSIGN(const VerifyReport report, verify_plan_set(set));
+  json ? print_json(directory, report) : print_text(directory, report);
+  bool proved = report.findings.empty();
+  for (const char* oracle : {"single", "uncut"})
+    if (set.manifest.files.contains(std::string(oracle) + "/manifest.json")) {
+      PIPER_ASSIGN(const bool below, verify(directory + "/" + oracle, json));
+      proved = proved && below;
+    }
+  return proved;
+}
+
+}  // namespace
+}  // namespace piper
+
 int main(int argc, char** argv) {
-  using namespace piper;
+  CLI::App app(
+      "Proves a plan set right from its files alone: communication, order, memory and sums.");
+  app.footer(
+      "exit codes: 0 proved, 2 wrong usage, 3 refused (findings are printed), 4 the plans cannot "
+      "be read");
   std::string directory;
-  CLI::App app{"Proves from the files alone that a plan set cannot deadlock or race, keeps to its stated memory, and sums every\n"
-               "gradient over every use, microbatch and replica exactly once.",
-               "piper-verify"};
-  app.footer("\nExit codes: 0 proved; 2 wrong command line; 3 refused, with the reasons; 4 the files cannot be read as plans.");
-  app.add_option("plans", directory, "directory that piperc wrote")->required()->type_name("DIR");
-  app.set_version_flag("--version", "piper-verify 0.1.0");
+  bool json = false;
+  app.add_option("DIR", directory, "the directory that piperc wrote")->required();
+  app.add_flag("--json", json, "one JSON object per plan set");
   try {
     app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    return app.exit(e) == 0 ? 0 : static_cast<int>(ExitCode::kUsage);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : static_cast<int>(piper::ExitCode::kUsage);
   }
-  const auto set = read_plan_set(directory);
-  if (!set) {
-    std::fputs(print_error(set.error()).c_str(), stderr);
-    return static_cast<int>(set.error().code);
+  const auto proved = piper::verify(directory, json);
+  if (!proved) {
+    fmt::print(stderr, "{}\n", piper::print_error(proved.error()));
+    return static_cast<int>(proved.error().code);
   }
-  const auto report = verify_plan_set(*set);
-  if (!report) {
-    std::fputs(print_error(report.error()).c_str(), stderr);
-    return static_cast<int>(report.error().code);
-  }
-  for (const Finding& finding : report->findings) fmt::print("{}: {}\n", finding.rule, finding.text);
-  if (!report->findings.empty()) return static_cast<int>(ExitCode::kRefused);
-  fmt::print("{}: {} ranks in {} roles: {} instructions, {} transfers, {} collectives, {} sums: proved\n", directory, report->ranks,
-             report->cells, report->instructions, report->transfers, report->collectives, report->sums);
-  return 0;
+  return static_cast<int>(*proved ? piper::ExitCode::kOk : piper::ExitCode::kRefused);
 }

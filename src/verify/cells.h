@@ -14,10 +14,11 @@ struct Place {
 
 struct Cell {
   const RoleProgram* role = nullptr;
-  int64_t rank = 0;                   // its lowest rank
-  std::vector<int64_t> coordinates;   // of that rank
-  std::vector<Place> partner;         // by instruction: the send of a receive, and back
-  std::vector<int32_t> meeting;       // by instruction: index of Model::meetings for collectives between cells, -1 else
+  int64_t rank = 0;                  // its lowest rank
+  std::vector<int64_t> coordinates;  // of that rank
+  std::vector<Place> partner;        // by instruction: the send of a receive, and back
+  std::vector<int32_t>
+      meeting;  // by instruction: index of Model::meetings for collectives between cells, -1 else
 };
 
 // A collective that joins several cells.
@@ -27,11 +28,12 @@ struct Meeting {
 
 struct Model {
   std::vector<std::pair<std::string, int64_t>> mesh;
-  std::vector<bool> shared_axis;      // SPMD peers differ along it
+  std::vector<bool> shared_axis;  // SPMD peers differ along it
   std::vector<Cell> cells;
   std::vector<Meeting> meetings;
-  std::vector<Place> order;           // a topological order of all instructions, when there is no deadlock
-  // clock[cell][at][other]: how many instructions of `other` are known complete once this one has run.
+  std::vector<Place> order;  // a topological order of all instructions, when there is no deadlock
+  // clock[cell][at][other]: how many instructions of `other` are known complete once this one has
+  // run.
   std::vector<std::vector<std::vector<int32_t>>> clock;
 
   const Instruction& at(Place place) const {
@@ -47,7 +49,8 @@ class Report {
   template <class... Args>
   void find(std::string rule, fmt::format_string<Args...> text, Args&&... args) {
     // A broken plan breaks many rules at once; the first findings are the ones to read.
-    if (report_.findings.size() < 100) report_.findings.push_back({std::move(rule), fmt::format(text, std::forward<Args>(args)...)});
+    if (report_.findings.size() < 100)
+      report_.findings.push_back({std::move(rule), fmt::format(text, std::forward<Args>(args)...)});
   }
   bool clean() const { return report_.findings.empty(); }
   VerifyReport& counts() { return report_; }

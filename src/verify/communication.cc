@@ -1,244 +1,143 @@
+// Rules transfer and collective: what belongs together across cells.
 #include <algorithm>
 #include <map>
 
-#include "cells.h"
+#include "model.h"
 
-namespace piper::verify {
+namespace piper {
 namespace {
 
-// The cell of the peer that an instruction names: the lowest rank of its class.
-int32_t peer_cell(const Model& model, const Cell& cell, const Instruction& instruction) {
-  std::vector<int64_t> coordinates = cell.coordinates;
-  for (size_t a = 0; a < coordinates.size(); ++a)
-    if (instruction.peer[a] >= 0) coordinates[a] = instruction.peer[a];
-  for (size_t c = 0; c < model.cells.size(); ++c)
-    if (model.cells[c].coordinates == coordinates) return static_cast<int32_t>(c);
-  return -1;
+std::string type_of(const Model& model, const Section& section, Place place, size_t arg = 0) {
+  return to_string(model.cells[place.cell].role->buffers[section.at(place).args[arg]].type);
 }
 
-struct Channel {
-  int32_t from, to, number;
-  auto operator<=>(const Channel&) const = default;
+// Sender cell, receiver cell, channel.
+using Route = std::tuple<int32_t, int32_t, int32_t>;
+struct Messages {
+  std::vector<Place> sends, recvs;
 };
 
-const Buffer& arg_buffer(const Model& model, Place place, size_t arg) {
-  return model.cells[static_cast<size_t>(place.cell)].role->buffers[static_cast<size_t>(model.at(place).args[arg])];
-}
-
-// Cells that a group joins, seen from one: they differ on the group's axes only.
-std::vector<int32_t> joined_cells(const Model& model, int32_t cell, const Group& group) {
-  std::vector<int32_t> joined;
-  for (size_t c = 0; c < model.cells.size(); ++c) {
-    bool member = true;
-    for (size_t a = 0; a < model.mesh.size(); ++a) {
-      const bool free = std::find(group.axes.begin(), group.axes.end(), static_cast<int32_t>(a)) != group.axes.end();
-      member = member && (free || model.cells[c].coordinates[a] == model.cells[static_cast<size_t>(cell)].coordinates[a]);
+std::map<Route, Messages> find_routes(const Model& model, const Section& section) {
+  std::map<Route, Messages> routes;
+  for (int32_t c = 0; c < static_cast<int32_t>(model.cells.size()); ++c)
+    for (int32_t i = 0; i < static_cast<int32_t>(section.lists[c]->size()); ++i) {
+      const Instruction& one = section.at({c, i});
+      const bool send = one.kind == InstructionKind::kSend;
+      if (!send && one.kind != InstructionKind::kRecv) continue;
+      const int64_t rank = peer_rank(*model.cells[c].role, one.peer, model.cells[c].coordinates);
+      const int32_t peer = model.cell_of_rank[rank];
+      if (send)
+        routes[{c, peer, one.channel}].sends.push_back({c, i});
+      else
+        routes[{peer, c, one.channel}].recvs.push_back({c, i});
     }
-    if (member) joined.push_back(static_cast<int32_t>(c));
-  }
-  return joined;
+  return routes;
 }
 
-bool is_collective(InstructionKind kind) {
-  switch (kind) {
-    case InstructionKind::kAllReduce:
-    case InstructionKind::kReduceScatter:
-    case InstructionKind::kAllGather:
-    case InstructionKind::kAllToAll:
-    case InstructionKind::kBroadcast: return true;
-    default: return false;
-  }
+// Collectives of one set of ranks, by member cell. Two groups over the same axes are the same
+// ranks.
+using Ranks = std::pair<std::vector<int32_t>,
+                        std::vector<int64_t>>;  // axes; the fixed coordinates, -1 on axes
+
+std::map<Ranks, std::map<int32_t, std::vector<Place>>> find_groups(const Model& model,
+                                                                   const Section& section) {
+  std::map<Ranks, std::map<int32_t, std::vector<Place>>> groups;
+  for (int32_t c = 0; c < static_cast<int32_t>(model.cells.size()); ++c)
+    for (int32_t i = 0; i < static_cast<int32_t>(section.lists[c]->size()); ++i) {
+      const Instruction& one = section.at({c, i});
+      if (one.group < 0) continue;
+      const RoleProgram& role = *model.cells[c].role;
+      Ranks key{role.groups[one.group].axes, model.cells[c].coordinates};
+      for (int32_t axis : key.first) key.second[axis] = -1;
+      auto& members = groups[key];
+      if (members.empty())
+        for (int64_t rank : group_ranks(role, role.groups[one.group], model.cells[c].coordinates))
+          members.try_emplace(model.cell_of_rank[rank]);
+      members[c].push_back({c, i});
+    }
+  return groups;
 }
 
-std::string signature(const Model& model, Place place) {
-  const Instruction& instruction = model.at(place);
-  std::string text = fmt::format("{} root={}", to_string(instruction.kind), instruction.root);
-  for (size_t a = 0; a < instruction.args.size(); ++a) text += " " + to_string(arg_buffer(model, place, a).type);
-  return text;
+bool same_collective(const Model& model, const Section& section, Place a, Place b) {
+  const Instruction &one = section.at(a), &other = section.at(b);
+  if (one.kind != other.kind || one.root != other.root || one.args.size() != other.args.size())
+    return false;
+  for (size_t k = 0; k < one.args.size(); ++k) {
+    const TensorType& type = model.cells[a.cell].role->buffers[one.args[k]].type;
+    const TensorType& other_type = model.cells[b.cell].role->buffers[other.args[k]].type;
+    if (type.dtype != other_type.dtype ||
+        num_elements(type.shape) != num_elements(other_type.shape))
+      return false;
+  }
+  return true;
+}
+
+std::string describe(const Model& model, const Section& section, Place place) {
+  const Instruction& one = section.at(place);
+  std::string text = fmt::format("{} ({} of", name_of(model, section, place), to_string(one.kind));
+  for (size_t k = 0; k < one.args.size() && k < 3; ++k)
+    text += " " + type_of(model, section, place, k);
+  if (one.args.size() > 3) text += fmt::format(" and {} more", one.args.size() - 3);
+  return text +
+         (one.kind == InstructionKind::kBroadcast ? fmt::format(" from {})", one.root) : ")");
 }
 
 }  // namespace
 
-void check_transfers(Model& model, Report& report) {
-  std::map<Channel, std::vector<Place>> sends, recvs;
-  for (size_t c = 0; c < model.cells.size(); ++c)
-    for (size_t i = 0; i < model.cells[c].role->body.size(); ++i) {
-      const Place place{static_cast<int32_t>(c), static_cast<int32_t>(i)};
-      const Instruction& instruction = model.at(place);
-      const bool send = instruction.kind == InstructionKind::kSend;
-      if (!send && instruction.kind != InstructionKind::kRecv) continue;
-      const int32_t peer = peer_cell(model, model.cells[c], instruction);
-      if (peer < 0 || peer == place.cell) {
-        report.find("transfer", "{}: its peer is no other rank", model.name(place));
-        continue;
+void check_transfers(const Model& model, Section& section, Findings& findings,
+                     VerifyReport& report) {
+  for (const auto& [route, messages] : find_routes(model, section)) {
+    const auto& [sends, recvs] = messages;
+    for (size_t k = 0; k < std::max(sends.size(), recvs.size()); ++k) {
+      if (k >= recvs.size()) {
+        findings.add("transfer", "{} is never received by {}", name_of(model, section, sends[k]),
+                     model.who(std::get<1>(route)));
+      } else if (k >= sends.size()) {
+        findings.add("transfer", "{} waits for a message that {} never sends",
+                     name_of(model, section, recvs[k]), model.who(std::get<0>(route)));
+      } else {
+        section.partner[sends[k].cell][sends[k].index] = recvs[k];
+        section.partner[recvs[k].cell][recvs[k].index] = sends[k];
+        ++report.transfers;
+        const std::string sent = type_of(model, section, sends[k]),
+                          received = type_of(model, section, recvs[k]);
+        if (sent != received)
+          findings.add("transfer", "{} sends {}, but {} takes {}",
+                       name_of(model, section, sends[k]), sent, name_of(model, section, recvs[k]),
+                       received);
       }
-      if (send) sends[{place.cell, peer, instruction.channel}].push_back(place);
-      else recvs[{peer, place.cell, instruction.channel}].push_back(place);
-    }
-  for (const auto& [channel, list] : sends) {
-    auto& others = recvs[channel];
-    for (size_t k = 0; k < std::max(list.size(), others.size()); ++k) {
-      if (k >= others.size()) {
-        report.find("transfer", "{} is never received by rank {}", model.name(list[k]), model.cells[static_cast<size_t>(channel.to)].rank);
-        break;
-      }
-      if (k >= list.size()) {
-        report.find("transfer", "{} waits for a message that rank {} never sends", model.name(others[k]),
-                    model.cells[static_cast<size_t>(channel.from)].rank);
-        break;
-      }
-      const TensorType &from = arg_buffer(model, list[k], 0).type, &to = arg_buffer(model, others[k], 0).type;
-      if (from != to) report.find("transfer", "{} sends {}, {} expects {}", model.name(list[k]), to_string(from), model.name(others[k]), to_string(to));
-      // The same microbatch on both sides: messages of one channel are told apart by nothing else.
-      if (model.at(list[k]).micro != model.at(others[k]).micro)
-        report.find("transfer", "{} is microbatch {}, {} expects microbatch {}", model.name(list[k]), model.at(list[k]).micro,
-                    model.name(others[k]), model.at(others[k]).micro);
-      model.cells[static_cast<size_t>(list[k].cell)].partner[static_cast<size_t>(list[k].at)] = others[k];
-      model.cells[static_cast<size_t>(others[k].cell)].partner[static_cast<size_t>(others[k].at)] = list[k];
-      ++report.counts().transfers;
     }
   }
-  for (const auto& [channel, list] : recvs)
-    if (!list.empty() && !sends.count(channel))
-      report.find("transfer", "{} waits for a message that rank {} never sends", model.name(list.front()),
-                  model.cells[static_cast<size_t>(channel.from)].rank);
 }
 
-void check_collectives(Model& model, Report& report) {
-  // By joined cells: each member's collectives in issue order.
-  std::map<std::pair<std::vector<int32_t>, std::vector<int32_t>>, std::map<int32_t, std::vector<Place>>> groups;
-  for (size_t c = 0; c < model.cells.size(); ++c)
-    for (size_t i = 0; i < model.cells[c].role->body.size(); ++i) {
-      const Place place{static_cast<int32_t>(c), static_cast<int32_t>(i)};
-      const Instruction& instruction = model.at(place);
-      if (!is_collective(instruction.kind)) continue;
-      ++report.counts().collectives;
-      const Group& group = model.cells[c].role->groups[static_cast<size_t>(instruction.group)];
-      const auto joined = joined_cells(model, place.cell, group);
-      if (joined.size() > 1) groups[{joined, group.axes}][place.cell].push_back(place);
-    }
-  for (const auto& [key, lists] : groups) {
-    size_t longest = 0;
-    for (const auto& [cell, list] : lists) longest = std::max(longest, list.size());
-    for (size_t k = 0; k < longest; ++k) {
-      Meeting meeting;
-      for (int32_t cell : key.first) {
-        const auto it = lists.find(cell);
-        if (it == lists.end() || k >= it->second.size()) {
-          Place other;
-          for (const auto& [c, list] : lists)
-            if (k < list.size()) other = list[k];
-          report.find("collective", "{} is never joined by rank {}", model.name(other), model.cells[static_cast<size_t>(cell)].rank);
-          return;
+void check_collectives(const Model& model, Section& section, Findings& findings,
+                       VerifyReport& report) {
+  for (const auto& [ranks, members] : find_groups(model, section)) {
+    const auto& [first_cell, first] = *members.begin();
+    report.collectives += static_cast<int64_t>(first.size());
+    if (members.size() == 1) continue;  // SPMD peers alone: one program
+    for (const auto& [cell, places] : members) {
+      for (size_t k = 0; k < std::min(first.size(), places.size()); ++k)
+        if (!same_collective(model, section, first[k], places[k])) {
+          findings.add("collective", "{} meets {}: they are not the same collective",
+                       describe(model, section, first[k]), describe(model, section, places[k]));
+          break;
         }
-        meeting.members.push_back(it->second[k]);
-      }
-      for (const Place& member : meeting.members)
-        if (signature(model, member) != signature(model, meeting.members[0])) {
-          report.find("collective", "{} ({}) meets {} ({})", model.name(meeting.members[0]), signature(model, meeting.members[0]),
-                      model.name(member), signature(model, member));
-          return;
-        }
-      for (const Place& member : meeting.members)
-        model.cells[static_cast<size_t>(member.cell)].meeting[static_cast<size_t>(member.at)] = static_cast<int32_t>(model.meetings.size());
-      model.meetings.push_back(std::move(meeting));
+      if (first.size() == places.size()) continue;
+      const bool more = places.size() > first.size();
+      const Place extra = more ? places[first.size()] : first[places.size()];
+      findings.add("collective", "{} is never joined by {}", name_of(model, section, extra),
+                   model.who(more ? first_cell : cell));
+    }
+    for (size_t k = 0; k < first.size(); ++k) {
+      std::vector<Place> joint;
+      for (const auto& [cell, places] : members)
+        if (k < places.size()) joint.push_back(places[k]);
+      for (Place place : joint)
+        section.joint[place.cell][place.index] = static_cast<int32_t>(section.joints.size());
+      section.joints.push_back(std::move(joint));
     }
   }
 }
 
-namespace {
-
-// Runs all cells side by side, an instruction at a time, as far as they get.
-class Replay {
- public:
-  explicit Replay(Model& model) : model_(model), next_(model.cells.size()), now_(model.cells.size()) {
-    model.clock.resize(model.cells.size());
-    for (size_t c = 0; c < model.cells.size(); ++c) {
-      now_[c].assign(model.cells.size(), 0);
-      model.clock[c].resize(model.cells[c].role->body.size());
-    }
-  }
-  bool run() {
-    for (bool progress = true; progress;) {
-      progress = false;
-      for (size_t c = 0; c < next_.size(); ++c)
-        while (next_[c] < body(c).size() && step(c)) progress = true;
-    }
-    for (size_t c = 0; c < next_.size(); ++c)
-      if (next_[c] < body(c).size()) return false;
-    return true;
-  }
-  // "A waits for B; B's rank is at C, which waits for D; …" until a rank comes again.
-  std::string chain() const {
-    size_t c = 0;
-    while (next_[c] >= body(c).size()) ++c;
-    std::string text;
-    std::vector<bool> seen(next_.size());
-    while (!seen[c]) {
-      seen[c] = true;
-      const Place here{static_cast<int32_t>(c), static_cast<int32_t>(next_[c])};
-      const Place awaited = waits_for(here);
-      text += fmt::format("{}{} waits for {}", text.empty() ? "" : "; ", model_.name(here), model_.name(awaited));
-      c = static_cast<size_t>(awaited.cell);
-      if (next_[c] >= body(c).size()) break;
-    }
-    return text;
-  }
-
- private:
-  const std::vector<Instruction>& body(size_t c) const { return model_.cells[c].role->body; }
-  bool done(Place place) const { return next_[static_cast<size_t>(place.cell)] > static_cast<size_t>(place.at); }
-  void learn(size_t c, const std::vector<int32_t>& other) {
-    for (size_t k = 0; k < other.size(); ++k) now_[c][k] = std::max(now_[c][k], other[k]);
-  }
-  void finish(size_t c) {
-    const size_t i = next_[c]++;
-    now_[c][c] = static_cast<int32_t>(i) + 1;
-    model_.clock[c][i] = now_[c];
-    model_.order.push_back({static_cast<int32_t>(c), static_cast<int32_t>(i)});
-  }
-  bool step(size_t c) {
-    const size_t i = next_[c];
-    const Cell& cell = model_.cells[c];
-    if (body(c)[i].kind == InstructionKind::kRecv) {
-      const Place send = cell.partner[i];
-      if (!done(send)) return false;
-      learn(c, model_.clock[static_cast<size_t>(send.cell)][static_cast<size_t>(send.at)]);
-    }
-    if (cell.meeting[i] < 0) {
-      finish(c);
-      return true;
-    }
-    const Meeting& meeting = model_.meetings[static_cast<size_t>(cell.meeting[i])];
-    for (const Place& member : meeting.members)
-      if (next_[static_cast<size_t>(member.cell)] != static_cast<size_t>(member.at)) return false;
-    for (const Place& member : meeting.members) learn(c, now_[static_cast<size_t>(member.cell)]);
-    const std::vector<int32_t> all = now_[c];
-    for (const Place& member : meeting.members) {
-      learn(static_cast<size_t>(member.cell), all);
-      finish(static_cast<size_t>(member.cell));
-    }
-    return true;
-  }
-  Place waits_for(Place here) const {
-    const Cell& cell = model_.cells[static_cast<size_t>(here.cell)];
-    const auto i = static_cast<size_t>(here.at);
-    if (cell.meeting[i] < 0) return cell.partner[i];
-    for (const Place& member : model_.meetings[static_cast<size_t>(cell.meeting[i])].members)
-      if (next_[static_cast<size_t>(member.cell)] != static_cast<size_t>(member.at)) return member;
-    return here;
-  }
-
-  Model& model_;
-  std::vector<size_t> next_;
-  std::vector<std::vector<int32_t>> now_;
-};
-
-}  // namespace
-
-void check_deadlock(Model& model, Report& report) {
-  Replay replay(model);
-  if (!replay.run()) report.find("deadlock", "ranks wait for each other: {}", replay.chain());
-}
-
-}  // namespace piper::verify
+}  // namespace piper

@@ -1,256 +1,294 @@
+// Rules order and memory, per cell: every access in issue order, against what is known to be
+// complete by then.
+//
+// A buffer has several lives: a write that does not read begins a new one. A life owns its bytes
+// until another buffer's life begins there; from then on the first may not be touched. A send reads
+// until its receive is complete.
 #include <algorithm>
 #include <map>
 
-#include "cells.h"
+#include "model.h"
 
-namespace piper::verify {
+namespace piper {
 namespace {
 
-struct Access {
-  bool reads = false, writes = false;
+struct Life {
+  int32_t buffer = -1;
+  std::vector<Place> reads, writes;  // last per stream; for sends the receive, in its own cell
+  std::vector<Place> reader;         // by read: the instruction that a person would name
+  Place evicted_by;
+  int32_t evicted_for = -1;  // the buffer that took the bytes
+  bool permanent = false;
 };
 
-Access access_of(const RoleProgram& role, const Instruction& instruction, size_t arg) {
-  switch (instruction.kind) {
+struct Access {
+  bool read = false, write = false;
+};
+
+Access access_of(const RoleProgram& role, const Instruction& one, size_t arg) {
+  switch (one.kind) {
     case InstructionKind::kCompute: {
-      const Program& program = role.programs[static_cast<size_t>(instruction.program)];
+      const Program& program = role.programs[one.program];
       return {program.arg_read[arg], program.arg_written[arg]};
     }
-    case InstructionKind::kSend: return {true, false};
     case InstructionKind::kInput:
-    case InstructionKind::kRecv: return {false, true};
+    case InstructionKind::kRecv:
+      return {false, true};
+    case InstructionKind::kSend:
+      return {true, false};
     case InstructionKind::kAllReduce:
-    case InstructionKind::kBroadcast: return {true, true};
-    default: return {arg == 0, arg == 1};
+    case InstructionKind::kBroadcast:
+      return {true, true};
+    default:
+      return {arg == 0, arg == 1};
   }
 }
 
-// For each instruction, by stream, the number of its instructions (as index + 1) known complete before it starts.
-std::vector<std::vector<int32_t>> stream_clocks(const RoleProgram& role) {
-  const size_t streams = role.streams.size();
-  std::vector<std::vector<int32_t>> clock(role.body.size(), std::vector<int32_t>(streams));
-  std::vector<int32_t> last(streams, -1);
-  for (size_t i = 0; i < role.body.size(); ++i) {
-    const auto learn = [&](int32_t j) {
-      const auto& other = clock[static_cast<size_t>(j)];
-      for (size_t s = 0; s < streams; ++s) clock[i][s] = std::max(clock[i][s], other[s]);
-      auto& own = clock[i][static_cast<size_t>(role.body[static_cast<size_t>(j)].stream)];
-      own = std::max(own, j + 1);
-    };
-    const auto stream = static_cast<size_t>(role.body[i].stream);
-    if (last[stream] >= 0) learn(last[stream]);
-    for (int32_t wait : role.body[i].waits) learn(wait);
-    last[stream] = static_cast<int32_t>(i);
-  }
-  return clock;
-}
+class CellCheck {
+ public:
+  CellCheck(const Model& model, const Section& section, const Clocks& clocks, int32_t cell,
+            Findings& findings)
+      : model_(model),
+        section_(section),
+        clocks_(clocks),
+        findings_(findings),
+        cell_(cell),
+        role_(*model.cells[cell].role),
+        life_of_(role_.buffers.size(), -1) {}
 
-// Positions in issue order between which a buffer's bytes matter.
-struct Life {
-  int64_t first = INT64_MAX, last = -1;
-  std::map<int32_t, int32_t> last_on_stream;
+  void run() {
+    for (size_t b = 0; b < role_.buffers.size(); ++b)
+      if (role_.buffers[b].kind != BufferKind::kStep) begin_permanent(static_cast<int32_t>(b));
+    const auto& list = *section_.lists[cell_];
+    for (size_t i = 0; i < list.size(); ++i) visit({cell_, static_cast<int32_t>(i)}, list[i]);
+    if (std::string_view(section_.name) == "body") check_reports();
+  }
+
+ private:
+  std::string buffer_name(int32_t b) const {
+    return fmt::format("'{}'", quote_control(role_.buffers[b].name));
+  }
+  std::string name(Place place) const { return name_of(model_, section_, place); }
+
+  void visit(Place place, const Instruction& one) {
+    if (one.kind == InstructionKind::kCompute) check_same_buffer(place, one);
+    for (size_t a = 0; a < one.args.size(); ++a)
+      if (access_of(role_, one, a).read) read(place, one, one.args[a]);
+    for (size_t a = 0; a < one.args.size(); ++a) {
+      const Access access = access_of(role_, one, a);
+      if (access.write) write(place, one.args[a], access.read);
+    }
+  }
+
+  // One buffer bound twice: once written, it must not be read any more by the other name.
+  void check_same_buffer(Place place, const Instruction& one) {
+    const Program& program = role_.programs[one.program];
+    std::map<int32_t, std::vector<size_t>> bound;
+    for (size_t a = 0; a < one.args.size(); ++a) bound[one.args[a]].push_back(a);
+    for (const auto& [buffer, args] : bound)
+      for (size_t w : args)
+        for (size_t other : args)
+          if (w != other && program.arg_written[w] && touched_after(program, w, other))
+            findings_.add("memory", "{} writes {} as arg {} while it still needs it as arg {}",
+                          name(place), buffer_name(buffer), w, other);
+  }
+  // Whether arg `other` is read or written after the op that first writes arg `w`, or both are
+  // written.
+  static bool touched_after(const Program& program, size_t w, size_t other) {
+    if (program.arg_written[other]) return true;
+    bool written = false;
+    for (const ProgramOp& op : program.ops) {
+      const auto has = [](const std::vector<int32_t>& ids, size_t arg) {
+        return std::find(ids.begin(), ids.end(), static_cast<int32_t>(arg)) != ids.end();
+      };
+      if (written && has(op.inputs, other)) return true;
+      written = written || has(op.outputs, w);
+    }
+    return false;
+  }
+
+  // ---- One access ----
+  void read(Place place, const Instruction& one, int32_t buffer) {
+    Life* life = current(buffer);
+    if (!life) return unwritten(place, buffer);
+    if (life->evicted_by.valid()) return overwritten(place, *life);
+    for (Place write : life->writes)
+      if (!clocks_.before(section_, write, place))
+        unordered(place, "reads", *life, write, "writes");
+    const Place end =
+        one.kind == InstructionKind::kSend ? section_.partner[place.cell][place.index] : place;
+    note(life->reads, life->reader, end, place);
+  }
+  void write(Place place, int32_t buffer, bool reads_too) {
+    Life* life = current(buffer);
+    if (reads_too || (life && life->permanent)) {
+      if (!life) return;  // said by read()
+      if (life->evicted_by.valid()) return;
+      after_all(place, *life, "writes");
+      note_write(*life, place);
+      return;
+    }
+    // A new life: after all accesses of the old one and of whatever lies in these bytes.
+    if (life && !life->evicted_by.valid()) after_all(place, *life, "writes");
+    begin(place, buffer);
+  }
+
+  Life* current(int32_t buffer) {
+    return life_of_[buffer] < 0 ? nullptr : &lives_[life_of_[buffer]];
+  }
+
+  void unwritten(Place place, int32_t buffer) {
+    std::string later;
+    const auto& list = *section_.lists[cell_];
+    for (size_t i = static_cast<size_t>(place.index) + 1; i < list.size() && later.empty(); ++i)
+      for (size_t a = 0; a < list[i].args.size(); ++a)
+        if (list[i].args[a] == buffer && access_of(role_, list[i], a).write)
+          later = "; later " + name_of(list[i]) + " writes it";
+    findings_.add("order", "{} reads {} before anything writes it{}", name(place),
+                  buffer_name(buffer), later);
+  }
+  void overwritten(Place place, const Life& life) {
+    findings_.add("memory", "{} needs {}, whose memory {} has given to {}", name(place),
+                  buffer_name(life.buffer), name_of(section_.at(life.evicted_by)),
+                  buffer_name(life.evicted_for));
+  }
+  void unordered(Place place, const char* does, const Life& life, Place other, const char* did) {
+    findings_.add("order", "{} {} {}, which {} {} without being waited for", name(place), does,
+                  buffer_name(life.buffer), name(other), did);
+  }
+
+  // All earlier accesses of a life are complete when `place` runs.
+  void after_all(Place place, const Life& life, const char* does) {
+    for (Place write : life.writes)
+      if (write != place && !clocks_.before(section_, write, place))
+        unordered(place, does, life, write, "writes");
+    for (size_t r = 0; r < life.reads.size(); ++r)
+      if (life.reads[r] != place && !clocks_.before(section_, life.reads[r], place))
+        unordered(place, does, life, life.reader[r],
+                  life.reads[r] == life.reader[r] ? "reads" : "may still be sending");
+  }
+
+  // ---- Lives and the bytes they own ----
+  void begin(Place place, int32_t buffer) {
+    lives_.push_back({});
+    const auto id = static_cast<int32_t>(lives_.size() - 1);
+    lives_[id].buffer = buffer;
+    take_bytes(place, id);
+    life_of_[buffer] = id;
+    note_write(lives_[id], place);
+  }
+  void begin_permanent(int32_t buffer) {
+    lives_.push_back({});
+    const auto id = static_cast<int32_t>(lives_.size() - 1);
+    lives_[id].buffer = buffer;
+    lives_[id].permanent = true;
+    take_bytes({}, id);
+    life_of_[buffer] = id;
+  }
+  void take_bytes(Place place, int32_t id) {
+    const Buffer& buffer = role_.buffers[lives_[id].buffer];
+    const int64_t begin = buffer.offset, end = begin + buffer.type.bytes();
+    if (begin == end) return;
+    auto it = owner_.upper_bound(begin);
+    if (it != owner_.begin()) --it;
+    while (it != owner_.end() && it->first < end) {
+      const auto [first, range] = *it;
+      if (range.end <= begin) {
+        ++it;
+        continue;
+      }
+      evict(place, range.life, id);
+      it = owner_.erase(it);
+      if (first < begin) owner_[first] = {begin, range.life};
+      if (range.end > end) it = owner_.insert_or_assign(end, Range{range.end, range.life}).first;
+    }
+    owner_[begin] = {end, id};
+  }
+  void evict(Place place, int32_t old_id, int32_t new_id) {
+    Life& old = lives_[old_id];
+    const int32_t buffer = lives_[new_id].buffer;
+    if (old.buffer == buffer && old_id != new_id)
+      return;  // the same buffer again: checked by write()
+    if (old.permanent) {
+      findings_.add("memory", "{} shares bytes with {} on {}, which is kept for ever",
+                    buffer_name(buffer), buffer_name(old.buffer), model_.who(cell_));
+      return;
+    }
+    for (Place write : old.writes) gives_way(place, old, write, "writes", buffer);
+    for (size_t r = 0; r < old.reads.size(); ++r)
+      gives_way(place, old, old.reads[r],
+                old.reads[r] == old.reader[r] ? "uses" : "may still be sending", buffer,
+                old.reader[r]);
+    old.evicted_by = place;
+    old.evicted_for = buffer;
+  }
+  void gives_way(Place place, const Life& old, Place access, const char* did, int32_t buffer,
+                 Place who = {}) {
+    if (access != place && clocks_.before(section_, access, place)) return;
+    findings_.add("memory", "{} puts {} where {} {} {}", name(place), buffer_name(buffer),
+                  access == place ? "it" : name(who.valid() ? who : access), did,
+                  buffer_name(old.buffer));
+  }
+
+  // Keeps the last access per stream: earlier ones on the same stream are complete when it is.
+  bool replaces(Place later, Place earlier) const {
+    return later.cell == earlier.cell && section_.at(later).stream == section_.at(earlier).stream;
+  }
+  void note(std::vector<Place>& ends, std::vector<Place>& readers, Place end, Place reader) {
+    for (size_t k = 0; k < ends.size(); ++k)
+      if (replaces(end, ends[k])) {
+        if (end.index < ends[k].index) return;
+        ends[k] = end;
+        readers[k] = reader;
+        return;
+      }
+    ends.push_back(end);
+    readers.push_back(reader);
+  }
+  void note_write(Life& life, Place place) {
+    for (Place& write : life.writes)
+      if (replaces(place, write)) {
+        write = place;
+        return;
+      }
+    life.writes.push_back(place);
+  }
+
+  // What is reported must still be there when the step ends; that waits for all streams.
+  void check_reports() {
+    for (const Report& report : role_.reports) {
+      const Life* life = current(report.buffer);
+      if (!life)
+        findings_.add("order", "report '{}' of {}: nothing writes {}", quote_control(report.name),
+                      model_.who(cell_), buffer_name(report.buffer));
+      else if (life->evicted_by.valid())
+        findings_.add("memory", "report '{}' needs {}, whose memory {} has given to {}",
+                      quote_control(report.name), buffer_name(report.buffer),
+                      name(life->evicted_by), buffer_name(life->evicted_for));
+    }
+  }
+
+  struct Range {
+    int64_t end = 0;
+    int32_t life = -1;
+  };
+  const Model& model_;
+  const Section& section_;
+  const Clocks& clocks_;
+  Findings& findings_;
+  int32_t cell_;
+  const RoleProgram& role_;
+  std::vector<int32_t> life_of_;  // by buffer: its current life
+  std::vector<Life> lives_;
+  std::map<int64_t, Range> owner_;  // by first byte
 };
-
-// The last position of the sender at which the receive may still be under way.
-int64_t send_held_until(const Model& model, Place send) {
-  const Place recv = model.cells[static_cast<size_t>(send.cell)].partner[static_cast<size_t>(send.at)];
-  const auto& clock = model.clock[static_cast<size_t>(send.cell)];
-  // What the sender knows of the receiver only grows: binary search.
-  const auto known = std::partition_point(clock.begin() + send.at, clock.end(), [&](const std::vector<int32_t>& c) {
-    return c[static_cast<size_t>(recv.cell)] <= recv.at;
-  });
-  return known == clock.end() ? static_cast<int64_t>(clock.size()) : known - clock.begin() - 1;
-}
-
-std::vector<Life> lives_of(const Model& model, int32_t cell) {
-  const RoleProgram& role = *model.cells[static_cast<size_t>(cell)].role;
-  const auto end = static_cast<int64_t>(role.body.size());
-  std::vector<Life> lives(role.buffers.size());
-  for (int32_t i = 0; i < end; ++i) {
-    const Instruction& instruction = role.body[static_cast<size_t>(i)];
-    for (int32_t arg : instruction.args) {
-      Life& life = lives[static_cast<size_t>(arg)];
-      life.first = std::min<int64_t>(life.first, i);
-      life.last = std::max<int64_t>(life.last, i);
-      life.last_on_stream[instruction.stream] = i;
-      if (instruction.kind == InstructionKind::kSend) life.last = std::max(life.last, send_held_until(model, {cell, i}));
-    }
-  }
-  for (const piper::Report& r : role.reports) lives[static_cast<size_t>(r.buffer)].last = end;
-  for (size_t b = 0; b < lives.size(); ++b)
-    if (role.buffers[b].kind != BufferKind::kStep) lives[b].first = -1, lives[b].last = end;
-  return lives;
-}
-
-std::string buffer_text(const RoleProgram& role, size_t b) {
-  const Buffer& buffer = role.buffers[b];
-  return fmt::format("{} (bytes {} to {})", buffer.name, buffer.offset, buffer.offset + buffer.type.bytes());
-}
-
-// Sweeps over positions; the live buffers are kept by offset, so that a new one only meets its neighbours.
-void check_overlaps(const RoleProgram& role, const std::vector<Life>& lives, const std::string& where, Report& report) {
-  struct Event {
-    int64_t at;
-    bool begins;
-    size_t buffer;
-  };
-  std::vector<Event> events;
-  for (size_t b = 0; b < lives.size(); ++b) {
-    if (lives[b].last < lives[b].first || role.buffers[b].type.bytes() == 0) continue;
-    events.push_back({lives[b].first, true, b});
-    events.push_back({lives[b].last + 1, false, b});
-  }
-  // A buffer that ends at p has its last use at p - 1: ends come before beginnings.
-  std::stable_sort(events.begin(), events.end(),
-                   [](const Event& a, const Event& b) { return std::pair(a.at, a.begins) < std::pair(b.at, b.begins); });
-  std::map<int64_t, size_t> live;
-  for (const Event& event : events) {
-    const Buffer& buffer = role.buffers[event.buffer];
-    if (!event.begins) {
-      const auto it = live.find(buffer.offset);
-      if (it != live.end() && it->second == event.buffer) live.erase(it);
-      continue;
-    }
-    const auto next = live.lower_bound(buffer.offset);
-    const auto clash = [&](size_t other) {
-      report.find("memory", "{}: {} and {} share memory while both are in use", where, buffer_text(role, event.buffer),
-                  buffer_text(role, other));
-    };
-    if (next != live.end() && next->first < buffer.offset + buffer.type.bytes()) clash(next->second);
-    if (next != live.begin()) {
-      const auto before = std::prev(next);
-      if (before->first + role.buffers[before->second].type.bytes() > buffer.offset) clash(before->second);
-    }
-    live.emplace(buffer.offset, event.buffer);
-  }
-}
-
-// Memory that changes hands between streams: the new owner's first use must come after every use of the old one.
-void check_reuse_across_streams(const RoleProgram& role, const std::vector<Life>& lives, const std::string& where, Report& report) {
-  if (role.streams.size() < 2) return;
-  const auto clock = stream_clocks(role);
-  std::vector<size_t> mixed;  // buffers that a stream other than the first touches
-  for (size_t b = 0; b < lives.size(); ++b)
-    if (role.buffers[b].kind == BufferKind::kStep &&
-        std::any_of(lives[b].last_on_stream.begin(), lives[b].last_on_stream.end(), [](const auto& s) { return s.first != 0; }))
-      mixed.push_back(b);
-  const auto overlap = [&](size_t a, size_t b) {
-    const Buffer &x = role.buffers[a], &y = role.buffers[b];
-    return x.offset < y.offset + y.type.bytes() && y.offset < x.offset + x.type.bytes();
-  };
-  const auto check = [&](size_t old_owner, size_t new_owner) {
-    const auto start = static_cast<size_t>(lives[new_owner].first);
-    for (const auto& [stream, last] : lives[old_owner].last_on_stream)
-      if (role.body[start].stream != stream && clock[start][static_cast<size_t>(stream)] <= last)
-        report.find("memory", "{}: '{}' may overwrite {} while stream '{}' still uses it in '{}'", where, role.body[start].label,
-                    role.buffers[old_owner].name, role.streams[static_cast<size_t>(stream)].name, role.body[static_cast<size_t>(last)].label);
-  };
-  for (size_t m : mixed)
-    for (size_t b = 0; b < lives.size(); ++b) {
-      if (b == m || role.buffers[b].kind != BufferKind::kStep || lives[b].last < 0 || !overlap(m, b)) continue;
-      if (lives[m].last < lives[b].first) check(m, b);
-      else if (lives[b].last < lives[m].first) check(b, m);
-    }
-}
-
-void check_programs(const RoleProgram& role, const std::string& where, Report& report) {
-  std::vector<int64_t> workspace(role.streams.size());
-  for (const Program& program : role.programs) {
-    std::vector<int32_t> first(program.values.size(), -1), last(program.values.size(), -1);
-    std::vector<bool> literal(program.values.size());
-    for (const auto& [value, bytes] : program.literals) literal[static_cast<size_t>(value)] = true;
-    for (size_t i = 0; i < program.ops.size(); ++i) {
-      for (int32_t v : program.ops[i].inputs)
-        if (v >= 0) last[static_cast<size_t>(v)] = static_cast<int32_t>(i);
-      for (int32_t v : program.ops[i].outputs) {
-        if (first[static_cast<size_t>(v)] < 0) first[static_cast<size_t>(v)] = static_cast<int32_t>(i);
-        last[static_cast<size_t>(v)] = std::max(last[static_cast<size_t>(v)], static_cast<int32_t>(i));
-      }
-    }
-    std::vector<size_t> locals;
-    for (size_t v = static_cast<size_t>(program.num_args); v < program.values.size(); ++v) {
-      if (literal[v] || first[v] < 0) continue;
-      if (program.offsets[v] < 0 || program.offsets[v] + program.values[v].bytes() > program.workspace_bytes)
-        report.find("memory", "{}: program '{}' keeps a value outside its workspace", where, program.label);
-      locals.push_back(v);
-    }
-    std::sort(locals.begin(), locals.end(), [&](size_t a, size_t b) { return first[a] < first[b]; });
-    for (size_t i = 0; i < locals.size(); ++i)
-      for (size_t j = i + 1; j < locals.size(); ++j) {
-        const size_t a = locals[i], b = locals[j];
-        if (last[a] < first[b]) continue;
-        const int64_t a0 = program.offsets[a], a1 = a0 + program.values[a].bytes();
-        const int64_t b0 = program.offsets[b], b1 = b0 + program.values[b].bytes();
-        // An op may write in place over an input that it reads last, byte for byte.
-        const bool in_place = last[a] == first[b] && first[a] != first[b] && a0 == b0 && a1 == b1;
-        if (a0 < b1 && b0 < a1 && !in_place)
-          report.find("memory", "{}: program '{}' keeps two values in the same bytes at op {}", where, program.label, first[b]);
-      }
-  }
-  for (const Instruction& instruction : role.body)
-    if (instruction.kind == InstructionKind::kCompute) {
-      int64_t& bytes = workspace[static_cast<size_t>(instruction.stream)];
-      bytes = std::max(bytes, role.programs[static_cast<size_t>(instruction.program)].workspace_bytes);
-    }
-  if (workspace != role.workspace_bytes) report.find("memory", "{}: the stated workspace is not what its programs need", where);
-}
 
 }  // namespace
 
-void check_order(const Model& model, Report& report) {
-  for (size_t c = 0; c < model.cells.size(); ++c) {
-    const RoleProgram& role = *model.cells[c].role;
-    const auto clock = stream_clocks(role);
-    struct Uses {
-      int32_t write = -1;
-      std::map<int32_t, int32_t> reads;  // by stream, since the write
-    };
-    std::vector<Uses> uses(role.buffers.size());
-    for (size_t i = 0; i < role.body.size(); ++i) {
-      const Place place{static_cast<int32_t>(c), static_cast<int32_t>(i)};
-      const Instruction& instruction = role.body[i];
-      const auto after = [&](int32_t earlier) {
-        const int32_t stream = role.body[static_cast<size_t>(earlier)].stream;
-        return stream == instruction.stream || clock[i][static_cast<size_t>(stream)] > earlier;
-      };
-      for (size_t a = 0; a < instruction.args.size(); ++a) {
-        const auto b = static_cast<size_t>(instruction.args[a]);
-        const Access access = access_of(role, instruction, a);
-        Uses& use = uses[b];
-        if (access.reads && use.write < 0 && role.buffers[b].kind == BufferKind::kStep)
-          report.find("order", "{} reads {} before anything has written it", model.name(place), role.buffers[b].name);
-        if (use.write >= 0 && !after(use.write))
-          report.find("order", "{} does not wait for {}, which writes {} on another stream", model.name(place),
-                      model.name({place.cell, use.write}), role.buffers[b].name);
-        for (const auto& [stream, read] : use.reads)
-          if (access.writes && !after(read))
-            report.find("order", "{} does not wait for {}, which reads {} on another stream", model.name(place),
-                        model.name({place.cell, read}), role.buffers[b].name);
-        if (access.writes) use = {place.at, {}};
-        else use.reads[instruction.stream] = place.at;
-      }
-    }
-    for (const piper::Report& r : role.reports)
-      if (uses[static_cast<size_t>(r.buffer)].write < 0 && role.buffers[static_cast<size_t>(r.buffer)].kind == BufferKind::kStep)
-        report.find("order", "report '{}' of rank {} is never written", r.name, model.cells[c].rank);
-  }
+void check_memory(const Model& model, const Section& section, const Clocks& clocks,
+                  Findings& findings) {
+  for (int32_t c = 0; c < static_cast<int32_t>(model.cells.size()); ++c)
+    CellCheck(model, section, clocks, c, findings).run();
 }
 
-void check_memory(const Model& model, Report& report) {
-  for (size_t c = 0; c < model.cells.size(); ++c) {
-    const RoleProgram& role = *model.cells[c].role;
-    const std::string where = fmt::format("rank {}", model.cells[c].rank);
-    int64_t end = 0;
-    for (const Buffer& buffer : role.buffers) {
-      if (buffer.offset < 0 || buffer.offset % 64 != 0) report.find("memory", "{}: {} is not aligned", where, buffer.name);
-      end = std::max(end, (buffer.offset + buffer.type.bytes() + 63) / 64 * 64);
-    }
-    if (end != role.arena_bytes) report.find("memory", "{}: the stated arena is {} bytes, its buffers end at {}", where, role.arena_bytes, end);
-    const auto lives = lives_of(model, static_cast<int32_t>(c));
-    check_overlaps(role, lives, where, report);
-    check_reuse_across_streams(role, lives, where, report);
-    check_programs(role, where, report);
-  }
-}
-
-}  // namespace piper::verify
+}  // namespace piper

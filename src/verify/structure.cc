@@ -1,112 +1,140 @@
+// Sizes as stated, constants unwritten, programs that keep their own values apart, equal copies of
+// parameters.
 #include <algorithm>
-#include <set>
+#include <map>
 
-#include "cells.h"
+#include "model.h"
 
-namespace piper::verify {
+namespace piper {
 namespace {
 
-size_t num_args(InstructionKind kind) {
-  switch (kind) {
-    case InstructionKind::kReduceScatter:
-    case InstructionKind::kAllGather:
-    case InstructionKind::kAllToAll:
-    case InstructionKind::kCopy: return 2;
-    default: return 1;
+int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+void check_arena(const RoleProgram& role, const std::string& who, Findings& findings) {
+  int64_t end = 0;
+  for (const Buffer& buffer : role.buffers)
+    end = std::max(end, buffer.offset + buffer.type.bytes());
+  if (role.arena_bytes != end && role.arena_bytes != aligned(end))
+    findings.add("memory", "{} states an arena of {} bytes, its buffers end at {}", who,
+                 role.arena_bytes, end);
+  std::vector<int64_t> workspace(role.streams.size());
+  for (const auto* list : {&role.prologue, &role.body, &role.epilogue})
+    for (const Instruction& one : *list)
+      if (one.kind == InstructionKind::kCompute)
+        workspace[one.stream] =
+            std::max(workspace[one.stream], role.programs[one.program].workspace_bytes);
+  for (size_t s = 0; s < workspace.size(); ++s)
+    if (role.workspace_bytes[s] != workspace[s])
+      findings.add("memory",
+                   "{} states {} bytes of workspace for stream '{}', its programs need {}", who,
+                   role.workspace_bytes[s], quote_control(role.streams[s].name), workspace[s]);
+}
+
+// Which arg of an instruction it writes.
+bool writes(const RoleProgram& role, const Instruction& one, size_t arg) {
+  switch (one.kind) {
+    case InstructionKind::kCompute:
+      return role.programs[one.program].arg_written[arg];
+    case InstructionKind::kInput:
+    case InstructionKind::kRecv:
+    case InstructionKind::kAllReduce:
+    case InstructionKind::kBroadcast:
+      return true;
+    case InstructionKind::kSend:
+      return false;
+    default:
+      return arg == 1;
   }
 }
 
-void check_program(const RoleProgram& role, size_t index, Report& report) {
-  const Program& program = role.programs[index];
-  const auto bad = [&](const std::string& what) { report.find("structure", "program {} '{}': {}", index, program.label, what); };
-  const auto n = static_cast<int32_t>(program.values.size());
-  if (program.num_args < 0 || program.num_args > n || program.offsets.size() != program.values.size() ||
-      program.arg_read.size() != static_cast<size_t>(program.num_args) || program.arg_written.size() != program.arg_read.size())
-    return bad("its tables have different lengths");
-  std::vector<bool> defined(program.values.size());
-  std::vector<bool> writes(static_cast<size_t>(program.num_args)), reads(static_cast<size_t>(program.num_args));
-  for (int32_t a = 0; a < program.num_args; ++a) defined[static_cast<size_t>(a)] = true;
-  for (const auto& [value, bytes] : program.literals) {
-    if (value < program.num_args || value >= n) return bad("a literal is no local value");
-    if (static_cast<int64_t>(bytes.size()) != program.values[static_cast<size_t>(value)].bytes()) return bad("a literal has the wrong size");
-    defined[static_cast<size_t>(value)] = true;
-  }
-  for (const ProgramOp& op : program.ops) {
-    for (int32_t input : op.inputs) {
-      if (input < -1 || input >= n) return bad("an op reads a value that does not exist");
-      if (input >= 0 && !defined[static_cast<size_t>(input)]) return bad(op.op + " reads a value before it is written");
-      if (input >= 0 && input < program.num_args && !writes[static_cast<size_t>(input)]) reads[static_cast<size_t>(input)] = true;
-    }
-    for (int32_t output : op.outputs) {
-      if (output < 0 || output >= n) return bad("an op writes a value that does not exist");
-      if (output >= program.num_args && defined[static_cast<size_t>(output)]) return bad(op.op + " writes a value twice");
-      defined[static_cast<size_t>(output)] = true;
-      if (output < program.num_args) writes[static_cast<size_t>(output)] = true;
-    }
-  }
-  if (writes != program.arg_written || reads != program.arg_read) bad("its arguments are not read and written as declared");
+void check_constants(const RoleProgram& role, const std::string& who, Findings& findings) {
+  for (const auto* list : {&role.prologue, &role.body, &role.epilogue})
+    for (const Instruction& one : *list)
+      for (size_t a = 0; a < one.args.size(); ++a)
+        if (role.buffers[one.args[a]].kind == BufferKind::kConstant && writes(role, one, a))
+          findings.add("structure", "{} on {} writes the constant '{}'", name_of(one), who,
+                       quote_control(role.buffers[one.args[a]].name));
 }
 
-void check_instruction(const Model& model, Place place, Report& report) {
-  const Cell& cell = model.cells[static_cast<size_t>(place.cell)];
-  const RoleProgram& role = *cell.role;
-  const Instruction& instruction = model.at(place);
-  const auto bad = [&](const std::string& what) { report.find("structure", "{}: {}", model.name(place), what); };
-  if (instruction.stream < 0 || static_cast<size_t>(instruction.stream) >= role.streams.size()) return bad("no such stream");
-  for (int32_t wait : instruction.waits)
-    if (wait < 0 || wait >= place.at) return bad("waits for an instruction that does not come before it");
-  for (int32_t arg : instruction.args)
-    if (arg < 0 || static_cast<size_t>(arg) >= role.buffers.size()) return bad("no such buffer");
-  if (instruction.kind == InstructionKind::kCompute) {
-    if (instruction.program < 0 || static_cast<size_t>(instruction.program) >= role.programs.size()) return bad("no such program");
-    const Program& program = role.programs[static_cast<size_t>(instruction.program)];
-    if (instruction.args.size() != static_cast<size_t>(program.num_args)) return bad("wrong number of arguments");
-    std::set<int32_t> seen;
-    for (size_t a = 0; a < instruction.args.size(); ++a) {
-      const Buffer& buffer = role.buffers[static_cast<size_t>(instruction.args[a])];
-      if (buffer.type != program.values[a])
-        return bad(fmt::format("argument {} is {}, the program wants {}", buffer.name, to_string(buffer.type), to_string(program.values[a])));
-      if (!seen.insert(instruction.args[a]).second) return bad(fmt::format("binds {} twice", buffer.name));
-      if (program.arg_written[a] && buffer.kind == BufferKind::kConstant) return bad(fmt::format("writes the constant {}", buffer.name));
+// The life of each local value: from the op that makes it to the last that reads it.
+struct Life {
+  int64_t first = -1, last = -1;
+};
+std::vector<Life> lives_of(const Program& program) {
+  std::vector<Life> lives(program.values.size());
+  for (size_t o = 0; o < program.ops.size(); ++o) {
+    for (int32_t output : program.ops[o].outputs)
+      if (lives[output].first < 0)
+        lives[output].first = lives[output].last = static_cast<int64_t>(o);
+    for (int32_t input : program.ops[o].inputs)
+      if (input >= 0) lives[input].last = static_cast<int64_t>(o);
+  }
+  return lives;
+}
+
+// Two locals that share bytes are not alive at once; one may take the place of another in the op
+// that reads it last.
+void check_locals(const Program& program, const std::string& who, Findings& findings) {
+  const std::vector<Life> lives = lives_of(program);
+  std::vector<size_t> locals;
+  for (size_t v = 0; v < program.values.size(); ++v)
+    if (program.offsets[v] >= 0 && lives[v].first >= 0 && program.values[v].bytes() > 0)
+      locals.push_back(v);
+  std::sort(locals.begin(), locals.end(),
+            [&](size_t a, size_t b) { return program.offsets[a] < program.offsets[b]; });
+  for (size_t i = 0; i < locals.size(); ++i)
+    for (size_t j = i + 1; j < locals.size(); ++j) {
+      const size_t a = locals[i], b = locals[j];
+      if (program.offsets[b] >= program.offsets[a] + program.values[a].bytes()) break;
+      const bool in_place = program.offsets[a] == program.offsets[b] &&
+                            program.values[a].bytes() == program.values[b].bytes() &&
+                            (lives[a].last == lives[b].first || lives[b].last == lives[a].first) &&
+                            lives[a].first != lives[b].first;
+      if (lives[a].last < lives[b].first || lives[b].last < lives[a].first || in_place) continue;
+      findings.add(
+          "memory",
+          "program '{}' of {} keeps values {} and {} in the same bytes while both are needed",
+          quote_control(program.label), who, a, b);
     }
-    return;
-  }
-  if (instruction.args.empty() || (instruction.kind != InstructionKind::kAllReduce && instruction.args.size() != num_args(instruction.kind)))
-    return bad("wrong number of arguments");
-  const bool transfer = instruction.kind == InstructionKind::kSend || instruction.kind == InstructionKind::kRecv;
-  if (transfer && instruction.peer.size() != model.mesh.size()) return bad("its peer has no place in the mesh");
-  for (size_t a = 0; transfer && a < instruction.peer.size(); ++a)
-    if (instruction.peer[a] < -1 || instruction.peer[a] >= model.mesh[a].second) return bad("its peer is outside the mesh");
-  const bool collective = !transfer && instruction.kind != InstructionKind::kInput && instruction.kind != InstructionKind::kCopy;
-  if (collective && (instruction.group < 0 || static_cast<size_t>(instruction.group) >= role.groups.size())) return bad("no such group");
-  if (instruction.kind == InstructionKind::kInput) {
-    const auto known = std::find_if(role.inputs.begin(), role.inputs.end(),
-                                    [&](const DataInput& input) { return input.name == instruction.input; });
-    if (known == role.inputs.end()) return bad(fmt::format("no such input '{}'", instruction.input));
-    if (instruction.samples.stride.size() != model.mesh.size()) return bad("its samples have no place in the mesh");
-  }
-  if (!transfer && instruction.kind != InstructionKind::kSend)
-    for (int32_t arg : instruction.args)
-      if (role.buffers[static_cast<size_t>(arg)].kind == BufferKind::kConstant) bad("writes a constant");
+}
+
+// A tied parameter that several roles hold starts with the same values everywhere.
+void check_copies(const Model& model, Findings& findings) {
+  struct First {
+    const Buffer* buffer;
+    int32_t cell;
+  };
+  std::map<std::string, First> first;
+  for (size_t c = 0; c < model.cells.size(); ++c)
+    for (const Buffer& buffer : model.cells[c].role->buffers) {
+      if (buffer.param.empty()) continue;
+      const auto [found, is_new] =
+          first.emplace(buffer.param, First{&buffer, static_cast<int32_t>(c)});
+      const Buffer& other = *found->second.buffer;
+      if (is_new ||
+          (other.init == buffer.init && other.fill == buffer.fill && other.type == buffer.type))
+        continue;
+      findings.add("structure", "parameter '{}' starts differently on {} and {}",
+                   quote_control(buffer.param), model.who(found->second.cell),
+                   model.who(static_cast<int32_t>(c)));
+    }
 }
 
 }  // namespace
 
-void check_structure(const Model& model, Report& report) {
-  std::set<const RoleProgram*> seen;
+void check_structure(const PlanSet& set, const Model& model, Findings& findings) {
+  std::vector<bool> seen(set.roles.size());
   for (size_t c = 0; c < model.cells.size(); ++c) {
     const RoleProgram& role = *model.cells[c].role;
-    if (!seen.insert(&role).second) continue;
-    for (const Group& group : role.groups)
-      for (int32_t axis : group.axes)
-        if (axis < 0 || static_cast<size_t>(axis) >= model.mesh.size()) report.find("structure", "group '{}' names no axis", group.name);
-    if (!report.clean()) return;
-    for (size_t p = 0; p < role.programs.size(); ++p) check_program(role, p, report);
-    for (size_t i = 0; i < role.body.size(); ++i)
-      check_instruction(model, {static_cast<int32_t>(c), static_cast<int32_t>(i)}, report);
-    for (const piper::Report& r : role.reports)
-      if (r.buffer < 0 || static_cast<size_t>(r.buffer) >= role.buffers.size()) report.find("structure", "report '{}' has no buffer", r.name);
+    const auto id = static_cast<size_t>(&role - set.roles.data());
+    if (seen[id]) continue;
+    seen[id] = true;
+    const std::string who = model.who(static_cast<int32_t>(c));
+    check_arena(role, who, findings);
+    check_constants(role, who, findings);
+    for (const Program& program : role.programs) check_locals(program, who, findings);
   }
+  check_copies(model, findings);
 }
 
-}  // namespace piper::verify
+}  // namespace piper

@@ -8,8 +8,9 @@
 namespace piper::verify {
 namespace {
 
-// Samples [first + sum of coordinate × stride, + count) of one use; strides on axes of SPMD peers alone, the others are
-// resolved. Different peers hold different terms until a collective brings them together.
+// Samples [first + sum of coordinate × stride, + count) of one use; strides on axes of SPMD peers
+// alone, the others are resolved. Different peers hold different terms until a collective brings
+// them together.
 struct Term {
   int32_t use = 0;
   int64_t first = 0, count = 0;
@@ -61,7 +62,8 @@ std::vector<Term> over_axis(std::vector<Term> terms, size_t axis, int64_t size) 
 
 class Follower {
  public:
-  Follower(const Model& model, Report& report) : model_(model), report_(report), held_(model.cells.size()), updates_(model.cells.size()) {}
+  Follower(const Model& model, Report& report)
+      : model_(model), report_(report), held_(model.cells.size()), updates_(model.cells.size()) {}
 
   void run() {
     for (const Place& place : model_.order) step(place);
@@ -72,29 +74,36 @@ class Follower {
  private:
   using Held = std::map<int32_t, Content>;  // by buffer
 
-  const RoleProgram& role(Place place) const { return *model_.cells[static_cast<size_t>(place.cell)].role; }
+  const RoleProgram& role(Place place) const {
+    return *model_.cells[static_cast<size_t>(place.cell)].role;
+  }
 
   void step(Place place) {
     const Instruction& instruction = model_.at(place);
     Held& held = held_[static_cast<size_t>(place.cell)];
     switch (instruction.kind) {
-      case InstructionKind::kCompute: return compute(place);
-      case InstructionKind::kAllReduce: return all_reduce(place);
+      case InstructionKind::kCompute:
+        return compute(place);
+      case InstructionKind::kAllReduce:
+        return all_reduce(place);
       case InstructionKind::kSend: {
         const auto it = held.find(instruction.args[0]);
         if (it != held.end()) in_flight_[place] = it->second;
         return;
       }
       case InstructionKind::kRecv: {
-        const auto sent = in_flight_.find(model_.cells[static_cast<size_t>(place.cell)].partner[static_cast<size_t>(place.at)]);
+        const auto sent = in_flight_.find(
+            model_.cells[static_cast<size_t>(place.cell)].partner[static_cast<size_t>(place.at)]);
         held.erase(instruction.args[0]);
         if (sent != in_flight_.end()) held[instruction.args[0]] = sent->second;
         return;
       }
       case InstructionKind::kCopy: {
         const auto from = held.find(instruction.args[0]);
-        if (from == held.end()) held.erase(instruction.args[1]);
-        else held[instruction.args[1]] = from->second;
+        if (from == held.end())
+          held.erase(instruction.args[1]);
+        else
+          held[instruction.args[1]] = from->second;
         return;
       }
       default:
@@ -104,10 +113,12 @@ class Follower {
 
   Term term_of(const Contribution& contribution, Place place) const {
     const Cell& cell = model_.cells[static_cast<size_t>(place.cell)];
-    Term term{contribution.use, contribution.samples.first, contribution.samples.count, contribution.samples.stride};
+    Term term{contribution.use, contribution.samples.first, contribution.samples.count,
+              contribution.samples.stride};
     term.stride.resize(model_.mesh.size());
     for (size_t a = 0; a < term.stride.size(); ++a)
-      if (!model_.shared_axis[a]) term.first += std::exchange(term.stride[a], 0) * cell.coordinates[a];
+      if (!model_.shared_axis[a] || model_.mesh[a].second == 1)
+        term.first += std::exchange(term.stride[a], 0) * cell.coordinates[a];
     return term;
   }
 
@@ -121,8 +132,10 @@ class Follower {
       const int32_t buffer = instruction.args[static_cast<size_t>(contribution.arg)];
       Content content{contribution.target, {}};
       const auto before = held.find(buffer);
-      if (contribution.accumulates && (before == held.end() || before->second.target != contribution.target)) {
-        report_.find("sum", "{} adds to {}, which holds no part of {}", model_.name(place), name(place, buffer), target(place, contribution.target));
+      if (contribution.accumulates &&
+          (before == held.end() || before->second.target != contribution.target)) {
+        report_.find("sum", "{} adds to {}, which holds no part of {}", model_.name(place),
+                     name(place, buffer), target(place, contribution.target));
         continue;
       }
       if (contribution.accumulates) content = before->second;
@@ -135,11 +148,13 @@ class Follower {
       for (int32_t from : combine.from) {
         const auto part = held.find(instruction.args[static_cast<size_t>(from)]);
         if (part == held.end()) {
-          report_.find("sum", "{} adds {}, which holds no part of a sum", model_.name(place), name(place, instruction.args[static_cast<size_t>(from)]));
+          report_.find("sum", "{} adds {}, which holds no part of a sum", model_.name(place),
+                       name(place, instruction.args[static_cast<size_t>(from)]));
           continue;
         }
         content.target = part->second.target;
-        content.terms.insert(content.terms.end(), part->second.terms.begin(), part->second.terms.end());
+        content.terms.insert(content.terms.end(), part->second.terms.begin(),
+                             part->second.terms.end());
       }
       normalise(content.terms);
       next[instruction.args[static_cast<size_t>(combine.arg)]] = std::move(content);
@@ -167,7 +182,8 @@ class Follower {
         continue;
       }
       for (int32_t axis : group.axes)
-        it->second.terms = over_axis(std::move(it->second.terms), static_cast<size_t>(axis), model_.mesh[static_cast<size_t>(axis)].second);
+        it->second.terms = over_axis(std::move(it->second.terms), static_cast<size_t>(axis),
+                                     model_.mesh[static_cast<size_t>(axis)].second);
     }
   }
 
@@ -179,12 +195,15 @@ class Follower {
     ++report_.counts().sums;
     const auto it = held.find(buffer);
     if (it == held.end() || it->second.target != read.target)
-      return report_.find("sum", "{} reads {} as {}, which it does not hold", model_.name(place), name(place, buffer), sum);
+      return report_.find("sum", "{} reads {} as {}, which it does not hold", model_.name(place),
+                          name(place, buffer), sum);
     const int32_t uses = role(place).sum_targets[static_cast<size_t>(read.target)].uses;
     std::vector<Term> whole;
     for (int32_t use = 0; use < uses; ++use)
       whole.push_back({use, 0, role(place).batch, std::vector<int64_t>(model_.mesh.size())});
-    if (it->second.terms != whole) report_.find("sum", "{} reads {}: {}", model_.name(place), sum, difference(it->second.terms, uses, role(place).batch));
+    if (it->second.terms != whole)
+      report_.find("sum", "{} reads {}: {}", model_.name(place), sum,
+                   difference(it->second.terms, uses, role(place).batch));
   }
 
   // The first use whose samples are not the whole batch once.
@@ -195,11 +214,15 @@ class Follower {
         if (term.use != use) continue;
         if (std::any_of(term.stride.begin(), term.stride.end(), [](int64_t s) { return s != 0; }))
           return fmt::format("use {} is not summed over all replicas", use);
-        if (term.first > next) return fmt::format("use {} lacks samples {} to {}", use, next, term.first - 1);
-        if (term.first < next) return fmt::format("use {} holds samples from {} twice", use, term.first);
+        if (term.first > next)
+          return fmt::format("use {} lacks samples {} to {}", use, next, term.first - 1);
+        if (term.first < next)
+          return fmt::format("use {} holds samples from {} twice", use, term.first);
         next = term.first + term.count;
       }
-      if (next != batch) return fmt::format("use {} {} samples from {}", use, next < batch ? "lacks" : "has too many", std::min(next, batch));
+      if (next != batch)
+        return fmt::format("use {} {} samples from {}", use,
+                           next < batch ? "lacks" : "has too many", std::min(next, batch));
     }
     return "it holds uses that do not exist";
   }
@@ -209,9 +232,11 @@ class Follower {
     const Buffer& buffer = role(place).buffers[static_cast<size_t>(instruction.args[arg])];
     if (buffer.kind != BufferKind::kState) return;
     auto& count = updates_[static_cast<size_t>(place.cell)][instruction.args[arg]];
-    if (++count > 1) report_.find("sum", "{} writes {} a second time in one step", model_.name(place), buffer.name);
+    if (++count > 1)
+      report_.find("sum", "{} writes {} a second time in one step", model_.name(place),
+                   buffer.name);
     if (buffer.param.empty()) return;
-    const std::string wanted = "grad/" + buffer.param;
+    const std::string wanted = buffer.param + ".grad";
     for (const SumRead& read : instruction.sum_reads)
       if (role(place).sum_targets[static_cast<size_t>(read.target)].name == wanted) return;
     report_.find("sum", "{} updates {} without its gradient", model_.name(place), buffer.param);
@@ -224,9 +249,10 @@ class Follower {
     for (const SumTarget& target : role.sum_targets) targets.insert(target.name);
     for (size_t b = 0; b < role.buffers.size(); ++b) {
       const Buffer& buffer = role.buffers[b];
-      if (buffer.param.empty() || !targets.count("grad/" + buffer.param)) continue;
+      if (buffer.param.empty() || !targets.count(buffer.param + ".grad")) continue;
       if (!updates_[c].count(static_cast<int32_t>(b)))
-        report_.find("sum", "rank {} never updates its copy of {}", model_.cells[c].rank, buffer.param);
+        report_.find("sum", "rank {} never updates its copy of {}", model_.cells[c].rank,
+                     buffer.param);
     }
   }
 
@@ -237,13 +263,20 @@ class Follower {
       for (const Buffer& buffer : cell.role->buffers) {
         if (buffer.param.empty()) continue;
         const auto [it, is_new] = seen.try_emplace(buffer.param, &buffer, cell.rank);
-        if (!is_new && (it->second.first->init != buffer.init || it->second.first->type != buffer.type || it->second.first->fill != buffer.fill))
-          report_.find("sum", "ranks {} and {} start with different copies of {}", it->second.second, cell.rank, buffer.param);
+        if (!is_new &&
+            (it->second.first->init != buffer.init || it->second.first->type != buffer.type ||
+             it->second.first->fill != buffer.fill))
+          report_.find("sum", "ranks {} and {} start with different copies of {}",
+                       it->second.second, cell.rank, buffer.param);
       }
   }
 
-  std::string name(Place place, int32_t buffer) const { return role(place).buffers[static_cast<size_t>(buffer)].name; }
-  std::string target(Place place, int32_t index) const { return "'" + role(place).sum_targets[static_cast<size_t>(index)].name + "'"; }
+  std::string name(Place place, int32_t buffer) const {
+    return role(place).buffers[static_cast<size_t>(buffer)].name;
+  }
+  std::string target(Place place, int32_t index) const {
+    return "'" + role(place).sum_targets[static_cast<size_t>(index)].name + "'";
+  }
 
   const Model& model_;
   Report& report_;

@@ -10,8 +10,10 @@ Result<VerifyReport> verify_plan_set(const PlanSet& set) {
   PIPER_ASSIGN(verify::Model model, verify::make_model(set));
   result.ranks = set.world();
   result.cells = static_cast<int64_t>(model.cells.size());
-  for (const verify::Cell& cell : model.cells) result.instructions += static_cast<int64_t>(cell.role->body.size());
-  // Each rule builds on those before it: without sound structure or partners the later ones would only add noise.
+  for (const verify::Cell& cell : model.cells)
+    result.instructions += static_cast<int64_t>(cell.role->body.size());
+  // Each rule builds on those before it: without sound structure or partners the later ones would
+  // only add noise.
   verify::check_structure(model, report);
   if (report.clean()) verify::check_transfers(model, report);
   if (report.clean()) verify::check_collectives(model, report);
@@ -32,8 +34,10 @@ std::string Model::name(Place place) const {
 
 namespace {
 
-// Axes along which peers differ and nothing else: no peer names them, and roles are equal along them.
-std::vector<bool> find_shared_axes(const PlanSet& set, const std::vector<std::pair<std::string, int64_t>>& mesh) {
+// Axes along which peers differ and nothing else: no peer names them, and roles are equal along
+// them.
+std::vector<bool> find_shared_axes(const PlanSet& set,
+                                   const std::vector<std::pair<std::string, int64_t>>& mesh) {
   std::vector<bool> shared(mesh.size(), true);
   for (const RoleProgram& role : set.roles)
     for (const Instruction& instruction : role.body)
@@ -44,7 +48,9 @@ std::vector<bool> find_shared_axes(const PlanSet& set, const std::vector<std::pa
     for (int64_t rank = 0; rank < set.world() && shared[a]; ++rank) {
       const int64_t coordinate = rank / stride % mesh[a].second;
       const int64_t first = rank - coordinate * stride;
-      if (set.role_of_rank[static_cast<size_t>(rank)] != set.role_of_rank[static_cast<size_t>(first)]) shared[a] = false;
+      if (set.role_of_rank[static_cast<size_t>(rank)] !=
+          set.role_of_rank[static_cast<size_t>(first)])
+        shared[a] = false;
     }
     stride *= mesh[a].second;
   }
@@ -59,17 +65,20 @@ Result<Model> make_model(const PlanSet& set) {
   int64_t world = 1;
   for (const auto& [name, size] : model.mesh) world *= size;
   if (world != set.world())
-    return fail("the mesh has {} devices, but {} ranks have plans", world, set.world()).with_code(ExitCode::kPlan);
+    return fail("the mesh has {} devices, but {} ranks have plans", world, set.world())
+        .with_code(ExitCode::kPlan);
   for (int32_t role : set.role_of_rank)
     if (role < 0 || static_cast<size_t>(role) >= set.roles.size())
       return fail("a rank has no role program").with_code(ExitCode::kPlan);
   for (const RoleProgram& role : set.roles)
-    if (role.mesh != model.mesh) return fail("a role program is for another mesh").with_code(ExitCode::kPlan);
+    if (role.mesh != model.mesh)
+      return fail("a role program is for another mesh").with_code(ExitCode::kPlan);
   model.shared_axis = find_shared_axes(set, model.mesh);
   for (int64_t rank = 0; rank < world; ++rank) {
     const auto coordinates = coordinates_of(model.mesh, rank);
     bool lowest = true;
-    for (size_t a = 0; a < coordinates.size(); ++a) lowest = lowest && (!model.shared_axis[a] || coordinates[a] == 0);
+    for (size_t a = 0; a < coordinates.size(); ++a)
+      lowest = lowest && (!model.shared_axis[a] || coordinates[a] == 0);
     if (!lowest) continue;
     Cell cell;
     cell.role = &set.roles[static_cast<size_t>(set.role_of_rank[static_cast<size_t>(rank)])];

@@ -1,0 +1,125 @@
+#include "model.h"
+
+#include <algorithm>
+
+namespace piper {
+namespace {
+
+constexpr size_t kFindingsPerRule = 16;
+
+std::vector<bool> find_free_axes(const PlanSet& set) {
+  const auto& mesh = set.roles[0].mesh;
+  std::vector<bool> free(mesh.size(), true);
+  int64_t stride = 1;
+  for (size_t a = mesh.size(); a-- > 0; stride *= mesh[a].second)
+    for (int64_t rank = 0; rank < set.world(); ++rank)
+      if (rank / stride % mesh[a].second != 0 &&
+          set.role_of_rank[rank] != set.role_of_rank[rank - stride])
+        free[a] = false;
+  for (const RoleProgram& role : set.roles)
+    for (const auto* list : {&role.prologue, &role.body, &role.epilogue})
+      for (const Instruction& one : *list)
+        for (size_t a = 0; a < one.peer.size(); ++a)
+          if (one.peer[a] >= 0) free[a] = false;
+  return free;
+}
+
+}  // namespace
+
+Result<Model> make_model(const PlanSet& set) {
+  if (set.roles.empty() || set.role_of_rank.empty())
+    return fail("the plan set has no ranks").with_code(ExitCode::kPlan);
+  for (const RoleProgram& role : set.roles) {
+    if (role.mesh != set.roles[0].mesh)
+      return fail("the roles are for different meshes").with_code(ExitCode::kPlan);
+    PIPER_TRY(check_role(role));
+  }
+  Model model;
+  model.mesh = set.roles[0].mesh;
+  int64_t world = 1;
+  for (const auto& [name, size] : model.mesh) world *= size;
+  if (world != set.world())
+    return fail("the mesh has {} ranks, the plan set {}", world, set.world())
+        .with_code(ExitCode::kPlan);
+  for (int32_t role : set.role_of_rank)
+    if (role < 0 || role >= static_cast<int32_t>(set.roles.size()))
+      return fail("a rank has no role").with_code(ExitCode::kPlan);
+  model.free_axis = find_free_axes(set);
+  model.cell_of_rank.resize(static_cast<size_t>(world));
+  for (int64_t rank = 0; rank < world; ++rank) {
+    std::vector<int64_t> at = coordinates_of(model.mesh, rank);
+    for (size_t a = 0; a < at.size(); ++a)
+      if (model.free_axis[a]) at[a] = 0;
+    const int64_t first = rank_of(model.mesh, at);
+    if (first == rank) {
+      model.cell_of_rank[rank] = static_cast<int32_t>(model.cells.size());
+      model.cells.push_back({&set.roles[set.role_of_rank[rank]], rank, 1, std::move(at)});
+    } else {
+      model.cell_of_rank[rank] = model.cell_of_rank[first];
+      ++model.cells[model.cell_of_rank[first]].peers;
+    }
+  }
+  return model;
+}
+
+std::string Model::who(int32_t cell) const {
+  const Cell& one = cells[cell];
+  if (one.peers == 1) return fmt::format("rank {}", one.rank);
+  return fmt::format("rank {} (and {} like it)", one.rank, one.peers - 1);
+}
+
+Section make_section(const Model& model, const char* name) {
+  Section section;
+  section.name = name;
+  const std::string_view which = name;
+  for (const Cell& cell : model.cells) {
+    const RoleProgram& role = *cell.role;
+    section.lists.push_back(which == "body"       ? &role.body
+                            : which == "prologue" ? &role.prologue
+                                                  : &role.epilogue);
+    section.partner.emplace_back(section.lists.back()->size());
+    section.joint.emplace_back(section.lists.back()->size(), -1);
+  }
+  return section;
+}
+
+std::string name_of(const Instruction& instruction) {
+  if (instruction.label.empty()) return fmt::format("a {}", to_string(instruction.kind));
+  return fmt::format("'{}'", quote_control(instruction.label));
+}
+
+std::string name_of(const Model& model, const Section& section, Place place) {
+  return fmt::format("{} on {}", name_of(section.at(place)), model.who(place.cell));
+}
+
+void Findings::push(const char* rule, std::string text) {
+  const auto same = std::count_if(report_.findings.begin(), report_.findings.end(),
+                                  [&](const Finding& finding) { return finding.rule == rule; });
+  if (static_cast<size_t>(same) < kFindingsPerRule)
+    report_.findings.push_back({rule, std::move(text)});
+}
+
+Result<VerifyReport> verify_plan_set(const PlanSet& set) {
+  PIPER_ASSIGN(const Model model, make_model(set));
+  VerifyReport report;
+  report.ranks = set.world();
+  report.cells = static_cast<int64_t>(model.cells.size());
+  Findings findings(report);
+  check_structure(set, model, findings);
+  for (const char* name : {"prologue", "body", "epilogue"}) {
+    Section section = make_section(model, name);
+    for (const auto* list : section.lists)
+      report.instructions += static_cast<int64_t>(list->size());
+    const size_t before = findings.size();
+    check_transfers(model, section, findings, report);
+    check_collectives(model, section, findings, report);
+    if (findings.size() > before) continue;  // it cannot be run
+    check_deadlock(model, section, findings);
+    if (findings.size() > before) continue;
+    check_memory(model, section, make_clocks(model, section), findings);
+    if (std::string_view(name) == "body") check_sums(model, section, findings, report);
+  }
+  return report;
+}
+
+}  // namespace piper

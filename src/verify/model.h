@@ -1,0 +1,100 @@
+// What all rules look at: the plan set as cells, and how their instructions belong together.
+// Private to the verify room.
+#pragma once
+
+#include "piper/verify.h"
+
+namespace piper {
+
+// Ranks that differ only along free axes: those on which neither roles nor the peers of any
+// instruction depend. Each of them meets the peers of the same free coordinates, so what holds for
+// one of them holds for all.
+struct Cell {
+  const RoleProgram* role = nullptr;
+  int64_t rank = 0;                  // the first: free coordinates 0
+  int64_t peers = 1;                 // how many
+  std::vector<int64_t> coordinates;  // of that rank
+};
+
+struct Place {
+  int32_t cell = -1, index = -1;  // an instruction
+  bool valid() const { return cell >= 0; }
+  bool operator==(const Place&) const = default;
+};
+
+struct Model {
+  std::vector<std::pair<std::string, int64_t>> mesh;
+  std::vector<bool> free_axis;
+  std::vector<Cell> cells;
+  std::vector<int32_t> cell_of_rank;
+
+  std::string who(int32_t cell) const;  // "rank 2", "ranks 2 and 3 more"
+};
+Result<Model> make_model(const PlanSet& set);
+
+// One of prologue, body and epilogue, in all cells.
+struct Section {
+  const char* name = "";
+  std::vector<const std::vector<Instruction>*> lists;  // by cell
+  std::vector<std::vector<Place>> partner;  // of a send its receive, of a receive its send
+  std::vector<std::vector<int32_t>>
+      joint;  // index in `joints`, -1 for what is no collective across cells
+  std::vector<std::vector<Place>> joints;  // members, by cell
+  std::vector<Place> order;  // a possible run; of a joint its first member stands for all
+
+  const Instruction& at(Place place) const { return (*lists[place.cell])[place.index]; }
+};
+Section make_section(const Model& model, const char* name);
+
+// "'F stage=1 mb=3'", or what it does where it has no label.
+std::string name_of(const Instruction& instruction);
+// "'F stage=1 mb=3' on rank 2"
+std::string name_of(const Model& model, const Section& section, Place place);
+
+// Collects findings; of each rule the first few.
+class Findings {
+ public:
+  explicit Findings(VerifyReport& report) : report_(report) {}
+  template <class... Args>
+  void add(const char* rule, fmt::format_string<Args...> text, Args&&... args) {
+    push(rule, fmt::format(text, std::forward<Args>(args)...));
+  }
+  bool empty() const { return report_.findings.empty(); }
+  size_t size() const { return report_.findings.size(); }
+
+ private:
+  void push(const char* rule, std::string text);
+  VerifyReport& report_;
+};
+
+// ---- The rules
+// ------------------------------------------------------------------------------------------
+void check_structure(const PlanSet& set, const Model& model, Findings& findings);
+// Fills section.partner and counts transfers.
+void check_transfers(const Model& model, Section& section, Findings& findings,
+                     VerifyReport& report);
+// Fills section.joint and section.joints and counts collectives.
+void check_collectives(const Model& model, Section& section, Findings& findings,
+                       VerifyReport& report);
+// Runs the section; fills section.order.
+void check_deadlock(const Model& model, Section& section, Findings& findings);
+
+// What is known to be complete when an instruction is: of each stream of each cell the last
+// instruction, or -1.
+struct Clocks {
+  std::vector<int32_t> first_slot;  // by cell: slot of its stream 0
+  int32_t slots = 0;
+  std::vector<std::vector<int32_t>> known;  // by cell: [instruction × slots + slot]
+
+  bool before(const Section& section, Place earlier, Place later) const;
+};
+Clocks make_clocks(const Model& model, const Section& section);
+
+// order and memory
+void check_memory(const Model& model, const Section& section, const Clocks& clocks,
+                  Findings& findings);
+// sum, over the body
+void check_sums(const Model& model, const Section& section, Findings& findings,
+                VerifyReport& report);
+
+}  // namespace piper

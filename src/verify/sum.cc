@@ -1,0 +1,406 @@
+// Rule sum: what every buffer of the body holds of each sum, followed through programs, messages
+// and reductions.
+#include <algorithm>
+#include <map>
+
+#include "model.h"
+#include "samples.h"
+
+namespace piper {
+namespace {
+
+// What a buffer holds.
+struct Content {
+  // Parts of sums: by (target, use).
+  std::map<std::pair<int32_t, int32_t>, std::vector<SampleSet>> parts;
+  bool foreign = false;   // something else was added to a part
+  int32_t slice_of = -1;  // only the own part of a reduce-scatter; over which group
+  // Not part of a sum: which samples it was computed from; nothing: none, or finished sums alone.
+  std::vector<SampleSet> computed_from;
+  std::vector<int32_t> finished;  // finished sums that it was computed from, ascending
+
+  bool is_part() const { return foreign || !parts.empty(); }
+  void add(const Content& other) {
+    for (const auto& [key, sets] : other.parts)
+      parts[key].insert(parts[key].end(), sets.begin(), sets.end());
+    foreign = foreign || other.foreign;
+  }
+};
+
+void add_unique(std::vector<int32_t>& values, int32_t value) {
+  const auto at = std::lower_bound(values.begin(), values.end(), value);
+  if (at == values.end() || *at != value) values.insert(at, value);
+}
+
+class SumCheck {
+ public:
+  SumCheck(const Model& model, const Section& section, Findings& findings, VerifyReport& report)
+      : model_(model), section_(section), findings_(findings), report_(report) {
+    for (const Cell& cell : model.cells) {
+      held_.emplace_back(cell.role->buffers.size());
+      sent_.emplace_back();
+    }
+  }
+
+  void run() {
+    for (Place place : section_.order) {
+      const int32_t joint = section_.joint[place.cell][place.index];
+      const Instruction& one = section_.at(place);
+      if (one.group >= 0)
+        collective(joint < 0 ? std::vector<Place>{place} : section_.joints[joint]);
+      else
+        step(place, one);
+    }
+  }
+
+ private:
+  const RoleProgram& role(Place place) const { return *model_.cells[place.cell].role; }
+  Content& held(Place place, int32_t buffer) { return held_[place.cell][buffer]; }
+  std::string name(Place place) const { return name_of(model_, section_, place); }
+  std::string buffer_name(Place place, int32_t buffer) const {
+    return fmt::format("'{}'", quote_control(role(place).buffers[buffer].name));
+  }
+  std::string target_name(Place place, int32_t target) const {
+    return fmt::format("'{}'", quote_control(role(place).sum_targets[target].name));
+  }
+
+  void step(Place place, const Instruction& one) {
+    switch (one.kind) {
+      case InstructionKind::kInput: {
+        Content content;
+        const auto& inputs = role(place).inputs;
+        const auto input = std::find_if(inputs.begin(), inputs.end(), [&](const DataInput& each) {
+          return each.name == one.input;
+        });
+        if (input->batch_dim >= 0) content.computed_from = {samples(place, one.samples)};
+        held(place, one.args[0]) = std::move(content);
+        return;
+      }
+      case InstructionKind::kSend:
+        sent_[place.cell][place.index] = held(place, one.args[0]);
+        return;
+      case InstructionKind::kRecv: {
+        const Place send = section_.partner[place.cell][place.index];
+        auto message = sent_[send.cell].extract(send.index);
+        held(place, one.args[0]) = std::move(message.mapped());
+        rename_targets(send, place, held(place, one.args[0]));
+        return;
+      }
+      case InstructionKind::kCopy:
+        held(place, one.args[1]) = Content(held(place, one.args[0]));
+        return;
+      default:
+        compute(place, one);
+    }
+  }
+  SampleSet samples(Place place, const SampleRange& range) const {
+    return samples_of(range, model_.cells[place.cell].coordinates, model_.free_axis);
+  }
+
+  // Sums go by name: roles may number them differently.
+  void rename_targets(Place from, Place to, Content& content) const {
+    const auto &targets = role(from).sum_targets, &own = role(to).sum_targets;
+    const auto id_of = [&](int32_t target) {
+      if (static_cast<size_t>(target) < own.size() && own[target].name == targets[target].name)
+        return target;
+      for (size_t t = 0; t < own.size(); ++t)
+        if (own[t].name == targets[target].name) return static_cast<int32_t>(t);
+      return int32_t{-1};
+    };
+    Content renamed;
+    for (auto& [key, sets] : content.parts) {
+      const int32_t id = id_of(key.first);
+      if (id < 0)
+        renamed.foreign = true;
+      else
+        renamed.parts[{id, key.second}] = std::move(sets);
+    }
+    for (int32_t target : content.finished)
+      if (const int32_t id = id_of(target); id >= 0) add_unique(renamed.finished, id);
+    content.parts = std::move(renamed.parts);
+    content.foreign = content.foreign || renamed.foreign;
+    content.finished = std::move(renamed.finished);
+  }
+
+  // ---- Compute ----
+  void compute(Place place, const Instruction& one) {
+    const Program& program = role(place).programs[one.program];
+    for (const SumRead& read : one.sum_reads) check_read(place, one, read);
+    const Content source = sources(place, one, program);
+    check_contributions(place, one, program, source);
+    std::map<int32_t, Content> results;  // by arg
+    for (size_t a = 0; a < one.args.size(); ++a)
+      if (program.arg_written[a]) results[static_cast<int32_t>(a)] = source;
+    for (const SumCombine& combine : one.combines) {
+      Content& sum = results[combine.arg] = {};
+      if (!program.arg_written[combine.arg])
+        findings_.add("sum", "{} says that it adds to {}, which it does not write", name(place),
+                      buffer_name(place, one.args[combine.arg]));
+      for (int32_t from : combine.from) sum.add(held(place, one.args[from]));
+    }
+    std::vector<bool> begun(one.args.size());
+    for (const Contribution& part : one.contributions) {
+      Content& sum = results[part.arg];
+      if (!begun[part.arg])
+        sum = part.accumulates ? Content(held(place, one.args[part.arg])) : Content{};
+      if (!begun[part.arg] && part.accumulates && !sum.is_part()) sum.foreign = true;
+      begun[part.arg] = true;
+      sum.computed_from.clear();
+      sum.parts[{part.target, part.use}].push_back(samples(place, part.samples));
+    }
+    for (auto& [arg, content] : results) held(place, one.args[arg]) = std::move(content);
+    check_update(place, one, program, source);
+  }
+
+  // What the results come from: samples and finished sums of all that the program reads and does
+  // not sum.
+  Content sources(Place place, const Instruction& one, const Program& program) {
+    Content source;
+    std::vector<bool> declared(one.args.size());
+    for (const SumRead& read : one.sum_reads) {
+      declared[read.arg] = true;
+      add_unique(source.finished, read.target);
+    }
+    for (const SumCombine& combine : one.combines)
+      for (int32_t from : combine.from) declared[from] = true;
+    for (const Contribution& part : one.contributions) declared[part.arg] = true;
+    for (size_t a = 0; a < one.args.size(); ++a) {
+      if (!program.arg_read[a] || declared[a]) continue;
+      const Content& content = held(place, one.args[a]);
+      if (content.is_part())
+        findings_.add("sum", "{} reads {}, which holds a part of a sum, without saying so",
+                      name(place), buffer_name(place, one.args[a]));
+      for (const SampleSet& set : content.computed_from)
+        if (std::find(source.computed_from.begin(), source.computed_from.end(), set) ==
+            source.computed_from.end())
+          source.computed_from.push_back(set);
+      for (int32_t target : content.finished) add_unique(source.finished, target);
+    }
+    return source;
+  }
+
+  void check_contributions(Place place, const Instruction& one, const Program& program,
+                           const Content& source) {
+    for (const Contribution& part : one.contributions) {
+      const std::string target = target_name(place, part.target);
+      if (!program.arg_written[part.arg] || program.arg_read[part.arg] != part.accumulates)
+        findings_.add("sum", "{} says that it {} {} for {}, but its program {}", name(place),
+                      part.accumulates ? "adds to" : "sets", buffer_name(place, one.args[part.arg]),
+                      target,
+                      !program.arg_written[part.arg] ? "does not write it"
+                      : part.accumulates             ? "overwrites it"
+                                                     : "reads it first");
+      const SampleSet declared = samples(place, part.samples);
+      for (const SampleSet& set : source.computed_from)
+        if (set != declared) {
+          findings_.add("sum", "{} adds to {} for samples {}, but computes from samples {}",
+                        name(place), target, print_samples(declared), print_samples(set));
+          break;
+        }
+    }
+  }
+
+  void check_read(Place place, const Instruction& one, const SumRead& read) {
+    ++report_.sums;
+    const Content& content = held(place, one.args[read.arg]);
+    const SumTarget& target = role(place).sum_targets[read.target];
+    const std::string what =
+        fmt::format("{} reads the sum {} from {}", name(place), target_name(place, read.target),
+                    buffer_name(place, one.args[read.arg]));
+    if (content.foreign)
+      return findings_.add("sum", "{}, which also holds something that is no part of it", what);
+    for (const auto& [key, sets] : content.parts)
+      if (key.first != read.target)
+        return findings_.add("sum", "{}, which holds a part of {}", what,
+                             target_name(place, key.first));
+    for (int32_t use = 0; use < target.uses; ++use) {
+      const auto found = content.parts.find({read.target, use});
+      const std::string of_use = target.uses > 1 ? fmt::format(" of use {}", use) : "";
+      if (found == content.parts.end())
+        return findings_.add("sum", "{}: nothing{} is in it", what, of_use);
+      for (const SampleSet& set : found->second)
+        for (size_t a = 0; a < set.stride.size(); ++a)
+          if (set.stride[a] != 0 && model_.mesh[a].second > 1)
+            return findings_.add("sum", "{}: it was not summed over the replicas along '{}'{}",
+                                 what, quote_control(model_.mesh[a].first), of_use);
+      const auto wrong = find_miscount(found->second, role(place).batch);
+      if (!wrong) continue;
+      const std::string range = fmt::format("samples [{}, {}){}", wrong->first, wrong->end, of_use);
+      if (wrong->times == 0) return findings_.add("sum", "{}: {} are missing", what, range);
+      return findings_.add("sum", "{}: {} are in it {} times", what, range, wrong->times);
+    }
+  }
+
+  // ---- Parameters ----
+  // Whoever writes a parameter has its finished gradient.
+  void check_update(Place place, const Instruction& one, const Program& program,
+                    const Content& source) {
+    for (size_t a = 0; a < one.args.size(); ++a) {
+      const Buffer& buffer = role(place).buffers[one.args[a]];
+      if (!program.arg_written[a] || buffer.param.empty()) continue;
+      const auto& targets = role(place).sum_targets;
+      bool known = false;
+      for (size_t t = 0; t < targets.size(); ++t)
+        if (targets[t].name == buffer.param + ".grad")
+          known = std::binary_search(source.finished.begin(), source.finished.end(),
+                                     static_cast<int32_t>(t));
+      // A gradient read here must be the own one: that others went into a common factor says
+      // nothing.
+      bool other = false;
+      for (const SumRead& read : one.sum_reads)
+        other = other || (targets[read.target].name.ends_with(".grad") &&
+                          targets[read.target].name != buffer.param + ".grad");
+      bool own = false;
+      for (const SumRead& read : one.sum_reads)
+        own = own || targets[read.target].name == buffer.param + ".grad";
+      if (!known || (other && !own))
+        findings_.add("sum", "{} updates parameter '{}' without its finished gradient", name(place),
+                      quote_control(buffer.param));
+    }
+  }
+
+  // ---- Collectives ----
+  void collective(const std::vector<Place>& members) {
+    const Instruction& one = section_.at(members[0]);
+    switch (one.kind) {
+      case InstructionKind::kAllReduce:
+        return reduce(members, false);
+      case InstructionKind::kReduceScatter:
+        return reduce(members, true);
+      case InstructionKind::kAllGather:
+        for (Place member : members) gather(member);
+        return;
+      case InstructionKind::kBroadcast:
+        return broadcast(members);
+      default:  // all_to_all: parts of sums are not followed through it
+        for (Place member : members) {
+          const Instruction& own = section_.at(member);
+          Content content = held(member, own.args[0]);
+          content.foreign = content.is_part();
+          held(member, own.args[1]) = std::move(content);
+        }
+    }
+  }
+  const std::vector<int32_t>& axes(Place place) const {
+    return role(place).groups[section_.at(place).group].axes;
+  }
+
+  // The sum over all members: the cells named here, and in each the ranks along the group's free
+  // axes.
+  void reduce(const std::vector<Place>& members, bool scatter) {
+    const size_t args = scatter ? 1 : section_.at(members[0]).args.size();
+    for (size_t a = 0; a < args; ++a) {
+      Content sum;
+      bool some_part = false, all_part = true;
+      for (Place member : members) {
+        Content content = held(member, section_.at(member).args[a]);
+        rename_targets(member, members[0], content);
+        some_part = some_part || content.is_part();
+        all_part = all_part && content.is_part();
+        sum.add(content);
+        for (int32_t target : content.finished) add_unique(sum.finished, target);
+      }
+      sum.foreign = sum.foreign || (some_part && !all_part);
+      for (auto& [key, sets] : sum.parts)
+        for (SampleSet& set : sets)
+          for (int32_t axis : axes(members[0]))
+            if (model_.free_axis[axis])
+              sum_over_axis(set, static_cast<size_t>(axis), model_.mesh[axis].second);
+      if (scatter) sum.slice_of = section_.at(members[0]).group;
+      for (Place member : members) {
+        Content own = sum;
+        rename_targets(members[0], member, own);
+        if (scatter) own.slice_of = section_.at(member).group;
+        held(member, section_.at(member).args[scatter ? 1 : a]) = std::move(own);
+      }
+    }
+  }
+  void gather(Place member) {
+    const Instruction& one = section_.at(member);
+    Content content = held(member, one.args[0]);
+    if (content.is_part() && content.slice_of != one.group) content.foreign = true;
+    content.slice_of = -1;
+    content.computed_from.clear();
+    held(member, one.args[1]) = std::move(content);
+  }
+  void broadcast(const std::vector<Place>& members) {
+    const Instruction& one = section_.at(members[0]);
+    const auto ranks = group_ranks(role(members[0]), role(members[0]).groups[one.group],
+                                   model_.cells[members[0].cell].coordinates);
+    const int64_t root = ranks[one.root];
+    const std::vector<int64_t> coordinates = coordinates_of(model_.mesh, root);
+    const auto from = std::find_if(members.begin(), members.end(), [&](Place member) {
+      return member.cell == model_.cell_of_rank[root];
+    });
+    Content content = held(*from, section_.at(*from).args[0]);
+    for (int32_t axis : axes(members[0])) {
+      if (!model_.free_axis[axis]) continue;
+      for (auto& [key, sets] : content.parts)
+        for (SampleSet& set : sets) take_from(set, static_cast<size_t>(axis), coordinates[axis]);
+      for (SampleSet& set : content.computed_from)
+        take_from(set, static_cast<size_t>(axis), coordinates[axis]);
+    }
+    for (Place member : members) {
+      Content own = content;
+      rename_targets(*from, member, own);
+      held(member, section_.at(member).args[0]) = std::move(own);
+    }
+  }
+
+  const Model& model_;
+  const Section& section_;
+  Findings& findings_;
+  VerifyReport& report_;
+  std::vector<std::vector<Content>> held_;        // by cell and buffer
+  std::vector<std::map<int32_t, Content>> sent_;  // by cell and send: the message under way
+};
+
+bool is_trained(const RoleProgram& role, const std::string& param) {
+  return std::any_of(role.sum_targets.begin(), role.sum_targets.end(),
+                     [&](const SumTarget& target) { return target.name == param + ".grad"; });
+}
+
+// Every trained parameter is written once a step; others never.
+void check_updates_once(const Model& model, const Section& section, Findings& findings) {
+  for (int32_t c = 0; c < static_cast<int32_t>(model.cells.size()); ++c) {
+    const RoleProgram& role = *model.cells[c].role;
+    std::vector<std::vector<Place>> writers(role.buffers.size());
+    for (int32_t i = 0; i < static_cast<int32_t>(section.lists[c]->size()); ++i) {
+      const Instruction& one = section.at({c, i});
+      for (size_t a = 0; a < one.args.size(); ++a) {
+        const bool writes =
+            one.kind == InstructionKind::kCompute ? role.programs[one.program].arg_written[a]
+            : one.kind == InstructionKind::kSend  ? false
+            : one.args.size() == 1 || one.kind == InstructionKind::kAllReduce ? true
+                                                                              : a == 1;
+        if (writes) writers[one.args[a]].push_back({c, i});
+      }
+    }
+    for (size_t b = 0; b < role.buffers.size(); ++b) {
+      const std::string& param = role.buffers[b].param;
+      if (param.empty()) continue;
+      const std::string shown = quote_control(param);
+      if (!is_trained(role, param)) {
+        if (!writers[b].empty())
+          findings.add("sum", "{} writes parameter '{}', which has no gradient",
+                       name_of(model, section, writers[b][0]), shown);
+      } else if (writers[b].empty()) {
+        findings.add("sum", "nothing updates parameter '{}' on {}", shown, model.who(c));
+      } else if (writers[b].size() > 1) {
+        findings.add("sum", "{} updates parameter '{}', which {} has already updated",
+                     name_of(model, section, writers[b][1]), shown,
+                     name_of(section.at(writers[b][0])));
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void check_sums(const Model& model, const Section& section, Findings& findings,
+                VerifyReport& report) {
+  SumCheck(model, section, findings, report).run();
+  check_updates_once(model, section, findings);
+}
+
+}  // namespace piper
