@@ -8,10 +8,9 @@ using fields::Fields;
 
 struct RealRange {
   double least = 0, most = 1e30;
-  bool open_least = false, open_most = false;  // the bound itself is not allowed
+  bool open_least = false;  // the bound itself is not allowed
 };
-constexpr RealRange kNotNegative{}, kPositive{0, 1e30, true}, kBelowOne{0, 1, false, true},
-    kUnit{0, 1};
+constexpr RealRange kNotNegative{}, kPositive{0, 1e30, true}, kUnit{0, 1};
 
 // Sets `out` when the key is there.
 Status real(const Fields& map, std::string_view key, const Scope& scope, const RealRange& range,
@@ -23,9 +22,8 @@ Status real(const Fields& map, std::string_view key, const Scope& scope, const R
     return fail(node->at, "'{}' must be {} {}, not {}", key,
                 range.open_least ? "above" : "at least", range.least, node->text);
   }
-  if (out > range.most || (range.open_most && out == range.most)) {
-    return fail(node->at, "'{}' must be {} {}, not {}", key, range.open_most ? "below" : "at most",
-                range.most, node->text);
+  if (out > range.most) {
+    return fail(node->at, "'{}' must be at most {}, not {}", key, range.most, node->text);
   }
   return ok_status();
 }
