@@ -1,0 +1,131 @@
+// Compiles and runs a model under a strategy in this process, for tests that compare results.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "piper/compile.h"
+#include "piper/runtime.h"
+
+namespace piper::jobs {
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool kSanitized = true;
+#else
+inline constexpr bool kSanitized = false;
+#endif
+
+inline std::string models_folder() {
+  const char* folder = std::getenv("PIPER_MODELS");
+  return folder ? folder : PIPER_SOURCE_DIR "/../shared/models";
+}
+inline std::string model_path(const std::string& model, const std::string& file) {
+  return models_folder() + "/" + model + "/" + file;
+}
+
+struct Shape2 {
+  int64_t pp = 1, dp = 1, mb = 1;
+  std::string order = "1f1b";  // a file of strategies/
+};
+
+inline const char* kSgd = "optimizer: {sgd: {lr: 0.02, momentum: 0.9}}";
+inline const char* kAdamW =
+    "optimizer: {adamw: {lr: 3e-3, betas: [0.9, 0.95], eps: 1e-6, weight_decay: 0.1}}, clip_norm: 1.0";
+
+// The text of a strategy for one of the exported models: a file of the library, and what trains it.
+inline std::string strategy_text(const std::string& model, const std::string& train) {
+  std::string text = "piper: 1\ninclude: " PIPER_SOURCE_DIR "/strategies/ORDER.yaml\n";
+  text += "params: {stages: 1, dp: 1, microbatches: 1}\n";
+  if (model == "gpt-logits") text += "loss: {cross_entropy: {logits: logits, labels: labels, ignore_index: -100}}\n";
+  return text + "train: {global_batch: 8, " + train + "}\n";
+}
+
+class Folder {
+ public:
+  Folder() {
+    std::string name = (std::filesystem::temp_directory_path() / "piper-XXXXXX").string();
+    path_ = mkdtemp(name.data());
+  }
+  ~Folder() { std::filesystem::remove_all(path_); }
+  std::string write(const std::string& name, const std::string& text) const {
+    std::ofstream(path_ + "/" + name) << text;
+    return path_ + "/" + name;
+  }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+inline Result<Compiled> compile_model(const std::string& model, std::string text, const Shape2& shape, bool oracles = false) {
+  const Folder folder;
+  text.replace(text.find("ORDER"), 5, shape.order);
+  CompileOptions options;
+  options.model = model_path(model, "model.onnx");
+  options.strategy = folder.write("strategy.yaml", text);
+  options.defines = {{"stages", std::to_string(shape.pp)},
+                     {"dp", std::to_string(shape.dp)},
+                     {"microbatches", std::to_string(shape.mb)}};
+  options.oracles = oracles;
+  return compile(options);
+}
+
+inline Result<std::unique_ptr<BatchSource>> open_batches(const PlanSet& set, const std::string& model) {
+  PIPER_ASSIGN(const auto needs, data_needs(set));
+  DataOptions options;
+  options.sources = {model_path(model, "reference.safetensors")};
+  return open_data(options, needs, set.roles[0].batch);
+}
+
+struct Trained {
+  std::vector<double> losses, norms;
+  std::map<std::string, NamedTensor> parameters;
+};
+
+inline Result<Trained> train(const PlanSet& set, const std::string& model, int64_t steps) {
+  PIPER_ASSIGN(const auto data, open_batches(set, model));
+  JobOptions options;
+  options.steps = steps;
+  options.threads = 1;
+  PIPER_ASSIGN(JobResult job, run_job(set, data.get(), nullptr, nullptr, options));
+  Trained trained;
+  for (const StepMetrics& step : job.steps) {
+    trained.losses.push_back(step.loss.value_or(NAN));
+    trained.norms.push_back(step.grad_norm.value_or(NAN));
+  }
+  for (NamedTensor& tensor : job.parameters) trained.parameters[tensor.name] = std::move(tensor);
+  return trained;
+}
+
+// Largest absolute difference ÷ max(largest absolute reference, 0.05).
+inline double tensor_error(const NamedTensor& got, const NamedTensor& want) {
+  if (got.type.dtype != DType::kF32 || want.type.dtype != DType::kF32 || got.type.shape != want.type.shape) return INFINITY;
+  const auto n = static_cast<size_t>(num_elements(want.type.shape));
+  const auto* a = reinterpret_cast<const float*>(got.data.data);
+  const auto* b = reinterpret_cast<const float*>(want.data.data);
+  double difference = 0, size = 0.05;
+  for (size_t i = 0; i < n; ++i) {
+    difference = std::max(difference, std::abs(static_cast<double>(a[i]) - b[i]));
+    if (std::isnan(a[i])) return INFINITY;
+    size = std::max(size, std::abs(static_cast<double>(b[i])));
+  }
+  return difference / size;
+}
+
+inline std::map<std::string, NamedTensor> reference_tensors(const std::string& model) {
+  std::map<std::string, NamedTensor> tensors;
+  auto read = read_safetensors(model_path(model, "reference.safetensors"));
+  if (read)
+    for (NamedTensor& tensor : *read) tensors[tensor.name] = std::move(tensor);
+  return tensors;
+}
+inline nlohmann::json reference_json(const std::string& model) {
+  std::ifstream file(model_path(model, "reference.json"));
+  return nlohmann::json::parse(file);
+}
+
+}  // namespace piper::jobs
