@@ -25,8 +25,7 @@ constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr DType kFloats[] = {DType::kF32, DType::kF64};
 using List = std::vector<int64_t>;
 
-// ---- Softmax, layer norm, loss
-// ---------------------------------------------------------------------------
+// ---- Softmax, layer norm, loss -------------------------------------------------------
 
 TEST(Softmax, AndItsRelativesAlongAnyAxis) {
   Random random(12);
@@ -160,8 +159,7 @@ TEST(CrossEntropy, SumsOverLabelsThatCount) {
   }
 }
 
-// ---- The update
-// ------------------------------------------------------------------------------------------
+// ---- The update ----------------------------------------------------------------------
 
 TEST(Update, NormClipAndLearningRate) {
   Random random(16);
@@ -269,8 +267,7 @@ TEST(Update, AdamAsPyTorchDefinesIt) {
   }
 }
 
-// ---- All
-// -------------------------------------------------------------------------------------------------
+// ---- All -----------------------------------------------------------------------------
 
 TEST(Launch, AllocatesNothing) {
   const TensorType x{DType::kF32, {8, 64, 32}}, w{DType::kF32, {32, 32}}, n{DType::kF32, {32}};

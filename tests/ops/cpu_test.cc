@@ -35,8 +35,7 @@ Tensor numbered(DType dtype, const Shape& shape) {
   return t;
 }
 
-// ---- MatMul
-// ----------------------------------------------------------------------------------------------
+// ---- MatMul --------------------------------------------------------------------------
 
 struct MatMulCase {
   Shape a, b, out;
@@ -188,8 +187,7 @@ TEST(MatMul, RefusesShapesThatDoNotFit) {
             "program 'constant': op 0 MatMul: of [2,3] and [2,3]ᵀ to [2,3]");
 }
 
-// ---- Moving
-// ----------------------------------------------------------------------------------------------
+// ---- Moving --------------------------------------------------------------------------
 
 constexpr DType kAll[] = {DType::kF32, DType::kF64,  DType::kI64,
                           DType::kI32, DType::kBool, DType::kBF16};
@@ -343,8 +341,7 @@ TEST(Gather, OfTuples) {
       (std::vector<double>{9, 10, 11, 12, 13, 14, 15, 16}));
 }
 
-// ---- Reductions
-// ------------------------------------------------------------------------------------------
+// ---- Reductions ----------------------------------------------------------------------
 
 TEST(Reduce, OverAnyAxes) {
   Random random(6);

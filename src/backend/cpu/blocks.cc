@@ -257,30 +257,17 @@ void cast(const std::byte* const* in, const bool* step, std::byte* out, int64_t 
   loop1<From, To>(in, step, out, n, [](From a) { return convert<To>(a); });
 }
 
+// Of one or two bytes; wider ones are vectorised.
 template <class T>
 void where(const std::byte* const* in, const bool* step, std::byte* out, int64_t n) {
   const auto* c = reinterpret_cast<const uint8_t*>(in[0]);
   const T* a = reinterpret_cast<const T*>(in[1]);
   const T* b = reinterpret_cast<const T*>(in[2]);
   T* r = reinterpret_cast<T*>(out);
-  if (!step[0]) {  // one side is copied
-    const std::byte* side[] = {in[*c ? 1 : 2]};
-    return loop1<T, T>(side, step + (*c ? 1 : 2), out, n, [](T x) { return x; });
-  }
-  if (step[1] && step[2]) {
-    PIPER_INDEPENDENT
-    for (int64_t i = 0; i < n; ++i) r[i] = c[i] ? a[i] : b[i];
-  } else if (step[1]) {
-    const T b0 = *b;
-    PIPER_INDEPENDENT
-    for (int64_t i = 0; i < n; ++i) r[i] = c[i] ? a[i] : b0;
-  } else if (step[2]) {
-    const T a0 = *a;
-    PIPER_INDEPENDENT
-    for (int64_t i = 0; i < n; ++i) r[i] = c[i] ? a0 : b[i];
-  } else {
-    const T a0 = *a, b0 = *b;
-    for (int64_t i = 0; i < n; ++i) r[i] = c[i] ? a0 : b0;
+  const int64_t by_c = step[0] ? 1 : 0, by_a = step[1] ? 1 : 0, by_b = step[2] ? 1 : 0;
+  const T a0 = *a, b0 = *b;
+  for (int64_t i = 0; i < n; ++i) {
+    r[i] = c[i * by_c] ? (by_a ? a[i] : a0) : (by_b ? b[i] : b0);
   }
 }
 BlockFn where_of(DType type) {
@@ -290,9 +277,9 @@ BlockFn where_of(DType type) {
     case 2:
       return where<uint16_t>;
     case 4:
-      return where<uint32_t>;
+      return find_simd_block("Where", "", DType::kF32);
     default:
-      return where<uint64_t>;
+      return find_simd_block("Where", "", DType::kF64);
   }
 }
 

@@ -25,7 +25,8 @@ size_t block_operands(std::string_view op);
 Result<Block> find_block(std::string_view op, std::string_view option,
                          std::span<const DType> operands);
 
-// The vectorised ones: float and double arithmetic; null when `op` is none of them.
+// The vectorised ones: float and double arithmetic, and Where by the size of f32 and f64; null when
+// `op` is none of them.
 BlockFn find_simd_block(std::string_view op, std::string_view option, DType type);
 
 }  // namespace piper::cpu

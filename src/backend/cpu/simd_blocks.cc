@@ -58,8 +58,39 @@ void unary(const std::byte* const* in, const bool* step, std::byte* to, int64_t 
   }
 }
 
-// ---- The ops
-// -----------------------------------------------------------------------------------------
+// Which of up to a vector of conditions hold.
+template <class D>
+HWY_INLINE hn::Mask<D> holds(D d, const uint8_t* condition, int64_t count) {
+  const hn::Rebind<uint8_t, D> bytes;
+  const hn::Rebind<uint32_t, D> words;
+  const auto wide = hn::PromoteTo(words, load_first(bytes, condition, count, uint8_t{0}));
+  if constexpr (sizeof(hn::TFromD<D>) == 4) {
+    return hn::Ne(wide, hn::Zero(d));
+  } else {
+    return hn::Ne(hn::PromoteTo(d, wide), hn::Zero(d));
+  }
+}
+
+// Elements of any type, moved as integers of their size.
+template <class T>
+void where(const std::byte* const* in, const bool* step, std::byte* to, int64_t n) {
+  if (n == 0) return;
+  const hn::ScalableTag<T> d;
+  const auto* c = reinterpret_cast<const uint8_t*>(in[0]);
+  const T* a = reinterpret_cast<const T*>(in[1]);
+  const T* b = reinterpret_cast<const T*>(in[2]);
+  T* out = reinterpret_cast<T*>(to);
+  const auto a0 = hn::Set(d, *a), b0 = hn::Set(d, *b);
+  const auto all = hn::Ne(hn::Set(d, T{*c}), hn::Zero(d));
+  each_vector(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
+    const auto mask = step[0] ? holds(d, c + i, count) : all;
+    const auto x = step[1] ? load_first(d, a + i, count, T{0}) : a0;
+    const auto y = step[2] ? load_first(d, b + i, count, T{0}) : b0;
+    store_first(d, hn::IfThenElse(mask, x, y), out + i, count);
+  });
+}
+
+// ---- The ops -------------------------------------------------------------------------
 
 #define PIPER_UNARY(NAME, EXPRESSION)                   \
   struct NAME {                                         \
@@ -152,7 +183,7 @@ struct GeluGrad {
     const V erf = erf_of(d, hn::Mul(x, constant(d, kSqrtHalf)));
     const V below = hn::Mul(half, hn::Add(constant(d, 1.0), erf));
     const V exponent = hn::Neg(hn::Mul(hn::Mul(x, x), half));
-    const V density = hn::Mul(exp_of(d, exponent), constant(d, kDensity));
+    const V density = hn::Mul(exp_of_negative(d, exponent), constant(d, kDensity));
     return hn::Mul(dy, hn::MulAdd(x, density, below));
   }
 };
@@ -169,8 +200,7 @@ struct GeluTanhGrad {
   }
 };
 
-// ---- The table
-// ---------------------------------------------------------------------------------------
+// ---- The table -----------------------------------------------------------------------
 
 struct Entry {
   std::string_view op, option;
@@ -207,6 +237,7 @@ BlockFn Find(std::string_view op, std::string_view option, bool f64) {
       PIPER_ROW2(Min),
       PIPER_ROW2(Mod),
       PIPER_ROW2(Pow),
+      {"Where", "", where<uint32_t>, where<uint64_t>},
       {"Mod", "fmod", binary<Fmod, float>, binary<Fmod, double>},
       {"Gelu", "none", unary<Gelu, float>, unary<Gelu, double>},
       {"Gelu", "tanh", unary<GeluTanh, float>, unary<GeluTanh, double>},

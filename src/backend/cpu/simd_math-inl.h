@@ -4,7 +4,6 @@
 // f64 is the type of oracles and finite differences: the C library's functions, element by element.
 #include <cmath>
 #include <cstring>
-#include <initializer_list>
 
 #if defined(PIPER_CPU_SIMD_MATH_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef PIPER_CPU_SIMD_MATH_INL_H_
@@ -19,8 +18,7 @@ HWY_BEFORE_NAMESPACE();
 namespace piper::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// ---- Element by element
-// -----------------------------------------------------------------------------
+// ---- Element by element --------------------------------------------------------------
 
 template <class D, class F>
 HWY_INLINE hn::Vec<D> map(D d, hn::Vec<D> x, F f) {
@@ -47,8 +45,7 @@ HWY_INLINE hn::Vec<D> constant(D d, double x) {
   return hn::Set(d, static_cast<hn::TFromD<D>>(x));
 }
 
-// ---- Parts of vectors
-// ---------------------------------------------------------------------------------
+// ---- Parts of vectors ----------------------------------------------------------------
 
 // The first `count` elements at p, at least one and at most a whole vector; the lanes behind them
 // are `rest`.
@@ -82,44 +79,54 @@ HWY_INLINE hn::TFromD<D> sum_lanes(D d, hn::Vec<D> v) {
   return hn::GetLane(hn::SumOfLanes(d, v));
 }
 
-// ---- f32
-// ---------------------------------------------------------------------------------------------
+// ---- f32 -----------------------------------------------------------------------------
 
-template <class D, class V = hn::Vec<D>>
-HWY_INLINE V polynomial(D d, V x, std::initializer_list<float> highest_first) {
-  V sum = hn::Zero(d);
-  bool first = true;
-  for (float c : highest_first) {
-    sum = first ? hn::Set(d, c) : hn::MulAdd(sum, x, hn::Set(d, c));
-    first = false;
-  }
+// Coefficients from the highest power down.
+template <class D, class V = hn::Vec<D>, class... Lower>
+HWY_INLINE V polynomial(D d, V x, float highest, Lower... lower) {
+  V sum = hn::Set(d, highest);
+  ((sum = hn::MulAdd(sum, x, hn::Set(d, lower))), ...);
   return sum;
 }
 
-// 2^k for integers k in [-126, 127].
-template <class D>
-HWY_INLINE hn::Vec<D> power_of_two(D d, hn::Vec<hn::RebindToSigned<D>> k) {
-  const hn::RebindToSigned<D> di;
-  return hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(k, hn::Set(di, 127))));
+// e^r for |r| <= ln(2)/2, given n with r = x - n ln(2).
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V exp_fraction(D d, V x, V n) {
+  V r = hn::NegMulAdd(n, hn::Set(d, 0.693359375f), x);
+  r = hn::NegMulAdd(n, hn::Set(d, -2.12194440e-4f), r);
+  const V p = polynomial(d, r, 1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f,
+                         4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f);
+  return hn::Add(hn::MulAdd(hn::Mul(r, r), p, r), hn::Set(d, 1.0f));
 }
 
+// The whole of exp: subnormal results, infinity, NaN.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V exp_f32(D d, V x) {
   const hn::RebindToSigned<D> di;
   // Beyond these the result is 0 or infinity anyway.
   const V c = hn::Min(hn::Max(x, hn::Set(d, -104.0f)), hn::Set(d, 89.0f));
   const V n = hn::Round(hn::Mul(c, hn::Set(d, 1.44269504088896341f)));
-  V r = hn::NegMulAdd(n, hn::Set(d, 0.693359375f), c);
-  r = hn::NegMulAdd(n, hn::Set(d, -2.12194440e-4f), r);
-  const V p = polynomial(d, r,
-                         {1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f,
-                          1.6666665459e-1f, 5.0000001201e-1f});
-  const V y = hn::Add(hn::MulAdd(hn::Mul(r, r), p, r), hn::Set(d, 1.0f));
+  const V y = exp_fraction(d, c, n);
   // In two factors, so that 2^n may be subnormal or beyond the greatest power.
   const auto k = hn::ConvertTo(di, n);
   const auto half = hn::ShiftRight<1>(k);
-  const V scaled = hn::Mul(hn::Mul(y, power_of_two(d, half)), power_of_two(d, hn::Sub(k, half)));
+  auto power = [&](auto e) HWY_ATTR {
+    return hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(e, hn::Set(di, 127))));
+  };
+  const V scaled = hn::Mul(hn::Mul(y, power(half)), power(hn::Sub(k, half)));
   return hn::IfThenElse(hn::Eq(x, x), scaled, x);
+}
+
+// exp for x in [-87, 88] or NaN; smaller x give 0, greater ones anything.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V exp_normal_f32(D d, V x) {
+  const hn::RebindToSigned<D> di;
+  // Adding 1.5 × 2^23 + 127 leaves round(x / ln 2) + 127, the biased exponent, in the lowest bits.
+  const V magic = hn::Set(d, 12583039.0f);
+  const V t = hn::MulAdd(x, hn::Set(d, 1.44269504088896341f), magic);
+  const V power = hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(di, t)));
+  const V y = hn::Mul(exp_fraction(d, x, hn::Sub(t, magic)), power);
+  return hn::IfThenElse(hn::Lt(x, hn::Set(d, -87.0f)), hn::Zero(d), y);
 }
 
 template <class D, class V = hn::Vec<D>>
@@ -136,10 +143,9 @@ HWY_INLINE V log_f32(D d, V x) {
   const V e = hn::Sub(hn::ConvertTo(d, exponent), hn::IfThenElseZero(subnormal, hn::Set(d, 23.0f)));
   const V f = hn::Sub(m, hn::Set(d, 1.0f));
   const V z = hn::Mul(f, f);
-  V y = polynomial(
-      d, f,
-      {7.0376836292e-2f, -1.1514610310e-1f, 1.1676998740e-1f, -1.2420140846e-1f, 1.4249322787e-1f,
-       -1.6668057665e-1f, 2.0000714765e-1f, -2.4999993993e-1f, 3.3333331174e-1f});
+  V y = polynomial(d, f, 7.0376836292e-2f, -1.1514610310e-1f, 1.1676998740e-1f, -1.2420140846e-1f,
+                   1.4249322787e-1f, -1.6668057665e-1f, 2.0000714765e-1f, -2.4999993993e-1f,
+                   3.3333331174e-1f);
   y = hn::Mul(hn::Mul(y, f), z);
   y = hn::MulAdd(e, hn::Set(d, -2.12194440e-4f), y);
   y = hn::NegMulAdd(hn::Set(d, 0.5f), z, y);
@@ -156,13 +162,13 @@ HWY_INLINE V tanh_f32(D d, V x) {
   const V one = hn::Set(d, 1.0f);
   const V size = hn::Abs(x);
   const V z = hn::Mul(x, x);
-  const V p = polynomial(d, z,
-                         {-5.70498872745e-3f, 2.06390887954e-2f, -5.37397155531e-2f,
-                          1.33314422036e-1f, -3.33332819422e-1f});
+  const V p = polynomial(d, z, -5.70498872745e-3f, 2.06390887954e-2f, -5.37397155531e-2f,
+                         1.33314422036e-1f, -3.33332819422e-1f);
   const V small = hn::MulAdd(hn::Mul(p, z), x, x);
-  const V e = exp_f32(d, hn::Add(size, size));
+  const V capped = hn::Min(size, hn::Set(d, 16.0f));  // tanh is 1 there
+  const V e = exp_normal_f32(d, hn::Add(capped, capped));
   const V large = hn::Sub(one, hn::Div(hn::Set(d, 2.0f), hn::Add(e, one)));
-  return hn::IfThenElse(hn::Lt(size, hn::Set(d, 0.625f)), small, hn::CopySign(large, x));
+  return hn::IfThenElse(hn::Ge(size, hn::Set(d, 0.625f)), hn::CopySign(large, x), small);
 }
 
 template <class D, class V = hn::Vec<D>>
@@ -171,19 +177,16 @@ HWY_INLINE V erf_f32(D d, V x) {
   // erf(4) is 1 in f32; a NaN passes through the near branch's polynomial in x.
   const V t = hn::Min(hn::Abs(x), hn::Set(d, 4.0f));
   const V s = hn::Mul(x, x);
-  const V near = polynomial(d, s,
-                            {-5.96761703e-4f, 4.99119423e-3f, -2.67681349e-2f, 1.12819925e-1f,
-                             -3.76125336e-1f, 1.28379166e-1f});
-  const V far = polynomial(d, t,
-                           {-1.72853470e-5f, 3.83197126e-4f, -3.88396438e-3f, 2.42546219e-2f,
-                            -1.06777877e-1f, -6.34846687e-1f, -1.28717512e-1f});
-  const V tail = hn::Sub(one, exp_f32(d, hn::MulAdd(far, t, hn::Neg(t))));
+  const V near = polynomial(d, s, -5.96761703e-4f, 4.99119423e-3f, -2.67681349e-2f, 1.12819925e-1f,
+                            -3.76125336e-1f, 1.28379166e-1f);
+  const V far = polynomial(d, t, -1.72853470e-5f, 3.83197126e-4f, -3.88396438e-3f, 2.42546219e-2f,
+                           -1.06777877e-1f, -6.34846687e-1f, -1.28717512e-1f);
+  const V tail = hn::Sub(one, exp_normal_f32(d, hn::MulAdd(far, t, hn::Neg(t))));
   return hn::IfThenElse(hn::Gt(hn::Abs(x), hn::Set(d, 0.927734375f)), hn::CopySign(tail, x),
                         hn::MulAdd(near, x, x));
 }
 
-// ---- Either type
-// ---------------------------------------------------------------------------------------
+// ---- Either type ---------------------------------------------------------------------
 
 template <class D>
 HWY_INLINE hn::Vec<D> exp_of(D d, hn::Vec<D> x) {
@@ -191,6 +194,15 @@ HWY_INLINE hn::Vec<D> exp_of(D d, hn::Vec<D> x) {
     return exp_f32(d, x);
   else
     return map(d, x, [](double v) { return std::exp(v); });
+}
+// For x <= 0 where results below 1e-37 may be 0.
+template <class D>
+HWY_INLINE hn::Vec<D> exp_of_negative(D d, hn::Vec<D> x) {
+  if constexpr (kIsF32<D>) {
+    return exp_normal_f32(d, x);
+  } else {
+    return exp_of(d, x);
+  }
 }
 template <class D>
 HWY_INLINE hn::Vec<D> log_of(D d, hn::Vec<D> x) {

@@ -37,7 +37,8 @@ void softmax(const T* x, T* y, int64_t rows, int64_t n) {
     const auto top = hn::Set(d, greatest(x, n));
     auto sum = hn::Zero(d);
     each_vector(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
-      const auto e = exp_of(d, hn::Sub(load_first(d, x + i, count, minus_infinity<T>()), top));
+      const auto e =
+          exp_of_negative(d, hn::Sub(load_first(d, x + i, count, minus_infinity<T>()), top));
       store_first(d, e, y + i, count);
       sum = hn::Add(sum, e);
     });
@@ -55,7 +56,8 @@ T log_sum_exp(const T* x, int64_t n) {
   const auto shift = hn::Set(d, top);
   auto sum = hn::Zero(d);
   each_vector(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
-    sum = hn::Add(sum, exp_of(d, hn::Sub(load_first(d, x + i, count, minus_infinity<T>()), shift)));
+    sum = hn::Add(
+        sum, exp_of_negative(d, hn::Sub(load_first(d, x + i, count, minus_infinity<T>()), shift)));
   });
   return top + std::log(sum_lanes(d, sum));
 }
@@ -76,7 +78,7 @@ void scaled_softmax(const T* x, T lse, T scale, T* dx, int64_t n) {
   const hn::ScalableTag<T> d;
   const auto shift = hn::Set(d, lse), factor = hn::Set(d, scale);
   each_vector(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
-    const auto e = exp_of(d, hn::Sub(load_first(d, x + i, count, T{0}), shift));
+    const auto e = exp_of_negative(d, hn::Sub(load_first(d, x + i, count, T{0}), shift));
     store_first(d, hn::Mul(e, factor), dx + i, count);
   });
 }
@@ -114,8 +116,7 @@ void log_softmax_grad(const T* y, const T* dy, T* dx, int64_t rows, int64_t n) {
   }
 }
 
-// ---- Layer norm
-// --------------------------------------------------------------------------------------
+// ---- Layer norm ----------------------------------------------------------------------
 
 template <class T>
 HWY_INLINE T mean_of(const T* x, int64_t n) {
