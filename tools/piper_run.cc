@@ -64,7 +64,7 @@ void add_flags(CLI::App& app, Flags& flags) {
       ->type_name("SOURCE")
       ->expected(1)
       ->take_all();
-  app.add_option("--seed", run.data.seed, "seed of the shuffling")->capture_default_str();
+  app.add_option("--seed", run.seed, "seed of the shuffling (default: the strategy's)");
   app.add_flag("--no-shuffle", flags.no_shuffle, "samples in the order of the file");
   app.add_option("--save", run.save, "write the trained parameters here")
       ->type_name("FILE.safetensors");

@@ -151,7 +151,8 @@ std::string print_metrics(const StepMetrics& metrics);
 // piper-run: everything behind the command line.
 struct RunOptions {
   std::string plan;  // a directory of plans, or one rankN.plan
-  DataOptions data;
+  DataOptions data;              // its seed is the plan set's unless `seed` says another
+  std::optional<uint64_t> seed;
   std::string save, metrics, trace;
   int64_t log_every = 0;  // 0: chosen by the number of steps
   bool picture = false;

@@ -54,7 +54,10 @@ Result<Loaded> load_plans(const RunOptions& options) {
     loaded.rank = launch ? launch->rank : 0;
   } else {
     PIPER_ASSIGN(RankPlan plan, read_rank_plan(options.plan));
-    loaded.set = std::move(plan.set);
+    // Where all roles are at hand, the inputs of all are known, too: a source for another role's
+    // input is no mistake.
+    auto whole = read_plan_set(plan.set.directory);
+    loaded.set = whole ? *std::move(whole) : std::move(plan.set);
     loaded.rank = plan.header.rank;
     loaded.mpi = launch || loaded.set.world() > 1;
   }
@@ -233,6 +236,7 @@ Result<RunOutcome> run_loaded(RunOptions& options, const Loaded& loaded, Transpo
 
 Result<RunOutcome> run_plans(RunOptions options) {
   PIPER_ASSIGN(Loaded loaded, load_plans(options));
+  options.data.seed = options.seed.value_or(loaded.set.manifest.seed);
   PIPER_ASSIGN(loaded.data, open_inputs(loaded.set, options.data));
   PIPER_TRY(load_reference(options, loaded));
   for (const std::string* path : {&options.save, &options.metrics, &options.trace}) {

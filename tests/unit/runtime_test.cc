@@ -1,0 +1,573 @@
+// Executors and jobs on role programs made by hand: small enough that every number can be checked
+// by eye.
+#include "piper/runtime.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <new>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "unit/runtime_plans.h"
+
+// ---- Counting every allocation of the program
+// ---------------------------------------------------------
+
+namespace {
+std::atomic<bool> counting{false};
+std::atomic<int64_t> allocations{0};
+
+void* counted(std::size_t size, std::size_t alignment) {
+  if (counting.load()) allocations.fetch_add(1);
+  void* block = nullptr;
+  if (alignment <= alignof(std::max_align_t)) {
+    block = std::malloc(size == 0 ? 1 : size);
+  } else if (posix_memalign(&block, alignment, size) != 0) {
+    block = nullptr;
+  }
+  if (block == nullptr) std::abort();
+  return block;
+}
+}  // namespace
+
+void* operator new(std::size_t size) { return counted(size, 1); }
+void* operator new[](std::size_t size) { return counted(size, 1); }
+void* operator new(std::size_t size, std::align_val_t a) {
+  return counted(size, static_cast<std::size_t>(a));
+}
+void* operator new[](std::size_t size, std::align_val_t a) {
+  return counted(size, static_cast<std::size_t>(a));
+}
+void* operator new(std::size_t size, std::align_val_t a, const std::nothrow_t&) noexcept {
+  return counted(size, static_cast<std::size_t>(a));
+}
+void* operator new[](std::size_t size, std::align_val_t a, const std::nothrow_t&) noexcept {
+  return counted(size, static_cast<std::size_t>(a));
+}
+void operator delete(void* block) noexcept { std::free(block); }
+void operator delete[](void* block) noexcept { std::free(block); }
+void operator delete(void* block, std::size_t) noexcept { std::free(block); }
+void operator delete[](void* block, std::size_t) noexcept { std::free(block); }
+void operator delete(void* block, std::align_val_t) noexcept { std::free(block); }
+void operator delete[](void* block, std::align_val_t) noexcept { std::free(block); }
+void operator delete(void* block, std::size_t, std::align_val_t) noexcept { std::free(block); }
+void operator delete[](void* block, std::size_t, std::align_val_t) noexcept { std::free(block); }
+void operator delete(void* block, std::align_val_t, const std::nothrow_t&) noexcept {
+  std::free(block);
+}
+void operator delete[](void* block, std::align_val_t, const std::nothrow_t&) noexcept {
+  std::free(block);
+}
+
+namespace piper {
+namespace {
+
+using namespace plans;  // NOLINT: the fixtures of this test
+
+std::vector<float> floats(const NamedTensor& tensor) {
+  std::vector<float> values(tensor.data.size / 4);
+  std::memcpy(values.data(), tensor.data.data, tensor.data.size);
+  return values;
+}
+
+Result<JobResult> run(const PlanSet& set, const BatchSource& data, const JobOptions& options) {
+  return run_job(set, &data, nullptr, nullptr, options);
+}
+
+std::string message_of(const Result<JobResult>& result) {
+  return result.ok() ? "ok" : result.error().message;
+}
+
+// ---- What a step computes
+// -----------------------------------------------------------------------------
+
+TEST(Executor, PipelineAddsOnBothRanks) {
+  PlanSet set = pipeline(3);
+  Numbers data({1});
+  JobOptions options;
+  options.steps = 2;
+  auto result = run(set, data, options);
+  ASSERT_TRUE(result.ok()) << message_of(result);
+  ASSERT_EQ(result->steps.size(), 2u);
+  // Sample i of step s is 100 s + i + 1 in every element; rank 0 adds 10, rank 1 adds 0.5 and sums
+  // the microbatches.
+  EXPECT_EQ(result->steps[0].loss, 3 * 10.5 + 1 + 2 + 3);
+  EXPECT_EQ(result->steps[1].loss, 3 * 10.5 + 101 + 102 + 103);
+  EXPECT_EQ(result->steps[0].step, 0);
+  EXPECT_FALSE(result->steps[0].grad_norm.has_value());
+  EXPECT_EQ(result->steps[0].peak_bytes, set.roles[0].peak_bytes());  // the larger
+}
+
+TEST(Executor, ReplicasAddInRankOrderAndKeepEqualParameters) {
+  PlanSet set = replicas(4);
+  Numbers data({5, 1});
+  JobOptions options;
+  options.steps = 3;
+  auto result = run(set, data, options);
+  ASSERT_TRUE(result.ok()) << message_of(result);
+  // p starts at 1; each step adds sum over ranks of (x + p), x = 100 s + rank + 1.
+  float p = 1;
+  for (int s = 0; s < 3; ++s) {
+    float sum = 100.f * static_cast<float>(s) + 1 + p;
+    for (int r = 1; r < 4; ++r)
+      sum += 100.f * static_cast<float>(s) + static_cast<float>(r) + 1 + p;
+    p += sum;
+  }
+  ASSERT_EQ(result->parameters.size(), 2u);  // under its name and its alias
+  EXPECT_EQ(result->parameters[0].name, "tied.p");
+  EXPECT_EQ(result->parameters[1].name, "w.p");
+  for (float value : floats(result->parameters[1])) EXPECT_EQ(value, p);
+  EXPECT_EQ(result->steps[2].loss, 4 * 200 + 1 + 2 + 3 + 4);
+}
+
+TEST(Executor, InitialValuesComeFromTheSet) {
+  PlanSet set = replicas(2);
+  set.roles[0].buffers[0].init = "w0";
+  std::vector<float> values = {1, 2, 3, 4, 5};
+  set.tensors.emplace_back("w0", Bytes::copy_of(values.data(), 20));
+  Numbers data({5, 1});
+  JobOptions options;
+  options.steps = 0;
+  auto result = run(set, data, options);
+  ASSERT_TRUE(result.ok()) << message_of(result);
+  EXPECT_EQ(floats(result->parameters[1]), values);
+  set.tensors[0].first = "w1";
+  EXPECT_EQ(message_of(run(set, data, options)),
+            "the plan set holds no initial value 'w0' for buffer 'p'");
+}
+
+TEST(Executor, AStepAllocatesNothing) {
+  PlanSet set = pipeline(4);
+  PlanSet dp = replicas(2);
+  for (const PlanSet* one : {&set, &dp}) {
+    for (const char* backend : {"null", "cpu"}) {
+      Numbers data(one == &set ? std::vector<int64_t>{1} : std::vector<int64_t>{5, 1});
+      auto world = make_inproc_world(2, TransportOptions{30});
+      std::atomic<int> ready{0};
+      std::vector<std::string> wrong(2);
+      auto rank = [&](int64_t r) {
+        Transport& transport = world->rank(r);
+        auto kernels =
+            std::string_view(backend) == "cpu" ? make_cpu_backend() : make_null_backend();
+        RankSource source{one, r, &data, 2};
+        auto executor = Executor::load(source, *kernels, transport);
+        std::string& text = wrong[static_cast<size_t>(r)];
+        if (!executor) {
+          text = executor.error().message;
+          return;
+        }
+        auto step = [&](int64_t s) {
+          if (Status status = (*executor)->run_step(s); !status) text = status.error().message;
+        };
+        for (int64_t s = 0; s < 3; ++s) step(s);
+        (void)transport.barrier();
+        if (r == 0) counting.store(true);
+        (void)transport.barrier();
+        for (int64_t s = 0; s < 100; ++s) step(s);
+        (void)transport.barrier();
+        if (r == 0) counting.store(false);
+        (void)transport.barrier();
+      };
+      allocations.store(0);
+      std::thread other(rank, 1);
+      rank(0);
+      other.join();
+      EXPECT_EQ(wrong, (std::vector<std::string>{"", ""}));
+      EXPECT_EQ(allocations.load(), 0) << backend;
+    }
+  }
+  counting.store(true);
+  delete new int;  // the counter does count
+  counting.store(false);
+  EXPECT_GT(allocations.load(), 0);
+}
+
+// ---- Failures
+// -------------------------------------------------------------------------------------------
+
+TEST(Faults, AMissingMessageNamesRankInstructionAndPeer) {
+  PlanSet set = pipeline(3);
+  set.roles[0].body.pop_back();  // the send of the last microbatch
+  Numbers data({1});
+  JobOptions options;
+  options.timeout_s = 0.4;
+  auto result = run(set, data, options);
+  ASSERT_FALSE(result.ok());
+  EXPECT_EQ(
+      result.error().message,
+      "step 0, instruction 5 (recv y mb=2): rank 1 waited 0.4 s for a message on channel 0 from "
+      "rank 0");
+  EXPECT_EQ(result.error().code, ExitCode::kPeer);
+  ASSERT_EQ(result.error().notes.size(), 1u);
+  EXPECT_EQ(result.error().notes[0], "rank 0 is at the end of its step");
+}
+
+TEST(Faults, ARankThatStopsEndsAllAtOnce) {
+  PlanSet set = pipeline(3);
+  Numbers data({1});
+  JobOptions options;
+  options.steps = 10;
+  options.timeout_s = 60;
+  options.before_step = [](int64_t rank, int64_t step) -> Status {
+    if (rank == 1 && step == 4) return fail("out of memory").with_code(ExitCode::kStorage);
+    return ok_status();
+  };
+  auto start = std::chrono::steady_clock::now();
+  auto result = run(set, data, options);
+  std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  EXPECT_LT(took.count(), 10);
+  EXPECT_EQ(message_of(result), "out of memory");
+  EXPECT_EQ(result.error().code, ExitCode::kStorage);
+}
+
+TEST(Faults, ARankThatHangsIsNamedWithItsInstruction) {
+  PlanSet set = replicas(2);
+  Numbers data({5, 1});
+  JobOptions options;
+  options.timeout_s = 0.3;
+  options.before_step = [](int64_t rank, int64_t) {
+    if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(900));
+    return ok_status();
+  };
+  auto result = run(set, data, options);
+  EXPECT_EQ(
+      message_of(result),
+      "step 0, instruction 3 (all_reduce grad w): rank 0 waited 0.3 s in the all-reduce of ranks "
+      "[0,1] for rank 1");
+}
+
+TEST(Faults, ALossThatIsNotFiniteEndsTheRun) {
+  PlanSet set = pipeline(2);
+  Numbers data({1});
+  data.nan_step = 2;
+  JobOptions options;
+  options.steps = 5;
+  auto result = run(set, data, options);
+  EXPECT_EQ(message_of(result), "step 2: the loss is nan");
+  EXPECT_EQ(result.error().code, ExitCode::kNumeric);
+}
+
+TEST(Faults, WrongPlansAreRefusedAtLoad) {
+  Numbers data({1});
+  JobOptions options;
+  PlanSet set = pipeline(2);
+  set.roles[1].body[0].peer = {7};
+  EXPECT_EQ(message_of(run(set, data, options)).substr(0, 44),
+            "rank 1, instruction 0 (recv y mb=0): rank 1 ");
+  set = pipeline(2);
+  set.roles[0].programs[0].ops[0].op = "NoSuchOp";
+  EXPECT_NE(message_of(run(set, data, options)).find("NoSuchOp"), std::string::npos);
+  set = pipeline(2);
+  set.roles[0].body[0].samples.count = 2;
+  EXPECT_EQ(message_of(run(set, data, options)),
+            "rank 0, instruction 0 (input x mb=0): samples [0, 2) of input 'x' do not fit f32[1]");
+  set = pipeline(2);
+  EXPECT_EQ(message_of(run_job(set, nullptr, nullptr, nullptr, options)),
+            "the plan reads the input 'x', and there are no data for it");
+}
+
+// ---- Comparison with an oracle
+// ----------------------------------------------------------------------------
+
+Result<JobResult> compare(VerifyAgainst against, const PlanSet& reference,
+                          double param_bound = 3e-4, float offset = 0) {
+  PlanSet set = replicas(2);
+  Numbers data({5, 1});
+  Numbers reference_data({5, 1});
+  reference_data.offset = offset;
+  JobOptions options;
+  options.steps = 3;
+  options.verify.against = against;
+  options.verify.param_bound = param_bound;
+  return run_job(set, &data, &reference, &reference_data, options);
+}
+
+TEST(Verify, EqualPlansAreEqual) {
+  for (auto against : {VerifyAgainst::kSingle, VerifyAgainst::kUncut}) {
+    auto result = compare(against, replicas_oracle(2));
+    ASSERT_TRUE(result.ok()) << message_of(result);
+    EXPECT_EQ(result->compared_parameters, 1);
+    EXPECT_EQ(result->worst_param_error, 0);
+  }
+}
+
+TEST(Verify, NamesTheLoss) {
+  auto single = compare(VerifyAgainst::kSingle, replicas_oracle(2), 3e-4, 1);
+  EXPECT_EQ(message_of(single),
+            "step 0: the loss differs from the single-device plan: 3 here, 5 there");
+  EXPECT_EQ(single.error().code, ExitCode::kNumeric);
+  auto uncut = compare(VerifyAgainst::kUncut, replicas_oracle(2), 3e-4, 1);
+  EXPECT_EQ(
+      message_of(uncut),
+      "step 0: the loss differs from the uncut plan: 3 here, 5 there (error 0.4, bound 0.0001)");
+}
+
+// p of the oracle starts with one other element; both add 2 + 3 and twice p.
+PlanSet changed_oracle(float fourth) {
+  PlanSet reference = replicas_oracle(2);
+  reference.roles[0].buffers[0].init = "w0";
+  std::vector<float> values = {1, 1, 1, fourth, 1};
+  reference.tensors.emplace_back("w0", Bytes::copy_of(values.data(), 20));
+  return reference;
+}
+
+TEST(Verify, NamesTheElement) {
+  EXPECT_EQ(message_of(compare(VerifyAgainst::kSingle, changed_oracle(1.5f))),
+            "step 0: parameter 'w.p' differs from the single-device plan at [0,3]: 6 on rank 0, "
+            "7.5 there");
+  EXPECT_EQ(message_of(compare(VerifyAgainst::kUncut, changed_oracle(1.5f))),
+            "step 0: parameter 'w.p' is further from the uncut plan than 0.0003: error 0.2, most "
+            "at [0,3]: 6 on "
+            "rank 0, 7.5 there");
+}
+
+TEST(Verify, BoundsAreBounds) {
+  float next = 1 + 0x1p-20f;
+  EXPECT_FALSE(compare(VerifyAgainst::kSingle, changed_oracle(next)).ok());
+  EXPECT_TRUE(compare(VerifyAgainst::kUncut, changed_oracle(next)).ok());
+  EXPECT_FALSE(compare(VerifyAgainst::kUncut, changed_oracle(next), 1e-9).ok());
+}
+
+TEST(Verify, OtherParametersAreRefused) {
+  PlanSet reference = replicas_oracle(2);
+  reference.roles[0].buffers[0].param = "other";
+  auto result = compare(VerifyAgainst::kSingle, reference);
+  EXPECT_EQ(message_of(result),
+            "rank 0 trains the parameter 'w.p', which the single-device plan does not have");
+  EXPECT_EQ(result.error().code, ExitCode::kPlan);
+}
+
+// ---- Ends of a run
+// ------------------------------------------------------------------------------------------
+
+TEST(Job, StopsAfterTheStepUnderWay) {
+  PlanSet set = pipeline(2);
+  Numbers data({1});
+  std::atomic<bool> stop{false};
+  JobOptions options;
+  options.steps = 1000;
+  options.stop = &stop;
+  options.on_step = [&](const StepMetrics& metrics) {
+    if (metrics.step == 6) stop.store(true);
+    return ok_status();
+  };
+  auto result = run(set, data, options);
+  ASSERT_TRUE(result.ok()) << message_of(result);
+  EXPECT_TRUE(result->interrupted);
+  EXPECT_EQ(result->steps.size(), 7u);
+}
+
+TEST(Job, StopsAtTheTarget) {
+  PlanSet set = pipeline(2);
+  Numbers data({1});
+  data.falling = true;
+  JobOptions options;
+  options.steps = 1000;
+  options.target_loss = 0;
+  auto result = run(set, data, options);
+  ASSERT_TRUE(result.ok()) << message_of(result);
+  EXPECT_TRUE(result->reached_target);
+  EXPECT_GE(result->steps.size(), 20u);
+  EXPECT_LT(result->steps.size(), 1000u);
+}
+
+// ---- What people see
+// ------------------------------------------------------------------------------------------
+
+TEST(Picture, OneForwardOneBackward) {
+  EXPECT_EQ(
+      draw_schedule(one_forward_one_backward(), false),
+      "rank  time ->\n"
+      "   0  F0 F1 .. .. B0=== F2 B1=== F3 B2=== .. B3===\n"
+      "   1  .. F0 B0=== F1 B1=== F2 B2=== F3 B3=== .. ..\n"
+      "      F forward 1, B backward 2 (I its input part 1, W its weight part 1), .. idle 20 %\n");
+}
+
+TEST(Trace, HoldsTheLastStepOfEveryRank) {
+  PlanSet set = pipeline(2);
+  Numbers data({1});
+  JobOptions options;
+  options.steps = 5;
+  options.trace_steps = 2;
+  auto result = run(set, data, options);
+  ASSERT_TRUE(result.ok()) << message_of(result);
+  ASSERT_EQ(result->traces.size(), 2u);
+  for (const RankTrace& trace : result->traces) {
+    ASSERT_EQ(trace.events.size(), trace.role->body.size() * 2);
+    EXPECT_EQ(trace.events.front().step, 3);
+    EXPECT_EQ(trace.events.back().step, 4);
+  }
+  auto json = nlohmann::json::parse(print_trace(result->traces), nullptr, false);
+  ASSERT_FALSE(json.is_discarded());
+  int spans = 0;
+  for (const auto& event : json["traceEvents"]) {
+    if (event["ph"] != "X") continue;
+    ++spans;
+    EXPECT_GE(event["ts"].get<double>(), 0);
+  }
+  EXPECT_EQ(spans,
+            static_cast<int>(result->traces[0].events.size() + result->traces[1].events.size()));
+}
+
+TEST(Metrics, OneLineOfJson) {
+  StepMetrics metrics;
+  metrics.step = 3;
+  metrics.loss = 2.5;
+  metrics.tokens_per_s = 1000;
+  metrics.step_ms = 1.5;
+  metrics.peak_bytes = 4096;
+  EXPECT_EQ(
+      print_metrics(metrics),
+      "{\"step\":3,\"loss\":2.5,\"grad_norm\":null,\"learning_rate\":null,\"tokens_per_s\":1000.0,"
+      "\"step_ms\":1.5,\"peak_bytes\":4096}\n");
+}
+
+// ---- The command, here and under mpirun
+// -------------------------------------------------------------------------
+
+// A written plan set and its data, gone with the test.
+class Command : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = std::filesystem::temp_directory_path() / fmt::format("piper-runtime-{}", getpid());
+    std::filesystem::remove_all(folder_);
+    std::filesystem::create_directories(folder_);
+    PlanSet set = replicas(2);
+    PlanSet single = replicas_oracle(2);
+    Status written = write_plan_set(set, &single, nullptr, path("plans"), {});
+    ASSERT_TRUE(written.ok()) << written.error().message;
+    std::vector<NamedTensor> batches;
+    for (int k = 0; k < 4; ++k) {
+      std::vector<float> x(10);
+      for (size_t i = 0; i < x.size(); ++i)
+        x[i] = static_cast<float>(k) + 0.1f * static_cast<float>(i);
+      batches.push_back(
+          {fmt::format("batch/{}/t", k), {DType::kF32, {2}}, Bytes::copy_of(x.data(), 8)});
+      batches.push_back(
+          {fmt::format("batch/{}/x", k), {DType::kF32, {2, 5}}, Bytes::copy_of(x.data(), 40)});
+    }
+    Status data = write_safetensors(path("data.safetensors"), batches);
+    ASSERT_TRUE(data.ok()) << data.error().message;
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+  std::string path(const std::string& name) const { return (folder_ / name).string(); }
+  static std::string bytes_of(const std::string& file) {
+    std::ifstream in(file, std::ios::binary);
+    return {std::istreambuf_iterator<char>(in), {}};
+  }
+
+  // Runs this program again as piper-run, under `launcher` ("" for none); arguments behind the
+  // plan.
+  std::pair<int, std::string> spawn(const std::string& launcher, const std::string& arguments) {
+    std::string self = std::filesystem::read_symlink("/proc/self/exe").string();
+    std::string command = fmt::format(
+        "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
+        "OMPI_MCA_rmaps_base_oversubscribe=1 "
+        "ASAN_OPTIONS=detect_leaks=0 {} '{}' --run-plan {} 2>&1",
+        launcher, self, arguments);
+    std::string output;
+    FILE* pipe = popen(command.c_str(), "r");
+    char buffer[4096];
+    while (size_t got = fread(buffer, 1, sizeof buffer, pipe)) output.append(buffer, got);
+    int status = pclose(pipe);
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, output};
+  }
+
+  std::filesystem::path folder_;
+};
+
+#if defined(__SANITIZE_THREAD__)
+constexpr bool kThreadSanitizer = true;  // a process under mpirun has one thread of ours
+#else
+constexpr bool kThreadSanitizer = false;
+#endif
+
+TEST_F(Command, ThreadsAndProcessesSaveTheSameBytes) {
+  if (kThreadSanitizer) GTEST_SKIP() << "nothing of ours to find in processes of one thread";
+  auto [code, output] =
+      spawn("", fmt::format("{} {} {}", path("plans"), path("data.safetensors"), path("a")));
+  ASSERT_EQ(code, 0) << output;
+  EXPECT_NE(
+      output.find(
+          "equal to the single-device plan bit for bit: loss and 1 parameters after each of 4 "
+          "steps\n"),
+      std::string::npos)
+      << output;
+  auto [mpi_code, mpi_output] = spawn(
+      "mpirun -n 2", fmt::format("{} {} {}", path("plans"), path("data.safetensors"), path("b")));
+  ASSERT_EQ(mpi_code, 0) << mpi_output;
+  EXPECT_EQ(bytes_of(path("a")), bytes_of(path("b")));
+  EXPECT_FALSE(bytes_of(path("a")).empty());
+  // One plan file a process, in the wrong order: the plan's rank counts.
+  std::string one = fmt::format("{} {} ", path("data.safetensors"), path("c"));
+  std::string self = std::filesystem::read_symlink("/proc/self/exe").string();
+  auto [each_code, each_output] = spawn(
+      "mpirun -n 1", fmt::format("{} {} : -n 1 '{}' --run-plan {} {}", path("plans/rank1.plan"),
+                                 one, self, path("plans/rank0.plan"), one));
+  ASSERT_EQ(each_code, 0) << each_output;
+  EXPECT_EQ(bytes_of(path("a")), bytes_of(path("c")));
+}
+
+TEST_F(Command, RefusesAWorldOfAnotherSize) {
+  if (kThreadSanitizer) GTEST_SKIP() << "nothing of ours to find in processes of one thread";
+  auto [code, output] = spawn(
+      "mpirun -n 3", fmt::format("{} {} {}", path("plans"), path("data.safetensors"), path("a")));
+  EXPECT_NE(code, 0);
+  EXPECT_NE(output.find("is for 2 ranks, but 3 processes were started"), std::string::npos)
+      << output;
+  auto [alone, said] = spawn(
+      "", fmt::format("{} {} {}", path("plans/rank1.plan"), path("data.safetensors"), path("a")));
+  EXPECT_EQ(alone, 2);
+  EXPECT_NE(said.find("is one of 2 ranks, and no launcher started this process"), std::string::npos)
+      << said;
+}
+
+TEST_F(Command, AFailingRankEndsTheJobWithItsReason) {
+  if (kThreadSanitizer) GTEST_SKIP() << "nothing of ours to find in processes of one thread";
+  auto start = std::chrono::steady_clock::now();
+  auto [code, output] = spawn("mpirun -n 2", fmt::format("{} {} {} fail", path("plans"),
+                                                         path("data.safetensors"), path("a")));
+  std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  EXPECT_LT(took.count(), 20);
+  EXPECT_EQ(code, static_cast<int>(ExitCode::kStorage)) << output;
+  EXPECT_NE(output.find("error: the disk of rank 1 is full"), std::string::npos) << output;
+  EXPECT_FALSE(std::filesystem::exists(path("a")));
+}
+
+// PLAN DATA SAVE [fail]: four steps, compared with the single-device plan.
+int run_plan(int argc, char** argv) {
+  RunOptions options;
+  options.plan = argv[0];
+  options.data.sources = {argv[1]};
+  options.data.shuffle = false;
+  options.save = argv[2];
+  options.job.steps = 4;
+  options.job.verify.against = VerifyAgainst::kSingle;
+  if (argc > 3) {
+    options.job.before_step = [](int64_t rank, int64_t step) -> Status {
+      if (rank != 1 || step != 2) return ok_status();
+      return fail("the disk of rank 1 is full").with_code(ExitCode::kStorage);
+    };
+  }
+  auto outcome = run_plans(std::move(options));
+  if (outcome) return 0;
+  std::fputs(print_error(outcome.error()).c_str(), stderr);
+  return static_cast<int>(outcome.error().code);
+}
+
+}  // namespace
+}  // namespace piper
+
+int main(int argc, char** argv) {
+  if (argc >= 5 && std::string_view(argv[1]) == "--run-plan")
+    return piper::run_plan(argc - 2, argv + 2);
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
