@@ -186,7 +186,8 @@ class TreeBuilder : public YAML::EventHandler {
   void open(const YAML::Mark& mark, Node::Kind kind) {
     if (is_key())
       throw Refused{fail(span(mark), "a key must be a text, not {}",
-                         kind == Node::Kind::kMap ? "a map" : "a list")};
+                         kind == Node::Kind::kMap ? "a map" : "a list")
+                        .with_note("help: check that every bracket is closed")};
     if (stack_.size() >= kMaxDepth) {
       throw Refused{fail(span(mark), "lists and maps are nested more than {} deep", kMaxDepth)};
     }
