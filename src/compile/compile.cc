@@ -70,6 +70,12 @@ Result<bool> splits_backward(const Strategy& strategy) {
   return false;
 }
 
+// The scheduler knows tasks, not the strategy: its errors point at the order directive.
+Result<Schedule> located(Result<Schedule> schedule, const Strategy& strategy) {
+  if (!schedule && !strategy.orders.empty()) schedule.error().at = strategy.orders.front().at;
+  return schedule;
+}
+
 // The plan that the strategy asks for, or one of the two oracles: one device that plays all replicas, with the
 // same cut of the batch or with none.
 enum class Target { kStrategy, kSingle, kUncut };
@@ -105,7 +111,7 @@ Result<PlanSet> make_plans(const Graph& step, const Strategy& strategy, Cut cut,
     PIPER_ASSIGN(order, apply_order(dag, strategy.orders, variables, explain));
   }
   PIPER_ASSIGN(const Schedule schedule, steps.run(
-                                            "schedule", [&] { return make_schedule(dag, order); },
+                                            "schedule", [&] { return located(make_schedule(dag, order), strategy); },
                                             [&](const Schedule& s) { return print_schedule(dag, s); }));
   PIPER_ASSIGN(Lowered lowered, steps.run(
                                     "plan", [&] { return lower(dag, schedule); },

@@ -48,7 +48,7 @@ char pass_of(const Node& node, bool split_backward) {
 }
 
 std::string chunk_name(const Dag& dag, const Chunk& chunk) {
-  std::string name = chunk.pass == 'I' ? "BI" : chunk.pass == 'W' ? "BW" : std::string(1, chunk.pass);
+  std::string name = chunk.pass == 'I' ? "BI" : chunk.pass == 'W' ? "BW" : chunk.pass == 'P' ? "count" : std::string(1, chunk.pass);
   for (size_t t = 0; t < chunk.tags.size(); ++t)
     if (chunk.tags[t] != kNoTag) name += fmt::format(" {}={}", dag.region_tags[t], chunk.tags[t]);
   return name;

@@ -140,7 +140,7 @@ class Parser {
     for (const std::string& dim : split_list(text.substr(bracket + 1, text.size() - bracket - 2)))
       value.type.shape.push_back(integer(dim, 0));
     const std::string name = value.name;
-    values_[name] = dag_.graph.add_value(std::move(value));
+    if (!values_.count(name)) values_[name] = dag_.graph.add_value(std::move(value));
     return true;
   }
   bool read_cell(const Line& line) {

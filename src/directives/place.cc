@@ -36,6 +36,15 @@ Result<size_t> find_axis(const Dag& dag, const std::string& name, const SourceSp
   return fail(at, "place: the mesh has no axis '{}'{}", name, did_you_mean(name, names));
 }
 
+// Chunks in the order in which errors should name them: forward ones are what users think in.
+std::vector<size_t> forward_first(const Dag& dag) {
+  std::vector<size_t> order;
+  for (const bool forward : {true, false})
+    for (size_t c = 0; c < dag.chunks.size(); ++c)
+      if ((dag.chunks[c].pass == 'F') == forward) order.push_back(c);
+  return order;
+}
+
 struct Placement {
   std::vector<int32_t> coordinates;       // by axis, -1 until placed
   std::vector<const Place*> by;           // by axis: the directive that did
@@ -68,7 +77,7 @@ Result<Dag> apply_place(Dag dag, const std::vector<Place>& places, const Variabl
   for (const Place& place : places) {
     Explanation report{place.at, "place", {}};
     size_t matched = 0;
-    for (size_t c = 0; c < dag.chunks.size(); ++c) {
+    for (size_t c : forward_first(dag)) {
       PIPER_ASSIGN(const auto bound, match_chunk(dag, dag.chunks[c], place.where, variables));
       if (!bound) continue;
       ++matched;
@@ -88,7 +97,7 @@ Result<Dag> apply_place(Dag dag, const std::vector<Place>& places, const Variabl
   std::map<std::vector<int32_t>, int32_t> cell_of;
   for (size_t i = 0; i < dag.cells.size(); ++i) cell_of[dag.cells[i]] = static_cast<int32_t>(i);
   std::vector<bool> used(dag.cells.size());
-  for (size_t c = 0; c < dag.chunks.size(); ++c) {
+  for (size_t c : forward_first(dag)) {
     for (size_t a = 0; a < dag.mesh.size(); ++a)
       if (dag.mesh[a].placed && placements[c].coordinates[a] < 0)
         return fail(places.front().at, "place: no directive places '{}' on axis '{}'", dag.chunks[c].name, dag.mesh[a].name);

@@ -1,0 +1,173 @@
+#include "equivalence/jobs.h"
+
+#include "piper/autodiff.h"
+#include "piper/dag.h"
+#include "piper/sharding.h"
+
+namespace piper {
+namespace {
+
+using namespace jobs;
+
+#define NEED_MODELS() \
+  if (!std::filesystem::exists(model_path("gpt", "model.onnx"))) GTEST_SKIP() << "no models in " << models_folder()
+
+std::map<std::string, std::string> files_of(const std::string& folder) {
+  std::map<std::string, std::string> files;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder))
+    if (entry.is_regular_file()) {
+      const auto text = read_text_file(entry.path(), int64_t{1} << 30);
+      files[std::filesystem::relative(entry.path(), folder)] = text ? *text : "unreadable";
+    }
+  return files;
+}
+
+TEST(Compile, SameInputsGiveTheSameBytes) {
+  NEED_MODELS();
+  const Folder folder;
+  std::string text = strategy_text("gpt", kAdamW);
+  text.replace(text.find("ORDER"), 5, "1f1b");
+  CompileOptions options;
+  options.model = model_path("gpt", "model.onnx");
+  options.strategy = folder.write("strategy.yaml", text);
+  options.defines = {{"stages", "2"}, {"dp", "2"}, {"microbatches", "2"}};
+  std::map<std::string, std::string> first;
+  for (const std::string name : {"a", "b"}) {
+    const auto compiled = compile(options);
+    ASSERT_TRUE(compiled) << print_error(compiled.error());
+    const std::string out = folder.path() + "/" + name;
+    ASSERT_TRUE(write_plan_set(compiled->set, &*compiled->single, &*compiled->uncut, out, {}));
+    const auto files = files_of(out);
+    EXPECT_GE(files.size(), 8u);
+    if (first.empty()) first = files;
+    EXPECT_TRUE(first == files);
+  }
+}
+
+TEST(Compile, PlansReadBackAndPrintTheSame) {
+  NEED_MODELS();
+  const auto compiled = compile_model("gpt-deep", strategy_text("gpt-deep", kAdamW), {4, 2, 4, "1f1b"});
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  ASSERT_EQ(compiled->set.roles.size(), 4u);
+  for (const RoleProgram& role : compiled->set.roles) {
+    EXPECT_TRUE(check_role(role));
+    const std::string text = print_plan(role);
+    const auto back = parse_plan(text);
+    ASSERT_TRUE(back) << print_error(back.error());
+    EXPECT_EQ(print_plan(*back), text);
+  }
+}
+
+TEST(Compile, GraphAndDagReadBackAndPrintTheSame) {
+  NEED_MODELS();
+  ImportOptions options;
+  options.batch = 8;
+  auto imported = import_onnx(model_path("two-tower", "model.onnx"), options);
+  ASSERT_TRUE(imported) << print_error(imported.error());
+  TrainSpec spec;
+  spec.groups.push_back({"**", {}, 0.1, 0});
+  auto step = differentiate(std::move(imported->graph), spec);
+  ASSERT_TRUE(step) << print_error(step.error());
+  auto sharded = shard_batch(std::move(step->graph), {2, 2, {}});
+  ASSERT_TRUE(sharded) << print_error(sharded.error());
+  const std::string graph_text = print_graph(*sharded);
+  const auto graph_back = parse_graph(graph_text);
+  ASSERT_TRUE(graph_back) << print_error(graph_back.error());
+  EXPECT_EQ(print_graph(*graph_back), graph_text);
+  DagSpec dag_spec;
+  dag_spec.mesh = {{"dp", 2, false, true}};
+  dag_spec.microbatches = dag_spec.replicas = 2;
+  auto dag = make_dag(std::move(*sharded), dag_spec);
+  ASSERT_TRUE(dag) << print_error(dag.error());
+  dag = expand_tasks(std::move(*dag));
+  ASSERT_TRUE(dag) << print_error(dag.error());
+  const std::string dag_text = print_dag(*dag);
+  const auto dag_back = parse_dag(dag->graph, dag_text);
+  ASSERT_TRUE(dag_back) << print_error(dag_back.error());
+  EXPECT_EQ(print_dag(*dag_back), dag_text);
+  EXPECT_NE(dag_text.find("task all_reduce"), std::string::npos);
+}
+
+// Peers share a program: nothing but the ranks' small files grows with the replicas.
+TEST(Compile, RolesDoNotGrowWithReplicas) {
+  NEED_MODELS();
+  std::string text = strategy_text("gpt-deep", kSgd);
+  text.replace(text.find("global_batch: 8"), 15, "global_batch: 4096");
+  const auto two = compile_model("gpt-deep", text, {2, 2, 4, "1f1b"});
+  const auto many = compile_model("gpt-deep", text, {2, 1024, 4, "1f1b"});
+  ASSERT_TRUE(two && many) << print_error(two ? many.error() : two.error());
+  ASSERT_EQ(many->set.roles.size(), two->set.roles.size());
+  EXPECT_EQ(many->set.world(), 2048);
+  for (size_t r = 0; r < two->set.roles.size(); ++r) {
+    EXPECT_EQ(many->set.roles[r].body.size(), two->set.roles[r].body.size());
+    EXPECT_EQ(many->set.roles[r].programs.size(), two->set.roles[r].programs.size());
+  }
+}
+
+// Layers of one shape share their programs, whatever the depth of the model.
+TEST(Compile, EqualLayersAreCompiledOnce) {
+  NEED_MODELS();
+  const auto compiled = compile_model("gpt-deep", strategy_text("gpt-deep", kSgd), {1, 1, 4, "1f1b"});
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  const RoleProgram& role = compiled->set.roles[0];
+  size_t computes = 0;
+  for (const Instruction& instruction : role.body) computes += instruction.kind == InstructionKind::kCompute;
+  // 8 layers × (forward, backward) × 4 microbatches run, of which a handful of programs differ.
+  EXPECT_GE(computes, 64u);
+  EXPECT_LE(role.programs.size(), 32u);
+}
+
+struct BadStrategy {
+  const char* name;
+  const char* find;
+  const char* replace;
+  const char* message;
+};
+
+class Refused : public ::testing::TestWithParam<BadStrategy> {};
+
+TEST_P(Refused, SaysWhy) {
+  NEED_MODELS();
+  const Folder folder;
+  std::string text =
+      "piper: 1\nmesh: {pp: 2, dp: 2}\ntrain: {global_batch: 8, optimizer: {sgd: {lr: 0.1}}}\nannotate:\n"
+      "  - {match: \"**/h/{layer}/**\", tags: {stage: \"layer * 2 / layers\"}}\ndirectives:\n"
+      "  - split: {dim: batch, into: 4, as: mb}\n  - place: {where: {stage: s}, on: {pp: s}}\n"
+      "  - replicate: {over: dp}\n  - order: {each: pp, program: \"repeat M: F; repeat M: B\"}\n";
+  const BadStrategy& bad = GetParam();
+  ASSERT_NE(text.find(bad.find), std::string::npos);
+  text.replace(text.find(bad.find), std::string(bad.find).size(), bad.replace);
+  CompileOptions options;
+  options.model = model_path("gpt-logits", "model.onnx");
+  options.strategy = folder.write("s.yaml", "loss: {cross_entropy: {logits: logits, labels: labels}}\n" + text);
+  const auto compiled = compile(options);
+  ASSERT_FALSE(compiled);
+  const Error& error = compiled.error();
+  EXPECT_EQ(fmt::format("{}:{}: {}", error.at.line, error.at.column, error.message), bad.message);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Compile, Refused,
+    ::testing::Values(
+        BadStrategy{"glob", "**/h/{layer}", "**/g/{layer}", "6:13: annotate: no op's scope matches '**/g/{layer}/**'"},
+        BadStrategy{"batch", "into: 4", "into: 3", "8:5: split: 4 samples a replica cannot be cut into 3 equal microbatches"},
+        BadStrategy{"axis", "over: dp", "over: dq", "10:23: unknown mesh axis 'dq' (did you mean 'dp'?)"},
+        BadStrategy{"coordinate", "on: {pp: s}", "on: {pp: s + 1}",
+                    "9:41: place: 'F stage=1' goes to pp=2, but the axis has coordinates 0 to 1"},
+        BadStrategy{"where", "where: {stage: s}", "where: {stag: s}", "9:21: unknown tag 'stag' (did you mean 'stage'?)"},
+        BadStrategy{"nothing", "where: {stage: s}, on: {pp: s}", "where: {stage: 5}, on: {pp: 0}", "9:21: place: matches nothing"},
+        BadStrategy{"unplaced", "where: {stage: s}, on: {pp: s}", "where: {stage: 0}, on: {pp: 0}",
+                    "9:5: place: no directive places 'F stage=1' on axis 'pp'"},
+        BadStrategy{"idle", "where: {stage: s}, on: {pp: s}", "where: {stage: s}, on: {pp: 0}",
+                    "9:5: place: nothing is placed on pp=1"},
+        BadStrategy{"dropped", "repeat M: B", "repeat M - 1: B",
+                    "11:5: order: on pp=0 the program leaves 1 of 8 tasks out, first 'B stage=0 mb=3'"},
+        BadStrategy{"repeated", "repeat M: F", "repeat M + 1: F",
+                    "11:47: order: on pp=0 no task is left for 'F' (item 5 of the program)"},
+        BadStrategy{"deadlock", "repeat M: F; repeat M: B", "repeat M: B; repeat M: F",
+                    "11:5: the order cannot run: its tasks wait for each other"},
+        BadStrategy{"unused", "  - replicate: {over: dp}\n", "", "3:15: mesh: no directive uses axis 'dp' of size 2"}),
+    [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace piper
