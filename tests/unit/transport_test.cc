@@ -68,16 +68,16 @@ INSTANTIATE_TEST_SUITE_P(Suite, InprocFault, testing::Range(size_t{0}, std::size
 
 TEST(InprocWorld, TellsWhereThePeerStands) {
   Status got = ok_status();
-  run_ranks(2, 0.3, [&](Transport& t) {
+  run_ranks(2, 1, [&](Transport& t) {
     if (t.rank() == 1) {
       t.activity().store("F stage=1 mb=3");
       return;
     }
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
     got = t.barrier();
   });
   ASSERT_FALSE(got.ok());
-  EXPECT_EQ(got.error().message, "rank 0 waited 0.3 s in the barrier of ranks [0,1] for rank 1");
+  EXPECT_EQ(got.error().message, "rank 0 waited 1 s in the barrier of ranks [0,1] for rank 1");
   ASSERT_EQ(got.error().notes.size(), 1u);
   EXPECT_EQ(got.error().notes[0], "rank 1 is at F stage=1 mb=3");
 }
@@ -133,7 +133,8 @@ struct Ran {
   std::string output;
 };
 
-// A process under mpirun has one thread of ours, and Open MPI's own threads are not built for the thread sanitizer.
+// A process under mpirun has one thread of ours, and Open MPI's own threads are not built for the
+// thread sanitizer.
 #if defined(__SANITIZE_THREAD__)
 constexpr bool kThreadSanitizer = true;
 #else
