@@ -1,0 +1,192 @@
+// Whole training steps of a one-rank plan against the plan's matrix products alone: how far the rest of the step is from free.
+//
+//   step_bench PLANS DATA [STEPS]
+//
+// The products are timed one shape at a time, with the better of oneDNN, OpenBLAS (where it is installed) and the backend's own
+// kernel for each; steps and products alternate, and the medians are compared. One thread.
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <map>
+#include <numeric>
+
+#include "dnnl.h"
+#include "piper/runtime.h"
+#if PIPER_HAS_OPENBLAS
+#include <cblas.h>
+extern "C" void openblas_set_num_threads(int);
+#endif
+
+namespace piper {
+namespace {
+
+struct Product {
+  int64_t batches = 1, m = 0, n = 0, k = 0;
+  bool trans_a = false, trans_b = false;
+  auto operator<=>(const Product&) const = default;
+};
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+Product product_of(const Program& program, const ProgramOp& op) {
+  const Shape& a = program.values[static_cast<size_t>(op.inputs[0])].shape;
+  const Shape& b = program.values[static_cast<size_t>(op.inputs[1])].shape;
+  Product p;
+  p.trans_a = op.attrs.integer("trans_a") != 0;
+  p.trans_b = op.attrs.integer("trans_b") != 0;
+  p.m = a[a.size() - (p.trans_a ? 1 : 2)];
+  p.k = a[a.size() - (p.trans_a ? 2 : 1)];
+  p.n = b[b.size() - (p.trans_b ? 2 : 1)];
+  const int64_t lead = std::accumulate(a.begin(), a.end() - 2, int64_t{1}, std::multiplies<>());
+  if (b.size() == 2 && !p.trans_a) p.m *= lead;
+  else p.batches = std::max(lead, std::accumulate(b.begin(), b.end() - 2, int64_t{1}, std::multiplies<>()));
+  return p;
+}
+
+std::map<Product, int64_t> products_of(const RoleProgram& role) {
+  std::map<Product, int64_t> count;
+  for (const Instruction& instruction : role.body)
+    if (instruction.kind == InstructionKind::kCompute)
+      for (const ProgramOp& op : role.programs[static_cast<size_t>(instruction.program)].ops)
+        if (op.op == "MatMul") ++count[product_of(role.programs[static_cast<size_t>(instruction.program)], op)];
+  return count;
+}
+
+class Timer {
+ public:
+  explicit Timer(const Product& p)
+      : p_(p), a_(static_cast<size_t>(p.batches * p.m * p.k), 0.5f), b_(static_cast<size_t>(p.batches * p.k * p.n), 0.25f),
+        c_(static_cast<size_t>(p.batches * p.m * p.n)) {}
+
+  // Seconds of one product with each library: {oneDNN, OpenBLAS, own}.
+  std::vector<double> measure() {
+    std::vector<double> seconds{best([&] { with_dnnl(); })};
+#if PIPER_HAS_OPENBLAS
+    seconds.push_back(best([&] { with_openblas(); }));
+#else
+    seconds.push_back(INFINITY);
+#endif
+    seconds.push_back(own());
+    return seconds;
+  }
+
+ private:
+  template <class F>
+  double best(F f) {
+    f();
+    const double flops = 2.0 * static_cast<double>(p_.batches * p_.m * p_.n * p_.k);
+    const int repeats = std::max(1, static_cast<int>(1e8 / flops));
+    double least = INFINITY;
+    for (int round = 0; round < 7; ++round) {
+      const double start = now();
+      for (int i = 0; i < repeats; ++i) f();
+      least = std::min(least, (now() - start) / repeats);
+    }
+    return least;
+  }
+  void with_dnnl() {
+    for (int64_t i = 0; i < p_.batches; ++i)
+      dnnl_sgemm(p_.trans_a ? 'T' : 'N', p_.trans_b ? 'T' : 'N', p_.m, p_.n, p_.k, 1, a_.data() + i * p_.m * p_.k,
+                 p_.trans_a ? p_.m : p_.k, b_.data() + i * p_.k * p_.n, p_.trans_b ? p_.k : p_.n, 0, c_.data() + i * p_.m * p_.n, p_.n);
+  }
+#if PIPER_HAS_OPENBLAS
+  void with_openblas() {
+    for (int64_t i = 0; i < p_.batches; ++i)
+      cblas_sgemm(CblasRowMajor, p_.trans_a ? CblasTrans : CblasNoTrans, p_.trans_b ? CblasTrans : CblasNoTrans,
+                  static_cast<int>(p_.m), static_cast<int>(p_.n), static_cast<int>(p_.k), 1, a_.data() + i * p_.m * p_.k,
+                  static_cast<int>(p_.trans_a ? p_.m : p_.k), b_.data() + i * p_.k * p_.n,
+                  static_cast<int>(p_.trans_b ? p_.k : p_.n), 0, c_.data() + i * p_.m * p_.n, static_cast<int>(p_.n));
+  }
+#endif
+  double own() {
+    const auto shape = [&](int64_t rows, int64_t columns, bool swapped) {
+      return Shape{p_.batches, swapped ? columns : rows, swapped ? rows : columns};
+    };
+    Program program;
+    program.values = {{DType::kF32, shape(p_.m, p_.k, p_.trans_a)}, {DType::kF32, shape(p_.k, p_.n, p_.trans_b)},
+                      {DType::kF32, shape(p_.m, p_.n, false)}};
+    program.num_args = 3;
+    program.offsets = {-1, -1, -1};
+    program.arg_read = {true, true, false};
+    program.arg_written = {false, false, true};
+    Attrs attrs;
+    attrs.set("trans_a", int64_t{p_.trans_a});
+    attrs.set("trans_b", int64_t{p_.trans_b});
+    program.ops = {{"MatMul", attrs, {0, 1}, {2}}};
+    const auto backend = make_cpu_backend();
+    const auto id = backend->load(program);
+    if (!id) return INFINITY;
+    std::byte* args[] = {reinterpret_cast<std::byte*>(a_.data()), reinterpret_cast<std::byte*>(b_.data()),
+                         reinterpret_cast<std::byte*>(c_.data())};
+    const auto binding = backend->bind(*id, args, nullptr);
+    return binding ? best([&] { backend->launch(*binding); }) : INFINITY;
+  }
+
+  Product p_;
+  std::vector<float> a_, b_, c_;
+};
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+int report(const Error& error) {
+  std::fputs(print_error(error).c_str(), stderr);
+  return 1;
+}
+
+int run(const std::string& plans, const std::string& source, int64_t steps) {
+  auto set = read_plan_set(plans);
+  if (!set) return report(set.error());
+  if (const Status loaded = load_params(*set); !loaded) return report(loaded.error());
+  const auto needs = data_needs(*set);
+  if (!needs) return report(needs.error());
+  DataOptions data_options;
+  data_options.sources = {source};
+  const auto data = open_data(data_options, *needs, set->roles[0].batch);
+  if (!data) return report(data.error());
+  JobOptions options;
+  options.steps = steps;
+  options.threads = 1;
+  std::vector<double> step_ms, product_ms;
+  const auto products = products_of(set->roles[0]);
+  for (int round = 0; round < 5; ++round) {
+    const auto job = run_job(*set, data->get(), nullptr, nullptr, options);
+    if (!job) return report(job.error());
+    for (const StepMetrics& step : job->steps)
+      if (step.step > 1) step_ms.push_back(step.step_ms);
+    double total = 0;
+    for (const auto& [product, count] : products) {
+      const auto seconds = Timer(product).measure();
+      const double least = *std::min_element(seconds.begin(), seconds.end());
+      total += least * static_cast<double>(count) * 1e3;
+      const double flops = 2.0 * static_cast<double>(product.batches * product.m * product.n * product.k);
+      if (round == 0)
+        std::printf("%4ld x %4ld x [%5ld x %5ld x %5ld]%s%s  GFLOP/s: oneDNN %6.1f  OpenBLAS %6.1f  own %6.1f\n", count, product.batches,
+                    product.m, product.n, product.k, product.trans_a ? " aT" : "   ", product.trans_b ? " bT" : "   ",
+                    flops / seconds[0] / 1e9, flops / seconds[1] / 1e9, flops / seconds[2] / 1e9);
+    }
+    product_ms.push_back(total);
+  }
+  std::printf("step %.2f ms (median of %zu), its matrix products alone %.2f ms, ratio %.3f\n", median(step_ms), step_ms.size(),
+              median(product_ms), median(step_ms) / median(product_ms));
+  return 0;
+}
+
+}  // namespace
+}  // namespace piper
+
+int main(int argc, char** argv) {
+  if (argc < 3) {
+    std::fprintf(stderr, "usage: step_bench PLANS DATA [STEPS]\n");
+    return 2;
+  }
+#if PIPER_HAS_OPENBLAS
+  openblas_set_num_threads(1);
+#endif
+  return piper::run(argv[1], argv[2], argc > 3 ? std::atol(argv[3]) : 12);
+}
