@@ -23,9 +23,9 @@ constexpr const char* kFooter =
 
 struct Flags {
   CompileOptions compile;
-  std::string output, dump;
-  std::vector<std::string> defines, topics;
-  bool force = false, dry_run = false, explain = false, timings = false, no_oracles = false;
+  std::string output, dump, topic;
+  std::vector<std::string> defines;
+  bool force = false, dry_run = false, timings = false, no_oracles = false;
 };
 
 int report(const Error& error) {
@@ -38,6 +38,7 @@ void explain_directives(const Compiled& compiled) {
     fmt::print("{}:{}: {}\n", e.at.file, e.at.line, e.directive);
     for (const std::string& line : e.lines) fmt::print("    {}\n", line);
   }
+  for (const auto& [op, count] : compiled.patterns) fmt::print("recognised: {} {}\n", count, op);
   for (const std::string& note : compiled.notes) fmt::print("note: {}\n", note);
 }
 
@@ -69,14 +70,11 @@ void explain_memory(const Compiled& compiled) {
                human_bytes(r.step_bytes), human_bytes(r.workspace_bytes), human_bytes(r.peak_bytes));
 }
 
-int explain(const Flags& flags, const Compiled& compiled) {
-  const std::vector<std::string> topics = flags.topics.empty() ? std::vector<std::string>{"directives", "memory"} : flags.topics;
-  for (const std::string& topic : topics) {
-    if (topic == "directives" || topic == "all") explain_directives(compiled);
-    if (topic == "parameters" || topic == "all") explain_parameters(compiled);
-    if (topic == "memory" || topic == "all") explain_memory(compiled);
-  }
-  return 0;
+void explain(const std::string& topic, const Compiled& compiled) {
+  const bool summary = topic.empty() || topic == "summary", all = topic == "all";
+  if (topic == "directives" || summary || all) explain_directives(compiled);
+  if (topic == "parameters" || all) explain_parameters(compiled);
+  if (topic == "memory" || summary || all) explain_memory(compiled);
 }
 
 Result<std::vector<Definition>> read_defines(const std::vector<std::string>& texts) {
@@ -102,7 +100,7 @@ int run(Flags& flags) {
     };
   auto compiled = compile(flags.compile);
   if (!compiled) return report(compiled.error());
-  if (flags.explain || flags.dry_run) explain(flags, *compiled);
+  if (!flags.topic.empty() || flags.dry_run) explain(flags.topic, *compiled);
   for (const auto& [step, seconds] : compiled->seconds)
     if (flags.timings) fmt::print(stderr, "{:>10.1f} ms  {}\n", seconds * 1e3, step);
   if (flags.output.empty()) return 0;
@@ -125,11 +123,9 @@ int main(int argc, char** argv) {
   app.add_option("strategy", flags.compile.strategy, "strategy file")->required()->type_name("STRATEGY.yaml");
   app.add_option("-o,--output", flags.output, "directory to write; must be new, or with --force hold plans")->type_name("DIR");
   app.add_option("-D", flags.defines, "override one of the strategy's params")->type_name("NAME=VALUE");
-  auto* explain_flag =
-      app.add_option("--explain", flags.topics, "print what was found and done: directives, parameters, memory, all")
-          ->expected(0, 1)
-          ->check(CLI::IsMember({"directives", "parameters", "memory", "all"}))
-          ->type_name("[=TOPIC]");
+  app.add_flag("--explain{summary}", flags.topic,
+               "print what was found and done; =directives, =parameters, =memory or =all (default: directives and memory)")
+      ->check(CLI::IsMember({"summary", "directives", "parameters", "memory", "all"}));
   std::vector<std::string> steps(dump_steps().begin(), dump_steps().end());
   app.add_option("--dump", flags.dump, "print the text form after a step: " + join(steps, ", "))
       ->check(CLI::IsMember(steps))
@@ -146,6 +142,5 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& e) {
     return app.exit(e) == 0 ? 0 : static_cast<int>(ExitCode::kUsage);
   }
-  flags.explain = explain_flag->count() > 0;
   return run(flags);
 }

@@ -40,6 +40,7 @@ struct Compiled {
   Explanations explanations;
   std::vector<ParamReport> parameters;     // and what else the importer reports
   std::vector<std::string> constants, separated, notes;
+  std::vector<std::pair<std::string, int64_t>> patterns;  // composite ops found in the model and its gradient
   std::vector<RoleSummary> roles;
   std::vector<std::pair<std::string, double>> seconds;  // by step
 };

@@ -4,6 +4,7 @@
 
 #include "piper/autodiff.h"
 #include "piper/lower.h"
+#include "piper/patterns.h"
 #include "piper/sharding.h"
 #include "piper/verify.h"
 #include "plan_set.h"
@@ -12,7 +13,7 @@
 namespace piper {
 namespace {
 
-constexpr std::string_view kSteps[] = {"import", "annotate", "autodiff", "sharding", "dag", "schedule", "plan"};
+constexpr std::string_view kSteps[] = {"import", "patterns", "annotate", "autodiff", "sharding", "dag", "schedule", "plan"};
 
 ImportOptions import_options(const Strategy& strategy) {
   ImportOptions options;
@@ -42,6 +43,14 @@ Result<Graph> with_loss(Graph graph, const Strategy& strategy) {
   if (num_elements(type.shape) != 1 || !info(type.dtype).is_float)
     return fail(strategy.loss_at, "loss: '{}' is {}, not a scalar of floats", graph.value(graph.loss).name, to_string(type));
   return graph;
+}
+
+Result<Graph> find_patterns(Graph graph, Steps& steps, Compiled& compiled) {
+  PIPER_ASSIGN(Recognised found, steps.run(
+                                     "patterns", [&] { return recognise(std::move(graph)); },
+                                     [](const Recognised& r) { return print_graph(r.graph); }));
+  for (const auto& [op, count] : found.counts) compiled.patterns.emplace_back(op, count);
+  return std::move(found.graph);
 }
 
 Variables scope_of(const Strategy& strategy) {
@@ -147,6 +156,7 @@ Result<Compiled> compile(const CompileOptions& options) {
   compiled.separated = std::move(imported.separated);
   compiled.notes = std::move(imported.notes);
   PIPER_ASSIGN(Graph graph, with_loss(std::move(imported.graph), strategy));
+  PIPER_ASSIGN(graph, find_patterns(std::move(graph), steps, compiled));
   PIPER_ASSIGN(const Cut cut, apply_split(strategy, graph.batch, compiled.explanations));
   PIPER_ASSIGN(graph, steps.run(
                           "annotate",
@@ -158,6 +168,7 @@ Result<Compiled> compile(const CompileOptions& options) {
   PIPER_ASSIGN(Differentiated step, steps.run(
                                         "autodiff", [&] { return differentiate(std::move(graph), strategy.train); },
                                         [](const Differentiated& d) { return print_graph(d.graph); }));
+  PIPER_ASSIGN(step.graph, find_patterns(std::move(step.graph), steps, compiled));
   for (const std::string& name : step.without_gradient)
     compiled.notes.push_back(fmt::format("parameter '{}' gets no gradient and is not trained", name));
 

@@ -1,0 +1,73 @@
+#include "match.h"
+
+namespace piper::patterns {
+
+Matcher::Matcher(const Graph& graph) : graph_(graph), readers_(graph.values.size()) {
+  for (const Node& node : graph.nodes)
+    for (ValueId input : node.inputs)
+      if (input.valid()) ++readers_[input.index()];
+  // What the graph gives away must stay.
+  for (ValueId output : graph.outputs) ++readers_[output.index()];
+  if (graph.loss.valid()) ++readers_[graph.loss.index()];
+  for (const StateUpdate& update : graph.updates) ++readers_[update.next.index()];
+}
+
+const Node* Matcher::producer(ValueId id) const {
+  if (!id.valid() || !graph_.value(id).producer.valid()) return nullptr;
+  return &graph_.node(graph_.value(id).producer);
+}
+
+const Node* Matcher::sole(ValueId id, std::string_view op) const {
+  const Node* node = producer(id);
+  return node && node->op == op && readers_[id.index()] == 1 ? node : nullptr;
+}
+
+std::optional<double> Matcher::scalar(ValueId id) const {
+  const Value& value = graph_.value(id);
+  if (value.kind != ValueKind::kConstant || num_elements(value.type.shape) != 1 || !value.data.data) return std::nullopt;
+  if (value.type.dtype == DType::kF32) return *reinterpret_cast<const float*>(value.data.data);
+  if (value.type.dtype == DType::kF64) return *reinterpret_cast<const double*>(value.data.data);
+  return std::nullopt;
+}
+
+Matcher::Product Matcher::product(ValueId id) const {
+  Product product;
+  add_factors(id, true, product);
+  return product;
+}
+
+void Matcher::add_factors(ValueId id, bool root, Product& product) const {
+  if (const auto constant = scalar(id)) {
+    product.factor *= *constant;
+    return;
+  }
+  const Node* node = producer(id);
+  const bool inside = node && (root || readers_[id.index()] == 1);
+  if (inside && node->op == "Mul") {
+    add_factors(node->inputs[0], false, product);
+    add_factors(node->inputs[1], false, product);
+  } else if (inside && node->op == "Div" && scalar(node->inputs[1]) && *scalar(node->inputs[1]) != 0) {
+    product.factor /= *scalar(node->inputs[1]);
+    add_factors(node->inputs[0], false, product);
+  } else {
+    product.atoms.push_back(id);
+  }
+}
+
+std::vector<ValueId> Matcher::sum(ValueId id) const {
+  std::vector<ValueId> terms;
+  add_terms(id, true, terms);
+  return terms;
+}
+
+void Matcher::add_terms(ValueId id, bool root, std::vector<ValueId>& terms) const {
+  const Node* node = producer(id);
+  if (node && node->op == "Add" && (root || readers_[id.index()] == 1)) {
+    add_terms(node->inputs[0], false, terms);
+    add_terms(node->inputs[1], false, terms);
+  } else {
+    terms.push_back(id);
+  }
+}
+
+}  // namespace piper::patterns

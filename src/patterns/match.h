@@ -1,0 +1,37 @@
+// Looking at a graph from a value upwards.
+#pragma once
+
+#include "piper/graph.h"
+
+namespace piper::patterns {
+
+class Matcher {
+ public:
+  explicit Matcher(const Graph& graph);
+  const Node* producer(ValueId id) const;
+  // The producer if it is `op` and nothing but the pattern reads its value.
+  const Node* sole(ValueId id, std::string_view op) const;
+  int64_t reader_count(ValueId id) const { return readers_[id.index()]; }
+  std::optional<double> scalar(ValueId id) const;  // a constant of one element
+  // value = factor × the product of atoms: seen through products and divisions by constants that nothing else reads.
+  struct Product {
+    double factor = 1;
+    std::vector<ValueId> atoms;
+  };
+  Product product(ValueId id) const;
+  // value = terms added: seen through sums that nothing else reads.
+  std::vector<ValueId> sum(ValueId id) const;
+
+ private:
+  void add_factors(ValueId id, bool root, Product& product) const;
+  void add_terms(ValueId id, bool root, std::vector<ValueId>& terms) const;
+  const Graph& graph_;
+  std::vector<int64_t> readers_;
+};
+
+using Count = int64_t;
+Count recognise_gelu(Graph& graph);
+Count fold_transposes(Graph& graph);
+Count join_padded_parts(Graph& graph);
+
+}  // namespace piper::patterns
