@@ -45,7 +45,7 @@ class Issuer {
     waiters_.resize(dag.tasks.size());
     for (size_t t = 0; t < dag.tasks.size(); ++t) {
       const Task& task = dag.tasks[t];
-      const bool eager = task.kind == TaskKind::kSend ? task.micro >= 0 : is_peer_reduction(dag, task);
+      const bool eager = task.kind == TaskKind::kSend || is_peer_reduction(dag, task);
       if (!eager) continue;
       missing_[t] = static_cast<int32_t>(deps[t].size());
       for (TaskId d : deps[t]) waiters_[d.index()].push_back(TaskId(t));
@@ -53,8 +53,12 @@ class Issuer {
   }
 
   Result<Schedule> run(const std::vector<std::vector<TaskId>>& compute) {
-    for (size_t t = 0; t < dag_.tasks.size(); ++t)
-      if (dag_.tasks[t].pass == 'P' && can_issue(TaskId(t))) issue_with_needs(TaskId(t));
+    // What the step needs before its first microbatch, on whichever cells it is made.
+    for (size_t t = 0; t < dag_.tasks.size(); ++t) {
+      const Task& task = dag_.tasks[t];
+      const bool early = task.pass == 'P' || (task.micro < 0 && task.kind != TaskKind::kInput);
+      if (early && !issued_[t] && can_issue(TaskId(t))) issue_with_needs(TaskId(t));
+    }
     for (bool progress = true; progress;) {
       progress = false;
       for (size_t cell = 0; cell < compute.size(); ++cell)
