@@ -21,7 +21,7 @@ class RuleTable {
   RuleTable() {
     for (const auto rules :
          {math_rules(), shape_rules(), join_rules(), index_rules(), reduce_rules(), matmul_rules(),
-          norm_rules(), loss_rules(), attention_rules()}) {
+          norm_rules(), loss_rules(), attention_rules(), einsum_rules(), pool_rules()}) {
       for (const ImportRule& rule : rules) rules_.push_back(&rule);
     }
     std::stable_sort(rules_.begin(), rules_.end(),

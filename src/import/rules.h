@@ -139,6 +139,8 @@ std::span<const ImportRule> norm_rules();
 std::span<const ImportRule> loss_rules();
 std::span<const ImportRule> attention_rules();
 std::span<const ImportRule> join_rules();
+std::span<const ImportRule> einsum_rules();
+std::span<const ImportRule> pool_rules();
 
 // One value as the whole result of a rule.
 inline Result<Vals> single(Result<Val> value) {

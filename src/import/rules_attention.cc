@@ -90,8 +90,83 @@ Result<Vals> attention(RuleContext& c) {
   return single(c.reshape(y, {y.shape[0], y.shape[1], y.shape[2] * y.shape[3]}));
 }
 
+// ---- Rotary positions: pairs of a head's elements turned by an angle
+// ------------------------------------------
+
+Result<Val> last_dims(RuleContext& c, const Val& x, int64_t start, int64_t step, int64_t count) {
+  std::vector<int64_t> starts(x.rank(), 0), steps(x.rank(), 1);
+  Shape shape = x.shape;
+  starts.back() = start;
+  steps.back() = step;
+  shape.back() = count;
+  return c.slice(x, starts, steps, shape);
+}
+
+// a·cos - b·sin and b·cos + a·sin
+Result<std::pair<Val, Val>> turned(RuleContext& c, const Val& a, const Val& b, const Val& cos,
+                                   const Val& sin) {
+  PIPER_ASSIGN(const Val ac, c.pointwise("Mul", {a, cos}));
+  PIPER_ASSIGN(const Val bs, c.pointwise("Mul", {b, sin}));
+  PIPER_ASSIGN(const Val bc, c.pointwise("Mul", {b, cos}));
+  PIPER_ASSIGN(const Val as, c.pointwise("Mul", {a, sin}));
+  PIPER_ASSIGN(Val first, c.pointwise("Sub", {ac, bs}));
+  PIPER_ASSIGN(Val second, c.pointwise("Add", {bc, as}));
+  return std::pair(std::move(first), std::move(second));
+}
+
+// [batch or 1, tokens, half] with a dim for the heads; caches are looked up by position where there
+// is an input for it.
+Result<Val> table(RuleContext& c, const Val& cache) {
+  Val rows = cache;
+  if (c.has(3)) {
+    PIPER_ASSIGN(rows, c.op("Gather", {cache, c.in(3)}, {{"axis", int64_t{0}}}));
+  }
+  if (rows.rank() != 3)
+    return c.error("its tables {} are not [batch, tokens, half]", to_string(rows.shape));
+  return c.reshape(rows, {rows.shape[0], 1, rows.shape[1], rows.shape[2]});
+}
+
+Result<Vals> rotary(RuleContext& c) {
+  PIPER_TRY(c.need(3, 4));
+  Val x = c.in(0);
+  const bool flat = x.rank() == 3;
+  if (flat) {
+    PIPER_ASSIGN(x, split_heads(c, x, c.integer("num_heads", 0)));
+  }
+  if (x.rank() != 4) return c.error("needs a value of 3 or 4 dims, got {}", to_string(x.shape));
+  const int64_t width = x.shape[3];
+  const int64_t turning =
+      c.integer("rotary_embedding_dim", 0) > 0 ? c.integer("rotary_embedding_dim", 0) : width;
+  if (turning % 2 != 0 || turning > width)
+    return c.error("cannot turn {} of {} elements", turning, width);
+  PIPER_ASSIGN(const Val cos, table(c, c.in(1)));
+  PIPER_ASSIGN(const Val sin, table(c, c.in(2)));
+  if (cos.shape[3] != turning / 2 || sin.shape != cos.shape)
+    return c.error("its tables do not fit {} elements", turning);
+  const bool pairs = c.integer("interleaved", 0) != 0;
+  PIPER_ASSIGN(const Val a, last_dims(c, x, 0, pairs ? 2 : 1, turning / 2));
+  PIPER_ASSIGN(const Val b, last_dims(c, x, pairs ? 1 : turning / 2, pairs ? 2 : 1, turning / 2));
+  PIPER_ASSIGN(auto both, turned(c, a, b, cos, sin));
+  const Shape pair_shape{x.shape[0], x.shape[1], x.shape[2], turning / 2, 1};
+  if (pairs) {
+    PIPER_ASSIGN(both.first, c.reshape(both.first, pair_shape));
+    PIPER_ASSIGN(both.second, c.reshape(both.second, pair_shape));
+  }
+  PIPER_ASSIGN(Val y,
+               c.op("Concat", {both.first, both.second}, {{"axis", int64_t{pairs ? 4 : 3}}}));
+  PIPER_ASSIGN(y, c.reshape(y, {x.shape[0], x.shape[1], x.shape[2], turning}));
+  if (turning < width) {
+    PIPER_ASSIGN(const Val rest, last_dims(c, x, turning, 1, width - turning));
+    PIPER_ASSIGN(y, c.op("Concat", {y, rest}, {{"axis", int64_t{3}}}));
+  }
+  if (!flat) return Vals{y};
+  PIPER_ASSIGN(y, c.transpose(y, {0, 2, 1, 3}));
+  return single(c.reshape(y, {y.shape[0], y.shape[1], y.shape[2] * y.shape[3]}));
+}
+
 constexpr ImportRule kRules[] = {
     {"Attention", 23, kNewest, attention},
+    {"RotaryEmbedding", 23, kNewest, rotary},
 };
 
 }  // namespace

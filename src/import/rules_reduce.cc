@@ -85,20 +85,6 @@ Result<Vals> reduce_log_sum_exp(RuleContext& c) {  // max + log(sum(exp(x - max)
   return single(c.reshape(x, shape));
 }
 
-Result<Vals> global_average_pool(RuleContext& c) {
-  PIPER_TRY(c.need(1, 1));
-  const Val& x = c.in(0);
-  if (x.rank() < 3) return c.error("needs [batch, channels, …], got {}", to_string(x.shape));
-  std::vector<int64_t> axes;
-  double count = 1;
-  for (size_t d = 2; d < x.rank(); ++d) {
-    axes.push_back(static_cast<int64_t>(d));
-    count *= static_cast<double>(x.shape[d]);
-  }
-  PIPER_ASSIGN(const Val sum, c.reduce_sum(x, axes, true));
-  return single(c.pointwise("Mul", {sum, c.number(1 / count, sum)}));
-}
-
 Result<Vals> softmax(RuleContext& c) {  // and LogSoftmax
   PIPER_TRY(c.need(1, 1));
   const Val& x = c.in(0);
@@ -110,7 +96,6 @@ Result<Vals> softmax(RuleContext& c) {  // and LogSoftmax
 }
 
 constexpr ImportRule kRules[] = {
-    {"GlobalAveragePool", 1, kNewest, global_average_pool},
     {"LogSoftmax", 1, kNewest, softmax},
     {"ReduceL1", 1, kNewest, reduce_l1},
     {"ReduceL2", 1, kNewest, reduce_l2},

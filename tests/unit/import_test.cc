@@ -136,6 +136,8 @@ TEST_P(ImportOf, ScopesNameTheModuleOfEachParameter) {
       scopes.insert(imported.graph.node(node).scope);
     }
     EXPECT_EQ(param.scope.find('.'), std::string::npos);
+    // The lookup of a folded table is gone from the file, and its scope with it.
+    if (param.evidence.rfind("folded", 0) == 0) continue;
     EXPECT_TRUE(scopes.count(param.scope.substr(0, param.scope.rfind('/')))) << param.scope;
   }
 }
@@ -308,7 +310,7 @@ TEST_F(Import, ReportsMergedParametersAndConstants) {
   const Imported gpt = import_model("gpt");
   ASSERT_EQ(gpt.separated.size(), 2u);
   EXPECT_EQ(gpt.separated[0].substr(0, 60),
-            "model.h.0.ln_1.weight: 9 parameters: model.h.0.ln_1.weight, m");
+            "model.h.0.ln_1.weight: 9 parameters: model.h.0.ln_1.weight, ");
   EXPECT_EQ(gpt.constants.size(), 8u);
   EXPECT_EQ(gpt.constants[1], "val_50 f32[]: a literal");
   // Merged ones are separate tensors now, each with its own gradient.
@@ -376,9 +378,7 @@ TEST_F(Import, ListsAllUnsupportedOperators) {
   Result<Imported> result = import_onnx(file_of("moe-gshard", "model.onnx"), options_for_batch(8));
   ASSERT_FALSE(result.ok());
   EXPECT_EQ(text_of(result.error()),
-            "the model uses 2 operators of opset 18 that are not supported\n"
-            "Einsum: 24 nodes: 'node_einsum' in 'moe/0', 'node_einsum_1' in 'moe/0', "
-            "'node_einsum_2' in 'moe/0', …\n"
+            "the model uses 1 operator of opset 18 that is not supported\n"
             "TopK: 4 nodes: 'node_topk__1' in 'moe/0', 'node_topk_1__1' in 'moe/1', "
             "'node_topk_2__1' in 'moe/2', …");
 }
