@@ -15,9 +15,11 @@ constexpr const char* kDescription =
     "Compiles an ONNX training graph and a YAML strategy into one plan per device.\n\n"
     "  piperc model.onnx strategy.yaml -o plans/            write plans\n"
     "  piperc model.onnx strategy.yaml --dry-run --explain  what would be done, and does it fit?\n"
-    "  piperc model.onnx strategy.yaml -o plans/ -D dp=4    override a value of the strategy's params";
+    "  piperc model.onnx strategy.yaml -o plans/ -D dp=4    override a value of the strategy's "
+    "params";
 constexpr const char* kFooter =
-    "\nExit codes: 0 ok; 1 model, strategy or flags are wrong or ask for what is not supported; 2 wrong command line;\n"
+    "\nExit codes: 0 ok; 1 model, strategy or flags are wrong or ask for what is not supported; 2 "
+    "wrong command line;\n"
     "3 the plan was refused (deadlock, unproved); 4 plan files unreadable; 12 the disk refused.\n"
     "Pages: formats/strategy.md (the language), formats/plan.md (what is written).";
 
@@ -48,26 +50,31 @@ void explain_parameters(const Compiled& compiled) {
   for (const RoleProgram& role : compiled.set.roles)
     for (const Buffer& buffer : role.buffers) {
       const bool is_new = !buffer.param.empty() &&
-                          std::none_of(seen.begin(), seen.end(), [&](const Buffer* b) { return b->param == buffer.param; });
+                          std::none_of(seen.begin(), seen.end(),
+                                       [&](const Buffer* b) { return b->param == buffer.param; });
       if (!is_new) continue;
       seen.push_back(&buffer);
       elements += num_elements(buffer.type.shape);
       ++count;
     }
-  fmt::print("parameters: {} found, {} held by the plans with {} elements\n", compiled.parameters.size(), count, elements);
+  fmt::print("parameters: {} found, {} held by the plans with {} elements\n",
+             compiled.parameters.size(), count, elements);
   for (const ParamReport& p : compiled.parameters)
-    fmt::print("  {:<40} {:<28} {}\n", quote_control(p.name), quote_control(p.initializer), p.evidence);
+    fmt::print("  {:<40} {:<28} {}\n", quote_control(p.name), quote_control(p.initializer),
+               p.evidence);
   for (const std::string& line : compiled.separated) fmt::print("separated: {}\n", line);
   for (const std::string& line : compiled.constants) fmt::print("constant: {}\n", line);
 }
 
 void explain_memory(const Compiled& compiled) {
-  fmt::print("{:<14}{:>6}{:>7}{:>8}{:>12}{:>11}{:>11}{:>11}{:>11}{:>11}{:>11}\n", "device", "ranks", "ops", "params",
-             "elements", "GFLOP", "weights", "optimizer", "step", "workspace", "peak");
+  fmt::print("{:<14}{:>6}{:>7}{:>8}{:>12}{:>11}{:>11}{:>11}{:>11}{:>11}{:>11}\n", "device", "ranks",
+             "ops", "params", "elements", "GFLOP", "weights", "optimizer", "step", "workspace",
+             "peak");
   for (const RoleSummary& r : compiled.roles)
-    fmt::print("{:<14}{:>6}{:>7}{:>8}{:>12}{:>11.3f}{:>11}{:>11}{:>11}{:>11}{:>11}\n", r.where, r.ranks, r.ops, r.parameters,
-               r.elements, r.flops / 1e9, human_bytes(r.weight_bytes), human_bytes(r.optimizer_bytes),
-               human_bytes(r.step_bytes), human_bytes(r.workspace_bytes), human_bytes(r.peak_bytes));
+    fmt::print("{:<14}{:>6}{:>7}{:>8}{:>12}{:>11.3f}{:>11}{:>11}{:>11}{:>11}{:>11}\n", r.where,
+               r.ranks, r.ops, r.parameters, r.elements, r.flops / 1e9, human_bytes(r.weight_bytes),
+               human_bytes(r.optimizer_bytes), human_bytes(r.step_bytes),
+               human_bytes(r.workspace_bytes), human_bytes(r.peak_bytes));
 }
 
 void explain(const std::string& topic, const Compiled& compiled) {
@@ -104,12 +111,14 @@ int run(Flags& flags) {
   for (const auto& [step, seconds] : compiled->seconds)
     if (flags.timings) fmt::print(stderr, "{:>10.1f} ms  {}\n", seconds * 1e3, step);
   if (flags.output.empty()) return 0;
-  const Status written = write_plan_set(compiled->set, compiled->single ? &*compiled->single : nullptr,
-                                        compiled->uncut ? &*compiled->uncut : nullptr, flags.output, {flags.force});
+  const Status written =
+      write_plan_set(compiled->set, compiled->single ? &*compiled->single : nullptr,
+                     compiled->uncut ? &*compiled->uncut : nullptr, flags.output, {flags.force});
   if (!written) return report(written.error());
   if (isatty(2))
-    fmt::print(stderr, "{}: {} plans, {} role programs, at most {} a rank\n", flags.output, compiled->set.world(),
-               compiled->set.roles.size(), human_bytes(static_cast<int64_t>(compiled->set.manifest.predictions["peak_bytes"])));
+    fmt::print(stderr, "{}: {} plans, {} role programs, at most {} a rank\n", flags.output,
+               compiled->set.world(), compiled->set.roles.size(),
+               human_bytes(static_cast<int64_t>(compiled->set.manifest.predictions["peak_bytes"])));
   return 0;
 }
 
@@ -120,19 +129,27 @@ int main(int argc, char** argv) {
   CLI::App app{kDescription, "piperc"};
   app.footer(kFooter);
   app.add_option("model", flags.compile.model, "ONNX file")->required()->type_name("MODEL.onnx");
-  app.add_option("strategy", flags.compile.strategy, "strategy file")->required()->type_name("STRATEGY.yaml");
-  app.add_option("-o,--output", flags.output, "directory to write; must be new, or with --force hold plans")->type_name("DIR");
-  app.add_option("-D", flags.defines, "override one of the strategy's params")->type_name("NAME=VALUE");
+  app.add_option("strategy", flags.compile.strategy, "strategy file")
+      ->required()
+      ->type_name("STRATEGY.yaml");
+  app.add_option("-o,--output", flags.output,
+                 "directory to write; must be new, or with --force hold plans")
+      ->type_name("DIR");
+  app.add_option("-D", flags.defines, "override one of the strategy's params")
+      ->type_name("NAME=VALUE");
   app.add_flag("--explain{summary}", flags.topic,
-               "print what was found and done; =directives, =parameters, =memory or =all (default: directives and memory)")
+               "print what was found and done; =directives, =parameters, =memory or =all (default: "
+               "directives and memory)")
       ->check(CLI::IsMember({"summary", "directives", "parameters", "memory", "all"}));
   std::vector<std::string> steps(dump_steps().begin(), dump_steps().end());
   app.add_option("--dump", flags.dump, "print the text form after a step: " + join(steps, ", "))
       ->check(CLI::IsMember(steps))
       ->type_name("STEP");
   app.add_flag("--force", flags.force, "replace a directory that holds plans");
-  app.add_flag("--dry-run", flags.dry_run, "write nothing; print the explanation and the memory table");
-  app.add_flag("--no-oracles", flags.no_oracles, "leave out the single-device plans for piper-run --verify-against");
+  app.add_flag("--dry-run", flags.dry_run,
+               "write nothing; print the explanation and the memory table");
+  app.add_flag("--no-oracles", flags.no_oracles,
+               "leave out the single-device plans for piper-run --verify-against");
   app.add_flag("--timings", flags.timings, "print how long each step took");
   app.set_version_flag("--version", "piperc 0.1.0");
   try {

@@ -23,13 +23,13 @@ std::span<const std::string_view> dump_steps();
 
 // One line of the table that --explain prints for each device role.
 struct RoleSummary {
-  std::string where;               // "pp=1"
+  std::string where;  // "pp=1"
   int64_t ranks = 1;
-  int64_t ops = 0;                 // forward ops
+  int64_t ops = 0;  // forward ops
   int64_t parameters = 0, elements = 0;
-  double flops = 0;                // of one step on one rank
+  double flops = 0;  // of one step on one rank
   int64_t weight_bytes = 0, optimizer_bytes = 0, constant_bytes = 0;
-  int64_t step_bytes = 0;          // gradients, activations in flight, inputs
+  int64_t step_bytes = 0;  // gradients, activations in flight, inputs
   int64_t workspace_bytes = 0, transport_bytes = 0, peak_bytes = 0;
   int64_t instructions = 0, programs = 0;
 };
@@ -38,9 +38,10 @@ struct Compiled {
   PlanSet set;
   std::optional<PlanSet> single, uncut;
   Explanations explanations;
-  std::vector<ParamReport> parameters;     // and what else the importer reports
+  std::vector<ParamReport> parameters;  // and what else the importer reports
   std::vector<std::string> constants, separated, notes;
-  std::vector<std::pair<std::string, int64_t>> patterns;  // composite ops found in the model and its gradient
+  std::vector<std::pair<std::string, int64_t>>
+      patterns;  // composite ops found in the model and its gradient
   std::vector<RoleSummary> roles;
   std::vector<std::pair<std::string, double>> seconds;  // by step
 };

@@ -1,12 +1,14 @@
-// The global training DAG of one step: compute tasks, inputs and communication of all devices, as flat arrays and ids.
+// The global training DAG of one step: compute tasks, inputs and communication of all devices, as
+// flat arrays and ids.
 //
-// Built in two steps. make_dag groups the graph's nodes into *chunks*, one per (region, pass): a region is a combination
-// of tag values. Directives then say where chunks run (place) and what is replicated. expand_tasks makes the tasks: one compute task per
-// chunk and microbatch, input loads, sends and receives for every value that is read on another device, and the
-// reductions that StepSums ask for.
+// Built in two steps. make_dag groups the graph's nodes into *chunks*, one per (region, pass): a
+// region is a combination of tag values. Directives then say where chunks run (place) and what is
+// replicated. expand_tasks makes the tasks: one compute task per chunk and microbatch, input loads,
+// sends and receives for every value that is read on another device, and the reductions that
+// StepSums ask for.
 //
-// A *cell* is a combination of coordinates on the placed mesh axes; every rank of a cell (its SPMD peers along the other axes)
-// runs the same program, so nothing here grows with their number.
+// A *cell* is a combination of coordinates on the placed mesh axes; every rank of a cell (its SPMD
+// peers along the other axes) runs the same program, so nothing here grows with their number.
 #pragma once
 
 #include "piper/graph.h"
@@ -20,25 +22,26 @@ using ChunkId = Id<ChunkTag>;
 using ItemId = Id<ItemTag>;
 using TaskId = Id<TaskTag>;
 
-// 'P' what the step needs before its first microbatch (label counts), 'F' forward, 'B' backward, 'I' and 'W' its input- and
-// weight-gradient parts when an order names them, 'U' sums, clipping and updates.
+// 'P' what the step needs before its first microbatch (label counts), 'F' forward, 'B' backward,
+// 'I' and 'W' its input- and weight-gradient parts when an order names them, 'U' sums, clipping and
+// updates.
 struct Chunk {
   char pass = 'F';
-  std::vector<int32_t> tags;      // by Dag::region_tags
-  std::vector<NodeId> nodes;      // in graph order
-  std::vector<ValueId> reads;     // made outside (also constants and state), ascending
-  std::vector<ValueId> writes;    // read outside, ascending
+  std::vector<int32_t> tags;    // by Dag::region_tags
+  std::vector<NodeId> nodes;    // in graph order
+  std::vector<ValueId> reads;   // made outside (also constants and state), ascending
+  std::vector<ValueId> writes;  // read outside, ascending
   int32_t cell = 0;
-  std::string name;               // "F stage=1"
+  std::string name;  // "F stage=1"
 };
 
 // One value in one cell and microbatch: what gets a buffer.
 struct Item {
   ValueId value;
-  int32_t micro = -1;    // -1: one for the whole step
+  int32_t micro = -1;  // -1: one for the whole step
   int32_t cell = 0;
-  ItemId alias;          // shares the memory of this item: in-place collectives, updated state
-  int32_t sum = -1;      // holds the finished sum Dag::sums[sum]
+  ItemId alias;      // shares the memory of this item: in-place collectives, updated state
+  int32_t sum = -1;  // holds the finished sum Dag::sums[sum]
 };
 
 // A compute task that adds parts of one sum: `into` holds afterwards what the `from` items held.
@@ -51,7 +54,8 @@ struct Combine {
 enum class TaskKind : uint8_t { kCompute, kInput, kSend, kRecv, kAllReduce };
 inline constexpr const char* kTaskKindNames[] = {"compute", "input", "send", "recv", "all_reduce"};
 
-// What a compute task does besides its chunk's nodes: adds a contribution to an accumulator. The first to run sets it.
+// What a compute task does besides its chunk's nodes: adds a contribution to an accumulator. The
+// first to run sets it.
 struct Accumulate {
   ValueId contribution;  // made by the chunk
   ItemId into;
@@ -61,12 +65,12 @@ struct Accumulate {
 struct Task {
   TaskKind kind = TaskKind::kCompute;
   char pass = '-';
-  ChunkId chunk;                 // kCompute
+  ChunkId chunk;  // kCompute
   int32_t micro = -1;
   int32_t cell = 0;
-  int32_t peer = -1;             // kSend, kRecv: the other cell
-  int32_t stream = 0;            // index of Dag::streams
-  std::vector<int32_t> group;    // kAllReduce: mesh axes
+  int32_t peer = -1;                  // kSend, kRecv: the other cell
+  int32_t stream = 0;                 // index of Dag::streams
+  std::vector<int32_t> group;         // kAllReduce: mesh axes
   std::vector<ItemId> reads, writes;  // kCompute: parallel to the chunk's reads and writes
   std::vector<Accumulate> accumulates;
   std::vector<Combine> combines;
@@ -75,35 +79,38 @@ struct Task {
 
 // One StepSum: its contributions by use, and where its value is finished.
 struct Sum {
-  ValueId value;                 // output of the StepSum
-  std::vector<ValueId> uses;     // contributions
+  ValueId value;              // output of the StepSum
+  std::vector<ValueId> uses;  // contributions
   std::string name;
 };
 
 struct DagAxis {
   std::string name;
   int64_t size = 1;
-  bool placed = false;           // some place directive names it
-  bool replicated = false;       // some replicate directive names it
+  bool placed = false;      // some place directive names it
+  bool replicated = false;  // some replicate directive names it
 };
 
 struct Dag {
-  Graph graph;                             // sharded; expand_tasks adds the nodes that sum
+  Graph graph;  // sharded; expand_tasks adds the nodes that sum
   std::vector<DagAxis> mesh;
-  std::vector<std::string> region_tags;    // tags that tell regions apart
+  std::vector<std::string> region_tags;  // tags that tell regions apart
   std::vector<std::string> streams{"compute"};
   int64_t microbatches = 1;
-  int64_t replicas = 1;                    // of the batch cut
-  bool sequential_replicas = false;        // the oracle: one device plays all replicas, one after the other
-  bool split_backward = false;             // BI and BW are tasks of their own
-  int64_t bucket_bytes = 0;                // gradient reductions join into messages of at least this size
+  int64_t replicas = 1;  // of the batch cut
+  bool sequential_replicas =
+      false;                    // the oracle: one device plays all replicas, one after the other
+  bool split_backward = false;  // BI and BW are tasks of their own
+  int64_t bucket_bytes = 0;     // gradient reductions join into messages of at least this size
   int32_t reduce_stream = 0;
-  std::vector<std::vector<int32_t>> cells; // coordinates by mesh axis; -1 on axes that are not placed
+  std::vector<std::vector<int32_t>>
+      cells;  // coordinates by mesh axis; -1 on axes that are not placed
   std::vector<Chunk> chunks;
   std::vector<Item> items;
   std::vector<Task> tasks;
   std::vector<Sum> sums;
-  std::vector<std::vector<std::pair<std::string, ItemId>>> reports;  // by cell: scalars to read after the step
+  std::vector<std::vector<std::pair<std::string, ItemId>>>
+      reports;  // by cell: scalars to read after the step
 
   int64_t micros() const { return microbatches * (sequential_replicas ? replicas : 1); }
 };
@@ -116,11 +123,14 @@ struct DagSpec {
   bool split_backward = false;
 };
 
-// Requires a sharded graph. Ensures chunks in a topological order, each node of passes F, BI, BW in exactly one of them
-// ('P' chunks hold copies of what they need). Error: regions that need each other in a circle, naming the ops.
+// Requires a sharded graph. Ensures chunks in a topological order, each node of passes F, BI, BW in
+// exactly one of them
+// ('P' chunks hold copies of what they need). Error: regions that need each other in a circle,
+// naming the ops.
 Result<Dag> make_dag(Graph graph, const DagSpec& spec);
 
-// Requires that cells and every chunk's cell are set. Ensures items and tasks in a topological order.
+// Requires that cells and every chunk's cell are set. Ensures items and tasks in a topological
+// order.
 Result<Dag> expand_tasks(Dag dag);
 
 // For each item the tasks that write it (several for accumulators), ascending.
@@ -128,8 +138,8 @@ std::vector<std::vector<TaskId>> writers(const Dag& dag);
 // "%name@microbatch/cell", without the parts that do not apply.
 std::string print_item(const Dag& dag, ItemId id);
 
-// Canonical text form, without the graph: chunks name nodes by their first output. parse_dag reads it back over the same
-// graph and prints the same.
+// Canonical text form, without the graph: chunks name nodes by their first output. parse_dag reads
+// it back over the same graph and prints the same.
 std::string print_dag(const Dag& dag);
 Result<Dag> parse_dag(Graph graph, std::string_view text);
 

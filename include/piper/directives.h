@@ -1,7 +1,9 @@
-// The directives: one file each in src/directives/, parse is in strategy.h, apply is here. Every one reports what it
-// matched and inserted; matching nothing is an error at its place in the strategy.
+// The directives: one file each in src/directives/, parse is in strategy.h, apply is here. Every
+// one reports what it matched and inserted; matching nothing is an error at its place in the
+// strategy.
 //
-// Phases are fixed whatever the order in the file: annotate (Graph) | split, replicate, place, order (Dag).
+// Phases are fixed whatever the order in the file: annotate (Graph) | split, replicate, place,
+// order (Dag).
 #pragma once
 
 #include "piper/dag.h"
@@ -17,13 +19,15 @@ struct Explanation {
 };
 using Explanations = std::vector<Explanation>;
 
-// Tags the forward graph. Rules match scope paths; ops that no rule matches join by dataflow: the latest region of their
-// producers, else the earliest of their consumers (strict: an error). Requires a forward graph. Ensures that every op
-// has every tag that some rule sets.
-Result<Graph> apply_annotate(Graph forward, const Annotate& annotate, const Variables& variables, Explanations& out);
+// Tags the forward graph. Rules match scope paths; ops that no rule matches join by dataflow: the
+// latest region of their producers, else the earliest of their consumers (strict: an error).
+// Requires a forward graph. Ensures that every op has every tag that some rule sets.
+Result<Graph> apply_annotate(Graph forward, const Annotate& annotate, const Variables& variables,
+                             Explanations& out);
 
-// A contiguous cut of the ops, in graph order, into `into` regions: minimises the largest region's cost, in matrix FLOPs of the
-// forward plus what its boundary values cost to send (kFlopsPerByte each).
+// A contiguous cut of the ops, in graph order, into `into` regions: minimises the largest region's
+// cost, in matrix FLOPs of the forward plus what its boundary values cost to send (kFlopsPerByte
+// each).
 inline constexpr double kFlopsPerByte = 50;
 Result<Graph> apply_balance(Graph forward, const BalanceRule& balance, Explanations& out);
 
@@ -35,14 +39,18 @@ struct Cut {
 };
 Result<Cut> apply_split(const Strategy& strategy, int64_t batch, Explanations& out);
 
-// Chunks to cells. Axis coordinates outside the mesh, chunks without a place or with two, and coordinates without work are errors.
-Result<Dag> apply_place(Dag dag, const std::vector<Place>& places, const Variables& variables, Explanations& out);
+// Chunks to cells. Axis coordinates outside the mesh, chunks without a place or with two, and
+// coordinates without work are errors.
+Result<Dag> apply_place(Dag dag, const std::vector<Place>& places, const Variables& variables,
+                        Explanations& out);
 
 // Gradient reductions: bucket size and stream.
 Result<Dag> apply_replicate(Dag dag, const std::vector<Replicate>& replicates, Explanations& out);
 
-// The compute order per cell that the order programs ask for; empty when there are none. Requires tasks.
-Result<std::vector<std::vector<TaskId>>> apply_order(const Dag& dag, const std::vector<Order>& orders,
+// The compute order per cell that the order programs ask for; empty when there are none. Requires
+// tasks.
+Result<std::vector<std::vector<TaskId>>> apply_order(const Dag& dag,
+                                                     const std::vector<Order>& orders,
                                                      const Variables& variables, Explanations& out);
 
 }  // namespace piper

@@ -1,8 +1,10 @@
-// Groups of ops that the op table has one op for: found by their form, whatever the exporter called them, and replaced. Fewer passes
-// over memory forward, and backward the composite's own gradient instead of one per op. Values change by rounding alone.
+// Groups of ops that the op table has one op for: found by their form, whatever the exporter called
+// them, and replaced. Fewer passes over memory forward, and backward the composite's own gradient
+// instead of one per op. Values change by rounding alone.
 //
-//   Gelu       x · ½(1 + tanh(√(2/π)(x + 0.044715 x³))) and x · ½(1 + erf(x/√2)), factors and terms in any order
-//   MatMul     of a transposed operand: the transposition becomes a flag, also through reshapes of the leading dims and through a
+//   Gelu       x · ½(1 + tanh(√(2/π)(x + 0.044715 x³))) and x · ½(1 + erf(x/√2)), factors and terms
+//   in any order MatMul     of a transposed operand: the transposition becomes a flag, also through
+//   reshapes of the leading dims and through a
 //              scalar factor
 //   Concat     a sum of zero-padded parts that tile one dim (the gradient of a split)
 #pragma once
@@ -13,7 +15,8 @@ namespace piper {
 
 struct Recognised {
   Graph graph;
-  std::vector<std::pair<std::string, int64_t>> counts;  // composite op -> how many were found; only those found
+  std::vector<std::pair<std::string, int64_t>>
+      counts;  // composite op -> how many were found; only those found
 };
 // Requires and ensures a graph that check_graph accepts; loss and outputs keep their meaning.
 Result<Recognised> recognise(Graph graph);

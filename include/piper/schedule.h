@@ -1,4 +1,5 @@
-// Task order per cell: the order programs decide the order of compute tasks; everything else is derived from it.
+// Task order per cell: the order programs decide the order of compute tasks; everything else is
+// derived from it.
 #pragma once
 
 #include "piper/dag.h"
@@ -9,11 +10,12 @@ struct Schedule {
   std::vector<std::vector<TaskId>> order;  // by cell: all its tasks in issue order
 };
 
-// `compute` gives, by cell, its F, B, BI and BW tasks in the order wanted; an empty list: the safe default (one-forward-one-backward
-// by greedy list scheduling, at most as many microbatches in flight as there are cells after this one).
-// Inputs are loaded and receives posted just before their first reader, sends just after their writer, reductions once
-// all they sum is there; sums and updates close the step.
-// Error (kRefused): the orders wait for each other; the message prints the chain of waits.
+// `compute` gives, by cell, its F, B, BI and BW tasks in the order wanted; an empty list: the safe
+// default (one-forward-one-backward by greedy list scheduling, at most as many microbatches in
+// flight as there are cells after this one). Inputs are loaded and receives posted just before
+// their first reader, sends just after their writer, reductions once all they sum is there; sums
+// and updates close the step. Error (kRefused): the orders wait for each other; the message prints
+// the chain of waits.
 Result<Schedule> make_schedule(const Dag& dag, const std::vector<std::vector<TaskId>>& compute);
 
 }  // namespace piper

@@ -13,7 +13,8 @@
 namespace piper {
 namespace {
 
-constexpr std::string_view kSteps[] = {"import", "patterns", "annotate", "autodiff", "sharding", "dag", "schedule", "plan"};
+constexpr std::string_view kSteps[] = {"import",   "patterns", "annotate", "autodiff",
+                                       "sharding", "dag",      "schedule", "plan"};
 
 ImportOptions import_options(const Strategy& strategy) {
   ImportOptions options;
@@ -26,22 +27,26 @@ ImportOptions import_options(const Strategy& strategy) {
 
 // The loss that the strategy names, or the file's sole scalar.
 Result<Graph> with_loss(Graph graph, const Strategy& strategy) {
-  if (const auto* loss = std::get_if<CrossEntropyLoss>(&strategy.loss)) return add_cross_entropy(std::move(graph), *loss);
+  if (const auto* loss = std::get_if<CrossEntropyLoss>(&strategy.loss))
+    return add_cross_entropy(std::move(graph), *loss);
   std::vector<std::string> names;
   for (ValueId output : graph.outputs) names.push_back(graph.value(output).name);
   if (const auto* name = std::get_if<std::string>(&strategy.loss)) {
     const auto it = std::find(names.begin(), names.end(), *name);
     if (it == names.end())
-      return fail(strategy.loss_at, "loss: the model has no output '{}'{}", *name, did_you_mean(*name, names));
+      return fail(strategy.loss_at, "loss: the model has no output '{}'{}", *name,
+                  did_you_mean(*name, names));
     graph.loss = graph.outputs[static_cast<size_t>(it - names.begin())];
   }
   if (!graph.loss.valid())
-    return fail(SourceSpan{strategy.path}, "the model has no scalar output to minimise, and the strategy names no loss")
+    return fail(SourceSpan{strategy.path},
+                "the model has no scalar output to minimise, and the strategy names no loss")
         .with_note("outputs of the model: " + join(names, ", "))
         .with_note("help: loss: {cross_entropy: {logits: NAME, labels: labels}}, or loss: OUTPUT");
   const TensorType& type = graph.value(graph.loss).type;
   if (num_elements(type.shape) != 1 || !info(type.dtype).is_float)
-    return fail(strategy.loss_at, "loss: '{}' is {}, not a scalar of floats", graph.value(graph.loss).name, to_string(type));
+    return fail(strategy.loss_at, "loss: '{}' is {}, not a scalar of floats",
+                graph.value(graph.loss).name, to_string(type));
   return graph;
 }
 
@@ -85,12 +90,12 @@ Result<Schedule> located(Result<Schedule> schedule, const Strategy& strategy) {
   return schedule;
 }
 
-// The plan that the strategy asks for, or one of the two oracles: one device that plays all replicas, with the
-// same cut of the batch or with none.
+// The plan that the strategy asks for, or one of the two oracles: one device that plays all
+// replicas, with the same cut of the batch or with none.
 enum class Target { kStrategy, kSingle, kUncut };
 
-Result<PlanSet> make_plans(const Graph& step, const Strategy& strategy, Cut cut, Target target, Steps& steps,
-                           Compiled& compiled) {
+Result<PlanSet> make_plans(const Graph& step, const Strategy& strategy, Cut cut, Target target,
+                           Steps& steps, Compiled& compiled) {
   const bool oracle = target != Target::kStrategy;
   Explanations ignored;
   Explanations& explain = oracle ? ignored : compiled.explanations;
@@ -105,9 +110,13 @@ Result<PlanSet> make_plans(const Graph& step, const Strategy& strategy, Cut cut,
   if (!oracle) {
     PIPER_ASSIGN(spec.split_backward, splits_backward(strategy));
   }
-  PIPER_ASSIGN(Graph graph, steps.run(
-                                "sharding", [&] { return shard_batch(step, {cut.replicas, cut.microbatches, cut.at}); },
-                                print_graph));
+  PIPER_ASSIGN(Graph graph,
+               steps.run(
+                   "sharding",
+                   [&] {
+                     return shard_batch(step, {cut.replicas, cut.microbatches, cut.at});
+                   },
+                   print_graph));
   PIPER_ASSIGN(Dag dag, make_dag(std::move(graph), spec));
   if (!oracle) {
     PIPER_ASSIGN(dag, apply_place(std::move(dag), strategy.places, variables, explain));
@@ -119,14 +128,16 @@ Result<PlanSet> make_plans(const Graph& step, const Strategy& strategy, Cut cut,
   if (!oracle) {
     PIPER_ASSIGN(order, apply_order(dag, strategy.orders, variables, explain));
   }
-  PIPER_ASSIGN(const Schedule schedule, steps.run(
-                                            "schedule", [&] { return located(make_schedule(dag, order), strategy); },
-                                            [&](const Schedule& s) { return print_schedule(dag, s); }));
+  PIPER_ASSIGN(const Schedule schedule,
+               steps.run(
+                   "schedule", [&] { return located(make_schedule(dag, order), strategy); },
+                   [&](const Schedule& s) { return print_schedule(dag, s); }));
   PIPER_ASSIGN(Lowered lowered, steps.run(
                                     "plan", [&] { return lower(dag, schedule); },
                                     [](const Lowered& l) {
                                       std::string text;
-                                      for (const RoleProgram& role : l.roles) text += print_plan(role);
+                                      for (const RoleProgram& role : l.roles)
+                                        text += print_plan(role);
                                       return text;
                                     }));
   if (!oracle) compiled.roles = summarise(dag, lowered);
@@ -145,12 +156,14 @@ Result<Compiled> compile(const CompileOptions& options) {
   Compiled compiled;
   Steps steps(options, compiled);
   const auto no_text = [](const auto&) { return std::string(); };
-  PIPER_ASSIGN(const Strategy strategy, steps.run(
-                                            "strategy", [&] { return parse_strategy(options.strategy, options.defines); },
-                                            no_text));
-  PIPER_ASSIGN(Imported imported, steps.run(
-                                      "import", [&] { return import_onnx(options.model, import_options(strategy)); },
-                                      [](const Imported& i) { return print_graph(i.graph); }));
+  PIPER_ASSIGN(
+      const Strategy strategy,
+      steps.run(
+          "strategy", [&] { return parse_strategy(options.strategy, options.defines); }, no_text));
+  PIPER_ASSIGN(Imported imported,
+               steps.run(
+                   "import", [&] { return import_onnx(options.model, import_options(strategy)); },
+                   [](const Imported& i) { return print_graph(i.graph); }));
   compiled.parameters = std::move(imported.parameters);
   compiled.constants = std::move(imported.constants);
   compiled.separated = std::move(imported.separated);
@@ -161,22 +174,27 @@ Result<Compiled> compile(const CompileOptions& options) {
   PIPER_ASSIGN(graph, steps.run(
                           "annotate",
                           [&] {
-                            return apply_annotate(std::move(graph), strategy.annotate, scope_of(strategy),
-                                                  compiled.explanations);
+                            return apply_annotate(std::move(graph), strategy.annotate,
+                                                  scope_of(strategy), compiled.explanations);
                           },
                           print_graph));
-  PIPER_ASSIGN(Differentiated step, steps.run(
-                                        "autodiff", [&] { return differentiate(std::move(graph), strategy.train); },
-                                        [](const Differentiated& d) { return print_graph(d.graph); }));
+  PIPER_ASSIGN(Differentiated step,
+               steps.run(
+                   "autodiff", [&] { return differentiate(std::move(graph), strategy.train); },
+                   [](const Differentiated& d) { return print_graph(d.graph); }));
   PIPER_ASSIGN(step.graph, find_patterns(std::move(step.graph), steps, compiled));
   for (const std::string& name : step.without_gradient)
-    compiled.notes.push_back(fmt::format("parameter '{}' gets no gradient and is not trained", name));
+    compiled.notes.push_back(
+        fmt::format("parameter '{}' gets no gradient and is not trained", name));
 
-  PIPER_ASSIGN(compiled.set, make_plans(step.graph, strategy, cut, Target::kStrategy, steps, compiled));
+  PIPER_ASSIGN(compiled.set,
+               make_plans(step.graph, strategy, cut, Target::kStrategy, steps, compiled));
   if (options.oracles) {
     steps.quiet = true;
-    PIPER_ASSIGN(compiled.single, make_plans(step.graph, strategy, cut, Target::kSingle, steps, compiled));
-    PIPER_ASSIGN(compiled.uncut, make_plans(step.graph, strategy, cut, Target::kUncut, steps, compiled));
+    PIPER_ASSIGN(compiled.single,
+                 make_plans(step.graph, strategy, cut, Target::kSingle, steps, compiled));
+    PIPER_ASSIGN(compiled.uncut,
+                 make_plans(step.graph, strategy, cut, Target::kUncut, steps, compiled));
   }
   PIPER_TRY(name_plan_sets(options, strategy, compiled));
   return compiled;

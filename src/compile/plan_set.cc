@@ -71,15 +71,18 @@ PlanSet make_plan_set(const Dag& dag, Lowered lowered) {
   std::map<std::string, int32_t> role_of_text;
   std::vector<int32_t> role_of_cell;
   for (RoleProgram& role : lowered.roles) {
-    auto [it, is_new] = role_of_text.try_emplace(print_plan(role), static_cast<int32_t>(set.roles.size()));
+    auto [it, is_new] =
+        role_of_text.try_emplace(print_plan(role), static_cast<int32_t>(set.roles.size()));
     if (is_new) set.roles.push_back(std::move(role));
     role_of_cell.push_back(it->second);
   }
-  for (int32_t cell : cells_of_ranks(dag)) set.role_of_rank.push_back(role_of_cell[static_cast<size_t>(cell)]);
+  for (int32_t cell : cells_of_ranks(dag))
+    set.role_of_rank.push_back(role_of_cell[static_cast<size_t>(cell)]);
   set.tensor_types = std::move(lowered.tensor_types);
   set.tensors = std::move(lowered.tensors);
   double peak = 0;
-  for (const RoleProgram& role : set.roles) peak = std::max(peak, static_cast<double>(role.peak_bytes()));
+  for (const RoleProgram& role : set.roles)
+    peak = std::max(peak, static_cast<double>(role.peak_bytes()));
   set.manifest.predictions["peak_bytes"] = peak;
   return set;
 }
@@ -91,10 +94,12 @@ std::vector<RoleSummary> summarise(const Dag& dag, const Lowered& lowered) {
   for (size_t c = 0; c < dag.chunks.size(); ++c) {
     flops[c] = chunk_flops(dag.graph, dag.chunks[c]);
     if (dag.chunks[c].pass == 'F')
-      summaries[static_cast<size_t>(dag.chunks[c].cell)].ops += static_cast<int64_t>(dag.chunks[c].nodes.size());
+      summaries[static_cast<size_t>(dag.chunks[c].cell)].ops +=
+          static_cast<int64_t>(dag.chunks[c].nodes.size());
   }
   for (const Task& task : dag.tasks)
-    if (task.chunk.valid()) summaries[static_cast<size_t>(task.cell)].flops += flops[task.chunk.index()];
+    if (task.chunk.valid())
+      summaries[static_cast<size_t>(task.cell)].flops += flops[task.chunk.index()];
   for (size_t c = 0; c < summaries.size(); ++c) {
     RoleSummary& summary = summaries[c];
     summary.where = cell_name(dag, c);
@@ -109,15 +114,18 @@ std::vector<RoleSummary> summarise(const Dag& dag, const Lowered& lowered) {
 Status check_plans(const PlanSet& set) {
   PIPER_ASSIGN(const VerifyReport report, verify_plan_set(set));
   if (report.findings.empty()) return ok_status();
-  Error error = fail("the plan was refused: {}", report.findings.front().text).with_code(ExitCode::kRefused);
-  for (size_t i = 1; i < report.findings.size() && i < 8; ++i) error.notes.push_back(report.findings[i].text);
+  Error error =
+      fail("the plan was refused: {}", report.findings.front().text).with_code(ExitCode::kRefused);
+  for (size_t i = 1; i < report.findings.size() && i < 8; ++i)
+    error.notes.push_back(report.findings[i].text);
   return error;
 }
 
 Status name_plan_sets(const CompileOptions& options, const Strategy& strategy, Compiled& compiled) {
   PIPER_ASSIGN(const Bytes model, map_file(options.model));
   std::string strategy_text = strategy.text;
-  for (const Definition& define : options.defines) strategy_text += fmt::format("\n-D {}={}", define.name, define.value);
+  for (const Definition& define : options.defines)
+    strategy_text += fmt::format("\n-D {}={}", define.name, define.value);
   const auto name = [&](PlanSet& set) {
     set.manifest.compiler = "piperc 0.1.0";
     set.manifest.model = options.model;
@@ -135,7 +143,8 @@ std::string print_schedule(const Dag& dag, const Schedule& schedule) {
   std::string text;
   for (size_t c = 0; c < schedule.order.size(); ++c) {
     text += fmt::format("cell {} ({})\n", c, cell_name(dag, c));
-    for (TaskId task : schedule.order[c]) text += fmt::format("  {}\n", dag.tasks[task.index()].label);
+    for (TaskId task : schedule.order[c])
+      text += fmt::format("  {}\n", dag.tasks[task.index()].label);
   }
   return text;
 }

@@ -9,7 +9,8 @@ namespace piper {
 
 class Steps {
  public:
-  Steps(const CompileOptions& options, Compiled& compiled) : options_(options), compiled_(compiled) {}
+  Steps(const CompileOptions& options, Compiled& compiled)
+      : options_(options), compiled_(compiled) {}
 
   // `make` gives a Result<T>; `print` its text, called only if someone asked for it.
   template <class Make, class Print>

@@ -32,7 +32,7 @@ class Expander {
     std::vector<ChunkId> chunk;              // by use
     std::vector<std::vector<ItemId>> parts;  // [use][sequential replica]
     bool finished = false;
-    int32_t home = 0;                        // cell that finishes it
+    int32_t home = 0;  // cell that finishes it
   };
   struct Contribution {
     ValueId value;
@@ -44,7 +44,8 @@ class Expander {
   // ---- Items ----
   static uint64_t key(ValueId value, int32_t micro, int32_t cell) {
     return (static_cast<uint64_t>(value.value) << 40) |
-           (static_cast<uint64_t>(static_cast<uint32_t>(micro + 1)) << 16) | static_cast<uint64_t>(cell);
+           (static_cast<uint64_t>(static_cast<uint32_t>(micro + 1)) << 16) |
+           static_cast<uint64_t>(cell);
   }
   ItemId new_item(ValueId value, int32_t micro, int32_t cell, ItemId alias = {}) {
     Item item;
@@ -82,7 +83,8 @@ class Expander {
     std::vector<int32_t> main_chunk(dag_.graph.nodes.size(), -1), early_chunk = main_chunk;
     for (size_t c = 0; c < dag_.chunks.size(); ++c)
       for (NodeId node : dag_.chunks[c].nodes)
-        (dag_.chunks[c].pass == 'P' ? early_chunk : main_chunk)[node.index()] = static_cast<int32_t>(c);
+        (dag_.chunks[c].pass == 'P' ? early_chunk : main_chunk)[node.index()] =
+            static_cast<int32_t>(c);
     chunk_of_.assign(dag_.graph.nodes.size(), -1);
     for (size_t s = 0; s < dag_.sums.size(); ++s) {
       const Sum& sum = dag_.sums[s];
@@ -92,15 +94,17 @@ class Expander {
         PIPER_CHECK(producer.valid(), "a contribution to '{}' is not computed", sum.name);
         const int32_t early = early_chunk[producer.index()];
         // An early sum's contribution is made by an early chunk, any other by a main chunk.
-        const int32_t c = main_chunk[producer.index()] >= 0 && early < 0 ? main_chunk[producer.index()] : early;
+        const int32_t c =
+            main_chunk[producer.index()] >= 0 && early < 0 ? main_chunk[producer.index()] : early;
         PIPER_CHECK(c >= 0, "no chunk makes a contribution to '{}'", sum.name);
         sums_[s].chunk.push_back(ChunkId(static_cast<size_t>(c)));
         contributions_[static_cast<size_t>(c)].push_back(
             {sum.uses[u], static_cast<int32_t>(s), static_cast<int32_t>(u)});
         std::vector<ItemId> parts;
         for (int64_t r = 0; r < sequential_replicas(); ++r) {
-          const std::string name = fmt::format("{}.use{}{}", sum.name, u,
-                                               sequential_replicas() > 1 ? fmt::format(".replica{}", r) : "");
+          const std::string name =
+              fmt::format("{}.use{}{}", sum.name, u,
+                          sequential_replicas() > 1 ? fmt::format(".replica{}", r) : "");
           const ValueId value = pseudo_value(name, dag_.graph.value(sum.uses[u]).type);
           parts.push_back(new_item(value, -1, dag_.chunks[static_cast<size_t>(c)].cell));
         }
@@ -143,7 +147,8 @@ class Expander {
     return into;
   }
 
-  // Uses in order, then sequential replicas in order; what is left to do is the reduction over replica ranks.
+  // Uses in order, then sequential replicas in order; what is left to do is the reduction over
+  // replica ranks.
   ItemId sum_parts(int32_t s) {
     const SumState& state = sums_[static_cast<size_t>(s)];
     ItemId total;
@@ -306,12 +311,15 @@ class Expander {
     task.label = dag_.chunks[id.index()].name + micro_label(micro);
     const std::vector<ValueId> reads = dag_.chunks[id.index()].reads;
     for (ValueId value : reads) task.reads.push_back(ensure(value, micro, task.cell));
-    for (ValueId value : dag_.chunks[id.index()].writes) task.writes.push_back(new_item(value, micro, task.cell));
+    for (ValueId value : dag_.chunks[id.index()].writes)
+      task.writes.push_back(new_item(value, micro, task.cell));
     if (micro >= 0) {
-      const auto replica = static_cast<size_t>(dag_.sequential_replicas ? micro / dag_.microbatches : 0);
+      const auto replica =
+          static_cast<size_t>(dag_.sequential_replicas ? micro / dag_.microbatches : 0);
       for (const Contribution& c : contributions_[id.index()])
         task.accumulates.push_back(
-            {c.value, sums_[static_cast<size_t>(c.sum)].parts[static_cast<size_t>(c.use)][replica], c.sum, c.use});
+            {c.value, sums_[static_cast<size_t>(c.sum)].parts[static_cast<size_t>(c.use)][replica],
+             c.sum, c.use});
     }
     dag_.tasks.push_back(std::move(task));
   }
@@ -322,7 +330,8 @@ class Expander {
     std::vector<std::set<int32_t>> cells(dag_.graph.values.size());
     for (const Chunk& chunk : dag_.chunks)
       for (ValueId value : chunk.reads)
-        if (dag_.graph.value(value).kind == ValueKind::kState) cells[value.index()].insert(chunk.cell);
+        if (dag_.graph.value(value).kind == ValueKind::kState)
+          cells[value.index()].insert(chunk.cell);
     return cells;
   }
 
@@ -364,8 +373,9 @@ class Expander {
     dag_.tasks.push_back(std::move(task));
   }
 
-  // Every cell needs the norm and the loss: squares of the parameters' gradients, each from the cell of its first use,
-  // and the loss travel in one vector, summed over cells (all but one term are zero, so the sum is exact).
+  // Every cell needs the norm and the loss: squares of the parameters' gradients, each from the
+  // cell of its first use, and the loss travel in one vector, summed over cells (all but one term
+  // are zero, so the sum is exact).
   void share_scalars() {
     const ScalarVector scalars = scalar_vector(dag_);
     std::vector<ItemId> own;
@@ -409,7 +419,7 @@ class Expander {
   std::unordered_map<int32_t, int32_t> sum_of_value_;
   std::vector<SumState> sums_;
   std::vector<std::vector<Contribution>> contributions_;  // by chunk
-  std::vector<int32_t> chunk_of_;                          // by node: main chunk
+  std::vector<int32_t> chunk_of_;                         // by node: main chunk
 };
 
 }  // namespace

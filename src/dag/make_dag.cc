@@ -39,16 +39,23 @@ std::vector<bool> early_sums(const Graph& graph) {
 
 char pass_of(const Node& node, bool split_backward) {
   switch (node.pass) {
-    case Pass::kF: return 'F';
-    case Pass::kBI: return split_backward ? 'I' : 'B';
-    case Pass::kBW: return split_backward ? 'W' : 'B';
-    case Pass::kU: return 'U';
+    case Pass::kF:
+      return 'F';
+    case Pass::kBI:
+      return split_backward ? 'I' : 'B';
+    case Pass::kBW:
+      return split_backward ? 'W' : 'B';
+    case Pass::kU:
+      return 'U';
   }
   return 'U';
 }
 
 std::string chunk_name(const Dag& dag, const Chunk& chunk) {
-  std::string name = chunk.pass == 'I' ? "BI" : chunk.pass == 'W' ? "BW" : chunk.pass == 'P' ? "count" : std::string(1, chunk.pass);
+  std::string name = chunk.pass == 'I'   ? "BI"
+                     : chunk.pass == 'W' ? "BW"
+                     : chunk.pass == 'P' ? "count"
+                                         : std::string(1, chunk.pass);
   for (size_t t = 0; t < chunk.tags.size(); ++t)
     if (chunk.tags[t] != kNoTag) name += fmt::format(" {}={}", dag.region_tags[t], chunk.tags[t]);
   return name;
@@ -86,7 +93,8 @@ class Regions {
   std::map<Key, size_t> by_key_;
 };
 
-// Early chunks hold copies of all that their sums need; the main chunks partition the rest of the passes.
+// Early chunks hold copies of all that their sums need; the main chunks partition the rest of the
+// passes.
 void group_nodes(Dag& dag) {
   const Graph& graph = dag.graph;
   const std::vector<bool> early = early_sums(graph);
@@ -109,11 +117,13 @@ void group_nodes(Dag& dag) {
     for (const auto& [tags, marks] : needed_early)
       if (marks[i]) regions.add(NodeId(i), {'P', tags});
     if (needed[i])
-      regions.add(NodeId(i), {pass_of(graph.nodes[i], dag.split_backward), regions.tags_of(NodeId(i))});
+      regions.add(NodeId(i),
+                  {pass_of(graph.nodes[i], dag.split_backward), regions.tags_of(NodeId(i))});
   }
 }
 
-// For each node the chunk that makes its values for readers in other chunks; early chunks make none but sums.
+// For each node the chunk that makes its values for readers in other chunks; early chunks make none
+// but sums.
 std::vector<int32_t> main_chunks(const Dag& dag) {
   std::vector<int32_t> chunk_of(dag.graph.nodes.size(), -1);
   for (size_t c = 0; c < dag.chunks.size(); ++c)
@@ -165,7 +175,8 @@ Error circle_error(const Dag& dag, const std::vector<int32_t>& waiting,
   const Chunk& chunk = dag.chunks[static_cast<size_t>(at)];
   const Node& node = dag.graph.node(chunk.nodes.front());
   return fail("the tags cut the model into regions that need each other: {}'{}'", chain, chunk.name)
-      .with_note(fmt::format("'{}' begins with {} '{}' ({})", chunk.name, node.op, node.name, node.scope))
+      .with_note(
+          fmt::format("'{}' begins with {} '{}' ({})", chunk.name, node.op, node.name, node.scope))
       .with_note("help: tag the ops so that each region is entered once");
 }
 
@@ -217,7 +228,8 @@ void find_reads_and_writes(Dag& dag) {
       for (ValueId input : graph.node(id).inputs) {
         if (!input.valid()) continue;
         const Value& value = graph.value(input);
-        if (value.kind != ValueKind::kNode || !is_inside(value.producer)) chunk.reads.push_back(input);
+        if (value.kind != ValueKind::kNode || !is_inside(value.producer))
+          chunk.reads.push_back(input);
       }
       if (chunk.pass == 'P') continue;
       for (ValueId output : graph.node(id).outputs)
@@ -260,7 +272,8 @@ std::vector<std::vector<TaskId>> writers(const Dag& dag) {
   std::vector<std::vector<TaskId>> result(dag.items.size());
   for (size_t t = 0; t < dag.tasks.size(); ++t) {
     for (ItemId item : dag.tasks[t].writes) result[item.index()].push_back(TaskId(t));
-    for (const Accumulate& a : dag.tasks[t].accumulates) result[a.into.index()].push_back(TaskId(t));
+    for (const Accumulate& a : dag.tasks[t].accumulates)
+      result[a.into.index()].push_back(TaskId(t));
   }
   return result;
 }

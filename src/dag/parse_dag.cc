@@ -10,7 +10,7 @@ namespace {
 struct Line {
   int number = 0;
   std::string word, label;
-  std::vector<std::string> plain;                            // parts without '='
+  std::vector<std::string> plain;                           // parts without '='
   std::vector<std::pair<std::string, std::string>> fields;  // in order
   std::string get(std::string_view key) const {
     for (const auto& [name, value] : fields)
@@ -28,9 +28,12 @@ Line split_line(std::string_view text, int number) {
   }
   for (const std::string& part : split_text(text, ' ')) {
     const size_t equals = part.find('=');
-    if (line.word.empty()) line.word = part;
-    else if (equals == part.npos) line.plain.push_back(part);
-    else line.fields.emplace_back(part.substr(0, equals), part.substr(equals + 1));
+    if (line.word.empty())
+      line.word = part;
+    else if (equals == part.npos)
+      line.plain.push_back(part);
+    else
+      line.fields.emplace_back(part.substr(0, equals), part.substr(equals + 1));
   }
   return line;
 }
@@ -44,7 +47,8 @@ class Parser {
   explicit Parser(Graph graph) {
     dag_.graph = std::move(graph);
     dag_.streams.clear();
-    for (size_t v = 0; v < dag_.graph.values.size(); ++v) values_[dag_.graph.values[v].name] = ValueId(v);
+    for (size_t v = 0; v < dag_.graph.values.size(); ++v)
+      values_[dag_.graph.values[v].name] = ValueId(v);
   }
 
   Result<Dag> parse(std::string_view text) {
@@ -53,7 +57,8 @@ class Parser {
       ++number;
       if (line.empty()) continue;
       if (!read(split_line(line, number)) || !problem_.empty())
-        return fail(SourceSpan{"dag", number, 1}, "{}", problem_.empty() ? "not a line of a DAG" : problem_);
+        return fail(SourceSpan{"dag", number, 1}, "{}",
+                    problem_.empty() ? "not a line of a DAG" : problem_);
     }
     return std::move(dag_);
   }
@@ -64,10 +69,13 @@ class Parser {
     if (text.empty()) return otherwise;
     int64_t value = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (error != std::errc() || end != text.data() + text.size()) note(fmt::format("'{}' is not an integer", text));
+    if (error != std::errc() || end != text.data() + text.size())
+      note(fmt::format("'{}' is not an integer", text));
     return value;
   }
-  int32_t small(const std::string& text, int32_t otherwise) { return static_cast<int32_t>(integer(text, otherwise)); }
+  int32_t small(const std::string& text, int32_t otherwise) {
+    return static_cast<int32_t>(integer(text, otherwise));
+  }
   void note(std::string text) {
     if (problem_.empty()) problem_ = std::move(text);
   }
@@ -90,7 +98,8 @@ class Parser {
     if (line.word == "mesh") return read_mesh(line);
     if (line.word == "batch") return read_batch(line);
     if (line.word == "streams") return read_streams(line);
-    if (line.word == "tags") return line.plain.size() == 1 && (dag_.region_tags = split_list(line.plain[0]), true);
+    if (line.word == "tags")
+      return line.plain.size() == 1 && (dag_.region_tags = split_list(line.plain[0]), true);
     if (line.word == "value") return read_value(line);
     if (line.word == "cell") return read_cell(line);
     if (line.word == "sum") return read_sum(line);
@@ -146,7 +155,8 @@ class Parser {
   bool read_cell(const Line& line) {
     dag_.cells.emplace_back();
     if (!line.plain.empty())
-      read_list(line.plain[0], dag_.cells.back(), [&](const std::string& c) { return small(c, -1); });
+      read_list(line.plain[0], dag_.cells.back(),
+                [&](const std::string& c) { return small(c, -1); });
     return dag_.cells.back().size() == dag_.mesh.size();
   }
   bool read_sum(const Line& line) {
@@ -163,7 +173,8 @@ class Parser {
     chunk.pass = line.plain[0][0];
     chunk.cell = small(line.get("cell"), 0);
     chunk.name = line.label;
-    read_list(line.get("tags"), chunk.tags, [&](const std::string& t) { return t == "-" ? kNoTag : small(t, 0); });
+    read_list(line.get("tags"), chunk.tags,
+              [&](const std::string& t) { return t == "-" ? kNoTag : small(t, 0); });
     read_list(line.get("nodes"), chunk.nodes, [&](const std::string& v) {
       const NodeId node = dag_.graph.value(value(v)).producer;
       if (!node.valid()) note(fmt::format("no node makes '{}'", v));
@@ -206,7 +217,8 @@ class Parser {
     task.micro = small(line.get("micro"), -1);
     task.peer = small(line.get("peer"), -1);
     if (!line.get("pass").empty()) task.pass = line.get("pass")[0];
-    if (!line.get("chunk").empty()) task.chunk = ChunkId(static_cast<size_t>(integer(line.get("chunk"), 0)));
+    if (!line.get("chunk").empty())
+      task.chunk = ChunkId(static_cast<size_t>(integer(line.get("chunk"), 0)));
     if (task.chunk.valid() && task.chunk.index() >= dag_.chunks.size()) return false;
     for (size_t s = 0; s < dag_.streams.size(); ++s)
       if (dag_.streams[s] == line.get("stream")) task.stream = static_cast<int32_t>(s);
@@ -216,16 +228,20 @@ class Parser {
     read_list(line.get("reads"), task.reads, [&](const std::string& i) { return item(i); });
     read_list(line.get("writes"), task.writes, [&](const std::string& i) { return item(i); });
     for (const auto& [key, text] : line.fields)
-      if ((key == "add" && !read_add(text, task)) || (key == "combine" && !read_combine(text, task))) return false;
+      if ((key == "add" && !read_add(text, task)) ||
+          (key == "combine" && !read_combine(text, task)))
+        return false;
     dag_.tasks.push_back(std::move(task));
     return true;
   }
   // %into+=value:sum:use
   bool read_add(const std::string& text, Task& task) {
     const size_t plus = text.find("+="), last = text.rfind(':'), middle = text.rfind(':', last - 1);
-    if (plus == text.npos || last == text.npos || middle == text.npos || middle < plus) return false;
-    task.accumulates.push_back({value(text.substr(plus + 2, middle - plus - 2)), item(text.substr(0, plus)),
-                                small(text.substr(middle + 1, last - middle - 1), 0), small(text.substr(last + 1), 0)});
+    if (plus == text.npos || last == text.npos || middle == text.npos || middle < plus)
+      return false;
+    task.accumulates.push_back(
+        {value(text.substr(plus + 2, middle - plus - 2)), item(text.substr(0, plus)),
+         small(text.substr(middle + 1, last - middle - 1), 0), small(text.substr(last + 1), 0)});
     return true;
   }
   // %into=%from,%from:sum
@@ -234,7 +250,8 @@ class Parser {
     if (equals == text.npos || last == text.npos || last < equals) return false;
     Combine combine;
     combine.into = item(text.substr(0, equals));
-    read_list(text.substr(equals + 1, last - equals - 1), combine.from, [&](const std::string& i) { return item(i); });
+    read_list(text.substr(equals + 1, last - equals - 1), combine.from,
+              [&](const std::string& i) { return item(i); });
     combine.sum = small(text.substr(last + 1), 0);
     task.combines.push_back(std::move(combine));
     return true;
@@ -255,6 +272,8 @@ class Parser {
 
 }  // namespace
 
-Result<Dag> parse_dag(Graph graph, std::string_view text) { return Parser(std::move(graph)).parse(text); }
+Result<Dag> parse_dag(Graph graph, std::string_view text) {
+  return Parser(std::move(graph)).parse(text);
+}
 
 }  // namespace piper

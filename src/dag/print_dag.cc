@@ -1,4 +1,5 @@
-// One line per thing, "word key=value …"; lists are separated by commas without blanks, labels stand last and quoted.
+// One line per thing, "word key=value …"; lists are separated by commas without blanks, labels
+// stand last and quoted.
 #include "piper/dag.h"
 
 namespace piper {
@@ -19,7 +20,8 @@ std::string print_chunk(const Dag& dag, const Chunk& chunk) {
   const Graph& graph = dag.graph;
   const auto value = [&](ValueId id) { return graph.value(id).name; };
   std::string line = fmt::format("chunk {} cell={}", chunk.pass, chunk.cell);
-  field(line, "tags", chunk.tags, [](int32_t tag) { return tag == kNoTag ? std::string("-") : std::to_string(tag); });
+  field(line, "tags", chunk.tags,
+        [](int32_t tag) { return tag == kNoTag ? std::string("-") : std::to_string(tag); });
   field(line, "nodes", chunk.nodes, [&](NodeId id) { return value(graph.node(id).outputs[0]); });
   field(line, "reads", chunk.reads, value);
   field(line, "writes", chunk.writes, value);
@@ -28,17 +30,21 @@ std::string print_chunk(const Dag& dag, const Chunk& chunk) {
 
 std::string print_task(const Dag& dag, const Task& task) {
   const auto item = [&](ItemId id) { return print_item(dag, id); };
-  std::string line = fmt::format("task {} cell={}", kTaskKindNames[static_cast<size_t>(task.kind)], task.cell);
+  std::string line =
+      fmt::format("task {} cell={}", kTaskKindNames[static_cast<size_t>(task.kind)], task.cell);
   if (task.pass != '-') line += fmt::format(" pass={}", task.pass);
   if (task.chunk.valid()) line += fmt::format(" chunk={}", task.chunk.value);
   if (task.micro >= 0) line += fmt::format(" micro={}", task.micro);
   if (task.peer >= 0) line += fmt::format(" peer={}", task.peer);
-  if (task.stream > 0) line += fmt::format(" stream={}", dag.streams[static_cast<size_t>(task.stream)]);
-  field(line, "group", task.group, [&](int32_t axis) { return dag.mesh[static_cast<size_t>(axis)].name; });
+  if (task.stream > 0)
+    line += fmt::format(" stream={}", dag.streams[static_cast<size_t>(task.stream)]);
+  field(line, "group", task.group,
+        [&](int32_t axis) { return dag.mesh[static_cast<size_t>(axis)].name; });
   field(line, "reads", task.reads, item);
   field(line, "writes", task.writes, item);
   for (const Accumulate& a : task.accumulates)
-    line += fmt::format(" add={}+={}:{}:{}", item(a.into), dag.graph.value(a.contribution).name, a.sum, a.use);
+    line += fmt::format(" add={}+={}:{}:{}", item(a.into), dag.graph.value(a.contribution).name,
+                        a.sum, a.use);
   for (const Combine& c : task.combines)
     line += fmt::format(" combine={}={}:{}", item(c.into), list(c.from, item), c.sum);
   return line + fmt::format(" \"{}\"\n", task.label);
@@ -49,15 +55,19 @@ std::string print_head(const Dag& dag) {
   for (const DagAxis& axis : dag.mesh)
     text += fmt::format(" {}={}{}{}", axis.name, axis.size, axis.placed ? ":placed" : "",
                         axis.replicated ? ":replicated" : "");
-  text += fmt::format("\nbatch replicas={} microbatches={} sequential={} split_backward={}\n", dag.replicas,
-                      dag.microbatches, dag.sequential_replicas ? 1 : 0, dag.split_backward ? 1 : 0);
-  text += fmt::format("streams {} reduce={} bucket={}\n", join(dag.streams, ","), dag.reduce_stream, dag.bucket_bytes);
+  text += fmt::format("\nbatch replicas={} microbatches={} sequential={} split_backward={}\n",
+                      dag.replicas, dag.microbatches, dag.sequential_replicas ? 1 : 0,
+                      dag.split_backward ? 1 : 0);
+  text += fmt::format("streams {} reduce={} bucket={}\n", join(dag.streams, ","), dag.reduce_stream,
+                      dag.bucket_bytes);
   if (!dag.region_tags.empty()) text += fmt::format("tags {}\n", join(dag.region_tags, ","));
   for (const Value& value : dag.graph.values)
     if (value.kind == ValueKind::kNode && !value.producer.valid())
       text += fmt::format("value {}:{}\n", value.name, to_string(value.type));
   for (const auto& cell : dag.cells)
-    text += fmt::format("cell{}\n", cell.empty() ? "" : " " + list(cell, [](int32_t c) { return std::to_string(c); }));
+    text += fmt::format("cell{}\n", cell.empty() ? "" : " " + list(cell, [](int32_t c) {
+                                                          return std::to_string(c);
+                                                        }));
   return text;
 }
 
@@ -75,7 +85,8 @@ std::string print_dag(const Dag& dag) {
   std::string text = print_head(dag);
   for (const Sum& sum : dag.sums)
     text += fmt::format("sum value={} uses={} \"{}\"\n", dag.graph.value(sum.value).name,
-                        list(sum.uses, [&](ValueId use) { return dag.graph.value(use).name; }), sum.name);
+                        list(sum.uses, [&](ValueId use) { return dag.graph.value(use).name; }),
+                        sum.name);
   for (const Chunk& chunk : dag.chunks) text += print_chunk(dag, chunk);
   for (size_t i = 0; i < dag.items.size(); ++i) {
     const Item& item = dag.items[i];

@@ -58,7 +58,8 @@ ScalarVector scalar_vector(Dag& dag) {
   Graph& graph = dag.graph;
   ScalarVector scalars;
   if (const Node* norm = norm_node(graph))
-    for (ValueId square : norm->inputs) scalars.sources.push_back(graph.node(graph.value(square).producer).inputs[0]);
+    for (ValueId square : norm->inputs)
+      scalars.sources.push_back(graph.node(graph.value(square).producer).inputs[0]);
   const auto squares = static_cast<int64_t>(scalars.sources.size());
   scalars.sources.push_back(graph.loss);
   Value shared;
@@ -83,7 +84,8 @@ ScalarVector scalar_vector(Dag& dag) {
   return scalars;
 }
 
-Chunk scalar_chunk(Dag& dag, const ScalarVector& scalars, const std::vector<bool>& here, int32_t cell) {
+Chunk scalar_chunk(Dag& dag, const ScalarVector& scalars, const std::vector<bool>& here,
+                   int32_t cell) {
   Graph& graph = dag.graph;
   Builder build = update_builder(graph, fmt::format("step_scalars/{}/", cell));
   const size_t first = graph.nodes.size();
@@ -99,8 +101,10 @@ Chunk scalar_chunk(Dag& dag, const ScalarVector& scalars, const std::vector<bool
     Attrs to;
     to.set("to", std::string("f64"));
     ValueId scalar = scalars.sources[i];
-    if (!is_loss) scalar = build.op1("SumSquares", {scalar});
-    else if (build.type(scalar).dtype != DType::kF64) scalar = build.op1("Cast", {scalar}, to);
+    if (!is_loss)
+      scalar = build.op1("SumSquares", {scalar});
+    else if (build.type(scalar).dtype != DType::kF64)
+      scalar = build.op1("Cast", {scalar}, to);
     parts.push_back(build.reshape(scalar, {1}));
   }
   Attrs axis;
@@ -124,7 +128,8 @@ Reports report_values(const Dag& dag) {
   return reports;
 }
 
-Chunk update_chunk(const Dag& dag, int32_t cell, const std::vector<std::set<int32_t>>& held, const Reports& reports) {
+Chunk update_chunk(const Dag& dag, int32_t cell, const std::vector<std::set<int32_t>>& held,
+                   const Reports& reports) {
   const Graph& graph = dag.graph;
   std::vector<bool> is_param(graph.values.size()), needed(graph.nodes.size());
   for (const Param& param : graph.params) is_param[param.value.index()] = true;
@@ -146,7 +151,8 @@ Chunk update_chunk(const Dag& dag, int32_t cell, const std::vector<std::set<int3
     const NodeId producer = graph.value(update.next).producer;
     bool here = true;
     for (ValueId input : graph.node(producer).inputs)
-      if (input.valid() && is_param[input.index()]) here = here && held[input.index()].count(cell) > 0;
+      if (input.valid() && is_param[input.index()])
+        here = here && held[input.index()].count(cell) > 0;
     if (!here) continue;
     mark(update.next, mark);
     chunk.writes.push_back(update.next);
@@ -159,8 +165,8 @@ Chunk update_chunk(const Dag& dag, int32_t cell, const std::vector<std::set<int3
   std::sort(chunk.writes.begin(), chunk.writes.end());
   chunk.writes.erase(std::unique(chunk.writes.begin(), chunk.writes.end()), chunk.writes.end());
 
-  // Graph order with two exceptions: nodes added later may come before their readers, and a node that replaces state
-  // runs after all that read the old value.
+  // Graph order with two exceptions: nodes added later may come before their readers, and a node
+  // that replaces state runs after all that read the old value.
   std::vector<ValueId> state_of(graph.values.size());
   for (const StateUpdate& update : graph.updates) state_of[update.next.index()] = update.state;
   std::vector<int> color(graph.nodes.size());
@@ -169,7 +175,8 @@ Chunk update_chunk(const Dag& dag, int32_t cell, const std::vector<std::set<int3
     if (!needed[id.index()] || color[id.index()]) return;
     color[id.index()] = 1;
     for (ValueId input : graph.node(id).inputs)
-      if (input.valid() && graph.value(input).producer.valid()) self(graph.value(input).producer, self);
+      if (input.valid() && graph.value(input).producer.valid())
+        self(graph.value(input).producer, self);
     for (ValueId output : graph.node(id).outputs)
       if (state_of[output.index()].valid())
         for (NodeId reader : all_readers[state_of[output.index()].index()]) self(reader, self);

@@ -24,11 +24,13 @@ Variables capture_counts(const std::vector<Match>& matches) {
   for (const Match& match : matches)
     for (const auto& [name, value] : match.captures.captures) seen[name].insert(value);
   Variables counts;
-  for (const auto& [name, values] : seen) counts.emplace_back(name + "s", static_cast<int64_t>(values.size()));
+  for (const auto& [name, values] : seen)
+    counts.emplace_back(name + "s", static_cast<int64_t>(values.size()));
   return counts;
 }
 
-Result<Graph> apply_rule(Graph graph, const AnnotateRule& rule, const Variables& variables, Explanation& report) {
+Result<Graph> apply_rule(Graph graph, const AnnotateRule& rule, const Variables& variables,
+                         Explanation& report) {
   std::vector<Match> matches;
   for (size_t i = 0; i < graph.nodes.size(); ++i)
     if (auto match = rule.match.match(graph.nodes[i].scope)) matches.push_back({NodeId(i), *match});
@@ -36,8 +38,9 @@ Result<Graph> apply_rule(Graph graph, const AnnotateRule& rule, const Variables&
     const auto scopes = all_scopes(graph);
     return fail(rule.at, "annotate: no op's scope matches '{}'{}", rule.match.pattern(),
                 did_you_mean(rule.match.pattern(), scopes))
-        .with_note(fmt::format("the model has scopes such as {}",
-                               join(std::span(scopes).subspan(0, std::min<size_t>(scopes.size(), 6)), ", ")));
+        .with_note(fmt::format(
+            "the model has scopes such as {}",
+            join(std::span(scopes).subspan(0, std::min<size_t>(scopes.size(), 6)), ", ")));
   }
   const Variables counts = capture_counts(matches);
   for (const auto& [tag, expr] : rule.tags) {
@@ -49,13 +52,14 @@ Result<Graph> apply_rule(Graph graph, const AnnotateRule& rule, const Variables&
       scope.insert(scope.end(), variables.begin(), variables.end());
       PIPER_ASSIGN(const int64_t value, expr.evaluate(scope));
       if (value < 0 || value > INT32_MAX)
-        return fail(expr.at(), "annotate: tag '{}' becomes {} for '{}'; tags are integers from 0", tag, value,
-                    graph.node(match.node).scope);
+        return fail(expr.at(), "annotate: tag '{}' becomes {} for '{}'; tags are integers from 0",
+                    tag, value, graph.node(match.node).scope);
       graph.set_tag(graph.node(match.node), index, static_cast<int32_t>(value));
       values.insert(value);
     }
-    report.lines.push_back(fmt::format("'{}' matched {} ops: {} = {}..{} ({} values)", rule.match.pattern(),
-                                       matches.size(), tag, *values.begin(), *values.rbegin(), values.size()));
+    report.lines.push_back(fmt::format("'{}' matched {} ops: {} = {}..{} ({} values)",
+                                       rule.match.pattern(), matches.size(), tag, *values.begin(),
+                                       *values.rbegin(), values.size()));
   }
   return graph;
 }
@@ -70,7 +74,7 @@ int32_t latest_producer(const Graph& graph, const Node& node, int tag) {
 }
 
 struct Joined {
-  std::map<int32_t, int64_t> count;     // by tag value
+  std::map<int32_t, int64_t> count;  // by tag value
   std::vector<NodeId> first_nodes;
 };
 
@@ -102,7 +106,8 @@ Joined join_by_dataflow(Graph& graph, int tag) {
 
 }  // namespace
 
-Result<Graph> apply_annotate(Graph graph, const Annotate& annotate, const Variables& variables, Explanations& out) {
+Result<Graph> apply_annotate(Graph graph, const Annotate& annotate, const Variables& variables,
+                             Explanations& out) {
   for (const auto& rule : annotate.rules) {
     if (const auto* balance = std::get_if<BalanceRule>(&rule)) {
       PIPER_ASSIGN(graph, apply_balance(std::move(graph), *balance, out));
@@ -118,8 +123,8 @@ Result<Graph> apply_annotate(Graph graph, const Annotate& annotate, const Variab
     if (joined.count.empty()) continue;
     Explanation report{annotate.at, "annotate", {}};
     for (const auto& [value, count] : joined.count)
-      report.lines.push_back(fmt::format("{} ops without '{}' joined {}={} by dataflow", count, graph.tag_names[tag],
-                                         graph.tag_names[tag], value));
+      report.lines.push_back(fmt::format("{} ops without '{}' joined {}={} by dataflow", count,
+                                         graph.tag_names[tag], graph.tag_names[tag], value));
     const Node& first = graph.node(joined.first_nodes.front());
     if (annotate.strict)
       return fail(annotate.at, "annotate: strict, but no rule gives '{}' to {} '{}' (scope '{}')",

@@ -13,7 +13,8 @@ double node_flops(const Graph& graph, const Node& node) {
   return def->cost(use_of(graph, node)).flops;
 }
 
-// Bytes of values made before position p and read at or after it; p = 0 … nodes. Inputs, state and constants are at hand everywhere.
+// Bytes of values made before position p and read at or after it; p = 0 … nodes. Inputs, state and
+// constants are at hand everywhere.
 std::vector<double> crossing_bytes(const Graph& graph) {
   std::vector<double> change(graph.nodes.size() + 2);
   const auto all_readers = readers(graph);
@@ -28,16 +29,18 @@ std::vector<double> crossing_bytes(const Graph& graph) {
   return change;
 }
 
-// Ops on data alone (label counts, masks of inputs) cost next to nothing and need nothing from other regions: they go to their
-// earliest reader's, so that their results are not sent.
+// Ops on data alone (label counts, masks of inputs) cost next to nothing and need nothing from
+// other regions: they go to their earliest reader's, so that their results are not sent.
 void move_to_readers(Graph& graph, int tag) {
   std::vector<bool> on_state(graph.values.size());
-  for (size_t v = 0; v < graph.values.size(); ++v) on_state[v] = graph.values[v].kind == ValueKind::kState;
+  for (size_t v = 0; v < graph.values.size(); ++v)
+    on_state[v] = graph.values[v].kind == ValueKind::kState;
   std::vector<bool> data_only(graph.nodes.size());
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     const Node& node = graph.nodes[i];
-    data_only[i] = std::none_of(node.inputs.begin(), node.inputs.end(),
-                                [&](ValueId input) { return input.valid() && on_state[input.index()]; });
+    data_only[i] = std::none_of(node.inputs.begin(), node.inputs.end(), [&](ValueId input) {
+      return input.valid() && on_state[input.index()];
+    });
     for (ValueId output : node.outputs) on_state[output.index()] = !data_only[i];
   }
   const auto all_readers = readers(graph);
@@ -45,7 +48,8 @@ void move_to_readers(Graph& graph, int tag) {
     if (!data_only[i]) continue;
     int32_t earliest = INT32_MAX;
     for (ValueId output : graph.nodes[i].outputs)
-      for (NodeId reader : all_readers[output.index()]) earliest = std::min(earliest, graph.tag(graph.node(reader), tag));
+      for (NodeId reader : all_readers[output.index()])
+        earliest = std::min(earliest, graph.tag(graph.node(reader), tag));
     if (earliest != INT32_MAX) graph.set_tag(graph.nodes[i], tag, earliest);
   }
 }
@@ -63,13 +67,15 @@ std::vector<size_t> cut_points(const std::vector<double>& crossing, size_t wante
 }
 
 // Dynamic programme over (regions, cut point): the smallest possible largest cost.
-std::vector<size_t> best_cuts(const std::vector<double>& flops_before, const std::vector<double>& crossing,
-                              std::vector<size_t> points, size_t regions) {
+std::vector<size_t> best_cuts(const std::vector<double>& flops_before,
+                              const std::vector<double>& crossing, std::vector<size_t> points,
+                              size_t regions) {
   points.insert(points.begin(), 0);
   points.push_back(crossing.size() - 1);
   const size_t n = points.size();
   const auto cost = [&](size_t a, size_t b) {
-    return flops_before[points[b]] - flops_before[points[a]] + kFlopsPerByte * (crossing[points[a]] + crossing[points[b]]);
+    return flops_before[points[b]] - flops_before[points[a]] +
+           kFlopsPerByte * (crossing[points[a]] + crossing[points[b]]);
   };
   const double never = std::numeric_limits<double>::infinity();
   std::vector<std::vector<double>> best(regions + 1, std::vector<double>(n, never));
@@ -99,7 +105,8 @@ std::vector<size_t> best_cuts(const std::vector<double>& flops_before, const std
 Result<Graph> apply_balance(Graph graph, const BalanceRule& balance, Explanations& out) {
   const auto regions = static_cast<size_t>(std::max<int64_t>(balance.into, 0));
   if (balance.into < 1 || regions > graph.nodes.size())
-    return fail(balance.at, "balance: cannot cut {} ops into {} regions", graph.nodes.size(), balance.into);
+    return fail(balance.at, "balance: cannot cut {} ops into {} regions", graph.nodes.size(),
+                balance.into);
   const std::vector<double> crossing = crossing_bytes(graph);
   std::vector<double> flops_before(graph.nodes.size() + 1);
   for (size_t i = 0; i < graph.nodes.size(); ++i)
@@ -109,11 +116,15 @@ Result<Graph> apply_balance(Graph graph, const BalanceRule& balance, Explanation
   Explanation report{balance.at, "balance", {}};
   for (size_t r = 0; r < regions; ++r) {
     const size_t end = r + 1 < regions ? cuts[r + 1] : graph.nodes.size();
-    for (size_t i = cuts[r]; i < end; ++i) graph.set_tag(graph.nodes[i], tag, static_cast<int32_t>(r));
-    const double share = flops_before.back() > 0 ? (flops_before[end] - flops_before[cuts[r]]) / flops_before.back() : 0;
-    report.lines.push_back(fmt::format("{}={}: {} ops, {:.1f} % of the forward FLOPs, from {} to {}, {} sent on",
-                                       balance.tag, r, end - cuts[r], 100 * share, graph.nodes[cuts[r]].scope,
-                                       graph.nodes[end - 1].scope, human_bytes(static_cast<int64_t>(crossing[end]))));
+    for (size_t i = cuts[r]; i < end; ++i)
+      graph.set_tag(graph.nodes[i], tag, static_cast<int32_t>(r));
+    const double share = flops_before.back() > 0
+                             ? (flops_before[end] - flops_before[cuts[r]]) / flops_before.back()
+                             : 0;
+    report.lines.push_back(
+        fmt::format("{}={}: {} ops, {:.1f} % of the forward FLOPs, from {} to {}, {} sent on",
+                    balance.tag, r, end - cuts[r], 100 * share, graph.nodes[cuts[r]].scope,
+                    graph.nodes[end - 1].scope, human_bytes(static_cast<int64_t>(crossing[end]))));
   }
   move_to_readers(graph, tag);
   out.push_back(std::move(report));

@@ -30,15 +30,19 @@ Result<bool> meets(const Condition& condition, int32_t tag, Variables& bound) {
   if (condition.kind == Kind::kAbsent) return tag == kNoTag;
   if (tag == kNoTag) return false;
   switch (condition.kind) {
-    case Kind::kAny: return true;
-    case Kind::kBind: bound.emplace(bound.begin(), condition.bind, tag); return true;
+    case Kind::kAny:
+      return true;
+    case Kind::kBind:
+      bound.emplace(bound.begin(), condition.bind, tag);
+      return true;
     case Kind::kSet:
       for (const Expr& expr : condition.set) {
         PIPER_ASSIGN(const int64_t value, expr.evaluate(bound));
         if (value == tag) return true;
       }
       return false;
-    default: break;
+    default:
+      break;
   }
   PIPER_ASSIGN(const int64_t low, condition.low.evaluate(bound));
   if (condition.kind == Kind::kEquals) return tag == low;
@@ -61,7 +65,8 @@ Result<std::optional<Variables>> match_chunk(const Dag& dag, const Chunk& chunk,
     if (it == dag.region_tags.end()) {
       std::vector<std::string> names = dag.graph.tag_names;
       names.push_back("pass");
-      return fail(condition.at, "where: no op has a tag '{}'{}", condition.tag, did_you_mean(condition.tag, names));
+      return fail(condition.at, "where: no op has a tag '{}'{}", condition.tag,
+                  did_you_mean(condition.tag, names));
     }
     const int32_t tag = chunk.tags[static_cast<size_t>(it - dag.region_tags.begin())];
     PIPER_ASSIGN(const bool met, meets(condition, tag, bound));
@@ -70,7 +75,8 @@ Result<std::optional<Variables>> match_chunk(const Dag& dag, const Chunk& chunk,
   return std::optional<Variables>(std::move(bound));
 }
 
-Error no_match(const Dag& dag, const Where& where, const SourceSpan& at, std::string_view directive) {
+Error no_match(const Dag& dag, const Where& where, const SourceSpan& at,
+               std::string_view directive) {
   Error error = fail(where.empty() ? at : where.front().at, "{}: matches nothing", directive);
   for (size_t t = 0; t < dag.region_tags.size(); ++t) {
     std::set<int32_t> values;

@@ -9,6 +9,7 @@ namespace piper {
 Result<std::optional<Variables>> match_chunk(const Dag& dag, const Chunk& chunk, const Where& where,
                                              const Variables& variables);
 // "matches nothing", with the tags and passes there are.
-Error no_match(const Dag& dag, const Where& where, const SourceSpan& at, std::string_view directive);
+Error no_match(const Dag& dag, const Where& where, const SourceSpan& at,
+               std::string_view directive);
 
 }  // namespace piper

@@ -46,21 +46,23 @@ std::vector<size_t> forward_first(const Dag& dag) {
 }
 
 struct Placement {
-  std::vector<int32_t> coordinates;       // by axis, -1 until placed
-  std::vector<const Place*> by;           // by axis: the directive that did
+  std::vector<int32_t> coordinates;  // by axis, -1 until placed
+  std::vector<const Place*> by;      // by axis: the directive that did
 };
 
-Status place_chunk(const Dag& dag, const Chunk& chunk, const Place& place, const Variables& bound, Placement& placement) {
+Status place_chunk(const Dag& dag, const Chunk& chunk, const Place& place, const Variables& bound,
+                   Placement& placement) {
   for (size_t i = 0; i < place.on.size(); ++i) {
     const SourceSpan& at = i < place.on_at.size() ? place.on_at[i] : place.at;
     PIPER_ASSIGN(const size_t axis, find_axis(dag, place.on[i].first, at));
     PIPER_ASSIGN(const int64_t coordinate, place.on[i].second.evaluate(bound));
     if (coordinate < 0 || coordinate >= dag.mesh[axis].size)
-      return fail(at, "place: '{}' goes to {}={}, but the axis has coordinates 0 to {}", chunk.name, dag.mesh[axis].name,
-                  coordinate, dag.mesh[axis].size - 1);
+      return fail(at, "place: '{}' goes to {}={}, but the axis has coordinates 0 to {}", chunk.name,
+                  dag.mesh[axis].name, coordinate, dag.mesh[axis].size - 1);
     if (placement.by[axis])
-      return fail(place.at, "place: '{}' is already placed on {}={} by the directive at line {}", chunk.name,
-                  dag.mesh[axis].name, placement.coordinates[axis], placement.by[axis]->at.line);
+      return fail(place.at, "place: '{}' is already placed on {}={} by the directive at line {}",
+                  chunk.name, dag.mesh[axis].name, placement.coordinates[axis],
+                  placement.by[axis]->at.line);
     placement.coordinates[axis] = static_cast<int32_t>(coordinate);
     placement.by[axis] = &place;
   }
@@ -69,11 +71,13 @@ Status place_chunk(const Dag& dag, const Chunk& chunk, const Place& place, const
 
 }  // namespace
 
-Result<Dag> apply_place(Dag dag, const std::vector<Place>& places, const Variables& variables, Explanations& out) {
+Result<Dag> apply_place(Dag dag, const std::vector<Place>& places, const Variables& variables,
+                        Explanations& out) {
   dag.cells = make_cells(dag.mesh);
   if (places.empty()) return dag;
-  std::vector<Placement> placements(dag.chunks.size(), {std::vector<int32_t>(dag.mesh.size(), -1),
-                                                        std::vector<const Place*>(dag.mesh.size())});
+  std::vector<Placement> placements(
+      dag.chunks.size(),
+      {std::vector<int32_t>(dag.mesh.size(), -1), std::vector<const Place*>(dag.mesh.size())});
   for (const Place& place : places) {
     Explanation report{place.at, "place", {}};
     size_t matched = 0;
@@ -87,8 +91,8 @@ Result<Dag> apply_place(Dag dag, const std::vector<Place>& places, const Variabl
         for (size_t a = 0; a < dag.mesh.size(); ++a)
           if (placements[c].by[a] == &place)
             on += fmt::format(" {}={}", dag.mesh[a].name, placements[c].coordinates[a]);
-        report.lines.push_back(fmt::format("'{}' and its backward on{}: {} ops forward", dag.chunks[c].name, on,
-                                           dag.chunks[c].nodes.size()));
+        report.lines.push_back(fmt::format("'{}' and its backward on{}: {} ops forward",
+                                           dag.chunks[c].name, on, dag.chunks[c].nodes.size()));
       }
     }
     if (matched == 0) return no_match(dag, place.where, place.at, "place");
@@ -100,7 +104,8 @@ Result<Dag> apply_place(Dag dag, const std::vector<Place>& places, const Variabl
   for (size_t c : forward_first(dag)) {
     for (size_t a = 0; a < dag.mesh.size(); ++a)
       if (dag.mesh[a].placed && placements[c].coordinates[a] < 0)
-        return fail(places.front().at, "place: no directive places '{}' on axis '{}'", dag.chunks[c].name, dag.mesh[a].name);
+        return fail(places.front().at, "place: no directive places '{}' on axis '{}'",
+                    dag.chunks[c].name, dag.mesh[a].name);
     dag.chunks[c].cell = cell_of.at(placements[c].coordinates);
     used[static_cast<size_t>(dag.chunks[c].cell)] = true;
   }
@@ -110,7 +115,9 @@ Result<Dag> apply_place(Dag dag, const std::vector<Place>& places, const Variabl
     for (size_t a = 0; a < dag.mesh.size(); ++a)
       if (dag.mesh[a].placed) where += fmt::format(" {}={}", dag.mesh[a].name, dag.cells[i][a]);
     return fail(places.front().at, "place: nothing is placed on{}", where)
-        .with_note("help: make the mesh axis as long as there are places, or cut the model into more regions");
+        .with_note(
+            "help: make the mesh axis as long as there are places, or cut the model into more "
+            "regions");
   }
   return dag;
 }

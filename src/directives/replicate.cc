@@ -13,7 +13,8 @@ Result<Dag> apply_replicate(Dag dag, const std::vector<Replicate>& replicates, E
       return fail(replicate.over_at, "replicate: the mesh has no axis '{}'{}", replicate.over,
                   did_you_mean(replicate.over, axes));
     if (i > 0)
-      return fail(replicate.at, "not supported: a second replicate directive; one axis holds all replicas")
+      return fail(replicate.at,
+                  "not supported: a second replicate directive; one axis holds all replicas")
           .with_note(fmt::format("the first is at line {}", replicates[0].at.line));
     dag.bucket_bytes = replicate.bucket_bytes;
     dag.reduce_stream = static_cast<int32_t>(dag.streams.size());
@@ -24,10 +25,12 @@ Result<Dag> apply_replicate(Dag dag, const std::vector<Replicate>& replicates, E
       ++gradients;
       bytes += dag.graph.value(param.gradient).type.bytes();
     }
-    out.push_back({replicate.at, "replicate",
-                   {fmt::format("{} gradients ({}) are summed over {} once a step, in messages of at least {}, on stream '{}'",
-                                gradients, human_bytes(bytes), replicate.over, human_bytes(replicate.bucket_bytes),
-                                replicate.stream)}});
+    out.push_back({replicate.at,
+                   "replicate",
+                   {fmt::format("{} gradients ({}) are summed over {} once a step, in messages of "
+                                "at least {}, on stream '{}'",
+                                gradients, human_bytes(bytes), replicate.over,
+                                human_bytes(replicate.bucket_bytes), replicate.stream)}});
   }
   return dag;
 }

@@ -22,18 +22,23 @@ Result<int64_t> count_microbatches(const Strategy& strategy, int64_t per_replica
     const Split& split = strategy.splits.front();
     count = split.into;
     if (count < 1 || per_replica % count != 0)
-      return fail(split.at, "split: {} samples a replica cannot be cut into {} equal microbatches", per_replica, count)
-          .with_note(fmt::format("help: the nearest legal number is {}", nearest_divisors(per_replica, count)));
+      return fail(split.at, "split: {} samples a replica cannot be cut into {} equal microbatches",
+                  per_replica, count)
+          .with_note(fmt::format("help: the nearest legal number is {}",
+                                 nearest_divisors(per_replica, count)));
   }
   if (strategy.microbatch_size > 0) {
     const int64_t size = strategy.microbatch_size;
     if (per_replica % size != 0)
-      return fail(strategy.microbatch_size_at, "train: {} samples a replica are not a multiple of microbatch_size {}",
+      return fail(strategy.microbatch_size_at,
+                  "train: {} samples a replica are not a multiple of microbatch_size {}",
                   per_replica, size)
-          .with_note(fmt::format("help: the nearest legal size is {}", nearest_divisors(per_replica, size)));
+          .with_note(fmt::format("help: the nearest legal size is {}",
+                                 nearest_divisors(per_replica, size)));
     if (!strategy.splits.empty() && per_replica / size != count)
       return fail(strategy.microbatch_size_at,
-                  "train: microbatch_size {} means {} microbatches, but split says {}", size, per_replica / size, count);
+                  "train: microbatch_size {} means {} microbatches, but split says {}", size,
+                  per_replica / size, count);
     count = per_replica / size;
   }
   return count;
@@ -47,32 +52,40 @@ Result<Cut> apply_split(const Strategy& strategy, int64_t batch, Explanations& o
     DagAxis dag_axis;
     dag_axis.name = axis.name;
     dag_axis.size = axis.size;
-    for (const Replicate& replicate : strategy.replicates) dag_axis.replicated |= replicate.over == axis.name;
+    for (const Replicate& replicate : strategy.replicates)
+      dag_axis.replicated |= replicate.over == axis.name;
     for (const Place& place : strategy.places)
       for (const auto& [name, expr] : place.on) dag_axis.placed |= name == axis.name;
     if (dag_axis.placed && dag_axis.replicated)
-      return fail(strategy.replicates.front().over_at, "replicate: axis '{}' is already used by place", axis.name);
+      return fail(strategy.replicates.front().over_at,
+                  "replicate: axis '{}' is already used by place", axis.name);
     if (!dag_axis.placed && !dag_axis.replicated && axis.size > 1)
       return fail(axis.at, "mesh: no directive uses axis '{}' of size {}", axis.name, axis.size)
-          .with_note("help: `replicate: {over: " + axis.name + "}` trains the same model on each of its devices");
+          .with_note("help: `replicate: {over: " + axis.name +
+                     "}` trains the same model on each of its devices");
     if (dag_axis.replicated) cut.replicas *= axis.size;
     cut.mesh.push_back(std::move(dag_axis));
   }
   if (strategy.splits.size() > 1)
-    return fail(strategy.splits[1].at, "split: the batch is already split at line {}", strategy.splits[0].at.line);
+    return fail(strategy.splits[1].at, "split: the batch is already split at line {}",
+                strategy.splits[0].at.line);
   cut.at = !strategy.splits.empty()       ? strategy.splits.front().at
            : !strategy.replicates.empty() ? strategy.replicates.front().at
                                           : SourceSpan{strategy.path};
   if (batch % cut.replicas != 0)
-    return fail(strategy.replicates.front().at, "replicate: a batch of {} samples cannot be shared by {} replicas", batch,
+    return fail(strategy.replicates.front().at,
+                "replicate: a batch of {} samples cannot be shared by {} replicas", batch,
                 cut.replicas)
-        .with_note(fmt::format("help: the nearest legal batches are {} and {}", batch / cut.replicas * cut.replicas,
+        .with_note(fmt::format("help: the nearest legal batches are {} and {}",
+                               batch / cut.replicas * cut.replicas,
                                (batch / cut.replicas + 1) * cut.replicas));
   PIPER_ASSIGN(cut.microbatches, count_microbatches(strategy, batch / cut.replicas));
   if (!strategy.splits.empty() || cut.microbatches > 1)
-    out.push_back({cut.at, "split",
-                   {fmt::format("batch {} = {} replicas × {} microbatches × {} samples", batch, cut.replicas,
-                                cut.microbatches, batch / cut.replicas / cut.microbatches)}});
+    out.push_back(
+        {cut.at,
+         "split",
+         {fmt::format("batch {} = {} replicas × {} microbatches × {} samples", batch, cut.replicas,
+                      cut.microbatches, batch / cut.replicas / cut.microbatches)}});
   return cut;
 }
 

@@ -12,9 +12,12 @@
 namespace piper {
 namespace {
 
-int64_t micro_samples(const Dag& dag) { return dag.graph.batch / (dag.replicas * dag.microbatches); }
+int64_t micro_samples(const Dag& dag) {
+  return dag.graph.batch / (dag.replicas * dag.microbatches);
+}
 
-// Samples of a microbatch: block replica × microbatches + mb of equal blocks; a replica rank adds its coordinate's share.
+// Samples of a microbatch: block replica × microbatches + mb of equal blocks; a replica rank adds
+// its coordinate's share.
 SampleRange samples_of(const Dag& dag, int32_t micro) {
   SampleRange range;
   range.count = micro_samples(dag);
@@ -33,12 +36,14 @@ SampleRange samples_of(const Dag& dag, int32_t micro) {
 
 class CellLowerer {
  public:
-  CellLowerer(const Dag& dag, ProgramPool& pool, int32_t cell) : dag_(dag), pool_(pool), cell_(cell) {}
+  CellLowerer(const Dag& dag, ProgramPool& pool, int32_t cell)
+      : dag_(dag), pool_(pool), cell_(cell) {}
 
   RoleProgram run(const std::vector<TaskId>& order) {
     for (const DagAxis& axis : dag_.mesh) role_.mesh.emplace_back(axis.name, axis.size);
     for (const std::string& stream : dag_.streams) role_.streams.push_back({stream});
-    for (const Sum& sum : dag_.sums) role_.sum_targets.push_back({sum.name, static_cast<int32_t>(sum.uses.size())});
+    for (const Sum& sum : dag_.sums)
+      role_.sum_targets.push_back({sum.name, static_cast<int32_t>(sum.uses.size())});
     role_.batch = dag_.graph.batch;
     for (TaskId task : order) {
       first_instruction_[task.value] = static_cast<int32_t>(role_.body.size());
@@ -71,7 +76,8 @@ class CellLowerer {
     if (known != buffers_.end()) return known->second;
     const Value& value = dag_.graph.value(dag_.items[item.index()].value);
     std::string name = value.name;
-    if (dag_.items[item.index()].micro >= 0) name += fmt::format("@{}", dag_.items[item.index()].micro);
+    if (dag_.items[item.index()].micro >= 0)
+      name += fmt::format("@{}", dag_.items[item.index()].micro);
     const int32_t index = add_buffer(value, std::move(name));
     Buffer& buffer = role_.buffers.back();
     if (value.kind == ValueKind::kState) {
@@ -111,11 +117,16 @@ class CellLowerer {
 
   void lower_task(const Task& task) {
     switch (task.kind) {
-      case TaskKind::kCompute: return lower_compute(task);
-      case TaskKind::kInput: return lower_input(task);
-      case TaskKind::kSend: return lower_transfer(task, InstructionKind::kSend, task.reads[0]);
-      case TaskKind::kRecv: return lower_transfer(task, InstructionKind::kRecv, task.writes[0]);
-      case TaskKind::kAllReduce: return lower_all_reduce(task);
+      case TaskKind::kCompute:
+        return lower_compute(task);
+      case TaskKind::kInput:
+        return lower_input(task);
+      case TaskKind::kSend:
+        return lower_transfer(task, InstructionKind::kSend, task.reads[0]);
+      case TaskKind::kRecv:
+        return lower_transfer(task, InstructionKind::kRecv, task.writes[0]);
+      case TaskKind::kAllReduce:
+        return lower_all_reduce(task);
     }
   }
 
@@ -124,7 +135,8 @@ class CellLowerer {
     Instruction& instruction = add_instruction(InstructionKind::kInput, task);
     instruction.input = value.name;
     instruction.samples = samples_of(dag_, task.micro);
-    if (value.batch_dim < 0) instruction.samples = {0, dag_.graph.batch, std::vector<int64_t>(dag_.mesh.size())};
+    if (value.batch_dim < 0)
+      instruction.samples = {0, dag_.graph.batch, std::vector<int64_t>(dag_.mesh.size())};
     const int32_t buffer = buffer_of(task.writes[0]);
     role_.body.back().args = {buffer};
   }
@@ -160,7 +172,8 @@ class CellLowerer {
 
   void lower_compute(const Task& task) {
     std::vector<bool> first;
-    for (const Accumulate& a : task.accumulates) first.push_back(started_.insert(a.into.value).second);
+    for (const Accumulate& a : task.accumulates)
+      first.push_back(started_.insert(a.into.value).second);
     const ChunkPrograms& programs = pool_.of_task(task, first);
     std::vector<int32_t> inner;  // one buffer per value passed between segments
     for (ValueId value : programs.inner) {
@@ -178,13 +191,18 @@ class CellLowerer {
       declare_sums(task, segment, first, instruction);
     }
   }
-  int32_t argument_buffer(const Task& task, const SegmentArg& arg, const std::vector<int32_t>& inner) {
+  int32_t argument_buffer(const Task& task, const SegmentArg& arg,
+                          const std::vector<int32_t>& inner) {
     const auto i = static_cast<size_t>(arg.index);
     switch (arg.kind) {
-      case SegmentArg::Kind::kRead: return buffer_of(task.reads[i]);
-      case SegmentArg::Kind::kWrite: return buffer_of(task.writes[i]);
-      case SegmentArg::Kind::kInner: return inner[i];
-      case SegmentArg::Kind::kSum: return buffer_of(task.accumulates[i].into);
+      case SegmentArg::Kind::kRead:
+        return buffer_of(task.reads[i]);
+      case SegmentArg::Kind::kWrite:
+        return buffer_of(task.writes[i]);
+      case SegmentArg::Kind::kInner:
+        return inner[i];
+      case SegmentArg::Kind::kSum:
+        return buffer_of(task.accumulates[i].into);
     }
     return -1;
   }
@@ -200,11 +218,14 @@ class CellLowerer {
     return it->second;
   }
 
-  // What the verifier sums: contributions made here, sums of parts, and finished sums that are read.
-  void declare_sums(const Task& task, const Segment& segment, const std::vector<bool>& first, Instruction& instruction) {
+  // What the verifier sums: contributions made here, sums of parts, and finished sums that are
+  // read.
+  void declare_sums(const Task& task, const Segment& segment, const std::vector<bool>& first,
+                    Instruction& instruction) {
     const auto arg_of = [&](int32_t buffer) {
       const auto it = std::find(instruction.args.begin(), instruction.args.end(), buffer);
-      return it == instruction.args.end() ? -1 : static_cast<int32_t>(it - instruction.args.begin());
+      return it == instruction.args.end() ? -1
+                                          : static_cast<int32_t>(it - instruction.args.begin());
     };
     for (int32_t s : segment.sums) {
       const Accumulate& a = task.accumulates[static_cast<size_t>(s)];
@@ -229,11 +250,13 @@ class CellLowerer {
     for (ItemId item : task.reads) {
       const int32_t sum = dag_.items[item.index()].sum;
       const int32_t arg = sum >= 0 ? arg_of(buffer_of(item)) : -1;
-      if (arg >= 0 && !combined.count(arg) && read.insert(arg).second) instruction.sum_reads.push_back({arg, sum});
+      if (arg >= 0 && !combined.count(arg) && read.insert(arg).second)
+        instruction.sum_reads.push_back({arg, sum});
     }
   }
 
-  // An instruction waits for the last ones on other streams that wrote what it reads or writes, or read what it writes.
+  // An instruction waits for the last ones on other streams that wrote what it reads or writes, or
+  // read what it writes.
   void add_waits() {
     struct Last {
       std::map<int32_t, int32_t> by_stream;
@@ -258,13 +281,16 @@ class CellLowerer {
   std::unordered_map<int32_t, int32_t> buffers_;   // by root item
   std::unordered_map<int32_t, int32_t> programs_;  // by pooled program
   std::unordered_map<int32_t, int32_t> first_instruction_;
-  std::set<int32_t> started_;                      // accumulators that hold a contribution already
+  std::set<int32_t> started_;  // accumulators that hold a contribution already
 };
 
-// ---- Data inputs ----------------------------------------------------------------------------------------
+// ---- Data inputs
+// ----------------------------------------------------------------------------------------
 
-// Integers that index a table or name a class must lie inside it, also after moves of their elements.
-DataInput describe_input(const Graph& graph, ValueId id, const std::vector<std::vector<NodeId>>& readers) {
+// Integers that index a table or name a class must lie inside it, also after moves of their
+// elements.
+DataInput describe_input(const Graph& graph, ValueId id,
+                         const std::vector<std::vector<NodeId>>& readers) {
   const Value& value = graph.value(id);
   DataInput input;
   input.name = value.name;
@@ -284,10 +310,12 @@ DataInput describe_input(const Graph& graph, ValueId id, const std::vector<std::
     if (!seen.insert(at.value).second) continue;
     for (NodeId reader : readers[at.index()]) {
       const Node& node = graph.node(reader);
-      if (node.op == "Reshape" || node.op == "Transpose" || node.op == "Slice") open.push_back(node.outputs[0]);
+      if (node.op == "Reshape" || node.op == "Transpose" || node.op == "Slice")
+        open.push_back(node.outputs[0]);
       const bool indexes = node.inputs.size() > 1 && node.inputs[1] == at;
       if (node.op == "Gather" && indexes)
-        bound(graph.value(node.inputs[0]).type.shape[static_cast<size_t>(node.attrs.integer("axis"))]);
+        bound(graph.value(node.inputs[0])
+                  .type.shape[static_cast<size_t>(node.attrs.integer("axis"))]);
       if (node.op == "CrossEntropySum" && indexes) {
         bound(graph.value(node.inputs[0]).type.shape.back());
         input.ignore = node.attrs.integer("ignore_index", -100);
@@ -297,15 +325,19 @@ DataInput describe_input(const Graph& graph, ValueId id, const std::vector<std::
   return input;
 }
 
-// ---- Memory ---------------------------------------------------------------------------------------------
+// ---- Memory
+// ---------------------------------------------------------------------------------------------
 
-// Step buffers live from the first instruction that names them to the last; see send_lifetimes.h for sends.
+// Step buffers live from the first instruction that names them to the last; see send_lifetimes.h
+// for sends.
 void place_buffers(RoleProgram& role, const std::vector<int64_t>& held_until) {
   const auto n = static_cast<int64_t>(role.body.size());
   std::vector<Block> blocks(role.buffers.size());
   for (size_t b = 0; b < role.buffers.size(); ++b) {
     const bool permanent = role.buffers[b].kind != BufferKind::kStep;
-    blocks[b] = {.bytes = role.buffers[b].type.bytes(), .first = permanent ? -1 : n, .last = permanent ? n : -1};
+    blocks[b] = {.bytes = role.buffers[b].type.bytes(),
+                 .first = permanent ? -1 : n,
+                 .last = permanent ? n : -1};
   }
   for (int64_t i = 0; i < n; ++i) {
     const Instruction& instruction = role.body[static_cast<size_t>(i)];
@@ -341,8 +373,8 @@ Result<Lowered> lower(const Dag& dag, const Schedule& schedule) {
   for (size_t t = 0; t + 1 < dag.tasks.size(); ++t) {
     const Task& task = dag.tasks[t];
     if (task.kind != TaskKind::kSend) continue;
-    transfers.push_back({task.cell, cells[static_cast<size_t>(task.cell)].position(TaskId(t)), task.peer,
-                         cells[static_cast<size_t>(task.peer)].position(TaskId(t + 1))});
+    transfers.push_back({task.cell, cells[static_cast<size_t>(task.cell)].position(TaskId(t)),
+                         task.peer, cells[static_cast<size_t>(task.peer)].position(TaskId(t + 1))});
   }
   const auto held = send_lifetimes(lowered.roles, transfers);
   const auto all_readers = readers(dag.graph);
@@ -358,8 +390,9 @@ Result<Lowered> lower(const Dag& dag, const Schedule& schedule) {
     place_buffers(role, held[c]);
   }
   for (const Value& value : dag.graph.values) {
-    const bool stored = value.data.data && (value.kind == ValueKind::kState ||
-                                            (value.kind == ValueKind::kConstant && !is_literal(value)));
+    const bool stored =
+        value.data.data && (value.kind == ValueKind::kState ||
+                            (value.kind == ValueKind::kConstant && !is_literal(value)));
     if (!stored) continue;
     bool used = false;
     for (const RoleProgram& role : lowered.roles)

@@ -9,7 +9,8 @@
 namespace piper {
 
 bool is_literal(const Value& value) {
-  return value.kind == ValueKind::kConstant && value.type.bytes() <= 64 && value.data.data != nullptr;
+  return value.kind == ValueKind::kConstant && value.type.bytes() <= 64 &&
+         value.data.data != nullptr;
 }
 
 namespace {
@@ -20,26 +21,30 @@ std::string_view layer_of(std::string_view scope) {
   while (begin < scope.size()) {
     const size_t end = std::min(scope.find('/', begin), scope.size());
     const std::string_view part = scope.substr(begin, end - begin);
-    if (!part.empty() && part.find_first_not_of("0123456789") == part.npos) return scope.substr(0, end);
+    if (!part.empty() && part.find_first_not_of("0123456789") == part.npos)
+      return scope.substr(0, end);
     begin = end + 1;
   }
   return scope;
 }
 
 // Consecutive nodes of one layer; nodes without scope stay with their neighbours.
-std::vector<std::vector<NodeId>> cut_by_layer(const Graph& graph, const std::vector<NodeId>& nodes) {
+std::vector<std::vector<NodeId>> cut_by_layer(const Graph& graph,
+                                              const std::vector<NodeId>& nodes) {
   std::vector<std::vector<NodeId>> segments;
   std::string_view current;
   for (NodeId id : nodes) {
     const std::string_view layer = layer_of(graph.node(id).scope);
-    if (segments.empty() || (!layer.empty() && !current.empty() && layer != current)) segments.emplace_back();
+    if (segments.empty() || (!layer.empty() && !current.empty() && layer != current))
+      segments.emplace_back();
     if (!layer.empty()) current = layer;
     segments.back().push_back(id);
   }
   return segments;
 }
 
-// Lays out the local values of a program: lifetimes over its ops, in-place where the op table allows.
+// Lays out the local values of a program: lifetimes over its ops, in-place where the op table
+// allows.
 void place_locals(Program& program) {
   const size_t n = program.values.size();
   std::vector<int32_t> last_use(n, -1), block_of(n, -1);
@@ -59,9 +64,11 @@ void place_locals(Program& program) {
       if (!is_local[out] || block_of[out] >= 0) continue;
       const int64_t bytes = program.values[out].bytes();
       for (const auto& [output, input] : def ? def->in_place : std::vector<std::pair<int, int>>{}) {
-        if (static_cast<size_t>(output) != o || static_cast<size_t>(input) >= op.inputs.size()) continue;
+        if (static_cast<size_t>(output) != o || static_cast<size_t>(input) >= op.inputs.size())
+          continue;
         const int32_t in = op.inputs[static_cast<size_t>(input)];
-        if (in < 0 || !is_local[static_cast<size_t>(in)] || taken[static_cast<size_t>(input)]) continue;
+        if (in < 0 || !is_local[static_cast<size_t>(in)] || taken[static_cast<size_t>(input)])
+          continue;
         if (last_use[static_cast<size_t>(in)] != static_cast<int32_t>(i)) continue;
         if (program.values[static_cast<size_t>(in)].bytes() != bytes) continue;
         if (std::count(op.inputs.begin(), op.inputs.end(), in) > 1) continue;
@@ -71,29 +78,39 @@ void place_locals(Program& program) {
       }
       if (block_of[out] < 0) {
         block_of[out] = static_cast<int32_t>(blocks.size());
-        blocks.push_back({.bytes = bytes, .first = static_cast<int64_t>(i), .last = static_cast<int64_t>(i)});
+        blocks.push_back(
+            {.bytes = bytes, .first = static_cast<int64_t>(i), .last = static_cast<int64_t>(i)});
       }
       Block& block = blocks[static_cast<size_t>(block_of[out])];
-      block.last = std::max<int64_t>(block.last, std::max<int64_t>(last_use[out], static_cast<int64_t>(i)));
+      block.last =
+          std::max<int64_t>(block.last, std::max<int64_t>(last_use[out], static_cast<int64_t>(i)));
     }
   }
   program.workspace_bytes = place_blocks(blocks);
   program.offsets.assign(n, -1);
   for (size_t v = 0; v < n; ++v)
-    if (is_local[v] && block_of[v] >= 0) program.offsets[v] = blocks[static_cast<size_t>(block_of[v])].offset;
+    if (is_local[v] && block_of[v] >= 0)
+      program.offsets[v] = blocks[static_cast<size_t>(block_of[v])].offset;
 }
 
-// Builds one program; arguments are numbered in order of first appearance, so that equal layers get equal programs.
+// Builds one program; arguments are numbered in order of first appearance, so that equal layers get
+// equal programs.
 class SegmentBuilder {
  public:
   SegmentBuilder(const Dag& dag, const Task& task, const std::vector<bool>& first,
                  const std::unordered_map<int32_t, ValueId>& same_memory,
                  std::unordered_map<int32_t, int32_t>& inner_index, ChunkPrograms& result)
-      : graph_(dag.graph), chunk_(dag.chunks[task.chunk.index()]), task_(task), first_(first),
-        same_memory_(same_memory), inner_index_(inner_index), result_(result) {}
+      : graph_(dag.graph),
+        chunk_(dag.chunks[task.chunk.index()]),
+        task_(task),
+        first_(first),
+        same_memory_(same_memory),
+        inner_index_(inner_index),
+        result_(result) {}
 
   // `leaves`: values of this segment that other segments read.
-  std::pair<Program, Segment> build(const std::vector<NodeId>& nodes, const std::vector<bool>& made_here,
+  std::pair<Program, Segment> build(const std::vector<NodeId>& nodes,
+                                    const std::vector<bool>& made_here,
                                     const std::vector<bool>& read_elsewhere) {
     made_here_ = &made_here;
     read_elsewhere_ = &read_elsewhere;
@@ -130,7 +147,8 @@ class SegmentBuilder {
     if (const int32_t r = position(chunk_.reads, id); r >= 0) return SegmentArg{Kind::kRead, r};
     if (const int32_t w = position(chunk_.writes, id); w >= 0) return SegmentArg{Kind::kWrite, w};
     if (!(*made_here_)[id.index()] || (*read_elsewhere_)[id.index()]) {
-      auto [it, is_new] = inner_index_.try_emplace(id.value, static_cast<int32_t>(result_.inner.size()));
+      auto [it, is_new] =
+          inner_index_.try_emplace(id.value, static_cast<int32_t>(result_.inner.size()));
       if (is_new) result_.inner.push_back(id);
       return SegmentArg{Kind::kInner, it->second};
     }
@@ -163,16 +181,20 @@ class SegmentBuilder {
 
   int32_t sum_slot(int32_t a) {
     segment_.sums.push_back(a);
-    const int32_t slot = new_slot(graph_.value(task_.accumulates[static_cast<size_t>(a)].contribution).type);
+    const int32_t slot =
+        new_slot(graph_.value(task_.accumulates[static_cast<size_t>(a)].contribution).type);
     slots_[static_cast<size_t>(slot)].arg = SegmentArg{SegmentArg::Kind::kSum, a};
     return slot;
   }
 
-  void emit(std::string op, Attrs attrs, std::vector<int32_t> inputs, std::vector<int32_t> outputs) {
+  void emit(std::string op, Attrs attrs, std::vector<int32_t> inputs,
+            std::vector<int32_t> outputs) {
     for (int32_t i : inputs)
-      if (i >= 0 && !slots_[static_cast<size_t>(i)].written) slots_[static_cast<size_t>(i)].read = true;
+      if (i >= 0 && !slots_[static_cast<size_t>(i)].written)
+        slots_[static_cast<size_t>(i)].read = true;
     for (int32_t o : outputs) slots_[static_cast<size_t>(o)].written = true;
-    program_.ops.push_back({std::move(op), std::move(attrs), std::move(inputs), std::move(outputs)});
+    program_.ops.push_back(
+        {std::move(op), std::move(attrs), std::move(inputs), std::move(outputs)});
   }
 
   void add_node(const Node& node) {
@@ -213,7 +235,8 @@ class SegmentBuilder {
   }
 
  public:
-  // Values of the chunk that some node of it reads (by value id): their contribution cannot be made in the accumulator.
+  // Values of the chunk that some node of it reads (by value id): their contribution cannot be made
+  // in the accumulator.
   std::unordered_map<int32_t, bool> has_other_readers_;
 
  private:
@@ -327,7 +350,8 @@ ChunkPrograms ProgramPool::build(const Task& task, const std::vector<bool>& firs
 }
 
 int32_t ProgramPool::add(Program program) {
-  auto [it, is_new] = by_digest_.try_emplace(program_digest(program), static_cast<int32_t>(programs_.size()));
+  auto [it, is_new] =
+      by_digest_.try_emplace(program_digest(program), static_cast<int32_t>(programs_.size()));
   if (is_new) programs_.push_back(std::move(program));
   return it->second;
 }

@@ -1,4 +1,5 @@
-// Chunks -> programs: a chunk is cut into segments by layer, and each segment becomes a program shared by content.
+// Chunks -> programs: a chunk is cut into segments by layer, and each segment becomes a program
+// shared by content.
 #pragma once
 
 #include <map>
@@ -11,17 +12,18 @@ namespace piper {
 // What a program argument stands for in one task.
 struct SegmentArg {
   enum class Kind { kRead, kWrite, kInner, kSum } kind = Kind::kRead;
-  // kRead, kWrite: position in the task's reads or writes; kInner: index of ChunkPrograms::inner; kSum: of its accumulates.
+  // kRead, kWrite: position in the task's reads or writes; kInner: index of ChunkPrograms::inner;
+  // kSum: of its accumulates.
   int32_t index = 0;
 };
 struct Segment {
-  int32_t program = 0;             // index of ProgramPool::programs
+  int32_t program = 0;  // index of ProgramPool::programs
   std::vector<SegmentArg> args;
-  std::vector<int32_t> sums;       // accumulates (by index) that this segment makes
+  std::vector<int32_t> sums;  // accumulates (by index) that this segment makes
 };
 struct ChunkPrograms {
   std::vector<Segment> segments;
-  std::vector<ValueId> inner;      // values passed between segments of the chunk
+  std::vector<ValueId> inner;  // values passed between segments of the chunk
 };
 
 // Constants that live inside programs instead of in buffers.
@@ -30,7 +32,8 @@ bool is_literal(const Value& value);
 class ProgramPool {
  public:
   explicit ProgramPool(const Dag& dag) : dag_(dag) {}
-  // The programs of a task's chunk. `first`: by accumulate, whether this task is the first to run that adds to it.
+  // The programs of a task's chunk. `first`: by accumulate, whether this task is the first to run
+  // that adds to it.
   const ChunkPrograms& of_task(const Task& task, const std::vector<bool>& first);
   const std::vector<Program>& programs() const { return programs_; }
 

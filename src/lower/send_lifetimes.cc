@@ -6,7 +6,8 @@
 namespace piper {
 namespace {
 
-// clock[cell][i][other]: instructions of `other` known complete when instruction i of `cell` has run.
+// clock[cell][i][other]: instructions of `other` known complete when instruction i of `cell` has
+// run.
 using Clock = std::vector<int32_t>;
 
 bool crosses_cells(const RoleProgram& role, const Instruction& instruction,
@@ -31,7 +32,8 @@ std::vector<std::vector<int64_t>> send_lifetimes(const std::vector<RoleProgram>&
   if (transfers.empty()) return held;
 
   std::map<std::pair<int32_t, int32_t>, std::pair<int32_t, int32_t>> send_of;  // receive -> send
-  for (const Transfer& t : transfers) send_of[{t.to_cell, t.recv_position}] = {t.from_cell, t.send_position};
+  for (const Transfer& t : transfers)
+    send_of[{t.to_cell, t.recv_position}] = {t.from_cell, t.send_position};
   std::vector<std::vector<Clock>> clock(cells);
   std::vector<Clock> now(cells, Clock(cells, -1));
   std::vector<size_t> next(cells);
@@ -48,17 +50,20 @@ std::vector<std::vector<int64_t>> send_lifetimes(const std::vector<RoleProgram>&
       for (; next[c] < roles[c].body.size(); ++next[c], progress = true) {
         const Instruction& instruction = roles[c].body[next[c]];
         if (instruction.kind == InstructionKind::kRecv) {
-          const auto [from, position] = send_of.at({static_cast<int32_t>(c), static_cast<int32_t>(next[c])});
+          const auto [from, position] =
+              send_of.at({static_cast<int32_t>(c), static_cast<int32_t>(next[c])});
           if (next[static_cast<size_t>(from)] <= static_cast<size_t>(position)) break;
           const Clock& sent = clock[static_cast<size_t>(from)][static_cast<size_t>(position)];
           for (size_t k = 0; k < cells; ++k) now[c][k] = std::max(now[c][k], sent[k]);
         } else if (instruction.kind == InstructionKind::kAllReduce && is_join(c, instruction)) {
           // Joins every cell: all must have arrived. Each then knows what all knew.
-          const bool all_here = std::all_of(roles.begin(), roles.end(), [&](const RoleProgram& role) {
-            const size_t k = static_cast<size_t>(&role - roles.data());
-            return next[k] < role.body.size() && role.body[next[k]].kind == InstructionKind::kAllReduce &&
-                   is_join(k, role.body[next[k]]);
-          });
+          const bool all_here =
+              std::all_of(roles.begin(), roles.end(), [&](const RoleProgram& role) {
+                const size_t k = static_cast<size_t>(&role - roles.data());
+                return next[k] < role.body.size() &&
+                       role.body[next[k]].kind == InstructionKind::kAllReduce &&
+                       is_join(k, role.body[next[k]]);
+              });
           if (!all_here) break;
           Clock all(cells, -1);
           for (size_t k = 0; k < cells; ++k) {

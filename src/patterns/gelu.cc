@@ -37,17 +37,21 @@ std::optional<Found> find_gelu(const Graph& graph, const Matcher& match, const N
   for (size_t i = 0; i < 2; ++i) {
     const ValueId x = product.atoms[1 - i];
     if (match.reader_count(product.atoms[i]) != 1) continue;
-    const auto bent = other(match.sum(product.atoms[i]), [&](ValueId term) { return match.scalar(term) == 1.0; });
-    if (!bent || graph.value(*bent).type != graph.value(x).type || graph.value(node.outputs[0]).type != graph.value(x).type)
+    const auto bent =
+        other(match.sum(product.atoms[i]), [&](ValueId term) { return match.scalar(term) == 1.0; });
+    if (!bent || graph.value(*bent).type != graph.value(x).type ||
+        graph.value(node.outputs[0]).type != graph.value(x).type)
       continue;
     if (const Node* tanh = match.sole(*bent, "Tanh")) {
       const Matcher::Product inner = match.product(tanh->inputs[0]);
-      if (near(inner.factor, std::sqrt(2 / M_PI)) && inner.atoms.size() == 1 && is_cubic(match, inner.atoms[0], x))
+      if (near(inner.factor, std::sqrt(2 / M_PI)) && inner.atoms.size() == 1 &&
+          is_cubic(match, inner.atoms[0], x))
         return Found{x, "tanh"};
     }
     if (const Node* erf = match.sole(*bent, "Erf")) {
       const Matcher::Product inner = match.product(erf->inputs[0]);
-      if (near(inner.factor, std::sqrt(0.5)) && inner.atoms == std::vector<ValueId>{x}) return Found{x, "none"};
+      if (near(inner.factor, std::sqrt(0.5)) && inner.atoms == std::vector<ValueId>{x})
+        return Found{x, "none"};
     }
   }
   return std::nullopt;

@@ -24,7 +24,8 @@ const Node* Matcher::sole(ValueId id, std::string_view op) const {
 
 std::optional<double> Matcher::scalar(ValueId id) const {
   const Value& value = graph_.value(id);
-  if (value.kind != ValueKind::kConstant || num_elements(value.type.shape) != 1 || !value.data.data) return std::nullopt;
+  if (value.kind != ValueKind::kConstant || num_elements(value.type.shape) != 1 || !value.data.data)
+    return std::nullopt;
   if (value.type.dtype == DType::kF32) return *reinterpret_cast<const float*>(value.data.data);
   if (value.type.dtype == DType::kF64) return *reinterpret_cast<const double*>(value.data.data);
   return std::nullopt;
@@ -46,7 +47,8 @@ void Matcher::add_factors(ValueId id, bool root, Product& product) const {
   if (inside && node->op == "Mul") {
     add_factors(node->inputs[0], false, product);
     add_factors(node->inputs[1], false, product);
-  } else if (inside && node->op == "Div" && scalar(node->inputs[1]) && *scalar(node->inputs[1]) != 0) {
+  } else if (inside && node->op == "Div" && scalar(node->inputs[1]) &&
+             *scalar(node->inputs[1]) != 0) {
     product.factor /= *scalar(node->inputs[1]);
     add_factors(node->inputs[0], false, product);
   } else {

@@ -13,7 +13,8 @@ class Matcher {
   const Node* sole(ValueId id, std::string_view op) const;
   int64_t reader_count(ValueId id) const { return readers_[id.index()]; }
   std::optional<double> scalar(ValueId id) const;  // a constant of one element
-  // value = factor × the product of atoms: seen through products and divisions by constants that nothing else reads.
+  // value = factor × the product of atoms: seen through products and divisions by constants that
+  // nothing else reads.
   struct Product {
     double factor = 1;
     std::vector<ValueId> atoms;

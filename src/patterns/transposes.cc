@@ -15,12 +15,14 @@ bool swaps_last_two(const std::vector<int64_t>& perm) {
   return perm[n - 2] == static_cast<int64_t>(n - 1) && perm[n - 1] == static_cast<int64_t>(n - 2);
 }
 
-// The value whose last two dims `id` has swapped: through one Transpose, or Reshape, Transpose, Reshape of the leading dims.
+// The value whose last two dims `id` has swapped: through one Transpose, or Reshape, Transpose,
+// Reshape of the leading dims.
 std::optional<ValueId> swapped_of(const Graph& graph, const Matcher& match, ValueId id) {
   const Shape& shape = graph.value(id).type.shape;
   if (shape.size() < 2) return std::nullopt;
   const auto source = [&](const Node* node) -> std::optional<ValueId> {
-    if (!node || node->op != "Transpose" || !swaps_last_two(node->attrs.integers("perm"))) return std::nullopt;
+    if (!node || node->op != "Transpose" || !swaps_last_two(node->attrs.integers("perm")))
+      return std::nullopt;
     return node->inputs[0];
   };
   if (const auto direct = source(match.producer(id))) return direct;
@@ -29,12 +31,14 @@ std::optional<ValueId> swapped_of(const Graph& graph, const Matcher& match, Valu
   const auto middle = source(match.producer(outer->inputs[0]));
   const Node* inner = middle ? match.producer(*middle) : nullptr;
   if (!inner || inner->op != "Reshape") return std::nullopt;
-  const Shape &from = graph.value(inner->inputs[0]).type.shape, &between = graph.value(*middle).type.shape;
+  const Shape &from = graph.value(inner->inputs[0]).type.shape,
+              &between = graph.value(*middle).type.shape;
   const size_t n = shape.size();
   if (from.size() != n || between.size() < 2) return std::nullopt;
   for (size_t i = 0; i + 2 < n; ++i)
     if (from[i] != shape[i]) return std::nullopt;
-  const bool rows_kept = from[n - 2] == between[between.size() - 2] && from[n - 1] == between[between.size() - 1];
+  const bool rows_kept =
+      from[n - 2] == between[between.size() - 2] && from[n - 1] == between[between.size() - 1];
   if (!rows_kept || shape[n - 2] != from[n - 1] || shape[n - 1] != from[n - 2]) return std::nullopt;
   return inner->inputs[0];
 }
@@ -52,7 +56,8 @@ Count fold_transposes(Graph& graph) {
       ValueId source;
       if (const auto direct = swapped_of(graph, match, operand)) {
         source = *direct;
-      } else if (const Node* scaled = match.sole(operand, "Mul"); scaled && match.scalar(scaled->inputs[1])) {
+      } else if (const Node* scaled = match.sole(operand, "Mul");
+                 scaled && match.scalar(scaled->inputs[1])) {
         // c · aᵀ = (c · a)ᵀ: the factor moves to the other side of the transposition.
         const auto inner = swapped_of(graph, match, scaled->inputs[0]);
         if (!inner) continue;
@@ -98,8 +103,9 @@ Count join_padded_parts(Graph& graph) {
         axes.push_back(static_cast<int64_t>(d));
     if (axes.size() != 1) continue;
     const auto axis = static_cast<size_t>(axes[0]);
-    std::sort(pads.begin(), pads.end(),
-              [&](const Node* a, const Node* b) { return a->attrs.integers("before")[axis] < b->attrs.integers("before")[axis]; });
+    std::sort(pads.begin(), pads.end(), [&](const Node* a, const Node* b) {
+      return a->attrs.integers("before")[axis] < b->attrs.integers("before")[axis];
+    });
     int64_t next = 0;
     std::vector<ValueId> parts;
     for (const Node* pad : pads) {

@@ -10,7 +10,8 @@ bool is_ordered(const Task& task) {
   return task.kind == TaskKind::kCompute && task.pass != 'P' && task.pass != 'U';
 }
 
-// Reductions between SPMD peers alone: all peers run the same program, so these may start as soon as they can.
+// Reductions between SPMD peers alone: all peers run the same program, so these may start as soon
+// as they can.
 bool is_peer_reduction(const Dag& dag, const Task& task) {
   if (task.kind != TaskKind::kAllReduce) return false;
   return std::none_of(task.group.begin(), task.group.end(),
@@ -40,7 +41,11 @@ std::vector<std::vector<TaskId>> find_dependencies(const Dag& dag) {
 class Issuer {
  public:
   Issuer(const Dag& dag, const std::vector<std::vector<TaskId>>& deps)
-      : dag_(dag), deps_(deps), issued_(dag.tasks.size()), missing_(dag.tasks.size()), next_(dag.cells.size()) {
+      : dag_(dag),
+        deps_(deps),
+        issued_(dag.tasks.size()),
+        missing_(dag.tasks.size()),
+        next_(dag.cells.size()) {
     schedule_.order.resize(dag.cells.size());
     waiters_.resize(dag.tasks.size());
     for (size_t t = 0; t < dag.tasks.size(); ++t) {
@@ -80,7 +85,8 @@ class Issuer {
     const Task& task = dag_.tasks[id.index()];
     for (TaskId d : deps_[id.index()]) {
       if (issued_[d.index()]) continue;
-      if (dag_.tasks[d.index()].cell != task.cell || is_ordered(dag_.tasks[d.index()]) || !can_issue(d))
+      if (dag_.tasks[d.index()].cell != task.cell || is_ordered(dag_.tasks[d.index()]) ||
+          !can_issue(d))
         return false;
     }
     return true;
@@ -97,7 +103,8 @@ class Issuer {
       if (--missing_[w.index()] == 0 && !issued_[w.index()]) issue(w);
   }
 
-  // What keeps a task from being issued: the first task in another cell, or later in this cell's order.
+  // What keeps a task from being issued: the first task in another cell, or later in this cell's
+  // order.
   TaskId blocker(TaskId id) const {
     const Task& task = dag_.tasks[id.index()];
     for (TaskId d : deps_[id.index()]) {
@@ -115,11 +122,13 @@ class Issuer {
     text += " on";
     for (size_t a = 0; a < dag_.mesh.size(); ++a)
       if (dag_.mesh[a].placed)
-        text += fmt::format(" {}={}", dag_.mesh[a].name, dag_.cells[static_cast<size_t>(task.cell)][a]);
+        text +=
+            fmt::format(" {}={}", dag_.mesh[a].name, dag_.cells[static_cast<size_t>(task.cell)][a]);
     return text;
   }
   Error deadlock(const std::vector<std::vector<TaskId>>& compute) const {
-    Error error = fail("the order cannot run: its tasks wait for each other").with_code(ExitCode::kRefused);
+    Error error =
+        fail("the order cannot run: its tasks wait for each other").with_code(ExitCode::kRefused);
     size_t cell = 0;
     while (next_[cell] >= compute[cell].size()) ++cell;
     std::vector<bool> seen(compute.size());
@@ -127,7 +136,8 @@ class Issuer {
       seen[cell] = true;
       const TaskId head = compute[cell][next_[cell]];
       const TaskId block = blocker(head);
-      error.notes.push_back(fmt::format("{} comes next and waits for {}", where(head), where(block)));
+      error.notes.push_back(
+          fmt::format("{} comes next and waits for {}", where(head), where(block)));
       cell = static_cast<size_t>(dag_.tasks[block.index()].cell);
     }
     return error;
@@ -136,21 +146,25 @@ class Issuer {
   const Dag& dag_;
   const std::vector<std::vector<TaskId>>& deps_;
   std::vector<bool> issued_;
-  std::vector<int32_t> missing_;                 // eager tasks: dependencies not issued yet
-  std::vector<std::vector<TaskId>> waiters_;     // eager tasks that a task holds back
-  std::vector<size_t> next_;                     // by cell: position in its compute order
+  std::vector<int32_t> missing_;              // eager tasks: dependencies not issued yet
+  std::vector<std::vector<TaskId>> waiters_;  // eager tasks that a task holds back
+  std::vector<size_t> next_;                  // by cell: position in its compute order
   Schedule schedule_;
 };
 
-// ---- The default order -----------------------------------------------------------------------------
+// ---- The default order
+// -----------------------------------------------------------------------------
 
 // Ordered tasks that each ordered task needs, seen through communication and sums.
-std::vector<std::vector<TaskId>> ordered_dependencies(const Dag& dag, const std::vector<std::vector<TaskId>>& deps) {
+std::vector<std::vector<TaskId>> ordered_dependencies(
+    const Dag& dag, const std::vector<std::vector<TaskId>>& deps) {
   std::vector<std::vector<TaskId>> through(dag.tasks.size());
   for (size_t t = 0; t < dag.tasks.size(); ++t)
     for (TaskId d : deps[t]) {
-      if (is_ordered(dag.tasks[d.index()])) through[t].push_back(d);
-      else through[t].insert(through[t].end(), through[d.index()].begin(), through[d.index()].end());
+      if (is_ordered(dag.tasks[d.index()]))
+        through[t].push_back(d);
+      else
+        through[t].insert(through[t].end(), through[d.index()].begin(), through[d.index()].end());
     }
   return through;
 }
@@ -162,9 +176,14 @@ int priority(char pass) { return pass == 'B' || pass == 'I' ? 0 : pass == 'F' ? 
 class Greedy {
  public:
   Greedy(const Dag& dag, const std::vector<std::vector<TaskId>>& deps)
-      : dag_(dag), needs_(ordered_dependencies(dag, deps)), finish_(dag.tasks.size(), kNever),
-        clock_(dag.cells.size()), in_flight_(dag.cells.size()), limit_(dag.cells.size(), 0),
-        order_(dag.cells.size()), waiting_(dag.cells.size()) {
+      : dag_(dag),
+        needs_(ordered_dependencies(dag, deps)),
+        finish_(dag.tasks.size(), kNever),
+        clock_(dag.cells.size()),
+        in_flight_(dag.cells.size()),
+        limit_(dag.cells.size(), 0),
+        order_(dag.cells.size()),
+        waiting_(dag.cells.size()) {
     std::vector<int32_t> rank_of_cell(dag.cells.size(), -1);
     int32_t ranks = 0;
     for (size_t t = 0; t < dag.tasks.size(); ++t) {
@@ -175,12 +194,14 @@ class Greedy {
       if (task.pass == 'F' && task.micro == 0) limit_[cell] += 1;
       if (rank_of_cell[cell] < 0) rank_of_cell[cell] = ranks++;
     }
-    // A cell with n chunks keeps the microbatches of n × (cells from here to the end) chunks in flight.
+    // A cell with n chunks keeps the microbatches of n × (cells from here to the end) chunks in
+    // flight.
     for (size_t cell = 0; cell < dag.cells.size(); ++cell) {
-      const bool has_backward = std::any_of(waiting_[cell].begin(), waiting_[cell].end(), [&](TaskId t) {
-        return priority(dag.tasks[t.index()].pass) == 0;
-      });
-      limit_[cell] = has_backward ? limit_[cell] * std::max<int64_t>(1, ranks - rank_of_cell[cell]) : kNever;
+      const bool has_backward =
+          std::any_of(waiting_[cell].begin(), waiting_[cell].end(),
+                      [&](TaskId t) { return priority(dag.tasks[t.index()].pass) == 0; });
+      limit_[cell] =
+          has_backward ? limit_[cell] * std::max<int64_t>(1, ranks - rank_of_cell[cell]) : kNever;
     }
   }
 
@@ -192,7 +213,8 @@ class Greedy {
         if (choice.task.valid() && (!best.task.valid() || choice.start < best.start)) best = choice;
       }
       // Limits that are too tight for the graph give way rather than stop the schedule.
-      for (size_t cell = 0; cell < waiting_.size() && !best.task.valid(); ++cell) best = best_in(cell, true);
+      for (size_t cell = 0; cell < waiting_.size() && !best.task.valid(); ++cell)
+        best = best_in(cell, true);
       if (!best.task.valid()) return order_;
       take(best);
     }
@@ -214,7 +236,8 @@ class Greedy {
       for (TaskId need : needs_[id.index()]) start = std::max(start, finish_[need.index()]);
       if (start >= kNever) continue;
       const bool better = !best.task.valid() || start < best.start ||
-                          (start == best.start && priority(task.pass) < priority(dag_.tasks[best.task.index()].pass));
+                          (start == best.start &&
+                           priority(task.pass) < priority(dag_.tasks[best.task.index()].pass));
       if (better) best = {id, start};
     }
     return best;

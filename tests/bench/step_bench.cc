@@ -1,9 +1,11 @@
-// Whole training steps of a one-rank plan against the plan's matrix products alone: how far the rest of the step is from free.
+// Whole training steps of a one-rank plan against the plan's matrix products alone: how far the
+// rest of the step is from free.
 //
 //   step_bench PLANS DATA [STEPS]
 //
-// The products are timed one shape at a time, with the better of oneDNN, OpenBLAS (where it is installed) and the backend's own
-// kernel for each; steps and products alternate, and the medians are compared. One thread.
+// The products are timed one shape at a time, with the better of oneDNN, OpenBLAS (where it is
+// installed) and the backend's own kernel for each; steps and products alternate, and the medians
+// are compared. One thread.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -41,8 +43,11 @@ Product product_of(const Program& program, const ProgramOp& op) {
   p.k = a[a.size() - (p.trans_a ? 2 : 1)];
   p.n = b[b.size() - (p.trans_b ? 2 : 1)];
   const int64_t lead = std::accumulate(a.begin(), a.end() - 2, int64_t{1}, std::multiplies<>());
-  if (b.size() == 2 && !p.trans_a) p.m *= lead;
-  else p.batches = std::max(lead, std::accumulate(b.begin(), b.end() - 2, int64_t{1}, std::multiplies<>()));
+  if (b.size() == 2 && !p.trans_a)
+    p.m *= lead;
+  else
+    p.batches =
+        std::max(lead, std::accumulate(b.begin(), b.end() - 2, int64_t{1}, std::multiplies<>()));
   return p;
 }
 
@@ -51,14 +56,17 @@ std::map<Product, int64_t> products_of(const RoleProgram& role) {
   for (const Instruction& instruction : role.body)
     if (instruction.kind == InstructionKind::kCompute)
       for (const ProgramOp& op : role.programs[static_cast<size_t>(instruction.program)].ops)
-        if (op.op == "MatMul") ++count[product_of(role.programs[static_cast<size_t>(instruction.program)], op)];
+        if (op.op == "MatMul")
+          ++count[product_of(role.programs[static_cast<size_t>(instruction.program)], op)];
   return count;
 }
 
 class Timer {
  public:
   explicit Timer(const Product& p)
-      : p_(p), a_(static_cast<size_t>(p.batches * p.m * p.k), 0.5f), b_(static_cast<size_t>(p.batches * p.k * p.n), 0.25f),
+      : p_(p),
+        a_(static_cast<size_t>(p.batches * p.m * p.k), 0.5f),
+        b_(static_cast<size_t>(p.batches * p.k * p.n), 0.25f),
         c_(static_cast<size_t>(p.batches * p.m * p.n)) {}
 
   // Seconds of one product with each library: {oneDNN, OpenBLAS, own}.
@@ -89,16 +97,19 @@ class Timer {
   }
   void with_dnnl() {
     for (int64_t i = 0; i < p_.batches; ++i)
-      dnnl_sgemm(p_.trans_a ? 'T' : 'N', p_.trans_b ? 'T' : 'N', p_.m, p_.n, p_.k, 1, a_.data() + i * p_.m * p_.k,
-                 p_.trans_a ? p_.m : p_.k, b_.data() + i * p_.k * p_.n, p_.trans_b ? p_.k : p_.n, 0, c_.data() + i * p_.m * p_.n, p_.n);
+      dnnl_sgemm(p_.trans_a ? 'T' : 'N', p_.trans_b ? 'T' : 'N', p_.m, p_.n, p_.k, 1,
+                 a_.data() + i * p_.m * p_.k, p_.trans_a ? p_.m : p_.k, b_.data() + i * p_.k * p_.n,
+                 p_.trans_b ? p_.k : p_.n, 0, c_.data() + i * p_.m * p_.n, p_.n);
   }
 #if PIPER_HAS_OPENBLAS
   void with_openblas() {
     for (int64_t i = 0; i < p_.batches; ++i)
-      cblas_sgemm(CblasRowMajor, p_.trans_a ? CblasTrans : CblasNoTrans, p_.trans_b ? CblasTrans : CblasNoTrans,
-                  static_cast<int>(p_.m), static_cast<int>(p_.n), static_cast<int>(p_.k), 1, a_.data() + i * p_.m * p_.k,
+      cblas_sgemm(CblasRowMajor, p_.trans_a ? CblasTrans : CblasNoTrans,
+                  p_.trans_b ? CblasTrans : CblasNoTrans, static_cast<int>(p_.m),
+                  static_cast<int>(p_.n), static_cast<int>(p_.k), 1, a_.data() + i * p_.m * p_.k,
                   static_cast<int>(p_.trans_a ? p_.m : p_.k), b_.data() + i * p_.k * p_.n,
-                  static_cast<int>(p_.trans_b ? p_.k : p_.n), 0, c_.data() + i * p_.m * p_.n, static_cast<int>(p_.n));
+                  static_cast<int>(p_.trans_b ? p_.k : p_.n), 0, c_.data() + i * p_.m * p_.n,
+                  static_cast<int>(p_.n));
   }
 #endif
   double own() {
@@ -106,7 +117,8 @@ class Timer {
       return Shape{p_.batches, swapped ? columns : rows, swapped ? rows : columns};
     };
     Program program;
-    program.values = {{DType::kF32, shape(p_.m, p_.k, p_.trans_a)}, {DType::kF32, shape(p_.k, p_.n, p_.trans_b)},
+    program.values = {{DType::kF32, shape(p_.m, p_.k, p_.trans_a)},
+                      {DType::kF32, shape(p_.k, p_.n, p_.trans_b)},
                       {DType::kF32, shape(p_.m, p_.n, false)}};
     program.num_args = 3;
     program.offsets = {-1, -1, -1};
@@ -119,7 +131,8 @@ class Timer {
     const auto backend = make_cpu_backend();
     const auto id = backend->load(program);
     if (!id) return INFINITY;
-    std::byte* args[] = {reinterpret_cast<std::byte*>(a_.data()), reinterpret_cast<std::byte*>(b_.data()),
+    std::byte* args[] = {reinterpret_cast<std::byte*>(a_.data()),
+                         reinterpret_cast<std::byte*>(b_.data()),
                          reinterpret_cast<std::byte*>(c_.data())};
     const auto binding = backend->bind(*id, args, nullptr);
     return binding ? best([&] { backend->launch(*binding); }) : INFINITY;
@@ -128,6 +141,73 @@ class Timer {
   Product p_;
   std::vector<float> a_, b_, c_;
 };
+
+// Seconds of one op alone, on data of its own: halves, zeros for integers.
+double time_op(const Program& program, const ProgramOp& op) {
+  Program alone;
+  std::map<int32_t, int32_t> id;
+  std::vector<std::vector<std::byte>> data;
+  ProgramOp copy{op.op, op.attrs, {}, {}};
+  const auto value = [&](int32_t v) {
+    if (v < 0) return v;
+    const auto [it, is_new] = id.try_emplace(v, static_cast<int32_t>(alone.values.size()));
+    if (!is_new) return it->second;
+    const TensorType& type = program.values[static_cast<size_t>(v)];
+    alone.values.push_back(type);
+    alone.offsets.push_back(-1);
+    std::vector<std::byte> bytes(static_cast<size_t>(type.bytes()) + 64);
+    if (type.dtype == DType::kF32)
+      for (int64_t i = 0; i < num_elements(type.shape); ++i)
+        reinterpret_cast<float*>(bytes.data())[i] = 0.5f + static_cast<float>(i % 7) / 8;
+    data.push_back(std::move(bytes));
+    return it->second;
+  };
+  for (int32_t v : op.inputs) copy.inputs.push_back(value(v));
+  alone.arg_read.assign(alone.values.size(), true);
+  alone.arg_written.assign(alone.values.size(), false);
+  for (int32_t v : op.outputs) copy.outputs.push_back(value(v));
+  alone.arg_read.resize(alone.values.size(), false);
+  alone.arg_written.resize(alone.values.size(), true);
+  for (int32_t o : copy.outputs) alone.arg_written[static_cast<size_t>(o)] = true;
+  alone.num_args = static_cast<int32_t>(alone.values.size());
+  alone.ops = {std::move(copy)};
+  const auto backend = make_cpu_backend();
+  const auto loaded = backend->load(alone);
+  if (!loaded) return 0;
+  std::vector<std::byte*> args;
+  for (auto& bytes : data) args.push_back(bytes.data());
+  const auto binding = backend->bind(*loaded, args, nullptr);
+  if (!binding) return 0;
+  double least = INFINITY;
+  for (int round = 0; round < 5; ++round) {
+    const double start = now();
+    backend->launch(*binding);
+    least = std::min(least, now() - start);
+  }
+  return least;
+}
+
+// What each op of the step takes on its own, by name: where the time beside the products goes.
+void print_ops(const RoleProgram& role) {
+  std::map<std::string, double> by_op, known;
+  for (const Instruction& instruction : role.body) {
+    if (instruction.kind != InstructionKind::kCompute) continue;
+    const Program& program = role.programs[static_cast<size_t>(instruction.program)];
+    for (const ProgramOp& op : program.ops) {
+      std::string key = op.op + print_attrs(op.attrs);
+      for (int32_t v : op.inputs)
+        key += v < 0 ? " _" : " " + to_string(program.values[static_cast<size_t>(v)]);
+      const auto [it, is_new] = known.try_emplace(key, 0);
+      if (is_new) it->second = time_op(program, op);
+      by_op[op.op] += it->second;
+    }
+  }
+  std::vector<std::pair<double, std::string>> order;
+  for (const auto& [op, seconds] : by_op) order.emplace_back(-seconds, op);
+  std::sort(order.begin(), order.end());
+  for (const auto& [seconds, op] : order)
+    if (-seconds > 2e-4) std::printf("%8.2f ms  %s\n", -seconds * 1e3, op.c_str());
+}
 
 double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
@@ -152,6 +232,7 @@ int run(const std::string& plans, const std::string& source, int64_t steps) {
   JobOptions options;
   options.steps = steps;
   options.threads = 1;
+  print_ops(set->roles[0]);
   std::vector<double> step_ms, product_ms;
   const auto products = products_of(set->roles[0]);
   for (int round = 0; round < 5; ++round) {
@@ -164,16 +245,21 @@ int run(const std::string& plans, const std::string& source, int64_t steps) {
       const auto seconds = Timer(product).measure();
       const double least = *std::min_element(seconds.begin(), seconds.end());
       total += least * static_cast<double>(count) * 1e3;
-      const double flops = 2.0 * static_cast<double>(product.batches * product.m * product.n * product.k);
+      const double flops =
+          2.0 * static_cast<double>(product.batches * product.m * product.n * product.k);
       if (round == 0)
-        std::printf("%4ld x %4ld x [%5ld x %5ld x %5ld]%s%s  GFLOP/s: oneDNN %6.1f  OpenBLAS %6.1f  own %6.1f\n", count, product.batches,
-                    product.m, product.n, product.k, product.trans_a ? " aT" : "   ", product.trans_b ? " bT" : "   ",
-                    flops / seconds[0] / 1e9, flops / seconds[1] / 1e9, flops / seconds[2] / 1e9);
+        std::printf(
+            "%4ld x %4ld x [%5ld x %5ld x %5ld]%s%s  GFLOP/s: oneDNN %6.1f  OpenBLAS %6.1f  own "
+            "%6.1f\n",
+            count, product.batches, product.m, product.n, product.k,
+            product.trans_a ? " aT" : "   ", product.trans_b ? " bT" : "   ",
+            flops / seconds[0] / 1e9, flops / seconds[1] / 1e9, flops / seconds[2] / 1e9);
     }
     product_ms.push_back(total);
   }
-  std::printf("step %.2f ms (median of %zu), its matrix products alone %.2f ms, ratio %.3f\n", median(step_ms), step_ms.size(),
-              median(product_ms), median(step_ms) / median(product_ms));
+  std::printf("step %.2f ms (median of %zu), its matrix products alone %.2f ms, ratio %.3f\n",
+              median(step_ms), step_ms.size(), median(product_ms),
+              median(step_ms) / median(product_ms));
   return 0;
 }
 

@@ -1,5 +1,6 @@
-// Negative controls: what a plan inserts is needed. Taking one communication out, or rescaling the label count or the clip
-// factor, must make the comparison fail that the whole plan passes. SGD throughout: Adam hides constant factors.
+// Negative controls: what a plan inserts is needed. Taking one communication out, or rescaling the
+// label count or the clip factor, must make the comparison fail that the whole plan passes. SGD
+// throughout: Adam hides constant factors.
 #include "equivalence/jobs.h"
 
 namespace piper {
@@ -11,14 +12,17 @@ constexpr int64_t kSteps = 3;
 constexpr double kLossBound = 1e-6, kParamBound = 5e-6;
 const char* const kModel = "gpt-deep";
 
-#define NEED_MODELS() \
-  if (!std::filesystem::exists(model_path(kModel, "model.onnx"))) GTEST_SKIP() << "no models in " << models_folder()
+#define NEED_MODELS()                                             \
+  if (!std::filesystem::exists(model_path(kModel, "model.onnx"))) \
+  GTEST_SKIP() << "no models in " << models_folder()
 
-// Whether two runs differ beyond the bounds of equal training. A run that fails (a loss that is not finite) differs.
+// Whether two runs differ beyond the bounds of equal training. A run that fails (a loss that is not
+// finite) differs.
 bool differs(const Trained& want, const Result<Trained>& got) {
   if (!got) return true;
   for (size_t k = 0; k < want.losses.size(); ++k)
-    if (!(std::abs(got->losses[k] - want.losses[k]) <= kLossBound * std::abs(want.losses[k]))) return true;
+    if (!(std::abs(got->losses[k] - want.losses[k]) <= kLossBound * std::abs(want.losses[k])))
+      return true;
   for (const auto& [name, tensor] : want.parameters)
     if (!(tensor_error(got->parameters.at(name), tensor) <= kParamBound)) return true;
   return false;
@@ -53,7 +57,8 @@ std::vector<Cut> communications(const PlanSet& set) {
         // Between roles all members lose it, or the others would wait for ever.
         const std::string name = set.roles[r].groups[static_cast<size_t>(instruction.group)].name;
         const bool between_roles = name.find("pp") != name.npos;
-        Cut& cut = meetings[instruction.label + (between_roles ? "" : fmt::format(" of role {}", r))];
+        Cut& cut =
+            meetings[instruction.label + (between_roles ? "" : fmt::format(" of role {}", r))];
         cut.what = instruction.label;
         cut.instructions.emplace_back(r, i);
       }
@@ -62,7 +67,8 @@ std::vector<Cut> communications(const PlanSet& set) {
       const std::string wanted = "recv" + instruction.label.substr(4);
       for (size_t q = 0; q < set.roles.size(); ++q)
         for (size_t k = 0; k < set.roles[q].body.size(); ++k)
-          if (q != r && set.roles[q].body[k].kind == InstructionKind::kRecv && set.roles[q].body[k].label == wanted &&
+          if (q != r && set.roles[q].body[k].kind == InstructionKind::kRecv &&
+              set.roles[q].body[k].label == wanted &&
               set.roles[q].body[k].channel == instruction.channel)
             cut.instructions.emplace_back(q, k);
       cuts.push_back(std::move(cut));
@@ -84,7 +90,8 @@ TEST(Controls, EveryCommunicationIsNeeded) {
   for (const Cut& cut : cuts) {
     PlanSet broken = compiled->set;
     for (const auto& [role, position] : cut.instructions) neutralise(broken.roles[role], position);
-    EXPECT_TRUE(differs(*whole, train(broken, kModel, kSteps))) << "nothing changes without '" << cut.what << "'";
+    EXPECT_TRUE(differs(*whole, train(broken, kModel, kSteps)))
+        << "nothing changes without '" << cut.what << "'";
   }
 }
 
@@ -108,21 +115,24 @@ TEST(Controls, LabelCountMatters) {
   const auto whole = train(compiled->set, kModel, kSteps);
   ASSERT_TRUE(whole) << print_error(whole.error());
   // Counting the ignored labels too is the mistake of a mean of means.
-  const auto counted = train_changed(compiled->set, "LabelCount", [](Attrs& attrs) { attrs.set("ignore_index", int64_t{-1}); });
+  const auto counted = train_changed(compiled->set, "LabelCount",
+                                     [](Attrs& attrs) { attrs.set("ignore_index", int64_t{-1}); });
   EXPECT_TRUE(differs(*whole, counted));
 }
 
 TEST(Controls, ClipFactorMatters) {
   NEED_MODELS();
-  const std::string clipped = std::string(kSgd) + ", clip_norm: 0.1";  // below every norm of these steps
+  const std::string clipped =
+      std::string(kSgd) + ", clip_norm: 0.1";  // below every norm of these steps
   const auto compiled = compile_model(kModel, strategy_text(kModel, clipped), {2, 2, 2, "1f1b"});
   ASSERT_TRUE(compiled) << print_error(compiled.error());
   const auto whole = train(compiled->set, kModel, kSteps);
   ASSERT_TRUE(whole) << print_error(whole.error());
   for (const double norm : whole->norms) EXPECT_GT(norm, 0.1);
   for (const double max_norm : {0.2, 1e9})
-    EXPECT_TRUE(differs(*whole, train_changed(compiled->set, "ClipFactor", [&](Attrs& attrs) { attrs.set("max_norm", max_norm); })))
-        << max_norm;
+    EXPECT_TRUE(differs(*whole, train_changed(compiled->set, "ClipFactor", [&](Attrs& attrs) {
+      attrs.set("max_norm", max_norm);
+    }))) << max_norm;
 }
 
 }  // namespace

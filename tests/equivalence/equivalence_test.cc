@@ -1,5 +1,6 @@
-// The master oracle: every exported model under pipeline × data parallelism × microbatches trains as PyTorch's float64
-// reference does, within the bounds that belong to the models, and bit for bit like every plan with the same cut of the batch.
+// The master oracle: every exported model under pipeline × data parallelism × microbatches trains
+// as PyTorch's float64 reference does, within the bounds that belong to the models, and bit for bit
+// like every plan with the same cut of the batch.
 #include "equivalence/jobs.h"
 
 namespace piper {
@@ -16,12 +17,15 @@ constexpr double kNormBound = 1e-5;
 
 class Equivalence : public ::testing::TestWithParam<std::tuple<const char*, int>> {};
 
-void compare_with_reference(const std::string& model, const Optimizer& optimizer, const Trained& trained,
-                            const nlohmann::json& json, const std::map<std::string, NamedTensor>& tensors, const std::string& what) {
+void compare_with_reference(const std::string& model, const Optimizer& optimizer,
+                            const Trained& trained, const nlohmann::json& json,
+                            const std::map<std::string, NamedTensor>& tensors,
+                            const std::string& what) {
   const auto& losses = json[optimizer.name]["losses"];
   for (size_t k = 0; k < trained.losses.size(); ++k) {
     const double want = losses[k].get<double>();
-    ASSERT_LE(std::abs(trained.losses[k] - want) / std::max(std::abs(want), 0.05), optimizer.loss_bound)
+    ASSERT_LE(std::abs(trained.losses[k] - want) / std::max(std::abs(want), 0.05),
+              optimizer.loss_bound)
         << model << " " << what << " step " << k << ": " << trained.losses[k] << " != " << want;
   }
   const double norm = json[optimizer.name]["grad_norms"][0].get<double>();
@@ -34,10 +38,13 @@ void compare_with_reference(const std::string& model, const Optimizer& optimizer
     if (name.rfind(prefix, 0) != 0) continue;
     const auto got = trained.parameters.find(name.substr(prefix.size()));
     ASSERT_NE(got, trained.parameters.end()) << model << " " << what << " lacks " << name;
-    EXPECT_LE(tensor_error(got->second, want), optimizer.param_bound) << model << " " << what << " " << name;
+    EXPECT_LE(tensor_error(got->second, want), optimizer.param_bound)
+        << model << " " << what << " " << name;
     ++compared;
   }
-  if (model != "gpt") { EXPECT_EQ(compared, json["parameters"].get<size_t>()); }
+  if (model != "gpt") {
+    EXPECT_EQ(compared, json["parameters"].get<size_t>());
+  }
 }
 
 void expect_equal_bits(const Trained& a, const Trained& b, const std::string& what) {
@@ -46,13 +53,15 @@ void expect_equal_bits(const Trained& a, const Trained& b, const std::string& wh
   ASSERT_EQ(a.parameters.size(), b.parameters.size()) << what;
   for (const auto& [name, tensor] : a.parameters) {
     const NamedTensor& other = b.parameters.at(name);
-    ASSERT_TRUE(as_text(tensor.data.span()) == as_text(other.data.span())) << what << " differs in " << name;
+    ASSERT_TRUE(as_text(tensor.data.span()) == as_text(other.data.span()))
+        << what << " differs in " << name;
   }
 }
 
 TEST_P(Equivalence, TrainsAsTheReference) {
   const std::string model = std::get<0>(GetParam());
-  if (!std::filesystem::exists(model_path(model, "model.onnx"))) GTEST_SKIP() << "no models in " << models_folder();
+  if (!std::filesystem::exists(model_path(model, "model.onnx")))
+    GTEST_SKIP() << "no models in " << models_folder();
   const Optimizer optimizers[] = {{"sgd", kSgd, 1e-6, 5e-6}, {"adamw", kAdamW, 1e-4, 3e-4}};
   const Optimizer& optimizer = optimizers[std::get<1>(GetParam())];
   const auto json = reference_json(model);
@@ -64,8 +73,10 @@ TEST_P(Equivalence, TrainsAsTheReference) {
         for (const std::string order : {"1f1b", "gpipe"}) {
           if (order == "gpipe" && (pp == 1 || mb == 1)) continue;
           if (kSanitized && (order == "gpipe") != (pp == 4 && mb == 4)) continue;
-          const std::string what = fmt::format("{} pp={} dp={} mb={} {}", optimizer.name, pp, dp, mb, order);
-          auto compiled = compile_model(model, strategy_text(model, optimizer.train), {pp, dp, mb, order});
+          const std::string what =
+              fmt::format("{} pp={} dp={} mb={} {}", optimizer.name, pp, dp, mb, order);
+          auto compiled =
+              compile_model(model, strategy_text(model, optimizer.train), {pp, dp, mb, order});
           ASSERT_TRUE(compiled) << what << "\n" << print_error(compiled.error());
           auto trained = train(compiled->set, model, kSanitized ? 2 : 20);
           ASSERT_TRUE(trained) << what << "\n" << print_error(trained.error());
@@ -77,12 +88,14 @@ TEST_P(Equivalence, TrainsAsTheReference) {
 
 TEST_P(Equivalence, EqualsTheSingleDevicePlan) {
   const std::string model = std::get<0>(GetParam());
-  if (!std::filesystem::exists(model_path(model, "model.onnx"))) GTEST_SKIP() << "no models in " << models_folder();
+  if (!std::filesystem::exists(model_path(model, "model.onnx")))
+    GTEST_SKIP() << "no models in " << models_folder();
   const char* train_text = std::get<1>(GetParam()) == 0 ? kSgd : kAdamW;
   auto compiled = compile_model(model, strategy_text(model, train_text), {2, 2, 4, "1f1b"}, true);
   ASSERT_TRUE(compiled) << print_error(compiled.error());
   for (const VerifyAgainst against : {VerifyAgainst::kSingle, VerifyAgainst::kUncut}) {
-    const PlanSet& reference = against == VerifyAgainst::kSingle ? *compiled->single : *compiled->uncut;
+    const PlanSet& reference =
+        against == VerifyAgainst::kSingle ? *compiled->single : *compiled->uncut;
     auto data = open_batches(compiled->set, model);
     auto reference_data = open_batches(reference, model);
     ASSERT_TRUE(data && reference_data);
@@ -90,14 +103,17 @@ TEST_P(Equivalence, EqualsTheSingleDevicePlan) {
     options.steps = 3;
     options.threads = 1;
     options.verify.against = against;
-    const auto job = run_job(compiled->set, data->get(), &reference, reference_data->get(), options);
-    EXPECT_TRUE(job) << model << (against == VerifyAgainst::kSingle ? " single\n" : " uncut\n") << print_error(job.error());
+    const auto job =
+        run_job(compiled->set, data->get(), &reference, reference_data->get(), options);
+    EXPECT_TRUE(job) << model << (against == VerifyAgainst::kSingle ? " single\n" : " uncut\n")
+                     << print_error(job.error());
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, Equivalence,
-                         ::testing::Combine(::testing::Values("mlp", "two-tower", "gpt-deep", "gpt-unoptimized",
-                                                              "gpt-logits", "gpt-ts17", "gpt"),
+                         ::testing::Combine(::testing::Values("mlp", "two-tower", "gpt-deep",
+                                                              "gpt-unoptimized", "gpt-logits",
+                                                              "gpt-ts17", "gpt"),
                                             ::testing::Values(0, 1)),
                          [](const auto& info) {
                            std::string name = std::get<0>(info.param);

@@ -34,13 +34,15 @@ struct Shape2 {
 
 inline const char* kSgd = "optimizer: {sgd: {lr: 0.02, momentum: 0.9}}";
 inline const char* kAdamW =
-    "optimizer: {adamw: {lr: 3e-3, betas: [0.9, 0.95], eps: 1e-6, weight_decay: 0.1}}, clip_norm: 1.0";
+    "optimizer: {adamw: {lr: 3e-3, betas: [0.9, 0.95], eps: 1e-6, weight_decay: 0.1}}, clip_norm: "
+    "1.0";
 
 // The text of a strategy for one of the exported models: a file of the library, and what trains it.
 inline std::string strategy_text(const std::string& model, const std::string& train) {
   std::string text = "piper: 1\ninclude: " PIPER_SOURCE_DIR "/strategies/ORDER.yaml\n";
   text += "params: {stages: 1, dp: 1, microbatches: 1}\n";
-  if (model == "gpt-logits") text += "loss: {cross_entropy: {logits: logits, labels: labels, ignore_index: -100}}\n";
+  if (model == "gpt-logits")
+    text += "loss: {cross_entropy: {logits: logits, labels: labels, ignore_index: -100}}\n";
   return text + "train: {global_batch: 8, " + train + "}\n";
 }
 
@@ -61,7 +63,8 @@ class Folder {
   std::string path_;
 };
 
-inline Result<Compiled> compile_model(const std::string& model, std::string text, const Shape2& shape, bool oracles = false) {
+inline Result<Compiled> compile_model(const std::string& model, std::string text,
+                                      const Shape2& shape, bool oracles = false) {
   const Folder folder;
   text.replace(text.find("ORDER"), 5, shape.order);
   CompileOptions options;
@@ -74,7 +77,8 @@ inline Result<Compiled> compile_model(const std::string& model, std::string text
   return compile(options);
 }
 
-inline Result<std::unique_ptr<BatchSource>> open_batches(const PlanSet& set, const std::string& model) {
+inline Result<std::unique_ptr<BatchSource>> open_batches(const PlanSet& set,
+                                                         const std::string& model) {
   PIPER_ASSIGN(const auto needs, data_needs(set));
   DataOptions options;
   options.sources = {model_path(model, "reference.safetensors")};
@@ -103,7 +107,9 @@ inline Result<Trained> train(const PlanSet& set, const std::string& model, int64
 
 // Largest absolute difference ÷ max(largest absolute reference, 0.05).
 inline double tensor_error(const NamedTensor& got, const NamedTensor& want) {
-  if (got.type.dtype != DType::kF32 || want.type.dtype != DType::kF32 || got.type.shape != want.type.shape) return INFINITY;
+  if (got.type.dtype != DType::kF32 || want.type.dtype != DType::kF32 ||
+      got.type.shape != want.type.shape)
+    return INFINITY;
   const auto n = static_cast<size_t>(num_elements(want.type.shape));
   const auto* a = reinterpret_cast<const float*>(got.data.data);
   const auto* b = reinterpret_cast<const float*>(want.data.data);

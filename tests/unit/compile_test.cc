@@ -1,5 +1,4 @@
 #include "equivalence/jobs.h"
-
 #include "piper/autodiff.h"
 #include "piper/dag.h"
 #include "piper/sharding.h"
@@ -9,8 +8,9 @@ namespace {
 
 using namespace jobs;
 
-#define NEED_MODELS() \
-  if (!std::filesystem::exists(model_path("gpt", "model.onnx"))) GTEST_SKIP() << "no models in " << models_folder()
+#define NEED_MODELS()                                            \
+  if (!std::filesystem::exists(model_path("gpt", "model.onnx"))) \
+  GTEST_SKIP() << "no models in " << models_folder()
 
 std::map<std::string, std::string> files_of(const std::string& folder) {
   std::map<std::string, std::string> files;
@@ -46,7 +46,8 @@ TEST(Compile, SameInputsGiveTheSameBytes) {
 
 TEST(Compile, PlansReadBackAndPrintTheSame) {
   NEED_MODELS();
-  const auto compiled = compile_model("gpt-deep", strategy_text("gpt-deep", kAdamW), {4, 2, 4, "1f1b"});
+  const auto compiled =
+      compile_model("gpt-deep", strategy_text("gpt-deep", kAdamW), {4, 2, 4, "1f1b"});
   ASSERT_TRUE(compiled) << print_error(compiled.error());
   ASSERT_EQ(compiled->set.roles.size(), 4u);
   for (const RoleProgram& role : compiled->set.roles) {
@@ -107,11 +108,13 @@ TEST(Compile, RolesDoNotGrowWithReplicas) {
 // Layers of one shape share their programs, whatever the depth of the model.
 TEST(Compile, EqualLayersAreCompiledOnce) {
   NEED_MODELS();
-  const auto compiled = compile_model("gpt-deep", strategy_text("gpt-deep", kSgd), {1, 1, 4, "1f1b"});
+  const auto compiled =
+      compile_model("gpt-deep", strategy_text("gpt-deep", kSgd), {1, 1, 4, "1f1b"});
   ASSERT_TRUE(compiled) << print_error(compiled.error());
   const RoleProgram& role = compiled->set.roles[0];
   size_t computes = 0;
-  for (const Instruction& instruction : role.body) computes += instruction.kind == InstructionKind::kCompute;
+  for (const Instruction& instruction : role.body)
+    computes += instruction.kind == InstructionKind::kCompute;
   // 8 layers × (forward, backward) × 4 microbatches run, of which a handful of programs differ.
   EXPECT_GE(computes, 64u);
   EXPECT_LE(role.programs.size(), 32u);
@@ -130,7 +133,8 @@ TEST_P(Refused, SaysWhy) {
   NEED_MODELS();
   const Folder folder;
   std::string text =
-      "piper: 1\nmesh: {pp: 2, dp: 2}\ntrain: {global_batch: 8, optimizer: {sgd: {lr: 0.1}}}\nannotate:\n"
+      "piper: 1\nmesh: {pp: 2, dp: 2}\ntrain: {global_batch: 8, optimizer: {sgd: {lr: "
+      "0.1}}}\nannotate:\n"
       "  - {match: \"**/h/{layer}/**\", tags: {stage: \"layer * 2 / layers\"}}\ndirectives:\n"
       "  - split: {dim: batch, into: 4, as: mb}\n  - place: {where: {stage: s}, on: {pp: s}}\n"
       "  - replicate: {over: dp}\n  - order: {each: pp, program: \"repeat M: F; repeat M: B\"}\n";
@@ -139,7 +143,8 @@ TEST_P(Refused, SaysWhy) {
   text.replace(text.find(bad.find), std::string(bad.find).size(), bad.replace);
   CompileOptions options;
   options.model = model_path("gpt-logits", "model.onnx");
-  options.strategy = folder.write("s.yaml", "loss: {cross_entropy: {logits: logits, labels: labels}}\n" + text);
+  options.strategy =
+      folder.write("s.yaml", "loss: {cross_entropy: {logits: logits, labels: labels}}\n" + text);
   const auto compiled = compile(options);
   ASSERT_FALSE(compiled);
   const Error& error = compiled.error();
@@ -149,24 +154,31 @@ TEST_P(Refused, SaysWhy) {
 INSTANTIATE_TEST_SUITE_P(
     Compile, Refused,
     ::testing::Values(
-        BadStrategy{"glob", "**/h/{layer}", "**/g/{layer}", "6:13: annotate: no op's scope matches '**/g/{layer}/**'"},
-        BadStrategy{"batch", "into: 4", "into: 3", "8:5: split: 4 samples a replica cannot be cut into 3 equal microbatches"},
-        BadStrategy{"axis", "over: dp", "over: dq", "10:23: unknown mesh axis 'dq' (did you mean 'dp'?)"},
+        BadStrategy{"glob", "**/h/{layer}", "**/g/{layer}",
+                    "6:13: annotate: no op's scope matches '**/g/{layer}/**'"},
+        BadStrategy{"batch", "into: 4", "into: 3",
+                    "8:5: split: 4 samples a replica cannot be cut into 3 equal microbatches"},
+        BadStrategy{"axis", "over: dp", "over: dq",
+                    "10:23: unknown mesh axis 'dq' (did you mean 'dp'?)"},
         BadStrategy{"coordinate", "on: {pp: s}", "on: {pp: s + 1}",
                     "9:41: place: 'F stage=1' goes to pp=2, but the axis has coordinates 0 to 1"},
-        BadStrategy{"where", "where: {stage: s}", "where: {stag: s}", "9:21: unknown tag 'stag' (did you mean 'stage'?)"},
-        BadStrategy{"nothing", "where: {stage: s}, on: {pp: s}", "where: {stage: 5}, on: {pp: 0}", "9:21: place: matches nothing"},
+        BadStrategy{"where", "where: {stage: s}", "where: {stag: s}",
+                    "9:21: unknown tag 'stag' (did you mean 'stage'?)"},
+        BadStrategy{"nothing", "where: {stage: s}, on: {pp: s}", "where: {stage: 5}, on: {pp: 0}",
+                    "9:21: place: matches nothing"},
         BadStrategy{"unplaced", "where: {stage: s}, on: {pp: s}", "where: {stage: 0}, on: {pp: 0}",
                     "9:5: place: no directive places 'F stage=1' on axis 'pp'"},
         BadStrategy{"idle", "where: {stage: s}, on: {pp: s}", "where: {stage: s}, on: {pp: 0}",
                     "9:5: place: nothing is placed on pp=1"},
-        BadStrategy{"dropped", "repeat M: B", "repeat M - 1: B",
-                    "11:5: order: on pp=0 the program leaves 1 of 8 tasks out, first 'B stage=0 mb=3'"},
+        BadStrategy{
+            "dropped", "repeat M: B", "repeat M - 1: B",
+            "11:5: order: on pp=0 the program leaves 1 of 8 tasks out, first 'B stage=0 mb=3'"},
         BadStrategy{"repeated", "repeat M: F", "repeat M + 1: F",
                     "11:47: order: on pp=0 no task is left for 'F' (item 5 of the program)"},
         BadStrategy{"deadlock", "repeat M: F; repeat M: B", "repeat M: B; repeat M: F",
                     "11:5: the order cannot run: its tasks wait for each other"},
-        BadStrategy{"unused", "  - replicate: {over: dp}\n", "", "3:15: mesh: no directive uses axis 'dp' of size 2"}),
+        BadStrategy{"unused", "  - replicate: {over: dp}\n", "",
+                    "3:15: mesh: no directive uses axis 'dp' of size 2"}),
     [](const auto& info) { return info.param.name; });
 
 }  // namespace

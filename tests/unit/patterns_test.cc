@@ -83,7 +83,8 @@ Two two_inputs(const Shape& a, const Shape& b) {
 TEST(Patterns, TransposedKeysBecomeAFlag) {
   Two t = two_inputs({2, 4, 8, 3}, {2, 4, 5, 3});
   Builder b(t.graph);
-  const ValueId swapped = b.reshape(b.transpose(b.reshape(t.b, {8, 5, 3}), {0, 2, 1}), {2, 4, 3, 5});
+  const ValueId swapped =
+      b.reshape(b.transpose(b.reshape(t.b, {8, 5, 3}), {0, 2, 1}), {2, 4, 3, 5});
   t.graph.outputs = {b.matmul(t.a, b.mul(swapped, b.scalar(0.25, DType::kF32)))};
   const auto found = recognise(std::move(t.graph));
   ASSERT_TRUE(found) << print_error(found.error());
@@ -116,7 +117,8 @@ TEST(Patterns, PaddedPartsThatTileADimAreConcatenated) {
   const auto found = recognise(std::move(t.graph));
   ASSERT_TRUE(found) << print_error(found.error());
   EXPECT_EQ(ops_of(found->graph), Ops({"Concat"}));
-  EXPECT_EQ(found->graph.nodes[0].inputs, (std::vector<ValueId>{found->graph.inputs[0], found->graph.inputs[1]}));
+  EXPECT_EQ(found->graph.nodes[0].inputs,
+            (std::vector<ValueId>{found->graph.inputs[0], found->graph.inputs[1]}));
 }
 
 TEST(Patterns, PaddedPartsThatOverlapStayASum) {
