@@ -106,8 +106,11 @@ std::optional<Miscount> find_miscount(std::vector<SampleSet> sets, int64_t batch
   return std::nullopt;
 }
 
-std::string print_samples(const SampleSet& set) {
+std::string print_samples(const SampleSet& set,
+                          const std::vector<std::pair<std::string, int64_t>>& mesh) {
   std::string text = fmt::format("[{}, {})", set.first, set.first + set.length);
+  for (size_t a = 0; a < set.stride.size(); ++a)
+    if (set.stride[a] != 0) text += fmt::format(" + {} × {}", set.stride[a], mesh[a].first);
   for (const SampleSet::Axis& axis : set.spread)
     text += fmt::format(" and {} more at distance {}", axis.count - 1, axis.stride);
   return text;

@@ -34,6 +34,8 @@ struct Miscount {
 };
 std::optional<Miscount> find_miscount(std::vector<SampleSet> sets, int64_t batch);
 
-std::string print_samples(const SampleSet& set);
+// "[0, 4) + 8 × dp"
+std::string print_samples(const SampleSet& set,
+                          const std::vector<std::pair<std::string, int64_t>>& mesh);
 
 }  // namespace piper

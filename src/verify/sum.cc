@@ -194,7 +194,8 @@ class SumCheck {
       for (const SampleSet& set : source.computed_from)
         if (set != declared) {
           findings_.add("sum", "{} adds to {} for samples {}, but computes from samples {}",
-                        name(place), target, print_samples(declared), print_samples(set));
+                        name(place), target, print_samples(declared, model_.mesh),
+                        print_samples(set, model_.mesh));
           break;
         }
     }

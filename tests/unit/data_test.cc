@@ -1,0 +1,396 @@
+#include "piper/data.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <numeric>
+#include <set>
+#include <sstream>
+
+namespace piper {
+namespace {
+
+namespace fs = std::filesystem;
+
+template <class T>
+std::string bytes_of(const std::vector<T>& values) {
+  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
+}
+template <class T>
+NamedTensor tensor(std::string name, DType dtype, Shape shape, const std::vector<T>& values) {
+  return {std::move(name),
+          {dtype, std::move(shape)},
+          Bytes::copy_of(values.data(), values.size() * sizeof(T))};
+}
+
+class DataTest : public testing::Test {
+ protected:
+  DataTest() : directory_(fs::temp_directory_path() / fmt::format("piper_data_{}", getpid())) {
+    fs::remove_all(directory_);
+    fs::create_directories(directory_);
+  }
+  ~DataTest() override { fs::remove_all(directory_); }
+  std::string path(const std::string& name) const { return (directory_ / name).string(); }
+  std::string write(const std::string& name, std::string_view bytes) const {
+    std::ofstream(path(name), std::ios::binary | std::ios::trunc) << bytes;
+    return path(name);
+  }
+  std::string read(const std::string& name) const {
+    std::ifstream in(path(name), std::ios::binary);
+    std::ostringstream out;
+    out << in.rdbuf();
+    return out.str();
+  }
+  // A safetensors file from a header and some data.
+  std::string safetensors(const std::string& header, size_t data) const {
+    std::string bytes(8, '\0');
+    for (int i = 0; i < 8; ++i) bytes[i] = static_cast<char>(header.size() >> (8 * i));
+    return write("made.safetensors", bytes + header + std::string(data, '\0'));
+  }
+  std::string npy(const std::string& name, const std::string& dictionary,
+                  std::string_view data) const {
+    std::string header = dictionary + "\n", bytes = "\x93NUMPY\x01";
+    bytes += '\0';
+    bytes += static_cast<char>(header.size());
+    bytes += '\0';
+    return write(name, bytes + header + std::string(data));
+  }
+  static std::string message(const Error& error) {
+    return (error.at.file.empty() ? "" : fs::path(error.at.file).filename().string() + ": ") +
+           error.message;
+  }
+  template <class T>
+  static std::string message(const Result<T>& result) {
+    return result ? "accepted" : message(result.error());
+  }
+  std::unique_ptr<BatchSource> open(std::vector<std::string> sources,
+                                    const std::vector<InputNeed>& needs, int64_t batch,
+                                    bool shuffle = false, uint64_t seed = 0) const {
+    auto source = open_data({std::move(sources), seed, shuffle}, needs, batch);
+    EXPECT_TRUE(source) << message(source.error());
+    return source ? *std::move(source) : nullptr;
+  }
+  template <class T>
+  static std::vector<T> batch(const BatchSource& source, int64_t step, int input, int64_t first,
+                              int64_t count, size_t n) {
+    std::vector<T> values(n);
+    const Status status =
+        source.read(step, input, first, count, reinterpret_cast<std::byte*>(values.data()));
+    EXPECT_TRUE(status) << (status ? "" : status.error().message);
+    return values;
+  }
+  fs::path directory_;
+};
+
+InputNeed ids(int64_t batch, int64_t length, DType dtype = DType::kI64) {
+  return {"ids", {dtype, {batch, length}}};
+}
+InputNeed labels(int64_t batch, int64_t length) {
+  return {"labels", {DType::kI64, {batch, length}}};
+}
+
+// ---- Safetensors
+// ----------------------------------------------------------------------------------------
+
+TEST_F(DataTest, SafetensorsRoundTrip) {
+  const std::vector<NamedTensor> written = {tensor<float>("b", DType::kF32, {2, 2}, {1, 2, 3, 4}),
+                                            tensor<int64_t>("a \"quoted\"", DType::kI64, {}, {-7}),
+                                            tensor<uint8_t>("empty", DType::kBool, {0, 3}, {}),
+                                            tensor<uint16_t>("h", DType::kBF16, {1}, {0x3f80})};
+  const std::pair<std::string, std::string> metadata[] = {{"format", "pt"}};
+  ASSERT_TRUE(write_safetensors(path("t.safetensors"), written, metadata));
+  const auto loaded = read_safetensors(path("t.safetensors"));
+  ASSERT_TRUE(loaded) << message(loaded);
+  ASSERT_EQ(loaded->size(), 4u);
+  for (const NamedTensor& each : written) {
+    const auto found = std::find_if(loaded->begin(), loaded->end(),
+                                    [&](const auto& t) { return t.name == each.name; });
+    ASSERT_NE(found, loaded->end()) << each.name;
+    EXPECT_EQ(found->type, each.type);
+    EXPECT_EQ(as_text(found->data.span()), as_text(each.data.span()));
+  }
+  const std::string once = read("t.safetensors");
+  ASSERT_TRUE(write_safetensors(path("t.safetensors"), written, metadata));
+  EXPECT_EQ(read("t.safetensors"), once);
+}
+
+TEST_F(DataTest, SafetensorsTruncations) {
+  ASSERT_TRUE(write_safetensors(
+      path("t.safetensors"),
+      std::vector{tensor<float>("x", DType::kF32, {64}, std::vector<float>(64))}));
+  const std::string bytes = read("t.safetensors");
+  for (size_t size = 0; size < bytes.size(); ++size)
+    EXPECT_FALSE(
+        read_safetensors(write("cut.safetensors", std::string_view(bytes).substr(0, size))))
+        << size;
+}
+
+TEST_F(DataTest, SafetensorsFaults) {
+  const auto one = [](const std::string& fields) { return "{\"x\":{" + fields + "}}"; };
+  struct Case {
+    std::string header;
+    size_t data;
+    const char* message;
+  };
+  const Case cases[] = {
+      {"[]", 0, "the header is not a JSON object"},
+      {"{\"x\":", 0, "the header is not a JSON object"},
+      {one("\"dtype\":\"F32\",\"shape\":[2]"), 8, "tensor 'x' needs dtype, shape and data_offsets"},
+      {one("\"dtype\":\"U7\",\"shape\":[2],\"data_offsets\":[0,8]"), 8,
+       "tensor 'x' has the element type 'U7', which is not supported"},
+      {one("\"dtype\":\"F32\",\"shape\":[-2],\"data_offsets\":[0,8]"), 8,
+       "tensor 'x' has a dim that is no size"},
+      {one("\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,8]"), 8,
+       "tensor 'x' is f32[3] but its data_offsets are [0, 8)"},
+      {one("\"dtype\":\"F32\",\"shape\":[4294967296,4294967296],\"data_offsets\":[0,0]"), 0,
+       "tensor 'x' is f32[4294967296,4294967296] but its data_offsets are [0, 0)"},
+      {one("\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[8,0]"), 8,
+       "tensor 'x' is f32[2] but its data_offsets are [8, 0)"},
+      {one("\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[4,12]"), 12,
+       "tensor 'x' begins at 4 where 0 was expected (no overlap, no hole)"},
+      {one("\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]"), 4,
+       "tensor 'x' ends at 8, but only 4 bytes of data are there"},
+      {one("\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]"), 9,
+       "1 bytes follow the last tensor; the file belongs to another header"},
+  };
+  for (const Case& each : cases)
+    EXPECT_EQ(message(read_safetensors(safetensors(each.header, each.data))),
+              "made.safetensors: " + std::string(each.message));
+  EXPECT_EQ(message(read_safetensors(write("huge.safetensors", std::string(8, '\xff') + "{}"))),
+            "huge.safetensors: the header's length 18446744073709551615 is above the limit of "
+            "100000000 bytes");
+}
+
+// ---- .npy
+// ------------------------------------------------------------------------------------------------
+
+TEST_F(DataTest, Npy) {
+  const std::vector<float> values = {1, 2, 3, 4, 5, 6};
+  const auto good = read_npy(npy(
+      "a.npy", "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }", bytes_of(values)));
+  ASSERT_TRUE(good) << message(good);
+  EXPECT_EQ(to_string(good->type), "f32[2,3]");
+  EXPECT_EQ(as_text(good->data.span()), bytes_of(values));
+  struct Case {
+    const char *dictionary, *message;
+  };
+  const Case cases[] = {
+      {"{'descr': '<f4', 'fortran_order': True, 'shape': (2, 3), }",
+       "b.npy: the array is in Fortran order; save it with np.ascontiguousarray"},
+      {"{'descr': '<U4', 'fortran_order': False, 'shape': (2, 3), }",
+       "b.npy: the element type '<U4' is not supported (float32, float64, float16, int64, int32, "
+       "bool are)"},
+      {"{'descr': '>f4', 'fortran_order': False, 'shape': (2, 3), }",
+       "b.npy: the element type '>f4' is not supported (float32, float64, float16, int64, int32, "
+       "bool are)"},
+      {"{'descr': '<f4', 'fortran_order': False, 'shape': (2, 4), }",
+       "b.npy: f32[2,4] does not fit the 24 bytes of data that follow the header"},
+      {"{'descr': '<f4', 'fortran_order': False, 'shape': (2, -3), }",
+       "b.npy: the shape in the .npy header cannot be read"},
+      {"{'descr': '<f4', 'fortran_order': False, 'shape': (9223372036854775807, "
+       "9223372036854775807), }",
+       "b.npy: f32[9223372036854775807,9223372036854775807] does not fit the 24 bytes of data that "
+       "follow the header"},
+      {"{'descr': '<f4'}", "b.npy: the .npy header needs descr, fortran_order and shape"}};
+  for (const Case& each : cases)
+    EXPECT_EQ(message(read_npy(npy("b.npy", each.dictionary, bytes_of(values)))), each.message);
+  const std::string bytes = read("a.npy");
+  for (size_t size = 0; size < bytes.size(); ++size)
+    EXPECT_FALSE(read_npy(write("cut.npy", std::string_view(bytes).substr(0, size)))) << size;
+}
+
+// ---- Tokens
+// ----------------------------------------------------------------------------------------------
+
+TEST_F(DataTest, TokensFeedIdsAndTheirSuccessors) {
+  std::vector<uint16_t> tokens(4 * 10 + 1);
+  std::iota(tokens.begin(), tokens.end(), uint16_t{0});
+  const std::string file = write("t.bin", bytes_of(tokens));
+  const std::vector<InputNeed> needs = {labels(2, 4), ids(2, 4, DType::kI32)};
+  const auto source = open({file}, needs, 2);
+  EXPECT_EQ(source->steps(), 5);
+  EXPECT_EQ(source->tokens_per_step(), 8);
+  EXPECT_EQ(batch<int32_t>(*source, 0, 1, 0, 2, 8), (std::vector<int32_t>{0, 1, 2, 3, 4, 5, 6, 7}));
+  EXPECT_EQ(batch<int64_t>(*source, 0, 0, 0, 2, 8), (std::vector<int64_t>{1, 2, 3, 4, 5, 6, 7, 8}));
+  EXPECT_EQ(batch<int64_t>(*source, 4, 0, 1, 1, 4), (std::vector<int64_t>{37, 38, 39, 40}));
+  EXPECT_EQ(batch<int64_t>(*source, 5, 0, 0, 1, 4), batch<int64_t>(*source, 0, 0, 0, 1, 4));
+}
+
+TEST_F(DataTest, TokenWidths) {
+  const std::string text = "hello piper";
+  const auto bytes = open({write("t.txt", text) + ":u8"}, {ids(2, 5)}, 2);
+  EXPECT_EQ(batch<int64_t>(*bytes, 0, 0, 0, 1, 5), (std::vector<int64_t>{'h', 'e', 'l', 'l', 'o'}));
+  const std::vector<uint32_t> wide = {1, 70000, 4000000000u, 3};
+  const auto words = open({write("t.w", bytes_of(wide)) + ":u32"}, {ids(1, 3)}, 1);
+  EXPECT_EQ(batch<int64_t>(*words, 0, 0, 0, 1, 3), (std::vector<int64_t>{1, 70000, 4000000000}));
+}
+
+TEST_F(DataTest, ShuffleIsAPermutationPerEpochAndStateless) {
+  const int64_t windows = 103, length = 2;
+  std::vector<uint16_t> tokens(windows * length + 1);
+  std::iota(tokens.begin(), tokens.end(), uint16_t{0});
+  const std::string file = write("t.bin", bytes_of(tokens));
+  const std::vector<InputNeed> needs = {ids(1, length), labels(1, length)};
+  const auto source = open({file}, needs, 1, true, 7), again = open({file}, needs, 1, true, 7),
+             other = open({file}, needs, 1, true, 8);
+  std::vector<int64_t> epochs[2], other_epoch;
+  for (int64_t step = 0; step < 2 * windows; ++step) {
+    const int64_t first = batch<int64_t>(*source, step, 0, 0, 1, 2)[0];
+    EXPECT_EQ(batch<int64_t>(*source, step, 1, 0, 1, 2)[0], first + 1);
+    epochs[step / windows].push_back(first / length);
+  }
+  for (int64_t step = 0; step < windows; ++step)
+    other_epoch.push_back(batch<int64_t>(*other, step, 0, 0, 1, 2)[0] / length);
+  for (const auto& epoch : epochs)
+    EXPECT_EQ(std::set<int64_t>(epoch.begin(), epoch.end()).size(), 103u);
+  EXPECT_NE(epochs[0], epochs[1]);
+  EXPECT_NE(epochs[0], other_epoch);
+  EXPECT_FALSE(std::is_sorted(epochs[0].begin(), epochs[0].end()));
+  EXPECT_EQ(batch<int64_t>(*again, 150, 0, 0, 1, 2)[0] / length, epochs[1][150 - 103]);
+}
+
+TEST_F(DataTest, TokenErrors) {
+  std::vector<uint16_t> tokens = {1, 2, 3, 4, 256, 6, 7, 8, 9};
+  const std::string file = write("t.bin", bytes_of(tokens));
+  InputNeed need = ids(2, 4);
+  need.low = 0, need.high = 255;
+  const auto source = open({file}, {need}, 2);
+  std::vector<int64_t> values(8);
+  EXPECT_EQ(message(source->read(0, 0, 0, 2, reinterpret_cast<std::byte*>(values.data()))),
+            "t.bin: token 256 at position 4 of the file (input 'ids', step 0, sample 1) is outside "
+            "[0, 255]");
+  EXPECT_EQ(message(source->read(3, 0, 0, 1, reinterpret_cast<std::byte*>(values.data()))),
+            "accepted");
+  const auto open_message = [&](std::vector<std::string> sources, std::vector<InputNeed> needs,
+                                int64_t size) {
+    return message(open_data({std::move(sources), 0, false}, needs, size));
+  };
+  EXPECT_EQ(open_message({file}, {ids(3, 4)}, 3),
+            "t.bin: 9 tokens make 2 windows of 4 + 1; a batch needs 3");
+  EXPECT_EQ(open_message({write("odd.bin", "abc")}, {ids(1, 4)}, 1),
+            "odd.bin: 3 bytes are no whole number of 2-byte tokens");
+  EXPECT_EQ(open_message({write("none.bin", "")}, {ids(1, 4)}, 1).substr(0, 8), "none.bin");
+  EXPECT_EQ(open_message({file}, {ids(2, 4), {"other", {DType::kI64, {2, 4}}}}, 2),
+            "t.bin: which of 'ids' and 'other' takes the next tokens? Exactly one name must "
+            "contain \"label\" or \"target\"");
+  EXPECT_EQ(
+      open_message({file}, {ids(2, 4), labels(2, 3)}, 2),
+      "t.bin: inputs 'ids' and 'labels' have the lengths 4 and 3; one token file cannot feed both");
+  EXPECT_EQ(open_message({file}, {{"x", {DType::kF32, {2, 4}}}}, 2),
+            "t.bin: no integer input [batch, length] is left for this token file");
+  EXPECT_EQ(open_message({"text.txt"}, {ids(2, 4)}, 2),
+            "data source 'text.txt' needs a form: FILE.bin, FILE:u8, FILE:u16, FILE:u32, "
+            "NAME=FILE.npy or FILE.safetensors");
+  EXPECT_EQ(open_message({}, {ids(2, 4)}, 2), "no data source feeds input 'ids' (i64[2,4])");
+  EXPECT_EQ(open_message({file}, {ids(2, 4)}, 4),
+            "input 'ids' is i64[2,4]; its dim 0 should be the batch of 4");
+}
+
+// ---- Arrays
+// ----------------------------------------------------------------------------------------------
+
+TEST_F(DataTest, BatchesOfASafetensorsFile) {
+  const std::string file = path("b.safetensors");
+  ASSERT_TRUE(write_safetensors(
+      file, std::vector{tensor<float>("batch/1/x", DType::kF32, {2, 2}, {5, 6, 7, 8}),
+                        tensor<float>("batch/0/x", DType::kF32, {2, 2}, {1, 2, 3, 4}),
+                        tensor<int32_t>("batch/0/y", DType::kI32, {2}, {1, -100}),
+                        tensor<int32_t>("batch/1/y", DType::kI32, {2}, {0, 9}),
+                        tensor<float>("init/w", DType::kF32, {1}, {0})}));
+  InputNeed x{"x", {DType::kF64, {2, 2}}}, y{"y", {DType::kI64, {2}}, 0, 0, 3, -100};
+  const auto source = open({file}, {x, y}, 2, true);
+  EXPECT_EQ(source->steps(), 2);
+  EXPECT_EQ(batch<double>(*source, 1, 0, 0, 2, 4), (std::vector<double>{5, 6, 7, 8}));
+  EXPECT_EQ(batch<double>(*source, 2, 0, 1, 1, 2), (std::vector<double>{3, 4}));
+  EXPECT_EQ(batch<int64_t>(*source, 0, 1, 0, 2, 2), (std::vector<int64_t>{1, -100}));
+  std::vector<int64_t> values(2);
+  EXPECT_EQ(
+      message(source->read(1, 1, 0, 2, reinterpret_cast<std::byte*>(values.data()))),
+      "b.safetensors: value 9 of input 'y' (sample 1 of batch/1/y) is outside [0, 3] or -100");
+  const auto open_message = [&](std::vector<InputNeed> needs, int64_t size) {
+    return message(open_data({{file}, 0, false}, needs, size));
+  };
+  x.type.shape = {4, 2};
+  EXPECT_EQ(open_message({x}, 4),
+            "b.safetensors: batch/0/x is f32[2,2], but input 'x' is f64[4,2]");
+  x.type = {DType::kI64, {2, 2}};
+  EXPECT_EQ(open_message({x}, 2),
+            "b.safetensors: batch/0/x is f32, which cannot become i64 for input 'x'");
+  EXPECT_EQ(open_message({{"z", {DType::kF32, {2}}}}, 2),
+            "b.safetensors: the file has no tensor batch/0/z");
+  ASSERT_TRUE(
+      write_safetensors(file, std::vector{tensor<float>("batch/0/x", DType::kF32, {1}, {5}),
+                                          tensor<float>("batch/2/x", DType::kF32, {1}, {5})}));
+  EXPECT_EQ(open_message({{"x", {DType::kF32, {1}}}}, 1), "b.safetensors: batch/1/x is missing");
+}
+
+TEST_F(DataTest, RowsOfNpyFilesStayTogether) {
+  std::vector<float> x(20);
+  std::vector<int64_t> y(10);
+  for (size_t i = 0; i < 10; ++i)
+    x[2 * i] = x[2 * i + 1] = static_cast<float>(y[i] = static_cast<int64_t>(i));
+  const std::string xs =
+      "x=" +
+      npy("x.npy", "{'descr': '<f4', 'fortran_order': False, 'shape': (10, 2), }", bytes_of(x));
+  const std::string ys =
+      "y=" +
+      npy("y.npy", "{'descr': '<i8', 'fortran_order': False, 'shape': (10,), }", bytes_of(y));
+  const std::vector<InputNeed> needs = {{"x", {DType::kF32, {3, 2}}}, {"y", {DType::kI32, {3}}}};
+  const auto source = open({xs, ys}, needs, 3, true, 1);
+  EXPECT_EQ(source->steps(), 3);
+  std::set<int32_t> seen;
+  for (int64_t step = 0; step < 3; ++step) {
+    const auto left = batch<float>(*source, step, 0, 0, 3, 6);
+    const auto right = batch<int32_t>(*source, step, 1, 0, 3, 3);
+    for (size_t i = 0; i < 3; ++i) EXPECT_EQ(left[2 * i], static_cast<float>(right[i]));
+    seen.insert(right.begin(), right.end());
+  }
+  EXPECT_EQ(seen.size(), 9u);
+  const auto open_message = [&](std::vector<std::string> sources) {
+    return message(open_data({std::move(sources), 0, true}, needs, 3));
+  };
+  const std::string few =
+      "y=" + npy("few.npy", "{'descr': '<i8', 'fortran_order': False, 'shape': (9,), }",
+                 std::string_view(bytes_of(y)).substr(0, 72));
+  EXPECT_EQ(open_message({xs, few}), "the sources hold 10 samples of input 'x' but 9 of 'y'");
+  EXPECT_EQ(open_message({xs}), "no data source feeds input 'y' (i32[3])");
+  EXPECT_EQ(open_message({xs, "why=" + path("y.npy")}), "the plan has no input 'why'; it has x, y");
+  EXPECT_EQ(open_message({xs, ys, xs}), "x.npy: input 'x' already has another source");
+  EXPECT_EQ(
+      open_message({path("x.npy")}),
+      fmt::format("data source '{0}' must say which input it feeds: NAME={0}", path("x.npy")));
+}
+
+TEST_F(DataTest, SlicesAlongAnyBatchDim) {
+  ASSERT_TRUE(write_safetensors(
+      path("b.safetensors"),
+      std::vector{tensor<int64_t>("batch/0/x", DType::kI64, {2, 3}, {0, 1, 2, 10, 11, 12})}));
+  InputNeed need{"x", {DType::kI64, {2, 3}}, 1};
+  const auto source = open({path("b.safetensors")}, {need}, 3);
+  EXPECT_EQ(batch<int64_t>(*source, 0, 0, 1, 2, 4), (std::vector<int64_t>{1, 2, 11, 12}));
+  need.batch_dim = -1;
+  const auto whole = open({path("b.safetensors")}, {need}, 3);
+  EXPECT_EQ(batch<int64_t>(*whole, 0, 0, 2, 1, 6), (std::vector<int64_t>{0, 1, 2, 10, 11, 12}));
+}
+
+TEST_F(DataTest, HalfFloatsWiden) {
+  // 1, -2, the smallest subnormal, the greatest number, infinity
+  const std::vector<uint16_t> half = {0x3c00, 0xc000, 0x0001, 0x7bff, 0x7c00},
+                              brain = {0x3f80, 0xc000, 0, 0, 0x7f80};
+  ASSERT_TRUE(write_safetensors(path("b.safetensors"),
+                                std::vector{tensor("batch/0/h", DType::kF16, {5}, half),
+                                            tensor("batch/0/b", DType::kBF16, {5}, brain)}));
+  const auto source =
+      open({path("b.safetensors")}, {{"h", {DType::kF32, {5}}}, {"b", {DType::kF64, {5}}}}, 5);
+  EXPECT_EQ(batch<float>(*source, 0, 0, 0, 5, 5),
+            (std::vector<float>{1, -2, 0x1p-24f, 65504, INFINITY}));
+  EXPECT_EQ(batch<double>(*source, 0, 1, 0, 5, 5), (std::vector<double>{1, -2, 0, 0, INFINITY}));
+}
+
+}  // namespace
+}  // namespace piper

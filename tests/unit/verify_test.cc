@@ -1,0 +1,526 @@
+// A correct plan of two stages, two replicas and two microbatches, written by hand, and what the
+// verifier says of each way to break it.
+#include "piper/verify.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <random>
+
+namespace piper {
+namespace {
+
+constexpr const char* kStage0 = R"(plan batch=4 arena=512 workspace=[64,0]
+axis "pp" 2
+axis "dp" 2
+stream 0 "compute"
+stream 1 "reduce"
+group 0 "dp" axes=[1]
+input "x" f32[4,2]
+sum 0 "w0.grad"
+sum 1 "w1.grad"
+buffer 0 "w0" f32[1,2] state at=0 init="w0" param="w0"
+buffer 1 "x@0" f32[1,2] step at=64
+buffer 2 "x@1" f32[1,2] step at=128
+buffer 3 "a@0" f32[1,2] step at=192
+buffer 4 "a@1" f32[1,2] step at=256
+buffer 5 "da@0" f32[1,2] step at=320
+buffer 6 "da@1" f32[1,2] step at=384
+buffer 7 "g" f32[1,2] step at=448
+program 0 label="F" args=3
+  value 0 f32[1,2] read
+  value 1 f32[1,2] read
+  value 2 f32[1,2] written
+  op Mul in=[0,1] out=[2]
+program 1 label="B first" args=3
+  value 0 f32[1,2] read
+  value 1 f32[1,2] read
+  value 2 f32[1,2] written
+  op Mul in=[0,1] out=[2]
+program 2 label="B" args=3 workspace=64
+  value 0 f32[1,2] read
+  value 1 f32[1,2] read
+  value 2 f32[1,2] read written
+  value 3 f32[1,2] at=0
+  op Mul in=[0,1] out=[3]
+  op Add in=[2,3] out=[2]
+program 3 label="U" args=2
+  value 0 f32[1,2] read
+  value 1 f32[1,2] read written
+  op Sub in=[1,0] out=[1]
+body
+  0 input label="input x mb=0" args=[1] input="x" count=1 stride=[0,2]
+  1 compute label="F stage=0 mb=0" program=0 args=[0,1,3]
+  2 send label="send a mb=0" args=[3] peer=[1,-1]
+  3 input label="input x mb=1" args=[2] input="x" first=1 count=1 stride=[0,2]
+  4 compute label="F stage=0 mb=1" program=0 args=[0,2,4]
+  5 send label="send a mb=1" args=[4] peer=[1,-1]
+  6 recv label="recv da mb=0" args=[5] peer=[1,-1] channel=1
+  7 compute label="B stage=0 mb=0" program=1 args=[1,5,7]
+    contribution arg=2 count=1 stride=[0,2]
+  8 recv label="recv da mb=1" args=[6] peer=[1,-1] channel=1
+  9 compute label="B stage=0 mb=1" program=2 args=[2,6,7]
+    contribution arg=2 first=1 count=1 stride=[0,2] accumulates
+  10 all_reduce label="all_reduce w0.grad" stream=1 args=[7] waits=[9] group=0
+  11 compute label="U" program=3 args=[7,0] waits=[10]
+    sum_read
+)";
+
+constexpr const char* kStage1 = R"(plan batch=4 arena=384 workspace=[64,0]
+axis "pp" 2
+axis "dp" 2
+stream 0 "compute"
+stream 1 "reduce"
+group 0 "dp" axes=[1]
+sum 0 "w0.grad"
+sum 1 "w1.grad"
+buffer 0 "w1" f32[1,2] state at=0 init="w1" param="w1"
+buffer 1 "a@0" f32[1,2] step at=64
+buffer 2 "a@1" f32[1,2] step at=128
+buffer 3 "da@0" f32[1,2] step at=192
+buffer 4 "da@1" f32[1,2] step at=256
+buffer 5 "g" f32[1,2] step at=320
+program 0 label="B first" args=4
+  value 0 f32[1,2] read
+  value 1 f32[1,2] read
+  value 2 f32[1,2] written
+  value 3 f32[1,2] written
+  op Mul in=[0,1] out=[2]
+  op Mul in=[1,1] out=[3]
+program 1 label="B" args=4 workspace=64
+  value 0 f32[1,2] read
+  value 1 f32[1,2] read
+  value 2 f32[1,2] written
+  value 3 f32[1,2] read written
+  value 4 f32[1,2] at=0
+  op Mul in=[0,1] out=[2]
+  op Mul in=[1,1] out=[4]
+  op Add in=[3,4] out=[3]
+program 2 label="U" args=2
+  value 0 f32[1,2] read
+  value 1 f32[1,2] read written
+  op Sub in=[1,0] out=[1]
+body
+  0 recv label="recv a mb=0" args=[1] peer=[0,-1]
+  1 compute label="B stage=1 mb=0" program=0 args=[0,1,3,5]
+    contribution arg=3 target=1 count=1 stride=[0,2]
+  2 send label="send da mb=0" args=[3] peer=[0,-1] channel=1
+  3 recv label="recv a mb=1" args=[2] peer=[0,-1]
+  4 compute label="B stage=1 mb=1" program=1 args=[0,2,4,5]
+    contribution arg=3 target=1 first=1 count=1 stride=[0,2] accumulates
+  5 send label="send da mb=1" args=[4] peer=[0,-1] channel=1
+  6 all_reduce label="all_reduce w1.grad" stream=1 args=[5] waits=[4] group=0
+  7 compute label="U" program=2 args=[5,0] waits=[6]
+    sum_read target=1
+)";
+
+std::string edited(std::string text,
+                   const std::vector<std::pair<std::string, std::string>>& edits) {
+  for (const auto& [from, to] : edits) {
+    const size_t at = text.find(from);
+    EXPECT_NE(at, text.npos) << from;
+    if (at != text.npos) text.replace(at, from.size(), to);
+  }
+  return text;
+}
+
+PlanSet set_of(const std::vector<std::string>& texts, int64_t replicas) {
+  PlanSet set;
+  for (const std::string& text : texts) {
+    auto role = parse_plan(text);
+    EXPECT_TRUE(role) << (role ? "" : print_error(role.error()));
+    if (!role) return set;
+    set.roles.push_back(*std::move(role));
+  }
+  for (size_t role = 0; role < texts.size(); ++role)
+    for (int64_t r = 0; r < replicas; ++r) set.role_of_rank.push_back(static_cast<int32_t>(role));
+  return set;
+}
+
+std::vector<std::string> findings_of(const PlanSet& set) {
+  const auto report = verify_plan_set(set);
+  if (!report) return {"error: " + report.error().message};
+  std::vector<std::string> texts;
+  for (const Finding& finding : report->findings)
+    texts.push_back(finding.rule + ": " + finding.text);
+  return texts;
+}
+
+struct Case {
+  std::vector<std::pair<std::string, std::string>> stage0, stage1;
+  std::vector<std::string> findings;
+};
+void expect(const std::vector<Case>& cases) {
+  for (const Case& each : cases) {
+    const PlanSet set = set_of({edited(kStage0, each.stage0), edited(kStage1, each.stage1)}, 2);
+    std::string shown;
+    for (const auto& [from, to] : each.stage0) shown += "\n" + from + "\n -> " + to;
+    for (const auto& [from, to] : each.stage1) shown += "\n" + from + "\n -> " + to;
+    EXPECT_EQ(findings_of(set), each.findings) << shown;
+  }
+}
+
+TEST(Verify, AcceptsAGoodPlan) {
+  const auto report = verify_plan_set(set_of({kStage0, kStage1}, 2));
+  ASSERT_TRUE(report) << report.error().message;
+  for (const Finding& finding : report->findings)
+    ADD_FAILURE() << finding.rule << ": " << finding.text;
+  EXPECT_EQ(report->ranks, 4);
+  EXPECT_EQ(report->cells, 2);
+  EXPECT_EQ(report->instructions, 20);
+  EXPECT_EQ(report->transfers, 4);
+  EXPECT_EQ(report->collectives, 2);
+  EXPECT_EQ(report->sums, 2);
+}
+
+TEST(Verify, Transfers) {
+  expect({
+      {{{"send label=\"send a mb=1\" args=[4] peer=[1,-1]", "copy args=[4,4]"}},
+       {},
+       {"transfer: 'recv a mb=1' on rank 2 (and 1 like it) waits for a message that rank 0 (and 1 "
+        "like it) never sends"}},
+      {{},
+       {{"recv label=\"recv a mb=1\" args=[2] peer=[0,-1]", "copy args=[1,2]"}},
+       {"transfer: 'send a mb=1' on rank 0 (and 1 like it) is never received by rank 2 (and 1 like "
+        "it)"}},
+      {{{"recv label=\"recv da mb=1\" args=[6] peer=[1,-1] channel=1",
+         "recv label=\"recv da mb=1\" args=[6] peer=[1,-1] channel=2"}},
+       {},
+       {"transfer: 'send da mb=1' on rank 2 (and 1 like it) is never received by rank 0 (and 1 "
+        "like it)",
+        "transfer: 'recv da mb=1' on rank 0 (and 1 like it) waits for a message that rank 2 (and 1 "
+        "like it) never sends"}},
+      {{{"buffer 6 \"da@1\" f32[1,2]", "buffer 6 \"da@1\" f32[2]"}},
+       {},
+       {"transfer: 'send da mb=1' on rank 2 (and 1 like it) sends f32[1,2], but 'recv da mb=1' on "
+        "rank 0 (and 1 like it) "
+        "takes f32[2]"}},
+  });
+}
+
+TEST(Verify, SwappedMessagesAreFoundByTheirSamples) {
+  expect({{{},
+           {{"  2 send label=\"send da mb=0\" args=[3] peer=[0,-1] channel=1\n",
+             "  2 copy args=[3,3]\n"},
+            {"channel=1\n  6 all_reduce",
+             "channel=1\n  6 send label=\"send da mb=0\" args=[3] peer=[0,-1] channel=1\n  7 "
+             "all_reduce"},
+            {"  7 compute label=\"U\" program=2 args=[5,0] waits=[6]",
+             "  8 compute label=\"U\" program=2 args=[5,0] waits=[7]"}},
+           {"sum: 'B stage=0 mb=0' on rank 0 (and 1 like it) adds to 'w0.grad' for samples [0, 1) "
+            "+ 2 × dp, "
+            "but computes from samples [1, 2) + 2 × dp",
+            "sum: 'B stage=0 mb=1' on rank 0 (and 1 like it) adds to 'w0.grad' for samples [1, 2) "
+            "+ 2 × dp, "
+            "but computes from samples [0, 1) + 2 × dp"}}});
+}
+
+TEST(Verify, Deadlocks) {
+  // Stage 0 waits for the first gradient before it sends the second activation; stage 1 wants that
+  // before it sends.
+  expect({{{{"5 send label=\"send a mb=1\" args=[4] peer=[1,-1]\n  6 recv label=\"recv da mb=0\" "
+             "args=[5] peer=[1,-1] channel=1",
+             "5 recv label=\"recv da mb=0\" args=[5] peer=[1,-1] channel=1\n  6 send label=\"send "
+             "a mb=1\" args=[4] peer=[1,-1]"}},
+           {{"2 send label=\"send da mb=0\" args=[3] peer=[0,-1] channel=1\n  3 recv label=\"recv "
+             "a mb=1\" args=[2] peer=[0,-1]",
+             "2 recv label=\"recv a mb=1\" args=[2] peer=[0,-1]\n  3 send label=\"send da mb=0\" "
+             "args=[3] peer=[0,-1] channel=1"}},
+           {"deadlock: the ranks wait for each other: 'recv da mb=0' on rank 0 (and 1 like it) "
+            "waits for 'send da mb=0' on rank 2 "
+            "(and 1 like it); 'recv a mb=1' on rank 2 (and 1 like it) waits for 'send a mb=1' on "
+            "rank 0 (and 1 like it)"}}});
+}
+
+TEST(Verify, Collectives) {
+  const std::pair<std::string, std::string> all = {"group 0 \"dp\" axes=[1]",
+                                                   "group 0 \"all\" axes=[0,1]"};
+  expect({
+      {{all,
+        {"10 all_reduce label=\"all_reduce w0.grad\" stream=1 args=[7] waits=[9] group=0",
+         "10 copy args=[7,7]"},
+        {" waits=[10]", ""}},
+       {all},
+       {"collective: 'all_reduce w1.grad' on rank 2 (and 1 like it) is never joined by rank 0 (and "
+        "1 like it)"}},
+      {{all,
+        {"all_reduce label=\"all_reduce w0.grad\" stream=1 args=[7]",
+         "all_reduce label=\"two\" stream=1 args=[7,6]"}},
+       {all},
+       {"collective: 'two' on rank 0 (and 1 like it) (all_reduce of f32[1,2] f32[1,2]) meets "
+        "'all_reduce w1.grad' on rank 2 "
+        "(and 1 like it) (all_reduce of f32[1,2]): they are not the same collective"}},
+      {{all, {"all_reduce label=\"all_reduce w0.grad\"", "broadcast label=\"broadcast\""}},
+       {all},
+       {"collective: 'broadcast' on rank 0 (and 1 like it) (broadcast of f32[1,2] from 0) meets "
+        "'all_reduce w1.grad' on rank 2 "
+        "(and 1 like it) (all_reduce of f32[1,2]): they are not the same collective"}},
+  });
+}
+
+TEST(Verify, ReductionsAcrossStagesMixSums) {
+  const std::pair<std::string, std::string> all = {"group 0 \"dp\" axes=[1]",
+                                                   "group 0 \"all\" axes=[0,1]"};
+  expect({{{all},
+           {all},
+           {"sum: 'U' on rank 0 (and 1 like it) reads the sum 'w0.grad' from 'g', which holds a "
+            "part of 'w1.grad'",
+            "sum: 'U' on rank 2 (and 1 like it) reads the sum 'w1.grad' from 'g', which holds a "
+            "part of 'w0.grad'"}}});
+}
+
+TEST(Verify, OrderAndStreams) {
+  expect({
+      {{{"0 input label=\"input x mb=0\" args=[1] input=\"x\" count=1",
+         "0 input label=\"input x mb=0\" args=[2] input=\"x\" count=1"}},
+       {},
+       {"order: 'F stage=0 mb=0' on rank 0 (and 1 like it) reads 'x@0' before anything writes it",
+        "order: 'B stage=0 mb=0' on rank 0 (and 1 like it) reads 'x@0' before anything writes it"}},
+      {{{"3 input label=\"input x mb=1\" args=[2] input=\"x\" first=1 count=1 stride=[0,2]\n  4 "
+         "compute label=\"F stage=0 mb=1\" program=0 "
+         "args=[0,2,4]",
+         "3 compute label=\"F stage=0 mb=1\" program=0 args=[0,2,4]\n  4 input label=\"input x "
+         "mb=1\" args=[2] input=\"x\" first=1 "
+         "count=1 stride=[0,2]"}},
+       {},
+       {"order: 'F stage=0 mb=1' on rank 0 (and 1 like it) reads 'x@1' before anything writes it; "
+        "later 'input x mb=1' writes it"}},
+      {{{"args=[7] waits=[9] group=0", "args=[7] waits=[7] group=0"}},
+       {},
+       {"order: 'all_reduce w0.grad' on rank 0 (and 1 like it) reads 'g', which 'B stage=0 mb=1' "
+        "on rank 0 (and 1 like it) writes "
+        "without being waited for",
+        "order: 'all_reduce w0.grad' on rank 0 (and 1 like it) writes 'g', which 'B stage=0 mb=1' "
+        "on rank 0 (and 1 like it) "
+        "writes without being waited for",
+        "order: 'all_reduce w0.grad' on rank 0 (and 1 like it) writes 'g', which 'B stage=0 mb=1' "
+        "on rank 0 (and 1 like it) reads "
+        "without being waited for"}},
+      {{{"args=[7,0] waits=[10]", "args=[7,0]"}},
+       {},
+       {"order: 'U' on rank 0 (and 1 like it) reads 'g', which 'all_reduce w0.grad' on rank 0 (and "
+        "1 like it) writes without "
+        "being waited for"}},
+  });
+}
+
+TEST(Verify, Memory) {
+  expect({
+      // The second input lies where the first one is still needed by the backward.
+      {{{"buffer 2 \"x@1\" f32[1,2] step at=128", "buffer 2 \"x@1\" f32[1,2] step at=64"}},
+       {},
+       {"memory: 'B stage=0 mb=0' on rank 0 (and 1 like it) needs 'x@0', whose memory 'input x "
+        "mb=1' has given to 'x@1'"}},
+      // The next activation lies where the first one may still be on its way.
+      {{{"buffer 4 \"a@1\" f32[1,2] step at=256", "buffer 4 \"a@1\" f32[1,2] step at=192"}},
+       {},
+       {"memory: 'F stage=0 mb=1' on rank 0 (and 1 like it) puts 'a@1' where 'send a mb=0' on rank "
+        "0 (and 1 like it) may still be "
+        "sending 'a@0'"}},
+      // After the first gradient has come back, the first activation is known to have arrived; not
+      // so the second.
+      {{{"buffer 6 \"da@1\" f32[1,2] step at=384", "buffer 6 \"da@1\" f32[1,2] step at=192"}},
+       {},
+       {}},
+      {{{"buffer 5 \"da@0\" f32[1,2] step at=320", "buffer 5 \"da@0\" f32[1,2] step at=256"}},
+       {},
+       {"memory: 'recv da mb=0' on rank 0 (and 1 like it) puts 'da@0' where 'send a mb=1' on rank "
+        "0 (and 1 like it) may still be "
+        "sending 'a@1'"}},
+      {{{"buffer 3 \"a@0\" f32[1,2] step at=192", "buffer 3 \"a@0\" f32[1,2] step at=64"}},
+       {},
+       {"memory: 'F stage=0 mb=0' on rank 0 (and 1 like it) puts 'a@0' where it uses 'x@0'",
+        "memory: 'B stage=0 mb=0' on rank 0 (and 1 like it) needs 'x@0', whose memory "
+        "'F stage=0 mb=0' has given to 'a@0'"}},
+      {{{"buffer 3 \"a@0\" f32[1,2] step at=192", "buffer 3 \"a@0\" f32[1,2] step at=0"}},
+       {},
+       {"memory: 'a@0' shares bytes with 'w0' on rank 0 (and 1 like it), which is kept for ever"}},
+      {{{"arena=512", "arena=1024"}},
+       {},
+       {"memory: rank 0 (and 1 like it) states an arena of 1024 bytes, its buffers end at 456"}},
+      {{{"workspace=[64,0]", "workspace=[128,0]"}},
+       {},
+       {"memory: rank 0 (and 1 like it) states 128 bytes of workspace for stream 'compute', its "
+        "programs need 64"}},
+      // One buffer under two names: read after it was written.
+      {{{"program=2 args=[2,6,7]", "program=2 args=[7,6,7]"},
+        {"op Add in=[2,3] out=[2]", "op Add in=[2,3] out=[2]\n  op Add in=[2,0] out=[2]"}},
+       {},
+       {"memory: 'B stage=0 mb=1' on rank 0 (and 1 like it) writes 'g' as arg 2 while it still "
+        "needs it as arg 0",
+        "sum: 'B stage=0 mb=1' on rank 0 (and 1 like it) reads 'g', which holds a part of a sum, "
+        "without saying so"}},
+  });
+}
+
+TEST(Verify, Structure) {
+  expect({
+      {{{"buffer 0 \"w0\" f32[1,2] state at=0 init=\"w0\" param=\"w0\"",
+         "buffer 0 \"w0\" f32[1,2] constant at=0 init=\"w0\""}},
+       {},
+       {"structure: 'U' on rank 0 (and 1 like it) writes the constant 'w0'"}},
+      {{{"param=\"w0\"", "param=\"w1\""}},
+       {},
+       {"structure: parameter 'w1' starts differently on rank 0 (and 1 like it) and rank 2 (and 1 "
+        "like "
+        "it)",
+        "sum: 'U' on rank 0 (and 1 like it) updates parameter 'w1' without its finished gradient"}},
+      {{{"args=[2,6,7]", "args=[2,6]"}},
+       {},
+       {"error: instruction 9 'B stage=0 mb=1' (compute): it has 2 args instead of 3"}},
+      {{}, {{"axis \"dp\" 2", "axis \"dp\" 1"}}, {"error: the roles are for different meshes"}},
+  });
+}
+
+TEST(Verify, LocalsOfProgramsStayApart) {
+  const std::string from =
+      "  value 3 f32[1,2] at=0\n  op Mul in=[0,1] out=[3]\n  op Add in=[2,3] out=[2]\n";
+  const std::string to =
+      "  value 3 f32[1,2] at=0\n  value 4 f32[1,2] at=0\n  op Mul in=[0,1] out=[3]\n  op Neg "
+      "in=[3] out=[4]\n  op Add in=[4,3] "
+      "out=[2]\n";
+  const std::string in_place =
+      "  value 3 f32[1,2] at=0\n  value 4 f32[1,2] at=0\n  op Mul in=[0,1] out=[3]\n  op Neg "
+      "in=[3] out=[4]\n  op Add in=[2,4] "
+      "out=[2]\n";
+  expect({{{{from, in_place}}, {}, {}},
+          {{{from, to}},
+           {},
+           {"memory: program 'B' of rank 0 (and 1 like it) keeps values 3 and 4 in the same bytes "
+            "while both are needed"}}});
+}
+
+TEST(Verify, SumsHoldEachUseAndSampleOnce) {
+  expect({
+      // A microbatch's contribution is missing, doubled, or of other samples.
+      {{{"workspace=[64,0]", "workspace=[0,0]"},
+        {"program=2 args=[2,6,7]\n    contribution arg=2 first=1 count=1 stride=[0,2] accumulates",
+         "program=0 args=[2,6,4]"}},
+       {},
+       {"sum: 'U' on rank 0 (and 1 like it) reads the sum 'w0.grad' from 'g': samples [1, 2) are "
+        "missing"}},
+      {{{"program=2 args=[2,6,7]\n    contribution arg=2 first=1",
+         "program=2 args=[1,5,7]\n    contribution arg=2 first=0"}},
+       {},
+       {"sum: 'U' on rank 0 (and 1 like it) reads the sum 'w0.grad' from 'g': samples [0, 1) are "
+        "in it 2 times"}},
+      {{{"program=2 args=[2,6,7]\n", "program=2 args=[1,5,7]\n"}},
+       {},
+       {"sum: 'B stage=0 mb=1' on rank 0 (and 1 like it) adds to 'w0.grad' for samples [1, 2) + 2 "
+        "× dp, but "
+        "computes from samples [0, 1) + 2 × dp"}},
+      // The second microbatch sets instead of adding, with and without saying so.
+      {{{"workspace=[64,0]", "workspace=[0,0]"},
+        {"program=2 args=[2,6,7]", "program=1 args=[2,6,7]"}},
+       {},
+       {"sum: 'B stage=0 mb=1' on rank 0 (and 1 like it) says that it adds to 'g' for 'w0.grad', "
+        "but its program overwrites it"}},
+      {{{"workspace=[64,0]", "workspace=[0,0]"},
+        {"program=2 args=[2,6,7]", "program=1 args=[2,6,7]"},
+        {" accumulates", ""}},
+       {},
+       {"sum: 'U' on rank 0 (and 1 like it) reads the sum 'w0.grad' from 'g': samples [0, 1) are "
+        "missing"}},
+      // The reduction over the replicas is missing, or is done twice.
+      {{{"all_reduce label=\"all_reduce w0.grad\" stream=1 args=[7] waits=[9] group=0",
+         "copy stream=1 args=[7,7] waits=[9]"}},
+       {},
+       {"sum: 'U' on rank 0 (and 1 like it) reads the sum 'w0.grad' from 'g': it was not summed "
+        "over the replicas along 'dp'"}},
+      {{{"11 compute label=\"U\"",
+         "11 all_reduce label=\"again\" stream=1 args=[7] group=0\n  12 compute label=\"U\""},
+        {"waits=[10]\n", "waits=[11]\n"}},
+       {},
+       {"sum: 'U' on rank 0 (and 1 like it) reads the sum 'w0.grad' from 'g': samples [0, 4) are "
+        "in it 2 times"}},
+      // Replicas that train on the same samples.
+      {{{"first=1 count=1 stride=[0,2]\n", "first=1 count=1\n"},
+        {"first=1 count=1 stride=[0,2] acc", "first=1 count=1 acc"}},
+       {},
+       {"sum: 'B stage=1 mb=1' on rank 2 (and 1 like it) adds to 'w1.grad' for samples [1, 2) + 2 "
+        "× dp, "
+        "but computes from samples [1, 2)",
+        "sum: 'U' on rank 0 (and 1 like it) reads the sum 'w0.grad' from 'g': samples [1, 2) are "
+        "in "
+        "it 2 times"}},
+      // A use that nobody contributes.
+      {{{"sum 0 \"w0.grad\"", "sum 0 \"w0.grad\" uses=2"}},
+       {},
+       {"sum: 'U' on rank 0 (and 1 like it) reads the sum 'w0.grad' from 'g': nothing of use 1 is "
+        "in it"}},
+      // A part of a sum used without a word.
+      {{{"    sum_read\n", ""}},
+       {},
+       {"sum: 'U' on rank 0 (and 1 like it) reads 'g', which holds a part of a sum, without saying "
+        "so",
+        "sum: 'U' on rank 0 (and 1 like it) updates parameter 'w0' without its finished gradient"}},
+  });
+}
+
+TEST(Verify, ParametersAreUpdatedOnce) {
+  expect({
+      {{{"  11 compute label=\"U\" program=3 args=[7,0] waits=[10]\n    sum_read\n", ""}},
+       {},
+       {"sum: nothing updates parameter 'w0' on rank 0 (and 1 like it)"}},
+      {{{"    sum_read\n",
+         "    sum_read\n  12 compute label=\"U again\" program=3 args=[7,0]\n    sum_read\n"}},
+       {},
+       {"sum: 'U again' on rank 0 (and 1 like it) updates parameter 'w0', which 'U' has already "
+        "updated"}},
+      {{{"sum 0 \"w0.grad\"", "sum 0 \"other\""}},
+       {},
+       {"sum: 'U' on rank 0 (and 1 like it) updates parameter 'w0' without its finished gradient",
+        "sum: 'U' on rank 0 (and 1 like it) writes parameter 'w0', which has no gradient"}},
+  });
+}
+
+// The cost does not grow with the replicas.
+TEST(Verify, ManyReplicas) {
+  const auto scaled = [](const char* text, int64_t replicas) {
+    std::string scaled = edited(text, {{"axis \"dp\" 2", fmt::format("axis \"dp\" {}", replicas)},
+                                       {"batch=4", fmt::format("batch={}", 2 * replicas)}});
+    const std::string input = "input \"x\" f32[4,2]";
+    if (const size_t at = scaled.find(input); at != scaled.npos)
+      scaled.replace(at, input.size(), fmt::format("input \"x\" f32[{},2]", 2 * replicas));
+    return scaled;
+  };
+  const PlanSet set = set_of({scaled(kStage0, 1024), scaled(kStage1, 1024)}, 1024);
+  const auto start = std::chrono::steady_clock::now();
+  const auto report = verify_plan_set(set);
+  const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - start;
+  ASSERT_TRUE(report);
+  EXPECT_EQ(report->findings.size(), 0u);
+  EXPECT_EQ(report->ranks, 2048);
+  EXPECT_EQ(report->cells, 2);
+  RecordProperty("verify_2048_ranks_ms", fmt::format("{:.2f}", took.count()));
+}
+
+// A set whose files are good but whose content is edited at random never crashes the verifier,
+// whatever it says.
+TEST(Verify, RandomPlansNeverCrash) {
+  const uint32_t seed = 1789;
+  std::mt19937 random(seed);
+  int refused = 0, run = 0;
+  for (int trial = 0; trial < 4000; ++trial) {
+    std::string texts[2] = {kStage0, kStage1};
+    for (int edit = 0; edit < 2; ++edit) {
+      std::string& text = texts[random() % 2];
+      const size_t body = text.find("body"),
+                   at = text.find_first_of("0123456789", body + random() % (text.size() - body));
+      if (at != text.npos) text[at] = static_cast<char>('0' + random() % 8);
+    }
+    auto first = parse_plan(texts[0]), second = parse_plan(texts[1]);
+    if (!first || !second) continue;
+    PlanSet set;
+    set.roles = {*std::move(first), *std::move(second)};
+    set.role_of_rank = {0, 0, 1, 1};
+    const auto report = verify_plan_set(set);
+    ++run;
+    if (!report || !report->findings.empty()) ++refused;
+  }
+  EXPECT_GT(run, 2000) << "seed " << seed;
+  EXPECT_GT(refused, run / 2) << "seed " << seed;
+}
+
+}  // namespace
+}  // namespace piper
