@@ -58,11 +58,12 @@ class Issuer {
   }
 
   Result<Schedule> run(const std::vector<std::vector<TaskId>>& compute) {
-    // What the step needs before its first microbatch, on whichever cells it is made.
+    // What microbatches need of the whole step, on whichever cells it is made.
+    const std::vector<bool> needed = needed_by_ordered();
     for (size_t t = 0; t < dag_.tasks.size(); ++t) {
       const Task& task = dag_.tasks[t];
       const bool early = task.pass == 'P' || (task.micro < 0 && task.kind != TaskKind::kInput);
-      if (early && !issued_[t] && can_issue(TaskId(t))) issue_with_needs(TaskId(t));
+      if (early && needed[t] && !issued_[t] && can_issue(TaskId(t))) issue_with_needs(TaskId(t));
     }
     for (bool progress = true; progress;) {
       progress = false;
@@ -80,6 +81,13 @@ class Issuer {
   }
 
  private:
+  std::vector<bool> needed_by_ordered() const {
+    std::vector<bool> needed(dag_.tasks.size());
+    for (size_t t = dag_.tasks.size(); t-- > 0;)
+      if (needed[t] || is_ordered(dag_.tasks[t]))
+        for (TaskId d : deps_[t]) needed[d.index()] = true;
+    return needed;
+  }
   // Whether the task, and all that can be issued on demand before it, can be issued now.
   bool can_issue(TaskId id) const {
     const Task& task = dag_.tasks[id.index()];
