@@ -34,6 +34,9 @@ SampleRange samples_of(const Dag& dag, int32_t micro) {
   return range;
 }
 
+// What the transports allocate for a rank that reduces with others (transport.h: kTransportSlotBytes).
+constexpr int64_t kCollectiveSlotBytes = int64_t{2} << 20;
+
 class CellLowerer {
  public:
   CellLowerer(const Dag& dag, ProgramPool& pool, int32_t cell)
@@ -381,6 +384,9 @@ Result<Lowered> lower(const Dag& dag, const Schedule& schedule) {
   for (size_t c = 0; c < lowered.roles.size(); ++c) {
     RoleProgram& role = lowered.roles[c];
     role.workspace_bytes.resize(role.streams.size());
+    for (const Group& group : role.groups)
+      for (int32_t axis : group.axes)
+        if (role.mesh[static_cast<size_t>(axis)].second > 1) role.transport_bytes = kCollectiveSlotBytes;
     std::set<std::string> used;
     for (const Instruction& instruction : role.body)
       if (instruction.kind == InstructionKind::kInput) used.insert(instruction.input);

@@ -52,6 +52,7 @@ TEST(Compile, PlansReadBackAndPrintTheSame) {
   ASSERT_EQ(compiled->set.roles.size(), 4u);
   for (const RoleProgram& role : compiled->set.roles) {
     EXPECT_TRUE(check_role(role));
+    EXPECT_EQ(role.transport_bytes, kTransportSlotBytes);  // lower states what the transport takes
     const std::string text = print_plan(role);
     const auto back = parse_plan(text);
     ASSERT_TRUE(back) << print_error(back.error());
