@@ -26,7 +26,7 @@ Status check_trainable(const Graph& graph) {
     if (!param.frozen) return ok_status();
   }
   if (graph.params.empty()) return fail("the model has no parameters");
-  return fail("all {} parameters are frozen: there is nothing to train", graph.params.size());
+  return fail("every parameter is frozen: there is nothing to train");
 }
 
 Status check_schedule(const LrSchedule& schedule) {

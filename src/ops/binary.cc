@@ -46,8 +46,10 @@ Grads gradient(Builder& build, const GradientArgs& args) {
 Pair add(const Use& u) { return {u.dy, u.dy}; }
 Pair sub(const Use& u) { return {u.dy, u.want_b ? u.build.neg(u.dy) : ValueId()}; }
 Pair mul(const Use& u) {
-  return {u.want_a ? u.build.mul(u.dy, u.b) : ValueId(),
-          u.want_b ? u.build.mul(u.dy, u.a) : ValueId()};
+  Pair grads;
+  if (u.want_a) grads.first = u.build.mul(u.dy, u.b);
+  if (u.want_b) grads.second = u.a == u.b ? grads.first : u.build.mul(u.dy, u.a);
+  return grads;
 }
 Pair div(const Use& u) {
   Pair grads;

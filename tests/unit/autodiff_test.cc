@@ -1,0 +1,363 @@
+#include "piper/autodiff.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <set>
+#include <sstream>
+
+#include "evaluate.h"
+#include "golden.h"
+#include "piper/ops.h"
+
+namespace piper {
+namespace {
+
+using test::must;
+using test::Tensor;
+using test::Values;
+
+// "optimizer=adamw lr=0.1 …", then "group=GLOB lr=… wd=…" lines; without groups there is "**".
+TrainSpec parse_train(const std::string& text) {
+  TrainSpec train;
+  ParamGroup defaults{.match = "**"};
+  ParamGroup* group = &defaults;
+  std::istringstream words(text);
+  train.groups.reserve(16);  // `group` points into it
+  for (std::string word; words >> word;) {
+    const size_t equals = word.find('=');
+    const std::string key = word.substr(0, equals), value = word.substr(equals + 1);
+    if (key == "optimizer") {
+      train.optimizer.kind = value == "sgd"    ? OptimizerKind::kSgd
+                             : value == "adam" ? OptimizerKind::kAdam
+                                               : OptimizerKind::kAdamW;
+      continue;
+    }
+    if (key == "group") {
+      train.groups.push_back({.match = value});
+      group = &train.groups.back();
+      continue;
+    }
+    const double number = std::stod(value);
+    if (key == "lr") group->lr = number;
+    if (key == "wd") group->weight_decay = number;
+    if (key == "clip") train.clip_norm = number;
+    if (key == "momentum") train.optimizer.momentum = number;
+    if (key == "dampening") train.optimizer.dampening = number;
+    if (key == "nesterov") train.optimizer.nesterov = number != 0;
+    if (key == "eps") train.optimizer.eps = number;
+    if (key == "warmup") train.schedule.warmup = static_cast<int64_t>(number);
+    if (key == "cosine") train.schedule = {train.schedule.warmup, true, int64_t(number), 0.1};
+  }
+  if (train.groups.empty()) train.groups.push_back(defaults);
+  return train;
+}
+
+TEST(Autodiff, Golden) {
+  golden::run("autodiff/*.test", {"after", "error"}, [](const golden::Case& c) -> golden::Section {
+    Graph graph = must(parse_graph(c.text("graph")));
+    must(check_graph(graph));
+    Result<Differentiated> made = differentiate(std::move(graph), parse_train(c.text("train")));
+    if (!made) return {"error", print_error(made.error())};
+    must(check_graph(made->graph));
+    std::string text = print_graph(made->graph);
+    for (const std::string& name : made->without_gradient) {
+      text += "without gradient: " + name + "\n";
+    }
+    return {"after", text};
+  });
+}
+
+// ---- Finite differences of a whole model
+// -----------------------------------------------------------
+
+// A language model in small: an embedding tied to the head, a norm, an MLP with a residual, labels
+// that are ignored.
+constexpr const char* kTied = R"(graph batch=2 shards=1
+input %ids:i64[2,3] batch_dim=0
+input %labels:i64[2,3] batch_dim=0
+constant %half:f64[] = [0.5]
+state %wte:f64[5,4] = fill 0
+state %scale:f64[4] = fill 1
+state %bias:f64[4] = fill 0
+state %w1:f64[6,4] = fill 0
+state %b1:f64[6] = fill 0
+state %w2:f64[6,4] = fill 0
+%e:f64[2,3,4] = Gather(%wte, %ids) {axis=0} pass=F
+%n:f64[2,3,4] %mean:f64[2,3,1] %rstd:f64[2,3,1] = LayerNorm(%e, %scale, %bias) {axis=2, epsilon=1e-05} pass=F
+%u:f64[2,3,6] = MatMul(%n, %w1) {trans_b=1} pass=F
+%v:f64[2,3,6] = Add(%u, %b1) pass=F
+%g:f64[2,3,6] = Gelu(%v) {approximate="none"} pass=F
+%o:f64[2,3,4] = MatMul(%g, %w2) pass=F
+%r:f64[2,3,4] = Add(%e, %o) pass=F
+%turned:f64[4,5] = Transpose(%wte) {perm=[1,0]} pass=F
+%soft:f64[4,5] = Mul(%turned, %half) pass=F
+%logits:f64[2,3,5] = MatMul(%r, %soft) pass=F
+%sum:f64[] %lse:f64[2,3] = CrossEntropySum(%logits, %labels) {ignore_index=-100} pass=F
+%labelled:f32[] = LabelCount(%labels) {ignore_index=-100} pass=F
+%count:f64[] = Cast(%labelled) {to="f64"} pass=F
+%loss:f64[] = Div(%sum, %count) pass=F
+param wte.weight %wte
+param norm.weight %scale
+param norm.bias %bias
+param fc.weight %w1
+param fc.bias %b1
+param proj.weight %w2
+loss %loss
+)";
+
+Values tied_inputs(const Graph& graph, std::mt19937_64& random) {
+  Values values(graph.values.size());
+  const ValueId ids = graph.find_value("ids"), labels = graph.find_value("labels");
+  values[ids.index()] = Tensor{graph.value(ids).type, {0, 1, 1, 4, 2, 3}};
+  values[labels.index()] = Tensor{graph.value(labels).type, {1, -100, 3, 0, 4, -100}};
+  for (const Param& param : graph.params) {
+    values[param.value.index()] = test::draw(graph.value(param.value).type, random, -1, 1, 1);
+  }
+  return values;
+}
+
+double loss_of(const Graph& graph, const Values& inputs) {
+  return evaluate(graph, inputs)[graph.loss.index()]->values[0];
+}
+
+TEST(Autodiff, GradientsOfATiedModelAgreeWithDifferences) {
+  const Graph forward = must(parse_graph(kTied));
+  const Graph whole = must(differentiate(forward, parse_train("optimizer=sgd lr=0.1"))).graph;
+  std::mt19937_64 random(7);
+  const Values inputs = tied_inputs(forward, random);
+  Values all(whole.values.size());
+  for (size_t i = 0; i < forward.values.size(); ++i) {
+    const ValueId id = whole.find_value(forward.values[i].name);
+    if (inputs[i]) all[id.index()] = inputs[i];
+  }
+  all = evaluate(whole, std::move(all));
+  EXPECT_DOUBLE_EQ(all[whole.loss.index()]->values[0], loss_of(forward, inputs));
+  double squares = 0;
+  for (size_t p = 0; p < forward.params.size(); ++p) {
+    const size_t at = forward.params[p].value.index();
+    const Tensor& gradient = *all[whole.params[p].gradient.index()];
+    for (size_t e = 0; e < gradient.values.size(); ++e) {
+      Values moved = inputs;
+      moved[at]->values[e] += 1e-6;
+      const double above = loss_of(forward, moved);
+      moved[at]->values[e] -= 2e-6;
+      const double below = loss_of(forward, moved);
+      EXPECT_NEAR(gradient.values[e], (above - below) / 2e-6, 1e-8)
+          << forward.params[p].name << " element " << e << " (seed 7)";
+      squares += gradient.values[e] * gradient.values[e];
+    }
+  }
+  EXPECT_DOUBLE_EQ(all[whole.grad_norm.index()]->values[0], std::sqrt(squares));
+}
+
+// ---- Passes
+// ----------------------------------------------------------------------------------------
+
+// What DESIGN says of passes, seen from outside: a weight gradient can wait, nothing else waits for
+// it.
+void check_passes(const Graph& graph) {
+  const auto read_by = readers(graph);
+  size_t split = 0;
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    const Node& node = graph.nodes[i];
+    bool forward = false, inputs = false;
+    for (ValueId id : node.outputs) {
+      for (NodeId reader : read_by[id.index()]) {
+        forward = forward || graph.node(reader).pass == Pass::kF;
+        inputs = inputs || graph.node(reader).pass == Pass::kBI;
+      }
+    }
+    const bool waits = node.pass == Pass::kBW || node.pass == Pass::kU;
+    EXPECT_FALSE(waits && (forward || inputs)) << "something waits for " << node.name;
+    EXPECT_FALSE(node.pass == Pass::kBI && forward) << node.name;
+    split += node.pass == Pass::kBW;
+  }
+  EXPECT_GT(split, 0u);
+}
+
+TEST(Autodiff, WeightGradientsCanWait) {
+  const Graph whole =
+      must(differentiate(must(parse_graph(kTied)), parse_train("optimizer=sgd lr=0.1"))).graph;
+  check_passes(whole);
+  // Each product of the backward is made once: three inputs' and three weights' gradients.
+  std::map<Pass, int> products;
+  for (const Node& node : whole.nodes) products[node.pass] += node.op == "MatMul";
+  EXPECT_EQ(products[Pass::kF], 3);
+  EXPECT_EQ(products[Pass::kBI], 3);
+  EXPECT_EQ(products[Pass::kBW], 3);
+  const Node& tied = whole.node(whole.value(whole.params[0].gradient).producer);
+  EXPECT_EQ(tied.op, "StepSum");
+  EXPECT_EQ(tied.inputs.size(), 2u);
+}
+
+// ---- The optimizers' definitions
+// -------------------------------------------------------------------
+
+// loss = sum(w·x) with one sample: the gradient of w is x.
+constexpr const char* kLine = R"(graph batch=1 shards=1
+input %x:f64[1,4] batch_dim=0
+state %w:f64[4] = [1,-2,3,0.5]
+%y:f64[1,4] = Mul(%x, %w) pass=F
+%loss:f64[] = ReduceSum(%y) {axes=[0,1], keepdims=0} pass=F
+param w %w
+loss %loss
+)";
+
+std::vector<double> gradient_at(int step) {
+  return {0.5 + step, -0.25, 0.125 * (step + 1), 2.0 - step};
+}
+
+// w after some steps of the graph, with all state carried over.
+std::vector<double> train_line(const std::string& spec, int steps) {
+  const Graph graph = must(differentiate(must(parse_graph(kLine)), parse_train(spec))).graph;
+  Values state(graph.values.size());
+  for (int step = 0; step < steps; ++step) {
+    state[graph.inputs[0].index()] = Tensor{{DType::kF64, {1, 4}}, gradient_at(step)};
+    const Values values = evaluate(graph, state);
+    for (const StateUpdate& update : graph.updates) {
+      state[update.state.index()] = values[update.next.index()];
+    }
+  }
+  EXPECT_EQ(state[graph.step.index()]->values[0], steps);
+  return state[graph.params[0].value.index()]->values;
+}
+
+void expect_close(const std::vector<double>& actual, const std::vector<double>& expected) {
+  ASSERT_EQ(actual.size(), expected.size());
+  for (size_t i = 0; i < actual.size(); ++i) EXPECT_NEAR(actual[i], expected[i], 1e-12) << i;
+}
+
+constexpr int kSteps = 4;
+const std::vector<double> kStart{1, -2, 3, 0.5};
+
+TEST(Optimizer, PlainSgd) {
+  std::vector<double> w = kStart;
+  for (int t = 0; t < kSteps; ++t) {
+    const std::vector<double> g = gradient_at(t);
+    for (size_t i = 0; i < 4; ++i) w[i] -= 0.1 * (g[i] + 0.01 * w[i]);
+  }
+  expect_close(train_line("optimizer=sgd lr=0.1 wd=0.01", kSteps), w);
+}
+
+TEST(Optimizer, SgdWithMomentum) {
+  for (const bool nesterov : {false, true}) {
+    const double dampening = nesterov ? 0 : 0.2;
+    std::vector<double> w = kStart, buffer(4, 0.0);
+    for (int t = 0; t < kSteps; ++t) {
+      const std::vector<double> g = gradient_at(t);
+      for (size_t i = 0; i < 4; ++i) {
+        const double d = g[i] + 0.01 * w[i];
+        buffer[i] = t == 0 ? d : 0.9 * buffer[i] + (1 - dampening) * d;
+        w[i] -= 0.1 * (nesterov ? d + 0.9 * buffer[i] : buffer[i]);
+      }
+    }
+    const std::string spec =
+        fmt::format("optimizer=sgd lr=0.1 wd=0.01 momentum=0.9 dampening={} nesterov={}", dampening,
+                    int{nesterov});
+    expect_close(train_line(spec, kSteps), w);
+  }
+}
+
+std::vector<double> adam(bool decoupled, std::optional<double> clip,
+                         const std::function<double(int)>& rate) {
+  std::vector<double> w = kStart, m(4, 0.0), v(4, 0.0);
+  for (int t = 0; t < kSteps; ++t) {
+    std::vector<double> g = gradient_at(t);
+    double norm = 0;
+    for (double x : g) norm += x * x;
+    const double factor = clip ? std::min(1.0, *clip / (std::sqrt(norm) + 1e-6)) : 1;
+    for (size_t i = 0; i < 4; ++i) {
+      g[i] *= factor;
+      if (decoupled) w[i] *= 1 - rate(t) * 0.1;
+      if (!decoupled) g[i] += 0.1 * w[i];
+      m[i] = 0.9 * m[i] + 0.1 * g[i];
+      v[i] = 0.999 * v[i] + 0.001 * g[i] * g[i];
+      const double m_hat = m[i] / (1 - std::pow(0.9, t + 1));
+      const double v_hat = v[i] / (1 - std::pow(0.999, t + 1));
+      w[i] -= rate(t) * m_hat / (std::sqrt(v_hat) + 1e-6);
+    }
+  }
+  return w;
+}
+
+TEST(Optimizer, AdamAndAdamW) {
+  const auto constant = [](int) { return 0.05; };
+  expect_close(train_line("optimizer=adam lr=0.05 wd=0.1 eps=1e-6", kSteps),
+               adam(false, {}, constant));
+  expect_close(train_line("optimizer=adamw lr=0.05 wd=0.1 eps=1e-6", kSteps),
+               adam(true, {}, constant));
+  expect_close(train_line("optimizer=adamw lr=0.05 wd=0.1 eps=1e-6 clip=0.5", kSteps),
+               adam(true, 0.5, constant));
+  expect_close(train_line("optimizer=adamw lr=0.05 wd=0.1 eps=1e-6 clip=50", kSteps),
+               adam(true, {}, constant));
+}
+
+TEST(Optimizer, WarmUpAndCosine) {
+  const auto rate = [](int t) {
+    if (t < 2) return 0.05 * (t + 1) / 2;
+    const double cosine = (1 + std::cos(std::acos(-1.0) * (t - 2) / (4.0 - 2))) / 2;
+    return 0.05 * (0.1 + 0.9 * cosine);
+  };
+  expect_close(train_line("optimizer=adamw lr=0.05 wd=0.1 eps=1e-6 warmup=2 cosine=4", kSteps),
+               adam(true, {}, rate));
+}
+
+TEST(Optimizer, OneLearningRateForEachBase) {
+  const std::string spec =
+      "optimizer=sgd group=fc.* lr=0.1 wd=0 group=norm.* lr=0.2 wd=0 group=** lr=0.1 wd=0.5";
+  const Graph whole = must(differentiate(must(parse_graph(kTied)), parse_train(spec))).graph;
+  int rates = 0, norms = 0;
+  for (const Node& node : whole.nodes) {
+    rates += node.op == "LearningRate";
+    norms += node.op == "SumSquares";
+  }
+  EXPECT_EQ(rates, 2);
+  EXPECT_EQ(norms, 6);
+}
+
+// ---- A loss named by the strategy
+// ------------------------------------------------------------------
+
+constexpr const char* kLogits = R"(graph batch=4 shards=1
+input %ids:i64[4,3] batch_dim=0
+state %w:f32[5,6] = fill 0.5
+%logits:f32[4,3,6] = Gather(%w, %ids) {axis=0} pass=F
+param w %w
+output %logits
+)";
+
+TEST(CrossEntropy, AddsLabelsAndAMean) {
+  const Graph graph = must(add_cross_entropy(
+      must(parse_graph(kLogits)), {.logits = "logits", .labels = "labels", .ignore_index = -1}));
+  must(check_graph(graph));
+  EXPECT_EQ(print_graph(graph), R"(graph batch=4 shards=1
+input %ids:i64[4,3] batch_dim=0
+input %labels:i64[4,3] batch_dim=0
+state %w:f32[5,6] = fill 0.5
+%logits:f32[4,3,6] = Gather(%w, %ids) {axis=0} pass=F
+%loss_CrossEntropySum_1:f32[] %loss_CrossEntropySum_1:1:f32[4,3] = CrossEntropySum(%logits, %labels) {ignore_index=-1} pass=F scope=loss
+%loss_LabelCount_2:f32[] = LabelCount(%labels) {ignore_index=-1} pass=F scope=loss
+%loss_Div_3:f32[] = Div(%loss_CrossEntropySum_1, %loss_LabelCount_2) pass=F scope=loss
+param w %w
+output %logits
+output %loss_Div_3
+loss %loss_Div_3
+)");
+}
+
+TEST(CrossEntropy, ErrorsNameTheValues) {
+  auto error = [](const CrossEntropyLoss& loss) {
+    const Result<Graph> made = add_cross_entropy(must(parse_graph(kLogits)), loss);
+    return made ? "ok" : made.error().message;
+  };
+  EXPECT_EQ(error({.logits = "logit", .labels = "labels"}),
+            "the model has no value 'logit' to take as logits (did you mean 'logits'?)");
+  EXPECT_EQ(error({.logits = "ids", .labels = "labels"}),
+            "logits must be floating point of shape [samples, …, classes], but 'ids' is i64[4,3]");
+  EXPECT_EQ(error({.logits = "logits", .labels = "w"}),
+            "labels for the logits 'logits' must be i64[4,3], but 'w' is f32[5,6]");
+}
+
+}  // namespace
+}  // namespace piper
