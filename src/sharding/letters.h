@@ -22,7 +22,8 @@ struct Operand {
 
 // The loop that `layout` (kSharded) cuts into `shards`; none when the cut does not lie inside one
 // loop.
-//   dim 0 of f32[32,…] is "bt" with b = 8, t = 4:  S0 cuts b, S0/8 cuts t, S0/2 cuts b with outer 2
+//   dim 0 of f32[32,…] is "bt" with b = 8, t = 4:
+//   S0 cuts b, S0/8 cuts t, S0/2 cuts b with outer 2
 std::optional<LoopCut> cut_of(const Operand& operand, const Layout& layout, int64_t shards);
 
 // How the operand lies when `cut` is made; none when it does not have the letter.

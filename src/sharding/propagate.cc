@@ -94,6 +94,9 @@ Result<Propagated> Propagation::run() {
     walk();
   } while (found_more_);
   if (first_problem_) return *std::move(first_problem_);
+  for (size_t i = 0; i < unknown_.size(); ++i) {  // only where there is one shard: sums of one term
+    if (unknown_[i]) layouts_[i] = Layout{LayoutKind::kPartial};
+  }
   return Propagated{std::move(layouts_), std::move(readings_)};
 }
 
@@ -114,15 +117,9 @@ std::string Propagation::name_of(ValueId id) const {
   return fmt::format("'{}' ({})", quote_control(value.name), to_string(value.type));
 }
 
-// An uncut batch needs no layout that holds: what cannot be cut goes on as a sum of one term.
+// An uncut batch needs no layout that holds: what cannot be cut goes on without one.
 bool Propagation::problem(const Node& node, Error error) {
-  for (ValueId output : node.outputs) {
-    if (shards_ == 1) {
-      layouts_[output.index()] = Layout{LayoutKind::kPartial};
-    } else {
-      unknown_[output.index()] = true;
-    }
-  }
+  for (ValueId output : node.outputs) unknown_[output.index()] = true;
   if (shards_ > 1 && !first_problem_) first_problem_ = std::move(error);
   return false;
 }
@@ -161,6 +158,7 @@ bool Propagation::is_touched(const Node& node) const {
 
 void Propagation::visit(NodeId id) {
   const Node& node = graph_.node(id);
+  if (node.op == "StepSum" && shards_ == 1) return;
   for (ValueId input : node.inputs) {
     if (!input.valid() || !unknown_[input.index()]) continue;
     for (ValueId output : node.outputs) unknown_[output.index()] = true;
@@ -356,7 +354,7 @@ void Propagation::set_outputs(const Use& use) {
 void Propagation::visit_step_sum(const Node& node) {
   for (ValueId id : node.inputs) {
     const Layout& layout = layouts_[id.index()];
-    if (layout.kind == LayoutKind::kPartial || shards_ == 1) continue;
+    if (layout.kind == LayoutKind::kPartial) continue;
     std::string what = fmt::format("the sum '{}'", quote_control(node.name));
     for (const Param& param : graph_.params) {
       if (param.gradient == node.outputs[0]) {

@@ -2,8 +2,8 @@
 
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <cmath>
+#include <ctime>
 
 namespace piper {
 namespace {
@@ -161,7 +161,7 @@ TEST(Graph, NamesAreUnique) {
 }
 
 TEST(Graph, TenThousandNodesOfOneNameAreFast) {
-  auto start = std::chrono::steady_clock::now();
+  std::clock_t start = std::clock();
   Graph graph;
   TensorType type{DType::kF32, {2}};
   Value input;
@@ -180,8 +180,8 @@ TEST(Graph, TenThousandNodesOfOneNameAreFast) {
   EXPECT_EQ(error_of(check_graph(graph)), "ok");
   graph = without_dead_nodes(must(in_topological_order(std::move(graph))), true);
   EXPECT_EQ(graph.nodes.size(), 10000u);
-  std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  EXPECT_LT(seconds.count(), 1.0);
+  double seconds = static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
+  EXPECT_LT(seconds, 1.0);
 }
 
 TEST(Graph, DeadNodesGo) {

@@ -128,13 +128,19 @@ inline Sources random_sources(const Graph& graph, unsigned seed, int64_t int_hig
   Sources sources;
   for (const Value& value : graph.values) {
     if (value.kind == ValueKind::kNode) continue;
-    bool is_constant = value.kind == ValueKind::kConstant;
-    if (is_constant) sources[value.name] = elements(value.type, value.data);
     std::vector<double>& data = sources[value.name];
-    for (int64_t i = 0; !is_constant && i < num_elements(value.type.shape); ++i) {
-      bool is_real = info(value.type.dtype).is_float;
-      data.push_back(is_real ? real(random)
-                             : static_cast<double>(random() % static_cast<unsigned>(int_high)));
+    if (value.data.size > 0) {
+      data = elements(value.type, value.data);
+      continue;
+    }
+    bool is_state = value.kind == ValueKind::kState;  // positive: an optimizer takes its root
+    for (int64_t i = 0; i < num_elements(value.type.shape); ++i) {
+      double element = real(random);
+      if (is_state) element = 0.25 + std::abs(element);
+      if (!info(value.type.dtype).is_float) {
+        element = static_cast<double>(random() % static_cast<unsigned>(int_high));
+      }
+      data.push_back(element);
     }
   }
   return sources;
