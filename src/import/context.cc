@@ -192,7 +192,9 @@ Result<Val> RuleContext::slice(const Val& x, const std::vector<int64_t>& starts,
       step[d] = 1;
       stored[d] = 1;
     }
-    end[d] = begin[d] + stored[d] * step[d];
+    // One beyond the last element taken.
+    if (stored[d] > 0) end[d] = begin[d] + (stored[d] - 1) * step[d] + (step[d] > 0 ? 1 : -1);
+    if (stored[d] == 0) end[d] = begin[d];
   }
   Val out = x;
   out.shape = shape;

@@ -169,9 +169,10 @@ Result<Claims> Namer::run() {
     }
   }
   for (size_t i = 0; i < uses.size(); ++i) {
+    // A scalar is a literal unless it bears the name of a module's parameter.
     const bool scalar = model_.initializers[i].type.shape.empty();
-    const bool named = !is_anonymous(model_.initializers[i].name);
-    if (uses[i].empty() || (scalar && !named)) continue;
+    const bool of_module = model_.initializers[i].name.find('.') != std::string::npos;
+    if (uses[i].empty() || (scalar && !of_module)) continue;
     PIPER_TRY(claim(static_cast<int>(i), uses[i]));
   }
   std::sort(claims_.list.begin(), claims_.list.end(), [](const Claim& a, const Claim& b) {

@@ -132,7 +132,12 @@ Result<Vals> one_hot(RuleContext& c) {
   Shape one = x.shape, row(x.rank() + 1, 1);
   one.insert(one.begin() + static_cast<int64_t>(axis), 1);
   row[axis] = depth[0];
-  PIPER_ASSIGN(const Val labels, indices(c, x, depth[0]));
+  PIPER_ASSIGN(Val labels, indices(c, x, depth[0]));
+  if (!labels.is_constant()) {  // counted from the end where negative
+    PIPER_ASSIGN(const Val below, c.pointwise("Less", {labels, integer_val(0)}));
+    PIPER_ASSIGN(const Val moved, c.pointwise("Add", {labels, integer_val(depth[0])}));
+    PIPER_ASSIGN(labels, c.pointwise("Where", {below, moved, labels}));
+  }
   PIPER_ASSIGN(const Val wide, c.reshape(labels, one));
   PIPER_ASSIGN(const Val names, c.reshape(integers_val(classes), row));
   PIPER_ASSIGN(const Val hit, c.pointwise("Equal", {wide, names}));

@@ -1,0 +1,102 @@
+"""Writes import_rules.json: uses of ONNX operators with the results of ONNX's reference evaluator.
+
+    pip install onnx numpy
+    python tests/data/make_import_rules.py > tests/data/import_rules.json
+"""
+import json
+import numpy as np
+from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
+
+TYPES = {"f32": TensorProto.FLOAT, "i64": TensorProto.INT64, "bool": TensorProto.BOOL}
+NUMPY = {"f32": np.float32, "i64": np.int64, "bool": np.bool_}
+
+
+def floats(*shape, low=-1.0, step=0.375, seed=5):
+    n = int(np.prod(shape))
+    return ((np.arange(n) * seed) % 11 * step + low).astype(np.float32).reshape(shape)
+
+
+def ints(*values, shape=None):
+    out = np.array(values, dtype=np.int64)
+    return out.reshape(shape) if shape is not None else out
+
+
+class Const:  # an initializer instead of an input
+    def __init__(self, value):
+        self.value = np.asarray(value)
+
+
+def number(x):
+    return bool(x) if isinstance(x, np.bool_) else int(x) if isinstance(x, np.integer) else float(np.float32(x))
+
+
+def tensor(value, constant):
+    kind = {"float32": "f32", "int64": "i64", "bool": "bool"}[str(value.dtype)]
+    return {"type": kind, "shape": list(value.shape), "data": [number(v) for v in value.ravel()], "constant": constant}
+
+
+def case(op, inputs, opset=18, outputs=1, **attrs):
+    names = [f"in{i}" for i in range(len(inputs))]
+    node = helper.make_node(op, ["" if v is None else n for n, v in zip(names, inputs)],
+                            [f"out{i}" for i in range(outputs)], **attrs)
+    feeds = {n: v.value if isinstance(v, Const) else v for n, v in zip(names, inputs) if v is not None}
+    infos = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape) for n, v in feeds.items()]
+    outs = [helper.make_empty_tensor_value_info(f"out{i}") for i in range(outputs)]
+    graph = helper.make_graph([node], "g", infos, outs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+    results = ReferenceEvaluator(model).run(None, feeds)
+    return {"op": op, "opset": opset, "attrs": attrs,
+            "inputs": [None if v is None else tensor(feeds[n], isinstance(v, Const)) for n, v in zip(names, inputs)],
+            "outputs": [tensor(np.asarray(r), False) for r in results]}
+
+
+X = floats(2, 3, 4)
+CASES = [
+    *[case(op, [X]) for op in ["Abs", "Neg", "Exp", "Tanh", "Sigmoid", "Erf", "Relu", "Sin", "Cos", "Sign", "Floor", "Ceil", "Round", "Softplus", "HardSwish"]],
+    *[case(op, [floats(2, 3, low=0.5)]) for op in ["Log", "Sqrt", "Reciprocal"]],
+    *[case(op, [X, floats(3, 1, seed=7)]) for op in ["Add", "Sub", "Mul", "Max", "Min", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "Equal"]],
+    case("Div", [X, floats(4, low=0.5)]), case("Pow", [floats(5, low=0.5), Const(np.float32(2))]), case("Pow", [X, Const(np.float32(3))]),
+    case("Pow", [floats(5, low=0.5), Const(np.float32(0.5))]), case("Pow", [floats(5, low=0.5), Const(np.float32(1.7))]),
+    case("Sum", [X, floats(4), floats(3, 1)]), case("Mean", [X, floats(4), floats(3, 1)]), case("Where", [X > 0, X, floats(4)]),
+    case("Mod", [ints(7, -7, 5, -5), ints(3, 3, -3, -3)]), case("Clip", [X, Const(np.float32(-0.5)), Const(np.float32(1))]), case("Clip", [X, None, Const(np.float32(1))]),
+    case("LeakyRelu", [X], alpha=0.1), case("Elu", [X], alpha=1.5), case("HardSigmoid", [X], alpha=0.3, beta=0.4), case("PRelu", [X, floats(4)]),
+    case("Gelu", [X], opset=20), case("Gelu", [X], opset=20, approximate="tanh"), case("Cast", [X], to=TensorProto.INT64), case("Cast", [ints(1, 0, 3)], to=TensorProto.FLOAT),
+    case("Reshape", [X, Const(ints(0, -1))]), case("Reshape", [X, Const(ints(4, 3, 2))]), case("Flatten", [X], axis=2), case("Flatten", [X], axis=-3),
+    case("Squeeze", [floats(1, 3, 1), Const(ints(0))]), case("Squeeze", [floats(1, 3, 1)]), case("Unsqueeze", [X, Const(ints(0, -1))]),
+    case("Transpose", [X]), case("Transpose", [X], perm=[1, 2, 0]), case("Expand", [floats(3, 1), Const(ints(2, 1, 4))]), case("Tile", [floats(2, 3), Const(ints(2, 3))]),
+    case("Tile", [floats(1, 3), Const(ints(4, 1))]), case("Concat", [X, floats(2, 1, 4)], axis=1), case("Identity", [X]),
+    case("Slice", [X, Const(ints(1)), Const(ints(3)), Const(ints(-1))]), case("Slice", [X, Const(ints(-1, 10)), Const(ints(-100, 0)), Const(ints(1, 2)), Const(ints(-1, -2))]),
+    case("Slice", [X, Const(ints(2**63 - 1)), Const(ints(-2**63)), Const(ints(0)), Const(ints(-1))]),
+    case("Split", [X, Const(ints(1, 3))], outputs=2, axis=2), case("Split", [X], outputs=2, axis=2, num_outputs=2), case("Split", [floats(7)], outputs=3, num_outputs=3),
+    case("Pad", [floats(2, 3), Const(ints(1, 0, 0, 2)), Const(np.float32(9))]),
+    case("Gather", [X, Const(ints(2, 0, -1, 1, shape=(2, 2)))], axis=1), case("Gather", [X, Const(ints(-1, shape=()))], axis=2), case("Gather", [X, ints(1, 0)], axis=0),
+    case("GatherND", [X, Const(ints(0, 1, 1, 2, shape=(2, 2)))]), case("GatherND", [X, Const(ints(0, 2, 1, 2, shape=(2, 2)))]), case("GatherND", [X, ints(0, 2, shape=(2, 1))], batch_dims=1),
+    case("OneHot", [ints(2, 0, -1), Const(ints(4, shape=())), Const(np.array([0.5, 2], np.float32))], axis=-1), case("OneHot", [Const(ints(2, 0, 3, 1, shape=(2, 2))), Const(ints(4, shape=())), Const(np.array([0, 1], np.float32))], axis=1),
+    case("Trilu", [floats(2, 3, 4)], upper=0), case("Trilu", [floats(3, 4), Const(ints(1, shape=()))], upper=1), case("CumSum", [X, Const(ints(1, shape=()))]), case("CumSum", [X, Const(ints(-1, shape=()))], exclusive=1, reverse=1),
+    *[case(op, [X, Const(ints(0, -1))], keepdims=k) for op in ["ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSumExp"] for k in (0, 1)],
+    case("ReduceMean", [X]), case("ReduceSum", [X], noop_with_empty_axes=1), case("ReduceLogSum", [floats(2, 3, low=0.5), Const(ints(1))]),
+    case("Softmax", [X], axis=1), case("LogSoftmax", [X]), case("GlobalAveragePool", [floats(2, 3, 4, 4)]), case("AveragePool", [floats(1, 2, 4, 6)], kernel_shape=[2, 3], strides=[2, 3]),
+    case("MaxPool", [floats(1, 2, 5, 4)], kernel_shape=[2, 2], strides=[2, 2]),
+    case("MatMul", [X, floats(4, 2)]), case("MatMul", [floats(4), floats(2, 4, 3)]), case("MatMul", [X, floats(4)]), case("MatMul", [floats(4), floats(4, seed=3)]),
+    case("Gemm", [floats(3, 2), floats(4, 3, seed=3), floats(4)], transA=1, transB=1, alpha=0.5, beta=2.0), case("Gemm", [floats(2, 3), floats(3, 4)]),
+    case("Conv", [floats(2, 3, 4, 6), floats(5, 3, 2, 3, seed=3), floats(5)], strides=[2, 3], kernel_shape=[2, 3]),
+    case("Einsum", [X, floats(2, 4, 5, seed=3)], equation="bij,bjk->bik"), case("Einsum", [X, floats(4, 5, seed=3)], equation="bij,jk->kbi"), case("Einsum", [floats(3), floats(4)], equation="i,j->ij"),
+    case("Einsum", [X], equation="bij->j"), case("Einsum", [floats(2, 3), floats(2, 3, 4), floats(4, 2)], equation="ab,abc,cd->ad"), case("Einsum", [floats(2, 3), floats(3, 4)], equation="ij,jk"),
+    case("LayerNormalization", [X, floats(4), floats(4, seed=3)], axis=-1), case("LayerNormalization", [X, floats(3, 4)], axis=1, epsilon=1e-3),
+    case("InstanceNormalization", [floats(2, 3, 5), floats(3), floats(3, seed=3)]), case("GroupNormalization", [floats(2, 4, 5), floats(4), floats(4, seed=3)], opset=21, num_groups=2),
+    case("BatchNormalization", [floats(2, 3, 5), floats(3), floats(3, seed=3), Const(floats(3, seed=2)), Const(floats(3, low=0.5))]),
+    case("RMSNormalization", [X, floats(4)], opset=23),
+    case("SoftmaxCrossEntropyLoss", [floats(4, 3), ints(2, 0, -100, 1)], ignore_index=-100), case("SoftmaxCrossEntropyLoss", [floats(2, 3, 4), ints(2, 0, -1, 1, 1, 1, 0, -1, shape=(2, 4))], ignore_index=-1, reduction="sum"),
+    case("SoftmaxCrossEntropyLoss", [floats(4, 3), ints(2, 0, 1, 1)], outputs=2),
+    case("Attention", [floats(1, 2, 3, 4), floats(1, 2, 3, 4, seed=3), floats(1, 2, 3, 4, seed=7)], opset=23, is_causal=1),
+    case("Attention", [floats(1, 3, 8), floats(1, 5, 4, seed=3), floats(1, 5, 4, seed=7)], opset=23, q_num_heads=4, kv_num_heads=2, scale=0.3),
+    case("RotaryEmbedding", [floats(1, 2, 3, 4), floats(1, 3, 2, seed=3), floats(1, 3, 2, seed=7)], opset=23),
+    case("RotaryEmbedding", [floats(1, 3, 8), floats(5, 2, seed=3), floats(5, 2, seed=7), ints(4, 0, 2, shape=(1, 3))], opset=23, num_heads=2, interleaved=1),
+    case("Shape", [X], start=1), case("Size", [X]), case("Range", [Const(ints(2, shape=())), Const(ints(9, shape=())), Const(ints(3, shape=()))]),
+    case("ConstantOfShape", [Const(ints(2, 3))]), case("Not", [X > 0]), case("And", [X > 0, X < 1]), case("Or", [X > 0, X < -0.5]), case("Xor", [X > 0, X < 1]), case("IsNaN", [X]),
+    case("Dropout", [X]), case("CastLike", [X, ints(1)]),
+]
+print("[")
+print(",\n".join(json.dumps(c, separators=(",", ":")) for c in CASES))
+print("]")
