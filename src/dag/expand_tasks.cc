@@ -129,7 +129,8 @@ class Expander {
     chunk.pass = 'U';
     chunk.tags.assign(dag_.region_tags.size(), kNoTag);
     chunk.nodes = {id};
-    chunk.reads = {va, vb};
+    const bool ascending = va < vb;
+    chunk.reads = ascending ? std::vector{va, vb} : std::vector{vb, va};
     chunk.writes = {out};
     chunk.cell = cell;
     chunk.name = "U sum " + dag_.sums[static_cast<size_t>(s)].name;
@@ -140,7 +141,7 @@ class Expander {
     task.chunk = ChunkId(dag_.chunks.size() - 1);
     task.cell = cell;
     task.label = dag_.chunks.back().name;
-    task.reads = {a, b};
+    task.reads = ascending ? std::vector{a, b} : std::vector{b, a};
     task.writes = {into};
     task.combines.push_back({s, into, {a, b}});
     dag_.tasks.push_back(std::move(task));

@@ -106,6 +106,19 @@ TEST(Compile, RolesDoNotGrowWithReplicas) {
   }
 }
 
+// More than two replicas on one device: the oracle's chain of sums.
+TEST(Compile, OraclePlaysManyReplicas) {
+  NEED_MODELS();
+  const auto compiled =
+      compile_model("gpt-deep", strategy_text("gpt-deep", kSgd), {2, 4, 2, "1f1b"}, true);
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  const auto single = train(*compiled->single, "gpt-deep", 2);
+  const auto spread = train(compiled->set, "gpt-deep", 2);
+  ASSERT_TRUE(single && spread);
+  EXPECT_EQ(single->losses, spread->losses);
+  EXPECT_EQ(single->norms, spread->norms);
+}
+
 // Layers of one shape share their programs, whatever the depth of the model.
 TEST(Compile, EqualLayersAreCompiledOnce) {
   NEED_MODELS();
