@@ -288,7 +288,8 @@ void CallClaims::claim_folded() {
       for (const std::string& name : lost) {
         if (std::count(t.folded_from.begin(), t.folded_from.end(), name)) sources.push_back(name);
       }
-      const bool table = t.name.substr(0, 9) == "embedding" && t.type.shape.size() >= 2;
+      const bool table =
+          t.name.substr(0, 9) == "embedding" && t.type.shape.size() >= 2 && t.data.size > 0;
       const bool last =
           lost.size() == 1 && t.folded_from.empty() && !is_uniform(t.data, t.type.dtype);
       if (sources.empty() && table && last) sources = lost;

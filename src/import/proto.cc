@@ -276,7 +276,9 @@ Result<OnnxNode> read_node(onnx::NodeProto& node, ExternalData& files) {
     PIPER_ASSIGN(OnnxAttr read, read_attr(out.label(), attr, files));
     out.attrs.push_back(std::move(read));
   }
-  PIPER_ASSIGN(out.metadata, read_metadata(node, kNodeMetadata));
+  Result<Metadata> metadata = read_metadata(node, kNodeMetadata);
+  if (!metadata) return fail("{} has {}", out.label(), metadata.error().message);
+  out.metadata = *std::move(metadata);
   return out;
 }
 

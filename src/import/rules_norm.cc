@@ -58,7 +58,7 @@ Result<Val> per_channel(RuleContext& c, Val y, const Val& scale, const Val& bias
 }
 
 Result<Val> groups_normalised(RuleContext& c, const Val& x, int64_t groups) {
-  if (x.rank() < 3 || groups < 1 || x.shape[1] % groups != 0) {
+  if (x.rank() < 3 || groups < 1 || x.shape[1] % groups != 0 || num_elements(x.shape) == 0) {
     return c.error("cannot normalise {} in {} groups", to_string(x.shape), groups);
   }
   PIPER_ASSIGN(Val y,

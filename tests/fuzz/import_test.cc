@@ -356,6 +356,20 @@ TEST_F(HostileOnnx, IllTypedNodes) {
             "node 'the_Relu' (Relu): its output 1 is not supported");
 }
 
+// Arithmetic that the importer does itself.
+TEST_F(HostileOnnx, DivisionsByZero) {
+  for (const std::string op : {"Div", "Mod"}) {
+    for (const int64_t by : {int64_t{0}, int64_t{-1}}) {
+      import_changed([&](onnx::ModelProto& m) {
+        add_ints(*m.mutable_graph(), "a", {INT64_MIN, 1});
+        add_ints(*m.mutable_graph(), "b", {by, by});
+        add_node(*m.mutable_graph(), op, {"a", "b"}, {"out"});
+        m.mutable_graph()->mutable_output(0)->set_name("out");
+      });  // any answer will do
+    }
+  }
+}
+
 // One node between the linear layer and the output.
 TEST_F(HostileOnnx, ImpossibleShapes) {
   auto with = [&](const std::string& op, const std::vector<int64_t>& values) {
