@@ -14,7 +14,7 @@ namespace piper::onnx_import {
 namespace {
 
 // ---- Rules
-// ---------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 
 class RuleTable {
  public:
@@ -73,7 +73,7 @@ Status check_supported(const OnnxModel& model, const std::vector<std::string>& s
 }
 
 // ---- Order
-// -----------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 
 // Nodes so that each stands behind what it reads; the file's order wherever it can be kept.
 Result<std::vector<size_t>> node_order(const OnnxModel& model) {
@@ -110,7 +110,7 @@ Result<std::vector<size_t>> node_order(const OnnxModel& model) {
 }
 
 // ---- Inputs
-// ------------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 
 const InputBinding* binding_of(const ImportOptions& options, const std::string& name) {
   for (const InputBinding& binding : options.inputs) {
@@ -266,7 +266,7 @@ Status InputShapes::bind(Graph& graph) {
 }
 
 // ---- The walk
-// ------------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 
 class Importer {
  public:

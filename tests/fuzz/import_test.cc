@@ -131,7 +131,7 @@ class HostileOnnx : public testing::Test {
 TEST_F(HostileOnnx, TheModelItselfIsFine) { EXPECT_EQ(import_proto(linear()), "ok"); }
 
 // ---- Files
-// --------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 
 TEST_F(HostileOnnx, NotAModel) {
   const char* const kMessage = "not an ONNX model, or a truncated one";
@@ -241,7 +241,7 @@ TEST_F(HostileOnnx, ExternalDataOutOfBounds) {
 }
 
 // ---- Tensors
-// ------------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 
 TEST_F(HostileOnnx, WrongTensors) {
   EXPECT_EQ(import_changed([](auto& m) { weight(m).set_dims(0, -3); }),
@@ -284,7 +284,7 @@ TEST_F(HostileOnnx, WrongInputs) {
 }
 
 // ---- Graphs
-// ---------------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 
 TEST_F(HostileOnnx, WrongNames) {
   EXPECT_EQ(import_changed([](auto& m) { node(m, 1).set_input(0, "nowhere"); }),
