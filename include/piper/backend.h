@@ -28,7 +28,7 @@ class Backend {
 };
 
 struct CpuOptions {
-  int threads = 1;  // for one launch; results do not depend on it
+  int threads = 1;  // for one launch; more than 1 has no effect yet: it runs on the calling thread
 };
 std::unique_ptr<Backend> make_cpu_backend(const CpuOptions& options = {});
 // What a null backend was asked to do. Its `copy`, `fill` and `sum` leave memory as it is.
