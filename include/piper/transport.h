@@ -15,8 +15,8 @@
 
 namespace piper {
 
-// What mpi may allocate for one rank's collectives; inproc copies straight between the callers'
-// buffers.
+// What mpi allocates for a rank that has a group of more than one member (a plan's transport_bytes); inproc copies straight
+// between the callers' buffers.
 inline constexpr int64_t kTransportSlotBytes = int64_t{2} << 20;
 
 struct TransportOptions {
@@ -44,6 +44,8 @@ class Transport {
   virtual std::string_view name() const = 0;
   virtual int64_t rank() const = 0;
   virtual int64_t world() const = 0;
+  // From here on, instead of TransportOptions::timeout_s.
+  virtual void set_timeout(double seconds) = 0;
 
   // ---- Before the first step --------------------------------------------------------------------
   // To be called first, by all ranks: an error on every rank, naming both sides, unless all hold

@@ -10,6 +10,7 @@
 //   deadlock     the happens-before graph over all ranks has no cycle
 //   order        nothing is read before it is written; streams wait for what they use
 //   memory       no two buffers alive at once share bytes; the stated peak is the real one
+//   microbatch   every microbatch runs the same computation on the same parameters
 //   sum          each sum (gradient, loss, label count) holds every use and sample exactly once when it is read;
 //                every trained parameter is updated exactly once a step, from its own gradient
 #pragma once

@@ -5,8 +5,7 @@
 
 namespace piper {
 
-// ---- The families: each file of this folder defines one, ops.cc puts them together
-// ------------------
+// ---- The families: each file of this folder defines one, ops.cc puts them together ------------
 
 std::vector<OpDef> unary_ops();
 std::vector<OpDef> binary_ops();
@@ -31,8 +30,7 @@ std::vector<OpDef> cross_entropy_ops();
 std::vector<OpDef> step_ops();
 std::vector<OpDef> optimizer_ops();
 
-// ---- Types
-// ------------------------------------------------------------------------------------------
+// ---- Types ------------------------------------------------------------------------------------
 
 using TypesResult = Result<std::vector<TensorType>>;
 
@@ -58,8 +56,7 @@ Result<std::vector<int64_t>> check_list(const Attrs& attrs, std::string_view nam
 // An attribute `shape` with no negative entry and a number of elements that fits in memory.
 Result<Shape> check_shape(const Attrs& attrs, std::string_view name);
 
-// ---- Loops
-// ------------------------------------------------------------------------------------------
+// ---- Loops ------------------------------------------------------------------------------------
 
 using Dim = LoopRule::Dim;
 using Dims = std::vector<Dim>;
@@ -85,8 +82,7 @@ LoopRule whole_loops(const OpTypes& use);
 // Common letters of two shapes with equally many elements.
 std::pair<Dims, Dims> common_letters(LoopBuilder& build, const Shape& from, const Shape& to);
 
-// ---- Costs
-// ------------------------------------------------------------------------------------------
+// ---- Costs ------------------------------------------------------------------------------------
 
 inline Cost moves(const OpTypes&) { return {}; }
 // A number of floating-point operations for each element of the greatest operand.
@@ -96,8 +92,7 @@ Cost element_cost(const OpTypes& use) {
   return per_element(use, kFlops);
 }
 
-// ---- Samples
-// ----------------------------------------------------------------------------------------
+// ---- Samples ----------------------------------------------------------------------------------
 
 inline TensorType f64(Shape shape) { return {DType::kF64, std::move(shape)}; }
 inline TensorType i64(Shape shape) { return {DType::kI64, std::move(shape)}; }

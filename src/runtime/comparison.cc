@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <thread>
 
@@ -112,12 +113,16 @@ Status Comparison::watch(int64_t rank, const Executor& executor) {
   return ok_status();
 }
 
+Error Comparison::not_trained(const Entry& entry) const {
+  return fail("no rank trains the parameter '{}', which {} has", entry.reference.name,
+              oracle_name(options_.against))
+      .with_code(ExitCode::kPlan);
+}
+
 Status Comparison::check_complete() const {
   for (const Entry& entry : entries_) {
     if (!entry.holders.empty()) continue;
-    return fail("no rank trains the parameter '{}', which {} has", entry.reference.name,
-                oracle_name(options_.against))
-        .with_code(ExitCode::kPlan);
+    return not_trained(entry);
   }
   return ok_status();
 }
@@ -129,6 +134,36 @@ Status Comparison::check(int64_t step, std::optional<double> loss) {
     if (entry.holders.empty()) continue;
     PIPER_TRY(options_.against == VerifyAgainst::kSingle ? check_equal(step, entry)
                                                          : check_close(step, entry));
+  }
+  return ok_status();
+}
+
+std::vector<uint64_t> Comparison::digests() const {
+  std::vector<uint64_t> all;
+  for (const Entry& entry : entries_) {
+    uint64_t value = 0;
+    if (!entry.holders.empty()) {
+      size_t bytes = static_cast<size_t>(entry.reference.type.bytes());
+      std::string text = digest(as_text({entry.holders[0].data, bytes}));
+      value = std::strtoull(text.substr(0, 16).c_str(), nullptr, 16) | 1;
+    }
+    all.push_back(value);
+  }
+  return all;
+}
+
+Status Comparison::check_digests(int64_t step,
+                                 std::span<const std::vector<uint64_t>> by_rank) const {
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    std::optional<size_t> first;
+    for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+      if (by_rank[rank][i] == 0) continue;
+      if (!first) first = rank;
+      if (by_rank[rank][i] == by_rank[*first][i]) continue;
+      return numeric(fmt::format("step {}: parameter '{}' differs between rank {} and rank {}",
+                                 step, entries_[i].reference.name, *first, rank));
+    }
+    if (!first) return not_trained(entries_[i]);
   }
   return ok_status();
 }

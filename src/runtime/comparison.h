@@ -19,6 +19,12 @@ class Comparison {
   // process knows it.
   Status check(int64_t step, std::optional<double> loss);
 
+  // Where each process compares its own parameters: digests of their values, by parameter, 0 for
+  // those it does not hold; and the check on rank 0 that what several hold is the same and each is
+  // held, given all ranks' digests.
+  std::vector<uint64_t> digests() const;
+  Status check_digests(int64_t step, std::span<const std::vector<uint64_t>> by_rank) const;
+
   int64_t parameters() const { return static_cast<int64_t>(entries_.size()); }
   double worst_loss_error() const { return worst_loss_error_; }
   double worst_param_error() const { return worst_param_error_; }
@@ -32,6 +38,7 @@ class Comparison {
     ParameterView reference;
     std::vector<Holder> holders;
   };
+  Error not_trained(const Entry& entry) const;
   Status check_loss(int64_t step, double loss);
   Status check_equal(int64_t step, const Entry& entry) const;
   Status check_close(int64_t step, const Entry& entry);

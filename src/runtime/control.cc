@@ -9,6 +9,8 @@ constexpr const char* kNames[] = {"loss", "grad_norm", "learning_rate"};
 // Channels beyond any plan's.
 constexpr int32_t kReportChannel = 1 << 28;
 constexpr int32_t kGoChannel = kReportChannel + 1;
+constexpr int32_t kFactsChannel = kReportChannel + 4;
+constexpr int32_t kGatherChannel = kReportChannel + 5;
 
 struct Facts {
   int64_t reports = 0;  // bit k: kNames[k]
@@ -18,6 +20,30 @@ struct Facts {
 template <class T>
 std::byte* raw(T* data) {
   return reinterpret_cast<std::byte*>(data);
+}
+
+// Everyone's facts, by way of rank 0: a group would make some transports allocate for sums.
+Result<std::vector<Facts>> exchange(Transport& transport, Facts own) {
+  std::vector<Facts> facts(static_cast<size_t>(transport.world()));
+  int64_t bytes = static_cast<int64_t>(facts.size() * sizeof(Facts));
+  if (transport.rank() != 0) {
+    PIPER_ASSIGN(int32_t to, transport.add_send(0, kFactsChannel, 1));
+    PIPER_ASSIGN(int32_t from, transport.add_recv(0, kFactsChannel));
+    PIPER_TRY(transport.send(to, raw(&own), sizeof(Facts)));
+    PIPER_TRY(transport.recv(from, raw(facts.data()), bytes));
+  } else {
+    facts[0] = own;
+    for (int64_t i = 1; i < transport.world(); ++i) {
+      PIPER_ASSIGN(int32_t from, transport.add_recv(i, kFactsChannel));
+      PIPER_TRY(transport.recv(from, raw(&facts[static_cast<size_t>(i)]), sizeof(Facts)));
+    }
+    for (int64_t i = 1; i < transport.world(); ++i) {
+      PIPER_ASSIGN(int32_t to, transport.add_send(i, kFactsChannel, 1));
+      PIPER_TRY(transport.send(to, raw(facts.data()), bytes));
+    }
+  }
+  PIPER_TRY(transport.wait_sends());
+  return facts;
 }
 
 bool reports(const RoleProgram& role, std::string_view name) {
@@ -33,16 +59,12 @@ Result<Control> Control::open(Transport& transport, const Executor& executor) {
   Control control;
   control.transport_ = &transport;
   int64_t world = transport.world();
-  std::vector<int64_t> all;
-  for (int64_t i = 0; i < world; ++i) all.push_back(i);
-  PIPER_ASSIGN(int32_t group, transport.add_group(all));
   Facts own;
   own.peak_bytes = executor.role().peak_bytes();
   for (int k = 0; k < kValues; ++k) {
     if (reports(executor.role(), kNames[k])) own.reports |= int64_t{1} << k;
   }
-  std::vector<Facts> facts(static_cast<size_t>(world));
-  PIPER_TRY(transport.all_gather(group, raw(&own), raw(facts.data()), sizeof(Facts)));
+  PIPER_ASSIGN(std::vector<Facts> facts, exchange(transport, own));
   std::vector<bool> speaks(static_cast<size_t>(world));
   for (int k = 0; k < kValues; ++k) {
     control.source_[k] = -1;
@@ -56,6 +78,8 @@ Result<Control> Control::open(Transport& transport, const Executor& executor) {
   if (transport.rank() != 0) {
     PIPER_ASSIGN(int32_t go, transport.add_recv(0, kGoChannel));
     control.go_ = {go};
+    PIPER_ASSIGN(int32_t gather, transport.add_send(0, kGatherChannel, 1));
+    control.gather_ = {gather};
     if (speaks[static_cast<size_t>(transport.rank())]) {
       PIPER_ASSIGN(control.to_zero_, transport.add_send(0, kReportChannel, 1));
     }
@@ -64,6 +88,8 @@ Result<Control> Control::open(Transport& transport, const Executor& executor) {
   for (int64_t i = 1; i < world; ++i) {
     PIPER_ASSIGN(int32_t go, transport.add_send(i, kGoChannel, 1));
     control.go_.push_back(go);
+    PIPER_ASSIGN(int32_t gather, transport.add_recv(i, kGatherChannel));
+    control.gather_.push_back(gather);
     if (!speaks[static_cast<size_t>(i)]) continue;
     PIPER_ASSIGN(int32_t route, transport.add_recv(i, kReportChannel));
     control.from_.emplace_back(i, route);
@@ -91,6 +117,20 @@ Status Control::collect(const Executor& executor, StepMetrics& metrics) {
     double values[kValues];
     PIPER_TRY(transport_->recv(route, raw(values), sizeof values));
     take(rank, values);
+  }
+  return ok_status();
+}
+
+Status Control::gather(std::span<const uint64_t> own, std::vector<std::vector<uint64_t>>& by_rank) {
+  int64_t bytes = static_cast<int64_t>(own.size_bytes());
+  if (transport_->rank() != 0) {
+    PIPER_TRY(transport_->send(gather_[0], reinterpret_cast<const std::byte*>(own.data()), bytes));
+    return transport_->wait_sends();
+  }
+  by_rank.emplace_back(own.begin(), own.end());
+  for (int32_t route : gather_) {
+    by_rank.emplace_back(own.size());
+    PIPER_TRY(transport_->recv(route, raw(by_rank.back().data()), bytes));
   }
   return ok_status();
 }

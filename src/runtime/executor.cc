@@ -1,3 +1,4 @@
+#include <bit>
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -89,10 +90,10 @@ double read_scalar(DType dtype, const std::byte* at) {
     std::memcpy(&value, at, sizeof value);
     return value;
   }
-  if (dtype == DType::kI64) {
-    int64_t value = 0;
-    std::memcpy(&value, at, sizeof value);
-    return static_cast<double>(value);
+  if (dtype == DType::kBF16) {  // the upper half of an f32
+    uint16_t half = 0;
+    std::memcpy(&half, at, sizeof half);
+    return std::bit_cast<float>(static_cast<uint32_t>(half) << 16);
   }
   return std::nan("");
 }

@@ -78,6 +78,7 @@ class Job {
                 options_,
                 data_ != nullptr ? data_->tokens_per_step() : executors_[index]->role().batch,
                 rank == 0 ? comparison_.get() : nullptr,
+                false,
                 rank == 0 ? result_ : unused};
     PIPER_TRY(run_rank(run));
     if (rank == 0 && comparison_) {
@@ -140,6 +141,7 @@ Result<JobResult> run_mpi_rank(const PlanSet& set, const BatchSource* data,
               options,
               data != nullptr ? data->tokens_per_step() : executor->role().batch,
               comparison.get(),
+              comparison != nullptr,
               result};
   PIPER_TRY(run_rank(run));
   PIPER_ASSIGN(result.parameters, gather_parameters(*executor, transport));

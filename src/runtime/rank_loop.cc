@@ -33,14 +33,39 @@ Status finish_step(RankRun& run, const StepMetrics& metrics, bool& stop) {
   return ok_status();
 }
 
-Status between_steps(RankRun& run, StepMetrics& metrics, bool& stop) {
+// Each process has compared its own parameters with the oracle; what several hold must be the same
+// bit for bit.
+Status compare_processes(RankRun& run, int64_t step) {
+  std::vector<uint64_t> own = run.comparison->digests();
+  std::vector<std::vector<uint64_t>> by_rank;
+  PIPER_TRY(run.control.gather(own, by_rank));
+  return by_rank.empty() ? ok_status() : run.comparison->check_digests(step, by_rank);
+}
+
+Status meet_between_steps(RankRun& run, StepMetrics& metrics, bool& stop) {
   PIPER_TRY(run.control.collect(run.executor, metrics));
   if (run.options.verify.against != VerifyAgainst::kNone) {
     PIPER_TRY(run.transport.barrier());  // nobody writes while somebody compares
     if (run.comparison != nullptr) PIPER_TRY(run.comparison->check(metrics.step, metrics.loss));
+    if (run.apart) PIPER_TRY(compare_processes(run, metrics.step));
   }
   if (run.transport.rank() == 0) PIPER_TRY(finish_step(run, metrics, stop));
   return run.control.spread(stop);
+}
+
+// Who is stuck inside a step shall say so before those who wait for it here: its deadline began
+// earlier than theirs ends.
+Status between_steps(RankRun& run, StepMetrics& metrics, bool& stop) {
+  run.transport.set_timeout(2 * run.options.timeout_s + 1);
+  run.transport.activity().store("the end of its step", std::memory_order_release);
+  Status status = meet_between_steps(run, metrics, stop);
+  run.transport.set_timeout(run.options.timeout_s);
+  if (!status && status.error().code == ExitCode::kPeer) {
+    Error error = std::move(status).error();
+    error.message = fmt::format("after step {}: {}", metrics.step, error.message);
+    return error;
+  }
+  return status;
 }
 
 }  // namespace

@@ -13,6 +13,7 @@ struct RankRun {
   const JobOptions& options;
   int64_t tokens_per_step = 0;
   Comparison* comparison = nullptr;  // where this rank compares
+  bool apart = false;                // every rank compares its own parameters
   JobResult& result;                 // rank 0's is the job's
 };
 Status run_rank(RankRun& run);

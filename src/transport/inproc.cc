@@ -74,7 +74,8 @@ struct Shared {
 
 class InprocTransport final : public Transport {
  public:
-  InprocTransport(Shared& shared, int64_t rank) : shared_(shared), rank_(rank) {
+  InprocTransport(Shared& shared, int64_t rank)
+      : shared_(shared), rank_(rank), timeout_(shared.options.timeout_s) {
     std::vector<int64_t> all;
     for (int64_t i = 0; i < shared.world; ++i) all.push_back(i);
     open_group(all);
@@ -83,6 +84,7 @@ class InprocTransport final : public Transport {
   std::string_view name() const override { return "inproc"; }
   int64_t rank() const override { return rank_; }
   int64_t world() const override { return shared_.world; }
+  void set_timeout(double seconds) override { timeout_ = seconds; }
   std::atomic<const char*>& activity() override { return shared_.seat(rank_).activity; }
 
   Status agree(const PlanIdentity& own) override;
@@ -126,6 +128,7 @@ class InprocTransport final : public Transport {
 
   Shared& shared_;
   const int64_t rank_;
+  double timeout_;
   std::vector<Mailbox*> routes_;
   std::vector<Mailbox*> outgoing_;  // of routes_, those that send
   std::deque<Seated> groups_;       // [0] is the world
@@ -138,8 +141,8 @@ class InprocTransport final : public Transport {
 template <class Ready>
 bool InprocTransport::wait(Ready ready) {
   auto over = [&] { return ready() || shared_.stopped.load() >= 0; };
-  return shared_.seat(rank_).bell.wait(
-      shared_.spins, std::chrono::duration<double>(shared_.options.timeout_s), over);
+  return shared_.seat(rank_).bell.wait(shared_.spins, std::chrono::duration<double>(timeout_),
+                                       over);
 }
 
 Status InprocTransport::stopped_error() {
@@ -150,8 +153,7 @@ Status InprocTransport::stopped_error() {
 }
 
 Status InprocTransport::late(const std::string& what, int64_t peer) {
-  return timed_out(rank_, shared_.options.timeout_s, what, peer,
-                   shared_.seat(peer).activity.load());
+  return timed_out(rank_, timeout_, what, peer, shared_.seat(peer).activity.load());
 }
 
 void InprocTransport::abort(const Error& reason) {

@@ -79,6 +79,7 @@ class MpiTransport final : public Transport {
   std::string_view name() const override { return "mpi"; }
   int64_t rank() const override { return rank_; }
   int64_t world() const override { return world_; }
+  void set_timeout(double seconds) override { timeout_ = seconds; }
   std::atomic<const char*>& activity() override { return activity_; }
 
   Status agree(const PlanIdentity& own) override;
@@ -115,7 +116,7 @@ class MpiTransport final : public Transport {
   Status reduce_segment(Group& group, std::span<const Piece> pieces, int64_t begin, int64_t end);
   int64_t segment_bytes(const Group& group) const;
 
-  const double timeout_;
+  double timeout_;
   int64_t rank_ = 0;
   int64_t world_ = 1;
   std::atomic<const char*> activity_{nullptr};

@@ -117,7 +117,9 @@ Result<VerifyReport> verify_plan_set(const PlanSet& set) {
     check_deadlock(model, section, findings);
     if (findings.size() > before) continue;
     check_memory(model, section, make_clocks(model, section), findings);
-    if (std::string_view(name) == "body") check_sums(model, section, findings, report);
+    if (std::string_view(name) != "body") continue;
+    check_microbatches(model, section, findings);
+    check_sums(model, section, findings, report);
   }
   return report;
 }

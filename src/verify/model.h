@@ -93,6 +93,8 @@ Clocks make_clocks(const Model& model, const Section& section);
 // order and memory
 void check_memory(const Model& model, const Section& section, const Clocks& clocks,
                   Findings& findings);
+// microbatch, over the body
+void check_microbatches(const Model& model, const Section& section, Findings& findings);
 // sum, over the body
 void check_sums(const Model& model, const Section& section, Findings& findings,
                 VerifyReport& report);

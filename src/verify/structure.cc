@@ -56,6 +56,32 @@ void check_constants(const RoleProgram& role, const std::string& who, Findings& 
                        quote_control(role.buffers[one.args[a]].name));
 }
 
+// Kept values change at most once a step, and nothing is kept for nobody. (Parameters: see rule
+// sum.)
+void check_states(const RoleProgram& role, const std::string& who, Findings& findings) {
+  std::vector<const Instruction*> writer(role.buffers.size());
+  std::vector<bool> used(role.buffers.size());
+  for (const auto* list : {&role.prologue, &role.body, &role.epilogue})
+    for (const Instruction& one : *list)
+      for (size_t a = 0; a < one.args.size(); ++a) {
+        const int32_t id = one.args[a];
+        used[id] = true;
+        if (list != &role.body || role.buffers[id].kind != BufferKind::kState ||
+            !writes(role, one, a))
+          continue;
+        if (writer[id] && writer[id] != &one && role.buffers[id].param.empty())
+          findings.add("structure",
+                       "{} on {} writes the state '{}', which {} has already written in this step",
+                       name_of(one), who, quote_control(role.buffers[id].name),
+                       name_of(*writer[id]));
+        writer[id] = &one;
+      }
+  for (size_t b = 0; b < role.buffers.size(); ++b)
+    if (!used[b] && role.buffers[b].kind == BufferKind::kState)
+      findings.add("structure", "the state '{}' on {} is used by nothing",
+                   quote_control(role.buffers[b].name), who);
+}
+
 // The life of each local value: from the op that makes it to the last that reads it.
 struct Life {
   int64_t first = -1, last = -1;
@@ -132,6 +158,7 @@ void check_structure(const PlanSet& set, const Model& model, Findings& findings)
     const std::string who = model.who(static_cast<int32_t>(c));
     check_arena(role, who, findings);
     check_constants(role, who, findings);
+    check_states(role, who, findings);
     for (const Program& program : role.programs) check_locals(program, who, findings);
   }
   check_copies(model, findings);

@@ -145,8 +145,7 @@ TEST(Ops, CostsAreNumbers) {
   });
 }
 
-// ---- Gradients
-// -------------------------------------------------------------------------------------
+// ---- Gradients --------------------------------------------------------------------------------
 
 // The op and its gradient in a graph: inputs 0… are the op's, then one adjoint for each float
 // output.
@@ -263,8 +262,7 @@ TEST(Ops, WhatHasNoGradient) {
             "SoftmaxGrad StepSum SumSquares Xor");
 }
 
-// ---- Loops
-// -----------------------------------------------------------------------------------------
+// ---- Loops ------------------------------------------------------------------------------------
 
 // A dim as [outer, size of the letter, inner].
 struct Place {
@@ -472,8 +470,7 @@ TEST(Ops, LoopsOfAForm) {
             "A B m k, - k n -> A B m n");
 }
 
-// ---- Error sentences
-// -------------------------------------------------------------------------------
+// ---- Error sentences --------------------------------------------------------------------------
 
 std::string types_error(std::string_view op, std::vector<TensorType> inputs, Attrs attrs = {}) {
   OpTypes use;

@@ -526,6 +526,28 @@ TEST_F(Command, ThreadsAndProcessesSaveTheSameBytes) {
   EXPECT_EQ(bytes_of(path("a")), bytes_of(path("c")));
 }
 
+// Bounds that nothing misses: only that replicas stay equal is left to see.
+TEST_F(Command, ReplicasThatDriftApartAreFound) {
+  PlanSet set = replicas(2);
+  set.roles[0].body.erase(set.roles[0].body.begin() + 3);  // the all-reduce
+  PlanSet uncut = replicas_oracle(2);
+  Status written = write_plan_set(set, nullptr, &uncut, path("drifting"), {});
+  ASSERT_TRUE(written.ok()) << written.error().message;
+  std::string arguments =
+      fmt::format("{} {} {} apart", path("drifting"), path("data.safetensors"), path("a"));
+  auto [code, output] = spawn("", arguments);
+  EXPECT_EQ(code, static_cast<int>(ExitCode::kNumeric)) << output;
+  EXPECT_NE(output.find("step 0: parameter 'w.p' differs between ranks at [0,0]: "),
+            std::string::npos)
+      << output;
+  if (kThreadSanitizer) return;
+  auto [mpi_code, mpi_output] = spawn("mpirun -n 2", arguments);
+  EXPECT_EQ(mpi_code, static_cast<int>(ExitCode::kNumeric)) << mpi_output;
+  EXPECT_NE(mpi_output.find("step 0: parameter 'w.p' differs between rank 0 and rank 1"),
+            std::string::npos)
+      << mpi_output;
+}
+
 TEST_F(Command, RefusesAWorldOfAnotherSize) {
   if (kThreadSanitizer) GTEST_SKIP() << "nothing of ours to find in processes of one thread";
   auto [code, output] = spawn(
@@ -552,7 +574,7 @@ TEST_F(Command, AFailingRankEndsTheJobWithItsReason) {
   EXPECT_FALSE(std::filesystem::exists(path("a")));
 }
 
-// PLAN DATA SAVE [fail]: four steps, compared with the single-device plan.
+// PLAN DATA SAVE [fail|apart]: four steps, compared with the single-device plan.
 int run_plan(int argc, char** argv) {
   RunOptions options;
   options.plan = argv[0];
@@ -561,7 +583,9 @@ int run_plan(int argc, char** argv) {
   options.save = argv[2];
   options.job.steps = 4;
   options.job.verify.against = VerifyAgainst::kSingle;
-  if (argc > 3) {
+  if (argc > 3 && std::string_view(argv[3]) == "apart") {
+    options.job.verify = {VerifyAgainst::kUncut, 1e9, 1e9};
+  } else if (argc > 3) {
     options.job.before_step = [](int64_t rank, int64_t step) -> Status {
       if (rank != 1 || step != 2) return ok_status();
       return fail("the disk of rank 1 is full").with_code(ExitCode::kStorage);

@@ -372,6 +372,57 @@ TEST(Verify, Structure) {
   });
 }
 
+TEST(Verify, StatesChangeOnceAStep) {
+  const std::pair<std::string, std::string> state = {
+      "buffer 7 \"g\" f32[1,2] step at=448\n",
+      "buffer 7 \"g\" f32[1,2] step at=448\nbuffer 8 \"m\" f32[1,2] state at=512\n"};
+  const std::pair<std::string, std::string> arena = {"arena=512", "arena=576"};
+  expect({
+      {{arena, state},
+       {},
+       {"structure: the state 'm' on rank 0 (and 1 like it) is used by nothing"}},
+      {{arena,
+        state,
+        {"    sum_read\n",
+         "    sum_read\n  12 compute label=\"once\" program=3 args=[0,8]\n  13 compute "
+         "label=\"twice\" program=3 args=[0,8]\n"}},
+       {},
+       {"structure: 'twice' on rank 0 (and 1 like it) writes the state 'm', which 'once' has "
+        "already "
+        "written in this step"}},
+  });
+}
+
+TEST(Verify, MicrobatchesRunTheSame) {
+  const auto numbered = [](std::string text) {
+    for (const char* mb : {"0", "1"})
+      for (size_t at = 0; (at = text.find(fmt::format("mb={}\" program", mb), at)) != text.npos;
+           ++at)
+        text.insert(at + 5, fmt::format(" micro={}", mb));
+    return text;
+  };
+  const std::string stage0 = numbered(kStage0), stage1 = numbered(kStage1);
+  EXPECT_EQ(findings_of(set_of({stage0, stage1}, 2)), std::vector<std::string>());
+  const std::string state = edited(
+      stage0, {{"buffer 7 \"g\" f32[1,2] step at=448\n",
+                "buffer 7 \"g\" f32[1,2] step at=448\nbuffer 8 \"m\" f32[1,2] state at=512\n"},
+               {"arena=512", "arena=576"},
+               {"program=0 args=[0,2,4]", "program=0 args=[8,2,4]"}});
+  EXPECT_EQ(findings_of(set_of({state, stage1}, 2)),
+            (std::vector<std::string>{
+                "microbatch: 'F stage=0 mb=1' on rank 0 (and 1 like it) takes 'm' as arg 0, where "
+                "'F stage=0 mb=0' takes 'w0'"}));
+  const std::string swapped =
+      edited(stage0, {{"program=2 args=[2,6,7]", "program=2 args=[6,2,7]"}});
+  EXPECT_EQ(
+      findings_of(set_of({swapped, stage1}, 2)),
+      (std::vector<std::string>{
+          "microbatch: 'B stage=0 mb=1' on rank 0 (and 1 like it) takes 'da@1' as arg 0, where "
+          "'B stage=0 mb=0' takes 'x@0'",
+          "microbatch: 'B stage=0 mb=1' on rank 0 (and 1 like it) takes 'x@1' as arg 1, where "
+          "'B stage=0 mb=0' takes 'da@0'"}));
+}
+
 TEST(Verify, LocalsOfProgramsStayApart) {
   const std::string from =
       "  value 3 f32[1,2] at=0\n  op Mul in=[0,1] out=[3]\n  op Add in=[2,3] out=[2]\n";

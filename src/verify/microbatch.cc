@@ -1,0 +1,94 @@
+// Rule microbatch: every microbatch runs the same computation. Instructions whose labels
+// differ in "mb=N" alone are compared arg by arg with those of the first microbatch: parameters and
+// other kept buffers are the same ones, and the others correspond one to one.
+#include <map>
+
+#include "model.h"
+
+namespace piper {
+namespace {
+
+// The label without its microbatch, or nothing for a task that belongs to none.
+std::optional<std::string> task_of(const Instruction& one) {
+  if (one.micro < 0) return std::nullopt;
+  const std::string suffix = fmt::format(" mb={}", one.micro);
+  if (!one.label.ends_with(suffix)) return std::nullopt;
+  return one.label.substr(0, one.label.size() - suffix.size());
+}
+
+class Comparison {
+ public:
+  Comparison(const Model& model, const Section& section, int32_t cell, Findings& findings)
+      : model_(model),
+        section_(section),
+        findings_(findings),
+        cell_(cell),
+        role_(*model.cells[cell].role) {}
+
+  void run() {
+    std::map<std::string, size_t> known;
+    std::vector<std::map<int32_t, std::vector<Place>>> tasks;  // in order; by microbatch
+    for (int32_t i = 0; i < static_cast<int32_t>(section_.lists[cell_]->size()); ++i) {
+      const Instruction& one = section_.at({cell_, i});
+      const auto task = task_of(one);
+      if (!task) continue;
+      const auto [found, is_new] = known.emplace(*task, tasks.size());
+      if (is_new) tasks.emplace_back();
+      tasks[found->second][one.micro].push_back({cell_, i});
+    }
+    for (const auto& micros : tasks) {
+      const auto& first = micros.begin()->second;
+      for (const auto& [micro, places] : micros) {
+        if (places.size() != first.size()) {
+          findings_.add("microbatch", "{} has {} parts, {} has {}", name(places[0]), places.size(),
+                        name(first[0]), first.size());
+          continue;
+        }
+        for (size_t k = 0; k < places.size(); ++k) compare(micro, first[k], places[k]);
+      }
+    }
+  }
+
+ private:
+  std::string name(Place place) const { return name_of(model_, section_, place); }
+  std::string buffer_name(int32_t b) const {
+    return fmt::format("'{}'", quote_control(role_.buffers[b].name));
+  }
+
+  void compare(int32_t micro, Place reference, Place place) {
+    const Instruction &first = section_.at(reference), &one = section_.at(place);
+    if (first.args.size() != one.args.size())
+      return findings_.add("microbatch", "{} has {} args, {} has {}", name(place), one.args.size(),
+                           name(reference), first.args.size());
+    auto& to = renamed_[micro];
+    auto& from = origin_[micro];
+    for (size_t a = 0; a < one.args.size(); ++a) {
+      const int32_t expected = first.args[a], actual = one.args[a];
+      const bool kept = role_.buffers[expected].kind != BufferKind::kStep ||
+                        role_.buffers[actual].kind != BufferKind::kStep;
+      const bool fits = kept ? expected == actual
+                             : to.try_emplace(expected, actual).first->second == actual &&
+                                   from.try_emplace(actual, expected).first->second == expected;
+      if (!fits)
+        findings_.add("microbatch", "{} takes {} as arg {}, where {} takes {}", name(place),
+                      buffer_name(actual), a, name_of(first), buffer_name(expected));
+    }
+  }
+
+  const Model& model_;
+  const Section& section_;
+  Findings& findings_;
+  int32_t cell_;
+  const RoleProgram& role_;
+  std::map<int32_t, std::map<int32_t, int32_t>> renamed_,
+      origin_;  // by microbatch: buffer of the first <-> own
+};
+
+}  // namespace
+
+void check_microbatches(const Model& model, const Section& section, Findings& findings) {
+  for (int32_t c = 0; c < static_cast<int32_t>(model.cells.size()); ++c)
+    Comparison(model, section, c, findings).run();
+}
+
+}  // namespace piper
