@@ -26,6 +26,7 @@ std::string_view name_at(std::string_view text, size_t start) {
 void parse_args(std::string_view text, Call& call) {
   int depth = 1, position = 0;
   bool keywords = false, any = false;
+  size_t word = 0;  // where the argument at `position` begins
   for (size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];
     if (c == '(' || c == '[' || c == '{') ++depth;
@@ -33,11 +34,14 @@ void parse_args(std::string_view text, Call& call) {
       if (--depth == 0 && !keywords) {
         keywords = true;
         call.positions = any ? position + 1 : 0;
+        if (any) call.words.emplace_back(trimmed(text.substr(word, i - word)));
       }
     }
     if (c == ',' && depth == 1 && !keywords) {
       ++position;
       any = false;
+      call.words.emplace_back(trimmed(text.substr(word, i - word)));
+      word = i + 1;
     }
     if (c != ' ' && c != ',' && !keywords) any = true;
     if (c != '%') continue;

@@ -22,10 +22,11 @@ struct CallArg {
   std::string name;   // of the value, without '%'
 };
 struct Call {
-  std::string name;           // of its result: "linear_3"
-  std::string function;       // "aten.linear"
-  std::vector<CallArg> args;  // those that are values, nested lists flattened
-  int positions = 0;          // arguments by position, values or not
+  std::string name;                // of its result: "linear_3"
+  std::string function;            // "aten.linear"
+  std::vector<CallArg> args;       // those that are values, nested lists flattened
+  int positions = 0;               // arguments by position, values or not
+  std::vector<std::string> words;  // by position, as they are written: "%x", "2", "False"
 };
 std::optional<Call> parse_call(std::string_view text);
 

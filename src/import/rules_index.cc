@@ -1,6 +1,8 @@
 // Gathering, and tensors made of positions.
 #include <algorithm>
+#include <charconv>
 
+#include "calls.h"
 #include "rules.h"
 
 namespace piper::onnx_import {
@@ -24,11 +26,14 @@ Result<Val> indices(RuleContext& c, const Val& x, int64_t size) {
   return out;
 }
 
-Result<Val> gather_along(RuleContext& c, const Val& data, const Val& index, size_t axis) {
+Result<Val> gather_along(RuleContext& c, const Val& data, const Val& index, size_t axis,
+                         std::optional<int64_t> padding = {}) {
   const std::vector<size_t> held{axis};
   Result<Val> from = c.emit.exact_dims(data, held);
   if (!from) return c.located(from.error().message);
-  Result<Vals> made = c.emit.op("Gather", {*from, index}, {{"axis", static_cast<int64_t>(axis)}});
+  Attrs attrs{{"axis", static_cast<int64_t>(axis)}};
+  if (padding) attrs.set("padding", *padding);
+  Result<Vals> made = c.emit.op("Gather", {*from, index}, attrs);
   if (!made) return c.located(made.error().message);
   Val out = (*made)[0];
   out.shape = data.shape;
@@ -36,6 +41,20 @@ Result<Val> gather_along(RuleContext& c, const Val& data, const Val& index, size
   out.shape.insert(out.shape.begin() + static_cast<int64_t>(axis), index.shape.begin(),
                    index.shape.end());
   return out;
+}
+
+// embedding(weight, indices, padding_idx, scale_grad_by_freq, sparse): the row at padding_idx gets
+// no gradient. ONNX has no word for it; the call that the exporter notes has.
+Result<std::optional<int64_t>> padding_of(RuleContext& c) {
+  const auto call = parse_call(find_metadata(c.node.metadata, "pkg.torch.onnx.fx_node"));
+  if (!call || call->function != "aten.embedding") return std::optional<int64_t>();
+  const std::vector<std::string>& words = call->words;
+  if (words.size() > 3 && words[3] == "True")
+    return c.error("an embedding with scale_grad_by_freq is not supported");
+  int64_t padding = -1;
+  if (words.size() > 2)
+    std::from_chars(words[2].data(), words[2].data() + words[2].size(), padding);
+  return padding < 0 ? std::optional<int64_t>() : padding;
 }
 
 Result<Vals> gather(RuleContext& c) {
@@ -54,7 +73,8 @@ Result<Vals> gather(RuleContext& c) {
     PIPER_ASSIGN(const Val row, c.slice(data, starts, std::vector<int64_t>(data.rank(), 1), one));
     return single(c.reshape(row, out));
   }
-  return single(gather_along(c, data, index, axis));
+  PIPER_ASSIGN(const std::optional<int64_t> padding, padding_of(c));
+  return single(gather_along(c, data, index, axis, padding));
 }
 
 // The last dim of the indices of a GatherND, one entry of it: shape without the last dim.

@@ -1,5 +1,6 @@
-// Gather{axis}(data, indices): slices of data along one dim; GatherGrad{axis, size}(dy, indices)
-// sums them back.
+// Gather{axis, padding}(data, indices): slices of data along one dim; GatherGrad{axis, size}(dy,
+// indices) sums them back. The slice at `padding`, where there is one, gets no gradient, as the
+// row padding_idx of PyTorch's embedding.
 #include "rules.h"
 
 namespace piper {
@@ -39,11 +40,26 @@ TypesResult grad_types(const OpTypes& use) {
       {use.inputs[0].dtype, replaced(dy, axis, indices.size(), Shape{size})}};
 }
 
+// dy where the index is not `padding`, else 0.
+ValueId without_padding(Builder& build, ValueId dy, ValueId indices, size_t axis, int64_t padding) {
+  Shape aligned = build.shape(indices);
+  aligned.resize(build.shape(dy).size() - axis, 1);
+  const DType index = build.type(indices).dtype;
+  const ValueId here =
+      build.op1("Equal", {indices, build.scalar(static_cast<double>(padding), index)});
+  const ValueId zero = build.scalar(0, build.type(dy).dtype);
+  return build.op1("Where", {build.reshape(here, std::move(aligned)), zero, dy});
+}
+
 Grads gather_gradient(Builder& build, const GradientArgs& args) {
   const int64_t axis = args.attrs.integer("axis");
   const int64_t size = build.shape(args.inputs[0])[static_cast<size_t>(axis)];
-  return {build.op1("GatherGrad", {args.output_grads[0], args.inputs[1]},
-                    {{"axis", axis}, {"size", size}}),
+  ValueId dy = args.output_grads[0];
+  if (args.attrs.find("padding")) {
+    dy = without_padding(build, dy, args.inputs[1], static_cast<size_t>(axis),
+                         args.attrs.integer("padding"));
+  }
+  return {build.op1("GatherGrad", {dy, args.inputs[1]}, {{"axis", axis}, {"size", size}}),
           ValueId()};
 }
 

@@ -17,6 +17,25 @@ constexpr double kNormBound = 1e-5;
 
 class Equivalence : public ::testing::TestWithParam<std::tuple<const char*, int>> {};
 
+// The file of bert-hf does not say that its decoder's bias is another name of this parameter.
+std::string saved_name(const std::string& reference) {
+  return reference == "model.cls.predictions.bias" ? "model.cls.predictions.decoder.bias"
+                                                   : reference;
+}
+
+// What PyTorch's load_state_dict asks for: every parameter, tied ones under each of their names.
+std::set<std::string> names_of_module(const nlohmann::json& json) {
+  std::set<std::string> names;
+  for (const auto& [name, norm] : json["grad_norm_of"].items()) names.insert(saved_name(name));
+  for (const auto& [alias, name] : json["tied"].items()) names.insert(alias);
+  return names;
+}
+std::set<std::string> names_of(const Trained& trained) {
+  std::set<std::string> names;
+  for (const auto& [name, tensor] : trained.parameters) names.insert(name);
+  return names;
+}
+
 void compare_with_reference(const std::string& model, const Optimizer& optimizer,
                             const Trained& trained, const nlohmann::json& json,
                             const std::map<std::string, NamedTensor>& tensors,
@@ -30,13 +49,13 @@ void compare_with_reference(const std::string& model, const Optimizer& optimizer
   }
   const double norm = json[optimizer.name]["grad_norms"][0].get<double>();
   EXPECT_LE(std::abs(trained.norms[0] - norm) / norm, kNormBound) << model << " " << what;
-  EXPECT_GE(trained.parameters.size(), json["parameters"].get<size_t>()) << model << " " << what;
+  EXPECT_EQ(names_of(trained), names_of_module(json)) << model << " " << what;
   if (trained.losses.size() < losses.size()) return;
   size_t compared = 0;
   for (const auto& [name, want] : tensors) {
     const std::string prefix = std::string(optimizer.name) + "/";
     if (name.rfind(prefix, 0) != 0) continue;
-    const auto got = trained.parameters.find(name.substr(prefix.size()));
+    const auto got = trained.parameters.find(saved_name(name.substr(prefix.size())));
     ASSERT_NE(got, trained.parameters.end()) << model << " " << what << " lacks " << name;
     EXPECT_LE(tensor_error(got->second, want), optimizer.param_bound)
         << model << " " << what << " " << name;
@@ -58,6 +77,22 @@ void expect_equal_bits(const Trained& a, const Trained& b, const std::string& wh
   }
 }
 
+// Every shape of the mesh once for each model, and the whole product for the smallest.
+std::vector<Shape2> shapes_of(const std::string& model) {
+  if (kSanitized) return {{1, 1, 1, "1f1b"}, {2, 2, 2, "1f1b"}};
+  if (model != "mlp") {
+    return {{1, 1, 1, "1f1b"}, {2, 1, 4, "1f1b"}, {4, 1, 4, "gpipe"},
+            {2, 2, 1, "1f1b"}, {1, 2, 4, "1f1b"}, {4, 2, 4, "1f1b"}};
+  }
+  std::vector<Shape2> shapes;
+  for (const int64_t dp : {1, 2})
+    for (const int64_t mb : {1, 4})
+      for (const int64_t pp : {1, 2, 4})
+        for (const char* order : {"1f1b", "gpipe"})
+          if (*order == '1' || (pp > 1 && mb > 1)) shapes.push_back({pp, dp, mb, order});
+  return shapes;
+}
+
 TEST_P(Equivalence, TrainsAsTheReference) {
   const std::string model = std::get<0>(GetParam());
   if (!std::filesystem::exists(model_path(model, "model.onnx")))
@@ -67,23 +102,17 @@ TEST_P(Equivalence, TrainsAsTheReference) {
   const auto json = reference_json(model);
   const auto tensors = reference_tensors(model);
   std::map<std::pair<int64_t, int64_t>, Trained> by_cut;
-  for (const int64_t dp : {1, 2})
-    for (const int64_t mb : {1, 4})
-      for (const int64_t pp : {1, 2, 4})
-        for (const std::string order : {"1f1b", "gpipe"}) {
-          if (order == "gpipe" && (pp == 1 || mb == 1)) continue;
-          if (kSanitized && (order == "gpipe") != (pp == 4 && mb == 4)) continue;
-          const std::string what =
-              fmt::format("{} pp={} dp={} mb={} {}", optimizer.name, pp, dp, mb, order);
-          auto compiled =
-              compile_model(model, strategy_text(model, optimizer.train), {pp, dp, mb, order});
-          ASSERT_TRUE(compiled) << what << "\n" << print_error(compiled.error());
-          auto trained = train(compiled->set, model, kSanitized ? 2 : 20);
-          ASSERT_TRUE(trained) << what << "\n" << print_error(trained.error());
-          compare_with_reference(model, optimizer, *trained, json, tensors, what);
-          auto [it, is_new] = by_cut.try_emplace({dp, mb}, *trained);
-          if (!is_new) expect_equal_bits(it->second, *trained, model + " " + what);
-        }
+  for (const Shape2& shape : shapes_of(model)) {
+    const std::string what = fmt::format("{} pp={} dp={} mb={} {}", optimizer.name, shape.pp,
+                                         shape.dp, shape.mb, shape.order);
+    auto compiled = compile_model(model, strategy_text(model, optimizer.train), shape);
+    ASSERT_TRUE(compiled) << what << "\n" << print_error(compiled.error());
+    auto trained = train(compiled->set, model, kSanitized ? 2 : 20);
+    ASSERT_TRUE(trained) << what << "\n" << print_error(trained.error());
+    compare_with_reference(model, optimizer, *trained, json, tensors, what);
+    auto [it, is_new] = by_cut.try_emplace({shape.dp, shape.mb}, *trained);
+    if (!is_new) expect_equal_bits(it->second, *trained, model + " " + what);
+  }
 }
 
 TEST_P(Equivalence, EqualsTheSingleDevicePlan) {
@@ -110,16 +139,18 @@ TEST_P(Equivalence, EqualsTheSingleDevicePlan) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, Equivalence,
-                         ::testing::Combine(::testing::Values("mlp", "two-tower", "gpt-deep",
-                                                              "gpt-unoptimized", "gpt-logits",
-                                                              "gpt-ts17", "gpt"),
-                                            ::testing::Values(0, 1)),
-                         [](const auto& info) {
-                           std::string name = std::get<0>(info.param);
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name + (std::get<1>(info.param) == 0 ? "_sgd" : "_adamw");
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Models, Equivalence,
+    ::testing::Combine(::testing::Values("mlp", "two-tower", "gpt-deep", "gpt-unoptimized",
+                                         "gpt-logits", "gpt-ts17", "gpt", "bert-hf", "vit-hf",
+                                         "gpt2-hf", "llama-hf", "gpt-opset23", "gpt-static",
+                                         "gpt-parallel"),
+                       ::testing::Values(0, 1)),
+    [](const auto& info) {
+      std::string name = std::get<0>(info.param);
+      std::replace(name.begin(), name.end(), '-', '_');
+      return name + (std::get<1>(info.param) == 0 ? "_sgd" : "_adamw");
+    });
 
 }  // namespace
 }  // namespace piper
