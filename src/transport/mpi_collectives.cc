@@ -1,0 +1,167 @@
+// The collectives, of messages between all members of a group.
+#include <cstring>
+
+#include "mpi_transport.h"
+#include "reduce.h"
+
+namespace piper::mpi {
+
+Status MpiTransport::start_send(Group& group, MPI_Comm comm, int64_t member, const std::byte* data,
+                                int64_t bytes) {
+  int64_t peer = group.ranks[static_cast<size_t>(member)];
+  Request& request = group.requests.emplace_back(Request{MPI_REQUEST_NULL, peer, -1, -1});
+  PIPER_MPI(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, static_cast<int>(peer), group.tag,
+                      comm, &request.handle));
+  return ok_status();
+}
+
+Status MpiTransport::start_recv(Group& group, MPI_Comm comm, int64_t member, std::byte* to,
+                                int64_t bytes) {
+  int64_t peer = group.ranks[static_cast<size_t>(member)];
+  Request& request = group.requests.emplace_back(Request{MPI_REQUEST_NULL, peer, bytes, -1});
+  PIPER_MPI(MPI_Irecv(to, static_cast<int>(bytes), MPI_BYTE, static_cast<int>(peer), group.tag,
+                      comm, &request.handle));
+  return ok_status();
+}
+
+Status MpiTransport::finish(Group& group, const char* what) {
+  PIPER_TRY(wait(group.requests, what, &group));
+  group.requests.clear();
+  return ok_status();
+}
+
+Status MpiTransport::barrier() {
+  Group& everyone = groups_[0];
+  PIPER_TRY(with_others(everyone, [&](int64_t i) -> Status {
+    PIPER_TRY(start_recv(everyone, collectives_, i, nullptr, 0));
+    return start_send(everyone, collectives_, i, nullptr, 0);
+  }));
+  return finish(everyone, "barrier");
+}
+
+// What fits: the own data in out_, and in in_ a slice from every member, each with its rounding.
+int64_t MpiTransport::segment_bytes(const Group& group) const {
+  int64_t room = static_cast<int64_t>(in_.size()) - 2 * kFlatAlign * group.size();
+  return std::max(room / kFlatAlign, int64_t{1}) * kFlatAlign;
+}
+
+Status MpiTransport::all_reduce(int32_t group_id, std::span<const Piece> pieces) {
+  Group& group = groups_[static_cast<size_t>(group_id)];
+  if (group.size() == 1) return ok_status();
+  int64_t total = flat_size(pieces);
+  int64_t segment = segment_bytes(group);
+  for (int64_t begin = 0; begin < total; begin += segment) {
+    PIPER_TRY(reduce_segment(group, pieces, begin, std::min(begin + segment, total)));
+  }
+  return ok_status();
+}
+
+Status MpiTransport::reduce_segment(Group& group, std::span<const Piece> pieces, int64_t begin,
+                                    int64_t end) {
+  auto bound = [&](int64_t member) { return slice_begin(end - begin, member, group.size()); };
+  auto length = [&](int64_t member) { return bound(member + 1) - bound(member); };
+  int64_t own = group.position;
+  std::byte* out = out_.data();
+  int64_t stride = length(own);
+  for_each_run(pieces, begin, end, [&](size_t p, int64_t offset, int64_t bytes, int64_t flat) {
+    std::memcpy(out + (flat - begin), pieces[p].data + offset, static_cast<size_t>(bytes));
+  });
+  PIPER_TRY(with_others(group, [&](int64_t i) -> Status {
+    PIPER_TRY(start_recv(group, collectives_, i, in_.data() + i * stride, stride));
+    return start_send(group, collectives_, i, out + bound(i), length(i));
+  }));
+  PIPER_TRY(finish(group, "all-reduce"));
+  int64_t first = begin + bound(own);
+  for_each_run(pieces, first, first + stride, [&](size_t p, int64_t, int64_t bytes, int64_t flat) {
+    for (int64_t i = 0; i < group.size(); ++i) {
+      const std::byte* theirs = in_.data() + i * stride + (flat - first);
+      group.from[static_cast<size_t>(i)] = i == own ? out + (flat - begin) : theirs;
+    }
+    std::byte* sum = out + (flat - begin);
+    ordered_sum(pieces[p].dtype, std::span(&sum, 1), group.from,
+                bytes / info(pieces[p].dtype).bytes);
+  });
+  PIPER_TRY(with_others(group, [&](int64_t i) -> Status {
+    PIPER_TRY(start_recv(group, collectives_, i, out + bound(i), length(i)));
+    return start_send(group, collectives_, i, out + bound(own), stride);
+  }));
+  PIPER_TRY(finish(group, "all-reduce"));
+  for_each_run(pieces, begin, end, [&](size_t p, int64_t offset, int64_t bytes, int64_t flat) {
+    std::memcpy(pieces[p].data + offset, out + (flat - begin), static_cast<size_t>(bytes));
+  });
+  return ok_status();
+}
+
+Status MpiTransport::reduce_scatter(int32_t group_id, const std::byte* whole, std::byte* part,
+                                    DType dtype, int64_t count) {
+  Group& group = groups_[static_cast<size_t>(group_id)];
+  int64_t bytes = count * info(dtype).bytes;
+  int64_t own = group.position;
+  int64_t room =
+      group.size() == 1 ? bytes : segment_bytes(group) / group.size() / kFlatAlign * kFlatAlign;
+  int64_t segment = std::max(room, kFlatAlign);
+  for (int64_t at = 0; at < bytes; at += segment) {
+    int64_t length = std::min(segment, bytes - at);
+    PIPER_TRY(with_others(group, [&](int64_t i) -> Status {
+      PIPER_TRY(start_recv(group, collectives_, i, in_.data() + i * segment, length));
+      return start_send(group, collectives_, i, whole + i * bytes + at, length);
+    }));
+    PIPER_TRY(finish(group, "reduce-scatter"));
+    for (int64_t i = 0; i < group.size(); ++i) {
+      const std::byte* theirs = in_.data() + i * segment;
+      group.from[static_cast<size_t>(i)] = i == own ? whole + own * bytes + at : theirs;
+    }
+    std::byte* sum = part + at;
+    ordered_sum(dtype, std::span(&sum, 1), group.from, length / info(dtype).bytes);
+  }
+  return ok_status();
+}
+
+Status MpiTransport::all_gather(int32_t group_id, const std::byte* part, std::byte* whole,
+                                int64_t bytes) {
+  Group& group = groups_[static_cast<size_t>(group_id)];
+  std::byte* own = whole + group.position * bytes;
+  if (own != part) std::memcpy(own, part, static_cast<size_t>(bytes));
+  for (int64_t at = 0; at < bytes; at += kLargest) {
+    int64_t length = std::min(kLargest, bytes - at);
+    PIPER_TRY(with_others(group, [&](int64_t i) -> Status {
+      PIPER_TRY(start_recv(group, collectives_, i, whole + i * bytes + at, length));
+      return start_send(group, collectives_, i, own + at, length);
+    }));
+    PIPER_TRY(finish(group, "all-gather"));
+  }
+  return ok_status();
+}
+
+Status MpiTransport::all_to_all(int32_t group_id, const std::byte* from, std::byte* to,
+                                int64_t bytes) {
+  Group& group = groups_[static_cast<size_t>(group_id)];
+  int64_t own = group.position * bytes;
+  std::memcpy(to + own, from + own, static_cast<size_t>(bytes));
+  for (int64_t at = 0; at < bytes; at += kLargest) {
+    int64_t length = std::min(kLargest, bytes - at);
+    PIPER_TRY(with_others(group, [&](int64_t i) -> Status {
+      PIPER_TRY(start_recv(group, collectives_, i, to + i * bytes + at, length));
+      return start_send(group, collectives_, i, from + i * bytes + at, length);
+    }));
+    PIPER_TRY(finish(group, "all-to-all"));
+  }
+  return ok_status();
+}
+
+Status MpiTransport::broadcast(int32_t group_id, std::byte* data, int64_t bytes, int32_t root) {
+  Group& group = groups_[static_cast<size_t>(group_id)];
+  for (int64_t at = 0; at < bytes; at += kLargest) {
+    int64_t length = std::min(kLargest, bytes - at);
+    if (group.position == root) {
+      PIPER_TRY(with_others(
+          group, [&](int64_t i) { return start_send(group, collectives_, i, data + at, length); }));
+    } else {
+      PIPER_TRY(start_recv(group, collectives_, root, data + at, length));
+    }
+    PIPER_TRY(finish(group, "broadcast"));
+  }
+  return ok_status();
+}
+
+}  // namespace piper::mpi
