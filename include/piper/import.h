@@ -18,11 +18,32 @@ struct InputBinding {
   SourceSpan at;
 };
 
+// One entry of the strategy's `parameters`: what the user knows of the file's tensors. Globs match the path of a name
+// ("h/0/mlp/weight") or the name itself, other names of a tied parameter included.
+struct ParamRule {
+  enum class Kind {
+    kInclude,  // float constants become parameters
+    kExclude,  // parameters become constants
+    kFreeze,   // parameters keep their values: no gradient, no optimizer state
+    kRename,   // new names: {name} is what the pattern captures, ** what its only ** stands for
+    kTie,      // names of one tensor, where the file cannot tell; the first is its own
+  } kind = Kind::kFreeze;
+  std::string match;               // a glob; all but kTie
+  std::string to;                  // kRename: a path
+  std::vector<std::string> names;  // kTie
+  SourceSpan at, to_at;            // of match or names, of to
+};
+struct RuleMatch {                 // what one of them did
+  std::vector<std::string> names;
+  int64_t elements = 0;
+};
+
 struct ImportOptions {
   int64_t batch = 0;                  // binds the dynamic batch dim; 0: the file must be static
   SourceSpan batch_at;
   std::vector<InputBinding> inputs;
   std::vector<std::pair<std::string, int64_t>> dims;  // other dynamic dims by dim_param name
+  std::vector<ParamRule> parameters;
   int64_t max_file_bytes = int64_t{512} << 20;
 };
 
@@ -35,6 +56,7 @@ struct Imported {
   std::vector<ParamReport> parameters;
   std::vector<std::string> constants; // float initializers left alone: name and why
   std::vector<std::string> separated; // merged initializers that became several parameters again
+  std::vector<RuleMatch> matched;     // by ImportOptions::parameters
   std::vector<std::string> notes;     // warnings for the user
 };
 

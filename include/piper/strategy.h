@@ -119,6 +119,7 @@ struct Strategy {
   SourceSpan global_batch_at, microbatch_size_at;
   std::vector<InputBinding> inputs;
   std::vector<std::pair<std::string, int64_t>> dims;
+  std::vector<ParamRule> parameters;
   std::variant<std::monostate, std::string, CrossEntropyLoss> loss;  // none, an output's name, or cross-entropy
   SourceSpan loss_at;
   TrainSpec train;

@@ -22,7 +22,23 @@ ImportOptions import_options(const Strategy& strategy) {
   options.batch_at = strategy.global_batch_at;
   options.inputs = strategy.inputs;
   options.dims = strategy.dims;
+  options.parameters = strategy.parameters;
   return options;
+}
+
+void explain_parameters(const Strategy& strategy, const Imported& imported, Explanations& out) {
+  constexpr const char* kKinds[] = {"include", "exclude", "freeze", "rename", "tie"};
+  constexpr size_t kShown = 4;
+  for (size_t r = 0; r < imported.matched.size(); ++r) {
+    const auto& [names, elements] = imported.matched[r];
+    const std::span shown(names.data(), std::min(names.size(), kShown));
+    const char* what = names.size() == 1 ? "name" : "names";
+    std::string text = fmt::format("{} {}", names.size(), what);
+    if (elements > 0) text += fmt::format(", {} elements", elements);
+    text += fmt::format(": {}{}", join(shown, ", "), names.size() > kShown ? ", …" : "");
+    const ParamRule& rule = strategy.parameters[r];
+    out.push_back({rule.at, kKinds[static_cast<int>(rule.kind)], {std::move(text)}});
+  }
 }
 
 // The loss that the strategy names, or the file's sole scalar.
@@ -164,6 +180,7 @@ Result<Compiled> compile(const CompileOptions& options) {
                steps.run(
                    "import", [&] { return import_onnx(options.model, import_options(strategy)); },
                    [](const Imported& i) { return print_graph(i.graph); }));
+  explain_parameters(strategy, imported, compiled.explanations);
   compiled.parameters = std::move(imported.parameters);
   compiled.constants = std::move(imported.constants);
   compiled.separated = std::move(imported.separated);

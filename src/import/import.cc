@@ -308,7 +308,8 @@ void Importer::add_params() {
                              .aliases = param.aliases,
                              .scope = scope_of_name(param.name),
                              .value = id,
-                             .evidence = param.evidence});
+                             .evidence = param.evidence,
+                             .frozen = param.frozen});
   }
 }
 
@@ -447,14 +448,21 @@ void fill_reports(const Recovery& recovery, Imported& out) {
   out.constants = recovery.constants;
   out.separated = recovery.separated;
   out.notes = recovery.notes;
+  for (const std::string& name : recovery.lost) {
+    out.notes.push_back(
+        fmt::format("the parameter '{0}' is in no call: unused, or another name of a tied tensor; "
+                    "'tie: [{0}, OTHER]' under 'parameters' says of which",
+                    name));
+  }
 }
 
 Result<Imported> import_model(OnnxModel model, const ImportOptions& options) {
   std::vector<std::string> scopes = scopes_of(model);
-  PIPER_ASSIGN(const Recovery recovery, recover_params(model, scopes));
+  PIPER_ASSIGN(Recovery recovery, recover_params(model, scopes));
+  Imported out;
+  PIPER_ASSIGN(out.matched, apply_param_rules(model, recovery, options.parameters));
   Importer importer(model, scopes, recovery);
   PIPER_TRY(importer.run(options));
-  Imported out;
   fill_reports(recovery, out);
   out.graph = without_dead_nodes(std::move(importer).take(), true);
   PIPER_TRY(check_graph(out.graph));

@@ -136,6 +136,7 @@ Status Assembly::run() {
   });
   report_initializers();
   out_.notes = claims_.notes;
+  out_.lost = claims_.lost;
   return ok_status();
 }
 

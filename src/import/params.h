@@ -30,17 +30,23 @@ struct RecoveredParam {
   std::string evidence, initializer;
   TensorType type;
   Bytes data;  // empty: zeros
+  bool frozen = false;
 };
 
 struct Recovery {
   std::vector<RecoveredParam> params;  // in the framework's order
   std::vector<ParamUse> uses;          // sorted by node and input
   std::vector<std::string> constants, separated, notes;
+  std::vector<std::string> lost;  // in the signature, and neither used nor tied as far as we see
 };
 
 // May add to the model what the exporter deleted: inputs for zero biases, copies of merged nodes.
 // `scopes` is by node.
 Result<Recovery> recover_params(OnnxModel& model, std::vector<std::string>& scopes);
+
+// Errors stand at the rule. By rule, what it matched.
+Result<std::vector<RuleMatch>> apply_param_rules(const OnnxModel& model, Recovery& recovery,
+                                                 const std::vector<ParamRule>& rules);
 
 // ---- Between the sources of this part
 // ---------------------------------------------------------------------
@@ -53,6 +59,7 @@ struct Claims {
   Ties ties;
   std::vector<std::string> order;  // the framework's names in its order; empty: order of use
   std::vector<std::string> notes;
+  std::vector<std::string> lost;
 };
 struct InitializerIndex {
   explicit InitializerIndex(const OnnxModel& model);

@@ -113,7 +113,6 @@ class CallClaims {
   std::string module_beside(const std::vector<Claim>& own) const;
   void tie(const std::string& a, const std::string& b);
   void tie_unused();
-  void note_lost();
   std::vector<std::string> missing() const;  // parameters without a claim or tie
   const OnnxTensor& tensor(int i) const { return model_.initializers[static_cast<size_t>(i)]; }
 
@@ -296,9 +295,9 @@ void CallClaims::claim_folded() {
       if (sources.empty()) continue;
       if (sources.size() > 1 || !table || claimed_.count(sources[0])) {
         claims_.notes.push_back(
-            fmt::format("'{}' was computed by the exporter from {}, which cannot be undone: "
-                        "it is kept as a constant",
-                        t.name, join(sources, ", ")));
+            fmt::format("'{}' was computed by the exporter from {}, which cannot be undone: it is "
+                        "kept as a constant; 'include: {}' under 'parameters' trains it instead",
+                        t.name, join(sources, ", "), t.name));
         continue;
       }
       TensorType type = t.type;
@@ -436,15 +435,6 @@ std::vector<std::string> CallClaims::missing() const {
   return out;
 }
 
-void CallClaims::note_lost() {
-  for (const std::string& name : missing()) {
-    claims_.notes.push_back(
-        fmt::format("the parameter '{}' is in no call: unused, or another name of a tied "
-                    "tensor; it is not trained under this name",
-                    name));
-  }
-}
-
 Result<Claims> CallClaims::run() {
   make_groups();
   for (Group& group : groups_) assign(group);
@@ -453,7 +443,7 @@ Result<Claims> CallClaims::run() {
   claim_folded();
   while (restore_merged_module()) {
   }
-  note_lost();
+  claims_.lost = missing();
   return std::move(claims_);
 }
 

@@ -17,6 +17,8 @@ constexpr Field kStrategy[] = {
     {"mesh", kCounts, kOptional, "Device axes and their sizes; ranks are row-major."},
     {"inputs", kNamed, kOptional, "What the model file leaves open about its inputs.", "input"},
     {"dims", kCounts, kOptional, "Sizes of other dynamic dims, by their name in the model."},
+    {"parameters", kMany, kOptional,
+     "What is trained, where the file alone does not say or you know better.", "parameter"},
     {"loss", kTextOrOne, kOptional, "The output that is the loss, or how to form it.", "loss"},
     {"train", kOne, kOptional, "Optimizer, schedule, batch.", "train"},
     {"annotate", kManyOrOne, kOptional, "Rules that give ops their tags.", "rule", "annotate"},
@@ -28,6 +30,17 @@ constexpr Field kInput[] = {
     {"shape", kIntegers, kOptional, "The whole shape, batch included."},
     {"dtype", kText, kOptional, "Element type: f32, f64, bf16, f16, i64, i32, bool."},
     {"batch_dim", kInteger, kOptional, "Which dim is the batch."},
+};
+constexpr Field kParameter[] = {
+    {"include", kGlob, kOptional, "Float constants of the model that are parameters."},
+    {"exclude", kGlob, kOptional, "Parameters that are constants."},
+    {"freeze", kGlob, kOptional, "Parameters that keep their values."},
+    {"rename", kOne, kOptional, "New names for parameters.", "rename"},
+    {"tie", kPaths, kOptional, "Names of one tensor; the first is its own."},
+};
+constexpr Field kRename[] = {
+    {"from", kGlob, kRequired, "A pattern over paths of parameters."},
+    {"to", kText, kRequired, "The new path; {name} and ** are what the pattern found."},
 };
 constexpr Field kLoss[] = {
     {"output", kText, kOptional, "A scalar output of the model."},
@@ -141,6 +154,8 @@ constexpr Field kOrder[] = {
 constexpr Object kObjects[] = {
     {"strategy", kStrategy},
     {"input", kInput},
+    {"parameter", kParameter, true},
+    {"rename", kRename},
     {"loss", kLoss, true},
     {"cross_entropy", kCrossEntropy},
     {"train", kTrain},

@@ -1,4 +1,4 @@
-// mesh, inputs, dims, loss: what the file says of the devices and the model.
+// mesh, inputs, dims, parameters, loss: what the file says of the devices and the model.
 #include <algorithm>
 
 #include "sections.h"
@@ -60,6 +60,47 @@ Result<InputBinding> read_input(const yaml::Entry& entry, const Scope& scope) {
   return out;
 }
 
+Status read_tie(const yaml::Node& node, const Scope& scope, ParamRule& rule) {
+  rule.at = node.at;
+  if (!node.is(yaml::Node::Kind::kList) || node.items.size() < 2)
+    return fail(node.at, "'tie' needs a list of two or more names; the first is the tensor's own");
+  for (const yaml::Node& name : node.items) {
+    PIPER_ASSIGN(std::string text, read_text(name, scope));
+    rule.names.push_back(std::move(text));
+  }
+  rule.match = join(rule.names, ", ");
+  return ok_status();
+}
+
+Result<ParamRule> read_param_rule(const yaml::Node& item, const Scope& scope) {
+  constexpr std::pair<std::string_view, ParamRule::Kind> kKinds[] = {
+      {"include", ParamRule::Kind::kInclude}, {"exclude", ParamRule::Kind::kExclude},
+      {"freeze", ParamRule::Kind::kFreeze},   {"rename", ParamRule::Kind::kRename},
+      {"tie", ParamRule::Kind::kTie},
+  };
+  PIPER_ASSIGN(const fields::Fields map, fields::read(item, item.at, "parameter"));
+  const yaml::Entry& given = map.only();
+  ParamRule rule;
+  for (const auto& [name, kind] : kKinds) {
+    if (name == given.key.text) rule.kind = kind;
+  }
+  if (rule.kind == ParamRule::Kind::kTie) {
+    PIPER_TRY(read_tie(given.value, scope, rule));
+    return rule;
+  }
+  const yaml::Node* pattern = &given.value;
+  if (rule.kind == ParamRule::Kind::kRename) {
+    PIPER_ASSIGN(const fields::Fields parts, fields::read(given.value, given.key.at, "rename"));
+    pattern = parts["from"];
+    PIPER_ASSIGN(rule.to, read_text(*parts["to"], scope));
+    rule.to_at = parts["to"]->at;
+  }
+  PIPER_ASSIGN(const Glob glob, read_glob(*pattern, scope));
+  rule.match = glob.pattern();
+  rule.at = pattern->at;
+  return rule;
+}
+
 }  // namespace
 
 Result<std::vector<MeshAxis>> read_mesh(const yaml::Entry& entry, Scope& scope) {
@@ -96,6 +137,17 @@ Result<std::vector<std::pair<std::string, int64_t>>> read_dims(const yaml::Entry
   for (const yaml::Entry& dim : entry.value.entries) {
     PIPER_ASSIGN(const int64_t size, read_integer(dim.value, scope, {1, kMaxDim}));
     out.emplace_back(dim.key.text, size);
+  }
+  return out;
+}
+
+Result<std::vector<ParamRule>> read_parameters(const yaml::Entry& entry, const Scope& scope) {
+  if (!entry.value.is(yaml::Node::Kind::kList))
+    return wrong_type(entry.value, "a list of entries for 'parameters'");
+  std::vector<ParamRule> out;
+  for (const yaml::Node& item : entry.value.items) {
+    PIPER_ASSIGN(ParamRule rule, read_param_rule(item, scope));
+    out.push_back(std::move(rule));
   }
   return out;
 }

@@ -28,6 +28,7 @@ Result<std::vector<MeshAxis>> read_mesh(const yaml::Entry& entry, Scope& scope);
 Result<std::vector<InputBinding>> read_inputs(const yaml::Entry& entry, const Scope& scope);
 Result<std::vector<std::pair<std::string, int64_t>>> read_dims(const yaml::Entry& entry,
                                                                const Scope& scope);
+Result<std::vector<ParamRule>> read_parameters(const yaml::Entry& entry, const Scope& scope);
 Status read_loss(const yaml::Entry& entry, const Scope& scope, Strategy& out);
 // `entry` may be null: everything has a default.
 Status read_train(const yaml::Entry* entry, const Scope& scope, Strategy& out);

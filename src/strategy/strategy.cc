@@ -15,6 +15,9 @@ Status read_model_sections(const Sections& sections, Scope& scope, Strategy& out
   if (const yaml::Entry* dims = sections.find("dims")) {
     PIPER_ASSIGN(out.dims, read_dims(*dims, scope));
   }
+  if (const yaml::Entry* parameters = sections.find("parameters")) {
+    PIPER_ASSIGN(out.parameters, read_parameters(*parameters, scope));
+  }
   if (const yaml::Entry* loss = sections.find("loss")) PIPER_TRY(read_loss(*loss, scope, out));
   return read_train(sections.find("train"), scope, out);
 }

@@ -17,16 +17,10 @@ constexpr double kNormBound = 1e-5;
 
 class Equivalence : public ::testing::TestWithParam<std::tuple<const char*, int>> {};
 
-// The file of bert-hf does not say that its decoder's bias is another name of this parameter.
-std::string saved_name(const std::string& reference) {
-  return reference == "model.cls.predictions.bias" ? "model.cls.predictions.decoder.bias"
-                                                   : reference;
-}
-
 // What PyTorch's load_state_dict asks for: every parameter, tied ones under each of their names.
 std::set<std::string> names_of_module(const nlohmann::json& json) {
   std::set<std::string> names;
-  for (const auto& [name, norm] : json["grad_norm_of"].items()) names.insert(saved_name(name));
+  for (const auto& [name, norm] : json["grad_norm_of"].items()) names.insert(name);
   for (const auto& [alias, name] : json["tied"].items()) names.insert(alias);
   return names;
 }
@@ -55,7 +49,7 @@ void compare_with_reference(const std::string& model, const Optimizer& optimizer
   for (const auto& [name, want] : tensors) {
     const std::string prefix = std::string(optimizer.name) + "/";
     if (name.rfind(prefix, 0) != 0) continue;
-    const auto got = trained.parameters.find(saved_name(name.substr(prefix.size())));
+    const auto got = trained.parameters.find(name.substr(prefix.size()));
     ASSERT_NE(got, trained.parameters.end()) << model << " " << what << " lacks " << name;
     EXPECT_LE(tensor_error(got->second, want), optimizer.param_bound)
         << model << " " << what << " " << name;

@@ -1,0 +1,366 @@
+// What the strategy says of the file's tensors, applied to what was recovered: include, exclude,
+// freeze, tie, rename. The first four go by the file's names; rename comes last.
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "params.h"
+
+namespace piper::onnx_import {
+namespace {
+
+using Kind = ParamRule::Kind;
+
+// A pattern over paths; names match in either of their forms.
+bool matches(const Glob& glob, const std::string& name) {
+  return glob.match(scope_of_name(name)) || glob.match(name);
+}
+
+std::vector<std::string> names_of(const RecoveredParam& param) {
+  std::vector<std::string> names{param.name};
+  names.insert(names.end(), param.aliases.begin(), param.aliases.end());
+  return names;
+}
+
+std::vector<std::string> paths_of(const std::vector<std::string>& names) {
+  std::vector<std::string> paths;
+  for (const std::string& name : names) paths.push_back(scope_of_name(name));
+  return paths;
+}
+
+class Rules {
+ public:
+  Rules(const OnnxModel& model, Recovery& recovery, const std::vector<ParamRule>& rules)
+      : model_(model), out_(recovery), rules_(rules), matched_(rules.size()) {}
+  Status run();
+  std::vector<RuleMatch> take() && { return std::move(matched_); }
+
+ private:
+  Status claim(size_t r, const std::string& name);
+  Status find_constants(size_t r, const Glob& glob);
+  Status find_params(size_t r, const Glob& glob);
+  Status tie(size_t r);
+  Status merge(size_t r, size_t into, size_t from);
+  void include_found();
+  void exclude_found();
+  Status rename_all();
+  Error nothing(size_t r, std::string_view what, const std::vector<std::string>& names) const;
+  int find_param(const std::string& name) const;
+  std::vector<std::string> all_names() const;
+  std::vector<std::pair<size_t, size_t>> free_uses(int initializer) const;
+  void forget(const std::set<size_t>& params);
+
+  const OnnxModel& model_;
+  Recovery& out_;
+  const std::vector<ParamRule>& rules_;
+  std::vector<RuleMatch> matched_;
+  std::map<std::string, size_t> claimed_;  // name -> rule
+  std::vector<int> included_;              // initializers
+  std::set<size_t> excluded_;              // parameters
+};
+
+Error Rules::nothing(size_t r, std::string_view what, const std::vector<std::string>& names) const {
+  const ParamRule& rule = rules_[r];
+  const std::vector<std::string> paths = paths_of(names);
+  return fail(rule.at, "'{}' matches no {}{}", quote_control(rule.match), what,
+              did_you_mean(rule.match, paths))
+      .with_note("help: piperc MODEL --describe lists parameters and constants");
+}
+
+Status Rules::claim(size_t r, const std::string& name) {
+  const auto [entry, fresh] = claimed_.emplace(name, r);
+  if (fresh) return ok_status();
+  return fail(rules_[r].at, "two entries of 'parameters' claim '{}'", quote_control(name))
+      .with_note(fmt::format("the first is '{}' at line {}", rules_[entry->second].match,
+                             rules_[entry->second].at.line));
+}
+
+int Rules::find_param(const std::string& name) const {
+  for (size_t p = 0; p < out_.params.size(); ++p) {
+    for (const std::string& known : names_of(out_.params[p])) {
+      if (known == name || scope_of_name(known) == name) return static_cast<int>(p);
+    }
+  }
+  return -1;
+}
+
+std::vector<std::string> Rules::all_names() const {
+  std::vector<std::string> names;
+  for (const RecoveredParam& param : out_.params) {
+    for (std::string& name : names_of(param)) names.push_back(std::move(name));
+  }
+  return names;
+}
+
+// Where nodes read the initializer as a constant.
+std::vector<std::pair<size_t, size_t>> Rules::free_uses(int initializer) const {
+  const std::string& name = model_.initializers[static_cast<size_t>(initializer)].name;
+  std::vector<std::pair<size_t, size_t>> uses;
+  for (size_t n = 0; n < model_.nodes.size(); ++n) {
+    for (size_t i = 0; i < model_.nodes[n].inputs.size(); ++i) {
+      if (model_.nodes[n].inputs[i] != name) continue;
+      const bool taken = std::any_of(out_.uses.begin(), out_.uses.end(), [&](const ParamUse& use) {
+        return use.node == n && use.input == i;
+      });
+      if (!taken) uses.emplace_back(n, i);
+    }
+  }
+  return uses;
+}
+
+Status Rules::find_constants(size_t r, const Glob& glob) {
+  std::vector<std::string> names;
+  for (size_t i = 0; i < model_.initializers.size(); ++i) {
+    const OnnxTensor& tensor = model_.initializers[i];
+    if (!info(tensor.type.dtype).is_float) continue;
+    if (find_param(tensor.name) >= 0 || free_uses(static_cast<int>(i)).empty()) continue;
+    names.push_back(tensor.name);
+    if (!matches(glob, tensor.name)) continue;
+    PIPER_TRY(claim(r, tensor.name));
+    included_.push_back(static_cast<int>(i));
+    matched_[r].names.push_back(tensor.name);
+    matched_[r].elements += num_elements(tensor.type.shape);
+  }
+  if (matched_[r].names.empty()) return nothing(r, "constant of the model", names);
+  return ok_status();
+}
+
+Status Rules::find_params(size_t r, const Glob& glob) {
+  for (size_t p = 0; p < out_.params.size(); ++p) {
+    RecoveredParam& param = out_.params[p];
+    const std::vector<std::string> names = names_of(param);
+    if (std::none_of(names.begin(), names.end(),
+                     [&](const std::string& name) { return matches(glob, name); }))
+      continue;
+    PIPER_TRY(claim(r, param.name));
+    param.frozen = param.frozen || rules_[r].kind == Kind::kFreeze;
+    if (rules_[r].kind == Kind::kExclude) excluded_.insert(p);
+    matched_[r].names.push_back(param.name);
+    matched_[r].elements += num_elements(param.type.shape);
+  }
+  if (matched_[r].names.empty()) return nothing(r, "parameter", all_names());
+  return ok_status();
+}
+
+Status Rules::merge(size_t r, size_t into, size_t from) {
+  RecoveredParam &a = out_.params[into], &b = out_.params[from];
+  const auto bytes = [](const RecoveredParam& p) {
+    return p.data.data ? p.data : Bytes::zeros(static_cast<size_t>(p.type.bytes()));
+  };
+  if (a.type != b.type || as_text(bytes(a).span()) != as_text(bytes(b).span())) {
+    return fail(rules_[r].at, "'{}' and '{}' are stored with different values", a.name, b.name)
+        .with_note("only names of one tensor can be tied");
+  }
+  for (ParamUse& use : out_.uses) {
+    if (use.param == from) use.param = into;
+  }
+  for (std::string& name : names_of(b)) a.aliases.push_back(std::move(name));
+  forget({from});
+  return ok_status();
+}
+
+// names[0] becomes the parameter's own name, the others its other names.
+Status Rules::tie(size_t r) {
+  const std::vector<std::string>& names = rules_[r].names;
+  std::vector<std::string> known = all_names();
+  known.insert(known.end(), out_.lost.begin(), out_.lost.end());
+  std::vector<std::string> dotted;
+  for (const std::string& name : names) {
+    const auto found = std::find_if(known.begin(), known.end(), [&](const std::string& k) {
+      return k == name || scope_of_name(k) == name;
+    });
+    if (found == known.end()) {
+      return fail(rules_[r].at, "the module has no parameter '{}'{}", quote_control(name),
+                  did_you_mean(name, known));
+    }
+    dotted.push_back(*found);
+  }
+  int into = -1;
+  for (const std::string& name : dotted) {
+    PIPER_TRY(claim(r, name));
+    const int at = find_param(name);
+    if (at < 0) std::erase(out_.lost, name);
+    if (at < 0 || at == into) continue;
+    if (into >= 0) {
+      PIPER_TRY(merge(r, static_cast<size_t>(into), static_cast<size_t>(at)));
+      into -= at < into;
+    } else {
+      into = at;
+    }
+  }
+  if (into < 0) {
+    return fail(rules_[r].at, "none of these is in the model's file: {}", join(dotted, ", "));
+  }
+  RecoveredParam& param = out_.params[static_cast<size_t>(into)];
+  std::set<std::string> others(dotted.begin(), dotted.end());
+  for (const std::string& name : names_of(param)) others.insert(name);
+  others.erase(dotted[0]);
+  param.name = dotted[0];
+  param.aliases.assign(others.begin(), others.end());
+  matched_[r].names = dotted;
+  matched_[r].elements = num_elements(param.type.shape);
+  return ok_status();
+}
+
+void Rules::include_found() {
+  for (const int i : included_) {
+    const OnnxTensor& tensor = model_.initializers[static_cast<size_t>(i)];
+    std::erase_if(out_.constants,
+                  [&](const std::string& line) { return line.starts_with(tensor.name + " "); });
+    for (const auto& [node, input] : free_uses(i)) {
+      out_.uses.push_back({node, input, out_.params.size(), false, tensor.type.shape});
+    }
+    out_.params.push_back({.name = tensor.name,
+                           .evidence = "included by the strategy",
+                           .initializer = tensor.name,
+                           .type = tensor.type,
+                           .data = tensor.data});
+  }
+  std::sort(out_.uses.begin(), out_.uses.end(), [](const ParamUse& a, const ParamUse& b) {
+    return std::pair(a.node, a.input) < std::pair(b.node, b.input);
+  });
+}
+
+// What they are used for reads the file's tensor, or nothing where the exporter deleted zeros.
+void Rules::exclude_found() {
+  for (const size_t p : excluded_) {
+    out_.constants.push_back(fmt::format("{} {}: excluded by the strategy", out_.params[p].name,
+                                         to_string(out_.params[p].type)));
+  }
+  forget(excluded_);
+}
+
+void Rules::forget(const std::set<size_t>& params) {
+  std::vector<size_t> place(out_.params.size());
+  std::vector<RecoveredParam> kept;
+  for (size_t p = 0; p < out_.params.size(); ++p) {
+    place[p] = kept.size();
+    if (!params.count(p)) kept.push_back(std::move(out_.params[p]));
+  }
+  std::erase_if(out_.uses, [&](const ParamUse& use) { return params.count(use.param) > 0; });
+  for (ParamUse& use : out_.uses) use.param = place[use.param];
+  out_.params = std::move(kept);
+}
+
+// ---- rename
+// ------------------------------------------------------------------------------------------------
+
+// {layer} in `to` is what the pattern captures, ** what its only ** stands for.
+Status check_template(const ParamRule& rule, const Glob& glob) {
+  size_t rest = 0;
+  for (const std::string& segment : split_text(rule.match, '/')) {
+    rest += segment == "**";
+    if (segment != "**" && segment.find_first_of("*?") != segment.npos)
+      return fail(rule.at, "a rename cannot tell what '{}' stands for", segment)
+          .with_note("help: it takes {name} for integers, and one ** for the rest of a path");
+  }
+  if (rest > 1)
+    return fail(rule.at, "a rename takes one ** only, since that is what ** means in 'to'");
+  const std::vector<std::string> captures = glob.capture_names();
+  for (const std::string& segment : split_text(rule.to, '/')) {
+    if (segment == "**" && rest == 1) continue;
+    if (segment.find_first_of("*?") != segment.npos)
+      return fail(rule.to_at, "'{}' stands for nothing that '{}' matches", segment, rule.match);
+    for (size_t open = segment.find('{'); open != segment.npos;
+         open = segment.find('{', open + 1)) {
+      const size_t close = segment.find('}', open);
+      const std::string name = segment.substr(open + 1, close - open - 1);
+      if (close == segment.npos ||
+          std::find(captures.begin(), captures.end(), name) == captures.end())
+        return fail(rule.to_at, "'{}' captures no '{}'{}", rule.match, quote_control(name),
+                    did_you_mean(name, captures));
+    }
+  }
+  return ok_status();
+}
+
+std::string renamed(const ParamRule& rule, const GlobMatch& match, const std::string& path) {
+  const std::vector<std::string> from = split_text(rule.match, '/'), is = split_text(path, '/');
+  const size_t before =
+      static_cast<size_t>(std::find(from.begin(), from.end(), "**") - from.begin());
+  std::vector<std::string> out;
+  for (std::string segment : split_text(rule.to, '/')) {
+    if (segment == "**") {
+      const size_t behind = from.size() - before - 1;
+      out.insert(out.end(), is.begin() + static_cast<int64_t>(before),
+                 is.end() - static_cast<int64_t>(behind));
+      continue;
+    }
+    for (const auto& [name, value] : match.captures) {
+      const std::string key = "{" + name + "}";
+      for (size_t at = segment.find(key); at != segment.npos; at = segment.find(key))
+        segment.replace(at, key.size(), std::to_string(value));
+    }
+    out.push_back(std::move(segment));
+  }
+  return join(out, ".");
+}
+
+Status Rules::rename_all() {
+  const std::vector<std::string> old = all_names();
+  std::map<std::string, std::string> target;
+  std::map<std::string, size_t> by;
+  for (size_t r = 0; r < rules_.size(); ++r) {
+    if (rules_[r].kind != Kind::kRename) continue;
+    PIPER_ASSIGN(const Glob glob, Glob::parse(rules_[r].match, rules_[r].at));
+    PIPER_TRY(check_template(rules_[r], glob));
+    for (const std::string& name : old) {
+      const std::string path = scope_of_name(name);
+      const auto match = glob.match(path);
+      if (!match) continue;
+      const auto [entry, fresh] = by.emplace(name, r);
+      if (!fresh)
+        return fail(rules_[r].at, "two entries of 'parameters' rename '{}'", quote_control(name))
+            .with_note(fmt::format("the first is '{}' at line {}", rules_[entry->second].match,
+                                   rules_[entry->second].at.line));
+      target[name] = renamed(rules_[r], *match, path);
+      matched_[r].names.push_back(fmt::format("{} -> {}", name, target[name]));
+    }
+    if (matched_[r].names.empty()) return nothing(r, "parameter", old);
+  }
+  std::map<std::string, std::string> taken;  // new name -> old
+  for (const std::string& name : old) {
+    const auto found = target.find(name);
+    const std::string& now = found == target.end() ? name : found->second;
+    const auto [entry, fresh] = taken.emplace(now, name);
+    if (fresh) continue;
+    const auto rule = by.count(name) ? by.at(name) : by.at(entry->second);
+    return fail(rules_[rule].to_at, "'{}' and '{}' would both be called '{}'", entry->second, name,
+                now);
+  }
+  const auto apply = [&](std::string& name) {
+    if (const auto found = target.find(name); found != target.end()) name = found->second;
+  };
+  for (RecoveredParam& param : out_.params) {
+    apply(param.name);
+    for (std::string& alias : param.aliases) apply(alias);
+  }
+  return ok_status();
+}
+
+Status Rules::run() {
+  for (size_t r = 0; r < rules_.size(); ++r) {
+    if (rules_[r].kind == Kind::kTie) PIPER_TRY(tie(r));
+  }
+  for (size_t r = 0; r < rules_.size(); ++r) {
+    const ParamRule& rule = rules_[r];
+    if (rule.kind == Kind::kRename || rule.kind == Kind::kTie) continue;
+    PIPER_ASSIGN(const Glob glob, Glob::parse(rule.match, rule.at));
+    PIPER_TRY(rule.kind == Kind::kInclude ? find_constants(r, glob) : find_params(r, glob));
+  }
+  include_found();
+  exclude_found();
+  return rename_all();
+}
+
+}  // namespace
+
+Result<std::vector<RuleMatch>> apply_param_rules(const OnnxModel& model, Recovery& recovery,
+                                                 const std::vector<ParamRule>& rules) {
+  if (rules.empty()) return std::vector<RuleMatch>();
+  Rules apply(model, recovery, rules);
+  PIPER_TRY(apply.run());
+  return std::move(apply).take();
+}
+
+}  // namespace piper::onnx_import

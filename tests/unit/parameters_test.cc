@@ -1,0 +1,154 @@
+// `parameters:` of a strategy, from its text to what is trained and saved.
+#include <filesystem>
+
+#include "equivalence/jobs.h"
+#include "golden.h"
+
+namespace piper {
+namespace {
+
+using namespace jobs;
+
+const std::string kTwoTower = PIPER_SOURCE_DIR "/tests/data/two_tower.onnx";
+
+Result<Compiled> compile_text(const Folder& folder, const std::string& text,
+                              const std::string& model = kTwoTower) {
+  CompileOptions options;
+  options.model = model;
+  options.strategy = folder.write("strategy.yaml", text);
+  options.oracles = false;
+  return compile(options);
+}
+
+const Buffer* find_buffer(const PlanSet& set, const std::string& param) {
+  for (const RoleProgram& role : set.roles)
+    for (const Buffer& buffer : role.buffers)
+      if (buffer.param == param) return &buffer;
+  return nullptr;
+}
+
+std::string held(const PlanSet& set) {
+  std::string text;
+  for (const RoleProgram& role : set.roles)
+    for (const Buffer& buffer : role.buffers)
+      if (!buffer.param.empty())
+        text += fmt::format("{} {}{}\n", buffer.param, to_string(buffer.type),
+                            buffer.aliases.empty() ? "" : " or " + join(buffer.aliases, ", "));
+  return text;
+}
+
+TEST(Parameters, Golden) {
+  golden::run("parameters/*.test", {"after", "error"}, [](const golden::Case& c) {
+    const Folder folder;
+    const auto compiled = compile_text(
+        folder, "piper: 1\ntrain: {global_batch: 4}\nparameters:\n" + c.text("parameters"));
+    if (!compiled) {
+      std::string text = print_error(compiled.error());
+      const size_t at = text.find(folder.path() + "/");
+      if (at == 0) text.erase(0, folder.path().size() + 1);
+      return golden::Section{"error", text};
+    }
+    std::string text;
+    for (const Explanation& e : compiled->explanations)
+      for (const std::string& line : e.lines)
+        text += fmt::format("line {}: {}: {}\n", e.at.line, e.directive, line);
+    for (const std::string& line : compiled->constants) text += "constant: " + line + "\n";
+    for (const std::string& line : compiled->notes) text += "note: " + line + "\n";
+    return golden::Section{"after", text + held(compiled->set)};
+  });
+}
+
+// ---- What a plan has of a frozen parameter ------------------------------------------------------
+
+std::string plan_text(const PlanSet& set) {
+  std::string text;
+  for (const RoleProgram& role : set.roles) text += print_plan(role);
+  return text;
+}
+
+TEST(Parameters, FrozenOnesCostNothing) {
+  const Folder folder;
+  const std::string base = "piper: 1\ninclude: " PIPER_SOURCE_DIR
+                           "/strategies/ddp.yaml\nparams: {dp: 2, microbatches: 2}\n"
+                           "train: {global_batch: 8, optimizer: {adamw: {}}, clip_norm: 1}\n";
+  const auto whole = compile_text(folder, base);
+  const auto frozen = compile_text(folder, base + "parameters: [{freeze: \"left/**\"}]\n");
+  ASSERT_TRUE(whole) << print_error(whole.error());
+  ASSERT_TRUE(frozen) << print_error(frozen.error());
+  const std::string all = plan_text(whole->set), part = plan_text(frozen->set);
+  for (const std::string name : {"left.0.weight", "left.0.bias"}) {
+    ASSERT_NE(find_buffer(frozen->set, name), nullptr) << name;
+    for (const char* made : {".grad", ".exp_avg", ".exp_avg_sq"}) {
+      EXPECT_NE(all.find(name + made), all.npos) << name << made;
+      EXPECT_EQ(part.find(name + made), part.npos) << name << made;
+    }
+  }
+  EXPECT_LT(frozen->roles[0].optimizer_bytes, whole->roles[0].optimizer_bytes);
+  EXPECT_EQ(frozen->roles[0].weight_bytes, whole->roles[0].weight_bytes);
+  EXPECT_LT(frozen->roles[0].flops, whole->roles[0].flops);
+  const auto reduced = [](const PlanSet& set) {
+    int64_t bytes = 0;
+    for (const Instruction& i : set.roles[0].body)
+      if (i.kind == InstructionKind::kAllReduce)
+        for (const int32_t buffer : i.args)
+          bytes += set.roles[0].buffers[static_cast<size_t>(buffer)].type.bytes();
+    return bytes;
+  };
+  EXPECT_LT(reduced(frozen->set), reduced(whole->set));
+}
+
+bool same_bits(const NamedTensor& a, const NamedTensor& b) {
+  return as_text(a.data.span()) == as_text(b.data.span());
+}
+
+// Frozen parameters keep their bits, and the others train as if those were constants of the model.
+TEST(Parameters, FrozenOnesKeepTheirBitsAndTheOthersTrainAsBesideConstants) {
+  const std::string model = "gpt-unoptimized";
+  if (!std::filesystem::exists(model_path(model, "model.onnx")))
+    GTEST_SKIP() << "no models in " << models_folder();
+  const std::string text = strategy_text(model, kAdamW);
+  const Shape2 shape{2, 2, 2, "1f1b"};
+  const std::string pattern = "\"model/h/{i}/qkv/*\"";
+  const auto frozen =
+      compile_model(model, text + "parameters: [{freeze: " + pattern + "}]\n", shape);
+  const auto fixed =
+      compile_model(model, text + "parameters: [{exclude: " + pattern + "}]\n", shape);
+  ASSERT_TRUE(frozen) << print_error(frozen.error());
+  ASSERT_TRUE(fixed) << print_error(fixed.error());
+  const auto a = train(frozen->set, model, 5), b = train(fixed->set, model, 5);
+  ASSERT_TRUE(a) << print_error(a.error());
+  ASSERT_TRUE(b) << print_error(b.error());
+  EXPECT_EQ(a->losses, b->losses);
+  const auto init = reference_tensors(model);
+  int kept = 0, trained = 0;
+  for (const auto& [name, tensor] : a->parameters) {
+    if (name.find("lm_head") != name.npos) continue;
+    const bool is_frozen = name.find(".qkv.") != name.npos;
+    EXPECT_EQ(same_bits(tensor, init.at("init/" + name)), is_frozen) << name;
+    EXPECT_EQ(b->parameters.count(name), is_frozen ? 0u : 1u) << name;
+    if (!is_frozen) {
+      EXPECT_TRUE(same_bits(tensor, b->parameters.at(name))) << name;
+    }
+    (is_frozen ? kept : trained) += 1;
+  }
+  EXPECT_EQ(kept, 8);
+  EXPECT_EQ(trained, 44);
+}
+
+// A constant of the file, included, moves; and it is saved under its name.
+TEST(Parameters, IncludedConstantsAreTrained) {
+  const std::string model = "llama-hf";
+  if (!std::filesystem::exists(model_path(model, "model.onnx")))
+    GTEST_SKIP() << "no models in " << models_folder();
+  const auto compiled =
+      compile_model(model, strategy_text(model, kSgd) + "parameters: [{include: unsqueeze_14}]\n",
+                    {1, 1, 2, "1f1b"});
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  const auto trained = train(compiled->set, model, 2);
+  ASSERT_TRUE(trained) << print_error(trained.error());
+  ASSERT_EQ(trained->parameters.count("unsqueeze_14"), 1u);
+  EXPECT_EQ(trained->parameters.size(), 40u);
+}
+
+}  // namespace
+}  // namespace piper
