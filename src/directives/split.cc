@@ -86,6 +86,8 @@ Result<Cut> apply_split(const Strategy& strategy, int64_t batch, Explanations& o
          "split",
          {fmt::format("batch {} = {} replicas × {} microbatches × {} samples", batch, cut.replicas,
                       cut.microbatches, batch / cut.replicas / cut.microbatches)}});
+  // What cannot be cut is reported where the cut is asked for.
+  if (cut.microbatches == 1 && cut.replicas > 1) cut.at = strategy.replicates.front().at;
   return cut;
 }
 

@@ -93,7 +93,10 @@ Result<Propagated> Propagation::run() {
     found_more_ = false;
     walk();
   } while (found_more_);
-  if (first_problem_) return *std::move(first_problem_);
+  if (first_problem_) {
+    return std::move(*first_problem_)
+        .with_note("help: uncut, with one microbatch and one replica, the model trains as it is");
+  }
   for (size_t i = 0; i < unknown_.size(); ++i) {  // only where there is one shard: sums of one term
     if (unknown_[i]) layouts_[i] = Layout{LayoutKind::kPartial};
   }

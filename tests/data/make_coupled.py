@@ -1,0 +1,128 @@
+"""Writes coupled/*.onnx, small models whose losses couple the samples of a batch or look as if they did, and
+coupled/reference.json: what a few steps of gradient descent make of each, by central differences in float64.
+
+    pip install onnx numpy
+    python tests/data/make_coupled.py
+"""
+import json
+import pathlib
+import numpy as np
+from onnx import TensorProto, helper, numpy_helper, save
+
+OUT = pathlib.Path(__file__).parent / "coupled"
+BATCH, D, STEPS, RATE = 8, 4, 3, 0.1
+rng = np.random.default_rng(7)
+W = (rng.normal(size=(D, D)) * 0.5).astype(np.float32)
+BATCHES = [{"x": rng.normal(size=(BATCH, D)).astype(np.float32), "y": rng.normal(size=(BATCH, D)).astype(np.float32),
+            "order": rng.permutation(BATCH).astype(np.int64)} for _ in range(STEPS)]
+
+
+def node(op, inputs, output, scope, **attrs):
+    made = helper.make_node(op, inputs.split(), [output], name=f"/{scope}/{op}_{output}", **attrs)
+    return made
+
+
+def constant(name, value):
+    return numpy_helper.from_array(np.asarray(value), name)
+
+
+def squares(of, to="loss"):
+    """mean((of - y)²)"""
+    return [node("Sub", f"{of} y", "error", "loss"), node("Mul", "error error", "square", "loss"),
+            node("ReduceMean", "square", to, "loss", keepdims=0)]
+
+
+def softmax(z, axis):
+    e = np.exp(z - z.max(axis=axis, keepdims=True))
+    return e / e.sum(axis=axis, keepdims=True)
+
+
+H = [node("MatMul", "x w", "h", "fc")]
+BATCH_AXIS = constant("batch_axis", np.array([0], np.int64))
+MODELS = {
+    # Every sample against every other, as in contrastive learning.
+    "contrastive": ([*H, node("MatMul", "y w", "g", "fc"), node("Transpose", "g", "gt", "contrast", perm=[1, 0]),
+                     node("MatMul", "h gt", "logits", "contrast"),
+                     node("SoftmaxCrossEntropyLoss", "logits order", "loss", "loss")], [],
+                    lambda w, x, y, order: -np.log(softmax((x @ w) @ (y @ w).T, 1)[np.arange(BATCH), order]).mean()),
+    # A batch norm in training mode, written out.
+    "batch_norm": ([*H, node("ReduceMean", "h batch_axis", "mean", "norm"), node("Sub", "h mean", "centred", "norm"),
+                    node("Mul", "centred centred", "squares", "norm"), node("ReduceMean", "squares batch_axis", "var", "norm"),
+                    node("Add", "var eps", "safe", "norm"), node("Sqrt", "safe", "std", "norm"), node("Div", "centred std", "z", "norm"),
+                    *squares("z")], [BATCH_AXIS, constant("eps", np.float32(1e-3))],
+                   lambda w, x, y, order: (((x @ w - (x @ w).mean(0)) / np.sqrt((x @ w).var(0) + np.float32(1e-3)) - y) ** 2).mean()),
+    "softmax_over_batch": ([*H, node("Softmax", "h", "z", "head", axis=0), *squares("z")], [],
+                           lambda w, x, y, order: ((softmax(x @ w, 0) - y) ** 2).mean()),
+    # A statistic of the batch that is squared: the square of a mean is no mean of squares.
+    "squared_mean": ([*H, node("ReduceMean", "h batch_axis", "mean", "aux"), node("Mul", "mean mean", "load", "aux"),
+                      node("ReduceSum", "load", "aux", "aux", keepdims=0),
+                      *squares("h", "mse"),
+                      node("Add", "mse aux", "loss", "loss")], [BATCH_AXIS],
+                     lambda w, x, y, order: ((x @ w - y) ** 2).mean() + ((x @ w).mean(0) ** 2).sum()),
+    "cumsum_over_batch": ([*H, node("CumSum", "h first", "z", "scan"), *squares("z")], [constant("first", np.array(0, np.int64))],
+                          lambda w, x, y, order: ((np.cumsum(x @ w, 0) - y) ** 2).mean()),
+    # Samples in another order, as a momentum encoder shuffles them.
+    "shuffled": ([*H, node("Gather", "h order", "z", "shuffle", axis=0), *squares("z")], [],
+                 lambda w, x, y, order: (((x @ w)[order] - y) ** 2).mean()),
+    "first_half": ([*H, node("Slice", "h from to batch_axis", "half", "slice"), node("Mul", "half half", "square", "loss"),
+                    node("ReduceMean", "square", "loss", "loss", keepdims=0)],
+                   [BATCH_AXIS, constant("from", np.array([0], np.int64)), constant("to", np.array([BATCH // 2], np.int64))],
+                   lambda w, x, y, order: ((x @ w)[: BATCH // 2] ** 2).mean()),
+    "max_over_batch": ([*H, node("ReduceMax", "h batch_axis", "top", "pool"), *squares("top")], [BATCH_AXIS],
+                       lambda w, x, y, order: (((x @ w).max(0, keepdims=True) - y) ** 2).mean()),
+    # Rows of two samples each: any cut that keeps such pairs together is exact.
+    "pairs": ([*H, node("Reshape", "h rows", "pairs", "pairs"), node("Softmax", "pairs", "p", "pairs", axis=1),
+               node("Reshape", "p back", "z", "pairs"), *squares("z")],
+              [constant("rows", np.array([4, -1], np.int64)), constant("back", np.array([-1, D], np.int64))],
+              lambda w, x, y, order: ((softmax((x @ w).reshape(4, -1), 1).reshape(-1, D) - y) ** 2).mean()),
+    # Samples on the inner side of a merged dim: legal as they lie.
+    "inner": ([*H, node("Transpose", "h", "t", "inner", perm=[1, 0]), node("Reshape", "t flat", "f", "inner"),
+               node("Tanh", "f", "u", "inner"), node("Reshape", "u back", "v", "inner"), node("Transpose", "v", "z", "inner", perm=[1, 0]),
+               *squares("z")], [constant("flat", np.array([-1], np.int64)), constant("back", np.array([D, -1], np.int64))],
+              lambda w, x, y, order: ((np.tanh(x @ w) - y) ** 2).mean()),
+    # A statistic of the inputs alone: it can be had before the microbatches run.
+    "centred_inputs": ([node("ReduceMean", "x batch_axis", "mean", "inputs"), node("Sub", "x mean", "c", "inputs"),
+                        node("MatMul", "c w", "h", "fc"), *squares("h")], [BATCH_AXIS],
+                       lambda w, x, y, order: (((x - x.mean(0)) @ w - y) ** 2).mean()),
+    # A mean of the batch that enters the loss as it is: linear, so a sum of parts.
+    "plain_mean": ([*H, node("ReduceMean", "h batch_axis", "mean", "aux"), node("ReduceSum", "mean", "aux", "aux", keepdims=0),
+                    *squares("h", "mse"),
+                    node("Add", "mse aux", "loss", "loss")], [BATCH_AXIS],
+                   lambda w, x, y, order: ((x @ w - y) ** 2).mean() + (x @ w).mean(0).sum()),
+}
+
+
+def descend(loss):
+    w, losses = W.astype(np.float64), []
+    for batch in BATCHES:
+        feeds = {k: v.astype(np.float64) if v.dtype == np.float32 else v for k, v in batch.items()}
+        losses.append(float(loss(w, **feeds)))
+        gradient = np.zeros_like(w)
+        for at in np.ndindex(*w.shape):
+            step = np.zeros_like(w)
+            step[at] = 1e-5
+            gradient[at] = (loss(w + step, **feeds) - loss(w - step, **feeds)) / 2e-5
+        w = w - RATE * gradient
+    return {"losses": losses, "w": [float(v) for v in w.ravel()]}
+
+
+def main():
+    OUT.mkdir(exist_ok=True)
+    reference = {"rate": RATE, "batches": [{k: [float(e) for e in v.ravel()] for k, v in b.items()} for b in BATCHES], "models": {}}
+    infos = {"x": helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", D]),
+             "y": helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", D]),
+             "order": helper.make_tensor_value_info("order", TensorProto.INT64, ["batch"])}
+    for name, (nodes, constants, loss) in MODELS.items():
+        used = {i for n in nodes for i in n.input}
+        graph = helper.make_graph(nodes, name, [v for k, v in infos.items() if k in used],
+                                  [helper.make_tensor_value_info("loss", TensorProto.FLOAT, [])], [constant("fc.weight", W), *constants])
+        for n in graph.node:
+            for i, value in enumerate(n.input):
+                n.input[i] = "fc.weight" if value == "w" else value
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+        save(model, OUT / f"{name}.onnx")
+        reference["models"][name] = descend(loss)
+    (OUT / "reference.json").write_text(json.dumps(reference, indent=1) + "\n")
+
+
+main()
