@@ -25,6 +25,12 @@ using Explanations = std::vector<Explanation>;
 Result<Graph> apply_annotate(Graph forward, const Annotate& annotate, const Variables& variables,
                              Explanations& out);
 
+// Ops on data alone (no parameter reaches them, no matrix product) go to the regions of `tags` that
+// read them, one copy each: a mask is computed in every stage, not sent down the pipeline. Values
+// stay the same bit for bit. Requires a tagged forward graph.
+Result<Graph> clone_data_ops(Graph forward, std::span<const std::string> tags,
+                             const SourceSpan& at, Explanations& out);
+
 // A contiguous cut of the ops, in graph order, into `into` regions: minimises the largest region's
 // cost, in matrix FLOPs of the forward plus what its boundary values cost to send (kFlopsPerByte
 // each).

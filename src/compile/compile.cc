@@ -91,6 +91,13 @@ std::vector<std::string> region_tags(const Strategy& strategy, const Graph& grap
   return tags;
 }
 
+Result<Graph> annotated(Graph graph, const Strategy& strategy, Explanations& explain) {
+  PIPER_ASSIGN(graph,
+               apply_annotate(std::move(graph), strategy.annotate, scope_of(strategy), explain));
+  const std::vector<std::string> tags = region_tags(strategy, graph);
+  return clone_data_ops(std::move(graph), tags, strategy.annotate.at, explain);
+}
+
 Result<bool> splits_backward(const Strategy& strategy) {
   for (const Order& order : strategy.orders) {
     PIPER_ASSIGN(const auto passes, passes_named(order));
@@ -188,13 +195,11 @@ Result<Compiled> compile(const CompileOptions& options) {
   PIPER_ASSIGN(Graph graph, with_loss(std::move(imported.graph), strategy));
   PIPER_ASSIGN(graph, find_patterns(std::move(graph), steps, compiled));
   PIPER_ASSIGN(const Cut cut, apply_split(strategy, graph.batch, compiled.explanations));
-  PIPER_ASSIGN(graph, steps.run(
-                          "annotate",
-                          [&] {
-                            return apply_annotate(std::move(graph), strategy.annotate,
-                                                  scope_of(strategy), compiled.explanations);
-                          },
-                          print_graph));
+  PIPER_ASSIGN(
+      graph,
+      steps.run(
+          "annotate", [&] { return annotated(std::move(graph), strategy, compiled.explanations); },
+          print_graph));
   PIPER_ASSIGN(Differentiated step,
                steps.run(
                    "autodiff", [&] { return differentiate(std::move(graph), strategy.train); },

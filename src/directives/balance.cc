@@ -29,31 +29,6 @@ std::vector<double> crossing_bytes(const Graph& graph) {
   return change;
 }
 
-// Ops on data alone (label counts, masks of inputs) cost next to nothing and need nothing from
-// other regions: they go to their earliest reader's, so that their results are not sent.
-void move_to_readers(Graph& graph, int tag) {
-  std::vector<bool> on_state(graph.values.size());
-  for (size_t v = 0; v < graph.values.size(); ++v)
-    on_state[v] = graph.values[v].kind == ValueKind::kState;
-  std::vector<bool> data_only(graph.nodes.size());
-  for (size_t i = 0; i < graph.nodes.size(); ++i) {
-    const Node& node = graph.nodes[i];
-    data_only[i] = std::none_of(node.inputs.begin(), node.inputs.end(), [&](ValueId input) {
-      return input.valid() && on_state[input.index()];
-    });
-    for (ValueId output : node.outputs) on_state[output.index()] = !data_only[i];
-  }
-  const auto all_readers = readers(graph);
-  for (size_t i = graph.nodes.size(); i-- > 0;) {
-    if (!data_only[i]) continue;
-    int32_t earliest = INT32_MAX;
-    for (ValueId output : graph.nodes[i].outputs)
-      for (NodeId reader : all_readers[output.index()])
-        earliest = std::min(earliest, graph.tag(graph.node(reader), tag));
-    if (earliest != INT32_MAX) graph.set_tag(graph.nodes[i], tag, earliest);
-  }
-}
-
 // Where a cut may fall: local minima of the bytes that cross, or everywhere if there are too few.
 std::vector<size_t> cut_points(const std::vector<double>& crossing, size_t wanted) {
   std::vector<size_t> points;
@@ -126,7 +101,6 @@ Result<Graph> apply_balance(Graph graph, const BalanceRule& balance, Explanation
                     balance.tag, r, end - cuts[r], 100 * share, graph.nodes[cuts[r]].scope,
                     graph.nodes[end - 1].scope, human_bytes(static_cast<int64_t>(crossing[end]))));
   }
-  move_to_readers(graph, tag);
   out.push_back(std::move(report));
   return graph;
 }

@@ -34,6 +34,51 @@ golden::Section compile_case(const golden::Case& c) {
   return {"after", text + schedule};
 }
 
+// A mask of the input is read in two stages, a product of the input in one that another stage made:
+// the mask's ops stand in both stages, the product stays where it was.
+TEST(Directives, OpsOnDataAloneAreCopiedToTheirReaders) {
+  auto graph = parse_graph(R"(graph batch=4 shards=1 tag=stage
+input %x:f32[4,4] batch_dim=0
+constant %zero:f32[] = [0]
+state %w:f32[4,4] = fill 1
+%mask:bool[4,4] = Greater(%x, %zero) tags={stage=0}
+%open:f32[4,4] = Cast(%mask) {to="f32"} tags={stage=0}
+%square:f32[4,4] = MatMul(%x, %x) tags={stage=0}
+%a:f32[4,4] = Mul(%w, %open) tags={stage=0}
+%b:f32[4,4] = Mul(%a, %open) tags={stage=1}
+%c:f32[4,4] = Mul(%b, %square) tags={stage=1}
+%loss:f32[] = ReduceSum(%c) {axes=[0,1], keepdims=0} tags={stage=1}
+output %loss
+loss %loss
+)");
+  ASSERT_TRUE(graph) << print_error(graph.error());
+  Explanations explanations;
+  const std::vector<std::string> tags{"stage"};
+  const auto cloned = clone_data_ops(*std::move(graph), tags, SourceSpan{}, explanations);
+  ASSERT_TRUE(cloned);
+  ASSERT_TRUE(check_graph(*cloned));
+  EXPECT_EQ(print_graph(*cloned), R"(graph batch=4 shards=1 tag=stage
+input %x:f32[4,4] batch_dim=0
+constant %zero:f32[] = [0]
+state %w:f32[4,4] = fill 1
+%mask:bool[4,4] = Greater(%x, %zero) pass=F tags={stage=0}
+%open:f32[4,4] = Cast(%mask) {to="f32"} pass=F tags={stage=0}
+%square:f32[4,4] = MatMul(%x, %x) pass=F tags={stage=0}
+%a:f32[4,4] = Mul(%w, %open) pass=F tags={stage=0}
+%mask_1:bool[4,4] = Greater(%x, %zero) pass=F name=mask tags={stage=1}
+%open_1:f32[4,4] = Cast(%mask_1) {to="f32"} pass=F name=open tags={stage=1}
+%b:f32[4,4] = Mul(%a, %open_1) pass=F tags={stage=1}
+%c:f32[4,4] = Mul(%b, %square) pass=F tags={stage=1}
+%loss:f32[] = ReduceSum(%c) {axes=[0,1], keepdims=0} pass=F tags={stage=1}
+output %loss
+loss %loss
+)");
+  ASSERT_EQ(explanations.size(), 1u);
+  EXPECT_EQ(explanations[0].lines[0],
+            "of the ops on data alone 0 moved to the region that reads them, 2 were copied into "
+            "further ones");
+}
+
 TEST(Directives, Golden) { golden::run("directives/*.test", {"after", "error"}, compile_case); }
 
 }  // namespace
