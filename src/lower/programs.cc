@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "piper/memory.h"
 #include "piper/ops.h"
@@ -93,18 +94,26 @@ void place_locals(Program& program) {
       program.offsets[v] = blocks[static_cast<size_t>(block_of[v])].offset;
 }
 
+// What the whole task does with the values of its chunk, by value id.
+struct TaskUses {
+  // Some node reads it, or it leaves the chunk: its contribution cannot be made in the accumulator.
+  std::unordered_set<int32_t> read;
+  std::unordered_map<int32_t, std::vector<int32_t>> sums;  // accumulates that it contributes to
+};
+
 // Builds one program; arguments are numbered in order of first appearance, so that equal layers get
 // equal programs.
 class SegmentBuilder {
  public:
   SegmentBuilder(const Dag& dag, const Task& task, const std::vector<bool>& first,
-                 const std::unordered_map<int32_t, ValueId>& same_memory,
+                 const std::unordered_map<int32_t, ValueId>& same_memory, const TaskUses& uses,
                  std::unordered_map<int32_t, int32_t>& inner_index, ChunkPrograms& result)
       : graph_(dag.graph),
         chunk_(dag.chunks[task.chunk.index()]),
         task_(task),
         first_(first),
         same_memory_(same_memory),
+        uses_(uses),
         inner_index_(inner_index),
         result_(result) {}
 
@@ -173,10 +182,8 @@ class SegmentBuilder {
   }
 
   std::vector<int32_t> sums_of(ValueId id) const {
-    std::vector<int32_t> result;
-    for (size_t a = 0; a < task_.accumulates.size(); ++a)
-      if (task_.accumulates[a].contribution == id) result.push_back(static_cast<int32_t>(a));
-    return result;
+    const auto found = uses_.sums.find(id.value);
+    return found == uses_.sums.end() ? std::vector<int32_t>() : found->second;
   }
 
   int32_t sum_slot(int32_t a) {
@@ -204,7 +211,7 @@ class SegmentBuilder {
     Attrs attrs = node.attrs;
     for (ValueId output : node.outputs) {
       const std::vector<int32_t> sums = sums_of(output);
-      const bool stays = sums.empty() || has_other_readers_[output.value];
+      const bool stays = sums.empty() || uses_.read.contains(output.value);
       size_t s = 0;
       int32_t slot = -1;
       if (!stays && first_[static_cast<size_t>(sums[0])]) {
@@ -234,12 +241,6 @@ class SegmentBuilder {
     }
   }
 
- public:
-  // Values of the chunk that some node of it reads (by value id): their contribution cannot be made
-  // in the accumulator.
-  std::unordered_map<int32_t, bool> has_other_readers_;
-
- private:
   // Numbers arguments first, then literals and locals, each in order of appearance.
   void finish() {
     std::vector<int32_t> number(slots_.size(), -1);
@@ -272,6 +273,7 @@ class SegmentBuilder {
   const Task& task_;
   const std::vector<bool>& first_;
   const std::unordered_map<int32_t, ValueId>& same_memory_;
+  const TaskUses& uses_;
   std::unordered_map<int32_t, int32_t>& inner_index_;
   ChunkPrograms& result_;
   const std::vector<bool>* made_here_ = nullptr;
@@ -319,16 +321,18 @@ ChunkPrograms ProgramPool::build(const Task& task, const std::vector<bool>& firs
   for (size_t s = 0; s < segments.size(); ++s)
     for (NodeId id : segments[s]) segment_of[id.index()] = static_cast<int32_t>(s);
   std::vector<bool> read_elsewhere(graph.values.size());
-  std::unordered_map<int32_t, bool> has_readers;
+  TaskUses uses;
+  for (size_t a = 0; a < task.accumulates.size(); ++a)
+    uses.sums[task.accumulates[a].contribution.value].push_back(static_cast<int32_t>(a));
   for (NodeId id : chunk.nodes)
     for (ValueId input : graph.node(id).inputs) {
       if (!input.valid()) continue;
-      has_readers[input.value] = true;
+      uses.read.insert(input.value);
       const NodeId producer = graph.value(input).producer;
       if (producer.valid() && segment_of[producer.index()] != segment_of[id.index()])
         read_elsewhere[input.index()] = true;
     }
-  for (ValueId value : chunk.writes) has_readers[value.value] = true;
+  for (ValueId value : chunk.writes) uses.read.insert(value.value);
 
   ChunkPrograms result;
   std::unordered_map<int32_t, int32_t> inner_index;
@@ -336,8 +340,7 @@ ChunkPrograms ProgramPool::build(const Task& task, const std::vector<bool>& firs
   for (const auto& nodes : segments) {
     for (NodeId id : nodes)
       for (ValueId output : graph.node(id).outputs) made_here[output.index()] = true;
-    SegmentBuilder builder(dag_, task, first, same_memory, inner_index, result);
-    builder.has_other_readers_ = has_readers;
+    SegmentBuilder builder(dag_, task, first, same_memory, uses, inner_index, result);
     auto [program, segment] = builder.build(nodes, made_here, read_elsewhere);
     for (NodeId id : nodes)
       for (ValueId output : graph.node(id).outputs) made_here[output.index()] = false;
