@@ -85,7 +85,7 @@ Status check_memory(const RoleProgram& role) {
 class InstructionCheck {
  public:
   InstructionCheck(const RoleProgram& role, const std::vector<Instruction>& list, size_t id)
-      : role_(role), list_(list), id_(id), one_(list[id]) {}
+      : role_(role), id_(id), one_(list[id]) {}
 
   Status run() const {
     if (!in_range(one_.stream, role_.streams.size()))
@@ -259,7 +259,6 @@ class InstructionCheck {
   }
 
   const RoleProgram& role_;
-  const std::vector<Instruction>& list_;
   size_t id_;
   const Instruction& one_;
 };

@@ -52,7 +52,7 @@ Error located(const Op& op, int64_t step, Error error) {
 }
 
 template <bool kTraced>
-Status run_section(State& state, const Section& section, int64_t step) {
+Status run_section(State& state, const BoundSection& section, int64_t step) {
   TraceEvent* event = nullptr;
   if constexpr (kTraced) {
     size_t slot = static_cast<size_t>(state.traced_steps++ % state.source.trace_steps);

@@ -231,7 +231,7 @@ Status bind_instruction(State& state, const Instruction& from, Bound& bound, Op&
 }
 
 Status bind_section(State& state, const char* name, const std::vector<Instruction>& instructions,
-                    Bound& bound, Section& section) {
+                    Bound& bound, BoundSection& section) {
   section.name = name;
   section.instructions = &instructions;
   section.ops.resize(instructions.size());

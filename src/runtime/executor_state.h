@@ -19,7 +19,7 @@ struct Op {
   const char* label = nullptr;    // "instruction 12 (recv F stage=1 mb=3)"
 };
 
-struct Section {
+struct BoundSection {
   const char* name = nullptr;  // "prologue", "epilogue"; null for the body
   const std::vector<Instruction>* instructions = nullptr;
   std::vector<Op> ops;
@@ -37,7 +37,7 @@ struct Executor::State {
   std::vector<int64_t> coordinates;
   std::byte* arena = nullptr;
   std::vector<std::byte*> workspaces;  // by stream
-  Section prologue, body, epilogue;
+  BoundSection prologue, body, epilogue;
   std::vector<std::string> labels;  // never resized after load: others read them
   std::vector<std::vector<Piece>> pieces;
   std::vector<double> reports;

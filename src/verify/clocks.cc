@@ -18,7 +18,7 @@ class Clockwork {
   }
 
   Clocks run() {
-    for (Place place : section_.order) {
+    for (Spot place : section_.order) {
       const int32_t joint = section_.joint[place.cell][place.index];
       if (joint < 0) {
         std::vector<int32_t> now = start(place);
@@ -28,32 +28,32 @@ class Clockwork {
         continue;
       }
       std::vector<int32_t> all(static_cast<size_t>(clocks_.slots), -1);
-      for (Place member : section_.joints[joint]) {
+      for (Spot member : section_.joints[joint]) {
         const std::vector<int32_t> now = start(member);
         for (size_t s = 0; s < all.size(); ++s) all[s] = std::max(all[s], now[s]);
       }
-      for (Place member : section_.joints[joint]) finish(member, all);
+      for (Spot member : section_.joints[joint]) finish(member, all);
     }
     return std::move(clocks_);
   }
 
  private:
-  int32_t slot(Place place) const {
+  int32_t slot(Spot place) const {
     return clocks_.first_slot[place.cell] + section_.at(place).stream;
   }
-  void learn(std::vector<int32_t>& now, Place from) const {
+  void learn(std::vector<int32_t>& now, Spot from) const {
     const int32_t* known = &clocks_.known[from.cell][static_cast<size_t>(from.index) * now.size()];
     for (size_t s = 0; s < now.size(); ++s) now[s] = std::max(now[s], known[s]);
   }
   // Known when all that the instruction itself waits for is complete.
-  std::vector<int32_t> start(Place place) const {
+  std::vector<int32_t> start(Spot place) const {
     std::vector<int32_t> now(static_cast<size_t>(clocks_.slots), -1);
     if (const int32_t previous = last_[slot(place)]; previous >= 0)
       learn(now, {place.cell, previous});
     for (int32_t wait : section_.at(place).waits) learn(now, {place.cell, wait});
     return now;
   }
-  void finish(Place place, std::vector<int32_t> now) {
+  void finish(Spot place, std::vector<int32_t> now) {
     now[slot(place)] = last_[slot(place)] = place.index;
     std::copy(
         now.begin(), now.end(),
@@ -67,7 +67,7 @@ class Clockwork {
 
 }  // namespace
 
-bool Clocks::before(const Section& section, Place earlier, Place later) const {
+bool Clocks::before(const Section& section, Spot earlier, Spot later) const {
   const int32_t slot = first_slot[earlier.cell] + section.at(earlier).stream;
   return known[later.cell][static_cast<size_t>(later.index) * static_cast<size_t>(slots) +
                            static_cast<size_t>(slot)] >= earlier.index;

@@ -7,14 +7,14 @@
 namespace piper {
 namespace {
 
-std::string type_of(const Model& model, const Section& section, Place place, size_t arg = 0) {
+std::string type_of(const Model& model, const Section& section, Spot place, size_t arg = 0) {
   return to_string(model.cells[place.cell].role->buffers[section.at(place).args[arg]].type);
 }
 
 // Sender cell, receiver cell, channel.
 using Route = std::tuple<int32_t, int32_t, int32_t>;
 struct Messages {
-  std::vector<Place> sends, recvs;
+  std::vector<Spot> sends, recvs;
 };
 
 std::map<Route, Messages> find_routes(const Model& model, const Section& section) {
@@ -39,9 +39,9 @@ std::map<Route, Messages> find_routes(const Model& model, const Section& section
 using Ranks = std::pair<std::vector<int32_t>,
                         std::vector<int64_t>>;  // axes; the fixed coordinates, -1 on axes
 
-std::map<Ranks, std::map<int32_t, std::vector<Place>>> find_groups(const Model& model,
-                                                                   const Section& section) {
-  std::map<Ranks, std::map<int32_t, std::vector<Place>>> groups;
+std::map<Ranks, std::map<int32_t, std::vector<Spot>>> find_groups(const Model& model,
+                                                                  const Section& section) {
+  std::map<Ranks, std::map<int32_t, std::vector<Spot>>> groups;
   for (int32_t c = 0; c < static_cast<int32_t>(model.cells.size()); ++c)
     for (int32_t i = 0; i < static_cast<int32_t>(section.lists[c]->size()); ++i) {
       const Instruction& one = section.at({c, i});
@@ -58,7 +58,7 @@ std::map<Ranks, std::map<int32_t, std::vector<Place>>> find_groups(const Model& 
   return groups;
 }
 
-bool same_collective(const Model& model, const Section& section, Place a, Place b) {
+bool same_collective(const Model& model, const Section& section, Spot a, Spot b) {
   const Instruction &one = section.at(a), &other = section.at(b);
   if (one.kind != other.kind || one.root != other.root || one.args.size() != other.args.size())
     return false;
@@ -72,7 +72,7 @@ bool same_collective(const Model& model, const Section& section, Place a, Place 
   return true;
 }
 
-std::string describe(const Model& model, const Section& section, Place place) {
+std::string describe(const Model& model, const Section& section, Spot place) {
   const Instruction& one = section.at(place);
   std::string text = fmt::format("{} ({} of", name_of(model, section, place), to_string(one.kind));
   for (size_t k = 0; k < one.args.size() && k < 3; ++k)
@@ -125,15 +125,15 @@ void check_collectives(const Model& model, Section& section, Findings& findings,
         }
       if (first.size() == places.size()) continue;
       const bool more = places.size() > first.size();
-      const Place extra = more ? places[first.size()] : first[places.size()];
+      const Spot extra = more ? places[first.size()] : first[places.size()];
       findings.add("collective", "{} is never joined by {}", name_of(model, section, extra),
                    model.who(more ? first_cell : cell));
     }
     for (size_t k = 0; k < first.size(); ++k) {
-      std::vector<Place> joint;
+      std::vector<Spot> joint;
       for (const auto& [cell, places] : members)
         if (k < places.size()) joint.push_back(places[k]);
-      for (Place place : joint)
+      for (Spot place : joint)
         section.joint[place.cell][place.index] = static_cast<int32_t>(section.joints.size());
       section.joints.push_back(std::move(joint));
     }

@@ -39,7 +39,7 @@ class Run {
     path.erase(path.begin(), std::find(path.begin(), path.end(), cell));
     std::string text;
     for (int32_t c : path) {
-      const Place own{c, next_[c]}, other = blocker(own);
+      const Spot own{c, next_[c]}, other = blocker(own);
       if (!text.empty()) text += "; ";
       text += fmt::format("{} waits for {}", name_of(model_, section_, own),
                           name_of(model_, section_, other));
@@ -49,29 +49,29 @@ class Run {
 
  private:
   int32_t size(int32_t cell) const { return static_cast<int32_t>(section_.lists[cell]->size()); }
-  bool reached(Place place) const { return next_[place.cell] >= place.index; }
-  bool passed(Place place) const { return next_[place.cell] > place.index; }
+  bool reached(Spot place) const { return next_[place.cell] >= place.index; }
+  bool passed(Spot place) const { return next_[place.cell] > place.index; }
 
   // What keeps an instruction that is next in its cell from running.
-  Place blocker(Place place) const {
+  Spot blocker(Spot place) const {
     if (section_.at(place).kind == InstructionKind::kRecv) {
-      const Place send = section_.partner[place.cell][place.index];
-      return passed(send) ? Place{} : send;
+      const Spot send = section_.partner[place.cell][place.index];
+      return passed(send) ? Spot{} : send;
     }
     const int32_t joint = section_.joint[place.cell][place.index];
     if (joint < 0) return {};
-    for (Place member : section_.joints[joint])
+    for (Spot member : section_.joints[joint])
       if (!reached(member)) return member;
     return {};
   }
-  void take(Place place) {
+  void take(Spot place) {
     section_.order.push_back(place);
     const int32_t joint = section_.joint[place.cell][place.index];
     if (joint < 0) {
       ++next_[place.cell];
       return;
     }
-    for (Place member : section_.joints[joint]) ++next_[member.cell];
+    for (Spot member : section_.joints[joint]) ++next_[member.cell];
   }
 
   const Model& model_;

@@ -14,9 +14,9 @@ namespace {
 
 struct Life {
   int32_t buffer = -1;
-  std::vector<Place> reads, writes;  // last per stream; for sends the receive, in its own cell
-  std::vector<Place> reader;         // by read: the instruction that a person would name
-  Place evicted_by;
+  std::vector<Spot> reads, writes;  // last per stream; for sends the receive, in its own cell
+  std::vector<Spot> reader;         // by read: the instruction that a person would name
+  Spot evicted_by;
   int32_t evicted_for = -1;  // the buffer that took the bytes
   bool permanent = false;
 };
@@ -68,9 +68,9 @@ class CellCheck {
   std::string buffer_name(int32_t b) const {
     return fmt::format("'{}'", quote_control(role_.buffers[b].name));
   }
-  std::string name(Place place) const { return name_of(model_, section_, place); }
+  std::string name(Spot place) const { return name_of(model_, section_, place); }
 
-  void visit(Place place, const Instruction& one) {
+  void visit(Spot place, const Instruction& one) {
     if (one.kind == InstructionKind::kCompute) check_same_buffer(place, one);
     for (size_t a = 0; a < one.args.size(); ++a)
       if (access_of(role_, one, a).read) read(place, one, one.args[a]);
@@ -81,7 +81,7 @@ class CellCheck {
   }
 
   // One buffer bound twice: once written, it must not be read any more by the other name.
-  void check_same_buffer(Place place, const Instruction& one) {
+  void check_same_buffer(Spot place, const Instruction& one) {
     const Program& program = role_.programs[one.program];
     std::map<int32_t, std::vector<size_t>> bound;
     for (size_t a = 0; a < one.args.size(); ++a) bound[one.args[a]].push_back(a);
@@ -108,18 +108,18 @@ class CellCheck {
   }
 
   // ---- One access ----
-  void read(Place place, const Instruction& one, int32_t buffer) {
+  void read(Spot place, const Instruction& one, int32_t buffer) {
     Life* life = current(buffer);
     if (!life) return unwritten(place, buffer);
     if (life->evicted_by.valid()) return overwritten(place, *life);
-    for (Place write : life->writes)
+    for (Spot write : life->writes)
       if (!clocks_.before(section_, write, place))
         unordered(place, "reads", *life, write, "writes");
-    const Place end =
+    const Spot end =
         one.kind == InstructionKind::kSend ? section_.partner[place.cell][place.index] : place;
     note(life->reads, life->reader, end, place);
   }
-  void write(Place place, int32_t buffer, bool reads_too) {
+  void write(Spot place, int32_t buffer, bool reads_too) {
     Life* life = current(buffer);
     if (reads_too || (life && life->permanent)) {
       if (!life) return;  // said by read()
@@ -137,7 +137,7 @@ class CellCheck {
     return life_of_[buffer] < 0 ? nullptr : &lives_[life_of_[buffer]];
   }
 
-  void unwritten(Place place, int32_t buffer) {
+  void unwritten(Spot place, int32_t buffer) {
     std::string later;
     const auto& list = *section_.lists[cell_];
     for (size_t i = static_cast<size_t>(place.index) + 1; i < list.size() && later.empty(); ++i)
@@ -147,19 +147,19 @@ class CellCheck {
     findings_.add("order", "{} reads {} before anything writes it{}", name(place),
                   buffer_name(buffer), later);
   }
-  void overwritten(Place place, const Life& life) {
+  void overwritten(Spot place, const Life& life) {
     findings_.add("memory", "{} needs {}, whose memory {} has given to {}", name(place),
                   buffer_name(life.buffer), name_of(section_.at(life.evicted_by)),
                   buffer_name(life.evicted_for));
   }
-  void unordered(Place place, const char* does, const Life& life, Place other, const char* did) {
+  void unordered(Spot place, const char* does, const Life& life, Spot other, const char* did) {
     findings_.add("order", "{} {} {}, which {} {} without being waited for", name(place), does,
                   buffer_name(life.buffer), name(other), did);
   }
 
   // All earlier accesses of a life are complete when `place` runs.
-  void after_all(Place place, const Life& life, const char* does) {
-    for (Place write : life.writes)
+  void after_all(Spot place, const Life& life, const char* does) {
+    for (Spot write : life.writes)
       if (write != place && !clocks_.before(section_, write, place))
         unordered(place, does, life, write, "writes");
     for (size_t r = 0; r < life.reads.size(); ++r)
@@ -169,7 +169,7 @@ class CellCheck {
   }
 
   // ---- Lives and the bytes they own ----
-  void begin(Place place, int32_t buffer) {
+  void begin(Spot place, int32_t buffer) {
     lives_.push_back({});
     const auto id = static_cast<int32_t>(lives_.size() - 1);
     lives_[id].buffer = buffer;
@@ -185,7 +185,7 @@ class CellCheck {
     take_bytes({}, id);
     life_of_[buffer] = id;
   }
-  void take_bytes(Place place, int32_t id) {
+  void take_bytes(Spot place, int32_t id) {
     const Buffer& buffer = role_.buffers[lives_[id].buffer];
     const int64_t begin = buffer.offset, end = begin + buffer.type.bytes();
     if (begin == end) return;
@@ -204,7 +204,7 @@ class CellCheck {
     }
     owner_[begin] = {end, id};
   }
-  void evict(Place place, int32_t old_id, int32_t new_id) {
+  void evict(Spot place, int32_t old_id, int32_t new_id) {
     Life& old = lives_[old_id];
     const int32_t buffer = lives_[new_id].buffer;
     if (old.buffer == buffer && old_id != new_id)
@@ -214,7 +214,7 @@ class CellCheck {
                     buffer_name(buffer), buffer_name(old.buffer), model_.who(cell_));
       return;
     }
-    for (Place write : old.writes) gives_way(place, old, write, "writes", buffer);
+    for (Spot write : old.writes) gives_way(place, old, write, "writes", buffer);
     for (size_t r = 0; r < old.reads.size(); ++r)
       gives_way(place, old, old.reads[r],
                 old.reads[r] == old.reader[r] ? "uses" : "may still be sending", buffer,
@@ -222,8 +222,8 @@ class CellCheck {
     old.evicted_by = place;
     old.evicted_for = buffer;
   }
-  void gives_way(Place place, const Life& old, Place access, const char* did, int32_t buffer,
-                 Place who = {}) {
+  void gives_way(Spot place, const Life& old, Spot access, const char* did, int32_t buffer,
+                 Spot who = {}) {
     if (access != place && clocks_.before(section_, access, place)) return;
     findings_.add("memory", "{} puts {} where {} {} {}", name(place), buffer_name(buffer),
                   access == place ? "it" : name(who.valid() ? who : access), did,
@@ -231,10 +231,10 @@ class CellCheck {
   }
 
   // Keeps the last access per stream: earlier ones on the same stream are complete when it is.
-  bool replaces(Place later, Place earlier) const {
+  bool replaces(Spot later, Spot earlier) const {
     return later.cell == earlier.cell && section_.at(later).stream == section_.at(earlier).stream;
   }
-  void note(std::vector<Place>& ends, std::vector<Place>& readers, Place end, Place reader) {
+  void note(std::vector<Spot>& ends, std::vector<Spot>& readers, Spot end, Spot reader) {
     for (size_t k = 0; k < ends.size(); ++k)
       if (replaces(end, ends[k])) {
         if (end.index < ends[k].index) return;
@@ -245,8 +245,8 @@ class CellCheck {
     ends.push_back(end);
     readers.push_back(reader);
   }
-  void note_write(Life& life, Place place) {
-    for (Place& write : life.writes)
+  void note_write(Life& life, Spot place) {
+    for (Spot& write : life.writes)
       if (replaces(place, write)) {
         write = place;
         return;

@@ -27,7 +27,7 @@ class Comparison {
 
   void run() {
     std::map<std::string, size_t> known;
-    std::vector<std::map<int32_t, std::vector<Place>>> tasks;  // in order; by microbatch
+    std::vector<std::map<int32_t, std::vector<Spot>>> tasks;  // in order; by microbatch
     for (int32_t i = 0; i < static_cast<int32_t>(section_.lists[cell_]->size()); ++i) {
       const Instruction& one = section_.at({cell_, i});
       const auto task = task_of(one);
@@ -50,12 +50,12 @@ class Comparison {
   }
 
  private:
-  std::string name(Place place) const { return name_of(model_, section_, place); }
+  std::string name(Spot place) const { return name_of(model_, section_, place); }
   std::string buffer_name(int32_t b) const {
     return fmt::format("'{}'", quote_control(role_.buffers[b].name));
   }
 
-  void compare(int32_t micro, Place reference, Place place) {
+  void compare(int32_t micro, Spot reference, Spot place) {
     const Instruction &first = section_.at(reference), &one = section_.at(place);
     if (first.args.size() != one.args.size())
       return findings_.add("microbatch", "{} has {} args, {} has {}", name(place), one.args.size(),

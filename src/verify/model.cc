@@ -88,7 +88,7 @@ std::string name_of(const Instruction& instruction) {
   return fmt::format("'{}'", quote_control(instruction.label));
 }
 
-std::string name_of(const Model& model, const Section& section, Place place) {
+std::string name_of(const Model& model, const Section& section, Spot place) {
   return fmt::format("{} on {}", name_of(section.at(place)), model.who(place.cell));
 }
 

@@ -16,10 +16,10 @@ struct Cell {
   std::vector<int64_t> coordinates;  // of that rank
 };
 
-struct Place {
+struct Spot {
   int32_t cell = -1, index = -1;  // an instruction
   bool valid() const { return cell >= 0; }
-  bool operator==(const Place&) const = default;
+  bool operator==(const Spot&) const = default;
 };
 
 struct Model {
@@ -36,20 +36,20 @@ Result<Model> make_model(const PlanSet& set);
 struct Section {
   const char* name = "";
   std::vector<const std::vector<Instruction>*> lists;  // by cell
-  std::vector<std::vector<Place>> partner;  // of a send its receive, of a receive its send
+  std::vector<std::vector<Spot>> partner;  // of a send its receive, of a receive its send
   std::vector<std::vector<int32_t>>
       joint;  // index in `joints`, -1 for what is no collective across cells
-  std::vector<std::vector<Place>> joints;  // members, by cell
-  std::vector<Place> order;  // a possible run; of a joint its first member stands for all
+  std::vector<std::vector<Spot>> joints;  // members, by cell
+  std::vector<Spot> order;  // a possible run; of a joint its first member stands for all
 
-  const Instruction& at(Place place) const { return (*lists[place.cell])[place.index]; }
+  const Instruction& at(Spot place) const { return (*lists[place.cell])[place.index]; }
 };
 Section make_section(const Model& model, const char* name);
 
 // "'F stage=1 mb=3'", or what it does where it has no label.
 std::string name_of(const Instruction& instruction);
 // "'F stage=1 mb=3' on rank 2"
-std::string name_of(const Model& model, const Section& section, Place place);
+std::string name_of(const Model& model, const Section& section, Spot place);
 
 // Collects findings; of each rule the first few.
 class Findings {
@@ -86,7 +86,7 @@ struct Clocks {
   int32_t slots = 0;
   std::vector<std::vector<int32_t>> known;  // by cell: [instruction × slots + slot]
 
-  bool before(const Section& section, Place earlier, Place later) const;
+  bool before(const Section& section, Spot earlier, Spot later) const;
 };
 Clocks make_clocks(const Model& model, const Section& section);
 

@@ -43,28 +43,28 @@ class SumCheck {
   }
 
   void run() {
-    for (Place place : section_.order) {
+    for (Spot place : section_.order) {
       const int32_t joint = section_.joint[place.cell][place.index];
       const Instruction& one = section_.at(place);
       if (one.group >= 0)
-        collective(joint < 0 ? std::vector<Place>{place} : section_.joints[joint]);
+        collective(joint < 0 ? std::vector<Spot>{place} : section_.joints[joint]);
       else
         step(place, one);
     }
   }
 
  private:
-  const RoleProgram& role(Place place) const { return *model_.cells[place.cell].role; }
-  Content& held(Place place, int32_t buffer) { return held_[place.cell][buffer]; }
-  std::string name(Place place) const { return name_of(model_, section_, place); }
-  std::string buffer_name(Place place, int32_t buffer) const {
+  const RoleProgram& role(Spot place) const { return *model_.cells[place.cell].role; }
+  Content& held(Spot place, int32_t buffer) { return held_[place.cell][buffer]; }
+  std::string name(Spot place) const { return name_of(model_, section_, place); }
+  std::string buffer_name(Spot place, int32_t buffer) const {
     return fmt::format("'{}'", quote_control(role(place).buffers[buffer].name));
   }
-  std::string target_name(Place place, int32_t target) const {
+  std::string target_name(Spot place, int32_t target) const {
     return fmt::format("'{}'", quote_control(role(place).sum_targets[target].name));
   }
 
-  void step(Place place, const Instruction& one) {
+  void step(Spot place, const Instruction& one) {
     switch (one.kind) {
       case InstructionKind::kInput: {
         Content content;
@@ -80,7 +80,7 @@ class SumCheck {
         sent_[place.cell][place.index] = held(place, one.args[0]);
         return;
       case InstructionKind::kRecv: {
-        const Place send = section_.partner[place.cell][place.index];
+        const Spot send = section_.partner[place.cell][place.index];
         auto message = sent_[send.cell].extract(send.index);
         held(place, one.args[0]) = std::move(message.mapped());
         rename_targets(send, place, held(place, one.args[0]));
@@ -93,12 +93,12 @@ class SumCheck {
         compute(place, one);
     }
   }
-  SampleSet samples(Place place, const SampleRange& range) const {
+  SampleSet samples(Spot place, const SampleRange& range) const {
     return samples_of(range, model_.cells[place.cell].coordinates, model_.free_axis);
   }
 
   // Sums go by name: roles may number them differently.
-  void rename_targets(Place from, Place to, Content& content) const {
+  void rename_targets(Spot from, Spot to, Content& content) const {
     const auto &targets = role(from).sum_targets, &own = role(to).sum_targets;
     const auto id_of = [&](int32_t target) {
       if (static_cast<size_t>(target) < own.size() && own[target].name == targets[target].name)
@@ -123,7 +123,7 @@ class SumCheck {
   }
 
   // ---- Compute ----
-  void compute(Place place, const Instruction& one) {
+  void compute(Spot place, const Instruction& one) {
     const Program& program = role(place).programs[one.program];
     for (const SumRead& read : one.sum_reads) check_read(place, one, read);
     const Content source = sources(place, one, program);
@@ -154,7 +154,7 @@ class SumCheck {
 
   // What the results come from: samples and finished sums of all that the program reads and does
   // not sum.
-  Content sources(Place place, const Instruction& one, const Program& program) {
+  Content sources(Spot place, const Instruction& one, const Program& program) {
     Content source;
     std::vector<bool> declared(one.args.size());
     for (const SumRead& read : one.sum_reads) {
@@ -179,7 +179,7 @@ class SumCheck {
     return source;
   }
 
-  void check_contributions(Place place, const Instruction& one, const Program& program,
+  void check_contributions(Spot place, const Instruction& one, const Program& program,
                            const Content& source) {
     for (const Contribution& part : one.contributions) {
       const std::string target = target_name(place, part.target);
@@ -201,7 +201,7 @@ class SumCheck {
     }
   }
 
-  void check_read(Place place, const Instruction& one, const SumRead& read) {
+  void check_read(Spot place, const Instruction& one, const SumRead& read) {
     ++report_.sums;
     const Content& content = held(place, one.args[read.arg]);
     const SumTarget& target = role(place).sum_targets[read.target];
@@ -234,7 +234,7 @@ class SumCheck {
 
   // ---- Parameters ----
   // Whoever writes a parameter has its finished gradient.
-  void check_update(Place place, const Instruction& one, const Program& program,
+  void check_update(Spot place, const Instruction& one, const Program& program,
                     const Content& source) {
     for (size_t a = 0; a < one.args.size(); ++a) {
       const Buffer& buffer = role(place).buffers[one.args[a]];
@@ -261,7 +261,7 @@ class SumCheck {
   }
 
   // ---- Collectives ----
-  void collective(const std::vector<Place>& members) {
+  void collective(const std::vector<Spot>& members) {
     const Instruction& one = section_.at(members[0]);
     switch (one.kind) {
       case InstructionKind::kAllReduce:
@@ -269,12 +269,12 @@ class SumCheck {
       case InstructionKind::kReduceScatter:
         return reduce(members, true);
       case InstructionKind::kAllGather:
-        for (Place member : members) gather(member);
+        for (Spot member : members) gather(member);
         return;
       case InstructionKind::kBroadcast:
         return broadcast(members);
       default:  // all_to_all: parts of sums are not followed through it
-        for (Place member : members) {
+        for (Spot member : members) {
           const Instruction& own = section_.at(member);
           Content content = held(member, own.args[0]);
           content.foreign = content.is_part();
@@ -282,18 +282,18 @@ class SumCheck {
         }
     }
   }
-  const std::vector<int32_t>& axes(Place place) const {
+  const std::vector<int32_t>& axes(Spot place) const {
     return role(place).groups[section_.at(place).group].axes;
   }
 
   // The sum over all members: the cells named here, and in each the ranks along the group's free
   // axes.
-  void reduce(const std::vector<Place>& members, bool scatter) {
+  void reduce(const std::vector<Spot>& members, bool scatter) {
     const size_t args = scatter ? 1 : section_.at(members[0]).args.size();
     for (size_t a = 0; a < args; ++a) {
       Content sum;
       bool some_part = false, all_part = true;
-      for (Place member : members) {
+      for (Spot member : members) {
         Content content = held(member, section_.at(member).args[a]);
         rename_targets(member, members[0], content);
         some_part = some_part || content.is_part();
@@ -308,7 +308,7 @@ class SumCheck {
             if (model_.free_axis[axis])
               sum_over_axis(set, static_cast<size_t>(axis), model_.mesh[axis].second);
       if (scatter) sum.slice_of = section_.at(members[0]).group;
-      for (Place member : members) {
+      for (Spot member : members) {
         Content own = sum;
         rename_targets(members[0], member, own);
         if (scatter) own.slice_of = section_.at(member).group;
@@ -316,7 +316,7 @@ class SumCheck {
       }
     }
   }
-  void gather(Place member) {
+  void gather(Spot member) {
     const Instruction& one = section_.at(member);
     Content content = held(member, one.args[0]);
     if (content.is_part() && content.slice_of != one.group) content.foreign = true;
@@ -324,13 +324,13 @@ class SumCheck {
     content.computed_from.clear();
     held(member, one.args[1]) = std::move(content);
   }
-  void broadcast(const std::vector<Place>& members) {
+  void broadcast(const std::vector<Spot>& members) {
     const Instruction& one = section_.at(members[0]);
     const auto ranks = group_ranks(role(members[0]), role(members[0]).groups[one.group],
                                    model_.cells[members[0].cell].coordinates);
     const int64_t root = ranks[one.root];
     const std::vector<int64_t> coordinates = coordinates_of(model_.mesh, root);
-    const auto from = std::find_if(members.begin(), members.end(), [&](Place member) {
+    const auto from = std::find_if(members.begin(), members.end(), [&](Spot member) {
       return member.cell == model_.cell_of_rank[root];
     });
     Content content = held(*from, section_.at(*from).args[0]);
@@ -341,7 +341,7 @@ class SumCheck {
       for (SampleSet& set : content.computed_from)
         take_from(set, static_cast<size_t>(axis), coordinates[axis]);
     }
-    for (Place member : members) {
+    for (Spot member : members) {
       Content own = content;
       rename_targets(*from, member, own);
       held(member, section_.at(member).args[0]) = std::move(own);
@@ -365,7 +365,7 @@ bool is_trained(const RoleProgram& role, const std::string& param) {
 void check_updates_once(const Model& model, const Section& section, Findings& findings) {
   for (int32_t c = 0; c < static_cast<int32_t>(model.cells.size()); ++c) {
     const RoleProgram& role = *model.cells[c].role;
-    std::vector<std::vector<Place>> writers(role.buffers.size());
+    std::vector<std::vector<Spot>> writers(role.buffers.size());
     for (int32_t i = 0; i < static_cast<int32_t>(section.lists[c]->size()); ++i) {
       const Instruction& one = section.at({c, i});
       for (size_t a = 0; a < one.args.size(); ++a) {

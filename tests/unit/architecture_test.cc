@@ -273,6 +273,38 @@ TEST(Architecture, TestsReachNoPrivateHeader) {
           << name_of(file) << ": " << include.target;
 }
 
+// The types that a source defines for other files to see: "piper::cpu::Block". House style puts a
+// namespace's end on a line of its own, "}  // namespace…".
+std::vector<std::string> visible_types(const std::string& source) {
+  static const std::regex opening("namespace ([A-Za-z:]*) ?\\{"),
+      type("(struct|class|enum class) ([A-Za-z]+) [^;]*\\{.*");
+  std::vector<std::string> open, types;
+  for (const std::string& line : split_text(source, '\n')) {
+    std::smatch found;
+    if (std::regex_match(line, found, opening)) {
+      open.push_back(found[1].str());
+    } else if (line.starts_with("}  // namespace") && !open.empty()) {
+      open.pop_back();
+    } else if (std::regex_match(line, found, type) &&
+               std::find(open.begin(), open.end(), "") == open.end()) {
+      types.push_back(join(open, "::") + "::" + found[2].str());
+    }
+  }
+  return types;
+}
+
+// Two types of one name in two rooms would share their templates' code in whatever links both.
+TEST(Architecture, NoTypeIsDefinedTwice) {
+  std::map<std::string, fs::path> seen;
+  for (const char* folder : {"include", "src"})
+    for (const fs::path& file : sources_under(kRoot / folder))
+      for (const std::string& type : visible_types(read(file))) {
+        const auto [at, is_new] = seen.emplace(type, file);
+        EXPECT_TRUE(is_new) << type << " is in " << name_of(at->second) << " and " << name_of(file);
+      }
+  EXPECT_GT(seen.size(), 100u);
+}
+
 // That the executor knows nothing of strategies is then a fact that the linker keeps.
 TEST(Architecture, TheRuntimeLinksNoCompilerRoom) {
   const std::set<std::string> executor = {"base",         "data",      "bundle",  "backend_cpu",
@@ -360,6 +392,9 @@ TEST(Architecture, BreachesAreSeen) {
                                 "3: yaml-cpp/yaml.h belongs to strategy",
                                 "4: ../graph/text.h leaves the folder of the room",
                                 "5: no_such.h is no header of this room"}));
+  EXPECT_EQ(visible_types("namespace a {\nnamespace {\nstruct B {\n}  // namespace\nclass C;\n"
+                          "struct D : E {\n  struct F {\n}  // namespace a\n"),
+            (std::vector<std::string>{"a::D"}));
   const Rooms parsed =
       parse_calls("\npiper_room(b USES a\n  c LINKS x::y)\npiper_room(c)\n", "piper_room");
   EXPECT_EQ(parsed.uses.at("b"), (std::vector<std::string>{"a", "c"}));
