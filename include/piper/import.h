@@ -47,8 +47,12 @@ struct ImportOptions {
   int64_t max_file_bytes = int64_t{512} << 20;
 };
 
-struct ParamReport {                  // for --explain=parameters
-  std::string name, evidence;         // evidence: "signature + call linear_3", "kept name", "scope and content", …
+struct ParamReport {                  // for --explain=parameters and --describe
+  std::string name;
+  TensorType type;
+  std::vector<std::string> aliases;
+  bool frozen = false;
+  std::string evidence;         // evidence: "signature + call linear_3", "kept name", "scope and content", …
   std::string initializer;            // where its values are stored, and how: "val_9 (transposed)"
 };
 struct Imported {
@@ -60,6 +64,26 @@ struct Imported {
   std::vector<std::string> notes;     // warnings for the user
 };
 
+// What a file has whatever its dynamic dims are bound to, and whether or not all of it is supported.
+struct Survey {
+  struct Input {
+    std::string name;
+    DType dtype = DType::kF32;
+    std::vector<std::string> dims;    // sizes, names of dynamic dims, or "?"
+    int batch_dim = -1;
+  };
+  std::string producer;               // "pytorch 2.13.0"
+  int64_t opset = 0;
+  std::vector<Input> inputs;
+  std::vector<std::string> outputs;
+  std::vector<ParamReport> parameters;
+  std::vector<std::string> constants, separated, notes;
+  std::vector<std::string> scopes;    // of each node; "" outside of all modules
+  std::vector<std::pair<std::string, int64_t>> ops;  // by name, and how many nodes
+};
+Result<Survey> survey_onnx(const std::string& path, int64_t max_file_bytes = int64_t{512} << 20);
+
+// All operators without a rule, and all nodes whose rule refuses them, are in one error.
 Result<Imported> import_onnx(const std::string& path, const ImportOptions& options);
 
 }  // namespace piper

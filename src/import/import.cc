@@ -8,69 +8,10 @@
 #include <unordered_map>
 
 #include "params.h"
-#include "rules.h"
+#include "support.h"
 
 namespace piper::onnx_import {
 namespace {
-
-// ---- Rules
-// ------------------------------------------------------------------------------------------------
-
-class RuleTable {
- public:
-  RuleTable() {
-    for (const auto rules :
-         {math_rules(), shape_rules(), join_rules(), index_rules(), reduce_rules(), matmul_rules(),
-          norm_rules(), loss_rules(), attention_rules(), einsum_rules(), pool_rules()}) {
-      for (const ImportRule& rule : rules) rules_.push_back(&rule);
-    }
-    std::stable_sort(rules_.begin(), rules_.end(),
-                     [](const ImportRule* a, const ImportRule* b) { return a->op < b->op; });
-  }
-  // Null when there is none for the op in this opset.
-  const ImportRule* find(const OnnxNode& node, int64_t opset) const {
-    if (!node.domain.empty()) return nullptr;
-    auto at =
-        std::lower_bound(rules_.begin(), rules_.end(), node.op,
-                         [](const ImportRule* r, const std::string& op) { return r->op < op; });
-    for (; at != rules_.end() && (*at)->op == node.op; ++at) {
-      if ((*at)->since <= opset && opset <= (*at)->until) return *at;
-    }
-    return nullptr;
-  }
-
- private:
-  std::vector<const ImportRule*> rules_;
-};
-
-Status check_supported(const OnnxModel& model, const std::vector<std::string>& scopes,
-                       const RuleTable& table) {
-  struct Missing {
-    size_t count = 0;
-    std::vector<std::string> first;
-  };
-  std::map<std::string, Missing> missing;
-  for (size_t n = 0; n < model.nodes.size(); ++n) {
-    const OnnxNode& node = model.nodes[n];
-    if (table.find(node, model.opset)) continue;
-    Missing& m = missing[node.domain.empty() ? node.op : node.domain + "::" + node.op];
-    if (m.count++ < 3) {
-      m.first.push_back(scopes[n].empty() ? fmt::format("'{}'", quote_control(node.name))
-                                          : fmt::format("'{}' in '{}'", quote_control(node.name),
-                                                        quote_control(scopes[n])));
-    }
-  }
-  if (missing.empty()) return ok_status();
-  Error error = fail(model.at(), "the model uses {} operator{} of opset {} that {} not supported",
-                     missing.size(), missing.size() == 1 ? "" : "s", model.opset,
-                     missing.size() == 1 ? "is" : "are");
-  for (const auto& [op, m] : missing) {
-    error.notes.push_back(fmt::format("{}: {} node{}: {}{}", quote_control(op), m.count,
-                                      m.count == 1 ? "" : "s", join(m.first, ", "),
-                                      m.count > m.first.size() ? ", …" : ""));
-  }
-  return error;
-}
 
 // ---- Order
 // ------------------------------------------------------------------------------------------------
@@ -278,7 +219,8 @@ class Importer {
  private:
   void add_params();
   void add_constants();
-  Status import_node(size_t n);
+  void try_node(size_t n);
+  Status import_node(size_t n, Rule rule);
   Result<Vals> inputs_of(size_t n);
   Result<Val> param_at_use(const ParamUse& use);
   void name_results(size_t n, const Vals& results, size_t first_node);
@@ -289,6 +231,8 @@ class Importer {
   std::vector<std::string>& scopes_;
   const Recovery& recovery_;
   RuleTable table_;
+  Refusals refusals_;
+  std::set<std::string_view> unknown_;  // values behind refused nodes
   Graph graph_;
   Emitter emit_;
   std::unordered_map<std::string_view, Val> values_;
@@ -366,14 +310,31 @@ void Importer::name_results(size_t n, const Vals& results, size_t first_node) {
   }
 }
 
-Status Importer::import_node(size_t n) {
+// A node that is refused leaves its results unknown, and the walk goes on: all refusals are one
+// error.
+void Importer::try_node(size_t n) {
+  const OnnxNode& node = model_.nodes[n];
+  const ImportRule* rule = table_.find(node, model_.opset);
+  bool known = rule != nullptr;
+  if (!known) refusals_.no_rule(node, scopes_[n]);
+  for (const std::string& input : node.inputs) known = known && !unknown_.count(input);
+  if (known) {
+    Status made = import_node(n, rule->rule);
+    if (made) return;
+    refusals_.refused(node, scopes_[n], std::move(made).error());
+  }
+  unknown_.insert(node.outputs.begin(), node.outputs.end());
+  unknown_.erase("");
+}
+
+Status Importer::import_node(size_t n, Rule rule) {
   const OnnxNode& node = model_.nodes[n];
   const size_t first_node = graph_.nodes.size();
   emit_.build().scope = scopes_[n];
   emit_.build().name_prefix = (node.outputs.empty() ? node.name : node.outputs[0]) + "/";
   PIPER_ASSIGN(Vals inputs, inputs_of(n));
   RuleContext context(node, std::move(inputs), model_.opset, scopes_[n], emit_);
-  PIPER_ASSIGN(Vals results, table_.find(node, model_.opset)->rule(context));
+  PIPER_ASSIGN(Vals results, rule(context));
   for (size_t i = 0; i < node.outputs.size(); ++i) {
     if (node.outputs[i].empty()) continue;
     if (i >= results.size()) return context.error("its output {} is not supported", i);
@@ -422,7 +383,6 @@ void Importer::rename() {
 }
 
 Status Importer::run(const ImportOptions& options) {
-  PIPER_TRY(check_supported(model_, scopes_, table_));
   PIPER_ASSIGN(const std::vector<size_t> order, node_order(model_));
   PIPER_TRY(InputShapes(model_, options).bind(graph_));
   for (const ValueId id : graph_.inputs) {
@@ -435,15 +395,18 @@ Status Importer::run(const ImportOptions& options) {
   }
   add_params();
   add_constants();
-  for (const size_t n : order) PIPER_TRY(import_node(n));
+  for (const size_t n : order) try_node(n);
+  if (refusals_.any()) return refusals_.error(model_);
   PIPER_TRY(add_outputs());
   rename();
   return ok_status();
 }
 
-void fill_reports(const Recovery& recovery, Imported& out) {
+template <class Report>  // Imported or Survey
+void fill_reports(const Recovery& recovery, Report& out) {
   for (const RecoveredParam& param : recovery.params) {
-    out.parameters.push_back({param.name, param.evidence, param.initializer});
+    out.parameters.push_back(
+        {param.name, param.type, param.aliases, param.frozen, param.evidence, param.initializer});
   }
   out.constants = recovery.constants;
   out.separated = recovery.separated;
@@ -454,6 +417,36 @@ void fill_reports(const Recovery& recovery, Imported& out) {
                     "'tie: [{0}, OTHER]' under 'parameters' says of which",
                     name));
   }
+}
+
+Result<Survey> survey_model(OnnxModel model) {
+  std::vector<std::string> scopes = scopes_of(model);
+  PIPER_ASSIGN(const Recovery recovery, recover_params(model, scopes));
+  Survey out;
+  out.producer = model.producer;
+  out.opset = model.opset;
+  out.outputs = model.outputs;
+  const std::string batch = shared_param(model);
+  for (const OnnxInput& input : model.inputs) {
+    Survey::Input& known = out.inputs.emplace_back();
+    known.name = input.name;
+    known.dtype = input.dtype;
+    known.batch_dim = input.dims.empty() ? -1 : 0;
+    for (size_t d = 0; d < input.dims.size(); ++d) {
+      const OnnxDim& dim = input.dims[d];
+      if (dim.value < 0 && !batch.empty() && dim.param == batch)
+        known.batch_dim = static_cast<int>(d);
+      known.dims.push_back(dim.value >= 0      ? std::to_string(dim.value)
+                           : dim.param.empty() ? "?"
+                                               : dim.param);
+    }
+  }
+  fill_reports(recovery, out);
+  out.scopes = std::move(scopes);
+  std::map<std::string, int64_t> ops;
+  for (const OnnxNode& node : model.nodes) ++ops[node.op];
+  out.ops.assign(ops.begin(), ops.end());
+  return out;
 }
 
 Result<Imported> import_model(OnnxModel model, const ImportOptions& options) {
@@ -477,6 +470,13 @@ namespace piper {
 Result<Imported> import_onnx(const std::string& path, const ImportOptions& options) {
   PIPER_ASSIGN(onnx_import::OnnxModel model, onnx_import::read_onnx(path, options.max_file_bytes));
   Result<Imported> out = onnx_import::import_model(std::move(model), options);
+  if (!out && out.error().at.file.empty()) out.error().at = SourceSpan{path, 0, 0, 1};
+  return out;
+}
+
+Result<Survey> survey_onnx(const std::string& path, int64_t max_file_bytes) {
+  PIPER_ASSIGN(onnx_import::OnnxModel model, onnx_import::read_onnx(path, max_file_bytes));
+  Result<Survey> out = onnx_import::survey_model(std::move(model));
   if (!out && out.error().at.file.empty()) out.error().at = SourceSpan{path, 0, 0, 1};
   return out;
 }

@@ -49,6 +49,7 @@ struct OnnxInput {
 
 struct OnnxModel {
   std::string path;
+  std::string producer;  // the program that wrote it, and its version
   int64_t opset = 0;
   std::vector<OnnxNode> nodes;
   std::vector<OnnxTensor> initializers;

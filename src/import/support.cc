@@ -1,0 +1,75 @@
+#include "support.h"
+
+#include <algorithm>
+
+namespace piper::onnx_import {
+
+RuleTable::RuleTable() {
+  for (const auto rules :
+       {math_rules(), shape_rules(), join_rules(), index_rules(), reduce_rules(), matmul_rules(),
+        norm_rules(), loss_rules(), attention_rules(), einsum_rules(), pool_rules()}) {
+    for (const ImportRule& rule : rules) rules_.push_back(&rule);
+  }
+  std::stable_sort(rules_.begin(), rules_.end(),
+                   [](const ImportRule* a, const ImportRule* b) { return a->op < b->op; });
+}
+
+const ImportRule* RuleTable::find(const OnnxNode& node, int64_t opset) const {
+  if (!node.domain.empty()) return nullptr;
+  auto at = std::lower_bound(rules_.begin(), rules_.end(), node.op,
+                             [](const ImportRule* r, const std::string& op) { return r->op < op; });
+  for (; at != rules_.end() && (*at)->op == node.op; ++at) {
+    if ((*at)->since <= opset && opset <= (*at)->until) return *at;
+  }
+  return nullptr;
+}
+
+void Refusals::add(const std::string& what, const OnnxNode& node, const std::string& scope,
+                   Error error) {
+  constexpr size_t kPlaces = 3;
+  Group& group = groups_[what];
+  if (group.count == 0) group.error = std::move(error);
+  if (group.count++ >= kPlaces) return;
+  group.first.push_back(
+      scope.empty() ? fmt::format("'{}'", quote_control(node.name))
+                    : fmt::format("'{}' in '{}'", quote_control(node.name), quote_control(scope)));
+}
+
+void Refusals::no_rule(const OnnxNode& node, const std::string& scope) {
+  const std::string op =
+      quote_control(node.domain.empty() ? node.op : node.domain + "::" + node.op);
+  missing_ += groups_.count(op) == 0;
+  add(op, node, scope, {});
+}
+
+void Refusals::refused(const OnnxNode& node, const std::string& scope, Error error) {
+  std::string where = node.label();
+  if (!scope.empty()) where += fmt::format(" in '{}'", quote_control(scope));
+  std::string why = error.message;
+  if (why.starts_with(where + ": ")) why.erase(0, where.size() + 2);
+  const std::string what = quote_control(node.op) + ": " + why;
+  refused_ += groups_.count(what) == 0;
+  add(what, node, scope, std::move(error));
+}
+
+Error Refusals::error(const OnnxModel& model) const {
+  constexpr size_t kShown = 64;
+  if (missing_ == 0 && refused_ == 1 && groups_.begin()->second.count == 1)
+    return groups_.begin()->second.error;
+  const bool one = missing_ == 1;
+  std::string text = fmt::format("the model uses {} operator{} of opset {} that {} not supported",
+                                 missing_, one ? "" : "s", model.opset, one ? "is" : "are");
+  if (missing_ == 0)
+    text = fmt::format("the model uses operators in {} way{} that {} not supported", refused_,
+                       refused_ == 1 ? "" : "s", refused_ == 1 ? "is" : "are");
+  Error error = fail(model.at(), "{}", text);
+  for (const auto& [what, group] : groups_) {
+    if (error.notes.size() == kShown) break;
+    error.notes.push_back(fmt::format("{}: {} node{}: {}{}", what, group.count,
+                                      group.count == 1 ? "" : "s", join(group.first, ", "),
+                                      group.count > group.first.size() ? ", …" : ""));
+  }
+  return error;
+}
+
+}  // namespace piper::onnx_import
