@@ -3,6 +3,20 @@
 #include <algorithm>
 
 namespace piper::onnx_import {
+namespace {
+
+// The line of the user's program that a node comes from, where the exporter kept it.
+std::string source_line(const OnnxNode& node) {
+  const std::string_view trace = find_metadata(node.metadata, "pkg.torch.onnx.stack_trace");
+  const size_t end = trace.find_last_not_of(" \n");
+  if (end == trace.npos) return {};
+  const size_t start = trace.rfind('\n', end) + 1;  // npos + 1 is the beginning
+  const size_t text = trace.find_first_not_of(' ', start);
+  constexpr size_t kMost = 80;
+  return fmt::format(": {}", quote_control(trace.substr(text, std::min(end + 1 - text, kMost))));
+}
+
+}  // namespace
 
 RuleTable::RuleTable() {
   for (const auto rules :
@@ -30,9 +44,9 @@ void Refusals::add(const std::string& what, const OnnxNode& node, const std::str
   Group& group = groups_[what];
   if (group.count == 0) group.error = std::move(error);
   if (group.count++ >= kPlaces) return;
-  group.first.push_back(
-      scope.empty() ? fmt::format("'{}'", quote_control(node.name))
-                    : fmt::format("'{}' in '{}'", quote_control(node.name), quote_control(scope)));
+  std::string place = fmt::format("'{}'", quote_control(node.name));
+  if (!scope.empty()) place += fmt::format(" in '{}'", quote_control(scope));
+  group.first.push_back(place + source_line(node));
 }
 
 void Refusals::no_rule(const OnnxNode& node, const std::string& scope) {

@@ -93,7 +93,8 @@ Grads gradient(Builder& build, const GradientArgs& args) {
     before[d] = cut.start;
     after[d] = shape[d] - cut.start - taken * cut.step;  // negative: cuts off the last zeros
   }
-  if (build.shape(dx) == shape) return {dx};
+  const std::vector<int64_t> none(shape.size(), 0);
+  if (before == none && after == none) return {dx};
   return {build.op1("Pad", {dx}, {{"before", before}, {"after", after}, {"value", 0.0}})};
 }
 
@@ -142,7 +143,7 @@ std::vector<OpDef> slice_ops() {
   def.samples = {sample({4, 6}, {0, 1}, {4, 5}, {1, 1}),
                  sample({4, 2, 6}, {0, 1, 0}, {4, 2, 6}, {1, 1, 1}),
                  sample({7, 2}, {1, 0}, {7, 2}, {2, 1}), sample({7, 2}, {5, 1}, {-1, -1}, {-2, -1}),
-                 sample({4, 2}, {3, 0}, {3, 2}, {1, 1})};
+                 sample({4, 2}, {3, 0}, {3, 2}, {1, 1}), sample({2, 4}, {0, 1}, {2, 4}, {1, 2})};
   return {def};
 }
 
