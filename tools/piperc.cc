@@ -41,6 +41,9 @@ void explain_directives(const Compiled& compiled) {
     for (const std::string& line : e.lines) fmt::print("    {}\n", line);
   }
   for (const auto& [op, count] : compiled.patterns) fmt::print("recognised: {} {}\n", count, op);
+  const FuseCounts& fused = compiled.fused;
+  fmt::print("fused: {} pointwise ops in {} groups, {} copies became views\n", fused.ops,
+             fused.groups, fused.views);
   for (const std::string& note : compiled.notes) fmt::print("note: {}\n", note);
 }
 
@@ -145,6 +148,8 @@ int main(int argc, char** argv) {
   app.add_option("--dump", flags.dump, "print the text form after a step: " + join(steps, ", "))
       ->check(CLI::IsMember(steps))
       ->type_name("STEP");
+  app.add_flag("!--no-fuse", flags.compile.fuse,
+               "plans that run every op on its own, with the same bits: to look for a fault");
   app.add_flag("--force", flags.force, "replace a directory that holds plans");
   app.add_flag("--dry-run", flags.dry_run,
                "write nothing; print the explanation and the memory table");

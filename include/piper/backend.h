@@ -27,6 +27,9 @@ class Backend {
   virtual void sum(std::byte* to, std::span<const std::byte* const> from, DType dtype, int64_t count) = 0;
 };
 
+// What the kernels of a thread may allocate for themselves (a plan's scratch_bytes).
+inline constexpr int64_t kKernelScratchBytes = int64_t{4} << 20;
+
 struct CpuOptions {
   int threads = 1;  // for one launch; more than 1 has no effect yet: it runs on the calling thread
 };

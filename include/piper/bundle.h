@@ -16,7 +16,7 @@
 
 namespace piper {
 
-inline constexpr int kPlanFormatVersion = 1;
+inline constexpr int kPlanFormatVersion = 2;
 
 // ---- Programs: what one compute instruction runs -------------------------------------------------
 
@@ -29,19 +29,29 @@ struct ProgramOp {
   bool operator==(const ProgramOp&) const = default;
 };
 
+// Another shape for the same bytes: `value` is `base` (an argument or a local that is no view) from byte `offset` on.
+// Made with its base; an op that writes it writes the base, which is then an argument and covered whole.
+struct ProgramView {
+  int32_t value = 0, base = 0;
+  int64_t offset = 0;
+  bool operator==(const ProgramView&) const = default;
+};
+
 // A chunk program, shared by content: equal layers have one. Values [0, num_args) are bound by each instruction, the
 // others live in the workspace of the instruction's stream while the program runs.
 struct Program {
   std::string label;               // a typical use, for people: "F stage=1 h/2"
   std::vector<TensorType> values;
   int32_t num_args = 0;
-  std::vector<int64_t> offsets;    // by value: byte offset in the workspace, -1 for arguments and literals;
+  std::vector<int64_t> offsets;    // by value: byte offset in the workspace, -1 for arguments, literals and views;
                                    // values may share memory when an op works in place or lifetimes are apart
   std::vector<std::pair<int32_t, std::string>> literals;  // small constants: value id, its bytes (at most 64)
   std::vector<ProgramOp> ops;      // in execution order
   std::vector<bool> arg_written;   // by argument: the program writes it (it may read it too: in-place accumulation)
   std::vector<bool> arg_read;      // by argument: the program reads what was there before
   int64_t workspace_bytes = 0;     // greatest offset + size
+  std::vector<ProgramView> views;  // by value, ascending
+  std::vector<int32_t> bases() const;  // by value: its base, itself when it is no view
   bool operator==(const Program&) const = default;
 };
 
@@ -173,7 +183,8 @@ struct RoleProgram {
   int64_t arena_bytes = 0;       // greatest buffer end
   std::vector<int64_t> workspace_bytes;  // by stream: the largest of its programs
   int64_t transport_bytes = 0;   // slots that transports may allocate for this rank: stated, never exceeded
-  int64_t peak_bytes() const;    // arena + workspaces + transport: the memory the plan states
+  int64_t scratch_bytes = 0;     // what the kernels of a thread may allocate for themselves: stated, never exceeded
+  int64_t peak_bytes() const;    // arena + workspaces + transport + scratch: the memory the plan states
 };
 
 struct RankHeader {

@@ -5,6 +5,7 @@
 
 #include "piper/bundle.h"
 #include "piper/directives.h"
+#include "piper/fuse.h"
 #include "piper/import.h"
 #include "piper/strategy.h"
 
@@ -13,6 +14,7 @@ namespace piper {
 struct CompileOptions {
   std::string model, strategy;
   std::vector<Definition> defines;
+  bool fuse = true;     // false: plans run every op on its own, with the same bits
   bool oracles = true;  // also the single-device plans that --verify-against runs beside
   // Called after each step with its name and a function that prints what it made; may be empty.
   std::function<void(std::string_view step, const std::function<std::string()>& text)> dump;
@@ -42,6 +44,7 @@ struct Compiled {
   std::vector<std::string> constants, separated, notes;
   std::vector<std::pair<std::string, int64_t>>
       patterns;  // composite ops found in the model and its gradient
+  FuseCounts fused;  // over distinct programs
   std::vector<RoleSummary> roles;
   std::vector<std::pair<std::string, double>> seconds;  // by step
 };

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "piper/bundle.h"
+#include "piper/fuse.h"
 #include "piper/schedule.h"
 
 namespace piper {
@@ -11,10 +12,16 @@ struct Lowered {
   std::vector<RoleProgram> roles;                                // by cell
   std::vector<std::pair<std::string, TensorType>> tensor_types;  // initial values by name
   std::vector<std::pair<std::string, Bytes>> tensors;
+  FuseCounts fused;  // over distinct programs
+};
+
+struct LowerOptions {
+  bool fuse = true;  // false: every op on its own, with the same bits
 };
 
 // Each task's nodes are cut into segments by layer (the path up to the first number in the scope),
-// and every segment is a program: equal layers, whatever their parameters, share one.
-Result<Lowered> lower(const Dag& dag, const Schedule& schedule);
+// and every segment is a program: equal layers, whatever their parameters, share one. Each distinct
+// program is fused and placed once.
+Result<Lowered> lower(const Dag& dag, const Schedule& schedule, const LowerOptions& options = {});
 
 }  // namespace piper

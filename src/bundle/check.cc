@@ -56,8 +56,9 @@ Status check_inputs(const RoleProgram& role) {
 
 Status check_memory(const RoleProgram& role) {
   int64_t total = 0;
-  bool overflow = role.arena_bytes < 0 || role.transport_bytes < 0 ||
-                  __builtin_add_overflow(role.arena_bytes, role.transport_bytes, &total);
+  bool overflow = role.arena_bytes < 0 || role.transport_bytes < 0 || role.scratch_bytes < 0 ||
+                  __builtin_add_overflow(role.arena_bytes, role.transport_bytes, &total) ||
+                  __builtin_add_overflow(total, role.scratch_bytes, &total);
   for (int64_t bytes : role.workspace_bytes)
     overflow = overflow || bytes < 0 || __builtin_add_overflow(total, bytes, &total);
   if (overflow) return bad("the stated memory is negative or overflows");

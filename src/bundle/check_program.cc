@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <numeric>
 
 #include "files.h"
 
@@ -26,12 +27,37 @@ Status check_sizes(const Program& program) {
   return ok_status();
 }
 
-// Literals and args have no place in the workspace; all others have, inside it.
-Status check_places(const Program& program, const std::vector<bool>& literal) {
+// Views are locals that lie inside their base, which is no view and no literal.
+Status check_views(const Program& program, const std::vector<bool>& literal,
+                   std::vector<bool>& view) {
+  view.assign(program.values.size(), false);
+  int32_t last = program.num_args - 1;
+  for (const ProgramView& one : program.views) {
+    if (!in_range(one.value, program.values.size()) || one.value <= last || literal[one.value])
+      return bad("view {} is no local value, or out of order", one.value);
+    view[one.value] = true;
+    last = one.value;
+  }
+  for (const ProgramView& one : program.views) {
+    if (!in_range(one.base, program.values.size()) || view[one.base] || literal[one.base])
+      return bad("value {} is a view of value {}, which is no argument or local", one.value,
+                 one.base);
+    const int64_t bytes = *bytes_of(program.values[one.value]);
+    const int64_t base_bytes = *bytes_of(program.values[one.base]);
+    if (one.offset < 0 || bytes > base_bytes || one.offset > base_bytes - bytes ||
+        one.offset % info(program.values[one.value].dtype).bytes != 0)
+      return bad("view {} of {} bytes from {} on lies outside value {} of {}", one.value, bytes,
+                 one.offset, one.base, base_bytes);
+  }
+  return ok_status();
+}
+
+// Literals, args and views have no place in the workspace; all others have, inside it.
+Status check_places(const Program& program, const std::vector<bool>& placed) {
   int64_t greatest = 0;
   for (size_t v = 0; v < program.values.size(); ++v) {
     const int64_t offset = program.offsets[v];
-    if (v < static_cast<size_t>(program.num_args) || literal[v]) {
+    if (v < static_cast<size_t>(program.num_args) || placed[v]) {
       if (offset != -1) return bad("value {} is no local, but has an offset", v);
       continue;
     }
@@ -61,10 +87,16 @@ Status check_literals(const Program& program, std::vector<bool>& literal) {
   return ok_status();
 }
 
-// Walks the ops in order. Locals are made once, before they are read; args are read and written as
-// the flags say.
+// The whole of the base is written with the view.
+bool covers(const Program& program, int32_t view, int32_t base) {
+  return *bytes_of(program.values[view]) == *bytes_of(program.values[base]);
+}
+
+// Walks the ops in order. Locals are made once, before they are read, views with their base; args
+// are read and written as the flags say.
 Status check_order(const Program& program, std::vector<bool> ready) {
   const auto args = static_cast<size_t>(program.num_args);
+  const std::vector<int32_t> base = program.bases();
   std::vector<bool> written(args);
   for (size_t o = 0; o < program.ops.size(); ++o) {
     const ProgramOp& op = program.ops[o];
@@ -73,21 +105,25 @@ Status check_order(const Program& program, std::vector<bool> ready) {
       if (input == -1) continue;
       if (!in_range(input, program.values.size()))
         return bad("op {} {} reads no value {}", o, name, input);
-      if (static_cast<size_t>(input) >= args) {
-        if (!ready[input]) return bad("op {} {} reads value {} before it is made", o, name, input);
-      } else if (!written[input] && !program.arg_read[input]) {
-        return bad("op {} {} reads arg {}, which the program says it does not", o, name, input);
+      const int32_t root = base[input];
+      if (static_cast<size_t>(root) >= args) {
+        if (!ready[root]) return bad("op {} {} reads value {} before it is made", o, name, input);
+      } else if (!written[root] && !program.arg_read[root]) {
+        return bad("op {} {} reads arg {}, which the program says it does not", o, name, root);
       }
     }
     for (int32_t output : op.outputs) {
       if (!in_range(output, program.values.size()))
         return bad("op {} {} writes no value {}", o, name, output);
-      if (static_cast<size_t>(output) >= args) {
-        if (ready[output])
+      const int32_t root = base[output];
+      if (root != output && (static_cast<size_t>(root) >= args || !covers(program, output, root)))
+        return bad("op {} {} writes view {}, which is not the whole of an arg", o, name, output);
+      if (static_cast<size_t>(root) >= args) {
+        if (ready[root])
           return bad("op {} {} writes value {}, which is already made", o, name, output);
-        ready[output] = true;
+        ready[root] = true;
       } else {
-        written[output] = true;
+        written[root] = true;
       }
     }
   }
@@ -99,10 +135,19 @@ Status check_order(const Program& program, std::vector<bool> ready) {
 
 Status check_program(const Program& program) {
   PIPER_TRY(check_sizes(program));
-  std::vector<bool> literal;
+  std::vector<bool> literal, placed;
   PIPER_TRY(check_literals(program, literal));
-  PIPER_TRY(check_places(program, literal));
+  PIPER_TRY(check_views(program, literal, placed));
+  for (size_t v = 0; v < literal.size(); ++v) placed[v] = placed[v] || literal[v];
+  PIPER_TRY(check_places(program, placed));
   return check_order(program, std::move(literal));
+}
+
+std::vector<int32_t> Program::bases() const {
+  std::vector<int32_t> base(values.size());
+  std::iota(base.begin(), base.end(), 0);
+  for (const ProgramView& view : views) base[static_cast<size_t>(view.value)] = view.base;
+  return base;
 }
 
 }  // namespace piper

@@ -46,6 +46,7 @@ class Decoder {
     to.arena_bytes = from.arena_bytes();
     copy_from(from.workspace_bytes(), to.workspace_bytes);
     to.transport_bytes = from.transport_bytes();
+    to.scratch_bytes = from.scratch_bytes();
     return to;
   }
 
@@ -100,6 +101,8 @@ class Decoder {
     copy_from(from.offsets(), to.offsets);
     for (const proto::Literal& literal : from.literals())
       to.literals.emplace_back(literal.value(), literal.data());
+    for (const proto::View& view : from.views())
+      to.views.push_back({view.value(), view.base(), view.offset()});
     for (const proto::Op& part : from.ops()) to.ops.push_back(op(part));
     copy_from(from.arg_written(), to.arg_written);
     copy_from(from.arg_read(), to.arg_read);

@@ -43,6 +43,12 @@ void encode(const Program& from, proto::Program* to) {
     literal->set_value(value);
     literal->set_data(data);
   }
+  for (const ProgramView& from_view : from.views) {
+    proto::View* view = to->add_views();
+    view->set_value(from_view.value);
+    view->set_base(from_view.base);
+    view->set_offset(from_view.offset);
+  }
   for (const ProgramOp& op : from.ops) encode(op, to->add_ops());
   for (bool written : from.arg_written) to->add_arg_written(written);
   for (bool read : from.arg_read) to->add_arg_read(read);
@@ -170,6 +176,7 @@ std::string encode_role(const RoleProgram& role) {
   to.set_arena_bytes(role.arena_bytes);
   copy_to(role.workspace_bytes, to.mutable_workspace_bytes());
   to.set_transport_bytes(role.transport_bytes);
+  to.set_scratch_bytes(role.scratch_bytes);
   return serialize(to);
 }
 

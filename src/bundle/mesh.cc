@@ -46,7 +46,7 @@ const char* to_string(InstructionKind kind) {
 }
 
 int64_t RoleProgram::peak_bytes() const {
-  int64_t bytes = arena_bytes + transport_bytes;
+  int64_t bytes = arena_bytes + transport_bytes + scratch_bytes;
   for (int64_t workspace : workspace_bytes) bytes += workspace;
   return bytes;
 }

@@ -243,6 +243,7 @@ class Parser {
     line.get("arena", role_.arena_bytes);
     line.get("workspace", role_.workspace_bytes);
     line.get("transport", role_.transport_bytes);
+    line.get("scratch", role_.scratch_bytes);
   }
 
   void parse_name(std::string_view word, Line& line) {
@@ -333,6 +334,10 @@ class Parser {
     const bool read = line.flag("read"), written = line.flag("written");
     program.offsets.push_back(-1);
     line.get("at", program.offsets.back());
+    ProgramView view{static_cast<int32_t>(id), -1, 0};
+    line.get("view", view.base);
+    line.get("from", view.offset);
+    if (view.base >= 0) program.views.push_back(view);
     if (id < static_cast<size_t>(std::max(program.num_args, 0))) {
       program.arg_read.push_back(read);
       program.arg_written.push_back(written);

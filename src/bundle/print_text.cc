@@ -57,11 +57,14 @@ void print_program(Printer& print, size_t id, const Program& program, bool with_
   print.field("args", program.num_args, 0).field("workspace", program.workspace_bytes, int64_t{0});
   std::vector<const std::string*> literal(program.values.size());
   for (const auto& [value, data] : program.literals) literal[static_cast<size_t>(value)] = &data;
+  std::vector<ProgramView> view(program.values.size(), ProgramView{0, -1, 0});
+  for (const ProgramView& one : program.views) view[static_cast<size_t>(one.value)] = one;
   for (size_t v = 0; v < program.values.size(); ++v) {
     print.line("  value {} {}", v, to_string(program.values[v]));
     if (v < program.arg_read.size()) print.flag("read", program.arg_read[v]);
     if (v < program.arg_written.size()) print.flag("written", program.arg_written[v]);
     print.field("at", program.offsets[v], int64_t{-1});
+    print.field("view", view[v].base, -1).field("from", view[v].offset, int64_t{0});
     if (!literal[v]) continue;
     std::string digits;
     for (const char c : *literal[v]) digits += fmt::format("{:02x}", static_cast<uint8_t>(c));
@@ -106,7 +109,8 @@ void print_tables(Printer& print, const RoleProgram& role) {
       .field("batch", role.batch, int64_t{0})
       .field("arena", role.arena_bytes, int64_t{0});
   print.integers("workspace", role.workspace_bytes)
-      .field("transport", role.transport_bytes, int64_t{0});
+      .field("transport", role.transport_bytes, int64_t{0})
+      .field("scratch", role.scratch_bytes, int64_t{0});
   for (const auto& [name, size] : role.mesh) print.line("axis {} {}", quote(name), size);
   for (size_t s = 0; s < role.streams.size(); ++s)
     print.line("stream {} {}", s, quote(role.streams[s].name));

@@ -118,7 +118,7 @@ Result<Schedule> located(Result<Schedule> schedule, const Strategy& strategy) {
 enum class Target { kStrategy, kSingle, kUncut };
 
 Result<PlanSet> make_plans(const Graph& step, const Strategy& strategy, Cut cut, Target target,
-                           Steps& steps, Compiled& compiled) {
+                           const LowerOptions& options, Steps& steps, Compiled& compiled) {
   const bool oracle = target != Target::kStrategy;
   Explanations ignored;
   Explanations& explain = oracle ? ignored : compiled.explanations;
@@ -156,13 +156,14 @@ Result<PlanSet> make_plans(const Graph& step, const Strategy& strategy, Cut cut,
                    "schedule", [&] { return located(make_schedule(dag, order), strategy); },
                    [&](const Schedule& s) { return print_schedule(dag, s); }));
   PIPER_ASSIGN(Lowered lowered, steps.run(
-                                    "plan", [&] { return lower(dag, schedule); },
+                                    "plan", [&] { return lower(dag, schedule, options); },
                                     [](const Lowered& l) {
                                       std::string text;
                                       for (const RoleProgram& role : l.roles)
                                         text += print_plan(role);
                                       return text;
                                     }));
+  if (!oracle) compiled.fused = lowered.fused;
   if (!oracle) compiled.roles = summarise(dag, lowered);
   PlanSet set = make_plan_set(dag, std::move(lowered));
   set.manifest.seed = strategy.seed;
@@ -209,14 +210,15 @@ Result<Compiled> compile(const CompileOptions& options) {
     compiled.notes.push_back(
         fmt::format("parameter '{}' gets no gradient and is not trained", name));
 
+  const LowerOptions lowering{.fuse = options.fuse};
   PIPER_ASSIGN(compiled.set,
-               make_plans(step.graph, strategy, cut, Target::kStrategy, steps, compiled));
+               make_plans(step.graph, strategy, cut, Target::kStrategy, lowering, steps, compiled));
   if (options.oracles) {
     steps.quiet = true;
     PIPER_ASSIGN(compiled.single,
-                 make_plans(step.graph, strategy, cut, Target::kSingle, steps, compiled));
+                 make_plans(step.graph, strategy, cut, Target::kSingle, lowering, steps, compiled));
     PIPER_ASSIGN(compiled.uncut,
-                 make_plans(step.graph, strategy, cut, Target::kUncut, steps, compiled));
+                 make_plans(step.graph, strategy, cut, Target::kUncut, lowering, steps, compiled));
   }
   PIPER_TRY(name_plan_sets(options, strategy, compiled));
   return compiled;

@@ -37,6 +37,9 @@ SampleRange samples_of(const Dag& dag, int32_t micro) {
 // What the transports allocate for a rank that reduces with others (transport.h: kTransportSlotBytes).
 constexpr int64_t kCollectiveSlotBytes = int64_t{2} << 20;
 
+// What the kernels of a thread may allocate for themselves (backend.h: kKernelScratchBytes).
+constexpr int64_t kScratchBytes = int64_t{4} << 20;
+
 class CellLowerer {
  public:
   CellLowerer(const Dag& dag, ProgramPool& pool, int32_t cell)
@@ -364,14 +367,15 @@ void place_buffers(RoleProgram& role, const std::vector<int64_t>& held_until) {
 
 }  // namespace
 
-Result<Lowered> lower(const Dag& dag, const Schedule& schedule) {
-  ProgramPool pool(dag);
+Result<Lowered> lower(const Dag& dag, const Schedule& schedule, const LowerOptions& options) {
+  ProgramPool pool(dag, options.fuse);
   Lowered lowered;
   std::vector<CellLowerer> cells;
   for (size_t c = 0; c < dag.cells.size(); ++c) {
     cells.emplace_back(dag, pool, static_cast<int32_t>(c));
     lowered.roles.push_back(cells.back().run(schedule.order[c]));
   }
+  lowered.fused = pool.fused();
   std::vector<Transfer> transfers;
   for (size_t t = 0; t + 1 < dag.tasks.size(); ++t) {
     const Task& task = dag.tasks[t];
@@ -384,6 +388,7 @@ Result<Lowered> lower(const Dag& dag, const Schedule& schedule) {
   for (size_t c = 0; c < lowered.roles.size(); ++c) {
     RoleProgram& role = lowered.roles[c];
     role.workspace_bytes.resize(role.streams.size());
+    role.scratch_bytes = kScratchBytes;
     for (const Group& group : role.groups)
       for (int32_t axis : group.axes)
         if (role.mesh[static_cast<size_t>(axis)].second > 1) role.transport_bytes = kCollectiveSlotBytes;

@@ -4,6 +4,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "piper/fuse.h"
 #include "piper/memory.h"
 #include "piper/ops.h"
 
@@ -44,55 +45,90 @@ std::vector<std::vector<NodeId>> cut_by_layer(const Graph& graph,
   return segments;
 }
 
+// Which inputs an output may be stored over: (output, input).
+std::vector<std::pair<int, int>> in_place_pairs(const ProgramOp& op) {
+  if (const OpDef* def = find_op(op.op)) return def->in_place;
+  std::vector<std::pair<int, int>> all;
+  if (op.op == kFusedOp)
+    for (size_t o = 0; o < op.outputs.size(); ++o)
+      for (size_t i = 0; i < op.inputs.size(); ++i)
+        all.emplace_back(static_cast<int>(o), static_cast<int>(i));
+  return all;
+}
+
 // Lays out the local values of a program: lifetimes over its ops, in-place where the op table
-// allows.
-void place_locals(Program& program) {
-  const size_t n = program.values.size();
-  std::vector<int32_t> last_use(n, -1), block_of(n, -1);
-  std::vector<bool> is_local(n, true);
-  for (int32_t a = 0; a < program.num_args; ++a) is_local[static_cast<size_t>(a)] = false;
-  for (const auto& [value, bytes] : program.literals) is_local[static_cast<size_t>(value)] = false;
-  for (size_t i = 0; i < program.ops.size(); ++i)
-    for (int32_t input : program.ops[i].inputs)
-      if (input >= 0) last_use[static_cast<size_t>(input)] = static_cast<int32_t>(i);
-  std::vector<Block> blocks;
-  for (size_t i = 0; i < program.ops.size(); ++i) {
-    const ProgramOp& op = program.ops[i];
-    const OpDef* def = find_op(op.op);
+// allows. A view lives in its base.
+class LocalPlacer {
+ public:
+  explicit LocalPlacer(Program& program)
+      : program_(program),
+        base_(program.bases()),
+        last_use_(program.values.size(), -1),
+        block_of_(program.values.size(), -1),
+        is_local_(program.values.size(), true) {
+    for (int32_t a = 0; a < program.num_args; ++a) is_local_[at(a)] = false;
+    for (const auto& [value, bytes] : program.literals) is_local_[at(value)] = false;
+    for (const ProgramView& view : program.views) is_local_[at(view.value)] = false;
+    for (size_t i = 0; i < program.ops.size(); ++i)
+      for (int32_t input : program.ops[i].inputs)
+        if (input >= 0) last_use_[at(base_[at(input)])] = static_cast<int32_t>(i);
+  }
+
+  void run() {
+    for (size_t i = 0; i < program_.ops.size(); ++i) place_outputs(static_cast<int32_t>(i));
+    program_.workspace_bytes = place_blocks(blocks_);
+    program_.offsets.assign(program_.values.size(), -1);
+    for (size_t v = 0; v < program_.values.size(); ++v)
+      if (is_local_[v] && block_of_[v] >= 0) program_.offsets[v] = blocks_[at(block_of_[v])].offset;
+  }
+
+ private:
+  static size_t at(int32_t value) { return static_cast<size_t>(value); }
+
+  void place_outputs(int32_t o) {
+    const ProgramOp& op = program_.ops[at(o)];
+    const auto pairs = in_place_pairs(op);
     std::vector<bool> taken(op.inputs.size());
-    for (size_t o = 0; o < op.outputs.size(); ++o) {
-      const auto out = static_cast<size_t>(op.outputs[o]);
-      if (!is_local[out] || block_of[out] >= 0) continue;
-      const int64_t bytes = program.values[out].bytes();
-      for (const auto& [output, input] : def ? def->in_place : std::vector<std::pair<int, int>>{}) {
-        if (static_cast<size_t>(output) != o || static_cast<size_t>(input) >= op.inputs.size())
+    for (size_t k = 0; k < op.outputs.size(); ++k) {
+      const size_t out = at(op.outputs[k]);
+      if (!is_local_[out] || block_of_[out] >= 0) continue;
+      for (const auto& [output, input] : pairs) {
+        if (static_cast<size_t>(output) != k || at(input) >= op.inputs.size() || taken[at(input)] ||
+            !may_take(o, at(input), program_.values[out]))
           continue;
-        const int32_t in = op.inputs[static_cast<size_t>(input)];
-        if (in < 0 || !is_local[static_cast<size_t>(in)] || taken[static_cast<size_t>(input)])
-          continue;
-        if (last_use[static_cast<size_t>(in)] != static_cast<int32_t>(i)) continue;
-        if (program.values[static_cast<size_t>(in)].bytes() != bytes) continue;
-        if (std::count(op.inputs.begin(), op.inputs.end(), in) > 1) continue;
-        block_of[out] = block_of[static_cast<size_t>(in)];
-        taken[static_cast<size_t>(input)] = true;
+        block_of_[out] = block_of_[at(base_[at(op.inputs[at(input)])])];
+        taken[at(input)] = true;
         break;
       }
-      if (block_of[out] < 0) {
-        block_of[out] = static_cast<int32_t>(blocks.size());
-        blocks.push_back(
-            {.bytes = bytes, .first = static_cast<int64_t>(i), .last = static_cast<int64_t>(i)});
+      if (block_of_[out] < 0) {
+        block_of_[out] = static_cast<int32_t>(blocks_.size());
+        blocks_.push_back({.bytes = program_.values[out].bytes(), .first = o, .last = o});
       }
-      Block& block = blocks[static_cast<size_t>(block_of[out])];
-      block.last =
-          std::max<int64_t>(block.last, std::max<int64_t>(last_use[out], static_cast<int64_t>(i)));
+      Block& block = blocks_[at(block_of_[out])];
+      block.last = std::max<int64_t>({block.last, last_use_[out], o});
     }
   }
-  program.workspace_bytes = place_blocks(blocks);
-  program.offsets.assign(n, -1);
-  for (size_t v = 0; v < n; ++v)
-    if (is_local[v] && block_of[v] >= 0)
-      program.offsets[v] = blocks[static_cast<size_t>(block_of[v])].offset;
-}
+
+  // Whether a result of this type may be stored over input `i` of op `o`, which needs it last.
+  bool may_take(int32_t o, size_t i, const TensorType& type) const {
+    const ProgramOp& op = program_.ops[at(o)];
+    if (op.inputs[i] < 0) return false;
+    const int32_t base = base_[at(op.inputs[i])];
+    const TensorType& from = program_.values[at(op.inputs[i])];
+    const auto reads = std::count_if(op.inputs.begin(), op.inputs.end(), [&](int32_t input) {
+      return input >= 0 && base_[at(input)] == base;
+    });
+    return is_local_[at(base)] && last_use_[at(base)] == o && reads == 1 &&
+           from.bytes() == type.bytes() && info(from.dtype).bytes == info(type.dtype).bytes &&
+           program_.values[at(base)].bytes() == type.bytes();
+  }
+
+  Program& program_;
+  const std::vector<int32_t> base_;
+  std::vector<int32_t> last_use_, block_of_;  // by value; of bases
+  std::vector<bool> is_local_;                // has a place of its own
+  std::vector<Block> blocks_;
+};
 
 // What the whole task does with the values of its chunk, by value id.
 struct TaskUses {
@@ -264,7 +300,7 @@ class SegmentBuilder {
         if (i >= 0) i = number[static_cast<size_t>(i)];
       for (int32_t& o : op.outputs) o = number[static_cast<size_t>(o)];
     }
-    place_locals(program_);
+    program_.offsets.assign(program_.values.size(), -1);
     program_.label = chunk_.name;
   }
 
@@ -355,7 +391,10 @@ ChunkPrograms ProgramPool::build(const Task& task, const std::vector<bool>& firs
 int32_t ProgramPool::add(Program program) {
   auto [it, is_new] =
       by_digest_.try_emplace(program_digest(program), static_cast<int32_t>(programs_.size()));
-  if (is_new) programs_.push_back(std::move(program));
+  if (!is_new) return it->second;
+  if (fuse_) program = fuse(std::move(program), fused_);
+  LocalPlacer(program).run();
+  programs_.push_back(std::move(program));
   return it->second;
 }
 

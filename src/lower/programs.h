@@ -6,6 +6,7 @@
 
 #include "piper/bundle.h"
 #include "piper/dag.h"
+#include "piper/fuse.h"
 
 namespace piper {
 
@@ -31,17 +32,20 @@ bool is_literal(const Value& value);
 
 class ProgramPool {
  public:
-  explicit ProgramPool(const Dag& dag) : dag_(dag) {}
+  ProgramPool(const Dag& dag, bool fuse) : dag_(dag), fuse_(fuse) {}
   // The programs of a task's chunk. `first`: by accumulate, whether this task is the first to run
   // that adds to it.
   const ChunkPrograms& of_task(const Task& task, const std::vector<bool>& first);
   const std::vector<Program>& programs() const { return programs_; }
+  const FuseCounts& fused() const { return fused_; }
 
  private:
   ChunkPrograms build(const Task& task, const std::vector<bool>& first);
   int32_t add(Program program);
 
   const Dag& dag_;
+  const bool fuse_;
+  FuseCounts fused_;
   std::vector<Program> programs_;
   std::map<std::string, int32_t> by_digest_;
   std::map<std::pair<int32_t, std::vector<bool>>, ChunkPrograms> by_chunk_;

@@ -82,18 +82,19 @@ void check_states(const RoleProgram& role, const std::string& who, Findings& fin
                    quote_control(role.buffers[b].name), who);
 }
 
-// The life of each local value: from the op that makes it to the last that reads it.
+// The life of each local value: from the op that makes it to the last that reads it or a view of it.
 struct Life {
   int64_t first = -1, last = -1;
 };
 std::vector<Life> lives_of(const Program& program) {
   std::vector<Life> lives(program.values.size());
+  const std::vector<int32_t> base = program.bases();
   for (size_t o = 0; o < program.ops.size(); ++o) {
     for (int32_t output : program.ops[o].outputs)
-      if (lives[output].first < 0)
-        lives[output].first = lives[output].last = static_cast<int64_t>(o);
+      if (lives[base[output]].first < 0)
+        lives[base[output]].first = lives[base[output]].last = static_cast<int64_t>(o);
     for (int32_t input : program.ops[o].inputs)
-      if (input >= 0) lives[input].last = static_cast<int64_t>(o);
+      if (input >= 0) lives[base[input]].last = static_cast<int64_t>(o);
   }
   return lives;
 }

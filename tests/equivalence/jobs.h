@@ -67,7 +67,7 @@ class Folder {
 };
 
 inline Result<Compiled> compile_model(const std::string& model, std::string text,
-                                      const Shape2& shape, bool oracles = false) {
+                                      const Shape2& shape, bool oracles = false, bool fuse = true) {
   const Folder folder;
   text.replace(text.find("ORDER"), 5, shape.order);
   CompileOptions options;
@@ -77,6 +77,7 @@ inline Result<Compiled> compile_model(const std::string& model, std::string text
                      {"dp", std::to_string(shape.dp)},
                      {"microbatches", std::to_string(shape.mb)}};
   options.oracles = oracles;
+  options.fuse = fuse;
   return compile(options);
 }
 

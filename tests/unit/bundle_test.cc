@@ -15,7 +15,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // Two stages, two replicas: everything that a plan can say is said once.
-constexpr const char* kStage0 = R"(plan batch=8 arena=704 workspace=[64,0] transport=256
+constexpr const char* kStage0 = R"(plan batch=8 arena=704 workspace=[64,0] transport=256 scratch=4096
 axis "pp" 2
 axis "dp" 2
 stream 0 "compute"
@@ -34,6 +34,7 @@ program 0 label="F stage=0" args=3 workspace=64
   value 2 f32[2,2] written
   value 3 f32[2,2] at=0
   value 4 f32 literal=0x0000803f
+  value 5 f32[2] view=3 from=8
   op Mul in=[0,4] out=[3]
   op Gather in=[3,1,-1] out=[2] {axis=1, epsilon=1e-05, mode="a b", perm=[0,2,1]}
 prologue
@@ -279,15 +280,15 @@ TEST_F(BundleTest, MixedCompilationsAreRefused) {
 TEST_F(BundleTest, OtherVersionsAreRefused) {
   ASSERT_TRUE(write_plan_set(small_set(), nullptr, nullptr, path("plans"), {}));
   std::string bytes = slurp(path("plans/rank0.plan"));
-  bytes[8] = 2;
+  bytes[8] = 3;
   spit(path("plans/rank0.plan"), bytes);
   EXPECT_EQ(error_of(path("plans")),
-            "rank0.plan: the plan has format version 2, this program reads version 1");
+            "rank0.plan: the plan has format version 3, this program reads version 2");
   std::string manifest = slurp(path("plans/manifest.json"));
-  manifest.replace(manifest.find("\"format_version\": 1"), 19, "\"format_version\": 7");
+  manifest.replace(manifest.find("\"format_version\": 2"), 19, "\"format_version\": 7");
   spit(path("plans/manifest.json"), manifest);
   EXPECT_EQ(error_of(path("plans")),
-            "manifest.json: the plan set has format version 7, this program reads version 1");
+            "manifest.json: the plan set has format version 7, this program reads version 2");
 }
 
 TEST_F(BundleTest, ModifiedManifestIsRefused) {
@@ -387,7 +388,7 @@ TEST(CheckRole, RefusesEachFault) {
       {"value 3 f32[2,2] at=0", "value 3 f32[2,2] at=64",
        "program 0 'F stage=0': value 3 at 64 with 16 bytes is not inside the workspace of 64"},
       {"args=3 workspace=64", "args=9 workspace=64",
-       "program 0 'F stage=0': 9 of its 5 values are args"},
+       "program 0 'F stage=0': 9 of its 6 values are args"},
       {"args=3 workspace=64", "args=3 workspace=128",
        "program 0 'F stage=0': it states a workspace of 128 bytes and uses 16"},
       {"value 0 f32[2,2] read", "value 0 f32[2,2]",
@@ -398,11 +399,23 @@ TEST(CheckRole, RefusesEachFault) {
        "program 0 'F stage=0': the args that it writes are not those it says"},
       {"in=[0,4] out=[3]", "in=[3,4] out=[3]",
        "program 0 'F stage=0': op 0 Mul reads value 3 before it is made"},
-      {"in=[0,4] out=[3]", "in=[0,5] out=[3]", "program 0 'F stage=0': op 0 Mul reads no value 5"},
+      {"in=[0,4] out=[3]", "in=[0,6] out=[3]", "program 0 'F stage=0': op 0 Mul reads no value 6"},
       {"in=[0,4] out=[3]", "in=[0,4] out=[3,3]",
        "program 0 'F stage=0': op 0 Mul writes value 3, which is already made"},
       {"in=[0,4] out=[3]", "in=[0,4] out=[4]",
        "program 0 'F stage=0': op 0 Mul writes value 4, which is already made"},
+      {"in=[0,4] out=[3]", "in=[0,4] out=[5]",
+       "program 0 'F stage=0': op 0 Mul writes view 5, which is not the whole of an arg"},
+      {"in=[0,4] out=[3]", "in=[0,5] out=[3]",
+       "program 0 'F stage=0': op 0 Mul reads value 5 before it is made"},
+      {"view=3 from=8", "view=3 from=12",
+       "program 0 'F stage=0': view 5 of 8 bytes from 12 on lies outside value 3 of 16"},
+      {"view=3 from=8", "view=3 from=7",
+       "program 0 'F stage=0': view 5 of 8 bytes from 7 on lies outside value 3 of 16"},
+      {"view=3 from=8", "view=4",
+       "program 0 'F stage=0': value 5 is a view of value 4, which is no argument or local"},
+      {"view=3 from=8", "view=5",
+       "program 0 'F stage=0': value 5 is a view of value 5, which is no argument or local"},
       {"literal=0x0000803f", "literal=0x0000",
        "program 0 'F stage=0': literal 4 has 2 bytes, its type is f32[]"},
       {"args=[0,1,2]", "args=[0,1]",

@@ -1,5 +1,6 @@
 #include "equivalence/jobs.h"
 #include "piper/autodiff.h"
+#include "piper/backend.h"
 #include "piper/dag.h"
 #include "piper/sharding.h"
 
@@ -53,11 +54,34 @@ TEST(Compile, PlansReadBackAndPrintTheSame) {
   for (const RoleProgram& role : compiled->set.roles) {
     EXPECT_TRUE(check_role(role));
     EXPECT_EQ(role.transport_bytes, kTransportSlotBytes);  // lower states what the transport takes
+    EXPECT_EQ(role.scratch_bytes, kKernelScratchBytes);    // and the kernels
     const std::string text = print_plan(role);
     const auto back = parse_plan(text);
     ASSERT_TRUE(back) << print_error(back.error());
     EXPECT_EQ(print_plan(*back), text);
   }
+}
+
+// Fused ops and views are another way to the same bits.
+TEST(Compile, FusedPlansTrainLikePlansThatAreNot) {
+  NEED_MODELS();
+  const std::string model = kSanitized ? "mlp" : "gpt";
+  std::vector<Trained> ways;
+  for (const bool fused : {true, false}) {
+    const auto compiled =
+        compile_model(model, strategy_text(model, kAdamW), {1, 2, 2, "1f1b"}, false, fused);
+    ASSERT_TRUE(compiled) << print_error(compiled.error());
+    EXPECT_EQ(compiled->fused.groups > 0, fused && model == "gpt");
+    EXPECT_EQ(compiled->fused.views > 0, fused && model == "gpt");
+    auto trained = train(compiled->set, model, 3);
+    ASSERT_TRUE(trained) << print_error(trained.error());
+    ways.push_back(*std::move(trained));
+  }
+  EXPECT_EQ(ways[0].losses, ways[1].losses);
+  EXPECT_EQ(ways[0].norms, ways[1].norms);
+  for (const auto& [name, tensor] : ways[0].parameters)
+    EXPECT_TRUE(std::ranges::equal(tensor.data.span(), ways[1].parameters.at(name).data.span()))
+        << name;
 }
 
 TEST(Compile, GraphAndDagReadBackAndPrintTheSame) {

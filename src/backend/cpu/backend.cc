@@ -41,10 +41,11 @@ struct LoadedProgram {
     int32_t first = 0;  // of its operands
   };
   std::vector<Op> ops;
-  // Where each operand lies: an argument, an offset in the workspace, a literal, or nowhere.
+  // Where each operand lies: in an argument, the workspace, the literals, or nowhere.
   struct Operand {
     enum Kind : uint8_t { kAbsent, kArg, kWorkspace, kLiteral } kind = kAbsent;
-    int64_t at = 0;
+    int32_t arg = 0;
+    int64_t at = 0;  // bytes
   };
   std::vector<Operand> operands;
   AlignedBlock literals;
@@ -67,6 +68,28 @@ Status check_type(const TensorType& type) {
   return ok_status();
 }
 
+// Of bases that are arguments or in the workspace; marks the views.
+Status check_views(const Program& program, std::vector<bool>& placed) {
+  const size_t count = program.values.size();
+  for (const ProgramView& view : program.views) {
+    PIPER_WANT(view.value >= program.num_args && static_cast<size_t>(view.value) < count &&
+                   !placed[view.value],
+               "value {} is no view", view.value);
+    placed[view.value] = true;
+  }
+  for (const ProgramView& view : program.views) {
+    PIPER_WANT(view.base >= 0 && static_cast<size_t>(view.base) < count &&
+                   (view.base < program.num_args || !placed[view.base]),
+               "a view of value {}", view.base);
+    const TensorType& type = program.values[view.value];
+    const int64_t beyond = program.values[view.base].bytes() - type.bytes();
+    PIPER_WANT(
+        view.offset >= 0 && view.offset <= beyond && view.offset % info(type.dtype).bytes == 0,
+        "view {} lies outside value {}", view.value, view.base);
+  }
+  return ok_status();
+}
+
 Status check_values(const Program& program) {
   const size_t count = program.values.size();
   PIPER_WANT(program.num_args >= 0 && static_cast<size_t>(program.num_args) <= count &&
@@ -81,6 +104,7 @@ Status check_values(const Program& program) {
                "literal {} does not match its value", value);
     placed[value] = true;
   }
+  PIPER_TRY(check_views(program, placed));
   for (size_t v = 0; v < count; ++v) {
     if (placed[v]) continue;
     const int64_t offset = program.offsets[v];
@@ -111,15 +135,23 @@ Result<Use> make_use(const Program& program, const ProgramOp& op) {
 
 // An output may share memory with an input only as a whole, and only where the kernel says so.
 Status check_overlap(const Program& program, const ProgramOp& op, uint32_t in_place) {
-  auto local = [&](int32_t v) { return v >= program.num_args && program.offsets[v] >= 0; };
+  // Of a local or a view of one, else -1.
+  auto place = [&](int32_t v) -> int64_t {
+    if (v < program.num_args) return -1;
+    for (const ProgramView& view : program.views) {
+      if (view.value != v) continue;
+      return view.base < program.num_args ? -1 : program.offsets[view.base] + view.offset;
+    }
+    return program.offsets[v];
+  };
   for (int32_t out : op.outputs) {
-    if (out < 0 || !local(out)) continue;
-    const int64_t begin = program.offsets[out];
+    const int64_t begin = place(out);
+    if (begin < 0) continue;
     const int64_t bytes = program.values[out].bytes();
     for (size_t i = 0; i < op.inputs.size(); ++i) {
       const int32_t in = op.inputs[i];
-      if (in < 0 || !local(in)) continue;
-      const int64_t at = program.offsets[in];
+      const int64_t at = place(in);
+      if (at < 0) continue;
       const TensorType& type = program.values[in];
       if (at >= begin + bytes || begin >= at + type.bytes()) continue;
       const bool same = at == begin && type.bytes() == bytes &&
@@ -180,7 +212,7 @@ class CpuBackend final : public Backend {
   void launch(int32_t binding) override {
     const Binding& bound = bindings_[binding];
     for (const LoadedProgram::Op& op : bound.program->ops) {
-      op.kernel->run(bound.pointers.data() + op.first, scratch_.get());
+      op.kernel->run(bound.pointers.data() + op.first, scratch_.get(), 0, op.kernel->units);
     }
   }
 
@@ -204,7 +236,7 @@ class CpuBackend final : public Backend {
       case LoadedProgram::Operand::kAbsent:
         return nullptr;
       case LoadedProgram::Operand::kArg:
-        return args[operand.at];
+        return args[operand.arg] + operand.at;
       case LoadedProgram::Operand::kWorkspace:
         return workspace + operand.at;
       case LoadedProgram::Operand::kLiteral:
@@ -222,8 +254,12 @@ class CpuBackend final : public Backend {
     for (size_t v = 0; v < places.size(); ++v) {
       const bool arg = static_cast<int32_t>(v) < program.num_args;
       places[v] =
-          arg ? LoadedProgram::Operand{LoadedProgram::Operand::kArg, int64_t(v)}
-              : LoadedProgram::Operand{LoadedProgram::Operand::kWorkspace, program.offsets[v]};
+          arg ? LoadedProgram::Operand{LoadedProgram::Operand::kArg, static_cast<int32_t>(v), 0}
+              : LoadedProgram::Operand{LoadedProgram::Operand::kWorkspace, 0, program.offsets[v]};
+    }
+    for (const ProgramView& view : program.views) {
+      places[view.value] = places[view.base];
+      places[view.value].at += view.offset;
     }
     PIPER_TRY(store_literals(program, loaded, places));
     int64_t scratch_bytes = 0;
@@ -252,7 +288,7 @@ class CpuBackend final : public Backend {
                                std::vector<LoadedProgram::Operand>& places) {
     int64_t bytes = 0;
     for (const auto& [value, text] : program.literals) {
-      places[value] = {LoadedProgram::Operand::kLiteral, bytes};
+      places[value] = {LoadedProgram::Operand::kLiteral, 0, bytes};
       bytes += (static_cast<int64_t>(text.size()) + 63) / 64 * 64;
     }
     loaded.literals = aligned_block(bytes);

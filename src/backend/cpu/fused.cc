@@ -1,17 +1,15 @@
-// Fused: a chain of pointwise ops in one pass over memory. expr is a postfix program over a stack
-// of runs:
-//   3            pushes input 3, broadcast to the output's shape
+// Fused: pointwise ops in one pass over memory. expr is a postfix program over a stack, its words
+// apart by spaces:
+//   3            pushes input 3, broadcast to the shape of the outputs
 //   Add, Cast:f32, Gelu:tanh   takes its operands from the stack (the last one on top) and pushes
 //   the result =2           names the top of the stack 2 and leaves it there
 //   @2           pushes what was named 2
-// "0 1 Add =0 @0 Mul" is (in0 + in1)². Each block of elements goes through the whole program while
-// it is in the nearest cache; the block functions are those of the single ops, so the bits are the
-// same.
+// What is on the stack at the end are the outputs, the first at the bottom; they have one shape.
+// "0 1 Add =0 @0 Mul @0" makes (in0 + in1)² and in0 + in1.
 #include <algorithm>
 #include <charconv>
-#include <cstring>
 
-#include "blocks.h"
+#include "chain.h"
 #include "dtypes.h"
 #include "families.h"
 #include "loop.h"
@@ -19,32 +17,9 @@
 namespace piper::cpu {
 namespace {
 
-constexpr int64_t kBlockElements = 1024;
-constexpr size_t kMaxFusedInputs = kMaxOperands - 1;
-constexpr size_t kMaxSlots = 64;
-constexpr int64_t kSlotBytes = kBlockElements * 8;
+constexpr size_t kMaxSteps = 1024, kMaxNames = 1024;
 
-// Where an operand of a step is: an input, or a block of scratch that an earlier step wrote.
-struct Source {
-  int16_t input = -1;
-  int16_t slot = -1;
-  DType type = DType::kF32;
-};
-
-struct Step {
-  BlockFn run = nullptr;
-  std::array<Source, kMaxBlockOperands> operands;
-  int count = 0;
-  int16_t slot = -1;  // of the result
-  DType type = DType::kF32;
-};
-
-struct Chain {
-  std::vector<Step> steps;
-  int16_t slots = 0;
-};
-
-// Turns the text into steps. Slots are handed out again as soon as nothing can read them.
+// Turns the text into steps.
 class Parser {
  public:
   explicit Parser(const Use& use) : use_(use) {}
@@ -56,16 +31,24 @@ class Parser {
         return fail("expr at '{}': {}", token, ok.error().message);
       }
     }
-    PIPER_WANT(stack_.size() == 1, "expr leaves {} values", stack_.size());
-    PIPER_WANT(!chain_.steps.empty() && stack_[0].slot >= 0, "expr has no op");
-    // The last step writes the output itself.
-    PIPER_WANT(chain_.steps.back().slot == stack_[0].slot, "expr ends with no op");
-    PIPER_WANT(stack_[0].type == use_.outputs[0].dtype, "expr makes {}, not {}",
-               info(stack_[0].type).name, info(use_.outputs[0].dtype).name);
+    PIPER_WANT(stack_.size() == use_.outputs.size(), "expr leaves {} values", stack_.size());
+    for (size_t o = 0; o < stack_.size(); ++o) {
+      PIPER_WANT(stack_[o].source.step >= 0, "expr has no op");
+      Step& step = chain_[static_cast<size_t>(stack_[o].source.step)];
+      PIPER_WANT(step.output < 0, "expr leaves one value twice");
+      step.output = static_cast<int16_t>(o);
+      PIPER_WANT(step.type == use_.outputs[o].dtype, "expr makes {}, not {}", info(step.type).name,
+                 info(use_.outputs[o].dtype).name);
+    }
     return std::move(chain_);
   }
 
  private:
+  struct Entry {
+    Source source;
+    DType type = DType::kF32;
+  };
+
   static std::optional<size_t> number(std::string_view text) {
     size_t value = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -76,7 +59,7 @@ class Parser {
   Status token_step(const std::string& token) {
     if (const auto input = number(token)) {
       PIPER_WANT(*input < use_.inputs.size(), "no such input");
-      stack_.push_back({static_cast<int16_t>(*input), -1, use_.inputs[*input].dtype});
+      stack_.push_back({{static_cast<int16_t>(*input), -1}, use_.inputs[*input].dtype});
       return ok_status();
     }
     if (token[0] == '=' || token[0] == '@') return name_step(token);
@@ -87,7 +70,7 @@ class Parser {
 
   Status name_step(const std::string& token) {
     const auto name = number(std::string_view(token).substr(1));
-    PIPER_WANT(name && *name < kMaxSlots, "not a name");
+    PIPER_WANT(name && *name < kMaxNames, "not a name");
     if (names_.size() <= *name) names_.resize(*name + 1);
     if (token[0] == '=') {
       PIPER_WANT(!stack_.empty(), "nothing to name");
@@ -104,88 +87,41 @@ class Parser {
     const size_t count = block_operands(op);
     PIPER_WANT(count > 0, "no pointwise op");
     PIPER_WANT(stack_.size() >= count, "takes {} operands", count);
+    PIPER_WANT(chain_.size() < kMaxSteps, "has more than {} ops", kMaxSteps);
     Step step;
     step.count = static_cast<int>(count);
     std::array<DType, kMaxBlockOperands> types{};
     for (size_t i = 0; i < count; ++i) {
-      step.operands[i] = stack_[stack_.size() - count + i];
-      types[i] = step.operands[i].type;
+      const Entry& entry = stack_[stack_.size() - count + i];
+      step.operands[i] = entry.source;
+      types[i] = entry.type;
     }
     PIPER_ASSIGN(const Block block, find_block(op, option, std::span(types).first(count)));
     step.run = block.run;
     step.type = block.type;
-    step.slot = free_slot();  // before the operands are taken: their elements may differ in size
     stack_.resize(stack_.size() - count);
-    PIPER_WANT(static_cast<size_t>(step.slot) < kMaxSlots, "needs too many values at once");
-    chain_.slots = std::max<int16_t>(chain_.slots, step.slot + 1);
-    stack_.push_back({-1, step.slot, step.type});
-    chain_.steps.push_back(step);
+    stack_.push_back({{-1, static_cast<int16_t>(chain_.size())}, step.type});
+    chain_.push_back(step);
     return ok_status();
-  }
-
-  int16_t free_slot() const {
-    for (int16_t slot = 0;; ++slot) {
-      auto holds = [&](const Source& source) { return source.slot == slot; };
-      const bool named = std::any_of(names_.begin(), names_.end(),
-                                     [&](const auto& name) { return name && holds(*name); });
-      if (!named && std::none_of(stack_.begin(), stack_.end(), holds)) return slot;
-    }
   }
 
   const Use& use_;
   Chain chain_;
-  std::vector<Source> stack_;
-  std::vector<std::optional<Source>> names_;
+  std::vector<Entry> stack_;
+  std::vector<std::optional<Entry>> names_;
 };
-
-// Runs the chain on one block; `in` are the inputs' first elements.
-void run_block(const Chain& chain, const std::byte* const* in, const bool* input_step,
-               std::byte* scratch, std::byte* out, int64_t n) {
-  for (const Step& step : chain.steps) {
-    const std::byte* operands[kMaxBlockOperands];
-    bool steps[kMaxBlockOperands];
-    for (int i = 0; i < step.count; ++i) {
-      const Source& source = step.operands[i];
-      operands[i] = source.input >= 0 ? in[source.input] : scratch + source.slot * kSlotBytes;
-      steps[i] = source.input < 0 || input_step[source.input];
-    }
-    const bool last = &step == &chain.steps.back();
-    step.run(operands, steps, last ? out : scratch + step.slot * kSlotBytes, n);
-  }
-}
 
 }  // namespace
 
 Result<KernelPtr> make_fused(const Use& use) {
-  PIPER_TRY(use.operands(use.inputs.size(), kMaxFusedInputs));
+  PIPER_TRY(use.operands(use.inputs.size(), kMaxOperands - 1, use.outputs.size()));
+  PIPER_WANT(!use.outputs.empty(), "has no output");
+  for (size_t o = 0; o < use.outputs.size(); ++o)
+    PIPER_WANT(use.wanted[o] && use.out(o) == use.out(), "output {} is {}, output 0 {}", o,
+               to_string(use.out(o)), to_string(use.out()));
   PIPER_ASSIGN(const std::string text, use.text_or("expr", ""));
   PIPER_ASSIGN(Chain chain, Parser(use).parse(text));
-  const size_t count = use.inputs.size();
-  std::vector<std::vector<int64_t>> strides{strides_of(use.out())};
-  std::array<int64_t, kMaxFusedInputs> bytes{};
-  for (size_t i = 0; i < count; ++i) {
-    bytes[i] = info(use.inputs[i].dtype).bytes;
-    PIPER_ASSIGN(std::vector<int64_t> own, broadcast_strides(use.in(i), use.out()));
-    strides.push_back(std::move(own));
-  }
-  const Loop loop = make_loop(use.out(), strides);
-  std::array<bool, kMaxFusedInputs> step{};
-  for (size_t i = 0; i < count; ++i) step[i] = loop.inner_steps[i + 1] != 0;
-  const int64_t out_bytes = info(use.outputs[0].dtype).bytes;
-  const int64_t scratch_bytes = chain.slots * kSlotBytes;
-  auto run = [=, chain = std::move(chain)](Pointers p, std::byte* scratch) {
-    loop.each_row([&](const int64_t* at) {
-      for (int64_t i = 0; i < loop.inner; i += kBlockElements) {
-        const std::byte* in[kMaxFusedInputs];
-        for (size_t k = 0; k < count; ++k) {
-          in[k] = p[k] + (at[k + 1] + (step[k] ? i : 0)) * bytes[k];
-        }
-        run_block(chain, in, step.data(), scratch, p[count] + (at[0] + i) * out_bytes,
-                  std::min(kBlockElements, loop.inner - i));
-      }
-    });
-  };
-  return make_kernel(InPlace::kYes, std::move(run), scratch_bytes);
+  return chain_kernel(use, std::move(chain));
 }
 
 }  // namespace piper::cpu

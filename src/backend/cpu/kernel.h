@@ -15,19 +15,29 @@ namespace piper::cpu {
 // Operands of one use: its inputs, then its outputs; null where an optional one is absent.
 using Pointers = std::byte* const*;
 
+// The work is cut into `units` that the shapes alone determine and that write different elements:
+// threads share them out, and the bits are the same for any number of threads.
 class Kernel {
  public:
   virtual ~Kernel() = default;
-  virtual void run(Pointers p, std::byte* scratch) const = 0;
+  virtual void run(Pointers p, std::byte* scratch, int64_t begin, int64_t end) const = 0;
+  int64_t units = 1;
   int64_t scratch_bytes = 0;  // what `scratch` must hold; contents do not outlive one run
   uint32_t in_place = 0;      // bit i: an output may be stored over input i, when elements match
 };
 
-template <std::invocable<Pointers, std::byte*> F>
+template <class F>
 class FunctionKernel final : public Kernel {
  public:
   explicit FunctionKernel(F f) : f_(std::move(f)) {}
-  void run(Pointers p, std::byte* scratch) const override { f_(p, scratch); }
+  void run(Pointers p, std::byte* scratch, [[maybe_unused]] int64_t begin,
+           [[maybe_unused]] int64_t end) const override {
+    if constexpr (std::invocable<const F&, Pointers, std::byte*>) {
+      f_(p, scratch);
+    } else {
+      f_(p, scratch, begin, end);
+    }
+  }
 
  private:
   F f_;
@@ -41,6 +51,13 @@ KernelPtr make_kernel(InPlace in_place, F f, int64_t scratch_bytes = 0) {
   auto kernel = std::make_unique<FunctionKernel<F>>(std::move(f));
   kernel->in_place = in_place;
   kernel->scratch_bytes = scratch_bytes;
+  return kernel;
+}
+// f(pointers, scratch, begin, end) does the units [begin, end) of `units`.
+template <class F>
+KernelPtr make_units_kernel(InPlace in_place, int64_t units, F f, int64_t scratch_bytes = 0) {
+  KernelPtr kernel = make_kernel(in_place, std::move(f), scratch_bytes);
+  kernel->units = units;
   return kernel;
 }
 

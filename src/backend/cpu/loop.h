@@ -9,7 +9,7 @@
 namespace piper::cpu {
 
 inline constexpr int kMaxRank = 16;
-inline constexpr int kMaxOperands = 12;
+inline constexpr int kMaxOperands = 32;
 
 // Row-major strides in elements.
 std::vector<int64_t> strides_of(const Shape& shape);
@@ -32,10 +32,21 @@ struct Loop {
   // row-major order.
   template <class F>
   void each_row(F f) const {
+    each_row(0, rows, f);
+  }
+  // The rows [begin, end) of them.
+  template <class F>
+  void each_row(int64_t begin, int64_t end, F f) const {
     std::array<int64_t, kMaxOperands> at{};
     std::array<int64_t, kMaxRank> index{};
     const int rank = static_cast<int>(outer.size());
-    for (int64_t row = 0; row < rows; ++row) {
+    int64_t rest = begin;
+    for (int d = rank - 1; d >= 0 && rest > 0; --d) {
+      index[d] = rest % outer[d];
+      rest /= outer[d];
+      for (int k = 0; k < operands(); ++k) at[k] += outer_steps[k][d] * index[d];
+    }
+    for (int64_t row = begin; row < end; ++row) {
       f(at.data());
       for (int d = rank - 1; d >= 0; --d) {
         if (++index[d] < outer[d]) {

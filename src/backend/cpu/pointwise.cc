@@ -1,8 +1,6 @@
-// Single pointwise ops: a block function inside a loop over broadcast operands.
-#include "blocks.h"
-#include "dtypes.h"
+// Single pointwise ops: chains of one step.
+#include "chain.h"
 #include "families.h"
-#include "loop.h"
 
 namespace piper::cpu {
 namespace {
@@ -25,28 +23,19 @@ Result<KernelPtr> make_pointwise(const Use& use) {
   PIPER_TRY(use.operands(count, count));
   PIPER_ASSIGN(const std::string option, option_of(use));
   std::vector<DType> types;
-  std::vector<std::vector<int64_t>> strides{strides_of(use.out())};
-  std::array<int64_t, kMaxBlockOperands> bytes{};
+  Step step;
+  step.count = static_cast<int>(count);
   for (size_t i = 0; i < count; ++i) {
     types.push_back(use.inputs[i].dtype);
-    bytes[i] = info(types[i]).bytes;
-    PIPER_ASSIGN(std::vector<int64_t> own, broadcast_strides(use.in(i), use.out()));
-    strides.push_back(std::move(own));
+    step.operands[i] = {static_cast<int16_t>(i), -1};
   }
   PIPER_ASSIGN(const Block block, find_block(use.op, option, types));
   PIPER_WANT(block.type == use.outputs[0].dtype, "makes {}, not {}", info(block.type).name,
              info(use.outputs[0].dtype).name);
-  const Loop loop = make_loop(use.out(), strides);
-  std::array<bool, kMaxBlockOperands> step{};
-  for (size_t i = 0; i < count; ++i) step[i] = loop.inner_steps[i + 1] != 0;
-  const int64_t out_bytes = info(block.type).bytes;
-  return make_kernel(InPlace::kYes, [=, run = block.run](Pointers p, std::byte*) {
-    loop.each_row([&](const int64_t* at) {
-      const std::byte* in[kMaxBlockOperands];
-      for (size_t i = 0; i < count; ++i) in[i] = p[i] + at[i + 1] * bytes[i];
-      run(in, step.data(), p[count] + at[0] * out_bytes, loop.inner);
-    });
-  });
+  step.run = block.run;
+  step.type = block.type;
+  step.output = 0;
+  return chain_kernel(use, {step});
 }
 
 }  // namespace piper::cpu

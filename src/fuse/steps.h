@@ -1,0 +1,21 @@
+// The steps of fuse(), in the order in which it takes them.
+#pragma once
+
+#include "piper/fuse.h"
+
+namespace piper {
+
+// Ops of whose results nothing is read, nor given out, are gone.
+void drop_dead(Program& program);
+// Ops that only rename bytes are gone; their results, or what they read, are views.
+void make_views(Program& program, FuseCounts& counts);
+// Groups of pointwise ops are Fused ops.
+void make_groups(Program& program, FuseCounts& counts);
+// Values that no op touches are gone, the others numbered again in order.
+void drop_unused(Program& program);
+
+// What makes a pointwise op one word of an expression: its name, with its option behind a colon;
+// nothing when it cannot be one.
+std::optional<std::string> word_of(const ProgramOp& op);
+
+}  // namespace piper

@@ -1,0 +1,312 @@
+// Views and groups: what becomes of a program, and that its results keep every bit.
+#include "piper/fuse.h"
+
+#include "cpu_harness.h"
+#include "piper/ops.h"
+
+namespace piper::test {
+namespace {
+
+TensorType f32(Shape shape) { return {DType::kF32, std::move(shape)}; }
+
+// A program without places: args, with those written, then the other values.
+Program program_of(std::vector<TensorType> values, int32_t args,
+                   const std::vector<int32_t>& written, std::vector<ProgramOp> ops) {
+  Program program;
+  program.values = std::move(values);
+  program.num_args = args;
+  program.arg_read.assign(static_cast<size_t>(args), true);
+  program.arg_written.assign(static_cast<size_t>(args), false);
+  for (int32_t a : written) {
+    program.arg_written[static_cast<size_t>(a)] = true;
+    program.arg_read[static_cast<size_t>(a)] = false;
+  }
+  program.ops = std::move(ops);
+  program.offsets.assign(program.values.size(), -1);
+  return program;
+}
+
+// "Add 0,1>2; x4 is x3+8" of a program's ops and views.
+std::string text_of(const Program& program) {
+  std::string text;
+  const auto ids = [](const std::vector<int32_t>& list) {
+    std::string joined;
+    for (int32_t id : list) joined += fmt::format("{}{}", joined.empty() ? "" : ",", id);
+    return joined;
+  };
+  for (const ProgramOp& op : program.ops) {
+    const std::string expr = op.attrs.text("expr");
+    text += fmt::format("{} {}>{}{}; ", op.op, ids(op.inputs), ids(op.outputs),
+                        expr.empty() ? "" : " '" + expr + "'");
+  }
+  for (const ProgramView& view : program.views)
+    text += fmt::format("x{} is x{}+{}; ", view.value, view.base, view.offset);
+  return text;
+}
+
+std::string fused_text(const Program& program) {
+  FuseCounts counts;
+  return text_of(fuse(program, counts));
+}
+
+// Every local in a place of its own; then one run on the CPU backend.
+std::vector<std::vector<float>> run(Program program, std::vector<std::vector<float>> args) {
+  int64_t end = 0;
+  std::vector<bool> placed(program.values.size());
+  for (const auto& [value, bytes] : program.literals) placed[static_cast<size_t>(value)] = true;
+  for (const ProgramView& view : program.views) placed[static_cast<size_t>(view.value)] = true;
+  for (size_t v = static_cast<size_t>(program.num_args); v < program.values.size(); ++v) {
+    if (placed[v]) continue;
+    program.offsets[v] = end;
+    end += (program.values[v].bytes() + 63) / 64 * 64;
+  }
+  program.workspace_bytes = end;
+  auto backend = make_cpu_backend();
+  const auto loaded = backend->load(program);
+  if (!loaded) {
+    ADD_FAILURE() << loaded.error().message;
+    return {};
+  }
+  std::vector<std::byte*> pointers;
+  for (auto& arg : args) pointers.push_back(reinterpret_cast<std::byte*>(arg.data()));
+  const auto bound = backend->bind(*loaded, pointers, *backend->allocate(end));
+  if (!bound) {
+    ADD_FAILURE() << bound.error().message;
+    return {};
+  }
+  backend->launch(*bound);
+  return args;
+}
+
+TEST(FuseViews, AReshapeIsAViewOfWhatItReadsOrIsReadInTheArgument) {
+  const TensorType a = f32({2, 6}), b = f32({3, 4});
+  // Of an argument, of a local, and into an argument.
+  const Program program = program_of({a, b, b, a, b, b}, 3, {1, 2},
+                                     {{"Reshape", {{"shape", Shape{3, 4}}}, {0}, {4}},
+                                      {"Neg", {}, {4}, {1}},
+                                      {"Softmax", {{"axis", int64_t{1}}}, {0}, {3}},
+                                      {"Reshape", {{"shape", Shape{3, 4}}}, {3}, {2}}});
+  EXPECT_EQ(fused_text(program), "Neg 4>1; Softmax 0>3; x3 is x2+0; x4 is x0+0; ");
+}
+
+TEST(FuseViews, SlicesOfOneRunAreViewsOthersAreNot) {
+  const auto slice = [](Shape starts, Shape to) {
+    Shape ends;
+    for (size_t d = 0; d < to.size(); ++d) ends.push_back(starts[d] + to[d]);
+    const Program program = program_of(
+        {f32({4, 2, 3}), f32(to), f32(to)}, 2, {1},
+        {{"Slice", {{"starts", starts}, {"ends", ends}, {"steps", Shape(3, 1)}}, {0}, {2}},
+         {"Neg", {}, {2}, {1}}});
+    return fused_text(program);
+  };
+  EXPECT_EQ(slice({1, 0, 0}, {2, 2, 3}), "Neg 2>1; x2 is x0+24; ");
+  EXPECT_EQ(slice({3, 1, 0}, {1, 1, 3}), "Neg 2>1; x2 is x0+84; ");
+  EXPECT_EQ(slice({3, 1, 2}, {1, 1, 1}), "Neg 2>1; x2 is x0+92; ");
+  EXPECT_EQ(slice({0, 1, 0}, {4, 1, 3}), "Slice 0>2; Neg 2>1; ");
+  EXPECT_EQ(slice({1, 0, 1}, {1, 2, 2}), "Slice 0>2; Neg 2>1; ");
+}
+
+TEST(FuseViews, AnArgumentThatIsWrittenLaterIsCopied) {
+  const TensorType a = f32({4}), b = f32({2, 2});
+  Program program = program_of({a, b, b}, 2, {1},
+                               {{"Reshape", {{"shape", Shape{2, 2}}}, {0}, {2}},
+                                {"Neg", {}, {0}, {0}},
+                                {"Softmax", {{"axis", int64_t{0}}}, {2}, {1}}});
+  program.arg_written[0] = true;
+  EXPECT_EQ(fused_text(program), "Reshape 0>2; Neg 0>0; Softmax 2>1; ");
+}
+
+TEST(FuseGroups, AChainWithABroadcastBiasIsOneOpWithTwoOutputs) {
+  const TensorType x = f32({4, 8}), bias = f32({8});
+  const Program program =
+      program_of({x, bias, x, x, x, x}, 4, {2, 3},
+                 {{"Add", {}, {0, 1}, {2}}, {"Tanh", {}, {2}, {4}}, {"Mul", {}, {2, 4}, {3}}});
+  EXPECT_EQ(fused_text(program), "Fused 0,1>2,3 '0 1 Add =0 @0 @0 Tanh Mul'; ");
+}
+
+TEST(FuseGroups, NothingMovesOverAReaderOfItsResult) {
+  const TensorType x = f32({4, 4});
+  // The product reads t, and the sum reads the product: they cannot be one pass.
+  const Program program =
+      program_of({x, x, x, x}, 2, {1},
+                 {{"Tanh", {}, {0}, {2}}, {"MatMul", {}, {2, 0}, {3}}, {"Add", {}, {2, 3}, {1}}});
+  EXPECT_EQ(fused_text(program), "Tanh 0>2; MatMul 2,0>3; Add 2,3>1; ");
+}
+
+TEST(FuseGroups, AnotherShapeIsAnotherPass) {
+  const TensorType x = f32({4, 4}), row = f32({4});
+  const Program program =
+      program_of({x, row, x, row}, 3, {2}, {{"Exp", {}, {1}, {3}}, {"Mul", {}, {0, 3}, {2}}});
+  EXPECT_EQ(fused_text(program), "Exp 1>3; Mul 0,3>2; ");
+}
+
+TEST(FuseGroups, WhatNobodyReadsIsNotMade) {
+  const TensorType x = f32({4});
+  const Program program = program_of(
+      {x, x, x, x}, 2, {1}, {{"Neg", {}, {0}, {2}}, {"Tanh", {}, {2}, {3}}, {"Exp", {}, {0}, {1}}});
+  EXPECT_EQ(fused_text(program), "Exp 0>1; ");
+}
+
+TEST(FuseGroups, AccumulationStandsAlone) {
+  const TensorType x = f32({4});
+  Program program = program_of({x, x, x}, 2, {}, {{"Neg", {}, {0}, {2}}, {"Add", {}, {1, 2}, {1}}});
+  program.arg_written[1] = true;
+  EXPECT_EQ(fused_text(program), "Neg 0>2; Add 1,2>1; ");
+}
+
+// A Fused op of two knows every pointwise op there is, with the bits of the op alone.
+TEST(FuseGroups, EveryPointwiseOpIsAWord) {
+  int words = 0;
+  for (const OpDef* def : all_ops()) {
+    if (!def->pointwise) continue;
+    for (const OpSample& sample : def->samples) {
+      OpTypes use{sample.inputs, std::vector<bool>(sample.inputs.size(), true), {}, sample.attrs};
+      const auto types = def->types(use);
+      ASSERT_TRUE(types.ok()) << def->name;
+      if ((*types)[0].dtype != DType::kF64 || num_elements((*types)[0].shape) == 0) continue;
+      const auto n = static_cast<int32_t>(sample.inputs.size());
+      std::vector<TensorType> values = sample.inputs;
+      for (int i = 0; i < 2; ++i) values.push_back((*types)[0]);
+      std::vector<int32_t> inputs(static_cast<size_t>(n));
+      for (int32_t i = 0; i < n; ++i) inputs[static_cast<size_t>(i)] = i;
+      const Program program = program_of(
+          values, n + 1, {n},
+          {{std::string(def->name), sample.attrs, inputs, {n + 1}}, {"Neg", {}, {n + 1}, {n}}});
+      FuseCounts counts;
+      const Program one = fuse(program, counts);
+      ASSERT_EQ(one.ops.size(), 1u) << def->name << print_attrs(sample.attrs);
+      const auto loaded = make_cpu_backend()->load(one);
+      EXPECT_TRUE(loaded.ok()) << def->name << ": " << loaded.error().message;
+      ++words;
+    }
+  }
+  EXPECT_GT(words, 30);
+}
+
+// ---- The same bits -------------------------------------------------------------------
+
+// Pointwise ops, reshapes and row sums over random earlier values; some results are arguments.
+Program random_program(std::mt19937& random, int32_t outputs) {
+  const auto below = [&](size_t n) { return static_cast<size_t>(random() % n); };
+  const TensorType full = f32({6, 50}), flat = f32({300}), row = f32({50}), column = f32({6, 1});
+  std::vector<TensorType> values{full, row, column};
+  for (int32_t o = 0; o < outputs; ++o) values.push_back(o % 2 ? full : flat);
+  std::vector<int32_t> by_shape[4] = {{0}, {}, {1}, {2}};  // full, flat, row, column
+  std::vector<ProgramOp> ops;
+  const auto add = [&](std::string op, Attrs attrs, std::vector<int32_t> in, int shape) {
+    const TensorType types[] = {full, flat, row, column};
+    values.push_back(types[shape]);
+    by_shape[shape].push_back(static_cast<int32_t>(values.size()) - 1);
+    ops.push_back({std::move(op), std::move(attrs), std::move(in), {by_shape[shape].back()}});
+  };
+  const auto any = [&](int shape) { return by_shape[shape][below(by_shape[shape].size())]; };
+  add("Reshape", {{"shape", Shape{300}}}, {0}, 1);
+  const char* unary[] = {"Tanh", "Neg", "Sigmoid", "Relu"};
+  const char* binary[] = {"Add", "Mul", "Sub", "Max"};
+  for (int i = 0; i < 30; ++i) {
+    const int shape = below(5) == 0 ? 1 : 0;
+    switch (below(6)) {
+      case 0:
+        add(unary[below(4)], {}, {any(shape)}, shape);
+        break;
+      case 1:
+        add("Reshape", {{"shape", Shape{300}}}, {any(0)}, 1);
+        break;
+      case 2:
+        add("Reshape", {{"shape", Shape{6, 50}}}, {any(1)}, 0);
+        break;
+      case 3:
+        add("ReduceSum", {{"axes", std::vector<int64_t>{1}}, {"keepdims", int64_t{1}}}, {any(0)},
+            3);
+        break;
+      case 4:
+        add(binary[below(4)], {}, {any(0), any(below(2) ? 2 : 3)}, 0);
+        break;
+      default:
+        add(binary[below(4)], {}, {any(shape), any(shape)}, shape);
+    }
+  }
+  std::vector<int32_t> written;
+  for (int32_t o = 0; o < outputs; ++o) {
+    const bool is_full = o % 2;
+    written.push_back(3 + o);
+    if (below(2))
+      ops.push_back({"Reshape",
+                     {{"shape", is_full ? Shape{6, 50} : Shape{300}}},
+                     {any(is_full ? 1 : 0)},
+                     {3 + o}});
+    else
+      ops.push_back({"Tanh", {}, {any(is_full ? 0 : 1)}, {3 + o}});
+  }
+  return program_of(std::move(values), 3 + outputs, written, std::move(ops));
+}
+
+TEST(FuseBits, RandomProgramsComputeTheSameFusedAndNot) {
+  FuseCounts counts;
+  bool wrong_expression_shows = false;
+  for (unsigned seed = 1; seed <= 60; ++seed) {
+    std::mt19937 random(seed);
+    const Program plain = random_program(random, 5);
+    Program fused = fuse(plain, counts);
+    std::vector<std::vector<float>> args;
+    for (int32_t a = 0; a < plain.num_args; ++a) {
+      args.emplace_back(
+          static_cast<size_t>(num_elements(plain.values[static_cast<size_t>(a)].shape)));
+      for (float& x : args.back())
+        x = static_cast<float>(static_cast<int>(random() % 2001) - 1000) / 500;
+    }
+    const auto want = run(plain, args);
+    ASSERT_EQ(run(fused, args), want) << "seed " << seed << "\n" << text_of(fused);
+    for (ProgramOp& op : fused.ops) {  // the control: one word changed
+      std::string expr = op.attrs.text("expr");
+      const size_t at = expr.find("Add");
+      if (at == expr.npos) continue;
+      op.attrs.set("expr", expr.replace(at, 3, "Sub"));
+      wrong_expression_shows = wrong_expression_shows || run(fused, args) != want;
+      break;
+    }
+  }
+  EXPECT_TRUE(wrong_expression_shows);
+  EXPECT_GT(counts.groups, 80);
+  EXPECT_GT(counts.views, 250);
+}
+
+// An output may be stored over any input, also one that is read after it.
+TEST(FuseBits, OutputsMayTakeThePlaceOfInputs) {
+  const TensorType x = f32({3, 700});
+  for (int over = 0; over < 2; ++over) {
+    for (int from = 0; from < 2; ++from) {
+      Program program = program_of({x, x, x, x, x, x, x, x}, 4, {2, 3}, {});
+      // Locals 4, 5 hold the inputs; 6, 7 are the outputs, one of them over one of the inputs.
+      program.ops = {{"Neg", {}, {0}, {4}},
+                     {"Neg", {}, {1}, {5}},
+                     {"Fused", {{"expr", "0 0 1 Add =0 Mul 1 Sub @0 0 Max"}}, {4, 5}, {6, 7}},
+                     {"Neg", {}, {6}, {2}},
+                     {"Neg", {}, {7}, {3}}};
+      std::vector<std::vector<float>> args(4, std::vector<float>(2100));
+      for (size_t i = 0; i < 2100; ++i) {
+        args[0][i] = static_cast<float>(i % 17) - 8;
+        args[1][i] = static_cast<float>(i % 29) / 4 - 3;
+      }
+      // in0 · (in0 + in1) − in1 and max(in0 + in1, in0).
+      Program separate = program;
+      const auto want = run(separate, args);
+      const int64_t bytes = x.bytes();
+      program.offsets = {-1, -1, -1, -1, 0, bytes, 2 * bytes, 3 * bytes};
+      program.offsets[static_cast<size_t>(6 + over)] =
+          program.offsets[static_cast<size_t>(4 + from)];
+      program.workspace_bytes = 4 * bytes;
+      auto backend = make_cpu_backend();
+      const auto loaded = backend->load(program);
+      ASSERT_TRUE(loaded.ok()) << loaded.error().message;
+      std::vector<std::byte*> pointers;
+      auto got = args;
+      for (auto& arg : got) pointers.push_back(reinterpret_cast<std::byte*>(arg.data()));
+      backend->launch(*backend->bind(*loaded, pointers, *backend->allocate(4 * bytes)));
+      EXPECT_EQ(got, want) << "output " << over << " over input " << from;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace piper::test
