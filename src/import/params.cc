@@ -137,6 +137,7 @@ Status Assembly::run() {
   report_initializers();
   out_.notes = claims_.notes;
   out_.lost = claims_.lost;
+  out_.swallowed = claims_.swallowed;
   return ok_status();
 }
 

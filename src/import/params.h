@@ -38,6 +38,7 @@ struct Recovery {
   std::vector<ParamUse> uses;          // sorted by node and input
   std::vector<std::string> constants, separated, notes;
   std::vector<std::string> lost;  // in the signature, and neither used nor tied as far as we see
+  std::vector<std::string> swallowed;  // of these, those that constants of the file were made of
 };
 
 // May add to the model what the exporter deleted: inputs for zero biases, copies of merged nodes.
@@ -59,7 +60,7 @@ struct Claims {
   Ties ties;
   std::vector<std::string> order;  // the framework's names in its order; empty: order of use
   std::vector<std::string> notes;
-  std::vector<std::string> lost;
+  std::vector<std::string> lost, swallowed;  // as in Recovery
 };
 struct InitializerIndex {
   explicit InitializerIndex(const OnnxModel& model);

@@ -113,6 +113,7 @@ class CallClaims {
   std::string module_beside(const std::vector<Claim>& own) const;
   void tie(const std::string& a, const std::string& b);
   void tie_unused();
+  void find_swallowed();
   std::vector<std::string> missing() const;  // parameters without a claim or tie
   const OnnxTensor& tensor(int i) const { return model_.initializers[static_cast<size_t>(i)]; }
 
@@ -294,10 +295,7 @@ void CallClaims::claim_folded() {
       if (sources.empty() && table && last) sources = lost;
       if (sources.empty()) continue;
       if (sources.size() > 1 || !table || claimed_.count(sources[0])) {
-        claims_.notes.push_back(
-            fmt::format("'{}' was computed by the exporter from {}, which cannot be undone: it is "
-                        "kept as a constant; 'include: {}' under 'parameters' trains it instead",
-                        t.name, join(sources, ", "), t.name));
+        claims_.swallowed.insert(claims_.swallowed.end(), sources.begin(), sources.end());
         continue;
       }
       TensorType type = t.type;
@@ -428,6 +426,33 @@ void CallClaims::tie(const std::string& a, const std::string& b) {
   ties.emplace_back(other, first);
 }
 
+// Equal results of folding are merged too, and only the first says what it was made of. The others
+// show in a module with a parameter that has no place: a call there names a value that no node
+// makes, and a node reads a constant in its stead.
+void CallClaims::find_swallowed() {
+  std::set<std::string> modules;
+  for (const Group& group : groups_) {
+    const bool names_unknown =
+        std::any_of(group.call.args.begin(), group.call.args.end(), [&](const CallArg& arg) {
+          return !group_of_.count(arg.name) && !targets_.count(arg.name);
+        });
+    for (const Slot& slot : group.slots) {
+      const bool is_constant = !taken_.count({slot.node, slot.input}) &&
+                               num_elements(tensor(slot.initializer).type.shape) > 1;
+      if (names_unknown && is_constant) modules.insert(scopes_[slot.node]);
+    }
+  }
+  std::vector<std::string>& out = claims_.swallowed;
+  for (const std::string& name : claims_.lost) {
+    if (modules.count(scope_of_name(parent_of(name)))) out.push_back(name);
+  }
+  std::erase_if(out, [&](const std::string& name) {
+    return !std::count(claims_.lost.begin(), claims_.lost.end(), name);
+  });
+  std::sort(out.begin(), out.end());
+  out.erase(std::unique(out.begin(), out.end()), out.end());
+}
+
 std::vector<std::string> CallClaims::missing() const {
   std::vector<std::string> out;
   std::copy_if(claims_.order.begin(), claims_.order.end(), std::back_inserter(out),
@@ -444,6 +469,7 @@ Result<Claims> CallClaims::run() {
   while (restore_merged_module()) {
   }
   claims_.lost = missing();
+  find_swallowed();
   return std::move(claims_);
 }
 

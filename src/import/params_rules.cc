@@ -138,7 +138,17 @@ Status Rules::find_params(size_t r, const Glob& glob) {
     matched_[r].names.push_back(param.name);
     matched_[r].elements += num_elements(param.type.shape);
   }
-  if (matched_[r].names.empty()) return nothing(r, "parameter", all_names());
+  std::vector<std::string> names = all_names();
+  if (rules_[r].kind == Kind::kExclude) {  // also what the file has as constants alone
+    std::erase_if(out_.swallowed, [&](const std::string& name) {
+      names.push_back(name);
+      if (!matches(glob, name)) return false;
+      matched_[r].names.push_back(name);
+      std::erase(out_.lost, name);
+      return true;
+    });
+  }
+  if (matched_[r].names.empty()) return nothing(r, "parameter", names);
   return ok_status();
 }
 
@@ -353,13 +363,25 @@ Status Rules::run() {
   return rename_all();
 }
 
+// Trained without them the model would be another one, without any error.
+Status check_swallowed(const std::vector<std::string>& names) {
+  constexpr size_t kShown = 8;
+  if (names.empty()) return ok_status();
+  const std::span shown(names.data(), std::min(names.size(), kShown));
+  return fail("the exporter computed constants from {} parameter{}, which cannot be had back: {}{}",
+              names.size(), names.size() == 1 ? "" : "s", quote_control(join(shown, ", ")),
+              names.size() > kShown ? ", …" : "")
+      .with_note("help: export the model with optimize=False")
+      .with_note("help: or write 'exclude' for them under 'parameters', and they stay as they are");
+}
+
 }  // namespace
 
 Result<std::vector<RuleMatch>> apply_param_rules(const OnnxModel& model, Recovery& recovery,
                                                  const std::vector<ParamRule>& rules) {
-  if (rules.empty()) return std::vector<RuleMatch>();
   Rules apply(model, recovery, rules);
   PIPER_TRY(apply.run());
+  PIPER_TRY(check_swallowed(recovery.swallowed));
   return std::move(apply).take();
 }
 

@@ -8,6 +8,7 @@ namespace piper {
 namespace {
 
 using namespace jobs;
+using namespace std::string_literals;
 
 const std::string kTwoTower = PIPER_SOURCE_DIR "/tests/data/two_tower.onnx";
 
@@ -40,15 +41,18 @@ std::string held(const PlanSet& set) {
 TEST(Parameters, Golden) {
   golden::run("parameters/*.test", {"after", "error"}, [](const golden::Case& c) {
     const Folder folder;
-    const auto compiled = compile_text(
-        folder, "piper: 1\ntrain: {global_batch: 4}\nparameters:\n" + c.text("parameters"));
+    const std::string named = c.text("model"), rules = c.text("parameters");
+    std::string text = "piper: 1\ntrain: {global_batch: 4}\n";
+    if (rules.find('-') != rules.npos) text += "parameters:\n" + rules;
+    const std::string file = PIPER_SOURCE_DIR "/tests/data/" + named.substr(0, named.find('\n'));
+    const auto compiled = compile_text(folder, text, file + ".onnx");
     if (!compiled) {
-      std::string text = print_error(compiled.error());
-      const size_t at = text.find(folder.path() + "/");
-      if (at == 0) text.erase(0, folder.path().size() + 1);
+      text = print_error(compiled.error());
+      for (const std::string& start : {folder.path() + "/", PIPER_SOURCE_DIR "/tests/data/"s})
+        if (text.starts_with(start)) text.erase(0, start.size());
       return golden::Section{"error", text};
     }
-    std::string text;
+    text.clear();
     for (const Explanation& e : compiled->explanations)
       for (const std::string& line : e.lines)
         text += fmt::format("line {}: {}: {}\n", e.at.line, e.directive, line);

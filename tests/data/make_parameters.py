@@ -1,0 +1,93 @@
+"""Writes parameters/*.onnx: small files with the metadata of an export, for what the exporter may do to parameters.
+
+    pip install onnx numpy
+    python tests/data/make_parameters.py
+"""
+import pathlib
+import numpy as np
+from onnx import TensorProto, helper, numpy_helper, save
+
+OUT = pathlib.Path(__file__).parent / "parameters"
+rng = np.random.default_rng(3)
+
+
+def tensor(name, *shape):
+    return numpy_helper.from_array(rng.normal(size=shape).astype(np.float32), name)
+
+
+def ones(name, *shape):
+    return numpy_helper.from_array(np.ones(shape, np.float32), name)
+
+
+def node(op, inputs, output, call=None, scope="", rule=None, trace=None, **attrs):
+    made = helper.make_node(op, inputs.split(), [output], name=f"node_{output}", **attrs)
+    names = ["", *[".".join(scope.split(".")[: i + 1]) for i in range(len(scope.split("."))) if scope], output]
+    made.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=str(names))
+    if call:
+        made.metadata_props.add(key="pkg.torch.onnx.fx_node", value=f"%{call[0]} : [num_users=1] = "
+                                f"call_function[target=torch.ops.{call[1]}](args = ({call[2]}), kwargs = {{}})")
+    if rule:
+        made.metadata_props.add(key="pkg.onnxscript.rewriter.rule_name", value=rule)
+    if trace:
+        made.metadata_props.add(key="pkg.torch.onnx.stack_trace", value=trace)
+    return made
+
+
+def write(name, nodes, initializers, x, parameters, folded=None):
+    infos = []
+    for value, sources in (folded or {}).items():
+        shape = next(list(i.dims) for i in initializers if i.name == value)
+        infos.append(helper.make_tensor_value_info(value, TensorProto.FLOAT, shape))
+        infos[-1].metadata_props.add(key="pkg.onnxscript.optimizer.folded_from", value=str(sources))
+    graph = helper.make_graph(nodes, name, [helper.make_tensor_value_info("x", TensorProto.FLOAT, x)],
+                              [helper.make_tensor_value_info("loss", TensorProto.FLOAT, [])], initializers, value_info=infos)
+    lines = ["", "# inputs", *[f"p_{p.lower().replace('.', '_')}: PARAMETER target='{p}'" for p in parameters], "x: USER_INPUT", "", "# outputs",
+             "loss: USER_OUTPUT", ""]
+    if parameters:
+        graph.metadata_props.add(key="pkg.torch.export.ExportedProgram.graph_signature", value="\n".join(lines))
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), OUT / f"{name}.onnx")
+
+
+def loss(of):
+    return [node("Mul", f"{of} {of}", "square"), node("ReduceMean", "square", "loss", keepdims=0)]
+
+
+OUT.mkdir(exist_ok=True)
+IMAGE = ["batch", 3, 4, 4]
+# A batch norm multiplied into a convolution: named by the rule that did it, or by nothing.
+write("fused_batch_norm",
+      [node("Conv", "x conv.weight val_1", "y", ("y", "aten._native_batch_norm_legit_no_training.default", "%conv2d, %p_bn_weight, %p_bn_bias"), "bn",
+            "FuseBatchNormIntoConv", kernel_shape=[2, 2], strides=[2, 2]), *loss("y")],
+      [tensor("conv.weight", 4, 3, 2, 2), tensor("val_1", 4)], IMAGE, ["conv.weight", "bn.weight", "bn.bias"])
+conv = node("Conv", "x onnx::Conv_9 onnx::Conv_10", "y", kernel_shape=[2, 2], strides=[2, 2])
+del conv.metadata_props[:]
+conv.name = "/conv/Conv"
+write("fused_batch_norm_older", [conv, *loss("y")], [tensor("onnx::Conv_9", 4, 3, 2, 2), tensor("onnx::Conv_10", 4)], IMAGE, [])
+# y = x · (1 + w), twice: the equal results of the folding were merged, and one tells what it was.
+write("folded_scale",
+      [node("Mul", "x add", "mul", ("mul", "aten.mul.Tensor", "%x, %add"), "norm_1"),
+       node("Mul", "mul add", "mul_1", ("mul_1", "aten.mul.Tensor", "%mul, %add_1"), "norm_2"),
+       node("MatMul", "mul_1 val_2", "linear", ("linear", "aten.linear.default", "%mul_1, %p_fc_weight"), "fc"), *loss("linear")],
+      [ones("add", 4), tensor("val_2", 4, 2)], ["batch", 4], ["norm_1.weight", "norm_2.weight", "fc.weight"],
+      {"add": ["norm_1.weight", "val_0"], "val_2": ["fc.weight"]})
+# A bias of zeros that was deleted, and a table looked up at constant positions.
+write("deleted_and_folded",
+      [node("Add", "x embedding", "add", ("add", "aten.add.Tensor", "%x, %embedding")),
+       node("Gemm", "add fc.weight", "linear", ("linear", "aten.linear.default", "%add, %p_fc_weight, %p_fc_bias"), "fc", "RemoveOptionalBiasFromGemm",
+            transB=1), *loss("linear")],
+      [tensor("embedding", 1, 4), tensor("fc.weight", 2, 4)], ["batch", 4], ["table.weight", "fc.weight", "fc.bias"],
+      {"embedding": ["arange", "table.weight"]})
+# Two equal norms of one input that became one node.
+write("merged_modules",
+      [node("LayerNormalization", "x n.0.weight n.0.bias", "layer_norm",
+            ("layer_norm", "aten.layer_norm.default", "%x, [4], %p_n_0_weight, %p_n_0_bias, 1e-05, False"), "n.0"),
+       node("Gemm", "layer_norm a.weight a.bias", "linear", ("linear", "aten.linear.default", "%layer_norm, %p_a_weight, %p_a_bias"), "a", transB=1),
+       node("Gemm", "layer_norm b.weight b.bias", "linear_1", ("linear_1", "aten.linear.default", "%layer_norm_1, %p_b_weight, %p_b_bias"), "b", transB=1),
+       node("Sub", "linear linear_1", "sub", ("sub", "aten.sub.Tensor", "%linear, %linear_1")), *loss("sub")],
+      [ones("n.0.weight", 4), tensor("n.0.bias", 4), tensor("a.weight", 2, 4), tensor("a.bias", 2), tensor("b.weight", 2, 4), tensor("b.bias", 2)],
+      ["batch", 4], ["n.0.weight", "n.0.bias", "n.1.weight", "n.1.bias", "a.weight", "a.bias", "b.weight", "b.bias"])
+# Operators that nobody has, with the line of the program that they come from.
+write("unsupported",
+      [node("MatMul", "x w", "h"), node("Det", "h", "d", scope="head", trace='File "net.py", line 7, in forward\n    d = torch.det(h)\n'),
+       node("Frobnicate", "h", "f", scope="head", domain="com.example"), node("Det", "f", "e", scope="head"), *loss("d")],
+      [tensor("w", 4, 4)], ["batch", 4], [])
