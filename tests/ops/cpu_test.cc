@@ -134,10 +134,11 @@ TEST(MatMul, AccumulatesInPlaceAndAtAnyAlignment) {
   EXPECT_NEAR(last, 2 * sum, 1e-4);
 }
 
-// An element is one chain over k: cutting rows, columns or k (and accumulating) changes no bit.
+// Cutting rows or columns changes no bit, nor does cutting k between its chains (of 128) and
+// accumulating.
 TEST(MatMul, HasTheSameBitsHoweverItIsCut) {
   Random random(3);
-  const int64_t m = 50, n = 70, k = 600, cut_m = 13, cut_n = 33, cut_k = 259;
+  const int64_t m = 50, n = 70, k = 600, cut_m = 13, cut_n = 33, cut_k = 256;
   auto part = [](const Tensor& t, int64_t r0, int64_t r1, int64_t c0, int64_t c1) {
     Tensor out{{t.type.dtype, {r1 - r0, c1 - c0}}, {}};
     for (int64_t r = r0; r < r1; ++r) {
@@ -390,14 +391,20 @@ TEST(Reduce, KeepsNaNAndKnowsEmptySums) {
             (std::vector<double>{0, 0}));
 }
 
-TEST(Reduce, SumsRowsInRowOrder) {
+// Blocks of 32 rows, of which every other row after the first has a sum of its own.
+TEST(Reduce, SumsRowsInBlocks) {
   Random random(9);
-  for (int64_t rows : {1, 3, 4, 7, 128}) {
+  for (int64_t rows : {1, 3, 4, 7, 32, 33, 128}) {
     const Tensor x = random.uniform(DType::kF32, {rows, 37}, -1, 1);
     std::vector<double> expected(37);
     for (int64_t j = 0; j < 37; ++j) {
       float sum = 0;
-      for (int64_t r = 0; r < rows; ++r) sum += float(x[r * 37 + j]);
+      for (int64_t r = 0; r < rows; r += 32) {
+        float odd = float(x[r * 37 + j]), even = 0;
+        for (int64_t i = 1; i < std::min<int64_t>(32, rows - r); ++i)
+          (i % 2 == 1 ? odd : even) += float(x[(r + i) * 37 + j]);
+        sum += odd + even;
+      }
       expected[j] = sum;
     }
     EXPECT_EQ(run1("ReduceSum", {{"axes", List{0}}}, {x}, {DType::kF32, {37}}).v, expected);

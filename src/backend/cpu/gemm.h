@@ -1,10 +1,10 @@
 // Matrix products of f32 and f64.
 //
-// Every element of the result is one chain of multiply-adds over k in ascending order, started from
-// the old value when accumulating. So its bits depend on its row, its column and the old value
-// alone: not on the other rows and columns, on how the work is cut into tiles or threads, on
-// alignment; and two products that accumulate one after the other have the bits of the one product
-// over both. Nothing is allocated: packed tiles go to the caller's scratch.
+// Every element of the result is a sum of chains of multiply-adds over 128 of k, in ascending
+// order, added to the old value when accumulating: one chain over all of k would lose a bit or two.
+// So its bits depend on its row, its column and the old value alone: not on the other rows and
+// columns, on how the work is cut into tiles or threads, on alignment. Nothing is allocated: packed
+// tiles go to the caller's scratch.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +15,10 @@ struct Gemm {  // row-major: c[m,n] (+)= a[m,k] · b[k,n]; a is stored [k,m] if 
                // trans_b
   bool trans_a = false, trans_b = false, accumulate = false;
   int64_t m = 0, n = 0, k = 0;
+  int64_t a_step = 0, b_step = 0, c_step = 0;  // elements from one stored row to the next; 0: dense
+  int64_t row_of_a() const { return a_step ? a_step : trans_a ? m : k; }
+  int64_t row_of_b() const { return b_step ? b_step : trans_b ? k : n; }
+  int64_t row_of_c() const { return c_step ? c_step : n; }
 };
 
 // Whether a, transposed, is packed: beyond this its columns fall into the same few sets of the

@@ -12,7 +12,7 @@ struct SumFns {
   T (*max)(const T* x, int64_t n);  // NaN if there is one; n > 0
   T (*min)(const T* x, int64_t n);
   double (*sum_squares)(const T* x, int64_t n);
-  // out[j] = (((out[j] + x[0][j]) + x[1][j]) + …) over rows of n.
+  // out[j] += the sum of x[0][j], x[1][j], … over rows of n, in an order that `rows` fixes.
   void (*add_rows)(const T* x, int64_t rows, int64_t n, T* out);
 };
 

@@ -26,13 +26,13 @@ constexpr int kRows = 6;
 #else
 constexpr int kRows = 4;
 #endif
-constexpr int64_t kDepth = 256;   // of k in one pass
+constexpr int64_t kDepth = 128;   // of k in one pass: one chain of multiply-adds
 constexpr int64_t kHeight = 504;  // of the packed part of a; a multiple of 4, 6 and 12
 
 #define PIPER_TILE_ROWS(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11)
 
-// c[R rows][two vectors] = (load ? c : 0) + a · b. Element (i, k) of a stands at i × row_step + k ×
-// depth_step.
+// c[R rows][two vectors] = a · b, added to c if `load`. Element (i, k) of a stands at i × row_step
+// + k × depth_step.
 template <int R, bool kRowsAdjacent, class T>
 HWY_INLINE void tile(int64_t depth, const T* a, int64_t step, const T* b, T* c, int64_t c_step,
                      bool load) {
@@ -41,14 +41,6 @@ HWY_INLINE void tile(int64_t depth, const T* a, int64_t step, const T* b, T* c, 
   const int64_t row_step = kRowsAdjacent ? 1 : step, depth_step = kRowsAdjacent ? step : 1;
 #define PIPER_DECLARE(i) auto x##i = hn::Zero(d), y##i = hn::Zero(d);
   PIPER_TILE_ROWS(PIPER_DECLARE)
-#define PIPER_LOAD(i)                            \
-  if constexpr (i < R) {                         \
-    x##i = hn::LoadU(d, c + i * c_step);         \
-    y##i = hn::LoadU(d, c + i * c_step + lanes); \
-  }
-  if (load) {
-    PIPER_TILE_ROWS(PIPER_LOAD)
-  }
   for (int64_t k = 0; k < depth; ++k) {
     const auto b0 = hn::LoadU(d, b), b1 = hn::LoadU(d, b + lanes);
 #define PIPER_STEP(i)                            \
@@ -60,6 +52,14 @@ HWY_INLINE void tile(int64_t depth, const T* a, int64_t step, const T* b, T* c, 
     PIPER_TILE_ROWS(PIPER_STEP)
     a += depth_step;
     b += 2 * lanes;
+  }
+#define PIPER_LOAD(i)                                           \
+  if constexpr (i < R) {                                        \
+    x##i = hn::Add(x##i, hn::LoadU(d, c + i * c_step));         \
+    y##i = hn::Add(y##i, hn::LoadU(d, c + i * c_step + lanes)); \
+  }
+  if (load) {
+    PIPER_TILE_ROWS(PIPER_LOAD)
   }
 #define PIPER_STORE(i)                           \
   if constexpr (i < R) {                         \
@@ -122,26 +122,26 @@ HWY_INLINE void transpose_square(const double* from, int64_t from_step, double* 
 template <class T>
 void pack_b(const Gemm& g, const T* b, int64_t k0, int64_t depth, int64_t n0, int64_t width,
             T* panel) {
-  const int64_t columns = HWY_MIN(width, g.n - n0);
+  const int64_t columns = HWY_MIN(width, g.n - n0), step = g.row_of_b();
   if (columns < width) std::memset(panel, 0, static_cast<size_t>(depth * width) * sizeof(T));
   if (!g.trans_b) {
-    const T* from = b + k0 * g.n + n0;
-    for (int64_t k = 0; k < depth; ++k, from += g.n, panel += width) {
+    const T* from = b + k0 * step + n0;
+    for (int64_t k = 0; k < depth; ++k, from += step, panel += width) {
       std::memcpy(panel, from, static_cast<size_t>(columns) * sizeof(T));
     }
     return;
   }
   constexpr int64_t kSide = kSquare<T>;
   const int64_t whole_depth = depth / kSide * kSide, whole = columns / kSide * kSide;
-  const T* from = b + n0 * g.k + k0;
+  const T* from = b + n0 * step + k0;
   for (int64_t j = 0; j < whole; j += kSide) {
     for (int64_t k = 0; k < whole_depth; k += kSide) {
-      transpose_square(from + j * g.k + k, g.k, panel + k * width + j, width);
+      transpose_square(from + j * step + k, step, panel + k * width + j, width);
     }
   }
   for (int64_t j = 0; j < columns; ++j) {
     for (int64_t k = j < whole ? whole_depth : 0; k < depth; ++k) {
-      panel[k * width + j] = from[j * g.k + k];
+      panel[k * width + j] = from[j * step + k];
     }
   }
 }
@@ -150,16 +150,17 @@ void pack_b(const Gemm& g, const T* b, int64_t k0, int64_t depth, int64_t n0, in
 template <class T>
 void pack_a(const Gemm& g, const T* a, int64_t m0, int64_t height, int64_t k0, int64_t depth,
             T* packed) {
+  const int64_t step = g.row_of_a();
   for (int64_t i = 0; i < height; i += kRows, packed += depth * kRows) {
     const int64_t rows = HWY_MIN(int64_t{kRows}, height - i);
-    const T* from = a + k0 * g.m + m0 + i;
+    const T* from = a + k0 * step + m0 + i;
     T* to = packed;
     if (rows == kRows) {
-      for (int64_t k = 0; k < depth; ++k, from += g.m, to += kRows) {
+      for (int64_t k = 0; k < depth; ++k, from += step, to += kRows) {
         std::memcpy(to, from, kRows * sizeof(T));  // a few moves: the size is known
       }
     } else {
-      for (int64_t k = 0; k < depth; ++k, from += g.m, to += kRows) {
+      for (int64_t k = 0; k < depth; ++k, from += step, to += kRows) {
         for (int64_t r = 0; r < rows; ++r) to[r] = from[r];
       }
     }
@@ -174,29 +175,32 @@ HWY_INLINE void panel_tiles(const Gemm& g, const T* a, int64_t a_step, int64_t b
                             bool load) {
   constexpr hn::ScalableTag<T> d;
   constexpr int64_t kMaxWidth = 2 * hn::MaxLanes(d);
-  const int64_t width = 2 * static_cast<int64_t>(hn::Lanes(d));
-  for (int64_t i = 0; i < height; i += kRows, a += block_step, c += kRows * g.n) {
+  const int64_t width = 2 * static_cast<int64_t>(hn::Lanes(d)), c_step = g.row_of_c();
+  for (int64_t i = 0; i < height; i += kRows, a += block_step, c += kRows * c_step) {
     const int64_t rows = HWY_MIN(int64_t{kRows}, height - i);
     if (columns == width) {
       if (rows == kRows) {
-        tile<kRows, kRowsAdjacent>(depth, a, a_step, panel, c, g.n, load);
+        tile<kRows, kRowsAdjacent>(depth, a, a_step, panel, c, c_step, load);
       } else {
-        tile_of<kRowsAdjacent, T>(rows)(depth, a, a_step, panel, c, g.n, load);
+        tile_of<kRowsAdjacent, T>(rows)(depth, a, a_step, panel, c, c_step, load);
       }
       continue;
     }
     HWY_ALIGN T edge[kRows * kMaxWidth] = {};
     const auto bytes = static_cast<size_t>(columns) * sizeof(T);
-    for (int64_t r = 0; r < rows; ++r) std::memcpy(edge + r * width, c + r * g.n, bytes);
+    for (int64_t r = 0; r < rows; ++r) std::memcpy(edge + r * width, c + r * c_step, bytes);
     tile_of<kRowsAdjacent, T>(rows)(depth, a, a_step, panel, edge, width, load);
-    for (int64_t r = 0; r < rows; ++r) std::memcpy(c + r * g.n, edge + r * width, bytes);
+    for (int64_t r = 0; r < rows; ++r) std::memcpy(c + r * c_step, edge + r * width, bytes);
   }
 }
 
 template <class T>
 void gemm(const Gemm& g, const T* a, const T* b, T* c, T* scratch) {
   const int64_t width = 2 * static_cast<int64_t>(hn::Lanes(hn::ScalableTag<T>()));
-  if (g.k == 0 && !g.accumulate) std::memset(c, 0, static_cast<size_t>(g.m * g.n) * sizeof(T));
+  const int64_t a_step = g.row_of_a(), c_step = g.row_of_c();
+  for (int64_t i = 0; g.k == 0 && !g.accumulate && i < g.m; ++i) {
+    std::memset(c + i * c_step, 0, static_cast<size_t>(g.n) * sizeof(T));
+  }
   T* panel = scratch;
   T* packed = scratch + kDepth * width;
   const bool pack = gemm_packs_a(g) && g.n > width;
@@ -210,16 +214,16 @@ void gemm(const Gemm& g, const T* a, const T* b, T* c, T* scratch) {
       for (int64_t n0 = 0; n0 < g.n; n0 += width) {
         const int64_t columns = HWY_MIN(width, g.n - n0);
         pack_b(g, b, k0, depth, n0, width, panel);
-        T* to = c + m0 * g.n + n0;
+        T* to = c + m0 * c_step + n0;
         if (pack) {
           panel_tiles<true>(g, packed, kRows, depth * kRows, height, depth, panel, columns, to,
                             load);
         } else if (g.trans_a) {
-          panel_tiles<true>(g, a + k0 * g.m + m0, g.m, kRows, height, depth, panel, columns, to,
-                            load);
+          panel_tiles<true>(g, a + k0 * a_step + m0, a_step, kRows, height, depth, panel, columns,
+                            to, load);
         } else {
-          panel_tiles<false>(g, a + m0 * g.k + k0, g.k, kRows * g.k, height, depth, panel, columns,
-                             to, load);
+          panel_tiles<false>(g, a + m0 * a_step + k0, a_step, kRows * a_step, height, depth, panel,
+                             columns, to, load);
         }
       }
     }
@@ -248,7 +252,7 @@ GemmFn<double> gemm_fn() {
 }
 
 int64_t gemm_scratch(const Gemm& g) {
-  constexpr int64_t kPanel = 256 * 32, kPacked = 504 * 256;  // of the widest instruction set
+  constexpr int64_t kPanel = 128 * 32, kPacked = 504 * 128;  // of the widest instruction set
   return kPanel + (gemm_packs_a(g) ? kPacked : 0);
 }
 

@@ -186,23 +186,30 @@ void layer_norm_grad_x(const T* dy, const T* x, const T* scale, const T* mean, c
   }
 }
 
+// Sums over rows go by blocks: a chain over all rows would lose a bit or two.
 template <class T>
 void layer_norm_grad_params(const T* dy, const T* x, const T* mean, const T* rstd, T* dscale,
                             T* dbias, int64_t rows, int64_t n) {
+  constexpr int64_t kBlock = 32;
   const hn::ScalableTag<T> d;
   if (dscale) std::memset(dscale, 0, static_cast<size_t>(n) * sizeof(T));
   if (dbias) std::memset(dbias, 0, static_cast<size_t>(n) * sizeof(T));
-  for (int64_t r = 0; r < rows; ++r, x += n, dy += n) {
-    const auto vm = hn::Set(d, mean[r]), vs = hn::Set(d, rstd[r]);
+  for (int64_t r0 = 0; r0 < rows; r0 += kBlock, x += kBlock * n, dy += kBlock * n) {
+    const int64_t height = HWY_MIN(kBlock, rows - r0);
     each_vector(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
-      const auto g = load_first(d, dy + i, count, T{0});
-      if (dscale) {
-        const auto normal = hn::Mul(hn::Sub(load_first(d, x + i, count, T{0}), vm), vs);
-        store_first(d, hn::MulAdd(g, normal, load_first(d, dscale + i, count, T{0})), dscale + i,
-                    count);
+      auto scale = hn::Zero(d), bias = hn::Zero(d);
+      for (int64_t r = 0; r < height; ++r) {
+        const auto g = load_first(d, dy + r * n + i, count, T{0});
+        const auto distance =
+            hn::Sub(load_first(d, x + r * n + i, count, T{0}), hn::Set(d, mean[r0 + r]));
+        scale = hn::MulAdd(g, hn::Mul(distance, hn::Set(d, rstd[r0 + r])), scale);
+        bias = hn::Add(bias, g);
       }
-      if (dbias)
-        store_first(d, hn::Add(load_first(d, dbias + i, count, T{0}), g), dbias + i, count);
+      const auto add = [&](T* to, auto sum) HWY_ATTR {
+        store_first(d, hn::Add(load_first(d, to + i, count, T{0}), sum), to + i, count);
+      };
+      if (dscale) add(dscale, scale);
+      if (dbias) add(dbias, bias);
     });
   }
 }

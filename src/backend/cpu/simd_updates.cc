@@ -39,16 +39,15 @@ template <class T>
 void adam(const T* p, const T* g, const T* m, const T* v, T* p_out, T* m_out, T* v_out, int64_t n,
           const AdamStep& s) {
   const hn::ScalableTag<T> d;
-  const auto scale = constant(d, s.gradient_scale), keep = constant(d, s.keep);
+  const auto scale = constant(d, s.gradient_scale), shrink = constant(d, 1 - s.keep);
   const auto decay = constant(d, s.weight_decay), eps = constant(d, s.eps);
   const auto beta2 = constant(d, s.beta2);
   const auto fresh1 = constant(d, 1 - s.beta1), fresh2 = constant(d, 1 - s.beta2);
   const auto step_size = constant(d, s.step_size), root = constant(d, s.root_correction);
   each_vector(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
-    auto old = load_first(d, p + i, count, T{0});
+    const auto old = load_first(d, p + i, count, T{0});
     auto grad = hn::Mul(load_first(d, g + i, count, T{0}), scale);
     if (s.weight_decay != 0) grad = hn::MulAdd(decay, old, grad);
-    old = hn::Mul(old, keep);
     const auto m_old = load_first(d, m + i, count, T{0});
     const auto m_new = hn::MulAdd(fresh1, hn::Sub(grad, m_old), m_old);
     const auto v_old = load_first(d, v + i, count, T{0});
@@ -56,7 +55,9 @@ void adam(const T* p, const T* g, const T* m, const T* v, T* p_out, T* m_out, T*
     store_first(d, m_new, m_out + i, count);
     store_first(d, v_new, v_out + i, count);
     const auto below = hn::Add(hn::Div(hn::Sqrt(v_new), root), eps);
-    store_first(d, hn::NegMulAdd(step_size, hn::Div(m_new, below), old), p_out + i, count);
+    // p is rounded once, and no rounded factor near 1 drifts over the steps.
+    const auto less = hn::MulAdd(step_size, hn::Div(m_new, below), hn::Mul(shrink, old));
+    store_first(d, hn::Sub(old, less), p_out + i, count);
   });
 }
 
