@@ -17,8 +17,20 @@ std::optional<ValueId> other(const std::vector<ValueId>& pair, Is is) {
   return std::nullopt;
 }
 
-// The x that `node` closes a Gelu of: x · ½(1 + erf(x/√2)).
-std::optional<ValueId> find_gelu(const Graph& graph, const Matcher& match, const Node& node) {
+// x + 0.044715 x³
+bool is_cubic(const Matcher& match, ValueId value, ValueId x) {
+  const auto cube = other(match.sum(value), [&](ValueId term) { return term == x; });
+  if (!cube) return false;
+  const Matcher::Product product = match.product(*cube);
+  return near(product.factor, 0.044715) && product.atoms == std::vector<ValueId>{x, x, x};
+}
+
+// Which Gelu `node` closes, and of what.
+struct Found {
+  ValueId x;
+  const char* approximate = nullptr;
+};
+std::optional<Found> find_gelu(const Graph& graph, const Matcher& match, const Node& node) {
   if (node.op != "Mul") return std::nullopt;
   const Matcher::Product product = match.product(node.outputs[0]);
   if (!near(product.factor, 0.5) || product.atoms.size() != 2) return std::nullopt;
@@ -30,9 +42,16 @@ std::optional<ValueId> find_gelu(const Graph& graph, const Matcher& match, const
     if (!bent || graph.value(*bent).type != graph.value(x).type ||
         graph.value(node.outputs[0]).type != graph.value(x).type)
       continue;
+    if (const Node* tanh = match.sole(*bent, "Tanh")) {
+      const Matcher::Product inner = match.product(tanh->inputs[0]);
+      if (near(inner.factor, std::sqrt(2 / M_PI)) && inner.atoms.size() == 1 &&
+          is_cubic(match, inner.atoms[0], x))
+        return Found{x, "tanh"};
+    }
     if (const Node* erf = match.sole(*bent, "Erf")) {
       const Matcher::Product inner = match.product(erf->inputs[0]);
-      if (near(inner.factor, std::sqrt(0.5)) && inner.atoms == std::vector<ValueId>{x}) return x;
+      if (near(inner.factor, std::sqrt(0.5)) && inner.atoms == std::vector<ValueId>{x})
+        return Found{x, "none"};
     }
   }
   return std::nullopt;
@@ -42,15 +61,15 @@ std::optional<ValueId> find_gelu(const Graph& graph, const Matcher& match, const
 
 Count recognise_gelu(Graph& graph) {
   const Matcher match(graph);
-  std::vector<std::pair<size_t, ValueId>> found;
+  std::vector<std::pair<size_t, Found>> found;
   for (size_t i = 0; i < graph.nodes.size(); ++i)
     if (const auto gelu = find_gelu(graph, match, graph.nodes[i])) found.emplace_back(i, *gelu);
-  for (const auto& [i, x] : found) {
+  for (const auto& [i, gelu] : found) {
     Node& node = graph.nodes[i];
     node.op = "Gelu";
-    node.inputs = {x};
+    node.inputs = {gelu.x};
     node.attrs = Attrs();
-    node.attrs.set("approximate", std::string("none"));
+    node.attrs.set("approximate", std::string(gelu.approximate));
   }
   return static_cast<Count>(found.size());
 }

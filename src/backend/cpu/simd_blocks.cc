@@ -164,16 +164,19 @@ struct Gelu {
     return hn::Mul(hn::Mul(x, constant(d, 0.5)), hn::Add(constant(d, 1.0), erf));
   }
 };
+// ½(1 + tanh u) is the logistic function of 2u, and of that 1 - s is e·s: nothing cancels.
 struct GeluTanh {
   template <class D, class V = hn::Vec<D>>
-  static HWY_INLINE V inner(D d, V x) {
-    const V cube = hn::Mul(hn::Mul(x, x), x);
-    return hn::Mul(constant(d, kGeluSlope), hn::MulAdd(constant(d, kGeluCube), cube, x));
+  static HWY_INLINE V of(D d, V x) {
+    V e;
+    return hn::Mul(x, logistic(d, x, hn::Mul(x, x), e));
   }
   template <class D, class V = hn::Vec<D>>
-  static HWY_INLINE V of(D d, V x) {
-    const V t = tanh_of(d, inner(d, x));
-    return hn::Mul(hn::Mul(x, constant(d, 0.5)), hn::Add(constant(d, 1.0), t));
+  static HWY_INLINE V logistic(D d, V x, V square, V& e) {
+    const V inner =
+        hn::MulAdd(constant(d, -2 * kGeluSlope * kGeluCube), square, constant(d, -2 * kGeluSlope));
+    e = exp_of(d, hn::Mul(x, inner));
+    return hn::Div(constant(d, 1.0), hn::Add(constant(d, 1.0), e));
   }
 };
 struct GeluGrad {
@@ -190,13 +193,14 @@ struct GeluGrad {
 struct GeluTanhGrad {
   template <class D, class V = hn::Vec<D>>
   static HWY_INLINE V of(D d, V x, V dy) {
-    const V one = constant(d, 1.0), half = constant(d, 0.5);
-    const V t = tanh_of(d, GeluTanh::inner(d, x));
-    const V slope = hn::Mul(constant(d, kGeluSlope),
-                            hn::MulAdd(constant(d, 3 * kGeluCube), hn::Mul(x, x), one));
-    const V direct = hn::Mul(half, hn::Add(one, t));
-    const V through = hn::Mul(hn::Mul(hn::Mul(half, x), hn::NegMulAdd(t, t, one)), slope);
-    return hn::Mul(dy, hn::Add(direct, through));
+    const V square = hn::Mul(x, x);
+    V e;
+    const V s = GeluTanh::logistic(d, x, square, e);
+    // Where e is infinite, s is 0: capped, their product stays a number.
+    const V rest = hn::Mul(hn::Min(e, constant(d, 1e38)), s);
+    const V slope =
+        hn::MulAdd(constant(d, 6 * kGeluSlope * kGeluCube), square, constant(d, 2 * kGeluSlope));
+    return hn::Mul(dy, hn::Mul(s, hn::MulAdd(hn::Mul(x, slope), rest, constant(d, 1.0))));
   }
 };
 
