@@ -2,9 +2,11 @@
 // them, and replaced. Fewer passes over memory forward, and backward the composite's own gradient
 // instead of one per op. Values change by rounding alone.
 //
-//   Gelu       x · ½(1 + erf(x/√2)), factors and terms in any order. The tanh form stays
-//              written out: as one op, twenty AdamW steps of the sample left the bound of the
-//              reference values (1.3e-4 to 1.9e-4 against 1e-4); why is not known
+//   Attention  softmax of the scaled products of q and k, times v: scaled on q, k or the product,
+//              soft-capped, masked by added terms or Where, guarded against rows of NaN; heads
+//              transposed and repeated. A constant mask is looked at: where it hides exactly the
+//              keys behind each query's, the composite is causal and skips them
+//   Gelu       x · ½(1 + erf(x/√2)), and the tanh form; factors and terms in any order
 //   MatMul     of a transposed operand: the transposition becomes a flag, also through
 //              reshapes of the leading dims and through a scalar factor
 //   Concat     a sum of zero-padded parts that tile one dim (the gradient of a split)

@@ -25,6 +25,7 @@ std::vector<OpDef> scan_ops();
 std::vector<OpDef> reduce_ops();
 std::vector<OpDef> softmax_ops();
 std::vector<OpDef> layer_norm_ops();
+std::vector<OpDef> attention_ops();
 std::vector<OpDef> gelu_ops();
 std::vector<OpDef> cross_entropy_ops();
 std::vector<OpDef> step_ops();

@@ -31,6 +31,23 @@ std::optional<double> Matcher::scalar(ValueId id) const {
   return std::nullopt;
 }
 
+namespace {
+template <class T>
+std::vector<double> numbers(const Value& value) {
+  const auto* data = reinterpret_cast<const T*>(value.data.data);
+  return {data, data + num_elements(value.type.shape)};
+}
+}  // namespace
+
+std::optional<std::vector<double>> Matcher::elements(ValueId id) const {
+  const Value& value = graph_.value(id);
+  if (value.kind != ValueKind::kConstant || !value.data.data) return std::nullopt;
+  if (value.type.dtype == DType::kF32) return numbers<float>(value);
+  if (value.type.dtype == DType::kF64) return numbers<double>(value);
+  if (value.type.dtype == DType::kBool) return numbers<uint8_t>(value);
+  return std::nullopt;
+}
+
 Matcher::Product Matcher::product(ValueId id) const {
   Product product;
   add_factors(id, true, product);

@@ -13,6 +13,8 @@ class Matcher {
   const Node* sole(ValueId id, std::string_view op) const;
   int64_t reader_count(ValueId id) const { return readers_[id.index()]; }
   std::optional<double> scalar(ValueId id) const;  // a constant of one element
+  // The elements of a constant of floats or booleans; none when it is no constant.
+  std::optional<std::vector<double>> elements(ValueId id) const;
   // value = factor × the product of atoms: seen through products and divisions by constants that
   // nothing else reads.
   struct Product {
@@ -30,7 +32,12 @@ class Matcher {
   std::vector<int64_t> readers_;
 };
 
+// The value whose last two dims `id` has swapped: through one Transpose, or Reshape, Transpose,
+// Reshape of the leading dims.
+std::optional<ValueId> swapped_of(const Graph& graph, const Matcher& match, ValueId id);
+
 using Count = int64_t;
+Count recognise_attention(Graph& graph);
 Count recognise_gelu(Graph& graph);
 Count fold_transposes(Graph& graph);
 Count join_padded_parts(Graph& graph);

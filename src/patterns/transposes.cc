@@ -15,8 +15,8 @@ bool swaps_last_two(const std::vector<int64_t>& perm) {
   return perm[n - 2] == static_cast<int64_t>(n - 1) && perm[n - 1] == static_cast<int64_t>(n - 2);
 }
 
-// The value whose last two dims `id` has swapped: through one Transpose, or Reshape, Transpose,
-// Reshape of the leading dims.
+}  // namespace
+
 std::optional<ValueId> swapped_of(const Graph& graph, const Matcher& match, ValueId id) {
   const Shape& shape = graph.value(id).type.shape;
   if (shape.size() < 2) return std::nullopt;
@@ -42,8 +42,6 @@ std::optional<ValueId> swapped_of(const Graph& graph, const Matcher& match, Valu
   if (!rows_kept || shape[n - 2] != from[n - 1] || shape[n - 1] != from[n - 2]) return std::nullopt;
   return inner->inputs[0];
 }
-
-}  // namespace
 
 Count fold_transposes(Graph& graph) {
   Count folded = 0;

@@ -141,7 +141,8 @@ TEST(Ops, CostsAreNumbers) {
     const Cost cost = use.def->cost(use.types);
     EXPECT_GE(cost.flops, 0);
     EXPECT_TRUE(std::isfinite(cost.flops));
-    EXPECT_EQ(cost.is_matmul, use.def->name == "MatMul");
+    const std::set<std::string_view> products{"MatMul", "Attention", "AttentionGrad"};
+    EXPECT_EQ(cost.is_matmul, products.count(use.def->name) == 1);
   });
 }
 
@@ -256,7 +257,7 @@ TEST(Ops, WhatHasNoGradient) {
     if (!def->gradient) names.emplace_back(def->name);
   }
   EXPECT_EQ(join(names, " "),
-            "AdamW And ClipFactor CrossEntropyGrad Equal Fill GatherGrad GatherND GeluGrad "
+            "AdamW And AttentionGrad ClipFactor CrossEntropyGrad Equal Fill GatherGrad GatherND GeluGrad "
             "GlobalNorm Greater GreaterOrEqual IsNaN LabelCount LayerNormGradParams "
             "LayerNormGradX LearningRate Less LessOrEqual LogSoftmaxGrad NextStep Not Or Sgd "
             "SoftmaxGrad StepSum SumSquares Xor");

@@ -30,6 +30,9 @@ Result<KernelPtr> make_cumsum(const Use& use);
 // softmax.cc
 Result<KernelPtr> make_softmax(const Use& use);
 Result<KernelPtr> make_softmax_grad(const Use& use);
+// attention.cc
+Result<KernelPtr> make_attention(const Use& use);
+Result<KernelPtr> make_attention_grad(const Use& use);
 // norm.cc
 Result<KernelPtr> make_layer_norm(const Use& use);
 Result<KernelPtr> make_layer_norm_grad_x(const Use& use);

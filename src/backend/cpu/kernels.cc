@@ -18,6 +18,8 @@ constexpr std::array kKernels = std::to_array<Entry>({
     {"AdamW", make_adamw},
     {"Add", make_pointwise},
     {"And", make_pointwise},
+    {"Attention", make_attention},
+    {"AttentionGrad", make_attention_grad},
     {"Cast", make_pointwise},
     {"Ceil", make_pointwise},
     {"ClipFactor", make_clip_factor},

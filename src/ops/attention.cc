@@ -1,0 +1,253 @@
+// Attention: every query's weighted mean of the values, weights softmax(scores) over the keys.
+//   Attention(q, k, v, mask?) -> (y, lse)
+//   AttentionGrad(q, k, v, y, lse, dy, mask?) -> (dq, dk, dv[, dmask])
+// Attributes of both:
+//   tokens_first  for q, k, v and y: 1 where the dims are [batch, tokens, heads, width], 0 where
+//                 they are [batch, heads, tokens, width]
+//   scale         of the scores q·k
+//   softcap       c > 0: scores become c·tanh(score / c)
+//   causal        1: query i sees the keys j ≤ i + offset
+//   masked_score  what a score becomes where a boolean mask is false; -∞ when absent
+// and of AttentionGrad: mask_grad, 1 to make dmask.
+// The heads of k and v divide those of q: query head h reads key head h / (heads of q / heads of
+// k). A mask has four dims, each 1 or that of [batch, heads of q, queries, keys]: booleans, or
+// terms added to the scores. A query that sees no key (all its scores -∞) gets 0.
+// lse, the logarithm of a query's sum of exponentials, [batch, heads of q, queries], saves the
+// backward op the sums: it makes the weights again and never stores all of them. It is the
+// greatest number where no key is seen.
+#include <cmath>
+
+#include "rules.h"
+
+namespace piper {
+namespace {
+
+enum Operand : size_t { kQ, kK, kV, kY };
+
+struct Sizes {
+  int64_t batch = 0, queries = 0, keys = 0, heads = 0, kv_heads = 0, width = 0, v_width = 0;
+  std::vector<int64_t> tokens_first;
+  bool causal = false;
+
+  Shape shape(Operand operand) const {
+    const int64_t tokens = operand == kK || operand == kV ? keys : queries;
+    const int64_t h = operand == kK || operand == kV ? kv_heads : heads;
+    const int64_t w = operand == kV || operand == kY ? v_width : width;
+    return tokens_first[operand] ? Shape{batch, tokens, h, w} : Shape{batch, h, tokens, w};
+  }
+  Shape statistics() const { return {batch, heads, queries}; }
+};
+
+Result<Sizes> sizes_of(const OpTypes& use) {
+  Sizes s;
+  PIPER_ASSIGN(s.tokens_first, check_list(use.attrs, "tokens_first", 4));
+  const TensorType &q = use.inputs[kQ], &k = use.inputs[kK], &v = use.inputs[kV];
+  PIPER_TRY(check_float(use, kQ));
+  for (const TensorType* type : {&q, &k, &v}) {
+    if (type->dtype != q.dtype || type->shape.size() != 4)
+      return fail("the operands must be of one type and four dims, but are {}", operands(use));
+  }
+  const auto dim = [&](Operand operand, bool tokens) {
+    return use.inputs[operand].shape[(s.tokens_first[operand] != 0) == tokens ? 1 : 2];
+  };
+  s.batch = q.shape[0], s.queries = dim(kQ, true), s.heads = dim(kQ, false), s.width = q.shape[3];
+  s.keys = dim(kK, true), s.kv_heads = dim(kK, false), s.v_width = v.shape[3];
+  s.causal = use.attrs.integer("causal") != 0;
+  if (s.shape(kK) != k.shape || s.shape(kV) != v.shape)
+    return fail("keys and values do not fit the queries: {}", operands(use));
+  if (s.kv_heads < 1 || s.heads % s.kv_heads != 0)
+    return fail("{} heads of keys do not divide {} of queries", s.kv_heads, s.heads);
+  return s;
+}
+
+Status check_mask(const OpTypes& use, size_t input, const Sizes& s) {
+  if (!has_input(use, input)) return ok_status();
+  const TensorType& mask = use.inputs[input];
+  if (mask.dtype != DType::kBool && mask.dtype != use.inputs[kQ].dtype)
+    return fail("input {} (mask) must be bool or {}, but is {}", input,
+                info(use.inputs[kQ].dtype).name, to_string(mask));
+  const Shape scores{s.batch, s.heads, s.queries, s.keys};
+  bool fits = mask.shape.size() == 4;
+  for (size_t d = 0; fits && d < 4; ++d) fits = mask.shape[d] == 1 || mask.shape[d] == scores[d];
+  if (!fits)
+    return fail("input {} (mask) {} does not fit {}", input, to_string(mask), to_string(scores));
+  return ok_status();
+}
+
+TensorType statistics_type(const OpTypes& use, const Sizes& s) {
+  const DType dtype = use.inputs[kQ].dtype == DType::kF64 ? DType::kF64 : DType::kF32;
+  return {dtype, s.statistics()};
+}
+
+TypesResult types(const OpTypes& use) {
+  PIPER_TRY(check_arity(use, 3, 4));
+  PIPER_ASSIGN(const Sizes s, sizes_of(use));
+  PIPER_TRY(check_mask(use, 3, s));
+  return std::vector<TensorType>{{use.inputs[kQ].dtype, s.shape(kY)}, statistics_type(use, s)};
+}
+
+TypesResult grad_types(const OpTypes& use) {
+  PIPER_TRY(check_arity(use, 6, 7));
+  PIPER_ASSIGN(const Sizes s, sizes_of(use));
+  PIPER_TRY(check_type(use, 3, "y", {use.inputs[kQ].dtype, s.shape(kY)}));
+  PIPER_TRY(check_type(use, 4, "lse", statistics_type(use, s)));
+  PIPER_TRY(check_type(use, 5, "dy", {use.inputs[kQ].dtype, s.shape(kY)}));
+  PIPER_TRY(check_mask(use, 6, s));
+  std::vector<TensorType> made{use.inputs[kQ], use.inputs[kK], use.inputs[kV]};
+  if (use.attrs.integer("mask_grad") != 0) {
+    if (!has_input(use, 6) || !is_float(use.inputs[6].dtype))
+      return fail("there is no gradient of a mask that is not added: {}", operands(use));
+    made.push_back(use.inputs[6]);
+  }
+  return made;
+}
+
+Grads gradient(Builder& build, const GradientArgs& args) {
+  if (args.output_grads[1].valid()) return {};  // lse is for the backward op alone
+  std::vector<ValueId> inputs{args.inputs[kQ], args.inputs[kK], args.inputs[kV],
+                              args.outputs[0], args.outputs[1], args.output_grads[0]};
+  Attrs attrs = args.attrs;
+  const bool masked = args.inputs.size() > 3 && args.inputs[3].valid();
+  if (masked) inputs.push_back(args.inputs[3]);
+  if (masked && args.wanted[3]) attrs.set("mask_grad", int64_t{1});
+  Grads grads = build.op("AttentionGrad", inputs, attrs);
+  grads.resize(args.inputs.size());
+  return grads;
+}
+
+// Queries and keys of a causal use are whole: a block of them would need another offset.
+struct AttentionLetters {
+  LoopBuilder build;
+  char batch, group, repeat, query, key, width, v_width;
+  std::vector<int64_t> tokens_first;
+
+  Dims dims(Operand operand) const {
+    const bool of_keys = operand == kK || operand == kV;
+    const Dim tokens{of_keys ? key : query};
+    const Dim heads = of_keys ? Dim{group} : Dim{group, repeat};
+    const Dim last{operand == kV || operand == kY ? v_width : width};
+    return tokens_first[operand] ? Dims{{batch}, tokens, heads, last}
+                                 : Dims{{batch}, heads, tokens, last};
+  }
+  Dims statistics() const { return {{batch}, {group, repeat}, {query}}; }
+  Dims mask(const Shape& shape, const Sizes& s) const {
+    return broadcast_dims({{batch}, {group, repeat}, {query}, {key}},
+                          {s.batch, s.heads, s.queries, s.keys}, shape);
+  }
+};
+
+AttentionLetters letters_of(const Sizes& s) {
+  AttentionLetters l;
+  l.batch = l.build.letter(s.batch);
+  l.group = l.build.letter(s.kv_heads);
+  l.repeat = l.build.letter(s.heads / s.kv_heads);
+  l.query = s.causal ? l.build.whole(s.queries) : l.build.letter(s.queries);
+  l.key = s.causal ? l.build.whole(s.keys) : l.build.letter(s.keys);
+  l.width = l.build.whole(s.width);
+  l.v_width = l.build.whole(s.v_width);
+  l.tokens_first = s.tokens_first;
+  return l;
+}
+
+Sizes sizes_of_checked(const OpTypes& use) {
+  Result<Sizes> sizes = sizes_of(use);
+  PIPER_CHECK(sizes.ok(), "of an ill-typed {}", "Attention");
+  return *std::move(sizes);
+}
+
+LoopRule rule(const OpTypes& use) {
+  const Sizes s = sizes_of_checked(use);
+  AttentionLetters l = letters_of(s);
+  l.build.mark_whole(l.key);
+  l.build.rule.inputs = {l.dims(kQ), l.dims(kK), l.dims(kV)};
+  if (use.inputs.size() > 3)
+    l.build.rule.inputs.push_back(use.present[3] ? l.mask(use.inputs[3].shape, s) : Dims{});
+  l.build.rule.outputs = {l.dims(kY), l.statistics()};
+  return l.build.rule;
+}
+
+// A block of the keys makes a term of dq, a block of the queries one of dk and dv.
+LoopRule grad_rule(const OpTypes& use) {
+  const Sizes s = sizes_of_checked(use);
+  AttentionLetters l = letters_of(s);
+  l.build.rule.inputs = {l.dims(kQ), l.dims(kK),     l.dims(kV),
+                         l.dims(kY), l.statistics(), l.dims(kY)};
+  if (use.inputs.size() > 6)
+    l.build.rule.inputs.push_back(use.present[6] ? l.mask(use.inputs[6].shape, s) : Dims{});
+  l.build.rule.outputs = {l.dims(kQ), l.dims(kK), l.dims(kV)};
+  if (use.outputs.size() > 3) l.build.rule.outputs.push_back(l.mask(use.inputs[6].shape, s));
+  l.build.rule.linear = {{5}};
+  return l.build.rule;
+}
+
+// Of the products alone; causal uses skip the keys that a query does not see.
+double scores_computed(const OpTypes& use, const Sizes& s) {
+  const auto all = static_cast<double>(s.batch * s.heads) * static_cast<double>(s.queries) *
+                   static_cast<double>(s.keys);
+  return s.causal && use.attrs.integer("offset") < s.keys ? all / 2 : all;
+}
+Cost cost(const OpTypes& use) {
+  const Sizes s = sizes_of_checked(use);
+  return {.flops = 2 * scores_computed(use, s) * static_cast<double>(s.width + s.v_width),
+          .is_matmul = true};
+}
+Cost grad_cost(const OpTypes& use) {
+  const Sizes s = sizes_of_checked(use);
+  return {.flops = 2 * scores_computed(use, s) * static_cast<double>(3 * s.width + 2 * s.v_width),
+          .is_matmul = true};
+}
+
+// ---- Samples ----------------------------------------------------------------------------------
+
+struct Sample {
+  std::vector<int64_t> tokens_first;
+  int64_t queries, keys, heads, kv_heads, width, v_width;
+  Attrs more;
+  std::optional<TensorType> mask = {};
+};
+
+std::vector<Sample> uses() {
+  const Attrs causal{{"causal", int64_t{1}}, {"offset", int64_t{0}}};
+  const Attrs ahead{{"causal", int64_t{1}}, {"offset", int64_t{1}}};
+  const Attrs soft{{"softcap", 1.5}}, low{{"masked_score", -3.0}};
+  return {{{0, 0, 0, 0}, 4, 5, 2, 2, 3, 3, {}},
+          {{1, 1, 1, 1}, 4, 4, 2, 2, 4, 4, causal},
+          {{1, 0, 1, 0}, 3, 4, 4, 2, 3, 5, ahead},
+          {{1, 1, 1, 1}, 3, 6, 4, 1, 3, 3, soft, f64({2, 1, 1, 6})},
+          {{0, 0, 0, 1}, 4, 4, 2, 2, 3, 3, causal, f64({1, 2, 4, 1})},
+          {{0, 1, 0, 1}, 4, 6, 4, 2, 3, 3, low, boolean({2, 1, 4, 6})},
+          {{1, 1, 1, 1}, 2, 9, 2, 2, 2, 3, {}, boolean({1, 1, 1, 9})}};
+}
+
+OpSample sample_of(const Sample& use, bool grad) {
+  Sizes s{2,         use.queries, use.keys,        use.heads, use.kv_heads,
+          use.width, use.v_width, use.tokens_first};
+  OpSample sample{.inputs = {f64(s.shape(kQ)), f64(s.shape(kK)), f64(s.shape(kV))},
+                  .attrs = use.more};
+  sample.attrs.set("tokens_first", use.tokens_first);
+  sample.attrs.set("scale", 0.7);
+  if (grad) {
+    sample.inputs.insert(sample.inputs.end(),
+                         {f64(s.shape(kY)), f64(s.statistics()), f64(s.shape(kY))});
+    sample.low = 0.5;  // of lse, too: the weights stay small
+    if (use.mask && is_float(use.mask->dtype)) sample.attrs.set("mask_grad", int64_t{1});
+  }
+  if (use.mask) sample.inputs.push_back(*use.mask);
+  return sample;
+}
+
+}  // namespace
+
+std::vector<OpDef> attention_ops() {
+  OpDef def{.name = "Attention", .types = types, .gradient = gradient, .loops = rule};
+  def.cost = cost;
+  OpDef grad{.name = "AttentionGrad", .types = grad_types, .loops = grad_rule};
+  grad.cost = grad_cost;
+  for (const Sample& use : uses()) {
+    def.samples.push_back(sample_of(use, false));
+    grad.samples.push_back(sample_of(use, true));
+  }
+  return {def, grad};
+}
+
+}  // namespace piper
