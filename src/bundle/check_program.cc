@@ -87,6 +87,24 @@ Status check_literals(const Program& program, std::vector<bool>& literal) {
   return ok_status();
 }
 
+// A name of an op or attribute, as the text form can hold it.
+bool is_word(std::string_view name) {
+  return !name.empty() && std::all_of(name.begin(), name.end(), [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
+  });
+}
+
+Status check_words(const Program& program) {
+  for (size_t o = 0; o < program.ops.size(); ++o) {
+    const ProgramOp& op = program.ops[o];
+    if (!is_word(op.op)) return bad("op {} is named '{}'", o, quote_control(op.op));
+    for (const auto& [name, value] : op.attrs.items())
+      if (!is_word(name))
+        return bad("op {} {} has an attribute named '{}'", o, op.op, quote_control(name));
+  }
+  return ok_status();
+}
+
 // The whole of the base is written with the view.
 bool covers(const Program& program, int32_t view, int32_t base) {
   return *bytes_of(program.values[view]) == *bytes_of(program.values[base]);
@@ -140,6 +158,7 @@ Status check_program(const Program& program) {
   PIPER_TRY(check_views(program, literal, placed));
   for (size_t v = 0; v < literal.size(); ++v) placed[v] = placed[v] || literal[v];
   PIPER_TRY(check_places(program, placed));
+  PIPER_TRY(check_words(program));
   return check_order(program, std::move(literal));
 }
 

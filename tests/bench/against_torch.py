@@ -1,103 +1,208 @@
-"""The sample GPT, one training step: piper-run beside PyTorch, one thread each, alternating.
+"""Piper beside PyTorch: tests/bench/against-torch [CASE…] [--pairs N] (see there).
 
-    tests/bench/against-torch [ROUNDS]
-
-Prints milliseconds per step (medians) and the ratio. The model is the one that samples/gpt/model.onnx was exported from; only the time
-is compared here, the numbers are compared by the tests.
+Every figure is a ratio torch ÷ piper (more than 1: Piper is faster, or needs less) of runs that alternate: torch, piper, torch, piper, … with
+the same model, weights, batches, optimizer and threads on both sides. The first losses must agree before anything is timed.
 """
-import json, os, statistics, subprocess, sys, tempfile, time
+import argparse, json, os, pathlib, random, resource, statistics, subprocess, sys, time
 
 import torch
-import torch.nn.functional as F
-from torch import nn
+from safetensors.torch import save_file
 
-torch.set_num_threads(1)
-BATCH, CONTEXT, VOCAB, WIDTH, HEADS, LAYERS = 8, 128, 256, 128, 4, 4
+import torch_models as models
 
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.ln_1, self.ln_2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.qkv, self.proj = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.fc, self.fc_out = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x):
-        b, t, d = x.shape
-        q, k, v = (z.view(b, t, HEADS, d // HEADS).transpose(1, 2) for z in self.qkv(self.ln_1(x)).split(d, dim=2))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, t, d)
-        x = x + self.proj(y)
-        return x + self.fc_out(F.gelu(self.fc(self.ln_2(x)), approximate="tanh"))
-
-
-class Gpt(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.wte, self.wpe = nn.Embedding(VOCAB, WIDTH), nn.Embedding(CONTEXT, WIDTH)
-        self.h = nn.ModuleList([Block() for _ in range(LAYERS)])
-        self.ln_f, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCAB, bias=False)
-        self.head.weight = self.wte.weight
-
-    def forward(self, ids, labels):
-        x = self.wte(ids) + self.wpe(torch.arange(ids.shape[1]))
-        for block in self.h:
-            x = block(x)
-        return F.cross_entropy(self.head(self.ln_f(x)).flatten(0, 1), labels.flatten())
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+COMPARED_STEPS, LOSS_BOUND = 4, 1e-4
+TRAIN = "train: {global_batch: %d, optimizer: {adamw: {lr: 1e-3, betas: [0.9, 0.999], eps: 1e-8, weight_decay: 0.01}}}\n"
+STRATEGIES = {
+    "": "piper: 1\n",
+    "dp": "piper: 1\nmesh: {dp: 2}\ndirectives: [{replicate: {over: dp, bucket: 25MiB}}]\n",
+    "pp": """piper: 1
+mesh: {pp: 2}
+annotate: [{balance: {tag: stage, into: 2}}]
+directives:
+  - split: {dim: batch, into: %d, as: mb}
+  - place: {where: {stage: s}, on: {pp: s}}
+  - order:
+      each: pp
+      program: |
+        repeat min(M, P-r-1):      F
+        repeat M - min(M, P-r-1):  F B
+        repeat min(M, P-r-1):      B
+""" % models.MICROBATCHES,
+}
 
 
-def torch_steps(compiled):
-    model = Gpt()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    loss_of = torch.compile(model) if compiled else model
-    ids = torch.randint(0, VOCAB, (BATCH, CONTEXT))
-    labels = torch.randint(0, VOCAB, (BATCH, CONTEXT))
+class Torch:
+    """The worker processes of a case."""
 
-    def step():
-        optimizer.zero_grad(set_to_none=True)
-        loss_of(ids, labels).backward()
-        optimizer.step()
+    def __init__(self, case):
+        world = 2 if models.CASES[case][5] else 1
+        port = random.randint(20000, 50000)
+        self.ranks = [subprocess.Popen([sys.executable, str(HERE / "torch_worker.py"), case, str(rank), str(world), str(port)],
+                                       stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE if rank else None, text=True)
+                      for rank in range(world)]
 
-    for _ in range(3):
-        step()
-    return step
+    def ask(self, *words):
+        for rank in self.ranks:
+            print(*words, file=rank.stdin, flush=True)
+        answer = self.ranks[0].stdout.readline()
+        if not answer:
+            raise RuntimeError(f"torch ended without an answer to '{' '.join(map(str, words))}'")
+        return json.loads(answer)
+
+    def end(self):
+        for rank in self.ranks:
+            rank.stdin.close()
+        for rank in self.ranks:
+            try:
+                rank.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                rank.kill()
 
 
-def timed(step, count):
-    times = []
-    for _ in range(count):
+class Piper:
+    def __init__(self, case, folder, bin):
+        self.run_program, self.folder = bin / "piper-run", folder
+        _, _, _, batch, _, ways = models.CASES[case]
+        (folder / "strategy.yaml").write_text(STRATEGIES[ways] + TRAIN % batch)
+        subprocess.run([bin / "piperc", folder / "model.onnx", folder / "strategy.yaml", "-o", folder / "plans", "--force", "--no-oracles"], check=True)
+
+    def steps(self, count):
+        metrics = self.folder / "metrics.jsonl"
+        metrics.unlink(missing_ok=True)
+        subprocess.run([self.run_program, self.folder / "plans", "--data", self.folder / "batches.safetensors", "--steps", str(count),
+                        "--threads", "1", "--metrics", metrics], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        return [json.loads(line) for line in metrics.read_text().splitlines()]
+
+    def losses(self, count):
+        return [step["loss"] for step in self.steps(count)]
+
+    def times(self, count):
+        return [step["step_ms"] for step in self.steps(count + 2)[2:]]
+
+    def memory(self, count):
+        """What a run adds to a process that only prints its help."""
+        def peak(*arguments):
+            child = subprocess.Popen([self.run_program, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            _, status, usage = os.wait4(child.pid, 0)
+            assert status == 0, arguments
+            return usage.ru_maxrss * 1024
+        run = [self.folder / "plans", "--data", self.folder / "batches.safetensors", "--steps", str(count), "--threads", "1"]
+        return peak(*run) - peak("--help")
+
+
+def prepare(case, folder):
+    """Exports the model once; the same files serve later runs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "batches.safetensors").exists():
+        models.export(case, str(folder / "model.onnx"))
+        save_file({f"batch/{k}/{name}": value for k, one in enumerate(models.batches(case)) for name, value in one.items()},
+                  folder / "batches.safetensors")
+
+
+def idle_share(seconds):
+    def read():
+        numbers = [int(x) for x in open("/proc/stat").readline().split()[1:]]
+        return numbers[3] + numbers[4], sum(numbers)
+    first = read()
+    time.sleep(seconds)
+    second = read()
+    return (second[0] - first[0]) / max(1, second[1] - first[1])
+
+
+def sgemm_rate():
+    torch.set_num_threads(1)
+    a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
+    best = 1e9
+    for _ in range(5):
         start = time.perf_counter()
-        step()
-        times.append((time.perf_counter() - start) * 1e3)
-    return statistics.median(times)
+        a @ b
+        best = min(best, time.perf_counter() - start)
+    return 2 * 1024**3 / best / 1e9
 
 
-def piper_ms(run, plans, text, count):
-    with tempfile.NamedTemporaryFile() as metrics:
-        subprocess.run([run, plans, "--data", text + ":u8", "--steps", str(count + 2), "--threads", "1", "--metrics", metrics.name],
-                       check=True, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-        steps = [json.loads(line)["step_ms"] for line in open(metrics.name)]
-    return statistics.median(steps[2:])
+def choose_way(peer, case):
+    """The faster of PyTorch's ways, and how long a step of it takes."""
+    medians = {"eager": statistics.median(peer.ask("run", "eager", 5))}
+    if not models.CASES[case][5]:
+        try:
+            medians["compile"] = statistics.median(peer.ask("run", "compile", 5))
+        except RuntimeError as error:
+            print(f"  torch.compile does not work here: {error}")
+            peer.end()
+            return None, medians
+    return min(medians, key=medians.get), medians
+
+
+def compare(case, folder, bin, pairs):
+    prepare(case, folder)
+    ours = Piper(case, folder, bin)
+    peer = Torch(case)
+    try:
+        expected, got = peer.ask("losses", COMPARED_STEPS), ours.losses(COMPARED_STEPS)
+        worst = max(abs(a - b) / max(abs(a), 0.05) for a, b in zip(expected, got))
+        if worst > LOSS_BOUND:
+            raise RuntimeError(f"the losses differ by {worst:.1e}: torch {expected}, piper {got}")
+        way, ways = choose_way(peer, case)
+        if way is None:
+            peer, way = Torch(case), "eager"
+        count = max(3, min(30, int(1500 / ways[way])))
+        theirs, own, idle = [], [], []
+        for _ in range(pairs):
+            idle.append(idle_share(0.3))
+            theirs.append(statistics.median(peer.ask("run", way, count)))
+            own.append(statistics.median(ours.times(count)))
+        result = {"case": case, "what": models.CASES[case][0], "way": way, "loss_difference": worst, "torch_ms": theirs, "piper_ms": own,
+                  "torch_ways_ms": ways, "ratio": statistics.median(t / p for t, p in zip(theirs, own)), "ratio_of_best": min(theirs) / min(own),
+                  "idle_before": idle, "piper_again": statistics.median(b / a for a, b in zip(own, own[1:])) if pairs > 1 else 1.0}
+    finally:
+        peer.end()
+    if not models.CASES[case][5]:
+        fresh = Torch(case)
+        result["torch_bytes"], result["piper_bytes"] = fresh.ask("memory", 3), ours.memory(3)
+        result["memory_ratio"] = result["piper_bytes"] / result["torch_bytes"]
+        fresh.end()
+    return result
+
+
+def show(result):
+    ways = ", ".join(f"{name} {ms:.1f}" for name, ms in result["torch_ways_ms"].items())
+    quiet = min(result["idle_before"]) >= 0.88 and abs(result["piper_again"] - 1) <= 0.03
+    print(f"{result['case']:10s} torch {statistics.median(result['torch_ms']):8.1f} ms ({result['way']}; at first {ways}), "
+          f"piper {statistics.median(result['piper_ms']):8.1f} ms: torch/piper {result['ratio']:.2f} (of the best {result['ratio_of_best']:.2f})"
+          f"{'' if quiet else ', NOISY'}, losses within {result['loss_difference']:.0e}")
+    if "memory_ratio" in result:
+        print(f"{'':10s} memory of a step: torch {result['torch_bytes'] / 2**20:.0f} MiB, piper {result['piper_bytes'] / 2**20:.0f} MiB: "
+              f"piper/torch {result['memory_ratio']:.2f}", flush=True)
 
 
 def main():
-    run, plans, text = sys.argv[1:4]
-    rounds = int(sys.argv[4]) if len(sys.argv) > 4 else 5
-    torch.manual_seed(0)
-    ways = {"torch eager": torch_steps(False)}
-    try:
-        ways["torch.compile"] = torch_steps(True)
-    except Exception as error:  # no compiler that inductor accepts
-        print("torch.compile does not work here:", str(error).splitlines()[0])
-    results = {name: [] for name in [*ways, "piper"]}
-    for _ in range(rounds):
-        for name, step in ways.items():
-            results[name].append(timed(step, 10))
-        results["piper"].append(piper_ms(run, plans, text, 10))
-    medians = {name: statistics.median(values) for name, values in results.items()}
-    for name, value in medians.items():
-        print(f"{name:14s} {value:7.2f} ms a step")
-    best = min(value for name, value in medians.items() if name != "piper")
-    print(f"torch {torch.__version__} (better way) / piper = {best / medians['piper']:.2f}")
+    parser = argparse.ArgumentParser(prog="tests/bench/against-torch")
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(models.CASES) + " (default: all)")
+    parser.add_argument("--pairs", type=int, default=5, help="how often the two alternate")
+    options = parser.parse_args()
+    if wrong := [case for case in options.cases if case not in models.CASES]:
+        parser.error(f"there is no case {wrong[0]}; cases: {', '.join(models.CASES)}")
+    bin = pathlib.Path(os.environ.get("BIN", ROOT / "build/bin"))
+    out = ROOT / "build/torch/cases"
+    machine = {"torch": torch.__version__, "cores": os.cpu_count(), "idle": idle_share(1), "load": os.getloadavg(), "sgemm_gflops": sgemm_rate(),
+               "processor": next((l.split(":")[1].strip() for l in open("/proc/cpuinfo") if l.startswith("model name")), "")}
+    print(f"torch {machine['torch']}, {machine['processor']}, {machine['cores']} cores, {100 * machine['idle']:.0f} % idle, load {machine['load'][0]:.1f}, "
+          f"sgemm {machine['sgemm_gflops']:.0f} GFLOP/s", flush=True)
+    results, failed = [], False
+    for case in options.cases or models.CASES:
+        try:
+            results.append(compare(case, out / case, bin, options.pairs))
+            show(results[-1])
+        except (RuntimeError, subprocess.CalledProcessError, AssertionError) as error:
+            detail = getattr(error, "stderr", None)
+            print(f"{case:10s} failed: {error} {detail.decode()[-500:] if detail else ''}", flush=True)
+            failed = True
+    machine["sgemm_gflops_after"] = sgemm_rate()
+    (out.parent / "report.json").write_text(json.dumps({"machine": machine, "results": results}, indent=1) + "\n")
+    print(f"sgemm afterwards {machine['sgemm_gflops_after']:.0f} GFLOP/s; all figures are in {(out.parent / 'report.json').relative_to(ROOT)}")
+    sys.exit(1 if failed else 0)
 
 
 main()

@@ -1,0 +1,55 @@
+// The fuzzers' targets in ordinary tests: inputs that once did harm, and random changes of ordinary
+// ones.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "piper/base.h"
+#include "targets.h"
+
+namespace piper::fuzz {
+namespace {
+
+namespace fs = std::filesystem;
+const std::string kSource = PIPER_SOURCE_DIR;
+
+class Hostile : public testing::TestWithParam<Target> {};
+
+// tests/data/hostile/TARGET/: what fuzzing found, each named for what it did.
+TEST_P(Hostile, WhatOnceDidHarm) {
+  const fs::path folder = fs::path(kSource) / "tests/data/hostile" / GetParam().name;
+  if (!fs::exists(folder)) GTEST_SKIP() << "nothing was found";
+  std::vector<fs::path> files(fs::directory_iterator(folder), fs::directory_iterator{});
+  std::sort(files.begin(), files.end());
+  for (const fs::path& file : files) {
+    SCOPED_TRACE(file.string());
+    const Result<Bytes> input = map_file(file.string());
+    ASSERT_TRUE(input.ok());
+    GetParam().run(as_text(input->span()));
+  }
+}
+
+TEST_P(Hostile, RandomChanges) {
+  static const Seeds seeds =
+      make_seeds({kSource + "/samples/gpt/pp2-dp2.yaml", kSource + "/strategies/1f1b.yaml",
+                  kSource + "/tests/data/hostile/pp2.yaml"},
+                 {kSource + "/tests/data/mlp.onnx", kSource + "/tests/data/two_tower.onnx"});
+  const auto own = seeds.find(GetParam().name);
+  ASSERT_NE(own, seeds.end());
+  const uint32_t seed = 20261121;
+  std::mt19937 random(seed);
+  for (int round = 0; round < 300; ++round) {
+    SCOPED_TRACE(fmt::format("seed {}, round {}", seed, round));
+    std::string input = own->second[random() % own->second.size()];
+    for (uint32_t changes = random() % 4 + 1; changes > 0; --changes)
+      input = GetParam().change(input, random);
+    GetParam().run(input);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Files, Hostile, testing::ValuesIn(targets().begin(), targets().end()),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace piper::fuzz
