@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <charconv>
 #include <cstdio>
 #include <filesystem>
 
@@ -13,6 +14,7 @@ using namespace piper;
 
 constexpr const char* kDescription =
     "Compiles an ONNX training graph and a YAML strategy into one plan per device.\n\n"
+    "  piperc model.onnx --describe                         what is in it, is it supported?\n"
     "  piperc model.onnx strategy.yaml -o plans/            write plans\n"
     "  piperc model.onnx strategy.yaml --dry-run --explain  what would be done, and does it fit?\n"
     "  piperc model.onnx strategy.yaml -o plans/ -D dp=4    override a value of the strategy's "
@@ -27,6 +29,8 @@ struct Flags {
   CompileOptions compile;
   std::string output, dump, topic;
   std::vector<std::string> defines;
+  std::vector<std::string> dims;
+  bool describe = false;
   bool force = false, dry_run = false, timings = false, no_oracles = false;
 };
 
@@ -98,7 +102,27 @@ Result<std::vector<Definition>> read_defines(const std::vector<std::string>& tex
   return defines;
 }
 
+int describe_model(const Flags& flags) {
+  DescribeOptions options{flags.compile.model, {}};
+  for (const std::string& text : flags.dims) {
+    const size_t equals = text.find('=');
+    int64_t size = 0;
+    const char* end = text.data() + text.size();
+    const char* from = text.data() + std::min(equals, text.size() - 1) + 1;
+    const auto read = std::from_chars(from, end, size);
+    if (equals == text.npos || read.ec != std::errc() || read.ptr != end || size < 1)
+      return report(
+          fail("--dim {}: expected name=size", quote_control(text)).with_code(ExitCode::kUsage));
+    options.dims.emplace_back(text.substr(0, equals), size);
+  }
+  const auto described = describe(options);
+  if (!described) return report(described.error());
+  std::fputs(described->text.c_str(), stdout);
+  return static_cast<int>(described->supported ? ExitCode::kOk : ExitCode::kInput);
+}
+
 int run(Flags& flags) {
+  if (flags.describe) return describe_model(flags);
   auto defines = read_defines(flags.defines);
   if (!defines) return report(defines.error());
   flags.compile.defines = *defines;
@@ -132,12 +156,14 @@ int main(int argc, char** argv) {
   CLI::App app{kDescription, "piperc"};
   app.footer(kFooter);
   app.add_option("model", flags.compile.model, "ONNX file")->required()->type_name("MODEL.onnx");
-  app.add_option("strategy", flags.compile.strategy, "strategy file")
-      ->required()
-      ->type_name("STRATEGY.yaml");
+  app.add_option("strategy", flags.compile.strategy, "strategy file")->type_name("STRATEGY.yaml");
   app.add_option("-o,--output", flags.output,
                  "directory to write; must be new, or with --force hold plans")
       ->type_name("DIR");
+  app.add_flag("--describe", flags.describe,
+               "print what the model is and what of it is not supported; needs no strategy");
+  app.add_option("--dim", flags.dims, "with --describe: the size of a dynamic dim")
+      ->type_name("NAME=N");
   app.add_option("-D", flags.defines, "override one of the strategy's params")
       ->type_name("NAME=VALUE");
   app.add_flag("--explain{summary}", flags.topic,
@@ -159,7 +185,8 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", "piperc 0.1.0");
   try {
     app.parse(argc, argv);
-    if (flags.output.empty() && !flags.dry_run && flags.dump.empty())
+    if (!flags.describe && flags.compile.strategy.empty()) throw CLI::RequiredError("strategy");
+    if (!flags.describe && flags.output.empty() && !flags.dry_run && flags.dump.empty())
       throw CLI::RequiredError("-o DIR (or --dry-run)");
   } catch (const CLI::ParseError& e) {
     return app.exit(e) == 0 ? 0 : static_cast<int>(ExitCode::kUsage);

@@ -52,4 +52,15 @@ struct Compiled {
 // Ensures that the verifier has accepted every set it returns.
 Result<Compiled> compile(const CompileOptions& options);
 
+// ---- A model without a strategy
+struct DescribeOptions {
+  std::string model;
+  std::vector<std::pair<std::string, int64_t>> dims;  // sizes of dynamic dims; others are assumed
+};
+struct Described {
+  std::string text;       // inputs, parameters, layers, ops, costs, and all that is not supported
+  bool supported = true;  // false: a part of the text says what is missing
+};
+Result<Described> describe(const DescribeOptions& options);
+
 }  // namespace piper

@@ -75,9 +75,10 @@ class Sweep {
     if (influence_.inputs[graph_.loss.index()]) {
       terms_[graph_.loss.index()].push_back({NodeId(), 0, one});
     } else {
-      PIPER_TRY(pull_back(graph_.loss, {NodeId(forward_), 0, one}));
+      pull_back(graph_.loss, {NodeId(forward_), 0, one});
     }
-    for (size_t n = forward_; n-- > 0;) PIPER_TRY(visit(NodeId(n)));
+    for (size_t n = forward_; n-- > 0;) visit(NodeId(n));
+    if (!refused_.empty()) return refusal();
     classify();
     for (std::vector<ParamContribution>& uses : contributions_) {
       std::stable_sort(uses.begin(), uses.end(), [](const auto& a, const auto& b) {
@@ -105,14 +106,23 @@ class Sweep {
     return sum;
   }
 
-  Status visit(NodeId id) {
+  // All at once, in the order of the forward.
+  Error refusal() const {
+    constexpr size_t kShown = 32;
+    Error error = fail("{}", refused_.back());
+    for (size_t i = refused_.size() - 1; i-- > 0 && error.notes.size() < kShown;)
+      error.notes.push_back("also, " + refused_[i]);
+    return error;
+  }
+
+  void visit(NodeId id) {
     const Node node = graph_.node(id);  // a copy: the graph grows
-    if (node.outputs.empty() || !influence_.inputs[node.outputs[0].index()]) return ok_status();
+    if (node.outputs.empty() || !influence_.inputs[node.outputs[0].index()]) return;
     build_.scope = node.scope;
     build_.tags = node.tags;
     std::vector<ValueId> adjoints;
     for (ValueId output : node.outputs) adjoints.push_back(whole_adjoint(output));
-    PIPER_ASSIGN(const Grads grads, gradient(node, adjoints));
+    const Grads grads = gradient(node, adjoints);
     for (size_t i = 0; i < grads.size(); ++i) {
       if (!grads[i].valid()) continue;
       const ValueId input = node.inputs[i];
@@ -121,14 +131,13 @@ class Sweep {
         terms_[input.index()].push_back(term);
         of_inputs_.insert(grads[i]);
       } else {
-        PIPER_TRY(pull_back(input, term));
+        pull_back(input, term);
       }
     }
-    return ok_status();
   }
 
-  // The wanted adjoints of a node's inputs, or none when nobody wants one.
-  Result<Grads> gradient(const Node& node, const std::vector<ValueId>& adjoints) {
+  // The wanted adjoints of a node's inputs, or none when nobody wants one, or the op has none.
+  Grads gradient(const Node& node, const std::vector<ValueId>& adjoints) {
     const auto none = [](ValueId id) { return !id.valid(); };
     if (std::all_of(adjoints.begin(), adjoints.end(), none)) return Grads{};
     const auto wanted = std::make_unique<bool[]>(node.inputs.size());
@@ -147,11 +156,11 @@ class Sweep {
           {node.inputs, node.outputs, adjoints, node.attrs, {wanted.get(), node.inputs.size()}});
     }
     if (grads.empty()) {
-      return fail(
+      refused_.push_back(fmt::format(
           "op {} has no gradient{}, but a trained parameter reaches the loss through node "
           "'{}' in scope '{}'",
           node.op, def->gradient ? " for this use" : "", quote_control(node.name),
-          quote_control(node.scope));
+          quote_control(node.scope)));
     }
     for (size_t i = 0; i < grads.size(); ++i) {
       if (!wanted[i]) grads[i] = {};
@@ -161,7 +170,7 @@ class Sweep {
 
   // Follows one use's adjoint of a value made of parameters alone back to the parameters. Its nodes
   // stay with the use.
-  Status pull_back(ValueId value, const Term& use) {
+  void pull_back(ValueId value, const Term& use) {
     std::map<ValueId, ValueId> adjoint{{value, use.adjoint}};
     std::set<NodeId, std::greater<>> open;
     auto reach = [&](ValueId id) {
@@ -178,7 +187,7 @@ class Sweep {
         const auto known = adjoint.find(output);
         adjoints.push_back(known == adjoint.end() ? ValueId() : known->second);
       }
-      PIPER_ASSIGN(const Grads grads, gradient(node, adjoints));
+      const Grads grads = gradient(node, adjoints);
       for (size_t i = 0; i < grads.size(); ++i) {
         if (!grads[i].valid()) continue;
         const auto [at, fresh] = adjoint.try_emplace(node.inputs[i], grads[i]);
@@ -190,7 +199,6 @@ class Sweep {
       const int param = param_at_[reached.index()];
       if (param >= 0) contributions_[param].push_back({use.node, use.input, sum});
     }
-    return ok_status();
   }
 
   // BI: an adjoint of a value that depends on inputs is reachable. All backward nodes were made as
@@ -220,6 +228,7 @@ class Sweep {
   std::vector<int> param_at_;             // by forward value: the trained parameter it is, or -1
   std::set<ValueId> of_inputs_;  // adjoints of values that depend on inputs, and their terms
   std::vector<std::vector<ParamContribution>> contributions_;
+  std::vector<std::string> refused_;  // ops without a gradient on the way, from the loss on
 };
 
 }  // namespace

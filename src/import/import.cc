@@ -412,6 +412,7 @@ void fill_reports(const Recovery& recovery, Report& out) {
   out.separated = recovery.separated;
   out.notes = recovery.notes;
   for (const std::string& name : recovery.lost) {
+    if (std::count(recovery.swallowed.begin(), recovery.swallowed.end(), name)) continue;
     out.notes.push_back(
         fmt::format("the parameter '{0}' is in no call: unused, or another name of a tied tensor; "
                     "'tie: [{0}, OTHER]' under 'parameters' says of which",

@@ -71,6 +71,14 @@ struct InitializerIndex {
  private:
   std::vector<std::pair<std::string_view, int>> by_name_;
 };
+std::string_view stem_of(std::string_view call);
+struct Unfolded {
+  bool transposed = false;  // else the same elements, in the shape of `type`
+  TensorType type;          // of the parameter
+  std::string note;         // what the user should know of it, or ""
+};
+// The parameter that `folded` was computed from, if there is one exact answer.
+std::optional<Unfolded> unfold(const OnnxTensor& folded);
 // By the exported program's signature and calls.
 Result<Claims> claims_by_calls(OnnxModel& model, std::vector<std::string>& scopes,
                                const std::vector<SignatureInput>& signature);

@@ -275,10 +275,10 @@ void CallClaims::claim_by_name() {
   }
 }
 
-// A table that was looked up with constant positions: "embedding_1", computed from the position
-// table's weight.
+// Constants that were computed from a parameter without another place.
 void CallClaims::claim_folded() {
   const std::vector<std::string> lost = missing();
+  std::map<std::string, int> by_source;  // the initializer that stands for it
   for (size_t n = 0; n < model_.nodes.size(); ++n) {
     for (size_t i = 0; i < model_.nodes[n].inputs.size(); ++i) {
       const int found = index_.find_float(model_.nodes[n].inputs[i]);
@@ -288,35 +288,23 @@ void CallClaims::claim_folded() {
       for (const std::string& name : lost) {
         if (std::count(t.folded_from.begin(), t.folded_from.end(), name)) sources.push_back(name);
       }
-      const bool table =
-          t.name.substr(0, 9) == "embedding" && t.type.shape.size() >= 2 && t.data.size > 0;
+      const std::optional<Unfolded> way = unfold(t);
       const bool last =
           lost.size() == 1 && t.folded_from.empty() && !is_uniform(t.data, t.type.dtype);
-      if (sources.empty() && table && last) sources = lost;
+      if (sources.empty() && way && last) sources = lost;
       if (sources.empty()) continue;
-      if (sources.size() > 1 || !table || claimed_.count(sources[0])) {
+      if (sources.size() > 1 || !way ||
+          by_source.emplace(sources[0], found).first->second != found) {
         claims_.swallowed.insert(claims_.swallowed.end(), sources.begin(), sources.end());
         continue;
       }
-      TensorType type = t.type;
-      type.shape = {num_elements(type.shape) / type.shape.back(), type.shape.back()};
-      claimed_.insert(sources[0]);
+      if (claimed_.insert(sources[0]).second && !way->note.empty())
+        claims_.notes.push_back(fmt::format("'{}' {}", sources[0], way->note));
       taken_.emplace(n, i);
       claims_.list.push_back(
-          {n, i, found, sources[0], false, std::move(type), "folded from it, as " + t.name});
-      claims_.notes.push_back(
-          fmt::format("'{}' was looked up at constant positions by the exporter: it has the "
-                      "{} rows that the file keeps",
-                      sources[0], claims_.list.back().type.shape[0]));
+          {n, i, found, sources[0], way->transposed, way->type, "folded from it, as " + t.name});
     }
   }
-}
-
-// "layer_norm_12" -> "layer_norm": calls of one function are numbered.
-std::string_view stem_of(std::string_view call) {
-  const size_t end = call.find_last_not_of("0123456789");
-  if (end == std::string_view::npos || end + 1 == call.size() || call[end] != '_') return call;
-  return call.substr(0, end);
 }
 
 // Equal modules on one input were merged: a call names a result ("%layer_norm_1") that no node

@@ -70,6 +70,11 @@ write("folded_scale",
        node("MatMul", "mul_1 val_2", "linear", ("linear", "aten.linear.default", "%mul_1, %p_fc_weight"), "fc"), *loss("linear")],
       [ones("add", 4), tensor("val_2", 4, 2)], ["batch", 4], ["norm_1.weight", "norm_2.weight", "fc.weight"],
       {"add": ["norm_1.weight", "val_0"], "val_2": ["fc.weight"]})
+# A transpose that was computed, read by two calls of one module.
+write("folded_transpose",
+      [node("MatMul", "x permute", "matmul", ("matmul", "aten.matmul.default", "%x, %permute"), "fc"),
+       node("MatMul", "matmul permute", "matmul_1", ("matmul_1", "aten.matmul.default", "%matmul, %permute_1"), "fc"), *loss("matmul_1")],
+      [tensor("permute", 4, 4)], ["batch", 4], ["fc.weight"], {"permute": ["fc.weight"]})
 # A bias of zeros that was deleted, and a table looked up at constant positions.
 write("deleted_and_folded",
       [node("Add", "x embedding", "add", ("add", "aten.add.Tensor", "%x, %embedding")),
