@@ -5,11 +5,21 @@
 // So its bits depend on its row, its column and the old value alone: not on the other rows and
 // columns, on how the work is cut into tiles or threads, on alignment. Nothing is allocated: packed
 // tiles go to the caller's scratch.
+//
+// Why not a library: tests/bench/products.txt has the measurements. A call of oneDNN 2.6 or
+// OpenBLAS 0.3.21 allocates (5 or 6 blocks for a oneDNN primitive, one for dnnl_sgemm and
+// cblas_sgemm), which a launch may not; oneDNN sums up to 512 of k in one chain; both round
+// according to the shape of the whole product. oneDNN is faster with AVX-512, by 4 % on average,
+// and slower with AVX2.
 #pragma once
 
 #include <cstdint>
 
 namespace piper::cpu {
+
+// Cut: of k in one chain of multiply-adds; of k, and of columns, in the part of b that is packed at
+// a time; rows of a that go through it before the next (a multiple of 4, 6 and 12, a tile's rows).
+inline constexpr int64_t kGemmChain = 128, kGemmDepth = 256, kGemmColumns = 512, kGemmHeight = 240;
 
 struct Gemm {  // row-major: c[m,n] (+)= a[m,k] · b[k,n]; a is stored [k,m] if trans_a, b [n,k] if
                // trans_b
@@ -23,7 +33,7 @@ struct Gemm {  // row-major: c[m,n] (+)= a[m,k] · b[k,n]; a is stored [k,m] if 
 
 // Whether a, transposed, is packed: beyond this its columns fall into the same few sets of the
 // caches.
-inline bool gemm_packs_a(const Gemm& g) { return g.trans_a && g.m > 1024; }
+inline bool gemm_packs_a(const Gemm& g) { return g.trans_a && g.row_of_a() > 1024; }
 
 template <class T>
 using GemmFn = void (*)(const Gemm& g, const T* a, const T* b, T* c, T* scratch);

@@ -12,6 +12,8 @@
 #include "hwy/highway.h"
 #include "simd_math-inl.h"
 // clang-format on
+#include <algorithm>
+
 #include "gemm.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -26,16 +28,14 @@ constexpr int kRows = 6;
 #else
 constexpr int kRows = 4;
 #endif
-constexpr int64_t kDepth = 128;   // of k in one pass: one chain of multiply-adds
-constexpr int64_t kHeight = 504;  // of the packed part of a; a multiple of 4, 6 and 12
 
 #define PIPER_TILE_ROWS(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11)
 
-// c[R rows][two vectors] = a · b, added to c if `load`. Element (i, k) of a stands at i × row_step
+// c[R rows][two vectors] = a · b, added to c if `add`. Element (i, k) of a stands at i × row_step
 // + k × depth_step.
 template <int R, bool kRowsAdjacent, class T>
 HWY_INLINE void tile(int64_t depth, const T* a, int64_t step, const T* b, T* c, int64_t c_step,
-                     bool load) {
+                     bool add) {
   const hn::ScalableTag<T> d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
   const int64_t row_step = kRowsAdjacent ? 1 : step, depth_step = kRowsAdjacent ? step : 1;
@@ -53,13 +53,13 @@ HWY_INLINE void tile(int64_t depth, const T* a, int64_t step, const T* b, T* c, 
     a += depth_step;
     b += 2 * lanes;
   }
-#define PIPER_LOAD(i)                                           \
+#define PIPER_ADD(i)                                            \
   if constexpr (i < R) {                                        \
     x##i = hn::Add(x##i, hn::LoadU(d, c + i * c_step));         \
     y##i = hn::Add(y##i, hn::LoadU(d, c + i * c_step + lanes)); \
   }
-  if (load) {
-    PIPER_TILE_ROWS(PIPER_LOAD)
+  if (add) {
+    PIPER_TILE_ROWS(PIPER_ADD)
   }
 #define PIPER_STORE(i)                           \
   if constexpr (i < R) {                         \
@@ -73,8 +73,8 @@ template <class T>
 using TileFn = void (*)(int64_t, const T*, int64_t, const T*, T*, int64_t, bool);
 
 template <int R, bool kRowsAdjacent, class T>
-void tile_fn(int64_t depth, const T* a, int64_t step, const T* b, T* c, int64_t c_step, bool load) {
-  tile<R, kRowsAdjacent>(depth, a, step, b, c, c_step, load);
+void tile_fn(int64_t depth, const T* a, int64_t step, const T* b, T* c, int64_t c_step, bool add) {
+  tile<R, kRowsAdjacent>(depth, a, step, b, c, c_step, add);
 }
 // The function for a tile of `rows` rows.
 template <bool kRowsAdjacent, class T>
@@ -168,64 +168,77 @@ void pack_a(const Gemm& g, const T* a, int64_t m0, int64_t height, int64_t k0, i
 }
 
 // All tiles of one packed panel of b: `height` rows from `c` on, blocks of kRows rows of a
-// `block_step` apart.
+// `block_step` apart. A tile takes its chains one after the other, while its part of c is near.
 template <bool kRowsAdjacent, class T>
 HWY_INLINE void panel_tiles(const Gemm& g, const T* a, int64_t a_step, int64_t block_step,
                             int64_t height, int64_t depth, const T* panel, int64_t columns, T* c,
-                            bool load) {
+                            bool add) {
   constexpr hn::ScalableTag<T> d;
   constexpr int64_t kMaxWidth = 2 * hn::MaxLanes(d);
   const int64_t width = 2 * static_cast<int64_t>(hn::Lanes(d)), c_step = g.row_of_c();
+  const int64_t depth_step = kRowsAdjacent ? a_step : 1;
+  HWY_ALIGN T edge[kRows * kMaxWidth] = {};
+  const bool inside = columns == width;
+  const auto bytes = static_cast<size_t>(columns) * sizeof(T);
   for (int64_t i = 0; i < height; i += kRows, a += block_step, c += kRows * c_step) {
     const int64_t rows = HWY_MIN(int64_t{kRows}, height - i);
-    if (columns == width) {
+    for (int64_t r = 0; r < rows && !inside; ++r)
+      std::memcpy(edge + r * width, c + r * c_step, bytes);
+    T* to = inside ? c : edge;
+    const int64_t to_step = inside ? c_step : width;
+    for (int64_t k = 0; k < depth; k += kGemmChain) {
+      const int64_t chain = HWY_MIN(kGemmChain, depth - k);
+      const T *from = a + k * depth_step, *part = panel + k * width;
       if (rows == kRows) {
-        tile<kRows, kRowsAdjacent>(depth, a, a_step, panel, c, c_step, load);
+        tile<kRows, kRowsAdjacent>(chain, from, a_step, part, to, to_step, add || k > 0);
       } else {
-        tile_of<kRowsAdjacent, T>(rows)(depth, a, a_step, panel, c, c_step, load);
+        tile_of<kRowsAdjacent, T>(rows)(chain, from, a_step, part, to, to_step, add || k > 0);
       }
-      continue;
     }
-    HWY_ALIGN T edge[kRows * kMaxWidth] = {};
-    const auto bytes = static_cast<size_t>(columns) * sizeof(T);
-    for (int64_t r = 0; r < rows; ++r) std::memcpy(edge + r * width, c + r * c_step, bytes);
-    tile_of<kRowsAdjacent, T>(rows)(depth, a, a_step, panel, edge, width, load);
-    for (int64_t r = 0; r < rows; ++r) std::memcpy(c + r * c_step, edge + r * width, bytes);
+    for (int64_t r = 0; r < rows && !inside; ++r)
+      std::memcpy(c + r * c_step, edge + r * width, bytes);
+  }
+}
+
+// The part of the product in c's columns [n0, n0 + columns) from depth [k0, k0 + depth). Panels of
+// b are packed as the first rows need them, and wait for the other rows.
+template <class T>
+void gemm_block(const Gemm& g, const T* a, const T* b, T* c, int64_t k0, int64_t depth, int64_t n0,
+                int64_t columns, T* panels, T* packed) {
+  const int64_t width = 2 * static_cast<int64_t>(hn::Lanes(hn::ScalableTag<T>()));
+  const int64_t a_step = g.row_of_a();
+  const bool pack = gemm_packs_a(g) && columns > width, add = g.accumulate || k0 > 0;
+  for (int64_t m0 = 0; m0 < g.m; m0 += kGemmHeight) {
+    const int64_t height = HWY_MIN(kGemmHeight, g.m - m0);
+    if (pack) pack_a(g, a, m0, height, k0, depth, packed);
+    for (int64_t n = n0; n < n0 + columns; n += width) {
+      T* panel = panels + (n - n0) * depth;
+      if (m0 == 0) pack_b(g, b, k0, depth, n, width, panel);
+      const int64_t some = HWY_MIN(width, n0 + columns - n);
+      T* to = c + m0 * g.row_of_c() + n;
+      if (pack) {
+        panel_tiles<true>(g, packed, kRows, depth * kRows, height, depth, panel, some, to, add);
+      } else if (g.trans_a) {
+        panel_tiles<true>(g, a + k0 * a_step + m0, a_step, kRows, height, depth, panel, some, to,
+                          add);
+      } else {
+        panel_tiles<false>(g, a + m0 * a_step + k0, a_step, kRows * a_step, height, depth, panel,
+                           some, to, add);
+      }
+    }
   }
 }
 
 template <class T>
 void gemm(const Gemm& g, const T* a, const T* b, T* c, T* scratch) {
-  const int64_t width = 2 * static_cast<int64_t>(hn::Lanes(hn::ScalableTag<T>()));
-  const int64_t a_step = g.row_of_a(), c_step = g.row_of_c();
   for (int64_t i = 0; g.k == 0 && !g.accumulate && i < g.m; ++i) {
-    std::memset(c + i * c_step, 0, static_cast<size_t>(g.n) * sizeof(T));
+    std::memset(c + i * g.row_of_c(), 0, static_cast<size_t>(g.n) * sizeof(T));
   }
-  T* panel = scratch;
-  T* packed = scratch + kDepth * width;
-  const bool pack = gemm_packs_a(g) && g.n > width;
-  const int64_t all = pack ? kHeight : g.m;
-  for (int64_t m0 = 0; m0 < g.m; m0 += all) {
-    const int64_t height = HWY_MIN(all, g.m - m0);
-    for (int64_t k0 = 0; k0 < g.k; k0 += kDepth) {
-      const int64_t depth = HWY_MIN(kDepth, g.k - k0);
-      const bool load = g.accumulate || k0 > 0;
-      if (pack) pack_a(g, a, m0, height, k0, depth, packed);
-      for (int64_t n0 = 0; n0 < g.n; n0 += width) {
-        const int64_t columns = HWY_MIN(width, g.n - n0);
-        pack_b(g, b, k0, depth, n0, width, panel);
-        T* to = c + m0 * c_step + n0;
-        if (pack) {
-          panel_tiles<true>(g, packed, kRows, depth * kRows, height, depth, panel, columns, to,
-                            load);
-        } else if (g.trans_a) {
-          panel_tiles<true>(g, a + k0 * a_step + m0, a_step, kRows, height, depth, panel, columns,
-                            to, load);
-        } else {
-          panel_tiles<false>(g, a + m0 * a_step + k0, a_step, kRows * a_step, height, depth, panel,
-                             columns, to, load);
-        }
-      }
+  T* packed = scratch + kGemmDepth * kGemmColumns;
+  for (int64_t n0 = 0; n0 < g.n; n0 += kGemmColumns) {
+    const int64_t columns = HWY_MIN(kGemmColumns, g.n - n0);
+    for (int64_t k0 = 0; k0 < g.k; k0 += kGemmDepth) {
+      gemm_block(g, a, b, c, k0, HWY_MIN(kGemmDepth, g.k - k0), n0, columns, scratch, packed);
     }
   }
 }
@@ -252,8 +265,10 @@ GemmFn<double> gemm_fn() {
 }
 
 int64_t gemm_scratch(const Gemm& g) {
-  constexpr int64_t kPanel = 128 * 32, kPacked = 504 * 128;  // of the widest instruction set
-  return kPanel + (gemm_packs_a(g) ? kPacked : 0);
+  constexpr int64_t kWidth = 32;  // of a panel, at most
+  const int64_t columns = std::min((g.n + kWidth - 1) / kWidth * kWidth, kGemmColumns);
+  const int64_t depth = std::min(g.k, kGemmDepth);
+  return gemm_packs_a(g) ? kGemmDepth * (kGemmColumns + kGemmHeight) : depth * columns;
 }
 
 }  // namespace piper::cpu
