@@ -119,6 +119,29 @@ inline Values evaluate(const Graph& graph, Values values) {
   return values;
 }
 
+// The same on the elements' bytes, of any element type. `values` holds the inputs.
+inline Result<std::vector<Bytes>> evaluate_bytes(const Graph& graph, std::vector<Bytes> values) {
+  values.resize(graph.values.size());
+  for (size_t i = 0; i < graph.values.size(); ++i) {
+    const Value& value = graph.values[i];
+    if (value.kind != ValueKind::kConstant && value.kind != ValueKind::kState) continue;
+    if (!values[i].data) values[i] = value.data;
+    if (!values[i].data) values[i] = Bytes::zeros(static_cast<size_t>(value.type.bytes()));
+  }
+  for (const Node& node : graph.nodes) {
+    std::vector<TensorType> in, out;
+    std::vector<Bytes> data;
+    for (ValueId id : node.inputs) {
+      in.push_back(id.valid() ? graph.value(id).type : TensorType{});
+      data.push_back(id.valid() ? values[id.index()] : Bytes{});
+    }
+    for (ValueId id : node.outputs) out.push_back(graph.value(id).type);
+    PIPER_ASSIGN(std::vector<Bytes> made, evaluate_op(node.op, node.attrs, in, data, out));
+    for (size_t i = 0; i < made.size(); ++i) values[node.outputs[i].index()] = std::move(made[i]);
+  }
+  return values;
+}
+
 // Floats in [low, high), integers in [0, int_high), booleans.
 inline Tensor draw(const TensorType& type, std::mt19937_64& random, double low, double high,
                    int64_t int_high) {

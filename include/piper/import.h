@@ -86,4 +86,12 @@ Result<Survey> survey_onnx(const std::string& path, int64_t max_file_bytes = int
 // All operators without a rule, and all nodes whose rule refuses them, are in one error.
 Result<Imported> import_onnx(const std::string& path, const ImportOptions& options);
 
+// What import_onnx reads, by name: operators of ai.onnx in the opsets [since, until], `until` far beyond
+// any for those of the newest kind.
+struct SupportedOperator {
+  std::string op;
+  int64_t since, until;
+};
+std::vector<SupportedOperator> supported_operators();
+
 }  // namespace piper

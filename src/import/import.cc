@@ -7,6 +7,7 @@
 #include <set>
 #include <unordered_map>
 
+#include "inputs.h"
 #include "params.h"
 #include "support.h"
 
@@ -50,162 +51,6 @@ Result<std::vector<size_t>> node_order(const OnnxModel& model) {
   return order;
 }
 
-// ---- Inputs
-// ------------------------------------------------------------------------------------------------
-
-const InputBinding* binding_of(const ImportOptions& options, const std::string& name) {
-  for (const InputBinding& binding : options.inputs) {
-    if (binding.name == name) return &binding;
-  }
-  return nullptr;
-}
-
-// The dim_param that all inputs share, "" if there is none.
-std::string shared_param(const OnnxModel& model) {
-  if (model.inputs.empty()) return {};
-  for (const OnnxDim& dim : model.inputs[0].dims) {
-    const bool everywhere =
-        std::all_of(model.inputs.begin(), model.inputs.end(), [&](const OnnxInput& input) {
-          return std::any_of(input.dims.begin(), input.dims.end(),
-                             [&](const OnnxDim& d) { return d.value < 0 && d.param == dim.param; });
-        });
-    if (dim.value < 0 && !dim.param.empty() && everywhere) return dim.param;
-  }
-  return {};
-}
-
-class InputShapes {
- public:
-  InputShapes(const OnnxModel& model, const ImportOptions& options)
-      : model_(model),
-        options_(options),
-        batch_param_(shared_param(model)),
-        batch_(options.batch) {}
-  Status bind(Graph& graph);
-
- private:
-  Status check_bindings() const;
-  Result<int> batch_dim(const OnnxInput& input, const InputBinding* binding) const;
-  Status bind_batch(const OnnxInput& input, const OnnxDim& dim);
-  Result<int64_t> bind_dim(const OnnxInput& input, size_t d, bool is_batch) const;
-  SourceSpan at(const InputBinding* binding) const {
-    return binding ? binding->at : options_.batch_at;
-  }
-
-  const OnnxModel& model_;
-  const ImportOptions& options_;
-  std::string batch_param_;
-  int64_t batch_ = 0;
-};
-
-Status InputShapes::check_bindings() const {
-  std::vector<std::string> names;
-  for (const OnnxInput& input : model_.inputs) names.push_back(input.name);
-  for (const InputBinding& binding : options_.inputs) {
-    if (std::count(names.begin(), names.end(), binding.name)) continue;
-    return fail(binding.at, "the model has no input '{}' (it has {}){}", binding.name,
-                join(names, ", "), did_you_mean(binding.name, names));
-  }
-  return ok_status();
-}
-
-Result<int> InputShapes::batch_dim(const OnnxInput& input, const InputBinding* binding) const {
-  const int rank = static_cast<int>(input.dims.size());
-  if (binding && binding->batch_dim) {
-    if (*binding->batch_dim < -1 || *binding->batch_dim >= rank) {
-      return fail(binding->at, "input '{}' has {} dims, and no dim {}", input.name, rank,
-                  *binding->batch_dim);
-    }
-    return *binding->batch_dim;
-  }
-  for (int d = 0; d < rank && !batch_param_.empty(); ++d) {
-    const OnnxDim& dim = input.dims[static_cast<size_t>(d)];
-    if (dim.value < 0 && dim.param == batch_param_) return d;
-  }
-  return rank > 0 ? 0 : -1;
-}
-
-Status InputShapes::bind_batch(const OnnxInput& input, const OnnxDim& dim) {
-  if (dim.value < 0) {
-    if (batch_ > 0) return ok_status();
-    return fail(
-        model_.at(),
-        "input '{}' has a dynamic batch{}: the strategy must say how many samples a batch has",
-        quote_control(input.name), dim.param.empty() ? "" : " '" + quote_control(dim.param) + "'");
-  }
-  if (batch_ == 0) batch_ = dim.value;
-  if (batch_ == dim.value) return ok_status();
-  return fail(options_.batch_at,
-              "a batch of {} samples, but the model was exported for {} (input '{}')", batch_,
-              dim.value, quote_control(input.name))
-      .with_note("help: export it with a dynamic batch dim, or use a batch of " +
-                 std::to_string(dim.value));
-}
-
-Result<int64_t> InputShapes::bind_dim(const OnnxInput& input, size_t d, bool is_batch) const {
-  const OnnxDim& dim = input.dims[d];
-  const InputBinding* binding = binding_of(options_, input.name);
-  int64_t value = is_batch ? batch_ : dim.value;
-  if (binding && binding->shape) {
-    const int64_t named = (*binding->shape)[d];
-    if (value >= 0 && value != named) {
-      return fail(binding->at, "input '{}' has {} in dim {}, not {}", input.name, value, d, named);
-    }
-    value = named;
-  }
-  for (const auto& [param, bound] : options_.dims) {
-    if (value < 0 && param == dim.param) value = bound;
-  }
-  if (value < 0 && !batch_param_.empty() && dim.param == batch_param_) value = batch_;
-  if (value < 0) {
-    return fail(model_.at(), "dim {} of input '{}'{} is dynamic: the strategy must bind it", d,
-                quote_control(input.name),
-                dim.param.empty() ? "" : " ('" + quote_control(dim.param) + "')");
-  }
-  return value;
-}
-
-Status InputShapes::bind(Graph& graph) {
-  PIPER_TRY(check_bindings());
-  std::vector<int> batch_dims;
-  for (const OnnxInput& input : model_.inputs) {
-    const InputBinding* binding = binding_of(options_, input.name);
-    PIPER_ASSIGN(const int d, batch_dim(input, binding));
-    batch_dims.push_back(d);
-    if (binding && binding->shape && binding->shape->size() != input.dims.size()) {
-      return fail(binding->at, "input '{}' has {} dims, not {}", input.name, input.dims.size(),
-                  binding->shape->size());
-    }
-    if (binding && binding->shape && d >= 0 && batch_ == 0)
-      batch_ = (*binding->shape)[static_cast<size_t>(d)];
-    if (d >= 0) PIPER_TRY(bind_batch(input, input.dims[static_cast<size_t>(d)]));
-  }
-  for (size_t i = 0; i < model_.inputs.size(); ++i) {
-    const OnnxInput& input = model_.inputs[i];
-    const InputBinding* binding = binding_of(options_, input.name);
-    if (binding && binding->dtype && *binding->dtype != input.dtype) {
-      return fail(binding->at, "input '{}' is {} in the model, not {}", input.name,
-                  info(input.dtype).name, info(*binding->dtype).name);
-    }
-    Value value;
-    value.name = input.name;
-    value.kind = ValueKind::kInput;
-    value.batch_dim = batch_dims[i];
-    value.type.dtype = input.dtype;
-    for (size_t d = 0; d < input.dims.size(); ++d) {
-      PIPER_ASSIGN(const int64_t dim, bind_dim(input, d, batch_dims[i] == static_cast<int>(d)));
-      value.type.shape.push_back(dim);
-    }
-    if (!elements_of(value.type.shape)) {
-      return fail(model_.at(), "input '{}' is too large: {}", quote_control(input.name),
-                  to_string(value.type));
-    }
-    graph.inputs.push_back(graph.add_value(std::move(value)));
-  }
-  graph.batch = batch_;
-  return ok_status();
-}
-
 // ---- The walk
 // ------------------------------------------------------------------------------------------------
 
@@ -215,12 +60,19 @@ class Importer {
       : model_(model), scopes_(scopes), recovery_(recovery), emit_(graph_) {}
   Status run(const ImportOptions& options);
   Graph take() && { return std::move(graph_); }
+  // Ifs whose condition is known: run() fails until their branches stand in their places.
+  struct Taken {
+    std::string output;  // the first of the node
+    bool condition;
+  };
+  const std::vector<Taken>& taken() const { return taken_; }
 
  private:
   void add_params();
   void add_constants();
   void try_node(size_t n);
   Status import_node(size_t n, Rule rule);
+  Status decide(size_t n);
   Result<Vals> inputs_of(size_t n);
   Result<Val> param_at_use(const ParamUse& use);
   void name_results(size_t n, const Vals& results, size_t first_node);
@@ -237,6 +89,7 @@ class Importer {
   Emitter emit_;
   std::unordered_map<std::string_view, Val> values_;
   std::vector<std::pair<ValueId, std::string>> names_;  // what values shall be called
+  std::vector<Taken> taken_;
 };
 
 void Importer::add_params() {
@@ -315,16 +168,30 @@ void Importer::name_results(size_t n, const Vals& results, size_t first_node) {
 void Importer::try_node(size_t n) {
   const OnnxNode& node = model_.nodes[n];
   const ImportRule* rule = table_.find(node, model_.opset);
-  bool known = rule != nullptr;
+  bool known = rule != nullptr || is_if(node);
   if (!known) refusals_.no_rule(node, scopes_[n]);
   for (const std::string& input : node.inputs) known = known && !unknown_.count(input);
   if (known) {
-    Status made = import_node(n, rule->rule);
-    if (made) return;
-    refusals_.refused(node, scopes_[n], std::move(made).error());
+    Status made = rule ? import_node(n, rule->rule) : decide(n);
+    if (made && rule) return;
+    if (!made) refusals_.refused(node, scopes_[n], std::move(made).error());
   }
   unknown_.insert(node.outputs.begin(), node.outputs.end());
   unknown_.erase("");
+}
+
+// An If: which branch it is, where its condition is known; its results are unknown until then.
+Status Importer::decide(size_t n) {
+  const OnnxNode& node = model_.nodes[n];
+  PIPER_ASSIGN(Vals inputs, inputs_of(n));
+  const RuleContext context(node, std::move(inputs), model_.opset, scopes_[n], emit_);
+  PIPER_TRY(context.need(1, 1));
+  if (node.outputs.empty()) return context.error("has no outputs");
+  const Val& condition = context.in(0);
+  if (!condition.is_constant() || num_elements(condition.shape) != 1)
+    return context.error("is not supported where its condition depends on the data");
+  taken_.push_back({node.outputs[0], read_number(condition.data, condition.dtype, 0) != 0});
+  return ok_status();
 }
 
 Status Importer::import_node(size_t n, Rule rule) {
@@ -384,7 +251,7 @@ void Importer::rename() {
 
 Status Importer::run(const ImportOptions& options) {
   PIPER_ASSIGN(const std::vector<size_t> order, node_order(model_));
-  PIPER_TRY(InputShapes(model_, options).bind(graph_));
+  PIPER_TRY(bind_inputs(model_, options, graph_));
   for (const ValueId id : graph_.inputs) {
     const Value& value = graph_.value(id);
     const auto input = std::find_if(model_.inputs.begin(), model_.inputs.end(),
@@ -396,6 +263,7 @@ Status Importer::run(const ImportOptions& options) {
   add_params();
   add_constants();
   for (const size_t n : order) try_node(n);
+  if (!taken_.empty()) return fail("awaits the branches of its Ifs");
   if (refusals_.any()) return refusals_.error(model_);
   PIPER_TRY(add_outputs());
   rename();
@@ -450,17 +318,44 @@ Result<Survey> survey_model(OnnxModel model) {
   return out;
 }
 
-Result<Imported> import_model(OnnxModel model, const ImportOptions& options) {
+// `model` with its parameters found and all nodes imported; `taken`: what to decide first.
+Result<Imported> import_flat(OnnxModel model, const ImportOptions& options,
+                             std::vector<Importer::Taken>& taken) {
   std::vector<std::string> scopes = scopes_of(model);
   PIPER_ASSIGN(Recovery recovery, recover_params(model, scopes));
   Imported out;
   PIPER_ASSIGN(out.matched, apply_param_rules(model, recovery, options.parameters));
   Importer importer(model, scopes, recovery);
-  PIPER_TRY(importer.run(options));
+  const Status done = importer.run(options);
+  taken = importer.taken();
+  PIPER_TRY(done);
   fill_reports(recovery, out);
   out.graph = without_dead_nodes(std::move(importer).take(), true);
   PIPER_TRY(check_graph(out.graph));
   return out;
+}
+
+// Ifs whose conditions fold away are replaced by their branches, and the import begins again:
+// parameters may be used there, and what follows may decide further ones.
+Result<Imported> import_model(OnnxModel model, const ImportOptions& options) {
+  constexpr int kMostTimes = 100;
+  const bool branches = std::any_of(model.nodes.begin(), model.nodes.end(), is_if);
+  std::vector<Importer::Taken> taken;
+  if (!branches) return import_flat(std::move(model), options, taken);
+  for (int k = 0; k < kMostTimes; ++k) {
+    Result<Imported> out = import_flat(model, options, taken);
+    if (taken.empty()) return out;
+    for (const auto& [output, condition] : taken) {
+      const auto node =
+          std::find_if(model.nodes.begin(), model.nodes.end(), [&](const OnnxNode& candidate) {
+            return is_if(candidate) && !candidate.outputs.empty() && candidate.outputs[0] == output;
+          });
+      PIPER_CHECK(node != model.nodes.end());
+      PIPER_TRY(take_branch(model, static_cast<size_t>(node - model.nodes.begin()), condition));
+    }
+    PIPER_TRY(check_defined(model));
+  }
+  return fail(model.at(), "has Ifs that decide Ifs, more than {} deep", kMostTimes);
 }
 
 }  // namespace

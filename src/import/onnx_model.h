@@ -1,5 +1,5 @@
 // An ONNX file as this room sees it: checked, with its data mapped, free of protobuf. proto.cc
-// makes it and is the only source that includes onnx.pb.h.
+// makes it; it and functions.cc, which it calls, are the only sources that include onnx.pb.h.
 #pragma once
 
 #include <variant>
@@ -27,14 +27,23 @@ struct OnnxAttr {
       value;
 };
 
+struct OnnxSubgraph;
 struct OnnxNode {
   std::string name, op, domain;              // domain "" is ai.onnx
   std::vector<std::string> inputs, outputs;  // "" where an optional one is absent
   std::vector<OnnxAttr> attrs;
   Metadata metadata;
+  std::vector<OnnxSubgraph> branches;  // of an If
   const OnnxAttr* find(std::string_view attr) const;
   // "node 'x' (MatMul)": how every error about it begins.
   std::string label() const;
+};
+
+struct OnnxSubgraph {
+  std::string attr;  // "then_branch" or "else_branch"
+  std::vector<OnnxNode> nodes;
+  std::vector<OnnxTensor> initializers;
+  std::vector<std::string> outputs;
 };
 
 struct OnnxDim {
@@ -60,6 +69,12 @@ struct OnnxModel {
 };
 
 Result<OnnxModel> read_onnx(const std::string& path, int64_t max_file_bytes);
+// That a name is there, not too long, and UTF-8; `role` says what has it.
+Status check_name(std::string_view role, const std::string& name);
+// Every name is defined once and before it is used; what read_onnx ensures.
+Status check_defined(const OnnxModel& model);
+// Puts a branch of the If at model.nodes[n] in its place; names are not checked again.
+Status take_branch(OnnxModel& model, size_t n, bool condition);
 
 // The only function of this room that opens data files: those beside the model, by a relative path
 // without links.

@@ -60,6 +60,13 @@ struct Use {
   size_t node, input;
 };
 
+// Inputs that no training changes: running statistics, bounds, scales.
+bool is_setting(std::string_view op, size_t input) {
+  return (op == "BatchNormalization" && input >= 3) || (op == "Resize" && input >= 1) ||
+         (op == "Clip" && input >= 1) || (op == "Pad" && input == 2) ||
+         (op == "OneHot" && input >= 1);
+}
+
 class Namer {
  public:
   Namer(const OnnxModel& model, const std::vector<std::string>& scopes)
@@ -131,10 +138,10 @@ Status Namer::claim_anonymous(int initializer, const std::vector<Use>& uses) {
 
 Status Namer::claim(int initializer, const std::vector<Use>& uses) {
   const OnnxTensor& tensor = model_.initializers[static_cast<size_t>(initializer)];
-  const bool running = std::all_of(uses.begin(), uses.end(), [&](const Use& use) {
-    return model_.nodes[use.node].op == "BatchNormalization" && use.input >= 3;
+  const bool setting = std::all_of(uses.begin(), uses.end(), [&](const Use& use) {
+    return is_setting(model_.nodes[use.node].op, use.input);
   });
-  if (running) return ok_status();
+  if (setting) return ok_status();
   return is_anonymous(tensor.name) ? claim_anonymous(initializer, uses)
                                    : claim_kept(initializer, uses);
 }

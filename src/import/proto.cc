@@ -8,6 +8,7 @@
 #include <set>
 #include <unordered_set>
 
+#include "functions.h"
 #include "onnx_model.h"
 
 namespace piper::onnx_import {
@@ -15,7 +16,6 @@ namespace {
 
 namespace pb = google::protobuf;
 
-constexpr size_t kMaxName = 4096;
 constexpr int kMaxRank = 16;
 constexpr int64_t kMaxTensorBytes = int64_t{1} << 40;
 constexpr int64_t kMaxEntries =
@@ -24,32 +24,6 @@ constexpr int64_t kMaxEntries =
 constexpr int kNodeMetadata = 9, kGraphMetadata = 16, kValueMetadata = 4;
 
 std::string shown(const std::string& name) { return quote_control(name.substr(0, 80)); }
-
-bool is_utf8(const std::string& text) {
-  for (size_t i = 0; i < text.size();) {
-    const auto byte = static_cast<unsigned char>(text[i]);
-    const size_t more = byte < 0x80    ? 0
-                        : byte >= 0xf0 ? 3
-                        : byte >= 0xe0 ? 2
-                        : byte >= 0xc2 ? 1
-                                       : 9;
-    if (byte > 0xf4 || more == 9 || text.size() - i <= more) return false;
-    for (size_t k = 1; k <= more; ++k) {
-      if ((static_cast<unsigned char>(text[i + k]) & 0xc0) != 0x80) return false;
-    }
-    i += more + 1;
-  }
-  return true;
-}
-
-Status check_name(std::string_view role, const std::string& name) {
-  if (name.empty()) return fail("{} has an empty name", role);
-  if (name.size() > kMaxName) {
-    return fail("{} has a name of {} bytes; at most {} are allowed", role, name.size(), kMaxName);
-  }
-  if (!is_utf8(name)) return fail("{} '{}' has a name that is not UTF-8", role, shown(name));
-  return ok_status();
-}
 
 // ---- Metadata: kept as unknown fields
 // ------------------------------------------------------------------
@@ -257,6 +231,27 @@ Result<OnnxAttr> read_attr(const std::string& node, onnx::AttributeProto& attr,
   return out;
 }
 
+Result<OnnxNode> read_node(onnx::NodeProto& node, ExternalData& files);
+
+Result<OnnxSubgraph> read_branch(onnx::AttributeProto& attr, ExternalData& files) {
+  OnnxSubgraph out;
+  out.attr = attr.name();
+  onnx::GraphProto& graph = *attr.mutable_g();
+  if (graph.sparse_initializer_size() > 0) return fail("sparse initializers are not supported");
+  for (onnx::TensorProto& tensor : *graph.mutable_initializer()) {
+    PIPER_TRY(check_name("an initializer", tensor.name()));
+    PIPER_ASSIGN(OnnxTensor read,
+                 read_tensor(fmt::format("initializer '{}'", shown(tensor.name())), tensor, files));
+    out.initializers.push_back(std::move(read));
+  }
+  for (onnx::NodeProto& node : *graph.mutable_node()) {
+    PIPER_ASSIGN(OnnxNode read, read_node(node, files));
+    out.nodes.push_back(std::move(read));
+  }
+  for (const onnx::ValueInfoProto& value : graph.output()) out.outputs.push_back(value.name());
+  return out;
+}
+
 Result<OnnxNode> read_node(onnx::NodeProto& node, ExternalData& files) {
   OnnxNode out;
   out.name = node.name();
@@ -264,14 +259,21 @@ Result<OnnxNode> read_node(onnx::NodeProto& node, ExternalData& files) {
   out.domain = node.domain() == "ai.onnx" ? "" : node.domain();
   out.inputs.assign(node.input().begin(), node.input().end());
   out.outputs.assign(node.output().begin(), node.output().end());
-  if (out.name.empty() && !out.outputs.empty()) out.name = out.outputs[0];
+  for (const std::string& output : out.outputs) {
+    if (out.name.empty()) out.name = output;
+  }
   PIPER_TRY(check_name("a node", out.name));
-  if (out.op.empty() || out.op.size() > kMaxName || !is_utf8(out.op)) {
+  if (out.op.empty() || !check_name("an op", out.op)) {
     return fail("node '{}' has no op type", shown(out.name));
   }
   for (onnx::AttributeProto& attr : *node.mutable_attribute()) {
     if (out.find(attr.name())) {
       return fail("{} has the attribute '{}' twice", out.label(), shown(attr.name()));
+    }
+    if (out.op == "If" && attr.has_g()) {
+      PIPER_ASSIGN(OnnxSubgraph branch, read_branch(attr, files));
+      out.branches.push_back(std::move(branch));
+      continue;
     }
     PIPER_ASSIGN(OnnxAttr read, read_attr(out.label(), attr, files));
     out.attrs.push_back(std::move(read));
@@ -343,36 +345,6 @@ Status read_folded_from(const onnx::GraphProto& graph, OnnxModel& model) {
   return ok_status();
 }
 
-Status check_defined(const OnnxModel& model) {
-  std::unordered_set<std::string> defined;
-  auto define = [&](std::string_view what, const std::string& name) -> Status {
-    PIPER_TRY(check_name(what, name));
-    if (!defined.insert(name).second) return fail("the name '{}' is defined twice", shown(name));
-    return ok_status();
-  };
-  for (const OnnxTensor& t : model.initializers) PIPER_TRY(define("an initializer", t.name));
-  for (const OnnxInput& i : model.inputs) PIPER_TRY(define("an input", i.name));
-  for (const OnnxNode& node : model.nodes) {
-    for (const std::string& name : node.outputs) {
-      if (!name.empty()) PIPER_TRY(define("an output of a node", name));
-    }
-  }
-  for (const OnnxNode& node : model.nodes) {
-    for (const std::string& name : node.inputs) {
-      if (!name.empty() && !defined.count(name)) {
-        return fail("{} reads '{}', which nothing defines", node.label(), shown(name));
-      }
-    }
-  }
-  std::set<std::string> outputs;
-  for (const std::string& name : model.outputs) {
-    if (!defined.count(name)) return fail("the output '{}' is not defined", shown(name));
-    if (!outputs.insert(name).second) return fail("the output '{}' is there twice", shown(name));
-  }
-  if (model.outputs.empty()) return fail("the graph has no outputs");
-  return ok_status();
-}
-
 // ---- The file
 // ----------------------------------------------------------------------------------------------
 
@@ -427,10 +399,7 @@ Result<onnx::ModelProto> parse_model(const std::string& path, int64_t max_bytes)
 Status read_model(onnx::ModelProto& proto, OnnxModel& model) {
   if (!proto.has_graph()) return fail("the model has no graph");
   if (proto.training_info_size() > 0) return fail("training_info is not supported");
-  if (proto.functions_size() > 0) {
-    return fail("functions of the model's own ({}, and {} more) are not supported",
-                shown(proto.functions(0).name()), proto.functions_size() - 1);
-  }
+  PIPER_TRY(inline_functions(proto));
   for (const onnx::OperatorSetIdProto& opset : proto.opset_import()) {
     if (opset.domain().empty() || opset.domain() == "ai.onnx") model.opset = opset.version();
   }

@@ -36,6 +36,8 @@ Val integer_val(int64_t value);                          // i64, a scalar
 // Elements of a shape; none when there are more than any model has.
 std::optional<int64_t> elements_of(const Shape& shape);
 
+std::optional<DType> dtype_of_code(int64_t code);  // TensorProto.DataType
+
 // Makes nodes; folds what has constant inputs alone.
 class Emitter {
  public:
@@ -141,6 +143,11 @@ std::span<const ImportRule> attention_rules();
 std::span<const ImportRule> join_rules();
 std::span<const ImportRule> einsum_rules();
 std::span<const ImportRule> pool_rules();
+std::span<const ImportRule> conv_rules();
+std::span<const ImportRule> activation_rules();
+std::span<const ImportRule> scatter_rules();
+std::span<const ImportRule> resize_rules();
+std::span<const ImportRule> batch_norm_rules();
 
 // One value as the whole result of a rule.
 inline Result<Vals> single(Result<Val> value) {

@@ -96,25 +96,54 @@ struct Equation {
   std::string output;
 };
 
+// The dims of an ellipsis have these letters, the innermost the last one.
+constexpr std::string_view kEllipsis = "0123456789:;<=>?";
+
+// `term` with its ellipsis spelt out in `count` letters; one without any stays.
+Result<std::string> spelt_out(const RuleContext& c, std::string term, size_t count,
+                              const std::string& shown) {
+  if (count > kEllipsis.size()) return c.error("'{}' is not an equation", shown);
+  const size_t dots = term.find("...");
+  if (dots != std::string::npos) {
+    term.replace(dots, 3, kEllipsis.substr(kEllipsis.size() - count));
+  }
+  return term;
+}
+
 Result<Equation> parse_equation(const RuleContext& c) {
   std::string text = c.text("equation", "");
   std::erase(text, ' ');
   const std::string shown = quote_control(text.substr(0, 80));
-  if (has(text, '.')) return c.error("'{}': an ellipsis is not supported", shown);
   const size_t arrow = text.find("->");
   Equation out;
   out.inputs = split_text(text.substr(0, arrow), ',');
   std::string all;
-  for (const std::string& letters : out.inputs) all += letters;
-  for (const char l : all) {
-    if (!std::isalpha(static_cast<unsigned char>(l)))
-      return c.error("'{}' is not an equation", shown);
+  size_t most = 0;
+  for (size_t i = 0; i < out.inputs.size(); ++i) {
+    std::string& term = out.inputs[i];
+    const size_t named = term.size() - (term.find("...") == std::string::npos ? 0 : 3);
+    for (const char l : term) {
+      if (l != '.' && !std::isalpha(static_cast<unsigned char>(l)))
+        return c.error("'{}' is not an equation", shown);
+    }
+    const size_t rank = c.in(i).rank();
+    const bool has_dots = named != term.size();
+    if (has_dots ? rank < named : rank != named)
+      return c.error("'{}' does not fit {}", quote_control(term), to_string(c.in(i).shape));
+    if (has_dots) most = std::max(most, rank - named);
+    PIPER_ASSIGN(term, spelt_out(c, term, rank - named, shown));
+    if (has(term, '.')) return c.error("'{}' is not an equation", shown);
+    all += term;
   }
   if (arrow != std::string::npos) {
-    out.output = text.substr(arrow + 2);
-  } else {  // letters that appear once, by name
-    out.output = filter(all, [&](char l) { return std::count(all.begin(), all.end(), l) == 1; });
+    PIPER_ASSIGN(out.output, spelt_out(c, text.substr(arrow + 2), most, shown));
+  } else {  // those of the ellipsis, then letters that appear once, by name
+    out.output = filter(all, [&](char l) {
+      return std::isalpha(static_cast<unsigned char>(l)) &&
+             std::count(all.begin(), all.end(), l) == 1;
+    });
     std::sort(out.output.begin(), out.output.end());
+    out.output = std::string(kEllipsis.substr(kEllipsis.size() - most)) + out.output;
   }
   for (const char l : out.output) {
     if (!has(all, l) || std::count(out.output.begin(), out.output.end(), l) != 1) {
@@ -122,6 +151,60 @@ Result<Equation> parse_equation(const RuleContext& c) {
     }
   }
   return out;
+}
+
+// A letter that stands twice takes the diagonal: both dims last, every (n + 1)-th of n·n elements.
+Result<Term> without_diagonals(RuleContext& c, Term t) {
+  for (;;) {
+    size_t second = 0;
+    while (second < t.letters.size() && t.letters.find(t.letters[second]) == second) ++second;
+    if (second == t.letters.size()) return t;
+    const char l = t.letters[second];
+    const size_t first = t.letters.find(l);
+    const int64_t n = t.val.shape[first];
+    if (t.val.shape[second] != n)
+      return c.error("'{}' has {} elements and {}", l, n, t.val.shape[second]);
+    std::vector<int64_t> perm;
+    Shape rest;
+    std::string letters;
+    for (size_t d = 0; d < t.letters.size(); ++d) {
+      if (d == first || d == second) continue;
+      perm.push_back(static_cast<int64_t>(d));
+      rest.push_back(t.val.shape[d]);
+      letters.push_back(t.letters[d]);
+    }
+    perm.push_back(static_cast<int64_t>(first));
+    perm.push_back(static_cast<int64_t>(second));
+    PIPER_ASSIGN(Val x, c.transpose(t.val, perm));
+    rest.push_back(n * n);
+    PIPER_ASSIGN(x, c.reshape(x, rest));
+    rest.back() = n;
+    std::vector<int64_t> steps(rest.size(), 1);
+    steps.back() = n + 1;
+    PIPER_ASSIGN(x, c.slice(x, Shape(rest.size(), 0), steps, rest));
+    t = Term{std::move(x), letters + l};
+  }
+}
+
+// Dims of one element, where another operand has more under the same letter, are left out: they are
+// repeated.
+Result<Term> without_repeated(RuleContext& c, Term t,
+                              const std::vector<std::pair<char, int64_t>>& extents) {
+  Shape shape;
+  std::string letters;
+  for (const char l : t.letters) {
+    bool repeated = false;
+    for (const auto& [letter, size] : extents) {
+      repeated = repeated || (letter == l && size != 1 && extent(t, l) == 1);
+      if (letter == l && size != extent(t, l) && size != 1 && extent(t, l) != 1)
+        return c.error("'{}' has {} elements and {}", l, size, extent(t, l));
+    }
+    if (repeated) continue;
+    shape.push_back(extent(t, l));
+    letters.push_back(l);
+  }
+  PIPER_ASSIGN(Val val, c.reshape(t.val, shape));
+  return Term{std::move(val), std::move(letters)};
 }
 
 Result<std::vector<Term>> read_terms(RuleContext& c, const Equation& equation) {
@@ -132,19 +215,12 @@ Result<std::vector<Term>> read_terms(RuleContext& c, const Equation& equation) {
   std::vector<Term> terms;
   std::vector<std::pair<char, int64_t>> extents;
   for (size_t i = 0; i < c.num_inputs(); ++i) {
-    Term t{c.in(i), equation.inputs[i]};
-    if (t.letters.size() != t.val.rank())
-      return c.error("'{}' does not fit {}", t.letters, to_string(t.val.shape));
-    for (const char l : t.letters) {
-      if (std::count(t.letters.begin(), t.letters.end(), l) != 1)
-        return c.error("a diagonal '{}' is not supported", t.letters);
-      for (const auto& [letter, size] : extents) {
-        if (letter == l && size != extent(t, l))
-          return c.error("'{}' has {} elements and {}", l, size, extent(t, l));
-      }
-      extents.emplace_back(l, extent(t, l));
-    }
+    PIPER_ASSIGN(Term t, without_diagonals(c, {c.in(i), equation.inputs[i]}));
+    for (const char l : t.letters) extents.emplace_back(l, extent(t, l));
     terms.push_back(std::move(t));
+  }
+  for (Term& t : terms) {
+    PIPER_ASSIGN(t, without_repeated(c, std::move(t), extents));
   }
   return terms;
 }

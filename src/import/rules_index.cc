@@ -142,10 +142,15 @@ Result<Vals> gather_nd(RuleContext& c) {
 
 Result<Vals> one_hot(RuleContext& c) {
   PIPER_TRY(c.need(3, 3));
-  PIPER_ASSIGN(const auto depth, c.constant_integers(1, "depth"));
-  if (depth.size() != 1 || depth[0] < 0 || depth[0] > (1 << 28))
-    return c.error("an impossible depth");
-  const Val& x = c.in(0);
+  if (!c.in(1).is_constant() || num_elements(c.in(1).shape) != 1)
+    return c.error("its depth must be known when the model is compiled, but depends on the data");
+  const double number = read_number(c.in(1).data, c.in(1).dtype, 0);
+  if (!(number >= 0 && number <= (1 << 28))) return c.error("an impossible depth");
+  const std::vector<int64_t> depth{static_cast<int64_t>(number)};
+  Val x = c.in(0);
+  if (info(x.dtype).is_float) {
+    PIPER_ASSIGN(x, c.pointwise("Cast", {x}, {{"to", std::string("i64")}}));
+  }
   PIPER_ASSIGN(const size_t axis, c.axis(c.integer("axis", -1), x.rank() + 1));
   std::vector<int64_t> classes(static_cast<size_t>(depth[0]));
   for (size_t i = 0; i < classes.size(); ++i) classes[i] = static_cast<int64_t>(i);

@@ -145,12 +145,34 @@ Result<Vals> concat(RuleContext& c) {
   return single(join(c, std::move(items), c.integer("axis", 0)));
 }
 
+// Where element i (from before the first to behind the last) of a dim of n comes from.
+int64_t mirrored(const std::string& mode, int64_t i, int64_t n) {
+  if (mode == "edge" || n == 1) return std::clamp<int64_t>(i, 0, n - 1);
+  const int64_t period = mode == "wrap" ? n : 2 * (n - 1);
+  const int64_t at = (i % period + period) % period;
+  return at < n ? at : period - at;
+}
+
+// x with elements of its own around it: repeated, mirrored, or from the other end.
+Result<Val> repeated_around(RuleContext& c, Val x, const std::string& mode,
+                            const std::vector<int64_t>& before, const Shape& out) {
+  for (size_t d = 0; d < out.size(); ++d) {
+    if (out[d] == x.shape[d]) continue;
+    if (x.shape[d] == 0 || out[d] > (int64_t{1} << 26)) return c.error("impossible pads");
+    std::vector<int64_t> places;
+    for (int64_t i = 0; i < out[d]; ++i)
+      places.push_back(mirrored(mode, i - before[d], x.shape[d]));
+    PIPER_ASSIGN(x, c.op("Gather", {x, integers_val(places)}, {{"axis", static_cast<int64_t>(d)}}));
+  }
+  return x;
+}
+
 Result<Vals> pad(RuleContext& c) {
   PIPER_TRY(c.need(1, 4));
   const Val& x = c.in(0);
-  if (const std::string mode = c.text("mode", "constant"); mode != "constant") {
-    return c.error("mode '{}' is not supported", quote_control(mode));
-  }
+  const std::string mode = c.text("mode", "constant");
+  if (mode != "constant" && mode != "edge" && mode != "reflect" && mode != "wrap")
+    return c.error("mode '{}' is not known", quote_control(mode));
   PIPER_ASSIGN(const auto pads, c.integers_or_input("pads", 1));
   PIPER_ASSIGN(auto axes, c.integers_or_input("axes", 3));
   if (!axes) {
@@ -182,6 +204,7 @@ Result<Vals> pad(RuleContext& c) {
   PIPER_TRY(c.check_shape(out));
   PIPER_ASSIGN(const Val kept, c.slice(x, starts, std::vector<int64_t>(x.rank(), 1), cut));
   if (out == cut) return Vals{kept};
+  if (mode != "constant") return single(repeated_around(c, kept, mode, before, out));
   return single(c.op("Pad", {kept}, {{"before", before}, {"after", after}, {"value", value}}));
 }
 
@@ -249,7 +272,42 @@ Result<Vals> concat_from_sequence(RuleContext& c) {
   return single(join(c, std::move(items), axis));
 }
 
+Result<size_t> position(RuleContext& c, size_t input, size_t size, int64_t otherwise) {
+  if (!c.has(input)) return c.axis(otherwise, size);
+  PIPER_ASSIGN(const auto index, c.constant_integers(input, "position"));
+  if (index.size() != 1) return c.error("names {} positions", index.size());
+  return c.axis(index[0], size);
+}
+
+Result<Vals> sequence_insert(RuleContext& c) {
+  if (c.in(0).kind != Val::Kind::kSequence) return c.error("its input 0 is not a sequence");
+  if (!c.has(1) || c.in(1).kind == Val::Kind::kSequence) return c.error("inserts no tensor");
+  Vals items = c.in(0).items;
+  PIPER_ASSIGN(const size_t at, position(c, 2, items.size() + 1, -1));
+  items.insert(items.begin() + static_cast<int64_t>(at), c.in(1));
+  return Vals{sequence_of(std::move(items))};
+}
+
+Result<Vals> sequence_erase(RuleContext& c) {
+  if (c.in(0).kind != Val::Kind::kSequence) return c.error("its input 0 is not a sequence");
+  Vals items = c.in(0).items;
+  PIPER_ASSIGN(const size_t at, position(c, 1, items.size(), -1));
+  items.erase(items.begin() + static_cast<int64_t>(at));
+  return Vals{sequence_of(std::move(items))};
+}
+
+Result<Vals> sequence_empty(RuleContext&) { return Vals{sequence_of({})}; }
+
+Result<Vals> sequence_length(RuleContext& c) {
+  if (c.in(0).kind != Val::Kind::kSequence) return c.error("its input 0 is not a sequence");
+  return Vals{integer_val(static_cast<int64_t>(c.in(0).items.size()))};
+}
+
 constexpr ImportRule kRules[] = {
+    {"SequenceEmpty", 11, kNewest, sequence_empty},
+    {"SequenceErase", 11, kNewest, sequence_erase},
+    {"SequenceInsert", 11, kNewest, sequence_insert},
+    {"SequenceLength", 11, kNewest, sequence_length},
     {"Concat", 4, kNewest, concat},
     {"ConcatFromSequence", 11, kNewest, concat_from_sequence},
     {"Pad", 2, kNewest, pad},

@@ -1,4 +1,6 @@
 // Losses over class labels.
+#include <numeric>
+
 #include "rules.h"
 
 namespace piper::onnx_import {
@@ -12,50 +14,129 @@ Result<Val> classes_last(RuleContext& c, const Val& x) {
   return c.transpose(x, perm);
 }
 
-Result<Vals> cross_entropy(RuleContext& c) {
+Result<Val> cast_to(RuleContext& c, const Val& x, DType dtype) {
+  if (x.dtype == dtype) return x;
+  return c.pointwise("Cast", {x}, {{"to", std::string(info(dtype).name)}});
+}
+
+Result<Val> sum_of_all(RuleContext& c, const Val& x) {
+  std::vector<int64_t> axes(x.rank());
+  std::iota(axes.begin(), axes.end(), 0);
+  return c.reduce_sum(x, axes, false);
+}
+
+struct Loss {
+  std::string reduction;
+  bool ignores = false;
+  int64_t ignore_index = -100;
+};
+
+Result<Loss> read_loss(RuleContext& c) {
   PIPER_TRY(c.need(2, 3));
-  if (c.has(2)) return c.error("class weights are not supported");
-  const std::string reduction = c.text("reduction", "mean");
-  if (reduction != "mean" && reduction != "sum") {
-    return c.error("reduction '{}' is not supported; 'mean' and 'sum' are",
-                   quote_control(reduction));
+  Loss loss{c.text("reduction", "mean"), c.has_attr("ignore_index"),
+            c.integer("ignore_index", -100)};
+  if (loss.reduction != "mean" && loss.reduction != "sum" && loss.reduction != "none") {
+    return c.error("reduction '{}' is not known; 'mean', 'sum' and 'none' are",
+                   quote_control(loss.reduction));
   }
   const Val &scores = c.in(0), &labels = c.in(1);
   if (scores.rank() < 2 || labels.rank() + 1 != scores.rank()) {
     return c.error("scores {} and labels {} do not fit", to_string(scores.shape),
                    to_string(labels.shape));
   }
-  PIPER_ASSIGN(const Val logits, classes_last(c, scores));
-  const Attrs attrs{{"ignore_index", c.integer("ignore_index", -100)}};
-  PIPER_ASSIGN(const Vals loss, c.ops("CrossEntropySum", {logits, labels}, attrs));
-  Vals out{loss[0]};
-  if (reduction == "mean") {
-    PIPER_ASSIGN(Val count, c.op("LabelCount", {labels}, attrs));
-    if (count.dtype != loss[0].dtype) {
-      PIPER_ASSIGN(count,
-                   c.pointwise("Cast", {count}, {{"to", std::string(info(loss[0].dtype).name)}}));
-    }
-    PIPER_ASSIGN(out[0], c.pointwise("Div", {loss[0], count}));
+  if (c.has(2) && c.in(2).shape != Shape{scores.shape[1]})
+    return c.error("{} weights for {} classes", to_string(c.in(2).shape), scores.shape[1]);
+  return loss;
+}
+
+// Of logits, without weights: one op that reads them once.
+Result<Val> fused(RuleContext& c, const Loss& loss) {
+  PIPER_ASSIGN(const Val logits, classes_last(c, c.in(0)));
+  const Attrs attrs{{"ignore_index", loss.ignore_index}};
+  PIPER_ASSIGN(const Vals sum, c.ops("CrossEntropySum", {logits, c.in(1)}, attrs));
+  if (loss.reduction == "sum") return sum[0];
+  PIPER_ASSIGN(Val count, c.op("LabelCount", {c.in(1)}, attrs));
+  PIPER_ASSIGN(count, cast_to(c, count, sum[0].dtype));
+  return c.pointwise("Div", {sum[0], count});
+}
+
+// The weight of each label: that of its class, 0 where it is ignored. `safe`: 0 for ignored ones.
+Result<Val> label_weights(RuleContext& c, const Loss& loss, const Val& safe, DType dtype) {
+  Val weights;
+  if (c.has(2)) {
+    PIPER_ASSIGN(weights, c.op("Gather", {c.in(2), safe}, {{"axis", int64_t{0}}}));
   }
-  if (c.node.outputs.size() > 1 && !c.node.outputs[1].empty()) {
-    PIPER_ASSIGN(Val log_probabilities, c.op("LogSoftmax", {scores}, {{"axis", int64_t{1}}}));
-    out.push_back(std::move(log_probabilities));
+  if (!loss.ignores) return weights;
+  const Val& labels = c.in(1);
+  PIPER_ASSIGN(const Val ignored,
+               c.pointwise("Equal", {labels, number_val(static_cast<double>(loss.ignore_index),
+                                                        labels.dtype)}));
+  return c.pointwise(
+      "Where", {ignored, number_val(0, dtype), weights.present() ? weights : number_val(1, dtype)});
+}
+
+// Of log-probabilities: -weight · the one of the label, reduced; a mean is over the weights.
+Result<Val> picked(RuleContext& c, const Loss& loss, const Val& log_probabilities) {
+  PIPER_ASSIGN(const Val scores, classes_last(c, log_probabilities));
+  Val safe = c.in(1);
+  if (loss.ignores) {
+    const Val zero = number_val(0, safe.dtype);
+    PIPER_ASSIGN(const Val ignored,
+                 c.pointwise("Equal", {safe, number_val(static_cast<double>(loss.ignore_index),
+                                                        safe.dtype)}));
+    PIPER_ASSIGN(safe, c.pointwise("Where", {ignored, zero, safe}));
   }
+  Shape one = safe.shape;
+  one.push_back(1);
+  PIPER_ASSIGN(const Val places, c.reshape(safe, one));
+  PIPER_ASSIGN(Val y, c.op("GatherElements", {scores, places},
+                           {{"axis", static_cast<int64_t>(scores.rank()) - 1}}));
+  PIPER_ASSIGN(y, c.reshape(y, safe.shape));
+  PIPER_ASSIGN(y, c.pointwise("Neg", {y}));
+  PIPER_ASSIGN(const Val weights, label_weights(c, loss, safe, y.dtype));
+  if (weights.present()) {
+    PIPER_ASSIGN(y, c.pointwise("Mul", {y, weights}));
+  }
+  if (loss.reduction == "none") return y;
+  PIPER_ASSIGN(const Val sum, sum_of_all(c, y));
+  if (loss.reduction == "sum") return sum;
+  const auto count = static_cast<double>(num_elements(safe.shape));
+  if (!weights.present()) return c.pointwise("Mul", {sum, c.number(1 / count, sum)});
+  Val all = weights;
+  if (all.shape != safe.shape) all = c.expand(all, safe.shape);
+  PIPER_ASSIGN(const Val total, sum_of_all(c, all));
+  return c.pointwise("Div", {sum, total});
+}
+
+Result<Vals> cross_entropy(RuleContext& c) {
+  PIPER_ASSIGN(const Loss loss, read_loss(c));
+  const bool wants_scores = c.node.outputs.size() > 1 && !c.node.outputs[1].empty();
+  const bool simple = !c.has(2) && loss.reduction != "none";
+  Val log_probabilities;
+  if (wants_scores || !simple) {
+    PIPER_ASSIGN(log_probabilities, c.op("LogSoftmax", {c.in(0)}, {{"axis", int64_t{1}}}));
+  }
+  PIPER_ASSIGN(Val y, simple ? fused(c, loss) : picked(c, loss, log_probabilities));
+  Vals out{std::move(y)};
+  if (wants_scores) out.push_back(std::move(log_probabilities));
   return out;
 }
 
-// Of log-probabilities: their log-sum-exp is zero, so it is the cross-entropy with them as logits.
+// Of what LogSoftmax made over the classes, its log-sum-exp is zero: the cross-entropy with it as
+// logits.
+bool are_log_probabilities(const Graph& graph, const Val& scores) {
+  if (scores.kind != Val::Kind::kGraph) return false;
+  const Value& value = graph.value(scores.id);
+  if (value.kind != ValueKind::kNode) return false;
+  const Node& producer = graph.node(value.producer);
+  return producer.op == "LogSoftmax" && producer.attrs.integer("axis") == 1;
+}
+
 Result<Vals> negative_log_likelihood(RuleContext& c) {
-  PIPER_TRY(c.need(2, 3));
-  const Val& scores = c.in(0);
-  const Graph& graph = c.emit.graph();
-  const bool made =
-      scores.kind == Val::Kind::kGraph && graph.value(scores.id).kind == ValueKind::kNode;
-  const Node* producer = made ? &graph.node(graph.value(scores.id).producer) : nullptr;
-  if (!producer || producer->op != "LogSoftmax" || producer->attrs.integer("axis") != 1) {
-    return c.error("is supported only directly behind a LogSoftmax over the classes");
-  }
-  return cross_entropy(c);
+  PIPER_ASSIGN(const Loss loss, read_loss(c));
+  if (!c.has(2) && loss.reduction != "none" && are_log_probabilities(c.emit.graph(), c.in(0)))
+    return single(fused(c, loss));
+  return single(picked(c, loss, c.in(0)));
 }
 
 constexpr ImportRule kRules[] = {

@@ -24,8 +24,9 @@ Result<Vals> old_binary(RuleContext& c) {  // opset 1 and 6: broadcasting by att
 
 Result<Vals> mod(RuleContext& c) {
   PIPER_TRY(c.need(2, 2));
-  if (c.integer("fmod", 0) != 0) return c.error("fmod=1 is not supported");
-  return single(c.pointwise("Mod", {c.in(0), c.in(1)}));
+  Attrs attrs;
+  if (c.integer("fmod", 0) != 0) attrs.set("fmod", int64_t{1});
+  return single(c.pointwise("Mod", {c.in(0), c.in(1)}, attrs));
 }
 
 Result<Vals> where(RuleContext& c) {
@@ -57,27 +58,6 @@ Result<Vals> mean(RuleContext& c) {
 Result<Val> cast_to(RuleContext& c, const Val& x, DType dtype) {
   if (x.dtype == dtype) return x;
   return c.pointwise("Cast", {x}, {{"to", std::string(info(dtype).name)}});
-}
-
-std::optional<DType> dtype_of_code(int64_t code) {  // TensorProto.DataType
-  switch (code) {
-    case 1:
-      return DType::kF32;
-    case 6:
-      return DType::kI32;
-    case 7:
-      return DType::kI64;
-    case 9:
-      return DType::kBool;
-    case 10:
-      return DType::kF16;
-    case 11:
-      return DType::kF64;
-    case 16:
-      return DType::kBF16;
-    default:
-      return {};
-  }
 }
 
 Result<Vals> cast(RuleContext& c) {

@@ -1,4 +1,4 @@
-// Matrix products, and convolutions that are ones.
+// Matrix products.
 #include "rules.h"
 
 namespace piper::onnx_import {
@@ -96,58 +96,7 @@ Result<Vals> gemm(RuleContext& c) {
   return single(c.pointwise("Add", {out, bias}));
 }
 
-// A convolution whose windows touch but do not overlap (patches): one matrix product.
-Result<Vals> conv(RuleContext& c) {
-  PIPER_TRY(c.need(2, 3));
-  const Val &x = c.in(0), &w = c.in(1);
-  const size_t dims = x.rank() < 2 ? 0 : x.rank() - 2;
-  if (dims < 1 || w.rank() != x.rank())
-    return c.error("convolves {} with {}", to_string(x.shape), to_string(w.shape));
-  const Shape kernel(w.shape.begin() + 2, w.shape.end());
-  const std::vector<int64_t> strides =
-      c.has_attr("strides") ? c.integers("strides") : Shape(dims, 1);
-  bool patches =
-      strides == kernel && c.integer("group", 1) == 1 && c.text("auto_pad", "NOTSET") == "NOTSET";
-  for (const int64_t p : c.integers("pads")) patches = patches && p == 0;
-  for (const int64_t d : c.integers("dilations")) patches = patches && d == 1;
-  if (!patches)
-    return c.error(
-        "is supported only where strides equal the kernel, without pads, groups or dilations");
-  if (x.shape[1] != w.shape[1])
-    return c.error("convolves {} with {}", to_string(x.shape), to_string(w.shape));
-  // [n, c, h·p, w·q] -> [n, h, w, c, p, q] -> [n, h·w, c·p·q]
-  Shape split{x.shape[0], x.shape[1]}, cut = x.shape, grid{x.shape[0]};
-  std::vector<int64_t> perm{0};
-  int64_t places = 1;
-  for (size_t d = 0; d < dims; ++d) {
-    const int64_t count = kernel[d] > 0 ? x.shape[d + 2] / kernel[d] : 0;
-    if (count < 1) return c.error("convolves {} with {}", to_string(x.shape), to_string(w.shape));
-    split.insert(split.end(), {count, kernel[d]});
-    cut[d + 2] = count * kernel[d];
-    perm.push_back(static_cast<int64_t>(2 + 2 * d));
-    grid.push_back(count);
-    places *= count;
-  }
-  perm.push_back(1);
-  for (size_t d = 0; d < dims; ++d) perm.push_back(static_cast<int64_t>(3 + 2 * d));
-  const int64_t depth = w.shape[1] * num_elements(kernel), outputs = w.shape[0];
-  PIPER_ASSIGN(Val rows, c.slice(x, Shape(x.rank(), 0), Shape(x.rank(), 1), cut));
-  PIPER_ASSIGN(rows, c.reshape(rows, split));
-  PIPER_ASSIGN(rows, c.transpose(rows, perm));
-  PIPER_ASSIGN(rows, c.reshape(rows, {x.shape[0], places, depth}));
-  PIPER_ASSIGN(Val weight, c.reshape(w, {outputs, depth}));
-  PIPER_ASSIGN(weight, c.transpose(weight, {1, 0}));
-  PIPER_ASSIGN(Val out, c.matmul(rows, weight));
-  if (c.has(2)) {
-    PIPER_ASSIGN(out, c.pointwise("Add", {out, c.in(2)}));
-  }
-  PIPER_ASSIGN(out, c.transpose(out, {0, 2, 1}));
-  grid.insert(grid.begin() + 1, outputs);
-  return single(c.reshape(out, grid));
-}
-
 constexpr ImportRule kRules[] = {
-    {"Conv", 1, kNewest, conv},
     {"Gemm", 7, kNewest, gemm},
     {"MatMul", 1, kNewest, matmul},
 };

@@ -86,30 +86,7 @@ Result<Vals> instance_norm(RuleContext& c) {
   return single(per_channel(c, y, c.in(1), c.in(2)));
 }
 
-// In evaluation: with the means and variances that the file holds.
-Result<Vals> batch_norm(RuleContext& c) {
-  PIPER_TRY(c.need(5, 5));
-  if (c.integer("training_mode", 0) != 0)
-    return c.error("in training mode is not supported: export in eval mode");
-  const Val& x = c.in(0);
-  if (x.rank() < 2) return c.error("needs [batch, channels, …], got {}", to_string(x.shape));
-  Shape channel(x.rank() - 1, 1);
-  channel[0] = x.shape[1];
-  for (size_t i = 1; i < 5; ++i) {
-    if (c.in(i).shape != Shape{x.shape[1]})
-      return c.error("input {} must have {} elements", i, x.shape[1]);
-  }
-  PIPER_ASSIGN(const Val mean, c.reshape(c.in(3), channel));
-  PIPER_ASSIGN(Val spread, c.reshape(c.in(4), channel));
-  PIPER_ASSIGN(spread, c.pointwise("Add", {spread, c.number(c.real("epsilon", 1e-5), spread)}));
-  PIPER_ASSIGN(spread, c.pointwise("Sqrt", {spread}));
-  PIPER_ASSIGN(Val y, c.pointwise("Sub", {x, mean}));
-  PIPER_ASSIGN(y, c.pointwise("Div", {y, spread}));
-  return single(per_channel(c, y, c.in(1), c.in(2)));
-}
-
 constexpr ImportRule kRules[] = {
-    {"BatchNormalization", 14, kNewest, batch_norm},
     {"GroupNormalization", 18, kNewest, group_norm},
     {"InstanceNormalization", 6, kNewest, instance_norm},
     {"LayerNormalization", 17, kNewest, layer_norm},

@@ -1,75 +1,163 @@
-// Pooling over windows that touch but do not overlap: a reshape and a reduction.
-#include "rules.h"
+// Pooling: reductions over the elements of windows.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "windows.h"
 
 namespace piper::onnx_import {
 namespace {
 
-struct Windows {
-  Val split;                  // [n, c, h, p, w, q]
-  std::vector<int64_t> axes;  // those of p, q
-  double elements = 1;        // of a window
-};
+// [n, o…, c] -> [n, c, o…]
+Result<Val> channels_second(RuleContext& c, const Val& y) {
+  std::vector<int64_t> perm{0, static_cast<int64_t>(y.rank()) - 1};
+  for (size_t d = 1; d + 1 < y.rank(); ++d) perm.push_back(static_cast<int64_t>(d));
+  return c.transpose(y, perm);
+}
+
+bool apart(const Windows& w) {  // they touch, and nothing lies between
+  return w.strides == w.kernel && !w.padded() &&
+         std::all_of(w.dilations.begin(), w.dilations.end(), [](int64_t d) { return d == 1; });
+}
+
+// The reduction `op` of each window of x, [n, c, o…]; `value` stands in the pads.
+Result<Val> over_windows(RuleContext& c, std::string_view op, const Val& x, const Windows& w,
+                         double value) {
+  const size_t dims = w.kernel.size();
+  std::vector<int64_t> axes;
+  if (apart(w)) {  // no copy: [n, c, h, p, w, q]
+    Shape cut = x.shape, split{x.shape[0], x.shape[1]};
+    for (size_t d = 0; d < dims; ++d) {
+      cut[d + 2] = w.count[d] * w.kernel[d];
+      axes.push_back(static_cast<int64_t>(split.size()) + 1);
+      split.insert(split.end(), {w.count[d], w.kernel[d]});
+    }
+    PIPER_ASSIGN(Val parts, c.slice(x, Shape(x.rank(), 0), Shape(x.rank(), 1), cut));
+    PIPER_ASSIGN(parts, c.reshape(parts, split));
+    return c.op(op, {parts}, {{"axes", axes}, {"keepdims", int64_t{0}}});
+  }
+  PIPER_ASSIGN(const Val around, padded(c, x, w, value));
+  PIPER_ASSIGN(const Val parts, unfolded(c, around, w));
+  for (size_t d = 0; d < dims; ++d) axes.push_back(static_cast<int64_t>(dims + 2 + d));
+  PIPER_ASSIGN(const Val y, c.op(op, {parts}, {{"axes", axes}, {"keepdims", int64_t{0}}}));
+  return channels_second(c, y);
+}
 
 Result<Windows> windows(RuleContext& c) {
   PIPER_TRY(c.need(1, 1));
-  const Val& x = c.in(0);
-  const std::vector<int64_t> kernel = c.integers("kernel_shape");
-  const std::vector<int64_t> strides =
-      c.has_attr("strides") ? c.integers("strides") : Shape(kernel.size(), 1);
-  if (x.rank() < 3 || kernel.size() + 2 != x.rank())
-    return c.error("a window {} does not fit {}", to_string(kernel), to_string(x.shape));
-  bool apart = strides == kernel && c.text("auto_pad", "NOTSET") == "NOTSET" &&
-               c.integer("ceil_mode", 0) == 0;
-  for (const int64_t p : c.integers("pads")) apart = apart && p == 0;
-  for (const int64_t d : c.integers("dilations")) apart = apart && d == 1;
-  if (!apart)
-    return c.error("is supported only where strides equal the window, without pads or dilations");
-  Windows out;
-  Shape cut = x.shape, split{x.shape[0], x.shape[1]};
-  for (size_t d = 0; d < kernel.size(); ++d) {
-    const int64_t count = kernel[d] > 0 ? x.shape[d + 2] / kernel[d] : 0;
-    if (count < 1)
-      return c.error("a window {} does not fit {}", to_string(kernel), to_string(x.shape));
-    cut[d + 2] = count * kernel[d];
-    out.axes.push_back(static_cast<int64_t>(split.size()) + 1);
-    split.insert(split.end(), {count, kernel[d]});
-    out.elements *= static_cast<double>(kernel[d]);
+  return read_windows(c, c.in(0), c.integers("kernel_shape"), true);
+}
+
+// One divided by how many elements count of each window along each dim, multiplied: [o…].
+Result<Val> shares(RuleContext& c, const Windows& w, const Val& x, bool pads_count) {
+  PIPER_TRY(c.check_shape(w.count));
+  if (w.places() > (int64_t{1} << 26)) return c.error("has too many windows");
+  std::vector<double> product{1};
+  for (size_t d = 0; d < w.kernel.size(); ++d) {
+    const int64_t low = pads_count ? -w.before[d] : 0;
+    const int64_t high = x.shape[d + 2] + (pads_count ? w.after[d] : 0);
+    std::vector<double> next;
+    for (const double p : product) {
+      for (int64_t o = 0; o < w.count[d]; ++o) {
+        int64_t inside = 0;
+        for (int64_t k = 0; k < w.kernel[d]; ++k) {
+          const int64_t at = o * w.strides[d] - w.before[d] + k * w.dilations[d];
+          if (at >= low && at < high) ++inside;
+        }
+        next.push_back(p * static_cast<double>(inside));
+      }
+    }
+    product = std::move(next);
   }
-  PIPER_ASSIGN(out.split, c.slice(x, Shape(x.rank(), 0), Shape(x.rank(), 1), cut));
-  PIPER_ASSIGN(out.split, c.reshape(out.split, split));
-  return out;
+  std::vector<float> inverse;
+  for (const double p : product) inverse.push_back(static_cast<float>(1 / std::max(p, 1.0)));
+  const Val made = constant_val(DType::kF32, w.count, bytes_of(inverse));
+  if (x.dtype == DType::kF32) return made;
+  return c.pointwise("Cast", {made}, {{"to", std::string(info(x.dtype).name)}});
 }
 
 Result<Vals> average_pool(RuleContext& c) {
   PIPER_ASSIGN(const Windows w, windows(c));
-  PIPER_ASSIGN(const Val sum, c.reduce_sum(w.split, w.axes, false));
-  return single(c.pointwise("Mul", {sum, c.number(1 / w.elements, sum)}));
+  const Val& x = c.in(0);
+  PIPER_ASSIGN(const Val sum, over_windows(c, "ReduceSum", x, w, 0));
+  if (!w.padded()) {
+    return single(
+        c.pointwise("Mul", {sum, c.number(1 / static_cast<double>(num_elements(w.kernel)), sum)}));
+  }
+  PIPER_ASSIGN(const Val share, shares(c, w, x, c.integer("count_include_pad", 0) != 0));
+  return single(c.pointwise("Mul", {sum, share}));
 }
 
 Result<Vals> max_pool(RuleContext& c) {
   if (c.node.outputs.size() > 1 && !c.node.outputs[1].empty())
     return c.error("its indices are not supported");
   PIPER_ASSIGN(const Windows w, windows(c));
-  return single(c.op("ReduceMax", {w.split}, {{"axes", w.axes}, {"keepdims", int64_t{0}}}));
+  const double lowest = info(c.in(0).dtype).is_float ? -std::numeric_limits<double>::infinity() : 0;
+  if (lowest == 0 && w.padded()) return c.error("pads around integers are not supported");
+  return single(over_windows(c, "ReduceMax", c.in(0), w, lowest));
 }
 
-Result<Vals> global_average_pool(RuleContext& c) {
+// The p-th root of a sum of p-th powers.
+Result<Val> powers(RuleContext& c, const Val& x, double p) {
+  PIPER_ASSIGN(const Val size, c.pointwise("Abs", {x}));
+  if (p == 1) return size;
+  if (p == 2) return c.pointwise("Mul", {x, x});
+  return c.pointwise("Pow", {size, c.number(p, x)});
+}
+Result<Val> root(RuleContext& c, const Val& x, double p) {
+  if (p == 1) return x;
+  if (p == 2) return c.pointwise("Sqrt", {x});
+  return c.pointwise("Pow", {x, c.number(1 / p, x)});
+}
+Result<Vals> lp_pool(RuleContext& c) {
+  PIPER_ASSIGN(const Windows w, windows(c));
+  const auto p = static_cast<double>(c.integer("p", 2));
+  if (p < 1) return c.error("p {} is not supported", p);
+  PIPER_ASSIGN(const Val x, powers(c, c.in(0), p));
+  PIPER_ASSIGN(const Val sum, over_windows(c, "ReduceSum", x, w, 0));
+  return single(root(c, sum, p));
+}
+
+// ---- Over all of each channel -----------------------------------------------------------------
+
+Result<std::vector<int64_t>> spatial_axes(RuleContext& c) {
   PIPER_TRY(c.need(1, 1));
   const Val& x = c.in(0);
   if (x.rank() < 3) return c.error("needs [batch, channels, …], got {}", to_string(x.shape));
-  std::vector<int64_t> axes;
+  std::vector<int64_t> axes(x.rank() - 2);
+  std::iota(axes.begin(), axes.end(), 2);
+  return axes;
+}
+
+Result<Vals> global_average_pool(RuleContext& c) {
+  PIPER_ASSIGN(const auto axes, spatial_axes(c));
   double count = 1;
-  for (size_t d = 2; d < x.rank(); ++d) {
-    axes.push_back(static_cast<int64_t>(d));
-    count *= static_cast<double>(x.shape[d]);
-  }
-  PIPER_ASSIGN(const Val sum, c.reduce_sum(x, axes, true));
+  for (const int64_t a : axes) count *= static_cast<double>(c.in(0).shape[static_cast<size_t>(a)]);
+  PIPER_ASSIGN(const Val sum, c.reduce_sum(c.in(0), axes, true));
   return single(c.pointwise("Mul", {sum, c.number(1 / count, sum)}));
+}
+
+Result<Vals> global_max_pool(RuleContext& c) {
+  PIPER_ASSIGN(const auto axes, spatial_axes(c));
+  return single(c.op("ReduceMax", {c.in(0)}, {{"axes", axes}, {"keepdims", int64_t{1}}}));
+}
+
+Result<Vals> global_lp_pool(RuleContext& c) {
+  PIPER_ASSIGN(const auto axes, spatial_axes(c));
+  const auto p = static_cast<double>(c.integer("p", 2));
+  if (p < 1) return c.error("p {} is not supported", p);
+  PIPER_ASSIGN(const Val x, powers(c, c.in(0), p));
+  PIPER_ASSIGN(const Val sum, c.reduce_sum(x, axes, true));
+  return single(root(c, sum, p));
 }
 
 constexpr ImportRule kRules[] = {
     {"AveragePool", 7, kNewest, average_pool},
     {"GlobalAveragePool", 1, kNewest, global_average_pool},
+    {"GlobalLpPool", 2, kNewest, global_lp_pool},
+    {"GlobalMaxPool", 1, kNewest, global_max_pool},
+    {"LpPool", 2, kNewest, lp_pool},
     {"MaxPool", 8, kNewest, max_pool},
 };
 

@@ -33,8 +33,15 @@ Result<Val> reduce(RuleContext& c, std::string_view op, const Val& x, const Redu
   return c.op(op, {x}, {{"axes", r.axes}, {"keepdims", int64_t{r.keepdims}}});
 }
 
-Result<Vals> plain(RuleContext& c) {  // ReduceSum, ReduceMax, ReduceMin
+Result<Vals> plain(RuleContext& c) {  // ReduceSum, ReduceMax, ReduceMin, ReduceProd
   PIPER_ASSIGN(const Reduction r, reduction(c));
+  if (c.in(0).dtype == DType::kBool) {  // of 0 and 1
+    PIPER_ASSIGN(Val x, c.pointwise("Cast", {c.in(0)}, {{"to", std::string("i32")}}));
+    PIPER_ASSIGN(x, reduce(c, c.node.op, x, r));
+    // The extreme of nothing is the lowest or highest number, which stands for false or true.
+    PIPER_ASSIGN(x, c.pointwise("Max", {x, number_val(0, DType::kI32)}));
+    return single(c.pointwise("Cast", {x}, {{"to", std::string("bool")}}));
+  }
   return single(reduce(c, c.node.op, c.in(0), r));
 }
 
@@ -104,6 +111,7 @@ constexpr ImportRule kRules[] = {
     {"ReduceMax", 1, kNewest, plain},
     {"ReduceMean", 1, kNewest, reduce_mean},
     {"ReduceMin", 1, kNewest, plain},
+    {"ReduceProd", 1, kNewest, plain},
     {"ReduceSum", 1, kNewest, plain},
     {"ReduceSumSquare", 1, kNewest, reduce_sum_square},
     {"Softmax", 1, kNewest, softmax},

@@ -89,14 +89,19 @@ Result<Vals> pass_through(RuleContext& c) {  // Identity
   return Vals{c.in(0)};
 }
 
+bool is_known(const Val& v, double value) {
+  return v.is_constant() && num_elements(v.stored) == 1 && read_number(v.data, v.dtype, 0) == value;
+}
+
+// Nothing, unless it is to train with a ratio: that draws random numbers.
 Result<Vals> dropout(RuleContext& c) {
   PIPER_TRY(c.need(1, 3));
-  if (c.has(2) && !(c.in(2).is_constant() && read_number(c.in(2).data, c.in(2).dtype, 0) == 0)) {
+  if (c.has(2) && !is_known(c.in(2), 0) && !(c.has(1) && is_known(c.in(1), 0))) {
     return c.error("in training mode is not supported: export the model in eval mode");
   }
-  if (c.node.outputs.size() > 1 && !c.node.outputs[1].empty())
-    return c.error("its mask is not supported");
-  return Vals{c.in(0)};
+  const Val& x = c.in(0);
+  PIPER_ASSIGN(const Val kept, c.reshape(number_val(1, DType::kBool), Shape(x.rank(), 1)));
+  return Vals{x, c.expand(kept, x.shape)};
 }
 
 // ---- Other shapes of the same elements
@@ -231,14 +236,40 @@ Result<Vals> tile(RuleContext& c) {  // [n·a] = reshape(expand([1,a], [n,a]))
   return single(c.reshape(repeated, out));
 }
 
+// Ones on a diagonal, in the shape of the input.
+Result<Vals> eye_like(RuleContext& c) {
+  PIPER_TRY(c.need(1, 1));
+  const Val& x = c.in(0);
+  if (x.rank() != 2) return c.error("needs a matrix, got {}", to_string(x.shape));
+  if (num_elements(x.shape) > (int64_t{1} << 26)) return c.error("its result is too large");
+  const std::optional<DType> dtype =
+      c.has_attr("dtype") ? dtype_of_code(c.integer("dtype", 0)) : std::optional(x.dtype);
+  if (!dtype) return c.error("elements of type {} are not supported", c.integer("dtype", 0));
+  const int64_t k = std::clamp(c.integer("k", 0), -x.shape[0], x.shape[1]);
+  std::vector<int32_t> ones(static_cast<size_t>(num_elements(x.shape)));
+  for (int64_t i = 0; i < x.shape[0]; ++i) {
+    if (i + k >= 0 && i + k < x.shape[1]) ones[static_cast<size_t>(i * x.shape[1] + i + k)] = 1;
+  }
+  const Val made = constant_val(DType::kI32, x.shape, bytes_of(ones));
+  return single(c.pointwise("Cast", {made}, {{"to", std::string(info(*dtype).name)}}));
+}
+
 constexpr ImportRule kRules[] = {
-    {"Constant", 1, kNewest, constant},   {"ConstantOfShape", 9, kNewest, constant_of_shape},
-    {"Dropout", 7, kNewest, dropout},     {"Expand", 8, kNewest, expand},
-    {"Flatten", 1, kNewest, flatten},     {"Identity", 1, kNewest, pass_through},
-    {"Range", 11, kNewest, range},        {"Reshape", 5, kNewest, reshape},
-    {"Shape", 1, kNewest, shape_of},      {"Size", 1, kNewest, size_of},
-    {"Squeeze", 1, kNewest, squeeze},     {"Tile", 6, kNewest, tile},
-    {"Transpose", 1, kNewest, transpose}, {"Unsqueeze", 1, kNewest, unsqueeze},
+    {"Constant", 1, kNewest, constant},
+    {"ConstantOfShape", 9, kNewest, constant_of_shape},
+    {"EyeLike", 9, kNewest, eye_like},
+    {"Dropout", 7, kNewest, dropout},
+    {"Expand", 8, kNewest, expand},
+    {"Flatten", 1, kNewest, flatten},
+    {"Identity", 1, kNewest, pass_through},
+    {"Range", 11, kNewest, range},
+    {"Reshape", 5, kNewest, reshape},
+    {"Shape", 1, kNewest, shape_of},
+    {"Size", 1, kNewest, size_of},
+    {"Squeeze", 1, kNewest, squeeze},
+    {"Tile", 6, kNewest, tile},
+    {"Transpose", 1, kNewest, transpose},
+    {"Unsqueeze", 1, kNewest, unsqueeze},
 };
 
 }  // namespace

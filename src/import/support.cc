@@ -16,12 +16,40 @@ std::string source_line(const OnnxNode& node) {
   return fmt::format(": {}", quote_control(trace.substr(text, std::min(end + 1 - text, kMost))));
 }
 
+// Why there is no rule, where it is not for want of writing one.
+std::string_view reason_of(std::string_view op) {
+  struct Reason {
+    std::string_view op, text;
+  };
+  constexpr std::string_view kRandom = " (draws random numbers)";
+  constexpr std::string_view kShape = " (its shape depends on the data)";
+  constexpr std::string_view kLoop = " (repeats a graph)";
+  constexpr Reason kReasons[] = {
+      {"Bernoulli", kRandom},
+      {"Loop", kLoop},
+      {"Multinomial", kRandom},
+      {"NonMaxSuppression", kShape},
+      {"RandomNormal", kRandom},
+      {"RandomNormalLike", kRandom},
+      {"RandomUniform", kRandom},
+      {"RandomUniformLike", kRandom},
+      {"Scan", kLoop},
+      {"SequenceMap", kLoop},
+      {"Unique", kShape},
+  };
+  for (const Reason& reason : kReasons) {
+    if (reason.op == op) return reason.text;
+  }
+  return "";
+}
+
 }  // namespace
 
 RuleTable::RuleTable() {
   for (const auto rules :
        {math_rules(), shape_rules(), join_rules(), index_rules(), reduce_rules(), matmul_rules(),
-        norm_rules(), loss_rules(), attention_rules(), einsum_rules(), pool_rules()}) {
+        norm_rules(), loss_rules(), attention_rules(), einsum_rules(), pool_rules(), conv_rules(),
+        activation_rules(), scatter_rules(), resize_rules(), batch_norm_rules()}) {
     for (const ImportRule& rule : rules) rules_.push_back(&rule);
   }
   std::stable_sort(rules_.begin(), rules_.end(),
@@ -52,8 +80,8 @@ void Refusals::add(const std::string& what, const OnnxNode& node, const std::str
 void Refusals::no_rule(const OnnxNode& node, const std::string& scope) {
   const std::string op =
       quote_control(node.domain.empty() ? node.op : node.domain + "::" + node.op);
-  missing_ += groups_.count(op) == 0;
-  add(op, node, scope, {});
+  missing_ += groups_.count(op + std::string(reason_of(op))) == 0;
+  add(op + std::string(reason_of(op)), node, scope, {});
 }
 
 void Refusals::refused(const OnnxNode& node, const std::string& scope, Error error) {
@@ -87,3 +115,16 @@ Error Refusals::error(const OnnxModel& model) const {
 }
 
 }  // namespace piper::onnx_import
+
+namespace piper {
+
+std::vector<SupportedOperator> supported_operators() {
+  std::vector<SupportedOperator> out;
+  const onnx_import::RuleTable table;
+  for (const onnx_import::ImportRule* rule : table.rules()) {
+    out.push_back({std::string(rule->op), rule->since, rule->until});
+  }
+  return out;
+}
+
+}  // namespace piper

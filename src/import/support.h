@@ -13,10 +13,14 @@ class RuleTable {
   RuleTable();
   // Null when there is none for the op in this opset.
   const ImportRule* find(const OnnxNode& node, int64_t opset) const;
+  const std::vector<const ImportRule*>& rules() const { return rules_; }  // by name
 
  private:
   std::vector<const ImportRule*> rules_;
 };
+
+// Has no rule: it is replaced by a branch where its condition is known.
+inline bool is_if(const OnnxNode& node) { return node.domain.empty() && node.op == "If"; }
 
 // All that a model asks for in vain, said at once. What depends on a refused node is not looked at.
 class Refusals {

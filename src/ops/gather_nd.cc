@@ -1,15 +1,16 @@
 // GatherND{batch_dims}(data, indices): indices[…, q] name q leading dims of data behind the batch
-// dims.
+// dims. GatherNDGrad{batch_dims, sizes}(dy, indices) sums them back; sizes are those of the q dims.
+// ScatterND{reduction: none|add|mul|max|min}(data, indices, updates): data with slices put or
+// combined at those places, in the order of indices.
 #include "rules.h"
 
 namespace piper {
 namespace {
 
-TypesResult types(const OpTypes& use) {
-  PIPER_TRY(check_arity(use, 2, 2));
+// Of data with `named` dims behind `batch` ones.
+Status check_indices(const OpTypes& use, const Shape& data, int64_t batch) {
   PIPER_TRY(check_index(use, 1));
-  const Shape &data = use.inputs[0].shape, &indices = use.inputs[1].shape;
-  const int64_t batch = use.attrs.integer("batch_dims");
+  const Shape& indices = use.inputs[1].shape;
   if (indices.empty() || batch < 0 || batch >= static_cast<int64_t>(indices.size()) ||
       batch >= static_cast<int64_t>(data.size()) || indices.back() < 0 ||
       indices.back() > static_cast<int64_t>(data.size()) - batch) {
@@ -19,41 +20,164 @@ TypesResult types(const OpTypes& use) {
   for (size_t d = 0; d < static_cast<size_t>(batch); ++d) {
     if (data[d] != indices[d]) return fail("{}: batch dim {} differs", operands(use), d);
   }
+  return ok_status();
+}
+
+// What indices take of data.
+Shape gathered(const Shape& data, const Shape& indices, int64_t batch) {
   Shape shape(indices.begin(), indices.end() - 1);
   shape.insert(shape.end(), data.begin() + batch + indices.back(), data.end());
-  return std::vector<TensorType>{{use.inputs[0].dtype, std::move(shape)}};
+  return shape;
+}
+
+TypesResult types(const OpTypes& use) {
+  PIPER_TRY(check_arity(use, 2, 2));
+  const int64_t batch = use.attrs.integer("batch_dims");
+  const Shape& data = use.inputs[0].shape;
+  PIPER_TRY(check_indices(use, data, batch));
+  return std::vector<TensorType>{{use.inputs[0].dtype, gathered(data, use.inputs[1].shape, batch)}};
+}
+
+TypesResult grad_types(const OpTypes& use) {
+  PIPER_TRY(check_arity(use, 2, 2));
+  PIPER_TRY(check_float(use, 0));
+  const Shape &dy = use.inputs[0].shape, &indices = use.inputs[1].shape;
+  const int64_t batch = use.attrs.integer("batch_dims");
+  if (indices.empty() || batch < 0 || batch >= static_cast<int64_t>(indices.size()) ||
+      dy.size() + 1 < indices.size() || indices.back() < 0 || indices.back() > 16) {
+    return fail("{} with batch_dims {} is not the gradient of a GatherND", operands(use), batch);
+  }
+  PIPER_TRY(check_list(use.attrs, "sizes", static_cast<size_t>(indices.back())));
+  PIPER_ASSIGN(const Shape sizes, check_shape(use.attrs, "sizes"));
+  Shape data(indices.begin(), indices.begin() + batch);
+  data.insert(data.end(), sizes.begin(), sizes.end());
+  data.insert(data.end(), dy.begin() + static_cast<int64_t>(indices.size()) - 1, dy.end());
+  if (data.empty()) return fail("{} is not the gradient of a GatherND", operands(use));
+  PIPER_TRY(check_indices(use, data, batch));
+  PIPER_TRY(check_type(use, 0, "dy", {use.inputs[0].dtype, gathered(data, indices, batch)}));
+  return std::vector<TensorType>{{use.inputs[0].dtype, std::move(data)}};
+}
+
+TypesResult scatter_types(const OpTypes& use) {
+  PIPER_TRY(check_arity(use, 3, 3));
+  const TensorType& data = use.inputs[0];
+  PIPER_TRY(check_indices(use, data.shape, 0));
+  PIPER_TRY(
+      check_type(use, 2, "updates", {data.dtype, gathered(data.shape, use.inputs[1].shape, 0)}));
+  return std::vector<TensorType>{data};
+}
+
+Grads gradient(Builder& build, const GradientArgs& args) {
+  const Shape &data = build.shape(args.inputs[0]), &indices = build.shape(args.inputs[1]);
+  const int64_t batch = args.attrs.integer("batch_dims");
+  const Shape sizes(data.begin() + batch, data.begin() + batch + indices.back());
+  return {build.op1("GatherNDGrad", {args.output_grads[0], args.inputs[1]},
+                    {{"batch_dims", batch}, {"sizes", sizes}}),
+          ValueId()};
+}
+
+Grads grad_gradient(Builder& build, const GradientArgs& args) {
+  return {build.op1("GatherND", {args.output_grads[0], args.inputs[1]},
+                    {{"batch_dims", args.attrs.integer("batch_dims")}}),
+          ValueId()};
+}
+
+Grads scatter_gradient(Builder& build, const GradientArgs& args) {
+  const std::string reduction = args.attrs.text("reduction");
+  if (reduction != "none" && reduction != "add") return {};
+  const ValueId dy = args.output_grads[0];
+  Grads grads(3);
+  if (args.wanted[0]) {
+    grads[0] = dy;
+    if (reduction == "none") {
+      const TensorType type = build.type(args.inputs[2]);
+      const ValueId zeros = build.op1(
+          "Fill", {}, {{"shape", type.shape}, {"value", 0.0}, {"dtype", info(type.dtype).name}});
+      grads[0] = build.op1("ScatterND", {dy, args.inputs[1], zeros}, args.attrs);
+    }
+  }
+  if (args.wanted[2]) {
+    grads[2] = build.op1("GatherND", {dy, args.inputs[1]}, {{"batch_dims", int64_t{0}}});
+  }
+  return grads;
+}
+
+// The letters of (data, indices, gathered).
+struct Letters {
+  LoopBuilder build;
+  Dims data, indices, gathered;
+};
+Letters letters_of(const Shape& data, const Shape& indices, size_t batch, bool whole_places) {
+  Letters l;
+  const auto named = static_cast<size_t>(indices.back());
+  const Shape places(indices.begin(), indices.end() - 1);
+  l.indices = whole_places ? l.build.whole_letters(places) : l.build.letters(places);
+  l.data.assign(l.indices.begin(), l.indices.begin() + static_cast<int64_t>(batch));
+  l.gathered = l.indices;
+  l.indices.push_back({l.build.whole(indices.back())});
+  for (size_t d = batch; d < data.size(); ++d) {
+    const bool whole = d < batch + named;
+    l.data.push_back({whole ? l.build.whole(data[d]) : l.build.letter(data[d])});
+    if (!whole) l.gathered.push_back(l.data.back());
+  }
+  return l;
+}
+size_t batch_dims(const OpTypes& use) {
+  return static_cast<size_t>(use.attrs.integer("batch_dims"));
 }
 
 LoopRule rule(const OpTypes& use) {
-  LoopBuilder build;
-  const Shape &data = use.inputs[0].shape, &indices = use.inputs[1].shape;
-  const size_t batch = static_cast<size_t>(use.attrs.integer("batch_dims"));
-  const size_t named = static_cast<size_t>(indices.back());
-  Dims index_dims = build.letters(Shape(indices.begin(), indices.end() - 1));
-  Dims data_dims(index_dims.begin(), index_dims.begin() + static_cast<int64_t>(batch));
-  Dims result = index_dims;
-  index_dims.push_back({build.whole(indices.back())});
-  for (size_t d = batch; d < data.size(); ++d) {
-    const bool whole = d < batch + named;
-    data_dims.push_back({whole ? build.whole(data[d]) : build.letter(data[d])});
-    if (!whole) result.push_back(data_dims.back());
-  }
-  build.rule.inputs = {data_dims, index_dims};
-  build.rule.outputs = {result};
-  build.rule.linear = {{0}};
-  return build.rule;
+  Letters l = letters_of(use.inputs[0].shape, use.inputs[1].shape, batch_dims(use), false);
+  l.build.rule.inputs = {l.data, l.indices};
+  l.build.rule.outputs = {l.gathered};
+  l.build.rule.linear = {{0}};
+  return l.build.rule;
+}
+
+LoopRule grad_rule(const OpTypes& use) {
+  Letters l = letters_of(use.outputs[0].shape, use.inputs[1].shape, batch_dims(use), false);
+  l.build.rule.inputs = {l.gathered, l.indices};
+  l.build.rule.outputs = {l.data};
+  l.build.rule.linear = {{0}};
+  return l.build.rule;
+}
+
+LoopRule scatter_rule(const OpTypes& use) {
+  Letters l = letters_of(use.inputs[0].shape, use.inputs[1].shape, 0, true);
+  l.build.rule.inputs = {l.data, l.indices, l.gathered};
+  l.build.rule.outputs = {l.data};
+  const std::string reduction = use.attrs.text("reduction");
+  if (reduction == "none" || reduction == "add") l.build.rule.linear = {{0, 2}};
+  return l.build.rule;
 }
 
 }  // namespace
 
 std::vector<OpDef> gather_nd_ops() {
-  OpDef def{.name = "GatherND", .types = types, .loops = rule};
-  def.cost = moves;
+  OpDef def{.name = "GatherND", .types = types, .gradient = gradient, .loops = rule, .cost = moves};
   auto batch = [](int64_t n) { return Attrs{{"batch_dims", n}}; };
   def.samples = {{.inputs = {f64({3, 3, 4}), i64({5, 2})}, .attrs = batch(0)},
                  {.inputs = {f64({2, 3, 4}), i64({2, 6, 1})}, .attrs = batch(1)},
                  {.inputs = {f64({2, 3}), i64({2, 1})}, .attrs = batch(1)}};
-  return {def};
+  OpDef grad{.name = "GatherNDGrad",
+             .types = grad_types,
+             .gradient = grad_gradient,
+             .loops = grad_rule,
+             .cost = element_cost<1>};
+  auto sized = [](int64_t n, Shape sizes) { return Attrs{{"batch_dims", n}, {"sizes", sizes}}; };
+  grad.samples = {{.inputs = {f64({5, 4}), i64({5, 2})}, .attrs = sized(0, {3, 3})},
+                  {.inputs = {f64({2, 6, 4}), i64({2, 6, 1})}, .attrs = sized(1, {3})},
+                  {.inputs = {f64({2}), i64({2, 1})}, .attrs = sized(1, {3})}};
+  OpDef scatter{.name = "ScatterND",
+                .types = scatter_types,
+                .gradient = scatter_gradient,
+                .loops = scatter_rule,
+                .cost = element_cost<1>};
+  auto by = [](std::string_view reduction) { return Attrs{{"reduction", std::string(reduction)}}; };
+  // One place: where places repeat, what `none` keeps is not differentiable.
+  scatter.samples = {{.inputs = {f64({3, 4}), i64({1, 1}), f64({1, 4})}, .attrs = by("none")},
+                     {.inputs = {f64({3, 3, 4}), i64({5, 2}), f64({5, 4})}, .attrs = by("add")}};
+  return {def, grad, scatter};
 }
 
 }  // namespace piper

@@ -1,4 +1,6 @@
-// ReduceSum, ReduceMax, ReduceMin{axes, keepdims}: axes ascending.
+// ReduceSum, ReduceMax, ReduceMin, ReduceProd{axes, keepdims}: axes ascending.
+// ReduceProdGrad{axes}(dy, x): dy times the product of all the others, dy with the reduced dims
+// kept.
 #include "rules.h"
 
 namespace piper {
@@ -56,6 +58,43 @@ Grads extreme_gradient(Builder& build, const GradientArgs& args) {
   return {build.mul(hit, build.div(dy, hits))};
 }
 
+Grads product_gradient(Builder& build, const GradientArgs& args) {
+  const ValueId dy = with_kept_dims(build, args, args.output_grads[0]);
+  return {
+      build.op1("ReduceProdGrad", {dy, args.inputs[0]}, {{"axes", args.attrs.integers("axes")}})};
+}
+
+TypesResult product_grad_types(const OpTypes& use) {
+  PIPER_TRY(check_arity(use, 2, 2));
+  PIPER_TRY(check_float(use, 1));
+  TensorType kept = use.inputs[1];
+  int64_t last = -1;
+  for (int64_t axis : use.attrs.integers("axes")) {
+    if (axis <= last || axis >= static_cast<int64_t>(kept.shape.size())) {
+      return fail("axes {} are not ascending dims of {}", to_string(use.attrs.integers("axes")),
+                  to_string(use.inputs[1]));
+    }
+    kept.shape[static_cast<size_t>(axis)] = 1;
+    last = axis;
+  }
+  PIPER_TRY(check_type(use, 0, "dy", kept));
+  return std::vector<TensorType>{use.inputs[1]};
+}
+
+LoopRule product_grad_rule(const OpTypes& use) {
+  LoopBuilder build;
+  const Dims dims = build.letters(use.inputs[1].shape);
+  Dims kept = dims;
+  for (int64_t axis : use.attrs.integers("axes")) {
+    build.mark_whole(dims[static_cast<size_t>(axis)][0]);
+    kept[static_cast<size_t>(axis)] = {};
+  }
+  build.rule.inputs = {kept, dims};
+  build.rule.outputs = {dims};
+  build.rule.linear = {{0}};
+  return build.rule;
+}
+
 LoopRule rule(const OpTypes& use, bool sums) {
   const Result<std::vector<bool>> reduced = reduced_dims(use);
   PIPER_CHECK(reduced.ok(), "loops of an ill-typed reduction");
@@ -94,9 +133,17 @@ OpDef reduction(std::string_view name, Grads (*gradient)(Builder&, const Gradien
 }  // namespace
 
 std::vector<OpDef> reduce_ops() {
+  OpDef product_grad{.name = "ReduceProdGrad",
+                     .types = product_grad_types,
+                     .loops = product_grad_rule,
+                     .cost = element_cost<3>};
+  product_grad.samples = {
+      {.inputs = {f64({4, 1, 1}), f64({4, 3, 2})}, .attrs = {{"axes", Shape{1, 2}}}},
+      {.inputs = {f64({1, 3}), f64({4, 3})}, .attrs = {{"axes", Shape{0}}}}};
   return {reduction("ReduceSum", sum_gradient, sum_rule),
           reduction("ReduceMax", extreme_gradient, extreme_rule),
-          reduction("ReduceMin", extreme_gradient, extreme_rule)};
+          reduction("ReduceMin", extreme_gradient, extreme_rule),
+          reduction("ReduceProd", product_gradient, extreme_rule), product_grad};
 }
 
 }  // namespace piper

@@ -55,6 +55,19 @@ ValueId relu(const Use& u) {
 }
 ValueId sin(const Use& u) { return u.build.mul(u.dy, u.build.op1("Cos", {u.x})); }
 ValueId cos(const Use& u) { return u.build.neg(u.build.mul(u.dy, u.build.op1("Sin", {u.x}))); }
+ValueId tan(const Use& u) {
+  return u.build.mul(u.dy, u.build.add(u.number(1), u.build.mul(u.y, u.y)));
+}
+ValueId sinh(const Use& u) { return u.build.mul(u.dy, u.build.op1("Cosh", {u.x})); }
+ValueId cosh(const Use& u) { return u.build.mul(u.dy, u.build.op1("Sinh", {u.x})); }
+ValueId square(const Use& u) { return u.build.mul(u.x, u.x); }
+ValueId over_root(const Use& u, ValueId of) { return u.build.div(u.dy, u.build.op1("Sqrt", {of})); }
+ValueId asin(const Use& u) { return over_root(u, u.build.sub(u.number(1), square(u))); }
+ValueId acos(const Use& u) { return u.build.neg(asin(u)); }
+ValueId atan(const Use& u) { return u.build.div(u.dy, u.build.add(u.number(1), square(u))); }
+ValueId asinh(const Use& u) { return over_root(u, u.build.add(square(u), u.number(1))); }
+ValueId acosh(const Use& u) { return over_root(u, u.build.sub(square(u), u.number(1))); }
+ValueId atanh(const Use& u) { return u.build.div(u.dy, u.build.sub(u.number(1), square(u))); }
 ValueId zero(const Use&) { return {}; }
 
 OpDef unary(std::string_view name, Grads (*gradient)(Builder&, const GradientArgs&),
@@ -86,6 +99,15 @@ std::vector<OpDef> unary_ops() {
       unary("Relu", gradient<relu>, element_cost<1>, -2, 2),
       unary("Sin", gradient<sin>, element_cost<10>, -2, 2),
       unary("Cos", gradient<cos>, element_cost<10>, -2, 2),
+      unary("Tan", gradient<tan>, element_cost<10>, -1, 1),
+      unary("Asin", gradient<asin>, element_cost<10>, -0.9, 0.9),
+      unary("Acos", gradient<acos>, element_cost<10>, -0.9, 0.9),
+      unary("Atan", gradient<atan>, element_cost<10>, -2, 2),
+      unary("Sinh", gradient<sinh>, element_cost<10>, -2, 2),
+      unary("Cosh", gradient<cosh>, element_cost<10>, -2, 2),
+      unary("Asinh", gradient<asinh>, element_cost<10>, -2, 2),
+      unary("Acosh", gradient<acosh>, element_cost<10>, 1.5, 3),
+      unary("Atanh", gradient<atanh>, element_cost<10>, -0.9, 0.9),
       unary("Floor", gradient<zero>, element_cost<1>, -2, 2),
       unary("Ceil", gradient<zero>, element_cost<1>, -2, 2),
       unary("Round", gradient<zero>, element_cost<1>, -2, 2),

@@ -328,13 +328,75 @@ TEST_F(HostileOnnx, UnsupportedThings) {
             "the model uses 2 operators of opset 17 that are not supported\n"
             "Frobnicate: 1 node: 'the_Relu'\n"
             "com.example::MatMul: 1 node: 'the_MatMul'");
+  EXPECT_EQ(import_changed([](auto& m) {
+              for (int i = 0; i < 3; ++i) node(m, i).set_op_type("RandomNormalLike");
+              node(m, 0).set_op_type("Loop");
+            }),
+            "the model uses 2 operators of opset 17 that are not supported\n"
+            "Loop (repeats a graph): 1 node: 'the_MatMul'\n"
+            "RandomNormalLike (draws random numbers): 2 nodes: 'the_Add', 'the_Relu'");
   EXPECT_EQ(import_changed([](auto& m) { m.add_training_info(); }),
             "training_info is not supported");
-  EXPECT_EQ(import_changed([](auto& m) { m.add_functions()->set_name("f"); }),
-            "functions of the model's own (f, and 0 more) are not supported");
   EXPECT_EQ(import_changed([](auto& m) { m.clear_opset_import(); }),
             "the model names no version of the standard operators");
   EXPECT_EQ(import_changed([](auto& m) { m.clear_graph(); }), "the model has no graph");
+}
+
+// A function f of domain d: y = g(x), and g of the same domain by `make_body`.
+void add_functions(onnx::ModelProto& m, const std::string& callee, int64_t opset = 17) {
+  for (const std::string name : {"f", "g"}) {
+    onnx::FunctionProto& function = *m.add_functions();
+    function.set_name(name);
+    function.set_domain("d");
+    function.add_input("x");
+    function.add_output("y");
+    function.add_opset_import()->set_version(opset);
+    onnx::NodeProto& body = *function.add_node();
+    body.set_op_type(name == "f" ? "g" : callee);
+    if (name == "f" || callee == "f") body.set_domain("d");
+    body.add_input("x");
+    body.add_output("y");
+  }
+  m.mutable_graph()->mutable_node(2)->set_op_type("f");
+  m.mutable_graph()->mutable_node(2)->set_domain("d");
+}
+
+TEST_F(HostileOnnx, Functions) {
+  EXPECT_EQ(import_changed([](auto& m) { add_functions(m, "Relu"); }), "ok");
+  EXPECT_EQ(import_changed([](auto& m) { add_functions(m, "f"); }),
+            "the function 'f' calls itself");
+  EXPECT_EQ(import_changed([](auto& m) { add_functions(m, "Relu", 13); }),
+            "the function 'f' is written for opset 13, the model for 17: not supported");
+  EXPECT_EQ(import_changed([](auto& m) {
+              add_functions(m, "Relu");
+              add_functions(m, "Relu");
+            }),
+            "the function 'f' is there twice");
+  EXPECT_EQ(import_changed([](auto& m) {
+              add_functions(m, "Relu");
+              node(m, 2).add_input("x");
+            }),
+            "node 'the_Relu' calls the function 'f' with 2 inputs and 1 outputs; it has 1 and 1");
+  // Each of 40 functions calls the next one twice: 2^40 nodes.
+  EXPECT_EQ(import_changed([](auto& m) {
+              add_functions(m, "Relu");
+              for (int k = 0; k < 40; ++k) {
+                onnx::FunctionProto& function = *m.add_functions();
+                function.set_name(k == 0 ? "h" : "h" + std::to_string(k));
+                function.set_domain("d");
+                function.add_input("x");
+                function.add_output("y");
+                for (int twice = 0; twice < 2; ++twice) {
+                  onnx::NodeProto& body = *function.add_node();
+                  body.set_op_type("h" + std::to_string(k + 1));
+                  body.set_domain("d");
+                  body.add_input("x");
+                  body.add_output(twice == 0 ? "t" : "y");
+                }
+              }
+              node(m, 2).set_op_type("h");
+            }),
+            "its functions make more than 500000 nodes");
 }
 
 TEST_F(HostileOnnx, IllTypedNodes) {

@@ -144,6 +144,132 @@ void check_case(const Json& use, const std::string& path) {
   }
 }
 
+std::string temporary_path() {
+  return (std::filesystem::temp_directory_path() /
+          fmt::format("piper-import-rules-{}.onnx", getpid()))
+      .string();
+}
+
+onnx::NodeProto& add_node(auto& list, const std::string& op, std::vector<std::string> inputs,
+                          std::vector<std::string> outputs) {
+  onnx::NodeProto& node = *list.add_node();
+  node.set_op_type(op);
+  for (const std::string& name : inputs) node.add_input(name);
+  for (const std::string& name : outputs) node.add_output(name);
+  return node;
+}
+
+// Of the values x = [1, -2, 3] of a model with that input and one output.
+std::vector<double> result_of(const onnx::ModelProto& model, std::string* error = nullptr) {
+  const std::string path = temporary_path();
+  std::ofstream(path, std::ios::binary) << model.SerializeAsString();
+  ImportOptions options;
+  options.inputs.push_back({.name = "x", .batch_dim = -1});
+  Result<Imported> imported = import_onnx(path, options);
+  std::filesystem::remove(path);
+  if (!imported) {
+    if (error) *error = imported.error().message;
+    EXPECT_NE(error, nullptr) << print_error(imported.error());
+    return {};
+  }
+  const Graph& graph = imported->graph;
+  test::Values values(graph.values.size());
+  const ValueId x = graph.find_value("x");
+  if (x.valid()) values[x.index()] = test::Tensor{graph.value(x).type, {1, -2, 3}};
+  values = test::evaluate(graph, std::move(values));
+  return values[graph.outputs[0].index()]->values;
+}
+
+onnx::ModelProto empty_model() {
+  onnx::ModelProto model;
+  model.set_ir_version(8);
+  model.add_opset_import()->set_version(18);
+  add_input(*model.mutable_graph(), "x", Json{{"type", "f32"}, {"shape", {3}}});
+  model.mutable_graph()->add_output()->set_name("y");
+  return model;
+}
+
+// leaky(x){slope}: LeakyRelu with the attribute of the call, or the default of the operator;
+// twice(x) calls leaky with 0.5 and doubles what comes out.
+TEST(ImportFunctions, BecomeTheirNodes) {
+  onnx::ModelProto model = empty_model();
+  onnx::FunctionProto& leaky = *model.add_functions();
+  leaky.set_name("leaky");
+  leaky.set_domain("own");
+  leaky.add_input("a");
+  leaky.add_output("b");
+  leaky.add_output("same");
+  leaky.add_attribute("slope");
+  onnx::AttributeProto& alpha = *add_node(leaky, "LeakyRelu", {"a"}, {"b"}).add_attribute();
+  alpha.set_name("alpha");
+  alpha.set_type(onnx::AttributeProto::FLOAT);
+  alpha.set_ref_attr_name("slope");
+  add_node(leaky, "Identity", {"a"}, {"same"});
+  onnx::FunctionProto& twice = *model.add_functions();
+  twice.set_name("twice");
+  twice.set_domain("own");
+  twice.add_input("v");
+  twice.add_output("w");
+  onnx::NodeProto& call = add_node(twice, "leaky", {"v"}, {"t"});
+  call.set_domain("own");
+  add_attribute(call, "slope", 0.5);
+  add_node(twice, "Add", {"t", "t"}, {"w"});
+  onnx::GraphProto& graph = *model.mutable_graph();
+  add_node(graph, "twice", {"x"}, {"p"}).set_domain("own");
+  add_node(graph, "leaky", {"p"}, {"q", "r"}).set_domain("own");
+  add_node(graph, "Sub", {"q", "r"}, {"y"});
+  // p = [2, -2, 6], q = [2, -0.02, 6], r = p
+  const std::vector<double> y = result_of(model);
+  ASSERT_EQ(y.size(), 3u);
+  EXPECT_EQ(y[0], 0);
+  EXPECT_NEAR(y[1], 1.98, 1e-6);
+  EXPECT_EQ(y[2], 0);
+}
+
+// y = If(size of x == n, then x + x, else Frobnicate(x)): the branch not taken need not be
+// supported.
+onnx::ModelProto branching(int64_t n) {
+  onnx::ModelProto model = empty_model();
+  onnx::GraphProto& graph = *model.mutable_graph();
+  add_initializer(graph, "n", Json{{"type", "i64"}, {"shape", Json::array()}, {"data", {n}}});
+  add_node(graph, "Size", {"x"}, {"size"});
+  add_node(graph, "Equal", {"size", "n"}, {"is"});
+  onnx::NodeProto& node = add_node(graph, "If", {"is"}, {"y"});
+  node.set_name("choice");
+  for (const char* name : {"then_branch", "else_branch"}) {
+    onnx::AttributeProto& attr = *node.add_attribute();
+    attr.set_name(name);
+    attr.set_type(onnx::AttributeProto::GRAPH);
+    const bool then = attr.name() == "then_branch";
+    if (then) {
+      add_node(*attr.mutable_g(), "Add", {"x", "x"}, {"z"});
+    } else {
+      add_node(*attr.mutable_g(), "Frobnicate", {"x"}, {"z"});
+    }
+    attr.mutable_g()->add_output()->set_name("z");
+  }
+  return model;
+}
+
+TEST(ImportBranches, OfAKnownConditionAreTaken) {
+  EXPECT_EQ(result_of(branching(3)), (std::vector<double>{2, -4, 6}));
+  std::string error;
+  result_of(branching(4), &error);
+  EXPECT_EQ(error, "the model uses 1 operator of opset 18 that is not supported");
+}
+
+TEST(ImportBranches, OfAnUnknownConditionAreRefused) {
+  onnx::ModelProto model = branching(3);
+  onnx::GraphProto& graph = *model.mutable_graph();
+  add_node(graph, "ReduceSum", {"x"}, {"sum"});
+  onnx::NodeProto& cast = add_node(graph, "Cast", {"sum"}, {"positive"});
+  add_attribute(cast, "to", int64_t{onnx::TensorProto::BOOL});
+  graph.mutable_node(2)->set_input(0, "positive");
+  std::string error;
+  result_of(model, &error);
+  EXPECT_EQ(error, "node 'choice' (If): is not supported where its condition depends on the data");
+}
+
 TEST(ImportRules, AgreeWithOnnxsReferenceEvaluator) {
   const std::string path =
       (std::filesystem::temp_directory_path() / fmt::format("piper-import-rules-{}.onnx", getpid()))

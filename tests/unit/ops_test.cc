@@ -257,9 +257,10 @@ TEST(Ops, WhatHasNoGradient) {
     if (!def->gradient) names.emplace_back(def->name);
   }
   EXPECT_EQ(join(names, " "),
-            "AdamW And AttentionGrad ClipFactor CrossEntropyGrad Equal Fill GatherGrad GatherND GeluGrad "
+            "AdamW And AttentionGrad ClipFactor CrossEntropyGrad Equal Fill GatherGrad GeluGrad "
             "GlobalNorm Greater GreaterOrEqual IsNaN LabelCount LayerNormGradParams "
-            "LayerNormGradX LearningRate Less LessOrEqual LogSoftmaxGrad NextStep Not Or Sgd "
+            "LayerNormGradX LearningRate Less LessOrEqual LogSoftmaxGrad NextStep Not Or "
+            "ReduceProdGrad Sgd "
             "SoftmaxGrad StepSum SumSquares Xor");
 }
 

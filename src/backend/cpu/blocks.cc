@@ -307,10 +307,17 @@ struct Row {
 };
 constexpr std::array kRows = std::to_array<Row>({
     {"Abs", 1, Kind::kArithmetic, integer_unary_of<Abs>},
+    {"Acos", 1, Kind::kArithmetic, none_of},
+    {"Acosh", 1, Kind::kArithmetic, none_of},
     {"Add", 2, Kind::kArithmetic, integer_binary_of<Add>},
     {"And", 2, Kind::kToBool, logic_of<And>},
+    {"Asin", 1, Kind::kArithmetic, none_of},
+    {"Asinh", 1, Kind::kArithmetic, none_of},
+    {"Atan", 1, Kind::kArithmetic, none_of},
+    {"Atanh", 1, Kind::kArithmetic, none_of},
     {"Ceil", 1, Kind::kArithmetic, none_of},
     {"Cos", 1, Kind::kArithmetic, none_of},
+    {"Cosh", 1, Kind::kArithmetic, none_of},
     {"Div", 2, Kind::kArithmetic, integer_binary_of<Div>},
     {"Equal", 2, Kind::kToBool, compare_of<Equal>},
     {"Erf", 1, Kind::kArithmetic, none_of},
@@ -338,8 +345,10 @@ constexpr std::array kRows = std::to_array<Row>({
     {"Sigmoid", 1, Kind::kArithmetic, none_of},
     {"Sign", 1, Kind::kArithmetic, integer_unary_of<Sign>},
     {"Sin", 1, Kind::kArithmetic, none_of},
+    {"Sinh", 1, Kind::kArithmetic, none_of},
     {"Sqrt", 1, Kind::kArithmetic, none_of},
     {"Sub", 2, Kind::kArithmetic, integer_binary_of<Sub>},
+    {"Tan", 1, Kind::kArithmetic, none_of},
     {"Tanh", 1, Kind::kArithmetic, none_of},
     {"Xor", 2, Kind::kToBool, logic_of<Xor>},
 });

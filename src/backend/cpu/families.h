@@ -24,8 +24,20 @@ Result<KernelPtr> make_trilu(const Use& use);
 Result<KernelPtr> make_gather(const Use& use);
 Result<KernelPtr> make_gather_grad(const Use& use);
 Result<KernelPtr> make_gather_nd(const Use& use);
+// scatter.cc
+Result<KernelPtr> make_gather_elements(const Use& use);
+Result<KernelPtr> make_gather_elements_grad(const Use& use);
+Result<KernelPtr> make_scatter_elements(const Use& use);
+Result<KernelPtr> make_gather_nd_grad(const Use& use);
+Result<KernelPtr> make_scatter_nd(const Use& use);
+// top_k.cc
+Result<KernelPtr> make_top_k(const Use& use);
+// window.cc
+Result<KernelPtr> make_unfold(const Use& use);
+Result<KernelPtr> make_fold(const Use& use);
 // reduce.cc
 Result<KernelPtr> make_reduce(const Use& use);
+Result<KernelPtr> make_reduce_prod_grad(const Use& use);
 Result<KernelPtr> make_cumsum(const Use& use);
 // softmax.cc
 Result<KernelPtr> make_softmax(const Use& use);

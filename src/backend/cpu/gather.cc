@@ -4,34 +4,12 @@
 #include <algorithm>
 #include <cstring>
 
-#include "dtypes.h"
 #include "families.h"
 #include "loop.h"
+#include "places.h"
 
 namespace piper::cpu {
 namespace {
-
-// Position in [0, size), or -1. Negative indices count from the end.
-int64_t position(int64_t index, int64_t size) {
-  if (index < 0) index += size;
-  return index >= 0 && index < size ? index : -1;
-}
-
-// What stands for an element that is not there.
-template <class T>
-T nothing() {
-  return convert<T>(std::is_same_v<T, int64_t> || std::is_same_v<T, int32_t> ||
-                            std::is_same_v<T, Bool>
-                        ? 0.0
-                        : std::numeric_limits<double>::quiet_NaN());
-}
-
-template <class F>
-Result<KernelPtr> for_indices(DType dtype, F f) {
-  if (dtype == DType::kI64) return f(int64_t{});
-  if (dtype == DType::kI32) return f(int32_t{});
-  return fail("indices of {}", info(dtype).name);
-}
 
 template <class T, class I>
 KernelPtr gather_kernel(int64_t outer, int64_t size, int64_t inner, int64_t count) {

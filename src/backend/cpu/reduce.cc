@@ -1,4 +1,4 @@
-// ReduceSum, ReduceMax, ReduceMin, CumSum.
+// ReduceSum, ReduceMax, ReduceMin, ReduceProd and its gradient, CumSum.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -55,6 +55,31 @@ struct ExtremeOf {
     T best = kIdentity;
     for (int64_t i = 0; i < n; ++i) best = plus(best, x[i]);
     return best;
+  }
+  void rows(const T* x, int64_t count, int64_t n, T* out) const {
+    for (int64_t r = 0; r < count; ++r, x += n) {
+      for (int64_t i = 0; i < n; ++i) out[i] = plus(out[i], x[i]);
+    }
+  }
+  struct None {};
+  std::conditional_t<kFloat<T>, SumFns<std::conditional_t<kFloat<T>, T, float>>, None> fns{};
+};
+
+template <class T>
+struct ProductOf {
+  static constexpr T kIdentity = 1;
+  static T plus(T a, T b) {
+    if constexpr (kFloat<T>) {
+      return a * b;
+    } else {
+      using U = std::make_unsigned_t<T>;
+      return static_cast<T>(static_cast<U>(a) * static_cast<U>(b));
+    }
+  }
+  T row(const T* x, int64_t n) const {
+    T product = 1;
+    for (int64_t i = 0; i < n; ++i) product = plus(product, x[i]);
+    return product;
   }
   void rows(const T* x, int64_t count, int64_t n, T* out) const {
     for (int64_t r = 0; r < count; ++r, x += n) {
@@ -124,7 +149,46 @@ Result<KernelPtr> make_reduce(const Use& use) {
     using T = decltype(zero);
     if (use.op == "ReduceSum") return reduce_kernel<T, SumOf<T>>(std::move(loop), count);
     if (use.op == "ReduceMax") return reduce_kernel<T, ExtremeOf<T, true>>(std::move(loop), count);
+    if (use.op == "ReduceProd") return reduce_kernel<T, ProductOf<T>>(std::move(loop), count);
     return reduce_kernel<T, ExtremeOf<T, false>>(std::move(loop), count);
+  });
+}
+
+// dx = dy · (product of those before) · (product of those behind): right where elements are zero.
+Result<KernelPtr> make_reduce_prod_grad(const Use& use) {
+  PIPER_TRY(use.operands(2, 2));
+  PIPER_TRY(use.same_types());
+  PIPER_WANT(use.in(1) == use.out(), "of {} to {}", to_string(use.in(1)), to_string(use.out()));
+  PIPER_ASSIGN(const std::vector<int64_t> kept_steps, broadcast_strides(use.in(0), use.out()));
+  const Loop loop = make_loop(use.out(), {strides_of(use.out()), kept_steps});
+  const int64_t kept = num_elements(use.in(0));
+  return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
+    using T = decltype(zero);
+    auto run = [=](Pointers p, std::byte* scratch) {
+      const T *dy = input<T>(p, 0), *x = input<T>(p, 1);
+      T *dx = output<T>(p, 2), *product = reinterpret_cast<T*>(scratch);
+      std::copy_n(dy, kept, product);
+      auto each = [&](auto f) {
+        loop.each_row([&](const int64_t* at) {
+          for (int64_t i = 0; i < loop.inner; ++i) {
+            f(at[0] + i * loop.inner_steps[0], at[1] + i * loop.inner_steps[1]);
+          }
+        });
+      };
+      each([&](int64_t i, int64_t k) {
+        dx[i] = product[k];
+        product[k] *= x[i];
+      });
+      std::fill_n(product, kept, T{1});
+      const int64_t count = loop.rows * loop.inner;
+      each([&](int64_t i, int64_t k) {
+        // From the last element to the first: kept dims walk backwards too.
+        const int64_t last = count - 1 - i, other = kept - 1 - k;
+        dx[last] *= product[other];
+        product[other] *= x[last];
+      });
+    };
+    return make_kernel(InPlace::kNo, std::move(run), kept * static_cast<int64_t>(sizeof(T)));
   });
 }
 

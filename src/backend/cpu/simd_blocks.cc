@@ -119,6 +119,15 @@ PIPER_UNARY(Erf, erf_of(d, x))
 PIPER_UNARY(Relu, hn::IfThenElse(hn::Lt(x, hn::Zero(d)), hn::Zero(d), x))
 PIPER_UNARY(Sin, map(d, x, [](auto v) { return std::sin(v); }))
 PIPER_UNARY(Cos, map(d, x, [](auto v) { return std::cos(v); }))
+PIPER_UNARY(Tan, map(d, x, [](auto v) { return std::tan(v); }))
+PIPER_UNARY(Asin, map(d, x, [](auto v) { return std::asin(v); }))
+PIPER_UNARY(Acos, map(d, x, [](auto v) { return std::acos(v); }))
+PIPER_UNARY(Atan, map(d, x, [](auto v) { return std::atan(v); }))
+PIPER_UNARY(Sinh, map(d, x, [](auto v) { return std::sinh(v); }))
+PIPER_UNARY(Cosh, map(d, x, [](auto v) { return std::cosh(v); }))
+PIPER_UNARY(Asinh, map(d, x, [](auto v) { return std::asinh(v); }))
+PIPER_UNARY(Acosh, map(d, x, [](auto v) { return std::acosh(v); }))
+PIPER_UNARY(Atanh, map(d, x, [](auto v) { return std::atanh(v); }))
 PIPER_UNARY(Floor, hn::Floor(x))
 PIPER_UNARY(Ceil, hn::Ceil(x))
 PIPER_UNARY(Round, hn::Round(x))  // ties to even
@@ -229,6 +238,15 @@ BlockFn Find(std::string_view op, std::string_view option, bool f64) {
       PIPER_ROW1(Relu),
       PIPER_ROW1(Sin),
       PIPER_ROW1(Cos),
+      PIPER_ROW1(Tan),
+      PIPER_ROW1(Asin),
+      PIPER_ROW1(Acos),
+      PIPER_ROW1(Atan),
+      PIPER_ROW1(Sinh),
+      PIPER_ROW1(Cosh),
+      PIPER_ROW1(Asinh),
+      PIPER_ROW1(Acosh),
+      PIPER_ROW1(Atanh),
       PIPER_ROW1(Floor),
       PIPER_ROW1(Ceil),
       PIPER_ROW1(Round),

@@ -49,26 +49,36 @@ void softmax(const T* x, T* y, int64_t rows, int64_t n) {
   }
 }
 
+// log(sum(exp(x - top))) for the greatest element.
 template <class T>
-T log_sum_exp(const T* x, int64_t n) {
+HWY_INLINE T log_sum_above(const T* x, int64_t n, T top) {
   const hn::ScalableTag<T> d;
-  const T top = greatest(x, n);
   const auto shift = hn::Set(d, top);
   auto sum = hn::Zero(d);
   each_vector(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
     sum = hn::Add(
         sum, exp_of_negative(d, hn::Sub(load_first(d, x + i, count, minus_infinity<T>()), shift)));
   });
-  return top + std::log(sum_lanes(d, sum));
+  return std::log(sum_lanes(d, sum));
+}
+
+template <class T>
+T log_sum_exp(const T* x, int64_t n) {
+  const T top = greatest(x, n);
+  return top + log_sum_above(x, n, top);
 }
 
 template <class T>
 void log_softmax(const T* x, T* y, int64_t rows, int64_t n) {
   const hn::ScalableTag<T> d;
   for (int64_t r = 0; r < rows; ++r, x += n, y += n) {
-    const auto lse = hn::Set(d, log_sum_exp(x, n));
+    // The greatest first: beside large numbers the logarithm of the sum would be lost.
+    const T greatest_one = greatest(x, n);
+    const auto top = hn::Set(d, greatest_one);
+    const auto rest = hn::Set(d, log_sum_above(x, n, greatest_one));
     each_vector(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
-      store_first(d, hn::Sub(load_first(d, x + i, count, T{0}), lse), y + i, count);
+      const auto below = hn::Sub(load_first(d, x + i, count, T{0}), top);
+      store_first(d, hn::Sub(below, rest), y + i, count);
     });
   }
 }

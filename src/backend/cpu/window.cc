@@ -1,0 +1,81 @@
+// Unfold and Fold: windows over the spatial dims of [n, c, s…], laid out as [n, o…, c, k…].
+#include <algorithm>
+
+#include "families.h"
+#include "loop.h"
+
+namespace piper::cpu {
+namespace {
+
+// Both walk the windows in their order; an element of a window and its place in the image follow
+// from strides. `image` and `windows` are the shapes.
+struct Walk {
+  Loop loop;  // operand 0: windows; 1: the image
+  int64_t windows = 0, image = 0;
+};
+
+Result<Walk> walk_of(const Use& use, const Shape& image, const Shape& windows) {
+  PIPER_ASSIGN(const std::vector<int64_t> strides, use.integers("strides"));
+  PIPER_ASSIGN(const std::vector<int64_t> dilations, use.integers("dilations"));
+  const size_t dims = image.size() < 3 ? 0 : image.size() - 2;
+  PIPER_WANT(dims > 0 && windows.size() == 2 * dims + 2 && strides.size() == dims &&
+                 dilations.size() == dims && image[0] == windows[0] &&
+                 image[1] == windows[dims + 1],
+             "of {} and {}", to_string(image), to_string(windows));
+  const std::vector<int64_t> own = strides_of(image);
+  std::vector<int64_t> steps(windows.size());
+  steps[0] = own[0];
+  steps[dims + 1] = own[1];
+  for (size_t d = 0; d < dims; ++d) {
+    const int64_t count = windows[d + 1], kernel = windows[d + 2 + dims];
+    constexpr int64_t kMost = int64_t{1} << 30;
+    PIPER_WANT(strides[d] > 0 && dilations[d] > 0 && strides[d] <= kMost && dilations[d] <= kMost &&
+                   count > 0 && kernel > 0 && count <= kMost && kernel <= kMost &&
+                   (count - 1) * strides[d] + (kernel - 1) * dilations[d] < image[d + 2],
+               "strides={} dilations={} of {} and {}", to_string(strides), to_string(dilations),
+               to_string(image), to_string(windows));
+    steps[d + 1] = own[d + 2] * strides[d];
+    steps[d + 2 + dims] = own[d + 2] * dilations[d];
+  }
+  return Walk{make_loop(windows, {strides_of(windows), std::move(steps)}), num_elements(windows),
+              num_elements(image)};
+}
+
+}  // namespace
+
+Result<KernelPtr> make_unfold(const Use& use) {
+  PIPER_TRY(use.operands(1, 1));
+  PIPER_TRY(use.same_types());
+  PIPER_ASSIGN(const Walk walk, walk_of(use, use.in(0), use.out()));
+  return for_sizes(use.type(), [&](auto zero) -> Result<KernelPtr> {
+    using T = decltype(zero);
+    return make_kernel(InPlace::kNo, [=](Pointers p, std::byte*) {
+      const int64_t to_step = walk.loop.inner_steps[0], from_step = walk.loop.inner_steps[1];
+      walk.loop.each_row([&](const int64_t* at) {
+        T* to = output<T>(p, 1) + at[0];
+        const T* from = input<T>(p, 0) + at[1];
+        for (int64_t i = 0; i < walk.loop.inner; ++i) to[i * to_step] = from[i * from_step];
+      });
+    });
+  });
+}
+
+Result<KernelPtr> make_fold(const Use& use) {
+  PIPER_TRY(use.operands(1, 1));
+  PIPER_TRY(use.same_types());
+  PIPER_ASSIGN(const Walk walk, walk_of(use, use.out(), use.in(0)));
+  return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
+    using T = decltype(zero);
+    return make_kernel(InPlace::kNo, [=](Pointers p, std::byte*) {
+      std::fill_n(output<T>(p, 1), walk.image, T{0});
+      const int64_t from_step = walk.loop.inner_steps[0], to_step = walk.loop.inner_steps[1];
+      walk.loop.each_row([&](const int64_t* at) {
+        const T* from = input<T>(p, 0) + at[0];
+        T* to = output<T>(p, 1) + at[1];
+        for (int64_t i = 0; i < walk.loop.inner; ++i) to[i * to_step] += from[i * from_step];
+      });
+    });
+  });
+}
+
+}  // namespace piper::cpu

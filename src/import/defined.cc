@@ -1,0 +1,100 @@
+// Names: well-formed, each defined once; and the branch of an If put in its place.
+#include <set>
+#include <unordered_set>
+
+#include "onnx_model.h"
+
+namespace piper::onnx_import {
+namespace {
+
+constexpr size_t kMaxName = 4096;
+
+bool is_utf8(const std::string& text) {
+  for (size_t i = 0; i < text.size();) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    const size_t more = byte < 0x80    ? 0
+                        : byte >= 0xf0 ? 3
+                        : byte >= 0xe0 ? 2
+                        : byte >= 0xc2 ? 1
+                                       : 9;
+    if (byte > 0xf4 || more == 9 || text.size() - i <= more) return false;
+    for (size_t k = 1; k <= more; ++k) {
+      if ((static_cast<unsigned char>(text[i + k]) & 0xc0) != 0x80) return false;
+    }
+    i += more + 1;
+  }
+  return true;
+}
+
+}  // namespace
+
+Status check_name(std::string_view role, const std::string& name) {
+  if (name.empty()) return fail("{} has an empty name", role);
+  if (name.size() > kMaxName) {
+    return fail("{} has a name of {} bytes; at most {} are allowed", role, name.size(), kMaxName);
+  }
+  if (!is_utf8(name))
+    return fail("{} '{}' has a name that is not UTF-8", role, quote_control(name.substr(0, 80)));
+  return ok_status();
+}
+
+Status check_defined(const OnnxModel& model) {
+  std::unordered_set<std::string> defined;
+  auto define = [&](std::string_view what, const std::string& name) -> Status {
+    PIPER_TRY(check_name(what, name));
+    if (!defined.insert(name).second)
+      return fail("the name '{}' is defined twice", quote_control(name));
+    return ok_status();
+  };
+  for (const OnnxTensor& t : model.initializers) PIPER_TRY(define("an initializer", t.name));
+  for (const OnnxInput& i : model.inputs) PIPER_TRY(define("an input", i.name));
+  for (const OnnxNode& node : model.nodes) {
+    for (const std::string& name : node.outputs) {
+      if (!name.empty()) PIPER_TRY(define("an output of a node", name));
+    }
+  }
+  for (const OnnxNode& node : model.nodes) {
+    for (const std::string& name : node.inputs) {
+      if (!name.empty() && !defined.count(name)) {
+        return fail("{} reads '{}', which nothing defines", node.label(), quote_control(name));
+      }
+    }
+  }
+  std::set<std::string> outputs;
+  for (const std::string& name : model.outputs) {
+    if (!defined.count(name)) return fail("the output '{}' is not defined", quote_control(name));
+    if (!outputs.insert(name).second)
+      return fail("the output '{}' is there twice", quote_control(name));
+  }
+  if (model.outputs.empty()) return fail("the graph has no outputs");
+  return ok_status();
+}
+
+Status take_branch(OnnxModel& model, size_t n, bool condition) {
+  OnnxNode node = std::move(model.nodes[n]);
+  const std::string_view wanted = condition ? "then_branch" : "else_branch";
+  OnnxSubgraph* branch = nullptr;
+  for (OnnxSubgraph& candidate : node.branches) {
+    if (candidate.attr == wanted) branch = &candidate;
+  }
+  if (!branch) return fail("{} has no {}", node.label(), wanted);
+  if (branch->outputs.size() != node.outputs.size()) {
+    return fail("{}: its {} has {} outputs, not {}", node.label(), wanted, branch->outputs.size(),
+                node.outputs.size());
+  }
+  for (size_t i = 0; i < node.outputs.size(); ++i) {
+    if (node.outputs[i].empty()) continue;
+    branch->nodes.push_back({.name = node.name,
+                             .op = "Identity",
+                             .inputs = {branch->outputs[i]},
+                             .outputs = {node.outputs[i]},
+                             .metadata = node.metadata});
+  }
+  const auto at = model.nodes.begin() + static_cast<int64_t>(n);
+  model.nodes.insert(model.nodes.erase(at), std::make_move_iterator(branch->nodes.begin()),
+                     std::make_move_iterator(branch->nodes.end()));
+  for (OnnxTensor& tensor : branch->initializers) model.initializers.push_back(std::move(tensor));
+  return ok_status();
+}
+
+}  // namespace piper::onnx_import

@@ -1,0 +1,169 @@
+#include "inputs.h"
+
+#include <algorithm>
+
+#include "rules.h"
+
+namespace piper::onnx_import {
+namespace {
+
+const InputBinding* binding_of(const ImportOptions& options, const std::string& name) {
+  for (const InputBinding& binding : options.inputs) {
+    if (binding.name == name) return &binding;
+  }
+  return nullptr;
+}
+
+class InputShapes {
+ public:
+  InputShapes(const OnnxModel& model, const ImportOptions& options)
+      : model_(model),
+        options_(options),
+        batch_param_(shared_param(model)),
+        batch_(options.batch) {}
+  Status bind(Graph& graph);
+
+ private:
+  Status check_bindings() const;
+  Result<int> batch_dim(const OnnxInput& input, const InputBinding* binding) const;
+  Status bind_batch(const OnnxInput& input, const OnnxDim& dim);
+  Result<int64_t> bind_dim(const OnnxInput& input, size_t d, bool is_batch) const;
+  SourceSpan at(const InputBinding* binding) const {
+    return binding ? binding->at : options_.batch_at;
+  }
+
+  const OnnxModel& model_;
+  const ImportOptions& options_;
+  std::string batch_param_;
+  int64_t batch_ = 0;
+};
+
+Status InputShapes::check_bindings() const {
+  std::vector<std::string> names;
+  for (const OnnxInput& input : model_.inputs) names.push_back(input.name);
+  for (const InputBinding& binding : options_.inputs) {
+    if (std::count(names.begin(), names.end(), binding.name)) continue;
+    return fail(binding.at, "the model has no input '{}' (it has {}){}", binding.name,
+                join(names, ", "), did_you_mean(binding.name, names));
+  }
+  return ok_status();
+}
+
+Result<int> InputShapes::batch_dim(const OnnxInput& input, const InputBinding* binding) const {
+  const int rank = static_cast<int>(input.dims.size());
+  if (binding && binding->batch_dim) {
+    if (*binding->batch_dim < -1 || *binding->batch_dim >= rank) {
+      return fail(binding->at, "input '{}' has {} dims, and no dim {}", input.name, rank,
+                  *binding->batch_dim);
+    }
+    return *binding->batch_dim;
+  }
+  for (int d = 0; d < rank && !batch_param_.empty(); ++d) {
+    const OnnxDim& dim = input.dims[static_cast<size_t>(d)];
+    if (dim.value < 0 && dim.param == batch_param_) return d;
+  }
+  return rank > 0 ? 0 : -1;
+}
+
+Status InputShapes::bind_batch(const OnnxInput& input, const OnnxDim& dim) {
+  if (dim.value < 0) {
+    if (batch_ > 0) return ok_status();
+    return fail(
+        model_.at(),
+        "input '{}' has a dynamic batch{}: the strategy must say how many samples a batch has",
+        quote_control(input.name), dim.param.empty() ? "" : " '" + quote_control(dim.param) + "'");
+  }
+  if (batch_ == 0) batch_ = dim.value;
+  if (batch_ == dim.value) return ok_status();
+  return fail(options_.batch_at,
+              "a batch of {} samples, but the model was exported for {} (input '{}')", batch_,
+              dim.value, quote_control(input.name))
+      .with_note("help: export it with a dynamic batch dim, or use a batch of " +
+                 std::to_string(dim.value));
+}
+
+Result<int64_t> InputShapes::bind_dim(const OnnxInput& input, size_t d, bool is_batch) const {
+  const OnnxDim& dim = input.dims[d];
+  const InputBinding* binding = binding_of(options_, input.name);
+  int64_t value = is_batch ? batch_ : dim.value;
+  if (binding && binding->shape) {
+    const int64_t named = (*binding->shape)[d];
+    if (value >= 0 && value != named) {
+      return fail(binding->at, "input '{}' has {} in dim {}, not {}", input.name, value, d, named);
+    }
+    value = named;
+  }
+  for (const auto& [param, bound] : options_.dims) {
+    if (value < 0 && param == dim.param) value = bound;
+  }
+  if (value < 0 && !batch_param_.empty() && dim.param == batch_param_) value = batch_;
+  if (value < 0) {
+    return fail(model_.at(), "dim {} of input '{}'{} is dynamic: the strategy must bind it", d,
+                quote_control(input.name),
+                dim.param.empty() ? "" : " ('" + quote_control(dim.param) + "')");
+  }
+  return value;
+}
+
+Status InputShapes::bind(Graph& graph) {
+  PIPER_TRY(check_bindings());
+  std::vector<int> batch_dims;
+  for (const OnnxInput& input : model_.inputs) {
+    const InputBinding* binding = binding_of(options_, input.name);
+    PIPER_ASSIGN(const int d, batch_dim(input, binding));
+    batch_dims.push_back(d);
+    if (binding && binding->shape && binding->shape->size() != input.dims.size()) {
+      return fail(binding->at, "input '{}' has {} dims, not {}", input.name, input.dims.size(),
+                  binding->shape->size());
+    }
+    if (binding && binding->shape && d >= 0 && batch_ == 0)
+      batch_ = (*binding->shape)[static_cast<size_t>(d)];
+    if (d >= 0) PIPER_TRY(bind_batch(input, input.dims[static_cast<size_t>(d)]));
+  }
+  for (size_t i = 0; i < model_.inputs.size(); ++i) {
+    const OnnxInput& input = model_.inputs[i];
+    const InputBinding* binding = binding_of(options_, input.name);
+    if (binding && binding->dtype && *binding->dtype != input.dtype) {
+      return fail(binding->at, "input '{}' is {} in the model, not {}", input.name,
+                  info(input.dtype).name, info(*binding->dtype).name);
+    }
+    Value value;
+    value.name = input.name;
+    value.kind = ValueKind::kInput;
+    value.batch_dim = batch_dims[i];
+    value.type.dtype = input.dtype;
+    for (size_t d = 0; d < input.dims.size(); ++d) {
+      PIPER_ASSIGN(const int64_t dim, bind_dim(input, d, batch_dims[i] == static_cast<int>(d)));
+      value.type.shape.push_back(dim);
+    }
+    if (!elements_of(value.type.shape)) {
+      return fail(model_.at(), "input '{}' is too large: {}", quote_control(input.name),
+                  to_string(value.type));
+    }
+    graph.inputs.push_back(graph.add_value(std::move(value)));
+  }
+  graph.batch = batch_;
+  return ok_status();
+}
+
+}  // namespace
+
+// The dim_param that all inputs share, "" if there is none.
+std::string shared_param(const OnnxModel& model) {
+  if (model.inputs.empty()) return {};
+  for (const OnnxDim& dim : model.inputs[0].dims) {
+    const bool everywhere =
+        std::all_of(model.inputs.begin(), model.inputs.end(), [&](const OnnxInput& input) {
+          return std::any_of(input.dims.begin(), input.dims.end(),
+                             [&](const OnnxDim& d) { return d.value < 0 && d.param == dim.param; });
+        });
+    if (dim.value < 0 && !dim.param.empty() && everywhere) return dim.param;
+  }
+  return {};
+}
+
+Status bind_inputs(const OnnxModel& model, const ImportOptions& options, Graph& graph) {
+  return InputShapes(model, options).bind(graph);
+}
+
+}  // namespace piper::onnx_import

@@ -1,0 +1,118 @@
+// Further pointwise functions, written out in the closed op set.
+#include <cmath>
+#include <limits>
+
+#include "rules.h"
+
+namespace piper::onnx_import {
+namespace {
+
+Result<Vals> same(RuleContext& c) {
+  PIPER_TRY(c.need(1, 1));
+  return single(c.pointwise(c.node.op, {c.in(0)}));
+}
+
+// slope · (exp(min(x, 0) / width) - 1): of the negative part alone, so that nothing overflows.
+Result<Val> exponential_tail(RuleContext& c, const Val& x, double slope, double width) {
+  PIPER_ASSIGN(Val y, c.pointwise("Min", {x, c.number(0, x)}));
+  if (width != 1) {
+    PIPER_ASSIGN(y, c.pointwise("Div", {y, c.number(width, x)}));
+  }
+  PIPER_ASSIGN(y, c.pointwise("Exp", {y}));
+  PIPER_ASSIGN(y, c.pointwise("Sub", {y, c.number(1, x)}));
+  return c.pointwise("Mul", {y, c.number(slope, x)});
+}
+
+Result<Vals> selu(RuleContext& c) {
+  PIPER_TRY(c.need(1, 1));
+  const Val& x = c.in(0);
+  const double gamma = c.real("gamma", 1.05070102214813232421875);
+  PIPER_ASSIGN(const Val below,
+               exponential_tail(c, x, gamma * c.real("alpha", 1.67326319217681884765625), 1));
+  PIPER_ASSIGN(const Val above, c.pointwise("Mul", {x, c.number(gamma, x)}));
+  PIPER_ASSIGN(const Val positive, c.pointwise("Greater", {x, c.number(0, x)}));
+  return single(c.pointwise("Where", {positive, above, below}));
+}
+
+Result<Vals> celu(RuleContext& c) {  // max(x, 0) + min(0, alpha·(exp(x/alpha) - 1))
+  PIPER_TRY(c.need(1, 1));
+  const double alpha = c.real("alpha", 1);
+  if (alpha == 0) return c.error("alpha must not be 0");
+  PIPER_ASSIGN(const Val below, exponential_tail(c, c.in(0), alpha, alpha));
+  PIPER_ASSIGN(const Val positive, c.pointwise("Greater", {c.in(0), c.number(0, c.in(0))}));
+  return single(c.pointwise("Where", {positive, c.in(0), below}));
+}
+
+Result<Vals> softsign(RuleContext& c) {
+  PIPER_TRY(c.need(1, 1));
+  PIPER_ASSIGN(Val size, c.pointwise("Abs", {c.in(0)}));
+  PIPER_ASSIGN(size, c.pointwise("Add", {size, c.number(1, size)}));
+  return single(c.pointwise("Div", {c.in(0), size}));
+}
+
+Result<Vals> thresholded_relu(RuleContext& c) {
+  PIPER_TRY(c.need(1, 1));
+  const Val& x = c.in(0);
+  PIPER_ASSIGN(const Val above, c.pointwise("Greater", {x, c.number(c.real("alpha", 1), x)}));
+  return single(c.pointwise("Where", {above, x, c.number(0, x)}));
+}
+
+Result<Vals> shrink(RuleContext& c) {  // towards zero by `bias` outside of [-lambd, lambd]
+  PIPER_TRY(c.need(1, 1));
+  const Val& x = c.in(0);
+  const double lambd = c.real("lambd", 0.5), bias = c.real("bias", 0);
+  PIPER_ASSIGN(const Val low, c.pointwise("Add", {x, c.number(bias, x)}));
+  PIPER_ASSIGN(const Val high, c.pointwise("Sub", {x, c.number(bias, x)}));
+  PIPER_ASSIGN(const Val below, c.pointwise("Less", {x, c.number(-lambd, x)}));
+  PIPER_ASSIGN(const Val above, c.pointwise("Greater", {x, c.number(lambd, x)}));
+  PIPER_ASSIGN(const Val rest, c.pointwise("Where", {above, high, c.number(0, x)}));
+  return single(c.pointwise("Where", {below, low, rest}));
+}
+
+Result<Vals> mish(
+    RuleContext& c) {  // x · tanh(softplus(x)), softplus as max(x, 0) + log(1 + e^-|x|)
+  PIPER_TRY(c.need(1, 1));
+  const Val& x = c.in(0);
+  PIPER_ASSIGN(Val tail, c.pointwise("Abs", {x}));
+  PIPER_ASSIGN(tail, c.pointwise("Neg", {tail}));
+  PIPER_ASSIGN(tail, c.pointwise("Exp", {tail}));
+  PIPER_ASSIGN(tail, c.pointwise("Add", {tail, c.number(1, x)}));
+  PIPER_ASSIGN(tail, c.pointwise("Log", {tail}));
+  PIPER_ASSIGN(const Val top, c.pointwise("Relu", {x}));
+  PIPER_ASSIGN(Val y, c.pointwise("Add", {top, tail}));
+  PIPER_ASSIGN(y, c.pointwise("Tanh", {y}));
+  return single(c.pointwise("Mul", {x, y}));
+}
+
+Result<Vals> is_infinite(RuleContext& c) {
+  PIPER_TRY(c.need(1, 1));
+  const Val& x = c.in(0);
+  const double infinity = std::numeric_limits<double>::infinity();
+  const bool negative = c.integer("detect_negative", 1) != 0;
+  const bool positive = c.integer("detect_positive", 1) != 0;
+  if (negative && positive) {
+    PIPER_ASSIGN(const Val size, c.pointwise("Abs", {x}));
+    return single(c.pointwise("Equal", {size, c.number(infinity, x)}));
+  }
+  if (negative || positive)
+    return single(c.pointwise("Equal", {x, c.number(negative ? -infinity : infinity, x)}));
+  PIPER_ASSIGN(const Val none, c.reshape(number_val(0, DType::kBool), Shape(x.rank(), 1)));
+  return Vals{c.expand(none, x.shape)};
+}
+
+constexpr ImportRule kRules[] = {
+    {"Acos", 7, kNewest, same},          {"Acosh", 9, kNewest, same},
+    {"Asin", 7, kNewest, same},          {"Asinh", 9, kNewest, same},
+    {"Atan", 7, kNewest, same},          {"Atanh", 9, kNewest, same},
+    {"Celu", 12, kNewest, celu},         {"Cosh", 9, kNewest, same},
+    {"IsInf", 10, kNewest, is_infinite}, {"Mish", 18, kNewest, mish},
+    {"Selu", 6, kNewest, selu},          {"Shrink", 9, kNewest, shrink},
+    {"Sinh", 9, kNewest, same},          {"Softsign", 1, kNewest, softsign},
+    {"Tan", 7, kNewest, same},           {"ThresholdedRelu", 10, kNewest, thresholded_relu},
+};
+
+}  // namespace
+
+std::span<const ImportRule> activation_rules() { return kRules; }
+
+}  // namespace piper::onnx_import

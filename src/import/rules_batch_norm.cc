@@ -1,0 +1,152 @@
+// Batch normalisation, and normalisations over other neighbours: channels, norms, all of a channel.
+#include <algorithm>
+#include <cmath>
+
+#include "rules.h"
+
+namespace piper::onnx_import {
+namespace {
+
+Result<Val> mean_over(RuleContext& c, const Val& x, const std::vector<int64_t>& axes) {
+  double count = 1;
+  for (const int64_t a : axes) count *= static_cast<double>(x.shape[static_cast<size_t>(a)]);
+  PIPER_ASSIGN(const Val sum, c.reduce_sum(x, axes, true));
+  return c.pointwise("Mul", {sum, c.number(1 / count, sum)});
+}
+
+Result<Val> over_root(RuleContext& c, const Val& x, const Val& variance, double epsilon) {
+  PIPER_ASSIGN(Val root, c.pointwise("Add", {variance, c.number(epsilon, variance)}));
+  PIPER_ASSIGN(root, c.pointwise("Sqrt", {root}));
+  return c.pointwise("Div", {x, root});
+}
+
+// all but the channels
+std::vector<int64_t> sample_axes(size_t rank) {
+  std::vector<int64_t> axes{0};
+  for (size_t d = 2; d < rank; ++d) axes.push_back(static_cast<int64_t>(d));
+  return axes;
+}
+
+// momentum · old + (1 - momentum) · new
+Result<Val> running(RuleContext& c, const Val& old, const Val& now) {
+  const double momentum = c.real("momentum", 0.9);
+  PIPER_ASSIGN(const Val flat, c.reshape(now, old.shape));
+  PIPER_ASSIGN(const Val kept, c.pointwise("Mul", {old, c.number(momentum, old)}));
+  PIPER_ASSIGN(const Val added, c.pointwise("Mul", {flat, c.number(1 - momentum, flat)}));
+  return c.pointwise("Add", {kept, added});
+}
+
+// With the means and variances that the file holds, or (training_mode) those of the batch, which
+// couple its samples.
+Result<Vals> batch_norm(RuleContext& c) {
+  PIPER_TRY(c.need(5, 5));
+  const Val& x = c.in(0);
+  if (x.rank() < 2) return c.error("needs [batch, channels, …], got {}", to_string(x.shape));
+  Shape channel(x.rank() - 1, 1);
+  channel[0] = x.shape[1];
+  for (size_t i = 1; i < 5; ++i) {
+    if (c.in(i).shape != Shape{x.shape[1]})
+      return c.error("input {} must have {} elements", i, x.shape[1]);
+  }
+  const bool training = c.integer("training_mode", 0) != 0;
+  PIPER_ASSIGN(Val mean, c.reshape(c.in(3), channel));
+  PIPER_ASSIGN(Val variance, c.reshape(c.in(4), channel));
+  if (training) {
+    if (num_elements(x.shape) == 0) return c.error("of no samples");
+    PIPER_ASSIGN(mean, mean_over(c, x, sample_axes(x.rank())));
+  }
+  PIPER_ASSIGN(Val y, c.pointwise("Sub", {x, mean}));
+  if (training) {
+    PIPER_ASSIGN(variance, c.pointwise("Mul", {y, y}));
+    PIPER_ASSIGN(variance, mean_over(c, variance, sample_axes(x.rank())));
+  }
+  PIPER_ASSIGN(y, over_root(c, y, variance, c.real("epsilon", 1e-5)));
+  PIPER_ASSIGN(const Val scale, c.reshape(c.in(1), channel));
+  PIPER_ASSIGN(const Val bias, c.reshape(c.in(2), channel));
+  PIPER_ASSIGN(y, c.pointwise("Mul", {y, scale}));
+  PIPER_ASSIGN(y, c.pointwise("Add", {y, bias}));
+  Vals out{y};
+  if (training && c.node.outputs.size() > 1) {
+    PIPER_ASSIGN(Val running_mean, running(c, c.in(3), mean));
+    PIPER_ASSIGN(Val running_variance, running(c, c.in(4), variance));
+    out.push_back(std::move(running_mean));
+    out.push_back(std::move(running_variance));
+  }
+  return out;
+}
+
+// x / (bias + alpha/size · sum of squares of `size` channels around)^beta
+Result<Vals> local_response(RuleContext& c) {
+  PIPER_TRY(c.need(1, 1));
+  const Val& x = c.in(0);
+  const int64_t size = c.integer("size", 0);
+  if (x.rank() < 2 || size < 1 || size > 1024)
+    return c.error("of {} channels of {}", size, to_string(x.shape));
+  PIPER_ASSIGN(Val squares, c.pointwise("Mul", {x, x}));
+  std::vector<int64_t> before(x.rank(), 0), after(x.rank(), 0);
+  before[1] = (size - 1) / 2;
+  after[1] = size - 1 - before[1];
+  PIPER_ASSIGN(squares,
+               c.op("Pad", {squares}, {{"before", before}, {"after", after}, {"value", 0.0}}));
+  Val sum;
+  for (int64_t k = 0; k < size; ++k) {
+    std::vector<int64_t> starts(x.rank(), 0);
+    starts[1] = k;
+    PIPER_ASSIGN(Val part, c.slice(squares, starts, std::vector<int64_t>(x.rank(), 1), x.shape));
+    if (k == 0) {
+      sum = std::move(part);
+    } else {
+      PIPER_ASSIGN(sum, c.pointwise("Add", {sum, part}));
+    }
+  }
+  const double factor = c.real("alpha", 1e-4) / static_cast<double>(size);
+  PIPER_ASSIGN(sum, c.pointwise("Mul", {sum, c.number(factor, sum)}));
+  PIPER_ASSIGN(sum, c.pointwise("Add", {sum, c.number(c.real("bias", 1), sum)}));
+  PIPER_ASSIGN(sum, c.pointwise("Pow", {sum, c.number(c.real("beta", 0.75), sum)}));
+  return single(c.pointwise("Div", {x, sum}));
+}
+
+// x / norm along the axis; zeros stay zeros.
+Result<Vals> lp_norm(RuleContext& c) {
+  PIPER_TRY(c.need(1, 1));
+  const Val& x = c.in(0);
+  const int64_t p = c.integer("p", 2);
+  if (p != 1 && p != 2) return c.error("p {} is not supported; 1 and 2 are", p);
+  PIPER_ASSIGN(const size_t axis, c.axis(c.integer("axis", -1), x.rank()));
+  PIPER_ASSIGN(Val norm, p == 1 ? c.pointwise("Abs", {x}) : c.pointwise("Mul", {x, x}));
+  PIPER_ASSIGN(norm, c.reduce_sum(norm, {static_cast<int64_t>(axis)}, true));
+  if (p == 2) {
+    PIPER_ASSIGN(norm, c.pointwise("Sqrt", {norm}));
+  }
+  PIPER_ASSIGN(const Val none, c.pointwise("Equal", {norm, c.number(0, norm)}));
+  PIPER_ASSIGN(norm, c.pointwise("Where", {none, c.number(1, norm), norm}));
+  return single(c.pointwise("Div", {x, norm}));
+}
+
+Result<Vals> mean_variance_norm(RuleContext& c) {
+  PIPER_TRY(c.need(1, 1));
+  const Val& x = c.in(0);
+  const std::vector<int64_t> named = c.has_attr("axes") ? c.integers("axes") : Shape{0, 2, 3};
+  PIPER_ASSIGN(const auto axes, c.axes(named, x.rank()));
+  if (num_elements(x.shape) == 0) return c.error("of no elements");
+  PIPER_ASSIGN(const Val mean, mean_over(c, x, axes));
+  PIPER_ASSIGN(const Val y, c.pointwise("Sub", {x, mean}));
+  PIPER_ASSIGN(Val variance, c.pointwise("Mul", {y, y}));
+  PIPER_ASSIGN(variance, mean_over(c, variance, axes));
+  PIPER_ASSIGN(variance, c.pointwise("Sqrt", {variance}));
+  PIPER_ASSIGN(variance, c.pointwise("Add", {variance, c.number(1e-9, variance)}));
+  return single(c.pointwise("Div", {y, variance}));
+}
+
+constexpr ImportRule kRules[] = {
+    {"BatchNormalization", 9, kNewest, batch_norm},
+    {"LRN", 1, kNewest, local_response},
+    {"LpNormalization", 1, kNewest, lp_norm},
+    {"MeanVarianceNormalization", 9, kNewest, mean_variance_norm},
+};
+
+}  // namespace
+
+std::span<const ImportRule> batch_norm_rules() { return kRules; }
+
+}  // namespace piper::onnx_import

@@ -1,0 +1,25 @@
+// Windows over the spatial dims of [n, c, s…], as convolutions and pools name them in attributes.
+#pragma once
+
+#include "rules.h"
+
+namespace piper::onnx_import {
+
+struct Windows {
+  std::vector<int64_t> kernel, strides, dilations, before, after;  // by spatial dim
+  std::vector<int64_t> count;                                      // how many windows there are
+  std::vector<int64_t> overhang;  // ceil_mode: elements that the last window reads behind the pads
+  int64_t places() const { return num_elements(count); }
+  bool padded() const;
+};
+
+// The attributes strides, dilations, pads, auto_pad (and ceil_mode where `rounds`) for windows of
+// `kernel` over x.
+Result<Windows> read_windows(RuleContext& c, const Val& x, std::vector<int64_t> kernel,
+                             bool rounds);
+// x with `value` around it, where the windows want it.
+Result<Val> padded(RuleContext& c, const Val& x, const Windows& w, double value);
+// The elements of all windows, [n, o…, c, k…], of an x that is padded.
+Result<Val> unfolded(RuleContext& c, const Val& x, const Windows& w);
+
+}  // namespace piper::onnx_import

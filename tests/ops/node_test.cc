@@ -1,0 +1,314 @@
+// Every backend node test of the ONNX project whose operator is claimed: imported, evaluated on the
+// CPU backend, compared with the expected outputs. What is not run is named below with the reason.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <map>
+#include <set>
+
+#include "evaluate.h"
+#include "node_cases.h"
+#include "piper/import.h"
+
+namespace piper {
+namespace {
+
+using test::NodeCase;
+
+struct Skip {
+  std::string_view pattern;  // a glob over names of cases, or "op NAME"
+  std::string_view reason;
+};
+
+constexpr std::string_view kNotClaimed = "an operator that is not claimed";
+constexpr std::string_view kRandom = "draws random numbers";
+constexpr std::string_view kDynamic = "a shape or a number of turns that depends on the data";
+constexpr std::string_view kCache =
+    "Attention with past keys and values, softcap or the scores as output";
+constexpr std::string_view kFraction =
+    "expects align_corners by a fractional size; PyTorch and onnxruntime use the actual one";
+constexpr std::string_view kOptimizer = "an optimizer: a part of training_info, not of a graph";
+
+constexpr Skip kSkips[] = {
+    {"op BlackmanWindow", kNotClaimed},
+    {"op DFT", kNotClaimed},
+    {"op Det", kNotClaimed},
+    {"op GRU", kNotClaimed},
+    {"op GridSample", kNotClaimed},
+    {"op HammingWindow", kNotClaimed},
+    {"op HannWindow", kNotClaimed},
+    {"op LSTM", kNotClaimed},
+    {"op MaxUnpool", kNotClaimed},
+    {"op MelWeightMatrix", kNotClaimed},
+    {"op RNN", kNotClaimed},
+    {"op RoiAlign", kNotClaimed},
+    {"op STFT", kNotClaimed},
+    {"op Scatter", kNotClaimed},
+    {"op TfIdfVectorizer", kNotClaimed},
+    {"op Upsample", kNotClaimed},
+    {"op Bernoulli", kRandom},
+    {"op RandomUniformLike", kRandom},
+    {"test_training_dropout", kRandom},
+    {"test_training_dropout_default*", kRandom},
+    {"test_training_dropout_mask", kRandom},
+    {"op Loop", kDynamic},
+    {"op NonMaxSuppression", kDynamic},
+    {"op Scan", kDynamic},
+    {"op Unique", kDynamic},
+    {"op Adagrad", kOptimizer},
+    {"op Adam", kOptimizer},
+    {"op Momentum", kOptimizer},
+    {"test_resize_downsample_scales_cubic_align_corners", kFraction},
+    {"test_resize_downsample_scales_linear_align_corners", kFraction},
+    {"test_maxpool_with_argmax_2d_*", "the places of the greatest elements of MaxPool"},
+    {"test_attention_*past*", kCache},
+    {"test_attention_*with_qk_matmul*", kCache},
+    {"test_attention_*fullymasked_qk*", kCache},
+    {"test_attention_*softcap*", kCache},
+    {"test_attention_*boolmask*nan_robustness", "rows whose keys are all masked"},
+};
+
+// Of the larger of an expected element and a tenth: ONNX itself allows 1e-3. The looser ones state
+// their constants with few digits.
+constexpr double kRelative = 1e-4, kAbsolute = 1e-5;
+constexpr std::string_view kLoose[] = {"test_*window_*expanded",
+                                       "test_averagepool_2d_ceil_last_window_starts_on_pad"};
+
+bool matches(std::string_view pattern, const std::string& name) {
+  return Glob::parse(pattern, {})->match(name).has_value();
+}
+
+// ---- Types and data ---------------------------------------------------------------------------
+
+std::optional<DType> dtype_of(int type) {
+  switch (type) {
+    case onnx::TensorProto::FLOAT:
+      return DType::kF32;
+    case onnx::TensorProto::DOUBLE:
+      return DType::kF64;
+    case onnx::TensorProto::FLOAT16:
+      return DType::kF16;
+    case onnx::TensorProto::BFLOAT16:
+      return DType::kBF16;
+    case onnx::TensorProto::INT64:
+      return DType::kI64;
+    case onnx::TensorProto::INT32:
+      return DType::kI32;
+    case onnx::TensorProto::BOOL:
+      return DType::kBool;
+    default:
+      return {};
+  }
+}
+
+template <class To, class Field>
+Bytes packed(const Field& field) {
+  std::vector<To> out;
+  for (const auto& x : field) out.push_back(static_cast<To>(x));
+  return Bytes::copy_of(out.data(), out.size() * sizeof(To));
+}
+
+Bytes data_of(const onnx::TensorProto& tensor, DType dtype) {
+  if (tensor.has_raw_data())
+    return Bytes::copy_of(tensor.raw_data().data(), tensor.raw_data().size());
+  switch (dtype) {
+    case DType::kF32:
+      return packed<float>(tensor.float_data());
+    case DType::kF64:
+      return packed<double>(tensor.double_data());
+    case DType::kI64:
+      return packed<int64_t>(tensor.int64_data());
+    case DType::kI32:
+      return packed<int32_t>(tensor.int32_data());
+    case DType::kBool:
+      return packed<uint8_t>(tensor.int32_data());
+    default:
+      return packed<uint16_t>(tensor.int32_data());
+  }
+}
+
+TensorType type_of(const onnx::TensorProto& tensor) {
+  return {*dtype_of(tensor.data_type()), {tensor.dims().begin(), tensor.dims().end()}};
+}
+
+// Element types that no graph of ours has, or no arithmetic.
+std::string unsupported_types(const NodeCase& c) {
+  if (!c.tensors_only) return "sequences or optional values as inputs or outputs";
+  for (const auto* list : {&c.inputs, &c.outputs}) {
+    for (const onnx::TensorProto& tensor : *list) {
+      const std::optional<DType> dtype = dtype_of(tensor.data_type());
+      if (!dtype) return "element types other than f32, f64, bf16, f16, i64, i32 and bool";
+      if (*dtype == DType::kF16 || *dtype == DType::kBF16) return "16-bit floats";
+    }
+  }
+  return {};
+}
+
+// ---- Running ----------------------------------------------------------------------------------
+
+enum class Bake { kNothing, kIntegers, kAllButFirst, kAll };
+
+// Inputs that are to be known at compile time (axes, shapes, bounds) become initializers.
+onnx::ModelProto baked(const NodeCase& c, Bake bake) {
+  onnx::ModelProto model = c.model;
+  onnx::GraphProto& graph = *model.mutable_graph();
+  std::vector<onnx::ValueInfoProto> kept;
+  for (int i = 0; i < graph.input_size(); ++i) {
+    const onnx::TensorProto& data = c.inputs[static_cast<size_t>(i)];
+    const bool is_integer = !info(*dtype_of(data.data_type())).is_float;
+    const bool constant = bake == Bake::kAll || (bake == Bake::kIntegers && is_integer) ||
+                          (bake == Bake::kAllButFirst && i > 0);
+    if (!constant) {
+      kept.push_back(graph.input(i));
+      continue;
+    }
+    onnx::TensorProto* made = graph.add_initializer();
+    *made = data;
+    made->set_name(graph.input(i).name());
+  }
+  graph.clear_input();
+  for (size_t i = 0; i < kept.size(); ++i) *graph.add_input() = kept[i];
+  return model;
+}
+
+Result<Imported> import_case(const onnx::ModelProto& model) {
+  const std::string path =
+      (std::filesystem::temp_directory_path() / fmt::format("piper-node-test-{}.onnx", getpid()))
+          .string();
+  std::ofstream(path, std::ios::binary) << model.SerializeAsString();
+  ImportOptions options;
+  for (const onnx::ValueInfoProto& input : model.graph().input()) {
+    options.inputs.push_back({.name = input.name(), .batch_dim = -1});  // no dim counts samples
+  }
+  Result<Imported> out = import_onnx(path, options);
+  std::filesystem::remove(path);
+  return out;
+}
+
+// "" when equal within the bounds.
+std::string difference(const TensorType& type, const Bytes& made, const onnx::TensorProto& expected,
+                       double relative) {
+  const TensorType wanted = type_of(expected);
+  if (type != wanted) return fmt::format("{} instead of {}", to_string(type), to_string(wanted));
+  const std::vector<double> a = test::to_tensor(type, made).values;
+  const std::vector<double> b = test::to_tensor(type, data_of(expected, type.dtype)).values;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (a[i] == b[i] || (std::isnan(a[i]) && std::isnan(b[i]))) continue;
+    if (std::abs(a[i] - b[i]) <= kAbsolute + relative * std::abs(b[i])) continue;
+    return fmt::format("element {} is {} instead of {}", i, a[i], b[i]);
+  }
+  return {};
+}
+
+std::string evaluate_case(const NodeCase& c, const Imported& imported) {
+  const Graph& graph = imported.graph;
+  std::vector<Bytes> values(graph.values.size());
+  for (int i = 0; i < c.model.graph().input_size(); ++i) {
+    const ValueId id = graph.find_value(c.model.graph().input(i).name());
+    if (!id.valid() || graph.value(id).kind != ValueKind::kInput) continue;
+    values[id.index()] = data_of(c.inputs[static_cast<size_t>(i)], graph.value(id).type.dtype);
+  }
+  Result<std::vector<Bytes>> made = test::evaluate_bytes(graph, std::move(values));
+  if (!made) return print_error(made.error());
+  const bool loose = std::any_of(std::begin(kLoose), std::end(kLoose),
+                                 [&](std::string_view p) { return matches(p, c.name); });
+  const double relative = loose ? 1e-3 : kRelative;
+  size_t k = 0;
+  for (size_t i = 0; i < c.outputs.size(); ++i) {
+    const ValueId id = graph.outputs[k++];
+    std::string text =
+        difference(graph.value(id).type, (*made)[id.index()], c.outputs[i], relative);
+    if (!text.empty()) return fmt::format("output {}: {}", i, text);
+  }
+  return {};
+}
+
+// "" when it passes.
+std::string run_case(const NodeCase& c) {
+  std::string problem;
+  for (const Bake bake : {Bake::kNothing, Bake::kIntegers, Bake::kAllButFirst, Bake::kAll}) {
+    const Result<Imported> imported = import_case(baked(c, bake));
+    if (imported) return evaluate_case(c, *imported);
+    problem = print_error(imported.error());
+  }
+  return problem;
+}
+
+// ---- Counting ---------------------------------------------------------------------------------
+
+// The operator that the case is about: of a model of one node; "" for the written-out bodies of
+// functions.
+std::set<std::string> ops_of(const NodeCase& c) {
+  std::set<std::string> ops;
+  for (const onnx::NodeProto& node : c.model.graph().node()) ops.insert(node.op_type());
+  return ops;
+}
+
+const Skip* skip_of(const NodeCase& c, const std::set<std::string>& ops) {
+  for (const Skip& skip : kSkips) {
+    if (skip.pattern.starts_with("op ") ? ops.count(std::string(skip.pattern.substr(3))) > 0
+                                        : matches(skip.pattern, c.name)) {
+      return &skip;
+    }
+  }
+  return nullptr;
+}
+
+struct Tally {
+  std::set<std::string> ops;  // that at least one passing case has
+  int passed = 0;
+  std::map<std::string, int> skipped;  // by reason
+  std::set<std::string_view> used;     // patterns
+};
+
+void run_all(const std::vector<NodeCase>& cases, Tally& tally) {
+  for (const NodeCase& c : cases) {
+    if (const std::string types = unsupported_types(c); !types.empty()) {
+      ++tally.skipped[types];
+      continue;
+    }
+    const std::set<std::string> ops = ops_of(c);
+    const Skip* skip = skip_of(c, ops);
+    const std::string problem = run_case(c);
+    if (skip) {
+      ++tally.skipped[std::string(skip->reason)];
+      tally.used.insert(skip->pattern);
+      EXPECT_NE(problem, "") << c.name << " passes, but is listed: " << skip->reason;
+      continue;
+    }
+    if (!problem.empty()) {
+      ADD_FAILURE() << c.name << ": " << problem;
+      continue;
+    }
+    ++tally.passed;
+    tally.ops.insert(ops.begin(), ops.end());
+  }
+}
+
+TEST(NodeTests, OnnxsOwnCasesPass) {
+  Tally tally;
+  const char* folder = std::getenv("PIPER_ONNX_NODE_TESTS");
+  const auto old = test::folder_cases(folder ? folder : "/usr/share/libonnx-testdata/data/node");
+  run_all(old, tally);
+  const auto newer =
+      test::packed_cases(std::string(PIPER_SOURCE_DIR) + "/tests/data/onnx_node_cases.gz");
+  EXPECT_GT(newer.size(), 400u);
+  run_all(newer, tally);
+  int skipped = 0;
+  for (const auto& [reason, count] : tally.skipped) {
+    fmt::print("{:5} skipped: {}\n", count, reason);
+    skipped += count;
+  }
+  fmt::print("{} operators, {} cases pass, {} skipped, {} in all\n", tally.ops.size(), tally.passed,
+             skipped, old.size() + newer.size());
+  if (old.empty()) GTEST_SKIP() << "no folder of node tests: install libonnx-testdata";
+  EXPECT_GE(tally.ops.size(), 100u);
+  for (const Skip& skip : kSkips) {
+    EXPECT_TRUE(tally.used.count(skip.pattern)) << skip.pattern << " skips nothing";
+  }
+}
+
+}  // namespace
+}  // namespace piper
