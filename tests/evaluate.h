@@ -99,7 +99,7 @@ inline Values evaluate(const Graph& graph, Values values) {
     const Value& value = graph.values[i];
     if (values[i] || value.kind == ValueKind::kNode || value.kind == ValueKind::kInput) continue;
     if (value.data.size > 0 || value.type.bytes() == 0) {
-      values[i] = to_tensor(value.type, value.data);
+      values[i] = to_tensor(value.type, value.data.made());
     } else {
       const size_t count = static_cast<size_t>(num_elements(value.type.shape));
       values[i] = Tensor{value.type, std::vector<double>(count, value.fill)};

@@ -7,6 +7,7 @@
 #include <compare>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -183,7 +184,7 @@ Result<Attrs> parse_attrs(std::string_view text);
 
 // ---- Bytes and files ----------------------------------------------------------------------------
 
-// Read-only bytes that keep their owner alive: a private copy, or a window of a mapped file.
+// Read-only bytes that keep their owner alive: a private copy, a window of a mapped file, or what makes them when they are wanted.
 struct Bytes {
   std::shared_ptr<const void> owner;
   const std::byte* data = nullptr;
@@ -192,6 +193,9 @@ struct Bytes {
   static Bytes copy_of(const void* data, size_t size);
   static Bytes zeros(size_t size);
   Bytes window(size_t offset, size_t count) const;  // must lie inside
+  // `data` stays null: `make` makes the `size` bytes for each call of made(). For what is too large to be held for long.
+  static Bytes deferred(size_t size, std::function<Bytes()> make);
+  Bytes made() const;  // these bytes themselves, unless they are deferred
 };
 
 Result<std::string> read_text_file(const std::string& path, int64_t limit_bytes);
@@ -201,6 +205,20 @@ Status write_file(const std::string& path, std::string_view bytes);
 
 // XXH3, 128 bits, as 32 hexadecimal digits. Finds accidents, not attackers.
 std::string digest(std::string_view bytes);
+// The digest of bytes that come in parts.
+class Digester {
+ public:
+  Digester();
+  ~Digester();
+  Digester(const Digester&) = delete;
+  Digester& operator=(const Digester&) = delete;
+  void add(std::string_view bytes);
+  std::string digest() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
 inline std::string_view as_text(std::span<const std::byte> b) { return {reinterpret_cast<const char*>(b.data()), b.size()}; }
 
 // ---- Text ---------------------------------------------------------------------------------------

@@ -16,6 +16,9 @@ Result<std::vector<NamedTensor>> read_safetensors(const std::string& path);
 // Atomic; tensors in the given order, names unique; bytes depend on the arguments alone.
 Status write_safetensors(const std::string& path, std::span<const NamedTensor> tensors,
                          std::span<const std::pair<std::string, std::string>> metadata = {});
+// The same bytes to a new file, tensor by tensor, neither atomic nor flushed to the disk: for a folder that is renamed when it is
+// whole. Deferred tensors are made one at a time. Gives the file's digest.
+Result<std::string> write_safetensors_part(const std::string& path, std::span<const NamedTensor> tensors);
 Result<NamedTensor> read_npy(const std::string& path);  // C order, little endian, dtypes of base.h
 
 // ---- Batches ----------------------------------------------------------------------------------------

@@ -102,6 +102,18 @@ Bytes Bytes::zeros(size_t size) {
   return own(memory, size);
 }
 
+Bytes Bytes::deferred(size_t size, std::function<Bytes()> make) {
+  if (size == 0) return {};
+  return {std::make_shared<std::function<Bytes()>>(std::move(make)), nullptr, size};
+}
+
+Bytes Bytes::made() const {
+  if (data != nullptr || size == 0) return *this;
+  Bytes bytes = (*static_cast<const std::function<Bytes()>*>(owner.get()))();
+  PIPER_CHECK(bytes.size == size && bytes.data != nullptr, "{} of {} bytes", bytes.size, size);
+  return bytes;
+}
+
 Bytes Bytes::window(size_t offset, size_t count) const {
   PIPER_CHECK(offset <= size && count <= size - offset, "{} + {} of {} bytes", offset, count, size);
   return {owner, data + offset, count};
@@ -160,9 +172,27 @@ Status write_file(const std::string& path, std::string_view bytes) {
   return ok_status();
 }
 
-std::string digest(std::string_view bytes) {
-  const XXH128_hash_t hash = XXH3_128bits(bytes.data(), bytes.size());
+namespace {
+
+std::string print_hash(XXH128_hash_t hash) {
   return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
 }
+
+}  // namespace
+
+std::string digest(std::string_view bytes) {
+  return print_hash(XXH3_128bits(bytes.data(), bytes.size()));
+}
+
+struct Digester::State {
+  XXH3_state_t* xxh = XXH3_createState();
+};
+
+Digester::Digester() : state_(std::make_unique<State>()) { XXH3_128bits_reset(state_->xxh); }
+Digester::~Digester() { XXH3_freeState(state_->xxh); }
+void Digester::add(std::string_view bytes) {
+  XXH3_128bits_update(state_->xxh, bytes.data(), bytes.size());
+}
+std::string Digester::digest() const { return print_hash(XXH3_128bits_digest(state_->xxh)); }
 
 }  // namespace piper

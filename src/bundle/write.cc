@@ -101,9 +101,7 @@ Result<std::string> write_params(std::span<const PlanSet* const> sets,
   }
   PIPER_TRY(make_directory(directory + "/params"));
   const std::string path = directory + "/" + kInitFile;
-  PIPER_TRY(write_safetensors(path, tensors));
-  PIPER_ASSIGN(const Bytes file, map_file(path));
-  return digest(as_text(file.span()));
+  return write_safetensors_part(path, tensors);
 }
 
 Status write_all(const PlanSet& set, const PlanSet* single, const PlanSet* uncut,

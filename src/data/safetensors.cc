@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -70,9 +72,17 @@ Result<Entry> parse_entry(const SourceSpan& at, const std::string& name, const J
 }
 
 Result<std::vector<Entry>> parse_header(const SourceSpan& at, std::string_view text) {
-  const Json header = Json::parse(text.begin(), text.end(), nullptr, false);
+  std::set<std::string> names;
+  std::string twice;
+  const auto check_name = [&](int depth, Json::parse_event_t event, const Json& key) {
+    if (depth != 1 || event != Json::parse_event_t::key) return true;
+    if (!names.insert(key.get<std::string>()).second) twice = key.get<std::string>();
+    return true;
+  };
+  const Json header = Json::parse(text.begin(), text.end(), check_name, false);
   if (header.is_discarded() || !header.is_object())
     return fail(at, "the header is not a JSON object");
+  if (!twice.empty()) return fail(at, "two tensors are named '{}'", quote_control(twice));
   std::vector<Entry> entries;
   for (const auto& [name, json] : header.items()) {
     if (name == "__metadata__") continue;
@@ -119,8 +129,11 @@ Result<std::vector<NamedTensor>> read_safetensors(const std::string& path) {
   return tensors;
 }
 
-Status write_safetensors(const std::string& path, std::span<const NamedTensor> tensors,
-                         std::span<const std::pair<std::string, std::string>> metadata) {
+namespace {
+
+// Length and text of the header, padded so that the data start at a cache line.
+std::string header_of(std::span<const NamedTensor> tensors,
+                      std::span<const std::pair<std::string, std::string>> metadata) {
   Json header = Json::object();
   if (!metadata.empty()) {
     Json& json = header["__metadata__"] = Json::object();
@@ -131,19 +144,57 @@ Status write_safetensors(const std::string& path, std::span<const NamedTensor> t
   for (const NamedTensor& tensor : tensors) {
     PIPER_CHECK(names.insert(tensor.name).second, "two tensors named {}", tensor.name);
     PIPER_CHECK(tensor.data.size == static_cast<size_t>(tensor.type.bytes()), "{}", tensor.name);
-    header[tensor.name] = {{"dtype", info(tensor.type.dtype).safetensors},
-                           {"shape", tensor.type.shape},
-                           {"data_offsets", {end, end + tensor.data.size}}};
+    Json entry = {{"dtype", info(tensor.type.dtype).safetensors},
+                  {"shape", tensor.type.shape},
+                  {"data_offsets", {end, end + tensor.data.size}}};
+    // Its operator[] searches all names, which were found to differ already.
+    header.get_ref<Json::object_t&>().Container::emplace_back(tensor.name, std::move(entry));
     end += tensor.data.size;
   }
   std::string text = header.dump(-1, ' ', false, Json::error_handler_t::replace);
-  while ((text.size() + 8) % 64 != 0) text += ' ';  // the data then start at a cache line
+  while ((text.size() + 8) % 64 != 0) text += ' ';
   std::string bytes(8, '\0');
   for (int i = 0; i < 8; ++i) bytes[i] = static_cast<char>(text.size() >> (8 * i));
-  bytes.reserve(8 + text.size() + end);
-  bytes += text;
-  for (const NamedTensor& tensor : tensors) bytes += as_text(tensor.data.span());
+  return bytes + text;
+}
+
+}  // namespace
+
+Status write_safetensors(const std::string& path, std::span<const NamedTensor> tensors,
+                         std::span<const std::pair<std::string, std::string>> metadata) {
+  std::string bytes = header_of(tensors, metadata);
+  size_t end = bytes.size();
+  for (const NamedTensor& tensor : tensors) end += tensor.data.size;
+  bytes.reserve(end);
+  for (const NamedTensor& tensor : tensors) bytes += as_text(tensor.data.made().span());
   return write_file(path, bytes);
+}
+
+Result<std::string> write_safetensors_part(const std::string& path,
+                                           std::span<const NamedTensor> tensors) {
+  std::FILE* file = std::fopen(path.c_str(), "wbx");
+  const auto cannot = [&] {
+    return fail("cannot write '{}': {}", path, std::strerror(errno)).with_code(ExitCode::kStorage);
+  };
+  if (!file) return cannot();
+  std::setvbuf(file, nullptr, _IOFBF, size_t{1} << 16);
+  Digester digest;
+  const auto put = [&](std::string_view bytes) {
+    digest.add(bytes);
+    return std::fwrite(bytes.data(), 1, bytes.size(), file) == bytes.size();
+  };
+  bool good = put(header_of(tensors, {}));
+  for (size_t t = 0; good && t < tensors.size(); ++t) {
+    const Bytes bytes = tensors[t].data.made();
+    good = put(as_text(bytes.span()));
+  }
+  Error problem = cannot();
+  if (!good) {
+    std::fclose(file);
+    return problem;
+  }
+  if (std::fclose(file) != 0) return cannot();
+  return digest.digest();
 }
 
 }  // namespace piper

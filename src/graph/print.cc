@@ -44,7 +44,7 @@ std::string print_data(const Value& value) {
     return fmt::format(" = fill {}", value.fill);
   }
   if (value.type.bytes() > kMaxPrintedBytes)
-    return " = digest:" + digest(as_text(value.data.span()));
+    return " = digest:" + digest(as_text(value.data.made().span()));
   return " = " + print_elements(value);
 }
 

@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -60,6 +61,19 @@ Result<Bytes> map_whole(int handle, const std::string& location) {
 }
 
 }  // namespace
+
+void release(const Bytes& window) {
+  static const uintptr_t kPage = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto begin = reinterpret_cast<uintptr_t>(window.data) / kPage * kPage;
+  const auto end = reinterpret_cast<uintptr_t>(window.data) + window.size;
+  if (window.size > 0) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+}
+
+bool ExternalData::holds(const Bytes& window) const {
+  return std::any_of(open_files_.begin(), open_files_.end(), [&](const auto& file) {
+    return window.size > 0 && window.owner == file.second.owner;
+  });
+}
 
 ExternalData::ExternalData(const std::string& model_path)
     : directory_(std::filesystem::path(model_path).parent_path().string()) {

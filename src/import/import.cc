@@ -332,6 +332,8 @@ Result<Imported> import_flat(OnnxModel model, const ImportOptions& options,
   fill_reports(recovery, out);
   out.graph = without_dead_nodes(std::move(importer).take(), true);
   PIPER_TRY(check_graph(out.graph));
+  for (const OnnxTensor& tensor : model.initializers)
+    if (tensor.mapped) release(tensor.data);
   return out;
 }
 

@@ -16,6 +16,7 @@ struct OnnxTensor {
   std::string name;
   TensorType type;
   Bytes data;                            // exactly type.bytes()
+  bool mapped = false;                   // a window of a file: may be released
   std::vector<std::string> folded_from;  // initializers: names that the exporter computed it from
 };
 
@@ -76,13 +77,17 @@ Status check_defined(const OnnxModel& model);
 // Puts a branch of the If at model.nodes[n] in its place; names are not checked again.
 Status take_branch(OnnxModel& model, size_t n, bool condition);
 
-// The only function of this room that opens data files: those beside the model, by a relative path
+// Gives back the memory of a window of a mapped file, which is read again when it is looked at again.
+void release(const Bytes& window);
+
+// The only class of this room that opens data files: those beside the model, by a relative path
 // without links.
 class ExternalData {
  public:
   explicit ExternalData(const std::string& model_path);
   // `length` < 0: all that follows `offset`.
   Result<Bytes> read(const std::string& location, int64_t offset, int64_t length);
+  bool holds(const Bytes& window) const;  // or is it a copy?
 
  private:
   Result<Bytes> open(const std::string& location);

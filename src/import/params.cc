@@ -11,9 +11,22 @@ namespace {
 
 const std::vector<int64_t> kSwap{1, 0};
 
+constexpr size_t kLarge = size_t{1} << 16;
+
+// Large tensors are transposed when they are written, and their pages given back: a model need not
+// fit in memory, let alone twice.
 Bytes oriented(const OnnxTensor& tensor, const Claim& claim) {
-  return claim.transposed ? permute_bytes(tensor.data, tensor.type.shape, kSwap, tensor.type.dtype)
-                          : tensor.data;
+  const auto transpose = [data = tensor.data, type = tensor.type] {
+    return permute_bytes(data, type.shape, kSwap, type.dtype);
+  };
+  const bool large = tensor.data.size >= kLarge;
+  if (!large || !tensor.mapped) return claim.transposed ? transpose() : tensor.data;
+  const bool transposed = claim.transposed;
+  return Bytes::deferred(tensor.data.size, [data = tensor.data, transpose, transposed] {
+    Bytes out = transposed ? transpose() : Bytes::copy_of(data.data, data.size);
+    release(data);
+    return out;
+  });
 }
 
 std::string stored_as(const OnnxModel& model, const Claim& claim) {
@@ -73,9 +86,10 @@ Status Assembly::check_equal(const Claim& claim, const RecoveredParam& param) co
       claim.initializer < 0
           ? Bytes::zeros(static_cast<size_t>(claim.type.bytes()))
           : oriented(model_.initializers[static_cast<size_t>(claim.initializer)], claim);
-  const Bytes& other = param.data;
-  const bool equal = claim.type == param.type &&
-                     (other.data == nullptr || as_text(data.span()) == as_text(other.span()));
+  const Bytes other = param.data.made();
+  const bool equal =
+      claim.type == param.type &&
+      (other.data == nullptr || as_text(data.made().span()) == as_text(other.span()));
   if (equal) return ok_status();
   return fail("the parameter '{}' is stored with two values: {} and {}", quote_control(param.name),
               param.initializer, stored_as(model_, claim))

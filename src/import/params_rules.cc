@@ -155,7 +155,7 @@ Status Rules::find_params(size_t r, const Glob& glob) {
 Status Rules::merge(size_t r, size_t into, size_t from) {
   RecoveredParam &a = out_.params[into], &b = out_.params[from];
   const auto bytes = [](const RecoveredParam& p) {
-    return p.data.data ? p.data : Bytes::zeros(static_cast<size_t>(p.type.bytes()));
+    return p.data.size > 0 ? p.data.made() : Bytes::zeros(static_cast<size_t>(p.type.bytes()));
   };
   if (a.type != b.type || as_text(bytes(a).span()) != as_text(bytes(b).span())) {
     return fail(rules_[r].at, "'{}' and '{}' are stored with different values", a.name, b.name)

@@ -192,7 +192,8 @@ Result<OnnxTensor> read_tensor(const std::string& who, onnx::TensorProto& tensor
   if (type.dtype == DType::kBool) {
     if (Status bools = check_bools(*data); !bools) return fail("{} {}", who, bools.error().message);
   }
-  return OnnxTensor{tensor.name(), std::move(type), *std::move(data), {}};
+  const bool mapped = files.holds(*data);
+  return OnnxTensor{tensor.name(), std::move(type), *std::move(data), mapped, {}};
 }
 
 // ---- Nodes

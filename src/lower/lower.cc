@@ -4,6 +4,7 @@
 #include <map>
 #include <set>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "piper/memory.h"
 #include "programs.h"
@@ -34,7 +35,8 @@ SampleRange samples_of(const Dag& dag, int32_t micro) {
   return range;
 }
 
-// What the transports allocate for a rank that reduces with others (transport.h: kTransportSlotBytes).
+// What the transports allocate for a rank that reduces with others (transport.h:
+// kTransportSlotBytes).
 constexpr int64_t kCollectiveSlotBytes = int64_t{2} << 20;
 
 // What the kernels of a thread may allocate for themselves (backend.h: kKernelScratchBytes).
@@ -89,7 +91,7 @@ class CellLowerer {
     if (value.kind == ValueKind::kState) {
       buffer.kind = BufferKind::kState;
       buffer.fill = value.fill;
-      if (value.data.data) buffer.init = value.name;
+      if (value.data.size > 0) buffer.init = value.name;
       for (const Param& param : dag_.graph.params)
         if (param.value == dag_.items[item.index()].value) {
           buffer.param = param.name;
@@ -391,7 +393,8 @@ Result<Lowered> lower(const Dag& dag, const Schedule& schedule, const LowerOptio
     role.scratch_bytes = kScratchBytes;
     for (const Group& group : role.groups)
       for (int32_t axis : group.axes)
-        if (role.mesh[static_cast<size_t>(axis)].second > 1) role.transport_bytes = kCollectiveSlotBytes;
+        if (role.mesh[static_cast<size_t>(axis)].second > 1)
+          role.transport_bytes = kCollectiveSlotBytes;
     std::set<std::string> used;
     for (const Instruction& instruction : role.body)
       if (instruction.kind == InstructionKind::kInput) used.insert(instruction.input);
@@ -400,15 +403,15 @@ Result<Lowered> lower(const Dag& dag, const Schedule& schedule, const LowerOptio
         role.inputs.push_back(describe_input(dag.graph, input, all_readers));
     place_buffers(role, held[c]);
   }
+  std::unordered_set<std::string_view> wanted;
+  for (const RoleProgram& role : lowered.roles)
+    for (const Buffer& buffer : role.buffers) wanted.insert(buffer.init);
   for (const Value& value : dag.graph.values) {
     const bool stored =
-        value.data.data && (value.kind == ValueKind::kState ||
-                            (value.kind == ValueKind::kConstant && !is_literal(value)));
+        value.data.size > 0 && (value.kind == ValueKind::kState ||
+                                (value.kind == ValueKind::kConstant && !is_literal(value)));
     if (!stored) continue;
-    bool used = false;
-    for (const RoleProgram& role : lowered.roles)
-      for (const Buffer& buffer : role.buffers) used = used || buffer.init == value.name;
-    if (!used) continue;
+    if (!wanted.contains(value.name)) continue;
     lowered.tensor_types.emplace_back(value.name, value.type);
     lowered.tensors.emplace_back(value.name, value.data);
   }

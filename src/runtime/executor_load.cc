@@ -48,7 +48,7 @@ Status fill_buffers(State& state) {
                   buffer.name)
           .with_code(ExitCode::kPlan);
     }
-    const Bytes& value = *found->second;
+    const Bytes value = found->second->made();
     if (static_cast<int64_t>(value.size) != buffer.type.bytes()) {
       return fail("the initial value '{}' has {} bytes, buffer '{}' is {}", buffer.init, value.size,
                   buffer.name, to_string(buffer.type))

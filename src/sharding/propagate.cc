@@ -271,13 +271,14 @@ bool Propagation::has_equal_blocks(ValueId id, const Layout& layout) {
   if (!fresh) return known->second;
   const Value& value = graph_.value(id);
   if (static_cast<int64_t>(value.data.size) != value.type.bytes()) return false;
+  const Bytes data = value.data.made();
   int64_t outer = layout.outer;
   for (int d = 0; d < layout.dim; ++d) outer *= value.type.shape[static_cast<size_t>(d)];
   if (value.type.bytes() == 0) return known->second = true;
   size_t block = value.data.size / static_cast<size_t>(outer * shards_);
   bool equal = true;
   for (int64_t o = 0; o < outer; ++o) {
-    const std::byte* first = value.data.data + static_cast<size_t>(o * shards_) * block;
+    const std::byte* first = data.data + static_cast<size_t>(o * shards_) * block;
     for (int64_t s = 1; s < shards_ && equal; ++s) {
       equal = std::memcmp(first, first + static_cast<size_t>(s) * block, block) == 0;
     }

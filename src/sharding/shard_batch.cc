@@ -21,9 +21,10 @@ Bytes first_block(const Value& value, const Layout& layout, int64_t shards) {
   for (int d = 0; d < layout.dim; ++d) outer *= value.type.shape[static_cast<size_t>(d)];
   size_t stride = value.data.size / static_cast<size_t>(std::max<int64_t>(outer, 1));
   size_t block = stride / static_cast<size_t>(shards);
+  const Bytes data = value.data.made();
   std::string bytes;
   for (size_t o = 0; block > 0 && o < static_cast<size_t>(outer); ++o) {
-    bytes += as_text(value.data.span().subspan(o * stride, block));
+    bytes += as_text(data.span().subspan(o * stride, block));
   }
   return Bytes::copy_of(bytes.data(), bytes.size());
 }

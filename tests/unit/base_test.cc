@@ -339,6 +339,26 @@ TEST_F(BaseFiles, WhatCannotBeReadIsNamed) {
   EXPECT_TRUE(read_text_file(large, 3000).ok());
 }
 
+TEST(Digest, OfPartsIsThatOfTheWhole) {
+  const std::string text(100'000, 'x');
+  Digester parts;
+  EXPECT_EQ(parts.digest(), digest(""));
+  for (size_t at = 0; at < text.size(); at += 777)
+    parts.add(std::string_view(text).substr(at, 777));
+  EXPECT_EQ(parts.digest(), digest(text));
+}
+
+TEST(BytesTest, DeferredOnesAreMadeForEachCall) {
+  int made = 0;
+  const Bytes bytes = Bytes::deferred(3, [&] { return ++made, Bytes::copy_of("abc", 3); });
+  EXPECT_EQ(bytes.data, nullptr);
+  EXPECT_EQ(bytes.size, 3u);
+  EXPECT_EQ(as_text(bytes.made().span()), "abc");
+  EXPECT_EQ(as_text(bytes.made().made().span()), "abc");
+  EXPECT_EQ(made, 2);
+  EXPECT_EQ(Bytes::deferred(0, [] { return Bytes(); }).made().size, 0u);
+}
+
 TEST(Digest, IsXxh3OfAllBytes) {
   EXPECT_EQ(digest(""), "99aa06d3014798d86001c324468d497f");  // the published value for no input
   EXPECT_NE(digest("a"), digest("b"));

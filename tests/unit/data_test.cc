@@ -119,6 +119,21 @@ TEST_F(DataTest, SafetensorsRoundTrip) {
   EXPECT_EQ(read("t.safetensors"), once);
 }
 
+TEST_F(DataTest, SafetensorsInPartsAreTheSameBytes) {
+  const std::vector<NamedTensor> tensors = {
+      tensor<float>("a", DType::kF32, {3}, {1, 2, 3}),
+      {"b", {DType::kI64, {2}}, Bytes::deferred(16, [] { return Bytes::zeros(16); })},
+      tensor<float>("c", DType::kF32, {0}, {})};
+  ASSERT_TRUE(write_safetensors(path("whole"), tensors));
+  const auto digest_of_file = write_safetensors_part(path("parts"), tensors);
+  ASSERT_TRUE(digest_of_file);
+  EXPECT_EQ(read("parts"), read("whole"));
+  EXPECT_EQ(*digest_of_file, digest(read("parts")));
+  const auto again = write_safetensors_part(path("parts"), tensors);
+  ASSERT_FALSE(again);
+  EXPECT_EQ(again.error().code, ExitCode::kStorage);
+}
+
 TEST_F(DataTest, SafetensorsTruncations) {
   ASSERT_TRUE(write_safetensors(
       path("t.safetensors"),
@@ -140,6 +155,7 @@ TEST_F(DataTest, SafetensorsFaults) {
   const Case cases[] = {
       {"[]", 0, "the header is not a JSON object"},
       {"{\"x\":", 0, "the header is not a JSON object"},
+      {"{\"x\":{},\"y\":{},\"x\":{}}", 0, "two tensors are named 'x'"},
       {one("\"dtype\":\"F32\",\"shape\":[2]"), 8, "tensor 'x' needs dtype, shape and data_offsets"},
       {one("\"dtype\":\"U7\",\"shape\":[2],\"data_offsets\":[0,8]"), 8,
        "tensor 'x' has the element type 'U7', which is not supported"},

@@ -130,7 +130,7 @@ inline Sources random_sources(const Graph& graph, unsigned seed, int64_t int_hig
     if (value.kind == ValueKind::kNode) continue;
     std::vector<double>& data = sources[value.name];
     if (value.data.size > 0) {
-      data = elements(value.type, value.data);
+      data = elements(value.type, value.data.made());
       continue;
     }
     bool is_state = value.kind == ValueKind::kState;  // positive: an optimizer takes its root
