@@ -16,6 +16,18 @@
 
 namespace piper {
 
+enum class OptimizerKind { kSgd, kAdam, kAdamW, kAdagrad, kOnnxAdam };  // ops/optimizer.cc
+struct OptimizerSpec {
+  OptimizerKind kind = OptimizerKind::kSgd;
+  double momentum = 0, dampening = 0;             // SGD
+  bool nesterov = false;                          // SGD
+  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;  // Adam, AdamW, Adagrad, ONNX's Adam
+  double lr_decay = 0, accumulator = 0;           // Adagrad; its first accumulator
+  double weight_decay_after = 0;                  // ONNX's Adam
+  int64_t count = 0;                              // updates before step 0: all but Adam and AdamW
+  bool operator==(const OptimizerSpec&) const = default;
+};
+
 // One group of parameters with common optimizer settings; the first group whose glob matches a parameter's scope or
 // name wins; a last group "**" holds the defaults.
 struct ParamGroup {
@@ -23,14 +35,8 @@ struct ParamGroup {
   SourceSpan at;
   double lr = 1e-3;
   double weight_decay = 0;
-};
-
-enum class OptimizerKind { kSgd, kAdam, kAdamW };
-struct OptimizerSpec {
-  OptimizerKind kind = OptimizerKind::kSgd;
-  double momentum = 0, dampening = 0;       // SGD
-  bool nesterov = false;                    // SGD
-  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;  // Adam, AdamW
+  std::optional<OptimizerSpec> optimizer = {};  // of its own
+  std::vector<std::string> names = {};          // instead of `match`: the parameters themselves
 };
 
 // lr(t) for step t = 0, 1, …: base × min(1, (t+1)/warmup) × decay, decay = 1, or for cosine over `total` steps

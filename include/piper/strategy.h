@@ -123,6 +123,7 @@ struct Strategy {
   std::variant<std::monostate, std::string, CrossEntropyLoss> loss;  // none, an output's name, or cross-entropy
   SourceSpan loss_at;
   TrainSpec train;
+  bool has_optimizer = false;    // train: {optimizer: …} is given
   uint64_t seed = 0;
   Annotate annotate;
   std::vector<Split> splits;

@@ -1,5 +1,7 @@
 #include "groups.h"
 
+#include <algorithm>
+
 namespace piper {
 namespace {
 
@@ -20,10 +22,16 @@ Result<std::vector<const ParamGroup*>> groups_of(const std::vector<Param>& param
                                                  const std::vector<ParamGroup>& groups) {
   std::vector<const ParamGroup*> result(params.size());
   for (size_t g = 0; g < groups.size(); ++g) {
-    PIPER_ASSIGN(const Glob glob, Glob::parse(groups[g].match, groups[g].at));
+    const std::vector<std::string>& names = groups[g].names;
+    Glob glob;
+    if (names.empty()) {
+      PIPER_ASSIGN(glob, Glob::parse(groups[g].match, groups[g].at));
+    }
     bool matched = false, won = false;
     for (size_t p = 0; p < params.size(); ++p) {
-      if (!glob.match(params[p].scope) && !glob.match(params[p].name)) continue;
+      const bool is_in = names.empty() ? glob.match(params[p].scope) || glob.match(params[p].name)
+                                       : std::count(names.begin(), names.end(), params[p].name) > 0;
+      if (!is_in) continue;
       matched = true;
       if (result[p]) continue;
       result[p] = &groups[g];

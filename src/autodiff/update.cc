@@ -38,20 +38,23 @@ class Update {
   void optimize(const Param& param, const ParamGroup& group) {
     const ValueId rate = learning_rate(group.lr);
     const TensorType type = graph_.value(param.value).type;
+    const OptimizerSpec& spec = group.optimizer ? *group.optimizer : train_.optimizer;
     std::vector<ValueId> inputs{param.value, param.gradient}, states;
-    const bool sgd = train_.optimizer.kind == OptimizerKind::kSgd;
-    if (!sgd) {
+    const bool sgd = spec.kind == OptimizerKind::kSgd;
+    if (spec.kind == OptimizerKind::kAdagrad) {
+      states = {add_state(param.name + ".sum", type)};
+      graph_.value(states[0]).fill = spec.accumulator;
+    } else if (!sgd) {
       states = {add_state(param.name + ".exp_avg", type),
                 add_state(param.name + ".exp_avg_sq", type)};
-    } else if (train_.optimizer.momentum != 0) {
+    } else if (spec.momentum != 0) {
       states = {add_state(param.name + ".momentum", type)};
     }
     inputs.insert(inputs.end(), states.begin(), states.end());
     if (sgd && states.empty()) inputs.emplace_back();
     inputs.insert(inputs.end(), {rate, clip_, graph_.step});
-    const std::vector<ValueId> next =
-        emit(sgd ? "Sgd" : "AdamW", param.name + ".next", param.scope, std::move(inputs),
-             sgd ? sgd_attrs(group) : adam_attrs(group));
+    const std::vector<ValueId> next = emit(op_of(spec.kind), param.name + ".next", param.scope,
+                                           std::move(inputs), attrs_of(spec, group.weight_decay));
     graph_.updates.push_back({param.value, next[0]});
     for (size_t i = 0; i < states.size(); ++i) graph_.updates.push_back({states[i], next[i + 1]});
   }
@@ -94,18 +97,43 @@ class Update {
                                 {"min_ratio", schedule.min_ratio}})[0];
   }
 
-  Attrs sgd_attrs(const ParamGroup& group) const {
-    return {{"momentum", train_.optimizer.momentum},
-            {"dampening", train_.optimizer.dampening},
-            {"nesterov", int64_t{train_.optimizer.nesterov}},
-            {"weight_decay", group.weight_decay}};
+  static std::string_view op_of(OptimizerKind kind) {
+    switch (kind) {
+      case OptimizerKind::kSgd:
+        return "Sgd";
+      case OptimizerKind::kAdagrad:
+        return "Adagrad";
+      case OptimizerKind::kOnnxAdam:
+        return "OnnxAdam";
+      case OptimizerKind::kAdam:
+      case OptimizerKind::kAdamW:
+        break;
+    }
+    return "AdamW";
   }
-  Attrs adam_attrs(const ParamGroup& group) const {
-    return {{"beta1", train_.optimizer.beta1},
-            {"beta2", train_.optimizer.beta2},
-            {"eps", train_.optimizer.eps},
-            {"weight_decay", group.weight_decay},
-            {"decoupled", int64_t{train_.optimizer.kind == OptimizerKind::kAdamW}}};
+
+  static Attrs attrs_of(const OptimizerSpec& spec, double weight_decay) {
+    Attrs attrs{{"weight_decay", weight_decay}};
+    if (spec.count != 0) attrs.set("count", spec.count);
+    if (spec.kind == OptimizerKind::kSgd) {
+      attrs.set("momentum", spec.momentum);
+      attrs.set("dampening", spec.dampening);
+      attrs.set("nesterov", int64_t{spec.nesterov});
+      return attrs;
+    }
+    attrs.set("eps", spec.eps);
+    if (spec.kind == OptimizerKind::kAdagrad) {
+      attrs.set("lr_decay", spec.lr_decay);
+      return attrs;
+    }
+    attrs.set("beta1", spec.beta1);
+    attrs.set("beta2", spec.beta2);
+    if (spec.kind == OptimizerKind::kOnnxAdam) {
+      attrs.set("weight_decay_after", spec.weight_decay_after);
+    } else {
+      attrs.set("decoupled", int64_t{spec.kind == OptimizerKind::kAdamW});
+    }
+    return attrs;
   }
 
   Graph& graph_;

@@ -67,6 +67,8 @@ constexpr Field kOptimizer[] = {
     {"sgd", kOne, kOptional, "Stochastic gradient descent.", "sgd"},
     {"adam", kOne, kOptional, "Adam; weight decay is added to the gradient.", "adam"},
     {"adamw", kOne, kOptional, "Adam with decoupled weight decay.", "adam"},
+    {"adagrad", kOne, kOptional, "Adagrad.", "adagrad"},
+    {"onnx_adam", kOne, kOptional, "Adam as ai.onnx.preview.training defines it.", "onnx_adam"},
 };
 constexpr Field kSgd[] = {
     {"lr", kReal, kOptional, "Learning rate. Default 1e-3."},
@@ -80,6 +82,20 @@ constexpr Field kAdam[] = {
     {"betas", kReals, kOptional, "Two decay rates. Default [0.9, 0.999]."},
     {"eps", kReal, kOptional, "Default 1e-8."},
     {"weight_decay", kReal, kOptional, "Default 0 for adam, 1e-2 for adamw."},
+};
+constexpr Field kAdagrad[] = {
+    {"lr", kReal, kOptional, "Learning rate. Default 1e-2."},
+    {"lr_decay", kReal, kOptional, "Divides the rate by 1 + step * lr_decay. Default 0."},
+    {"eps", kReal, kOptional, "Default 1e-10."},
+    {"weight_decay", kReal, kOptional, "Default 0."},
+    {"initial_accumulator_value", kReal, kOptional, "Default 0."},
+};
+constexpr Field kOnnxAdam[] = {
+    {"lr", kReal, kOptional, "Learning rate. Default 1e-3."},
+    {"betas", kReals, kOptional, "Two decay rates. Default [0.9, 0.999]."},
+    {"eps", kReal, kOptional, "Joins the root as it is. Default 1e-6."},
+    {"weight_decay", kReal, kOptional, "norm_coefficient. Default 0."},
+    {"weight_decay_after", kReal, kOptional, "norm_coefficient_post. Default 0."},
 };
 constexpr Field kGroup[] = {
     {"match", kGlob, kRequired, "Parameters: a pattern over their paths."},
@@ -162,6 +178,8 @@ constexpr Object kObjects[] = {
     {"optimizer", kOptimizer, true},
     {"sgd", kSgd},
     {"adam", kAdam},
+    {"adagrad", kAdagrad},
+    {"onnx_adam", kOnnxAdam},
     {"group", kGroup},
     {"schedule", kSchedule},
     {"cosine", kCosine},

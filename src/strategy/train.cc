@@ -1,4 +1,6 @@
 // train: optimizer, parameter groups, clipping, learning rate, batch.
+#include <algorithm>
+
 #include "sections.h"
 
 namespace piper {
@@ -57,21 +59,37 @@ Status read_sgd(const Fields& map, const Scope& scope, OptimizerSpec& out) {
   return ok_status();
 }
 
+struct OptimizerName {
+  std::string_view key, fields;
+  OptimizerKind kind;
+};
+constexpr OptimizerName kOptimizers[] = {
+    {"sgd", "sgd", OptimizerKind::kSgd},
+    {"adam", "adam", OptimizerKind::kAdam},
+    {"adamw", "adam", OptimizerKind::kAdamW},
+    {"adagrad", "adagrad", OptimizerKind::kAdagrad},
+    {"onnx_adam", "onnx_adam", OptimizerKind::kOnnxAdam},
+};
+
 // The optimizer, and in `defaults` what groups inherit.
 Status read_optimizer(const Fields& map, const Scope& scope, OptimizerSpec& out,
                       ParamGroup& defaults) {
   const yaml::Entry& given = map.only();
-  const bool sgd = given.key.text == "sgd";
-  out.kind = sgd                         ? OptimizerKind::kSgd
-             : given.key.text == "adamw" ? OptimizerKind::kAdamW
-                                         : OptimizerKind::kAdam;
-  PIPER_ASSIGN(const Fields parts, fields::read(given.value, given.key.at, sgd ? "sgd" : "adam"));
+  const OptimizerName& name = *std::find_if(std::begin(kOptimizers), std::end(kOptimizers),
+                                            [&](const auto& o) { return o.key == given.key.text; });
+  out.kind = name.kind;
+  PIPER_ASSIGN(const Fields parts, fields::read(given.value, given.key.at, name.fields));
   defaults.at = given.key.at;
   if (out.kind == OptimizerKind::kAdamW) defaults.weight_decay = 1e-2;
+  if (out.kind == OptimizerKind::kAdagrad) defaults.lr = 1e-2, out.eps = 1e-10;
+  if (out.kind == OptimizerKind::kOnnxAdam) out.eps = 1e-6;
   PIPER_TRY(real(parts, "lr", scope, kNotNegative, defaults.lr));
   PIPER_TRY(real(parts, "weight_decay", scope, kNotNegative, defaults.weight_decay));
-  if (sgd) return read_sgd(parts, scope, out);
+  if (out.kind == OptimizerKind::kSgd) return read_sgd(parts, scope, out);
   PIPER_TRY(real(parts, "eps", scope, kPositive, out.eps));
+  PIPER_TRY(real(parts, "lr_decay", scope, kNotNegative, out.lr_decay));
+  PIPER_TRY(real(parts, "initial_accumulator_value", scope, kNotNegative, out.accumulator));
+  PIPER_TRY(real(parts, "weight_decay_after", scope, kUnit, out.weight_decay_after));
   return read_betas(parts, scope, out);
 }
 
@@ -143,6 +161,7 @@ Status read_train(const yaml::Entry* entry, const Scope& scope, Strategy& out) {
   TrainSpec& train = out.train;
   if (entry != nullptr) {
     PIPER_ASSIGN(const Fields map, fields::read(entry->value, entry->key.at, "train"));
+    out.has_optimizer = map["optimizer"] != nullptr;
     PIPER_TRY(child(map, "optimizer", "optimizer", [&](const Fields& parts) {
       return read_optimizer(parts, scope, train.optimizer, defaults);
     }));

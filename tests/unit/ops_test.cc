@@ -256,12 +256,13 @@ TEST(Ops, WhatHasNoGradient) {
   for (const OpDef* def : all_ops()) {
     if (!def->gradient) names.emplace_back(def->name);
   }
-  EXPECT_EQ(join(names, " "),
-            "AdamW And AttentionGrad ClipFactor CrossEntropyGrad Equal Fill GatherGrad GeluGrad "
-            "GlobalNorm Greater GreaterOrEqual IsNaN LabelCount LayerNormGradParams "
-            "LayerNormGradX LearningRate Less LessOrEqual LogSoftmaxGrad NextStep Not Or "
-            "ReduceProdGrad Sgd "
-            "SoftmaxGrad StepSum SumSquares Xor");
+  EXPECT_EQ(
+      join(names, " "),
+      "Adagrad AdamW And AttentionGrad ClipFactor CrossEntropyGrad Equal Fill GatherGrad GeluGrad "
+      "GlobalNorm Greater GreaterOrEqual IsNaN LabelCount LayerNormGradParams "
+      "LayerNormGradX LearningRate Less LessOrEqual LogSoftmaxGrad NextStep Not OnnxAdam Or "
+      "ReduceProdGrad Sgd "
+      "SoftmaxGrad StepSum SumSquares Xor");
 }
 
 // ---- Loops ------------------------------------------------------------------------------------

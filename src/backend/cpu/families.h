@@ -60,6 +60,8 @@ Result<KernelPtr> make_clip_factor(const Use& use);
 Result<KernelPtr> make_learning_rate(const Use& use);
 Result<KernelPtr> make_next_step(const Use& use);
 Result<KernelPtr> make_sgd(const Use& use);
+Result<KernelPtr> make_adagrad(const Use& use);
 Result<KernelPtr> make_adamw(const Use& use);
+Result<KernelPtr> make_onnx_adam(const Use& use);
 
 }  // namespace piper::cpu

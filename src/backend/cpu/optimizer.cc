@@ -84,7 +84,8 @@ Result<KernelPtr> make_global_norm(const Use& use) {
   PIPER_TRY(want_real(use));
   std::vector<int64_t> elements;  // of each input: a scalar or a vector of sums
   for (size_t i = 0; i < count; ++i) {
-    if (use.in(i).size() != 1 || use.inputs[i].dtype != DType::kF64) PIPER_TRY(want_scalar(use, i, kRealScalar));
+    if (use.in(i).size() != 1 || use.inputs[i].dtype != DType::kF64)
+      PIPER_TRY(want_scalar(use, i, kRealScalar));
     elements.push_back(num_elements(use.in(i)));
   }
   return make_kernel(InPlace::kYes, [count, elements](Pointers p, std::byte*) {
@@ -151,6 +152,7 @@ Result<KernelPtr> make_sgd(const Use& use) {
   PIPER_ASSIGN(s.weight_decay, use.real_or("weight_decay", 0));
   PIPER_ASSIGN(const int64_t nesterov, use.integer_or("nesterov", 0));
   s.nesterov = nesterov != 0;
+  PIPER_ASSIGN(const int64_t before, use.integer_or("count", 0));
   PIPER_WANT(buffered == (s.momentum != 0), "momentum={} {} a buffer", s.momentum,
              buffered ? "with" : "without");
   const int64_t count = num_elements(use.in(0));
@@ -160,9 +162,56 @@ Result<KernelPtr> make_sgd(const Use& use) {
       SgdStep now = s;
       now.lr = *input<double>(p, 3);
       now.gradient_scale = clip_factor(p, 4);
-      now.first = *input<int64_t>(p, 5) == 0;
+      now.first = *input<int64_t>(p, 5) + before == 0;
       run(input<T>(p, 0), input<T>(p, 1), input<T>(p, 2), output<T>(p, 6),
           buffered ? output<T>(p, 7) : nullptr, count, now);
+    });
+  });
+}
+
+Result<KernelPtr> make_onnx_adam(const Use& use) {
+  PIPER_TRY(check_update(use, 2));
+  AdamStep s{};
+  s.keep = s.root_correction = 1;
+  PIPER_ASSIGN(s.beta1, use.real_or("beta1", 0.9));
+  PIPER_ASSIGN(s.beta2, use.real_or("beta2", 0.999));
+  PIPER_ASSIGN(s.eps, use.real_or("eps", 1e-6));
+  PIPER_ASSIGN(s.weight_decay, use.real_or("weight_decay", 0));
+  PIPER_ASSIGN(s.shrink_after, use.real_or("weight_decay_after", 0));
+  PIPER_ASSIGN(const int64_t before, use.integer_or("count", 0));
+  const int64_t count = num_elements(use.in(0));
+  return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
+    using T = decltype(zero);
+    return make_kernel(InPlace::kYes, [=, run = update_fns<T>().adam](Pointers p, std::byte*) {
+      AdamStep now = s;
+      const auto t = static_cast<double>(*input<int64_t>(p, 6) + before);
+      now.gradient_scale = clip_factor(p, 5);
+      now.step_size = *input<double>(p, 4);
+      if (t > 0) now.step_size *= std::sqrt(1 - std::pow(s.beta2, t)) / (1 - std::pow(s.beta1, t));
+      run(input<T>(p, 0), input<T>(p, 1), input<T>(p, 2), input<T>(p, 3), output<T>(p, 7),
+          output<T>(p, 8), output<T>(p, 9), count, now);
+    });
+  });
+}
+
+Result<KernelPtr> make_adagrad(const Use& use) {
+  PIPER_TRY(check_update(use, 1));
+  AdagradStep s{};
+  double lr_decay = 0;
+  PIPER_ASSIGN(lr_decay, use.real_or("lr_decay", 0));
+  PIPER_ASSIGN(s.eps, use.real_or("eps", 1e-6));
+  PIPER_ASSIGN(s.weight_decay, use.real_or("weight_decay", 0));
+  PIPER_ASSIGN(const int64_t before, use.integer_or("count", 0));
+  const int64_t count = num_elements(use.in(0));
+  return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
+    using T = decltype(zero);
+    return make_kernel(InPlace::kYes, [=, run = update_fns<T>().adagrad](Pointers p, std::byte*) {
+      AdagradStep now = s;
+      const auto t = static_cast<double>(*input<int64_t>(p, 5) + before);
+      now.gradient_scale = clip_factor(p, 4);
+      now.step_size = *input<double>(p, 3) / (1 + t * lr_decay);
+      run(input<T>(p, 0), input<T>(p, 1), input<T>(p, 2), output<T>(p, 6), output<T>(p, 7), count,
+          now);
     });
   });
 }

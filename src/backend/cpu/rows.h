@@ -70,8 +70,12 @@ struct AdamStep {
   double step_size;        // lr / (1 - beta1^t)
   double root_correction;  // sqrt(1 - beta2^t)
   double gradient_scale, beta1, beta2, eps;
-  double keep;          // what decoupled weight decay leaves of p: 1 - lr × decay
-  double weight_decay;  // added to the gradient; 0 when decoupled
+  double keep;              // what decoupled weight decay leaves of p: 1 - lr × decay
+  double weight_decay;      // added to the gradient; 0 when decoupled
+  double shrink_after = 0;  // the part of the new p that is taken off it
+};
+struct AdagradStep {
+  double step_size, gradient_scale, eps, weight_decay;
 };
 template <class T>
 struct UpdateFns {
@@ -80,6 +84,8 @@ struct UpdateFns {
               const SgdStep& s);
   void (*adam)(const T* p, const T* g, const T* m, const T* v, T* p_out, T* m_out, T* v_out,
                int64_t n, const AdamStep& s);
+  void (*adagrad)(const T* p, const T* g, const T* h, T* p_out, T* h_out, int64_t n,
+                  const AdagradStep& s);
 };
 
 template <class T>

@@ -41,7 +41,7 @@ void adam(const T* p, const T* g, const T* m, const T* v, T* p_out, T* m_out, T*
   const hn::ScalableTag<T> d;
   const auto scale = constant(d, s.gradient_scale), shrink = constant(d, 1 - s.keep);
   const auto decay = constant(d, s.weight_decay), eps = constant(d, s.eps);
-  const auto beta2 = constant(d, s.beta2);
+  const auto beta2 = constant(d, s.beta2), after = constant(d, s.shrink_after);
   const auto fresh1 = constant(d, 1 - s.beta1), fresh2 = constant(d, 1 - s.beta2);
   const auto step_size = constant(d, s.step_size), root = constant(d, s.root_correction);
   each_vector(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
@@ -57,12 +57,31 @@ void adam(const T* p, const T* g, const T* m, const T* v, T* p_out, T* m_out, T*
     const auto below = hn::Add(hn::Div(hn::Sqrt(v_new), root), eps);
     // p is rounded once, and no rounded factor near 1 drifts over the steps.
     const auto less = hn::MulAdd(step_size, hn::Div(m_new, below), hn::Mul(shrink, old));
-    store_first(d, hn::Sub(old, less), p_out + i, count);
+    auto next = hn::Sub(old, less);
+    if (s.shrink_after != 0) next = hn::NegMulAdd(after, next, next);
+    store_first(d, next, p_out + i, count);
   });
 }
 
-UpdateFns<float> UpdatesF32() { return {sgd<float>, adam<float>}; }
-UpdateFns<double> UpdatesF64() { return {sgd<double>, adam<double>}; }
+template <class T>
+void adagrad(const T* p, const T* g, const T* h, T* p_out, T* h_out, int64_t n,
+             const AdagradStep& s) {
+  const hn::ScalableTag<T> d;
+  const auto scale = constant(d, s.gradient_scale), eps = constant(d, s.eps);
+  const auto decay = constant(d, s.weight_decay), step_size = constant(d, s.step_size);
+  each_vector(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
+    const auto old = load_first(d, p + i, count, T{0});
+    auto grad = hn::Mul(load_first(d, g + i, count, T{0}), scale);
+    if (s.weight_decay != 0) grad = hn::MulAdd(decay, old, grad);
+    const auto next = hn::MulAdd(grad, grad, load_first(d, h + i, count, T{0}));
+    store_first(d, next, h_out + i, count);
+    const auto part = hn::Div(grad, hn::Add(hn::Sqrt(next), eps));
+    store_first(d, hn::NegMulAdd(step_size, part, old), p_out + i, count);
+  });
+}
+
+UpdateFns<float> UpdatesF32() { return {sgd<float>, adam<float>, adagrad<float>}; }
+UpdateFns<double> UpdatesF64() { return {sgd<double>, adam<double>, adagrad<double>}; }
 
 }  // namespace piper::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
