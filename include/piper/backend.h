@@ -27,11 +27,14 @@ class Backend {
   virtual void sum(std::byte* to, std::span<const std::byte* const> from, DType dtype, int64_t count) = 0;
 };
 
+// Pins the calling thread to a core (a number of sched_getaffinity); false where the system refuses.
+bool pin_to_core(int core);
 // What the kernels of a thread may allocate for themselves (a plan's scratch_bytes).
 inline constexpr int64_t kKernelScratchBytes = int64_t{4} << 20;
 
 struct CpuOptions {
-  int threads = 1;  // for one launch; more than 1 has no effect yet: it runs on the calling thread
+  int threads = 1;  // that share the work of a launch: the caller's and threads - 1 more; the bits are the same for any number
+  std::vector<int> cores;  // by thread: where it is pinned; the caller pins its own. Empty: nowhere
 };
 std::unique_ptr<Backend> make_cpu_backend(const CpuOptions& options = {});
 // What a null backend was asked to do. Its `copy`, `fill` and `sum` leave memory as it is.

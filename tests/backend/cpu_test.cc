@@ -1,13 +1,14 @@
 // The CPU kernels of training: normalisation, loss, optimizers; and that a launch allocates
 // nothing.
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <new>
 
 #include "cpu_harness.h"
 
 namespace {
-int64_t news = 0;  // calls of operator new in this process
+std::atomic<int64_t> news{0};  // calls of operator new in this process
 }
 __attribute__((noinline)) void* operator new(size_t size) {
   ++news;
@@ -292,6 +293,109 @@ TEST(Launch, AllocatesNothing) {
   backend->launch(bound);
   const int64_t before = news;
   backend->launch(bound);
+  EXPECT_EQ(news, before);
+}
+
+// ---- Threads -------------------------------------------------------------------------
+
+using Bits = std::vector<std::vector<std::byte>>;  // of all arguments after a run
+
+Bits run_threads(const Program& p, const std::vector<Bytes>& data, int threads) {
+  auto backend = make_cpu_backend(CpuOptions{threads, {}});
+  std::vector<std::byte*> args;
+  for (size_t a = 0; a < data.size(); ++a) {
+    args.push_back(*backend->allocate(p.values[a].bytes()));
+    std::memcpy(args.back(), data[a].data, data[a].size);
+  }
+  const auto loaded = backend->load(p);
+  EXPECT_TRUE(loaded.ok()) << loaded.error().message;
+  const int32_t bound = *backend->bind(*loaded, args, nullptr);
+  for (int i = 0; i < 3; ++i) backend->launch(bound);
+  Bits bits;
+  for (size_t a = 0; a < data.size(); ++a)
+    bits.emplace_back(args[a], args[a] + p.values[a].bytes());
+  return bits;
+}
+
+// Enough of everything for four threads, in sizes that no number of threads divides.
+TEST(Threads, GiveTheSameBitsInAnyNumber) {
+  Random random(31);
+  Program p;
+  std::vector<Bytes> data;
+  const auto value = [&](Shape shape) {
+    const Tensor t = random.uniform(DType::kF32, std::move(shape), -1, 1);
+    p.values.push_back(t.type);
+    data.push_back(pack(t));
+    return static_cast<int32_t>(p.values.size()) - 1;
+  };
+  const auto scalar_value = [&](DType type, double v) {
+    const Tensor t = scalar(type, v);
+    p.values.push_back(t.type);
+    data.push_back(pack(t));
+    return static_cast<int32_t>(p.values.size()) - 1;
+  };
+  const int64_t m = 403, k = 211, n = 190;
+  const Attrs ta{{"trans_a", int64_t{1}}}, tb{{"trans_b", int64_t{1}}};
+  Attrs add = ta;
+  add.set("accumulate", int64_t{1});
+  const int32_t a = value({m, k}), b = value({k, n}), at = value({k, m}), bt = value({n, k});
+  const int32_t wide = value({k, 1111}), batched = value({3, m, k}), batched_b = value({3, k, n});
+  const int32_t x = value({m, n}), bias = value({n}), rows = value({m, 1}), old = value({m, n});
+  const auto out = [&](Shape shape) { return value(std::move(shape)); };
+  const auto op = [&](const char* name, Attrs attrs, std::vector<int32_t> in,
+                      std::vector<int32_t> outs) {
+    p.ops.push_back({name, std::move(attrs), std::move(in), std::move(outs)});
+  };
+  op("MatMul", {}, {a, b}, {out({m, n})});
+  op("MatMul", tb, {a, bt}, {out({m, n})});
+  op("MatMul", ta, {at, b}, {out({m, n})});
+  op("MatMul", add, {at, b, old}, {out({m, n})});
+  op("MatMul", add, {at, b, old}, {old});
+  op("MatMul", {}, {a, wide}, {out({m, 1111})});
+  op("MatMul", {}, {batched, batched_b}, {out({3, m, n})});
+  op("Add", {}, {x, bias}, {out({m, n})});
+  op("Fused", {{"expr", std::string("0 1 Add =0 2 Mul Tanh @0 Exp")}}, {x, bias, rows},
+     {out({m, n}), out({m, n})});
+  op("Softmax", {{"axis", int64_t{1}}}, {x}, {out({m, n})});
+  const int32_t mean = out({m, 1}), rstd = out({m, 1});
+  op("LayerNorm", {{"axis", int64_t{-1}}}, {x, bias, bias}, {out({m, n}), mean, rstd});
+  op("LayerNormGradX", {{"axis", int64_t{-1}}}, {x, old, bias, mean, rstd}, {out({m, n})});
+  const int32_t lr = scalar_value(DType::kF64, 0.1), step = scalar_value(DType::kI64, 3);
+  const int32_t w = value({40000}), g = value({40000}), m1 = value({40000});
+  const int32_t m2 = out({40000});
+  std::memset(const_cast<std::byte*>(data.back().data), 0,
+              data.back().size);  // no root of it is NaN
+  op("AdamW", {}, {w, g, m1, m2, lr, -1, step}, {w, m1, m2});
+  const Shape heads{3, 70, 5, 16};
+  const int32_t q = value(heads), key = value(heads), v = value(heads), dy = value(heads);
+  const int32_t y = out(heads), lse = out({3, 5, 70});
+  const Attrs attention{
+      {"causal", int64_t{1}}, {"scale", 0.25}, {"tokens_first", List{1, 1, 1, 1}}};
+  op("Attention", attention, {q, key, v}, {y, lse});
+  op("AttentionGrad", attention, {q, key, v, y, lse, dy}, {out(heads), out(heads), out(heads)});
+  p.num_args = static_cast<int32_t>(p.values.size());
+  p.offsets.assign(p.values.size(), -1);
+  const Bits one = run_threads(p, data, 1);
+  for (int threads : {2, 3, 4}) EXPECT_TRUE(run_threads(p, data, threads) == one) << threads;
+  p.ops[0].attrs.set("trans_a", int64_t{0});  // the control: another program shows
+  p.ops[7].op = "Sub";
+  EXPECT_FALSE(run_threads(p, data, 2) == one);
+}
+
+TEST(Threads, LaunchWithoutAllocation) {
+  const TensorType x{DType::kF32, {512, 256}}, w{DType::kF32, {256, 256}};
+  Program p;
+  p.values = {x, w, x, x};
+  p.num_args = 4;
+  p.offsets.assign(4, -1);
+  p.ops = {{"MatMul", {}, {0, 1}, {2}}, {"Tanh", {}, {2}, {3}}};
+  auto backend = make_cpu_backend(CpuOptions{2, {}});
+  std::vector<std::byte*> args;
+  for (const TensorType& type : p.values) args.push_back(*backend->allocate(type.bytes()));
+  const int32_t bound = *backend->bind(*backend->load(p), args, nullptr);
+  backend->launch(bound);
+  const int64_t before = news;
+  for (int i = 0; i < 5; ++i) backend->launch(bound);
   EXPECT_EQ(news, before);
 }
 

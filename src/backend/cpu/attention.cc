@@ -6,6 +6,7 @@
 
 #include "families.h"
 #include "gemm.h"
+#include "piper/backend.h"
 #include "rows.h"
 
 namespace piper::cpu {
@@ -95,7 +96,10 @@ template <class T>
 class Attention {
  public:
   explicit Attention(const Form& form)
-      : f(form), fns(attention_fns<T>()), gemm(gemm_fn<T>()), block(std::min(kBlock, f.queries)) {}
+      : f(form), fns(attention_fns<T>()), gemm(gemm_fn<T>()), block(std::min(kBlock, f.queries)) {
+    while (block > 1 && scratch(true) * static_cast<int64_t>(sizeof(T)) > kKernelScratchBytes)
+      block = (block + 1) / 2;
+  }
 
   // Elements: tiles of scores and their adjoints, rows, and what products need.
   int64_t scratch(bool backward) const {
@@ -106,15 +110,12 @@ class Attention {
     return products + (backward ? 2 * block * f.keys + 2 * f.keys : block * f.keys);
   }
 
-  void forward(const T* q, const T* k, const T* v, const std::byte* mask, T* y, T* lse,
-               T* scratch) const {
-    for (int64_t b = 0; b < f.batch; ++b) {
-      for (int64_t h = 0; h < f.heads; ++h) {
-        const int64_t g = h / (f.heads / f.kv_heads);
-        head_forward(q + at(f.q, b, h), k + at(f.k, b, g), v + at(f.v, b, g), mask_of(mask, b, h),
-                     y + at(f.y, b, h), lse ? lse + (b * f.heads + h) * f.queries : nullptr,
-                     scratch);
-      }
+  void forward(const T* q, const T* k, const T* v, const std::byte* mask, T* y, T* lse, T* scratch,
+               int64_t begin, int64_t end) const {
+    for (int64_t unit = begin; unit < end; ++unit) {
+      const int64_t b = unit / f.heads, h = unit % f.heads, g = h / (f.heads / f.kv_heads);
+      head_forward(q + at(f.q, b, h), k + at(f.k, b, g), v + at(f.v, b, g), mask_of(mask, b, h),
+                   y + at(f.y, b, h), lse ? lse + unit * f.queries : nullptr, scratch);
     }
   }
 
@@ -123,28 +124,31 @@ class Attention {
     T *dq, *dk, *dv, *dmask;
   };
   void backward(const T* q, const T* k, const T* v, const std::byte* mask, const Adjoints& a,
-                T* scratch) const {
+                T* scratch, int64_t begin, int64_t end) const {
     if (a.dmask) std::fill_n(a.dmask, f.mask_elements, T{0});
     const int64_t repeat = f.heads / f.kv_heads;
-    for (int64_t b = 0; b < f.batch; ++b) {
-      for (int64_t g = 0; g < f.kv_heads; ++g) {
-        T *dk = a.dk + at(f.k, b, g), *dv = a.dv + at(f.v, b, g);
-        clear(dk, f.k.token, f.width);
-        clear(dv, f.v.token, f.v_width);
-        for (int64_t h = g * repeat; h < (g + 1) * repeat; ++h) {
-          Adjoints of_head = {a.y + at(f.y, b, h),
-                              a.lse + (b * f.heads + h) * f.queries,
-                              a.dy + at(f.y, b, h),
-                              a.dq + at(f.q, b, h),
-                              dk,
-                              dv,
-                              a.dmask};
-          if (a.dmask) of_head.dmask += b * f.mask[0] + h * f.mask[1];
-          head_backward(q + at(f.q, b, h), k + at(f.k, b, g), v + at(f.v, b, g),
-                        mask_of(mask, b, h), of_head, scratch);
-        }
+    for (int64_t unit = begin; unit < end; ++unit) {
+      const int64_t b = unit / f.kv_heads, g = unit % f.kv_heads;
+      T *dk = a.dk + at(f.k, b, g), *dv = a.dv + at(f.v, b, g);
+      clear(dk, f.k.token, f.width);
+      clear(dv, f.v.token, f.v_width);
+      for (int64_t h = g * repeat; h < (g + 1) * repeat; ++h) {
+        Adjoints of_head = {a.y + at(f.y, b, h),
+                            a.lse + (b * f.heads + h) * f.queries,
+                            a.dy + at(f.y, b, h),
+                            a.dq + at(f.q, b, h),
+                            dk,
+                            dv,
+                            a.dmask};
+        if (a.dmask) of_head.dmask += b * f.mask[0] + h * f.mask[1];
+        head_backward(q + at(f.q, b, h), k + at(f.k, b, g), v + at(f.v, b, g), mask_of(mask, b, h),
+                      of_head, scratch);
       }
     }
+  }
+  // Nanoseconds of a head, roughly: two products forward.
+  double work() const {
+    return 4.0 * static_cast<double>(f.queries * f.keys) * static_cast<double>(f.width) / 50;
   }
 
  private:
@@ -257,12 +261,12 @@ Result<KernelPtr> make_attention(const Use& use) {
   return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
     using T = decltype(zero);
     const Attention<T> kernel(form);
-    return make_kernel(
-        InPlace::kNo,
-        [=](Pointers p, std::byte* scratch) {
+    return make_units_kernel(
+        InPlace::kNo, form.batch * form.heads, kernel.work(),
+        [=](Pointers p, std::byte* scratch, int64_t begin, int64_t end) {
           kernel.forward(input<T>(p, 0), input<T>(p, 1), input<T>(p, 2), masked ? p[3] : nullptr,
                          output<T>(p, outputs), output<T>(p, outputs + 1),
-                         reinterpret_cast<T*>(scratch));
+                         reinterpret_cast<T*>(scratch), begin, end);
         },
         kernel.scratch(false) * static_cast<int64_t>(sizeof(T)));
   });
@@ -284,14 +288,16 @@ Result<KernelPtr> make_attention_grad(const Use& use) {
   return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
     using T = decltype(zero);
     const Attention<T> kernel(form);
-    return make_kernel(
-        InPlace::kNo,
-        [=](Pointers p, std::byte* scratch) {
+    // The heads add to one gradient of the mask: one thread does them all.
+    const int64_t units = form.batch * form.kv_heads;
+    return make_units_kernel(
+        InPlace::kNo, mask_grad ? 1 : units, kernel.work() * 3,
+        [=](Pointers p, std::byte* scratch, int64_t begin, int64_t end) {
           kernel.backward(
               input<T>(p, 0), input<T>(p, 1), input<T>(p, 2), masked ? p[6] : nullptr,
               {input<T>(p, 3), input<T>(p, 4), input<T>(p, 5), output<T>(p, o), output<T>(p, o + 1),
                output<T>(p, o + 2), mask_grad ? output<T>(p, o + 3) : nullptr},
-              reinterpret_cast<T*>(scratch));
+              reinterpret_cast<T*>(scratch), begin, mask_grad ? units : end);
         },
         kernel.scratch(true) * static_cast<int64_t>(sizeof(T)));
   });

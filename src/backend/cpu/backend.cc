@@ -7,6 +7,7 @@
 #include "dtypes.h"
 #include "families.h"
 #include "loop.h"
+#include "team.h"
 
 namespace piper {
 namespace {
@@ -165,6 +166,7 @@ Status check_overlap(const Program& program, const ProgramOp& op, uint32_t in_pl
 
 class CpuBackend final : public Backend {
  public:
+  explicit CpuBackend(const CpuOptions& options) : team_(options.threads, options.cores) {}
   std::string_view name() const override { return "cpu"; }
 
   Result<std::byte*> allocate(int64_t bytes) override {
@@ -212,7 +214,7 @@ class CpuBackend final : public Backend {
   void launch(int32_t binding) override {
     const Binding& bound = bindings_[binding];
     for (const LoadedProgram::Op& op : bound.program->ops) {
-      op.kernel->run(bound.pointers.data() + op.first, scratch_.get(), 0, op.kernel->units);
+      team_.run(*op.kernel, bound.pointers.data() + op.first, scratch_.get(), scratch_bytes_);
     }
   }
 
@@ -313,7 +315,10 @@ class CpuBackend final : public Backend {
 
   Status reserve_scratch(int64_t bytes) {
     if (bytes <= scratch_bytes_) return ok_status();
-    scratch_ = aligned_block(bytes);
+    PIPER_WANT(bytes <= kKernelScratchBytes, "a kernel needs {} for itself, more than {}",
+               human_bytes(bytes), human_bytes(kKernelScratchBytes));
+    bytes = (bytes + 63) / 64 * 64;
+    scratch_ = aligned_block(bytes * team_.size());
     PIPER_WANT(scratch_, "cannot allocate {}", human_bytes(bytes));
     scratch_bytes_ = bytes;
     return ok_status();
@@ -322,14 +327,17 @@ class CpuBackend final : public Backend {
   std::vector<AlignedBlock> blocks_;
   std::vector<std::unique_ptr<LoadedProgram>> programs_;
   std::vector<Binding> bindings_;
-  AlignedBlock scratch_;  // of the op that runs: ops run one after the other
-  int64_t scratch_bytes_ = 0;
+  AlignedBlock scratch_;       // of the op that runs: ops run one after the other
+  int64_t scratch_bytes_ = 0;  // for each thread
+  cpu::Team team_;
 };
 
 }  // namespace
 
-std::unique_ptr<Backend> make_cpu_backend(const CpuOptions&) {
-  return std::make_unique<CpuBackend>();
+bool pin_to_core(int core) { return cpu::pin_thread(core); }
+
+std::unique_ptr<Backend> make_cpu_backend(const CpuOptions& options) {
+  return std::make_unique<CpuBackend>(options);
 }
 
 }  // namespace piper

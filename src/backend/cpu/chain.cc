@@ -241,9 +241,11 @@ Result<KernelPtr> chain_kernel(const Use& use, Chain chain) {
   find_forms(layout);
   place_slots(chain, layout);
   const int64_t scratch_bytes = layout.scratch_bytes;
+  const double work = static_cast<double>(chain.size()) *
+                      std::min<double>(kBlockElements, static_cast<double>(layout.loop.inner)) / 10;
   ChainKernel kernel(std::move(chain), std::move(layout));
   const int64_t units = kernel.units();
-  return make_units_kernel(InPlace::kYes, units, std::move(kernel), scratch_bytes);
+  return make_units_kernel(InPlace::kYes, units, work, std::move(kernel), scratch_bytes);
 }
 
 }  // namespace piper::cpu

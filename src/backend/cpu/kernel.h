@@ -6,6 +6,7 @@
 // sentence when it is wrong: nothing is checked at launch.
 #pragma once
 
+#include <algorithm>
 #include <concepts>
 
 #include "piper/bundle.h"
@@ -22,6 +23,7 @@ class Kernel {
   virtual ~Kernel() = default;
   virtual void run(Pointers p, std::byte* scratch, int64_t begin, int64_t end) const = 0;
   int64_t units = 1;
+  int64_t grain = 1;          // fewer units than this are not worth another thread
   int64_t scratch_bytes = 0;  // what `scratch` must hold; contents do not outlive one run
   uint32_t in_place = 0;      // bit i: an output may be stored over input i, when elements match
 };
@@ -53,11 +55,15 @@ KernelPtr make_kernel(InPlace in_place, F f, int64_t scratch_bytes = 0) {
   kernel->scratch_bytes = scratch_bytes;
   return kernel;
 }
-// f(pointers, scratch, begin, end) does the units [begin, end) of `units`.
+// f(pointers, scratch, begin, end) does the units [begin, end) of `units`, each of about `work`
+// nanoseconds.
 template <class F>
-KernelPtr make_units_kernel(InPlace in_place, int64_t units, F f, int64_t scratch_bytes = 0) {
+KernelPtr make_units_kernel(InPlace in_place, int64_t units, double work, F f,
+                            int64_t scratch_bytes = 0) {
+  constexpr double kWorthAThread = 20'000;  // handing over takes a thousand or two
   KernelPtr kernel = make_kernel(in_place, std::move(f), scratch_bytes);
   kernel->units = units;
+  kernel->grain = static_cast<int64_t>(kWorthAThread / std::max(work, 1.0)) + 1;
   return kernel;
 }
 

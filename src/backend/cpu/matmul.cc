@@ -2,6 +2,7 @@
 //
 // One GEMM per batch of the broadcast leading dims; a 2-D right operand makes all leading dims of
 // the left one further rows.
+#include <algorithm>
 #include <cstring>
 
 #include "families.h"
@@ -53,25 +54,75 @@ Result<Plan> plan_of(const Use& use) {
   return plan;
 }
 
+// Threads share the rows, or the columns where these are more. Both cut at whole tiles.
+struct Cut {
+  explicit Cut(const Gemm& g) : by_rows(g.m >= g.n) {
+    step = by_rows ? 48 : 64;
+    extent = by_rows ? g.m : g.n;
+    count = std::max<int64_t>(1, (extent + step - 1) / step);
+  }
+  // The product of the parts [begin, end), and where it begins in a, b and c.
+  Gemm part(Gemm g, int64_t begin, int64_t end, int64_t (&at)[3]) const {
+    const int64_t first = begin * step, size = std::min(extent, end * step) - first;
+    g.a_step = g.row_of_a(), g.b_step = g.row_of_b(), g.c_step = g.row_of_c();
+    at[0] = by_rows ? first * (g.trans_a ? 1 : g.a_step) : 0;
+    at[1] = by_rows ? 0 : first * (g.trans_b ? g.b_step : 1);
+    at[2] = by_rows ? first * g.c_step : first;
+    (by_rows ? g.m : g.n) = size;
+    return g;
+  }
+  bool by_rows;
+  int64_t step, extent, count;
+};
+
+// Units are the parts of the first batch, then of the second, and so on.
+template <class T>
+struct MatMul {
+  Gemm g;
+  Loop batches;
+  Cut cut;
+  GemmFn<T> multiply = gemm_fn<T>();
+
+  void operator()(Pointers p, std::byte* scratch, int64_t begin, int64_t end) const {
+    const T *a = input<T>(p, 0), *b = input<T>(p, 1);
+    T* out = output<T>(p, g.accumulate ? 3 : 2);
+    const std::vector<int64_t>& step = batches.inner_steps;
+    const int64_t first = begin / cut.count, last = (end + cut.count - 1) / cut.count;
+    const int64_t inner = std::max<int64_t>(batches.inner, 1);
+    int64_t batch = first / inner * inner;
+    batches.each_row(first / inner, (last + inner - 1) / inner, [&](const int64_t* at) {
+      for (int64_t i = 0; i < batches.inner; ++i, ++batch) {
+        if (batch < first || batch >= last) continue;
+        const int64_t from = std::max(begin - batch * cut.count, int64_t{0});
+        const int64_t to = std::min(end - batch * cut.count, cut.count);
+        int64_t start[3];
+        const Gemm part = cut.part(g, from, to, start);
+        const int64_t matrix = (at[0] + i * step[0]) * g.m * g.n;
+        if (g.accumulate && p[2] != p[3])
+          copy(part, input<T>(p, 2) + matrix + start[2], out + matrix + start[2]);
+        multiply(part, a + (at[1] + i * step[1]) * g.m * g.k + start[0],
+                 b + (at[2] + i * step[2]) * g.k * g.n + start[1], out + matrix + start[2],
+                 reinterpret_cast<T*>(scratch));
+      }
+    });
+  }
+  static void copy(const Gemm& g, const T* from, T* to) {
+    for (int64_t r = 0; r < g.m; ++r, from += g.c_step, to += g.c_step)
+      std::memcpy(to, from, static_cast<size_t>(g.n) * sizeof(T));
+  }
+};
+
 template <class T>
 KernelPtr matmul_kernel(const Plan& plan) {
   const Gemm g = plan.gemm;
-  const auto out_bytes =
-      static_cast<size_t>(g.m * g.n * plan.batches.rows * plan.batches.inner) * sizeof(T);
-  auto run = [=, batches = plan.batches, multiply = gemm_fn<T>()](Pointers p, std::byte* scratch) {
-    const T *a = input<T>(p, 0), *b = input<T>(p, 1);
-    T* out = output<T>(p, g.accumulate ? 3 : 2);
-    if (g.accumulate && p[2] != p[3]) std::memcpy(p[3], p[2], out_bytes);
-    const std::vector<int64_t>& step = batches.inner_steps;
-    batches.each_row([&](const int64_t* at) {
-      for (int64_t i = 0; i < batches.inner; ++i) {
-        multiply(g, a + (at[1] + i * step[1]) * g.m * g.k, b + (at[2] + i * step[2]) * g.k * g.n,
-                 out + (at[0] + i * step[0]) * g.m * g.n, reinterpret_cast<T*>(scratch));
-      }
-    });
-  };
+  const Cut cut(g);
+  const double flops = 2.0 * static_cast<double>(g.k) *
+                       static_cast<double>(cut.by_rows ? cut.step * g.n : cut.step * g.m);
+  const int64_t units = cut.count * plan.batches.rows * plan.batches.inner;
+  MatMul<T> kernel{g, plan.batches, cut};
   const auto scratch_bytes = gemm_scratch(g) * static_cast<int64_t>(sizeof(T));
-  return make_kernel(g.accumulate ? InPlace::kThird : InPlace::kNo, std::move(run), scratch_bytes);
+  return make_units_kernel(g.accumulate ? InPlace::kThird : InPlace::kNo, units, flops / 100,
+                           std::move(kernel), scratch_bytes);
 }
 
 }  // namespace

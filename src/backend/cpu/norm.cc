@@ -40,11 +40,14 @@ Result<KernelPtr> make_layer_norm(const Use& use) {
   const size_t first = use.inputs.size();
   return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
     using T = decltype(zero);
-    return make_kernel(InPlace::kYes, [=, run = norm_fns<T>().layer_norm, count = rows.count,
-                                       size = rows.size](Pointers p, std::byte*) {
-      run(input<T>(p, 0), input<T>(p, 1), bias ? input<T>(p, 2) : nullptr, output<T>(p, first),
-          output<T>(p, first + 1), output<T>(p, first + 2), epsilon, count, size);
-    });
+    const auto norm = [=, run = norm_fns<T>().layer_norm, size = rows.size](
+                          Pointers p, std::byte*, int64_t begin, int64_t end) {
+      const auto statistic = [&](size_t i) { return p[i] ? output<T>(p, i) + begin : nullptr; };
+      run(input<T>(p, 0) + begin * size, input<T>(p, 1), bias ? input<T>(p, 2) : nullptr,
+          output<T>(p, first) + begin * size, statistic(first + 1), statistic(first + 2), epsilon,
+          end - begin, size);
+    };
+    return make_units_kernel(InPlace::kYes, rows.count, static_cast<double>(rows.size) / 4, norm);
   });
 }
 
@@ -59,11 +62,14 @@ Result<KernelPtr> make_layer_norm_grad_x(const Use& use) {
   PIPER_TRY(want(use, "output", use.out(), use.in(1)));
   return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
     using T = decltype(zero);
-    return make_kernel(InPlace::kYes, [run = norm_fns<T>().layer_norm_grad_x, count = rows.count,
-                                       size = rows.size](Pointers p, std::byte*) {
-      run(input<T>(p, 0), input<T>(p, 1), input<T>(p, 2), input<T>(p, 3), input<T>(p, 4),
-          output<T>(p, 5), count, size);
-    });
+    const auto gradient = [run = norm_fns<T>().layer_norm_grad_x, size = rows.size](
+                              Pointers p, std::byte*, int64_t begin, int64_t end) {
+      const int64_t at = begin * size;
+      run(input<T>(p, 0) + at, input<T>(p, 1) + at, input<T>(p, 2), input<T>(p, 3) + begin,
+          input<T>(p, 4) + begin, output<T>(p, 5) + at, end - begin, size);
+    };
+    return make_units_kernel(InPlace::kYes, rows.count, static_cast<double>(rows.size) / 4,
+                             gradient);
   });
 }
 

@@ -1,5 +1,6 @@
 // The update of a step: gradient norm and clipping, learning rate, SGD and Adam(W) as PyTorch
 // defines them.
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 
@@ -60,6 +61,10 @@ Status check_update(const Use& use, size_t states) {
   if (use.present[lr + 1]) PIPER_TRY(want_scalar(use, lr + 1, kRealScalar));
   return want_scalar(use, lr + 2, kStepScalar);
 }
+
+// Elements that a thread updates at a time.
+constexpr int64_t kUpdateUnit = 4096;
+int64_t units_of(int64_t count) { return (count + kUpdateUnit - 1) / kUpdateUnit; }
 
 double clip_factor(Pointers p, size_t i) { return p[i] ? *input<double>(p, i) : 1.0; }
 
@@ -158,14 +163,18 @@ Result<KernelPtr> make_sgd(const Use& use) {
   const int64_t count = num_elements(use.in(0));
   return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
     using T = decltype(zero);
-    return make_kernel(InPlace::kYes, [=, run = update_fns<T>().sgd](Pointers p, std::byte*) {
+    const auto update = [=, run = update_fns<T>().sgd](Pointers p, std::byte*, int64_t begin,
+                                                       int64_t end) {
+      const int64_t first = begin * kUpdateUnit, size = std::min(count, end * kUpdateUnit) - first;
       SgdStep now = s;
       now.lr = *input<double>(p, 3);
       now.gradient_scale = clip_factor(p, 4);
       now.first = *input<int64_t>(p, 5) + before == 0;
-      run(input<T>(p, 0), input<T>(p, 1), input<T>(p, 2), output<T>(p, 6),
-          buffered ? output<T>(p, 7) : nullptr, count, now);
-    });
+      run(input<T>(p, 0) + first, input<T>(p, 1) + first,
+          buffered ? input<T>(p, 2) + first : nullptr, output<T>(p, 6) + first,
+          buffered ? output<T>(p, 7) + first : nullptr, size, now);
+    };
+    return make_units_kernel(InPlace::kYes, units_of(count), kUpdateUnit / 3.0, update);
   });
 }
 
@@ -229,7 +238,9 @@ Result<KernelPtr> make_adamw(const Use& use) {
   const int64_t count = num_elements(use.in(0));
   return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
     using T = decltype(zero);
-    return make_kernel(InPlace::kYes, [=, run = update_fns<T>().adam](Pointers p, std::byte*) {
+    const auto update = [=, run = update_fns<T>().adam](Pointers p, std::byte*, int64_t begin,
+                                                        int64_t end) {
+      const int64_t first = begin * kUpdateUnit, size = std::min(count, end * kUpdateUnit) - first;
       AdamStep now = s;
       const double lr = *input<double>(p, 4);
       const auto t = static_cast<double>(*input<int64_t>(p, 6)) + 1;
@@ -237,9 +248,11 @@ Result<KernelPtr> make_adamw(const Use& use) {
       now.keep = decoupled ? 1 - lr * decay : 1;
       now.step_size = lr / (1 - std::pow(s.beta1, t));
       now.root_correction = std::sqrt(1 - std::pow(s.beta2, t));
-      run(input<T>(p, 0), input<T>(p, 1), input<T>(p, 2), input<T>(p, 3), output<T>(p, 7),
-          output<T>(p, 8), output<T>(p, 9), count, now);
-    });
+      run(input<T>(p, 0) + first, input<T>(p, 1) + first, input<T>(p, 2) + first,
+          input<T>(p, 3) + first, output<T>(p, 7) + first, output<T>(p, 8) + first,
+          output<T>(p, 9) + first, size, now);
+    };
+    return make_units_kernel(InPlace::kYes, units_of(count), kUpdateUnit / 2.0, update);
   });
 }
 

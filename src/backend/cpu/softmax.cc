@@ -22,11 +22,13 @@ Result<Axis> axis_of(const Use& use) {
 template <class T, size_t kInputs, class Rows>
 KernelPtr row_kernel(const Axis& axis, Rows rows) {
   if (axis.inner == 1) {
-    return make_kernel(InPlace::kYes, [=](Pointers p, std::byte*) {
+    const auto run = [=](Pointers p, std::byte*, int64_t begin, int64_t end) {
       const T* in[kInputs];
-      for (size_t k = 0; k < kInputs; ++k) in[k] = input<T>(p, k);
-      if (axis.size > 0) rows(in, output<T>(p, kInputs), axis.outer, axis.size);
-    });
+      for (size_t k = 0; k < kInputs; ++k) in[k] = input<T>(p, k) + begin * axis.size;
+      T* out = output<T>(p, kInputs) + begin * axis.size;
+      if (axis.size > 0) rows(in, out, end - begin, axis.size);
+    };
+    return make_units_kernel(InPlace::kYes, axis.outer, static_cast<double>(axis.size), run);
   }
   const auto scratch_bytes = static_cast<int64_t>((kInputs + 1) * sizeof(T)) * axis.size;
   auto run = [=](Pointers p, std::byte* scratch) {
