@@ -22,6 +22,10 @@ struct ResizeDim {
   int64_t size = 0, out = 0;
   double scale = 1;
   double roi_start = 0, roi_end = 1;
+  bool exact = false;  // the scale is out / size, which need not be a double
+  double unscaled(double x) const {
+    return exact ? x * static_cast<double>(size) / static_cast<double>(out) : x / scale;
+  }
 };
 
 struct Modes {
@@ -34,20 +38,19 @@ struct Modes {
 double place_of(const ResizeDim& d, const Modes& m, int64_t o) {
   const auto x = static_cast<double>(o), out = static_cast<double>(d.out);
   const auto size = static_cast<double>(d.size);
-  const double scale = d.scale;
-  if (m.coordinates == "asymmetric") return x / scale;
-  if (m.coordinates == "tf_half_pixel_for_nn") return (x + 0.5) / scale;
+  if (m.coordinates == "asymmetric") return d.unscaled(x);
+  if (m.coordinates == "tf_half_pixel_for_nn") return d.unscaled(x + 0.5);
   if (m.coordinates == "align_corners") return d.out == 1 ? 0 : x * (size - 1) / (out - 1);
-  if (m.coordinates == "pytorch_half_pixel") return d.out > 1 ? (x + 0.5) / scale - 0.5 : 0;
+  if (m.coordinates == "pytorch_half_pixel") return d.out > 1 ? d.unscaled(x + 0.5) - 0.5 : 0;
   if (m.coordinates == "half_pixel_symmetric") {
-    const double adjustment = out / (scale * size), centre = size / 2;
-    return centre * (1 - adjustment) + (x + 0.5) / scale - 0.5;
+    const double adjustment = out / (d.scale * size), centre = size / 2;
+    return centre * (1 - adjustment) + d.unscaled(x + 0.5) - 0.5;
   }
   if (m.coordinates == "tf_crop_and_resize") {
     if (d.out == 1) return 0.5 * (d.roi_start + d.roi_end) * (size - 1);
     return d.roi_start * (size - 1) + x * (d.roi_end - d.roi_start) * (size - 1) / (out - 1);
   }
-  return (x + 0.5) / scale - 0.5;  // half_pixel
+  return d.unscaled(x + 0.5) - 0.5;  // half_pixel
 }
 
 int64_t nearest(const Modes& m, double x) {
@@ -200,6 +203,7 @@ Status keep_proportions(RuleContext& c, std::vector<ResizeDim>& dims,
   for (const int64_t a : axes) {
     ResizeDim& dim = dims[static_cast<size_t>(a)];
     dim.scale = scale;
+    dim.exact = false;
     dim.out = static_cast<int64_t>(std::floor(scale * static_cast<double>(dim.size) + 0.5));
   }
   return ok_status();
@@ -236,6 +240,7 @@ Result<std::vector<ResizeDim>> read_dims(RuleContext& c, const Modes& m) {
       return c.error("makes {} elements of {}", out, dim.size);
     dim.out = static_cast<int64_t>(out);
     dim.scale = by_size ? out / size : numbers[i];
+    dim.exact = by_size;
     if (!roi.empty()) {
       dim.roi_start = roi[i];
       dim.roi_end = roi[axes.size() + i];

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstdlib>
+#include <functional>
 #include <map>
 #include <set>
 
@@ -187,13 +188,11 @@ Result<Imported> import_case(const onnx::ModelProto& model) {
   return out;
 }
 
-// "" when equal within the bounds.
-std::string difference(const TensorType& type, const Bytes& made, const onnx::TensorProto& expected,
-                       double relative) {
-  const TensorType wanted = type_of(expected);
-  if (type != wanted) return fmt::format("{} instead of {}", to_string(type), to_string(wanted));
-  const std::vector<double> a = test::to_tensor(type, made).values;
-  const std::vector<double> b = test::to_tensor(type, data_of(expected, type.dtype)).values;
+// "" when the elements made and expected are near enough.
+using Compare = std::function<std::string(const std::vector<double>&, const std::vector<double>&)>;
+
+std::string compare_each(const std::vector<double>& a, const std::vector<double>& b,
+                         double relative) {
   for (size_t i = 0; i < a.size(); ++i) {
     if (a[i] == b[i] || (std::isnan(a[i]) && std::isnan(b[i]))) continue;
     if (std::abs(a[i] - b[i]) <= kAbsolute + relative * std::abs(b[i])) continue;
@@ -202,7 +201,7 @@ std::string difference(const TensorType& type, const Bytes& made, const onnx::Te
   return {};
 }
 
-std::string evaluate_case(const NodeCase& c, const Imported& imported) {
+std::string evaluate_case(const NodeCase& c, const Imported& imported, const Compare& compare) {
   const Graph& graph = imported.graph;
   std::vector<Bytes> values(graph.values.size());
   for (int i = 0; i < c.model.graph().input_size(); ++i) {
@@ -212,28 +211,36 @@ std::string evaluate_case(const NodeCase& c, const Imported& imported) {
   }
   Result<std::vector<Bytes>> made = test::evaluate_bytes(graph, std::move(values));
   if (!made) return print_error(made.error());
-  const bool loose = std::any_of(std::begin(kLoose), std::end(kLoose),
-                                 [&](std::string_view p) { return matches(p, c.name); });
-  const double relative = loose ? 1e-3 : kRelative;
-  size_t k = 0;
   for (size_t i = 0; i < c.outputs.size(); ++i) {
-    const ValueId id = graph.outputs[k++];
-    std::string text =
-        difference(graph.value(id).type, (*made)[id.index()], c.outputs[i], relative);
+    const ValueId id = graph.outputs[i];
+    const TensorType type = graph.value(id).type, wanted = type_of(c.outputs[i]);
+    if (type != wanted)
+      return fmt::format("output {}: {} instead of {}", i, to_string(type), to_string(wanted));
+    const std::string text =
+        compare(test::to_tensor(type, (*made)[id.index()]).values,
+                test::to_tensor(type, data_of(c.outputs[i], type.dtype)).values);
     if (!text.empty()) return fmt::format("output {}: {}", i, text);
   }
   return {};
 }
 
 // "" when it passes.
-std::string run_case(const NodeCase& c) {
+std::string run_case(const NodeCase& c, const Compare& compare) {
   std::string problem;
   for (const Bake bake : {Bake::kNothing, Bake::kIntegers, Bake::kAllButFirst, Bake::kAll}) {
     const Result<Imported> imported = import_case(baked(c, bake));
-    if (imported) return evaluate_case(c, *imported);
+    if (imported) return evaluate_case(c, *imported, compare);
     problem = print_error(imported.error());
   }
   return problem;
+}
+
+std::string run_case(const NodeCase& c) {
+  const bool loose = std::any_of(std::begin(kLoose), std::end(kLoose),
+                                 [&](std::string_view p) { return matches(p, c.name); });
+  return run_case(c, [&](const std::vector<double>& a, const std::vector<double>& b) {
+    return compare_each(a, b, loose ? 1e-3 : kRelative);
+  });
 }
 
 // ---- Counting ---------------------------------------------------------------------------------
@@ -308,6 +315,35 @@ TEST(NodeTests, OnnxsOwnCasesPass) {
   for (const Skip& skip : kSkips) {
     EXPECT_TRUE(tally.used.count(skip.pattern)) << skip.pattern << " skips nothing";
   }
+}
+
+// Cases of the same form that somebody else made, all of which must pass:
+// tests/fuzz/against-onnxruntime.
+TEST(NodeTests, CasesOfAnotherFolderPass) {
+  const char* folder = std::getenv("PIPER_ONNX_CASES");
+  if (!folder) GTEST_SKIP() << "PIPER_ONNX_CASES names no folder";
+  const auto cases = test::folder_cases(folder);
+  ASSERT_FALSE(cases.empty());
+  size_t passed = 0;
+  double worst = 0;
+  for (const NodeCase& c : cases) {
+    const std::string problem =
+        run_case(c, [&](const std::vector<double>& a, const std::vector<double>& b) {
+          double size = 1e-2, most = 0;
+          for (size_t i = 0; i < a.size(); ++i) {
+            size = std::max(size, std::abs(b[i]));
+            most = std::max(most, std::isfinite(a[i]) ? std::abs(a[i] - b[i]) : 1e9);
+          }
+          worst = std::max(worst, most / size);
+          return most / size <= 1e-4
+                     ? ""
+                     : fmt::format("differs by {:.3g} of the largest element", most / size);
+        });
+    if (problem.empty()) ++passed;
+    EXPECT_EQ(problem, "") << c.name;
+  }
+  fmt::print("{} of {} cases pass; the largest difference is {:.2g} of the largest element\n",
+             passed, cases.size(), worst);
 }
 
 }  // namespace
