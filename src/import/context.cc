@@ -143,6 +143,13 @@ Result<Val> RuleContext::pointwise(std::string_view name, const Vals& inputs, co
   return out;
 }
 
+Result<Val> RuleContext::root(const Val& x) {
+  PIPER_ASSIGN(const Val none, pointwise("Equal", {x, number(0, x)}));
+  PIPER_ASSIGN(Val y, pointwise("Where", {none, number(1, x), x}));
+  PIPER_ASSIGN(y, pointwise("Sqrt", {y}));
+  return pointwise("Where", {none, number(0, x), y});
+}
+
 Val RuleContext::expand(Val x, const Shape& shape) const {
   // Missing leading dims appear as ones that are broadcast.
   PIPER_CHECK(x.shape.size() == shape.size());

@@ -405,9 +405,9 @@ Status read_model(onnx::ModelProto& proto, OnnxModel& model) {
     if (opset.domain().empty() || opset.domain() == "ai.onnx") model.opset = opset.version();
   }
   if (model.opset < 1) return fail("the model names no version of the standard operators");
-  model.producer = shown(proto.producer_name().empty()
-                             ? "an unnamed program"
-                             : proto.producer_name() + " " + proto.producer_version());
+  model.producer =
+      shown(proto.producer_name().empty() ? "an unnamed program"
+                                          : proto.producer_name() + " " + proto.producer_version());
   ExternalData files(model.path);
   onnx::GraphProto& graph = *proto.mutable_graph();
   PIPER_TRY(read_values(graph, files, model));

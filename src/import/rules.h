@@ -115,6 +115,7 @@ class RuleContext {
                     const std::vector<int64_t>& steps, const Shape& shape);
   Result<Val> reduce_sum(const Val& x, const std::vector<int64_t>& axes, bool keepdims);
   Result<Val> matmul(const Val& a, const Val& b);  // ranks >= 2
+  Result<Val> root(const Val& x);                  // of numbers >= 0; its slope at 0 is 0
   Val expand(Val x, const Shape& shape) const;     // must broadcast to it
   Val number(double value, const Val& like) const { return number_val(value, like.dtype); }
 

@@ -116,7 +116,7 @@ Result<Vals> lp_norm(RuleContext& c) {
   PIPER_ASSIGN(Val norm, p == 1 ? c.pointwise("Abs", {x}) : c.pointwise("Mul", {x, x}));
   PIPER_ASSIGN(norm, c.reduce_sum(norm, {static_cast<int64_t>(axis)}, true));
   if (p == 2) {
-    PIPER_ASSIGN(norm, c.pointwise("Sqrt", {norm}));
+    PIPER_ASSIGN(norm, c.root(norm));
   }
   PIPER_ASSIGN(const Val none, c.pointwise("Equal", {norm, c.number(0, norm)}));
   PIPER_ASSIGN(norm, c.pointwise("Where", {none, c.number(1, norm), norm}));

@@ -107,7 +107,7 @@ Result<Val> powers(RuleContext& c, const Val& x, double p) {
 }
 Result<Val> root(RuleContext& c, const Val& x, double p) {
   if (p == 1) return x;
-  if (p == 2) return c.pointwise("Sqrt", {x});
+  if (p == 2) return c.root(x);
   return c.pointwise("Pow", {x, c.number(1 / p, x)});
 }
 Result<Vals> lp_pool(RuleContext& c) {

@@ -69,7 +69,13 @@ Result<Vals> sum_of(RuleContext& c, std::string_view before, std::string_view af
   return single(c.pointwise(after, {sum}));
 }
 Result<Vals> reduce_l1(RuleContext& c) { return sum_of(c, "Abs", ""); }
-Result<Vals> reduce_l2(RuleContext& c) { return sum_of(c, "Square", "Sqrt"); }
+// The slope of the root at 0 is infinite; that of a norm is taken as 0 there, as PyTorch does.
+Result<Vals> reduce_l2(RuleContext& c) {
+  PIPER_ASSIGN(const Vals sum, sum_of(c, "Square", ""));
+  if (!info(sum[0].dtype).is_float)
+    return c.error("of {} is not supported", info(sum[0].dtype).name);
+  return single(c.root(sum[0]));
+}
 Result<Vals> reduce_sum_square(RuleContext& c) { return sum_of(c, "Square", ""); }
 Result<Vals> reduce_log_sum(RuleContext& c) { return sum_of(c, "", "Log"); }
 

@@ -1,9 +1,12 @@
-"""Writes random ONNX models with what onnxruntime computes for them, each in a folder as ONNX's own node tests are.
+"""Writes random ONNX models with what onnxruntime computes for them, each in a folder as ONNX's own node tests are, or all in one
+file (tests/ops/node_cases.h reads both).
 
     random_models.py FOLDER COUNT SEED
+    random_models.py tests/data/random_models.gz 100 1      # what the repository has
 
 A model has 5 to 60 operators of opset 13 to 23 on small float tensors. Models whose results are not finite are drawn again.
 """
+import gzip
 import os
 import random
 import sys
@@ -406,13 +409,25 @@ def write(folder, model, feeds, results):
             out.write(numpy_helper.from_array(value, info.name).SerializeToString())
 
 
+def packed(name, model, feeds, results):
+    model.graph.name = name
+    pairs = [("in:", i.name, feeds[i.name]) for i in model.graph.input] + [("out:", o.name, r) for o, r in zip(model.graph.output, results)]
+    for prefix, tensor, value in pairs:
+        model.graph.initializer.append(numpy_helper.from_array(value, prefix + tensor))
+    data = model.SerializeToString(deterministic=True)
+    size, rest = b"", len(data)
+    while rest > 127:
+        size, rest = size + bytes([rest & 127 | 128]), rest >> 7
+    return size + bytes([rest]) + data
+
+
 def main():
     folder, count, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    made, drawn, ops, refused = 0, 0, {}, {}
+    made, drawn, ops, refused, all_packed = 0, 0, {}, {}, b""
     while made < count:
         built = Model(seed + drawn)
         drawn += 1
@@ -428,10 +443,17 @@ def main():
             continue
         if not all(np.isfinite(r).all() and np.abs(r).max(initial=0) < 1e4 for r in results):
             continue
-        write(os.path.join(folder, f"test_random_{seed + drawn - 1}"), model, built.feeds, results)
         for node in model.graph.node:
             ops[node.op_type] = ops.get(node.op_type, 0) + 1
+        name = f"test_random_{seed + drawn - 1}"
+        if folder.endswith(".gz"):
+            all_packed += packed(name, model, built.feeds, results)
+        else:
+            write(os.path.join(folder, name), model, built.feeds, results)
         made += 1
+    if folder.endswith(".gz"):
+        with open(folder, "wb") as raw, gzip.GzipFile(fileobj=raw, mode="wb", mtime=0, filename="") as out:
+            out.write(all_packed)
     nodes = sum(ops.values())
     print(f"{made} models of {drawn} drawn from seed {seed}: {nodes} nodes of {len(ops)} operators")
     for text, times in sorted(refused.items()):

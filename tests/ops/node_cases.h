@@ -10,12 +10,15 @@
 #include <google/protobuf/io/zero_copy_stream_impl.h>
 #include <google/protobuf/util/delimited_message_util.h>
 #include <onnx/onnx_pb.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <string>
 #include <vector>
+
+#include "piper/import.h"
 
 namespace piper::test {
 
@@ -101,6 +104,74 @@ inline std::vector<NodeCase> packed_cases(const std::string& path) {
     cases.push_back(std::move(c));
   }
   return cases;
+}
+
+// ---- Tensors and models of ours ----
+
+inline std::optional<DType> dtype_of(int type) {
+  switch (type) {
+    case onnx::TensorProto::FLOAT:
+      return DType::kF32;
+    case onnx::TensorProto::DOUBLE:
+      return DType::kF64;
+    case onnx::TensorProto::FLOAT16:
+      return DType::kF16;
+    case onnx::TensorProto::BFLOAT16:
+      return DType::kBF16;
+    case onnx::TensorProto::INT64:
+      return DType::kI64;
+    case onnx::TensorProto::INT32:
+      return DType::kI32;
+    case onnx::TensorProto::BOOL:
+      return DType::kBool;
+    default:
+      return {};
+  }
+}
+
+template <class To, class Field>
+Bytes packed_elements(const Field& field) {
+  std::vector<To> out;
+  for (const auto& x : field) out.push_back(static_cast<To>(x));
+  return Bytes::copy_of(out.data(), out.size() * sizeof(To));
+}
+
+inline Bytes data_of(const onnx::TensorProto& tensor, DType dtype) {
+  if (tensor.has_raw_data())
+    return Bytes::copy_of(tensor.raw_data().data(), tensor.raw_data().size());
+  switch (dtype) {
+    case DType::kF32:
+      return packed_elements<float>(tensor.float_data());
+    case DType::kF64:
+      return packed_elements<double>(tensor.double_data());
+    case DType::kI64:
+      return packed_elements<int64_t>(tensor.int64_data());
+    case DType::kI32:
+      return packed_elements<int32_t>(tensor.int32_data());
+    case DType::kBool:
+      return packed_elements<uint8_t>(tensor.int32_data());
+    default:
+      return packed_elements<uint16_t>(tensor.int32_data());
+  }
+}
+
+inline TensorType type_of(const onnx::TensorProto& tensor) {
+  return {*dtype_of(tensor.data_type()), {tensor.dims().begin(), tensor.dims().end()}};
+}
+
+// Through a file; no dim of its inputs counts samples.
+inline Result<Imported> import_model(const onnx::ModelProto& model) {
+  const std::string path =
+      (std::filesystem::temp_directory_path() / fmt::format("piper-test-model-{}.onnx", getpid()))
+          .string();
+  std::ofstream(path, std::ios::binary) << model.SerializeAsString();
+  ImportOptions options;
+  for (const onnx::ValueInfoProto& input : model.graph().input()) {
+    options.inputs.push_back({.name = input.name(), .batch_dim = -1});
+  }
+  Result<Imported> out = import_onnx(path, options);
+  std::filesystem::remove(path);
+  return out;
 }
 
 }  // namespace piper::test

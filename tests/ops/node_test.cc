@@ -16,7 +16,11 @@
 namespace piper {
 namespace {
 
+using test::data_of;
+using test::dtype_of;
+using test::import_model;
 using test::NodeCase;
+using test::type_of;
 
 struct Skip {
   std::string_view pattern;  // a glob over names of cases, or "op NAME"
@@ -83,57 +87,6 @@ bool matches(std::string_view pattern, const std::string& name) {
 
 // ---- Types and data ---------------------------------------------------------------------------
 
-std::optional<DType> dtype_of(int type) {
-  switch (type) {
-    case onnx::TensorProto::FLOAT:
-      return DType::kF32;
-    case onnx::TensorProto::DOUBLE:
-      return DType::kF64;
-    case onnx::TensorProto::FLOAT16:
-      return DType::kF16;
-    case onnx::TensorProto::BFLOAT16:
-      return DType::kBF16;
-    case onnx::TensorProto::INT64:
-      return DType::kI64;
-    case onnx::TensorProto::INT32:
-      return DType::kI32;
-    case onnx::TensorProto::BOOL:
-      return DType::kBool;
-    default:
-      return {};
-  }
-}
-
-template <class To, class Field>
-Bytes packed(const Field& field) {
-  std::vector<To> out;
-  for (const auto& x : field) out.push_back(static_cast<To>(x));
-  return Bytes::copy_of(out.data(), out.size() * sizeof(To));
-}
-
-Bytes data_of(const onnx::TensorProto& tensor, DType dtype) {
-  if (tensor.has_raw_data())
-    return Bytes::copy_of(tensor.raw_data().data(), tensor.raw_data().size());
-  switch (dtype) {
-    case DType::kF32:
-      return packed<float>(tensor.float_data());
-    case DType::kF64:
-      return packed<double>(tensor.double_data());
-    case DType::kI64:
-      return packed<int64_t>(tensor.int64_data());
-    case DType::kI32:
-      return packed<int32_t>(tensor.int32_data());
-    case DType::kBool:
-      return packed<uint8_t>(tensor.int32_data());
-    default:
-      return packed<uint16_t>(tensor.int32_data());
-  }
-}
-
-TensorType type_of(const onnx::TensorProto& tensor) {
-  return {*dtype_of(tensor.data_type()), {tensor.dims().begin(), tensor.dims().end()}};
-}
-
 // Element types that no graph of ours has, or no arithmetic.
 std::string unsupported_types(const NodeCase& c) {
   if (!c.tensors_only) return "sequences or optional values as inputs or outputs";
@@ -172,20 +125,6 @@ onnx::ModelProto baked(const NodeCase& c, Bake bake) {
   graph.clear_input();
   for (size_t i = 0; i < kept.size(); ++i) *graph.add_input() = kept[i];
   return model;
-}
-
-Result<Imported> import_case(const onnx::ModelProto& model) {
-  const std::string path =
-      (std::filesystem::temp_directory_path() / fmt::format("piper-node-test-{}.onnx", getpid()))
-          .string();
-  std::ofstream(path, std::ios::binary) << model.SerializeAsString();
-  ImportOptions options;
-  for (const onnx::ValueInfoProto& input : model.graph().input()) {
-    options.inputs.push_back({.name = input.name(), .batch_dim = -1});  // no dim counts samples
-  }
-  Result<Imported> out = import_onnx(path, options);
-  std::filesystem::remove(path);
-  return out;
 }
 
 // "" when the elements made and expected are near enough.
@@ -228,7 +167,7 @@ std::string evaluate_case(const NodeCase& c, const Imported& imported, const Com
 std::string run_case(const NodeCase& c, const Compare& compare) {
   std::string problem;
   for (const Bake bake : {Bake::kNothing, Bake::kIntegers, Bake::kAllButFirst, Bake::kAll}) {
-    const Result<Imported> imported = import_case(baked(c, bake));
+    const Result<Imported> imported = import_model(baked(c, bake));
     if (imported) return evaluate_case(c, *imported, compare);
     problem = print_error(imported.error());
   }

@@ -1,0 +1,273 @@
+// Random models (tests/fuzz/random_models.py drew them; onnxruntime computed their outputs):
+// forward in double against those outputs, and every gradient against central differences in
+// double.
+//
+// Each float input gets a parameter of zeros added to it, so that gradients of inputs are seen too;
+// the loss is the sum of all outputs, each element with a weight of its own. A difference is taken
+// along one random direction a parameter.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <random>
+
+#include "evaluate.h"
+#include "node_cases.h"
+#include "piper/autodiff.h"
+
+namespace piper {
+namespace {
+
+using test::NodeCase;
+
+constexpr uint64_t kSeed = 20240611;
+
+// ---- The model in double ----------------------------------------------------------------------
+
+void widen(onnx::TensorProto& tensor) {
+  if (tensor.data_type() != onnx::TensorProto::FLOAT) return;
+  const Bytes data = test::data_of(tensor, DType::kF32);
+  std::vector<double> wide(data.size / sizeof(float));
+  for (size_t i = 0; i < wide.size(); ++i) {
+    float element;
+    std::memcpy(&element, data.data + i * sizeof element, sizeof element);
+    wide[i] = element;
+  }
+  tensor.clear_float_data();
+  tensor.set_data_type(onnx::TensorProto::DOUBLE);
+  tensor.set_raw_data(wide.data(), wide.size() * sizeof(double));
+}
+
+void widen(onnx::NodeProto& node) {
+  for (onnx::AttributeProto& attr : *node.mutable_attribute()) {
+    if (attr.has_t()) widen(*attr.mutable_t());
+    const bool to_float = attr.name() == "to" && attr.i() == onnx::TensorProto::FLOAT;
+    if (to_float) attr.set_i(onnx::TensorProto::DOUBLE);
+  }
+}
+
+onnx::NodeProto& add_node(onnx::GraphProto& graph, const std::string& op,
+                          const std::vector<std::string>& inputs, const std::string& output) {
+  onnx::NodeProto& node = *graph.add_node();
+  node.set_op_type(op);
+  for (const std::string& name : inputs) node.add_input(name);
+  node.add_output(output);
+  return node;
+}
+
+onnx::TensorProto doubles(const std::string& name, const Shape& shape,
+                          const std::vector<double>& values) {
+  onnx::TensorProto tensor;
+  tensor.set_name(name);
+  tensor.set_data_type(onnx::TensorProto::DOUBLE);
+  for (const int64_t d : shape) tensor.add_dims(d);
+  tensor.set_raw_data(values.data(), values.size() * sizeof(double));
+  return tensor;
+}
+
+Shape shape_of(const onnx::TensorProto& tensor) {
+  return {tensor.dims().begin(), tensor.dims().end()};
+}
+
+// Inputs become "INPUT" + the parameter "p.INPUT".
+void add_parameters(onnx::GraphProto& graph, const NodeCase& c) {
+  for (int i = 0; i < graph.input_size(); ++i) {
+    const std::string name = graph.input(i).name(), moved = name + "_moved";
+    const Shape shape = shape_of(c.inputs[static_cast<size_t>(i)]);
+    for (onnx::NodeProto& node : *graph.mutable_node()) {
+      for (std::string& input : *node.mutable_input()) {
+        if (input == name) input = moved;
+      }
+    }
+    *graph.add_initializer() =
+        doubles("p." + name, shape, std::vector<double>(static_cast<size_t>(num_elements(shape))));
+    add_node(graph, "Add", {name, "p." + name}, moved);
+    graph.mutable_input(i)->mutable_type()->mutable_tensor_type()->set_elem_type(
+        onnx::TensorProto::DOUBLE);
+  }
+}
+
+void add_loss(onnx::GraphProto& graph, const NodeCase& c, std::mt19937_64& random) {
+  std::uniform_real_distribution<double> weight(-1, 1);
+  std::vector<std::string> terms;
+  for (size_t i = 0; i < c.outputs.size(); ++i) {
+    const std::string name = "term" + std::to_string(i);
+    const Shape shape = shape_of(c.outputs[i]);
+    std::vector<double> weights(static_cast<size_t>(num_elements(shape)));
+    for (double& w : weights) w = weight(random);
+    onnx::AttributeProto& value =
+        *add_node(graph, "Constant", {}, name + "_weights").add_attribute();
+    value.set_name("value");
+    value.set_type(onnx::AttributeProto::TENSOR);
+    *value.mutable_t() = doubles("", shape, weights);
+    add_node(graph, "Mul", {graph.output(static_cast<int>(i)).name(), name + "_weights"},
+             name + "_weighted");
+    onnx::AttributeProto& keep =
+        *add_node(graph, "ReduceSum", {name + "_weighted"}, name).add_attribute();
+    keep.set_name("keepdims");
+    keep.set_type(onnx::AttributeProto::INT);
+    keep.set_i(0);
+    terms.push_back(name);
+  }
+  add_node(graph, "Sum", terms, "loss");
+  graph.clear_output();
+  graph.add_output()->set_name("loss");
+}
+
+// ---- Values -----------------------------------------------------------------------------------
+
+test::Values input_values(const Graph& graph, const NodeCase& c) {
+  test::Values values(graph.values.size());
+  for (int i = 0; i < c.model.graph().input_size(); ++i) {
+    const ValueId id = graph.find_value(c.model.graph().input(i).name());
+    if (!id.valid() || graph.value(id).kind != ValueKind::kInput) continue;
+    onnx::TensorProto data = c.inputs[static_cast<size_t>(i)];
+    widen(data);
+    values[id.index()] =
+        test::to_tensor(graph.value(id).type, test::data_of(data, graph.value(id).type.dtype));
+  }
+  return values;
+}
+
+// Largest difference ÷ largest element expected, or 0.01.
+double error_of(const std::vector<double>& made, const std::vector<double>& expected) {
+  double size = 1e-2, most = 0;
+  for (size_t i = 0; i < made.size(); ++i) {
+    size = std::max(size, std::abs(expected[i]));
+    most = std::max(most, std::isfinite(made[i]) ? std::abs(made[i] - expected[i]) : 1e9);
+  }
+  return most / size;
+}
+
+std::string check_forward(const NodeCase& c, const onnx::ModelProto& model) {
+  const Result<Imported> imported = test::import_model(model);
+  if (!imported) return print_error(imported.error());
+  const Graph& graph = imported->graph;
+  const test::Values values = test::evaluate(graph, input_values(graph, c));
+  for (size_t i = 0; i < c.outputs.size(); ++i) {
+    const TensorType type = test::type_of(c.outputs[i]);
+    const double error =
+        error_of(values[graph.outputs[i].index()]->values,
+                 test::to_tensor(type, test::data_of(c.outputs[i], type.dtype)).values);
+    // Theirs is in single precision, ours not.
+    if (error > 1e-3) return fmt::format("output {} differs by {:.3g}", i, error);
+  }
+  return {};
+}
+
+// ---- Gradients --------------------------------------------------------------------------------
+
+struct Checked {
+  int gradients = 0, absent = 0;
+  double worst = 0;
+};
+
+class Differences {
+ public:
+  Differences(const NodeCase& c, const Graph& forward, std::mt19937_64& random)
+      : case_(c), forward_(forward), random_(random) {}
+
+  // The slope of the loss at parameter p along a random direction, and that the gradient says.
+  std::pair<double, double> slopes(size_t p, const test::Tensor* gradient, double step) {
+    const Value& value = forward_.value(forward_.params[p].value);
+    const test::Tensor at = test::to_tensor(value.type, value.data);
+    std::vector<double> direction(at.values.size());
+    std::uniform_real_distribution<double> real(-1, 1);
+    double expected = 0;
+    for (size_t i = 0; i < direction.size(); ++i) {
+      direction[i] = real(random_);
+      if (gradient) expected += direction[i] * gradient->values[i];
+    }
+    double loss[2];
+    for (int side = 0; side < 2; ++side) {
+      test::Tensor moved = at;
+      for (size_t i = 0; i < direction.size(); ++i) {
+        moved.values[i] += (side == 0 ? -step : step) * direction[i];
+      }
+      loss[side] = loss_with(p, moved);
+    }
+    return {(loss[1] - loss[0]) / (2 * step), expected};
+  }
+
+ private:
+  double loss_with(size_t p, const test::Tensor& moved) {
+    test::Values values = input_values(forward_, case_);
+    values[forward_.params[p].value.index()] = moved;
+    return test::evaluate(forward_, std::move(values))[forward_.loss.index()]->values[0];
+  }
+
+  const NodeCase& case_;
+  const Graph& forward_;
+  std::mt19937_64& random_;
+};
+
+// A kink may lie within the step: another direction with a smaller one decides.
+std::string check_slope(Differences& differences, size_t p, const test::Tensor* gradient,
+                        double& worst) {
+  std::string text;
+  for (const double step : {1e-6, 3e-7, 1e-7}) {
+    const auto [difference, expected] = differences.slopes(p, gradient, step);
+    const double error = std::abs(difference - expected) / std::max({1.0, std::abs(difference)});
+    if (error <= 1e-5) {
+      worst = std::max(worst, error);
+      return {};
+    }
+    text = fmt::format("a slope of {} by differences, {} by the gradient", difference, expected);
+  }
+  return text;
+}
+
+std::string check_gradients(const NodeCase& c, onnx::ModelProto model, Checked& checked) {
+  std::mt19937_64 random(kSeed);
+  add_loss(*model.mutable_graph(), c, random);
+  Result<Imported> imported = test::import_model(model);
+  if (!imported) return print_error(imported.error());
+  const Graph forward = imported->graph;
+  TrainSpec train;
+  train.groups.push_back({.match = "**"});
+  const Result<Differentiated> made = differentiate(forward, train);
+  if (!made) return print_error(made.error());
+  const Graph& whole = made->graph;
+  const test::Values values = test::evaluate(whole, input_values(whole, c));
+  Differences differences(c, forward, random);
+  for (size_t p = 0; p < whole.params.size(); ++p) {
+    const Param& param = whole.params[p];
+    const test::Tensor* gradient =
+        param.gradient.valid() ? &*values[param.gradient.index()] : nullptr;
+    ++(gradient ? checked.gradients : checked.absent);
+    const std::string text = check_slope(differences, p, gradient, checked.worst);
+    if (!text.empty()) return fmt::format("parameter '{}': {}", param.name, text);
+  }
+  return {};
+}
+
+std::vector<NodeCase> random_cases() {
+  if (const char* folder = std::getenv("PIPER_ONNX_CASES")) return test::folder_cases(folder);
+  return test::packed_cases(std::string(PIPER_SOURCE_DIR) + "/tests/data/random_models.gz");
+}
+
+TEST(RandomGraphs, ForwardAndGradientsAreRight) {
+  const std::vector<NodeCase> cases = random_cases();
+  ASSERT_FALSE(cases.empty());
+  Checked checked;
+  size_t passed = 0, nodes = 0;
+  for (const NodeCase& c : cases) {
+    onnx::ModelProto model = c.model;
+    onnx::GraphProto& graph = *model.mutable_graph();
+    nodes += static_cast<size_t>(graph.node_size());
+    for (onnx::TensorProto& tensor : *graph.mutable_initializer()) widen(tensor);
+    for (onnx::NodeProto& node : *graph.mutable_node()) widen(node);
+    add_parameters(graph, c);
+    std::string problem = check_forward(c, model);
+    if (problem.empty()) problem = check_gradients(c, model, checked);
+    if (problem.empty()) ++passed;
+    EXPECT_EQ(problem, "") << c.name;
+  }
+  fmt::print(
+      "{} of {} models ({} nodes) pass; {} gradients, the worst off by {:.2g}; {} parameters have "
+      "none\n",
+      passed, cases.size(), nodes, checked.gradients, checked.worst, checked.absent);
+}
+
+}  // namespace
+}  // namespace piper
