@@ -45,7 +45,9 @@ constexpr int64_t kScratchBytes = int64_t{4} << 20;
 class CellLowerer {
  public:
   CellLowerer(const Dag& dag, ProgramPool& pool, int32_t cell)
-      : dag_(dag), pool_(pool), cell_(cell) {}
+      : dag_(dag), pool_(pool), cell_(cell) {
+    for (const Param& param : dag.graph.params) params_[param.value.value] = &param;
+  }
 
   RoleProgram run(const std::vector<TaskId>& order) {
     for (const DagAxis& axis : dag_.mesh) role_.mesh.emplace_back(axis.name, axis.size);
@@ -92,11 +94,11 @@ class CellLowerer {
       buffer.kind = BufferKind::kState;
       buffer.fill = value.fill;
       if (value.data.size > 0) buffer.init = value.name;
-      for (const Param& param : dag_.graph.params)
-        if (param.value == dag_.items[item.index()].value) {
-          buffer.param = param.name;
-          buffer.aliases = param.aliases;
-        }
+      const auto param = params_.find(dag_.items[item.index()].value.value);
+      if (param != params_.end()) {
+        buffer.param = param->second->name;
+        buffer.aliases = param->second->aliases;
+      }
     } else if (value.kind == ValueKind::kConstant) {
       buffer.kind = BufferKind::kConstant;
       buffer.init = value.name;
@@ -189,6 +191,7 @@ class CellLowerer {
       if (task.micro >= 0) name += fmt::format("@{}", task.micro);
       inner.push_back(add_buffer(dag_.graph.value(value), std::move(name)));
     }
+    std::unordered_map<int32_t, int32_t> sums;  // finished sums that the task reads, by buffer
     for (const Segment& segment : programs.segments) {
       std::vector<int32_t> args;
       for (const SegmentArg& arg : segment.args) args.push_back(argument_buffer(task, arg, inner));
@@ -196,7 +199,12 @@ class CellLowerer {
       Instruction& instruction = add_instruction(InstructionKind::kCompute, task);
       instruction.program = program;
       instruction.args = std::move(args);
-      declare_sums(task, segment, first, instruction);
+      if (&segment == &programs.segments.front()) {
+        for (ItemId item : task.reads)
+          if (const int32_t sum = dag_.items[item.index()].sum; sum >= 0)
+            sums[buffer_of(item)] = sum;
+      }
+      declare_sums(task, segment, first, sums, instruction);
     }
   }
   int32_t argument_buffer(const Task& task, const SegmentArg& arg,
@@ -229,7 +237,7 @@ class CellLowerer {
   // What the verifier sums: contributions made here, sums of parts, and finished sums that are
   // read.
   void declare_sums(const Task& task, const Segment& segment, const std::vector<bool>& first,
-                    Instruction& instruction) {
+                    const std::unordered_map<int32_t, int32_t>& sums, Instruction& instruction) {
     const auto arg_of = [&](int32_t buffer) {
       const auto it = std::find(instruction.args.begin(), instruction.args.end(), buffer);
       return it == instruction.args.end() ? -1
@@ -254,12 +262,11 @@ class CellLowerer {
       combined.insert(combine.from.begin(), combine.from.end());
       instruction.combines.push_back(std::move(combine));
     }
-    std::set<int32_t> read;
-    for (ItemId item : task.reads) {
-      const int32_t sum = dag_.items[item.index()].sum;
-      const int32_t arg = sum >= 0 ? arg_of(buffer_of(item)) : -1;
-      if (arg >= 0 && !combined.count(arg) && read.insert(arg).second)
-        instruction.sum_reads.push_back({arg, sum});
+    for (size_t a = 0; a < instruction.args.size(); ++a) {
+      const auto arg = static_cast<int32_t>(a);
+      const auto sum = sums.find(instruction.args[a]);
+      if (sum != sums.end() && !combined.count(arg) && arg_of(sum->first) == arg)
+        instruction.sum_reads.push_back({arg, sum->second});
     }
   }
 
@@ -286,8 +293,9 @@ class CellLowerer {
   ProgramPool& pool_;
   int32_t cell_;
   RoleProgram role_;
-  std::unordered_map<int32_t, int32_t> buffers_;   // by root item
-  std::unordered_map<int32_t, int32_t> programs_;  // by pooled program
+  std::unordered_map<int32_t, const Param*> params_;  // by value
+  std::unordered_map<int32_t, int32_t> buffers_;      // by root item
+  std::unordered_map<int32_t, int32_t> programs_;     // by pooled program
   std::unordered_map<int32_t, int32_t> first_instruction_;
   std::set<int32_t> started_;  // accumulators that hold a contribution already
 };

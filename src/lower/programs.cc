@@ -328,12 +328,13 @@ ItemId root_of(const Dag& dag, ItemId item) {
 // Values written into the memory of a value read: updated state, sums in place.
 std::unordered_map<int32_t, ValueId> find_same_memory(const Dag& dag, const Task& task) {
   const Chunk& chunk = dag.chunks[task.chunk.index()];
-  std::unordered_map<int32_t, ValueId> same;
+  std::unordered_map<int32_t, ValueId> read, same;  // by root item; by value written
+  for (size_t r = 0; r < task.reads.size(); ++r)
+    read[root_of(dag, task.reads[r]).value] = chunk.reads[r];
   for (size_t w = 0; w < task.writes.size(); ++w) {
     if (!dag.items[task.writes[w].index()].alias.valid()) continue;
-    for (size_t r = 0; r < task.reads.size(); ++r)
-      if (root_of(dag, task.reads[r]) == root_of(dag, task.writes[w]))
-        same[chunk.writes[w].value] = chunk.reads[r];
+    const auto found = read.find(root_of(dag, task.writes[w]).value);
+    if (found != read.end()) same[chunk.writes[w].value] = found->second;
   }
   return same;
 }

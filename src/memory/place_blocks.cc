@@ -16,28 +16,36 @@ int64_t place_blocks(std::vector<Block>& blocks) {
     return length(a) > length(b);
   });
   int64_t end = 0;
-  std::vector<size_t> placed;  // by offset
-  for (size_t i = 0; i < blocks.size(); ++i)
-    if (blocks[i].offset >= 0) {
-      placed.push_back(i);
-      end = std::max(end, blocks[i].offset + align_up(blocks[i].bytes));
+  std::vector<Block> placed;  // by offset; neighbours with one lifetime are one
+  const auto add = [&](const Block& block) {
+    end = std::max(end, block.offset + align_up(block.bytes));
+    const auto at =
+        std::upper_bound(placed.begin(), placed.end(), block,
+                         [](const Block& a, const Block& b) { return a.offset < b.offset; });
+    if (at != placed.begin()) {
+      Block& before = at[-1];
+      if (before.first == block.first && before.last == block.last &&
+          before.offset + align_up(before.bytes) == block.offset) {
+        before.bytes = block.offset + align_up(block.bytes) - before.offset;
+        return;
+      }
     }
-  const auto by_offset = [&](size_t a, size_t b) { return blocks[a].offset < blocks[b].offset; };
-  std::stable_sort(placed.begin(), placed.end(), by_offset);
+    placed.insert(at, block);
+  };
+  for (const Block& block : blocks)
+    if (block.offset >= 0) add(block);
   for (size_t i : order) {
     Block& block = blocks[i];
     if (block.offset >= 0) continue;
     const int64_t bytes = align_up(block.bytes);
     int64_t offset = 0;
-    for (size_t p : placed) {
-      const Block& other = blocks[p];
+    for (const Block& other : placed) {
       if (other.last < block.first || block.last < other.first) continue;
       if (offset + bytes <= other.offset) break;
       offset = std::max(offset, other.offset + align_up(other.bytes));
     }
     block.offset = offset;
-    end = std::max(end, offset + bytes);
-    placed.insert(std::upper_bound(placed.begin(), placed.end(), i, by_offset), i);
+    add(block);
   }
   return end;
 }

@@ -2,6 +2,7 @@
 // and reductions.
 #include <algorithm>
 #include <map>
+#include <unordered_map>
 
 #include "model.h"
 #include "samples.h"
@@ -32,6 +33,19 @@ void add_unique(std::vector<int32_t>& values, int32_t value) {
   if (at == values.end() || *at != value) values.insert(at, value);
 }
 
+// The sums of parameters' gradients in each role, by parameter.
+using GradientSums = std::unordered_map<std::string_view, int32_t>;
+GradientSums gradient_sums(const RoleProgram& role) {
+  constexpr std::string_view kEnd = ".grad";
+  GradientSums sums;
+  for (size_t t = 0; t < role.sum_targets.size(); ++t) {
+    const std::string_view name = role.sum_targets[t].name;
+    if (name.ends_with(kEnd))
+      sums[name.substr(0, name.size() - kEnd.size())] = static_cast<int32_t>(t);
+  }
+  return sums;
+}
+
 class SumCheck {
  public:
   SumCheck(const Model& model, const Section& section, Findings& findings, VerifyReport& report)
@@ -39,6 +53,7 @@ class SumCheck {
     for (const Cell& cell : model.cells) {
       held_.emplace_back(cell.role->buffers.size());
       sent_.emplace_back();
+      gradients_.push_back(gradient_sums(*cell.role));
     }
   }
 
@@ -240,20 +255,19 @@ class SumCheck {
       const Buffer& buffer = role(place).buffers[one.args[a]];
       if (!program.arg_written[a] || buffer.param.empty()) continue;
       const auto& targets = role(place).sum_targets;
-      bool known = false;
-      for (size_t t = 0; t < targets.size(); ++t)
-        if (targets[t].name == buffer.param + ".grad")
-          known = std::binary_search(source.finished.begin(), source.finished.end(),
-                                     static_cast<int32_t>(t));
+      const auto gradient = gradients_[place.cell].find(buffer.param);
+      const bool known =
+          gradient != gradients_[place.cell].end() &&
+          std::binary_search(source.finished.begin(), source.finished.end(), gradient->second);
       // A gradient read here must be the own one: that others went into a common factor says
       // nothing.
-      bool other = false;
-      for (const SumRead& read : one.sum_reads)
-        other = other || (targets[read.target].name.ends_with(".grad") &&
-                          targets[read.target].name != buffer.param + ".grad");
-      bool own = false;
-      for (const SumRead& read : one.sum_reads)
-        own = own || targets[read.target].name == buffer.param + ".grad";
+      const std::string own_name = buffer.param + ".grad";
+      bool own = false, other = false;
+      for (const SumRead& read : one.sum_reads) {
+        const std::string& name = targets[read.target].name;
+        own = own || name == own_name;
+        other = other || (name.ends_with(".grad") && name != own_name);
+      }
       if (!known || (other && !own))
         findings_.add("sum", "{} updates parameter '{}' without its finished gradient", name(place),
                       quote_control(buffer.param));
@@ -354,17 +368,14 @@ class SumCheck {
   VerifyReport& report_;
   std::vector<std::vector<Content>> held_;        // by cell and buffer
   std::vector<std::map<int32_t, Content>> sent_;  // by cell and send: the message under way
+  std::vector<GradientSums> gradients_;           // by cell
 };
-
-bool is_trained(const RoleProgram& role, const std::string& param) {
-  return std::any_of(role.sum_targets.begin(), role.sum_targets.end(),
-                     [&](const SumTarget& target) { return target.name == param + ".grad"; });
-}
 
 // Every trained parameter is written once a step; others never.
 void check_updates_once(const Model& model, const Section& section, Findings& findings) {
   for (int32_t c = 0; c < static_cast<int32_t>(model.cells.size()); ++c) {
     const RoleProgram& role = *model.cells[c].role;
+    const GradientSums trained = gradient_sums(role);
     std::vector<std::vector<Spot>> writers(role.buffers.size());
     for (int32_t i = 0; i < static_cast<int32_t>(section.lists[c]->size()); ++i) {
       const Instruction& one = section.at({c, i});
@@ -381,7 +392,7 @@ void check_updates_once(const Model& model, const Section& section, Findings& fi
       const std::string& param = role.buffers[b].param;
       if (param.empty()) continue;
       const std::string shown = quote_control(param);
-      if (!is_trained(role, param)) {
+      if (!trained.contains(param)) {
         if (!writers[b].empty())
           findings.add("sum", "{} writes parameter '{}', which has no gradient",
                        name_of(model, section, writers[b][0]), shown);
