@@ -43,6 +43,9 @@ struct NullCounts {
 };
 std::unique_ptr<Backend> make_null_backend(NullCounts* counts = nullptr);
 
+// The instruction set that this processor's kernels use ("AVX3", "AVX2", "SSE2"): processors for which it is the same give the
+// same bits.
+std::string_view cpu_kernels();
 // Ops that the CPU backend has a kernel for: by name, sorted.
 std::vector<std::string> cpu_ops();
 

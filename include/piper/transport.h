@@ -29,6 +29,7 @@ struct PlanIdentity {
   int64_t rank = 0;
   int64_t world = 1;
   std::string source;  // the file or directory, for the error
+  std::string kernels;  // what the rank computes with: ranks of one job must not round differently
 };
 
 // A part of one all-reduce message.

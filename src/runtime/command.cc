@@ -8,6 +8,7 @@
 #include <cstring>
 #include <filesystem>
 
+#include "cores.h"
 #include "progress.h"
 
 namespace piper {
@@ -204,8 +205,8 @@ Result<JobResult> run_ranks(const Loaded& loaded, Transport* transport, const Jo
   if (transport == nullptr) {
     return run_job(loaded.set, loaded.data.get(), reference, loaded.reference_data.get(), job);
   }
-  PIPER_TRY(transport->agree(
-      {loaded.set.manifest.set_id, loaded.rank, loaded.set.world(), loaded.set.directory}));
+  PIPER_TRY(transport->agree({loaded.set.manifest.set_id, loaded.rank, loaded.set.world(),
+                              loaded.set.directory, kernels_of(job)}));
   return run_mpi_rank(loaded.set, loaded.data.get(), reference, loaded.reference_data.get(),
                       *transport, job);
 }
@@ -218,6 +219,7 @@ Result<RunOutcome> run_loaded(RunOptions& options, const Loaded& loaded, Transpo
     std::fputs(draw_schedule(loaded.set, wants_colour(stdout)).c_str(), stdout);
     std::fflush(stdout);
   }
+  if (speaks) fmt::print(stderr, "{}\n", print_cores(options.job, loaded.set.world()));
   Result<JobResult> result = [&] {
     std::optional<Progress> progress;
     if (speaks) progress.emplace(options.job.steps, options.log_every);

@@ -58,8 +58,8 @@ Error numeric(std::string text) { return Error{ExitCode::kNumeric, {}, std::move
 
 }  // namespace
 
-Result<std::unique_ptr<Backend>> make_backend(const std::string& name, int threads) {
-  if (name == "cpu") return make_cpu_backend(CpuOptions{threads});
+Result<std::unique_ptr<Backend>> make_backend(const std::string& name, const Cores& cores) {
+  if (name == "cpu") return make_cpu_backend(CpuOptions{cores.threads, cores.pinned});
   if (name == "null") return make_null_backend();
   const std::string known[] = {"cpu", "null"};
   return fail("there is no backend '{}'{}; there are cpu and null", name, did_you_mean(name, known))
@@ -77,9 +77,9 @@ Result<std::unique_ptr<Comparison>> Comparison::open(const PlanSet& reference,
   auto comparison = std::make_unique<Comparison>();
   comparison->options_ = options.verify;
   comparison->world_ = make_inproc_world(1, TransportOptions{options.timeout_s});
-  int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  PIPER_ASSIGN(comparison->backend_,
-               make_backend(options.backend, options.threads > 0 ? options.threads : cores));
+  Cores cores = cores_of(options, 0, 1);
+  cores.pinned.clear();  // the ranks have the cores
+  PIPER_ASSIGN(comparison->backend_, make_backend(options.backend, cores));
   RankSource source;
   source.set = &reference;
   source.data = data;

@@ -2,6 +2,7 @@
 // compared after each step.
 #pragma once
 
+#include "cores.h"
 #include "piper/runtime.h"
 
 namespace piper {
@@ -52,6 +53,6 @@ class Comparison {
 };
 
 // The backend that `name` means ("cpu", "null").
-Result<std::unique_ptr<Backend>> make_backend(const std::string& name, int threads);
+Result<std::unique_ptr<Backend>> make_backend(const std::string& name, const Cores& cores);
 
 }  // namespace piper

@@ -2,15 +2,18 @@
 #include <mutex>
 #include <thread>
 
+#include "cores.h"
 #include "rank_loop.h"
 
 namespace piper {
 namespace {
 
-int threads_per_rank(const JobOptions& options, int64_t ranks_here) {
-  if (options.threads > 0) return options.threads;
-  int64_t cores = std::max(1u, std::thread::hardware_concurrency());
-  return static_cast<int>(std::max<int64_t>(1, cores / ranks_here));
+// The backend of a rank, made on the thread that will use it.
+Result<std::unique_ptr<Backend>> backend_of(const JobOptions& options, int64_t place,
+                                            int64_t ranks_here) {
+  const Cores cores = cores_of(options, place, ranks_here);
+  if (!cores.pinned.empty()) pin_to_core(cores.pinned[0]);
+  return make_backend(options.backend, cores);
 }
 
 // A job whose ranks are threads.
@@ -63,10 +66,10 @@ class Job {
 
   Status run_one(int64_t rank) {
     Transport& transport = world_->rank(rank);
-    PIPER_TRY(transport.agree({set_.manifest.set_id, rank, set_.world(), set_.directory}));
+    PIPER_TRY(transport.agree(
+        {set_.manifest.set_id, rank, set_.world(), set_.directory, kernels_of(options_)}));
     size_t index = static_cast<size_t>(rank);
-    PIPER_ASSIGN(backends_[index],
-                 make_backend(options_.backend, threads_per_rank(options_, set_.world())));
+    PIPER_ASSIGN(backends_[index], backend_of(options_, rank, set_.world()));
     RankSource source{&set_, rank, data_, options_.trace_steps};
     PIPER_ASSIGN(executors_[index], Executor::load(source, *backends_[index], transport));
     PIPER_ASSIGN(Control control, Control::open(transport, *executors_[index]));
@@ -124,7 +127,7 @@ Result<JobResult> run_mpi_rank(const PlanSet& set, const BatchSource* data,
                                const PlanSet* reference, const BatchSource* reference_data,
                                Transport& transport, const JobOptions& options) {
   PIPER_ASSIGN(std::unique_ptr<Backend> backend,
-               make_backend(options.backend, threads_per_rank(options, transport.world())));
+               backend_of(options, transport.rank(), transport.world()));
   RankSource source{&set, transport.rank(), data, options.trace_steps};
   PIPER_ASSIGN(std::unique_ptr<Executor> executor, Executor::load(source, *backend, transport));
   PIPER_ASSIGN(Control control, Control::open(transport, *executor));

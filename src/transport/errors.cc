@@ -44,6 +44,11 @@ Status check_identities(std::span<const PlanIdentity> all) {
                   one.source, one.world, world)
           .with_code(ExitCode::kPlan);
     }
+    if (one.kernels != first.kernels) {
+      return fail("rank {} computes with {}, rank {} with {}: their bits would differ", first.rank,
+                  first.kernels, one.rank, one.kernels)
+          .with_code(ExitCode::kUsage);
+    }
     if (one.rank < 0 || one.rank >= world) {
       return fail("{} is for rank {} of {}", one.source, one.rank, world)
           .with_code(ExitCode::kPlan);

@@ -20,7 +20,7 @@ constexpr int kIdentityTag = 1;
 // An identity as it travels.
 struct IdentityRecord {
   int64_t rank = 0, world = 0;
-  char set_id[128] = {}, source[256] = {};
+  char set_id[128] = {}, source[256] = {}, kernels[64] = {};
 };
 
 template <size_t N>
@@ -182,6 +182,7 @@ Status MpiTransport::agree(const PlanIdentity& own) {
   mine.world = own.world;
   copy_text(mine.set_id, own.set_id);
   copy_text(mine.source, own.source);
+  copy_text(mine.kernels, own.kernels);
   auto bytes = [&](int64_t i) {
     return reinterpret_cast<std::byte*>(&records[static_cast<size_t>(i)]);
   };
@@ -192,7 +193,7 @@ Status MpiTransport::agree(const PlanIdentity& own) {
   PIPER_TRY(finish(everyone, "comparison of plans"));
   std::vector<PlanIdentity> identities;
   for (const IdentityRecord& r : records) {
-    identities.push_back({r.set_id, r.rank, r.world, r.source});
+    identities.push_back({r.set_id, r.rank, r.world, r.source, r.kernels});
   }
   PIPER_TRY(check_identities(identities));
   rank_ = own.rank;

@@ -94,11 +94,12 @@ struct Trained {
   std::map<std::string, NamedTensor> parameters;
 };
 
-inline Result<Trained> train(const PlanSet& set, const std::string& model, int64_t steps) {
+inline Result<Trained> train(const PlanSet& set, const std::string& model, int64_t steps,
+                             int threads = 1) {
   PIPER_ASSIGN(const auto data, open_batches(set, model));
   JobOptions options;
   options.steps = steps;
-  options.threads = 1;
+  options.threads = threads;
   PIPER_ASSIGN(JobResult job, run_job(set, data.get(), nullptr, nullptr, options));
   Trained trained;
   for (const StepMetrics& step : job.steps) {

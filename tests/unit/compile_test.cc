@@ -62,26 +62,29 @@ TEST(Compile, PlansReadBackAndPrintTheSame) {
   }
 }
 
-// Fused ops and views are another way to the same bits.
-TEST(Compile, FusedPlansTrainLikePlansThatAreNot) {
+// Fused ops and views are another way to the same bits, and so are more threads.
+TEST(Compile, FusedPlansAndThreadsTrainLikePlansWithout) {
   NEED_MODELS();
   const std::string model = kSanitized ? "mlp" : "gpt";
   std::vector<Trained> ways;
-  for (const bool fused : {true, false}) {
+  for (const auto& [fused, threads] : {std::pair(true, 1), {false, 1}, {true, 3}}) {
     const auto compiled =
         compile_model(model, strategy_text(model, kAdamW), {1, 2, 2, "1f1b"}, false, fused);
     ASSERT_TRUE(compiled) << print_error(compiled.error());
     EXPECT_EQ(compiled->fused.groups > 0, fused && model == "gpt");
     EXPECT_EQ(compiled->fused.views > 0, fused && model == "gpt");
-    auto trained = train(compiled->set, model, 3);
+    auto trained = train(compiled->set, model, 3, threads);
     ASSERT_TRUE(trained) << print_error(trained.error());
     ways.push_back(*std::move(trained));
   }
-  EXPECT_EQ(ways[0].losses, ways[1].losses);
-  EXPECT_EQ(ways[0].norms, ways[1].norms);
-  for (const auto& [name, tensor] : ways[0].parameters)
-    EXPECT_TRUE(std::ranges::equal(tensor.data.span(), ways[1].parameters.at(name).data.span()))
-        << name;
+  for (size_t other : {1, 2}) {
+    EXPECT_EQ(ways[0].losses, ways[other].losses);
+    EXPECT_EQ(ways[0].norms, ways[other].norms);
+    for (const auto& [name, tensor] : ways[0].parameters)
+      EXPECT_TRUE(
+          std::ranges::equal(tensor.data.span(), ways[other].parameters.at(name).data.span()))
+          << name << " " << other;
+  }
 }
 
 TEST(Compile, GraphAndDagReadBackAndPrintTheSame) {

@@ -120,6 +120,9 @@ TEST(Agree, NamesBothSidesOnEveryRank) {
   std::string world = "the plan of rank 1 (p1) is for 4 ranks, but 2 take part";
   EXPECT_EQ(agree_all({{"aa", 0, 2, "p0"}, {"aa", 1, 4, "p1"}}),
             (std::vector<std::string>{world, world}));
+  std::string kernels = "rank 0 computes with X, rank 1 with Y: their bits would differ";
+  EXPECT_EQ(agree_all({{"aa", 0, 2, "p0", "X"}, {"aa", 1, 2, "p1", "Y"}}),
+            (std::vector<std::string>{kernels, kernels}));
   std::string twice = "two processes hold the plan of rank 0: numbers 0 (p0) and 1 (copy)";
   EXPECT_EQ(agree_all({{"aa", 0, 2, "p0"}, {"aa", 0, 2, "copy"}}),
             (std::vector<std::string>{twice, twice}));

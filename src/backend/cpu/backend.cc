@@ -6,6 +6,7 @@
 
 #include "dtypes.h"
 #include "families.h"
+#include "gemm.h"
 #include "loop.h"
 #include "team.h"
 
@@ -333,6 +334,8 @@ class CpuBackend final : public Backend {
 };
 
 }  // namespace
+
+std::string_view cpu_kernels() { return cpu::gemm_target(); }
 
 bool pin_to_core(int core) { return cpu::pin_thread(core); }
 

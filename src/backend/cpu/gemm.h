@@ -40,6 +40,8 @@ using GemmFn = void (*)(const Gemm& g, const T* a, const T* b, T* c, T* scratch)
 
 template <class T>
 GemmFn<T> gemm_fn();
+// The instruction set that was chosen; the other vectorised kernels choose alike.
+const char* gemm_target();
 // Elements of scratch that a product needs.
 int64_t gemm_scratch(const Gemm& g);
 

@@ -243,6 +243,7 @@ void gemm(const Gemm& g, const T* a, const T* b, T* c, T* scratch) {
   }
 }
 
+const char* TargetName() { return hwy::TargetName(HWY_TARGET); }
 GemmFn<float> GemmF32() { return gemm<float>; }
 GemmFn<double> GemmF64() { return gemm<double>; }
 
@@ -252,8 +253,11 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace piper::cpu {
 
+HWY_EXPORT(TargetName);
 HWY_EXPORT(GemmF32);
 HWY_EXPORT(GemmF64);
+
+const char* gemm_target() { return HWY_DYNAMIC_DISPATCH(TargetName)(); }
 
 template <>
 GemmFn<float> gemm_fn() {

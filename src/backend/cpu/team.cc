@@ -56,33 +56,40 @@ Team::~Team() {
 }
 
 void Team::run(const Kernel& kernel, Pointers p, std::byte* scratch, int64_t scratch_step) {
-  const int64_t useful = std::max<int64_t>(1, kernel.units / kernel.grain);
-  const Task task{&kernel, p, scratch, scratch_step,
-                  static_cast<int>(std::min<int64_t>(size(), useful))};
-  if (task.parts <= 1) return run_part(task, 0);
-  task_ = task;
-  busy_.store(static_cast<int32_t>(workers_.size()), std::memory_order_relaxed);
+  const int64_t units = kernel.units;
+  if (workers_.empty() || units < 2 * kernel.grain) return kernel.run(p, scratch, 0, units);
+  const int64_t share = (units + 2 * size() - 1) / (2 * size());
+  task_ = {&kernel, p, scratch, scratch_step, std::max(share, kernel.grain)};
+  next_.store(0, std::memory_order_relaxed);
+  open_.store(true);
   generation_.fetch_add(1, std::memory_order_release);
   generation_.notify_all();
-  run_part(task, 0);
-  for (int32_t busy = busy_.load(std::memory_order_acquire); busy > 0;
-       busy = busy_.load(std::memory_order_acquire))
-    wait_while(busy_, busy, spins_);
+  take_units(0);
+  // A worker comes in before it looks whether it may: either we see it, or it sees the end.
+  open_.store(false);
+  for (int32_t inside = inside_.load(); inside > 0; inside = inside_.load())
+    wait_while(inside_, inside, spins_);
 }
 
-void Team::run_part(const Task& task, int part) {
-  const int64_t units = task.kernel->units, parts = std::max(task.parts, 1);
-  const int64_t begin = units * part / parts, end = units * (part + 1) / parts;
-  if (begin < end || units == 0)
-    task.kernel->run(task.pointers, task.scratch + part * task.scratch_step, begin, end);
+void Team::take_units(int index) {
+  const Task& task = task_;
+  const int64_t units = task.kernel->units;
+  std::byte* scratch = task.scratch + index * task.scratch_step;
+  for (;;) {
+    const int64_t begin = next_.fetch_add(task.size, std::memory_order_relaxed);
+    if (begin >= units) return;
+    task.kernel->run(task.pointers, scratch, begin, std::min(begin + task.size, units));
+  }
 }
 
 void Team::work(int index) {
-  for (uint32_t seen = 0;; ++seen) {
+  for (uint32_t seen = 0;;) {
     wait_while(generation_, seen, spins_);
+    seen = generation_.load(std::memory_order_acquire);
     if (done_.load(std::memory_order_relaxed)) return;
-    if (index < task_.parts) run_part(task_, index);
-    if (busy_.fetch_sub(1, std::memory_order_acq_rel) == 1) busy_.notify_one();
+    inside_.fetch_add(1);
+    if (open_.load()) take_units(index);
+    if (inside_.fetch_sub(1) == 1) inside_.notify_one();
   }
 }
 

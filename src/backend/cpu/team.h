@@ -19,8 +19,9 @@ class Team {
   Team& operator=(const Team&) = delete;
 
   int size() const { return static_cast<int>(workers_.size()) + 1; }
-  // Runs all units of the kernel, each thread an equal run of them on a scratch of its own
-  // (`scratch_step` bytes apart). Threads for which `grain` units each are too few stay idle.
+  // Runs all units of the kernel. Threads take runs of them, at least `grain`, until none is left,
+  // each on a scratch of its own (`scratch_step` bytes apart). The caller waits for those that took
+  // some, not for one that the system has not woken yet.
   void run(const Kernel& kernel, Pointers p, std::byte* scratch, int64_t scratch_step);
 
  private:
@@ -29,15 +30,17 @@ class Team {
     Pointers pointers = nullptr;
     std::byte* scratch = nullptr;
     int64_t scratch_step = 0;
-    int parts = 0;
+    int64_t size = 0;  // units that a thread takes at a time
   };
   void work(int index);
-  static void run_part(const Task& task, int part);
+  void take_units(int index);
 
   std::vector<std::thread> workers_;
-  Task task_;                            // written between two generations
-  std::atomic<uint32_t> generation_{0};  // of tasks
-  std::atomic<int32_t> busy_{0};         // workers that have not finished the task
+  Task task_;                            // written while no task is open and nobody is inside
+  std::atomic<int64_t> next_{0};         // unit of the task that nobody has taken
+  std::atomic<bool> open_{false};        // threads may come in
+  std::atomic<int32_t> inside_{0};       // workers that may be reading the task
+  std::atomic<uint32_t> generation_{0};  // of tasks: wakes workers
   std::atomic<bool> done_{false};
   int spins_ = 0;  // before a thread that waits sleeps
 };
