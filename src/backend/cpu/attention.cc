@@ -103,10 +103,11 @@ class Attention {
 
   // Elements: tiles of scores and their adjoints, rows, and what products need.
   int64_t scratch(bool backward) const {
-    const int64_t products =
-        std::max({gemm_scratch(scores_of(block, f.keys)), gemm_scratch(values_of(block, f.keys)),
-                  gemm_scratch(transposed(block, f.keys, f.width)),
-                  gemm_scratch(transposed(block, f.keys, f.v_width))});
+    const int64_t products = std::max(
+        {gemm_scratch(scores_of(block, f.keys)), gemm_scratch(values_of(block, f.keys)),
+         gemm_scratch(weight_grads_of(block, f.keys)), gemm_scratch(query_grads_of(block, f.keys)),
+         gemm_scratch(transposed(block, f.keys, f.width)),
+         gemm_scratch(transposed(block, f.keys, f.v_width))});
     return products + (backward ? 2 * block * f.keys + 2 * f.keys : block * f.keys);
   }
 
