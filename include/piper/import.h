@@ -47,6 +47,21 @@ struct ImportOptions {
   int64_t max_file_bytes = int64_t{512} << 20;
 };
 
+// What the file's training_info says of one parameter: an optimizer of ai.onnx.preview.training 1, whose words these are.
+struct TrainingUpdate {
+  enum class Kind { kAdagrad, kAdam, kMomentum } kind = Kind::kMomentum;
+  std::string parameter;
+  double rate = 0;                    // R
+  int64_t count = 0;                  // T in the first step
+  double norm_coefficient = 0, norm_coefficient_post = 0;
+  double epsilon = 1e-6, decay_factor = 0, alpha = 0.9, beta = 0.999;
+  bool nesterov = false;
+  double accumulator = 0;             // every element of Adagrad's first H
+};
+struct TrainingInfo {
+  std::vector<TrainingUpdate> updates;
+};
+
 struct ParamReport {                  // for --explain=parameters and --describe
   std::string name;
   TensorType type;
@@ -60,6 +75,7 @@ struct Imported {
   std::vector<ParamReport> parameters;
   std::vector<std::string> constants; // float initializers left alone: name and why
   std::vector<std::string> separated; // merged initializers that became several parameters again
+  std::optional<TrainingInfo> training;  // then the graph has its loss, and other parameters are frozen
   std::vector<RuleMatch> matched;     // by ImportOptions::parameters
   std::vector<std::string> notes;     // warnings for the user
 };

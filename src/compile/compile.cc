@@ -41,6 +41,68 @@ void explain_parameters(const Strategy& strategy, const Imported& imported, Expl
   }
 }
 
+ParamGroup group_of(const TrainingUpdate& update, const SourceSpan& at) {
+  ParamGroup group;
+  group.at = at;
+  group.lr = update.rate;
+  group.weight_decay = update.norm_coefficient;
+  OptimizerSpec& spec = group.optimizer.emplace();
+  spec.count = update.count;
+  spec.eps = update.epsilon;
+  switch (update.kind) {
+    case TrainingUpdate::Kind::kAdagrad:
+      spec.kind = OptimizerKind::kAdagrad;
+      spec.lr_decay = update.decay_factor;
+      spec.accumulator = update.accumulator;
+      break;
+    case TrainingUpdate::Kind::kAdam:
+      spec.kind = OptimizerKind::kOnnxAdam;
+      spec.beta1 = update.alpha;
+      spec.beta2 = update.beta;
+      spec.weight_decay_after = update.norm_coefficient_post;
+      break;
+    case TrainingUpdate::Kind::kMomentum:
+      spec.momentum = update.alpha;
+      spec.dampening = 1 - update.beta;
+      spec.nesterov = update.nesterov;
+      break;
+  }
+  return group;
+}
+
+// The optimizers of the model's training_info, unless the strategy has one.
+Status use_training(const Imported& imported, Strategy& strategy, Explanations& out) {
+  if (!imported.training) return ok_status();
+  const std::vector<TrainingUpdate>& updates = imported.training->updates;
+  TrainSpec& train = strategy.train;
+  const SourceSpan at = train.groups.back().at;  // of the defaults
+  if (strategy.has_optimizer) {
+    out.push_back({at, "train", {"its optimizer replaces those of the model's training_info"}});
+    return ok_status();
+  }
+  if (train.groups.size() > 1)
+    return fail(train.groups[0].at, "groups without an optimizer: the model has its own")
+        .with_note("help: name an optimizer under 'train', or leave out the groups");
+  std::vector<ParamGroup> groups;
+  for (const TrainingUpdate& update : updates) {
+    ParamGroup group = group_of(update, at);
+    auto same = std::find_if(groups.begin(), groups.end(), [&](const ParamGroup& known) {
+      return known.lr == group.lr && known.weight_decay == group.weight_decay &&
+             known.optimizer == group.optimizer;
+    });
+    if (same == groups.end()) same = groups.insert(groups.end(), std::move(group));
+    same->names.push_back(update.parameter);
+  }
+  out.push_back({at,
+                 "train",
+                 {fmt::format("the model's training_info updates {} parameters in {} "
+                              "group{}",
+                              updates.size(), groups.size(), groups.size() == 1 ? "" : "s")}});
+  groups.push_back(std::move(train.groups.back()));
+  train.groups = std::move(groups);
+  return ok_status();
+}
+
 // The loss that the strategy names, or the file's sole scalar.
 Result<Graph> with_loss(Graph graph, const Strategy& strategy) {
   if (const auto* loss = std::get_if<CrossEntropyLoss>(&strategy.loss))
@@ -181,7 +243,7 @@ Result<Compiled> compile(const CompileOptions& options) {
   Steps steps(options, compiled);
   const auto no_text = [](const auto&) { return std::string(); };
   PIPER_ASSIGN(
-      const Strategy strategy,
+      Strategy strategy,
       steps.run(
           "strategy", [&] { return parse_strategy(options.strategy, options.defines); }, no_text));
   PIPER_ASSIGN(Imported imported,
@@ -189,6 +251,7 @@ Result<Compiled> compile(const CompileOptions& options) {
                    "import", [&] { return import_onnx(options.model, import_options(strategy)); },
                    [](const Imported& i) { return print_graph(i.graph); }));
   explain_parameters(strategy, imported, compiled.explanations);
+  PIPER_TRY(use_training(imported, strategy, compiled.explanations));
   compiled.parameters = std::move(imported.parameters);
   compiled.constants = std::move(imported.constants);
   compiled.separated = std::move(imported.separated);

@@ -10,6 +10,7 @@
 #include "inputs.h"
 #include "params.h"
 #include "support.h"
+#include "training.h"
 
 namespace piper::onnx_import {
 namespace {
@@ -221,6 +222,9 @@ Status Importer::add_outputs() {
     PIPER_ASSIGN(const Val full, emit_.exact(val));
     graph_.outputs.push_back(emit_.id_of(full));
   }
+  const auto loss = std::find(model_.outputs.begin(), model_.outputs.end(), model_.loss);
+  if (loss != model_.outputs.end())
+    graph_.loss = graph_.outputs[static_cast<size_t>(loss - model_.outputs.begin())];
   if (graph_.outputs.size() != 1) return ok_status();
   const TensorType& type = graph_.value(graph_.outputs[0]).type;
   if (type.shape.empty() && info(type.dtype).is_float) graph_.loss = graph_.outputs[0];
@@ -319,6 +323,22 @@ Result<Survey> survey_model(OnnxModel model) {
 }
 
 // `model` with its parameters found and all nodes imported; `taken`: what to decide first.
+// Under the names that the parameters have now; those that nothing updates are frozen.
+TrainingInfo training_of(TrainingInfo training, const Recovery& recovery, Graph& graph) {
+  std::map<std::string, std::string> name_of;  // by initializer
+  for (const RecoveredParam& param : recovery.params) name_of[param.initializer] = param.name;
+  std::set<std::string> updated;
+  std::erase_if(training.updates, [&](TrainingUpdate& update) {
+    const auto known = name_of.find(update.parameter);
+    if (known == name_of.end()) return true;  // excluded, or read by nothing
+    update.parameter = known->second;
+    updated.insert(known->second);
+    return false;
+  });
+  for (Param& param : graph.params) param.frozen = param.frozen || !updated.count(param.name);
+  return training;
+}
+
 Result<Imported> import_flat(OnnxModel model, const ImportOptions& options,
                              std::vector<Importer::Taken>& taken) {
   std::vector<std::string> scopes = scopes_of(model);
@@ -331,6 +351,7 @@ Result<Imported> import_flat(OnnxModel model, const ImportOptions& options,
   PIPER_TRY(done);
   fill_reports(recovery, out);
   out.graph = without_dead_nodes(std::move(importer).take(), true);
+  if (model.training) out.training = training_of(*model.training, recovery, out.graph);
   PIPER_TRY(check_graph(out.graph));
   for (const OnnxTensor& tensor : model.initializers)
     if (tensor.mapped) release(tensor.data);
@@ -367,14 +388,18 @@ namespace piper {
 
 Result<Imported> import_onnx(const std::string& path, const ImportOptions& options) {
   PIPER_ASSIGN(onnx_import::OnnxModel model, onnx_import::read_onnx(path, options.max_file_bytes));
-  Result<Imported> out = onnx_import::import_model(std::move(model), options);
+  const Status taken = onnx_import::take_training(model);
+  Result<Imported> out = taken ? onnx_import::import_model(std::move(model), options)
+                               : Result<Imported>(taken.error());
   if (!out && out.error().at.file.empty()) out.error().at = SourceSpan{path, 0, 0, 1};
   return out;
 }
 
 Result<Survey> survey_onnx(const std::string& path, int64_t max_file_bytes) {
   PIPER_ASSIGN(onnx_import::OnnxModel model, onnx_import::read_onnx(path, max_file_bytes));
-  Result<Survey> out = onnx_import::survey_model(std::move(model));
+  const Status taken = onnx_import::take_training(model);
+  Result<Survey> out =
+      taken ? onnx_import::survey_model(std::move(model)) : Result<Survey>(taken.error());
   if (!out && out.error().at.file.empty()) out.error().at = SourceSpan{path, 0, 0, 1};
   return out;
 }

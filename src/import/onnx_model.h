@@ -57,6 +57,11 @@ struct OnnxInput {
   std::vector<OnnxDim> dims;
 };
 
+struct OnnxAlgorithm {  // of training_info; its nodes and values stand behind those of the graph
+  std::vector<std::pair<std::string, std::string>> updates;  // initializer, and what it becomes
+  size_t first_initializer = 0;
+};
+
 struct OnnxModel {
   std::string path;
   std::string producer;  // the program that wrote it, and its version
@@ -66,6 +71,9 @@ struct OnnxModel {
   std::vector<OnnxInput> inputs;  // without those that are initializers
   std::vector<std::string> outputs;
   Metadata metadata;  // of the graph
+  std::optional<OnnxAlgorithm> algorithm;  // until take_training
+  std::optional<TrainingInfo> training;    // from then on
+  std::string loss;                        // that training_info names, or ""
   SourceSpan at() const { return {path, 0, 0, 1}; }
 };
 

@@ -82,6 +82,8 @@ std::optional<Unfolded> unfold(const OnnxTensor& folded);
 // By the exported program's signature and calls.
 Result<Claims> claims_by_calls(OnnxModel& model, std::vector<std::string>& scopes,
                                const std::vector<SignatureInput>& signature);
+// By the file's training_info.
+Result<Claims> claims_by_training(const OnnxModel& model);
 // By names, scopes and contents, for files without them.
 Result<Claims> claims_by_names(const OnnxModel& model, const std::vector<std::string>& scopes);
 

@@ -397,9 +397,33 @@ Result<onnx::ModelProto> parse_model(const std::string& path, int64_t max_bytes)
   return model;
 }
 
+Status read_nodes(onnx::GraphProto& graph, ExternalData& files, OnnxModel& model) {
+  for (onnx::NodeProto& node : *graph.mutable_node()) {
+    PIPER_ASSIGN(OnnxNode read, read_node(node, files));
+    model.nodes.push_back(std::move(read));
+  }
+  return ok_status();
+}
+
+// The algorithm's values and nodes join those of the graph.
+Status read_algorithm(onnx::ModelProto& proto, ExternalData& files, OnnxModel& model) {
+  if (proto.training_info_size() == 0) return ok_status();
+  if (proto.training_info_size() > 1)
+    return fail("{} entries of training_info are not supported, only one",
+                proto.training_info_size());
+  onnx::TrainingInfoProto& info = *proto.mutable_training_info(0);
+  model.algorithm.emplace();
+  model.algorithm->first_initializer = model.initializers.size();
+  for (const onnx::StringStringEntryProto& entry : info.update_binding())
+    model.algorithm->updates.emplace_back(entry.key(), entry.value());
+  const std::vector<std::string> outputs = model.outputs;
+  PIPER_TRY(read_values(*info.mutable_algorithm(), files, model));
+  model.outputs = outputs;  // the algorithm's are bound
+  return read_nodes(*info.mutable_algorithm(), files, model);
+}
+
 Status read_model(onnx::ModelProto& proto, OnnxModel& model) {
   if (!proto.has_graph()) return fail("the model has no graph");
-  if (proto.training_info_size() > 0) return fail("training_info is not supported");
   PIPER_TRY(inline_functions(proto));
   for (const onnx::OperatorSetIdProto& opset : proto.opset_import()) {
     if (opset.domain().empty() || opset.domain() == "ai.onnx") model.opset = opset.version();
@@ -411,10 +435,8 @@ Status read_model(onnx::ModelProto& proto, OnnxModel& model) {
   ExternalData files(model.path);
   onnx::GraphProto& graph = *proto.mutable_graph();
   PIPER_TRY(read_values(graph, files, model));
-  for (onnx::NodeProto& node : *graph.mutable_node()) {
-    PIPER_ASSIGN(OnnxNode read, read_node(node, files));
-    model.nodes.push_back(std::move(read));
-  }
+  PIPER_TRY(read_nodes(graph, files, model));
+  PIPER_TRY(read_algorithm(proto, files, model));
   PIPER_ASSIGN(model.metadata, read_metadata(graph, kGraphMetadata));
   PIPER_TRY(read_folded_from(graph, model));
   return check_defined(model);
