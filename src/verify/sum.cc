@@ -46,6 +46,14 @@ GradientSums gradient_sums(const RoleProgram& role) {
   return sums;
 }
 
+// Both ascending.
+void add_all(std::vector<int32_t>& values, const std::vector<int32_t>& more) {
+  if (std::includes(values.begin(), values.end(), more.begin(), more.end())) return;
+  std::vector<int32_t> both;
+  std::set_union(values.begin(), values.end(), more.begin(), more.end(), std::back_inserter(both));
+  values = std::move(both);
+}
+
 class SumCheck {
  public:
   SumCheck(const Model& model, const Section& section, Findings& findings, VerifyReport& report)
@@ -189,7 +197,7 @@ class SumCheck {
         if (std::find(source.computed_from.begin(), source.computed_from.end(), set) ==
             source.computed_from.end())
           source.computed_from.push_back(set);
-      for (int32_t target : content.finished) add_unique(source.finished, target);
+      add_all(source.finished, content.finished);
     }
     return source;
   }

@@ -3,7 +3,7 @@
 Every figure is a ratio torch ÷ piper (more than 1: Piper is faster, or needs less) of runs that alternate: torch, piper, torch, piper, … with
 the same model, weights, batches, optimizer and threads on both sides. The first losses must agree before anything is timed.
 """
-import argparse, json, os, pathlib, random, resource, statistics, subprocess, sys, time
+import argparse, json, os, pathlib, random, shutil, statistics, subprocess, sys, time
 
 import torch
 from safetensors.torch import save_file
@@ -66,7 +66,8 @@ class Piper:
         self.run_program, self.folder = bin / "piper-run", folder
         _, _, _, batch, _, ways = models.CASES[case]
         (folder / "strategy.yaml").write_text(STRATEGIES[ways] + TRAIN % batch)
-        subprocess.run([bin / "piperc", folder / "model.onnx", folder / "strategy.yaml", "-o", folder / "plans", "--force", "--no-oracles"], check=True)
+        shutil.rmtree(folder / "plans", ignore_errors=True)
+        subprocess.run([bin / "piperc", folder / "model.onnx", folder / "strategy.yaml", "-o", folder / "plans", "--no-oracles"], check=True)
 
     def steps(self, count):
         metrics = self.folder / "metrics.jsonl"
@@ -84,10 +85,11 @@ class Piper:
     def memory(self, count):
         """What a run adds to a process that only prints its help."""
         def peak(*arguments):
-            child = subprocess.Popen([self.run_program, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            _, status, usage = os.wait4(child.pid, 0)
-            assert status == 0, arguments
-            return usage.ru_maxrss * 1024
+            # Through a small process: a child's peak begins with that of the one it was forked from.
+            small = ("import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL, "
+                     "stderr=subprocess.DEVNULL); print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)")
+            run = subprocess.run([sys.executable, "-I", "-S", "-c", small, self.run_program, *arguments], check=True, capture_output=True)
+            return int(run.stdout) * 1024
         run = [self.folder / "plans", "--data", self.folder / "batches.safetensors", "--steps", str(count), "--threads", "1"]
         return peak(*run) - peak("--help")
 

@@ -6,7 +6,7 @@
     memory N        -> bytes that N eager steps add to this process
 Rank 0 answers with a line of JSON for each.
 """
-import copy, json, os, sys, time, warnings
+import json, logging, os, sys, time, warnings
 
 import torch
 import torch.distributed as dist
@@ -14,6 +14,7 @@ import torch.distributed as dist
 import torch_models as models
 
 warnings.filterwarnings("ignore")
+logging.disable(logging.WARNING)
 
 
 def adamw(parameters):
