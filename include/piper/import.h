@@ -107,6 +107,7 @@ Result<Imported> import_onnx(const std::string& path, const ImportOptions& optio
 struct SupportedOperator {
   std::string op;
   int64_t since, until;
+  std::string note;  // what of it is read, where not all
 };
 std::vector<SupportedOperator> supported_operators();
 

@@ -130,6 +130,7 @@ struct ImportRule {
   int64_t since;        // opsets that the rule reads, inclusive
   int64_t until;
   Rule rule;
+  std::string_view note = {};  // what of the op is not read
 };
 inline constexpr int64_t kNewest = 99;
 

@@ -139,9 +139,10 @@ Result<Vals> mean_variance_norm(RuleContext& c) {
 }
 
 constexpr ImportRule kRules[] = {
-    {"BatchNormalization", 9, kNewest, batch_norm},
+    {"BatchNormalization", 9, kNewest, batch_norm,
+     "in training mode it couples the samples of a batch"},
     {"LRN", 1, kNewest, local_response},
-    {"LpNormalization", 1, kNewest, lp_norm},
+    {"LpNormalization", 1, kNewest, lp_norm, "p 1 and 2"},
     {"MeanVarianceNormalization", 9, kNewest, mean_variance_norm},
 };
 

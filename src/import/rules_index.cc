@@ -211,9 +211,11 @@ Result<Vals> cumsum(RuleContext& c) {
 }
 
 constexpr ImportRule kRules[] = {
-    {"CumSum", 11, kNewest, cumsum},      {"Gather", 1, kNewest, gather},
-    {"GatherND", 11, kNewest, gather_nd}, {"OneHot", 9, kNewest, one_hot},
-    {"Trilu", 14, kNewest, trilu},
+    {"CumSum", 11, kNewest, cumsum, "along a known axis"},
+    {"Gather", 1, kNewest, gather},
+    {"GatherND", 11, kNewest, gather_nd},
+    {"OneHot", 9, kNewest, one_hot, "of known depth"},
+    {"Trilu", 14, kNewest, trilu, "with a known diagonal"},
 };
 
 }  // namespace

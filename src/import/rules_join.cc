@@ -304,18 +304,18 @@ Result<Vals> sequence_length(RuleContext& c) {
 }
 
 constexpr ImportRule kRules[] = {
-    {"SequenceEmpty", 11, kNewest, sequence_empty},
-    {"SequenceErase", 11, kNewest, sequence_erase},
-    {"SequenceInsert", 11, kNewest, sequence_insert},
-    {"SequenceLength", 11, kNewest, sequence_length},
+    {"SequenceEmpty", 11, kNewest, sequence_empty, "folds away"},
+    {"SequenceErase", 11, kNewest, sequence_erase, "folds away"},
+    {"SequenceInsert", 11, kNewest, sequence_insert, "folds away"},
+    {"SequenceLength", 11, kNewest, sequence_length, "folds away"},
     {"Concat", 4, kNewest, concat},
-    {"ConcatFromSequence", 11, kNewest, concat_from_sequence},
-    {"Pad", 2, kNewest, pad},
-    {"SequenceAt", 11, kNewest, sequence_at},
-    {"SequenceConstruct", 11, kNewest, sequence_construct},
-    {"Slice", 1, kNewest, slice},
-    {"Split", 2, kNewest, split},
-    {"SplitToSequence", 11, kNewest, split_to_sequence},
+    {"ConcatFromSequence", 11, kNewest, concat_from_sequence, "folds away"},
+    {"Pad", 2, kNewest, pad, "by known pads"},
+    {"SequenceAt", 11, kNewest, sequence_at, "folds away"},
+    {"SequenceConstruct", 11, kNewest, sequence_construct, "folds away"},
+    {"Slice", 1, kNewest, slice, "at known places"},
+    {"Split", 2, kNewest, split, "into known sizes"},
+    {"SplitToSequence", 11, kNewest, split_to_sequence, "folds away"},
 };
 
 }  // namespace

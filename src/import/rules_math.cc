@@ -205,7 +205,7 @@ constexpr ImportRule kRules[] = {
     {"Add", 7, kNewest, same_binary},
     {"Add", 1, 6, old_binary},
     {"And", 7, kNewest, same_binary},
-    {"Cast", 6, kNewest, cast},
+    {"Cast", 6, kNewest, cast, "of and to f64, f32, bf16, f16, i64, i32, bool"},
     {"CastLike", 15, kNewest, cast_like},
     {"Ceil", 1, kNewest, same_unary},
     {"Clip", 1, kNewest, clip},

@@ -158,7 +158,7 @@ constexpr ImportRule kRules[] = {
     {"GlobalLpPool", 2, kNewest, global_lp_pool},
     {"GlobalMaxPool", 1, kNewest, global_max_pool},
     {"LpPool", 2, kNewest, lp_pool},
-    {"MaxPool", 8, kNewest, max_pool},
+    {"MaxPool", 8, kNewest, max_pool, "without the places"},
 };
 
 }  // namespace

@@ -109,7 +109,7 @@ Result<Vals> softmax(RuleContext& c) {  // and LogSoftmax
 }
 
 constexpr ImportRule kRules[] = {
-    {"LogSoftmax", 1, kNewest, softmax},
+    {"LogSoftmax", 1, kNewest, softmax, "before opset 13 over the last dim"},
     {"ReduceL1", 1, kNewest, reduce_l1},
     {"ReduceL2", 1, kNewest, reduce_l2},
     {"ReduceLogSum", 1, kNewest, reduce_log_sum},
@@ -120,7 +120,7 @@ constexpr ImportRule kRules[] = {
     {"ReduceProd", 1, kNewest, plain},
     {"ReduceSum", 1, kNewest, plain},
     {"ReduceSumSquare", 1, kNewest, reduce_sum_square},
-    {"Softmax", 1, kNewest, softmax},
+    {"Softmax", 1, kNewest, softmax, "before opset 13 over the last dim"},
 };
 
 }  // namespace

@@ -300,7 +300,7 @@ Result<Vals> space_to_depth(RuleContext& c) {
 
 constexpr ImportRule kRules[] = {
     {"DepthToSpace", 1, kNewest, depth_to_space},
-    {"Resize", 11, kNewest, resize},
+    {"Resize", 11, kNewest, resize, "to known sizes or by known scales"},
     {"SpaceToDepth", 1, kNewest, space_to_depth},
 };
 

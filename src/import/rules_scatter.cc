@@ -189,14 +189,14 @@ Result<Vals> reverse_sequence(RuleContext& c) {
 constexpr ImportRule kRules[] = {
     {"ArgMax", 1, kNewest, arg_extreme},
     {"ArgMin", 1, kNewest, arg_extreme},
-    {"Compress", 9, kNewest, compress},
+    {"Compress", 9, kNewest, compress, "with a known condition"},
     {"GatherElements", 11, kNewest, gather_elements},
-    {"Hardmax", 1, kNewest, hardmax},
-    {"NonZero", 9, kNewest, non_zero},
+    {"Hardmax", 1, kNewest, hardmax, "from opset 13 on"},
+    {"NonZero", 9, kNewest, non_zero, "of known values"},
     {"ReverseSequence", 10, kNewest, reverse_sequence},
     {"ScatterElements", 11, kNewest, scatter_elements},
     {"ScatterND", 11, kNewest, scatter_nd},
-    {"TopK", 1, kNewest, top_k},
+    {"TopK", 1, kNewest, top_k, "of known k"},
 };
 
 }  // namespace

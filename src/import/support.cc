@@ -122,7 +122,7 @@ std::vector<SupportedOperator> supported_operators() {
   std::vector<SupportedOperator> out;
   const onnx_import::RuleTable table;
   for (const onnx_import::ImportRule* rule : table.rules()) {
-    out.push_back({std::string(rule->op), rule->since, rule->until});
+    out.push_back({std::string(rule->op), rule->since, rule->until, std::string(rule->note)});
   }
   return out;
 }

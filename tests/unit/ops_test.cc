@@ -251,18 +251,46 @@ TEST(Ops, GradientsAgreeWithDifferences) {
   });
 }
 
-TEST(Ops, WhatHasNoGradient) {
-  std::vector<std::string> names;
+// Rows that make floats of floats and have no gradient, and why.
+constexpr std::pair<std::string_view, std::string_view> kNoGradient[] = {
+    {"Adagrad", "an update"},
+    {"AdamW", "an update"},
+    {"AttentionGrad", "a gradient"},
+    {"ClipFactor", "a scalar of the update"},
+    {"CrossEntropyGrad", "a gradient"},
+    {"GatherGrad", "a gradient"},
+    {"GeluGrad", "a gradient"},
+    {"GlobalNorm", "a scalar of the update"},
+    {"LayerNormGradParams", "a gradient"},
+    {"LayerNormGradX", "a gradient"},
+    {"LogSoftmaxGrad", "a gradient"},
+    {"OnnxAdam", "an update"},
+    {"ReduceProdGrad", "a gradient"},
+    {"Sgd", "an update"},
+    {"SoftmaxGrad", "a gradient"},
+    {"StepSum", "expanded by the Dag"},
+    {"SumSquares", "a scalar of the update"},
+};
+
+TEST(Ops, EveryDifferentiableRowHasAGradientThatWasChecked) {
+  std::set<std::string_view> without, checked;
+  for_each_use([&](const Use& use, std::mt19937_64&) {
+    bool from_floats = false, to_floats = false;
+    for (size_t i = 0; i < use.inputs.size(); ++i) {
+      from_floats = from_floats || (use.inputs[i] && is_float(use.types.inputs[i]));
+    }
+    for (const TensorType& type : use.types.outputs) to_floats = to_floats || is_float(type);
+    if (!from_floats || !to_floats) return;
+    if (!use.def->gradient) without.insert(use.def->name);
+    // As GradientsAgreeWithDifferences chooses its uses.
+    if (use.def->gradient && is_float(use.types.outputs[0])) checked.insert(use.def->name);
+  });
+  std::set<std::string_view> listed;
+  for (const auto& [name, reason] : kNoGradient) listed.insert(name);
+  EXPECT_EQ(without, listed);
   for (const OpDef* def : all_ops()) {
-    if (!def->gradient) names.emplace_back(def->name);
+    EXPECT_EQ(checked.count(def->name) == 1, def->gradient != nullptr) << def->name;
   }
-  EXPECT_EQ(
-      join(names, " "),
-      "Adagrad AdamW And AttentionGrad ClipFactor CrossEntropyGrad Equal Fill GatherGrad GeluGrad "
-      "GlobalNorm Greater GreaterOrEqual IsNaN LabelCount LayerNormGradParams "
-      "LayerNormGradX LearningRate Less LessOrEqual LogSoftmaxGrad NextStep Not OnnxAdam Or "
-      "ReduceProdGrad Sgd "
-      "SoftmaxGrad StepSum SumSquares Xor");
 }
 
 // ---- Loops ------------------------------------------------------------------------------------
@@ -323,6 +351,30 @@ Tensor cut(const Tensor& whole, const Place& place, int64_t from, int64_t count)
   return part;
 }
 
+Shape local_shape(const Use& use, const LoopRule& rule, size_t output, char letter, int64_t count) {
+  const auto place = place_of(rule, rule.outputs[output], letter);
+  const Shape& shape = use.types.outputs[output].shape;
+  return place ? block_shape(shape, *place, count) : shape;
+}
+
+// The use that a shard makes of the op: elements [from, from + count) of the letter.
+Use local_use(const Use& use, const LoopRule& rule, char letter, int64_t from, int64_t count) {
+  Use local = use;
+  for (size_t i = 0; i < use.inputs.size(); ++i) {
+    const auto place = place_of(rule, rule.inputs[i], letter);
+    if (!use.inputs[i] || !place) continue;
+    local.inputs[i] = cut(*use.inputs[i], *place, from, count);
+    local.types.inputs[i] = local.inputs[i]->type;
+  }
+  std::vector<Shape> shapes;
+  for (size_t o = 0; o < use.types.outputs.size(); ++o) {
+    shapes.push_back(local_shape(use, rule, o, letter, count));
+  }
+  if (use.def->localise) local.types.attrs = use.def->localise(use.types, shapes);
+  local.types.outputs = must(use.def->types(local.types));
+  return local;
+}
+
 // What two shards of one letter make together.
 std::vector<Tensor> run_in_shards(const Use& use, const LoopRule& rule, char letter, int64_t size) {
   std::vector<Tensor> joined;
@@ -332,24 +384,10 @@ std::vector<Tensor> run_in_shards(const Use& use, const LoopRule& rule, char let
   for (int shard = 0; shard < 2; ++shard) {
     const int64_t from = shard == 0 ? 0 : size / 2;
     const int64_t count = shard == 0 ? size / 2 : size - size / 2;
-    Use local = use;
-    for (size_t i = 0; i < use.inputs.size(); ++i) {
-      const auto place = place_of(rule, rule.inputs[i], letter);
-      if (!use.inputs[i] || !place) continue;
-      local.inputs[i] = cut(*use.inputs[i], *place, from, count);
-      local.types.inputs[i] = local.inputs[i]->type;
-    }
-    std::vector<Shape> shapes;
-    for (size_t o = 0; o < joined.size(); ++o) {
-      const auto place = place_of(rule, rule.outputs[o], letter);
-      shapes.push_back(place ? block_shape(joined[o].type.shape, *place, count)
-                             : joined[o].type.shape);
-    }
-    if (use.def->localise) local.types.attrs = use.def->localise(use.types, shapes);
-    local.types.outputs = must(use.def->types(local.types));
+    const Use local = local_use(use, rule, letter, from, count);
     const std::vector<Tensor> parts = local.run();
     for (size_t o = 0; o < joined.size(); ++o) {
-      EXPECT_EQ(parts[o].type.shape, shapes[o]) << "output " << o;
+      EXPECT_EQ(parts[o].type.shape, local_shape(use, rule, o, letter, count)) << "output " << o;
       const auto place = place_of(rule, rule.outputs[o], letter);
       for (size_t i = 0; !place && i < parts[o].values.size(); ++i) {
         joined[o].values[i] += parts[o].values[i];
@@ -396,6 +434,32 @@ TEST(Ops, EveryLetterCanBeSplit) {
       for (size_t o = 0; o < whole.size(); ++o) {
         // LabelCount and casts make f32, whose sums are exact here too.
         expect_near(joined[o], whole[o], 1e-12);
+      }
+      ++split;
+    }
+  });
+  EXPECT_GT(split, 250);
+}
+
+// Twice the elements cost at most twice as much, and products of matrices exactly: what a plan's
+// parts cost adds up to the whole.
+TEST(Ops, CostsGrowWithTheLettersOfTheLoops) {
+  int split = 0;
+  for_each_use([&](const Use& use, std::mt19937_64&) {
+    const LoopRule rule = use.def->loops(use.types);
+    const Cost whole = use.def->cost(use.types);
+    for (const auto& [letter, size] : rule.sizes) {
+      if (size < 2 || rule.whole.find(letter) != std::string::npos) continue;
+      double sum = 0;
+      for (const auto& [from, count] :
+           {std::pair(int64_t{0}, size / 2), {size / 2, size - size / 2}}) {
+        const Cost part = use.def->cost(local_use(use, rule, letter, from, count).types);
+        EXPECT_LE(part.flops, whole.flops) << "letter " << letter;
+        sum += part.flops;
+      }
+      EXPECT_GE(sum, whole.flops * (1 - 1e-12)) << "letter " << letter;
+      if (use.def->name == "MatMul") {
+        EXPECT_DOUBLE_EQ(sum, whole.flops);
       }
       ++split;
     }
