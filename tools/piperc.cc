@@ -30,6 +30,7 @@ struct Flags {
   std::string output, dump, topic;
   std::vector<std::string> defines;
   std::vector<std::string> dims;
+  std::string emit;
   bool describe = false;
   bool force = false, dry_run = false, timings = false, no_oracles = false;
 };
@@ -126,6 +127,10 @@ int run(Flags& flags) {
   auto defines = read_defines(flags.defines);
   if (!defines) return report(defines.error());
   flags.compile.defines = *defines;
+  if (!flags.emit.empty()) {
+    const Status emitted = emit_onnx_training(flags.compile, flags.emit);
+    return emitted ? 0 : report(emitted.error());
+  }
   if (flags.dry_run) flags.output.clear();
   flags.compile.oracles = !flags.no_oracles && !flags.output.empty();
   if (!flags.dump.empty())
@@ -160,6 +165,9 @@ int main(int argc, char** argv) {
   app.add_option("-o,--output", flags.output,
                  "directory to write; must be new, or with --force hold plans")
       ->type_name("DIR");
+  app.add_option("--emit-onnx-training", flags.emit,
+                 "write the model with the strategy's loss and optimizer as ONNX's training_info")
+      ->type_name("FILE.onnx");
   app.add_flag("--describe", flags.describe,
                "print what the model is and what of it is not supported; needs no strategy");
   app.add_option("--dim", flags.dims, "with --describe: the size of a dynamic dim")
@@ -186,7 +194,8 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
     if (!flags.describe && flags.compile.strategy.empty()) throw CLI::RequiredError("strategy");
-    if (!flags.describe && flags.output.empty() && !flags.dry_run && flags.dump.empty())
+    if (!flags.describe && flags.emit.empty() && flags.output.empty() && !flags.dry_run &&
+        flags.dump.empty())
       throw CLI::RequiredError("-o DIR (or --dry-run)");
   } catch (const CLI::ParseError& e) {
     return app.exit(e) == 0 ? 0 : static_cast<int>(ExitCode::kUsage);

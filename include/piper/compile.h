@@ -52,6 +52,10 @@ struct Compiled {
 // Ensures that the verifier has accepted every set it returns.
 Result<Compiled> compile(const CompileOptions& options);
 
+// Writes the model with the strategy's loss and optimizer as ONNX's own training_info. Refused: what that cannot say
+// (AdamW, clipping, schedules).
+Status emit_onnx_training(const CompileOptions& options, const std::string& path);
+
 // ---- A model without a strategy
 struct DescribeOptions {
   std::string model;

@@ -57,6 +57,7 @@ struct TrainingUpdate {
   double epsilon = 1e-6, decay_factor = 0, alpha = 0.9, beta = 0.999;
   bool nesterov = false;
   double accumulator = 0;             // every element of Adagrad's first H
+  bool operator==(const TrainingUpdate&) const = default;
 };
 struct TrainingInfo {
   std::vector<TrainingUpdate> updates;
@@ -110,5 +111,20 @@ struct SupportedOperator {
   std::string note;  // what of it is read, where not all
 };
 std::vector<SupportedOperator> supported_operators();
+
+// A mean cross-entropy over labels != ignore_index, of logits that are an output, classes last.
+struct CrossEntropyExport {
+  std::string logits, labels;
+  int64_t ignore_index = -100;
+};
+struct TrainingExport {
+  TrainingInfo training;              // of import's graph: parameters under its names
+  std::string output;                 // the loss, or
+  std::optional<CrossEntropyExport> cross_entropy;
+};
+// Writes the model of `path` with training_info: parameters under their own names in their own orientation, without what the
+// exporter made of them. import_onnx reads it back to the same step. One file, below 2 GB.
+Status write_onnx_training(const std::string& path, const ImportOptions& options, const TrainingExport& training,
+                           const std::string& to);
 
 }  // namespace piper

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "model.h"
 #include "piper/autodiff.h"
 #include "piper/lower.h"
 #include "piper/patterns.h"
@@ -15,118 +16,6 @@ namespace {
 
 constexpr std::string_view kSteps[] = {"import",   "patterns", "annotate", "autodiff",
                                        "sharding", "dag",      "schedule", "plan"};
-
-ImportOptions import_options(const Strategy& strategy) {
-  ImportOptions options;
-  options.batch = strategy.global_batch;
-  options.batch_at = strategy.global_batch_at;
-  options.inputs = strategy.inputs;
-  options.dims = strategy.dims;
-  options.parameters = strategy.parameters;
-  return options;
-}
-
-void explain_parameters(const Strategy& strategy, const Imported& imported, Explanations& out) {
-  constexpr const char* kKinds[] = {"include", "exclude", "freeze", "rename", "tie"};
-  constexpr size_t kShown = 4;
-  for (size_t r = 0; r < imported.matched.size(); ++r) {
-    const auto& [names, elements] = imported.matched[r];
-    const std::span shown(names.data(), std::min(names.size(), kShown));
-    const char* what = names.size() == 1 ? "name" : "names";
-    std::string text = fmt::format("{} {}", names.size(), what);
-    if (elements > 0) text += fmt::format(", {} elements", elements);
-    text += fmt::format(": {}{}", join(shown, ", "), names.size() > kShown ? ", …" : "");
-    const ParamRule& rule = strategy.parameters[r];
-    out.push_back({rule.at, kKinds[static_cast<int>(rule.kind)], {std::move(text)}});
-  }
-}
-
-ParamGroup group_of(const TrainingUpdate& update, const SourceSpan& at) {
-  ParamGroup group;
-  group.at = at;
-  group.lr = update.rate;
-  group.weight_decay = update.norm_coefficient;
-  OptimizerSpec& spec = group.optimizer.emplace();
-  spec.count = update.count;
-  spec.eps = update.epsilon;
-  switch (update.kind) {
-    case TrainingUpdate::Kind::kAdagrad:
-      spec.kind = OptimizerKind::kAdagrad;
-      spec.lr_decay = update.decay_factor;
-      spec.accumulator = update.accumulator;
-      break;
-    case TrainingUpdate::Kind::kAdam:
-      spec.kind = OptimizerKind::kOnnxAdam;
-      spec.beta1 = update.alpha;
-      spec.beta2 = update.beta;
-      spec.weight_decay_after = update.norm_coefficient_post;
-      break;
-    case TrainingUpdate::Kind::kMomentum:
-      spec.momentum = update.alpha;
-      spec.dampening = 1 - update.beta;
-      spec.nesterov = update.nesterov;
-      break;
-  }
-  return group;
-}
-
-// The optimizers of the model's training_info, unless the strategy has one.
-Status use_training(const Imported& imported, Strategy& strategy, Explanations& out) {
-  if (!imported.training) return ok_status();
-  const std::vector<TrainingUpdate>& updates = imported.training->updates;
-  TrainSpec& train = strategy.train;
-  const SourceSpan at = train.groups.back().at;  // of the defaults
-  if (strategy.has_optimizer) {
-    out.push_back({at, "train", {"its optimizer replaces those of the model's training_info"}});
-    return ok_status();
-  }
-  if (train.groups.size() > 1)
-    return fail(train.groups[0].at, "groups without an optimizer: the model has its own")
-        .with_note("help: name an optimizer under 'train', or leave out the groups");
-  std::vector<ParamGroup> groups;
-  for (const TrainingUpdate& update : updates) {
-    ParamGroup group = group_of(update, at);
-    auto same = std::find_if(groups.begin(), groups.end(), [&](const ParamGroup& known) {
-      return known.lr == group.lr && known.weight_decay == group.weight_decay &&
-             known.optimizer == group.optimizer;
-    });
-    if (same == groups.end()) same = groups.insert(groups.end(), std::move(group));
-    same->names.push_back(update.parameter);
-  }
-  out.push_back({at,
-                 "train",
-                 {fmt::format("the model's training_info updates {} parameters in {} "
-                              "group{}",
-                              updates.size(), groups.size(), groups.size() == 1 ? "" : "s")}});
-  groups.push_back(std::move(train.groups.back()));
-  train.groups = std::move(groups);
-  return ok_status();
-}
-
-// The loss that the strategy names, or the file's sole scalar.
-Result<Graph> with_loss(Graph graph, const Strategy& strategy) {
-  if (const auto* loss = std::get_if<CrossEntropyLoss>(&strategy.loss))
-    return add_cross_entropy(std::move(graph), *loss);
-  std::vector<std::string> names;
-  for (ValueId output : graph.outputs) names.push_back(graph.value(output).name);
-  if (const auto* name = std::get_if<std::string>(&strategy.loss)) {
-    const auto it = std::find(names.begin(), names.end(), *name);
-    if (it == names.end())
-      return fail(strategy.loss_at, "loss: the model has no output '{}'{}", *name,
-                  did_you_mean(*name, names));
-    graph.loss = graph.outputs[static_cast<size_t>(it - names.begin())];
-  }
-  if (!graph.loss.valid())
-    return fail(SourceSpan{strategy.path},
-                "the model has no scalar output to minimise, and the strategy names no loss")
-        .with_note("outputs of the model: " + join(names, ", "))
-        .with_note("help: loss: {cross_entropy: {logits: NAME, labels: labels}}, or loss: OUTPUT");
-  const TensorType& type = graph.value(graph.loss).type;
-  if (num_elements(type.shape) != 1 || !info(type.dtype).is_float)
-    return fail(strategy.loss_at, "loss: '{}' is {}, not a scalar of floats",
-                graph.value(graph.loss).name, to_string(type));
-  return graph;
-}
 
 Result<Graph> find_patterns(Graph graph, Steps& steps, Compiled& compiled) {
   PIPER_ASSIGN(Recognised found, steps.run(

@@ -1,5 +1,5 @@
 // An ONNX file as this room sees it: checked, with its data mapped, free of protobuf. proto.cc
-// makes it; it and functions.cc, which it calls, are the only sources that include onnx.pb.h.
+// makes it; it, functions.cc, which it calls, and write_training.cc are the only sources that include onnx.pb.h.
 #pragma once
 
 #include <variant>

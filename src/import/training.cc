@@ -1,6 +1,7 @@
 #include "training.h"
 
 #include <algorithm>
+#include <charconv>
 #include <map>
 #include <set>
 #include <unordered_map>
@@ -20,10 +21,16 @@ struct Optimizer {
 constexpr Optimizer kOptimizers[] = {
     {"Adagrad", Kind::kAdagrad, 1}, {"Adam", Kind::kAdam, 2}, {"Momentum", Kind::kMomentum, 1}};
 
+// Attributes are floats that stand for decimals: 0.9f for 0.9, and not for 0.89999998.
 double real_attr(const OnnxNode& node, std::string_view name, double otherwise) {
   const OnnxAttr* attr = node.find(name);
   const auto* value = attr ? std::get_if<double>(&attr->value) : nullptr;
-  return value ? *value : otherwise;
+  if (value == nullptr) return otherwise;
+  char text[64];
+  const auto end = std::to_chars(text, text + sizeof text, static_cast<float>(*value)).ptr;
+  double decimal = 0;
+  std::from_chars(text, end, decimal);
+  return decimal;
 }
 std::string text_attr(const OnnxNode& node, std::string_view name) {
   const OnnxAttr* attr = node.find(name);

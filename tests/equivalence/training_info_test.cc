@@ -131,5 +131,103 @@ TEST(TrainingInfo, RefusesWhatItDoesNotMean) {
   }
 }
 
+// ---- What is written is read
+// ------------------------------------------------------------------------------------------------
+
+std::string plan_of(const PlanSet& set) {
+  std::string text;
+  for (const RoleProgram& role : set.roles) text += print_plan(role);
+  return text;
+}
+
+const char* const kWritten[] = {
+    "sgd: {lr: 0.02}",
+    "sgd: {lr: 0.02, momentum: 0.9, nesterov: true, weight_decay: 0.01}",
+    "adagrad: {lr: 0.05, lr_decay: 0.01, eps: 1e-6, initial_accumulator_value: 0.5}",
+    "onnx_adam: {lr: 0.01, betas: [0.8, 0.99], weight_decay_after: 0.001}",
+};
+
+std::string with_optimizer(const std::string& optimizer) {
+  return "train: {global_batch: 8, optimizer: {" + optimizer + "}}\n";
+}
+
+Status emit(const Folder& folder, const std::string& model, const std::string& more) {
+  CompileOptions options;
+  options.model = model;
+  options.strategy = folder.write("emit.yaml", "piper: 1\n" + more);
+  return emit_onnx_training(options, folder.path() + "/written.onnx");
+}
+
+// The same plan, and the same initial values.
+TEST(TrainingInfo, WhatIsWrittenIsReadToTheSamePlan) {
+  const Folder folder;
+  const std::string model = PIPER_SOURCE_DIR "/tests/data/two_tower.onnx";
+  for (const char* optimizer : kWritten) {
+    const std::string text = with_optimizer(optimizer);
+    const Status emitted = emit(folder, model, text);
+    ASSERT_TRUE(emitted) << print_error(emitted.error());
+    const auto whole = compile_file(folder, model, text, 2, 2);
+    const auto again = compile_file(folder, folder.path() + "/written.onnx", kPlain, 2, 2);
+    ASSERT_TRUE(whole && again) << print_error((whole ? again : whole).error());
+    EXPECT_EQ(plan_of(whole->set), plan_of(again->set)) << optimizer;
+    ASSERT_EQ(whole->set.tensors.size(), again->set.tensors.size());
+    for (size_t i = 0; i < whole->set.tensors.size(); ++i) {
+      const auto& [name, a] = whole->set.tensors[i];
+      const auto& [other, b] = again->set.tensors[i];
+      EXPECT_EQ(name, other);
+      EXPECT_TRUE(as_text(a.span()) == as_text(b.span())) << name;
+    }
+  }
+}
+
+// Merged, folded, deleted, tied and transposed parameters; a padding row; logits without a loss.
+TEST(TrainingInfo, ExportsThatAreWrittenTrainBitForBit) {
+  const Folder folder;
+  const std::string optimizer = with_optimizer("sgd: {lr: 0.02, momentum: 0.9}");
+  for (const std::string model :
+       {"bert-hf", "gpt2-hf", "gpt-logits", "gpt-parallel", "gpt-ts17", "llama-hf", "vit-hf"}) {
+    if (!std::filesystem::exists(model_path(model, "model.onnx")))
+      GTEST_SKIP() << "no models in " << models_folder();
+    if (kSanitized && model != "bert-hf") continue;
+    const std::string file = model_path(model, "model.onnx");
+    std::string text = optimizer;
+    if (model == "gpt-logits") text += "loss: {cross_entropy: {logits: logits, labels: labels}}\n";
+    const Status emitted = emit(folder, file, text);
+    ASSERT_TRUE(emitted) << model << print_error(emitted.error());
+    const auto whole = compile_file(folder, file, text, 2, 2);
+    const auto again = compile_file(folder, folder.path() + "/written.onnx", kPlain, 2, 2);
+    ASSERT_TRUE(whole && again) << model << print_error((whole ? again : whole).error());
+    const std::string batches = model_path(model, "reference.safetensors");
+    const auto a = run(whole->set, batches, 3), b = run(again->set, batches, 3);
+    ASSERT_TRUE(a && b) << model << print_error((a ? b : a).error());
+    EXPECT_EQ(a->losses, b->losses) << model;
+    ASSERT_EQ(a->parameters.size(), b->parameters.size()) << model;
+    for (const auto& [name, tensor] : a->parameters)
+      EXPECT_TRUE(as_text(tensor.data.span()) == as_text(b->parameters.at(name).data.span()))
+          << model << " " << name;
+  }
+}
+
+TEST(TrainingInfo, WritesNothingThatItCannotSay) {
+  const Folder folder;
+  const std::string model = PIPER_SOURCE_DIR "/tests/data/two_tower.onnx";
+  const std::pair<const char*, const char*> kRefused[] = {
+      {"optimizer: {adamw: {}}", "PyTorch's Adam is no optimizer of ai.onnx.preview.training"},
+      {"optimizer: {sgd: {}}, clip_norm: 1", "clip_norm cannot be said in training_info"},
+      {"optimizer: {sgd: {}}, schedule: {warmup: 3}",
+       "a schedule of the learning rate cannot be said in training_info"},
+      {"optimizer: {sgd: {weight_decay: 0.123456789}}",
+       "weight_decay 0.123456789 has more digits than an attribute of ONNX holds: 0.12345679 "
+       "would be read"},
+  };
+  for (const auto& [train, message] : kRefused) {
+    const Status emitted =
+        emit(folder, model, "train: {global_batch: 8, " + std::string(train) + "}\n");
+    ASSERT_FALSE(emitted) << train;
+    EXPECT_EQ(emitted.error().message, message);
+    EXPECT_EQ(emitted.error().at.line, 2) << train;
+  }
+}
+
 }  // namespace
 }  // namespace piper

@@ -1,0 +1,101 @@
+// A strategy's training as ONNX's own training form.
+#include <algorithm>
+#include <charconv>
+
+#include "model.h"
+
+namespace piper {
+namespace {
+
+// Attributes of ONNX are floats: a number that would be read back as another is refused.
+Status check_float(std::string_view what, double value) {
+  char text[64];
+  const auto end = std::to_chars(text, text + sizeof text, static_cast<float>(value)).ptr;
+  double back = 0;
+  std::from_chars(text, end, back);
+  if (back == value) return ok_status();
+  return fail("{} {} has more digits than an attribute of ONNX holds: {} would be read", what,
+              value, back);
+}
+
+// The update that a node of the U pass makes.
+Result<TrainingUpdate> update_of(const Graph& graph, const Param& param, const Node& node) {
+  using Kind = TrainingUpdate::Kind;
+  const Attrs& attrs = node.attrs;
+  TrainingUpdate out;
+  out.parameter = param.name;
+  out.count = attrs.integer("count");
+  out.norm_coefficient = attrs.real("weight_decay");
+  out.epsilon = attrs.real("eps", out.epsilon);
+  if (node.op == "Sgd") {
+    out.kind = Kind::kMomentum;
+    out.alpha = attrs.real("momentum");
+    out.beta = 1 - attrs.real("dampening");
+    out.nesterov = attrs.integer("nesterov") != 0;
+  } else if (node.op == "OnnxAdam") {
+    out.kind = Kind::kAdam;
+    out.alpha = attrs.real("beta1");
+    out.beta = attrs.real("beta2");
+    out.norm_coefficient_post = attrs.real("weight_decay_after");
+  } else if (node.op == "Adagrad") {
+    out.kind = Kind::kAdagrad;
+    out.decay_factor = attrs.real("lr_decay");
+    out.accumulator = graph.value(node.inputs[2]).fill;
+  } else {
+    return fail("PyTorch's Adam is no optimizer of ai.onnx.preview.training")
+        .with_note("help: sgd, adagrad and onnx_adam are");
+  }
+  const size_t rate = node.inputs.size() - 3;
+  if (node.inputs[rate + 1].valid()) return fail("clip_norm cannot be said in training_info");
+  const Node& schedule = graph.node(graph.value(node.inputs[rate]).producer);
+  if (schedule.attrs.integer("warmup") != 0 || schedule.attrs.integer("cosine") != 0)
+    return fail("a schedule of the learning rate cannot be said in training_info");
+  out.rate = schedule.attrs.real("base");
+  for (const auto& [what, value] : {std::pair("weight_decay", out.norm_coefficient),
+                                    {"eps", out.epsilon},
+                                    {"momentum or beta", out.alpha},
+                                    {"dampening or beta", out.beta},
+                                    {"lr_decay", out.decay_factor},
+                                    {"weight_decay_after", out.norm_coefficient_post}})
+    PIPER_TRY(check_float(what, value));
+  return out;
+}
+
+Result<TrainingInfo> updates_of(const Graph& step) {
+  TrainingInfo out;
+  for (const Param& param : step.params) {
+    const auto update = std::find_if(step.updates.begin(), step.updates.end(),
+                                     [&](const StateUpdate& u) { return u.state == param.value; });
+    if (update == step.updates.end()) continue;
+    PIPER_ASSIGN(TrainingUpdate made,
+                 update_of(step, param, step.node(step.value(update->next).producer)));
+    out.updates.push_back(std::move(made));
+  }
+  return out;
+}
+
+}  // namespace
+
+Status emit_onnx_training(const CompileOptions& options, const std::string& path) {
+  PIPER_ASSIGN(Strategy strategy, parse_strategy(options.strategy, options.defines));
+  PIPER_ASSIGN(Imported imported, import_onnx(options.model, import_options(strategy)));
+  Explanations ignored;
+  PIPER_TRY(use_training(imported, strategy, ignored));
+  PIPER_ASSIGN(Graph graph, with_loss(std::move(imported.graph), strategy));
+  TrainingExport out;
+  if (const auto* loss = std::get_if<CrossEntropyLoss>(&strategy.loss)) {
+    out.cross_entropy = CrossEntropyExport{loss->logits, loss->labels, loss->ignore_index};
+  } else {
+    out.output = graph.value(graph.loss).name;
+  }
+  PIPER_ASSIGN(const Differentiated step, differentiate(std::move(graph), strategy.train));
+  Result<TrainingInfo> updates = updates_of(step.graph);
+  if (!updates) {
+    if (updates.error().at.file.empty()) updates.error().at = strategy.train.groups.back().at;
+    return std::move(updates).error();
+  }
+  out.training = *std::move(updates);
+  return write_onnx_training(options.model, import_options(strategy), out, path);
+}
+
+}  // namespace piper

@@ -1,0 +1,400 @@
+// Writes a model with ONNX's own training form: each parameter an initializer under its own name
+// and in its own orientation, the loss, its gradients and the optimizers in training_info.
+#include <onnx/onnx_pb.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "host.h"
+#include "params.h"
+#include "training.h"
+
+namespace piper::onnx_import {
+namespace {
+
+constexpr int kNodeMetadata = 9, kGraphMetadata = 16;   // newer than the installed schema
+constexpr int64_t kMostBytes = int64_t{2'000'000'000};  // of one message of protobuf
+
+int type_of(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+      return onnx::TensorProto::FLOAT;
+    case DType::kF64:
+      return onnx::TensorProto::DOUBLE;
+    case DType::kBF16:
+      return onnx::TensorProto::BFLOAT16;
+    case DType::kF16:
+      return onnx::TensorProto::FLOAT16;
+    case DType::kI64:
+      return onnx::TensorProto::INT64;
+    case DType::kI32:
+      return onnx::TensorProto::INT32;
+    case DType::kBool:
+      return onnx::TensorProto::BOOL;
+  }
+  return onnx::TensorProto::UNDEFINED;
+}
+
+void write_metadata(google::protobuf::Message& message, int field, const std::string& key,
+                    const std::string& value) {
+  onnx::StringStringEntryProto entry;
+  entry.set_key(key);
+  entry.set_value(value);
+  message.GetReflection()->MutableUnknownFields(&message)->AddLengthDelimited(
+      field, entry.SerializeAsString());
+}
+
+void write_tensor(onnx::TensorProto& out, const std::string& name, const TensorType& type,
+                  const Bytes& data) {
+  out.set_name(name);
+  out.set_data_type(type_of(type.dtype));
+  for (const int64_t dim : type.shape) out.add_dims(dim);
+  if (data.data == nullptr) {
+    out.set_raw_data(std::string(static_cast<size_t>(type.bytes()), '\0'));
+  } else {
+    out.set_raw_data(data.data, data.size);
+  }
+}
+
+void write_attr(onnx::NodeProto& node, const OnnxAttr& attr) {
+  using A = onnx::AttributeProto;
+  A& out = *node.add_attribute();
+  out.set_name(attr.name);
+  if (const auto* i = std::get_if<int64_t>(&attr.value)) {
+    out.set_type(A::INT);
+    out.set_i(*i);
+  } else if (const auto* f = std::get_if<double>(&attr.value)) {
+    out.set_type(A::FLOAT);
+    out.set_f(static_cast<float>(*f));
+  } else if (const auto* s = std::get_if<std::string>(&attr.value)) {
+    out.set_type(A::STRING);
+    out.set_s(*s);
+  } else if (const auto* is = std::get_if<std::vector<int64_t>>(&attr.value)) {
+    out.set_type(A::INTS);
+    for (const int64_t x : *is) out.add_ints(x);
+  } else if (const auto* fs = std::get_if<std::vector<double>>(&attr.value)) {
+    out.set_type(A::FLOATS);
+    for (const double x : *fs) out.add_floats(static_cast<float>(x));
+  } else if (const auto* ss = std::get_if<std::vector<std::string>>(&attr.value)) {
+    out.set_type(A::STRINGS);
+    for (const std::string& x : *ss) out.add_strings(x);
+  } else if (const auto* t = std::get_if<OnnxTensor>(&attr.value)) {
+    out.set_type(A::TENSOR);
+    write_tensor(*out.mutable_t(), t->name, t->type, t->data);
+  }
+}
+
+onnx::NodeProto& add_node(onnx::GraphProto& graph, const std::string& op,
+                          const std::vector<std::string>& inputs,
+                          const std::vector<std::string>& outputs, std::string_view domain = "") {
+  onnx::NodeProto& node = *graph.add_node();
+  node.set_op_type(op);
+  node.set_name("training/" + outputs[0]);
+  node.set_domain(std::string(domain));
+  for (const std::string& name : inputs) node.add_input(name);
+  for (const std::string& name : outputs) node.add_output(name);
+  return node;
+}
+
+void add_input(onnx::GraphProto& graph, const OnnxInput& input) {
+  onnx::ValueInfoProto& value = *graph.add_input();
+  value.set_name(input.name);
+  auto& type = *value.mutable_type()->mutable_tensor_type();
+  type.set_elem_type(type_of(input.dtype));
+  type.mutable_shape();
+  for (const OnnxDim& dim : input.dims) {
+    auto& out = *type.mutable_shape()->add_dim();
+    if (dim.value >= 0) out.set_dim_value(dim.value);
+    if (dim.value < 0 && !dim.param.empty()) out.set_dim_param(dim.param);
+  }
+}
+
+// ---- The forward graph
+// ------------------------------------------------------------------------------------------------
+
+class Writer {
+ public:
+  Writer(const OnnxModel& model, const Recovery& recovery, const Graph& graph)
+      : model_(model), recovery_(recovery), graph_(graph) {}
+  Result<onnx::ModelProto> run(const TrainingExport& training);
+
+ private:
+  void forward();
+  void write_nodes();
+  std::string at_use(const ParamUse& use);
+  void write_constants();
+  Result<std::string> loss(const CrossEntropyExport& loss);
+  Status algorithm(const TrainingExport& training);
+  void optimize(const std::vector<TrainingUpdate>& updates, size_t group);
+  void bind(const std::string& key, const std::string& value) {
+    onnx::StringStringEntryProto& entry = *info_->add_update_binding();
+    entry.set_key(key);
+    entry.set_value(value);
+  }
+  void scalar(const std::string& name, DType dtype, const void* value) {
+    write_tensor(*step_->add_initializer(), name, {dtype, {}},
+                 Bytes::copy_of(value, static_cast<size_t>(info(dtype).bytes)));
+  }
+
+  const OnnxModel& model_;
+  const Recovery& recovery_;
+  const Graph& graph_;  // imported, for types
+  onnx::ModelProto proto_;
+  onnx::TrainingInfoProto* info_ = nullptr;
+  onnx::GraphProto* step_ = nullptr;
+  std::map<std::string, std::string> made_;  // form of a parameter at a use -> its value
+  std::set<std::string> constants_;          // initializers that nodes read as they are
+};
+
+// The parameter itself, or a node that turns it as the use wants it.
+std::string Writer::at_use(const ParamUse& use) {
+  const RecoveredParam& param = recovery_.params[use.param];
+  if (!use.transposed && use.shape == param.type.shape) return param.name;
+  const std::string form = param.name + (use.transposed ? "/transposed" : to_string(use.shape));
+  const auto [entry, fresh] = made_.emplace(form, form);
+  if (!fresh) return form;
+  onnx::GraphProto& graph = *proto_.mutable_graph();
+  if (use.transposed) {
+    write_attr(add_node(graph, "Transpose", {param.name}, {form}),
+               {"perm", std::vector<int64_t>{1, 0}});
+    return form;
+  }
+  const std::string shape = form + "/shape";
+  write_tensor(*graph.add_initializer(), shape,
+               {DType::kI64, {static_cast<int64_t>(use.shape.size())}},
+               Bytes::copy_of(use.shape.data(), use.shape.size() * sizeof(int64_t)));
+  add_node(graph, "Reshape", {param.name, shape}, {form});
+  return form;
+}
+
+void Writer::write_nodes() {
+  onnx::GraphProto& graph = *proto_.mutable_graph();
+  std::set<std::string> parameters;
+  for (const RecoveredParam& param : recovery_.params) parameters.insert(param.name);
+  size_t next_use = 0;
+  for (size_t n = 0; n < model_.nodes.size(); ++n) {
+    const OnnxNode& node = model_.nodes[n];
+    onnx::NodeProto out;
+    out.set_name(node.name);
+    out.set_op_type(node.op);
+    out.set_domain(node.domain);
+    for (size_t i = 0; i < node.inputs.size(); ++i) {
+      std::string name = node.inputs[i];
+      const bool is_use = next_use < recovery_.uses.size() && recovery_.uses[next_use].node == n &&
+                          recovery_.uses[next_use].input == i;
+      if (is_use) {
+        name = at_use(recovery_.uses[next_use++]);
+      } else if (!name.empty()) {
+        constants_.insert(name);
+        if (parameters.count(name)) name += "/constant";
+      }
+      out.add_input(name);
+    }
+    for (const std::string& output : node.outputs) out.add_output(output);
+    for (const OnnxAttr& attr : node.attrs) write_attr(out, attr);
+    for (const auto& [key, value] : node.metadata) write_metadata(out, kNodeMetadata, key, value);
+    graph.add_node()->Swap(&out);
+  }
+}
+
+void Writer::write_constants() {
+  onnx::GraphProto& graph = *proto_.mutable_graph();
+  std::set<std::string> parameters;
+  for (const RecoveredParam& param : recovery_.params) {
+    parameters.insert(param.name);
+    write_tensor(*graph.add_initializer(), param.name, param.type, param.data);
+  }
+  for (const std::string& output : model_.outputs) constants_.insert(output);
+  for (const OnnxTensor& tensor : model_.initializers) {
+    if (!constants_.count(tensor.name)) continue;
+    write_tensor(*graph.add_initializer(),
+                 tensor.name + (parameters.count(tensor.name) ? "/constant" : ""), tensor.type,
+                 tensor.data);
+  }
+}
+
+void Writer::forward() {
+  onnx::GraphProto& graph = *proto_.mutable_graph();
+  graph.set_name("forward");
+  for (const OnnxInput& input : model_.inputs) add_input(graph, input);
+  for (size_t i = 0; i < model_.outputs.size(); ++i) {
+    const TensorType& type = graph_.value(graph_.outputs[i]).type;
+    OnnxInput output{model_.outputs[i], type.dtype, std::vector<OnnxDim>(type.shape.size())};
+    add_input(graph, output);
+    graph.mutable_output()->AddAllocated(graph.mutable_input()->ReleaseLast());
+  }
+  write_nodes();
+  write_constants();
+  std::string lines;
+  for (const RecoveredParam& param : recovery_.params) {
+    lines += param.name;
+    for (const std::string& alias : param.aliases) lines += " " + alias;
+    lines += "\n";
+  }
+  write_metadata(graph, kGraphMetadata, std::string(kParametersKey), lines);
+}
+
+// ---- The algorithm
+// ------------------------------------------------------------------------------------------------
+
+// A mean over the labels that count, of logits with the classes last.
+Result<std::string> Writer::loss(const CrossEntropyExport& loss) {
+  const auto output = std::find(model_.outputs.begin(), model_.outputs.end(), loss.logits);
+  if (output == model_.outputs.end())
+    return fail("the logits '{}' are no output of the model", quote_control(loss.logits));
+  const auto position = static_cast<size_t>(output - model_.outputs.begin());
+  const Shape& shape = graph_.value(graph_.outputs[position]).type.shape;
+  const auto known = [&](const OnnxInput& input) { return input.name == loss.labels; };
+  if (std::none_of(model_.inputs.begin(), model_.inputs.end(), known)) {
+    OnnxInput labels{loss.labels, DType::kI64, {}};
+    for (size_t d = 0; d + 1 < shape.size(); ++d) labels.dims.push_back({shape[d], ""});
+    const int batch_dim = graph_.value(graph_.inputs[0]).batch_dim;
+    if (batch_dim >= 0 && static_cast<size_t>(batch_dim) < labels.dims.size())
+      labels.dims[static_cast<size_t>(batch_dim)] =
+          model_.inputs[0].dims[static_cast<size_t>(batch_dim)];
+    add_input(*step_, labels);
+  }
+  const int64_t rows[] = {-1, shape.back()}, flat[] = {-1};
+  write_tensor(*step_->add_initializer(), "loss/rows", {DType::kI64, {2}},
+               Bytes::copy_of(rows, sizeof rows));
+  write_tensor(*step_->add_initializer(), "loss/flat", {DType::kI64, {1}},
+               Bytes::copy_of(flat, sizeof flat));
+  add_node(*step_, "Reshape", {loss.logits, "loss/rows"}, {"loss/logits"});
+  add_node(*step_, "Reshape", {loss.labels, "loss/flat"}, {"loss/labels"});
+  onnx::NodeProto& node = add_node(*step_, "SoftmaxCrossEntropyLoss",
+                                   {"loss/logits", "loss/labels"}, {"loss/cross_entropy"});
+  write_attr(node, {"ignore_index", loss.ignore_index});
+  write_attr(node, {"reduction", std::string("mean")});
+  return std::string("loss/cross_entropy");
+}
+
+bool same_optimizer(TrainingUpdate a, const TrainingUpdate& b) {
+  a.parameter = b.parameter;
+  return a == b;
+}
+
+// Parameters with one optimizer share a node: R, T, X…, G…, states….
+void Writer::optimize(const std::vector<TrainingUpdate>& updates, size_t group) {
+  const TrainingUpdate& first = updates[0];
+  using Kind = TrainingUpdate::Kind;
+  const std::string id = fmt::format("optimizer/{}", group);
+  scalar(id + "/R", DType::kF64, &first.rate);
+  scalar(id + "/T", DType::kI64, &first.count);
+  add_node(*step_, "Add", {id + "/T", "optimizer/one"}, {id + "/T/next"});
+  bind(id + "/T", id + "/T/next");
+  std::vector<std::string> states;
+  if (first.kind != Kind::kAdagrad) states.push_back("V");
+  if (first.kind != Kind::kMomentum) states.push_back("H");
+  std::vector<std::string> inputs{id + "/R", id + "/T"}, outputs;
+  for (const TrainingUpdate& u : updates) inputs.push_back(u.parameter);
+  for (const TrainingUpdate& u : updates) inputs.push_back(u.parameter + "/gradient");
+  for (const TrainingUpdate& u : updates) outputs.push_back(u.parameter + "/next");
+  for (const std::string& state : states) {
+    for (const TrainingUpdate& u : updates) {
+      const TensorType& type = graph_.value(graph_.find_value(u.parameter)).type;
+      std::string bytes;
+      for (int64_t k = 0; k < num_elements(type.shape); ++k)
+        bytes += as_text(number_bytes(u.accumulator, type.dtype).span());
+      const std::string name = u.parameter + "/" + state;
+      write_tensor(*step_->add_initializer(), name, type,
+                   Bytes::copy_of(bytes.data(), bytes.size()));
+      inputs.push_back(name);
+      outputs.push_back(name + "/next");
+    }
+  }
+  for (size_t i = 0; i < outputs.size(); ++i)
+    bind(inputs[2 + i + (i < updates.size() ? 0 : updates.size())], outputs[i]);
+  constexpr const char* kOps[] = {"Adagrad", "Adam", "Momentum"};
+  onnx::NodeProto& node =
+      add_node(*step_, kOps[static_cast<int>(first.kind)], inputs, outputs, kTrainingDomain);
+  const auto attr = [&](const char* name, double value) { write_attr(node, {name, value}); };
+  attr("norm_coefficient", first.norm_coefficient);
+  if (first.kind != Kind::kMomentum) attr("epsilon", first.epsilon);
+  if (first.kind == Kind::kAdagrad) attr("decay_factor", first.decay_factor);
+  if (first.kind == Kind::kAdam) attr("norm_coefficient_post", first.norm_coefficient_post);
+  if (first.kind == Kind::kAdagrad) return;
+  attr("alpha", first.alpha);
+  attr("beta", first.beta);
+  if (first.kind == Kind::kMomentum)
+    write_attr(node, {"mode", std::string(first.nesterov ? "nesterov" : "standard")});
+}
+
+Status Writer::algorithm(const TrainingExport& training) {
+  info_ = proto_.add_training_info();
+  step_ = info_->mutable_algorithm();
+  step_->set_name("step");
+  std::string y = training.output;
+  if (training.cross_entropy) {
+    PIPER_ASSIGN(y, loss(*training.cross_entropy));
+  }
+  add_input(*step_, {y, DType::kF32, {}});
+  step_->mutable_output()->AddAllocated(step_->mutable_input()->ReleaseLast());
+  std::vector<std::string> xs, zs, gradients;
+  for (const TrainingUpdate& u : training.training.updates) {
+    xs.push_back(u.parameter);
+    gradients.push_back(u.parameter + "/gradient");
+  }
+  for (const auto& input : proto_.graph().input()) zs.push_back(input.name());
+  for (const auto& input : step_->input()) zs.push_back(input.name());
+  std::vector<std::string> at = xs;
+  at.insert(at.end(), zs.begin(), zs.end());
+  onnx::NodeProto& node = add_node(*step_, "Gradient", at, gradients, kTrainingDomain);
+  write_attr(node, {"xs", xs});
+  write_attr(node, {"zs", zs});
+  write_attr(node, {"y", y});
+  const int64_t one = 1;
+  scalar("optimizer/one", DType::kI64, &one);
+  std::vector<std::vector<TrainingUpdate>> groups;
+  for (const TrainingUpdate& update : training.training.updates) {
+    auto same = std::find_if(groups.begin(), groups.end(),
+                             [&](const auto& group) { return same_optimizer(group[0], update); });
+    if (same == groups.end()) same = groups.insert(groups.end(), std::vector<TrainingUpdate>());
+    same->push_back(update);
+  }
+  for (size_t g = 0; g < groups.size(); ++g) optimize(groups[g], g);
+  return ok_status();
+}
+
+Result<onnx::ModelProto> Writer::run(const TrainingExport& training) {
+  for (const OnnxNode& node : model_.nodes)
+    if (!node.branches.empty()) return fail("{} cannot be written", node.label());
+  proto_.set_ir_version(static_cast<onnx::Version>(10));
+  proto_.set_producer_name("piper");
+  proto_.add_opset_import()->set_version(model_.opset);
+  onnx::OperatorSetIdProto& preview = *proto_.add_opset_import();
+  preview.set_domain(std::string(kTrainingDomain));
+  preview.set_version(1);
+  forward();
+  PIPER_TRY(algorithm(training));
+  return std::move(proto_);
+}
+
+Status write(const std::string& path, const ImportOptions& options, const TrainingExport& training,
+             const std::string& to) {
+  PIPER_ASSIGN(OnnxModel model, read_onnx(path, options.max_file_bytes));
+  PIPER_TRY(take_training(model));
+  std::vector<std::string> scopes = scopes_of(model);
+  PIPER_ASSIGN(Recovery recovery, recover_params(model, scopes));
+  PIPER_TRY(apply_param_rules(model, recovery, options.parameters));
+  PIPER_ASSIGN(const Imported imported, import_onnx(path, options));
+  PIPER_ASSIGN(const onnx::ModelProto proto, Writer(model, recovery, imported.graph).run(training));
+  if (static_cast<int64_t>(proto.ByteSizeLong()) > kMostBytes)
+    return fail("a model of {} is too large to be written as one file",
+                human_bytes(static_cast<int64_t>(proto.ByteSizeLong())));
+  return write_file(to, proto.SerializeAsString());
+}
+
+}  // namespace
+}  // namespace piper::onnx_import
+
+namespace piper {
+
+Status write_onnx_training(const std::string& path, const ImportOptions& options,
+                           const TrainingExport& training, const std::string& to) {
+  Status out = onnx_import::write(path, options, training, to);
+  if (!out && out.error().at.file.empty()) out.error().at = SourceSpan{path, 0, 0, 1};
+  return out;
+}
+
+}  // namespace piper
