@@ -89,7 +89,8 @@ TEST_P(Reference, GradientsAtStepZero) {
 INSTANTIATE_TEST_SUITE_P(Models, Reference,
                          testing::Values("mlp", "two-tower", "gpt-deep", "gpt-unoptimized",
                                          "gpt-logits", "gpt-ts17", "bert-hf", "vit-hf", "gpt2-hf",
-                                         "llama-hf", "gpt-opset23", "gpt-static", "gpt-parallel"),
+                                         "llama-hf", "gpt-opset23", "gpt-static", "gpt-parallel",
+                                         "moe-gshard"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');
