@@ -12,7 +12,8 @@
 namespace piper::cpu {
 namespace {
 
-constexpr int64_t kBlock = 64;  // of queries
+constexpr int64_t kBlock = 64;                         // of queries, at most
+constexpr int64_t kMaxPackedBytes = int64_t{1} << 20;  // they shall stay in a near cache
 
 // An operand of [batch, tokens, heads, width] in either order: elements between neighbours.
 struct Strides {
@@ -96,11 +97,20 @@ template <class T>
 class Attention {
  public:
   explicit Attention(const Form& form)
-      : f(form), fns(attention_fns<T>()), gemm(gemm_fn<T>()), block(std::min(kBlock, f.queries)) {
+      : f(form), fns(attention_fns<T>()), gemm(gemm_fn<T>()), pack(gemm_pack_fn<T>()) {
+    packs = packed_size(true) * static_cast<int64_t>(sizeof(T)) <= kMaxPackedBytes;
+    block = std::min(kBlock, f.queries);
     while (block > 1 && scratch(true) * static_cast<int64_t>(sizeof(T)) > kKernelScratchBytes)
       block = (block + 1) / 2;
   }
 
+  // Elements of the operands that all blocks of queries share.
+  int64_t packed_size(bool backward) const {
+    const int64_t scores = gemm_packed_size(scores_of(1, f.keys));
+    if (!backward) return scores + gemm_packed_size(values_of(1, f.keys));
+    return scores + gemm_packed_size(weight_grads_of(1, f.keys)) +
+           gemm_packed_size(query_grads_of(1, f.keys));
+  }
   // Elements: tiles of scores and their adjoints, rows, and what products need.
   int64_t scratch(bool backward) const {
     const int64_t products = std::max(
@@ -108,7 +118,8 @@ class Attention {
          gemm_scratch(weight_grads_of(block, f.keys)), gemm_scratch(query_grads_of(block, f.keys)),
          gemm_scratch(transposed(block, f.keys, f.width)),
          gemm_scratch(transposed(block, f.keys, f.v_width))});
-    return products + (backward ? 2 * block * f.keys + 2 * f.keys : block * f.keys);
+    return products + (packs ? packed_size(backward) : 0) +
+           (backward ? 2 * block * f.keys + 2 * f.keys : block * f.keys);
   }
 
   void forward(const T* q, const T* k, const T* v, const std::byte* mask, T* y, T* lse, T* scratch,
@@ -199,18 +210,37 @@ class Attention {
     return {.trans_a = true, .accumulate = true, .m = n, .n = width, .k = m, .a_step = n};
   }
 
+  // An operand that all blocks of queries share: packed once, or as it lies.
+  struct Shared {
+    const T* data = nullptr;
+    int64_t depth = 0;  // of the packed one
+  };
+  Shared share(const Gemm& whole, const T* b, T*& rest) const {
+    if (!packs) return {b, 0};
+    T* packed = rest;
+    rest += gemm_packed_size(whole);
+    pack(whole, b, packed);
+    return {packed, whole.k};
+  }
+  void multiply(Gemm g, const T* a, const Shared& b, T* c, T* rest) const {
+    if (packs) g.packed_b = true, g.b_step = b.depth;
+    gemm(g, a, b.data, c, rest);
+  }
+
   void head_forward(const T* q, const T* k, const T* v, const std::byte* mask, T* y, T* lse,
                     T* scratch) const {
     T *s = scratch, *rest = scratch + block * f.keys;
+    const Shared keys = share(scores_of(1, f.keys), k, rest);
+    const Shared values = share(values_of(1, f.keys), v, rest);
     for (int64_t i0 = 0; i0 < f.queries; i0 += block) {
       const int64_t m = std::min(block, f.queries - i0), n = f.seen_by(i0 + m - 1);
       T inverse[kBlock];
-      gemm(scores_of(m, n), q + i0 * f.q.token, k, s, rest);
+      multiply(scores_of(m, n), q + i0 * f.q.token, keys, s, rest);
       for (int64_t i = 0; i < m; ++i) {
         const T sum = fns.weights(row_of(i0 + i, n, mask), s + i * n, inverse + i);
         if (lse) lse[i0 + i] = sum;
       }
-      gemm(values_of(m, n), s, v, y + i0 * f.y.token, rest);
+      multiply(values_of(m, n), s, values, y + i0 * f.y.token, rest);
       for (int64_t i = 0; i < m; ++i) fns.multiply(y + (i0 + i) * f.y.token, inverse[i], f.v_width);
     }
   }
@@ -219,11 +249,14 @@ class Attention {
                      T* scratch) const {
     T *s = scratch, *d = s + block * f.keys, *slope = d + block * f.keys;
     T *raw = slope + f.keys, *rest = raw + f.keys;
+    const Shared keys = share(scores_of(1, f.keys), k, rest);
+    const Shared values = share(weight_grads_of(1, f.keys), v, rest);
+    const Shared key_rows = share(query_grads_of(1, f.keys), k, rest);
     for (int64_t i0 = 0; i0 < f.queries; i0 += block) {
       const int64_t m = std::min(block, f.queries - i0), n = f.seen_by(i0 + m - 1);
       const T *q0 = q + i0 * f.q.token, *y0 = a.y + i0 * f.y.token, *dy0 = a.dy + i0 * f.y.token;
-      gemm(scores_of(m, n), q0, k, s, rest);
-      gemm(weight_grads_of(m, n), dy0, v, d, rest);
+      multiply(scores_of(m, n), q0, keys, s, rest);
+      multiply(weight_grads_of(m, n), dy0, values, d, rest);
       for (int64_t i = 0; i < m; ++i) {
         const ScoreRow<T> row = row_of(i0 + i, n, mask);
         const T dot = fns.dot(y0 + i * f.y.token, dy0 + i * f.y.token, f.v_width);
@@ -234,7 +267,7 @@ class Attention {
       to_v.b_step = f.y.token, to_v.c_step = f.v.token;
       to_k.b_step = f.q.token, to_k.c_step = f.k.token;
       gemm(to_v, s, dy0, a.dv, rest);
-      gemm(query_grads_of(m, n), d, k, a.dq + i0 * f.q.token, rest);
+      multiply(query_grads_of(m, n), d, key_rows, a.dq + i0 * f.q.token, rest);
       gemm(to_k, d, q0, a.dk, rest);
     }
   }
@@ -246,7 +279,9 @@ class Attention {
   Form f;
   AttentionFns<T> fns;
   GemmFn<T> gemm;
-  int64_t block;
+  GemmPackFn<T> pack;
+  bool packs = false;
+  int64_t block = 1;
 };
 
 }  // namespace

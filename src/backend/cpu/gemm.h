@@ -26,6 +26,7 @@ struct Gemm {  // row-major: c[m,n] (+)= a[m,k] · b[k,n]; a is stored [k,m] if 
   bool trans_a = false, trans_b = false, accumulate = false;
   int64_t m = 0, n = 0, k = 0;
   int64_t a_step = 0, b_step = 0, c_step = 0;  // elements from one stored row to the next; 0: dense
+  bool packed_b = false;  // b is what gemm_pack_fn made of one with b_step of k and at least n columns
   int64_t row_of_a() const { return a_step ? a_step : trans_a ? m : k; }
   int64_t row_of_b() const { return b_step ? b_step : trans_b ? k : n; }
   int64_t row_of_c() const { return c_step ? c_step : n; }
@@ -42,6 +43,13 @@ template <class T>
 GemmFn<T> gemm_fn();
 // The instruction set that was chosen; the other vectorised kernels choose alike.
 const char* gemm_target();
+// Packs b, for products that share it: made once, it serves any rows, and fewer columns or less of k
+// (then with b_step = the packed one's k).
+template <class T>
+using GemmPackFn = void (*)(const Gemm& g, const T* b, T* packed);
+template <class T>
+GemmPackFn<T> gemm_pack_fn();
+int64_t gemm_packed_size(const Gemm& g);
 // Elements of scratch that a product needs.
 int64_t gemm_scratch(const Gemm& g);
 

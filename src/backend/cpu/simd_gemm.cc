@@ -212,8 +212,12 @@ void gemm_block(const Gemm& g, const T* a, const T* b, T* c, int64_t k0, int64_t
     const int64_t height = HWY_MIN(kGemmHeight, g.m - m0);
     if (pack) pack_a(g, a, m0, height, k0, depth, packed);
     for (int64_t n = n0; n < n0 + columns; n += width) {
-      T* panel = panels + (n - n0) * depth;
-      if (m0 == 0) pack_b(g, b, k0, depth, n, width, panel);
+      const T* panel = panels + (n - n0) * depth;
+      if (g.packed_b) {
+        panel = b + n * g.b_step + k0 * width;
+      } else if (m0 == 0) {
+        pack_b(g, b, k0, depth, n, width, panels + (n - n0) * depth);
+      }
       const int64_t some = HWY_MIN(width, n0 + columns - n);
       T* to = c + m0 * g.row_of_c() + n;
       if (pack) {
@@ -227,6 +231,12 @@ void gemm_block(const Gemm& g, const T* a, const T* b, T* c, int64_t k0, int64_t
       }
     }
   }
+}
+
+template <class T>
+void gemm_pack(const Gemm& g, const T* b, T* packed) {
+  const int64_t width = 2 * static_cast<int64_t>(hn::Lanes(hn::ScalableTag<T>()));
+  for (int64_t n = 0; n < g.n; n += width) pack_b(g, b, 0, g.k, n, width, packed + n * g.k);
 }
 
 template <class T>
@@ -246,6 +256,8 @@ void gemm(const Gemm& g, const T* a, const T* b, T* c, T* scratch) {
 const char* TargetName() { return hwy::TargetName(HWY_TARGET); }
 GemmFn<float> GemmF32() { return gemm<float>; }
 GemmFn<double> GemmF64() { return gemm<double>; }
+GemmPackFn<float> PackF32() { return gemm_pack<float>; }
+GemmPackFn<double> PackF64() { return gemm_pack<double>; }
 
 }  // namespace piper::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -256,6 +268,8 @@ namespace piper::cpu {
 HWY_EXPORT(TargetName);
 HWY_EXPORT(GemmF32);
 HWY_EXPORT(GemmF64);
+HWY_EXPORT(PackF32);
+HWY_EXPORT(PackF64);
 
 const char* gemm_target() { return HWY_DYNAMIC_DISPATCH(TargetName)(); }
 
@@ -268,11 +282,23 @@ GemmFn<double> gemm_fn() {
   return HWY_DYNAMIC_DISPATCH(GemmF64)();
 }
 
+template <>
+GemmPackFn<float> gemm_pack_fn() {
+  return HWY_DYNAMIC_DISPATCH(PackF32)();
+}
+template <>
+GemmPackFn<double> gemm_pack_fn() {
+  return HWY_DYNAMIC_DISPATCH(PackF64)();
+}
+
+constexpr int64_t kWidest = 32;  // columns of a panel, at most
+int64_t gemm_packed_size(const Gemm& g) { return (g.n + kWidest - 1) / kWidest * kWidest * g.k; }
+
 int64_t gemm_scratch(const Gemm& g) {
-  constexpr int64_t kWidth = 32;  // of a panel, at most
-  const int64_t columns = std::min((g.n + kWidth - 1) / kWidth * kWidth, kGemmColumns);
+  const int64_t columns = std::min((g.n + kWidest - 1) / kWidest * kWidest, kGemmColumns);
   const int64_t depth = std::min(g.k, kGemmDepth);
-  return gemm_packs_a(g) ? kGemmDepth * (kGemmColumns + kGemmHeight) : depth * columns;
+  if (gemm_packs_a(g)) return kGemmDepth * (kGemmColumns + kGemmHeight);
+  return g.packed_b ? 0 : depth * columns;
 }
 
 }  // namespace piper::cpu
