@@ -32,7 +32,8 @@ struct Group {
 struct RolePlace {
   std::string_view op;
   size_t input;
-  bool transposed;  // as against PyTorch's orientation; Gemm: unless transB says otherwise
+  bool transposed;        // as against PyTorch's orientation; Gemm: unless transB says otherwise
+  bool channels = false;  // one dim in PyTorch; here with dims of 1 around it
 };
 struct Role {
   std::string_view function;
@@ -51,8 +52,9 @@ const std::vector<Role>& roles() {
       {"aten.layer_norm", 2, {{"LayerNormalization", 1, false}}},
       {"aten.layer_norm", 3, {{"LayerNormalization", 2, false}}},
       {"aten.rms_norm", 2, {{"RMSNormalization", 1, false}}},
-      {"aten.group_norm", 2, {{"GroupNormalization", 1, false}}},
-      {"aten.group_norm", 3, {{"GroupNormalization", 2, false}}},
+      {"aten.group_norm", 2, {{"GroupNormalization", 1, false}, {"Mul", 1, false, true}}},
+      {"aten.group_norm", 3, {{"GroupNormalization", 2, false}, {"Add", 1, false, true}}},
+      {"aten.prelu", 1, {{"PRelu", 1, false, true}}},
       {"aten.conv1d", 1, {{"Conv", 1, false}}},
       {"aten.conv1d", 2, {{"Conv", 2, false}}},
       {"aten.conv2d", 1, {{"Conv", 1, false}}},
@@ -166,12 +168,16 @@ bool CallClaims::assign_by_role(Group& group, const CallArg& arg, const Signatur
       const OnnxNode& node = model_.nodes[slot.node];
       if (slot.taken || node.op != place.op || slot.input != place.input) continue;
       // A literal that the exporter added beside it is a scalar; a bias has one dim.
-      if (place.op == "Add" && tensor(slot.initializer).type.shape.size() != 1) continue;
+      const Shape& shape = tensor(slot.initializer).type.shape;
+      if (place.op == "Add" && !place.channels && shape.size() != 1) continue;
+      const auto ones = static_cast<size_t>(std::count(shape.begin(), shape.end(), 1));
+      if (place.channels && (shape.empty() || ones + 1 < shape.size())) continue;
       bool transposed = place.transposed;
       if (node.op == "Gemm" && slot.input == 1) {
         transposed = transposed != (attr_integer(node, "transB") != 0);
       }
       take(slot, input, transposed, "signature + call " + group.call.name);
+      if (place.channels) claims_.list.back().type.shape = {num_elements(shape)};
       return true;
     }
   }
@@ -431,6 +437,11 @@ void CallClaims::find_swallowed() {
     }
   }
   std::vector<std::string>& out = claims_.swallowed;
+  for (const Group& group : groups_) {  // named by a call, and without a place
+    for (const CallArg& arg : group.call.args)
+      if (const auto at = targets_.find(arg.name); at != targets_.end())
+        out.push_back(at->second->target);
+  }
   for (const std::string& name : claims_.lost) {
     if (modules.count(scope_of_name(parent_of(name)))) out.push_back(name);
   }

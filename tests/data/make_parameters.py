@@ -70,6 +70,12 @@ write("folded_scale",
        node("MatMul", "mul_1 val_2", "linear", ("linear", "aten.linear.default", "%mul_1, %p_fc_weight"), "fc"), *loss("linear")],
       [ones("add", 4), tensor("val_2", 4, 2)], ["batch", 4], ["norm_1.weight", "norm_2.weight", "fc.weight"],
       {"add": ["norm_1.weight", "val_0"], "val_2": ["fc.weight"]})
+# A group norm written out: its weight and bias along the channels, with dims of one behind.
+norm = ("group_norm", "aten.group_norm.default", "%x, 1, %p_norm_weight, %p_norm_bias, 1e-05, False")
+write("channels",
+      [node("Mul", "x val_1", "val_3", norm, "norm"), node("Add", "val_3 val_2", "group_norm", norm, "norm"), *loss("group_norm")],
+      [tensor("val_1", 3, 1, 1), tensor("val_2", 3, 1, 1)], IMAGE, ["norm.weight", "norm.bias"],
+      {"val_1": ["norm.weight", "val_0"], "val_2": ["norm.bias", "val_0"]})
 # A transpose that was computed, read by two calls of one module.
 write("folded_transpose",
       [node("MatMul", "x permute", "matmul", ("matmul", "aten.matmul.default", "%x, %permute"), "fc"),
