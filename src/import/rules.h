@@ -133,6 +133,8 @@ struct ImportRule {
   std::string_view note = {};  // what of the op is not read
 };
 inline constexpr int64_t kNewest = 99;
+// Places, steps or windows that a rule lists one by one; a file of a few bytes can ask for more.
+inline constexpr int64_t kMostListed = int64_t{1} << 24;
 
 std::span<const ImportRule> math_rules();
 std::span<const ImportRule> shape_rules();

@@ -145,7 +145,7 @@ Result<Vals> one_hot(RuleContext& c) {
   if (!c.in(1).is_constant() || num_elements(c.in(1).shape) != 1)
     return c.error("its depth must be known when the model is compiled, but depends on the data");
   const double number = read_number(c.in(1).data, c.in(1).dtype, 0);
-  if (!(number >= 0 && number <= (1 << 28))) return c.error("an impossible depth");
+  if (!(number >= 0 && number <= kMostListed)) return c.error("an impossible depth");
   const std::vector<int64_t> depth{static_cast<int64_t>(number)};
   Val x = c.in(0);
   if (info(x.dtype).is_float) {

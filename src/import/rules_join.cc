@@ -158,7 +158,7 @@ Result<Val> repeated_around(RuleContext& c, Val x, const std::string& mode,
                             const std::vector<int64_t>& before, const Shape& out) {
   for (size_t d = 0; d < out.size(); ++d) {
     if (out[d] == x.shape[d]) continue;
-    if (x.shape[d] == 0 || out[d] > (int64_t{1} << 26)) return c.error("impossible pads");
+    if (x.shape[d] == 0 || out[d] > kMostListed) return c.error("impossible pads");
     std::vector<int64_t> places;
     for (int64_t i = 0; i < out[d]; ++i)
       places.push_back(mirrored(mode, i - before[d], x.shape[d]));
@@ -221,12 +221,16 @@ Result<Vals> split_to_sequence(RuleContext& c) {
   PIPER_TRY(c.need(1, 2));
   const Val& x = c.in(0);
   PIPER_ASSIGN(const size_t axis, c.axis(c.integer("axis", 0), x.rank()));
-  std::vector<int64_t> sizes = even_parts(x.shape[axis], 1);
+  constexpr int64_t kMostParts = 1 << 20;
+  if (!c.has(1) && x.shape[axis] > kMostParts)
+    return c.error("makes {} parts; at most {} are made", x.shape[axis], kMostParts);
+  std::vector<int64_t> sizes = c.has(1) ? Shape() : even_parts(x.shape[axis], 1);
   const bool single_slices = !c.has(1);
   if (!single_slices) {
     PIPER_ASSIGN(sizes, c.constant_integers(1, "split"));
     if (c.in(1).rank() == 0) {
-      if (sizes[0] < 1) return c.error("parts of {} elements", sizes[0]);
+      if (sizes[0] < 1 || x.shape[axis] / sizes[0] > kMostParts)
+        return c.error("parts of {} elements", sizes[0]);
       sizes = even_parts(x.shape[axis], sizes[0]);
     }
   }

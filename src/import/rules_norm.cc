@@ -69,13 +69,24 @@ Result<Val> groups_normalised(RuleContext& c, const Val& x, int64_t groups) {
   return c.reshape(y, x.shape);
 }
 
+// Before opset 21 scale and bias are per group: each for all channels of it.
+Result<Val> of_channels(RuleContext& c, const Val& per_group, int64_t groups, int64_t channels) {
+  if (c.opset >= 21) return per_group;
+  PIPER_ASSIGN(const Val column, c.reshape(per_group, {groups, 1}));
+  return c.reshape(c.expand(column, {groups, channels / groups}), {channels});
+}
+
 Result<Vals> group_norm(RuleContext& c) {
   PIPER_TRY(c.need(3, 3));
   const Val& x = c.in(0);
-  PIPER_ASSIGN(const Val y, groups_normalised(c, x, c.integer("num_groups", 0)));
-  if (c.in(1).shape != Shape{x.shape[1]})
-    return c.error("scales per group (as in opset 18) are not supported");
-  return single(per_channel(c, y, c.in(1), c.in(2)));
+  const int64_t groups = c.integer("num_groups", 0);
+  PIPER_ASSIGN(const Val y, groups_normalised(c, x, groups));
+  const int64_t count = c.opset >= 21 ? x.shape[1] : groups;
+  if (c.in(1).shape != Shape{count} || c.in(2).shape != Shape{count})
+    return c.error("its scale and bias must have {} elements", count);
+  PIPER_ASSIGN(const Val scale, of_channels(c, c.in(1), groups, x.shape[1]));
+  PIPER_ASSIGN(const Val bias, of_channels(c, c.in(2), groups, x.shape[1]));
+  return single(per_channel(c, y, scale, bias));
 }
 
 Result<Vals> instance_norm(RuleContext& c) {

@@ -52,7 +52,7 @@ Result<Windows> windows(RuleContext& c) {
 // One divided by how many elements count of each window along each dim, multiplied: [o…].
 Result<Val> shares(RuleContext& c, const Windows& w, const Val& x, bool pads_count) {
   PIPER_TRY(c.check_shape(w.count));
-  if (w.places() > (int64_t{1} << 26)) return c.error("has too many windows");
+  if (w.places() > kMostListed) return c.error("has too many windows");
   std::vector<double> product{1};
   for (size_t d = 0; d < w.kernel.size(); ++d) {
     const int64_t low = pads_count ? -w.before[d] : 0;
@@ -60,12 +60,11 @@ Result<Val> shares(RuleContext& c, const Windows& w, const Val& x, bool pads_cou
     std::vector<double> next;
     for (const double p : product) {
       for (int64_t o = 0; o < w.count[d]; ++o) {
-        int64_t inside = 0;
-        for (int64_t k = 0; k < w.kernel[d]; ++k) {
-          const int64_t at = o * w.strides[d] - w.before[d] + k * w.dilations[d];
-          if (at >= low && at < high) ++inside;
-        }
-        next.push_back(p * static_cast<double>(inside));
+        const int64_t at = o * w.strides[d] - w.before[d], step = w.dilations[d];
+        const int64_t skipped = std::max<int64_t>((low - at + step - 1) / step, 0);
+        const int64_t reached = at < high ? (high - 1 - at) / step + 1 : 0;
+        next.push_back(p * static_cast<double>(
+                               std::max<int64_t>(std::min(reached, w.kernel[d]) - skipped, 0)));
       }
     }
     product = std::move(next);

@@ -8,7 +8,7 @@ namespace piper::onnx_import {
 namespace {
 
 constexpr int64_t kMaxSize = int64_t{1} << 24;
-constexpr size_t kMaxTaps = 64;
+constexpr double kMaxTaps = 64;
 
 // What a dim of the result is made of: out[o] = sum over taps t of weights[t][o] · x[places[t][o]].
 struct Taps {
@@ -128,10 +128,16 @@ Result<Val> along(RuleContext& c, const std::vector<double>& numbers, size_t d, 
   return c.pointwise("Cast", {made}, {{"to", std::string(info(like.dtype).name)}});
 }
 
+Status check_taps(RuleContext& c, const ResizeDim& d, const Modes& m) {
+  const double shrink = m.antialias ? std::min(d.scale, 1.0) : 1;
+  const double taps = m.mode == "nearest" ? 1 : 2 * (m.mode == "linear" ? 1 : 2) / shrink + 1;
+  if (!(taps <= kMaxTaps && taps * static_cast<double>(d.out) <= kMostListed && d.out >= 1))
+    return c.error("makes {} elements of {}, which is too many or each of too many", d.out, d.size);
+  return ok_status();
+}
+
 Result<Val> resize_dim(RuleContext& c, const Val& x, size_t d, const Taps& taps,
                        double extrapolation) {
-  if (taps.places.size() > kMaxTaps)
-    return c.error("makes each element of more than {} others", kMaxTaps);
   Val sum;
   for (size_t k = 0; k < taps.places.size(); ++k) {
     PIPER_ASSIGN(Val part, c.op("Gather", {x, integers_val(taps.places[k])},
@@ -221,6 +227,9 @@ Result<std::vector<ResizeDim>> read_dims(RuleContext& c, const Modes& m) {
     PIPER_ASSIGN(const size_t d, c.axis(a, x.rank()));
     a = static_cast<int64_t>(d);
   }
+  for (const int64_t size : x.shape) {
+    if (size > kMaxSize) return c.error("of {} is too large", to_string(x.shape));
+  }
   const bool by_size = c.has(3) && num_elements(c.in(3).shape) > 0;
   if (!by_size && !c.has(2)) return c.error("names neither scales nor sizes");
   PIPER_ASSIGN(const auto numbers, known_numbers(c, by_size ? 3 : 2, by_size ? "sizes" : "scales"));
@@ -228,6 +237,9 @@ Result<std::vector<ResizeDim>> read_dims(RuleContext& c, const Modes& m) {
   if (m.coordinates == "tf_crop_and_resize") {
     PIPER_ASSIGN(roi, known_numbers(c, 1, "region"));
     if (roi.size() != 2 * axes.size()) return c.error("its region does not fit its axes");
+    for (const double r : roi) {
+      if (!(std::fabs(r) <= 1e6)) return c.error("an impossible region");
+    }
   }
   if (numbers.size() != axes.size())
     return c.error("has {} {} for {} axes", numbers.size(), by_size ? "sizes" : "scales",
@@ -261,6 +273,7 @@ Result<Vals> resize(RuleContext& c) {
     const bool same = dims[d].out == dims[d].size && dims[d].scale == 1 && dims[d].roi_start == 0 &&
                       dims[d].roi_end == 1;
     if (same) continue;
+    PIPER_TRY(check_taps(c, dims[d], modes));
     PIPER_ASSIGN(x, resize_dim(c, x, d, taps_of(dims[d], modes), modes.extrapolation));
   }
   return Vals{x};

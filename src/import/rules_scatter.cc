@@ -88,6 +88,7 @@ Result<Vals> hardmax(RuleContext& c) {
   if (c.opset < 13)
     return c.error("over several dims at once (as before opset 13) is not supported");
   PIPER_ASSIGN(const size_t axis, c.axis(c.integer("axis", -1), x.rank()));
+  if (x.shape[axis] > kMostListed) return c.error("of more than {} elements", kMostListed);
   PIPER_ASSIGN(const Val place, place_of_extreme(c, x, axis, true, false));
   std::vector<int64_t> numbers(static_cast<size_t>(x.shape[axis]));
   for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<int64_t>(i);
@@ -107,7 +108,7 @@ Result<std::vector<double>> known_values(RuleContext& c, size_t i) {
     return c.error("is not supported where its input {} depends on the data: so would its shape",
                    i);
   PIPER_TRY(c.check_shape(x.shape));
-  if (num_elements(x.shape) > (int64_t{1} << 26)) return c.error("its input {} is too large", i);
+  if (num_elements(x.shape) > kMostListed) return c.error("its input {} is too large", i);
   const Bytes data = expand_bytes(x.data, x.stored, x.shape, x.dtype);
   std::vector<double> out(static_cast<size_t>(num_elements(x.shape)));
   for (size_t k = 0; k < out.size(); ++k) out[k] = read_number(data, x.dtype, k);
@@ -158,6 +159,7 @@ Result<Vals> compress(RuleContext& c) {
 
 // y[t] = x[len - 1 - t] for t < len, else x[t]: the place in time of each element of [batch, time].
 Result<Val> turned_places(RuleContext& c, const Val& lengths, int64_t time) {
+  if (time > kMostListed) return c.error("of more than {} steps", kMostListed);
   std::vector<int64_t> steps(static_cast<size_t>(time));
   for (size_t t = 0; t < steps.size(); ++t) steps[t] = static_cast<int64_t>(t);
   PIPER_ASSIGN(const Val now, c.reshape(integers_val(steps), {1, time}));

@@ -59,7 +59,7 @@ Result<Vals> range(RuleContext& c) {
   const double limit = read_number(c.in(1).data, c.in(1).dtype, 0);
   const double delta = read_number(c.in(2).data, c.in(2).dtype, 0);
   const double count = delta == 0 ? -1 : std::max(0.0, std::ceil((limit - start) / delta));
-  if (!(count >= 0 && count <= (1 << 28))) return c.error("a range of {} elements", count);
+  if (!(count >= 0 && count <= kMostListed)) return c.error("a range of {} elements", count);
   std::vector<double> values(static_cast<size_t>(count));
   for (size_t i = 0; i < values.size(); ++i) values[i] = start + static_cast<double>(i) * delta;
   if (dtype == DType::kI64) return Vals{list_val<int64_t>(dtype, values)};
@@ -241,7 +241,7 @@ Result<Vals> eye_like(RuleContext& c) {
   PIPER_TRY(c.need(1, 1));
   const Val& x = c.in(0);
   if (x.rank() != 2) return c.error("needs a matrix, got {}", to_string(x.shape));
-  if (num_elements(x.shape) > (int64_t{1} << 26)) return c.error("its result is too large");
+  if (num_elements(x.shape) > kMostListed) return c.error("its result is too large");
   const std::optional<DType> dtype =
       c.has_attr("dtype") ? dtype_of_code(c.integer("dtype", 0)) : std::optional(x.dtype);
   if (!dtype) return c.error("elements of type {} are not supported", c.integer("dtype", 0));

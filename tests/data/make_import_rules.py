@@ -85,6 +85,7 @@ CASES = [
     case("Einsum", [X], equation="bij->j"), case("Einsum", [floats(2, 3), floats(2, 3, 4), floats(4, 2)], equation="ab,abc,cd->ad"), case("Einsum", [floats(2, 3), floats(3, 4)], equation="ij,jk"),
     case("LayerNormalization", [X, floats(4), floats(4, seed=3)], axis=-1), case("LayerNormalization", [X, floats(3, 4)], axis=1, epsilon=1e-3),
     case("InstanceNormalization", [floats(2, 3, 5), floats(3), floats(3, seed=3)]), case("GroupNormalization", [floats(2, 4, 5), floats(4), floats(4, seed=3)], opset=21, num_groups=2),
+    case("GroupNormalization", [floats(2, 4, 5), floats(2), floats(2, seed=3)], opset=18, num_groups=2),
     case("BatchNormalization", [floats(2, 3, 5), floats(3), floats(3, seed=3), Const(floats(3, seed=2)), Const(floats(3, low=0.5))]),
     case("RMSNormalization", [X, floats(4)], opset=23),
     case("SoftmaxCrossEntropyLoss", [floats(4, 3), ints(2, 0, -100, 1)], ignore_index=-100), case("SoftmaxCrossEntropyLoss", [floats(2, 3, 4), ints(2, 0, -1, 1, 1, 1, 0, -1, shape=(2, 4))], ignore_index=-1, reduction="sum"),
