@@ -1,0 +1,117 @@
+"""Writes families/NAME: exports of model families that no rule here was written for, and what PyTorch makes of them.
+
+    pip install torch==2.13.0 onnx==1.23.2 onnxscript==0.7.2 transformers==5.23.0 safetensors numpy
+    python tests/data/make_families.py
+
+Each has model.onnx, its loss included, and reference.safetensors: batch/K/INPUT, losses, and after/P for each parameter P after
+plain steps of SGD with momentum in float64.
+"""
+import copy
+import pathlib
+import numpy as np
+import onnx
+import torch
+import torch.nn.functional as F
+import transformers
+from safetensors.numpy import save_file
+from torch import nn
+
+OUT = pathlib.Path(__file__).parent / "families"
+STEPS, BATCH, VOCAB, TIME = 6, 4, 32, 8
+torch.set_num_threads(1)
+
+
+class Block(nn.Module):
+    def __init__(self, i, o):
+        super().__init__()
+        self.c1, self.n1 = nn.Conv2d(i, o, 3, 2, 1, bias=False), nn.GroupNorm(2, o)
+        self.c2, self.n2 = nn.Conv2d(o, o, 3, 1, 1, groups=2), nn.GroupNorm(2, o)
+        self.down = nn.Conv2d(i, o, 1, 2)
+
+    def forward(self, x):
+        return F.relu(self.n2(self.c2(F.relu(self.n1(self.c1(x))))) + self.down(x))
+
+
+class ConvNet(nn.Module):
+    """Strided, grouped and pointwise convolutions, group norms, pools, a PReLU."""
+    def __init__(self):
+        super().__init__()
+        self.stem, self.act, self.block, self.head = nn.Conv2d(3, 4, 3, 1, 1), nn.PReLU(4), Block(4, 8), nn.Linear(8, 5)
+
+    def forward(self, x, labels):
+        x = self.block(F.max_pool2d(self.act(self.stem(x)), 2))
+        return F.cross_entropy(self.head(F.adaptive_avg_pool2d(x, 1).flatten(1)), labels)
+
+
+class Language(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids, labels):
+        logits = self.model(input_ids=input_ids, use_cache=False).logits
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
+
+
+def images(g):
+    return {"x": torch.randn(BATCH, 3, 8, 8, generator=g), "labels": torch.randint(0, 5, (BATCH,), generator=g)}
+
+
+def tokens(g):
+    ids = torch.randint(0, VOCAB, (BATCH, TIME + 1), generator=g)
+    labels = ids[:, 1:].clone()
+    for i in range(BATCH):
+        labels[i, TIME - i:] = -100
+    return {"input_ids": ids[:, :-1].clone(), "labels": labels}
+
+
+def gptj():  # rotary positions of interleaved pairs, attention and MLP in parallel
+    return Language(transformers.GPTJForCausalLM(transformers.GPTJConfig(
+        vocab_size=VOCAB, n_positions=TIME, n_embd=16, n_layer=2, n_head=2, rotary_dim=4, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        bos_token_id=0, eos_token_id=1, initializer_range=0.1)))
+
+
+def falcon():  # multi-query attention, weights transposed by the exporter under the names of calls
+    return Language(transformers.FalconForCausalLM(transformers.FalconConfig(
+        vocab_size=VOCAB, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, hidden_dropout=0.0, attention_dropout=0.0,
+        bos_token_id=0, eos_token_id=1, initializer_range=0.1)))
+
+
+def write(name, build, batch_of):
+    torch.manual_seed(5)
+    model = build().eval()
+    g = torch.Generator().manual_seed(6)
+    batches = [batch_of(g) for _ in range(STEPS)]
+    path = OUT / name
+    path.mkdir(parents=True, exist_ok=True)
+    file = str(path / "model.onnx")
+    dim = torch.export.Dim("batch", min=1, max=4096)
+    args = tuple(batches[0].values())
+    torch.onnx.export(model, args, file, dynamo=True, input_names=list(batches[0]), output_names=["loss"], opset_version=18,
+                      dynamic_shapes=tuple({0: dim} for _ in args), external_data=False, verbose=False)
+    proto = onnx.load(file)
+    keep = {"pkg.torch.onnx.fx_node", "pkg.torch.onnx.name_scopes", "pkg.onnxscript.rewriter.rule_name"}
+    for node in proto.graph.node:
+        kept = [(p.key, p.value) for p in node.metadata_props if p.key in keep]
+        del node.metadata_props[:]
+        for key, value in kept:
+            node.metadata_props.add(key=key, value=value)
+        node.doc_string = ""
+    onnx.save(proto, file)
+    exact = copy.deepcopy(model).double()
+    optimizer = torch.optim.SGD(exact.parameters(), lr=0.05, momentum=0.9)
+    losses = []
+    for batch in batches:
+        optimizer.zero_grad()
+        loss = exact(*[v.double() if v.is_floating_point() else v for v in batch.values()])
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    out = {f"batch/{k}/{n}": v.numpy() for k, b in enumerate(batches) for n, v in b.items()}
+    out |= {f"after/{n}": p.detach().float().numpy() for n, p in exact.named_parameters()}
+    save_file({k: np.ascontiguousarray(v) for k, v in {**out, "losses": np.array(losses)}.items()}, str(path / "reference.safetensors"))
+
+
+write("conv-group-norm", ConvNet, images)
+write("gptj", gptj, tokens)
+write("falcon", falcon, tokens)
