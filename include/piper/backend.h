@@ -1,7 +1,7 @@
-// What executes programs: one small interface, implemented by cpu/ (vectorised loops and oneDNN) and null/ (records, runs nothing).
+// What executes programs: one small interface, implemented by cpu/ (vectorised loops) and null/ (records, runs nothing).
 //
 // A backend belongs to one rank and is used from that rank's thread. load and bind may allocate; launch, copy and fill may not,
-// take no lock, and do not fail: all that can be wrong is found at load and bind.
+// take no lock (the threads of a rank meet at the end of an op), and do not fail: all that can be wrong is found at load and bind.
 #pragma once
 
 #include "piper/bundle.h"

@@ -153,9 +153,9 @@ class Grouper {
 // Writes the expression of a group.
 class Writer {
  public:
-  Writer(const Program& program, const std::vector<int32_t>& inputs,
-         const std::map<int32_t, const ProgramOp*>& makers, const std::map<int32_t, int>& uses)
-      : program_(program), inputs_(inputs), makers_(makers), uses_(uses) {}
+  Writer(const std::vector<int32_t>& inputs, const std::map<int32_t, const ProgramOp*>& makers,
+         const std::map<int32_t, int>& uses)
+      : inputs_(inputs), makers_(makers), uses_(uses) {}
 
   // Leaves the value on the stack.
   void push(int32_t value) {
@@ -178,7 +178,6 @@ class Writer {
  private:
   void word(const std::string& token) { text += (text.empty() ? "" : " ") + token; }
 
-  const Program& program_;
   const std::vector<int32_t>& inputs_;
   const std::map<int32_t, const ProgramOp*>& makers_;
   const std::map<int32_t, int>& uses_;
@@ -206,7 +205,7 @@ ProgramOp Grouper::fused(const std::vector<size_t>& members) const {
     op.outputs.push_back(value);
     ++uses[value];
   }
-  Writer writer(program_, op.inputs, makers, uses);
+  Writer writer(op.inputs, makers, uses);
   for (int32_t output : op.outputs) writer.push(output);
   op.attrs.set("expr", writer.text);
   return op;

@@ -67,7 +67,8 @@ TEST(Compile, FusedPlansAndThreadsTrainLikePlansWithout) {
   NEED_MODELS();
   const std::string model = kSanitized ? "mlp" : "gpt";
   std::vector<Trained> ways;
-  for (const auto& [fused, threads] : {std::pair(true, 1), {false, 1}, {true, 3}}) {
+  const std::vector<std::pair<bool, int>> runs = {{true, 1}, {false, 1}, {true, 3}};
+  for (const auto& [fused, threads] : runs) {
     const auto compiled =
         compile_model(model, strategy_text(model, kAdamW), {1, 2, 2, "1f1b"}, false, fused);
     ASSERT_TRUE(compiled) << print_error(compiled.error());
