@@ -368,13 +368,15 @@ Result<Imported> import_model(OnnxModel model, const ImportOptions& options) {
   for (int k = 0; k < kMostTimes; ++k) {
     Result<Imported> out = import_flat(model, options, taken);
     if (taken.empty()) return out;
-    for (const auto& [output, condition] : taken) {
+    for (const Importer::Taken& choice : taken) {
       const auto node =
           std::find_if(model.nodes.begin(), model.nodes.end(), [&](const OnnxNode& candidate) {
-            return is_if(candidate) && !candidate.outputs.empty() && candidate.outputs[0] == output;
+            return is_if(candidate) && !candidate.outputs.empty() &&
+                   candidate.outputs[0] == choice.output;
           });
       PIPER_CHECK(node != model.nodes.end());
-      PIPER_TRY(take_branch(model, static_cast<size_t>(node - model.nodes.begin()), condition));
+      PIPER_TRY(
+          take_branch(model, static_cast<size_t>(node - model.nodes.begin()), choice.condition));
     }
     PIPER_TRY(check_defined(model));
   }
