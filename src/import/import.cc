@@ -374,7 +374,8 @@ Result<Imported> import_model(OnnxModel model, const ImportOptions& options) {
             return is_if(candidate) && !candidate.outputs.empty() &&
                    candidate.outputs[0] == choice.output;
           });
-      PIPER_CHECK(node != model.nodes.end());
+      if (node == model.nodes.end())
+        return fail(model.at(), "'{}' is an If's, which is not in the file", choice.output);
       PIPER_TRY(
           take_branch(model, static_cast<size_t>(node - model.nodes.begin()), choice.condition));
     }
