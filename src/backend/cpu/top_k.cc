@@ -48,8 +48,9 @@ Result<KernelPtr> make_top_k(const Use& use) {
   PIPER_ASSIGN(const int64_t largest, use.integer_or("largest", 1));
   Shape expected = shape;
   expected[axis] = k;
-  PIPER_WANT(k >= 0 && k <= shape[axis] && use.out(0) == expected && use.out(1) == expected &&
-                 use.outputs[0].dtype == use.type() && use.outputs[1].dtype == DType::kI64,
+  const TensorType values{use.type(), expected}, places{DType::kI64, expected};
+  PIPER_WANT(k >= 0 && k <= shape[axis] && (!use.wanted[0] || use.outputs[0] == values) &&
+                 (!use.wanted[1] || use.outputs[1] == places),
              "of {} elements of {} to {} and {}", k, to_string(use.inputs[0]),
              to_string(use.outputs[0]), to_string(use.outputs[1]));
   const int64_t outer = extent(shape, 0, axis), inner = extent(shape, axis + 1, shape.size());
