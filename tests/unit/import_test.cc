@@ -309,6 +309,17 @@ TEST_F(Import, SaysByWhatEvidenceEachParameterWasFound) {
             "call layer_norm_1 merged into layer_norm | model.h.0.ln1.bias");
 }
 
+TEST_F(Import, ReadsBfloat16) {
+  const Imported gpt = import_model("gpt-bf16");
+  const Json expected = reference("gpt-bf16");
+  EXPECT_EQ(gpt.graph.params.size(), expected["parameters"].get<size_t>());
+  for (const Param& param : gpt.graph.params) {
+    EXPECT_TRUE(expected["grad_norm_of"].contains(param.name)) << param.name;
+    EXPECT_EQ(gpt.graph.value(param.value).type.dtype, DType::kBF16) << param.name;
+  }
+  EXPECT_TRUE(gpt.graph.loss.valid());
+}
+
 TEST_F(Import, ReportsMergedParametersAndConstants) {
   const Imported gpt = import_model("gpt");
   ASSERT_EQ(gpt.separated.size(), 2u);
