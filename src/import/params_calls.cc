@@ -116,6 +116,7 @@ class CallClaims {
   void tie(const std::string& a, const std::string& b);
   void tie_unused();
   void find_swallowed();
+  void find_merged(std::set<std::string>& modules) const;
   std::vector<std::string> missing() const;  // parameters without a claim or tie
   const OnnxTensor& tensor(int i) const { return model_.initializers[static_cast<size_t>(i)]; }
 
@@ -420,11 +421,26 @@ void CallClaims::tie(const std::string& a, const std::string& b) {
   ties.emplace_back(other, first);
 }
 
+// Equal results of calls are merged, and not all of them come apart again: a node reads twice what
+// its call names twice. A parameter of that module without a place has its part in it.
+void CallClaims::find_merged(std::set<std::string>& modules) const {
+  for (const Group& group : groups_) {
+    for (const CallArg& arg : group.call.args) {
+      if (group_of_.count(arg.name) || targets_.count(arg.name)) continue;
+      for (const size_t reader : group.nodes)
+        for (const std::string& input : model_.nodes[reader].inputs)
+          if (group_of_.count(input) && stem_of(input) == stem_of(arg.name))
+            modules.insert(scopes_[reader]);
+    }
+  }
+}
+
 // Equal results of folding are merged too, and only the first says what it was made of. The others
 // show in a module with a parameter that has no place: a call there names a value that no node
 // makes, and a node reads a constant in its stead.
 void CallClaims::find_swallowed() {
   std::set<std::string> modules;
+  find_merged(modules);
   for (const Group& group : groups_) {
     const bool names_unknown =
         std::any_of(group.call.args.begin(), group.call.args.end(), [&](const CallArg& arg) {

@@ -368,7 +368,7 @@ Status check_swallowed(const std::vector<std::string>& names) {
   constexpr size_t kShown = 8;
   if (names.empty()) return ok_status();
   const std::span shown(names.data(), std::min(names.size(), kShown));
-  return fail("the exporter computed constants from {} parameter{}, which cannot be had back: {}{}",
+  return fail("the exporter merged or folded {} parameter{}, which cannot be had back: {}{}",
               names.size(), names.size() == 1 ? "" : "s", quote_control(join(shown, ", ")),
               names.size() > kShown ? ", …" : "")
       .with_note("help: export the model with optimize=False")
