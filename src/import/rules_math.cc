@@ -1,6 +1,7 @@
 // Pointwise ops.
 #include <cmath>
 
+#include "calls.h"
 #include "rules.h"
 
 namespace piper::onnx_import {
@@ -102,12 +103,18 @@ Result<Vals> pow(RuleContext& c) {
 // ---- Bounds
 // ------------------------------------------------------------------------------------------------
 
+// What lies on a bound has a gradient as in PyTorch's clamp, and none as in its hardtanh (ReLU6):
+// the call says which it was.
 Result<Val> bounded(RuleContext& c, Val x, const Val& low, const Val& high) {
+  const auto call = parse_call(find_metadata(c.node.metadata, "pkg.torch.onnx.fx_node"));
+  const bool open = call && (call->function == "aten.hardtanh" || call->function == "aten.relu6");
   if (low.present()) {
-    PIPER_ASSIGN(x, c.pointwise("Max", {x, low}));
+    PIPER_ASSIGN(const Val below, c.pointwise(open ? "LessOrEqual" : "Less", {x, low}));
+    PIPER_ASSIGN(x, c.pointwise("Where", {below, low, x}));
   }
   if (high.present()) {
-    PIPER_ASSIGN(x, c.pointwise("Min", {x, high}));
+    PIPER_ASSIGN(const Val above, c.pointwise(open ? "GreaterOrEqual" : "Greater", {x, high}));
+    PIPER_ASSIGN(x, c.pointwise("Where", {above, high, x}));
   }
   return x;
 }

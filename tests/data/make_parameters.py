@@ -97,6 +97,12 @@ write("merged_modules",
        node("Sub", "linear linear_1", "sub", ("sub", "aten.sub.Tensor", "%linear, %linear_1")), *loss("sub")],
       [ones("n.0.weight", 4), tensor("n.0.bias", 4), tensor("a.weight", 2, 4), tensor("a.bias", 2), tensor("b.weight", 2, 4), tensor("b.bias", 2)],
       ["batch", 4], ["n.0.weight", "n.0.bias", "n.1.weight", "n.1.bias", "a.weight", "a.bias", "b.weight", "b.bias"])
+# What lies on a bound has a gradient after clamp, and none after hardtanh.
+write("bounds",
+      [node("Mul", "x w", "mul", ("mul", "aten.mul.Tensor", "%x, %p_w")),
+       node("Clip", "mul low high", "clamp", ("clamp", "aten.clamp.default", "%mul, 0.0, 6.0")),
+       node("Clip", "clamp low high", "hardtanh", ("hardtanh", "aten.hardtanh.default", "%clamp, 0.0, 6.0")), *loss("hardtanh")],
+      [tensor("w", 4), numpy_helper.from_array(np.float32(0), "low"), numpy_helper.from_array(np.float32(6), "high")], ["batch", 4], ["w"])
 # Operators that nobody has, with the line of the program that they come from.
 write("unsupported",
       [node("MatMul", "x w", "h"), node("Det", "h", "d", scope="head", trace='File "net.py", line 7, in forward\n    d = torch.det(h)\n'),
