@@ -76,9 +76,11 @@ Result<Cut> apply_split(const Strategy& strategy, int64_t batch, Explanations& o
     return fail(strategy.replicates.front().at,
                 "replicate: a batch of {} samples cannot be shared by {} replicas", batch,
                 cut.replicas)
-        .with_note(fmt::format("help: the nearest legal batches are {} and {}",
-                               batch / cut.replicas * cut.replicas,
-                               (batch / cut.replicas + 1) * cut.replicas));
+        .with_note(batch < cut.replicas
+                       ? fmt::format("help: the smallest legal batch is {}", cut.replicas)
+                       : fmt::format("help: the nearest legal batches are {} and {}",
+                                     batch / cut.replicas * cut.replicas,
+                                     (batch / cut.replicas + 1) * cut.replicas));
   PIPER_ASSIGN(cut.microbatches, count_microbatches(strategy, batch / cut.replicas));
   if (!strategy.splits.empty() || cut.microbatches > 1)
     out.push_back(

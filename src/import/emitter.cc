@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <numeric>
 
 #include "piper/backend.h"
 #include "rules.h"
@@ -6,7 +7,6 @@
 namespace piper::onnx_import {
 namespace {
 
-constexpr int64_t kMaxConstantBytes = int64_t{1} << 30;
 constexpr int64_t kMaxElements = int64_t{1} << 40;
 
 bool all_constant(const Vals& inputs) {
@@ -101,23 +101,33 @@ Result<Val> Emitter::exact_dims(const Val& val, std::span<const size_t> dims) {
     return out;
   }
   const TensorType type{val.dtype, shape};
-  if (type.bytes() > kMaxConstantBytes) {
-    return fail("needs a constant of {}; at most {} are made", human_bytes(type.bytes()),
-                human_bytes(kMaxConstantBytes));
-  }
+  PIPER_TRY(take_room(type));
   out.data = expand_bytes(val.data, val.stored, shape, val.dtype);
   return out;
+}
+
+Status Emitter::take_room(const TensorType& type) {
+  const int64_t bytes = type.bytes();
+  if (bytes > largest_) {
+    return fail("needs a constant of {}; at most {} are made for a model of this size",
+                human_bytes(bytes), human_bytes(largest_));
+  }
+  left_ -= bytes;
+  if (left_ >= 0) return ok_status();
+  return fail("needs a constant of {}, and too many are made already", human_bytes(bytes));
+}
+
+Result<Val> Emitter::count_to(int64_t n) {
+  PIPER_TRY(take_room({DType::kI64, {n}}));
+  std::vector<int64_t> numbers(static_cast<size_t>(n));
+  std::iota(numbers.begin(), numbers.end(), int64_t{0});
+  return integers_val(numbers);
 }
 
 Result<Vals> Emitter::fold(std::string_view name, const Vals& inputs, const Attrs& attrs) {
   const OpTypes use = use_of_vals(inputs, attrs);
   PIPER_ASSIGN(const std::vector<TensorType> types, find_op(name)->types(use));
-  for (const TensorType& type : types) {
-    if (type.bytes() > kMaxConstantBytes) {
-      return fail("computes a constant of {}; at most {} are made", human_bytes(type.bytes()),
-                  human_bytes(kMaxConstantBytes));
-    }
-  }
+  for (const TensorType& type : types) PIPER_TRY(take_room(type));
   std::vector<Bytes> data;
   for (const Val& v : inputs) data.push_back(v.data);
   PIPER_ASSIGN(std::vector<Bytes> results, evaluate_op(name, attrs, use.inputs, data, types));

@@ -55,10 +55,16 @@ Result<std::vector<size_t>> node_order(const OnnxModel& model) {
 // ---- The walk
 // ------------------------------------------------------------------------------------------------
 
+int64_t stored_bytes(const OnnxModel& model) {
+  int64_t bytes = 0;
+  for (const OnnxTensor& tensor : model.initializers) bytes += tensor.type.bytes();
+  return bytes;
+}
+
 class Importer {
  public:
   Importer(OnnxModel& model, std::vector<std::string>& scopes, const Recovery& recovery)
-      : model_(model), scopes_(scopes), recovery_(recovery), emit_(graph_) {}
+      : model_(model), scopes_(scopes), recovery_(recovery), emit_(graph_, stored_bytes(model)) {}
   Status run(const ImportOptions& options);
   Graph take() && { return std::move(graph_); }
   // Ifs whose condition is known: run() fails until their branches stand in their places.

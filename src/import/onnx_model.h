@@ -70,7 +70,7 @@ struct OnnxModel {
   std::vector<OnnxTensor> initializers;
   std::vector<OnnxInput> inputs;  // without those that are initializers
   std::vector<std::string> outputs;
-  Metadata metadata;  // of the graph
+  Metadata metadata;                       // of the graph
   std::optional<OnnxAlgorithm> algorithm;  // until take_training
   std::optional<TrainingInfo> training;    // from then on
   std::string loss;                        // that training_info names, or ""
@@ -85,7 +85,8 @@ Status check_defined(const OnnxModel& model);
 // Puts a branch of the If at model.nodes[n] in its place; names are not checked again.
 Status take_branch(OnnxModel& model, size_t n, bool condition);
 
-// Gives back the memory of a window of a mapped file, which is read again when it is looked at again.
+// Gives back the memory of a window of a mapped file, which is read again when it is looked at
+// again.
 void release(const Bytes& window);
 
 // The only class of this room that opens data files: those beside the model, by a relative path

@@ -41,7 +41,11 @@ std::optional<DType> dtype_of_code(int64_t code);  // TensorProto.DataType
 // Makes nodes; folds what has constant inputs alone.
 class Emitter {
  public:
-  explicit Emitter(Graph& graph) : build_(graph) {}
+  // `stored`: bytes of the file's tensors, which bound what may be computed from them.
+  Emitter(Graph& graph, int64_t stored)
+      : build_(graph),
+        largest_((int64_t{64} << 20) + 4 * stored),
+        left_((int64_t{2} << 30) + 16 * stored) {}
   Builder& build() { return build_; }
   Graph& graph() { return build_.graph(); }
 
@@ -51,6 +55,10 @@ class Emitter {
   ValueId id_of(
       const Val& val);  // of what is stored; constants become values of the graph, equal ones once
 
+  // Before a constant of that type is made: a file of some bytes must not make us fill the memory.
+  Status take_room(const TensorType& type);
+  Result<Val> count_to(int64_t n);  // 0, 1, … n - 1
+
   // A canonical op on values as they are stored. Outputs are not broadcast.
   Result<Vals> op(std::string_view name, const Vals& inputs, const Attrs& attrs);
   // A pointwise op: broadcast inputs give a broadcast output.
@@ -59,6 +67,7 @@ class Emitter {
  private:
   Result<Vals> fold(std::string_view name, const Vals& inputs, const Attrs& attrs);
   Builder build_;
+  int64_t largest_, left_;  // bytes of one constant, and of all that are still to be made
   std::vector<std::pair<std::string, ValueId>> constants_;  // by content, sorted
 };
 

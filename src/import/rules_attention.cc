@@ -43,7 +43,8 @@ Result<Val> repeat_heads(RuleContext& c, const Val& x, int64_t heads) {
   return c.reshape(wide, {x.shape[0], heads, x.shape[2], x.shape[3]});
 }
 
-Val causal_mask(int64_t queries, int64_t keys) {
+Result<Val> causal_mask(RuleContext& c, int64_t queries, int64_t keys) {
+  PIPER_TRY(c.emit.take_room({DType::kBool, {queries, keys}}));
   std::vector<uint8_t> mask(static_cast<size_t>(queries * keys));
   for (int64_t i = 0; i < queries; ++i) {
     for (int64_t j = 0; j <= std::min(i, keys - 1); ++j)
@@ -56,7 +57,7 @@ Result<Val> masked(RuleContext& c, Val scores) {
   const Val lowest = c.number(-std::numeric_limits<float>::infinity(), scores);
   if (c.integer("is_causal", 0) != 0) {
     if (scores.shape[2] * scores.shape[3] > (1 << 28)) return c.error("its mask is too large");
-    const Val mask = causal_mask(scores.shape[2], scores.shape[3]);
+    PIPER_ASSIGN(const Val mask, causal_mask(c, scores.shape[2], scores.shape[3]));
     PIPER_ASSIGN(scores, c.pointwise("Where", {mask, scores, lowest}));
   }
   if (!c.has(3)) return scores;

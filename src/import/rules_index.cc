@@ -152,8 +152,7 @@ Result<Vals> one_hot(RuleContext& c) {
     PIPER_ASSIGN(x, c.pointwise("Cast", {x}, {{"to", std::string("i64")}}));
   }
   PIPER_ASSIGN(const size_t axis, c.axis(c.integer("axis", -1), x.rank() + 1));
-  std::vector<int64_t> classes(static_cast<size_t>(depth[0]));
-  for (size_t i = 0; i < classes.size(); ++i) classes[i] = static_cast<int64_t>(i);
+  PIPER_ASSIGN(const Val classes, c.emit.count_to(depth[0]));
   Shape one = x.shape, row(x.rank() + 1, 1);
   one.insert(one.begin() + static_cast<int64_t>(axis), 1);
   row[axis] = depth[0];
@@ -164,7 +163,7 @@ Result<Vals> one_hot(RuleContext& c) {
     PIPER_ASSIGN(labels, c.pointwise("Where", {below, moved, labels}));
   }
   PIPER_ASSIGN(const Val wide, c.reshape(labels, one));
-  PIPER_ASSIGN(const Val names, c.reshape(integers_val(classes), row));
+  PIPER_ASSIGN(const Val names, c.reshape(classes, row));
   PIPER_ASSIGN(const Val hit, c.pointwise("Equal", {wide, names}));
   const Val& values = c.in(2);
   if (values.rank() != 1 || values.shape[0] != 2) return c.error("needs two values: off and on");

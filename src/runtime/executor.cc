@@ -2,6 +2,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "executor_state.h"
 
@@ -119,7 +120,13 @@ Status Executor::run_step(int64_t step) {
     const Report& report = state.role->reports[i];
     state.reports[i] = read_scalar(state.type(report.buffer).dtype, state.at(report.buffer));
     if (report.name == "loss" && !std::isfinite(state.reports[i])) {
-      return fail("step {}: the loss is {}", step, state.reports[i]).with_code(ExitCode::kNumeric);
+      const bool no_number = std::isnan(state.reports[i]);  // of either sign
+      Error error = fail("step {}: the loss is {}", step,
+                         no_number ? std::numeric_limits<double>::quiet_NaN() : state.reports[i])
+                        .with_code(ExitCode::kNumeric);
+      if (no_number && step == 0)
+        error.notes.push_back("help: a mean over labels is none where a batch ignores all of them");
+      return error;
     }
   }
   return ok_status();

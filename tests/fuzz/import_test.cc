@@ -432,6 +432,32 @@ TEST_F(HostileOnnx, DivisionsByZero) {
   }
 }
 
+// A small file must not make the importer fill the memory.
+TEST_F(HostileOnnx, HugeConstants) {
+  auto range_to = [&](int64_t end) {
+    return import_changed([&](onnx::ModelProto& m) {
+      for (const auto& [name, value] :
+           {std::pair("from", int64_t{0}), std::pair("to", end), std::pair("by", int64_t{1})}) {
+        add_ints(*m.mutable_graph(), name, {value});
+        m.mutable_graph()->mutable_initializer()->rbegin()->clear_dims();
+      }
+      add_node(*m.mutable_graph(), "Range", {"from", "to", "by"}, {"out"});
+      m.mutable_graph()->mutable_output(0)->set_name("out");
+    });
+  };
+  EXPECT_EQ(range_to(10), "ok");
+  EXPECT_EQ(range_to(1 << 27),
+            "node 'the_Range' (Range): a range of 134217728 elements");
+  EXPECT_EQ(import_changed([](onnx::ModelProto& m) {
+              add_ints(*m.mutable_graph(), "depth", {int64_t{1} << 40});
+              add_ints(*m.mutable_graph(), "ids", {1, 2});
+              add_ints(*m.mutable_graph(), "values", {0, 1});
+              add_node(*m.mutable_graph(), "OneHot", {"ids", "depth", "values"}, {"out"});
+              m.mutable_graph()->mutable_output(0)->set_name("out");
+            }),
+            "node 'the_OneHot' (OneHot): an impossible depth");
+}
+
 // One node between the linear layer and the output.
 TEST_F(HostileOnnx, ImpossibleShapes) {
   auto with = [&](const std::string& op, const std::vector<int64_t>& values) {
