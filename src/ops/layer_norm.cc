@@ -2,19 +2,10 @@
 // rstd have x's shape with those dims 1. LayerNormGradX{axis}(dy, x, scale, mean, rstd) -> dx and
 // LayerNormGradParams{axis}(dy, x, mean, rstd) -> (dscale, dbias) are separate, so that a split
 // backward repeats nothing.
-#include "rules.h"
+#include "norms.h"
 
 namespace piper {
 namespace {
-
-TensorType normalised(const TensorType& x, size_t axis) {
-  return {x.dtype, Shape(x.shape.begin() + static_cast<int64_t>(axis), x.shape.end())};
-}
-TensorType statistics(const TensorType& x, size_t axis) {
-  TensorType type = x;
-  for (size_t d = axis; d < type.shape.size(); ++d) type.shape[d] = 1;
-  return type;
-}
 
 TypesResult types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 2, 3));
@@ -66,23 +57,6 @@ Grads gradient(Builder& build, const GradientArgs& args) {
     if (biased) grads[2] = params[1];
   }
   return grads;
-}
-
-struct NormLetters {
-  LoopBuilder build;
-  Dims x, params, statistics;
-};
-NormLetters letters_of(const OpTypes& use, size_t x) {
-  NormLetters n;
-  const size_t axis = static_cast<size_t>(use.attrs.integer("axis"));
-  n.x = n.build.letters(use.inputs[x].shape);
-  n.params.assign(n.x.begin() + static_cast<int64_t>(axis), n.x.end());
-  n.statistics = n.x;
-  for (size_t d = axis; d < n.x.size(); ++d) n.statistics[d] = {};
-  return n;
-}
-void mark_params_whole(NormLetters& n) {
-  for (const Dim& dim : n.params) n.build.mark_whole(dim[0]);
 }
 
 LoopRule rule(const OpTypes& use) {

@@ -24,6 +24,8 @@ Table make_table() {
                       fill_ops,       scan_ops,
                       reduce_ops,     softmax_ops,
                       layer_norm_ops, attention_ops,
+                      rms_norm_ops,   group_norm_ops,
+                      rotary_ops,     silu_ops,
                       gelu_ops,       cross_entropy_ops,
                       step_ops,       optimizer_ops}) {
     for (OpDef& def : family()) table.defs.push_back(std::move(def));

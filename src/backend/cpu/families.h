@@ -49,6 +49,14 @@ Result<KernelPtr> make_attention_grad(const Use& use);
 Result<KernelPtr> make_layer_norm(const Use& use);
 Result<KernelPtr> make_layer_norm_grad_x(const Use& use);
 Result<KernelPtr> make_layer_norm_grad_params(const Use& use);
+Result<KernelPtr> make_rms_norm(const Use& use);
+Result<KernelPtr> make_rms_norm_grad_x(const Use& use);
+Result<KernelPtr> make_rms_norm_grad_scale(const Use& use);
+Result<KernelPtr> make_group_norm(const Use& use);
+Result<KernelPtr> make_group_norm_grad_x(const Use& use);
+Result<KernelPtr> make_group_norm_grad_params(const Use& use);
+// rotary.cc
+Result<KernelPtr> make_rotary(const Use& use);
 // loss.cc
 Result<KernelPtr> make_cross_entropy_sum(const Use& use);
 Result<KernelPtr> make_cross_entropy_grad(const Use& use);

@@ -1,4 +1,4 @@
-// LayerNorm and its gradients. Dims from `axis` on are one row.
+// Layer, RMS and group norm and their gradients. Dims of the first two from `axis` on are one row.
 #include "families.h"
 #include "rows.h"
 
@@ -91,6 +91,133 @@ Result<KernelPtr> make_layer_norm_grad_params(const Use& use) {
                          run(input<T>(p, 0), input<T>(p, 1), input<T>(p, 2), input<T>(p, 3),
                              output<T>(p, 4), output<T>(p, 5), count, size);
                        });
+  });
+}
+
+Result<KernelPtr> make_rms_norm(const Use& use) {
+  PIPER_TRY(use.operands(2, 2, 2));
+  PIPER_TRY(use.same_types());
+  PIPER_ASSIGN(const double epsilon, use.real_or("epsilon", 1e-5));
+  PIPER_ASSIGN(const Rows rows, rows_of(use, use.in(0)));
+  PIPER_TRY(want(use, "scale", use.in(1), rows.params));
+  PIPER_TRY(want(use, "output", use.out(0), use.in(0)));
+  if (use.wanted[1]) PIPER_TRY(want(use, "rstd", use.out(1), rows.stats));
+  return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
+    using T = decltype(zero);
+    return make_kernel(InPlace::kYes, [=, run = norm_fns<T>().rms_norm, count = rows.count,
+                                       size = rows.size](Pointers p, std::byte*) {
+      run(input<T>(p, 0), input<T>(p, 1), output<T>(p, 2), output<T>(p, 3), epsilon, count, size);
+    });
+  });
+}
+
+Result<KernelPtr> make_rms_norm_grad_x(const Use& use) {
+  PIPER_TRY(use.operands(4, 4));
+  PIPER_TRY(use.same_types());
+  PIPER_ASSIGN(const Rows rows, rows_of(use, use.in(1)));
+  PIPER_TRY(want(use, "dy", use.in(0), use.in(1)));
+  PIPER_TRY(want(use, "scale", use.in(2), rows.params));
+  PIPER_TRY(want(use, "rstd", use.in(3), rows.stats));
+  PIPER_TRY(want(use, "output", use.out(), use.in(1)));
+  return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
+    using T = decltype(zero);
+    return make_kernel(InPlace::kYes, [run = norm_fns<T>().rms_norm_grad_x, count = rows.count,
+                                       size = rows.size](Pointers p, std::byte*) {
+      run(input<T>(p, 0), input<T>(p, 1), input<T>(p, 2), input<T>(p, 3), output<T>(p, 4), count,
+          size);
+    });
+  });
+}
+
+Result<KernelPtr> make_rms_norm_grad_scale(const Use& use) {
+  PIPER_TRY(use.operands(3, 3));
+  PIPER_TRY(use.same_types());
+  PIPER_ASSIGN(const Rows rows, rows_of(use, use.in(1)));
+  PIPER_TRY(want(use, "dy", use.in(0), use.in(1)));
+  PIPER_TRY(want(use, "rstd", use.in(2), rows.stats));
+  PIPER_TRY(want(use, "output", use.out(), rows.params));
+  return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
+    using T = decltype(zero);
+    return make_kernel(InPlace::kNo,
+                       [run = norm_fns<T>().layer_norm_grad_params, count = rows.count,
+                        size = rows.size](Pointers p, std::byte*) {
+                         run(input<T>(p, 0), input<T>(p, 1), nullptr, input<T>(p, 2),
+                             output<T>(p, 3), nullptr, count, size);
+                       });
+  });
+}
+
+namespace {
+
+struct Groups {
+  GroupShape shape;
+  Shape params, stats;
+};
+Result<Groups> groups_of(const Use& use, const Shape& x) {
+  PIPER_ASSIGN(const int64_t groups, use.integer("groups"));
+  PIPER_WANT(x.size() >= 2 && groups > 0 && x[1] % groups == 0, "of {} in {} groups", to_string(x),
+             groups);
+  return Groups{{x[0], groups, x[1] / groups, extent(x, 2, x.size())}, {x[1]}, {x[0], groups}};
+}
+
+}  // namespace
+
+Result<KernelPtr> make_group_norm(const Use& use) {
+  PIPER_TRY(use.operands(3, 3, 3));
+  PIPER_TRY(use.same_types());
+  PIPER_ASSIGN(const double epsilon, use.real_or("epsilon", 1e-5));
+  PIPER_ASSIGN(const Groups groups, groups_of(use, use.in(0)));
+  for (size_t i : {1, 2}) {
+    PIPER_TRY(want(use, "parameter", use.in(i), groups.params));
+    if (use.wanted[i]) PIPER_TRY(want(use, "statistic", use.out(i), groups.stats));
+  }
+  PIPER_TRY(want(use, "output", use.out(0), use.in(0)));
+  return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
+    using T = decltype(zero);
+    return make_kernel(InPlace::kYes, [=, run = norm_fns<T>().group_norm, shape = groups.shape](
+                                          Pointers p, std::byte*) {
+      run(shape, input<T>(p, 0), input<T>(p, 1), input<T>(p, 2), output<T>(p, 3), output<T>(p, 4),
+          output<T>(p, 5), epsilon);
+    });
+  });
+}
+
+Result<KernelPtr> make_group_norm_grad_x(const Use& use) {
+  PIPER_TRY(use.operands(5, 5));
+  PIPER_TRY(use.same_types());
+  PIPER_ASSIGN(const Groups groups, groups_of(use, use.in(1)));
+  PIPER_TRY(want(use, "dy", use.in(0), use.in(1)));
+  PIPER_TRY(want(use, "scale", use.in(2), groups.params));
+  PIPER_TRY(want(use, "mean", use.in(3), groups.stats));
+  PIPER_TRY(want(use, "rstd", use.in(4), groups.stats));
+  PIPER_TRY(want(use, "output", use.out(), use.in(1)));
+  return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
+    using T = decltype(zero);
+    return make_kernel(InPlace::kYes, [run = norm_fns<T>().group_norm_grad_x, shape = groups.shape](
+                                          Pointers p, std::byte*) {
+      run(shape, input<T>(p, 0), input<T>(p, 1), input<T>(p, 2), input<T>(p, 3), input<T>(p, 4),
+          output<T>(p, 5));
+    });
+  });
+}
+
+Result<KernelPtr> make_group_norm_grad_params(const Use& use) {
+  PIPER_TRY(use.operands(4, 4, 2));
+  PIPER_TRY(use.same_types());
+  PIPER_ASSIGN(const Groups groups, groups_of(use, use.in(1)));
+  PIPER_TRY(want(use, "dy", use.in(0), use.in(1)));
+  PIPER_TRY(want(use, "mean", use.in(2), groups.stats));
+  PIPER_TRY(want(use, "rstd", use.in(3), groups.stats));
+  for (size_t i : {0, 1}) {
+    if (use.wanted[i]) PIPER_TRY(want(use, "output", use.out(i), groups.params));
+  }
+  return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
+    using T = decltype(zero);
+    return make_kernel(InPlace::kNo, [run = norm_fns<T>().group_norm_grad_params,
+                                      shape = groups.shape](Pointers p, std::byte*) {
+      run(shape, input<T>(p, 0), input<T>(p, 1), input<T>(p, 2), input<T>(p, 3), output<T>(p, 4),
+          output<T>(p, 5));
+    });
   });
 }
 

@@ -16,6 +16,11 @@ struct SumFns {
   void (*add_rows)(const T* x, int64_t rows, int64_t n, T* out);
 };
 
+// [samples, groups, channels of a group, size of what follows]
+struct GroupShape {
+  int64_t samples = 0, groups = 0, channels = 0, size = 0;
+};
+
 template <class T>
 struct NormFns {
   // Over rows of n; outputs may be the inputs.
@@ -31,9 +36,22 @@ struct NormFns {
                      double epsilon, int64_t rows, int64_t n);
   void (*layer_norm_grad_x)(const T* dy, const T* x, const T* scale, const T* mean, const T* rstd,
                             T* dx, int64_t rows, int64_t n);
-  // dscale and dbias may be null; they are set, not added to.
+  // dscale and dbias may be null; they are set, not added to. mean may be null: 0.
   void (*layer_norm_grad_params)(const T* dy, const T* x, const T* mean, const T* rstd, T* dscale,
                                  T* dbias, int64_t rows, int64_t n);
+  void (*rms_norm)(const T* x, const T* scale, T* y, T* rstd, double epsilon, int64_t rows,
+                   int64_t n);
+  void (*rms_norm_grad_x)(const T* dy, const T* x, const T* scale, const T* rstd, T* dx,
+                          int64_t rows, int64_t n);
+  void (*group_norm)(const GroupShape& s, const T* x, const T* scale, const T* bias, T* y, T* mean,
+                     T* rstd, double epsilon);
+  void (*group_norm_grad_x)(const GroupShape& s, const T* dy, const T* x, const T* scale,
+                            const T* mean, const T* rstd, T* dx);
+  void (*group_norm_grad_params)(const GroupShape& s, const T* dy, const T* x, const T* mean,
+                                 const T* rstd, T* dscale, T* dbias);
+  // Pairs (x[i], x[half + i]), or (x[2i], x[2i + 1]), of one row turned by angles, or back.
+  void (*rotate)(const T* x, const T* cos, const T* sin, T* y, int64_t half, bool interleaved,
+                 bool inverse);
 };
 
 // One query's scores of the keys it may see: `seen` of them, the first of `width`.

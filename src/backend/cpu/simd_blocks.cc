@@ -213,6 +213,27 @@ struct GeluTanhGrad {
   }
 };
 
+struct Silu {
+  template <class D, class V = hn::Vec<D>>
+  static HWY_INLINE V of(D d, V x) {
+    return hn::Div(x, hn::Add(constant(d, 1.0), exp_of(d, hn::Neg(x))));
+  }
+};
+struct SiluGrad {
+  template <class D, class V = hn::Vec<D>>
+  static HWY_INLINE V of(D d, V x, V dy) {
+    const V one = constant(d, 1.0), e = exp_of(d, hn::Neg(x)), s = hn::Div(one, hn::Add(one, e));
+    const V rest = hn::Mul(hn::Min(e, constant(d, 1e38)), s);  // 1 - s
+    return hn::Mul(dy, hn::Mul(s, hn::MulAdd(x, rest, one)));
+  }
+};
+struct SwiGlu {
+  template <class D, class V = hn::Vec<D>>
+  static HWY_INLINE V of(D d, V x, V y) {
+    return hn::Mul(Silu::of(d, x), y);
+  }
+};
+
 // ---- The table -----------------------------------------------------------------------
 
 struct Entry {
@@ -234,6 +255,9 @@ BlockFn Find(std::string_view op, std::string_view option, bool f64) {
       PIPER_ROW1(Tanh),
       PIPER_ROW1(Reciprocal),
       PIPER_ROW1(Sigmoid),
+      PIPER_ROW1(Silu),
+      PIPER_ROW2(SiluGrad),
+      PIPER_ROW2(SwiGlu),
       PIPER_ROW1(Erf),
       PIPER_ROW1(Relu),
       PIPER_ROW1(Sin),

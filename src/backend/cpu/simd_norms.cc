@@ -1,4 +1,4 @@
-// Vectorised softmax and layer norm with their gradients, compiled once per instruction set.
+// Vectorised softmax, norms and rotations with their gradients, compiled once per instruction set.
 #include "simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -19,6 +19,27 @@ HWY_INLINE T minus_infinity() {
   return -hn::GetLane(hn::Inf(hn::ScalableTag<T>()));
 }
 
+// Sums of terms: term(i, count) gives those of elements i to i + count of n, 0 in the lanes behind.
+// Two interleaved chains of vectors over at most 1024 elements, whose sums are added in double.
+template <class D, class Term>
+HWY_INLINE double total(D d, int64_t n, Term term) {
+  constexpr int64_t kBlock = 1024;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  double sum = 0;
+  for (int64_t begin = 0; begin < n; begin += kBlock) {
+    const int64_t end = HWY_MIN(n, begin + kBlock);
+    auto a = hn::Zero(d), b = a;
+    int64_t i = begin;
+    for (; i + 2 * lanes <= end; i += 2 * lanes) {
+      a = hn::Add(a, term(i, lanes));
+      b = hn::Add(b, term(i + lanes, lanes));
+    }
+    for (; i < end; i += lanes) a = hn::Add(a, term(i, HWY_MIN(lanes, end - i)));
+    sum += static_cast<double>(sum_lanes(d, hn::Add(a, b)));
+  }
+  return sum;
+}
+
 // The greatest of a row that has no NaN; a row with one gets a sum that is NaN, whatever this is.
 template <class T>
 HWY_INLINE T greatest(const T* x, int64_t n) {
@@ -35,14 +56,13 @@ void softmax(const T* x, T* y, int64_t rows, int64_t n) {
   const hn::ScalableTag<T> d;
   for (int64_t r = 0; r < rows; ++r, x += n, y += n) {
     const auto top = hn::Set(d, greatest(x, n));
-    auto sum = hn::Zero(d);
-    each_vector(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
+    const double sum = total(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
       const auto e =
           exp_of_negative(d, hn::Sub(load_first(d, x + i, count, minus_infinity<T>()), top));
       store_first(d, e, y + i, count);
-      sum = hn::Add(sum, e);
+      return e;
     });
-    const auto inverse = hn::Set(d, T{1} / sum_lanes(d, sum));
+    const auto inverse = hn::Set(d, static_cast<T>(1 / sum));
     each_vector(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
       store_first(d, hn::Mul(load_first(d, y + i, count, T{0}), inverse), y + i, count);
     });
@@ -54,12 +74,10 @@ template <class T>
 HWY_INLINE T log_sum_above(const T* x, int64_t n, T top) {
   const hn::ScalableTag<T> d;
   const auto shift = hn::Set(d, top);
-  auto sum = hn::Zero(d);
-  each_vector(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
-    sum = hn::Add(
-        sum, exp_of_negative(d, hn::Sub(load_first(d, x + i, count, minus_infinity<T>()), shift)));
+  const double sum = total(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
+    return exp_of_negative(d, hn::Sub(load_first(d, x + i, count, minus_infinity<T>()), shift));
   });
-  return std::log(sum_lanes(d, sum));
+  return static_cast<T>(std::log(sum));
 }
 
 template <class T>
@@ -97,11 +115,10 @@ template <class T>
 void softmax_grad(const T* y, const T* dy, T* dx, int64_t rows, int64_t n) {
   const hn::ScalableTag<T> d;
   for (int64_t r = 0; r < rows; ++r, y += n, dy += n, dx += n) {
-    auto sum = hn::Zero(d);
-    each_vector(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
-      sum = hn::MulAdd(load_first(d, y + i, count, T{0}), load_first(d, dy + i, count, T{0}), sum);
-    });
-    const auto dot = hn::Set(d, sum_lanes(d, sum));
+    const auto dot = hn::Set(d, static_cast<T>(total(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
+                               return hn::Mul(load_first(d, y + i, count, T{0}),
+                                              load_first(d, dy + i, count, T{0}));
+                             })));
     each_vector(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
       const auto g = hn::Sub(load_first(d, dy + i, count, T{0}), dot);
       store_first(d, hn::Mul(load_first(d, y + i, count, T{0}), g), dx + i, count);
@@ -113,15 +130,13 @@ template <class T>
 void log_softmax_grad(const T* y, const T* dy, T* dx, int64_t rows, int64_t n) {
   const hn::ScalableTag<T> d;
   for (int64_t r = 0; r < rows; ++r, y += n, dy += n, dx += n) {
-    auto sum = hn::Zero(d);
-    each_vector(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
-      sum = hn::Add(sum, load_first(d, dy + i, count, T{0}));
-    });
-    const auto total = hn::Set(d, sum_lanes(d, sum));
+    const auto sum = hn::Set(d, static_cast<T>(total(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
+                               return load_first(d, dy + i, count, T{0});
+                             })));
     each_vector(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
       const auto probability = exp_of(d, load_first(d, y + i, count, T{0}));
       const auto g = load_first(d, dy + i, count, T{0});
-      store_first(d, hn::NegMulAdd(probability, total, g), dx + i, count);
+      store_first(d, hn::NegMulAdd(probability, sum, g), dx + i, count);
     });
   }
 }
@@ -131,23 +146,21 @@ void log_softmax_grad(const T* y, const T* dy, T* dx, int64_t rows, int64_t n) {
 template <class T>
 HWY_INLINE T mean_of(const T* x, int64_t n) {
   const hn::ScalableTag<T> d;
-  auto sum = hn::Zero(d);
-  each_vector(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
-    sum = hn::Add(sum, load_first(d, x + i, count, T{0}));
-  });
-  return sum_lanes(d, sum) / static_cast<T>(n);
+  const double sum = total(
+      d, n, [&](int64_t i, int64_t count) HWY_ATTR { return load_first(d, x + i, count, T{0}); });
+  return static_cast<T>(sum / static_cast<double>(n));
 }
 
+// The mean square of the distances from `middle`.
 template <class T>
-HWY_INLINE T variance_of(const T* x, T mean, int64_t n) {
+HWY_INLINE double spread_of(const T* x, T middle, int64_t n) {
   const hn::ScalableTag<T> d;
-  const auto middle = hn::Set(d, mean);
-  auto sum = hn::Zero(d);
-  each_vector(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
-    const auto distance = hn::Sub(load_first(d, x + i, count, mean), middle);
-    sum = hn::MulAdd(distance, distance, sum);
+  const auto m = hn::Set(d, middle);
+  const double sum = total(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
+    const auto distance = hn::Sub(load_first(d, x + i, count, middle), m);
+    return hn::Mul(distance, distance);
   });
-  return sum_lanes(d, sum) / static_cast<T>(n);
+  return sum / static_cast<double>(n);
 }
 
 template <class T>
@@ -156,7 +169,7 @@ void layer_norm(const T* x, const T* scale, const T* bias, T* y, T* mean, T* rst
   const hn::ScalableTag<T> d;
   for (int64_t r = 0; r < rows; ++r, x += n, y += n) {
     const T m = mean_of(x, n);
-    const T s = T{1} / std::sqrt(variance_of(x, m, n) + static_cast<T>(epsilon));
+    const T s = static_cast<T>(1 / std::sqrt(spread_of(x, m, n) + epsilon));
     if (mean) mean[r] = m;
     if (rstd) rstd[r] = s;
     const auto vm = hn::Set(d, m), vs = hn::Set(d, s);
@@ -176,16 +189,15 @@ void layer_norm_grad_x(const T* dy, const T* x, const T* scale, const T* mean, c
   const hn::ScalableTag<T> d;
   for (int64_t r = 0; r < rows; ++r, x += n, dy += n, dx += n) {
     const auto vm = hn::Set(d, mean[r]), vs = hn::Set(d, rstd[r]);
-    auto sum = hn::Zero(d), dot = hn::Zero(d);
-    each_vector(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
-      const auto g =
-          hn::Mul(load_first(d, dy + i, count, T{0}), load_first(d, scale + i, count, T{0}));
-      const auto normal = hn::Mul(hn::Sub(load_first(d, x + i, count, T{0}), vm), vs);
-      sum = hn::Add(sum, g);
-      dot = hn::MulAdd(g, normal, dot);
+    const auto part = [&](int64_t i, int64_t count) HWY_ATTR {
+      return hn::Mul(load_first(d, dy + i, count, T{0}), load_first(d, scale + i, count, T{0}));
+    };
+    const double sum = total(d, n, part);
+    const double dot = total(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
+      return hn::Mul(part(i, count), hn::Mul(hn::Sub(load_first(d, x + i, count, T{0}), vm), vs));
     });
-    const auto mean_g = hn::Set(d, sum_lanes(d, sum) / static_cast<T>(n));
-    const auto mean_dot = hn::Set(d, sum_lanes(d, dot) / static_cast<T>(n));
+    const auto mean_g = hn::Set(d, static_cast<T>(sum / static_cast<double>(n)));
+    const auto mean_dot = hn::Set(d, static_cast<T>(dot / static_cast<double>(n)));
     each_vector(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
       const auto g =
           hn::Mul(load_first(d, dy + i, count, T{0}), load_first(d, scale + i, count, T{0}));
@@ -210,8 +222,8 @@ void layer_norm_grad_params(const T* dy, const T* x, const T* mean, const T* rst
       auto scale = hn::Zero(d), bias = hn::Zero(d);
       for (int64_t r = 0; r < height; ++r) {
         const auto g = load_first(d, dy + r * n + i, count, T{0});
-        const auto distance =
-            hn::Sub(load_first(d, x + r * n + i, count, T{0}), hn::Set(d, mean[r0 + r]));
+        auto distance = load_first(d, x + r * n + i, count, T{0});
+        if (mean) distance = hn::Sub(distance, hn::Set(d, mean[r0 + r]));
         scale = hn::MulAdd(g, hn::Mul(distance, hn::Set(d, rstd[r0 + r])), scale);
         bias = hn::Add(bias, g);
       }
@@ -224,11 +236,167 @@ void layer_norm_grad_params(const T* dy, const T* x, const T* mean, const T* rst
   }
 }
 
+// ---- RMS norm ------------------------------------------------------------------------
+
+template <class T>
+void rms_norm(const T* x, const T* scale, T* y, T* rstd, double epsilon, int64_t rows, int64_t n) {
+  const hn::ScalableTag<T> d;
+  for (int64_t r = 0; r < rows; ++r, x += n, y += n) {
+    const T s = static_cast<T>(1 / std::sqrt(spread_of(x, T{0}, n) + epsilon));
+    if (rstd) rstd[r] = s;
+    const auto vs = hn::Set(d, s);
+    each_vector(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
+      const auto normal = hn::Mul(load_first(d, x + i, count, T{0}), vs);
+      store_first(d, hn::Mul(normal, load_first(d, scale + i, count, T{0})), y + i, count);
+    });
+  }
+}
+
+template <class T>
+void rms_norm_grad_x(const T* dy, const T* x, const T* scale, const T* rstd, T* dx, int64_t rows,
+                     int64_t n) {
+  const hn::ScalableTag<T> d;
+  for (int64_t r = 0; r < rows; ++r, x += n, dy += n, dx += n) {
+    const auto vs = hn::Set(d, rstd[r]);
+    const auto part = [&](int64_t i, int64_t count) HWY_ATTR {
+      return hn::Mul(load_first(d, dy + i, count, T{0}), load_first(d, scale + i, count, T{0}));
+    };
+    const double dot = total(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
+      return hn::Mul(part(i, count), hn::Mul(load_first(d, x + i, count, T{0}), vs));
+    });
+    const auto mean = hn::Set(d, static_cast<T>(dot / static_cast<double>(n)));
+    each_vector(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
+      const auto normal = hn::Mul(load_first(d, x + i, count, T{0}), vs);
+      store_first(d, hn::Mul(vs, hn::NegMulAdd(normal, mean, part(i, count))), dx + i, count);
+    });
+  }
+}
+
+// ---- Group norm ----------------------------------------------------------------------
+
+template <class T>
+void group_norm(const GroupShape& s, const T* x, const T* scale, const T* bias, T* y, T* mean,
+                T* rstd, double epsilon) {
+  const hn::ScalableTag<T> d;
+  const int64_t n = s.channels * s.size;
+  for (int64_t r = 0; r < s.samples * s.groups; ++r) {
+    const T m = mean_of(x, n),
+            inverse = static_cast<T>(1 / std::sqrt(spread_of(x, m, n) + epsilon));
+    if (mean) mean[r] = m;
+    if (rstd) rstd[r] = inverse;
+    const auto vm = hn::Set(d, m), vs = hn::Set(d, inverse);
+    for (int64_t c = 0; c < s.channels; ++c, x += s.size, y += s.size) {
+      const int64_t channel = r % s.groups * s.channels + c;
+      const auto factor = hn::Set(d, scale[channel]), shift = hn::Set(d, bias[channel]);
+      each_vector(d, s.size, [&](int64_t i, int64_t count) HWY_ATTR {
+        const auto normal = hn::Mul(hn::Sub(load_first(d, x + i, count, T{0}), vm), vs);
+        store_first(d, hn::MulAdd(normal, factor, shift), y + i, count);
+      });
+    }
+  }
+}
+
+template <class T>
+void group_norm_grad_x(const GroupShape& s, const T* dy, const T* x, const T* scale, const T* mean,
+                       const T* rstd, T* dx) {
+  const hn::ScalableTag<T> d;
+  const auto n = static_cast<double>(s.channels * s.size);
+  for (int64_t r = 0; r < s.samples * s.groups; ++r) {
+    const auto vm = hn::Set(d, mean[r]), vs = hn::Set(d, rstd[r]);
+    const T* factor = scale + r % s.groups * s.channels;
+    const auto normal = [&](int64_t i, int64_t count) HWY_ATTR {
+      return hn::Mul(hn::Sub(load_first(d, x + i, count, T{0}), vm), vs);
+    };
+    double sum = 0, dot = 0;
+    for (int64_t c = 0; c < s.channels; ++c) {
+      const T *g = dy + c * s.size, f = factor[c];
+      sum += f * total(d, s.size, [&](int64_t i, int64_t count) HWY_ATTR {
+               return load_first(d, g + i, count, T{0});
+             });
+      dot += f * total(d, s.size, [&](int64_t i, int64_t count) HWY_ATTR {
+               return hn::Mul(load_first(d, g + i, count, T{0}), normal(c * s.size + i, count));
+             });
+    }
+    const auto mean_g = hn::Set(d, static_cast<T>(sum / n));
+    const auto mean_dot = hn::Set(d, static_cast<T>(dot / n));
+    for (int64_t c = 0; c < s.channels; ++c) {
+      const auto f = hn::Set(d, factor[c]);
+      each_vector(d, s.size, [&](int64_t i, int64_t count) HWY_ATTR {
+        const int64_t at = c * s.size + i;
+        const auto g = hn::MulSub(load_first(d, dy + at, count, T{0}), f, mean_g);
+        store_first(d, hn::Mul(vs, hn::NegMulAdd(normal(at, count), mean_dot, g)), dx + at, count);
+      });
+    }
+    x += s.channels * s.size, dy += s.channels * s.size, dx += s.channels * s.size;
+  }
+}
+
+template <class T>
+void group_norm_grad_params(const GroupShape& s, const T* dy, const T* x, const T* mean,
+                            const T* rstd, T* dscale, T* dbias) {
+  const hn::ScalableTag<T> d;
+  for (int64_t channel = 0; channel < s.groups * s.channels; ++channel) {
+    double scale = 0, bias = 0;
+    for (int64_t b = 0; b < s.samples; ++b) {
+      const int64_t r = b * s.groups + channel / s.channels;
+      const int64_t at = (b * s.groups * s.channels + channel) * s.size;
+      const auto vm = hn::Set(d, mean[r]), vs = hn::Set(d, rstd[r]);
+      scale += total(d, s.size, [&](int64_t i, int64_t count) HWY_ATTR {
+        const auto distance = hn::Sub(load_first(d, x + at + i, count, T{0}), vm);
+        return hn::Mul(load_first(d, dy + at + i, count, T{0}), hn::Mul(distance, vs));
+      });
+      bias += total(d, s.size, [&](int64_t i, int64_t count) HWY_ATTR {
+        return load_first(d, dy + at + i, count, T{0});
+      });
+    }
+    if (dscale) dscale[channel] = static_cast<T>(scale);
+    if (dbias) dbias[channel] = static_cast<T>(bias);
+  }
+}
+
+// ---- Rotary positions ----------------------------------------------------------------
+
+template <class T>
+void rotate(const T* x, const T* cos, const T* sin, T* y, int64_t half, bool interleaved,
+            bool inverse) {
+  const hn::ScalableTag<T> d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  if (interleaved) {
+    for (int64_t i = 0; i < half; ++i) {
+      const T a = x[2 * i], b = x[2 * i + 1], s = inverse ? -sin[i] : sin[i];
+      y[2 * i] = a * cos[i] - b * s;
+      y[2 * i + 1] = b * cos[i] + a * s;
+    }
+    return;
+  }
+  for (int64_t i = 0; i < half; i += lanes) {
+    const int64_t count = HWY_MIN(lanes, half - i);
+    const auto a = load_first(d, x + i, count, T{0}), b = load_first(d, x + half + i, count, T{0});
+    const auto c = load_first(d, cos + i, count, T{0});
+    auto s = load_first(d, sin + i, count, T{0});
+    if (inverse) s = hn::Neg(s);
+    store_first(d, hn::NegMulAdd(b, s, hn::Mul(a, c)), y + i, count);
+    store_first(d, hn::MulAdd(a, s, hn::Mul(b, c)), y + half + i, count);
+  }
+}
+
 template <class T>
 NormFns<T> fns() {
-  return {softmax<T>,          log_softmax<T>,       softmax_grad<T>,
-          log_softmax_grad<T>, log_sum_exp<T>,       scaled_softmax<T>,
-          layer_norm<T>,       layer_norm_grad_x<T>, layer_norm_grad_params<T>};
+  return {softmax<T>,
+          log_softmax<T>,
+          softmax_grad<T>,
+          log_softmax_grad<T>,
+          log_sum_exp<T>,
+          scaled_softmax<T>,
+          layer_norm<T>,
+          layer_norm_grad_x<T>,
+          layer_norm_grad_params<T>,
+          rms_norm<T>,
+          rms_norm_grad_x<T>,
+          group_norm<T>,
+          group_norm_grad_x<T>,
+          group_norm_grad_params<T>,
+          rotate<T>};
 }
 NormFns<float> NormsF32() { return fns<float>(); }
 NormFns<double> NormsF64() { return fns<double>(); }

@@ -1,0 +1,35 @@
+// What layer and RMS norm share: types and letters over the dims from an axis on.
+#pragma once
+
+#include "rules.h"
+
+namespace piper {
+
+// Of scale and bias; of the statistics of each row.
+inline TensorType normalised(const TensorType& x, size_t axis) {
+  return {x.dtype, Shape(x.shape.begin() + static_cast<int64_t>(axis), x.shape.end())};
+}
+inline TensorType statistics(const TensorType& x, size_t axis) {
+  TensorType type = x;
+  for (size_t d = axis; d < type.shape.size(); ++d) type.shape[d] = 1;
+  return type;
+}
+
+struct NormLetters {
+  LoopBuilder build;
+  Dims x, params, statistics;
+};
+inline NormLetters letters_of(const OpTypes& use, size_t x) {
+  NormLetters n;
+  const size_t axis = static_cast<size_t>(use.attrs.integer("axis"));
+  n.x = n.build.letters(use.inputs[x].shape);
+  n.params.assign(n.x.begin() + static_cast<int64_t>(axis), n.x.end());
+  n.statistics = n.x;
+  for (size_t d = axis; d < n.x.size(); ++d) n.statistics[d] = {};
+  return n;
+}
+inline void mark_params_whole(NormLetters& n) {
+  for (const Dim& dim : n.params) n.build.mark_whole(dim[0]);
+}
+
+}  // namespace piper

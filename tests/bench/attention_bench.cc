@@ -1,0 +1,120 @@
+// Attention, forward and backward, beside the matrix products of full attention alone, on one
+// thread; the two alternate, and medians are compared.
+//
+//   attention_bench            the sample GPT's shape, longer contexts, grouped queries
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+
+#include "piper/backend.h"
+
+namespace piper {
+namespace {
+
+struct Shape5 {
+  int64_t batch, heads, kv_heads, tokens, width;
+  bool causal;
+};
+
+// One op on buffers of its own.
+class Runner {
+ public:
+  Runner(const std::string& op, Attrs attrs, const std::vector<Shape>& inputs,
+         const std::vector<Shape>& outputs)
+      : backend_(make_cpu_backend()) {
+    Program program;
+    program.label = op;
+    ProgramOp use{op, std::move(attrs), {}, {}};
+    std::vector<std::byte*> args;
+    const auto add = [&](const Shape& shape, std::vector<int32_t>& ids) {
+      ids.push_back(static_cast<int32_t>(program.values.size()));
+      program.values.push_back({DType::kF32, shape});
+      args.push_back(*backend_->allocate(program.values.back().bytes()));
+      auto* f = reinterpret_cast<float*>(args.back());
+      for (int64_t i = 0; i < num_elements(shape); ++i)
+        f[i] = static_cast<float>(i * 7919 % 1000) / 500 - 1;
+    };
+    for (const Shape& shape : inputs) add(shape, use.inputs);
+    for (const Shape& shape : outputs) add(shape, use.outputs);
+    program.num_args = static_cast<int32_t>(program.values.size());
+    program.offsets.assign(program.values.size(), -1);
+    program.ops = {use};
+    auto loaded = backend_->load(program);
+    PIPER_CHECK(loaded.ok(), "{}", loaded.error().message);
+    binding_ = *backend_->bind(*loaded, args, nullptr);
+  }
+  void run() { backend_->launch(binding_); }
+
+ private:
+  std::unique_ptr<Backend> backend_;
+  int32_t binding_ = 0;
+};
+
+double seconds(std::vector<Runner>& runners) {
+  const auto start = std::chrono::steady_clock::now();
+  for (Runner& runner : runners) runner.run();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+Runner product(const Shape5& s, int64_t m, int64_t n, int64_t k, bool trans_a, bool trans_b) {
+  const int64_t all = s.batch * s.heads;
+  const Shape a = trans_a ? Shape{all, k, m} : Shape{all, m, k};
+  const Shape b = trans_b ? Shape{all, n, k} : Shape{all, k, n};
+  return {"MatMul",
+          {{"trans_a", int64_t{trans_a}}, {"trans_b", int64_t{trans_b}}},
+          {a, b},
+          {{all, m, n}}};
+}
+
+double median(std::vector<double> x) {
+  std::nth_element(x.begin(), x.begin() + x.size() / 2, x.end());
+  return x[x.size() / 2];
+}
+
+void compare(const Shape5& s) {
+  const Shape q{s.batch, s.tokens, s.heads, s.width}, k{s.batch, s.tokens, s.kv_heads, s.width};
+  const Shape lse{s.batch, s.heads, s.tokens};
+  const Attrs attrs{{"tokens_first", std::vector<int64_t>{1, 1, 1, 1}},
+                    {"scale", 1 / std::sqrt(static_cast<double>(s.width))},
+                    {"causal", int64_t{s.causal}},
+                    {"offset", int64_t{0}}};
+  const int64_t t = s.tokens, w = s.width;
+  std::vector<Runner> forward, backward, two, five;
+  forward.emplace_back("Attention", attrs, std::vector{q, k, k}, std::vector{q, lse});
+  backward.emplace_back("AttentionGrad", attrs, std::vector{q, k, k, q, lse, q},
+                        std::vector{q, k, k});
+  two.push_back(product(s, t, t, w, false, true));    // q · kᵀ
+  two.push_back(product(s, t, w, t, false, false));   // weights · v
+  five.push_back(product(s, t, t, w, false, true));   // the weights again
+  five.push_back(product(s, t, t, w, false, true));   // dy · vᵀ
+  five.push_back(product(s, t, w, t, true, false));   // dv
+  five.push_back(product(s, t, w, t, false, false));  // dq
+  five.push_back(product(s, t, w, t, true, false));   // dk
+  std::vector<double> f, b, p2, p5;
+  for (int i = 0; i < 25; ++i) {
+    f.push_back(seconds(forward)), p2.push_back(seconds(two));
+    b.push_back(seconds(backward)), p5.push_back(seconds(five));
+  }
+  std::printf("%3lld %3lld/%-3lld %5lld %4lld %6s  %8.3f %8.3f %5.2f  %8.3f %8.3f %5.2f  %5.2f\n",
+              (long long)s.batch, (long long)s.heads, (long long)s.kv_heads, (long long)t,
+              (long long)w, s.causal ? "causal" : "full", median(f) * 1e3, median(p2) * 1e3,
+              median(f) / median(p2), median(b) * 1e3, median(p5) * 1e3, median(b) / median(p5),
+              (median(f) + median(b)) / (median(p2) + median(p5)));
+}
+
+}  // namespace
+}  // namespace piper
+
+int main() {
+  std::printf(
+      "  B H/kv       T    D          forward products ratio  backward products ratio  both\n");
+  for (const piper::Shape5& s : {piper::Shape5{8, 4, 4, 128, 32, true},
+                                 {8, 4, 4, 128, 32, false},
+                                 {4, 6, 6, 256, 64, true},
+                                 {1, 8, 8, 1024, 64, true},
+                                 {1, 8, 2, 1024, 64, true},
+                                 {1, 8, 8, 1024, 64, false},
+                                 {1, 2, 2, 4096, 64, true}})
+    piper::compare(s);
+}
