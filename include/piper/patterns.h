@@ -2,19 +2,19 @@
 // them, and replaced. Fewer passes over memory forward, and backward the composite's own gradient
 // instead of one per op. Values change by rounding alone.
 //
-//   Attention  softmax of the scaled products of q and k, times v: scaled on q, k or the product,
-//              soft-capped, masked by added terms or Where, guarded against rows of NaN; heads
-//              transposed and repeated. A constant mask is looked at: where it hides exactly the
-//              keys behind each query's, the composite is causal and skips them
-//   Gelu       x · ½(1 + erf(x/√2)), and the tanh form; factors and terms in any order
-//   MatMul     of a transposed operand: the transposition becomes a flag, also through
-//              reshapes of the leading dims and through a scalar factor
-//   Concat     a sum of zero-padded parts that tile one dim (the gradient of a split)
+// The patterns stand in a table (known_patterns()), which also makes their list in the documentation.
 #pragma once
 
 #include "piper/graph.h"
 
 namespace piper {
+
+struct PatternForm {
+  std::string_view op;     // the composite
+  std::string_view forms;  // what it is found in, a sentence or two
+};
+// In the order in which they are looked for.
+std::vector<PatternForm> known_patterns();
 
 struct Recognised {
   Graph graph;

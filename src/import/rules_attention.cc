@@ -70,7 +70,6 @@ Result<Vals> attention(RuleContext& c) {
   for (size_t i = 4; i < c.num_inputs(); ++i) {
     if (c.has(i)) return c.error("past keys and values are not supported");
   }
-  if (c.real("softcap", 0) != 0) return c.error("softcap is not supported");
   for (size_t i = 1; i < c.node.outputs.size(); ++i) {
     if (!c.node.outputs[i].empty()) return c.error("its output {} is not supported", i);
   }
@@ -83,6 +82,11 @@ Result<Vals> attention(RuleContext& c) {
   PIPER_ASSIGN(Val k, c.pointwise("Mul", {h.k, root}));
   PIPER_ASSIGN(k, c.transpose(k, {0, 1, 3, 2}));
   PIPER_ASSIGN(Val scores, c.matmul(q, k));
+  if (const double cap = c.real("softcap", 0); cap > 0) {
+    PIPER_ASSIGN(scores, c.pointwise("Mul", {scores, c.number(1 / cap, scores)}));
+    PIPER_ASSIGN(scores, c.pointwise("Tanh", {scores}));
+    PIPER_ASSIGN(scores, c.pointwise("Mul", {scores, c.number(cap, scores)}));
+  }
   PIPER_ASSIGN(scores, masked(c, scores));
   PIPER_ASSIGN(const Val weights, c.op("Softmax", {scores}, {{"axis", int64_t{3}}}));
   PIPER_ASSIGN(Val y, c.matmul(weights, h.v));

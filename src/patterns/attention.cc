@@ -309,38 +309,16 @@ class AttentionWriter {
     const bool flat = build_.shape(last.outputs[0]).size() == 3;
     std::vector<ValueId> inputs{with_heads(found.q.value), with_heads(found.k.value),
                                 with_heads(found.v.value)};
-    if (const ValueId mask = mask_of(found.scores, build_.shape(inputs[0]).size()); mask.valid())
-      inputs.push_back(mask);
+    if (const ValueId mask = mask_of(found.scores); mask.valid()) inputs.push_back(mask);
     const std::vector<ValueId> made = build_.op("Attention", inputs, attributes(found));
+    if (!flat) return become(graph_, found.node, made);
     Node& node = graph_.nodes[found.node];
-    node.attrs = Attrs();
+    node.op = "Reshape";
     node.inputs = {made[0]};
-    if (flat) {
-      node.op = "Reshape";
-      node.attrs.set("shape", Shape(build_.shape(last.outputs[0])));
-    } else {
-      take_over(node, made);
-    }
+    node.attrs = Attrs{{"shape", Shape(build_.shape(last.outputs[0]))}};
   }
 
  private:
-  // The last node itself becomes the composite that was made.
-  void take_over(Node& node, const std::vector<ValueId>& made) {
-    const NodeId own = graph_.value(node.outputs[0]).producer;
-    Node& composite = graph_.node(graph_.value(made[0]).producer);
-    node.op = composite.op;
-    node.attrs = composite.attrs;
-    node.inputs = composite.inputs;
-    node.outputs.push_back(made[1]);
-    graph_.value(made[1]).producer = own;
-    // What is left makes a value that nothing reads.
-    composite.op = "Reshape";
-    composite.inputs = {node.outputs[0]};
-    composite.outputs = {made[0]};
-    composite.attrs = Attrs();
-    composite.attrs.set("shape", Shape(build_.shape(made[0])));
-  }
-
   ValueId with_heads(ValueId id) {
     const Shape shape = build_.shape(id);
     return shape.size() == 4 ? id : build_.reshape(id, {shape[0], 1, shape[1], shape[2]});
@@ -363,7 +341,7 @@ class AttentionWriter {
   }
 
   // One operand of four dims, or none.
-  ValueId mask_of(const Scores& scores, size_t) {
+  ValueId mask_of(const Scores& scores) {
     ValueId keep = scores.keep;
     if (keep.valid() && scores.inverted) keep = build_.op1("Not", {keep});
     if (scores.adds.empty()) return keep.valid() ? of_four(keep, scores) : ValueId();

@@ -36,7 +36,18 @@ class Matcher {
 // Reshape of the leading dims.
 std::optional<ValueId> swapped_of(const Graph& graph, const Matcher& match, ValueId id);
 
+// The node at `index` becomes the composite, just built, that made these values: it keeps its first
+// output and takes over the further ones.
+void become(Graph& graph, size_t index, const std::vector<ValueId>& made);
+
 using Count = int64_t;
+Count recognise_layer_norm(Graph& graph);
+Count recognise_rms_norm(Graph& graph);
+Count recognise_group_norm(Graph& graph);
+Count recognise_rotary(Graph& graph);
+Count recognise_silu(Graph& graph);
+Count recognise_swiglu(Graph& graph);
+Count recognise_cross_entropy(Graph& graph);
 Count recognise_attention(Graph& graph);
 Count recognise_gelu(Graph& graph);
 Count fold_transposes(Graph& graph);

@@ -5,25 +5,65 @@ namespace piper {
 namespace {
 
 struct Pattern {
-  const char* op;
+  PatternForm form;
   patterns::Count (*recognise)(Graph& graph);
 };
 // In this order: what a composite has taken in is gone when the next one looks.
 constexpr Pattern kPatterns[] = {
-    {"Attention", patterns::recognise_attention},
-    {"Gelu", patterns::recognise_gelu},
-    {"MatMul", patterns::fold_transposes},
-    {"Concat", patterns::join_padded_parts},
+    {{"LayerNorm",
+      "(x - mean) / sqrt(mean((x - mean)²) + ε) over the last dims, with Div, Reciprocal or Pow; "
+      "scaled and biased, scaled, or bare."},
+     patterns::recognise_layer_norm},
+    {{"RmsNorm",
+      "x / sqrt(mean(x²) + ε) over the last dims, with Div, Reciprocal or Pow; scaled or bare."},
+     patterns::recognise_rms_norm},
+    {{"GroupNorm",
+      "An instance norm of the groups as channels, between two Reshapes, then scale and bias of "
+      "the "
+      "true channels."},
+     patterns::recognise_group_norm},
+    {{"Rotary",
+      "x·cos + Concat(-x₂, x₁)·sin with the halves x₁ and x₂ of x, by tables whose halves are "
+      "equal: "
+      "constants, or made from a value beside itself. Moves before a swap of heads and tokens."},
+     patterns::recognise_rotary},
+    {{"Attention",
+      "Softmax of the scaled products of q and k, times v. Scaled on q, k or the product; "
+      "soft-capped; masked by added terms or Where; guarded against rows of NaN (a row without "
+      "keys gives 0); heads transposed or repeated. A constant mask is read: where it hides "
+      "exactly the keys behind each query's, the composite is causal and skips them. Constants "
+      "of -10⁴ and less hide a key there."},
+     patterns::recognise_attention},
+    {{"Gelu", "x · ½(1 + erf(x/√2)) and the tanh form, factors and terms in any order."},
+     patterns::recognise_gelu},
+    {{"SwiGlu", "x · sigmoid(x) · y."}, patterns::recognise_swiglu},
+    {{"Silu", "x · sigmoid(x)."}, patterns::recognise_silu},
+    {{"CrossEntropySum",
+      "Of log-probabilities that a LogSoftmax over the classes makes, also transposed: the logits "
+      "are read once."},
+     patterns::recognise_cross_entropy},
+    {{"MatMul",
+      "Of a transposed operand, also through Reshapes of the leading dims and a factor: the "
+      "transposition becomes a flag."},
+     patterns::fold_transposes},
+    {{"Concat", "A sum of zero-padded parts that tile one dim (the gradient of a split)."},
+     patterns::join_padded_parts},
 };
 
 }  // namespace
+
+std::vector<PatternForm> known_patterns() {
+  std::vector<PatternForm> forms;
+  for (const Pattern& pattern : kPatterns) forms.push_back(pattern.form);
+  return forms;
+}
 
 Result<Recognised> recognise(Graph graph) {
   Recognised result;
   for (const Pattern& pattern : kPatterns) {
     const patterns::Count found = pattern.recognise(graph);
     if (found == 0) continue;
-    result.counts.emplace_back(pattern.op, found);
+    result.counts.emplace_back(pattern.form.op, found);
     PIPER_ASSIGN(graph, in_topological_order(std::move(graph)));
     graph = without_dead_nodes(std::move(graph), true);
   }

@@ -31,7 +31,7 @@ constexpr std::string_view kNotClaimed = "an operator that is not claimed";
 constexpr std::string_view kRandom = "draws random numbers";
 constexpr std::string_view kDynamic = "a shape or a number of turns that depends on the data";
 constexpr std::string_view kCache =
-    "Attention with past keys and values, softcap or the scores as output";
+    "Attention with past keys and values or the scores as output";
 constexpr std::string_view kFraction =
     "expects align_corners by a fractional size; PyTorch and onnxruntime use the actual one";
 constexpr std::string_view kOptimizer = "an optimizer: a part of training_info, not of a graph";
@@ -71,7 +71,6 @@ constexpr Skip kSkips[] = {
     {"test_attention_*past*", kCache},
     {"test_attention_*with_qk_matmul*", kCache},
     {"test_attention_*fullymasked_qk*", kCache},
-    {"test_attention_*softcap*", kCache},
     {"test_attention_*boolmask*nan_robustness", "rows whose keys are all masked"},
 };
 
