@@ -5,6 +5,8 @@
 // The patterns stand in a table (known_patterns()), which also makes their list in the documentation.
 #pragma once
 
+#include <functional>
+
 #include "piper/graph.h"
 
 namespace piper {
@@ -23,5 +25,12 @@ struct Recognised {
 };
 // Requires and ensures a graph that check_graph accepts; loss and outputs keep their meaning.
 Result<Recognised> recognise(Graph graph);
+
+// Composites, backward ones too, written out in primitive ops where `wanted` says so: what a backend
+// lacks. Values change by rounding alone. Requires and ensures a graph that check_graph accepts.
+Result<Graph> expand_composites(Graph graph,
+                                const std::function<bool(std::string_view op)>& wanted);
+// The ops that can be written out, sorted.
+std::vector<std::string_view> expandable_ops();
 
 }  // namespace piper
