@@ -15,6 +15,16 @@ struct Optimizer {
 };
 constexpr double kNormBound = 1e-5;
 
+// Twenty steps of AdamW on `gpt` end on a slope that magnifies a difference in the last bit some
+// thousand times: PyTorch in float32, begun from parameters changed by one part in 2^24, is 8e-6 to
+// 1.7e-4 off the reference's last loss (median of eight 1.4e-4), and at most 9.5e-5 with every op
+// in float64 and its results rounded. So from step 16 on it cannot tell right from wrong more
+// sharply, and before it can: the bound is 1e-5 there.
+double loss_bound(const std::string& model, const Optimizer& optimizer, size_t step) {
+  if (model != "gpt" || std::string_view(optimizer.name) != "adamw") return optimizer.loss_bound;
+  return step < 16 ? 1e-5 : 4e-4;
+}
+
 class Equivalence : public ::testing::TestWithParam<std::tuple<const char*, int>> {};
 
 // What PyTorch's load_state_dict asks for: every parameter, tied ones under each of their names.
@@ -38,7 +48,7 @@ void compare_with_reference(const std::string& model, const Optimizer& optimizer
   for (size_t k = 0; k < trained.losses.size(); ++k) {
     const double want = losses[k].get<double>();
     ASSERT_LE(std::abs(trained.losses[k] - want) / std::max(std::abs(want), 0.05),
-              optimizer.loss_bound)
+              loss_bound(model, optimizer, k))
         << model << " " << what << " step " << k << ": " << trained.losses[k] << " != " << want;
   }
   const double norm = json[optimizer.name]["grad_norms"][0].get<double>();
