@@ -10,6 +10,7 @@
 
 #include "piper/import.h"
 #include "piper/ops.h"
+#include "piper/patterns.h"
 
 namespace piper {
 namespace {
@@ -49,6 +50,13 @@ std::string own_list(bool differentiable) {
   return join(names, ", ") + ".\n";
 }
 
+std::string pattern_table() {
+  std::string table = "| op | found in |\n|---|---|\n";
+  for (const PatternForm& form : known_patterns())
+    table += fmt::format("| `{}` | {} |\n", form.op, form.forms);
+  return table;
+}
+
 std::string page() {
   return "# Operators\n\n"
          "Written by `operators_test` from the tables; `PIPER_UPDATE_GOLDEN=1 "
@@ -60,6 +68,11 @@ std::string page() {
          "not here is refused, together with\n"
          "all others that a file has, with how many nodes need it and where.\n\n" +
          onnx_table() +
+         "\n## Recognised patterns\n\n"
+         "Groups of ops that become one, with its own gradient, in the order in which they are "
+         "looked for. `piperc MODEL --describe` and\n"
+         "`--explain` say how many a model has.\n\n" +
+         pattern_table() +
          "\n## Of plans\n\n"
          "The closed set that every backend implements, composites included. With a gradient:\n" +
          own_list(true) +
