@@ -13,8 +13,7 @@
 
 namespace piper {
 
-// ---- One rank
-// -------------------------------------------------------------------------------------
+// ---- One rank -----------------------------------------------------------------------------------
 
 // What an executor is made of; all of it outlives the executor.
 struct RankSource {
@@ -72,8 +71,7 @@ class Executor {
 // The inputs of all roles of a set, each name once, in order of roles.
 Result<std::vector<InputNeed>> data_needs(const PlanSet& set);
 
-// ---- A job
-// ----------------------------------------------------------------------------------------
+// ---- A job --------------------------------------------------------------------------------------
 
 struct StepMetrics {
   int64_t step = 0;
@@ -137,8 +135,7 @@ Result<JobResult> run_mpi_rank(const PlanSet& set, const BatchSource* data,
                                const PlanSet* reference, const BatchSource* reference_data,
                                Transport& transport, const JobOptions& options);
 
-// ---- What people see
-// -------------------------------------------------------------------------------
+// ---- What people see ----------------------------------------------------------------------------
 
 // The schedule as a picture of text: a row per role, a unit of time per F (two per B), dependencies
 // from sends and receives.

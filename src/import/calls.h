@@ -6,8 +6,7 @@
 
 namespace piper::onnx_import {
 
-// ---- The exported program's signature ("p_h_0_qkv_weight: PARAMETER target='h.0.qkv.weight'")
-// -----------
+// ---- The exported program's signature ("p_h_0_qkv_weight: PARAMETER target='h.0.qkv.weight'") ---
 struct SignatureInput {
   std::string placeholder;  // "p_h_0_qkv_weight"
   std::string kind;         // PARAMETER, BUFFER, CONSTANT_TENSOR, USER_INPUT
@@ -30,8 +29,7 @@ struct Call {
 };
 std::optional<Call> parse_call(std::string_view text);
 
-// ---- Scopes
-// ------------------------------------------------------------------------------------------------
+// ---- Scopes -------------------------------------------------------------------------------------
 // By node, "h/0/qkv": from the module path of either exporter; a node without one takes that of its
 // first consumer that has one, else of its producer.
 std::vector<std::string> scopes_of(const OnnxModel& model);

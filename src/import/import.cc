@@ -15,8 +15,7 @@
 namespace piper::onnx_import {
 namespace {
 
-// ---- Order
-// ------------------------------------------------------------------------------------------------
+// ---- Order --------------------------------------------------------------------------------------
 
 // Nodes so that each stands behind what it reads; the file's order wherever it can be kept.
 Result<std::vector<size_t>> node_order(const OnnxModel& model) {
@@ -52,8 +51,7 @@ Result<std::vector<size_t>> node_order(const OnnxModel& model) {
   return order;
 }
 
-// ---- The walk
-// ------------------------------------------------------------------------------------------------
+// ---- The walk -----------------------------------------------------------------------------------
 
 int64_t stored_bytes(const OnnxModel& model) {
   int64_t bytes = 0;

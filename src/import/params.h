@@ -49,8 +49,7 @@ Result<Recovery> recover_params(OnnxModel& model, std::vector<std::string>& scop
 Result<std::vector<RuleMatch>> apply_param_rules(const OnnxModel& model, Recovery& recovery,
                                                  const std::vector<ParamRule>& rules);
 
-// ---- Between the sources of this part
-// ---------------------------------------------------------------------
+// ---- Between the sources of this part -----------------------------------------------------------
 
 struct Ties {                                                 // names of one tensor
   std::vector<std::pair<std::string, std::string>> alias_of;  // alias, name

@@ -252,8 +252,7 @@ void Rules::forget(const std::set<size_t>& params) {
   out_.params = std::move(kept);
 }
 
-// ---- rename
-// ------------------------------------------------------------------------------------------------
+// ---- rename -------------------------------------------------------------------------------------
 
 // {layer} in `to` is what the pattern captures, ** what its only ** stands for.
 Status check_template(const ParamRule& rule, const Glob& glob) {

@@ -25,8 +25,7 @@ constexpr int kNodeMetadata = 9, kGraphMetadata = 16, kValueMetadata = 4;
 
 std::string shown(const std::string& name) { return quote_control(name.substr(0, 80)); }
 
-// ---- Metadata: kept as unknown fields
-// ------------------------------------------------------------------
+// ---- Metadata: kept as unknown fields -----------------------------------------------------------
 
 bool parse_entry(const std::string& bytes, Metadata& out) {
   onnx::StringStringEntryProto entry;
@@ -60,8 +59,7 @@ std::vector<std::string> python_strings(std::string_view text) {
   return out;
 }
 
-// ---- Tensors
-// ---------------------------------------------------------------------------------------------
+// ---- Tensors ------------------------------------------------------------------------------------
 
 std::optional<DType> dtype_of(int type) {
   switch (type) {
@@ -196,8 +194,7 @@ Result<OnnxTensor> read_tensor(const std::string& who, onnx::TensorProto& tensor
   return OnnxTensor{tensor.name(), std::move(type), *std::move(data), mapped, {}};
 }
 
-// ---- Nodes
-// -----------------------------------------------------------------------------------------------
+// ---- Nodes --------------------------------------------------------------------------------------
 
 Result<OnnxAttr> read_attr(const std::string& node, onnx::AttributeProto& attr,
                            ExternalData& files) {
@@ -307,8 +304,7 @@ Result<OnnxInput> read_input(const onnx::ValueInfoProto& value) {
   return out;
 }
 
-// ---- The graph
-// ---------------------------------------------------------------------------------------------
+// ---- The graph ----------------------------------------------------------------------------------
 
 Status read_values(onnx::GraphProto& graph, ExternalData& files, OnnxModel& model) {
   if (graph.sparse_initializer_size() > 0) return fail("sparse initializers are not supported");
@@ -346,8 +342,7 @@ Status read_folded_from(const onnx::GraphProto& graph, OnnxModel& model) {
   return ok_status();
 }
 
-// ---- The file
-// ----------------------------------------------------------------------------------------------
+// ---- The file -----------------------------------------------------------------------------------
 
 // Counts nodes and tensors of the graph in the encoded bytes, before messages many times their size
 // are made.

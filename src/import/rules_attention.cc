@@ -95,8 +95,7 @@ Result<Vals> attention(RuleContext& c) {
   return single(c.reshape(y, {y.shape[0], y.shape[1], y.shape[2] * y.shape[3]}));
 }
 
-// ---- Rotary positions: pairs of a head's elements turned by an angle
-// ------------------------------------------
+// ---- Rotary positions: pairs of a head's elements turned by an angle ----------------------------
 
 Result<Val> last_dims(RuleContext& c, const Val& x, int64_t start, int64_t step, int64_t count) {
   std::vector<int64_t> starts(x.rank(), 0), steps(x.rank(), 1);

@@ -53,8 +53,7 @@ Result<Vals> mean(RuleContext& c) {
       c.pointwise("Mul", {sum, c.number(1.0 / static_cast<double>(c.num_inputs()), sum)}));
 }
 
-// ---- Casts
-// ---------------------------------------------------------------------------------------------
+// ---- Casts --------------------------------------------------------------------------------------
 
 Result<Val> cast_to(RuleContext& c, const Val& x, DType dtype) {
   if (x.dtype == dtype) return x;
@@ -74,8 +73,7 @@ Result<Vals> cast_like(RuleContext& c) {
   return single(cast_to(c, c.in(0), c.in(1).dtype));
 }
 
-// ---- Powers
-// ----------------------------------------------------------------------------------------------
+// ---- Powers -------------------------------------------------------------------------------------
 
 std::optional<double> constant_number(const Val& v) {
   if (!v.is_constant() || num_elements(v.stored) != 1) return {};
@@ -100,8 +98,7 @@ Result<Vals> pow(RuleContext& c) {
   return single(c.pointwise("Pow", {x, power}));
 }
 
-// ---- Bounds
-// ------------------------------------------------------------------------------------------------
+// ---- Bounds -------------------------------------------------------------------------------------
 
 // What lies on a bound has a gradient as in PyTorch's clamp, and none as in its hardtanh (ReLU6):
 // the call says which it was.
@@ -128,8 +125,7 @@ Result<Vals> clip(RuleContext& c) {
   return single(bounded(c, x, low, high));
 }
 
-// ---- Activations, written out
-// ----------------------------------------------------------------------------------
+// ---- Activations, written out -------------------------------------------------------------------
 
 Result<Val> negative_part(RuleContext& c, const Val& x,
                           const Val& below) {  // x where x > 0, else below

@@ -7,8 +7,7 @@
 namespace piper::onnx_import {
 namespace {
 
-// ---- Constants
-// -----------------------------------------------------------------------------------------------
+// ---- Constants ----------------------------------------------------------------------------------
 
 template <class T, class From>
 Val list_val(DType dtype, const std::vector<From>& values) {
@@ -104,8 +103,7 @@ Result<Vals> dropout(RuleContext& c) {
   return Vals{x, c.expand(kept, x.shape)};
 }
 
-// ---- Other shapes of the same elements
-// ----------------------------------------------------------------------------
+// ---- Other shapes of the same elements ----------------------------------------------------------
 
 Result<Vals> reshape(RuleContext& c) {
   PIPER_TRY(c.need(2, 2));

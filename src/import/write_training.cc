@@ -110,8 +110,7 @@ void add_input(onnx::GraphProto& graph, const OnnxInput& input) {
   }
 }
 
-// ---- The forward graph
-// ------------------------------------------------------------------------------------------------
+// ---- The forward graph --------------------------------------------------------------------------
 
 class Writer {
  public:
@@ -235,8 +234,7 @@ void Writer::forward() {
   write_metadata(graph, kGraphMetadata, std::string(kParametersKey), lines);
 }
 
-// ---- The algorithm
-// ------------------------------------------------------------------------------------------------
+// ---- The algorithm ------------------------------------------------------------------------------
 
 // A mean over the labels that count, of logits with the classes last.
 Result<std::string> Writer::loss(const CrossEntropyExport& loss) {

@@ -300,8 +300,7 @@ class CellLowerer {
   std::set<int32_t> started_;  // accumulators that hold a contribution already
 };
 
-// ---- Data inputs
-// ----------------------------------------------------------------------------------------
+// ---- Data inputs --------------------------------------------------------------------------------
 
 // Integers that index a table or name a class must lie inside it, also after moves of their
 // elements.
@@ -341,8 +340,7 @@ DataInput describe_input(const Graph& graph, ValueId id,
   return input;
 }
 
-// ---- Memory
-// ---------------------------------------------------------------------------------------------
+// ---- Memory -------------------------------------------------------------------------------------
 
 // Step buffers live from the first instruction that names them to the last; see send_lifetimes.h
 // for sends.

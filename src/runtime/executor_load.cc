@@ -20,8 +20,7 @@ Error wrong_plan(const State& state, const Op& op, const std::string& what) {
   return fail("rank {}, {}: {}", state.source.rank, op.label, what).with_code(ExitCode::kPlan);
 }
 
-// ---- Memory
-// -----------------------------------------------------------------------------------------
+// ---- Memory -------------------------------------------------------------------------------------
 
 Status allocate(State& state) {
   PIPER_ASSIGN(state.arena, state.backend.allocate(state.role->arena_bytes));
@@ -59,8 +58,7 @@ Status fill_buffers(State& state) {
   return ok_status();
 }
 
-// ---- Instructions
-// -------------------------------------------------------------------------------------
+// ---- Instructions -------------------------------------------------------------------------------
 
 // Bytes of the k-th argument.
 int64_t bytes_of(const State& state, const Instruction& from, size_t k) {

@@ -29,8 +29,7 @@ Bytes copy_of(const ParameterView& view) {
   return Bytes::copy_of(view.data, static_cast<size_t>(view.type.bytes()));
 }
 
-// ---- Views as bytes, between processes of one program
-// ------------------------------------------------
+// ---- Views as bytes, between processes of one program -------------------------------------------
 
 void put(std::string& to, int64_t value) { to.append(reinterpret_cast<const char*>(&value), 8); }
 void put(std::string& to, const std::string& text) {

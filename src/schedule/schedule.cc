@@ -160,8 +160,7 @@ class Issuer {
   Schedule schedule_;
 };
 
-// ---- The default order
-// -----------------------------------------------------------------------------
+// ---- The default order --------------------------------------------------------------------------
 
 // Ordered tasks that each ordered task needs, seen through communication and sums.
 std::vector<std::vector<TaskId>> ordered_dependencies(

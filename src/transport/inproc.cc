@@ -134,8 +134,7 @@ class InprocTransport final : public Transport {
   std::deque<Seated> groups_;       // [0] is the world
 };
 
-// ---- Waiting
-// --------------------------------------------------------------------------------------
+// ---- Waiting ------------------------------------------------------------------------------------
 
 // Also true when the job has stopped: the caller looks at shared_.stopped next.
 template <class Ready>
@@ -166,8 +165,7 @@ void InprocTransport::abort(const Error& reason) {
   for (Seat& seat : shared_.seats) seat.bell.ring();
 }
 
-// ---- Registration
-// ---------------------------------------------------------------------------------
+// ---- Registration -------------------------------------------------------------------------------
 
 Status InprocTransport::agree(const PlanIdentity& own) {
   {
@@ -231,8 +229,7 @@ Result<int32_t> InprocTransport::add_group(std::span<const int64_t> ranks) {
   return open_group({ranks.begin(), ranks.end()});
 }
 
-// ---- Messages
-// -------------------------------------------------------------------------------------
+// ---- Messages -----------------------------------------------------------------------------------
 
 Status InprocTransport::send(int32_t route, const std::byte* data, int64_t bytes) {
   Mailbox& box = *routes_[static_cast<size_t>(route)];
@@ -280,8 +277,7 @@ Status InprocTransport::wait_sends() {
   return ok_status();
 }
 
-// ---- Collectives
-// ----------------------------------------------------------------------------------
+// ---- Collectives --------------------------------------------------------------------------------
 
 // One phase: returns when all members have come as far.
 Status InprocTransport::arrive(Seated& seated, const char* what) {

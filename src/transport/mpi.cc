@@ -59,7 +59,7 @@ MpiTransport::~MpiTransport() {
   MPI_Finalize();
 }
 
-// ---- Waiting
+// ---- Waiting ------------------------------------------------------------------------------------
 
 Status MpiTransport::check_stopped() {
   if (stop_request_ == MPI_REQUEST_NULL) return ok_status();
@@ -157,7 +157,7 @@ void MpiTransport::abort(const Error& reason) {
   }
 }
 
-// ---- Registration
+// ---- Registration -------------------------------------------------------------------------------
 
 Group MpiTransport::make_group(std::span<const int64_t> ranks) const {
   Group group;
@@ -238,7 +238,7 @@ Result<int32_t> MpiTransport::add_group(std::span<const int64_t> ranks) {
   return static_cast<int32_t>(groups_.size() - 1);
 }
 
-// ---- Messages
+// ---- Messages -----------------------------------------------------------------------------------
 
 Status MpiTransport::send(int32_t route, const std::byte* data, int64_t bytes) {
   const Route& to = routes_[static_cast<size_t>(route)];

@@ -67,8 +67,7 @@ class Findings {
   VerifyReport& report_;
 };
 
-// ---- The rules
-// ------------------------------------------------------------------------------------------
+// ---- The rules ----------------------------------------------------------------------------------
 void check_structure(const PlanSet& set, const Model& model, Findings& findings);
 // Fills section.partner and counts transfers.
 void check_transfers(const Model& model, Section& section, Findings& findings,

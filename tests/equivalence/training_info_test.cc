@@ -131,8 +131,7 @@ TEST(TrainingInfo, RefusesWhatItDoesNotMean) {
   }
 }
 
-// ---- What is written is read
-// ------------------------------------------------------------------------------------------------
+// ---- What is written is read --------------------------------------------------------------------
 
 std::string plan_of(const PlanSet& set) {
   std::string text;

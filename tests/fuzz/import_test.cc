@@ -130,8 +130,7 @@ class HostileOnnx : public testing::Test {
 
 TEST_F(HostileOnnx, TheModelItselfIsFine) { EXPECT_EQ(import_proto(linear()), "ok"); }
 
-// ---- Files
-// ------------------------------------------------------------------------------------------------
+// ---- Files --------------------------------------------------------------------------------------
 
 TEST_F(HostileOnnx, NotAModel) {
   const char* const kMessage = "not an ONNX model, or a truncated one";
@@ -190,8 +189,7 @@ TEST_F(HostileOnnx, RandomChangesNeverCrash) {
   }
 }
 
-// ---- External data
-// ----------------------------------------------------------------------------------------------
+// ---- External data ------------------------------------------------------------------------------
 
 TEST_F(HostileOnnx, ExternalDataIsReadBesideTheModel) {
   fs::create_directories(folder_ / "model" / "data");
@@ -240,8 +238,7 @@ TEST_F(HostileOnnx, ExternalDataOutOfBounds) {
             "initializer 'fc.weight' is f32[3,4], which takes 48 bytes, but 44 are stored");
 }
 
-// ---- Tensors
-// ------------------------------------------------------------------------------------------------
+// ---- Tensors ------------------------------------------------------------------------------------
 
 TEST_F(HostileOnnx, WrongTensors) {
   EXPECT_EQ(import_changed([](auto& m) { weight(m).set_dims(0, -3); }),
@@ -283,8 +280,7 @@ TEST_F(HostileOnnx, WrongInputs) {
             "input 'x' is not a tensor");
 }
 
-// ---- Graphs
-// ------------------------------------------------------------------------------------------------
+// ---- Graphs -------------------------------------------------------------------------------------
 
 TEST_F(HostileOnnx, WrongNames) {
   EXPECT_EQ(import_changed([](auto& m) { node(m, 1).set_input(0, "nowhere"); }),

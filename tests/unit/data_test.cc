@@ -94,8 +94,7 @@ InputNeed labels(int64_t batch, int64_t length) {
   return {"labels", {DType::kI64, {batch, length}}};
 }
 
-// ---- Safetensors
-// ----------------------------------------------------------------------------------------
+// ---- Safetensors --------------------------------------------------------------------------------
 
 TEST_F(DataTest, SafetensorsRoundTrip) {
   const std::vector<NamedTensor> written = {tensor<float>("b", DType::kF32, {2, 2}, {1, 2, 3, 4}),
@@ -182,8 +181,7 @@ TEST_F(DataTest, SafetensorsFaults) {
             "100000000 bytes");
 }
 
-// ---- .npy
-// ------------------------------------------------------------------------------------------------
+// ---- .npy ---------------------------------------------------------------------------------------
 
 TEST_F(DataTest, Npy) {
   const std::vector<float> values = {1, 2, 3, 4, 5, 6};
@@ -220,8 +218,7 @@ TEST_F(DataTest, Npy) {
     EXPECT_FALSE(read_npy(write("cut.npy", std::string_view(bytes).substr(0, size)))) << size;
 }
 
-// ---- Tokens
-// ----------------------------------------------------------------------------------------------
+// ---- Tokens -------------------------------------------------------------------------------------
 
 TEST_F(DataTest, TokensFeedIdsAndTheirSuccessors) {
   std::vector<uint16_t> tokens(4 * 10 + 1);
@@ -307,8 +304,7 @@ TEST_F(DataTest, TokenErrors) {
             "input 'ids' is i64[2,4]; its dim 0 should be the batch of 4");
 }
 
-// ---- Arrays
-// ----------------------------------------------------------------------------------------------
+// ---- Arrays -------------------------------------------------------------------------------------
 
 TEST_F(DataTest, BatchesOfASafetensorsFile) {
   const std::string file = path("b.safetensors");

@@ -61,8 +61,7 @@ struct ImportOf : testing::TestWithParam<std::string> {
   Imported imported;
 };
 
-// ---- Parameters
-// -----------------------------------------------------------------------------------------
+// ---- Parameters ---------------------------------------------------------------------------------
 
 TEST_P(ImportOf, HasTheParametersOfTheModuleInItsOrder) {
   const Json expected = reference(GetParam());
@@ -125,8 +124,7 @@ TEST_P(ImportOf, EveryParameterIsUsedAndNoneIsAConstantToo) {
   }
 }
 
-// ---- The graph
-// --------------------------------------------------------------------------------------------
+// ---- The graph ----------------------------------------------------------------------------------
 
 TEST_P(ImportOf, ScopesNameTheModuleOfEachParameter) {
   const std::vector<std::vector<NodeId>> read_by = readers(imported.graph);
@@ -170,8 +168,7 @@ TEST_P(ImportOf, IsTheSameEveryTime) {
   EXPECT_EQ(print_graph(imported.graph), print_graph(again->graph));
 }
 
-// ---- Forward, one op after the other, on the first batch
-// ------------------------------------------------------
+// ---- Forward, one op after the other, on the first batch ----------------------------------------
 
 // Mean cross-entropy in double, for the model without a loss.
 double cross_entropy(const std::vector<double>& logits, const Bytes& labels, int64_t classes) {
@@ -227,8 +224,7 @@ INSTANTIATE_TEST_SUITE_P(Models, ImportOf,
                            return name;
                          });
 
-// ---- Single facts
-// ------------------------------------------------------------------------------------------------
+// ---- Single facts -------------------------------------------------------------------------------
 
 std::string histogram(const Graph& graph) {
   std::map<std::string, int> counts;

@@ -17,8 +17,7 @@
 
 #include "unit/runtime_plans.h"
 
-// ---- Counting every allocation of the program
-// ---------------------------------------------------------
+// ---- Counting every allocation of the program ---------------------------------------------------
 
 namespace {
 std::atomic<bool> counting{false};
@@ -87,8 +86,7 @@ std::string message_of(const Result<JobResult>& result) {
   return result.ok() ? "ok" : result.error().message;
 }
 
-// ---- What a step computes
-// -----------------------------------------------------------------------------
+// ---- What a step computes -----------------------------------------------------------------------
 
 TEST(Executor, PipelineAddsOnBothRanks) {
   PlanSet set = pipeline(3);
@@ -191,8 +189,7 @@ TEST(Executor, AStepAllocatesNothing) {
   EXPECT_GT(allocations.load(), 0);
 }
 
-// ---- Failures
-// -------------------------------------------------------------------------------------------
+// ---- Failures -----------------------------------------------------------------------------------
 
 TEST(Faults, AMissingMessageNamesRankInstructionAndPeer) {
   PlanSet set = pipeline(3);
@@ -284,8 +281,7 @@ TEST(Faults, WrongPlansAreRefusedAtLoad) {
             "the plan reads the input 'x', and there are no data for it");
 }
 
-// ---- Comparison with an oracle
-// ----------------------------------------------------------------------------
+// ---- Comparison with an oracle ------------------------------------------------------------------
 
 Result<JobResult> compare(VerifyAgainst against, const PlanSet& reference,
                           double param_bound = 3e-4, float offset = 0) {
@@ -355,8 +351,7 @@ TEST(Verify, OtherParametersAreRefused) {
   EXPECT_EQ(result.error().code, ExitCode::kPlan);
 }
 
-// ---- Ends of a run
-// ------------------------------------------------------------------------------------------
+// ---- Ends of a run ------------------------------------------------------------------------------
 
 TEST(Job, StopsAfterTheStepUnderWay) {
   PlanSet set = pipeline(2);
@@ -389,8 +384,7 @@ TEST(Job, StopsAtTheTarget) {
   EXPECT_LT(result->steps.size(), 1000u);
 }
 
-// ---- What people see
-// ------------------------------------------------------------------------------------------
+// ---- What people see ----------------------------------------------------------------------------
 
 TEST(Picture, OneForwardOneBackward) {
   EXPECT_EQ(
@@ -440,8 +434,7 @@ TEST(Metrics, OneLineOfJson) {
       "\"step_ms\":1.5,\"peak_bytes\":4096}\n");
 }
 
-// ---- The command, here and under mpirun
-// -------------------------------------------------------------------------
+// ---- The command, here and under mpirun ---------------------------------------------------------
 
 // A written plan set and its data, gone with the test.
 class Command : public testing::Test {

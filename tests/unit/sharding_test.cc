@@ -55,8 +55,7 @@ TEST(Sharding, ErrorsStandAtTheDirective) {
       "6 would do\n");
 }
 
-// ---- Random graphs
-// -------------------------------------------------------------------------------
+// ---- Random graphs ------------------------------------------------------------------------------
 
 constexpr int64_t kBatch = 8, kSteps = 3, kWidth = 4;
 
@@ -214,8 +213,7 @@ TEST(Sharding, OracleSeesAWrongLayout) {
   EXPECT_GT(std::abs(wrong.whole(cut->loss)[0] - whole.whole(uncut->loss)[0]), 1e-6);
 }
 
-// ---- Real models
-// ---------------------------------------------------------------------------------
+// ---- Real models --------------------------------------------------------------------------------
 
 Result<Graph> training_graph(const std::string& path, bool has_loss) {
   ImportOptions options;

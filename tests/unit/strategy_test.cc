@@ -66,8 +66,7 @@ Result<int64_t> calculate(std::string_view text, const Variables& variables = {}
   return expression.evaluate(variables);
 }
 
-// ---- Errors
-// ---------------------------------------------------------------------------------------
+// ---- Errors -------------------------------------------------------------------------------------
 
 golden::Section strategy_error(const golden::Case& c) {
   const Folder folder;
@@ -190,8 +189,7 @@ TEST(Strategy, ReportsAMissingFile) {
   EXPECT_NE(strategy.error().message.find("/no/such/file.yaml"), std::string::npos);
 }
 
-// ---- Expressions
-// ----------------------------------------------------------------------------------
+// ---- Expressions --------------------------------------------------------------------------------
 
 TEST(Expr, Calculates) {
   const std::vector<std::pair<std::string, int64_t>> cases = {
@@ -297,8 +295,7 @@ TEST(Expr, KnowsItsNames) {
   EXPECT_EQ(*Expr::constant(bottom).evaluate({}), bottom);
 }
 
-// ---- Values
-// ---------------------------------------------------------------------------------------
+// ---- Values -------------------------------------------------------------------------------------
 
 TEST(Strategy, ReadsParams) {
   const std::string text =
@@ -539,8 +536,7 @@ TEST(Strategy, IncludesFiles) {
   EXPECT_EQ(defined->mesh[0].size, 2);
 }
 
-// ---- Order programs
-// -------------------------------------------------------------------------------
+// ---- Order programs -----------------------------------------------------------------------------
 
 // The items as a device runs them: "F0 F1 B0", numbers counted for each pass and chunk. Items with
 // '?' stop at M.
@@ -670,8 +666,7 @@ TEST(Order, KnowsParamsAndPasses) {
   EXPECT_EQ(*passes, (std::vector<std::string>{"F", "BI", "BW", "U"}));
 }
 
-// ---- Library, schema, noise
-// -----------------------------------------------------------------------
+// ---- Library, schema, noise ---------------------------------------------------------------------
 
 TEST(Library, WorksForAnySizes) {
   const std::filesystem::path folder = std::filesystem::path(PIPER_SOURCE_DIR) / "strategies";

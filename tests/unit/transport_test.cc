@@ -95,8 +95,7 @@ TEST(InprocWorld, OtherSizesInACollectiveAreRefusedByAll) {
   EXPECT_EQ(got[1], "rank 1 expects 128 bytes in the all-reduce with rank 0, which brings 64");
 }
 
-// ---- Plans of one compilation
-// ---------------------------------------------------------------------
+// ---- Plans of one compilation -------------------------------------------------------------------
 
 std::vector<std::string> agree_all(std::vector<PlanIdentity> plans) {
   std::vector<std::string> got(plans.size());
@@ -128,8 +127,7 @@ TEST(Agree, NamesBothSidesOnEveryRank) {
             (std::vector<std::string>{twice, twice}));
 }
 
-// ---- The same suite under mpirun
-// --------------------------------------------------------------------
+// ---- The same suite under mpirun ----------------------------------------------------------------
 
 struct Ran {
   int exit_code = -1;
@@ -209,8 +207,7 @@ TEST(MpiAgree, RanksAreThoseOfThePlans) {
   EXPECT_NE(ran.output.find("suite passed on 3 ranks"), std::string::npos) << ran.output;
 }
 
-// ---- What a process under mpirun does
-// ---------------------------------------------------------------
+// ---- What a process under mpirun does -----------------------------------------------------------
 
 int fail_rank(Transport& t, const Error& error) {
   fmt::print("{}\n", error.message);
