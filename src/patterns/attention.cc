@@ -280,16 +280,11 @@ class AttentionFinder {
 
   // A transposition to [batch, tokens, heads, width] is part of the composite.
   void take_transpose(Found& found) const {
-    const ValueId y = graph_.nodes[found.node].outputs[0];
-    if (match_.reader_count(y) != 1) return;
-    for (size_t i = 0; i < graph_.nodes.size(); ++i) {
-      const Node& node = graph_.nodes[i];
-      if (node.op != "Transpose" || node.inputs[0] != y) continue;
-      if (node.attrs.integers("perm") != std::vector<int64_t>{0, 2, 1, 3}) return;
-      found.node = i;
-      found.y_tokens_first = true;
-      return;
-    }
+    const NodeId reader = match_.sole_reader(graph_.nodes[found.node].outputs[0]);
+    if (!reader.valid() || graph_.node(reader).op != "Transpose") return;
+    if (graph_.node(reader).attrs.integers("perm") != std::vector<int64_t>{0, 2, 1, 3}) return;
+    found.node = reader.index();
+    found.y_tokens_first = true;
   }
 
   const Graph& graph_;

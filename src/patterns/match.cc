@@ -2,10 +2,15 @@
 
 namespace piper::patterns {
 
-Matcher::Matcher(const Graph& graph) : graph_(graph), readers_(graph.values.size()) {
-  for (const Node& node : graph.nodes)
-    for (ValueId input : node.inputs)
-      if (input.valid()) ++readers_[input.index()];
+Matcher::Matcher(const Graph& graph)
+    : graph_(graph), readers_(graph.values.size()), last_reader_(graph.values.size()) {
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    for (ValueId input : graph.nodes[i].inputs) {
+      if (!input.valid()) continue;
+      ++readers_[input.index()];
+      last_reader_[input.index()] = NodeId(i);
+    }
+  }
   // What the graph gives away must stay.
   for (ValueId output : graph.outputs) ++readers_[output.index()];
   if (graph.loss.valid()) ++readers_[graph.loss.index()];
@@ -87,6 +92,23 @@ void Matcher::add_terms(ValueId id, bool root, std::vector<ValueId>& terms) cons
   } else {
     terms.push_back(id);
   }
+}
+
+void become(Graph& graph, size_t index, const std::vector<ValueId>& made) {
+  Node& node = graph.nodes[index];
+  Node& composite = graph.node(graph.value(made[0]).producer);
+  node.op = composite.op;
+  node.attrs = composite.attrs;
+  node.inputs = composite.inputs;
+  for (size_t i = 1; i < made.size(); ++i) {
+    node.outputs.push_back(made[i]);
+    graph.value(made[i]).producer = NodeId(index);
+  }
+  // What is left makes a value that nothing reads.
+  composite.op = "Reshape";
+  composite.inputs = {node.outputs[0]};
+  composite.outputs = {made[0]};
+  composite.attrs = Attrs{{"shape", Shape(graph.value(made[0]).type.shape)}};
 }
 
 }  // namespace piper::patterns

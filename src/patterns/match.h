@@ -12,6 +12,10 @@ class Matcher {
   // The producer if it is `op` and nothing but the pattern reads its value.
   const Node* sole(ValueId id, std::string_view op) const;
   int64_t reader_count(ValueId id) const { return readers_[id.index()]; }
+  // The one node that reads it, if nothing else does; invalid otherwise.
+  NodeId sole_reader(ValueId id) const {
+    return readers_[id.index()] == 1 ? last_reader_[id.index()] : NodeId();
+  }
   std::optional<double> scalar(ValueId id) const;  // a constant of one element
   // The elements of a constant of floats or booleans; none when it is no constant.
   std::optional<std::vector<double>> elements(ValueId id) const;
@@ -30,6 +34,7 @@ class Matcher {
   void add_terms(ValueId id, bool root, std::vector<ValueId>& terms) const;
   const Graph& graph_;
   std::vector<int64_t> readers_;
+  std::vector<NodeId> last_reader_;
 };
 
 // The value whose last two dims `id` has swapped: through one Transpose, or Reshape, Transpose,

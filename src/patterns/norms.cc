@@ -233,23 +233,6 @@ std::optional<std::array<ValueId, 3>> find_grouped(const Graph& graph, const Mat
 
 }  // namespace
 
-void become(Graph& graph, size_t index, const std::vector<ValueId>& made) {
-  Node& node = graph.nodes[index];
-  Node& composite = graph.node(graph.value(made[0]).producer);
-  node.op = composite.op;
-  node.attrs = composite.attrs;
-  node.inputs = composite.inputs;
-  for (size_t i = 1; i < made.size(); ++i) {
-    node.outputs.push_back(made[i]);
-    graph.value(made[i]).producer = NodeId(index);
-  }
-  // What is left makes a value that nothing reads.
-  composite.op = "Reshape";
-  composite.inputs = {node.outputs[0]};
-  composite.outputs = {made[0]};
-  composite.attrs = Attrs{{"shape", Shape(graph.value(made[0]).type.shape)}};
-}
-
 Count recognise_layer_norm(Graph& graph) { return recognise_norms(graph, true); }
 Count recognise_rms_norm(Graph& graph) { return recognise_norms(graph, false); }
 
