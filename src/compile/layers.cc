@@ -45,8 +45,10 @@ Layers find_layers(std::span<const std::string> scopes) {
           count(layers.patterns, match, [](const LayerPattern& p) { return p.match; });
       pattern.match = match;
       ++pattern.nodes;
-      const std::set<int64_t>& seen = values[found->first];
-      pattern.values.assign(seen.begin(), seen.end());
+      if (pattern.nodes == 1) {
+        const std::set<int64_t>& seen = values[found->first];
+        pattern.values.assign(seen.begin(), seen.end());
+      }
     } else {
       auto& [name, nodes] = count(layers.rest, scope, [](const auto& item) { return item.first; });
       name = scope;

@@ -162,6 +162,9 @@ std::span<const ImportRule> scatter_rules();
 std::span<const ImportRule> resize_rules();
 std::span<const ImportRule> batch_norm_rules();
 
+// max(x, 0) + log(1 + exp(-|x|)): nothing overflows.
+Result<Val> softplus_of(RuleContext& c, const Val& x);
+
 // One value as the whole result of a rule.
 inline Result<Vals> single(Result<Val> value) {
   if (!value) return std::move(value).error();

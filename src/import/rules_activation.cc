@@ -69,17 +69,10 @@ Result<Vals> shrink(RuleContext& c) {  // towards zero by `bias` outside of [-la
   return single(c.pointwise("Where", {below, low, rest}));
 }
 
-Result<Vals> mish(
-    RuleContext& c) {  // x · tanh(softplus(x)), softplus as max(x, 0) + log(1 + e^-|x|)
+Result<Vals> mish(RuleContext& c) {  // x · tanh(softplus(x))
   PIPER_TRY(c.need(1, 1));
   const Val& x = c.in(0);
-  PIPER_ASSIGN(Val tail, c.pointwise("Abs", {x}));
-  PIPER_ASSIGN(tail, c.pointwise("Neg", {tail}));
-  PIPER_ASSIGN(tail, c.pointwise("Exp", {tail}));
-  PIPER_ASSIGN(tail, c.pointwise("Add", {tail, c.number(1, x)}));
-  PIPER_ASSIGN(tail, c.pointwise("Log", {tail}));
-  PIPER_ASSIGN(const Val top, c.pointwise("Relu", {x}));
-  PIPER_ASSIGN(Val y, c.pointwise("Add", {top, tail}));
+  PIPER_ASSIGN(Val y, softplus_of(c, x));
   PIPER_ASSIGN(y, c.pointwise("Tanh", {y}));
   return single(c.pointwise("Mul", {x, y}));
 }

@@ -183,16 +183,9 @@ Result<Vals> swish(RuleContext& c) {
   return single(c.pointwise("Mul", {c.in(0), gate}));
 }
 
-Result<Vals> softplus(RuleContext& c) {  // max(x, 0) + log(1 + exp(-|x|))
+Result<Vals> softplus(RuleContext& c) {
   PIPER_TRY(c.need(1, 1));
-  const Val& x = c.in(0);
-  PIPER_ASSIGN(Val tail, c.pointwise("Abs", {x}));
-  PIPER_ASSIGN(tail, c.pointwise("Neg", {tail}));
-  PIPER_ASSIGN(tail, c.pointwise("Exp", {tail}));
-  PIPER_ASSIGN(tail, c.pointwise("Add", {tail, c.number(1, x)}));
-  PIPER_ASSIGN(tail, c.pointwise("Log", {tail}));
-  PIPER_ASSIGN(const Val top, c.pointwise("Relu", {x}));
-  return single(c.pointwise("Add", {top, tail}));
+  return single(softplus_of(c, c.in(0)));
 }
 
 Result<Vals> gelu(RuleContext& c) {
@@ -259,6 +252,16 @@ constexpr ImportRule kRules[] = {
 };
 
 }  // namespace
+
+Result<Val> softplus_of(RuleContext& c, const Val& x) {
+  PIPER_ASSIGN(Val tail, c.pointwise("Abs", {x}));
+  PIPER_ASSIGN(tail, c.pointwise("Neg", {tail}));
+  PIPER_ASSIGN(tail, c.pointwise("Exp", {tail}));
+  PIPER_ASSIGN(tail, c.pointwise("Add", {tail, c.number(1, x)}));
+  PIPER_ASSIGN(tail, c.pointwise("Log", {tail}));
+  PIPER_ASSIGN(const Val top, c.pointwise("Relu", {x}));
+  return c.pointwise("Add", {top, tail});
+}
 
 std::span<const ImportRule> math_rules() { return kRules; }
 
