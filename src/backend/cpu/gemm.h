@@ -7,10 +7,11 @@
 // tiles go to the caller's scratch.
 //
 // Why not a library for whole products (tests/bench/products.txt, made by product_bench): a call of
-// oneDNN allocates, 4 to 6 blocks for a primitive and one for dnnl_sgemm, which a launch may not; it
-// sums up to 512 of k in one chain; and its bits depend on the shape of the whole product. Over the
-// shapes there it is 4 to 8 % faster than this kernel with AVX-512 and equal to it with AVX2, where
-// rows of 512 halve it at worst. OpenBLAS is slower with both, and its bits depend on its threads.
+// oneDNN allocates, 4 to 6 blocks for a primitive and one for dnnl_sgemm, which a launch may not;
+// it sums up to 512 of k in one chain; and its bits depend on the shape of the whole product. Over
+// the shapes there it is 4 to 8 % faster than this kernel with AVX-512 and equal to it with AVX2,
+// where rows of 512 halve it at worst. OpenBLAS is slower with both, and its bits depend on its
+// threads.
 #pragma once
 
 #include <cstdint>
@@ -26,10 +27,13 @@ struct Gemm {  // row-major: c[m,n] (+)= a[m,k] · b[k,n]; a is stored [k,m] if 
   bool trans_a = false, trans_b = false, accumulate = false;
   int64_t m = 0, n = 0, k = 0;
   int64_t a_step = 0, b_step = 0, c_step = 0;  // elements from one stored row to the next; 0: dense
-  bool packed_b = false;  // b is what gemm_pack_fn made of one with b_step of k and at least n columns
+  const void* old = nullptr;  // with accumulate: the old value, where it is not c, of the same type
+  int64_t old_step = 0;
+  bool packed_b = false;  // b is what gemm_pack_fn made, of b_step of k and at least n columns
   int64_t row_of_a() const { return a_step ? a_step : trans_a ? m : k; }
   int64_t row_of_b() const { return b_step ? b_step : trans_b ? k : n; }
   int64_t row_of_c() const { return c_step ? c_step : n; }
+  int64_t row_of_old() const { return old_step ? old_step : n; }
 };
 
 // Whether a, transposed, is packed: beyond this its columns fall into the same few sets of the
@@ -43,8 +47,8 @@ template <class T>
 GemmFn<T> gemm_fn();
 // The instruction set that was chosen; the other vectorised kernels choose alike.
 const char* gemm_target();
-// Packs b, for products that share it: made once, it serves any rows, and fewer columns or less of k
-// (then with b_step = the packed one's k).
+// Packs b, for products that share it: made once, it serves any rows, and fewer columns or less of
+// k (then with b_step = the packed one's k).
 template <class T>
 using GemmPackFn = void (*)(const Gemm& g, const T* b, T* packed);
 template <class T>

@@ -3,7 +3,6 @@
 // One GEMM per batch of the broadcast leading dims; a 2-D right operand makes all leading dims of
 // the left one further rows.
 #include <algorithm>
-#include <cstring>
 
 #include "families.h"
 #include "gemm.h"
@@ -64,7 +63,7 @@ struct Cut {
   // The product of the parts [begin, end), and where it begins in a, b and c.
   Gemm part(Gemm g, int64_t begin, int64_t end, int64_t (&at)[3]) const {
     const int64_t first = begin * step, size = std::min(extent, end * step) - first;
-    g.a_step = g.row_of_a(), g.b_step = g.row_of_b(), g.c_step = g.row_of_c();
+    g.a_step = g.row_of_a(), g.b_step = g.row_of_b(), g.c_step = g.old_step = g.row_of_c();
     at[0] = by_rows ? first * (g.trans_a ? 1 : g.a_step) : 0;
     at[1] = by_rows ? 0 : first * (g.trans_b ? g.b_step : 1);
     at[2] = by_rows ? first * g.c_step : first;
@@ -96,19 +95,14 @@ struct MatMul {
         const int64_t from = std::max(begin - batch * cut.count, int64_t{0});
         const int64_t to = std::min(end - batch * cut.count, cut.count);
         int64_t start[3];
-        const Gemm part = cut.part(g, from, to, start);
+        Gemm part = cut.part(g, from, to, start);
         const int64_t matrix = (at[0] + i * step[0]) * g.m * g.n;
-        if (g.accumulate && p[2] != p[3])
-          copy(part, input<T>(p, 2) + matrix + start[2], out + matrix + start[2]);
+        if (g.accumulate && p[2] != p[3]) part.old = input<T>(p, 2) + matrix + start[2];
         multiply(part, a + (at[1] + i * step[1]) * g.m * g.k + start[0],
                  b + (at[2] + i * step[2]) * g.k * g.n + start[1], out + matrix + start[2],
                  reinterpret_cast<T*>(scratch));
       }
     });
-  }
-  static void copy(const Gemm& g, const T* from, T* to) {
-    for (int64_t r = 0; r < g.m; ++r, from += g.c_step, to += g.c_step)
-      std::memcpy(to, from, static_cast<size_t>(g.n) * sizeof(T));
   }
 };
 
