@@ -54,31 +54,6 @@ struct NormFns {
                  bool inverse);
 };
 
-// One query's scores of the keys it may see: `seen` of them, the first of `width`.
-template <class T>
-struct ScoreRow {
-  int64_t seen = 0, width = 0;
-  T scale = 1;                         // of the products
-  T cap = 0;                           // c > 0: c·tanh(score / c)
-  const T* add = nullptr;              // terms, or null
-  const std::uint8_t* keep = nullptr;  // or null
-  int64_t mask_step = 1;               // 0: one term or one keep for all keys
-  T masked = 0;                        // the score where `keep` is 0
-};
-template <class T>
-struct AttentionFns {
-  // Products in s become exponentials of scores less the greatest, 0 from `seen` on. Returns the
-  // logarithm of the sum of exponentials, and 1 / that of those in s. No key seen: s is 0, the
-  // inverse 0, the logarithm the greatest number.
-  T (*weights)(const ScoreRow<T>& row, T* s, T* inverse);
-  // Products in s become weights p; adjoints of weights in d those of the products, by
-  // p·(d - dot)·the slope of the score. `slope` holds `width` elements of scratch. raw, unless
-  // null, gets p·(d - dot).
-  void (*gradient)(const ScoreRow<T>& row, T lse, T dot, T* s, T* d, T* slope, T* raw);
-  void (*multiply)(T* x, T factor, int64_t n);
-  T (*dot)(const T* a, const T* b, int64_t n);
-};
-
 // One optimizer step's scalars. `gradient_scale` is the clip factor.
 struct SgdStep {
   double lr, gradient_scale, momentum, dampening, weight_decay;
@@ -110,8 +85,6 @@ template <class T>
 SumFns<T> sum_fns();
 template <class T>
 NormFns<T> norm_fns();
-template <class T>
-AttentionFns<T> attention_fns();
 template <class T>
 UpdateFns<T> update_fns();
 

@@ -1,4 +1,4 @@
-// Vectorised rows of attention, compiled once per instruction set.
+// Attention, compiled once per instruction set.
 #include "simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -6,148 +6,275 @@
 #include "hwy/foreach_target.h"  // must come before highway.h
 // clang-format off
 #include "hwy/highway.h"
-#include "simd_math-inl.h"
+#include "attention_tiles-inl.h"
+#include "attention_rows-inl.h"
 // clang-format on
 #include <algorithm>
 #include <limits>
 
-#include "rows.h"
+#include "attention.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace piper::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Products become scores where that is more than a factor; what factor is left.
 template <class T>
-T scores(const ScoreRow<T>& row, T* s, T* slope) {
-  const hn::ScalableTag<T> d;
-  if (row.cap == 0 && !row.add && !row.keep) return row.scale;
-  const auto scale = hn::Set(d, row.scale), one = hn::Set(d, T{1});
-  const auto cap = hn::Set(d, row.cap),
-             inner = hn::Set(d, row.cap > 0 ? row.scale / row.cap : T{0});
-  each_vector(d, row.seen, [&](int64_t i, int64_t count) HWY_ATTR {
-    auto x = load_first(d, s + i, count, T{0});
-    if (row.cap > 0) {
-      const auto t = tanh_of(d, hn::Mul(x, inner));
-      if (slope) store_first(d, hn::Mul(scale, hn::NegMulAdd(t, t, one)), slope + i, count);
-      x = hn::Mul(cap, t);
-    } else {
-      x = hn::Mul(x, scale);
-    }
-    if (row.add) {
-      x = hn::Add(x,
-                  row.mask_step ? load_first(d, row.add + i, count, T{0}) : hn::Set(d, *row.add));
-    }
-    store_first(d, x, s + i, count);
-  });
-  if (row.keep) {
-    for (int64_t i = 0; i < row.seen; ++i) {
-      if (!row.keep[i * row.mask_step]) s[i] = row.masked;
-    }
+class Attention {
+ public:
+  Attention(const AttentionForm& form, const AttentionInputs<T>& in, T* scratch)
+      : f(form), in(in), sizes(attention_sizes(form)) {
+    const auto take = [&](int64_t elements) {
+      T* const at = scratch;
+      scratch += elements;
+      return at;
+    };
+    packed_k = take(sizes.key_block * f.width);
+    s = {take(sizes.key_block * sizes.query_block), sizes.query_block};
+    edge_q = take(kAttentionTileRows * f.width);
+    rest = scratch;
   }
-  return T{1};
-}
 
-template <class T>
-bool none_seen(const T* s, int64_t n) {
-  return std::all_of(s, s + n, [](T x) { return x == -std::numeric_limits<T>::infinity(); });
-}
+  void forward(T* y, T* lse, int64_t begin, int64_t end);
+  void backward(const AttentionAdjoints<T>& a, int64_t begin, int64_t end);
 
-template <class T>
-T weights(const ScoreRow<T>& row, T* s, T* inverse) {
-  const hn::ScalableTag<T> d;
-  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
-  const T lowest = -std::numeric_limits<T>::infinity();
-  const T factor = scores(row, s, static_cast<T*>(nullptr));
-  auto best = hn::Set(d, lowest), least = hn::Set(d, -lowest);
-  each_vector(d, row.seen, [&](int64_t i, int64_t count) HWY_ATTR {
-    best = hn::Max(best, load_first(d, s + i, count, lowest));
-    if (factor < 0) least = hn::Min(least, load_first(d, s + i, count, -lowest));
-  });
-  const T top = factor < 0 ? factor * hn::GetLane(hn::MinOfLanes(d, least))
-                           : factor * hn::GetLane(hn::MaxOfLanes(d, best));
-  if (row.seen == 0 || (top == lowest && none_seen(s, row.seen))) {
-    std::memset(s, 0, static_cast<size_t>(row.width) * sizeof(T));
-    *inverse = 0;
-    return std::numeric_limits<T>::max();
+ private:
+  // One head's operands.
+  struct Head {
+    const T *q, *k, *v;
+    const std::byte* mask;
+  };
+  // Queries [i0, i0 + m) and keys [k0, k0 + n).
+  struct Block {
+    int64_t i0, m, k0, n;
+  };
+  static int64_t at(const AttentionStrides& s, int64_t b, int64_t h) {
+    return b * s.batch + h * s.head;
   }
-  const auto shift = hn::Set(d, top), f = hn::Set(d, factor);
-  auto sum = hn::Zero(d), sum2 = hn::Zero(d);
-  const auto exponential = [&](hn::Vec<decltype(d)> x)
-                               HWY_ATTR { return exp_of_negative(d, hn::MulSub(x, f, shift)); };
-  int64_t i = 0;
-  for (; i + 2 * lanes <= row.seen; i += 2 * lanes) {
-    const auto a = exponential(hn::LoadU(d, s + i)), b = exponential(hn::LoadU(d, s + i + lanes));
-    sum = hn::Add(sum, a);
-    sum2 = hn::Add(sum2, b);
-    hn::StoreU(a, d, s + i);
-    hn::StoreU(b, d, s + i + lanes);
+  Head head(int64_t b, int64_t h) const {
+    const int64_t g = h / (f.heads / f.kv_heads);
+    const int64_t bytes = f.masks ? 1 : static_cast<int64_t>(sizeof(T));
+    return {in.q + at(f.q, b, h), in.k + at(f.k, b, g), in.v + at(f.v, b, g),
+            in.mask ? in.mask + (b * f.mask[0] + h * f.mask[1]) * bytes : nullptr};
   }
-  for (; i < row.seen; i += lanes) {
-    const int64_t count = HWY_MIN(lanes, row.seen - i);
-    const auto e = hn::IfThenElseZero(hn::FirstN(d, static_cast<size_t>(count)),
-                                      exponential(load_first(d, s + i, count, T{0})));
-    sum = hn::Add(sum, e);
-    store_first(d, e, s + i, count);
-  }
-  if (row.width > row.seen)
-    std::memset(s + row.seen, 0, static_cast<size_t>(row.width - row.seen) * sizeof(T));
-  const T total = sum_lanes(d, hn::Add(sum, sum2));
-  *inverse = T{1} / total;
-  return top + std::log(total);
-}
 
-template <class T>
-void gradient(const ScoreRow<T>& row, T lse, T dot, T* s, T* ds, T* slope, T* raw) {
-  const hn::ScalableTag<T> d;
-  const T factor = scores(row, s, slope);
-  const auto f = hn::Set(d, factor), shift = hn::Set(d, lse), middle = hn::Set(d, dot);
-  const auto scale = hn::Set(d, row.scale);
-  each_vector(d, row.seen, [&](int64_t i, int64_t count) HWY_ATTR {
-    const auto p = exp_of_negative(d, hn::MulSub(load_first(d, s + i, count, T{0}), f, shift));
-    const auto g = hn::Mul(p, hn::Sub(load_first(d, ds + i, count, T{0}), middle));
-    store_first(d, p, s + i, count);
-    if (raw) store_first(d, g, raw + i, count);
-    const auto by = row.cap > 0 ? load_first(d, slope + i, count, T{0}) : scale;
-    store_first(d, hn::Mul(g, by), ds + i, count);
-  });
-  if (row.keep && row.masked != -std::numeric_limits<T>::infinity()) {
-    for (int64_t i = 0; i < row.seen; ++i) {  // their score is a constant, their weight is not 0
-      if (!row.keep[i * row.mask_step]) ds[i] = 0;
+  // How many of the block's keys the query sees.
+  int64_t seen(const Block& block, int64_t query) const {
+    return std::clamp<int64_t>(f.seen_by(query) - block.k0, 0, block.n);
+  }
+  // Of the block's row r, of which the first `width` scores are made.
+  ScoreRow<T> row_of(const Block& block, int64_t r, int64_t width, const std::byte* mask) const {
+    const int64_t query = block.i0 + r;
+    ScoreRow<T> row{.s = s.at(r, 0), .panel_step = s.rows * kPanel, .seen = seen(block, query)};
+    row.width = whole_panels(width);
+    row.scale = static_cast<T>(f.scale), row.cap = static_cast<T>(f.softcap);
+    row.masked = static_cast<T>(f.masked), row.mask_step = f.mask[3];
+    const int64_t element = query * f.mask[2] + block.k0 * f.mask[3];
+    if (f.adds) row.add = reinterpret_cast<const T*>(mask) + element;
+    if (f.masks) row.keep = reinterpret_cast<const uint8_t*>(mask) + element;
+    return row;
+  }
+
+  // The products of rows of x, which are queries' of the block, with packed keys, into `to`.
+  void products(const Block& block, const T* x, int64_t step, int64_t width, const T* packed,
+                T* edge, const Scores<T>& to) const {
+    for (int64_t r = 0; r < block.m; r += kTileRows) {
+      const int64_t rows = HWY_MIN(kTileRows, block.m - r);
+      const int64_t n = seen(block, block.i0 + r + rows - 1);
+      const T* from = x + (block.i0 + r) * step;
+      if (rows == kTileRows || n == 0) {
+        tile_scores(from, step, width, packed, n, r, to);
+        continue;
+      }
+      std::memset(edge, 0, static_cast<size_t>(kTileRows * width) * sizeof(T));
+      for (int64_t i = 0; i < rows; ++i)
+        std::memcpy(edge + i * width, from + i * step, static_cast<size_t>(width) * sizeof(T));
+      tile_scores(edge, width, width, packed, n, r, to);
     }
   }
-  if (row.width > row.seen) {
-    const auto bytes = static_cast<size_t>(row.width - row.seen) * sizeof(T);
-    std::memset(s + row.seen, 0, bytes);
-    std::memset(ds + row.seen, 0, bytes);
+
+  // to's rows, of queries, (+)= scores · b for the block's row r and its tile.
+  void times_keys(const Scores<T>& scores, int64_t r, int64_t n, const T* b, int64_t b_step,
+                  int64_t width, TileResult<T> to) const {
+    const ScoreRows a{scores.rows * kPanel};
+    const T* const post = to.post;
+    int64_t k = 0;
+    do {
+      const int64_t chain = HWY_MIN(kChain, n - k);
+      to.post = k + chain == n ? post : nullptr;
+      tile_row(a, scores.at(r, k), chain, b + k * b_step, b_step, width, to);
+      to.add = true, to.keep = nullptr;
+      k += chain;
+    } while (k < n);
+  }
+
+  // to's rows, of the block's keys, (+)= scoresᵀ · b, whose rows are the block's queries'.
+  void times_queries(const Block& block, const Scores<T>& scores, const T* b, int64_t b_step,
+                     int64_t width, T* to, int64_t to_step, bool add) const {
+    for (int64_t j = 0; j < block.n; j += kTileRows) {
+      const int64_t first =
+          std::clamp<int64_t>(f.first_to_see(block.k0 + j) - block.i0, 0, block.m);
+      if (first == block.m && add) continue;
+      const TileResult<T> result{.c = to + j * to_step,
+                                 .row_step = to_step,
+                                 .rows = HWY_MIN(kTileRows, block.n - j),
+                                 .add = add};
+      tile_row(ScoreColumns(), scores.at(first, j), block.m - first, b + first * b_step, b_step,
+               width, result);
+    }
+  }
+
+  void forward_block(const Head& h, const Block& block, T* y, T* lse);
+  void backward_block(const Head& h, const Block& block, const AttentionAdjoints<T>& a, bool first);
+
+  const AttentionForm& f;
+  const AttentionInputs<T>& in;
+  const AttentionSizes sizes;
+  T *packed_k, *edge_q, *rest;
+  Scores<T> s;
+  // Forward: by query, the greatest score so far and the sum of exponentials.
+  T *top = nullptr, *sum = nullptr;
+  // Backward.
+  T *packed_v = nullptr, *edge_dy = nullptr, *slope = nullptr, *raw = nullptr;
+  Scores<T> d;
+};
+
+template <class T>
+void Attention<T>::forward(T* y, T* lse, int64_t begin, int64_t end) {
+  top = rest, sum = top + f.queries;
+  const T* packed = nullptr;  // the keys in packed_k, when they are all of their head's
+  for (int64_t unit = begin; unit < end; ++unit) {
+    const int64_t b = unit / f.heads;
+    const Head h = head(b, unit % f.heads);
+    T* const y_head = y + at(f.y, b, unit % f.heads);
+    T* const lse_head = lse ? lse + unit * f.queries : nullptr;
+    std::fill_n(top, f.queries, -std::numeric_limits<T>::infinity());
+    std::fill_n(sum, f.queries, T{0});
+    int64_t k0 = 0;
+    do {
+      const int64_t n = HWY_MIN(sizes.key_block, f.keys - k0);
+      if (packed != h.k || f.keys > n)
+        pack_keys(h.k + k0 * f.k.token, f.k.token, n, f.width, packed_k);
+      packed = h.k;
+      for (int64_t i0 = 0; i0 < f.queries; i0 += sizes.query_block) {
+        const int64_t m = HWY_MIN(sizes.query_block, f.queries - i0);
+        if (k0 == 0 || f.seen_by(i0 + m - 1) > k0)
+          forward_block(h, {i0, m, k0, n}, y_head, lse_head);
+      }
+      k0 += n;
+    } while (k0 < f.keys);
   }
 }
 
 template <class T>
-void multiply(T* x, T factor, int64_t n) {
-  const hn::ScalableTag<T> d;
-  const auto f = hn::Set(d, factor);
-  each_vector(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
-    store_first(d, hn::Mul(load_first(d, x + i, count, T{0}), f), x + i, count);
-  });
+void Attention<T>::forward_block(const Head& h, const Block& block, T* y, T* lse) {
+  products(block, h.q, f.q.token, f.width, packed_k, edge_q, s);
+  for (int64_t r = 0; r < block.m; r += kTileRows) {
+    const int64_t rows = HWY_MIN(kTileRows, block.m - r), i = block.i0 + r;
+    const int64_t n = seen(block, i + rows - 1);
+    if (n == 0 && block.k0 > 0) continue;
+    HWY_ALIGN T keep[kTileRows], inverse[kTileRows];
+    ScoreRow<T> row[kTileRows];
+    T factor[kTileRows];
+    for (int64_t t = 0; t < rows; ++t) {
+      row[t] = row_of(block, r + t, n, h.mask);
+      factor[t] = to_scores(row[t], static_cast<T*>(nullptr));
+      raise_top(row[t], factor[t], top[i + t], keep[t]);
+    }
+    for (int64_t t = 0; t < rows; ++t) {
+      const T made = exponentials(row[t], factor[t], top[i + t]);
+      sum[i + t] = sum[i + t] * keep[t] + made;
+    }
+    TileResult<T> to{.c = y + i * f.y.token, .row_step = f.y.token, .rows = rows};
+    to.add = block.k0 > 0, to.keep = keep;
+    if (f.seen_by(i + rows - 1) <= block.k0 + block.n) {  // the last keys of these queries
+      log_sums(top + i, sum + i, rows, inverse, lse ? lse + i : nullptr);
+      to.post = inverse;
+    }
+    times_keys(s, r, n, h.v + block.k0 * f.v.token, f.v.token, f.v_width, to);
+  }
 }
 
 template <class T>
-T dot(const T* a, const T* b, int64_t n) {
-  const hn::ScalableTag<T> d;
-  auto sum = hn::Zero(d);
-  each_vector(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
-    sum = hn::MulAdd(load_first(d, a + i, count, T{0}), load_first(d, b + i, count, T{0}), sum);
-  });
-  return sum_lanes(d, sum);
+void Attention<T>::backward(const AttentionAdjoints<T>& a, int64_t begin, int64_t end) {
+  packed_v = rest;
+  d = {packed_v + sizes.key_block * f.v_width, sizes.query_block};
+  edge_dy = d.data + sizes.key_block * sizes.query_block;
+  slope = edge_dy + kAttentionTileRows * f.v_width;
+  raw = slope + sizes.key_block;
+  if (a.dmask) std::fill_n(a.dmask, f.mask_elements, T{0});
+  const int64_t repeat = f.heads / f.kv_heads;
+  for (int64_t unit = begin; unit < end; ++unit) {
+    const int64_t b = unit / f.kv_heads, g = unit % f.kv_heads;
+    int64_t k0 = 0;
+    do {
+      const int64_t n = HWY_MIN(sizes.key_block, f.keys - k0);
+      const Head first = head(b, g * repeat);
+      pack_keys(first.k + k0 * f.k.token, f.k.token, n, f.width, packed_k);
+      pack_keys(first.v + k0 * f.v.token, f.v.token, n, f.v_width, packed_v);
+      bool fresh = true;  // nothing is in dk and dv
+      for (int64_t hd = g * repeat; hd < (g + 1) * repeat; ++hd) {
+        const AttentionAdjoints<T> of_head = {
+            a.y + at(f.y, b, hd),
+            a.lse + (b * f.heads + hd) * f.queries,
+            a.dy + at(f.y, b, hd),
+            a.dq + at(f.dq, b, hd),
+            a.dk + at(f.dk, b, g) + k0 * f.dk.token,
+            a.dv + at(f.dv, b, g) + k0 * f.dv.token,
+            a.dmask ? a.dmask + b * f.mask[0] + hd * f.mask[1] : nullptr};
+        for (int64_t i0 = 0; i0 < f.queries; i0 += sizes.query_block) {
+          const int64_t m = HWY_MIN(sizes.query_block, f.queries - i0);
+          const bool last = hd + 1 == (g + 1) * repeat && i0 + m == f.queries;
+          if (k0 > 0 && f.seen_by(i0 + m - 1) <= k0 && !(fresh && last)) continue;
+          backward_block(head(b, hd), {i0, m, k0, n}, of_head, fresh);
+          fresh = false;
+        }
+      }
+      k0 += n;
+    } while (k0 < f.keys);
+  }
 }
 
 template <class T>
-AttentionFns<T> fns() {
-  return {weights<T>, gradient<T>, multiply<T>, dot<T>};
+void Attention<T>::backward_block(const Head& h, const Block& block, const AttentionAdjoints<T>& a,
+                                  bool first) {
+  products(block, h.q, f.q.token, f.width, packed_k, edge_q, s);
+  products(block, a.dy, f.y.token, f.v_width, packed_v, edge_dy, d);
+  for (int64_t r = 0; r < block.m; r += kTileRows) {
+    const int64_t rows = HWY_MIN(kTileRows, block.m - r), i = block.i0 + r;
+    const int64_t n = seen(block, i + rows - 1);
+    T dot[kTileRows];
+    for (int64_t t = 0; t < rows; ++t)
+      dot[t] = dot_of(a.y + (i + t) * f.y.token, a.dy + (i + t) * f.y.token, f.v_width);
+    for (int64_t t = 0; t < rows; ++t) {
+      const ScoreRow<T> row = row_of(block, r + t, n, h.mask);
+      gradient(row, a.lse[i + t], dot[t], d.at(r + t, 0), slope, a.dmask ? raw : nullptr);
+      if (!a.dmask) continue;
+      T* const dmask = a.dmask + (i + t) * f.mask[2] + block.k0 * f.mask[3];
+      for (int64_t j = 0; j < row.seen; ++j) dmask[j * f.mask[3]] += raw[j];
+    }
+    const TileResult<T> to{
+        .c = a.dq + i * f.dq.token, .row_step = f.dq.token, .rows = rows, .add = block.k0 > 0};
+    if (n > 0 || block.k0 == 0)
+      times_keys(d, r, n, h.k + block.k0 * f.k.token, f.k.token, f.width, to);
+  }
+  times_queries(block, s, a.dy + block.i0 * f.y.token, f.y.token, f.v_width, a.dv, f.dv.token,
+                !first);
+  times_queries(block, d, h.q + block.i0 * f.q.token, f.q.token, f.width, a.dk, f.dk.token, !first);
 }
-AttentionFns<float> AttentionF32() { return fns<float>(); }
-AttentionFns<double> AttentionF64() { return fns<double>(); }
+
+template <class T>
+void forward(const AttentionForm& form, const AttentionInputs<T>& in, T* y, T* lse, T* scratch,
+             int64_t begin, int64_t end) {
+  Attention<T>(form, in, scratch).forward(y, lse, begin, end);
+}
+template <class T>
+void backward(const AttentionForm& form, const AttentionInputs<T>& in,
+              const AttentionAdjoints<T>& adjoints, T* scratch, int64_t begin, int64_t end) {
+  Attention<T>(form, in, scratch).backward(adjoints, begin, end);
+}
+
+AttentionFns<float> AttentionF32() { return {forward<float>, backward<float>}; }
+AttentionFns<double> AttentionF64() { return {forward<double>, backward<double>}; }
 
 }  // namespace piper::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

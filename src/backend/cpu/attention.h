@@ -1,0 +1,73 @@
+// Attention of f32 and f64, forward and backward, by blocks of keys and of queries: the scores of
+// one block of both are made, used and forgotten, and the keys behind a causal tile's last query
+// are skipped. What a block needs stays in a near cache, however long the sequences are.
+//
+// The bits of a head's results depend on the form and on that head's operands alone.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+namespace piper::cpu {
+
+// An operand of [batch, tokens, heads, width] in either order: elements between neighbours. Those
+// of one token and head are adjacent.
+struct AttentionStrides {
+  int64_t batch = 0, token = 0, head = 0;
+};
+
+struct AttentionForm {
+  int64_t batch = 0, queries = 0, keys = 0, heads = 0, kv_heads = 0, width = 0, v_width = 0;
+  AttentionStrides q, k, v, y;  // y: of its adjoint too
+  AttentionStrides dq, dk, dv;
+  double scale = 1, softcap = 0, masked = 0;
+  bool causal = false;
+  int64_t offset = 0;
+  bool masks = false, adds = false;  // a mask of booleans; of terms
+  int64_t mask[4] = {};              // elements between neighbours, 0 where it is repeated
+  int64_t mask_elements = 0;
+
+  int64_t seen_by(int64_t query) const {
+    return causal ? std::clamp<int64_t>(query + offset + 1, 0, keys) : keys;
+  }
+  // The first of the queries that see a key.
+  int64_t first_to_see(int64_t key) const {
+    return causal ? std::clamp<int64_t>(key - offset, 0, queries) : 0;
+  }
+};
+
+template <class T>
+struct AttentionInputs {
+  const T *q, *k, *v;
+  const std::byte* mask;  // or null
+};
+template <class T>
+struct AttentionAdjoints {
+  const T *y, *lse, *dy;
+  T *dq, *dk, *dv, *dmask;  // dmask: null, or what is added to
+};
+
+template <class T>
+struct AttentionFns {
+  // Of the heads [begin, end), counted over the batch; lse may be null.
+  void (*forward)(const AttentionForm& form, const AttentionInputs<T>& in, T* y, T* lse, T* scratch,
+                  int64_t begin, int64_t end);
+  // Of the heads of keys [begin, end), counted over the batch, and of all that read them.
+  void (*backward)(const AttentionForm& form, const AttentionInputs<T>& in,
+                   const AttentionAdjoints<T>& adjoints, T* scratch, int64_t begin, int64_t end);
+};
+
+template <class T>
+AttentionFns<T> attention_fns();
+
+// A block's extents, multiples of 32.
+struct AttentionSizes {
+  int64_t query_block = 0, key_block = 0;
+};
+AttentionSizes attention_sizes(const AttentionForm& form);
+inline constexpr int64_t kAttentionTileRows = 8;  // at most
+// Elements.
+int64_t attention_scratch(const AttentionForm& form, bool backward);
+
+}  // namespace piper::cpu

@@ -1,0 +1,245 @@
+// Register tiles of attention's products, and the layout of a block of scores. Included once per
+// instruction set, see "hwy/foreach_target.h".
+//
+// Scores lie in panels of 16 keys, [panel][query][16]: a query's scores are whole vectors, a key's
+// are one stream, and both are walked without gaps or conflicts in the caches.
+#include "simd_math-inl.h"
+
+#if defined(PIPER_CPU_ATTENTION_TILES_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef PIPER_CPU_ATTENTION_TILES_INL_H_
+#undef PIPER_CPU_ATTENTION_TILES_INL_H_
+#else
+#define PIPER_CPU_ATTENTION_TILES_INL_H_
+#endif
+
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace piper::cpu::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Rows of a tile; its two accumulators a row, two vectors of b and one of a must fit the registers.
+#if HWY_TARGET <= HWY_AVX3
+constexpr int64_t kTileRows = 8;
+#else
+constexpr int64_t kTileRows = 4;
+#endif
+constexpr int64_t kPanel = 16;   // keys
+constexpr int64_t kChain = 128;  // multiply-adds, at most, between two sums
+
+// Vectors of at most a panel.
+template <class T>
+using TileTag = hn::CappedTag<T, kPanel>;
+template <class T>
+HWY_INLINE int64_t tile_lanes() {
+  return static_cast<int64_t>(hn::Lanes(TileTag<T>()));
+}
+
+inline int64_t whole_panels(int64_t keys) { return (keys + kPanel - 1) / kPanel * kPanel; }
+
+template <class T>
+struct Scores {
+  T* data = nullptr;
+  int64_t rows = 0;  // queries of the block
+  T* at(int64_t row, int64_t key) const {
+    return data + key / kPanel * kPanel * rows + row * kPanel + key % kPanel;
+  }
+};
+
+// Where element (row, k) of a tile's left operand stands: at p[row × row_step + k × depth_step],
+// and 16 of k further at p + panel_step.
+struct RowsAsTheyLie {  // of q or dy
+  int64_t row_step;
+  static constexpr int64_t depth_step = 1, panel_step = kPanel;
+};
+struct ScoreRows {  // of scores: k is the key
+  static constexpr int64_t row_step = kPanel, depth_step = 1;
+  int64_t panel_step;
+};
+struct ScoreColumns {  // of scores: the row is the key, k the query
+  static constexpr int64_t row_step = 1, depth_step = kPanel, panel_step = kPanel * kPanel;
+};
+
+// What a tile writes: vector v of row r at c + r × row_step + v × vector_step becomes
+// (old × keep[r] + product) × post[r]; a null keep or post is 1, and nothing is old unless `add`.
+template <class T>
+struct TileResult {
+  T* c = nullptr;
+  int64_t row_step = 0, vector_step = 0;
+  int64_t rows = kTileRows;  // that are written
+  int64_t lanes = 0;         // of a tile of one vector that is no whole one
+  bool add = false;
+  const T *keep = nullptr, *post = nullptr;
+};
+
+#define PIPER_TILE_ROWS(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
+
+// kTileRows rows of kVectors vectors: a · b, row k of b at b + k × b_step.
+template <int kVectors, bool kPart, class A, class T>
+HWY_NOINLINE void tile(const A a, const T* p, int64_t depth, const T* b, int64_t b_step,
+                       const TileResult<T> to) {
+  const TileTag<T> d;
+  const int64_t lanes = tile_lanes<T>();
+  const auto load = [&](const T* from) HWY_ATTR {
+    return kPart ? load_first(d, from, to.lanes, T{0}) : hn::LoadU(d, from);
+  };
+#define PIPER_DECLARE(i) auto x##i = hn::Zero(d), y##i = hn::Zero(d);
+  PIPER_TILE_ROWS(PIPER_DECLARE)
+  for (int64_t k0 = 0; k0 < depth; k0 += kPanel, p += a.panel_step) {
+    const T* element = p;
+    for (int64_t k = HWY_MIN(kPanel, depth - k0); k > 0; --k) {
+      const auto b0 = load(b), b1 = kVectors > 1 ? hn::LoadU(d, b + lanes) : b0;
+#define PIPER_STEP(i)                                            \
+  if constexpr (i < kTileRows) {                                 \
+    const auto ai = hn::Set(d, element[i * a.row_step]);         \
+    x##i = hn::MulAdd(ai, b0, x##i);                             \
+    if constexpr (kVectors > 1) y##i = hn::MulAdd(ai, b1, y##i); \
+  }
+      PIPER_TILE_ROWS(PIPER_STEP)
+      element += a.depth_step;
+      b += b_step;
+    }
+  }
+  const auto finish = [&](hn::Vec<decltype(d)> sum, int64_t r, T* at) HWY_ATTR {
+    if (to.add) {
+      const auto old = load(at);
+      sum = to.keep ? hn::MulAdd(old, hn::Set(d, to.keep[r]), sum) : hn::Add(old, sum);
+    }
+    if (to.post) sum = hn::Mul(sum, hn::Set(d, to.post[r]));
+    if constexpr (kPart)
+      store_first(d, sum, at, to.lanes);
+    else
+      hn::StoreU(sum, d, at);
+  };
+#define PIPER_FINISH(i)                                                 \
+  if constexpr (i < kTileRows) {                                        \
+    if (i < to.rows) {                                                  \
+      T* at = to.c + i * to.row_step;                                   \
+      finish(x##i, i, at);                                              \
+      if constexpr (kVectors > 1) finish(y##i, i, at + to.vector_step); \
+    }                                                                   \
+  }
+  PIPER_TILE_ROWS(PIPER_FINISH)
+}
+
+// Rows of `width` elements: a · b for b and the result as they lie.
+template <class A, class T>
+void tile_row(const A& a, const T* p, int64_t depth, const T* b, int64_t b_step, int64_t width,
+              TileResult<T> to) {
+  const int64_t lanes = tile_lanes<T>();
+  to.vector_step = lanes;
+  T* const c = to.c;
+  int64_t n = 0;
+  for (; n + 2 * lanes <= width; n += 2 * lanes) {
+    to.c = c + n;
+    tile<2, false>(a, p, depth, b + n, b_step, to);
+  }
+  for (; n + lanes <= width; n += lanes) {
+    to.c = c + n;
+    tile<1, false>(a, p, depth, b + n, b_step, to);
+  }
+  if (n == width) return;
+  to.c = c + n;
+  to.lanes = width - n;
+  tile<1, true>(a, p, depth, b + n, b_step, to);
+}
+
+// ---- Packed keys ---------------------------------------------------------------------
+
+#if HWY_TARGET == HWY_SCALAR
+template <class T>
+int64_t transpose_most(const T*, int64_t, int64_t, int64_t, T*, int64_t) {
+  return 0;
+}
+#else
+// Stores a vector's blocks of 128 bits `step` apart.
+template <class D>
+HWY_INLINE void store_blocks(D d, hn::Vec<D> v, hn::TFromD<D>* to, int64_t step) {
+  if constexpr (hn::MaxLanes(d) * sizeof(hn::TFromD<D>) <= 16) {
+    hn::StoreU(v, d, to);
+  } else {
+    const hn::Half<D> half;
+    const int64_t blocks = static_cast<int64_t>(hn::Lanes(half) * sizeof(hn::TFromD<D>)) / 16;
+    store_blocks(half, hn::LowerHalf(half, v), to, step);
+    store_blocks(half, hn::UpperHalf(half, v), to + blocks * step, step);
+  }
+}
+
+// to[k × to_step + r] = from[r × step + k] for one vector of k, and as many r as fill 128 bits.
+template <class D>
+HWY_INLINE void transpose_vectors(D d, const float* from, int64_t step, float* to,
+                                  int64_t to_step) {
+  const auto r0 = hn::LoadU(d, from), r1 = hn::LoadU(d, from + step);
+  const auto r2 = hn::LoadU(d, from + 2 * step), r3 = hn::LoadU(d, from + 3 * step);
+  const auto a = hn::InterleaveLower(d, r0, r2), b = hn::InterleaveLower(d, r1, r3);
+  const auto c = hn::InterleaveUpper(d, r0, r2), e = hn::InterleaveUpper(d, r1, r3);
+  store_blocks(d, hn::InterleaveLower(d, a, b), to, 4 * to_step);
+  store_blocks(d, hn::InterleaveUpper(d, a, b), to + to_step, 4 * to_step);
+  store_blocks(d, hn::InterleaveLower(d, c, e), to + 2 * to_step, 4 * to_step);
+  store_blocks(d, hn::InterleaveUpper(d, c, e), to + 3 * to_step, 4 * to_step);
+}
+template <class D>
+HWY_INLINE void transpose_vectors(D d, const double* from, int64_t step, double* to,
+                                  int64_t to_step) {
+  const auto r0 = hn::LoadU(d, from), r1 = hn::LoadU(d, from + step);
+  store_blocks(d, hn::InterleaveLower(d, r0, r1), to, 2 * to_step);
+  store_blocks(d, hn::InterleaveUpper(d, r0, r1), to + to_step, 2 * to_step);
+}
+
+// to[k × to_step + r] = from[r × step + k] for rows that fill 128 bits; how many rows that were.
+template <class T>
+HWY_INLINE int64_t transpose_most(const T* from, int64_t step, int64_t rows, int64_t width, T* to,
+                                  int64_t to_step) {
+  const TileTag<T> d;
+  const int64_t lanes = tile_lanes<T>(), side = 16 / sizeof(T), whole = width / lanes * lanes;
+  int64_t r = 0;
+  for (; r + side <= rows; r += side) {
+    for (int64_t k = 0; k < whole; k += lanes)
+      transpose_vectors(d, from + r * step + k, step, to + k * to_step + r, to_step);
+    for (int64_t k = whole; k < width; ++k)
+      for (int64_t i = r; i < r + side; ++i) to[k * to_step + i] = from[i * step + k];
+  }
+  return r;
+}
+#endif
+
+// The width of what pack_keys makes: a tile's.
+template <class T>
+HWY_INLINE int64_t packed_columns() {
+  return 2 * tile_lanes<T>();
+}
+
+// to[panel][k][column] = from[key][k], zero behind the last key.
+template <class T>
+void pack_keys(const T* from, int64_t step, int64_t keys, int64_t width, T* to) {
+  const int64_t columns = packed_columns<T>();
+  for (int64_t j0 = 0; j0 < keys; j0 += columns, to += columns * width) {
+    const int64_t some = HWY_MIN(columns, keys - j0);
+    if (some < columns) std::memset(to, 0, static_cast<size_t>(columns * width) * sizeof(T));
+    const T* const rows = from + j0 * step;
+    for (int64_t j = transpose_most(rows, step, some, width, to, columns); j < some; ++j)
+      for (int64_t k = 0; k < width; ++k) to[k * columns + j] = rows[j * step + k];
+  }
+}
+
+// The scores of `rows` queries, a tile, and the keys [0, keys) of the packed ones.
+template <class T>
+void tile_scores(const T* q, int64_t q_step, int64_t width, const T* packed, int64_t keys,
+                 int64_t row, const Scores<T>& s) {
+  const int64_t lanes = tile_lanes<T>(), columns = packed_columns<T>();
+  const RowsAsTheyLie a{q_step};
+  for (int64_t j = 0; j < keys; j += columns, packed += columns * width) {
+    TileResult<T> to{.c = s.at(row, j), .row_step = kPanel};
+    if (j + lanes < keys) {
+      to.vector_step = s.at(row, j + lanes) - to.c;
+      tile<2, false>(a, q, width, packed, columns, to);
+    } else {
+      tile<1, false>(a, q, width, packed, columns, to);
+    }
+  }
+}
+
+}  // namespace piper::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif
