@@ -173,19 +173,18 @@ struct Gelu {
     return hn::Mul(hn::Mul(x, constant(d, 0.5)), hn::Add(constant(d, 1.0), erf));
   }
 };
-// ½(1 + tanh u) is the logistic function of 2u, and of that 1 - s is e·s: nothing cancels.
+// ½(1 + tanh u) is the logistic function of 2u, 1 / (1 + e) with e = e^(-2u), and 1 minus that is e
+// times it: nothing cancels.
 struct GeluTanh {
   template <class D, class V = hn::Vec<D>>
   static HWY_INLINE V of(D d, V x) {
-    V e;
-    return hn::Mul(x, logistic(d, x, hn::Mul(x, x), e));
+    return hn::Div(x, hn::Add(constant(d, 1.0), exponential(d, x, hn::Mul(x, x))));
   }
   template <class D, class V = hn::Vec<D>>
-  static HWY_INLINE V logistic(D d, V x, V square, V& e) {
-    const V inner =
-        hn::MulAdd(constant(d, -2 * kGeluSlope * kGeluCube), square, constant(d, -2 * kGeluSlope));
-    e = exp_of(d, hn::Mul(x, inner));
-    return hn::Div(constant(d, 1.0), hn::Add(constant(d, 1.0), e));
+  static HWY_INLINE V exponential(D d, V x, V square) {
+    constexpr double kSlope = -2 * kGeluSlope * kExpScale<D>;
+    const V inner = hn::MulAdd(constant(d, kSlope * kGeluCube), square, constant(d, kSlope));
+    return exp_scaled(d, hn::Mul(x, inner));
   }
 };
 struct GeluGrad {
@@ -202,29 +201,27 @@ struct GeluGrad {
 struct GeluTanhGrad {
   template <class D, class V = hn::Vec<D>>
   static HWY_INLINE V of(D d, V x, V dy) {
-    const V square = hn::Mul(x, x);
-    V e;
-    const V s = GeluTanh::logistic(d, x, square, e);
-    // Where e is infinite, s is 0: capped, their product stays a number.
-    const V rest = hn::Mul(hn::Min(e, constant(d, 1e38)), s);
+    const V one = constant(d, 1.0), square = hn::Mul(x, x);
+    const V e = GeluTanh::exponential(d, x, square);
+    const V s = hn::Div(one, hn::Add(one, e));
     const V slope =
         hn::MulAdd(constant(d, 6 * kGeluSlope * kGeluCube), square, constant(d, 2 * kGeluSlope));
-    return hn::Mul(dy, hn::Mul(s, hn::MulAdd(hn::Mul(x, slope), rest, constant(d, 1.0))));
+    return hn::Mul(hn::Mul(dy, s), hn::MulAdd(hn::Mul(x, slope), hn::Mul(e, s), one));
   }
 };
 
 struct Silu {
   template <class D, class V = hn::Vec<D>>
   static HWY_INLINE V of(D d, V x) {
-    return hn::Div(x, hn::Add(constant(d, 1.0), exp_of(d, hn::Neg(x))));
+    return hn::Div(x, hn::Add(constant(d, 1.0), exp_finite(d, hn::Neg(x))));
   }
 };
 struct SiluGrad {
   template <class D, class V = hn::Vec<D>>
   static HWY_INLINE V of(D d, V x, V dy) {
-    const V one = constant(d, 1.0), e = exp_of(d, hn::Neg(x)), s = hn::Div(one, hn::Add(one, e));
-    const V rest = hn::Mul(hn::Min(e, constant(d, 1e38)), s);  // 1 - s
-    return hn::Mul(dy, hn::Mul(s, hn::MulAdd(x, rest, one)));
+    const V one = constant(d, 1.0), e = exp_finite(d, hn::Neg(x));
+    const V s = hn::Div(one, hn::Add(one, e));  // 1 - s is e·s
+    return hn::Mul(hn::Mul(dy, s), hn::MulAdd(x, hn::Mul(e, s), one));
   }
 };
 struct SwiGlu {

@@ -129,6 +129,19 @@ HWY_INLINE V exp_normal_f32(D d, V x) {
   return hn::IfThenElse(hn::Lt(x, hn::Set(d, -87.0f)), hn::Zero(d), y);
 }
 
+// 2^y for |y| <= 125, and as at these bounds beyond them; a NaN gives anything. Within 2^-23 of it.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V exp2_bounded_f32(D d, V y) {
+  const hn::RebindToSigned<D> di;
+  const V c = hn::Min(hn::Max(y, hn::Set(d, -125.0f)), hn::Set(d, 125.0f));
+  // Adding 1.5 × 2^23 leaves round(c) in the lowest bits.
+  const V magic = hn::Set(d, 12582912.0f);
+  const V t = hn::Add(c, magic);
+  const V p = polynomial(d, hn::Sub(c, hn::Sub(t, magic)), 1.3264727e-3f, 9.671513e-3f,
+                         5.5507336e-2f, 2.4022242e-1f, 6.93147e-1f, 1.0f);
+  return hn::BitCast(d, hn::Add(hn::BitCast(di, p), hn::ShiftLeft<23>(hn::BitCast(di, t))));
+}
+
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V log_f32(D d, V x) {
   const hn::RebindToSigned<D> di;
@@ -230,6 +243,28 @@ HWY_INLINE hn::Vec<D> sigmoid_of(D d, hn::Vec<D> x) {
   const auto one = constant(d, 1.0);
   const auto e = exp_of(d, hn::Neg(hn::Abs(x)));  // never overflows
   return hn::Div(hn::IfThenElse(hn::Lt(x, hn::Zero(d)), e, one), hn::Add(one, e));
+}
+// e^x, given y = x × kExpScale: finite, for logistic functions. The scale is a factor that the
+// caller merges with others; its rounding costs a relative error of |x| half units in the last
+// place.
+template <class D>
+inline constexpr double kExpScale = kIsF32<D> ? 1.44269504088896340736 : 1.0;
+template <class D>
+HWY_INLINE hn::Vec<D> exp_scaled(D d, hn::Vec<D> y) {
+  if constexpr (kIsF32<D>) {
+    return exp2_bounded_f32(d, y);
+  } else {
+    return exp_of(d, hn::Min(y, constant(d, 700.0)));
+  }
+}
+// e^x, finite: 0 for great negative x.
+template <class D>
+HWY_INLINE hn::Vec<D> exp_finite(D d, hn::Vec<D> x) {
+  if constexpr (kIsF32<D>) {
+    return exp_normal_f32(d, hn::Min(x, constant(d, 87.0)));
+  } else {
+    return exp_of(d, hn::Min(x, constant(d, 700.0)));
+  }
 }
 // A NaN on either side wins.
 template <class D>
