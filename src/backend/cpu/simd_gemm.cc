@@ -24,13 +24,16 @@ namespace hn = hwy::HWY_NAMESPACE;
 #define PIPER_TILE_ROWS(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11)
 
 // One tile: c[rows][two vectors] = a · b over `depth`, added to `old` where there is one. Element
-// (i, k) of a stands at i × a_step + k, or at i + k × a_step where its rows are adjacent.
+// (i, k) of a stands at i × a_step + k, or at i + k × a_step where its rows are adjacent. b is a
+// panel, or made on the way from the rows of `source`.
 template <class T>
 struct Tile {
   int64_t depth = 0;
   const T* a = nullptr;
   int64_t a_step = 0;
-  const T* b = nullptr;
+  T* b = nullptr;
+  const T* source = nullptr;
+  int64_t source_step = 0;
   T* c = nullptr;
   int64_t c_step = 0;
   const T* old = nullptr;
@@ -38,23 +41,38 @@ struct Tile {
 };
 
 // Fetches a's elements of the tile below while it multiplies: rows of a are too short, and those of
-// a tile too many, for the processor to guess them.
-template <int R, bool kRowsAdjacent, class T>
+// a tile too many, for the processor to guess them. The first tile (kPacks), which nobody fetched
+// for, fetches its own, kSoon of k ahead.
+template <int R, bool kRowsAdjacent, bool kPacks, class T>
 HWY_INLINE void tile(const Tile<T>& t) {
+  constexpr int64_t kSoon = 16;
   const hn::ScalableTag<T> d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
   const int64_t row_step = kRowsAdjacent ? 1 : t.a_step, depth_step = kRowsAdjacent ? t.a_step : 1;
-  const T *a = t.a, *b = t.b;
+  const T *a = t.a, *b = kPacks ? t.source : t.b;
+  const int64_t b_step = kPacks ? t.source_step : 2 * lanes;
+  T* packed = t.b;
 #define PIPER_DECLARE(i) auto x##i = hn::Zero(d), y##i = hn::Zero(d);
   PIPER_TILE_ROWS(PIPER_DECLARE)
   for (int64_t k = 0; k < t.depth;) {
     const int64_t stop = kRowsAdjacent ? t.depth : HWY_MIN(t.depth, k + kLine<T>);
-#define PIPER_FETCH(i) \
-  if constexpr (!kRowsAdjacent && i < R) __builtin_prefetch(a + (R + i) * row_step);
+#define PIPER_FETCH(i)                                                         \
+  if constexpr (!kRowsAdjacent && i < R) {                                     \
+    __builtin_prefetch(a + (R + i) * row_step);                                \
+    if constexpr (kPacks) __builtin_prefetch(a + i * row_step + 2 * kLine<T>); \
+  }
     PIPER_TILE_ROWS(PIPER_FETCH)
     for (; k < stop; ++k) {
       if constexpr (kRowsAdjacent) __builtin_prefetch(a + 2 * R - 1);
       const auto b0 = hn::LoadU(d, b), b1 = hn::LoadU(d, b + lanes);
+      if constexpr (kPacks) {
+        if constexpr (kRowsAdjacent) __builtin_prefetch(a + kSoon * depth_step + R - 1);
+        __builtin_prefetch(b + kSoon * b_step);
+        __builtin_prefetch(b + kSoon * b_step + lanes);
+        hn::StoreU(b0, d, packed);
+        hn::StoreU(b1, d, packed + lanes);
+        packed += 2 * lanes;
+      }
 #define PIPER_STEP(i)                            \
   if constexpr (i < R) {                         \
     const auto ai = hn::Set(d, a[i * row_step]); \
@@ -63,7 +81,7 @@ HWY_INLINE void tile(const Tile<T>& t) {
   }
       PIPER_TILE_ROWS(PIPER_STEP)
       a += depth_step;
-      b += 2 * lanes;
+      b += b_step;
     }
   }
 #define PIPER_ADD(i)                                                    \
@@ -74,10 +92,12 @@ HWY_INLINE void tile(const Tile<T>& t) {
   if (t.old) {
     PIPER_TILE_ROWS(PIPER_ADD)
   }
-#define PIPER_STORE(i)                               \
-  if constexpr (i < R) {                             \
-    hn::StoreU(x##i, d, t.c + i * t.c_step);         \
-    hn::StoreU(y##i, d, t.c + i * t.c_step + lanes); \
+  T* const c = t.c;
+  const int64_t c_step = t.c_step;
+#define PIPER_STORE(i)                           \
+  if constexpr (i < R) {                         \
+    hn::StoreU(x##i, d, c + i * c_step);         \
+    hn::StoreU(y##i, d, c + i * c_step + lanes); \
   }
   PIPER_TILE_ROWS(PIPER_STORE)
 }
@@ -87,7 +107,7 @@ using TileFn = void (*)(const Tile<T>&);
 
 template <int R, bool kRowsAdjacent, class T>
 void tile_fn(const Tile<T>& t) {
-  tile<R, kRowsAdjacent>(t);
+  tile<R, kRowsAdjacent, false>(t);
 }
 // The function for a tile of `rows` rows.
 template <bool kRowsAdjacent, class T>
@@ -106,7 +126,9 @@ template <class T>
 struct Panel {
   const T* a = nullptr;
   int64_t a_step = 0, block_step = 0, height = 0, depth = 0;
-  const T* b = nullptr;
+  T* b = nullptr;
+  const T* source = nullptr;  // what the first tile packs b from
+  int64_t source_step = 0;
   int64_t columns = 0;
   T* c = nullptr;
   int64_t c_step = 0;
@@ -123,8 +145,11 @@ HWY_INLINE void tile_chains(Tile<T> t, int64_t rows, int64_t depth, int64_t widt
   }
   for (int64_t k = 0; k < depth; k += kGemmChain) {
     t.depth = HWY_MIN(kGemmChain, depth - k);
-    if (rows == kRows) {
-      tile<kRows, kRowsAdjacent>(t);
+    if (t.source) {
+      tile<kRows, kRowsAdjacent, true>(t);
+      t.source += t.depth * t.source_step;
+    } else if (rows == kRows) {
+      tile<kRows, kRowsAdjacent, false>(t);
     } else {
       tile_of<kRowsAdjacent, T>(rows)(t);
     }
@@ -149,15 +174,16 @@ HWY_INLINE void panel_tiles(const Panel<T>& p, Ahead<T>& ahead) {
     ahead.fetch(share);
     const T* a = p.a + i / kRows * p.block_step;
     if (p.columns == width) {
-      tile_chains<kRowsAdjacent>(Tile<T>{0, a, p.a_step, p.b, c, p.c_step, old, p.old_step}, rows,
-                                 p.depth, width);
+      Tile<T> t{0, a, p.a_step, p.b, nullptr, p.source_step, c, p.c_step, old, p.old_step};
+      if (i == 0) t.source = p.source;
+      tile_chains<kRowsAdjacent>(t, rows, p.depth, width);
       continue;
     }
     for (int64_t r = 0; r < rows && old; ++r)
       std::memcpy(edge + r * width, old + r * p.old_step, bytes);
     tile_chains<kRowsAdjacent>(
-        Tile<T>{0, a, p.a_step, p.b, edge, width, old ? edge : nullptr, width}, rows, p.depth,
-        width);
+        Tile<T>{0, a, p.a_step, p.b, nullptr, 0, edge, width, old ? edge : nullptr, width}, rows,
+        p.depth, width);
     for (int64_t r = 0; r < rows; ++r) std::memcpy(c + r * p.c_step, edge + r * width, bytes);
   }
 }
@@ -179,7 +205,8 @@ void gemm_block(const Gemm& g, const T* a, const T* b, T* c, int64_t k0, int64_t
     if (pack) pack_a(g, a, m0, p.height, k0, depth, packed);
     for (int64_t n = n0; n < n0 + columns; n += width) {
       T* own = panels + (n - n0) * depth;
-      p.b = g.packed_b ? b + n * g.b_step + k0 * width : own;
+      // Only read: whoever packs writes to `own`.
+      p.b = g.packed_b ? const_cast<T*>(b + n * g.b_step + k0 * width) : own;
       p.columns = HWY_MIN(width, n0 + columns - n);
       p.c = c + m0 * p.c_step + n;
       p.old = nullptr;
@@ -190,7 +217,10 @@ void gemm_block(const Gemm& g, const T* a, const T* b, T* c, int64_t k0, int64_t
         p.old = g.old ? static_cast<const T*>(g.old) + m0 * p.old_step + n : p.c;
       }
       Ahead<T> ahead;
-      if (!g.packed_b && m0 == 0) {
+      p.source = nullptr;
+      if (!g.packed_b && m0 == 0 && !g.trans_b && p.columns == width && p.height >= kRows) {
+        p.source = b + k0 * g.row_of_b() + n, p.source_step = g.row_of_b();
+      } else if (!g.packed_b && m0 == 0) {
         pack_b(g, b, k0, depth, n, width, own);
         if (n + width < n0 + columns)
           ahead = Ahead<T>(g, b, k0, depth, n + width, HWY_MIN(width, n0 + columns - n - width));
