@@ -4,6 +4,8 @@
 // take no lock (the threads of a rank meet at the end of an op), and do not fail: all that can be wrong is found at load and bind.
 #pragma once
 
+#include <array>
+
 #include "piper/bundle.h"
 
 namespace piper {
@@ -48,6 +50,11 @@ std::unique_ptr<Backend> make_null_backend(NullCounts* counts = nullptr);
 std::string_view cpu_kernels();
 // Ops that the CPU backend has a kernel for: by name, sorted.
 std::vector<std::string> cpu_ops();
+
+// Philox 4x32 with 10 rounds (Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3; SC 2011): what
+// random ops draw from, see src/ops/random.cc.
+using PhiloxWords = std::array<uint32_t, 4>;
+PhiloxWords philox(PhiloxWords counter, uint64_t key);
 
 // Runs one op at once on host data, on the CPU backend: constant folding and tests. An input whose Bytes have no data
 // (while its type has elements) is absent.

@@ -78,7 +78,7 @@ struct Buffer {
 
 enum class InstructionKind : uint8_t {
   kCompute,        // program on args
-  kInput,          // args[0] := samples of a data input
+  kInput,          // args[0] := samples of a data input, or their numbers in the global batch
   kSend,           // args[0] to `peer`
   kRecv,           // args[0] from `peer`
   kAllReduce,      // args, in place, as one message: element-wise sum over `group` in rank order
@@ -134,7 +134,7 @@ struct Instruction {
   int32_t group = -1;              // collectives: index of RoleProgram::groups
   int32_t root = 0;                // kBroadcast
   int32_t channel = 0;             // kSend, kRecv: messages of one (sender, receiver, channel) arrive in order
-  std::string input;               // kInput: name of the data input
+  std::string input;               // kInput: name of the data input; empty: the numbers of the samples, i64 [count]
   SampleRange samples;             // kInput
   std::string label;               // the task, for people and errors: "F stage=1 mb=3"
   char pass = ' ';                 // 'F' 'B' 'I' (BI) 'W' (BW) 'U', '-' for communication and input: colours pictures

@@ -95,7 +95,9 @@ struct Graph {
   std::vector<ValueId> outputs;         // forward outputs (loss, logits …) before autodiff
   ValueId loss;                         // scalar: before autodiff the model's; after it, the StepSum of the whole batch
   ValueId grad_norm;                    // after autodiff: f64 scalar, before clipping
-  ValueId step;                         // after autodiff: i64 scalar state, 0 in the first step
+  ValueId step;                         // i64 scalar state, 0 in the first step: after autodiff, or where an op reads it
+  ValueId sample;                       // after sharding: input i64 [samples], the samples' numbers in the global batch, where
+                                        // an op reads them; the executor makes it, no data have it
   int64_t batch = 0;                    // samples of the global batch
   int64_t shards = 1;                   // after sharding: replicas × microbatches
 

@@ -44,6 +44,7 @@ struct ImportOptions {
   std::vector<InputBinding> inputs;
   std::vector<std::pair<std::string, int64_t>> dims;  // other dynamic dims by dim_param name
   std::vector<ParamRule> parameters;
+  uint64_t seed = 0;                  // of ops that draw random numbers and have none of their own
   int64_t max_file_bytes = int64_t{512} << 20;
 };
 

@@ -116,6 +116,9 @@ struct OpDef {
   // An output may take the memory of this input, where both have one type, when nothing else reads it later: (output, input).
   std::vector<std::pair<int, int>> in_place;
   bool pointwise = false;  // one loop over the elements of the (broadcast) operands: fuse may merge it
+  // Draws random numbers, see ops/random.cc: this input is the key, the next one the step, the one behind the numbers of the
+  // samples, which sharding adds. -1: draws none.
+  int draws = -1;
   std::vector<OpSample> samples;
 };
 

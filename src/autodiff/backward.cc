@@ -11,7 +11,7 @@ namespace {
 
 // Where the parameters' influence runs, by value.
 struct Influence {
-  std::vector<bool> inputs;  // depends on inputs of the step
+  std::vector<bool> inputs;  // depends on inputs of the step, or on random numbers
   std::vector<bool> params;  // depends on a trained parameter, through floating-point values alone
 };
 
@@ -25,7 +25,9 @@ Influence trace(const Graph& graph) {
     of.params[param.value.index()] = !param.frozen && is_float(param.value);
   }
   for (const Node& node : graph.nodes) {
-    bool inputs = false, params = false;
+    const OpDef* def = find_op(node.op);
+    bool inputs = def && def->draws >= 0;  // another value for each sample, like data
+    bool params = false;
     for (ValueId id : node.inputs) {
       if (!id.valid()) continue;
       inputs = inputs || of.inputs[id.index()];

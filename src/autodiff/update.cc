@@ -33,7 +33,9 @@ class Update {
     }
   }
 
-  void add_step() { graph_.step = add_state("step", {DType::kI64, {}}); }
+  void add_step() {
+    if (!graph_.step.valid()) graph_.step = add_state("step", {DType::kI64, {}});
+  }
 
   void optimize(const Param& param, const ParamGroup& group) {
     const ValueId rate = learning_rate(group.lr);

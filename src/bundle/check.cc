@@ -42,6 +42,7 @@ Status check_inputs(const RoleProgram& role) {
   if (role.batch < 0) return bad("a batch of {} samples", role.batch);
   for (const DataInput& input : role.inputs) {
     const std::string name = quote_control(input.name);
+    if (input.name.empty()) return bad("a data input has no name");
     if (!names.insert(input.name).second) return bad("there are two data inputs '{}'", name);
     if (!bytes_of(input.type)) return bad("data input '{}' has no possible type", name);
     const auto rank = static_cast<int32_t>(input.type.shape.size());
@@ -183,6 +184,7 @@ class InstructionCheck {
 
   Status check_input() const {
     PIPER_TRY(needs_args(1));
+    if (one_.input.empty()) return check_numbers();
     const auto input = std::find_if(role_.inputs.begin(), role_.inputs.end(),
                                     [&](const DataInput& each) { return each.name == one_.input; });
     if (input == role_.inputs.end())
@@ -193,6 +195,13 @@ class InstructionCheck {
     if (want.dtype != type(0).dtype || num_elements(want.shape) != elements(0))
       return wrong("it loads {} into a buffer of {}", to_string(want), to_string(type(0)));
     return ok_status();
+  }
+
+  Status check_numbers() const {
+    PIPER_TRY(check_samples(one_.samples));
+    if (type(0) == TensorType{DType::kI64, {one_.samples.count}}) return ok_status();
+    return wrong("it writes the numbers of {} samples into a buffer of {}", one_.samples.count,
+                 to_string(type(0)));
   }
 
   Status check_message() const {

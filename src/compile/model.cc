@@ -11,6 +11,7 @@ ImportOptions import_options(const Strategy& strategy) {
   options.inputs = strategy.inputs;
   options.dims = strategy.dims;
   options.parameters = strategy.parameters;
+  options.seed = strategy.seed;
   return options;
 }
 

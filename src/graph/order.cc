@@ -34,6 +34,7 @@ std::vector<ValueId> roots_of(const Graph& graph, bool keep_outputs) {
   roots.push_back(graph.loss);
   roots.push_back(graph.grad_norm);
   roots.push_back(graph.step);
+  roots.push_back(graph.sample);
   if (keep_outputs) roots.insert(roots.end(), graph.outputs.begin(), graph.outputs.end());
   for (const Param& param : graph.params) {
     roots.push_back(param.value);
@@ -81,6 +82,7 @@ void renumber_values(Graph& graph, const std::vector<ValueId>& new_id) {
   map(graph.loss);
   map(graph.grad_norm);
   map(graph.step);
+  map(graph.sample);
 }
 
 // Each node's number of inputs made by nodes; a producer that makes two counts twice, as in

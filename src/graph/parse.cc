@@ -374,6 +374,8 @@ Status Parser::parse_result(Line& line, const std::string& word) {
     graph.grad_norm = id;
   } else if (word == "step") {
     graph.step = id;
+  } else if (word == "sample") {
+    graph.sample = id;
   } else {
     return fail("'{}' does not start a line", quote_control(word));
   }

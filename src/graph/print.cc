@@ -113,6 +113,7 @@ void print_results(std::string& out, const Graph& graph) {
   line("loss", graph.loss);
   line("grad_norm", graph.grad_norm);
   line("step", graph.step);
+  line("sample", graph.sample);
 }
 
 }  // namespace

@@ -124,6 +124,22 @@ Result<Val> Emitter::count_to(int64_t n) {
   return integers_val(numbers);
 }
 
+Emitter::Draw Emitter::draw(std::optional<uint64_t> own_seed) {
+  const uint64_t number = draws_++;
+  const PhiloxWords words =
+      philox({static_cast<uint32_t>(number), static_cast<uint32_t>(number >> 32)},
+             own_seed.value_or(seed_));
+  const uint64_t key = words[0] | static_cast<uint64_t>(words[1]) << 32;
+  if (!graph().step.valid()) {
+    Value step;
+    step.name = "step";
+    step.type = {DType::kI64, {}};
+    step.kind = ValueKind::kState;
+    graph().step = graph().add_value(std::move(step));
+  }
+  return {integer_val(static_cast<int64_t>(key)), graph_val({DType::kI64, {}}, graph().step)};
+}
+
 Result<Vals> Emitter::fold(std::string_view name, const Vals& inputs, const Attrs& attrs) {
   const OpTypes use = use_of_vals(inputs, attrs);
   PIPER_ASSIGN(const std::vector<TensorType> types, find_op(name)->types(use));

@@ -61,8 +61,12 @@ int64_t stored_bytes(const OnnxModel& model) {
 
 class Importer {
  public:
-  Importer(OnnxModel& model, std::vector<std::string>& scopes, const Recovery& recovery)
-      : model_(model), scopes_(scopes), recovery_(recovery), emit_(graph_, stored_bytes(model)) {}
+  Importer(OnnxModel& model, std::vector<std::string>& scopes, const Recovery& recovery,
+           uint64_t seed)
+      : model_(model),
+        scopes_(scopes),
+        recovery_(recovery),
+        emit_(graph_, stored_bytes(model), seed) {}
   Status run(const ImportOptions& options);
   Graph take() && { return std::move(graph_); }
   // Ifs whose condition is known: run() fails until their branches stand in their places.
@@ -349,7 +353,7 @@ Result<Imported> import_flat(OnnxModel model, const ImportOptions& options,
   PIPER_ASSIGN(Recovery recovery, recover_params(model, scopes));
   Imported out;
   PIPER_ASSIGN(out.matched, apply_param_rules(model, recovery, options.parameters));
-  Importer importer(model, scopes, recovery);
+  Importer importer(model, scopes, recovery, options.seed);
   const Status done = importer.run(options);
   taken = importer.taken();
   PIPER_TRY(done);

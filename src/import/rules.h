@@ -42,8 +42,9 @@ std::optional<DType> dtype_of_code(int64_t code);  // TensorProto.DataType
 class Emitter {
  public:
   // `stored`: bytes of the file's tensors, which bound what may be computed from them.
-  Emitter(Graph& graph, int64_t stored)
+  Emitter(Graph& graph, int64_t stored, uint64_t seed)
       : build_(graph),
+        seed_(seed),
         largest_((int64_t{64} << 20) + 4 * stored),
         left_((int64_t{2} << 30) + 16 * stored) {}
   Builder& build() { return build_; }
@@ -59,6 +60,13 @@ class Emitter {
   Status take_room(const TensorType& type);
   Result<Val> count_to(int64_t n);  // 0, 1, … n - 1
 
+  // What an op that draws random numbers reads (ops/random.cc): its key, of the seed and of how many
+  // such ops came before it, and the step.
+  struct Draw {
+    Val key, step;
+  };
+  Draw draw(std::optional<uint64_t> own_seed);
+
   // A canonical op on values as they are stored. Outputs are not broadcast.
   Result<Vals> op(std::string_view name, const Vals& inputs, const Attrs& attrs);
   // A pointwise op: broadcast inputs give a broadcast output.
@@ -67,6 +75,8 @@ class Emitter {
  private:
   Result<Vals> fold(std::string_view name, const Vals& inputs, const Attrs& attrs);
   Builder build_;
+  const uint64_t seed_;
+  uint64_t draws_ = 0;
   int64_t largest_, left_;  // bytes of one constant, and of all that are still to be made
   std::vector<std::pair<std::string, ValueId>> constants_;  // by content, sorted
 };
@@ -161,6 +171,7 @@ std::span<const ImportRule> activation_rules();
 std::span<const ImportRule> scatter_rules();
 std::span<const ImportRule> resize_rules();
 std::span<const ImportRule> batch_norm_rules();
+std::span<const ImportRule> random_rules();
 
 // max(x, 0) + log(1 + exp(-|x|)): nothing overflows.
 Result<Val> softplus_of(RuleContext& c, const Val& x);

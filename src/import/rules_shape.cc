@@ -88,21 +88,6 @@ Result<Vals> pass_through(RuleContext& c) {  // Identity
   return Vals{c.in(0)};
 }
 
-bool is_known(const Val& v, double value) {
-  return v.is_constant() && num_elements(v.stored) == 1 && read_number(v.data, v.dtype, 0) == value;
-}
-
-// Nothing, unless it is to train with a ratio: that draws random numbers.
-Result<Vals> dropout(RuleContext& c) {
-  PIPER_TRY(c.need(1, 3));
-  if (c.has(2) && !is_known(c.in(2), 0) && !(c.has(1) && is_known(c.in(1), 0))) {
-    return c.error("in training mode is not supported: export the model in eval mode");
-  }
-  const Val& x = c.in(0);
-  PIPER_ASSIGN(const Val kept, c.reshape(number_val(1, DType::kBool), Shape(x.rank(), 1)));
-  return Vals{x, c.expand(kept, x.shape)};
-}
-
 // ---- Other shapes of the same elements ----------------------------------------------------------
 
 Result<Vals> reshape(RuleContext& c) {
@@ -256,7 +241,6 @@ constexpr ImportRule kRules[] = {
     {"Constant", 1, kNewest, constant},
     {"ConstantOfShape", 9, kNewest, constant_of_shape, "of a known shape"},
     {"EyeLike", 9, kNewest, eye_like},
-    {"Dropout", 7, kNewest, dropout, "in evaluation, or with ratio 0"},
     {"Expand", 8, kNewest, expand, "to a known shape"},
     {"Flatten", 1, kNewest, flatten},
     {"Identity", 1, kNewest, pass_through},

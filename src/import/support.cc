@@ -25,14 +25,9 @@ std::string_view reason_of(std::string_view op) {
   constexpr std::string_view kShape = " (its shape depends on the data)";
   constexpr std::string_view kLoop = " (repeats a graph)";
   constexpr Reason kReasons[] = {
-      {"Bernoulli", kRandom},
       {"Loop", kLoop},
       {"Multinomial", kRandom},
       {"NonMaxSuppression", kShape},
-      {"RandomNormal", kRandom},
-      {"RandomNormalLike", kRandom},
-      {"RandomUniform", kRandom},
-      {"RandomUniformLike", kRandom},
       {"Scan", kLoop},
       {"SequenceMap", kLoop},
       {"Unique", kShape},
@@ -49,7 +44,7 @@ RuleTable::RuleTable() {
   for (const auto rules :
        {math_rules(), shape_rules(), join_rules(), index_rules(), reduce_rules(), matmul_rules(),
         norm_rules(), loss_rules(), attention_rules(), einsum_rules(), pool_rules(), conv_rules(),
-        activation_rules(), scatter_rules(), resize_rules(), batch_norm_rules()}) {
+        activation_rules(), scatter_rules(), resize_rules(), batch_norm_rules(), random_rules()}) {
     for (const ImportRule& rule : rules) rules_.push_back(&rule);
   }
   std::stable_sort(rules_.begin(), rules_.end(),

@@ -142,8 +142,9 @@ class CellLowerer {
 
   void lower_input(const Task& task) {
     const Value& value = dag_.graph.value(dag_.items[task.writes[0].index()].value);
+    const bool numbers = dag_.items[task.writes[0].index()].value == dag_.graph.sample;
     Instruction& instruction = add_instruction(InstructionKind::kInput, task);
-    instruction.input = value.name;
+    if (!numbers) instruction.input = value.name;
     instruction.samples = samples_of(dag_, task.micro);
     if (value.batch_dim < 0)
       instruction.samples = {0, dag_.graph.batch, std::vector<int64_t>(dag_.mesh.size())};
@@ -405,7 +406,7 @@ Result<Lowered> lower(const Dag& dag, const Schedule& schedule, const LowerOptio
     for (const Instruction& instruction : role.body)
       if (instruction.kind == InstructionKind::kInput) used.insert(instruction.input);
     for (ValueId input : dag.graph.inputs)
-      if (used.count(dag.graph.value(input).name))
+      if (input != dag.graph.sample && used.count(dag.graph.value(input).name))
         role.inputs.push_back(describe_input(dag.graph, input, all_readers));
     place_buffers(role, held[c]);
   }
@@ -413,10 +414,8 @@ Result<Lowered> lower(const Dag& dag, const Schedule& schedule, const LowerOptio
   for (const RoleProgram& role : lowered.roles)
     for (const Buffer& buffer : role.buffers) wanted.insert(buffer.init);
   for (const Value& value : dag.graph.values) {
-    const bool stored =
-        value.data.size > 0 && (value.kind == ValueKind::kState ||
-                                (value.kind == ValueKind::kConstant && !is_literal(value)));
-    if (!stored) continue;
+    const bool has_data = value.kind == ValueKind::kState || value.kind == ValueKind::kConstant;
+    if (!has_data || value.data.size == 0) continue;
     if (!wanted.contains(value.name)) continue;
     lowered.tensor_types.emplace_back(value.name, value.type);
     lowered.tensors.emplace_back(value.name, value.data);

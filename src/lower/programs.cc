@@ -10,12 +10,19 @@
 
 namespace piper {
 
-bool is_literal(const Value& value) {
-  return value.kind == ValueKind::kConstant && value.type.bytes() <= 64 &&
-         value.data.data != nullptr;
-}
-
 namespace {
+
+// Small constants; but not the keys of random ops, by which alone equal layers would differ.
+std::vector<bool> find_literals(const Graph& graph) {
+  std::vector<bool> literal;
+  for (const Value& value : graph.values)
+    literal.push_back(value.kind == ValueKind::kConstant && value.type.bytes() <= 64 &&
+                      value.data.data != nullptr);
+  for (const Node& node : graph.nodes)
+    if (const OpDef* def = find_op(node.op); def && def->draws >= 0)
+      literal[node.inputs[static_cast<size_t>(def->draws)].index()] = false;
+  return literal;
+}
 
 // "model/h/2" of "model/h/2/mlp/fc": the layer; the whole scope when it has no number.
 std::string_view layer_of(std::string_view scope) {
@@ -141,12 +148,14 @@ struct TaskUses {
 // equal programs.
 class SegmentBuilder {
  public:
-  SegmentBuilder(const Dag& dag, const Task& task, const std::vector<bool>& first,
+  SegmentBuilder(const Dag& dag, const Task& task, const std::vector<bool>& literal,
+                 const std::vector<bool>& first,
                  const std::unordered_map<int32_t, ValueId>& same_memory, const TaskUses& uses,
                  std::unordered_map<int32_t, int32_t>& inner_index, ChunkPrograms& result)
       : graph_(dag.graph),
         chunk_(dag.chunks[task.chunk.index()]),
         task_(task),
+        literal_(literal),
         first_(first),
         same_memory_(same_memory),
         uses_(uses),
@@ -208,7 +217,7 @@ class SegmentBuilder {
     const int32_t slot = new_slot(value.type);
     slot_of_value_[id.value] = slot;
     Slot& s = slots_[static_cast<size_t>(slot)];
-    if (is_literal(value)) {
+    if (literal_[id.index()]) {
       s.is_literal = true;
       s.literal = std::string(as_text(value.data.span()));
     } else {
@@ -307,6 +316,7 @@ class SegmentBuilder {
   const Graph& graph_;
   const Chunk& chunk_;
   const Task& task_;
+  const std::vector<bool>& literal_;
   const std::vector<bool>& first_;
   const std::unordered_map<int32_t, ValueId>& same_memory_;
   const TaskUses& uses_;
@@ -340,6 +350,9 @@ std::unordered_map<int32_t, ValueId> find_same_memory(const Dag& dag, const Task
 }
 
 }  // namespace
+
+ProgramPool::ProgramPool(const Dag& dag, bool fuse)
+    : dag_(dag), fuse_(fuse), literal_(find_literals(dag.graph)) {}
 
 const ChunkPrograms& ProgramPool::of_task(const Task& task, const std::vector<bool>& first) {
   const auto key = std::pair(task.chunk.value, first);
@@ -377,7 +390,7 @@ ChunkPrograms ProgramPool::build(const Task& task, const std::vector<bool>& firs
   for (const auto& nodes : segments) {
     for (NodeId id : nodes)
       for (ValueId output : graph.node(id).outputs) made_here[output.index()] = true;
-    SegmentBuilder builder(dag_, task, first, same_memory, uses, inner_index, result);
+    SegmentBuilder builder(dag_, task, literal_, first, same_memory, uses, inner_index, result);
     auto [program, segment] = builder.build(nodes, made_here, read_elsewhere);
     for (NodeId id : nodes)
       for (ValueId output : graph.node(id).outputs) made_here[output.index()] = false;

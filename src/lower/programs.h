@@ -27,12 +27,9 @@ struct ChunkPrograms {
   std::vector<ValueId> inner;  // values passed between segments of the chunk
 };
 
-// Constants that live inside programs instead of in buffers.
-bool is_literal(const Value& value);
-
 class ProgramPool {
  public:
-  ProgramPool(const Dag& dag, bool fuse) : dag_(dag), fuse_(fuse) {}
+  ProgramPool(const Dag& dag, bool fuse);
   // The programs of a task's chunk. `first`: by accumulate, whether this task is the first to run
   // that adds to it.
   const ChunkPrograms& of_task(const Task& task, const std::vector<bool>& first);
@@ -45,6 +42,7 @@ class ProgramPool {
 
   const Dag& dag_;
   const bool fuse_;
+  std::vector<bool> literal_;  // by value: a constant that lives inside programs, not in a buffer
   FuseCounts fused_;
   std::vector<Program> programs_;
   std::map<std::string, int32_t> by_digest_;

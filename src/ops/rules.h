@@ -24,6 +24,7 @@ std::vector<OpDef> gather_elements_ops();
 std::vector<OpDef> top_k_ops();
 std::vector<OpDef> window_ops();
 std::vector<OpDef> fill_ops();
+std::vector<OpDef> random_ops();
 std::vector<OpDef> scan_ops();
 std::vector<OpDef> reduce_ops();
 std::vector<OpDef> softmax_ops();

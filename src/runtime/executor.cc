@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 
 #include "executor_state.h"
 
@@ -21,6 +22,11 @@ Status run_op(State& state, const Op& op, int64_t step) {
   Transport& transport = state.transport;
   switch (op.kind) {
     case InstructionKind::kInput:
+      if (op.handle < 0) {  // the numbers of the samples
+        auto* numbers = reinterpret_cast<int64_t*>(op.a);
+        std::iota(numbers, numbers + op.count, op.size);
+        return ok_status();
+      }
       return state.source.data->read(step, op.handle, op.size, op.count, op.a);
     case InstructionKind::kSend:
       return transport.send(op.handle, op.a, op.size);

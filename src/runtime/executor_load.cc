@@ -79,7 +79,21 @@ Status bind_compute(State& state, const Instruction& from, std::span<const int32
   return ok_status();
 }
 
+int64_t first_sample(const State& state, const SampleRange& samples) {
+  int64_t first = samples.first;
+  for (size_t axis = 0; axis < samples.stride.size(); ++axis) {
+    first += samples.stride[axis] * state.coordinates[axis];
+  }
+  return first;
+}
+
 Status bind_input(State& state, const Instruction& from, Op& op) {
+  if (from.input.empty()) {
+    op.size = first_sample(state, from.samples);
+    op.count = from.samples.count;
+    if (state.type(from.args[0]) == TensorType{DType::kI64, {op.count}}) return ok_status();
+    return wrong_plan(state, op, fmt::format("the numbers of {} samples do not fit", op.count));
+  }
   PIPER_ASSIGN(std::vector<InputNeed> needs, data_needs(*state.source.set));
   auto need =
       std::find_if(needs.begin(), needs.end(), [&](auto& n) { return n.name == from.input; });
@@ -89,11 +103,8 @@ Status bind_input(State& state, const Instruction& from, Op& op) {
         .with_code(ExitCode::kUsage);
   }
   op.handle = static_cast<int32_t>(need - needs.begin());
-  op.size = from.samples.first;
+  op.size = first_sample(state, from.samples);
   op.count = from.samples.count;
-  for (size_t axis = 0; axis < from.samples.stride.size(); ++axis) {
-    op.size += from.samples.stride[axis] * state.coordinates[axis];
-  }
   int64_t whole = need->type.bytes();
   bool cut = need->batch_dim >= 0;
   int64_t batch = cut ? need->type.shape[static_cast<size_t>(need->batch_dim)] : 1;

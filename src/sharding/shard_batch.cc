@@ -39,6 +39,7 @@ class Rewrite {
       localise_attrs();
       localise_values();
       cut_constants();
+      place_draws();
     } else {
       for (size_t i = 0; i < graph_.values.size(); ++i) {
         graph_.values[i].layout = found_.layouts[i];
@@ -87,6 +88,35 @@ class Rewrite {
       if (fresh) block->second = add_block(input, *reading.block);
       input = block->second;
     }
+  }
+
+  // A node that draws random numbers for some samples is told which (ops/random.cc).
+  void place_draws() {
+    for (Node& node : graph_.nodes) {
+      const OpDef* def = find_op(node.op);
+      if (def == nullptr || def->draws < 0) continue;
+      const Value& drawn = graph_.value(node.outputs[0]);
+      if (drawn.layout.kind != LayoutKind::kSharded) continue;
+      int64_t rows = drawn.layout.outer;
+      for (int d = 0; d < drawn.layout.dim; ++d) rows *= drawn.type.shape[static_cast<size_t>(d)];
+      node.attrs.set("rows", rows);
+      node.attrs.set("shards", shards_);
+      node.inputs.resize(static_cast<size_t>(def->draws) + 2);
+      node.inputs.push_back(sample_numbers());
+    }
+  }
+
+  ValueId sample_numbers() {
+    if (graph_.sample.valid()) return graph_.sample;
+    Value numbers;
+    numbers.name = "sample";
+    numbers.type = {DType::kI64, {graph_.batch / shards_}};
+    numbers.kind = ValueKind::kInput;
+    numbers.batch_dim = 0;
+    numbers.layout = Layout{LayoutKind::kSharded, 0, 1};
+    graph_.sample = graph_.add_value(std::move(numbers));
+    graph_.inputs.push_back(graph_.sample);
+    return graph_.sample;
   }
 
   ValueId add_block(ValueId id, const Layout& layout) {

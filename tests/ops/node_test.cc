@@ -28,7 +28,7 @@ struct Skip {
 };
 
 constexpr std::string_view kNotClaimed = "an operator that is not claimed";
-constexpr std::string_view kRandom = "draws random numbers";
+constexpr std::string_view kRandom = "draws random numbers, other ones than numpy";
 constexpr std::string_view kDynamic = "a shape or a number of turns that depends on the data";
 constexpr std::string_view kCache =
     "Attention with past keys and values or the scores as output";

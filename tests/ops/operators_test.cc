@@ -104,7 +104,7 @@ TEST(Operators, AllOrdinaryOnesAreRead) {
       "Less LessOrEqual "
       "Log LogSoftmax MatMul Max MaxPool Min Mod Mul Neg NegativeLogLikelihoodLoss NonZero Not "
       "OneHot Or PRelu "
-      "Pad Pow RMSNormalization Range Reciprocal ReduceL2 ReduceLogSumExp ReduceMax ReduceMean "
+      "Pad Pow RMSNormalization RandomNormalLike Range Reciprocal ReduceL2 ReduceLogSumExp ReduceMax ReduceMean "
       "ReduceMin "
       "ReduceProd ReduceSum ReduceSumSquare Relu Reshape Resize RotaryEmbedding Round "
       "ScatterElements ScatterND "

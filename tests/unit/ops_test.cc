@@ -362,6 +362,17 @@ Shape local_shape(const Use& use, const LoopRule& rule, size_t output, char lett
   return place ? block_shape(shape, *place, count) : shape;
 }
 
+// What sharding tells an op that draws random numbers: which of two halves it has.
+void place_draw(Use& local, const Use& use, const Place& place, int64_t from) {
+  int64_t rows = place.outer;
+  for (size_t d = 0; d < place.dim; ++d) rows *= use.types.outputs[0].shape[d];
+  local.types.attrs.set("rows", rows);
+  local.types.attrs.set("shards", int64_t{2});
+  local.types.inputs.push_back({DType::kI64, {1}});
+  local.types.present.push_back(true);
+  local.inputs.push_back(Tensor{{DType::kI64, {1}}, {from > 0 ? 1.0 : 0.0}});
+}
+
 // The use that a shard makes of the op: elements [from, from + count) of the letter.
 Use local_use(const Use& use, const LoopRule& rule, char letter, int64_t from, int64_t count) {
   Use local = use;
@@ -376,6 +387,9 @@ Use local_use(const Use& use, const LoopRule& rule, char letter, int64_t from, i
     shapes.push_back(local_shape(use, rule, o, letter, count));
   }
   if (use.def->localise) local.types.attrs = use.def->localise(use.types, shapes);
+  if (use.def->draws >= 0) {
+    place_draw(local, use, *place_of(rule, rule.outputs[0], letter), from);
+  }
   local.types.outputs = must(use.def->types(local.types));
   return local;
 }

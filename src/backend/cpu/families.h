@@ -20,6 +20,9 @@ Result<KernelPtr> make_concat(const Use& use);
 Result<KernelPtr> make_pad(const Use& use);
 Result<KernelPtr> make_fill(const Use& use);
 Result<KernelPtr> make_trilu(const Use& use);
+// random.cc
+Result<KernelPtr> make_random(const Use& use);
+Result<KernelPtr> make_dropout(const Use& use);
 // gather.cc
 Result<KernelPtr> make_gather(const Use& use);
 Result<KernelPtr> make_gather_grad(const Use& use);

@@ -1,0 +1,117 @@
+// Ops that draw random numbers.
+#include <bit>
+
+#include "rules.h"
+
+namespace piper::onnx_import {
+namespace {
+
+// Seeds of ops are floats; they are no seeds of strategies, so that none is another's by chance.
+std::optional<uint64_t> own_seed(const RuleContext& c) {
+  if (!c.has_attr("seed")) return std::nullopt;
+  const auto seed = static_cast<float>(c.real("seed", 0));
+  return (uint64_t{1} << 63) | std::bit_cast<uint32_t>(seed);
+}
+
+Result<DType> float_type(const RuleContext& c, DType otherwise) {
+  if (!c.has_attr("dtype")) return otherwise;
+  const std::optional<DType> dtype = dtype_of_code(c.integer("dtype", 0));
+  if (dtype && info(*dtype).is_float) return *dtype;
+  return c.error("elements of type {} are not supported", c.integer("dtype", 0));
+}
+
+struct Distribution {
+  const char* name;
+  double shift, scale;
+};
+Result<Val> random(RuleContext& c, const Emitter::Draw& draw, const TensorType& type,
+                   const Distribution& of) {
+  PIPER_TRY(c.check_shape(type.shape));
+  return c.op("Random", {draw.key, draw.step},
+              {{"shape", type.shape},
+               {"dtype", std::string(info(type.dtype).name)},
+               {"distribution", std::string(of.name)},
+               {"shift", of.shift},
+               {"scale", of.scale}});
+}
+
+Distribution distribution_of(const RuleContext& c) {
+  if (c.node.op.starts_with("RandomNormal")) {
+    return {"normal", c.real("mean", 0), c.real("scale", 1)};
+  }
+  const double low = c.real("low", 0);
+  return {"uniform", low, c.real("high", 1) - low};
+}
+
+Result<Vals> random_of_shape(RuleContext& c) {
+  PIPER_TRY(c.need(0, 0));
+  PIPER_ASSIGN(const DType dtype, float_type(c, DType::kF32));
+  return single(
+      random(c, c.emit.draw(own_seed(c)), {dtype, c.integers("shape")}, distribution_of(c)));
+}
+
+Result<Vals> random_like(RuleContext& c) {
+  PIPER_TRY(c.need(1, 1));
+  const Val& x = c.in(0);
+  PIPER_ASSIGN(const DType dtype, float_type(c, x.dtype));
+  if (!info(dtype).is_float) return c.error("numbers of {} are not supported", info(dtype).name);
+  return single(random(c, c.emit.draw(own_seed(c)), {dtype, x.shape}, distribution_of(c)));
+}
+
+Result<Vals> bernoulli(RuleContext& c) {
+  PIPER_TRY(c.need(1, 1));
+  const Val& p = c.in(0);
+  if (!info(p.dtype).is_float) return c.error("needs probabilities, got {}", info(p.dtype).name);
+  const std::optional<DType> dtype =
+      c.has_attr("dtype") ? dtype_of_code(c.integer("dtype", 0)) : std::optional(p.dtype);
+  if (!dtype) return c.error("elements of type {} are not supported", c.integer("dtype", 0));
+  PIPER_ASSIGN(const Val drawn,
+               random(c, c.emit.draw(own_seed(c)), {p.dtype, p.shape}, {"uniform", 0, 1}));
+  PIPER_ASSIGN(const Val hit, c.pointwise("Less", {drawn, p}));
+  return single(c.pointwise("Cast", {hit}, {{"to", std::string(info(*dtype).name)}}));
+}
+
+std::optional<double> known_number(const Val& v) {
+  if (!v.is_constant() || num_elements(v.stored) != 1) return std::nullopt;
+  return read_number(v.data, v.dtype, 0);
+}
+
+// Up to opset 11, and unless it is told that it trains, nothing.
+Result<Vals> dropout(RuleContext& c) {
+  PIPER_TRY(c.need(1, 3));
+  const Val& x = c.in(0);
+  const std::optional<double> training = c.has(2) ? known_number(c.in(2)) : 0.0;
+  const std::optional<double> ratio = c.has(1) ? known_number(c.in(1)) : 0.5;
+  if (training == 0.0 || ratio == 0.0) {
+    PIPER_ASSIGN(const Val kept, c.reshape(number_val(1, DType::kBool), Shape(x.rank(), 1)));
+    return Vals{x, c.expand(kept, x.shape)};
+  }
+  if (!training || !ratio) {
+    return c.error("its {} must be known when the model is compiled", training ? "ratio" : "mode");
+  }
+  if (!(*ratio > 0 && *ratio < 1)) return c.error("its ratio {} is not in [0, 1)", *ratio);
+  if (!info(x.dtype).is_float) return c.error("of {} is not supported", info(x.dtype).name);
+  const Emitter::Draw draw = c.emit.draw(own_seed(c));
+  PIPER_ASSIGN(Val y, c.op("Dropout", {x, draw.key, draw.step}, {{"ratio", *ratio}}));
+  if (c.node.outputs.size() < 2) return Vals{std::move(y)};
+  // The mask that Dropout has drawn (nobody makes it where nobody reads it).
+  const TensorType type{DType::kF64, x.shape};
+  PIPER_ASSIGN(const Val drawn, random(c, draw, type, {"uniform", 0, 1}));
+  PIPER_ASSIGN(Val mask, c.pointwise("GreaterOrEqual", {drawn, c.number(*ratio, drawn)}));
+  return Vals{std::move(y), std::move(mask)};
+}
+
+constexpr ImportRule kRules[] = {
+    {"Bernoulli", 15, kNewest, bernoulli},
+    {"Dropout", 7, kNewest, dropout, "with a known mode and ratio"},
+    {"RandomNormal", 1, kNewest, random_of_shape},
+    {"RandomNormalLike", 1, kNewest, random_like},
+    {"RandomUniform", 1, kNewest, random_of_shape},
+    {"RandomUniformLike", 1, kNewest, random_like},
+};
+
+}  // namespace
+
+std::span<const ImportRule> random_rules() { return kRules; }
+
+}  // namespace piper::onnx_import

@@ -1,0 +1,120 @@
+// Ops that draw random numbers: Random, and Dropout, which multiplies by a random mask.
+//
+// The number of an element depends on the key (of the seed and the op), the step and the element's
+// place in the whole tensor of the whole batch, and on nothing else: Philox 4x32-10 with the
+// counter (place / 4, step) makes four words, the element takes word place % 4. So every strategy
+// draws the same. Dropout's gradient draws its mask again: nothing is stored for it, and a mask
+// costs less to make than to read back from memory.
+//
+//   inputs: key i64[], step i64[], and, where the batch is cut, samples i64[n]: the numbers of the
+//   samples in the global batch; n of them are one shard. Attributes of a cut use: `rows` runs of
+//   equal length are what the shard has of the whole, in which `shards` such runs stand after each
+//   other.
+#include "rules.h"
+
+namespace piper {
+namespace {
+
+// Inputs [draws, …) of a use whose result has these elements.
+Status check_draws(const OpTypes& use, size_t draws, const Shape& shape) {
+  PIPER_TRY(check_type(use, draws, "key", {DType::kI64, {}}));
+  PIPER_TRY(check_type(use, draws + 1, "step", {DType::kI64, {}}));
+  const int64_t rows = use.attrs.integer("rows", 1), shards = use.attrs.integer("shards", 1);
+  if (rows < 1 || shards < 1 || num_elements(shape) % rows != 0) {
+    return fail("{} rows of {} shards are no part of {}", rows, shards, to_string(shape));
+  }
+  if (!has_input(use, draws + 2)) return ok_status();
+  const TensorType& samples = use.inputs[draws + 2];
+  if (samples.dtype == DType::kI64 && samples.shape.size() == 1 && samples.shape[0] > 0) {
+    return ok_status();
+  }
+  return fail("input {} (samples) must be i64[n], but is {}", draws + 2, to_string(samples));
+}
+
+// Letters for the result alone; key, step and samples have none.
+LoopRule draw_loops(const OpTypes& use, size_t draws) {
+  LoopBuilder build;
+  const Dims dims = build.letters(use.outputs[0].shape);
+  for (size_t i = 0; i < use.inputs.size(); ++i) {
+    const size_t rank = use.inputs[i].shape.size();
+    build.rule.inputs.push_back(i < draws ? dims : Dims(rank));
+  }
+  build.rule.outputs = {dims};
+  return std::move(build.rule);
+}
+
+TypesResult random_types(const OpTypes& use) {
+  PIPER_TRY(check_arity(use, 2, 3));
+  PIPER_ASSIGN(Shape shape, check_shape(use.attrs, "shape"));
+  PIPER_TRY(check_draws(use, 0, shape));
+  const std::string name = use.attrs.text("dtype"), kind = use.attrs.text("distribution");
+  const std::optional<DType> dtype = parse_dtype(name);
+  if (!dtype || !is_float(*dtype)) return fail("draws no numbers of '{}'", quote_control(name));
+  if (kind != "uniform" && kind != "normal") {
+    return fail("'{}' is not a distribution: there are uniform and normal", quote_control(kind));
+  }
+  return std::vector<TensorType>{{*dtype, std::move(shape)}};
+}
+
+LoopRule random_loops(const OpTypes& use) { return draw_loops(use, 0); }
+
+Attrs random_localise(const OpTypes& use, const std::vector<Shape>& local_outputs) {
+  Attrs attrs = use.attrs;
+  attrs.set("shape", local_outputs[0]);
+  return attrs;
+}
+
+TypesResult dropout_types(const OpTypes& use) {
+  PIPER_TRY(check_arity(use, 3, 4));
+  PIPER_TRY(check_float(use, 0));
+  PIPER_TRY(check_draws(use, 1, use.inputs[0].shape));
+  const double ratio = use.attrs.real("ratio", 0.5);
+  if (!(ratio >= 0 && ratio <= 1)) return fail("the ratio {} is not between 0 and 1", ratio);
+  return std::vector<TensorType>{use.inputs[0]};
+}
+
+LoopRule dropout_loops(const OpTypes& use) {
+  LoopRule rule = draw_loops(use, 1);
+  rule.linear = {{0}};
+  return rule;
+}
+
+// The same mask, of the same key, step and samples.
+Grads dropout_gradient(Builder& build, const GradientArgs& args) {
+  std::vector<ValueId> inputs(args.inputs.begin(), args.inputs.end());
+  inputs[0] = args.output_grads[0];
+  Grads grads(args.inputs.size());
+  grads[0] = build.op1("Dropout", std::move(inputs), args.attrs);
+  return grads;
+}
+
+Attrs drawn(std::string_view distribution, double shift, double scale) {
+  return {{"shape", Shape{4, 6}},
+          {"dtype", "f64"},
+          {"distribution", std::string(distribution)},
+          {"shift", shift},
+          {"scale", scale}};
+}
+
+}  // namespace
+
+std::vector<OpDef> random_ops() {
+  OpDef random{.name = "Random", .types = random_types, .loops = random_loops};
+  random.cost = element_cost<20>;
+  random.localise = random_localise;
+  random.draws = 0;
+  random.samples = {{.inputs = {i64({}), i64({})}, .attrs = drawn("uniform", -1, 3)},
+                    {.inputs = {i64({}), i64({})}, .attrs = drawn("normal", 0.5, 2)}};
+  OpDef dropout{.name = "Dropout",
+                .types = dropout_types,
+                .gradient = dropout_gradient,
+                .loops = dropout_loops};
+  dropout.cost = element_cost<20>;
+  dropout.in_place = {{0, 0}};
+  dropout.draws = 1;
+  dropout.samples = {{.inputs = {f64({4, 6}), i64({}), i64({})}, .attrs = {{"ratio", 0.4}}},
+                     {.inputs = {f64({2, 3, 2}), i64({}), i64({})}, .attrs = {{"ratio", 1.0}}}};
+  return {random, dropout};
+}
+
+}  // namespace piper

@@ -1,0 +1,70 @@
+"""Writes dropout/NAME.onnx: a small GPT exported as it trains, by both exporters: dropout of embeddings, attention and residuals,
+noise on the embeddings, and whole samples that skip a block.
+
+    pip install torch==2.13.0 onnx==1.23.2 onnxscript==0.7.2
+    python tests/data/make_dropout.py
+"""
+import pathlib
+import onnx
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+OUT = pathlib.Path(__file__).parent / "dropout"
+VOCAB, TIME, WIDTH, HEADS = 24, 6, 16, 2
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.ln_1, self.ln_2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.proj = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.drop = nn.Dropout(0.2)
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in self.qkv(self.ln_1(x)).split(WIDTH, -1))
+        # Written out: of scaled_dot_product_attention's dropout the exporters write none, or one that does not train.
+        scores = q @ k.transpose(-1, -2) / (WIDTH // HEADS) ** 0.5 + torch.full((TIME, TIME), -1e9).triu(1)
+        a = F.dropout(scores.softmax(-1), 0.1, self.training) @ v
+        x = x + self.drop(self.proj(a.transpose(1, 2).flatten(2)))
+        y = self.drop(self.down(F.gelu(self.up(self.ln_2(x)))))
+        keep = torch.bernoulli(torch.full_like(x[:, :1, :1], 0.75))
+        return x + y * keep
+
+
+class Gpt(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.wte, self.wpe = nn.Embedding(VOCAB, WIDTH), nn.Embedding(TIME, WIDTH)
+        self.drop = nn.Dropout(0.1)
+        self.h = nn.ModuleList(Block() for _ in range(4))
+        self.ln_f, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCAB, bias=False)
+
+    def forward(self, input_ids, labels):
+        x = self.wte(input_ids) + self.wpe(torch.arange(TIME))
+        x = self.drop(x + 0.05 * torch.randn_like(x) + 0.05 * torch.rand_like(x))
+        for block in self.h:
+            x = block(x)
+        return F.cross_entropy(self.head(self.ln_f(x)).flatten(0, 1), labels.flatten(), ignore_index=-100)
+
+
+def main():
+    OUT.mkdir(exist_ok=True)
+    torch.manual_seed(1)
+    model = Gpt().train()
+    args = (torch.randint(0, VOCAB, (8, TIME)), torch.randint(0, VOCAB, (8, TIME)))
+    batch = {0: torch.export.Dim("batch")}
+    torch.onnx.export(model, args, OUT / "dynamo.onnx", dynamo=True, dynamic_shapes=(batch, batch), external_data=False)
+    torch.onnx.export(model, args, OUT / "torchscript.onnx", dynamo=False, training=torch.onnx.TrainingMode.TRAINING,
+                      do_constant_folding=False, opset_version=17, input_names=["input_ids", "labels"],
+                      dynamic_axes={"input_ids": {0: "batch"}, "labels": {0: "batch"}})
+    for path in OUT.glob("*.onnx"):
+        file = onnx.load(path)
+        for node in file.graph.node:
+            for item in [p for p in node.metadata_props if p.key == "pkg.torch.onnx.stack_trace"]:
+                node.metadata_props.remove(item)
+        onnx.save(file, path)
+
+
+main()
