@@ -133,6 +133,17 @@ Result<Dag> make_dag(Graph graph, const DagSpec& spec);
 // order.
 Result<Dag> expand_tasks(Dag dag);
 
+// The compute tasks of one cell in the order wanted. In an overlap, tasks [first, second) and
+// [second, end) have no order between them.
+struct Overlap {
+  int32_t first = 0, second = 0, end = 0;
+};
+struct ComputeOrder {
+  std::vector<TaskId> tasks;
+  std::vector<Overlap> overlaps;  // ascending
+  std::vector<int32_t> wholes;  // ascending: positions of a BI that its BW follows as one backward
+};
+
 // For each item the tasks that write it (several for accumulators), ascending.
 std::vector<std::vector<TaskId>> writers(const Dag& dag);
 // "%name@microbatch/cell", without the parts that do not apply.

@@ -28,8 +28,8 @@ Result<Graph> apply_annotate(Graph forward, const Annotate& annotate, const Vari
 // Ops on data alone (no parameter reaches them, no matrix product) go to the regions of `tags` that
 // read them, one copy each: a mask is computed in every stage, not sent down the pipeline. Values
 // stay the same bit for bit. Requires a tagged forward graph.
-Result<Graph> clone_data_ops(Graph forward, std::span<const std::string> tags,
-                             const SourceSpan& at, Explanations& out);
+Result<Graph> clone_data_ops(Graph forward, std::span<const std::string> tags, const SourceSpan& at,
+                             Explanations& out);
 
 // A contiguous cut of the ops, in graph order, into `into` regions: minimises the largest region's
 // cost, in matrix FLOPs of the forward plus what its boundary values cost to send (kFlopsPerByte
@@ -53,10 +53,10 @@ Result<Dag> apply_place(Dag dag, const std::vector<Place>& places, const Variabl
 // Gradient reductions: bucket size and stream.
 Result<Dag> apply_replicate(Dag dag, const std::vector<Replicate>& replicates, Explanations& out);
 
-// The compute order per cell that the order programs ask for; empty when there are none. Requires
-// tasks.
-Result<std::vector<std::vector<TaskId>>> apply_order(const Dag& dag,
-                                                     const std::vector<Order>& orders,
-                                                     const Variables& variables, Explanations& out);
+// The compute order per cell that the order directive asks for; empty when there is none. Requires
+// tasks. Errors: an item that finds no task, or names a tag value that the device has not; tasks
+// that no item takes; anything after U.
+Result<std::vector<ComputeOrder>> apply_order(const Dag& dag, const std::vector<Order>& orders,
+                                              const Variables& variables, Explanations& out);
 
 }  // namespace piper

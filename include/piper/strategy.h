@@ -97,11 +97,13 @@ struct Order {
   std::string program;           // text; parsed when read, expanded by expand_order
   SourceSpan at, program_at;     // program_at: where its first line starts
   Variables bound;               // params and mesh sizes; expand_order's own variables come first
+  std::string micro = "mb";      // what split calls the microbatch
 };
 // The items of `order` at coordinate r of its axis; variables: r, P (axis size), M (microbatches); at most a million items.
 Result<std::vector<OrderItem>> expand_order(const Order& order, const Variables& variables);
 // Passes and tags that the program can name, without expanding it: {"F","BI","BW"} splits the backward.
 Result<std::vector<std::string>> passes_named(const Order& order);
+Result<std::vector<std::string>> tags_named(const Order& order);
 
 struct MeshAxis {
   std::string name;

@@ -31,21 +31,26 @@ Variables scope_of(const Strategy& strategy) {
   return variables;
 }
 
-// Tags that tell regions apart: all that some place or order directive names.
-std::vector<std::string> region_tags(const Strategy& strategy, const Graph& graph) {
+// Tags that tell regions apart: all of the graph's that some place or order directive names.
+Result<std::vector<std::string>> region_tags(const Strategy& strategy, const Graph& graph) {
   std::vector<std::string> tags;
+  const auto add = [&](const std::string& tag) {
+    if (graph.tag_index(tag) >= 0 && std::find(tags.begin(), tags.end(), tag) == tags.end())
+      tags.push_back(tag);
+  };
   for (const Place& place : strategy.places)
-    for (const Condition& condition : place.where)
-      if (condition.tag != "pass" && condition.tag != "mb" && graph.tag_index(condition.tag) >= 0 &&
-          std::find(tags.begin(), tags.end(), condition.tag) == tags.end())
-        tags.push_back(condition.tag);
+    for (const Condition& condition : place.where) add(condition.tag);
+  for (const Order& order : strategy.orders) {
+    PIPER_ASSIGN(const auto named, tags_named(order));
+    for (const std::string& tag : named) add(tag);
+  }
   return tags;
 }
 
 Result<Graph> annotated(Graph graph, const Strategy& strategy, Explanations& explain) {
   PIPER_ASSIGN(graph,
                apply_annotate(std::move(graph), strategy.annotate, scope_of(strategy), explain));
-  const std::vector<std::string> tags = region_tags(strategy, graph);
+  PIPER_ASSIGN(const std::vector<std::string> tags, region_tags(strategy, graph));
   return clone_data_ops(std::move(graph), tags, strategy.annotate.at, explain);
 }
 
@@ -77,11 +82,11 @@ Result<PlanSet> make_plans(const Graph& step, const Strategy& strategy, Cut cut,
   DagSpec spec;
   if (target == Target::kUncut) cut.microbatches = cut.replicas = 1;
   if (!oracle) spec.mesh = cut.mesh;
-  if (!oracle) spec.region_tags = region_tags(strategy, step);
   spec.microbatches = cut.microbatches;
   spec.replicas = cut.replicas;
   spec.sequential_replicas = oracle;
   if (!oracle) {
+    PIPER_ASSIGN(spec.region_tags, region_tags(strategy, step));
     PIPER_ASSIGN(spec.split_backward, splits_backward(strategy));
   }
   PIPER_ASSIGN(Graph graph,
@@ -98,7 +103,7 @@ Result<PlanSet> make_plans(const Graph& step, const Strategy& strategy, Cut cut,
   }
   PIPER_ASSIGN(dag, steps.run(
                         "dag", [&] { return expand_tasks(std::move(dag)); }, print_dag));
-  std::vector<std::vector<TaskId>> order;
+  std::vector<ComputeOrder> order;
   if (!oracle) {
     PIPER_ASSIGN(order, apply_order(dag, strategy.orders, variables, explain));
   }

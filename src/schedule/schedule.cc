@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <span>
 
 namespace piper {
 namespace {
@@ -45,8 +46,10 @@ class Issuer {
         deps_(deps),
         issued_(dag.tasks.size()),
         missing_(dag.tasks.size()),
-        next_(dag.cells.size()) {
+        next_(dag.cells.size()),
+        next_pair_(dag.cells.size()) {
     schedule_.order.resize(dag.cells.size());
+    schedule_.overlaps.resize(dag.cells.size());
     waiters_.resize(dag.tasks.size());
     for (size_t t = 0; t < dag.tasks.size(); ++t) {
       const Task& task = dag.tasks[t];
@@ -57,7 +60,7 @@ class Issuer {
     }
   }
 
-  Result<Schedule> run(const std::vector<std::vector<TaskId>>& compute) {
+  Result<Schedule> run(const std::vector<ComputeOrder>& compute) {
     // What microbatches need of the whole step, on whichever cells it is made.
     const std::vector<bool> needed = needed_by_ordered();
     for (size_t t = 0; t < dag_.tasks.size(); ++t) {
@@ -68,13 +71,10 @@ class Issuer {
     for (bool progress = true; progress;) {
       progress = false;
       for (size_t cell = 0; cell < compute.size(); ++cell)
-        while (next_[cell] < compute[cell].size() && can_issue(compute[cell][next_[cell]])) {
-          issue_with_needs(compute[cell][next_[cell]++]);
-          progress = true;
-        }
+        while (advance(compute[cell], cell)) progress = true;
     }
     for (size_t cell = 0; cell < compute.size(); ++cell)
-      if (next_[cell] < compute[cell].size()) return deadlock(compute);
+      if (next_[cell] < compute[cell].tasks.size()) return deadlock(compute);
     for (size_t t = 0; t < dag_.tasks.size(); ++t)
       if (!issued_[t]) issue(TaskId(t));
     return std::move(schedule_);
@@ -87,6 +87,50 @@ class Issuer {
       if (needed[t] || is_ordered(dag_.tasks[t]))
         for (TaskId d : deps_[t]) needed[d.index()] = true;
     return needed;
+  }
+  // Issues the cell's next task, or its next two that overlap; false: they must wait.
+  bool advance(const ComputeOrder& compute, size_t cell) {
+    if (next_[cell] == compute.tasks.size()) return false;
+    size_t& pair = next_pair_[cell];
+    const bool overlaps = pair < compute.overlaps.size() &&
+                          static_cast<size_t>(compute.overlaps[pair].first) == next_[cell];
+    if (!overlaps) {
+      if (!can_issue(compute.tasks[next_[cell]])) return false;
+      issue_with_needs(compute.tasks[next_[cell]++]);
+      return true;
+    }
+    const auto [first, second, end] = compute.overlaps[pair];
+    const std::span<const TaskId> a(&compute.tasks[static_cast<size_t>(first)],
+                                    static_cast<size_t>(second - first));
+    const std::span<const TaskId> b(&compute.tasks[static_cast<size_t>(second)],
+                                    static_cast<size_t>(end - second));
+    if (!can_issue_all(a) || !can_issue_all(b)) return false;
+    issue_overlap(a, b, cell);
+    next_[cell] = static_cast<size_t>(end);
+    ++pair;
+    return true;
+  }
+  // Whether the tasks can be issued one after another.
+  bool can_issue_all(std::span<const TaskId> tasks) {
+    size_t good = 0;
+    for (; good < tasks.size() && can_issue(tasks[good]); ++good)
+      issued_[tasks[good].index()] = true;
+    for (size_t i = 0; i < good; ++i) issued_[tasks[i].index()] = false;
+    return good == tasks.size();
+  }
+  void issue_overlap(std::span<const TaskId> a, std::span<const TaskId> b, size_t cell) {
+    const auto& order = schedule_.order[cell];
+    for (const auto tasks : {a, b})
+      for (TaskId task : tasks)
+        for (TaskId d : deps_[task.index()])
+          if (!issued_[d.index()] && !is_ordered(dag_.tasks[d.index()])) issue_with_needs(d);
+    Overlap at;
+    at.first = static_cast<int32_t>(order.size());
+    for (TaskId task : a) issue_with_needs(task);
+    at.second = static_cast<int32_t>(order.size());
+    for (TaskId task : b) issue_with_needs(task);
+    at.end = static_cast<int32_t>(order.size());
+    schedule_.overlaps[cell].push_back(at);
   }
   // Whether the task, and all that can be issued on demand before it, can be issued now.
   bool can_issue(TaskId id) const {
@@ -111,17 +155,17 @@ class Issuer {
       if (--missing_[w.index()] == 0 && !issued_[w.index()]) issue(w);
   }
 
-  // What keeps a task from being issued: the first task in another cell, or later in this cell's
-  // order.
-  TaskId blocker(TaskId id) const {
+  // What keeps a task from being issued: tasks that no demand can issue, found through those that
+  // it can.
+  void find_blockers(TaskId id, std::vector<TaskId>& out) const {
     const Task& task = dag_.tasks[id.index()];
     for (TaskId d : deps_[id.index()]) {
       if (issued_[d.index()]) continue;
-      if (is_ordered(dag_.tasks[d.index()])) return d;
-      if (dag_.tasks[d.index()].cell == task.cell && !can_issue(d)) return blocker(d);
-      if (dag_.tasks[d.index()].cell != task.cell) return blocker(d);
+      if (is_ordered(dag_.tasks[d.index()]))
+        out.push_back(d);
+      else if (dag_.tasks[d.index()].cell != task.cell || !can_issue(d))
+        find_blockers(d, out);
     }
-    return id;
   }
   std::string where(TaskId id) const {
     const Task& task = dag_.tasks[id.index()];
@@ -134,20 +178,62 @@ class Issuer {
             fmt::format(" {}={}", dag_.mesh[a].name, dag_.cells[static_cast<size_t>(task.cell)][a]);
     return text;
   }
-  Error deadlock(const std::vector<std::vector<TaskId>>& compute) const {
+  // The tasks that cells wait with, and for each of them what it waits for.
+  struct Wait {
+    TaskId head, block;
+  };
+  std::vector<std::vector<Wait>> find_waits(const std::vector<ComputeOrder>& compute) const {
+    std::vector<std::vector<Wait>> waits(compute.size());
+    for (size_t cell = 0; cell < compute.size(); ++cell) {
+      const auto& tasks = compute[cell].tasks;
+      const auto& overlaps = compute[cell].overlaps;
+      if (next_[cell] == tasks.size()) continue;
+      std::vector<TaskId> heads{tasks[next_[cell]]};
+      const bool pair = next_pair_[cell] < overlaps.size() &&
+                        static_cast<size_t>(overlaps[next_pair_[cell]].first) == next_[cell];
+      if (pair) heads.push_back(tasks[static_cast<size_t>(overlaps[next_pair_[cell]].second)]);
+      for (TaskId head : heads) {
+        std::vector<TaskId> blocks;
+        find_blockers(head, blocks);
+        for (TaskId block : blocks) waits[cell].push_back({head, block});
+      }
+    }
+    return waits;
+  }
+  // The shortest way from `start` back to it along the waits, by breadth; empty: there is none.
+  std::vector<Wait> shortest_circle(const std::vector<std::vector<Wait>>& waits,
+                                    size_t start) const {
+    std::vector<size_t> open{start};
+    std::vector<std::pair<size_t, Wait>> reached(waits.size(), {waits.size(), {}});
+    for (size_t i = 0; i < open.size(); ++i) {
+      for (const Wait& wait : waits[open[i]]) {
+        const auto to = static_cast<size_t>(dag_.tasks[wait.block.index()].cell);
+        if (reached[to].first < waits.size()) continue;
+        reached[to] = {open[i], wait};
+        if (to != start) {
+          open.push_back(to);
+          continue;
+        }
+        std::vector<Wait> circle;
+        for (size_t at = start; circle.empty() || at != start; at = reached[at].first)
+          circle.insert(circle.begin(), reached[at].second);
+        return circle;
+      }
+    }
+    return {};
+  }
+  Error deadlock(const std::vector<ComputeOrder>& compute) const {
     Error error =
         fail("the order cannot run: its tasks wait for each other").with_code(ExitCode::kRefused);
-    size_t cell = 0;
-    while (next_[cell] >= compute[cell].size()) ++cell;
-    std::vector<bool> seen(compute.size());
-    while (!seen[cell]) {
-      seen[cell] = true;
-      const TaskId head = compute[cell][next_[cell]];
-      const TaskId block = blocker(head);
-      error.notes.push_back(
-          fmt::format("{} comes next and waits for {}", where(head), where(block)));
-      cell = static_cast<size_t>(dag_.tasks[block.index()].cell);
+    const auto waits = find_waits(compute);
+    std::vector<Wait> best;
+    for (size_t cell = 0; cell < waits.size(); ++cell) {
+      const std::vector<Wait> circle = shortest_circle(waits, cell);
+      if (!circle.empty() && (best.empty() || circle.size() < best.size())) best = circle;
     }
+    for (const Wait& wait : best)
+      error.notes.push_back(
+          fmt::format("{} comes next and waits for {}", where(wait.head), where(wait.block)));
     return error;
   }
 
@@ -157,6 +243,7 @@ class Issuer {
   std::vector<int32_t> missing_;              // eager tasks: dependencies not issued yet
   std::vector<std::vector<TaskId>> waiters_;  // eager tasks that a task holds back
   std::vector<size_t> next_;                  // by cell: position in its compute order
+  std::vector<size_t> next_pair_;             // by cell: its next overlap
   Schedule schedule_;
 };
 
@@ -212,7 +299,7 @@ class Greedy {
     }
   }
 
-  std::vector<std::vector<TaskId>> run() {
+  std::vector<ComputeOrder> run() {
     for (;;) {
       Choice best;
       for (size_t cell = 0; cell < waiting_.size(); ++cell) {
@@ -255,19 +342,20 @@ class Greedy {
     finish_[choice.task.index()] = clock_[cell] = choice.start + unit_cost(task.pass);
     if (task.pass == 'F') ++in_flight_[cell];
     if (priority(task.pass) == 0) --in_flight_[cell];
-    order_[cell].push_back(choice.task);
+    order_[cell].tasks.push_back(choice.task);
     waiting_[cell].erase(std::find(waiting_[cell].begin(), waiting_[cell].end(), choice.task));
   }
 
   const Dag& dag_;
   std::vector<std::vector<TaskId>> needs_;
   std::vector<int64_t> finish_, clock_, in_flight_, limit_;
-  std::vector<std::vector<TaskId>> order_, waiting_;
+  std::vector<ComputeOrder> order_;
+  std::vector<std::vector<TaskId>> waiting_;
 };
 
 }  // namespace
 
-Result<Schedule> make_schedule(const Dag& dag, const std::vector<std::vector<TaskId>>& compute) {
+Result<Schedule> make_schedule(const Dag& dag, const std::vector<ComputeOrder>& compute) {
   const auto deps = find_dependencies(dag);
   if (compute.empty()) return Issuer(dag, deps).run(Greedy(dag, deps).run());
   return Issuer(dag, deps).run(compute);

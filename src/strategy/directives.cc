@@ -100,6 +100,7 @@ Status read_order(const Fields& map, const Scope& scope, const Names& names, Str
   order.program = text.text;
   order.program_at = text.inside;
   order.bound = scope.integers;
+  if (!out.splits.empty()) order.micro = out.splits[0].as;
   PIPER_ASSIGN(const program::Program program, program::parse(order));
   std::vector<std::string> known = scope.integer_names();
   known.insert(known.end(), {"r", "P", "M"});

@@ -105,11 +105,11 @@ class Runner {
   int64_t steps_ = 0;
 };
 
-void collect_passes(const program::Program& block, std::vector<std::string>& out) {
+void collect_items(const program::Program& block, std::vector<const program::Item*>& out) {
   for (const Statement& statement : block) {
-    for (const program::Item& item : statement.items) out.push_back(item.pass);
-    collect_passes(statement.body, out);
-    collect_passes(statement.otherwise, out);
+    for (const program::Item& item : statement.items) out.push_back(&item);
+    collect_items(statement.body, out);
+    collect_items(statement.otherwise, out);
   }
 }
 
@@ -129,10 +129,26 @@ Result<std::vector<OrderItem>> expand_order(const Order& order, const Variables&
 
 Result<std::vector<std::string>> passes_named(const Order& order) {
   PIPER_ASSIGN(const program::Program program, program::parse(order));
-  std::vector<std::string> all, out;
-  collect_passes(program, all);
+  std::vector<const program::Item*> items;
+  collect_items(program, items);
+  std::vector<std::string> out;
   for (const char* pass : {"F", "B", "BI", "BW", "U"}) {
-    if (std::find(all.begin(), all.end(), pass) != all.end()) out.emplace_back(pass);
+    const bool named = std::any_of(items.begin(), items.end(),
+                                   [&](const program::Item* item) { return item->pass == pass; });
+    if (named) out.emplace_back(pass);
+  }
+  return out;
+}
+
+Result<std::vector<std::string>> tags_named(const Order& order) {
+  PIPER_ASSIGN(const program::Program program, program::parse(order));
+  std::vector<const program::Item*> items;
+  collect_items(program, items);
+  std::vector<std::string> out;
+  for (const program::Item* item : items) {
+    for (const auto& [tag, value] : item->tags) {
+      if (std::find(out.begin(), out.end(), tag) == out.end()) out.push_back(tag);
+    }
   }
   return out;
 }

@@ -1,0 +1,214 @@
+#include "order_pool.h"
+
+#include <algorithm>
+#include <set>
+
+namespace piper {
+namespace {
+
+const char* pass_name(char pass) {
+  switch (pass) {
+    case 'I':
+      return "BI";
+    case 'W':
+      return "BW";
+    case 'B':
+      return "B";
+    default:
+      return "F";
+  }
+}
+
+bool is_ordered_pass(char pass) { return pass == 'F' || pass == 'B' || pass == 'I' || pass == 'W'; }
+
+std::string list(const std::set<int64_t>& values) {
+  if (values.size() > 8) return fmt::format("{} to {}", *values.begin(), *values.rbegin());
+  std::string text;
+  for (int64_t value : values) text += fmt::format("{}{}", text.empty() ? "" : ", ", value);
+  return text;
+}
+
+}  // namespace
+
+std::vector<std::vector<TaskId>> ordered_tasks(const Dag& dag) {
+  std::vector<std::vector<TaskId>> tasks(dag.cells.size());
+  for (size_t t = 0; t < dag.tasks.size(); ++t) {
+    const Task& task = dag.tasks[t];
+    if (task.kind == TaskKind::kCompute && is_ordered_pass(task.pass))
+      tasks[static_cast<size_t>(task.cell)].push_back(TaskId(t));
+  }
+  return tasks;
+}
+
+OrderPool::OrderPool(const Dag& dag, int32_t cell, const std::vector<TaskId>& tasks,
+                     const std::string& micro_tag)
+    : dag_(dag), micro_tag_(micro_tag) {
+  for (const Chunk& chunk : dag.chunks) {
+    const bool known = std::find(regions_.begin(), regions_.end(), chunk.tags) != regions_.end();
+    if (chunk.cell == cell && chunk.pass == 'F' && !known) regions_.push_back(chunk.tags);
+  }
+  add_entries(tasks);
+  join_halves();
+}
+
+void OrderPool::add_entries(const std::vector<TaskId>& tasks) {
+  std::map<std::vector<int32_t>, int32_t> local;
+  for (size_t i = 0; i < regions_.size(); ++i) local[regions_[i]] = static_cast<int32_t>(i);
+  for (TaskId id : tasks) {
+    const auto it = local.find(dag_.chunks[dag_.tasks[id.index()].chunk.index()].tags);
+    entries_.push_back({id, it == local.end() ? -1 : it->second});
+  }
+  std::stable_sort(entries_.begin(), entries_.end(),
+                   [&](const Entry& a, const Entry& b) { return task(a).micro < task(b).micro; });
+}
+
+void OrderPool::join_halves() {
+  std::map<std::pair<int32_t, int32_t>, size_t> weights;  // chunk, microbatch
+  for (size_t i = 0; i < entries_.size(); ++i)
+    if (task(entries_[i]).pass == 'W') weights[{entries_[i].chunk, task(entries_[i]).micro}] = i;
+  for (Entry& entry : entries_) {
+    if (task(entry).pass != 'I') continue;
+    const auto weight = weights.find({entry.chunk, task(entry).micro});
+    if (weight == weights.end()) continue;
+    entry.partner = static_cast<int32_t>(weight->second);
+    entries_[weight->second].alone = false;
+  }
+}
+
+// Where BI and BW are tasks, B is a BI with its BW, or the one of them that there is.
+bool OrderPool::has_pass(const Entry& entry, const std::string& pass) const {
+  const char is = task(entry).pass;
+  if (pass == "B") return is == 'B' || is == 'I' || (is == 'W' && entry.alone);
+  return pass == pass_name(is);
+}
+
+bool OrderPool::is_taken(const Entry& entry, const std::string& pass) const {
+  const bool other_half = pass == "B" && entry.partner >= 0 &&
+                          entries_[static_cast<size_t>(entry.partner)].taken_by >= 0;
+  return entry.taken_by >= 0 || other_half;
+}
+
+Result<int64_t> OrderPool::value_of(const Entry& entry, const std::string& tag) const {
+  if (tag == micro_tag_) return int64_t{task(entry).micro};
+  if (tag == "chunk") return int64_t{entry.chunk};
+  const auto it = std::find(dag_.region_tags.begin(), dag_.region_tags.end(), tag);
+  return int64_t{dag_.chunks[task(entry).chunk.index()]
+                     .tags[static_cast<size_t>(it - dag_.region_tags.begin())]};
+}
+
+Status OrderPool::check_tag(const std::string& tag, const OrderItem& item) const {
+  std::vector<std::string> names = dag_.region_tags;
+  names.insert(names.end(), {micro_tag_, "chunk"});
+  if (std::find(names.begin(), names.end(), tag) != names.end()) return ok_status();
+  return fail(item.at, "order: tasks have no tag '{}'{}", tag, did_you_mean(tag, names))
+      .with_note("the tags are " + join(names, ", "));
+}
+
+// A value that no task of the cell has is a mistake, also with '?'.
+Status OrderPool::check_values(const OrderItem& item) const {
+  for (const auto& [tag, wanted] : item.tags) {
+    std::set<int64_t> there;
+    for (const Entry& entry : entries_) {
+      PIPER_ASSIGN(const int64_t value, value_of(entry, tag));
+      there.insert(value);
+    }
+    if (there.count(wanted) > 0) continue;
+    return fail(item.at, "order: no task of this device has {}={}", tag, wanted)
+        .with_note(fmt::format("its tasks have {} {}", tag, list(there)))
+        .with_code(ExitCode::kRefused);
+  }
+  return ok_status();
+}
+
+Result<OrderPool::Queue*> OrderPool::queue_of(const OrderItem& item) {
+  Key key{item.pass, {}};
+  std::vector<int64_t> wanted;
+  for (const auto& [tag, value] : item.tags) {
+    key.second.push_back(tag);
+    wanted.push_back(value);
+  }
+  auto [queues, is_new] = queues_.try_emplace(key);
+  if (is_new) {
+    for (const auto& [tag, value] : item.tags) PIPER_TRY(check_tag(tag, item));
+    for (size_t i = 0; i < entries_.size(); ++i) {
+      if (!has_pass(entries_[i], item.pass)) continue;
+      std::vector<int64_t> values;
+      for (const std::string& tag : key.second) {
+        PIPER_ASSIGN(const int64_t value, value_of(entries_[i], tag));
+        values.push_back(value);
+      }
+      queues->second[values].entries.push_back(static_cast<int32_t>(i));
+    }
+  }
+  const auto queue = queues->second.find(wanted);
+  if (queue != queues->second.end()) return &queue->second;
+  PIPER_TRY(check_values(item));
+  return &none_;
+}
+
+Result<Taken> OrderPool::take(const OrderItem& item, int32_t number) {
+  PIPER_ASSIGN(Queue * queue, queue_of(item));
+  while (queue->next < queue->entries.size() &&
+         is_taken(entries_[static_cast<size_t>(queue->entries[queue->next])], item.pass))
+    ++queue->next;
+  if (queue->next == queue->entries.size()) return Taken{};
+  Entry& entry = entries_[static_cast<size_t>(queue->entries[queue->next])];
+  entry.taken_by = number;
+  Taken taken{entry.task};
+  if (item.pass == "B" && entry.partner >= 0) {
+    Entry& weight = entries_[static_cast<size_t>(entry.partner)];
+    weight.taken_by = number;
+    taken.push_back(weight.task);
+  }
+  return taken;
+}
+
+std::string OrderPool::short_name(TaskId id, const std::string& pass) const {
+  const Task& task = dag_.tasks[id.index()];
+  std::string stage;
+  if (regions_.size() > 1) {
+    const Chunk& chunk = dag_.chunks[task.chunk.index()];
+    const auto tag = std::find(dag_.region_tags.begin(), dag_.region_tags.end(), "stage");
+    const auto local = std::find(regions_.begin(), regions_.end(), chunk.tags);
+    stage = std::to_string(tag == dag_.region_tags.end()
+                               ? static_cast<int32_t>(local - regions_.begin())
+                               : chunk.tags[static_cast<size_t>(tag - dag_.region_tags.begin())]);
+  }
+  return fmt::format("{}{}{}", stage, pass.empty() ? pass_name(task.pass) : pass, task.micro);
+}
+
+std::string OrderPool::why_none(const OrderItem& item) {
+  const auto queue = queue_of(item);
+  if (!queue || (*queue)->entries.empty()) return "the device has no such task";
+  int32_t last = -1;
+  for (int32_t entry : (*queue)->entries) {
+    const Entry& one = entries_[static_cast<size_t>(entry)];
+    last = std::max(last, one.taken_by);
+    if (one.partner >= 0)
+      last = std::max(last, entries_[static_cast<size_t>(one.partner)].taken_by);
+  }
+  const size_t count = (*queue)->entries.size();
+  return fmt::format("the device has {} of them, and item {} took the last", count, last);
+}
+
+std::vector<TaskId> OrderPool::left() const {
+  std::vector<TaskId> left;
+  for (const Entry& entry : entries_)
+    if (entry.taken_by < 0) left.push_back(entry.task);
+  return left;
+}
+
+std::string OrderPool::count_passes(bool taken) const {
+  std::vector<std::string> counts;
+  for (const char pass : {'F', 'B', 'I', 'W'}) {
+    const auto all = std::count_if(entries_.begin(), entries_.end(),
+                                   [&](const Entry& e) { return task(e).pass == pass; });
+    const auto some = std::count_if(entries_.begin(), entries_.end(), [&](const Entry& e) {
+      return task(e).pass == pass && e.taken_by >= 0;
+    });
+    if (all > 0) counts.push_back(fmt::format("{} {}", taken ? some : all, pass_name(pass)));
+  }
+  return join(counts, ", ");
+}
+
+}  // namespace piper

@@ -1,0 +1,265 @@
+// The library of schedules: every order equal cell for cell to the published one, made here from
+// its rule or read from PyTorch's files; bubble and activations as the closed forms say.
+#include <algorithm>
+#include <deque>
+#include <functional>
+#include <map>
+
+#include "unit/chain.h"
+
+namespace piper {
+namespace {
+
+using Cells = std::vector<std::string>;
+
+std::string text_of(const Cells& cells) {
+  std::string text;
+  for (const std::string& cell : cells) text += (text.empty() ? "" : " ") + cell;
+  return text;
+}
+std::string cell(int64_t stage, const char* pass, int64_t micro) {
+  return fmt::format("{}{}{}", stage, pass, micro);
+}
+// A full backward where its parts stand together, as PyTorch writes it for execution.
+Cells merged(const Cells& cells) {
+  Cells out;
+  for (const std::string& c : cells) {
+    std::string before = c;
+    if (const size_t w = c.find('W'); w != std::string::npos && !out.empty()) {
+      before[w] = 'I';
+      if (out.back() == before) {
+        out.back()[w] = 'B';
+        continue;
+      }
+    }
+    out.push_back(c);
+  }
+  return out;
+}
+
+// ---- The published rules -----------------------------------------------------------------------
+
+Cells in_flight(int64_t r, int64_t M, int64_t ahead) {
+  Cells out;
+  for (int64_t f = 0, b = 0; b < M;) {
+    const bool forward = f < M && f - b < ahead;
+    out.push_back(forward ? cell(r, "F", f++) : cell(r, "B", b++));
+  }
+  return out;
+}
+
+// Groups of G microbatches, chunk by chunk. G is PyTorch's, and so P where that divides M.
+int64_t rounds(int64_t P, int64_t M) { return std::max<int64_t>(1, M / P); }
+std::vector<std::pair<int64_t, int64_t>> table(int64_t P, int64_t V, int64_t M) {
+  const int64_t G = M / rounds(P, M);
+  std::vector<std::pair<int64_t, int64_t>> out;  // chunk, microbatch
+  for (int64_t g = 0; g < M; g += G)
+    for (int64_t v = 0; v < V; ++v)
+      for (int64_t m = g; m < std::min(M, g + G); ++m) out.emplace_back(v, m);
+  return out;
+}
+
+Cells interleaved(int64_t P, int64_t V, int64_t M, int64_t r) {
+  const auto order = table(P, V, M);
+  const int64_t warm = std::min(2 * (P - 1 - r) + (V - 1) * (M / rounds(P, M)), M * V);
+  Cells out;
+  for (int64_t k = 0; k < M * V + warm; ++k) {
+    if (k < M * V) {
+      const auto [v, m] = order[static_cast<size_t>(k)];
+      out.push_back(cell(v * P + r, "F", m));
+    }
+    if (k >= warm) {
+      const auto [v, m] = order[static_cast<size_t>(k - warm)];
+      out.push_back(cell((V - 1 - v) * P + r, "B", m));
+    }
+  }
+  return out;
+}
+
+Cells looped(int64_t P, int64_t V, int64_t M, int64_t r) {
+  Cells out;
+  for (int64_t v = 0; v < V; ++v)
+    for (int64_t m = 0; m < M; ++m) out.push_back(cell(v * P + r, "F", m));
+  for (int64_t v = V; v-- > 0;)
+    for (int64_t m = M; m-- > 0;) out.push_back(cell(v * P + r, "B", m));
+  return out;
+}
+
+Cells zero_bubble_1(int64_t P, int64_t V, int64_t M, int64_t r) {
+  const auto order = table(P, V, M);
+  const auto backward = [&](const char* pass, int64_t k) {
+    const auto [v, m] = order[static_cast<size_t>(k)];
+    return cell((V - 1 - v) * P + r, pass, m);
+  };
+  const int64_t warm = std::min((V - 1) * (M / rounds(P, M)) + P - 1 - r, M * V);
+  Cells out;
+  int64_t f = 0, w = 0;
+  const auto forward = [&] {
+    if (f == M * V) return;
+    const auto [v, m] = order[static_cast<size_t>(f++)];
+    out.push_back(cell(v * P + r, "F", m));
+  };
+  for (int64_t k = 0; k < warm; ++k) forward();
+  for (int64_t k = 0; k < M * V; ++k) {
+    forward();
+    out.push_back(backward("I", k));
+    if (k >= r) out.push_back(backward("W", w++));
+  }
+  while (w < M * V) out.push_back(backward("W", w++));
+  return out;
+}
+
+Cells zero_bubble_2(int64_t P, int64_t M, int64_t r) {
+  Cells out;
+  int64_t f = 0, w = 0;
+  while (f < std::min(M, 2 * (P - 1 - r) + 1)) out.push_back(cell(r, "F", f++));
+  for (int64_t k = 0; k < M; ++k) {
+    out.push_back(cell(r, "I", k));
+    if (k >= 2 * r) out.push_back(cell(r, "W", w++));
+    if (f < M) out.push_back(cell(r, "F", f++));
+  }
+  while (w < M) out.push_back(cell(r, "W", w++));
+  return out;
+}
+
+// Counts as in the rule; what lies beyond the last microbatch is dropped at the end.
+Cells zero_bubble_v(int64_t P, int64_t M, int64_t r) {
+  const int64_t n = std::max(2 * P - 1, M), s[2] = {r, 2 * P - 1 - r};
+  std::map<std::pair<char, int>, int64_t> count;
+  Cells out;
+  const auto add = [&](char pass, int chunk) {
+    const int64_t m = count[{pass, chunk}]++;
+    if (m < M) out.push_back(cell(s[chunk], std::string(1, pass).c_str(), m));
+  };
+  for (int64_t i = 0; i < 2 * (P - r) - 1; ++i) add('F', 0);
+  for (int64_t i = 0; i < r; ++i) add('F', 1), add('F', 0);
+  for (int64_t i = 0; i < P - r; ++i) add('F', 1), add('I', 1), add('W', 1);
+  while (count[{'F', 1}] < count[{'F', 0}] || count[{'F', 0}] < n) {
+    if (count[{'F', 0}] < n) add('F', 0);
+    add('I', 0), add('W', 0), add('F', 1), add('I', 1), add('W', 1);
+  }
+  for (int64_t i = 0; i < r; ++i) add('I', 0), add('I', 1);
+  for (int64_t i = 0; i < P - r; ++i) add('I', 0), add('W', 0);
+  while (count[{'W', 1}] < n) add('W', 1);
+  while (count[{'W', 0}] < n) add('W', 0);
+  return out;
+}
+
+// Weight gradients wait in a queue.
+Cells dual_pipe_v(int64_t P, int64_t M, int64_t r) {
+  const int64_t s[2] = {r, 2 * P - 1 - r};
+  int64_t f[2] = {}, b[2] = {};
+  std::deque<std::string> queue;
+  Cells out;
+  const auto forward = [&](int c) { return cell(s[c], "F", f[c]++); };
+  const auto backward = [&](int c) { return cell(s[c], "B", b[c]++); };
+  const auto input = [&](int c) {
+    queue.push_back(cell(s[c], "W", b[c]));
+    out.push_back(cell(s[c], "I", b[c]++));
+  };
+  const auto weight = [&] {
+    out.push_back(queue.front());
+    queue.pop_front();
+  };
+  for (int64_t i = 0; i < 2 * (P - r - 1); ++i) out.push_back(forward(0));
+  for (int64_t i = 0; i < r + 1; ++i) out.push_back(forward(0)), out.push_back(forward(1));
+  for (int64_t i = 0; i < P - r - 1; ++i) input(1), weight(), out.push_back(forward(1));
+  for (int64_t i = 0; i < M - 2 * P + r + 1; ++i) {
+    if (i == 0 && r == P - 1)
+      out.push_back(forward(0)), out.push_back(backward(1));
+    else
+      out.push_back(forward(0) + "&" + backward(1));
+    out.push_back(forward(1) + "&" + backward(0));
+  }
+  for (int64_t i = 0; i < P - r - 1; ++i)
+    out.push_back(backward(1)), out.push_back(forward(1) + "&" + backward(0));
+  bool split = false;
+  for (int64_t i = 0; i < r + 1; ++i)
+    for (const int c : {1, 0}) {
+      if (i == (r + 1) / 2 && c == (r % 2 == 1 ? 1 : 0)) split = true;
+      if (split)
+        input(c);
+      else
+        out.push_back(backward(c));
+    }
+  for (int64_t i = 0; i < P - r - 1; ++i) weight(), input(0);
+  while (!queue.empty()) weight();
+  return out;
+}
+
+// Sizes by name, with the rule that makes a device's order.
+struct Rule {
+  const char* name;
+  int64_t least;  // microbatches, in P
+  std::function<int64_t(int64_t)> chunks;
+  std::function<Cells(int64_t P, int64_t V, int64_t M, int64_t r)> order;
+};
+const std::vector<Rule>& rules() {
+  static const auto any = [](int64_t v) { return v; };
+  static const auto one = [](int64_t) { return int64_t{1}; };
+  static const auto two = [](int64_t) { return int64_t{2}; };
+  static const std::vector<Rule> kRules = {
+      {"gpipe", 0, one, [](auto, auto, auto M, auto r) { return in_flight(r, M, M); }},
+      {"1f1b", 0, one, [](auto P, auto, auto M, auto r) { return in_flight(r, M, P - r); }},
+      {"interleaved-1f1b", 0, any, interleaved},
+      {"looped-bfs", 0, any, looped},
+      {"zb-h1", 0, any, zero_bubble_1},
+      {"zb-h2", 0, one, [](auto P, auto, auto M, auto r) { return zero_bubble_2(P, M, r); }},
+      {"zbv", 0, two, [](auto P, auto, auto M, auto r) { return zero_bubble_v(P, M, r); }},
+      {"dualpipev", 2, two, [](auto P, auto, auto M, auto r) { return dual_pipe_v(P, M, r); }},
+  };
+  return kRules;
+}
+
+Result<chain::Made> make(const Rule& rule, int64_t P, int64_t V, int64_t M) {
+  std::vector<Definition> more;
+  if (rule.chunks(7) == 7) more.push_back({"chunks", std::to_string(V)});
+  return chain::library(rule.name, P, V, M, more);
+}
+
+TEST(Schedules, AreThePublishedOnes) {
+  for (const Rule& rule : rules())
+    for (const int64_t P : {1, 2, 3, 4, 8})
+      for (const int64_t M : {1, 2, 3, 4, 6, 10, 16, 19})
+        for (const int64_t v : {1, 2, 3}) {
+          const int64_t V = rule.chunks(v);
+          if (M < rule.least * P || (v > 1 && rule.chunks(7) != 7)) continue;
+          if (v > 1 && M % rounds(P, M) != 0) continue;
+          const auto made = make(rule, P, V, M);
+          ASSERT_TRUE(made) << rule.name << " P=" << P << " V=" << V << " M=" << M << "\n"
+                            << print_error(made.error());
+          for (int64_t r = 0; r < P; ++r)
+            ASSERT_EQ(chain::row(*made, static_cast<size_t>(r)),
+                      text_of(merged(rule.order(P, V, M, r))))
+                << rule.name << " P=" << P << " V=" << V << " M=" << M << " r=" << r;
+        }
+}
+
+TEST(Schedules, AreThoseWrittenDown) {
+  const struct {
+    const char* name;
+    int64_t P, V, M, r;
+    const char* row;
+  } rows[] = {
+      {"1f1b", 4, 1, 4, 1, "1F0 1F1 1F2 1B0 1F3 1B1 1B2 1B3"},
+      {"interleaved-1f1b", 2, 2, 4, 0,
+       "0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1 2B2 2B3 0B2 0B3"},
+      {"zb-h1", 4, 1, 6, 2,
+       "2F0 2F1 2I0 2F2 2I1 2F3 2I2 2W0 2F4 2I3 2W1 2F5 2I4 2W2 2I5 2W3 2W4 2W5"},
+      {"zb-h2", 3, 1, 6, 1,
+       "1F0 1F1 1F2 1I0 1F3 1I1 1F4 1I2 1W0 1F5 1I3 1W1 1I4 1W2 1I5 1W3 1W4 1W5"},
+      {"dualpipev", 2, 2, 5, 0,
+       "0F0 0F1 0F2 3F0 3B0 3F1 0F3&3B1 3F2&0B0 0F4&3B2 3F3&0B1 3B3 3F4&0B2 3B4 0B3 0B4"},
+  };
+  for (const auto& one : rows) {
+    for (const Rule& rule : rules()) {
+      if (std::string(one.name) != rule.name) continue;
+      const auto made = make(rule, one.P, one.V, one.M);
+      ASSERT_TRUE(made) << print_error(made.error());
+      EXPECT_EQ(chain::row(*made, static_cast<size_t>(one.r)), one.row) << one.name;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace piper
