@@ -169,14 +169,15 @@ TEST(MatMul, HasTheSameBitsHoweverItIsCut) {
   }
 }
 
-TEST(MatMul, PacksATransposedOperandOfManyRows) {
+TEST(MatMul, PacksALeftOperandOfLongRows) {
   Random random(4);
-  const int64_t m = 1111, n = 67, k = 270;
-  const Tensor a = random.uniform(DType::kF32, {k, m}, -1, 1);
-  const Tensor b = random.uniform(DType::kF32, {k, n}, -1, 1);
-  const MatMulCase c{{k, m}, {k, n}, {m, n}, true, false};
-  expect_near(run1("MatMul", {{"trans_a", int64_t{1}}}, {a, b}, {DType::kF32, {m, n}}),
-              naive_matmul(c, a, b), 1e-5, 1e-5, "packed");
+  for (const auto& [m, n, k, trans_a] : {std::tuple{1111, 67, 270, true}, {371, 67, 1024, false}}) {
+    const MatMulCase c{trans_a ? Shape{k, m} : Shape{m, k}, {k, n}, {m, n}, trans_a, false};
+    const Tensor a = random.uniform(DType::kF32, c.a, -1, 1);
+    const Tensor b = random.uniform(DType::kF32, c.b, -1, 1);
+    expect_near(run1("MatMul", {{"trans_a", int64_t{trans_a}}}, {a, b}, {DType::kF32, {m, n}}),
+                naive_matmul(c, a, b), 2e-5, 2e-5, "packed");
+  }
 }
 
 TEST(MatMul, RefusesShapesThatDoNotFit) {

@@ -21,6 +21,10 @@ namespace piper::cpu {
 // Cut: of k in one chain of multiply-adds; of k, and of columns, in the part of b that is packed at
 // a time; rows of a that go through it before the next (a multiple of 4, 6 and 12, a tile's rows).
 inline constexpr int64_t kGemmChain = 128, kGemmDepth = 256, kGemmColumns = 512, kGemmHeight = 240;
+// Of `rows` that are left: no part is much smaller than the others.
+inline int64_t gemm_height(int64_t rows) {
+  return rows <= kGemmHeight * 3 / 2 ? rows : kGemmHeight;
+}
 
 struct Gemm {  // row-major: c[m,n] (+)= a[m,k] · b[k,n]; a is stored [k,m] if trans_a, b [n,k] if
                // trans_b
@@ -36,9 +40,12 @@ struct Gemm {  // row-major: c[m,n] (+)= a[m,k] · b[k,n]; a is stored [k,m] if 
   int64_t row_of_old() const { return old_step ? old_step : n; }
 };
 
-// Whether a, transposed, is packed: beyond this its columns fall into the same few sets of the
-// caches.
-inline bool gemm_packs_a(const Gemm& g) { return g.trans_a && g.row_of_a() > 1024; }
+// Whether a is packed: where its columns, or the rows of a tile, fall into the same few sets of the
+// caches. Packed rows lie apart by what they hold and kGemmPad.
+inline constexpr int64_t kGemmPad = 16;
+inline bool gemm_packs_a(const Gemm& g) {
+  return g.trans_a ? g.row_of_a() > 1024 : g.row_of_a() % 1024 == 0;
+}
 
 template <class T>
 using GemmFn = void (*)(const Gemm& g, const T* a, const T* b, T* c, T* scratch);

@@ -197,14 +197,15 @@ void gemm_block(const Gemm& g, const T* a, const T* b, T* c, int64_t k0, int64_t
   const bool pack = gemm_packs_a(g) && columns > width;
   Panel<T> p;
   p.depth = depth, p.c_step = g.row_of_c(), p.a_step = g.row_of_a();
-  p.block_step = g.trans_a ? kRows : kRows * p.a_step;
-  if (pack) p.a_step = kRows, p.block_step = depth * kRows;
-  for (int64_t m0 = 0; m0 < g.m; m0 += kGemmHeight) {
-    p.height = HWY_MIN(kGemmHeight, g.m - m0);
+  if (pack) p.a_step = g.trans_a ? kRows : depth + kGemmPad;
+  p.block_step = g.trans_a ? pack ? depth * kRows : kRows : kRows * p.a_step;
+  for (int64_t m0 = 0; m0 < g.m; m0 += p.height) {
+    p.height = gemm_height(g.m - m0);
     p.a = pack ? packed : g.trans_a ? a + k0 * p.a_step + m0 : a + m0 * p.a_step + k0;
     if (pack) pack_a(g, a, m0, p.height, k0, depth, packed);
     for (int64_t n = n0; n < n0 + columns; n += width) {
-      T* own = panels + (n - n0) * depth;
+      // Where no other rows wait for it, one place that stays near serves all panels.
+      T* own = p.height == g.m ? panels : panels + (n - n0) * depth;
       // Only read: whoever packs writes to `own`.
       p.b = g.packed_b ? const_cast<T*>(b + n * g.b_step + k0 * width) : own;
       p.columns = HWY_MIN(width, n0 + columns - n);
@@ -222,9 +223,9 @@ void gemm_block(const Gemm& g, const T* a, const T* b, T* c, int64_t k0, int64_t
         p.source = b + k0 * g.row_of_b() + n, p.source_step = g.row_of_b();
       } else if (!g.packed_b && m0 == 0) {
         pack_b(g, b, k0, depth, n, width, own);
-        if (n + width < n0 + columns)
-          ahead = Ahead<T>(g, b, k0, depth, n + width, HWY_MIN(width, n0 + columns - n - width));
       }
+      if (!g.packed_b && m0 == 0 && n + width < n0 + columns)
+        ahead = Ahead<T>(g, b, k0, depth, n + width, HWY_MIN(width, n0 + columns - n - width));
       if (g.trans_a) {
         panel_tiles<true>(p, ahead);
       } else {
@@ -302,7 +303,8 @@ int64_t gemm_packed_size(const Gemm& g) { return (g.n + kWidest - 1) / kWidest *
 int64_t gemm_scratch(const Gemm& g) {
   const int64_t columns = std::min((g.n + kWidest - 1) / kWidest * kWidest, kGemmColumns);
   const int64_t depth = std::min(g.k, kGemmDepth);
-  if (gemm_packs_a(g)) return kGemmDepth * (kGemmColumns + kGemmHeight);
+  if (gemm_packs_a(g))
+    return kGemmDepth * kGemmColumns + (kGemmDepth + kGemmPad) * kGemmHeight * 3 / 2;
   return g.packed_b ? 0 : depth * columns;
 }
 

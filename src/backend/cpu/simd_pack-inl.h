@@ -130,12 +130,16 @@ class Ahead {
   int64_t rows_ = 0, length_ = 0, step_ = 0, column_ = 0;
 };
 
-// A part of a transposed: blocks of kRows rows, each [depth][kRows].
+// A part of a: rows, kGemmPad apart, or transposed: blocks of kRows rows, each [depth][kRows].
 template <class T>
 void pack_a(const Gemm& g, const T* a, int64_t m0, int64_t height, int64_t k0, int64_t depth,
             T* packed) {
   const int64_t step = g.row_of_a();
-  for (int64_t i = 0; i < height; i += kRows, packed += depth * kRows) {
+  for (int64_t i = 0; !g.trans_a && i < height; ++i) {
+    std::memcpy(packed + i * (depth + kGemmPad), a + (m0 + i) * step + k0,
+                static_cast<size_t>(depth) * sizeof(T));
+  }
+  for (int64_t i = 0; g.trans_a && i < height; i += kRows, packed += depth * kRows) {
     const int64_t rows = HWY_MIN(int64_t{kRows}, height - i);
     const T* from = a + k0 * step + m0 + i;
     T* to = packed;
