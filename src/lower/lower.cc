@@ -49,21 +49,38 @@ class CellLowerer {
     for (const Param& param : dag.graph.params) params_[param.value.value] = &param;
   }
 
-  RoleProgram run(const std::vector<TaskId>& order) {
+  RoleProgram run(const std::vector<TaskId>& order, const std::vector<Overlap>& overlaps) {
     for (const DagAxis& axis : dag_.mesh) role_.mesh.emplace_back(axis.name, axis.size);
     for (const std::string& stream : dag_.streams) role_.streams.push_back({stream});
     for (const Sum& sum : dag_.sums)
       role_.sum_targets.push_back({sum.name, static_cast<int32_t>(sum.uses.size())});
     role_.batch = dag_.graph.batch;
-    for (TaskId task : order) {
-      first_instruction_[task.value] = static_cast<int32_t>(role_.body.size());
-      lower_task(dag_.tasks[task.index()]);
+    if (!overlaps.empty()) {
+      second_stream_ = static_cast<int32_t>(role_.streams.size());
+      role_.streams.push_back({"overlap"});
     }
+    std::vector<int32_t> start;  // of each task
+    size_t pair = 0;
+    for (size_t i = 0; i < order.size(); ++i) {
+      while (pair < overlaps.size() && static_cast<size_t>(overlaps[pair].end) <= i) ++pair;
+      is_second_ = pair < overlaps.size() && static_cast<size_t>(overlaps[pair].second) <= i;
+      start.push_back(static_cast<int32_t>(role_.body.size()));
+      first_instruction_[order[i].value] = start.back();
+      lower_task(dag_.tasks[order[i].index()]);
+    }
+    start.push_back(static_cast<int32_t>(role_.body.size()));
+    for (const Overlap& o : overlaps)
+      overlaps_.push_back({start[static_cast<size_t>(o.first)],
+                           start[static_cast<size_t>(o.second)],
+                           start[static_cast<size_t>(o.end)]});
     for (const auto& [name, item] : dag_.reports[static_cast<size_t>(cell_)])
       role_.reports.push_back({name, buffer_of(item)});
     add_waits();
+    for (const Overlap& o : overlaps_) fork_and_join(o);
     return std::move(role_);
   }
+  // Overlaps by instruction.
+  const std::vector<Overlap>& overlaps() const { return overlaps_; }
   // Where a task's first instruction stands (sends and receives have one).
   int32_t position(TaskId task) const { return first_instruction_.at(task.value); }
 
@@ -111,7 +128,8 @@ class CellLowerer {
   Instruction& add_instruction(InstructionKind kind, const Task& task) {
     Instruction instruction;
     instruction.kind = kind;
-    instruction.stream = task.stream;
+    const bool second = is_second_ && task.kind == TaskKind::kCompute && task.stream == 0;
+    instruction.stream = second ? second_stream_ : task.stream;
     instruction.label = task.label;
     instruction.micro = task.micro >= 0 ? static_cast<int32_t>(task.micro % dag_.microbatches) : -1;
     instruction.pass = task.kind == TaskKind::kCompute ? task.pass : '-';
@@ -198,6 +216,7 @@ class CellLowerer {
       for (const SegmentArg& arg : segment.args) args.push_back(argument_buffer(task, arg, inner));
       const int32_t program = program_of(segment.program);
       Instruction& instruction = add_instruction(InstructionKind::kCompute, task);
+      reserve_workspace(program, instruction.stream);
       instruction.program = program;
       instruction.args = std::move(args);
       if (&segment == &programs.segments.front()) {
@@ -225,14 +244,14 @@ class CellLowerer {
   }
   int32_t program_of(int32_t pooled) {
     auto [it, is_new] = programs_.try_emplace(pooled, static_cast<int32_t>(role_.programs.size()));
-    if (is_new) {
-      role_.programs.push_back(pool_.programs()[static_cast<size_t>(pooled)]);
-      const auto stream = size_t{0};
-      role_.workspace_bytes.resize(role_.streams.size());
-      role_.workspace_bytes[stream] =
-          std::max(role_.workspace_bytes[stream], role_.programs.back().workspace_bytes);
-    }
+    if (is_new) role_.programs.push_back(pool_.programs()[static_cast<size_t>(pooled)]);
     return it->second;
+  }
+
+  void reserve_workspace(int32_t program, int32_t stream) {
+    role_.workspace_bytes.resize(role_.streams.size());
+    int64_t& bytes = role_.workspace_bytes[static_cast<size_t>(stream)];
+    bytes = std::max(bytes, role_.programs[static_cast<size_t>(program)].workspace_bytes);
   }
 
   // What the verifier sums: contributions made here, sums of parts, and finished sums that are
@@ -290,10 +309,33 @@ class CellLowerer {
     }
   }
 
+  // The second tasks of an overlap begin after all before it, and all after it waits for them, so
+  // that memory may pass from one stream to the other.
+  void fork_and_join(const Overlap& overlap) {
+    const auto wait = [&](int32_t later, int32_t earlier) {
+      std::vector<int32_t>& waits = role_.body[static_cast<size_t>(later)].waits;
+      const auto at = std::lower_bound(waits.begin(), waits.end(), earlier);
+      if (at == waits.end() || *at != earlier) waits.insert(at, earlier);
+    };
+    const auto on = [&](int32_t i, int32_t stream) {
+      return role_.body[static_cast<size_t>(i)].stream == stream;
+    };
+    int32_t before = overlap.first - 1, first = overlap.second, last = overlap.end - 1;
+    while (before >= 0 && !on(before, 0)) --before;
+    while (!on(first, second_stream_)) ++first;
+    while (!on(last, second_stream_)) --last;
+    if (before >= 0) wait(first, before);
+    for (int32_t after = overlap.end; after < static_cast<int32_t>(role_.body.size()); ++after)
+      if (on(after, 0)) return wait(after, last);
+  }
+
   const Dag& dag_;
   ProgramPool& pool_;
   int32_t cell_;
   RoleProgram role_;
+  int32_t second_stream_ = 0;
+  bool is_second_ = false;         // the task being lowered is one of an overlap's second
+  std::vector<Overlap> overlaps_;  // by instruction
   std::unordered_map<int32_t, const Param*> params_;  // by value
   std::unordered_map<int32_t, int32_t> buffers_;      // by root item
   std::unordered_map<int32_t, int32_t> programs_;     // by pooled program
@@ -343,9 +385,23 @@ DataInput describe_input(const Graph& graph, ValueId id,
 
 // ---- Memory -------------------------------------------------------------------------------------
 
+// Both sides of an overlap are alive at once: what begins or ends inside lives all through it.
+void stretch(std::vector<Block>& blocks, const std::vector<Overlap>& overlaps) {
+  const auto find = [&](int64_t at) {
+    const auto next = std::upper_bound(overlaps.begin(), overlaps.end(), at,
+                                       [](int64_t i, const Overlap& o) { return i < o.end; });
+    return next != overlaps.end() && at >= next->first ? &*next : nullptr;
+  };
+  for (Block& block : blocks) {
+    if (const Overlap* overlap = find(block.first)) block.first = overlap->first;
+    if (const Overlap* overlap = find(block.last)) block.last = overlap->end - 1;
+  }
+}
+
 // Step buffers live from the first instruction that names them to the last; see send_lifetimes.h
 // for sends.
-void place_buffers(RoleProgram& role, const std::vector<int64_t>& held_until) {
+void place_buffers(RoleProgram& role, const std::vector<int64_t>& held_until,
+                   const std::vector<Overlap>& overlaps) {
   const auto n = static_cast<int64_t>(role.body.size());
   std::vector<Block> blocks(role.buffers.size());
   for (size_t b = 0; b < role.buffers.size(); ++b) {
@@ -363,6 +419,7 @@ void place_buffers(RoleProgram& role, const std::vector<int64_t>& held_until) {
     }
   }
   for (const Report& report : role.reports) blocks[static_cast<size_t>(report.buffer)].last = n;
+  stretch(blocks, overlaps);
   // Permanent buffers first, in order, so that step memory is one range behind them.
   int64_t end = 0;
   for (Block& block : blocks)
@@ -382,7 +439,7 @@ Result<Lowered> lower(const Dag& dag, const Schedule& schedule, const LowerOptio
   std::vector<CellLowerer> cells;
   for (size_t c = 0; c < dag.cells.size(); ++c) {
     cells.emplace_back(dag, pool, static_cast<int32_t>(c));
-    lowered.roles.push_back(cells.back().run(schedule.order[c]));
+    lowered.roles.push_back(cells.back().run(schedule.order[c], schedule.overlaps[c]));
   }
   lowered.fused = pool.fused();
   std::vector<Transfer> transfers;
@@ -408,7 +465,7 @@ Result<Lowered> lower(const Dag& dag, const Schedule& schedule, const LowerOptio
     for (ValueId input : dag.graph.inputs)
       if (input != dag.graph.sample && used.count(dag.graph.value(input).name))
         role.inputs.push_back(describe_input(dag.graph, input, all_readers));
-    place_buffers(role, held[c]);
+    place_buffers(role, held[c], cells[c].overlaps());
   }
   std::unordered_set<std::string_view> wanted;
   for (const RoleProgram& role : lowered.roles)
