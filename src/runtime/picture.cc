@@ -36,12 +36,14 @@ struct Cell {
   int start = 0, length = 0;
   char pass = ' ';
   int stage = -1, micro = -1;
+  bool overlaps = false;  // the cell before: '&' joins them
 };
 
 struct Row {
   int64_t rank = 0;
   size_t next = 0;  // instruction
   int clock = 0;
+  bool overlaps = false;  // the last cell is on another stream than the first
   std::set<std::tuple<char, int, int>> seen;
   std::vector<Cell> cells;
 };
@@ -95,7 +97,9 @@ class Simulation {
     } else if (int length = duration_of(one.pass);
                one.kind == InstructionKind::kCompute && length > 0 && one.micro >= 0 &&
                row.seen.insert({one.pass, one.stage, one.micro}).second) {
-      row.cells.push_back({row.clock, length, one.pass, one.stage, one.micro});
+      const bool overlaps = one.stream != 0 && !row.cells.empty() && !row.overlaps;
+      row.cells.push_back({row.clock, length, one.pass, one.stage, one.micro, overlaps});
+      row.overlaps = one.stream != 0;
       row.clock += length;
     }
     ++row.next;
@@ -146,6 +150,7 @@ std::string draw_row(const Row& row, int end, size_t width, bool colour) {
   };
   for (const Cell& cell : row.cells) {
     idle_until(cell.start);
+    if (cell.overlaps && !text.empty() && text.back() == ' ') text.back() = '&';
     size_t cells = static_cast<size_t>(cell.length) * width;
     if (shown + cells > kLongestRow) return text + "...";
     std::string block = fmt::format("{:=<{}}", label_of(row, cell), cells - 1);
@@ -184,10 +189,15 @@ std::string draw_schedule(const PlanSet& set, bool colour) {
   }
   double idle =
       1.0 - static_cast<double>(busy) / (end * static_cast<double>(simulation.rows().size()));
+  const bool overlaps =
+      std::any_of(simulation.rows().begin(), simulation.rows().end(), [](const Row& row) {
+        return std::any_of(row.cells.begin(), row.cells.end(),
+                           [](const Cell& cell) { return cell.overlaps; });
+      });
   text += fmt::format(
-      "{:>{}}  F forward 1, B backward 2 (I its input part 1, W its weight part 1), .. idle {:.0f} "
-      "%\n",
-      "", head, idle * 100);
+      "{:>{}}  F forward 1, B backward 2 (I its input part 1, W its weight part 1){}, .. idle "
+      "{:.0f} %\n",
+      "", head, overlaps ? ", & overlap" : "", idle * 100);
   return text;
 }
 

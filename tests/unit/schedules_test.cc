@@ -2,9 +2,12 @@
 // its rule or read from PyTorch's files; bubble and activations as the closed forms say.
 #include <algorithm>
 #include <deque>
+#include <filesystem>
 #include <functional>
 #include <map>
 
+#include "piper/lower.h"
+#include "piper/runtime.h"
 #include "unit/chain.h"
 
 namespace piper {
@@ -258,6 +261,215 @@ TEST(Schedules, AreThoseWrittenDown) {
       ASSERT_TRUE(made) << print_error(made.error());
       EXPECT_EQ(chain::row(*made, static_cast<size_t>(one.r)), one.row) << one.name;
     }
+  }
+}
+
+// ---- Bubble and activations --------------------------------------------------------------------
+
+// One unit for the forward and for each half of the backward of a chunk; messages take no time.
+struct Measured {
+  std::vector<int64_t> idle;  // by device, from the step's start to the end of the last device
+  std::vector<int64_t> gaps;  // by device, between its own first and last task
+  std::vector<int64_t>
+      alive;  // by device: most chunks whose forward has run and weight part has not
+};
+
+class Clock {
+ public:
+  Clock(const chain::Made& made, int64_t stages) : made_(made), stages_(stages) {}
+
+  Measured run() {
+    const size_t devices = made_.compute.size();
+    std::vector<size_t> next(devices);
+    Measured out{std::vector<int64_t>(devices), std::vector<int64_t>(devices),
+                 std::vector<int64_t>(devices)};
+    std::vector<int64_t> clock(devices), first(devices, -1), busy(devices), alive(devices);
+    for (bool moved = true; moved;) {
+      moved = false;
+      for (size_t d = 0; d < devices; ++d)
+        while (next[d] < made_.compute[d].tasks.size()) {
+          // An overlap begins when all of it can, and ends with nothing hidden.
+          const size_t count = together(d, next[d]);
+          int64_t start = clock[d], cost = 0;
+          for (size_t i = 0; i < count && start >= 0; ++i) {
+            const int64_t ready = ready_at(at(d, next[d] + i), i);
+            start = ready < 0 ? -1 : std::max(start, ready);
+            cost += at(d, next[d] + i).pass == 'B' ? 2 : 1;
+          }
+          if (start < 0) break;
+          if (first[d] < 0) first[d] = start;
+          clock[d] = start + cost;
+          busy[d] += cost;
+          for (size_t i = 0; i < count; ++i) {
+            const Task& task = at(d, next[d]++);
+            done_[{task.pass, stage(task), task.micro}] = clock[d];
+            alive[d] += task.pass == 'F' ? 1 : task.pass == 'I' ? 0 : -1;
+            out.alive[d] = std::max(out.alive[d], alive[d]);
+          }
+          moved = true;
+        }
+    }
+    const int64_t end = *std::max_element(clock.begin(), clock.end());
+    for (size_t d = 0; d < devices; ++d) {
+      EXPECT_EQ(next[d], made_.compute[d].tasks.size());
+      out.idle[d] = end - busy[d];
+      out.gaps[d] = clock[d] - first[d] - busy[d];
+    }
+    return out;
+  }
+
+ private:
+  const Task& at(size_t device, size_t i) const {
+    return made_.dag.tasks[made_.compute[device].tasks[i].index()];
+  }
+  int32_t stage(const Task& task) const { return made_.dag.chunks[task.chunk.index()].tags[0]; }
+  int64_t done(char pass, int32_t stage, int32_t micro) const {
+    const auto it = done_.find({pass, stage, micro});
+    return it == done_.end() ? -1 : it->second;
+  }
+  size_t together(size_t device, size_t i) const {
+    for (const Overlap& o : made_.compute[device].overlaps)
+      if (static_cast<size_t>(o.first) == i) return static_cast<size_t>(o.end - o.first);
+    return 1;
+  }
+  // -1: not yet known. Inside an overlap a weight part follows its input part.
+  int64_t ready_at(const Task& task, size_t position) const {
+    const int32_t s = stage(task), m = task.micro;
+    if (task.pass == 'W' && position > 0) return 0;
+    if (task.pass == 'F') return s == 0 ? 0 : done('F', s - 1, m);
+    if (task.pass == 'W') return done('I', s, m);
+    const int64_t own = done('F', s, m);
+    if (s + 1 == stages_ || own < 0) return own;
+    const int64_t after = std::max(done('I', s + 1, m), done('B', s + 1, m));
+    return after < 0 ? -1 : std::max(own, after);
+  }
+
+  const chain::Made& made_;
+  const int64_t stages_;
+  std::map<std::tuple<char, int32_t, int32_t>, int64_t> done_;
+};
+
+struct Form {
+  const char* name;
+  std::function<int64_t(int64_t P)> idle;  // in times of a chunk: F = I = W = 1
+  std::function<int64_t(int64_t P, int64_t V, int64_t M, int64_t r)> alive;  // chunks
+  bool no_gaps = false;
+};
+
+TEST(Schedules, HaveTheBubbleAndActivationsOfTheClosedForms) {
+  const auto full = [](int64_t P) { return (P - 1) * 3; };
+  const auto third = [](int64_t P) { return P - 1; };
+  const Form forms[] = {
+      {"gpipe", full, [](auto, auto, auto M, auto) { return M; }},
+      {"1f1b", full, [](auto P, auto, auto M, auto r) { return std::min(P - r, M); }},
+      {"interleaved-1f1b", full,
+       [](auto P, auto V, auto, auto r) {
+         return V == 1 ? P - r : (V - 1) * P + 2 * (P - 1 - r) + 1;
+       }},
+      {"looped-bfs", full, [](auto, auto V, auto M, auto) { return M * V; }},
+      {"zb-h1", third, [](auto P, auto, auto, auto) { return P; }},
+      {"zb-h2", third, [](auto P, auto, auto, auto) { return 2 * P - 1; }, true},
+      {"zbv", third, [](auto P, auto, auto, auto) { return 2 * P; }, true},
+      {"dualpipev", [](int64_t P) { return (P - 1) * 2; },
+       [](auto P, auto, auto, auto) { return 2 * P + 1; }},
+  };
+  for (const Form& form : forms)
+    for (const Rule& rule : rules()) {
+      if (std::string(form.name) != rule.name) continue;
+      for (const int64_t P : {2, 3, 4, 8})
+        for (const int64_t v : {2, 3, 4}) {
+          const bool any = rule.chunks(7) == 7 && std::string(form.name) != "zb-h1";
+          if (v > 2 && !any) continue;
+          const int64_t V = any ? v : std::min(v, rule.chunks(1));
+          const int64_t M = 3 * P;
+          const auto made = make(rule, P, V, M);
+          ASSERT_TRUE(made) << print_error(made.error());
+          const Measured measured = Clock(*made, P * V).run();
+          for (int64_t r = 0; r < P; ++r) {
+            const std::string what = fmt::format("{} P={} V={} r={}", form.name, P, V, r);
+            const auto d = static_cast<size_t>(r);
+            EXPECT_EQ(measured.idle[d], form.idle(P)) << what;
+            EXPECT_EQ(measured.alive[d], form.alive(P, V, M, r)) << what;
+            if (form.no_gaps) {
+              EXPECT_EQ(measured.gaps[d], 0) << what;
+            }
+          }
+        }
+    }
+}
+
+// ---- Pictures ----------------------------------------------------------------------------------
+
+Result<std::string> picture(const chain::Made& made) {
+  PIPER_ASSIGN(Lowered lowered, lower(made.dag, made.schedule));
+  PlanSet set;
+  for (const DagAxis& axis : made.dag.mesh) set.manifest.mesh.emplace_back(axis.name, axis.size);
+  for (size_t d = 0; d < lowered.roles.size(); ++d)
+    set.role_of_rank.push_back(static_cast<int32_t>(d));
+  set.roles = std::move(lowered.roles);
+  return draw_schedule(set, false);
+}
+
+// "### zbv: P=4 V=2 M=6" and what stands in the block below it.
+TEST(Schedules, LookAsInTheLibrarysReadme) {
+  const std::string path = PIPER_SOURCE_DIR "/strategies/README.md";
+  const auto page = read_text_file(path, 1 << 20);
+  ASSERT_TRUE(page);
+  std::string made_page = *page;
+  for (const Rule& rule : rules()) {
+    const size_t title = made_page.find(fmt::format("### {}: ", rule.name));
+    ASSERT_NE(title, std::string::npos) << rule.name;
+    const std::string head = made_page.substr(title, made_page.find('\n', title) - title);
+    const auto size = [&](const char* name) {
+      const size_t at = head.find(fmt::format(" {}=", name));
+      return at == head.npos ? int64_t{1} : std::stol(head.substr(at + 3));
+    };
+    const auto made = make(rule, size("P"), size("V"), size("M"));
+    ASSERT_TRUE(made) << print_error(made.error());
+    const auto drawn = picture(*made);
+    ASSERT_TRUE(drawn) << print_error(drawn.error());
+    const size_t begin = made_page.find("```\n", title) + 4;
+    made_page.replace(begin, made_page.find("```", begin) - begin, *drawn);
+  }
+  if (std::getenv("PIPER_UPDATE_GOLDEN")) (void)write_file(path, made_page);
+  EXPECT_EQ(made_page, std::getenv("PIPER_UPDATE_GOLDEN") ? made_page : *page)
+      << "PIPER_UPDATE_GOLDEN=1 writes it";
+}
+
+// ---- The house ---------------------------------------------------------------------------------
+
+std::string lower_case(std::string text) {
+  for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return text;
+}
+
+TEST(Schedules, NoneIsNamedInTheCompiler) {
+  namespace fs = std::filesystem;
+  int files = 0;
+  for (const char* folder : {"/src", "/include", "/tools"})
+    for (const auto& entry :
+         fs::recursive_directory_iterator(std::string(PIPER_SOURCE_DIR) + folder)) {
+      const std::string extension = entry.path().extension();
+      if (extension != ".cc" && extension != ".h") continue;
+      const auto text = read_text_file(entry.path(), 1 << 20);
+      ASSERT_TRUE(text);
+      ++files;
+      for (const char* name :
+           {"gpipe", "1f1b", "interleaved 1", "looped", "bfs", "zero bubble", "zb-h", "zbh1", "zbv",
+            "zb1p", "dualpipe", "dual_pipe", "chimera", "hanayo", "pipedream", "v-half"})
+        EXPECT_EQ(lower_case(*text).find(name), std::string::npos) << entry.path() << " " << name;
+    }
+  EXPECT_GT(files, 100);
+}
+
+TEST(Schedules, AreShortPrograms) {
+  for (const auto& entry :
+       std::filesystem::directory_iterator(std::string(PIPER_SOURCE_DIR) + "/strategies")) {
+    if (entry.path().extension() != ".yaml") continue;
+    const auto strategy = parse_strategy(entry.path(), {});
+    ASSERT_TRUE(strategy) << print_error(strategy.error());
+    for (const Order& order : strategy->orders)
+      EXPECT_LE(std::count(order.program.begin(), order.program.end(), '\n'), 15) << entry.path();
   }
 }
 
