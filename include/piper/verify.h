@@ -8,11 +8,11 @@
 //   transfer     every receive has its send: same channel, order, type
 //   collective   all members of a group issue the same collectives in the same order, with the same sizes
 //   deadlock     the happens-before graph over all ranks has no cycle
-//   order        nothing is read before it is written; streams wait for what they use
+//   order        nothing is read before it is written; streams wait for what they use; a state is read before its update
 //   memory       no two buffers alive at once share bytes; the stated peak is the real one
 //   microbatch   every microbatch runs the same computation on the same parameters
 //   sum          each sum (gradient, loss, label count) holds every use and sample exactly once when it is read;
-//                every trained parameter is updated exactly once a step, from its own gradient
+//                every trained parameter is updated exactly once a step, from its own gradient; reports show finished sums
 #pragma once
 
 #include "piper/bundle.h"

@@ -1,6 +1,7 @@
 // Rule microbatch: every microbatch runs the same computation. Instructions whose labels
-// differ in "mb=N" alone are compared arg by arg with those of the first microbatch: parameters and
-// other kept buffers are the same ones, and the others correspond one to one.
+// differ in "mb=N" alone are compared with those of the first microbatch: arg by arg, parameters
+// and other kept buffers are the same ones, and the others correspond one to one; and their
+// programs do the same, but that one may add to what another sets.
 #include <map>
 
 #include "model.h"
@@ -73,6 +74,31 @@ class Comparison {
         findings_.add("microbatch", "{} takes {} as arg {}, where {} takes {}", name(place),
                       buffer_name(actual), a, name_of(first), buffer_name(expected));
     }
+    if (one.kind == InstructionKind::kCompute && first.kind == one.kind)
+      compare_programs(reference, place);
+  }
+
+  void compare_programs(Spot reference, Spot place) {
+    const Instruction &first = section_.at(reference), &one = section_.at(place);
+    if (first.program == one.program) return;
+    const std::vector<uint64_t> expected = added_by(first), actual = added_by(one);
+    for (size_t a = 0; a < actual.size(); ++a) {
+      if (expected[a] != actual[a])
+        return findings_.add("microbatch", "{} computes {} otherwise than {} does", name(place),
+                             buffer_name(one.args[a]), name_of(first));
+    }
+  }
+  // By argument: what the program makes, without what an accumulator held before.
+  std::vector<uint64_t> added_by(const Instruction& one) {
+    const auto [known, is_new] = meanings_.try_emplace(one.program);
+    if (is_new) known->second = meaning_of(role_.programs[one.program]);
+    std::vector<uint64_t> meaning = known->second;
+    std::vector<bool> adds(meaning.size());
+    for (const Contribution& part : one.contributions)
+      if (part.accumulates) adds[part.arg] = true;
+    for (size_t a = 0; a < adds.size(); ++a)
+      if (adds[a]) meaning[a] -= initial_symbol(a);
+    return meaning;
   }
 
   const Model& model_;
@@ -80,6 +106,7 @@ class Comparison {
   Findings& findings_;
   int32_t cell_;
   const RoleProgram& role_;
+  std::map<int32_t, std::vector<uint64_t>> meanings_;  // by program
   std::map<int32_t, std::map<int32_t, int32_t>> renamed_,
       origin_;  // by microbatch: buffer of the first <-> own
 };

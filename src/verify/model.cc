@@ -116,8 +116,10 @@ Result<VerifyReport> verify_plan_set(const PlanSet& set) {
     if (findings.size() > before) continue;  // it cannot be run
     check_deadlock(model, section, findings);
     if (findings.size() > before) continue;
-    check_memory(model, section, make_clocks(model, section), findings);
+    const Clocks clocks = make_clocks(model, section);
+    check_memory(model, section, clocks, findings);
     if (std::string_view(name) != "body") continue;
+    check_state(model, section, clocks, findings);
     check_microbatches(model, section, findings);
     check_sums(model, section, findings, report);
   }

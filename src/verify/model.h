@@ -67,6 +67,13 @@ class Findings {
   VerifyReport& report_;
 };
 
+// By argument, a symbol of what it holds when the program has run; two programs that do the same
+// have the same. What is added to an argument that held `initial_symbol` is the difference.
+std::vector<uint64_t> meaning_of(const Program& program);
+uint64_t initial_symbol(size_t arg);
+// By argument that is written: the arguments that its new content was computed from, ascending.
+std::vector<std::vector<int32_t>> sources_of(const Program& program);
+
 // ---- The rules ----------------------------------------------------------------------------------
 void check_structure(const PlanSet& set, const Model& model, Findings& findings);
 // Fills section.partner and counts transfers.
@@ -92,6 +99,9 @@ Clocks make_clocks(const Model& model, const Section& section);
 // order and memory
 void check_memory(const Model& model, const Section& section, const Clocks& clocks,
                   Findings& findings);
+// order, over the body: state
+void check_state(const Model& model, const Section& section, const Clocks& clocks,
+                 Findings& findings);
 // microbatch, over the body
 void check_microbatches(const Model& model, const Section& section, Findings& findings);
 // sum, over the body

@@ -74,6 +74,7 @@ class SumCheck {
       else
         step(place, one);
     }
+    check_reports();
   }
 
  private:
@@ -152,9 +153,7 @@ class SumCheck {
     for (const SumRead& read : one.sum_reads) check_read(place, one, read);
     const Content source = sources(place, one, program);
     check_contributions(place, one, program, source);
-    std::map<int32_t, Content> results;  // by arg
-    for (size_t a = 0; a < one.args.size(); ++a)
-      if (program.arg_written[a]) results[static_cast<int32_t>(a)] = source;
+    std::map<int32_t, Content> results = results_of(place, one, program);
     for (const SumCombine& combine : one.combines) {
       Content& sum = results[combine.arg] = {};
       if (!program.arg_written[combine.arg])
@@ -176,6 +175,34 @@ class SumCheck {
     check_update(place, one, program, source);
   }
 
+  // By written arg: what it was computed from.
+  std::map<int32_t, Content> results_of(Spot place, const Instruction& one,
+                                        const Program& program) {
+    const auto [known, is_new] = sources_.try_emplace(&program);
+    if (is_new) known->second = sources_of(program);
+    std::vector<int32_t> sum_of(one.args.size(), -1);
+    for (const SumRead& read : one.sum_reads) sum_of[read.arg] = read.target;
+    std::map<int32_t, Content> results;
+    for (size_t a = 0; a < one.args.size(); ++a) {
+      if (!program.arg_written[a]) continue;
+      Content& content = results[static_cast<int32_t>(a)];
+      for (int32_t from : known->second[a]) {
+        if (sum_of[from] >= 0)
+          add_unique(content.finished, sum_of[from]);
+        else
+          add_sources(content, held(place, one.args[from]));
+      }
+    }
+    return results;
+  }
+  static void add_sources(Content& content, const Content& from) {
+    for (const SampleSet& set : from.computed_from)
+      if (std::find(content.computed_from.begin(), content.computed_from.end(), set) ==
+          content.computed_from.end())
+        content.computed_from.push_back(set);
+    add_all(content.finished, from.finished);
+  }
+
   // What the results come from: samples and finished sums of all that the program reads and does
   // not sum.
   Content sources(Spot place, const Instruction& one, const Program& program) {
@@ -194,11 +221,7 @@ class SumCheck {
       if (content.is_part())
         findings_.add("sum", "{} reads {}, which holds a part of a sum, without saying so",
                       name(place), buffer_name(place, one.args[a]));
-      for (const SampleSet& set : content.computed_from)
-        if (std::find(source.computed_from.begin(), source.computed_from.end(), set) ==
-            source.computed_from.end())
-          source.computed_from.push_back(set);
-      add_all(source.finished, content.finished);
+      add_sources(source, content);
     }
     return source;
   }
@@ -227,19 +250,22 @@ class SumCheck {
 
   void check_read(Spot place, const Instruction& one, const SumRead& read) {
     ++report_.sums;
-    const Content& content = held(place, one.args[read.arg]);
-    const SumTarget& target = role(place).sum_targets[read.target];
-    const std::string what =
+    check_finished(
+        place, held(place, one.args[read.arg]), read.target,
         fmt::format("{} reads the sum {} from {}", name(place), target_name(place, read.target),
-                    buffer_name(place, one.args[read.arg]));
+                    buffer_name(place, one.args[read.arg])));
+  }
+  // `what` reads the content as the finished sum.
+  void check_finished(Spot place, const Content& content, int32_t of, const std::string& what) {
+    const SumTarget& target = role(place).sum_targets[of];
     if (content.foreign)
       return findings_.add("sum", "{}, which also holds something that is no part of it", what);
     for (const auto& [key, sets] : content.parts)
-      if (key.first != read.target)
+      if (key.first != of)
         return findings_.add("sum", "{}, which holds a part of {}", what,
                              target_name(place, key.first));
     for (int32_t use = 0; use < target.uses; ++use) {
-      const auto found = content.parts.find({read.target, use});
+      const auto found = content.parts.find({of, use});
       const std::string of_use = target.uses > 1 ? fmt::format(" of use {}", use) : "";
       if (found == content.parts.end())
         return findings_.add("sum", "{}: nothing{} is in it", what, of_use);
@@ -254,6 +280,37 @@ class SumCheck {
       if (wrong->times == 0) return findings_.add("sum", "{}: {} are missing", what, range);
       return findings_.add("sum", "{}: {} are in it {} times", what, range, wrong->times);
     }
+  }
+
+  // ---- Reports ----
+  // What is reported is no part of a sum but a finished one, and comes from the same sums
+  // everywhere.
+  void check_reports() {
+    struct Known {
+      int32_t cell = 0;
+      std::vector<std::string> sums;
+    };
+    std::map<std::string_view, Known> known;
+    for (int32_t c = 0; c < static_cast<int32_t>(model_.cells.size()); ++c)
+      for (const Report& report : model_.cells[c].role->reports) {
+        const Content& content = held_[c][report.buffer];
+        const std::string what =
+            fmt::format("{} reports '{}'", model_.who(c), quote_control(report.name));
+        std::vector<int32_t> finished = content.finished;
+        if (content.is_part()) {
+          const int32_t target = content.parts.empty() ? 0 : content.parts.begin()->first.first;
+          check_finished({c, -1}, content, target, what);
+          finished = {target};
+        }
+        Known own{c, {}};
+        for (int32_t target : finished)
+          own.sums.push_back(model_.cells[c].role->sum_targets[target].name);
+        std::sort(own.sums.begin(), own.sums.end());
+        const auto [other, is_new] = known.emplace(report.name, own);
+        if (!is_new && other->second.sums != own.sums)
+          findings_.add("sum", "{}, which comes from other sums than on {}", what,
+                        model_.who(other->second.cell));
+      }
   }
 
   // ---- Parameters ----
@@ -378,6 +435,7 @@ class SumCheck {
   std::vector<std::vector<Content>> held_;        // by cell and buffer
   std::vector<std::map<int32_t, Content>> sent_;  // by cell and send: the message under way
   std::vector<GradientSums> gradients_;           // by cell
+  std::unordered_map<const Program*, std::vector<std::vector<int32_t>>> sources_;
 };
 
 // Every trained parameter is written once a step; others never.

@@ -214,7 +214,7 @@ INSTANTIATE_TEST_SUITE_P(
                     "9:5: place: nothing is placed on pp=1"},
         BadStrategy{
             "dropped", "repeat M: B", "repeat M - 1: B",
-            "11:5: order: on pp=0 the program leaves 1 of 8 tasks out, first 'B stage=0 mb=3'"},
+            "11:5: order: on pp=0 the program leaves 1 of 8 tasks out: 'B stage=0 mb=3'"},
         BadStrategy{"repeated", "repeat M: F", "repeat M + 1: F",
                     "11:47: order: on pp=0 no task is left for 'F' (item 5 of the program)"},
         BadStrategy{"deadlock", "repeat M: F; repeat M: B", "repeat M: B; repeat M: F",

@@ -389,7 +389,8 @@ TEST(Verify, StatesChangeOnceAStep) {
        {},
        {"structure: 'twice' on rank 0 (and 1 like it) writes the state 'm', which 'once' has "
         "already "
-        "written in this step"}},
+        "written in this step",
+        "order: 'once' on rank 0 (and 1 like it) reads 'w0', which 'U' may have updated by then"}},
   });
 }
 

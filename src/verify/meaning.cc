@@ -1,0 +1,160 @@
+// What a program leaves in its arguments, as symbols: hashes of the ops and of what they read, but
+// sums where something is added, so that "adds to its argument" and "sets it" can be compared.
+#include <algorithm>
+#include <set>
+
+#include "model.h"
+
+namespace piper {
+namespace {
+
+// The finaliser of SplitMix64 (Steele, Lea, Flood, 2014).
+uint64_t scramble(uint64_t x) {
+  x += 0x9e3779b97f4a7c15;
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
+  x = (x ^ x >> 27) * 0x94d049bb133111eb;
+  return x ^ x >> 31;
+}
+uint64_t join(uint64_t a, uint64_t b) { return scramble(a * 0x2545f4914f6cdd1d + b); }
+uint64_t symbol_of(std::string_view text) {
+  uint64_t symbol = text.size();
+  for (char c : text) symbol = join(symbol, static_cast<unsigned char>(c));
+  return symbol;
+}
+
+class Reader {
+ public:
+  explicit Reader(const Program& program)
+      : program_(program), bases_(program.bases()), at_(program.values.size()) {
+    for (const ProgramView& view : program.views) at_[view.value] = view.offset;
+    for (size_t v = 0; v < program.values.size(); ++v) held_.push_back(initial_symbol(v));
+    for (const auto& [value, bytes] : program.literals) held_[value] = symbol_of(bytes);
+  }
+
+  std::vector<uint64_t> run() {
+    for (const ProgramOp& op : program_.ops) {
+      const std::vector<uint64_t> made = results(op);
+      for (size_t i = 0; i < made.size(); ++i)
+        if (op.outputs[i] >= 0) store(op.outputs[i], made[i]);
+    }
+    held_.resize(static_cast<size_t>(program_.num_args));
+    return std::move(held_);
+  }
+
+ private:
+  const TensorType& type(int32_t value) const { return program_.values[value]; }
+  // Whether the value is all of its base.
+  bool whole(int32_t value) const { return type(value).bytes() == type(bases_[value]).bytes(); }
+  uint64_t load(int32_t value) const { return value < 0 ? 0 : part_of(value, 0, type(value)); }
+  // The bytes of `value` from `from` on, as many as `type` has: all views of them have one symbol.
+  uint64_t part_of(int32_t value, int64_t from, const TensorType& part) const {
+    const int32_t base = bases_[value];
+    if (part.bytes() == type(base).bytes()) return held_[base];
+    return join(held_[base], join(at_[value] + from, part.bytes()));
+  }
+  // Where in its input an op finds its result, when it only copies a run of bytes: what one program
+  // copies another may read in place.
+  std::optional<int64_t> copied_from(const ProgramOp& op) const {
+    if (op.inputs.size() != 1 || op.outputs.size() != 1 || op.inputs[0] < 0) return std::nullopt;
+    const TensorType &from = type(op.inputs[0]), &to = type(op.outputs[0]);
+    if (from.dtype != to.dtype) return std::nullopt;
+    if (op.op == "Slice") return first_byte(op, from, to.shape);
+    const bool same =
+        from.bytes() == to.bytes() && (op.op == "Reshape" || op.op == "Cast" || op.op == "Expand" ||
+                                       (op.op == "Transpose" && keeps_order(op, from.shape)));
+    return same ? std::optional<int64_t>(0) : std::nullopt;
+  }
+  static bool keeps_order(const ProgramOp& op, const Shape& shape) {
+    int64_t last = -1;
+    for (int64_t d : op.attrs.integers("perm")) {
+      if (d < 0 || d >= static_cast<int64_t>(shape.size())) return false;
+      if (shape[d] == 1) continue;
+      if (d < last) return false;
+      last = d;
+    }
+    return true;
+  }
+  // Of a slice that is one run: behind the dim that is cut all are whole, before it all single.
+  static std::optional<int64_t> first_byte(const ProgramOp& op, const TensorType& from,
+                                           const Shape& to) {
+    const std::vector<int64_t> starts = op.attrs.integers("starts"),
+                               steps = op.attrs.integers("steps");
+    if (starts.size() != to.size() || from.shape.size() != to.size()) return std::nullopt;
+    int64_t element = 0, inner = 1;
+    bool cut = false;
+    for (size_t d = to.size(); d-- > 0; inner *= from.shape[d]) {
+      const bool reverses = !steps.empty() && steps[d] < 0;
+      if (to[d] == 0 || (to[d] > 1 && (cut || (!steps.empty() && steps[d] != 1))))
+        return std::nullopt;
+      cut = cut || to[d] != from.shape[d];
+      const int64_t start = starts[d] < 0 ? starts[d] + from.shape[d] : starts[d];
+      element += std::clamp<int64_t>(start, 0, from.shape[d] - (reverses ? 1 : 0)) * inner;
+    }
+    return element * info(from.dtype).bytes;
+  }
+  void store(int32_t value, uint64_t symbol) {
+    uint64_t& base = held_[bases_[value]];
+    base = whole(value) ? symbol : join(join(base, at_[value]), symbol);
+  }
+
+  std::vector<uint64_t> results(const ProgramOp& op) const {
+    if (const auto from = copied_from(op))
+      return {part_of(op.inputs[0], *from, type(op.outputs[0]))};
+    const bool one_type = op.inputs.size() == 2 && op.inputs[0] >= 0 && op.inputs[1] >= 0 &&
+                          type(op.inputs[0]) == type(op.outputs[0]) &&
+                          type(op.inputs[1]) == type(op.outputs[0]);
+    if (op.op == "Add" && one_type) return {load(op.inputs[0]) + load(op.inputs[1])};
+    const bool adds = op.attrs.integer("accumulate") != 0 && op.inputs.size() == 3;
+    Attrs attrs;
+    for (const auto& [name, value] : op.attrs.items())
+      if (!adds || name != "accumulate") attrs.set(name, value);
+    uint64_t symbol = join(symbol_of(op.op), symbol_of(print_attrs(attrs)));
+    for (size_t i = 0; i < op.inputs.size() - (adds ? 1 : 0); ++i) {
+      const int32_t input = op.inputs[i];
+      const uint64_t of_type = input < 0 ? 0 : symbol_of(to_string(type(input)));
+      symbol = join(symbol, join(of_type, load(input)));
+    }
+    std::vector<uint64_t> made;
+    for (size_t i = 0; i < op.outputs.size(); ++i) made.push_back(join(symbol, i));
+    if (adds) made[0] += load(op.inputs[2]);
+    return made;
+  }
+
+  const Program& program_;
+  std::vector<int32_t> bases_;
+  std::vector<int64_t> at_;     // by value: its byte in its base
+  std::vector<uint64_t> held_;  // by base
+};
+
+}  // namespace
+
+uint64_t initial_symbol(size_t arg) { return join(symbol_of("argument"), arg); }
+
+std::vector<std::vector<int32_t>> sources_of(const Program& program) {
+  const std::vector<int32_t> bases = program.bases();
+  std::vector<std::set<int32_t>> from(program.values.size());  // by base
+  for (int32_t a = 0; a < program.num_args; ++a)
+    if (program.arg_read[a]) from[a] = {a};
+  for (const ProgramOp& op : program.ops) {
+    std::set<int32_t> all;
+    for (int32_t input : op.inputs)
+      if (input >= 0) all.insert(from[bases[input]].begin(), from[bases[input]].end());
+    for (int32_t output : op.outputs) {
+      if (output < 0) continue;
+      const int32_t base = bases[output];
+      // A part of an argument is written beside what its other parts hold.
+      if (program.values[output].bytes() != program.values[base].bytes())
+        from[base].insert(all.begin(), all.end());
+      else
+        from[base] = all;
+    }
+  }
+  std::vector<std::vector<int32_t>> sources(static_cast<size_t>(program.num_args));
+  for (int32_t a = 0; a < program.num_args; ++a)
+    if (program.arg_written[a]) sources[a].assign(from[a].begin(), from[a].end());
+  return sources;
+}
+
+std::vector<uint64_t> meaning_of(const Program& program) { return Reader(program).run(); }
+
+}  // namespace piper

@@ -1,0 +1,457 @@
+#include "mutation/interpreter.h"
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <random>
+
+#include "mutation/symbols.h"
+
+namespace piper::mutation {
+namespace {
+
+struct Fault {  // thrown within this file: the run ends here
+  std::string text;
+};
+template <class... Args>
+[[noreturn]] void fault(fmt::format_string<Args...> text, Args&&... args) {
+  throw Fault{fmt::format(text, std::forward<Args>(args)...)};
+}
+
+// The memory of a rank: an arena, and a workspace for each stream.
+struct Memory {
+  Symbols cells;
+  void check(int64_t at, int64_t count) const {
+    if (at < 0 || count < 0 || at + count > static_cast<int64_t>(cells.size()))
+      fault("cells [{}, {}) of {}", at, at + count, cells.size());
+  }
+  Symbols read(int64_t byte, int64_t count) const {
+    check(byte / 4, count);
+    return {cells.begin() + byte / 4, cells.begin() + byte / 4 + count};
+  }
+  void write(int64_t byte, const Symbols& symbols) {
+    check(byte / 4, static_cast<int64_t>(symbols.size()));
+    std::copy(symbols.begin(), symbols.end(), cells.begin() + byte / 4);
+  }
+};
+
+// A message under way: what it holds, or where that lies until it is received.
+struct Message {
+  int64_t sender = 0;
+  int32_t buffer = -1;
+  std::optional<Symbols> copied;
+};
+
+struct Rank {
+  const RoleProgram* role = nullptr;
+  std::vector<int64_t> coordinates;
+  Memory arena;
+  std::vector<Memory> workspaces;
+  // What it is doing: prologue, steps of the body, epilogue.
+  const std::vector<Instruction>* section = nullptr;
+  int64_t phase = -1, step = 0;
+  std::vector<bool> done, arrived;           // by instruction
+  std::vector<std::vector<int32_t>> queues;  // by stream, of instructions
+  std::vector<size_t> next;                  // by stream
+  size_t left = 0;
+  int64_t unreceived = 0;  // messages that it sent in this phase
+  bool ended = false;
+};
+
+class Interpreter {
+ public:
+  Interpreter(const PlanSet& set, const Run& run) : set_(set), run_(run), random_(run.seed) {
+    for (int64_t r = 0; r < set.world(); ++r) {
+      Rank rank;
+      rank.role = &set.roles[static_cast<size_t>(set.role_of_rank[static_cast<size_t>(r)])];
+      rank.coordinates = coordinates_of(rank.role->mesh, r);
+      rank.arena.cells = poison(rank.role->arena_bytes / 4);
+      for (int64_t bytes : rank.role->workspace_bytes)
+        rank.workspaces.push_back({poison(bytes / 4)});
+      ranks_.push_back(std::move(rank));
+    }
+    for (Rank& rank : ranks_) fill(rank);
+    weights_.resize(64);
+    for (uint64_t& weight : weights_) weight = random_();
+  }
+
+  Outcome run() {
+    Outcome outcome;
+    try {
+      for (Rank& rank : ranks_) advance(rank);
+      while (!all_ended()) step();
+    } catch (const Fault& found) {
+      outcome.fault = found.text;
+    }
+    for (const auto& [place, symbols] : left_behind_)
+      outcome.symbols.insert(outcome.symbols.end(), symbols.begin(), symbols.end());
+    return outcome;
+  }
+
+ private:
+  // ---- Memory -----------------------------------------------------------------------------------
+  Symbols poison(int64_t cells) {
+    return spread(join(run_.seed, join(symbol_of("poison"), ++poisons_)),
+                  std::max<int64_t>(cells, 0));
+  }
+  const Buffer& buffer(const Rank& rank, int32_t id) const {
+    if (id < 0 || static_cast<size_t>(id) >= rank.role->buffers.size()) fault("no buffer {}", id);
+    return rank.role->buffers[static_cast<size_t>(id)];
+  }
+  Symbols read(const Rank& rank, int32_t id) const {
+    const Buffer& from = buffer(rank, id);
+    return rank.arena.read(from.offset, cells_of(from.type));
+  }
+  void write(Rank& rank, int32_t id, const Symbols& symbols) {
+    const Buffer& to = buffer(rank, id);
+    if (static_cast<int64_t>(symbols.size()) != cells_of(to.type))
+      fault("{} cells for '{}'", symbols.size(), to.name);
+    rank.arena.write(to.offset, symbols);
+  }
+  void fill(Rank& rank) {
+    for (const Buffer& one : rank.role->buffers) {
+      if (one.kind == BufferKind::kStep) continue;
+      const Symbol from = one.init.empty()
+                              ? join(symbol_of("fill"), symbol_of(fmt::format("{}", one.fill)))
+                              : join(symbol_of("init"), symbol_of(one.init));
+      rank.arena.write(one.offset, spread(from, cells_of(one.type)));
+    }
+  }
+  void poison_step(Rank& rank) {
+    for (const Buffer& one : rank.role->buffers)
+      if (one.kind == BufferKind::kStep) rank.arena.write(one.offset, poison(cells_of(one.type)));
+  }
+
+  // ---- Phases: prologue, the steps, epilogue ----------------------------------------------------
+  bool all_ended() const {
+    return std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.ended; });
+  }
+  // To the next phase, past empty ones, when this one is over.
+  void advance(Rank& rank) {
+    while (!rank.ended && rank.left == 0 && rank.unreceived == 0) {
+      if (rank.phase > 0 && rank.phase <= run_.steps) look_back(rank);
+      ++rank.phase;
+      rank.step = std::max<int64_t>(rank.phase - 1, 0);
+      rank.ended = rank.phase > run_.steps + 1;
+      if (rank.ended) return;
+      rank.section = rank.phase == 0            ? &rank.role->prologue
+                     : rank.phase <= run_.steps ? &rank.role->body
+                                                : &rank.role->epilogue;
+      begin(rank);
+    }
+  }
+  void begin(Rank& rank) {
+    if (rank.phase > 0 && rank.phase <= run_.steps) poison_step(rank);
+    rank.left = rank.section->size();
+    rank.done.assign(rank.left, false);
+    rank.arrived.assign(rank.left, false);
+    rank.queues.assign(rank.role->streams.size(), {});
+    for (size_t i = 0; i < rank.left; ++i) {
+      const auto stream = static_cast<size_t>((*rank.section)[i].stream);
+      if (stream >= rank.queues.size()) fault("no stream {}", stream);
+      rank.queues[stream].push_back(static_cast<int32_t>(i));
+    }
+    rank.next.assign(rank.queues.size(), 0);
+  }
+  // What a step left in its state and reports.
+  void look_back(const Rank& rank) {
+    std::vector<Symbol>& left = left_behind_[{rank.step, &rank - ranks_.data()}];
+    for (size_t b = 0; b < rank.role->buffers.size(); ++b)
+      if (rank.role->buffers[b].kind == BufferKind::kState)
+        left.push_back(symbol_of(read(rank, static_cast<int32_t>(b))));
+    for (const Report& report : rank.role->reports)
+      left.push_back(symbol_of(read(rank, report.buffer)));
+  }
+
+  // ---- Which instruction is next
+  // -----------------------------------------------------------------
+  struct Choice {
+    size_t rank = 0, stream = 0;
+    int32_t index = -1;
+  };
+  void step() {
+    std::vector<Choice> ready;
+    for (size_t r = 0; r < ranks_.size(); ++r)
+      for (size_t s = 0; s < ranks_[r].queues.size(); ++s) {
+        const int32_t index = head(ranks_[r], s);
+        if (index >= 0 && may_run(ranks_[r], r, index)) ready.push_back({r, s, index});
+      }
+    if (ready.empty()) fault("deadlock: {}", waiting());
+    const Choice choice = choose(ready);
+    execute(choice);
+  }
+  int32_t head(const Rank& rank, size_t stream) const {
+    if (rank.ended || rank.next[stream] == rank.queues[stream].size()) return -1;
+    const int32_t index = rank.queues[stream][rank.next[stream]];
+    if (run_.in_order) {
+      const auto first = std::find(rank.done.begin(), rank.done.end(), false);
+      if (first - rank.done.begin() != index) return -1;
+    }
+    return index;
+  }
+  bool may_run(const Rank& rank, size_t r, int32_t index) const {
+    const Instruction& one = (*rank.section)[static_cast<size_t>(index)];
+    if (rank.arrived[static_cast<size_t>(index)]) return false;
+    for (int32_t wait : one.waits)
+      if (wait < 0 || static_cast<size_t>(wait) >= rank.done.size() ||
+          !rank.done[static_cast<size_t>(wait)])
+        return false;
+    if (one.group >= 0) return is_next_collective(rank, index);
+    if (one.kind != InstructionKind::kRecv) return true;
+    const auto mail = mail_.find({peer(rank, one), static_cast<int64_t>(r), one.channel});
+    return mail != mail_.end() && !mail->second.empty();
+  }
+  // Collectives of one group begin in the order in which they stand, whatever their streams.
+  static bool is_next_collective(const Rank& rank, int32_t index) {
+    const int32_t group = (*rank.section)[static_cast<size_t>(index)].group;
+    for (size_t i = 0; i < static_cast<size_t>(index); ++i)
+      if ((*rank.section)[i].group == group && !rank.arrived[i]) return false;
+    return true;
+  }
+  // Each seed prefers some streams over others, for long, and now and then takes any.
+  Choice choose(const std::vector<Choice>& ready) {
+    if (random_() % 8 == 0) return ready[random_() % ready.size()];
+    return *std::max_element(ready.begin(), ready.end(), [&](const Choice& a, const Choice& b) {
+      return weight(a) < weight(b);
+    });
+  }
+  uint64_t weight(const Choice& c) const {
+    return weights_[(c.rank * 4 + c.stream) % weights_.size()];
+  }
+  std::string waiting() const {
+    std::string text;
+    for (size_t r = 0; r < ranks_.size(); ++r)
+      for (size_t s = 0; s < ranks_[r].queues.size(); ++s)
+        if (const int32_t index = head(ranks_[r], s); index >= 0)
+          text += fmt::format(" rank {} at {} '{}'", r, index,
+                              (*ranks_[r].section)[static_cast<size_t>(index)].label);
+    return text.empty() ? "messages that nobody receives" : text;
+  }
+  int64_t peer(const Rank& rank, const Instruction& one) const {
+    return peer_rank(*rank.role, one.peer, rank.coordinates);
+  }
+
+  // ---- Instructions
+  // ------------------------------------------------------------------------------
+  void execute(const Choice& c) {
+    Rank& rank = ranks_[c.rank];
+    const Instruction& one = (*rank.section)[static_cast<size_t>(c.index)];
+    switch (one.kind) {
+      case InstructionKind::kCompute:
+        compute(rank, one);
+        break;
+      case InstructionKind::kInput:
+        load(rank, one);
+        break;
+      case InstructionKind::kSend:
+        send(rank, c.rank, one);
+        break;
+      case InstructionKind::kRecv:
+        receive(rank, c.rank, one);
+        break;
+      case InstructionKind::kCopy:
+        write(rank, arg(one, 1), read(rank, arg(one, 0)));
+        break;
+      default:
+        return arrive(c);
+    }
+    finish(c);
+  }
+  void finish(const Choice& c) {
+    Rank& rank = ranks_[c.rank];
+    rank.done[static_cast<size_t>(c.index)] = true;
+    ++rank.next[c.stream];
+    --rank.left;
+    advance(rank);
+  }
+  static int32_t arg(const Instruction& one, size_t k) {
+    return k < one.args.size() ? one.args[k] : -1;
+  }
+
+  void compute(Rank& rank, const Instruction& one) {
+    if (one.program < 0 || static_cast<size_t>(one.program) >= rank.role->programs.size())
+      fault("no program {}", one.program);
+    const Program& program = rank.role->programs[static_cast<size_t>(one.program)];
+    if (one.args.size() != static_cast<size_t>(program.num_args)) fault("{} args", one.args.size());
+    if (static_cast<size_t>(one.stream) >= rank.workspaces.size()) fault("no workspace");
+    Memory& workspace = rank.workspaces[static_cast<size_t>(one.stream)];
+    workspace.cells = poison(static_cast<int64_t>(workspace.cells.size()));
+    for (const ProgramOp& op : program.ops) {
+      std::vector<Operand> inputs;
+      std::vector<TensorType> outputs;
+      for (int32_t v : op.inputs) inputs.push_back(operand(rank, one, program, v, workspace));
+      for (int32_t v : op.outputs) outputs.push_back(v < 0 ? TensorType{} : program.values[at(v)]);
+      const std::vector<Symbols> made = apply(op, inputs, outputs);
+      for (size_t i = 0; i < made.size(); ++i)
+        if (op.outputs[i] >= 0) store(rank, one, program, op.outputs[i], made[i], workspace);
+    }
+  }
+  static size_t at(int32_t id) { return static_cast<size_t>(id); }
+  struct Place {
+    bool arg = false, literal = false;
+    int64_t at = 0;
+  };
+  Place place(const Rank& rank, const Instruction& one, const Program& program, int32_t v) const {
+    int64_t from = 0;
+    for (const ProgramView& view : program.views)
+      if (view.value == v) v = view.base, from = view.offset;
+    if (v < program.num_args) return {true, false, buffer(rank, one.args[at(v)]).offset + from};
+    for (const auto& [value, bytes] : program.literals)
+      if (value == v) return {false, true, 0};
+    return {false, false, program.offsets[at(v)] + from};
+  }
+  Operand operand(const Rank& rank, const Instruction& one, const Program& program, int32_t v,
+                  const Memory& workspace) const {
+    if (v < 0) return {};
+    const TensorType& type = program.values[at(v)];
+    const Place where = place(rank, one, program, v);
+    if (!where.literal)
+      return {type, (where.arg ? rank.arena : workspace).read(where.at, cells_of(type))};
+    for (const auto& [value, bytes] : program.literals)
+      if (value == v) return {type, spread(symbol_of(bytes), cells_of(type))};
+    return {};
+  }
+  void store(Rank& rank, const Instruction& one, const Program& program, int32_t v,
+             const Symbols& symbols, Memory& workspace) {
+    const Place where = place(rank, one, program, v);
+    (where.arg ? rank.arena : workspace).write(where.at, symbols);
+  }
+
+  // Samples have symbols of their own, so that who reads which of them matters.
+  void load(Rank& rank, const Instruction& one) {
+    const auto input = std::find_if(rank.role->inputs.begin(), rank.role->inputs.end(),
+                                    [&](const DataInput& i) { return i.name == one.input; });
+    if (input == rank.role->inputs.end()) fault("no input '{}'", one.input);
+    int64_t first = one.samples.first;
+    for (size_t d = 0; d < one.samples.stride.size(); ++d)
+      first += one.samples.stride[d] * rank.coordinates[d];
+    const int64_t cells = cells_of(buffer(rank, arg(one, 0)).type);
+    const Symbol from = join(symbol_of(one.input), static_cast<Symbol>(rank.step));
+    if (input->batch_dim < 0) return write(rank, arg(one, 0), spread(from, cells));
+    const int64_t count = std::max<int64_t>(one.samples.count, 1);
+    if (first < 0 || first + count > rank.role->batch || cells % count != 0)
+      fault("samples [{}, {}) of {}", first, first + count, rank.role->batch);
+    Symbols all;
+    for (int64_t s = first; s < first + count; ++s) {
+      const Symbols sample = spread(join(from, static_cast<Symbol>(s)), cells / count);
+      all.insert(all.end(), sample.begin(), sample.end());
+    }
+    write(rank, arg(one, 0), all);
+  }
+
+  void send(Rank& rank, size_t r, const Instruction& one) {
+    Message message{static_cast<int64_t>(r), arg(one, 0), std::nullopt};
+    if (random_() % 2) message.copied = read(rank, message.buffer);
+    mail_[{static_cast<int64_t>(r), peer(rank, one), one.channel}].push_back(std::move(message));
+    ++rank.unreceived;
+  }
+  void receive(Rank& rank, size_t r, const Instruction& one) {
+    auto& queue = mail_[{peer(rank, one), static_cast<int64_t>(r), one.channel}];
+    const Message message = std::move(queue.front());
+    queue.pop_front();
+    Rank& sender = ranks_[static_cast<size_t>(message.sender)];
+    write(rank, arg(one, 0), message.copied ? *message.copied : read(sender, message.buffer));
+    --sender.unreceived;
+    if (&sender != &rank) advance(sender);
+  }
+
+  // ---- Collectives
+  // -------------------------------------------------------------------------------
+  void arrive(const Choice& c) {
+    Rank& rank = ranks_[c.rank];
+    const Instruction& one = (*rank.section)[static_cast<size_t>(c.index)];
+    if (one.group < 0 || static_cast<size_t>(one.group) >= rank.role->groups.size())
+      fault("no group {}", one.group);
+    const std::vector<int64_t> members = group_ranks(
+        *rank.role, rank.role->groups[static_cast<size_t>(one.group)], rank.coordinates);
+    rank.arrived[static_cast<size_t>(c.index)] = true;
+    auto& waiting = joints_[members];  // by member
+    waiting[static_cast<int64_t>(c.rank)].push_back(c);
+    std::vector<Choice> all;
+    for (int64_t member : members) {
+      if (waiting[member].empty()) return;
+      all.push_back(waiting[member].front());
+    }
+    for (int64_t member : members) waiting[member].pop_front();
+    collect(all);
+    for (const Choice& each : all) finish(each);
+  }
+  const Instruction& instruction(const Choice& c) const {
+    return (*ranks_[c.rank].section)[static_cast<size_t>(c.index)];
+  }
+  void collect(const std::vector<Choice>& all) {
+    const Instruction& first = instruction(all[0]);
+    for (const Choice& each : all) {
+      const Instruction& one = instruction(each);
+      if (one.kind != first.kind || one.args.size() != first.args.size() || one.root != first.root)
+        fault("'{}' meets '{}'", first.label, one.label);
+      for (size_t k = 0; k < one.args.size(); ++k)
+        if (buffer(ranks_[each.rank], one.args[k]).type !=
+            buffer(ranks_[all[0].rank], first.args[k]).type)
+          fault("sizes of '{}'", one.label);
+    }
+    if (first.kind == InstructionKind::kAllReduce) {
+      for (size_t k = 0; k < first.args.size(); ++k) {
+        const Symbols total = sum(all, k);
+        for (const Choice& each : all) write(ranks_[each.rank], instruction(each).args[k], total);
+      }
+      return;
+    }
+    std::vector<Symbols> results = moved(first.kind, static_cast<size_t>(first.root), all);
+    const size_t to = first.kind == InstructionKind::kBroadcast ? 0 : 1;
+    for (size_t i = 0; i < all.size(); ++i)
+      write(ranks_[all[i].rank], arg(instruction(all[i]), to), results[i]);
+  }
+  Symbols sum(const std::vector<Choice>& all, size_t k) const {
+    Symbols total;
+    for (const Choice& each : all) {
+      const Symbols part = read(ranks_[each.rank], instruction(each).args[k]);
+      total.resize(part.size());
+      for (size_t i = 0; i < part.size(); ++i) total[i] += part[i];
+    }
+    return total;
+  }
+  // By member what it receives.
+  std::vector<Symbols> moved(InstructionKind kind, size_t root,
+                             const std::vector<Choice>& all) const {
+    std::vector<Symbols> given, results(all.size());
+    for (const Choice& each : all)
+      given.push_back(read(ranks_[each.rank], arg(instruction(each), 0)));
+    const auto part = [&](const Symbols& of, size_t i) {
+      const size_t size = of.size() / all.size();
+      return Symbols(of.begin() + static_cast<std::ptrdiff_t>(i * size),
+                     of.begin() + static_cast<std::ptrdiff_t>((i + 1) * size));
+    };
+    for (size_t i = 0; i < all.size(); ++i)
+      for (size_t j = 0; j < all.size(); ++j) {
+        Symbols piece;
+        if (kind == InstructionKind::kReduceScatter) {
+          piece = part(given[j], i);
+          results[i].resize(piece.size());
+          for (size_t e = 0; e < piece.size(); ++e) results[i][e] += piece[e];
+          continue;
+        }
+        if (kind == InstructionKind::kAllGather) piece = given[j];
+        if (kind == InstructionKind::kAllToAll) piece = part(given[j], i);
+        if (kind == InstructionKind::kBroadcast && j == root) piece = given[j];
+        results[i].insert(results[i].end(), piece.begin(), piece.end());
+      }
+    return results;
+  }
+
+  const PlanSet& set_;
+  Run run_;
+  std::mt19937_64 random_;
+  uint64_t poisons_ = 0;
+  std::vector<Rank> ranks_;
+  std::vector<uint64_t> weights_;
+  std::map<std::tuple<int64_t, int64_t, int32_t>, std::deque<Message>> mail_;
+  std::map<std::vector<int64_t>, std::map<int64_t, std::deque<Choice>>> joints_;
+  std::map<std::pair<int64_t, std::ptrdiff_t>, std::vector<Symbol>> left_behind_;  // step, rank
+};
+
+}  // namespace
+
+Outcome interpret(const PlanSet& set, const Run& run) { return Interpreter(set, run).run(); }
+
+}  // namespace piper::mutation

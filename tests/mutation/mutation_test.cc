@@ -1,0 +1,110 @@
+// The verifier against wrong plans, and against right ones.
+//
+// A mutant is wrong when the interpreter of plans sees it end otherwise than the plan that it was
+// made from, under any order tried: the verifier must refuse it. The others count as equivalent, and those that
+// it accepts are listed in equivalent-mutants.txt of the build folder.
+#include "mutation/interpreter.h"
+#include "mutation/plans.h"
+#include "piper/verify.h"
+
+namespace piper::mutation {
+namespace {
+
+uint64_t seed() {
+  const char* given = std::getenv("PIPER_SEED");
+  return given ? std::strtoull(given, nullptr, 10) : 20260101;
+}
+constexpr uint64_t kOrders = 6;
+
+Outcome run(const PlanSet& set, uint64_t order) {
+  return interpret(set, {.seed = order, .in_order = order == 0, .steps = 2});
+}
+
+// What shows that the set does not do what `right` did; empty when nothing does.
+std::string trouble_of(const PlanSet& set, const Outcome& right) {
+  for (uint64_t order = 0; order < kOrders; ++order) {
+    const Outcome outcome = run(set, order);
+    if (!outcome.fault.empty()) return outcome.fault;
+    if (outcome.symbols != right.symbols) return fmt::format("order {} ends otherwise", order);
+  }
+  return "";
+}
+
+std::string findings_of(const PlanSet& set) {
+  const auto report = verify_plan_set(set);
+  if (!report) return "structure";
+  return report->findings.empty() ? "" : report->findings[0].rule;
+}
+
+TEST(RightPlans, AreAcceptedAndEndAlikeUnderEveryOrder) {
+  const int wanted = jobs::kSanitized ? 100 : 1000;
+  Random random(seed());
+  int accepted = 0, refused = 0;
+  while (accepted < wanted && refused < wanted) {
+    const Made made = make_plan(random, 1);
+    ASSERT_FALSE(made.refused_plan) << "seed " << seed() << "\n" << made.strategy << made.error;
+    if (!made.compiled) {
+      ++refused;
+      continue;
+    }
+    const Outcome right = run(made.compiled->set, 0);
+    ASSERT_EQ(right.fault, "") << made.strategy;
+    ASSERT_EQ(trouble_of(made.compiled->set, right), "") << made.strategy;
+    ++accepted;
+  }
+  std::printf("seed %lu: %d right plans, %d strategies that do not fit their model\n", seed(),
+              accepted, refused);
+  EXPECT_EQ(accepted, wanted);
+}
+
+struct Count {
+  int wrong = 0, caught = 0, equal = 0, equal_refused = 0;
+};
+
+TEST(Mutants, AreCaughtWhenTheyEndOtherwise) {
+  const int plans = jobs::kSanitized ? 4 : 24, each = jobs::kSanitized ? 1 : 4;
+  Random random(seed());
+  std::map<std::string, Count> counts;
+  std::map<std::string, int> by_rule;
+  std::ofstream equivalent(PIPER_BINARY_DIR "/equivalent-mutants.txt");
+  for (int p = 0; p < plans;) {
+    const Made made = make_plan(random, 2);
+    if (!made.compiled) continue;
+    ++p;
+    const Outcome right = run(made.compiled->set, 0);
+    ASSERT_EQ(right.fault, "") << made.strategy;
+    for (const Mutation& mutation : mutations())
+      for (int i = 0; i < each; ++i) {
+        PlanSet mutant = made.compiled->set;
+        const auto what = mutation.apply(mutant, random);
+        if (!what) continue;
+        const std::string found = findings_of(mutant);
+        const std::string trouble = trouble_of(mutant, right);
+        Count& count = counts[mutation.name];
+        (trouble.empty() ? count.equal : count.wrong) += 1;
+        if (trouble.empty() && found.empty())
+          equivalent << mutation.name << ": " << *what << ", plan " << p << "\n";
+        if (found.empty()) {
+          EXPECT_EQ(trouble, "") << "not found: " << mutation.name << ": " << *what << "\n"
+                                 << made.strategy;
+          continue;
+        }
+        ++by_rule[found];
+        (trouble.empty() ? count.equal_refused : count.caught) += 1;
+      }
+  }
+  std::printf("seed %lu\n%-26s %6s %6s %6s %8s\n", seed(), "mutation", "wrong", "caught", "equal",
+              "refused");
+  int wrong = 0;
+  for (const auto& [name, c] : counts) {
+    std::printf("%-26s %6d %6d %6d %8d\n", name.c_str(), c.wrong, c.caught, c.equal,
+                c.equal_refused);
+    wrong += c.wrong;
+  }
+  for (const auto& [rule, count] : by_rule) std::printf("  rule %-12s %d\n", rule.c_str(), count);
+  EXPECT_GE(counts.size(), 12u);
+  EXPECT_GE(wrong, jobs::kSanitized ? 20 : 1000);
+}
+
+}  // namespace
+}  // namespace piper::mutation

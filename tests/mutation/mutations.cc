@@ -1,0 +1,383 @@
+#include "mutation/mutations.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+
+namespace piper::mutation {
+namespace {
+
+using Done = std::optional<std::string>;
+using Filter = bool (*)(const Instruction&);
+
+size_t below(Random& random, size_t count) { return static_cast<size_t>(random() % count); }
+
+RoleProgram& any_role(PlanSet& set, Random& random) {
+  return set.roles[below(random, set.roles.size())];
+}
+
+// A place in the body of a role.
+struct Spot {
+  RoleProgram* role = nullptr;
+  size_t index = 0;
+  Instruction& at() const { return role->body[index]; }
+  std::string name() const { return fmt::format("{} '{}'", index, at().label); }
+};
+std::optional<Spot> any_spot(PlanSet& set, Random& random, Filter filter) {
+  std::vector<Spot> spots;
+  for (RoleProgram& role : set.roles)
+    for (size_t i = 0; i < role.body.size(); ++i)
+      if (filter(role.body[i])) spots.push_back({&role, i});
+  if (spots.empty()) return std::nullopt;
+  return spots[below(random, spots.size())];
+}
+bool any(const Instruction&) { return true; }
+bool is_transfer(const Instruction& i) {
+  return i.kind == InstructionKind::kSend || i.kind == InstructionKind::kRecv;
+}
+bool is_collective(const Instruction& i) {
+  return i.kind == InstructionKind::kAllReduce || i.kind == InstructionKind::kReduceScatter ||
+         i.kind == InstructionKind::kAllGather || i.kind == InstructionKind::kAllToAll ||
+         i.kind == InstructionKind::kBroadcast;
+}
+bool is_input(const Instruction& i) { return i.kind == InstructionKind::kInput; }
+bool is_compute(const Instruction& i) { return i.kind == InstructionKind::kCompute; }
+bool waits(const Instruction& i) { return !i.waits.empty(); }
+bool contributes(const Instruction& i) { return !i.contributions.empty(); }
+// Of one microbatch: another does the same otherwise.
+bool of_microbatch(const Instruction& i) { return is_compute(i) && i.micro >= 0; }
+
+// The body in a new order: `order` lists old positions, and may leave some out or name some twice.
+void reorder(RoleProgram& role, const std::vector<size_t>& order) {
+  std::vector<int32_t> place(role.body.size(), -1);
+  for (size_t i = 0; i < order.size(); ++i)
+    if (place[order[i]] < 0) place[order[i]] = static_cast<int32_t>(i);
+  std::vector<Instruction> body;
+  for (size_t old : order) {
+    Instruction one = role.body[old];
+    std::vector<int32_t> waits;
+    for (int32_t wait : one.waits)
+      if (place[static_cast<size_t>(wait)] >= 0) waits.push_back(place[static_cast<size_t>(wait)]);
+    std::sort(waits.begin(), waits.end());
+    one.waits = std::move(waits);
+    body.push_back(std::move(one));
+  }
+  role.body = std::move(body);
+}
+std::vector<size_t> positions(const RoleProgram& role) {
+  std::vector<size_t> order(role.body.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  return order;
+}
+
+// ---- Instructions -------------------------------------------------------------------------------
+Done drop_instruction(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, any);
+  if (!spot) return std::nullopt;
+  const std::string name = spot->name();
+  auto order = positions(*spot->role);
+  order.erase(order.begin() + static_cast<std::ptrdiff_t>(spot->index));
+  reorder(*spot->role, order);
+  return name;
+}
+Done repeat_instruction(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, any);
+  if (!spot) return std::nullopt;
+  const std::string name = spot->name();
+  auto order = positions(*spot->role);
+  order.insert(order.begin() + static_cast<std::ptrdiff_t>(spot->index), spot->index);
+  reorder(*spot->role, order);
+  return name;
+}
+Done move_instruction(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, any);
+  if (!spot || spot->role->body.size() < 2) return std::nullopt;
+  auto order = positions(*spot->role);
+  const size_t to = below(random, order.size());
+  const std::string text = fmt::format("{} to {}", spot->name(), to);
+  order.erase(order.begin() + static_cast<std::ptrdiff_t>(spot->index));
+  order.insert(order.begin() + static_cast<std::ptrdiff_t>(std::min(to, order.size())),
+               spot->index);
+  reorder(*spot->role, order);
+  return text;
+}
+Done swap_neighbours(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, any);
+  if (!spot || spot->index + 1 >= spot->role->body.size()) return std::nullopt;
+  const std::string text = fmt::format("{} and the next", spot->name());
+  auto order = positions(*spot->role);
+  std::swap(order[spot->index], order[spot->index + 1]);
+  reorder(*spot->role, order);
+  return text;
+}
+Done change_stream(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, any);
+  if (!spot || spot->role->streams.size() < 2) return std::nullopt;
+  int32_t& stream = spot->at().stream;
+  stream = (stream + 1) % static_cast<int32_t>(spot->role->streams.size());
+  return fmt::format("{} to stream {}", spot->name(), stream);
+}
+
+// ---- Waits --------------------------------------------------------------------------------------
+Done drop_wait(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, waits);
+  if (!spot) return std::nullopt;
+  auto& list = spot->at().waits;
+  const size_t k = below(random, list.size());
+  const std::string text = fmt::format("{} waits no longer for {}", spot->name(), list[k]);
+  list.erase(list.begin() + static_cast<std::ptrdiff_t>(k));
+  return text;
+}
+Done earlier_wait(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, waits);
+  if (!spot) return std::nullopt;
+  auto& list = spot->at().waits;
+  int32_t& wait = list[below(random, list.size())];
+  if (wait == 0) return std::nullopt;
+  const int32_t before = wait;
+  wait = static_cast<int32_t>(below(random, static_cast<size_t>(wait)));
+  std::sort(list.begin(), list.end());
+  if (std::adjacent_find(list.begin(), list.end()) != list.end()) return std::nullopt;
+  return fmt::format("{} waits for another than {}", spot->name(), before);
+}
+
+// ---- Operands -----------------------------------------------------------------------------------
+Done change_arg(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, [](const Instruction& i) {
+    return !i.args.empty() && (i.kind != InstructionKind::kCompute || i.micro >= 0);
+  });
+  if (!spot) return std::nullopt;
+  const RoleProgram& role = *spot->role;
+  int32_t& arg = spot->at().args[below(random, spot->at().args.size())];
+  std::vector<int32_t> others;
+  for (size_t b = 0; b < role.buffers.size(); ++b)
+    if (static_cast<int32_t>(b) != arg &&
+        role.buffers[b].type == role.buffers[static_cast<size_t>(arg)].type)
+      others.push_back(static_cast<int32_t>(b));
+  if (others.empty()) return std::nullopt;
+  const int32_t other = others[below(random, others.size())];
+  const std::string text = fmt::format("{}: '{}' instead of '{}'", spot->name(),
+                                       role.buffers[static_cast<size_t>(other)].name,
+                                       role.buffers[static_cast<size_t>(arg)].name);
+  arg = other;
+  return text;
+}
+Done swap_args(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, of_microbatch);
+  if (!spot) return std::nullopt;
+  auto& args = spot->at().args;
+  std::vector<std::pair<size_t, size_t>> pairs;
+  for (size_t i = 0; i < args.size(); ++i)
+    for (size_t j = i + 1; j < args.size(); ++j)
+      if (args[i] != args[j] && spot->role->buffers[static_cast<size_t>(args[i])].type ==
+                                    spot->role->buffers[static_cast<size_t>(args[j])].type)
+        pairs.emplace_back(i, j);
+  if (pairs.empty()) return std::nullopt;
+  const auto [i, j] = pairs[below(random, pairs.size())];
+  std::swap(args[i], args[j]);
+  return fmt::format("{}: args {} and {}", spot->name(), i, j);
+}
+Done change_program(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, of_microbatch);
+  if (!spot) return std::nullopt;
+  const RoleProgram& role = *spot->role;
+  int32_t& program = spot->at().program;
+  const auto signature = [&](size_t p) {
+    const Program& of = role.programs[p];
+    return std::make_tuple(
+        std::vector<TensorType>(of.values.begin(), of.values.begin() + of.num_args),
+        of.arg_written);
+  };
+  std::vector<int32_t> others;
+  for (size_t p = 0; p < role.programs.size(); ++p) {
+    const auto mine = signature(static_cast<size_t>(program)), other = signature(p);
+    if (static_cast<int32_t>(p) != program && std::get<1>(mine) == std::get<1>(other) &&
+        std::get<0>(mine) == std::get<0>(other))
+      others.push_back(static_cast<int32_t>(p));
+  }
+  if (others.empty()) return std::nullopt;
+  const int32_t other = others[below(random, others.size())];
+  const std::string text =
+      fmt::format("{}: program {} instead of {}", spot->name(), other, program);
+  program = other;
+  return text;
+}
+Done shift_samples(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, is_input);
+  if (!spot) return std::nullopt;
+  SampleRange& samples = spot->at().samples;
+  const int64_t blocks = spot->role->batch / std::max<int64_t>(samples.count, 1);
+  if (samples.count == 0 || blocks < 2) return std::nullopt;
+  const int64_t shift = 1 + static_cast<int64_t>(below(random, static_cast<size_t>(blocks - 1)));
+  samples.first = (samples.first + shift * samples.count) % spot->role->batch;
+  return fmt::format("{} from {}", spot->name(), samples.first);
+}
+Done change_stride(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, is_input);
+  if (!spot) return std::nullopt;
+  for (int64_t& stride : spot->at().samples.stride)
+    if (stride != 0) {
+      stride = random() % 2 ? 0 : stride / 2;
+      return fmt::format("{} stride {}", spot->name(), stride);
+    }
+  return std::nullopt;
+}
+
+// ---- Communication ------------------------------------------------------------------------------
+Done change_channel(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, is_transfer);
+  if (!spot) return std::nullopt;
+  std::vector<int32_t> channels;
+  for (const Instruction& one : spot->role->body)
+    if (is_transfer(one) && one.channel != spot->at().channel) channels.push_back(one.channel);
+  channels.push_back(spot->at().channel + 1000);
+  spot->at().channel = channels[below(random, channels.size())];
+  return fmt::format("{} on channel {}", spot->name(), spot->at().channel);
+}
+Done change_peer(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, is_transfer);
+  if (!spot) return std::nullopt;
+  auto& peer = spot->at().peer;
+  const size_t d = below(random, peer.size());
+  const int64_t size = spot->role->mesh[d].second;
+  const auto other = static_cast<int32_t>(below(random, static_cast<size_t>(size)));
+  if (other == peer[d] || (peer[d] < 0 && size == 1)) return std::nullopt;
+  peer[d] = other;
+  return fmt::format("{}: coordinate {} on axis {}", spot->name(), other, d);
+}
+Done change_group(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, is_collective);
+  if (!spot || spot->role->groups.size() < 2) return std::nullopt;
+  int32_t& group = spot->at().group;
+  group = (group + 1) % static_cast<int32_t>(spot->role->groups.size());
+  return fmt::format("{} over group {}", spot->name(), group);
+}
+Done shorten_message(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, [](const Instruction& i) {
+    return i.kind == InstructionKind::kAllReduce && i.args.size() > 1;
+  });
+  if (!spot) return std::nullopt;
+  auto& args = spot->at().args;
+  const size_t k = below(random, args.size());
+  const std::string text = fmt::format("{} without arg {}", spot->name(), k);
+  args.erase(args.begin() + static_cast<std::ptrdiff_t>(k));
+  return text;
+}
+
+// ---- Memory -------------------------------------------------------------------------------------
+Done move_buffer(PlanSet& set, Random& random) {
+  RoleProgram& role = any_role(set, random);
+  if (role.buffers.size() < 2) return std::nullopt;
+  Buffer& buffer = role.buffers[below(random, role.buffers.size())];
+  const int64_t to = role.buffers[below(random, role.buffers.size())].offset;
+  if (to == buffer.offset || to + buffer.type.bytes() > role.arena_bytes) return std::nullopt;
+  buffer.offset = to;
+  return fmt::format("'{}' to {}", buffer.name, to);
+}
+Done shift_buffer(PlanSet& set, Random& random) {
+  RoleProgram& role = any_role(set, random);
+  Buffer& buffer = role.buffers[below(random, role.buffers.size())];
+  const int64_t to = buffer.offset + (random() % 2 ? 64 : -64);
+  if (to < 0 || to + buffer.type.bytes() > role.arena_bytes) return std::nullopt;
+  buffer.offset = to;
+  return fmt::format("'{}' to {}", buffer.name, to);
+}
+Done move_local(PlanSet& set, Random& random) {
+  RoleProgram& role = any_role(set, random);
+  Program& program = role.programs[below(random, role.programs.size())];
+  std::vector<size_t> locals;
+  for (size_t v = static_cast<size_t>(program.num_args); v < program.values.size(); ++v)
+    if (program.offsets[v] >= 0) locals.push_back(v);
+  if (locals.size() < 2) return std::nullopt;
+  const size_t v = locals[below(random, locals.size())];
+  const int64_t to = program.offsets[locals[below(random, locals.size())]];
+  if (to == program.offsets[v] || to + program.values[v].bytes() > program.workspace_bytes)
+    return std::nullopt;
+  program.offsets[v] = to;
+  return fmt::format("program '{}': value {} to {}", program.label, v, to);
+}
+Done shrink_memory(PlanSet& set, Random& random) {
+  RoleProgram& role = any_role(set, random);
+  if (random() % 2 && role.workspace_bytes[0] >= 64) {
+    role.workspace_bytes[0] -= 64;
+    return "a workspace";
+  }
+  role.arena_bytes -= 64;
+  return "the arena";
+}
+Done forget_state(PlanSet& set, Random& random) {
+  RoleProgram& role = any_role(set, random);
+  Buffer& buffer = role.buffers[below(random, role.buffers.size())];
+  if (buffer.kind == BufferKind::kStep) return std::nullopt;
+  buffer.kind = BufferKind::kStep;
+  buffer.init.clear(), buffer.param.clear(), buffer.fill = 0;
+  return fmt::format("'{}' lives for a step", buffer.name);
+}
+
+// ---- Sums ---------------------------------------------------------------------------------------
+// An accumulation that begins anew, or one that begins with what lay there.
+Done change_first(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, contributes);
+  if (!spot) return std::nullopt;
+  const RoleProgram& role = *spot->role;
+  std::vector<size_t> others;  // of the same pass, stage and length: another microbatch's
+  for (size_t i = 0; i < role.body.size(); ++i) {
+    const Instruction& other = role.body[i];
+    if (contributes(other) && other.pass == spot->at().pass && other.stage == spot->at().stage &&
+        other.args.size() == spot->at().args.size() && other.program != spot->at().program &&
+        other.contributions.size() == spot->at().contributions.size() &&
+        role.programs[static_cast<size_t>(other.program)].label ==
+            role.programs[static_cast<size_t>(spot->at().program)].label)
+      others.push_back(i);
+  }
+  if (others.empty()) return std::nullopt;
+  const Instruction& other = role.body[others[below(random, others.size())]];
+  const std::string text = fmt::format("{} runs what '{}' runs", spot->name(), other.label);
+  spot->at().program = other.program;
+  for (size_t c = 0; c < other.contributions.size(); ++c)
+    spot->at().contributions[c].accumulates = other.contributions[c].accumulates;
+  return text;
+}
+Done read_early(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, [](const Instruction& i) { return i.pass == 'U'; });
+  if (!spot) return std::nullopt;
+  const std::string name = spot->name();
+  auto order = positions(*spot->role);
+  const size_t to = below(random, spot->index + 1);
+  order.erase(order.begin() + static_cast<std::ptrdiff_t>(spot->index));
+  order.insert(order.begin() + static_cast<std::ptrdiff_t>(to), spot->index);
+  reorder(*spot->role, order);
+  return fmt::format("{} at {}", name, to);
+}
+constexpr Mutation kMutations[] = {
+    {"drop an instruction", drop_instruction},
+    {"repeat an instruction", repeat_instruction},
+    {"move an instruction", move_instruction},
+    {"swap neighbours", swap_neighbours},
+    {"change a stream", change_stream},
+    {"drop a wait", drop_wait},
+    {"wait for an earlier one", earlier_wait},
+    {"change an argument", change_arg},
+    {"swap arguments", swap_args},
+    {"change a program", change_program},
+    {"load other samples", shift_samples},
+    {"change a stride of samples", change_stride},
+    {"change a channel", change_channel},
+    {"change a peer", change_peer},
+    {"change a group", change_group},
+    {"shorten a message", shorten_message},
+    {"move a buffer", move_buffer},
+    {"shift a buffer", shift_buffer},
+    {"move a local", move_local},
+    {"shrink the stated memory", shrink_memory},
+    {"forget a state", forget_state},
+    {"begin a sum anew", change_first},
+    {"update early", read_early},
+};
+
+}  // namespace
+
+std::span<const Mutation> mutations() { return kMutations; }
+
+}  // namespace piper::mutation

@@ -1,0 +1,21 @@
+// Small changes of right plans, each of the kind that a wrong compiler would make. What verifiers
+// trust is left alone: what the ops of a program compute, initial values, declarations of what a
+// chunk contributes are changed only where the plan contradicts them elsewhere.
+#pragma once
+
+#include <random>
+
+#include "piper/bundle.h"
+
+namespace piper::mutation {
+
+using Random = std::mt19937_64;
+
+struct Mutation {
+  const char* name;
+  // Changes the set; says what, or nothing when the plan has no place for such a change.
+  std::optional<std::string> (*apply)(PlanSet& set, Random& random);
+};
+std::span<const Mutation> mutations();
+
+}  // namespace piper::mutation

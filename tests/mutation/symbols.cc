@@ -1,0 +1,46 @@
+#include "mutation/symbols.h"
+
+#include <fmt/format.h>
+
+namespace piper::mutation {
+namespace {
+
+Symbols added(Symbols a, const Symbols& b) {
+  for (size_t i = 0; i < a.size(); ++i) a[i] += b[i];
+  return a;
+}
+
+Symbols opaque(const std::string& op, const Attrs& attrs, const std::vector<Operand>& inputs,
+               size_t output, const TensorType& type) {
+  Symbol of = join(symbol_of(op), symbol_of(print_attrs(attrs)));
+  for (const Operand& input : inputs)
+    of = join(of, join(symbol_of(to_string(input.type)), symbol_of(input.cells)));
+  return spread(join(of, output), cells_of(type));
+}
+
+Attrs without(const Attrs& attrs, std::string_view name) {
+  Attrs rest;
+  for (const auto& [key, value] : attrs.items())
+    if (key != name) rest.set(key, value);
+  return rest;
+}
+
+}  // namespace
+
+std::vector<Symbols> apply(const ProgramOp& op, const std::vector<Operand>& inputs,
+                           const std::vector<TensorType>& outputs) {
+  if (op.op == "Add" && inputs.size() == 2 && inputs[0].type == outputs[0] &&
+      inputs[1].type == outputs[0])
+    return {added(inputs[0].cells, inputs[1].cells)};
+  if (op.attrs.integer("accumulate") != 0 && inputs.size() == 3 && inputs[2].type == outputs[0]) {
+    const Symbols term =
+        opaque(op.op, without(op.attrs, "accumulate"), {inputs[0], inputs[1]}, 0, outputs[0]);
+    return {added(inputs[2].cells, term)};
+  }
+  std::vector<Symbols> made;
+  for (size_t i = 0; i < outputs.size(); ++i)
+    made.push_back(opaque(op.op, op.attrs, inputs, i, outputs[i]));
+  return made;
+}
+
+}  // namespace piper::mutation
