@@ -442,8 +442,7 @@ TEST_F(HostileOnnx, HugeConstants) {
     });
   };
   EXPECT_EQ(range_to(10), "ok");
-  EXPECT_EQ(range_to(1 << 27),
-            "node 'the_Range' (Range): a range of 134217728 elements");
+  EXPECT_EQ(range_to(1 << 27), "node 'the_Range' (Range): a range of 134217728 elements");
   EXPECT_EQ(import_changed([](onnx::ModelProto& m) {
               add_ints(*m.mutable_graph(), "depth", {int64_t{1} << 40});
               add_ints(*m.mutable_graph(), "ids", {1, 2});

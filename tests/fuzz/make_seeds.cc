@@ -61,10 +61,14 @@ void add_windows(const onnx::ModelProto& model, Seeds& seeds) {
     seeds["onnx"].push_back(window(model, first).SerializeAsString());
 }
 
-// Plans of a small model under each strategy: roles as bytes, all of them as text, and the files
-// around them.
-void add_plans(const std::string& model, const std::vector<std::string>& strategies, Seeds& seeds) {
+// Plans of a small model under each strategy, and for one device: roles as bytes, all of them as
+// text, and the files around them.
+void add_plans(const std::string& model, std::vector<std::string> strategies, Seeds& seeds) {
   const Folder folder("seeds");
+  strategies.push_back(folder.write("one.yaml",
+                                    "piper: 1\n"
+                                    "train: {global_batch: 4, optimizer: {adamw: {lr: 1e-3}}}\n"
+                                    "directives: [{split: {dim: batch, into: 2, as: mb}}]\n"));
   for (const std::string& strategy : strategies) {
     CompileOptions options;
     options.model = model;
@@ -75,6 +79,7 @@ void add_plans(const std::string& model, const std::vector<std::string>& strateg
     std::string text;
     for (const RoleProgram& role : compiled->set.roles) text += print_plan(role);
     if (text.size() < kPlan) seeds["plan_text"].push_back(text);
+    if (compiled->set.world() == 1) seeds["run"].push_back(text);
     const std::string plans = folder.path("plans");
     if (!write_plan_set(compiled->set, nullptr, nullptr, plans, {true})) continue;
     for (const auto& file : fs::directory_iterator(plans + "/roles")) {
@@ -129,6 +134,7 @@ Seeds make_seeds(const std::vector<std::string>& strategies,
     add_plans(path, strategies, seeds);
   }
   add_data(seeds);
+  seeds["kernel"] = kernel_seeds();
   return seeds;
 }
 

@@ -19,6 +19,8 @@ std::span<const Target> targets() {
       {"plan", run_plan, change_plan},
       {"plan_text", run_plan_text, change_bytes},
       {"plan_set", run_plan_set, change_bytes},
+      {"kernel", run_kernel, change_kernel},
+      {"run", run_run, change_run},
       {"data", run_data, change_bytes},
   };
   return kTargets;

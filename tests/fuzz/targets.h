@@ -20,11 +20,15 @@ void run_plan(std::string_view role);      // a serialised role program: decode,
 void run_plan_text(
     std::string_view roles);  // the text form of one or several roles: parse, check, verify
 void run_plan_set(std::string_view file);  // one file of a plan set, its first byte says which
-void run_data(std::string_view file);      // safetensors, .npy or tokens, its first byte says which
+void run_kernel(std::string_view use);     // one use of an op, on the CPU backend
+void run_run(std::string_view role);   // the text form of a role for one rank, run for two steps
+void run_data(std::string_view file);  // safetensors, .npy or tokens, its first byte says which
 
 // A changed input that is still a message of its kind, or the input when it is none.
 std::string change_onnx(std::string_view model, std::mt19937& random);
 std::string change_plan(std::string_view role, std::mt19937& random);
+std::string change_kernel(std::string_view use, std::mt19937& random);
+std::string change_run(std::string_view role, std::mt19937& random);
 // A few bytes overwritten, inserted, deleted or repeated.
 std::string change_bytes(std::string_view input, std::mt19937& random);
 
@@ -40,6 +44,8 @@ std::span<const Target> targets();
 using Seeds = std::map<std::string, std::vector<std::string>>;
 Seeds make_seeds(const std::vector<std::string>& strategies,
                  const std::vector<std::string>& models);
+
+std::vector<std::string> kernel_seeds();
 
 // A folder for the files of this process, removed when it ends. Made once for each target.
 class Folder {

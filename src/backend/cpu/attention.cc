@@ -57,7 +57,7 @@ Result<Form> form_of(const Use& use, size_t mask, const TensorType& y) {
     strides[i]->head = first[i] ? widths[i] : tokens[i] * widths[i];
   }
   PIPER_WANT(tokens[0] == tokens[3] && tokens[1] == tokens[2] && heads[0] == heads[3] &&
-                 heads[1] == heads[2] && heads[1] > 0 && heads[0] % heads[1] == 0 &&
+                 heads[1] == heads[2] && heads[0] > 0 && heads[1] > 0 && heads[0] % heads[1] == 0 &&
                  widths[0] == widths[1] && widths[2] == widths[3],
              "of {}, {} and {} to {}", to_string(use.in(0)), to_string(use.in(1)),
              to_string(use.in(2)), to_string(y.shape));

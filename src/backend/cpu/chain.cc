@@ -86,7 +86,7 @@ void find_forms(Layout& layout) {
   const int64_t inner = loop.inner;
   for (size_t i = 0; i < layout.inputs; ++i)
     layout.form.push_back(loop.inner_steps[i + 1] != 0 ? Form::kStream : Form::kOne);
-  if (loop.outer.size() != 1 || inner > kBlockElements / 2) return;
+  if (loop.outer.size() != 1 || inner == 0 || inner > kBlockElements / 2) return;
   std::vector<Form> form;
   for (size_t k = 0; k <= layout.inputs; ++k) {
     const int64_t outer = loop.outer_steps[k][0], step = loop.inner_steps[k];

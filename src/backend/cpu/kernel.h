@@ -81,7 +81,7 @@ struct Use {
   DType type() const { return inputs[0].dtype; }
 
   // All inputs up to `required` are present, there are at most `most`, and exactly `num_outputs`
-  // wanted outputs.
+  // outputs, of which the first is wanted.
   Status operands(size_t required, size_t most, size_t num_outputs = 1) const;
   Status same_types() const;  // all inputs and outputs have the element type of input 0
   Result<int64_t> integer(std::string_view name) const;

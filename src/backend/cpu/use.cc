@@ -8,6 +8,7 @@ Status Use::operands(size_t required, size_t most, size_t num_outputs) const {
              required == most ? fmt::format("{}", most) : fmt::format("{} to {}", required, most));
   for (size_t i = 0; i < required; ++i) PIPER_WANT(present[i], "input {} is absent", i);
   PIPER_WANT(outputs.size() == num_outputs, "has {} outputs, not {}", outputs.size(), num_outputs);
+  PIPER_WANT(outputs.empty() || wanted[0], "output 0 is absent");
   return ok_status();
 }
 
