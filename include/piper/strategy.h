@@ -99,7 +99,7 @@ struct Order {
   Variables bound;               // params and mesh sizes; expand_order's own variables come first
   std::string micro = "mb";      // what split calls the microbatch
 };
-// The items of `order` at coordinate r of its axis; variables: r, P (axis size), M (microbatches); at most a million items.
+// The items of `order` at coordinate r of its axis; variables: r, P (axis size), M (microbatches); at most 2^18 items.
 Result<std::vector<OrderItem>> expand_order(const Order& order, const Variables& variables);
 // Passes and tags that the program can name, without expanding it: {"F","BI","BW"} splits the backward.
 Result<std::vector<std::string>> passes_named(const Order& order);

@@ -7,7 +7,7 @@ namespace {
 
 using program::Statement;
 
-constexpr size_t kMaxItems = 1000000;
+constexpr size_t kMaxItems = size_t{1} << 18;  // a line of text makes tens of megabytes of them
 constexpr int64_t kMaxSteps = 10000000;
 
 // Runs a program for one coordinate. A name lives from its statement to the end of its block.

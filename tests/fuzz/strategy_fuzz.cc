@@ -5,7 +5,7 @@
 namespace piper::fuzz {
 namespace {
 
-// For one coordinate, for an order may make a million items.
+// For one coordinate, for an order may make many items.
 void expand(const Order& order, int64_t axis) {
   (void)passes_named(order);
   (void)expand_order(order, {{"r", axis / 2}, {"P", axis}, {"M", 8}});
