@@ -9,6 +9,11 @@
 //
 // What nobody reads is not made.
 //
+// Finished products: a sum or product with what a MatMul makes, whose other operand has its shape or is one row of it, is done on
+// each part of the result while it is in the nearest cache (the attribute `then`, formats/plan.md).
+//
+//   h = MatMul x w;  t = Add h b;  y = Add r t    ->   MatMul in=[x,w,b,r] out=[y] {then="Add Add"}
+//
 // Groups: pointwise ops over one shape, each reading another's result, become one op "Fused" with
 // the attribute `expr`, a postfix program over a stack (formats/plan.md): a block of elements goes
 // through all of them while it is in the nearest cache. Operands are broadcast to the shape. Outputs
@@ -30,6 +35,7 @@ struct FuseCounts {
   int64_t groups = 0;  // Fused ops made
   int64_t ops = 0;     // pointwise ops that they replace
   int64_t views = 0;   // copies that became views
+  int64_t finished = 0;  // sums and products that became part of a matrix product
 };
 
 // The program rewritten, without places (offsets are -1, the workspace 0); what was done is added to

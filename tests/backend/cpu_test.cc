@@ -353,6 +353,8 @@ TEST(Threads, GiveTheSameBitsInAnyNumber) {
   op("MatMul", add, {at, b, old}, {old});
   op("MatMul", {}, {a, wide}, {out({m, 1111})});
   op("MatMul", {}, {batched, batched_b}, {out({3, m, n})});
+  op("MatMul", {{"then", std::string("Add Mul")}}, {a, b, bias, old}, {out({m, n})});
+  op("MatMul", {{"then", std::string("Add")}}, {a, wide, value({1111})}, {out({m, 1111})});
   op("Add", {}, {x, bias}, {out({m, n})});
   op("Fused", {{"expr", std::string("0 1 Add =0 2 Mul Tanh @0 Exp")}}, {x, bias, rows},
      {out({m, n}), out({m, n})});
@@ -378,7 +380,7 @@ TEST(Threads, GiveTheSameBitsInAnyNumber) {
   const Bits one = run_threads(p, data, 1);
   for (int threads : {2, 3, 4}) EXPECT_TRUE(run_threads(p, data, threads) == one) << threads;
   p.ops[0].attrs.set("trans_a", int64_t{0});  // the control: another program shows
-  p.ops[7].op = "Sub";
+  p.ops[9].op = "Sub";
   EXPECT_FALSE(run_threads(p, data, 2) == one);
 }
 

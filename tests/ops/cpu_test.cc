@@ -187,6 +187,14 @@ TEST(MatMul, RefusesShapesThatDoNotFit) {
             "program 'constant': op 0 MatMul: of [2,3] and [2,3] to [2,3]");
   EXPECT_EQ(refusal("MatMul", {{"trans_b", int64_t{1}}}, {a, b}, {{DType::kF32, {2, 3}}}),
             "program 'constant': op 0 MatMul: of [2,3] and [2,3]ᵀ to [2,3]");
+  const Tensor square = numbered(DType::kF32, {3, 3}), column = numbered(DType::kF32, {3, 1});
+  const auto finished = [&](const char* then, const Tensor& with) {
+    return refusal("MatMul", {{"then", std::string(then)}}, {square, square, with}, {square.type});
+  };
+  const std::string start = "program 'constant': op 0 MatMul: ";
+  EXPECT_EQ(finished("Sub", square), start + "then=Sub");
+  EXPECT_EQ(finished("Add", column), start + "then Add [3,3] with [3,1]");
+  EXPECT_EQ(finished("Add Add", square), start + "has 3 inputs, not 4");
 }
 
 // ---- Moving --------------------------------------------------------------------------

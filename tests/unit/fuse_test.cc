@@ -35,7 +35,7 @@ std::string text_of(const Program& program) {
     return joined;
   };
   for (const ProgramOp& op : program.ops) {
-    const std::string expr = op.attrs.text("expr");
+    const std::string expr = op.attrs.text("expr") + op.attrs.text("then");
     text += fmt::format("{} {}>{}{}; ", op.op, ids(op.inputs), ids(op.outputs),
                         expr.empty() ? "" : " '" + expr + "'");
   }
@@ -126,11 +126,12 @@ TEST(FuseGroups, AChainWithABroadcastBiasIsOneOpWithTwoOutputs) {
 
 TEST(FuseGroups, NothingMovesOverAReaderOfItsResult) {
   const TensorType x = f32({4, 4});
-  // The product reads t, and the sum reads the product: they cannot be one pass.
-  const Program program =
-      program_of({x, x, x, x}, 2, {1},
-                 {{"Tanh", {}, {0}, {2}}, {"MatMul", {}, {2, 0}, {3}}, {"Add", {}, {2, 3}, {1}}});
-  EXPECT_EQ(fused_text(program), "Tanh 0>2; MatMul 2,0>3; Add 2,3>1; ");
+  // Softmax reads t, and the sum reads what it makes: they cannot be one pass.
+  const Program program = program_of({x, x, x, x}, 2, {1},
+                                     {{"Tanh", {}, {0}, {2}},
+                                      {"Softmax", {{"axis", int64_t{1}}}, {2}, {3}},
+                                      {"Add", {}, {2, 3}, {1}}});
+  EXPECT_EQ(fused_text(program), "Tanh 0>2; Softmax 2>3; Add 2,3>1; ");
 }
 
 TEST(FuseGroups, AnotherShapeIsAnotherPass) {
@@ -152,6 +153,66 @@ TEST(FuseGroups, AccumulationStandsAlone) {
   Program program = program_of({x, x, x}, 2, {}, {{"Neg", {}, {0}, {2}}, {"Add", {}, {1, 2}, {1}}});
   program.arg_written[1] = true;
   EXPECT_EQ(fused_text(program), "Neg 0>2; Add 1,2>1; ");
+}
+
+TEST(FuseProducts, ABiasAndAResidualAreAddedWhereTheProductIsMade) {
+  const TensorType x = f32({2, 4, 8}), w = f32({8, 8}), bias = f32({8});
+  // y = x·w; b = y + bias; r = x + b; a third sum is a pass of its own.
+  const Program program = program_of({x, w, bias, x, x, x, x}, 4, {3},
+                                     {{"MatMul", {}, {0, 1}, {4}},
+                                      {"Add", {}, {4, 2}, {5}},
+                                      {"Mul", {}, {0, 5}, {6}},
+                                      {"Add", {}, {6, 0}, {3}}});
+  EXPECT_EQ(fused_text(program), "MatMul 0,1,2,0>4 'Add Mul'; Add 4,0>3; ");
+  FuseCounts counts;
+  fuse(program, counts);
+  EXPECT_EQ(counts.finished, 2);
+}
+
+TEST(FuseProducts, TheLaterOfTwoProductsTakesTheSum) {
+  const TensorType x = f32({4, 4});
+  const Program program = program_of(
+      {x, x, x, x, x}, 3, {2},
+      {{"MatMul", {}, {0, 1}, {3}}, {"MatMul", {}, {1, 0}, {4}}, {"Add", {}, {4, 3}, {2}}});
+  EXPECT_EQ(fused_text(program), "MatMul 0,1>3; MatMul 1,0,3>2 'Add'; ");
+}
+
+TEST(FuseProducts, WhatCannotBePartOfAProductStandsAlone) {
+  const TensorType x = f32({4, 4}), column = f32({4, 1}), wide = f32({2, 4, 4});
+  const auto text = [](std::vector<TensorType> values, std::vector<ProgramOp> ops) {
+    Program program = program_of(std::move(values), 3, {2}, std::move(ops));
+    return fused_text(program);
+  };
+  const ProgramOp product{"MatMul", {}, {0, 1}, {3}};
+  // Another operand than a row or a matrix; a result of another shape; the product itself.
+  EXPECT_EQ(text({x, x, x, x, column}, {product, {"Exp", {}, {0}, {4}}, {"Add", {}, {3, 4}, {2}}}),
+            "MatMul 0,1>3; Exp 0>4; Add 3,4>2; ");
+  EXPECT_EQ(
+      text({x, x, wide, x, wide},
+           {product, {"Expand", {{"shape", wide.shape}}, {0}, {4}}, {"Add", {}, {3, 4}, {2}}}),
+      "MatMul 0,1>3; Expand 0>4; Add 3,4>2; ");
+  EXPECT_EQ(text({x, x, x, x}, {product, {"Add", {}, {3, 3}, {2}}}), "MatMul 0,1>3; Add 3,3>2; ");
+  // Somebody else reads the product, too.
+  EXPECT_EQ(text({x, x, x, x, x}, {product, {"Add", {}, {3, 0}, {4}}, {"MatMul", {}, {3, 4}, {2}}}),
+            "MatMul 0,1>3; Add 3,0>4; MatMul 3,4>2; ");
+}
+
+TEST(FuseProducts, NothingIsReadAfterItIsOverwritten) {
+  const TensorType x = f32({4, 4});
+  const auto text = [&](int32_t between, int32_t into) {
+    // `between` changes in place before the sum, which goes to argument `into`.
+    Program program = program_of({x, x, x, x, x}, 4, {2},
+                                 {{"MatMul", {}, {0, 1}, {4}},
+                                  {"Neg", {}, {between}, {between}},
+                                  {"Add", {}, {4, 3}, {into}},
+                                  {"Exp", {}, {3}, {2}}});
+    program.arg_written[static_cast<size_t>(between)] = true;
+    program.arg_written[static_cast<size_t>(into)] = true;
+    return fused_text(program);
+  };
+  EXPECT_EQ(text(3, 0), "MatMul 0,1>4; Neg 3>3; Add 4,3>0; Exp 3>2; ");
+  EXPECT_EQ(text(1, 3), "MatMul 0,1>4; Neg 1>1; Add 4,3>3; Exp 3>2; ");
+  EXPECT_EQ(text(3, 2), "Neg 3>3; MatMul 0,1,3>2 'Add'; Exp 3>2; ");  // the control
 }
 
 // A Fused op of two knows every pointwise op there is, with the bits of the op alone.
@@ -269,6 +330,43 @@ TEST(FuseBits, RandomProgramsComputeTheSameFusedAndNot) {
   EXPECT_TRUE(wrong_expression_shows);
   EXPECT_GT(counts.groups, 80);
   EXPECT_GT(counts.views, 250);
+}
+
+// Products with rows, columns and depths on both sides of every cut; sums and products behind them.
+TEST(FuseBits, FinishedProductsAreTheSame) {
+  std::mt19937 random(7);
+  for (const auto& [m, n, k] : {std::tuple<int64_t, int64_t, int64_t>{1, 1, 1},
+                                {5, 40, 128},
+                                {13, 33, 129},
+                                {50, 70, 300},
+                                {250, 31, 257},
+                                {30, 600, 520}}) {
+    for (int form = 0; form < 8; ++form) {
+      const bool ta = form & 1, tb = form & 2, multiplies = form & 4;
+      const TensorType y = f32({m, n});
+      Program plain =
+          program_of({f32(ta ? Shape{k, m} : Shape{m, k}), f32(tb ? Shape{n, k} : Shape{k, n}),
+                      f32({n}), y, y, y, y},
+                     5, {4},
+                     {{"MatMul", {{"trans_a", int64_t{ta}}, {"trans_b", int64_t{tb}}}, {0, 1}, {5}},
+                      {"Add", {}, {5, 2}, {6}},
+                      {multiplies ? "Mul" : "Add", {}, {3, 6}, {4}}});
+      FuseCounts counts;
+      Program finished = fuse(plain, counts);
+      ASSERT_EQ(counts.finished, 2);
+      std::vector<std::vector<float>> args;
+      for (int32_t a = 0; a < 5; ++a) {
+        args.emplace_back(
+            static_cast<size_t>(num_elements(plain.values[static_cast<size_t>(a)].shape)));
+        for (float& x : args.back())
+          x = static_cast<float>(static_cast<int>(random() % 2001) - 1000) / 500;
+      }
+      const auto want = run(plain, args);
+      EXPECT_EQ(run(finished, args), want) << m << " " << n << " " << k << " form " << form;
+      finished.ops[0].attrs.set("then", std::string("Mul Add"));  // the control
+      EXPECT_NE(run(finished, args), want);
+    }
+  }
 }
 
 // An output may be stored over any input, also one that is read after it.

@@ -26,6 +26,14 @@ inline int64_t gemm_height(int64_t rows) {
   return rows <= kGemmHeight * 3 / 2 ? rows : kGemmHeight;
 }
 
+// What is done with each finished element of c: added to or multiplied with one of a matrix of c's
+// type and columns.
+struct GemmThen {
+  bool multiply = false;
+  const void* at = nullptr;
+  int64_t step = 0;  // elements from one row to the next; 0: one row for all
+};
+
 struct Gemm {  // row-major: c[m,n] (+)= a[m,k] · b[k,n]; a is stored [k,m] if trans_a, b [n,k] if
                // trans_b
   bool trans_a = false, trans_b = false, accumulate = false;
@@ -34,6 +42,8 @@ struct Gemm {  // row-major: c[m,n] (+)= a[m,k] · b[k,n]; a is stored [k,m] if 
   const void* old = nullptr;  // with accumulate: the old value, where it is not c, of the same type
   int64_t old_step = 0;
   bool packed_b = false;  // b is what gemm_pack_fn made, of b_step of k and at least n columns
+  GemmThen then[2];       // in this order
+  int thens = 0;
   int64_t row_of_a() const { return a_step ? a_step : trans_a ? m : k; }
   int64_t row_of_b() const { return b_step ? b_step : trans_b ? k : n; }
   int64_t row_of_c() const { return c_step ? c_step : n; }

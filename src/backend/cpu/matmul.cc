@@ -16,11 +16,31 @@ struct Plan {
   Loop batches;  // over out, a, b: offsets in matrices
 };
 
+// The attribute `then`: words "Add" and "Mul", each with an operand of the result's shape or of one
+// row of it, behind all others.
+Status read_then(const Use& use, size_t operand, Gemm& g) {
+  PIPER_ASSIGN(const std::string then, use.text_or("then", ""));
+  for (const std::string& word : split_text(then, ' ')) {
+    if (word.empty()) continue;
+    PIPER_WANT((word == "Add" || word == "Mul") && g.thens < std::ssize(g.then), "then={}", then);
+    const Shape& with = use.in(operand++);
+    const bool row = num_elements(with) == g.n && !with.empty() && with.back() == g.n;
+    PIPER_WANT(with == use.out() || row, "then {} {} with {}", word, to_string(use.out()),
+               to_string(with));
+    g.then[g.thens++] = {word == "Mul", nullptr, with == use.out() ? g.n : 0};
+  }
+  PIPER_WANT(g.thens == 0 || g.k > 0, "then={} without products", then);
+  return ok_status();
+}
+
 Result<Plan> plan_of(const Use& use) {
   PIPER_ASSIGN(const int64_t trans_a, use.integer_or("trans_a", 0));
   PIPER_ASSIGN(const int64_t trans_b, use.integer_or("trans_b", 0));
   PIPER_ASSIGN(const int64_t accumulate, use.integer_or("accumulate", 0));
-  PIPER_TRY(use.operands(accumulate ? 3 : 2, accumulate ? 3 : 2));
+  PIPER_ASSIGN(const std::string then, use.text_or("then", ""));
+  const size_t first = accumulate ? 3 : 2;  // operand of `then`
+  const size_t count = first + (then.empty() ? 0 : split_text(then, ' ').size());
+  PIPER_TRY(use.operands(count, count));
   PIPER_TRY(use.same_types());
   const Shape &a = use.in(0), &b = use.in(1), &out = use.out();
   PIPER_WANT(a.size() >= 2 && b.size() >= 2 && out.size() == std::max(a.size(), b.size()),
@@ -39,6 +59,7 @@ Result<Plan> plan_of(const Use& use) {
   PIPER_WANT(b[rb - (g.trans_b ? 1 : 2)] == g.k && out[rank - 2] == g.m && out[rank - 1] == g.n,
              "of {}{} and {}{} to {}", to_string(a), g.trans_a ? "ᵀ" : "", to_string(b),
              g.trans_b ? "ᵀ" : "", to_string(out));
+  PIPER_TRY(read_then(use, first, g));
   Shape batch(out.begin(), out.end() - 2);
   if (rb == 2 && !g.trans_a) {
     PIPER_WANT(Shape(a.begin(), a.end() - 2) == batch, "of {} and {} to {}", to_string(a),
@@ -84,7 +105,8 @@ struct MatMul {
 
   void operator()(Pointers p, std::byte* scratch, int64_t begin, int64_t end) const {
     const T *a = input<T>(p, 0), *b = input<T>(p, 1);
-    T* out = output<T>(p, g.accumulate ? 3 : 2);
+    const size_t others = g.accumulate ? 3 : 2;  // operands before those of `then`
+    T* out = output<T>(p, others + static_cast<size_t>(g.thens));
     const std::vector<int64_t>& step = batches.inner_steps;
     const int64_t first = begin / cut.count, last = (end + cut.count - 1) / cut.count;
     const int64_t inner = std::max<int64_t>(batches.inner, 1);
@@ -97,7 +119,11 @@ struct MatMul {
         int64_t start[3];
         Gemm part = cut.part(g, from, to, start);
         const int64_t matrix = (at[0] + i * step[0]) * g.m * g.n;
-        if (g.accumulate && p[2] != p[3]) part.old = input<T>(p, 2) + matrix + start[2];
+        if (g.accumulate && input<T>(p, 2) != out) part.old = input<T>(p, 2) + matrix + start[2];
+        for (size_t t = 0; t < static_cast<size_t>(g.thens); ++t)
+          part.then[t].at = input<T>(p, others + t) + (g.then[t].step ? matrix + start[2]
+                                                       : cut.by_rows  ? 0
+                                                                      : start[2]);
         multiply(part, a + (at[1] + i * step[1]) * g.m * g.k + start[0],
                  b + (at[2] + i * step[2]) * g.k * g.n + start[1], out + matrix + start[2],
                  reinterpret_cast<T*>(scratch));

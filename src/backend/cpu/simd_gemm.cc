@@ -38,11 +38,18 @@ struct Tile {
   int64_t c_step = 0;
   const T* old = nullptr;
   int64_t old_step = 0;
+  bool far = false;             // c is in no near cache
+  const Gemm* then = nullptr;   // what is done with the elements, when they are finished, or null
+  int64_t row = 0, column = 0;  // of c's first element, for `then`
+  const T* with(int t) const {
+    return static_cast<const T*>(then->then[t].at) + row * then->then[t].step + column;
+  }
 };
 
 // Fetches a's elements of the tile below while it multiplies: rows of a are too short, and those of
 // a tile too many, for the processor to guess them. The first tile (kPacks), which nobody fetched
-// for, fetches its own, kSoon of k ahead.
+// for, fetches its own, kSoon of k ahead. c is fetched row by row: all at once, its lines would
+// keep those of a and b waiting.
 template <int R, bool kRowsAdjacent, bool kPacks, class T>
 HWY_INLINE void tile(const Tile<T>& t) {
   constexpr int64_t kSoon = 16;
@@ -52,6 +59,7 @@ HWY_INLINE void tile(const Tile<T>& t) {
   const T *a = t.a, *b = kPacks ? t.source : t.b;
   const int64_t b_step = kPacks ? t.source_step : 2 * lanes;
   T* packed = t.b;
+  [[maybe_unused]] int fetched = 0;  // rows of c
 #define PIPER_DECLARE(i) auto x##i = hn::Zero(d), y##i = hn::Zero(d);
   PIPER_TILE_ROWS(PIPER_DECLARE)
   for (int64_t k = 0; k < t.depth;) {
@@ -62,6 +70,10 @@ HWY_INLINE void tile(const Tile<T>& t) {
     if constexpr (kPacks) __builtin_prefetch(a + i * row_step + 2 * kLine<T>); \
   }
     PIPER_TILE_ROWS(PIPER_FETCH)
+    for (int i = 0; !kRowsAdjacent && t.far && i < 2 && fetched < R; ++i, ++fetched) {
+      __builtin_prefetch(t.c + fetched * t.c_step, 1);
+      __builtin_prefetch(t.c + fetched * t.c_step + 2 * lanes - 1, 1);
+    }
     for (; k < stop; ++k) {
       if constexpr (kRowsAdjacent) __builtin_prefetch(a + 2 * R - 1);
       const auto b0 = hn::LoadU(d, b), b1 = hn::LoadU(d, b + lanes);
@@ -91,6 +103,25 @@ HWY_INLINE void tile(const Tile<T>& t) {
   }
   if (t.old) {
     PIPER_TILE_ROWS(PIPER_ADD)
+  }
+#define PIPER_THEN_ADD(i)                                        \
+  if constexpr (i < R) {                                         \
+    x##i = hn::Add(x##i, hn::LoadU(d, with + i * step));         \
+    y##i = hn::Add(y##i, hn::LoadU(d, with + i * step + lanes)); \
+  }
+#define PIPER_THEN_MUL(i)                                        \
+  if constexpr (i < R) {                                         \
+    x##i = hn::Mul(x##i, hn::LoadU(d, with + i * step));         \
+    y##i = hn::Mul(y##i, hn::LoadU(d, with + i * step + lanes)); \
+  }
+  for (int then = 0; t.then && then < t.then->thens; ++then) {
+    const T* with = t.with(then);
+    const int64_t step = t.then->then[then].step;
+    if (t.then->then[then].multiply) {
+      PIPER_TILE_ROWS(PIPER_THEN_MUL)
+    } else {
+      PIPER_TILE_ROWS(PIPER_THEN_ADD)
+    }
   }
   T* const c = t.c;
   const int64_t c_step = t.c_step;
@@ -134,17 +165,55 @@ struct Panel {
   int64_t c_step = 0;
   const T* old = nullptr;
   int64_t old_step = 0;
+  const Gemm* then = nullptr;   // what is to be done with the finished elements, or null
+  int64_t row = 0, column = 0;  // of c's first element here
 };
+
+// What Gemm::then says, on a part of a tile.
+template <class T>
+void finish(const Gemm& g, int64_t row, int64_t column, int64_t rows, int64_t columns, T* c,
+            int64_t c_step) {
+  const hn::ScalableTag<T> d;
+  const hn::CappedTag<T, 1> one;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  for (int64_t i = 0; i < rows; ++i, c += c_step) {
+    const T* with[std::size(decltype(g.then){})] = {};
+    for (int t = 0; t < g.thens; ++t)
+      with[t] = static_cast<const T*>(g.then[t].at) + (row + i) * g.then[t].step + column;
+    const auto finish_at = [&](auto tag, int64_t j) {
+      auto x = hn::LoadU(tag, c + j);
+      for (int t = 0; t < g.thens; ++t) {
+        const auto y = hn::LoadU(tag, with[t] + j);
+        x = g.then[t].multiply ? hn::Mul(x, y) : hn::Add(x, y);
+      }
+      hn::StoreU(x, tag, c + j);
+    };
+    int64_t j = 0;
+    for (; j + lanes <= columns; j += lanes) finish_at(d, j);
+    for (; j < columns; ++j) finish_at(one, j);
+  }
+}
 
 // The rows of a tile, chain after chain, while its part of c is near.
 template <bool kRowsAdjacent, class T>
 HWY_INLINE void tile_chains(Tile<T> t, int64_t rows, int64_t depth, int64_t width) {
-  for (int64_t i = 0; i < rows; ++i) {
+  for (int64_t i = 0; kRowsAdjacent && i < rows; ++i) {
     __builtin_prefetch(t.c + i * t.c_step, 1);
     __builtin_prefetch(t.c + i * t.c_step + width - 1, 1);
   }
+  t.far = true;
+  const Gemm* then = t.then;
+  for (int o = 0; then && o < then->thens; ++o) {
+    const T* with = t.with(o);
+    const int64_t step = then->then[o].step;
+    for (int64_t i = 0; i < rows && step > 0; ++i) {
+      __builtin_prefetch(with + i * step);
+      __builtin_prefetch(with + i * step + width - 1);
+    }
+  }
   for (int64_t k = 0; k < depth; k += kGemmChain) {
     t.depth = HWY_MIN(kGemmChain, depth - k);
+    t.then = k + t.depth == depth ? then : nullptr;
     if (t.source) {
       tile<kRows, kRowsAdjacent, true>(t);
       t.source += t.depth * t.source_step;
@@ -155,7 +224,7 @@ HWY_INLINE void tile_chains(Tile<T> t, int64_t rows, int64_t depth, int64_t widt
     }
     t.a += t.depth * (kRowsAdjacent ? t.a_step : 1);
     t.b += t.depth * width;
-    t.old = t.c, t.old_step = t.c_step;
+    t.old = t.c, t.old_step = t.c_step, t.far = false;
   }
 }
 
@@ -176,6 +245,7 @@ HWY_INLINE void panel_tiles(const Panel<T>& p, Ahead<T>& ahead) {
     if (p.columns == width) {
       Tile<T> t{0, a, p.a_step, p.b, nullptr, p.source_step, c, p.c_step, old, p.old_step};
       if (i == 0) t.source = p.source;
+      t.then = p.then, t.row = p.row + i, t.column = p.column;
       tile_chains<kRowsAdjacent>(t, rows, p.depth, width);
       continue;
     }
@@ -185,6 +255,7 @@ HWY_INLINE void panel_tiles(const Panel<T>& p, Ahead<T>& ahead) {
         Tile<T>{0, a, p.a_step, p.b, nullptr, 0, edge, width, old ? edge : nullptr, width}, rows,
         p.depth, width);
     for (int64_t r = 0; r < rows; ++r) std::memcpy(c + r * p.c_step, edge + r * width, bytes);
+    if (p.then) finish(*p.then, p.row + i, p.column, rows, p.columns, c, p.c_step);
   }
 }
 
@@ -197,6 +268,7 @@ void gemm_block(const Gemm& g, const T* a, const T* b, T* c, int64_t k0, int64_t
   const bool pack = gemm_packs_a(g) && columns > width;
   Panel<T> p;
   p.depth = depth, p.c_step = g.row_of_c(), p.a_step = g.row_of_a();
+  p.then = g.thens > 0 && k0 + depth == g.k ? &g : nullptr;
   if (pack) p.a_step = g.trans_a ? kRows : depth + kGemmPad;
   p.block_step = g.trans_a ? pack ? depth * kRows : kRows : kRows * p.a_step;
   for (int64_t m0 = 0; m0 < g.m; m0 += p.height) {
@@ -210,6 +282,7 @@ void gemm_block(const Gemm& g, const T* a, const T* b, T* c, int64_t k0, int64_t
       p.b = g.packed_b ? const_cast<T*>(b + n * g.b_step + k0 * width) : own;
       p.columns = HWY_MIN(width, n0 + columns - n);
       p.c = c + m0 * p.c_step + n;
+      p.row = m0, p.column = n;
       p.old = nullptr;
       if (k0 > 0) {
         p.old = p.c, p.old_step = p.c_step;
