@@ -2,8 +2,8 @@
 // one reports what it matched and inserted; matching nothing is an error at its place in the
 // strategy.
 //
-// Phases are fixed whatever the order in the file: annotate (Graph) | split, replicate, place,
-// order (Dag).
+// Phases are fixed whatever the order in the file: annotate, recompute (Graph) | split,
+// replicate, place, order (Dag).
 #pragma once
 
 #include "piper/dag.h"
@@ -36,6 +36,14 @@ Result<Graph> clone_data_ops(Graph forward, std::span<const std::string> tags, c
 // each).
 inline constexpr double kFlopsPerByte = 50;
 Result<Graph> apply_balance(Graph forward, const BalanceRule& balance, Explanations& out);
+
+// Forward ops that the backward pass runs again, just before it first needs what they make. Ops that
+// share a directive, captures and region form a group: what it takes from outside is kept, and what
+// it hands to other forward ops; with `ops`, nothing that a chosen op makes is kept. Bits do not
+// change. Requires the graph of a step before sharding. Errors: nothing matches, an unknown op, an op
+// chosen twice, nothing that the backward pass reads.
+Result<Graph> apply_recompute(Graph step, const std::vector<Recompute>& recomputes,
+                              const Variables& variables, Explanations& out);
 
 // Mesh axes and batch cut that split and replicate ask for; used before the Dag exists.
 struct Cut {

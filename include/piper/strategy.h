@@ -84,6 +84,13 @@ struct Replicate {               // - replicate: {over: dp, bucket: 25MiB, strea
   std::string stream = "reduce";
   SourceSpan at, over_at;
 };
+// Forward ops that run again in the backward pass, so that what they make need not be kept until then.
+struct Recompute {               // - recompute: {match: "h/{layer}/**", where: {stage: 0}, ops: [Gelu]}
+  std::optional<Glob> match;     // over scopes; ops with equal captures are recomputed together
+  std::vector<std::pair<std::string, SourceSpan>> ops;  // names of the op table; empty: all
+  Where where;                   // over tags
+  SourceSpan at;
+};
 // One item of an order program after expansion for one coordinate: takes the next task that matches.
 struct OrderItem {
   std::string pass;              // "F" "B" "BI" "BW" "U"
@@ -131,6 +138,7 @@ struct Strategy {
   std::vector<Split> splits;
   std::vector<Place> places;
   std::vector<Replicate> replicates;
+  std::vector<Recompute> recomputes;
   std::vector<Order> orders;
   std::string text;              // all files read, concatenated: for the digest
 };

@@ -167,9 +167,12 @@ Result<Compiled> compile(const CompileOptions& options) {
     compiled.notes.push_back(
         fmt::format("parameter '{}' gets no gradient and is not trained", name));
 
+  PIPER_ASSIGN(const Graph cheaper, apply_recompute(step.graph, strategy.recomputes,
+                                                    scope_of(strategy), compiled.explanations));
+
   const LowerOptions lowering{.fuse = options.fuse};
   PIPER_ASSIGN(compiled.set,
-               make_plans(step.graph, strategy, cut, Target::kStrategy, lowering, steps, compiled));
+               make_plans(cheaper, strategy, cut, Target::kStrategy, lowering, steps, compiled));
   if (options.oracles) {
     steps.quiet = true;
     PIPER_ASSIGN(compiled.single,

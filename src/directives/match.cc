@@ -51,7 +51,26 @@ Result<bool> meets(const Condition& condition, int32_t tag, Variables& bound) {
   return tag >= low && tag < high;
 }
 
+Error no_tag(const Condition& condition, const Graph& graph) {
+  std::vector<std::string> names = graph.tag_names;
+  names.push_back("pass");
+  return fail(condition.at, "where: no op has a tag '{}'{}", condition.tag,
+              did_you_mean(condition.tag, names));
+}
+
 }  // namespace
+
+Result<std::optional<Variables>> match_node(const Graph& graph, const Node& node,
+                                            const Where& where, const Variables& variables) {
+  Variables bound = variables;
+  for (const Condition& condition : where) {
+    const int tag = graph.tag_index(condition.tag);
+    if (tag < 0) return no_tag(condition, graph);
+    PIPER_ASSIGN(const bool met, meets(condition, graph.tag(node, tag), bound));
+    if (!met) return std::optional<Variables>();
+  }
+  return std::optional<Variables>(std::move(bound));
+}
 
 Result<std::optional<Variables>> match_chunk(const Dag& dag, const Chunk& chunk, const Where& where,
                                              const Variables& variables) {
@@ -62,12 +81,7 @@ Result<std::optional<Variables>> match_chunk(const Dag& dag, const Chunk& chunk,
       continue;
     }
     const auto it = std::find(dag.region_tags.begin(), dag.region_tags.end(), condition.tag);
-    if (it == dag.region_tags.end()) {
-      std::vector<std::string> names = dag.graph.tag_names;
-      names.push_back("pass");
-      return fail(condition.at, "where: no op has a tag '{}'{}", condition.tag,
-                  did_you_mean(condition.tag, names));
-    }
+    if (it == dag.region_tags.end()) return no_tag(condition, dag.graph);
     const int32_t tag = chunk.tags[static_cast<size_t>(it - dag.region_tags.begin())];
     PIPER_ASSIGN(const bool met, meets(condition, tag, bound));
     if (!met) return std::optional<Variables>();

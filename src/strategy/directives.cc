@@ -1,4 +1,4 @@
-// directives: split, place, replicate, order.
+// directives: split, place, replicate, recompute, order.
 #include <algorithm>
 
 #include "expr_tree.h"
@@ -86,6 +86,38 @@ Status read_replicate(const Fields& map, const Scope& scope, const Names& names,
   return ok_status();
 }
 
+Result<std::vector<std::pair<std::string, SourceSpan>>> read_ops(const yaml::Node& node,
+                                                                 const Scope& scope) {
+  std::vector<std::pair<std::string, SourceSpan>> ops;
+  if (!node.is(yaml::Node::Kind::kList)) return wrong_type(node, "a list of ops");
+  if (node.items.empty()) return fail(node.at, "the list of ops is empty");
+  for (const yaml::Node& item : node.items) {
+    PIPER_ASSIGN(std::string op, read_text(item, scope));
+    ops.emplace_back(std::move(op), item.at);
+  }
+  return ops;
+}
+
+Status read_recompute(const Fields& map, const Scope& scope, const Names& names, Strategy& out) {
+  Recompute recompute;
+  recompute.at = map.at();
+  if (const yaml::Node* match = map["match"]) {
+    PIPER_ASSIGN(recompute.match, read_glob(*match, scope));
+  }
+  if (const yaml::Node* where = map["where"]) {
+    PIPER_ASSIGN(recompute.where, read_where(*where, scope, names));
+    for (const Condition& condition : recompute.where)
+      if (condition.tag == "pass" || (!out.splits.empty() && condition.tag == out.splits[0].as))
+        return fail(condition.at, "not supported: recompute by {}", condition.tag)
+            .with_note("help: it chooses forward ops, for all microbatches alike");
+  }
+  if (const yaml::Node* ops = map["ops"]) {
+    PIPER_ASSIGN(recompute.ops, read_ops(*ops, scope));
+  }
+  out.recomputes.push_back(std::move(recompute));
+  return ok_status();
+}
+
 Status read_order(const Fields& map, const Scope& scope, const Names& names, Strategy& out) {
   if (!out.orders.empty()) {
     return fail(map.at(), "the order is given twice")
@@ -160,6 +192,7 @@ Status read_directives(const std::vector<const yaml::Entry*>& entries, const Sco
       if (kind == "split") PIPER_TRY(read_split(map, scope, out));
       if (kind == "place") PIPER_TRY(read_place(map, scope, names, out));
       if (kind == "replicate") PIPER_TRY(read_replicate(map, scope, names, out));
+      if (kind == "recompute") PIPER_TRY(read_recompute(map, scope, names, out));
       if (kind == "order") PIPER_TRY(read_order(map, scope, names, out));
     }
   }

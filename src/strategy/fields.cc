@@ -128,9 +128,9 @@ constexpr Field kDirective[] = {
     {"place", kOne, kOptional, "Put tasks on mesh coordinates.", "place"},
     {"replicate", kOne, kOptional, "Data parallelism.", "replicate"},
     {"order", kOne, kOptional, "In which order each device works.", "order"},
+    {"recompute", kOne, kOptional, "Run forward ops again in the backward pass.", "recompute"},
     {"shard", kOne, kUnsupported, ""},
     {"stream", kOne, kUnsupported, ""},
-    {"recompute", kOne, kUnsupported, ""},
     {"offload", kOne, kUnsupported, ""},
     {"precision", kOne, kUnsupported, ""},
     {"fuse", kOne, kUnsupported, ""},
@@ -156,6 +156,12 @@ constexpr Field kReplicate[] = {
     {"reduce", kOne, kUnsupported, ""},
     {"prefetch", kInteger, kUnsupported, ""},
     {"persist", kBytes, kUnsupported, ""},
+};
+constexpr Field kRecompute[] = {
+    {"match", kGlob, kOptional, "Ops by scope path; {name} captures make a group each. Default: all."},
+    {"where", kWhere, kOptional, "Ops by their tags. Default: all."},
+    {"ops", kPaths, kOptional, "Names of ops. Default: all."},
+    {"budget", kBytes, kUnsupported, ""},
 };
 constexpr Field kOrder[] = {
     {"each", kText, kRequired, "A mesh axis; the program runs for each coordinate r of it."},
@@ -190,6 +196,7 @@ constexpr Object kObjects[] = {
     {"split", kSplit},
     {"place", kPlace},
     {"replicate", kReplicate},
+    {"recompute", kRecompute},
     {"order", kOrder},
 };
 

@@ -1,0 +1,101 @@
+// Recomputed activations: less memory, the same bits.
+#include "equivalence/jobs.h"
+
+namespace piper {
+namespace {
+
+using jobs::Shape2;
+
+struct Case {
+  const char* name;
+  const char* model;
+  const char* recompute;  // the directive's keys
+  Shape2 shape;
+};
+
+constexpr int64_t kSteps = 3;
+
+std::string text_for(const Case& c, bool recomputed) {
+  std::string text = jobs::strategy_text(c.model, jobs::kAdamW);
+  if (recomputed) text += fmt::format("directives:\n  - recompute: {}\n", c.recompute);
+  return text;
+}
+
+void expect_equal_bits(const jobs::Trained& got, const jobs::Trained& want) {
+  EXPECT_EQ(got.losses, want.losses);
+  EXPECT_EQ(got.norms, want.norms);
+  ASSERT_EQ(got.parameters.size(), want.parameters.size());
+  for (const auto& [name, tensor] : want.parameters) {
+    const auto found = got.parameters.find(name);
+    ASSERT_NE(found, got.parameters.end()) << name;
+    ASSERT_EQ(found->second.data.size, tensor.data.size) << name;
+    EXPECT_EQ(std::memcmp(found->second.data.data, tensor.data.data, tensor.data.size), 0) << name;
+  }
+}
+
+int64_t step_bytes(const Compiled& compiled) {
+  int64_t most = 0;
+  for (const RoleSummary& role : compiled.roles)
+    most = std::max(most, role.step_bytes + role.workspace_bytes);
+  return most;
+}
+
+class Recompute : public testing::TestWithParam<Case> {};
+
+TEST_P(Recompute, SavesMemoryAndKeepsEveryBit) {
+  const Case& c = GetParam();
+  if (!std::filesystem::exists(jobs::model_path(c.model, "model.onnx"))) GTEST_SKIP();
+  const auto plain = jobs::compile_model(c.model, text_for(c, false), c.shape);
+  ASSERT_TRUE(plain) << print_error(plain.error());
+  const auto again = jobs::compile_model(c.model, text_for(c, true), c.shape, true);
+  ASSERT_TRUE(again) << print_error(again.error());
+  // A split backward keeps what both of its halves read.
+  const bool split = c.shape.order == "zb-h1";
+  if (!split) {
+    EXPECT_LT(step_bytes(*again), step_bytes(*plain));
+  }
+  const auto want = jobs::train(plain->set, c.model, kSteps);
+  const auto got = jobs::train(again->set, c.model, kSteps);
+  ASSERT_TRUE(want && got);
+  expect_equal_bits(*got, *want);
+  // The oracle does not recompute.
+  if (!split) {
+    const auto single = jobs::train(*again->single, c.model, kSteps);
+    ASSERT_TRUE(single);
+    expect_equal_bits(*got, *single);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Models, Recompute,
+    testing::Values(Case{"gpt_layers", "gpt", R"({match: "model/h/{layer}/**"})", {1, 1, 2}},
+                    Case{"gpt_layers_pp_dp", "gpt", R"({match: "model/h/{layer}/**"})", {2, 2, 2}},
+                    Case{"gpt_all", "gpt", "{}", {2, 1, 4, "gpipe"}},
+                    Case{"gpt_ops", "gpt", "{ops: [Gelu, LayerNorm]}", {2, 1, 4}},
+                    Case{"gpt_one_stage", "gpt", "{where: {stage: 0}}", {2, 1, 2}},
+                    Case{"deep_split", "gpt-deep", "{}", {4, 1, 8, "zb-h1"}},
+                    Case{"llama", "llama-hf", "{}", {2, 1, 2}}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+// The comparison above would see an op that is recomputed otherwise.
+TEST(Recompute, AnotherCopyChangesTheResult) {
+  const Case c{"", "gpt", R"({match: "model/h/{layer}/**"})", {1, 1, 2}};
+  if (!std::filesystem::exists(jobs::model_path(c.model, "model.onnx"))) GTEST_SKIP();
+  auto compiled = jobs::compile_model(c.model, text_for(c, true), c.shape);
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  const auto right = jobs::train(compiled->set, c.model, kSteps);
+  int changed = 0;
+  for (Program& program : compiled->set.roles[0].programs)
+    for (ProgramOp& op : program.ops)
+      if (program.label.starts_with("B") && op.op == "LayerNorm") {
+        op.attrs.set("epsilon", 0.1);
+        ++changed;
+      }
+  ASSERT_GT(changed, 0);
+  const auto wrong = jobs::train(compiled->set, c.model, kSteps);
+  ASSERT_TRUE(right && wrong);
+  EXPECT_NE(right->losses, wrong->losses);
+}
+
+}  // namespace
+}  // namespace piper
