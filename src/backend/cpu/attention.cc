@@ -80,17 +80,20 @@ AttentionSizes attention_sizes(const AttentionForm& form) {
   constexpr int64_t kKeys = 512, kQueries = 64, kPacked = int64_t{1} << 16;  // elements
   const auto round = [](int64_t n) { return std::max((n + 31) / 32, int64_t{1}) * 32; };
   const int64_t widest = std::max({form.width, form.v_width, int64_t{1}});
-  return {.query_block = std::min(round(form.queries), kQueries),
+  const int64_t queries = std::min(round(form.queries), kQueries);
+  return {.query_block = queries,
+          .score_rows = queries + 1,
           .key_block =
               std::min(round(form.keys), std::clamp(round(kPacked / widest), int64_t{32}, kKeys))};
 }
 
 int64_t attention_scratch(const AttentionForm& form, bool backward) {
   const AttentionSizes sizes = attention_sizes(form);
-  const int64_t packed = sizes.key_block + kAttentionTileRows;  // and a tile at the edge
-  const int64_t scores = sizes.key_block * sizes.query_block;
-  if (!backward) return packed * form.width + scores + 2 * form.queries;
-  return packed * (form.width + form.v_width) + 2 * scores + 2 * sizes.key_block;
+  const int64_t scores = sizes.key_block * sizes.score_rows;
+  const int64_t both =
+      sizes.key_block * (form.width + form.v_width) + sizes.query_block * form.width + scores;
+  if (!backward) return both + 2 * form.queries;
+  return both + scores + sizes.key_block * (form.width + 1) + sizes.query_block * form.v_width;
 }
 
 Result<KernelPtr> make_attention(const Use& use) {

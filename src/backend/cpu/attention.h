@@ -61,12 +61,12 @@ struct AttentionFns {
 template <class T>
 AttentionFns<T> attention_fns();
 
-// A block's extents, multiples of 32.
+// A block's extents, multiples of 32; and the rows of a panel of scores: one more than queries, or
+// the panels of one query would fall into one set of the nearest cache.
 struct AttentionSizes {
-  int64_t query_block = 0, key_block = 0;
+  int64_t query_block = 0, score_rows = 0, key_block = 0;
 };
 AttentionSizes attention_sizes(const AttentionForm& form);
-inline constexpr int64_t kAttentionTileRows = 8;  // at most
 // Elements.
 int64_t attention_scratch(const AttentionForm& form, bool backward);
 

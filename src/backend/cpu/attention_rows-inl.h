@@ -17,18 +17,24 @@ HWY_BEFORE_NAMESPACE();
 namespace piper::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// The first `seen` of `width` scores, whole panels; behind those stands anything at first.
+// What makes more of a product than a factor.
 template <class T>
-struct ScoreRow {
-  T* s = nullptr;
-  int64_t panel_step = 0;
-  int64_t seen = 0, width = 0;
+struct ScoreRule {
   T scale = 1;                    // of the products
   T cap = 0;                      // c > 0: c·tanh(score / c)
   const T* add = nullptr;         // terms, or null
   const uint8_t* keep = nullptr;  // or null
   int64_t mask_step = 1;          // 0: one term or one keep for all keys
   T masked = 0;                   // the score where `keep` is 0
+  bool is_factor() const { return cap == 0 && !add && !keep; }
+};
+
+// One query's row of a block: the first `seen` of `width` scores, whole panels; behind those stands
+// anything at first.
+template <class T>
+struct ScoreRow {
+  T* s;
+  int64_t panel_step, seen, width;
   int64_t at(int64_t key) const { return key / kPanel * panel_step + key % kPanel; }
 };
 
@@ -53,78 +59,79 @@ HWY_INLINE void clear_unseen(const ScoreRow<T>& row, T* s) {
     hn::StoreU(hn::Zero(d), d, s + row.at(j));
 }
 
-// Products become scores where that is more than a factor; what factor is left.
+// Products become scores; slope, unless null, gets their slopes by the products.
 template <class T>
-T to_scores(const ScoreRow<T>& row, T* slope) {
+HWY_NOINLINE void to_scores(const ScoreRow<T>& row, const ScoreRule<T>& rule, T* slope) {
   const TileTag<T> d;
-  if (row.cap == 0 && !row.add && !row.keep) return row.scale;
-  const auto scale = hn::Set(d, row.scale), one = hn::Set(d, T{1});
-  const auto cap = hn::Set(d, row.cap),
-             inner = hn::Set(d, row.cap > 0 ? row.scale / row.cap : T{0});
+  const auto scale = hn::Set(d, rule.scale), one = hn::Set(d, T{1});
+  const auto cap = hn::Set(d, rule.cap),
+             inner = hn::Set(d, rule.cap > 0 ? rule.scale / rule.cap : T{0});
   each_score(row, [&](int64_t at, int64_t j, int64_t count) HWY_ATTR {
-    auto x = hn::LoadU(d, row.s + at);
-    if (row.cap > 0) {
+    auto x = hn::LoadU(d, row.s + at), by = scale;
+    if (rule.cap > 0) {
       const auto t = tanh_of(d, hn::Mul(x, inner));
-      if (slope) hn::StoreU(hn::Mul(scale, hn::NegMulAdd(t, t, one)), d, slope + j);
+      by = hn::Mul(scale, hn::NegMulAdd(t, t, one));
       x = hn::Mul(cap, t);
     } else {
       x = hn::Mul(x, scale);
     }
-    if (row.add) {
-      x = hn::Add(x,
-                  row.mask_step ? load_first(d, row.add + j, count, T{0}) : hn::Set(d, *row.add));
+    if (slope) hn::StoreU(by, d, slope + j);
+    if (rule.add) {
+      x = hn::Add(
+          x, rule.mask_step ? load_first(d, rule.add + j, count, T{0}) : hn::Set(d, *rule.add));
     }
     hn::StoreU(x, d, row.s + at);
   });
-  for (int64_t j = 0; row.keep && j < row.seen; ++j)
-    if (!row.keep[j * row.mask_step]) row.s[row.at(j)] = row.masked;
-  return T{1};
+  for (int64_t j = 0; rule.keep && j < row.seen; ++j) {
+    if (rule.keep[j * rule.mask_step]) continue;
+    row.s[row.at(j)] = rule.masked;
+    if (slope) slope[j] = 0;  // a constant
+  }
 }
 
+// The greatest of `top` and the scores × factor.
 template <class T>
-bool none_seen(const ScoreRow<T>& row) {
-  for (int64_t j = 0; j < row.seen; ++j)
-    if (row.s[row.at(j)] != -std::numeric_limits<T>::infinity()) return false;
-  return true;
-}
-
-// top becomes the greatest of itself and the scores; `keep` what sums so far are to be taken times.
-template <class T>
-HWY_INLINE void raise_top(const ScoreRow<T>& row, T factor, T& top, T& keep) {
+HWY_INLINE T greatest(const ScoreRow<T>& row, T factor, T top) {
   const TileTag<T> d;
   const auto lowest = hn::Set(d, -std::numeric_limits<T>::infinity()), f = hn::Set(d, factor);
   auto best = hn::Set(d, top);
   each_score(row, [&](int64_t at, int64_t, int64_t count) HWY_ATTR {
-    const auto x = hn::Mul(hn::LoadU(d, row.s + at), f);
-    best = hn::Max(best,
-                   count == tile_lanes<T>() ? x : hn::IfThenElse(first_lanes<T>(count), x, lowest));
+    auto x = hn::Mul(hn::LoadU(d, row.s + at), f);
+    if (count < tile_lanes<T>()) x = hn::IfThenElse(first_lanes<T>(count), x, lowest);
+    best = hn::Max(best, x);
   });
-  const T old = top;
-  top = hn::GetLane(hn::MaxOfLanes(d, best));
-  keep = old == top                                   ? T{1}
-         : old == -std::numeric_limits<T>::infinity() ? T{0}
-                                                      : std::exp(old - top);
+  return hn::GetLane(hn::MaxOfLanes(d, best));
 }
 
-// Scores become exponentials of scores less `top`, 0 where they are not seen; their sum.
+// Scores become exponentials of scores × factor - shift, 0 where they are not seen; their sum.
 template <class T>
-HWY_INLINE T exponentials(const ScoreRow<T>& row, T factor, T top) {
+HWY_INLINE T exponentials(const ScoreRow<T>& row, T factor, T shift) {
   const TileTag<T> d;
-  if (row.seen == 0 || (top == -std::numeric_limits<T>::infinity() && none_seen(row))) {
-    for (int64_t j = 0; j < row.width; j += kPanel)
-      std::memset(row.s + row.at(j), 0, static_cast<size_t>(kPanel) * sizeof(T));
-    return T{0};
-  }
-  const auto shift = hn::Set(d, top), f = hn::Set(d, factor);
+  const auto less = hn::Set(d, shift), f = hn::Set(d, factor);
   auto sum = hn::Zero(d);
   each_score(row, [&](int64_t at, int64_t, int64_t count) HWY_ATTR {
-    auto e = exp_of_negative(d, hn::MulSub(hn::LoadU(d, row.s + at), f, shift));
+    auto e = exp_of_negative(d, hn::MulSub(hn::LoadU(d, row.s + at), f, less));
     if (count < tile_lanes<T>()) e = hn::IfThenElseZero(first_lanes<T>(count), e);
     sum = hn::Add(sum, e);
     hn::StoreU(e, d, row.s + at);
   });
   clear_unseen(row, row.s);
   return sum_lanes(d, sum);
+}
+
+// After the tops of a tile's rows rose: keep = what their sums so far are to be taken times, shift
+// = what is taken off the scores. Rows that have seen no key have the lowest top: 0 is taken off.
+template <class T>
+HWY_INLINE void find_shifts(const T* old_top, const T* top, int64_t rows, T* keep, T* shift) {
+  const TileTag<T> d;
+  const auto lowest = hn::Set(d, -std::numeric_limits<T>::infinity());
+  each_vector(d, rows, [&](int64_t i, int64_t count) HWY_ATTR {
+    const auto old = load_first(d, old_top + i, count, T{0}),
+               now = load_first(d, top + i, count, T{0});
+    const auto factor = exp_of_negative(d, hn::Sub(old, now));
+    store_first(d, hn::IfThenElse(hn::Eq(old, now), hn::Set(d, T{1}), factor), keep + i, count);
+    store_first(d, hn::IfThenElse(hn::Eq(now, lowest), hn::Zero(d), now), shift + i, count);
+  });
 }
 
 // 1 / sum and the logarithm of the whole sum; no key seen: 0 and the greatest number.
@@ -143,20 +150,16 @@ void log_sums(const T* top, const T* sum, int64_t rows, T* inverse, T* lse) {
   });
 }
 
-// Products become weights p, adjoints of weights in ds those of the products, by p·(ds - dot)·the
-// slope of the score. `slope` holds `width` elements of scratch; raw, unless null, gets p·(ds -
-// dot).
+// Scores × factor become weights p, adjoints of weights in ds those of the products, by
+// p·(ds - dot)·scale.
 template <class T>
-void gradient(const ScoreRow<T>& row, T lse, T dot, T* ds, T* slope, T* raw) {
+HWY_INLINE void gradient(const ScoreRow<T>& row, T factor, T lse, T dot, T scale, T* ds) {
   const TileTag<T> d;
-  const T factor = to_scores(row, slope);
   const auto f = hn::Set(d, factor), shift = hn::Set(d, lse), middle = hn::Set(d, dot);
-  const auto scale = hn::Set(d, row.scale);
-  each_score(row, [&](int64_t at, int64_t j, int64_t count) HWY_ATTR {
+  const auto by = hn::Set(d, scale);
+  each_score(row, [&](int64_t at, int64_t, int64_t count) HWY_ATTR {
     auto p = exp_of_negative(d, hn::MulSub(hn::LoadU(d, row.s + at), f, shift));
-    auto g = hn::Mul(p, hn::Sub(hn::LoadU(d, ds + at), middle));
-    if (raw) hn::StoreU(g, d, raw + j);
-    g = hn::Mul(g, row.cap > 0 ? hn::LoadU(d, slope + j) : scale);
+    auto g = hn::Mul(hn::Mul(p, hn::Sub(hn::LoadU(d, ds + at), middle)), by);
     if (count < tile_lanes<T>()) {
       p = hn::IfThenElseZero(first_lanes<T>(count), p);
       g = hn::IfThenElseZero(first_lanes<T>(count), g);
@@ -164,12 +167,19 @@ void gradient(const ScoreRow<T>& row, T lse, T dot, T* ds, T* slope, T* raw) {
     hn::StoreU(p, d, row.s + at);
     hn::StoreU(g, d, ds + at);
   });
-  if (row.keep && row.masked != -std::numeric_limits<T>::infinity()) {
-    for (int64_t j = 0; j < row.seen; ++j)  // their score is a constant, their weight is not 0
-      if (!row.keep[j * row.mask_step]) ds[row.at(j)] = 0;
-  }
   clear_unseen(row, row.s);
   clear_unseen(row, ds);
+}
+
+// Adjoints of scores in ds become those of the products; dmask, unless null, gets them added.
+template <class T>
+HWY_NOINLINE void through_rule(const ScoreRow<T>& row, const T* slope, T* ds, T* dmask,
+                               int64_t mask_step) {
+  for (int64_t j = 0; j < row.seen; ++j) {
+    T& g = ds[row.at(j)];
+    if (dmask) dmask[j * mask_step] += g;
+    g *= slope[j];
+  }
 }
 
 template <class T>

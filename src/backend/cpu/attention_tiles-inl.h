@@ -48,7 +48,7 @@ struct Scores {
 
 // Where element (row, k) of a tile's left operand stands: at p[row × row_step + k × depth_step],
 // and 16 of k further at p + panel_step.
-struct RowsAsTheyLie {  // of q or dy
+struct DenseRows {  // of q or dy
   int64_t row_step;
   static constexpr int64_t depth_step = 1, panel_step = kPanel;
 };
@@ -62,36 +62,36 @@ struct ScoreColumns {  // of scores: the row is the key, k the query
 
 // What a tile writes: vector v of row r at c + r × row_step + v × vector_step becomes
 // (old × keep[r] + product) × post[r]; a null keep or post is 1, and nothing is old unless `add`.
+// Handed on as it is: a copy would wait for the stores that made it.
 template <class T>
 struct TileResult {
-  T* c = nullptr;
   int64_t row_step = 0, vector_step = 0;
   int64_t rows = kTileRows;  // that are written
-  int64_t lanes = 0;         // of a tile of one vector that is no whole one
   bool add = false;
   const T *keep = nullptr, *post = nullptr;
 };
 
 #define PIPER_TILE_ROWS(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
 
-// kTileRows rows of kVectors vectors: a · b, row k of b at b + k × b_step.
+// kTileRows rows of kVectors vectors: a · b, row k of b at b + k × b_step. Where kPart, of one
+// vector's first `part` lanes.
 template <int kVectors, bool kPart, class A, class T>
-HWY_NOINLINE void tile(const A a, const T* p, int64_t depth, const T* b, int64_t b_step,
-                       const TileResult<T> to) {
+HWY_NOINLINE void tile(const A& a, const T* p, int64_t depth, const T* b, int64_t b_step, T* c,
+                       const TileResult<T>& to, int64_t part) {
   const TileTag<T> d;
-  const int64_t lanes = tile_lanes<T>();
+  const int64_t lanes = tile_lanes<T>(), row_step = a.row_step, panel_step = a.panel_step;
   const auto load = [&](const T* from) HWY_ATTR {
-    return kPart ? load_first(d, from, to.lanes, T{0}) : hn::LoadU(d, from);
+    return kPart ? load_first(d, from, part, T{0}) : hn::LoadU(d, from);
   };
 #define PIPER_DECLARE(i) auto x##i = hn::Zero(d), y##i = hn::Zero(d);
   PIPER_TILE_ROWS(PIPER_DECLARE)
-  for (int64_t k0 = 0; k0 < depth; k0 += kPanel, p += a.panel_step) {
+  for (int64_t k0 = 0; k0 < depth; k0 += kPanel, p += panel_step) {
     const T* element = p;
     for (int64_t k = HWY_MIN(kPanel, depth - k0); k > 0; --k) {
       const auto b0 = load(b), b1 = kVectors > 1 ? hn::LoadU(d, b + lanes) : b0;
 #define PIPER_STEP(i)                                            \
   if constexpr (i < kTileRows) {                                 \
-    const auto ai = hn::Set(d, element[i * a.row_step]);         \
+    const auto ai = hn::Set(d, element[i * row_step]);           \
     x##i = hn::MulAdd(ai, b0, x##i);                             \
     if constexpr (kVectors > 1) y##i = hn::MulAdd(ai, b1, y##i); \
   }
@@ -107,44 +107,45 @@ HWY_NOINLINE void tile(const A a, const T* p, int64_t depth, const T* b, int64_t
     }
     if (to.post) sum = hn::Mul(sum, hn::Set(d, to.post[r]));
     if constexpr (kPart)
-      store_first(d, sum, at, to.lanes);
+      store_first(d, sum, at, part);
     else
       hn::StoreU(sum, d, at);
   };
-#define PIPER_FINISH(i)                                                 \
-  if constexpr (i < kTileRows) {                                        \
-    if (i < to.rows) {                                                  \
-      T* at = to.c + i * to.row_step;                                   \
-      finish(x##i, i, at);                                              \
-      if constexpr (kVectors > 1) finish(y##i, i, at + to.vector_step); \
-    }                                                                   \
+#define PIPER_FINISH(i)                                                                  \
+  if constexpr (i < kTileRows) {                                                         \
+    if (i < to.rows) {                                                                   \
+      finish(x##i, i, c + i * to.row_step);                                              \
+      if constexpr (kVectors > 1) finish(y##i, i, c + i * to.row_step + to.vector_step); \
+    }                                                                                    \
   }
   PIPER_TILE_ROWS(PIPER_FINISH)
 }
 
-// Rows of `width` elements: a · b for b and the result as they lie.
+// Rows of `width` elements: a · b, which is dense.
 template <class A, class T>
-void tile_row(const A& a, const T* p, int64_t depth, const T* b, int64_t b_step, int64_t width,
-              TileResult<T> to) {
+void tile_row(const A& a, const T* p, int64_t depth, const T* b, int64_t width, T* c,
+              const TileResult<T>& to) {
   const int64_t lanes = tile_lanes<T>();
-  to.vector_step = lanes;
-  T* const c = to.c;
   int64_t n = 0;
-  for (; n + 2 * lanes <= width; n += 2 * lanes) {
-    to.c = c + n;
-    tile<2, false>(a, p, depth, b + n, b_step, to);
-  }
-  for (; n + lanes <= width; n += lanes) {
-    to.c = c + n;
-    tile<1, false>(a, p, depth, b + n, b_step, to);
-  }
-  if (n == width) return;
-  to.c = c + n;
-  to.lanes = width - n;
-  tile<1, true>(a, p, depth, b + n, b_step, to);
+  for (; n + 2 * lanes <= width; n += 2 * lanes)
+    tile<2, false>(a, p, depth, b + n, width, c + n, to, lanes);
+  for (; n + lanes <= width; n += lanes)
+    tile<1, false>(a, p, depth, b + n, width, c + n, to, lanes);
+  if (n < width) tile<1, true>(a, p, depth, b + n, width, c + n, to, width - n);
 }
 
-// ---- Packed keys ---------------------------------------------------------------------
+// ---- Copies of operands --------------------------------------------------------------
+
+// Rows without gaps. Rows that lie apart, by powers of two above all, fall into the same few sets
+// of the nearest cache.
+template <class T>
+void copy_rows(const T* from, int64_t step, int64_t rows, int64_t width, T* to) {
+  const TileTag<T> d;
+  for (int64_t r = 0; r < rows; ++r, from += step, to += width)
+    each_vector(d, width, [&](int64_t i, int64_t count) HWY_ATTR {
+      store_first(d, load_first(d, from + i, count, T{0}), to + i, count);
+    });
+}
 
 #if HWY_TARGET == HWY_SCALAR
 template <class T>
@@ -222,20 +223,19 @@ void pack_keys(const T* from, int64_t step, int64_t keys, int64_t width, T* to) 
   }
 }
 
-// The scores of `rows` queries, a tile, and the keys [0, keys) of the packed ones.
+// The scores of the queries of a tile, dense from q on, for the keys [0, keys) of the packed ones.
 template <class T>
-void tile_scores(const T* q, int64_t q_step, int64_t width, const T* packed, int64_t keys,
-                 int64_t row, const Scores<T>& s) {
+void tile_scores(const T* q, int64_t width, const T* packed, int64_t keys, int64_t row,
+                 const Scores<T>& s) {
   const int64_t lanes = tile_lanes<T>(), columns = packed_columns<T>();
-  const RowsAsTheyLie a{q_step};
+  const DenseRows a{width};
+  const TileResult<T> to{.row_step = kPanel,
+                         .vector_step = lanes == kPanel ? s.rows * kPanel : lanes};
   for (int64_t j = 0; j < keys; j += columns, packed += columns * width) {
-    TileResult<T> to{.c = s.at(row, j), .row_step = kPanel};
-    if (j + lanes < keys) {
-      to.vector_step = s.at(row, j + lanes) - to.c;
-      tile<2, false>(a, q, width, packed, columns, to);
-    } else {
-      tile<1, false>(a, q, width, packed, columns, to);
-    }
+    if (j + lanes < keys)
+      tile<2, false>(a, q, width, packed, columns, s.at(row, j), to, lanes);
+    else
+      tile<1, false>(a, q, width, packed, columns, s.at(row, j), to, lanes);
   }
 }
 

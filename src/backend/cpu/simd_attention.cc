@@ -22,16 +22,10 @@ template <class T>
 class Attention {
  public:
   Attention(const AttentionForm& form, const AttentionInputs<T>& in, T* scratch)
-      : f(form), in(in), sizes(attention_sizes(form)) {
-    const auto take = [&](int64_t elements) {
-      T* const at = scratch;
-      scratch += elements;
-      return at;
-    };
+      : f(form), in(in), sizes(attention_sizes(form)), scratch_(scratch) {
     packed_k = take(sizes.key_block * f.width);
-    s = {take(sizes.key_block * sizes.query_block), sizes.query_block};
-    edge_q = take(kAttentionTileRows * f.width);
-    rest = scratch;
+    dense_q = take(sizes.query_block * f.width);
+    s = {take(sizes.key_block * sizes.score_rows), sizes.score_rows};
   }
 
   void forward(T* y, T* lse, int64_t begin, int64_t end);
@@ -61,65 +55,54 @@ class Attention {
   int64_t seen(const Block& block, int64_t query) const {
     return std::clamp<int64_t>(f.seen_by(query) - block.k0, 0, block.n);
   }
-  // Of the block's row r, of which the first `width` scores are made.
-  ScoreRow<T> row_of(const Block& block, int64_t r, int64_t width, const std::byte* mask) const {
-    const int64_t query = block.i0 + r;
-    ScoreRow<T> row{.s = s.at(r, 0), .panel_step = s.rows * kPanel, .seen = seen(block, query)};
-    row.width = whole_panels(width);
-    row.scale = static_cast<T>(f.scale), row.cap = static_cast<T>(f.softcap);
-    row.masked = static_cast<T>(f.masked), row.mask_step = f.mask[3];
+  // Row r of the block, of which the scores of n keys are made.
+  ScoreRow<T> row_of(const Block& block, int64_t r, int64_t n) const {
+    return {s.at(r, 0), s.rows * kPanel, seen(block, block.i0 + r), whole_panels(n)};
+  }
+  ScoreRule<T> rule_of(const Block& block, int64_t query, const std::byte* mask) const {
+    ScoreRule<T> rule{static_cast<T>(f.scale), static_cast<T>(f.softcap)};
+    rule.masked = static_cast<T>(f.masked), rule.mask_step = f.mask[3];
     const int64_t element = query * f.mask[2] + block.k0 * f.mask[3];
-    if (f.adds) row.add = reinterpret_cast<const T*>(mask) + element;
-    if (f.masks) row.keep = reinterpret_cast<const uint8_t*>(mask) + element;
-    return row;
+    if (f.adds) rule.add = reinterpret_cast<const T*>(mask) + element;
+    if (f.masks) rule.keep = reinterpret_cast<const uint8_t*>(mask) + element;
+    return rule;
   }
 
-  // The products of rows of x, which are queries' of the block, with packed keys, into `to`.
-  void products(const Block& block, const T* x, int64_t step, int64_t width, const T* packed,
-                T* edge, const Scores<T>& to) const {
+  // The products of the block's queries, whose rows of x are dense, with packed keys.
+  void products(const Block& block, const T* x, int64_t width, const T* packed,
+                const Scores<T>& to) const {
     for (int64_t r = 0; r < block.m; r += kTileRows) {
-      const int64_t rows = HWY_MIN(kTileRows, block.m - r);
-      const int64_t n = seen(block, block.i0 + r + rows - 1);
-      const T* from = x + (block.i0 + r) * step;
-      if (rows == kTileRows || n == 0) {
-        tile_scores(from, step, width, packed, n, r, to);
-        continue;
-      }
-      std::memset(edge, 0, static_cast<size_t>(kTileRows * width) * sizeof(T));
-      for (int64_t i = 0; i < rows; ++i)
-        std::memcpy(edge + i * width, from + i * step, static_cast<size_t>(width) * sizeof(T));
-      tile_scores(edge, width, width, packed, n, r, to);
+      const int64_t last = HWY_MIN(r + kTileRows, block.m) - 1;
+      tile_scores(x + r * width, width, packed, seen(block, block.i0 + last), r, to);
     }
   }
 
-  // to's rows, of queries, (+)= scores · b for the block's row r and its tile.
-  void times_keys(const Scores<T>& scores, int64_t r, int64_t n, const T* b, int64_t b_step,
-                  int64_t width, TileResult<T> to) const {
+  // Rows of queries, from c on, (+)= scores · b for the block's row r and its tile; b is dense.
+  void times_keys(const Scores<T>& scores, int64_t r, int64_t n, const T* b, int64_t width, T* c,
+                  TileResult<T>& to) const {
     const ScoreRows a{scores.rows * kPanel};
     const T* const post = to.post;
     int64_t k = 0;
     do {
       const int64_t chain = HWY_MIN(kChain, n - k);
       to.post = k + chain == n ? post : nullptr;
-      tile_row(a, scores.at(r, k), chain, b + k * b_step, b_step, width, to);
+      tile_row(a, scores.at(r, k), chain, b + k * width, width, c, to);
       to.add = true, to.keep = nullptr;
       k += chain;
     } while (k < n);
   }
 
-  // to's rows, of the block's keys, (+)= scoresᵀ · b, whose rows are the block's queries'.
-  void times_queries(const Block& block, const Scores<T>& scores, const T* b, int64_t b_step,
-                     int64_t width, T* to, int64_t to_step, bool add) const {
+  // Rows of the block's keys, from c on, (+)= scoresᵀ · b, whose rows are the block's queries'.
+  void times_queries(const Block& block, const Scores<T>& scores, const T* b, int64_t width, T* c,
+                     int64_t c_step, bool add) const {
+    TileResult<T> to{.row_step = c_step, .vector_step = tile_lanes<T>(), .add = add};
     for (int64_t j = 0; j < block.n; j += kTileRows) {
       const int64_t first =
           std::clamp<int64_t>(f.first_to_see(block.k0 + j) - block.i0, 0, block.m);
       if (first == block.m && add) continue;
-      const TileResult<T> result{.c = to + j * to_step,
-                                 .row_step = to_step,
-                                 .rows = HWY_MIN(kTileRows, block.n - j),
-                                 .add = add};
-      tile_row(ScoreColumns(), scores.at(first, j), block.m - first, b + first * b_step, b_step,
-               width, result);
+      to.rows = HWY_MIN(kTileRows, block.n - j);
+      tile_row(ScoreColumns(), scores.at(first, j), block.m - first, b + first * width, width,
+               c + j * c_step, to);
     }
   }
 
@@ -129,18 +112,26 @@ class Attention {
   const AttentionForm& f;
   const AttentionInputs<T>& in;
   const AttentionSizes sizes;
-  T *packed_k, *edge_q, *rest;
+  T* take(int64_t elements) {
+    T* const at = scratch_;
+    scratch_ += elements;
+    return at;
+  }
+
+  T* scratch_;
+  T *packed_k, *dense_q;
   Scores<T> s;
-  // Forward: by query, the greatest score so far and the sum of exponentials.
-  T *top = nullptr, *sum = nullptr;
+  // Forward: values; by query, the greatest score so far and the sum of exponentials.
+  T *dense_v = nullptr, *top = nullptr, *sum = nullptr;
   // Backward.
-  T *packed_v = nullptr, *edge_dy = nullptr, *slope = nullptr, *raw = nullptr;
+  T *packed_v = nullptr, *dense_k = nullptr, *dense_dy = nullptr, *slope = nullptr;
   Scores<T> d;
 };
 
 template <class T>
 void Attention<T>::forward(T* y, T* lse, int64_t begin, int64_t end) {
-  top = rest, sum = top + f.queries;
+  dense_v = take(sizes.key_block * f.v_width);
+  top = take(f.queries), sum = take(f.queries);
   const T* packed = nullptr;  // the keys in packed_k, when they are all of their head's
   for (int64_t unit = begin; unit < end; ++unit) {
     const int64_t b = unit / f.heads;
@@ -152,8 +143,10 @@ void Attention<T>::forward(T* y, T* lse, int64_t begin, int64_t end) {
     int64_t k0 = 0;
     do {
       const int64_t n = HWY_MIN(sizes.key_block, f.keys - k0);
-      if (packed != h.k || f.keys > n)
+      if (packed != h.k || f.keys > n) {
         pack_keys(h.k + k0 * f.k.token, f.k.token, n, f.width, packed_k);
+        copy_rows(h.v + k0 * f.v.token, f.v.token, n, f.v_width, dense_v);
+      }
       packed = h.k;
       for (int64_t i0 = 0; i0 < f.queries; i0 += sizes.query_block) {
         const int64_t m = HWY_MIN(sizes.query_block, f.queries - i0);
@@ -167,40 +160,43 @@ void Attention<T>::forward(T* y, T* lse, int64_t begin, int64_t end) {
 
 template <class T>
 void Attention<T>::forward_block(const Head& h, const Block& block, T* y, T* lse) {
-  products(block, h.q, f.q.token, f.width, packed_k, edge_q, s);
+  const bool is_factor = rule_of(block, 0, h.mask).is_factor();
+  const T factor = is_factor ? static_cast<T>(f.scale) : T{1};
+  copy_rows(h.q + block.i0 * f.q.token, f.q.token, block.m, f.width, dense_q);
+  products(block, dense_q, f.width, packed_k, s);
   for (int64_t r = 0; r < block.m; r += kTileRows) {
     const int64_t rows = HWY_MIN(kTileRows, block.m - r), i = block.i0 + r;
     const int64_t n = seen(block, i + rows - 1);
     if (n == 0 && block.k0 > 0) continue;
-    HWY_ALIGN T keep[kTileRows], inverse[kTileRows];
-    ScoreRow<T> row[kTileRows];
-    T factor[kTileRows];
+    HWY_ALIGN T old[kTileRows], keep[kTileRows], shift[kTileRows], inverse[kTileRows];
     for (int64_t t = 0; t < rows; ++t) {
-      row[t] = row_of(block, r + t, n, h.mask);
-      factor[t] = to_scores(row[t], static_cast<T*>(nullptr));
-      raise_top(row[t], factor[t], top[i + t], keep[t]);
+      const ScoreRow<T> row = row_of(block, r + t, n);
+      if (!is_factor) to_scores(row, rule_of(block, i + t, h.mask), static_cast<T*>(nullptr));
+      old[t] = top[i + t];
+      top[i + t] = greatest(row, factor, old[t]);
     }
+    find_shifts(old, top + i, rows, keep, shift);
     for (int64_t t = 0; t < rows; ++t) {
-      const T made = exponentials(row[t], factor[t], top[i + t]);
+      const T made = exponentials(row_of(block, r + t, n), factor, shift[t]);
       sum[i + t] = sum[i + t] * keep[t] + made;
     }
-    TileResult<T> to{.c = y + i * f.y.token, .row_step = f.y.token, .rows = rows};
+    TileResult<T> to{.row_step = f.y.token, .vector_step = tile_lanes<T>(), .rows = rows};
     to.add = block.k0 > 0, to.keep = keep;
     if (f.seen_by(i + rows - 1) <= block.k0 + block.n) {  // the last keys of these queries
       log_sums(top + i, sum + i, rows, inverse, lse ? lse + i : nullptr);
       to.post = inverse;
     }
-    times_keys(s, r, n, h.v + block.k0 * f.v.token, f.v.token, f.v_width, to);
+    times_keys(s, r, n, dense_v, f.v_width, y + i * f.y.token, to);
   }
 }
 
 template <class T>
 void Attention<T>::backward(const AttentionAdjoints<T>& a, int64_t begin, int64_t end) {
-  packed_v = rest;
-  d = {packed_v + sizes.key_block * f.v_width, sizes.query_block};
-  edge_dy = d.data + sizes.key_block * sizes.query_block;
-  slope = edge_dy + kAttentionTileRows * f.v_width;
-  raw = slope + sizes.key_block;
+  packed_v = take(sizes.key_block * f.v_width);
+  dense_k = take(sizes.key_block * f.width);
+  dense_dy = take(sizes.query_block * f.v_width);
+  d = {take(sizes.key_block * sizes.score_rows), sizes.score_rows};
+  slope = take(sizes.key_block);
   if (a.dmask) std::fill_n(a.dmask, f.mask_elements, T{0});
   const int64_t repeat = f.heads / f.kv_heads;
   for (int64_t unit = begin; unit < end; ++unit) {
@@ -211,6 +207,7 @@ void Attention<T>::backward(const AttentionAdjoints<T>& a, int64_t begin, int64_
       const Head first = head(b, g * repeat);
       pack_keys(first.k + k0 * f.k.token, f.k.token, n, f.width, packed_k);
       pack_keys(first.v + k0 * f.v.token, f.v.token, n, f.v_width, packed_v);
+      copy_rows(first.k + k0 * f.k.token, f.k.token, n, f.width, dense_k);
       bool fresh = true;  // nothing is in dk and dv
       for (int64_t hd = g * repeat; hd < (g + 1) * repeat; ++hd) {
         const AttentionAdjoints<T> of_head = {
@@ -237,8 +234,12 @@ void Attention<T>::backward(const AttentionAdjoints<T>& a, int64_t begin, int64_
 template <class T>
 void Attention<T>::backward_block(const Head& h, const Block& block, const AttentionAdjoints<T>& a,
                                   bool first) {
-  products(block, h.q, f.q.token, f.width, packed_k, edge_q, s);
-  products(block, a.dy, f.y.token, f.v_width, packed_v, edge_dy, d);
+  const bool is_factor = rule_of(block, 0, h.mask).is_factor();
+  const T factor = is_factor ? static_cast<T>(f.scale) : T{1};
+  copy_rows(h.q + block.i0 * f.q.token, f.q.token, block.m, f.width, dense_q);
+  products(block, dense_q, f.width, packed_k, s);
+  copy_rows(a.dy + block.i0 * f.y.token, f.y.token, block.m, f.v_width, dense_dy);
+  products(block, dense_dy, f.v_width, packed_v, d);
   for (int64_t r = 0; r < block.m; r += kTileRows) {
     const int64_t rows = HWY_MIN(kTileRows, block.m - r), i = block.i0 + r;
     const int64_t n = seen(block, i + rows - 1);
@@ -246,20 +247,20 @@ void Attention<T>::backward_block(const Head& h, const Block& block, const Atten
     for (int64_t t = 0; t < rows; ++t)
       dot[t] = dot_of(a.y + (i + t) * f.y.token, a.dy + (i + t) * f.y.token, f.v_width);
     for (int64_t t = 0; t < rows; ++t) {
-      const ScoreRow<T> row = row_of(block, r + t, n, h.mask);
-      gradient(row, a.lse[i + t], dot[t], d.at(r + t, 0), slope, a.dmask ? raw : nullptr);
-      if (!a.dmask) continue;
-      T* const dmask = a.dmask + (i + t) * f.mask[2] + block.k0 * f.mask[3];
-      for (int64_t j = 0; j < row.seen; ++j) dmask[j * f.mask[3]] += raw[j];
+      const ScoreRow<T> row = row_of(block, r + t, n);
+      if (!is_factor) to_scores(row, rule_of(block, i + t, h.mask), slope);
+      T* const ds = d.at(r + t, 0);
+      gradient(row, factor, a.lse[i + t], dot[t], factor, ds);
+      if (is_factor) continue;
+      T* const dmask = a.dmask ? a.dmask + (i + t) * f.mask[2] + block.k0 * f.mask[3] : nullptr;
+      through_rule(row, slope, ds, dmask, f.mask[3]);
     }
-    const TileResult<T> to{
-        .c = a.dq + i * f.dq.token, .row_step = f.dq.token, .rows = rows, .add = block.k0 > 0};
-    if (n > 0 || block.k0 == 0)
-      times_keys(d, r, n, h.k + block.k0 * f.k.token, f.k.token, f.width, to);
+    TileResult<T> to{.row_step = f.dq.token, .vector_step = tile_lanes<T>(), .rows = rows};
+    to.add = block.k0 > 0;
+    if (n > 0 || block.k0 == 0) times_keys(d, r, n, dense_k, f.width, a.dq + i * f.dq.token, to);
   }
-  times_queries(block, s, a.dy + block.i0 * f.y.token, f.y.token, f.v_width, a.dv, f.dv.token,
-                !first);
-  times_queries(block, d, h.q + block.i0 * f.q.token, f.q.token, f.width, a.dk, f.dk.token, !first);
+  times_queries(block, s, dense_dy, f.v_width, a.dv, f.dv.token, !first);
+  times_queries(block, d, dense_q, f.width, a.dk, f.dk.token, !first);
 }
 
 template <class T>
