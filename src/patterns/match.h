@@ -52,6 +52,7 @@ Count recognise_group_norm(Graph& graph);
 Count recognise_rotary(Graph& graph);
 Count recognise_silu(Graph& graph);
 Count recognise_swiglu(Graph& graph);
+Count recognise_picked_cross_entropy(Graph& graph);
 Count recognise_cross_entropy(Graph& graph);
 Count recognise_attention(Graph& graph);
 Count recognise_gelu(Graph& graph);

@@ -39,6 +39,11 @@ constexpr Pattern kPatterns[] = {
     {{"SwiGlu", "x · sigmoid(x) · y."}, patterns::recognise_swiglu},
     {{"Silu", "x · sigmoid(x)."}, patterns::recognise_silu},
     {{"CrossEntropySum",
+      "A sum over all rows of the log-probabilities, by LogSoftmax over the classes, that "
+      "GatherElements picks for the labels; rows of one ignored label left out by a factor or "
+      "Where."},
+     patterns::recognise_picked_cross_entropy},
+    {{"CrossEntropySum",
       "Of log-probabilities that a LogSoftmax over the classes makes, also transposed: the logits "
       "are read once."},
      patterns::recognise_cross_entropy},
