@@ -48,7 +48,7 @@ void explain_directives(const Compiled& compiled) {
   for (const auto& [op, count] : compiled.patterns) fmt::print("recognised: {} {}\n", count, op);
   const FuseCounts& fused = compiled.fused;
   fmt::print(
-      "fused: {} pointwise ops in {} groups, {} in matrix products, {} copies became views\n",
+      "fused: {} pointwise ops in {} groups, {} behind other ops, {} copies became views\n",
       fused.ops, fused.groups, fused.finished, fused.views);
   for (const std::string& note : compiled.notes) fmt::print("note: {}\n", note);
 }

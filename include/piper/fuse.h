@@ -9,8 +9,8 @@
 //
 // What nobody reads is not made.
 //
-// Finished products: a sum or product with what a MatMul makes, whose other operand has its shape or is one row of it, is done on
-// each part of the result while it is in the nearest cache (the attribute `then`, formats/plan.md).
+// Finished products: a sum or product with what a MatMul or the gradient of a norm makes, whose other operand has its shape or is
+// one row of it, is done on each part of the result while it is in the nearest cache (the attribute `then`, formats/plan.md).
 //
 //   h = MatMul x w;  t = Add h b;  y = Add r t    ->   MatMul in=[x,w,b,r] out=[y] {then="Add Add"}
 //
@@ -35,7 +35,7 @@ struct FuseCounts {
   int64_t groups = 0;  // Fused ops made
   int64_t ops = 0;     // pointwise ops that they replace
   int64_t views = 0;   // copies that became views
-  int64_t finished = 0;  // sums and products that became part of a matrix product
+  int64_t finished = 0;  // sums and products that became part of another op
 };
 
 // The program rewritten, without places (offsets are -1, the workspace 0); what was done is added to

@@ -1,4 +1,4 @@
-// Sums and products with what a matrix product makes -> part of the product.
+// Sums and products with what a matrix product or the gradient of a norm makes -> part of that op.
 #include <algorithm>
 #include <optional>
 
@@ -7,8 +7,16 @@
 namespace piper {
 namespace {
 
-constexpr size_t kMaxThen = 2;  // of a product
 constexpr size_t kNone = ~size_t{0};
+
+// Ops that take others along, and how: at most so many; with operands of one row, too.
+struct Taker {
+  std::string_view op;
+  int most = 0;
+  bool rows = false;
+};
+constexpr Taker kTakers[] = {
+    {"MatMul", 2, true}, {"LayerNormGradX", 1, false}, {"RmsNormGradX", 1, false}};
 
 class Finisher {
  public:
@@ -35,13 +43,17 @@ class Finisher {
       if (!side) continue;
       ProgramOp& op = program_.ops[o];
       const size_t m = maker_[at(op.inputs[*side])];
-      ProgramOp product = std::move(program_.ops[m]);
+      ProgramOp& product = program_.ops[m];
       const std::string then = product.attrs.text("then");
       product.attrs.set("then", then.empty() ? op.op : then + " " + op.op);
       product.inputs.push_back(op.inputs[1 - *side]);
       product.outputs = op.outputs;
-      op = std::move(product);
-      gone[m] = true;
+      const size_t place =
+          untouched(product.inputs.back(), m, o, false) && untouched(op.outputs[0], m, o, true) ? m
+                                                                                                : o;
+      if (place == o) std::swap(product, op);
+      gone[m + o - place] = true;
+      maker_[at(program_.ops[place].outputs[0])] = place;
     }
     size_t o = 0;
     return static_cast<int64_t>(
@@ -68,20 +80,37 @@ class Finisher {
     const int32_t v = op.inputs[side], other = op.inputs[1 - side], out = op.outputs[0];
     if (v < program_.num_args || base_[at(v)] != v || reads_[at(v)] != 1) return false;
     const size_t m = maker_[at(v)];
-    if (m == kNone || program_.ops[m].op != "MatMul") return false;
+    if (m == kNone) return false;
     const ProgramOp& product = program_.ops[m];
+    const auto* taker = std::find_if(std::begin(kTakers), std::end(kTakers),
+                                     [&](const Taker& one) { return one.op == product.op; });
+    if (taker == std::end(kTakers)) return false;
     const std::string then = product.attrs.text("then");
-    if (then.find(' ') != then.npos) return false;
+    const auto words = then.empty() ? 0 : 1 + std::count(then.begin(), then.end(), ' ');
+    if (words >= taker->most) return false;
     const Shape &shape = type(v).shape, &with = type(other).shape;
-    const bool row =
-        !with.empty() && with.back() == shape.back() && num_elements(with) == shape.back();
+    const bool row = taker->rows && !with.empty() && with.back() == shape.back() &&
+                     num_elements(with) == shape.back();
     if (type(out).shape != shape || (with != shape && !row)) return false;
-    return inner_extent(product) > 0 && stays(product, other, m, o, base_[at(out)]);
+    if (product.op == "MatMul" && inner_extent(product) == 0) return false;
+    return stays(product, other, m, o, base_[at(out)]);
   }
 
   int64_t inner_extent(const ProgramOp& product) const {
     const Shape& a = type(product.inputs[0]).shape;
     return a[a.size() - (product.attrs.integer("trans_a") ? 2 : 1)];
+  }
+
+  // Whether no op between m and o writes the value, nor, if `reads`, reads it.
+  bool untouched(int32_t value, size_t m, size_t o, bool reads) const {
+    const auto touches = [&](const std::vector<int32_t>& ids) {
+      return std::any_of(ids.begin(), ids.end(),
+                         [&](int32_t id) { return id >= 0 && base_[at(id)] == base_[at(value)]; });
+    };
+    for (size_t i = m + 1; i < o; ++i)
+      if (touches(program_.ops[i].outputs) || (reads && touches(program_.ops[i].inputs)))
+        return false;
+    return true;
   }
 
   // Whether the product may be made at `o`, from then on in place `out`: what it reads is still

@@ -362,6 +362,11 @@ TEST(Threads, GiveTheSameBitsInAnyNumber) {
   const int32_t mean = out({m, 1}), rstd = out({m, 1});
   op("LayerNorm", {{"axis", int64_t{-1}}}, {x, bias, bias}, {out({m, n}), mean, rstd});
   op("LayerNormGradX", {{"axis", int64_t{-1}}}, {x, old, bias, mean, rstd}, {out({m, n})});
+  op("LayerNormGradX", {{"axis", int64_t{-1}}, {"then", std::string("Add")}},
+     {x, old, bias, mean, rstd, x}, {out({m, n})});
+  op("RmsNorm", {{"axis", int64_t{-1}}}, {x, bias}, {out({m, n}), rstd});
+  op("RmsNormGradX", {{"axis", int64_t{-1}}, {"then", std::string("Mul")}},
+     {x, old, bias, rstd, old}, {out({m, n})});
   const int32_t lr = scalar_value(DType::kF64, 0.1), step = scalar_value(DType::kI64, 3);
   const int32_t w = value({40000}), g = value({40000}), m1 = value({40000});
   const int32_t m2 = out({40000});

@@ -195,6 +195,14 @@ TEST(MatMul, RefusesShapesThatDoNotFit) {
   EXPECT_EQ(finished("Sub", square), start + "then=Sub");
   EXPECT_EQ(finished("Add", column), start + "then Add [3,3] with [3,1]");
   EXPECT_EQ(finished("Add Add", square), start + "has 3 inputs, not 4");
+  const Tensor row = numbered(DType::kF32, {3});
+  const auto norm = [&](const char* then, const Tensor& with) {
+    return refusal("RmsNormGradX", {{"axis", int64_t{1}}, {"then", std::string(then)}},
+                   {square, square, row, column, with}, {square.type});
+  };
+  EXPECT_EQ(norm("Sub", square), "program 'constant': op 0 RmsNormGradX: then=Sub");
+  EXPECT_EQ(norm("Add", row),
+            "program 'constant': op 0 RmsNormGradX: then Add f32[3,3] with f32[3]");
 }
 
 // ---- Moving --------------------------------------------------------------------------

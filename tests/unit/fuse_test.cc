@@ -169,6 +169,27 @@ TEST(FuseProducts, ABiasAndAResidualAreAddedWhereTheProductIsMade) {
   EXPECT_EQ(counts.finished, 2);
 }
 
+// In its own place, where what it takes is made before it: others find what it read still near.
+TEST(FuseProducts, TheGradientOfANormTakesTheResidual) {
+  const TensorType x = f32({4, 8}), scale = f32({8}), rstd = f32({4, 1});
+  const Attrs axis{{"axis", int64_t{1}}};
+  const auto text = [&](std::vector<ProgramOp> ops) {
+    return fused_text(
+        program_of({x, x, scale, rstd, x, x, scale, x, x}, 7, {5, 6}, std::move(ops)));
+  };
+  const ProgramOp grad{"RmsNormGradX", axis, {0, 1, 2, 3}, {7}};
+  const ProgramOp params{"RmsNormGradScale", axis, {0, 1, 3}, {6}};
+  EXPECT_EQ(text({grad, params, {"Add", {}, {7, 4}, {5}}}),
+            "RmsNormGradX 0,1,2,3,4>5 'Add'; RmsNormGradScale 0,1,3>6; ");
+  EXPECT_EQ(text({grad, params, {"Exp", {}, {4}, {8}}, {"Add", {}, {8, 7}, {5}}}),
+            "RmsNormGradScale 0,1,3>6; Exp 4>7; RmsNormGradX 0,1,2,3,7>5 'Add'; ");
+  // One word, and no rows.
+  EXPECT_EQ(text({grad, params, {"Add", {}, {7, 4}, {8}}, {"Mul", {}, {8, 2}, {5}}}),
+            "RmsNormGradX 0,1,2,3,4>7 'Add'; RmsNormGradScale 0,1,3>6; Mul 7,2>5; ");
+  EXPECT_EQ(text({grad, params, {"Mul", {}, {7, 2}, {5}}}),
+            "RmsNormGradX 0,1,2,3>7; RmsNormGradScale 0,1,3>6; Mul 7,2>5; ");
+}
+
 TEST(FuseProducts, TheLaterOfTwoProductsTakesTheSum) {
   const TensorType x = f32({4, 4});
   const Program program = program_of(
@@ -366,6 +387,33 @@ TEST(FuseBits, FinishedProductsAreTheSame) {
       finished.ops[0].attrs.set("then", std::string("Mul Add"));  // the control
       EXPECT_NE(run(finished, args), want);
     }
+  }
+}
+
+TEST(FuseBits, FinishedNormGradientsAreTheSame) {
+  std::mt19937 random(11);
+  const TensorType x = f32({37, 21}), scale = f32({21}), rstd = f32({37, 1});
+  for (const bool centred : {false, true}) {
+    std::vector<int32_t> inputs{0, 1, 2, 3};
+    if (centred) inputs.push_back(4);
+    const Program plain = program_of(
+        {x, x, scale, rstd, rstd, x, x, x}, 7, {6},
+        {{centred ? "LayerNormGradX" : "RmsNormGradX", {{"axis", int64_t{1}}}, inputs, {7}},
+         {"Add", {}, {5, 7}, {6}}});
+    FuseCounts counts;
+    Program finished = fuse(plain, counts);
+    ASSERT_EQ(counts.finished, 1);
+    std::vector<std::vector<float>> args;
+    for (int32_t a = 0; a < 7; ++a) {
+      args.emplace_back(
+          static_cast<size_t>(num_elements(plain.values[static_cast<size_t>(a)].shape)));
+      for (float& v : args.back())
+        v = static_cast<float>(static_cast<int>(random() % 2001) - 1000) / 500;
+    }
+    const auto want = run(plain, args);
+    EXPECT_EQ(run(finished, args), want);
+    finished.ops[0].attrs.set("then", std::string("Mul"));  // the control
+    EXPECT_NE(run(finished, args), want);
   }
 }
 

@@ -1,4 +1,7 @@
 // Layer, RMS and group norm and their gradients. Dims of the first two from `axis` on are one row.
+#include <array>
+
+#include "blocks.h"
 #include "families.h"
 #include "rows.h"
 
@@ -21,6 +24,57 @@ Status want(const Use& use, std::string_view what, const Shape& have, const Shap
   PIPER_WANT(have == shape, "{} of {} is {}, not {}", what, use.op, to_string(have),
              to_string(shape));
   return ok_status();
+}
+
+// An op over rows, and the op of its attribute `then` on rows that it has just made. Its operand is
+// the last input.
+class ThenKernel final : public Kernel {
+ public:
+  ThenKernel(KernelPtr rows, BlockFn then, size_t operand, int64_t size, int64_t bytes)
+      : rows_(std::move(rows)), then_(then), operand_(operand), size_(size), bytes_(bytes) {
+    units = rows_->units, grain = rows_->grain, scratch_bytes = rows_->scratch_bytes;
+    in_place = rows_->in_place & ((uint32_t{1} << operand) - 1);
+  }
+  void run(Pointers p, std::byte* scratch, int64_t begin, int64_t end) const override {
+    constexpr int64_t kAtOnce = 16;
+    std::array<std::byte*, 8> own{};  // without the last input
+    std::copy_n(p, operand_, own.begin());
+    own[operand_] = p[operand_ + 1];
+    const bool step[] = {true, true};
+    for (; begin < end; begin += kAtOnce) {
+      const int64_t rows = std::min(kAtOnce, end - begin), at = begin * size_ * bytes_;
+      rows_->run(own.data(), scratch, begin, begin + rows);
+      std::byte* out = own[operand_] + at;
+      const std::byte* operands[] = {out, p[operand_] + at};
+      then_(operands, step, out, rows * size_);
+    }
+  }
+
+ private:
+  KernelPtr rows_;
+  BlockFn then_;
+  size_t operand_;
+  int64_t size_, bytes_;
+};
+
+// What `make` makes of the use, and its attribute `then`, an op with an operand of the output's
+// type. The units of what it makes are rows of its one output.
+Result<KernelPtr> with_then(const Use& use, Maker make) {
+  PIPER_ASSIGN(const std::string then, use.text_or("then", ""));
+  if (then.empty()) return make(use);
+  PIPER_WANT(then == "Add" || then == "Mul", "then={}", then);
+  PIPER_WANT(use.inputs.size() > 1 && use.outputs.size() == 1 &&
+                 use.inputs.back() == use.outputs[0] && use.present.back(),
+             "then {} {} with {}", then, to_string(use.outputs[0]), to_string(use.inputs.back()));
+  Use alone = use;
+  alone.inputs.pop_back();
+  alone.present.pop_back();
+  PIPER_ASSIGN(KernelPtr rows, make(alone));
+  const DType types[] = {use.type(), use.type()};
+  PIPER_ASSIGN(const Block block, find_block(then, "", types));
+  const int64_t size = rows->units > 0 ? num_elements(use.out()) / rows->units : 0;
+  return KernelPtr(std::make_unique<ThenKernel>(std::move(rows), block.run, alone.inputs.size(),
+                                                size, info(use.type()).bytes));
 }
 
 }  // namespace
@@ -51,7 +105,9 @@ Result<KernelPtr> make_layer_norm(const Use& use) {
   });
 }
 
-Result<KernelPtr> make_layer_norm_grad_x(const Use& use) {
+namespace {
+
+Result<KernelPtr> layer_norm_grad_x(const Use& use) {
   PIPER_TRY(use.operands(5, 5));
   PIPER_TRY(use.same_types());
   PIPER_ASSIGN(const Rows rows, rows_of(use, use.in(1)));
@@ -71,6 +127,12 @@ Result<KernelPtr> make_layer_norm_grad_x(const Use& use) {
     return make_units_kernel(InPlace::kYes, rows.count, static_cast<double>(rows.size) / 4,
                              gradient);
   });
+}
+
+}  // namespace
+
+Result<KernelPtr> make_layer_norm_grad_x(const Use& use) {
+  return with_then(use, layer_norm_grad_x);
 }
 
 Result<KernelPtr> make_layer_norm_grad_params(const Use& use) {
@@ -104,14 +166,19 @@ Result<KernelPtr> make_rms_norm(const Use& use) {
   if (use.wanted[1]) PIPER_TRY(want(use, "rstd", use.out(1), rows.stats));
   return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
     using T = decltype(zero);
-    return make_kernel(InPlace::kYes, [=, run = norm_fns<T>().rms_norm, count = rows.count,
-                                       size = rows.size](Pointers p, std::byte*) {
-      run(input<T>(p, 0), input<T>(p, 1), output<T>(p, 2), output<T>(p, 3), epsilon, count, size);
-    });
+    const auto norm = [=, run = norm_fns<T>().rms_norm, size = rows.size](
+                          Pointers p, std::byte*, int64_t begin, int64_t end) {
+      const int64_t at = begin * size;
+      run(input<T>(p, 0) + at, input<T>(p, 1), output<T>(p, 2) + at,
+          p[3] ? output<T>(p, 3) + begin : nullptr, epsilon, end - begin, size);
+    };
+    return make_units_kernel(InPlace::kYes, rows.count, static_cast<double>(rows.size) / 4, norm);
   });
 }
 
-Result<KernelPtr> make_rms_norm_grad_x(const Use& use) {
+namespace {
+
+Result<KernelPtr> rms_norm_grad_x(const Use& use) {
   PIPER_TRY(use.operands(4, 4));
   PIPER_TRY(use.same_types());
   PIPER_ASSIGN(const Rows rows, rows_of(use, use.in(1)));
@@ -121,13 +188,20 @@ Result<KernelPtr> make_rms_norm_grad_x(const Use& use) {
   PIPER_TRY(want(use, "output", use.out(), use.in(1)));
   return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
     using T = decltype(zero);
-    return make_kernel(InPlace::kYes, [run = norm_fns<T>().rms_norm_grad_x, count = rows.count,
-                                       size = rows.size](Pointers p, std::byte*) {
-      run(input<T>(p, 0), input<T>(p, 1), input<T>(p, 2), input<T>(p, 3), output<T>(p, 4), count,
-          size);
-    });
+    const auto gradient = [run = norm_fns<T>().rms_norm_grad_x, size = rows.size](
+                              Pointers p, std::byte*, int64_t begin, int64_t end) {
+      const int64_t at = begin * size;
+      run(input<T>(p, 0) + at, input<T>(p, 1) + at, input<T>(p, 2), input<T>(p, 3) + begin,
+          output<T>(p, 4) + at, end - begin, size);
+    };
+    return make_units_kernel(InPlace::kYes, rows.count, static_cast<double>(rows.size) / 4,
+                             gradient);
   });
 }
+
+}  // namespace
+
+Result<KernelPtr> make_rms_norm_grad_x(const Use& use) { return with_then(use, rms_norm_grad_x); }
 
 Result<KernelPtr> make_rms_norm_grad_scale(const Use& use) {
   PIPER_TRY(use.operands(3, 3));
