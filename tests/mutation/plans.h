@@ -33,22 +33,58 @@ inline std::string random_order(Random& random) {
                "          if k >= r: BW?\n        repeat min(M, r): BW?\n"});
 }
 
-// With at least `microbatches`.
-inline std::string random_strategy(Random& random, size_t microbatches) {
-  const size_t pp = 1 + pick(random, 4), dp = 1 + pick(random, 3);
-  const size_t mb = microbatches + pick(random, 3);
-  const size_t batch = dp * mb * (1 + pick(random, 2));
+inline std::string random_train(Random& random, size_t batch) {
   const std::string optimizer = one_of<const char*>(
       random, {"sgd: {lr: 0.1}", "sgd: {lr: 0.1, momentum: 0.9}", "adamw: {lr: 1e-3}",
                "adam: {lr: 1e-3, weight_decay: 0.1}", "adagrad: {lr: 0.1}"});
-  std::string text = fmt::format("piper: 1\nmesh: {{pp: {}, dp: {}}}\ntrain: {{optimizer: {{{}}}",
-                                 pp, dp, optimizer);
+  std::string text = fmt::format("train: {{optimizer: {{{}}}, global_batch: {}", optimizer, batch);
   if (pick(random, 2)) text += ", clip_norm: 1.0";
   if (pick(random, 3) == 0) text += ", schedule: {warmup: 3}";
-  text += fmt::format(", global_batch: {}}}\nannotate:\n  - balance: {{tag: stage, into: {}}}\n",
-                      batch, pp);
+  return text + "}\n";
+}
+inline std::string random_recompute(Random& random, size_t stages) {
+  return one_of<std::string>(
+      random, {"", "", "  - recompute: {}\n", "  - recompute: {ops: [Tanh, LayerNorm, Relu]}\n",
+               fmt::format("  - recompute: {{where: {{stage: \"<{}\"}}}}\n", 1 + stages / 2)});
+}
+
+// A strategy of the library.
+inline std::string library_strategy(Random& random, size_t microbatches) {
+  std::vector<std::string> files;
+  for (const auto& entry : std::filesystem::directory_iterator(PIPER_SOURCE_DIR "/strategies")) {
+    const std::string path = entry.path().string();
+    if (!path.ends_with(".yaml")) continue;
+    const auto text = read_text_file(path, 1 << 20);
+    const bool cuts = text && text->find("$microbatches") != std::string::npos;
+    if (cuts || microbatches == 1) files.push_back(path);
+  }
+  std::sort(files.begin(), files.end());
+  const size_t pp = 1 + pick(random, 4), dp = 1 + pick(random, 2);
+  const size_t mb = microbatches + pick(random, 5);
+  const std::string file = files[pick(random, files.size())];
+  std::string text = fmt::format("piper: 1\ninclude: {}\nparams: {{dp: {}", file, dp);
+  const auto read = read_text_file(file, 1 << 20);
+  const auto has = [&](const char* param) {
+    return read && read->find(param) != std::string::npos;
+  };
+  if (has("$stages")) text += fmt::format(", stages: {}, microbatches: {}", pp, mb);
+  if (has("ascending: 0"))
+    text += ", ascending: 1";  // the order of sums, so that bits can be compared
+  text += "}\n" + random_train(random, dp * mb * (1 + pick(random, 2)));
+  const std::string recompute = random_recompute(random, pp);
+  return recompute.empty() ? text : text + "directives:\n" + recompute;
+}
+
+// With at least `microbatches`.
+inline std::string random_strategy(Random& random, size_t microbatches) {
+  if (pick(random, 3) == 0) return library_strategy(random, microbatches);
+  const size_t pp = 1 + pick(random, 4), dp = 1 + pick(random, 3);
+  const size_t mb = microbatches + pick(random, 3);
+  std::string text = fmt::format("piper: 1\nmesh: {{pp: {}, dp: {}}}\n", pp, dp);
+  text += random_train(random, dp * mb * (1 + pick(random, 2)));
+  text += fmt::format("annotate:\n  - balance: {{tag: stage, into: {}}}\n", pp);
   text += fmt::format("directives:\n  - split: {{dim: batch, into: {}}}\n", mb);
-  text += "  - place: {where: {stage: s}, on: {pp: s}}\n";
+  text += "  - place: {where: {stage: s}, on: {pp: s}}\n" + random_recompute(random, pp);
   if (dp > 1)
     text += fmt::format("  - replicate: {{over: dp, bucket: {}}}\n",
                         one_of<const char*>(random, {"64", "2KiB", "25MiB"}));
@@ -73,7 +109,7 @@ inline Made make_plan(Random& random, size_t microbatches) {
     made.compiled = *std::move(compiled);
   } else {
     made.error = print_error(compiled.error());
-    made.refused_plan = compiled.error().code == ExitCode::kRefused;
+    made.refused_plan = compiled.error().message.starts_with("the plan was refused");
   }
   return made;
 }

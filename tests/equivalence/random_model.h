@@ -1,0 +1,183 @@
+// Random models: a chain of ops over values of [batch, width], with a mean of squares as its loss.
+#pragma once
+
+#include <onnx/onnx_pb.h>
+
+#include <random>
+
+#include "piper/base.h"
+
+namespace piper {
+
+class RandomModel {
+ public:
+  explicit RandomModel(uint64_t seed) : random_(seed) {
+    model_.set_ir_version(8);
+    model_.add_opset_import()->set_version(18);
+    graph_.set_name("random");
+    const int64_t width = widths();
+    input("x", width);
+    live_.push_back({"x", width});
+    const int64_t ops = 4 + below(14);
+    for (int64_t i = 0; i < ops; ++i) {
+      scope_ = fmt::format("block.{}", i / 3);
+      add_op();
+    }
+    finish();
+    *model_.mutable_graph() = graph_;
+  }
+  std::string bytes() const { return model_.SerializeAsString(); }
+
+ private:
+  struct Live {
+    std::string name;
+    int64_t width = 0;
+  };
+  int64_t below(int64_t count) {
+    return static_cast<int64_t>(random_() % static_cast<uint64_t>(count));
+  }
+  int64_t widths() { return 4 * (1 + below(4)); }
+  // Late values more often than early ones: deep models, with skips.
+  Live any() {
+    const auto count = static_cast<int64_t>(live_.size());
+    const int64_t back = std::min(below(count), below(count));
+    return live_[static_cast<size_t>(count - 1 - back)];
+  }
+
+  void input(const std::string& name, int64_t width) {
+    onnx::ValueInfoProto& info = *graph_.add_input();
+    info.set_name(name);
+    auto& type = *info.mutable_type()->mutable_tensor_type();
+    type.set_elem_type(onnx::TensorProto::FLOAT);
+    type.mutable_shape()->add_dim()->set_dim_param("batch");
+    type.mutable_shape()->add_dim()->set_dim_value(width);
+  }
+  std::string parameter(const Shape& shape, float centre, float spread) {
+    onnx::TensorProto& tensor = *graph_.add_initializer();
+    tensor.set_name(fmt::format("{}.p{}", scope_, graph_.initializer_size()));
+    tensor.set_data_type(onnx::TensorProto::FLOAT);
+    for (int64_t dim : shape) tensor.add_dims(dim);
+    std::uniform_real_distribution<float> noise(centre - spread, centre + spread);
+    for (int64_t i = 0; i < num_elements(shape); ++i) tensor.add_float_data(noise(random_));
+    return tensor.name();
+  }
+  std::string integers(const std::vector<int64_t>& values) {
+    onnx::TensorProto& tensor = *graph_.add_initializer();
+    tensor.set_name(fmt::format("c{}", graph_.initializer_size()));
+    tensor.set_data_type(onnx::TensorProto::INT64);
+    tensor.add_dims(static_cast<int64_t>(values.size()));
+    for (int64_t value : values) tensor.add_int64_data(value);
+    return tensor.name();
+  }
+  onnx::NodeProto& node(const std::string& op, const std::vector<std::string>& inputs,
+                        const std::string& output = "") {
+    onnx::NodeProto& made = *graph_.add_node();
+    made.set_op_type(op);
+    for (const std::string& name : inputs) made.add_input(name);
+    made.add_output(output.empty() ? fmt::format("v{}", graph_.node_size()) : output);
+    made.set_name(fmt::format("/{}/{}_{}", scope_, op, graph_.node_size()));
+    return made;
+  }
+  void attribute(onnx::NodeProto& node, const std::string& name, const std::vector<int64_t>& values,
+                 bool list) {
+    onnx::AttributeProto& attr = *node.add_attribute();
+    attr.set_name(name);
+    attr.set_type(list ? onnx::AttributeProto::INTS : onnx::AttributeProto::INT);
+    if (!list) attr.set_i(values[0]);
+    for (size_t i = 0; list && i < values.size(); ++i) attr.add_ints(values[i]);
+  }
+  void keep(const onnx::NodeProto& node, int64_t width) {
+    live_.push_back({node.output(0), width});
+  }
+
+  // A weight of its own, or one that another layer has.
+  std::string weight(int64_t from, int64_t to) {
+    auto& known = weights_[{from, to}];
+    if (known.empty() || below(4) != 0) known.push_back(parameter({from, to}, 0, 0.6f));
+    return known[static_cast<size_t>(below(static_cast<int64_t>(known.size())))];
+  }
+  Live linear(const Live& from, int64_t width) {
+    const std::string product = node("MatMul", {from.name, weight(from.width, width)}).output(0);
+    if (below(3) == 0) return {product, width};
+    return {node("Add", {product, parameter({width}, 0, 0.3f)}).output(0), width};
+  }
+
+  void add_op() {
+    const Live v = any();
+    switch (below(10)) {
+      case 0:
+      case 1:
+      case 2:
+        live_.push_back(linear(v, widths()));
+        return;
+      case 3: {
+        static const char* const kOps[] = {"Tanh", "Relu", "Sigmoid", "Softplus", "Neg"};
+        return keep(node(kOps[below(5)], {v.name}), v.width);
+      }
+      case 4: {
+        static const char* const kOps[] = {"Add", "Mul", "Sub", "Max"};
+        const Live w = any();
+        const Live same = w.width == v.width ? w : linear(w, v.width);
+        return keep(node(kOps[below(4)], {v.name, same.name}), v.width);
+      }
+      case 5:
+        return keep(node("Mul", {v.name, parameter({v.width}, 1, 0.3f)}), v.width);
+      case 6:
+        return keep(node("LayerNormalization",
+                         {v.name, parameter({v.width}, 1, 0.2f), parameter({v.width}, 0, 0.2f)}),
+                    v.width);
+      case 7: {
+        onnx::NodeProto& made = node("Softmax", {v.name});
+        attribute(made, "axis", {-1}, false);
+        return keep(made, v.width);
+      }
+      case 8: {
+        const Live w = any();
+        if (v.width + w.width > 32) return keep(node("Tanh", {v.name}), v.width);
+        onnx::NodeProto& made = node("Concat", {v.name, w.name});
+        attribute(made, "axis", {1}, false);
+        return keep(made, v.width + w.width);
+      }
+      default:
+        return rearrange(v);
+    }
+  }
+  // Columns in another order, through a third dim; or some of them.
+  void rearrange(const Live& v) {
+    if (below(2)) {
+      const std::string part = node("Slice", {v.name, integers({v.width > 2 ? 2 : 0}),
+                                              integers({v.width}), integers({1})})
+                                   .output(0);
+      live_.push_back({part, v.width > 2 ? v.width - 2 : v.width});
+      return;
+    }
+    const std::string cube = node("Reshape", {v.name, integers({-1, 2, v.width / 2})}).output(0);
+    onnx::NodeProto& turned = node("Transpose", {cube});
+    attribute(turned, "perm", {0, 2, 1}, true);
+    const std::string name = turned.output(0);
+    keep(node("Reshape", {name, integers({-1, v.width})}), v.width);
+  }
+
+  void finish() {
+    scope_ = "head";
+    input("y", 4);
+    const Live out = linear(live_.back(), 4);
+    const std::string error = node("Sub", {out.name, "y"}).output(0);
+    const std::string square = node("Mul", {error, error}).output(0);
+    onnx::NodeProto& loss = node("ReduceMean", {square}, "loss");
+    attribute(loss, "keepdims", {0}, false);
+    onnx::ValueInfoProto& info = *graph_.add_output();
+    info.set_name("loss");
+    info.mutable_type()->mutable_tensor_type()->set_elem_type(onnx::TensorProto::FLOAT);
+    info.mutable_type()->mutable_tensor_type()->mutable_shape();
+  }
+
+  std::mt19937_64 random_;
+  onnx::ModelProto model_;
+  onnx::GraphProto graph_;
+  std::string scope_;
+  std::vector<Live> live_;
+  std::map<std::pair<int64_t, int64_t>, std::vector<std::string>> weights_;
+};
+
+}  // namespace piper

@@ -1,0 +1,129 @@
+// Random models under random strategies: every bit as on one device with the same cut of the batch,
+// and close to one device without a cut.
+#include <cmath>
+
+#include "equivalence/random_model.h"
+#include "mutation/plans.h"
+
+namespace piper {
+namespace {
+
+constexpr int64_t kSteps = 3;
+
+uint64_t first_seed() {
+  const char* given = std::getenv("PIPER_SEED");
+  return given ? std::strtoull(given, nullptr, 10) : 1;
+}
+
+// Numbers that follow from the step, the input and the sample.
+class Numbers : public BatchSource {
+ public:
+  explicit Numbers(std::vector<InputNeed> needs) : needs_(std::move(needs)) {}
+  Status read(int64_t step, int input, int64_t first, int64_t count, std::byte* to) const override {
+    const Shape& shape = needs_[static_cast<size_t>(input)].type.shape;
+    const int64_t width = num_elements(shape) / shape[0];
+    auto* out = reinterpret_cast<float*>(to);
+    for (int64_t s = first; s < first + count; ++s)
+      for (int64_t i = 0; i < width; ++i)
+        *out++ = static_cast<float>(
+            std::sin(static_cast<double>((step * 64 + s) * 37 + input * 11 + i * 5)));
+    return ok_status();
+  }
+  int64_t steps() const override { return INT64_MAX; }
+  int64_t tokens_per_step() const override { return 1; }
+
+ private:
+  std::vector<InputNeed> needs_;
+};
+
+struct Trained {
+  std::vector<double> losses;
+  std::map<std::string, std::vector<float>> parameters;
+};
+
+Result<Trained> train(const PlanSet& set) {
+  PIPER_ASSIGN(auto needs, data_needs(set));
+  const Numbers data(std::move(needs));
+  JobOptions options;
+  options.steps = kSteps;
+  options.threads = 1;
+  PIPER_ASSIGN(const JobResult job, run_job(set, &data, nullptr, nullptr, options));
+  Trained trained;
+  for (const StepMetrics& step : job.steps) trained.losses.push_back(step.loss.value_or(NAN));
+  for (const NamedTensor& tensor : job.parameters) {
+    const auto* from = reinterpret_cast<const float*>(tensor.data.data);
+    trained.parameters[tensor.name].assign(from, from + tensor.data.size / sizeof(float));
+  }
+  return trained;
+}
+
+// Largest difference, as a part of the largest element or 0.05.
+double difference(const Trained& a, const Trained& b) {
+  double worst = 0;
+  for (const auto& [name, values] : a.parameters) {
+    const std::vector<float>& others = b.parameters.at(name);
+    double most = 0, size = 0.05;
+    for (size_t i = 0; i < values.size(); ++i) {
+      most = std::max(most, std::abs(static_cast<double>(values[i]) - others[i]));
+      size = std::max(size, std::abs(static_cast<double>(values[i])));
+    }
+    worst = std::max(worst, most / size);
+  }
+  return worst;
+}
+
+struct Tried {
+  bool refused = false;
+  double uncut = 0;  // difference to the run without a cut
+};
+
+Tried try_one(uint64_t seed) {
+  mutation::Random random(seed);
+  const jobs::Folder folder;
+  CompileOptions options;
+  options.model = folder.write("model.onnx", RandomModel(seed).bytes());
+  const std::string text = mutation::random_strategy(random, 1);
+  options.strategy = folder.write("strategy.yaml", text);
+  const std::string what = fmt::format("seed {}\n{}", seed, text);
+  const auto compiled = compile(options);
+  if (!compiled) {
+    // A strategy may not fit its model; the verifier must not refuse what the compiler made.
+    EXPECT_FALSE(compiled.error().message.starts_with("the plan was refused"))
+        << what << print_error(compiled.error());
+    if (std::getenv("PIPER_SEED"))
+      std::printf("%s\n%s", what.c_str(), print_error(compiled.error()).c_str());
+    return {true};
+  }
+  const auto got = train(compiled->set), single = train(*compiled->single);
+  const auto uncut = train(*compiled->uncut);
+  if (!got || !single || !uncut) {
+    ADD_FAILURE() << what << print_error((!got ? got : !single ? single : uncut).error());
+    return {};
+  }
+  EXPECT_EQ(got->losses, single->losses) << what;
+  EXPECT_TRUE(got->parameters == single->parameters) << what;
+  return {false, difference(*got, *uncut)};
+}
+
+TEST(RandomStrategies, EqualOneDevice) {
+  const int wanted = jobs::kSanitized ? 40 : 500;
+  int ran = 0, refused = 0;
+  double worst = 0;
+  std::vector<double> differences;
+  for (uint64_t seed = first_seed(); ran < wanted && refused < wanted && !HasFailure(); ++seed) {
+    const Tried tried = try_one(seed);
+    refused += tried.refused;
+    ran += !tried.refused;
+    if (!tried.refused) differences.push_back(tried.uncut);
+    worst = std::max(worst, tried.uncut);
+  }
+  std::sort(differences.begin(), differences.end());
+  std::printf(
+      "seeds from %lu: %d strategies ran, %d did not fit; uncut differs by %.1e, median %.1e\n",
+      first_seed(), ran, refused, worst,
+      differences.empty() ? 0 : differences[differences.size() / 2]);
+  EXPECT_EQ(ran, wanted);
+}
+
+}  // namespace
+}  // namespace piper
