@@ -8,7 +8,8 @@ namespace piper::onnx_import {
 namespace {
 
 struct Heads {
-  Val q, k, v;        // [batch, heads, tokens, width]
+  Val q, k, v;        // [batch, heads, tokens, width], those of the past included
+  int64_t past = 0;   // keys before those of the first query
   bool flat = false;  // they came as [batch, tokens, heads·width], and so goes the result
 };
 
@@ -20,7 +21,7 @@ Result<Val> split_heads(RuleContext& c, const Val& x, int64_t heads) {
 }
 
 Result<Heads> read_heads(RuleContext& c) {
-  Heads h{c.in(0), c.in(1), c.in(2), c.in(0).rank() == 3};
+  Heads h{.q = c.in(0), .k = c.in(1), .v = c.in(2), .flat = c.in(0).rank() == 3};
   if (h.flat) {
     const int64_t kv = c.integer("kv_num_heads", 0);
     if (h.k.rank() != 3 || h.v.rank() != 3) return c.error("its operands differ in rank");
@@ -30,6 +31,13 @@ Result<Heads> read_heads(RuleContext& c) {
   }
   if (h.q.rank() != 4 || h.k.rank() != 4 || h.v.rank() != 4)
     return c.error("needs operands of 3 or 4 dims");
+  if (c.has(4) != c.has(5)) return c.error("has past keys or past values alone");
+  if (!c.has(4)) return h;
+  if (c.in(4).rank() != 4 || c.in(5).rank() != 4)
+    return c.error("needs past keys and values of 4 dims");
+  h.past = c.in(4).shape[2];
+  PIPER_ASSIGN(h.k, c.op("Concat", {c.in(4), h.k}, {{"axis", int64_t{2}}}));
+  PIPER_ASSIGN(h.v, c.op("Concat", {c.in(5), h.v}, {{"axis", int64_t{2}}}));
   return h;
 }
 
@@ -43,21 +51,21 @@ Result<Val> repeat_heads(RuleContext& c, const Val& x, int64_t heads) {
   return c.reshape(wide, {x.shape[0], heads, x.shape[2], x.shape[3]});
 }
 
-Result<Val> causal_mask(RuleContext& c, int64_t queries, int64_t keys) {
+Result<Val> causal_mask(RuleContext& c, int64_t queries, int64_t keys, int64_t past) {
   PIPER_TRY(c.emit.take_room({DType::kBool, {queries, keys}}));
   std::vector<uint8_t> mask(static_cast<size_t>(queries * keys));
   for (int64_t i = 0; i < queries; ++i) {
-    for (int64_t j = 0; j <= std::min(i, keys - 1); ++j)
+    for (int64_t j = 0; j <= std::min(i + past, keys - 1); ++j)
       mask[static_cast<size_t>(i * keys + j)] = 1;
   }
   return constant_val(DType::kBool, {queries, keys}, bytes_of(mask));
 }
 
-Result<Val> masked(RuleContext& c, Val scores) {
+Result<Val> masked(RuleContext& c, Val scores, int64_t past) {
   const Val lowest = c.number(-std::numeric_limits<float>::infinity(), scores);
   if (c.integer("is_causal", 0) != 0) {
     if (scores.shape[2] * scores.shape[3] > (1 << 28)) return c.error("its mask is too large");
-    PIPER_ASSIGN(const Val mask, causal_mask(c, scores.shape[2], scores.shape[3]));
+    PIPER_ASSIGN(const Val mask, causal_mask(c, scores.shape[2], scores.shape[3], past));
     PIPER_ASSIGN(scores, c.pointwise("Where", {mask, scores, lowest}));
   }
   if (!c.has(3)) return scores;
@@ -65,34 +73,63 @@ Result<Val> masked(RuleContext& c, Val scores) {
   return c.pointwise("Add", {scores, c.in(3)});
 }
 
-Result<Vals> attention(RuleContext& c) {
-  PIPER_TRY(c.need(3));
-  for (size_t i = 4; i < c.num_inputs(); ++i) {
-    if (c.has(i)) return c.error("past keys and values are not supported");
-  }
-  for (size_t i = 1; i < c.node.outputs.size(); ++i) {
-    if (!c.node.outputs[i].empty()) return c.error("its output {} is not supported", i);
-  }
-  PIPER_ASSIGN(Heads h, read_heads(c));
+// Scores of q and k, [batch, heads, queries, keys].
+Result<Val> scores_of(RuleContext& c, const Heads& h) {
   const double scale = c.real("scale", 1 / std::sqrt(static_cast<double>(h.q.shape[3])));
   const Val root = c.number(std::sqrt(scale), h.q);
-  PIPER_ASSIGN(h.k, repeat_heads(c, h.k, h.q.shape[1]));
-  PIPER_ASSIGN(h.v, repeat_heads(c, h.v, h.q.shape[1]));
+  PIPER_ASSIGN(const Val wide, repeat_heads(c, h.k, h.q.shape[1]));
   PIPER_ASSIGN(const Val q, c.pointwise("Mul", {h.q, root}));
-  PIPER_ASSIGN(Val k, c.pointwise("Mul", {h.k, root}));
+  PIPER_ASSIGN(Val k, c.pointwise("Mul", {wide, root}));
   PIPER_ASSIGN(k, c.transpose(k, {0, 1, 3, 2}));
-  PIPER_ASSIGN(Val scores, c.matmul(q, k));
-  if (const double cap = c.real("softcap", 0); cap > 0) {
-    PIPER_ASSIGN(scores, c.pointwise("Mul", {scores, c.number(1 / cap, scores)}));
-    PIPER_ASSIGN(scores, c.pointwise("Tanh", {scores}));
-    PIPER_ASSIGN(scores, c.pointwise("Mul", {scores, c.number(cap, scores)}));
-  }
-  PIPER_ASSIGN(scores, masked(c, scores));
+  return c.matmul(q, k);
+}
+
+Result<Val> capped(RuleContext& c, Val scores) {
+  const double cap = c.real("softcap", 0);
+  if (!(cap > 0)) return scores;
+  PIPER_ASSIGN(scores, c.pointwise("Mul", {scores, c.number(1 / cap, scores)}));
+  PIPER_ASSIGN(scores, c.pointwise("Tanh", {scores}));
+  return c.pointwise("Mul", {scores, c.number(cap, scores)});
+}
+
+// A row whose keys are all masked weighs none of them.
+Result<Val> weights_of(RuleContext& c, const Val& scores) {
   PIPER_ASSIGN(const Val weights, c.op("Softmax", {scores}, {{"axis", int64_t{3}}}));
-  PIPER_ASSIGN(Val y, c.matmul(weights, h.v));
-  if (!h.flat) return Vals{y};
-  PIPER_ASSIGN(y, c.transpose(y, {0, 2, 1, 3}));
-  return single(c.reshape(y, {y.shape[0], y.shape[1], y.shape[2] * y.shape[3]}));
+  if (!c.has(3)) return weights;
+  PIPER_ASSIGN(const Val none, c.pointwise("IsNaN", {weights}));
+  return c.pointwise("Where", {none, c.number(0, weights), weights});
+}
+
+// Of the scores, as `qk_matmul_output_mode` asks for them.
+Result<Val> shown_scores(RuleContext& c, const Vals& stages) {
+  const int64_t mode = c.integer("qk_matmul_output_mode", 0);
+  if (mode < 0 || mode >= static_cast<int64_t>(stages.size()))
+    return c.error("qk_matmul_output_mode {} is not supported", mode);
+  return stages[static_cast<size_t>(mode)];
+}
+
+Result<Vals> attention(RuleContext& c) {
+  PIPER_TRY(c.need(3));
+  for (size_t i = 6; i < c.num_inputs(); ++i) {
+    if (c.has(i)) return c.error("its input {} is not supported", i);
+  }
+  PIPER_ASSIGN(const Heads h, read_heads(c));
+  PIPER_ASSIGN(const Val raw, scores_of(c, h));
+  PIPER_ASSIGN(const Val bent, capped(c, raw));
+  PIPER_ASSIGN(const Val seen, masked(c, bent, h.past));
+  PIPER_ASSIGN(const Val weights, weights_of(c, seen));
+  PIPER_ASSIGN(const Val wide, repeat_heads(c, h.v, h.q.shape[1]));
+  PIPER_ASSIGN(Val y, c.matmul(weights, wide));
+  if (h.flat) {
+    PIPER_ASSIGN(y, c.transpose(y, {0, 2, 1, 3}));
+    PIPER_ASSIGN(y, c.reshape(y, {y.shape[0], y.shape[1], y.shape[2] * y.shape[3]}));
+  }
+  Vals out{std::move(y), h.k, h.v};
+  if (c.node.outputs.size() > 3) {
+    PIPER_ASSIGN(Val shown, shown_scores(c, {raw, bent, seen, weights}));
+    out.push_back(std::move(shown));
+  }
+  return out;
 }
 
 // ---- Rotary positions: pairs of a head's elements turned by an angle ----------------------------

@@ -88,13 +88,64 @@ Result<Vals> average_pool(RuleContext& c) {
   return single(c.pointwise("Mul", {sum, share}));
 }
 
+// The elements of each window in a row, [n, o…, c, k], of an x that is padded.
+Result<Val> rows_of_windows(RuleContext& c, const Val& x, const Windows& w) {
+  PIPER_ASSIGN(const Val parts, unfolded(c, x, w));
+  Shape rows(parts.shape.begin(), parts.shape.begin() + static_cast<int64_t>(x.rank()));
+  rows.push_back(num_elements(w.kernel));
+  return c.reshape(parts, rows);
+}
+
+// The number of each element in its channel, rows first, or columns first (storage_order 1).
+Result<Val> numbers_in_channel(RuleContext& c, const Shape& shape, bool columns_first) {
+  const Shape plane(shape.begin() + 2, shape.end());
+  PIPER_ASSIGN(Val numbers, c.emit.count_to(num_elements(plane)));
+  Shape order = plane;
+  if (columns_first) std::reverse(order.begin(), order.end());
+  PIPER_ASSIGN(numbers, c.reshape(numbers, order));
+  std::vector<int64_t> perm(order.size());
+  std::iota(perm.begin(), perm.end(), int64_t{0});
+  if (columns_first) std::reverse(perm.begin(), perm.end());
+  PIPER_ASSIGN(numbers, c.transpose(numbers, perm));
+  Shape with_channel{1, 1};
+  with_channel.insert(with_channel.end(), plane.begin(), plane.end());
+  return c.reshape(numbers, with_channel);
+}
+
+// Where in all of x the greatest element of each window is, the first of equal ones.
+Result<Val> places_of_greatest(RuleContext& c, const Windows& w, double lowest) {
+  const Val& x = c.in(0);
+  const auto row = static_cast<int64_t>(x.rank());
+  PIPER_ASSIGN(const Val around, padded(c, x, w, lowest));
+  PIPER_ASSIGN(const Val rows, rows_of_windows(c, around, w));
+  PIPER_ASSIGN(const Vals top,
+               c.ops("TopK", {rows}, {{"axis", row}, {"k", int64_t{1}}, {"largest", int64_t{1}}}));
+  PIPER_ASSIGN(Val numbers, numbers_in_channel(c, x.shape, c.integer("storage_order", 0) != 0));
+  PIPER_ASSIGN(numbers, padded(c, numbers, w, 0));
+  PIPER_ASSIGN(numbers, rows_of_windows(c, numbers, w));
+  numbers = c.expand(numbers, rows.shape);
+  PIPER_ASSIGN(Val places, c.op("GatherElements", {numbers, top[1]}, {{"axis", row}}));
+  PIPER_ASSIGN(places, c.reshape(places, Shape(places.shape.begin(), places.shape.end() - 1)));
+  PIPER_ASSIGN(places, channels_second(c, places));
+  const int64_t channels = x.shape[0] * x.shape[1];
+  PIPER_ASSIGN(Val first, c.emit.count_to(channels));
+  const int64_t plane = channels == 0 ? 0 : num_elements(x.shape) / channels;
+  PIPER_ASSIGN(first, c.pointwise("Mul", {first, integer_val(plane)}));
+  Shape own(x.rank(), 1);
+  own[0] = x.shape[0];
+  own[1] = x.shape[1];
+  PIPER_ASSIGN(first, c.reshape(first, own));
+  return c.pointwise("Add", {places, first});
+}
+
 Result<Vals> max_pool(RuleContext& c) {
-  if (c.node.outputs.size() > 1 && !c.node.outputs[1].empty())
-    return c.error("its indices are not supported");
   PIPER_ASSIGN(const Windows w, windows(c));
   const double lowest = info(c.in(0).dtype).is_float ? -std::numeric_limits<double>::infinity() : 0;
   if (lowest == 0 && w.padded()) return c.error("pads around integers are not supported");
-  return single(over_windows(c, "ReduceMax", c.in(0), w, lowest));
+  PIPER_ASSIGN(Val y, over_windows(c, "ReduceMax", c.in(0), w, lowest));
+  if (c.node.outputs.size() < 2 || c.node.outputs[1].empty()) return Vals{std::move(y)};
+  PIPER_ASSIGN(Val places, places_of_greatest(c, w, lowest));
+  return Vals{std::move(y), std::move(places)};
 }
 
 // The p-th root of a sum of p-th powers.
@@ -157,7 +208,7 @@ constexpr ImportRule kRules[] = {
     {"GlobalLpPool", 2, kNewest, global_lp_pool},
     {"GlobalMaxPool", 1, kNewest, global_max_pool},
     {"LpPool", 2, kNewest, lp_pool},
-    {"MaxPool", 8, kNewest, max_pool, "without the places"},
+    {"MaxPool", 8, kNewest, max_pool},
 };
 
 }  // namespace

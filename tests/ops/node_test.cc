@@ -30,8 +30,6 @@ struct Skip {
 constexpr std::string_view kNotClaimed = "an operator that is not claimed";
 constexpr std::string_view kRandom = "draws random numbers, other ones than numpy";
 constexpr std::string_view kDynamic = "a shape or a number of turns that depends on the data";
-constexpr std::string_view kCache =
-    "Attention with past keys and values or the scores as output";
 constexpr std::string_view kFraction =
     "expects align_corners by a fractional size; PyTorch and onnxruntime use the actual one";
 constexpr std::string_view kOptimizer = "an optimizer: a part of training_info, not of a graph";
@@ -67,11 +65,6 @@ constexpr Skip kSkips[] = {
     {"op Momentum", kOptimizer},
     {"test_resize_downsample_scales_cubic_align_corners", kFraction},
     {"test_resize_downsample_scales_linear_align_corners", kFraction},
-    {"test_maxpool_with_argmax_2d_*", "the places of the greatest elements of MaxPool"},
-    {"test_attention_*past*", kCache},
-    {"test_attention_*with_qk_matmul*", kCache},
-    {"test_attention_*fullymasked_qk*", kCache},
-    {"test_attention_*boolmask*nan_robustness", "rows whose keys are all masked"},
 };
 
 // Of the larger of an expected element and a tenth: ONNX itself allows 1e-3. The looser ones state
