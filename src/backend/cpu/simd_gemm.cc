@@ -46,89 +46,94 @@ struct Tile {
   }
 };
 
+// Fetches `rows` rows of what is about to be touched at one column.
+template <int kRowCount, class T>
+HWY_INLINE void fetch_rows(const T* at, int64_t step) {
+  for (int i = 0; i < kRowCount; ++i, at += step) __builtin_prefetch(at);
+}
+
 // Fetches a's elements of the tile below while it multiplies: rows of a are too short, and those of
 // a tile too many, for the processor to guess them. The first tile (kPacks), which nobody fetched
 // for, fetches its own, kSoon of k ahead. c is fetched row by row: all at once, its lines would
 // keep those of a and b waiting.
 template <int R, bool kRowsAdjacent, bool kPacks, class T>
-HWY_INLINE void tile(const Tile<T>& t) {
+HWY_NOINLINE void tile(const Tile<T>& t) {
   constexpr int64_t kSoon = 16;
+  // Four registers find the rows, each with no, one and two steps: more would not fit.
+  constexpr int kGroup = kRowsAdjacent ? R : 3;
   const hn::ScalableTag<T> d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
   const int64_t row_step = kRowsAdjacent ? 1 : t.a_step, depth_step = kRowsAdjacent ? t.a_step : 1;
-  const T *a = t.a, *b = kPacks ? t.source : t.b;
+  const T *a0 = t.a, *a1 = a0 + kGroup * row_step, *a2 = a1 + kGroup * row_step,
+          *a3 = a2 + kGroup * row_step;
+  const T* b = kPacks ? t.source : t.b;
   const int64_t b_step = kPacks ? t.source_step : 2 * lanes;
-  T* packed = t.b;
-  [[maybe_unused]] int fetched = 0;  // rows of c
+  T *packed = t.b, *c = t.c;
+  int unfetched = t.far ? R : 0;  // rows of c
 #define PIPER_DECLARE(i) auto x##i = hn::Zero(d), y##i = hn::Zero(d);
   PIPER_TILE_ROWS(PIPER_DECLARE)
   for (int64_t k = 0; k < t.depth;) {
-    const int64_t stop = kRowsAdjacent ? t.depth : HWY_MIN(t.depth, k + kLine<T>);
-#define PIPER_FETCH(i)                                                         \
-  if constexpr (!kRowsAdjacent && i < R) {                                     \
-    __builtin_prefetch(a + (R + i) * row_step);                                \
-    if constexpr (kPacks) __builtin_prefetch(a + i * row_step + 2 * kLine<T>); \
-  }
-    PIPER_TILE_ROWS(PIPER_FETCH)
-    for (int i = 0; !kRowsAdjacent && t.far && i < 2 && fetched < R; ++i, ++fetched) {
-      __builtin_prefetch(t.c + fetched * t.c_step, 1);
-      __builtin_prefetch(t.c + fetched * t.c_step + 2 * lanes - 1, 1);
+    const int64_t stop = HWY_MIN(t.depth, k + kLine<T>);
+    if constexpr (!kRowsAdjacent) fetch_rows<R>(a0 + R * row_step, row_step);
+    if constexpr (!kRowsAdjacent && kPacks) fetch_rows<R>(a0 + 2 * kLine<T>, row_step);
+    for (int i = 0; i < 2 && unfetched > 0; ++i, --unfetched, c += t.c_step) {
+      __builtin_prefetch(c, 1);
+      __builtin_prefetch(c + 2 * lanes - 1, 1);
     }
     for (; k < stop; ++k) {
-      if constexpr (kRowsAdjacent) __builtin_prefetch(a + 2 * R - 1);
+      if constexpr (kRowsAdjacent) __builtin_prefetch(a0 + 2 * R - 1);
       const auto b0 = hn::LoadU(d, b), b1 = hn::LoadU(d, b + lanes);
       if constexpr (kPacks) {
-        if constexpr (kRowsAdjacent) __builtin_prefetch(a + kSoon * depth_step + R - 1);
+        if constexpr (kRowsAdjacent) __builtin_prefetch(a0 + kSoon * depth_step + R - 1);
         __builtin_prefetch(b + kSoon * b_step);
         __builtin_prefetch(b + kSoon * b_step + lanes);
         hn::StoreU(b0, d, packed);
         hn::StoreU(b1, d, packed + lanes);
         packed += 2 * lanes;
       }
-#define PIPER_STEP(i)                            \
-  if constexpr (i < R) {                         \
-    const auto ai = hn::Set(d, a[i * row_step]); \
-    x##i = hn::MulAdd(ai, b0, x##i);             \
-    y##i = hn::MulAdd(ai, b1, y##i);             \
+#define PIPER_STEP(i)                                                                       \
+  if constexpr (i < R) {                                                                    \
+    const T* row = i / kGroup == 0 ? a0 : i / kGroup == 1 ? a1 : i / kGroup == 2 ? a2 : a3; \
+    const auto ai = hn::Set(d, row[(i % kGroup) * row_step]);                               \
+    x##i = hn::MulAdd(ai, b0, x##i);                                                        \
+    y##i = hn::MulAdd(ai, b1, y##i);                                                        \
   }
       PIPER_TILE_ROWS(PIPER_STEP)
-      a += depth_step;
+      a0 += depth_step, a1 += depth_step, a2 += depth_step, a3 += depth_step;
+      // The compiler would keep other ones, and more than there are.
+      if constexpr (!kRowsAdjacent) asm("" : "+r"(a0), "+r"(a1), "+r"(a2), "+r"(a3));
       b += b_step;
     }
   }
-#define PIPER_ADD(i)                                                    \
-  if constexpr (i < R) {                                                \
-    x##i = hn::Add(x##i, hn::LoadU(d, t.old + i * t.old_step));         \
-    y##i = hn::Add(y##i, hn::LoadU(d, t.old + i * t.old_step + lanes)); \
+#define PIPER_COMBINE(i, OP)                         \
+  if constexpr (i < R) {                             \
+    x##i = hn::OP(x##i, hn::LoadU(d, with));         \
+    y##i = hn::OP(y##i, hn::LoadU(d, with + lanes)); \
+    with += step;                                    \
   }
+#define PIPER_ADD(i) PIPER_COMBINE(i, Add)
+#define PIPER_MUL(i) PIPER_COMBINE(i, Mul)
   if (t.old) {
+    const T* with = t.old;
+    const int64_t step = t.old_step;
     PIPER_TILE_ROWS(PIPER_ADD)
-  }
-#define PIPER_THEN_ADD(i)                                        \
-  if constexpr (i < R) {                                         \
-    x##i = hn::Add(x##i, hn::LoadU(d, with + i * step));         \
-    y##i = hn::Add(y##i, hn::LoadU(d, with + i * step + lanes)); \
-  }
-#define PIPER_THEN_MUL(i)                                        \
-  if constexpr (i < R) {                                         \
-    x##i = hn::Mul(x##i, hn::LoadU(d, with + i * step));         \
-    y##i = hn::Mul(y##i, hn::LoadU(d, with + i * step + lanes)); \
   }
   for (int then = 0; t.then && then < t.then->thens; ++then) {
     const T* with = t.with(then);
     const int64_t step = t.then->then[then].step;
     if (t.then->then[then].multiply) {
-      PIPER_TILE_ROWS(PIPER_THEN_MUL)
+      PIPER_TILE_ROWS(PIPER_MUL)
     } else {
-      PIPER_TILE_ROWS(PIPER_THEN_ADD)
+      PIPER_TILE_ROWS(PIPER_ADD)
     }
   }
-  T* const c = t.c;
+  c = t.c;
   const int64_t c_step = t.c_step;
-#define PIPER_STORE(i)                           \
-  if constexpr (i < R) {                         \
-    hn::StoreU(x##i, d, c + i * c_step);         \
-    hn::StoreU(y##i, d, c + i * c_step + lanes); \
+#define PIPER_STORE(i)              \
+  if constexpr (i < R) {            \
+    hn::StoreU(x##i, d, c);         \
+    hn::StoreU(y##i, d, c + lanes); \
+    c += c_step;                    \
   }
   PIPER_TILE_ROWS(PIPER_STORE)
 }
@@ -136,16 +141,12 @@ HWY_INLINE void tile(const Tile<T>& t) {
 template <class T>
 using TileFn = void (*)(const Tile<T>&);
 
-template <int R, bool kRowsAdjacent, class T>
-void tile_fn(const Tile<T>& t) {
-  tile<R, kRowsAdjacent, false>(t);
-}
 // The function for a tile of `rows` rows.
 template <bool kRowsAdjacent, class T>
 TileFn<T> tile_of(int64_t rows) {
-#define PIPER_CASE(i)                                           \
-  if constexpr (i < kRows) {                                    \
-    if (rows == i + 1) return tile_fn<i + 1, kRowsAdjacent, T>; \
+#define PIPER_CASE(i)                                               \
+  if constexpr (i < kRows) {                                        \
+    if (rows == i + 1) return tile<i + 1, kRowsAdjacent, false, T>; \
   }
   PIPER_TILE_ROWS(PIPER_CASE)
   return nullptr;
@@ -197,10 +198,6 @@ void finish(const Gemm& g, int64_t row, int64_t column, int64_t rows, int64_t co
 // The rows of a tile, chain after chain, while its part of c is near.
 template <bool kRowsAdjacent, class T>
 HWY_INLINE void tile_chains(Tile<T> t, int64_t rows, int64_t depth, int64_t width) {
-  for (int64_t i = 0; kRowsAdjacent && i < rows; ++i) {
-    __builtin_prefetch(t.c + i * t.c_step, 1);
-    __builtin_prefetch(t.c + i * t.c_step + width - 1, 1);
-  }
   t.far = true;
   const Gemm* then = t.then;
   for (int o = 0; then && o < then->thens; ++o) {
@@ -270,7 +267,7 @@ void gemm_block(const Gemm& g, const T* a, const T* b, T* c, int64_t k0, int64_t
   p.depth = depth, p.c_step = g.row_of_c(), p.a_step = g.row_of_a();
   p.then = g.thens > 0 && k0 + depth == g.k ? &g : nullptr;
   if (pack) p.a_step = g.trans_a ? kRows : depth + kGemmPad;
-  p.block_step = g.trans_a ? pack ? depth * kRows : kRows : kRows * p.a_step;
+  p.block_step = g.trans_a ? pack ? depth * kRows + kGemmPad : kRows : kRows * p.a_step;
   for (int64_t m0 = 0; m0 < g.m; m0 += p.height) {
     p.height = gemm_height(g.m - m0);
     p.a = pack ? packed : g.trans_a ? a + k0 * p.a_step + m0 : a + m0 * p.a_step + k0;

@@ -130,28 +130,27 @@ class Ahead {
   int64_t rows_ = 0, length_ = 0, step_ = 0, column_ = 0;
 };
 
-// A part of a: rows, kGemmPad apart, or transposed: blocks of kRows rows, each [depth][kRows].
+// A part of a: rows, kGemmPad apart, or transposed: blocks of kRows rows, each [depth][kRows], and
+// kGemmPad apart. Reads row by row, and fetches some rows ahead: in memory they lie far apart.
 template <class T>
 void pack_a(const Gemm& g, const T* a, int64_t m0, int64_t height, int64_t k0, int64_t depth,
             T* packed) {
-  const int64_t step = g.row_of_a();
-  for (int64_t i = 0; !g.trans_a && i < height; ++i) {
-    std::memcpy(packed + i * (depth + kGemmPad), a + (m0 + i) * step + k0,
-                static_cast<size_t>(depth) * sizeof(T));
-  }
-  for (int64_t i = 0; g.trans_a && i < height; i += kRows, packed += depth * kRows) {
-    const int64_t rows = HWY_MIN(int64_t{kRows}, height - i);
-    const T* from = a + k0 * step + m0 + i;
-    T* to = packed;
-    if (rows == kRows) {
-      for (int64_t k = 0; k < depth; ++k, from += step, to += kRows) {
-        std::memcpy(to, from, kRows * sizeof(T));  // a few moves: the size is known
-      }
-    } else {
-      for (int64_t k = 0; k < depth; ++k, from += step, to += kRows) {
-        for (int64_t r = 0; r < rows; ++r) to[r] = from[r];
-      }
+  const int64_t step = g.row_of_a(), rows = g.trans_a ? depth : height;
+  const int64_t length = g.trans_a ? height : depth, whole = height / kRows * kRows;
+  const int64_t block = depth * kRows + kGemmPad;
+  const T* from = g.trans_a ? a + k0 * step + m0 : a + m0 * step + k0;
+  for (int64_t r = 0; r < rows; ++r, from += step) {
+    constexpr int64_t kSoon = 4;
+    for (int64_t i = 0; i < length && r + kSoon < rows; i += kLine<T>)
+      __builtin_prefetch(from + kSoon * step + i);
+    if (!g.trans_a) {
+      std::memcpy(packed + r * (depth + kGemmPad), from, static_cast<size_t>(depth) * sizeof(T));
+      continue;
     }
+    T* to = packed + r * kRows;
+    for (int64_t i = 0; i < whole; i += kRows, to += block)
+      std::memcpy(to, from + i, kRows * sizeof(T));  // a few moves: the size is known
+    for (int64_t i = whole; i < height; ++i) to[i - whole] = from[i];
   }
 }
 
