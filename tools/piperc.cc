@@ -30,7 +30,7 @@ struct Flags {
   std::string output, dump, topic;
   std::vector<std::string> defines;
   std::vector<std::string> dims;
-  std::string emit;
+  std::string emit, emit_order, order_form = "compute";
   bool describe = false;
   bool force = false, dry_run = false, timings = false, no_oracles = false;
 };
@@ -123,6 +123,17 @@ int describe_model(const Flags& flags) {
   return static_cast<int>(described->supported ? ExitCode::kOk : ExitCode::kInput);
 }
 
+// The order as PyTorch's pipeline file.
+Status emit_order(const Flags& flags, OrderRows rows) {
+  const bool comms = flags.order_form.starts_with("comms");
+  if (comms) {
+    PIPER_ASSIGN(rows, add_communication(std::move(rows)));
+  }
+  const CsvDialect dialect =
+      flags.order_form.ends_with("-old") ? CsvDialect::kOld : CsvDialect::kNew;
+  return write_file(flags.emit_order, print_order_csv(rows, dialect));
+}
+
 int run(Flags& flags) {
   if (flags.describe) return describe_model(flags);
   auto defines = read_defines(flags.defines);
@@ -138,11 +149,16 @@ int run(Flags& flags) {
     flags.compile.dump = [&](std::string_view step, const std::function<std::string()>& text) {
       if (step == flags.dump) std::fputs(text().c_str(), stdout);
     };
+  flags.compile.order = !flags.emit_order.empty();
   auto compiled = compile(flags.compile);
   if (!compiled) return report(compiled.error());
   if (!flags.topic.empty() || flags.dry_run) explain(flags.topic, *compiled);
   for (const auto& [step, seconds] : compiled->seconds)
     if (flags.timings) fmt::print(stderr, "{:>10.1f} ms  {}\n", seconds * 1e3, step);
+  if (flags.compile.order) {
+    const Status emitted = emit_order(flags, std::move(compiled->order));
+    if (!emitted) return report(emitted.error());
+  }
   if (flags.output.empty()) return 0;
   const Status written =
       write_plan_set(compiled->set, compiled->single ? &*compiled->single : nullptr,
@@ -169,6 +185,15 @@ int main(int argc, char** argv) {
   app.add_option("--emit-onnx-training", flags.emit,
                  "write the model with the strategy's loss and optimizer as ONNX's training_info")
       ->type_name("FILE.onnx");
+  app.add_option(
+         "--emit-order", flags.emit_order,
+         "write each device's order as a PyTorch pipeline file, which 'order: {csv: …}' reads")
+      ->type_name("FILE.csv");
+  app.add_option(
+         "--order-form", flags.order_form,
+         "of --emit-order: computations alone, or with sends and receives; -old: the letters "
+         "of PyTorch 2.5")
+      ->check(CLI::IsMember({"compute", "comms", "compute-old", "comms-old"}));
   app.add_flag("--describe", flags.describe,
                "print what the model is and what of it is not supported; needs no strategy");
   app.add_option("--dim", flags.dims, "with --describe: the size of a dynamic dim")
@@ -196,7 +221,7 @@ int main(int argc, char** argv) {
     app.parse(argc, argv);
     if (!flags.describe && flags.compile.strategy.empty()) throw CLI::RequiredError("strategy");
     if (!flags.describe && flags.emit.empty() && flags.output.empty() && !flags.dry_run &&
-        flags.dump.empty())
+        flags.dump.empty() && flags.emit_order.empty())
       throw CLI::RequiredError("-o DIR (or --dry-run)");
   } catch (const CLI::ParseError& e) {
     return app.exit(e) == 0 ? 0 : static_cast<int>(ExitCode::kUsage);

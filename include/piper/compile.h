@@ -16,6 +16,7 @@ struct CompileOptions {
   std::vector<Definition> defines;
   bool fuse = true;     // false: plans run every op on its own, with the same bits
   bool oracles = true;  // also the single-device plans that --verify-against runs beside
+  bool order = false;   // also Compiled::order
   // Called after each step with its name and a function that prints what it made; may be empty.
   std::function<void(std::string_view step, const std::function<std::string()>& text)> dump;
 };
@@ -43,17 +44,18 @@ struct Compiled {
   std::vector<ParamReport> parameters;  // and what else the importer reports
   std::vector<std::string> constants, separated, notes;
   std::vector<std::pair<std::string, int64_t>>
-      patterns;  // composite ops found in the model and its gradient
+      patterns;      // composite ops found in the model and its gradient
   FuseCounts fused;  // over distinct programs
   std::vector<RoleSummary> roles;
+  OrderRows order;  // the computations of each device, if asked for
   std::vector<std::pair<std::string, double>> seconds;  // by step
 };
 
 // Ensures that the verifier has accepted every set it returns.
 Result<Compiled> compile(const CompileOptions& options);
 
-// Writes the model with the strategy's loss and optimizer as ONNX's own training_info. Refused: what that cannot say
-// (AdamW, clipping, schedules).
+// Writes the model with the strategy's loss and optimizer as ONNX's own training_info. Refused:
+// what that cannot say (AdamW, clipping, schedules).
 Status emit_onnx_training(const CompileOptions& options, const std::string& path);
 
 // ---- A model without a strategy

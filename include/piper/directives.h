@@ -67,4 +67,8 @@ Result<Dag> apply_replicate(Dag dag, const std::vector<Replicate>& replicates, E
 Result<std::vector<ComputeOrder>> apply_order(const Dag& dag, const std::vector<Order>& orders,
                                               const Variables& variables, Explanations& out);
 
+// The cells of a compute order by device, for lists and files: stages by the tag `stage`. Error: no
+// such tag, or more than one placed axis.
+Result<OrderRows> order_rows(const Dag& dag, const std::vector<ComputeOrder>& compute);
+
 }  // namespace piper

@@ -9,6 +9,7 @@ namespace piper {
 struct Schedule {
   std::vector<std::vector<TaskId>> order;      // by cell: all its tasks in issue order
   std::vector<std::vector<Overlap>> overlaps;  // by cell: positions in its order
+  std::vector<ComputeOrder> compute;           // by cell: as asked for, or the default
 };
 
 // `compute` gives, by cell, its F, B, BI and BW tasks in the order wanted; an empty list: the safe

@@ -99,9 +99,18 @@ struct OrderItem {
   bool paired = false;           // & with the next item
   SourceSpan at;
 };
+// One cell of an explicit list or of a pipeline file.
+struct OrderCell {
+  std::string type;              // "F" "B" "BI" "BW"; in files also the kinds of communication, "SEND_F" …
+  int64_t stage = -1, micro = -1;  // -1: not said
+  bool paired = false;           // overlaps the next cell
+  SourceSpan at;
+};
+using OrderRows = std::vector<std::vector<OrderCell>>;  // by coordinate
 struct Order {
   std::string each;              // mesh axis; the program runs per coordinate of it
-  std::string program;           // text; parsed when read, expanded by expand_order
+  std::string program;           // text; parsed when read, expanded by expand_order; empty: `rows` are the order
+  OrderRows rows;                // explicit lists, computations alone
   SourceSpan at, program_at;     // program_at: where its first line starts
   Variables bound;               // params and mesh sizes; expand_order's own variables come first
   std::string micro = "mb";      // what split calls the microbatch
@@ -111,6 +120,23 @@ Result<std::vector<OrderItem>> expand_order(const Order& order, const Variables&
 // Passes and tags that the program can name, without expanding it: {"F","BI","BW"} splits the backward.
 Result<std::vector<std::string>> passes_named(const Order& order);
 Result<std::vector<std::string>> tags_named(const Order& order);
+
+// ---- PyTorch's pipeline files -------------------------------------------------------------------
+// A row a device, cells "<stage><TYPE><microbatch>". Two dialects: until PyTorch 2.5 B was the input half of a backward, W the
+// weight half, BW the whole; since then I, W and B. Two kinds: computations alone (cells may be empty), or with the sends and
+// receives between neighbour stages, and UNSHARD, RESHARD and REDUCE_GRAD.
+enum class CsvDialect { kDetect, kOld, kNew };
+struct OrderFile {
+  OrderRows rows;
+  bool has_communication = false;
+};
+// Errors, each with its cell: text that is no cell, an empty cell among communication, a cell that is there twice, a stage in
+// two rows, a send without its receive, rows that wait for each other.
+Result<OrderFile> parse_order_csv(std::string_view text, const std::string& path, CsvDialect dialect);
+std::string print_order_csv(const OrderRows& rows, CsvDialect dialect);
+// The rows as PyTorch executes them: halves that stand together joined, then sends and receives in one order that is legal on
+// all devices. Error: rows that wait for each other.
+Result<OrderRows> add_communication(OrderRows rows);
 
 struct MeshAxis {
   std::string name;

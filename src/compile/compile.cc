@@ -74,7 +74,7 @@ Result<Schedule> located(Result<Schedule> schedule, const Strategy& strategy) {
 enum class Target { kStrategy, kSingle, kUncut };
 
 Result<PlanSet> make_plans(const Graph& step, const Strategy& strategy, Cut cut, Target target,
-                           const LowerOptions& options, Steps& steps, Compiled& compiled) {
+                           const CompileOptions& options, Steps& steps, Compiled& compiled) {
   const bool oracle = target != Target::kStrategy;
   Explanations ignored;
   Explanations& explain = oracle ? ignored : compiled.explanations;
@@ -111,14 +111,17 @@ Result<PlanSet> make_plans(const Graph& step, const Strategy& strategy, Cut cut,
                steps.run(
                    "schedule", [&] { return located(make_schedule(dag, order), strategy); },
                    [&](const Schedule& s) { return print_schedule(dag, s); }));
-  PIPER_ASSIGN(Lowered lowered, steps.run(
-                                    "plan", [&] { return lower(dag, schedule, options); },
-                                    [](const Lowered& l) {
-                                      std::string text;
-                                      for (const RoleProgram& role : l.roles)
-                                        text += print_plan(role);
-                                      return text;
-                                    }));
+  if (!oracle && options.order) {
+    PIPER_ASSIGN(compiled.order, order_rows(dag, schedule.compute));
+  }
+  PIPER_ASSIGN(Lowered lowered,
+               steps.run(
+                   "plan", [&] { return lower(dag, schedule, {.fuse = options.fuse}); },
+                   [](const Lowered& l) {
+                     std::string text;
+                     for (const RoleProgram& role : l.roles) text += print_plan(role);
+                     return text;
+                   }));
   if (!oracle) compiled.fused = lowered.fused;
   if (!oracle) compiled.roles = summarise(dag, lowered);
   PlanSet set = make_plan_set(dag, std::move(lowered));
@@ -170,15 +173,14 @@ Result<Compiled> compile(const CompileOptions& options) {
   PIPER_ASSIGN(const Graph cheaper, apply_recompute(step.graph, strategy.recomputes,
                                                     scope_of(strategy), compiled.explanations));
 
-  const LowerOptions lowering{.fuse = options.fuse};
   PIPER_ASSIGN(compiled.set,
-               make_plans(cheaper, strategy, cut, Target::kStrategy, lowering, steps, compiled));
+               make_plans(cheaper, strategy, cut, Target::kStrategy, options, steps, compiled));
   if (options.oracles) {
     steps.quiet = true;
     PIPER_ASSIGN(compiled.single,
-                 make_plans(step.graph, strategy, cut, Target::kSingle, lowering, steps, compiled));
+                 make_plans(step.graph, strategy, cut, Target::kSingle, options, steps, compiled));
     PIPER_ASSIGN(compiled.uncut,
-                 make_plans(step.graph, strategy, cut, Target::kUncut, lowering, steps, compiled));
+                 make_plans(step.graph, strategy, cut, Target::kUncut, options, steps, compiled));
   }
   PIPER_TRY(name_plan_sets(options, strategy, compiled));
   return compiled;

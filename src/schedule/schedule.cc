@@ -357,8 +357,10 @@ class Greedy {
 
 Result<Schedule> make_schedule(const Dag& dag, const std::vector<ComputeOrder>& compute) {
   const auto deps = find_dependencies(dag);
-  if (compute.empty()) return Issuer(dag, deps).run(Greedy(dag, deps).run());
-  return Issuer(dag, deps).run(compute);
+  std::vector<ComputeOrder> order = compute.empty() ? Greedy(dag, deps).run() : compute;
+  PIPER_ASSIGN(Schedule schedule, Issuer(dag, deps).run(order));
+  schedule.compute = std::move(order);
+  return schedule;
 }
 
 }  // namespace piper

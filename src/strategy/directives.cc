@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "expr_tree.h"
-#include "program.h"
 #include "sections.h"
 
 namespace piper {
@@ -12,14 +11,6 @@ using fields::Fields;
 
 bool contains(const std::vector<std::string>& in, std::string_view name) {
   return std::find(in.begin(), in.end(), name) != in.end();
-}
-
-Status check_axis(std::string_view name, const SourceSpan& at, const Names& names) {
-  if (contains(names.axes, name)) return ok_status();
-  Error error =
-      fail(at, "unknown mesh axis {}{}", yaml::shown(name), did_you_mean(name, names.axes));
-  if (names.axes.empty()) return std::move(error).with_note("help: name the axes under 'mesh'");
-  return std::move(error).with_note(fmt::format("the axes are {}", join(names.axes, ", ")));
 }
 
 Status read_split(const Fields& map, const Scope& scope, Strategy& out) {
@@ -118,29 +109,6 @@ Status read_recompute(const Fields& map, const Scope& scope, const Names& names,
   return ok_status();
 }
 
-Status read_order(const Fields& map, const Scope& scope, const Names& names, Strategy& out) {
-  if (!out.orders.empty()) {
-    return fail(map.at(), "the order is given twice")
-        .with_note(fmt::format("first at {}", yaml::place(out.orders[0].at)));
-  }
-  Order order;
-  order.at = map.at();
-  PIPER_ASSIGN(order.each, read_text(*map["each"], scope));
-  PIPER_TRY(check_axis(order.each, map["each"]->at, names));
-  const yaml::Node& text = *map["program"];
-  if (!text.is(yaml::Node::Kind::kScalar)) return wrong_type(text, "an order program");
-  order.program = text.text;
-  order.program_at = text.inside;
-  order.bound = scope.integers;
-  if (!out.splits.empty()) order.micro = out.splits[0].as;
-  PIPER_ASSIGN(const program::Program program, program::parse(order));
-  std::vector<std::string> known = scope.integer_names();
-  known.insert(known.end(), {"r", "P", "M"});
-  PIPER_TRY(program::check_names(program, std::move(known)));
-  out.orders.push_back(std::move(order));
-  return ok_status();
-}
-
 struct Given {
   const yaml::Entry* directive;
 };
@@ -175,6 +143,14 @@ std::vector<std::string> tags_of(const Strategy& strategy) {
 }
 
 }  // namespace
+
+Status check_axis(std::string_view name, const SourceSpan& at, const Names& names) {
+  if (contains(names.axes, name)) return ok_status();
+  Error error =
+      fail(at, "unknown mesh axis {}{}", yaml::shown(name), did_you_mean(name, names.axes));
+  if (names.axes.empty()) return std::move(error).with_note("help: name the axes under 'mesh'");
+  return std::move(error).with_note(fmt::format("the axes are {}", join(names.axes, ", ")));
+}
 
 Status read_directives(const std::vector<const yaml::Entry*>& entries, const Scope& scope,
                        Strategy& out) {

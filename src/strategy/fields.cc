@@ -165,10 +165,12 @@ constexpr Field kRecompute[] = {
 };
 constexpr Field kOrder[] = {
     {"each", kText, kRequired, "A mesh axis; the program runs for each coordinate r of it."},
-    {"program", kProgram, kRequired, "The order program."},
+    {"program", kProgram, kOptional, "The order program."},
+    {"lists", kTexts, kOptional, "The tasks of each coordinate, in order: 0F0 0F1 3F0&3B0."},
+    {"csv", kText, kOptional,
+     "A PyTorch pipeline file, relative to this file; a row a coordinate."},
+    {"dialect", kText, kOptional, "Letters of the csv: old (B, W, BW) or new (I, W, B)."},
     {"policy", kOne, kUnsupported, ""},
-    {"lists", kNamed, kUnsupported, ""},
-    {"csv", kText, kUnsupported, ""},
     {"where", kWhere, kUnsupported, ""},
     {"receive", kText, kUnsupported, ""},
 };

@@ -20,6 +20,7 @@ enum class Type {
   kNamed,      // a map from free names to such maps
   kCounts,     // a map from free names to integers
   kParams,     // a map from free names to integers or texts
+  kTexts,      // a list of texts
   kPaths,      // a text, or a list of texts
   kTextOrOne,  // a text, or a map with the keys of `object`
   kManyOrOne,  // a list of `object` maps, or a map with the keys of `other`

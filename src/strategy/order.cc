@@ -113,9 +113,39 @@ void collect_items(const program::Program& block, std::vector<const program::Ite
   }
 }
 
+// An explicit row asks for each task by its stage and microbatch.
+Result<std::vector<OrderItem>> row_items(const Order& order, const Variables& variables) {
+  const auto r = std::find_if(variables.begin(), variables.end(),
+                              [](const auto& variable) { return variable.first == "r"; });
+  PIPER_CHECK(r != variables.end() && r->second < static_cast<int64_t>(order.rows.size()),
+              "no row for a coordinate");
+  std::vector<OrderItem> items;
+  for (const OrderCell& cell : order.rows[static_cast<size_t>(r->second)]) {
+    OrderItem item{cell.type, {}, false, cell.paired, cell.at};
+    if (cell.stage >= 0) item.tags.emplace_back("stage", cell.stage);
+    item.tags.emplace_back(order.micro, cell.micro);
+    items.push_back(std::move(item));
+  }
+  return items;
+}
+
+// Of an order without a program: its passes and tags.
+std::vector<std::string> named_in_rows(const Order& order, bool passes) {
+  std::vector<std::string> out;
+  for (const auto& row : order.rows) {
+    for (const OrderCell& cell : row) {
+      if (!passes && cell.stage < 0) continue;
+      const std::string name = passes ? cell.type : "stage";
+      if (std::find(out.begin(), out.end(), name) == out.end()) out.push_back(name);
+    }
+  }
+  return out;
+}
+
 }  // namespace
 
 Result<std::vector<OrderItem>> expand_order(const Order& order, const Variables& variables) {
+  if (!order.rows.empty()) return row_items(order, variables);
   PIPER_ASSIGN(const program::Program program, program::parse(order));
   std::vector<std::string> known;
   for (const auto* from : {&variables, &order.bound}) {
@@ -128,6 +158,7 @@ Result<std::vector<OrderItem>> expand_order(const Order& order, const Variables&
 }
 
 Result<std::vector<std::string>> passes_named(const Order& order) {
+  if (order.program.empty()) return named_in_rows(order, true);
   PIPER_ASSIGN(const program::Program program, program::parse(order));
   std::vector<const program::Item*> items;
   collect_items(program, items);
@@ -141,6 +172,7 @@ Result<std::vector<std::string>> passes_named(const Order& order) {
 }
 
 Result<std::vector<std::string>> tags_named(const Order& order) {
+  if (order.program.empty()) return named_in_rows(order, false);
   PIPER_ASSIGN(const program::Program program, program::parse(order));
   std::vector<const program::Item*> items;
   collect_items(program, items);

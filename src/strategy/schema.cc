@@ -56,6 +56,8 @@ std::string type_of(const Field& field) {
     case Type::kCounts:
     case Type::kParams:
       return map_to(kInteger);
+    case Type::kTexts:
+      return list_of(text);
     case Type::kPaths:
       return either(text, list_of(text));
     case Type::kTextOrOne:

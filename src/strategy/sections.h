@@ -40,6 +40,8 @@ struct Names {
 };
 Status read_directives(const std::vector<const yaml::Entry*>& entries, const Scope& scope,
                        Strategy& out);
+Status check_axis(std::string_view name, const SourceSpan& at, const Names& names);
+Status read_order(const fields::Fields& map, const Scope& scope, const Names& names, Strategy& out);
 Result<Where> read_where(const yaml::Node& node, const Scope& scope, const Names& names);
 
 }  // namespace piper

@@ -67,6 +67,51 @@ TEST_P(Pipelines, EqualTheSingleDevicePlan) {
   for (const Pipeline& pipeline : pipelines()) expect_equal(model, pipeline);
 }
 
+// An order that we wrote as a file and read again makes the same programs.
+TEST(PipelineFiles, EqualTheirOwnFiles) {
+  const std::string model = kSanitized ? "mlp" : "gpt";
+  if (!std::filesystem::exists(model_path(model, "model.onnx")))
+    GTEST_SKIP() << "no models in " << models_folder();
+  for (const Pipeline& pipeline : {Pipeline{"interleaved-1f1b", 2, 1, 4}, Pipeline{"zbv", 2, 1, 4},
+                                   Pipeline{"dualpipev", 2, 1, 4}}) {
+    const Folder folder;
+    CompileOptions options;
+    options.model = model_path(model, "model.onnx");
+    options.order = true;
+    options.oracles = false;
+    const std::string library = fmt::format(
+        "piper: 1\ninclude: {}/strategies/{}.yaml\nparams: {{stages: 2, microbatches: 4}}\n"
+        "train: {{global_batch: 8, {}}}\n",
+        PIPER_SOURCE_DIR, pipeline.order, kAdamW);
+    options.strategy = folder.write("library.yaml", library);
+    const auto wanted = compile(options);
+    ASSERT_TRUE(wanted) << print_error(wanted.error());
+    const std::string on =
+        std::string(pipeline.order) == "interleaved-1f1b" ? "s % 2" : "\"s < 2 ? s : 3 - s\"";
+    options.strategy = folder.write(
+        "file.yaml",
+        fmt::format("piper: 1\nmesh: {{pp: 2, dp: 1}}\ntrain: {{global_batch: 8, {}}}\n"
+                    "annotate: [{{balance: {{tag: stage, into: 4}}}}]\ndirectives:\n"
+                    "  - split: {{dim: batch, into: 4}}\n"
+                    "  - place: {{where: {{stage: s}}, on: {{pp: {}}}}}\n"
+                    "  - replicate: {{over: dp, bucket: 25MiB}}\n"
+                    "  - order: {{each: pp, csv: order.csv}}\n",
+                    kAdamW, on));
+    for (const CsvDialect dialect : {CsvDialect::kOld, CsvDialect::kNew})
+      for (const bool communication : {false, true}) {
+        auto rows = communication ? add_communication(wanted->order) : wanted->order;
+        ASSERT_TRUE(rows) << print_error(rows.error());
+        folder.write("order.csv", print_order_csv(*rows, dialect));
+        const auto got = compile(options);
+        ASSERT_TRUE(got) << print_error(got.error());
+        ASSERT_EQ(got->set.roles.size(), wanted->set.roles.size());
+        for (size_t r = 0; r < got->set.roles.size(); ++r)
+          EXPECT_EQ(print_plan(got->set.roles[r]) == print_plan(wanted->set.roles[r]), true)
+              << pipeline.order << " " << r << (communication ? " comms" : " compute");
+      }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Models, Pipelines, ::testing::Values("mlp", "gpt-deep"),
                          [](const auto& info) {
                            std::string name = info.param;
