@@ -40,7 +40,8 @@ TEST_P(Hostile, RandomChanges) {
   static const Seeds seeds =
       make_seeds({kSource + "/samples/gpt/pp2-dp2.yaml", kSource + "/strategies/1f1b.yaml",
                   kSource + "/tests/data/hostile/pp2.yaml"},
-                 {kSource + "/tests/data/mlp.onnx", kSource + "/tests/data/two_tower.onnx"});
+                 {kSource + "/tests/data/mlp.onnx", kSource + "/tests/data/two_tower.onnx",
+                  kSource + "/tests/data/dropout/dynamo.onnx"});
   const auto own = seeds.find(GetParam().name);
   ASSERT_NE(own, seeds.end());
   const uint32_t seed = 20261121;
