@@ -35,14 +35,14 @@ class Draws : public ::testing::Test {
   std::string data_path() const { return folder_.path() + "/data.safetensors"; }
 
   Compiled compile_with(const Shape2& shape, const std::string& train, bool oracles = false,
-                        const char* file = "dynamo.onnx") {
+                        const char* file = "dynamo.onnx", const std::string& more = "") {
     CompileOptions options;
     options.model = std::string(PIPER_SOURCE_DIR "/tests/data/dropout/") + file;
     options.strategy = folder_.write(
         "strategy.yaml", "piper: 1\ninclude: " PIPER_SOURCE_DIR "/strategies/" + shape.order +
                              ".yaml\nparams: {stages: 1, dp: 1, microbatches: 1}\n"
                              "train: {global_batch: 8, " +
-                             train + "}\n");
+                             train + "}\n" + more);
     options.defines = {{"stages", std::to_string(shape.pp)},
                        {"dp", std::to_string(shape.dp)},
                        {"microbatches", std::to_string(shape.mb)}};
@@ -108,6 +108,33 @@ TEST_F(Draws, EveryStrategyDrawsTheSame) {
       EXPECT_TRUE(equal_bits(known->second, trained)) << what;
     }
   }
+}
+
+// Split and overlapped backwards, chunks placed as rings and as a V, recomputed activations: what
+// is drawn again in the backward pass, or in a second forward, is what was drawn before.
+TEST_F(Draws, EveryScheduleDrawsTheSame) {
+  std::vector<Shape2> shapes{{2, 1, 4, "zb-h1"}, {2, 1, 4, "dualpipev"}};
+  if (!kSanitized)
+    for (const char* order : {"interleaved-1f1b", "zb-h2", "zbv"})
+      shapes.push_back({2, 2, 4, order});
+  for (const std::string more : {"", "directives: [{recompute: {}}]\n"})
+    for (const Shape2& shape : shapes) {
+      const Compiled compiled = compile_with(shape, kTrain, true, "dynamo.onnx", more);
+      const auto draws = [](const PlanSet& set) {
+        int64_t count = 0;
+        for (const RoleProgram& role : set.roles)
+          for (const Instruction& one : role.body)
+            if (one.program >= 0)
+              for (const ProgramOp& op : role.programs[static_cast<size_t>(one.program)].ops)
+                count += op.op == "Dropout";
+        return count;
+      };
+      // One device plays all replicas.
+      EXPECT_EQ(shape.dp * draws(compiled.set) > draws(*compiled.single), !more.empty())
+          << shape.order;
+      EXPECT_TRUE(equal_bits(run(compiled.set, 2), run(*compiled.single, 2)))
+          << shape.order << " " << more;
+    }
 }
 
 TEST_F(Draws, ThreadsAndOraclesDrawTheSame) {

@@ -321,13 +321,14 @@ class Interpreter {
   void load(Rank& rank, const Instruction& one) {
     const auto input = std::find_if(rank.role->inputs.begin(), rank.role->inputs.end(),
                                     [&](const DataInput& i) { return i.name == one.input; });
-    if (input == rank.role->inputs.end()) fault("no input '{}'", one.input);
+    const bool numbers = one.input.empty();  // of the samples
+    if (!numbers && input == rank.role->inputs.end()) fault("no input '{}'", one.input);
     int64_t first = one.samples.first;
     for (size_t d = 0; d < one.samples.stride.size(); ++d)
       first += one.samples.stride[d] * rank.coordinates[d];
     const int64_t cells = cells_of(buffer(rank, arg(one, 0)).type);
     const Symbol from = join(symbol_of(one.input), static_cast<Symbol>(rank.step));
-    if (input->batch_dim < 0) return write(rank, arg(one, 0), spread(from, cells));
+    if (!numbers && input->batch_dim < 0) return write(rank, arg(one, 0), spread(from, cells));
     const int64_t count = std::max<int64_t>(one.samples.count, 1);
     if (first < 0 || first + count > rank.role->batch || cells % count != 0)
       fault("samples [{}, {}) of {}", first, first + count, rank.role->batch);
