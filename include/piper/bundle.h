@@ -16,7 +16,7 @@
 
 namespace piper {
 
-inline constexpr int kPlanFormatVersion = 2;
+inline constexpr int kPlanFormatVersion = 3;
 
 // ---- Programs: what one compute instruction runs -------------------------------------------------
 
@@ -69,8 +69,13 @@ struct Buffer {
   int64_t offset = 0;         // bytes from the arena's start, 64-byte aligned
   std::string init;           // kState, kConstant: name of the tensor in params/init.safetensors; empty: filled with `fill`
   double fill = 0;
-  std::string param;          // kState: framework name, when the buffer is a trained parameter; what --save writes
+  std::string param;          // kState: framework name, when the buffer is a trained parameter; what --save writes.
+                              // kStep: the parameter that is gathered here from its parts, whole
   std::vector<std::string> aliases;  // of the parameter (ties)
+  // kState: the own part of a tensor `whole`, cut over the ranks of this group: member k holds the flat elements
+  // [k × own size, …), zeros behind the end. -1: all of it. `init` names the whole tensor.
+  int32_t part_of = -1;
+  std::vector<int64_t> whole;
   std::string provenance;     // see Provenance: what the verifier checks sums with; empty when not part of a gradient
 };
 
@@ -82,13 +87,18 @@ enum class InstructionKind : uint8_t {
   kSend,           // args[0] to `peer`
   kRecv,           // args[0] from `peer`
   kAllReduce,      // args, in place, as one message: element-wise sum over `group` in rank order
-  kReduceScatter,  // args[0] whole -> args[1] own part (equal parts of the flat elements, by position in the group)
-  kAllGather,      // args[0] own part -> args[1] whole
+  kReduceScatter,  // pairs (whole, own part) as one message: parts are equal runs of the flat elements, by position in
+                   // the group; behind the whole's end they are zero
+  kAllGather,      // pairs (own part, whole), as one message
   kAllToAll,       // args[0] -> args[1], equal parts
   kBroadcast,      // args[0] from position `root` of `group`
   kCopy,           // args[0] -> args[1]
+  kOwnPart,        // pairs (whole, own part), without communication
 };
-inline constexpr int kNumInstructionKinds = 10;
+inline constexpr int kNumInstructionKinds = 11;
+// Whether args come in pairs: read, written.
+bool takes_pairs(InstructionKind kind);
+bool is_collective(InstructionKind kind);
 const char* to_string(InstructionKind kind);
 
 // Samples that an input instruction loads: [first + sum over axes of coordinate × stride, + count) of the global batch.
@@ -131,7 +141,7 @@ struct Instruction {
   std::vector<int32_t> args;       // buffer ids
   std::vector<int32_t> waits;      // earlier instructions on other streams (ids) that must be complete before it starts
   std::vector<int32_t> peer;       // kSend, kRecv: the peer's mesh coordinates; -1 keeps the own coordinate
-  int32_t group = -1;              // collectives: index of RoleProgram::groups
+  int32_t group = -1;              // collectives and kOwnPart: index of RoleProgram::groups
   int32_t root = 0;                // kBroadcast
   int32_t channel = 0;             // kSend, kRecv: messages of one (sender, receiver, channel) arrive in order
   std::string input;               // kInput: name of the data input; empty: the numbers of the samples, i64 [count]

@@ -51,8 +51,19 @@ struct Combine {
   std::vector<ItemId> from;
 };
 
-enum class TaskKind : uint8_t { kCompute, kInput, kSend, kRecv, kAllReduce };
-inline constexpr const char* kTaskKindNames[] = {"compute", "input", "send", "recv", "all_reduce"};
+// kReduceScatter, kAllGather, kOwnPart: of items read and written one by one, as one message.
+enum class TaskKind : uint8_t {
+  kCompute,
+  kInput,
+  kSend,
+  kRecv,
+  kAllReduce,
+  kReduceScatter,
+  kAllGather,
+  kOwnPart,
+};
+inline constexpr const char* kTaskKindNames[] = {
+    "compute", "input", "send", "recv", "all_reduce", "reduce_scatter", "all_gather", "own_part"};
 
 // What a compute task does besides its chunk's nodes: adds a contribution to an accumulator. The
 // first to run sets it.
@@ -70,7 +81,7 @@ struct Task {
   int32_t cell = 0;
   int32_t peer = -1;                  // kSend, kRecv: the other cell
   int32_t stream = 0;                 // index of Dag::streams
-  std::vector<int32_t> group;         // kAllReduce: mesh axes
+  std::vector<int32_t> group;         // collectives: mesh axes
   std::vector<ItemId> reads, writes;  // kCompute: parallel to the chunk's reads and writes
   std::vector<Accumulate> accumulates;
   std::vector<Combine> combines;
@@ -82,6 +93,31 @@ struct Sum {
   ValueId value;              // output of the StepSum
   std::vector<ValueId> uses;  // contributions
   std::string name;
+};
+
+// Replicas are summed level by level, in rank order on each: replica numbers that differ by
+// multiples of `stride` only, `size` of them.
+struct SumLevel {
+  int64_t size = 1, stride = 1;
+  int32_t axis = -1;   // of the mesh
+  int32_t stream = 0;  // of the reductions
+};
+
+// What is cut over the first level (replicate's `shard`), and when parts travel.
+struct Sharding {
+  bool optimizer = false, gradients = false, parameters = false;
+  int64_t persist_bytes = 0;  // smaller parameters stay whole
+  bool reduce_each = false;   // gradients are summed over replicas in every microbatch
+  enum class Gather { kPass, kMicrobatch, kStep } gather = Gather::kPass;
+  int64_t prefetch = 1;
+  int32_t gather_stream = 0;
+};
+// A value of which each rank of the first level holds a run of the flat elements, zeros behind the
+// end.
+struct Part {
+  ValueId value;  // the own run
+  ValueId param;  // the whole parameter when it is a part of one
+  TensorType whole;
 };
 
 struct DagAxis {
@@ -99,10 +135,12 @@ struct Dag {
   int64_t microbatches = 1;
   int64_t replicas = 1;  // of the batch cut
   bool sequential_replicas =
-      false;                    // the oracle: one device plays all replicas, one after the other
-  bool split_backward = false;  // BI and BW are tasks of their own
-  int64_t bucket_bytes = 0;     // gradient reductions join into messages of at least this size
-  int32_t reduce_stream = 0;
+      false;                     // the oracle: one device plays all replicas, one after the other
+  bool split_backward = false;   // BI and BW are tasks of their own
+  int64_t bucket_bytes = 0;      // gradient reductions join into messages of at least this size
+  std::vector<SumLevel> levels;  // of all replicas
+  Sharding sharding;
+  std::vector<Part> parts;  // states that are cut, by value
   std::vector<std::vector<int32_t>>
       cells;  // coordinates by mesh axis; -1 on axes that are not placed
   std::vector<Chunk> chunks;
@@ -119,6 +157,7 @@ struct DagSpec {
   std::vector<DagAxis> mesh;
   std::vector<std::string> region_tags;
   int64_t microbatches = 1, replicas = 1;
+  std::vector<SumLevel> levels;
   bool sequential_replicas = false;
   bool split_backward = false;
 };

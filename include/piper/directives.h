@@ -49,6 +49,7 @@ Result<Graph> apply_recompute(Graph step, const std::vector<Recompute>& recomput
 struct Cut {
   std::vector<DagAxis> mesh;
   int64_t microbatches = 1, replicas = 1;
+  std::vector<SumLevel> levels;
   SourceSpan at;  // of the split, or else the replicate directive
 };
 Result<Cut> apply_split(const Strategy& strategy, int64_t batch, Explanations& out);
@@ -58,7 +59,7 @@ Result<Cut> apply_split(const Strategy& strategy, int64_t batch, Explanations& o
 Result<Dag> apply_place(Dag dag, const std::vector<Place>& places, const Variables& variables,
                         Explanations& out);
 
-// Gradient reductions: bucket size and stream.
+// Gradient reductions: bucket size and stream; what is cut over the replicas.
 Result<Dag> apply_replicate(Dag dag, const std::vector<Replicate>& replicates, Explanations& out);
 
 // The compute order per cell that the order directive asks for; empty when there is none. Requires

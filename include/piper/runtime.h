@@ -28,8 +28,9 @@ struct RankSource {
 struct ParameterView {
   std::string name;
   std::vector<std::string> aliases;
-  TensorType type;
+  TensorType type;  // of the whole parameter
   const std::byte* data = nullptr;
+  int64_t first = 0, count = 0;  // the flat elements that this rank holds
 };
 
 struct TraceEvent {
@@ -148,7 +149,7 @@ std::string print_metrics(const StepMetrics& metrics);
 // piper-run: everything behind the command line.
 struct RunOptions {
   std::string plan;  // a directory of plans, or one rankN.plan
-  DataOptions data;              // its seed is the plan set's unless `seed` says another
+  DataOptions data;  // its seed is the plan set's unless `seed` says another
   std::optional<uint64_t> seed;
   std::string save, metrics, trace;
   int64_t log_every = 0;  // 0: chosen by the number of steps

@@ -78,11 +78,19 @@ struct Place {                   // - place: {where: {stage: s}, on: {pp: s}}
   std::vector<SourceSpan> on_at;
   SourceSpan at;
 };
-struct Replicate {               // - replicate: {over: dp, bucket: 25MiB, stream: grads}
+struct Replicate {               // - replicate: {over: dp, bucket: 25MiB, stream: grads, shard: [optimizer]}
   std::string over;
   int64_t bucket_bytes = 0;      // 0: one message a parameter
   std::string stream = "reduce";
-  SourceSpan at, over_at;
+  // What is cut over the axis: nothing, optimizer state, also gradients, also parameters.
+  bool shard_optimizer = false, shard_gradients = false, shard_parameters = false;
+  int64_t persist_bytes = 0;     // smaller parameters stay whole
+  enum class When { kPass, kMicrobatch, kStep };
+  When gather = When::kPass;     // how often whole parameters are put together
+  int64_t prefetch = 1;          // buckets gathered ahead
+  std::string gather_stream = "gather";
+  When reduce = When::kStep;
+  SourceSpan at, over_at, shard_at;
 };
 // Forward ops that run again in the backward pass, so that what they make need not be kept until then.
 struct Recompute {               // - recompute: {match: "h/{layer}/**", where: {stage: 0}, ops: [Gelu]}

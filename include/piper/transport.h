@@ -39,6 +39,15 @@ struct Piece {
   int64_t count = 0;
 };
 
+// One tensor of a reduce-scatter or all-gather. Member k of the group has the elements
+// [k × part_count, …) of `whole` as its part; behind the end of `whole` parts are zero.
+struct Shard {
+  std::byte* whole = nullptr;
+  std::byte* part = nullptr;
+  DType dtype = DType::kF32;
+  int64_t count = 0, part_count = 0;  // members × part_count >= count
+};
+
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -69,11 +78,11 @@ class Transport {
   // All pieces as one message, in place; all members bring the same dtypes and counts (f32, f64,
   // i32, i64).
   virtual Status all_reduce(int32_t group, std::span<const Piece> pieces) = 0;
-  // whole: one part of `count` elements per member, in their order; `part`: the own one, summed.
-  virtual Status reduce_scatter(int32_t group, const std::byte* whole, std::byte* part, DType dtype,
-                                int64_t count) = 0;
-  virtual Status all_gather(int32_t group, const std::byte* part, std::byte* whole,
-                            int64_t bytes) = 0;
+  // All shards as one message; all members bring the same dtypes and counts. A part becomes the own
+  // part of the sum of all wholes; a whole is put together from all parts, its own one may lie in
+  // it. Wholes of a reduce-scatter are left alone.
+  virtual Status reduce_scatter(int32_t group, std::span<const Shard> shards) = 0;
+  virtual Status all_gather(int32_t group, std::span<const Shard> shards) = 0;
   // Part k of `from` goes to member k, whose part lands at the own position of its `to`.
   virtual Status all_to_all(int32_t group, const std::byte* from, std::byte* to, int64_t bytes) = 0;
   // root: a position in the group.

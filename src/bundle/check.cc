@@ -55,6 +55,28 @@ Status check_inputs(const RoleProgram& role) {
   return ok_status();
 }
 
+int64_t members_of(const RoleProgram& role, int32_t group) {
+  int64_t size = 1;
+  for (int32_t axis : role.groups[group].axes) size *= role.mesh[axis].second;
+  return size;
+}
+
+// A part of a tensor: over a group, and long enough that all parts together hold the whole.
+Status check_part(const RoleProgram& role, const Buffer& buffer, size_t b) {
+  if (buffer.part_of == -1 && buffer.whole.empty()) return ok_status();
+  const std::string name = quote_control(buffer.name);
+  const auto whole = bytes_of({buffer.type.dtype, buffer.whole});
+  if (buffer.kind != BufferKind::kState || !in_range(buffer.part_of, role.groups.size()) || !whole)
+    return bad("buffer {} '{}' is a part of nothing possible", b, name);
+  const int64_t own = num_elements(buffer.type.shape), all = num_elements(buffer.whole);
+  int64_t together = 0;
+  if (__builtin_mul_overflow(own, members_of(role, buffer.part_of), &together) || together < all)
+    return bad("buffer {} '{}' is {}, no part of {} over {} ranks", b, name, to_string(buffer.type),
+               to_string(TensorType{buffer.type.dtype, buffer.whole}),
+               members_of(role, buffer.part_of));
+  return ok_status();
+}
+
 Status check_memory(const RoleProgram& role) {
   int64_t total = 0;
   bool overflow = role.arena_bytes < 0 || role.transport_bytes < 0 || role.scratch_bytes < 0 ||
@@ -77,8 +99,9 @@ Status check_memory(const RoleProgram& role) {
                  buffer.offset, *bytes, role.arena_bytes);
     if (buffer.kind == BufferKind::kStep && !buffer.init.empty())
       return bad("step buffer {} '{}' has an initial value", b, name);
-    if (buffer.kind != BufferKind::kState && !buffer.param.empty())
-      return bad("buffer {} '{}' is a parameter but no state", b, name);
+    if (buffer.kind == BufferKind::kConstant && !buffer.param.empty())
+      return bad("buffer {} '{}' is a parameter but constant", b, name);
+    PIPER_TRY(check_part(role, buffer, b));
   }
   return ok_status();
 }
@@ -102,7 +125,10 @@ class InstructionCheck {
     if (one_.kind == InstructionKind::kCompute) PIPER_TRY(check_compute());
     if (one_.kind == InstructionKind::kInput) PIPER_TRY(check_input());
     if (is_message()) PIPER_TRY(check_message());
-    if (is_collective()) PIPER_TRY(check_collective());
+    if (takes_pairs(one_.kind))
+      PIPER_TRY(check_pairs());
+    else if (is_collective(one_.kind))
+      PIPER_TRY(check_collective());
     if (one_.kind == InstructionKind::kCopy) PIPER_TRY(check_copy());
     return check_sums();
   }
@@ -115,9 +141,6 @@ class InstructionCheck {
   }
   bool is_message() const {
     return one_.kind == InstructionKind::kSend || one_.kind == InstructionKind::kRecv;
-  }
-  bool is_collective() const {
-    return one_.kind >= InstructionKind::kAllReduce && one_.kind <= InstructionKind::kBroadcast;
   }
   const TensorType& type(size_t arg) const { return role_.buffers[one_.args[arg]].type; }
   int64_t elements(size_t arg) const { return num_elements(type(arg).shape); }
@@ -134,7 +157,7 @@ class InstructionCheck {
                input = one_.kind == InstructionKind::kInput;
     if (compute != (one_.program >= 0))
       return wrong("a compute instruction, and no other, has a program");
-    if (is_collective() != (one_.group >= 0))
+    if ((is_collective(one_.kind) || takes_pairs(one_.kind)) != (one_.group >= 0))
       return wrong("a collective, and nothing else, has a group");
     if (is_message() ? one_.peer.size() != role_.mesh.size() : !one_.peer.empty())
       return wrong("a send or receive, and nothing else, has a peer coordinate per axis");
@@ -219,8 +242,7 @@ class InstructionCheck {
   Status check_collective() const {
     if (!in_range(one_.group, role_.groups.size()))
       return wrong("there is no group {}", one_.group);
-    int64_t size = 1;
-    for (int32_t axis : role_.groups[one_.group].axes) size *= role_.mesh[axis].second;
+    const int64_t size = members_of(role_, one_.group);
     if (one_.kind == InstructionKind::kAllReduce) {
       if (one_.args.empty()) return wrong("it reduces nothing");
       for (size_t a = 1; a < one_.args.size(); ++a)
@@ -233,14 +255,27 @@ class InstructionCheck {
       return needs_args(1);
     }
     PIPER_TRY(needs_args(2));
-    const bool gather = one_.kind == InstructionKind::kAllGather;
-    const int64_t whole = elements(gather ? 1 : 0), part = elements(gather ? 0 : 1);
-    const bool fits = one_.kind == InstructionKind::kAllToAll
-                          ? whole == part && whole % size == 0
-                          : part <= whole && whole % size == 0 && whole / size == part;
-    if (type(0).dtype != type(1).dtype || !fits)
+    if (type(0).dtype != type(1).dtype || elements(0) != elements(1) || elements(0) % size != 0)
       return wrong("{} and {} do not fit a group of {}", to_string(type(0)), to_string(type(1)),
                    size);
+    return ok_status();
+  }
+
+  Status check_pairs() const {
+    if (!in_range(one_.group, role_.groups.size()))
+      return wrong("there is no group {}", one_.group);
+    if (one_.args.empty() || one_.args.size() % 2 != 0)
+      return wrong("it has {} args instead of pairs", one_.args.size());
+    const int64_t size = members_of(role_, one_.group);
+    const size_t whole = one_.kind == InstructionKind::kAllGather ? 1 : 0;
+    for (size_t k = 0; k < one_.args.size(); k += 2) {
+      const int64_t all = elements(k + whole), part = elements(k + 1 - whole);
+      int64_t together = 0;
+      if (type(k).dtype != type(k + 1).dtype || __builtin_mul_overflow(part, size, &together) ||
+          together < all)
+        return wrong("{} and {} do not fit a group of {}", to_string(type(k)),
+                     to_string(type(k + 1)), size);
+    }
     return ok_status();
   }
 

@@ -121,6 +121,8 @@ class Decoder {
     to.param = from.param();
     copy_from(from.aliases(), to.aliases);
     to.provenance = from.provenance();
+    to.part_of = from.part_of();
+    copy_from(from.whole(), to.whole);
     return to;
   }
 

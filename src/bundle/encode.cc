@@ -65,6 +65,8 @@ void encode(const Buffer& from, proto::Buffer* to) {
   to->set_param(from.param);
   for (const std::string& alias : from.aliases) to->add_aliases(alias);
   to->set_provenance(from.provenance);
+  to->set_part_of(from.part_of);
+  for (int64_t dim : from.whole) to->add_whole(dim);
 }
 
 void encode(const SampleRange& from, proto::SampleRange* to) {

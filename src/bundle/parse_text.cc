@@ -288,6 +288,8 @@ class Parser {
     line.get("fill", buffer.fill);
     line.get("param", buffer.param);
     line.get("aliases", buffer.aliases);
+    line.get("part_of", buffer.part_of);
+    line.get("whole", buffer.whole);
     line.get("provenance", buffer.provenance);
   }
 

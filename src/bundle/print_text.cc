@@ -133,6 +133,7 @@ void print_tables(Printer& print, const RoleProgram& role) {
       print.out += fmt::format(" fill={}", buffer.fill);
     print.text("param", buffer.param);
     if (!buffer.aliases.empty()) print.out += " aliases=" + texts(buffer.aliases);
+    print.field("part_of", buffer.part_of, -1).integers("whole", buffer.whole);
     print.text("provenance", buffer.provenance);
   }
 }

@@ -80,10 +80,14 @@ Result<PlanSet> make_plans(const Graph& step, const Strategy& strategy, Cut cut,
   Explanations& explain = oracle ? ignored : compiled.explanations;
   const Variables variables = scope_of(strategy);
   DagSpec spec;
-  if (target == Target::kUncut) cut.microbatches = cut.replicas = 1;
+  if (target == Target::kUncut) {
+    cut.microbatches = cut.replicas = 1;
+    cut.levels.clear();
+  }
   if (!oracle) spec.mesh = cut.mesh;
   spec.microbatches = cut.microbatches;
   spec.replicas = cut.replicas;
+  spec.levels = cut.levels;
   spec.sequential_replicas = oracle;
   if (!oracle) {
     PIPER_ASSIGN(spec.region_tags, region_tags(strategy, step));

@@ -4,6 +4,7 @@
 #include <unordered_map>
 
 #include "piper/dag.h"
+#include "shard.h"
 #include "update.h"
 
 namespace piper {
@@ -14,6 +15,10 @@ class Expander {
   explicit Expander(Dag dag) : dag_(std::move(dag)) {}
 
   Result<Dag> run() {
+    square_by_runs(dag_);
+    sharded_ = shard_states(dag_);
+    for (size_t p = 0; p < sharded_.size(); ++p)
+      if (sharded_[p].gradient.valid()) sharded_of_[sharded_[p].gradient.value] = p;
     index_sums();
     for (size_t c = 0; c < dag_.chunks.size(); ++c) {
       if (dag_.chunks[c].pass != 'P')
@@ -38,6 +43,17 @@ class Expander {
     ValueId value;
     int32_t sum, use;
   };
+
+  // The parameter whose gradient a sum is, if it is cut.
+  const ShardedParam* sharded(int32_t s) const {
+    const auto found = sharded_of_.find(dag_.sums[static_cast<size_t>(s)].value.value);
+    return found == sharded_of_.end() ? nullptr : &sharded_[found->second];
+  }
+  // The value in which a sum is finished.
+  ValueId result_of(int32_t s) const {
+    const ShardedParam* cut = sharded(s);
+    return cut ? cut->gradient_part : dag_.sums[static_cast<size_t>(s)].value;
+  }
 
   int64_t sequential_replicas() const { return dag_.sequential_replicas ? dag_.replicas : 1; }
 
@@ -89,6 +105,7 @@ class Expander {
     for (size_t s = 0; s < dag_.sums.size(); ++s) {
       const Sum& sum = dag_.sums[s];
       sum_of_value_[sum.value.value] = static_cast<int32_t>(s);
+      sum_of_value_[result_of(static_cast<int32_t>(s)).value] = static_cast<int32_t>(s);
       for (size_t u = 0; u < sum.uses.size(); ++u) {
         const NodeId producer = dag_.graph.value(sum.uses[u]).producer;
         PIPER_CHECK(producer.valid(), "a contribution to '{}' is not computed", sum.name);
@@ -148,51 +165,73 @@ class Expander {
     return into;
   }
 
-  // Uses in order, then sequential replicas in order; what is left to do is the reduction over
-  // replica ranks.
+  // Uses in order, then sequential replicas level by level; what is left to do is the reduction
+  // over replica ranks.
   ItemId sum_parts(int32_t s) {
     const SumState& state = sums_[static_cast<size_t>(s)];
-    ItemId total;
-    for (int64_t r = 0; r < sequential_replicas(); ++r) {
-      ItemId sum = state.parts[0][static_cast<size_t>(r)];
+    std::vector<ItemId> totals;  // by replica
+    for (size_t r = 0; r < static_cast<size_t>(sequential_replicas()); ++r) {
+      totals.push_back(state.parts[0][r]);
       for (size_t u = 1; u < state.parts.size(); ++u) {
-        const ItemId part = state.parts[u][static_cast<size_t>(r)];
-        sum = add_parts(s, move_to(sum, dag_.items[part.index()].cell), part);
+        const ItemId part = state.parts[u][r];
+        totals[r] = add_parts(s, move_to(totals[r], dag_.items[part.index()].cell), part);
       }
-      total = total.valid() ? add_parts(s, total, sum) : sum;
     }
-    return total;
+    if (totals.size() == 1) return totals[0];
+    std::vector<bool> added(totals.size());
+    for (const SumLevel& level : dag_.levels)
+      for (size_t r = 0; r < totals.size(); ++r) {
+        if (added[r] || static_cast<int64_t>(r) / level.stride % level.size != 0) continue;
+        for (int64_t k = 1; k < level.size; ++k) {
+          const size_t other = r + static_cast<size_t>(k * level.stride);
+          totals[r] = add_parts(s, totals[r], totals[other]);
+          added[other] = true;
+        }
+      }
+    return totals[0];
   }
 
   bool reduces_over_ranks() const { return !dag_.sequential_replicas && dag_.replicas > 1; }
 
-  // Finishes several sums of one cell with one message.
-  void finish_sums(const std::vector<int32_t>& sums, const std::vector<ItemId>& totals) {
+  // One level's share of several sums, as one message.
+  std::vector<ItemId> reduce_level(const std::vector<int32_t>& sums,
+                                   const std::vector<ItemId>& totals, size_t level) {
+    const bool last = level + 1 == dag_.levels.size(), scatter = level == 0 && sharded(sums[0]);
     Task reduce;
-    reduce.kind = TaskKind::kAllReduce;
+    reduce.kind = scatter ? TaskKind::kReduceScatter : TaskKind::kAllReduce;
     reduce.cell = dag_.items[totals[0].index()].cell;
-    reduce.stream = dag_.reduce_stream;
-    for (size_t a = 0; a < dag_.mesh.size(); ++a)
-      if (dag_.mesh[a].replicated) reduce.group.push_back(static_cast<int32_t>(a));
+    reduce.stream = dag_.levels[level].stream;
+    reduce.group = {dag_.levels[level].axis};
+    reduce.reads = totals;
+    for (size_t i = 0; i < sums.size(); ++i) {
+      ValueId value = result_of(sums[i]);
+      if (!last)
+        value = pseudo_value(
+            fmt::format("{}.level{}", dag_.sums[static_cast<size_t>(sums[i])].name, level),
+            dag_.graph.value(value).type);
+      reduce.writes.push_back(new_item(value, -1, reduce.cell, scatter ? ItemId() : totals[i]));
+    }
+    reduce.label = fmt::format("{} {}{}", kTaskKindNames[static_cast<size_t>(reduce.kind)],
+                               dag_.sums[static_cast<size_t>(sums[0])].name,
+                               sums.size() > 1 ? fmt::format(" and {} more", sums.size() - 1) : "");
+    const std::vector<ItemId> done = reduce.writes;
+    dag_.tasks.push_back(std::move(reduce));
+    return done;
+  }
+
+  // Finishes several sums of one cell, with one message a level. All are cut, or none is.
+  void finish_sums(const std::vector<int32_t>& sums, std::vector<ItemId> totals) {
+    const int32_t cell = dag_.items[totals[0].index()].cell;
+    if (reduces_over_ranks())
+      for (size_t level = 0; level < dag_.levels.size(); ++level)
+        totals = reduce_level(sums, totals, level);
     for (size_t i = 0; i < sums.size(); ++i) {
       SumState& state = sums_[static_cast<size_t>(sums[i])];
-      const ValueId value = dag_.sums[static_cast<size_t>(sums[i])].value;
       state.finished = true;
-      state.home = reduce.cell;
-      ItemId done = totals[i];
-      if (reduces_over_ranks()) {
-        done = new_item(value, -1, reduce.cell, totals[i]);
-        reduce.reads.push_back(totals[i]);
-        reduce.writes.push_back(done);
-      } else {
-        items_[key(value, -1, reduce.cell)] = done;
-      }
-      dag_.items[done.index()].sum = sums[i];
+      state.home = cell;
+      items_[key(result_of(sums[i]), -1, cell)] = totals[i];
+      dag_.items[totals[i].index()].sum = sums[i];
     }
-    if (!reduces_over_ranks()) return;
-    reduce.label = fmt::format("all_reduce {}{}", dag_.sums[static_cast<size_t>(sums[0])].name,
-                               sums.size() > 1 ? fmt::format(" and {} more", sums.size() - 1) : "");
-    dag_.tasks.push_back(std::move(reduce));
   }
 
   void finish_sum(int32_t s) {
@@ -216,7 +255,8 @@ class Expander {
     });
     std::vector<ItemId> totals(sums_.size());
     for (int32_t s : order) totals[static_cast<size_t>(s)] = sum_parts(s);
-    for (size_t cell = 0; cell < dag_.cells.size(); ++cell) {
+    for (size_t cell = 0; cell < 2 * dag_.cells.size(); ++cell) {
+      const bool cut = cell % 2 == 1;  // of each cell first those that stay whole
       std::vector<int32_t> bucket;
       std::vector<ItemId> bucket_totals;
       int64_t bytes = 0;
@@ -229,7 +269,7 @@ class Expander {
       for (int32_t s : order) {
         const ItemId total = totals[static_cast<size_t>(s)];
         const Item& item = dag_.items[total.index()];
-        if (static_cast<size_t>(item.cell) != cell) continue;
+        if (static_cast<size_t>(item.cell) != cell / 2 || cut != (sharded(s) != nullptr)) continue;
         const TensorType& type = dag_.graph.value(item.value).type;
         if (!bucket_totals.empty() &&
             dag_.graph.value(dag_.items[bucket_totals[0].index()].value).type.dtype != type.dtype)
@@ -292,9 +332,10 @@ class Expander {
     }
     if (value.kind != ValueKind::kNode) return new_item(id, -1, cell);
     if (const auto sum = sum_of_value_.find(id.value); sum != sum_of_value_.end()) {
-      if (const ItemId known = find_item(id, -1, cell); known.valid()) return known;
+      const ValueId result = result_of(sum->second);
+      if (const ItemId known = find_item(result, -1, cell); known.valid()) return known;
       finish_sum(sum->second);
-      return move_to(find_item(id, -1, sums_[static_cast<size_t>(sum->second)].home), cell);
+      return move_to(find_item(result, -1, sums_[static_cast<size_t>(sum->second)].home), cell);
     }
     const int32_t chunk = chunk_of_[value.producer.index()];
     PIPER_CHECK(chunk >= 0, "value '{}' is made by no chunk", value.name);
@@ -339,16 +380,78 @@ class Expander {
   Status add_update() {
     const int32_t num_cells = static_cast<int32_t>(dag_.cells.size());
     const auto held = cells_of_state();
-    if (num_cells > 1) share_scalars();
+    if (num_cells > 1 || !sharded_.empty()) share_scalars();
     const auto reports = report_values(dag_);
     for (int32_t cell = 0; cell < num_cells; ++cell) {
+      const std::vector<const ShardedParam*> cut = cut_in_step(cell, held);
+      if (!cut.empty()) add_own_parts(cell, cut);
       dag_.chunks.push_back(update_chunk(dag_, cell, held, reports));
       add_update_task(ChunkId(dag_.chunks.size() - 1));
+      if (!cut.empty()) gather_updated(cell, cut);
       dag_.reports.emplace_back();
       for (const auto& [name, value] : reports)
         dag_.reports.back().emplace_back(name, ensure_made(value, cell));
     }
     return ok_status();
+  }
+
+  // Parameters that stay whole and are updated in parts.
+  std::vector<const ShardedParam*> cut_in_step(int32_t cell,
+                                               const std::vector<std::set<int32_t>>& held) const {
+    std::vector<const ShardedParam*> cut;
+    if (dag_.sharding.parameters) return cut;
+    for (const ShardedParam& param : sharded_)
+      if (held[param.whole.index()].count(cell)) cut.push_back(&param);
+    return cut;
+  }
+  Task first_level_task(TaskKind kind, int32_t cell) const {
+    Task task;
+    task.kind = kind;
+    task.cell = cell;
+    task.group = {dag_.levels[0].axis};
+    return task;
+  }
+  void add_own_parts(int32_t cell, const std::vector<const ShardedParam*>& cut) {
+    Task task = first_level_task(TaskKind::kOwnPart, cell);
+    for (const ShardedParam* param : cut) {
+      task.reads.push_back(ensure(param->whole, -1, cell));
+      task.writes.push_back(new_item(param->part, -1, cell));
+    }
+    task.label = fmt::format("own parts of {} parameters", cut.size());
+    dag_.tasks.push_back(std::move(task));
+  }
+  // Back into whole parameters, joined into buckets.
+  void gather_updated(int32_t cell, const std::vector<const ShardedParam*>& cut) {
+    Task gather;
+    int64_t bytes = 0;
+    const auto flush = [&](const std::string& name) {
+      gather.label = fmt::format(
+          "all_gather {}{}", name,
+          gather.reads.size() > 1 ? fmt::format(" and {} more", gather.reads.size() - 1) : "");
+      dag_.tasks.push_back(std::move(gather));
+      bytes = 0;
+    };
+    std::string first;
+    for (const ShardedParam* param : cut) {
+      const Value& whole = dag_.graph.value(param->whole);
+      if (bytes == 0) {
+        gather = first_level_task(TaskKind::kAllGather, cell);
+        gather.stream = dag_.sharding.gather_stream;
+        first = whole.name;
+      }
+      const TensorType type = whole.type;
+      const ValueId gathered = pseudo_value(whole.name + ".gathered", type);
+      gather.reads.push_back(find_item(next_of(param->part), -1, cell));
+      gather.writes.push_back(new_item(gathered, -1, cell, ensure(param->whole, -1, cell)));
+      bytes += std::max<int64_t>(type.bytes(), 1);
+      if (bytes >= dag_.bucket_bytes) flush(first);
+    }
+    if (bytes > 0) flush(first);
+  }
+  ValueId next_of(ValueId state) const {
+    for (const StateUpdate& update : dag_.graph.updates)
+      if (update.state == state) return update.next;
+    return {};
   }
 
   // A value of the update chunk, or a finished sum.
@@ -374,40 +477,75 @@ class Expander {
     dag_.tasks.push_back(std::move(task));
   }
 
+  // The squares of the gradients that are cut and finished in `cell`: summed run by run where the
+  // parts are, then gathered.
+  GatheredSquares gather_squares(const ScalarVector& scalars, int32_t cell) {
+    GatheredSquares squares;
+    squares.shards = num_shards(dag_);
+    squares.runs = runs_of_part(dag_);
+    std::vector<ValueId> parts;
+    bool any = false;
+    for (ValueId source : scalars.sources) {
+      const int32_t s = sum_of_value_.at(source.value);
+      const bool here = sharded(s) && owner(s) == cell;
+      parts.push_back(here ? result_of(s) : ValueId());
+      any = any || here;
+    }
+    if (!any) return squares;
+    dag_.chunks.push_back(squares_chunk(dag_, parts, cell, squares));
+    const ItemId own = add_scalar_task(ChunkId(dag_.chunks.size() - 1));
+    Task gather = first_level_task(TaskKind::kAllGather, cell);
+    gather.reads = {own};
+    gather.writes = {new_item(squares.all, -1, cell)};
+    gather.label = "all_gather squares";
+    dag_.tasks.push_back(std::move(gather));
+    return squares;
+  }
+
+  // A chunk that writes one value of the step.
+  ItemId add_scalar_task(ChunkId id) {
+    const Chunk chunk = dag_.chunks[id.index()];
+    Task task;
+    task.pass = 'U';
+    task.chunk = id;
+    task.cell = chunk.cell;
+    task.label = chunk.name;
+    for (ValueId value : chunk.reads) task.reads.push_back(ensure(value, -1, chunk.cell));
+    task.writes.push_back(new_item(chunk.writes[0], -1, chunk.cell));
+    const ItemId written = task.writes[0];
+    dag_.tasks.push_back(std::move(task));
+    return written;
+  }
+
   // Every cell needs the norm and the loss: squares of the parameters' gradients, each from the
   // cell of its first use, and the loss travel in one vector, summed over cells (all but one term
   // are zero, so the sum is exact).
   void share_scalars() {
     const ScalarVector scalars = scalar_vector(dag_);
     std::vector<ItemId> own;
+    for (ValueId source : scalars.sources) finish_sum(sum_of_value_.at(source.value));
     for (int32_t cell = 0; cell < static_cast<int32_t>(dag_.cells.size()); ++cell) {
       std::vector<bool> here;
-      for (ValueId source : scalars.sources) {
-        const int32_t s = sum_of_value_.at(source.value);
-        finish_sum(s);
-        here.push_back(owner(s) == cell);
-      }
-      dag_.chunks.push_back(scalar_chunk(dag_, scalars, here, cell));
-      const Chunk chunk = dag_.chunks.back();
-      Task task;
-      task.pass = 'U';
-      task.chunk = ChunkId(dag_.chunks.size() - 1);
-      task.cell = cell;
-      task.label = chunk.name;
-      for (ValueId value : chunk.reads) task.reads.push_back(ensure(value, -1, cell));
-      task.writes.push_back(new_item(chunk.writes[0], -1, cell));
-      own.push_back(task.writes[0]);
-      dag_.tasks.push_back(std::move(task));
+      for (ValueId source : scalars.sources)
+        here.push_back(owner(sum_of_value_.at(source.value)) == cell);
+      const GatheredSquares squares = gather_squares(scalars, cell);
+      dag_.chunks.push_back(scalar_chunk(dag_, scalars, here, squares, cell));
+      own.push_back(add_scalar_task(ChunkId(dag_.chunks.size() - 1)));
     }
     for (int32_t cell = 0; cell < static_cast<int32_t>(dag_.cells.size()); ++cell) {
+      const ItemId mine = own[static_cast<size_t>(cell)];
+      if (own.size() == 1) {
+        items_[key(scalars.shared, -1, cell)] = mine;
+        continue;
+      }
       Task reduce;
       reduce.kind = TaskKind::kAllReduce;
       reduce.cell = cell;
       reduce.label = "all_reduce step scalars";
       for (size_t a = 0; a < dag_.mesh.size(); ++a)
         if (dag_.mesh[a].placed) reduce.group.push_back(static_cast<int32_t>(a));
-      reduce.reads = {own[static_cast<size_t>(cell)]};
-      reduce.writes = {new_item(scalars.shared, -1, cell, own[static_cast<size_t>(cell)])};
+      reduce.reads = {mine};
+      reduce.writes = {new_item(scalars.shared, -1, cell, mine)};
       dag_.tasks.push_back(std::move(reduce));
     }
   }
@@ -418,6 +556,8 @@ class Expander {
   Dag dag_;
   std::unordered_map<uint64_t, ItemId> items_;
   std::unordered_map<int32_t, int32_t> sum_of_value_;
+  std::vector<ShardedParam> sharded_;
+  std::unordered_map<int32_t, size_t> sharded_of_;  // by gradient
   std::vector<SumState> sums_;
   std::vector<std::vector<Contribution>> contributions_;  // by chunk
   std::vector<int32_t> chunk_of_;                         // by node: main chunk

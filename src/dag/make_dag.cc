@@ -255,6 +255,7 @@ Result<Dag> make_dag(Graph graph, const DagSpec& spec) {
   dag.region_tags = spec.region_tags;
   dag.microbatches = spec.microbatches;
   dag.replicas = spec.replicas;
+  dag.levels = spec.levels;
   dag.sequential_replicas = spec.sequential_replicas;
   dag.split_backward = spec.split_backward;
 

@@ -100,6 +100,9 @@ class Parser {
     if (line.word == "streams") return read_streams(line);
     if (line.word == "tags")
       return line.plain.size() == 1 && (dag_.region_tags = split_list(line.plain[0]), true);
+    if (line.word == "level") return read_level(line);
+    if (line.word == "shard") return read_shard(line);
+    if (line.word == "part") return read_part(line);
     if (line.word == "value") return read_value(line);
     if (line.word == "cell") return read_cell(line);
     if (line.word == "sum") return read_sum(line);
@@ -133,21 +136,57 @@ class Parser {
   bool read_streams(const Line& line) {
     if (line.plain.size() != 1) return false;
     dag_.streams = split_list(line.plain[0]);
-    dag_.reduce_stream = small(line.get("reduce"), 0);
     dag_.bucket_bytes = integer(line.get("bucket"), 0);
     return true;
   }
+  bool read_level(const Line& line) {
+    dag_.levels.push_back({integer(line.get("size"), 1), integer(line.get("stride"), 1),
+                           small(line.get("axis"), -1), small(line.get("stream"), 0)});
+    return true;
+  }
+  bool read_shard(const Line& line) {
+    Sharding& cut = dag_.sharding;
+    cut.optimizer = true;
+    cut.gradients = line.get("gradients") == "1";
+    cut.parameters = line.get("parameters") == "1";
+    cut.persist_bytes = integer(line.get("persist"), 0);
+    cut.reduce_each = line.get("reduce_each") == "1";
+    const int32_t gather = small(line.get("gather"), 0);
+    if (gather < 0 || gather > 2) return false;
+    cut.gather = static_cast<Sharding::Gather>(gather);
+    cut.prefetch = integer(line.get("prefetch"), 1);
+    cut.gather_stream = small(line.get("stream"), 0);
+    return true;
+  }
+  bool read_part(const Line& line) {
+    const auto whole = type(line.get("whole"));
+    if (!whole) return false;
+    const std::string param = line.get("param");
+    dag_.parts.push_back(
+        {value(line.get("value")), param.empty() ? ValueId() : value(param), *whole});
+    return true;
+  }
+  // "f32[2,3]"
+  std::optional<TensorType> type(const std::string& text) {
+    const size_t bracket = text.find('[');
+    if (bracket == text.npos || text.back() != ']') return std::nullopt;
+    const auto dtype = parse_dtype(text.substr(0, bracket));
+    if (!dtype) return std::nullopt;
+    TensorType type;
+    type.dtype = *dtype;
+    for (const std::string& dim : split_list(text.substr(bracket + 1, text.size() - bracket - 2)))
+      type.shape.push_back(integer(dim, 0));
+    return type;
+  }
   bool read_value(const Line& line) {
     const std::string text = line.plain.empty() ? "" : line.plain[0];
-    const size_t colon = text.rfind(':'), bracket = text.find('[', colon == text.npos ? 0 : colon);
-    if (colon == text.npos || bracket == text.npos || text.back() != ']') return false;
+    const size_t colon = text.rfind(':');
+    if (colon == text.npos) return false;
     Value value;
     value.name = text.substr(0, colon);
-    const auto dtype = parse_dtype(text.substr(colon + 1, bracket - colon - 1));
-    if (!dtype) return false;
-    value.type.dtype = *dtype;
-    for (const std::string& dim : split_list(text.substr(bracket + 1, text.size() - bracket - 2)))
-      value.type.shape.push_back(integer(dim, 0));
+    const auto type_read = type(text.substr(colon + 1));
+    if (!type_read) return false;
+    value.type = *type_read;
     const std::string name = value.name;
     if (!values_.count(name)) values_[name] = dag_.graph.add_value(std::move(value));
     return true;

@@ -58,12 +58,25 @@ std::string print_head(const Dag& dag) {
   text += fmt::format("\nbatch replicas={} microbatches={} sequential={} split_backward={}\n",
                       dag.replicas, dag.microbatches, dag.sequential_replicas ? 1 : 0,
                       dag.split_backward ? 1 : 0);
-  text += fmt::format("streams {} reduce={} bucket={}\n", join(dag.streams, ","), dag.reduce_stream,
-                      dag.bucket_bytes);
+  text += fmt::format("streams {} bucket={}\n", join(dag.streams, ","), dag.bucket_bytes);
+  for (const SumLevel& level : dag.levels)
+    text += fmt::format("level size={} stride={} axis={} stream={}\n", level.size, level.stride,
+                        level.axis, level.stream);
+  const Sharding& cut = dag.sharding;
+  if (cut.optimizer)
+    text += fmt::format(
+        "shard gradients={} parameters={} persist={} reduce_each={} gather={} prefetch={} "
+        "stream={}\n",
+        cut.gradients ? 1 : 0, cut.parameters ? 1 : 0, cut.persist_bytes, cut.reduce_each ? 1 : 0,
+        static_cast<int>(cut.gather), cut.prefetch, cut.gather_stream);
   if (!dag.region_tags.empty()) text += fmt::format("tags {}\n", join(dag.region_tags, ","));
   for (const Value& value : dag.graph.values)
     if (value.kind == ValueKind::kNode && !value.producer.valid())
       text += fmt::format("value {}:{}\n", value.name, to_string(value.type));
+  for (const Part& part : dag.parts)
+    text += fmt::format("part value={} whole={}{}\n", dag.graph.value(part.value).name,
+                        to_string(part.whole),
+                        part.param.valid() ? " param=" + dag.graph.value(part.param).name : "");
   for (const auto& cell : dag.cells)
     text += fmt::format("cell{}\n", cell.empty() ? "" : " " + list(cell, [](int32_t c) {
                                                           return std::to_string(c);

@@ -60,7 +60,7 @@ ScalarVector scalar_vector(Dag& dag) {
   if (const Node* norm = norm_node(graph))
     for (ValueId square : norm->inputs)
       scalars.sources.push_back(graph.node(graph.value(square).producer).inputs[0]);
-  const auto squares = static_cast<int64_t>(scalars.sources.size());
+  const int64_t squares = static_cast<int64_t>(scalars.sources.size()) * dag.replicas;
   scalars.sources.push_back(graph.loss);
   Value shared;
   shared.name = "step_scalars";
@@ -84,32 +84,63 @@ ScalarVector scalar_vector(Dag& dag) {
   return scalars;
 }
 
+Chunk squares_chunk(Dag& dag, const std::vector<ValueId>& gradient_parts, int32_t cell,
+                    GatheredSquares& squares) {
+  Graph& graph = dag.graph;
+  Builder build = update_builder(graph, fmt::format("squares/{}/", cell));
+  const size_t first = graph.nodes.size();
+  std::vector<ValueId> sums;
+  for (ValueId part : gradient_parts) {
+    squares.position.push_back(part.valid() ? static_cast<int32_t>(sums.size()) : -1);
+    if (part.valid()) sums.push_back(build.op1("SumSquares", {part}, {{"parts", squares.runs}}));
+  }
+  squares.sources = static_cast<int64_t>(sums.size());
+  squares.own = build.op1("Concat", sums, {{"axis", int64_t{0}}});
+  Value all;
+  all.name = fmt::format("squares/{}", cell);
+  all.type = {DType::kF64, {squares.shards * squares.sources * squares.runs}};
+  squares.all = graph.add_value(std::move(all));
+  Chunk chunk = chunk_of_new_nodes(dag, first, cell, "U squares");
+  chunk.reads = outside_reads(graph, chunk.nodes);
+  chunk.writes = {squares.own};
+  return chunk;
+}
+
 Chunk scalar_chunk(Dag& dag, const ScalarVector& scalars, const std::vector<bool>& here,
-                   int32_t cell) {
+                   const GatheredSquares& squares, int32_t cell) {
   Graph& graph = dag.graph;
   Builder build = update_builder(graph, fmt::format("step_scalars/{}/", cell));
   const size_t first = graph.nodes.size();
   std::vector<ValueId> parts;
-  ValueId zero;
+  ValueId zero, by_source;  // [sources, shards, runs]
+  const auto gathered = [&](int32_t position) {
+    if (!by_source.valid())
+      by_source = build.transpose(
+          build.reshape(squares.all, {squares.shards, squares.sources, squares.runs}), {1, 0, 2});
+    const ValueId own =
+        build.op1("Slice", {by_source},
+                  {{"starts", std::vector<int64_t>{position, 0, 0}},
+                   {"ends", std::vector<int64_t>{position + 1, squares.shards, squares.runs}},
+                   {"steps", std::vector<int64_t>{1, 1, 1}}});
+    return build.reshape(own, {dag.replicas});
+  };
   for (size_t i = 0; i < scalars.sources.size(); ++i) {
+    const bool is_loss = i + 1 == scalars.sources.size();
     if (!here[i]) {
       if (!zero.valid()) zero = build.reshape(build.scalar(0, DType::kF64), {1});
-      parts.push_back(zero);
-      continue;
+      parts.push_back(is_loss ? zero : build.expand(zero, {dag.replicas}));
+    } else if (is_loss) {
+      ValueId loss = scalars.sources[i];
+      if (build.type(loss).dtype != DType::kF64)
+        loss = build.op1("Cast", {loss}, {{"to", std::string("f64")}});
+      parts.push_back(build.reshape(loss, {1}));
+    } else if (!squares.position.empty() && squares.position[i] >= 0) {
+      parts.push_back(gathered(squares.position[i]));
+    } else {
+      parts.push_back(build.op1("SumSquares", {scalars.sources[i]}, {{"parts", dag.replicas}}));
     }
-    const bool is_loss = i + 1 == scalars.sources.size();
-    Attrs to;
-    to.set("to", std::string("f64"));
-    ValueId scalar = scalars.sources[i];
-    if (!is_loss)
-      scalar = build.op1("SumSquares", {scalar});
-    else if (build.type(scalar).dtype != DType::kF64)
-      scalar = build.op1("Cast", {scalar}, to);
-    parts.push_back(build.reshape(scalar, {1}));
   }
-  Attrs axis;
-  axis.set("axis", int64_t{0});
-  const ValueId vector = build.op1("Concat", parts, axis);
+  const ValueId vector = build.op1("Concat", parts, {{"axis", int64_t{0}}});
   Chunk chunk = chunk_of_new_nodes(dag, first, cell, "U step scalars");
   chunk.reads = outside_reads(graph, chunk.nodes);
   chunk.writes = {vector};
@@ -131,8 +162,10 @@ Reports report_values(const Dag& dag) {
 Chunk update_chunk(const Dag& dag, int32_t cell, const std::vector<std::set<int32_t>>& held,
                    const Reports& reports) {
   const Graph& graph = dag.graph;
-  std::vector<bool> is_param(graph.values.size()), needed(graph.nodes.size());
-  for (const Param& param : graph.params) is_param[param.value.index()] = true;
+  std::vector<bool> needed(graph.nodes.size());
+  std::vector<ValueId> param_of(graph.values.size());  // of parameters and their parts
+  for (const Param& param : graph.params) param_of[param.value.index()] = param.value;
+  for (const Part& part : dag.parts) param_of[part.value.index()] = part.param;
   const auto mark = [&](ValueId value, const auto& self) -> void {
     const NodeId producer = graph.value(value).producer;
     if (!producer.valid() || needed[producer.index()]) return;
@@ -151,8 +184,8 @@ Chunk update_chunk(const Dag& dag, int32_t cell, const std::vector<std::set<int3
     const NodeId producer = graph.value(update.next).producer;
     bool here = true;
     for (ValueId input : graph.node(producer).inputs)
-      if (input.valid() && is_param[input.index()])
-        here = here && held[input.index()].count(cell) > 0;
+      if (input.valid() && param_of[input.index()].valid())
+        here = here && held[param_of[input.index()].index()].count(cell) > 0;
     if (!here) continue;
     mark(update.next, mark);
     chunk.writes.push_back(update.next);

@@ -15,10 +15,20 @@ struct ScalarVector {
 };
 // Adds the nodes that take norm and loss from the shared vector, and lets the graph read those.
 ScalarVector scalar_vector(Dag& dag);
+// Squares of gradients that are cut: each rank sums the runs it holds, then all are gathered.
+struct GatheredSquares {
+  std::vector<int32_t> position;  // by source: which of them; -1: not among them
+  int64_t sources = 0, shards = 1, runs = 1;
+  ValueId own;  // f64[sources × runs]
+  ValueId all;  // f64[shards × sources × runs]
+};
+// The chunk that makes `own` from the parts of the gradients (by source; invalid: not among them).
+Chunk squares_chunk(Dag& dag, const std::vector<ValueId>& gradient_parts, int32_t cell,
+                    GatheredSquares& squares);
 // The chunk in which `cell` writes its part of the vector; `here[i]`: this cell contributes source
 // i, else zero.
 Chunk scalar_chunk(Dag& dag, const ScalarVector& scalars, const std::vector<bool>& here,
-                   int32_t cell);
+                   const GatheredSquares& squares, int32_t cell);
 
 using Reports = std::vector<std::pair<std::string, ValueId>>;
 Reports report_values(const Dag& dag);

@@ -3,34 +3,103 @@
 #include "piper/directives.h"
 
 namespace piper {
+namespace {
+
+int32_t stream_of(Dag& dag, const std::string& name) {
+  const auto known = std::find(dag.streams.begin(), dag.streams.end(), name);
+  if (known != dag.streams.end()) return static_cast<int32_t>(known - dag.streams.begin());
+  dag.streams.push_back(name);
+  return static_cast<int32_t>(dag.streams.size() - 1);
+}
+
+struct Sums {
+  int64_t count = 0, bytes = 0;
+  void add(int64_t size) {
+    ++count;
+    bytes += size;
+  }
+  std::string print(const char* what) const {
+    return fmt::format("{} {} ({})", count, what, human_bytes(bytes));
+  }
+};
+
+// What a directive that cuts states does to the parameters, in words.
+std::vector<std::string> explain_cut(const Dag& dag, const Replicate& replicate, int64_t shards) {
+  Sums cut, whole, trained;
+  for (const Param& param : dag.graph.params) {
+    const int64_t bytes = dag.graph.value(param.value).type.bytes();
+    const bool stays = bytes < replicate.persist_bytes;
+    (stays ? whole : cut).add(bytes);
+    if (!stays && param.gradient.valid()) trained.add(bytes);
+  }
+  std::vector<std::string> lines;
+  const std::string each = replicate.reduce == Replicate::When::kMicrobatch ? "microbatch" : "step";
+  lines.push_back(fmt::format(
+      "{} are reduce-scattered over {} once a {}, in messages of at least {}, on stream '{}'",
+      trained.print("gradients"), replicate.over, each, human_bytes(replicate.bucket_bytes),
+      replicate.stream));
+  lines.push_back(fmt::format(
+      "each of {} ranks updates its part, with its part of the optimizer's states", shards));
+  if (!replicate.shard_parameters) {
+    lines.push_back(fmt::format("{} are gathered once a step, after the update, on stream '{}'",
+                                trained.print("parameters"), replicate.gather_stream));
+  } else {
+    const char* when[] = {"for each pass", "for each microbatch", "once a step"};
+    lines.push_back(
+        fmt::format("{} live in parts; they are gathered {}, {} buckets ahead, on stream '{}'",
+                    cut.print("parameters"), when[static_cast<size_t>(replicate.gather)],
+                    replicate.prefetch, replicate.gather_stream));
+  }
+  if (whole.count > 0)
+    lines.push_back(fmt::format("{}, each below {}, stay whole", whole.print("parameters"),
+                                human_bytes(replicate.persist_bytes)));
+  return lines;
+}
+
+void apply_shard(Dag& dag, const Replicate& replicate) {
+  dag.sharding.optimizer = true;
+  dag.sharding.gradients = replicate.shard_gradients;
+  dag.sharding.parameters = replicate.shard_parameters;
+  dag.sharding.persist_bytes = replicate.persist_bytes;
+  dag.sharding.reduce_each = replicate.reduce == Replicate::When::kMicrobatch;
+  dag.sharding.gather = static_cast<Sharding::Gather>(replicate.gather);
+  dag.sharding.prefetch = replicate.prefetch;
+  dag.sharding.gather_stream = stream_of(dag, replicate.gather_stream);
+}
+
+}  // namespace
 
 Result<Dag> apply_replicate(Dag dag, const std::vector<Replicate>& replicates, Explanations& out) {
   std::vector<std::string> axes;
   for (const DagAxis& axis : dag.mesh) axes.push_back(axis.name);
-  for (size_t i = 0; i < replicates.size(); ++i) {
-    const Replicate& replicate = replicates[i];
+  for (const Replicate& replicate : replicates) {
     if (std::find(axes.begin(), axes.end(), replicate.over) == axes.end())
       return fail(replicate.over_at, "replicate: the mesh has no axis '{}'{}", replicate.over,
                   did_you_mean(replicate.over, axes));
-    if (i > 0)
+    if (replicate.shard_parameters || replicate.reduce == Replicate::When::kMicrobatch)
       return fail(replicate.at,
-                  "not supported: a second replicate directive; one axis holds all replicas")
-          .with_note(fmt::format("the first is at line {}", replicates[0].at.line));
-    dag.bucket_bytes = replicate.bucket_bytes;
-    dag.reduce_stream = static_cast<int32_t>(dag.streams.size());
-    dag.streams.push_back(replicate.stream);
-    int64_t gradients = 0, bytes = 0;
-    for (const Param& param : dag.graph.params) {
-      if (!param.gradient.valid()) continue;
-      ++gradients;
-      bytes += dag.graph.value(param.gradient).type.bytes();
+                  "replicate: parameters in parts, and reductions for each "
+                  "microbatch, are not supported");
+    dag.bucket_bytes = std::max(dag.bucket_bytes, replicate.bucket_bytes);
+    Explanation report{replicate.at, "replicate", {}};
+    for (SumLevel& level : dag.levels) {
+      if (dag.mesh[static_cast<size_t>(level.axis)].name != replicate.over) continue;
+      level.stream = stream_of(dag, replicate.stream);
+      if (replicate.shard_optimizer) {
+        apply_shard(dag, replicate);
+        report.lines = explain_cut(dag, replicate, level.size);
+        continue;
+      }
+      Sums sums;
+      for (const Param& param : dag.graph.params)
+        if (param.gradient.valid()) sums.add(dag.graph.value(param.gradient).type.bytes());
+      report.lines.push_back(
+          fmt::format("{} are summed over {} once a step, in messages of at least {}, on stream "
+                      "'{}'",
+                      sums.print("gradients"), replicate.over, human_bytes(replicate.bucket_bytes),
+                      replicate.stream));
     }
-    out.push_back({replicate.at,
-                   "replicate",
-                   {fmt::format("{} gradients ({}) are summed over {} once a step, in messages of "
-                                "at least {}, on stream '{}'",
-                                gradients, human_bytes(bytes), replicate.over,
-                                human_bytes(replicate.bucket_bytes), replicate.stream)}});
+    out.push_back(std::move(report));
   }
   return dag;
 }

@@ -47,6 +47,7 @@ class CellLowerer {
   CellLowerer(const Dag& dag, ProgramPool& pool, int32_t cell)
       : dag_(dag), pool_(pool), cell_(cell) {
     for (const Param& param : dag.graph.params) params_[param.value.value] = &param;
+    for (const Part& part : dag.parts) parts_[part.value.value] = &part;
   }
 
   RoleProgram run(const std::vector<TaskId>& order, const std::vector<Overlap>& overlaps) {
@@ -108,20 +109,32 @@ class CellLowerer {
     const int32_t index = add_buffer(value, std::move(name));
     Buffer& buffer = role_.buffers.back();
     if (value.kind == ValueKind::kState) {
-      buffer.kind = BufferKind::kState;
-      buffer.fill = value.fill;
-      if (value.data.size > 0) buffer.init = value.name;
-      const auto param = params_.find(dag_.items[item.index()].value.value);
-      if (param != params_.end()) {
-        buffer.param = param->second->name;
-        buffer.aliases = param->second->aliases;
-      }
+      describe_state(dag_.items[item.index()].value, buffer);
     } else if (value.kind == ValueKind::kConstant) {
       buffer.kind = BufferKind::kConstant;
       buffer.init = value.name;
     }
     buffers_[item.value] = index;
     return index;
+  }
+
+  void describe_state(ValueId state, Buffer& buffer) {
+    const auto part = parts_.find(state.value);
+    // A part starts as its run of the whole.
+    const bool of_param = part != parts_.end() && part->second->param.valid();
+    const ValueId whole = of_param ? part->second->param : state;
+    const Value& initial = dag_.graph.value(whole);
+    buffer.kind = BufferKind::kState;
+    buffer.fill = initial.fill;
+    if (initial.data.size > 0) buffer.init = initial.name;
+    if (part != parts_.end()) {
+      buffer.part_of = group_of({dag_.levels[0].axis});
+      buffer.whole = part->second->whole.shape;
+    }
+    if (const auto param = params_.find(whole.value); param != params_.end()) {
+      buffer.param = param->second->name;
+      buffer.aliases = param->second->aliases;
+    }
   }
 
   // ---- Instructions ----
@@ -155,6 +168,12 @@ class CellLowerer {
         return lower_transfer(task, InstructionKind::kRecv, task.writes[0]);
       case TaskKind::kAllReduce:
         return lower_all_reduce(task);
+      case TaskKind::kReduceScatter:
+        return lower_pairs(task, InstructionKind::kReduceScatter);
+      case TaskKind::kAllGather:
+        return lower_pairs(task, InstructionKind::kAllGather);
+      case TaskKind::kOwnPart:
+        return lower_pairs(task, InstructionKind::kOwnPart);
     }
   }
 
@@ -195,6 +214,18 @@ class CellLowerer {
     for (ItemId item : task.reads) args.push_back(buffer_of(item));
     const int32_t group = group_of(task.group);
     Instruction& instruction = add_instruction(InstructionKind::kAllReduce, task);
+    instruction.args = std::move(args);
+    instruction.group = group;
+  }
+
+  void lower_pairs(const Task& task, InstructionKind kind) {
+    std::vector<int32_t> args;
+    for (size_t i = 0; i < task.reads.size(); ++i) {
+      args.push_back(buffer_of(task.reads[i]));
+      args.push_back(buffer_of(task.writes[i]));
+    }
+    const int32_t group = group_of(task.group);
+    Instruction& instruction = add_instruction(kind, task);
     instruction.args = std::move(args);
     instruction.group = group;
   }
@@ -337,6 +368,7 @@ class CellLowerer {
   bool is_second_ = false;         // the task being lowered is one of an overlap's second
   std::vector<Overlap> overlaps_;  // by instruction
   std::unordered_map<int32_t, const Param*> params_;  // by value
+  std::unordered_map<int32_t, const Part*> parts_;    // by value
   std::unordered_map<int32_t, int32_t> buffers_;      // by root item
   std::unordered_map<int32_t, int32_t> programs_;     // by pooled program
   std::unordered_map<int32_t, int32_t> first_instruction_;
@@ -431,6 +463,57 @@ void place_buffers(RoleProgram& role, const std::vector<int64_t>& held_until,
   for (size_t b = 0; b < blocks.size(); ++b) role.buffers[b].offset = blocks[b].offset;
 }
 
+// Memory that another stream has used is taken over when that stream has done with it: a wait for
+// the last access there, and after a send for what tells that it has been received.
+class MemoryWaits {
+ public:
+  MemoryWaits(RoleProgram& role, const std::vector<int64_t>& held_until)
+      : role_(role), held_until_(held_until), last_(role.buffers.size()) {}
+
+  void run() {
+    if (role_.streams.size() == 1) return;
+    for (size_t i = 0; i < role_.body.size(); ++i) {
+      Instruction& one = role_.body[i];
+      std::set<int32_t> waits(one.waits.begin(), one.waits.end());
+      for (int32_t arg : one.args) {
+        if (role_.buffers[at(arg)].kind == BufferKind::kStep && last_[at(arg)].empty())
+          take(arg, one.stream, waits);
+        last_[at(arg)][one.stream] = static_cast<int32_t>(i);
+        if (one.kind != InstructionKind::kSend) continue;
+        const int64_t known = held_until_[i] + 1;
+        if (known < static_cast<int64_t>(role_.body.size()))
+          last_[at(arg)][role_.body[static_cast<size_t>(known)].stream] =
+              static_cast<int32_t>(known);
+      }
+      one.waits.assign(waits.begin(), waits.end());
+    }
+  }
+
+ private:
+  static size_t at(int32_t id) { return static_cast<size_t>(id); }
+
+  void take(int32_t buffer, int32_t stream, std::set<int32_t>& waits) {
+    const int64_t begin = role_.buffers[at(buffer)].offset;
+    const int64_t end = begin + align_up(role_.buffers[at(buffer)].type.bytes());
+    auto it = owner_.lower_bound(begin);
+    if (it != owner_.begin() && std::prev(it)->second.first > begin) --it;
+    while (it != owner_.end() && it->first < end) {
+      const auto [first, range] = *it;
+      for (const auto& [on, last] : last_[at(range.second)])
+        if (on != stream) waits.insert(last);
+      it = owner_.erase(it);
+      if (first < begin) owner_[first] = {begin, range.second};
+      if (range.first > end) it = owner_.insert_or_assign(end, range).first;
+    }
+    if (begin < end) owner_[begin] = {end, buffer};
+  }
+
+  RoleProgram& role_;
+  const std::vector<int64_t>& held_until_;
+  std::vector<std::map<int32_t, int32_t>> last_;          // by buffer: last access by stream
+  std::map<int64_t, std::pair<int64_t, int32_t>> owner_;  // by first byte: end, buffer
+};
+
 }  // namespace
 
 Result<Lowered> lower(const Dag& dag, const Schedule& schedule, const LowerOptions& options) {
@@ -466,6 +549,7 @@ Result<Lowered> lower(const Dag& dag, const Schedule& schedule, const LowerOptio
       if (input != dag.graph.sample && used.count(dag.graph.value(input).name))
         role.inputs.push_back(describe_input(dag.graph, input, all_readers));
     place_buffers(role, held[c], cells[c].overlaps());
+    MemoryWaits(role, held[c]).run();
   }
   std::unordered_set<std::string_view> wanted;
   for (const RoleProgram& role : lowered.roles)
@@ -474,7 +558,10 @@ Result<Lowered> lower(const Dag& dag, const Schedule& schedule, const LowerOptio
     const bool has_data = value.kind == ValueKind::kState || value.kind == ValueKind::kConstant;
     if (!has_data || value.data.size == 0) continue;
     if (!wanted.contains(value.name)) continue;
-    lowered.tensor_types.emplace_back(value.name, value.type);
+    TensorType type = value.type;
+    for (const Part& part : dag.parts)  // stored whole
+      if (&dag.graph.value(part.value) == &value) type = part.whole;
+    lowered.tensor_types.emplace_back(value.name, std::move(type));
     lowered.tensors.emplace_back(value.name, value.data);
   }
   return lowered;

@@ -1,6 +1,8 @@
 // What a step does once: StepSum, the sum of contributions over uses, microbatches and replicas,
 // which the Dag expands (no backend has it); and the scalars of the update: norms, clipping,
 // learning rate, step counter. All f64 but the counter.
+//   SumSquares{parts?}(x) -> f64[] or f64[parts]: of the flat elements; of `parts` runs of
+//     ceil(elements / parts) each, the last ones shorter.
 #include "rules.h"
 
 namespace piper {
@@ -26,10 +28,13 @@ LoopRule sum_rule(const OpTypes& use) {
 TypesResult squares_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 1, 1));
   PIPER_TRY(check_float(use, 0));
-  return std::vector<TensorType>{kReal};
+  const int64_t parts = use.attrs.integer("parts", 0);
+  if (parts < 0) return fail("{} parts", parts);
+  return std::vector<TensorType>{{DType::kF64, parts > 0 ? Shape{parts} : Shape{}}};
 }
 
 LoopRule squares_rule(const OpTypes& use) {
+  if (use.attrs.integer("parts", 0) > 0) return whole_loops(use);
   LoopBuilder build;
   build.rule.inputs = {build.letters(use.inputs[0].shape)};
   build.rule.outputs = {{}};
@@ -82,7 +87,8 @@ std::vector<OpDef> step_ops() {
   sum.samples = {{.inputs = {f64({4, 3}), f64({4, 3})}}};
   OpDef squares{.name = "SumSquares", .types = squares_types, .loops = squares_rule};
   squares.cost = element_cost<2>;
-  squares.samples = {{.inputs = {f64({4, 3})}}};
+  squares.samples = {{.inputs = {f64({4, 3})}},
+                     {.inputs = {f64({4, 3})}, .attrs = {{"parts", int64_t{5}}}}};
   const Attrs warm{{"base", 0.5},
                    {"warmup", int64_t{4}},
                    {"cosine", int64_t{1}},

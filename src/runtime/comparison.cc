@@ -43,9 +43,8 @@ std::string print_index(const Shape& shape, int64_t index) {
 }
 
 // The first element whose bits differ, or -1.
-int64_t first_difference(const TensorType& type, const std::byte* a, const std::byte* b) {
-  size_t width = static_cast<size_t>(info(type.dtype).bytes);
-  int64_t count = num_elements(type.shape);
+int64_t first_difference(DType dtype, int64_t count, const std::byte* a, const std::byte* b) {
+  size_t width = static_cast<size_t>(info(dtype).bytes);
   if (std::memcmp(a, b, static_cast<size_t>(count) * width) == 0) return -1;
   for (int64_t i = 0; i < count; ++i) {
     size_t at = static_cast<size_t>(i) * width;
@@ -108,7 +107,7 @@ Status Comparison::watch(int64_t rank, const Executor& executor) {
                   rank, to_string(entry->reference.type), oracle_name(options_.against))
           .with_code(ExitCode::kPlan);
     }
-    entry->holders.push_back({rank, view.data});
+    entry->holders.push_back({rank, view.data, view.first, view.count});
   }
   return ok_status();
 }
@@ -142,7 +141,12 @@ std::vector<uint64_t> Comparison::digests() const {
   std::vector<uint64_t> all;
   for (const Entry& entry : entries_) {
     uint64_t value = 0;
-    if (!entry.holders.empty()) {
+    // Each process compares its part with the oracle's; there is nobody else to compare it with.
+    const bool part = !entry.holders.empty() &&
+                      entry.holders[0].count != num_elements(entry.reference.type.shape);
+    if (part) {
+      value = 1;
+    } else if (!entry.holders.empty()) {
       size_t bytes = static_cast<size_t>(entry.reference.type.bytes());
       std::string text = digest(as_text({entry.holders[0].data, bytes}));
       value = std::strtoull(text.substr(0, 16).c_str(), nullptr, 16) | 1;
@@ -187,39 +191,48 @@ Status Comparison::check_loss(int64_t step, double loss) {
 Status Comparison::check_equal(int64_t step, const Entry& entry) const {
   const TensorType& type = entry.reference.type;
   for (const Holder& holder : entry.holders) {
-    int64_t i = first_difference(type, holder.data, entry.reference.data);
+    const std::byte* want = entry.reference.data + holder.first * info(type.dtype).bytes;
+    int64_t i = first_difference(type.dtype, holder.count, holder.data, want);
     if (i < 0) continue;
     return numeric(
         fmt::format("step {}: parameter '{}' differs from {} at {}: {} on rank {}, {} there", step,
-                    entry.reference.name, oracle_name(options_.against), print_index(type.shape, i),
+                    entry.reference.name, oracle_name(options_.against),
+                    print_index(type.shape, holder.first + i),
                     print_value(type.dtype, element(type.dtype, holder.data, i)), holder.rank,
-                    print_value(type.dtype, element(type.dtype, entry.reference.data, i))));
+                    print_value(type.dtype, element(type.dtype, want, i))));
   }
   return ok_status();
 }
 
+const Comparison::Holder& Comparison::first_with(const Entry& entry, const Holder& holder) {
+  return *std::find_if(entry.holders.begin(), entry.holders.end(),
+                       [&](const Holder& other) { return other.first == holder.first; });
+}
+
 Status Comparison::check_close(int64_t step, const Entry& entry) {
   const TensorType& type = entry.reference.type;
-  const Holder& first = entry.holders[0];
-  for (const Holder& holder : entry.holders) {
-    int64_t i = first_difference(type, holder.data, first.data);
-    if (i < 0) continue;
-    return numeric(fmt::format(
-        "step {}: parameter '{}' differs between ranks at {}: {} on rank {}, {} on rank {}", step,
-        entry.reference.name, print_index(type.shape, i),
-        print_value(type.dtype, element(type.dtype, first.data, i)), first.rank,
-        print_value(type.dtype, element(type.dtype, holder.data, i)), holder.rank));
-  }
   double largest = kFloor;
-  double worst = 0;
-  int64_t where = 0;
-  for (int64_t i = 0; i < num_elements(type.shape); ++i) {
-    double reference = element(type.dtype, entry.reference.data, i);
-    double difference = std::abs(element(type.dtype, first.data, i) - reference);
-    largest = std::max(largest, std::abs(reference));
-    if (!(difference <= worst)) {  // also when it is not a number
+  double worst = 0, here = 0;
+  int64_t where = 0, rank = 0;
+  for (const Holder& holder : entry.holders) {
+    const Holder& first = first_with(entry, holder);
+    if (int64_t i = first_difference(type.dtype, holder.count, holder.data, first.data); i >= 0)
+      return numeric(fmt::format(
+          "step {}: parameter '{}' differs between ranks at {}: {} on rank {}, {} on rank {}", step,
+          entry.reference.name, print_index(type.shape, holder.first + i),
+          print_value(type.dtype, element(type.dtype, first.data, i)), first.rank,
+          print_value(type.dtype, element(type.dtype, holder.data, i)), holder.rank));
+    if (&first != &holder) continue;
+    for (int64_t i = 0; i < holder.count; ++i) {
+      const double value = element(type.dtype, holder.data, i);
+      const double reference = element(type.dtype, entry.reference.data, holder.first + i);
+      const double difference = std::abs(value - reference);
+      largest = std::max(largest, std::abs(reference));
+      if (difference <= worst) continue;  // also kept when it is not a number
       worst = difference;
-      where = i;
+      where = holder.first + i;
+      here = value;
+      rank = holder.rank;
     }
   }
   double error = worst / largest;
@@ -229,8 +242,7 @@ Status Comparison::check_close(int64_t step, const Entry& entry) {
                     "{}: {} on rank {}, {} "
                     "there",
                     step, entry.reference.name, oracle_name(options_.against), options_.param_bound,
-                    error, print_index(type.shape, where),
-                    print_value(type.dtype, element(type.dtype, first.data, where)), first.rank,
+                    error, print_index(type.shape, where), print_value(type.dtype, here), rank,
                     print_value(type.dtype, element(type.dtype, entry.reference.data, where))));
   }
   worst_param_error_ = std::max(worst_param_error_, error);

@@ -21,8 +21,8 @@ class Comparison {
   Status check(int64_t step, std::optional<double> loss);
 
   // Where each process compares its own parameters: digests of their values, by parameter, 0 for
-  // those it does not hold; and the check on rank 0 that what several hold is the same and each is
-  // held, given all ranks' digests.
+  // those it does not hold, 1 for parts; and the check on rank 0 that what several hold is the same
+  // and each is held, given all ranks' digests.
   std::vector<uint64_t> digests() const;
   Status check_digests(int64_t step, std::span<const std::vector<uint64_t>> by_rank) const;
 
@@ -34,11 +34,13 @@ class Comparison {
   struct Holder {
     int64_t rank = 0;
     const std::byte* data = nullptr;
+    int64_t first = 0, count = 0;  // its part of the parameter, in flat elements
   };
   struct Entry {
     ParameterView reference;
     std::vector<Holder> holders;
   };
+  static const Holder& first_with(const Entry& entry, const Holder& holder);
   Error not_trained(const Entry& entry) const;
   Status check_loss(int64_t step, double loss);
   Status check_equal(int64_t step, const Entry& entry) const;

@@ -17,6 +17,17 @@ double now_us() {
   return std::chrono::duration<double, std::micro>(since).count();
 }
 
+void copy_own_parts(const Op& op) {
+  for (int64_t s = 0; s < op.count; ++s) {
+    const Shard& shard = op.shards[s];
+    const int64_t size = info(shard.dtype).bytes;
+    const int64_t first = std::min(op.root * shard.part_count, shard.count);
+    const int64_t bytes = std::min(shard.part_count, shard.count - first) * size;
+    if (bytes > 0) std::memcpy(shard.part, shard.whole + first * size, static_cast<size_t>(bytes));
+    std::memset(shard.part + bytes, 0, static_cast<size_t>(shard.part_count * size - bytes));
+  }
+}
+
 // All but compute: what may wait or fail.
 Status run_op(State& state, const Op& op, int64_t step) {
   Transport& transport = state.transport;
@@ -35,9 +46,12 @@ Status run_op(State& state, const Op& op, int64_t step) {
     case InstructionKind::kAllReduce:
       return transport.all_reduce(op.handle, {op.pieces, static_cast<size_t>(op.count)});
     case InstructionKind::kReduceScatter:
-      return transport.reduce_scatter(op.handle, op.a, op.b, op.dtype, op.size);
+      return transport.reduce_scatter(op.handle, {op.shards, static_cast<size_t>(op.count)});
     case InstructionKind::kAllGather:
-      return transport.all_gather(op.handle, op.a, op.b, op.size);
+      return transport.all_gather(op.handle, {op.shards, static_cast<size_t>(op.count)});
+    case InstructionKind::kOwnPart:
+      copy_own_parts(op);
+      return ok_status();
     case InstructionKind::kAllToAll:
       return transport.all_to_all(op.handle, op.a, op.b, op.size);
     case InstructionKind::kBroadcast:
@@ -151,8 +165,10 @@ std::optional<double> Executor::report(std::string_view name) const {
 std::vector<ParameterView> Executor::parameters() const {
   std::vector<ParameterView> views;
   for (const Buffer& buffer : state_->role->buffers) {
-    if (buffer.param.empty()) continue;
-    views.push_back({buffer.param, buffer.aliases, buffer.type, state_->arena + buffer.offset});
+    if (buffer.param.empty() || buffer.kind != BufferKind::kState) continue;
+    const Held part = held_of(*state_, buffer);
+    views.push_back({buffer.param, buffer.aliases, part.whole, state_->arena + buffer.offset,
+                     part.first, part.count});
   }
   return views;
 }

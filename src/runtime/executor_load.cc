@@ -20,6 +20,27 @@ Error wrong_plan(const State& state, const Op& op, const std::string& what) {
   return fail("rank {}, {}: {}", state.source.rank, op.label, what).with_code(ExitCode::kPlan);
 }
 
+}  // namespace
+
+int64_t position_in(const State& state, int32_t group) {
+  const auto ranks =
+      group_ranks(*state.role, state.role->groups[static_cast<size_t>(group)], state.coordinates);
+  return std::find(ranks.begin(), ranks.end(), state.source.rank) - ranks.begin();
+}
+
+Held held_of(const State& state, const Buffer& buffer) {
+  const int64_t own = num_elements(buffer.type.shape);
+  if (buffer.part_of < 0) return {buffer.type, 0, own};
+  Held part;
+  part.whole = {buffer.type.dtype, buffer.whole};
+  const int64_t all = num_elements(buffer.whole);
+  part.first = std::min(position_in(state, buffer.part_of) * own, all);
+  part.count = std::min(own, all - part.first);
+  return part;
+}
+
+namespace {
+
 // ---- Memory -------------------------------------------------------------------------------------
 
 Status allocate(State& state) {
@@ -48,12 +69,14 @@ Status fill_buffers(State& state) {
           .with_code(ExitCode::kPlan);
     }
     const Bytes value = found->second->made();
-    if (static_cast<int64_t>(value.size) != buffer.type.bytes()) {
+    const Held part = held_of(state, buffer);
+    if (static_cast<int64_t>(value.size) != part.whole.bytes()) {
       return fail("the initial value '{}' has {} bytes, buffer '{}' is {}", buffer.init, value.size,
-                  buffer.name, to_string(buffer.type))
+                  buffer.name, to_string(part.whole))
           .with_code(ExitCode::kPlan);
     }
-    state.backend.copy(to, value.data, buffer.type.bytes());
+    const int64_t size = info(buffer.type.dtype).bytes;
+    if (part.count > 0) state.backend.copy(to, value.data + part.first * size, part.count * size);
   }
   return ok_status();
 }
@@ -175,24 +198,37 @@ Status bind_collective(State& state, const Instruction& from, std::span<const in
     op.size = first;
     return ok_status();
   }
-  int64_t second = bytes_of(state, from, 1);
-  op.dtype = state.type(from.args[0]).dtype;
-  bool fits = false;
-  if (from.kind == InstructionKind::kReduceScatter) {
-    if (!is_summable(op.dtype))
-      return wrong_plan(state, op, fmt::format("no sum of {}", info(op.dtype).name));
-    fits = first == second * members;
-    op.size = second / info(op.dtype).bytes;
-  } else if (from.kind == InstructionKind::kAllGather) {
-    fits = second == first * members;
-    op.size = first;
-  } else {
-    fits = first == second && first % members == 0;
+  if (first == bytes_of(state, from, 1) && first % members == 0) {  // all_to_all
     op.size = first / members;
+    return ok_status();
   }
-  if (fits) return ok_status();
-  return wrong_plan(state, op,
-                    fmt::format("{} and {} bytes do not fit {} members", first, second, members));
+  return wrong_plan(state, op, fmt::format("{} bytes do not fit {} members", first, members));
+}
+
+Status bind_shards(State& state, const Instruction& from, std::span<const int32_t> groups,
+                   std::span<const int64_t> group_sizes, Op& op) {
+  const auto group = static_cast<size_t>(from.group);
+  op.handle = groups[group];
+  if (from.kind == InstructionKind::kOwnPart)
+    op.root = static_cast<int32_t>(position_in(state, from.group));
+  std::vector<Shard>& shards = state.shards.emplace_back();
+  const size_t whole_first = from.kind == InstructionKind::kAllGather ? 1 : 0;
+  for (size_t k = 0; k + 1 < from.args.size(); k += 2) {
+    const int32_t whole = from.args[k + whole_first], part = from.args[k + 1 - whole_first];
+    const DType dtype = state.type(whole).dtype;
+    Shard shard{state.at(whole), state.at(part), dtype, num_elements(state.type(whole).shape),
+                num_elements(state.type(part).shape)};
+    if (from.kind == InstructionKind::kReduceScatter && !is_summable(dtype))
+      return wrong_plan(state, op, fmt::format("no sum of {}", info(dtype).name));
+    if (dtype != state.type(part).dtype || shard.part_count * group_sizes[group] < shard.count)
+      return wrong_plan(state, op,
+                        fmt::format("{} and {} do not fit {} members", to_string(state.type(whole)),
+                                    to_string(state.type(part)), group_sizes[group]));
+    shards.push_back(shard);
+  }
+  op.shards = shards.data();
+  op.count = static_cast<int64_t>(shards.size());
+  return ok_status();
 }
 
 // What one instruction's arguments must be before anything is read from them.
@@ -205,6 +241,7 @@ size_t least_args(InstructionKind kind) {
     case InstructionKind::kAllGather:
     case InstructionKind::kAllToAll:
     case InstructionKind::kCopy:
+    case InstructionKind::kOwnPart:
       return 2;
     default:
       return 1;
@@ -234,6 +271,10 @@ Status bind_instruction(State& state, const Instruction& from, Bound& bound, Op&
       op.size = bytes_of(state, from, 0);
       if (op.size != bytes_of(state, from, 1)) return wrong_plan(state, op, "copies between sizes");
       return ok_status();
+    case InstructionKind::kReduceScatter:
+    case InstructionKind::kAllGather:
+    case InstructionKind::kOwnPart:
+      return bind_shards(state, from, bound.groups, bound.group_sizes, op);
     default:
       return bind_collective(state, from, bound.groups, bound.group_sizes, op);
   }
@@ -304,6 +345,7 @@ Result<std::unique_ptr<Executor>> Executor::load(const RankSource& source, Backe
   size_t instructions = role.prologue.size() + role.body.size() + role.epilogue.size();
   state->labels.reserve(instructions);
   state->pieces.reserve(instructions);
+  state->shards.reserve(instructions);
   PIPER_TRY(bind_section(*state, "prologue", role.prologue, bound, state->prologue));
   PIPER_TRY(bind_section(*state, nullptr, role.body, bound, state->body));
   PIPER_TRY(bind_section(*state, "epilogue", role.epilogue, bound, state->epilogue));

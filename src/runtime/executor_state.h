@@ -8,14 +8,14 @@ namespace piper {
 // One instruction, ready to run.
 struct Op {
   InstructionKind kind = InstructionKind::kCompute;
-  DType dtype = DType::kF32;  // kReduceScatter
-  int32_t handle = -1;        // binding, route, group or input
-  int32_t root = 0;           // kBroadcast
-  std::byte* a = nullptr;     // args[0]
-  std::byte* b = nullptr;     // args[1]
-  int64_t size = 0;   // bytes; elements of a part for kReduceScatter; first sample for kInput
-  int64_t count = 0;  // samples of kInput; pieces of kAllReduce
+  int32_t handle = -1;            // binding, route, group or input
+  int32_t root = 0;               // kBroadcast; the own position for kOwnPart
+  std::byte* a = nullptr;         // args[0]
+  std::byte* b = nullptr;         // args[1]
+  int64_t size = 0;               // bytes; first sample for kInput
+  int64_t count = 0;              // samples of kInput; pieces, shards
   const Piece* pieces = nullptr;  // kAllReduce
+  const Shard* shards = nullptr;  // kReduceScatter, kAllGather, kOwnPart
   const char* label = nullptr;    // "instruction 12 (recv F stage=1 mb=3)"
 };
 
@@ -40,6 +40,7 @@ struct Executor::State {
   BoundSection prologue, body, epilogue;
   std::vector<std::string> labels;  // never resized after load: others read them
   std::vector<std::vector<Piece>> pieces;
+  std::vector<std::vector<Shard>> shards;
   std::vector<double> reports;
   // The last `trace_steps` steps, as a ring of whole steps.
   std::vector<TraceEvent> trace;
@@ -52,5 +53,14 @@ struct Executor::State {
     return role->buffers[static_cast<size_t>(buffer)].type;
   }
 };
+
+// Which flat elements of its tensor a buffer holds.
+struct Held {
+  TensorType whole;
+  int64_t first = 0, count = 0;
+};
+Held held_of(const Executor::State& state, const Buffer& buffer);
+// Where the rank stands in a group.
+int64_t position_in(const Executor::State& state, int32_t group);
 
 }  // namespace piper

@@ -1,5 +1,6 @@
 #include <cstring>
 #include <map>
+#include <set>
 
 #include "rank_loop.h"
 
@@ -9,24 +10,52 @@ namespace {
 constexpr int32_t kGatherChannel = (1 << 28) + 2;
 constexpr int32_t kWantedChannel = (1 << 28) + 3;
 
-using ByName = std::map<std::string, NamedTensor>;
+// A parameter as far as it is here.
+struct Gathered {
+  TensorType type;
+  std::vector<std::string> names;  // its own and its aliases
+  std::vector<std::byte> data;
+  std::set<int64_t> parts;  // by first element
+};
+using ByName = std::map<std::string, Gathered>;
 
-// Under its name and its aliases, unless somebody already gave it.
-void take(ByName& all, const ParameterView& view, const Bytes& data) {
-  all.try_emplace(view.name, NamedTensor{view.name, view.type, data});
-  for (const std::string& alias : view.aliases) {
-    all.try_emplace(alias, NamedTensor{alias, view.type, data});
+bool has(const ByName& all, const ParameterView& view) {
+  const auto found = all.find(view.name);
+  return found != all.end() && found->second.parts.contains(view.first);
+}
+
+// Unless somebody already gave it.
+std::byte* room_for(ByName& all, const ParameterView& view) {
+  Gathered& gathered = all[view.name];
+  if (gathered.names.empty()) {
+    gathered.type = view.type;
+    gathered.names = view.aliases;
+    gathered.names.push_back(view.name);
+    gathered.data.resize(static_cast<size_t>(view.type.bytes()));
   }
+  gathered.parts.insert(view.first);
+  return gathered.data.data() + view.first * info(view.type.dtype).bytes;
 }
 
-std::vector<NamedTensor> in_order(ByName all) {
+int64_t bytes_of(const ParameterView& view) { return view.count * info(view.type.dtype).bytes; }
+
+void take(ByName& all, const ParameterView& view) {
+  if (has(all, view)) return;
+  std::byte* to = room_for(all, view);
+  if (view.count > 0) std::memcpy(to, view.data, static_cast<size_t>(bytes_of(view)));
+}
+
+std::vector<NamedTensor> in_order(const ByName& all) {
+  std::map<std::string, NamedTensor> by_name;
+  for (const auto& [name, gathered] : all) {
+    const Bytes data = Bytes::copy_of(gathered.data.data(), gathered.data.size());
+    for (const std::string& each : gathered.names)
+      if (each == name || !all.contains(each))
+        by_name.try_emplace(each, NamedTensor{each, gathered.type, data});
+  }
   std::vector<NamedTensor> tensors;
-  for (auto& [name, tensor] : all) tensors.push_back(std::move(tensor));
+  for (auto& [name, tensor] : by_name) tensors.push_back(std::move(tensor));
   return tensors;
-}
-
-Bytes copy_of(const ParameterView& view) {
-  return Bytes::copy_of(view.data, static_cast<size_t>(view.type.bytes()));
 }
 
 // ---- Views as bytes, between processes of one program -------------------------------------------
@@ -44,6 +73,8 @@ std::string encode(std::span<const ParameterView> views) {
     put(text, static_cast<int64_t>(view.type.dtype));
     put(text, static_cast<int64_t>(view.type.shape.size()));
     for (int64_t dim : view.type.shape) put(text, dim);
+    put(text, view.first);
+    put(text, view.count);
     put(text, static_cast<int64_t>(view.aliases.size()));
     for (const std::string& alias : view.aliases) put(text, alias);
   }
@@ -74,6 +105,8 @@ std::vector<ParameterView> decode(std::string_view text) {
     view.type.dtype = static_cast<DType>(reader.number());
     view.type.shape.resize(static_cast<size_t>(reader.number()));
     for (int64_t& dim : view.type.shape) dim = reader.number();
+    view.first = reader.number();
+    view.count = reader.number();
     view.aliases.resize(static_cast<size_t>(reader.number()));
     for (std::string& alias : view.aliases) alias = reader.string();
   }
@@ -98,7 +131,7 @@ Status offer(std::span<const ParameterView> views, Transport& transport) {
   PIPER_TRY(transport.recv(from, raw(wanted.data()), static_cast<int64_t>(wanted.size())));
   for (size_t i = 0; i < views.size(); ++i) {
     if (wanted[i] == 0) continue;
-    PIPER_TRY(transport.send(to, views[i].data, views[i].type.bytes()));
+    PIPER_TRY(transport.send(to, views[i].data, bytes_of(views[i])));
   }
   return transport.wait_sends();
 }
@@ -112,13 +145,12 @@ Status fetch(int64_t rank, Transport& transport, ByName& all) {
   PIPER_TRY(transport.recv(from, raw(text.data()), size));
   std::vector<ParameterView> views = decode(text);
   std::string wanted;
-  for (const ParameterView& view : views) wanted += all.contains(view.name) ? '\0' : '\1';
+  for (const ParameterView& view : views) wanted += has(all, view) ? '\0' : '\1';
   PIPER_TRY(transport.send(to, raw(wanted.data()), static_cast<int64_t>(wanted.size())));
   for (size_t i = 0; i < views.size(); ++i) {
     if (wanted[i] == 0) continue;
-    std::vector<std::byte> data(static_cast<size_t>(views[i].type.bytes()));
-    PIPER_TRY(transport.recv(from, data.data(), views[i].type.bytes()));
-    take(all, views[i], Bytes::copy_of(data.data(), data.size()));
+    std::byte* to_place = room_for(all, views[i]);
+    PIPER_TRY(transport.recv(from, to_place, bytes_of(views[i])));
   }
   return transport.wait_sends();
 }
@@ -128,11 +160,9 @@ Status fetch(int64_t rank, Transport& transport, ByName& all) {
 std::vector<NamedTensor> collect_parameters(std::span<const Executor* const> executors) {
   ByName all;
   for (const Executor* executor : executors) {
-    for (const ParameterView& view : executor->parameters()) {
-      if (!all.contains(view.name)) take(all, view, copy_of(view));
-    }
+    for (const ParameterView& view : executor->parameters()) take(all, view);
   }
-  return in_order(std::move(all));
+  return in_order(all);
 }
 
 Result<std::vector<NamedTensor>> gather_parameters(const Executor& executor, Transport& transport) {
@@ -142,9 +172,9 @@ Result<std::vector<NamedTensor>> gather_parameters(const Executor& executor, Tra
     return std::vector<NamedTensor>{};
   }
   ByName all;
-  for (const ParameterView& view : own) take(all, view, copy_of(view));
+  for (const ParameterView& view : own) take(all, view);
   for (int64_t rank = 1; rank < transport.world(); ++rank) PIPER_TRY(fetch(rank, transport, all));
-  return in_order(std::move(all));
+  return in_order(all);
 }
 
 }  // namespace piper

@@ -14,7 +14,7 @@ bool is_ordered(const Task& task) {
 // Reductions between SPMD peers alone: all peers run the same program, so these may start as soon
 // as they can.
 bool is_peer_reduction(const Dag& dag, const Task& task) {
-  if (task.kind != TaskKind::kAllReduce) return false;
+  if (task.kind != TaskKind::kAllReduce && task.kind != TaskKind::kReduceScatter) return false;
   return std::none_of(task.group.begin(), task.group.end(),
                       [&](int32_t axis) { return dag.mesh[static_cast<size_t>(axis)].placed; });
 }

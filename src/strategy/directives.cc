@@ -56,27 +56,6 @@ Status read_place(const Fields& map, const Scope& scope, const Names& names, Str
   return ok_status();
 }
 
-Status read_replicate(const Fields& map, const Scope& scope, const Names& names, Strategy& out) {
-  Replicate replicate;
-  replicate.at = map.at();
-  replicate.over_at = map["over"]->at;
-  PIPER_ASSIGN(replicate.over, read_text(*map["over"], scope));
-  PIPER_TRY(check_axis(replicate.over, replicate.over_at, names));
-  for (const Replicate& other : out.replicates) {
-    if (other.over != replicate.over) continue;
-    return fail(replicate.over_at, "two directives replicate over '{}'", other.over)
-        .with_note(fmt::format("first at {}", yaml::place(other.at)));
-  }
-  if (const yaml::Node* bucket = map["bucket"]) {
-    PIPER_ASSIGN(replicate.bucket_bytes, read_bytes(*bucket, scope));
-  }
-  if (const yaml::Node* stream = map["stream"]) {
-    PIPER_ASSIGN(replicate.stream, read_name(*stream, scope));
-  }
-  out.replicates.push_back(std::move(replicate));
-  return ok_status();
-}
-
 Result<std::vector<std::pair<std::string, SourceSpan>>> read_ops(const yaml::Node& node,
                                                                  const Scope& scope) {
   std::vector<std::pair<std::string, SourceSpan>> ops;

@@ -148,14 +148,27 @@ constexpr Field kPlace[] = {
 };
 constexpr Field kReplicate[] = {
     {"over", kText, kRequired, "A mesh axis."},
-    {"bucket", kBytes, kOptional, "Gradients are reduced in messages of at least this size."},
+    {"bucket", kBytes, kOptional,
+     "Gradients and parameters travel in messages of at least this size."},
     {"stream", kText, kOptional, "Stream of the reductions. Default reduce."},
+    {"shard", kPaths, kOptional,
+     "What is cut over the axis: [optimizer], [optimizer, gradients] or [optimizer, gradients, "
+     "parameters]."},
+    {"persist", kBytes, kOptional, "Parameters smaller than this stay whole. Default 0."},
+    {"gather", kOne, kOptional, "How whole parameters are put together.", "gather"},
+    {"reduce", kOne, kOptional, "How gradients are summed.", "reduce"},
     {"where", kWhere, kUnsupported, ""},
-    {"shard", kIntegers, kUnsupported, ""},
-    {"gather", kOne, kUnsupported, ""},
-    {"reduce", kOne, kUnsupported, ""},
-    {"prefetch", kInteger, kUnsupported, ""},
-    {"persist", kBytes, kUnsupported, ""},
+    {"prefetch", kInteger, kElsewhere, "write 'gather: {prefetch: 1}'"},
+};
+constexpr Field kGather[] = {
+    {"prefetch", kInteger, kOptional, "Buckets gathered ahead of their use. Default 1."},
+    {"when", kText, kOptional, "per_pass, per_microbatch or per_step. Default per_pass."},
+    {"stream", kText, kOptional, "Stream of the gathers. Default gather."},
+};
+constexpr Field kReduce[] = {
+    {"when", kText, kOptional, "per_step or per_microbatch. Default per_step."},
+    {"dtype", kText, kOptional, "Element type of the sums: f32, the gradients' own."},
+    {"stream", kText, kOptional, "Stream of the reductions. Default reduce."},
 };
 constexpr Field kRecompute[] = {
     {"match", kGlob, kOptional, "Ops by scope path; {name} captures make a group each. Default: all."},
@@ -199,6 +212,8 @@ constexpr Object kObjects[] = {
     {"place", kPlace},
     {"replicate", kReplicate},
     {"recompute", kRecompute},
+    {"gather", kGather},
+    {"reduce", kReduce},
     {"order", kOrder},
 };
 

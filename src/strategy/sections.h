@@ -38,6 +38,9 @@ Status read_annotate(const yaml::Entry& entry, const Scope& scope, Annotate& out
 struct Names {
   std::vector<std::string> axes, tags;
 };
+Status check_axis(std::string_view name, const SourceSpan& at, const Names& names);
+Status read_replicate(const fields::Fields& map, const Scope& scope, const Names& names,
+                      Strategy& out);
 Status read_directives(const std::vector<const yaml::Entry*>& entries, const Scope& scope,
                        Strategy& out);
 Status check_axis(std::string_view name, const SourceSpan& at, const Names& names);

@@ -35,6 +35,7 @@ struct Mailbox {
 struct alignas(64) Member {
   std::atomic<uint64_t> arrived{0};  // phases entered
   std::span<const Piece> pieces;
+  std::span<const Shard> shards;
   const std::byte* from = nullptr;
   std::byte* to = nullptr;
   int64_t bytes = 0;
@@ -95,9 +96,8 @@ class InprocTransport final : public Transport {
   Status send(int32_t route, const std::byte* data, int64_t bytes) override;
   Status recv(int32_t route, std::byte* to, int64_t bytes) override;
   Status all_reduce(int32_t group, std::span<const Piece> pieces) override;
-  Status reduce_scatter(int32_t group, const std::byte* whole, std::byte* part, DType dtype,
-                        int64_t count) override;
-  Status all_gather(int32_t group, const std::byte* part, std::byte* whole, int64_t bytes) override;
+  Status reduce_scatter(int32_t group, std::span<const Shard> shards) override;
+  Status all_gather(int32_t group, std::span<const Shard> shards) override;
   Status all_to_all(int32_t group, const std::byte* from, std::byte* to, int64_t bytes) override;
   Status broadcast(int32_t group, std::byte* data, int64_t bytes, int32_t root) override;
   Status wait_sends() override;
@@ -303,6 +303,7 @@ Status InprocTransport::arrive(Seated& seated, const char* what) {
 Status InprocTransport::meet(Seated& seated, const Member& brings, const char* what) {
   Member& own = seated.own();
   own.pieces = brings.pieces;
+  own.shards = brings.shards;
   own.from = brings.from;
   own.to = brings.to;
   own.bytes = brings.bytes;
@@ -317,8 +318,14 @@ Status InprocTransport::compare(Seated& seated, const char* what) {
     auto same = [](const Piece& a, const Piece& b) {
       return a.dtype == b.dtype && a.count == b.count;
     };
-    if (other.bytes == own.bytes && std::equal(own.pieces.begin(), own.pieces.end(),
-                                               other.pieces.begin(), other.pieces.end(), same)) {
+    auto same_shard = [](const Shard& a, const Shard& b) {
+      return a.dtype == b.dtype && a.count == b.count && a.part_count == b.part_count;
+    };
+    if (other.bytes == own.bytes &&
+        std::equal(own.pieces.begin(), own.pieces.end(), other.pieces.begin(), other.pieces.end(),
+                   same) &&
+        std::equal(own.shards.begin(), own.shards.end(), other.shards.begin(), other.shards.end(),
+                   same_shard)) {
       continue;
     }
     if (other.bytes != own.bytes) {
@@ -355,34 +362,36 @@ Status InprocTransport::all_reduce(int32_t group, std::span<const Piece> pieces)
   return arrive(seated, "all-reduce");
 }
 
-Status InprocTransport::reduce_scatter(int32_t group, const std::byte* whole, std::byte* part,
-                                       DType dtype, int64_t count) {
+Status InprocTransport::reduce_scatter(int32_t group, std::span<const Shard> shards) {
   Seated& seated = groups_[static_cast<size_t>(group)];
   Member brings;
-  brings.from = whole;
-  brings.bytes = count * info(dtype).bytes;
+  brings.shards = shards;
+  brings.bytes = whole_bytes(shards);
   PIPER_TRY(meet(seated, brings, "reduce-scatter"));
-  for (size_t i = 0; i < seated.size(); ++i) {
-    seated.from[i] =
-        seated.group->members[i].from + static_cast<int64_t>(seated.position) * brings.bytes;
+  for (size_t s = 0; s < shards.size(); ++s) {
+    const Run own = part_of(shards[s], static_cast<int64_t>(seated.position));
+    for (size_t i = 0; i < seated.size(); ++i)
+      seated.from[i] = seated.group->members[i].shards[s].whole + own.begin;
+    ordered_sum(shards[s].dtype, std::span(&shards[s].part, 1), seated.from,
+                own.bytes / info(shards[s].dtype).bytes);
+    clear_rest(shards[s], own);
   }
-  ordered_sum(dtype, std::span(&part, 1), seated.from, count);
   return arrive(seated, "reduce-scatter");
 }
 
-Status InprocTransport::all_gather(int32_t group, const std::byte* part, std::byte* whole,
-                                   int64_t bytes) {
+Status InprocTransport::all_gather(int32_t group, std::span<const Shard> shards) {
   Seated& seated = groups_[static_cast<size_t>(group)];
   Member brings;
-  brings.from = part;
-  brings.bytes = bytes;
+  brings.shards = shards;
+  brings.bytes = whole_bytes(shards);
   PIPER_TRY(meet(seated, brings, "all-gather"));
-  for (size_t i = 0; i < seated.size(); ++i) {
-    std::byte* to = whole + static_cast<int64_t>(i) * bytes;
-    const std::byte* from = seated.group->members[i].from;
-    if (to != from)
-      std::memcpy(to, from, static_cast<size_t>(bytes));  // in place: part lies in whole
-  }
+  for (size_t s = 0; s < shards.size(); ++s)
+    for (size_t i = 0; i < seated.size(); ++i) {
+      const Run run = part_of(shards[s], static_cast<int64_t>(i));
+      std::byte* to = shards[s].whole + run.begin;
+      const std::byte* from = seated.group->members[i].shards[s].part;
+      if (to != from && run.bytes > 0) std::memcpy(to, from, static_cast<size_t>(run.bytes));
+    }
   return arrive(seated, "all-gather");
 }
 

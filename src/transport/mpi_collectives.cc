@@ -1,4 +1,5 @@
 // The collectives, of messages between all members of a group.
+#include <algorithm>
 #include <cstring>
 
 #include "mpi_transport.h"
@@ -92,43 +93,62 @@ Status MpiTransport::reduce_segment(Group& group, std::span<const Piece> pieces,
   return ok_status();
 }
 
-Status MpiTransport::reduce_scatter(int32_t group_id, const std::byte* whole, std::byte* part,
-                                    DType dtype, int64_t count) {
+Status MpiTransport::reduce_scatter(int32_t group_id, std::span<const Shard> shards) {
   Group& group = groups_[static_cast<size_t>(group_id)];
-  int64_t bytes = count * info(dtype).bytes;
-  int64_t own = group.position;
+  for (const Shard& shard : shards) PIPER_TRY(reduce_scatter_one(group, shard));
+  return ok_status();
+}
+
+Status MpiTransport::reduce_scatter_one(Group& group, const Shard& shard) {
+  const int64_t own = group.position;
+  const Run run = part_of(shard, own);
+  const int64_t part = shard.part_count * info(shard.dtype).bytes;
   int64_t room =
-      group.size() == 1 ? bytes : segment_bytes(group) / group.size() / kFlatAlign * kFlatAlign;
-  int64_t segment = std::max(room, kFlatAlign);
-  for (int64_t at = 0; at < bytes; at += segment) {
-    int64_t length = std::min(segment, bytes - at);
+      group.size() == 1 ? part : segment_bytes(group) / group.size() / kFlatAlign * kFlatAlign;
+  const int64_t segment = std::max(room, kFlatAlign);
+  // What of a member's part lies in the segment from `at` on.
+  const auto length = [&](int64_t member, int64_t at) {
+    return std::clamp<int64_t>(part_of(shard, member).bytes - at, 0, segment);
+  };
+  for (int64_t at = 0; at < part; at += segment) {
+    const int64_t mine = length(own, at);
     PIPER_TRY(with_others(group, [&](int64_t i) -> Status {
-      PIPER_TRY(start_recv(group, collectives_, i, in_.data() + i * segment, length));
-      return start_send(group, collectives_, i, whole + i * bytes + at, length);
+      PIPER_TRY(start_recv(group, collectives_, i, in_.data() + i * segment, mine));
+      return start_send(group, collectives_, i, shard.whole + part_of(shard, i).begin + at,
+                        length(i, at));
     }));
     PIPER_TRY(finish(group, "reduce-scatter"));
     for (int64_t i = 0; i < group.size(); ++i) {
       const std::byte* theirs = in_.data() + i * segment;
-      group.from[static_cast<size_t>(i)] = i == own ? whole + own * bytes + at : theirs;
+      group.from[static_cast<size_t>(i)] = i == own ? shard.whole + run.begin + at : theirs;
     }
-    std::byte* sum = part + at;
-    ordered_sum(dtype, std::span(&sum, 1), group.from, length / info(dtype).bytes);
+    std::byte* sum = shard.part + at;
+    ordered_sum(shard.dtype, std::span(&sum, 1), group.from, mine / info(shard.dtype).bytes);
   }
+  clear_rest(shard, run);
   return ok_status();
 }
 
-Status MpiTransport::all_gather(int32_t group_id, const std::byte* part, std::byte* whole,
-                                int64_t bytes) {
+Status MpiTransport::all_gather(int32_t group_id, std::span<const Shard> shards) {
   Group& group = groups_[static_cast<size_t>(group_id)];
-  std::byte* own = whole + group.position * bytes;
-  if (own != part) std::memcpy(own, part, static_cast<size_t>(bytes));
-  for (int64_t at = 0; at < bytes; at += kLargest) {
-    int64_t length = std::min(kLargest, bytes - at);
-    PIPER_TRY(with_others(group, [&](int64_t i) -> Status {
-      PIPER_TRY(start_recv(group, collectives_, i, whole + i * bytes + at, length));
-      return start_send(group, collectives_, i, own + at, length);
-    }));
-    PIPER_TRY(finish(group, "all-gather"));
+  for (const Shard& shard : shards) {
+    const Run run = part_of(shard, group.position);
+    std::byte* own = shard.whole + run.begin;
+    if (own != shard.part && run.bytes > 0)
+      std::memcpy(own, shard.part, static_cast<size_t>(run.bytes));
+    const int64_t part = shard.part_count * info(shard.dtype).bytes;
+    for (int64_t at = 0; at < part; at += kLargest) {
+      const auto length = [&](const Run& of) {
+        return std::clamp<int64_t>(of.bytes - at, 0, kLargest);
+      };
+      PIPER_TRY(with_others(group, [&](int64_t i) -> Status {
+        const Run other = part_of(shard, i);
+        PIPER_TRY(
+            start_recv(group, collectives_, i, shard.whole + other.begin + at, length(other)));
+        return start_send(group, collectives_, i, own + at, length(run));
+      }));
+      PIPER_TRY(finish(group, "all-gather"));
+    }
   }
   return ok_status();
 }

@@ -69,9 +69,8 @@ class MpiTransport final : public Transport {
   Status send(int32_t route, const std::byte* data, int64_t bytes) override;
   Status recv(int32_t route, std::byte* to, int64_t bytes) override;
   Status all_reduce(int32_t group, std::span<const Piece> pieces) override;
-  Status reduce_scatter(int32_t group, const std::byte* whole, std::byte* part, DType dtype,
-                        int64_t count) override;
-  Status all_gather(int32_t group, const std::byte* part, std::byte* whole, int64_t bytes) override;
+  Status reduce_scatter(int32_t group, std::span<const Shard> shards) override;
+  Status all_gather(int32_t group, std::span<const Shard> shards) override;
   Status all_to_all(int32_t group, const std::byte* from, std::byte* to, int64_t bytes) override;
   Status broadcast(int32_t group, std::byte* data, int64_t bytes, int32_t root) override;
   Status wait_sends() override;
@@ -92,6 +91,7 @@ class MpiTransport final : public Transport {
   Status finish(Group& group, const char* what);
   template <class Visit>
   Status with_others(const Group& group, Visit visit);
+  Status reduce_scatter_one(Group& group, const Shard& shard);
   Status reduce_segment(Group& group, std::span<const Piece> pieces, int64_t begin, int64_t end);
   int64_t segment_bytes(const Group& group) const;
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 
 #include "piper/transport.h"
 
@@ -42,6 +43,27 @@ void for_each_run(std::span<const Piece> pieces, int64_t begin, int64_t end, Vis
     if (from < to) visit(p, from, to - from, base + from);
     base += flat_size(pieces[p]);
   }
+}
+
+// Where member `position`'s part lies in the whole, in bytes: less than a part for the last ones.
+struct Run {
+  int64_t begin = 0, bytes = 0;
+};
+inline Run part_of(const Shard& shard, int64_t position) {
+  const int64_t first = std::min(position * shard.part_count, shard.count);
+  const int64_t end = std::min(first + shard.part_count, shard.count);
+  const int64_t size = info(shard.dtype).bytes;
+  return {first * size, (end - first) * size};
+}
+inline void clear_rest(const Shard& shard, const Run& own) {
+  const int64_t bytes = shard.part_count * info(shard.dtype).bytes;
+  if (own.bytes < bytes)
+    std::memset(shard.part + own.bytes, 0, static_cast<size_t>(bytes - own.bytes));
+}
+inline int64_t whole_bytes(std::span<const Shard> shards) {
+  int64_t bytes = 0;
+  for (const Shard& shard : shards) bytes += shard.count * info(shard.dtype).bytes;
+  return bytes;
 }
 
 }  // namespace piper

@@ -45,7 +45,7 @@ std::map<Ranks, std::map<int32_t, std::vector<Spot>>> find_groups(const Model& m
   for (int32_t c = 0; c < static_cast<int32_t>(model.cells.size()); ++c)
     for (int32_t i = 0; i < static_cast<int32_t>(section.lists[c]->size()); ++i) {
       const Instruction& one = section.at({c, i});
-      if (one.group < 0) continue;
+      if (!is_collective(one.kind)) continue;
       const RoleProgram& role = *model.cells[c].role;
       Ranks key{role.groups[one.group].axes, model.cells[c].coordinates};
       for (int32_t axis : key.first) key.second[axis] = -1;

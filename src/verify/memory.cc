@@ -39,8 +39,8 @@ Access access_of(const RoleProgram& role, const Instruction& one, size_t arg) {
     case InstructionKind::kAllReduce:
     case InstructionKind::kBroadcast:
       return {true, true};
-    default:
-      return {arg == 0, arg == 1};
+    default:  // one after the other, or pairs
+      return {arg % 2 == 0, arg % 2 == 1};
   }
 }
 

@@ -42,8 +42,8 @@ bool writes(const RoleProgram& role, const Instruction& one, size_t arg) {
       return true;
     case InstructionKind::kSend:
       return false;
-    default:
-      return arg == 1;
+    default:  // one after the other, or pairs
+      return arg % 2 == 1;
   }
 }
 
@@ -82,7 +82,8 @@ void check_states(const RoleProgram& role, const std::string& who, Findings& fin
                    quote_control(role.buffers[b].name), who);
 }
 
-// The life of each local value: from the op that makes it to the last that reads it or a view of it.
+// The life of each local value: from the op that makes it to the last that reads it or a view of
+// it.
 struct Life {
   int64_t first = -1, last = -1;
 };
@@ -134,12 +135,12 @@ void check_copies(const Model& model, Findings& findings) {
   std::map<std::string, First> first;
   for (size_t c = 0; c < model.cells.size(); ++c)
     for (const Buffer& buffer : model.cells[c].role->buffers) {
-      if (buffer.param.empty()) continue;
+      if (buffer.param.empty() || buffer.kind != BufferKind::kState) continue;
       const auto [found, is_new] =
           first.emplace(buffer.param, First{&buffer, static_cast<int32_t>(c)});
       const Buffer& other = *found->second.buffer;
-      if (is_new ||
-          (other.init == buffer.init && other.fill == buffer.fill && other.type == buffer.type))
+      if (is_new || (other.init == buffer.init && other.fill == buffer.fill &&
+                     other.type == buffer.type && other.whole == buffer.whole))
         continue;
       findings.add("structure", "parameter '{}' starts differently on {} and {}",
                    quote_control(buffer.param), model.who(found->second.cell),

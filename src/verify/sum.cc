@@ -14,14 +14,21 @@ namespace {
 struct Content {
   // Parts of sums: by (target, use).
   std::map<std::pair<int32_t, int32_t>, std::vector<SampleSet>> parts;
-  bool foreign = false;   // something else was added to a part
-  int32_t slice_of = -1;  // only the own part of a reduce-scatter; over which group
+  bool foreign = false;  // something else was added to a part
+  // Mesh axes along which each rank holds another run of the elements, ascending; nothing: all of
+  // them.
+  std::vector<int32_t> cut;
+  // The parameter that it is, and who has given it its value of the next step.
+  std::string_view param;
+  Spot updated_by;
   // Not part of a sum: which samples it was computed from; nothing: none, or finished sums alone.
   std::vector<SampleSet> computed_from;
   std::vector<int32_t> finished;  // finished sums that it was computed from, ascending
 
   bool is_part() const { return foreign || !parts.empty(); }
   void add(const Content& other) {
+    if (is_part() && cut != other.cut) foreign = true;
+    cut = other.cut;
     for (const auto& [key, sets] : other.parts)
       parts[key].insert(parts[key].end(), sets.begin(), sets.end());
     foreign = foreign || other.foreign;
@@ -62,6 +69,12 @@ class SumCheck {
       held_.emplace_back(cell.role->buffers.size());
       sent_.emplace_back();
       gradients_.push_back(gradient_sums(*cell.role));
+      for (size_t b = 0; b < cell.role->buffers.size(); ++b) {
+        const Buffer& buffer = cell.role->buffers[b];
+        if (buffer.kind != BufferKind::kState) continue;
+        held_.back()[b].param = buffer.param;
+        if (buffer.part_of >= 0) held_.back()[b].cut = cell.role->groups[buffer.part_of].axes;
+      }
     }
   }
 
@@ -69,12 +82,13 @@ class SumCheck {
     for (Spot place : section_.order) {
       const int32_t joint = section_.joint[place.cell][place.index];
       const Instruction& one = section_.at(place);
-      if (one.group >= 0)
+      if (is_collective(one.kind))
         collective(joint < 0 ? std::vector<Spot>{place} : section_.joints[joint]);
       else
         step(place, one);
     }
     check_reports();
+    for (int32_t c = 0; c < static_cast<int32_t>(model_.cells.size()); ++c) check_end(c);
   }
 
  private:
@@ -83,6 +97,11 @@ class SumCheck {
   std::string name(Spot place) const { return name_of(model_, section_, place); }
   std::string buffer_name(Spot place, int32_t buffer) const {
     return fmt::format("'{}'", quote_control(role(place).buffers[buffer].name));
+  }
+  const std::vector<std::vector<int32_t>>& flow(const Program& program) {
+    const auto [known, is_new] = sources_.try_emplace(&program);
+    if (is_new) known->second = sources_of(program);
+    return known->second;
   }
   std::string target_name(Spot place, int32_t target) const {
     return fmt::format("'{}'", quote_control(role(place).sum_targets[target].name));
@@ -113,6 +132,10 @@ class SumCheck {
       }
       case InstructionKind::kCopy:
         held(place, one.args[1]) = Content(held(place, one.args[0]));
+        return;
+      case InstructionKind::kOwnPart:
+        for (size_t a = 0; a < one.args.size(); a += 2)
+          take_part(place, one.args[a], one.args[a + 1]);
         return;
       default:
         compute(place, one);
@@ -153,6 +176,7 @@ class SumCheck {
     for (const SumRead& read : one.sum_reads) check_read(place, one, read);
     const Content source = sources(place, one, program);
     check_contributions(place, one, program, source);
+    check_parameters_read(place, one, program, source);
     std::map<int32_t, Content> results = results_of(place, one, program);
     for (const SumCombine& combine : one.combines) {
       Content& sum = results[combine.arg] = {};
@@ -169,24 +193,31 @@ class SumCheck {
       if (!begun[part.arg] && part.accumulates && !sum.is_part()) sum.foreign = true;
       begun[part.arg] = true;
       sum.computed_from.clear();
+      sum.cut.clear();
       sum.parts[{part.target, part.use}].push_back(samples(place, part.samples));
     }
+    for (auto& [arg, content] : results) {
+      const Content& before = held(place, one.args[arg]);
+      if (before.param.empty()) continue;
+      check_update(place, one, program, content, arg);
+      content.param = before.param;
+      content.cut = before.cut;
+      content.updated_by = place;
+    }
     for (auto& [arg, content] : results) held(place, one.args[arg]) = std::move(content);
-    check_update(place, one, program, source);
   }
 
   // By written arg: what it was computed from.
   std::map<int32_t, Content> results_of(Spot place, const Instruction& one,
                                         const Program& program) {
-    const auto [known, is_new] = sources_.try_emplace(&program);
-    if (is_new) known->second = sources_of(program);
     std::vector<int32_t> sum_of(one.args.size(), -1);
     for (const SumRead& read : one.sum_reads) sum_of[read.arg] = read.target;
     std::map<int32_t, Content> results;
     for (size_t a = 0; a < one.args.size(); ++a) {
       if (!program.arg_written[a]) continue;
       Content& content = results[static_cast<int32_t>(a)];
-      for (int32_t from : known->second[a]) {
+      for (int32_t from : flow(program)[a]) {
+        add_all(content.cut, held(place, one.args[from]).cut);
         if (sum_of[from] >= 0)
           add_unique(content.finished, sum_of[from]);
         else
@@ -216,8 +247,9 @@ class SumCheck {
       for (int32_t from : combine.from) declared[from] = true;
     for (const Contribution& part : one.contributions) declared[part.arg] = true;
     for (size_t a = 0; a < one.args.size(); ++a) {
-      if (!program.arg_read[a] || declared[a]) continue;
+      if (!program.arg_read[a]) continue;
       const Content& content = held(place, one.args[a]);
+      if (declared[a]) continue;
       if (content.is_part())
         findings_.add("sum", "{} reads {}, which holds a part of a sum, without saying so",
                       name(place), buffer_name(place, one.args[a]));
@@ -314,29 +346,87 @@ class SumCheck {
   }
 
   // ---- Parameters ----
-  // Whoever writes a parameter has its finished gradient.
-  void check_update(Spot place, const Instruction& one, const Program& program,
-                    const Content& source) {
+  // What is computed from samples takes whole parameters, as they were before the update.
+  void check_parameters_read(Spot place, const Instruction& one, const Program& program,
+                             const Content& source) {
+    if (source.computed_from.empty() && one.contributions.empty()) return;
     for (size_t a = 0; a < one.args.size(); ++a) {
-      const Buffer& buffer = role(place).buffers[one.args[a]];
-      if (!program.arg_written[a] || buffer.param.empty()) continue;
-      const auto& targets = role(place).sum_targets;
-      const auto gradient = gradients_[place.cell].find(buffer.param);
-      const bool known =
-          gradient != gradients_[place.cell].end() &&
-          std::binary_search(source.finished.begin(), source.finished.end(), gradient->second);
-      // A gradient read here must be the own one: that others went into a common factor says
-      // nothing.
-      const std::string own_name = buffer.param + ".grad";
-      bool own = false, other = false;
-      for (const SumRead& read : one.sum_reads) {
-        const std::string& name = targets[read.target].name;
-        own = own || name == own_name;
-        other = other || (name.ends_with(".grad") && name != own_name);
+      if (!program.arg_read[a]) continue;
+      const Content& content = held(place, one.args[a]);
+      if (content.param.empty()) continue;
+      if (content.updated_by.valid())
+        findings_.add("sum", "{} computes with parameter '{}', which {} has already updated",
+                      name(place), quote_control(content.param),
+                      name_of(section_.at(content.updated_by)));
+      if (!content.cut.empty())
+        findings_.add("sum", "{} computes with parameter '{}', of which {} holds only a part",
+                      name(place), quote_control(content.param), buffer_name(place, one.args[a]));
+    }
+  }
+
+  // Whoever writes a parameter has its finished gradient, is the first, and takes from what ranks
+  // hold differently only the same part.
+  void check_update(Spot place, const Instruction& one, const Program& program,
+                    const Content& result, int32_t arg) {
+    const Content& before = held(place, one.args[arg]);
+    const std::string shown = quote_control(before.param);
+    const auto gradient = gradients_[place.cell].find(before.param);
+    if (gradient == gradients_[place.cell].end())
+      return findings_.add("sum", "{} writes parameter '{}', which has no gradient", name(place),
+                           shown);
+    if (before.updated_by.valid())
+      return findings_.add("sum", "{} updates parameter '{}', which {} has already updated",
+                           name(place), shown, name_of(section_.at(before.updated_by)));
+    const bool known =
+        std::binary_search(result.finished.begin(), result.finished.end(), gradient->second);
+    // A gradient read here must be the own one: that others went into a common factor says nothing.
+    const std::string own_name = std::string(before.param) + ".grad";
+    bool own = false, other = false;
+    const std::vector<int32_t>& sources = flow(program)[arg];
+    for (const SumRead& read : one.sum_reads) {
+      if (!std::binary_search(sources.begin(), sources.end(), read.arg)) continue;
+      const std::string& sum = role(place).sum_targets[read.target].name;
+      own = own || sum == own_name;
+      other = other || (sum.ends_with(".grad") && sum != own_name);
+    }
+    if (!known || (other && !own))
+      findings_.add("sum", "{} updates parameter '{}' without its finished gradient", name(place),
+                    shown);
+    const auto elements = [&](int32_t a) {
+      return num_elements(role(place).buffers[one.args[a]].type.shape);
+    };
+    for (int32_t a : sources) {
+      const Content& content = held(place, one.args[a]);
+      if (content.cut.empty()) continue;
+      if (content.cut != before.cut || elements(a) != elements(arg))
+        findings_.add("sum", "{} updates parameter '{}' with {}, which differs between ranks",
+                      name(place), shown, buffer_name(place, one.args[a]));
+    }
+  }
+
+  // Every trained parameter has its next value, in the form in which it is kept.
+  void check_end(int32_t c) {
+    const RoleProgram& own = *model_.cells[c].role;
+    for (size_t b = 0; b < own.buffers.size(); ++b) {
+      const Buffer& buffer = own.buffers[b];
+      if (buffer.kind != BufferKind::kState || buffer.param.empty()) continue;
+      const Content& content = held_[c][b];
+      const std::string shown = quote_control(buffer.param);
+      if (content.param != buffer.param) {
+        findings_.add("sum", "parameter '{}' on {} holds something else at the end of the step",
+                      shown, model_.who(c));
+        continue;
       }
-      if (!known || (other && !own))
-        findings_.add("sum", "{} updates parameter '{}' without its finished gradient", name(place),
-                      quote_control(buffer.param));
+      const bool trained = gradients_[c].contains(buffer.param);
+      if (trained && !content.updated_by.valid())
+        findings_.add("sum", "nothing updates parameter '{}' on {}", shown, model_.who(c));
+      const std::vector<int32_t> kept =
+          buffer.part_of < 0 ? std::vector<int32_t>() : own.groups[buffer.part_of].axes;
+      if (content.cut != kept)
+        findings_.add("sum",
+                      "parameter '{}' on {} is cut otherwise at the end of the step than at "
+                      "its start",
+                      shown, model_.who(c));
     }
   }
 
@@ -349,8 +439,7 @@ class SumCheck {
       case InstructionKind::kReduceScatter:
         return reduce(members, true);
       case InstructionKind::kAllGather:
-        for (Spot member : members) gather(member);
-        return;
+        return gather(members);
       case InstructionKind::kBroadcast:
         return broadcast(members);
       default:  // all_to_all: parts of sums are not followed through it
@@ -369,8 +458,8 @@ class SumCheck {
   // The sum over all members: the cells named here, and in each the ranks along the group's free
   // axes.
   void reduce(const std::vector<Spot>& members, bool scatter) {
-    const size_t args = scatter ? 1 : section_.at(members[0]).args.size();
-    for (size_t a = 0; a < args; ++a) {
+    const size_t args = section_.at(members[0]).args.size();
+    for (size_t a = 0; a < args; a += scatter ? 2 : 1) {
       Content sum;
       bool some_part = false, all_part = true;
       for (Spot member : members) {
@@ -387,23 +476,67 @@ class SumCheck {
           for (int32_t axis : axes(members[0]))
             if (model_.free_axis[axis])
               sum_over_axis(set, static_cast<size_t>(axis), model_.mesh[axis].second);
-      if (scatter) sum.slice_of = section_.at(members[0]).group;
+      // Ranks that hold different runs of the elements cannot be added to one another.
+      const bool mixes = std::any_of(sum.cut.begin(), sum.cut.end(), [&](int32_t axis) {
+        return std::count(axes(members[0]).begin(), axes(members[0]).end(), axis) > 0;
+      });
+      if (mixes || (scatter && !sum.cut.empty())) sum.foreign = sum.foreign || sum.is_part();
+      if (mixes) sum.cut.clear();
+      if (scatter) sum.cut = axes(members[0]);
       for (Spot member : members) {
         Content own = sum;
         rename_targets(members[0], member, own);
-        if (scatter) own.slice_of = section_.at(member).group;
-        held(member, section_.at(member).args[scatter ? 1 : a]) = std::move(own);
+        held(member, section_.at(member).args[scatter ? a + 1 : a]) = std::move(own);
       }
     }
   }
-  void gather(Spot member) {
-    const Instruction& one = section_.at(member);
-    Content content = held(member, one.args[0]);
-    if (content.is_part() && content.slice_of != one.group) content.foreign = true;
-    content.slice_of = -1;
-    content.computed_from.clear();
-    held(member, one.args[1]) = std::move(content);
+
+  // Parts that belong together become what they are parts of.
+  void gather(const std::vector<Spot>& members) {
+    const size_t args = section_.at(members[0]).args.size();
+    for (size_t a = 0; a < args; a += 2) {
+      const Content& first = held(members[0], section_.at(members[0]).args[a]);
+      const bool alike = std::all_of(members.begin(), members.end(), [&](Spot member) {
+        const Content& other = held(member, section_.at(member).args[a]);
+        return other.cut == axes(member) && other.param == first.param &&
+               other.updated_by.valid() == first.updated_by.valid();
+      });
+      for (Spot member : members) {
+        const int32_t to = section_.at(member).args[a + 1];
+        Content content = held(member, section_.at(member).args[a]);
+        if (!alike) {
+          content.foreign = content.is_part();
+          content.param = {};
+        }
+        content.cut.clear();
+        content.computed_from.clear();
+        check_gathered(member, to, content);
+        held(member, to) = std::move(content);
+      }
+    }
   }
+  void check_gathered(Spot place, int32_t to, const Content& content) {
+    const Buffer& buffer = role(place).buffers[to];
+    if (buffer.param.empty()) return;
+    const std::string shown = quote_control(buffer.param);
+    if (content.param != buffer.param)
+      findings_.add("sum", "{} does not gather the parts of '{}' into {}", name(place), shown,
+                    buffer_name(place, to));
+    else if (buffer.kind == BufferKind::kState && gradients_[place.cell].contains(buffer.param) &&
+             !content.updated_by.valid())
+      findings_.add("sum", "{} gathers parameter '{}' before its update", name(place), shown);
+  }
+
+  void take_part(Spot place, int32_t from, int32_t to) {
+    Content content = held(place, from);
+    if (!content.cut.empty()) {
+      content.foreign = content.is_part();
+      content.param = {};
+    }
+    content.cut = axes(place);
+    held(place, to) = std::move(content);
+  }
+
   void broadcast(const std::vector<Spot>& members) {
     const Instruction& one = section_.at(members[0]);
     const auto ranks = group_ranks(role(members[0]), role(members[0]).groups[one.group],
@@ -438,48 +571,11 @@ class SumCheck {
   std::unordered_map<const Program*, std::vector<std::vector<int32_t>>> sources_;
 };
 
-// Every trained parameter is written once a step; others never.
-void check_updates_once(const Model& model, const Section& section, Findings& findings) {
-  for (int32_t c = 0; c < static_cast<int32_t>(model.cells.size()); ++c) {
-    const RoleProgram& role = *model.cells[c].role;
-    const GradientSums trained = gradient_sums(role);
-    std::vector<std::vector<Spot>> writers(role.buffers.size());
-    for (int32_t i = 0; i < static_cast<int32_t>(section.lists[c]->size()); ++i) {
-      const Instruction& one = section.at({c, i});
-      for (size_t a = 0; a < one.args.size(); ++a) {
-        const bool writes =
-            one.kind == InstructionKind::kCompute ? role.programs[one.program].arg_written[a]
-            : one.kind == InstructionKind::kSend  ? false
-            : one.args.size() == 1 || one.kind == InstructionKind::kAllReduce ? true
-                                                                              : a == 1;
-        if (writes) writers[one.args[a]].push_back({c, i});
-      }
-    }
-    for (size_t b = 0; b < role.buffers.size(); ++b) {
-      const std::string& param = role.buffers[b].param;
-      if (param.empty()) continue;
-      const std::string shown = quote_control(param);
-      if (!trained.contains(param)) {
-        if (!writers[b].empty())
-          findings.add("sum", "{} writes parameter '{}', which has no gradient",
-                       name_of(model, section, writers[b][0]), shown);
-      } else if (writers[b].empty()) {
-        findings.add("sum", "nothing updates parameter '{}' on {}", shown, model.who(c));
-      } else if (writers[b].size() > 1) {
-        findings.add("sum", "{} updates parameter '{}', which {} has already updated",
-                     name_of(model, section, writers[b][1]), shown,
-                     name_of(section.at(writers[b][0])));
-      }
-    }
-  }
-}
-
 }  // namespace
 
 void check_sums(const Model& model, const Section& section, Findings& findings,
                 VerifyReport& report) {
   SumCheck(model, section, findings, report).run();
-  check_updates_once(model, section, findings);
 }
 
 }  // namespace piper

@@ -15,7 +15,8 @@ namespace {
 namespace fs = std::filesystem;
 
 // Two stages, two replicas: everything that a plan can say is said once.
-constexpr const char* kStage0 = R"(plan batch=8 arena=704 workspace=[64,0] transport=256 scratch=4096
+constexpr const char* kStage0 =
+    R"(plan batch=8 arena=704 workspace=[64,0] transport=256 scratch=4096
 axis "pp" 2
 axis "dp" 2
 stream 0 "compute"
@@ -280,15 +281,19 @@ TEST_F(BundleTest, MixedCompilationsAreRefused) {
 TEST_F(BundleTest, OtherVersionsAreRefused) {
   ASSERT_TRUE(write_plan_set(small_set(), nullptr, nullptr, path("plans"), {}));
   std::string bytes = slurp(path("plans/rank0.plan"));
-  bytes[8] = 3;
+  bytes[8] = kPlanFormatVersion + 1;
   spit(path("plans/rank0.plan"), bytes);
   EXPECT_EQ(error_of(path("plans")),
-            "rank0.plan: the plan has format version 3, this program reads version 2");
+            fmt::format("rank0.plan: the plan has format version {}, this program reads version {}",
+                        kPlanFormatVersion + 1, kPlanFormatVersion));
   std::string manifest = slurp(path("plans/manifest.json"));
-  manifest.replace(manifest.find("\"format_version\": 2"), 19, "\"format_version\": 7");
+  const std::string version = fmt::format("\"format_version\": {}", kPlanFormatVersion);
+  manifest.replace(manifest.find(version), version.size(), "\"format_version\": 77");
   spit(path("plans/manifest.json"), manifest);
   EXPECT_EQ(error_of(path("plans")),
-            "manifest.json: the plan set has format version 7, this program reads version 2");
+            fmt::format("manifest.json: the plan set has format version 77, this program reads "
+                        "version {}",
+                        kPlanFormatVersion));
 }
 
 TEST_F(BundleTest, ModifiedManifestIsRefused) {
@@ -384,7 +389,13 @@ TEST(CheckRole, RefusesEachFault) {
        "buffer 4 'acc' at 704 with 16 bytes ends after the arena of 704"},
       {"step at=256", "step at=9223372036854775744",
        "buffer 4 'acc' at 9223372036854775744 with 16 bytes ends after the arena of 704"},
-      {"step at=256", "step at=256 param=\"p\"", "buffer 4 'acc' is a parameter but no state"},
+      {"step at=256", "constant at=256 param=\"p\"", "buffer 4 'acc' is a parameter but constant"},
+      {"step at=256", "step at=256 part_of=0 whole=[8]",
+       "buffer 4 'acc' is a part of nothing possible"},
+      {"step at=256", "state at=256 part_of=9 whole=[8]",
+       "buffer 4 'acc' is a part of nothing possible"},
+      {"step at=256", "state at=256 part_of=0 whole=[9]",
+       "buffer 4 'acc' is f32[2,2], no part of f32[9] over 2 ranks"},
       {"value 3 f32[2,2] at=0", "value 3 f32[2,2] at=64",
        "program 0 'F stage=0': value 3 at 64 with 16 bytes is not inside the workspace of 64"},
       {"args=3 workspace=64", "args=9 workspace=64",
@@ -455,7 +466,8 @@ TEST(CheckRole, RefusesEachFault) {
       {"report \"loss\" buffer=3", "report \"loss\" buffer=-1", "report 'loss' is of no buffer"},
       {"input=\"ids\"", "input=\"labels\"",
        "instruction 0 'ids mb=0' (input): there is no data input 'labels'"},
-      {"copy args=[3,3]", "copy args=[3,2]", "instruction 0 '' (copy): it copies f32[] to f32[2,2]"},
+      {"copy args=[3,3]", "copy args=[3,2]",
+       "instruction 0 '' (copy): it copies f32[] to f32[2,2]"},
   };
   for (const Case& each : cases) {
     std::string text = kStage0;

@@ -107,15 +107,20 @@ TEST(Compile, GraphAndDagReadBackAndPrintTheSame) {
   DagSpec dag_spec;
   dag_spec.mesh = {{"dp", 2, false, true}};
   dag_spec.microbatches = dag_spec.replicas = 2;
-  auto dag = make_dag(std::move(*sharded), dag_spec);
-  ASSERT_TRUE(dag) << print_error(dag.error());
-  dag = expand_tasks(std::move(*dag));
-  ASSERT_TRUE(dag) << print_error(dag.error());
-  const std::string dag_text = print_dag(*dag);
-  const auto dag_back = parse_dag(dag->graph, dag_text);
-  ASSERT_TRUE(dag_back) << print_error(dag_back.error());
-  EXPECT_EQ(print_dag(*dag_back), dag_text);
-  EXPECT_NE(dag_text.find("task all_reduce"), std::string::npos);
+  dag_spec.levels = {{2, 1, 0}};
+  for (const bool shard : {false, true}) {
+    auto dag = make_dag(*sharded, dag_spec);
+    ASSERT_TRUE(dag) << print_error(dag.error());
+    dag->sharding.optimizer = shard;
+    dag = expand_tasks(std::move(*dag));
+    ASSERT_TRUE(dag) << print_error(dag.error());
+    const std::string dag_text = print_dag(*dag);
+    const auto dag_back = parse_dag(dag->graph, dag_text);
+    ASSERT_TRUE(dag_back) << print_error(dag_back.error());
+    EXPECT_EQ(print_dag(*dag_back), dag_text);
+    EXPECT_NE(dag_text.find("task all_reduce"), std::string::npos);
+    EXPECT_EQ(dag_text.find("task reduce_scatter") != std::string::npos, shard);
+  }
 }
 
 // Peers share a program: nothing but the ranks' small files grows with the replicas.

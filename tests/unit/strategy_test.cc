@@ -691,8 +691,7 @@ TEST(Schema, IsTheOneInTheRepository) {
   if (std::getenv("PIPER_UPDATE_GOLDEN")) (void)write_file(path, strategy_schema());
   const auto kept = read_text_file(path, 1 << 20);
   ASSERT_TRUE(kept.ok());
-  EXPECT_EQ(*kept, strategy_schema())
-      << "PIPER_UPDATE_GOLDEN=1 writes it";
+  EXPECT_EQ(*kept, strategy_schema()) << "PIPER_UPDATE_GOLDEN=1 writes it";
 }
 
 // Every key of the table stands on the user's page.

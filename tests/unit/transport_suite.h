@@ -172,27 +172,34 @@ inline std::string subgroups(Transport& t) {
   return all_reduce_in(t, ranks, 1000);
 }
 
-inline std::string reduce_scatter_in(Transport& t, const std::vector<int64_t>& ranks,
-                                     int64_t part) {
+inline std::string reduce_scatter_in(Transport& t, const std::vector<int64_t>& ranks, int64_t part,
+                                     int64_t missing = 0) {
   auto group = t.add_group(ranks);
   SUITE_OK(group);
   int64_t n = static_cast<int64_t>(ranks.size());
   int64_t own = std::find(ranks.begin(), ranks.end(), t.rank()) - ranks.begin();
-  auto whole = data_of<float>(t.rank(), 3, n * part);
+  const int64_t count = n * part - missing;  // the last part is padded with zeros
+  auto whole = data_of<float>(t.rank(), 3, count);
   std::vector<float> got(static_cast<size_t>(part));
-  SUITE_OK(
-      t.reduce_scatter(*group, bytes_of(whole.data()), bytes_of(got.data()), DType::kF32, part));
-  auto sum = sum_of<float>(ranks, 3, n * part);
+  std::fill(got.begin(), got.end(), 7.0f);
+  Shard shard{bytes_of(whole.data()), bytes_of(got.data()), DType::kF32, count, part};
+  SUITE_OK(t.reduce_scatter(*group, std::span(&shard, 1)));
+  auto sum = sum_of<float>(ranks, 3, count);
+  sum.resize(static_cast<size_t>(n * part));
   auto first = sum.begin() + own * part;
   SUITE_CHECK(same_bits(got, std::vector<float>(first, first + part)));
-  std::vector<float> gathered(static_cast<size_t>(n * part));
-  SUITE_OK(t.all_gather(*group, bytes_of(got.data()), bytes_of(gathered.data()), part * 4));
+  sum.resize(static_cast<size_t>(count));
+  std::vector<float> gathered(static_cast<size_t>(count));
+  shard.whole = bytes_of(gathered.data());
+  SUITE_OK(t.all_gather(*group, std::span(&shard, 1)));
   SUITE_CHECK(same_bits(gathered, sum));
   // In place: the own part already lies in the whole.
   std::vector<float> whole_again(static_cast<size_t>(n * part));
   std::copy(got.begin(), got.end(), whole_again.begin() + own * part);
-  SUITE_OK(t.all_gather(*group, bytes_of(whole_again.data() + own * part),
-                        bytes_of(whole_again.data()), part * 4));
+  shard.whole = bytes_of(whole_again.data());
+  shard.part = bytes_of(whole_again.data() + own * part);
+  SUITE_OK(t.all_gather(*group, std::span(&shard, 1)));
+  whole_again.resize(static_cast<size_t>(count));
   SUITE_CHECK(same_bits(whole_again, sum));
   return "";
 }
@@ -200,6 +207,9 @@ inline std::string reduce_scatter(Transport& t) {
   std::string wrong = reduce_scatter_in(t, everyone(t), 13);
   if (wrong.empty()) wrong = reduce_scatter_in(t, everyone(t), 70001);
   if (wrong.empty()) wrong = reduce_scatter_in(t, {t.rank()}, 13);
+  if (wrong.empty()) wrong = reduce_scatter_in(t, everyone(t), 13, 5);
+  if (wrong.empty()) wrong = reduce_scatter_in(t, everyone(t), 1, t.world() - 1);
+  if (wrong.empty()) wrong = reduce_scatter_in(t, everyone(t), 70001, 3);
   return wrong;
 }
 

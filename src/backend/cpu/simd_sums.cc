@@ -83,9 +83,14 @@ double sum_squares(const T* x, int64_t n) {
     a = hn::MulAdd(v, v, a);
     b = hn::MulAdd(w, w, b);
   }
-  for (; i < n; i += lanes) {
+  // The rest as a block filled up with zeros: a run padded with zeros has the same sum.
+  if (i < n) {
     const auto v = load_double(x + i, HWY_MIN(lanes, n - i));
     a = hn::MulAdd(v, v, a);
+  }
+  if (i += lanes; i < n) {
+    const auto w = load_double(x + i, HWY_MIN(lanes, n - i));
+    b = hn::MulAdd(w, w, b);
   }
   return sum_lanes(d, hn::Add(a, b));
 }

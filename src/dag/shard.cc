@@ -1,0 +1,90 @@
+#include "shard.h"
+
+namespace piper {
+namespace {
+
+class Cutter {
+ public:
+  explicit Cutter(Dag& dag) : dag_(dag), graph_(dag.graph) {}
+
+  ShardedParam cut(const Param& param) {
+    const TensorType whole = graph_.value(param.value).type;
+    const TensorType own{whole.dtype, {part_elements(dag_, num_elements(whole.shape))}};
+    ShardedParam result{param.value, {}, param.gradient, {}};
+    Value part;
+    part.name = param.name + ".part";
+    part.type = own;
+    if (dag_.sharding.parameters) part.kind = ValueKind::kState;
+    result.part = graph_.add_value(std::move(part));
+    dag_.parts.push_back({result.part, param.value, whole});
+    if (!param.gradient.valid()) return result;
+    Value gradient;
+    gradient.name = param.name + ".grad.part";
+    gradient.type = own;
+    result.gradient_part = graph_.add_value(std::move(gradient));
+    cut_update(result, whole, own);
+    return result;
+  }
+
+ private:
+  // The optimizer takes and makes parts; its states are parts.
+  void cut_update(const ShardedParam& param, const TensorType& whole, const TensorType& own) {
+    NodeId optimizer;
+    for (const StateUpdate& update : graph_.updates)
+      if (update.state == param.whole) optimizer = graph_.value(update.next).producer;
+    PIPER_CHECK(optimizer.valid(), "nothing updates '{}'", graph_.value(param.whole).name);
+    for (StateUpdate& update : graph_.updates) {
+      if (graph_.value(update.next).producer != optimizer) continue;
+      graph_.value(update.next).type = own;
+      if (update.state == param.whole) {
+        update.state = param.part;
+      } else {
+        graph_.value(update.state).type = own;
+        dag_.parts.push_back({update.state, {}, whole});
+      }
+    }
+    for (ValueId& input : graph_.node(optimizer).inputs) {
+      if (input == param.whole) input = param.part;
+      if (input == param.gradient) input = param.gradient_part;
+    }
+  }
+
+  Dag& dag_;
+  Graph& graph_;
+};
+
+}  // namespace
+
+int64_t num_shards(const Dag& dag) {
+  return dag.sharding.optimizer && !dag.levels.empty() ? dag.levels[0].size : 1;
+}
+
+int64_t runs_of_part(const Dag& dag) { return dag.replicas / num_shards(dag); }
+
+int64_t part_elements(const Dag& dag, int64_t elements) {
+  return (elements + dag.replicas - 1) / dag.replicas * runs_of_part(dag);
+}
+
+void square_by_runs(Dag& dag) {
+  if (dag.replicas == 1) return;
+  for (Node& node : dag.graph.nodes) {
+    if (node.op != "SumSquares") continue;
+    node.attrs.set("parts", dag.replicas);
+    dag.graph.value(node.outputs[0]).type = {DType::kF64, {dag.replicas}};
+  }
+}
+
+std::vector<ShardedParam> shard_states(Dag& dag) {
+  std::vector<ShardedParam> sharded;
+  if (num_shards(dag) == 1) return sharded;
+  Cutter cutter(dag);
+  for (size_t p = 0; p < dag.graph.params.size(); ++p) {
+    const Param param = dag.graph.params[p];
+    const bool small = dag.graph.value(param.value).type.bytes() < dag.sharding.persist_bytes;
+    if (small || (!param.gradient.valid() && !dag.sharding.parameters)) continue;
+    sharded.push_back(cutter.cut(param));
+  }
+  return sharded;
+}
+
+}  // namespace piper
