@@ -39,9 +39,10 @@ Result<Graph> apply_balance(Graph forward, const BalanceRule& balance, Explanati
 
 // Forward ops that the backward pass runs again, just before it first needs what they make. Ops that
 // share a directive, captures and region form a group: what it takes from outside is kept, and what
-// it hands to other forward ops; with `ops`, nothing that a chosen op makes is kept. Bits do not
-// change. Requires the graph of a step before sharding. Errors: nothing matches, an unknown op, an op
-// chosen twice, nothing that the backward pass reads.
+// it hands to other forward ops; with `ops`, nothing that a chosen op makes is kept. With a budget
+// the least is kept that the cheapest ops suffice for: a minimum cut of the region's dataflow. Bits do
+// not change. Requires a sharded graph. Errors: nothing matches, an unknown op, an op chosen twice,
+// nothing that the backward pass reads, a budget that is too small.
 Result<Graph> apply_recompute(Graph step, const std::vector<Recompute>& recomputes,
                               const Variables& variables, Explanations& out);
 

@@ -97,6 +97,7 @@ struct Recompute {               // - recompute: {match: "h/{layer}/**", where: 
   std::optional<Glob> match;     // over scopes; ops with equal captures are recomputed together
   std::vector<std::pair<std::string, SourceSpan>> ops;  // names of the op table; empty: all
   Where where;                   // over tags
+  std::optional<int64_t> budget_bytes;  // of what a microbatch keeps in a region; then the compiler chooses the ops
   SourceSpan at;
 };
 // One item of an order program after expansion for one coordinate: takes the next task that matches.

@@ -100,6 +100,9 @@ Result<PlanSet> make_plans(const Graph& step, const Strategy& strategy, Cut cut,
                      return shard_batch(step, {cut.replicas, cut.microbatches, cut.at});
                    },
                    print_graph));
+  if (!oracle) {
+    PIPER_ASSIGN(graph, apply_recompute(std::move(graph), strategy.recomputes, variables, explain));
+  }
   PIPER_ASSIGN(Dag dag, make_dag(std::move(graph), spec));
   if (!oracle) {
     PIPER_ASSIGN(dag, apply_place(std::move(dag), strategy.places, variables, explain));
@@ -174,11 +177,8 @@ Result<Compiled> compile(const CompileOptions& options) {
     compiled.notes.push_back(
         fmt::format("parameter '{}' gets no gradient and is not trained", name));
 
-  PIPER_ASSIGN(const Graph cheaper, apply_recompute(step.graph, strategy.recomputes,
-                                                    scope_of(strategy), compiled.explanations));
-
   PIPER_ASSIGN(compiled.set,
-               make_plans(cheaper, strategy, cut, Target::kStrategy, options, steps, compiled));
+               make_plans(step.graph, strategy, cut, Target::kStrategy, options, steps, compiled));
   if (options.oracles) {
     steps.quiet = true;
     PIPER_ASSIGN(compiled.single,

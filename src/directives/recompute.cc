@@ -4,6 +4,7 @@
 #include <map>
 #include <set>
 
+#include "keep.h"
 #include "match.h"
 #include "piper/ops.h"
 
@@ -31,6 +32,9 @@ class Recomputer {
   Result<Graph> run(Explanations& out) {
     for (size_t d = 0; d < recomputes_.size(); ++d) PIPER_TRY(choose(d));
     all_readers_ = readers(graph_);
+    kept_.resize(groups_.size());
+    for (size_t g = 0; g < groups_.size(); ++g)
+      if (recomputes_[groups_[g].directive].budget_bytes) PIPER_TRY(fit(g));
     const int64_t before = kept_bytes();
     const size_t first = graph_.nodes.size();
     copies_.assign(first, NodeId());
@@ -45,8 +49,10 @@ class Recomputer {
       }
     }
     for (size_t d = 0; d < recomputes_.size(); ++d) PIPER_TRY(report(d, first, out));
-    out.back().lines.push_back(fmt::format("kept for the backward pass: {} instead of {} a batch",
-                                           human_bytes(kept_bytes()), human_bytes(before)));
+    auto& lines = out.back().lines;
+    lines.insert(lines.end(), fitted_.begin(), fitted_.end());
+    lines.push_back(fmt::format("kept for the backward pass: {} instead of {} a microbatch",
+                                human_bytes(kept_bytes()), human_bytes(before)));
     return in_topological_order(std::move(graph_));
   }
 
@@ -119,9 +125,49 @@ class Recomputer {
   }
 
   // ---- What is kept ----
+  // Allows more and more ops to be repeated, the cheapest first, until what is left to keep fits.
+  Status fit(size_t g) {
+    const Recompute& recompute = recomputes_[groups_[g].directive];
+    std::vector<std::pair<double, size_t>> ops;
+    for (size_t i = 0; i < group_.size(); ++i)
+      if (group_[i] == static_cast<int32_t>(g))
+        ops.emplace_back(intensity_of(graph_, graph_.nodes[i]), i);
+    std::sort(ops.begin(), ops.end());
+    const auto kept_with = [&](size_t count) {
+      std::vector<bool> may_repeat(graph_.nodes.size());
+      for (size_t k = 0; k < count; ++k) may_repeat[ops[k].second] = true;
+      return keep_least(graph_, groups_[g].tags, may_repeat);
+    };
+    size_t low = 0, high = ops.size();  // the more may be repeated, the less is kept
+    while (low < high) {
+      const size_t middle = (low + high) / 2;
+      if (kept_with(middle).bytes <= *recompute.budget_bytes)
+        high = middle;
+      else
+        low = middle + 1;
+    }
+    Kept kept = kept_with(low);
+    if (kept.bytes > *recompute.budget_bytes)
+      return fail(recompute.at,
+                  "recompute: a microbatch keeps at least {} in {}, more than the budget of {}",
+                  human_bytes(kept.bytes), region_name(groups_[g].tags),
+                  human_bytes(*recompute.budget_bytes));
+    fitted_.push_back(fmt::format("{} keeps {} a microbatch", region_name(groups_[g].tags),
+                                  human_bytes(kept.bytes)));
+    kept_[g] = std::move(kept.values);
+    return ok_status();
+  }
+  std::string region_name(const std::vector<int32_t>& tags) const {
+    std::string name;
+    for (size_t t = 0; t < tags.size(); ++t)
+      if (tags[t] != kNoTag)
+        name += fmt::format("{}{}={}", name.empty() ? "" : " ", graph_.tag_names[t], tags[t]);
+    return name.empty() ? "the model" : name;
+  }
   // Whether the value is there anyway when the backward pass comes: what a group hands on.
   bool is_kept(ValueId value) const {
     const int32_t group = group_of(value);
+    if (!kept_[group].empty()) return kept_[group][value.index()];
     if (!recomputes_[groups_[group].directive].ops.empty()) return false;
     for (NodeId reader : all_readers_[value.index()])
       if (graph_.node(reader).pass == Pass::kF && group_[reader.index()] != group) return true;
@@ -176,7 +222,11 @@ class Recomputer {
     for (ValueId each : copy.outputs) types.push_back(graph_.value(each).type);
     copy.outputs.clear();
     copy.pass = in_bi[original.index()] ? Pass::kBI : Pass::kBW;
-    copies_[original.index()] = graph_.add_node(std::move(copy), types);
+    const NodeId made = graph_.add_node(std::move(copy), types);
+    for (size_t k = 0; k < types.size(); ++k)
+      graph_.value(graph_.node(made).outputs[k]).layout =
+          graph_.value(graph_.node(original).outputs[k]).layout;
+    copies_[original.index()] = made;
     return graph_.node(copies_[original.index()]).outputs[output];
   }
 
@@ -189,7 +239,7 @@ class Recomputer {
       groups.insert(group_[i]);
       again += copies_[i].valid();
     }
-    if (again == 0)
+    if (again == 0 && !recomputes_[d].budget_bytes)
       return fail(recomputes_[d].at,
                   "recompute: the backward pass reads nothing that these {} ops make", chosen);
     out.push_back({recomputes_[d].at,
@@ -207,6 +257,8 @@ class Recomputer {
   std::map<Group, int32_t> ids_;
   std::vector<std::vector<NodeId>> all_readers_;  // of the graph without copies
   std::vector<NodeId> copies_;                    // by node
+  std::vector<std::vector<bool>> kept_;  // by group, then value: what a budget has chosen; or empty
+  std::vector<std::string> fitted_;      // what it chose, for people
 };
 
 }  // namespace

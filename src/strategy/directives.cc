@@ -84,6 +84,13 @@ Status read_recompute(const Fields& map, const Scope& scope, const Names& names,
   if (const yaml::Node* ops = map["ops"]) {
     PIPER_ASSIGN(recompute.ops, read_ops(*ops, scope));
   }
+  if (const yaml::Node* budget = map["budget"]) {
+    PIPER_ASSIGN(recompute.budget_bytes, read_bytes(*budget, scope));
+    for (const char* key : {"match", "ops"})
+      if (map[key])
+        return fail(map.key_at(key),
+                    "recompute: '{}' beside 'budget', which chooses the ops itself", key);
+  }
   out.recomputes.push_back(std::move(recompute));
   return ok_status();
 }

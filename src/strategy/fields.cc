@@ -174,7 +174,8 @@ constexpr Field kRecompute[] = {
     {"match", kGlob, kOptional, "Ops by scope path; {name} captures make a group each. Default: all."},
     {"where", kWhere, kOptional, "Ops by their tags. Default: all."},
     {"ops", kPaths, kOptional, "Names of ops. Default: all."},
-    {"budget", kBytes, kUnsupported, ""},
+    {"budget", kBytes, kOptional,
+     "What a microbatch may keep in each region; the compiler chooses the ops."},
 };
 constexpr Field kOrder[] = {
     {"each", kText, kRequired, "A mesh axis; the program runs for each coordinate r of it."},

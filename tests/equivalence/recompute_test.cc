@@ -34,10 +34,9 @@ void expect_equal_bits(const jobs::Trained& got, const jobs::Trained& want) {
 }
 
 int64_t step_bytes(const Compiled& compiled) {
-  int64_t most = 0;
-  for (const RoleSummary& role : compiled.roles)
-    most = std::max(most, role.step_bytes + role.workspace_bytes);
-  return most;
+  int64_t bytes = 0;
+  for (const RoleSummary& role : compiled.roles) bytes += role.step_bytes + role.workspace_bytes;
+  return bytes;
 }
 
 class Recompute : public testing::TestWithParam<Case> {};
@@ -68,14 +67,39 @@ TEST_P(Recompute, SavesMemoryAndKeepsEveryBit) {
 
 INSTANTIATE_TEST_SUITE_P(
     Models, Recompute,
-    testing::Values(Case{"gpt_layers", "gpt", R"({match: "model/h/{layer}/**"})", {1, 1, 2}},
-                    Case{"gpt_layers_pp_dp", "gpt", R"({match: "model/h/{layer}/**"})", {2, 2, 2}},
-                    Case{"gpt_all", "gpt", "{}", {2, 1, 4, "gpipe"}},
-                    Case{"gpt_ops", "gpt", "{ops: [Gelu, LayerNorm]}", {2, 1, 4}},
-                    Case{"gpt_one_stage", "gpt", "{where: {stage: 0}}", {2, 1, 2}},
-                    Case{"deep_split", "gpt-deep", "{}", {4, 1, 8, "zb-h1"}},
-                    Case{"llama", "llama-hf", "{}", {2, 1, 2}}),
+    testing::Values(
+        Case{"gpt_layers", "gpt", R"({match: "model/h/{layer}/**"})", {1, 1, 2}},
+        Case{"gpt_layers_pp_dp", "gpt", R"({match: "model/h/{layer}/**"})", {2, 2, 2}},
+        Case{"gpt_all", "gpt", "{}", {2, 1, 4, "gpipe"}},
+        Case{"gpt_ops", "gpt", "{ops: [Gelu, LayerNorm]}", {2, 1, 4}},
+        Case{"gpt_one_stage", "gpt", "{where: {stage: 0}}", {2, 1, 2}},
+        Case{"gpt_budget", "gpt", "{budget: 1MiB}", {2, 1, 4}},
+        Case{"gpt_budget_of_a_stage", "gpt", "{budget: 2MiB, where: {stage: 0}}", {2, 2, 2, "gpipe"}},
+        Case{"llama_budget", "llama-hf", "{budget: 100KiB}", {2, 1, 4}},
+        Case{"deep_split", "gpt-deep", "{}", {4, 1, 8, "zb-h1"}},
+        Case{"llama", "llama-hf", "{}", {2, 1, 2}}),
     [](const auto& info) { return std::string(info.param.name); });
+
+// The smaller the budget, the less is kept; what does not fit is refused.
+TEST(Recompute, KeepsWhatTheBudgetAllows) {
+  const char* model = "gpt";
+  if (!std::filesystem::exists(jobs::model_path(model, "model.onnx"))) GTEST_SKIP();
+  int64_t before = INT64_MAX;
+  for (const int64_t kib : {8000, 4000, 2000, 1000, 500}) {
+    const std::string keys = fmt::format("{{budget: {}KiB}}", kib);
+    const Case c{"", model, keys.c_str(), {2, 1, 4, "gpipe"}};
+    const auto compiled = jobs::compile_model(model, text_for(c, true), c.shape);
+    ASSERT_TRUE(compiled) << print_error(compiled.error());
+    EXPECT_LT(step_bytes(*compiled), before) << kib;
+    before = step_bytes(*compiled);
+  }
+  const Case c{"", model, "{budget: 100KiB}", {2, 1, 4, "gpipe"}};
+  const auto refused = jobs::compile_model(model, text_for(c, true), c.shape);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().message,
+            "recompute: a microbatch keeps at least 130.0 KiB in stage=1, more than the budget of "
+            "100.0 KiB");
+}
 
 // The comparison above would see an op that is recomputed otherwise.
 TEST(Recompute, AnotherCopyChangesTheResult) {

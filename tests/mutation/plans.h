@@ -44,7 +44,8 @@ inline std::string random_train(Random& random, size_t batch) {
 }
 inline std::string random_recompute(Random& random, size_t stages) {
   return one_of<std::string>(
-      random, {"", "", "  - recompute: {}\n", "  - recompute: {ops: [Tanh, LayerNorm, Relu]}\n",
+      random, {"", "", "  - recompute: {budget: 200}\n", "  - recompute: {budget: 600}\n",
+               "  - recompute: {}\n", "  - recompute: {ops: [Tanh, LayerNorm, Relu]}\n",
                fmt::format("  - recompute: {{where: {{stage: \"<{}\"}}}}\n", 1 + stages / 2)});
 }
 
