@@ -57,19 +57,35 @@ Result<std::optional<int64_t>> padding_of(RuleContext& c) {
   return padding < 0 ? std::optional<int64_t>() : padding;
 }
 
+bool counts(const Val& index, int64_t size) {  // 0, 1, … size - 1
+  if (!index.is_constant() || index.is_broadcast() || num_elements(index.shape) != size)
+    return false;
+  const std::vector<int64_t> values = read_integers(index.data, index.dtype);
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (values[i] != static_cast<int64_t>(i)) return false;
+  }
+  return true;
+}
+
 Result<Vals> gather(RuleContext& c) {
   PIPER_TRY(c.need(2, 2));
   const Val& data = c.in(0);
   PIPER_ASSIGN(const size_t axis, c.axis(c.integer("axis", 0), data.rank()));
   PIPER_ASSIGN(const Val index, indices(c, c.in(1), data.shape[axis]));
+  Shape out = data.shape;
+  out.erase(out.begin() + static_cast<int64_t>(axis));
+  out.insert(out.begin() + static_cast<int64_t>(axis), index.shape.begin(), index.shape.end());
+  // All rows in their order, as the older exporter names samples by their numbers. The lookup in a
+  // parameter stays: its scope is the module's.
+  const bool of_param =
+      data.kind == Val::Kind::kGraph && c.emit.graph().value(data.id).kind == ValueKind::kState;
+  if (!of_param && counts(index, data.shape[axis])) return single(c.reshape(data, out));
   // One row of all: a slice, which needs no index.
   if (index.is_constant() && num_elements(index.shape) == 1) {
     std::vector<int64_t> starts(data.rank(), 0);
-    Shape one = data.shape, out = data.shape;
+    Shape one = data.shape;
     starts[axis] = read_integers(index.data, DType::kI64)[0];
     one[axis] = 1;
-    out.erase(out.begin() + static_cast<int64_t>(axis));
-    out.insert(out.begin() + static_cast<int64_t>(axis), index.shape.begin(), index.shape.end());
     PIPER_ASSIGN(const Val row, c.slice(data, starts, std::vector<int64_t>(data.rank(), 1), one));
     return single(c.reshape(row, out));
   }

@@ -226,6 +226,28 @@ TEST(ImportFunctions, BecomeTheirNodes) {
   EXPECT_EQ(y[2], 0);
 }
 
+// Samples named by their numbers, as the older exporter writes x[b, t] for all b: no lookup is
+// left, which would couple them.
+TEST(ImportIndices, OfAllRowsInOrderAreNone) {
+  for (const std::vector<int64_t>& rows : {std::vector<int64_t>{0, 1, 2}, {0, 2, 1}}) {
+    onnx::ModelProto model = empty_model();
+    onnx::GraphProto& graph = *model.mutable_graph();
+    add_initializer(graph, "rows", Json{{"type", "i64"}, {"shape", {3, 1}}, {"data", rows}});
+    add_node(graph, "Gather", {"x", "rows"}, {"z"});
+    add_node(graph, "Neg", {"z"}, {"y"});
+    const std::string path = temporary_path();
+    std::ofstream(path, std::ios::binary) << model.SerializeAsString();
+    const Result<Imported> imported = import_onnx(path, {});
+    ASSERT_TRUE(imported) << print_error(imported.error());
+    EXPECT_EQ(imported->graph.nodes[0].op, rows[1] == 1 ? "Reshape" : "Gather");
+    EXPECT_EQ(imported->graph.value(imported->graph.outputs[0]).type.shape, (Shape{3, 1}));
+    const double first = -1, second = rows[1] == 1 ? 2 : -3;
+    const std::vector<double> y = result_of(model);
+    ASSERT_EQ(y.size(), 3u);
+    EXPECT_EQ(std::pair(y[0], y[1]), std::pair(first, second));
+  }
+}
+
 // y = If(size of x == n, then x + x, else Frobnicate(x)): the branch not taken need not be
 // supported.
 onnx::ModelProto branching(int64_t n) {
