@@ -8,8 +8,9 @@
 // microbatches by index, then over uses, then over replicas). The loss is a StepSum too.
 //
 // Passes: a backward node is BW iff no adjoint of a value that depends on inputs is reachable from it; all others are BI.
-// Every backward node carries scope and tags of the forward node it comes from (sums of adjoints: of the value's producer; what
-// leads from a use back to the parameter: of the use).
+// Every backward node carries scope and tags of the forward node it comes from. A sum of adjoints has those of the value's first
+// reader where all have the same tags, so that one value goes on from there, else of its producer; what leads from a use back to the
+// parameter has those of the use.
 #pragma once
 
 #include "piper/graph.h"

@@ -101,11 +101,28 @@ class Sweep {
     if (terms.empty()) return {};
     std::stable_sort(terms.begin(), terms.end(), stands_before);
     ValueId sum = terms[0].adjoint;
+    const std::string scope = build_.scope;
+    const std::vector<int32_t> tags = build_.tags;
+    // Readers of one kind make it: beside the first one's term, which comes last. One value goes on
+    // from there, over a border between stages too.
+    if (tags_agree(terms)) {
+      const Node& first = graph_.node(terms[0].node);
+      build_.scope = first.scope;
+      build_.tags = first.tags;
+    }
     for (size_t i = 1; i < terms.size(); ++i) {
       sum = build_.add(sum, terms[i].adjoint);
       of_inputs_.insert(sum);
     }
+    build_.scope = scope;
+    build_.tags = tags;
     return sum;
+  }
+
+  bool tags_agree(const std::vector<Term>& terms) const {
+    return std::all_of(terms.begin(), terms.end(), [&](const Term& term) {
+      return term.node.valid() && graph_.node(term.node).tags == graph_.node(terms[0].node).tags;
+    });
   }
 
   // All at once, in the order of the forward.
