@@ -133,12 +133,10 @@ class Ahead {
 // A part of a: rows, kGemmPad apart, or transposed: blocks of kRows rows, each [depth][kRows], and
 // kGemmPad apart. Reads row by row, and fetches some rows ahead: in memory they lie far apart.
 template <class T>
-void pack_a(const Gemm& g, const T* a, int64_t m0, int64_t height, int64_t k0, int64_t depth,
-            T* packed) {
+void pack_a(const Gemm& g, const T* from, int64_t height, int64_t depth, T* packed) {
   const int64_t step = g.row_of_a(), rows = g.trans_a ? depth : height;
   const int64_t length = g.trans_a ? height : depth, whole = height / kRows * kRows;
   const int64_t block = depth * kRows + kGemmPad;
-  const T* from = g.trans_a ? a + k0 * step + m0 : a + m0 * step + k0;
   for (int64_t r = 0; r < rows; ++r, from += step) {
     constexpr int64_t kSoon = 4;
     for (int64_t i = 0; i < length && r + kSoon < rows; i += kLine<T>)
