@@ -17,19 +17,7 @@ TRAIN = "train: {global_batch: %d, optimizer: {adamw: {lr: 1e-3, betas: [0.9, 0.
 STRATEGIES = {
     "": "piper: 1\n",
     "dp": "piper: 1\nmesh: {dp: 2}\ndirectives: [{replicate: {over: dp, bucket: 25MiB}}]\n",
-    "pp": """piper: 1
-mesh: {pp: 2}
-annotate: [{balance: {tag: stage, into: 2}}]
-directives:
-  - split: {dim: batch, into: %d, as: mb}
-  - place: {where: {stage: s}, on: {pp: s}}
-  - order:
-      each: pp
-      program: |
-        repeat min(M, P-r-1):      F
-        repeat M - min(M, P-r-1):  F B
-        repeat min(M, P-r-1):      B
-""" % models.MICROBATCHES,
+    "pp": f"piper: 1\ninclude: {ROOT}/strategies/1f1b.yaml\nparams: {{stages: 2, microbatches: {models.MICROBATCHES}}}\n",
 }
 
 
