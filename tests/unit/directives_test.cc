@@ -1,5 +1,7 @@
-// Golden tests of the directives on two small models: what each says it did, and the tasks that result on every device.
+// The directives on small models: what each says it did, and the tasks that result on every device.
 #include "piper/directives.h"
+
+#include <random>
 
 #include "equivalence/jobs.h"
 #include "golden.h"
@@ -22,7 +24,8 @@ golden::Section compile_case(const golden::Case& c) {
   const auto compiled = compile(options);
   if (!compiled) {
     const Error& error = compiled.error();
-    std::string text = fmt::format("strategy:{}:{}: {}", error.at.line, error.at.column, error.message);
+    std::string text =
+        fmt::format("strategy:{}:{}: {}", error.at.line, error.at.column, error.message);
     for (const std::string& note : error.notes) text += "\n" + note;
     return {"error", text};
   }
@@ -77,6 +80,80 @@ loss %loss
   EXPECT_EQ(explanations[0].lines[0],
             "of the ops on data alone 0 moved to the region that reads them, 2 were copied into "
             "further ones");
+}
+
+// ---- The budget of recompute
+// A random dataflow: forward ops in any order of size, and backward ops that read some of the
+// values.
+Graph random_step(std::mt19937_64& random, size_t forward) {
+  Graph graph;
+  const auto type = [&] {
+    return TensorType{DType::kF32, {1 + static_cast<int64_t>(random() % 20)}};
+  };
+  Value input;
+  input.name = "x";
+  input.kind = ValueKind::kInput;
+  input.type = type();
+  input.batch_dim = 0;
+  std::vector<ValueId> values{graph.add_value(input)};
+  graph.inputs = values;
+  const auto add = [&](Pass pass, size_t inputs) {
+    Node node;
+    node.op = inputs == 1 ? "Tanh" : "Add";
+    node.name = "v";
+    node.pass = pass;
+    for (size_t i = 0; i < inputs; ++i) node.inputs.push_back(values[random() % values.size()]);
+    const TensorType made = type();
+    return graph.node(graph.add_node(std::move(node), std::span(&made, 1))).outputs[0];
+  };
+  for (size_t i = 0; i < forward; ++i) values.push_back(add(Pass::kF, 1 + random() % 2));
+  for (size_t i = 0; i < 1 + random() % 3; ++i) add(Pass::kBI, 1 + random() % 2);
+  return graph;
+}
+
+// The fewest bytes from which everything that the backward ops read can be made: all subsets tried.
+int64_t fewest_bytes(const Graph& graph, size_t values) {
+  int64_t best = INT64_MAX;
+  for (uint32_t set = 0; set < 1u << values; ++set) {
+    std::vector<bool> known(values);
+    int64_t bytes = 0;
+    for (size_t v = 0; v < values; ++v) {
+      const NodeId producer = graph.values[v].producer;
+      known[v] = set >> v & 1;
+      if (known[v]) bytes += graph.values[v].type.bytes();
+      if (!known[v] && producer.valid())
+        known[v] =
+            std::all_of(graph.node(producer).inputs.begin(), graph.node(producer).inputs.end(),
+                        [&](ValueId input) { return known[input.index()]; });
+    }
+    const bool enough = std::all_of(graph.nodes.begin(), graph.nodes.end(), [&](const Node& node) {
+      return node.pass == Pass::kF ||
+             std::all_of(node.inputs.begin(), node.inputs.end(),
+                         [&](ValueId input) { return known[input.index()]; });
+    });
+    if (enough) best = std::min(best, bytes);
+  }
+  return best;
+}
+
+TEST(Directives, ABudgetIsMetWithTheFewestBytes) {
+  constexpr uint64_t kSeed = 11;
+  std::mt19937_64 random(kSeed);
+  for (int trial = 0; trial < 300; ++trial) {
+    const size_t forward = 2 + random() % 8;
+    const Graph graph = random_step(random, forward);
+    const int64_t fewest = fewest_bytes(graph, forward + 1);
+    const std::string text = fmt::format("seed {}, trial {}\n{}", kSeed, trial, print_graph(graph));
+    for (const int64_t budget : {fewest, fewest - 1}) {
+      Recompute recompute;
+      recompute.budget_bytes = budget;
+      Explanations explanations;
+      const auto again = apply_recompute(graph, {recompute}, {}, explanations);
+      ASSERT_EQ(again.ok(), budget == fewest) << text;
+      if (!again) continue;
+      ASSERT_TRUE(check_graph(*again)) << text;
+    }
+  }
 }
 
 TEST(Directives, Golden) { golden::run("directives/*.test", {"after", "error"}, compile_case); }
