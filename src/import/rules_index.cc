@@ -136,6 +136,65 @@ Result<std::optional<Val>> gather_per_sample(RuleContext& c, const Val& data, co
   return std::optional<Val>(std::move(out));
 }
 
+// Entry [i, j, …, k] of the constant is i where k is 0, j where k is 1, … from component `first`
+// on.
+bool names_its_own_place(const Value& value, size_t first) {
+  const Shape& shape = value.type.shape;
+  const auto depth = static_cast<size_t>(shape.back());
+  if (value.kind != ValueKind::kConstant || value.type.dtype != DType::kI64 ||
+      first + depth >= shape.size() || num_elements(shape) > kMostListed)
+    return false;
+  const std::vector<int64_t> entries = read_integers(value.data, value.type.dtype);
+  for (size_t e = 0; e < entries.size(); ++e) {
+    size_t place = e / depth;
+    int64_t coordinate = 0;
+    for (size_t d = shape.size() - 1; d-- > first + e % depth;) {
+      coordinate = static_cast<int64_t>(place) % shape[d];
+      place /= static_cast<size_t>(shape[d]);
+    }
+    if (entries[e] != coordinate) return false;
+  }
+  return true;
+}
+
+// data[arange, index]: the first components of the indices are the row's own place, so they are
+// batch dims. None where they are not.
+Result<std::optional<Val>> gather_own_rows(RuleContext& c, const Val& data, const Val& index) {
+  const std::optional<Val> none;
+  if (index.kind != Val::Kind::kGraph || index.is_broadcast()) return none;
+  const Graph& graph = c.emit.graph();
+  const NodeId producer = graph.value(index.id).producer;
+  if (!producer.valid() || graph.node(producer).op != "Concat" ||
+      graph.node(producer).attrs.integer("axis") + 1 != static_cast<int64_t>(index.rank()))
+    return none;
+  size_t own = 0, taken = 0;
+  const std::vector<ValueId> parts = graph.node(producer).inputs;
+  for (; taken + 1 < parts.size() && names_its_own_place(graph.value(parts[taken]), own); ++taken)
+    own += static_cast<size_t>(graph.value(parts[taken]).type.shape.back());
+  if (own == 0 || own >= data.rank() ||
+      !std::equal(index.shape.begin(), index.shape.begin() + static_cast<int64_t>(own),
+                  data.shape.begin()))
+    return none;
+  Vals rest;
+  for (size_t i = taken; i < parts.size(); ++i) {
+    const TensorType& type = graph.value(parts[i]).type;
+    rest.push_back({Val::Kind::kGraph, type.dtype, type.shape, type.shape, parts[i], {}, {}});
+  }
+  Val places = rest[0];
+  const auto last = static_cast<int64_t>(index.rank()) - 1;
+  if (rest.size() > 1) {
+    PIPER_ASSIGN(places, c.op("Concat", rest, {{"axis", last}}));
+  }
+  if (places.shape.back() != 1 || own != index.rank() - 1 || own + 1 != data.rank()) {
+    PIPER_ASSIGN(Val out,
+                 c.op("GatherND", {data, places}, {{"batch_dims", static_cast<int64_t>(own)}}));
+    return std::optional<Val>(std::move(out));
+  }
+  PIPER_ASSIGN(Val out, c.op("GatherElements", {data, places}, {{"axis", last}}));
+  PIPER_ASSIGN(out, c.reshape(out, Shape(index.shape.begin(), index.shape.end() - 1)));
+  return std::optional<Val>(std::move(out));
+}
+
 Result<Vals> gather_nd(RuleContext& c) {
   PIPER_TRY(c.need(2, 2));
   const Val& data = c.in(0);
@@ -150,6 +209,8 @@ Result<Vals> gather_nd(RuleContext& c) {
   if (batch_dims == 0) {
     PIPER_ASSIGN(auto per_sample, gather_per_sample(c, data, index));
     if (per_sample) return Vals{*std::move(per_sample)};
+    PIPER_ASSIGN(auto own_rows, gather_own_rows(c, data, index));
+    if (own_rows) return Vals{*std::move(own_rows)};
   }
   if (index.dtype != DType::kI64)
     return c.error("indices of {} are not supported", info(index.dtype).name);

@@ -62,6 +62,11 @@ feature = node("Concat", [node("Flatten", [grown]), node("Flatten", [hot]), node
 scores = node("Gemm", [feature, weight("head.weight", 5, 15 + 15 + 3 + 3), weight("head.bias", 5)], transB=1)
 scores = node("LpNormalization", [scores], axis=-1)
 loss = node("SoftmaxCrossEntropyLoss", [scores, "label", known(np.array([1, 2, 0.5, 1, 3], np.float32))], ignore_index=2)
+# x[arange(batch), label], as an exporter writes it
+batch = node("Gather", [node("Shape", ["label"]), known(np.int64(0))], axis=0)
+own = node("Unsqueeze", [node("Range", [known(np.int64(0)), batch, known(np.int64(1))]), ints(1)])
+picked = node("GatherND", [node("LogSoftmax", [scores], axis=1), node("Concat", [own, node("Unsqueeze", ["label", ints(1)])], axis=1)])
+loss = node("Sub", [loss, node("ReduceMean", [picked], keepdims=0)])
 nodes.append(helper.make_node("Identity", [loss], ["loss"], name="loss"))
 
 used = {i for n in nodes for i in n.input} | {"loss"}
