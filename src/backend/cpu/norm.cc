@@ -43,6 +43,8 @@ class ThenKernel final : public Kernel {
     const bool step[] = {true, true};
     for (; begin < end; begin += kAtOnce) {
       const int64_t rows = std::min(kAtOnce, end - begin), at = begin * size_ * bytes_;
+      for (int64_t byte = 0; byte < rows * size_ * bytes_; byte += 64)
+        __builtin_prefetch(p[operand_] + at + byte);
       rows_->run(own.data(), scratch, begin, begin + rows);
       std::byte* out = own[operand_] + at;
       const std::byte* operands[] = {out, p[operand_] + at};
