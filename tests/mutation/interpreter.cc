@@ -114,8 +114,30 @@ class Interpreter {
       const Symbol from = one.init.empty()
                               ? join(symbol_of("fill"), symbol_of(fmt::format("{}", one.fill)))
                               : join(symbol_of("init"), symbol_of(one.init));
-      rank.arena.write(one.offset, spread(from, cells_of(one.type)));
+      rank.arena.write(
+          one.offset,
+          one.part_of < 0
+              ? spread(from, cells_of(one.type))
+              : own_part(rank, one.part_of, spread(from, cells_of({one.type.dtype, one.whole})),
+                         cells_of(one.type)));
     }
+  }
+  // The k-th run of `size` cells, zeros behind the end; k is the rank's position in the group.
+  Symbols own_part(const Rank& rank, int32_t group, const Symbols& whole, int64_t size) const {
+    const std::vector<int64_t> members = members_of(rank, group);
+    const auto self = rank_of(rank.role->mesh, rank.coordinates);
+    const auto k = std::find(members.begin(), members.end(), self) - members.begin();
+    return part_of(whole, static_cast<size_t>(k * size), static_cast<size_t>(size));
+  }
+  static Symbols part_of(const Symbols& whole, size_t from, size_t size) {
+    Symbols part(size);
+    for (size_t i = 0; i < size && from + i < whole.size(); ++i) part[i] = whole[from + i];
+    return part;
+  }
+  std::vector<int64_t> members_of(const Rank& rank, int32_t group) const {
+    if (group < 0 || static_cast<size_t>(group) >= rank.role->groups.size())
+      fault("no group {}", group);
+    return group_ranks(*rank.role, rank.role->groups[static_cast<size_t>(group)], rank.coordinates);
   }
   void poison_step(Rank& rank) {
     for (const Buffer& one : rank.role->buffers)
@@ -196,7 +218,7 @@ class Interpreter {
       if (wait < 0 || static_cast<size_t>(wait) >= rank.done.size() ||
           !rank.done[static_cast<size_t>(wait)])
         return false;
-    if (one.group >= 0) return is_next_collective(rank, index);
+    if (is_collective(one.kind)) return is_next_collective(rank, index);
     if (one.kind != InstructionKind::kRecv) return true;
     const auto mail = mail_.find({peer(rank, one), static_cast<int64_t>(r), one.channel});
     return mail != mail_.end() && !mail->second.empty();
@@ -204,8 +226,10 @@ class Interpreter {
   // Collectives of one group begin in the order in which they stand, whatever their streams.
   static bool is_next_collective(const Rank& rank, int32_t index) {
     const int32_t group = (*rank.section)[static_cast<size_t>(index)].group;
-    for (size_t i = 0; i < static_cast<size_t>(index); ++i)
-      if ((*rank.section)[i].group == group && !rank.arrived[i]) return false;
+    for (size_t i = 0; i < static_cast<size_t>(index); ++i) {
+      const Instruction& one = (*rank.section)[i];
+      if (is_collective(one.kind) && one.group == group && !rank.arrived[i]) return false;
+    }
     return true;
   }
   // Each seed prefers some streams over others, for long, and now and then takes any.
@@ -248,6 +272,12 @@ class Interpreter {
         break;
       case InstructionKind::kRecv:
         receive(rank, c.rank, one);
+        break;
+      case InstructionKind::kOwnPart:
+        for (size_t k = 0; k + 1 < one.args.size(); k += 2)
+          write(rank, one.args[k + 1],
+                own_part(rank, one.group, read(rank, one.args[k]),
+                         cells_of(buffer(rank, one.args[k + 1]).type)));
         break;
       case InstructionKind::kCopy:
         write(rank, arg(one, 1), read(rank, arg(one, 0)));
@@ -361,10 +391,7 @@ class Interpreter {
   void arrive(const Choice& c) {
     Rank& rank = ranks_[c.rank];
     const Instruction& one = (*rank.section)[static_cast<size_t>(c.index)];
-    if (one.group < 0 || static_cast<size_t>(one.group) >= rank.role->groups.size())
-      fault("no group {}", one.group);
-    const std::vector<int64_t> members = group_ranks(
-        *rank.role, rank.role->groups[static_cast<size_t>(one.group)], rank.coordinates);
+    const std::vector<int64_t> members = members_of(rank, one.group);
     rank.arrived[static_cast<size_t>(c.index)] = true;
     auto& waiting = joints_[members];  // by member
     waiting[static_cast<int64_t>(c.rank)].push_back(c);
@@ -398,10 +425,16 @@ class Interpreter {
       }
       return;
     }
-    std::vector<Symbols> results = moved(first.kind, static_cast<size_t>(first.root), all);
-    const size_t to = first.kind == InstructionKind::kBroadcast ? 0 : 1;
-    for (size_t i = 0; i < all.size(); ++i)
-      write(ranks_[all[i].rank], arg(instruction(all[i]), to), results[i]);
+    const bool in_place = first.kind == InstructionKind::kBroadcast;
+    for (size_t k = 0; k + (in_place ? 0 : 1) < first.args.size(); k += 2) {
+      const std::vector<Symbols> results = moved(first, k, all);
+      for (size_t i = 0; i < all.size(); ++i) {
+        const int32_t to = instruction(all[i]).args[in_place ? k : k + 1];
+        // The last part of a whole that does not divide evenly is longer than what is left of it.
+        const auto size = cells_of(buffer(ranks_[all[i].rank], to).type);
+        write(ranks_[all[i].rank], to, part_of(results[i], 0, static_cast<size_t>(size)));
+      }
+    }
   }
   Symbols sum(const std::vector<Choice>& all, size_t k) const {
     Symbols total;
@@ -413,30 +446,28 @@ class Interpreter {
     return total;
   }
   // By member what it receives.
-  std::vector<Symbols> moved(InstructionKind kind, size_t root,
+  std::vector<Symbols> moved(const Instruction& one, size_t k,
                              const std::vector<Choice>& all) const {
     std::vector<Symbols> given, results(all.size());
     for (const Choice& each : all)
-      given.push_back(read(ranks_[each.rank], arg(instruction(each), 0)));
-    const auto part = [&](const Symbols& of, size_t i) {
-      const size_t size = of.size() / all.size();
-      return Symbols(of.begin() + static_cast<std::ptrdiff_t>(i * size),
-                     of.begin() + static_cast<std::ptrdiff_t>((i + 1) * size));
-    };
-    for (size_t i = 0; i < all.size(); ++i)
+      given.push_back(read(ranks_[each.rank], instruction(each).args[k]));
+    for (size_t i = 0; i < all.size(); ++i) {
+      if (one.kind == InstructionKind::kReduceScatter) {
+        const auto size = static_cast<size_t>(
+            cells_of(buffer(ranks_[all[i].rank], instruction(all[i]).args[k + 1]).type));
+        results[i] = part_of(sum(all, k), i * size, size);
+        continue;
+      }
       for (size_t j = 0; j < all.size(); ++j) {
         Symbols piece;
-        if (kind == InstructionKind::kReduceScatter) {
-          piece = part(given[j], i);
-          results[i].resize(piece.size());
-          for (size_t e = 0; e < piece.size(); ++e) results[i][e] += piece[e];
-          continue;
-        }
-        if (kind == InstructionKind::kAllGather) piece = given[j];
-        if (kind == InstructionKind::kAllToAll) piece = part(given[j], i);
-        if (kind == InstructionKind::kBroadcast && j == root) piece = given[j];
+        const size_t size = given[j].size() / all.size();
+        if (one.kind == InstructionKind::kAllGather) piece = given[j];
+        if (one.kind == InstructionKind::kAllToAll) piece = part_of(given[j], i * size, size);
+        if (one.kind == InstructionKind::kBroadcast && j == static_cast<size_t>(one.root))
+          piece = given[j];
         results[i].insert(results[i].end(), piece.begin(), piece.end());
       }
+    }
     return results;
   }
 

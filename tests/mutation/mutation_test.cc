@@ -1,8 +1,8 @@
 // The verifier against wrong plans, and against right ones.
 //
 // A mutant is wrong when the interpreter of plans sees it end otherwise than the plan that it was
-// made from, under any order tried: the verifier must refuse it. The others count as equivalent, and those that
-// it accepts are listed in equivalent-mutants.txt of the build folder.
+// made from, under any order tried: the verifier must refuse it. The others count as equivalent,
+// and those that it accepts are listed in equivalent-mutants.txt of the build folder.
 #include "mutation/interpreter.h"
 #include "mutation/plans.h"
 #include "piper/verify.h"

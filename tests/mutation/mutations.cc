@@ -36,11 +36,7 @@ bool any(const Instruction&) { return true; }
 bool is_transfer(const Instruction& i) {
   return i.kind == InstructionKind::kSend || i.kind == InstructionKind::kRecv;
 }
-bool is_collective(const Instruction& i) {
-  return i.kind == InstructionKind::kAllReduce || i.kind == InstructionKind::kReduceScatter ||
-         i.kind == InstructionKind::kAllGather || i.kind == InstructionKind::kAllToAll ||
-         i.kind == InstructionKind::kBroadcast;
-}
+bool is_collective(const Instruction& i) { return piper::is_collective(i.kind); }
 bool is_input(const Instruction& i) { return i.kind == InstructionKind::kInput; }
 bool is_compute(const Instruction& i) { return i.kind == InstructionKind::kCompute; }
 bool waits(const Instruction& i) { return !i.waits.empty(); }
@@ -255,13 +251,16 @@ Done change_group(PlanSet& set, Random& random) {
 }
 Done shorten_message(PlanSet& set, Random& random) {
   const auto spot = any_spot(set, random, [](const Instruction& i) {
-    return i.kind == InstructionKind::kAllReduce && i.args.size() > 1;
+    return (i.kind == InstructionKind::kAllReduce && i.args.size() > 1) ||
+           (takes_pairs(i.kind) && i.args.size() > 2);
   });
   if (!spot) return std::nullopt;
   auto& args = spot->at().args;
   const size_t k = below(random, args.size());
   const std::string text = fmt::format("{} without arg {}", spot->name(), k);
-  args.erase(args.begin() + static_cast<std::ptrdiff_t>(k));
+  const bool pairs = takes_pairs(spot->at().kind);
+  const auto first = args.begin() + static_cast<std::ptrdiff_t>(pairs ? k / 2 * 2 : k);
+  args.erase(first, first + (pairs ? 2 : 1));
   return text;
 }
 
