@@ -69,6 +69,14 @@ class RandomModel {
     for (int64_t value : values) tensor.add_int64_data(value);
     return tensor.name();
   }
+  std::string scalar(onnx::TensorProto::DataType type, float value) {
+    onnx::TensorProto& tensor = *graph_.add_initializer();
+    tensor.set_name(fmt::format("c{}", graph_.initializer_size()));
+    tensor.set_data_type(type);
+    if (type == onnx::TensorProto::FLOAT) tensor.add_float_data(value);
+    if (type == onnx::TensorProto::BOOL) tensor.add_int32_data(value != 0);
+    return tensor.name();
+  }
   onnx::NodeProto& node(const std::string& op, const std::vector<std::string>& inputs,
                         const std::string& output = "") {
     onnx::NodeProto& made = *graph_.add_node();
@@ -104,7 +112,7 @@ class RandomModel {
 
   void add_op() {
     const Live v = any();
-    switch (below(10)) {
+    switch (below(11)) {
       case 0:
       case 1:
       case 2:
@@ -138,6 +146,10 @@ class RandomModel {
         attribute(made, "axis", {1}, false);
         return keep(made, v.width + w.width);
       }
+      case 9:
+        return keep(node("Dropout", {v.name, scalar(onnx::TensorProto::FLOAT, 0.25f),
+                                     scalar(onnx::TensorProto::BOOL, 1)}),
+                    v.width);
       default:
         return rearrange(v);
     }
