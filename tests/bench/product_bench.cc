@@ -50,7 +50,11 @@ using Way = std::function<void()>;
 class Operands {
  public:
   explicit Operands(const Product& p)
-      : p_(p), a_(size(p.m, p.k)), b_(size(p.k, p.n)), c_(size(p.m, p.n)) {
+      : p_(p),
+        backend_(make_cpu_backend()),
+        a_(block(p.m, p.k)),
+        b_(block(p.k, p.n)),
+        c_(block(p.m, p.n)) {
     for (size_t i = 0; i < a_.size(); ++i) a_[i] = static_cast<float>(i * 7919 % 1000) / 500 - 1;
     for (size_t i = 0; i < b_.size(); ++i) b_[i] = static_cast<float>(i * 104729 % 1000) / 500 - 1;
   }
@@ -67,7 +71,6 @@ class Operands {
                     {{"trans_a", int64_t{p_.trans_a}}, {"trans_b", int64_t{p_.trans_b}}},
                     {0, 1},
                     {2}}};
-    backend_ = make_cpu_backend();
     std::byte* args[] = {bytes(a_), bytes(b_), bytes(c_)};
     const int32_t bound = *backend_->bind(*backend_->load(program), args, nullptr);
     return [this, bound] { backend_->launch(bound); };
@@ -127,8 +130,12 @@ class Operands {
   }
 
  private:
-  static size_t size(int64_t rows, int64_t columns) { return static_cast<size_t>(rows * columns); }
-  static std::byte* bytes(std::vector<float>& v) { return reinterpret_cast<std::byte*>(v.data()); }
+  // Where buffers of a plan lie, too.
+  std::span<float> block(int64_t rows, int64_t columns) {
+    std::byte* memory = *backend_->allocate(rows * columns * static_cast<int64_t>(sizeof(float)));
+    return {reinterpret_cast<float*>(memory), static_cast<size_t>(rows * columns)};
+  }
+  static std::byte* bytes(std::span<float> v) { return reinterpret_cast<std::byte*>(v.data()); }
   static dnnl_memory_desc_t desc(int64_t rows, int64_t columns, bool transposed) {
     const dnnl_dims_t dims = {rows, columns};
     dnnl_memory_desc_t type;
@@ -137,9 +144,9 @@ class Operands {
   }
 
   Product p_;
-  std::vector<float> a_, b_, c_;
-  std::vector<char> scratch_;
   std::unique_ptr<Backend> backend_;
+  std::span<float> a_, b_, c_;
+  std::vector<char> scratch_;
 };
 
 double seconds_of(const Way& way, double flops) {

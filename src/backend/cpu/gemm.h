@@ -50,11 +50,12 @@ struct Gemm {  // row-major: c[m,n] (+)= a[m,k] · b[k,n]; a is stored [k,m] if 
   int64_t row_of_old() const { return old_step ? old_step : n; }
 };
 
-// Whether a is packed: where its columns, or the rows of a tile, fall into the same few sets of the
-// caches. Packed rows lie apart by what they hold and kGemmPad.
+// Whether a may be packed: where the rows of a tile fall into the same few sets of the caches, and,
+// with tiles of few rows, where a transposed one's columns do. Packed rows lie apart by what they
+// hold and kGemmPad.
 inline constexpr int64_t kGemmPad = 16;
-inline bool gemm_packs_a(const Gemm& g) {
-  return g.trans_a ? g.row_of_a() > 1024 : g.row_of_a() % 1024 == 0;
+inline bool gemm_may_pack_a(const Gemm& g) {
+  return g.trans_a ? g.row_of_a() >= 512 || g.n >= 256 : g.row_of_a() % 1024 == 0;
 }
 
 template <class T>

@@ -169,7 +169,7 @@ template <class T>
 void gemm_part(const Gemm& g, const T* a, const T* b, T* c, const Part& part, T* panels,
                T* packed) {
   const int64_t width = 2 * static_cast<int64_t>(hn::Lanes(hn::ScalableTag<T>()));
-  const bool pack = gemm_packs_a(g) && part.columns > width;
+  const bool pack = packs_a<T>(g) && part.columns > width;
   Panel<T> rows;
   rows.depth = part.depth, rows.c_step = g.row_of_c();
   rows.then = g.thens > 0 && part.k0 + part.depth == g.k ? &g : nullptr;
@@ -278,7 +278,7 @@ int64_t gemm_packed_size(const Gemm& g) { return (g.n + kWidest - 1) / kWidest *
 int64_t gemm_scratch(const Gemm& g) {
   const int64_t columns = std::min((g.n + kWidest - 1) / kWidest * kWidest, kGemmColumns);
   const int64_t depth = std::min(g.k, kGemmDepth);
-  if (gemm_packs_a(g))
+  if (gemm_may_pack_a(g))
     return kGemmDepth * kGemmColumns + (kGemmDepth + kGemmPad) * kGemmHeight * 3 / 2;
   return g.packed_b ? 0 : depth * columns;
 }
