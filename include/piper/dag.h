@@ -71,6 +71,7 @@ struct Accumulate {
   ValueId contribution;  // made by the chunk
   ItemId into;
   int32_t sum = 0, use = 0;  // index of Dag::sums and of the use
+  ItemId reduced;  // the contribution is this item, which is summed over replicas already
 };
 
 struct Task {

@@ -93,7 +93,8 @@ Status read_tensor_types(PlanSet& set) {
         return bad(path, "buffer '{}' wants the initial value '{}', which is not there",
                    quote_control(buffer.name), quote_control(buffer.init));
       if (found->second->dtype != buffer.type.dtype ||
-          num_elements(found->second->shape) != num_elements(buffer.type.shape))
+          num_elements(found->second->shape) !=
+              num_elements(buffer.part_of < 0 ? buffer.type.shape : buffer.whole))
         return bad(path, "'{}' is {}, but buffer '{}' is {}", quote_control(buffer.init),
                    to_string(*found->second), quote_control(buffer.name), to_string(buffer.type));
     }

@@ -1,5 +1,6 @@
 // Chunks -> tasks. A task per (chunk, microbatch), then what data flow between them asks for.
 #include <algorithm>
+#include <map>
 #include <set>
 #include <unordered_map>
 
@@ -49,6 +50,8 @@ class Expander {
     const auto found = sharded_of_.find(dag_.sums[static_cast<size_t>(s)].value.value);
     return found == sharded_of_.end() ? nullptr : &sharded_[found->second];
   }
+  // Whether it is reduced over the first level in every microbatch.
+  bool reduces_each(int32_t s) const { return dag_.sharding.reduce_each && sharded(s); }
   // The value in which a sum is finished.
   ValueId result_of(int32_t s) const {
     const ShardedParam* cut = sharded(s);
@@ -122,7 +125,9 @@ class Expander {
           const std::string name =
               fmt::format("{}.use{}{}", sum.name, u,
                           sequential_replicas() > 1 ? fmt::format(".replica{}", r) : "");
-          const ValueId value = pseudo_value(name, dag_.graph.value(sum.uses[u]).type);
+          const bool cut = reduces_each(static_cast<int32_t>(s));
+          const ValueId like = cut ? result_of(static_cast<int32_t>(s)) : sum.uses[u];
+          const ValueId value = pseudo_value(name, dag_.graph.value(like).type);
           parts.push_back(new_item(value, -1, dag_.chunks[static_cast<size_t>(c)].cell));
         }
         sums_[s].parts.push_back(std::move(parts));
@@ -223,7 +228,7 @@ class Expander {
   void finish_sums(const std::vector<int32_t>& sums, std::vector<ItemId> totals) {
     const int32_t cell = dag_.items[totals[0].index()].cell;
     if (reduces_over_ranks())
-      for (size_t level = 0; level < dag_.levels.size(); ++level)
+      for (size_t level = reduces_each(sums[0]) ? 1 : 0; level < dag_.levels.size(); ++level)
         totals = reduce_level(sums, totals, level);
     for (size_t i = 0; i < sums.size(); ++i) {
       SumState& state = sums_[static_cast<size_t>(sums[i])];
@@ -360,10 +365,111 @@ class Expander {
           static_cast<size_t>(dag_.sequential_replicas ? micro / dag_.microbatches : 0);
       for (const Contribution& c : contributions_[id.index()])
         task.accumulates.push_back(
-            {c.value, sums_[static_cast<size_t>(c.sum)].parts[static_cast<size_t>(c.use)][replica],
+            {c.value,
+             reduces_each(c.sum) ? whole_contribution(c, task) : accumulator(c.sum, c.use, replica),
              c.sum, c.use});
     }
+    const Task added = task;
     dag_.tasks.push_back(std::move(task));
+    if (micro >= 0 && dag_.sharding.reduce_each) reduce_contributions(added);
+  }
+
+  ItemId accumulator(int32_t sum, int32_t use, size_t replica) const {
+    return sums_[static_cast<size_t>(sum)].parts[static_cast<size_t>(use)][replica];
+  }
+
+  // ---- Reductions in every microbatch ----
+  // What one task contributes to a parameter's gradient, before it is summed over replicas; the
+  // part of it that is left; and that part under a name of its own, which joins the accumulator.
+  struct Reduced {
+    ValueId whole, part, joins;
+  };
+  Reduced& reduced(int32_t sum, int32_t use) {
+    Reduced& values = reduced_[{sum, use}];
+    if (values.whole.valid()) return values;
+    const Sum& of = dag_.sums[static_cast<size_t>(sum)];
+    const std::string name = fmt::format("{}.use{}", of.name, use);
+    const TensorType whole = dag_.graph.value(of.uses[static_cast<size_t>(use)]).type;
+    const TensorType part = dag_.graph.value(result_of(sum)).type;
+    values.whole = pseudo_value(name + ".whole", whole);
+    values.part = pseudo_value(name + ".part", part);
+    Node node;
+    node.op = "Reshape";
+    node.name = name + ".joins";
+    node.pass = Pass::kU;
+    node.attrs.set("shape", part.shape);
+    node.inputs = {values.part};
+    const NodeId id = dag_.graph.add_node(std::move(node), std::span(&part, 1));
+    values.joins = dag_.graph.node(id).outputs[0];
+    return values;
+  }
+  ItemId whole_contribution(const Contribution& c, const Task& task) {
+    return new_item(reduced(c.sum, c.use).whole, task.micro, task.cell);
+  }
+
+  // As the backward makes them, joined into buckets.
+  void reduce_contributions(const Task& task) {
+    std::vector<Accumulate> made;
+    for (const Accumulate& a : task.accumulates)
+      if (reduces_each(a.sum)) made.push_back(a);
+    std::stable_sort(made.begin(), made.end(), [&](const Accumulate& a, const Accumulate& b) {
+      return dag_.graph.value(a.contribution).producer < dag_.graph.value(b.contribution).producer;
+    });
+    std::vector<Accumulate> bucket;
+    int64_t bytes = 0;
+    for (const Accumulate& a : made) {
+      bucket.push_back(a);
+      bytes += dag_.graph.value(a.contribution).type.bytes();
+      if (bytes < dag_.bucket_bytes && &a != &made.back()) continue;
+      reduce_bucket(task, bucket);
+      bucket.clear();
+      bytes = 0;
+    }
+  }
+  void reduce_bucket(const Task& of, const std::vector<Accumulate>& bucket) {
+    const std::string what =
+        fmt::format("{}{}{}", dag_.sums[static_cast<size_t>(bucket[0].sum)].name,
+                    bucket.size() > 1 ? fmt::format(" and {} more", bucket.size() - 1) : "",
+                    micro_label(of.micro));
+    Task reduce = first_level_task(TaskKind::kReduceScatter, of.cell);
+    reduce.stream = dag_.levels[0].stream;
+    reduce.micro = of.micro;
+    reduce.label = "reduce_scatter " + what;
+    Task join;
+    join.pass = 'U';
+    join.cell = of.cell;
+    join.micro = of.micro;
+    join.label = "add " + what;
+    join.chunk = joining_chunk(bucket, of.cell);
+    for (const Accumulate& a : bucket) {
+      const Reduced& values = reduced(a.sum, a.use);
+      reduce.reads.push_back(a.into);
+      reduce.writes.push_back(new_item(values.part, of.micro, of.cell));
+      join.accumulates.push_back(
+          {values.joins, accumulator(a.sum, a.use, 0), a.sum, a.use, reduce.writes.back()});
+    }
+    for (ValueId value : dag_.chunks[join.chunk.index()].reads)
+      join.reads.push_back(find_item(value, of.micro, of.cell));
+    dag_.tasks.push_back(std::move(reduce));
+    dag_.tasks.push_back(std::move(join));
+  }
+  ChunkId joining_chunk(const std::vector<Accumulate>& bucket, int32_t cell) {
+    const auto [known, is_new] =
+        joining_.try_emplace({bucket[0].sum, bucket[0].use}, dag_.chunks.size());
+    if (!is_new) return known->second;
+    Chunk chunk;
+    chunk.pass = 'U';
+    chunk.tags.assign(dag_.region_tags.size(), kNoTag);
+    chunk.cell = cell;
+    chunk.name = "U add " + dag_.sums[static_cast<size_t>(bucket[0].sum)].name;
+    for (const Accumulate& a : bucket) {
+      const Reduced& values = reduced(a.sum, a.use);
+      chunk.nodes.push_back(dag_.graph.value(values.joins).producer);
+      chunk.reads.push_back(values.part);
+    }
+    std::sort(chunk.reads.begin(), chunk.reads.end());
+    dag_.chunks.push_back(std::move(chunk));
+    return known->second;
   }
 
   // ---- The end of the step ----
@@ -557,7 +663,9 @@ class Expander {
   std::unordered_map<uint64_t, ItemId> items_;
   std::unordered_map<int32_t, int32_t> sum_of_value_;
   std::vector<ShardedParam> sharded_;
-  std::unordered_map<int32_t, size_t> sharded_of_;  // by gradient
+  std::unordered_map<int32_t, size_t> sharded_of_;          // by gradient
+  std::map<std::pair<int32_t, int32_t>, Reduced> reduced_;  // by sum and use
+  std::map<std::pair<int32_t, int32_t>, ChunkId> joining_;  // by the first of a bucket
   std::vector<SumState> sums_;
   std::vector<std::vector<Contribution>> contributions_;  // by chunk
   std::vector<int32_t> chunk_of_;                         // by node: main chunk

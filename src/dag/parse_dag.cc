@@ -267,7 +267,9 @@ class Parser {
     read_list(line.get("reads"), task.reads, [&](const std::string& i) { return item(i); });
     read_list(line.get("writes"), task.writes, [&](const std::string& i) { return item(i); });
     for (const auto& [key, text] : line.fields)
-      if ((key == "add" && !read_add(text, task)) ||
+      if ((key == "reduced" && !task.accumulates.empty() &&
+           (task.accumulates.back().reduced = item(text), false)) ||
+          (key == "add" && !read_add(text, task)) ||
           (key == "combine" && !read_combine(text, task)))
         return false;
     dag_.tasks.push_back(std::move(task));
@@ -278,9 +280,11 @@ class Parser {
     const size_t plus = text.find("+="), last = text.rfind(':'), middle = text.rfind(':', last - 1);
     if (plus == text.npos || last == text.npos || middle == text.npos || middle < plus)
       return false;
-    task.accumulates.push_back(
-        {value(text.substr(plus + 2, middle - plus - 2)), item(text.substr(0, plus)),
-         small(text.substr(middle + 1, last - middle - 1), 0), small(text.substr(last + 1), 0)});
+    task.accumulates.push_back({value(text.substr(plus + 2, middle - plus - 2)),
+                                item(text.substr(0, plus)),
+                                small(text.substr(middle + 1, last - middle - 1), 0),
+                                small(text.substr(last + 1), 0),
+                                {}});
     return true;
   }
   // %into=%from,%from:sum

@@ -42,9 +42,11 @@ std::string print_task(const Dag& dag, const Task& task) {
         [&](int32_t axis) { return dag.mesh[static_cast<size_t>(axis)].name; });
   field(line, "reads", task.reads, item);
   field(line, "writes", task.writes, item);
-  for (const Accumulate& a : task.accumulates)
+  for (const Accumulate& a : task.accumulates) {
     line += fmt::format(" add={}+={}:{}:{}", item(a.into), dag.graph.value(a.contribution).name,
                         a.sum, a.use);
+    if (a.reduced.valid()) line += fmt::format(" reduced={}", item(a.reduced));
+  }
   for (const Combine& c : task.combines)
     line += fmt::format(" combine={}={}:{}", item(c.into), list(c.from, item), c.sum);
   return line + fmt::format(" \"{}\"\n", task.label);

@@ -76,10 +76,6 @@ Result<Dag> apply_replicate(Dag dag, const std::vector<Replicate>& replicates, E
     if (std::find(axes.begin(), axes.end(), replicate.over) == axes.end())
       return fail(replicate.over_at, "replicate: the mesh has no axis '{}'{}", replicate.over,
                   did_you_mean(replicate.over, axes));
-    if (replicate.shard_parameters || replicate.reduce == Replicate::When::kMicrobatch)
-      return fail(replicate.at,
-                  "replicate: parameters in parts, and reductions for each "
-                  "microbatch, are not supported");
     dag.bucket_bytes = std::max(dag.bucket_bytes, replicate.bucket_bytes);
     Explanation report{replicate.at, "replicate", {}};
     for (SumLevel& level : dag.levels) {

@@ -6,6 +6,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "gathers.h"
 #include "piper/memory.h"
 #include "programs.h"
 #include "send_lifetimes.h"
@@ -76,12 +77,14 @@ class CellLowerer {
                            start[static_cast<size_t>(o.end)]});
     for (const auto& [name, item] : dag_.reports[static_cast<size_t>(cell_)])
       role_.reports.push_back({name, buffer_of(item)});
+    move_communication();
     add_waits();
     for (const Overlap& o : overlaps_) fork_and_join(o);
     return std::move(role_);
   }
   // Overlaps by instruction.
   const std::vector<Overlap>& overlaps() const { return overlaps_; }
+  const GatherPlan& gathers() const { return gather_plan_; }
   // Where a task's first instruction stands (sends and receives have one).
   int32_t position(TaskId task) const { return first_instruction_.at(task.value); }
 
@@ -103,6 +106,10 @@ class CellLowerer {
     const auto known = buffers_.find(item.value);
     if (known != buffers_.end()) return known->second;
     const Value& value = dag_.graph.value(dag_.items[item.index()].value);
+    if (const Part* part = gathered_as(dag_.items[item.index()].value)) {
+      buffers_[item.value] = add_gathered(*part);
+      return buffers_[item.value];
+    }
     std::string name = value.name;
     if (dag_.items[item.index()].micro >= 0)
       name += fmt::format("@{}", dag_.items[item.index()].micro);
@@ -115,6 +122,31 @@ class CellLowerer {
       buffer.init = value.name;
     }
     buffers_[item.value] = index;
+    return index;
+  }
+
+  // The part of a parameter that lives in parts alone.
+  const Part* gathered_as(ValueId param) const {
+    if (!dag_.sharding.parameters) return nullptr;
+    const auto found = std::find_if(dag_.parts.begin(), dag_.parts.end(),
+                                    [&](const Part& part) { return part.param == param; });
+    return found == dag_.parts.end() ? nullptr : &*found;
+  }
+  int32_t add_gathered(const Part& part) {
+    const Value& value = dag_.graph.value(part.param);
+    const int32_t whole = add_buffer(value, value.name);
+    role_.buffers.back().param = params_.at(part.param.value)->name;
+    gathered_.push_back({whole, buffer_of_part(part)});
+    return whole;
+  }
+  // The update reads it; of a frozen parameter nothing but the gathers.
+  int32_t buffer_of_part(const Part& part) {
+    for (size_t i = 0; i < dag_.items.size(); ++i)
+      if (dag_.items[i].value == part.value && dag_.items[i].cell == cell_)
+        return buffer_of(ItemId(i));
+    const Value& value = dag_.graph.value(part.value);
+    const int32_t index = add_buffer(value, value.name);
+    describe_state(part.value, role_.buffers.back());
     return index;
   }
 
@@ -296,6 +328,12 @@ class CellLowerer {
     };
     for (int32_t s : segment.sums) {
       const Accumulate& a = task.accumulates[static_cast<size_t>(s)];
+      if (a.reduced.valid()) {
+        const int32_t into = arg_of(buffer_of(a.into)), from = arg_of(buffer_of(a.reduced));
+        instruction.combines.push_back({into, {from}});
+        if (!first[static_cast<size_t>(s)]) instruction.combines.back().from = {into, from};
+        continue;
+      }
       Contribution contribution;
       contribution.arg = arg_of(buffer_of(a.into));
       contribution.target = a.sum;
@@ -319,6 +357,21 @@ class CellLowerer {
       if (sum != sums.end() && !combined.count(arg) && arg_of(sum->first) == arg)
         instruction.sum_reads.push_back({arg, sum->second});
     }
+  }
+
+  void move_communication() {
+    if (!dag_.sharding.optimizer) return;
+    if (overlaps_.empty()) follow(raise_reductions(role_, dag_));
+    if (gathered_.empty()) return;
+    const int32_t group = group_of({dag_.levels[0].axis});
+    follow(insert_gathers(role_, gathered_, dag_, group, gather_plan_));
+  }
+  // To where instructions have moved.
+  void follow(const std::vector<int32_t>& moved) {
+    const auto now = [&](int32_t i) { return moved[static_cast<size_t>(i)]; };
+    for (auto& [task, position] : first_instruction_)
+      if (static_cast<size_t>(position) < moved.size()) position = now(position);
+    for (Overlap& o : overlaps_) o = {now(o.first), now(o.second), now(o.end - 1) + 1};
   }
 
   // An instruction waits for the last ones on other streams that wrote what it reads or writes, or
@@ -369,8 +422,10 @@ class CellLowerer {
   std::vector<Overlap> overlaps_;  // by instruction
   std::unordered_map<int32_t, const Param*> params_;  // by value
   std::unordered_map<int32_t, const Part*> parts_;    // by value
-  std::unordered_map<int32_t, int32_t> buffers_;      // by root item
-  std::unordered_map<int32_t, int32_t> programs_;     // by pooled program
+  std::vector<GatheredBuffer> gathered_;
+  GatherPlan gather_plan_;
+  std::unordered_map<int32_t, int32_t> buffers_;   // by root item
+  std::unordered_map<int32_t, int32_t> programs_;  // by pooled program
   std::unordered_map<int32_t, int32_t> first_instruction_;
   std::set<int32_t> started_;  // accumulators that hold a contribution already
 };
@@ -433,7 +488,7 @@ void stretch(std::vector<Block>& blocks, const std::vector<Overlap>& overlaps) {
 // Step buffers live from the first instruction that names them to the last; see send_lifetimes.h
 // for sends.
 void place_buffers(RoleProgram& role, const std::vector<int64_t>& held_until,
-                   const std::vector<Overlap>& overlaps) {
+                   const std::vector<Overlap>& overlaps, const std::vector<Slot>& pool) {
   const auto n = static_cast<int64_t>(role.body.size());
   std::vector<Block> blocks(role.buffers.size());
   for (size_t b = 0; b < role.buffers.size(); ++b) {
@@ -459,8 +514,17 @@ void place_buffers(RoleProgram& role, const std::vector<int64_t>& held_until,
       block.offset = end;
       end += align_up(block.bytes);
     }
+  // A pool is there for the whole step; its buffers take turns in it.
+  for (const Slot& slot : pool) {
+    for (const auto& [buffer, offset] : slot.buffers) blocks[static_cast<size_t>(buffer)].bytes = 0;
+    blocks.push_back({.bytes = slot.bytes, .first = 0, .last = n});
+  }
   role.arena_bytes = place_blocks(blocks);
-  for (size_t b = 0; b < blocks.size(); ++b) role.buffers[b].offset = blocks[b].offset;
+  for (size_t b = 0; b < role.buffers.size(); ++b) role.buffers[b].offset = blocks[b].offset;
+  for (size_t s = 0; s < pool.size(); ++s)
+    for (const auto& [buffer, offset] : pool[s].buffers)
+      role.buffers[static_cast<size_t>(buffer)].offset =
+          blocks[role.buffers.size() + s].offset + offset;
 }
 
 // Memory that another stream has used is taken over when that stream has done with it: a wait for
@@ -468,7 +532,10 @@ void place_buffers(RoleProgram& role, const std::vector<int64_t>& held_until,
 class MemoryWaits {
  public:
   MemoryWaits(RoleProgram& role, const std::vector<int64_t>& held_until)
-      : role_(role), held_until_(held_until), last_(role.buffers.size()) {}
+      : role_(role),
+        held_until_(held_until),
+        last_(role.buffers.size()),
+        owns_(role.buffers.size()) {}
 
   void run() {
     if (role_.streams.size() == 1) return;
@@ -476,7 +543,7 @@ class MemoryWaits {
       Instruction& one = role_.body[i];
       std::set<int32_t> waits(one.waits.begin(), one.waits.end());
       for (int32_t arg : one.args) {
-        if (role_.buffers[at(arg)].kind == BufferKind::kStep && last_[at(arg)].empty())
+        if (role_.buffers[at(arg)].kind == BufferKind::kStep && !owns_[at(arg)])
           take(arg, one.stream, waits);
         last_[at(arg)][one.stream] = static_cast<int32_t>(i);
         if (one.kind != InstructionKind::kSend) continue;
@@ -499,6 +566,7 @@ class MemoryWaits {
     if (it != owner_.begin() && std::prev(it)->second.first > begin) --it;
     while (it != owner_.end() && it->first < end) {
       const auto [first, range] = *it;
+      owns_[at(range.second)] = false;
       for (const auto& [on, last] : last_[at(range.second)])
         if (on != stream) waits.insert(last);
       it = owner_.erase(it);
@@ -506,11 +574,13 @@ class MemoryWaits {
       if (range.first > end) it = owner_.insert_or_assign(end, range).first;
     }
     if (begin < end) owner_[begin] = {end, buffer};
+    owns_[at(buffer)] = true;
   }
 
   RoleProgram& role_;
   const std::vector<int64_t>& held_until_;
   std::vector<std::map<int32_t, int32_t>> last_;          // by buffer: last access by stream
+  std::vector<bool> owns_;                                // by buffer: nothing else is in its bytes
   std::map<int64_t, std::pair<int64_t, int32_t>> owner_;  // by first byte: end, buffer
 };
 
@@ -548,7 +618,7 @@ Result<Lowered> lower(const Dag& dag, const Schedule& schedule, const LowerOptio
     for (ValueId input : dag.graph.inputs)
       if (input != dag.graph.sample && used.count(dag.graph.value(input).name))
         role.inputs.push_back(describe_input(dag.graph, input, all_readers));
-    place_buffers(role, held[c], cells[c].overlaps());
+    place_buffers(role, held[c], cells[c].overlaps(), cells[c].gathers().pool);
     MemoryWaits(role, held[c]).run();
   }
   std::unordered_set<std::string_view> wanted;

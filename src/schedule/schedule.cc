@@ -53,7 +53,8 @@ class Issuer {
     waiters_.resize(dag.tasks.size());
     for (size_t t = 0; t < dag.tasks.size(); ++t) {
       const Task& task = dag.tasks[t];
-      const bool eager = task.kind == TaskKind::kSend || is_peer_reduction(dag, task);
+      const bool joins = task.pass == 'U' && task.micro >= 0;  // what a reduction has left
+      const bool eager = task.kind == TaskKind::kSend || is_peer_reduction(dag, task) || joins;
       if (!eager) continue;
       missing_[t] = static_cast<int32_t>(deps[t].size());
       for (TaskId d : deps[t]) waiters_[d.index()].push_back(TaskId(t));

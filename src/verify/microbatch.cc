@@ -2,6 +2,7 @@
 // differ in "mb=N" alone are compared with those of the first microbatch: arg by arg, parameters
 // and other kept buffers are the same ones, and the others correspond one to one; and their
 // programs do the same, but that one may add to what another sets.
+#include <algorithm>
 #include <map>
 
 #include "model.h"
@@ -67,9 +68,13 @@ class Comparison {
       const int32_t expected = first.args[a], actual = one.args[a];
       const bool kept = role_.buffers[expected].kind != BufferKind::kStep ||
                         role_.buffers[actual].kind != BufferKind::kStep;
-      const bool fits = kept ? expected == actual
-                             : to.try_emplace(expected, actual).first->second == actual &&
-                                   from.try_emplace(actual, expected).first->second == expected;
+      const std::string &param = role_.buffers[expected].param,
+                        &other_param = role_.buffers[actual].param;
+      const bool gathered = !kept && !(param.empty() && other_param.empty());
+      const bool fits = gathered ? param == other_param
+                        : kept   ? expected == actual
+                                 : to.try_emplace(expected, actual).first->second == actual &&
+                                     from.try_emplace(actual, expected).first->second == expected;
       if (!fits)
         findings_.add("microbatch", "{} takes {} as arg {}, where {} takes {}", name(place),
                       buffer_name(actual), a, name_of(first), buffer_name(expected));
@@ -96,6 +101,9 @@ class Comparison {
     std::vector<bool> adds(meaning.size());
     for (const Contribution& part : one.contributions)
       if (part.accumulates) adds[part.arg] = true;
+    for (const SumCombine& sum : one.combines)
+      if (std::find(sum.from.begin(), sum.from.end(), sum.arg) != sum.from.end())
+        adds[sum.arg] = true;
     for (size_t a = 0; a < adds.size(); ++a)
       if (adds[a]) meaning[a] -= initial_symbol(a);
     return meaning;

@@ -67,7 +67,8 @@ class Folder {
 };
 
 inline Result<Compiled> compile_model(const std::string& model, std::string text,
-                                      const Shape2& shape, bool oracles = false, bool fuse = true) {
+                                      const Shape2& shape, bool oracles = false, bool fuse = true,
+                                      const std::vector<Definition>& more = {}) {
   const Folder folder;
   text.replace(text.find("ORDER"), 5, shape.order);
   CompileOptions options;
@@ -76,6 +77,7 @@ inline Result<Compiled> compile_model(const std::string& model, std::string text
   options.defines = {{"stages", std::to_string(shape.pp)},
                      {"dp", std::to_string(shape.dp)},
                      {"microbatches", std::to_string(shape.mb)}};
+  for (const Definition& define : more) options.defines.push_back(define);
   options.oracles = oracles;
   options.fuse = fuse;
   return compile(options);

@@ -1,0 +1,264 @@
+#include "gathers.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "piper/memory.h"
+
+namespace piper {
+namespace {
+
+using Gather = Sharding::Gather;
+
+size_t at(int64_t id) { return static_cast<size_t>(id); }
+
+class Inserter {
+ public:
+  Inserter(RoleProgram& role, const std::vector<GatheredBuffer>& gathered, const Dag& dag,
+           int32_t group, GatherPlan& plan)
+      : role_(role), dag_(dag), group_(group), plan_(plan), micro_of_(role.body.size(), -1) {
+    for (const GatheredBuffer& each : gathered) part_of_[each.whole] = each.part;
+    for (size_t i = 0; i < role.body.size(); ++i) micro_of_[i] = role.body[i].micro;
+  }
+
+  std::vector<int32_t> run() {
+    form_buckets();
+    plan_.buckets = static_cast<int64_t>(buckets_.size());
+    if (dag_.sharding.gather == Gather::kPass) {
+      assign_slots();
+      load_into_pool();
+    } else {
+      load_and_keep();
+    }
+    issue();
+    return insert();
+  }
+
+ private:
+  struct Bucket {
+    std::vector<int32_t> buffers;  // whole parameters
+    int64_t bytes = 0, padded = 0;
+    size_t slot = 0;
+  };
+  struct Load {
+    size_t bucket = 0;
+    std::vector<int32_t> buffers;  // where to
+    int64_t need = 0;              // the instruction that reads them first
+    int64_t free_after = -1;       // the last one that reads what lay in their memory
+    int64_t issue = 0;             // stands just before this one
+  };
+
+  // In order of first use; what one instruction uses first stays together.
+  void form_buckets() {
+    needs_.resize(role_.body.size());
+    std::map<int32_t, size_t> bucket_of;
+    bool open = false;
+    for (size_t i = 0; i < role_.body.size(); ++i) {
+      std::set<size_t> needs;
+      for (int32_t arg : role_.body[i].args) {
+        if (!part_of_.contains(arg)) continue;
+        if (!bucket_of.contains(arg)) {
+          if (!open) buckets_.emplace_back();
+          open = true;
+          bucket_of[arg] = buckets_.size() - 1;
+          buckets_.back().buffers.push_back(arg);
+          const int64_t bytes = role_.buffers[at(arg)].type.bytes();
+          buckets_.back().bytes += bytes;
+          buckets_.back().padded += align_up(bytes);
+        }
+        needs.insert(bucket_of[arg]);
+      }
+      needs_[i].assign(needs.begin(), needs.end());
+      if (open && buckets_.back().bytes >= dag_.bucket_bytes) open = false;
+    }
+  }
+
+  // prefetch + 1 slots, taken in turn; one more for what an instruction needs beside them.
+  void assign_slots() {
+    std::vector<std::set<size_t>> together(buckets_.size());
+    for (const auto& needs : needs_)
+      for (size_t a : needs) together[a].insert(needs.begin(), needs.end());
+    const size_t turn = std::min(at(dag_.sharding.prefetch) + 1, buckets_.size());
+    plan_.pool.resize(turn);
+    std::vector<std::set<size_t>> held(turn);  // by slot
+    for (size_t b = 0; b < buckets_.size(); ++b) {
+      const auto is_free = [&](size_t slot) {
+        return std::none_of(held[slot].begin(), held[slot].end(),
+                            [&](size_t other) { return together[b].contains(other); });
+      };
+      size_t slot = b % turn, tried = 0;
+      for (; tried < held.size() && !is_free(slot); ++tried) slot = (slot + 1) % held.size();
+      if (tried == held.size()) {
+        slot = held.size();
+        held.emplace_back();
+        plan_.pool.emplace_back();
+      }
+      held[slot].insert(b);
+      buckets_[b].slot = slot;
+      int64_t offset = 0;
+      for (int32_t buffer : buckets_[b].buffers) {
+        plan_.pool[slot].buffers.emplace_back(buffer, offset);
+        offset += align_up(role_.buffers[at(buffer)].type.bytes());
+      }
+      plan_.pool[slot].bytes = std::max(plan_.pool[slot].bytes, offset);
+    }
+  }
+
+  // A bucket that is still in its slot is not gathered again.
+  void load_into_pool() {
+    std::vector<int64_t> holds(plan_.pool.size(), -1), last_use(plan_.pool.size(), -1);
+    for (size_t i = 0; i < needs_.size(); ++i)
+      for (size_t b : needs_[i]) {
+        const size_t slot = buckets_[b].slot;
+        if (holds[slot] != static_cast<int64_t>(b))
+          loads_.push_back({b, buckets_[b].buffers, static_cast<int64_t>(i), last_use[slot]});
+        holds[slot] = static_cast<int64_t>(b);
+        last_use[slot] = static_cast<int64_t>(i);
+      }
+  }
+
+  // Kept to the end of the step, or as long as some microbatch that has used it will do so again.
+  void load_and_keep() {
+    const bool per_step = dag_.sharding.gather == Gather::kStep;
+    std::map<std::pair<size_t, int32_t>, size_t> last;  // by bucket and microbatch
+    for (size_t i = 0; i < needs_.size(); ++i)
+      for (size_t b : needs_[i]) last[{b, micro_of_[i]}] = i;
+    std::vector<std::set<int32_t>> in_flight(buckets_.size());
+    std::vector<std::vector<int32_t>> now(buckets_.size());  // the buffers; empty: dropped
+    std::vector<bool> used(buckets_.size());
+    for (size_t i = 0; i < needs_.size(); ++i)
+      for (size_t b : needs_[i]) {
+        if (now[b].empty()) {
+          now[b] = used[b] ? copies_of(buckets_[b].buffers) : buckets_[b].buffers;
+          used[b] = true;
+          loads_.push_back({b, now[b], static_cast<int64_t>(i)});
+        }
+        for (int32_t& arg : role_.body[i].args) {
+          const auto& whole = buckets_[b].buffers;
+          const auto found = std::find(whole.begin(), whole.end(), arg);
+          if (found != whole.end()) arg = now[b][at(found - whole.begin())];
+        }
+        const int32_t micro = micro_of_[i];
+        if (last[{b, micro}] > i)
+          in_flight[b].insert(micro);
+        else
+          in_flight[b].erase(micro);
+        if (!per_step && in_flight[b].empty()) now[b].clear();
+      }
+  }
+  std::vector<int32_t> copies_of(const std::vector<int32_t>& buffers) {
+    std::vector<int32_t> copies;
+    for (int32_t buffer : buffers) {
+      const Buffer copy = role_.buffers[at(buffer)];
+      copies.push_back(static_cast<int32_t>(role_.buffers.size()));
+      part_of_[copies.back()] = part_of_[buffer];
+      role_.buffers.push_back(copy);
+    }
+    return copies;
+  }
+
+  // `prefetch` loads ahead of the one that is needed, once the memory is free, in order.
+  void issue() {
+    const size_t distance = at(dag_.sharding.prefetch);
+    for (size_t k = 0; k < loads_.size(); ++k) {
+      Load& load = loads_[k];
+      load.issue = k < distance ? 0 : loads_[k - distance].need;
+      load.issue = std::max(load.issue, load.free_after + 1);
+      if (k > 0) load.issue = std::max(load.issue, loads_[k - 1].issue);
+    }
+  }
+
+  Instruction gather(const Load& load) {
+    Instruction one;
+    one.kind = InstructionKind::kAllGather;
+    one.stream = dag_.sharding.gather_stream;
+    one.group = group_;
+    one.pass = '-';
+    for (int32_t buffer : load.buffers) {
+      one.args.push_back(part_of_[buffer]);
+      one.args.push_back(buffer);
+    }
+    const Buffer& first = role_.buffers[at(load.buffers[0])];
+    one.label = fmt::format(
+        "all_gather {}{}", first.param,
+        load.buffers.size() > 1 ? fmt::format(" and {} more", load.buffers.size() - 1) : "");
+    ++plan_.gathers;
+    plan_.bytes += buckets_[load.bucket].bytes;
+    return one;
+  }
+
+  std::vector<int32_t> insert() {
+    std::vector<Instruction> body;
+    std::vector<int32_t> moved;
+    size_t next = 0;
+    for (size_t i = 0; i < role_.body.size(); ++i) {
+      for (; next < loads_.size() && loads_[next].issue <= static_cast<int64_t>(i); ++next)
+        body.push_back(gather(loads_[next]));
+      moved.push_back(static_cast<int32_t>(body.size()));
+      body.push_back(std::move(role_.body[i]));
+    }
+    role_.body = std::move(body);
+    return moved;
+  }
+
+  RoleProgram& role_;
+  const Dag& dag_;
+  const int32_t group_;
+  GatherPlan& plan_;
+  std::map<int32_t, int32_t> part_of_;  // by whole buffer
+  std::vector<int32_t> micro_of_;       // by instruction
+  std::vector<Bucket> buckets_;
+  std::vector<std::vector<size_t>> needs_;  // by instruction: buckets, ascending
+  std::vector<Load> loads_;
+};
+
+// A reduction between peers, or a sum of what one has left.
+bool rises(const RoleProgram& role, const Instruction& one, const Dag& dag) {
+  if (one.kind == InstructionKind::kCompute) return one.pass == 'U' && one.micro >= 0;
+  if (one.kind != InstructionKind::kReduceScatter && one.kind != InstructionKind::kAllReduce)
+    return false;
+  const auto& axes = role.groups[at(one.group)].axes;
+  return std::none_of(axes.begin(), axes.end(),
+                      [&](int32_t axis) { return dag.mesh[at(axis)].placed; });
+}
+
+}  // namespace
+
+std::vector<int32_t> raise_reductions(RoleProgram& role, const Dag& dag) {
+  // Each instruction's place: behind another, in order.
+  std::vector<std::pair<int64_t, int64_t>> place;
+  std::vector<int64_t> last(role.buffers.size(), -1);  // by buffer: behind what its last use stands
+  int64_t previous = -1;
+  for (size_t i = 0; i < role.body.size(); ++i) {
+    const Instruction& one = role.body[i];
+    int64_t behind = static_cast<int64_t>(i);
+    if (rises(role, one, dag)) {
+      behind = previous;
+      for (int32_t arg : one.args) behind = std::max(behind, last[at(arg)]);
+      previous = behind;
+    }
+    for (int32_t arg : one.args) last[at(arg)] = behind;
+    place.emplace_back(behind, static_cast<int64_t>(i));
+  }
+  std::vector<std::pair<int64_t, int64_t>> order = place;
+  std::sort(order.begin(), order.end(), [](const auto& a, const auto& b) {
+    const bool stays_a = a.first == a.second, stays_b = b.first == b.second;
+    return std::tuple(a.first, !stays_a, a.second) < std::tuple(b.first, !stays_b, b.second);
+  });
+  std::vector<Instruction> body;
+  std::vector<int32_t> moved(role.body.size());
+  for (const auto& [behind, i] : order) {
+    moved[at(i)] = static_cast<int32_t>(body.size());
+    body.push_back(std::move(role.body[at(i)]));
+  }
+  role.body = std::move(body);
+  return moved;
+}
+
+std::vector<int32_t> insert_gathers(RoleProgram& role, const std::vector<GatheredBuffer>& gathered,
+                                    const Dag& dag, int32_t group, GatherPlan& plan) {
+  return Inserter(role, gathered, dag, group, plan).run();
+}
+
+}  // namespace piper

@@ -1,0 +1,31 @@
+// Where the communication of parts stands among the instructions of a cell: reductions rise to just
+// behind what they add up, whole parameters are gathered shortly before they are used.
+#pragma once
+
+#include "piper/bundle.h"
+#include "piper/dag.h"
+
+namespace piper {
+
+// A whole parameter that is put together when it is used.
+struct GatheredBuffer {
+  int32_t whole = 0, part = 0;  // buffers
+};
+// A static piece of the arena that buckets of gathered parameters take in turn.
+struct Slot {
+  int64_t bytes = 0;
+  std::vector<std::pair<int32_t, int64_t>> buffers;  // with their offsets in the slot
+};
+struct GatherPlan {
+  std::vector<Slot> pool;
+  int64_t buckets = 0, gathers = 0, bytes = 0;  // what one step gathers
+};
+
+// Both change role.body alone (insert_gathers may add buffers) and give by old position the new
+// one.
+std::vector<int32_t> raise_reductions(RoleProgram& role, const Dag& dag);
+// `group`: of the parts. Without waits: they are added later.
+std::vector<int32_t> insert_gathers(RoleProgram& role, const std::vector<GatheredBuffer>& gathered,
+                                    const Dag& dag, int32_t group, GatherPlan& plan);
+
+}  // namespace piper
