@@ -9,9 +9,15 @@
 // Why not a library for whole products (tests/bench/products.txt, made by product_bench): a call of
 // oneDNN allocates, 4 to 6 blocks for a primitive and one for dnnl_sgemm, which a launch may not;
 // it sums up to 512 of k in one chain; and its bits depend on the shape of the whole product. Over
-// the shapes there it is 4 to 8 % faster than this kernel with AVX-512 and equal to it with AVX2,
-// where rows of 512 halve it at worst. OpenBLAS is slower with both, and its bits depend on its
-// threads.
+// the shapes there the better of the two leads this kernel by 6 % at most with AVX-512, dnnl_sgemm
+// by 1 % in the mean; with AVX2 by 9 % at most, and this kernel by 2 % in the mean. A choice of the
+// best for each shape would win less than 2 % of the sample GPT's products. OpenBLAS is slower with
+// both, and its bits depend on its threads.
+//
+// Why b is packed in each call, weights too: rows that lie as a panel wants them are packed by the
+// tile that reads them first, at no cost that shows, and transposing takes 0.7 % of a pipeline's
+// step with four microbatches. Packed copies of all weights, in both orientations, would win a part
+// of that.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,9 @@
 // Matrix products in register tiles, compiled once per instruction set.
 //
-// Panels of b, kDepth × two vectors, are packed so that a tile walks them without gaps; a is walked
-// as it lies, and packed only where its columns lie far apart. A tile of kRows × two vectors stays
-// in registers over the whole depth.
+// Panels of b, kGemmDepth × two vectors, are packed so that a tile walks them without gaps; a is
+// walked as it lies, and packed where that would not stay in the caches. In a training step
+// operands come from the third-level cache: whatever is needed next is fetched while a tile
+// multiplies.
 #include "simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
