@@ -25,10 +25,14 @@ class Finisher {
         base_(program.bases()),
         maker_(program.values.size(), kNone),
         reads_(program.values.size()),
+        reader_(program.values.size(), kNone),
         writes_(program.values.size()) {
     for (size_t o = 0; o < program.ops.size(); ++o) {
       for (int32_t input : program.ops[o].inputs)
-        if (input >= 0) ++reads_[at(base_[at(input)])];
+        if (input >= 0) {
+          ++reads_[at(base_[at(input)])];
+          reader_[at(base_[at(input)])] = o;
+        }
       for (int32_t output : program.ops[o].outputs) {
         maker_[at(output)] = o;
         writes_[at(base_[at(output)])].push_back(o);
@@ -93,7 +97,19 @@ class Finisher {
                      num_elements(with) == shape.back();
     if (type(out).shape != shape || (with != shape && !row)) return false;
     if (product.op == "MatMul" && inner_extent(product) == 0) return false;
+    if (!row && joins_a_group(out)) return false;
     return stays(product, other, m, o, base_[at(out)]);
+  }
+
+  // Whether a value goes into a group of pointwise ops and nowhere else: what makes it is done in
+  // the pass of that group, which stays.
+  bool joins_a_group(int32_t value) const {
+    const size_t reader = reader_[at(value)];
+    if (value < program_.num_args || base_[at(value)] != value || reads_[at(value)] != 1)
+      return false;
+    const ProgramOp& op = program_.ops[reader];
+    return word_of(op) && op.op != "Add" && op.op != "Mul" &&
+           type(op.outputs[0]).shape == type(value).shape;
   }
 
   int64_t inner_extent(const ProgramOp& product) const {
@@ -128,6 +144,7 @@ class Finisher {
   const std::vector<int32_t> base_;
   std::vector<size_t> maker_;                // by value: the op that makes it
   std::vector<int> reads_;                   // by base
+  std::vector<size_t> reader_;               // by base: the last op that reads it
   std::vector<std::vector<size_t>> writes_;  // by base
 };
 

@@ -213,6 +213,9 @@ TEST(FuseProducts, WhatCannotBePartOfAProductStandsAlone) {
            {product, {"Expand", {{"shape", wide.shape}}, {0}, {4}}, {"Add", {}, {3, 4}, {2}}}),
       "MatMul 0,1>3; Expand 0>4; Add 3,4>2; ");
   EXPECT_EQ(text({x, x, x, x}, {product, {"Add", {}, {3, 3}, {2}}}), "MatMul 0,1>3; Add 3,3>2; ");
+  // A group of pointwise ops would read the sum: no pass would be less.
+  EXPECT_EQ(text({x, x, x, x, x}, {product, {"Mul", {}, {3, 0}, {4}}, {"Tanh", {}, {4}, {2}}}),
+            "MatMul 0,1>3; Fused 3,0>2 '0 1 Mul Tanh'; ");
   // Somebody else reads the product, too.
   EXPECT_EQ(text({x, x, x, x, x}, {product, {"Add", {}, {3, 0}, {4}}, {"MatMul", {}, {3, 4}, {2}}}),
             "MatMul 0,1>3; Add 3,0>4; MatMul 3,4>2; ");
