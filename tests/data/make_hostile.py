@@ -308,6 +308,11 @@ def kernel_files():
         "pad_by_the_greatest_number": "Pad {after=[9223372036854775807], before=[9223372036854775807]} f32[4] -> f32[2]",
         "a_place_in_nothing": "TopK {axis=0, k=3} f32[0,2] -> f32[3,2] i64[3,2]",
         "window_of_nothing": "Unfold {dilations=[0], kernel=[0], pads=[0,0], strides=[0]} f32[1,1,4] -> f32[1,1,0,4]",
+        "attention_behind_all_keys": "Attention {causal=1, offset=9223372036854775807, tokens_first=[1,0,1,0]} f32[2,3,4,3] "
+                                     "f32[2,2,4,3] f32[2,4,2,5] -> f32[2,4,3,5] f32[2,4,3]",
+        "strides_that_overflow": "Log f64[0,3] -> f64[0,3,9223372036854775807]",
+        "slice_whose_reach_overflows": "Slice {ends=[9], starts=[0], steps=[9223372036854775807]} f32[4] -> f32[3]",
+        "slice_of_nothing_backwards": "Slice {ends=[-1,-1], starts=[5,1], steps=[-2,-1]} f64[0,2] -> f64[3,2]",
         "fused_beyond_the_stack": "Fused {expr=\"Add Add @7 =99999999999 5\"} f32[4] -> f32[4]",
     }
     for name, use in uses.items():

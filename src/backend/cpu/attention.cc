@@ -33,7 +33,8 @@ Status read_attributes(const Use& use, Form& f) {
   PIPER_ASSIGN(f.softcap, use.real_or("softcap", 0));
   PIPER_ASSIGN(f.masked, use.real_or("masked_score", -std::numeric_limits<double>::infinity()));
   PIPER_ASSIGN(const int64_t causal, use.integer_or("causal", 0));
-  PIPER_ASSIGN(f.offset, use.integer_or("offset", 0));
+  PIPER_ASSIGN(const int64_t offset, use.integer_or("offset", 0));
+  f.offset = std::clamp(offset, -f.queries, f.keys);  // beyond, no key is seen, or every key
   f.causal = causal != 0;
   return ok_status();
 }

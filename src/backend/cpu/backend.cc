@@ -71,9 +71,10 @@ Status check_type(const TensorType& type) {
              cpu::kMaxRank);
   int64_t elements = 1;
   for (int64_t extent : type.shape) {
-    PIPER_WANT(extent >= 0 && (extent == 0 || elements <= kMaxElements / extent), "{} is no size",
+    const int64_t size = std::max<int64_t>(extent, 1);  // no product of them overflows
+    PIPER_WANT(extent >= 0 && elements <= kMaxElements / size, "{} is no size",
                to_string(type.shape));
-    elements *= extent;
+    elements *= size;
   }
   return ok_status();
 }

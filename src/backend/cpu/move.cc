@@ -111,16 +111,18 @@ Result<KernelPtr> make_slice(const Use& use) {
   int64_t first = 0;
   for (size_t d = 0; d < from.size(); ++d) {
     const int64_t size = from[d];
-    const int64_t start = std::clamp<int64_t>(starts[d] < 0 ? starts[d] + size : starts[d], 0,
-                                              by[d] < 0 ? size - 1 : size);
-    const int64_t limit = int64_t{1} << 40;
-    PIPER_WANT(by[d] != 0 && by[d] > -limit && by[d] < limit, "a step of {}", by[d]);
+    PIPER_WANT(by[d] != 0, "a step of 0");
     if (to[d] == 0) continue;  // nothing is read
-    const int64_t last = start + (to[d] - 1) * by[d];
-    PIPER_WANT(start < size && last >= 0 && last < size, "starts={} steps={} of {} to {}",
+    const int64_t most = std::max<int64_t>(by[d] < 0 ? size - 1 : size, 0);
+    const int64_t start =
+        std::clamp<int64_t>(starts[d] < 0 ? starts[d] + size : starts[d], 0, most);
+    int64_t last = 0;
+    const bool far = __builtin_mul_overflow(to[d] - 1, by[d], &last) ||
+                     __builtin_add_overflow(last, start, &last);
+    PIPER_WANT(start < size && !far && last >= 0 && last < size, "starts={} steps={} of {} to {}",
                to_string(starts), to_string(by), to_string(from), to_string(to));
     first += start * own[d];
-    steps[d] = by[d] * own[d];
+    steps[d] = to[d] == 1 ? 0 : by[d] * own[d];
   }
   return strided(use, std::move(steps), first);
 }
