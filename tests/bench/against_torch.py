@@ -18,6 +18,7 @@ STRATEGIES = {
     "": "piper: 1\n",
     "dp": "piper: 1\nmesh: {dp: 2}\ndirectives: [{replicate: {over: dp, bucket: 25MiB}}]\n",
     "pp": f"piper: 1\ninclude: {ROOT}/strategies/1f1b.yaml\nparams: {{stages: 2, microbatches: {models.MICROBATCHES}}}\n",
+    "pp-zbv": f"piper: 1\ninclude: {ROOT}/strategies/zbv.yaml\nparams: {{stages: 2, microbatches: {models.MICROBATCHES}}}\n",
 }
 
 
@@ -53,7 +54,7 @@ class Piper:
     def __init__(self, case, folder, bin):
         self.run_program, self.folder = bin / "piper-run", folder
         _, _, _, batch, _, ways = models.CASES[case]
-        (folder / "strategy.yaml").write_text(STRATEGIES[ways] + TRAIN % batch)
+        (folder / "strategy.yaml").write_text(STRATEGIES.get(case, STRATEGIES[ways]) + TRAIN % batch)
         shutil.rmtree(folder / "plans", ignore_errors=True)
         subprocess.run([bin / "piperc", folder / "model.onnx", folder / "strategy.yaml", "-o", folder / "plans", "--no-oracles"], check=True)
 

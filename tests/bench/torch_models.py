@@ -93,6 +93,7 @@ CASES = {
     "llama": ("Llama of the transformers library, 8 layers of 256", llama, 8192, 4, 128, ""),
     "bert": ("BERT of the transformers library, 10 layers of 256", bert, 8192, 4, 128, ""),
     "pp": ("the sample GPT untied, 2 stages, 4 microbatches, 1F1B", gpt(4, tied=False, **SAMPLE), 256, 8, 128, "pp"),
+    "pp-zbv": ("the same beside PyTorch's 1F1B, with Piper's ZBV", gpt(4, tied=False, **SAMPLE), 256, 8, 128, "pp"),
     "dp": ("the sample GPT, 2 replicas", gpt(4, **SAMPLE), 256, 8, 128, "dp"),
 }
 MICROBATCHES = 4
