@@ -69,6 +69,18 @@ Result<Schedule> located(Result<Schedule> schedule, const Strategy& strategy) {
   return schedule;
 }
 
+// What replicate's collectives came to, where there are several: of the role with most.
+void explain_collectives(const Lowered& lowered, const Strategy& strategy, Explanations& explain) {
+  std::vector<std::string> most;
+  for (const RoleProgram& role : lowered.roles) {
+    std::vector<std::string> lines = count_collectives(role);
+    if (lines.size() > most.size()) most = std::move(lines);
+  }
+  if (most.empty() || strategy.replicates.empty()) return;
+  for (std::string& line : most) line = "a step of a rank has " + line;
+  explain.push_back({strategy.replicates.back().at, "replicate", std::move(most)});
+}
+
 // The plan that the strategy asks for, or one of the two oracles: one device that plays all
 // replicas, with the same cut of the batch or with none.
 enum class Target { kStrategy, kSingle, kUncut };
@@ -131,6 +143,7 @@ Result<PlanSet> make_plans(const Graph& step, const Strategy& strategy, Cut cut,
                    }));
   if (!oracle) compiled.fused = lowered.fused;
   if (!oracle) compiled.roles = summarise(dag, lowered);
+  if (!oracle) explain_collectives(lowered, strategy, explain);
   PlanSet set = make_plan_set(dag, std::move(lowered));
   set.manifest.seed = strategy.seed;
   PIPER_TRY(steps.run(

@@ -111,6 +111,29 @@ std::vector<RoleSummary> summarise(const Dag& dag, const Lowered& lowered) {
   return summaries;
 }
 
+std::vector<std::string> count_collectives(const RoleProgram& role) {
+  struct Count {
+    int64_t messages = 0, bytes = 0;
+  };
+  std::map<std::pair<InstructionKind, std::string>, Count> counts;
+  for (const Instruction& one : role.body) {
+    if (!is_collective(one.kind)) continue;
+    Count& count = counts[{one.kind, role.groups[static_cast<size_t>(one.group)].name}];
+    ++count.messages;
+    for (size_t a = 0; a < one.args.size(); ++a) {
+      const bool whole =
+          !takes_pairs(one.kind) || (one.kind == InstructionKind::kAllGather) == (a % 2 == 1);
+      if (whole) count.bytes += role.buffers[static_cast<size_t>(one.args[a])].type.bytes();
+    }
+  }
+  std::vector<std::string> lines;
+  for (const auto& [key, count] : counts)
+    lines.push_back(fmt::format("{} over {}: {} message{}, {}", to_string(key.first), key.second,
+                                count.messages, count.messages == 1 ? "" : "s",
+                                human_bytes(count.bytes)));
+  return lines;
+}
+
 Status check_plans(const PlanSet& set) {
   PIPER_ASSIGN(const VerifyReport report, verify_plan_set(set));
   if (report.findings.empty()) return ok_status();

@@ -46,7 +46,7 @@ std::vector<std::string> explain_cut(const Dag& dag, const Replicate& replicate,
   } else {
     const char* when[] = {"for each pass", "for each microbatch", "once a step"};
     lines.push_back(
-        fmt::format("{} live in parts; they are gathered {}, {} buckets ahead, on stream '{}'",
+        fmt::format("{} live in parts; they are gathered {}, {} bucket{} ahead, on stream '{}'",
                     cut.print("parameters"), when[static_cast<size_t>(replicate.gather)],
                     replicate.prefetch, replicate.gather_stream));
   }

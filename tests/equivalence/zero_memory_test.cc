@@ -1,0 +1,246 @@
+// ZeRO: what a rank holds, by the closed forms of formats/plan.md; and that the verifier sees what
+// can go wrong with parts.
+#include <algorithm>
+#include <numeric>
+#include <set>
+
+#include "equivalence/jobs.h"
+#include "piper/verify.h"
+
+namespace piper {
+namespace {
+
+using namespace jobs;
+
+int64_t part_of(int64_t elements, int64_t replicas) { return (elements + replicas - 1) / replicas; }
+
+struct Held {
+  int64_t parameters = 0, optimizer = 0, gradients = 0, gathered = 0;
+  bool operator==(const Held&) const = default;
+};
+std::ostream& operator<<(std::ostream& out, const Held& held) {
+  return out << held.parameters << " " << held.optimizer << " " << held.gradients << " "
+             << held.gathered;
+}
+
+Held held_by(const RoleProgram& role) {
+  Held held;
+  int64_t pool_begin = INT64_MAX, pool_end = 0;
+  for (const Buffer& buffer : role.buffers) {
+    const int64_t bytes = buffer.type.bytes();
+    if (buffer.kind == BufferKind::kState && buffer.name != "step")
+      (buffer.param.empty() ? held.optimizer : held.parameters) += bytes;
+    if (buffer.name.ends_with(".grad.use0")) held.gradients += bytes;
+    if (buffer.kind != BufferKind::kStep || buffer.param.empty()) continue;
+    pool_begin = std::min(pool_begin, buffer.offset);
+    pool_end = std::max(pool_end, buffer.offset + (bytes + 63) / 64 * 64);
+  }
+  held.gathered = std::max<int64_t>(pool_end - pool_begin, 0);
+  return held;
+}
+
+Result<PlanSet> plans_of(const std::string& order, int64_t dp,
+                         const std::vector<Definition>& more = {}) {
+  PIPER_ASSIGN(Compiled compiled, compile_model("mlp", strategy_text("mlp", kAdamW),
+                                                {1, dp, 2, order}, false, true, more));
+  return std::move(compiled.set);
+}
+
+#define NEED_MODELS()                                            \
+  if (!std::filesystem::exists(model_path("mlp", "model.onnx"))) \
+  GTEST_SKIP() << "no models in " << models_folder()
+
+TEST(ZeroMemory, IsTheClosedForm) {
+  NEED_MODELS();
+  for (const int64_t dp : {2, 4}) {
+    const auto plain = plans_of("1f1b", dp);
+    ASSERT_TRUE(plain) << print_error(plain.error());
+    int64_t all = 0, cut = 0;  // elements
+    std::map<std::string, int64_t> layers;
+    for (const Buffer& buffer : plain->roles[0].buffers) {
+      if (buffer.param.empty()) continue;
+      const int64_t n = num_elements(buffer.type.shape);
+      all += n;
+      cut += part_of(n, dp);
+      layers[buffer.param.substr(0, buffer.param.rfind('.'))] += (4 * n + 63) / 64 * 64;
+    }
+    std::vector<int64_t> sizes;
+    for (const auto& [layer, bytes] : layers) sizes.push_back(bytes);
+    std::sort(sizes.rbegin(), sizes.rend());
+    const int64_t whole = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+
+    const std::vector<Definition> each{{"reduce", "per_microbatch"}};
+    EXPECT_EQ(held_by(plain->roles[0]), (Held{4 * all, 8 * all, 4 * all, 0}));
+    EXPECT_EQ(held_by(plans_of("zero1", dp)->roles[0]), (Held{4 * all, 8 * cut, 4 * all, 0}));
+    EXPECT_EQ(held_by(plans_of("zero2", dp)->roles[0]), (Held{4 * all, 8 * cut, 4 * all, 0}));
+    EXPECT_EQ(held_by(plans_of("zero2", dp, each)->roles[0]), (Held{4 * all, 8 * cut, 4 * cut, 0}));
+    // One bucket: the pool is one slot of all.
+    EXPECT_EQ(held_by(plans_of("zero3", dp)->roles[0]), (Held{4 * cut, 8 * cut, 4 * all, whole}));
+    EXPECT_EQ(held_by(plans_of("zero3", dp, each)->roles[0]),
+              (Held{4 * cut, 8 * cut, 4 * cut, whole}));
+  }
+}
+
+// ---- Mutations ----------------------------------------------------------------------------------
+
+// Moves an instruction; waits follow, and those on what comes later now are dropped.
+void move_to(RoleProgram& role, size_t from, size_t to) {
+  std::vector<size_t> order;
+  for (size_t i = 0; i < role.body.size(); ++i)
+    if (i != from) order.push_back(i);
+  order.insert(order.begin() + static_cast<ptrdiff_t>(to), from);
+  std::vector<int32_t> now(order.size());
+  for (size_t i = 0; i < order.size(); ++i) now[order[i]] = static_cast<int32_t>(i);
+  std::vector<Instruction> body;
+  for (size_t i : order) {
+    Instruction one = role.body[i];
+    std::vector<int32_t> waits;
+    for (int32_t wait : one.waits)
+      if (now[static_cast<size_t>(wait)] < now[i]) waits.push_back(now[static_cast<size_t>(wait)]);
+    std::sort(waits.begin(), waits.end());
+    one.waits = waits;
+    body.push_back(std::move(one));
+  }
+  role.body = std::move(body);
+}
+void erase(RoleProgram& role, size_t at) {
+  move_to(role, at, role.body.size() - 1);
+  role.body.pop_back();
+}
+size_t find(const RoleProgram& role, InstructionKind kind, std::string_view label = "",
+            size_t skip = 0) {
+  for (size_t i = 0; i < role.body.size(); ++i)
+    if (role.body[i].kind == kind && role.body[i].label.find(label) != std::string::npos &&
+        skip-- == 0)
+      return i;
+  ADD_FAILURE() << "no " << to_string(kind) << " " << label;
+  return 0;
+}
+
+std::set<std::string> rules_of(const PlanSet& set) {
+  std::set<std::string> rules;
+  const auto report = verify_plan_set(set);
+  if (!report) return {"error"};
+  for (const Finding& finding : report->findings) rules.insert(finding.rule);
+  return rules;
+}
+
+struct Mutation {
+  const char* name;
+  const char* order;
+  void (*change)(PlanSet& set);
+  const char* rule;
+};
+
+TEST(ZeroVerify, SeesWhatGoesWrongWithParts) {
+  NEED_MODELS();
+  using Kind = InstructionKind;
+  const Mutation mutations[] = {
+      {"a gather before the update", "zero1",
+       [](PlanSet& set) {
+         RoleProgram& role = set.roles[0];
+         move_to(role, find(role, Kind::kAllGather, "model."), find(role, Kind::kOwnPart) + 1);
+       },
+       "sum"},
+      {"no gather after the update", "zero1",
+       [](PlanSet& set) { erase(set.roles[0], find(set.roles[0], Kind::kAllGather, "model.")); },
+       "sum"},
+      {"a part that is not taken", "zero1",
+       [](PlanSet& set) { erase(set.roles[0], find(set.roles[0], Kind::kOwnPart)); }, "order"},
+      {"a gradient that is not reduced", "zero1",
+       [](PlanSet& set) { erase(set.roles[0], find(set.roles[0], Kind::kReduceScatter)); },
+       "order"},
+      {"a gradient that is reduced twice", "zero1",
+       [](PlanSet& set) {
+         RoleProgram& role = set.roles[0];
+         const size_t at = find(role, Kind::kReduceScatter);
+         Instruction again = role.body[at];
+         again.kind = Kind::kAllReduce;
+         again.args = {again.args[0]};
+         role.body.push_back(again);
+         move_to(role, role.body.size() - 1, at);
+       },
+       "sum"},
+      {"squares of one part alone", "zero1",
+       [](PlanSet& set) {
+         RoleProgram& role = set.roles[0];
+         const size_t at = find(role, Kind::kAllGather, "squares");
+         // The own part as if it were everybody's.
+         role.body[at].kind = Kind::kOwnPart;
+         std::swap(role.body[at].args[0], role.body[at].args[1]);
+       },
+       "order"},
+      {"no gather before a use", "zero3",
+       [](PlanSet& set) { erase(set.roles[0], find(set.roles[0], Kind::kAllGather, "model.")); },
+       "order"},
+      {"a bucket that is not gathered again", "zero3",
+       [](PlanSet& set) {
+         RoleProgram& role = set.roles[0];
+         size_t last = 0;
+         for (size_t i = 0; i < role.body.size(); ++i)
+           if (role.body[i].kind == Kind::kAllGather &&
+               role.body[i].label.find("squares") == std::string::npos)
+             last = i;
+         erase(role, last);
+       },
+       "memory"},
+      {"a slot that is taken while it is read", "zero3",
+       [](PlanSet& set) {
+         for (Instruction& one : set.roles[0].body)
+           if (one.kind == Kind::kAllGather) one.waits.clear();
+       },
+       "memory"},
+      {"parts of another parameter", "zero3",
+       [](PlanSet& set) {
+         RoleProgram& role = set.roles[0];
+         // Two gathers of equal sizes: biases of equal layers.
+         for (Instruction& one : role.body)
+           if (one.kind == Kind::kAllGather)
+             for (size_t a = 0; a < one.args.size(); a += 2)
+               for (size_t b = 0; b < role.buffers.size(); ++b) {
+                 const Buffer &own = role.buffers[static_cast<size_t>(one.args[a])],
+                              &other = role.buffers[b];
+                 if (other.part_of < 0 || other.param.empty() || other.param == own.param ||
+                     other.whole != own.whole || other.type != own.type)
+                   continue;
+                 one.args[a] = static_cast<int32_t>(b);
+                 return;
+               }
+         FAIL() << "no two parameters of one shape";
+       },
+       "sum"},
+      {"ranks that gather in another order", "zero3",
+       [](PlanSet& set) {
+         RoleProgram other = set.roles[0];
+         const size_t first = find(other, Kind::kAllGather, "model.", 0),
+                      second = find(other, Kind::kAllGather, "model.", 1);
+         move_to(other, second, first);
+         set.roles.push_back(std::move(other));
+         set.role_of_rank.back() = 1;
+       },
+       "collective"},
+      {"an update without its gradients", "zero3",
+       [](PlanSet& set) {
+         RoleProgram& role = set.roles[0];
+         for (Instruction& one : role.body)
+           if (one.kind == Kind::kCompute && one.label == "U" && !one.sum_reads.empty())
+             one.sum_reads.clear();
+       },
+       "sum"},
+  };
+  for (const Mutation& mutation : mutations) {
+    const bool cut = std::string_view(mutation.order) == "zero3";
+    auto set = plans_of(mutation.order, 2,
+                        cut ? std::vector<Definition>{{"bucket_kib", "0"}, {"prefetch", "0"}}
+                            : std::vector<Definition>{});
+    ASSERT_TRUE(set) << print_error(set.error());
+    EXPECT_EQ(rules_of(*set), std::set<std::string>{}) << mutation.name;
+    mutation.change(*set);
+    const std::set<std::string> rules = rules_of(*set);
+    const std::vector<std::string> shown(rules.begin(), rules.end());
+    EXPECT_TRUE(rules.contains(mutation.rule)) << mutation.name << ": " << join(shown, ", ");
+  }
+}
+
+}  // namespace
+}  // namespace piper
