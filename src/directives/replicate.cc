@@ -45,10 +45,10 @@ std::vector<std::string> explain_cut(const Dag& dag, const Replicate& replicate,
                                 trained.print("parameters"), replicate.gather_stream));
   } else {
     const char* when[] = {"for each pass", "for each microbatch", "once a step"};
-    lines.push_back(
-        fmt::format("{} live in parts; they are gathered {}, {} bucket{} ahead, on stream '{}'",
-                    cut.print("parameters"), when[static_cast<size_t>(replicate.gather)],
-                    replicate.prefetch, replicate.gather_stream));
+    lines.push_back(fmt::format(
+        "{} live in parts; they are gathered {}, {} bucket{} ahead, on stream '{}'",
+        cut.print("parameters"), when[static_cast<size_t>(replicate.gather)], replicate.prefetch,
+        replicate.prefetch == 1 ? "" : "s", replicate.gather_stream));
   }
   if (whole.count > 0)
     lines.push_back(fmt::format("{}, each below {}, stay whole", whole.print("parameters"),
