@@ -66,6 +66,10 @@ struct Differentiated {
 };
 Result<Differentiated> differentiate(Graph forward, const TrainSpec& train);
 
+// Reads less of the forward pass in the backward pass: where that reads parts or other shapes (Slice, Reshape) of one value, made
+// in the reader's region, it takes them from that value again, if this is no more to keep than they were. Values stay the same.
+Graph rename_in_backward(Graph step);
+
 // Appends a mean cross-entropy over labels != ignore_index: logits [..., C] (classes last), labels [...] i64.
 struct CrossEntropyLoss {
   std::string logits, labels;

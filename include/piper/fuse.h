@@ -9,6 +9,11 @@
 //
 // What nobody reads is not made.
 //
+// Columns: q, k and v that are Slices of one tensor are read where they lie, and their gradients are made where a Concat
+// would have put them (the attributes `columns` and `grad_columns`, formats/plan.md).
+//
+//   q, k, v = Slices of x;  y = Attention q k v   ->   y = Attention x x x {columns=[0,128,256] kv_heads=4}
+//
 // Finished products: a sum or product with what a MatMul or the gradient of a norm makes, whose other operand has its shape or is
 // one row of it, is done on each part of the result while it is in the nearest cache (the attribute `then`, formats/plan.md).
 //
@@ -34,7 +39,7 @@ inline constexpr std::string_view kFusedOp = "Fused";
 struct FuseCounts {
   int64_t groups = 0;  // Fused ops made
   int64_t ops = 0;     // pointwise ops that they replace
-  int64_t views = 0;   // copies that became views
+  int64_t views = 0;   // copies that became views or columns
   int64_t finished = 0;  // sums and products that became part of another op
 };
 

@@ -63,6 +63,7 @@ void drop_unused(Program& program) {
 Program fuse(Program program, FuseCounts& counts) {
   drop_dead(program);
   make_views(program, counts);
+  make_columns(program, counts);
   finish_products(program, counts);
   make_groups(program, counts);
   drop_unused(program);

@@ -9,6 +9,8 @@ namespace piper {
 void drop_dead(Program& program);
 // Ops that only rename bytes are gone; their results, or what they read, are views.
 void make_views(Program& program, FuseCounts& counts);
+// Slices that make the operands of an attention, and a Concat of its gradients, are part of it.
+void make_columns(Program& program, FuseCounts& counts);
 // Sums and products with what a matrix product or the gradient of a norm makes are part of it.
 void finish_products(Program& program, FuseCounts& counts);
 // Groups of pointwise ops are Fused ops.

@@ -56,8 +56,10 @@ using Products = std::map<Product, double>;
 
 void add_attention(const Program& program, const ProgramOp& op, Products& count) {
   const auto first = op.attrs.integers("tokens_first");
+  const bool columns = op.attrs.find("columns") != nullptr;  // then of the result's form
+  const int32_t y = op.op == "Attention" ? op.outputs[0] : op.inputs[3];
   const auto shape = [&](size_t i) {
-    return program.values[static_cast<size_t>(op.inputs[i])].shape;
+    return program.values[static_cast<size_t>(columns ? y : op.inputs[i])].shape;
   };
   const Shape q = shape(0), k = shape(1), v = shape(2);
   const int64_t queries = q[first[0] ? 1 : 2], keys = k[first[1] ? 1 : 2];

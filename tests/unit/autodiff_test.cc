@@ -216,6 +216,47 @@ TEST(Autodiff, GradientsThroughMadeWeightsAgreeWithDifferences) {
   }
 }
 
+// What the backward ops of a step read of forward values.
+std::set<std::string> kept(const Graph& graph) {
+  std::set<std::string> names;
+  for (const Node& node : graph.nodes)
+    for (ValueId input : node.inputs)
+      if ((node.pass == Pass::kBI || node.pass == Pass::kBW) &&
+          graph.value(input).producer.valid() &&
+          graph.node(graph.value(input).producer).pass == Pass::kF)
+        names.insert(graph.value(input).name);
+  return names;
+}
+
+TEST(Autodiff, BackwardTakesPartsOfOneValueFromThatValue) {
+  const auto step = [](const std::string& parts) {
+    const std::string head =
+        "graph batch=2\ninput %x:f32[2,6] batch_dim=0\n%h:f32[2,6] = Tanh(%x) pass=F\n";
+    return must(parse_graph(head + parts));
+  };
+  const std::string left =
+                        "%l:f32[2,3] = Slice(%h) {ends=[2,3], starts=[0,0], steps=[1,1]} pass=F\n",
+                    right =
+                        "%r:f32[2,3] = Slice(%h) {ends=[2,6], starts=[0,3], steps=[1,1]} pass=F\n",
+                    shaped = "%s:f32[3,2] = Reshape(%r) {shape=[3,2]} pass=F\n",
+                    reads_left = "%a:f32[2,3] = Neg(%l) pass=BI\n",
+                    reads_shaped = "%b:f32[3,2] = Neg(%s) pass=BI\n";
+  // Both halves are the whole; one half is less to keep than the whole.
+  const Graph both = step(left + right + shaped + reads_left + reads_shaped);
+  EXPECT_EQ(kept(both), (std::set<std::string>{"l", "s"}));
+  const Graph renamed = rename_in_backward(both);
+  EXPECT_EQ(kept(renamed), (std::set<std::string>{"h"}));
+  EXPECT_TRUE(check_graph(renamed).ok());
+  EXPECT_EQ(kept(rename_in_backward(step(right + shaped + reads_shaped))),
+            (std::set<std::string>{"s"}));
+  // Of another region, the value would have to be sent.
+  Graph apart = both;
+  const int stage = apart.add_tag("stage");
+  for (Node& node : apart.nodes)
+    if (node.pass == Pass::kBI) apart.set_tag(node, stage, 1);
+  EXPECT_EQ(kept(rename_in_backward(apart)), (std::set<std::string>{"l", "s"}));
+}
+
 TEST(Autodiff, WeightGradientsCanWait) {
   const Graph whole =
       must(differentiate(must(parse_graph(kTied)), parse_train("optimizer=sgd lr=0.1"))).graph;

@@ -116,6 +116,96 @@ TEST(FuseViews, AnArgumentThatIsWrittenLaterIsCopied) {
   EXPECT_EQ(fused_text(program), "Reshape 0>2; Neg 0>0; Softmax 2>1; ");
 }
 
+// q, k and v of 4, 2 and 2 heads from the columns of argument 0, their attention's gradient, and
+// the gradients put together again, in the order `order`, into argument 3. Argument 1 is y, 2 lse,
+// 4 dy.
+// Argument 5, if there is one, gets the negative of k.
+Program joint_attention(const std::vector<size_t>& order, bool negative = false) {
+  const int64_t heads[] = {4, 2, 2}, first[] = {0, 12, 18};
+  const TensorType all = f32({2, 5, 24}), y = f32({2, 5, 4, 3});
+  std::vector<TensorType> values{all, y, f32({2, 4, 5}), all, y};
+  if (negative) values.push_back(f32({2, 5, 6}));
+  std::vector<ProgramOp> ops;
+  const auto add = [&](std::string op, Attrs attrs, std::vector<int32_t> in, Shape shape) {
+    const auto id = static_cast<int32_t>(values.size());
+    values.push_back(f32(std::move(shape)));
+    ops.push_back({std::move(op), std::move(attrs), std::move(in), {id}});
+    return id;
+  };
+  std::vector<int32_t> operands;
+  for (size_t i = 0; i < 3; ++i) {
+    const Shape starts{0, 0, first[i]}, ends{2, 5, first[i] + heads[i] * 3},
+        shape{2, 5, heads[i], 3};
+    const int32_t part =
+        add("Slice", {{"starts", starts}, {"ends", ends}, {"steps", Shape{1, 1, 1}}}, {0},
+            {2, 5, heads[i] * 3});
+    operands.push_back(add("Reshape", {{"shape", shape}}, {part}, shape));
+  }
+  const Attrs attrs{{"tokens_first", Shape{1, 1, 1, 1}}, {"scale", 0.5}, {"causal", int64_t{1}}};
+  const int32_t q = operands[0], k = operands[1], v = operands[2];
+  ops.push_back({"Attention", attrs, {q, k, v}, {1, 2}});
+  const auto grads = static_cast<int32_t>(values.size());
+  for (int64_t h : heads) values.push_back(f32({2, 5, h, 3}));
+  ops.push_back({"AttentionGrad", attrs, {q, k, v, 1, 2, 4}, {grads, grads + 1, grads + 2}});
+  std::vector<int32_t> pieces;
+  for (size_t i : order) {
+    const Shape shape{2, 5, heads[i] * 3};
+    pieces.push_back(add("Reshape", {{"shape", shape}}, {grads + static_cast<int32_t>(i)}, shape));
+  }
+  ops.push_back({"Concat", {{"axis", int64_t{2}}}, pieces, {3}});
+  if (!negative) return program_of(values, 5, {1, 2, 3}, ops);
+  ops.push_back({"Neg", {}, {ops[2].outputs[0]}, {5}});
+  return program_of(values, 6, {1, 2, 3, 5}, ops);
+}
+
+std::vector<std::vector<float>> random_args(const Program& program, unsigned seed) {
+  std::mt19937 random(seed);
+  std::vector<std::vector<float>> args;
+  for (int32_t a = 0; a < program.num_args; ++a) {
+    const Shape& shape = program.values[static_cast<size_t>(a)].shape;
+    args.emplace_back(static_cast<size_t>(num_elements(shape)));
+    for (float& x : args.back()) x = static_cast<float>(random() % 2001) / 1000 - 1;
+  }
+  return args;
+}
+
+TEST(FuseColumns, SlicesOfOneTensorAreReadAndMadeWhereTheyLie) {
+  for (const std::vector<size_t>& order : {std::vector<size_t>{0, 1, 2}, {2, 0, 1}}) {
+    const Program plain = joint_attention(order);
+    FuseCounts counts;
+    Program fused = fuse(plain, counts);
+    EXPECT_EQ(text_of(fused), "Attention 0,0,0>1,2; AttentionGrad 0,0,0,1,2,4>3; ");
+    const auto args = random_args(plain, 3), want = run(plain, args);
+    EXPECT_EQ(run(fused, args), want);
+    fused.ops[1].attrs.set("grad_columns", Shape{12, 0, 6});  // the control: other columns
+    EXPECT_NE(run(fused, args), want);
+  }
+}
+
+TEST(FuseColumns, ASliceThatIsReadElsewhereStays) {
+  const Program plain = joint_attention({0, 1, 2}, true);
+  FuseCounts counts;
+  const Program fused = fuse(plain, counts);
+  EXPECT_EQ(text_of(fused),
+            "Slice 0>6; Attention 0,0,0>1,2; AttentionGrad 0,0,0,1,2,4>3; Neg 6>5; ");
+  const auto args = random_args(plain, 4);
+  EXPECT_EQ(run(fused, args), run(plain, args));
+}
+
+TEST(FuseColumns, NothingChangesWhereTheTensorIsWrittenBetween) {
+  Program program = joint_attention({0, 1, 2});
+  program.arg_written[0] = true;
+  const auto attention = std::find_if(program.ops.begin(), program.ops.end(),
+                                      [](const ProgramOp& op) { return op.op == "Attention"; });
+  program.ops.insert(attention, {"Neg", {}, {0}, {0}});
+  const std::string text = fused_text(program);
+  EXPECT_EQ(text.find("Attention 0,0,0"), text.npos) << text;
+  EXPECT_NE(text.find("Concat"), text.npos) << text;
+  const auto args = random_args(program, 5);
+  FuseCounts counts;
+  EXPECT_EQ(run(fuse(program, counts), args), run(program, args));
+}
+
 TEST(FuseGroups, AChainWithABroadcastBiasIsOneOpWithTwoOutputs) {
   const TensorType x = f32({4, 8}), bias = f32({8});
   const Program program =

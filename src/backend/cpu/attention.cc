@@ -1,6 +1,7 @@
 // Makers of attention: what a use means.
 #include "attention.h"
 
+#include <array>
 #include <limits>
 
 #include "families.h"
@@ -39,8 +40,46 @@ Status read_attributes(const Use& use, Form& f) {
   return ok_status();
 }
 
-// The form of a use whose first inputs are q, k, v and whose mask, if any, is `mask`; y is `y`.
-Result<Form> form_of(const Use& use, size_t mask, const TensorType& y) {
+AttentionStrides strides_of(const Shape& shape, bool tokens_first) {
+  const int64_t inner = shape[2] * shape[3];
+  return {.batch = shape[1] * inner,
+          .token = tokens_first ? inner : shape[3],
+          .head = tokens_first ? shape[3] : inner};
+}
+
+// q, k and v, or their gradients, are `columns` of one tensor of `elements`: its rows are tokens.
+Status place_columns(const std::vector<int64_t>& columns, int64_t elements, const Form& f,
+                     std::array<AttentionStrides*, 3> strides) {
+  const int64_t tokens = f.batch * f.queries, row = tokens > 0 ? elements / tokens : 0;
+  PIPER_WANT(columns.size() == 3 && row * tokens == elements, "columns {} of {} elements",
+             to_string(columns), elements);
+  for (size_t i = 0; i < 3; ++i) {
+    const int64_t count = (i == 0 ? f.heads : f.kv_heads) * f.width;
+    PIPER_WANT(columns[i] >= 0 && count <= row && columns[i] <= row - count, "columns {} of {}",
+               to_string(columns), row);
+    *strides[i] = {f.queries * row, row, f.width, columns[i]};
+  }
+  return ok_status();
+}
+
+Result<Form> form_of_columns(const Use& use, const std::vector<int64_t>& columns,
+                             const TensorType& y) {
+  Form f;
+  PIPER_ASSIGN(const auto first, use.integers("tokens_first"));
+  PIPER_ASSIGN(f.kv_heads, use.integer("kv_heads"));
+  PIPER_WANT(first.size() == 4 && y.shape.size() == 4 && y.dtype == use.type() &&
+                 use.inputs[1] == use.inputs[0] && use.inputs[2] == use.inputs[0],
+             "columns of {} to {}", to_string(use.inputs[0]), to_string(y));
+  f.batch = y.shape[0], f.queries = f.keys = y.shape[first[3] ? 1 : 2];
+  f.heads = y.shape[first[3] ? 2 : 1], f.width = f.v_width = y.shape[3];
+  PIPER_WANT(f.kv_heads > 0 && f.kv_heads <= f.heads && f.heads % f.kv_heads == 0,
+             "{} heads of keys for {}", f.kv_heads, f.heads);
+  f.y = strides_of(y.shape, first[3]);
+  PIPER_TRY(place_columns(columns, num_elements(use.in(0)), f, {&f.q, &f.k, &f.v}));
+  return f;
+}
+
+Result<Form> form_of_operands(const Use& use, const TensorType& y) {
   Form f;
   PIPER_ASSIGN(const auto first, use.integers("tokens_first"));
   PIPER_WANT(first.size() == 4, "tokens_first {}", to_string(first));
@@ -53,9 +92,7 @@ Result<Form> form_of(const Use& use, size_t mask, const TensorType& y) {
     tokens[i] = type.shape[first[i] ? 1 : 2];
     heads[i] = type.shape[first[i] ? 2 : 1];
     widths[i] = type.shape[3];
-    strides[i]->batch = tokens[i] * heads[i] * widths[i];
-    strides[i]->token = first[i] ? heads[i] * widths[i] : widths[i];
-    strides[i]->head = first[i] ? widths[i] : tokens[i] * widths[i];
+    *strides[i] = strides_of(type.shape, first[i]);
   }
   PIPER_WANT(tokens[0] == tokens[3] && tokens[1] == tokens[2] && heads[0] == heads[3] &&
                  heads[1] == heads[2] && heads[0] > 0 && heads[1] > 0 && heads[0] % heads[1] == 0 &&
@@ -64,10 +101,47 @@ Result<Form> form_of(const Use& use, size_t mask, const TensorType& y) {
              to_string(use.in(2)), to_string(y.shape));
   f.batch = use.in(0)[0], f.queries = tokens[0], f.keys = tokens[1], f.heads = heads[0];
   f.kv_heads = heads[1], f.width = widths[0], f.v_width = widths[2];
-  f.dq = f.q, f.dk = f.k, f.dv = f.v;
+  return f;
+}
+
+// The form of a use whose first inputs are q, k, v and whose mask, if any, is `mask`; y is `y`.
+Result<Form> form_of(const Use& use, size_t mask, const TensorType& y) {
+  PIPER_ASSIGN(const std::vector<int64_t> columns, use.integers("columns"));
+  PIPER_ASSIGN(Form f,
+               columns.empty() ? form_of_operands(use, y) : form_of_columns(use, columns, y));
   PIPER_TRY(read_attributes(use, f));
   PIPER_TRY(read_mask(use, mask, f));
   return f;
+}
+
+// Where dq, dk and dv go: outputs of their own, or columns that fill the first.
+Status place_gradients(const Use& use, const std::vector<int64_t>& columns, Form& f) {
+  PIPER_ASSIGN(const auto first, use.integers("tokens_first"));
+  const size_t count = columns.empty() ? 3 : 1;
+  for (size_t i = 0; i < count; ++i)
+    PIPER_WANT(i < use.outputs.size() && use.wanted[i] && use.outputs[i].dtype == use.type(),
+               "no output {}", i);
+  if (columns.empty()) {
+    AttentionStrides* const strides[] = {&f.dq, &f.dk, &f.dv};
+    for (size_t i = 0; i < 3; ++i) {
+      const int64_t heads = i == 0 ? f.heads : f.kv_heads, width = i == 2 ? f.v_width : f.width;
+      Shape shape{f.batch, i == 0 ? f.queries : f.keys, heads, width};
+      if (!first[i]) std::swap(shape[1], shape[2]);
+      PIPER_WANT(use.out(i) == shape, "output {} {}", i, to_string(use.out(i)));
+      *strides[i] = strides_of(shape, first[i]);
+    }
+    return ok_status();
+  }
+  PIPER_WANT(f.width == f.v_width && f.keys == f.queries, "grad_columns of different widths");
+  PIPER_TRY(place_columns(columns, num_elements(use.out()), f, {&f.dq, &f.dk, &f.dv}));
+  const int64_t q = f.heads * f.width, kv = f.kv_heads * f.width;
+  std::array<std::pair<int64_t, int64_t>, 3> parts{
+      {{columns[0], q}, {columns[1], kv}, {columns[2], kv}}};
+  std::sort(parts.begin(), parts.end());
+  PIPER_WANT(parts[0].first == 0 && parts[1].first == parts[0].second &&
+                 parts[2].first == parts[1].first + parts[1].second && f.dq.token == q + 2 * kv,
+             "grad_columns {} leave gaps", to_string(columns));
+  return ok_status();
 }
 
 // Nanoseconds of a head, roughly: two products forward.
@@ -121,15 +195,16 @@ Result<KernelPtr> make_attention(const Use& use) {
 
 Result<KernelPtr> make_attention_grad(const Use& use) {
   PIPER_ASSIGN(const int64_t mask_grad, use.integer_or("mask_grad", 0));
-  PIPER_TRY(use.operands(6, 7, mask_grad ? 4 : 3));
-  PIPER_ASSIGN(const Form form, form_of(use, 6, use.inputs[3]));
+  PIPER_ASSIGN(const std::vector<int64_t> columns, use.integers("grad_columns"));
+  const size_t parts = columns.empty() ? 3 : 1;  // outputs of dq, dk and dv
+  PIPER_TRY(use.operands(6, 7, parts + (mask_grad ? 1 : 0)));
+  PIPER_ASSIGN(Form form, form_of(use, 6, use.inputs[3]));
   PIPER_WANT(use.inputs[4] == (TensorType{use.type(), {form.batch, form.heads, form.queries}}) &&
                  use.inputs[5] == use.inputs[3],
              "lse {}, dy {}", to_string(use.inputs[4]), to_string(use.inputs[5]));
-  for (size_t i = 0; i < 3; ++i)
-    PIPER_WANT(use.wanted[i] && use.outputs[i] == use.inputs[i], "output {} {}", i,
-               to_string(use.outputs[i]));
-  PIPER_WANT(!mask_grad || (form.adds && use.outputs[3] == use.inputs[6]), "gradient of the mask");
+  PIPER_TRY(place_gradients(use, columns, form));
+  PIPER_WANT(!mask_grad || (form.adds && use.outputs[parts] == use.inputs[6]),
+             "gradient of the mask");
   const size_t o = use.inputs.size();
   const bool masked = form.masks || form.adds;
   return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
@@ -140,11 +215,11 @@ Result<KernelPtr> make_attention_grad(const Use& use) {
     return make_units_kernel(
         InPlace::kNo, mask_grad ? 1 : units, work_of(form) * 3,
         [=](Pointers p, std::byte* scratch, int64_t begin, int64_t end) {
-          backward(
-              form, {input<T>(p, 0), input<T>(p, 1), input<T>(p, 2), masked ? p[6] : nullptr},
-              {input<T>(p, 3), input<T>(p, 4), input<T>(p, 5), output<T>(p, o), output<T>(p, o + 1),
-               output<T>(p, o + 2), mask_grad ? output<T>(p, o + 3) : nullptr},
-              reinterpret_cast<T*>(scratch), begin, mask_grad ? units : end);
+          backward(form, {input<T>(p, 0), input<T>(p, 1), input<T>(p, 2), masked ? p[6] : nullptr},
+                   {input<T>(p, 3), input<T>(p, 4), input<T>(p, 5), output<T>(p, o),
+                    output<T>(p, parts == 3 ? o + 1 : o), output<T>(p, parts == 3 ? o + 2 : o),
+                    mask_grad ? output<T>(p, o + parts) : nullptr},
+                   reinterpret_cast<T*>(scratch), begin, mask_grad ? units : end);
         },
         attention_scratch(form, true) * static_cast<int64_t>(sizeof(T)));
   });

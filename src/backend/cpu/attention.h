@@ -11,10 +11,11 @@
 
 namespace piper::cpu {
 
-// An operand of [batch, tokens, heads, width] in either order: elements between neighbours. Those
-// of one token and head are adjacent.
+// An operand of [batch, tokens, heads, width] in either order: elements between neighbours, and in
+// front of the first. Those of one token and head are adjacent.
 struct AttentionStrides {
-  int64_t batch = 0, token = 0, head = 0;
+  int64_t batch = 0, token = 0, head = 0, first = 0;
+  int64_t at(int64_t b, int64_t h) const { return first + b * batch + h * head; }
 };
 
 struct AttentionForm {

@@ -41,13 +41,10 @@ class Attention {
   struct Block {
     int64_t i0, m, k0, n;
   };
-  static int64_t at(const AttentionStrides& s, int64_t b, int64_t h) {
-    return b * s.batch + h * s.head;
-  }
   Head head(int64_t b, int64_t h) const {
     const int64_t g = h / (f.heads / f.kv_heads);
     const int64_t bytes = f.masks ? 1 : static_cast<int64_t>(sizeof(T));
-    return {in.q + at(f.q, b, h), in.k + at(f.k, b, g), in.v + at(f.v, b, g),
+    return {in.q + f.q.at(b, h), in.k + f.k.at(b, g), in.v + f.v.at(b, g),
             in.mask ? in.mask + (b * f.mask[0] + h * f.mask[1]) * bytes : nullptr};
   }
 
@@ -136,7 +133,7 @@ void Attention<T>::forward(T* y, T* lse, int64_t begin, int64_t end) {
   for (int64_t unit = begin; unit < end; ++unit) {
     const int64_t b = unit / f.heads;
     const Head h = head(b, unit % f.heads);
-    T* const y_head = y + at(f.y, b, unit % f.heads);
+    T* const y_head = y + f.y.at(b, unit % f.heads);
     T* const lse_head = lse ? lse + unit * f.queries : nullptr;
     std::fill_n(top, f.queries, -std::numeric_limits<T>::infinity());
     std::fill_n(sum, f.queries, T{0});
@@ -211,12 +208,12 @@ void Attention<T>::backward(const AttentionAdjoints<T>& a, int64_t begin, int64_
       bool fresh = true;  // nothing is in dk and dv
       for (int64_t hd = g * repeat; hd < (g + 1) * repeat; ++hd) {
         const AttentionAdjoints<T> of_head = {
-            a.y + at(f.y, b, hd),
+            a.y + f.y.at(b, hd),
             a.lse + (b * f.heads + hd) * f.queries,
-            a.dy + at(f.y, b, hd),
-            a.dq + at(f.dq, b, hd),
-            a.dk + at(f.dk, b, g) + k0 * f.dk.token,
-            a.dv + at(f.dv, b, g) + k0 * f.dv.token,
+            a.dy + f.y.at(b, hd),
+            a.dq + f.dq.at(b, hd),
+            a.dk + f.dk.at(b, g) + k0 * f.dk.token,
+            a.dv + f.dv.at(b, g) + k0 * f.dv.token,
             a.dmask ? a.dmask + b * f.mask[0] + hd * f.mask[1] : nullptr};
         for (int64_t i0 = 0; i0 < f.queries; i0 += sizes.query_block) {
           const int64_t m = HWY_MIN(sizes.query_block, f.queries - i0);

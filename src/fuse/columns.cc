@@ -1,0 +1,171 @@
+// Slices that an attention alone reads, and a Concat of the gradients that it makes -> columns.
+#include <algorithm>
+#include <optional>
+#include <set>
+
+#include "steps.h"
+
+namespace piper {
+namespace {
+
+constexpr size_t kNone = ~size_t{0};
+
+// Columns [first, first + count) of a tensor seen as rows of `row` elements.
+struct Columns {
+  int64_t first = 0, count = 0, row = 0;
+};
+
+int64_t product(const Shape& shape, size_t from) {
+  int64_t result = 1;
+  for (size_t d = from; d < shape.size(); ++d) result *= shape[d];
+  return result;
+}
+
+// What a Slice along one dim takes of its input.
+std::optional<Columns> columns_of(const ProgramOp& op, const Shape& from, const Shape& to) {
+  const std::vector<int64_t> starts = op.attrs.integers("starts"),
+                             steps = op.attrs.integers("steps");
+  std::optional<Columns> columns;
+  if (starts.size() != from.size() || num_elements(to) == 0) return std::nullopt;
+  for (size_t d = 0; d < from.size(); ++d) {
+    if (!steps.empty() && steps[d] != 1) return std::nullopt;
+    if (to[d] == from[d]) continue;
+    if (columns) return std::nullopt;
+    const int64_t start = starts[d] < 0 ? starts[d] + from[d] : starts[d],
+                  inner = product(from, d + 1);
+    columns = Columns{start * inner, to[d] * inner, from[d] * inner};
+  }
+  return columns;
+}
+
+class ColumnMaker {
+ public:
+  explicit ColumnMaker(Program& program)
+      : program_(program),
+        base_(program.bases()),
+        readers_(program.values.size()),
+        writers_(program.values.size()),
+        gone_(program.ops.size()) {
+    for (size_t o = 0; o < program.ops.size(); ++o) {
+      for (int32_t input : program.ops[o].inputs)
+        if (input >= 0) readers_[at(base_[at(input)])].push_back(o);
+      for (int32_t output : program.ops[o].outputs) writers_[at(base_[at(output)])].push_back(o);
+    }
+  }
+
+  int64_t run() {
+    for (size_t o = 0; o < program_.ops.size(); ++o) {
+      if (program_.ops[o].op == "Attention" || program_.ops[o].op == "AttentionGrad") read(o);
+      if (program_.ops[o].op == "AttentionGrad") write(o);
+    }
+    size_t o = 0;
+    return static_cast<int64_t>(
+        std::erase_if(program_.ops, [&](const ProgramOp&) { return gone_[o++]; }));
+  }
+
+ private:
+  static size_t at(int32_t value) { return static_cast<size_t>(value); }
+  const Shape& shape(int32_t value) const { return program_.values[at(value)].shape; }
+
+  // The local of which the value is the whole, under whatever shape; -1 when there is none.
+  int32_t whole_local(int32_t value) const {
+    const int32_t base = base_[at(value)];
+    const bool whole = program_.values[at(base)].bytes() == program_.values[at(value)].bytes();
+    return base >= program_.num_args && whole && writers_[at(base)].size() == 1 ? base : -1;
+  }
+  bool tokens_first(const ProgramOp& op) const {
+    const auto first = op.attrs.integers("tokens_first");
+    return first.size() == 4 && first[0] == 1 && first[1] == 1 && first[2] == 1;
+  }
+
+  // Whether nothing writes the value behind op `from`, up to op `to`.
+  bool stays(int32_t value, size_t from, size_t to) const {
+    const auto& writers = writers_[at(base_[at(value)])];
+    return std::none_of(writers.begin(), writers.end(),
+                        [&](size_t w) { return w > from && w < to; });
+  }
+
+  // q, k and v are Slices of one tensor.
+  void read(size_t o) {
+    ProgramOp& op = program_.ops[o];
+    const Shape q = shape(op.inputs[0]), k = shape(op.inputs[1]), v = shape(op.inputs[2]);
+    if (!tokens_first(op) || q[1] != k[1] || q[3] != v[3]) return;
+    int32_t from = -1;
+    std::vector<int64_t> columns;
+    std::vector<size_t> slices;
+    for (size_t i = 0; i < 3; ++i) {
+      const int32_t local = whole_local(op.inputs[i]);
+      if (local < 0) return;
+      const size_t s = writers_[at(local)][0];
+      const ProgramOp& slice = program_.ops[s];
+      if (slice.op != "Slice") return;
+      const auto part = columns_of(slice, shape(slice.inputs[0]), shape(slice.outputs[0]));
+      const Shape& whole = shape(op.inputs[i]);
+      if (!part || part->count != whole[2] * whole[3] || (i > 0 && slice.inputs[0] != from) ||
+          !stays(slice.inputs[0], s, o))
+        return;
+      from = slice.inputs[0];
+      columns.push_back(part->first);
+      slices.push_back(s);
+    }
+    op.inputs[0] = op.inputs[1] = op.inputs[2] = from;
+    op.attrs.set("columns", columns);
+    op.attrs.set("kv_heads", k[2]);
+    for (size_t s : slices) {
+      auto& readers = readers_[at(program_.ops[s].outputs[0])];
+      std::erase(readers, o);
+      gone_[s] = gone_[s] || readers.empty();
+    }
+  }
+
+  // dq, dk and dv are all that one Concat reads, and nothing else reads them.
+  void write(size_t o) {
+    ProgramOp& op = program_.ops[o];
+    if (!op.attrs.find("columns")) return;
+    std::vector<int32_t> made(op.outputs.begin(), op.outputs.begin() + 3);
+    size_t c = kNone;
+    for (int32_t value : made) {
+      const auto& readers = readers_[at(value)];
+      if (whole_local(value) != value || readers.size() != 1 || (c != kNone && readers[0] != c))
+        return;
+      c = readers[0];
+    }
+    const ProgramOp& concat = program_.ops[c];
+    if (concat.op != "Concat" || concat.inputs.size() != 3 || !free_between(o, c)) return;
+    const auto axis = static_cast<size_t>(concat.attrs.integer("axis"));
+    std::vector<int64_t> columns(3);
+    int64_t first = 0;
+    for (int32_t input : concat.inputs) {
+      const auto i = std::find(made.begin(), made.end(), whole_local(input)) - made.begin();
+      const int64_t count = product(shape(made[static_cast<size_t>(i)]), 2);
+      if (product(shape(input), axis) != count) return;
+      columns[static_cast<size_t>(i)] = first;
+      first += count;
+    }
+    op.outputs.erase(op.outputs.begin(), op.outputs.begin() + 3);
+    op.outputs.insert(op.outputs.begin(), concat.outputs[0]);
+    op.attrs.set("grad_columns", columns);
+    gone_[c] = true;
+  }
+
+  // Whether what op `c` writes may be written by op `o` before it.
+  bool free_between(size_t o, size_t c) const {
+    const size_t out = at(base_[at(program_.ops[c].outputs[0])]);
+    const auto outside = [&](size_t other) { return other < o || other > c || other == c; };
+    return std::all_of(readers_[out].begin(), readers_[out].end(), outside) &&
+           std::all_of(writers_[out].begin(), writers_[out].end(), outside);
+  }
+
+  Program& program_;
+  const std::vector<int32_t> base_;
+  std::vector<std::vector<size_t>> readers_, writers_;  // by base
+  std::vector<bool> gone_;                              // by op
+};
+
+}  // namespace
+
+void make_columns(Program& program, FuseCounts& counts) {
+  counts.views += ColumnMaker(program).run();
+}
+
+}  // namespace piper
