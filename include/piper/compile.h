@@ -54,6 +54,11 @@ struct Compiled {
 // Ensures that the verifier has accepted every set it returns.
 Result<Compiled> compile(const CompileOptions& options);
 
+// The order of the computations that the strategy asks for; list scheduling where it gives a policy
+// or, like none (null), nothing. Requires tasks.
+Result<std::vector<ComputeOrder>> choose_order(const Dag& dag, const Strategy* strategy,
+                                               const Variables& variables, Explanations& explain);
+
 // Writes the model with the strategy's loss and optimizer as ONNX's own training_info. Refused:
 // what that cannot say (AdamW, clipping, schedules).
 Status emit_onnx_training(const CompileOptions& options, const std::string& path);

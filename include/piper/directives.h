@@ -63,11 +63,15 @@ Result<Dag> apply_place(Dag dag, const std::vector<Place>& places, const Variabl
 // Gradient reductions: bucket size and stream; what is cut over the replicas.
 Result<Dag> apply_replicate(Dag dag, const std::vector<Replicate>& replicates, Explanations& out);
 
-// The compute order per cell that the order directive asks for; empty when there is none. Requires
-// tasks. Errors: an item that finds no task, or names a tag value that the device has not; tasks
-// that no item takes; anything after U.
+// The compute order per cell that the order directive asks for; empty when there is none, or a
+// policy. Requires tasks. Errors: an item that finds no task, or names a tag value that the device
+// has not; tasks that no item takes; anything after U.
 Result<std::vector<ComputeOrder>> apply_order(const Dag& dag, const std::vector<Order>& orders,
                                               const Variables& variables, Explanations& out);
+
+// The limit of each cell that the order's policy gives.
+Result<std::vector<int64_t>> policy_limits(const Dag& dag, const Order& order,
+                                           const Variables& variables);
 
 // The cells of a compute order by device, for lists and files: stages by the tag `stage`. Error: no
 // such tag, or more than one placed axis.

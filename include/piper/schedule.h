@@ -12,12 +12,32 @@ struct Schedule {
   std::vector<ComputeOrder> compute;           // by cell: as asked for, or the default
 };
 
-// `compute` gives, by cell, its F, B, BI and BW tasks in the order wanted; an empty list: the safe
-// default (one-forward-one-backward by greedy list scheduling, at most as many microbatches in
-// flight as there are cells after this one). Inputs are loaded and receives posted just before
-// their first reader, sends just after their writer, reductions once all they sum is there; sums
-// and updates close the step. What the tasks of an overlap need is issued before its first. Error
-// (kRefused): the orders wait for each other; the notes print the shortest chain of waits.
+// How list_schedule chooses. Each cell takes the task that can start first; of several, the pass
+// that `prefer` names first, then the lower microbatch, then the later stage. The tasks of one
+// chunk and pass run in microbatch order.
+struct ListPolicy {
+  std::vector<char> prefer;        // passes; those that are not named come last
+  std::vector<int64_t> in_flight;  // by cell: chunks whose activations are held at most
+  int64_t memory = 0;              // bytes of activations that a cell holds at most; 0: any
+  std::vector<int64_t> time;       // by chunk, of one microbatch
+  std::vector<int64_t> held;       // by chunk: bytes that a forward keeps
+  double time_per_byte = 0;        // of messages
+  bool limits_give_way = false;    // rather than fail
+  SourceSpan at;
+};
+// The order of the computations by cell. A forward leaves room for the chunks that follow it on its
+// cell, so limits that let one microbatch through let all through. Error: limits that do not.
+Result<std::vector<ComputeOrder>> list_schedule(const Dag& dag, const ListPolicy& policy);
+
+// Without an order: a backward before a forward, a forward counts as much as half a backward, and
+// at most as many microbatches in flight as there are cells from this one on.
+ListPolicy default_policy(const Dag& dag);
+
+// `compute` gives, by cell, its F, B, BI and BW tasks in the order wanted. Inputs are loaded and
+// receives posted just before their first reader, sends just after their writer, reductions once
+// all they sum is there; sums and updates close the step. What the tasks of an overlap need is
+// issued before its first. Error (kRefused): the orders wait for each other; the notes print the
+// shortest chain of waits.
 Result<Schedule> make_schedule(const Dag& dag, const std::vector<ComputeOrder>& compute);
 
 }  // namespace piper

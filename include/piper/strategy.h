@@ -116,10 +116,19 @@ struct OrderCell {
   SourceSpan at;
 };
 using OrderRows = std::vector<std::vector<OrderCell>>;  // by coordinate
+// policy: {prefer: [B, F, BW], in_flight: "P - r", memory: 2GiB, costs: model}
+struct Policy {
+  std::vector<std::string> prefer;  // passes, the most wanted first
+  std::optional<Expr> in_flight;    // chunks whose activations a device holds at most, over r, P, M
+  int64_t memory = 0;               // bytes of activations that a device holds at most; 0: any
+  bool unit_costs = false;          // a forward and each half of a backward take one unit
+  SourceSpan at, in_flight_at;
+};
 struct Order {
   std::string each;              // mesh axis; the program runs per coordinate of it
   std::string program;           // text; parsed when read, expanded by expand_order; empty: `rows` are the order
   OrderRows rows;                // explicit lists, computations alone
+  std::optional<Policy> policy;
   SourceSpan at, program_at;     // program_at: where its first line starts
   Variables bound;               // params and mesh sizes; expand_order's own variables come first
   std::string micro = "mb";      // what split calls the microbatch

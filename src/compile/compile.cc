@@ -122,10 +122,8 @@ Result<PlanSet> make_plans(const Graph& step, const Strategy& strategy, Cut cut,
   }
   PIPER_ASSIGN(dag, steps.run(
                         "dag", [&] { return expand_tasks(std::move(dag)); }, print_dag));
-  std::vector<ComputeOrder> order;
-  if (!oracle) {
-    PIPER_ASSIGN(order, apply_order(dag, strategy.orders, variables, explain));
-  }
+  PIPER_ASSIGN(const std::vector<ComputeOrder> order,
+               choose_order(dag, oracle ? nullptr : &strategy, variables, explain));
   PIPER_ASSIGN(const Schedule schedule,
                steps.run(
                    "schedule", [&] { return located(make_schedule(dag, order), strategy); },

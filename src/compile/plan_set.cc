@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <map>
 
-#include "piper/ops.h"
+#include "piper/cost.h"
 #include "piper/verify.h"
 
 namespace piper {
@@ -34,14 +34,6 @@ std::vector<int32_t> cells_of_ranks(const Dag& dag) {
     result.push_back(cell_of.at(key));
   }
   return result;
-}
-
-double chunk_flops(const Graph& graph, const Chunk& chunk) {
-  double flops = 0;
-  for (NodeId id : chunk.nodes)
-    if (const OpDef* def = find_op(graph.node(id).op); def && def->cost)
-      flops += def->cost(use_of(graph, graph.node(id))).flops;
-  return flops;
 }
 
 void count_memory(const RoleProgram& role, RoleSummary& summary) {
@@ -90,16 +82,15 @@ PlanSet make_plan_set(const Dag& dag, Lowered lowered) {
 std::vector<RoleSummary> summarise(const Dag& dag, const Lowered& lowered) {
   std::vector<RoleSummary> summaries(dag.cells.size());
   const std::vector<int32_t> ranks = cells_of_ranks(dag);
-  std::vector<double> flops(dag.chunks.size());
+  const std::vector<ChunkCost> costs = chunk_costs(dag);
   for (size_t c = 0; c < dag.chunks.size(); ++c) {
-    flops[c] = chunk_flops(dag.graph, dag.chunks[c]);
     if (dag.chunks[c].pass == 'F')
       summaries[static_cast<size_t>(dag.chunks[c].cell)].ops +=
           static_cast<int64_t>(dag.chunks[c].nodes.size());
   }
   for (const Task& task : dag.tasks)
     if (task.chunk.valid())
-      summaries[static_cast<size_t>(task.cell)].flops += flops[task.chunk.index()];
+      summaries[static_cast<size_t>(task.cell)].flops += costs[task.chunk.index()].flops;
   for (size_t c = 0; c < summaries.size(); ++c) {
     RoleSummary& summary = summaries[c];
     summary.where = cell_name(dag, c);

@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <limits>
+#include <set>
 
 #include "order_pool.h"
 
@@ -39,6 +41,9 @@ class CellOrder {
     return std::move(out_);
   }
 
+  // Items for which the model has nothing to do on this device.
+  const std::set<std::string>& absent() const { return absent_; }
+
   // "pp=0: F0 F1&B0 …"
   std::string text(const ComputeOrder& order) const {
     std::string line = where_ + ":";
@@ -61,6 +66,11 @@ class CellOrder {
     PIPER_ASSIGN(const Taken taken, pool_.take(item, number));
     if (taken.empty()) {
       if (item.optional) return ok_status();
+      // What the model has not is no mistake of the program: a sum's backward may be no op at all.
+      if (item.pass != "F" && pool_.has_none(item)) {
+        absent_.insert(item_text(item));
+        return ok_status();
+      }
       return fail(item.at, "order: on {} no task is left for '{}' (item {} of the program)", where_,
                   item_text(item), number)
           .with_code(ExitCode::kRefused)
@@ -105,6 +115,7 @@ class CellOrder {
   const std::string where_;
   OrderPool pool_;
   ComputeOrder out_;
+  std::set<std::string> absent_;
   bool update_ = false;
 };
 
@@ -126,6 +137,22 @@ Result<size_t> axis_of(const Dag& dag, const Order& order) {
 
 }  // namespace
 
+Result<std::vector<int64_t>> policy_limits(const Dag& dag, const Order& order,
+                                           const Variables& variables) {
+  PIPER_ASSIGN(const size_t axis, axis_of(dag, order));
+  std::vector<int64_t> limits(dag.cells.size(), std::numeric_limits<int64_t>::max() / 4);
+  for (size_t cell = 0; cell < dag.cells.size() && order.policy->in_flight; ++cell) {
+    Variables scope{
+        {"r", dag.cells[cell][axis]}, {"P", dag.mesh[axis].size}, {"M", dag.microbatches}};
+    scope.insert(scope.end(), variables.begin(), variables.end());
+    PIPER_ASSIGN(limits[cell], order.policy->in_flight->evaluate(scope));
+    if (limits[cell] < 1)
+      return fail(order.policy->in_flight_at, "policy: in_flight is {} on {}={}", limits[cell],
+                  order.each, dag.cells[cell][axis]);
+  }
+  return limits;
+}
+
 Result<std::vector<ComputeOrder>> apply_order(const Dag& dag, const std::vector<Order>& orders,
                                               const Variables& variables, Explanations& out) {
   std::vector<ComputeOrder> result;
@@ -133,6 +160,7 @@ Result<std::vector<ComputeOrder>> apply_order(const Dag& dag, const std::vector<
   if (orders.size() > 1)
     return fail(orders[1].at, "order: the order is already given at line {}", orders[0].at.line);
   const Order& order = orders.front();
+  if (order.policy) return result;
   PIPER_ASSIGN(const size_t axis, axis_of(dag, order));
   const auto tasks = ordered_tasks(dag);
   Explanation report{order.at, "order", {}};
@@ -144,6 +172,8 @@ Result<std::vector<ComputeOrder>> apply_order(const Dag& dag, const std::vector<
     CellOrder taker(dag, order, static_cast<int32_t>(cell), r, tasks[cell]);
     PIPER_ASSIGN(ComputeOrder compute, taker.run(items));
     report.lines.push_back(taker.text(compute));
+    for (const std::string& item : taker.absent())
+      report.lines.push_back(fmt::format("{}={} has nothing to do for '{}'", order.each, r, item));
     result.push_back(std::move(compute));
   }
   out.push_back(std::move(report));

@@ -177,6 +177,11 @@ std::string OrderPool::short_name(TaskId id, const std::string& pass) const {
   return fmt::format("{}{}{}", stage, pass.empty() ? pass_name(task.pass) : pass, task.micro);
 }
 
+bool OrderPool::has_none(const OrderItem& item) {
+  const auto queue = queue_of(item);
+  return queue && (*queue)->entries.empty();
+}
+
 std::string OrderPool::why_none(const OrderItem& item) {
   const auto queue = queue_of(item);
   if (!queue || (*queue)->entries.empty()) return "the device has no such task";

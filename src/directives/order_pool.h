@@ -26,6 +26,8 @@ class OrderPool {
 
   // "F3", with the stage before it when the cell has several: "1F3"; `pass` instead of its own.
   std::string short_name(TaskId task, const std::string& pass = "") const;
+  // Whether no task matches, taken or not: a stage whose backward has nothing to compute.
+  bool has_none(const OrderItem& item);
   // Why take() found nothing: how many tasks match and which item took the last of them.
   std::string why_none(const OrderItem& item);
   // Tasks that nothing has taken.

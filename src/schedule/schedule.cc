@@ -1,15 +1,12 @@
 #include "piper/schedule.h"
 
 #include <algorithm>
-#include <limits>
 #include <span>
+
+#include "dependencies.h"
 
 namespace piper {
 namespace {
-
-bool is_ordered(const Task& task) {
-  return task.kind == TaskKind::kCompute && task.pass != 'P' && task.pass != 'U';
-}
 
 // Reductions between SPMD peers alone: all peers run the same program, so these may start as soon
 // as they can.
@@ -17,26 +14,6 @@ bool is_peer_reduction(const Dag& dag, const Task& task) {
   if (task.kind != TaskKind::kAllReduce && task.kind != TaskKind::kReduceScatter) return false;
   return std::none_of(task.group.begin(), task.group.end(),
                       [&](int32_t axis) { return dag.mesh[static_cast<size_t>(axis)].placed; });
-}
-
-// Tasks that must be issued before each task: writers of what it reads, and for receives the send.
-std::vector<std::vector<TaskId>> find_dependencies(const Dag& dag) {
-  const auto item_writers = writers(dag);
-  std::vector<std::vector<TaskId>> deps(dag.tasks.size());
-  for (size_t t = 0; t < dag.tasks.size(); ++t) {
-    const Task& task = dag.tasks[t];
-    for (ItemId item : task.reads)
-      for (TaskId w : item_writers[item.index()])
-        if (w != TaskId(t)) deps[t].push_back(w);
-    if (task.kind == TaskKind::kRecv) {
-      // expand_tasks adds the send just before its receive.
-      PIPER_CHECK(t > 0 && dag.tasks[t - 1].kind == TaskKind::kSend, "a receive without its send");
-      deps[t].push_back(TaskId(t - 1));
-    }
-    std::sort(deps[t].begin(), deps[t].end());
-    deps[t].erase(std::unique(deps[t].begin(), deps[t].end()), deps[t].end());
-  }
-  return deps;
 }
 
 class Issuer {
@@ -248,119 +225,12 @@ class Issuer {
   Schedule schedule_;
 };
 
-// ---- The default order --------------------------------------------------------------------------
-
-// Ordered tasks that each ordered task needs, seen through communication and sums.
-std::vector<std::vector<TaskId>> ordered_dependencies(
-    const Dag& dag, const std::vector<std::vector<TaskId>>& deps) {
-  std::vector<std::vector<TaskId>> through(dag.tasks.size());
-  for (size_t t = 0; t < dag.tasks.size(); ++t)
-    for (TaskId d : deps[t]) {
-      if (is_ordered(dag.tasks[d.index()]))
-        through[t].push_back(d);
-      else
-        through[t].insert(through[t].end(), through[d.index()].begin(), through[d.index()].end());
-    }
-  return through;
-}
-
-// Unit costs: a fused backward does twice the work of a forward.
-int64_t unit_cost(char pass) { return pass == 'B' ? 2 : 1; }
-int priority(char pass) { return pass == 'B' || pass == 'I' ? 0 : pass == 'F' ? 1 : 2; }
-
-class Greedy {
- public:
-  Greedy(const Dag& dag, const std::vector<std::vector<TaskId>>& deps)
-      : dag_(dag),
-        needs_(ordered_dependencies(dag, deps)),
-        finish_(dag.tasks.size(), kNever),
-        clock_(dag.cells.size()),
-        in_flight_(dag.cells.size()),
-        limit_(dag.cells.size(), 0),
-        order_(dag.cells.size()),
-        waiting_(dag.cells.size()) {
-    std::vector<int32_t> rank_of_cell(dag.cells.size(), -1);
-    int32_t ranks = 0;
-    for (size_t t = 0; t < dag.tasks.size(); ++t) {
-      const Task& task = dag.tasks[t];
-      if (!is_ordered(task)) continue;
-      const auto cell = static_cast<size_t>(task.cell);
-      waiting_[cell].push_back(TaskId(t));
-      if (task.pass == 'F' && task.micro == 0) limit_[cell] += 1;
-      if (rank_of_cell[cell] < 0) rank_of_cell[cell] = ranks++;
-    }
-    // A cell with n chunks keeps the microbatches of n × (cells from here to the end) chunks in
-    // flight.
-    for (size_t cell = 0; cell < dag.cells.size(); ++cell) {
-      const bool has_backward =
-          std::any_of(waiting_[cell].begin(), waiting_[cell].end(),
-                      [&](TaskId t) { return priority(dag.tasks[t.index()].pass) == 0; });
-      limit_[cell] =
-          has_backward ? limit_[cell] * std::max<int64_t>(1, ranks - rank_of_cell[cell]) : kNever;
-    }
-  }
-
-  std::vector<ComputeOrder> run() {
-    for (;;) {
-      Choice best;
-      for (size_t cell = 0; cell < waiting_.size(); ++cell) {
-        const Choice choice = best_in(cell, false);
-        if (choice.task.valid() && (!best.task.valid() || choice.start < best.start)) best = choice;
-      }
-      // Limits that are too tight for the graph give way rather than stop the schedule.
-      for (size_t cell = 0; cell < waiting_.size() && !best.task.valid(); ++cell)
-        best = best_in(cell, true);
-      if (!best.task.valid()) return order_;
-      take(best);
-    }
-  }
-
- private:
-  static constexpr int64_t kNever = std::numeric_limits<int64_t>::max() / 4;
-  struct Choice {
-    TaskId task;
-    int64_t start = kNever;
-  };
-
-  Choice best_in(size_t cell, bool ignore_limit) const {
-    Choice best;
-    for (TaskId id : waiting_[cell]) {
-      const Task& task = dag_.tasks[id.index()];
-      if (task.pass == 'F' && in_flight_[cell] >= limit_[cell] && !ignore_limit) continue;
-      int64_t start = clock_[cell];
-      for (TaskId need : needs_[id.index()]) start = std::max(start, finish_[need.index()]);
-      if (start >= kNever) continue;
-      const bool better = !best.task.valid() || start < best.start ||
-                          (start == best.start &&
-                           priority(task.pass) < priority(dag_.tasks[best.task.index()].pass));
-      if (better) best = {id, start};
-    }
-    return best;
-  }
-  void take(const Choice& choice) {
-    const Task& task = dag_.tasks[choice.task.index()];
-    const auto cell = static_cast<size_t>(task.cell);
-    finish_[choice.task.index()] = clock_[cell] = choice.start + unit_cost(task.pass);
-    if (task.pass == 'F') ++in_flight_[cell];
-    if (priority(task.pass) == 0) --in_flight_[cell];
-    order_[cell].tasks.push_back(choice.task);
-    waiting_[cell].erase(std::find(waiting_[cell].begin(), waiting_[cell].end(), choice.task));
-  }
-
-  const Dag& dag_;
-  std::vector<std::vector<TaskId>> needs_;
-  std::vector<int64_t> finish_, clock_, in_flight_, limit_;
-  std::vector<ComputeOrder> order_;
-  std::vector<std::vector<TaskId>> waiting_;
-};
-
 }  // namespace
 
 Result<Schedule> make_schedule(const Dag& dag, const std::vector<ComputeOrder>& compute) {
   const auto deps = find_dependencies(dag);
-  std::vector<ComputeOrder> order = compute.empty() ? Greedy(dag, deps).run() : compute;
-  PIPER_ASSIGN(Schedule schedule, Issuer(dag, deps).run(order));
-  schedule.compute = std::move(order);
+  PIPER_ASSIGN(Schedule schedule, Issuer(dag, deps).run(compute));
+  schedule.compute = compute;
   return schedule;
 }
 

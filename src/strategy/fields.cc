@@ -171,7 +171,8 @@ constexpr Field kReduce[] = {
     {"stream", kText, kOptional, "Stream of the reductions. Default reduce."},
 };
 constexpr Field kRecompute[] = {
-    {"match", kGlob, kOptional, "Ops by scope path; {name} captures make a group each. Default: all."},
+    {"match", kGlob, kOptional,
+     "Ops by scope path; {name} captures make a group each. Default: all."},
     {"where", kWhere, kOptional, "Ops by their tags. Default: all."},
     {"ops", kPaths, kOptional, "Names of ops. Default: all."},
     {"budget", kBytes, kOptional,
@@ -184,9 +185,16 @@ constexpr Field kOrder[] = {
     {"csv", kText, kOptional,
      "A PyTorch pipeline file, relative to this file; a row a coordinate."},
     {"dialect", kText, kOptional, "Letters of the csv: old (B, W, BW) or new (I, W, B)."},
-    {"policy", kOne, kUnsupported, ""},
+    {"policy", kOne, kOptional, "List scheduling over the cost model.", "policy"},
     {"where", kWhere, kUnsupported, ""},
     {"receive", kText, kUnsupported, ""},
+};
+constexpr Field kPolicy[] = {
+    {"prefer", kTexts, kRequired, "Passes, the most wanted first: [B, F, BW]; BI or BW split it."},
+    {"in_flight", kInteger, kOptional,
+     "Chunks whose activations a device holds at most, over r, P, M."},
+    {"memory", kBytes, kOptional, "Bytes of activations that a device holds at most."},
+    {"costs", kText, kOptional, "model (operations and bytes) or unit. Default model."},
 };
 
 constexpr Object kObjects[] = {
@@ -216,6 +224,7 @@ constexpr Object kObjects[] = {
     {"gather", kGather},
     {"reduce", kReduce},
     {"order", kOrder},
+    {"policy", kPolicy},
 };
 
 std::vector<std::string> known_keys(const Object& object) {

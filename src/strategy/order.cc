@@ -132,6 +132,7 @@ Result<std::vector<OrderItem>> row_items(const Order& order, const Variables& va
 // Of an order without a program: its passes and tags.
 std::vector<std::string> named_in_rows(const Order& order, bool passes) {
   std::vector<std::string> out;
+  if (passes && order.policy) out = order.policy->prefer;
   for (const auto& row : order.rows) {
     for (const OrderCell& cell : row) {
       if (!passes && cell.stage < 0) continue;

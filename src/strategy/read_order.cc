@@ -61,6 +61,50 @@ Status read_csv(const Fields& map, const Scope& scope, Order& order, std::string
   return ok_status();
 }
 
+Status read_prefer(const yaml::Node& node, Policy& policy) {
+  static const std::vector<std::string> kPasses = {"F", "B", "BI", "BW"};
+  if (!node.is(yaml::Node::Kind::kList)) return wrong_type(node, "a list of passes");
+  for (const yaml::Node& pass : node.items) {
+    const bool known = pass.is(yaml::Node::Kind::kScalar) &&
+                       std::find(kPasses.begin(), kPasses.end(), pass.text) != kPasses.end();
+    if (!known)
+      return fail(pass.at, "unknown pass {}{}", yaml::shown(pass.text),
+                  did_you_mean(pass.text, kPasses))
+          .with_note("the passes are F, B, BI and BW");
+    if (std::find(policy.prefer.begin(), policy.prefer.end(), pass.text) != policy.prefer.end())
+      return fail(pass.at, "the pass '{}' is there twice", pass.text);
+    policy.prefer.push_back(pass.text);
+  }
+  return ok_status();
+}
+
+Status read_policy(const yaml::Node& node, const SourceSpan& at, const Scope& scope, Order& order) {
+  PIPER_ASSIGN(const Fields map, fields::read(node, at, "policy"));
+  Policy policy;
+  policy.at = at;
+  PIPER_TRY(read_prefer(*map["prefer"], policy));
+  if (const yaml::Node* limit = map["in_flight"]) {
+    static const std::vector<std::string> kFree = {"r", "P", "M"};
+    PIPER_ASSIGN(policy.in_flight, read_expression(*limit, scope, kFree));
+    policy.in_flight_at = limit->at;
+  }
+  if (const yaml::Node* memory = map["memory"]) {
+    PIPER_ASSIGN(policy.memory, read_bytes(*memory, scope));
+  }
+  if (const yaml::Node* costs = map["costs"]) {
+    const std::vector<std::string> names = {"model", "unit"};
+    PIPER_ASSIGN(const std::string name, read_text(*costs, scope));
+    if (std::find(names.begin(), names.end(), name) == names.end())
+      return fail(costs->at, "unknown costs {}{}", yaml::shown(name), did_you_mean(name, names))
+          .with_note(
+              "model: operations and bytes; unit: one for a forward and each half of a "
+              "backward");
+    policy.unit_costs = name == "unit";
+  }
+  order.policy = std::move(policy);
+  return ok_status();
+}
+
 // Rows belong to the coordinates of the axis, one each.
 Status check_row_count(const Strategy& out, const Order& order, const SourceSpan& at) {
   for (const MeshAxis& axis : out.mesh) {
@@ -86,16 +130,18 @@ Status read_order(const Fields& map, const Scope& scope, const Names& names, Str
   order.bound = scope.integers;
   if (!out.splits.empty()) order.micro = out.splits[0].as;
   std::vector<const char*> forms;
-  for (const char* form : {"program", "lists", "csv"})
+  for (const char* form : {"program", "lists", "csv", "policy"})
     if (map[form]) forms.push_back(form);
   if (forms.size() != 1)
     return fail(forms.empty() ? map.at() : map.key_at(forms[1]),
-                "'order' has exactly one of the keys program, lists, csv");
+                "'order' has exactly one of the keys program, lists, csv, policy");
   const std::string_view form = forms[0];
   if (form == "program") PIPER_TRY(read_program(*map["program"], scope, order));
   if (form == "lists") PIPER_TRY(read_lists(*map["lists"], order));
   if (form == "csv") PIPER_TRY(read_csv(map, scope, order, out.text));
-  if (form != "program") PIPER_TRY(check_row_count(out, order, map.key_at(form)));
+  if (form == "policy") PIPER_TRY(read_policy(*map["policy"], map.key_at("policy"), scope, order));
+  if (!order.rows.empty() || form == "lists")
+    PIPER_TRY(check_row_count(out, order, map.key_at(form)));
   out.orders.push_back(std::move(order));
   return ok_status();
 }

@@ -29,6 +29,10 @@ std::vector<Pipeline> pipelines() {
     out.push_back({"looped-bfs", pp, 1, 8, VerifyAgainst::kUncut});
     out.push_back({"looped-bfs", pp, 1, 8, VerifyAgainst::kSingle, "ascending: 1"});
   }
+  for (const char* order : {"v-half", "v-min", "hanayo"}) {
+    out.push_back({order, 2, 2, 4});
+    out.push_back({order, 4, 1, 8});
+  }
   out.push_back({"dualpipev", 2, 1, 4});
   out.push_back({"dualpipev", 2, 2, 4});
   out.push_back({"dualpipev", 2, 1, 8});

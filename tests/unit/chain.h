@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "piper/autodiff.h"
+#include "piper/compile.h"
 #include "piper/directives.h"
 #include "piper/schedule.h"
 #include "piper/sharding.h"
@@ -61,7 +62,7 @@ inline Result<Made> schedule(const Strategy& strategy, int64_t stages) {
   PIPER_ASSIGN(dag, apply_place(std::move(dag), strategy.places, variables, explain));
   Made made;
   PIPER_ASSIGN(made.dag, expand_tasks(std::move(dag)));
-  PIPER_ASSIGN(made.compute, apply_order(made.dag, strategy.orders, variables, explain));
+  PIPER_ASSIGN(made.compute, choose_order(made.dag, &strategy, variables, explain));
   PIPER_ASSIGN(made.schedule, make_schedule(made.dag, made.compute));
   return made;
 }

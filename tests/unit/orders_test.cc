@@ -178,7 +178,7 @@ TEST(Lists, ExplainWhatIsWrong) {
       "strategy.yaml:10:16: unknown dialect 'odl' (did you mean 'old'?) | old: B, W and BW for "
       "the halves of a backward and the whole; new: I, W and B");
   EXPECT_EQ(error("      csv: order.csv\n      program: F\n"),
-            "strategy.yaml:9:7: 'order' has exactly one of the keys program, lists, csv");
+            "strategy.yaml:9:7: 'order' has exactly one of the keys program, lists, csv, policy");
 }
 
 }  // namespace

@@ -1,0 +1,84 @@
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "piper/compile.h"
+#include "piper/cost.h"
+#include "piper/schedule.h"
+
+namespace piper {
+namespace {
+
+std::vector<char> letters(const std::vector<std::string>& passes) {
+  std::vector<char> out;
+  for (const std::string& pass : passes) {
+    if (pass == "B") out.insert(out.end(), {'B', 'I'});
+    if (pass == "BI") out.push_back('I');
+    if (pass == "BW") out.push_back('W');
+    if (pass == "F") out.push_back('F');
+  }
+  return out;
+}
+
+Result<ListPolicy> make_policy(const Dag& dag, const Order& order, const Variables& variables) {
+  const Policy& given = *order.policy;
+  ListPolicy policy;
+  policy.prefer = letters(given.prefer);
+  policy.memory = given.memory;
+  policy.at = given.at;
+  PIPER_ASSIGN(policy.in_flight, policy_limits(dag, order, variables));
+  const std::vector<ChunkCost> costs = chunk_costs(dag);
+  for (size_t c = 0; c < costs.size(); ++c) {
+    const int64_t unit = dag.chunks[c].pass == 'B' ? 2 : 1;
+    policy.time.push_back(given.unit_costs ? unit
+                                           : std::max<int64_t>(1, std::llround(costs[c].flops)));
+    policy.held.push_back(costs[c].kept_bytes);
+  }
+  policy.time_per_byte = given.unit_costs ? 0 : kMessageFlopsPerByte;
+  return policy;
+}
+
+// What the policy came to on each cell.
+Explanation report(const Dag& dag, const ListPolicy& policy,
+                   const std::vector<ComputeOrder>& orders) {
+  Explanation out{policy.at, "policy", {}};
+  std::map<std::pair<std::vector<int32_t>, int32_t>, int64_t> held_of;  // region and cell -> bytes
+  for (size_t c = 0; c < dag.chunks.size(); ++c)
+    if (dag.chunks[c].pass == 'F')
+      held_of[{dag.chunks[c].tags, dag.chunks[c].cell}] = policy.held[c];
+  for (size_t cell = 0; cell < orders.size(); ++cell) {
+    int64_t chunks = 0, most = 0, bytes = 0, most_bytes = 0;
+    for (TaskId id : orders[cell].tasks) {
+      const Task& task = dag.tasks[id.index()];
+      if (task.pass == 'I') continue;
+      const int64_t sign = task.pass == 'F' ? 1 : -1;
+      chunks += sign;
+      bytes += sign * held_of[{dag.chunks[task.chunk.index()].tags, task.cell}];
+      most = std::max(most, chunks);
+      most_bytes = std::max(most_bytes, bytes);
+    }
+    std::string where;
+    for (size_t a = 0; a < dag.mesh.size(); ++a)
+      if (dag.mesh[a].placed)
+        where +=
+            fmt::format("{}{}={}", where.empty() ? "" : " ", dag.mesh[a].name, dag.cells[cell][a]);
+    out.lines.push_back(fmt::format("{}: {} tasks, at most {} chunks in flight that keep {}", where,
+                                    orders[cell].tasks.size(), most, human_bytes(most_bytes)));
+  }
+  return out;
+}
+
+}  // namespace
+
+Result<std::vector<ComputeOrder>> choose_order(const Dag& dag, const Strategy* strategy,
+                                               const Variables& variables, Explanations& explain) {
+  if (!strategy || strategy->orders.empty()) return list_schedule(dag, default_policy(dag));
+  const Order& order = strategy->orders.front();
+  if (!order.policy) return apply_order(dag, strategy->orders, variables, explain);
+  PIPER_ASSIGN(const ListPolicy policy, make_policy(dag, order, variables));
+  PIPER_ASSIGN(auto orders, list_schedule(dag, policy));
+  explain.push_back(report(dag, policy, orders));
+  return orders;
+}
+
+}  // namespace piper
