@@ -1,0 +1,282 @@
+// Sums over microbatches, uses and replicas.
+#include <algorithm>
+
+#include "expander.h"
+
+namespace piper {
+
+void Expander::index_sums() {
+  sums_.resize(dag_.sums.size());
+  contributions_.resize(dag_.chunks.size());
+  std::vector<int32_t> main_chunk(dag_.graph.nodes.size(), -1), early_chunk = main_chunk;
+  for (size_t c = 0; c < dag_.chunks.size(); ++c)
+    for (NodeId node : dag_.chunks[c].nodes)
+      (dag_.chunks[c].pass == 'P' ? early_chunk : main_chunk)[node.index()] =
+          static_cast<int32_t>(c);
+  chunk_of_.assign(dag_.graph.nodes.size(), -1);
+  for (size_t s = 0; s < dag_.sums.size(); ++s) {
+    const Sum& sum = dag_.sums[s];
+    sum_of_value_[sum.value.value] = static_cast<int32_t>(s);
+    sum_of_value_[result_of(static_cast<int32_t>(s)).value] = static_cast<int32_t>(s);
+    for (size_t u = 0; u < sum.uses.size(); ++u) {
+      const NodeId producer = dag_.graph.value(sum.uses[u]).producer;
+      PIPER_CHECK(producer.valid(), "a contribution to '{}' is not computed", sum.name);
+      const int32_t early = early_chunk[producer.index()];
+      // An early sum's contribution is made by an early chunk, any other by a main chunk.
+      const int32_t c =
+          main_chunk[producer.index()] >= 0 && early < 0 ? main_chunk[producer.index()] : early;
+      PIPER_CHECK(c >= 0, "no chunk makes a contribution to '{}'", sum.name);
+      sums_[s].chunk.push_back(ChunkId(static_cast<size_t>(c)));
+      contributions_[static_cast<size_t>(c)].push_back(
+          {sum.uses[u], static_cast<int32_t>(s), static_cast<int32_t>(u)});
+      std::vector<ItemId> parts;
+      for (int64_t r = 0; r < sequential_replicas(); ++r) {
+        const std::string name =
+            fmt::format("{}.use{}{}", sum.name, u,
+                        sequential_replicas() > 1 ? fmt::format(".replica{}", r) : "");
+        const bool cut = reduces_each(static_cast<int32_t>(s));
+        const ValueId like = cut ? result_of(static_cast<int32_t>(s)) : sum.uses[u];
+        const ValueId value = pseudo_value(name, dag_.graph.value(like).type);
+        parts.push_back(new_item(value, -1, dag_.chunks[static_cast<size_t>(c)].cell));
+      }
+      sums_[s].parts.push_back(std::move(parts));
+    }
+  }
+}
+
+ItemId Expander::add_parts(int32_t s, ItemId a, ItemId b) {
+  const int32_t cell = dag_.items[a.index()].cell;
+  const ValueId va = dag_.items[a.index()].value, vb = dag_.items[b.index()].value;
+  Node node;
+  node.op = "Add";
+  node.name = dag_.sums[static_cast<size_t>(s)].name;
+  node.pass = Pass::kU;
+  node.inputs = {va, vb};
+  const TensorType type = dag_.graph.value(va).type;
+  const NodeId id = dag_.graph.add_node(std::move(node), std::span(&type, 1));
+  const ValueId out = dag_.graph.node(id).outputs[0];
+  Chunk chunk;
+  chunk.pass = 'U';
+  chunk.tags.assign(dag_.region_tags.size(), kNoTag);
+  chunk.nodes = {id};
+  const bool ascending = va < vb;
+  chunk.reads = ascending ? std::vector{va, vb} : std::vector{vb, va};
+  chunk.writes = {out};
+  chunk.cell = cell;
+  chunk.name = "U sum " + dag_.sums[static_cast<size_t>(s)].name;
+  dag_.chunks.push_back(std::move(chunk));
+  const ItemId into = new_item(out, -1, cell, a);
+  Task task;
+  task.pass = 'U';
+  task.chunk = ChunkId(dag_.chunks.size() - 1);
+  task.cell = cell;
+  task.label = dag_.chunks.back().name;
+  task.reads = ascending ? std::vector{a, b} : std::vector{b, a};
+  task.writes = {into};
+  task.combines.push_back({s, into, {a, b}});
+  dag_.tasks.push_back(std::move(task));
+  return into;
+}
+
+ItemId Expander::sum_parts(int32_t s) {
+  const SumState& state = sums_[static_cast<size_t>(s)];
+  std::vector<ItemId> totals;  // by replica
+  for (size_t r = 0; r < static_cast<size_t>(sequential_replicas()); ++r) {
+    totals.push_back(state.parts[0][r]);
+    for (size_t u = 1; u < state.parts.size(); ++u) {
+      const ItemId part = state.parts[u][r];
+      totals[r] = add_parts(s, move_to(totals[r], dag_.items[part.index()].cell), part);
+    }
+  }
+  if (totals.size() == 1) return totals[0];
+  std::vector<bool> added(totals.size());
+  for (const SumLevel& level : dag_.levels)
+    for (size_t r = 0; r < totals.size(); ++r) {
+      if (added[r] || static_cast<int64_t>(r) / level.stride % level.size != 0) continue;
+      for (int64_t k = 1; k < level.size; ++k) {
+        const size_t other = r + static_cast<size_t>(k * level.stride);
+        totals[r] = add_parts(s, totals[r], totals[other]);
+        added[other] = true;
+      }
+    }
+  return totals[0];
+}
+
+std::vector<ItemId> Expander::reduce_level(const std::vector<int32_t>& sums,
+                                           const std::vector<ItemId>& totals, size_t level) {
+  const bool last = level + 1 == dag_.levels.size(), scatter = level == 0 && sharded(sums[0]);
+  Task reduce;
+  reduce.kind = scatter ? TaskKind::kReduceScatter : TaskKind::kAllReduce;
+  reduce.cell = dag_.items[totals[0].index()].cell;
+  reduce.stream = dag_.levels[level].stream;
+  reduce.group = {dag_.levels[level].axis};
+  reduce.reads = totals;
+  for (size_t i = 0; i < sums.size(); ++i) {
+    ValueId value = result_of(sums[i]);
+    if (!last)
+      value = pseudo_value(
+          fmt::format("{}.level{}", dag_.sums[static_cast<size_t>(sums[i])].name, level),
+          dag_.graph.value(value).type);
+    reduce.writes.push_back(new_item(value, -1, reduce.cell, scatter ? ItemId() : totals[i]));
+  }
+  reduce.label = fmt::format("{} {}{}", kTaskKindNames[static_cast<size_t>(reduce.kind)],
+                             dag_.sums[static_cast<size_t>(sums[0])].name,
+                             sums.size() > 1 ? fmt::format(" and {} more", sums.size() - 1) : "");
+  const std::vector<ItemId> done = reduce.writes;
+  dag_.tasks.push_back(std::move(reduce));
+  return done;
+}
+
+void Expander::finish_sums(const std::vector<int32_t>& sums, std::vector<ItemId> totals) {
+  const int32_t cell = dag_.items[totals[0].index()].cell;
+  if (reduces_over_ranks())
+    for (size_t level = reduces_each(sums[0]) ? 1 : 0; level < dag_.levels.size(); ++level)
+      totals = reduce_level(sums, totals, level);
+  for (size_t i = 0; i < sums.size(); ++i) {
+    SumState& state = sums_[static_cast<size_t>(sums[i])];
+    state.finished = true;
+    state.home = cell;
+    items_[key(result_of(sums[i]), -1, cell)] = totals[i];
+    dag_.items[totals[i].index()].sum = sums[i];
+  }
+}
+
+void Expander::finish_sum(int32_t s) {
+  if (sums_[static_cast<size_t>(s)].finished) return;
+  finish_sums({s}, {sum_parts(s)});
+}
+
+void Expander::finish_late_sums() {
+  std::vector<int32_t> order;
+  for (size_t s = 0; s < sums_.size(); ++s)
+    if (!sums_[s].finished) order.push_back(static_cast<int32_t>(s));
+  const auto last_made = [&](int32_t s) {
+    int32_t last = 0;
+    for (ValueId use : dag_.sums[static_cast<size_t>(s)].uses)
+      last = std::max(last, dag_.graph.value(use).producer.value);
+    return last;
+  };
+  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+    return std::pair(last_made(a), a) < std::pair(last_made(b), b);
+  });
+  std::vector<ItemId> totals(sums_.size());
+  for (int32_t s : order) totals[static_cast<size_t>(s)] = sum_parts(s);
+  for (size_t cell = 0; cell < 2 * dag_.cells.size(); ++cell) {
+    const bool cut = cell % 2 == 1;  // of each cell first those that stay whole
+    std::vector<int32_t> bucket;
+    std::vector<ItemId> bucket_totals;
+    int64_t bytes = 0;
+    const auto flush = [&] {
+      if (!bucket.empty()) finish_sums(bucket, bucket_totals);
+      bucket.clear();
+      bucket_totals.clear();
+      bytes = 0;
+    };
+    for (int32_t s : order) {
+      const ItemId total = totals[static_cast<size_t>(s)];
+      const Item& item = dag_.items[total.index()];
+      if (static_cast<size_t>(item.cell) != cell / 2 || cut != (sharded(s) != nullptr)) continue;
+      const TensorType& type = dag_.graph.value(item.value).type;
+      if (!bucket_totals.empty() &&
+          dag_.graph.value(dag_.items[bucket_totals[0].index()].value).type.dtype != type.dtype)
+        flush();
+      bucket.push_back(s);
+      bucket_totals.push_back(total);
+      bytes += type.bytes();
+      if (bytes >= dag_.bucket_bytes) flush();
+    }
+    flush();
+  }
+}
+
+Expander::Reduced& Expander::reduced(int32_t sum, int32_t use) {
+  Reduced& values = reduced_[{sum, use}];
+  if (values.whole.valid()) return values;
+  const Sum& of = dag_.sums[static_cast<size_t>(sum)];
+  const std::string name = fmt::format("{}.use{}", of.name, use);
+  const TensorType whole = dag_.graph.value(of.uses[static_cast<size_t>(use)]).type;
+  const TensorType part = dag_.graph.value(result_of(sum)).type;
+  values.whole = pseudo_value(name + ".whole", whole);
+  values.part = pseudo_value(name + ".part", part);
+  Node node;
+  node.op = "Reshape";
+  node.name = name + ".joins";
+  node.pass = Pass::kU;
+  node.attrs.set("shape", part.shape);
+  node.inputs = {values.part};
+  const NodeId id = dag_.graph.add_node(std::move(node), std::span(&part, 1));
+  values.joins = dag_.graph.node(id).outputs[0];
+  return values;
+}
+
+ItemId Expander::whole_contribution(const Contribution& c, const Task& task) {
+  return new_item(reduced(c.sum, c.use).whole, task.micro, task.cell);
+}
+
+void Expander::reduce_contributions(const Task& task) {
+  std::vector<Accumulate> made;
+  for (const Accumulate& a : task.accumulates)
+    if (reduces_each(a.sum)) made.push_back(a);
+  std::stable_sort(made.begin(), made.end(), [&](const Accumulate& a, const Accumulate& b) {
+    return dag_.graph.value(a.contribution).producer < dag_.graph.value(b.contribution).producer;
+  });
+  std::vector<Accumulate> bucket;
+  int64_t bytes = 0;
+  for (const Accumulate& a : made) {
+    bucket.push_back(a);
+    bytes += dag_.graph.value(a.contribution).type.bytes();
+    if (bytes < dag_.bucket_bytes && &a != &made.back()) continue;
+    reduce_bucket(task, bucket);
+    bucket.clear();
+    bytes = 0;
+  }
+}
+
+void Expander::reduce_bucket(const Task& of, const std::vector<Accumulate>& bucket) {
+  const std::string what =
+      fmt::format("{}{}{}", dag_.sums[static_cast<size_t>(bucket[0].sum)].name,
+                  bucket.size() > 1 ? fmt::format(" and {} more", bucket.size() - 1) : "",
+                  micro_label(of.micro));
+  Task reduce = first_level_task(TaskKind::kReduceScatter, of.cell);
+  reduce.stream = dag_.levels[0].stream;
+  reduce.micro = of.micro;
+  reduce.label = "reduce_scatter " + what;
+  Task join;
+  join.pass = 'U';
+  join.cell = of.cell;
+  join.micro = of.micro;
+  join.label = "add " + what;
+  join.chunk = joining_chunk(bucket, of.cell);
+  for (const Accumulate& a : bucket) {
+    const Reduced& values = reduced(a.sum, a.use);
+    reduce.reads.push_back(a.into);
+    reduce.writes.push_back(new_item(values.part, of.micro, of.cell));
+    join.accumulates.push_back(
+        {values.joins, accumulator(a.sum, a.use, 0), a.sum, a.use, reduce.writes.back()});
+  }
+  for (ValueId value : dag_.chunks[join.chunk.index()].reads)
+    join.reads.push_back(find_item(value, of.micro, of.cell));
+  dag_.tasks.push_back(std::move(reduce));
+  dag_.tasks.push_back(std::move(join));
+}
+
+ChunkId Expander::joining_chunk(const std::vector<Accumulate>& bucket, int32_t cell) {
+  const auto [known, is_new] =
+      joining_.try_emplace({bucket[0].sum, bucket[0].use}, dag_.chunks.size());
+  if (!is_new) return known->second;
+  Chunk chunk;
+  chunk.pass = 'U';
+  chunk.tags.assign(dag_.region_tags.size(), kNoTag);
+  chunk.cell = cell;
+  chunk.name = "U add " + dag_.sums[static_cast<size_t>(bucket[0].sum)].name;
+  for (const Accumulate& a : bucket) {
+    const Reduced& values = reduced(a.sum, a.use);
+    chunk.nodes.push_back(dag_.graph.value(values.joins).producer);
+    chunk.reads.push_back(values.part);
+  }
+  std::sort(chunk.reads.begin(), chunk.reads.end());
+  dag_.chunks.push_back(std::move(chunk));
+  return known->second;
+}
+
+}  // namespace piper

@@ -1,0 +1,185 @@
+// The end of a step: norm, clipping, optimizer, parts and reports.
+#include <algorithm>
+
+#include "expander.h"
+
+namespace piper {
+
+std::vector<std::set<int32_t>> Expander::cells_of_state() const {
+  std::vector<std::set<int32_t>> cells(dag_.graph.values.size());
+  for (const Chunk& chunk : dag_.chunks)
+    for (ValueId value : chunk.reads)
+      if (dag_.graph.value(value).kind == ValueKind::kState)
+        cells[value.index()].insert(chunk.cell);
+  return cells;
+}
+
+Status Expander::add_update() {
+  const int32_t num_cells = static_cast<int32_t>(dag_.cells.size());
+  const auto held = cells_of_state();
+  if (num_cells > 1 || !sharded_.empty()) share_scalars();
+  const auto reports = report_values(dag_);
+  for (int32_t cell = 0; cell < num_cells; ++cell) {
+    const std::vector<const ShardedParam*> cut = cut_in_step(cell, held);
+    if (!cut.empty()) add_own_parts(cell, cut);
+    dag_.chunks.push_back(update_chunk(dag_, cell, held, reports));
+    add_update_task(ChunkId(dag_.chunks.size() - 1));
+    if (!cut.empty()) gather_updated(cell, cut);
+    dag_.reports.emplace_back();
+    for (const auto& [name, value] : reports)
+      dag_.reports.back().emplace_back(name, ensure_made(value, cell));
+  }
+  return ok_status();
+}
+
+std::vector<const ShardedParam*> Expander::cut_in_step(
+    int32_t cell, const std::vector<std::set<int32_t>>& held) const {
+  std::vector<const ShardedParam*> cut;
+  if (dag_.sharding.parameters) return cut;
+  for (const ShardedParam& param : sharded_)
+    if (held[param.whole.index()].count(cell)) cut.push_back(&param);
+  return cut;
+}
+
+Task Expander::first_level_task(TaskKind kind, int32_t cell) const {
+  Task task;
+  task.kind = kind;
+  task.cell = cell;
+  task.group = {dag_.levels[0].axis};
+  return task;
+}
+
+void Expander::add_own_parts(int32_t cell, const std::vector<const ShardedParam*>& cut) {
+  Task task = first_level_task(TaskKind::kOwnPart, cell);
+  for (const ShardedParam* param : cut) {
+    task.reads.push_back(ensure(param->whole, -1, cell));
+    task.writes.push_back(new_item(param->part, -1, cell));
+  }
+  task.label = fmt::format("own parts of {} parameters", cut.size());
+  dag_.tasks.push_back(std::move(task));
+}
+
+void Expander::gather_updated(int32_t cell, const std::vector<const ShardedParam*>& cut) {
+  Task gather;
+  int64_t bytes = 0;
+  const auto flush = [&](const std::string& name) {
+    gather.label = fmt::format(
+        "all_gather {}{}", name,
+        gather.reads.size() > 1 ? fmt::format(" and {} more", gather.reads.size() - 1) : "");
+    dag_.tasks.push_back(std::move(gather));
+    bytes = 0;
+  };
+  std::string first;
+  for (const ShardedParam* param : cut) {
+    const Value& whole = dag_.graph.value(param->whole);
+    if (bytes == 0) {
+      gather = first_level_task(TaskKind::kAllGather, cell);
+      gather.stream = dag_.sharding.gather_stream;
+      first = whole.name;
+    }
+    const TensorType type = whole.type;
+    const ValueId gathered = pseudo_value(whole.name + ".gathered", type);
+    gather.reads.push_back(find_item(next_of(param->part), -1, cell));
+    gather.writes.push_back(new_item(gathered, -1, cell, ensure(param->whole, -1, cell)));
+    bytes += std::max<int64_t>(type.bytes(), 1);
+    if (bytes >= dag_.bucket_bytes) flush(first);
+  }
+  if (bytes > 0) flush(first);
+}
+
+ValueId Expander::next_of(ValueId state) const {
+  for (const StateUpdate& update : dag_.graph.updates)
+    if (update.state == state) return update.next;
+  return {};
+}
+
+ItemId Expander::ensure_made(ValueId value, int32_t cell) {
+  const ItemId known = find_item(value, -1, cell);
+  return known.valid() ? known : ensure(value, -1, cell);
+}
+
+void Expander::add_update_task(ChunkId id) {
+  const Chunk chunk = dag_.chunks[id.index()];
+  Task task;
+  task.pass = 'U';
+  task.chunk = id;
+  task.cell = chunk.cell;
+  task.label = "U";
+  for (ValueId value : chunk.reads) task.reads.push_back(ensure(value, -1, chunk.cell));
+  for (ValueId value : chunk.writes) {
+    ItemId alias;
+    for (const StateUpdate& update : dag_.graph.updates)
+      if (update.next == value) alias = ensure(update.state, -1, chunk.cell);
+    task.writes.push_back(new_item(value, -1, chunk.cell, alias));
+  }
+  dag_.tasks.push_back(std::move(task));
+}
+
+GatheredSquares Expander::gather_squares(const ScalarVector& scalars, int32_t cell) {
+  GatheredSquares squares;
+  squares.shards = num_shards(dag_);
+  squares.runs = runs_of_part(dag_);
+  std::vector<ValueId> parts;
+  bool any = false;
+  for (ValueId source : scalars.sources) {
+    const int32_t s = sum_of_value_.at(source.value);
+    const bool here = sharded(s) && owner(s) == cell;
+    parts.push_back(here ? result_of(s) : ValueId());
+    any = any || here;
+  }
+  if (!any) return squares;
+  dag_.chunks.push_back(squares_chunk(dag_, parts, cell, squares));
+  const ItemId own = add_scalar_task(ChunkId(dag_.chunks.size() - 1));
+  Task gather = first_level_task(TaskKind::kAllGather, cell);
+  gather.reads = {own};
+  gather.writes = {new_item(squares.all, -1, cell)};
+  gather.label = "all_gather squares";
+  dag_.tasks.push_back(std::move(gather));
+  return squares;
+}
+
+ItemId Expander::add_scalar_task(ChunkId id) {
+  const Chunk chunk = dag_.chunks[id.index()];
+  Task task;
+  task.pass = 'U';
+  task.chunk = id;
+  task.cell = chunk.cell;
+  task.label = chunk.name;
+  for (ValueId value : chunk.reads) task.reads.push_back(ensure(value, -1, chunk.cell));
+  task.writes.push_back(new_item(chunk.writes[0], -1, chunk.cell));
+  const ItemId written = task.writes[0];
+  dag_.tasks.push_back(std::move(task));
+  return written;
+}
+
+void Expander::share_scalars() {
+  const ScalarVector scalars = scalar_vector(dag_);
+  std::vector<ItemId> own;
+  for (ValueId source : scalars.sources) finish_sum(sum_of_value_.at(source.value));
+  for (int32_t cell = 0; cell < static_cast<int32_t>(dag_.cells.size()); ++cell) {
+    std::vector<bool> here;
+    for (ValueId source : scalars.sources)
+      here.push_back(owner(sum_of_value_.at(source.value)) == cell);
+    const GatheredSquares squares = gather_squares(scalars, cell);
+    dag_.chunks.push_back(scalar_chunk(dag_, scalars, here, squares, cell));
+    own.push_back(add_scalar_task(ChunkId(dag_.chunks.size() - 1)));
+  }
+  for (int32_t cell = 0; cell < static_cast<int32_t>(dag_.cells.size()); ++cell) {
+    const ItemId mine = own[static_cast<size_t>(cell)];
+    if (own.size() == 1) {
+      items_[key(scalars.shared, -1, cell)] = mine;
+      continue;
+    }
+    Task reduce;
+    reduce.kind = TaskKind::kAllReduce;
+    reduce.cell = cell;
+    reduce.label = "all_reduce step scalars";
+    for (size_t a = 0; a < dag_.mesh.size(); ++a)
+      if (dag_.mesh[a].placed) reduce.group.push_back(static_cast<int32_t>(a));
+    reduce.reads = {mine};
+    reduce.writes = {new_item(scalars.shared, -1, cell, mine)};
+    dag_.tasks.push_back(std::move(reduce));
+  }
+}
+
+}  // namespace piper

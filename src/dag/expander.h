@@ -1,0 +1,177 @@
+// Chunks -> tasks: the state of one expansion. Private to the dag room.
+#pragma once
+
+#include <map>
+#include <set>
+#include <unordered_map>
+
+#include "shard.h"
+#include "update.h"
+
+namespace piper {
+
+class Expander {
+ public:
+  explicit Expander(Dag dag) : dag_(std::move(dag)) {}
+
+  Result<Dag> run();
+
+ private:
+  struct SumState {
+    std::vector<ChunkId> chunk;              // by use
+    std::vector<std::vector<ItemId>> parts;  // [use][sequential replica]
+    bool finished = false;
+    int32_t home = 0;  // cell that finishes it
+  };
+  struct Contribution {
+    ValueId value;
+    int32_t sum, use;
+  };
+
+  // The parameter whose gradient a sum is, if it is cut.
+  const ShardedParam* sharded(int32_t s) const {
+    const auto found = sharded_of_.find(dag_.sums[static_cast<size_t>(s)].value.value);
+    return found == sharded_of_.end() ? nullptr : &sharded_[found->second];
+  }
+  // Whether it is reduced over the first level in every microbatch.
+  bool reduces_each(int32_t s) const { return dag_.sharding.reduce_each && sharded(s); }
+  // The value in which a sum is finished.
+  ValueId result_of(int32_t s) const {
+    const ShardedParam* cut = sharded(s);
+    return cut ? cut->gradient_part : dag_.sums[static_cast<size_t>(s)].value;
+  }
+
+  int64_t sequential_replicas() const { return dag_.sequential_replicas ? dag_.replicas : 1; }
+
+  // ---- Items ----
+  static uint64_t key(ValueId value, int32_t micro, int32_t cell) {
+    return (static_cast<uint64_t>(value.value) << 40) |
+           (static_cast<uint64_t>(static_cast<uint32_t>(micro + 1)) << 16) |
+           static_cast<uint64_t>(cell);
+  }
+  ItemId new_item(ValueId value, int32_t micro, int32_t cell, ItemId alias = {}) {
+    Item item;
+    item.value = value;
+    item.micro = micro;
+    item.cell = cell;
+    item.alias = alias;
+    dag_.items.push_back(item);
+    const ItemId id(dag_.items.size() - 1);
+    items_[key(value, micro, cell)] = id;
+    return id;
+  }
+  ItemId find_item(ValueId value, int32_t micro, int32_t cell) const {
+    const auto it = items_.find(key(value, micro, cell));
+    return it == items_.end() ? ItemId() : it->second;
+  }
+  // A value without a producer in the graph: accumulators and what collectives leave behind.
+  ValueId pseudo_value(const std::string& name, const TensorType& type) {
+    Value value;
+    value.name = name;
+    value.type = type;
+    return dag_.graph.add_value(std::move(value));
+  }
+
+  std::string micro_label(int32_t micro) const {
+    if (micro < 0) return "";
+    if (!dag_.sequential_replicas || dag_.replicas == 1) return fmt::format(" mb={}", micro);
+    return fmt::format(" replica={} mb={}", micro / dag_.microbatches, micro % dag_.microbatches);
+  }
+
+  // ---- Sums ----
+  void index_sums();
+
+  // A chunk of pass U that adds two items of one cell into the first one's memory.
+  ItemId add_parts(int32_t s, ItemId a, ItemId b);
+
+  // Uses in order, then sequential replicas level by level; what is left to do is the reduction
+  // over replica ranks.
+  ItemId sum_parts(int32_t s);
+
+  bool reduces_over_ranks() const { return !dag_.sequential_replicas && dag_.replicas > 1; }
+
+  // One level's share of several sums, as one message.
+  std::vector<ItemId> reduce_level(const std::vector<int32_t>& sums,
+                                   const std::vector<ItemId>& totals, size_t level);
+
+  // Finishes several sums of one cell, with one message a level. All are cut, or none is.
+  void finish_sums(const std::vector<int32_t>& sums, std::vector<ItemId> totals);
+
+  void finish_sum(int32_t s);
+
+  // Gradients in the order in which the backward makes them, joined into buckets.
+  void finish_late_sums();
+
+  // ---- Data flow ----
+  // The item in `cell`, sent there if it lives elsewhere.
+  ItemId move_to(ItemId from, int32_t cell);
+
+  // The item that holds `value` for `micro` in `cell`, with the tasks that bring it there.
+  ItemId ensure(ValueId id, int32_t micro, int32_t cell);
+
+  void add_compute(ChunkId id, int32_t micro);
+
+  ItemId accumulator(int32_t sum, int32_t use, size_t replica) const;
+
+  // ---- Reductions in every microbatch ----
+  // What one task contributes to a parameter's gradient, before it is summed over replicas; the
+  // part of it that is left; and that part under a name of its own, which joins the accumulator.
+  struct Reduced {
+    ValueId whole, part, joins;
+  };
+  Reduced& reduced(int32_t sum, int32_t use);
+  ItemId whole_contribution(const Contribution& c, const Task& task);
+
+  // As the backward makes them, joined into buckets.
+  void reduce_contributions(const Task& task);
+  void reduce_bucket(const Task& of, const std::vector<Accumulate>& bucket);
+  ChunkId joining_chunk(const std::vector<Accumulate>& bucket, int32_t cell);
+
+  // ---- The end of the step ----
+  // Cells that hold a copy of each state value: where some chunk reads it.
+  std::vector<std::set<int32_t>> cells_of_state() const;
+
+  Status add_update();
+
+  // Parameters that stay whole and are updated in parts.
+  std::vector<const ShardedParam*> cut_in_step(int32_t cell,
+                                               const std::vector<std::set<int32_t>>& held) const;
+  Task first_level_task(TaskKind kind, int32_t cell) const;
+  void add_own_parts(int32_t cell, const std::vector<const ShardedParam*>& cut);
+  // Back into whole parameters, joined into buckets.
+  void gather_updated(int32_t cell, const std::vector<const ShardedParam*>& cut);
+  ValueId next_of(ValueId state) const;
+
+  // A value of the update chunk, or a finished sum.
+  ItemId ensure_made(ValueId value, int32_t cell);
+
+  void add_update_task(ChunkId id);
+
+  // The squares of the gradients that are cut and finished in `cell`: summed run by run where the
+  // parts are, then gathered.
+  GatheredSquares gather_squares(const ScalarVector& scalars, int32_t cell);
+
+  // A chunk that writes one value of the step.
+  ItemId add_scalar_task(ChunkId id);
+
+  // Every cell needs the norm and the loss: squares of the parameters' gradients, each from the
+  // cell of its first use, and the loss travel in one vector, summed over cells (all but one term
+  // are zero, so the sum is exact).
+  void share_scalars();
+
+  // The cell that contributes a sum's scalar: the home of its finished value.
+  int32_t owner(int32_t s) const { return sums_[static_cast<size_t>(s)].home; }
+
+  Dag dag_;
+  std::unordered_map<uint64_t, ItemId> items_;
+  std::unordered_map<int32_t, int32_t> sum_of_value_;
+  std::vector<ShardedParam> sharded_;
+  std::unordered_map<int32_t, size_t> sharded_of_;          // by gradient
+  std::map<std::pair<int32_t, int32_t>, Reduced> reduced_;  // by sum and use
+  std::map<std::pair<int32_t, int32_t>, ChunkId> joining_;  // by the first of a bucket
+  std::vector<SumState> sums_;
+  std::vector<std::vector<Contribution>> contributions_;  // by chunk
+  std::vector<int32_t> chunk_of_;                         // by node: main chunk
+};
+
+}  // namespace piper

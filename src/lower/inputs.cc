@@ -1,0 +1,46 @@
+#include <algorithm>
+#include <set>
+
+#include "place.h"
+
+namespace piper {
+
+// Integers that index a table or name a class must lie inside it, also after moves of their
+// elements.
+DataInput describe_input(const Graph& graph, ValueId id,
+                         const std::vector<std::vector<NodeId>>& readers) {
+  const Value& value = graph.value(id);
+  DataInput input;
+  input.name = value.name;
+  input.type = value.type;
+  input.batch_dim = value.batch_dim;
+  if (value.batch_dim >= 0) input.type.shape[static_cast<size_t>(value.batch_dim)] *= graph.shards;
+  input.low = 0;
+  input.high = -1;
+  const auto bound = [&](int64_t extent) {
+    input.high = input.high < 0 ? extent - 1 : std::min(input.high, extent - 1);
+  };
+  std::vector<ValueId> open{id};
+  std::set<int32_t> seen;
+  while (!open.empty()) {
+    const ValueId at = open.back();
+    open.pop_back();
+    if (!seen.insert(at.value).second) continue;
+    for (NodeId reader : readers[at.index()]) {
+      const Node& node = graph.node(reader);
+      if (node.op == "Reshape" || node.op == "Transpose" || node.op == "Slice")
+        open.push_back(node.outputs[0]);
+      const bool indexes = node.inputs.size() > 1 && node.inputs[1] == at;
+      if (node.op == "Gather" && indexes)
+        bound(graph.value(node.inputs[0])
+                  .type.shape[static_cast<size_t>(node.attrs.integer("axis"))]);
+      if (node.op == "CrossEntropySum" && indexes) {
+        bound(graph.value(node.inputs[0]).type.shape.back());
+        input.ignore = node.attrs.integer("ignore_index", -100);
+      }
+    }
+  }
+  return input;
+}
+
+}  // namespace piper

@@ -1,0 +1,130 @@
+#include "place.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "piper/memory.h"
+
+namespace piper {
+namespace {
+
+// Both sides of an overlap are alive at once: what begins or ends inside lives all through it.
+void stretch(std::vector<Block>& blocks, const std::vector<Overlap>& overlaps) {
+  const auto find = [&](int64_t at) {
+    const auto next = std::upper_bound(overlaps.begin(), overlaps.end(), at,
+                                       [](int64_t i, const Overlap& o) { return i < o.end; });
+    return next != overlaps.end() && at >= next->first ? &*next : nullptr;
+  };
+  for (Block& block : blocks) {
+    if (const Overlap* overlap = find(block.first)) block.first = overlap->first;
+    if (const Overlap* overlap = find(block.last)) block.last = overlap->end - 1;
+  }
+}
+
+// Memory that another stream has used is taken over when that stream has done with it: a wait for
+// the last access there, and after a send for what tells that it has been received.
+class MemoryWaits {
+ public:
+  MemoryWaits(RoleProgram& role, const std::vector<int64_t>& held_until)
+      : role_(role),
+        held_until_(held_until),
+        last_(role.buffers.size()),
+        owns_(role.buffers.size()) {}
+
+  void run() {
+    if (role_.streams.size() == 1) return;
+    for (size_t i = 0; i < role_.body.size(); ++i) {
+      Instruction& one = role_.body[i];
+      std::set<int32_t> waits(one.waits.begin(), one.waits.end());
+      for (int32_t arg : one.args) {
+        if (role_.buffers[at(arg)].kind == BufferKind::kStep && !owns_[at(arg)])
+          take(arg, one.stream, waits);
+        last_[at(arg)][one.stream] = static_cast<int32_t>(i);
+        if (one.kind != InstructionKind::kSend) continue;
+        const int64_t known = held_until_[i] + 1;
+        if (known < static_cast<int64_t>(role_.body.size()))
+          last_[at(arg)][role_.body[static_cast<size_t>(known)].stream] =
+              static_cast<int32_t>(known);
+      }
+      one.waits.assign(waits.begin(), waits.end());
+    }
+  }
+
+ private:
+  static size_t at(int32_t id) { return static_cast<size_t>(id); }
+
+  void take(int32_t buffer, int32_t stream, std::set<int32_t>& waits) {
+    const int64_t begin = role_.buffers[at(buffer)].offset;
+    const int64_t end = begin + align_up(role_.buffers[at(buffer)].type.bytes());
+    auto it = owner_.lower_bound(begin);
+    if (it != owner_.begin() && std::prev(it)->second.first > begin) --it;
+    while (it != owner_.end() && it->first < end) {
+      const auto [first, range] = *it;
+      owns_[at(range.second)] = false;
+      for (const auto& [on, last] : last_[at(range.second)])
+        if (on != stream) waits.insert(last);
+      it = owner_.erase(it);
+      if (first < begin) owner_[first] = {begin, range.second};
+      if (range.first > end) it = owner_.insert_or_assign(end, range).first;
+    }
+    if (begin < end) owner_[begin] = {end, buffer};
+    owns_[at(buffer)] = true;
+  }
+
+  RoleProgram& role_;
+  const std::vector<int64_t>& held_until_;
+  std::vector<std::map<int32_t, int32_t>> last_;          // by buffer: last access by stream
+  std::vector<bool> owns_;                                // by buffer: nothing else is in its bytes
+  std::map<int64_t, std::pair<int64_t, int32_t>> owner_;  // by first byte: end, buffer
+};
+
+}  // namespace
+
+// Step buffers live from the first instruction that names them to the last; see send_lifetimes.h
+// for sends.
+void place_buffers(RoleProgram& role, const std::vector<int64_t>& held_until,
+                   const std::vector<Overlap>& overlaps, const std::vector<Slot>& pool) {
+  const auto n = static_cast<int64_t>(role.body.size());
+  std::vector<Block> blocks(role.buffers.size());
+  for (size_t b = 0; b < role.buffers.size(); ++b) {
+    const bool permanent = role.buffers[b].kind != BufferKind::kStep;
+    blocks[b] = {.bytes = role.buffers[b].type.bytes(),
+                 .first = permanent ? -1 : n,
+                 .last = permanent ? n : -1};
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    const Instruction& instruction = role.body[static_cast<size_t>(i)];
+    for (int32_t arg : instruction.args) {
+      Block& block = blocks[static_cast<size_t>(arg)];
+      block.first = std::min(block.first, i);
+      block.last = std::max({block.last, i, held_until[static_cast<size_t>(i)]});
+    }
+  }
+  for (const Report& report : role.reports) blocks[static_cast<size_t>(report.buffer)].last = n;
+  stretch(blocks, overlaps);
+  // Permanent buffers first, in order, so that step memory is one range behind them.
+  int64_t end = 0;
+  for (Block& block : blocks)
+    if (block.first < 0) {
+      block.offset = end;
+      end += align_up(block.bytes);
+    }
+  // A pool is there for the whole step; its buffers take turns in it.
+  for (const Slot& slot : pool) {
+    for (const auto& [buffer, offset] : slot.buffers) blocks[static_cast<size_t>(buffer)].bytes = 0;
+    blocks.push_back({.bytes = slot.bytes, .first = 0, .last = n});
+  }
+  role.arena_bytes = place_blocks(blocks);
+  for (size_t b = 0; b < role.buffers.size(); ++b) role.buffers[b].offset = blocks[b].offset;
+  for (size_t s = 0; s < pool.size(); ++s)
+    for (const auto& [buffer, offset] : pool[s].buffers)
+      role.buffers[static_cast<size_t>(buffer)].offset =
+          blocks[role.buffers.size() + s].offset + offset;
+}
+
+void wait_for_memory(RoleProgram& role, const std::vector<int64_t>& held_until) {
+  MemoryWaits(role, held_until).run();
+}
+
+}  // namespace piper

@@ -1,0 +1,19 @@
+// What a role needs beside its instructions: where buffers lie, the waits that their sharing of
+// memory asks for, data inputs.
+#pragma once
+
+#include "gathers.h"
+#include "piper/bundle.h"
+#include "piper/dag.h"
+
+namespace piper {
+
+// `held_until`: of sends, see send_lifetimes.h; `pool`: of gathered parameters.
+void place_buffers(RoleProgram& role, const std::vector<int64_t>& held_until,
+                   const std::vector<Overlap>& overlaps, const std::vector<Slot>& pool);
+// What a data input must be. `readers`: of the graph's values.
+DataInput describe_input(const Graph& graph, ValueId id,
+                         const std::vector<std::vector<NodeId>>& readers);
+void wait_for_memory(RoleProgram& role, const std::vector<int64_t>& held_until);
+
+}  // namespace piper
