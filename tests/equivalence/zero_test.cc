@@ -85,6 +85,59 @@ INSTANTIATE_TEST_SUITE_P(Library, Zero,
                                            Case{"zero3_per_step", "zero3", kEachStep}),
                          [](const auto& info) { return info.param.name; });
 
+// The schedule makes no difference; overlapped passes and split backwards included.
+TEST(ZeroSchedules, EqualOneDeviceBitForBit) {
+  if (!std::filesystem::exists(model_path("gpt-deep", "model.onnx")))
+    GTEST_SKIP() << "no models in " << models_folder();
+  for (const char* file : {"interleaved-1f1b", "zb-h1", "zbv", "dualpipev"}) {
+    auto text =
+        read_text_file(fmt::format("{}/strategies/{}.yaml", PIPER_SOURCE_DIR, file), 1 << 20);
+    ASSERT_TRUE(text);
+    const size_t at = text->find("bucket: 25MiB");
+    ASSERT_NE(at, std::string::npos) << file;
+    text->replace(at, 13, "bucket: 1KiB, shard: [optimizer, gradients, parameters]");
+    const Folder folder;
+    CompileOptions options;
+    options.model = model_path("gpt-deep", "model.onnx");
+    options.strategy = folder.write(
+        "strategy.yaml", *text + fmt::format("train: {{global_batch: 8, {}}}\n", kAdamW));
+    options.defines = {{"stages", "2"}, {"dp", "2"}, {"microbatches", "4"}};
+    const auto compiled = compile(options);
+    ASSERT_TRUE(compiled) << file << print_error(compiled.error());
+    auto data = open_batches(compiled->set, "gpt-deep");
+    auto reference_data = open_batches(*compiled->single, "gpt-deep");
+    ASSERT_TRUE(data && reference_data);
+    JobOptions job;
+    job.steps = kSanitized ? 1 : 5;
+    job.threads = 1;
+    job.verify.against = VerifyAgainst::kSingle;
+    const auto result =
+        run_job(compiled->set, data->get(), &*compiled->single, reference_data->get(), job);
+    EXPECT_TRUE(result) << file << "\n" << print_error(result.error());
+    if (kSanitized) return;
+  }
+}
+
+// What is saved is whole, under the names that plans without parts save.
+TEST(ZeroSave, PutsPartsTogether) {
+  if (!std::filesystem::exists(model_path("gpt", "model.onnx")))
+    GTEST_SKIP() << "no models in " << models_folder();
+  std::vector<Trained> trained;
+  for (const char* order : {"1f1b", "zero3"}) {
+    const auto compiled = compile_model("gpt", strategy_text("gpt", kAdamW), {2, 2, 2, order});
+    ASSERT_TRUE(compiled) << print_error(compiled.error());
+    auto result = train(compiled->set, "gpt", 1);
+    ASSERT_TRUE(result) << print_error(result.error());
+    trained.push_back(*std::move(result));
+  }
+  ASSERT_EQ(trained[0].parameters.size(), trained[1].parameters.size());
+  for (const auto& [name, tensor] : trained[0].parameters) {
+    const NamedTensor& other = trained[1].parameters.at(name);
+    EXPECT_EQ(tensor.type, other.type) << name;
+    EXPECT_TRUE(as_text(tensor.data.span()) == as_text(other.data.span())) << name;
+  }
+}
+
 // Sums over replicas in every microbatch add the same numbers in another order: within bounds of
 // the uncut plan, and not the bits of the plan with the same cut, which shows that the comparison
 // can fail. With one microbatch there is no other order.
