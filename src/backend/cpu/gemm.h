@@ -47,8 +47,7 @@ struct Gemm {  // row-major: c[m,n] (+)= a[m,k] · b[k,n]; a is stored [k,m] if 
   int64_t a_step = 0, b_step = 0, c_step = 0;  // elements from one stored row to the next; 0: dense
   const void* old = nullptr;  // with accumulate: the old value, where it is not c, of the same type
   int64_t old_step = 0;
-  bool packed_b = false;  // b is what gemm_pack_fn made, of b_step of k and at least n columns
-  GemmThen then[2];       // in this order
+  GemmThen then[2];  // in this order
   int thens = 0;
   int64_t row_of_a() const { return a_step ? a_step : trans_a ? m : k; }
   int64_t row_of_b() const { return b_step ? b_step : trans_b ? k : n; }
@@ -71,13 +70,6 @@ template <class T>
 GemmFn<T> gemm_fn();
 // The instruction set that was chosen; the other vectorised kernels choose alike.
 const char* gemm_target();
-// Packs b, for products that share it: made once, it serves any rows, and fewer columns or less of
-// k (then with b_step = the packed one's k).
-template <class T>
-using GemmPackFn = void (*)(const Gemm& g, const T* b, T* packed);
-template <class T>
-GemmPackFn<T> gemm_pack_fn();
-int64_t gemm_packed_size(const Gemm& g);
 // Elements of scratch that a product needs.
 int64_t gemm_scratch(const Gemm& g);
 

@@ -192,15 +192,12 @@ void gemm_part(const Gemm& g, const T* a, const T* b, T* c, const Part& part, T*
       if (p.old) p.old += n;
       // Where no other rows wait for it, one place that stays near serves all panels.
       p.b = first && last ? panels : panels + (n - part.n0) * part.depth;
-      if (g.packed_b) {
-        p.b = const_cast<T*>(b + n * g.b_step + part.k0 * width);  // nobody packs, it is only read
-      } else if (first && !g.trans_b && p.columns == width && p.height >= kRows) {
+      if (first && !g.trans_b && p.columns == width && p.height >= kRows) {
         p.source = b + part.k0 * g.row_of_b() + n, p.source_step = g.row_of_b();
       } else if (first) {
         pack_b(g, b, part.k0, part.depth, n, width, p.b);
       }
-      Ahead<T> ahead;
-      if (!g.packed_b) ahead = next_panel(g, b, part, n, width, first, last);
+      Ahead<T> ahead = next_panel(g, b, part, n, width, first, last);
       if (g.trans_a) {
         panel_tiles<true>(p, ahead);
       } else {
@@ -208,12 +205,6 @@ void gemm_part(const Gemm& g, const T* a, const T* b, T* c, const Part& part, T*
       }
     }
   }
-}
-
-template <class T>
-void gemm_pack(const Gemm& g, const T* b, T* packed) {
-  const int64_t width = 2 * static_cast<int64_t>(hn::Lanes(hn::ScalableTag<T>()));
-  for (int64_t n = 0; n < g.n; n += width) pack_b(g, b, 0, g.k, n, width, packed + n * g.k);
 }
 
 template <class T>
@@ -238,8 +229,6 @@ void gemm(const Gemm& g, const T* a, const T* b, T* c, T* scratch) {
 const char* TargetName() { return hwy::TargetName(HWY_TARGET); }
 GemmFn<float> GemmF32() { return gemm<float>; }
 GemmFn<double> GemmF64() { return gemm<double>; }
-GemmPackFn<float> PackF32() { return gemm_pack<float>; }
-GemmPackFn<double> PackF64() { return gemm_pack<double>; }
 
 }  // namespace piper::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -250,8 +239,6 @@ namespace piper::cpu {
 HWY_EXPORT(TargetName);
 HWY_EXPORT(GemmF32);
 HWY_EXPORT(GemmF64);
-HWY_EXPORT(PackF32);
-HWY_EXPORT(PackF64);
 
 const char* gemm_target() { return HWY_DYNAMIC_DISPATCH(TargetName)(); }
 
@@ -264,24 +251,13 @@ GemmFn<double> gemm_fn() {
   return HWY_DYNAMIC_DISPATCH(GemmF64)();
 }
 
-template <>
-GemmPackFn<float> gemm_pack_fn() {
-  return HWY_DYNAMIC_DISPATCH(PackF32)();
-}
-template <>
-GemmPackFn<double> gemm_pack_fn() {
-  return HWY_DYNAMIC_DISPATCH(PackF64)();
-}
-
-constexpr int64_t kWidest = 32;  // columns of a panel, at most
-int64_t gemm_packed_size(const Gemm& g) { return (g.n + kWidest - 1) / kWidest * kWidest * g.k; }
-
 int64_t gemm_scratch(const Gemm& g) {
+  constexpr int64_t kWidest = 32;  // columns of a panel, at most
   const int64_t columns = std::min((g.n + kWidest - 1) / kWidest * kWidest, kGemmColumns);
   const int64_t depth = std::min(g.k, kGemmDepth);
   if (gemm_may_pack_a(g))
     return kGemmDepth * kGemmColumns + (kGemmDepth + kGemmPad) * kGemmHeight * 3 / 2;
-  return g.packed_b ? 0 : depth * columns;
+  return depth * columns;
 }
 
 }  // namespace piper::cpu
