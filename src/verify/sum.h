@@ -189,8 +189,9 @@ class SumCheck {
     std::vector<bool> begun(one.args.size());
     for (const Contribution& part : one.contributions) {
       Content& sum = results[part.arg];
+      // What was held is replaced below: to copy it would cost the square of the microbatches.
       if (!begun[part.arg])
-        sum = part.accumulates ? Content(held(place, one.args[part.arg])) : Content{};
+        sum = part.accumulates ? std::move(held(place, one.args[part.arg])) : Content{};
       if (!begun[part.arg] && part.accumulates && !sum.is_part()) sum.foreign = true;
       begun[part.arg] = true;
       sum.computed_from.clear();
