@@ -20,13 +20,15 @@ class Numbers : public BatchSource {
  public:
   explicit Numbers(std::vector<InputNeed> needs) : needs_(std::move(needs)) {}
   Status read(int64_t step, int input, int64_t first, int64_t count, std::byte* to) const override {
-    const Shape& shape = needs_[static_cast<size_t>(input)].type.shape;
+    const InputNeed& need = needs_[static_cast<size_t>(input)];  // in any order
+    const Shape& shape = need.type.shape;
+    const int64_t of_input = need.name[0];
     const int64_t width = num_elements(shape) / shape[0];
     auto* out = reinterpret_cast<float*>(to);
     for (int64_t s = first; s < first + count; ++s)
       for (int64_t i = 0; i < width; ++i)
         *out++ = static_cast<float>(
-            std::sin(static_cast<double>((step * 64 + s) * 37 + input * 11 + i * 5)));
+            std::sin(static_cast<double>((step * 64 + s) * 37 + of_input * 11 + i * 5)));
     return ok_status();
   }
   int64_t steps() const override { return INT64_MAX; }
