@@ -173,7 +173,9 @@ Result<Vals> transpose(RuleContext& c) {
     for (size_t d = rank; d-- > 0;) perm.push_back(static_cast<int64_t>(d));
   }
   if (perm.size() != rank) return c.error("perm has {} entries for {} dims", perm.size(), rank);
-  PIPER_TRY(c.axes(perm, rank));
+  for (const int64_t d : perm)
+    if (d < 0) return c.error("perm has the entry {}", d);
+  PIPER_TRY(c.axes(perm, rank));  // each once
   return single(c.transpose(c.in(0), perm));
 }
 
