@@ -98,13 +98,13 @@ ItemId Expander::ensure_made(ValueId value, int32_t cell) {
   return known.valid() ? known : ensure(value, -1, cell);
 }
 
-void Expander::add_update_task(ChunkId id) {
+ItemId Expander::add_update_task(ChunkId id) {
   const Chunk chunk = dag_.chunks[id.index()];
   Task task;
   task.pass = 'U';
   task.chunk = id;
   task.cell = chunk.cell;
-  task.label = "U";
+  task.label = chunk.name;
   for (ValueId value : chunk.reads) task.reads.push_back(ensure(value, -1, chunk.cell));
   for (ValueId value : chunk.writes) {
     ItemId alias;
@@ -112,7 +112,9 @@ void Expander::add_update_task(ChunkId id) {
       if (update.next == value) alias = ensure(update.state, -1, chunk.cell);
     task.writes.push_back(new_item(value, -1, chunk.cell, alias));
   }
+  const ItemId first = task.writes.empty() ? ItemId() : task.writes[0];
   dag_.tasks.push_back(std::move(task));
+  return first;
 }
 
 GatheredSquares Expander::gather_squares(const ScalarVector& scalars, int32_t cell) {
@@ -129,27 +131,13 @@ GatheredSquares Expander::gather_squares(const ScalarVector& scalars, int32_t ce
   }
   if (!any) return squares;
   dag_.chunks.push_back(squares_chunk(dag_, parts, cell, squares));
-  const ItemId own = add_scalar_task(ChunkId(dag_.chunks.size() - 1));
+  const ItemId own = add_update_task(ChunkId(dag_.chunks.size() - 1));
   Task gather = first_level_task(TaskKind::kAllGather, cell);
   gather.reads = {own};
   gather.writes = {new_item(squares.all, -1, cell)};
   gather.label = "all_gather squares";
   dag_.tasks.push_back(std::move(gather));
   return squares;
-}
-
-ItemId Expander::add_scalar_task(ChunkId id) {
-  const Chunk chunk = dag_.chunks[id.index()];
-  Task task;
-  task.pass = 'U';
-  task.chunk = id;
-  task.cell = chunk.cell;
-  task.label = chunk.name;
-  for (ValueId value : chunk.reads) task.reads.push_back(ensure(value, -1, chunk.cell));
-  task.writes.push_back(new_item(chunk.writes[0], -1, chunk.cell));
-  const ItemId written = task.writes[0];
-  dag_.tasks.push_back(std::move(task));
-  return written;
 }
 
 void Expander::share_scalars() {
@@ -162,7 +150,7 @@ void Expander::share_scalars() {
       here.push_back(owner(sum_of_value_.at(source.value)) == cell);
     const GatheredSquares squares = gather_squares(scalars, cell);
     dag_.chunks.push_back(scalar_chunk(dag_, scalars, here, squares, cell));
-    own.push_back(add_scalar_task(ChunkId(dag_.chunks.size() - 1)));
+    own.push_back(add_update_task(ChunkId(dag_.chunks.size() - 1)));
   }
   for (int32_t cell = 0; cell < static_cast<int32_t>(dag_.cells.size()); ++cell) {
     const ItemId mine = own[static_cast<size_t>(cell)];

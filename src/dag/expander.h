@@ -145,14 +145,12 @@ class Expander {
   // A value of the update chunk, or a finished sum.
   ItemId ensure_made(ValueId value, int32_t cell);
 
-  void add_update_task(ChunkId id);
+  // A chunk of pass U, once for the step; what it writes first.
+  ItemId add_update_task(ChunkId id);
 
   // The squares of the gradients that are cut and finished in `cell`: summed run by run where the
   // parts are, then gathered.
   GatheredSquares gather_squares(const ScalarVector& scalars, int32_t cell);
-
-  // A chunk that writes one value of the step.
-  ItemId add_scalar_task(ChunkId id);
 
   // Every cell needs the norm and the loss: squares of the parameters' gradients, each from the
   // cell of its first use, and the loss travel in one vector, summed over cells (all but one term

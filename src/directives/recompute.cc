@@ -36,10 +36,9 @@ class Recomputer {
     for (size_t g = 0; g < groups_.size(); ++g)
       if (recomputes_[groups_[g].directive].budget_bytes) PIPER_TRY(fit(g));
     const int64_t before = kept_bytes();
-    const size_t first = graph_.nodes.size();
-    copies_.assign(first, NodeId());
+    copies_.assign(group_.size(), NodeId());
     const std::vector<bool> in_bi = needed_in_bi();
-    for (size_t i = 0; i < first; ++i) {
+    for (size_t i = 0; i < group_.size(); ++i) {
       if (!is_backward(graph_.nodes[i])) continue;
       for (size_t k = 0; k < graph_.nodes[i].inputs.size(); ++k) {
         const ValueId input = graph_.nodes[i].inputs[k];
@@ -48,7 +47,7 @@ class Recomputer {
         graph_.nodes[i].inputs[k] = again;
       }
     }
-    for (size_t d = 0; d < recomputes_.size(); ++d) PIPER_TRY(report(d, first, out));
+    for (size_t d = 0; d < recomputes_.size(); ++d) PIPER_TRY(report(d, out));
     auto& lines = out.back().lines;
     lines.insert(lines.end(), fitted_.begin(), fitted_.end());
     lines.push_back(fmt::format("kept for the backward pass: {} instead of {} a microbatch",
@@ -79,10 +78,10 @@ class Recomputer {
   Status choose(size_t d) {
     const Recompute& recompute = recomputes_[d];
     for (const auto& [op, at] : recompute.ops) {
+      if (find_op(op)) continue;
       std::vector<std::string> names;
       for (const OpDef* def : all_ops()) names.emplace_back(def->name);
-      if (!find_op(op))
-        return fail(at, "recompute: unknown op '{}'{}", op, did_you_mean(op, names));
+      return fail(at, "recompute: unknown op '{}'{}", op, did_you_mean(op, names));
     }
     int64_t matched = 0;
     for (size_t i = 0; i < graph_.nodes.size(); ++i) {
@@ -230,10 +229,10 @@ class Recomputer {
     return graph_.node(copies_[original.index()]).outputs[output];
   }
 
-  Status report(size_t d, size_t first, Explanations& out) const {
+  Status report(size_t d, Explanations& out) const {
     int64_t chosen = 0, again = 0;
     std::set<int32_t> groups;
-    for (size_t i = 0; i < first; ++i) {
+    for (size_t i = 0; i < group_.size(); ++i) {
       if (group_[i] == kNone || groups_[group_[i]].directive != d) continue;
       ++chosen;
       groups.insert(group_[i]);
@@ -252,7 +251,7 @@ class Recomputer {
   Graph graph_;
   const std::vector<Recompute>& recomputes_;
   const Variables& variables_;
-  std::vector<int32_t> group_;  // by node
+  std::vector<int32_t> group_;  // by node of the graph without copies
   std::vector<Group> groups_;
   std::map<Group, int32_t> ids_;
   std::vector<std::vector<NodeId>> all_readers_;  // of the graph without copies

@@ -15,12 +15,6 @@ struct Columns {
   int64_t first = 0, count = 0, row = 0;
 };
 
-int64_t product(const Shape& shape, size_t from) {
-  int64_t result = 1;
-  for (size_t d = from; d < shape.size(); ++d) result *= shape[d];
-  return result;
-}
-
 // What a Slice along one dim takes of its input.
 std::optional<Columns> columns_of(const ProgramOp& op, const Shape& from, const Shape& to) {
   const std::vector<int64_t> starts = op.attrs.integers("starts"),

@@ -18,6 +18,9 @@ void make_groups(Program& program, FuseCounts& counts);
 // Values that no op touches are gone, the others numbered again in order.
 void drop_unused(Program& program);
 
+// The product of the extents from dim `from` on.
+int64_t product(const Shape& shape, size_t from);
+
 // What makes a pointwise op one word of an expression: its name, with its option behind a colon;
 // nothing when it cannot be one.
 std::optional<std::string> word_of(const ProgramOp& op);

@@ -9,12 +9,6 @@ namespace {
 
 using Strides = std::vector<int64_t>;
 
-int64_t product(const Shape& shape, size_t from) {
-  int64_t result = 1;
-  for (size_t d = from; d < shape.size(); ++d) result *= shape[d];
-  return result;
-}
-
 // The first byte, when the slice is one run of the input's bytes: all dims behind the first that is
 // cut are whole, all before it single.
 std::optional<int64_t> slice_offset(const ProgramOp& op, const TensorType& from, const Shape& to) {
@@ -130,6 +124,12 @@ class ViewMaker {
 };
 
 }  // namespace
+
+int64_t product(const Shape& shape, size_t from) {
+  int64_t result = 1;
+  for (size_t d = from; d < shape.size(); ++d) result *= shape[d];
+  return result;
+}
 
 void make_views(Program& program, FuseCounts& counts) { counts.views += ViewMaker(program).run(); }
 

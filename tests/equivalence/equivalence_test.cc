@@ -70,17 +70,6 @@ void compare_with_reference(const std::string& model, const Optimizer& optimizer
   }
 }
 
-void expect_equal_bits(const Trained& a, const Trained& b, const std::string& what) {
-  ASSERT_EQ(a.losses, b.losses) << what;
-  ASSERT_EQ(a.norms, b.norms) << what;
-  ASSERT_EQ(a.parameters.size(), b.parameters.size()) << what;
-  for (const auto& [name, tensor] : a.parameters) {
-    const NamedTensor& other = b.parameters.at(name);
-    ASSERT_TRUE(as_text(tensor.data.span()) == as_text(other.data.span()))
-        << what << " differs in " << name;
-  }
-}
-
 // Every shape of the mesh once for each model, and the whole product for the smallest.
 std::vector<Shape2> shapes_of(const std::string& model) {
   if (kSanitized) return {{1, 1, 1, "1f1b"}, {2, 2, 2, "1f1b"}};

@@ -112,6 +112,18 @@ inline Result<Trained> train(const PlanSet& set, const std::string& model, int64
   return trained;
 }
 
+inline void expect_equal_bits(const Trained& a, const Trained& b, const std::string& what) {
+  ASSERT_EQ(a.losses, b.losses) << what;
+  ASSERT_EQ(a.norms, b.norms) << what;
+  ASSERT_EQ(a.parameters.size(), b.parameters.size()) << what;
+  for (const auto& [name, tensor] : a.parameters) {
+    const auto other = b.parameters.find(name);
+    ASSERT_NE(other, b.parameters.end()) << what << " lacks " << name;
+    ASSERT_TRUE(as_text(tensor.data.span()) == as_text(other->second.data.span()))
+        << what << " differs in " << name;
+  }
+}
+
 // Largest absolute difference ÷ max(largest absolute reference, 0.05).
 inline double tensor_error(const NamedTensor& got, const NamedTensor& want) {
   if (got.type.dtype != DType::kF32 || want.type.dtype != DType::kF32 ||

@@ -21,18 +21,6 @@ std::string text_for(const Case& c, bool recomputed) {
   return text;
 }
 
-void expect_equal_bits(const jobs::Trained& got, const jobs::Trained& want) {
-  EXPECT_EQ(got.losses, want.losses);
-  EXPECT_EQ(got.norms, want.norms);
-  ASSERT_EQ(got.parameters.size(), want.parameters.size());
-  for (const auto& [name, tensor] : want.parameters) {
-    const auto found = got.parameters.find(name);
-    ASSERT_NE(found, got.parameters.end()) << name;
-    ASSERT_EQ(found->second.data.size, tensor.data.size) << name;
-    EXPECT_EQ(std::memcmp(found->second.data.data, tensor.data.data, tensor.data.size), 0) << name;
-  }
-}
-
 int64_t step_bytes(const Compiled& compiled) {
   int64_t bytes = 0;
   for (const RoleSummary& role : compiled.roles) bytes += role.step_bytes + role.workspace_bytes;
@@ -56,28 +44,30 @@ TEST_P(Recompute, SavesMemoryAndKeepsEveryBit) {
   const auto want = jobs::train(plain->set, c.model, kSteps);
   const auto got = jobs::train(again->set, c.model, kSteps);
   ASSERT_TRUE(want && got);
-  expect_equal_bits(*got, *want);
+  jobs::expect_equal_bits(*got, *want, "without recompute");
   // The oracle does not recompute.
   if (!split) {
     const auto single = jobs::train(*again->single, c.model, kSteps);
     ASSERT_TRUE(single);
-    expect_equal_bits(*got, *single);
+    jobs::expect_equal_bits(*got, *single, "single device");
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Models, Recompute,
-    testing::Values(
-        Case{"gpt_layers", "gpt", R"({match: "model/h/{layer}/**"})", {1, 1, 2}},
-        Case{"gpt_layers_pp_dp", "gpt", R"({match: "model/h/{layer}/**"})", {2, 2, 2}},
-        Case{"gpt_all", "gpt", "{}", {2, 1, 4, "gpipe"}},
-        Case{"gpt_ops", "gpt", "{ops: [Gelu, LayerNorm]}", {2, 1, 4}},
-        Case{"gpt_one_stage", "gpt", "{where: {stage: 0}}", {2, 1, 2}},
-        Case{"gpt_budget", "gpt", "{budget: 1MiB}", {2, 1, 4}},
-        Case{"gpt_budget_of_a_stage", "gpt", "{budget: 2MiB, where: {stage: 0}}", {2, 2, 2, "gpipe"}},
-        Case{"llama_budget", "llama-hf", "{budget: 100KiB}", {2, 1, 4}},
-        Case{"deep_split", "gpt-deep", "{}", {4, 1, 8, "zb-h1"}},
-        Case{"llama", "llama-hf", "{}", {2, 1, 2}}),
+    testing::Values(Case{"gpt_layers", "gpt", R"({match: "model/h/{layer}/**"})", {1, 1, 2}},
+                    Case{"gpt_layers_pp_dp", "gpt", R"({match: "model/h/{layer}/**"})", {2, 2, 2}},
+                    Case{"gpt_all", "gpt", "{}", {2, 1, 4, "gpipe"}},
+                    Case{"gpt_ops", "gpt", "{ops: [Gelu, LayerNorm]}", {2, 1, 4}},
+                    Case{"gpt_one_stage", "gpt", "{where: {stage: 0}}", {2, 1, 2}},
+                    Case{"gpt_budget", "gpt", "{budget: 1MiB}", {2, 1, 4}},
+                    Case{"gpt_budget_of_a_stage",
+                         "gpt",
+                         "{budget: 2MiB, where: {stage: 0}}",
+                         {2, 2, 2, "gpipe"}},
+                    Case{"llama_budget", "llama-hf", "{budget: 100KiB}", {2, 1, 4}},
+                    Case{"deep_split", "gpt-deep", "{}", {4, 1, 8, "zb-h1"}},
+                    Case{"llama", "llama-hf", "{}", {2, 1, 2}}),
     [](const auto& info) { return std::string(info.param.name); });
 
 // The smaller the budget, the less is kept; what does not fit is refused.
