@@ -251,7 +251,7 @@ struct RankPlan {
   PlanSet set;  // with only this rank's role program read; others are empty
 };
 Result<RankPlan> read_rank_plan(const std::string& file);
-// Maps params/init.safetensors and fills set.tensors.
+// Maps params/init.safetensors and fills set.tensors: each is deferred, and leaves memory with the last copy of its made().
 Status load_params(PlanSet& set);
 
 // Structure alone: ids and sizes in range, buffers inside the arena, programs in SSA form with true flags, as many args as each kind

@@ -100,6 +100,7 @@ struct JobOptions {
   double timeout_s = 60;
   VerifyOptions verify;
   int64_t trace_steps = 0;
+  bool parameters = true;  // whether the result has them: a copy beside the plan's memory
   std::optional<double>
       target_loss;  // stop when the mean loss of the last 20 steps is at most this
   const std::atomic<bool>* stop =
@@ -118,7 +119,8 @@ struct RankTrace {
 
 struct JobResult {
   std::vector<StepMetrics> steps;       // rank 0's
-  std::vector<NamedTensor> parameters;  // by name, aliases included; of rank 0 alone under MPI
+  // By name, aliases included, if they were asked for; of rank 0 alone under MPI.
+  std::vector<NamedTensor> parameters;
   std::vector<RankTrace> traces;
   bool interrupted = false, reached_target = false;
   int64_t compared_parameters = 0;  // by --verify-against, in every step

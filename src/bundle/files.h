@@ -25,6 +25,9 @@ Result<Manifest> parse_manifest(std::string_view text, const std::string& path);
 std::string set_id_of(Manifest manifest);
 // True for a text that says of itself that it is the manifest of a plan set, of any version.
 bool is_manifest(std::string_view text);
+// Mesh, roles and files of a manifest of any version that writes them as this one does. Its version
+// and set id are not checked: to know which files a set has, not to run it.
+std::optional<Manifest> manifest_outline(std::string_view text);
 
 // Which role each rank runs: `axes` are those on which it depends, `roles` the table over their
 // coordinates, row-major. Its size does not grow along the other axes.

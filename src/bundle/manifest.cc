@@ -102,6 +102,13 @@ bool is_manifest(std::string_view text) {
   return json.is_object() && json.contains("format") && json["format"] == kFormat;
 }
 
+std::optional<Manifest> manifest_outline(std::string_view text) {
+  const Json json = Json::parse(text.begin(), text.end(), nullptr, false);
+  Manifest manifest;
+  if (!json.is_object() || !fill_tables(json, manifest) || !world_of(manifest.mesh)) return {};
+  return manifest;
+}
+
 Result<Manifest> parse_manifest(std::string_view text, const std::string& path) {
   const auto bad = [&](std::string message) {
     return fail(SourceSpan{path}, "{}", message).with_code(ExitCode::kPlan);

@@ -1,4 +1,7 @@
 // Reading a plan set.
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <filesystem>
 
@@ -123,6 +126,20 @@ Result<Opened> open_set(const std::string& directory) {
   return opened;
 }
 
+// A window of a mapped file whose pages leave memory with the last reader: initial values are read
+// once, and would otherwise stay beside the buffers they were copied to.
+Bytes passing(Bytes mapped) {
+  const auto forget = [mapped](const void*) {
+    const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+    const auto first = reinterpret_cast<uintptr_t>(mapped.data);
+    const uintptr_t begin = first / page * page;
+    madvise(reinterpret_cast<void*>(begin), first + mapped.size - begin, MADV_DONTNEED);
+  };
+  return Bytes::deferred(mapped.size, [mapped, forget] {
+    return Bytes{std::shared_ptr<const void>(mapped.data, forget), mapped.data, mapped.size};
+  });
+}
+
 }  // namespace
 
 Result<PlanSet> read_plan_set(const std::string& directory) {
@@ -176,7 +193,7 @@ Status load_params(PlanSet& set) {
   PIPER_ASSIGN(std::vector<NamedTensor> tensors, as_plan_error(read_safetensors(path)));
   set.tensors.clear();
   for (NamedTensor& tensor : tensors)
-    set.tensors.emplace_back(std::move(tensor.name), std::move(tensor.data));
+    set.tensors.emplace_back(std::move(tensor.name), passing(std::move(tensor.data)));
   return ok_status();
 }
 

@@ -123,13 +123,13 @@ Status write_all(const PlanSet& set, const PlanSet* single, const PlanSet* uncut
   return ok_status();
 }
 
-// All files that a set's manifest accounts for, relative to its directory; the manifest itself
-// comes last.
+// All files that a set's manifest, of whatever version, accounts for, relative to its directory;
+// the manifest itself comes last.
 void list_set(const std::string& directory, const std::string& below,
               std::vector<std::string>& files) {
   const auto text = read_text_file(directory + "/" + below + "manifest.json", int64_t{64} << 20);
   if (!text || !is_manifest(*text)) return;
-  if (const auto manifest = parse_manifest(*text, directory); manifest) {
+  if (const auto manifest = manifest_outline(*text); manifest) {
     for (const auto& [name, hash] : manifest->files) {
       const size_t slash = name.find("/manifest.json");
       if (slash != name.npos)

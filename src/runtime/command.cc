@@ -245,6 +245,7 @@ Result<RunOutcome> run_plans(RunOptions options) {
     PIPER_TRY(check_target(*path));
   }
   if (!options.trace.empty() && options.job.trace_steps == 0) options.job.trace_steps = 1;
+  options.job.parameters = !options.save.empty();
   if (!loaded.mpi) return run_loaded(options, loaded, nullptr);
   auto transport = make_mpi_transport(TransportOptions{options.job.timeout_s});
   Result<RunOutcome> outcome = run_loaded(options, loaded, transport.get());

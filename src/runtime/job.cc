@@ -39,7 +39,7 @@ class Job {
     if (first_error_) return *std::move(first_error_);
     std::vector<const Executor*> executors;
     for (const auto& executor : executors_) executors.push_back(executor.get());
-    result_.parameters = collect_parameters(executors);
+    if (options_.parameters) result_.parameters = collect_parameters(executors);
     for (int64_t rank = 0; options_.trace_steps > 0 && rank < set_.world(); ++rank) {
       const Executor& executor = *executors[static_cast<size_t>(rank)];
       result_.traces.push_back({rank, &executor.role(), executor.trace()});
@@ -147,7 +147,9 @@ Result<JobResult> run_mpi_rank(const PlanSet& set, const BatchSource* data,
               comparison != nullptr,
               result};
   PIPER_TRY(run_rank(run));
-  PIPER_ASSIGN(result.parameters, gather_parameters(*executor, transport));
+  if (options.parameters) {
+    PIPER_ASSIGN(result.parameters, gather_parameters(*executor, transport));
+  }
   if (options.trace_steps > 0) {
     result.traces.push_back({transport.rank(), &executor->role(), executor->trace()});
   }

@@ -45,10 +45,12 @@ void take(ByName& all, const ParameterView& view) {
   if (view.count > 0) std::memcpy(to, view.data, static_cast<size_t>(bytes_of(view)));
 }
 
-std::vector<NamedTensor> in_order(const ByName& all) {
+// Aliases share the data; nothing is copied.
+std::vector<NamedTensor> in_order(ByName all) {
   std::map<std::string, NamedTensor> by_name;
-  for (const auto& [name, gathered] : all) {
-    const Bytes data = Bytes::copy_of(gathered.data.data(), gathered.data.size());
+  for (auto& [name, gathered] : all) {
+    const auto owner = std::make_shared<const std::vector<std::byte>>(std::move(gathered.data));
+    const Bytes data{owner, owner->data(), owner->size()};
     for (const std::string& each : gathered.names)
       if (each == name || !all.contains(each))
         by_name.try_emplace(each, NamedTensor{each, gathered.type, data});
@@ -162,7 +164,7 @@ std::vector<NamedTensor> collect_parameters(std::span<const Executor* const> exe
   for (const Executor* executor : executors) {
     for (const ParameterView& view : executor->parameters()) take(all, view);
   }
-  return in_order(all);
+  return in_order(std::move(all));
 }
 
 Result<std::vector<NamedTensor>> gather_parameters(const Executor& executor, Transport& transport) {
@@ -174,7 +176,7 @@ Result<std::vector<NamedTensor>> gather_parameters(const Executor& executor, Tra
   ByName all;
   for (const ParameterView& view : own) take(all, view);
   for (int64_t rank = 1; rank < transport.world(); ++rank) PIPER_TRY(fetch(rank, transport, all));
-  return in_order(all);
+  return in_order(std::move(all));
 }
 
 }  // namespace piper

@@ -180,11 +180,46 @@ TEST_F(BundleTest, RoundTrip) {
   EXPECT_EQ(read->manifest.role_axes, (std::vector<std::string>{"pp"}));
   EXPECT_EQ(read->manifest.predictions.at("peak_bytes"), 1e6);
   ASSERT_TRUE(load_params(*read));
-  EXPECT_EQ(as_text(read->tensors.at(0).second.span()), as_text(set.tensors[0].second.span()));
+  EXPECT_EQ(as_text(read->tensors.at(0).second.made().span()),
+            as_text(set.tensors[0].second.span()));
   auto oracle = read_plan_set(path("plans/single"));
   ASSERT_TRUE(oracle) << print_error(oracle.error());
   EXPECT_TRUE(load_params(*oracle));
   EXPECT_FALSE(fs::exists(path("plans/single/params")));
+}
+
+// Pages of files in this process's memory.
+int64_t file_pages() {
+  std::ifstream in("/proc/self/statm");
+  int64_t all = 0, resident = 0, of_files = 0;
+  in >> all >> resident >> of_files;
+  return of_files;
+}
+
+TEST_F(BundleTest, InitialValuesLeaveMemoryOnceRead) {
+  constexpr int64_t kRows = int64_t{1} << 21;  // of two f32: 16 MiB
+  PlanSet set = small_set();
+  for (RoleProgram& role : set.roles) {
+    role.buffers[0].type.shape = {kRows, 2};
+    role.buffers[0].offset = role.arena_bytes;
+    role.arena_bytes += role.buffers[0].type.bytes();
+    role.programs.clear();
+    std::erase_if(role.body, [](auto& one) { return one.kind == InstructionKind::kCompute; });
+    for (Instruction& one : role.body) one.waits.clear();
+  }
+  set.tensor_types[0].second.shape = {kRows, 2};
+  set.tensors[0].second = Bytes::zeros(16 << 20);
+  ASSERT_TRUE(write_plan_set(set, nullptr, nullptr, path("plans"), {}));
+  auto read = read_plan_set(path("plans"));
+  ASSERT_TRUE(read) << print_error(read.error());
+  ASSERT_TRUE(load_params(*read));
+  const int64_t before = file_pages(), pages = (16 << 20) / sysconf(_SC_PAGESIZE);
+  {
+    const Bytes value = read->tensors.at(0).second.made();
+    EXPECT_EQ(as_text(value.span()), as_text(set.tensors[0].second.span()));
+    EXPECT_GE(file_pages() - before, pages * 3 / 4);
+  }
+  EXPECT_LT(file_pages() - before, pages / 4);
 }
 
 TEST_F(BundleTest, OneRank) {
@@ -325,6 +360,14 @@ TEST_F(BundleTest, ForceReplacesPlanSetsAndNothingElse) {
   EXPECT_EQ(message(false), fmt::format("'{}' already holds a plan set", path("plans")));
   ASSERT_TRUE(write_plan_set(other, &set, nullptr, path("plans"), {true}));
   EXPECT_EQ(read_plan_set(path("plans"))->world(), 8);
+  // A set of another version is one, too.
+  for (const char* manifest : {"plans/manifest.json", "plans/single/manifest.json"}) {
+    std::string text = slurp(path(manifest));
+    text.replace(text.find("\"format_version\": "), 18, "\"format_version\": 9");
+    spit(path(manifest), text);
+  }
+  EXPECT_FALSE(read_plan_set(path("plans")));
+  EXPECT_EQ(message(false), fmt::format("'{}' already holds a plan set", path("plans")));
   EXPECT_EQ(message(true), "ok");
   EXPECT_EQ(read_plan_set(path("plans"))->world(), 4);
   EXPECT_FALSE(fs::exists(path("plans/rank7.plan")));

@@ -138,6 +138,8 @@ TEST(Executor, InitialValuesComeFromTheSet) {
   auto result = run(set, data, options);
   ASSERT_TRUE(result.ok()) << message_of(result);
   EXPECT_EQ(floats(result->parameters[1]), values);
+  options.parameters = false;
+  EXPECT_TRUE(run(set, data, options)->parameters.empty());
   set.tensors[0].first = "w1";
   EXPECT_EQ(message_of(run(set, data, options)),
             "the plan set holds no initial value 'w0' for buffer 'p'");
