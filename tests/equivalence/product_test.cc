@@ -1,0 +1,354 @@
+// The product of the library: every file of strategies/ x ZeRO 0-3 x fused and split backward x
+// recompute x replicas, five steps of an eight-layer GPT on up to eight ranks. Which cells are
+// legal:
+//
+// - As many devices P as P * replicas <= 8 ranks and P * chunks <= 8 layers allow; the batch of 8
+// is
+//   cut into 8 / replicas microbatches for each replica. A file may want a number of microbatches
+//   for each device, or an even number of devices.
+// - ZeRO needs replicas to cut over. A file that says `shard` has its own level and no other.
+// - The backward is split where an order names its halves, and then has no fused form. An order
+// that
+//   names B alone has a split form: every B written as BI BW. A policy has both. A file without an
+//   order has whole backwards.
+//
+// A cell trains as one device does with the same cut of the batch, bit for bit. Two things add the
+// same numbers in another order: weight gradients that run out of microbatch order or on several
+// devices, which the rows of the order tell, and `reduce: per_microbatch`. Such cells are compared
+// with one device that does not cut the batch, within the bounds of rounding.
+#include <regex>
+#include <set>
+
+#include "equivalence/jobs.h"
+
+namespace piper {
+namespace {
+
+using namespace jobs;
+
+constexpr const char* kModel = "gpt-deep";
+constexpr int64_t kLayers = 8, kRanks = 8, kSamples = 8;
+constexpr int64_t kSteps = kSanitized ? 1 : 5;
+constexpr double kLossBound = 1e-4, kParameterBound = 3e-4;  // of AdamW
+
+struct Row {
+  std::string file;
+  int64_t chunks = 1;        // that a device holds
+  int64_t microbatches = 0;  // at least so many for each device
+  bool even = false;         // wants an even number of devices
+  int64_t devices = kRanks;  // at most
+  int zero = -1;             // the level that the file itself says
+  bool own_oracle = false;   // its sums nest: no other file's single device adds in that order
+  std::vector<int64_t> replicas = {1, 2};
+  std::vector<Definition> more = {};
+  std::string variant = "";  // a name for `more`
+};
+
+std::ostream& operator<<(std::ostream& out, const Row& row) {
+  return out << row.file << " " << row.variant;
+}
+
+std::vector<Row> rows() {
+  const std::vector<Definition> small{{"bucket_kib", "16"}};
+  return {
+      {.file = "1f1b"},
+      {.file = "ddp", .devices = 1},
+      {.file = "dualpipev", .chunks = 2, .microbatches = 2},
+      {.file = "gpipe"},
+      {.file = "hanayo", .chunks = 2},
+      {.file = "hanayo", .chunks = 4, .more = {{"waves", "2"}}, .variant = "two_waves"},
+      {.file = "hsdp",
+       .zero = 3,
+       .own_oracle = true,
+       .replicas = {4},
+       .more = {{"nodes", "2"}, {"gpus", "2"}, {"bucket_kib", "16"}}},
+      {.file = "interleaved-1f1b", .chunks = 2},
+      {.file = "looped-bfs", .chunks = 2},
+      {.file = "looped-bfs", .chunks = 2, .more = {{"ascending", "1"}}, .variant = "ascending"},
+      {.file = "v-half", .chunks = 2},
+      {.file = "v-min", .chunks = 2},
+      {.file = "zb-h1"},
+      {.file = "zb-h1", .chunks = 2, .more = {{"chunks", "2"}}, .variant = "two_chunks"},
+      {.file = "zb-h2"},
+      {.file = "zbv", .chunks = 2},
+      {.file = "zero1", .zero = 1},
+      {.file = "zero2", .zero = 2, .more = small},
+      {.file = "zero3", .zero = 3, .more = small},
+  };
+}
+
+std::set<std::string> without_row(const std::set<std::string>& files) {
+  std::set<std::string> left = files;
+  for (const Row& row : rows()) left.erase(row.file);
+  return left;
+}
+
+// ---- Cells --------------------------------------------------------------------------------------
+
+struct Cell {
+  Row row;
+  int64_t replicas = 1, devices = 1;
+  int zero = 0;
+  bool each_microbatch = false;  // reduces gradients
+  bool split = false, recompute = false;
+
+  int64_t microbatches() const { return kSamples / replicas; }
+  std::string name() const {
+    return fmt::format("{} {} P={} M={} replicas={} ZeRO-{}{} {}{}", row.file, row.variant, devices,
+                       microbatches(), replicas, zero, each_microbatch ? " per_microbatch" : "",
+                       split ? "split" : "fused", recompute ? " recompute" : "");
+  }
+};
+
+// The most devices that a row may have beside `replicas`; 0: none.
+int64_t devices_of(const Row& row, int64_t replicas) {
+  for (int64_t p = std::min({row.devices, kRanks / replicas, kLayers / row.chunks}); p > 0; --p)
+    if (kSamples / replicas >= p * row.microbatches && !(row.even && p % 2)) return p;
+  return 0;
+}
+
+std::string file_text(const Row& row) {
+  const auto text =
+      read_text_file(fmt::format("{}/strategies/{}.yaml", PIPER_SOURCE_DIR, row.file), 1 << 20);
+  return text ? *text : "";
+}
+
+// The file with a fused or a split backward, if it has that form.
+std::optional<std::string> in_form(const std::string& text, bool split) {
+  const size_t at = text.find("  - order:");
+  if (at == std::string::npos) return split ? std::nullopt : std::optional(text);
+  const std::string head = text.substr(0, at), order = text.substr(at);
+  if ((order.find("BW") != std::string::npos) == split) return text;
+  static const std::regex kPolicy(R"((prefer: \[B, F)(, BW)?\])"),
+      kBackward(R"(\bB\b(\[[^\]]*\])?(\??))");
+  if (std::regex_search(order, kPolicy))
+    return head + std::regex_replace(order, kPolicy, split ? "$1, BW]" : "$1]");
+  if (!split) return std::nullopt;
+  return head + std::regex_replace(order, kBackward, "BI$1$2 BW$1$2");
+}
+
+std::vector<Cell> cells_of(const Row& row) {
+  std::vector<Cell> cells;
+  const std::string text = file_text(row);
+  for (const int64_t replicas : row.replicas) {
+    const int64_t devices = devices_of(row, replicas);
+    if (devices == 0) continue;
+    for (int zero = 0; zero <= 3; ++zero) {
+      if (row.zero >= 0 ? zero != row.zero : zero > 0 && replicas == 1) continue;
+      for (const bool each_microbatch : {false, true}) {
+        if (each_microbatch && (zero < 2 || replicas == 1)) continue;
+        for (const bool split : {false, true})
+          for (const bool recompute : {false, true})
+            if (in_form(text, split))
+              cells.push_back({row, replicas, devices, zero, each_microbatch, split, recompute});
+      }
+    }
+  }
+  return cells;
+}
+
+// ---- Running them -------------------------------------------------------------------------------
+
+// Says the cell's level of ZeRO where the file says `replicate`.
+std::string with_zero(std::string text, const Cell& cell) {
+  if (cell.zero == 0 || cell.row.zero >= 0) return text;
+  constexpr const char* kShards[] = {"", "optimizer", "optimizer, gradients",
+                                     "optimizer, gradients, parameters"};
+  static const std::regex kBucket("bucket: 25MiB");
+  EXPECT_TRUE(std::regex_search(text, kBucket)) << cell.row.file << " has no 'bucket: 25MiB'";
+  return std::regex_replace(
+      text, kBucket,
+      fmt::format("bucket: 16KiB, shard: [{}]{}", kShards[cell.zero],
+                  cell.each_microbatch ? ", reduce: {when: per_microbatch}" : ""));
+}
+
+Result<Compiled> compile_cell(const Cell& cell, bool oracles = false) {
+  const Folder folder;
+  std::string text = with_zero(*in_form(file_text(cell.row), cell.split), cell);
+  if (cell.recompute) text += "  - recompute: {}\n";
+  text += fmt::format("train: {{global_batch: {}, {}}}\n", kSamples, kAdamW);
+  CompileOptions options;
+  options.model = model_path(kModel, "model.onnx");
+  options.strategy = folder.write("strategy.yaml", text);
+  options.defines = cell.row.more;
+  const auto define = [&](const char* name, int64_t value) {
+    options.defines.push_back({name, std::to_string(value)});
+  };
+  if (text.find("stages:") != std::string::npos) define("stages", cell.devices);
+  if (text.find("{over: dp") != std::string::npos || text.find("over: dp\n") != std::string::npos)
+    define("dp", cell.replicas);
+  define("microbatches", cell.microbatches());
+  if (cell.row.zero >= 0 && cell.each_microbatch)
+    options.defines.push_back({"reduce", "per_microbatch"});
+  options.order = text.find("  - order:") != std::string::npos;
+  options.oracles = oracles;
+  return compile(options);
+}
+
+// Whether each stage's weight gradients run on one device, lower microbatches first.
+bool adds_in_order(const OrderRows& rows) {
+  std::map<int64_t, std::pair<size_t, int64_t>> last;  // of a stage: device, microbatch
+  for (size_t device = 0; device < rows.size(); ++device)
+    for (const OrderCell& one : rows[device]) {
+      if (one.type != "B" && one.type != "BW") continue;
+      const auto [it, first] = last.try_emplace(one.stage, device, one.micro);
+      if (!first && (it->second.first != device || it->second.second >= one.micro)) return false;
+      it->second.second = one.micro;
+    }
+  return true;
+}
+
+// The runs of the single device, which cells share.
+class Oracles {
+ public:
+  // With a cell's cut of the batch, or without any.
+  const Trained* get(const Cell& cell, bool cut) {
+    const std::string key = !cut                  ? "uncut"
+                            : cell.row.own_oracle ? cell.row.file
+                                                  : std::to_string(cell.replicas);
+    if (const auto it = runs_.find(key); it != runs_.end()) return &it->second;
+    Cell single{{.file = "ddp"}, cell.replicas};
+    if (cell.row.own_oracle) single = cell;
+    const auto compiled = compile_cell(single, true);
+    EXPECT_TRUE(compiled) << print_error(compiled.error());
+    if (!compiled) return nullptr;
+    auto run = train(cut ? *compiled->single : *compiled->uncut, kModel, kSteps);
+    EXPECT_TRUE(run) << print_error(run.error());
+    return run ? &(runs_[key] = *std::move(run)) : nullptr;
+  }
+
+ private:
+  std::map<std::string, Trained> runs_;
+};
+
+// The largest error of losses and parameters, as a part of its bound.
+double part_of_bound(const Trained& got, const Trained& want) {
+  double worst = got.losses.size() == want.losses.size() ? 0 : INFINITY;
+  for (size_t i = 0; i < std::min(got.losses.size(), want.losses.size()); ++i) {
+    const double error = std::abs(got.losses[i] - want.losses[i]) /
+                         std::max(std::abs(want.losses[i]), 0.05) / kLossBound;
+    worst = std::isnan(error) ? INFINITY : std::max(worst, error);
+  }
+  if (got.parameters.size() != want.parameters.size()) return INFINITY;
+  for (const auto& [name, tensor] : want.parameters) {
+    const auto it = got.parameters.find(name);
+    if (it == got.parameters.end()) return INFINITY;
+    worst = std::max(worst, tensor_error(it->second, tensor) / kParameterBound);
+  }
+  return worst;
+}
+
+bool same_bits(const Trained& a, const Trained& b) {
+  if (a.losses != b.losses || a.norms != b.norms || a.parameters.size() != b.parameters.size())
+    return false;
+  for (const auto& [name, tensor] : a.parameters) {
+    const auto it = b.parameters.find(name);
+    if (it == b.parameters.end() || as_text(tensor.data.span()) != as_text(it->second.data.span()))
+      return false;
+  }
+  return true;
+}
+
+struct Ran {
+  bool ok = false, in_order = false;
+  Trained trained;
+};
+Ran run_cell(const Cell& cell) {
+  const auto compiled = compile_cell(cell);
+  if (!compiled) {
+    ADD_FAILURE() << cell.name() << "\n" << print_error(compiled.error());
+    return {};
+  }
+  EXPECT_EQ(compiled->set.role_of_rank.size(), static_cast<size_t>(cell.devices * cell.replicas));
+  auto trained = train(compiled->set, kModel, kSteps);
+  if (!trained) {
+    ADD_FAILURE() << cell.name() << "\n" << print_error(trained.error());
+    return {};
+  }
+  return {true, adds_in_order(compiled->order), *std::move(trained)};
+}
+
+class Product : public ::testing::TestWithParam<Row> {
+ protected:
+  void SetUp() override {
+    if (!std::filesystem::exists(model_path(kModel, "model.onnx")))
+      GTEST_SKIP() << "no models in " << models_folder();
+  }
+};
+
+TEST_P(Product, TrainsAsOneDevice) {
+  Oracles oracles;
+  int bitwise = 0, rounded = 0;
+  double worst = 0;
+  const std::vector<Cell> cells = cells_of(GetParam());
+  ASSERT_FALSE(cells.empty());
+  for (size_t i = 0; i < cells.size(); i += kSanitized ? 5 : 1) {
+    const Cell& cell = cells[i];
+    const Ran ran = run_cell(cell);
+    if (!ran.ok) continue;
+    const bool exact = ran.in_order && !cell.each_microbatch;
+    const Trained* oracle = oracles.get(cell, exact);
+    ASSERT_NE(oracle, nullptr);
+    ++(exact ? bitwise : rounded);
+    if (exact) {
+      expect_equal_bits(ran.trained, *oracle, cell.name());
+      continue;
+    }
+    const double error = part_of_bound(ran.trained, *oracle);
+    EXPECT_LE(error, 1) << cell.name();
+    worst = std::max(worst, error);
+  }
+  std::printf("%d cells equal bit for bit, %d within %.2g of their bound\n", bitwise, rounded,
+              worst);
+}
+
+INSTANTIATE_TEST_SUITE_P(Library, Product, ::testing::ValuesIn(rows()), [](const auto& info) {
+  std::string name = info.param.file;
+  if (!info.param.variant.empty()) name += "_" + info.param.variant;
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+});
+
+// ---- Controls -----------------------------------------------------------------------------------
+
+TEST(ProductTable, CoversTheLibrary) {
+  std::set<std::string> files;
+  for (const auto& entry : std::filesystem::directory_iterator(PIPER_SOURCE_DIR "/strategies"))
+    if (entry.path().extension() == ".yaml") files.insert(entry.path().stem().string());
+  EXPECT_EQ(without_row(files), std::set<std::string>{}) << "give these files a row in rows()";
+  files.insert("new");
+  EXPECT_EQ(without_row(files), std::set<std::string>{"new"});
+  for (const Row& row : rows()) EXPECT_TRUE(files.contains(row.file)) << row.file;
+}
+
+// Sums in another order are seen by the comparison of bits and lie within the bounds; other losses
+// and other values are seen by the bounds.
+TEST(ProductControl, ComparisonsCanFail) {
+  if (!std::filesystem::exists(model_path(kModel, "model.onnx")))
+    GTEST_SKIP() << "no models in " << models_folder();
+  Oracles oracles;
+  const Ran last_first = run_cell({{.file = "looped-bfs", .chunks = 2}, 1, 2});
+  const Ran each = run_cell({{.file = "1f1b"}, 2, 2, 2, true});
+  const Trained *single = oracles.get({{}, 1}, true), *two = oracles.get({{}, 2}, true),
+                *uncut = oracles.get({{}, 1}, false);
+  ASSERT_TRUE(last_first.ok && each.ok && single && two && uncut);
+  EXPECT_FALSE(last_first.in_order);
+  EXPECT_TRUE(each.in_order);
+  EXPECT_FALSE(same_bits(last_first.trained, *single));
+  EXPECT_FALSE(same_bits(each.trained, *two));
+  EXPECT_FALSE(same_bits(*single, *two));
+  EXPECT_LE(part_of_bound(last_first.trained, *uncut), 1);
+  Trained loss = *uncut;
+  for (double& one : loss.losses) one *= 1.001;
+  EXPECT_GT(part_of_bound(loss, *uncut), 1);
+  // Another step, though the same losses before it.
+  Trained values = *uncut;
+  const auto compiled = compile_cell({{.file = "ddp"}}, true);
+  auto more = train(*compiled->uncut, kModel, kSteps + 1);
+  ASSERT_TRUE(more);
+  values.parameters = std::move(more->parameters);
+  EXPECT_GT(part_of_bound(values, *uncut), 1);
+}
+
+}  // namespace
+}  // namespace piper
