@@ -83,6 +83,50 @@ inline Result<Compiled> compile_model(const std::string& model, std::string text
   return compile(options);
 }
 
+// ---- The library of strategies ------------------------------------------------------------------
+
+// The names of all files of strategies/, without their ending, sorted.
+inline std::vector<std::string> library_files() {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(PIPER_SOURCE_DIR "/strategies"))
+    if (entry.path().extension() == ".yaml") names.push_back(entry.path().stem().string());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+inline std::string library_text(const std::string& file) {
+  const auto text =
+      read_text_file(fmt::format("{}/strategies/{}.yaml", PIPER_SOURCE_DIR, file), 1 << 20);
+  return text ? *text : "";
+}
+// A name of a file as a name of a test.
+inline std::string identifier(std::string name) {
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+}
+// The sizes as definitions of those params that the text has.
+inline std::vector<Definition> definitions_of(const std::string& text, const Shape2& shape) {
+  std::vector<Definition> defines;
+  const auto add = [&](const char* param, int64_t value) {
+    if (text.find(fmt::format("${}", param)) != std::string::npos)
+      defines.push_back({param, std::to_string(value)});
+  };
+  add("stages", shape.pp);
+  add("dp", shape.dp);
+  add("nodes", std::max<int64_t>(shape.dp / 2, 1));  // of two devices
+  add("gpus", std::min<int64_t>(shape.dp, 2));
+  add("microbatches", shape.mb);
+  return defines;
+}
+// A strategy of the library, perhaps changed, with what trains it.
+inline Result<Compiled> compile_text(const std::string& model, const std::string& text,
+                                     const std::string& train, CompileOptions options) {
+  const Folder folder;
+  options.model = model_path(model, "model.onnx");
+  options.strategy =
+      folder.write("strategy.yaml", text + fmt::format("train: {{global_batch: 8, {}}}\n", train));
+  return compile(options);
+}
+
 inline Result<std::unique_ptr<BatchSource>> open_batches(const PlanSet& set,
                                                          const std::string& model) {
   PIPER_ASSIGN(const auto needs, data_needs(set));

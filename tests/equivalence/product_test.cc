@@ -57,11 +57,7 @@ std::vector<Row> rows() {
       {.file = "gpipe"},
       {.file = "hanayo", .chunks = 2},
       {.file = "hanayo", .chunks = 4, .more = {{"waves", "2"}}, .variant = "two_waves"},
-      {.file = "hsdp",
-       .zero = 3,
-       .own_oracle = true,
-       .replicas = {4},
-       .more = {{"nodes", "2"}, {"gpus", "2"}, {"bucket_kib", "16"}}},
+      {.file = "hsdp", .zero = 3, .own_oracle = true, .replicas = {4}, .more = small},
       {.file = "interleaved-1f1b", .chunks = 2},
       {.file = "looped-bfs", .chunks = 2},
       {.file = "looped-bfs", .chunks = 2, .more = {{"ascending", "1"}}, .variant = "ascending"},
@@ -107,12 +103,6 @@ int64_t devices_of(const Row& row, int64_t replicas) {
   return 0;
 }
 
-std::string file_text(const Row& row) {
-  const auto text =
-      read_text_file(fmt::format("{}/strategies/{}.yaml", PIPER_SOURCE_DIR, row.file), 1 << 20);
-  return text ? *text : "";
-}
-
 // The file with a fused or a split backward, if it has that form.
 std::optional<std::string> in_form(const std::string& text, bool split) {
   const size_t at = text.find("  - order:");
@@ -129,7 +119,7 @@ std::optional<std::string> in_form(const std::string& text, bool split) {
 
 std::vector<Cell> cells_of(const Row& row) {
   std::vector<Cell> cells;
-  const std::string text = file_text(row);
+  const std::string text = library_text(row.file);
   for (const int64_t replicas : row.replicas) {
     const int64_t devices = devices_of(row, replicas);
     if (devices == 0) continue;
@@ -163,26 +153,16 @@ std::string with_zero(std::string text, const Cell& cell) {
 }
 
 Result<Compiled> compile_cell(const Cell& cell, bool oracles = false) {
-  const Folder folder;
-  std::string text = with_zero(*in_form(file_text(cell.row), cell.split), cell);
+  std::string text = with_zero(*in_form(library_text(cell.row.file), cell.split), cell);
   if (cell.recompute) text += "  - recompute: {}\n";
-  text += fmt::format("train: {{global_batch: {}, {}}}\n", kSamples, kAdamW);
   CompileOptions options;
-  options.model = model_path(kModel, "model.onnx");
-  options.strategy = folder.write("strategy.yaml", text);
-  options.defines = cell.row.more;
-  const auto define = [&](const char* name, int64_t value) {
-    options.defines.push_back({name, std::to_string(value)});
-  };
-  if (text.find("stages:") != std::string::npos) define("stages", cell.devices);
-  if (text.find("{over: dp") != std::string::npos || text.find("over: dp\n") != std::string::npos)
-    define("dp", cell.replicas);
-  define("microbatches", cell.microbatches());
+  options.defines = definitions_of(text, {cell.devices, cell.replicas, cell.microbatches()});
+  options.defines.insert(options.defines.end(), cell.row.more.begin(), cell.row.more.end());
   if (cell.row.zero >= 0 && cell.each_microbatch)
     options.defines.push_back({"reduce", "per_microbatch"});
   options.order = text.find("  - order:") != std::string::npos;
   options.oracles = oracles;
-  return compile(options);
+  return compile_text(kModel, text, kAdamW, options);
 }
 
 // Whether each stage's weight gradients run on one device, lower microbatches first.
@@ -303,18 +283,15 @@ TEST_P(Product, TrainsAsOneDevice) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Library, Product, ::testing::ValuesIn(rows()), [](const auto& info) {
-  std::string name = info.param.file;
-  if (!info.param.variant.empty()) name += "_" + info.param.variant;
-  std::replace(name.begin(), name.end(), '-', '_');
-  return name;
+  const Row& row = info.param;
+  return identifier(row.variant.empty() ? row.file : row.file + "_" + row.variant);
 });
 
 // ---- Controls -----------------------------------------------------------------------------------
 
 TEST(ProductTable, CoversTheLibrary) {
-  std::set<std::string> files;
-  for (const auto& entry : std::filesystem::directory_iterator(PIPER_SOURCE_DIR "/strategies"))
-    if (entry.path().extension() == ".yaml") files.insert(entry.path().stem().string());
+  const std::vector<std::string> names = library_files();
+  std::set<std::string> files(names.begin(), names.end());
   EXPECT_EQ(without_row(files), std::set<std::string>{}) << "give these files a row in rows()";
   files.insert("new");
   EXPECT_EQ(without_row(files), std::set<std::string>{"new"});

@@ -51,18 +51,14 @@ inline std::string random_recompute(Random& random, size_t stages) {
 
 // A strategy of the library.
 inline std::string library_strategy(Random& random, size_t microbatches) {
-  std::vector<std::string> files;
-  for (const auto& entry : std::filesystem::directory_iterator(PIPER_SOURCE_DIR "/strategies"))
-    if (entry.path().extension() == ".yaml") files.push_back(entry.path().string());
-  std::sort(files.begin(), files.end());
+  const std::vector<std::string> files = jobs::library_files();
   const size_t pp = 1 + pick(random, 4), dp = 1 + pick(random, 2);
   const size_t mb = microbatches + pick(random, 5);
   const std::string file = files[pick(random, files.size())];
-  std::string text = fmt::format("piper: 1\ninclude: {}\nparams: {{dp: {}", file, dp);
-  const auto read = read_text_file(file, 1 << 20);
-  const auto has = [&](const char* param) {
-    return read && read->find(param) != std::string::npos;
-  };
+  std::string text = fmt::format("piper: 1\ninclude: {}/strategies/{}.yaml\nparams: {{dp: {}",
+                                 PIPER_SOURCE_DIR, file, dp);
+  const std::string read = jobs::library_text(file);
+  const auto has = [&](const char* param) { return read.find(param) != std::string::npos; };
   if (has("$stages")) text += fmt::format(", stages: {}", pp);
   if (has("$microbatches")) text += fmt::format(", microbatches: {}", mb);
   if (has("ascending: 0"))
