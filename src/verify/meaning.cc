@@ -1,7 +1,6 @@
 // What a program leaves in its arguments, as symbols: hashes of the ops and of what they read, but
 // sums where something is added, so that "adds to its argument" and "sets it" can be compared.
 #include <algorithm>
-#include <set>
 
 #include "model.h"
 
@@ -129,31 +128,6 @@ class Reader {
 }  // namespace
 
 uint64_t initial_symbol(size_t arg) { return join(symbol_of("argument"), arg); }
-
-std::vector<std::vector<int32_t>> sources_of(const Program& program) {
-  const std::vector<int32_t> bases = program.bases();
-  std::vector<std::set<int32_t>> from(program.values.size());  // by base
-  for (int32_t a = 0; a < program.num_args; ++a)
-    if (program.arg_read[a]) from[a] = {a};
-  for (const ProgramOp& op : program.ops) {
-    std::set<int32_t> all;
-    for (int32_t input : op.inputs)
-      if (input >= 0) all.insert(from[bases[input]].begin(), from[bases[input]].end());
-    for (int32_t output : op.outputs) {
-      if (output < 0) continue;
-      const int32_t base = bases[output];
-      // A part of an argument is written beside what its other parts hold.
-      if (program.values[output].bytes() != program.values[base].bytes())
-        from[base].insert(all.begin(), all.end());
-      else
-        from[base] = all;
-    }
-  }
-  std::vector<std::vector<int32_t>> sources(static_cast<size_t>(program.num_args));
-  for (int32_t a = 0; a < program.num_args; ++a)
-    if (program.arg_written[a]) sources[a].assign(from[a].begin(), from[a].end());
-  return sources;
-}
 
 std::vector<uint64_t> meaning_of(const Program& program) { return Reader(program).run(); }
 

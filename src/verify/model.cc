@@ -5,7 +5,7 @@
 namespace piper {
 namespace {
 
-constexpr size_t kFindingsPerRule = 16;
+constexpr size_t kFindingsPerRule = 16, kMaxAxes = 64;
 
 std::vector<bool> find_free_axes(const PlanSet& set) {
   const auto& mesh = set.roles[0].mesh;
@@ -36,6 +36,9 @@ Result<Model> make_model(const PlanSet& set) {
   }
   Model model;
   model.mesh = set.roles[0].mesh;
+  if (model.mesh.size() > kMaxAxes)
+    return fail("a mesh of {} axes is not supported: at most {}", model.mesh.size(), kMaxAxes)
+        .with_code(ExitCode::kPlan);
   int64_t world = 1;
   for (const auto& [name, size] : model.mesh) world *= size;
   if (world != set.world())
@@ -45,6 +48,7 @@ Result<Model> make_model(const PlanSet& set) {
     if (role < 0 || role >= static_cast<int32_t>(set.roles.size()))
       return fail("a rank has no role").with_code(ExitCode::kPlan);
   model.free_axis = find_free_axes(set);
+  find_facts(set, model);
   model.cell_of_rank.resize(static_cast<size_t>(world));
   for (int64_t rank = 0; rank < world; ++rank) {
     std::vector<int64_t> at = coordinates_of(model.mesh, rank);
@@ -53,7 +57,8 @@ Result<Model> make_model(const PlanSet& set) {
     const int64_t first = rank_of(model.mesh, at);
     if (first == rank) {
       model.cell_of_rank[rank] = static_cast<int32_t>(model.cells.size());
-      model.cells.push_back({&set.roles[set.role_of_rank[rank]], rank, 1, std::move(at)});
+      const int32_t role = set.role_of_rank[rank];
+      model.cells.push_back({&set.roles[role], &model.facts[role], rank, 1, std::move(at)});
     } else {
       model.cell_of_rank[rank] = model.cell_of_rank[first];
       ++model.cells[model.cell_of_rank[first]].peers;

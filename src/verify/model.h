@@ -2,15 +2,62 @@
 // Private to the verify room.
 #pragma once
 
+#include <deque>
+#include <span>
+#include <unordered_map>
+
 #include "piper/verify.h"
 
 namespace piper {
+
+// Equal names have equal ids, in all roles. The names are the plan set's own.
+class NameIds {
+ public:
+  int32_t id_of(std::string_view name) {
+    const auto [known, is_new] = ids_.try_emplace(name, static_cast<int32_t>(names_.size()));
+    if (is_new) names_.push_back(name);
+    return known->second;
+  }
+  int32_t find(std::string_view name) const {  // -1: unknown
+    const auto known = ids_.find(name);
+    return known == ids_.end() ? -1 : known->second;
+  }
+  std::string_view operator[](int32_t id) const { return names_[id]; }
+  size_t size() const { return names_.size(); }
+
+ private:
+  std::unordered_map<std::string_view, int32_t> ids_;
+  std::vector<std::string_view> names_;
+};
+
+// What the rules ask of a role again and again, side by side.
+struct BufferFacts {
+  int64_t begin = 0, end = 0;  // bytes of the arena
+  int32_t param = -1;          // the name's id
+  BufferKind kind = BufferKind::kStep;
+};
+struct ProgramFacts {
+  std::vector<uint8_t> access;   // by argument: kReads, kWrites
+  std::vector<int32_t> written;  // the arguments that it writes, ascending
+  // By position in `written`: the arguments that the new content was computed from, ascending.
+  std::vector<std::vector<int32_t>> sources;
+};
+struct RoleFacts {
+  std::vector<BufferFacts> buffers;
+  std::vector<ProgramFacts> programs;
+  std::vector<int32_t> targets;  // by sum: its name's id
+  std::vector<bool> has_target;  // by that id
+};
+inline constexpr uint8_t kReads = 1, kWrites = 2;
+// What an instruction does with args[arg].
+uint8_t access_of(const RoleFacts& facts, const Instruction& one, size_t arg);
 
 // Ranks that differ only along free axes: those on which neither roles nor the peers of any
 // instruction depend. Each of them meets the peers of the same free coordinates, so what holds for
 // one of them holds for all.
 struct Cell {
   const RoleProgram* role = nullptr;
+  const RoleFacts* facts = nullptr;
   int64_t rank = 0;                  // the first: free coordinates 0
   int64_t peers = 1;                 // how many
   std::vector<int64_t> coordinates;  // of that rank
@@ -27,6 +74,11 @@ struct Model {
   std::vector<bool> free_axis;
   std::vector<Cell> cells;
   std::vector<int32_t> cell_of_rank;
+  std::vector<RoleFacts> facts;  // by role
+  NameIds params, targets;
+  std::vector<int32_t> gradient_of;  // by parameter: the sum that is its gradient, or -1
+  std::vector<bool> is_gradient;     // by sum
+  std::vector<int32_t> uses;         // by sum: of the role that states most
 
   std::string who(int32_t cell) const;  // "rank 2", "ranks 2 and 3 more"
 };
@@ -71,8 +123,9 @@ class Findings {
 // have the same. What is added to an argument that held `initial_symbol` is the difference.
 std::vector<uint64_t> meaning_of(const Program& program);
 uint64_t initial_symbol(size_t arg);
-// By argument that is written: the arguments that its new content was computed from, ascending.
-std::vector<std::vector<int32_t>> sources_of(const Program& program);
+ProgramFacts facts_of(const Program& program);
+// Fills facts, names and gradients.
+void find_facts(const PlanSet& set, Model& model);
 
 // ---- The rules ----------------------------------------------------------------------------------
 void check_structure(const PlanSet& set, const Model& model, Findings& findings);

@@ -85,6 +85,40 @@ void take_from(SampleSet& set, size_t axis, int64_t coordinate) {
   set.stride[axis] = 0;
 }
 
+SampleRun SampleTable::run_of(const SampleSet& set) {
+  const auto [form, is_new] =
+      form_ids_.try_emplace({set.stride, set.spread}, static_cast<int32_t>(forms_.size()));
+  if (is_new) forms_.push_back(&form->first);
+  return {set.first, set.length, set.times, form->second};
+}
+
+SampleSet SampleTable::set_of(const SampleRun& run) const {
+  const auto& [stride, spread] = *forms_[run.form];
+  return {run.first, run.length, run.times, stride, spread};
+}
+
+int32_t SampleTable::id_of(const SampleRun& run) {
+  const auto [known, is_new] = run_ids_.try_emplace(run, static_cast<int32_t>(runs_.size()));
+  if (is_new) runs_.push_back(run);
+  return known->second;
+}
+
+void add_run(std::vector<SampleRun>& runs, const SampleRun& run) {
+  if (!runs.empty() && runs.back().form == run.form && runs.back().times == run.times) {
+    SampleRun& last = runs.back();
+    if (last.first + last.length == run.first) {
+      last.length += run.length;
+      return;
+    }
+    if (run.first + run.length == last.first) {
+      last.first = run.first;
+      last.length += run.length;
+      return;
+    }
+  }
+  runs.push_back(run);
+}
+
 std::optional<Miscount> find_miscount(std::vector<SampleSet> sets, int64_t batch) {
   std::erase_if(sets, [](const SampleSet& set) { return set.length == 0; });
   merge(sets);

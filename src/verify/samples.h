@@ -2,6 +2,8 @@
 // ranks. Private to the verify room.
 #pragma once
 
+#include <map>
+
 #include "piper/bundle.h"
 
 namespace piper {
@@ -27,6 +29,33 @@ SampleSet samples_of(const SampleRange& range, const std::vector<int64_t>& coord
 void sum_over_axis(SampleSet& set, size_t axis, int64_t count);
 // What all ranks have after the one at `coordinate` of a free axis gave its own.
 void take_from(SampleSet& set, size_t axis, int64_t coordinate);
+
+// Sample sets of one form differ in where they begin, how long they are, and how often they count.
+struct SampleRun {
+  int64_t first = 0, length = 0, times = 1;
+  int32_t form = 0;
+  auto operator<=>(const SampleRun&) const = default;
+};
+
+// Forms and sets under ids: equal ones have equal ids.
+class SampleTable {
+ public:
+  int32_t id_of(const SampleSet& set) { return id_of(run_of(set)); }
+  int32_t id_of(const SampleRun& run);
+  SampleRun run_of(const SampleSet& set);
+  SampleSet set_of(const SampleRun& run) const;
+  const SampleRun& run(int32_t id) const { return runs_[id]; }
+
+ private:
+  using Form = std::pair<std::vector<int64_t>, std::vector<SampleSet::Axis>>;
+  std::map<Form, int32_t> form_ids_;
+  std::vector<const Form*> forms_;
+  std::map<SampleRun, int32_t> run_ids_;
+  std::vector<SampleRun> runs_;
+};
+
+// Adds to a multiset; what continues the last run lengthens it.
+void add_run(std::vector<SampleRun>& runs, const SampleRun& run);
 
 // The first run of samples of [0, batch) that the sets hold not exactly once.
 struct Miscount {

@@ -1,6 +1,245 @@
+// Rule sum: what computations leave.
 #include "sum.h"
 
 namespace piper {
+namespace {
+
+uint64_t key_of(Spot place) {
+  return static_cast<uint64_t>(place.cell) << 32 | static_cast<uint32_t>(place.index);
+}
+
+}  // namespace
+
+void SumCheck::step(Spot place, const Instruction& one) {
+  switch (one.kind) {
+    case InstructionKind::kInput: {
+      Content content;
+      const auto& inputs = role(place).inputs;
+      const auto input = std::find_if(inputs.begin(), inputs.end(), [&](const DataInput& each) {
+        return each.name == one.input;
+      });
+      const bool numbers = input == inputs.end();  // of the samples
+      if (numbers || input->batch_dim >= 0)
+        content.from = sets_.single(samples(place, one.samples));
+      held(place, one.args[0]) = std::move(content);
+      return;
+    }
+    case InstructionKind::kSend:
+      sent_[key_of(place)] = held(place, one.args[0]);
+      return;
+    case InstructionKind::kRecv:
+      held(place, one.args[0]) =
+          std::move(sent_.extract(key_of(section_.partner[place.cell][place.index])).mapped());
+      return;
+    case InstructionKind::kCopy:
+      held(place, one.args[1]) = Content(held(place, one.args[0]));
+      return;
+    case InstructionKind::kOwnPart:
+      for (size_t a = 0; a < one.args.size(); a += 2)
+        take_part(place, one.args[a], one.args[a + 1]);
+      return;
+    default:
+      compute(place, one);
+  }
+}
+
+int32_t SumCheck::samples(Spot place, const SampleRange& range) {
+  // Most come in rows of equal ones.
+  if (place.cell == last_samples_.cell && range.first == last_samples_.range.first &&
+      range.count == last_samples_.range.count && range.stride == last_samples_.range.stride)
+    return last_samples_.id;
+  const Cell& cell = model_.cells[place.cell];
+  last_samples_ = {place.cell, range,
+                   samples_.id_of(samples_of(range, cell.coordinates, model_.free_axis))};
+  return last_samples_.id;
+}
+
+void SumCheck::compute(Spot place, const Instruction& one) {
+  const ProgramFacts& program = facts(place).programs[one.program];
+  for (const SumRead& read : one.sum_reads) check_read(place, one, read);
+  const int32_t source = find_sources(place, one, program);
+  check_contributions(place, one, program, source);
+  check_parameters_read(place, one, program, source);
+  find_results(program);
+  combine(place, one, program);
+  contribute(place, one, program);
+  for (size_t w = 0; w < program.written.size(); ++w) {
+    const int32_t arg = program.written[w];
+    Content& before = held(place, one.args[arg]);
+    Content& result = results_[arg];
+    if (before.param >= 0) {
+      check_update(place, one, result, arg, program.sources[w]);
+      result.param = before.param;
+      result.cut = before.cut;
+      result.updated_by = place;
+    }
+  }
+  for (int32_t arg : program.written) held(place, one.args[arg]) = std::move(results_[arg]);
+}
+
+int32_t SumCheck::find_sources(Spot place, const Instruction& one, const ProgramFacts& program) {
+  flows_.assign(one.args.size(), {});
+  for (const SumRead& read : one.sum_reads)
+    flows_[read.arg].sum = facts(place).targets[read.target];
+  for (const SumCombine& combine : one.combines)
+    for (int32_t from : combine.from) flows_[from].declared = true;
+  for (const Contribution& part : one.contributions) flows_[part.arg].declared = true;
+  int32_t source = IdSets::kEmpty;
+  for (size_t a = 0; a < one.args.size(); ++a) {
+    if (!(program.access[a] & kReads)) continue;
+    Flow& flow = flows_[a];
+    const Content& content = held(place, one.args[a]);
+    flow.cut = content.cut;
+    flow.param = content.param;
+    if (flow.sum >= 0) {
+      flow.finished = sets_.single(flow.sum);
+      continue;
+    }
+    flow.from = content.from;
+    flow.finished = content.finished;
+    if (flow.declared) continue;
+    source = sets_.unite(source, content.from);
+    if (content.is_part())
+      findings_.add("sum", "{} reads {}, which holds a part of a sum, without saying so",
+                    name(place), buffer_name(place, one.args[a]));
+  }
+  return source;
+}
+
+void SumCheck::check_contributions(Spot place, const Instruction& one, const ProgramFacts& program,
+                                   int32_t source) {
+  for (const Contribution& part : one.contributions) {
+    const uint8_t access = program.access[part.arg];
+    const bool written = access & kWrites, read = access & kReads;
+    const auto target = [&] { return target_name(facts(place).targets[part.target]); };
+    if (!written || read != part.accumulates)
+      findings_.add("sum", "{} says that it {} {} for {}, but its program {}", name(place),
+                    part.accumulates ? "adds to" : "sets", buffer_name(place, one.args[part.arg]),
+                    target(),
+                    !written           ? "does not write it"
+                    : part.accumulates ? "overwrites it"
+                                       : "reads it first");
+    const int32_t declared = samples(place, part.samples);
+    for (int32_t set : sets_.at(source))
+      if (set != declared) {
+        findings_.add("sum", "{} adds to {} for samples {}, but computes from samples {}",
+                      name(place), target(), print(declared), print(set));
+        break;
+      }
+  }
+}
+
+void SumCheck::find_results(const ProgramFacts& program) {
+  if (results_.size() < flows_.size()) results_.resize(flows_.size());
+  for (size_t w = 0; w < program.written.size(); ++w) {
+    Content& result = results_[program.written[w]] = {};
+    for (int32_t a : program.sources[w]) {
+      const Flow& flow = flows_[a];
+      result.cut |= flow.cut;
+      result.from = sets_.unite(result.from, flow.from);
+      result.finished = sets_.unite(result.finished, flow.finished);
+    }
+  }
+}
+
+void SumCheck::combine(Spot place, const Instruction& one, const ProgramFacts& program) {
+  for (const SumCombine& combine : one.combines) {
+    if (!(program.access[combine.arg] & kWrites)) {
+      findings_.add("sum", "{} says that it adds to {}, which it does not write", name(place),
+                    buffer_name(place, one.args[combine.arg]));
+      continue;
+    }
+    Content sum;
+    for (int32_t from : combine.from) sum.add(held(place, one.args[from]));
+    results_[combine.arg] = std::move(sum);
+  }
+}
+
+void SumCheck::contribute(Spot place, const Instruction& one, const ProgramFacts& program) {
+  for (const Contribution& part : one.contributions) {
+    if (!(program.access[part.arg] & kWrites)) continue;  // said by check_contributions()
+    Content& sum = results_[part.arg];
+    Flow& flow = flows_[part.arg];
+    if (!flow.begun) {
+      flow.begun = true;
+      // What was held is replaced below: to copy it would cost the square of the microbatches.
+      sum = part.accumulates ? std::move(held(place, one.args[part.arg])) : Content{};
+      if (part.accumulates && (!sum.is_part() || sum.cut != 0)) sum.foreign = true;
+      sum.from = IdSets::kEmpty;
+      sum.cut = 0;
+    }
+    add_run(sum.runs_of(facts(place).targets[part.target], part.use),
+            samples_.run(samples(place, part.samples)));
+  }
+}
+
+void SumCheck::check_read(Spot place, const Instruction& one, const SumRead& read) {
+  ++report_.sums;
+  const int32_t target = facts(place).targets[read.target];
+  check_finished(place.cell, held(place, one.args[read.arg]), target, [&] {
+    return fmt::format("{} reads the sum {} from {}", name(place), target_name(target),
+                       buffer_name(place, one.args[read.arg]));
+  });
+}
+
+void SumCheck::check_finished(int32_t cell, const Content& content, int32_t target,
+                              const std::function<std::string()>& what) {
+  if (content.foreign)
+    return findings_.add("sum", "{}, which also holds something that is no part of it", what());
+  for (const SumPart& part : content.parts)
+    if (part.target != target)
+      return findings_.add("sum", "{}, which holds a part of {}", what(), target_name(part.target));
+  const int32_t uses = model_.uses[target];
+  for (int32_t use = 0; use < uses; ++use) {
+    const std::string of_use = uses > 1 ? fmt::format(" of use {}", use) : "";
+    const std::string wrong = wrong_samples(cell, content, use, of_use);
+    if (!wrong.empty()) return findings_.add("sum", "{}: {}", what(), wrong);
+  }
+}
+
+std::string SumCheck::wrong_samples(int32_t cell, const Content& content, int32_t use,
+                                    const std::string& of_use) const {
+  const auto part = std::find_if(content.parts.begin(), content.parts.end(),
+                                 [&](const SumPart& each) { return each.use == use; });
+  if (part == content.parts.end()) return fmt::format("nothing{} is in it", of_use);
+  std::vector<SampleSet> sets;
+  for (const SampleRun& run : part->runs) {
+    sets.push_back(samples_.set_of(run));
+    for (size_t a = 0; a < sets.back().stride.size(); ++a)
+      if (sets.back().stride[a] != 0 && model_.mesh[a].second > 1)
+        return fmt::format("it was not summed over the replicas along '{}'{}",
+                           quote_control(model_.mesh[a].first), of_use);
+  }
+  const auto wrong = find_miscount(std::move(sets), model_.cells[cell].role->batch);
+  if (!wrong) return "";
+  const std::string range = fmt::format("samples [{}, {}){}", wrong->first, wrong->end, of_use);
+  return wrong->times == 0 ? range + " are missing"
+                           : fmt::format("{} are in it {} times", range, wrong->times);
+}
+
+void SumCheck::check_reports() {
+  struct Known {
+    int32_t cell = 0, sums = 0;
+  };
+  std::map<std::string_view, Known> known;
+  for (int32_t c = 0; c < static_cast<int32_t>(model_.cells.size()); ++c)
+    for (const Report& report : model_.cells[c].role->reports) {
+      const Content& content = held_[c][report.buffer];
+      const auto what = [&] {
+        return fmt::format("{} reports '{}'", model_.who(c), quote_control(report.name));
+      };
+      Known own{c, content.finished};
+      if (content.is_part()) {
+        const int32_t target = content.parts.empty() ? -1 : content.parts[0].target;
+        check_finished(c, content, target, what);
+        own.sums = target < 0 ? IdSets::kEmpty : sets_.single(target);
+      }
+      const auto [other, is_new] = known.emplace(report.name, own);
+      if (!is_new && other->second.sums != own.sums)
+        findings_.add("sum", "{}, which comes from other sums than on {}", what(),
+                      model_.who(other->second.cell));
+    }
+}
 
 void check_sums(const Model& model, const Section& section, Findings& findings,
                 VerifyReport& report) {

@@ -24,42 +24,53 @@ void SumCheck::collective(const std::vector<Spot>& members) {
   }
 }
 
-const std::vector<int32_t>& SumCheck::axes(Spot place) const {
-  return role(place).groups[section_.at(place).group].axes;
-}
-
 void SumCheck::reduce(const std::vector<Spot>& members, bool scatter) {
   const size_t args = section_.at(members[0]).args.size();
+  const uint64_t over = axes(members[0]);
   for (size_t a = 0; a < args; a += scatter ? 2 : 1) {
     Content sum;
     bool some_part = false, all_part = true;
     for (Spot member : members) {
-      Content content = held(member, section_.at(member).args[a]);
-      rename_targets(member, members[0], content);
+      const Content& content = held(member, section_.at(member).args[a]);
       some_part = some_part || content.is_part();
       all_part = all_part && content.is_part();
       sum.add(content);
-      for (int32_t target : content.finished) add_unique(sum.finished, target);
+      sum.finished = sets_.unite(sum.finished, content.finished);
+      for (int32_t set : std::vector<int32_t>(sets_.at(content.from)))
+        sum.from = sets_.unite(sum.from, sets_.single(samples_.id_of(known_to(over, set))));
     }
     sum.foreign = sum.foreign || (some_part && !all_part);
-    for (auto& [key, sets] : sum.parts)
-      for (SampleSet& set : sets)
-        for (int32_t axis : axes(members[0]))
-          if (model_.free_axis[axis])
-            sum_over_axis(set, static_cast<size_t>(axis), model_.mesh[axis].second);
+    for (SumPart& part : sum.parts)
+      for (SampleRun& run : part.runs) run = summed_over(over, run);
     // Ranks that hold different runs of the elements cannot be added to one another.
-    const bool mixes = std::any_of(sum.cut.begin(), sum.cut.end(), [&](int32_t axis) {
-      return std::count(axes(members[0]).begin(), axes(members[0]).end(), axis) > 0;
-    });
-    if (mixes || (scatter && !sum.cut.empty())) sum.foreign = sum.foreign || sum.is_part();
-    if (mixes) sum.cut.clear();
-    if (scatter) sum.cut = axes(members[0]);
-    for (Spot member : members) {
-      Content own = sum;
-      rename_targets(members[0], member, own);
-      held(member, section_.at(member).args[scatter ? a + 1 : a]) = std::move(own);
-    }
+    const bool mixes = (sum.cut & over) != 0;
+    if (mixes || (scatter && sum.cut != 0)) sum.foreign = sum.foreign || sum.is_part();
+    if (mixes) sum.cut = 0;
+    if (scatter) sum.cut = over;
+    for (Spot member : members) held(member, section_.at(member).args[scatter ? a + 1 : a]) = sum;
   }
+}
+
+SampleRun SumCheck::summed_over(uint64_t axes, const SampleRun& run) {
+  SampleSet set = samples_.set_of(run);
+  for (size_t axis = 0; axis < model_.mesh.size(); ++axis)
+    if (axes >> axis & 1 && model_.free_axis[axis])
+      sum_over_axis(set, axis, model_.mesh[axis].second);
+  return samples_.run_of(set);
+}
+
+SampleRun SumCheck::known_to(uint64_t axes, int32_t samples) {
+  SampleRun run = summed_over(axes, samples_.run(samples));
+  run.times = samples_.run(samples).times;
+  return run;
+}
+
+SampleRun SumCheck::given_by(const std::vector<int64_t>& coordinates, uint64_t axes,
+                             const SampleRun& run) {
+  SampleSet set = samples_.set_of(run);
+  for (size_t axis = 0; axis < model_.mesh.size(); ++axis)
+    if (axes >> axis & 1 && model_.free_axis[axis]) take_from(set, axis, coordinates[axis]);
+  return samples_.run_of(set);
 }
 
 void SumCheck::gather(const std::vector<Spot>& members) {
@@ -76,10 +87,10 @@ void SumCheck::gather(const std::vector<Spot>& members) {
       Content content = held(member, section_.at(member).args[a]);
       if (!alike) {
         content.foreign = content.is_part();
-        content.param = {};
+        content.param = -1;
       }
-      content.cut.clear();
-      content.computed_from.clear();
+      content.cut = 0;
+      content.from = IdSets::kEmpty;
       check_gathered(member, to, content);
       held(member, to) = std::move(content);
     }
@@ -87,22 +98,22 @@ void SumCheck::gather(const std::vector<Spot>& members) {
 }
 
 void SumCheck::check_gathered(Spot place, int32_t to, const Content& content) {
-  const Buffer& buffer = role(place).buffers[to];
-  if (buffer.param.empty()) return;
-  const std::string shown = quote_control(buffer.param);
+  const BufferFacts& buffer = facts(place).buffers[to];
+  if (buffer.param < 0) return;
   if (content.param != buffer.param)
-    findings_.add("sum", "{} does not gather the parts of '{}' into {}", name(place), shown,
-                  buffer_name(place, to));
-  else if (buffer.kind == BufferKind::kState && gradients_[place.cell].contains(buffer.param) &&
+    findings_.add("sum", "{} does not gather the parts of '{}' into {}", name(place),
+                  param_name(buffer.param), buffer_name(place, to));
+  else if (buffer.kind == BufferKind::kState && trained(place.cell, buffer.param) &&
            !content.updated_by.valid())
-    findings_.add("sum", "{} gathers parameter '{}' before its update", name(place), shown);
+    findings_.add("sum", "{} gathers parameter '{}' before its update", name(place),
+                  param_name(buffer.param));
 }
 
 void SumCheck::take_part(Spot place, int32_t from, int32_t to) {
   Content content = held(place, from);
-  if (!content.cut.empty()) {
+  if (content.cut != 0) {
     content.foreign = content.is_part();
-    content.param = {};
+    content.param = -1;
   }
   content.cut = axes(place);
   held(place, to) = std::move(content);
@@ -118,18 +129,15 @@ void SumCheck::broadcast(const std::vector<Spot>& members) {
     return member.cell == model_.cell_of_rank[root];
   });
   Content content = held(*from, section_.at(*from).args[0]);
-  for (int32_t axis : axes(members[0])) {
-    if (!model_.free_axis[axis]) continue;
-    for (auto& [key, sets] : content.parts)
-      for (SampleSet& set : sets) take_from(set, static_cast<size_t>(axis), coordinates[axis]);
-    for (SampleSet& set : content.computed_from)
-      take_from(set, static_cast<size_t>(axis), coordinates[axis]);
-  }
-  for (Spot member : members) {
-    Content own = content;
-    rename_targets(*from, member, own);
-    held(member, section_.at(member).args[0]) = std::move(own);
-  }
+  const uint64_t over = axes(members[0]);
+  for (SumPart& part : content.parts)
+    for (SampleRun& run : part.runs) run = given_by(coordinates, over, run);
+  int32_t given = IdSets::kEmpty;
+  for (int32_t set : std::vector<int32_t>(sets_.at(content.from)))
+    given = sets_.unite(
+        given, sets_.single(samples_.id_of(given_by(coordinates, over, samples_.run(set)))));
+  content.from = given;
+  for (Spot member : members) held(member, section_.at(member).args[0]) = content;
 }
 
 }  // namespace piper

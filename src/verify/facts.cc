@@ -1,0 +1,121 @@
+// What the rules ask of a role again and again.
+#include "model.h"
+
+namespace piper {
+namespace {
+
+constexpr std::string_view kGradient = ".grad";
+
+// A set of arguments, one bit each.
+class Bits {
+ public:
+  explicit Bits(size_t bits) : words_((bits + 63) / 64) {}
+  void set(size_t bit) { words_[bit / 64] |= uint64_t{1} << bit % 64; }
+  void unite(const Bits& other) {
+    for (size_t w = 0; w < words_.size(); ++w) words_[w] |= other.words_[w];
+  }
+  std::vector<int32_t> list() const {
+    std::vector<int32_t> bits;
+    for (size_t w = 0; w < words_.size(); ++w)
+      for (uint64_t rest = words_[w]; rest != 0; rest &= rest - 1)
+        bits.push_back(static_cast<int32_t>(w * 64) + std::countr_zero(rest));
+    return bits;
+  }
+
+ private:
+  std::vector<uint64_t> words_;
+};
+
+RoleFacts facts_of(const RoleProgram& role, Model& model) {
+  RoleFacts facts;
+  facts.buffers.reserve(role.buffers.size());
+  for (const Buffer& buffer : role.buffers) {
+    const int32_t param = buffer.param.empty() ? -1 : model.params.id_of(buffer.param);
+    facts.buffers.push_back(
+        {buffer.offset, buffer.offset + buffer.type.bytes(), param, buffer.kind});
+  }
+  for (const Program& program : role.programs) facts.programs.push_back(facts_of(program));
+  for (size_t t = 0; t < role.sum_targets.size(); ++t) {
+    const std::string_view name = role.sum_targets[t].name;
+    // Most roles list the same sums in the same order.
+    const bool same = t < model.targets.size() && model.targets[static_cast<int32_t>(t)] == name;
+    facts.targets.push_back(same ? static_cast<int32_t>(t) : model.targets.id_of(name));
+  }
+  return facts;
+}
+
+}  // namespace
+
+ProgramFacts facts_of(const Program& program) {
+  ProgramFacts facts;
+  const auto args = static_cast<size_t>(program.num_args);
+  const std::vector<int32_t> bases = program.bases();
+  std::vector<Bits> from(program.values.size(), Bits(args));  // by base
+  for (size_t a = 0; a < args; ++a) {
+    facts.access.push_back((program.arg_read[a] ? kReads : 0) |
+                           (program.arg_written[a] ? kWrites : 0));
+    if (program.arg_read[a]) from[a].set(a);
+  }
+  for (const ProgramOp& op : program.ops) {
+    Bits all(args);
+    for (int32_t input : op.inputs)
+      if (input >= 0) all.unite(from[bases[input]]);
+    for (int32_t output : op.outputs) {
+      if (output < 0) continue;
+      const int32_t base = bases[output];
+      // A part of an argument is written beside what its other parts hold.
+      if (program.values[output].bytes() != program.values[base].bytes())
+        from[base].unite(all);
+      else
+        from[base] = all;
+    }
+  }
+  for (size_t a = 0; a < args; ++a)
+    if (program.arg_written[a]) {
+      facts.written.push_back(static_cast<int32_t>(a));
+      facts.sources.push_back(from[a].list());
+    }
+  return facts;
+}
+
+void find_facts(const PlanSet& set, Model& model) {
+  for (const RoleProgram& role : set.roles) model.facts.push_back(facts_of(role, model));
+  model.uses.assign(model.targets.size(), 0);
+  for (size_t r = 0; r < set.roles.size(); ++r) {
+    RoleFacts& facts = model.facts[r];
+    facts.has_target.assign(model.targets.size(), false);
+    for (size_t t = 0; t < facts.targets.size(); ++t) {
+      const int32_t target = facts.targets[t];
+      facts.has_target[target] = true;
+      model.uses[target] = std::max(model.uses[target], set.roles[r].sum_targets[t].uses);
+    }
+  }
+  model.gradient_of.assign(model.params.size(), -1);
+  model.is_gradient.assign(model.targets.size(), false);
+  for (int32_t t = 0; t < static_cast<int32_t>(model.targets.size()); ++t) {
+    const std::string_view name = model.targets[t];
+    if (!name.ends_with(kGradient)) continue;
+    model.is_gradient[t] = true;
+    const int32_t param = model.params.find(name.substr(0, name.size() - kGradient.size()));
+    if (param >= 0) model.gradient_of[param] = t;
+  }
+}
+
+uint8_t access_of(const RoleFacts& facts, const Instruction& one, size_t arg) {
+  switch (one.kind) {
+    case InstructionKind::kCompute:
+      return facts.programs[one.program].access[arg];
+    case InstructionKind::kInput:
+    case InstructionKind::kRecv:
+      return kWrites;
+    case InstructionKind::kSend:
+      return kReads;
+    case InstructionKind::kAllReduce:
+    case InstructionKind::kBroadcast:
+      return kReads | kWrites;
+    default:  // one after the other, or pairs
+      return arg % 2 == 0 ? kReads : kWrites;
+  }
+}
+
+}  // namespace piper
