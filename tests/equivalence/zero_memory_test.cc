@@ -5,6 +5,7 @@
 #include <set>
 
 #include "equivalence/jobs.h"
+#include "piper/memory.h"
 #include "piper/verify.h"
 
 namespace piper {
@@ -79,6 +80,107 @@ TEST(ZeroMemory, IsTheClosedForm) {
     EXPECT_EQ(held_by(plans_of("zero3", dp, each)->roles[0]),
               (Held{4 * cut, 8 * cut, 4 * cut, whole}));
   }
+}
+
+// Largest sum of the step buffers that are alive at once, of those that `counts`.
+int64_t peak_of(const RoleProgram& role, const std::function<bool(const Buffer&)>& counts) {
+  std::vector<std::pair<size_t, size_t>> alive(role.buffers.size(), {SIZE_MAX, 0});
+  for (size_t i = 0; i < role.body.size(); ++i)
+    for (const int32_t arg : role.body[i].args) {
+      auto& [first, last] = alive[static_cast<size_t>(arg)];
+      first = std::min(first, i);
+      last = i + 1;
+    }
+  for (const Report& report : role.reports)
+    alive[static_cast<size_t>(report.buffer)].second = role.body.size();
+  std::vector<int64_t> change(role.body.size() + 1, 0);
+  for (size_t b = 0; b < role.buffers.size(); ++b) {
+    const Buffer& buffer = role.buffers[b];
+    if (buffer.kind != BufferKind::kStep || !counts(buffer) || alive[b].first == SIZE_MAX) continue;
+    change[alive[b].first] += align_up(buffer.type.bytes());
+    change[alive[b].second] -= align_up(buffer.type.bytes());
+  }
+  std::partial_sum(change.begin(), change.end(), change.begin());
+  return *std::max_element(change.begin(), change.end());
+}
+
+// Messages that gather parameters, as they lie in the pool: where one begins is a slot; the largest
+// bucket that takes it is its size.
+std::map<int64_t, int64_t> slots_of(const RoleProgram& role) {
+  std::map<int64_t, int64_t> slots;
+  for (const Instruction& one : role.body) {
+    if (one.kind != InstructionKind::kAllGather) continue;
+    int64_t begin = INT64_MAX, bytes = 0;
+    for (size_t a = 1; a < one.args.size(); a += 2) {
+      const Buffer& whole = role.buffers[static_cast<size_t>(one.args[a])];
+      if (whole.param.empty()) continue;
+      begin = std::min(begin, whole.offset);
+      bytes += align_up(whole.type.bytes());
+    }
+    if (bytes > 0) slots[begin] = std::max(slots[begin], bytes);
+  }
+  return slots;
+}
+
+struct Arena {
+  int64_t outlives = 0;     // a step, as it lies in memory
+  int64_t gradients = 0;    // their sums
+  int64_t activations = 0;  // and whatever else a step makes, at its fullest
+};
+Arena arena_of(const RoleProgram& role) {
+  Arena arena;
+  for (const Buffer& buffer : role.buffers) {
+    const int64_t bytes = align_up(buffer.type.bytes());
+    if (buffer.kind != BufferKind::kStep) arena.outlives += bytes;
+    if (buffer.name.ends_with(".grad.use0")) arena.gradients += bytes;
+  }
+  arena.activations =
+      peak_of(role, [](const Buffer& buffer) { return buffer.param.empty(); }) - arena.gradients;
+  return arena;
+}
+
+void expect_closed_form(const std::string& model, int64_t dp, int64_t prefetch) {
+  SCOPED_TRACE(fmt::format("{} dp={} prefetch={}", model, dp, prefetch));
+  const auto compiled = [&](const char* order, const std::vector<Definition>& more) {
+    auto made =
+        compile_model(model, strategy_text(model, kAdamW), {1, dp, 2, order}, false, true, more);
+    EXPECT_TRUE(made) << print_error(made.error());
+    return made ? std::move(made->set.roles[0]) : RoleProgram{};
+  };
+  const RoleProgram plain = compiled("1f1b", {});
+  const RoleProgram role = compiled(
+      "zero3",
+      {{"reduce", "per_microbatch"}, {"bucket_kib", "16"}, {"prefetch", std::to_string(prefetch)}});
+  const Held all = held_by(plain), held = held_by(role);
+  // Of 16 bytes a parameter each replica has its part.
+  EXPECT_EQ(all.parameters + all.optimizer + all.gradients, 4 * all.parameters);
+  EXPECT_EQ(held.parameters + held.optimizer + held.gradients, 4 * all.parameters / dp);
+  const std::map<int64_t, int64_t> slots = slots_of(role);
+  EXPECT_EQ(static_cast<int64_t>(slots.size()), prefetch + 1);
+  int64_t pool = 0, largest = 0;
+  for (const auto& [begin, bytes] : slots) {
+    pool += bytes;
+    largest = std::max(largest, bytes);
+  }
+  EXPECT_EQ(held.gathered, pool);
+  // Nothing else lies in the arena, and nothing lies badly.
+  const Arena whole = arena_of(plain), cut = arena_of(role);
+  EXPECT_EQ(plain.arena_bytes, whole.outlives + whole.gradients + whole.activations);
+  EXPECT_EQ(role.arena_bytes, cut.outlives + cut.gradients + held.gathered + cut.activations);
+  // Beside the activations there are whole gradients on their way to their reduction.
+  EXPECT_GE(cut.activations, whole.activations);
+  EXPECT_LE(cut.activations, whole.activations + largest);
+}
+
+// The whole arena of ZeRO-3 with reductions in every microbatch: 16 bytes a parameter cut over the
+// replicas, prefetch + 1 gathered buckets, and the activations. With two replicas and Adam that is
+// twice the bytes of the parameters.
+TEST(ZeroMemory, OfTheWholeArenaIsTheClosedForm) {
+  if (!std::filesystem::exists(model_path("gpt", "model.onnx")))
+    GTEST_SKIP() << "no models in " << models_folder();
+  for (const char* model : {"gpt-deep", "gpt"})
+    for (const int64_t dp : {2, 4})
+      for (const int64_t prefetch : {0, 1, 2}) expect_closed_form(model, dp, prefetch);
 }
 
 // ---- Mutations ----------------------------------------------------------------------------------
