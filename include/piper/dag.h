@@ -11,6 +11,8 @@
 // peers along the other axes) runs the same program, so nothing here grows with their number.
 #pragma once
 
+#include <algorithm>
+
 #include "piper/graph.h"
 
 namespace piper {
@@ -32,7 +34,8 @@ struct Chunk {
   std::vector<ValueId> reads;   // made outside (also constants and state), ascending
   std::vector<ValueId> writes;  // read outside, ascending
   int32_t cell = 0;
-  std::string name;  // "F stage=1"
+  std::vector<int32_t> groups;  // of Dag::group_of that it runs for, ascending; empty: all
+  std::string name;             // "F stage=1"
 };
 
 // One value in one cell and microbatch: what gets a buffer.
@@ -134,6 +137,9 @@ struct Dag {
   std::vector<std::string> region_tags;  // tags that tell regions apart
   std::vector<std::string> streams{"compute"};
   int64_t microbatches = 1;
+  // By microbatch: those whose chunks all have the same places and tags form a group, numbered by
+  // its first one. Empty: all do. Chunks of one region and pass in different places stand together.
+  std::vector<int32_t> group_of;
   int64_t replicas = 1;  // of the batch cut
   bool sequential_replicas =
       false;                     // the oracle: one device plays all replicas, one after the other
@@ -152,6 +158,12 @@ struct Dag {
       reports;  // by cell: scalars to read after the step
 
   int64_t micros() const { return microbatches * (sequential_replicas ? replicas : 1); }
+  int32_t num_groups() const {
+    return group_of.empty() ? 1 : *std::max_element(group_of.begin(), group_of.end()) + 1;
+  }
+  int32_t group_of_micro(int32_t micro) const {
+    return group_of.empty() ? 0 : group_of[static_cast<size_t>(micro % microbatches)];
+  }
 };
 
 struct DagSpec {
@@ -161,6 +173,7 @@ struct DagSpec {
   std::vector<SumLevel> levels;
   bool sequential_replicas = false;
   bool split_backward = false;
+  std::vector<int32_t> group_of;  // of another plan: sums are formed as there
 };
 
 // Requires a sharded graph. Ensures chunks in a topological order, each node of passes F, BI, BW in

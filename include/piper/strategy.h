@@ -72,9 +72,13 @@ struct Split {                   // - split: {dim: batch, into: $microbatches, a
   std::string as = "mb";
   SourceSpan at;
 };
-struct Place {                   // - place: {where: {stage: s}, on: {pp: s}}
+// - place: {where: {stage: s}, tags: {dir: "mb >= M/2"}, on: {pp: "dir ? P-1-s : s"}}
+struct Place {
   Where where;
-  std::vector<std::pair<std::string, Expr>> on;      // axis -> coordinate, over bound variables and tags
+  // Tags that tasks get here, then axis -> coordinate; over bound variables, tags (also those given before), the microbatch and M;
+  // coordinates also over P, the size of their axis.
+  std::vector<std::pair<std::string, Expr>> tags, on;
+  std::string micro = "mb";      // what split calls the microbatch
   std::vector<SourceSpan> on_at;
   SourceSpan at;
 };

@@ -85,8 +85,10 @@ void explain_collectives(const Lowered& lowered, const Strategy& strategy, Expla
 // replicas, with the same cut of the batch or with none.
 enum class Target { kStrategy, kSingle, kUncut };
 
+// `group_of`: how the strategy's plan sums microbatches, for its oracle.
 Result<PlanSet> make_plans(const Graph& step, const Strategy& strategy, Cut cut, Target target,
-                           const CompileOptions& options, Steps& steps, Compiled& compiled) {
+                           const CompileOptions& options, Steps& steps, Compiled& compiled,
+                           std::vector<int32_t>& group_of) {
   const bool oracle = target != Target::kStrategy;
   Explanations ignored;
   Explanations& explain = oracle ? ignored : compiled.explanations;
@@ -101,6 +103,7 @@ Result<PlanSet> make_plans(const Graph& step, const Strategy& strategy, Cut cut,
   spec.replicas = cut.replicas;
   spec.levels = cut.levels;
   spec.sequential_replicas = oracle;
+  if (target == Target::kSingle) spec.group_of = group_of;
   if (!oracle) {
     PIPER_ASSIGN(spec.region_tags, region_tags(strategy, step));
     PIPER_ASSIGN(spec.split_backward, splits_backward(strategy));
@@ -119,6 +122,7 @@ Result<PlanSet> make_plans(const Graph& step, const Strategy& strategy, Cut cut,
   if (!oracle) {
     PIPER_ASSIGN(dag, apply_place(std::move(dag), strategy.places, variables, explain));
     PIPER_ASSIGN(dag, apply_replicate(std::move(dag), strategy.replicates, explain));
+    group_of = dag.group_of;
   }
   PIPER_ASSIGN(dag, steps.run(
                         "dag", [&] { return expand_tasks(std::move(dag)); }, print_dag));
@@ -188,14 +192,15 @@ Result<Compiled> compile(const CompileOptions& options) {
     compiled.notes.push_back(
         fmt::format("parameter '{}' gets no gradient and is not trained", name));
 
-  PIPER_ASSIGN(compiled.set,
-               make_plans(step.graph, strategy, cut, Target::kStrategy, options, steps, compiled));
+  std::vector<int32_t> group_of;
+  PIPER_ASSIGN(compiled.set, make_plans(step.graph, strategy, cut, Target::kStrategy, options,
+                                        steps, compiled, group_of));
   if (options.oracles) {
     steps.quiet = true;
-    PIPER_ASSIGN(compiled.single,
-                 make_plans(step.graph, strategy, cut, Target::kSingle, options, steps, compiled));
-    PIPER_ASSIGN(compiled.uncut,
-                 make_plans(step.graph, strategy, cut, Target::kUncut, options, steps, compiled));
+    PIPER_ASSIGN(compiled.single, make_plans(step.graph, strategy, cut, Target::kSingle, options,
+                                             steps, compiled, group_of));
+    PIPER_ASSIGN(compiled.uncut, make_plans(step.graph, strategy, cut, Target::kUncut, options,
+                                            steps, compiled, group_of));
   }
   PIPER_TRY(name_plan_sets(options, strategy, compiled));
   return compiled;

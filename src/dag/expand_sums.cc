@@ -5,37 +5,44 @@
 
 namespace piper {
 
+std::vector<int32_t> Expander::chunks_of_nodes(bool early) const {
+  std::vector<int32_t> chunks(dag_.graph.nodes.size() * groups_, -1);
+  for (size_t c = 0; c < dag_.chunks.size(); ++c)
+    if ((dag_.chunks[c].pass == 'P') == early)
+      for (size_t g = 0; g < groups_; ++g)
+        if (runs_for(dag_.chunks[c], g))
+          for (NodeId node : dag_.chunks[c].nodes) chunks[slot(node, g)] = static_cast<int32_t>(c);
+  return chunks;
+}
+
 void Expander::index_sums() {
   sums_.resize(dag_.sums.size());
   contributions_.resize(dag_.chunks.size());
-  std::vector<int32_t> main_chunk(dag_.graph.nodes.size(), -1), early_chunk = main_chunk;
-  for (size_t c = 0; c < dag_.chunks.size(); ++c)
-    for (NodeId node : dag_.chunks[c].nodes)
-      (dag_.chunks[c].pass == 'P' ? early_chunk : main_chunk)[node.index()] =
-          static_cast<int32_t>(c);
-  chunk_of_.assign(dag_.graph.nodes.size(), -1);
+  chunk_of_ = chunks_of_nodes(false);
+  const std::vector<int32_t> early_chunks = chunks_of_nodes(true);
   for (size_t s = 0; s < dag_.sums.size(); ++s) {
     const Sum& sum = dag_.sums[s];
     sum_of_value_[sum.value.value] = static_cast<int32_t>(s);
     sum_of_value_[result_of(static_cast<int32_t>(s)).value] = static_cast<int32_t>(s);
-    for (size_t u = 0; u < sum.uses.size(); ++u) {
+    for (size_t part = 0; part < sum.uses.size() * groups_; ++part) {
+      const size_t u = part / groups_, g = part % groups_;
       const NodeId producer = dag_.graph.value(sum.uses[u]).producer;
       PIPER_CHECK(producer.valid(), "a contribution to '{}' is not computed", sum.name);
-      const int32_t early = early_chunk[producer.index()];
       // An early sum's contribution is made by an early chunk, any other by a main chunk.
-      const int32_t c =
-          main_chunk[producer.index()] >= 0 && early < 0 ? main_chunk[producer.index()] : early;
+      const int32_t early = early_chunks[slot(producer, g)];
+      const int32_t c = early >= 0 ? early : chunk_of_[slot(producer, g)];
       PIPER_CHECK(c >= 0, "no chunk makes a contribution to '{}'", sum.name);
-      sums_[s].chunk.push_back(ChunkId(static_cast<size_t>(c)));
-      contributions_[static_cast<size_t>(c)].push_back(
-          {sum.uses[u], static_cast<int32_t>(s), static_cast<int32_t>(u)});
+      const Contribution made{sum.uses[u], static_cast<int32_t>(s), static_cast<int32_t>(u)};
+      auto& of_chunk = contributions_[static_cast<size_t>(c)];
+      if (of_chunk.empty() || of_chunk.back().sum != made.sum || of_chunk.back().use != made.use)
+        of_chunk.push_back(made);
+      const bool cut = reduces_each(static_cast<int32_t>(s));
+      const ValueId like = cut ? result_of(static_cast<int32_t>(s)) : sum.uses[u];
       std::vector<ItemId> parts;
       for (int64_t r = 0; r < sequential_replicas(); ++r) {
-        const std::string name =
-            fmt::format("{}.use{}{}", sum.name, u,
-                        sequential_replicas() > 1 ? fmt::format(".replica{}", r) : "");
-        const bool cut = reduces_each(static_cast<int32_t>(s));
-        const ValueId like = cut ? result_of(static_cast<int32_t>(s)) : sum.uses[u];
+        std::string name = fmt::format("{}.use{}", sum.name, u);
+        if (groups_ > 1) name += fmt::format(".group{}", g);
+        if (sequential_replicas() > 1) name += fmt::format(".replica{}", r);
         const ValueId value = pseudo_value(name, dag_.graph.value(like).type);
         parts.push_back(new_item(value, -1, dag_.chunks[static_cast<size_t>(c)].cell));
       }
@@ -83,8 +90,8 @@ ItemId Expander::sum_parts(int32_t s) {
   std::vector<ItemId> totals;  // by replica
   for (size_t r = 0; r < static_cast<size_t>(sequential_replicas()); ++r) {
     totals.push_back(state.parts[0][r]);
-    for (size_t u = 1; u < state.parts.size(); ++u) {
-      const ItemId part = state.parts[u][r];
+    for (size_t p = 1; p < state.parts.size(); ++p) {
+      const ItemId part = state.parts[p][r];
       totals[r] = add_parts(s, move_to(totals[r], dag_.items[part.index()].cell), part);
     }
   }
@@ -252,7 +259,7 @@ void Expander::reduce_bucket(const Task& of, const std::vector<Accumulate>& buck
     reduce.reads.push_back(a.into);
     reduce.writes.push_back(new_item(values.part, of.micro, of.cell));
     join.accumulates.push_back(
-        {values.joins, accumulator(a.sum, a.use, 0), a.sum, a.use, reduce.writes.back()});
+        {values.joins, accumulator(a.sum, a.use, of.micro), a.sum, a.use, reduce.writes.back()});
   }
   for (ValueId value : dag_.chunks[join.chunk.index()].reads)
     join.reads.push_back(find_item(value, of.micro, of.cell));
@@ -262,7 +269,7 @@ void Expander::reduce_bucket(const Task& of, const std::vector<Accumulate>& buck
 
 ChunkId Expander::joining_chunk(const std::vector<Accumulate>& bucket, int32_t cell) {
   const auto [known, is_new] =
-      joining_.try_emplace({bucket[0].sum, bucket[0].use}, dag_.chunks.size());
+      joining_.try_emplace({bucket[0].sum, bucket[0].use, cell}, dag_.chunks.size());
   if (!is_new) return known->second;
   Chunk chunk;
   chunk.pass = 'U';

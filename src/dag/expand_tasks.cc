@@ -10,14 +10,13 @@ Result<Dag> Expander::run() {
   sharded_ = shard_states(dag_);
   for (size_t p = 0; p < sharded_.size(); ++p)
     if (sharded_[p].gradient.valid()) sharded_of_[sharded_[p].gradient.value] = p;
+  groups_ = static_cast<size_t>(dag_.num_groups());
   index_sums();
-  for (size_t c = 0; c < dag_.chunks.size(); ++c) {
-    if (dag_.chunks[c].pass != 'P')
-      for (NodeId node : dag_.chunks[c].nodes) chunk_of_[node.index()] = static_cast<int32_t>(c);
-  }
   const size_t num_chunks = dag_.chunks.size();
   for (size_t c = 0; c < num_chunks; ++c)
-    for (int32_t q = 0; q < dag_.micros(); ++q) add_compute(ChunkId(c), q);
+    for (int32_t q = 0; q < dag_.micros(); ++q)
+      if (runs_for(dag_.chunks[c], static_cast<size_t>(dag_.group_of_micro(q))))
+        add_compute(ChunkId(c), q);
   finish_late_sums();
   PIPER_TRY(add_update());
   return std::move(dag_);
@@ -74,7 +73,8 @@ ItemId Expander::ensure(ValueId id, int32_t micro, int32_t cell) {
     finish_sum(sum->second);
     return move_to(find_item(result, -1, sums_[static_cast<size_t>(sum->second)].home), cell);
   }
-  const int32_t chunk = chunk_of_[value.producer.index()];
+  const auto group = static_cast<size_t>(dag_.group_of_micro(std::max(micro, 0)));
+  const int32_t chunk = chunk_of_[slot(value.producer, group)];
   PIPER_CHECK(chunk >= 0, "value '{}' is made by no chunk", value.name);
   const ItemId made = find_item(id, micro, dag_.chunks[static_cast<size_t>(chunk)].cell);
   PIPER_CHECK(made.valid(), "value '{}' is read before it is made", value.name);
@@ -93,12 +93,10 @@ void Expander::add_compute(ChunkId id, int32_t micro) {
   for (ValueId value : dag_.chunks[id.index()].writes)
     task.writes.push_back(new_item(value, micro, task.cell));
   if (micro >= 0) {
-    const auto replica =
-        static_cast<size_t>(dag_.sequential_replicas ? micro / dag_.microbatches : 0);
     for (const Contribution& c : contributions_[id.index()])
       task.accumulates.push_back(
           {c.value,
-           reduces_each(c.sum) ? whole_contribution(c, task) : accumulator(c.sum, c.use, replica),
+           reduces_each(c.sum) ? whole_contribution(c, task) : accumulator(c.sum, c.use, micro),
            c.sum, c.use});
   }
   const Task added = task;
@@ -106,8 +104,12 @@ void Expander::add_compute(ChunkId id, int32_t micro) {
   if (micro >= 0 && dag_.sharding.reduce_each) reduce_contributions(added);
 }
 
-ItemId Expander::accumulator(int32_t sum, int32_t use, size_t replica) const {
-  return sums_[static_cast<size_t>(sum)].parts[static_cast<size_t>(use)][replica];
+ItemId Expander::accumulator(int32_t sum, int32_t use, int32_t micro) const {
+  const auto replica =
+      static_cast<size_t>(dag_.sequential_replicas ? micro / dag_.microbatches : 0);
+  const size_t part =
+      static_cast<size_t>(use) * groups_ + static_cast<size_t>(dag_.group_of_micro(micro));
+  return sums_[static_cast<size_t>(sum)].parts[part][replica];
 }
 
 Result<Dag> expand_tasks(Dag dag) { return Expander(std::move(dag)).run(); }

@@ -18,8 +18,7 @@ class Expander {
 
  private:
   struct SumState {
-    std::vector<ChunkId> chunk;              // by use
-    std::vector<std::vector<ItemId>> parts;  // [use][sequential replica]
+    std::vector<std::vector<ItemId>> parts;  // [use × groups + group][sequential replica]
     bool finished = false;
     int32_t home = 0;  // cell that finishes it
   };
@@ -39,6 +38,13 @@ class Expander {
   ValueId result_of(int32_t s) const {
     const ShardedParam* cut = sharded(s);
     return cut ? cut->gradient_part : dag_.sums[static_cast<size_t>(s)].value;
+  }
+
+  // Where by_node holds what belongs to a node and a group of microbatches.
+  size_t slot(NodeId node, size_t group) const { return node.index() * groups_ + group; }
+  bool runs_for(const Chunk& chunk, size_t group) const {
+    return chunk.groups.empty() || std::binary_search(chunk.groups.begin(), chunk.groups.end(),
+                                                      static_cast<int32_t>(group));
   }
 
   int64_t sequential_replicas() const { return dag_.sequential_replicas ? dag_.replicas : 1; }
@@ -80,12 +86,15 @@ class Expander {
 
   // ---- Sums ----
   void index_sums();
+  // Of each node and group of microbatches the chunk of the wanted kind that holds it; -1: none.
+  std::vector<int32_t> chunks_of_nodes(bool early) const;
 
   // A chunk of pass U that adds two items of one cell into the first one's memory.
   ItemId add_parts(int32_t s, ItemId a, ItemId b);
 
-  // Uses in order, then sequential replicas level by level; what is left to do is the reduction
-  // over replica ranks.
+  // Of each use the groups of microbatches in order, then the uses, then sequential replicas level
+  // by level; what is left to do is the reduction over replica ranks. Parts that several cells
+  // hold travel from one to the next: the last finishes the sum, for all that read it.
   ItemId sum_parts(int32_t s);
 
   bool reduces_over_ranks() const { return !dag_.sequential_replicas && dag_.replicas > 1; }
@@ -111,7 +120,7 @@ class Expander {
 
   void add_compute(ChunkId id, int32_t micro);
 
-  ItemId accumulator(int32_t sum, int32_t use, size_t replica) const;
+  ItemId accumulator(int32_t sum, int32_t use, int32_t micro) const;
 
   // ---- Reductions in every microbatch ----
   // What one task contributes to a parameter's gradient, before it is summed over replicas; the
@@ -161,15 +170,17 @@ class Expander {
   int32_t owner(int32_t s) const { return sums_[static_cast<size_t>(s)].home; }
 
   Dag dag_;
+  size_t groups_ = 1;  // of microbatches
   std::unordered_map<uint64_t, ItemId> items_;
   std::unordered_map<int32_t, int32_t> sum_of_value_;
   std::vector<ShardedParam> sharded_;
   std::unordered_map<int32_t, size_t> sharded_of_;          // by gradient
   std::map<std::pair<int32_t, int32_t>, Reduced> reduced_;  // by sum and use
-  std::map<std::pair<int32_t, int32_t>, ChunkId> joining_;  // by the first of a bucket
+  std::map<std::tuple<int32_t, int32_t, int32_t>, ChunkId>
+      joining_;  // by the first of a bucket, and cell
   std::vector<SumState> sums_;
   std::vector<std::vector<Contribution>> contributions_;  // by chunk
-  std::vector<int32_t> chunk_of_;                         // by node: main chunk
+  std::vector<int32_t> chunk_of_;                         // main chunks, by slot()
 };
 
 }  // namespace piper

@@ -258,6 +258,7 @@ Result<Dag> make_dag(Graph graph, const DagSpec& spec) {
   dag.levels = spec.levels;
   dag.sequential_replicas = spec.sequential_replicas;
   dag.split_backward = spec.split_backward;
+  dag.group_of = spec.group_of;
 
   group_nodes(dag);
   PIPER_TRY(order_chunks(dag));

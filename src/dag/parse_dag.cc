@@ -131,6 +131,8 @@ class Parser {
     dag_.microbatches = integer(line.get("microbatches"), 1);
     dag_.sequential_replicas = line.get("sequential") == "1";
     dag_.split_backward = line.get("split_backward") == "1";
+    read_list(line.get("groups"), dag_.group_of,
+              [&](const std::string& group) { return small(group, 0); });
     return true;
   }
   bool read_streams(const Line& line) {
@@ -214,6 +216,8 @@ class Parser {
     chunk.name = line.label;
     read_list(line.get("tags"), chunk.tags,
               [&](const std::string& t) { return t == "-" ? kNoTag : small(t, 0); });
+    read_list(line.get("groups"), chunk.groups,
+              [&](const std::string& group) { return small(group, 0); });
     read_list(line.get("nodes"), chunk.nodes, [&](const std::string& v) {
       const NodeId node = dag_.graph.value(value(v)).producer;
       if (!node.valid()) note(fmt::format("no node makes '{}'", v));

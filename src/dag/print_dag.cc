@@ -22,6 +22,7 @@ std::string print_chunk(const Dag& dag, const Chunk& chunk) {
   std::string line = fmt::format("chunk {} cell={}", chunk.pass, chunk.cell);
   field(line, "tags", chunk.tags,
         [](int32_t tag) { return tag == kNoTag ? std::string("-") : std::to_string(tag); });
+  field(line, "groups", chunk.groups, [](int32_t group) { return std::to_string(group); });
   field(line, "nodes", chunk.nodes, [&](NodeId id) { return value(graph.node(id).outputs[0]); });
   field(line, "reads", chunk.reads, value);
   field(line, "writes", chunk.writes, value);
@@ -57,9 +58,11 @@ std::string print_head(const Dag& dag) {
   for (const DagAxis& axis : dag.mesh)
     text += fmt::format(" {}={}{}{}", axis.name, axis.size, axis.placed ? ":placed" : "",
                         axis.replicated ? ":replicated" : "");
-  text += fmt::format("\nbatch replicas={} microbatches={} sequential={} split_backward={}\n",
+  text += fmt::format("\nbatch replicas={} microbatches={} sequential={} split_backward={}",
                       dag.replicas, dag.microbatches, dag.sequential_replicas ? 1 : 0,
                       dag.split_backward ? 1 : 0);
+  field(text, "groups", dag.group_of, [](int32_t group) { return std::to_string(group); });
+  text += "\n";
   text += fmt::format("streams {} bucket={}\n", join(dag.streams, ","), dag.bucket_bytes);
   for (const SumLevel& level : dag.levels)
     text += fmt::format("level size={} stride={} axis={} stream={}\n", level.size, level.stride,

@@ -73,7 +73,7 @@ Result<std::optional<Variables>> match_node(const Graph& graph, const Node& node
 }
 
 Result<std::optional<Variables>> match_chunk(const Dag& dag, const Chunk& chunk, const Where& where,
-                                             const Variables& variables) {
+                                             const Variables& variables, const MicroTag& micro) {
   Variables bound = variables;
   for (const Condition& condition : where) {
     if (condition.tag == "pass") {
@@ -81,8 +81,10 @@ Result<std::optional<Variables>> match_chunk(const Dag& dag, const Chunk& chunk,
       continue;
     }
     const auto it = std::find(dag.region_tags.begin(), dag.region_tags.end(), condition.tag);
-    if (it == dag.region_tags.end()) return no_tag(condition, dag.graph);
-    const int32_t tag = chunk.tags[static_cast<size_t>(it - dag.region_tags.begin())];
+    const bool of_micro = condition.tag == micro.name;
+    if (it == dag.region_tags.end() && !of_micro) return no_tag(condition, dag.graph);
+    const int32_t tag =
+        of_micro ? micro.number : chunk.tags[static_cast<size_t>(it - dag.region_tags.begin())];
     PIPER_ASSIGN(const bool met, meets(condition, tag, bound));
     if (!met) return std::optional<Variables>();
   }

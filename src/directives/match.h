@@ -5,9 +5,14 @@
 
 namespace piper {
 
-// Variables with what the conditions bind, if the chunk meets all of them.
+// A microbatch as conditions see it: a tag of this name.
+struct MicroTag {
+  std::string_view name;
+  int32_t number = 0;
+};
+// Variables with what the conditions bind, if the chunk meets all of them for this microbatch.
 Result<std::optional<Variables>> match_chunk(const Dag& dag, const Chunk& chunk, const Where& where,
-                                             const Variables& variables);
+                                             const Variables& variables, const MicroTag& micro);
 // Variables with what the conditions bind, if the node's tags meet all of them. Requires conditions
 // on tags alone.
 Result<std::optional<Variables>> match_node(const Graph& graph, const Node& node,

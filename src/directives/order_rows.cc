@@ -1,5 +1,6 @@
 // A compute order as cells, for lists and files.
 #include <algorithm>
+#include <map>
 
 #include "piper/directives.h"
 
@@ -41,6 +42,17 @@ Result<OrderRows> order_rows(const Dag& dag, const std::vector<ComputeOrder>& co
                                     [](const DagAxis& axis) { return axis.placed; });
   if (placed != 1)
     return fail("an order is written by the coordinates of one axis, but {} are placed", placed);
+  std::map<int32_t, int32_t> cell_of;  // by stage
+  for (const Chunk& chunk : dag.chunks) {
+    if (chunk.pass != 'F') continue;
+    const int32_t number = chunk.tags[static_cast<size_t>(stage - dag.region_tags.begin())];
+    const auto [known, is_new] = cell_of.try_emplace(number, chunk.cell);
+    if (!is_new && known->second != chunk.cell)
+      return fail("not supported: an order file of stages that are on several devices")
+          .with_note(fmt::format("in such files a stage has one device, but stage {} has at least "
+                                 "two, by microbatch",
+                                 number));
+  }
   OrderRows rows;
   for (const ComputeOrder& order : compute)
     rows.push_back(cells_of(dag, order, static_cast<size_t>(stage - dag.region_tags.begin())));

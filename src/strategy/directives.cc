@@ -33,16 +33,38 @@ Status read_split(const Fields& map, const Scope& scope, Strategy& out) {
   return ok_status();
 }
 
+// Tags that place gives; `free` takes them in: what stands behind may use them.
+Status read_tags(const yaml::Node& node, const Scope& scope, std::vector<std::string>& free,
+                 Place& place) {
+  if (!node.is(yaml::Node::Kind::kMap)) return wrong_type(node, "a map from tags to values");
+  if (node.entries.empty()) return fail(node.at, "'tags' names no tag");
+  for (const yaml::Entry& tag : node.entries) {
+    PIPER_TRY(check_new_name(tag.key, "a tag"));
+    if (contains(free, tag.key.text) || tag.key.text == "pass" || tag.key.text == "chunk")
+      return fail(tag.key.at, "the name {} is taken", yaml::shown(tag.key.text));
+    PIPER_ASSIGN(Expr value, read_expression(tag.value, scope, free));
+    place.tags.emplace_back(tag.key.text, std::move(value));
+    free.push_back(tag.key.text);
+  }
+  return ok_status();
+}
+
 Status read_place(const Fields& map, const Scope& scope, const Names& names, Strategy& out) {
   Place place;
   place.at = map.at();
+  if (!out.splits.empty()) place.micro = out.splits[0].as;
   std::vector<std::string> free = names.tags;
+  free.push_back("M");
   if (const yaml::Node* where = map["where"]) {
     PIPER_ASSIGN(place.where, read_where(*where, scope, names));
     for (const Condition& condition : place.where) {
       if (condition.kind == Condition::Kind::kBind) free.push_back(condition.bind);
     }
   }
+  if (const yaml::Node* tags = map["tags"]) {
+    PIPER_TRY(read_tags(*tags, scope, free, place));
+  }
+  free.push_back("P");
   const yaml::Node& on = *map["on"];
   if (!on.is(yaml::Node::Kind::kMap)) return wrong_type(on, "a map from mesh axes to coordinates");
   if (on.entries.empty()) return fail(on.at, "'on' names no mesh axis");

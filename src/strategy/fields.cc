@@ -144,7 +144,7 @@ constexpr Field kSplit[] = {
 constexpr Field kPlace[] = {
     {"where", kWhere, kOptional, "Which tasks. Default: all."},
     {"on", kCounts, kRequired, "Mesh axes and the coordinate on each."},
-    {"tags", kCounts, kUnsupported, ""},
+    {"tags", kCounts, kOptional, "Tags that tasks get, by stage and microbatch: dir: mb >= M/2."},
 };
 constexpr Field kReplicate[] = {
     {"over", kText, kRequired, "A mesh axis."},

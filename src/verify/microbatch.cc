@@ -1,7 +1,8 @@
 // Rule microbatch: every microbatch runs the same computation. Instructions whose labels
 // differ in "mb=N" alone are compared with those of the first microbatch: arg by arg, parameters
-// and other kept buffers are the same ones, and the others correspond one to one; and their
-// programs do the same, but that one may add to what another sets.
+// and other kept buffers are the same ones, sums are the same sums (rule sum says where they lie:
+// microbatches may form their own parts), and the others correspond one to one; and their programs
+// do the same, but that one may add to what another sets.
 #include <algorithm>
 #include <map>
 
@@ -64,8 +65,10 @@ class Comparison {
                            name(reference), first.args.size());
     auto& to = renamed_[micro];
     auto& from = origin_[micro];
+    const std::vector<SumUse> first_sums = sums_of(first), sums = sums_of(one);
     for (size_t a = 0; a < one.args.size(); ++a) {
       const int32_t expected = first.args[a], actual = one.args[a];
+      if (first_sums[a].target >= 0 && first_sums[a] == sums[a]) continue;
       const bool kept = role_.buffers[expected].kind != BufferKind::kStep ||
                         role_.buffers[actual].kind != BufferKind::kStep;
       const std::string &param = role_.buffers[expected].param,
@@ -81,6 +84,18 @@ class Comparison {
     }
     if (one.kind == InstructionKind::kCompute && first.kind == one.kind)
       compare_programs(reference, place);
+  }
+
+  // What an arg is declared to be: the part of a sum by one use, or the finished sum.
+  struct SumUse {
+    int32_t target = -1, use = -1;
+    bool operator==(const SumUse&) const = default;
+  };
+  static std::vector<SumUse> sums_of(const Instruction& one) {
+    std::vector<SumUse> sums(one.args.size());
+    for (const Contribution& part : one.contributions) sums[part.arg] = {part.target, part.use};
+    for (const SumRead& read : one.sum_reads) sums[read.arg] = {read.target, -1};
+    return sums;
   }
 
   void compare_programs(Spot reference, Spot place) {

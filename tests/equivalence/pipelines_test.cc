@@ -16,7 +16,8 @@ struct Pipeline {
 };
 
 std::vector<Pipeline> pipelines() {
-  if (kSanitized) return {{"zbv", 2, 2, 2}, {"dualpipev", 2, 1, 4}, {"interleaved-1f1b", 2, 1, 2}};
+  if (kSanitized) return {{"zbv", 2, 2, 2}, {"dualpipev", 2, 1, 4}, {"interleaved-1f1b", 2, 1, 2},
+            {"dualpipe", 2, 1, 4}, {"chimera", 2, 2, 2}};
   std::vector<Pipeline> out;
   for (const char* order : {"gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-h2", "zbv"}) {
     out.push_back({order, 2, 1, 8});
@@ -37,6 +38,16 @@ std::vector<Pipeline> pipelines() {
   out.push_back({"dualpipev", 2, 2, 4});
   out.push_back({"dualpipev", 2, 1, 8});
   out.push_back({"dualpipev", 4, 1, 8});
+  // Each stage on two devices: their microbatches are summed first, also by the single device.
+  for (const VerifyAgainst against : {VerifyAgainst::kSingle, VerifyAgainst::kUncut}) {
+    out.push_back({"dualpipe", 2, 1, 4, against});
+    out.push_back({"dualpipe", 2, 2, 4, against});
+    out.push_back({"dualpipe", 4, 1, 8, against});
+    out.push_back({"chimera", 2, 2, 4, against});
+    out.push_back({"chimera", 4, 1, 4, against});
+    out.push_back({"chimera", 4, 1, 8, against});
+    out.push_back({"chimera", 4, 2, 4, against});
+  }
   return out;
 }
 

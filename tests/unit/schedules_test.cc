@@ -148,33 +148,40 @@ Cells zero_bubble_v(int64_t P, int64_t M, int64_t r) {
   return out;
 }
 
+// Two flows of M microbatches through H devices that turn or meet at the last: the one that enters
+// here and the other. A flow's stage on this device, and its first microbatch.
+struct Flow {
+  int64_t stage, first;
+};
 // Weight gradients wait in a queue.
-Cells dual_pipe_v(int64_t P, int64_t M, int64_t r) {
-  const int64_t s[2] = {r, 2 * P - 1 - r};
+Cells dual_pipe(int64_t H, int64_t M, int64_t r, const Flow (&flows)[2]) {
   int64_t f[2] = {}, b[2] = {};
   std::deque<std::string> queue;
   Cells out;
-  const auto forward = [&](int c) { return cell(s[c], "F", f[c]++); };
-  const auto backward = [&](int c) { return cell(s[c], "B", b[c]++); };
+  const auto name = [&](int c, const char* pass, int64_t m) {
+    return cell(flows[c].stage, pass, flows[c].first + m);
+  };
+  const auto forward = [&](int c) { return name(c, "F", f[c]++); };
+  const auto backward = [&](int c) { return name(c, "B", b[c]++); };
   const auto input = [&](int c) {
-    queue.push_back(cell(s[c], "W", b[c]));
-    out.push_back(cell(s[c], "I", b[c]++));
+    queue.push_back(name(c, "W", b[c]));
+    out.push_back(name(c, "I", b[c]++));
   };
   const auto weight = [&] {
     out.push_back(queue.front());
     queue.pop_front();
   };
-  for (int64_t i = 0; i < 2 * (P - r - 1); ++i) out.push_back(forward(0));
+  for (int64_t i = 0; i < 2 * (H - r - 1); ++i) out.push_back(forward(0));
   for (int64_t i = 0; i < r + 1; ++i) out.push_back(forward(0)), out.push_back(forward(1));
-  for (int64_t i = 0; i < P - r - 1; ++i) input(1), weight(), out.push_back(forward(1));
-  for (int64_t i = 0; i < M - 2 * P + r + 1; ++i) {
-    if (i == 0 && r == P - 1)
+  for (int64_t i = 0; i < H - r - 1; ++i) input(1), weight(), out.push_back(forward(1));
+  for (int64_t i = 0; i < M - 2 * H + r + 1; ++i) {
+    if (i == 0 && r == H - 1)
       out.push_back(forward(0)), out.push_back(backward(1));
     else
       out.push_back(forward(0) + "&" + backward(1));
     out.push_back(forward(1) + "&" + backward(0));
   }
-  for (int64_t i = 0; i < P - r - 1; ++i)
+  for (int64_t i = 0; i < H - r - 1; ++i)
     out.push_back(backward(1)), out.push_back(forward(1) + "&" + backward(0));
   bool split = false;
   for (int64_t i = 0; i < r + 1; ++i)
@@ -185,31 +192,69 @@ Cells dual_pipe_v(int64_t P, int64_t M, int64_t r) {
       else
         out.push_back(backward(c));
     }
-  for (int64_t i = 0; i < P - r - 1; ++i) weight(), input(0);
+  for (int64_t i = 0; i < H - r - 1; ++i) weight(), input(0);
   while (!queue.empty()) weight();
+  return out;
+}
+Cells dual_pipe_v(int64_t P, int64_t M, int64_t r) {
+  return dual_pipe(P, M, r, {{r, 0}, {2 * P - 1 - r, 0}});
+}
+// Half of the microbatches run down the devices, the others up.
+Cells dual_pipe_both_ways(int64_t P, int64_t M, int64_t r) {
+  const Flow down{r, 0}, up{P - 1 - r, M / 2};
+  if (r < P / 2) return dual_pipe(P / 2, M / 2, r, {down, up});
+  return dual_pipe(P / 2, M / 2, P - 1 - r, {up, down});
+}
+
+// By slots of time, units of P microbatches one after another.
+Cells chimera(int64_t P, int64_t M, int64_t r) {
+  std::map<int64_t, std::string> slots;
+  const auto put = [&](int64_t slot, std::string text) {
+    EXPECT_TRUE(slots.emplace(slot, std::move(text)).second) << slot;
+  };
+  for (int64_t unit = 0; unit < M / P; ++unit)
+    for (int64_t j = 0; j < P / 2; ++j) {
+      const int64_t at = 2 * P * unit + 2 * j, down = P * unit + j, up = down + P / 2;
+      const int64_t s = P - 1 - r;  // the stage that the other direction has here
+      put(at + r, cell(r, "F", down));
+      put(at + P + (P - 1 - r), cell(r, "B", down));
+      put(at + s, cell(s, "F", up));
+      put(at + P + (P - 1 - s), cell(s, "B", up));
+    }
+  Cells out;
+  for (const auto& [slot, text] : slots) out.push_back(text);
   return out;
 }
 
 // Sizes by name, with the rule that makes a device's order.
 struct Rule {
   const char* name;
-  int64_t least;  // microbatches, in P
+  std::function<bool(int64_t P, int64_t M)> fits;
   std::function<int64_t(int64_t)> chunks;
   std::function<Cells(int64_t P, int64_t V, int64_t M, int64_t r)> order;
 };
 const std::vector<Rule>& rules() {
+  static const auto always = [](int64_t, int64_t) { return true; };
+  static const auto twice = [](int64_t P, int64_t M) { return M >= 2 * P; };
+  static const auto both_ways = [](int64_t P, int64_t M) {
+    return P % 2 == 0 && M % 2 == 0 && M >= 2 * P;
+  };
+  static const auto units = [](int64_t P, int64_t M) { return P % 2 == 0 && M % P == 0; };
   static const auto any = [](int64_t v) { return v; };
   static const auto one = [](int64_t) { return int64_t{1}; };
   static const auto two = [](int64_t) { return int64_t{2}; };
   static const std::vector<Rule> kRules = {
-      {"gpipe", 0, one, [](auto, auto, auto M, auto r) { return in_flight(r, M, M); }},
-      {"1f1b", 0, one, [](auto P, auto, auto M, auto r) { return in_flight(r, M, P - r); }},
-      {"interleaved-1f1b", 0, any, interleaved},
-      {"looped-bfs", 0, any, looped},
-      {"zb-h1", 0, any, zero_bubble_1},
-      {"zb-h2", 0, one, [](auto P, auto, auto M, auto r) { return zero_bubble_2(P, M, r); }},
-      {"zbv", 0, two, [](auto P, auto, auto M, auto r) { return zero_bubble_v(P, M, r); }},
-      {"dualpipev", 2, two, [](auto P, auto, auto M, auto r) { return dual_pipe_v(P, M, r); }},
+      {"gpipe", always, one, [](auto, auto, auto M, auto r) { return in_flight(r, M, M); }},
+      {"1f1b", always, one, [](auto P, auto, auto M, auto r) { return in_flight(r, M, P - r); }},
+      {"interleaved-1f1b", always, any, interleaved},
+      {"looped-bfs", always, any, looped},
+      {"zb-h1", always, any, zero_bubble_1},
+      {"zb-h2", always, one, [](auto P, auto, auto M, auto r) { return zero_bubble_2(P, M, r); }},
+      {"zbv", always, two, [](auto P, auto, auto M, auto r) { return zero_bubble_v(P, M, r); }},
+      {"dualpipev", twice, two, [](auto P, auto, auto M, auto r) { return dual_pipe_v(P, M, r); }},
+      {"dualpipe", both_ways, one,
+       [](auto P, auto, auto M, auto r) { return dual_pipe_both_ways(P, M, r); }},
+      {"chimera", units, one, [](auto P, auto, auto M, auto r) { return chimera(P, M, r); }},
   };
   return kRules;
 }
@@ -226,7 +271,7 @@ TEST(Schedules, AreThePublishedOnes) {
       for (const int64_t M : {1, 2, 3, 4, 6, 10, 16, 19})
         for (const int64_t v : {1, 2, 3}) {
           const int64_t V = rule.chunks(v);
-          if (M < rule.least * P || (v > 1 && rule.chunks(7) != 7)) continue;
+          if (!rule.fits(P, M) || (v > 1 && rule.chunks(7) != 7)) continue;
           if (v > 1 && M % rounds(P, M) != 0) continue;
           const auto made = make(rule, P, V, M);
           ASSERT_TRUE(made) << rule.name << " P=" << P << " V=" << V << " M=" << M << "\n"
@@ -253,6 +298,7 @@ TEST(Schedules, AreThoseWrittenDown) {
        "1F0 1F1 1F2 1I0 1F3 1I1 1F4 1I2 1W0 1F5 1I3 1W1 1I4 1W2 1I5 1W3 1W4 1W5"},
       {"dualpipev", 2, 2, 5, 0,
        "0F0 0F1 0F2 3F0 3B0 3F1 0F3&3B1 3F2&0B0 0F4&3B2 3F3&0B1 3B3 3F4&0B2 3B4 0B3 0B4"},
+      {"chimera", 4, 1, 4, 1, "1F0 2F2 1F1 2F3 2B2 1B0 2B3 1B1"},
   };
   for (const auto& one : rows) {
     for (const Rule& rule : rules()) {
@@ -262,6 +308,31 @@ TEST(Schedules, AreThoseWrittenDown) {
       EXPECT_EQ(chain::row(*made, static_cast<size_t>(one.r)), one.row) << one.name;
     }
   }
+}
+
+// The first half of the devices works as those of a V of half as many do on half the microbatches:
+// the way up runs other microbatches through the stages that lie behind the turn.
+TEST(Schedules, HalfOfBothWaysIsAV) {
+  for (const int64_t P : {2, 4, 6, 8})
+    for (const int64_t M : {2 * P, 2 * P + 2, 3 * P + 4}) {
+      const auto both = chain::library("dualpipe", P, 1, M);
+      const auto turned = chain::library("dualpipev", P / 2, 2, M / 2);
+      ASSERT_TRUE(both && turned) << P << " " << M;
+      for (int64_t r = 0; r < P / 2; ++r) {
+        Cells cells;
+        std::string text = chain::row(*both, static_cast<size_t>(r));
+        std::replace(text.begin(), text.end(), '&', ' ');
+        for (const std::string& each : split_text(text, ' ')) {
+          const size_t letter = each.find_first_of("FBIW");
+          const int64_t stage = std::stol(each), micro = std::stol(each.substr(letter + 1));
+          EXPECT_EQ(stage == r, micro < M / 2) << each;
+          cells.push_back(cell(stage, each.substr(letter, 1).c_str(), micro % (M / 2)));
+        }
+        std::string wanted = chain::row(*turned, static_cast<size_t>(r));
+        std::replace(wanted.begin(), wanted.end(), '&', ' ');
+        EXPECT_EQ(text_of(cells), wanted) << "P=" << P << " M=" << M << " r=" << r;
+      }
+    }
 }
 
 // ---- Bubble and activations --------------------------------------------------------------------
@@ -351,7 +422,7 @@ class Clock {
 
 struct Form {
   const char* name;
-  std::function<int64_t(int64_t P)> idle;  // in times of a chunk: F = I = W = 1
+  std::function<int64_t(int64_t P)> idle;  // in times of a chunk: F = I = W = 1, for M = 3P
   std::function<int64_t(int64_t P, int64_t V, int64_t M, int64_t r)> alive;  // chunks
   bool no_gaps = false;
 };
@@ -372,6 +443,10 @@ TEST(Schedules, HaveTheBubbleAndActivationsOfTheClosedForms) {
       {"zbv", third, [](auto P, auto, auto, auto) { return 2 * P; }, true},
       {"dualpipev", [](int64_t P) { return (P - 1) * 2; },
        [](auto P, auto, auto, auto) { return 2 * P + 1; }},
+      {"dualpipe", [](int64_t P) { return (P / 2 - 1) * 2; },
+       [](auto P, auto, auto, auto) { return P + 1; }},
+      {"chimera", [](int64_t P) { return (P - 2) * 4; },
+       [](auto P, auto, auto, auto r) { return P / 2 + 1 + std::min(r, P - 1 - r); }},
   };
   for (const Form& form : forms)
     for (const Rule& rule : rules()) {
@@ -382,6 +457,7 @@ TEST(Schedules, HaveTheBubbleAndActivationsOfTheClosedForms) {
           if (v > 2 && !any) continue;
           const int64_t V = any ? v : std::min(v, rule.chunks(1));
           const int64_t M = 3 * P;
+          if (!rule.fits(P, M)) continue;
           const auto made = make(rule, P, V, M);
           ASSERT_TRUE(made) << print_error(made.error());
           const Measured measured = Clock(*made, P * V).run();
@@ -487,7 +563,7 @@ TEST(Schedules, LookAsInTheLibrarysReadme) {
     const size_t begin = made_page.find("```\n", title) + 4;
     made_page.replace(begin, made_page.find("```", begin) - begin, *drawn);
   }
-  EXPECT_EQ(drawn_ones, 11);
+  EXPECT_EQ(drawn_ones, 13);
   if (std::getenv("PIPER_UPDATE_GOLDEN")) (void)write_file(path, made_page);
   EXPECT_EQ(made_page, std::getenv("PIPER_UPDATE_GOLDEN") ? made_page : *page)
       << "PIPER_UPDATE_GOLDEN=1 writes it";
