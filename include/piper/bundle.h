@@ -77,6 +77,7 @@ struct Buffer {
   int32_t part_of = -1;
   std::vector<int64_t> whole;
   std::string provenance;     // see Provenance: what the verifier checks sums with; empty when not part of a gradient
+  bool operator==(const Buffer&) const = default;
 };
 
 // ---- Instructions ----------------------------------------------------------------------------------
@@ -105,6 +106,7 @@ const char* to_string(InstructionKind kind);
 struct SampleRange {
   int64_t first = 0, count = 0;
   std::vector<int64_t> stride;  // by mesh axis
+  bool operator==(const SampleRange&) const = default;
 };
 
 // Gradient provenance, for the verifier: what a compute instruction's argument is declared to hold.
@@ -116,22 +118,26 @@ struct Contribution {
   int32_t use = 0;    // index of the use, from 0
   SampleRange samples;
   bool accumulates = false;  // added to what the argument held before
+  bool operator==(const Contribution&) const = default;
 };
 // A sum over the whole step that a plan promises: a parameter's gradient, the loss, the label count. Its value in
 // `buffer` must hold each (use, sample) exactly once when `consumer` instructions read it.
 struct SumTarget {
   std::string name;     // "grad model.h.0.qkv.weight", "loss"
   int32_t uses = 1;
+  bool operator==(const SumTarget&) const = default;
 };
 // Declares that a compute instruction reads the finished sum `target` in args[arg].
 struct SumRead {
   int32_t arg = 0;
   int32_t target = 0;
+  bool operator==(const SumRead&) const = default;
 };
 // Declares that args[arg] holds, after the instruction, the sum of what the listed args held for the same target.
 struct SumCombine {
   int32_t arg = 0;
   std::vector<int32_t> from;
+  bool operator==(const SumCombine&) const = default;
 };
 
 struct Instruction {
@@ -152,22 +158,26 @@ struct Instruction {
   std::vector<Contribution> contributions;
   std::vector<SumCombine> combines;
   std::vector<SumRead> sum_reads;
+  bool operator==(const Instruction&) const = default;
 };
 
 struct Stream {
   std::string name;
+  bool operator==(const Stream&) const = default;
 };
 
 // The ranks that communicate: all whose coordinates equal the own ones except on these axes, in rank order.
 struct Group {
   std::string name;              // "dp"
   std::vector<int32_t> axes;     // mesh axis indices
+  bool operator==(const Group&) const = default;
 };
 
 // Named results of a step, read by the executor after the body.
 struct Report {
   std::string name;   // "loss", "grad_norm", "learning_rate"
   int32_t buffer = 0; // a scalar of any float type
+  bool operator==(const Report&) const = default;
 };
 
 struct DataInput {
@@ -176,6 +186,7 @@ struct DataInput {
   int32_t batch_dim = 0;  // -1: not cut into samples; every read takes all of it
   int64_t low = 0, high = 0;  // integers must lie in [low, high] when low <= high: vocabulary, labels
   int64_t ignore = INT64_MIN; // one further legal value (ignore_index)
+  bool operator==(const DataInput&) const = default;
 };
 
 // What all ranks of one role execute. `prologue` runs once, `body` once a step, `epilogue` once at the end.
@@ -195,6 +206,7 @@ struct RoleProgram {
   int64_t transport_bytes = 0;   // slots that transports may allocate for this rank: stated, never exceeded
   int64_t scratch_bytes = 0;     // what the kernels of a thread may allocate for themselves: stated, never exceeded
   int64_t peak_bytes() const;    // arena + workspaces + transport + scratch: the memory the plan states
+  bool operator==(const RoleProgram&) const = default;
 };
 
 struct RankHeader {

@@ -60,13 +60,11 @@ void count_memory(const RoleProgram& role, RoleSummary& summary) {
 PlanSet make_plan_set(const Dag& dag, Lowered lowered) {
   PlanSet set;
   for (const DagAxis& axis : dag.mesh) set.manifest.mesh.emplace_back(axis.name, axis.size);
-  std::map<std::string, int32_t> role_of_text;
   std::vector<int32_t> role_of_cell;
   for (RoleProgram& role : lowered.roles) {
-    auto [it, is_new] =
-        role_of_text.try_emplace(print_plan(role), static_cast<int32_t>(set.roles.size()));
-    if (is_new) set.roles.push_back(std::move(role));
-    role_of_cell.push_back(it->second);
+    const auto known = std::find(set.roles.begin(), set.roles.end(), role);
+    role_of_cell.push_back(static_cast<int32_t>(known - set.roles.begin()));
+    if (known == set.roles.end()) set.roles.push_back(std::move(role));
   }
   for (int32_t cell : cells_of_ranks(dag))
     set.role_of_rank.push_back(role_of_cell[static_cast<size_t>(cell)]);

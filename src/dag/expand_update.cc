@@ -5,24 +5,15 @@
 
 namespace piper {
 
-std::vector<std::set<int32_t>> Expander::cells_of_state() const {
-  std::vector<std::set<int32_t>> cells(dag_.graph.values.size());
-  for (const Chunk& chunk : dag_.chunks)
-    for (ValueId value : chunk.reads)
-      if (dag_.graph.value(value).kind == ValueKind::kState)
-        cells[value.index()].insert(chunk.cell);
-  return cells;
-}
-
 Status Expander::add_update() {
   const int32_t num_cells = static_cast<int32_t>(dag_.cells.size());
-  const auto held = cells_of_state();
   if (num_cells > 1 || !sharded_.empty()) share_scalars();
+  const UpdateIndex index(dag_);
   const auto reports = report_values(dag_);
   for (int32_t cell = 0; cell < num_cells; ++cell) {
-    const std::vector<const ShardedParam*> cut = cut_in_step(cell, held);
+    const std::vector<const ShardedParam*> cut = cut_in_step(cell, index);
     if (!cut.empty()) add_own_parts(cell, cut);
-    dag_.chunks.push_back(update_chunk(dag_, cell, held, reports));
+    dag_.chunks.push_back(update_chunk(dag_, cell, index, reports));
     add_update_task(ChunkId(dag_.chunks.size() - 1));
     if (!cut.empty()) gather_updated(cell, cut);
     dag_.reports.emplace_back();
@@ -32,12 +23,12 @@ Status Expander::add_update() {
   return ok_status();
 }
 
-std::vector<const ShardedParam*> Expander::cut_in_step(
-    int32_t cell, const std::vector<std::set<int32_t>>& held) const {
+std::vector<const ShardedParam*> Expander::cut_in_step(int32_t cell,
+                                                       const UpdateIndex& index) const {
   std::vector<const ShardedParam*> cut;
   if (dag_.sharding.parameters) return cut;
   for (const ShardedParam& param : sharded_)
-    if (held[param.whole.index()].count(cell)) cut.push_back(&param);
+    if (index.held[param.whole.index()].count(cell)) cut.push_back(&param);
   return cut;
 }
 

@@ -137,14 +137,10 @@ class Expander {
   ChunkId joining_chunk(const std::vector<Accumulate>& bucket, int32_t cell);
 
   // ---- The end of the step ----
-  // Cells that hold a copy of each state value: where some chunk reads it.
-  std::vector<std::set<int32_t>> cells_of_state() const;
-
   Status add_update();
 
   // Parameters that stay whole and are updated in parts.
-  std::vector<const ShardedParam*> cut_in_step(int32_t cell,
-                                               const std::vector<std::set<int32_t>>& held) const;
+  std::vector<const ShardedParam*> cut_in_step(int32_t cell, const UpdateIndex& index) const;
   Task first_level_task(TaskKind kind, int32_t cell) const;
   void add_own_parts(int32_t cell, const std::vector<const ShardedParam*>& cut);
   // Back into whole parameters, joined into buckets.

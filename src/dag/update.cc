@@ -159,13 +159,22 @@ Reports report_values(const Dag& dag) {
   return reports;
 }
 
-Chunk update_chunk(const Dag& dag, int32_t cell, const std::vector<std::set<int32_t>>& held,
-                   const Reports& reports) {
+UpdateIndex::UpdateIndex(const Dag& dag)
+    : param_of(dag.graph.values.size()),
+      state_of(dag.graph.values.size()),
+      readers(piper::readers(dag.graph)),
+      held(dag.graph.values.size()) {
+  for (const Param& param : dag.graph.params) param_of[param.value.index()] = param.value;
+  for (const Part& part : dag.parts) param_of[part.value.index()] = part.param;
+  for (const StateUpdate& update : dag.graph.updates) state_of[update.next.index()] = update.state;
+  for (const Chunk& chunk : dag.chunks)
+    for (ValueId value : chunk.reads)
+      if (dag.graph.value(value).kind == ValueKind::kState) held[value.index()].insert(chunk.cell);
+}
+
+Chunk update_chunk(const Dag& dag, int32_t cell, const UpdateIndex& index, const Reports& reports) {
   const Graph& graph = dag.graph;
   std::vector<bool> needed(graph.nodes.size());
-  std::vector<ValueId> param_of(graph.values.size());  // of parameters and their parts
-  for (const Param& param : graph.params) param_of[param.value.index()] = param.value;
-  for (const Part& part : dag.parts) param_of[part.value.index()] = part.param;
   const auto mark = [&](ValueId value, const auto& self) -> void {
     const NodeId producer = graph.value(value).producer;
     if (!producer.valid() || needed[producer.index()]) return;
@@ -184,8 +193,8 @@ Chunk update_chunk(const Dag& dag, int32_t cell, const std::vector<std::set<int3
     const NodeId producer = graph.value(update.next).producer;
     bool here = true;
     for (ValueId input : graph.node(producer).inputs)
-      if (input.valid() && param_of[input.index()].valid())
-        here = here && held[param_of[input.index()].index()].count(cell) > 0;
+      if (input.valid() && index.param_of[input.index()].valid())
+        here = here && index.held[index.param_of[input.index()].index()].count(cell) > 0;
     if (!here) continue;
     mark(update.next, mark);
     chunk.writes.push_back(update.next);
@@ -200,10 +209,7 @@ Chunk update_chunk(const Dag& dag, int32_t cell, const std::vector<std::set<int3
 
   // Graph order with two exceptions: nodes added later may come before their readers, and a node
   // that replaces state runs after all that read the old value.
-  std::vector<ValueId> state_of(graph.values.size());
-  for (const StateUpdate& update : graph.updates) state_of[update.next.index()] = update.state;
   std::vector<int> color(graph.nodes.size());
-  const auto all_readers = readers(graph);
   const auto visit = [&](NodeId id, const auto& self) -> void {
     if (!needed[id.index()] || color[id.index()]) return;
     color[id.index()] = 1;
@@ -211,8 +217,9 @@ Chunk update_chunk(const Dag& dag, int32_t cell, const std::vector<std::set<int3
       if (input.valid() && graph.value(input).producer.valid())
         self(graph.value(input).producer, self);
     for (ValueId output : graph.node(id).outputs)
-      if (state_of[output.index()].valid())
-        for (NodeId reader : all_readers[state_of[output.index()].index()]) self(reader, self);
+      if (index.state_of[output.index()].valid())
+        for (NodeId reader : index.readers[index.state_of[output.index()].index()])
+          self(reader, self);
     chunk.nodes.push_back(id);
   };
   for (size_t i = 0; i < graph.nodes.size(); ++i) visit(NodeId(i), visit);

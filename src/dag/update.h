@@ -32,9 +32,16 @@ Chunk scalar_chunk(Dag& dag, const ScalarVector& scalars, const std::vector<bool
 
 using Reports = std::vector<std::pair<std::string, ValueId>>;
 Reports report_values(const Dag& dag);
-// Updates of all state that `cell` holds (held: by value, the cells that read it), and what reports
-// need.
-Chunk update_chunk(const Dag& dag, int32_t cell, const std::vector<std::set<int32_t>>& held,
-                   const Reports& reports);
+
+// What the updates of all cells look up in the graph.
+struct UpdateIndex {
+  explicit UpdateIndex(const Dag& dag);
+  std::vector<ValueId> param_of;             // by value: of parameters and their parts
+  std::vector<ValueId> state_of;             // by value: the state that it replaces
+  std::vector<std::vector<NodeId>> readers;  // by value
+  std::vector<std::set<int32_t>> held;       // by value: the cells in which a chunk reads it
+};
+// Updates of all state that `cell` holds, and what reports need.
+Chunk update_chunk(const Dag& dag, int32_t cell, const UpdateIndex& index, const Reports& reports);
 
 }  // namespace piper

@@ -376,19 +376,19 @@ class CellLowerer {
   // An instruction waits for the last ones on other streams that wrote what it reads or writes, or
   // read what it writes.
   void add_waits() {
-    struct Last {
-      std::map<int32_t, int32_t> by_stream;
-    };
-    std::vector<Last> accesses(role_.buffers.size());
+    const size_t streams = role_.streams.size();
+    std::vector<int32_t> accesses(role_.buffers.size() * streams, -1);  // by buffer and stream
     for (size_t i = 0; i < role_.body.size(); ++i) {
       Instruction& instruction = role_.body[i];
-      std::set<int32_t> waits;
+      std::vector<int32_t>& waits = instruction.waits;
+      const auto own = static_cast<size_t>(instruction.stream);
       for (int32_t arg : instruction.args) {
-        for (const auto& [stream, last] : accesses[static_cast<size_t>(arg)].by_stream)
-          if (stream != instruction.stream) waits.insert(last);
-        accesses[static_cast<size_t>(arg)].by_stream[instruction.stream] = static_cast<int32_t>(i);
+        int32_t* last = &accesses[static_cast<size_t>(arg) * streams];
+        for (size_t s = 0; s < streams; ++s)
+          if (s != own && last[s] >= 0) waits.push_back(last[s]);
+        last[own] = static_cast<int32_t>(i);
       }
-      instruction.waits.assign(waits.begin(), waits.end());
+      sort_unique(waits);
     }
   }
 

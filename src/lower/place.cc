@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
 
 #include "piper/memory.h"
 
@@ -29,32 +28,37 @@ class MemoryWaits {
   MemoryWaits(RoleProgram& role, const std::vector<int64_t>& held_until)
       : role_(role),
         held_until_(held_until),
-        last_(role.buffers.size()),
+        streams_(role.streams.size()),
+        last_(role.buffers.size() * streams_, -1),
         owns_(role.buffers.size()) {}
 
   void run() {
-    if (role_.streams.size() == 1) return;
+    const auto on_first = [&](const Instruction& one) {
+      return one.stream == role_.body[0].stream;
+    };
+    if (std::all_of(role_.body.begin(), role_.body.end(), on_first)) return;
     for (size_t i = 0; i < role_.body.size(); ++i) {
       Instruction& one = role_.body[i];
-      std::set<int32_t> waits(one.waits.begin(), one.waits.end());
       for (int32_t arg : one.args) {
         if (role_.buffers[at(arg)].kind == BufferKind::kStep && !owns_[at(arg)])
-          take(arg, one.stream, waits);
-        last_[at(arg)][one.stream] = static_cast<int32_t>(i);
+          take(arg, one.stream, one.waits);
+        last_on(arg, one.stream) = static_cast<int32_t>(i);
         if (one.kind != InstructionKind::kSend) continue;
         const int64_t known = held_until_[i] + 1;
         if (known < static_cast<int64_t>(role_.body.size()))
-          last_[at(arg)][role_.body[static_cast<size_t>(known)].stream] =
-              static_cast<int32_t>(known);
+          last_on(arg, role_.body[static_cast<size_t>(known)].stream) = static_cast<int32_t>(known);
       }
-      one.waits.assign(waits.begin(), waits.end());
+      sort_unique(one.waits);
     }
   }
 
  private:
   static size_t at(int32_t id) { return static_cast<size_t>(id); }
 
-  void take(int32_t buffer, int32_t stream, std::set<int32_t>& waits) {
+  int32_t& last_on(int32_t buffer, int32_t stream) {
+    return last_[at(buffer) * streams_ + at(stream)];
+  }
+  void take(int32_t buffer, int32_t stream, std::vector<int32_t>& waits) {
     const int64_t begin = role_.buffers[at(buffer)].offset;
     const int64_t end = begin + align_up(role_.buffers[at(buffer)].type.bytes());
     auto it = owner_.lower_bound(begin);
@@ -62,8 +66,9 @@ class MemoryWaits {
     while (it != owner_.end() && it->first < end) {
       const auto [first, range] = *it;
       owns_[at(range.second)] = false;
-      for (const auto& [on, last] : last_[at(range.second)])
-        if (on != stream) waits.insert(last);
+      for (int32_t on = 0; on < static_cast<int32_t>(streams_); ++on)
+        if (on != stream && last_on(range.second, on) >= 0)
+          waits.push_back(last_on(range.second, on));
       it = owner_.erase(it);
       if (first < begin) owner_[first] = {begin, range.second};
       if (range.first > end) it = owner_.insert_or_assign(end, range).first;
@@ -74,7 +79,8 @@ class MemoryWaits {
 
   RoleProgram& role_;
   const std::vector<int64_t>& held_until_;
-  std::vector<std::map<int32_t, int32_t>> last_;          // by buffer: last access by stream
+  const size_t streams_;
+  std::vector<int32_t> last_;                             // by buffer and stream: last access
   std::vector<bool> owns_;                                // by buffer: nothing else is in its bytes
   std::map<int64_t, std::pair<int64_t, int32_t>> owner_;  // by first byte: end, buffer
 };
@@ -121,6 +127,11 @@ void place_buffers(RoleProgram& role, const std::vector<int64_t>& held_until,
     for (const auto& [buffer, offset] : pool[s].buffers)
       role.buffers[static_cast<size_t>(buffer)].offset =
           blocks[role.buffers.size() + s].offset + offset;
+}
+
+void sort_unique(std::vector<int32_t>& waits) {
+  std::sort(waits.begin(), waits.end());
+  waits.erase(std::unique(waits.begin(), waits.end()), waits.end());
 }
 
 void wait_for_memory(RoleProgram& role, const std::vector<int64_t>& held_until) {

@@ -14,6 +14,7 @@ void place_buffers(RoleProgram& role, const std::vector<int64_t>& held_until,
 // What a data input must be. `readers`: of the graph's values.
 DataInput describe_input(const Graph& graph, ValueId id,
                          const std::vector<std::vector<NodeId>>& readers);
+void sort_unique(std::vector<int32_t>& waits);
 void wait_for_memory(RoleProgram& role, const std::vector<int64_t>& held_until);
 
 }  // namespace piper
