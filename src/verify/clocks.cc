@@ -3,78 +3,117 @@
 #include "model.h"
 
 namespace piper {
-namespace {
 
+// Follows a run with one clock per slot. What somebody waits for or receives later is copied and
+// kept until the last has seen it.
 class Clockwork {
  public:
-  Clockwork(const Model& model, const Section& section) : section_(section) {
-    for (const Cell& cell : model.cells) {
-      clocks_.first_slot.push_back(clocks_.slots);
-      clocks_.slots += static_cast<int32_t>(cell.role->streams.size());
+  explicit Clockwork(const Section& section)
+      : section_(section),
+        width_((static_cast<size_t>(section.slots) + kStride - 1) / kStride * kStride),
+        now_(static_cast<size_t>(section.slots) * width_, -1),
+        row_of_slot_(static_cast<size_t>(section.slots), -1) {
+    for (int32_t c = 0; c < static_cast<int32_t>(section.steps.size()); ++c) {
+      const auto& steps = section.steps[c];
+      Clocks::Cell& cell = clocks_.cells_.emplace_back();
+      cell.row_of.assign(steps.size(), -1);
+      cell.column_of.assign(static_cast<size_t>(section.slots), -1);
+      copies_.emplace_back(steps.size());
+      for (size_t i = 0; i < steps.size(); ++i) {
+        ask_for(cell, steps[i].slot);
+        if (steps[i].kind == InstructionKind::kSend) {
+          ask_for(cell, section.step(section.partner[c][i]).slot);
+          ++copies_[c][i].uses;
+        }
+        for (int32_t wait : (*section.lists[c])[i].waits) ++copies_[c][wait].uses;
+      }
     }
-    last_.assign(static_cast<size_t>(clocks_.slots), -1);
-    for (const auto* list : section.lists)
-      clocks_.known.emplace_back(list->size() * static_cast<size_t>(clocks_.slots), -1);
   }
 
   Clocks run() {
+    std::vector<int32_t> all(width_);
     for (Spot place : section_.order) {
       const int32_t joint = section_.joint[place.cell][place.index];
       if (joint < 0) {
-        std::vector<int32_t> now = start(place);
-        if (section_.at(place).kind == InstructionKind::kRecv)
-          learn(now, section_.partner[place.cell][place.index]);
-        finish(place, std::move(now));
+        finish(place, start(place));
         continue;
       }
-      std::vector<int32_t> all(static_cast<size_t>(clocks_.slots), -1);
+      std::fill(all.begin(), all.end(), -1);
       for (Spot member : section_.joints[joint]) {
-        const std::vector<int32_t> now = start(member);
-        for (size_t s = 0; s < all.size(); ++s) all[s] = std::max(all[s], now[s]);
+        start(member);
+        raise(all.data(), clock(section_.step(member).slot));
       }
-      for (Spot member : section_.joints[joint]) finish(member, all);
+      for (Spot member : section_.joints[joint]) {
+        raise(clock(section_.step(member).slot), all.data());
+        finish(member, true);
+      }
     }
     return std::move(clocks_);
   }
 
  private:
-  int32_t slot(Spot place) const {
-    return clocks_.first_slot[place.cell] + section_.at(place).stream;
+  static constexpr size_t kStride = 16;
+  struct Copy {
+    int32_t uses = 0;
+    size_t at = 0;
+  };
+
+  static void ask_for(Clocks::Cell& cell, int32_t slot) {
+    if (cell.column_of[slot] >= 0) return;
+    cell.column_of[slot] = static_cast<int32_t>(cell.asked.size());
+    cell.asked.push_back(slot);
   }
-  void learn(std::vector<int32_t>& now, Spot from) const {
-    const int32_t* known = &clocks_.known[from.cell][static_cast<size_t>(from.index) * now.size()];
-    for (size_t s = 0; s < now.size(); ++s) now[s] = std::max(now[s], known[s]);
+  int32_t* clock(int32_t slot) { return now_.data() + static_cast<size_t>(slot) * width_; }
+  void raise(int32_t* clock, const int32_t* to) const {
+    for (size_t at = 0; at < width_; at += kStride)
+      for (size_t k = at; k < at + kStride; ++k) clock[k] = std::max(clock[k], to[k]);
   }
-  // Known when all that the instruction itself waits for is complete.
-  std::vector<int32_t> start(Spot place) const {
-    std::vector<int32_t> now(static_cast<size_t>(clocks_.slots), -1);
-    if (const int32_t previous = last_[slot(place)]; previous >= 0)
-      learn(now, {place.cell, previous});
-    for (int32_t wait : section_.at(place).waits) learn(now, {place.cell, wait});
-    return now;
+
+  // What the instruction itself waits for is complete. Whether that is news for its stream.
+  bool start(Spot place) {
+    const Step& step = section_.step(place);
+    int32_t* now = clock(step.slot);
+    const auto& waits = section_.at(place).waits;
+    for (int32_t wait : waits) learn(now, {place.cell, wait});
+    if (step.kind == InstructionKind::kRecv) learn(now, section_.partner[place.cell][place.index]);
+    return !waits.empty() || step.kind == InstructionKind::kRecv;
   }
-  void finish(Spot place, std::vector<int32_t> now) {
-    now[slot(place)] = last_[slot(place)] = place.index;
-    std::copy(
-        now.begin(), now.end(),
-        clocks_.known[place.cell].begin() + static_cast<ptrdiff_t>(place.index) * clocks_.slots);
+  void learn(int32_t* now, Spot from) {
+    Copy& copy = copies_[from.cell][from.index];
+    raise(now, kept_.data() + copy.at);
+    if (--copy.uses == 0) free_.push_back(copy.at);
+  }
+  void finish(Spot place, bool news) {
+    const int32_t slot = section_.step(place).slot;
+    const int32_t* now = clock(slot);
+    clock(slot)[slot] = place.index;
+    Clocks::Cell& cell = clocks_.cells_[place.cell];
+    if (news) {
+      row_of_slot_[slot] = static_cast<int32_t>(cell.known.size() / cell.asked.size());
+      for (int32_t asked : cell.asked) cell.known.push_back(now[asked]);
+    }
+    cell.row_of[place.index] = row_of_slot_[slot];
+    Copy& copy = copies_[place.cell][place.index];
+    if (copy.uses == 0) return;
+    if (free_.empty()) {
+      free_.push_back(kept_.size());
+      kept_.resize(kept_.size() + width_);
+    }
+    copy.at = free_.back();
+    free_.pop_back();
+    std::copy(now, now + width_, kept_.data() + copy.at);
   }
 
   const Section& section_;
+  size_t width_;
   Clocks clocks_;
-  std::vector<int32_t> last_;  // by slot: the last instruction
+  std::vector<int32_t> now_;               // by slot: its clock
+  std::vector<int32_t> row_of_slot_;       // by slot: its last row
+  std::vector<std::vector<Copy>> copies_;  // by cell and instruction
+  std::vector<int32_t> kept_;              // copies
+  std::vector<size_t> free_;               // where there is place for one
 };
 
-}  // namespace
-
-bool Clocks::before(const Section& section, Spot earlier, Spot later) const {
-  const int32_t slot = first_slot[earlier.cell] + section.at(earlier).stream;
-  return known[later.cell][static_cast<size_t>(later.index) * static_cast<size_t>(slots) +
-                           static_cast<size_t>(slot)] >= earlier.index;
-}
-
-Clocks make_clocks(const Model& model, const Section& section) {
-  return Clockwork(model, section).run();
-}
+Clocks make_clocks(const Section& section) { return Clockwork(section).run(); }
 
 }  // namespace piper

@@ -1,4 +1,7 @@
 // What the rules ask of a role again and again.
+#include <algorithm>
+#include <bit>
+
 #include "model.h"
 
 namespace piper {
@@ -26,13 +29,40 @@ class Bits {
   std::vector<uint64_t> words_;
 };
 
+// The places where buffers begin and end, numbered in ascending order. There are far fewer of them
+// than buffers.
+class Ends {
+ public:
+  void add(int64_t at) { ids_.try_emplace(at, 0); }
+  int32_t number() {
+    std::vector<int64_t> sorted;
+    for (const auto& [at, id] : ids_) sorted.push_back(at);
+    std::sort(sorted.begin(), sorted.end());
+    for (size_t i = 0; i < sorted.size(); ++i) ids_[sorted[i]] = static_cast<int32_t>(i);
+    return static_cast<int32_t>(sorted.size());
+  }
+  int32_t operator[](int64_t at) const { return ids_.find(at)->second; }
+
+ private:
+  std::unordered_map<int64_t, int32_t> ids_;
+};
+
 RoleFacts facts_of(const RoleProgram& role, Model& model) {
   RoleFacts facts;
   facts.buffers.reserve(role.buffers.size());
+  Ends ends;
+  std::vector<int64_t> end_of;
+  end_of.reserve(role.buffers.size());
   for (const Buffer& buffer : role.buffers) {
+    end_of.push_back(buffer.offset + buffer.type.bytes());
+    ends.add(buffer.offset);
+    ends.add(end_of.back());
+  }
+  facts.ends = ends.number();
+  for (size_t b = 0; b < role.buffers.size(); ++b) {
+    const Buffer& buffer = role.buffers[b];
     const int32_t param = buffer.param.empty() ? -1 : model.params.id_of(buffer.param);
-    facts.buffers.push_back(
-        {buffer.offset, buffer.offset + buffer.type.bytes(), param, buffer.kind});
+    facts.buffers.push_back({ends[buffer.offset], ends[end_of[b]], param, buffer.kind});
   }
   for (const Program& program : role.programs) facts.programs.push_back(facts_of(program));
   for (size_t t = 0; t < role.sum_targets.size(); ++t) {
@@ -101,10 +131,10 @@ void find_facts(const PlanSet& set, Model& model) {
   }
 }
 
-uint8_t access_of(const RoleFacts& facts, const Instruction& one, size_t arg) {
-  switch (one.kind) {
+uint8_t access_of(const RoleFacts& facts, InstructionKind kind, int32_t program, size_t arg) {
+  switch (kind) {
     case InstructionKind::kCompute:
-      return facts.programs[one.program].access[arg];
+      return facts.programs[program].access[arg];
     case InstructionKind::kInput:
     case InstructionKind::kRecv:
       return kWrites;

@@ -6,43 +6,31 @@
 // until its receive is complete.
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include "model.h"
+#include "owners.h"
 
 namespace piper {
 namespace {
 
+// The last access of a kind by one stream: earlier ones are complete when it is. What a send reads
+// it reads until its receive, on another rank, is complete.
+struct Mark {
+  int32_t slot = 0, index = 0;  // of the instruction whose completion ends it
+  int32_t by = 0;               // the own instruction that a person would name
+  int32_t next = -1;
+};
+
+// Of a buffer, since it was last begun.
 struct Life {
-  int32_t buffer = -1;
-  std::vector<Spot> reads, writes;  // last per stream; for sends the receive, in its own cell
-  std::vector<Spot> reader;         // by read: the instruction that a person would name
-  Spot evicted_by;
-  int32_t evicted_for = -1;  // the buffer that took the bytes
-  bool permanent = false;
-};
+  int32_t reads = -1, writes = -1;  // first marks
+  bool begun = false;
+  int32_t evicted_by = -1, evicted_for = -1;  // an instruction, and the buffer that took the bytes
+  int32_t seen_by = -1;                       // the last instruction that was looked at for it
 
-struct Access {
-  bool read = false, write = false;
+  bool evicted() const { return evicted_for >= 0; }
 };
-
-Access access_of(const RoleProgram& role, const Instruction& one, size_t arg) {
-  switch (one.kind) {
-    case InstructionKind::kCompute: {
-      const Program& program = role.programs[one.program];
-      return {program.arg_read[arg], program.arg_written[arg]};
-    }
-    case InstructionKind::kInput:
-    case InstructionKind::kRecv:
-      return {false, true};
-    case InstructionKind::kSend:
-      return {true, false};
-    case InstructionKind::kAllReduce:
-    case InstructionKind::kBroadcast:
-      return {true, true};
-    default:  // one after the other, or pairs
-      return {arg % 2 == 0, arg % 2 == 1};
-  }
-}
 
 class CellCheck {
  public:
@@ -54,13 +42,15 @@ class CellCheck {
         findings_(findings),
         cell_(cell),
         role_(*model.cells[cell].role),
-        life_of_(role_.buffers.size(), -1) {}
+        facts_(*model.cells[cell].facts),
+        lives_(role_.buffers.size()),
+        owners_(static_cast<size_t>(facts_.ends)) {}
 
   void run() {
-    for (size_t b = 0; b < role_.buffers.size(); ++b)
-      if (role_.buffers[b].kind != BufferKind::kStep) begin_permanent(static_cast<int32_t>(b));
-    const auto& list = *section_.lists[cell_];
-    for (size_t i = 0; i < list.size(); ++i) visit({cell_, static_cast<int32_t>(i)}, list[i]);
+    for (int32_t b = 0; b < static_cast<int32_t>(lives_.size()); ++b)
+      if (permanent(b)) begin({}, b);
+    const auto& steps = section_.steps[cell_];
+    for (int32_t i = 0; i < static_cast<int32_t>(steps.size()); ++i) visit({cell_, i}, steps[i]);
     if (std::string_view(section_.name) == "body") check_reports();
   }
 
@@ -69,14 +59,23 @@ class CellCheck {
     return fmt::format("'{}'", quote_control(role_.buffers[b].name));
   }
   std::string name(Spot place) const { return name_of(model_, section_, place); }
+  std::string name(const Mark& mark) const { return name(Spot{cell_, mark.by}); }
+  bool permanent(int32_t buffer) const { return facts_.buffers[buffer].kind != BufferKind::kStep; }
 
-  void visit(Spot place, const Instruction& one) {
-    if (one.kind == InstructionKind::kCompute) check_same_buffer(place, one);
-    for (size_t a = 0; a < one.args.size(); ++a)
-      if (access_of(role_, one, a).read) read(place, one, one.args[a]);
-    for (size_t a = 0; a < one.args.size(); ++a) {
-      const Access access = access_of(role_, one, a);
-      if (access.write) write(place, one.args[a], access.read);
+  void visit(Spot place, const Step& step) {
+    const std::span<const int32_t> args = section_.args_of(cell_, step);
+    bool twice = false;
+    for (size_t a = 0; a < args.size(); ++a) {
+      Life& life = lives_[args[a]];
+      twice = twice || life.seen_by == place.index;
+      life.seen_by = place.index;
+      if (access_of(facts_, step.kind, step.program, a) & kReads) read(place, step, args[a]);
+    }
+    if (twice && step.kind == InstructionKind::kCompute)
+      check_same_buffer(place, section_.at(place));
+    for (size_t a = 0; a < args.size(); ++a) {
+      const uint8_t access = access_of(facts_, step.kind, step.program, a);
+      if (access & kWrites) write(place, step, args[a], access & kReads);
     }
   }
 
@@ -111,33 +110,32 @@ class CellCheck {
   }
 
   // ---- One access ----
-  void read(Spot place, const Instruction& one, int32_t buffer) {
-    Life* life = current(buffer);
-    if (!life) return unwritten(place, buffer);
-    if (life->evicted_by.valid()) return overwritten(place, *life);
-    for (Spot write : life->writes)
-      if (!clocks_.before(section_, write, place))
-        unordered(place, "reads", *life, write, "writes");
-    const Spot end =
-        one.kind == InstructionKind::kSend ? section_.partner[place.cell][place.index] : place;
-    note(life->reads, life->reader, end, place);
+  void read(Spot place, const Step& step, int32_t buffer) {
+    Life& life = lives_[buffer];
+    if (!life.begun) return unwritten(place, buffer);
+    if (life.evicted()) return overwritten(place, buffer);
+    for (int32_t m = life.writes; m >= 0; m = marks_[m].next)
+      if (!complete(marks_[m], place)) unordered(place, "reads", buffer, marks_[m], "writes");
+    if (step.kind != InstructionKind::kSend)
+      return note(life.reads, {step.slot, place.index, place.index, -1});
+    const Spot end = section_.partner[cell_][place.index];
+    note(life.reads, {section_.step(end).slot, end.index, place.index, -1});
   }
-  void write(Spot place, int32_t buffer, bool reads_too) {
-    Life* life = current(buffer);
-    if (reads_too || (life && life->permanent)) {
-      if (!life) return;  // said by read()
-      if (life->evicted_by.valid()) return;
-      after_all(place, *life, "writes");
-      note_write(*life, place);
-      return;
-    }
+  void write(Spot place, const Step& step, int32_t buffer, bool reads_too) {
+    Life& life = lives_[buffer];
+    const bool goes_on = reads_too || permanent(buffer);
+    if (goes_on && (!life.begun || life.evicted())) return;  // said by read()
+    if (life.begun && !life.evicted()) after_all(place, buffer);
     // A new life: after all accesses of the old one and of whatever lies in these bytes.
-    if (life && !life->evicted_by.valid()) after_all(place, *life, "writes");
-    begin(place, buffer);
+    if (!goes_on) begin(place, buffer);
+    note(life.writes, {step.slot, place.index, place.index, -1});
   }
-
-  Life* current(int32_t buffer) {
-    return life_of_[buffer] < 0 ? nullptr : &lives_[life_of_[buffer]];
+  bool complete(const Mark& mark, Spot place) const {
+    return clocks_.before(section_, mark.slot, mark.index, place);
+  }
+  // A read that goes on after its instruction.
+  bool sending(const Mark& mark) const {
+    return section_.step({cell_, mark.by}).kind == InstructionKind::kSend;
   }
 
   void unwritten(Spot place, int32_t buffer) {
@@ -145,153 +143,126 @@ class CellCheck {
     const auto& list = *section_.lists[cell_];
     for (size_t i = static_cast<size_t>(place.index) + 1; i < list.size() && later.empty(); ++i)
       for (size_t a = 0; a < list[i].args.size(); ++a)
-        if (list[i].args[a] == buffer && access_of(role_, list[i], a).write)
+        if (list[i].args[a] == buffer &&
+            access_of(facts_, list[i].kind, list[i].program, a) & kWrites)
           later = "; later " + name_of(list[i]) + " writes it";
     findings_.add("order", "{} reads {} before anything writes it{}", name(place),
                   buffer_name(buffer), later);
   }
-  void overwritten(Spot place, const Life& life) {
+  void overwritten(Spot place, int32_t buffer) {
     findings_.add("memory", "{} needs {}, whose memory {} has given to {}", name(place),
-                  buffer_name(life.buffer), name_of(section_.at(life.evicted_by)),
-                  buffer_name(life.evicted_for));
+                  buffer_name(buffer), name_of(section_.at({cell_, lives_[buffer].evicted_by})),
+                  buffer_name(lives_[buffer].evicted_for));
   }
-  void unordered(Spot place, const char* does, const Life& life, Spot other, const char* did) {
+  void unordered(Spot place, const char* does, int32_t buffer, const Mark& other, const char* did) {
     findings_.add("order", "{} {} {}, which {} {} without being waited for", name(place), does,
-                  buffer_name(life.buffer), name(other), did);
+                  buffer_name(buffer), name(other), did);
   }
 
-  // All earlier accesses of a life are complete when `place` runs.
-  void after_all(Spot place, const Life& life, const char* does) {
-    for (Spot write : life.writes)
-      if (write != place && !clocks_.before(section_, write, place))
-        unordered(place, does, life, write, "writes");
-    for (size_t r = 0; r < life.reads.size(); ++r)
-      if (life.reads[r] != place && !clocks_.before(section_, life.reads[r], place))
-        unordered(place, does, life, life.reader[r],
-                  life.reads[r] == life.reader[r] ? "reads" : "may still be sending");
+  // All earlier accesses of a life are complete when `place` writes.
+  void after_all(Spot place, int32_t buffer) {
+    const Life& life = lives_[buffer];
+    for (int32_t m = life.writes; m >= 0; m = marks_[m].next)
+      if (!complete(marks_[m], place)) unordered(place, "writes", buffer, marks_[m], "writes");
+    for (int32_t m = life.reads; m >= 0; m = marks_[m].next)
+      if (!complete(marks_[m], place))
+        unordered(place, "writes", buffer, marks_[m],
+                  sending(marks_[m]) ? "may still be sending" : "reads");
   }
 
   // ---- Lives and the bytes they own ----
   void begin(Spot place, int32_t buffer) {
-    lives_.push_back({});
-    const auto id = static_cast<int32_t>(lives_.size() - 1);
-    lives_[id].buffer = buffer;
-    take_bytes(place, id);
-    life_of_[buffer] = id;
-    note_write(lives_[id], place);
+    const BufferFacts& bytes = facts_.buffers[buffer];
+    if (bytes.begin < bytes.end)
+      for (int32_t old : owners_.take(bytes.begin, bytes.end, buffer))
+        if (old != buffer) evict(place, old, buffer);
+    Life& life = lives_[buffer];
+    forget(life.reads);
+    forget(life.writes);
+    life.begun = true;
+    life.evicted_by = life.evicted_for = -1;
   }
-  void begin_permanent(int32_t buffer) {
-    lives_.push_back({});
-    const auto id = static_cast<int32_t>(lives_.size() - 1);
-    lives_[id].buffer = buffer;
-    lives_[id].permanent = true;
-    take_bytes({}, id);
-    life_of_[buffer] = id;
-  }
-  void take_bytes(Spot place, int32_t id) {
-    const Buffer& buffer = role_.buffers[lives_[id].buffer];
-    const int64_t begin = buffer.offset, end = begin + buffer.type.bytes();
-    if (begin == end) return;
-    auto it = owner_.upper_bound(begin);
-    if (it != owner_.begin()) --it;
-    while (it != owner_.end() && it->first < end) {
-      const auto [first, range] = *it;
-      if (range.end <= begin) {
-        ++it;
-        continue;
-      }
-      evict(place, range.life, id);
-      it = owner_.erase(it);
-      if (first < begin) owner_[first] = {begin, range.life};
-      if (range.end > end) it = owner_.insert_or_assign(end, Range{range.end, range.life}).first;
-    }
-    owner_[begin] = {end, id};
-  }
-  void evict(Spot place, int32_t old_id, int32_t new_id) {
-    Life& old = lives_[old_id];
-    const int32_t buffer = lives_[new_id].buffer;
-    if (old.buffer == buffer && old_id != new_id)
-      return;  // the same buffer again: checked by write()
-    if (old.permanent) {
+  void evict(Spot place, int32_t buffer, int32_t taker) {
+    Life& old = lives_[buffer];
+    if (permanent(buffer)) {
       findings_.add("memory", "{} shares bytes with {} on {}, which is kept for ever",
-                    buffer_name(buffer), buffer_name(old.buffer), model_.who(cell_));
+                    buffer_name(taker), buffer_name(buffer), model_.who(cell_));
       return;
     }
-    for (Spot write : old.writes) gives_way(place, old, write, "writes", buffer);
-    for (size_t r = 0; r < old.reads.size(); ++r)
-      gives_way(place, old, old.reads[r],
-                old.reads[r] == old.reader[r] ? "uses" : "may still be sending", buffer,
-                old.reader[r]);
-    old.evicted_by = place;
-    old.evicted_for = buffer;
+    for (int32_t m = old.writes; m >= 0; m = marks_[m].next)
+      gives_way(place, buffer, marks_[m], "writes", taker);
+    for (int32_t m = old.reads; m >= 0; m = marks_[m].next)
+      gives_way(place, buffer, marks_[m], sending(marks_[m]) ? "may still be sending" : "uses",
+                taker);
+    old.evicted_by = place.index;
+    old.evicted_for = taker;
   }
-  void gives_way(Spot place, const Life& old, Spot access, const char* did, int32_t buffer,
-                 Spot who = {}) {
-    if (access != place && clocks_.before(section_, access, place)) return;
-    findings_.add("memory", "{} puts {} where {} {} {}", name(place), buffer_name(buffer),
-                  access == place ? "it" : name(who.valid() ? who : access), did,
-                  buffer_name(old.buffer));
+  void gives_way(Spot place, int32_t buffer, const Mark& mark, const char* did, int32_t taker) {
+    const bool own = mark.by == place.index;
+    if (!own && complete(mark, place)) return;
+    findings_.add("memory", "{} puts {} where {} {} {}", name(place), buffer_name(taker),
+                  own ? "it" : name(mark), did, buffer_name(buffer));
   }
 
-  // Keeps the last access per stream: earlier ones on the same stream are complete when it is.
-  bool replaces(Spot later, Spot earlier) const {
-    return later.cell == earlier.cell && section_.at(later).stream == section_.at(earlier).stream;
+  // ---- Marks ----
+  void note(int32_t& first, const Mark& mark) {
+    int32_t* at = &first;
+    for (; *at >= 0; at = &marks_[*at].next) {
+      Mark& known = marks_[*at];
+      if (known.slot != mark.slot) continue;
+      if (mark.index >= known.index) known.index = mark.index, known.by = mark.by;
+      return;
+    }
+    if (unused_ < 0) {
+      *at = static_cast<int32_t>(marks_.size());
+      marks_.push_back(mark);  // `at` may be gone
+      return;
+    }
+    *at = unused_;
+    unused_ = std::exchange(marks_[unused_].next, -1);
+    marks_[*at] = mark;
   }
-  void note(std::vector<Spot>& ends, std::vector<Spot>& readers, Spot end, Spot reader) {
-    for (size_t k = 0; k < ends.size(); ++k)
-      if (replaces(end, ends[k])) {
-        if (end.index < ends[k].index) return;
-        ends[k] = end;
-        readers[k] = reader;
-        return;
-      }
-    ends.push_back(end);
-    readers.push_back(reader);
-  }
-  void note_write(Life& life, Spot place) {
-    for (Spot& write : life.writes)
-      if (replaces(place, write)) {
-        write = place;
-        return;
-      }
-    life.writes.push_back(place);
+  void forget(int32_t& first) {
+    if (first < 0) return;
+    int32_t last = first;
+    while (marks_[last].next >= 0) last = marks_[last].next;
+    marks_[last].next = std::exchange(unused_, std::exchange(first, -1));
   }
 
   // What is reported must still be there when the step ends; that waits for all streams.
   void check_reports() {
     for (const Report& report : role_.reports) {
-      const Life* life = current(report.buffer);
-      if (!life)
+      const Life& life = lives_[report.buffer];
+      if (!life.begun)
         findings_.add("order", "report '{}' of {}: nothing writes {}", quote_control(report.name),
                       model_.who(cell_), buffer_name(report.buffer));
-      else if (life->evicted_by.valid())
+      else if (life.evicted())
         findings_.add("memory", "report '{}' needs {}, whose memory {} has given to {}",
                       quote_control(report.name), buffer_name(report.buffer),
-                      name(life->evicted_by), buffer_name(life->evicted_for));
+                      name(Spot{cell_, life.evicted_by}), buffer_name(life.evicted_for));
     }
   }
 
-  struct Range {
-    int64_t end = 0;
-    int32_t life = -1;
-  };
   const Model& model_;
   const Section& section_;
   const Clocks& clocks_;
   Findings& findings_;
   int32_t cell_;
   const RoleProgram& role_;
-  std::vector<int32_t> life_of_;  // by buffer: its current life
-  std::vector<Life> lives_;
-  std::map<int64_t, Range> owner_;  // by first byte
+  const RoleFacts& facts_;
+  std::vector<Life> lives_;  // by buffer
+  Owners owners_;
+  std::vector<Mark> marks_;
+  int32_t unused_ = -1;  // the first mark that belongs to no life
 };
 
 }  // namespace
 
 void check_memory(const Model& model, const Section& section, const Clocks& clocks,
                   Findings& findings) {
+  const bool body = std::string_view(section.name) == "body";
   for (int32_t c = 0; c < static_cast<int32_t>(model.cells.size()); ++c)
-    CellCheck(model, section, clocks, c, findings).run();
+    if (body || !section.steps[c].empty()) CellCheck(model, section, clocks, c, findings).run();
 }
 
 }  // namespace piper

@@ -4,7 +4,9 @@
 // microbatches may form their own parts), and the others correspond one to one; and their programs
 // do the same, but that one may add to what another sets.
 #include <algorithm>
-#include <map>
+#include <array>
+#include <charconv>
+#include <unordered_map>
 
 #include "model.h"
 
@@ -12,12 +14,32 @@ namespace piper {
 namespace {
 
 // The label without its microbatch, or nothing for a task that belongs to none.
-std::optional<std::string> task_of(const Instruction& one) {
-  if (one.micro < 0) return std::nullopt;
-  const std::string suffix = fmt::format(" mb={}", one.micro);
-  if (!one.label.ends_with(suffix)) return std::nullopt;
-  return one.label.substr(0, one.label.size() - suffix.size());
+std::string_view task_of(const Instruction& one) {
+  std::array<char, 16> suffix = {' ', 'm', 'b', '='};
+  const char* end = std::to_chars(suffix.data() + 4, suffix.data() + suffix.size(), one.micro).ptr;
+  const std::string_view label = one.label, own(suffix.data(), end);
+  return label.ends_with(own) ? label.substr(0, label.size() - own.size()) : std::string_view();
 }
+
+// Buffers of one microbatch by those of another, for one pair of microbatches after the other.
+class Renaming {
+ public:
+  explicit Renaming(size_t buffers) : to_(buffers), from_(buffers) {}
+  void begin() { ++turn_; }
+  // Whether `one` stands for `other` and for no other.
+  bool pair(int32_t other, int32_t one) { return own(to_[other], one) && own(from_[one], other); }
+
+ private:
+  struct Entry {
+    int32_t turn = 0, buffer = -1;
+  };
+  bool own(Entry& entry, int32_t buffer) const {
+    if (entry.turn != turn_) entry = {turn_, buffer};
+    return entry.buffer == buffer;
+  }
+  int32_t turn_ = 0;
+  std::vector<Entry> to_, from_;
+};
 
 class Comparison {
  public:
@@ -26,112 +48,140 @@ class Comparison {
         section_(section),
         findings_(findings),
         cell_(cell),
-        role_(*model.cells[cell].role) {}
+        role_(*model.cells[cell].role),
+        facts_(*model.cells[cell].facts),
+        renaming_(facts_.buffers.size()),
+        meanings_(facts_.programs.size()) {}
 
   void run() {
-    std::map<std::string, size_t> known;
-    std::vector<std::map<int32_t, std::vector<Spot>>> tasks;  // in order; by microbatch
-    for (int32_t i = 0; i < static_cast<int32_t>(section_.lists[cell_]->size()); ++i) {
-      const Instruction& one = section_.at({cell_, i});
-      const auto task = task_of(one);
-      if (!task) continue;
-      const auto [found, is_new] = known.emplace(*task, tasks.size());
-      if (is_new) tasks.emplace_back();
-      tasks[found->second][one.micro].push_back({cell_, i});
-    }
-    for (const auto& micros : tasks) {
-      const auto& first = micros.begin()->second;
-      for (const auto& [micro, places] : micros) {
-        if (places.size() != first.size()) {
-          findings_.add("microbatch", "{} has {} parts, {} has {}", name(places[0]), places.size(),
-                        name(first[0]), first.size());
-          continue;
-        }
-        for (size_t k = 0; k < places.size(); ++k) compare(micro, first[k], places[k]);
-      }
+    find_tasks();
+    for (size_t i = 0; i < parts_.size();) {
+      renaming_.begin();
+      const size_t first = i;
+      for (; i < parts_.size() && parts_[i].micro == parts_[first].micro; ++i) visit(parts_[i]);
+      for (size_t k = first; k < i; ++k) check_count(tasks_[parts_[k].task], parts_[k].micro);
     }
   }
 
  private:
+  struct Part {
+    int32_t micro = 0, index = 0, task = 0;
+  };
+  // Its instructions in its first microbatch; and how many the microbatch at hand has, from where.
+  struct Task {
+    int32_t first_micro = -1, micro = -1, from = -1;
+    std::vector<int32_t> first;
+    size_t count = 0;
+  };
+
+  // What belongs to a microbatch, one microbatch after the other, in issue order.
+  void find_tasks() {
+    std::unordered_map<std::string_view, int32_t> known;
+    const auto& steps = section_.steps[cell_];
+    for (int32_t i = 0; i < static_cast<int32_t>(steps.size()); ++i) {
+      if (steps[i].micro < 0) continue;
+      const std::string_view task = task_of(section_.at({cell_, i}));
+      if (task.empty()) continue;
+      const auto [found, is_new] = known.emplace(task, static_cast<int32_t>(tasks_.size()));
+      if (is_new) tasks_.emplace_back();
+      parts_.push_back({steps[i].micro, i, found->second});
+    }
+    std::sort(parts_.begin(), parts_.end(), [](const Part& a, const Part& b) {
+      return std::pair(a.micro, a.index) < std::pair(b.micro, b.index);
+    });
+  }
+
+  void visit(const Part& part) {
+    Task& task = tasks_[part.task];
+    if (task.first_micro < 0) task.first_micro = part.micro;
+    if (task.first_micro == part.micro) return task.first.push_back(part.index);
+    if (task.micro != part.micro) task.micro = part.micro, task.from = part.index, task.count = 0;
+    if (task.count < task.first.size())
+      compare({cell_, task.first[task.count]}, {cell_, part.index});
+    ++task.count;
+  }
+  void check_count(Task& task, int32_t micro) {
+    if (task.micro != micro || task.count == task.first.size()) return;
+    findings_.add("microbatch", "{} has {} parts, {} has {}", name({cell_, task.from}), task.count,
+                  name({cell_, task.first[0]}), task.first.size());
+    task.count = task.first.size();
+  }
+
   std::string name(Spot place) const { return name_of(model_, section_, place); }
   std::string buffer_name(int32_t b) const {
     return fmt::format("'{}'", quote_control(role_.buffers[b].name));
   }
 
-  void compare(int32_t micro, Spot reference, Spot place) {
-    const Instruction &first = section_.at(reference), &one = section_.at(place);
-    if (first.args.size() != one.args.size())
-      return findings_.add("microbatch", "{} has {} args, {} has {}", name(place), one.args.size(),
-                           name(reference), first.args.size());
-    auto& to = renamed_[micro];
-    auto& from = origin_[micro];
-    const std::vector<SumUse> first_sums = sums_of(first), sums = sums_of(one);
-    for (size_t a = 0; a < one.args.size(); ++a) {
-      const int32_t expected = first.args[a], actual = one.args[a];
-      if (first_sums[a].target >= 0 && first_sums[a] == sums[a]) continue;
-      const bool kept = role_.buffers[expected].kind != BufferKind::kStep ||
-                        role_.buffers[actual].kind != BufferKind::kStep;
-      const std::string &param = role_.buffers[expected].param,
-                        &other_param = role_.buffers[actual].param;
-      const bool gathered = !kept && !(param.empty() && other_param.empty());
-      const bool fits = gathered ? param == other_param
-                        : kept   ? expected == actual
-                                 : to.try_emplace(expected, actual).first->second == actual &&
-                                     from.try_emplace(actual, expected).first->second == expected;
-      if (!fits)
+  void compare(Spot reference, Spot place) {
+    const Step &first = section_.step(reference), &one = section_.step(place);
+    if (first.num_args != one.num_args)
+      return findings_.add("microbatch", "{} has {} args, {} has {}", name(place), one.num_args,
+                           name(reference), first.num_args);
+    const auto expected = section_.args_of(cell_, first), actual = section_.args_of(cell_, one);
+    find_sums(section_.at(reference), first_sums_);
+    find_sums(section_.at(place), sums_);
+    for (size_t a = 0; a < actual.size(); ++a)
+      if (!same_sum(a) && !fits(expected[a], actual[a]))
         findings_.add("microbatch", "{} takes {} as arg {}, where {} takes {}", name(place),
-                      buffer_name(actual), a, name_of(first), buffer_name(expected));
-    }
+                      buffer_name(actual[a]), a, name_of(section_.at(reference)),
+                      buffer_name(expected[a]));
     if (one.kind == InstructionKind::kCompute && first.kind == one.kind)
       compare_programs(reference, place);
   }
+  bool fits(int32_t expected, int32_t actual) {
+    const BufferFacts &first = facts_.buffers[expected], &one = facts_.buffers[actual];
+    if (first.kind != BufferKind::kStep || one.kind != BufferKind::kStep) return expected == actual;
+    if (first.param >= 0 || one.param >= 0) return first.param == one.param;  // gathered
+    return renaming_.pair(expected, actual);
+  }
 
-  // What an arg is declared to be: the part of a sum by one use, or the finished sum.
+  // What an arg is declared to be: the part of a sum by one use, or the finished sum; and whether
+  // it is added to: what it held before is then no part of what is made.
   struct SumUse {
     int32_t target = -1, use = -1;
-    bool operator==(const SumUse&) const = default;
+    bool adds = false;
   };
-  static std::vector<SumUse> sums_of(const Instruction& one) {
-    std::vector<SumUse> sums(one.args.size());
-    for (const Contribution& part : one.contributions) sums[part.arg] = {part.target, part.use};
-    for (const SumRead& read : one.sum_reads) sums[read.arg] = {read.target, -1};
-    return sums;
+  static void find_sums(const Instruction& one, std::vector<SumUse>& sums) {
+    sums.assign(one.args.size(), {});
+    for (const Contribution& part : one.contributions)
+      sums[part.arg] = {part.target, part.use, part.accumulates || sums[part.arg].adds};
+    for (const SumRead& read : one.sum_reads)
+      sums[read.arg] = {read.target, -1, sums[read.arg].adds};
+    for (const SumCombine& sum : one.combines)
+      if (std::find(sum.from.begin(), sum.from.end(), sum.arg) != sum.from.end())
+        sums[sum.arg].adds = true;
+  }
+  bool same_sum(size_t arg) const {
+    const SumUse &first = first_sums_[arg], &one = sums_[arg];
+    return first.target >= 0 && first.target == one.target && first.use == one.use;
   }
 
   void compare_programs(Spot reference, Spot place) {
     const Instruction &first = section_.at(reference), &one = section_.at(place);
     if (first.program == one.program) return;
-    const std::vector<uint64_t> expected = added_by(first), actual = added_by(one);
-    for (size_t a = 0; a < actual.size(); ++a) {
-      if (expected[a] != actual[a])
+    const std::vector<uint64_t>&expected = meaning(first.program), &actual = meaning(one.program);
+    for (size_t a = 0; a < actual.size(); ++a)
+      if (expected[a] - (first_sums_[a].adds ? initial_symbol(a) : 0) !=
+          actual[a] - (sums_[a].adds ? initial_symbol(a) : 0))
         return findings_.add("microbatch", "{} computes {} otherwise than {} does", name(place),
                              buffer_name(one.args[a]), name_of(first));
-    }
   }
-  // By argument: what the program makes, without what an accumulator held before.
-  std::vector<uint64_t> added_by(const Instruction& one) {
-    const auto [known, is_new] = meanings_.try_emplace(one.program);
-    if (is_new) known->second = meaning_of(role_.programs[one.program]);
-    std::vector<uint64_t> meaning = known->second;
-    std::vector<bool> adds(meaning.size());
-    for (const Contribution& part : one.contributions)
-      if (part.accumulates) adds[part.arg] = true;
-    for (const SumCombine& sum : one.combines)
-      if (std::find(sum.from.begin(), sum.from.end(), sum.arg) != sum.from.end())
-        adds[sum.arg] = true;
-    for (size_t a = 0; a < adds.size(); ++a)
-      if (adds[a]) meaning[a] -= initial_symbol(a);
-    return meaning;
+  const std::vector<uint64_t>& meaning(int32_t program) {
+    std::vector<uint64_t>& known = meanings_[program];
+    if (known.empty()) known = meaning_of(role_.programs[program]);
+    return known;
   }
-
   const Model& model_;
   const Section& section_;
   Findings& findings_;
   int32_t cell_;
   const RoleProgram& role_;
-  std::map<int32_t, std::vector<uint64_t>> meanings_;  // by program
-  std::map<int32_t, std::map<int32_t, int32_t>> renamed_,
-      origin_;  // by microbatch: buffer of the first <-> own
+  const RoleFacts& facts_;
+  std::vector<Part> parts_;
+  std::vector<Task> tasks_;
+  Renaming renaming_;                            // of the first microbatch's buffers
+  std::vector<std::vector<uint64_t>> meanings_;  // by program
+  std::vector<SumUse> first_sums_, sums_;        // by argument
 };
 
 }  // namespace

@@ -79,11 +79,22 @@ Section make_section(const Model& model, const char* name) {
   const std::string_view which = name;
   for (const Cell& cell : model.cells) {
     const RoleProgram& role = *cell.role;
-    section.lists.push_back(which == "body"       ? &role.body
-                            : which == "prologue" ? &role.prologue
-                                                  : &role.epilogue);
-    section.partner.emplace_back(section.lists.back()->size());
-    section.joint.emplace_back(section.lists.back()->size(), -1);
+    const std::vector<Instruction>& list = which == "body"       ? role.body
+                                           : which == "prologue" ? role.prologue
+                                                                 : role.epilogue;
+    section.lists.push_back(&list);
+    std::vector<Step>& steps = section.steps.emplace_back();
+    std::vector<int32_t>& args = section.args.emplace_back();
+    steps.reserve(list.size());
+    for (const Instruction& one : list) {
+      steps.push_back({one.kind, section.slots + one.stream, one.program, one.micro,
+                       static_cast<int32_t>(args.size()), static_cast<int32_t>(one.args.size())});
+      args.insert(args.end(), one.args.begin(), one.args.end());
+    }
+    section.first_slot.push_back(section.slots);
+    section.slots += static_cast<int32_t>(role.streams.size());
+    section.partner.emplace_back(list.size());
+    section.joint.emplace_back(list.size(), -1);
   }
   return section;
 }
@@ -121,7 +132,7 @@ Result<VerifyReport> verify_plan_set(const PlanSet& set) {
     if (findings.size() > before) continue;  // it cannot be run
     check_deadlock(model, section, findings);
     if (findings.size() > before) continue;
-    const Clocks clocks = make_clocks(model, section);
+    const Clocks clocks = make_clocks(section);
     check_memory(model, section, clocks, findings);
     if (std::string_view(name) != "body") continue;
     check_state(model, section, clocks, findings);

@@ -32,7 +32,7 @@ class NameIds {
 
 // What the rules ask of a role again and again, side by side.
 struct BufferFacts {
-  int64_t begin = 0, end = 0;  // bytes of the arena
+  int32_t begin = 0, end = 0;  // among all places of the arena where a buffer begins or ends
   int32_t param = -1;          // the name's id
   BufferKind kind = BufferKind::kStep;
 };
@@ -44,13 +44,14 @@ struct ProgramFacts {
 };
 struct RoleFacts {
   std::vector<BufferFacts> buffers;
+  int32_t ends = 0;  // how many places
   std::vector<ProgramFacts> programs;
   std::vector<int32_t> targets;  // by sum: its name's id
   std::vector<bool> has_target;  // by that id
 };
 inline constexpr uint8_t kReads = 1, kWrites = 2;
-// What an instruction does with args[arg].
-uint8_t access_of(const RoleFacts& facts, const Instruction& one, size_t arg);
+// What an instruction of this kind and program does with its argument `arg`.
+uint8_t access_of(const RoleFacts& facts, InstructionKind kind, int32_t program, size_t arg);
 
 // Ranks that differ only along free axes: those on which neither roles nor the peers of any
 // instruction depend. Each of them meets the peers of the same free coordinates, so what holds for
@@ -84,10 +85,22 @@ struct Model {
 };
 Result<Model> make_model(const PlanSet& set);
 
+// Of an instruction what most rules ask, side by side.
+struct Step {
+  InstructionKind kind = InstructionKind::kCompute;
+  int32_t slot = 0;  // its stream, counted over all cells
+  int32_t program = -1, micro = -1;
+  int32_t first_arg = 0, num_args = 0;  // in Section::args of the cell
+};
+
 // One of prologue, body and epilogue, in all cells.
 struct Section {
   const char* name = "";
   std::vector<const std::vector<Instruction>*> lists;  // by cell
+  std::vector<std::vector<Step>> steps;                // by cell and instruction
+  std::vector<std::vector<int32_t>> args;              // by cell: those of one after the other
+  std::vector<int32_t> first_slot;                     // by cell: slot of its stream 0
+  int32_t slots = 0;
   std::vector<std::vector<Spot>> partner;  // of a send its receive, of a receive its send
   std::vector<std::vector<int32_t>>
       joint;  // index in `joints`, -1 for what is no collective across cells
@@ -95,6 +108,10 @@ struct Section {
   std::vector<Spot> order;  // a possible run; of a joint its first member stands for all
 
   const Instruction& at(Spot place) const { return (*lists[place.cell])[place.index]; }
+  const Step& step(Spot place) const { return steps[place.cell][place.index]; }
+  std::span<const int32_t> args_of(int32_t cell, const Step& step) const {
+    return {args[cell].data() + step.first_arg, static_cast<size_t>(step.num_args)};
+  }
 };
 Section make_section(const Model& model, const char* name);
 
@@ -138,16 +155,33 @@ void check_collectives(const Model& model, Section& section, Findings& findings,
 // Runs the section; fills section.order.
 void check_deadlock(const Model& model, Section& section, Findings& findings);
 
-// What is known to be complete when an instruction is: of each stream of each cell the last
-// instruction, or -1.
-struct Clocks {
-  std::vector<int32_t> first_slot;  // by cell: slot of its stream 0
-  int32_t slots = 0;
-  std::vector<std::vector<int32_t>> known;  // by cell: [instruction × slots + slot]
+// What is known to be complete when an instruction is: of streams that are asked for (the own ones,
+// and those that receive what the cell sends) the last instruction, or -1. Kept where it changes.
+class Clocks {
+ public:
+  // Whether instruction `earlier` of the slot is complete when `later` is.
+  bool before(const Section& section, int32_t slot, int32_t earlier, Spot later) const {
+    if (section.step(later).slot == slot) return earlier <= later.index;
+    const Cell& cell = cells_[later.cell];
+    const int32_t row = cell.row_of[later.index];
+    return row >= 0 && cell.known[static_cast<size_t>(row) * cell.asked.size() +
+                                  static_cast<size_t>(cell.column_of[slot])] >= earlier;
+  }
+  bool before(const Section& section, Spot earlier, Spot later) const {
+    return before(section, section.step(earlier).slot, earlier.index, later);
+  }
 
-  bool before(const Section& section, Spot earlier, Spot later) const;
+ private:
+  friend class Clockwork;
+  struct Cell {
+    std::vector<int32_t> column_of;  // by slot; -1: nobody asks
+    std::vector<int32_t> asked;      // by column: its slot
+    std::vector<int32_t> row_of;     // by instruction; -1: it knows of no other slot
+    std::vector<int32_t> known;      // rows
+  };
+  std::vector<Cell> cells_;
 };
-Clocks make_clocks(const Model& model, const Section& section);
+Clocks make_clocks(const Section& section);
 
 // order and memory
 void check_memory(const Model& model, const Section& section, const Clocks& clocks,

@@ -30,35 +30,24 @@ void check_arena(const RoleProgram& role, const std::string& who, Findings& find
                    role.workspace_bytes[s], quote_control(role.streams[s].name), workspace[s]);
 }
 
-// Which arg of an instruction it writes.
-bool writes(const RoleProgram& role, const Instruction& one, size_t arg) {
-  switch (one.kind) {
-    case InstructionKind::kCompute:
-      return role.programs[one.program].arg_written[arg];
-    case InstructionKind::kInput:
-    case InstructionKind::kRecv:
-    case InstructionKind::kAllReduce:
-    case InstructionKind::kBroadcast:
-      return true;
-    case InstructionKind::kSend:
-      return false;
-    default:  // one after the other, or pairs
-      return arg % 2 == 1;
-  }
+bool writes(const RoleFacts& facts, const Instruction& one, size_t arg) {
+  return access_of(facts, one.kind, one.program, arg) & kWrites;
 }
 
-void check_constants(const RoleProgram& role, const std::string& who, Findings& findings) {
+void check_constants(const RoleProgram& role, const RoleFacts& facts, const std::string& who,
+                     Findings& findings) {
   for (const auto* list : {&role.prologue, &role.body, &role.epilogue})
     for (const Instruction& one : *list)
       for (size_t a = 0; a < one.args.size(); ++a)
-        if (role.buffers[one.args[a]].kind == BufferKind::kConstant && writes(role, one, a))
+        if (facts.buffers[one.args[a]].kind == BufferKind::kConstant && writes(facts, one, a))
           findings.add("structure", "{} on {} writes the constant '{}'", name_of(one), who,
                        quote_control(role.buffers[one.args[a]].name));
 }
 
 // Kept values change at most once a step, and nothing is kept for nobody. (Parameters: see rule
 // sum.)
-void check_states(const RoleProgram& role, const std::string& who, Findings& findings) {
+void check_states(const RoleProgram& role, const RoleFacts& facts, const std::string& who,
+                  Findings& findings) {
   std::vector<const Instruction*> writer(role.buffers.size());
   std::vector<bool> used(role.buffers.size());
   for (const auto* list : {&role.prologue, &role.body, &role.epilogue})
@@ -66,8 +55,8 @@ void check_states(const RoleProgram& role, const std::string& who, Findings& fin
       for (size_t a = 0; a < one.args.size(); ++a) {
         const int32_t id = one.args[a];
         used[id] = true;
-        if (list != &role.body || role.buffers[id].kind != BufferKind::kState ||
-            !writes(role, one, a))
+        if (list != &role.body || facts.buffers[id].kind != BufferKind::kState ||
+            !writes(facts, one, a))
           continue;
         if (writer[id] && writer[id] != &one && role.buffers[id].param.empty())
           findings.add("structure",
@@ -77,7 +66,7 @@ void check_states(const RoleProgram& role, const std::string& who, Findings& fin
         writer[id] = &one;
       }
   for (size_t b = 0; b < role.buffers.size(); ++b)
-    if (!used[b] && role.buffers[b].kind == BufferKind::kState)
+    if (!used[b] && facts.buffers[b].kind == BufferKind::kState)
       findings.add("structure", "the state '{}' on {} is used by nothing",
                    quote_control(role.buffers[b].name), who);
 }
@@ -159,8 +148,8 @@ void check_structure(const PlanSet& set, const Model& model, Findings& findings)
     seen[id] = true;
     const std::string who = model.who(static_cast<int32_t>(c));
     check_arena(role, who, findings);
-    check_constants(role, who, findings);
-    check_states(role, who, findings);
+    check_constants(role, model.facts[id], who, findings);
+    check_states(role, model.facts[id], who, findings);
     for (const Program& program : role.programs) check_locals(program, who, findings);
   }
   check_copies(model, findings);
