@@ -121,11 +121,48 @@ HWY_NOINLINE void tile(const A& a, const T* p, int64_t depth, const T* b, int64_
   PIPER_TILE_ROWS(PIPER_FINISH)
 }
 
+// Rows that the next block will touch, fetched little by little: heads lie side by side, so that
+// their rows are too short and too far apart for the processor to guess them.
+template <class T>
+class Soon {
+ public:
+  void add(const T* at, int64_t step, int64_t rows, int64_t width) {
+    if (rows <= 0) return;
+    const auto place = reinterpret_cast<uintptr_t>(at) / sizeof(T) | static_cast<uintptr_t>(step);
+    const int64_t inside = place % kLine == 0 ? 0 : kLine - 1;  // where a row begins in a line
+    parts_[count_++] = {at, step, rows, width, width + inside};
+    lines_ += rows * ((width + inside + kLine - 1) / kLine);
+  }
+  // All of it in so many calls of fetch.
+  void share_among(int64_t calls) { share_ = calls > 0 ? (lines_ + calls - 1) / calls : 0; }
+  void fetch() {
+    for (int64_t i = 0; i < share_ && at_ < count_; ++i) {
+      Part& part = parts_[at_];
+      __builtin_prefetch(part.at + HWY_MIN(column_, part.width - 1));
+      column_ += kLine;
+      if (column_ < part.reach) continue;
+      column_ = 0, part.at += part.step;
+      if (--part.rows == 0) ++at_;
+    }
+  }
+
+ private:
+  static constexpr int64_t kLine = 64 / sizeof(T);
+  struct Part {
+    const T* at;
+    int64_t step, rows, width, reach;
+  };
+  Part parts_[5];  // of q, k, v, y and dy
+  int count_ = 0, at_ = 0;
+  int64_t lines_ = 0, share_ = 0, column_ = 0;
+};
+
 // Rows of `width` elements: a · b, which is dense.
 template <class A, class T>
 void tile_row(const A& a, const T* p, int64_t depth, const T* b, int64_t width, T* c,
-              const TileResult<T>& to) {
+              const TileResult<T>& to, Soon<T>& soon) {
   const int64_t lanes = tile_lanes<T>();
+  soon.fetch();
   int64_t n = 0;
   for (; n + 2 * lanes <= width; n += 2 * lanes)
     tile<2, false>(a, p, depth, b + n, width, c + n, to, lanes);
@@ -223,15 +260,22 @@ void pack_keys(const T* from, int64_t step, int64_t keys, int64_t width, T* to) 
   }
 }
 
+// How many tiles the scores of so many keys are.
+template <class T>
+HWY_INLINE int64_t score_tiles(int64_t keys) {
+  return (keys + packed_columns<T>() - 1) / packed_columns<T>();
+}
+
 // The scores of the queries of a tile, dense from q on, for the keys [0, keys) of the packed ones.
 template <class T>
 void tile_scores(const T* q, int64_t width, const T* packed, int64_t keys, int64_t row,
-                 const Scores<T>& s) {
+                 const Scores<T>& s, Soon<T>& soon) {
   const int64_t lanes = tile_lanes<T>(), columns = packed_columns<T>();
   const DenseRows a{width};
   const TileResult<T> to{.row_step = kPanel,
                          .vector_step = lanes == kPanel ? s.rows * kPanel : lanes};
   for (int64_t j = 0; j < keys; j += columns, packed += columns * width) {
+    soon.fetch();
     if (j + lanes < keys)
       tile<2, false>(a, q, width, packed, columns, s.at(row, j), to, lanes);
     else

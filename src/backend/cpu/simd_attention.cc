@@ -67,23 +67,23 @@ class Attention {
 
   // The products of the block's queries, whose rows of x are dense, with packed keys.
   void products(const Block& block, const T* x, int64_t width, const T* packed,
-                const Scores<T>& to) const {
+                const Scores<T>& to) {
     for (int64_t r = 0; r < block.m; r += kTileRows) {
       const int64_t last = HWY_MIN(r + kTileRows, block.m) - 1;
-      tile_scores(x + r * width, width, packed, seen(block, block.i0 + last), r, to);
+      tile_scores(x + r * width, width, packed, seen(block, block.i0 + last), r, to, soon);
     }
   }
 
   // Rows of queries, from c on, (+)= scores · b for the block's row r and its tile; b is dense.
   void times_keys(const Scores<T>& scores, int64_t r, int64_t n, const T* b, int64_t width, T* c,
-                  TileResult<T>& to) const {
+                  TileResult<T>& to) {
     const ScoreRows a{scores.rows * kPanel};
     const T* const post = to.post;
     int64_t k = 0;
     do {
       const int64_t chain = HWY_MIN(kChain, n - k);
       to.post = k + chain == n ? post : nullptr;
-      tile_row(a, scores.at(r, k), chain, b + k * width, width, c, to);
+      tile_row(a, scores.at(r, k), chain, b + k * width, width, c, to, soon);
       to.add = true, to.keep = nullptr;
       k += chain;
     } while (k < n);
@@ -91,7 +91,7 @@ class Attention {
 
   // Rows of the block's keys, from c on, (+)= scoresᵀ · b, whose rows are the block's queries'.
   void times_queries(const Block& block, const Scores<T>& scores, const T* b, int64_t width, T* c,
-                     int64_t c_step, bool add) const {
+                     int64_t c_step, bool add) {
     TileResult<T> to{.row_step = c_step, .vector_step = tile_lanes<T>(), .add = add};
     for (int64_t j = 0; j < block.n; j += kTileRows) {
       const int64_t first =
@@ -99,10 +99,11 @@ class Attention {
       if (first == block.m && add) continue;
       to.rows = HWY_MIN(kTileRows, block.n - j);
       tile_row(ScoreColumns(), scores.at(first, j), block.m - first, b + first * width, width,
-               c + j * c_step, to);
+               c + j * c_step, to, soon);
     }
   }
 
+  void expect(const Block& block, int64_t b, int64_t h, const T* y, const T* dy);
   void forward_block(const Head& h, const Block& block, T* y, T* lse);
   void backward_block(const Head& h, const Block& block, const AttentionAdjoints<T>& a, bool first);
 
@@ -115,6 +116,7 @@ class Attention {
     return at;
   }
 
+  Soon<T> soon;
   T* scratch_;
   T *packed_k, *dense_q;
   Scores<T> s;
@@ -147,12 +149,38 @@ void Attention<T>::forward(T* y, T* lse, int64_t begin, int64_t end) {
       packed = h.k;
       for (int64_t i0 = 0; i0 < f.queries; i0 += sizes.query_block) {
         const int64_t m = HWY_MIN(sizes.query_block, f.queries - i0);
-        if (k0 == 0 || f.seen_by(i0 + m - 1) > k0)
-          forward_block(h, {i0, m, k0, n}, y_head, lse_head);
+        const Block block{i0, m, k0, n};
+        if (k0 > 0 && f.seen_by(i0 + m - 1) <= k0) continue;
+        expect(block, b, unit % f.heads, y, static_cast<const T*>(nullptr));
+        forward_block(h, block, y_head, lse_head);
       }
       k0 += n;
     } while (k0 < f.keys);
   }
+}
+
+// What the block after this one will touch, of the same head or of the next one, is fetched while
+// this one multiplies; dy is null forward.
+template <class T>
+void Attention<T>::expect(const Block& block, int64_t b, int64_t h, const T* y, const T* dy) {
+  soon = {};
+  int64_t i0 = block.i0 + block.m, k0 = block.k0;
+  if (i0 == f.queries) i0 = 0, k0 += block.n;
+  if (i0 == 0 && k0 >= f.keys) k0 = 0, ++h;
+  if (h == f.heads) h = 0, ++b;
+  if (b == f.batch) return;
+  const Head next = head(b, h);
+  const int64_t queries = HWY_MIN(sizes.query_block, f.queries - i0);
+  const int64_t keys = i0 > 0 ? 0 : HWY_MIN(sizes.key_block, f.keys - k0);
+  soon.add(next.q + i0 * f.q.token, f.q.token, queries, f.width);
+  soon.add(y + f.y.at(b, h) + i0 * f.y.token, f.y.token, queries, f.v_width);
+  if (dy) soon.add(dy + f.y.at(b, h) + i0 * f.y.token, f.y.token, queries, f.v_width);
+  soon.add(next.k + k0 * f.k.token, f.k.token, keys, f.width);
+  soon.add(next.v + k0 * f.v.token, f.v.token, keys, f.v_width);
+  int64_t calls = 0, rows = 0;
+  for (int64_t r = 0; r < block.m; r += kTileRows, ++rows)
+    calls += score_tiles<T>(seen(block, HWY_MIN(block.i0 + r + kTileRows, f.queries) - 1));
+  soon.share_among(dy ? 2 * calls + 3 * rows : calls + rows);
 }
 
 template <class T>
@@ -219,7 +247,9 @@ void Attention<T>::backward(const AttentionAdjoints<T>& a, int64_t begin, int64_
           const int64_t m = HWY_MIN(sizes.query_block, f.queries - i0);
           const bool last = hd + 1 == (g + 1) * repeat && i0 + m == f.queries;
           if (k0 > 0 && f.seen_by(i0 + m - 1) <= k0 && !(fresh && last)) continue;
-          backward_block(head(b, hd), {i0, m, k0, n}, of_head, fresh);
+          const Block block{i0, m, k0, n};
+          expect(block, b, hd, a.y, a.dy);
+          backward_block(head(b, hd), block, of_head, fresh);
           fresh = false;
         }
       }

@@ -49,6 +49,38 @@ HWY_INLINE void fetch_rows(const T* at, int64_t step) {
   for (int i = 0; i < kRowCount; ++i, at += step) __builtin_prefetch(at);
 }
 
+// Of a tile's depth, what comes last: done for a few rows after the other, so that their elements
+// are stored while the next ones multiply. All at once, the stores would keep the processor
+// waiting.
+#if HWY_TARGET <= HWY_AVX3
+constexpr int64_t kTail = 8;
+constexpr int kTogether = 4;
+#else
+constexpr int64_t kTail = 0;
+constexpr int kTogether = kRows;
+#endif
+
+// Row i of a tile, whose products are added up: what else there is to do, and stores it.
+template <class D, class T>
+HWY_INLINE void finish_row(D d, const Tile<T>& t, int64_t i, hn::Vec<D> x, hn::Vec<D> y) {
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  if (t.old) {
+    const T* with = t.old + i * t.old_step;
+    x = hn::Add(x, hn::LoadU(d, with)), y = hn::Add(y, hn::LoadU(d, with + lanes));
+  }
+  for (int o = 0; t.then && o < t.then->thens; ++o) {
+    const T* with = t.with(o) + i * t.then->then[o].step;
+    const auto u = hn::LoadU(d, with), v = hn::LoadU(d, with + lanes);
+    if (t.then->then[o].multiply)
+      x = hn::Mul(x, u), y = hn::Mul(y, v);
+    else
+      x = hn::Add(x, u), y = hn::Add(y, v);
+  }
+  T* c = t.c + i * t.c_step;
+  hn::StoreU(x, d, c);
+  hn::StoreU(y, d, c + lanes);
+}
+
 // Fetches a's elements of the tile below while it multiplies: rows of a are too short, and those of
 // a tile too many, for the processor to guess them. The first tile (kPacks), which nobody fetched
 // for, fetches its own, kSoon of k ahead. c is fetched row by row: all at once, its lines would
@@ -67,10 +99,19 @@ HWY_NOINLINE void tile(const Tile<T>& t) {
   const int64_t b_step = kPacks ? t.source_step : 2 * lanes;
   T *packed = t.b, *c = t.c;
   int unfetched = t.far ? R : 0;  // rows of c
+  const bool tail = t.depth >= kTail;
+  const int64_t body = tail ? t.depth - kTail : t.depth;
 #define PIPER_DECLARE(i) auto x##i = hn::Zero(d), y##i = hn::Zero(d);
   PIPER_TILE_ROWS(PIPER_DECLARE)
-  for (int64_t k = 0; k < t.depth;) {
-    const int64_t stop = HWY_MIN(t.depth, k + kLine<T>);
+#define PIPER_STEP(i)                                                                       \
+  if constexpr (i < R) {                                                                    \
+    const T* row = i / kGroup == 0 ? a0 : i / kGroup == 1 ? a1 : i / kGroup == 2 ? a2 : a3; \
+    const auto ai = hn::Set(d, row[(i % kGroup) * row_step]);                               \
+    x##i = hn::MulAdd(ai, b0, x##i);                                                        \
+    y##i = hn::MulAdd(ai, b1, y##i);                                                        \
+  }
+  for (int64_t k = 0; k < body;) {
+    const int64_t stop = HWY_MIN(body, k + kLine<T>);
     if (t.share > 0) t.ahead->fetch(t.share);
     if constexpr (!kRowsAdjacent) fetch_rows<R>(a0 + R * row_step, row_step);
     if constexpr (!kRowsAdjacent && kPacks) fetch_rows<R>(a0 + 2 * kLine<T>, row_step);
@@ -89,13 +130,6 @@ HWY_NOINLINE void tile(const Tile<T>& t) {
         hn::StoreU(b1, d, packed + lanes);
         packed += 2 * lanes;
       }
-#define PIPER_STEP(i)                                                                       \
-  if constexpr (i < R) {                                                                    \
-    const T* row = i / kGroup == 0 ? a0 : i / kGroup == 1 ? a1 : i / kGroup == 2 ? a2 : a3; \
-    const auto ai = hn::Set(d, row[(i % kGroup) * row_step]);                               \
-    x##i = hn::MulAdd(ai, b0, x##i);                                                        \
-    y##i = hn::MulAdd(ai, b1, y##i);                                                        \
-  }
       PIPER_TILE_ROWS(PIPER_STEP)
       a0 += depth_step, a1 += depth_step, a2 += depth_step, a3 += depth_step;
       // The compiler would keep other ones, and more than there are.
@@ -103,37 +137,34 @@ HWY_NOINLINE void tile(const Tile<T>& t) {
       b += b_step;
     }
   }
-#define PIPER_COMBINE(i, OP)                         \
-  if constexpr (i < R) {                             \
-    x##i = hn::OP(x##i, hn::LoadU(d, with));         \
-    y##i = hn::OP(y##i, hn::LoadU(d, with + lanes)); \
-    with += step;                                    \
+  for (int64_t k = 0; kRowsAdjacent && tail && k < kTail; ++k)
+    __builtin_prefetch(a0 + k * depth_step + 2 * R - 1);
+  for (int64_t k = 0; kPacks && tail && k < kTail; ++k, packed += 2 * lanes) {
+    hn::StoreU(hn::LoadU(d, b + k * b_step), d, packed);
+    hn::StoreU(hn::LoadU(d, b + k * b_step + lanes), d, packed + lanes);
   }
-#define PIPER_ADD(i) PIPER_COMBINE(i, Add)
-#define PIPER_MUL(i) PIPER_COMBINE(i, Mul)
-  if (t.old) {
-    const T* with = t.old;
-    const int64_t step = t.old_step;
-    PIPER_TILE_ROWS(PIPER_ADD)
+#define PIPER_TAIL(i) \
+  if constexpr (i / kTogether == kThese) PIPER_STEP(i)
+#define PIPER_FINISH(i) \
+  if constexpr (i < R && i / kTogether == kThese) finish_row(d, t, i, x##i, y##i);
+#define PIPER_TOGETHER(these)                                                   \
+  if constexpr (these * kTogether < R) {                                        \
+    constexpr int kThese = these;                                               \
+    const T* const from[] = {a0, a1, a2, a3, b};                                \
+    if (tail) {                                                                 \
+      for (int64_t k = 0; k < kTail; ++k, b += b_step) {                        \
+        const auto b0 = hn::LoadU(d, b), b1 = hn::LoadU(d, b + lanes);          \
+        PIPER_TILE_ROWS(PIPER_TAIL)                                             \
+        a0 += depth_step, a1 += depth_step, a2 += depth_step, a3 += depth_step; \
+      }                                                                         \
+    }                                                                           \
+    a0 = from[0], a1 = from[1], a2 = from[2], a3 = from[3], b = from[4];        \
+    PIPER_TILE_ROWS(PIPER_FINISH)                                               \
   }
-  for (int then = 0; t.then && then < t.then->thens; ++then) {
-    const T* with = t.with(then);
-    const int64_t step = t.then->then[then].step;
-    if (t.then->then[then].multiply) {
-      PIPER_TILE_ROWS(PIPER_MUL)
-    } else {
-      PIPER_TILE_ROWS(PIPER_ADD)
-    }
-  }
-  c = t.c;
-  const int64_t c_step = t.c_step;
-#define PIPER_STORE(i)              \
-  if constexpr (i < R) {            \
-    hn::StoreU(x##i, d, c);         \
-    hn::StoreU(y##i, d, c + lanes); \
-    c += c_step;                    \
-  }
-  PIPER_TILE_ROWS(PIPER_STORE)
+  PIPER_TOGETHER(0)
+  PIPER_TOGETHER(1)
+  PIPER_TOGETHER(2)
+  PIPER_TOGETHER(3)
 }
 
 template <class T>
