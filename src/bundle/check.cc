@@ -87,20 +87,20 @@ Status check_memory(const RoleProgram& role) {
   if (overflow) return bad("the stated memory is negative or overflows");
   for (size_t b = 0; b < role.buffers.size(); ++b) {
     const Buffer& buffer = role.buffers[b];
-    const std::string name = quote_control(buffer.name);
+    const auto name = [&] { return quote_control(buffer.name); };
     const auto bytes = bytes_of(buffer.type);
-    if (!bytes) return bad("buffer {} '{}' has no possible type", b, name);
+    if (!bytes) return bad("buffer {} '{}' has no possible type", b, name());
     if (buffer.offset < 0 || buffer.offset % 64 != 0)
-      return bad("buffer {} '{}' has the offset {}, which is no multiple of 64", b, name,
+      return bad("buffer {} '{}' has the offset {}, which is no multiple of 64", b, name(),
                  buffer.offset);
     int64_t end = 0;
     if (__builtin_add_overflow(buffer.offset, *bytes, &end) || end > role.arena_bytes)
-      return bad("buffer {} '{}' at {} with {} bytes ends after the arena of {}", b, name,
+      return bad("buffer {} '{}' at {} with {} bytes ends after the arena of {}", b, name(),
                  buffer.offset, *bytes, role.arena_bytes);
     if (buffer.kind == BufferKind::kStep && !buffer.init.empty())
-      return bad("step buffer {} '{}' has an initial value", b, name);
+      return bad("step buffer {} '{}' has an initial value", b, name());
     if (buffer.kind == BufferKind::kConstant && !buffer.param.empty())
-      return bad("buffer {} '{}' is a parameter but constant", b, name);
+      return bad("buffer {} '{}' is a parameter but constant", b, name());
     PIPER_TRY(check_part(role, buffer, b));
   }
   return ok_status();

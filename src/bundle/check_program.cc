@@ -118,7 +118,7 @@ Status check_order(const Program& program, std::vector<bool> ready) {
   std::vector<bool> written(args);
   for (size_t o = 0; o < program.ops.size(); ++o) {
     const ProgramOp& op = program.ops[o];
-    const std::string name = quote_control(op.op);
+    const std::string& name = op.op;  // a word
     for (int32_t input : op.inputs) {
       if (input == -1) continue;
       if (!in_range(input, program.values.size()))

@@ -1,38 +1,67 @@
 // Rules transfer and collective: what belongs together across cells.
 #include <algorithm>
 #include <map>
+#include <tuple>
+#include <unordered_map>
 
 #include "model.h"
 
 namespace piper {
 namespace {
 
-std::string type_of(const Model& model, const Section& section, Spot place, size_t arg = 0) {
-  return to_string(model.cells[place.cell].role->buffers[section.at(place).args[arg]].type);
+const TensorType& type_of(const Model& model, const Section& section, Spot place, size_t arg = 0) {
+  return model.cells[place.cell].role->buffers[section.at(place).args[arg]].type;
 }
 
-// Sender cell, receiver cell, channel.
-using Route = std::tuple<int32_t, int32_t, int32_t>;
-struct Messages {
+// What one cell sends another through one channel.
+struct Route {
+  int32_t from = 0, to = 0, channel = 0;
   std::vector<Spot> sends, recvs;
 };
 
-std::map<Route, Messages> find_routes(const Model& model, const Section& section) {
-  std::map<Route, Messages> routes;
-  for (int32_t c = 0; c < static_cast<int32_t>(model.cells.size()); ++c)
-    for (int32_t i = 0; i < static_cast<int32_t>(section.lists[c]->size()); ++i) {
-      const Instruction& one = section.at({c, i});
-      const bool send = one.kind == InstructionKind::kSend;
-      if (!send && one.kind != InstructionKind::kRecv) continue;
-      const int64_t rank = peer_rank(*model.cells[c].role, one.peer, model.cells[c].coordinates);
-      const int32_t peer = model.cell_of_rank[rank];
-      if (send)
-        routes[{c, peer, one.channel}].sends.push_back({c, i});
-      else
-        routes[{peer, c, one.channel}].recvs.push_back({c, i});
+class Routes {
+ public:
+  Routes(const Model& model, const Section& section) : model_(model), section_(section) {
+    for (int32_t c = 0; c < static_cast<int32_t>(model.cells.size()); ++c) {
+      peers_.clear();
+      const auto& steps = section.steps[c];
+      for (int32_t i = 0; i < static_cast<int32_t>(steps.size()); ++i) {
+        const bool send = steps[i].kind == InstructionKind::kSend;
+        if (!send && steps[i].kind != InstructionKind::kRecv) continue;
+        const Instruction& one = section.at({c, i});
+        const int32_t peer = peer_of(c, one);
+        Route& route = send ? at(c, peer, one.channel) : at(peer, c, one.channel);
+        (send ? route.sends : route.recvs).push_back({c, i});
+      }
     }
-  return routes;
-}
+    std::sort(routes_.begin(), routes_.end(), [](const Route& a, const Route& b) {
+      return std::tie(a.from, a.to, a.channel) < std::tie(b.from, b.to, b.channel);
+    });
+  }
+  const std::vector<Route>& all() const { return routes_; }
+
+ private:
+  // A cell has few peers, each many times.
+  int32_t peer_of(int32_t cell, const Instruction& one) {
+    const auto [known, is_new] = peers_.try_emplace(one.peer, -1);
+    if (is_new) {
+      const Cell& own = model_.cells[cell];
+      known->second = model_.cell_of_rank[peer_rank(*own.role, one.peer, own.coordinates)];
+    }
+    return known->second;
+  }
+  Route& at(int32_t from, int32_t to, int32_t channel) {
+    const uint64_t cells = static_cast<uint64_t>(from) << 32 | static_cast<uint32_t>(to);
+    const auto [known, is_new] = ids_[cells].try_emplace(channel, routes_.size());
+    return is_new ? routes_.emplace_back(Route{from, to, channel, {}, {}}) : routes_[known->second];
+  }
+
+  const Model& model_;
+  const Section& section_;
+  std::map<std::vector<int32_t>, int32_t> peers_;                          // of the cell at hand
+  std::unordered_map<uint64_t, std::unordered_map<int32_t, size_t>> ids_;  // by cells and channel
+  std::vector<Route> routes_;
+};
 
 // Collectives of one set of ranks, by member cell. Two groups over the same axes are the same
 // ranks.
@@ -44,8 +73,8 @@ std::map<Ranks, std::map<int32_t, std::vector<Spot>>> find_groups(const Model& m
   std::map<Ranks, std::map<int32_t, std::vector<Spot>>> groups;
   for (int32_t c = 0; c < static_cast<int32_t>(model.cells.size()); ++c)
     for (int32_t i = 0; i < static_cast<int32_t>(section.lists[c]->size()); ++i) {
+      if (!is_collective(section.steps[c][i].kind)) continue;
       const Instruction& one = section.at({c, i});
-      if (!is_collective(one.kind)) continue;
       const RoleProgram& role = *model.cells[c].role;
       Ranks key{role.groups[one.group].axes, model.cells[c].coordinates};
       for (int32_t axis : key.first) key.second[axis] = -1;
@@ -76,7 +105,7 @@ std::string describe(const Model& model, const Section& section, Spot place) {
   const Instruction& one = section.at(place);
   std::string text = fmt::format("{} ({} of", name_of(model, section, place), to_string(one.kind));
   for (size_t k = 0; k < one.args.size() && k < 3; ++k)
-    text += " " + type_of(model, section, place, k);
+    text += " " + to_string(type_of(model, section, place, k));
   if (one.args.size() > 3) text += fmt::format(" and {} more", one.args.size() - 3);
   return text +
          (one.kind == InstructionKind::kBroadcast ? fmt::format(" from {})", one.root) : ")");
@@ -86,25 +115,25 @@ std::string describe(const Model& model, const Section& section, Spot place) {
 
 void check_transfers(const Model& model, Section& section, Findings& findings,
                      VerifyReport& report) {
-  for (const auto& [route, messages] : find_routes(model, section)) {
-    const auto& [sends, recvs] = messages;
+  const Routes routes(model, section);
+  for (const auto& [from, to, channel, sends, recvs] : routes.all()) {
     for (size_t k = 0; k < std::max(sends.size(), recvs.size()); ++k) {
       if (k >= recvs.size()) {
         findings.add("transfer", "{} is never received by {}", name_of(model, section, sends[k]),
-                     model.who(std::get<1>(route)));
+                     model.who(to));
       } else if (k >= sends.size()) {
         findings.add("transfer", "{} waits for a message that {} never sends",
-                     name_of(model, section, recvs[k]), model.who(std::get<0>(route)));
+                     name_of(model, section, recvs[k]), model.who(from));
       } else {
         section.partner[sends[k].cell][sends[k].index] = recvs[k];
         section.partner[recvs[k].cell][recvs[k].index] = sends[k];
         ++report.transfers;
-        const std::string sent = type_of(model, section, sends[k]),
-                          received = type_of(model, section, recvs[k]);
+        const TensorType &sent = type_of(model, section, sends[k]),
+                         &received = type_of(model, section, recvs[k]);
         if (sent != received)
           findings.add("transfer", "{} sends {}, but {} takes {}",
-                       name_of(model, section, sends[k]), sent, name_of(model, section, recvs[k]),
-                       received);
+                       name_of(model, section, sends[k]), to_string(sent),
+                       name_of(model, section, recvs[k]), to_string(received));
       }
     }
   }
