@@ -17,6 +17,7 @@ add_library(DNNL::dnnl SHARED IMPORTED)
 set_target_properties(DNNL::dnnl PROPERTIES IMPORTED_LOCATION ${DNNL_LIBRARY})
 find_package(hwy REQUIRED)
 find_library(XXHASH xxhash REQUIRED)
+find_library(MIMALLOC mimalloc REQUIRED)
 
 if(EXISTS ${CMAKE_SOURCE_DIR}/formats/plan.proto)
   protobuf_generate_cpp(PLAN_SOURCES PLAN_HEADERS formats/plan.proto)
