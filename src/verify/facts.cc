@@ -57,6 +57,7 @@ RoleFacts facts_of(const RoleProgram& role, Model& model) {
     end_of.push_back(buffer.offset + buffer.type.bytes());
     ends.add(buffer.offset);
     ends.add(end_of.back());
+    facts.end_bytes = std::max(facts.end_bytes, end_of.back());
   }
   facts.ends = ends.number();
   for (size_t b = 0; b < role.buffers.size(); ++b) {

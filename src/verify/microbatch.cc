@@ -51,7 +51,8 @@ class Comparison {
         role_(*model.cells[cell].role),
         facts_(*model.cells[cell].facts),
         renaming_(facts_.buffers.size()),
-        meanings_(facts_.programs.size()) {}
+        meanings_(facts_.programs.size()),
+        compared_(section.steps[cell].size(), -1) {}
 
   void run() {
     find_tasks();
@@ -118,10 +119,8 @@ class Comparison {
       return findings_.add("microbatch", "{} has {} args, {} has {}", name(place), one.num_args,
                            name(reference), first.num_args);
     const auto expected = section_.args_of(cell_, first), actual = section_.args_of(cell_, one);
-    find_sums(section_.at(reference), first_sums_);
-    find_sums(section_.at(place), sums_);
     for (size_t a = 0; a < actual.size(); ++a)
-      if (!same_sum(a) && !fits(expected[a], actual[a]))
+      if (!fits(expected[a], actual[a]) && !same_sum(reference, place, a))
         findings_.add("microbatch", "{} takes {} as arg {}, where {} takes {}", name(place),
                       buffer_name(actual[a]), a, name_of(section_.at(reference)),
                       buffer_name(expected[a]));
@@ -135,36 +134,60 @@ class Comparison {
     return renaming_.pair(expected, actual);
   }
 
-  // What an arg is declared to be: the part of a sum by one use, or the finished sum; and whether
-  // it is added to: what it held before is then no part of what is made.
-  struct SumUse {
-    int32_t target = -1, use = -1;
-    bool adds = false;
-  };
-  static void find_sums(const Instruction& one, std::vector<SumUse>& sums) {
-    sums.assign(one.args.size(), {});
-    for (const Contribution& part : one.contributions)
-      sums[part.arg] = {part.target, part.use, part.accumulates || sums[part.arg].adds};
-    for (const SumRead& read : one.sum_reads)
-      sums[read.arg] = {read.target, -1, sums[read.arg].adds};
-    for (const SumCombine& sum : one.combines)
-      if (std::find(sum.from.begin(), sum.from.end(), sum.arg) != sum.from.end())
-        sums[sum.arg].adds = true;
-  }
-  bool same_sum(size_t arg) const {
-    const SumUse &first = first_sums_[arg], &one = sums_[arg];
-    return first.target >= 0 && first.target == one.target && first.use == one.use;
+  // Whether an arg is declared to be the same in both: the part of a sum by one use, or the
+  // finished sum.
+  bool same_sum(Spot reference, Spot place, size_t arg) const {
+    const auto sum = [arg](const Instruction& one) {
+      std::pair<int32_t, int32_t> found{-1, -1};  // target and use
+      for (const Contribution& part : one.contributions)
+        if (static_cast<size_t>(part.arg) == arg) found = {part.target, part.use};
+      for (const SumRead& read : one.sum_reads)
+        if (static_cast<size_t>(read.arg) == arg) found = {read.target, -1};
+      return found;
+    };
+    const auto first = sum(section_.at(reference));
+    return first.first >= 0 && first == sum(section_.at(place));
   }
 
   void compare_programs(Spot reference, Spot place) {
     const Instruction &first = section_.at(reference), &one = section_.at(place);
     if (first.program == one.program) return;
-    const std::vector<uint64_t>&expected = meaning(first.program), &actual = meaning(one.program);
+    // Most are as the microbatch before.
+    int32_t& like = compared_[reference.index];
+    if (like >= 0 && same_sums(section_.at({cell_, like}), one)) return;
+    const std::vector<uint64_t> expected = added_by(first), actual = added_by(one);
     for (size_t a = 0; a < actual.size(); ++a)
-      if (expected[a] - (first_sums_[a].adds ? initial_symbol(a) : 0) !=
-          actual[a] - (sums_[a].adds ? initial_symbol(a) : 0))
+      if (expected[a] != actual[a])
         return findings_.add("microbatch", "{} computes {} otherwise than {} does", name(place),
                              buffer_name(one.args[a]), name_of(first));
+    like = place.index;
+  }
+  // Whether two run one program and add to the same arguments.
+  static bool same_sums(const Instruction& a, const Instruction& b) {
+    const auto same_part = [](const Contribution& x, const Contribution& y) {
+      return x.arg == y.arg && x.accumulates == y.accumulates;
+    };
+    const auto same_combine = [](const SumCombine& x, const SumCombine& y) {
+      return x.arg == y.arg && x.from == y.from;
+    };
+    return a.program == b.program &&
+           std::equal(a.contributions.begin(), a.contributions.end(), b.contributions.begin(),
+                      b.contributions.end(), same_part) &&
+           std::equal(a.combines.begin(), a.combines.end(), b.combines.begin(), b.combines.end(),
+                      same_combine);
+  }
+  // By argument: what the program makes, without what an accumulator held before.
+  std::vector<uint64_t> added_by(const Instruction& one) {
+    std::vector<uint64_t> meaning = this->meaning(one.program);
+    std::vector<bool> adds(meaning.size());
+    for (const Contribution& part : one.contributions)
+      if (part.accumulates) adds[part.arg] = true;
+    for (const SumCombine& sum : one.combines)
+      if (std::find(sum.from.begin(), sum.from.end(), sum.arg) != sum.from.end())
+        adds[sum.arg] = true;
+    for (size_t a = 0; a < adds.size(); ++a)
+      if (adds[a]) meaning[a] -= initial_symbol(a);
+    return meaning;
   }
   const std::vector<uint64_t>& meaning(int32_t program) {
     std::vector<uint64_t>& known = meanings_[program];
@@ -181,7 +204,7 @@ class Comparison {
   std::vector<Task> tasks_;
   Renaming renaming_;                            // of the first microbatch's buffers
   std::vector<std::vector<uint64_t>> meanings_;  // by program
-  std::vector<SumUse> first_sums_, sums_;        // by argument
+  std::vector<int32_t> compared_;                // by instruction: the last one that does the same
 };
 
 }  // namespace

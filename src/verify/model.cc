@@ -121,9 +121,11 @@ Result<VerifyReport> verify_plan_set(const PlanSet& set) {
   report.ranks = set.world();
   report.cells = static_cast<int64_t>(model.cells.size());
   Findings findings(report);
-  check_structure(set, model, findings);
-  for (const char* name : {"prologue", "body", "epilogue"}) {
-    Section section = make_section(model, name);
+  std::vector<Section> sections;
+  for (const char* name : {"prologue", "body", "epilogue"})
+    sections.push_back(make_section(model, name));
+  check_structure(model, sections, findings);
+  for (Section& section : sections) {
     for (const auto* list : section.lists)
       report.instructions += static_cast<int64_t>(list->size());
     const size_t before = findings.size();
@@ -134,7 +136,7 @@ Result<VerifyReport> verify_plan_set(const PlanSet& set) {
     if (findings.size() > before) continue;
     const Clocks clocks = make_clocks(section);
     check_memory(model, section, clocks, findings);
-    if (std::string_view(name) != "body") continue;
+    if (std::string_view(section.name) != "body") continue;
     check_state(model, section, clocks, findings);
     check_microbatches(model, section, findings);
     check_sums(model, section, findings, report);

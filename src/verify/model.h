@@ -44,7 +44,8 @@ struct ProgramFacts {
 };
 struct RoleFacts {
   std::vector<BufferFacts> buffers;
-  int32_t ends = 0;  // how many places
+  int32_t ends = 0;       // how many places
+  int64_t end_bytes = 0;  // the last
   std::vector<ProgramFacts> programs;
   std::vector<int32_t> targets;  // by sum: its name's id
   std::vector<bool> has_target;  // by that id
@@ -145,7 +146,7 @@ ProgramFacts facts_of(const Program& program);
 void find_facts(const PlanSet& set, Model& model);
 
 // ---- The rules ----------------------------------------------------------------------------------
-void check_structure(const PlanSet& set, const Model& model, Findings& findings);
+void check_structure(const Model& model, std::span<const Section> sections, Findings& findings);
 // Fills section.partner and counts transfers.
 void check_transfers(const Model& model, Section& section, Findings& findings,
                      VerifyReport& report);

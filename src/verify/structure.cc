@@ -1,7 +1,6 @@
 // Sizes as stated, constants unwritten, programs that keep their own values apart, equal copies of
 // parameters.
 #include <algorithm>
-#include <map>
 
 #include "model.h"
 
@@ -10,66 +9,92 @@ namespace {
 
 int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-void check_arena(const RoleProgram& role, const std::string& who, Findings& findings) {
-  int64_t end = 0;
-  for (const Buffer& buffer : role.buffers)
-    end = std::max(end, buffer.offset + buffer.type.bytes());
-  if (role.arena_bytes != end && role.arena_bytes != aligned(end))
-    findings.add("memory", "{} states an arena of {} bytes, its buffers end at {}", who,
-                 role.arena_bytes, end);
-  std::vector<int64_t> workspace(role.streams.size());
-  for (const auto* list : {&role.prologue, &role.body, &role.epilogue})
-    for (const Instruction& one : *list)
-      if (one.kind == InstructionKind::kCompute)
-        workspace[one.stream] =
-            std::max(workspace[one.stream], role.programs[one.program].workspace_bytes);
-  for (size_t s = 0; s < workspace.size(); ++s)
-    if (role.workspace_bytes[s] != workspace[s])
-      findings.add("memory",
-                   "{} states {} bytes of workspace for stream '{}', its programs need {}", who,
-                   role.workspace_bytes[s], quote_control(role.streams[s].name), workspace[s]);
-}
+// One role, as the cell that runs it first.
+class RoleCheck {
+ public:
+  RoleCheck(const Model& model, std::span<const Section> sections, int32_t cell, Findings& findings)
+      : role_(*model.cells[cell].role),
+        facts_(*model.cells[cell].facts),
+        sections_(sections),
+        cell_(cell),
+        who_(model.who(cell)),
+        findings_(findings) {}
 
-bool writes(const RoleFacts& facts, const Instruction& one, size_t arg) {
-  return access_of(facts, one.kind, one.program, arg) & kWrites;
-}
+  void run() {
+    check_arena();
+    check_workspaces();
+    check_writes();
+    for (const Program& program : role_.programs) check_locals(program);
+  }
 
-void check_constants(const RoleProgram& role, const RoleFacts& facts, const std::string& who,
-                     Findings& findings) {
-  for (const auto* list : {&role.prologue, &role.body, &role.epilogue})
-    for (const Instruction& one : *list)
-      for (size_t a = 0; a < one.args.size(); ++a)
-        if (facts.buffers[one.args[a]].kind == BufferKind::kConstant && writes(facts, one, a))
-          findings.add("structure", "{} on {} writes the constant '{}'", name_of(one), who,
-                       quote_control(role.buffers[one.args[a]].name));
-}
+ private:
+  std::string buffer_name(int32_t buffer) const {
+    return quote_control(role_.buffers[buffer].name);
+  }
 
-// Kept values change at most once a step, and nothing is kept for nobody. (Parameters: see rule
-// sum.)
-void check_states(const RoleProgram& role, const RoleFacts& facts, const std::string& who,
-                  Findings& findings) {
-  std::vector<const Instruction*> writer(role.buffers.size());
-  std::vector<bool> used(role.buffers.size());
-  for (const auto* list : {&role.prologue, &role.body, &role.epilogue})
-    for (const Instruction& one : *list)
-      for (size_t a = 0; a < one.args.size(); ++a) {
-        const int32_t id = one.args[a];
-        used[id] = true;
-        if (list != &role.body || facts.buffers[id].kind != BufferKind::kState ||
-            !writes(facts, one, a))
-          continue;
-        if (writer[id] && writer[id] != &one && role.buffers[id].param.empty())
-          findings.add("structure",
-                       "{} on {} writes the state '{}', which {} has already written in this step",
-                       name_of(one), who, quote_control(role.buffers[id].name),
-                       name_of(*writer[id]));
-        writer[id] = &one;
+  void check_arena() {
+    const int64_t end = facts_.end_bytes;
+    if (role_.arena_bytes != end && role_.arena_bytes != aligned(end))
+      findings_.add("memory", "{} states an arena of {} bytes, its buffers end at {}", who_,
+                    role_.arena_bytes, end);
+  }
+  void check_workspaces() {
+    std::vector<int64_t> workspace(role_.streams.size());
+    for (const Section& section : sections_)
+      for (const Step& step : section.steps[cell_])
+        if (step.kind == InstructionKind::kCompute) {
+          int64_t& stated = workspace[step.slot - section.first_slot[cell_]];
+          stated = std::max(stated, role_.programs[step.program].workspace_bytes);
+        }
+    for (size_t s = 0; s < workspace.size(); ++s)
+      if (role_.workspace_bytes[s] != workspace[s])
+        findings_.add("memory",
+                      "{} states {} bytes of workspace for stream '{}', its programs need {}", who_,
+                      role_.workspace_bytes[s], quote_control(role_.streams[s].name), workspace[s]);
+  }
+
+  // Constants are never written. States change at most once a step, and none is kept for nobody.
+  // (Parameters: see rule sum.)
+  void check_writes() {
+    std::vector<bool> used(facts_.buffers.size());
+    for (const Section& section : sections_) {
+      const bool body = std::string_view(section.name) == "body";
+      std::vector<int32_t> writer(facts_.buffers.size(), -1);
+      for (int32_t i = 0; i < static_cast<int32_t>(section.steps[cell_].size()); ++i) {
+        const Step& step = section.steps[cell_][i];
+        const std::span<const int32_t> args = section.args_of(cell_, step);
+        for (size_t a = 0; a < args.size(); ++a) {
+          used[args[a]] = true;
+          if (facts_.buffers[args[a]].kind != BufferKind::kStep &&
+              access_of(facts_, step.kind, step.program, a) & kWrites)
+            write(section.at({cell_, i}), args[a], body, i, writer[args[a]]);
+        }
       }
-  for (size_t b = 0; b < role.buffers.size(); ++b)
-    if (!used[b] && facts.buffers[b].kind == BufferKind::kState)
-      findings.add("structure", "the state '{}' on {} is used by nothing",
-                   quote_control(role.buffers[b].name), who);
-}
+    }
+    for (int32_t b = 0; b < static_cast<int32_t>(used.size()); ++b)
+      if (!used[b] && facts_.buffers[b].kind == BufferKind::kState)
+        findings_.add("structure", "the state '{}' on {} is used by nothing", buffer_name(b), who_);
+  }
+  void write(const Instruction& one, int32_t buffer, bool body, int32_t index, int32_t& writer) {
+    if (facts_.buffers[buffer].kind == BufferKind::kConstant)
+      return findings_.add("structure", "{} on {} writes the constant '{}'", name_of(one), who_,
+                           buffer_name(buffer));
+    if (body && writer >= 0 && writer != index && facts_.buffers[buffer].param < 0)
+      findings_.add("structure",
+                    "{} on {} writes the state '{}', which {} has already written in this step",
+                    name_of(one), who_, buffer_name(buffer), name_of(role_.body[writer]));
+    writer = index;
+  }
+
+  void check_locals(const Program& program);
+
+  const RoleProgram& role_;
+  const RoleFacts& facts_;
+  std::span<const Section> sections_;
+  int32_t cell_;
+  std::string who_;
+  Findings& findings_;
+};
 
 // The life of each local value: from the op that makes it to the last that reads it or a view of
 // it.
@@ -91,7 +116,7 @@ std::vector<Life> lives_of(const Program& program) {
 
 // Two locals that share bytes are not alive at once; one may take the place of another in the op
 // that reads it last.
-void check_locals(const Program& program, const std::string& who, Findings& findings) {
+void RoleCheck::check_locals(const Program& program) {
   const std::vector<Life> lives = lives_of(program);
   std::vector<size_t> locals;
   for (size_t v = 0; v < program.values.size(); ++v)
@@ -108,51 +133,63 @@ void check_locals(const Program& program, const std::string& who, Findings& find
                             (lives[a].last == lives[b].first || lives[b].last == lives[a].first) &&
                             lives[a].first != lives[b].first;
       if (lives[a].last < lives[b].first || lives[b].last < lives[a].first || in_place) continue;
-      findings.add(
+      findings_.add(
           "memory",
           "program '{}' of {} keeps values {} and {} in the same bytes while both are needed",
-          quote_control(program.label), who, a, b);
+          quote_control(program.label), who_, a, b);
     }
 }
 
 // A tied parameter that several roles hold starts with the same values everywhere.
 void check_copies(const Model& model, Findings& findings) {
   struct First {
-    const Buffer* buffer;
-    int32_t cell;
+    const Buffer* buffer = nullptr;
+    int32_t cell = -1;
   };
-  std::map<std::string, First> first;
-  for (size_t c = 0; c < model.cells.size(); ++c)
-    for (const Buffer& buffer : model.cells[c].role->buffers) {
-      if (buffer.param.empty() || buffer.kind != BufferKind::kState) continue;
-      const auto [found, is_new] =
-          first.emplace(buffer.param, First{&buffer, static_cast<int32_t>(c)});
-      const Buffer& other = *found->second.buffer;
-      if (is_new || (other.init == buffer.init && other.fill == buffer.fill &&
-                     other.type == buffer.type && other.whole == buffer.whole))
+  std::vector<First> first(model.params.size());
+  for (int32_t c = 0; c < static_cast<int32_t>(model.cells.size()); ++c) {
+    const RoleFacts& facts = *model.cells[c].facts;
+    for (size_t b = 0; b < facts.buffers.size(); ++b) {
+      const int32_t param = facts.buffers[b].param;
+      if (param < 0 || facts.buffers[b].kind != BufferKind::kState) continue;
+      const Buffer& buffer = model.cells[c].role->buffers[b];
+      if (!first[param].buffer) first[param] = {&buffer, c};
+      const Buffer& other = *first[param].buffer;
+      if (other.init == buffer.init && other.fill == buffer.fill && other.type == buffer.type &&
+          other.whole == buffer.whole)
         continue;
       findings.add("structure", "parameter '{}' starts differently on {} and {}",
-                   quote_control(buffer.param), model.who(found->second.cell),
-                   model.who(static_cast<int32_t>(c)));
+                   quote_control(buffer.param), model.who(first[param].cell), model.who(c));
     }
+  }
+}
+
+// All roles mean the same by the name of a sum.
+void check_uses(const Model& model, Findings& findings) {
+  std::vector<bool> said(model.targets.size());
+  for (int32_t c = 0; c < static_cast<int32_t>(model.cells.size()); ++c) {
+    const std::vector<int32_t>& targets = model.cells[c].facts->targets;
+    for (size_t t = 0; t < targets.size(); ++t) {
+      const SumTarget& sum = model.cells[c].role->sum_targets[t];
+      if (sum.uses == model.uses[targets[t]] || said[targets[t]]) continue;
+      said[targets[t]] = true;
+      findings.add("structure", "the sum '{}' has {} uses on {}, {} elsewhere",
+                   quote_control(sum.name), sum.uses, model.who(c), model.uses[targets[t]]);
+    }
+  }
 }
 
 }  // namespace
 
-void check_structure(const PlanSet& set, const Model& model, Findings& findings) {
-  std::vector<bool> seen(set.roles.size());
-  for (size_t c = 0; c < model.cells.size(); ++c) {
-    const RoleProgram& role = *model.cells[c].role;
-    const auto id = static_cast<size_t>(&role - set.roles.data());
-    if (seen[id]) continue;
-    seen[id] = true;
-    const std::string who = model.who(static_cast<int32_t>(c));
-    check_arena(role, who, findings);
-    check_constants(role, model.facts[id], who, findings);
-    check_states(role, model.facts[id], who, findings);
-    for (const Program& program : role.programs) check_locals(program, who, findings);
+void check_structure(const Model& model, std::span<const Section> sections, Findings& findings) {
+  std::vector<bool> seen(model.facts.size());
+  for (int32_t c = 0; c < static_cast<int32_t>(model.cells.size()); ++c) {
+    const auto role = static_cast<size_t>(model.cells[c].facts - model.facts.data());
+    if (!seen[role]) RoleCheck(model, sections, c, findings).run();
+    seen[role] = true;
   }
   check_copies(model, findings);
+  check_uses(model, findings);
 }
 
 }  // namespace piper

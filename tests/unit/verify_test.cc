@@ -365,6 +365,11 @@ TEST(Verify, Structure) {
         "like "
         "it)",
         "sum: 'U' on rank 0 (and 1 like it) updates parameter 'w1' without its finished gradient"}},
+      {{},
+       {{"sum 0 \"w0.grad\"", "sum 0 \"w0.grad\" uses=2"}},
+       {"structure: the sum 'w0.grad' has 1 uses on rank 0 (and 1 like it), 2 elsewhere",
+        "sum: 'U' on rank 0 (and 1 like it) reads the sum 'w0.grad' from 'g': nothing of use 1 is "
+        "in it"}},
       {{{"args=[2,6,7]", "args=[2,6]"}},
        {},
        {"error: instruction 9 'B stage=0 mb=1' (compute): it has 2 args instead of 3"}},
@@ -497,7 +502,7 @@ TEST(Verify, SumsHoldEachUseAndSampleOnce) {
         "it 2 times"}},
       // A use that nobody contributes.
       {{{"sum 0 \"w0.grad\"", "sum 0 \"w0.grad\" uses=2"}},
-       {},
+       {{"sum 0 \"w0.grad\"", "sum 0 \"w0.grad\" uses=2"}},
        {"sum: 'U' on rank 0 (and 1 like it) reads the sum 'w0.grad' from 'g': nothing of use 1 is "
         "in it"}},
       // A part of a sum used without a word.
