@@ -21,24 +21,33 @@ std::string_view task_of(const Instruction& one) {
   return label.ends_with(own) ? label.substr(0, label.size() - own.size()) : std::string_view();
 }
 
-// Buffers of one microbatch by those of another, for one pair of microbatches after the other.
-class Renaming {
+// The parts that buffers play: one in each microbatch, which all microbatches know by one number.
+class Parts {
  public:
-  explicit Renaming(size_t buffers) : to_(buffers), from_(buffers) {}
-  void begin() { ++turn_; }
-  // Whether `one` stands for `other` and for no other.
-  bool pair(int32_t other, int32_t one) { return own(to_[other], one) && own(from_[one], other); }
+  explicit Parts(size_t buffers) : part_(buffers) {}
+  void begin() { ++turn_; }  // the next microbatch
+  // The part of a buffer; a new one where it has none yet.
+  int32_t of(int32_t buffer) {
+    if (part_[buffer].turn == turn_) return part_[buffer].id;
+    buffer_.push_back({turn_, buffer});
+    part_[buffer] = {turn_, static_cast<int32_t>(buffer_.size()) - 1};
+    return part_[buffer].id;
+  }
+  // Whether the buffer, and no other, plays the part.
+  bool plays(int32_t buffer, int32_t part) {
+    return own(part_[buffer], part) && own(buffer_[part], buffer);
+  }
 
  private:
   struct Entry {
-    int32_t turn = 0, buffer = -1;
+    int32_t turn = 0, id = -1;
   };
-  bool own(Entry& entry, int32_t buffer) const {
-    if (entry.turn != turn_) entry = {turn_, buffer};
-    return entry.buffer == buffer;
+  bool own(Entry& entry, int32_t id) const {
+    if (entry.turn != turn_) entry = {turn_, id};
+    return entry.id == id;
   }
   int32_t turn_ = 0;
-  std::vector<Entry> to_, from_;
+  std::vector<Entry> part_, buffer_;  // by buffer and by part, of the microbatch at hand
 };
 
 class Comparison {
@@ -50,22 +59,26 @@ class Comparison {
         cell_(cell),
         role_(*model.cells[cell].role),
         facts_(*model.cells[cell].facts),
-        renaming_(facts_.buffers.size()),
+        parts_(facts_.buffers.size()),
+        part_of_arg_(section.args[cell].size(), -1),
         meanings_(facts_.programs.size()),
         compared_(section.steps[cell].size(), -1) {}
 
   void run() {
     find_tasks();
-    for (size_t i = 0; i < parts_.size();) {
-      renaming_.begin();
+    for (size_t i = 0; i < uses_.size();) {
+      parts_.begin();
       const size_t first = i;
-      for (; i < parts_.size() && parts_[i].micro == parts_[first].micro; ++i) visit(parts_[i]);
-      for (size_t k = first; k < i; ++k) check_count(tasks_[parts_[k].task], parts_[k].micro);
+      const int32_t micro = uses_[i].micro;
+      for (; i < uses_.size() && uses_[i].micro == micro; ++i) visit(uses_[i]);
+      // What has been compared knows its parts; what this microbatch is the first to do learns
+      // them.
+      for (size_t k = first; k < i; ++k) end(tasks_[uses_[k].task], uses_[k]);
     }
   }
 
  private:
-  struct Part {
+  struct Use {
     int32_t micro = 0, index = 0, task = 0;
   };
   // Its instructions in its first microbatch; and how many the microbatch at hand has, from where.
@@ -85,27 +98,33 @@ class Comparison {
       if (task.empty()) continue;
       const auto [found, is_new] = known.emplace(task, static_cast<int32_t>(tasks_.size()));
       if (is_new) tasks_.emplace_back();
-      parts_.push_back({steps[i].micro, i, found->second});
+      uses_.push_back({steps[i].micro, i, found->second});
     }
-    std::sort(parts_.begin(), parts_.end(), [](const Part& a, const Part& b) {
+    std::sort(uses_.begin(), uses_.end(), [](const Use& a, const Use& b) {
       return std::pair(a.micro, a.index) < std::pair(b.micro, b.index);
     });
   }
 
-  void visit(const Part& part) {
-    Task& task = tasks_[part.task];
-    if (task.first_micro < 0) task.first_micro = part.micro;
-    if (task.first_micro == part.micro) return task.first.push_back(part.index);
-    if (task.micro != part.micro) task.micro = part.micro, task.from = part.index, task.count = 0;
+  void visit(const Use& use) {
+    Task& task = tasks_[use.task];
+    if (task.first_micro < 0) task.first_micro = use.micro;
+    if (task.first_micro == use.micro) return task.first.push_back(use.index);
+    if (task.micro != use.micro) task.micro = use.micro, task.from = use.index, task.count = 0;
     if (task.count < task.first.size())
-      compare({cell_, task.first[task.count]}, {cell_, part.index});
+      compare({cell_, task.first[task.count]}, {cell_, use.index});
     ++task.count;
   }
-  void check_count(Task& task, int32_t micro) {
-    if (task.micro != micro || task.count == task.first.size()) return;
-    findings_.add("microbatch", "{} has {} parts, {} has {}", name({cell_, task.from}), task.count,
-                  name({cell_, task.first[0]}), task.first.size());
-    task.count = task.first.size();
+  void end(Task& task, const Use& use) {
+    if (task.first_micro == use.micro) {
+      const Step& step = section_.steps[cell_][use.index];
+      const std::span<const int32_t> args = section_.args_of(cell_, step);
+      for (size_t a = 0; a < args.size(); ++a)
+        part_of_arg_[static_cast<size_t>(step.first_arg) + a] = parts_.of(args[a]);
+    } else if (task.count != task.first.size()) {
+      findings_.add("microbatch", "{} has {} parts, {} has {}", name({cell_, task.from}),
+                    task.count, name({cell_, task.first[0]}), task.first.size());
+      task.count = task.first.size();
+    }
   }
 
   std::string name(Spot place) const { return name_of(model_, section_, place); }
@@ -120,18 +139,19 @@ class Comparison {
                            name(reference), first.num_args);
     const auto expected = section_.args_of(cell_, first), actual = section_.args_of(cell_, one);
     for (size_t a = 0; a < actual.size(); ++a)
-      if (!fits(expected[a], actual[a]) && !same_sum(reference, place, a))
+      if (!fits(expected[a], actual[a], static_cast<size_t>(first.first_arg) + a) &&
+          !same_sum(reference, place, a))
         findings_.add("microbatch", "{} takes {} as arg {}, where {} takes {}", name(place),
                       buffer_name(actual[a]), a, name_of(section_.at(reference)),
                       buffer_name(expected[a]));
     if (one.kind == InstructionKind::kCompute && first.kind == one.kind)
       compare_programs(reference, place);
   }
-  bool fits(int32_t expected, int32_t actual) {
+  bool fits(int32_t expected, int32_t actual, size_t expected_arg) {
     const BufferFacts &first = facts_.buffers[expected], &one = facts_.buffers[actual];
     if (first.kind != BufferKind::kStep || one.kind != BufferKind::kStep) return expected == actual;
     if (first.param >= 0 || one.param >= 0) return first.param == one.param;  // gathered
-    return renaming_.pair(expected, actual);
+    return parts_.plays(actual, part_of_arg_[expected_arg]);
   }
 
   // Whether an arg is declared to be the same in both: the part of a sum by one use, or the
@@ -200,9 +220,10 @@ class Comparison {
   int32_t cell_;
   const RoleProgram& role_;
   const RoleFacts& facts_;
-  std::vector<Part> parts_;
+  std::vector<Use> uses_;
   std::vector<Task> tasks_;
-  Renaming renaming_;                            // of the first microbatch's buffers
+  Parts parts_;
+  std::vector<int32_t> part_of_arg_;             // in Section::args, of the first microbatches
   std::vector<std::vector<uint64_t>> meanings_;  // by program
   std::vector<int32_t> compared_;                // by instruction: the last one that does the same
 };
