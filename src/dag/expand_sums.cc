@@ -143,7 +143,7 @@ void Expander::finish_sums(const std::vector<int32_t>& sums, std::vector<ItemId>
     SumState& state = sums_[static_cast<size_t>(sums[i])];
     state.finished = true;
     state.home = cell;
-    items_[key(result_of(sums[i]), -1, cell)] = totals[i];
+    items_.set(result_of(sums[i]), -1, cell, totals[i]);
     dag_.items[totals[i].index()].sum = sums[i];
   }
 }

@@ -88,20 +88,24 @@ void Expander::add_compute(ChunkId id, int32_t micro) {
   task.micro = micro;
   task.cell = dag_.chunks[id.index()].cell;
   task.label = dag_.chunks[id.index()].name + micro_label(micro);
-  const std::vector<ValueId> reads = dag_.chunks[id.index()].reads;
-  for (ValueId value : reads) task.reads.push_back(ensure(value, micro, task.cell));
-  for (ValueId value : dag_.chunks[id.index()].writes)
-    task.writes.push_back(new_item(value, micro, task.cell));
+  // What is read may be finished on the way, by chunks that are new.
+  const size_t reads = dag_.chunks[id.index()].reads.size();
+  task.reads.reserve(reads);
+  for (size_t r = 0; r < reads; ++r)
+    task.reads.push_back(ensure(dag_.chunks[id.index()].reads[r], micro, task.cell));
+  const Chunk& chunk = dag_.chunks[id.index()];
+  task.writes.reserve(chunk.writes.size());
+  for (ValueId value : chunk.writes) task.writes.push_back(new_item(value, micro, task.cell));
   if (micro >= 0) {
+    task.accumulates.reserve(contributions_[id.index()].size());
     for (const Contribution& c : contributions_[id.index()])
       task.accumulates.push_back(
           {c.value,
            reduces_each(c.sum) ? whole_contribution(c, task) : accumulator(c.sum, c.use, micro),
            c.sum, c.use});
   }
-  const Task added = task;
   dag_.tasks.push_back(std::move(task));
-  if (micro >= 0 && dag_.sharding.reduce_each) reduce_contributions(added);
+  if (micro >= 0 && dag_.sharding.reduce_each) reduce_contributions(Task(dag_.tasks.back()));
 }
 
 ItemId Expander::accumulator(int32_t sum, int32_t use, int32_t micro) const {

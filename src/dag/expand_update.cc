@@ -146,7 +146,7 @@ void Expander::share_scalars() {
   for (int32_t cell = 0; cell < static_cast<int32_t>(dag_.cells.size()); ++cell) {
     const ItemId mine = own[static_cast<size_t>(cell)];
     if (own.size() == 1) {
-      items_[key(scalars.shared, -1, cell)] = mine;
+      items_.set(scalars.shared, -1, cell, mine);
       continue;
     }
     Task reduce;

@@ -1,6 +1,7 @@
 // Chunks -> tasks: the state of one expansion. Private to the dag room.
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <set>
 #include <unordered_map>
@@ -10,9 +11,47 @@
 
 namespace piper {
 
+// Items by value, microbatch (-1: of the whole step) and cell.
+class ItemTable {
+ public:
+  explicit ItemTable(int64_t micros) : micros_(static_cast<size_t>(micros)) {}
+
+  ItemId find(ValueId value, int32_t micro, int32_t cell) const {
+    if (value.index() >= rows_.size()) return {};
+    for (const Row& row : rows_[value.index()])
+      if (row.cell == cell && (row.of_micros == (micro >= 0)))
+        return ids_[row.first + static_cast<size_t>(std::max(micro, 0))];
+    return {};
+  }
+  void set(ValueId value, int32_t micro, int32_t cell, ItemId id) {
+    if (value.index() >= rows_.size()) rows_.resize(value.index() + 1);
+    auto& rows = rows_[value.index()];
+    const bool of_micros = micro >= 0;
+    const auto known = std::find_if(rows.begin(), rows.end(), [&](const Row& row) {
+      return row.cell == cell && row.of_micros == of_micros;
+    });
+    const size_t first = known == rows.end() ? ids_.size() : known->first;
+    if (known == rows.end()) {
+      rows.push_back({cell, of_micros, first});
+      ids_.resize(first + (of_micros ? micros_ : 1));
+    }
+    ids_[first + static_cast<size_t>(std::max(micro, 0))] = id;
+  }
+
+ private:
+  struct Row {
+    int32_t cell = 0;
+    bool of_micros = false;
+    size_t first = 0;  // in ids_
+  };
+  size_t micros_;
+  std::vector<std::vector<Row>> rows_;  // by value
+  std::vector<ItemId> ids_;
+};
+
 class Expander {
  public:
-  explicit Expander(Dag dag) : dag_(std::move(dag)) {}
+  explicit Expander(Dag dag) : dag_(std::move(dag)), items_(dag_.micros()) {}
 
   Result<Dag> run();
 
@@ -50,11 +89,6 @@ class Expander {
   int64_t sequential_replicas() const { return dag_.sequential_replicas ? dag_.replicas : 1; }
 
   // ---- Items ----
-  static uint64_t key(ValueId value, int32_t micro, int32_t cell) {
-    return (static_cast<uint64_t>(value.value) << 40) |
-           (static_cast<uint64_t>(static_cast<uint32_t>(micro + 1)) << 16) |
-           static_cast<uint64_t>(cell);
-  }
   ItemId new_item(ValueId value, int32_t micro, int32_t cell, ItemId alias = {}) {
     Item item;
     item.value = value;
@@ -63,12 +97,11 @@ class Expander {
     item.alias = alias;
     dag_.items.push_back(item);
     const ItemId id(dag_.items.size() - 1);
-    items_[key(value, micro, cell)] = id;
+    items_.set(value, micro, cell, id);
     return id;
   }
   ItemId find_item(ValueId value, int32_t micro, int32_t cell) const {
-    const auto it = items_.find(key(value, micro, cell));
-    return it == items_.end() ? ItemId() : it->second;
+    return items_.find(value, micro, cell);
   }
   // A value without a producer in the graph: accumulators and what collectives leave behind.
   ValueId pseudo_value(const std::string& name, const TensorType& type) {
@@ -80,7 +113,7 @@ class Expander {
 
   std::string micro_label(int32_t micro) const {
     if (micro < 0) return "";
-    if (!dag_.sequential_replicas || dag_.replicas == 1) return fmt::format(" mb={}", micro);
+    if (!dag_.sequential_replicas || dag_.replicas == 1) return " mb=" + std::to_string(micro);
     return fmt::format(" replica={} mb={}", micro / dag_.microbatches, micro % dag_.microbatches);
   }
 
@@ -167,7 +200,7 @@ class Expander {
 
   Dag dag_;
   size_t groups_ = 1;  // of microbatches
-  std::unordered_map<uint64_t, ItemId> items_;
+  ItemTable items_;
   std::unordered_map<int32_t, int32_t> sum_of_value_;
   std::vector<ShardedParam> sharded_;
   std::unordered_map<int32_t, size_t> sharded_of_;          // by gradient

@@ -58,10 +58,12 @@ std::vector<size_t> best_cuts(const std::vector<double>& flops_before,
   best[0][0] = 0;
   for (size_t r = 1; r <= regions; ++r)
     for (size_t b = r; b < n; ++b)
-      for (size_t a = r - 1; a < b; ++a) {
+      for (size_t a = b; a-- > r - 1;) {
+        // The FLOPs of the last region only grow from here on. Of equal cuts the first counts.
+        if (flops_before[points[b]] - flops_before[points[a]] > best[r][b]) break;
         if (best[r - 1][a] == never) continue;
         const double value = std::max(best[r - 1][a], cost(a, b));
-        if (value < best[r][b]) {
+        if (value <= best[r][b]) {
           best[r][b] = value;
           from[r][b] = a;
         }

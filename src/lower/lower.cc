@@ -42,13 +42,38 @@ constexpr int64_t kCollectiveSlotBytes = int64_t{2} << 20;
 // What the kernels of a thread may allocate for themselves (backend.h: kKernelScratchBytes).
 constexpr int64_t kScratchBytes = int64_t{4} << 20;
 
+// What all cells look up, by position: each item and task is of one cell.
+struct Places {
+  explicit Places(const Dag& dag)
+      : buffer(dag.items.size(), -1),
+        started(dag.items.size()),
+        instruction(dag.tasks.size(), -1),
+        param(dag.graph.values.size()),
+        part(dag.graph.values.size()),
+        part_of(dag.graph.values.size()) {
+    for (const Param& each : dag.graph.params) param[each.value.index()] = &each;
+    for (const Part& each : dag.parts) {
+      part[each.value.index()] = &each;
+      if (each.param.valid() && dag.sharding.parameters) part_of[each.param.index()] = &each;
+    }
+    for (size_t i = 0; i < dag.items.size(); ++i)
+      if (part[dag.items[i].value.index()])
+        item_of_part.try_emplace({dag.items[i].value, dag.items[i].cell}, i);
+  }
+  std::vector<int32_t> buffer;       // by item that is no alias
+  std::vector<char> started;         // by item: an accumulator that holds a contribution already
+  std::vector<int32_t> instruction;  // by task: its first
+  std::vector<const Param*> param;   // by value
+  std::vector<const Part*> part;     // by value: the part that it is
+  std::vector<const Part*>
+      part_of;  // by value: the part that a parameter lives in, if in parts alone
+  std::map<std::pair<ValueId, int32_t>, ItemId> item_of_part;  // by cell
+};
+
 class CellLowerer {
  public:
-  CellLowerer(const Dag& dag, ProgramPool& pool, int32_t cell)
-      : dag_(dag), pool_(pool), cell_(cell) {
-    for (const Param& param : dag.graph.params) params_[param.value.value] = &param;
-    for (const Part& part : dag.parts) parts_[part.value.value] = &part;
-  }
+  CellLowerer(const Dag& dag, ProgramPool& pool, Places& places, int32_t cell)
+      : dag_(dag), pool_(pool), places_(places), cell_(cell) {}
 
   RoleProgram run(const std::vector<TaskId>& order, const std::vector<Overlap>& overlaps) {
     for (const DagAxis& axis : dag_.mesh) role_.mesh.emplace_back(axis.name, axis.size);
@@ -66,7 +91,7 @@ class CellLowerer {
       while (pair < overlaps.size() && static_cast<size_t>(overlaps[pair].end) <= i) ++pair;
       is_second_ = pair < overlaps.size() && static_cast<size_t>(overlaps[pair].second) <= i;
       start.push_back(static_cast<int32_t>(role_.body.size()));
-      first_instruction_[order[i].value] = start.back();
+      places_.instruction[order[i].index()] = start.back();
       lower_task(dag_.tasks[order[i].index()]);
     }
     start.push_back(static_cast<int32_t>(role_.body.size()));
@@ -76,7 +101,7 @@ class CellLowerer {
                            start[static_cast<size_t>(o.end)]});
     for (const auto& [name, item] : dag_.reports[static_cast<size_t>(cell_)])
       role_.reports.push_back({name, buffer_of(item)});
-    move_communication();
+    move_communication(order);
     add_waits();
     for (const Overlap& o : overlaps_) fork_and_join(o);
     return std::move(role_);
@@ -84,8 +109,6 @@ class CellLowerer {
   // Overlaps by instruction.
   const std::vector<Overlap>& overlaps() const { return overlaps_; }
   const GatherPlan& gathers() const { return gather_plan_; }
-  // Where a task's first instruction stands (sends and receives have one).
-  int32_t position(TaskId task) const { return first_instruction_.at(task.value); }
 
  private:
   // ---- Buffers ----
@@ -93,78 +116,63 @@ class CellLowerer {
     while (dag_.items[id.index()].alias.valid()) id = dag_.items[id.index()].alias;
     return id;
   }
-  int32_t add_buffer(const Value& value, std::string name) {
-    Buffer buffer;
-    buffer.name = std::move(name);
+  // `micro`: negative for what is there once.
+  int32_t add_buffer(const Value& value, int32_t micro) {
+    Buffer& buffer = role_.buffers.emplace_back();
+    buffer.name = value.name;
+    if (micro >= 0) (buffer.name += '@') += std::to_string(micro);
     buffer.type = value.type;
-    role_.buffers.push_back(std::move(buffer));
     return static_cast<int32_t>(role_.buffers.size() - 1);
   }
   int32_t buffer_of(ItemId id) {
     const ItemId item = root(id);
-    const auto known = buffers_.find(item.value);
-    if (known != buffers_.end()) return known->second;
-    const Value& value = dag_.graph.value(dag_.items[item.index()].value);
-    if (const Part* part = gathered_as(dag_.items[item.index()].value)) {
-      buffers_[item.value] = add_gathered(*part);
-      return buffers_[item.value];
-    }
-    std::string name = value.name;
-    if (dag_.items[item.index()].micro >= 0)
-      name += fmt::format("@{}", dag_.items[item.index()].micro);
-    const int32_t index = add_buffer(value, std::move(name));
+    int32_t& known = places_.buffer[item.index()];
+    if (known < 0) known = new_buffer(dag_.items[item.index()]);
+    return known;
+  }
+  int32_t new_buffer(const Item& item) {
+    if (const Part* part = places_.part_of[item.value.index()]) return add_gathered(*part);
+    const Value& value = dag_.graph.value(item.value);
+    const int32_t index = add_buffer(value, item.micro);
     Buffer& buffer = role_.buffers.back();
     if (value.kind == ValueKind::kState) {
-      describe_state(dag_.items[item.index()].value, buffer);
+      describe_state(item.value, buffer);
     } else if (value.kind == ValueKind::kConstant) {
       buffer.kind = BufferKind::kConstant;
       buffer.init = value.name;
     }
-    buffers_[item.value] = index;
     return index;
   }
-
-  // The part of a parameter that lives in parts alone.
-  const Part* gathered_as(ValueId param) const {
-    if (!dag_.sharding.parameters) return nullptr;
-    const auto found = std::find_if(dag_.parts.begin(), dag_.parts.end(),
-                                    [&](const Part& part) { return part.param == param; });
-    return found == dag_.parts.end() ? nullptr : &*found;
-  }
   int32_t add_gathered(const Part& part) {
-    const Value& value = dag_.graph.value(part.param);
-    const int32_t whole = add_buffer(value, value.name);
-    role_.buffers.back().param = params_.at(part.param.value)->name;
+    const int32_t whole = add_buffer(dag_.graph.value(part.param), -1);
+    role_.buffers.back().param = places_.param[part.param.index()]->name;
     gathered_.push_back({whole, buffer_of_part(part)});
     return whole;
   }
   // The update reads it; of a frozen parameter nothing but the gathers.
   int32_t buffer_of_part(const Part& part) {
-    for (size_t i = 0; i < dag_.items.size(); ++i)
-      if (dag_.items[i].value == part.value && dag_.items[i].cell == cell_)
-        return buffer_of(ItemId(i));
-    const Value& value = dag_.graph.value(part.value);
-    const int32_t index = add_buffer(value, value.name);
+    const auto item = places_.item_of_part.find({part.value, cell_});
+    if (item != places_.item_of_part.end()) return buffer_of(item->second);
+    const int32_t index = add_buffer(dag_.graph.value(part.value), -1);
     describe_state(part.value, role_.buffers.back());
     return index;
   }
 
   void describe_state(ValueId state, Buffer& buffer) {
-    const auto part = parts_.find(state.value);
+    const Part* part = places_.part[state.index()];
     // A part starts as its run of the whole.
-    const bool of_param = part != parts_.end() && part->second->param.valid();
-    const ValueId whole = of_param ? part->second->param : state;
+    const ValueId whole = part && part->param.valid() ? part->param : state;
     const Value& initial = dag_.graph.value(whole);
     buffer.kind = BufferKind::kState;
     buffer.fill = initial.fill;
     if (initial.data.size > 0) buffer.init = initial.name;
-    if (part != parts_.end()) {
+    if (part) {
       buffer.part_of = group_of({dag_.levels[0].axis});
-      buffer.whole = part->second->whole.shape;
+      buffer.whole = part->whole.shape;
     }
-    if (const auto param = params_.find(whole.value); param != params_.end()) {
-      buffer.param = param->second->name;
-      buffer.aliases = param->second->aliases;
+    if (const Param* param = places_.param[whole.index()]) {
+      buffer.param = param->name;
+      buffer.aliases = param->aliases;
     }
   }
 
@@ -261,18 +269,20 @@ class CellLowerer {
     instruction.group = group;
   }
 
+  // Finished sums that a task reads, with the buffers they are in.
+  using SumsRead = std::vector<std::pair<int32_t, int32_t>>;
+
   void lower_compute(const Task& task) {
     std::vector<bool> first;
-    for (const Accumulate& a : task.accumulates)
-      first.push_back(started_.insert(a.into.value).second);
+    for (const Accumulate& a : task.accumulates) {
+      first.push_back(!places_.started[a.into.index()]);
+      places_.started[a.into.index()] = true;
+    }
     const ChunkPrograms& programs = pool_.of_task(task, first);
     std::vector<int32_t> inner;  // one buffer per value passed between segments
-    for (ValueId value : programs.inner) {
-      std::string name = dag_.graph.value(value).name;
-      if (task.micro >= 0) name += fmt::format("@{}", task.micro);
-      inner.push_back(add_buffer(dag_.graph.value(value), std::move(name)));
-    }
-    std::unordered_map<int32_t, int32_t> sums;  // finished sums that the task reads, by buffer
+    for (ValueId value : programs.inner)
+      inner.push_back(add_buffer(dag_.graph.value(value), task.micro));
+    SumsRead sums;
     for (const Segment& segment : programs.segments) {
       std::vector<int32_t> args;
       for (const SegmentArg& arg : segment.args) args.push_back(argument_buffer(task, arg, inner));
@@ -284,7 +294,7 @@ class CellLowerer {
       if (&segment == &programs.segments.front()) {
         for (ItemId item : task.reads)
           if (const int32_t sum = dag_.items[item.index()].sum; sum >= 0)
-            sums[buffer_of(item)] = sum;
+            sums.emplace_back(buffer_of(item), sum);
       }
       declare_sums(task, segment, first, sums, instruction);
     }
@@ -319,7 +329,7 @@ class CellLowerer {
   // What the verifier sums: contributions made here, sums of parts, and finished sums that are
   // read.
   void declare_sums(const Task& task, const Segment& segment, const std::vector<bool>& first,
-                    const std::unordered_map<int32_t, int32_t>& sums, Instruction& instruction) {
+                    const SumsRead& sums, Instruction& instruction) {
     const auto arg_of = [&](int32_t buffer) {
       const auto it = std::find(instruction.args.begin(), instruction.args.end(), buffer);
       return it == instruction.args.end() ? -1
@@ -352,24 +362,28 @@ class CellLowerer {
     }
     for (size_t a = 0; a < instruction.args.size(); ++a) {
       const auto arg = static_cast<int32_t>(a);
-      const auto sum = sums.find(instruction.args[a]);
-      if (sum != sums.end() && !combined.count(arg) && arg_of(sum->first) == arg)
+      const auto sum = std::find_if(sums.rbegin(), sums.rend(), [&](const auto& each) {
+        return each.first == instruction.args[a];
+      });
+      if (sum != sums.rend() && !combined.count(arg) && arg_of(sum->first) == arg)
         instruction.sum_reads.push_back({arg, sum->second});
     }
   }
 
-  void move_communication() {
+  void move_communication(const std::vector<TaskId>& order) {
     if (!dag_.sharding.optimizer) return;
-    if (overlaps_.empty()) follow(raise_reductions(role_, dag_));
+    if (overlaps_.empty()) follow(order, raise_reductions(role_, dag_));
     if (gathered_.empty()) return;
     const int32_t group = group_of({dag_.levels[0].axis});
-    follow(insert_gathers(role_, gathered_, dag_, group, gather_plan_));
+    follow(order, insert_gathers(role_, gathered_, dag_, group, gather_plan_));
   }
   // To where instructions have moved.
-  void follow(const std::vector<int32_t>& moved) {
+  void follow(const std::vector<TaskId>& order, const std::vector<int32_t>& moved) {
     const auto now = [&](int32_t i) { return moved[static_cast<size_t>(i)]; };
-    for (auto& [task, position] : first_instruction_)
+    for (TaskId task : order) {
+      int32_t& position = places_.instruction[task.index()];
       if (static_cast<size_t>(position) < moved.size()) position = now(position);
+    }
     for (Overlap& o : overlaps_) o = {now(o.first), now(o.second), now(o.end - 1) + 1};
   }
 
@@ -414,19 +428,15 @@ class CellLowerer {
 
   const Dag& dag_;
   ProgramPool& pool_;
+  Places& places_;
   int32_t cell_;
   RoleProgram role_;
   int32_t second_stream_ = 0;
   bool is_second_ = false;         // the task being lowered is one of an overlap's second
   std::vector<Overlap> overlaps_;  // by instruction
-  std::unordered_map<int32_t, const Param*> params_;  // by value
-  std::unordered_map<int32_t, const Part*> parts_;    // by value
   std::vector<GatheredBuffer> gathered_;
   GatherPlan gather_plan_;
-  std::unordered_map<int32_t, int32_t> buffers_;   // by root item
   std::unordered_map<int32_t, int32_t> programs_;  // by pooled program
-  std::unordered_map<int32_t, int32_t> first_instruction_;
-  std::set<int32_t> started_;  // accumulators that hold a contribution already
 };
 
 }  // namespace
@@ -434,9 +444,10 @@ class CellLowerer {
 Result<Lowered> lower(const Dag& dag, const Schedule& schedule, const LowerOptions& options) {
   ProgramPool pool(dag, options.fuse);
   Lowered lowered;
+  Places places(dag);
   std::vector<CellLowerer> cells;
   for (size_t c = 0; c < dag.cells.size(); ++c) {
-    cells.emplace_back(dag, pool, static_cast<int32_t>(c));
+    cells.emplace_back(dag, pool, places, static_cast<int32_t>(c));
     lowered.roles.push_back(cells.back().run(schedule.order[c], schedule.overlaps[c]));
   }
   lowered.fused = pool.fused();
@@ -444,8 +455,7 @@ Result<Lowered> lower(const Dag& dag, const Schedule& schedule, const LowerOptio
   for (size_t t = 0; t + 1 < dag.tasks.size(); ++t) {
     const Task& task = dag.tasks[t];
     if (task.kind != TaskKind::kSend) continue;
-    transfers.push_back({task.cell, cells[static_cast<size_t>(task.cell)].position(TaskId(t)),
-                         task.peer, cells[static_cast<size_t>(task.peer)].position(TaskId(t + 1))});
+    transfers.push_back({task.cell, places.instruction[t], task.peer, places.instruction[t + 1]});
   }
   const auto held = send_lifetimes(lowered.roles, transfers);
   const auto all_readers = readers(dag.graph);

@@ -352,13 +352,13 @@ std::unordered_map<int32_t, ValueId> find_same_memory(const Dag& dag, const Task
 }  // namespace
 
 ProgramPool::ProgramPool(const Dag& dag, bool fuse)
-    : dag_(dag), fuse_(fuse), literal_(find_literals(dag.graph)) {}
+    : dag_(dag), fuse_(fuse), literal_(find_literals(dag.graph)), by_chunk_(dag.chunks.size()) {}
 
 const ChunkPrograms& ProgramPool::of_task(const Task& task, const std::vector<bool>& first) {
-  const auto key = std::pair(task.chunk.value, first);
-  const auto known = by_chunk_.find(key);
-  if (known != by_chunk_.end()) return known->second;
-  return by_chunk_.emplace(key, build(task, first)).first->second;
+  auto& known = by_chunk_[task.chunk.index()];
+  const auto found = known.find(first);
+  return found != known.end() ? found->second
+                              : known.emplace(first, build(task, first)).first->second;
 }
 
 ChunkPrograms ProgramPool::build(const Task& task, const std::vector<bool>& first) {

@@ -46,7 +46,7 @@ class ProgramPool {
   FuseCounts fused_;
   std::vector<Program> programs_;
   std::map<std::string, int32_t> by_digest_;
-  std::map<std::pair<int32_t, std::vector<bool>>, ChunkPrograms> by_chunk_;
+  std::vector<std::map<std::vector<bool>, ChunkPrograms>> by_chunk_;  // by `first`
 };
 
 }  // namespace piper

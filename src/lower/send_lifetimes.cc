@@ -6,9 +6,11 @@
 namespace piper {
 namespace {
 
-// clock[cell][i][other]: instructions of `other` known complete when instruction i of `cell` has
-// run.
-using Clock = std::vector<int32_t>;
+// What a cell knows from one of its instructions on: by cell, the last instruction known complete.
+struct Row {
+  int64_t since = 0;
+  std::vector<int32_t> complete;
+};
 
 bool crosses_cells(const RoleProgram& role, const Instruction& instruction,
                    const std::vector<RoleProgram>& roles) {
@@ -31,68 +33,70 @@ std::vector<std::vector<int64_t>> send_lifetimes(const std::vector<RoleProgram>&
   for (size_t c = 0; c < cells; ++c) held[c].assign(roles[c].body.size(), -1);
   if (transfers.empty()) return held;
 
-  std::map<std::pair<int32_t, int32_t>, std::pair<int32_t, int32_t>> send_of;  // receive -> send
-  for (const Transfer& t : transfers)
-    send_of[{t.to_cell, t.recv_position}] = {t.from_cell, t.send_position};
-  std::vector<std::vector<Clock>> clock(cells);
-  std::vector<Clock> now(cells, Clock(cells, -1));
+  // By cell and instruction: of receives the transfer, of sends what was known when it ran.
+  std::vector<std::vector<const Transfer*>> received(cells);
+  std::vector<std::vector<size_t>> known(cells);
+  // A cell's knowledge changes when it receives, or joins the others.
+  std::vector<std::vector<Row>> rows(cells, {{0, std::vector<int32_t>(cells, -1)}});
   std::vector<size_t> next(cells);
-  for (size_t c = 0; c < cells; ++c) clock[c].resize(roles[c].body.size());
+  for (size_t c = 0; c < cells; ++c) {
+    received[c].resize(roles[c].body.size());
+    known[c].resize(roles[c].body.size());
+  }
+  for (const Transfer& t : transfers)
+    received[static_cast<size_t>(t.to_cell)][static_cast<size_t>(t.recv_position)] = &t;
   std::vector<std::map<int32_t, bool>> joins(cells);
   const auto is_join = [&](size_t c, const Instruction& instruction) {
+    if (instruction.kind != InstructionKind::kAllReduce) return false;
     auto [it, is_new] = joins[c].try_emplace(instruction.group, false);
     if (is_new) it->second = crosses_cells(roles[c], instruction, roles);
     return it->second;
   };
+  // Whether the next instruction of `c` could run; notes what is known from then on.
+  const auto receive = [&](size_t c, const Transfer& t) {
+    const auto from = static_cast<size_t>(t.from_cell);
+    if (next[from] <= static_cast<size_t>(t.send_position)) return false;
+    const Row& sent = rows[from][known[from][static_cast<size_t>(t.send_position)]];
+    Row now{static_cast<int64_t>(next[c]), rows[c].back().complete};
+    for (size_t k = 0; k < cells; ++k)
+      now.complete[k] = std::max(now.complete[k], sent.complete[k]);
+    now.complete[from] = std::max(now.complete[from], t.send_position);
+    rows[c].push_back(std::move(now));
+    return true;
+  };
+  // Joins every cell: all must have arrived. Each then knows what all knew.
+  const auto join = [&] {
+    std::vector<int32_t> all(cells);
+    for (size_t k = 0; k < cells; ++k) {
+      if (next[k] == roles[k].body.size() || !is_join(k, roles[k].body[next[k]])) return false;
+      all[k] = static_cast<int32_t>(next[k]) - 1;
+    }
+    for (size_t k = 0; k < cells; ++k) {
+      rows[k].push_back({static_cast<int64_t>(next[k]), all});
+      known[k][next[k]++] = rows[k].size() - 1;
+    }
+    return true;
+  };
   for (bool progress = true; progress;) {
     progress = false;
-    for (size_t c = 0; c < cells; ++c) {
-      for (; next[c] < roles[c].body.size(); ++next[c], progress = true) {
-        const Instruction& instruction = roles[c].body[next[c]];
-        if (instruction.kind == InstructionKind::kRecv) {
-          const auto [from, position] =
-              send_of.at({static_cast<int32_t>(c), static_cast<int32_t>(next[c])});
-          if (next[static_cast<size_t>(from)] <= static_cast<size_t>(position)) break;
-          const Clock& sent = clock[static_cast<size_t>(from)][static_cast<size_t>(position)];
-          for (size_t k = 0; k < cells; ++k) now[c][k] = std::max(now[c][k], sent[k]);
-        } else if (instruction.kind == InstructionKind::kAllReduce && is_join(c, instruction)) {
-          // Joins every cell: all must have arrived. Each then knows what all knew.
-          const bool all_here =
-              std::all_of(roles.begin(), roles.end(), [&](const RoleProgram& role) {
-                const size_t k = static_cast<size_t>(&role - roles.data());
-                return next[k] < role.body.size() &&
-                       role.body[next[k]].kind == InstructionKind::kAllReduce &&
-                       is_join(k, role.body[next[k]]);
-              });
-          if (!all_here) break;
-          Clock all(cells, -1);
-          for (size_t k = 0; k < cells; ++k) {
-            now[k][k] = static_cast<int32_t>(next[k]) - 1;
-            for (size_t j = 0; j < cells; ++j) all[j] = std::max(all[j], now[k][j]);
-          }
-          for (size_t k = 0; k < cells; ++k) {
-            now[k] = all;
-            now[k][k] = static_cast<int32_t>(next[k]);
-            clock[k][next[k]] = now[k];
-            if (k != c) ++next[k];
-          }
+    for (size_t c = 0; c < cells; ++c)
+      for (; next[c] < roles[c].body.size(); progress = true) {
+        if (is_join(c, roles[c].body[next[c]])) {
+          if (!join()) break;
           continue;
         }
-        now[c][c] = static_cast<int32_t>(next[c]);
-        clock[c][next[c]] = now[c];
+        const Transfer* transfer = received[c][next[c]];
+        if (transfer && !receive(c, *transfer)) break;
+        known[c][next[c]++] = rows[c].size() - 1;
       }
-    }
   }
   for (const Transfer& t : transfers) {
-    const auto& known = clock[static_cast<size_t>(t.from_cell)];
-    const auto to = static_cast<size_t>(t.to_cell);
-    int64_t last = t.send_position;
-    while (last + 1 < static_cast<int64_t>(known.size()) &&
-           (known[static_cast<size_t>(last + 1)].empty() ||
-            known[static_cast<size_t>(last + 1)][to] < t.recv_position))
-      ++last;
-    if (last + 1 == static_cast<int64_t>(known.size())) last = static_cast<int64_t>(known.size());
-    held[static_cast<size_t>(t.from_cell)][static_cast<size_t>(t.send_position)] = last;
+    const auto from = static_cast<size_t>(t.from_cell), to = static_cast<size_t>(t.to_cell);
+    const auto told = std::partition_point(rows[from].begin(), rows[from].end(), [&](const Row& r) {
+      return r.complete[to] < t.recv_position;
+    });
+    held[from][static_cast<size_t>(t.send_position)] =
+        told == rows[from].end() ? static_cast<int64_t>(roles[from].body.size()) : told->since - 1;
   }
   return held;
 }

@@ -18,8 +18,8 @@ struct Need {
 };
 
 // Seen through communication and sums.
-std::vector<Need> find_needs(const Dag& dag, const std::vector<std::vector<TaskId>>& deps,
-                             TaskId id, double time_per_byte) {
+std::vector<Need> find_needs(const Dag& dag, const TaskLists& deps, TaskId id,
+                             double time_per_byte) {
   std::vector<Need> needs, open{{id, 0}};
   while (!open.empty()) {
     const Need at = open.back();

@@ -18,7 +18,7 @@ bool is_peer_reduction(const Dag& dag, const Task& task) {
 
 class Issuer {
  public:
-  Issuer(const Dag& dag, const std::vector<std::vector<TaskId>>& deps)
+  Issuer(const Dag& dag, const TaskLists& deps)
       : dag_(dag),
         deps_(deps),
         issued_(dag.tasks.size()),
@@ -216,7 +216,7 @@ class Issuer {
   }
 
   const Dag& dag_;
-  const std::vector<std::vector<TaskId>>& deps_;
+  const TaskLists& deps_;
   std::vector<bool> issued_;
   std::vector<int32_t> missing_;              // eager tasks: dependencies not issued yet
   std::vector<std::vector<TaskId>> waiters_;  // eager tasks that a task holds back
