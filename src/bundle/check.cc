@@ -106,11 +106,36 @@ Status check_memory(const RoleProgram& role) {
   return ok_status();
 }
 
+// What an argument must agree in with what is bound to it, side by side: most of a check is this.
+struct Form {
+  DType dtype = DType::kF32;
+  int64_t elements = 0;
+  bool operator==(const Form&) const = default;
+};
+struct Forms {
+  std::vector<Form> buffers;
+  std::vector<std::vector<Form>> programs;  // by argument
+
+  explicit Forms(const RoleProgram& role) {
+    const auto form = [](const TensorType& type) {
+      return Form{type.dtype, num_elements(type.shape)};
+    };
+    buffers.reserve(role.buffers.size());
+    for (const Buffer& buffer : role.buffers) buffers.push_back(form(buffer.type));
+    for (const Program& program : role.programs) {
+      const auto end = program.values.begin() + program.num_args;
+      std::transform(program.values.begin(), end, std::back_inserter(programs.emplace_back()),
+                     form);
+    }
+  }
+};
+
 // One list of instructions, seen by one instruction after another.
 class InstructionCheck {
  public:
-  InstructionCheck(const RoleProgram& role, const std::vector<Instruction>& list, size_t id)
-      : role_(role), id_(id), one_(list[id]) {}
+  InstructionCheck(const RoleProgram& role, const Forms& forms,
+                   const std::vector<Instruction>& list, size_t id)
+      : role_(role), forms_(forms), id_(id), one_(list[id]) {}
 
   Status run() const {
     if (!in_range(one_.stream, role_.streams.size()))
@@ -143,7 +168,7 @@ class InstructionCheck {
     return one_.kind == InstructionKind::kSend || one_.kind == InstructionKind::kRecv;
   }
   const TensorType& type(size_t arg) const { return role_.buffers[one_.args[arg]].type; }
-  int64_t elements(size_t arg) const { return num_elements(type(arg).shape); }
+  int64_t elements(size_t arg) const { return forms_.buffers[one_.args[arg]].elements; }
 
   Status needs_args(size_t count) const {
     if (one_.args.size() == count) return ok_status();
@@ -176,10 +201,10 @@ class InstructionCheck {
     if (!in_range(one_.program, role_.programs.size()))
       return wrong("there is no program {}", one_.program);
     const Program& program = role_.programs[one_.program];
-    PIPER_TRY(needs_args(static_cast<size_t>(program.num_args)));
+    const std::vector<Form>& taken = forms_.programs[one_.program];
+    PIPER_TRY(needs_args(taken.size()));
     for (size_t a = 0; a < one_.args.size(); ++a)
-      if (type(a).dtype != program.values[a].dtype ||
-          elements(a) != num_elements(program.values[a].shape))
+      if (forms_.buffers[one_.args[a]] != taken[a])
         return wrong("arg {} is {} '{}', but the program takes {}", a, to_string(type(a)),
                      quote_control(role_.buffers[one_.args[a]].name), to_string(program.values[a]));
     if (role_.workspace_bytes[one_.stream] < program.workspace_bytes)
@@ -304,6 +329,7 @@ class InstructionCheck {
   }
 
   const RoleProgram& role_;
+  const Forms& forms_;
   size_t id_;
   const Instruction& one_;
 };
@@ -318,8 +344,10 @@ Status check_role(const RoleProgram& role) {
     if (auto checked = check_program(role.programs[p]); !checked)
       return bad("program {} '{}': {}", p, quote_control(role.programs[p].label),
                  checked.error().message);
+  const Forms forms(role);
   for (const auto* list : {&role.prologue, &role.body, &role.epilogue})
-    for (size_t i = 0; i < list->size(); ++i) PIPER_TRY(InstructionCheck(role, *list, i).run());
+    for (size_t i = 0; i < list->size(); ++i)
+      PIPER_TRY(InstructionCheck(role, forms, *list, i).run());
   for (const Report& report : role.reports) {
     if (!in_range(report.buffer, role.buffers.size()))
       return bad("report '{}' is of no buffer", quote_control(report.name));

@@ -5,7 +5,7 @@
 namespace piper {
 namespace {
 
-constexpr size_t kFindingsPerRule = 16, kMaxAxes = 64;
+constexpr size_t kFindingsPerRule = 16, kMaxAxes = 32;
 
 std::vector<bool> find_free_axes(const PlanSet& set) {
   const auto& mesh = set.roles[0].mesh;

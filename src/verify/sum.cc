@@ -71,7 +71,8 @@ void SumCheck::compute(Spot place, const Instruction& one) {
       check_update(place, one, result, arg, program.sources[w]);
       result.param = before.param;
       result.cut = before.cut;
-      result.updated_by = place;
+      result.updated_by = static_cast<int32_t>(updates_.size());
+      updates_.push_back(place);
     }
   }
   for (int32_t arg : program.written) held(place, one.args[arg]) = std::move(results_[arg]);
@@ -168,7 +169,7 @@ void SumCheck::contribute(Spot place, const Instruction& one, const ProgramFacts
       sum.from = IdSets::kEmpty;
       sum.cut = 0;
     }
-    add_run(sum.runs_of(facts(place).targets[part.target], part.use),
+    add_run(sum.parts.runs_of(facts(place).targets[part.target], part.use),
             samples_.run(samples(place, part.samples)));
   }
 }
@@ -186,7 +187,7 @@ void SumCheck::check_finished(int32_t cell, const Content& content, int32_t targ
                               const std::function<std::string()>& what) {
   if (content.foreign)
     return findings_.add("sum", "{}, which also holds something that is no part of it", what());
-  for (const SumPart& part : content.parts)
+  for (const SumPart& part : content.parts.all())
     if (part.target != target)
       return findings_.add("sum", "{}, which holds a part of {}", what(), target_name(part.target));
   const int32_t uses = model_.uses[target];
@@ -199,9 +200,10 @@ void SumCheck::check_finished(int32_t cell, const Content& content, int32_t targ
 
 std::string SumCheck::wrong_samples(int32_t cell, const Content& content, int32_t use,
                                     const std::string& of_use) const {
-  const auto part = std::find_if(content.parts.begin(), content.parts.end(),
+  const auto parts = content.parts.all();
+  const auto part = std::find_if(parts.begin(), parts.end(),
                                  [&](const SumPart& each) { return each.use == use; });
-  if (part == content.parts.end()) return fmt::format("nothing{} is in it", of_use);
+  if (part == parts.end()) return fmt::format("nothing{} is in it", of_use);
   std::vector<SampleSet> sets;
   for (const SampleRun& run : part->runs) {
     sets.push_back(samples_.set_of(run));
@@ -230,7 +232,7 @@ void SumCheck::check_reports() {
       };
       Known own{c, content.finished};
       if (content.is_part()) {
-        const int32_t target = content.parts.empty() ? -1 : content.parts[0].target;
+        const int32_t target = content.parts.empty() ? -1 : content.parts.all()[0].target;
         check_finished(c, content, target, what);
         own.sums = target < 0 ? IdSets::kEmpty : sets_.single(target);
       }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <memory>
 #include <unordered_map>
 
 #include "model.h"
@@ -19,32 +20,56 @@ struct SumPart {
   std::vector<SampleRun> runs;
 };
 
+// SumParts of sums, ascending by target and use. Few buffers hold any: a pointer for the others.
+class SumParts {
+ public:
+  SumParts() = default;
+  SumParts(SumParts&&) = default;
+  SumParts& operator=(SumParts&&) = default;
+  SumParts(const SumParts& other) { *this = other; }
+  SumParts& operator=(const SumParts& other) {
+    if (this != &other) list_ = other.list_ ? std::make_unique<List>(*other.list_) : nullptr;
+    return *this;
+  }
+  bool empty() const { return !list_; }
+  std::span<SumPart> all() { return list_ ? std::span(*list_) : std::span<SumPart>(); }
+  std::span<const SumPart> all() const {
+    return list_ ? std::span<const SumPart>(*list_) : std::span<const SumPart>();
+  }
+  // Made where it is missing.
+  std::vector<SampleRun>& runs_of(int32_t target, int32_t use) {
+    if (!list_) list_ = std::make_unique<List>();
+    const auto at = std::lower_bound(
+        list_->begin(), list_->end(), std::pair(target, use),
+        [](const SumPart& part, auto key) { return std::pair(part.target, part.use) < key; });
+    if (at != list_->end() && at->target == target && at->use == use) return at->runs;
+    return list_->insert(at, SumPart{target, use, {}})->runs;
+  }
+
+ private:
+  using List = std::vector<SumPart>;
+  std::unique_ptr<List> list_;
+};
+
 // What a buffer holds.
 struct Content {
-  std::vector<SumPart> parts;  // of sums, ascending by target and use
+  SumParts parts;
   // Mesh axes along which each rank holds another run of the elements; none: it holds all of them.
-  uint64_t cut = 0;
+  uint32_t cut = 0;
   // Not part of a sum: which samples it was computed from; none: finished sums alone, or nothing.
   int32_t from = IdSets::kEmpty;
   int32_t finished = IdSets::kEmpty;  // finished sums that it was computed from
-  // The parameter that it is, and who has given it its value of the next step.
+  // The parameter that it is, and who has given it its value of the next step (an id).
   int32_t param = -1;
-  Spot updated_by;
+  int32_t updated_by = -1;
   bool foreign = false;  // something else was added to a part
 
   bool is_part() const { return foreign || !parts.empty(); }
-  std::vector<SampleRun>& runs_of(int32_t target, int32_t use) {
-    const auto at = std::lower_bound(
-        parts.begin(), parts.end(), std::pair(target, use),
-        [](const SumPart& part, auto key) { return std::pair(part.target, part.use) < key; });
-    if (at != parts.end() && at->target == target && at->use == use) return at->runs;
-    return parts.insert(at, SumPart{target, use, {}})->runs;
-  }
   void add(const Content& other) {
     if (is_part() && cut != other.cut) foreign = true;
     cut = other.cut;
-    for (const SumPart& part : other.parts) {
-      std::vector<SampleRun>& runs = runs_of(part.target, part.use);
+    for (const SumPart& part : other.parts.all()) {
+      std::vector<SampleRun>& runs = parts.runs_of(part.target, part.use);
       for (const SampleRun& run : part.runs) add_run(runs, run);
     }
     foreign = foreign || other.foreign;
@@ -57,10 +82,11 @@ class SumCheck {
       : model_(model), section_(section), findings_(findings), report_(report) {
     for (const Cell& cell : model.cells) {
       held_.emplace_back(cell.role->buffers.size());
-      for (size_t b = 0; b < cell.role->buffers.size(); ++b) {
+      for (size_t b = 0; b < cell.facts->buffers.size(); ++b) {
+        const BufferFacts& facts = cell.facts->buffers[b];
+        if (facts.kind != BufferKind::kState) continue;
         const Buffer& buffer = cell.role->buffers[b];
-        if (buffer.kind != BufferKind::kState) continue;
-        held_.back()[b].param = cell.facts->buffers[b].param;
+        held_.back()[b].param = facts.param;
         if (buffer.part_of >= 0) held_.back()[b].cut = axes_of(cell.role->groups[buffer.part_of]);
       }
     }
@@ -91,9 +117,9 @@ class SumCheck {
     return fmt::format("'{}'", quote_control(model_.targets[target]));
   }
   std::string param_name(int32_t param) const { return quote_control(model_.params[param]); }
-  static uint64_t axes_of(const Group& group) {
-    uint64_t axes = 0;
-    for (int32_t axis : group.axes) axes |= uint64_t{1} << axis;
+  static uint32_t axes_of(const Group& group) {
+    uint32_t axes = 0;
+    for (int32_t axis : group.axes) axes |= uint32_t{1} << axis;
     return axes;
   }
   bool trained(int32_t cell, int32_t param) const {
@@ -147,17 +173,17 @@ class SumCheck {
 
   // ---- Collectives ----
   void collective(const std::vector<Spot>& members);
-  uint64_t axes(Spot place) const { return axes_of(role(place).groups[section_.at(place).group]); }
+  uint32_t axes(Spot place) const { return axes_of(role(place).groups[section_.at(place).group]); }
   // The sum over all members: the cells named here, and in each the ranks along the group's free
   // axes.
   void reduce(const std::vector<Spot>& members, bool scatter);
 
-  SampleRun summed_over(uint64_t axes, const SampleRun& run);
+  SampleRun summed_over(uint32_t axes, const SampleRun& run);
   // Of what is computed from all members' samples.
-  SampleRun known_to(uint64_t axes, int32_t samples);
-  SampleRun given_by(const std::vector<int64_t>& coordinates, uint64_t axes, const SampleRun& run);
+  SampleRun known_to(uint32_t axes, int32_t samples);
+  SampleRun given_by(const std::vector<int64_t>& coordinates, uint32_t axes, const SampleRun& run);
 
-  // Parts that belong together become what they are parts of.
+  // SumParts that belong together become what they are parts of.
   void gather(const std::vector<Spot>& members);
   void check_gathered(Spot place, int32_t to, const Content& content);
 
@@ -172,11 +198,12 @@ class SumCheck {
   std::vector<std::vector<Content>> held_;      // by cell and buffer
   std::unordered_map<uint64_t, Content> sent_;  // by cell and send: the message under way
   SampleTable samples_;
-  IdSets sets_;  // of samples' ids, and of sums
+  IdSets sets_;                // of samples' ids, and of sums
+  std::vector<Spot> updates_;  // by id
   // Of the instruction that is followed, by argument: what flows on to the results, and the
   // results.
   struct Flow {
-    uint64_t cut = 0;
+    uint32_t cut = 0;
     int32_t from = IdSets::kEmpty, finished = IdSets::kEmpty;
     int32_t sum = -1;  // read as this finished sum
     int32_t param = -1;

@@ -26,7 +26,7 @@ void SumCheck::collective(const std::vector<Spot>& members) {
 
 void SumCheck::reduce(const std::vector<Spot>& members, bool scatter) {
   const size_t args = section_.at(members[0]).args.size();
-  const uint64_t over = axes(members[0]);
+  const uint32_t over = axes(members[0]);
   for (size_t a = 0; a < args; a += scatter ? 2 : 1) {
     Content sum;
     bool some_part = false, all_part = true;
@@ -40,7 +40,7 @@ void SumCheck::reduce(const std::vector<Spot>& members, bool scatter) {
         sum.from = sets_.unite(sum.from, sets_.single(samples_.id_of(known_to(over, set))));
     }
     sum.foreign = sum.foreign || (some_part && !all_part);
-    for (SumPart& part : sum.parts)
+    for (SumPart& part : sum.parts.all())
       for (SampleRun& run : part.runs) run = summed_over(over, run);
     // Ranks that hold different runs of the elements cannot be added to one another.
     const bool mixes = (sum.cut & over) != 0;
@@ -51,7 +51,7 @@ void SumCheck::reduce(const std::vector<Spot>& members, bool scatter) {
   }
 }
 
-SampleRun SumCheck::summed_over(uint64_t axes, const SampleRun& run) {
+SampleRun SumCheck::summed_over(uint32_t axes, const SampleRun& run) {
   SampleSet set = samples_.set_of(run);
   for (size_t axis = 0; axis < model_.mesh.size(); ++axis)
     if (axes >> axis & 1 && model_.free_axis[axis])
@@ -59,13 +59,13 @@ SampleRun SumCheck::summed_over(uint64_t axes, const SampleRun& run) {
   return samples_.run_of(set);
 }
 
-SampleRun SumCheck::known_to(uint64_t axes, int32_t samples) {
+SampleRun SumCheck::known_to(uint32_t axes, int32_t samples) {
   SampleRun run = summed_over(axes, samples_.run(samples));
   run.times = samples_.run(samples).times;
   return run;
 }
 
-SampleRun SumCheck::given_by(const std::vector<int64_t>& coordinates, uint64_t axes,
+SampleRun SumCheck::given_by(const std::vector<int64_t>& coordinates, uint32_t axes,
                              const SampleRun& run) {
   SampleSet set = samples_.set_of(run);
   for (size_t axis = 0; axis < model_.mesh.size(); ++axis)
@@ -80,7 +80,7 @@ void SumCheck::gather(const std::vector<Spot>& members) {
     const bool alike = std::all_of(members.begin(), members.end(), [&](Spot member) {
       const Content& other = held(member, section_.at(member).args[a]);
       return other.cut == axes(member) && other.param == first.param &&
-             other.updated_by.valid() == first.updated_by.valid();
+             (other.updated_by < 0) == (first.updated_by < 0);
     });
     for (Spot member : members) {
       const int32_t to = section_.at(member).args[a + 1];
@@ -104,7 +104,7 @@ void SumCheck::check_gathered(Spot place, int32_t to, const Content& content) {
     findings_.add("sum", "{} does not gather the parts of '{}' into {}", name(place),
                   param_name(buffer.param), buffer_name(place, to));
   else if (buffer.kind == BufferKind::kState && trained(place.cell, buffer.param) &&
-           !content.updated_by.valid())
+           content.updated_by < 0)
     findings_.add("sum", "{} gathers parameter '{}' before its update", name(place),
                   param_name(buffer.param));
 }
@@ -129,8 +129,8 @@ void SumCheck::broadcast(const std::vector<Spot>& members) {
     return member.cell == model_.cell_of_rank[root];
   });
   Content content = held(*from, section_.at(*from).args[0]);
-  const uint64_t over = axes(members[0]);
-  for (SumPart& part : content.parts)
+  const uint32_t over = axes(members[0]);
+  for (SumPart& part : content.parts.all())
     for (SampleRun& run : part.runs) run = given_by(coordinates, over, run);
   int32_t given = IdSets::kEmpty;
   for (int32_t set : std::vector<int32_t>(sets_.at(content.from)))

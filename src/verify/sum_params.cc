@@ -9,10 +9,10 @@ void SumCheck::check_parameters_read(Spot place, const Instruction& one,
   for (size_t a = 0; a < one.args.size(); ++a) {
     if (flows_[a].param < 0 || !(program.access[a] & kReads)) continue;
     const Content& content = held(place, one.args[a]);
-    if (content.updated_by.valid())
+    if (content.updated_by >= 0)
       findings_.add("sum", "{} computes with parameter '{}', which {} has already updated",
                     name(place), param_name(content.param),
-                    name_of(section_.at(content.updated_by)));
+                    name_of(section_.at(updates_[content.updated_by])));
     if (content.cut != 0)
       findings_.add("sum", "{} computes with parameter '{}', of which {} holds only a part",
                     name(place), param_name(content.param), buffer_name(place, one.args[a]));
@@ -26,9 +26,9 @@ void SumCheck::check_update(Spot place, const Instruction& one, const Content& r
   if (!trained(place.cell, before.param))
     return findings_.add("sum", "{} writes parameter '{}', which has no gradient", name(place),
                          shown);
-  if (before.updated_by.valid())
+  if (before.updated_by >= 0)
     return findings_.add("sum", "{} updates parameter '{}', which {} has already updated",
-                         name(place), shown, name_of(section_.at(before.updated_by)));
+                         name(place), shown, name_of(section_.at(updates_[before.updated_by])));
   const int32_t gradient = model_.gradient_of[before.param];
   // A gradient read here must be the own one: that others went into a common factor says nothing.
   bool own = false, other = false;
@@ -54,19 +54,19 @@ void SumCheck::check_update(Spot place, const Instruction& one, const Content& r
 void SumCheck::check_end(int32_t c) {
   const RoleProgram& own = *model_.cells[c].role;
   for (size_t b = 0; b < own.buffers.size(); ++b) {
-    const int32_t param = model_.cells[c].facts->buffers[b].param;
+    const auto [begin, end, param, kind] = model_.cells[c].facts->buffers[b];
+    if (kind != BufferKind::kState || param < 0) continue;
     const Buffer& buffer = own.buffers[b];
-    if (buffer.kind != BufferKind::kState || param < 0) continue;
     const Content& content = held_[c][b];
     if (content.param != param) {
       findings_.add("sum", "parameter '{}' on {} holds something else at the end of the step",
                     param_name(param), model_.who(c));
       continue;
     }
-    if (trained(c, param) && !content.updated_by.valid())
+    if (trained(c, param) && content.updated_by < 0)
       findings_.add("sum", "nothing updates parameter '{}' on {}", param_name(param),
                     model_.who(c));
-    const uint64_t kept = buffer.part_of < 0 ? 0 : axes_of(own.groups[buffer.part_of]);
+    const uint32_t kept = buffer.part_of < 0 ? 0 : axes_of(own.groups[buffer.part_of]);
     if (content.cut != kept)
       findings_.add("sum",
                     "parameter '{}' on {} is cut otherwise at the end of the step than at "
