@@ -60,27 +60,6 @@ constexpr int64_t kTail = 0;
 constexpr int kTogether = kRows;
 #endif
 
-// Row i of a tile, whose products are added up: what else there is to do, and stores it.
-template <class D, class T>
-HWY_INLINE void finish_row(D d, const Tile<T>& t, int64_t i, hn::Vec<D> x, hn::Vec<D> y) {
-  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
-  if (t.old) {
-    const T* with = t.old + i * t.old_step;
-    x = hn::Add(x, hn::LoadU(d, with)), y = hn::Add(y, hn::LoadU(d, with + lanes));
-  }
-  for (int o = 0; t.then && o < t.then->thens; ++o) {
-    const T* with = t.with(o) + i * t.then->then[o].step;
-    const auto u = hn::LoadU(d, with), v = hn::LoadU(d, with + lanes);
-    if (t.then->then[o].multiply)
-      x = hn::Mul(x, u), y = hn::Mul(y, v);
-    else
-      x = hn::Add(x, u), y = hn::Add(y, v);
-  }
-  T* c = t.c + i * t.c_step;
-  hn::StoreU(x, d, c);
-  hn::StoreU(y, d, c + lanes);
-}
-
 // Fetches a's elements of the tile below while it multiplies: rows of a are too short, and those of
 // a tile too many, for the processor to guess them. The first tile (kPacks), which nobody fetched
 // for, fetches its own, kSoon of k ahead. c is fetched row by row: all at once, its lines would
@@ -111,7 +90,9 @@ HWY_NOINLINE void tile(const Tile<T>& t) {
     y##i = hn::MulAdd(ai, b1, y##i);                                                        \
   }
   for (int64_t k = 0; k < body;) {
-    const int64_t stop = HWY_MIN(body, k + kLine<T>);
+    // All that the innermost loop does not need is read again: registers are few.
+    asm volatile("" ::: "memory");
+    const int64_t stop = HWY_MIN(t.depth - (tail ? kTail : 0), k + kLine<T>);
     if (t.share > 0) t.ahead->fetch(t.share);
     if constexpr (!kRowsAdjacent) fetch_rows<R>(a0 + R * row_step, row_step);
     if constexpr (!kRowsAdjacent && kPacks) fetch_rows<R>(a0 + 2 * kLine<T>, row_step);
@@ -145,22 +126,50 @@ HWY_NOINLINE void tile(const Tile<T>& t) {
   }
 #define PIPER_TAIL(i) \
   if constexpr (i / kTogether == kThese) PIPER_STEP(i)
-#define PIPER_FINISH(i) \
-  if constexpr (i < R && i / kTogether == kThese) finish_row(d, t, i, x##i, y##i);
-#define PIPER_TOGETHER(these)                                                   \
-  if constexpr (these * kTogether < R) {                                        \
-    constexpr int kThese = these;                                               \
-    const T* const from[] = {a0, a1, a2, a3, b};                                \
-    if (tail) {                                                                 \
-      for (int64_t k = 0; k < kTail; ++k, b += b_step) {                        \
-        const auto b0 = hn::LoadU(d, b), b1 = hn::LoadU(d, b + lanes);          \
-        PIPER_TILE_ROWS(PIPER_TAIL)                                             \
-        a0 += depth_step, a1 += depth_step, a2 += depth_step, a3 += depth_step; \
-      }                                                                         \
-    }                                                                           \
-    a0 = from[0], a1 = from[1], a2 = from[2], a3 = from[3], b = from[4];        \
-    PIPER_TILE_ROWS(PIPER_FINISH)                                               \
+#define PIPER_COMBINE(i, OP)                         \
+  if constexpr (i < R && i / kTogether == kThese) {  \
+    const T* from = with + (i % kTogether) * step;   \
+    x##i = hn::OP(x##i, hn::LoadU(d, from));         \
+    y##i = hn::OP(y##i, hn::LoadU(d, from + lanes)); \
   }
+#define PIPER_ADD(i) PIPER_COMBINE(i, Add)
+#define PIPER_MUL(i) PIPER_COMBINE(i, Mul)
+#define PIPER_STORE(i)                              \
+  if constexpr (i < R && i / kTogether == kThese) { \
+    hn::StoreU(x##i, d, c);                         \
+    hn::StoreU(y##i, d, c + lanes);                 \
+    c += c_step;                                    \
+  }
+#define PIPER_TOGETHER(these)                                                 \
+  if constexpr (these * kTogether < R) {                                      \
+    constexpr int kThese = these;                                             \
+    const T* const start[] = {a0, a1, a2, a3, b};                             \
+    for (int64_t k = 0; tail && k < kTail; ++k, b += b_step) {                \
+      const auto b0 = hn::LoadU(d, b), b1 = hn::LoadU(d, b + lanes);          \
+      PIPER_TILE_ROWS(PIPER_TAIL)                                             \
+      a0 += depth_step, a1 += depth_step, a2 += depth_step, a3 += depth_step; \
+    }                                                                         \
+    a0 = start[0], a1 = start[1], a2 = start[2], a3 = start[3], b = start[4]; \
+    if (old) {                                                                \
+      const T* with = old + these * kTogether * t.old_step;                   \
+      const int64_t step = t.old_step;                                        \
+      PIPER_TILE_ROWS(PIPER_ADD)                                              \
+    }                                                                         \
+    for (int o = 0; o < thens; ++o) {                                         \
+      const int64_t step = t.then->then[o].step;                              \
+      const T* with = t.with(o) + these * kTogether * step;                   \
+      if (t.then->then[o].multiply) {                                         \
+        PIPER_TILE_ROWS(PIPER_MUL)                                            \
+      } else {                                                                \
+        PIPER_TILE_ROWS(PIPER_ADD)                                            \
+      }                                                                       \
+    }                                                                         \
+    PIPER_TILE_ROWS(PIPER_STORE)                                              \
+  }
+  c = t.c;
+  const int64_t c_step = t.c_step;
+  const T* const old = t.old;
+  const int thens = t.then ? t.then->thens : 0;
   PIPER_TOGETHER(0)
   PIPER_TOGETHER(1)
   PIPER_TOGETHER(2)
