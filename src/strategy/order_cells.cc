@@ -86,16 +86,8 @@ Result<std::vector<OrderCell>> parse_list(const std::string& text, const SourceS
 
 Status check_rows(const OrderRows& rows) {
   std::map<std::string, const OrderCell*> seen;
-  std::map<int64_t, size_t> row_of_stage;
   for (size_t r = 0; r < rows.size(); ++r) {
     for (const OrderCell& cell : rows[r]) {
-      if (cell.stage >= 0) {
-        const auto [row, is_new] = row_of_stage.try_emplace(cell.stage, r);
-        if (!is_new && row->second != r)
-          return fail(cell.at, "stage {} stands in row {} and in row {}", cell.stage, row->second,
-                      r)
-              .with_note("a stage lives on one device");
-      }
       if (cell.micro < 0) continue;
       const std::string key = cell.stage < 0 ? fmt::format("{} {}", r, name(cell)) : name(cell);
       const auto [first, is_new] = seen.try_emplace(key, &cell);
@@ -104,6 +96,19 @@ Status check_rows(const OrderRows& rows) {
             .with_note(fmt::format("first at {}", yaml::place(first->second->at)));
     }
   }
+  return ok_status();
+}
+
+Status check_stages(const OrderRows& rows) {
+  std::map<int64_t, size_t> row_of_stage;
+  for (size_t r = 0; r < rows.size(); ++r)
+    for (const OrderCell& cell : rows[r]) {
+      if (cell.stage < 0) continue;
+      const auto [row, is_new] = row_of_stage.try_emplace(cell.stage, r);
+      if (!is_new && row->second != r)
+        return fail(cell.at, "stage {} stands in row {} and in row {}", cell.stage, row->second, r)
+            .with_note("a stage lives on one device");
+    }
   return ok_status();
 }
 

@@ -292,6 +292,7 @@ Result<OrderFile> parse_order_csv(std::string_view text, const std::string& path
     return fail(empty->at, "an empty cell in a file with communication");
   if (dialect == CsvDialect::kDetect) dialect = detect(file.rows);
   PIPER_TRY(translate(file.rows, dialect));
+  PIPER_TRY(order_cells::check_stages(file.rows));
   PIPER_TRY(order_cells::check_rows(file.rows));
   if (file.has_communication) PIPER_TRY(check_communication(file.rows));
   return file;

@@ -1,5 +1,5 @@
-// Negative controls: what a plan inserts is needed. Taking one communication out, or rescaling the
-// label count or the clip factor, must make the comparison fail that the whole plan passes. SGD
+// Negative controls: what a plan inserts is needed. Taking one communication or the sum over two
+// places out, or rescaling the label count or the clip factor, must make the comparison fail that the whole plan passes. SGD
 // throughout: Adam hides constant factors.
 #include "equivalence/jobs.h"
 
@@ -77,6 +77,11 @@ std::vector<Cut> communications(const PlanSet& set) {
   return cuts;
 }
 
+PlanSet without(PlanSet set, const Cut& cut) {
+  for (const auto& [role, position] : cut.instructions) neutralise(set.roles[role], position);
+  return set;
+}
+
 TEST(Controls, EveryCommunicationIsNeeded) {
   NEED_MODELS();
   const auto compiled = compile_model(kModel, strategy_text(kModel, kSgd), {2, 2, 2, "1f1b"});
@@ -87,12 +92,57 @@ TEST(Controls, EveryCommunicationIsNeeded) {
   ASSERT_FALSE(differs(*whole, again)) << "the whole plan must agree with itself";
   const auto cuts = communications(compiled->set);
   ASSERT_GE(cuts.size(), 8u);
-  for (const Cut& cut : cuts) {
-    PlanSet broken = compiled->set;
-    for (const auto& [role, position] : cut.instructions) neutralise(broken.roles[role], position);
-    EXPECT_TRUE(differs(*whole, train(broken, kModel, kSteps)))
+  for (const Cut& cut : cuts)
+    EXPECT_TRUE(differs(*whole, train(without(compiled->set, cut), kModel, kSteps)))
+        << "nothing changes without '" << cut.what << "'";
+}
+
+// Whether all copies of all parameters have the bits of the single device in each step.
+bool equals_single(const PlanSet& set, const PlanSet& single) {
+  const auto data = open_batches(set, kModel), of_single = open_batches(single, kModel);
+  if (!data || !of_single) return false;
+  JobOptions options;
+  options.steps = kSteps;
+  options.threads = 1;
+  options.verify.against = VerifyAgainst::kSingle;
+  return run_job(set, data->get(), &single, of_single->get(), options).ok();
+}
+
+// Stages on two devices: they exchange parts of sums, and sums.
+TEST(Controls, EveryMessageBetweenCopiesIsNeeded) {
+  NEED_MODELS();
+  const std::string train = std::string(kSgd) + ", clip_norm: 0.1";
+  const auto compiled =
+      compile_model(kModel, strategy_text(kModel, train), {2, 1, 4, "dualpipe"}, true);
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  ASSERT_TRUE(equals_single(compiled->set, *compiled->single));
+  size_t exchanges = 0, tried = 0;
+  for (const Cut& cut : communications(compiled->set)) {
+    const bool exchange = cut.what.find(".grad") != cut.what.npos;
+    if (exchange && ++exchanges % (kSanitized ? 50 : 5) != 0) continue;
+    ++tried;
+    EXPECT_FALSE(equals_single(without(compiled->set, cut), *compiled->single))
         << "nothing changes without '" << cut.what << "'";
   }
+  EXPECT_GT(exchanges, 190u);
+  EXPECT_GT(tried, 10u);
+}
+
+// Each place with its own part of the sum alone, as if there were no exchange: far from the uncut
+// plan, and not by rounding.
+TEST(Controls, TheSumOverTwoPlacesIsNeeded) {
+  NEED_MODELS();
+  const auto compiled = compile_model(kModel, strategy_text(kModel, kSgd), {2, 1, 4, "chimera"});
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  const auto whole = train(compiled->set, kModel, kSteps);
+  ASSERT_TRUE(whole) << print_error(whole.error());
+  PlanSet broken = compiled->set;
+  int sums = 0;
+  for (RoleProgram& role : broken.roles)
+    for (size_t i = 0; i < role.body.size(); ++i)
+      if (!role.body[i].combines.empty()) neutralise(role, i), ++sums;
+  EXPECT_GT(sums, 100);
+  EXPECT_TRUE(differs(*whole, train(broken, kModel, kSteps)));
 }
 
 // Runs the plan with every op named `op` changed by `change`.

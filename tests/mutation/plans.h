@@ -49,12 +49,31 @@ inline std::string random_recompute(Random& random, size_t stages) {
                fmt::format("  - recompute: {{where: {{stage: \"<{}\"}}}}\n", 1 + stages / 2)});
 }
 
+// Most stages have one device, some have several, by microbatch.
+inline std::string random_place(Random& random) {
+  return "  - place: " +
+         one_of<std::string>(
+             random,
+             {"{where: {stage: s}, on: {pp: s}}\n", "{where: {stage: s}, on: {pp: s}}\n",
+              "{where: {stage: s}, on: {pp: s}}\n",
+              "{where: {stage: s}, on: {pp: \"mb % 2 ? P-1-s : s\"}}\n",
+              "{where: {stage: s}, on: {pp: \"(s + mb) % P\"}}\n",
+              "{where: {stage: s}, tags: {dir: \"mb >= M/2\"}, "
+              "on: {pp: \"dir ? P-1-s : s\"}}\n",
+              "{where: {stage: s, mb: 0}, on: {pp: s}}\n"
+              "  - place: {where: {stage: s, mb: \">0\"}, on: {pp: s == 0 ? P-1 : s-1}}\n"});
+}
+
 // A strategy of the library.
 inline std::string library_strategy(Random& random, size_t microbatches) {
   const std::vector<std::string> files = jobs::library_files();
-  const size_t pp = 1 + pick(random, 4), dp = 1 + pick(random, 2);
-  const size_t mb = microbatches + pick(random, 5);
+  size_t pp = 1 + pick(random, 4), mb = microbatches + pick(random, 5);
+  const size_t dp = 1 + pick(random, 2);
   const std::string file = files[pick(random, files.size())];
+  if (file.ends_with("/dualpipe.yaml") || file.ends_with("/chimera.yaml")) {
+    pp = 2 * (1 + pick(random, 2));
+    mb = 2 * pp;
+  }
   std::string text = fmt::format("piper: 1\ninclude: {}/strategies/{}.yaml\nparams: {{dp: {}",
                                  PIPER_SOURCE_DIR, file, dp);
   const std::string read = jobs::library_text(file);
@@ -77,7 +96,7 @@ inline std::string random_strategy(Random& random, size_t microbatches) {
   text += random_train(random, dp * mb * (1 + pick(random, 2)));
   text += fmt::format("annotate:\n  - balance: {{tag: stage, into: {}}}\n", pp);
   text += fmt::format("directives:\n  - split: {{dim: batch, into: {}}}\n", mb);
-  text += "  - place: {where: {stage: s}, on: {pp: s}}\n" + random_recompute(random, pp);
+  text += random_place(random) + random_recompute(random, pp);
   if (dp > 1)
     text += fmt::format("  - replicate: {{over: dp, bucket: {}}}\n",
                         one_of<const char*>(random, {"64", "2KiB", "25MiB"}));

@@ -78,6 +78,18 @@ TEST(OrderFiles, AreTheLibrarysOrders) {
             without_gaps(file("zb1p_2rank_2stagep_compute.csv")));
 }
 
+TEST(OrderFiles, HoldNoStageOfSeveralDevices) {
+  const auto both_ways = chain::library("chimera", 4, 1, 4);
+  ASSERT_TRUE(both_ways) << print_error(both_ways.error());
+  const auto rows = order_rows(both_ways->dag, both_ways->schedule.compute);
+  ASSERT_FALSE(rows);
+  EXPECT_EQ(rows.error().message,
+            "not supported: an order file of stages that are on several devices");
+  EXPECT_EQ(rows.error().notes,
+            (std::vector<std::string>{"in such files a stage has one device, but stage 0 has at "
+                                      "least two, by microbatch"}));
+}
+
 TEST(OrderFiles, SurviveOtherLineEndsAndQuotes) {
   const OrderRows rows = parsed("0F0, 0B0\r\n\"\"\r\n\"(1F0;1B1)OVERLAP_F_B\",,1F1\r\n");
   ASSERT_EQ(rows.size(), 3u);
@@ -139,6 +151,15 @@ TEST(Lists, AreOrders) {
   const auto short_form = make(folder, "      lists: [F0 F1 B0 B1, F0 B0 F1 B1]\n", 2, "s", 2);
   ASSERT_TRUE(short_form) << print_error(short_form.error());
   EXPECT_EQ(chain::row(*short_form, 1), "1F0 1B0 1F1 1B1");
+}
+
+TEST(Lists, NameStagesOfSeveralDevices) {
+  const Folder folder;
+  const auto made = make(folder, "      lists: [0F0 1F1 1B1 0B0, 0F1 1F0 1B0 0B1]\n", 2,
+                         "\"mb < 1 ? s : 1 - s\"", 2);
+  ASSERT_TRUE(made) << print_error(made.error());
+  EXPECT_EQ(chain::row(*made, 0), "0F0 1F1 1B1 0B0");
+  EXPECT_EQ(chain::row(*made, 1), "0F1 1F0 1B0 0B1");
 }
 
 TEST(Lists, AFileIsReadFromBesideTheStrategy) {
