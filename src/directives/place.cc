@@ -261,9 +261,6 @@ class Placer {
           same->groups.push_back(static_cast<int32_t>(g));
           continue;
         }
-        for (size_t t = 0; t < tags_.size(); ++t)
-          if (spots_[c][micro].tags[t] != kNoTag)
-            piece.name += fmt::format(" {}={}", tags_[t], spots_[c][micro].tags[t]);
         piece.groups = {static_cast<int32_t>(g)};
         chunks.push_back(std::move(piece));
       }

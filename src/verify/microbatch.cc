@@ -1,6 +1,6 @@
-// Rule microbatch: every microbatch runs the same computation. Instructions whose labels
-// differ in "mb=N" alone are compared with those of the first microbatch: arg by arg, parameters
-// and other kept buffers are the same ones, sums are the same sums (rule sum says where they lie:
+// Rule microbatch: every microbatch runs the same computation, on whichever devices. Instructions
+// whose labels differ in "mb=N" alone are compared with the first ones: arg by arg, parameters and
+// other kept buffers are the same ones, sums are the same sums (rule sum says where they lie:
 // microbatches may form their own parts), and the others correspond one to one; and their programs
 // do the same, but that one may add to what another sets.
 #include <algorithm>
@@ -21,11 +21,14 @@ std::string_view task_of(const Instruction& one) {
   return label.ends_with(own) ? label.substr(0, label.size() - own.size()) : std::string_view();
 }
 
-// The parts that buffers play: one in each microbatch, which all microbatches know by one number.
+// The parts that buffers play: one in each microbatch of a cell, which all microbatches and cells
+// know by one number.
 class Parts {
  public:
-  explicit Parts(size_t buffers) : part_(buffers) {}
-  void begin() { ++turn_; }  // the next microbatch
+  void begin(size_t buffers) {  // the next microbatch
+    ++turn_;
+    if (part_.size() < buffers) part_.resize(buffers);
+  }
   // The part of a buffer; a new one where it has none yet.
   int32_t of(int32_t buffer) {
     if (part_[buffer].turn == turn_) return part_[buffer].id;
@@ -52,84 +55,105 @@ class Parts {
 
 class Comparison {
  public:
-  Comparison(const Model& model, const Section& section, int32_t cell, Findings& findings)
-      : model_(model),
-        section_(section),
-        findings_(findings),
-        cell_(cell),
-        role_(*model.cells[cell].role),
-        facts_(*model.cells[cell].facts),
-        parts_(facts_.buffers.size()),
-        part_of_arg_(section.args[cell].size(), -1),
-        meanings_(facts_.programs.size()),
-        compared_(section.steps[cell].size(), -1) {}
+  Comparison(const Model& model, const Section& section, Findings& findings)
+      : model_(model), section_(section), findings_(findings) {}
 
   void run() {
-    find_tasks();
-    for (size_t i = 0; i < uses_.size();) {
-      parts_.begin();
-      const size_t first = i;
-      const int32_t micro = uses_[i].micro;
-      for (; i < uses_.size() && uses_[i].micro == micro; ++i) visit(uses_[i]);
-      // What has been compared knows its parts; what this microbatch is the first to do learns
-      // them.
-      for (size_t k = first; k < i; ++k) end(tasks_[uses_[k].task], uses_[k]);
-    }
+    part_of_arg_.resize(model_.cells.size());
+    compared_.resize(model_.cells.size());
+    for (int32_t c = 0; c < static_cast<int32_t>(model_.cells.size()); ++c) check_cell(c);
   }
 
  private:
   struct Use {
     int32_t micro = 0, index = 0, task = 0;
   };
-  // Its instructions in its first microbatch; and how many the microbatch at hand has, from where.
+  // Its instructions where it was met first; and how many the microbatch at hand has, from where.
   struct Task {
-    int32_t first_micro = -1, micro = -1, from = -1;
+    int32_t cell = -1, first_micro = -1;
     std::vector<int32_t> first;
+    bool is_message = false;  // sent to as many cells as read it
+    Spot from;
+    int32_t micro = -1;
     size_t count = 0;
+    bool is_first(int32_t c, int32_t m) const { return cell == c && first_micro == m; }
   };
 
-  // What belongs to a microbatch, one microbatch after the other, in issue order.
-  void find_tasks() {
-    std::unordered_map<std::string_view, int32_t> known;
-    const auto& steps = section_.steps[cell_];
-    for (int32_t i = 0; i < static_cast<int32_t>(steps.size()); ++i) {
-      if (steps[i].micro < 0) continue;
-      const std::string_view task = task_of(section_.at({cell_, i}));
-      if (task.empty()) continue;
-      const auto [found, is_new] = known.emplace(task, static_cast<int32_t>(tasks_.size()));
-      if (is_new) tasks_.emplace_back();
-      uses_.push_back({steps[i].micro, i, found->second});
+  const RoleFacts& facts(int32_t cell) const { return *model_.cells[cell].facts; }
+  const RoleProgram& role(int32_t cell) const { return *model_.cells[cell].role; }
+
+  void check_cell(int32_t c) {
+    part_of_arg_[c].assign(section_.args[c].size(), -1);
+    compared_[c].resize(section_.steps[c].size());
+    const std::vector<Use> uses = find_tasks(c);
+    for (size_t i = 0; i < uses.size();) {
+      parts_.begin(facts(c).buffers.size());
+      const size_t first = i;
+      const int32_t micro = uses[i].micro;
+      for (; i < uses.size() && uses[i].micro == micro; ++i) visit(c, uses[i]);
+      // What has been compared knows its parts; what this microbatch is the first to do learns
+      // them.
+      for (size_t k = first; k < i; ++k) end(c, tasks_[uses[k].task], uses[k]);
     }
-    std::sort(uses_.begin(), uses_.end(), [](const Use& a, const Use& b) {
-      return std::pair(a.micro, a.index) < std::pair(b.micro, b.index);
-    });
   }
 
-  void visit(const Use& use) {
+  // What belongs to a microbatch, one microbatch after the other, in issue order.
+  std::vector<Use> find_tasks(int32_t c) {
+    std::unordered_map<std::string_view, int32_t> own;
+    std::vector<Use> uses;
+    const auto& steps = section_.steps[c];
+    for (int32_t i = 0; i < static_cast<int32_t>(steps.size()); ++i) {
+      if (steps[i].micro < 0) continue;
+      const Instruction& one = section_.at({c, i});
+      std::string_view label = task_of(one);
+      if (label.empty()) continue;
+      const bool is_message =
+          one.kind == InstructionKind::kSend || one.kind == InstructionKind::kRecv;
+      if (is_message) label.remove_prefix(std::min<size_t>(label.size(), 5));  // "send ", "recv "
+      // All cells have inputs, messages and computations in common; each has its sums of gradients.
+      const bool common = is_message || one.kind == InstructionKind::kInput ||
+                          (one.kind == InstructionKind::kCompute && one.pass != 'U');
+      auto& known = is_message ? messages_ : common ? known_ : own;
+      const auto [found, is_new] = known.emplace(label, static_cast<int32_t>(tasks_.size()));
+      if (is_new) tasks_.emplace_back().is_message = is_message;
+      uses.push_back({steps[i].micro, i, found->second});
+    }
+    std::sort(uses.begin(), uses.end(), [](const Use& a, const Use& b) {
+      return std::pair(a.micro, a.index) < std::pair(b.micro, b.index);
+    });
+    return uses;
+  }
+
+  void visit(int32_t c, const Use& use) {
     Task& task = tasks_[use.task];
-    if (task.first_micro < 0) task.first_micro = use.micro;
-    if (task.first_micro == use.micro) return task.first.push_back(use.index);
-    if (task.micro != use.micro) task.micro = use.micro, task.from = use.index, task.count = 0;
-    if (task.count < task.first.size())
-      compare({cell_, task.first[task.count]}, {cell_, use.index});
+    if (task.first_micro < 0) task.cell = c, task.first_micro = use.micro;
+    if (task.is_first(c, use.micro)) return task.first.push_back(use.index);
+    if (task.from.cell != c || task.micro != use.micro)
+      task.from = {c, use.index}, task.micro = use.micro, task.count = 0;
+    const size_t like = task.is_message ? 0 : task.count;
+    if (like < task.first.size()) compare({task.cell, task.first[like]}, {c, use.index});
     ++task.count;
   }
-  void end(Task& task, const Use& use) {
-    if (task.first_micro == use.micro) {
-      const Step& step = section_.steps[cell_][use.index];
-      const std::span<const int32_t> args = section_.args_of(cell_, step);
+  void end(int32_t c, Task& task, const Use& use) {
+    if (task.is_first(c, use.micro)) {
+      const Step& step = section_.steps[c][use.index];
+      const std::span<const int32_t> args = section_.args_of(c, step);
       for (size_t a = 0; a < args.size(); ++a)
-        part_of_arg_[static_cast<size_t>(step.first_arg) + a] = parts_.of(args[a]);
-    } else if (task.count != task.first.size()) {
-      findings_.add("microbatch", "{} has {} parts, {} has {}", name({cell_, task.from}),
-                    task.count, name({cell_, task.first[0]}), task.first.size());
+        part_of_arg_[c][static_cast<size_t>(step.first_arg) + a] = parts_.of(args[a]);
+    } else if (task.count != task.first.size() && !task.is_message) {
+      findings_.add("microbatch", "{} has {} parts, {} has {}", name(task.from), task.count,
+                    name({task.cell, task.first[0]}), task.first.size());
       task.count = task.first.size();
     }
   }
 
   std::string name(Spot place) const { return name_of(model_, section_, place); }
-  std::string buffer_name(int32_t b) const {
-    return fmt::format("'{}'", quote_control(role_.buffers[b].name));
+  // With the cell where it is another than that of `place`.
+  std::string name_beside(Spot place, Spot reference) const {
+    return reference.cell == place.cell ? name_of(section_.at(reference)) : name(reference);
+  }
+  std::string buffer_name(int32_t cell, int32_t b) const {
+    return fmt::format("'{}'", quote_control(role(cell).buffers[b].name));
   }
 
   void compare(Spot reference, Spot place) {
@@ -137,52 +161,74 @@ class Comparison {
     if (first.num_args != one.num_args)
       return findings_.add("microbatch", "{} has {} args, {} has {}", name(place), one.num_args,
                            name(reference), first.num_args);
-    const auto expected = section_.args_of(cell_, first), actual = section_.args_of(cell_, one);
-    for (size_t a = 0; a < actual.size(); ++a)
-      if (!fits(expected[a], actual[a], static_cast<size_t>(first.first_arg) + a) &&
+    const auto expected = section_.args_of(reference.cell, first),
+               actual = section_.args_of(place.cell, one);
+    for (size_t a = 0; a < actual.size(); ++a) {
+      const int32_t part = part_of_arg_[reference.cell][static_cast<size_t>(first.first_arg) + a];
+      if (!fits({reference.cell, expected[a]}, {place.cell, actual[a]}, part) &&
           !same_sum(reference, place, a))
         findings_.add("microbatch", "{} takes {} as arg {}, where {} takes {}", name(place),
-                      buffer_name(actual[a]), a, name_of(section_.at(reference)),
-                      buffer_name(expected[a]));
+                      buffer_name(place.cell, actual[a]), a, name_beside(place, reference),
+                      buffer_name(reference.cell, expected[a]));
+    }
     if (one.kind == InstructionKind::kCompute && first.kind == one.kind)
       compare_programs(reference, place);
   }
-  bool fits(int32_t expected, int32_t actual, size_t expected_arg) {
-    const BufferFacts &first = facts_.buffers[expected], &one = facts_.buffers[actual];
-    if (first.kind != BufferKind::kStep || one.kind != BufferKind::kStep) return expected == actual;
+  struct Held {
+    int32_t cell = 0, buffer = 0;
+  };
+  bool fits(const Held& expected, const Held& actual, int32_t part) {
+    const BufferFacts &first = facts(expected.cell).buffers[expected.buffer],
+                      &one = facts(actual.cell).buffers[actual.buffer];
+    if (first.kind != BufferKind::kStep || one.kind != BufferKind::kStep)
+      return expected.cell == actual.cell ? expected.buffer == actual.buffer
+                                          : is_copy(expected, actual);
     if (first.param >= 0 || one.param >= 0) return first.param == one.param;  // gathered
-    return parts_.plays(actual, part_of_arg_[expected_arg]);
+    return parts_.plays(actual.buffer, part);
+  }
+  // Of what is kept, on another cell.
+  bool is_copy(const Held& expected, const Held& actual) const {
+    const Buffer &a = role(expected.cell).buffers[expected.buffer],
+                 &b = role(actual.cell).buffers[actual.buffer];
+    return a.kind == b.kind && a.name == b.name && a.init == b.init && a.fill == b.fill &&
+           a.param == b.param;
   }
 
   // Whether an arg is declared to be the same in both: the part of a sum by one use, or the
   // finished sum.
   bool same_sum(Spot reference, Spot place, size_t arg) const {
-    const auto sum = [arg](const Instruction& one) {
+    const auto sum = [&](Spot spot) {
+      const Instruction& one = section_.at(spot);
+      const std::vector<int32_t>& targets = facts(spot.cell).targets;
       std::pair<int32_t, int32_t> found{-1, -1};  // target and use
       for (const Contribution& part : one.contributions)
-        if (static_cast<size_t>(part.arg) == arg) found = {part.target, part.use};
+        if (static_cast<size_t>(part.arg) == arg) found = {targets[part.target], part.use};
       for (const SumRead& read : one.sum_reads)
-        if (static_cast<size_t>(read.arg) == arg) found = {read.target, -1};
+        if (static_cast<size_t>(read.arg) == arg) found = {targets[read.target], -1};
       return found;
     };
-    const auto first = sum(section_.at(reference));
-    return first.first >= 0 && first == sum(section_.at(place));
+    const auto first = sum(reference);
+    return first.first >= 0 && first == sum(place);
   }
 
+  const Program& program(Spot place) const {
+    return role(place.cell).programs[section_.at(place).program];
+  }
   void compare_programs(Spot reference, Spot place) {
-    const Instruction &first = section_.at(reference), &one = section_.at(place);
-    if (first.program == one.program) return;
+    if (&program(reference) == &program(place)) return;
     // Most are as the microbatch before.
-    int32_t& like = compared_[reference.index];
-    if (like >= 0 && same_sums(section_.at({cell_, like}), one)) return;
-    const std::vector<uint64_t> expected = added_by(first), actual = added_by(one);
-    for (size_t a = 0; a < actual.size(); ++a)
+    Spot& like = compared_[reference.cell][reference.index];
+    const Instruction& one = section_.at(place);
+    if (like.valid() && &program(like) == &program(place) && same_sums(section_.at(like), one))
+      return;
+    const std::vector<uint64_t> expected = added_by(reference), actual = added_by(place);
+    for (size_t a = 0; a < std::min(expected.size(), actual.size()); ++a)
       if (expected[a] != actual[a])
         return findings_.add("microbatch", "{} computes {} otherwise than {} does", name(place),
-                             buffer_name(one.args[a]), name_of(first));
-    like = place.index;
+                             buffer_name(place.cell, one.args[a]), name_beside(place, reference));
+    like = place;
   }
-  // Whether two run one program and add to the same arguments.
+  // Whether two add to the same arguments.
   static bool same_sums(const Instruction& a, const Instruction& b) {
     const auto same_part = [](const Contribution& x, const Contribution& y) {
       return x.arg == y.arg && x.accumulates == y.accumulates;
@@ -190,15 +236,15 @@ class Comparison {
     const auto same_combine = [](const SumCombine& x, const SumCombine& y) {
       return x.arg == y.arg && x.from == y.from;
     };
-    return a.program == b.program &&
-           std::equal(a.contributions.begin(), a.contributions.end(), b.contributions.begin(),
+    return std::equal(a.contributions.begin(), a.contributions.end(), b.contributions.begin(),
                       b.contributions.end(), same_part) &&
            std::equal(a.combines.begin(), a.combines.end(), b.combines.begin(), b.combines.end(),
                       same_combine);
   }
   // By argument: what the program makes, without what an accumulator held before.
-  std::vector<uint64_t> added_by(const Instruction& one) {
-    std::vector<uint64_t> meaning = this->meaning(one.program);
+  std::vector<uint64_t> added_by(Spot place) {
+    const Instruction& one = section_.at(place);
+    std::vector<uint64_t> meaning = this->meaning(program(place));
     std::vector<bool> adds(meaning.size());
     for (const Contribution& part : one.contributions)
       if (part.accumulates) adds[part.arg] = true;
@@ -209,30 +255,29 @@ class Comparison {
       if (adds[a]) meaning[a] -= initial_symbol(a);
     return meaning;
   }
-  const std::vector<uint64_t>& meaning(int32_t program) {
-    std::vector<uint64_t>& known = meanings_[program];
-    if (known.empty()) known = meaning_of(role_.programs[program]);
+  const std::vector<uint64_t>& meaning(const Program& program) {
+    std::vector<uint64_t>& known = meanings_[&program];
+    if (known.empty()) known = meaning_of(program);
     return known;
   }
+
   const Model& model_;
   const Section& section_;
   Findings& findings_;
-  int32_t cell_;
-  const RoleProgram& role_;
-  const RoleFacts& facts_;
-  std::vector<Use> uses_;
+  std::unordered_map<std::string_view, int32_t> known_, messages_;
   std::vector<Task> tasks_;
   Parts parts_;
-  std::vector<int32_t> part_of_arg_;             // in Section::args, of the first microbatches
-  std::vector<std::vector<uint64_t>> meanings_;  // by program
-  std::vector<int32_t> compared_;                // by instruction: the last one that does the same
+  // By cell: of the first microbatches' args (Section::args), and by their instructions the last
+  // one that does the same.
+  std::vector<std::vector<int32_t>> part_of_arg_;
+  std::vector<std::vector<Spot>> compared_;
+  std::unordered_map<const Program*, std::vector<uint64_t>> meanings_;
 };
 
 }  // namespace
 
 void check_microbatches(const Model& model, const Section& section, Findings& findings) {
-  for (int32_t c = 0; c < static_cast<int32_t>(model.cells.size()); ++c)
-    Comparison(model, section, c, findings).run();
+  Comparison(model, section, findings).run();
 }
 
 }  // namespace piper
