@@ -6,6 +6,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "parallel.h"
 #include "place.h"
 #include "programs.h"
 #include "send_lifetimes.h"
@@ -35,18 +36,11 @@ SampleRange samples_of(const Dag& dag, int32_t micro) {
   return range;
 }
 
-// What the transports allocate for a rank that reduces with others (transport.h:
-// kTransportSlotBytes).
-constexpr int64_t kCollectiveSlotBytes = int64_t{2} << 20;
-
-// What the kernels of a thread may allocate for themselves (backend.h: kKernelScratchBytes).
-constexpr int64_t kScratchBytes = int64_t{4} << 20;
-
 // What all cells look up, by position: each item and task is of one cell.
 struct Places {
   explicit Places(const Dag& dag)
       : buffer(dag.items.size(), -1),
-        started(dag.items.size()),
+        programs(dag.tasks.size()),
         instruction(dag.tasks.size(), -1),
         param(dag.graph.values.size()),
         part(dag.graph.values.size()),
@@ -60,11 +54,11 @@ struct Places {
       if (part[dag.items[i].value.index()])
         item_of_part.try_emplace({dag.items[i].value, dag.items[i].cell}, i);
   }
-  std::vector<int32_t> buffer;       // by item that is no alias
-  std::vector<char> started;         // by item: an accumulator that holds a contribution already
-  std::vector<int32_t> instruction;  // by task: its first
-  std::vector<const Param*> param;   // by value
-  std::vector<const Part*> part;     // by value: the part that it is
+  std::vector<int32_t> buffer;                 // by item that is no alias
+  std::vector<const ChunkPrograms*> programs;  // by compute task
+  std::vector<int32_t> instruction;            // by task: its first
+  std::vector<const Param*> param;             // by value
+  std::vector<const Part*> part;               // by value: the part that it is
   std::vector<const Part*>
       part_of;  // by value: the part that a parameter lives in, if in parts alone
   std::map<std::pair<ValueId, int32_t>, ItemId> item_of_part;  // by cell
@@ -72,7 +66,7 @@ struct Places {
 
 class CellLowerer {
  public:
-  CellLowerer(const Dag& dag, ProgramPool& pool, Places& places, int32_t cell)
+  CellLowerer(const Dag& dag, const ProgramPool& pool, Places& places, int32_t cell)
       : dag_(dag), pool_(pool), places_(places), cell_(cell) {}
 
   RoleProgram run(const std::vector<TaskId>& order, const std::vector<Overlap>& overlaps) {
@@ -273,12 +267,8 @@ class CellLowerer {
   using SumsRead = std::vector<std::pair<int32_t, int32_t>>;
 
   void lower_compute(const Task& task) {
-    std::vector<bool> first;
-    for (const Accumulate& a : task.accumulates) {
-      first.push_back(!places_.started[a.into.index()]);
-      places_.started[a.into.index()] = true;
-    }
-    const ChunkPrograms& programs = pool_.of_task(task, first);
+    const ChunkPrograms& programs =
+        *places_.programs[static_cast<size_t>(&task - dag_.tasks.data())];
     std::vector<int32_t> inner;  // one buffer per value passed between segments
     for (ValueId value : programs.inner)
       inner.push_back(add_buffer(dag_.graph.value(value), task.micro));
@@ -296,7 +286,7 @@ class CellLowerer {
           if (const int32_t sum = dag_.items[item.index()].sum; sum >= 0)
             sums.emplace_back(buffer_of(item), sum);
       }
-      declare_sums(task, segment, first, sums, instruction);
+      declare_sums(task, segment, programs.first, sums, instruction);
     }
   }
   int32_t argument_buffer(const Task& task, const SegmentArg& arg,
@@ -427,7 +417,7 @@ class CellLowerer {
   }
 
   const Dag& dag_;
-  ProgramPool& pool_;
+  const ProgramPool& pool_;
   Places& places_;
   int32_t cell_;
   RoleProgram role_;
@@ -439,56 +429,71 @@ class CellLowerer {
   std::unordered_map<int32_t, int32_t> programs_;  // by pooled program
 };
 
-}  // namespace
+// Which programs the compute tasks run: the first to add to an accumulator sets it.
+void choose_programs(const Dag& dag, const Schedule& schedule, ProgramPool& pool, Places& places) {
+  std::vector<bool> started(dag.items.size()), first;
+  for (const auto& order : schedule.order)
+    for (TaskId id : order) {
+      const Task& task = dag.tasks[id.index()];
+      if (task.kind != TaskKind::kCompute) continue;
+      first.clear();
+      for (const Accumulate& a : task.accumulates) {
+        first.push_back(!started[a.into.index()]);
+        started[a.into.index()] = true;
+      }
+      places.programs[id.index()] = &pool.of_task(task, first);
+    }
+}
 
-Result<Lowered> lower(const Dag& dag, const Schedule& schedule, const LowerOptions& options) {
-  ProgramPool pool(dag, options.fuse);
-  Lowered lowered;
-  Places places(dag);
-  std::vector<CellLowerer> cells;
-  for (size_t c = 0; c < dag.cells.size(); ++c) {
-    cells.emplace_back(dag, pool, places, static_cast<int32_t>(c));
-    lowered.roles.push_back(cells.back().run(schedule.order[c], schedule.overlaps[c]));
-  }
-  lowered.fused = pool.fused();
+std::vector<Transfer> find_transfers(const Dag& dag, const Places& places) {
   std::vector<Transfer> transfers;
   for (size_t t = 0; t + 1 < dag.tasks.size(); ++t) {
     const Task& task = dag.tasks[t];
     if (task.kind != TaskKind::kSend) continue;
     transfers.push_back({task.cell, places.instruction[t], task.peer, places.instruction[t + 1]});
   }
-  const auto held = send_lifetimes(lowered.roles, transfers);
-  const auto all_readers = readers(dag.graph);
-  for (size_t c = 0; c < lowered.roles.size(); ++c) {
-    RoleProgram& role = lowered.roles[c];
-    role.workspace_bytes.resize(role.streams.size());
-    role.scratch_bytes = kScratchBytes;
-    for (const Group& group : role.groups)
-      for (int32_t axis : group.axes)
-        if (role.mesh[static_cast<size_t>(axis)].second > 1)
-          role.transport_bytes = kCollectiveSlotBytes;
-    std::set<std::string> used;
-    for (const Instruction& instruction : role.body)
-      if (instruction.kind == InstructionKind::kInput) used.insert(instruction.input);
-    for (ValueId input : dag.graph.inputs)
-      if (input != dag.graph.sample && used.count(dag.graph.value(input).name))
-        role.inputs.push_back(describe_input(dag.graph, input, all_readers));
-    place_buffers(role, held[c], cells[c].overlaps(), cells[c].gathers().pool);
-    wait_for_memory(role, held[c]);
-  }
+  return transfers;
+}
+
+void add_tensors(const Dag& dag, const Places& places, Lowered& lowered) {
   std::unordered_set<std::string_view> wanted;
   for (const RoleProgram& role : lowered.roles)
-    for (const Buffer& buffer : role.buffers) wanted.insert(buffer.init);
-  for (const Value& value : dag.graph.values) {
+    for (const Buffer& buffer : role.buffers)
+      if (!buffer.init.empty()) wanted.insert(buffer.init);
+  for (size_t v = 0; v < dag.graph.values.size(); ++v) {
+    const Value& value = dag.graph.values[v];
     const bool has_data = value.kind == ValueKind::kState || value.kind == ValueKind::kConstant;
-    if (!has_data || value.data.size == 0) continue;
-    if (!wanted.contains(value.name)) continue;
-    TensorType type = value.type;
-    for (const Part& part : dag.parts)  // stored whole
-      if (&dag.graph.value(part.value) == &value) type = part.whole;
-    lowered.tensor_types.emplace_back(value.name, std::move(type));
+    if (!has_data || value.data.size == 0 || !wanted.contains(value.name)) continue;
+    // Parts are stored whole.
+    lowered.tensor_types.emplace_back(value.name,
+                                      places.part[v] ? places.part[v]->whole : value.type);
     lowered.tensors.emplace_back(value.name, value.data);
   }
+}
+
+}  // namespace
+
+Result<Lowered> lower(const Dag& dag, const Schedule& schedule, const LowerOptions& options) {
+  ProgramPool pool(dag, options.fuse);
+  Places places(dag);
+  choose_programs(dag, schedule, pool, places);
+  Lowered lowered;
+  lowered.fused = pool.fused();
+  lowered.roles.resize(dag.cells.size());
+  std::vector<CellLowerer> cells;
+  for (size_t c = 0; c < dag.cells.size(); ++c)
+    cells.emplace_back(dag, pool, places, static_cast<int32_t>(c));
+  in_parallel(cells.size(), [&](size_t c) {
+    lowered.roles[c] = cells[c].run(schedule.order[c], schedule.overlaps[c]);
+  });
+  const auto held = send_lifetimes(lowered.roles, find_transfers(dag, places));
+  const auto all_readers = readers(dag.graph);
+  in_parallel(cells.size(), [&](size_t c) {
+    describe_needs(lowered.roles[c], dag, all_readers);
+    place_buffers(lowered.roles[c], held[c], cells[c].overlaps(), cells[c].gathers().pool);
+    wait_for_memory(lowered.roles[c], held[c]);
+  });
+  add_tensors(dag, places, lowered);
   return lowered;
 }
 

@@ -11,9 +11,9 @@ namespace piper {
 // `held_until`: of sends, see send_lifetimes.h; `pool`: of gathered parameters.
 void place_buffers(RoleProgram& role, const std::vector<int64_t>& held_until,
                    const std::vector<Overlap>& overlaps, const std::vector<Slot>& pool);
-// What a data input must be. `readers`: of the graph's values.
-DataInput describe_input(const Graph& graph, ValueId id,
-                         const std::vector<std::vector<NodeId>>& readers);
+// Its data inputs, and what transports and kernels may allocate. `readers`: of the graph's values.
+void describe_needs(RoleProgram& role, const Dag& dag,
+                    const std::vector<std::vector<NodeId>>& readers);
 void sort_unique(std::vector<int32_t>& waits);
 void wait_for_memory(RoleProgram& role, const std::vector<int64_t>& held_until);
 

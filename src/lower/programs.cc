@@ -385,6 +385,7 @@ ChunkPrograms ProgramPool::build(const Task& task, const std::vector<bool>& firs
   for (ValueId value : chunk.writes) uses.read.insert(value.value);
 
   ChunkPrograms result;
+  result.first = first;
   std::unordered_map<int32_t, int32_t> inner_index;
   std::vector<bool> made_here(graph.values.size());
   for (const auto& nodes : segments) {

@@ -23,6 +23,7 @@ struct Segment {
   std::vector<int32_t> sums;  // accumulates (by index) that this segment makes
 };
 struct ChunkPrograms {
+  std::vector<bool> first;  // by accumulate of the task: nothing has been added before
   std::vector<Segment> segments;
   std::vector<ValueId> inner;  // values passed between segments of the chunk
 };
@@ -30,8 +31,7 @@ struct ChunkPrograms {
 class ProgramPool {
  public:
   ProgramPool(const Dag& dag, bool fuse);
-  // The programs of a task's chunk. `first`: by accumulate, whether this task is the first to run
-  // that adds to it.
+  // The programs of a task's chunk. `first`: see ChunkPrograms.
   const ChunkPrograms& of_task(const Task& task, const std::vector<bool>& first);
   const std::vector<Program>& programs() const { return programs_; }
   const FuseCounts& fused() const { return fused_; }

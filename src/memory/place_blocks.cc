@@ -113,11 +113,13 @@ class Timeline {
   }
   // Where all of rests_ agree.
   int64_t lowest(int64_t offset, int64_t bytes) {
-    size_t agreed = 0;
-    for (size_t i = 0; agreed < rests_.size(); i = i + 1 < rests_.size() ? i + 1 : 0) {
-      const int64_t found = rests_[i].skip(offset, bytes);
-      agreed = found == offset ? agreed + 1 : 1;
-      offset = found;
+    for (bool moved = true; moved;) {
+      moved = false;
+      for (Rest& rest : rests_) {
+        const int64_t found = rest.skip(offset, bytes);
+        moved |= found != offset;
+        offset = found;
+      }
     }
     return offset;
   }
