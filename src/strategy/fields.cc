@@ -28,7 +28,7 @@ constexpr Field kStrategy[] = {
 };
 constexpr Field kInput[] = {
     {"shape", kIntegers, kOptional, "The whole shape, batch included."},
-    {"dtype", kText, kOptional, "Element type: f32, f64, bf16, f16, i64, i32, bool."},
+    {"dtype", kWord, kOptional, "Element type.", "f32 f64 bf16 f16 i64 i32 bool"},
     {"batch_dim", kInteger, kOptional, "Which dim is the batch."},
 };
 constexpr Field kParameter[] = {
@@ -137,7 +137,7 @@ constexpr Field kDirective[] = {
     {"prefetch", kOne, kUnsupported, ""},
 };
 constexpr Field kSplit[] = {
-    {"dim", kText, kRequired, "What to cut: batch."},
+    {"dim", kWord, kRequired, "What to cut.", "batch"},
     {"into", kInteger, kRequired, "Number of microbatches."},
     {"as", kText, kOptional, "Name of the microbatch coordinate. Default mb."},
 };
@@ -151,9 +151,10 @@ constexpr Field kReplicate[] = {
     {"bucket", kBytes, kOptional,
      "Gradients and parameters travel in messages of at least this size."},
     {"stream", kText, kOptional, "Stream of the reductions. Default reduce."},
-    {"shard", kPaths, kOptional,
+    {"shard", kWords, kOptional,
      "What is cut over the axis: [optimizer], [optimizer, gradients] or [optimizer, gradients, "
-     "parameters]."},
+     "parameters].",
+     "optimizer gradients parameters"},
     {"persist", kBytes, kOptional, "Parameters smaller than this stay whole. Default 0."},
     {"gather", kOne, kOptional, "How whole parameters are put together.", "gather"},
     {"reduce", kOne, kOptional, "How gradients are summed.", "reduce"},
@@ -162,12 +163,12 @@ constexpr Field kReplicate[] = {
 };
 constexpr Field kGather[] = {
     {"prefetch", kInteger, kOptional, "Buckets gathered ahead of their use. Default 1."},
-    {"when", kText, kOptional, "per_pass, per_microbatch or per_step. Default per_pass."},
+    {"when", kWord, kOptional, "How often. Default per_pass.", "per_pass per_microbatch per_step"},
     {"stream", kText, kOptional, "Stream of the gathers. Default gather."},
 };
 constexpr Field kReduce[] = {
-    {"when", kText, kOptional, "per_step or per_microbatch. Default per_step."},
-    {"dtype", kText, kOptional, "Element type of the sums: f32, the gradients' own."},
+    {"when", kWord, kOptional, "How often. Default per_step.", "per_step per_microbatch"},
+    {"dtype", kWord, kOptional, "Element type of the sums: the gradients' own.", "f32"},
     {"stream", kText, kOptional, "Stream of the reductions. Default reduce."},
 };
 constexpr Field kRecompute[] = {
@@ -184,17 +185,20 @@ constexpr Field kOrder[] = {
     {"lists", kTexts, kOptional, "The tasks of each coordinate, in order: 0F0 0F1 3F0&3B0."},
     {"csv", kText, kOptional,
      "A PyTorch pipeline file, relative to this file; a row a coordinate."},
-    {"dialect", kText, kOptional, "Letters of the csv: old (B, W, BW) or new (I, W, B)."},
+    {"dialect", kWord, kOptional, "Letters of the csv: old (B, W, BW) or new (I, W, B).",
+     "old new"},
     {"policy", kOne, kOptional, "List scheduling over the cost model.", "policy"},
     {"where", kWhere, kUnsupported, ""},
     {"receive", kText, kUnsupported, ""},
 };
 constexpr Field kPolicy[] = {
-    {"prefer", kTexts, kRequired, "Passes, the most wanted first: [B, F, BW]; BI or BW split it."},
+    {"prefer", kWords, kRequired, "Passes, the most wanted first: [B, F, BW]; BI or BW split it.",
+     "F B BI BW"},
     {"in_flight", kInteger, kOptional,
      "Chunks whose activations a device holds at most, over r, P, M."},
     {"memory", kBytes, kOptional, "Bytes of activations that a device holds at most."},
-    {"costs", kText, kOptional, "model (operations and bytes) or unit. Default model."},
+    {"costs", kWord, kOptional, "Operations and bytes of the model (default), or a unit for each.",
+     "model unit"},
 };
 
 constexpr Object kObjects[] = {

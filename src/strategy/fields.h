@@ -25,6 +25,8 @@ enum class Type {
   kTextOrOne,  // a text, or a map with the keys of `object`
   kManyOrOne,  // a list of `object` maps, or a map with the keys of `other`
   kWhere,      // a map from tag names to conditions
+  kWord,       // one of the words in `object`, or a text param
+  kWords,      // a list of them, or one
 };
 enum class Presence { kOptional, kRequired, kUnsupported, kElsewhere };
 

@@ -12,6 +12,17 @@ constexpr int kMaxNesting = 64;
 constexpr std::array<std::string_view, 5> kPasses = {"F", "B", "BI", "BW", "U"};
 constexpr std::array<std::string_view, 5> kKeywords = {"repeat", "for", "if", "else", "let"};
 
+// What other languages write, and what is written here instead.
+constexpr std::pair<std::string_view, std::string_view> kHabits[] = {
+    {"(", "tags stand in brackets, F[chunk=0]; a loop is 'for i in 0..M: …'"},
+    {",", "items stand side by side, without commas"},
+    {"{", "what a ':' governs stands behind it, or indented below"},
+    {"*", "'repeat M: F' takes M of them"},
+    {"=", "'==' compares, 'let x = …' gives a name"},
+    {"and", "write '&&'"},
+    {"or", "write '||'"},
+};
+
 bool is_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; }
 
 // What stands between two ';' or line ends. Text before `begin` is other pieces and indentation.
@@ -94,8 +105,12 @@ class Parser {
       return fail(here(piece, offset, 1), "expected {}, found the end of the line", wanted);
     }
     const size_t length = std::max<size_t>(1, word(piece, offset).size());
-    return fail(here(piece, offset, length), "expected {}, found {}", wanted,
-                yaml::shown(std::string_view(piece.text).substr(offset, length)));
+    const std::string_view found = std::string_view(piece.text).substr(offset, length);
+    Error error = fail(here(piece, offset, length), "expected {}, found {}", wanted,
+                       yaml::shown(found));
+    for (const auto& [habit, help] : kHabits)
+      if (habit == found) return std::move(error).with_note(fmt::format("help: {}", help));
+    return error;
   }
 
   Result<Program> block(size_t indent) {
@@ -260,8 +275,18 @@ class Parser {
     if (name == "R") return fail(at, "the item 'R' (recompute) is not supported");
     std::vector<std::string> known(kPasses.begin(), kPasses.end());
     known.insert(known.end(), kKeywords.begin(), kKeywords.end());
+    const size_t digits = std::min(name.find_first_of("0123456789"), name.size());
+    const std::string_view pass = name.substr(0, digits), micro = name.substr(digits);
+    const bool numbered = std::find(kPasses.begin(), kPasses.end(), pass) != kPasses.end() &&
+                          micro.find_first_not_of("0123456789") == std::string_view::npos;
+    if (numbered)
+      return fail(at, "unknown item {}", yaml::shown(name))
+          .with_note(fmt::format("help: '{0}' takes the next one, '{0}[mb={1}]' that of "
+                                 "microbatch {1}",
+                                 pass, micro));
     return fail(at, "unknown item {}{}", yaml::shown(name), did_you_mean(name, known))
-        .with_note("the items are F, B, BI, BW and U");
+        .with_note("the items are F, B, BI, BW and U; 'repeat', 'for', 'if', 'else' and 'let' "
+                   "begin statements");
   }
 
   // tag=EXPR, … ]

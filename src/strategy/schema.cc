@@ -29,6 +29,31 @@ std::string either(std::string_view a, std::string_view b) {
   return fmt::format(R"("anyOf": [{{{}}}, {{{}}}])", a, b);
 }
 
+std::string quoted(std::string_view words) {
+  std::vector<std::string> list;
+  for (size_t at = 0; at < words.size();) {
+    const size_t end = std::min(words.find(' ', at), words.size());
+    list.push_back(fmt::format("\"{}\"", words.substr(at, end - at)));
+    at = end + 1;
+  }
+  return join(list, ", ");
+}
+
+// Editors offer the words; a param may stand for one.
+std::string word_of(std::string_view words) {
+  return either(fmt::format(R"("enum": [{}])", quoted(words)),
+                R"("type": "string", "pattern": "\\$")");
+}
+
+// Tags have any names; pass has its words.
+std::string where() {
+  const std::string pass = fmt::format(R"("enum": [{}])", quoted("F B BI BW U *"));
+  return fmt::format(
+      R"("type": "object", "properties": {{"pass": {{"description": "{}", {}}}}}, {})",
+      "F forward, B backward, BI and BW its halves, U update; one or a list.",
+      either(pass, list_of(pass)), fmt::format(R"("additionalProperties": {{{}}})", kCondition));
+}
+
 std::string type_of(const Field& field) {
   const std::string text = R"("type": "string")";
   switch (field.type) {
@@ -65,7 +90,11 @@ std::string type_of(const Field& field) {
     case Type::kManyOrOne:
       return either(list_of(reference(field.object)), reference(field.other));
     case Type::kWhere:
-      return map_to(kCondition);
+      return where();
+    case Type::kWord:
+      return word_of(field.object);
+    case Type::kWords:
+      return either(word_of(field.object), list_of(word_of(field.object)));
   }
   return text;
 }

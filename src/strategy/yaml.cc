@@ -255,8 +255,9 @@ Error explain(const YAML::Exception& e, const TreeBuilder& builder, std::string_
     return std::move(error).with_note(
         fmt::format("help: quote a text that starts with '{}'", here));
   }
-  if (here == ':') {
-    return std::move(error).with_note("help: quote a text or an expression that contains ': '");
+  if (here == ':' || here == '?') {
+    return std::move(error).with_note(
+        fmt::format("help: quote a text or an expression that contains '{} '", here));
   }
   if (e.msg.starts_with("end of map") || e.msg.starts_with("end of sequence")) {
     return std::move(error).with_note("help: check the indentation, and the brackets above");

@@ -11,6 +11,7 @@
 #include <random>
 
 #include "golden.h"
+#include "seed.h"
 
 namespace piper {
 namespace {
@@ -866,8 +867,7 @@ std::string mutated(std::string text, std::mt19937& random) {
 // Whatever stands in the file, the answer is a strategy or a located sentence.
 TEST(Strategy, SurvivesNoise) {
   ASSERT_TRUE(parse(kEverything).ok()) << print_error(parse(kEverything).error());
-  const char* given = std::getenv("PIPER_SEED");
-  const unsigned seed = given != nullptr ? static_cast<unsigned>(std::atoi(given)) : 20240601u;
+  const auto seed = static_cast<unsigned>(given_seed().value_or(20240601));
   RecordProperty("seed", static_cast<int>(seed));
   fmt::print("seed {} (set PIPER_SEED for another)\n", seed);
   std::mt19937 random(seed);

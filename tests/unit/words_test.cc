@@ -1,0 +1,70 @@
+// The words that the schema offers are those that the parser takes.
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "golden.h"
+#include "piper/strategy.h"
+
+namespace piper {
+namespace {
+
+using nlohmann::json;
+
+// By definition and key: what a strategy says to give it a word, WORD.
+const std::map<std::string, std::string> kUses = {
+    {"input.dtype", "inputs: {x: {dtype: WORD}}"},
+    {"split.dim", "directives: [{split: {dim: WORD, into: 2}}]"},
+    {"replicate.shard", "directives: [{replicate: {over: dp, shard: [WORD]}}]"},
+    {"gather.when",
+     "directives: [{replicate: {over: dp, shard: [optimizer, gradients, parameters], gather: "
+     "{when: "
+     "WORD}}}]"},
+    {"reduce.when",
+     "directives: [{replicate: {over: dp, shard: [optimizer, gradients], reduce: {when: WORD}}}]"},
+    {"reduce.dtype", "directives: [{replicate: {over: dp, reduce: {dtype: WORD}}}]"},
+    {"order.dialect", "directives: [{order: {each: dp, csv: order.csv, dialect: WORD}}]"},
+    {"policy.prefer", "directives: [{order: {each: dp, policy: {prefer: [WORD]}}}]"},
+    {"policy.costs", "directives: [{order: {each: dp, policy: {prefer: [B, F], costs: WORD}}}]"},
+};
+
+// The first list of words in a schema.
+std::vector<std::string> words_in(const json& schema) {
+  if (schema.is_object() && schema.contains("enum")) return schema["enum"];
+  for (const json& inner : schema)
+    if (inner.is_structured())
+      if (auto words = words_in(inner); !words.empty()) return words;
+  return {};
+}
+
+std::string error_of(const std::string& use, const std::string& word) {
+  std::string text = use;
+  text.replace(text.find("WORD"), 4, word);
+  const std::string path = ::testing::TempDir() + "words.yaml";
+  std::ofstream(path) << "piper: 1\nmesh: {dp: 2}\n" << text << "\n";
+  std::ofstream(::testing::TempDir() + "order.csv") << "0F0,0B0\n1F0,1B0\n";
+  const auto strategy = parse_strategy(path, {});
+  return strategy ? "" : strategy.error().message;
+}
+
+TEST(Words, OfTheSchemaAreTheParsers) {
+  const json schema = json::parse(strategy_schema());
+  for (const auto& [object, definition] : schema["definitions"].items())
+    for (const auto& [key, value] : definition["properties"].items()) {
+      const std::vector<std::string> words = words_in(value);
+      if (words.empty() || value.dump().find("U update") != std::string::npos) continue;
+      const std::string name = object + "." + key;
+      ASSERT_TRUE(kUses.contains(name)) << "say in kUses how a strategy gives '" << name << "'";
+      const std::string refused = error_of(kUses.at(name), "bogus");
+      ASSERT_NE(refused.find("bogus"), std::string::npos) << name << ": " << refused;
+      for (const std::string& word : words) {
+        std::string as_bogus = refused;
+        as_bogus.replace(as_bogus.find("bogus"), 5, word);
+        EXPECT_NE(error_of(kUses.at(name), word), as_bogus) << name;
+      }
+    }
+}
+
+}  // namespace
+}  // namespace piper
