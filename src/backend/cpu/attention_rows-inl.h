@@ -27,6 +27,8 @@ struct ScoreRule {
   int64_t mask_step = 1;          // 0: one term or one keep for all keys
   T masked = 0;                   // the score where `keep` is 0
   bool is_factor() const { return cap == 0 && !add && !keep; }
+  // Whether all scores rise by `scale` with the products.
+  bool has_one_slope() const { return cap == 0 && !keep; }
 };
 
 // One query's row of a block: the first `seen` of `width` scores, whole panels; behind those stands
@@ -175,11 +177,13 @@ HWY_INLINE void gradient(const ScoreRow<T>& row, T factor, T lse, T dot, T scale
 template <class T>
 HWY_NOINLINE void through_rule(const ScoreRow<T>& row, const T* slope, T* ds, T* dmask,
                                int64_t mask_step) {
-  for (int64_t j = 0; j < row.seen; ++j) {
-    T& g = ds[row.at(j)];
-    if (dmask) dmask[j * mask_step] += g;
-    g *= slope[j];
-  }
+  const TileTag<T> d;
+  for (int64_t j = 0; dmask && j < row.seen; ++j) dmask[j * mask_step] += ds[row.at(j)];
+  each_score(row, [&](int64_t at, int64_t j, int64_t count) HWY_ATTR {
+    auto g = hn::Mul(hn::LoadU(d, ds + at), hn::LoadU(d, slope + j));
+    if (count < tile_lanes<T>()) g = hn::IfThenElseZero(first_lanes<T>(count), g);
+    hn::StoreU(g, d, ds + at);
+  });
 }
 
 template <class T>

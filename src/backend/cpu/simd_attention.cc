@@ -262,7 +262,9 @@ template <class T>
 void Attention<T>::backward_block(const Head& h, const Block& block, const AttentionAdjoints<T>& a,
                                   bool first) {
   const bool is_factor = rule_of(block, 0, h.mask).is_factor();
+  const bool one_slope = rule_of(block, 0, h.mask).has_one_slope() && !a.dmask;
   const T factor = is_factor ? static_cast<T>(f.scale) : T{1};
+  const T rise = one_slope ? static_cast<T>(f.scale) : T{1};
   copy_rows(h.q + block.i0 * f.q.token, f.q.token, block.m, f.width, dense_q);
   products(block, dense_q, f.width, packed_k, s);
   copy_rows(a.dy + block.i0 * f.y.token, f.y.token, block.m, f.v_width, dense_dy);
@@ -275,10 +277,10 @@ void Attention<T>::backward_block(const Head& h, const Block& block, const Atten
       dot[t] = dot_of(a.y + (i + t) * f.y.token, a.dy + (i + t) * f.y.token, f.v_width);
     for (int64_t t = 0; t < rows; ++t) {
       const ScoreRow<T> row = row_of(block, r + t, n);
-      if (!is_factor) to_scores(row, rule_of(block, i + t, h.mask), slope);
+      if (!is_factor) to_scores(row, rule_of(block, i + t, h.mask), one_slope ? nullptr : slope);
       T* const ds = d.at(r + t, 0);
-      gradient(row, factor, a.lse[i + t], dot[t], factor, ds);
-      if (is_factor) continue;
+      gradient(row, factor, a.lse[i + t], dot[t], rise, ds);
+      if (one_slope) continue;
       T* const dmask = a.dmask ? a.dmask + (i + t) * f.mask[2] + block.k0 * f.mask[3] : nullptr;
       through_rule(row, slope, ds, dmask, f.mask[3]);
     }
