@@ -1,6 +1,7 @@
 // Sizes as stated, constants unwritten, programs that keep their own values apart, equal copies of
 // parameters.
 #include <algorithm>
+#include <unordered_map>
 
 #include "model.h"
 
@@ -53,10 +54,10 @@ class RoleCheck {
                       role_.workspace_bytes[s], quote_control(role_.streams[s].name), workspace[s]);
   }
 
-  // Constants are never written. States change at most once a step, and none is kept for nobody.
+  // Constants are never written. States change once a step, and none is kept for nobody.
   // (Parameters: see rule sum.)
   void check_writes() {
-    std::vector<bool> used(facts_.buffers.size());
+    std::vector<bool> used(facts_.buffers.size()), written(facts_.buffers.size());
     for (const Section& section : sections_) {
       const bool body = std::string_view(section.name) == "body";
       std::vector<int32_t> writer(facts_.buffers.size(), -1);
@@ -66,14 +67,20 @@ class RoleCheck {
         for (size_t a = 0; a < args.size(); ++a) {
           used[args[a]] = true;
           if (facts_.buffers[args[a]].kind != BufferKind::kStep &&
-              access_of(facts_, step.kind, step.program, a) & kWrites)
+              access_of(facts_, step.kind, step.program, a) & kWrites) {
+            written[args[a]] = true;
             write(section.at({cell_, i}), args[a], body, i, writer[args[a]]);
+          }
         }
       }
     }
-    for (int32_t b = 0; b < static_cast<int32_t>(used.size()); ++b)
-      if (!used[b] && facts_.buffers[b].kind == BufferKind::kState)
+    for (int32_t b = 0; b < static_cast<int32_t>(used.size()); ++b) {
+      if (facts_.buffers[b].kind != BufferKind::kState) continue;
+      if (!used[b])
         findings_.add("structure", "the state '{}' on {} is used by nothing", buffer_name(b), who_);
+      else if (!written[b] && facts_.buffers[b].param < 0)
+        findings_.add("structure", "the state '{}' on {} never changes", buffer_name(b), who_);
+    }
   }
   void write(const Instruction& one, int32_t buffer, bool body, int32_t index, int32_t& writer) {
     if (facts_.buffers[buffer].kind == BufferKind::kConstant)
@@ -164,6 +171,32 @@ void check_copies(const Model& model, Findings& findings) {
   }
 }
 
+// A parameter starts with values of its own.
+void check_starts(const Model& model, Findings& findings) {
+  struct First {
+    const Buffer* buffer = nullptr;
+    int32_t cell = -1;
+  };
+  std::unordered_map<std::string_view, First> of_tensor;
+  std::vector<bool> known(model.params.size());
+  for (int32_t c = 0; c < static_cast<int32_t>(model.cells.size()); ++c) {
+    const RoleFacts& facts = *model.cells[c].facts;
+    for (size_t b = 0; b < facts.buffers.size(); ++b) {
+      const auto [begin, end, param, kind] = facts.buffers[b];
+      if (kind == BufferKind::kStep || (param >= 0 && known[param])) continue;
+      if (param >= 0) known[param] = true;
+      const Buffer& buffer = model.cells[c].role->buffers[b];
+      if (buffer.init.empty()) continue;
+      const First own{&buffer, c};
+      const First& first = of_tensor.emplace(buffer.init, own).first->second;
+      if (first.buffer->param != buffer.param)
+        findings.add("structure", "'{}' on {} and '{}' on {} both start with the values of '{}'",
+                     quote_control(first.buffer->name), model.who(first.cell),
+                     quote_control(buffer.name), model.who(c), quote_control(buffer.init));
+    }
+  }
+}
+
 // All roles mean the same by the name of a sum.
 void check_uses(const Model& model, Findings& findings) {
   std::vector<bool> said(model.targets.size());
@@ -189,6 +222,7 @@ void check_structure(const Model& model, std::span<const Section> sections, Find
     seen[role] = true;
   }
   check_copies(model, findings);
+  check_starts(model, findings);
   check_uses(model, findings);
 }
 

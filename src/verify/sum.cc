@@ -219,6 +219,24 @@ std::string SumCheck::wrong_samples(int32_t cell, const Content& content, int32_
                            : fmt::format("{} are in it {} times", range, wrong->times);
 }
 
+// What is known of a report by its name: the loss comes from a sum that is no gradient, the
+// gradients' norm from all of them, the learning rate from none. (Numbers that are reduced in one
+// message come from the sums of all of them.)
+void SumCheck::check_report(std::string_view report, int32_t sums,
+                            const std::function<std::string()>& what) {
+  const std::vector<int32_t>& from = sets_.at(sums);
+  if (report == "learning_rate" && !from.empty())
+    return findings_.add("sum", "{}, which comes from the sum {}", what(), target_name(from[0]));
+  if (report == "loss" &&
+      std::all_of(from.begin(), from.end(), [&](int32_t sum) { return model_.is_gradient[sum]; }))
+    return findings_.add("sum", "{}, which comes from no loss", what());
+  if (report != "grad_norm") return;
+  for (int32_t t = 0; t < static_cast<int32_t>(model_.targets.size()); ++t)
+    if (model_.is_gradient[t] && !sets_.contains(sums, t))
+      return findings_.add("sum", "{}, which does not come from the sum {}", what(),
+                           target_name(t));
+}
+
 void SumCheck::check_reports() {
   struct Known {
     int32_t cell = 0, sums = 0;
@@ -236,6 +254,7 @@ void SumCheck::check_reports() {
         check_finished(c, content, target, what);
         own.sums = target < 0 ? IdSets::kEmpty : sets_.single(target);
       }
+      check_report(report.name, own.sums, what);
       const auto [other, is_new] = known.emplace(report.name, own);
       if (!is_new && other->second.sums != own.sums)
         findings_.add("sum", "{}, which comes from other sums than on {}", what(),

@@ -157,6 +157,8 @@ class SumCheck {
   // What is reported is no part of a sum but a finished one, and comes from the same sums
   // everywhere.
   void check_reports();
+  void check_report(std::string_view report, int32_t sums,
+                    const std::function<std::string()>& what);
 
   // ---- Parameters ----
   // What is computed from samples takes whole parameters, as they were before the update.

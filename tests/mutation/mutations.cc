@@ -1,37 +1,10 @@
 #include "mutation/mutations.h"
 
-#include <fmt/format.h>
-
-#include <algorithm>
-#include <numeric>
+#include "mutation/places.h"
 
 namespace piper::mutation {
 namespace {
 
-using Done = std::optional<std::string>;
-using Filter = bool (*)(const Instruction&);
-
-size_t below(Random& random, size_t count) { return static_cast<size_t>(random() % count); }
-
-RoleProgram& any_role(PlanSet& set, Random& random) {
-  return set.roles[below(random, set.roles.size())];
-}
-
-// A place in the body of a role.
-struct Spot {
-  RoleProgram* role = nullptr;
-  size_t index = 0;
-  Instruction& at() const { return role->body[index]; }
-  std::string name() const { return fmt::format("{} '{}'", index, at().label); }
-};
-std::optional<Spot> any_spot(PlanSet& set, Random& random, Filter filter) {
-  std::vector<Spot> spots;
-  for (RoleProgram& role : set.roles)
-    for (size_t i = 0; i < role.body.size(); ++i)
-      if (filter(role.body[i])) spots.push_back({&role, i});
-  if (spots.empty()) return std::nullopt;
-  return spots[below(random, spots.size())];
-}
 bool any(const Instruction&) { return true; }
 bool is_transfer(const Instruction& i) {
   return i.kind == InstructionKind::kSend || i.kind == InstructionKind::kRecv;
@@ -43,29 +16,6 @@ bool waits(const Instruction& i) { return !i.waits.empty(); }
 bool contributes(const Instruction& i) { return !i.contributions.empty(); }
 // Of one microbatch: another does the same otherwise.
 bool of_microbatch(const Instruction& i) { return is_compute(i) && i.micro >= 0; }
-
-// The body in a new order: `order` lists old positions, and may leave some out or name some twice.
-void reorder(RoleProgram& role, const std::vector<size_t>& order) {
-  std::vector<int32_t> place(role.body.size(), -1);
-  for (size_t i = 0; i < order.size(); ++i)
-    if (place[order[i]] < 0) place[order[i]] = static_cast<int32_t>(i);
-  std::vector<Instruction> body;
-  for (size_t old : order) {
-    Instruction one = role.body[old];
-    std::vector<int32_t> waits;
-    for (int32_t wait : one.waits)
-      if (place[static_cast<size_t>(wait)] >= 0) waits.push_back(place[static_cast<size_t>(wait)]);
-    std::sort(waits.begin(), waits.end());
-    one.waits = std::move(waits);
-    body.push_back(std::move(one));
-  }
-  role.body = std::move(body);
-}
-std::vector<size_t> positions(const RoleProgram& role) {
-  std::vector<size_t> order(role.body.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  return order;
-}
 
 // ---- Instructions -------------------------------------------------------------------------------
 Done drop_instruction(PlanSet& set, Random& random) {
@@ -377,6 +327,11 @@ constexpr Mutation kMutations[] = {
 
 }  // namespace
 
-std::span<const Mutation> mutations() { return kMutations; }
+std::vector<Mutation> mutations() {
+  std::vector<Mutation> all(std::begin(kMutations), std::end(kMutations));
+  const auto targeted = targeted_mutations();
+  all.insert(all.end(), targeted.begin(), targeted.end());
+  return all;
+}
 
 }  // namespace piper::mutation

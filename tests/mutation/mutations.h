@@ -4,6 +4,7 @@
 #pragma once
 
 #include <random>
+#include <span>
 
 #include "piper/bundle.h"
 
@@ -16,6 +17,8 @@ struct Mutation {
   // Changes the set; says what, or nothing when the plan has no place for such a change.
   std::optional<std::string> (*apply)(PlanSet& set, Random& random);
 };
-std::span<const Mutation> mutations();
+std::vector<Mutation> mutations();
+// Those of them that aim at one promise of the verifier each.
+std::span<const Mutation> targeted_mutations();
 
 }  // namespace piper::mutation

@@ -87,6 +87,15 @@ inline std::string library_strategy(Random& random, size_t microbatches) {
   return recompute.empty() ? text : text + "directives:\n" + recompute;
 }
 
+inline const std::initializer_list<const char*> kShards = {
+    "",
+    "",
+    ", shard: [optimizer]",
+    ", shard: [optimizer, gradients]",
+    ", shard: [optimizer, gradients], reduce: {when: per_microbatch}",
+    ", shard: [optimizer, gradients, parameters], gather: {prefetch: 2}",
+    ", shard: [optimizer, gradients, parameters], gather: {when: per_step}"};
+
 // With at least `microbatches`.
 inline std::string random_strategy(Random& random, size_t microbatches) {
   if (pick(random, 3) == 0) return library_strategy(random, microbatches);
@@ -98,8 +107,9 @@ inline std::string random_strategy(Random& random, size_t microbatches) {
   text += fmt::format("directives:\n  - split: {{dim: batch, into: {}}}\n", mb);
   text += random_place(random) + random_recompute(random, pp);
   if (dp > 1)
-    text += fmt::format("  - replicate: {{over: dp, bucket: {}}}\n",
-                        one_of<const char*>(random, {"64", "2KiB", "25MiB"}));
+    text += fmt::format("  - replicate: {{over: dp, bucket: {}{}}}\n",
+                        one_of<const char*>(random, {"64", "2KiB", "25MiB"}),
+                        one_of<const char*>(random, kShards));
   return text + random_order(random);
 }
 

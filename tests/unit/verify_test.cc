@@ -366,6 +366,10 @@ TEST(Verify, Structure) {
         "it)",
         "sum: 'U' on rank 0 (and 1 like it) updates parameter 'w1' without its finished gradient"}},
       {{},
+       {{"init=\"w1\"", "init=\"w0\""}},
+       {"structure: 'w0' on rank 0 (and 1 like it) and 'w1' on rank 2 (and 1 like it) both start "
+        "with the values of 'w0'"}},
+      {{},
        {{"sum 0 \"w0.grad\"", "sum 0 \"w0.grad\" uses=2"}},
        {"structure: the sum 'w0.grad' has 1 uses on rank 0 (and 1 like it), 2 elsewhere",
         "sum: 'U' on rank 0 (and 1 like it) reads the sum 'w0.grad' from 'g': nothing of use 1 is "
@@ -416,6 +420,7 @@ TEST(Verify, MicrobatchesRunTheSame) {
                {"program=0 args=[0,2,4]", "program=0 args=[8,2,4]"}});
   EXPECT_EQ(findings_of(set_of({state, stage1}, 2)),
             (std::vector<std::string>{
+                "structure: the state 'm' on rank 0 (and 1 like it) never changes",
                 "microbatch: 'F stage=0 mb=1' on rank 0 (and 1 like it) takes 'm' as arg 0, where "
                 "'F stage=0 mb=0' takes 'w0'"}));
   const std::string swapped =
@@ -528,6 +533,57 @@ TEST(Verify, ParametersAreUpdatedOnce) {
        {},
        {"sum: 'U' on rank 0 (and 1 like it) writes parameter 'w0', which has no gradient"}},
   });
+}
+
+TEST(Verify, ReportsComeFromWhatTheirNamesSay) {
+  const auto reported = [](const char* name) {
+    const PlanSet set = set_of(
+        {edited(kStage0, {{"arena=512", "arena=576"},
+                          {"buffer 7 \"g\" f32[1,2] step at=448\n",
+                           "buffer 7 \"g\" f32[1,2] step at=448\nbuffer 8 \"n\" f32[] step "
+                           "at=512\n"},
+                          {"body\n",
+                           "program 4 label=\"N\" args=2\n  value 0 f32[1,2] read\n  value 1 f32[] "
+                           "written\n  op GlobalNorm in=[0] out=[1]\nbody\n"},
+                          {"    sum_read\n",
+                           fmt::format("    sum_read\n  12 compute label=\"N\" program=4 "
+                                       "args=[7,8] waits=[10]\n    sum_read\nreport \"{}\" "
+                                       "buffer=8\n",
+                                       name)}}),
+         kStage1},
+        2);
+    return findings_of(set);
+  };
+  const std::string who = "sum: rank 0 (and 1 like it) reports ";
+  EXPECT_EQ(
+      reported("grad_norm"),
+      std::vector<std::string>{who + "'grad_norm', which does not come from the sum 'w1.grad'"});
+  EXPECT_EQ(reported("learning_rate"),
+            std::vector<std::string>{who + "'learning_rate', which comes from the sum 'w0.grad'"});
+  EXPECT_EQ(reported("loss"), std::vector<std::string>{who + "'loss', which comes from no loss"});
+  EXPECT_EQ(reported("accuracy"), std::vector<std::string>());
+}
+
+// Two groups over the same ranks: who issues their collectives in another order than the others
+// waits for ever.
+TEST(Verify, CollectivesOfAllGroupsHaveOneOrder) {
+  const auto with = [](const char* text, int first, int second) {
+    return edited(text, {{"group 0 \"dp\" axes=[1]",
+                          "group 0 \"dp\" axes=[1]\ngroup 1 \"pp\" axes=[0]\ngroup 2 \"all\" "
+                          "axes=[0,1]"},
+                         {"body\n", fmt::format("prologue\n"
+                                                "  0 broadcast label=\"first\" args=[0] group={}\n"
+                                                "  1 broadcast label=\"second\" args=[0] stream=1 "
+                                                "waits=[0] group={}\nbody\n",
+                                                first, second)}});
+  };
+  EXPECT_EQ(findings_of(set_of({with(kStage0, 1, 2), with(kStage1, 1, 2)}, 2)),
+            std::vector<std::string>());
+  EXPECT_EQ(findings_of(set_of({with(kStage0, 1, 2), with(kStage1, 2, 1)}, 2)),
+            (std::vector<std::string>{
+                "deadlock: the ranks wait for each other: 'first' on rank 0 (and 1 like it) waits "
+                "for 'second' on rank 2 (and 1 like it); 'first' on rank 2 (and 1 like it) waits "
+                "for 'second' on rank 0 (and 1 like it)"}));
 }
 
 // The cost does not grow with the replicas.

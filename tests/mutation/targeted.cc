@@ -1,0 +1,205 @@
+// Mutations that aim at one promise of the verifier each: updates once a step, parameters gathered
+// fresh, one order of collectives, races between streams, equal microbatches.
+#include "mutation/places.h"
+
+namespace piper::mutation {
+namespace {
+
+bool is_send(const Instruction& i) { return i.kind == InstructionKind::kSend; }
+bool is_collective(const Instruction& i) { return piper::is_collective(i.kind); }
+bool is_pairs(const Instruction& i) { return takes_pairs(i.kind); }
+bool is_update(const Instruction& i) {
+  return i.kind == InstructionKind::kCompute && i.micro < 0 && !i.sum_reads.empty();
+}
+bool sums(const Instruction& i) {
+  return i.kind == InstructionKind::kCompute && i.micro < 0 &&
+         !(i.sum_reads.empty() && i.combines.empty());
+}
+bool of_later_microbatch(const Instruction& i) {
+  return i.kind == InstructionKind::kCompute && i.micro > 0;
+}
+
+const Buffer& buffer_of(const RoleProgram& role, const Instruction& one, size_t arg) {
+  return role.buffers[static_cast<size_t>(one.args[arg])];
+}
+
+// Two messages of one type change places: each goes where the other was meant to go.
+Done swap_messages(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, is_send);
+  if (!spot) return std::nullopt;
+  RoleProgram& role = *spot->role;
+  std::vector<Instruction*> others;
+  for (Instruction& other : role.body)
+    if (is_send(other) && other.args[0] != spot->at().args[0] &&
+        buffer_of(role, other, 0).type == buffer_of(role, spot->at(), 0).type)
+      others.push_back(&other);
+  if (others.empty()) return std::nullopt;
+  Instruction& other = *others[below(random, others.size())];
+  std::swap(spot->at().args, other.args);
+  return fmt::format("{} and '{}'", spot->name(), other.label);
+}
+
+Done swap_collectives(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, is_collective);
+  if (!spot) return std::nullopt;
+  std::vector<size_t> others;
+  for (size_t i = 0; i < spot->role->body.size(); ++i)
+    if (i != spot->index && is_collective(spot->role->body[i])) others.push_back(i);
+  if (others.empty()) return std::nullopt;
+  const size_t other = others[below(random, others.size())];
+  const std::string text = fmt::format("{} and {}", spot->name(), other);
+  auto order = positions(*spot->role);
+  std::swap(order[spot->index], order[other]);
+  reorder(*spot->role, order);
+  return text;
+}
+
+Done update_twice(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, is_update);
+  if (!spot) return std::nullopt;
+  auto order = positions(*spot->role);
+  const size_t at = spot->index + 1 + below(random, order.size() - spot->index);
+  const std::string text = fmt::format("{} again at {}", spot->name(), at);
+  order.insert(order.begin() + static_cast<std::ptrdiff_t>(at), spot->index);
+  reorder(*spot->role, order);
+  return text;
+}
+
+// Parameters or states from before they are made.
+Done gather_early(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, [](const Instruction& i) {
+    return i.kind == InstructionKind::kAllGather || i.kind == InstructionKind::kOwnPart;
+  });
+  if (!spot || spot->index == 0) return std::nullopt;
+  auto order = positions(*spot->role);
+  const size_t to = below(random, spot->index);
+  const std::string text = fmt::format("{} at {}", spot->name(), to);
+  order.erase(order.begin() + static_cast<std::ptrdiff_t>(spot->index));
+  order.insert(order.begin() + static_cast<std::ptrdiff_t>(to), spot->index);
+  reorder(*spot->role, order);
+  return text;
+}
+
+Done swap_pairs(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, is_pairs);
+  if (!spot) return std::nullopt;
+  auto& args = spot->at().args;
+  std::vector<std::pair<size_t, size_t>> pairs;
+  for (size_t i = 0; i < args.size(); ++i)
+    for (size_t j = i + 2; j < args.size(); j += 2)
+      if (buffer_of(*spot->role, spot->at(), i).type == buffer_of(*spot->role, spot->at(), j).type)
+        pairs.emplace_back(i, j);
+  if (pairs.empty()) return std::nullopt;
+  const auto [i, j] = pairs[below(random, pairs.size())];
+  std::swap(args[i], args[j]);
+  return fmt::format("{}: args {} and {}", spot->name(), i, j);
+}
+
+// A sum or a parameter at the end of the step is taken for another of its type.
+Done change_end(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, sums);
+  if (!spot) return std::nullopt;
+  const RoleProgram& role = *spot->role;
+  Instruction& one = spot->at();
+  std::vector<size_t> args;
+  for (const SumRead& read : one.sum_reads) args.push_back(static_cast<size_t>(read.arg));
+  for (const SumCombine& sum : one.combines)
+    args.insert(args.end(), sum.from.begin(), sum.from.end());
+  for (size_t a = 0; a < one.args.size(); ++a)
+    if (!buffer_of(role, one, a).param.empty()) args.push_back(a);
+  const size_t arg = args[below(random, args.size())];
+  std::vector<int32_t> others;
+  for (size_t b = 0; b < role.buffers.size(); ++b)
+    if (static_cast<int32_t>(b) != one.args[arg] &&
+        role.buffers[b].type == buffer_of(role, one, arg).type)
+      others.push_back(static_cast<int32_t>(b));
+  if (others.empty()) return std::nullopt;
+  const int32_t other = others[below(random, others.size())];
+  const std::string text =
+      fmt::format("{}: '{}' instead of '{}'", spot->name(),
+                  role.buffers[static_cast<size_t>(other)].name, buffer_of(role, one, arg).name);
+  one.args[arg] = other;
+  return text;
+}
+
+// A stream waits no longer for another at all.
+Done drop_waits(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, [](const Instruction& i) { return !i.waits.empty(); });
+  if (!spot) return std::nullopt;
+  auto& body = spot->role->body;
+  const int32_t stream = spot->at().stream,
+                other = body[static_cast<size_t>(spot->at().waits[0])].stream;
+  for (Instruction& one : body)
+    if (one.stream == stream)
+      std::erase_if(one.waits,
+                    [&](int32_t wait) { return body[static_cast<size_t>(wait)].stream == other; });
+  return fmt::format("stream {} for stream {}", stream, other);
+}
+
+// One microbatch computes a little otherwise than the first: another factor, axis or order.
+Done change_computation(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, of_later_microbatch);
+  if (!spot) return std::nullopt;
+  RoleProgram& role = *spot->role;
+  Program program = role.programs[static_cast<size_t>(spot->at().program)];
+  ProgramOp& op = program.ops[below(random, program.ops.size())];
+  if (op.op == "Add" || op.op == "Mul" || op.op == "Reshape" || op.op == "Cast")
+    return std::nullopt;  // may be the same in another order, or nothing at all
+  if (op.inputs.size() > 1 && op.inputs[0] >= 0 && op.inputs[1] >= 0 &&
+      op.inputs[0] != op.inputs[1] &&
+      program.values[static_cast<size_t>(op.inputs[0])] ==
+          program.values[static_cast<size_t>(op.inputs[1])]) {
+    std::swap(op.inputs[0], op.inputs[1]);
+  } else {
+    op.attrs.set("changed", int64_t{1});
+  }
+  const std::string text = fmt::format("{}: {}", spot->name(), op.op);
+  spot->at().program = static_cast<int32_t>(role.programs.size());
+  role.programs.push_back(std::move(program));
+  return text;
+}
+
+Done change_start(PlanSet& set, Random& random) {
+  RoleProgram& role = any_role(set, random);
+  std::vector<std::pair<Buffer*, const Buffer*>> pairs;
+  for (Buffer& buffer : role.buffers)
+    for (const Buffer& other : role.buffers)
+      if (!buffer.param.empty() && buffer.kind == BufferKind::kState && !other.init.empty() &&
+          other.init != buffer.init && other.type == buffer.type && other.whole == buffer.whole)
+        pairs.emplace_back(&buffer, &other);
+  if (pairs.empty()) return std::nullopt;
+  const auto [buffer, other] = pairs[below(random, pairs.size())];
+  buffer->init = other->init;
+  return fmt::format("'{}' from '{}'", buffer->name, other->init);
+}
+
+// The learning rate changes places with a number that comes from the step's sums.
+Done swap_reports(PlanSet& set, Random& random) {
+  RoleProgram& role = any_role(set, random);
+  const auto rate = std::find_if(role.reports.begin(), role.reports.end(),
+                                 [](const Report& each) { return each.name == "learning_rate"; });
+  if (rate == role.reports.end() || role.reports.size() < 2) return std::nullopt;
+  Report& other = role.reports[below(random, role.reports.size())];
+  if (other.name == rate->name) return std::nullopt;
+  std::swap(rate->buffer, other.buffer);
+  return fmt::format("'{}' and '{}'", rate->name, other.name);
+}
+
+constexpr Mutation kTargeted[] = {
+    {"swap messages", swap_messages},
+    {"swap collectives", swap_collectives},
+    {"update twice", update_twice},
+    {"gather early", gather_early},
+    {"swap pairs", swap_pairs},
+    {"change an end", change_end},
+    {"drop all waits", drop_waits},
+    {"change a computation", change_computation},
+    {"change initial values", change_start},
+    {"swap reports", swap_reports},
+};
+
+}  // namespace
+
+std::span<const Mutation> targeted_mutations() { return kTargeted; }
+
+}  // namespace piper::mutation
