@@ -36,8 +36,10 @@ struct Panel {
   int64_t c_step = 0;
   const T* old = nullptr;
   int64_t old_step = 0;
-  const Gemm* then = nullptr;   // what is to be done with the finished elements, or null
-  int64_t row = 0, column = 0;  // of c's first element here
+  const Gemm* then = nullptr;      // what is to be done with the finished elements, or null
+  int64_t row = 0, column = 0;     // of c's first element here
+  Ahead<T>* rows_ahead = nullptr;  // what will be packed of a next, fetched by all tiles
+  int64_t rows_share = 0;
 };
 
 // What Gemm::then says, on a part of a tile.
@@ -105,6 +107,7 @@ HWY_INLINE void panel_tiles(const Panel<T>& p, Ahead<T>& ahead) {
   const int64_t times = (p.height + kRows - 1) / kRows * ((p.depth + kLine<T> - 1) / kLine<T>);
   const int64_t share = (ahead.lines() + times - 1) / times;
   for (int64_t i = 0; i < p.height; i += kRows) {
+    p.rows_ahead->fetch(p.rows_share);
     const int64_t rows = HWY_MIN(int64_t{kRows}, p.height - i);
     const T* old = p.old ? p.old + i * p.old_step : nullptr;
     T* c = p.c + i * p.c_step;
@@ -150,6 +153,24 @@ Ahead<T> next_panel(const Gemm& g, const T* b, const Part& part, int64_t n, int6
   return Ahead<T>(g, b, k, HWY_MIN(kGemmDepth, g.k - k), next, HWY_MIN(width, g.n - next));
 }
 
+// What of a will be packed after the rows [m0, m0 + height): the next rows, or the first ones of
+// the next depth. Fetched by each tile of the part, so many lines at a time.
+template <class T>
+Ahead<T> next_rows(const Gemm& g, const T* a, const Part& part, int64_t m0, int64_t height,
+                   int64_t& share) {
+  int64_t k = part.k0, row = m0 + height;
+  if (row == g.m) row = 0, k += part.depth;
+  if (k >= g.k) return {};
+  const int64_t rows = gemm_height(g.m - row), depth = HWY_MIN(kGemmDepth, g.k - k);
+  const int64_t step = g.row_of_a();
+  const Ahead<T> ahead = g.trans_a ? Ahead<T>(a + k * step + row, depth, rows, step)
+                                   : Ahead<T>(a + row * step + k, rows, depth, step);
+  const int64_t width = 2 * static_cast<int64_t>(hn::Lanes(hn::ScalableTag<T>()));
+  const int64_t times = (part.columns + width - 1) / width * ((height + kRows - 1) / kRows);
+  share = (ahead.lines() + times - 1) / times;
+  return ahead;
+}
+
 // Where the panel's rows of a and their old values lie.
 template <class T>
 void place_rows(const Gemm& g, const T* a, T* c, const Part& part, int64_t m0, Panel<T>& p) {
@@ -171,7 +192,9 @@ void gemm_part(const Gemm& g, const T* a, const T* b, T* c, const Part& part, T*
                T* packed) {
   const int64_t width = 2 * static_cast<int64_t>(hn::Lanes(hn::ScalableTag<T>()));
   const bool pack = packs_a<T>(g) && part.columns > width;
+  Ahead<T> rows_ahead;
   Panel<T> rows;
+  rows.rows_ahead = &rows_ahead;
   rows.depth = part.depth, rows.c_step = g.row_of_c();
   rows.then = g.thens > 0 && part.k0 + part.depth == g.k ? &g : nullptr;
   for (int64_t m0 = 0; m0 < g.m; m0 += rows.height) {
@@ -183,6 +206,7 @@ void gemm_part(const Gemm& g, const T* a, const T* b, T* c, const Part& part, T*
       rows.a = packed, rows.a_step = g.trans_a ? kRows : part.depth + kGemmPad;
       rows.block_step = kRows * (g.trans_a ? part.depth : rows.a_step);
       if (g.trans_a) rows.block_step += kGemmPad;
+      rows_ahead = next_rows(g, a, part, m0, rows.height, rows.rows_share);
     }
     const bool first = m0 == 0, last = m0 + rows.height == g.m;
     for (int64_t n = part.n0; n < part.end(); n += width) {
