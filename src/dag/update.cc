@@ -112,7 +112,13 @@ Chunk scalar_chunk(Dag& dag, const ScalarVector& scalars, const std::vector<bool
   Builder build = update_builder(graph, fmt::format("step_scalars/{}/", cell));
   const size_t first = graph.nodes.size();
   std::vector<ValueId> parts;
-  ValueId zero, by_source;  // [sources, shards, runs]
+  int64_t zeros = 0;  // of sources elsewhere, one after another
+  const auto add_zeros = [&] {
+    if (zeros > 0)
+      parts.push_back(build.expand(build.reshape(build.scalar(0, DType::kF64), {1}), {zeros}));
+    zeros = 0;
+  };
+  ValueId by_source;  // [sources, shards, runs]
   const auto gathered = [&](int32_t position) {
     if (!by_source.valid())
       by_source = build.transpose(
@@ -127,9 +133,11 @@ Chunk scalar_chunk(Dag& dag, const ScalarVector& scalars, const std::vector<bool
   for (size_t i = 0; i < scalars.sources.size(); ++i) {
     const bool is_loss = i + 1 == scalars.sources.size();
     if (!here[i]) {
-      if (!zero.valid()) zero = build.reshape(build.scalar(0, DType::kF64), {1});
-      parts.push_back(is_loss ? zero : build.expand(zero, {dag.replicas}));
-    } else if (is_loss) {
+      zeros += is_loss ? 1 : dag.replicas;
+      continue;
+    }
+    add_zeros();
+    if (is_loss) {
       ValueId loss = scalars.sources[i];
       if (build.type(loss).dtype != DType::kF64)
         loss = build.op1("Cast", {loss}, {{"to", std::string("f64")}});
@@ -140,6 +148,7 @@ Chunk scalar_chunk(Dag& dag, const ScalarVector& scalars, const std::vector<bool
       parts.push_back(build.op1("SumSquares", {scalars.sources[i]}, {{"parts", dag.replicas}}));
     }
   }
+  add_zeros();
   const ValueId vector = build.op1("Concat", parts, {{"axis", int64_t{0}}});
   Chunk chunk = chunk_of_new_nodes(dag, first, cell, "U step scalars");
   chunk.reads = outside_reads(graph, chunk.nodes);

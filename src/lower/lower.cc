@@ -8,7 +8,7 @@
 
 #include "parallel.h"
 #include "place.h"
-#include "programs.h"
+#include "places.h"
 #include "send_lifetimes.h"
 
 namespace piper {
@@ -36,34 +36,6 @@ SampleRange samples_of(const Dag& dag, int32_t micro) {
   return range;
 }
 
-// What all cells look up, by position: each item and task is of one cell.
-struct Places {
-  explicit Places(const Dag& dag)
-      : buffer(dag.items.size(), -1),
-        programs(dag.tasks.size()),
-        instruction(dag.tasks.size(), -1),
-        param(dag.graph.values.size()),
-        part(dag.graph.values.size()),
-        part_of(dag.graph.values.size()) {
-    for (const Param& each : dag.graph.params) param[each.value.index()] = &each;
-    for (const Part& each : dag.parts) {
-      part[each.value.index()] = &each;
-      if (each.param.valid() && dag.sharding.parameters) part_of[each.param.index()] = &each;
-    }
-    for (size_t i = 0; i < dag.items.size(); ++i)
-      if (part[dag.items[i].value.index()])
-        item_of_part.try_emplace({dag.items[i].value, dag.items[i].cell}, i);
-  }
-  std::vector<int32_t> buffer;                 // by item that is no alias
-  std::vector<const ChunkPrograms*> programs;  // by compute task
-  std::vector<int32_t> instruction;            // by task: its first
-  std::vector<const Param*> param;             // by value
-  std::vector<const Part*> part;               // by value: the part that it is
-  std::vector<const Part*>
-      part_of;  // by value: the part that a parameter lives in, if in parts alone
-  std::map<std::pair<ValueId, int32_t>, ItemId> item_of_part;  // by cell
-};
-
 class CellLowerer {
  public:
   CellLowerer(const Dag& dag, const ProgramPool& pool, Places& places, int32_t cell)
@@ -79,6 +51,7 @@ class CellLowerer {
       second_stream_ = static_cast<int32_t>(role_.streams.size());
       role_.streams.push_back({"overlap"});
     }
+    reserve(order);
     std::vector<int32_t> start;  // of each task
     size_t pair = 0;
     for (size_t i = 0; i < order.size(); ++i) {
@@ -105,6 +78,17 @@ class CellLowerer {
   const GatherPlan& gathers() const { return gather_plan_; }
 
  private:
+  void reserve(const std::vector<TaskId>& order) {
+    size_t instructions = 0, buffers = 0;
+    for (TaskId id : order) {
+      const ChunkPrograms* programs = places_.programs[id.index()];
+      instructions += programs ? programs->segments.size() : 1;
+      buffers += dag_.tasks[id.index()].writes.size() + (programs ? programs->inner.size() : 0);
+    }
+    role_.body.reserve(instructions);
+    role_.buffers.reserve(buffers);
+  }
+
   // ---- Buffers ----
   ItemId root(ItemId id) const {
     while (dag_.items[id.index()].alias.valid()) id = dag_.items[id.index()].alias;
