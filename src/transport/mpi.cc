@@ -166,7 +166,7 @@ Group MpiTransport::make_group(std::span<const int64_t> ranks) const {
   uint32_t hash = 2166136261u;  // members of different groups must not take each other's messages
   for (int64_t rank : ranks) hash = (hash ^ static_cast<uint32_t>(rank + 1)) * 16777619u;
   group.tag = static_cast<int>(hash & 0xfffffff);
-  group.requests.reserve(ranks.size() * 2);
+  group.requests.reserve(ranks.size() * 2 * kTogether);
   group.from.resize(ranks.size());
   return group;
 }

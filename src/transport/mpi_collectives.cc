@@ -1,5 +1,6 @@
 // The collectives, of messages between all members of a group.
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "mpi_transport.h"
@@ -93,62 +94,98 @@ Status MpiTransport::reduce_segment(Group& group, std::span<const Piece> pieces,
   return ok_status();
 }
 
+namespace {
+
+// Bytes [at, at + bytes) of every member's part of a shard; they travel together with other
+// stretches.
+struct Stretch {
+  const Shard* shard = nullptr;
+  int64_t at = 0, bytes = 0;
+  int64_t slot = 0;  // where they begin in a member's room
+  // What of them lies in the whole, for the last members may have less.
+  int64_t length(int64_t member) const {
+    return std::clamp<int64_t>(part_of(*shard, member).bytes - at, 0, bytes);
+  }
+  std::byte* of(int64_t member) const { return shard->whole + part_of(*shard, member).begin + at; }
+};
+
+// Cuts the parts of a message's shards into stretches of which a round takes as many as fit its
+// room.
+class Rounds {
+ public:
+  Rounds(std::span<const Shard> shards, int64_t room) : shards_(shards), room_(room) {}
+  // Empty: none is left.
+  std::span<const Stretch> next() {
+    size_t count = 0;
+    for (int64_t used = 0; shard_ < shards_.size() && count < kTogether && used < room_;) {
+      const Shard& shard = shards_[shard_];
+      const int64_t part = shard.part_count * info(shard.dtype).bytes;
+      const int64_t bytes = std::min(part - at_, room_ - used);
+      stretches_[count++] = {&shard, at_, bytes, used};
+      used += (bytes + kFlatAlign - 1) / kFlatAlign * kFlatAlign;
+      at_ += bytes;
+      if (at_ < part) continue;
+      ++shard_;
+      at_ = 0;
+    }
+    return std::span(stretches_).first(count);
+  }
+
+ private:
+  std::span<const Shard> shards_;
+  int64_t room_;  // a multiple of kFlatAlign, so that no cut divides an element
+  size_t shard_ = 0;
+  int64_t at_ = 0;
+  std::array<Stretch, kTogether> stretches_;
+};
+
+}  // namespace
+
 Status MpiTransport::reduce_scatter(int32_t group_id, std::span<const Shard> shards) {
   Group& group = groups_[static_cast<size_t>(group_id)];
-  for (const Shard& shard : shards) PIPER_TRY(reduce_scatter_one(group, shard));
-  return ok_status();
-}
-
-Status MpiTransport::reduce_scatter_one(Group& group, const Shard& shard) {
   const int64_t own = group.position;
-  const Run run = part_of(shard, own);
-  const int64_t part = shard.part_count * info(shard.dtype).bytes;
-  int64_t room =
-      group.size() == 1 ? part : segment_bytes(group) / group.size() / kFlatAlign * kFlatAlign;
-  const int64_t segment = std::max(room, kFlatAlign);
-  // What of a member's part lies in the segment from `at` on.
-  const auto length = [&](int64_t member, int64_t at) {
-    return std::clamp<int64_t>(part_of(shard, member).bytes - at, 0, segment);
-  };
-  for (int64_t at = 0; at < part; at += segment) {
-    const int64_t mine = length(own, at);
-    PIPER_TRY(with_others(group, [&](int64_t i) -> Status {
-      PIPER_TRY(start_recv(group, collectives_, i, in_.data() + i * segment, mine));
-      return start_send(group, collectives_, i, shard.whole + part_of(shard, i).begin + at,
-                        length(i, at));
-    }));
+  const int64_t room =
+      group.size() == 1
+          ? kLargest
+          : std::max(segment_bytes(group) / group.size() / kFlatAlign, int64_t{1}) * kFlatAlign;
+  Rounds rounds(shards, room);
+  for (auto stretches = rounds.next(); !stretches.empty(); stretches = rounds.next()) {
+    for (const Stretch& one : stretches)
+      PIPER_TRY(with_others(group, [&](int64_t i) -> Status {
+        std::byte* to = in_.data() + i * room + one.slot;
+        PIPER_TRY(start_recv(group, collectives_, i, to, one.length(own)));
+        return start_send(group, collectives_, i, one.of(i), one.length(i));
+      }));
     PIPER_TRY(finish(group, "reduce-scatter"));
-    for (int64_t i = 0; i < group.size(); ++i) {
-      const std::byte* theirs = in_.data() + i * segment;
-      group.from[static_cast<size_t>(i)] = i == own ? shard.whole + run.begin + at : theirs;
+    for (const Stretch& one : stretches) {
+      for (int64_t i = 0; i < group.size(); ++i)
+        group.from[static_cast<size_t>(i)] =
+            i == own ? one.of(own) : in_.data() + i * room + one.slot;
+      std::byte* sum = one.shard->part + one.at;
+      const DType dtype = one.shard->dtype;
+      ordered_sum(dtype, std::span(&sum, 1), group.from, one.length(own) / info(dtype).bytes);
     }
-    std::byte* sum = shard.part + at;
-    ordered_sum(shard.dtype, std::span(&sum, 1), group.from, mine / info(shard.dtype).bytes);
   }
-  clear_rest(shard, run);
+  for (const Shard& shard : shards) clear_rest(shard, part_of(shard, own));
   return ok_status();
 }
 
 Status MpiTransport::all_gather(int32_t group_id, std::span<const Shard> shards) {
   Group& group = groups_[static_cast<size_t>(group_id)];
+  const int64_t own = group.position;
   for (const Shard& shard : shards) {
-    const Run run = part_of(shard, group.position);
-    std::byte* own = shard.whole + run.begin;
-    if (own != shard.part && run.bytes > 0)
-      std::memcpy(own, shard.part, static_cast<size_t>(run.bytes));
-    const int64_t part = shard.part_count * info(shard.dtype).bytes;
-    for (int64_t at = 0; at < part; at += kLargest) {
-      const auto length = [&](const Run& of) {
-        return std::clamp<int64_t>(of.bytes - at, 0, kLargest);
-      };
+    const auto [begin, bytes] = part_of(shard, own);
+    if (shard.whole + begin != shard.part && bytes > 0)
+      std::memcpy(shard.whole + begin, shard.part, static_cast<size_t>(bytes));
+  }
+  Rounds rounds(shards, kLargest);
+  for (auto stretches = rounds.next(); !stretches.empty(); stretches = rounds.next()) {
+    for (const Stretch& one : stretches)
       PIPER_TRY(with_others(group, [&](int64_t i) -> Status {
-        const Run other = part_of(shard, i);
-        PIPER_TRY(
-            start_recv(group, collectives_, i, shard.whole + other.begin + at, length(other)));
-        return start_send(group, collectives_, i, own + at, length(run));
+        PIPER_TRY(start_recv(group, collectives_, i, one.of(i), one.length(i)));
+        return start_send(group, collectives_, i, one.of(own), one.length(own));
       }));
-      PIPER_TRY(finish(group, "all-gather"));
-    }
+    PIPER_TRY(finish(group, "all-gather"));
   }
   return ok_status();
 }

@@ -15,6 +15,9 @@ namespace piper::mpi {
 inline constexpr int64_t kLargest = int64_t{1}
                                     << 30;  // bytes of one MPI message; its counts are ints
 
+// Tensors of one collective whose transfers are under way at once.
+inline constexpr size_t kTogether = 32;
+
 Error mpi_error(int64_t rank, const char* call, int code);
 
 #define PIPER_MPI(call)                                                             \
@@ -39,7 +42,7 @@ struct Group {
   std::vector<int64_t> ranks;
   int64_t position = 0;
   int tag = 0;
-  std::vector<Request> requests;       // room for a send and a receive per member
+  std::vector<Request> requests;       // room for kTogether sends and receives per member
   std::vector<const std::byte*> from;  // operands of a sum, one per member
   int64_t size() const { return static_cast<int64_t>(ranks.size()); }
 };
@@ -91,7 +94,6 @@ class MpiTransport final : public Transport {
   Status finish(Group& group, const char* what);
   template <class Visit>
   Status with_others(const Group& group, Visit visit);
-  Status reduce_scatter_one(Group& group, const Shard& shard);
   Status reduce_segment(Group& group, std::span<const Piece> pieces, int64_t begin, int64_t end);
   int64_t segment_bytes(const Group& group) const;
 

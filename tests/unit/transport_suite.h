@@ -213,6 +213,39 @@ inline std::string reduce_scatter(Transport& t) {
   return wrong;
 }
 
+// Many tensors in one message, some of them larger than what travels at once.
+inline std::string reduce_scatter_of_many(Transport& t) {
+  const std::vector<int64_t> ranks = everyone(t);
+  auto group = t.add_group(ranks);
+  SUITE_OK(group);
+  struct Tensor {
+    std::vector<double> whole, part, gathered;
+  };
+  std::vector<Tensor> tensors;
+  std::vector<Shard> shards;
+  for (int64_t k = 0; k < 90; ++k) {
+    const int64_t part = k % 30 == 7 ? 50000 : 1 + k * 5 % 23;
+    const int64_t count = t.world() * part - k % (part + 1) % 3;
+    const auto size = static_cast<size_t>(part);
+    tensors.push_back({data_of<double>(t.rank(), k, count), std::vector<double>(size, 7.0),
+                       std::vector<double>(static_cast<size_t>(count))});
+  }
+  for (Tensor& tensor : tensors)
+    shards.push_back({bytes_of(tensor.whole.data()), bytes_of(tensor.part.data()), DType::kF64,
+                      static_cast<int64_t>(tensor.whole.size()),
+                      static_cast<int64_t>(tensor.part.size())});
+  SUITE_OK(t.reduce_scatter(*group, shards));
+  for (size_t k = 0; k < tensors.size(); ++k)
+    shards[k].whole = bytes_of(tensors[k].gathered.data());
+  SUITE_OK(t.all_gather(*group, shards));
+  for (size_t k = 0; k < tensors.size(); ++k) {
+    const auto count = static_cast<int64_t>(tensors[k].whole.size());
+    SUITE_CHECK(
+        same_bits(tensors[k].gathered, sum_of<double>(ranks, static_cast<int64_t>(k), count)));
+  }
+  return "";
+}
+
 inline std::string all_to_all(Transport& t) {
   auto group = t.add_group(everyone(t));
   SUITE_OK(group);
@@ -270,6 +303,7 @@ inline constexpr Case kCases[] = {
     {"small_all_reduce", small_all_reduce},
     {"all_to_all", all_to_all},
     {"reduce_scatter", reduce_scatter},
+    {"reduce_scatter_of_many", reduce_scatter_of_many},
     {"broadcast", broadcast},
     {"barriers", barriers},
     {"wrong_registration", wrong_registration},
