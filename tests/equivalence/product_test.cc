@@ -13,8 +13,8 @@
 //   order has whole backwards.
 //
 // A cell trains as one device does with the same cut of the batch, bit for bit. Two things add the
-// same numbers in another order: weight gradients that run out of microbatch order or on several
-// devices, which the rows of the order tell, and `reduce: per_microbatch`. Such cells are compared
+// same numbers in another order: weight gradients that run out of microbatch order, which the plan
+// tells, and `reduce: per_microbatch`. Such cells are compared
 // with one device that does not cut the batch, within the bounds of rounding.
 #include <regex>
 #include <set>
@@ -38,7 +38,8 @@ struct Row {
   bool even = false;         // wants an even number of devices
   int64_t devices = kRanks;  // at most
   int zero = -1;             // the level that the file itself says
-  bool own_oracle = false;   // its sums nest: no other file's single device adds in that order
+  // Its sums nest, over nodes or over the places of a stage: no other file's single device adds so.
+  bool own_oracle = false;
   std::vector<int64_t> replicas = {1, 2};
   std::vector<Definition> more = {};
   std::string variant = "";  // a name for `more`
@@ -52,7 +53,9 @@ std::vector<Row> rows() {
   const std::vector<Definition> small{{"bucket_kib", "16"}};
   return {
       {.file = "1f1b"},
+      {.file = "chimera", .microbatches = 1, .even = true, .own_oracle = true},
       {.file = "ddp", .devices = 1},
+      {.file = "dualpipe", .microbatches = 2, .even = true, .own_oracle = true},
       {.file = "dualpipev", .chunks = 2, .microbatches = 2},
       {.file = "gpipe"},
       {.file = "hanayo", .chunks = 2},
@@ -160,21 +163,21 @@ Result<Compiled> compile_cell(const Cell& cell, bool oracles = false) {
   options.defines.insert(options.defines.end(), cell.row.more.begin(), cell.row.more.end());
   if (cell.row.zero >= 0 && cell.each_microbatch)
     options.defines.push_back({"reduce", "per_microbatch"});
-  options.order = text.find("  - order:") != std::string::npos;
   options.oracles = oracles;
   return compile_text(kModel, text, kAdamW, options);
 }
 
-// Whether each stage's weight gradients run on one device, lower microbatches first.
-bool adds_in_order(const OrderRows& rows) {
-  std::map<int64_t, std::pair<size_t, int64_t>> last;  // of a stage: device, microbatch
-  for (size_t device = 0; device < rows.size(); ++device)
-    for (const OrderCell& one : rows[device]) {
-      if (one.type != "B" && one.type != "BW") continue;
-      const auto [it, first] = last.try_emplace(one.stage, device, one.micro);
-      if (!first && (it->second.first != device || it->second.second >= one.micro)) return false;
-      it->second.second = one.micro;
+// Whether the weight gradients of a stage on a device run lower microbatches first.
+bool adds_in_order(const PlanSet& set) {
+  for (const RoleProgram& role : set.roles) {
+    std::map<int64_t, int64_t> last;  // microbatch, by stage
+    for (const Instruction& one : role.body) {
+      if (one.pass != 'B' && one.pass != 'W') continue;
+      const auto [it, first] = last.try_emplace(one.stage, one.micro);
+      if (!first && it->second > one.micro) return false;
+      it->second = one.micro;
     }
+  }
   return true;
 }
 
@@ -183,9 +186,8 @@ class Oracles {
  public:
   // With a cell's cut of the batch, or without any.
   const Trained* get(const Cell& cell, bool cut) {
-    const std::string key = !cut                  ? "uncut"
-                            : cell.row.own_oracle ? cell.row.file
-                                                  : std::to_string(cell.replicas);
+    const std::string of = cell.row.own_oracle ? cell.row.file : "";
+    const std::string key = cut ? fmt::format("{} {}", of, cell.replicas) : "uncut";
     if (const auto it = runs_.find(key); it != runs_.end()) return &it->second;
     Cell single{{.file = "ddp"}, cell.replicas};
     if (cell.row.own_oracle) single = cell;
@@ -245,7 +247,7 @@ Ran run_cell(const Cell& cell) {
     ADD_FAILURE() << cell.name() << "\n" << print_error(trained.error());
     return {};
   }
-  return {true, adds_in_order(compiled->order), *std::move(trained)};
+  return {true, adds_in_order(compiled->set), *std::move(trained)};
 }
 
 class Product : public ::testing::TestWithParam<Row> {

@@ -4,16 +4,14 @@
 
 #include "equivalence/random_model.h"
 #include "mutation/plans.h"
+#include "seed.h"
 
 namespace piper {
 namespace {
 
 constexpr int64_t kSteps = 3;
 
-uint64_t first_seed() {
-  const char* given = std::getenv("PIPER_SEED");
-  return given ? std::strtoull(given, nullptr, 10) : 1;
-}
+uint64_t first_seed() { return given_seed().value_or(1); }
 
 // Numbers that follow from the step, the input and the sample.
 class Numbers : public BatchSource {
@@ -92,8 +90,7 @@ Tried try_one(uint64_t seed) {
     // A strategy may not fit its model; the verifier must not refuse what the compiler made.
     EXPECT_FALSE(compiled.error().message.starts_with("the plan was refused"))
         << what << print_error(compiled.error());
-    if (std::getenv("PIPER_SEED"))
-      std::printf("%s\n%s", what.c_str(), print_error(compiled.error()).c_str());
+    if (given_seed()) std::printf("%s\n%s", what.c_str(), print_error(compiled.error()).c_str());
     return {true};
   }
   const auto got = train(compiled->set), single = train(*compiled->single);

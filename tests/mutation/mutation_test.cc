@@ -6,14 +6,12 @@
 #include "mutation/interpreter.h"
 #include "mutation/plans.h"
 #include "piper/verify.h"
+#include "seed.h"
 
 namespace piper::mutation {
 namespace {
 
-uint64_t seed() {
-  const char* given = std::getenv("PIPER_SEED");
-  return given ? std::strtoull(given, nullptr, 10) : 20260101;
-}
+uint64_t seed() { return given_seed().value_or(20260101); }
 constexpr uint64_t kOrders = 6;
 
 Outcome run(const PlanSet& set, uint64_t order) {
