@@ -78,7 +78,8 @@ struct Joined {
   std::vector<NodeId> first_nodes;
 };
 
-Joined join_by_dataflow(Graph& graph, int tag) {
+// Only nodes that no rule reaches: a tag that a rule leaves out is absent.
+Joined join_by_dataflow(Graph& graph, int tag, const std::vector<bool>& reached) {
   Joined joined;
   const auto join = [&](size_t i, int32_t value) {
     graph.set_tag(graph.nodes[i], tag, value);
@@ -86,13 +87,13 @@ Joined join_by_dataflow(Graph& graph, int tag) {
     if (joined.first_nodes.size() < 4) joined.first_nodes.push_back(NodeId(i));
   };
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
-    if (graph.tag(graph.nodes[i], tag) != kNoTag) continue;
+    if (reached[i]) continue;
     const int32_t value = latest_producer(graph, graph.nodes[i], tag);
     if (value != kNoTag) join(i, value);
   }
   const auto all_readers = readers(graph);
   for (size_t i = graph.nodes.size(); i-- > 0;) {
-    if (graph.tag(graph.nodes[i], tag) != kNoTag) continue;
+    if (reached[i] || graph.tag(graph.nodes[i], tag) != kNoTag) continue;
     int32_t best = kNoTag;
     for (ValueId output : graph.nodes[i].outputs)
       for (NodeId reader : all_readers[output.index()]) {
@@ -118,8 +119,12 @@ Result<Graph> apply_annotate(Graph graph, const Annotate& annotate, const Variab
     PIPER_ASSIGN(graph, apply_rule(std::move(graph), annotate_rule, variables, report));
     out.push_back(std::move(report));
   }
+  std::vector<bool> reached;
+  for (const Node& node : graph.nodes)
+    reached.push_back(std::any_of(node.tags.begin(), node.tags.end(),
+                                  [](int32_t value) { return value != kNoTag; }));
   for (size_t tag = 0; tag < graph.tag_names.size(); ++tag) {
-    const Joined joined = join_by_dataflow(graph, static_cast<int>(tag));
+    const Joined joined = join_by_dataflow(graph, static_cast<int>(tag), reached);
     if (joined.count.empty()) continue;
     Explanation report{annotate.at, "annotate", {}};
     for (const auto& [value, count] : joined.count)

@@ -1,0 +1,81 @@
+// Conditions on tags, by what they choose: the layers of a small model whose ops carry two tags.
+#include "equivalence/jobs.h"
+
+namespace piper {
+namespace {
+
+// Of the 5 layers, each with a tag `layer`, the first two also with `early` (1 and 0), those that a
+// recompute directive with this condition chooses: "0 1 4", or the error.
+std::string chosen(const std::string& where) {
+  const jobs::Folder folder;
+  std::string layers;
+  for (int layer = 0; layer < 5; ++layer) {
+    CompileOptions options;
+    options.model = PIPER_SOURCE_DIR "/tests/data/mlp.onnx";
+    options.oracles = false;
+    options.strategy = folder.write(
+        "strategy.yaml",
+        fmt::format("piper: 1\nparams: {{two: 2}}\ntrain: {{global_batch: 8}}\nannotate:\n"
+                    "  - {{match: \"**\", tags: {{layer: 4}}}}\n"
+                    "  - {{match: \"model/{{at}}/**\", tags: {{layer: at}}}}\n"
+                    "  - {{match: \"model/0/**\", tags: {{early: 1}}}}\n"
+                    "  - {{match: \"model/1/**\", tags: {{early: 0}}}}\n"
+                    "directives:\n  - recompute: {{match: \"model/{}/**\", where: {}}}\n",
+                    layer, where));
+    const auto compiled = compile(options);
+    if (compiled) {
+      layers += fmt::format("{}{}", layers.empty() ? "" : " ", layer);
+      continue;
+    }
+    const std::string& message = compiled.error().message;
+    // The backward pass need not read what a layer makes.
+    if (message.starts_with("recompute: the backward pass reads nothing")) {
+      layers += fmt::format("{}{}", layers.empty() ? "" : " ", layer);
+    } else if (!message.starts_with("recompute: matches no forward op")) {
+      return message;
+    }
+  }
+  return layers;
+}
+
+TEST(Where, ChoosesByTags) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"{layer: 2}", "2"},
+      {"{layer: two + 1}", "3"},
+      {"{layer: \"*\"}", "0 1 2 3 4"},
+      {"{early: \"*\"}", "0 1"},
+      {"{early: absent}", "2 3 4"},
+      {"{layer: absent}", ""},
+      {"{layer: 1..3}", "1 2"},
+      {"{layer: two..two * 2}", "2 3"},
+      {"{layer: 3..3}", ""},
+      {"{layer: [0, $two, 9]}", "0 2"},
+      {"{layer: \"<2\"}", "0 1"},
+      {"{layer: \"<=2\"}", "0 1 2"},
+      {"{layer: \">2\"}", "3 4"},
+      {"{layer: \">=2\"}", "2 3 4"},
+      {"{layer: \"!=two\"}", "0 1 3 4"},
+      // A comparison does not hold for what is not there.
+      {"{early: \"!=0\"}", "0"},
+      // All conditions of a map hold; a variable is bound for those behind it.
+      {"{layer: \">0\", early: \"*\"}", "1"},
+      {"{layer: l, early: l}", ""},
+      {"{layer: l, early: 1 - l}", "0 1"},
+      {"{layer: l, early: \"<l\"}", "1"},
+      {"{layer: l, early: [l, l + 1]}", "0"},
+      {"{early: e, layer: 0..e}", "0"},
+      {"{early: absent, layer: \"<3\"}", "2"},
+  };
+  for (const auto& [where, layers] : cases) EXPECT_EQ(chosen(where), layers) << where;
+}
+
+TEST(Where, ErrorsAreSaid) {
+  EXPECT_EQ(chosen("{layr: 1}"), "unknown tag 'layr' (did you mean 'layer'?)");
+  EXPECT_EQ(chosen("{layer: l, early: m + 1}"), "unknown name 'm'");
+  EXPECT_EQ(chosen("{layer: \"<m\"}"), "unknown name 'm'");
+  EXPECT_EQ(chosen("{layer: []}"), "the set is empty");
+  EXPECT_EQ(chosen("{layer: two / 0}"), "division by zero");
+}
+
+}  // namespace
+}  // namespace piper
