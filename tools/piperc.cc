@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <charconv>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 
 #include "piper/compile.h"
@@ -47,9 +48,8 @@ void explain_directives(const Compiled& compiled) {
   }
   for (const auto& [op, count] : compiled.patterns) fmt::print("recognised: {} {}\n", count, op);
   const FuseCounts& fused = compiled.fused;
-  fmt::print(
-      "fused: {} pointwise ops in {} groups, {} behind other ops, {} copies became views\n",
-      fused.ops, fused.groups, fused.finished, fused.views);
+  fmt::print("fused: {} pointwise ops in {} groups, {} behind other ops, {} copies became views\n",
+             fused.ops, fused.groups, fused.finished, fused.views);
   for (const std::string& note : compiled.notes) fmt::print("note: {}\n", note);
 }
 
@@ -134,7 +134,7 @@ Status emit_order(const Flags& flags, OrderRows rows) {
   return write_file(flags.emit_order, print_order_csv(rows, dialect));
 }
 
-int run(Flags& flags) {
+int run(Flags& flags, std::optional<Result<Compiled>>& compiled_or_error) {
   if (flags.describe) return describe_model(flags);
   auto defines = read_defines(flags.defines);
   if (!defines) return report(defines.error());
@@ -150,7 +150,7 @@ int run(Flags& flags) {
       if (step == flags.dump) std::fputs(text().c_str(), stdout);
     };
   flags.compile.order = !flags.emit_order.empty();
-  auto compiled = compile(flags.compile);
+  Result<Compiled>& compiled = compiled_or_error.emplace(compile(flags.compile));
   if (!compiled) return report(compiled.error());
   if (!flags.topic.empty() || flags.dry_run) explain(flags.topic, *compiled);
   for (const auto& [step, seconds] : compiled->seconds)
@@ -226,5 +226,9 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& e) {
     return app.exit(e) == 0 ? 0 : static_cast<int>(ExitCode::kUsage);
   }
-  return run(flags);
+  std::optional<Result<Compiled>> compiled;
+  const int code = run(flags, compiled);
+  // To take large plans apart would cost as much as some steps of making them.
+  std::fflush(nullptr);
+  std::_Exit(code);
 }

@@ -1,5 +1,4 @@
-#include <google/protobuf/io/coded_stream.h>
-#include <google/protobuf/io/zero_copy_stream_impl_lite.h>
+#include <google/protobuf/arena.h>
 
 #include "files.h"
 #include "plan.pb.h"
@@ -148,14 +147,10 @@ void encode_names(const RoleProgram& from, proto::RoleProgram* to) {
   }
 }
 
+// There are no maps in a plan: equal messages have equal bytes.
 std::string serialize(const google::protobuf::MessageLite& message) {
   std::string bytes;
-  {
-    google::protobuf::io::StringOutputStream out(&bytes);
-    google::protobuf::io::CodedOutputStream coded(&out);
-    coded.SetSerializationDeterministic(true);
-    PIPER_CHECK(message.SerializeToCodedStream(&coded));
-  }
+  PIPER_CHECK(message.SerializeToString(&bytes));
   return bytes;
 }
 
@@ -166,7 +161,8 @@ void append_integer(std::string& bytes, uint64_t value, int width) {
 }  // namespace
 
 std::string encode_role(const RoleProgram& role) {
-  proto::RoleProgram to;
+  google::protobuf::Arena arena;  // of the many small messages
+  proto::RoleProgram& to = *google::protobuf::Arena::CreateMessage<proto::RoleProgram>(&arena);
   encode_names(role, &to);
   for (const Buffer& buffer : role.buffers) encode(buffer, to.add_buffers());
   for (const Program& program : role.programs) encode(program, to.add_programs());

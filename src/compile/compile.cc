@@ -126,8 +126,12 @@ Result<PlanSet> make_plans(const Graph& step, const Strategy& strategy, Cut cut,
   }
   PIPER_ASSIGN(dag, steps.run(
                         "dag", [&] { return expand_tasks(std::move(dag)); }, print_dag));
-  PIPER_ASSIGN(const std::vector<ComputeOrder> order,
-               choose_order(dag, oracle ? nullptr : &strategy, variables, explain));
+  PIPER_ASSIGN(
+      const std::vector<ComputeOrder> order,
+      steps.run(
+          "order",
+          [&] { return choose_order(dag, oracle ? nullptr : &strategy, variables, explain); },
+          [](const auto&) { return std::string(); }));
   PIPER_ASSIGN(const Schedule schedule,
                steps.run(
                    "schedule", [&] { return located(make_schedule(dag, order), strategy); },
