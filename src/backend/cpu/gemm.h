@@ -24,7 +24,7 @@
 
 namespace piper::cpu {
 
-// Cut: of k in one chain of multiply-adds; of k, and of columns, in the part of b that is packed at
+// Cut: of k in one chain of multiply-adds; of k, at most, and of columns, in the part of b packed at
 // a time; rows of a that go through it before the next (a multiple of 4, 6 and 12, a tile's rows).
 inline constexpr int64_t kGemmChain = 128, kGemmDepth = 256, kGemmColumns = 512, kGemmHeight = 240;
 // Of `rows` that are left: no part is much smaller than the others.

@@ -150,7 +150,7 @@ Ahead<T> next_panel(const Gemm& g, const T* b, const Part& part, int64_t n, int6
     return {};
   }
   if (next >= g.n) return {};
-  return Ahead<T>(g, b, k, HWY_MIN(kGemmDepth, g.k - k), next, HWY_MIN(width, g.n - next));
+  return Ahead<T>(g, b, k, HWY_MIN(part_depth<T>(g), g.k - k), next, HWY_MIN(width, g.n - next));
 }
 
 // What of a will be packed after the rows [m0, m0 + height): the next rows, or the first ones of
@@ -161,7 +161,7 @@ Ahead<T> next_rows(const Gemm& g, const T* a, const Part& part, int64_t m0, int6
   int64_t k = part.k0, row = m0 + height;
   if (row == g.m) row = 0, k += part.depth;
   if (k >= g.k) return {};
-  const int64_t rows = gemm_height(g.m - row), depth = HWY_MIN(kGemmDepth, g.k - k);
+  const int64_t rows = gemm_height(g.m - row), depth = HWY_MIN(part_depth<T>(g), g.k - k);
   const int64_t step = g.row_of_a();
   const Ahead<T> ahead = g.trans_a ? Ahead<T>(a + k * step + row, depth, rows, step)
                                    : Ahead<T>(a + row * step + k, rows, depth, step);
@@ -243,8 +243,9 @@ void gemm(const Gemm& g, const T* a, const T* b, T* c, T* scratch) {
   T* packed = scratch + kGemmDepth * kGemmColumns;
   for (int64_t n0 = 0; n0 < g.n; n0 += kGemmColumns) {
     const int64_t columns = HWY_MIN(kGemmColumns, g.n - n0);
-    for (int64_t k0 = 0; k0 < g.k; k0 += kGemmDepth) {
-      const Part part{k0, HWY_MIN(kGemmDepth, g.k - k0), n0, columns};
+    const int64_t depth = part_depth<T>(g);
+    for (int64_t k0 = 0; k0 < g.k; k0 += depth) {
+      const Part part{k0, HWY_MIN(depth, g.k - k0), n0, columns};
       gemm_part(g, a, b, c, part, scratch, packed);
     }
   }
