@@ -79,11 +79,11 @@ class CellLowerer {
 
  private:
   void reserve(const std::vector<TaskId>& order) {
-    size_t instructions = 0, buffers = 0;
+    size_t instructions = 0, buffers = places_.items_of_cell[static_cast<size_t>(cell_)];
     for (TaskId id : order) {
       const ChunkPrograms* programs = places_.programs[id.index()];
       instructions += programs ? programs->segments.size() : 1;
-      buffers += dag_.tasks[id.index()].writes.size() + (programs ? programs->inner.size() : 0);
+      buffers += programs ? programs->inner.size() : 0;
     }
     role_.body.reserve(instructions);
     role_.buffers.reserve(buffers);

@@ -10,7 +10,8 @@ namespace piper {
 // What all cells look up, by position: each item and task is of one cell.
 struct Places {
   explicit Places(const Dag& dag)
-      : buffer(dag.items.size(), -1),
+      : items_of_cell(dag.cells.size()),
+        buffer(dag.items.size(), -1),
         programs(dag.tasks.size()),
         instruction(dag.tasks.size(), -1),
         param(dag.graph.values.size()),
@@ -21,10 +22,13 @@ struct Places {
       part[each.value.index()] = &each;
       if (each.param.valid() && dag.sharding.parameters) part_of[each.param.index()] = &each;
     }
-    for (size_t i = 0; i < dag.items.size(); ++i)
+    for (size_t i = 0; i < dag.items.size(); ++i) {
+      ++items_of_cell[static_cast<size_t>(dag.items[i].cell)];
       if (part[dag.items[i].value.index()])
         item_of_part.try_emplace({dag.items[i].value, dag.items[i].cell}, i);
+    }
   }
+  std::vector<size_t> items_of_cell;
   std::vector<int32_t> buffer;                 // by item that is no alias
   std::vector<const ChunkPrograms*> programs;  // by compute task
   std::vector<int32_t> instruction;            // by task: its first

@@ -37,11 +37,17 @@ struct Taken {
 // What is taken, from some byte on.
 struct Rest {
   const Range *at, *end;
+  int64_t head;  // where the next range begins
+
+  explicit Rest(const std::vector<Range>& ranges)
+      : at(ranges.data()), end(at + ranges.size()), head(at->begin) {}
 
   // The lowest begin, not below `begin`, of so many free bytes. Calls go upwards.
   int64_t skip(int64_t begin, int64_t bytes) {
-    while (at != end && at->end <= begin) ++at;
-    for (; at != end && at->begin < begin + bytes; ++at) begin = at->end;
+    while (head < begin + bytes) {
+      begin = std::max(begin, at->end);
+      head = ++at == end ? INT64_MAX : at->begin;
+    }
     return begin;
   }
 };
@@ -105,7 +111,7 @@ class Timeline {
     if (last <= begin || end <= first) return;
     const bool inside = first <= begin && end <= last;
     const std::vector<Range>& taken = (inside ? some_of_ : all_of_)[node].ranges;
-    if (!taken.empty()) rests_.push_back({taken.data(), taken.data() + taken.size()});
+    if (!taken.empty()) rests_.emplace_back(taken);
     if (inside) return;
     const size_t middle = (begin + end) / 2;
     collect(2 * node, begin, middle, first, last);
