@@ -1,6 +1,8 @@
 // What the rules ask of a role again and again.
 #include <algorithm>
+#include <atomic>
 #include <bit>
+#include <thread>
 
 #include "model.h"
 
@@ -47,7 +49,8 @@ class Ends {
   std::unordered_map<int64_t, int32_t> ids_;
 };
 
-RoleFacts facts_of(const RoleProgram& role, Model& model) {
+// What can be said of a role alone.
+RoleFacts facts_of(const RoleProgram& role) {
   RoleFacts facts;
   facts.buffers.reserve(role.buffers.size());
   Ends ends;
@@ -60,19 +63,23 @@ RoleFacts facts_of(const RoleProgram& role, Model& model) {
     facts.end_bytes = std::max(facts.end_bytes, end_of.back());
   }
   facts.ends = ends.number();
-  for (size_t b = 0; b < role.buffers.size(); ++b) {
-    const Buffer& buffer = role.buffers[b];
-    const int32_t param = buffer.param.empty() ? -1 : model.params.id_of(buffer.param);
-    facts.buffers.push_back({ends[buffer.offset], ends[end_of[b]], param, buffer.kind});
-  }
+  for (size_t b = 0; b < role.buffers.size(); ++b)
+    facts.buffers.push_back(
+        {ends[role.buffers[b].offset], ends[end_of[b]], -1, role.buffers[b].kind});
   for (const Program& program : role.programs) facts.programs.push_back(facts_of(program));
+  return facts;
+}
+
+void name(const RoleProgram& role, Model& model, RoleFacts& facts) {
+  for (size_t b = 0; b < role.buffers.size(); ++b)
+    if (!role.buffers[b].param.empty())
+      facts.buffers[b].param = model.params.id_of(role.buffers[b].param);
   for (size_t t = 0; t < role.sum_targets.size(); ++t) {
     const std::string_view name = role.sum_targets[t].name;
     // Most roles list the same sums in the same order.
     const bool same = t < model.targets.size() && model.targets[static_cast<int32_t>(t)] == name;
     facts.targets.push_back(same ? static_cast<int32_t>(t) : model.targets.id_of(name));
   }
-  return facts;
 }
 
 }  // namespace
@@ -109,8 +116,23 @@ ProgramFacts facts_of(const Program& program) {
   return facts;
 }
 
-void find_facts(const PlanSet& set, Model& model) {
-  for (const RoleProgram& role : set.roles) model.facts.push_back(facts_of(role, model));
+Status find_facts(const PlanSet& set, Model& model) {
+  model.facts.resize(set.roles.size());
+  std::vector<Status> checked(set.roles.size(), ok_status());
+  std::atomic<size_t> next{0};
+  const auto run = [&] {
+    for (size_t r = next++; r < set.roles.size(); r = next++) {
+      checked[r] = check_role(set.roles[r]);
+      if (checked[r]) model.facts[r] = facts_of(set.roles[r]);
+    }
+  };
+  {
+    std::jthread other;  // roles know nothing of each other
+    if (set.roles.size() > 1) other = std::jthread(run);
+    run();
+  }
+  for (const Status& each : checked) PIPER_TRY(each);
+  for (size_t r = 0; r < set.roles.size(); ++r) name(set.roles[r], model, model.facts[r]);
   model.uses.assign(model.targets.size(), 0);
   for (size_t r = 0; r < set.roles.size(); ++r) {
     RoleFacts& facts = model.facts[r];
@@ -130,6 +152,7 @@ void find_facts(const PlanSet& set, Model& model) {
     const int32_t param = model.params.find(name.substr(0, name.size() - kGradient.size()));
     if (param >= 0) model.gradient_of[param] = t;
   }
+  return ok_status();
 }
 
 uint8_t access_of(const RoleFacts& facts, InstructionKind kind, int32_t program, size_t arg) {

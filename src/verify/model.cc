@@ -1,6 +1,7 @@
 #include "model.h"
 
 #include <algorithm>
+#include <thread>
 
 namespace piper {
 namespace {
@@ -29,11 +30,9 @@ std::vector<bool> find_free_axes(const PlanSet& set) {
 Result<Model> make_model(const PlanSet& set) {
   if (set.roles.empty() || set.role_of_rank.empty())
     return fail("the plan set has no ranks").with_code(ExitCode::kPlan);
-  for (const RoleProgram& role : set.roles) {
+  for (const RoleProgram& role : set.roles)
     if (role.mesh != set.roles[0].mesh)
       return fail("the roles are for different meshes").with_code(ExitCode::kPlan);
-    PIPER_TRY(check_role(role));
-  }
   Model model;
   model.mesh = set.roles[0].mesh;
   if (model.mesh.size() > kMaxAxes)
@@ -47,8 +46,8 @@ Result<Model> make_model(const PlanSet& set) {
   for (int32_t role : set.role_of_rank)
     if (role < 0 || role >= static_cast<int32_t>(set.roles.size()))
       return fail("a rank has no role").with_code(ExitCode::kPlan);
+  PIPER_TRY(find_facts(set, model));
   model.free_axis = find_free_axes(set);
-  find_facts(set, model);
   model.cell_of_rank.resize(static_cast<size_t>(world));
   for (int64_t rank = 0; rank < world; ++rank) {
     std::vector<int64_t> at = coordinates_of(model.mesh, rank);
@@ -109,11 +108,39 @@ std::string name_of(const Model& model, const Section& section, Spot place) {
 }
 
 void Findings::push(const char* rule, std::string text) {
+  ++made_;
   const auto same = std::count_if(report_.findings.begin(), report_.findings.end(),
                                   [&](const Finding& finding) { return finding.rule == rule; });
   if (static_cast<size_t>(same) < kFindingsPerRule)
     report_.findings.push_back({rule, std::move(text)});
 }
+
+namespace {
+
+// What depends on the order of a run. Sums are followed beside the other rules.
+void check_run(const Model& model, const Section& section, Findings& findings,
+               VerifyReport& report) {
+  const bool body = std::string_view(section.name) == "body";
+  VerifyReport sums;
+  const auto follow = [&] {
+    Findings own(sums);
+    check_sums(model, section, own, sums);
+  };
+  {
+    std::jthread other;
+    if (body) other = std::jthread(follow);
+    const Clocks clocks = make_clocks(section);
+    check_memory(model, section, clocks, findings);
+    if (body) {
+      check_state(model, section, clocks, findings);
+      check_microbatches(model, section, findings);
+    }
+  }
+  report.sums += sums.sums;
+  std::move(sums.findings.begin(), sums.findings.end(), std::back_inserter(report.findings));
+}
+
+}  // namespace
 
 Result<VerifyReport> verify_plan_set(const PlanSet& set) {
   PIPER_ASSIGN(const Model model, make_model(set));
@@ -128,18 +155,13 @@ Result<VerifyReport> verify_plan_set(const PlanSet& set) {
   for (Section& section : sections) {
     for (const auto* list : section.lists)
       report.instructions += static_cast<int64_t>(list->size());
-    const size_t before = findings.size();
+    const size_t before = findings.made();
     check_transfers(model, section, findings, report);
     check_collectives(model, section, findings, report);
-    if (findings.size() > before) continue;  // it cannot be run
+    if (findings.made() > before) continue;  // it cannot be run
     check_deadlock(model, section, findings);
-    if (findings.size() > before) continue;
-    const Clocks clocks = make_clocks(section);
-    check_memory(model, section, clocks, findings);
-    if (std::string_view(section.name) != "body") continue;
-    check_state(model, section, clocks, findings);
-    check_microbatches(model, section, findings);
-    check_sums(model, section, findings, report);
+    if (findings.made() > before) continue;
+    check_run(model, section, findings, report);
   }
   return report;
 }

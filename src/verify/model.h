@@ -129,12 +129,12 @@ class Findings {
   void add(const char* rule, fmt::format_string<Args...> text, Args&&... args) {
     push(rule, fmt::format(text, std::forward<Args>(args)...));
   }
-  bool empty() const { return report_.findings.empty(); }
-  size_t size() const { return report_.findings.size(); }
+  size_t made() const { return made_; }  // those that were left out, too
 
  private:
   void push(const char* rule, std::string text);
   VerifyReport& report_;
+  size_t made_ = 0;
 };
 
 // By argument, a symbol of what it holds when the program has run; two programs that do the same
@@ -142,8 +142,8 @@ class Findings {
 std::vector<uint64_t> meaning_of(const Program& program);
 uint64_t initial_symbol(size_t arg);
 ProgramFacts facts_of(const Program& program);
-// Fills facts, names and gradients.
-void find_facts(const PlanSet& set, Model& model);
+// Fills facts, names and gradients, of roles that are what check_role() wants.
+Status find_facts(const PlanSet& set, Model& model);
 
 // ---- The rules ----------------------------------------------------------------------------------
 void check_structure(const Model& model, std::span<const Section> sections, Findings& findings);

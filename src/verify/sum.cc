@@ -60,7 +60,7 @@ void SumCheck::compute(Spot place, const Instruction& one) {
   const int32_t source = find_sources(place, one, program);
   check_contributions(place, one, program, source);
   check_parameters_read(place, one, program, source);
-  find_results(program);
+  find_results(place, one, program);
   combine(place, one, program);
   contribute(place, one, program);
   for (size_t w = 0; w < program.written.size(); ++w) {
@@ -98,7 +98,10 @@ int32_t SumCheck::find_sources(Spot place, const Instruction& one, const Program
     }
     flow.from = content.from;
     flow.finished = content.finished;
-    if (flow.declared) continue;
+    if (flow.declared) {
+      flow.part = content.is_part();
+      continue;
+    }
     source = sets_.unite(source, content.from);
     if (content.is_part())
       findings_.add("sum", "{} reads {}, which holds a part of a sum, without saying so",
@@ -130,17 +133,33 @@ void SumCheck::check_contributions(Spot place, const Instruction& one, const Pro
   }
 }
 
-void SumCheck::find_results(const ProgramFacts& program) {
+// A part of a sum goes nowhere but into sums.
+void SumCheck::check_use(Spot place, const Instruction& one, int32_t arg, int32_t part) {
+  for (const SumCombine& sum : one.combines)
+    if (sum.arg == arg && std::count(sum.from.begin(), sum.from.end(), part) > 0) return;
+  findings_.add("sum", "{} computes {} from {}, which holds a part of a sum", name(place),
+                buffer_name(place, one.args[arg]), buffer_name(place, one.args[part]));
+}
+
+void SumCheck::find_results(Spot place, const Instruction& one, const ProgramFacts& program) {
   if (results_.size() < flows_.size()) results_.resize(flows_.size());
   for (size_t w = 0; w < program.written.size(); ++w) {
     Content& result = results_[program.written[w]] = {};
     for (int32_t a : program.sources[w]) {
       const Flow& flow = flows_[a];
+      if (flow.part && a != program.written[w]) check_use(place, one, program.written[w], a);
       result.cut |= flow.cut;
       result.from = sets_.unite(result.from, flow.from);
       result.finished = sets_.unite(result.finished, flow.finished);
     }
   }
+}
+
+const std::vector<uint64_t>& SumCheck::meaning(Spot place, const Instruction& one) {
+  const Program& program = role(place).programs[one.program];
+  const auto [known, is_new] = meanings_.try_emplace(&program);
+  if (is_new) known->second = meaning_of(program);
+  return known->second;
 }
 
 void SumCheck::combine(Spot place, const Instruction& one, const ProgramFacts& program) {
@@ -151,7 +170,14 @@ void SumCheck::combine(Spot place, const Instruction& one, const ProgramFacts& p
       continue;
     }
     Content sum;
-    for (int32_t from : combine.from) sum.add(held(place, one.args[from]));
+    uint64_t meant = 0;
+    for (int32_t from : combine.from) {
+      sum.add(held(place, one.args[from]));
+      meant += initial_symbol(static_cast<size_t>(from));
+    }
+    if (meaning(place, one)[combine.arg] != meant)
+      findings_.add("sum", "{} says that {} becomes a sum, but its program computes something else",
+                    name(place), buffer_name(place, one.args[combine.arg]));
     results_[combine.arg] = std::move(sum);
   }
 }

@@ -93,7 +93,9 @@ class SumCheck {
   }
 
   void run() {
-    for (Spot place : section_.order) {
+    for (size_t i = 0; i < section_.order.size(); ++i) {
+      const Spot place = section_.order[i];
+      if (i + kAhead < section_.order.size()) fetch(section_.order[i + kAhead]);
       const int32_t joint = section_.joint[place.cell][place.index];
       const Instruction& one = section_.at(place);
       if (is_collective(one.kind))
@@ -106,6 +108,13 @@ class SumCheck {
   }
 
  private:
+  // What is held lies all over memory: asked for some instructions before it is needed.
+  static constexpr size_t kAhead = 4;
+  void fetch(Spot place) const {
+    for (int32_t arg : section_.args_of(place.cell, section_.step(place)))
+      __builtin_prefetch(&held_[place.cell][arg]);
+  }
+
   const RoleProgram& role(Spot place) const { return *model_.cells[place.cell].role; }
   const RoleFacts& facts(Spot place) const { return *model_.cells[place.cell].facts; }
   Content& held(Spot place, int32_t buffer) { return held_[place.cell][buffer]; }
@@ -141,7 +150,9 @@ class SumCheck {
   void check_contributions(Spot place, const Instruction& one, const ProgramFacts& program,
                            int32_t source);
   // Fills results_: by written arg what it holds then.
-  void find_results(const ProgramFacts& program);
+  void find_results(Spot place, const Instruction& one, const ProgramFacts& program);
+  void check_use(Spot place, const Instruction& one, int32_t arg, int32_t part);
+  const std::vector<uint64_t>& meaning(Spot place, const Instruction& one);
   void combine(Spot place, const Instruction& one, const ProgramFacts& program);
   void contribute(Spot place, const Instruction& one, const ProgramFacts& program);
 
@@ -209,10 +220,12 @@ class SumCheck {
     int32_t from = IdSets::kEmpty, finished = IdSets::kEmpty;
     int32_t sum = -1;  // read as this finished sum
     int32_t param = -1;
-    bool declared = false, begun = false;  // a part of a sum; the first contribution is in
+    bool declared = false, part = false;  // may hold a part of a sum; does so
+    bool begun = false;                   // the first contribution is in
   };
   std::vector<Flow> flows_;
   std::vector<Content> results_;
+  std::unordered_map<const Program*, std::vector<uint64_t>> meanings_;
   struct {
     int32_t cell = -1;
     SampleRange range;

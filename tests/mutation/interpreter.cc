@@ -338,7 +338,7 @@ class Interpreter {
     if (!where.literal)
       return {type, (where.arg ? rank.arena : workspace).read(where.at, cells_of(type))};
     for (const auto& [value, bytes] : program.literals)
-      if (value == v) return {type, spread(symbol_of(bytes), cells_of(type))};
+      if (value == v) return {type, spread_bytes(bytes, cells_of(type))};
     return {};
   }
   void store(Rank& rank, const Instruction& one, const Program& program, int32_t v,

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace piper::mutation {
 namespace {
 
@@ -16,6 +18,16 @@ Symbols opaque(const std::string& op, const Attrs& attrs, const std::vector<Oper
   for (const Operand& input : inputs)
     of = join(of, join(symbol_of(to_string(input.type)), symbol_of(input.cells)));
   return spread(join(of, output), cells_of(type));
+}
+
+// Whether an op moves or repeats numbers and changes none.
+bool only_moves(std::string_view op) {
+  return op == "Reshape" || op == "Expand" || op == "Concat" || op == "Transpose" ||
+         op == "Slice" || op == "Cast";
+}
+bool is_zero(const Operand& operand) {
+  return std::all_of(operand.cells.begin(), operand.cells.end(),
+                     [](Symbol cell) { return cell == 0; });
 }
 
 Attrs without(const Attrs& attrs, std::string_view name) {
@@ -37,6 +49,9 @@ std::vector<Symbols> apply(const ProgramOp& op, const std::vector<Operand>& inpu
         opaque(op.op, without(op.attrs, "accumulate"), {inputs[0], inputs[1]}, 0, outputs[0]);
     return {added(inputs[2].cells, term)};
   }
+  if (only_moves(op.op) && outputs.size() == 1 &&
+      std::all_of(inputs.begin(), inputs.end(), is_zero))
+    return {Symbols(static_cast<size_t>(cells_of(outputs[0])))};
   std::vector<Symbols> made;
   for (size_t i = 0; i < outputs.size(); ++i)
     made.push_back(opaque(op.op, op.attrs, inputs, i, outputs[i]));

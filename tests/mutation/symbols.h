@@ -36,12 +36,18 @@ inline Symbols spread(Symbol from, int64_t cells) {
   return made;
 }
 
+// Of a literal.
+inline Symbols spread_bytes(std::string_view bytes, int64_t cells) {
+  const bool zero = bytes.find_first_not_of('\0') == bytes.npos;
+  return zero ? Symbols(static_cast<size_t>(cells)) : spread(symbol_of(bytes), cells);
+}
+
 struct Operand {
   TensorType type;
   Symbols cells;
 };
 // What an op makes of its operands, in its outputs' types. Adding is a sum of symbols, anything
-// else a hash.
+// else a hash; but zeros that are only moved stay zeros, the symbol 0, which adds nothing.
 std::vector<Symbols> apply(const ProgramOp& op, const std::vector<Operand>& inputs,
                            const std::vector<TensorType>& outputs);
 

@@ -510,6 +510,15 @@ TEST(Verify, SumsHoldEachUseAndSampleOnce) {
        {{"sum 0 \"w0.grad\"", "sum 0 \"w0.grad\" uses=2"}},
        {"sum: 'U' on rank 0 (and 1 like it) reads the sum 'w0.grad' from 'g': nothing of use 1 is "
         "in it"}},
+      // What is passed on depends on the sum so far.
+      {{{"program=2 args=[2,6,7]", "program=2 args=[2,6,7]"},
+        {"args=3 workspace=64\n  value 0 f32[1,2] read\n",
+         "args=3 workspace=64\n  value 0 "
+         "f32[1,2] read written\n"},
+        {"op Add in=[2,3] out=[2]", "op Add in=[2,3] out=[2]\n  op Add in=[0,2] out=[0]"}},
+       {},
+       {"sum: 'B stage=0 mb=1' on rank 0 (and 1 like it) computes 'x@1' from 'g', which holds a "
+        "part of a sum"}},
       // A part of a sum used without a word.
       {{{"    sum_read\n", ""}},
        {},
@@ -517,6 +526,48 @@ TEST(Verify, SumsHoldEachUseAndSampleOnce) {
         "so",
         "sum: 'U' on rank 0 (and 1 like it) updates parameter 'w0' without its finished gradient"}},
   });
+}
+
+// The second microbatch's part lies by itself, and is added by an instruction of its own.
+TEST(Verify, SumsOfPartsAreSums) {
+  const auto with = [](const char* op, const char* combine) {
+    const std::string stage0 =
+        edited(kStage0, {{"arena=512 workspace=[64,0]", "arena=576 workspace=[0,0]"},
+                         {"buffer 7 \"g\" f32[1,2] step at=448\n",
+                          "buffer 7 \"g\" f32[1,2] step at=448\n"
+                          "buffer 8 \"g@1\" f32[1,2] step at=512\n"},
+                         {"body\n", fmt::format("program 4 label=\"add\" args=2\n"
+                                                "  value 0 f32[1,2] read\n"
+                                                "  value 1 f32[1,2] read written\n"
+                                                "  op {} in=[0,1] out=[1]\nbody\n",
+                                                op)},
+                         {"program=2 args=[2,6,7]", "program=1 args=[2,6,8]"},
+                         {" accumulates\n  10 all_reduce",
+                          fmt::format("\n  10 compute label=\"add\" program=4 args=[8,7]\n"
+                                      "{}  11 all_reduce",
+                                      combine)},
+                         {"waits=[9]", "waits=[10]"},
+                         {"  11 compute label=\"U\"", "  12 compute label=\"U\""},
+                         {"args=[7,0] waits=[10]", "args=[7,0] waits=[11]"}});
+    return findings_of(set_of({stage0, kStage1}, 2));
+  };
+  const char* both = "    combine arg=1 from=[0,1]\n";
+  EXPECT_EQ(with("Add", both), std::vector<std::string>());
+  EXPECT_EQ(with("Sub", both),
+            std::vector<std::string>{"sum: 'add' on rank 0 (and 1 like it) says that 'g' becomes "
+                                     "a sum, but its program computes something else"});
+  const std::string add = "sum: 'add' on rank 0 (and 1 like it) ";
+  const std::string silent = add + "reads 'g', which holds a part of a sum, without saying so";
+  const std::string u = "sum: 'U' on rank 0 (and 1 like it) reads the sum 'w0.grad' from 'g': ";
+  EXPECT_EQ(
+      with("Add", "    combine arg=1 from=[0]\n"),
+      (std::vector<std::string>{
+          silent, add + "says that 'g' becomes a sum, but its program computes something else",
+          u + "samples [0, 1) are missing"}));
+  EXPECT_EQ(
+      with("Add", ""),
+      (std::vector<std::string>{add + "reads 'g@1', which holds a part of a sum, without saying so",
+                                silent, u + "nothing is in it"}));
 }
 
 TEST(Verify, ParametersAreUpdatedOnce) {
