@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "piper/base.h"
+#include "seed.h"
 #include "targets.h"
 
 namespace piper::fuzz {
@@ -44,7 +45,7 @@ TEST_P(Hostile, RandomChanges) {
                   kSource + "/tests/data/dropout/dynamo.onnx"});
   const auto own = seeds.find(GetParam().name);
   ASSERT_NE(own, seeds.end());
-  const uint32_t seed = 20261121;
+  const auto seed = static_cast<uint32_t>(given_seed().value_or(20261121));
   std::mt19937 random(seed);
   for (int round = 0; round < 300; ++round) {
     SCOPED_TRACE(fmt::format("seed {}, round {}", seed, round));
