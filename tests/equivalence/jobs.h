@@ -93,10 +93,14 @@ inline std::vector<std::string> library_files() {
   std::sort(names.begin(), names.end());
   return names;
 }
+// Of a file of the library, or of tests/data/schedules/: schedules that are not in the library,
+// written from formats/strategy.md alone.
 inline std::string library_text(const std::string& file) {
-  const auto text =
-      read_text_file(fmt::format("{}/strategies/{}.yaml", PIPER_SOURCE_DIR, file), 1 << 20);
-  return text ? *text : "";
+  for (const char* folder : {"strategies", "tests/data/schedules"})
+    if (const auto text =
+            read_text_file(fmt::format("{}/{}/{}.yaml", PIPER_SOURCE_DIR, folder, file), 1 << 20))
+      return *text;
+  return "";
 }
 // A name of a file as a name of a test.
 inline std::string identifier(std::string name) {

@@ -76,6 +76,14 @@ std::vector<Row> rows() {
   };
 }
 
+// Schedules that are not in the library.
+std::vector<Row> new_rows() {
+  return {{.file = "eager-1f1b"},
+          {.file = "groups"},
+          {.file = "split-bfs", .chunks = 2},
+          {.file = "wave-of-three", .chunks = 3}};
+}
+
 std::set<std::string> without_row(const std::set<std::string>& files) {
   std::set<std::string> left = files;
   for (const Row& row : rows()) left.erase(row.file);
@@ -284,10 +292,12 @@ TEST_P(Product, TrainsAsOneDevice) {
               worst);
 }
 
-INSTANTIATE_TEST_SUITE_P(Library, Product, ::testing::ValuesIn(rows()), [](const auto& info) {
+std::string name_of(const ::testing::TestParamInfo<Row>& info) {
   const Row& row = info.param;
   return identifier(row.variant.empty() ? row.file : row.file + "_" + row.variant);
-});
+}
+INSTANTIATE_TEST_SUITE_P(Library, Product, ::testing::ValuesIn(rows()), name_of);
+INSTANTIATE_TEST_SUITE_P(New, Product, ::testing::ValuesIn(new_rows()), name_of);
 
 // ---- Controls -----------------------------------------------------------------------------------
 

@@ -78,7 +78,8 @@ def problems(root):
         yield from explanations(definition, name)
     for name in set(re.findall(r"#/definitions/(\w+)", json.dumps(schema))) - set(schema["definitions"]):
         yield f"no definition '{name}'"
-    files = sorted([*root.glob("strategies/*.yaml"), *root.glob("samples/**/*.yaml")])
+    folders = "strategies", "samples", "tests/data/schedules"
+    files = sorted(file for folder in folders for file in root.glob(folder + "/**/*.yaml"))
     if len(files) < 2:
         yield "no strategies"
     for file in files:
