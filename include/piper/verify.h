@@ -10,7 +10,8 @@
 //   deadlock     the happens-before graph over all ranks has no cycle
 //   order        nothing is read before it is written; streams wait for what they use; a state is read before its update
 //   memory       no two buffers alive at once share bytes; the stated peak is the real one
-//   microbatch   every microbatch runs the same computation on the same parameters
+//   microbatch   every microbatch runs the same computation on the same parameters, on whichever ranks
+//   copies       what several ranks keep of one parameter is updated alike, from sums formed in the same order
 //   sum          each sum (gradient, loss, label count) holds every use and sample exactly once when it is read;
 //                every trained parameter is updated exactly once a step, from its own gradient; reports show finished sums
 #pragma once

@@ -15,18 +15,14 @@ uint64_t scramble(uint64_t x) {
   return x ^ x >> 31;
 }
 uint64_t join(uint64_t a, uint64_t b) { return scramble(a * 0x2545f4914f6cdd1d + b); }
-uint64_t symbol_of(std::string_view text) {
-  uint64_t symbol = text.size();
-  for (char c : text) symbol = join(symbol, static_cast<unsigned char>(c));
-  return symbol;
-}
 
 class Reader {
  public:
-  explicit Reader(const Program& program)
+  Reader(const Program& program, std::span<const uint64_t> args)
       : program_(program), bases_(program.bases()), at_(program.values.size()) {
     for (const ProgramView& view : program.views) at_[view.value] = view.offset;
-    for (size_t v = 0; v < program.values.size(); ++v) held_.push_back(initial_symbol(v));
+    for (size_t v = 0; v < program.values.size(); ++v)
+      held_.push_back(v < args.size() ? args[v] : initial_symbol(v));
     for (const auto& [value, bytes] : program.literals) held_[value] = symbol_of(bytes);
   }
 
@@ -127,8 +123,18 @@ class Reader {
 
 }  // namespace
 
+uint64_t join_symbols(uint64_t a, uint64_t b) { return join(a, b); }
+
+uint64_t symbol_of(std::string_view text) {
+  uint64_t symbol = text.size();
+  for (char c : text) symbol = join(symbol, static_cast<unsigned char>(c));
+  return symbol;
+}
+
 uint64_t initial_symbol(size_t arg) { return join(symbol_of("argument"), arg); }
 
-std::vector<uint64_t> meaning_of(const Program& program) { return Reader(program).run(); }
+std::vector<uint64_t> meaning_of(const Program& program, std::span<const uint64_t> args) {
+  return Reader(program, args).run();
+}
 
 }  // namespace piper

@@ -134,6 +134,7 @@ void check_run(const Model& model, const Section& section, Findings& findings,
     if (body) {
       check_state(model, section, clocks, findings);
       check_microbatches(model, section, findings);
+      check_equal_copies(model, section, findings);
     }
   }
   report.sums += sums.sums;

@@ -139,8 +139,11 @@ class Findings {
 
 // By argument, a symbol of what it holds when the program has run; two programs that do the same
 // have the same. What is added to an argument that held `initial_symbol` is the difference.
-std::vector<uint64_t> meaning_of(const Program& program);
+// `args`: what the arguments held before, if that is known.
+std::vector<uint64_t> meaning_of(const Program& program, std::span<const uint64_t> args = {});
 uint64_t initial_symbol(size_t arg);
+uint64_t symbol_of(std::string_view text);
+uint64_t join_symbols(uint64_t a, uint64_t b);
 ProgramFacts facts_of(const Program& program);
 // Fills facts, names and gradients, of roles that are what check_role() wants.
 Status find_facts(const PlanSet& set, Model& model);
@@ -192,6 +195,8 @@ void check_state(const Model& model, const Section& section, const Clocks& clock
                  Findings& findings);
 // microbatch, over the body
 void check_microbatches(const Model& model, const Section& section, Findings& findings);
+// copies, over the body
+void check_equal_copies(const Model& model, const Section& section, Findings& findings);
 // sum, over the body
 void check_sums(const Model& model, const Section& section, Findings& findings,
                 VerifyReport& report);

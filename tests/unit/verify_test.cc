@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <chrono>
 #include <random>
 
@@ -635,6 +636,79 @@ TEST(Verify, CollectivesOfAllGroupsHaveOneOrder) {
                 "deadlock: the ranks wait for each other: 'first' on rank 0 (and 1 like it) waits "
                 "for 'second' on rank 2 (and 1 like it); 'first' on rank 2 (and 1 like it) waits "
                 "for 'second' on rank 0 (and 1 like it)"}));
+}
+
+// One of three ranks that each hold a copy of w and compute with a sample of their own: each sends
+// its part of the gradient to both others and adds all three in the order given.
+std::string copy_text(int64_t rank, const std::array<int, 3>& order, const char* update = "Sub",
+                      const char* start = "") {
+  const int64_t a = (rank + 1) % 3, b = (rank + 2) % 3;
+  std::string text = fmt::format(R"(plan batch=3 arena=448 workspace=[0]
+axis "pp" 3
+stream 0 "compute"
+input "x" f32[3,2]
+sum 0 "w.grad"
+buffer 0 "w" f32[1,2] state at=0 init="w" param="w"
+buffer 1 "x" f32[1,2] step at=64
+buffer 2 "g0" f32[1,2] step at=128
+buffer 3 "g1" f32[1,2] step at=192
+buffer 4 "g2" f32[1,2] step at=256
+buffer 5 "w.moment" f32[1,2] state at=320{}
+buffer 6 "sum" f32[1,2] step at=384
+program 0 label="B" args=3
+  value 0 f32[1,2] read
+  value 1 f32[1,2] read
+  value 2 f32[1,2] written
+  op Mul in=[0,1] out=[2]
+program 1 label="sum" args=3
+  value 0 f32[1,2] read
+  value 1 f32[1,2] read
+  value 2 f32[1,2] written
+  op Add in=[0,1] out=[2]
+program 2 label="U" args=3
+  value 0 f32[1,2] read
+  value 1 f32[1,2] read written
+  value 2 f32[1,2] read written
+  op {} in=[1,0] out=[1]
+  op Mul in=[2,2] out=[2]
+program 3 label="add" args=2
+  value 0 f32[1,2] read written
+  value 1 f32[1,2] read
+  op Add in=[0,1] out=[0]
+body
+  0 input label="input x" args=[1] input="x" first={} count=1 stride=[0]
+  1 compute label="B" program=0 args=[0,1,{}]
+    contribution arg=2 first={} count=1 stride=[0]
+)",
+                                 start, update, rank, 2 + rank, rank);
+  for (const int64_t peer : {a, b})
+    text += fmt::format("  {} send label=\"send g{}\" args=[{}] peer=[{}]\n", peer == a ? 2 : 3,
+                        rank, 2 + rank, peer);
+  for (const int64_t peer : {a, b})
+    text += fmt::format("  {} recv label=\"recv g{}\" args=[{}] peer=[{}]\n", peer == a ? 4 : 5,
+                        peer, 2 + peer, peer);
+  text += fmt::format(
+      "  6 compute label=\"sum\" program=1 args=[{},{},6]\n    combine arg=2 from=[0,1]\n",
+      2 + order[0], 2 + order[1]);
+  text += fmt::format("  7 compute label=\"add\" program=3 args=[6,{}]\n    combine from=[0,1]\n",
+                      2 + order[2]);
+  return text + "  8 compute label=\"U\" program=2 args=[6,0,5]\n    sum_read\n";
+}
+
+TEST(Verify, CopiesAreUpdatedAlike) {
+  using Order = std::array<int, 3>;
+  const Order first{0, 1, 2}, commuted{1, 0, 2}, other{1, 2, 0};
+  const auto set = [&](const std::string& last) {
+    return set_of({copy_text(0, first), copy_text(1, commuted), last}, 1);
+  };
+  EXPECT_EQ(findings_of(set(copy_text(2, first))), std::vector<std::string>());
+  EXPECT_EQ(findings_of(set(copy_text(2, other))),
+            (std::vector<std::string>{"copies: 'w' on rank 0 and on rank 2 is not updated alike"}));
+  EXPECT_EQ(findings_of(set(copy_text(2, first, "Add"))),
+            (std::vector<std::string>{"copies: 'w' on rank 0 and on rank 2 is not updated alike"}));
+  EXPECT_EQ(findings_of(set(copy_text(2, first, "Sub", " fill=1"))),
+            (std::vector<std::string>{
+                "copies: 'w.moment' on rank 0 and on rank 2 is not updated alike"}));
 }
 
 // The cost does not grow with the replicas.

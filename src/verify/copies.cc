@@ -1,0 +1,188 @@
+// Rule copies: what several devices keep of one parameter stays equal bit for bit. Symbols stand
+// for contents: equal ones for equal initial values, for sums of the same contributions in the same
+// order, and for the same ops on equal contents. A contribution is what it is declared to be, here
+// as in rule sum.
+#include <algorithm>
+#include <map>
+
+#include "model.h"
+
+namespace piper {
+namespace {
+
+class Copies {
+ public:
+  Copies(const Model& model, const Section& section, Findings& findings)
+      : model_(model), section_(section), findings_(findings) {}
+
+  void run() {
+    find_holders();
+    if (std::find(holds_copy_.begin(), holds_copy_.end(), true) == holds_copy_.end()) return;
+    for (const Cell& cell : model_.cells) {
+      held_.emplace_back();
+      for (const Buffer& buffer : cell.role->buffers) held_.back().push_back(initial(buffer));
+      sent_.emplace_back();
+    }
+    for (Spot place : section_.order) step(place);
+    compare();
+  }
+
+ private:
+  const RoleProgram& role(int32_t cell) const { return *model_.cells[cell].role; }
+  uint64_t& held(Spot place, size_t arg) { return held_[place.cell][section_.at(place).args[arg]]; }
+
+  // Cells that keep a trained parameter which another one keeps, too.
+  void find_holders() {
+    holds_copy_.resize(model_.cells.size());
+    std::vector<int32_t> first(model_.params.size(), -1);  // by parameter: a cell
+    for (int32_t c = 0; c < static_cast<int32_t>(model_.cells.size()); ++c)
+      for (const BufferFacts& buffer : model_.cells[c].facts->buffers) {
+        if (buffer.kind != BufferKind::kState || buffer.param < 0) continue;
+        if (model_.gradient_of[buffer.param] < 0) continue;
+        int32_t& other = first[buffer.param];
+        if (other < 0) other = c;
+        if (other != c) holds_copy_[other] = holds_copy_[c] = true;
+      }
+  }
+
+  static uint64_t initial(const Buffer& buffer) {
+    if (buffer.kind == BufferKind::kStep) return 0;
+    const std::string text = fmt::format("{} {} {} {}", buffer.init, buffer.fill,
+                                         to_string(buffer.type), buffer.part_of >= 0 ? "part" : "");
+    return symbol_of(text);
+  }
+
+  void step(Spot place) {
+    const Instruction& one = section_.at(place);
+    const int32_t joint = section_.joint[place.cell][place.index];
+    if (is_collective(one.kind))
+      return collective(joint < 0 ? std::vector<Spot>{place} : section_.joints[joint]);
+    switch (one.kind) {
+      case InstructionKind::kSend:
+        sent_[place.cell][place.index] = held(place, 0);
+        return;
+      case InstructionKind::kRecv: {
+        const Spot send = section_.partner[place.cell][place.index];
+        held(place, 0) = sent_[send.cell].extract(send.index).mapped();
+        return;
+      }
+      case InstructionKind::kCopy:
+        held(place, 1) = held(place, 0);
+        return;
+      case InstructionKind::kOwnPart:
+        for (size_t a = 0; a < one.args.size(); a += 2)
+          held(place, a + 1) = over(place, held(place, a));
+        return;
+      case InstructionKind::kCompute:
+        return compute(place, one);
+      default:  // inputs: what is computed from samples is not told apart
+        return;
+    }
+  }
+
+  void compute(Spot place, const Instruction& one) {
+    if (!holds_copy_[place.cell] && one.combines.empty() && one.contributions.empty()) {
+      set_written(place, one);
+      return;
+    }
+    std::map<size_t, uint64_t> sums;  // by arg
+    for (const SumCombine& combine : one.combines) {
+      uint64_t sum = 0;
+      for (size_t i = 0; i < combine.from.size(); ++i) {
+        const uint64_t term = held(place, static_cast<size_t>(combine.from[i]));
+        sum = i == 0 ? term : added(sum, term);
+      }
+      sums[static_cast<size_t>(combine.arg)] = sum;
+    }
+    for (const Contribution& part : one.contributions) {
+      const auto arg = static_cast<size_t>(part.arg);
+      const uint64_t made = contribution(place, part);
+      const auto known = sums.find(arg);
+      const uint64_t before = known != sums.end() ? known->second : held(place, arg);
+      const bool adds = part.accumulates || known != sums.end();
+      sums[arg] = adds ? added(before, made) : made;
+    }
+    if (one.micro < 0 && holds_copy_[place.cell])
+      evaluate(place, one);
+    else
+      set_written(place, one);
+    for (const auto& [arg, symbol] : sums) held(place, arg) = symbol;
+  }
+  uint64_t contribution(Spot place, const Contribution& part) const {
+    uint64_t symbol = symbol_of(role(place.cell).sum_targets[part.target].name);
+    for (const int64_t number : {int64_t{part.use}, part.samples.first, part.samples.count})
+      symbol = join_symbols(symbol, static_cast<uint64_t>(number));
+    for (const int64_t stride : part.samples.stride)
+      symbol = join_symbols(symbol, static_cast<uint64_t>(stride));
+    return symbol;
+  }
+  // a + b and b + a are the same bits.
+  static uint64_t added(uint64_t a, uint64_t b) {
+    return join_symbols(std::min(a, b), std::max(a, b));
+  }
+  // Results that are like no others.
+  void set_written(Spot place, const Instruction& one) {
+    const uint64_t own =
+        join_symbols(static_cast<uint64_t>(place.cell) + 1, static_cast<uint64_t>(place.index));
+    for (int32_t arg : model_.cells[place.cell].facts->programs[one.program].written)
+      held(place, static_cast<size_t>(arg)) = join_symbols(own, static_cast<uint64_t>(arg));
+  }
+  void evaluate(Spot place, const Instruction& one) {
+    const Program& program = role(place.cell).programs[one.program];
+    std::vector<uint64_t> args;
+    for (size_t a = 0; a < one.args.size(); ++a) args.push_back(held(place, a));
+    const std::vector<uint64_t> after = meaning_of(program, args);
+    for (int32_t arg : model_.cells[place.cell].facts->programs[one.program].written)
+      held(place, static_cast<size_t>(arg)) = after[static_cast<size_t>(arg)];
+  }
+
+  // What comes of a content by a group: of equal contents equal ones, over equal axes.
+  uint64_t over(Spot place, uint64_t symbol) const {
+    const Instruction& one = section_.at(place);
+    symbol = join_symbols(symbol, static_cast<uint64_t>(one.kind));
+    for (int32_t axis : role(place.cell).groups[one.group].axes)
+      symbol = join_symbols(symbol, static_cast<uint64_t>(axis));
+    return symbol;
+  }
+  void collective(const std::vector<Spot>& members) {
+    const Instruction& one = section_.at(members[0]);
+    const bool pairs = takes_pairs(one.kind);
+    for (size_t a = 0; a < one.args.size(); a += pairs ? 2 : 1) {
+      uint64_t all = 0;
+      for (Spot member : members) all = join_symbols(all, held(member, a));
+      all = over(members[0], all);
+      for (Spot member : members) held(member, pairs ? a + 1 : a) = all;
+    }
+  }
+
+  void compare() {
+    std::map<std::string_view, std::pair<int32_t, uint64_t>> known;  // of a state: cell and symbol
+    for (int32_t c = 0; c < static_cast<int32_t>(model_.cells.size()); ++c) {
+      if (!holds_copy_[c]) continue;
+      const std::vector<Buffer>& buffers = role(c).buffers;
+      for (size_t b = 0; b < buffers.size(); ++b) {
+        if (buffers[b].kind != BufferKind::kState) continue;
+        const auto [first, is_new] = known.try_emplace(buffers[b].name, c, held_[c][b]);
+        if (!is_new && first->second.second != held_[c][b])
+          findings_.add("copies", "'{}' on {} and on {} is not updated alike",
+                        quote_control(buffers[b].name), model_.who(first->second.first),
+                        model_.who(c));
+      }
+    }
+  }
+
+  const Model& model_;
+  const Section& section_;
+  Findings& findings_;
+  std::vector<bool> holds_copy_;                   // by cell
+  std::vector<std::vector<uint64_t>> held_;        // by cell and buffer
+  std::vector<std::map<int32_t, uint64_t>> sent_;  // by cell and send
+};
+
+}  // namespace
+
+void check_equal_copies(const Model& model, const Section& section, Findings& findings) {
+  Copies(model, section, findings).run();
+}
+
+}  // namespace piper
