@@ -18,10 +18,13 @@ class Copies {
   void run() {
     find_holders();
     if (std::find(holds_copy_.begin(), holds_copy_.end(), true) == holds_copy_.end()) return;
-    for (const Cell& cell : model_.cells) {
+    for (size_t t = 0; t < model_.targets.size(); ++t)
+      target_.push_back(symbol_of(model_.targets[static_cast<int32_t>(t)]));
+    for (size_t c = 0; c < model_.cells.size(); ++c) {
       held_.emplace_back();
-      for (const Buffer& buffer : cell.role->buffers) held_.back().push_back(initial(buffer));
-      sent_.emplace_back();
+      for (const Buffer& buffer : model_.cells[c].role->buffers)
+        held_.back().push_back(initial(buffer));
+      sent_.emplace_back(section_.steps[c].size());
     }
     for (Spot place : section_.order) step(place);
     compare();
@@ -63,7 +66,7 @@ class Copies {
         return;
       case InstructionKind::kRecv: {
         const Spot send = section_.partner[place.cell][place.index];
-        held(place, 0) = sent_[send.cell].extract(send.index).mapped();
+        held(place, 0) = sent_[send.cell][send.index];
         return;
       }
       case InstructionKind::kCopy:
@@ -81,35 +84,34 @@ class Copies {
   }
 
   void compute(Spot place, const Instruction& one) {
-    if (!holds_copy_[place.cell] && one.combines.empty() && one.contributions.empty()) {
-      set_written(place, one);
-      return;
-    }
-    std::map<size_t, uint64_t> sums;  // by arg
+    sums_.clear();
     for (const SumCombine& combine : one.combines) {
       uint64_t sum = 0;
       for (size_t i = 0; i < combine.from.size(); ++i) {
         const uint64_t term = held(place, static_cast<size_t>(combine.from[i]));
         sum = i == 0 ? term : added(sum, term);
       }
-      sums[static_cast<size_t>(combine.arg)] = sum;
+      sums_.emplace_back(combine.arg, sum);
     }
     for (const Contribution& part : one.contributions) {
-      const auto arg = static_cast<size_t>(part.arg);
       const uint64_t made = contribution(place, part);
-      const auto known = sums.find(arg);
-      const uint64_t before = known != sums.end() ? known->second : held(place, arg);
-      const bool adds = part.accumulates || known != sums.end();
-      sums[arg] = adds ? added(before, made) : made;
+      const auto known = std::find_if(sums_.begin(), sums_.end(),
+                                      [&](const auto& sum) { return sum.first == part.arg; });
+      if (known != sums_.end())
+        known->second = added(known->second, made);
+      else
+        sums_.emplace_back(part.arg, part.accumulates
+                                         ? added(held(place, static_cast<size_t>(part.arg)), made)
+                                         : made);
     }
     if (one.micro < 0 && holds_copy_[place.cell])
       evaluate(place, one);
     else
       set_written(place, one);
-    for (const auto& [arg, symbol] : sums) held(place, arg) = symbol;
+    for (const auto& [arg, symbol] : sums_) held(place, static_cast<size_t>(arg)) = symbol;
   }
   uint64_t contribution(Spot place, const Contribution& part) const {
-    uint64_t symbol = symbol_of(role(place.cell).sum_targets[part.target].name);
+    uint64_t symbol = target_[model_.cells[place.cell].facts->targets[part.target]];
     for (const int64_t number : {int64_t{part.use}, part.samples.first, part.samples.count})
       symbol = join_symbols(symbol, static_cast<uint64_t>(number));
     for (const int64_t stride : part.samples.stride)
@@ -174,9 +176,10 @@ class Copies {
   const Model& model_;
   const Section& section_;
   Findings& findings_;
-  std::vector<bool> holds_copy_;                   // by cell
-  std::vector<std::vector<uint64_t>> held_;        // by cell and buffer
-  std::vector<std::map<int32_t, uint64_t>> sent_;  // by cell and send
+  std::vector<bool> holds_copy_;                    // by cell
+  std::vector<uint64_t> target_;                    // by sum: of its name
+  std::vector<std::vector<uint64_t>> held_, sent_;  // by cell and buffer; by cell and send
+  std::vector<std::pair<int32_t, uint64_t>> sums_;  // by arg, of the instruction at hand
 };
 
 }  // namespace
