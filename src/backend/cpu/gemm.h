@@ -9,23 +9,24 @@
 // Why not a library for whole products (tests/bench/products.txt, made by product_bench): a call of
 // oneDNN allocates, 4 to 6 blocks for a primitive and one for dnnl_sgemm, which a launch may not;
 // it sums up to 512 of k in one chain; and its bits depend on the shape of the whole product. Over
-// the shapes there the better of the two leads this kernel by 6 % at most with AVX-512, dnnl_sgemm
-// by 1 % in the mean; with AVX2 by 9 % at most, and this kernel by 2 % in the mean. A choice of the
-// best for each shape would win less than 2 % of the sample GPT's products. OpenBLAS is slower with
-// both, and its bits depend on its threads.
+// the shapes there the better of the two leads this kernel by 6 % at most with AVX-512, and this
+// kernel leads dnnl_sgemm by 1 % in the mean; with AVX2 by 9 % at most, and this kernel by 2 % in
+// the mean. A choice of the best for each shape would win 1 % there, and 0.8 % of the sample GPT's
+// products. OpenBLAS is slower with both, and its bits depend on its threads.
 //
 // Why b is packed in each call, weights too: rows that lie as a panel wants them are packed by the
-// tile that reads them first, at no cost that shows, and transposing takes 0.7 % of a pipeline's
-// step with four microbatches. Packed copies of all weights, in both orientations, would win a part
-// of that.
+// tile that reads them first, at no cost that shows. Transposing 256 rows' weights, those of a
+// pipeline's microbatch, takes 1.3 % of the product (112.9 GFLOP/s against 114.0 where 1,024 rows
+// share it): 0.4 % of a step, of which packed copies of all weights would win a part.
 #pragma once
 
 #include <cstdint>
 
 namespace piper::cpu {
 
-// Cut: of k in one chain of multiply-adds; of k, at most, and of columns, in the part of b packed at
-// a time; rows of a that go through it before the next (a multiple of 4, 6 and 12, a tile's rows).
+// Cut: of k in one chain of multiply-adds; of k, at most, and of columns, in the part of b packed
+// at a time; rows of a that go through it before the next (a multiple of 4, 6 and 12, a tile's
+// rows).
 inline constexpr int64_t kGemmChain = 128, kGemmDepth = 256, kGemmColumns = 512, kGemmHeight = 240;
 // Of `rows` that are left: no part is much smaller than the others.
 inline int64_t gemm_height(int64_t rows) {
