@@ -36,7 +36,17 @@ void with_element(DType dtype, F f) {
   ADD_FAILURE() << "tensors of " << info(dtype).name << " are not for tests";
 }
 
+inline bool is_16_bit(DType dtype) { return dtype == DType::kBF16 || dtype == DType::kF16; }
+inline Bytes cast_bytes(const TensorType& from, const Bytes& bytes, DType to) {
+  const TensorType type{to, from.shape};
+  return must(evaluate_op("Cast", {{"to", info(to).name}}, {&from, 1}, {&bytes, 1}, {&type, 1}))[0];
+}
+
 inline Bytes to_bytes(const Tensor& tensor) {
+  if (is_16_bit(tensor.type.dtype)) {
+    const Tensor wide{{DType::kF32, tensor.type.shape}, tensor.values};
+    return cast_bytes(wide.type, to_bytes(wide), tensor.type.dtype);
+  }
   std::string bytes(static_cast<size_t>(tensor.type.bytes()), '\0');
   with_element(tensor.type.dtype, [&](auto zero) {
     using T = decltype(zero);
@@ -49,6 +59,10 @@ inline Bytes to_bytes(const Tensor& tensor) {
 }
 
 inline Tensor to_tensor(const TensorType& type, const Bytes& bytes) {
+  if (is_16_bit(type.dtype)) {
+    const TensorType wide{DType::kF32, type.shape};
+    return {type, to_tensor(wide, cast_bytes(type, bytes, DType::kF32)).values};
+  }
   Tensor tensor{type, std::vector<double>(static_cast<size_t>(num_elements(type.shape)))};
   EXPECT_EQ(static_cast<int64_t>(bytes.size), type.bytes());
   with_element(type.dtype, [&](auto zero) {

@@ -352,8 +352,9 @@ Status check_role(const RoleProgram& role) {
     if (!in_range(report.buffer, role.buffers.size()))
       return bad("report '{}' is of no buffer", quote_control(report.name));
     const TensorType& type = role.buffers[report.buffer].type;
-    if (num_elements(type.shape) != 1 || !info(type.dtype).is_float)
-      return bad("report '{}' is {}, not one float", quote_control(report.name), to_string(type));
+    const bool number = info(type.dtype).is_float || type.dtype == DType::kBool;
+    if (num_elements(type.shape) != 1 || !number)
+      return bad("report '{}' is {}, not one float or bool", quote_control(report.name), to_string(type));
   }
   return ok_status();
 }

@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include "piper/fuse.h"
+#include "piper/halves.h"
 #include "piper/memory.h"
 #include "piper/ops.h"
 
@@ -407,6 +408,7 @@ int32_t ProgramPool::add(Program program) {
   auto [it, is_new] =
       by_digest_.try_emplace(program_digest(program), static_cast<int32_t>(programs_.size()));
   if (!is_new) return it->second;
+  program = widened(std::move(program));
   if (fuse_) program = fuse(std::move(program), fused_);
   LocalPlacer(program).run();
   programs_.push_back(std::move(program));

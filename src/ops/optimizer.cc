@@ -8,51 +8,60 @@
 //     step) -> (p', m', v'): Adam of ai.onnx.preview.training 1, where eps joins the root as it is
 //     and p' shrinks by the factor 1 - weight_decay_after.
 //   Adagrad{lr_decay, eps, weight_decay, count}(p, g, h, lr, clip?, step) -> (p', h'): both's.
-// `count`: the updates of p before step 0 (T of ai.onnx.preview.training).
+// `count`: the updates of p before step 0 (T of ai.onnx.preview.training). All take one more input,
+// skip?, a bool: where it is true p and the states keep their values. Of a 16-bit p the gradient
+// and the states are f32.
 #include "rules.h"
 
 namespace piper {
 namespace {
 
-// Of the operands (p, g, state…, lr, clip?, step) with `states` state tensors.
+TensorType state_type(const TensorType& param) {
+  return {info(param.dtype).bytes < 4 ? DType::kF32 : param.dtype, param.shape};
+}
+
+// Of the operands (p, g, state…, lr, clip?, step, skip?) with `states` state tensors.
 Status check_update(const OpTypes& use, size_t states) {
   const size_t lr = 2 + states;
+  if (use.inputs.size() != lr + 3 && use.inputs.size() != lr + 4)
+    return fail("takes {} or {} inputs, but has {}", lr + 3, lr + 4, use.inputs.size());
   PIPER_TRY(check_float(use, 0));
   if (!use.present[lr] || !use.present[lr + 2]) return fail("learning rate and step are required");
   const TensorType real{DType::kF64, {}};
   for (size_t i = 1; i < lr; ++i) {
-    if (has_input(use, i)) PIPER_TRY(check_type(use, i, "of the parameter", use.inputs[0]));
+    if (has_input(use, i))
+      PIPER_TRY(check_type(use, i, "of the parameter", state_type(use.inputs[0])));
   }
   PIPER_TRY(check_type(use, lr, "learning rate", real));
   if (has_input(use, lr + 1)) PIPER_TRY(check_type(use, lr + 1, "clip factor", real));
+  if (has_input(use, lr + 3)) PIPER_TRY(check_type(use, lr + 3, "skip", {DType::kBool, {}}));
   return check_type(use, lr + 2, "step", {DType::kI64, {}});
 }
 
 TypesResult sgd_types(const OpTypes& use) {
-  PIPER_TRY(check_arity(use, 2, 6));
-  if (use.inputs.size() != 6) return fail("takes 6 inputs, but has {}", use.inputs.size());
+  PIPER_TRY(check_arity(use, 2, 7));
   PIPER_TRY(check_update(use, 1));
   const double momentum = use.attrs.real("momentum");
   if (use.present[2] != (momentum != 0)) {
     return fail("momentum {} {} a momentum buffer", momentum,
                 use.present[2] ? "does not take" : "needs");
   }
-  return std::vector<TensorType>(use.present[2] ? 2 : 1, use.inputs[0]);
+  if (!use.present[2]) return std::vector<TensorType>{use.inputs[0]};
+  return std::vector<TensorType>{use.inputs[0], state_type(use.inputs[0])};
 }
 
 TypesResult adagrad_types(const OpTypes& use) {
-  PIPER_TRY(check_arity(use, 3, 6));
-  if (use.inputs.size() != 6) return fail("takes 6 inputs, but has {}", use.inputs.size());
+  PIPER_TRY(check_arity(use, 3, 7));
   PIPER_TRY(check_update(use, 1));
   if (!use.present[2]) return fail("needs an accumulator");
-  return std::vector<TensorType>(2, use.inputs[0]);
+  return std::vector<TensorType>{use.inputs[0], state_type(use.inputs[0])};
 }
 
 TypesResult adam_types(const OpTypes& use) {
-  PIPER_TRY(check_arity(use, 4, 7));
-  if (use.inputs.size() != 7) return fail("takes 7 inputs, but has {}", use.inputs.size());
+  PIPER_TRY(check_arity(use, 4, 8));
   PIPER_TRY(check_update(use, 2));
-  return std::vector<TensorType>(3, use.inputs[0]);
+  const TensorType state = state_type(use.inputs[0]);
+  return std::vector<TensorType>{use.inputs[0], state, state};
 }
 
 // Every element of the parameter on its own: the scalars are broadcast.
@@ -102,6 +111,11 @@ OpSample adagrad_sample(int64_t count, bool clipped) {
   return sample;
 }
 
+OpSample with_skip(OpSample sample) {
+  sample.inputs.push_back(boolean({}));
+  return sample;
+}
+
 }  // namespace
 
 std::vector<OpDef> optimizer_ops() {
@@ -109,19 +123,21 @@ std::vector<OpDef> optimizer_ops() {
   sgd.cost = element_cost<6>;
   sgd.in_place = {{0, 0}, {1, 2}};
   sgd.samples = {sgd_sample(0, 0, 0, false), sgd_sample(0.9, 0.1, 0, true),
-                 sgd_sample(0.9, 0, 1, false)};
+                 sgd_sample(0.9, 0, 1, false), with_skip(sgd_sample(0.9, 0, 1, true))};
   OpDef adam{.name = "AdamW", .types = adam_types, .loops = rule};
   adam.cost = element_cost<20>;
   adam.in_place = {{0, 0}, {1, 2}, {2, 3}};
-  adam.samples = {adam_sample(1, true), adam_sample(0, false)};
+  adam.samples = {adam_sample(1, true), adam_sample(0, false), with_skip(adam_sample(1, false))};
   OpDef onnx_adam{.name = "OnnxAdam", .types = adam_types, .loops = rule};
   onnx_adam.cost = element_cost<20>;
   onnx_adam.in_place = adam.in_place;
-  onnx_adam.samples = {onnx_adam_sample(0, false), onnx_adam_sample(2, true)};
+  onnx_adam.samples = {onnx_adam_sample(0, false), onnx_adam_sample(2, true),
+                       with_skip(onnx_adam_sample(2, false))};
   OpDef adagrad{.name = "Adagrad", .types = adagrad_types, .loops = rule};
   adagrad.cost = element_cost<8>;
   adagrad.in_place = {{0, 0}, {1, 2}};
-  adagrad.samples = {adagrad_sample(0, false), adagrad_sample(3, true)};
+  adagrad.samples = {adagrad_sample(0, false), adagrad_sample(3, true),
+                     with_skip(adagrad_sample(3, false))};
   return {sgd, adam, onnx_adam, adagrad};
 }
 

@@ -1,8 +1,15 @@
 // What a step does once: StepSum, the sum of contributions over uses, microbatches and replicas,
 // which the Dag expands (no backend has it); and the scalars of the update: norms, clipping,
-// learning rate, step counter. All f64 but the counter.
+// learning rate, loss scale, step counters. All f64 but the counters.
 //   SumSquares{parts?}(x) -> f64[] or f64[parts]: of the flat elements; of `parts` runs of
 //     ceil(elements / parts) each, the last ones shorter.
+//   NotFinite(norm) -> bool: whether the step is skipped.
+//   NextStep(step, skip?) -> step + 1, or step itself.
+//   LossScale(scale f32[]) -> f64[]: what the loss was multiplied with.
+//   NextLossScale{growth, backoff, interval}(scale f32[], good, skip) -> (scale', good'): dynamic
+//     loss scaling (Micikevicius et al., Mixed Precision Training, 2018) as torch.amp.GradScaler
+//     does it: a skipped step takes the scale times `backoff`, `interval` others in a row take it
+//     times `growth`, if that is finite. `good` counts them.
 #include "rules.h"
 
 namespace piper {
@@ -10,12 +17,16 @@ namespace {
 
 const TensorType kReal{DType::kF64, {}};
 const TensorType kStep{DType::kI64, {}};
+const TensorType kSkip{DType::kBool, {}};
+const TensorType kScale{DType::kF32, {}};
 
 TypesResult sum_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 1, size_t(-1)));
   for (size_t i = 1; i < use.inputs.size(); ++i) {
     PIPER_TRY(check_type(use, i, "contribution", use.inputs[0]));
   }
+  if (info(use.inputs[0].dtype).is_float && info(use.inputs[0].dtype).bytes < 4)
+    return fail("a sum over the step takes f32 or f64, not {}", to_string(use.inputs[0]));
   return std::vector<TensorType>{use.inputs[0]};
 }
 
@@ -64,9 +75,30 @@ TypesResult rate_types(const OpTypes& use) {
 }
 
 TypesResult next_types(const OpTypes& use) {
-  PIPER_TRY(check_arity(use, 1, 1));
+  PIPER_TRY(check_arity(use, 1, 2));
   PIPER_TRY(check_type(use, 0, "step", kStep));
+  if (has_input(use, 1)) PIPER_TRY(check_type(use, 1, "skip", kSkip));
   return std::vector<TensorType>{kStep};
+}
+
+TypesResult not_finite_types(const OpTypes& use) {
+  PIPER_TRY(check_arity(use, 1, 1));
+  PIPER_TRY(check_type(use, 0, "norm", kReal));
+  return std::vector<TensorType>{kSkip};
+}
+
+TypesResult loss_scale_types(const OpTypes& use) {
+  PIPER_TRY(check_arity(use, 1, 1));
+  PIPER_TRY(check_type(use, 0, "scale", kScale));
+  return std::vector<TensorType>{kReal};
+}
+
+TypesResult scale_types(const OpTypes& use) {
+  PIPER_TRY(check_arity(use, 3, 3));
+  PIPER_TRY(check_type(use, 0, "scale", kScale));
+  PIPER_TRY(check_type(use, 1, "good steps", kStep));
+  PIPER_TRY(check_type(use, 2, "skip", kSkip));
+  return std::vector<TensorType>{kScale, kStep};
 }
 
 LoopRule scalar_rule(const OpTypes& use) { return pointwise_loops(use, {}); }
@@ -89,6 +121,13 @@ std::vector<OpDef> step_ops() {
   squares.cost = element_cost<2>;
   squares.samples = {{.inputs = {f64({4, 3})}},
                      {.inputs = {f64({4, 3})}, .attrs = {{"parts", int64_t{5}}}}};
+  OpDef next = scalar_op("NextStep", next_types, {.inputs = {i64({})}, .int_high = 20});
+  next.in_place = {{0, 0}};
+  next.samples.push_back({.inputs = {i64({}), boolean({})}, .int_high = 20});
+  OpDef scale = scalar_op("NextLossScale", scale_types,
+                          {.inputs = {kScale, i64({}), boolean({})},
+                           .attrs = {{"growth", 2.0}, {"backoff", 0.5}, {"interval", int64_t{2}}}});
+  scale.in_place = {{0, 0}, {1, 1}};
   const Attrs warm{{"base", 0.5},
                    {"warmup", int64_t{4}},
                    {"cosine", int64_t{1}},
@@ -101,7 +140,10 @@ std::vector<OpDef> step_ops() {
       scalar_op("ClipFactor", clip_types,
                 {.inputs = {f64({})}, .attrs = {{"max_norm", 0.75}}, .low = 0.5}),
       scalar_op("LearningRate", rate_types, {.inputs = {i64({})}, .attrs = warm, .int_high = 20}),
-      scalar_op("NextStep", next_types, {.inputs = {i64({})}, .int_high = 20})};
+      next,
+      scale,
+      scalar_op("LossScale", loss_scale_types, {.inputs = {kScale}}),
+      scalar_op("NotFinite", not_finite_types, {.inputs = {f64({})}})};
 }
 
 }  // namespace piper

@@ -6,7 +6,18 @@
 namespace piper::patterns {
 namespace {
 
-bool near(double a, double b) { return std::abs(a - b) <= 1e-4 * std::abs(b); }
+// A constant of the formula, as the model's type rounds it.
+class Near {
+ public:
+  explicit Near(DType dtype)
+      : bound_(dtype == DType::kBF16  ? 0x1p-8
+               : dtype == DType::kF16 ? 0x1p-10
+                                      : 1e-4) {}
+  bool operator()(double a, double b) const { return std::abs(a - b) <= bound_ * std::abs(b); }
+
+ private:
+  double bound_;
+};
 
 // The other one of two values, if one of them meets `is`.
 template <class Is>
@@ -18,7 +29,7 @@ std::optional<ValueId> other(const std::vector<ValueId>& pair, Is is) {
 }
 
 // x + 0.044715 x³
-bool is_cubic(const Matcher& match, ValueId value, ValueId x) {
+bool is_cubic(const Matcher& match, const Near& near, ValueId value, ValueId x) {
   const auto cube = other(match.sum(value), [&](ValueId term) { return term == x; });
   if (!cube) return false;
   const Matcher::Product product = match.product(*cube);
@@ -33,6 +44,7 @@ struct Found {
 std::optional<Found> find_gelu(const Graph& graph, const Matcher& match, const Node& node) {
   if (node.op != "Mul") return std::nullopt;
   const Matcher::Product product = match.product(node.outputs[0]);
+  const Near near(graph.value(node.outputs[0]).type.dtype);
   if (!near(product.factor, 0.5) || product.atoms.size() != 2) return std::nullopt;
   for (size_t i = 0; i < 2; ++i) {
     const ValueId x = product.atoms[1 - i];
@@ -45,7 +57,7 @@ std::optional<Found> find_gelu(const Graph& graph, const Matcher& match, const N
     if (const Node* tanh = match.sole(*bent, "Tanh")) {
       const Matcher::Product inner = match.product(tanh->inputs[0]);
       if (near(inner.factor, std::sqrt(2 / M_PI)) && inner.atoms.size() == 1 &&
-          is_cubic(match, inner.atoms[0], x))
+          is_cubic(match, near, inner.atoms[0], x))
         return Found{x, "tanh"};
     }
     if (const Node* erf = match.sole(*bent, "Erf")) {

@@ -1,6 +1,24 @@
 #include "match.h"
 
+#include "piper/halves.h"
+
 namespace piper::patterns {
+namespace {
+
+template <class T>
+std::vector<double> numbers(const Value& value) {
+  const auto* data = reinterpret_cast<const T*>(value.data.data);
+  return {data, data + num_elements(value.type.shape)};
+}
+std::vector<double> halves(const Value& value) {  // 16-bit floats
+  const auto* data = reinterpret_cast<const uint16_t*>(value.data.data);
+  std::vector<double> all;
+  for (int64_t i = 0; i < num_elements(value.type.shape); ++i)
+    all.push_back(float_of_half(value.type.dtype, data[i]));
+  return all;
+}
+
+}  // namespace
 
 Matcher::Matcher(const Graph& graph)
     : graph_(graph), readers_(graph.values.size()), last_reader_(graph.values.size()) {
@@ -33,16 +51,9 @@ std::optional<double> Matcher::scalar(ValueId id) const {
     return std::nullopt;
   if (value.type.dtype == DType::kF32) return *reinterpret_cast<const float*>(value.data.data);
   if (value.type.dtype == DType::kF64) return *reinterpret_cast<const double*>(value.data.data);
+  if (info(value.type.dtype).is_float) return halves(value)[0];
   return std::nullopt;
 }
-
-namespace {
-template <class T>
-std::vector<double> numbers(const Value& value) {
-  const auto* data = reinterpret_cast<const T*>(value.data.data);
-  return {data, data + num_elements(value.type.shape)};
-}
-}  // namespace
 
 std::optional<std::vector<double>> Matcher::elements(ValueId id) const {
   const Value& value = graph_.value(id);
@@ -50,6 +61,7 @@ std::optional<std::vector<double>> Matcher::elements(ValueId id) const {
   if (value.type.dtype == DType::kF32) return numbers<float>(value);
   if (value.type.dtype == DType::kF64) return numbers<double>(value);
   if (value.type.dtype == DType::kBool) return numbers<uint8_t>(value);
+  if (info(value.type.dtype).is_float) return halves(value);
   return std::nullopt;
 }
 

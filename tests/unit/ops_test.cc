@@ -113,27 +113,87 @@ TEST(Ops, TypesAgreeWithTheKernels) {
   });
 }
 
+// The same use of floats of another type; nothing for an op of f64 scalars alone.
+std::optional<Use> in_type(const Use& use, DType dtype) {
+  // Scalars of the update are f64 whatever the parameter is, an optimizer's states and attention's
+  // statistics f32 at least: the choice with most inputs of the type, then of f32.
+  const DType choices[] = {dtype, DType::kF32, DType::kF64};
+  Use other = use;
+  std::optional<Use> best;
+  int best_score = 0;
+  const auto choose = [&](size_t i, int score, const auto& self) -> void {
+    if (i == other.inputs.size()) {
+      const Result<std::vector<TensorType>> types = use.def->types(other.types);
+      if (!types || score <= best_score) return;
+      best = other;
+      best->types.outputs = *types;
+      best_score = score;
+      return;
+    }
+    if (!other.inputs[i] || use.types.inputs[i].dtype != DType::kF64)
+      return self(i + 1, score, self);
+    for (int c = 0; c < 3; ++c) {
+      other.inputs[i]->type.dtype = other.types.inputs[i].dtype = choices[c];
+      self(i + 1, score + (c == 0 ? 10 : c == 1 ? 1 : 0), self);
+    }
+  };
+  choose(0, 0, choose);
+  return best;
+}
+
 TEST(Ops, SinglePrecisionAgreesWithDouble) {
   for_each_use([](const Use& use, std::mt19937_64&) {
-    Use single = use;
-    for (size_t i = 0; i < single.inputs.size(); ++i) {
-      if (!single.inputs[i]) continue;
-      // Scalars of the update are f64 whatever the parameter is.
-      const bool real = single.inputs[i]->type == TensorType{DType::kF64, {}};
-      if (single.types.inputs[i].dtype != DType::kF64) continue;
-      single.types.inputs[i].dtype = DType::kF32;
-      if (real && !use.def->types(single.types).ok()) {
-        single.types.inputs[i].dtype = DType::kF64;
-        continue;
-      }
-      single.inputs[i]->type.dtype = DType::kF32;
-    }
-    Result<std::vector<TensorType>> types = use.def->types(single.types);
-    if (!types) return;  // an op of f64 scalars
-    single.types.outputs = *types;
-    const std::vector<Tensor> expected = use.run(), actual = single.run();
+    const std::optional<Use> single = in_type(use, DType::kF32);
+    if (!single) return;
+    const std::vector<Tensor> expected = use.run(), actual = single->run();
     for (size_t i = 0; i < expected.size(); ++i) expect_near(actual[i], expected[i], 2e-6);
   });
+}
+
+Tensor rounded(const Tensor& tensor, DType dtype) {
+  const TensorType type{dtype, tensor.type.shape};
+  return test::to_tensor(type, test::to_bytes({type, tensor.values}));
+}
+
+// 16-bit floats are stored in 16 bits and computed with in 32: a result is that of f32 operands of
+// the same values, rounded once.
+TEST(Ops, HalfPrecisionRoundsTheResultsOfSingle) {
+  std::set<std::string_view> ran;
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    for_each_use([&](const Use& use, std::mt19937_64&) {
+      std::optional<Use> half = in_type(use, dtype);
+      if (!half) return;
+      Use single = *half;
+      bool some = false;
+      for (size_t i = 0; i < half->inputs.size(); ++i) {
+        if (!half->inputs[i] || half->types.inputs[i].dtype != dtype) continue;
+        some = true;
+        half->inputs[i] = rounded(*half->inputs[i], dtype);
+        single.inputs[i] =
+            Tensor{{DType::kF32, half->types.inputs[i].shape}, half->inputs[i]->values};
+        single.types.inputs[i].dtype = DType::kF32;
+      }
+      if (!some) return;
+      ran.insert(use.def->name);
+      for (TensorType& type : single.types.outputs)
+        if (type.dtype == dtype) type.dtype = DType::kF32;
+      const std::vector<Tensor> wide = single.run(), narrow = half->run();
+      for (size_t i = 0; i < narrow.size(); ++i) {
+        const DType made = half->types.outputs[i].dtype;
+        const Tensor want = made == dtype ? rounded(wide[i], dtype) : wide[i];
+        EXPECT_EQ(narrow[i].values, want.values) << info(dtype).name << " output " << i;
+      }
+    });
+  }
+  for (const OpDef* def : all_ops()) {
+    const bool floats =
+        std::any_of(def->samples.begin(), def->samples.end(), [](const auto& sample) {
+          return std::any_of(sample.inputs.begin(), sample.inputs.end(), is_float);
+        });
+    const std::set<std::string_view> wide{"ClipFactor",    "GlobalNorm", "LossScale",
+                                          "NextLossScale", "NotFinite",  "StepSum"};
+    EXPECT_EQ(ran.count(def->name) == 1, floats && !wide.contains(def->name)) << def->name;
+  }
 }
 
 TEST(Ops, CostsAreNumbers) {
@@ -266,6 +326,8 @@ constexpr std::pair<std::string_view, std::string_view> kNoGradient[] = {
     {"LayerNormGradParams", "a gradient"},
     {"LayerNormGradX", "a gradient"},
     {"LogSoftmaxGrad", "a gradient"},
+    {"LossScale", "a scalar of the update"},
+    {"NextLossScale", "a scalar of the update"},
     {"OnnxAdam", "an update"},
     {"ReduceProdGrad", "a gradient"},
     {"RmsNormGradScale", "a gradient"},

@@ -286,6 +286,7 @@ BlockFn where_of(DType type) {
 }
 
 BlockFn cast_of(DType from, DType to) {
+  if (const BlockFn vectorised = find_simd_cast(from, to)) return vectorised;
   return for_dtype(from, [&](auto a) {
     return for_dtype(to, [&](auto b) -> BlockFn { return cast<decltype(a), decltype(b)>; });
   });

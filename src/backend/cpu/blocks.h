@@ -28,5 +28,7 @@ Result<Block> find_block(std::string_view op, std::string_view option,
 // The vectorised ones: float and double arithmetic, and Where by the size of f32 and f64; null when
 // `op` is none of them.
 BlockFn find_simd_block(std::string_view op, std::string_view option, DType type);
+// Between f32 and 16-bit floats; null for others.
+BlockFn find_simd_cast(DType from, DType to);
 
 }  // namespace piper::cpu

@@ -1,9 +1,23 @@
-// One op at once on host data: a program of one op, all of whose values are arguments.
+// One op at once on host data: a program of one op, all of whose values are arguments; 16-bit
+// floats are widened as in plans.
 #include <cstring>
 
 #include "piper/backend.h"
+#include "piper/halves.h"
 
 namespace piper {
+namespace {
+
+// Every local in memory of its own.
+Program place_apart(Program program) {
+  for (auto v = static_cast<size_t>(program.num_args); v < program.values.size(); ++v) {
+    program.offsets[v] = program.workspace_bytes;
+    program.workspace_bytes += (program.values[v].bytes() + 63) / 64 * 64;
+  }
+  return program;
+}
+
+}  // namespace
 
 Result<std::vector<Bytes>> evaluate_op(std::string_view op, const Attrs& attrs,
                                        std::span<const TensorType> input_types,
@@ -41,8 +55,10 @@ Result<std::vector<Bytes>> evaluate_op(std::string_view op, const Attrs& attrs,
     PIPER_ASSIGN(const int32_t id, add(type, nullptr));
     program.ops[0].outputs.push_back(id);
   }
+  program = place_apart(widened(std::move(program)));
+  PIPER_ASSIGN(std::byte* const workspace, backend->allocate(program.workspace_bytes));
   PIPER_ASSIGN(const int32_t loaded, backend->load(program));
-  PIPER_ASSIGN(const int32_t bound, backend->bind(loaded, args, nullptr));
+  PIPER_ASSIGN(const int32_t bound, backend->bind(loaded, args, workspace));
   backend->launch(bound);
   std::vector<Bytes> results;
   for (size_t i = args.size() - output_types.size(); i < args.size(); ++i) {

@@ -70,6 +70,8 @@ Result<KernelPtr> make_global_norm(const Use& use);
 Result<KernelPtr> make_clip_factor(const Use& use);
 Result<KernelPtr> make_learning_rate(const Use& use);
 Result<KernelPtr> make_next_step(const Use& use);
+Result<KernelPtr> make_next_loss_scale(const Use& use);
+Result<KernelPtr> make_not_finite(const Use& use);
 Result<KernelPtr> make_sgd(const Use& use);
 Result<KernelPtr> make_adagrad(const Use& use);
 Result<KernelPtr> make_adamw(const Use& use);

@@ -2,6 +2,7 @@
 // defines them.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <numbers>
 
 #include "families.h"
@@ -12,6 +13,7 @@ namespace {
 
 const TensorType kRealScalar{DType::kF64, {}};
 const TensorType kStepScalar{DType::kI64, {}};
+const TensorType kSkipScalar{DType::kBool, {}};
 
 Status want_scalar(const Use& use, size_t i, const TensorType& type) {
   PIPER_WANT(use.inputs[i] == type, "input {} is {}, not {}", i, to_string(use.inputs[i]),
@@ -139,15 +141,62 @@ Result<KernelPtr> make_learning_rate(const Use& use) {
 }
 
 Result<KernelPtr> make_next_step(const Use& use) {
-  PIPER_TRY(use.operands(1, 1));
+  PIPER_TRY(use.operands(1, 2));
   PIPER_TRY(want_scalar(use, 0, kStepScalar));
   PIPER_WANT(use.outputs[0] == kStepScalar, "makes {}", to_string(kStepScalar));
-  return make_kernel(InPlace::kYes, [](Pointers p, std::byte*) {
-    *output<int64_t>(p, 1) = *input<int64_t>(p, 0) + 1;
+  const size_t out = use.inputs.size();
+  if (out == 2) PIPER_TRY(want_scalar(use, 1, kSkipScalar));
+  return make_kernel(InPlace::kYes, [out](Pointers p, std::byte*) {
+    const bool skip = out == 2 && p[1] && *input<uint8_t>(p, 1) != 0;
+    *output<int64_t>(p, out) = *input<int64_t>(p, 0) + (skip ? 0 : 1);
   });
 }
 
-Result<KernelPtr> make_sgd(const Use& use) {
+Result<KernelPtr> make_not_finite(const Use& use) {
+  PIPER_TRY(use.operands(1, 1));
+  PIPER_TRY(want_scalar(use, 0, kRealScalar));
+  PIPER_WANT(use.outputs[0] == kSkipScalar, "makes {}", to_string(kSkipScalar));
+  return make_kernel(InPlace::kNo, [](Pointers p, std::byte*) {
+    *output<uint8_t>(p, 1) = std::isfinite(*input<double>(p, 0)) ? 0 : 1;
+  });
+}
+
+Result<KernelPtr> make_next_loss_scale(const Use& use) {
+  const TensorType scale_type{DType::kF32, {}};
+  if (use.op == "LossScale") {
+    PIPER_TRY(use.operands(1, 1));
+    PIPER_TRY(want_real(use));
+    PIPER_TRY(want_scalar(use, 0, scale_type));
+    return make_kernel(InPlace::kNo,
+                       [](Pointers p, std::byte*) { *output<double>(p, 1) = *input<float>(p, 0); });
+  }
+  PIPER_TRY(use.operands(3, 3, 2));
+  PIPER_TRY(want_scalar(use, 0, scale_type));
+  PIPER_TRY(want_scalar(use, 1, kStepScalar));
+  PIPER_TRY(want_scalar(use, 2, kSkipScalar));
+  PIPER_WANT(use.wanted[1] && use.outputs[0] == scale_type && use.outputs[1] == kStepScalar,
+             "makes {} and {}", to_string(scale_type), to_string(kStepScalar));
+  PIPER_ASSIGN(const double growth, use.real_or("growth", 2));
+  PIPER_ASSIGN(const double backoff, use.real_or("backoff", 0.5));
+  PIPER_ASSIGN(const int64_t interval, use.integer("interval"));
+  return make_kernel(InPlace::kYes, [=](Pointers p, std::byte*) {
+    const double scale = *input<float>(p, 0);
+    const bool skip = *input<uint8_t>(p, 2) != 0;
+    int64_t good = skip ? 0 : *input<int64_t>(p, 1) + 1;
+    auto next = static_cast<float>(skip ? scale * backoff : scale);
+    if (good == interval) {
+      const auto grown = static_cast<float>(scale * growth);
+      if (std::isfinite(grown)) next = grown;
+      good = 0;
+    }
+    *output<float>(p, 3) = next;
+    *output<int64_t>(p, 4) = good;
+  });
+}
+
+namespace {
+
+Result<KernelPtr> sgd(const Use& use) {
   PIPER_WANT(use.inputs.size() == 6, "has {} inputs, not 6", use.inputs.size());
   Use plain = use;  // without the buffer, when there is none
   const bool buffered = use.present[2];
@@ -184,7 +233,7 @@ Result<KernelPtr> make_sgd(const Use& use) {
   });
 }
 
-Result<KernelPtr> make_onnx_adam(const Use& use) {
+Result<KernelPtr> onnx_adam(const Use& use) {
   PIPER_TRY(check_update(use, 2));
   AdamStep s{};
   s.keep = s.root_correction = 1;
@@ -209,7 +258,7 @@ Result<KernelPtr> make_onnx_adam(const Use& use) {
   });
 }
 
-Result<KernelPtr> make_adagrad(const Use& use) {
+Result<KernelPtr> adagrad(const Use& use) {
   PIPER_TRY(check_update(use, 1));
   AdagradStep s{};
   double lr_decay = 0;
@@ -231,7 +280,7 @@ Result<KernelPtr> make_adagrad(const Use& use) {
   });
 }
 
-Result<KernelPtr> make_adamw(const Use& use) {
+Result<KernelPtr> adamw(const Use& use) {
   PIPER_TRY(check_update(use, 2));
   AdamStep s{};
   double decay = 0;
@@ -261,5 +310,43 @@ Result<KernelPtr> make_adamw(const Use& use) {
     return make_units_kernel(InPlace::kYes, units_of(count), kUpdateUnit / 2.0, update);
   });
 }
+
+// An update with the input `skip` behind all others: where it is true nothing changes.
+Result<KernelPtr> skippable(const Use& use, size_t inputs, Maker make) {
+  if (use.inputs.size() != inputs + 1) return make(use);
+  PIPER_TRY(want_scalar(use, inputs, kSkipScalar));
+  PIPER_WANT(use.present[inputs], "input {} is absent", inputs);
+  Use plain = use;
+  plain.inputs.pop_back();
+  plain.present.pop_back();
+  PIPER_ASSIGN(KernelPtr inner, make(plain));
+  const int64_t units = inner->units, grain = inner->grain;
+  std::vector<int64_t> bytes;
+  for (const TensorType& type : use.outputs) bytes.push_back(type.bytes());
+  const auto update = [=, inner = std::shared_ptr<const Kernel>(std::move(inner))](
+                          Pointers p, std::byte* scratch, int64_t begin, int64_t end) {
+    constexpr size_t kMost = 16;
+    std::byte* operands[kMost];
+    std::copy_n(p, inputs, operands);
+    std::copy_n(p + inputs + 1, bytes.size(), operands + inputs);
+    if (*input<uint8_t>(p, inputs) == 0) return inner->run(operands, scratch, begin, end);
+    // (p, g, state…) -> (p', state'…); the first thread does it all.
+    for (size_t o = 0; begin == 0 && o < bytes.size(); ++o) {
+      const std::byte* from = operands[o == 0 ? 0 : o + 1];
+      std::byte* to = operands[inputs + o];
+      if (to && from != to) std::memcpy(to, from, static_cast<size_t>(bytes[o]));
+    }
+  };
+  KernelPtr kernel = make_units_kernel(InPlace::kYes, units, 1, update);
+  kernel->grain = grain;
+  return kernel;
+}
+
+}  // namespace
+
+Result<KernelPtr> make_sgd(const Use& use) { return skippable(use, 6, sgd); }
+Result<KernelPtr> make_adagrad(const Use& use) { return skippable(use, 6, adagrad); }
+Result<KernelPtr> make_adamw(const Use& use) { return skippable(use, 7, adamw); }
+Result<KernelPtr> make_onnx_adam(const Use& use) { return skippable(use, 7, onnx_adam); }
 
 }  // namespace piper::cpu

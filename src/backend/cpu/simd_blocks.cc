@@ -90,6 +90,73 @@ void where(const std::byte* const* in, const bool* step, std::byte* to, int64_t 
   });
 }
 
+// ---- 16-bit floats, as the integers that hold them -------------------------------------
+
+struct Bf16Lanes {
+  template <class D, class D16, class V16>
+  static HWY_INLINE hn::Vec<D> widen(D d, D16, V16 x) {
+    return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(hn::Rebind<uint32_t, D>(), x)));
+  }
+  template <class D, class D16>
+  static HWY_INLINE hn::Vec<D16> narrow(D, D16 d16, hn::Vec<D> x) {  // to nearest, ties to even
+    const hn::Rebind<uint32_t, D> words;
+    const auto bits = hn::BitCast(words, x), high = hn::ShiftRight<16>(bits);
+    const auto odd = hn::And(high, hn::Set(words, 1u));
+    const auto rounded = hn::Add(bits, hn::Add(odd, hn::Set(words, 0x7fffu)));
+    const auto quiet = hn::Or(high, hn::Set(words, 0x40u));
+    const auto nan = hn::RebindMask(words, hn::IsNaN(x));
+    const auto result = hn::IfThenElse(nan, quiet, hn::ShiftRight<16>(rounded));
+    return hn::DemoteTo(d16, hn::BitCast(hn::Rebind<int32_t, D>(), result));
+  }
+};
+struct F16Lanes {
+  template <class D, class D16, class V16>
+  static HWY_INLINE hn::Vec<D> widen(D d, D16, V16 x) {
+    return hn::PromoteTo(d, hn::BitCast(hn::Rebind<hwy::float16_t, D>(), x));
+  }
+  template <class D, class D16>
+  static HWY_INLINE hn::Vec<D16> narrow(D, D16 d16, hn::Vec<D> x) {
+    return hn::BitCast(d16, hn::DemoteTo(hn::Rebind<hwy::float16_t, D>(), x));
+  }
+};
+
+template <class Kind>
+void widen(const std::byte* const* in, const bool* step, std::byte* to, int64_t n) {
+  if (n == 0) return;
+  const hn::ScalableTag<float> d;
+  const hn::Rebind<uint16_t, decltype(d)> d16;
+  const auto* a = reinterpret_cast<const uint16_t*>(in[0]);
+  auto* out = reinterpret_cast<float*>(to);
+  const auto one = Kind::widen(d, d16, hn::Set(d16, *a));
+  each_vector(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
+    const auto x = step[0] ? Kind::widen(d, d16, load_first(d16, a + i, count, uint16_t{0})) : one;
+    store_first(d, x, out + i, count);
+  });
+}
+template <class Kind>
+void narrow(const std::byte* const* in, const bool* step, std::byte* to, int64_t n) {
+  if (n == 0) return;
+  const hn::ScalableTag<float> d;
+  const hn::Rebind<uint16_t, decltype(d)> d16;
+  const auto* a = reinterpret_cast<const float*>(in[0]);
+  auto* out = reinterpret_cast<uint16_t*>(to);
+  const auto one = Kind::narrow(d, d16, hn::Set(d, *a));
+  each_vector(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
+    const auto x = step[0] ? Kind::narrow(d, d16, load_first(d, a + i, count, 0.0f)) : one;
+    store_first(d16, x, out + i, count);
+  });
+}
+
+BlockFn FindCast(DType from, DType to) {
+  if (from == DType::kBF16 && to == DType::kF32) return widen<Bf16Lanes>;
+  if (from == DType::kF32 && to == DType::kBF16) return narrow<Bf16Lanes>;
+#if HWY_TARGET <= HWY_AVX2  // below that f16 is emulated, and no faster than the plain loop
+  if (from == DType::kF16 && to == DType::kF32) return widen<F16Lanes>;
+  if (from == DType::kF32 && to == DType::kF16) return narrow<F16Lanes>;
+#endif
+  return nullptr;
+}
+
 // ---- The ops -------------------------------------------------------------------------
 
 #define PIPER_UNARY(NAME, EXPRESSION)                   \
@@ -320,11 +387,14 @@ HWY_AFTER_NAMESPACE();
 namespace piper::cpu {
 
 HWY_EXPORT(Find);
+HWY_EXPORT(FindCast);
 
 BlockFn find_simd_block(std::string_view op, std::string_view option, DType type) {
   if (type != DType::kF32 && type != DType::kF64) return nullptr;
   return HWY_DYNAMIC_DISPATCH(Find)(op, option, type == DType::kF64);
 }
+
+BlockFn find_simd_cast(DType from, DType to) { return HWY_DYNAMIC_DISPATCH(FindCast)(from, to); }
 
 }  // namespace piper::cpu
 #endif

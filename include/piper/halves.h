@@ -1,0 +1,16 @@
+// 16-bit floats (bf16 and f16): stored in 16 bits, computed with in 32.
+#pragma once
+
+#include "piper/bundle.h"
+
+namespace piper {
+
+inline bool is_half(DType dtype) { return dtype == DType::kBF16 || dtype == DType::kF16; }
+float float_of_half(DType dtype, uint16_t bits);  // one element of kBF16 or kF16
+
+// The program in the form that plans have: 16-bit floats are operands of ops that move, compare,
+// choose or convert elements; any other op takes them converted to f32 in the workspace, and each of
+// its results is rounded once. Same arguments; requires a program without places and views.
+Program widened(Program program);
+
+}  // namespace piper
