@@ -8,6 +8,8 @@
 // microbatches by index, then over uses, then over replicas). The loss is a StepSum too.
 //
 // Passes: a backward node is BW iff no adjoint of a value that depends on inputs is reachable from it; all others are BI.
+// Contributions are f32 at least: where one would be rounded to 16 bits before it is summed, the ops that make it for the use
+// alone take their operands in f32 instead.
 // Every backward node carries scope and tags of the forward node it comes from. A sum of adjoints has those of the value's first
 // reader where all have the same tags, so that one value goes on from there, else of its producer; what leads from a use back to the
 // parameter has those of the use.
@@ -49,11 +51,23 @@ struct LrSchedule {
   double min_ratio = 0;
 };
 
+// The loss is scaled before it is differentiated, so that small gradients do not vanish in f16; gradients are scaled back
+// before the norm is reported and clipped. A step whose gradients are not all finite changes no parameter and no optimizer state, and
+// counts as none. Dynamic: see NextLossScale in ops/step.cc.
+struct LossScale {
+  bool dynamic = true;
+  double init = 65536;  // dynamic: of the first step
+  double growth = 2, backoff = 0.5;
+  int64_t interval = 2000;
+  SourceSpan at;
+};
+
 struct TrainSpec {
   OptimizerSpec optimizer;
   std::vector<ParamGroup> groups;
   LrSchedule schedule;
   std::optional<double> clip_norm;  // factor min(1, clip / (norm + 1e-6)), PyTorch's
+  std::optional<LossScale> loss_scale;
 };
 
 // Requires a forward graph with a scalar float `loss`. Ensures: backward and update nodes as above, `updates` for every

@@ -50,7 +50,7 @@ class Executor {
   ~Executor();
   Status run_prologue(int64_t step);
   // The body, then wait_sends, then the reports. An error names rank, step and instruction; a loss
-  // that is not finite is one, too (ExitCode::kNumeric).
+  // that is not finite is one, too (ExitCode::kNumeric), unless the plan skips such steps.
   Status run_step(int64_t step);
   Status run_epilogue(int64_t step);
 
@@ -77,6 +77,7 @@ Result<std::vector<InputNeed>> data_needs(const PlanSet& set);
 struct StepMetrics {
   int64_t step = 0;
   std::optional<double> loss, grad_norm, learning_rate;
+  std::optional<double> skipped, loss_scale;  // 1: the gradients were not finite, nothing changed
   double tokens_per_s = 0, step_ms = 0;
   int64_t peak_bytes = 0;  // the largest that a rank's plan states
 };

@@ -70,14 +70,14 @@ class Sweep {
     }
   }
 
-  Status run() {
+  // `scale`: f32[], what the loss is multiplied with; or none.
+  Status run(ValueId scale) {
     if (!influence_.params[graph_.loss.index()]) return ok_status();
-    const ValueId seed = build_.scalar(1, graph_.value(graph_.loss).type.dtype);
-    const ValueId one = build_.expand(seed, Shape(build_.shape(graph_.loss)));
+    const ValueId one = build_.expand(seed(scale), Shape(build_.shape(graph_.loss)));
     if (influence_.inputs[graph_.loss.index()]) {
       terms_[graph_.loss.index()].push_back({NodeId(), 0, one});
     } else {
-      pull_back(graph_.loss, {NodeId(forward_), 0, one});
+      pull_back(graph_.loss, {NodeId(forward_), 0, one}, forward_);
     }
     for (size_t n = forward_; n-- > 0;) visit(NodeId(n));
     if (!refused_.empty()) return refusal();
@@ -95,6 +95,19 @@ class Sweep {
   }
 
  private:
+  ValueId seed(ValueId scale) {
+    const DType dtype = graph_.value(graph_.loss).type.dtype;
+    if (!scale.valid()) return build_.scalar(1, dtype);
+    if (const NodeId last = graph_.value(graph_.loss).producer; last.valid()) {
+      build_.scope = graph_.node(last).scope;
+      build_.tags = graph_.node(last).tags;
+    }
+    return dtype == DType::kF32 ? scale : cast(scale, dtype);
+  }
+  ValueId cast(ValueId value, DType to) {
+    return build_.op1("Cast", {value}, {{"to", info(to).name}});
+  }
+
   // The adjoint of a node's output: the sum of its terms in order of its readers.
   ValueId whole_adjoint(ValueId output) {
     std::vector<Term>& terms = terms_[output.index()];
@@ -141,6 +154,7 @@ class Sweep {
     build_.tags = node.tags;
     std::vector<ValueId> adjoints;
     for (ValueId output : node.outputs) adjoints.push_back(whole_adjoint(output));
+    const size_t first = graph_.nodes.size();
     const Grads grads = gradient(node, adjoints);
     for (size_t i = 0; i < grads.size(); ++i) {
       if (!grads[i].valid()) continue;
@@ -150,7 +164,7 @@ class Sweep {
         terms_[input.index()].push_back(term);
         of_inputs_.insert(grads[i]);
       } else {
-        pull_back(input, term);
+        pull_back(input, term, first);
       }
     }
   }
@@ -188,8 +202,8 @@ class Sweep {
   }
 
   // Follows one use's adjoint of a value made of parameters alone back to the parameters. Its nodes
-  // stay with the use.
-  void pull_back(ValueId value, const Term& use) {
+  // stay with the use: they and those that make the adjoint, from `first` on.
+  void pull_back(ValueId value, const Term& use, size_t first) {
     std::map<ValueId, ValueId> adjoint{{value, use.adjoint}};
     std::set<NodeId, std::greater<>> open;
     auto reach = [&](ValueId id) {
@@ -216,8 +230,52 @@ class Sweep {
     }
     for (const auto& [reached, sum] : adjoint) {
       const int param = param_at_[reached.index()];
-      if (param >= 0) contributions_[param].push_back({use.node, use.input, sum});
+      if (param >= 0) contributions_[param].push_back({use.node, use.input, unrounded(sum, first)});
     }
+  }
+
+  bool narrow(ValueId value) const {
+    const DType dtype = build_.type(value).dtype;
+    return dtype == DType::kBF16 || dtype == DType::kF16;
+  }
+
+  // A contribution as it would be without its last rounding to 16 bits.
+  ValueId unrounded(ValueId sum, size_t first) {
+    const NodeId maker = graph_.value(sum).producer;
+    const bool widens = maker.valid() && maker.index() >= first &&
+                        graph_.node(maker).op == "Cast" && narrow(graph_.node(maker).inputs[0]) &&
+                        !narrow(sum);
+    if (!widens && !narrow(sum)) return sum;
+    std::map<ValueId, int> reads;  // by the nodes of this use
+    for (size_t n = first; n < graph_.nodes.size(); ++n)
+      for (ValueId input : graph_.nodes[n].inputs) ++reads[input];
+    std::map<NodeId, std::vector<ValueId>> done;
+    const ValueId wide =
+        in_f32(widens ? ValueId(graph_.node(maker).inputs[0]) : sum, first, reads, done);
+    return build_.type(wide).dtype == build_.type(sum).dtype || narrow(sum) ? wide : sum;
+  }
+  // A 16-bit value in f32: nodes of this use whose results nobody else reads are made again, of
+  // operands in f32; all other values are converted.
+  ValueId in_f32(ValueId value, size_t first, const std::map<ValueId, int>& reads,
+                 std::map<NodeId, std::vector<ValueId>>& done) {
+    if (!narrow(value)) return value;
+    const NodeId maker = graph_.value(value).producer;
+    if (!maker.valid() || maker.index() < first) return cast(value, DType::kF32);
+    const Node node = graph_.node(maker);  // a copy: the graph grows
+    const auto alone = [&](ValueId output) {
+      const auto found = reads.find(output);
+      return found == reads.end() || found->second <= 1;
+    };
+    if (node.op == "Cast" || !std::all_of(node.outputs.begin(), node.outputs.end(), alone))
+      return cast(value, DType::kF32);
+    auto [known, is_new] = done.try_emplace(maker);
+    if (is_new) {
+      std::vector<ValueId> inputs;
+      for (ValueId input : node.inputs)
+        inputs.push_back(input.valid() ? in_f32(input, first, reads, done) : input);
+      known->second = build_.op(node.op, std::move(inputs), node.attrs);
+    }
+    return known->second[static_cast<size_t>(graph_.value(value).output_index)];
   }
 
   // BI: an adjoint of a value that depends on inputs is reachable. All backward nodes were made as
@@ -252,11 +310,21 @@ class Sweep {
 
 }  // namespace
 
-Result<BackwardPass> append_backward(Graph forward) {
+Result<BackwardPass> append_backward(Graph forward, const std::optional<LossScale>& scale) {
   BackwardPass result;
   result.graph = std::move(forward);
+  if (scale && scale->dynamic) {
+    Value state;
+    state.name = "loss_scale";
+    state.type = {DType::kF32, {}};
+    state.kind = ValueKind::kState;
+    state.fill = scale->init;
+    result.loss_scale = result.graph.add_value(std::move(state));
+  } else if (scale) {
+    result.loss_scale = Builder(result.graph).scalar(scale->init, DType::kF32);
+  }
   Sweep sweep(result.graph);
-  PIPER_TRY(sweep.run());
+  PIPER_TRY(sweep.run(result.loss_scale));
   result.contributions = std::move(sweep).contributions();
   return result;
 }

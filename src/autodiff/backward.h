@@ -1,7 +1,7 @@
 // The reverse sweep over a forward graph.
 #pragma once
 
-#include "piper/graph.h"
+#include "piper/autodiff.h"
 
 namespace piper {
 
@@ -14,10 +14,11 @@ struct ParamContribution {
 
 struct BackwardPass {
   Graph graph;                                                // with the backward nodes appended
+  ValueId loss_scale;  // f32[] that the loss was multiplied with; state where dynamic; or none
   std::vector<std::vector<ParamContribution>> contributions;  // by parameter, in order of uses
 };
 
 // Appends the backward nodes, of passes BI and BW. Error: an op without gradient on the way.
-Result<BackwardPass> append_backward(Graph forward);
+Result<BackwardPass> append_backward(Graph forward, const std::optional<LossScale>& scale);
 
 }  // namespace piper

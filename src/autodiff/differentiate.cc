@@ -43,7 +43,7 @@ Result<Differentiated> differentiate(Graph forward, const TrainSpec& train) {
   PIPER_TRY(check_schedule(train.schedule));
   PIPER_ASSIGN(const std::vector<const ParamGroup*> groups,
                groups_of(forward.params, train.groups));
-  PIPER_ASSIGN(BackwardPass backward, append_backward(std::move(forward)));
+  PIPER_ASSIGN(BackwardPass backward, append_backward(std::move(forward), train.loss_scale));
   Differentiated result;
   for (size_t i = 0; i < backward.graph.params.size(); ++i) {
     const Param& param = backward.graph.params[i];

@@ -1,4 +1,5 @@
-// What the forward pass keeps for the backward pass, without what only bears another name.
+// What the forward pass keeps for the backward pass, without what only bears another name or is
+// a parameter in another type.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -7,9 +8,6 @@
 
 namespace piper {
 namespace {
-
-// Ops whose result is some of their input's bytes.
-bool renames(const Node& node) { return node.op == "Reshape" || node.op == "Slice"; }
 
 class Renamer {
  public:
@@ -35,6 +33,11 @@ class Renamer {
   }
 
  private:
+  // Ops whose result is some of their input's bytes; or a parameter's elements in another type.
+  bool renames(const Node& node) const {
+    return node.op == "Reshape" || node.op == "Slice" ||
+           (node.op == "Cast" && graph_.value(node.inputs[0]).kind == ValueKind::kState);
+  }
   static bool is_backward(const Node& node) {
     return node.pass == Pass::kBI || node.pass == Pass::kBW;
   }
@@ -54,6 +57,7 @@ class Renamer {
   ValueId root_of(const Node& reader, ValueId value) const {
     const Node* node = forward_producer(value);
     if (!node || !renames(*node) || !same_region(*node, reader)) return value;
+    if (node->op == "Cast") return node->inputs[0];
     return forward_producer(node->inputs[0]) ? root_of(reader, node->inputs[0]) : value;
   }
 
@@ -66,13 +70,15 @@ class Renamer {
     for (const auto& [root, values] : parts) {
       int64_t bytes = 0;
       for (ValueId value : values) bytes += graph_.value(value).type.bytes();
-      if (graph_.value(root).type.bytes() <= bytes) chosen_.insert(root);
+      if (graph_.value(root).type.bytes() <= bytes || graph_.value(root).kind == ValueKind::kState)
+        chosen_.insert(root);
     }
   }
 
   ValueId named_again(ValueId value, Pass pass) {
     const NodeId original = graph_.value(value).producer;
-    if (chosen_.contains(value) || !renames(graph_.node(original))) return value;
+    if (chosen_.contains(value) || !original.valid() || !renames(graph_.node(original)))
+      return value;
     const auto [it, is_new] = copies_.try_emplace({value, pass});
     if (!is_new) return it->second;
     Node copy = graph_.node(original);

@@ -9,9 +9,19 @@ namespace {
 
 class Update {
  public:
-  Update(Graph& graph, const TrainSpec& train) : graph_(graph), train_(train) {}
+  Update(Graph& graph, const TrainSpec& train, ValueId loss_scale)
+      : graph_(graph), train_(train), loss_scale_(loss_scale) {}
 
-  void sum_loss() { graph_.loss = emit("StepSum", "step_loss", "", {graph_.loss})[0]; }
+  void sum_loss() {
+    const DType dtype = graph_.value(graph_.loss).type.dtype;
+    if (info(dtype).bytes < 4) {  // the last op of the forward
+      graph_.loss = emit("Cast", "loss_f32", "", {graph_.loss}, {{"to", "f32"}})[0];
+      Node& cast = graph_.node(graph_.value(graph_.loss).producer);
+      const Node& last = graph_.node(graph_.value(cast.inputs[0]).producer);
+      cast.pass = Pass::kF, cast.scope = last.scope, cast.tags = last.tags;
+    }
+    graph_.loss = emit("StepSum", "step_loss", "", {graph_.loss})[0];
+  }
 
   void sum_gradient(Param& param, const std::vector<ParamContribution>& uses) {
     std::vector<ValueId> values;
@@ -27,19 +37,30 @@ class Update {
           emit("SumSquares", param.name + ".grad_squares", param.scope, {param.gradient})[0]);
     }
     graph_.grad_norm = emit("GlobalNorm", "grad_norm", "", std::move(squares))[0];
+    ValueId scale;
+    if (loss_scale_.valid()) {
+      skip_ = emit("NotFinite", "skipped", "", {graph_.grad_norm})[0];
+      scale = emit("LossScale", "step_loss_scale", "", {loss_scale_})[0];
+      graph_.grad_norm = emit("Div", "grad_norm_unscaled", "", {graph_.grad_norm, scale})[0];
+    }
     if (train_.clip_norm) {
       clip_ = emit("ClipFactor", "clip_factor", "", {graph_.grad_norm},
                    {{"max_norm", *train_.clip_norm}})[0];
     }
+    if (scale.valid() && clip_.valid()) clip_ = emit("Div", "unscale", "", {clip_, scale})[0];
+    if (scale.valid() && !clip_.valid()) clip_ = emit("Reciprocal", "unscale", "", {scale})[0];
   }
 
+  // A step that is skipped is no update, but random ops draw anew in it.
   void add_step() {
-    if (!graph_.step.valid()) graph_.step = add_state("step", {DType::kI64, {}});
+    const bool drawn = graph_.step.valid();
+    if (!drawn) graph_.step = add_state("step", {DType::kI64, {}});
+    count_ = drawn && skip_.valid() ? add_state("updates", {DType::kI64, {}}) : graph_.step;
   }
 
   void optimize(const Param& param, const ParamGroup& group) {
     const ValueId rate = learning_rate(group.lr);
-    const TensorType type = graph_.value(param.value).type;
+    const TensorType type = graph_.value(param.gradient).type;
     const OptimizerSpec& spec = group.optimizer ? *group.optimizer : train_.optimizer;
     std::vector<ValueId> inputs{param.value, param.gradient}, states;
     const bool sgd = spec.kind == OptimizerKind::kSgd;
@@ -54,7 +75,8 @@ class Update {
     }
     inputs.insert(inputs.end(), states.begin(), states.end());
     if (sgd && states.empty()) inputs.emplace_back();
-    inputs.insert(inputs.end(), {rate, clip_, graph_.step});
+    inputs.insert(inputs.end(), {rate, clip_, count_});
+    if (skip_.valid()) inputs.push_back(skip_);
     const std::vector<ValueId> next = emit(op_of(spec.kind), param.name + ".next", param.scope,
                                            std::move(inputs), attrs_of(spec, group.weight_decay));
     graph_.updates.push_back({param.value, next[0]});
@@ -62,7 +84,23 @@ class Update {
   }
 
   void next_step() {
-    graph_.updates.push_back({graph_.step, emit("NextStep", "step.next", "", {graph_.step})[0]});
+    std::vector<ValueId> inputs{count_};
+    if (skip_.valid()) inputs.push_back(skip_);
+    const std::string name = graph_.value(count_).name + ".next";
+    graph_.updates.push_back({count_, emit("NextStep", name, "", inputs)[0]});
+    if (count_ != graph_.step)
+      graph_.updates.push_back({graph_.step, emit("NextStep", "step.next", "", {graph_.step})[0]});
+  }
+
+  void next_loss_scale() {
+    if (!loss_scale_.valid() || !train_.loss_scale->dynamic) return;
+    const LossScale& scale = *train_.loss_scale;
+    const ValueId good = add_state("loss_scale.good", {DType::kI64, {}});
+    const auto next =
+        emit("NextLossScale", "loss_scale.next", "", {loss_scale_, good, skip_},
+             {{"growth", scale.growth}, {"backoff", scale.backoff}, {"interval", scale.interval}});
+    graph_.updates.push_back({loss_scale_, next[0]});
+    graph_.updates.push_back({good, next[1]});
   }
 
  private:
@@ -91,7 +129,7 @@ class Update {
   ValueId learning_rate(double base) {
     if (const auto known = rates_.find(base); known != rates_.end()) return known->second;
     const LrSchedule& schedule = train_.schedule;
-    return rates_[base] = emit("LearningRate", "learning_rate", "", {graph_.step},
+    return rates_[base] = emit("LearningRate", "learning_rate", "", {count_},
                                {{"base", base},
                                 {"warmup", schedule.warmup},
                                 {"cosine", int64_t{schedule.cosine}},
@@ -140,7 +178,8 @@ class Update {
 
   Graph& graph_;
   const TrainSpec& train_;
-  ValueId clip_;
+  const ValueId loss_scale_;
+  ValueId clip_, skip_, count_;      // factor of the gradients; whether, and how often, it is done
   std::map<double, ValueId> rates_;  // by base
 };
 
@@ -149,7 +188,7 @@ class Update {
 Graph append_update(BackwardPass backward, const TrainSpec& train,
                     const std::vector<const ParamGroup*>& groups) {
   Graph graph = std::move(backward.graph);
-  Update update(graph, train);
+  Update update(graph, train, backward.loss_scale);
   update.sum_loss();
   for (size_t i = 0; i < graph.params.size(); ++i) {
     if (!backward.contributions[i].empty()) {
@@ -162,6 +201,7 @@ Graph append_update(BackwardPass backward, const TrainSpec& train,
     if (graph.params[i].gradient.valid()) update.optimize(graph.params[i], *groups[i]);
   }
   update.next_step();
+  update.next_loss_scale();
   return graph;
 }
 

@@ -20,27 +20,27 @@ class Cutter {
     if (!param.gradient.valid()) return result;
     Value gradient;
     gradient.name = param.name + ".grad.part";
-    gradient.type = own;
+    gradient.type = {graph_.value(param.gradient).type.dtype, own.shape};
     result.gradient_part = graph_.add_value(std::move(gradient));
-    cut_update(result, whole, own);
+    cut_update(result, own.shape);
     return result;
   }
 
  private:
   // The optimizer takes and makes parts; its states are parts.
-  void cut_update(const ShardedParam& param, const TensorType& whole, const TensorType& own) {
+  void cut_update(const ShardedParam& param, const Shape& own) {
     NodeId optimizer;
     for (const StateUpdate& update : graph_.updates)
       if (update.state == param.whole) optimizer = graph_.value(update.next).producer;
     PIPER_CHECK(optimizer.valid(), "nothing updates '{}'", graph_.value(param.whole).name);
     for (StateUpdate& update : graph_.updates) {
       if (graph_.value(update.next).producer != optimizer) continue;
-      graph_.value(update.next).type = own;
+      graph_.value(update.next).type.shape = own;
       if (update.state == param.whole) {
         update.state = param.part;
       } else {
-        graph_.value(update.state).type = own;
-        dag_.parts.push_back({update.state, {}, whole});
+        dag_.parts.push_back({update.state, {}, graph_.value(update.state).type});
+        graph_.value(update.state).type.shape = own;
       }
     }
     for (ValueId& input : graph_.node(optimizer).inputs) {

@@ -49,7 +49,9 @@ std::vector<ValueId> outside_reads(const Graph& graph, const std::vector<NodeId>
 }
 
 const Node* norm_node(const Graph& graph) {
-  return graph.grad_norm.valid() ? &graph.node(graph.value(graph.grad_norm).producer) : nullptr;
+  const auto norm = std::find_if(graph.nodes.begin(), graph.nodes.end(),
+                                 [](const Node& node) { return node.op == "GlobalNorm"; });
+  return norm == graph.nodes.end() ? nullptr : &*norm;
 }
 
 }  // namespace
@@ -57,9 +59,12 @@ const Node* norm_node(const Graph& graph) {
 ScalarVector scalar_vector(Dag& dag) {
   Graph& graph = dag.graph;
   ScalarVector scalars;
-  if (const Node* norm = norm_node(graph))
+  ValueId whole_norm;
+  if (const Node* norm = norm_node(graph)) {
+    whole_norm = norm->outputs[0];
     for (ValueId square : norm->inputs)
       scalars.sources.push_back(graph.node(graph.value(square).producer).inputs[0]);
+  }
   const int64_t squares = static_cast<int64_t>(scalars.sources.size()) * dag.replicas;
   scalars.sources.push_back(graph.loss);
   Value shared;
@@ -75,10 +80,10 @@ ScalarVector scalar_vector(Dag& dag) {
     attrs.set("steps", std::vector<int64_t>{1});
     return build.op1("Slice", {scalars.shared}, attrs);
   };
-  if (graph.grad_norm.valid()) {
+  if (whole_norm.valid()) {
     const ValueId norm = build.op1("GlobalNorm", {slice(0, squares)});
-    replace_in_update(graph, graph.grad_norm, norm);
-    graph.grad_norm = norm;
+    replace_in_update(graph, whole_norm, norm);
+    if (graph.grad_norm == whole_norm) graph.grad_norm = norm;
   }
   graph.loss = build.reshape(slice(squares, squares + 1), {});
   return scalars;
@@ -160,11 +165,13 @@ Reports report_values(const Dag& dag) {
   const Graph& graph = dag.graph;
   Reports reports{{"loss", graph.loss}};
   if (graph.grad_norm.valid()) reports.emplace_back("grad_norm", graph.grad_norm);
-  for (const Node& node : graph.nodes)
-    if (node.op == "LearningRate") {
-      reports.emplace_back("learning_rate", node.outputs[0]);
-      break;
-    }
+  const auto report = [&](const char* name, const auto& is_it) {
+    const auto node = std::find_if(graph.nodes.begin(), graph.nodes.end(), is_it);
+    if (node != graph.nodes.end()) reports.emplace_back(name, node->outputs[0]);
+  };
+  report("learning_rate", [](const Node& node) { return node.op == "LearningRate"; });
+  report("skipped", [](const Node& node) { return node.op == "NotFinite"; });
+  report("loss_scale", [](const Node& node) { return node.op == "LossScale"; });
   return reports;
 }
 

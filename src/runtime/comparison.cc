@@ -8,6 +8,8 @@
 #include <cstring>
 #include <thread>
 
+#include "piper/halves.h"
+
 namespace piper {
 namespace {
 
@@ -23,6 +25,11 @@ double element(DType dtype, const std::byte* data, int64_t index) {
     double value = 0;
     std::memcpy(&value, data + index * 8, 8);
     return value;
+  }
+  if (info(dtype).bytes == 2) {
+    uint16_t half = 0;
+    std::memcpy(&half, data + index * 2, 2);
+    return float_of_half(dtype, half);
   }
   float value = 0;
   std::memcpy(&value, data + index * 4, 4);

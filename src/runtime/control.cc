@@ -5,7 +5,7 @@
 namespace piper {
 namespace {
 
-constexpr const char* kNames[] = {"loss", "grad_norm", "learning_rate"};
+constexpr const char* kNames[] = {"loss", "grad_norm", "learning_rate", "skipped", "loss_scale"};
 // Channels beyond any plan's.
 constexpr int32_t kReportChannel = 1 << 28;
 constexpr int32_t kGoChannel = kReportChannel + 1;
@@ -106,7 +106,8 @@ Status Control::collect(const Executor& executor, StepMetrics& metrics) {
     return transport_->wait_sends();
   }
   if (transport_->rank() != 0) return ok_status();
-  std::optional<double>* targets[] = {&metrics.loss, &metrics.grad_norm, &metrics.learning_rate};
+  std::optional<double>* targets[] = {&metrics.loss, &metrics.grad_norm, &metrics.learning_rate,
+                                      &metrics.skipped, &metrics.loss_scale};
   auto take = [&](int64_t rank, const double* values) {
     for (int k = 0; k < kValues; ++k) {
       if (source_[k] == rank) *targets[k] = values[k];

@@ -20,7 +20,7 @@ class Control {
   int64_t peak_bytes() const { return peak_bytes_; }
 
  private:
-  static constexpr int kValues = 3;
+  static constexpr int kValues = 5;
   Transport* transport_ = nullptr;
   int64_t peak_bytes_ = 0;                         // the largest of any rank
   int64_t source_[kValues] = {};                   // rank that reports a value; -1: none

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "executor_state.h"
+#include "piper/halves.h"
 
 namespace piper {
 namespace {
@@ -111,11 +112,12 @@ double read_scalar(DType dtype, const std::byte* at) {
     std::memcpy(&value, at, sizeof value);
     return value;
   }
-  if (dtype == DType::kBF16) {  // the upper half of an f32
+  if (info(dtype).bytes == 2) {
     uint16_t half = 0;
     std::memcpy(&half, at, sizeof half);
-    return std::bit_cast<float>(static_cast<uint32_t>(half) << 16);
+    return float_of_half(dtype, half);
   }
+  if (dtype == DType::kBool) return at[0] == std::byte{0} ? 0 : 1;
   return std::nan("");
 }
 
@@ -136,10 +138,11 @@ Status Executor::run_step(int64_t step) {
   State& state = *state_;
   PIPER_TRY(state.source.trace_steps > 0 ? run_section<true>(state, state.body, step)
                                          : run_section<false>(state, state.body, step));
+  const bool may_skip = report("skipped").has_value();
   for (size_t i = 0; i < state.reports.size(); ++i) {
     const Report& report = state.role->reports[i];
     state.reports[i] = read_scalar(state.type(report.buffer).dtype, state.at(report.buffer));
-    if (report.name == "loss" && !std::isfinite(state.reports[i])) {
+    if (report.name == "loss" && !std::isfinite(state.reports[i]) && !may_skip) {
       const bool no_number = std::isnan(state.reports[i]);  // of either sign
       Error error = fail("step {}: the loss is {}", step,
                          no_number ? std::numeric_limits<double>::quiet_NaN() : state.reports[i])

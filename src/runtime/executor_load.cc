@@ -350,12 +350,6 @@ Result<std::unique_ptr<Executor>> Executor::load(const RankSource& source, Backe
   PIPER_TRY(bind_section(*state, nullptr, role.body, bound, state->body));
   PIPER_TRY(bind_section(*state, "epilogue", role.epilogue, bound, state->epilogue));
   state->reports.resize(role.reports.size());
-  for (const Report& report : role.reports) {
-    if (state->type(report.buffer).dtype == DType::kF16) {
-      return fail("report '{}' is f16, which is not supported", report.name)
-          .with_code(ExitCode::kPlan);
-    }
-  }
   state->trace.resize(role.body.size() * static_cast<size_t>(source.trace_steps));
   return std::unique_ptr<Executor>(new Executor(std::move(state)));
 }

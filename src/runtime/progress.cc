@@ -21,6 +21,8 @@ std::string print_progress(const StepMetrics& metrics, int64_t steps) {
   if (metrics.loss) text += fmt::format("  loss {:.4f}", *metrics.loss);
   if (metrics.grad_norm) text += fmt::format("  grad norm {:.3f}", *metrics.grad_norm);
   if (metrics.learning_rate) text += fmt::format("  lr {:.3g}", *metrics.learning_rate);
+  if (metrics.loss_scale) text += fmt::format("  loss scale {:.6g}", *metrics.loss_scale);
+  if (metrics.skipped.value_or(0) != 0) text += "  skipped";
   return text + fmt::format("  {:.1f} ms  {:.0f} tokens/s", metrics.step_ms, metrics.tokens_per_s);
 }
 

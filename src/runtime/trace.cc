@@ -77,6 +77,8 @@ std::string print_metrics(const StepMetrics& metrics) {
   line["loss"] = number(metrics.loss);
   line["grad_norm"] = number(metrics.grad_norm);
   line["learning_rate"] = number(metrics.learning_rate);
+  if (metrics.loss_scale) line["loss_scale"] = *metrics.loss_scale;
+  if (metrics.skipped) line["skipped"] = *metrics.skipped != 0;
   line["tokens_per_s"] = metrics.tokens_per_s;
   line["step_ms"] = metrics.step_ms;
   line["peak_bytes"] = metrics.peak_bytes;

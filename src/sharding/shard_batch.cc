@@ -128,16 +128,17 @@ class Rewrite {
     return block;
   }
 
-  // One StepSum for each Partial value that some node needs whole, right behind its producer.
+  // One StepSum for each Partial value that some node needs whole, right behind its producer; of
+  // 16-bit floats in f32.
   void insert_sums() {
-    std::map<int32_t, ValueId> sums;  // by Partial value
+    std::map<int32_t, std::vector<ValueId>> sums;  // by Partial value: what leads to its sum
     for (const auto& [where, reading] : found_.readings) {
       if (!reading.summed) continue;
       ValueId& input =
           graph_.nodes[static_cast<size_t>(where.first)].inputs[static_cast<size_t>(where.second)];
       auto [sum, fresh] = sums.try_emplace(input.value);
-      if (fresh) sum->second = add_sum_value(input);
-      input = sum->second;
+      if (fresh) sum->second = add_sum_values(input);
+      input = sum->second.back();
     }
     if (sums.empty()) return;
     std::vector<Node> nodes;
@@ -147,7 +148,12 @@ class Rewrite {
       size_t producer = nodes.size() - 1;
       for (ValueId output : outputs) {
         auto sum = sums.find(output.value);
-        if (sum != sums.end()) append(nodes, sum_node(nodes[producer], output, sum->second));
+        if (sum == sums.end()) continue;
+        ValueId from = output;
+        for (ValueId to : sum->second) {
+          append(nodes, sum_node(nodes[producer], from, to));
+          from = to;
+        }
       }
     }
     graph_.nodes = std::move(nodes);
@@ -158,20 +164,31 @@ class Rewrite {
     nodes.push_back(std::move(node));
   }
 
-  ValueId add_sum_value(ValueId partial) {
-    Value value;
-    value.name = graph_.value(partial).name + "/step_sum";
-    value.type = graph_.value(partial).type;
-    return graph_.add_value(std::move(value));
+  std::vector<ValueId> add_sum_values(ValueId partial) {
+    const TensorType type = graph_.value(partial).type;
+    const auto add = [&](const char* suffix, DType dtype) {
+      Value value;
+      value.name = graph_.value(partial).name + suffix;
+      value.type = {dtype, type.shape};
+      return graph_.add_value(std::move(value));
+    };
+    if (!info(type.dtype).is_float || info(type.dtype).bytes >= 4)
+      return {add("/step_sum", type.dtype)};
+    const ValueId wide = add("/f32", DType::kF32);
+    graph_.value(wide).layout = graph_.value(partial).layout;
+    return {wide, add("/step_sum", DType::kF32), add("/rounded", type.dtype)};
   }
 
-  Node sum_node(const Node& producer, ValueId partial, ValueId sum) const {
+  // A cast where the types differ.
+  Node sum_node(const Node& producer, ValueId from, ValueId to) const {
+    const DType dtype = graph_.value(to).type.dtype;
     Node node;
-    node.op = "StepSum";
-    node.name = graph_.value(sum).name;
+    node.op = dtype == graph_.value(from).type.dtype ? "StepSum" : "Cast";
+    if (node.op == "Cast") node.attrs.set("to", std::string(info(dtype).name));
+    node.name = graph_.value(to).name;
     node.scope = producer.scope;
-    node.inputs = {partial};
-    node.outputs = {sum};
+    node.inputs = {from};
+    node.outputs = {to};
     node.pass = producer.pass;
     node.tags = producer.tags;
     return node;
