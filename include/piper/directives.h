@@ -2,7 +2,7 @@
 // one reports what it matched and inserted; matching nothing is an error at its place in the
 // strategy.
 //
-// Phases are fixed whatever the order in the file: annotate, recompute (Graph) | split,
+// Phases are fixed whatever the order in the file: annotate, precision, recompute (Graph) | split,
 // replicate, place, order (Dag).
 #pragma once
 
@@ -36,6 +36,15 @@ Result<Graph> clone_data_ops(Graph forward, std::span<const std::string> tags, c
 // each).
 inline constexpr double kFlopsPerByte = 50;
 Result<Graph> apply_balance(Graph forward, const BalanceRule& balance, Explanations& out);
+
+// Casts, so that the chosen forward ops compute in the types of mixed precision (Micikevicius et
+// al., 2018): MatMul and Attention in the low type; norms, softmax, losses, sums, powers and
+// exponentials in f32; all others in the widest type of their operands, where parameters and
+// constants follow the others. Parameters are f32, and cast beside each op that reads them. The
+// model's own casts between floats are left out. Requires a forward graph; ops on f64 stay as they
+// are. Errors: nothing matches or is changed, an unknown op, an op chosen twice.
+Result<Graph> apply_precision(Graph forward, const std::vector<Precision>& precisions,
+                              const Variables& variables, Explanations& out);
 
 // Forward ops that the backward pass runs again, just before it first needs what they make. Ops that
 // share a directive, captures and region form a group: what it takes from outside is kept, and what

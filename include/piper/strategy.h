@@ -104,6 +104,16 @@ struct Recompute {               // - recompute: {match: "h/{layer}/**", where: 
   std::optional<int64_t> budget_bytes;  // of what a microbatch keeps in a region; then the compiler chooses the ops
   SourceSpan at;
 };
+// In which types ops compute, and how the loss is scaled.
+struct Precision {               // - precision: {compute: bf16, keep: [Gelu]}
+  std::optional<Glob> match;     // over scopes
+  Where where;                   // over tags
+  DType compute = DType::kBF16;  // of products and attention; what else: apply_precision
+  bool masters = true;           // parameters of 16 bits become f32
+  bool scales_loss = false;      // how: train.loss_scale
+  std::vector<std::pair<std::string, SourceSpan>> keep;  // further ops that compute in f32
+  SourceSpan at;
+};
 // One item of an order program after expansion for one coordinate: takes the next task that matches.
 struct OrderItem {
   std::string pass;              // "F" "B" "BI" "BW" "U"
@@ -187,6 +197,7 @@ struct Strategy {
   std::vector<Place> places;
   std::vector<Replicate> replicates;
   std::vector<Recompute> recomputes;
+  std::vector<Precision> precisions;  // loss scaling is in `train`
   std::vector<Order> orders;
   std::string text;              // all files read, concatenated: for the digest
 };

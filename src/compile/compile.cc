@@ -14,7 +14,7 @@
 namespace piper {
 namespace {
 
-constexpr std::string_view kSteps[] = {"import",   "patterns", "annotate", "autodiff",
+constexpr std::string_view kSteps[] = {"import",   "patterns", "annotate", "precision", "autodiff",
                                        "sharding", "dag",      "schedule", "plan"};
 
 Result<Graph> find_patterns(Graph graph, Steps& steps, Compiled& compiled) {
@@ -187,6 +187,13 @@ Result<Compiled> compile(const CompileOptions& options) {
       steps.run(
           "annotate", [&] { return annotated(std::move(graph), strategy, compiled.explanations); },
           print_graph));
+  PIPER_ASSIGN(graph, steps.run(
+                          "precision",
+                          [&] {
+                            return apply_precision(std::move(graph), strategy.precisions,
+                                                   scope_of(strategy), compiled.explanations);
+                          },
+                          print_graph));
   PIPER_ASSIGN(Differentiated step,
                steps.run(
                    "autodiff", [&] { return differentiate(std::move(graph), strategy.train); },

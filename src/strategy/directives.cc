@@ -1,4 +1,4 @@
-// directives: split, place, replicate, recompute, order.
+// directives: split, place, recompute; and the list of them all.
 #include <algorithm>
 
 #include "expr_tree.h"
@@ -78,18 +78,6 @@ Status read_place(const Fields& map, const Scope& scope, const Names& names, Str
   return ok_status();
 }
 
-Result<std::vector<std::pair<std::string, SourceSpan>>> read_ops(const yaml::Node& node,
-                                                                 const Scope& scope) {
-  std::vector<std::pair<std::string, SourceSpan>> ops;
-  if (!node.is(yaml::Node::Kind::kList)) return wrong_type(node, "a list of ops");
-  if (node.items.empty()) return fail(node.at, "the list of ops is empty");
-  for (const yaml::Node& item : node.items) {
-    PIPER_ASSIGN(std::string op, read_text(item, scope));
-    ops.emplace_back(std::move(op), item.at);
-  }
-  return ops;
-}
-
 Status read_recompute(const Fields& map, const Scope& scope, const Names& names, Strategy& out) {
   Recompute recompute;
   recompute.at = map.at();
@@ -97,11 +85,7 @@ Status read_recompute(const Fields& map, const Scope& scope, const Names& names,
     PIPER_ASSIGN(recompute.match, read_glob(*match, scope));
   }
   if (const yaml::Node* where = map["where"]) {
-    PIPER_ASSIGN(recompute.where, read_where(*where, scope, names));
-    for (const Condition& condition : recompute.where)
-      if (condition.tag == "pass" || (!out.splits.empty() && condition.tag == out.splits[0].as))
-        return fail(condition.at, "not supported: recompute by {}", condition.tag)
-            .with_note("help: it chooses forward ops, for all microbatches alike");
+    PIPER_ASSIGN(recompute.where, read_where_of_ops(*where, scope, names, "recompute", out));
   }
   if (const yaml::Node* ops = map["ops"]) {
     PIPER_ASSIGN(recompute.ops, read_ops(*ops, scope));
@@ -152,6 +136,29 @@ std::vector<std::string> tags_of(const Strategy& strategy) {
 
 }  // namespace
 
+Result<std::vector<std::pair<std::string, SourceSpan>>> read_ops(const yaml::Node& node,
+                                                                 const Scope& scope) {
+  std::vector<std::pair<std::string, SourceSpan>> ops;
+  if (!node.is(yaml::Node::Kind::kList)) return wrong_type(node, "a list of ops");
+  if (node.items.empty()) return fail(node.at, "the list of ops is empty");
+  for (const yaml::Node& item : node.items) {
+    PIPER_ASSIGN(std::string op, read_text(item, scope));
+    ops.emplace_back(std::move(op), item.at);
+  }
+  return ops;
+}
+
+Result<Where> read_where_of_ops(const yaml::Node& node, const Scope& scope, const Names& names,
+                                std::string_view directive, const Strategy& strategy) {
+  PIPER_ASSIGN(Where where, read_where(node, scope, names));
+  for (const Condition& condition : where)
+    if (condition.tag == "pass" ||
+        (!strategy.splits.empty() && condition.tag == strategy.splits[0].as))
+      return fail(condition.at, "not supported: {} by {}", directive, condition.tag)
+          .with_note("help: it chooses forward ops, for all microbatches alike");
+  return where;
+}
+
 Status check_axis(std::string_view name, const SourceSpan& at, const Names& names) {
   if (contains(names.axes, name)) return ok_status();
   Error error =
@@ -176,6 +183,7 @@ Status read_directives(const std::vector<const yaml::Entry*>& entries, const Sco
       if (kind == "split") PIPER_TRY(read_split(map, scope, out));
       if (kind == "place") PIPER_TRY(read_place(map, scope, names, out));
       if (kind == "replicate") PIPER_TRY(read_replicate(map, scope, names, out));
+      if (kind == "precision") PIPER_TRY(read_precision(map, scope, names, out));
       if (kind == "recompute") PIPER_TRY(read_recompute(map, scope, names, out));
       if (kind == "order") PIPER_TRY(read_order(map, scope, names, out));
     }

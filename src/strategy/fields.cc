@@ -132,7 +132,7 @@ constexpr Field kDirective[] = {
     {"shard", kOne, kUnsupported, ""},
     {"stream", kOne, kUnsupported, ""},
     {"offload", kOne, kUnsupported, ""},
-    {"precision", kOne, kUnsupported, ""},
+    {"precision", kOne, kOptional, "In which types ops compute.", "precision"},
     {"fuse", kOne, kUnsupported, ""},
     {"prefetch", kOne, kUnsupported, ""},
 };
@@ -178,6 +178,24 @@ constexpr Field kRecompute[] = {
     {"ops", kPaths, kOptional, "Names of ops. Default: all."},
     {"budget", kBytes, kOptional,
      "What a microbatch may keep in each region; the compiler chooses the ops."},
+};
+constexpr Field kPrecision[] = {
+    {"compute", kWord, kRequired, "Type of products and attention.", "bf16 f16 f32"},
+    {"match", kGlob, kOptional, "Ops by scope path. Default: all."},
+    {"where", kWhere, kOptional, "Ops by their tags. Default: all."},
+    {"keep", kPaths, kOptional, "Names of further ops that compute in f32."},
+    {"accumulate", kWord, kOptional, "Type in which gradients are added up.", "f32"},
+    {"reduce", kWord, kOptional, "Type in which gradients travel.", "f32"},
+    {"master", kWord, kOptional, "none: 16-bit parameters stay as they are. Default f32.",
+     "f32 none"},
+    {"loss_scale", kTextOrOne, kOptional, "dynamic, or its settings. Default: none.", "loss_scale"},
+};
+constexpr Field kLossScale[] = {
+    {"init_scale", kReal, kOptional, "Of the first step. Default 65536."},
+    {"growth_factor", kReal, kOptional, "After growth_interval good steps. Default 2."},
+    {"backoff_factor", kReal, kOptional, "After a step that was skipped. Default 0.5."},
+    {"growth_interval", kInteger, kOptional, "Default 2000."},
+    {"static", kReal, kOptional, "A scale that stays."},
 };
 constexpr Field kOrder[] = {
     {"each", kText, kRequired, "A mesh axis; the program runs for each coordinate r of it."},
@@ -225,6 +243,8 @@ constexpr Object kObjects[] = {
     {"place", kPlace},
     {"replicate", kReplicate},
     {"recompute", kRecompute},
+    {"precision", kPrecision},
+    {"loss_scale", kLossScale},
     {"gather", kGather},
     {"reduce", kReduce},
     {"order", kOrder},

@@ -41,6 +41,14 @@ struct Names {
 Status check_axis(std::string_view name, const SourceSpan& at, const Names& names);
 Status read_replicate(const fields::Fields& map, const Scope& scope, const Names& names,
                       Strategy& out);
+Status read_precision(const fields::Fields& map, const Scope& scope, const Names& names,
+                      Strategy& out);
+// A list of names of ops.
+Result<std::vector<std::pair<std::string, SourceSpan>>> read_ops(const yaml::Node& node,
+                                                                 const Scope& scope);
+// Conditions on tags of forward ops alone, for `directive`.
+Result<Where> read_where_of_ops(const yaml::Node& node, const Scope& scope, const Names& names,
+                                std::string_view directive, const Strategy& strategy);
 Status read_directives(const std::vector<const yaml::Entry*>& entries, const Scope& scope,
                        Strategy& out);
 Status check_axis(std::string_view name, const SourceSpan& at, const Names& names);

@@ -25,6 +25,18 @@ double loss_bound(const std::string& model, const Optimizer& optimizer, size_t s
   return step < 16 ? 1e-5 : 4e-4;
 }
 
+// Products and activations of 8 bits: the bound that belongs to the model, for all of it but the
+// parameters under AdamW. That turns a gradient that is zero but for rounding, such as a key
+// bias's, into whole steps: PyTorch's own autocast of this model to bf16 ends 0.12 off the
+// reference.
+constexpr double kBf16Bound = 2e-2, kBf16AdamBound = 0.15;
+bool is_bf16(const std::string& model) { return model == "gpt-bf16"; }
+std::string text_of(const std::string& model, const std::string& train) {
+  std::string text = strategy_text(model, train);
+  if (is_bf16(model)) text += "directives: [{precision: {compute: bf16, master: f32}}]\n";
+  return text;
+}
+
 class Equivalence : public ::testing::TestWithParam<std::tuple<const char*, int>> {};
 
 // What PyTorch's load_state_dict asks for: every parameter, tied ones under each of their names.
@@ -52,7 +64,8 @@ void compare_with_reference(const std::string& model, const Optimizer& optimizer
         << model << " " << what << " step " << k << ": " << trained.losses[k] << " != " << want;
   }
   const double norm = json[optimizer.name]["grad_norms"][0].get<double>();
-  EXPECT_LE(std::abs(trained.norms[0] - norm) / norm, kNormBound) << model << " " << what;
+  EXPECT_LE(std::abs(trained.norms[0] - norm) / norm, is_bf16(model) ? kBf16Bound : kNormBound)
+      << model << " " << what;
   EXPECT_EQ(names_of(trained), names_of_module(json)) << model << " " << what;
   if (trained.losses.size() < losses.size()) return;
   size_t compared = 0;
@@ -91,14 +104,18 @@ TEST_P(Equivalence, TrainsAsTheReference) {
   if (!std::filesystem::exists(model_path(model, "model.onnx")))
     GTEST_SKIP() << "no models in " << models_folder();
   const Optimizer optimizers[] = {{"sgd", kSgd, 1e-6, 5e-6}, {"adamw", kAdamW, 1e-4, 3e-4}};
-  const Optimizer& optimizer = optimizers[std::get<1>(GetParam())];
+  Optimizer optimizer = optimizers[std::get<1>(GetParam())];
+  if (is_bf16(model)) {
+    optimizer.loss_bound = kBf16Bound;
+    optimizer.param_bound = std::get<1>(GetParam()) == 0 ? kBf16Bound : kBf16AdamBound;
+  }
   const auto json = reference_json(model);
   const auto tensors = reference_tensors(model);
   std::map<std::pair<int64_t, int64_t>, Trained> by_cut;
   for (const Shape2& shape : shapes_of(model)) {
     const std::string what = fmt::format("{} pp={} dp={} mb={} {}", optimizer.name, shape.pp,
                                          shape.dp, shape.mb, shape.order);
-    auto compiled = compile_model(model, strategy_text(model, optimizer.train), shape);
+    auto compiled = compile_model(model, text_of(model, optimizer.train), shape);
     ASSERT_TRUE(compiled) << what << "\n" << print_error(compiled.error());
     auto trained = train(compiled->set, model, kSanitized ? 2 : 20);
     ASSERT_TRUE(trained) << what << "\n" << print_error(trained.error());
@@ -113,7 +130,7 @@ TEST_P(Equivalence, EqualsTheSingleDevicePlan) {
   if (!std::filesystem::exists(model_path(model, "model.onnx")))
     GTEST_SKIP() << "no models in " << models_folder();
   const char* train_text = std::get<1>(GetParam()) == 0 ? kSgd : kAdamW;
-  auto compiled = compile_model(model, strategy_text(model, train_text), {2, 2, 4, "1f1b"}, true);
+  auto compiled = compile_model(model, text_of(model, train_text), {2, 2, 4, "1f1b"}, true);
   ASSERT_TRUE(compiled) << print_error(compiled.error());
   for (const VerifyAgainst against : {VerifyAgainst::kSingle, VerifyAgainst::kUncut}) {
     const PlanSet& reference =
@@ -125,6 +142,10 @@ TEST_P(Equivalence, EqualsTheSingleDevicePlan) {
     options.steps = 3;
     options.threads = 1;
     options.verify.against = against;
+    if (is_bf16(model)) {
+      options.verify.loss_bound = kBf16Bound;
+      options.verify.param_bound = kBf16AdamBound;
+    }
     const auto job =
         run_job(compiled->set, data->get(), &reference, reference_data->get(), options);
     EXPECT_TRUE(job) << model << (against == VerifyAgainst::kSingle ? " single\n" : " uncut\n")
@@ -137,7 +158,7 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Combine(::testing::Values("mlp", "two-tower", "gpt-deep", "gpt-unoptimized",
                                          "gpt-logits", "gpt-ts17", "gpt", "bert-hf", "vit-hf",
                                          "gpt2-hf", "llama-hf", "gpt-opset23", "gpt-static",
-                                         "gpt-parallel"),
+                                         "gpt-parallel", "gpt-bf16"),
                        ::testing::Values(0, 1)),
     [](const auto& info) {
       std::string name = std::get<0>(info.param);

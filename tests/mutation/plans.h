@@ -64,6 +64,13 @@ inline std::string random_place(Random& random) {
               "  - place: {where: {stage: s, mb: \">0\"}, on: {pp: s == 0 ? P-1 : s-1}}\n"});
 }
 
+inline std::string random_precision(Random& random) {
+  return one_of<const char*>(
+      random, {"", "", "", "", "  - precision: {compute: bf16}\n",
+               "  - precision: {compute: f16, loss_scale: dynamic}\n",
+               "  - precision: {compute: bf16, keep: [Add], loss_scale: {static: 64}}\n"});
+}
+
 // A strategy of the library.
 inline std::string library_strategy(Random& random, size_t microbatches) {
   const std::vector<std::string> files = jobs::library_files();
@@ -83,8 +90,8 @@ inline std::string library_strategy(Random& random, size_t microbatches) {
   if (has("ascending: 0"))
     text += ", ascending: 1";  // the order of sums, so that bits can be compared
   text += "}\n" + random_train(random, dp * mb * (1 + pick(random, 2)));
-  const std::string recompute = random_recompute(random, pp);
-  return recompute.empty() ? text : text + "directives:\n" + recompute;
+  const std::string more = random_recompute(random, pp) + random_precision(random);
+  return more.empty() ? text : text + "directives:\n" + more;
 }
 
 inline const std::initializer_list<const char*> kShards = {
@@ -110,7 +117,7 @@ inline std::string random_strategy(Random& random, size_t microbatches) {
     text += fmt::format("  - replicate: {{over: dp, bucket: {}{}}}\n",
                         one_of<const char*>(random, {"64", "2KiB", "25MiB"}),
                         one_of<const char*>(random, kShards));
-  return text + random_order(random);
+  return text + random_precision(random) + random_order(random);
 }
 
 inline Made make_plan(Random& random, size_t microbatches) {

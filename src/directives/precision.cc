@@ -1,0 +1,307 @@
+// precision: casts between the ops of the forward pass, as torch.autocast places them; autodiff
+// then gives each gradient the type of its value.
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <map>
+#include <set>
+
+#include "match.h"
+#include "piper/halves.h"
+#include "piper/ops.h"
+
+namespace piper {
+namespace {
+
+constexpr int32_t kNone = -1;
+
+// In the low type: what takes the time.
+constexpr std::array kLowOps = std::to_array<std::string_view>({"Attention", "MatMul"});
+// In f32: what loses most by rounding, or leaves the range of f16. All others take the widest type
+// of their operands.
+constexpr std::array kWideOps = std::to_array<std::string_view>(
+    {"Acos",    "Acosh",      "Asin",       "Atanh",     "Cosh",    "CrossEntropySum",
+     "CumSum",  "Exp",        "GroupNorm",  "LayerNorm", "Log",     "LogSoftmax",
+     "Pow",     "Reciprocal", "ReduceProd", "ReduceSum", "RmsNorm", "Sinh",
+     "Softmax", "Tan"});
+
+bool contains(std::span<const std::string_view> ops, std::string_view op) {
+  return std::find(ops.begin(), ops.end(), op) != ops.end();
+}
+bool is_castable(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16;
+}
+
+class Caster {
+ public:
+  Caster(Graph graph, const std::vector<Precision>& precisions, const Variables& variables)
+      : graph_(std::move(graph)),
+        precisions_(precisions),
+        variables_(variables),
+        build_(graph_),
+        chosen_(graph_.nodes.size(), kNone),
+        counts_(precisions.size()) {}
+
+  Result<Graph> run(Explanations& out) {
+    for (size_t d = 0; d < precisions_.size(); ++d) PIPER_TRY(choose(d));
+    for (const Value& value : graph_.values) original_.push_back(value.type.dtype);
+    find_strong();
+    keep_masters();
+    build_.name_prefix = "precision/";
+    const size_t count = graph_.nodes.size();
+    for (size_t i = 0; i < count; ++i) {
+      const size_t casts = graph_.nodes.size();
+      PIPER_TRY(retype(NodeId(i)));
+      for (size_t c = casts; c < graph_.nodes.size(); ++c) order_.emplace_back(c);
+      order_.emplace_back(i);
+    }
+    put_in_order();
+    for (size_t d = 0; d < precisions_.size(); ++d) PIPER_TRY(report(d, out));
+    return std::move(graph_);
+  }
+
+ private:
+  struct Counts {
+    std::map<std::string, int64_t> low, wide;  // ops by name
+    int64_t matched = 0, following = 0, casts = 0, param_casts = 0, dropped = 0, masters = 0;
+    bool changes() const { return !low.empty() || casts + dropped + masters > 0; }
+  };
+
+  // ---- Which ops ----
+  Status choose(size_t d) {
+    const Precision& precision = precisions_[d];
+    std::set<std::string> found;
+    for (size_t i = 0; i < graph_.nodes.size(); ++i) {
+      const Node& node = graph_.nodes[i];
+      if (precision.match && !precision.match->match(node.scope)) continue;
+      PIPER_ASSIGN(const auto met, match_node(graph_, node, precision.where, variables_));
+      if (!met) continue;
+      if (chosen_[i] != kNone)
+        return fail(precision.at, "precision: {} at '{}' is chosen twice", node.op, node.scope)
+            .with_note(fmt::format("first at line {}",
+                                   precisions_[static_cast<size_t>(chosen_[i])].at.line));
+      chosen_[i] = static_cast<int32_t>(d);
+      ++counts_[d].matched;
+      found.insert(node.op);
+    }
+    if (counts_[d].matched == 0) return matches_nothing(precision);
+    const std::vector<std::string> names(found.begin(), found.end());
+    for (const auto& [op, at] : precision.keep)
+      if (!found.contains(op))
+        return fail(at, "precision: none of these ops is '{}'{}", op, did_you_mean(op, names));
+    return ok_status();
+  }
+  Error matches_nothing(const Precision& precision) const {
+    std::set<std::string> scopes;
+    for (const Node& node : graph_.nodes) scopes.insert(node.scope);
+    const std::vector<std::string> known(scopes.begin(), scopes.end());
+    return fail(precision.at, "precision: matches no forward op{}",
+                precision.match ? did_you_mean(precision.match->pattern(), known) : "");
+  }
+
+  // ---- Which types ----
+  // By value: whether it depends on the step's inputs or random numbers.
+  void find_strong() {
+    strong_.resize(graph_.values.size());
+    for (size_t i = 0; i < graph_.values.size(); ++i)
+      strong_[i] = graph_.values[i].kind == ValueKind::kInput;
+    for (const Node& node : graph_.nodes) {
+      const OpDef* def = find_op(node.op);
+      bool strong = def && def->draws >= 0;
+      for (ValueId input : node.inputs)
+        strong = strong || (input.valid() && strong_[input.index()]);
+      for (ValueId output : node.outputs) strong_[output.index()] = strong;
+    }
+  }
+
+  // Parameters of 16 bits that a chosen op reads become f32.
+  void keep_masters() {
+    std::map<ValueId, int32_t> reader;
+    for (size_t i = 0; i < graph_.nodes.size(); ++i)
+      for (ValueId input : graph_.nodes[i].inputs)
+        if (input.valid() && chosen_[i] != kNone) reader.try_emplace(input, chosen_[i]);
+    for (const Param& param : graph_.params) {
+      const auto found = reader.find(param.value);
+      Value& value = graph_.value(param.value);
+      if (found == reader.end() || value.type.dtype == DType::kF32 ||
+          !is_castable(value.type.dtype) ||
+          !precisions_[static_cast<size_t>(found->second)].masters)
+        continue;
+      value.data = in_f32(value.data, value.type.dtype);
+      value.type.dtype = DType::kF32;
+      ++counts_[static_cast<size_t>(found->second)].masters;
+    }
+  }
+  static Bytes in_f32(const Bytes& narrow, DType dtype) {
+    if (!narrow.data && narrow.size == 0) return narrow;  // filled
+    const auto make = [narrow, dtype] {
+      const Bytes from = narrow.made();
+      std::string bytes(from.size * 2, '\0');
+      for (size_t i = 0; i < from.size / 2; ++i) {
+        uint16_t half = 0;
+        std::memcpy(&half, from.data + 2 * i, 2);
+        const float value = float_of_half(dtype, half);
+        std::memcpy(bytes.data() + 4 * i, &value, 4);
+      }
+      return Bytes::copy_of(bytes.data(), bytes.size());
+    };
+    constexpr size_t kLarge = size_t{1} << 20;
+    return narrow.size < kLarge ? make() : Bytes::deferred(narrow.size * 2, make);
+  }
+
+  DType dtype_of(ValueId value) const { return graph_.value(value).type.dtype; }
+
+  // The type in which a chosen op computes, given its operands'.
+  DType type_for(const Node& node, const Precision& precision) const {
+    const bool kept = std::any_of(precision.keep.begin(), precision.keep.end(),
+                                  [&](const auto& op) { return op.first == node.op; });
+    if (contains(kLowOps, node.op) && !kept) return precision.compute;
+    if (contains(kWideOps, node.op) || kept || precision.compute == DType::kF32) return DType::kF32;
+    std::set<DType> strong, weak;
+    for (ValueId input : node.inputs)
+      if (input.valid() && is_castable(dtype_of(input)))
+        (strong_[input.index()] ? strong : weak).insert(dtype_of(input));
+    const std::set<DType>& deciding = strong.empty() ? weak : strong;
+    return deciding.size() == 1 ? *deciding.begin() : DType::kF32;
+  }
+
+  Status retype(NodeId id) {
+    const int32_t d = chosen_[id.index()];
+    Node node = graph_.node(id);
+    const auto dtypes = [&](DType dtype) {
+      return std::any_of(node.inputs.begin(), node.inputs.end(),
+                         [&](ValueId input) { return input.valid() && dtype_of(input) == dtype; });
+    };
+    if (dtypes(DType::kF64)) return ok_status();
+    if (d != kNone && node.op == "Cast") {
+      recast(node, counts_[static_cast<size_t>(d)]);
+    } else {
+      const DType type =
+          d == kNone ? DType::kF32 : type_for(node, precisions_[static_cast<size_t>(d)]);
+      bool floats = false;
+      for (ValueId& input : node.inputs) {
+        if (!input.valid() || !is_castable(dtype_of(input))) continue;
+        floats = true;
+        input = in_type(input, d == kNone ? original_[input.index()] : type, node, d);
+      }
+      if (d != kNone && floats) count(node, type, counts_[static_cast<size_t>(d)]);
+    }
+    graph_.node(id) = node;
+    return infer(id);
+  }
+
+  // The model's own casts between floats are the directive's business: they change nothing. What is
+  // made of integers is f32.
+  void recast(Node& node, Counts& counts) {
+    const ValueId input = node.inputs[0];
+    const DType to = dtype_of(node.outputs[0]);
+    if (!is_castable(to)) return;
+    const DType type = is_castable(dtype_of(input)) ? dtype_of(input) : DType::kF32;
+    if (type != to) ++counts.dropped;
+    node.attrs.set("to", std::string(info(type).name));
+  }
+
+  void count(const Node& node, DType type, Counts& counts) const {
+    if (type != DType::kF32 && contains(kLowOps, node.op)) {
+      ++counts.low[node.op];
+    } else if (contains(kWideOps, node.op) || contains(kLowOps, node.op)) {
+      ++counts.wide[node.op];
+    } else {
+      ++counts.following;
+    }
+  }
+
+  Status infer(NodeId id) {
+    const Node& node = graph_.node(id);
+    const OpDef* def = find_op(node.op);
+    PIPER_CHECK(def != nullptr, "op '{}' is not in the table", node.op);
+    const Result<std::vector<TensorType>> types = def->types(use_of(graph_, node));
+    if (!types)
+      return fail("precision: {} at '{}': {}", node.op, node.scope, types.error().message);
+    for (size_t o = 0; o < types->size(); ++o)
+      if (node.outputs[o].valid()) graph_.value(node.outputs[o]).type = (*types)[o];
+    return ok_status();
+  }
+
+  // The value in another type: cast once for each region that reads it, and a parameter beside each
+  // op, so that each of its uses is one.
+  ValueId in_type(ValueId value, DType type, const Node& reader, int32_t d) {
+    if (dtype_of(value) == type) return value;
+    const bool weak = !strong_[value.index()];
+    const Key key{value, type, reader.tags, weak ? reader.outputs[0] : ValueId()};
+    const auto known = casts_.find(key);
+    if (known != casts_.end()) return known->second;
+    build_.scope = reader.scope;
+    build_.tags = reader.tags;
+    const ValueId made = build_.op1("Cast", {value}, {{"to", std::string(info(type).name)}});
+    if (d != kNone) {
+      Counts& counts = counts_[static_cast<size_t>(d)];
+      ++counts.casts;
+      counts.param_casts += graph_.value(value).kind == ValueKind::kState;
+    }
+    original_.resize(graph_.values.size(), type);
+    strong_.resize(graph_.values.size(), !weak);
+    return casts_[key] = made;
+  }
+
+  void put_in_order() {
+    std::vector<Node> nodes;
+    for (NodeId id : order_) {
+      for (ValueId output : graph_.node(id).outputs)
+        graph_.value(output).producer = NodeId(nodes.size());
+      nodes.push_back(std::move(graph_.node(id)));
+    }
+    graph_.nodes = std::move(nodes);
+  }
+
+  // ---- What was done ----
+  static std::string list(const std::map<std::string, int64_t>& ops) {
+    std::vector<std::string> parts;
+    for (const auto& [op, count] : ops) parts.push_back(fmt::format("{} {}", count, op));
+    return parts.empty() ? "none" : join(parts, ", ");
+  }
+  Status report(size_t d, Explanations& out) const {
+    const Precision& precision = precisions_[d];
+    const Counts& counts = counts_[d];
+    if (!counts.changes() && !precision.scales_loss)
+      return fail(precision.at,
+                  "precision: these {} ops compute in f32 anyway, and nothing is cast",
+                  counts.matched);
+    std::vector<std::string> lines;
+    if (precision.compute != DType::kF32)
+      lines.push_back(fmt::format("in {}: {}", info(precision.compute).name, list(counts.low)));
+    lines.push_back(fmt::format("in f32: {}", list(counts.wide)));
+    if (counts.following > 0)
+      lines.push_back(fmt::format("in the type of their operands: {} others", counts.following));
+    lines.push_back(fmt::format("inserted {} casts, {} of them of parameters", counts.casts,
+                                counts.param_casts));
+    if (counts.dropped > 0)
+      lines.push_back(fmt::format("left out {} casts of the model", counts.dropped));
+    if (counts.masters > 0)
+      lines.push_back(fmt::format("{} parameters have masters in f32", counts.masters));
+    out.push_back({precision.at, "precision", std::move(lines)});
+    return ok_status();
+  }
+
+  using Key = std::tuple<ValueId, DType, std::vector<int32_t>, ValueId>;
+  Graph graph_;
+  const std::vector<Precision>& precisions_;
+  const Variables& variables_;
+  Builder build_;
+  std::vector<int32_t> chosen_;  // by node: by which directive
+  std::vector<Counts> counts_;   // by directive
+  std::vector<DType> original_;  // by value
+  std::vector<bool> strong_;     // by value
+  std::map<Key, ValueId> casts_;
+  std::vector<NodeId> order_;
+};
+
+}  // namespace
+
+Result<Graph> apply_precision(Graph forward, const std::vector<Precision>& precisions,
+                              const Variables& variables, Explanations& out) {
+  if (precisions.empty()) return forward;
+  return Caster(std::move(forward), precisions, variables).run(out);
+}
+
+}  // namespace piper
