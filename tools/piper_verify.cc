@@ -1,5 +1,6 @@
 // piper-verify DIR: proves a plan set right from its files alone.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 
 #include "piper/verify.h"
@@ -21,7 +22,13 @@ std::string escape(std::string_view text) {
   return out;
 }
 
-void print_json(const std::string& directory, const VerifyReport& report) {
+int64_t largest_peak(const PlanSet& set) {
+  int64_t peak = 0;
+  for (const RoleProgram& role : set.roles) peak = std::max(peak, role.peak_bytes());
+  return peak;
+}
+
+void print_json(const std::string& directory, const PlanSet& set, const VerifyReport& report) {
   std::string findings;
   for (const Finding& finding : report.findings)
     findings +=
@@ -29,21 +36,32 @@ void print_json(const std::string& directory, const VerifyReport& report) {
                     escape(finding.rule), escape(finding.text));
   fmt::print(
       "{{\"directory\": \"{}\", \"ranks\": {}, \"cells\": {}, \"instructions\": {}, \"transfers\": "
-      "{}, "
-      "\"collectives\": {}, \"sums\": {},\n \"findings\": [{}]}}\n",
+      "{}, \"collectives\": {}, \"sums\": {}, \"parameters\": {}, \"peak_bytes\": {},\n "
+      "\"findings\": [{}]}}\n",
       escape(directory), report.ranks, report.cells, report.instructions, report.transfers,
-      report.collectives, report.sums, findings);
+      report.collectives, report.sums, report.parameters, largest_peak(set), findings);
 }
 
-void print_text(const std::string& directory, const VerifyReport& report) {
+void print_text(const std::string& directory, const PlanSet& set, const VerifyReport& report) {
   for (const Finding& finding : report.findings)
     fmt::print("{}: {}: {}\n", directory, finding.rule, finding.text);
-  if (report.findings.empty())
-    fmt::print(
-        "{}: ok: {} ranks in {} cells, {} instructions, {} transfers, {} collectives, {} finished "
-        "sums\n",
-        directory, report.ranks, report.cells, report.instructions, report.transfers,
-        report.collectives, report.sums);
+  if (!report.findings.empty()) return;
+  fmt::print("{}: ok: {} ranks in {} cells, {} instructions\n", directory, report.ranks,
+             report.cells, report.instructions);
+  const auto line = [](const char* rule, const std::string& proved) {
+    fmt::print("  {:<12}{}\n", rule, proved);
+  };
+  line("transfer", fmt::format("{} messages are received once, in order", report.transfers));
+  line("collective",
+       fmt::format("{} collectives are issued by all members in one order", report.collectives));
+  line("deadlock", "no rank waits for itself");
+  line("order", "all is written before it is read, and streams wait for what they use");
+  line("memory", fmt::format("no two buffers share bytes while they are needed; at most {} a rank",
+                             human_bytes(largest_peak(set))));
+  line("microbatch", "all microbatches run the same computation");
+  line("sum", fmt::format("{} finished sums hold each use and sample once; {} kept parameters are "
+                          "updated once",
+                          report.sums, report.parameters));
 }
 
 // The set, and the oracle's sets below it.
@@ -51,7 +69,7 @@ Result<bool> verify(const std::string& directory, bool json) {
   PIPER_ASSIGN(PlanSet set, read_plan_set(directory));
   PIPER_TRY(load_params(set));
   PIPER_ASSIGN(const VerifyReport report, verify_plan_set(set));
-  json ? print_json(directory, report) : print_text(directory, report);
+  json ? print_json(directory, set, report) : print_text(directory, set, report);
   bool proved = report.findings.empty();
   for (const char* oracle : {"single", "uncut"})
     if (set.manifest.files.contains(std::string(oracle) + "/manifest.json")) {

@@ -4,16 +4,17 @@
 // keeps every cycle and adds none. What is trusted: a program computes what its ops say, and its contributions are what the plan declares.
 //
 // Rules, by name in a Finding:
-//   structure    ids in range, arguments of the program's types, constants unwritten, sizes as stated
+//   structure    constants unwritten, states change once a step, parameters start with their own values, sums mean the same
 //   transfer     every receive has its send: same channel, order, type
 //   collective   all members of a group issue the same collectives in the same order, with the same sizes
-//   deadlock     the happens-before graph over all ranks has no cycle
+//   deadlock     the happens-before graph over all ranks, streams and groups has no cycle
 //   order        nothing is read before it is written; streams wait for what they use; a state is read before its update
 //   memory       no two buffers alive at once share bytes; the stated peak is the real one
 //   microbatch   every microbatch runs the same computation on the same parameters, on whichever ranks
 //   copies       what several ranks keep of one parameter is updated alike, from sums formed in the same order
-//   sum          each sum (gradient, loss, label count) holds every use and sample exactly once when it is read;
-//                every trained parameter is updated exactly once a step, from its own gradient; reports show finished sums
+//   sum          each sum (gradient, loss, label count) holds every use and sample exactly once when it is read, and is a sum
+//                by its programs; every trained parameter is updated exactly once a step, from its own gradient; reports show
+//                finished sums
 #pragma once
 
 #include "piper/bundle.h"
@@ -26,7 +27,9 @@ struct Finding {
 };
 struct VerifyReport {
   std::vector<Finding> findings;  // empty: proved
-  int64_t ranks = 0, cells = 0, instructions = 0, transfers = 0, collectives = 0, sums = 0;
+  int64_t ranks = 0, cells = 0, instructions = 0, transfers = 0, collectives = 0;
+  int64_t sums = 0;        // read when finished
+  int64_t parameters = 0;  // trained: updated once a step where they are kept
 };
 
 // An error only if the set is not one at all (roles of different meshes, ranks without role).

@@ -138,6 +138,7 @@ void check_run(const Model& model, const Section& section, Findings& findings,
     }
   }
   report.sums += sums.sums;
+  report.parameters += sums.parameters;
   std::move(sums.findings.begin(), sums.findings.end(), std::back_inserter(report.findings));
 }
 

@@ -63,6 +63,7 @@ void SumCheck::check_end(int32_t c) {
                     param_name(param), model_.who(c));
       continue;
     }
+    report_.parameters += trained(c, param) ? 1 : 0;
     if (trained(c, param) && content.updated_by < 0)
       findings_.add("sum", "nothing updates parameter '{}' on {}", param_name(param),
                     model_.who(c));

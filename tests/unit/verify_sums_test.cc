@@ -1,0 +1,274 @@
+// What the verifier says of sums that do not hold what they should, and the program that says it.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <filesystem>
+
+#include "unit/verify_plans.h"
+
+namespace piper {
+namespace {
+
+TEST(VerifySums, SwappedMessagesAreFoundByTheirSamples) {
+  expect({{{},
+           {{"  2 send label=\"send da mb=0\" args=[3] peer=[0,-1] channel=1\n",
+             "  2 copy args=[3,3]\n"},
+            {"channel=1\n  6 all_reduce",
+             "channel=1\n  6 send label=\"send da mb=0\" args=[3] peer=[0,-1] channel=1\n  7 "
+             "all_reduce"},
+            {"  7 compute label=\"U\" program=2 args=[5,0] waits=[6]",
+             "  8 compute label=\"U\" program=2 args=[5,0] waits=[7]"}},
+           {"sum: 'B stage=0 mb=0' on rank 0 (and 1 like it) adds to 'w0.grad' for samples [0, 1) "
+            "+ 2 × dp, "
+            "but computes from samples [1, 2) + 2 × dp",
+            "sum: 'B stage=0 mb=1' on rank 0 (and 1 like it) adds to 'w0.grad' for samples [1, 2) "
+            "+ 2 × dp, "
+            "but computes from samples [0, 1) + 2 × dp"}}});
+}
+
+TEST(VerifySums, ReductionsAcrossStagesMixSums) {
+  const std::pair<std::string, std::string> all = {"group 0 \"dp\" axes=[1]",
+                                                   "group 0 \"all\" axes=[0,1]"};
+  expect({{{all},
+           {all},
+           {"sum: 'U' on rank 0 (and 1 like it) reads the sum 'w0.grad' from 'g', which holds a "
+            "part of 'w1.grad'",
+            "sum: 'U' on rank 2 (and 1 like it) reads the sum 'w1.grad' from 'g', which holds a "
+            "part of 'w0.grad'"}}});
+}
+
+TEST(VerifySums, SumsHoldEachUseAndSampleOnce) {
+  expect({
+      // A microbatch's contribution is missing, doubled, or of other samples.
+      {{{"workspace=[64,0]", "workspace=[0,0]"},
+        {"program=2 args=[2,6,7]\n    contribution arg=2 first=1 count=1 stride=[0,2] accumulates",
+         "program=0 args=[2,6,4]"}},
+       {},
+       {"sum: 'U' on rank 0 (and 1 like it) reads the sum 'w0.grad' from 'g': samples [1, 2) are "
+        "missing"}},
+      {{{"program=2 args=[2,6,7]\n    contribution arg=2 first=1",
+         "program=2 args=[1,5,7]\n    contribution arg=2 first=0"}},
+       {},
+       {"sum: 'U' on rank 0 (and 1 like it) reads the sum 'w0.grad' from 'g': samples [0, 1) are "
+        "in it 2 times"}},
+      {{{"program=2 args=[2,6,7]\n", "program=2 args=[1,5,7]\n"}},
+       {},
+       {"sum: 'B stage=0 mb=1' on rank 0 (and 1 like it) adds to 'w0.grad' for samples [1, 2) + 2 "
+        "× dp, but "
+        "computes from samples [0, 1) + 2 × dp"}},
+      // The second microbatch sets instead of adding, with and without saying so.
+      {{{"workspace=[64,0]", "workspace=[0,0]"},
+        {"program=2 args=[2,6,7]", "program=1 args=[2,6,7]"}},
+       {},
+       {"sum: 'B stage=0 mb=1' on rank 0 (and 1 like it) says that it adds to 'g' for 'w0.grad', "
+        "but its program overwrites it"}},
+      {{{"workspace=[64,0]", "workspace=[0,0]"},
+        {"program=2 args=[2,6,7]", "program=1 args=[2,6,7]"},
+        {" accumulates", ""}},
+       {},
+       {"sum: 'U' on rank 0 (and 1 like it) reads the sum 'w0.grad' from 'g': samples [0, 1) are "
+        "missing"}},
+      // The reduction over the replicas is missing, or is done twice.
+      {{{"all_reduce label=\"all_reduce w0.grad\" stream=1 args=[7] waits=[9] group=0",
+         "copy stream=1 args=[7,7] waits=[9]"}},
+       {},
+       {"sum: 'U' on rank 0 (and 1 like it) reads the sum 'w0.grad' from 'g': it was not summed "
+        "over the replicas along 'dp'"}},
+      {{{"11 compute label=\"U\"",
+         "11 all_reduce label=\"again\" stream=1 args=[7] group=0\n  12 compute label=\"U\""},
+        {"waits=[10]\n", "waits=[11]\n"}},
+       {},
+       {"sum: 'U' on rank 0 (and 1 like it) reads the sum 'w0.grad' from 'g': samples [0, 4) are "
+        "in it 2 times"}},
+      // Replicas that train on the same samples.
+      {{{"first=1 count=1 stride=[0,2]\n", "first=1 count=1\n"},
+        {"first=1 count=1 stride=[0,2] acc", "first=1 count=1 acc"}},
+       {},
+       {"sum: 'B stage=1 mb=1' on rank 2 (and 1 like it) adds to 'w1.grad' for samples [1, 2) + 2 "
+        "× dp, "
+        "but computes from samples [1, 2)",
+        "sum: 'U' on rank 0 (and 1 like it) reads the sum 'w0.grad' from 'g': samples [1, 2) are "
+        "in "
+        "it 2 times"}},
+      // A use that nobody contributes.
+      {{{"sum 0 \"w0.grad\"", "sum 0 \"w0.grad\" uses=2"}},
+       {{"sum 0 \"w0.grad\"", "sum 0 \"w0.grad\" uses=2"}},
+       {"sum: 'U' on rank 0 (and 1 like it) reads the sum 'w0.grad' from 'g': nothing of use 1 is "
+        "in it"}},
+      // What is passed on depends on the sum so far.
+      {{{"program=2 args=[2,6,7]", "program=2 args=[2,6,7]"},
+        {"args=3 workspace=64\n  value 0 f32[1,2] read\n",
+         "args=3 workspace=64\n  value 0 "
+         "f32[1,2] read written\n"},
+        {"op Add in=[2,3] out=[2]", "op Add in=[2,3] out=[2]\n  op Add in=[0,2] out=[0]"}},
+       {},
+       {"sum: 'B stage=0 mb=1' on rank 0 (and 1 like it) computes 'x@1' from 'g', which holds a "
+        "part of a sum"}},
+      // A part of a sum used without a word.
+      {{{"    sum_read\n", ""}},
+       {},
+       {"sum: 'U' on rank 0 (and 1 like it) reads 'g', which holds a part of a sum, without saying "
+        "so",
+        "sum: 'U' on rank 0 (and 1 like it) updates parameter 'w0' without its finished gradient"}},
+  });
+}
+
+// The second microbatch's part lies by itself, and is added by an instruction of its own.
+TEST(VerifySums, SumsOfPartsAreSums) {
+  const auto with = [](const char* op, const char* combine) {
+    const std::string stage0 =
+        edited(kStage0, {{"arena=512 workspace=[64,0]", "arena=576 workspace=[0,0]"},
+                         {"buffer 7 \"g\" f32[1,2] step at=448\n",
+                          "buffer 7 \"g\" f32[1,2] step at=448\n"
+                          "buffer 8 \"g@1\" f32[1,2] step at=512\n"},
+                         {"body\n", fmt::format("program 4 label=\"add\" args=2\n"
+                                                "  value 0 f32[1,2] read\n"
+                                                "  value 1 f32[1,2] read written\n"
+                                                "  op {} in=[0,1] out=[1]\nbody\n",
+                                                op)},
+                         {"program=2 args=[2,6,7]", "program=1 args=[2,6,8]"},
+                         {" accumulates\n  10 all_reduce",
+                          fmt::format("\n  10 compute label=\"add\" program=4 args=[8,7]\n"
+                                      "{}  11 all_reduce",
+                                      combine)},
+                         {"waits=[9]", "waits=[10]"},
+                         {"  11 compute label=\"U\"", "  12 compute label=\"U\""},
+                         {"args=[7,0] waits=[10]", "args=[7,0] waits=[11]"}});
+    return findings_of(set_of({stage0, kStage1}, 2));
+  };
+  const char* both = "    combine arg=1 from=[0,1]\n";
+  EXPECT_EQ(with("Add", both), std::vector<std::string>());
+  EXPECT_EQ(with("Sub", both),
+            std::vector<std::string>{"sum: 'add' on rank 0 (and 1 like it) says that 'g' becomes "
+                                     "a sum, but its program computes something else"});
+  const std::string add = "sum: 'add' on rank 0 (and 1 like it) ";
+  const std::string silent = add + "reads 'g', which holds a part of a sum, without saying so";
+  const std::string u = "sum: 'U' on rank 0 (and 1 like it) reads the sum 'w0.grad' from 'g': ";
+  EXPECT_EQ(
+      with("Add", "    combine arg=1 from=[0]\n"),
+      (std::vector<std::string>{
+          silent, add + "says that 'g' becomes a sum, but its program computes something else",
+          u + "samples [0, 1) are missing"}));
+  EXPECT_EQ(
+      with("Add", ""),
+      (std::vector<std::string>{add + "reads 'g@1', which holds a part of a sum, without saying so",
+                                silent, u + "nothing is in it"}));
+}
+
+TEST(VerifySums, ParametersAreUpdatedOnce) {
+  expect({
+      {{{"  11 compute label=\"U\" program=3 args=[7,0] waits=[10]\n    sum_read\n", ""}},
+       {},
+       {"sum: nothing updates parameter 'w0' on rank 0 (and 1 like it)"}},
+      {{{"    sum_read\n",
+         "    sum_read\n  12 compute label=\"U again\" program=3 args=[7,0]\n    sum_read\n"}},
+       {},
+       {"sum: 'U again' on rank 0 (and 1 like it) updates parameter 'w0', which 'U' has already "
+        "updated"}},
+      {{{"sum 0 \"w0.grad\"", "sum 0 \"other\""}},
+       {},
+       {"sum: 'U' on rank 0 (and 1 like it) writes parameter 'w0', which has no gradient"}},
+  });
+}
+
+TEST(VerifySums, ReportsComeFromWhatTheirNamesSay) {
+  const auto reported = [](const char* name) {
+    const PlanSet set = set_of(
+        {edited(kStage0, {{"arena=512", "arena=576"},
+                          {"buffer 7 \"g\" f32[1,2] step at=448\n",
+                           "buffer 7 \"g\" f32[1,2] step at=448\nbuffer 8 \"n\" f32[] step "
+                           "at=512\n"},
+                          {"body\n",
+                           "program 4 label=\"N\" args=2\n  value 0 f32[1,2] read\n  value 1 f32[] "
+                           "written\n  op GlobalNorm in=[0] out=[1]\nbody\n"},
+                          {"    sum_read\n",
+                           fmt::format("    sum_read\n  12 compute label=\"N\" program=4 "
+                                       "args=[7,8] waits=[10]\n    sum_read\nreport \"{}\" "
+                                       "buffer=8\n",
+                                       name)}}),
+         kStage1},
+        2);
+    return findings_of(set);
+  };
+  const std::string who = "sum: rank 0 (and 1 like it) reports ";
+  EXPECT_EQ(
+      reported("grad_norm"),
+      std::vector<std::string>{who + "'grad_norm', which does not come from the sum 'w1.grad'"});
+  EXPECT_EQ(reported("learning_rate"),
+            std::vector<std::string>{who + "'learning_rate', which comes from the sum 'w0.grad'"});
+  EXPECT_EQ(reported("loss"), std::vector<std::string>{who + "'loss', which comes from no loss"});
+  EXPECT_EQ(reported("accuracy"), std::vector<std::string>());
+}
+
+// ---- The program -------------------------------------------------------------------------------
+
+struct Said {
+  int exit_code = -1;
+  std::string text;
+};
+Said piper_verify(const std::string& arguments) {
+  const std::string command = PIPER_BINARY_DIR "/bin/piper-verify " + arguments + " 2>&1";
+  Said said;
+  FILE* pipe = popen(command.c_str(), "r");
+  for (int c = std::fgetc(pipe); c != EOF; c = std::fgetc(pipe))
+    said.text.push_back(static_cast<char>(c));
+  const int status = pclose(pipe);
+  said.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  return said;
+}
+
+class PiperVerify : public ::testing::Test {
+ protected:
+  void SetUp() override { std::filesystem::remove_all(folder_); }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+  void write(const std::string& stage0) const {
+    PlanSet set = set_of({stage0, kStage1}, 2);
+    for (const char* name : {"w0", "w1"}) {
+      set.tensor_types.emplace_back(name, TensorType{DType::kF32, {1, 2}});
+      set.tensors.emplace_back(name, Bytes::zeros(8));
+    }
+    const auto written = write_plan_set(set, nullptr, nullptr, folder_, {});
+    ASSERT_TRUE(written) << print_error(written.error());
+  }
+  const std::string folder_ =
+      std::filesystem::temp_directory_path() / fmt::format("piper-verify-{}", getpid());
+};
+
+TEST_F(PiperVerify, SaysWhatItProved) {
+  write(kStage0);
+  const Said said = piper_verify(folder_);
+  EXPECT_EQ(said.exit_code, 0);
+  EXPECT_EQ(
+      said.text,
+      folder_ +
+          ": ok: 4 ranks in 2 cells, 20 instructions\n"
+          "  transfer    4 messages are received once, in order\n"
+          "  collective  2 collectives are issued by all members in one order\n"
+          "  deadlock    no rank waits for itself\n"
+          "  order       all is written before it is read, and streams wait for what they "
+          "use\n"
+          "  memory      no two buffers share bytes while they are needed; at most 576 B a "
+          "rank\n"
+          "  microbatch  all microbatches run the same computation\n"
+          "  sum         2 finished sums hold each use and sample once; 2 kept parameters are "
+          "updated once\n");
+}
+
+TEST_F(PiperVerify, ExitCodes) {
+  EXPECT_EQ(piper_verify("").exit_code, 2);
+  EXPECT_EQ(piper_verify("--help").exit_code, 0);
+  EXPECT_EQ(piper_verify(folder_).exit_code, 4);
+  write(edited(kStage0,
+               {{"buffer 3 \"a@0\" f32[1,2] step at=192", "buffer 3 \"a@0\" f32[1,2] step at=0"}}));
+  const Said said = piper_verify("--json " + folder_);
+  EXPECT_EQ(said.exit_code, 3);
+  EXPECT_NE(
+      said.text.find("{\"rule\": \"memory\", \"text\": \"'a@0' shares bytes with 'w0' on rank 0 "
+                     "(and 1 like it), which is kept for ever\"}"),
+      said.text.npos)
+      << said.text;
+}
+
+}  // namespace
+}  // namespace piper
