@@ -7,6 +7,7 @@
 #include <unordered_set>
 
 #include "parallel.h"
+#include "channels.h"
 #include "place.h"
 #include "places.h"
 #include "send_lifetimes.h"
@@ -470,7 +471,9 @@ Result<Lowered> lower(const Dag& dag, const Schedule& schedule, const LowerOptio
   in_parallel(cells.size(), [&](size_t c) {
     lowered.roles[c] = cells[c].run(schedule.order[c], schedule.overlaps[c]);
   });
-  const auto held = send_lifetimes(lowered.roles, find_transfers(dag, places));
+  const std::vector<Transfer> transfers = find_transfers(dag, places);
+  separate_channels(lowered.roles, transfers, static_cast<int32_t>(dag.graph.values.size()));
+  const auto held = send_lifetimes(lowered.roles, transfers);
   const auto all_readers = readers(dag.graph);
   in_parallel(cells.size(), [&](size_t c) {
     describe_needs(lowered.roles[c], dag, all_readers);

@@ -16,8 +16,12 @@ struct Pipeline {
 };
 
 std::vector<Pipeline> pipelines() {
-  if (kSanitized) return {{"zbv", 2, 2, 2}, {"dualpipev", 2, 1, 4}, {"interleaved-1f1b", 2, 1, 2},
-            {"dualpipe", 2, 1, 4}, {"chimera", 2, 2, 2}};
+  if (kSanitized)
+    return {{"zbv", 2, 2, 2},
+            {"dualpipev", 2, 1, 4},
+            {"interleaved-1f1b", 2, 1, 2},
+            {"dualpipe", 2, 1, 4},
+            {"chimera", 2, 2, 2}};
   std::vector<Pipeline> out;
   for (const char* order : {"gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-h2", "zbv"}) {
     out.push_back({order, 2, 1, 8});
@@ -125,6 +129,37 @@ TEST(PipelineFiles, EqualTheirOwnFiles) {
               << pipeline.order << " " << r << (communication ? " comms" : " compute");
       }
   }
+}
+
+// Neighbours may take the microbatches in different orders: what is received is what is wanted.
+TEST(PipelineOrders, MessagesMayBeTakenInAnotherOrder) {
+  const std::string model = "mlp";
+  if (!std::filesystem::exists(model_path(model, "model.onnx")))
+    GTEST_SKIP() << "no models in " << models_folder();
+  const Folder folder;
+  CompileOptions options;
+  options.model = model_path(model, "model.onnx");
+  options.strategy = folder.write(
+      "strategy.yaml",
+      fmt::format("piper: 1\nmesh: {{pp: 2}}\ntrain: {{global_batch: 8, {}}}\n"
+                  "annotate: [{{balance: {{tag: stage, into: 2}}}}]\ndirectives:\n"
+                  "  - split: {{dim: batch, into: 4}}\n"
+                  "  - place: {{where: {{stage: s}}, on: {{pp: s}}}}\n"
+                  "  - order: {{each: pp, lists: [F0 F1 F2 F3 BI3 BI0 BI1 BI2 BW0 BW1 BW2 BW3, "
+                  "F1 F0 F3 F2 BI3 BI2 BI0 BI1 BW0 BW1 BW2 BW3]}}\n",
+                  kAdamW));
+  const auto compiled = compile(options);
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  const auto data = open_batches(compiled->set, model);
+  const auto reference_data = open_batches(*compiled->uncut, model);
+  ASSERT_TRUE(data && reference_data);
+  JobOptions job;
+  job.steps = 5;
+  job.threads = 1;
+  job.verify.against = VerifyAgainst::kUncut;  // the loss is added in another order
+  const auto result =
+      run_job(compiled->set, data->get(), &*compiled->uncut, reference_data->get(), job);
+  EXPECT_TRUE(result) << print_error(result.error());
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, Pipelines, ::testing::Values("mlp", "gpt-deep"),
