@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <set>
 
 #include "match.h"
 #include "piper/directives.h"
@@ -104,6 +105,7 @@ class Placer {
     PIPER_TRY(find_cells());
     group_microbatches();
     split_chunks();
+    if (!dag_.group_of.empty()) out.back().lines.push_back(explain_copies());
     return std::move(dag_);
   }
 
@@ -190,6 +192,24 @@ class Placer {
       on += fmt::format(" for {} {}", place.micro, ranges(micros));
     return fmt::format("'{}' and its backward on{}: {} ops forward", chunk.name, on,
                        chunk.nodes.size());
+  }
+
+  std::string explain_copies() const {
+    std::vector<std::set<int32_t>> cells(dag_.graph.values.size());
+    for (const Chunk& chunk : dag_.chunks)
+      for (ValueId value : chunk.reads) cells[value.index()].insert(chunk.cell);
+    size_t copied = 0;
+    int64_t bytes = 0;
+    for (const Param& param : dag_.graph.params) {
+      const auto places = static_cast<int64_t>(cells[param.value.index()].size());
+      if (places < 2) continue;
+      ++copied;
+      bytes += (places - 1) * dag_.graph.value(param.value).type.bytes();
+    }
+    return fmt::format(
+        "{} of {} parameters have several places, {} more of them; their gradients are summed once "
+        "a step",
+        copied, dag_.graph.params.size(), human_bytes(bytes));
   }
 
   // Every microbatch of every chunk has exactly one cell, and every cell work.
