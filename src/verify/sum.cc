@@ -246,8 +246,8 @@ std::string SumCheck::wrong_samples(int32_t cell, const Content& content, int32_
 }
 
 // What is known of a report by its name: the loss comes from a sum that is no gradient, the
-// gradients' norm from all of them, the learning rate from none. (Numbers that are reduced in one
-// message come from the sums of all of them.)
+// gradients' norm, and whether the step is skipped, from all of them, the learning rate from none.
+// (Numbers that are reduced in one message come from the sums of all of them.)
 void SumCheck::check_report(std::string_view report, int32_t sums,
                             const std::function<std::string()>& what) {
   const std::vector<int32_t>& from = sets_.at(sums);
@@ -256,7 +256,7 @@ void SumCheck::check_report(std::string_view report, int32_t sums,
   if (report == "loss" &&
       std::all_of(from.begin(), from.end(), [&](int32_t sum) { return model_.is_gradient[sum]; }))
     return findings_.add("sum", "{}, which comes from no loss", what());
-  if (report != "grad_norm") return;
+  if (report != "grad_norm" && report != "skipped") return;
   for (int32_t t = 0; t < static_cast<int32_t>(model_.targets.size()); ++t)
     if (model_.is_gradient[t] && !sets_.contains(sums, t))
       return findings_.add("sum", "{}, which does not come from the sum {}", what(),

@@ -180,7 +180,7 @@ Done swap_reports(PlanSet& set, Random& random) {
                                  [](const Report& each) { return each.name == "learning_rate"; });
   if (rate == role.reports.end() || role.reports.size() < 2) return std::nullopt;
   Report& other = role.reports[below(random, role.reports.size())];
-  if (other.name == rate->name) return std::nullopt;
+  if (other.name == rate->name || other.name == "loss_scale") return std::nullopt;
   std::swap(rate->buffer, other.buffer);
   return fmt::format("'{}' and '{}'", rate->name, other.name);
 }
