@@ -260,6 +260,18 @@ TEST(Errors, SayWhatIsWrongAndWhere) {
   for (const auto& [directives, message] : cases) EXPECT_EQ(error_of(directives), message);
 }
 
+TEST(Errors, OnnxCannotSayIt) {
+  NEEDS_MODEL("mlp");
+  const Folder folder;
+  CompileOptions options;
+  options.model = model_path("mlp", "model.onnx");
+  options.strategy =
+      folder.write("strategy.yaml", "piper: 1\ndirectives: [{precision: {compute: bf16}}]\n");
+  const Status status = emit_onnx_training(options, folder.path() + "/out.onnx");
+  ASSERT_FALSE(status);
+  EXPECT_EQ(status.error().message, "precision cannot be said in training_info");
+}
+
 TEST(Explain, SaysWhatIsComputedInWhichType) {
   NEEDS_MODEL("gpt-bf16");
   const auto compiled = compile_model("gpt-bf16", text_with("gpt-bf16", kSgd, kBf16), {1, 1, 1});
