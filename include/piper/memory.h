@@ -13,8 +13,9 @@ struct Block {
 inline constexpr int64_t kAlignment = 64;
 int64_t align_up(int64_t bytes);
 
-// Finds offsets (multiples of kAlignment) for blocks without one, largest first, each at the lowest
-// offset that fits. Returns the arena's size: the greatest end. Never below the peak of live bytes.
+// Finds offsets (multiples of kAlignment) for blocks without one, behind all that have one: as time
+// passes, each in the smallest gap that fits, or the same with time going back, whichever ends
+// lower. Returns the arena's size: the greatest end. Never below the peak of live bytes.
 int64_t place_blocks(std::vector<Block>& blocks);
 
 }  // namespace piper
