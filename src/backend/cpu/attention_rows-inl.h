@@ -17,7 +17,7 @@ HWY_BEFORE_NAMESPACE();
 namespace piper::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// What makes more of a product than a factor.
+// How products become scores.
 template <class T>
 struct ScoreRule {
   T scale = 1;                    // of the products
@@ -26,9 +26,8 @@ struct ScoreRule {
   const uint8_t* keep = nullptr;  // or null
   int64_t mask_step = 1;          // 0: one term or one keep for all keys
   T masked = 0;                   // the score where `keep` is 0
-  bool is_factor() const { return cap == 0 && !add && !keep; }
-  // Whether all scores rise by `scale` with the products.
-  bool has_one_slope() const { return cap == 0 && !keep; }
+  // Whether all scores are the products × scale, + terms.
+  bool is_line() const { return cap == 0 && !keep; }
 };
 
 // One query's row of a block: the first `seen` of `width` scores, whole panels; behind those stands
@@ -91,28 +90,49 @@ HWY_NOINLINE void to_scores(const ScoreRow<T>& row, const ScoreRule<T>& rule, T*
   }
 }
 
-// The greatest of `top` and the scores × factor.
+// What makes a score of what stands in a row: × factor, + a term of each key or of all (step 0), or
+// nothing more.
 template <class T>
-HWY_INLINE T greatest(const ScoreRow<T>& row, T factor, T top) {
+struct ScoreLine {
+  T factor = 1;
+  const T* add = nullptr;
+  int64_t step = 1;
+  // The score of key j, of `count` ones.
+  template <class D>
+  HWY_INLINE hn::Vec<D> of(D d, hn::Vec<D> x, int64_t j, int64_t count) const {
+    x = hn::Mul(x, hn::Set(d, factor));
+    if (!add) return x;
+    return hn::Add(x, step ? load_first(d, add + j, count, T{0}) : hn::Set(d, *add));
+  }
+  // The score minus `less`.
+  template <class D>
+  HWY_INLINE hn::Vec<D> above(D d, hn::Vec<D> x, int64_t j, int64_t count, hn::Vec<D> less) const {
+    return add ? hn::Sub(of(d, x, j, count), less) : hn::MulSub(x, hn::Set(d, factor), less);
+  }
+};
+
+// The greatest of `top` and the scores.
+template <class T>
+HWY_INLINE T greatest(const ScoreRow<T>& row, const ScoreLine<T>& line, T top) {
   const TileTag<T> d;
-  const auto lowest = hn::Set(d, -std::numeric_limits<T>::infinity()), f = hn::Set(d, factor);
+  const auto lowest = hn::Set(d, -std::numeric_limits<T>::infinity());
   auto best = hn::Set(d, top);
-  each_score(row, [&](int64_t at, int64_t, int64_t count) HWY_ATTR {
-    auto x = hn::Mul(hn::LoadU(d, row.s + at), f);
+  each_score(row, [&](int64_t at, int64_t j, int64_t count) HWY_ATTR {
+    auto x = line.of(d, hn::LoadU(d, row.s + at), j, count);
     if (count < tile_lanes<T>()) x = hn::IfThenElse(first_lanes<T>(count), x, lowest);
     best = hn::Max(best, x);
   });
   return hn::GetLane(hn::MaxOfLanes(d, best));
 }
 
-// Scores become exponentials of scores × factor - shift, 0 where they are not seen; their sum.
+// A row becomes exponentials of scores - shift, 0 where they are not seen; their sum.
 template <class T>
-HWY_INLINE T exponentials(const ScoreRow<T>& row, T factor, T shift) {
+HWY_INLINE T exponentials(const ScoreRow<T>& row, const ScoreLine<T>& line, T shift) {
   const TileTag<T> d;
-  const auto less = hn::Set(d, shift), f = hn::Set(d, factor);
+  const auto less = hn::Set(d, shift);
   auto sum = hn::Zero(d);
-  each_score(row, [&](int64_t at, int64_t, int64_t count) HWY_ATTR {
-    auto e = exp_of_negative(d, hn::MulSub(hn::LoadU(d, row.s + at), f, less));
+  each_score(row, [&](int64_t at, int64_t j, int64_t count) HWY_ATTR {
+    auto e = exp_of_negative(d, line.above(d, hn::LoadU(d, row.s + at), j, count, less));
     if (count < tile_lanes<T>()) e = hn::IfThenElseZero(first_lanes<T>(count), e);
     sum = hn::Add(sum, e);
     hn::StoreU(e, d, row.s + at);
@@ -152,15 +172,14 @@ void log_sums(const T* top, const T* sum, int64_t rows, T* inverse, T* lse) {
   });
 }
 
-// Scores × factor become weights p, adjoints of weights in ds those of the products, by
-// p·(ds - dot)·scale.
+// A row becomes weights p, adjoints of weights in ds those of the products, by p·(ds - dot)·rise.
 template <class T>
-HWY_INLINE void gradient(const ScoreRow<T>& row, T factor, T lse, T dot, T scale, T* ds) {
+HWY_INLINE void gradient(const ScoreRow<T>& row, const ScoreLine<T>& line, T lse, T dot, T rise,
+                         T* ds) {
   const TileTag<T> d;
-  const auto f = hn::Set(d, factor), shift = hn::Set(d, lse), middle = hn::Set(d, dot);
-  const auto by = hn::Set(d, scale);
-  each_score(row, [&](int64_t at, int64_t, int64_t count) HWY_ATTR {
-    auto p = exp_of_negative(d, hn::MulSub(hn::LoadU(d, row.s + at), f, shift));
+  const auto shift = hn::Set(d, lse), middle = hn::Set(d, dot), by = hn::Set(d, rise);
+  each_score(row, [&](int64_t at, int64_t j, int64_t count) HWY_ATTR {
+    auto p = exp_of_negative(d, line.above(d, hn::LoadU(d, row.s + at), j, count, shift));
     auto g = hn::Mul(hn::Mul(p, hn::Sub(hn::LoadU(d, ds + at), middle)), by);
     if (count < tile_lanes<T>()) {
       p = hn::IfThenElseZero(first_lanes<T>(count), p);

@@ -65,6 +65,11 @@ class Attention {
     return rule;
   }
 
+  // What there is left to do with a row's scores after to_scores, which lines have no need of.
+  ScoreLine<T> line_of(const ScoreRule<T>& rule) const {
+    return rule.is_line() ? ScoreLine<T>{rule.scale, rule.add, rule.mask_step} : ScoreLine<T>();
+  }
+
   // The products of the block's queries, whose rows of x are dense, with packed keys.
   void products(const Block& block, const T* x, int64_t width, const T* packed,
                 const Scores<T>& to) {
@@ -185,8 +190,6 @@ void Attention<T>::expect(const Block& block, int64_t b, int64_t h, const T* y, 
 
 template <class T>
 void Attention<T>::forward_block(const Head& h, const Block& block, T* y, T* lse) {
-  const bool is_factor = rule_of(block, 0, h.mask).is_factor();
-  const T factor = is_factor ? static_cast<T>(f.scale) : T{1};
   copy_rows(h.q + block.i0 * f.q.token, f.q.token, block.m, f.width, dense_q);
   products(block, dense_q, f.width, packed_k, s);
   for (int64_t r = 0; r < block.m; r += kTileRows) {
@@ -196,13 +199,15 @@ void Attention<T>::forward_block(const Head& h, const Block& block, T* y, T* lse
     HWY_ALIGN T old[kTileRows], keep[kTileRows], shift[kTileRows], inverse[kTileRows];
     for (int64_t t = 0; t < rows; ++t) {
       const ScoreRow<T> row = row_of(block, r + t, n);
-      if (!is_factor) to_scores(row, rule_of(block, i + t, h.mask), static_cast<T*>(nullptr));
+      const ScoreRule<T> rule = rule_of(block, i + t, h.mask);
+      if (!rule.is_line()) to_scores(row, rule, static_cast<T*>(nullptr));
       old[t] = top[i + t];
-      top[i + t] = greatest(row, factor, old[t]);
+      top[i + t] = greatest(row, line_of(rule), old[t]);
     }
     find_shifts(old, top + i, rows, keep, shift);
     for (int64_t t = 0; t < rows; ++t) {
-      const T made = exponentials(row_of(block, r + t, n), factor, shift[t]);
+      const ScoreLine<T> line = line_of(rule_of(block, i + t, h.mask));
+      const T made = exponentials(row_of(block, r + t, n), line, shift[t]);
       sum[i + t] = sum[i + t] * keep[t] + made;
     }
     TileResult<T> to{.row_step = f.y.token, .vector_step = tile_lanes<T>(), .rows = rows};
@@ -261,10 +266,9 @@ void Attention<T>::backward(const AttentionAdjoints<T>& a, int64_t begin, int64_
 template <class T>
 void Attention<T>::backward_block(const Head& h, const Block& block, const AttentionAdjoints<T>& a,
                                   bool first) {
-  const bool is_factor = rule_of(block, 0, h.mask).is_factor();
-  const bool one_slope = rule_of(block, 0, h.mask).has_one_slope() && !a.dmask;
-  const T factor = is_factor ? static_cast<T>(f.scale) : T{1};
-  const T rise = one_slope ? static_cast<T>(f.scale) : T{1};
+  // With a gradient of the mask, the scores' adjoints are wanted before those of the products.
+  const bool at_once = rule_of(block, 0, h.mask).is_line() && !a.dmask;
+  const T rise = at_once ? static_cast<T>(f.scale) : T{1};
   copy_rows(h.q + block.i0 * f.q.token, f.q.token, block.m, f.width, dense_q);
   products(block, dense_q, f.width, packed_k, s);
   copy_rows(a.dy + block.i0 * f.y.token, f.y.token, block.m, f.v_width, dense_dy);
@@ -277,10 +281,11 @@ void Attention<T>::backward_block(const Head& h, const Block& block, const Atten
       dot[t] = dot_of(a.y + (i + t) * f.y.token, a.dy + (i + t) * f.y.token, f.v_width);
     for (int64_t t = 0; t < rows; ++t) {
       const ScoreRow<T> row = row_of(block, r + t, n);
-      if (!is_factor) to_scores(row, rule_of(block, i + t, h.mask), one_slope ? nullptr : slope);
+      const ScoreRule<T> rule = rule_of(block, i + t, h.mask);
+      if (!at_once) to_scores(row, rule, slope);
       T* const ds = d.at(r + t, 0);
-      gradient(row, factor, a.lse[i + t], dot[t], rise, ds);
-      if (one_slope) continue;
+      gradient(row, at_once ? line_of(rule) : ScoreLine<T>(), a.lse[i + t], dot[t], rise, ds);
+      if (at_once) continue;
       T* const dmask = a.dmask ? a.dmask + (i + t) * f.mask[2] + block.k0 * f.mask[3] : nullptr;
       through_rule(row, slope, ds, dmask, f.mask[3]);
     }
