@@ -263,6 +263,29 @@ void SumCheck::check_report(std::string_view report, int32_t sums,
                            target_name(t));
 }
 
+// What comes from no sum, or from those of others too, is known by the op that makes it.
+void SumCheck::check_maker(int32_t cell, const Report& report,
+                           const std::function<std::string()>& what) {
+  constexpr std::pair<std::string_view, std::string_view> kMakers[] = {
+      {"learning_rate", "LearningRate"}, {"loss_scale", "LossScale"}, {"skipped", "NotFinite"}};
+  const auto* maker = std::find_if(std::begin(kMakers), std::end(kMakers),
+                                   [&](const auto& one) { return one.first == report.name; });
+  if (maker == std::end(kMakers)) return;
+  const RoleProgram& role = *model_.cells[cell].role;
+  const std::vector<Instruction>& body = *section_.lists[cell];
+  for (size_t i = body.size(); i-- > 0;) {
+    if (body[i].kind != InstructionKind::kCompute) continue;
+    const Program& program = role.programs[body[i].program];
+    const auto at = std::find(body[i].args.begin(), body[i].args.end(), report.buffer);
+    const auto arg = static_cast<int32_t>(at - body[i].args.begin());
+    if (at == body[i].args.end() || !program.arg_written[arg]) continue;
+    for (const ProgramOp& op : program.ops)
+      if (op.op == maker->second && op.outputs[0] == arg) return;
+    break;
+  }
+  findings_.add("sum", "{}, which no {} makes", what(), maker->second);
+}
+
 void SumCheck::check_reports() {
   struct Known {
     int32_t cell = 0, sums = 0;
@@ -280,7 +303,9 @@ void SumCheck::check_reports() {
         check_finished(c, content, target, what);
         own.sums = target < 0 ? IdSets::kEmpty : sets_.single(target);
       }
+      const size_t before = findings_.made();
       check_report(report.name, own.sums, what);
+      if (findings_.made() == before) check_maker(c, report, what);
       const auto [other, is_new] = known.emplace(report.name, own);
       if (!is_new && other->second.sums != own.sums)
         findings_.add("sum", "{}, which comes from other sums than on {}", what(),

@@ -168,6 +168,7 @@ class SumCheck {
   // What is reported is no part of a sum but a finished one, and comes from the same sums
   // everywhere.
   void check_reports();
+  void check_maker(int32_t cell, const Report& report, const std::function<std::string()>& what);
   void check_report(std::string_view report, int32_t sums,
                     const std::function<std::string()>& what);
 

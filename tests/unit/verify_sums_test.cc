@@ -198,6 +198,8 @@ TEST(VerifySums, ReportsComeFromWhatTheirNamesSay) {
   EXPECT_EQ(reported("learning_rate"),
             std::vector<std::string>{who + "'learning_rate', which comes from the sum 'w0.grad'"});
   EXPECT_EQ(reported("loss"), std::vector<std::string>{who + "'loss', which comes from no loss"});
+  EXPECT_EQ(reported("loss_scale"),
+            std::vector<std::string>{who + "'loss_scale', which no LossScale makes"});
   EXPECT_EQ(reported("accuracy"), std::vector<std::string>());
 }
 
