@@ -80,7 +80,8 @@ class Clockwork {
   }
   void learn(int32_t* now, Spot from) {
     Copy& copy = copies_[from.cell][from.index];
-    raise(now, kept_.data() + copy.at);
+    // Who knows that it is complete knows what it knew.
+    if (now[section_.step(from).slot] < from.index) raise(now, kept_.data() + copy.at);
     if (--copy.uses == 0) free_.push_back(copy.at);
   }
   void finish(Spot place, bool news) {

@@ -117,14 +117,15 @@ void Findings::push(const char* rule, std::string text) {
 
 namespace {
 
-// What depends on the order of a run. Sums are followed beside the other rules.
+// What depends on the order of a run. Contents are followed beside the rules of one cell each.
 void check_run(const Model& model, const Section& section, Findings& findings,
                VerifyReport& report) {
   const bool body = std::string_view(section.name) == "body";
-  VerifyReport sums;
+  VerifyReport contents;
   const auto follow = [&] {
-    Findings own(sums);
-    check_sums(model, section, own, sums);
+    Findings own(contents);
+    check_equal_copies(model, section, own);
+    check_sums(model, section, own, contents);
   };
   {
     std::jthread other;
@@ -134,12 +135,12 @@ void check_run(const Model& model, const Section& section, Findings& findings,
     if (body) {
       check_state(model, section, clocks, findings);
       check_microbatches(model, section, findings);
-      check_equal_copies(model, section, findings);
     }
   }
-  report.sums += sums.sums;
-  report.parameters += sums.parameters;
-  std::move(sums.findings.begin(), sums.findings.end(), std::back_inserter(report.findings));
+  report.sums += contents.sums;
+  report.parameters += contents.parameters;
+  std::move(contents.findings.begin(), contents.findings.end(),
+            std::back_inserter(report.findings));
 }
 
 }  // namespace
