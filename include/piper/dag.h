@@ -197,8 +197,6 @@ struct ComputeOrder {
   std::vector<int32_t> wholes;  // ascending: positions of a BI that its BW follows as one backward
 };
 
-// For each item the tasks that write it (several for accumulators), ascending.
-std::vector<std::vector<TaskId>> writers(const Dag& dag);
 // "%name@microbatch/cell", without the parts that do not apply.
 std::string print_item(const Dag& dag, ItemId id);
 

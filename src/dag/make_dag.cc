@@ -270,14 +270,4 @@ Result<Dag> make_dag(Graph graph, const DagSpec& spec) {
   return dag;
 }
 
-std::vector<std::vector<TaskId>> writers(const Dag& dag) {
-  std::vector<std::vector<TaskId>> result(dag.items.size());
-  for (size_t t = 0; t < dag.tasks.size(); ++t) {
-    for (ItemId item : dag.tasks[t].writes) result[item.index()].push_back(TaskId(t));
-    for (const Accumulate& a : dag.tasks[t].accumulates)
-      result[a.into.index()].push_back(TaskId(t));
-  }
-  return result;
-}
-
 }  // namespace piper

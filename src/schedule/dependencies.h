@@ -10,22 +10,24 @@ namespace piper {
 // The computations whose order is free; all else is derived from it.
 bool is_ordered(const Task& task);
 
-// Lists of tasks, by task, in one array.
-class TaskLists {
+// A list for each task, in one array.
+template <class Item>
+class ListsByTask {
  public:
-  std::span<const TaskId> operator[](size_t task) const {
-    return {tasks_.data() + end_[task], end_[task + 1] - end_[task]};
+  std::span<const Item> operator[](size_t task) const {
+    return {items_.data() + end_[task], end_[task + 1] - end_[task]};
   }
   // The list of the next task.
-  void add(std::span<const TaskId> tasks) {
-    tasks_.insert(tasks_.end(), tasks.begin(), tasks.end());
-    end_.push_back(tasks_.size());
+  void add(const std::vector<Item>& items) {
+    items_.insert(items_.end(), items.begin(), items.end());
+    end_.push_back(items_.size());
   }
 
  private:
-  std::vector<TaskId> tasks_;
+  std::vector<Item> items_;
   std::vector<size_t> end_{0};  // [t + 1]: of the list of t
 };
+using TaskLists = ListsByTask<TaskId>;
 
 // Tasks that must be issued before each task: writers of what it reads, and for receives the send.
 // Ascending.

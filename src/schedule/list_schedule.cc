@@ -17,10 +17,11 @@ struct Need {
   int64_t delay = 0;
 };
 
-// Seen through communication and sums.
-std::vector<Need> find_needs(const Dag& dag, const TaskLists& deps, TaskId id,
-                             double time_per_byte) {
-  std::vector<Need> needs, open{{id, 0}};
+// Seen through communication and sums. `open` is for its own use.
+void find_needs(const Dag& dag, const TaskLists& deps, TaskId id, double time_per_byte,
+                std::vector<Need>& needs, std::vector<Need>& open) {
+  needs.clear();
+  open.push_back({id, 0});
   while (!open.empty()) {
     const Need at = open.back();
     open.pop_back();
@@ -35,7 +36,6 @@ std::vector<Need> find_needs(const Dag& dag, const TaskLists& deps, TaskId id,
       (is_ordered(task) ? needs : open).push_back({d, delay});
     }
   }
-  return needs;
 }
 
 // The tasks of one chunk and pass on a cell, by microbatch: the next one is the only choice.
@@ -57,24 +57,30 @@ class Lister {
       : dag_(dag),
         policy_(policy),
         finish_(dag.tasks.size(), kNever),
-        needs_(dag.tasks.size()),
         lines_(dag.cells.size()),
         clock_(dag.cells.size()),
         in_flight_(dag.cells.size()),
         bytes_(dag.cells.size()),
         best_(dag.cells.size()),
         stale_(dag.cells.size(), true),
-        readers_(dag.tasks.size()),
+        last_reader_(dag.tasks.size(), -1),
         order_(dag.cells.size()) {
     const auto deps = find_dependencies(dag);
     std::map<size_t, std::pair<size_t, size_t>> line_of_chunk;
+    std::vector<Need> needs, open;
     for (size_t t = 0; t < dag.tasks.size(); ++t) {
       const Task& task = dag.tasks[t];
-      if (!is_ordered(task)) continue;
-      needs_[t] = find_needs(dag, deps, TaskId(t), policy.time_per_byte);
-      for (const Need& need : needs_[t])
-        readers_[need.task.index()].push_back(static_cast<size_t>(task.cell));
-      add_to_line(TaskId(t), line_of_chunk);
+      needs.clear();
+      if (is_ordered(task)) {
+        find_needs(dag, deps, TaskId(t), policy.time_per_byte, needs, open);
+        add_to_line(TaskId(t), line_of_chunk);
+      }
+      for (const Need& need : needs) {
+        int32_t& last = last_reader_[need.task.index()];
+        readers_.push_back({static_cast<size_t>(task.cell), last});
+        last = static_cast<int32_t>(readers_.size() - 1);
+      }
+      needs_.add(needs);
     }
     for (auto& lines : lines_) measure(lines);
   }
@@ -99,6 +105,12 @@ class Lister {
     Line* line = nullptr;
     size_t cell = 0;
     int64_t start = kNever;
+  };
+
+  // A cell that waits for a task, and the reader of the same before.
+  struct Reader {
+    size_t cell = 0;
+    int32_t before = -1;
   };
 
   void add_to_line(TaskId id, std::map<size_t, std::pair<size_t, size_t>>& line_of_chunk) {
@@ -185,7 +197,8 @@ class Lister {
     bytes_[choice.cell] += sign * line.held;
     order_[choice.cell].tasks.push_back(id);
     stale_[choice.cell] = true;
-    for (size_t cell : readers_[id.index()]) stale_[cell] = true;
+    for (int32_t r = last_reader_[id.index()]; r >= 0; r = readers_[static_cast<size_t>(r)].before)
+      stale_[readers_[static_cast<size_t>(r)].cell] = true;
   }
 
   Error too_tight(size_t cell) const {
@@ -212,12 +225,13 @@ class Lister {
   const Dag& dag_;
   const ListPolicy& policy_;
   std::vector<int64_t> finish_;
-  std::vector<std::vector<Need>> needs_;
+  ListsByTask<Need> needs_;
   std::vector<std::vector<Line>> lines_;  // by cell
   std::vector<int64_t> clock_, in_flight_, bytes_;
   std::vector<Choice> best_;
-  std::vector<bool> stale_;                   // by cell: best_ must be found again
-  std::vector<std::vector<size_t>> readers_;  // by task: cells that wait for it
+  std::vector<bool> stale_;  // by cell: best_ must be found again
+  std::vector<Reader> readers_;
+  std::vector<int32_t> last_reader_;  // by task, in readers_
   std::vector<ComputeOrder> order_;
 };
 
