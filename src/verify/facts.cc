@@ -128,7 +128,7 @@ Status find_facts(const PlanSet& set, Model& model) {
   };
   {
     std::jthread other;  // roles know nothing of each other
-    if (set.roles.size() > 1) other = std::jthread(run);
+    if (set.roles.size() > 1 && set.roles[0].body.size() > kFew) other = std::jthread(run);
     run();
   }
   for (const Status& each : checked) PIPER_TRY(each);

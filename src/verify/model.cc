@@ -129,7 +129,10 @@ void check_run(const Model& model, const Section& section, Findings& findings,
   };
   {
     std::jthread other;
-    if (body) other = std::jthread(follow);
+    if (body && section.order.size() > kFew)
+      other = std::jthread(follow);
+    else if (body)
+      follow();
     const Clocks clocks = make_clocks(section);
     check_memory(model, section, clocks, findings);
     if (body) {

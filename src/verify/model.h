@@ -51,6 +51,8 @@ struct RoleFacts {
   std::vector<bool> has_target;  // by that id
 };
 inline constexpr uint8_t kReads = 1, kWrites = 2;
+// Instructions for which no second thread is worth its start.
+inline constexpr size_t kFew = 256;
 // What an instruction of this kind and program does with its argument `arg`.
 uint8_t access_of(const RoleFacts& facts, InstructionKind kind, int32_t program, size_t arg);
 

@@ -399,6 +399,16 @@ TEST(Verify, CopiesAreUpdatedAlike) {
                 "copies: 'w.moment' on rank 0 and on rank 2 is not updated alike"}));
 }
 
+// Long enough for a second thread.
+TEST(Verify, LongPlans) {
+  std::string more = "    sum_read\n";
+  for (int i = 12; i < 600; ++i) more += fmt::format("  {} copy args=[1,2]\n", i);
+  const std::string stage0 = edited(kStage0, {{"    sum_read\n", more}});
+  EXPECT_EQ(findings_of(set_of({stage0, kStage1}, 2)), std::vector<std::string>());
+  EXPECT_EQ(findings_of(set_of({edited(stage0, {{"waits=[9]", "waits=[7]"}}), kStage1}, 2)).size(),
+            3u);
+}
+
 // The cost does not grow with the replicas.
 TEST(Verify, ManyReplicas) {
   const auto scaled = [](const char* text, int64_t replicas) {
