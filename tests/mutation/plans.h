@@ -61,7 +61,7 @@ inline std::string random_place(Random& random) {
               "{where: {stage: s}, tags: {dir: \"mb >= M/2\"}, "
               "on: {pp: \"dir ? P-1-s : s\"}}\n",
               "{where: {stage: s, mb: 0}, on: {pp: s}}\n"
-              "  - place: {where: {stage: s, mb: \">0\"}, on: {pp: s == 0 ? P-1 : s-1}}\n"});
+              "  - place: {where: {stage: s, mb: \">0\"}, on: {pp: \"s == 0 ? P-1 : s-1\"}}\n"});
 }
 
 inline std::string random_precision(Random& random) {
