@@ -3,6 +3,7 @@
 #include <map>
 #include <tuple>
 #include <unordered_map>
+#include <utility>
 
 #include "model.h"
 
@@ -165,6 +166,34 @@ void check_collectives(const Model& model, Section& section, Findings& findings,
       for (Spot place : joint)
         section.joint[place.cell][place.index] = static_cast<int32_t>(section.joints.size());
       section.joints.push_back(std::move(joint));
+    }
+  }
+}
+
+// Messages of one channel are told apart by their order alone: their sends, and their receives, may
+// not overtake each other on several streams.
+void check_channels(const Model& model, const Section& section, const Clocks& clocks,
+                    Findings& findings) {
+  for (int32_t c = 0; c < static_cast<int32_t>(model.cells.size()); ++c) {
+    const auto& steps = section.steps[c];
+    const auto is_message = [](const Step& step) {
+      return step.kind == InstructionKind::kSend || step.kind == InstructionKind::kRecv;
+    };
+    const auto first = std::find_if(steps.begin(), steps.end(), is_message);
+    if (std::all_of(first, steps.end(), [&](const Step& step) {
+          return !is_message(step) || step.slot == first->slot;
+        }))
+      continue;
+    std::map<std::tuple<InstructionKind, int32_t, int32_t>, int32_t> last;
+    for (int32_t i = 0; i < static_cast<int32_t>(steps.size()); ++i) {
+      if (!is_message(steps[i])) continue;
+      const Instruction& one = section.at({c, i});
+      const auto [known, is_new] =
+          last.try_emplace({one.kind, section.partner[c][i].cell, one.channel}, i);
+      const int32_t before = std::exchange(known->second, i);
+      if (!is_new && !clocks.before(section, Spot{c, before}, Spot{c, i}))
+        findings.add("transfer", "{} may overtake {}, a message of the same channel",
+                     name_of(model, section, {c, i}), name_of(section.at({c, before})));
     }
   }
 }

@@ -134,6 +134,7 @@ void check_run(const Model& model, const Section& section, Findings& findings,
     else if (body)
       follow();
     const Clocks clocks = make_clocks(section);
+    check_channels(model, section, clocks, findings);
     check_memory(model, section, clocks, findings);
     if (body) {
       check_state(model, section, clocks, findings);

@@ -189,6 +189,9 @@ class Clocks {
 };
 Clocks make_clocks(const Section& section);
 
+// transfer: the order of a channel
+void check_channels(const Model& model, const Section& section, const Clocks& clocks,
+                    Findings& findings);
 // order and memory
 void check_memory(const Model& model, const Section& section, const Clocks& clocks,
                   Findings& findings);

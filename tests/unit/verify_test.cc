@@ -47,6 +47,15 @@ TEST(Verify, Transfers) {
   });
 }
 
+TEST(Verify, MessagesOfAChannelDoNotOvertake) {
+  expect({{{{"8 recv label=\"recv da mb=1\" args=[6]",
+             "8 recv label=\"recv da mb=1\" stream=1 args=[6]"},
+            {"args=[2,6,7]\n", "args=[2,6,7] waits=[8]\n"}},
+           {},
+           {"transfer: 'recv da mb=1' on rank 0 (and 1 like it) may overtake 'recv da mb=0', a "
+            "message of the same channel"}}});
+}
+
 TEST(Verify, Deadlocks) {
   // Stage 0 waits for the first gradient before it sends the second activation; stage 1 wants that
   // before it sends.
