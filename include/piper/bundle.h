@@ -16,7 +16,7 @@
 
 namespace piper {
 
-inline constexpr int kPlanFormatVersion = 3;
+inline constexpr int kPlanFormatVersion = 4;
 
 // ---- Programs: what one compute instruction runs -------------------------------------------------
 
@@ -76,6 +76,8 @@ struct Buffer {
   // [k × own size, …), zeros behind the end. -1: all of it. `init` names the whole tensor.
   int32_t part_of = -1;
   std::vector<int64_t> whole;
+  // kState: the version before the last update of that parameter (a buffer); -1: none.
+  int32_t previous_of = -1;
   std::string provenance;     // see Provenance: what the verifier checks sums with; empty when not part of a gradient
   bool operator==(const Buffer&) const = default;
 };
@@ -155,6 +157,7 @@ struct Instruction {
   std::string label;               // the task, for people and errors: "F stage=1 mb=3"
   char pass = ' ';                 // 'F' 'B' 'I' (BI) 'W' (BW) 'U', '-' for communication and input: colours pictures
   int32_t stage = -1, micro = -1;  // for pictures; -1: none
+  int32_t ahead = 0;               // in a body: 1 for what belongs to the next step
   std::vector<Contribution> contributions;
   std::vector<SumCombine> combines;
   std::vector<SumRead> sum_reads;
@@ -189,7 +192,8 @@ struct DataInput {
   bool operator==(const DataInput&) const = default;
 };
 
-// What all ranks of one role execute. `prologue` runs once, `body` once a step, `epilogue` once at the end.
+// What all ranks of one role execute. `prologue` runs once, `body` once a step, `epilogue` once at the end. A
+// section begins when all of the one before is complete and what that sent has been received.
 struct RoleProgram {
   std::vector<std::pair<std::string, int64_t>> mesh;  // axes and sizes, row-major ranks
   std::vector<Stream> streams;
@@ -200,6 +204,9 @@ struct RoleProgram {
   std::vector<SumTarget> sum_targets;
   std::vector<Instruction> prologue, body, epilogue;  // each in issue order; running it one by one is legal
   std::vector<Report> reports;
+  // 1: steps overlap. The prologue begins the first step, a body finishes one and begins the next, and the epilogue,
+  // instead of a body, finishes the last. What a section sends is received in the same section of the other rank.
+  int32_t steps_ahead = 0;
   int64_t batch = 0;             // samples of the global batch
   int64_t arena_bytes = 0;       // greatest buffer end
   std::vector<int64_t> workspace_bytes;  // by stream: the largest of its programs

@@ -64,9 +64,11 @@ enum class TaskKind : uint8_t {
   kReduceScatter,
   kAllGather,
   kOwnPart,
+  kCopy,
 };
-inline constexpr const char* kTaskKindNames[] = {
-    "compute", "input", "send", "recv", "all_reduce", "reduce_scatter", "all_gather", "own_part"};
+inline constexpr const char* kTaskKindNames[] = {"compute",    "input",      "send",
+                                                 "recv",       "all_reduce", "reduce_scatter",
+                                                 "all_gather", "own_part",   "copy"};
 
 // What a compute task does besides its chunk's nodes: adds a contribution to an accumulator. The
 // first to run sets it.
@@ -74,7 +76,7 @@ struct Accumulate {
   ValueId contribution;  // made by the chunk
   ItemId into;
   int32_t sum = 0, use = 0;  // index of Dag::sums and of the use
-  ItemId reduced;  // the contribution is this item, which is summed over replicas already
+  ItemId reduced;            // the contribution is this item, which is summed over replicas already
 };
 
 struct Task {
@@ -124,6 +126,12 @@ struct Part {
   TensorType whole;
 };
 
+// Two versions of a trained parameter: what microbatches read is the one before the last update.
+struct Version {
+  ValueId newest;    // the parameter
+  ValueId previous;  // takes the newest's value just before that is updated
+};
+
 struct DagAxis {
   std::string name;
   int64_t size = 1;
@@ -147,7 +155,8 @@ struct Dag {
   int64_t bucket_bytes = 0;      // gradient reductions join into messages of at least this size
   std::vector<SumLevel> levels;  // of all replicas
   Sharding sharding;
-  std::vector<Part> parts;  // states that are cut, by value
+  std::vector<Part> parts;        // states that are cut, by value
+  std::vector<Version> versions;  // in canonical parameter order; empty: one version of each
   std::vector<std::vector<int32_t>>
       cells;  // coordinates by mesh axis; -1 on axes that are not placed
   std::vector<Chunk> chunks;
@@ -174,6 +183,7 @@ struct DagSpec {
   bool sequential_replicas = false;
   bool split_backward = false;
   std::vector<int32_t> group_of;  // of another plan: sums are formed as there
+  int64_t weight_versions = 1;    // or 2: see Version
 };
 
 // Requires a sharded graph. Ensures chunks in a topological order, each node of passes F, BI, BW in
@@ -195,6 +205,10 @@ struct ComputeOrder {
   std::vector<TaskId> tasks;
   std::vector<Overlap> overlaps;  // ascending
   std::vector<int32_t> wholes;  // ascending: positions of a BI that its BW follows as one backward
+  // The first so many run while the step before is under way. `body`, unless empty: positions in
+  // `tasks` in the order in which a steady step runs them, those of the next step between its own.
+  int32_t ahead = 0;
+  std::vector<int32_t> body;
 };
 
 // "%name@microbatch/cell", without the parts that do not apply.

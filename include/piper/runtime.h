@@ -49,10 +49,11 @@ class Executor {
                                                 Transport& transport);
   ~Executor();
   Status run_prologue(int64_t step);
-  // The body, then wait_sends, then the reports. An error names rank, step and instruction; a loss
-  // that is not finite is one, too (ExitCode::kNumeric), unless the plan skips such steps.
-  Status run_step(int64_t step);
-  Status run_epilogue(int64_t step);
+  // The body (of the last step the epilogue, where steps overlap), then wait_sends, then the
+  // reports. An error names rank, step and instruction; a loss that is not finite is one, too
+  // (ExitCode::kNumeric), unless the plan skips such steps.
+  Status run_step(int64_t step, bool last = false);
+  Status run_epilogue(int64_t step);  // where steps do not overlap
 
   const RoleProgram& role() const;
   std::span<const double> reports() const;  // after a step, by RoleProgram::reports

@@ -10,6 +10,10 @@ struct Schedule {
   std::vector<std::vector<TaskId>> order;      // by cell: all its tasks in issue order
   std::vector<std::vector<Overlap>> overlaps;  // by cell: positions in its order
   std::vector<ComputeOrder> compute;           // by cell: as asked for, or the default
+  // Where steps overlap, by cell: positions in its order, as a steady step runs them, and of each
+  // position whether it is then a task of the next step.
+  std::vector<std::vector<int32_t>> body;
+  std::vector<std::vector<bool>> ahead;
 };
 
 // How list_schedule chooses. Each cell takes the task that can start first; of several, the pass
@@ -36,8 +40,9 @@ ListPolicy default_policy(const Dag& dag);
 // `compute` gives, by cell, its F, B, BI and BW tasks in the order wanted. Inputs are loaded and
 // receives posted just before their first reader, sends just after their writer, reductions once
 // all they sum is there; sums and updates close the step. What the tasks of an overlap need is
-// issued before its first. Error (kRefused): the orders wait for each other; the notes print the
-// shortest chain of waits.
+// issued before its first. Where steps overlap, what is received runs as early as what sent it, so
+// that no message is under way when a step ends. Error (kRefused): the orders wait for each other;
+// the notes print the shortest chain of waits.
 Result<Schedule> make_schedule(const Dag& dag, const std::vector<ComputeOrder>& compute);
 
 }  // namespace piper

@@ -191,6 +191,8 @@ struct Strategy {
   SourceSpan loss_at;
   TrainSpec train;
   bool has_optimizer = false;    // train: {optimizer: …} is given
+  int64_t weight_versions = 1;   // 2: gradients are taken at the weights before the last update
+  SourceSpan weight_versions_at;
   uint64_t seed = 0;
   Annotate annotate;
   std::vector<Split> splits;

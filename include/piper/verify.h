@@ -10,11 +10,14 @@
 //   deadlock     the happens-before graph over all ranks, streams and groups has no cycle
 //   order        nothing is read before it is written; streams wait for what they use; a state is read before its update
 //   memory       no two buffers alive at once share bytes; the stated peak is the real one
-//   microbatch   every microbatch runs the same computation on the same parameters, on whichever ranks
+//   microbatch   every microbatch runs the same computation on the same parameters, on whichever ranks; where steps overlap, a body
+//                does what prologue and epilogue do
 //   copies       what several ranks keep of one parameter is updated alike, from sums formed in the same order
-//   sum          each sum (gradient, loss, label count) holds every use and sample exactly once when it is read, and is a sum
-//                by its programs; every trained parameter is updated exactly once a step, from its own gradient; reports show
-//                finished sums
+//   sum          each sum (gradient, loss, label count) holds every use and sample of its step exactly once when it is read, and is a
+//                sum by its programs; every trained parameter is updated exactly once a step, from its own gradient; microbatches read
+//                the version before the step, or with two versions the one before that; reports show finished sums
+//
+// Where steps overlap, prologue, two bodies and epilogue are followed as one list: three steps.
 #pragma once
 
 #include "piper/bundle.h"

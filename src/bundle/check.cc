@@ -77,6 +77,21 @@ Status check_part(const RoleProgram& role, const Buffer& buffer, size_t b) {
   return ok_status();
 }
 
+// The previous version of a parameter that is kept whole.
+Status check_version(const RoleProgram& role, const Buffer& buffer, size_t b) {
+  if (buffer.previous_of == -1) return ok_status();
+  const auto fits = [&] {
+    if (buffer.kind != BufferKind::kState || !in_range(buffer.previous_of, role.buffers.size()))
+      return false;
+    const Buffer& newest = role.buffers[buffer.previous_of];
+    return newest.kind == BufferKind::kState && !newest.param.empty() && buffer.param.empty() &&
+           newest.part_of < 0 && buffer.part_of < 0 && newest.type == buffer.type;
+  };
+  if (fits()) return ok_status();
+  return bad("buffer {} '{}' is the previous version of no parameter", b,
+             quote_control(buffer.name));
+}
+
 Status check_memory(const RoleProgram& role) {
   int64_t total = 0;
   bool overflow = role.arena_bytes < 0 || role.transport_bytes < 0 || role.scratch_bytes < 0 ||
@@ -102,6 +117,7 @@ Status check_memory(const RoleProgram& role) {
     if (buffer.kind == BufferKind::kConstant && !buffer.param.empty())
       return bad("buffer {} '{}' is a parameter but constant", b, name());
     PIPER_TRY(check_part(role, buffer, b));
+    PIPER_TRY(check_version(role, buffer, b));
   }
   return ok_status();
 }
@@ -129,6 +145,17 @@ struct Forms {
     }
   }
 };
+
+// Only bodies reach into the next step, and only where steps overlap.
+Status check_ahead(const RoleProgram& role) {
+  if (role.steps_ahead != 0 && role.steps_ahead != 1)
+    return bad("steps overlap by {}, not by 0 or 1", role.steps_ahead);
+  for (const auto* list : {&role.prologue, &role.body, &role.epilogue})
+    for (const Instruction& one : *list)
+      if (one.ahead < 0 || one.ahead > (list == &role.body ? role.steps_ahead : 0))
+        return bad("instruction '{}' is {} steps ahead", quote_control(one.label), one.ahead);
+  return ok_status();
+}
 
 // One list of instructions, seen by one instruction after another.
 class InstructionCheck {
@@ -348,6 +375,7 @@ Status check_role(const RoleProgram& role) {
   for (const auto* list : {&role.prologue, &role.body, &role.epilogue})
     for (size_t i = 0; i < list->size(); ++i)
       PIPER_TRY(InstructionCheck(role, forms, *list, i).run());
+  PIPER_TRY(check_ahead(role));
   for (const Report& report : role.reports) {
     if (!in_range(report.buffer, role.buffers.size()))
       return bad("report '{}' is of no buffer", quote_control(report.name));

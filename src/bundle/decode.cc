@@ -42,6 +42,7 @@ class Decoder {
     for (const proto::Instruction& one : from.epilogue()) to.epilogue.push_back(instruction(one));
     for (const proto::Report& report : from.reports())
       to.reports.push_back({report.name(), report.buffer()});
+    to.steps_ahead = from.steps_ahead();
     to.batch = from.batch();
     to.arena_bytes = from.arena_bytes();
     copy_from(from.workspace_bytes(), to.workspace_bytes);
@@ -122,6 +123,7 @@ class Decoder {
     copy_from(from.aliases(), to.aliases);
     to.provenance = from.provenance();
     to.part_of = from.part_of();
+    to.previous_of = from.previous_of();
     copy_from(from.whole(), to.whole);
     return to;
   }
@@ -162,6 +164,7 @@ class Decoder {
     to.pass = static_cast<char>(enumerator(from.pass(), 127, "pass"));
     to.stage = from.stage();
     to.micro = from.micro();
+    to.ahead = from.ahead();
     sums(from, to);
     return to;
   }

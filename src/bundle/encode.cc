@@ -65,6 +65,7 @@ void encode(const Buffer& from, proto::Buffer* to) {
   for (const std::string& alias : from.aliases) to->add_aliases(alias);
   to->set_provenance(from.provenance);
   to->set_part_of(from.part_of);
+  to->set_previous_of(from.previous_of);
   for (int64_t dim : from.whole) to->add_whole(dim);
 }
 
@@ -111,6 +112,7 @@ void encode(const Instruction& from, proto::Instruction* to) {
   to->set_pass(from.pass);
   to->set_stage(from.stage);
   to->set_micro(from.micro);
+  to->set_ahead(from.ahead);
   encode_sums(from, to);
 }
 
@@ -170,6 +172,7 @@ std::string encode_role(const RoleProgram& role) {
   for (const Instruction& one : role.prologue) encode(one, to.add_prologue());
   for (const Instruction& one : role.body) encode(one, to.add_body());
   for (const Instruction& one : role.epilogue) encode(one, to.add_epilogue());
+  to.set_steps_ahead(role.steps_ahead);
   to.set_batch(role.batch);
   to.set_arena_bytes(role.arena_bytes);
   copy_to(role.workspace_bytes, to.mutable_workspace_bytes());

@@ -240,6 +240,7 @@ class Parser {
   void parse_plan_line(Line& line) {
     line.read_fields();
     line.get("batch", role_.batch);
+    line.get("steps_ahead", role_.steps_ahead);
     line.get("arena", role_.arena_bytes);
     line.get("workspace", role_.workspace_bytes);
     line.get("transport", role_.transport_bytes);
@@ -290,6 +291,7 @@ class Parser {
     line.get("aliases", buffer.aliases);
     line.get("part_of", buffer.part_of);
     line.get("whole", buffer.whole);
+    line.get("previous_of", buffer.previous_of);
     line.get("provenance", buffer.provenance);
   }
 
@@ -388,6 +390,7 @@ class Parser {
     one.pass = pass[0];
     line.get("stage", one.stage);
     line.get("micro", one.micro);
+    line.get("ahead", one.ahead);
   }
 
   void parse_sum(Line& line) {

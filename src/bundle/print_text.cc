@@ -92,6 +92,7 @@ void print_instruction(Printer& print, size_t id, const Instruction& one, size_t
   if (one.kind == InstructionKind::kInput) print_samples(print, one.samples, axes);
   if (one.pass != ' ') print.text("pass", std::string(1, one.pass));
   print.field("stage", one.stage, -1).field("micro", one.micro, -1);
+  print.field("ahead", one.ahead, 0);
   for (const Contribution& part : one.contributions) {
     print.line("    contribution").field("arg", part.arg, 0).field("target", part.target, 0);
     print.field("use", part.use, 0);
@@ -106,6 +107,7 @@ void print_instruction(Printer& print, size_t id, const Instruction& one, size_t
 
 void print_tables(Printer& print, const RoleProgram& role) {
   print.line("plan")
+      .field("steps_ahead", role.steps_ahead, 0)
       .field("batch", role.batch, int64_t{0})
       .field("arena", role.arena_bytes, int64_t{0});
   print.integers("workspace", role.workspace_bytes)
@@ -134,6 +136,7 @@ void print_tables(Printer& print, const RoleProgram& role) {
     print.text("param", buffer.param);
     if (!buffer.aliases.empty()) print.out += " aliases=" + texts(buffer.aliases);
     print.field("part_of", buffer.part_of, -1).integers("whole", buffer.whole);
+    print.field("previous_of", buffer.previous_of, -1);
     print.text("provenance", buffer.provenance);
   }
 }

@@ -63,10 +63,11 @@ Result<bool> splits_backward(const Strategy& strategy) {
   return false;
 }
 
-// The scheduler knows tasks, not the strategy: its errors point at the order directive.
-Result<Schedule> located(Result<Schedule> schedule, const Strategy& strategy) {
-  if (!schedule && !strategy.orders.empty()) schedule.error().at = strategy.orders.front().at;
-  return schedule;
+// What knows tasks alone, not the strategy: its errors point at the order directive.
+template <class T>
+Result<T> located(Result<T> made, const Strategy& strategy) {
+  if (!made && !strategy.orders.empty()) made.error().at = strategy.orders.front().at;
+  return made;
 }
 
 // What replicate's collectives came to, where there are several: of the role with most.
@@ -79,6 +80,17 @@ void explain_collectives(const Lowered& lowered, const Strategy& strategy, Expla
   if (most.empty() || strategy.replicates.empty()) return;
   for (std::string& line : most) line = "a step of a rank has " + line;
   explain.push_back({strategy.replicates.back().at, "replicate", std::move(most)});
+}
+
+void explain_versions(const Dag& dag, const Strategy& strategy, Explanations& explain) {
+  if (dag.versions.empty()) return;
+  int64_t bytes = 0;
+  for (const Version& version : dag.versions) bytes += dag.graph.value(version.newest).type.bytes();
+  explain.push_back({strategy.weight_versions_at,
+                     "weight_versions",
+                     {fmt::format("{} parameters are kept twice, {} more; gradients are taken at "
+                                  "the weights before the last update",
+                                  dag.versions.size(), human_bytes(bytes))}});
 }
 
 // The plan that the strategy asks for, or one of the two oracles: one device that plays all
@@ -104,6 +116,7 @@ Result<PlanSet> make_plans(const Graph& step, const Strategy& strategy, Cut cut,
   spec.levels = cut.levels;
   spec.sequential_replicas = oracle;
   if (target == Target::kSingle) spec.group_of = group_of;
+  spec.weight_versions = strategy.weight_versions;
   if (!oracle) {
     PIPER_ASSIGN(spec.region_tags, region_tags(strategy, step));
     PIPER_ASSIGN(spec.split_backward, splits_backward(strategy));
@@ -120,6 +133,7 @@ Result<PlanSet> make_plans(const Graph& step, const Strategy& strategy, Cut cut,
   }
   PIPER_ASSIGN(Dag dag, make_dag(rename_in_backward(std::move(graph)), spec));
   if (!oracle) {
+    explain_versions(dag, strategy, explain);
     PIPER_ASSIGN(dag, apply_place(std::move(dag), strategy.places, variables, explain));
     PIPER_ASSIGN(dag, apply_replicate(std::move(dag), strategy.replicates, explain));
     group_of = dag.group_of;
@@ -139,14 +153,15 @@ Result<PlanSet> make_plans(const Graph& step, const Strategy& strategy, Cut cut,
   if (!oracle && options.order) {
     PIPER_ASSIGN(compiled.order, order_rows(dag, schedule.compute));
   }
-  PIPER_ASSIGN(Lowered lowered,
-               steps.run(
-                   "plan", [&] { return lower(dag, schedule, {.fuse = options.fuse}); },
-                   [](const Lowered& l) {
-                     std::string text;
-                     for (const RoleProgram& role : l.roles) text += print_plan(role);
-                     return text;
-                   }));
+  PIPER_ASSIGN(
+      Lowered lowered,
+      steps.run(
+          "plan", [&] { return located(lower(dag, schedule, {.fuse = options.fuse}), strategy); },
+          [](const Lowered& l) {
+            std::string text;
+            for (const RoleProgram& role : l.roles) text += print_plan(role);
+            return text;
+          }));
   if (!oracle) compiled.fused = lowered.fused;
   if (!oracle) compiled.roles = summarise(dag, lowered);
   if (!oracle) explain_collectives(lowered, strategy, explain);

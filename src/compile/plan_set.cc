@@ -40,7 +40,9 @@ void count_memory(const RoleProgram& role, RoleSummary& summary) {
   for (const Buffer& buffer : role.buffers) {
     if (buffer.kind == BufferKind::kConstant) summary.constant_bytes += buffer.type.bytes();
     if (buffer.kind != BufferKind::kState) continue;
-    if (buffer.param.empty()) {
+    if (buffer.previous_of >= 0) {
+      summary.weight_bytes += buffer.type.bytes();
+    } else if (buffer.param.empty()) {
       summary.optimizer_bytes += buffer.type.bytes();
     } else {
       ++summary.parameters;
@@ -155,8 +157,13 @@ std::string print_schedule(const Dag& dag, const Schedule& schedule) {
   std::string text;
   for (size_t c = 0; c < schedule.order.size(); ++c) {
     text += fmt::format("cell {} ({})\n", c, cell_name(dag, c));
-    for (TaskId task : schedule.order[c])
-      text += fmt::format("  {}\n", dag.tasks[task.index()].label);
+    for (size_t i = 0; i < schedule.order[c].size(); ++i) {
+      // A steady step, where steps overlap.
+      const bool overlap = !schedule.body.empty();
+      const size_t at = overlap ? static_cast<size_t>(schedule.body[c][i]) : i;
+      text += fmt::format("  {}{}\n", dag.tasks[schedule.order[c][at].index()].label,
+                          overlap && schedule.ahead[c][at] ? " (next step)" : "");
+    }
   }
   return text;
 }

@@ -13,14 +13,29 @@ Status Expander::add_update() {
   for (int32_t cell = 0; cell < num_cells; ++cell) {
     const std::vector<const ShardedParam*> cut = cut_in_step(cell, index);
     if (!cut.empty()) add_own_parts(cell, cut);
-    dag_.chunks.push_back(update_chunk(dag_, cell, index, reports));
+    for (const Version& version : dag_.versions)
+      if (index.held[version.previous.index()].count(cell)) keep_newest(version, cell);
+    const Reports own = reports_of(reports, cell);
+    dag_.chunks.push_back(update_chunk(dag_, cell, index, own));
     add_update_task(ChunkId(dag_.chunks.size() - 1));
     if (!cut.empty()) gather_updated(cell, cut);
     dag_.reports.emplace_back();
-    for (const auto& [name, value] : reports)
+    for (const auto& [name, value] : own)
       dag_.reports.back().emplace_back(name, ensure_made(value, cell));
   }
   return ok_status();
+}
+
+void Expander::keep_newest(const Version& version, int32_t cell) {
+  const std::string name = dag_.graph.value(version.previous).name;
+  const ValueId next = pseudo_value(name + ".next", dag_.graph.value(version.previous).type);
+  Task task;
+  task.kind = TaskKind::kCopy;
+  task.cell = cell;
+  task.reads = {ensure(version.newest, -1, cell)};
+  task.writes = {new_item(next, -1, cell, ensure(version.previous, -1, cell))};
+  task.label = "copy " + name;
+  dag_.tasks.push_back(std::move(task));
 }
 
 std::vector<const ShardedParam*> Expander::cut_in_step(int32_t cell,
@@ -143,6 +158,8 @@ void Expander::share_scalars() {
     dag_.chunks.push_back(scalar_chunk(dag_, scalars, here, squares, cell));
     own.push_back(add_update_task(ChunkId(dag_.chunks.size() - 1)));
   }
+  gathers_scalars_ = !dag_.versions.empty() && own.size() > 1 && !norm_is_used();
+  if (gathers_scalars_) return gather_scalars(scalars, own);
   for (int32_t cell = 0; cell < static_cast<int32_t>(dag_.cells.size()); ++cell) {
     const ItemId mine = own[static_cast<size_t>(cell)];
     if (own.size() == 1) {
@@ -159,6 +176,34 @@ void Expander::share_scalars() {
     reduce.writes = {new_item(scalars.shared, -1, cell, mine)};
     dag_.tasks.push_back(std::move(reduce));
   }
+}
+
+bool Expander::norm_is_used() const {
+  const ValueId norm = dag_.graph.grad_norm;
+  if (!norm.valid()) return false;
+  return std::any_of(dag_.graph.nodes.begin(), dag_.graph.nodes.end(), [&](const Node& node) {
+    return std::find(node.inputs.begin(), node.inputs.end(), norm) != node.inputs.end();
+  });
+}
+
+void Expander::gather_scalars(const ScalarVector& scalars, const std::vector<ItemId>& own) {
+  ItemId sum = own[0];
+  for (size_t cell = 1; cell < own.size(); ++cell) {
+    const ItemId part = move_to(own[cell], 0);
+    dag_.chunks.push_back(sum_chunk(dag_, dag_.items[sum.index()].value,
+                                    dag_.items[part.index()].value, "U sum step scalars"));
+    sum = add_update_task(ChunkId(dag_.chunks.size() - 1));
+  }
+  items_.set(scalars.shared, -1, 0, sum);
+}
+
+Reports Expander::reports_of(const Reports& all, int32_t cell) const {
+  if (!gathers_scalars_ || cell == 0) return all;
+  Reports own;
+  for (const auto& report : all)
+    if (report.second != dag_.graph.loss && report.second != dag_.graph.grad_norm)
+      own.push_back(report);
+  return own;
 }
 
 }  // namespace piper

@@ -172,6 +172,9 @@ class Expander {
   // ---- The end of the step ----
   Status add_update();
 
+  // The previous version takes the newest's value; the update follows.
+  void keep_newest(const Version& version, int32_t cell);
+
   // Parameters that stay whole and are updated in parts.
   std::vector<const ShardedParam*> cut_in_step(int32_t cell, const UpdateIndex& index) const;
   Task first_level_task(TaskKind kind, int32_t cell) const;
@@ -194,12 +197,18 @@ class Expander {
   // cell of its first use, and the loss travel in one vector, summed over cells (all but one term
   // are zero, so the sum is exact).
   void share_scalars();
+  // Where steps may overlap, cells that are ahead do not wait for the others: if only reports need
+  // the vector, the first cell alone gets it, and reports.
+  void gather_scalars(const ScalarVector& scalars, const std::vector<ItemId>& own);
+  bool norm_is_used() const;  // by the update
+  Reports reports_of(const Reports& all, int32_t cell) const;
 
   // The cell that contributes a sum's scalar: the home of its finished value.
   int32_t owner(int32_t s) const { return sums_[static_cast<size_t>(s)].home; }
 
   Dag dag_;
   size_t groups_ = 1;  // of microbatches
+  bool gathers_scalars_ = false;
   ItemTable items_;
   std::unordered_map<int32_t, int32_t> sum_of_value_;
   std::vector<ShardedParam> sharded_;

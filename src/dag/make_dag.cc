@@ -215,6 +215,29 @@ Status order_chunks(Dag& dag) {
   return ok_status();
 }
 
+// Microbatches read a second state of each trained parameter, which starts as the first does.
+void keep_previous_weights(Dag& dag) {
+  Graph& graph = dag.graph;
+  std::vector<ValueId> previous(graph.values.size());
+  for (const Param& param : graph.params) {
+    const bool trained =
+        std::any_of(graph.updates.begin(), graph.updates.end(),
+                    [&](const StateUpdate& update) { return update.state == param.value; });
+    if (!trained) continue;
+    Value value;
+    value.name = param.name + ".previous";
+    value.type = graph.value(param.value).type;
+    value.kind = ValueKind::kState;
+    value.layout = graph.value(param.value).layout;
+    previous[param.value.index()] = graph.add_value(std::move(value));
+    dag.versions.push_back({param.value, previous[param.value.index()]});
+  }
+  for (Node& node : graph.nodes)
+    for (ValueId& input : node.inputs)
+      if (node.pass != Pass::kU && input.valid() && previous[input.index()].valid())
+        input = previous[input.index()];
+}
+
 void find_reads_and_writes(Dag& dag) {
   const Graph& graph = dag.graph;
   const auto all_readers = readers(graph);
@@ -260,6 +283,7 @@ Result<Dag> make_dag(Graph graph, const DagSpec& spec) {
   dag.split_backward = spec.split_backward;
   dag.group_of = spec.group_of;
 
+  if (spec.weight_versions == 2) keep_previous_weights(dag);
   group_nodes(dag);
   PIPER_TRY(order_chunks(dag));
   find_reads_and_writes(dag);

@@ -103,6 +103,7 @@ class Parser {
     if (line.word == "level") return read_level(line);
     if (line.word == "shard") return read_shard(line);
     if (line.word == "part") return read_part(line);
+    if (line.word == "version") return read_version(line);
     if (line.word == "value") return read_value(line);
     if (line.word == "cell") return read_cell(line);
     if (line.word == "sum") return read_sum(line);
@@ -166,6 +167,10 @@ class Parser {
     const std::string param = line.get("param");
     dag_.parts.push_back(
         {value(line.get("value")), param.empty() ? ValueId() : value(param), *whole});
+    return true;
+  }
+  bool read_version(const Line& line) {
+    dag_.versions.push_back({value(line.get("newest")), value(line.get("previous"))});
     return true;
   }
   // "f32[2,3]"

@@ -82,6 +82,9 @@ std::string print_head(const Dag& dag) {
     text += fmt::format("part value={} whole={}{}\n", dag.graph.value(part.value).name,
                         to_string(part.whole),
                         part.param.valid() ? " param=" + dag.graph.value(part.param).name : "");
+  for (const Version& version : dag.versions)
+    text += fmt::format("version newest={} previous={}\n", dag.graph.value(version.newest).name,
+                        dag.graph.value(version.previous).name);
   for (const auto& cell : dag.cells)
     text += fmt::format("cell{}\n", cell.empty() ? "" : " " + list(cell, [](int32_t c) {
                                                           return std::to_string(c);

@@ -161,6 +161,16 @@ Chunk scalar_chunk(Dag& dag, const ScalarVector& scalars, const std::vector<bool
   return chunk;
 }
 
+Chunk sum_chunk(Dag& dag, ValueId a, ValueId b, const std::string& name) {
+  Builder build = update_builder(dag.graph, "step_scalars/sum/");
+  const size_t first = dag.graph.nodes.size();
+  const ValueId sum = build.op1("Add", {a, b});
+  Chunk chunk = chunk_of_new_nodes(dag, first, 0, name);
+  chunk.reads = outside_reads(dag.graph, chunk.nodes);
+  chunk.writes = {sum};
+  return chunk;
+}
+
 Reports report_values(const Dag& dag) {
   const Graph& graph = dag.graph;
   Reports reports{{"loss", graph.loss}};
@@ -186,6 +196,9 @@ UpdateIndex::UpdateIndex(const Dag& dag)
   for (const Chunk& chunk : dag.chunks)
     for (ValueId value : chunk.reads)
       if (dag.graph.value(value).kind == ValueKind::kState) held[value.index()].insert(chunk.cell);
+  for (const Version& version : dag.versions)
+    held[version.newest.index()].insert(held[version.previous.index()].begin(),
+                                        held[version.previous.index()].end());
 }
 
 Chunk update_chunk(const Dag& dag, int32_t cell, const UpdateIndex& index, const Reports& reports) {

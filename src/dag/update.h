@@ -30,6 +30,9 @@ Chunk squares_chunk(Dag& dag, const std::vector<ValueId>& gradient_parts, int32_
 Chunk scalar_chunk(Dag& dag, const ScalarVector& scalars, const std::vector<bool>& here,
                    const GatheredSquares& squares, int32_t cell);
 
+// The chunk in which the first cell adds two vectors.
+Chunk sum_chunk(Dag& dag, ValueId a, ValueId b, const std::string& name);
+
 using Reports = std::vector<std::pair<std::string, ValueId>>;
 Reports report_values(const Dag& dag);
 

@@ -27,6 +27,65 @@ class CellOrder {
         pool_(dag, cell, tasks, order.micro) {}
 
   Result<ComputeOrder> run(const std::vector<OrderItem>& items) {
+    std::vector<bool> ahead;
+    for (const OrderItem& item : items) {
+      PIPER_ASSIGN(const bool next, reaches_ahead(item));
+      ahead.push_back(next);
+    }
+    if (std::find(ahead.begin(), ahead.end(), true) == ahead.end()) {
+      PIPER_TRY(take_all(items));
+    } else {
+      PIPER_TRY(take_two_steps(items, ahead));
+    }
+    PIPER_TRY(check_left(items.size()));
+    return std::move(out_);
+  }
+
+  // Items for which the model has nothing to do on this device.
+  const std::set<std::string>& absent() const { return absent_; }
+
+  // "pp=0: F0 F1&B0 …"; a task of the next step has a prime: "F0'".
+  std::string text(const ComputeOrder& order) const {
+    std::string line = where_ + ":";
+    size_t shown = 0, pair = 0;
+    for (int32_t n = 0; n < static_cast<int32_t>(order.tasks.size()); ++n) {
+      const int32_t i = order.body.empty() ? n : order.body[static_cast<size_t>(n)];
+      if (++shown > kShownTasks) return line + " …";
+      while (pair < order.overlaps.size() && order.overlaps[pair].second < i) ++pair;
+      const bool second = pair < order.overlaps.size() && order.overlaps[pair].second == i;
+      const bool whole = std::binary_search(order.wholes.begin(), order.wholes.end(), i);
+      line += (second ? "&" : " ") +
+              pool_.short_name(order.tasks[static_cast<size_t>(i)], whole ? "B" : "") +
+              (i < order.ahead ? "'" : "");
+      if (whole) ++n;
+    }
+    return line;
+  }
+
+ private:
+  static const int64_t* step_of(const OrderItem& item) {
+    const auto step = std::find_if(item.tags.begin(), item.tags.end(),
+                                   [](const auto& tag) { return tag.first == "step"; });
+    return step == item.tags.end() ? nullptr : &step->second;
+  }
+  // F[step=1] is a forward of the next step.
+  Result<bool> reaches_ahead(const OrderItem& item) const {
+    const int64_t* step = step_of(item);
+    if (step == nullptr || *step == 0) return false;
+    if (*step != 1)
+      return fail(item.at, "order: step is 0, this one, or 1, the next, not {}", *step);
+    if (item.pass == "U")
+      return fail(item.at, "order: 'U' closes its own step, and no other")
+          .with_code(ExitCode::kRefused);
+    if (dag_.versions.empty())
+      return fail(item.at, "order: '{}' begins a step before the update of the one before",
+                  item_text(item))
+          .with_code(ExitCode::kRefused)
+          .with_note("help: weight_versions: 2");
+    return true;
+  }
+
+  Status take_all(const std::vector<OrderItem>& items) {
     size_t first_of_pair = 0;
     for (size_t i = 0; i < items.size(); ++i) {
       const size_t before = out_.tasks.size();
@@ -37,30 +96,42 @@ class CellOrder {
                                  static_cast<int32_t>(out_.tasks.size())});
       first_of_pair = before;
     }
-    PIPER_TRY(check_left(items.size()));
-    return std::move(out_);
+    return ok_status();
   }
 
-  // Items for which the model has nothing to do on this device.
-  const std::set<std::string>& absent() const { return absent_; }
-
-  // "pp=0: F0 F1&B0 …"
-  std::string text(const ComputeOrder& order) const {
-    std::string line = where_ + ":";
-    size_t shown = 0, pair = 0, whole = 0;
-    for (int32_t i = 0; i < static_cast<int32_t>(order.tasks.size()); ++i) {
-      if (++shown > kShownTasks) return line + " …";
-      while (pair < order.overlaps.size() && order.overlaps[pair].second < i) ++pair;
-      const bool second = pair < order.overlaps.size() && order.overlaps[pair].second == i;
-      const bool is_whole = whole < order.wholes.size() && order.wholes[whole] == i;
-      line += (second ? "&" : " ") +
-              pool_.short_name(order.tasks[static_cast<size_t>(i)], is_whole ? "B" : "");
-      if (is_whole) ++whole, ++i;
+  // In the order of one step: first what runs while the step before is under way.
+  Status take_two_steps(const std::vector<OrderItem>& items, const std::vector<bool>& ahead) {
+    std::vector<std::pair<size_t, size_t>> tasks(items.size());  // by item: [first, end)
+    for (const bool next : {true, false}) {
+      for (size_t i = 0; i < items.size(); ++i) {
+        if (ahead[i] != next) continue;
+        PIPER_TRY(check_between_steps(items, i, next));
+        OrderItem item = items[i];
+        std::erase_if(item.tags, [](const auto& tag) { return tag.first == "step"; });
+        tasks[i].first = out_.tasks.size();
+        PIPER_TRY(take(item, static_cast<int32_t>(i) + 1));
+        tasks[i].second = out_.tasks.size();
+      }
+      if (next) out_.ahead = static_cast<int32_t>(out_.tasks.size());
     }
-    return line;
+    for (const auto& [first, end] : tasks)
+      for (size_t t = first; t < end; ++t) out_.body.push_back(static_cast<int32_t>(t));
+    return ok_status();
+  }
+  Status check_between_steps(const std::vector<OrderItem>& items, size_t i, bool next) const {
+    if (items[i].paired)
+      return fail(items[i].at,
+                  "order: '&' in an order that reaches into the next step is not supported")
+          .with_code(ExitCode::kRefused);
+    const auto here = items.begin() + static_cast<ptrdiff_t>(i);
+    if (!next ||
+        std::none_of(items.begin(), here, [](const OrderItem& item) { return item.pass == "U"; }))
+      return ok_status();
+    return fail(items[i].at, "order: on {} '{}' comes after 'U'", where_, item_text(items[i]))
+        .with_code(ExitCode::kRefused)
+        .with_note("with the update the step is over: what comes next belongs to the next one");
   }
 
- private:
   Status take(const OrderItem& item, int32_t number) {
     if (item.pass == "U") return update(item);
     PIPER_ASSIGN(const Taken taken, pool_.take(item, number));

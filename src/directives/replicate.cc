@@ -81,6 +81,9 @@ Result<Dag> apply_replicate(Dag dag, const std::vector<Replicate>& replicates, E
     for (SumLevel& level : dag.levels) {
       if (dag.mesh[static_cast<size_t>(level.axis)].name != replicate.over) continue;
       level.stream = stream_of(dag, replicate.stream);
+      if (replicate.shard_optimizer && !dag.versions.empty())
+        return fail(replicate.shard_at,
+                    "replicate: 'shard' with two weight versions is not supported");
       if (replicate.shard_optimizer) {
         apply_shard(dag, replicate);
         report.lines = explain_cut(dag, replicate, level.size);

@@ -11,6 +11,7 @@
 #include "place.h"
 #include "places.h"
 #include "send_lifetimes.h"
+#include "steps.h"
 
 namespace piper {
 namespace {
@@ -53,7 +54,7 @@ class CellLowerer {
       role_.streams.push_back({"overlap"});
     }
     reserve(order);
-    std::vector<int32_t> start;  // of each task
+    std::vector<int32_t>& start = starts_;
     size_t pair = 0;
     for (size_t i = 0; i < order.size(); ++i) {
       while (pair < overlaps.size() && static_cast<size_t>(overlaps[pair].end) <= i) ++pair;
@@ -70,13 +71,15 @@ class CellLowerer {
     for (const auto& [name, item] : dag_.reports[static_cast<size_t>(cell_)])
       role_.reports.push_back({name, buffer_of(item)});
     move_communication(order);
-    add_waits();
+    wait_for_data(role_);
     for (const Overlap& o : overlaps_) fork_and_join(o);
     return std::move(role_);
   }
   // Overlaps by instruction.
   const std::vector<Overlap>& overlaps() const { return overlaps_; }
   const GatherPlan& gathers() const { return gather_plan_; }
+  // Of each task in order its first instruction, and the end, before communication has moved.
+  const std::vector<int32_t>& starts() const { return starts_; }
 
  private:
   void reserve(const std::vector<TaskId>& order) {
@@ -140,7 +143,10 @@ class CellLowerer {
   void describe_state(ValueId state, Buffer& buffer) {
     const Part* part = places_.part[state.index()];
     // A part starts as its run of the whole.
-    const ValueId whole = part && part->param.valid() ? part->param : state;
+    const ValueId newest = places_.newest_of[state.index()];
+    const ValueId whole = part && part->param.valid() ? part->param
+                          : newest.valid()            ? newest
+                                                      : state;
     const Value& initial = dag_.graph.value(whole);
     buffer.kind = BufferKind::kState;
     buffer.fill = initial.fill;
@@ -149,6 +155,7 @@ class CellLowerer {
       buffer.part_of = group_of({dag_.levels[0].axis});
       buffer.whole = part->whole.shape;
     }
+    if (newest.valid()) return;  // it is not what is saved
     if (const Param* param = places_.param[whole.index()]) {
       buffer.param = param->name;
       buffer.aliases = param->aliases;
@@ -192,6 +199,8 @@ class CellLowerer {
         return lower_pairs(task, InstructionKind::kAllGather);
       case TaskKind::kOwnPart:
         return lower_pairs(task, InstructionKind::kOwnPart);
+      case TaskKind::kCopy:
+        return lower_copy(task);
     }
   }
 
@@ -246,6 +255,12 @@ class CellLowerer {
     Instruction& instruction = add_instruction(kind, task);
     instruction.args = std::move(args);
     instruction.group = group;
+  }
+
+  void lower_copy(const Task& task) {
+    const std::vector<int32_t> args = {buffer_of(task.reads[0]), buffer_of(task.writes[0])};
+    role_.buffers[static_cast<size_t>(args[1])].previous_of = args[0];
+    add_instruction(InstructionKind::kCopy, task).args = args;
   }
 
   // Finished sums that a task reads, with the buffers they are in.
@@ -362,25 +377,6 @@ class CellLowerer {
     for (Overlap& o : overlaps_) o = {now(o.first), now(o.second), now(o.end - 1) + 1};
   }
 
-  // An instruction waits for the last ones on other streams that wrote what it reads or writes, or
-  // read what it writes.
-  void add_waits() {
-    const size_t streams = role_.streams.size();
-    std::vector<int32_t> accesses(role_.buffers.size() * streams, -1);  // by buffer and stream
-    for (size_t i = 0; i < role_.body.size(); ++i) {
-      Instruction& instruction = role_.body[i];
-      std::vector<int32_t>& waits = instruction.waits;
-      const auto own = static_cast<size_t>(instruction.stream);
-      for (int32_t arg : instruction.args) {
-        int32_t* last = &accesses[static_cast<size_t>(arg) * streams];
-        for (size_t s = 0; s < streams; ++s)
-          if (s != own && last[s] >= 0) waits.push_back(last[s]);
-        last[own] = static_cast<int32_t>(i);
-      }
-      sort_unique(waits);
-    }
-  }
-
   // The second tasks of an overlap begin after all before it, and all after it waits for them, so
   // that memory may pass from one stream to the other.
   void fork_and_join(const Overlap& overlap) {
@@ -409,6 +405,7 @@ class CellLowerer {
   int32_t second_stream_ = 0;
   bool is_second_ = false;         // the task being lowered is one of an overlap's second
   std::vector<Overlap> overlaps_;  // by instruction
+  std::vector<int32_t> starts_;    // by task in order
   std::vector<GatheredBuffer> gathered_;
   GatherPlan gather_plan_;
   std::unordered_map<int32_t, int32_t> programs_;  // by pooled program
@@ -472,11 +469,23 @@ Result<Lowered> lower(const Dag& dag, const Schedule& schedule, const LowerOptio
     lowered.roles[c] = cells[c].run(schedule.order[c], schedule.overlaps[c]);
   });
   const std::vector<Transfer> transfers = find_transfers(dag, places);
-  separate_channels(lowered.roles, transfers, static_cast<int32_t>(dag.graph.values.size()));
-  const auto held = send_lifetimes(lowered.roles, transfers);
+  const auto values = static_cast<int32_t>(dag.graph.values.size());
+  separate_channels(lowered.roles, transfers, values);
+  const bool overlap = !schedule.body.empty();
+  std::vector<std::vector<int64_t>> held;
+  if (overlap) {
+    std::vector<StepOrder> orders;
+    for (size_t c = 0; c < cells.size(); ++c)
+      orders.push_back({cells[c].starts(), schedule.body[c], schedule.ahead[c]});
+    PIPER_TRY(split_steps(lowered.roles, orders, transfers,
+                          values + static_cast<int32_t>(transfers.size())));
+  } else {
+    held = send_lifetimes(lowered.roles, transfers);
+  }
   const auto all_readers = readers(dag.graph);
   in_parallel(cells.size(), [&](size_t c) {
     describe_needs(lowered.roles[c], dag, all_readers);
+    if (overlap) return;
     place_buffers(lowered.roles[c], held[c], cells[c].overlaps(), cells[c].gathers().pool);
     wait_for_memory(lowered.roles[c], held[c]);
   });

@@ -8,6 +8,11 @@
 namespace piper {
 namespace {
 
+void sort_unique(std::vector<int32_t>& waits) {
+  std::sort(waits.begin(), waits.end());
+  waits.erase(std::unique(waits.begin(), waits.end()), waits.end());
+}
+
 // Both sides of an overlap are alive at once: what begins or ends inside lives all through it.
 void stretch(std::vector<Block>& blocks, const std::vector<Overlap>& overlaps) {
   const auto find = [&](int64_t at) {
@@ -129,9 +134,21 @@ void place_buffers(RoleProgram& role, const std::vector<int64_t>& held_until,
           blocks[role.buffers.size() + s].offset + offset;
 }
 
-void sort_unique(std::vector<int32_t>& waits) {
-  std::sort(waits.begin(), waits.end());
-  waits.erase(std::unique(waits.begin(), waits.end()), waits.end());
+void wait_for_data(RoleProgram& role) {
+  const size_t streams = role.streams.size();
+  std::vector<int32_t> accesses(role.buffers.size() * streams, -1);  // by buffer and stream
+  for (size_t i = 0; i < role.body.size(); ++i) {
+    Instruction& instruction = role.body[i];
+    std::vector<int32_t>& waits = instruction.waits;
+    const auto own = static_cast<size_t>(instruction.stream);
+    for (int32_t arg : instruction.args) {
+      int32_t* last = &accesses[static_cast<size_t>(arg) * streams];
+      for (size_t s = 0; s < streams; ++s)
+        if (s != own && last[s] >= 0) waits.push_back(last[s]);
+      last[own] = static_cast<int32_t>(i);
+    }
+    sort_unique(waits);
+  }
 }
 
 void wait_for_memory(RoleProgram& role, const std::vector<int64_t>& held_until) {

@@ -14,7 +14,9 @@ void place_buffers(RoleProgram& role, const std::vector<int64_t>& held_until,
 // Its data inputs, and what transports and kernels may allocate. `readers`: of the graph's values.
 void describe_needs(RoleProgram& role, const Dag& dag,
                     const std::vector<std::vector<NodeId>>& readers);
-void sort_unique(std::vector<int32_t>& waits);
+// An instruction waits for the last ones on other streams that wrote what it reads or writes, or
+// read what it writes.
+void wait_for_data(RoleProgram& role);
 void wait_for_memory(RoleProgram& role, const std::vector<int64_t>& held_until);
 
 }  // namespace piper

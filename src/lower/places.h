@@ -16,7 +16,9 @@ struct Places {
         instruction(dag.tasks.size(), -1),
         param(dag.graph.values.size()),
         part(dag.graph.values.size()),
-        part_of(dag.graph.values.size()) {
+        part_of(dag.graph.values.size()),
+        newest_of(dag.graph.values.size()) {
+    for (const Version& each : dag.versions) newest_of[each.previous.index()] = each.newest;
     for (const Param& each : dag.graph.params) param[each.value.index()] = &each;
     for (const Part& each : dag.parts) {
       part[each.value.index()] = &each;
@@ -36,6 +38,7 @@ struct Places {
   std::vector<const Part*> part;               // by value: the part that it is
   std::vector<const Part*>
       part_of;  // by value: the part that a parameter lives in, if in parts alone
+  std::vector<ValueId> newest_of;  // by value that is the previous version of a parameter
   std::map<std::pair<ValueId, int32_t>, ItemId> item_of_part;  // by cell
 };
 

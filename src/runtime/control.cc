@@ -136,6 +136,17 @@ Status Control::gather(std::span<const uint64_t> own, std::vector<std::vector<ui
   return ok_status();
 }
 
+Status Control::spread_late(bool& stop, bool first, bool last) {
+  const bool now = stop;
+  if (transport_->rank() != 0 && !first) PIPER_TRY(transport_->recv(go_[0], raw(&said_), 1));
+  stop = !first && said_ != 0;
+  if (transport_->rank() != 0 || last) return ok_status();
+  // It has been received when the step ends that began after it: the plan waits for all sends.
+  said_ = now ? 1 : 0;
+  for (int32_t route : go_) PIPER_TRY(transport_->send(route, raw(&said_), 1));
+  return ok_status();
+}
+
 Status Control::spread(bool& stop) {
   char flag = stop ? 1 : 0;
   if (transport_->rank() != 0) {

@@ -39,7 +39,7 @@ Status run_op(State& state, const Op& op, int64_t step) {
         std::iota(numbers, numbers + op.count, op.size);
         return ok_status();
       }
-      return state.source.data->read(step, op.handle, op.size, op.count, op.a);
+      return state.source.data->read(step + op.ahead, op.handle, op.size, op.count, op.a);
     case InstructionKind::kSend:
       return transport.send(op.handle, op.a, op.size);
     case InstructionKind::kRecv:
@@ -134,10 +134,13 @@ Status Executor::run_epilogue(int64_t step) {
   return run_section<false>(*state_, state_->epilogue, step);
 }
 
-Status Executor::run_step(int64_t step) {
+Status Executor::run_step(int64_t step, bool last) {
   State& state = *state_;
-  PIPER_TRY(state.source.trace_steps > 0 ? run_section<true>(state, state.body, step)
-                                         : run_section<false>(state, state.body, step));
+  if (last && state.role->steps_ahead > 0)
+    PIPER_TRY(run_section<false>(state, state.epilogue, step));
+  else
+    PIPER_TRY(state.source.trace_steps > 0 ? run_section<true>(state, state.body, step)
+                                           : run_section<false>(state, state.body, step));
   const bool may_skip = report("skipped").has_value();
   for (size_t i = 0; i < state.reports.size(); ++i) {
     const Report& report = state.role->reports[i];

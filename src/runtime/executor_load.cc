@@ -256,6 +256,7 @@ struct Bound {
 
 Status bind_instruction(State& state, const Instruction& from, Bound& bound, Op& op) {
   op.kind = from.kind;
+  op.ahead = from.ahead;
   if (from.args.size() < least_args(from.kind)) return wrong_plan(state, op, "too few arguments");
   if (!from.args.empty()) op.a = state.at(from.args[0]);
   if (from.args.size() > 1) op.b = state.at(from.args[1]);

@@ -12,6 +12,7 @@ struct Op {
   int32_t root = 0;               // kBroadcast; the own position for kOwnPart
   std::byte* a = nullptr;         // args[0]
   std::byte* b = nullptr;         // args[1]
+  int32_t ahead = 0;              // steps ahead of the one under way
   int64_t size = 0;               // bytes; first sample for kInput
   int64_t count = 0;              // samples of kInput; pieces, shards
   const Piece* pieces = nullptr;  // kAllReduce

@@ -42,7 +42,7 @@ Status compare_processes(RankRun& run, int64_t step) {
   return by_rank.empty() ? ok_status() : run.comparison->check_digests(step, by_rank);
 }
 
-Status meet_between_steps(RankRun& run, StepMetrics& metrics, bool& stop) {
+Status meet_between_steps(RankRun& run, StepMetrics& metrics, bool& stop, bool last) {
   PIPER_TRY(run.control.collect(run.executor, metrics));
   if (run.options.verify.against != VerifyAgainst::kNone) {
     PIPER_TRY(run.transport.barrier());  // nobody writes while somebody compares
@@ -50,15 +50,18 @@ Status meet_between_steps(RankRun& run, StepMetrics& metrics, bool& stop) {
     if (run.apart) PIPER_TRY(compare_processes(run, metrics.step));
   }
   if (run.transport.rank() == 0) PIPER_TRY(finish_step(run, metrics, stop));
+  const bool overlap = run.executor.role().steps_ahead > 0;
+  if (overlap && run.options.verify.against == VerifyAgainst::kNone)
+    return run.control.spread_late(stop, metrics.step == 0, last);
   return run.control.spread(stop);
 }
 
 // Who is stuck inside a step shall say so before those who wait for it here: its deadline began
 // earlier than theirs ends.
-Status between_steps(RankRun& run, StepMetrics& metrics, bool& stop) {
+Status between_steps(RankRun& run, StepMetrics& metrics, bool& stop, bool last) {
   run.transport.set_timeout(2 * run.options.timeout_s + 1);
   run.transport.activity().store("the end of its step", std::memory_order_release);
-  Status status = meet_between_steps(run, metrics, stop);
+  Status status = meet_between_steps(run, metrics, stop, last);
   run.transport.set_timeout(run.options.timeout_s);
   if (!status && status.error().code == ExitCode::kPeer) {
     Error error = std::move(status).error();
@@ -72,21 +75,26 @@ Status between_steps(RankRun& run, StepMetrics& metrics, bool& stop) {
 
 Status run_rank(RankRun& run) {
   using Clock = std::chrono::steady_clock;
-  bool stop = false;
+  bool stop = false, last = false;
+  const bool overlap = run.executor.role().steps_ahead > 0;
+  if (overlap && run.options.steps == 0) return ok_status();
   PIPER_TRY(run.executor.run_prologue(0));
-  for (int64_t step = 0; step < run.options.steps && !stop; ++step) {
+  for (int64_t step = 0; step < run.options.steps && !last; ++step) {
+    // A step that has begun is finished.
+    last = step + 1 == run.options.steps || (stop && overlap);
     if (run.options.before_step) PIPER_TRY(run.options.before_step(run.transport.rank(), step));
     auto start = Clock::now();
-    PIPER_TRY(run.executor.run_step(step));
+    PIPER_TRY(run.executor.run_step(step, last));
     std::chrono::duration<double> took = Clock::now() - start;
     StepMetrics metrics;
     metrics.step = step;
     metrics.step_ms = took.count() * 1e3;
     metrics.tokens_per_s = static_cast<double>(run.tokens_per_step) / took.count();
     metrics.peak_bytes = run.control.peak_bytes();
-    PIPER_TRY(between_steps(run, metrics, stop));
+    PIPER_TRY(between_steps(run, metrics, stop, last));
+    last = last || (stop && !overlap);
   }
-  return run.executor.run_epilogue(run.options.steps);
+  return overlap ? ok_status() : run.executor.run_epilogue(run.options.steps);
 }
 
 }  // namespace piper

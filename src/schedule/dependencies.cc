@@ -8,6 +8,23 @@ bool is_ordered(const Task& task) {
   return task.kind == TaskKind::kCompute && task.pass != 'P' && task.pass != 'U';
 }
 
+bool is_peer_reduction(const Dag& dag, const Task& task) {
+  if (task.kind != TaskKind::kAllReduce && task.kind != TaskKind::kReduceScatter) return false;
+  return std::none_of(task.group.begin(), task.group.end(),
+                      [&](int32_t axis) { return dag.mesh[static_cast<size_t>(axis)].placed; });
+}
+
+std::string print_place(const Dag& dag, TaskId id) {
+  const Task& task = dag.tasks[id.index()];
+  std::string text = fmt::format("'{}'", task.label);
+  if (dag.cells.size() == 1) return text;
+  text += " on";
+  for (size_t a = 0; a < dag.mesh.size(); ++a)
+    if (dag.mesh[a].placed)
+      text += fmt::format(" {}={}", dag.mesh[a].name, dag.cells[static_cast<size_t>(task.cell)][a]);
+  return text;
+}
+
 TaskLists find_dependencies(const Dag& dag) {
   // The writers of an item, last first, as a list through all writes.
   struct Write {

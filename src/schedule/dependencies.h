@@ -33,4 +33,11 @@ using TaskLists = ListsByTask<TaskId>;
 // Ascending.
 TaskLists find_dependencies(const Dag& dag);
 
+// Reductions between SPMD peers alone: all peers run the same program, so these may start as soon
+// as they can.
+bool is_peer_reduction(const Dag& dag, const Task& task);
+
+// "'F stage=1 mb=3' on pp=1"
+std::string print_place(const Dag& dag, TaskId id);
+
 }  // namespace piper

@@ -4,17 +4,10 @@
 #include <span>
 
 #include "dependencies.h"
+#include "steps.h"
 
 namespace piper {
 namespace {
-
-// Reductions between SPMD peers alone: all peers run the same program, so these may start as soon
-// as they can.
-bool is_peer_reduction(const Dag& dag, const Task& task) {
-  if (task.kind != TaskKind::kAllReduce && task.kind != TaskKind::kReduceScatter) return false;
-  return std::none_of(task.group.begin(), task.group.end(),
-                      [&](int32_t axis) { return dag.mesh[static_cast<size_t>(axis)].placed; });
-}
 
 class Issuer {
  public:
@@ -145,17 +138,7 @@ class Issuer {
         find_blockers(d, out);
     }
   }
-  std::string where(TaskId id) const {
-    const Task& task = dag_.tasks[id.index()];
-    std::string text = fmt::format("'{}'", task.label);
-    if (dag_.cells.size() == 1) return text;
-    text += " on";
-    for (size_t a = 0; a < dag_.mesh.size(); ++a)
-      if (dag_.mesh[a].placed)
-        text +=
-            fmt::format(" {}={}", dag_.mesh[a].name, dag_.cells[static_cast<size_t>(task.cell)][a]);
-    return text;
-  }
+  std::string where(TaskId id) const { return print_place(dag_, id); }
   // The tasks that cells wait with, and for each of them what it waits for.
   struct Wait {
     TaskId head, block;
@@ -231,6 +214,7 @@ Result<Schedule> make_schedule(const Dag& dag, const std::vector<ComputeOrder>& 
   const auto deps = find_dependencies(dag);
   PIPER_ASSIGN(Schedule schedule, Issuer(dag, deps).run(compute));
   schedule.compute = compute;
+  PIPER_TRY(overlap_steps(dag, deps, schedule));
   return schedule;
 }
 

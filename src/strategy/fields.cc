@@ -21,6 +21,8 @@ constexpr Field kStrategy[] = {
      "What is trained, where the file alone does not say or you know better.", "parameter"},
     {"loss", kTextOrOne, kOptional, "The output that is the loss, or how to form it.", "loss"},
     {"train", kOne, kOptional, "Optimizer, schedule, batch.", "train"},
+    {"weight_versions", kInteger, kOptional,
+     "2: gradients are taken at the weights before the last update. Default 1."},
     {"annotate", kManyOrOne, kOptional, "Rules that give ops their tags.", "rule", "annotate"},
     {"directives", kMany, kOptional, "What to do to the training step.", "directive"},
     {"seed", kInteger, kElsewhere, "write 'train: {seed: 0}'"},
@@ -60,6 +62,7 @@ constexpr Field kTrain[] = {
     {"global_batch", kInteger, kOptional, "Samples a step, over all replicas and microbatches."},
     {"microbatch_size", kInteger, kOptional, "Samples of one microbatch on one replica."},
     {"seed", kInteger, kOptional, "Seed of random ops. Default 0."},
+    {"weight_versions", kInteger, kElsewhere, "write 'weight_versions: 2' beside 'train'"},
     {"microbatches", kInteger, kElsewhere,
      "write '- split: {dim: batch, into: 8}' under 'directives', or 'microbatch_size' here"},
 };

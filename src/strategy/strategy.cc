@@ -5,6 +5,15 @@
 namespace piper {
 namespace {
 
+Status read_versions(const yaml::Entry* versions, const Scope& scope, Strategy& out) {
+  if (versions == nullptr) return ok_status();
+  const yaml::Node& value = versions->value;
+  PIPER_ASSIGN(out.weight_versions, read_integer(value, scope));
+  out.weight_versions_at = value.at;
+  if (out.weight_versions == 1 || out.weight_versions == 2) return ok_status();
+  return fail(value.at, "'weight_versions' must be 1 or 2, not {}", out.weight_versions);
+}
+
 Status read_model_sections(const Sections& sections, Scope& scope, Strategy& out) {
   if (const yaml::Entry* mesh = sections.find("mesh")) {
     PIPER_ASSIGN(out.mesh, read_mesh(*mesh, scope));
@@ -19,6 +28,7 @@ Status read_model_sections(const Sections& sections, Scope& scope, Strategy& out
     PIPER_ASSIGN(out.parameters, read_parameters(*parameters, scope));
   }
   if (const yaml::Entry* loss = sections.find("loss")) PIPER_TRY(read_loss(*loss, scope, out));
+  PIPER_TRY(read_versions(sections.find("weight_versions"), scope, out));
   return read_train(sections.find("train"), scope, out);
 }
 

@@ -129,6 +129,9 @@ void check_transfers(const Model& model, Section& section, Findings& findings,
         section.partner[sends[k].cell][sends[k].index] = recvs[k];
         section.partner[recvs[k].cell][recvs[k].index] = sends[k];
         ++report.transfers;
+        if (section.part_of(sends[k]) != section.part_of(recvs[k]))
+          findings.add("transfer", "{} is received by {} in another part of the plan",
+                       name_of(model, section, sends[k]), name_of(model, section, recvs[k]));
         const TensorType &sent = type_of(model, section, sends[k]),
                          &received = type_of(model, section, recvs[k]);
         if (sent != received)
@@ -148,7 +151,8 @@ void check_collectives(const Model& model, Section& section, Findings& findings,
     if (members.size() == 1) continue;  // SPMD peers alone: one program
     for (const auto& [cell, places] : members) {
       for (size_t k = 0; k < std::min(first.size(), places.size()); ++k)
-        if (!same_collective(model, section, first[k], places[k])) {
+        if (section.part_of(first[k]) != section.part_of(places[k]) ||
+            !same_collective(model, section, first[k], places[k])) {
           findings.add("collective", "{} meets {}: they are not the same collective",
                        describe(model, section, first[k]), describe(model, section, places[k]));
           break;

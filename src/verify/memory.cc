@@ -50,8 +50,12 @@ class CellCheck {
     for (int32_t b = 0; b < static_cast<int32_t>(lives_.size()); ++b)
       if (permanent(b)) begin({}, b);
     const auto& steps = section_.steps[cell_];
-    for (int32_t i = 0; i < static_cast<int32_t>(steps.size()); ++i) visit({cell_, i}, steps[i]);
-    if (std::string_view(section_.name) == "body") check_reports();
+    const bool one_part = section_.parts.size() == 1;
+    for (int32_t i = 0; i < static_cast<int32_t>(steps.size()); ++i) {
+      visit({cell_, i}, steps[i]);
+      if (!one_part && section_.ends_step({cell_, i})) check_reports();
+    }
+    if (one_part && section_.parts[0].ends_step) check_reports();
   }
 
  private:
@@ -131,7 +135,8 @@ class CellCheck {
     note(life.writes, {step.slot, place.index, place.index, -1});
   }
   bool complete(const Mark& mark, Spot place) const {
-    return clocks_.before(section_, mark.slot, mark.index, place);
+    return mark.by < section_.part_begin(place) ||
+           clocks_.before(section_, mark.slot, mark.index, place);
   }
   // A read that goes on after its instruction.
   bool sending(const Mark& mark) const {
@@ -260,7 +265,7 @@ class CellCheck {
 
 void check_memory(const Model& model, const Section& section, const Clocks& clocks,
                   Findings& findings) {
-  const bool body = std::string_view(section.name) == "body";
+  const bool body = section.parts[0].ends_step;
   for (int32_t c = 0; c < static_cast<int32_t>(model.cells.size()); ++c)
     if (body || !section.steps[c].empty()) CellCheck(model, section, clocks, c, findings).run();
 }

@@ -33,6 +33,9 @@ Result<Model> make_model(const PlanSet& set) {
   for (const RoleProgram& role : set.roles)
     if (role.mesh != set.roles[0].mesh)
       return fail("the roles are for different meshes").with_code(ExitCode::kPlan);
+  for (const RoleProgram& role : set.roles)
+    if (role.steps_ahead != set.roles[0].steps_ahead)
+      return fail("steps overlap in some roles only").with_code(ExitCode::kPlan);
   Model model;
   model.mesh = set.roles[0].mesh;
   if (model.mesh.size() > kMaxAxes)
@@ -72,24 +75,54 @@ std::string Model::who(int32_t cell) const {
   return fmt::format("rank {} (and {} like it)", one.rank, one.peers - 1);
 }
 
-Section make_section(const Model& model, const char* name) {
+namespace {
+
+void add_steps(const std::vector<Instruction>& list, Section& section) {
+  std::vector<Step>& steps = section.steps.emplace_back();
+  std::vector<int32_t>& args = section.args.emplace_back();
+  steps.reserve(list.size());
+  for (const Instruction& one : list) {
+    steps.push_back({one.kind, section.slots + one.stream, one.program, one.micro,
+                     static_cast<int32_t>(args.size()), static_cast<int32_t>(one.args.size())});
+    args.insert(args.end(), one.args.begin(), one.args.end());
+  }
+}
+
+// One list of all parts, and where they end.
+std::vector<Instruction> join_parts(const RoleProgram& role, const std::vector<Part>& parts,
+                                    std::vector<int32_t>& ends) {
+  std::vector<Instruction> joined;
+  for (const Part& part : parts) {
+    const auto begin = static_cast<int32_t>(joined.size());
+    for (const Instruction& one : role.*part.list) {
+      joined.push_back(one);
+      for (int32_t& wait : joined.back().waits) wait += begin;
+    }
+    ends.push_back(static_cast<int32_t>(joined.size()));
+  }
+  return joined;
+}
+
+}  // namespace
+
+Section make_section(const Model& model, const char* name, std::vector<Part> parts) {
   Section section;
   section.name = name;
-  const std::string_view which = name;
-  for (const Cell& cell : model.cells) {
-    const RoleProgram& role = *cell.role;
-    const std::vector<Instruction>& list = which == "body"       ? role.body
-                                           : which == "prologue" ? role.prologue
-                                                                 : role.epilogue;
-    section.lists.push_back(&list);
-    std::vector<Step>& steps = section.steps.emplace_back();
-    std::vector<int32_t>& args = section.args.emplace_back();
-    steps.reserve(list.size());
-    for (const Instruction& one : list) {
-      steps.push_back({one.kind, section.slots + one.stream, one.program, one.micro,
-                       static_cast<int32_t>(args.size()), static_cast<int32_t>(one.args.size())});
-      args.insert(args.end(), one.args.begin(), one.args.end());
+  section.parts = std::move(parts);
+  const bool one_part = section.parts.size() == 1;
+  section.joined.resize(one_part ? 0 : model.cells.size());  // their places do not change
+  for (size_t c = 0; c < model.cells.size(); ++c) {
+    const RoleProgram& role = *model.cells[c].role;
+    std::vector<int32_t>& ends = section.ends.emplace_back();
+    if (one_part) {
+      section.lists.push_back(&(role.*section.parts[0].list));
+      ends.push_back(static_cast<int32_t>(section.lists[c]->size()));
+    } else {
+      section.joined[c] = join_parts(role, section.parts, ends);
+      section.lists.push_back(&section.joined[c]);
     }
+    const std::vector<Instruction>& list = *section.lists[c];
+    add_steps(list, section);
     section.first_slot.push_back(section.slots);
     section.slots += static_cast<int32_t>(role.streams.size());
     section.partner.emplace_back(list.size());
@@ -117,10 +150,24 @@ void Findings::push(const char* rule, std::string text) {
 
 namespace {
 
+// Whether the section can be run: what the other rules stand on.
+bool can_run(const Model& model, Section& section, Findings& findings, VerifyReport& report) {
+  for (const auto* list : section.lists) report.instructions += static_cast<int64_t>(list->size());
+  const size_t before = findings.made();
+  check_transfers(model, section, findings, report);
+  check_collectives(model, section, findings, report);
+  if (findings.made() > before) return false;
+  check_deadlock(model, section, findings);
+  return findings.made() == before;
+}
+
+constexpr Part kPrologue{&RoleProgram::prologue}, kBody{&RoleProgram::body, 0, true},
+    kEpilogue{&RoleProgram::epilogue};
+
 // What depends on the order of a run. Contents are followed beside the rules of one cell each.
 void check_run(const Model& model, const Section& section, Findings& findings,
                VerifyReport& report) {
-  const bool body = std::string_view(section.name) == "body";
+  const bool body = section.parts[0].ends_step;
   VerifyReport contents;
   const auto follow = [&] {
     Findings own(contents);
@@ -147,6 +194,20 @@ void check_run(const Model& model, const Section& section, Findings& findings,
             std::back_inserter(report.findings));
 }
 
+// Three training steps: begun by the prologue, two bodies, finished by the epilogue. A state's
+// versions are followed by rule sum.
+void check_overlapping(const Model& model, Findings& findings, VerifyReport& report) {
+  Part second = kBody, last = kEpilogue;
+  second.step = 1, last.step = 2, last.ends_step = true;
+  Section section = make_section(model, "steps", {kPrologue, kBody, second, last});
+  check_bodies(model, findings);
+  check_microbatches(model, make_section(model, "step", {kPrologue, kEpilogue}), findings);
+  if (!can_run(model, section, findings, report)) return;
+  check_memory(model, section, make_clocks(section), findings);
+  check_equal_copies(model, section, findings);
+  check_sums(model, section, findings, report);
+}
+
 }  // namespace
 
 Result<VerifyReport> verify_plan_set(const PlanSet& set) {
@@ -156,20 +217,15 @@ Result<VerifyReport> verify_plan_set(const PlanSet& set) {
   report.cells = static_cast<int64_t>(model.cells.size());
   Findings findings(report);
   std::vector<Section> sections;
-  for (const char* name : {"prologue", "body", "epilogue"})
-    sections.push_back(make_section(model, name));
+  sections.push_back(make_section(model, "prologue", {kPrologue}));
+  sections.push_back(make_section(model, "body", {kBody}));
+  sections.push_back(make_section(model, "epilogue", {kEpilogue}));
   check_structure(model, sections, findings);
-  for (Section& section : sections) {
-    for (const auto* list : section.lists)
-      report.instructions += static_cast<int64_t>(list->size());
-    const size_t before = findings.made();
-    check_transfers(model, section, findings, report);
-    check_collectives(model, section, findings, report);
-    if (findings.made() > before) continue;  // it cannot be run
-    check_deadlock(model, section, findings);
-    if (findings.made() > before) continue;
-    check_run(model, section, findings, report);
-  }
+  if (model.cells[0].role->steps_ahead > 0)
+    check_overlapping(model, findings, report);
+  else
+    for (Section& section : sections)
+      if (can_run(model, section, findings, report)) check_run(model, section, findings, report);
   return report;
 }
 

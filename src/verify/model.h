@@ -2,6 +2,7 @@
 // Private to the verify room.
 #pragma once
 
+#include <algorithm>
 #include <deque>
 #include <span>
 #include <unordered_map>
@@ -96,13 +97,24 @@ struct Step {
   int32_t first_arg = 0, num_args = 0;  // in Section::args of the cell
 };
 
-// One of prologue, body and epilogue, in all cells.
+// What a section is made of: one of the role's lists, and the training step under way in it.
+struct Part {
+  std::vector<Instruction> RoleProgram::*list = nullptr;
+  int32_t step = 0;
+  bool ends_step = false;
+};
+
+// One of prologue, body and epilogue, in all cells; or, where training steps overlap, all of them
+// one after the other, with two bodies.
 struct Section {
   const char* name = "";
   std::vector<const std::vector<Instruction>*> lists;  // by cell
-  std::vector<std::vector<Step>> steps;                // by cell and instruction
-  std::vector<std::vector<int32_t>> args;              // by cell: those of one after the other
-  std::vector<int32_t> first_slot;                     // by cell: slot of its stream 0
+  std::vector<std::vector<Instruction>> joined;        // the lists, where they have several parts
+  std::vector<Part> parts;
+  std::vector<std::vector<int32_t>> ends;  // by cell and part: the first instruction behind it
+  std::vector<std::vector<Step>> steps;    // by cell and instruction
+  std::vector<std::vector<int32_t>> args;  // by cell: those of one after the other
+  std::vector<int32_t> first_slot;         // by cell: slot of its stream 0
   int32_t slots = 0;
   std::vector<std::vector<Spot>> partner;  // of a send its receive, of a receive its send
   std::vector<std::vector<int32_t>>
@@ -115,8 +127,30 @@ struct Section {
   std::span<const int32_t> args_of(int32_t cell, const Step& step) const {
     return {args[cell].data() + step.first_arg, static_cast<size_t>(step.num_args)};
   }
+  size_t part_of(Spot place) const {
+    const auto& own = ends[place.cell];
+    return parts.size() == 1
+               ? 0
+               : static_cast<size_t>(std::upper_bound(own.begin(), own.end(), place.index) -
+                                     own.begin());
+  }
+  // All before it in its cell is complete, messages included.
+  int32_t part_begin(Spot place) const {
+    const size_t part = part_of(place);
+    return part == 0 ? 0 : ends[place.cell][part - 1];
+  }
+  // The training step that an instruction belongs to; 0 where there is but one part.
+  int32_t training_step(Spot place) const {
+    return parts.size() == 1 ? 0 : parts[part_of(place)].step + at(place).ahead;
+  }
+  int32_t training_steps() const { return parts.back().step + 1; }
+  // Whether a training step ends behind it.
+  bool ends_step(Spot place) const {
+    const size_t part = part_of(place);
+    return parts[part].ends_step && place.index + 1 == ends[place.cell][part];
+  }
 };
-Section make_section(const Model& model, const char* name);
+Section make_section(const Model& model, const char* name, std::vector<Part> parts);
 
 // "'F stage=1 mb=3'", or what it does where it has no label.
 std::string name_of(const Instruction& instruction);
@@ -198,11 +232,13 @@ void check_memory(const Model& model, const Section& section, const Clocks& cloc
 // order, over the body: state
 void check_state(const Model& model, const Section& section, const Clocks& clocks,
                  Findings& findings);
-// microbatch, over the body
+// microbatch, over the body, or prologue and epilogue
 void check_microbatches(const Model& model, const Section& section, Findings& findings);
-// copies, over the body
+// copies, over the body, or all parts
 void check_equal_copies(const Model& model, const Section& section, Findings& findings);
-// sum, over the body
+// microbatch, where training steps overlap: bodies do what prologue and epilogue do.
+void check_bodies(const Model& model, Findings& findings);
+// sum, over the body, or all parts
 void check_sums(const Model& model, const Section& section, Findings& findings,
                 VerifyReport& report);
 

@@ -13,12 +13,12 @@ void check_state(const Model& model, const Section& section, const Clocks& clock
     std::vector<int32_t> writer(facts.buffers.size(), -1);
     const auto each_use = [&](auto use) {
       for (int32_t i = 0; i < static_cast<int32_t>(steps.size()); ++i) {
-        if (steps[i].kind != InstructionKind::kCompute) continue;
-        const std::vector<uint8_t>& access = facts.programs[steps[i].program].access;
-        const std::span<const int32_t> args = section.args_of(c, steps[i]);
+        const Step& step = steps[i];
+        if (step.kind != InstructionKind::kCompute && step.kind != InstructionKind::kCopy) continue;
+        const std::span<const int32_t> args = section.args_of(c, step);
         for (size_t a = 0; a < args.size(); ++a)
           if (facts.buffers[args[a]].kind == BufferKind::kState)
-            use(args[a], (access[a] & kWrites) != 0, i);
+            use(args[a], (access_of(facts, step.kind, step.program, a) & kWrites) != 0, i);
       }
     };
     each_use([&](int32_t buffer, bool writes, int32_t i) {

@@ -25,6 +25,7 @@ class RoleCheck {
     check_arena();
     check_workspaces();
     check_writes();
+    check_versions();
     for (const Program& program : role_.programs) check_locals(program);
   }
 
@@ -52,6 +53,16 @@ class RoleCheck {
         findings_.add("memory",
                       "{} states {} bytes of workspace for stream '{}', its programs need {}", who_,
                       role_.workspace_bytes[s], quote_control(role_.streams[s].name), workspace[s]);
+  }
+
+  void check_versions() {
+    for (const Buffer& buffer : role_.buffers) {
+      if (buffer.previous_of < 0) continue;
+      const Buffer& newest = role_.buffers[buffer.previous_of];
+      if (buffer.init != newest.init || buffer.fill != newest.fill)
+        findings_.add("structure", "'{}' on {} starts otherwise than parameter '{}'",
+                      quote_control(buffer.name), who_, quote_control(newest.param));
+    }
   }
 
   // Constants are never written. States change once a step, and none is kept for nobody.
@@ -186,7 +197,7 @@ void check_starts(const Model& model, Findings& findings) {
       if (kind == BufferKind::kStep || (param >= 0 && known[param])) continue;
       if (param >= 0) known[param] = true;
       const Buffer& buffer = model.cells[c].role->buffers[b];
-      if (buffer.init.empty()) continue;
+      if (buffer.init.empty() || buffer.previous_of >= 0) continue;
       const First own{&buffer, c};
       const First& first = of_tensor.emplace(buffer.init, own).first->second;
       if (first.buffer->param != buffer.param)

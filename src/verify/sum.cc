@@ -32,8 +32,7 @@ void SumCheck::step(Spot place, const Instruction& one) {
           std::move(sent_.extract(key_of(section_.partner[place.cell][place.index])).mapped());
       return;
     case InstructionKind::kCopy:
-      held(place, one.args[1]) = Content(held(place, one.args[0]));
-      return;
+      return copy(place, one);
     case InstructionKind::kOwnPart:
       for (size_t a = 0; a < one.args.size(); a += 2)
         take_part(place, one.args[a], one.args[a + 1]);
@@ -43,7 +42,10 @@ void SumCheck::step(Spot place, const Instruction& one) {
   }
 }
 
-int32_t SumCheck::samples(Spot place, const SampleRange& range) {
+int32_t SumCheck::samples(Spot place, const SampleRange& in_step) {
+  // Those of one training step come behind those of the one before.
+  SampleRange range = in_step;
+  range.first += section_.training_step(place) * role(place).batch;
   // Most come in rows of equal ones.
   if (place.cell == last_samples_.cell && range.first == last_samples_.range.first &&
       range.count == last_samples_.range.count && range.stride == last_samples_.range.stride)
@@ -73,6 +75,7 @@ void SumCheck::compute(Spot place, const Instruction& one) {
       result.cut = before.cut;
       result.updated_by = static_cast<int32_t>(updates_.size());
       updates_.push_back(place);
+      result.version = static_cast<int16_t>(section_.training_step(place) + 1);
     }
   }
   for (int32_t arg : program.written) held(place, one.args[arg]) = std::move(results_[arg]);
@@ -80,8 +83,7 @@ void SumCheck::compute(Spot place, const Instruction& one) {
 
 int32_t SumCheck::find_sources(Spot place, const Instruction& one, const ProgramFacts& program) {
   flows_.assign(one.args.size(), {});
-  for (const SumRead& read : one.sum_reads)
-    flows_[read.arg].sum = facts(place).targets[read.target];
+  for (const SumRead& read : one.sum_reads) flows_[read.arg].sum = sum_of(place, read.target);
   for (const SumCombine& combine : one.combines)
     for (int32_t from : combine.from) flows_[from].declared = true;
   for (const Contribution& part : one.contributions) flows_[part.arg].declared = true;
@@ -115,7 +117,7 @@ void SumCheck::check_contributions(Spot place, const Instruction& one, const Pro
   for (const Contribution& part : one.contributions) {
     const uint8_t access = program.access[part.arg];
     const bool written = access & kWrites, read = access & kReads;
-    const auto target = [&] { return target_name(facts(place).targets[part.target]); };
+    const auto target = [&] { return target_name(sum_of(place, part.target)); };
     if (!written || read != part.accumulates)
       findings_.add("sum", "{} says that it {} {} for {}, but its program {}", name(place),
                     part.accumulates ? "adds to" : "sets", buffer_name(place, one.args[part.arg]),
@@ -195,14 +197,14 @@ void SumCheck::contribute(Spot place, const Instruction& one, const ProgramFacts
       sum.from = IdSets::kEmpty;
       sum.cut = 0;
     }
-    add_run(sum.parts.runs_of(facts(place).targets[part.target], part.use),
+    add_run(sum.parts.runs_of(sum_of(place, part.target), part.use),
             samples_.run(samples(place, part.samples)));
   }
 }
 
 void SumCheck::check_read(Spot place, const Instruction& one, const SumRead& read) {
   ++report_.sums;
-  const int32_t target = facts(place).targets[read.target];
+  const int32_t target = sum_of(place, read.target);
   check_finished(place.cell, held(place, one.args[read.arg]), target, [&] {
     return fmt::format("{} reads the sum {} from {}", name(place), target_name(target),
                        buffer_name(place, one.args[read.arg]));
@@ -216,7 +218,7 @@ void SumCheck::check_finished(int32_t cell, const Content& content, int32_t targ
   for (const SumPart& part : content.parts.all())
     if (part.target != target)
       return findings_.add("sum", "{}, which holds a part of {}", what(), target_name(part.target));
-  const int32_t uses = model_.uses[target];
+  const int32_t uses = model_.uses[name_of_sum(target)];
   for (int32_t use = 0; use < uses; ++use) {
     const std::string of_use = uses > 1 ? fmt::format(" of use {}", use) : "";
     const std::string wrong = wrong_samples(cell, content, use, of_use);
@@ -233,6 +235,7 @@ std::string SumCheck::wrong_samples(int32_t cell, const Content& content, int32_
   std::vector<SampleSet> sets;
   for (const SampleRun& run : part->runs) {
     sets.push_back(samples_.set_of(run));
+    sets.back().first -= part->target / sum_names() * model_.cells[cell].role->batch;
     for (size_t a = 0; a < sets.back().stride.size(); ++a)
       if (sets.back().stride[a] != 0 && model_.mesh[a].second > 1)
         return fmt::format("it was not summed over the replicas along '{}'{}",
@@ -248,19 +251,20 @@ std::string SumCheck::wrong_samples(int32_t cell, const Content& content, int32_
 // What is known of a report by its name: the loss comes from a sum that is no gradient, the
 // gradients' norm, and whether the step is skipped, from all of them, the learning rate from none.
 // (Numbers that are reduced in one message come from the sums of all of them.)
-void SumCheck::check_report(std::string_view report, int32_t sums,
+void SumCheck::check_report(std::string_view report, int32_t sums, int32_t step,
                             const std::function<std::string()>& what) {
   const std::vector<int32_t>& from = sets_.at(sums);
   if (report == "learning_rate" && !from.empty())
     return findings_.add("sum", "{}, which comes from the sum {}", what(), target_name(from[0]));
-  if (report == "loss" &&
-      std::all_of(from.begin(), from.end(), [&](int32_t sum) { return model_.is_gradient[sum]; }))
+  if (report == "loss" && std::all_of(from.begin(), from.end(), [&](int32_t sum) {
+        return model_.is_gradient[name_of_sum(sum)];
+      }))
     return findings_.add("sum", "{}, which comes from no loss", what());
   if (report != "grad_norm" && report != "skipped") return;
   for (int32_t t = 0; t < static_cast<int32_t>(model_.targets.size()); ++t)
-    if (model_.is_gradient[t] && !sets_.contains(sums, t))
+    if (model_.is_gradient[t] && !sets_.contains(sums, t + step * sum_names()))
       return findings_.add("sum", "{}, which does not come from the sum {}", what(),
-                           target_name(t));
+                           target_name(t + step * sum_names()));
 }
 
 // What comes from no sum, or from those of others too, is known by the op that makes it.
@@ -286,31 +290,32 @@ void SumCheck::check_maker(int32_t cell, const Report& report,
   findings_.add("sum", "{}, which no {} makes", what(), maker->second);
 }
 
-void SumCheck::check_reports() {
-  struct Known {
-    int32_t cell = 0, sums = 0;
-  };
-  std::map<std::string_view, Known> known;
-  for (int32_t c = 0; c < static_cast<int32_t>(model_.cells.size()); ++c)
-    for (const Report& report : model_.cells[c].role->reports) {
-      const Content& content = held_[c][report.buffer];
-      const auto what = [&] {
-        return fmt::format("{} reports '{}'", model_.who(c), quote_control(report.name));
-      };
-      Known own{c, content.finished};
-      if (content.is_part()) {
-        const int32_t target = content.parts.empty() ? -1 : content.parts.all()[0].target;
-        check_finished(c, content, target, what);
-        own.sums = target < 0 ? IdSets::kEmpty : sets_.single(target);
-      }
-      const size_t before = findings_.made();
-      check_report(report.name, own.sums, what);
-      if (findings_.made() == before) check_maker(c, report, what);
-      const auto [other, is_new] = known.emplace(report.name, own);
-      if (!is_new && other->second.sums != own.sums)
-        findings_.add("sum", "{}, which comes from other sums than on {}", what(),
-                      model_.who(other->second.cell));
+void SumCheck::check_reports(int32_t cell, int32_t step) {
+  for (const Report& report : model_.cells[cell].role->reports) {
+    const Content& content = held_[cell][report.buffer];
+    const auto what = [&] {
+      return fmt::format("{} reports '{}'", model_.who(cell), quote_control(report.name));
+    };
+    const size_t before = findings_.made();
+    Reported own{cell, content.finished};
+    if (content.is_part()) {
+      const int32_t target = content.parts.empty() ? -1 : content.parts.all()[0].target;
+      check_finished(cell, content, target, what);
+      own.sums = target < 0 ? IdSets::kEmpty : sets_.single(target);
     }
+    for (int32_t target : sets_.at(own.sums))
+      if (target / sum_names() != step) {
+        findings_.add("sum", "{}, which comes from {}, in step {}", what(), target_name(target),
+                      step);
+        break;
+      }
+    check_report(report.name, own.sums, step, what);
+    if (findings_.made() == before) check_maker(cell, report, what);
+    const auto [other, is_new] = reported_.emplace(std::pair(step, report.name), own);
+    if (!is_new && other->second.sums != own.sums)
+      findings_.add("sum", "{}, which comes from other sums than on {}", what(),
+                    model_.who(other->second.cell));
+  }
 }
 
 void check_sums(const Model& model, const Section& section, Findings& findings,

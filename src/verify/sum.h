@@ -62,6 +62,7 @@ struct Content {
   // The parameter that it is, and who has given it its value of the next step (an id).
   int32_t param = -1;
   int32_t updated_by = -1;
+  int16_t version = 0;   // of the parameter: before this training step; the first is 0
   bool foreign = false;  // something else was added to a part
 
   bool is_part() const { return foreign || !parts.empty(); }
@@ -88,6 +89,10 @@ class SumCheck {
         const Buffer& buffer = cell.role->buffers[b];
         held_.back()[b].param = facts.param;
         if (buffer.part_of >= 0) held_.back()[b].cut = axes_of(cell.role->groups[buffer.part_of]);
+        if (buffer.previous_of < 0) continue;
+        held_.back()[b].param = cell.facts->buffers[buffer.previous_of].param;
+        held_.back()[b].version = -1;
+        two_versions_ = true;
       }
     }
   }
@@ -102,9 +107,15 @@ class SumCheck {
         collective(joint < 0 ? std::vector<Spot>{place} : section_.joints[joint]);
       else
         step(place, one);
+      if (section_.parts.size() == 1) continue;
+      for (Spot member : joint < 0 ? std::vector<Spot>{place} : section_.joints[joint])
+        if (section_.ends_step(member))
+          check_reports(member.cell, section_.parts[section_.part_of(member)].step);
     }
-    check_reports();
-    for (int32_t c = 0; c < static_cast<int32_t>(model_.cells.size()); ++c) check_end(c);
+    for (int32_t c = 0; c < static_cast<int32_t>(model_.cells.size()); ++c) {
+      if (section_.parts.size() == 1) check_reports(c, 0);
+      check_end(c);
+    }
   }
 
  private:
@@ -123,7 +134,16 @@ class SumCheck {
     return fmt::format("'{}'", quote_control(role(place).buffers[buffer].name));
   }
   std::string target_name(int32_t target) const {
-    return fmt::format("'{}'", quote_control(model_.targets[target]));
+    const std::string name =
+        fmt::format("'{}'", quote_control(model_.targets[name_of_sum(target)]));
+    if (section_.parts.size() == 1) return name;
+    return fmt::format("{} of step {}", name, target / sum_names());
+  }
+  // Sums are numbered anew in each training step: step × names + name.
+  int32_t sum_names() const { return static_cast<int32_t>(model_.targets.size()); }
+  int32_t name_of_sum(int32_t target) const { return target % sum_names(); }
+  int32_t sum_of(Spot place, int32_t target) const {
+    return facts(place).targets[target] + section_.training_step(place) * sum_names();
   }
   std::string param_name(int32_t param) const { return quote_control(model_.params[param]); }
   static uint32_t axes_of(const Group& group) {
@@ -167,9 +187,9 @@ class SumCheck {
   // ---- Reports ----
   // What is reported is no part of a sum but a finished one, and comes from the same sums
   // everywhere.
-  void check_reports();
+  void check_reports(int32_t cell, int32_t step);
   void check_maker(int32_t cell, const Report& report, const std::function<std::string()>& what);
-  void check_report(std::string_view report, int32_t sums,
+  void check_report(std::string_view report, int32_t sums, int32_t step,
                     const std::function<std::string()>& what);
 
   // ---- Parameters ----
@@ -177,6 +197,13 @@ class SumCheck {
   void check_parameters_read(Spot place, const Instruction& one, const ProgramFacts& program,
                              int32_t source);
 
+  // A previous version becomes the newest before that is updated.
+  void copy(Spot place, const Instruction& one);
+
+  // Of what is computed from samples: the weights before the own step, or before the one before.
+  int32_t version_read(Spot place, int32_t param) const {
+    return section_.training_step(place) - (two_versions_ && trained(place.cell, param) ? 1 : 0);
+  }
   // Whoever writes a parameter has its finished gradient, is the first, and takes from what ranks
   // hold differently only the same part.
   void check_update(Spot place, const Instruction& one, const Content& result, int32_t arg,
@@ -211,6 +238,7 @@ class SumCheck {
   VerifyReport& report_;
   std::vector<std::vector<Content>> held_;      // by cell and buffer
   std::unordered_map<uint64_t, Content> sent_;  // by cell and send: the message under way
+  bool two_versions_ = false;                   // of every trained parameter
   SampleTable samples_;
   IdSets sets_;                // of samples' ids, and of sums
   std::vector<Spot> updates_;  // by id
@@ -232,6 +260,10 @@ class SumCheck {
     SampleRange range;
     int32_t id = 0;
   } last_samples_;
+  struct Reported {
+    int32_t cell = 0, sums = 0;
+  };
+  std::map<std::pair<int32_t, std::string_view>, Reported> reported_;  // by training step and name
 };
 
 }  // namespace piper

@@ -9,14 +9,28 @@ void SumCheck::check_parameters_read(Spot place, const Instruction& one,
   for (size_t a = 0; a < one.args.size(); ++a) {
     if (flows_[a].param < 0 || !(program.access[a] & kReads)) continue;
     const Content& content = held(place, one.args[a]);
-    if (content.updated_by >= 0)
+    const int32_t wanted = version_read(place, content.param);
+    if (content.version == section_.training_step(place) + 1)
       findings_.add("sum", "{} computes with parameter '{}', which {} has already updated",
                     name(place), param_name(content.param),
                     name_of(section_.at(updates_[content.updated_by])));
+    else if (content.version != wanted)
+      findings_.add("sum", "{} computes with parameter '{}' as it is before step {}, not step {}",
+                    name(place), param_name(content.param), content.version, wanted);
     if (content.cut != 0)
       findings_.add("sum", "{} computes with parameter '{}', of which {} holds only a part",
                     name(place), param_name(content.param), buffer_name(place, one.args[a]));
   }
+}
+
+void SumCheck::copy(Spot place, const Instruction& one) {
+  const Content& from = held(place, one.args[0]);
+  const Buffer& to = role(place).buffers[one.args[1]];
+  if (to.previous_of >= 0 &&
+      (one.args[0] != to.previous_of || from.version != section_.training_step(place)))
+    findings_.add("sum", "{} puts {} into {}, not the parameter before its update", name(place),
+                  buffer_name(place, one.args[0]), buffer_name(place, one.args[1]));
+  held(place, one.args[1]) = Content(from);
 }
 
 void SumCheck::check_update(Spot place, const Instruction& one, const Content& result, int32_t arg,
@@ -26,16 +40,20 @@ void SumCheck::check_update(Spot place, const Instruction& one, const Content& r
   if (!trained(place.cell, before.param))
     return findings_.add("sum", "{} writes parameter '{}', which has no gradient", name(place),
                          shown);
-  if (before.updated_by >= 0)
+  const int32_t step = section_.training_step(place);
+  if (before.version > step)
     return findings_.add("sum", "{} updates parameter '{}', which {} has already updated",
                          name(place), shown, name_of(section_.at(updates_[before.updated_by])));
-  const int32_t gradient = model_.gradient_of[before.param];
+  if (before.version < step)
+    return findings_.add("sum", "{} updates parameter '{}' as it is before step {}, not step {}",
+                         name(place), shown, before.version, step);
+  const int32_t gradient = model_.gradient_of[before.param] + step * sum_names();
   // A gradient read here must be the own one: that others went into a common factor says nothing.
   bool own = false, other = false;
   for (int32_t a : sources) {
     const int32_t sum = flows_[a].sum;
     own = own || sum == gradient;
-    other = other || (sum >= 0 && sum != gradient && model_.is_gradient[sum]);
+    other = other || (sum >= 0 && sum != gradient && model_.is_gradient[name_of_sum(sum)]);
   }
   if (!sets_.contains(result.finished, gradient) || (other && !own))
     findings_.add("sum", "{} updates parameter '{}' without its finished gradient", name(place),
@@ -55,16 +73,24 @@ void SumCheck::check_end(int32_t c) {
   const RoleProgram& own = *model_.cells[c].role;
   for (size_t b = 0; b < own.buffers.size(); ++b) {
     const auto [begin, end, param, kind] = model_.cells[c].facts->buffers[b];
-    if (kind != BufferKind::kState || param < 0) continue;
+    if (kind != BufferKind::kState) continue;
     const Buffer& buffer = own.buffers[b];
     const Content& content = held_[c][b];
+    if (buffer.previous_of >= 0 &&
+        (content.version != section_.training_steps() - 1 ||
+         content.param != model_.cells[c].facts->buffers[buffer.previous_of].param))
+      findings_.add("sum",
+                    "'{}' on {} does not hold the parameter before its update at the end of the "
+                    "step",
+                    quote_control(buffer.name), model_.who(c));
+    if (param < 0) continue;
     if (content.param != param) {
       findings_.add("sum", "parameter '{}' on {} holds something else at the end of the step",
                     param_name(param), model_.who(c));
       continue;
     }
     report_.parameters += trained(c, param) ? 1 : 0;
-    if (trained(c, param) && content.updated_by < 0)
+    if (trained(c, param) && content.version != section_.training_steps())
       findings_.add("sum", "nothing updates parameter '{}' on {}", param_name(param),
                     model_.who(c));
     const uint32_t kept = buffer.part_of < 0 ? 0 : axes_of(own.groups[buffer.part_of]);

@@ -38,7 +38,8 @@ struct Row {
   bool even = false;         // wants an even number of devices
   int64_t devices = kRanks;  // at most
   int zero = -1;             // the level that the file itself says
-  // Its sums nest, over nodes or over the places of a stage: no other file's single device adds so.
+  // Its sums nest, over nodes or over the places of a stage, or it has another rule: no other
+  // file's single device does the same.
   bool own_oracle = false;
   std::vector<int64_t> replicas = {1, 2};
   std::vector<Definition> more = {};
@@ -64,6 +65,7 @@ std::vector<Row> rows() {
       {.file = "interleaved-1f1b", .chunks = 2},
       {.file = "looped-bfs", .chunks = 2},
       {.file = "looped-bfs", .chunks = 2, .more = {{"ascending", "1"}}, .variant = "ascending"},
+      {.file = "pipedream-2bw", .microbatches = 1, .zero = 0, .own_oracle = true},
       {.file = "v-half", .chunks = 2},
       {.file = "v-min", .chunks = 2},
       {.file = "zb-h1"},

@@ -154,16 +154,20 @@ class Interpreter {
       if (rank.phase > 0 && rank.phase <= run_.steps) look_back(rank);
       ++rank.phase;
       rank.step = std::max<int64_t>(rank.phase - 1, 0);
-      rank.ended = rank.phase > run_.steps + 1;
+      // Where steps overlap, the epilogue is the last one's body.
+      const int64_t bodies = run_.steps - (overlaps(rank) ? 1 : 0);
+      rank.ended = rank.phase > bodies + 1;
       if (rank.ended) return;
-      rank.section = rank.phase == 0            ? &rank.role->prologue
-                     : rank.phase <= run_.steps ? &rank.role->body
-                                                : &rank.role->epilogue;
+      rank.section = rank.phase == 0        ? &rank.role->prologue
+                     : rank.phase <= bodies ? &rank.role->body
+                                            : &rank.role->epilogue;
       begin(rank);
     }
   }
+  static bool overlaps(const Rank& rank) { return rank.role->steps_ahead > 0; }
   void begin(Rank& rank) {
-    if (rank.phase > 0 && rank.phase <= run_.steps) poison_step(rank);
+    // What a body leaves for the next step is there when that begins.
+    if (rank.phase > 0 && rank.phase <= run_.steps && !overlaps(rank)) poison_step(rank);
     rank.left = rank.section->size();
     rank.done.assign(rank.left, false);
     rank.arrived.assign(rank.left, false);
@@ -357,7 +361,7 @@ class Interpreter {
     for (size_t d = 0; d < one.samples.stride.size(); ++d)
       first += one.samples.stride[d] * rank.coordinates[d];
     const int64_t cells = cells_of(buffer(rank, arg(one, 0)).type);
-    const Symbol from = join(symbol_of(one.input), static_cast<Symbol>(rank.step));
+    const Symbol from = join(symbol_of(one.input), static_cast<Symbol>(rank.step + one.ahead));
     if (!numbers && input->batch_dim < 0) return write(rank, arg(one, 0), spread(from, cells));
     const int64_t count = std::max<int64_t>(one.samples.count, 1);
     if (first < 0 || first + count > rank.role->batch || cells % count != 0)

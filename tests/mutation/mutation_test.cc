@@ -15,7 +15,8 @@ uint64_t seed() { return given_seed().value_or(20260101); }
 constexpr uint64_t kOrders = 6;
 
 Outcome run(const PlanSet& set, uint64_t order) {
-  return interpret(set, {.seed = order, .in_order = order == 0, .steps = 2});
+  const int64_t steps = set.roles[0].steps_ahead > 0 ? 3 : 2;
+  return interpret(set, {.seed = order, .in_order = order == 0, .steps = steps});
 }
 
 // What shows that the set does not do what `right` did; empty when nothing does.
@@ -34,12 +35,11 @@ std::string findings_of(const PlanSet& set) {
   return report->findings.empty() ? "" : report->findings[0].rule;
 }
 
-TEST(RightPlans, AreAcceptedAndEndAlikeUnderEveryOrder) {
-  const int wanted = jobs::kSanitized ? 100 : 1000;
+void accept_right_plans(MakeStrategy strategy, int wanted) {
   Random random(seed());
   int accepted = 0, refused = 0;
   while (accepted < wanted && refused < wanted) {
-    const Made made = make_plan(random, 1);
+    const Made made = make_plan(random, 1, strategy);
     ASSERT_FALSE(made.refused_plan) << "seed " << seed() << "\n" << made.strategy << made.error;
     if (!made.compiled) {
       ++refused;
@@ -55,23 +55,32 @@ TEST(RightPlans, AreAcceptedAndEndAlikeUnderEveryOrder) {
   EXPECT_EQ(accepted, wanted);
 }
 
+TEST(RightPlans, AreAcceptedAndEndAlikeUnderEveryOrder) {
+  accept_right_plans(random_strategy, jobs::kSanitized ? 100 : 1000);
+}
+TEST(RightPlans, WithTwoVersionsAreAcceptedToo) {
+  accept_right_plans(overlapping_strategy, jobs::kSanitized ? 10 : 100);
+}
+
 struct Count {
   int wrong = 0, caught = 0, equal = 0, equal_refused = 0;
 };
 
-TEST(Mutants, AreCaughtWhenTheyEndOtherwise) {
-  const int plans = jobs::kSanitized ? 4 : 24, each = jobs::kSanitized ? 1 : 4;
+// At least `least` mutants are wrong.
+void catch_mutants(MakeStrategy strategy, std::span<const Mutation> mutations, int plans, int each,
+                   int least) {
   Random random(seed());
   std::map<std::string, Count> counts;
   std::map<std::string, int> by_rule;
-  std::ofstream equivalent(PIPER_BINARY_DIR "/equivalent-mutants.txt");
+  std::ofstream equivalent(fmt::format("{}/equivalent-mutants{}.txt", PIPER_BINARY_DIR,
+                                       strategy == random_strategy ? "" : "-of-two-versions"));
   for (int p = 0; p < plans;) {
-    const Made made = make_plan(random, 2);
+    const Made made = make_plan(random, 2, strategy);
     if (!made.compiled) continue;
     ++p;
     const Outcome right = run(made.compiled->set, 0);
     ASSERT_EQ(right.fault, "") << made.strategy;
-    for (const Mutation& mutation : mutations())
+    for (const Mutation& mutation : mutations)
       for (int i = 0; i < each; ++i) {
         PlanSet mutant = made.compiled->set;
         const auto what = mutation.apply(mutant, random);
@@ -101,7 +110,19 @@ TEST(Mutants, AreCaughtWhenTheyEndOtherwise) {
   }
   for (const auto& [rule, count] : by_rule) std::printf("  rule %-12s %d\n", rule.c_str(), count);
   EXPECT_GE(counts.size(), 12u);
-  EXPECT_GE(wrong, jobs::kSanitized ? 20 : 1000);
+  EXPECT_GE(wrong, least);
+}
+
+TEST(Mutants, AreCaughtWhenTheyEndOtherwise) {
+  catch_mutants(random_strategy, mutations(), jobs::kSanitized ? 4 : 24, jobs::kSanitized ? 1 : 4,
+                jobs::kSanitized ? 20 : 1000);
+}
+TEST(Mutants, OfTwoVersionsAreCaughtToo) {
+  std::vector<Mutation> all = mutations();
+  const auto more = version_mutations();
+  for (int k = 0; k < 3; ++k) all.insert(all.end(), more.begin(), more.end());
+  catch_mutants(overlapping_strategy, all, jobs::kSanitized ? 2 : 10, jobs::kSanitized ? 1 : 3,
+                jobs::kSanitized ? 10 : 500);
 }
 
 }  // namespace

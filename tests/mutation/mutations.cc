@@ -1,5 +1,7 @@
 #include "mutation/mutations.h"
 
+#include <array>
+
 #include "mutation/places.h"
 
 namespace piper::mutation {
@@ -299,6 +301,70 @@ Done read_early(PlanSet& set, Random& random) {
   reorder(*spot->role, order);
   return fmt::format("{} at {}", name, to);
 }
+
+// ---- Versions and steps -------------------------------------------------------------------------
+// The lists in which a step of the plan stands.
+std::array<std::vector<Instruction>*, 3> lists_of(RoleProgram& role) {
+  return {&role.prologue, &role.body, &role.epilogue};
+}
+// A task of a microbatch takes the other version of a parameter, wherever it stands.
+Done other_version(PlanSet& set, Random& random) {
+  RoleProgram& role = any_role(set, random);
+  std::vector<std::pair<int32_t, int32_t>> versions;  // previous, newest
+  for (size_t b = 0; b < role.buffers.size(); ++b)
+    if (role.buffers[b].previous_of >= 0)
+      versions.emplace_back(static_cast<int32_t>(b), role.buffers[b].previous_of);
+  if (versions.empty()) return std::nullopt;
+  const auto [previous, newest] = versions[below(random, versions.size())];
+  const auto spot = any_spot(set, random, of_microbatch);
+  if (!spot || spot->role != &role) return std::nullopt;
+  const std::string label = spot->at().label;
+  bool changed = false;
+  for (std::vector<Instruction>* list : lists_of(role))
+    for (Instruction& one : *list)
+      for (int32_t& arg : one.args)
+        if (one.label == label && (arg == previous || arg == newest)) {
+          arg = arg == previous ? newest : previous;
+          changed = true;
+        }
+  if (!changed) return std::nullopt;
+  return fmt::format("'{}' takes the other version of '{}'", label,
+                     role.buffers[static_cast<size_t>(newest)].param);
+}
+// What belongs to the next step belongs to this one, or the other way round.
+Done other_step(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, [](const Instruction& i) {
+    return i.kind == InstructionKind::kInput || contributes(i);
+  });
+  if (!spot || spot->role->steps_ahead == 0) return std::nullopt;
+  spot->at().ahead = 1 - spot->at().ahead;
+  return fmt::format("{} {} steps ahead", spot->name(), spot->at().ahead);
+}
+// A task that runs ahead does so with the step's other tasks, in all parts of the plan.
+Done other_part(PlanSet& set, Random& random) {
+  RoleProgram& role = any_role(set, random);
+  if (role.prologue.empty()) return std::nullopt;
+  const size_t from = below(random, role.prologue.size());
+  Instruction one = role.prologue[from];
+  one.waits.clear();
+  const std::string label = one.label;
+  role.prologue.erase(role.prologue.begin() + static_cast<std::ptrdiff_t>(from));
+  for (Instruction& other : role.prologue) other.waits.clear();
+  for (Instruction& other : role.epilogue) other.waits.clear();
+  for (Instruction& other : role.body)
+    if (other.label == label && other.args == one.args) other.ahead = 0;
+  role.epilogue.insert(role.epilogue.begin(), std::move(one));
+  return fmt::format("'{}' in the epilogue", label);
+}
+Done drop_in_other_part(PlanSet& set, Random& random) {
+  RoleProgram& role = any_role(set, random);
+  std::vector<Instruction>& list = random() % 2 ? role.prologue : role.epilogue;
+  if (list.empty()) return std::nullopt;
+  const std::string label = list.back().label;
+  list.pop_back();
+  return fmt::format("without '{}'", label);
+}
+
 constexpr Mutation kMutations[] = {
     {"drop an instruction", drop_instruction},
     {"repeat an instruction", repeat_instruction},
@@ -324,8 +390,16 @@ constexpr Mutation kMutations[] = {
     {"begin a sum anew", change_first},
     {"update early", read_early},
 };
+constexpr Mutation kVersionMutations[] = {
+    {"read the other version", other_version},
+    {"work for the other step", other_step},
+    {"begin in the other part", other_part},
+    {"drop in the other part", drop_in_other_part},
+};
 
 }  // namespace
+
+std::span<const Mutation> version_mutations() { return kVersionMutations; }
 
 std::vector<Mutation> mutations() {
   std::vector<Mutation> all(std::begin(kMutations), std::end(kMutations));

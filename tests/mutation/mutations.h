@@ -18,6 +18,8 @@ struct Mutation {
   std::optional<std::string> (*apply)(PlanSet& set, Random& random);
 };
 std::vector<Mutation> mutations();
+// For plans with two versions of the weights.
+std::span<const Mutation> version_mutations();
 // Those of them that aim at one promise of the verifier each.
 std::span<const Mutation> targeted_mutations();
 

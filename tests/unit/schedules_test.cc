@@ -236,6 +236,7 @@ struct Rule {
 const std::vector<Rule>& rules() {
   static const auto always = [](int64_t, int64_t) { return true; };
   static const auto twice = [](int64_t P, int64_t M) { return M >= 2 * P; };
+  static const auto full = [](int64_t P, int64_t M) { return M >= P; };
   static const auto both_ways = [](int64_t P, int64_t M) {
     return P % 2 == 0 && M % 2 == 0 && M >= 2 * P;
   };
@@ -246,6 +247,9 @@ const std::vector<Rule>& rules() {
   static const std::vector<Rule> kRules = {
       {"gpipe", always, one, [](auto, auto, auto M, auto r) { return in_flight(r, M, M); }},
       {"1f1b", always, one, [](auto P, auto, auto M, auto r) { return in_flight(r, M, P - r); }},
+      // Of one step; how two of them overlap is tested with the delayed rule.
+      {"pipedream-2bw", full, one,
+       [](auto P, auto, auto M, auto r) { return in_flight(r, M, P - r); }},
       {"interleaved-1f1b", always, any, interleaved},
       {"looped-bfs", always, any, looped},
       {"zb-h1", always, any, zero_bubble_1},
