@@ -579,7 +579,7 @@ TEST(Schedules, LookAsInTheLibrarysReadme) {
     const size_t begin = made_page.find("```\n", title) + 4;
     made_page.replace(begin, made_page.find("```", begin) - begin, *drawn);
   }
-  EXPECT_EQ(drawn_ones, 13);
+  EXPECT_EQ(drawn_ones, 14);
   if (std::getenv("PIPER_UPDATE_GOLDEN")) (void)write_file(path, made_page);
   EXPECT_EQ(made_page, std::getenv("PIPER_UPDATE_GOLDEN") ? made_page : *page)
       << "PIPER_UPDATE_GOLDEN=1 writes it";
