@@ -89,10 +89,10 @@ void add_steps(const std::vector<Instruction>& list, Section& section) {
 }
 
 // One list of all parts, and where they end.
-std::vector<Instruction> join_parts(const RoleProgram& role, const std::vector<Part>& parts,
+std::vector<Instruction> join_parts(const RoleProgram& role, const std::vector<SectionPart>& parts,
                                     std::vector<int32_t>& ends) {
   std::vector<Instruction> joined;
-  for (const Part& part : parts) {
+  for (const SectionPart& part : parts) {
     const auto begin = static_cast<int32_t>(joined.size());
     for (const Instruction& one : role.*part.list) {
       joined.push_back(one);
@@ -105,7 +105,7 @@ std::vector<Instruction> join_parts(const RoleProgram& role, const std::vector<P
 
 }  // namespace
 
-Section make_section(const Model& model, const char* name, std::vector<Part> parts) {
+Section make_section(const Model& model, const char* name, std::vector<SectionPart> parts) {
   Section section;
   section.name = name;
   section.parts = std::move(parts);
@@ -161,7 +161,7 @@ bool can_run(const Model& model, Section& section, Findings& findings, VerifyRep
   return findings.made() == before;
 }
 
-constexpr Part kPrologue{&RoleProgram::prologue}, kBody{&RoleProgram::body, 0, true},
+constexpr SectionPart kPrologue{&RoleProgram::prologue}, kBody{&RoleProgram::body, 0, true},
     kEpilogue{&RoleProgram::epilogue};
 
 // What depends on the order of a run. Contents are followed beside the rules of one cell each.
@@ -197,7 +197,7 @@ void check_run(const Model& model, const Section& section, Findings& findings,
 // Three training steps: begun by the prologue, two bodies, finished by the epilogue. A state's
 // versions are followed by rule sum.
 void check_overlapping(const Model& model, Findings& findings, VerifyReport& report) {
-  Part second = kBody, last = kEpilogue;
+  SectionPart second = kBody, last = kEpilogue;
   second.step = 1, last.step = 2, last.ends_step = true;
   Section section = make_section(model, "steps", {kPrologue, kBody, second, last});
   check_bodies(model, findings);

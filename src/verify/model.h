@@ -98,7 +98,7 @@ struct Step {
 };
 
 // What a section is made of: one of the role's lists, and the training step under way in it.
-struct Part {
+struct SectionPart {
   std::vector<Instruction> RoleProgram::*list = nullptr;
   int32_t step = 0;
   bool ends_step = false;
@@ -110,7 +110,7 @@ struct Section {
   const char* name = "";
   std::vector<const std::vector<Instruction>*> lists;  // by cell
   std::vector<std::vector<Instruction>> joined;        // the lists, where they have several parts
-  std::vector<Part> parts;
+  std::vector<SectionPart> parts;
   std::vector<std::vector<int32_t>> ends;  // by cell and part: the first instruction behind it
   std::vector<std::vector<Step>> steps;    // by cell and instruction
   std::vector<std::vector<int32_t>> args;  // by cell: those of one after the other
@@ -150,7 +150,7 @@ struct Section {
     return parts[part].ends_step && place.index + 1 == ends[place.cell][part];
   }
 };
-Section make_section(const Model& model, const char* name, std::vector<Part> parts);
+Section make_section(const Model& model, const char* name, std::vector<SectionPart> parts);
 
 // "'F stage=1 mb=3'", or what it does where it has no label.
 std::string name_of(const Instruction& instruction);
