@@ -75,6 +75,12 @@ void explain_parameters(const Compiled& compiled) {
   for (const std::string& line : compiled.constants) fmt::print("constant: {}\n", line);
 }
 
+// What lies on the host, where something does.
+void explain_host(const Compiled& compiled) {
+  for (const RoleSummary& r : compiled.roles)
+    if (r.host_bytes > 0) fmt::print("{:<14}{} on the host\n", r.where, human_bytes(r.host_bytes));
+}
+
 void explain_memory(const Compiled& compiled) {
   fmt::print("{:<14}{:>6}{:>7}{:>8}{:>12}{:>11}{:>11}{:>11}{:>11}{:>11}{:>11}\n", "device", "ranks",
              "ops", "params", "elements", "GFLOP", "weights", "optimizer", "step", "workspace",
@@ -84,6 +90,7 @@ void explain_memory(const Compiled& compiled) {
                r.ranks, r.ops, r.parameters, r.elements, r.flops / 1e9, human_bytes(r.weight_bytes),
                human_bytes(r.optimizer_bytes), human_bytes(r.step_bytes),
                human_bytes(r.workspace_bytes), human_bytes(r.peak_bytes));
+  explain_host(compiled);
 }
 
 void explain(const std::string& topic, const Compiled& compiled) {

@@ -67,6 +67,7 @@ struct Buffer {
   TensorType type;
   BufferKind kind = BufferKind::kStep;
   int64_t offset = 0;         // bytes from the arena's start, 64-byte aligned
+  bool host = false;          // in the host's arena: only copies touch it
   std::string init;           // kState, kConstant: name of the tensor in params/init.safetensors; empty: filled with `fill`
   double fill = 0;
   std::string param;          // kState: framework name, when the buffer is a trained parameter; what --save writes.
@@ -166,6 +167,8 @@ struct Instruction {
 
 struct Stream {
   std::string name;
+  int32_t priority = 0;  // higher goes first; a backend may not have priorities
+  int64_t sms = 0;       // multiprocessors that its work may take, as far as a backend can say so; 0: any
   bool operator==(const Stream&) const = default;
 };
 
@@ -208,11 +211,12 @@ struct RoleProgram {
   // instead of a body, finishes the last. What a section sends is received in the same section of the other rank.
   int32_t steps_ahead = 0;
   int64_t batch = 0;             // samples of the global batch
-  int64_t arena_bytes = 0;       // greatest buffer end
+  int64_t arena_bytes = 0;       // greatest buffer end on the device
+  int64_t host_bytes = 0;        // greatest buffer end on the host
   std::vector<int64_t> workspace_bytes;  // by stream: the largest of its programs
   int64_t transport_bytes = 0;   // slots that transports may allocate for this rank: stated, never exceeded
   int64_t scratch_bytes = 0;     // what the kernels of a thread may allocate for themselves: stated, never exceeded
-  int64_t peak_bytes() const;    // arena + workspaces + transport + scratch: the memory the plan states
+  int64_t peak_bytes() const;    // arena + workspaces + transport + scratch: the device's memory that the plan states
   bool operator==(const RoleProgram&) const = default;
 };
 

@@ -79,6 +79,10 @@ struct Accumulate {
   ItemId reduced;            // the contribution is this item, which is summed over replicas already
 };
 
+// How far ahead of the first task that reads what it brings a receive or an input is issued, in
+// compute tasks of its cell: 0 is just before it.
+inline constexpr int32_t kEarliest = INT32_MAX;  // a receive as soon as its send is issued
+
 struct Task {
   TaskKind kind = TaskKind::kCompute;
   char pass = '-';
@@ -87,6 +91,7 @@ struct Task {
   int32_t cell = 0;
   int32_t peer = -1;                  // kSend, kRecv: the other cell
   int32_t stream = 0;                 // index of Dag::streams
+  int32_t distance = 0;               // kRecv, kInput: compute tasks ahead, or kEarliest
   std::vector<int32_t> group;         // collectives: mesh axes
   std::vector<ItemId> reads, writes;  // kCompute: parallel to the chunk's reads and writes
   std::vector<Accumulate> accumulates;
@@ -132,6 +137,22 @@ struct Version {
   ValueId previous;  // takes the newest's value just before that is updated
 };
 
+// A queue of a device. A backend that cannot use priority or a limit of SMs runs it as any other.
+struct TaskStream {
+  std::string name;
+  int32_t priority = 0;  // higher goes first
+  int64_t sms = 0;       // multiprocessors at most; 0: any
+};
+
+// What lives in host memory while it is not needed.
+struct Offload {
+  bool optimizer = false;     // the optimizer's states; else `items`
+  std::vector<ItemId> items;  // kept from forward to backward
+  int32_t distance = 1;       // comes back so many compute instructions ahead of its use
+  int32_t in_flight = 1;      // leaves while so many following ones compute
+  int32_t out_stream = 0, in_stream = 0;  // to the host, and back
+};
+
 struct DagAxis {
   std::string name;
   int64_t size = 1;
@@ -143,7 +164,7 @@ struct Dag {
   Graph graph;  // sharded; expand_tasks adds the nodes that sum
   std::vector<DagAxis> mesh;
   std::vector<std::string> region_tags;  // tags that tell regions apart
-  std::vector<std::string> streams{"compute"};
+  std::vector<TaskStream> streams{{"compute"}};
   int64_t microbatches = 1;
   // By microbatch: those whose chunks all have the same places and tags form a group, numbered by
   // its first one. Empty: all do. Chunks of one region and pass in different places stand together.
@@ -157,6 +178,7 @@ struct Dag {
   Sharding sharding;
   std::vector<Part> parts;        // states that are cut, by value
   std::vector<Version> versions;  // in canonical parameter order; empty: one version of each
+  std::vector<Offload> offloads;
   std::vector<std::vector<int32_t>>
       cells;  // coordinates by mesh axis; -1 on axes that are not placed
   std::vector<Chunk> chunks;
@@ -211,6 +233,10 @@ struct ComputeOrder {
   std::vector<int32_t> body;
 };
 
+// The stream of this name, added if there is none.
+int32_t stream_of(Dag& dag, const std::string& name);
+// For each item the tasks that write it (several for accumulators), ascending.
+std::vector<std::vector<TaskId>> writers(const Dag& dag);
 // "%name@microbatch/cell", without the parts that do not apply.
 std::string print_item(const Dag& dag, ItemId id);
 

@@ -3,7 +3,7 @@
 // strategy.
 //
 // Phases are fixed whatever the order in the file: annotate, precision, recompute (Graph) | split,
-// replicate, place, order (Dag).
+// replicate, place, offload, stream, prefetch, order (Dag).
 #pragma once
 
 #include "piper/dag.h"
@@ -77,6 +77,24 @@ Result<Dag> apply_replicate(Dag dag, const std::vector<Replicate>& replicates, E
 // has not; tasks that no item takes; anything after U.
 Result<std::vector<ComputeOrder>> apply_order(const Dag& dag, const std::vector<Order>& orders,
                                               const Variables& variables, Explanations& out);
+
+// Chooses what lies in host memory. Requires tasks. Errors: nothing matches, what two entries
+// claim.
+Result<Dag> apply_offload(Dag dag, const Strategy& strategy, const Variables& variables);
+// What became of it when plans were made. Error: nothing can leave.
+Result<Explanation> explain_offload(const OffloadRule& rule, int64_t values, int64_t bytes,
+                                    int64_t stay);
+
+// Requires tasks. Errors: a task that two entries claim, or whose stream replicate names; a stream
+// that nothing runs on.
+Result<Dag> apply_streams(Dag dag, const Strategy& strategy, const Variables& variables,
+                          Explanations& out);
+
+// When receives are posted and inputs loaded. Sends that have streams of their own are received as
+// they are issued unless an entry says otherwise. Requires tasks and their streams. Errors: nothing
+// matches, a kind of task without a distance, a task that two entries claim.
+Result<Dag> apply_prefetch(Dag dag, const Strategy& strategy, const Variables& variables,
+                           Explanations& out);
 
 // The limit of each cell that the order's policy gives.
 Result<std::vector<int64_t>> policy_limits(const Dag& dag, const Order& order,

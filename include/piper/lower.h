@@ -8,11 +8,18 @@
 
 namespace piper {
 
+// What became of an Offload, over all cells.
+struct OffloadCount {
+  int64_t values = 0, bytes = 0;  // that leave
+  int64_t stay = 0;               // that are needed again too soon
+};
+
 struct Lowered {
   std::vector<RoleProgram> roles;                                // by cell
   std::vector<std::pair<std::string, TensorType>> tensor_types;  // initial values by name
   std::vector<std::pair<std::string, Bytes>> tensors;
-  FuseCounts fused;  // over distinct programs
+  FuseCounts fused;                    // over distinct programs
+  std::vector<OffloadCount> offloads;  // by Dag::offloads
 };
 
 struct LowerOptions {

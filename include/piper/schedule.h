@@ -14,6 +14,7 @@ struct Schedule {
   // position whether it is then a task of the next step.
   std::vector<std::vector<int32_t>> body;
   std::vector<std::vector<bool>> ahead;
+  int64_t nearer = 0;  // receives that stand nearer to their use than asked, behind their sends
 };
 
 // How list_schedule chooses. Each cell takes the task that can start first; of several, the pass
@@ -38,11 +39,12 @@ Result<std::vector<ComputeOrder>> list_schedule(const Dag& dag, const ListPolicy
 ListPolicy default_policy(const Dag& dag);
 
 // `compute` gives, by cell, its F, B, BI and BW tasks in the order wanted. Inputs are loaded and
-// receives posted just before their first reader, sends just after their writer, reductions once
-// all they sum is there; sums and updates close the step. What the tasks of an overlap need is
-// issued before its first. Where steps overlap, what is received runs as early as what sent it, so
-// that no message is under way when a step ends. Error (kRefused): the orders wait for each other;
-// the notes print the shortest chain of waits.
+// receives posted just before their first reader, or as far ahead as Task::distance says, but not
+// before their send in an order of all cells where each in turn runs one computation; sends come
+// just after their writer, reductions once all they sum is there; sums and updates close the step.
+// What the tasks of an overlap need is issued before its first. Where steps overlap, what is
+// received runs as early as what sent it, so that no message is under way when a step ends. Error
+// (kRefused): the orders wait for each other; the notes print the shortest chain of waits.
 Result<Schedule> make_schedule(const Dag& dag, const std::vector<ComputeOrder>& compute);
 
 }  // namespace piper

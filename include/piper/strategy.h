@@ -36,18 +36,20 @@ class Expr {
   Variables bound_;
 };
 
-// ---- where: a conjunction over tags and pass --------------------------------------------------------
+// ---- where: a conjunction over tags, pass and kind --------------------------------------------------------
 struct Condition {
-  std::string tag;  // a tag name, "mb", or "pass"
+  std::string tag;  // a tag name, "mb", "pass" or "kind"
   enum class Kind { kEquals, kAny, kAbsent, kRange, kSet, kCompare, kBind } kind = Kind::kEquals;
   Expr low, high;                // kEquals: low; kRange: low..high, high excluded; kCompare: low
   std::string compare;           // "<" "<=" ">" ">=" "!="
   std::vector<Expr> set;         // kSet
-  std::vector<std::string> passes;  // tag == "pass": "F", "B", "BI", "BW", "U"
+  std::vector<std::string> words;  // tag == "pass": "F", "B", "BI", "BW", "U"; tag == "kind": of task_kinds()
   std::string bind;              // kBind: `stage: s` binds s
   SourceSpan at;
 };
 using Where = std::vector<Condition>;
+// What a task can be, as conditions on `kind` write it: "compute", "send", "all_reduce", …
+std::span<const std::string> task_kinds();
 
 // ---- annotate ---------------------------------------------------------------------------------------
 struct AnnotateRule {
@@ -93,8 +95,34 @@ struct Replicate {               // - replicate: {over: dp, bucket: 25MiB, strea
   When gather = When::kPass;     // how often whole parameters are put together
   int64_t prefetch = 1;          // buckets gathered ahead
   std::string gather_stream = "gather";
+  std::optional<SourceSpan> stream_at, gather_stream_at;  // where they are given
   When reduce = When::kStep;
   SourceSpan at, over_at, shard_at;
+};
+// Tasks to a stream, and what the stream is.
+struct StreamRule {              // - stream: {where: {kind: all_reduce}, name: grads, priority: high, sms: 20}
+  std::optional<Where> where;    // nothing: no task moves
+  std::string name;
+  std::optional<int32_t> priority;  // higher goes first; low is -1, high 1
+  std::optional<int64_t> sms;    // multiprocessors at most
+  SourceSpan at, name_at;
+};
+// When what tasks read from elsewhere is issued.
+struct Prefetch {                // - prefetch: {where: {kind: recv}, distance: 2}
+  Where where;
+  int32_t distance = 0;          // compute tasks ahead of the first that reads it: 0 is just before it (lazy)
+  bool eager = false;            // a receive when its send is issued, an input at the start of the step
+  SourceSpan at, distance_at;
+};
+// What lies in host memory while it is not needed.
+struct OffloadRule {             // - offload: {what: activations, match: "h/{layer}/**", where: {stage: 0}, distance: 2}
+  bool optimizer = false;        // what: optimizer
+  std::optional<Glob> match;     // over scopes of the ops that make the values
+  Where where;                   // over tags and microbatch of the tasks that keep them
+  int32_t distance = 1;          // compute tasks ahead of its use at which a value comes back; updates for states
+  int32_t in_flight = 1;         // following compute tasks that may run while it leaves; updates for states
+  int64_t min_bytes = 0;         // smaller values stay
+  SourceSpan at;
 };
 // Forward ops that run again in the backward pass, so that what they make need not be kept until then.
 struct Recompute {               // - recompute: {match: "h/{layer}/**", where: {stage: 0}, ops: [Gelu]}
@@ -200,6 +228,9 @@ struct Strategy {
   std::vector<Replicate> replicates;
   std::vector<Recompute> recomputes;
   std::vector<Precision> precisions;  // loss scaling is in `train`
+  std::vector<StreamRule> streams;
+  std::vector<Prefetch> prefetches;
+  std::vector<OffloadRule> offloads;
   std::vector<Order> orders;
   std::string text;              // all files read, concatenated: for the digest
 };

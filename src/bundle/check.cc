@@ -12,6 +12,9 @@ Error bad(fmt::format_string<Args...> text, Args&&... args) {
   return fail(fmt::runtime(text), std::forward<Args>(args)...).with_code(ExitCode::kPlan);
 }
 
+constexpr int32_t kMostPriority = 100;
+constexpr int64_t kMostHostBytes = int64_t{1} << 56;
+
 bool in_range(int64_t id, size_t count) { return id >= 0 && id < static_cast<int64_t>(count); }
 
 Status check_names(const RoleProgram& role) {
@@ -22,6 +25,10 @@ Status check_names(const RoleProgram& role) {
   if (!world_of(role.mesh)) return bad("the mesh has an axis that is no size, or too many ranks");
   if (role.streams.empty() || role.streams.size() > 1024)
     return bad("a plan has 1 to 1024 streams, not {}", role.streams.size());
+  for (const Stream& stream : role.streams)
+    if (stream.priority < -kMostPriority || stream.priority > kMostPriority || stream.sms < 0)
+      return bad("stream '{}' has the priority {} and {} multiprocessors",
+                 quote_control(stream.name), stream.priority, stream.sms);
   if (role.workspace_bytes.size() != role.streams.size())
     return bad("{} workspaces are stated for {} streams", role.workspace_bytes.size(),
                role.streams.size());
@@ -95,6 +102,7 @@ Status check_version(const RoleProgram& role, const Buffer& buffer, size_t b) {
 Status check_memory(const RoleProgram& role) {
   int64_t total = 0;
   bool overflow = role.arena_bytes < 0 || role.transport_bytes < 0 || role.scratch_bytes < 0 ||
+                  role.host_bytes < 0 || role.host_bytes > kMostHostBytes ||
                   __builtin_add_overflow(role.arena_bytes, role.transport_bytes, &total) ||
                   __builtin_add_overflow(total, role.scratch_bytes, &total);
   for (int64_t bytes : role.workspace_bytes)
@@ -108,10 +116,13 @@ Status check_memory(const RoleProgram& role) {
     if (buffer.offset < 0 || buffer.offset % 64 != 0)
       return bad("buffer {} '{}' has the offset {}, which is no multiple of 64", b, name(),
                  buffer.offset);
+    const int64_t arena = buffer.host ? role.host_bytes : role.arena_bytes;
     int64_t end = 0;
-    if (__builtin_add_overflow(buffer.offset, *bytes, &end) || end > role.arena_bytes)
+    if (__builtin_add_overflow(buffer.offset, *bytes, &end) || end > arena)
       return bad("buffer {} '{}' at {} with {} bytes ends after the arena of {}", b, name(),
-                 buffer.offset, *bytes, role.arena_bytes);
+                 buffer.offset, *bytes, arena);
+    if (buffer.host && (buffer.kind == BufferKind::kConstant || !buffer.param.empty()))
+      return bad("buffer {} '{}' on the host is a constant or a parameter", b, name());
     if (buffer.kind == BufferKind::kStep && !buffer.init.empty())
       return bad("step buffer {} '{}' has an initial value", b, name());
     if (buffer.kind == BufferKind::kConstant && !buffer.param.empty())
@@ -167,8 +178,12 @@ class InstructionCheck {
   Status run() const {
     if (!in_range(one_.stream, role_.streams.size()))
       return wrong("there is no stream {}", one_.stream);
-    for (int32_t arg : one_.args)
+    for (int32_t arg : one_.args) {
       if (!in_range(arg, role_.buffers.size())) return wrong("there is no buffer {}", arg);
+      if (role_.buffers[arg].host && one_.kind != InstructionKind::kCopy)
+        return wrong("buffer '{}' is on the host, where only copies reach it",
+                     quote_control(role_.buffers[arg].name));
+    }
     for (size_t i = 0; i < one_.waits.size(); ++i)
       if (!in_range(one_.waits[i], id_) || (i > 0 && one_.waits[i - 1] >= one_.waits[i]))
         return wrong("it does not wait for earlier instructions, in ascending order");
@@ -379,6 +394,8 @@ Status check_role(const RoleProgram& role) {
   for (const Report& report : role.reports) {
     if (!in_range(report.buffer, role.buffers.size()))
       return bad("report '{}' is of no buffer", quote_control(report.name));
+    if (role.buffers[report.buffer].host)
+      return bad("report '{}' is of a buffer on the host", quote_control(report.name));
     const TensorType& type = role.buffers[report.buffer].type;
     const bool number = info(type.dtype).is_float || type.dtype == DType::kBool;
     if (num_elements(type.shape) != 1 || !number)

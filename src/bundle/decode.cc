@@ -27,7 +27,8 @@ class Decoder {
   RoleProgram role(const proto::RoleProgram& from) {
     RoleProgram to;
     for (const proto::Axis& axis : from.mesh()) to.mesh.emplace_back(axis.name(), axis.size());
-    for (const std::string& stream : from.streams()) to.streams.push_back({stream});
+    for (const proto::Stream& stream : from.streams())
+      to.streams.push_back({stream.name(), stream.priority(), stream.sms()});
     for (const proto::Group& group : from.groups()) {
       to.groups.push_back({group.name(), {}});
       copy_from(group.axes(), to.groups.back().axes);
@@ -48,6 +49,7 @@ class Decoder {
     copy_from(from.workspace_bytes(), to.workspace_bytes);
     to.transport_bytes = from.transport_bytes();
     to.scratch_bytes = from.scratch_bytes();
+    to.host_bytes = from.host_bytes();
     return to;
   }
 
@@ -117,6 +119,7 @@ class Decoder {
     to.type = type(from.type());
     to.kind = static_cast<BufferKind>(enumerator(from.kind(), 3, "kind of buffer"));
     to.offset = from.offset();
+    to.host = from.host();
     to.init = from.init();
     to.fill = from.fill();
     to.param = from.param();

@@ -59,6 +59,7 @@ void encode(const Buffer& from, proto::Buffer* to) {
   encode(from.type, to->mutable_type());
   to->set_kind(static_cast<int32_t>(from.kind));
   to->set_offset(from.offset);
+  to->set_host(from.host);
   to->set_init(from.init);
   to->set_fill(from.fill);
   to->set_param(from.param);
@@ -131,7 +132,12 @@ void encode_names(const RoleProgram& from, proto::RoleProgram* to) {
     axis->set_name(name);
     axis->set_size(size);
   }
-  for (const Stream& stream : from.streams) to->add_streams(stream.name);
+  for (const Stream& part : from.streams) {
+    proto::Stream* stream = to->add_streams();
+    stream->set_name(part.name);
+    stream->set_priority(part.priority);
+    stream->set_sms(part.sms);
+  }
   for (const Group& part : from.groups) {
     proto::Group* group = to->add_groups();
     group->set_name(part.name);
@@ -178,6 +184,7 @@ std::string encode_role(const RoleProgram& role) {
   copy_to(role.workspace_bytes, to.mutable_workspace_bytes());
   to.set_transport_bytes(role.transport_bytes);
   to.set_scratch_bytes(role.scratch_bytes);
+  to.set_host_bytes(role.host_bytes);
   return serialize(to);
 }
 

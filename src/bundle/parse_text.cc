@@ -245,6 +245,7 @@ class Parser {
     line.get("workspace", role_.workspace_bytes);
     line.get("transport", role_.transport_bytes);
     line.get("scratch", role_.scratch_bytes);
+    line.get("host", role_.host_bytes);
   }
 
   void parse_name(std::string_view word, Line& line) {
@@ -254,6 +255,9 @@ class Parser {
     } else if (word == "stream") {
       line.expect_position(role_.streams.size());
       role_.streams.push_back({line.text()});
+      line.read_fields();
+      line.get("priority", role_.streams.back().priority);
+      line.get("sms", role_.streams.back().sms);
     } else if (word == "group") {
       line.expect_position(role_.groups.size());
       role_.groups.push_back({line.text(), {}});
@@ -285,6 +289,7 @@ class Parser {
     buffer.kind = static_cast<BufferKind>(found - std::begin(kBufferKinds));
     line.read_fields();
     line.get("at", buffer.offset);
+    buffer.host = line.flag("host");
     line.get("init", buffer.init);
     line.get("fill", buffer.fill);
     line.get("param", buffer.param);

@@ -112,10 +112,13 @@ void print_tables(Printer& print, const RoleProgram& role) {
       .field("arena", role.arena_bytes, int64_t{0});
   print.integers("workspace", role.workspace_bytes)
       .field("transport", role.transport_bytes, int64_t{0})
-      .field("scratch", role.scratch_bytes, int64_t{0});
+      .field("scratch", role.scratch_bytes, int64_t{0})
+      .field("host", role.host_bytes, int64_t{0});
   for (const auto& [name, size] : role.mesh) print.line("axis {} {}", quote(name), size);
   for (size_t s = 0; s < role.streams.size(); ++s)
-    print.line("stream {} {}", s, quote(role.streams[s].name));
+    print.line("stream {} {}", s, quote(role.streams[s].name))
+        .field("priority", role.streams[s].priority, 0)
+        .field("sms", role.streams[s].sms, int64_t{0});
   for (size_t g = 0; g < role.groups.size(); ++g)
     print.line("group {} {}", g, quote(role.groups[g].name)).integers("axes", role.groups[g].axes);
   for (const DataInput& input : role.inputs) {
@@ -130,7 +133,7 @@ void print_tables(Printer& print, const RoleProgram& role) {
     const Buffer& buffer = role.buffers[b];
     print.line("buffer {} {} {} {} at={}", b, quote(buffer.name), to_string(buffer.type),
                kBufferKinds[static_cast<size_t>(buffer.kind)], buffer.offset);
-    print.text("init", buffer.init);
+    print.flag("host", buffer.host).text("init", buffer.init);
     if (buffer.fill != 0 || std::signbit(buffer.fill))
       print.out += fmt::format(" fill={}", buffer.fill);
     print.text("param", buffer.param);

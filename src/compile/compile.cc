@@ -138,8 +138,18 @@ Result<PlanSet> make_plans(const Graph& step, const Strategy& strategy, Cut cut,
     PIPER_ASSIGN(dag, apply_replicate(std::move(dag), strategy.replicates, explain));
     group_of = dag.group_of;
   }
-  PIPER_ASSIGN(dag, steps.run(
-                        "dag", [&] { return expand_tasks(std::move(dag)); }, print_dag));
+  PIPER_ASSIGN(
+      dag, steps.run(
+               "dag",
+               [&]() -> Result<Dag> {
+                 PIPER_ASSIGN(Dag expanded, expand_tasks(std::move(dag)));
+                 if (oracle) return expanded;
+                 PIPER_ASSIGN(expanded, apply_offload(std::move(expanded), strategy, variables));
+                 PIPER_ASSIGN(expanded,
+                              apply_streams(std::move(expanded), strategy, variables, explain));
+                 return apply_prefetch(std::move(expanded), strategy, variables, explain);
+               },
+               print_dag));
   PIPER_ASSIGN(
       const std::vector<ComputeOrder> order,
       steps.run(
@@ -150,6 +160,11 @@ Result<PlanSet> make_plans(const Graph& step, const Strategy& strategy, Cut cut,
                steps.run(
                    "schedule", [&] { return located(make_schedule(dag, order), strategy); },
                    [&](const Schedule& s) { return print_schedule(dag, s); }));
+  if (!oracle && schedule.nearer > 0)
+    explain.push_back({strategy.prefetches.front().at,
+                       "prefetch",
+                       {fmt::format("{} of them stand nearer to their use, behind their sends",
+                                    schedule.nearer)}});
   if (!oracle && options.order) {
     PIPER_ASSIGN(compiled.order, order_rows(dag, schedule.compute));
   }
@@ -162,6 +177,12 @@ Result<PlanSet> make_plans(const Graph& step, const Strategy& strategy, Cut cut,
             for (const RoleProgram& role : l.roles) text += print_plan(role);
             return text;
           }));
+  for (size_t o = 0; o < lowered.offloads.size(); ++o) {
+    const OffloadCount& count = lowered.offloads[o];
+    PIPER_ASSIGN(Explanation report,
+                 explain_offload(strategy.offloads[o], count.values, count.bytes, count.stay));
+    explain.push_back(std::move(report));
+  }
   if (!oracle) compiled.fused = lowered.fused;
   if (!oracle) compiled.roles = summarise(dag, lowered);
   if (!oracle) explain_collectives(lowered, strategy, explain);

@@ -38,6 +38,7 @@ std::vector<int32_t> cells_of_ranks(const Dag& dag) {
 
 void count_memory(const RoleProgram& role, RoleSummary& summary) {
   for (const Buffer& buffer : role.buffers) {
+    if (buffer.host) continue;
     if (buffer.kind == BufferKind::kConstant) summary.constant_bytes += buffer.type.bytes();
     if (buffer.kind != BufferKind::kState) continue;
     if (buffer.previous_of >= 0) {
@@ -55,6 +56,7 @@ void count_memory(const RoleProgram& role, RoleSummary& summary) {
   for (int64_t bytes : role.workspace_bytes) summary.workspace_bytes += bytes;
   summary.transport_bytes = role.transport_bytes;
   summary.peak_bytes = role.peak_bytes();
+  summary.host_bytes = role.host_bytes;
 }
 
 }  // namespace
@@ -132,6 +134,10 @@ Status check_plans(const PlanSet& set) {
       fail("the plan was refused: {}", report.findings.front().text).with_code(ExitCode::kRefused);
   for (size_t i = 1; i < report.findings.size() && i < 8; ++i)
     error.notes.push_back(report.findings[i].text);
+  if (report.findings.front().rule == "deadlock")
+    error.notes.push_back(
+        "help: '- prefetch: {where: {kind: recv}, distance: eager}' posts each receive when its "
+        "send is issued, in one order of all devices");
   return error;
 }
 

@@ -294,4 +294,22 @@ Result<Dag> make_dag(Graph graph, const DagSpec& spec) {
   return dag;
 }
 
+int32_t stream_of(Dag& dag, const std::string& name) {
+  const auto known = std::find_if(dag.streams.begin(), dag.streams.end(),
+                                  [&](const TaskStream& stream) { return stream.name == name; });
+  if (known != dag.streams.end()) return static_cast<int32_t>(known - dag.streams.begin());
+  dag.streams.push_back({name});
+  return static_cast<int32_t>(dag.streams.size() - 1);
+}
+
+std::vector<std::vector<TaskId>> writers(const Dag& dag) {
+  std::vector<std::vector<TaskId>> result(dag.items.size());
+  for (size_t t = 0; t < dag.tasks.size(); ++t) {
+    for (ItemId item : dag.tasks[t].writes) result[item.index()].push_back(TaskId(t));
+    for (const Accumulate& a : dag.tasks[t].accumulates)
+      result[a.into.index()].push_back(TaskId(t));
+  }
+  return result;
+}
+
 }  // namespace piper

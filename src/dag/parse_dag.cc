@@ -110,6 +110,7 @@ class Parser {
     if (line.word == "chunk") return read_chunk(line);
     if (line.word == "item") return read_item(line);
     if (line.word == "task") return read_task(line);
+    if (line.word == "offload") return read_offload(line);
     if (line.word == "report") return read_report(line);
     return false;
   }
@@ -138,7 +139,14 @@ class Parser {
   }
   bool read_streams(const Line& line) {
     if (line.plain.size() != 1) return false;
-    dag_.streams = split_list(line.plain[0]);
+    for (const std::string& text : split_list(line.plain[0])) {
+      const auto parts = split_text(text, ':');
+      if (parts.size() != 1 && parts.size() != 3) return false;
+      TaskStream stream{parts[0]};
+      if (parts.size() == 3) stream.priority = small(parts[1], 0);
+      if (parts.size() == 3) stream.sms = integer(parts[2], 0);
+      dag_.streams.push_back(std::move(stream));
+    }
     dag_.bucket_bytes = integer(line.get("bucket"), 0);
     return true;
   }
@@ -269,7 +277,9 @@ class Parser {
       task.chunk = ChunkId(static_cast<size_t>(integer(line.get("chunk"), 0)));
     if (task.chunk.valid() && task.chunk.index() >= dag_.chunks.size()) return false;
     for (size_t s = 0; s < dag_.streams.size(); ++s)
-      if (dag_.streams[s] == line.get("stream")) task.stream = static_cast<int32_t>(s);
+      if (dag_.streams[s].name == line.get("stream")) task.stream = static_cast<int32_t>(s);
+    const std::string distance = line.get("distance");
+    task.distance = distance == "earliest" ? kEarliest : small(distance, 0);
     for (const std::string& name : split_list(line.get("group")))
       for (size_t a = 0; a < dag_.mesh.size(); ++a)
         if (dag_.mesh[a].name == name) task.group.push_back(static_cast<int32_t>(a));
@@ -306,6 +316,18 @@ class Parser {
               [&](const std::string& i) { return item(i); });
     combine.sum = small(text.substr(last + 1), 0);
     task.combines.push_back(std::move(combine));
+    return true;
+  }
+  bool read_offload(const Line& line) {
+    if (line.plain.size() != 1) return false;
+    Offload offload;
+    offload.optimizer = line.plain[0] == "optimizer";
+    offload.distance = small(line.get("distance"), 1);
+    offload.in_flight = small(line.get("in_flight"), 1);
+    offload.out_stream = small(line.get("out"), 0);
+    offload.in_stream = small(line.get("in"), 0);
+    read_list(line.get("items"), offload.items, [&](const std::string& i) { return item(i); });
+    dag_.offloads.push_back(std::move(offload));
     return true;
   }
   bool read_report(const Line& line) {

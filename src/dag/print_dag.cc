@@ -38,7 +38,11 @@ std::string print_task(const Dag& dag, const Task& task) {
   if (task.micro >= 0) line += fmt::format(" micro={}", task.micro);
   if (task.peer >= 0) line += fmt::format(" peer={}", task.peer);
   if (task.stream > 0)
-    line += fmt::format(" stream={}", dag.streams[static_cast<size_t>(task.stream)]);
+    line += fmt::format(" stream={}", dag.streams[static_cast<size_t>(task.stream)].name);
+  if (task.distance == kEarliest)
+    line += " distance=earliest";
+  else if (task.distance > 0)
+    line += fmt::format(" distance={}", task.distance);
   field(line, "group", task.group,
         [&](int32_t axis) { return dag.mesh[static_cast<size_t>(axis)].name; });
   field(line, "reads", task.reads, item);
@@ -53,6 +57,12 @@ std::string print_task(const Dag& dag, const Task& task) {
   return line + fmt::format(" \"{}\"\n", task.label);
 }
 
+// "name", or "name:priority:sms".
+std::string print_stream(const TaskStream& stream) {
+  if (stream.priority == 0 && stream.sms == 0) return stream.name;
+  return fmt::format("{}:{}:{}", stream.name, stream.priority, stream.sms);
+}
+
 std::string print_head(const Dag& dag) {
   std::string text = "mesh";
   for (const DagAxis& axis : dag.mesh)
@@ -63,7 +73,7 @@ std::string print_head(const Dag& dag) {
                       dag.split_backward ? 1 : 0);
   field(text, "groups", dag.group_of, [](int32_t group) { return std::to_string(group); });
   text += "\n";
-  text += fmt::format("streams {} bucket={}\n", join(dag.streams, ","), dag.bucket_bytes);
+  text += fmt::format("streams {} bucket={}\n", list(dag.streams, print_stream), dag.bucket_bytes);
   for (const SumLevel& level : dag.levels)
     text += fmt::format("level size={} stride={} axis={} stream={}\n", level.size, level.stride,
                         level.axis, level.stream);
@@ -117,6 +127,14 @@ std::string print_dag(const Dag& dag) {
     text += line + "\n";
   }
   for (const Task& task : dag.tasks) text += print_task(dag, task);
+  for (const Offload& offload : dag.offloads) {
+    std::string line =
+        fmt::format("offload {} distance={} in_flight={} out={} in={}",
+                    offload.optimizer ? "optimizer" : "activations", offload.distance,
+                    offload.in_flight, offload.out_stream, offload.in_stream);
+    field(line, "items", offload.items, [&](ItemId id) { return print_item(dag, id); });
+    text += line + "\n";
+  }
   for (size_t c = 0; c < dag.reports.size(); ++c)
     for (const auto& [name, item] : dag.reports[c])
       text += fmt::format("report cell={} item={} \"{}\"\n", c, print_item(dag, item), name);

@@ -6,13 +6,13 @@
 namespace piper {
 namespace {
 
-bool has_pass(const Chunk& chunk, const std::vector<std::string>& passes) {
+bool is_one_of(char own, const std::vector<std::string>& passes) {
   for (const std::string& pass : passes) {
-    if (pass == "BI" && chunk.pass == 'I') return true;
-    if (pass == "BW" && chunk.pass == 'W') return true;
-    if (pass == "B" && (chunk.pass == 'B' || chunk.pass == 'I' || chunk.pass == 'W')) return true;
-    if (pass == "F" && (chunk.pass == 'F' || chunk.pass == 'P')) return true;
-    if (pass == "U" && chunk.pass == 'U') return true;
+    if (pass == "BI" && own == 'I') return true;
+    if (pass == "BW" && own == 'W') return true;
+    if (pass == "B" && (own == 'B' || own == 'I' || own == 'W')) return true;
+    if (pass == "F" && (own == 'F' || own == 'P')) return true;
+    if (pass == "U" && own == 'U') return true;
   }
   return false;
 }
@@ -77,7 +77,8 @@ Result<std::optional<Variables>> match_chunk(const Dag& dag, const Chunk& chunk,
   Variables bound = variables;
   for (const Condition& condition : where) {
     if (condition.tag == "pass") {
-      if (!has_pass(chunk, condition.passes)) return std::optional<Variables>();
+      if (condition.kind != Condition::Kind::kAny && !is_one_of(chunk.pass, condition.words))
+        return std::optional<Variables>();
       continue;
     }
     const auto it = std::find(dag.region_tags.begin(), dag.region_tags.end(), condition.tag);
@@ -89,6 +90,130 @@ Result<std::optional<Variables>> match_chunk(const Dag& dag, const Chunk& chunk,
     if (!met) return std::optional<Variables>();
   }
   return std::optional<Variables>(std::move(bound));
+}
+
+// ---- Tasks ----
+TaskMatcher::TaskMatcher(const Dag& dag, std::string micro)
+    : dag_(dag), micro_(std::move(micro)), view_of_(dag.tasks.size(), -1) {
+  add({'-', std::vector<int32_t>(dag.region_tags.size(), kNoTag)});
+  look_at_writers(writers(dag));
+  look_at_readers();
+}
+
+int32_t TaskMatcher::add(const View& view) {
+  const auto known = std::find(views_.begin(), views_.end(), view);
+  if (known != views_.end()) return static_cast<int32_t>(known - views_.begin());
+  views_.push_back(view);
+  return static_cast<int32_t>(views_.size() - 1);
+}
+
+int32_t TaskMatcher::agreed(int32_t a, int32_t b) {
+  if (a < 0 || a == b) return b;
+  if (b < 0) return a;
+  View both = views_[static_cast<size_t>(a)];
+  const View& other = views_[static_cast<size_t>(b)];
+  if (both.pass != other.pass) both.pass = '-';
+  for (size_t t = 0; t < both.tags.size(); ++t)
+    if (both.tags[t] != other.tags[t]) both.tags[t] = kNoTag;
+  return add(both);
+}
+
+void TaskMatcher::look_at_writers(const std::vector<std::vector<TaskId>>& writers) {
+  std::vector<int32_t> of_chunk;
+  for (const Chunk& chunk : dag_.chunks) of_chunk.push_back(add({chunk.pass, chunk.tags}));
+  for (size_t t = 0; t < dag_.tasks.size(); ++t)
+    if (dag_.tasks[t].chunk.valid()) view_of_[t] = of_chunk[dag_.tasks[t].chunk.index()];
+  for (size_t t = 0; t < dag_.tasks.size(); ++t) {
+    const Task& task = dag_.tasks[t];
+    if (task.kind == TaskKind::kRecv) view_of_[t] = view_of_[t - 1];  // its send's
+    if (task.chunk.valid()) continue;
+    for (ItemId item : task.reads)
+      for (TaskId writer : writers[item.index()])
+        if (writer != TaskId(t)) view_of_[t] = agreed(view_of_[t], view_of_[writer.index()]);
+  }
+}
+
+void TaskMatcher::look_at_readers() {
+  std::vector<int32_t> input_of(dag_.items.size(), -1);  // by item: the task that loads it
+  for (size_t t = 0; t < dag_.tasks.size(); ++t)
+    if (dag_.tasks[t].kind == TaskKind::kInput)
+      input_of[dag_.tasks[t].writes[0].index()] = static_cast<int32_t>(t);
+  for (size_t t = 0; t < dag_.tasks.size(); ++t)
+    for (ItemId item : dag_.tasks[t].reads)
+      if (const int32_t input = input_of[item.index()]; input >= 0) {
+        int32_t& view = view_of_[static_cast<size_t>(input)];
+        view = agreed(view, view_of_[t]);
+      }
+  for (int32_t& view : view_of_) view = std::max(view, 0);
+}
+
+Result<bool> TaskMatcher::meets_all(const Subject& subject, const Where& where,
+                                    const Variables& variables) const {
+  const std::vector<std::string>& tags = dag_.region_tags;
+  Variables bound = variables;
+  for (const Condition& condition : where) {
+    if (condition.tag == "pass" || condition.tag == "kind") {
+      if (condition.kind == Condition::Kind::kAny) continue;
+      const bool met =
+          condition.tag == "pass"
+              ? is_one_of(subject.view.pass, condition.words)
+              : std::count(condition.words.begin(), condition.words.end(),
+                           std::string(kTaskKindNames[static_cast<size_t>(subject.kind)])) > 0;
+      if (!met) return false;
+      continue;
+    }
+    const auto tag = std::find(tags.begin(), tags.end(), condition.tag);
+    int32_t value = subject.micro;
+    if (tag != tags.end()) {
+      value = subject.view.tags[static_cast<size_t>(tag - tags.begin())];
+    } else if (condition.tag != micro_) {
+      std::vector<std::string> known = tags;
+      known.insert(known.end(), {micro_, "pass", "kind"});
+      return fail(condition.at, "where: tasks have no tag '{}'{}", condition.tag,
+                  did_you_mean(condition.tag, known))
+          .with_note(fmt::format("they are told apart by {}", join(known, ", ")));
+    }
+    PIPER_ASSIGN(const bool met, meets(condition, value, bound));
+    if (!met) return false;
+  }
+  return true;
+}
+
+Result<bool> TaskMatcher::matches(TaskId id, const Where& where, const Variables& variables) const {
+  const Task& task = dag_.tasks[id.index()];
+  const auto micro = task.micro < 0 ? kNoTag : static_cast<int32_t>(task.micro % dag_.microbatches);
+  return meets_all({task.kind, micro, views_[static_cast<size_t>(view_of_[id.index()])]}, where,
+                   variables);
+}
+
+Result<bool> TaskMatcher::matches_later(TaskKind kind, const Where& where,
+                                        const Variables& variables) const {
+  return meets_all({kind, kNoTag, views_[0]}, where, variables);
+}
+
+Result<std::vector<TaskId>> TaskMatcher::find(const Where& where,
+                                              const Variables& variables) const {
+  std::vector<TaskId> found;
+  for (size_t t = 0; t < dag_.tasks.size(); ++t) {
+    PIPER_ASSIGN(const bool met, matches(TaskId(t), where, variables));
+    if (met) found.push_back(TaskId(t));
+  }
+  return found;
+}
+
+Error TaskMatcher::nothing(const Where& where, const SourceSpan& at,
+                           std::string_view directive) const {
+  Error error = no_match(dag_, where, at, directive);
+  std::set<TaskKind> kinds;
+  for (const Task& task : dag_.tasks) kinds.insert(task.kind);
+  std::vector<std::string> names;
+  for (TaskKind kind : kinds) names.emplace_back(kTaskKindNames[static_cast<size_t>(kind)]);
+  error.notes.push_back(fmt::format("the kinds of tasks here are {}", join(names, ", ")));
+  return error;
+}
+
+std::string place_of(const SourceSpan& at) {
+  return fmt::format("{}:{}:{}", at.file.substr(at.file.rfind('/') + 1), at.line, at.column);
 }
 
 Error no_match(const Dag& dag, const Where& where, const SourceSpan& at,

@@ -1,4 +1,4 @@
-// where-conditions against chunks.
+// where-conditions against chunks, nodes and tasks.
 #pragma once
 
 #include "piper/directives.h"
@@ -17,6 +17,46 @@ Result<std::optional<Variables>> match_chunk(const Dag& dag, const Chunk& chunk,
 // on tags alone.
 Result<std::optional<Variables>> match_node(const Graph& graph, const Node& node,
                                             const Where& where, const Variables& variables);
+// Where-conditions against tasks. A computation has the pass and tags of its chunk; a send, receive
+// or reduction those of the tasks that make what it moves, an input those of its readers, as far as
+// all of them agree.
+class TaskMatcher {
+ public:
+  // `micro`: what split calls the microbatch. Requires tasks.
+  TaskMatcher(const Dag& dag, std::string micro);
+  Result<bool> matches(TaskId task, const Where& where, const Variables& variables) const;
+  // What comes to be when plans are made, without tags: gathers of parameters.
+  Result<bool> matches_later(TaskKind kind, const Where& where, const Variables& variables) const;
+  // All that match.
+  Result<std::vector<TaskId>> find(const Where& where, const Variables& variables) const;
+  // That none does, with what there is.
+  Error nothing(const Where& where, const SourceSpan& at, std::string_view directive) const;
+
+ private:
+  struct View {
+    char pass = '-';
+    std::vector<int32_t> tags;
+    bool operator==(const View&) const = default;
+  };
+  struct Subject {
+    TaskKind kind;
+    int32_t micro;
+    const View& view;
+  };
+  Result<bool> meets_all(const Subject& subject, const Where& where,
+                         const Variables& variables) const;
+  int32_t add(const View& view);
+  int32_t agreed(int32_t a, int32_t b);
+  void look_at_writers(const std::vector<std::vector<TaskId>>& writers);
+  void look_at_readers();
+
+  const Dag& dag_;
+  std::string micro_;
+  std::vector<View> views_;       // distinct ones; the first has nothing
+  std::vector<int32_t> view_of_;  // by task
+};
+// "strategy.yaml:3:5", for notes: the file without its folder.
+std::string place_of(const SourceSpan& at);
 // "matches nothing", with the tags and passes there are.
 Error no_match(const Dag& dag, const Where& where, const SourceSpan& at,
                std::string_view directive);

@@ -5,13 +5,6 @@
 namespace piper {
 namespace {
 
-int32_t stream_of(Dag& dag, const std::string& name) {
-  const auto known = std::find(dag.streams.begin(), dag.streams.end(), name);
-  if (known != dag.streams.end()) return static_cast<int32_t>(known - dag.streams.begin());
-  dag.streams.push_back(name);
-  return static_cast<int32_t>(dag.streams.size() - 1);
-}
-
 struct Sums {
   int64_t count = 0, bytes = 0;
   void add(int64_t size) {

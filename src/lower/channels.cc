@@ -25,8 +25,14 @@ void separate_channels(std::vector<RoleProgram>& roles, const std::vector<Transf
     const bool in_order = std::is_sorted(first, last, [](const Transfer& a, const Transfer& b) {
       return a.recv_position < b.recv_position;
     });
+    const auto received = [&](const Transfer& t) -> const Instruction& {
+      return roles[static_cast<size_t>(t.to_cell)].body[static_cast<size_t>(t.recv_position)];
+    };
+    const bool on_one_stream = std::all_of(first, last, [&](const Transfer& t) {
+      return sent(t).stream == sent(*first).stream && received(t).stream == received(*first).stream;
+    });
     for (; first != last; ++first) {
-      if (in_order) continue;
+      if (in_order && on_one_stream) continue;
       sent(*first).channel = free;
       roles[static_cast<size_t>(first->to_cell)]
           .body[static_cast<size_t>(first->recv_position)]

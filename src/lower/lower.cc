@@ -6,6 +6,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "offload.h"
 #include "parallel.h"
 #include "channels.h"
 #include "place.h"
@@ -45,7 +46,8 @@ class CellLowerer {
 
   RoleProgram run(const std::vector<TaskId>& order, const std::vector<Overlap>& overlaps) {
     for (const DagAxis& axis : dag_.mesh) role_.mesh.emplace_back(axis.name, axis.size);
-    for (const std::string& stream : dag_.streams) role_.streams.push_back({stream});
+    for (const TaskStream& stream : dag_.streams)
+      role_.streams.push_back({stream.name, stream.priority, stream.sms});
     for (const Sum& sum : dag_.sums)
       role_.sum_targets.push_back({sum.name, static_cast<int32_t>(sum.uses.size())});
     role_.batch = dag_.graph.batch;
@@ -71,7 +73,10 @@ class CellLowerer {
     for (const auto& [name, item] : dag_.reports[static_cast<size_t>(cell_)])
       role_.reports.push_back({name, buffer_of(item)});
     move_communication(order);
+    copy_to_host(order);
     wait_for_data(role_);
+    for (const LeavingCopy& copy : offload_plan_.leaving)
+      if (copy.until < static_cast<int32_t>(role_.body.size())) wait_for(copy.until, copy.copy);
     for (const Overlap& o : overlaps_) fork_and_join(o);
     return std::move(role_);
   }
@@ -80,6 +85,7 @@ class CellLowerer {
   const GatherPlan& gathers() const { return gather_plan_; }
   // Of each task in order its first instruction, and the end, before communication has moved.
   const std::vector<int32_t>& starts() const { return starts_; }
+  const OffloadPlan& offloads() const { return offload_plan_; }
 
  private:
   void reserve(const std::vector<TaskId>& order) {
@@ -367,6 +373,14 @@ class CellLowerer {
     const int32_t group = group_of({dag_.levels[0].axis});
     follow(order, insert_gathers(role_, gathered_, dag_, group, gather_plan_));
   }
+  void copy_to_host(const std::vector<TaskId>& order) {
+    if (dag_.offloads.empty()) return;
+    std::vector<std::vector<int32_t>> buffers(dag_.offloads.size());
+    for (size_t o = 0; o < buffers.size(); ++o)
+      for (ItemId item : dag_.offloads[o].items)
+        if (dag_.items[item.index()].cell == cell_) buffers[o].push_back(buffer_of(item));
+    follow(order, insert_copies(role_, dag_, buffers, overlaps_, offload_plan_));
+  }
   // To where instructions have moved.
   void follow(const std::vector<TaskId>& order, const std::vector<int32_t>& moved) {
     const auto now = [&](int32_t i) { return moved[static_cast<size_t>(i)]; };
@@ -377,24 +391,26 @@ class CellLowerer {
     for (Overlap& o : overlaps_) o = {now(o.first), now(o.second), now(o.end - 1) + 1};
   }
 
+  void wait_for(int32_t later, int32_t earlier) {
+    std::vector<int32_t>& waits = role_.body[static_cast<size_t>(later)].waits;
+    const auto at = std::lower_bound(waits.begin(), waits.end(), earlier);
+    if (at == waits.end() || *at != earlier) waits.insert(at, earlier);
+  }
+
   // The second tasks of an overlap begin after all before it, and all after it waits for them, so
   // that memory may pass from one stream to the other.
   void fork_and_join(const Overlap& overlap) {
-    const auto wait = [&](int32_t later, int32_t earlier) {
-      std::vector<int32_t>& waits = role_.body[static_cast<size_t>(later)].waits;
-      const auto at = std::lower_bound(waits.begin(), waits.end(), earlier);
-      if (at == waits.end() || *at != earlier) waits.insert(at, earlier);
-    };
     const auto on = [&](int32_t i, int32_t stream) {
       return role_.body[static_cast<size_t>(i)].stream == stream;
     };
     int32_t before = overlap.first - 1, first = overlap.second, last = overlap.end - 1;
     while (before >= 0 && !on(before, 0)) --before;
-    while (!on(first, second_stream_)) ++first;
-    while (!on(last, second_stream_)) --last;
-    if (before >= 0) wait(first, before);
+    while (first <= last && !on(first, second_stream_)) ++first;
+    while (last >= first && !on(last, second_stream_)) --last;
+    if (first > last) return;  // all of it has streams of its own
+    if (before >= 0) wait_for(first, before);
     for (int32_t after = overlap.end; after < static_cast<int32_t>(role_.body.size()); ++after)
-      if (on(after, 0)) return wait(after, last);
+      if (on(after, 0)) return wait_for(after, last);
   }
 
   const Dag& dag_;
@@ -408,6 +424,7 @@ class CellLowerer {
   std::vector<int32_t> starts_;    // by task in order
   std::vector<GatheredBuffer> gathered_;
   GatherPlan gather_plan_;
+  OffloadPlan offload_plan_;
   std::unordered_map<int32_t, int32_t> programs_;  // by pooled program
 };
 
@@ -453,6 +470,17 @@ void add_tensors(const Dag& dag, const Places& places, Lowered& lowered) {
   }
 }
 
+// What leaves for the host is held until it has left.
+void take_offloads(const OffloadPlan& plan, std::vector<int64_t>& held, Lowered& lowered) {
+  for (const LeavingCopy& copy : plan.leaving)
+    held[static_cast<size_t>(copy.copy)] = copy.until - 1;
+  for (size_t o = 0; o < plan.counts.size(); ++o) {
+    lowered.offloads[o].values += plan.counts[o].values;
+    lowered.offloads[o].bytes += plan.counts[o].bytes;
+    lowered.offloads[o].stay += plan.counts[o].stay;
+  }
+}
+
 }  // namespace
 
 Result<Lowered> lower(const Dag& dag, const Schedule& schedule, const LowerOptions& options) {
@@ -473,6 +501,8 @@ Result<Lowered> lower(const Dag& dag, const Schedule& schedule, const LowerOptio
   separate_channels(lowered.roles, transfers, values);
   const bool overlap = !schedule.body.empty();
   std::vector<std::vector<int64_t>> held;
+  if (overlap && !dag.offloads.empty())
+    return fail("offload where steps overlap is not supported");
   if (overlap) {
     std::vector<StepOrder> orders;
     for (size_t c = 0; c < cells.size(); ++c)
@@ -481,6 +511,8 @@ Result<Lowered> lower(const Dag& dag, const Schedule& schedule, const LowerOptio
                           values + static_cast<int32_t>(transfers.size())));
   } else {
     held = send_lifetimes(lowered.roles, transfers);
+    lowered.offloads.resize(dag.offloads.size());
+    for (size_t c = 0; c < cells.size(); ++c) take_offloads(cells[c].offloads(), held[c], lowered);
   }
   const auto all_readers = readers(dag.graph);
   in_parallel(cells.size(), [&](size_t c) {

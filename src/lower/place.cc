@@ -47,24 +47,31 @@ class MemoryWaits {
       for (int32_t arg : one.args) {
         if (role_.buffers[at(arg)].kind == BufferKind::kStep && !owns_[at(arg)])
           take(arg, one.stream, one.waits);
-        last_on(arg, one.stream) = static_cast<int32_t>(i);
+        note(arg, one.stream, static_cast<int32_t>(i));
         if (one.kind != InstructionKind::kSend) continue;
         const int64_t known = held_until_[i] + 1;
         if (known < static_cast<int64_t>(role_.body.size()))
-          last_on(arg, role_.body[static_cast<size_t>(known)].stream) = static_cast<int32_t>(known);
+          note(arg, role_.body[static_cast<size_t>(known)].stream, static_cast<int32_t>(known));
       }
       sort_unique(one.waits);
     }
   }
 
  private:
+  static constexpr int64_t kHost = int64_t{1} << 60;
   static size_t at(int32_t id) { return static_cast<size_t>(id); }
 
   int32_t& last_on(int32_t buffer, int32_t stream) {
     return last_[at(buffer) * streams_ + at(stream)];
   }
+  // What is known of a send's end may come after later uses.
+  void note(int32_t buffer, int32_t stream, int32_t access) {
+    last_on(buffer, stream) = std::max(last_on(buffer, stream), access);
+  }
   void take(int32_t buffer, int32_t stream, std::vector<int32_t>& waits) {
-    const int64_t begin = role_.buffers[at(buffer)].offset;
+    // The host's memory is taken to lie behind the device's.
+    const int64_t begin =
+        role_.buffers[at(buffer)].offset + (role_.buffers[at(buffer)].host ? kHost : 0);
     const int64_t end = begin + align_up(role_.buffers[at(buffer)].type.bytes());
     auto it = owner_.lower_bound(begin);
     if (it != owner_.begin() && std::prev(it)->second.first > begin) --it;
@@ -90,6 +97,26 @@ class MemoryWaits {
   std::map<int64_t, std::pair<int64_t, int32_t>> owner_;  // by first byte: end, buffer
 };
 
+// Gives buffers of the host their places there; their blocks on the device become empty.
+void place_on_host(RoleProgram& role, std::vector<Block>& blocks) {
+  std::vector<Block> host;
+  std::vector<size_t> ids;
+  int64_t end = 0;
+  for (size_t b = 0; b < role.buffers.size(); ++b) {
+    if (!role.buffers[b].host) continue;
+    ids.push_back(b);
+    host.push_back(blocks[b]);
+    if (host.back().first < 0) {
+      host.back().offset = end;
+      end += align_up(host.back().bytes);
+    }
+    blocks[b] = {.bytes = 0, .first = 0, .last = 0, .offset = 0};
+  }
+  if (ids.empty()) return;
+  role.host_bytes = place_blocks(host);
+  for (size_t i = 0; i < ids.size(); ++i) role.buffers[ids[i]].offset = host[i].offset;
+}
+
 }  // namespace
 
 // Step buffers live from the first instruction that names them to the last; see send_lifetimes.h
@@ -112,6 +139,7 @@ void place_buffers(RoleProgram& role, const std::vector<int64_t>& held_until,
       block.last = std::max({block.last, i, held_until[static_cast<size_t>(i)]});
     }
   }
+  place_on_host(role, blocks);
   for (const Report& report : role.reports) blocks[static_cast<size_t>(report.buffer)].last = n;
   stretch(blocks, overlaps);
   // Permanent buffers first, in order, so that step memory is one range behind them.
@@ -127,25 +155,50 @@ void place_buffers(RoleProgram& role, const std::vector<int64_t>& held_until,
     blocks.push_back({.bytes = slot.bytes, .first = 0, .last = n});
   }
   role.arena_bytes = place_blocks(blocks);
-  for (size_t b = 0; b < role.buffers.size(); ++b) role.buffers[b].offset = blocks[b].offset;
+  for (size_t b = 0; b < role.buffers.size(); ++b)
+    if (!role.buffers[b].host) role.buffers[b].offset = blocks[b].offset;
   for (size_t s = 0; s < pool.size(); ++s)
     for (const auto& [buffer, offset] : pool[s].buffers)
       role.buffers[static_cast<size_t>(buffer)].offset =
           blocks[role.buffers.size() + s].offset + offset;
 }
 
+namespace {
+
+bool is_written(const RoleProgram& role, const Instruction& one, size_t arg) {
+  switch (one.kind) {
+    case InstructionKind::kCompute:
+      return role.programs[static_cast<size_t>(one.program)].arg_written[arg];
+    case InstructionKind::kSend:
+      return false;
+    case InstructionKind::kInput:
+    case InstructionKind::kRecv:
+    case InstructionKind::kAllReduce:
+    case InstructionKind::kBroadcast:
+      return true;
+    default:  // pairs
+      return arg % 2 == 1;
+  }
+}
+
+}  // namespace
+
 void wait_for_data(RoleProgram& role) {
   const size_t streams = role.streams.size();
-  std::vector<int32_t> accesses(role.buffers.size() * streams, -1);  // by buffer and stream
+  // By buffer and stream: the last instruction that writes, and that reads or writes.
+  std::vector<int32_t> writes(role.buffers.size() * streams, -1), accesses = writes;
   for (size_t i = 0; i < role.body.size(); ++i) {
     Instruction& instruction = role.body[i];
     std::vector<int32_t>& waits = instruction.waits;
     const auto own = static_cast<size_t>(instruction.stream);
-    for (int32_t arg : instruction.args) {
-      int32_t* last = &accesses[static_cast<size_t>(arg) * streams];
+    for (size_t a = 0; a < instruction.args.size(); ++a) {
+      const size_t first = static_cast<size_t>(instruction.args[a]) * streams;
+      const bool writes_it = is_written(role, instruction, a);
+      const std::vector<int32_t>& last = writes_it ? accesses : writes;
       for (size_t s = 0; s < streams; ++s)
-        if (s != own && last[s] >= 0) waits.push_back(last[s]);
-      last[own] = static_cast<int32_t>(i);
+        if (s != own && last[first + s] >= 0) waits.push_back(last[first + s]);
+      accesses[first + own] = static_cast<int32_t>(i);
+      if (writes_it) writes[first + own] = static_cast<int32_t>(i);
     }
     sort_unique(waits);
   }

@@ -12,6 +12,17 @@ struct Row {
   std::vector<int32_t> complete;
 };
 
+bool on_streams_of_their_own(const std::vector<RoleProgram>& roles) {
+  for (const RoleProgram& role : roles)
+    for (const Instruction& one : role.body)
+      if (one.stream != 0 &&
+          (one.kind == InstructionKind::kSend || one.kind == InstructionKind::kRecv))
+        return true;
+  return false;
+}
+
+}  // namespace
+
 bool crosses_cells(const RoleProgram& role, const Instruction& instruction,
                    const std::vector<RoleProgram>& roles) {
   if (instruction.kind != InstructionKind::kAllReduce || roles.size() == 1) return false;
@@ -24,10 +35,9 @@ bool crosses_cells(const RoleProgram& role, const Instruction& instruction,
   return false;
 }
 
-}  // namespace
-
 std::vector<std::vector<int64_t>> send_lifetimes(const std::vector<RoleProgram>& roles,
                                                  const std::vector<Transfer>& transfers) {
+  if (on_streams_of_their_own(roles)) return lifetimes_by_stream(roles, transfers);
   const size_t cells = roles.size();
   std::vector<std::vector<int64_t>> held(cells);
   for (size_t c = 0; c < cells; ++c) held[c].assign(roles[c].body.size(), -1);

@@ -15,4 +15,11 @@ struct Transfer {
 std::vector<std::vector<int64_t>> send_lifetimes(const std::vector<RoleProgram>& roles,
                                                  const std::vector<Transfer>& transfers);
 
+// The same where messages lie on other streams than the first.
+std::vector<std::vector<int64_t>> lifetimes_by_stream(const std::vector<RoleProgram>& roles,
+                                                      const std::vector<Transfer>& transfers);
+// Whether the instruction meets those of all other cells.
+bool crosses_cells(const RoleProgram& role, const Instruction& instruction,
+                   const std::vector<RoleProgram>& roles);
+
 }  // namespace piper

@@ -141,6 +141,20 @@ bool wants_colour(FILE* file) {
   return isatty(fileno(file)) != 0 && std::getenv("NO_COLOR") == nullptr;
 }
 
+// What a rank keeps on the host at most.
+int64_t most_on_host(const PlanSet& set) {
+  int64_t most = 0;
+  for (const RoleProgram& role : set.roles) most = std::max(most, role.host_bytes);
+  return most;
+}
+// Whether streams have properties that only some devices know.
+bool asks_for_more(const PlanSet& set) {
+  for (const RoleProgram& role : set.roles)
+    for (const Stream& stream : role.streams)
+      if (stream.priority != 0 || stream.sms != 0) return true;
+  return false;
+}
+
 std::string summary(const RunOptions& options, const JobResult& result) {
   std::string text;
   if (result.interrupted) text += fmt::format("interrupted after step {}\n", result.steps.size());
@@ -220,6 +234,15 @@ Result<RunOutcome> run_loaded(RunOptions& options, const Loaded& loaded, Transpo
     std::fflush(stdout);
   }
   if (speaks) fmt::print(stderr, "{}\n", print_cores(options.job, loaded.set.world()));
+  if (const int64_t host = most_on_host(loaded.set); speaks && host > 0)
+    fmt::print(stderr, "what is offloaded takes at most {} of the host's memory a rank\n",
+               human_bytes(host));
+  if (speaks && asks_for_more(loaded.set))
+    fmt::print(
+        stderr,
+        "the {} backend runs a rank's streams in issue order: their priorities and SM limits "
+        "have no effect\n",
+        options.job.backend);
   Result<JobResult> result = [&] {
     std::optional<Progress> progress;
     if (speaks) progress.emplace(options.job.steps, options.log_every);

@@ -182,7 +182,7 @@ std::vector<ParameterView> Executor::parameters() const {
 std::span<const std::byte> Executor::buffer(std::string_view name) const {
   for (const Buffer& buffer : state_->role->buffers) {
     if (buffer.name != name) continue;
-    return {state_->arena + buffer.offset, static_cast<size_t>(buffer.type.bytes())};
+    return {state_->at(buffer), static_cast<size_t>(buffer.type.bytes())};
   }
   return {};
 }

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 
@@ -45,6 +46,14 @@ namespace {
 
 Status allocate(State& state) {
   PIPER_ASSIGN(state.arena, state.backend.allocate(state.role->arena_bytes));
+  if (const auto bytes = static_cast<size_t>(state.role->host_bytes); bytes > 0) {
+    const size_t whole = (bytes + 63) / 64 * 64;
+    state.host.reset(static_cast<std::byte*>(std::aligned_alloc(64, whole)));
+    if (!state.host)
+      return fail("cannot allocate {} on the host", human_bytes(state.role->host_bytes))
+          .with_code(ExitCode::kStorage);
+    std::memset(state.host.get(), 0, whole);
+  }
   for (int64_t bytes : state.role->workspace_bytes) {
     PIPER_ASSIGN(std::byte * workspace, state.backend.allocate(bytes));
     state.workspaces.push_back(workspace);
@@ -57,7 +66,7 @@ Status fill_buffers(State& state) {
   for (const auto& [name, bytes] : state.source.set->tensors) tensors[name] = &bytes;
   for (const Buffer& buffer : state.role->buffers) {
     if (buffer.kind == BufferKind::kStep) continue;
-    std::byte* to = state.arena + buffer.offset;
+    std::byte* to = state.at(buffer);
     if (buffer.init.empty()) {
       if (buffer.fill != 0) state.backend.fill(to, buffer.type, buffer.fill);
       continue;

@@ -37,7 +37,8 @@ struct Executor::State {
   const RoleProgram* role = nullptr;
   std::vector<int64_t> coordinates;
   std::byte* arena = nullptr;
-  std::vector<std::byte*> workspaces;  // by stream
+  std::unique_ptr<std::byte, void (*)(void*)> host{nullptr, std::free};  // the host's arena
+  std::vector<std::byte*> workspaces;                                    // by stream
   BoundSection prologue, body, epilogue;
   std::vector<std::string> labels;  // never resized after load: others read them
   std::vector<std::vector<Piece>> pieces;
@@ -47,9 +48,10 @@ struct Executor::State {
   std::vector<TraceEvent> trace;
   int64_t traced_steps = 0;
 
-  std::byte* at(int32_t buffer) const {
-    return arena + role->buffers[static_cast<size_t>(buffer)].offset;
+  std::byte* at(const Buffer& buffer) const {
+    return (buffer.host ? host.get() : arena) + buffer.offset;
   }
+  std::byte* at(int32_t buffer) const { return at(role->buffers[static_cast<size_t>(buffer)]); }
   const TensorType& type(int32_t buffer) const {
     return role->buffers[static_cast<size_t>(buffer)].type;
   }

@@ -4,6 +4,7 @@
 #include <span>
 
 #include "dependencies.h"
+#include "post.h"
 #include "steps.h"
 
 namespace piper {
@@ -24,7 +25,10 @@ class Issuer {
     for (size_t t = 0; t < dag.tasks.size(); ++t) {
       const Task& task = dag.tasks[t];
       const bool joins = task.pass == 'U' && task.micro >= 0;  // what a reduction has left
-      const bool eager = task.kind == TaskKind::kSend || is_peer_reduction(dag, task) || joins;
+      const bool with_send = task.kind == TaskKind::kRecv && task.distance == kEarliest;
+      posts_ = posts_ || task.distance > 0;
+      const bool eager =
+          task.kind == TaskKind::kSend || is_peer_reduction(dag, task) || joins || with_send;
       if (!eager) continue;
       missing_[t] = static_cast<int32_t>(deps[t].size());
       for (TaskId d : deps[t]) waiters_[d.index()].push_back(TaskId(t));
@@ -32,6 +36,7 @@ class Issuer {
   }
 
   Result<Schedule> run(const std::vector<ComputeOrder>& compute) {
+    if (posts_) sent_at_.resize(dag_.tasks.size());
     // What microbatches need of the whole step, on whichever cells it is made.
     const std::vector<bool> needed = needed_by_ordered();
     for (size_t t = 0; t < dag_.tasks.size(); ++t) {
@@ -42,12 +47,16 @@ class Issuer {
     for (bool progress = true; progress;) {
       progress = false;
       for (size_t cell = 0; cell < compute.size(); ++cell)
-        while (advance(compute[cell], cell)) progress = true;
+        while (advance(compute[cell], cell)) {
+          progress = true;
+          if (posts_) break;  // in turn: about as they run at once
+        }
     }
     for (size_t cell = 0; cell < compute.size(); ++cell)
       if (next_[cell] < compute[cell].tasks.size()) return deadlock(compute);
     for (size_t t = 0; t < dag_.tasks.size(); ++t)
       if (!issued_[t]) issue(TaskId(t));
+    if (posts_) post_ahead(dag_, sent_at_, schedule_);
     return std::move(schedule_);
   }
 
@@ -121,9 +130,16 @@ class Issuer {
   }
   void issue(TaskId id) {
     issued_[id.index()] = true;
+    if (posts_) note_send(id);
     schedule_.order[static_cast<size_t>(dag_.tasks[id.index()].cell)].push_back(id);
     for (TaskId w : waiters_[id.index()])
       if (--missing_[w.index()] == 0 && !issued_[w.index()]) issue(w);
+  }
+
+  void note_send(TaskId id) {
+    if (dag_.tasks[id.index()].kind != TaskKind::kSend) return;
+    const auto receiver = static_cast<size_t>(dag_.tasks[id.index() + 1].cell);
+    sent_at_[id.index() + 1] = static_cast<int32_t>(schedule_.order[receiver].size());
   }
 
   // What keeps a task from being issued: tasks that no demand can issue, found through those that
@@ -205,6 +221,8 @@ class Issuer {
   std::vector<std::vector<TaskId>> waiters_;  // eager tasks that a task holds back
   std::vector<size_t> next_;                  // by cell: position in its compute order
   std::vector<size_t> next_pair_;             // by cell: its next overlap
+  bool posts_ = false;                        // some task has a distance
+  std::vector<int32_t> sent_at_;              // see post_ahead
   Schedule schedule_;
 };
 

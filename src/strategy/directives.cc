@@ -185,6 +185,9 @@ Status read_directives(const std::vector<const yaml::Entry*>& entries, const Sco
       if (kind == "replicate") PIPER_TRY(read_replicate(map, scope, names, out));
       if (kind == "precision") PIPER_TRY(read_precision(map, scope, names, out));
       if (kind == "recompute") PIPER_TRY(read_recompute(map, scope, names, out));
+      if (kind == "stream") PIPER_TRY(read_stream(map, scope, names, out));
+      if (kind == "offload") PIPER_TRY(read_offload(map, scope, names, out));
+      if (kind == "prefetch") PIPER_TRY(read_prefetch(map, scope, names, out));
       if (kind == "order") PIPER_TRY(read_order(map, scope, names, out));
     }
   }

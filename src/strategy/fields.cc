@@ -133,11 +133,12 @@ constexpr Field kDirective[] = {
     {"order", kOne, kOptional, "In which order each device works.", "order"},
     {"recompute", kOne, kOptional, "Run forward ops again in the backward pass.", "recompute"},
     {"shard", kOne, kUnsupported, ""},
-    {"stream", kOne, kUnsupported, ""},
-    {"offload", kOne, kUnsupported, ""},
     {"precision", kOne, kOptional, "In which types ops compute.", "precision"},
+    {"stream", kOne, kOptional, "Put tasks on a named stream.", "stream"},
+    {"prefetch", kOne, kOptional, "Issue receives and inputs ahead of their use.", "prefetch"},
+    {"offload", kOne, kOptional, "Keep values in host memory while they are not needed.",
+     "offload"},
     {"fuse", kOne, kUnsupported, ""},
-    {"prefetch", kOne, kUnsupported, ""},
 };
 constexpr Field kSplit[] = {
     {"dim", kWord, kRequired, "What to cut.", "batch"},
@@ -200,6 +201,27 @@ constexpr Field kLossScale[] = {
     {"growth_interval", kInteger, kOptional, "Default 2000."},
     {"static", kReal, kOptional, "A scale that stays."},
 };
+constexpr Field kStream[] = {
+    {"where", kWhere, kOptional, "Which tasks. Default: none; the stream is there already."},
+    {"name", kText, kRequired, "The stream."},
+    {"priority", kInteger, kOptional, "low, high or an integer; higher goes first. Default 0."},
+    {"sms", kInteger, kOptional, "Multiprocessors that its work takes at most."},
+};
+constexpr Field kPrefetch[] = {
+    {"where", kWhere, kRequired, "Which receives or inputs."},
+    {"distance", kInteger, kRequired,
+     "eager, lazy, or how many compute tasks ahead of the first that reads it."},
+};
+constexpr Field kOffload[] = {
+    {"what", kWord, kRequired, "What leaves.", "activations optimizer"},
+    {"match", kGlob, kOptional, "Activations by the scope path of the op that makes them."},
+    {"where", kWhere, kOptional, "Activations by the task that keeps them. Default: all."},
+    {"min", kBytes, kOptional, "Smaller activations stay. Default 0."},
+    {"distance", kInteger, kOptional,
+     "Compute tasks (of states: updates) ahead of its use at which a value comes back. Default 1."},
+    {"in_flight", kInteger, kOptional,
+     "Compute tasks (of states: updates) that may run while a value leaves. Default 1."},
+};
 constexpr Field kOrder[] = {
     {"each", kText, kRequired, "A mesh axis; the program runs for each coordinate r of it."},
     {"program", kProgram, kOptional, "The order program."},
@@ -210,7 +232,8 @@ constexpr Field kOrder[] = {
      "old new"},
     {"policy", kOne, kOptional, "List scheduling over the cost model.", "policy"},
     {"where", kWhere, kUnsupported, ""},
-    {"receive", kText, kUnsupported, ""},
+    {"receive", kText, kElsewhere,
+     "write '- prefetch: {where: {kind: recv}, distance: eager}' under 'directives'"},
 };
 constexpr Field kPolicy[] = {
     {"prefer", kWords, kRequired, "Passes, the most wanted first: [B, F, BW]; BI or BW split it.",
@@ -248,6 +271,9 @@ constexpr Object kObjects[] = {
     {"recompute", kRecompute},
     {"precision", kPrecision},
     {"loss_scale", kLossScale},
+    {"stream", kStream},
+    {"prefetch", kPrefetch},
+    {"offload", kOffload},
     {"gather", kGather},
     {"reduce", kReduce},
     {"order", kOrder},

@@ -46,6 +46,7 @@ Status read_gather(const Fields& map, const Scope& scope, Replicate& out) {
   const std::string kWhen[] = {"per_pass", "per_microbatch", "per_step"};
   if (const yaml::Node* stream = map["stream"]) {
     PIPER_ASSIGN(out.gather_stream, read_name(*stream, scope));
+    out.gather_stream_at = map.key_at("stream");
   }
   if (!out.shard_optimizer) return fail(map.at(), "'gather' without 'shard' gathers nothing");
   for (const char* key : {"prefetch", "when"})
@@ -66,6 +67,7 @@ Status read_reduce(const Fields& map, const Scope& scope, Replicate& out) {
   const std::string kWhen[] = {"per_step", "per_microbatch"};
   if (const yaml::Node* stream = map["stream"]) {
     PIPER_ASSIGN(out.stream, read_name(*stream, scope));
+    out.stream_at = map.key_at("stream");
   }
   if (const yaml::Node* dtype = map["dtype"]) {
     PIPER_ASSIGN(const std::string name, read_text(*dtype, scope));
@@ -101,6 +103,7 @@ Status read_replicate(const Fields& map, const Scope& scope, const Names& names,
   }
   if (const yaml::Node* stream = map["stream"]) {
     PIPER_ASSIGN(replicate.stream, read_name(*stream, scope));
+    replicate.stream_at = map.key_at("stream");
   }
   if (const yaml::Node* shard = map["shard"]) PIPER_TRY(read_shard(*shard, scope, replicate));
   if (const yaml::Node* persist = map["persist"]) {

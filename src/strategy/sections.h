@@ -37,6 +37,7 @@ Status read_annotate(const yaml::Entry& entry, const Scope& scope, Annotate& out
 // What directives may name: mesh axes and tags.
 struct Names {
   std::vector<std::string> axes, tags;
+  bool kinds = false;  // conditions may choose by kind of task
 };
 Status check_axis(std::string_view name, const SourceSpan& at, const Names& names);
 Status read_replicate(const fields::Fields& map, const Scope& scope, const Names& names,
@@ -49,6 +50,10 @@ Result<std::vector<std::pair<std::string, SourceSpan>>> read_ops(const yaml::Nod
 // Conditions on tags of forward ops alone, for `directive`.
 Result<Where> read_where_of_ops(const yaml::Node& node, const Scope& scope, const Names& names,
                                 std::string_view directive, const Strategy& strategy);
+Status read_stream(const fields::Fields& map, const Scope& scope, Names names, Strategy& out);
+Status read_offload(const fields::Fields& map, const Scope& scope, const Names& names,
+                    Strategy& out);
+Status read_prefetch(const fields::Fields& map, const Scope& scope, Names names, Strategy& out);
 Status read_directives(const std::vector<const yaml::Entry*>& entries, const Scope& scope,
                        Strategy& out);
 Status check_axis(std::string_view name, const SourceSpan& at, const Names& names);

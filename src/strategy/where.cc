@@ -1,4 +1,4 @@
-// where: conditions on tags and pass.
+// where: conditions on tags, pass and kind.
 #include <algorithm>
 #include <array>
 
@@ -14,19 +14,35 @@ bool contains(const std::vector<std::string>& in, std::string_view name) {
   return std::find(in.begin(), in.end(), name) != in.end();
 }
 
-Status add_pass(const yaml::Node& node, Condition& out) {
-  static const std::vector<std::string> kPasses = {"F", "B", "BI", "BW", "U"};
-  if (!node.is(yaml::Node::Kind::kScalar)) return wrong_type(node, "a pass");
-  if (!contains(kPasses, node.text)) {
-    return fail(node.at, "unknown pass {}{}", yaml::shown(node.text),
-                did_you_mean(node.text, kPasses))
-        .with_note("the passes are F, B, BI, BW and U");
+// Names that a condition chooses from.
+struct Words {
+  const char *one, *many;
+  std::vector<std::string> words;
+};
+const Words& words_of(std::string_view tag) {
+  static const Words kPasses = {"pass", "passes", {"F", "B", "BI", "BW", "U"}};
+  static const Words kKinds = {"kind",
+                               "kinds of tasks",
+                               {"compute", "input", "send", "recv", "all_reduce", "reduce_scatter",
+                                "all_gather", "own_part"}};
+  return tag == "pass" ? kPasses : kKinds;
+}
+
+Status add_word(const yaml::Node& node, const Words& words, Condition& out) {
+  if (!node.is(yaml::Node::Kind::kScalar)) return wrong_type(node, fmt::format("a {}", words.one));
+  if (!contains(words.words, node.text)) {
+    std::vector<std::string> first(words.words.begin(), words.words.end() - 1);
+    return fail(node.at, "unknown {} {}{}", words.one, yaml::shown(node.text),
+                did_you_mean(node.text, words.words))
+        .with_note(
+            fmt::format("the {} are {} and {}", words.many, join(first, ", "), words.words.back()));
   }
-  out.passes.push_back(node.text);
+  out.words.push_back(node.text);
   return ok_status();
 }
 
-Status read_pass(const yaml::Node& node, Condition& out) {
+Status read_words(const yaml::Node& node, Condition& out) {
+  const Words& words = words_of(out.tag);
   if (node.is(yaml::Node::Kind::kScalar) && node.text == "*") {
     out.kind = Kind::kAny;
     return ok_status();
@@ -34,10 +50,10 @@ Status read_pass(const yaml::Node& node, Condition& out) {
   out.kind = Kind::kSet;
   if (!node.is(yaml::Node::Kind::kList)) {
     out.kind = Kind::kEquals;
-    return add_pass(node, out);
+    return add_word(node, words, out);
   }
-  if (node.items.empty()) return fail(node.at, "the set of passes is empty");
-  for (const yaml::Node& item : node.items) PIPER_TRY(add_pass(item, out));
+  if (node.items.empty()) return fail(node.at, "the set of {} is empty", words.many);
+  for (const yaml::Node& item : node.items) PIPER_TRY(add_word(item, words, out));
   return ok_status();
 }
 
@@ -109,16 +125,23 @@ Status read_scalar(const yaml::Node& node, const Scope& scope, std::span<const s
 
 Status check_tag(const yaml::Node& key, const Names& names) {
   if (key.text == "pass" || contains(names.tags, key.text)) return ok_status();
-  if (key.text == "kind" || key.text == "chunk" || key.text == "dir") {
+  if (key.text == "kind" && names.kinds) return ok_status();
+  if (key.text == "kind")
+    return fail(key.at, "'kind' chooses among tasks, which are not there yet")
+        .with_note("help: directives that take it are stream and prefetch");
+  if (key.text == "chunk" || key.text == "dir") {
     return fail(key.at, "'{}' in 'where' is not supported", key.text);
   }
   std::vector<std::string> known = names.tags;
   known.push_back("pass");
+  if (names.kinds) known.push_back("kind");
   return fail(key.at, "unknown tag {}{}", yaml::shown(key.text), did_you_mean(key.text, known))
       .with_note(fmt::format("the tags are {}", join(known, ", ")));
 }
 
 }  // namespace
+
+std::span<const std::string> task_kinds() { return words_of("kind").words; }
 
 Result<Where> read_where(const yaml::Node& node, const Scope& scope, const Names& names) {
   if (!node.is(yaml::Node::Kind::kMap)) return wrong_type(node, "a map from tags to conditions");
@@ -129,8 +152,8 @@ Result<Where> read_where(const yaml::Node& node, const Scope& scope, const Names
     Condition condition;
     condition.tag = entry.key.text;
     condition.at = entry.key.at;
-    if (condition.tag == "pass") {
-      PIPER_TRY(read_pass(entry.value, condition));
+    if (condition.tag == "pass" || condition.tag == "kind") {
+      PIPER_TRY(read_words(entry.value, condition));
     } else if (entry.value.is(yaml::Node::Kind::kList)) {
       PIPER_TRY(read_set(entry.value, scope, bound, condition));
     } else {

@@ -49,6 +49,11 @@ class Ends {
   std::unordered_map<int64_t, int32_t> ids_;
 };
 
+// The host's memory is taken to lie behind the device's.
+int64_t begin_of(const Buffer& buffer) {
+  return buffer.offset + (buffer.host ? int64_t{1} << 60 : 0);
+}
+
 // What can be said of a role alone.
 RoleFacts facts_of(const RoleProgram& role) {
   RoleFacts facts;
@@ -57,15 +62,17 @@ RoleFacts facts_of(const RoleProgram& role) {
   std::vector<int64_t> end_of;
   end_of.reserve(role.buffers.size());
   for (const Buffer& buffer : role.buffers) {
-    end_of.push_back(buffer.offset + buffer.type.bytes());
-    ends.add(buffer.offset);
-    ends.add(end_of.back());
-    facts.end_bytes = std::max(facts.end_bytes, end_of.back());
+    const int64_t begin = begin_of(buffer), end = begin + buffer.type.bytes();
+    end_of.push_back(end);
+    ends.add(begin);
+    ends.add(end);
+    int64_t& most = buffer.host ? facts.host_end_bytes : facts.end_bytes;
+    most = std::max(most, buffer.offset + buffer.type.bytes());
   }
   facts.ends = ends.number();
   for (size_t b = 0; b < role.buffers.size(); ++b)
     facts.buffers.push_back(
-        {ends[role.buffers[b].offset], ends[end_of[b]], -1, role.buffers[b].kind});
+        {ends[begin_of(role.buffers[b])], ends[end_of[b]], -1, role.buffers[b].kind});
   for (const Program& program : role.programs) facts.programs.push_back(facts_of(program));
   return facts;
 }

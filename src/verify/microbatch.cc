@@ -2,7 +2,8 @@
 // whose labels differ in "mb=N" alone are compared with the first ones: arg by arg, parameters and
 // other kept buffers are the same ones, sums are the same sums (rule sum says where they lie:
 // microbatches may form their own parts), and the others correspond one to one; and their programs
-// do the same, but that one may add to what another sets.
+// do the same, but that one may add to what another sets. What a copy brings counts as what it was
+// copied from: microbatches may keep their values in different places.
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -61,7 +62,11 @@ class Comparison {
   void run() {
     part_of_arg_.resize(model_.cells.size());
     compared_.resize(model_.cells.size());
-    for (int32_t c = 0; c < static_cast<int32_t>(model_.cells.size()); ++c) check_cell(c);
+    taken_.resize(model_.cells.size());
+    for (int32_t c = 0; c < static_cast<int32_t>(model_.cells.size()); ++c) {
+      follow_copies(c);
+      check_cell(c);
+    }
   }
 
  private:
@@ -78,6 +83,30 @@ class Comparison {
     size_t count = 0;
     bool is_first(int32_t c, int32_t m) const { return cell == c && first_micro == m; }
   };
+
+  // What each instruction takes, where copies move values.
+  void follow_copies(int32_t c) {
+    const auto& steps = section_.steps[c];
+    if (std::none_of(steps.begin(), steps.end(),
+                     [](const Step& step) { return step.kind == InstructionKind::kCopy; }))
+      return;
+    std::vector<int32_t> holds(facts(c).buffers.size());
+    for (size_t b = 0; b < holds.size(); ++b) holds[b] = static_cast<int32_t>(b);
+    for (const Step& step : steps) {
+      const auto args = section_.args_of(c, step);
+      for (int32_t arg : args) taken_[c].push_back(holds[arg]);
+      if (step.kind == InstructionKind::kCopy) {
+        holds[args[1]] = holds[args[0]];
+        continue;
+      }
+      for (size_t a = 0; a < args.size(); ++a)
+        if (access_of(facts(c), step.kind, step.program, a) & kWrites) holds[args[a]] = args[a];
+    }
+  }
+  std::span<const int32_t> taken(int32_t c, const Step& step) const {
+    if (taken_[c].empty()) return section_.args_of(c, step);
+    return {taken_[c].data() + step.first_arg, static_cast<size_t>(step.num_args)};
+  }
 
   const RoleFacts& facts(int32_t cell) const { return *model_.cells[cell].facts; }
   const RoleProgram& role(int32_t cell) const { return *model_.cells[cell].role; }
@@ -103,7 +132,7 @@ class Comparison {
     std::vector<Use> uses;
     const auto& steps = section_.steps[c];
     for (int32_t i = 0; i < static_cast<int32_t>(steps.size()); ++i) {
-      if (steps[i].micro < 0) continue;
+      if (steps[i].micro < 0 || steps[i].kind == InstructionKind::kCopy) continue;
       const Instruction& one = section_.at({c, i});
       std::string_view label = task_of(one);
       if (label.empty()) continue;
@@ -137,7 +166,7 @@ class Comparison {
   void end(int32_t c, Task& task, const Use& use) {
     if (task.is_first(c, use.micro)) {
       const Step& step = section_.steps[c][use.index];
-      const std::span<const int32_t> args = section_.args_of(c, step);
+      const std::span<const int32_t> args = taken(c, step);
       for (size_t a = 0; a < args.size(); ++a)
         part_of_arg_[c][static_cast<size_t>(step.first_arg) + a] = parts_.of(args[a]);
     } else if (task.count != task.first.size() && !task.is_message) {
@@ -161,8 +190,7 @@ class Comparison {
     if (first.num_args != one.num_args)
       return findings_.add("microbatch", "{} has {} args, {} has {}", name(place), one.num_args,
                            name(reference), first.num_args);
-    const auto expected = section_.args_of(reference.cell, first),
-               actual = section_.args_of(place.cell, one);
+    const auto expected = taken(reference.cell, first), actual = taken(place.cell, one);
     for (size_t a = 0; a < actual.size(); ++a) {
       const int32_t part = part_of_arg_[reference.cell][static_cast<size_t>(first.first_arg) + a];
       if (!fits({reference.cell, expected[a]}, {place.cell, actual[a]}, part) &&
@@ -265,6 +293,7 @@ class Comparison {
   const Section& section_;
   Findings& findings_;
   std::unordered_map<std::string_view, int32_t> known_, messages_;
+  std::vector<std::vector<int32_t>> taken_;  // by cell as Section::args, where copies move values
   std::vector<Task> tasks_;
   Parts parts_;
   // By cell: of the first microbatches' args (Section::args), and by their instructions the last

@@ -158,6 +158,8 @@ bool can_run(const Model& model, Section& section, Findings& findings, VerifyRep
   check_collectives(model, section, findings, report);
   if (findings.made() > before) return false;
   check_deadlock(model, section, findings);
+  if (findings.made() > before) return false;
+  check_rendezvous(model, section, findings);
   return findings.made() == before;
 }
 
@@ -185,6 +187,7 @@ void check_run(const Model& model, const Section& section, Findings& findings,
     check_memory(model, section, clocks, findings);
     if (body) {
       check_state(model, section, clocks, findings);
+      check_host_states(model, section, findings);
       check_microbatches(model, section, findings);
     }
   }

@@ -46,7 +46,7 @@ struct ProgramFacts {
 struct RoleFacts {
   std::vector<BufferFacts> buffers;
   int32_t ends = 0;       // how many places
-  int64_t end_bytes = 0;  // the last
+  int64_t end_bytes = 0, host_end_bytes = 0;  // the last, on the device and on the host
   std::vector<ProgramFacts> programs;
   std::vector<int32_t> targets;  // by sum: its name's id
   std::vector<bool> has_target;  // by that id
@@ -194,6 +194,8 @@ void check_collectives(const Model& model, Section& section, Findings& findings,
                        VerifyReport& report);
 // Runs the section; fills section.order.
 void check_deadlock(const Model& model, Section& section, Findings& findings);
+// With streams that run at once, and messages that wait.
+void check_rendezvous(const Model& model, const Section& section, Findings& findings);
 
 // What is known to be complete when an instruction is: of streams that are asked for (the own ones,
 // and those that receive what the cell sends) the last instruction, or -1. Kept where it changes.
@@ -232,6 +234,8 @@ void check_memory(const Model& model, const Section& section, const Clocks& cloc
 // order, over the body: state
 void check_state(const Model& model, const Section& section, const Clocks& clocks,
                  Findings& findings);
+// order, over the body: what lives on the host
+void check_host_states(const Model& model, const Section& section, Findings& findings);
 // microbatch, over the body, or prologue and epilogue
 void check_microbatches(const Model& model, const Section& section, Findings& findings);
 // copies, over the body, or all parts

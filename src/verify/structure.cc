@@ -39,6 +39,10 @@ class RoleCheck {
     if (role_.arena_bytes != end && role_.arena_bytes != aligned(end))
       findings_.add("memory", "{} states an arena of {} bytes, its buffers end at {}", who_,
                     role_.arena_bytes, end);
+    const int64_t host = facts_.host_end_bytes;
+    if (role_.host_bytes != host && role_.host_bytes != aligned(host))
+      findings_.add("memory", "{} states {} bytes on the host, its buffers there end at {}", who_,
+                    role_.host_bytes, host);
   }
   void check_workspaces() {
     std::vector<int64_t> workspace(role_.streams.size());

@@ -154,7 +154,7 @@ std::string small_role() {
   auto* axis = message.add_mesh();
   axis->set_name("dp");
   axis->set_size(1);
-  message.add_streams("compute");
+  message.add_streams()->set_name("compute");
   message.add_workspace_bytes(0);
   message.set_batch(1);
   return message.SerializeAsString();

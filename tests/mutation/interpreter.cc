@@ -40,12 +40,16 @@ struct Message {
   int64_t sender = 0;
   int32_t buffer = -1;
   std::optional<Symbols> copied;
+  // The send's stream and index, if it ends with the receive.
+  std::optional<std::pair<size_t, int32_t>> waits;
 };
 
 struct Rank {
   const RoleProgram* role = nullptr;
   std::vector<int64_t> coordinates;
-  Memory arena;
+  Memory arena, host;
+  Memory& memory(const Buffer& buffer) { return buffer.host ? host : arena; }
+  const Memory& memory(const Buffer& buffer) const { return buffer.host ? host : arena; }
   std::vector<Memory> workspaces;
   // What it is doing: prologue, steps of the body, epilogue.
   const std::vector<Instruction>* section = nullptr;
@@ -66,11 +70,11 @@ class Interpreter {
       rank.role = &set.roles[static_cast<size_t>(set.role_of_rank[static_cast<size_t>(r)])];
       rank.coordinates = coordinates_of(rank.role->mesh, r);
       rank.arena.cells = poison(rank.role->arena_bytes / 4);
+      rank.host.cells = poison(rank.role->host_bytes / 4);
       for (int64_t bytes : rank.role->workspace_bytes)
         rank.workspaces.push_back({poison(bytes / 4)});
       ranks_.push_back(std::move(rank));
     }
-    for (Rank& rank : ranks_) fill(rank);
     weights_.resize(64);
     for (uint64_t& weight : weights_) weight = random_();
   }
@@ -78,6 +82,7 @@ class Interpreter {
   Outcome run() {
     Outcome outcome;
     try {
+      for (Rank& rank : ranks_) fill(rank);
       for (Rank& rank : ranks_) advance(rank);
       while (!all_ended()) step();
     } catch (const Fault& found) {
@@ -100,13 +105,13 @@ class Interpreter {
   }
   Symbols read(const Rank& rank, int32_t id) const {
     const Buffer& from = buffer(rank, id);
-    return rank.arena.read(from.offset, cells_of(from.type));
+    return rank.memory(from).read(from.offset, cells_of(from.type));
   }
   void write(Rank& rank, int32_t id, const Symbols& symbols) {
     const Buffer& to = buffer(rank, id);
     if (static_cast<int64_t>(symbols.size()) != cells_of(to.type))
       fault("{} cells for '{}'", symbols.size(), to.name);
-    rank.arena.write(to.offset, symbols);
+    rank.memory(to).write(to.offset, symbols);
   }
   void fill(Rank& rank) {
     for (const Buffer& one : rank.role->buffers) {
@@ -114,7 +119,7 @@ class Interpreter {
       const Symbol from = one.init.empty()
                               ? join(symbol_of("fill"), symbol_of(fmt::format("{}", one.fill)))
                               : join(symbol_of("init"), symbol_of(one.init));
-      rank.arena.write(
+      rank.memory(one).write(
           one.offset,
           one.part_of < 0
               ? spread(from, cells_of(one.type))
@@ -141,7 +146,8 @@ class Interpreter {
   }
   void poison_step(Rank& rank) {
     for (const Buffer& one : rank.role->buffers)
-      if (one.kind == BufferKind::kStep) rank.arena.write(one.offset, poison(cells_of(one.type)));
+      if (one.kind == BufferKind::kStep)
+        rank.memory(one).write(one.offset, poison(cells_of(one.type)));
   }
 
   // ---- Phases: prologue, the steps, epilogue ----------------------------------------------------
@@ -272,7 +278,7 @@ class Interpreter {
         load(rank, one);
         break;
       case InstructionKind::kSend:
-        send(rank, c.rank, one);
+        if (!send(rank, c, one)) return;
         break;
       case InstructionKind::kRecv:
         receive(rank, c.rank, one);
@@ -374,11 +380,25 @@ class Interpreter {
     write(rank, arg(one, 0), all);
   }
 
-  void send(Rank& rank, size_t r, const Instruction& one) {
-    Message message{static_cast<int64_t>(r), arg(one, 0), std::nullopt};
+  // Messages on a stream without computations may wait there for their receives; in a run of one
+  // instruction after the other none does.
+  bool may_wait(const Rank& rank, size_t stream) const {
+    return !run_.in_order &&
+           std::none_of(rank.queues[stream].begin(), rank.queues[stream].end(), [&](int32_t i) {
+             return (*rank.section)[static_cast<size_t>(i)].kind == InstructionKind::kCompute;
+           });
+  }
+  // Whether the send is done.
+  bool send(Rank& rank, const Choice& c, const Instruction& one) {
+    const size_t r = c.rank;
+    Message message{static_cast<int64_t>(r), arg(one, 0), std::nullopt, std::nullopt};
     if (random_() % 2) message.copied = read(rank, message.buffer);
+    const bool waits = may_wait(rank, c.stream);
+    if (waits) message.waits = {c.stream, c.index};
     mail_[{static_cast<int64_t>(r), peer(rank, one), one.channel}].push_back(std::move(message));
     ++rank.unreceived;
+    rank.arrived[static_cast<size_t>(c.index)] = waits;
+    return !waits;
   }
   void receive(Rank& rank, size_t r, const Instruction& one) {
     auto& queue = mail_[{peer(rank, one), static_cast<int64_t>(r), one.channel}];
@@ -387,7 +407,10 @@ class Interpreter {
     Rank& sender = ranks_[static_cast<size_t>(message.sender)];
     write(rank, arg(one, 0), message.copied ? *message.copied : read(sender, message.buffer));
     --sender.unreceived;
-    if (&sender != &rank) advance(sender);
+    if (message.waits)
+      finish({static_cast<size_t>(message.sender), message.waits->first, message.waits->second});
+    else if (&sender != &rank)
+      advance(sender);
   }
 
   // ---- Collectives

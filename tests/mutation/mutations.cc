@@ -217,12 +217,15 @@ Done shorten_message(PlanSet& set, Random& random) {
 }
 
 // ---- Memory -------------------------------------------------------------------------------------
+int64_t arena_of(const RoleProgram& role, const Buffer& buffer) {
+  return buffer.host ? role.host_bytes : role.arena_bytes;
+}
 Done move_buffer(PlanSet& set, Random& random) {
   RoleProgram& role = any_role(set, random);
   if (role.buffers.size() < 2) return std::nullopt;
   Buffer& buffer = role.buffers[below(random, role.buffers.size())];
   const int64_t to = role.buffers[below(random, role.buffers.size())].offset;
-  if (to == buffer.offset || to + buffer.type.bytes() > role.arena_bytes) return std::nullopt;
+  if (to == buffer.offset || to + buffer.type.bytes() > arena_of(role, buffer)) return std::nullopt;
   buffer.offset = to;
   return fmt::format("'{}' to {}", buffer.name, to);
 }
@@ -230,7 +233,7 @@ Done shift_buffer(PlanSet& set, Random& random) {
   RoleProgram& role = any_role(set, random);
   Buffer& buffer = role.buffers[below(random, role.buffers.size())];
   const int64_t to = buffer.offset + (random() % 2 ? 64 : -64);
-  if (to < 0 || to + buffer.type.bytes() > role.arena_bytes) return std::nullopt;
+  if (to < 0 || to + buffer.type.bytes() > arena_of(role, buffer)) return std::nullopt;
   buffer.offset = to;
   return fmt::format("'{}' to {}", buffer.name, to);
 }
@@ -253,6 +256,10 @@ Done shrink_memory(PlanSet& set, Random& random) {
   if (random() % 2 && role.workspace_bytes[0] >= 64) {
     role.workspace_bytes[0] -= 64;
     return "a workspace";
+  }
+  if (random() % 2 && role.host_bytes >= 64) {
+    role.host_bytes -= 64;
+    return "the host's arena";
   }
   role.arena_bytes -= 64;
   return "the arena";

@@ -71,6 +71,29 @@ inline std::string random_precision(Random& random) {
                "  - precision: {compute: bf16, keep: [Add], loss_scale: {static: 64}}\n"});
 }
 
+// Streams of their own, receives that are posted early, values that wait on the host.
+inline std::string random_streams(Random& random, size_t pp) {
+  std::string text;
+  if (pp > 1)
+    text += one_of<const char*>(
+        random, {"", "", "  - stream: {where: {kind: [send, recv]}, name: messages}\n",
+                 "  - stream: {where: {kind: send}, name: out, priority: high}\n"
+                 "  - stream: {where: {kind: recv}, name: in}\n",
+                 "  - stream: {where: {kind: [send, recv], pass: F}, name: forward}\n"
+                 "  - stream: {where: {kind: [send, recv], pass: B}, name: backward}\n"
+                 "  - prefetch: {where: {kind: recv, pass: B}, distance: eager}\n",
+                 "  - prefetch: {where: {kind: recv}, distance: 2}\n"
+                 "  - prefetch: {where: {kind: input}, distance: 1}\n"});
+  text += one_of<const char*>(
+      random, {"", "", "", "  - stream: {where: {kind: compute, pass: B}, name: back}\n"});
+  text += one_of<const char*>(
+      random, {"", "", "  - offload: {what: optimizer, distance: 2, in_flight: 0}\n"});
+  return text +
+         one_of<const char*>(
+             random, {"", "", "  - offload: {what: activations, distance: 0, in_flight: 0}\n",
+                      "  - offload: {what: activations}\n"});
+}
+
 // A strategy of the library.
 inline std::string library_strategy(Random& random, size_t microbatches) {
   std::vector<std::string> files = jobs::library_files();
@@ -120,7 +143,7 @@ inline std::string random_strategy(Random& random, size_t microbatches) {
     text += fmt::format("  - replicate: {{over: dp, bucket: {}{}}}\n",
                         one_of<const char*>(random, {"64", "2KiB", "25MiB"}),
                         one_of<const char*>(random, kShards));
-  return text + random_precision(random) + random_order(random);
+  return text + random_precision(random) + random_streams(random, pp) + random_order(random);
 }
 
 // Two versions of the weights; two plans of three have steps that overlap.

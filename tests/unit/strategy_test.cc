@@ -193,11 +193,11 @@ TEST(Strategy, ReadsConditions) {
   EXPECT_EQ(*where[5].set[1].evaluate({}), 3);
   EXPECT_EQ(where[6].compare, "<=");
   EXPECT_EQ(*where[6].low.evaluate({}), 4);
-  EXPECT_EQ(where[8].passes, (std::vector<std::string>{"F", "BI"}));
+  EXPECT_EQ(where[8].words, (std::vector<std::string>{"F", "BI"}));
   ASSERT_EQ(strategy.places[0].on.size(), 1u);
   EXPECT_EQ(strategy.places[0].on[0].first, "pp");
   EXPECT_EQ(*strategy.places[0].on[0].second.evaluate({{"s", 6}, {"mb", 5}}), 3);
-  EXPECT_EQ(strategy.places[1].where[0].passes, (std::vector<std::string>{"U"}));
+  EXPECT_EQ(strategy.places[1].where[0].words, (std::vector<std::string>{"U"}));
   EXPECT_EQ(strategy.places[1].where[1].compare, "!=");
 }
 

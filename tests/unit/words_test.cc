@@ -30,6 +30,7 @@ const std::map<std::string, std::string> kUses = {
     {"precision.master", "directives: [{precision: {compute: bf16, master: WORD}}]"},
     {"order.dialect", "directives: [{order: {each: dp, csv: order.csv, dialect: WORD}}]"},
     {"policy.prefer", "directives: [{order: {each: dp, policy: {prefer: [WORD]}}}]"},
+    {"offload.what", "directives: [{offload: {what: WORD}}]"},
     {"policy.costs", "directives: [{order: {each: dp, policy: {prefer: [B, F], costs: WORD}}}]"},
 };
 

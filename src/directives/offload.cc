@@ -1,0 +1,132 @@
+#include <algorithm>
+#include <set>
+
+#include "match.h"
+
+namespace piper {
+namespace {
+
+// By item what touches it: tasks of its cell.
+struct Uses {
+  TaskId writer, forward;  // the first computation of the forward that makes or reads it
+  bool backward = false;
+};
+
+std::vector<Uses> find_uses(const Dag& dag) {
+  std::vector<Uses> uses(dag.items.size());
+  for (size_t t = 0; t < dag.tasks.size(); ++t) {
+    const Task& task = dag.tasks[t];
+    for (ItemId item : task.writes) uses[item.index()].writer = TaskId(t);
+    if (!task.chunk.valid()) continue;
+    const bool backward = task.pass == 'B' || task.pass == 'I' || task.pass == 'W';
+    for (const std::vector<ItemId>* items : {&task.writes, &task.reads})
+      for (ItemId item : *items) {
+        Uses& use = uses[item.index()];
+        use.backward = use.backward || backward;
+        if (task.pass == 'F' && !use.forward.valid()) use.forward = TaskId(t);
+      }
+  }
+  return uses;
+}
+
+class Chooser {
+ public:
+  Chooser(Dag& dag, const Strategy& strategy, const Variables& variables)
+      : dag_(dag),
+        variables_(variables),
+        matcher_(dag, strategy.splits.empty() ? "mb" : strategy.splits.front().as),
+        uses_(find_uses(dag)),
+        claimed_by_(dag.items.size()) {
+    for (const Item& item : dag.items)
+      if (item.alias.valid()) shared_.insert(item.alias.value);
+  }
+
+  Result<Offload> choose(const OffloadRule& rule) {
+    Offload offload;
+    offload.optimizer = rule.optimizer;
+    offload.distance = rule.distance;
+    offload.in_flight = rule.in_flight;
+    offload.out_stream = stream_of(dag_, "offload");
+    offload.in_stream = stream_of(dag_, "load");
+    if (rule.optimizer) {
+      if (optimizer_)
+        return fail(rule.at, "offload: the optimizer's states are claimed already")
+            .with_note("from " + place_of(optimizer_->at));
+      optimizer_ = &rule;
+      return offload;
+    }
+    for (size_t i = 0; i < dag_.items.size(); ++i) {
+      PIPER_ASSIGN(const bool met, matches(ItemId(i), rule));
+      if (!met) continue;
+      if (claimed_by_[i])
+        return fail(rule.at, "offload: {} is claimed already", print_item(dag_, ItemId(i)))
+            .with_note("from " + place_of(claimed_by_[i]->at));
+      claimed_by_[i] = &rule;
+      offload.items.push_back(ItemId(i));
+    }
+    if (offload.items.empty()) return matcher_.nothing(rule.where, rule.at, "offload");
+    return offload;
+  }
+
+ private:
+  // Whether a value of a microbatch is kept from its forward to its backward, and chosen.
+  Result<bool> matches(ItemId id, const OffloadRule& rule) const {
+    const Item& item = dag_.items[id.index()];
+    const Uses& uses = uses_[id.index()];
+    if (item.micro < 0 || item.alias.valid() || shared_.contains(id.value)) return false;
+    if (!uses.backward || !uses.forward.valid() || !uses.writer.valid()) return false;
+    const Task& writer = dag_.tasks[uses.writer.index()];
+    const bool made = writer.pass == 'F' || writer.kind == TaskKind::kRecv;
+    const Value& value = dag_.graph.value(item.value);
+    if (!made || !value.producer.valid() || value.type.bytes() < rule.min_bytes) return false;
+    if (rule.match && !rule.match->match(dag_.graph.node(value.producer).scope)) return false;
+    return matcher_.matches(uses.forward, rule.where, variables_);
+  }
+
+  Dag& dag_;
+  const Variables& variables_;
+  TaskMatcher matcher_;
+  std::vector<Uses> uses_;
+  std::vector<const OffloadRule*> claimed_by_;  // by item
+  const OffloadRule* optimizer_ = nullptr;
+  std::set<int32_t> shared_;  // items whose memory others use
+};
+
+}  // namespace
+
+Result<Dag> apply_offload(Dag dag, const Strategy& strategy, const Variables& variables) {
+  if (strategy.offloads.empty()) return dag;
+  Chooser chooser(dag, strategy, variables);
+  std::vector<Offload> offloads;
+  for (const OffloadRule& rule : strategy.offloads) {
+    PIPER_ASSIGN(Offload offload, chooser.choose(rule));
+    offloads.push_back(std::move(offload));
+  }
+  dag.offloads = std::move(offloads);
+  return dag;
+}
+
+Result<Explanation> explain_offload(const OffloadRule& rule, int64_t values, int64_t bytes,
+                                    int64_t stay) {
+  Explanation report{rule.at, "offload", {}};
+  const char* what = rule.optimizer ? "states of the optimizer" : "values kept for the backward";
+  if (values == 0)
+    return fail(rule.at, "offload: none of {} {} can leave", stay, what)
+        .with_note(rule.optimizer
+                       ? "the optimizer has no states, or each is used by several instructions"
+                       : fmt::format("the next use of each comes within {} compute tasks: "
+                                     "'in_flight' {} for it to leave, 'distance' {} to come back",
+                                     rule.in_flight + rule.distance + 1, rule.in_flight,
+                                     rule.distance));
+  report.lines.push_back(fmt::format(
+      "{} {} ({}) {}: {} copies to the host and {} back a step", values, what, human_bytes(bytes),
+      rule.optimizer ? "live on the host" : "leave for the host", values, values));
+  if (stay > 0)
+    report.lines.push_back(
+        fmt::format("{} stay{}", stay,
+                    rule.optimizer ? ", for several instructions use them or they are scalars"
+                                   : ", for their next use comes too soon"));
+  return report;
+}
+
+}  // namespace piper

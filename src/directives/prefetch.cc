@@ -1,0 +1,90 @@
+#include <algorithm>
+#include <map>
+
+#include "match.h"
+
+namespace piper {
+namespace {
+
+// What has a distance, and who else says when something comes.
+Status check_kinds(const Prefetch& prefetch) {
+  for (const Condition& condition : prefetch.where) {
+    if (condition.tag != "kind") continue;
+    for (const std::string& kind : condition.words) {
+      if (kind == "recv" || kind == "input") continue;
+      Error error = fail(condition.at, "prefetch: '{}' has no distance", kind);
+      if (kind == "all_gather")
+        return std::move(error).with_note(
+            "help: parameters come ahead by replicate's 'gather: {prefetch: 1}'");
+      return std::move(error).with_note(
+          "only 'recv' and 'input' wait to be needed; all others run when what they take is there");
+    }
+  }
+  return ok_status();
+}
+
+std::string print_distance(const Prefetch& prefetch) {
+  if (prefetch.eager) return "as early as possible";
+  if (prefetch.distance == 0) return "just before the first task that reads it";
+  return fmt::format("{} compute task{} ahead of the first that reads it", prefetch.distance,
+                     prefetch.distance == 1 ? "" : "s");
+}
+
+// A message on a stream without computations may wait there for its receive. Receives that are
+// posted when their sends are follow one order over all devices, in which nothing waits in a circle
+// whatever the streams.
+void post_with_sends(Dag& dag, const std::vector<bool>& claimed, Explanation& report) {
+  std::vector<bool> computes(dag.streams.size());
+  for (const Task& task : dag.tasks)
+    if (task.chunk.valid()) computes[static_cast<size_t>(task.stream)] = true;
+  computes[0] = true;
+  int64_t count = 0;
+  for (size_t t = 1; t < dag.tasks.size(); ++t) {
+    if (dag.tasks[t].kind != TaskKind::kRecv || claimed[t]) continue;
+    if (computes[static_cast<size_t>(dag.tasks[t - 1].stream)]) continue;
+    dag.tasks[t].distance = kEarliest;
+    ++count;
+  }
+  if (count > 0)
+    report.lines.push_back(
+        fmt::format("{} receives are posted when their sends are issued, for these have streams of "
+                    "their own",
+                    count));
+}
+
+}  // namespace
+
+Result<Dag> apply_prefetch(Dag dag, const Strategy& strategy, const Variables& variables,
+                           Explanations& out) {
+  if (strategy.prefetches.empty() && strategy.streams.empty()) return dag;
+  const TaskMatcher matcher(dag, strategy.splits.empty() ? "mb" : strategy.splits.front().as);
+  std::vector<const Prefetch*> claimed_by(dag.tasks.size());
+  for (const Prefetch& prefetch : strategy.prefetches) {
+    PIPER_TRY(check_kinds(prefetch));
+    PIPER_ASSIGN(const std::vector<TaskId> found, matcher.find(prefetch.where, variables));
+    std::map<std::string, int64_t> counts;
+    for (TaskId id : found) {
+      Task& task = dag.tasks[id.index()];
+      if (task.kind != TaskKind::kRecv && task.kind != TaskKind::kInput) continue;
+      if (const Prefetch* other = claimed_by[id.index()])
+        return fail(prefetch.at, "prefetch: '{}' has a distance already", task.label)
+            .with_note("from " + place_of(other->at));
+      claimed_by[id.index()] = &prefetch;
+      task.distance = prefetch.eager ? kEarliest : prefetch.distance;
+      ++counts[kTaskKindNames[static_cast<size_t>(task.kind)]];
+    }
+    if (counts.empty()) return matcher.nothing(prefetch.where, prefetch.at, "prefetch");
+    Explanation report{prefetch.at, "prefetch", {}};
+    for (const auto& [kind, count] : counts)
+      report.lines.push_back(
+          fmt::format("{} {}{}: {}", count, kind, count == 1 ? "" : "s", print_distance(prefetch)));
+    out.push_back(std::move(report));
+  }
+  if (strategy.streams.empty()) return dag;
+  Explanation report{strategy.streams.front().at, "stream", {}};
+  post_with_sends(dag, {claimed_by.begin(), claimed_by.end()}, report);
+  if (!report.lines.empty()) out.push_back(std::move(report));
+  return dag;
+}
+
+}  // namespace piper

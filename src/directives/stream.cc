@@ -1,0 +1,124 @@
+#include <algorithm>
+#include <map>
+
+#include "match.h"
+
+namespace piper {
+namespace {
+
+std::string name_of_micro(const Strategy& strategy) {
+  return strategy.splits.empty() ? "mb" : strategy.splits.front().as;
+}
+
+std::string property_text(const TaskStream& stream) {
+  std::string text;
+  if (stream.priority != 0) text += fmt::format(", priority {}", stream.priority);
+  if (stream.sms != 0) text += fmt::format(", at most {} SMs", stream.sms);
+  return text;
+}
+
+class Assigner {
+ public:
+  Assigner(Dag& dag, const Strategy& strategy, const Variables& variables)
+      : dag_(dag),
+        variables_(variables),
+        matcher_(dag, name_of_micro(strategy)),
+        claimed_by_(dag.tasks.size()) {
+    for (const Replicate& replicate : strategy.replicates) {
+      if (replicate.stream_at) named_[stream_of(dag_, replicate.stream)] = *replicate.stream_at;
+      if (replicate.gather_stream_at)
+        named_[stream_of(dag_, replicate.gather_stream)] = *replicate.gather_stream_at;
+    }
+  }
+
+  Result<Explanation> apply(const StreamRule& rule) {
+    Explanation report{rule.at, "stream", {}};
+    std::map<std::string, int64_t> counts;
+    const int32_t stream = stream_of(dag_, rule.name);
+    if (rule.where) PIPER_TRY(move_tasks(rule, stream, counts));
+    TaskStream& own = dag_.streams[static_cast<size_t>(stream)];
+    own.priority = rule.priority.value_or(own.priority);
+    own.sms = rule.sms.value_or(own.sms);
+    std::string text;
+    for (const auto& [kind, count] : counts)
+      text += fmt::format("{}{} {}", text.empty() ? "" : ", ", count, kind);
+    report.lines.push_back(fmt::format("'{}'{}: {}", rule.name, property_text(own),
+                                       text.empty() ? "no task moves there" : text));
+    return report;
+  }
+
+ private:
+  Status move_tasks(const StreamRule& rule, int32_t stream,
+                    std::map<std::string, int64_t>& counts) {
+    PIPER_ASSIGN(const bool gathers, claims_gathers(rule, stream, counts));
+    PIPER_ASSIGN(const std::vector<TaskId> found, matcher_.find(*rule.where, variables_));
+    if (found.empty() && !gathers) return matcher_.nothing(*rule.where, rule.at, "stream");
+    for (TaskId id : found) {
+      Task& task = dag_.tasks[id.index()];
+      if (claimed_by_[id.index()]) return twice(rule, task.label, claimed_by_[id.index()]->at);
+      claimed_by_[id.index()] = &rule;
+      const auto named = named_.find(task.stream);
+      if (named != named_.end() && task.stream != stream && !task.chunk.valid())
+        return twice(rule, task.label, named->second);
+      task.stream = stream;
+      ++counts[kTaskKindNames[static_cast<size_t>(task.kind)]];
+    }
+    return ok_status();
+  }
+  // The gathers of parameters that live in parts: they come to be with the plans.
+  Result<bool> claims_gathers(const StreamRule& rule, int32_t stream,
+                              std::map<std::string, int64_t>& counts) {
+    if (!dag_.sharding.parameters) return false;
+    PIPER_ASSIGN(const bool met,
+                 matcher_.matches_later(TaskKind::kAllGather, *rule.where, variables_));
+    if (!met) return false;
+    if (gathers_) return twice(rule, "all_gather", gathers_->at);
+    const auto named = named_.find(dag_.sharding.gather_stream);
+    if (named != named_.end() && dag_.sharding.gather_stream != stream)
+      return twice(rule, "all_gather", named->second);
+    gathers_ = &rule;
+    dag_.sharding.gather_stream = stream;
+    counts["gathers of parameters"] = static_cast<int64_t>(std::count_if(
+        dag_.parts.begin(), dag_.parts.end(), [](const Part& part) { return part.param.valid(); }));
+    return true;
+  }
+  Error twice(const StreamRule& rule, const std::string& label, const SourceSpan& other) {
+    return fail(rule.at, "stream: '{}' has a stream already", label)
+        .with_note("from " + place_of(other));
+  }
+
+  Dag& dag_;
+  const Variables& variables_;
+  TaskMatcher matcher_;
+  std::vector<const StreamRule*> claimed_by_;  // by task
+  const StreamRule* gathers_ = nullptr;
+  std::map<int32_t, SourceSpan> named_;  // streams that replicate names
+};
+
+}  // namespace
+
+Result<Dag> apply_streams(Dag dag, const Strategy& strategy, const Variables& variables,
+                          Explanations& out) {
+  if (strategy.streams.empty()) return dag;
+  const std::vector<TaskStream> known = dag.streams;
+  Assigner assigner(dag, strategy, variables);
+  for (const StreamRule& rule : strategy.streams) {
+    PIPER_ASSIGN(Explanation report, assigner.apply(rule));
+    out.push_back(std::move(report));
+  }
+  for (const StreamRule& rule : strategy.streams) {
+    const bool moved =
+        std::any_of(strategy.streams.begin(), strategy.streams.end(), [&](const StreamRule& other) {
+          return other.name == rule.name && other.where.has_value();
+        });
+    std::vector<std::string> names;
+    for (const TaskStream& stream : known) names.push_back(stream.name);
+    if (!moved && std::find(names.begin(), names.end(), rule.name) == names.end())
+      return fail(rule.name_at, "stream: nothing runs on '{}'{}", rule.name,
+                  did_you_mean(rule.name, names))
+          .with_note(fmt::format("the streams are {}", join(names, ", ")));
+  }
+  return dag;
+}
+
+}  // namespace piper

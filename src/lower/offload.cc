@@ -1,0 +1,213 @@
+#include "offload.h"
+
+#include <algorithm>
+
+namespace piper {
+namespace {
+
+size_t at(int64_t id) { return static_cast<size_t>(id); }
+
+class Copier {
+ public:
+  Copier(RoleProgram& role, const Dag& dag, const std::vector<Overlap>& overlaps, OffloadPlan& plan)
+      : role_(role), dag_(dag), overlaps_(overlaps), plan_(plan) {
+    plan.counts.resize(dag.offloads.size());
+    find_tasks();
+    accesses_.resize(role.buffers.size());
+    for (size_t i = 0; i < role.body.size(); ++i)
+      for (int32_t arg : role.body[i].args)
+        if (accesses_[at(arg)].empty() || accesses_[at(arg)].back() != static_cast<int64_t>(i))
+          accesses_[at(arg)].push_back(static_cast<int64_t>(i));
+  }
+
+  std::vector<int32_t> run(const std::vector<std::vector<int32_t>>& buffers) {
+    for (size_t o = 0; o < dag_.offloads.size(); ++o) {
+      if (dag_.offloads[o].optimizer)
+        move_states(dag_.offloads[o], plan_.counts[o]);
+      else
+        for (int32_t buffer : buffers[o]) move_kept(buffer, dag_.offloads[o], plan_.counts[o]);
+    }
+    return insert();
+  }
+
+ private:
+  struct Copy {
+    int64_t before = 0;  // this instruction
+    int64_t until = -1;  // of one that leaves: waited for by this instruction
+    Instruction instruction;
+  };
+
+  // ---- Compute tasks of the microbatches ----
+  void find_tasks() {
+    const std::string* last = nullptr;
+    for (size_t i = 0; i < role_.body.size(); ++i) {
+      const Instruction& one = role_.body[i];
+      if (is_task(one) && (!last || *last != one.label)) {
+        starts_.push_back(static_cast<int64_t>(i));
+        last = &one.label;
+      }
+      task_of_.push_back(static_cast<int64_t>(starts_.size()) - 1);
+    }
+  }
+  static bool is_task(const Instruction& one) {
+    return one.kind == InstructionKind::kCompute &&
+           std::string_view("FBIW").find(one.pass) != std::string_view::npos;
+  }
+  static bool is_backward(const Instruction& one) { return is_task(one) && one.pass != 'F'; }
+  int64_t start_of(int64_t task) const {
+    if (task >= static_cast<int64_t>(starts_.size())) return static_cast<int64_t>(task_of_.size());
+    return starts_[at(std::max<int64_t>(task, 0))];
+  }
+
+  // ---- Activations ----
+  // From its last use in the forward until its first in the backward a value lies on the host.
+  void move_kept(int32_t buffer, const Offload& offload, OffloadCount& count) {
+    const std::vector<int64_t>& uses = accesses_[at(buffer)];
+    const auto back = std::find_if(uses.begin(), uses.end(),
+                                   [&](int64_t i) { return is_backward(role_.body[at(i)]); });
+    if (back == uses.begin() || back == uses.end()) return;
+    const int64_t leaves = *std::prev(back), needed = *back;
+    const int64_t gone = task_of_[at(leaves)] + offload.in_flight,
+                  comes = task_of_[at(needed)] - offload.distance;
+    const int64_t bytes = role_.buffers[at(buffer)].type.bytes();
+    if (comes - gone < 2) {  // no task in between during which it is away
+      ++count.stay;
+      return;
+    }
+    ++count.values;
+    count.bytes += bytes;
+    const int32_t host = add_buffer(buffer, ".host"), again = add_buffer(buffer, ".again");
+    role_.buffers[at(host)].host = true;
+    for (auto use = back; use != uses.end(); ++use)
+      for (int32_t& arg : role_.body[at(*use)].args)
+        if (arg == buffer) arg = again;
+    const int32_t micro = role_.body[at(needed)].micro;
+    leave(buffer, host, leaves + 1, start_of(gone + 1), offload, micro);
+    come(host, again, start_of(comes), offload, micro);
+  }
+
+  // ---- States ----
+  // States that one instruction alone reads and writes live on the host and come for it.
+  void move_states(const Offload& offload, OffloadCount& count) {
+    std::vector<std::pair<int64_t, std::vector<int32_t>>> updates;  // instructions, their states
+    for (size_t b = 0; b < accesses_.size(); ++b) {
+      const Buffer& buffer = role_.buffers[b];
+      if (buffer.kind != BufferKind::kState || !buffer.param.empty() || buffer.host) continue;
+      if (accesses_[b].size() != 1 || num_elements(buffer.type.shape) <= 1) {
+        ++count.stay;
+        continue;
+      }
+      updates.push_back({accesses_[b][0], {static_cast<int32_t>(b)}});
+    }
+    std::stable_sort(updates.begin(), updates.end(),
+                     [](const auto& a, const auto& b) { return a.first < b.first; });
+    std::vector<std::pair<int64_t, std::vector<int32_t>>> joined;
+    for (auto& [instruction, states] : updates) {
+      if (joined.empty() || joined.back().first != instruction) joined.push_back({instruction, {}});
+      joined.back().second.push_back(states[0]);
+    }
+    const auto start = [&](int64_t k) {
+      return k < static_cast<int64_t>(joined.size()) ? joined[at(std::max<int64_t>(k, 0))].first
+                                                     : static_cast<int64_t>(task_of_.size());
+    };
+    for (int64_t k = 0; k < static_cast<int64_t>(joined.size()); ++k)
+      for (int32_t state : joined[at(k)].second) {
+        const int32_t here = add_buffer(state, ".here");
+        role_.buffers[at(here)].kind = BufferKind::kStep;
+        role_.buffers[at(here)].init.clear();
+        role_.buffers[at(here)].fill = 0;
+        role_.buffers[at(here)].part_of = -1;
+        role_.buffers[at(here)].whole.clear();
+        role_.buffers[at(state)].host = true;
+        for (int32_t& arg : role_.body[at(joined[at(k)].first)].args)
+          if (arg == state) arg = here;
+        come(state, here, start(k - offload.distance), offload, -1);
+        leave(here, state, joined[at(k)].first + 1, start(k + offload.in_flight + 1), offload, -1);
+        ++count.values;
+        count.bytes += role_.buffers[at(state)].type.bytes();
+      }
+  }
+
+  // ---- Copies ----
+  int32_t add_buffer(int32_t like, const char* suffix) {
+    Buffer buffer = role_.buffers[at(like)];
+    buffer.name += suffix;
+    role_.buffers.push_back(std::move(buffer));
+    return static_cast<int32_t>(role_.buffers.size() - 1);
+  }
+  Copy copy(const char* what, int32_t from, int32_t to, int32_t stream, int32_t micro) {
+    Copy copy;
+    Instruction& one = copy.instruction;
+    one.kind = InstructionKind::kCopy;
+    one.stream = stream;
+    one.args = {from, to};
+    one.pass = '-';
+    one.micro = micro;
+    const std::string& name =
+        role_.buffers[at(from)].host ? role_.buffers[at(to)].name : role_.buffers[at(from)].name;
+    one.label = fmt::format("{} {}", what, name);
+    return copy;
+  }
+  void leave(int32_t from, int32_t to, int64_t before, int64_t until, const Offload& offload,
+             int32_t micro) {
+    Copy made = copy("offload", from, to, offload.out_stream, micro);
+    for (const Overlap& o : overlaps_) {  // their sides begin and end together
+      if (before > o.first && before < o.end) before = o.end;
+      if (until > o.first && until < o.end) until = o.first;
+    }
+    made.before = before;
+    made.until = std::max(until, before);
+    copies_.push_back(std::move(made));
+  }
+  void come(int32_t from, int32_t to, int64_t before, const Offload& offload, int32_t micro) {
+    Copy made = copy("load", from, to, offload.in_stream, micro);
+    for (const Overlap& o : overlaps_)
+      if (before > o.first && before < o.end) before = o.first;
+    made.before = before;
+    copies_.push_back(std::move(made));
+  }
+
+  std::vector<int32_t> insert() {
+    std::stable_sort(copies_.begin(), copies_.end(), [](const Copy& a, const Copy& b) {
+      return std::pair(a.before, a.until < 0) < std::pair(b.before, b.until < 0);
+    });
+    std::vector<Instruction> body;
+    std::vector<int32_t> moved;
+    std::vector<int32_t> place(copies_.size());
+    size_t next = 0;
+    for (size_t i = 0; i <= role_.body.size(); ++i) {
+      for (; next < copies_.size() && copies_[next].before == static_cast<int64_t>(i); ++next) {
+        place[next] = static_cast<int32_t>(body.size());
+        body.push_back(std::move(copies_[next].instruction));
+      }
+      if (i == role_.body.size()) break;
+      moved.push_back(static_cast<int32_t>(body.size()));
+      body.push_back(std::move(role_.body[i]));
+    }
+    role_.body = std::move(body);
+    const auto length = static_cast<int32_t>(role_.body.size());
+    for (size_t c = 0; c < copies_.size(); ++c)
+      if (copies_[c].until >= 0)
+        plan_.leaving.push_back(
+            {place[c], at(copies_[c].until) < moved.size() ? moved[at(copies_[c].until)] : length});
+    return moved;
+  }
+
+  RoleProgram& role_;
+  const Dag& dag_;
+  const std::vector<Overlap>& overlaps_;
+  OffloadPlan& plan_;
+  std::vector<int64_t> starts_, task_of_;       // first instructions of tasks; by instruction
+  std::vector<std::vector<int64_t>> accesses_;  // by buffer: instructions, ascending
+  std::vector<Copy> copies_;
+};
+
+}  // namespace
+
+std::vector<int32_t> insert_copies(RoleProgram& role, const Dag& dag,
+                                   const std::vector<std::vector<int32_t>>& buffers,
+                                   const std::vector<Overlap>& overlaps, OffloadPlan& plan) {
+  return Copier(role, dag, overlaps, plan).run(buffers);
+}
+
+}  // namespace piper

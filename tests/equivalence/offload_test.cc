@@ -1,0 +1,161 @@
+// Values that wait on the host: less memory on the device, the same bits.
+#include <set>
+
+#include "equivalence/jobs.h"
+#include "piper/verify.h"
+
+namespace piper {
+namespace {
+
+using jobs::Shape2;
+
+constexpr int64_t kSteps = 5;
+constexpr const char* kModel = "gpt-deep";
+
+#define NEED_MODELS()                                                   \
+  if (!std::filesystem::exists(jobs::model_path(kModel, "model.onnx"))) \
+  GTEST_SKIP() << "no models in " << jobs::models_folder()
+
+Result<Compiled> compile_with(const std::string& directives, const Shape2& shape,
+                              bool oracles = false) {
+  std::string text = jobs::strategy_text(kModel, jobs::kAdamW);
+  if (!directives.empty()) text += "directives:\n" + directives;
+  return jobs::compile_model(kModel, text, shape, oracles);
+}
+
+struct Case {
+  const char* name;
+  const char* directives;
+  Shape2 shape;
+};
+
+class Offload : public testing::TestWithParam<Case> {};
+
+TEST_P(Offload, SavesMemoryAndKeepsEveryBit) {
+  NEED_MODELS();
+  const Case& c = GetParam();
+  const auto plain = compile_with("", c.shape, true), moved = compile_with(c.directives, c.shape);
+  ASSERT_TRUE(plain) << print_error(plain.error());
+  ASSERT_TRUE(moved) << print_error(moved.error());
+  int64_t before = 0, after = 0, host = 0;
+  for (const RoleProgram& role : plain->set.roles) before += role.arena_bytes + role.host_bytes;
+  for (const RoleProgram& role : moved->set.roles) {
+    after += role.arena_bytes;
+    host += role.host_bytes;
+  }
+  EXPECT_LT(after, before);
+  EXPECT_GT(host, 0);
+  const int64_t steps = jobs::kSanitized ? 2 : kSteps;
+  const auto want = jobs::train(*plain->single, kModel, steps);
+  const auto got = jobs::train(moved->set, kModel, steps);
+  ASSERT_TRUE(want) << print_error(want.error());
+  ASSERT_TRUE(got) << print_error(got.error());
+  jobs::expect_equal_bits(*got, *want, "single device");
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Plans, Offload,
+    testing::Values(
+        Case{"activations_1f1b_dp2", "  - offload: {what: activations}\n", {4, 2, 4}},
+        Case{"optimizer_1f1b_dp2", "  - offload: {what: optimizer}\n", {4, 2, 4}},
+        Case{"both_with_recompute",
+             "  - offload: {what: activations, where: {stage: 0}, distance: 0, in_flight: 0}\n"
+             "  - offload: {what: optimizer, distance: 2, in_flight: 0}\n"
+             "  - recompute: {match: \"model/h/{layer}/**\"}\n",
+             {2, 2, 4, "gpipe"}},
+        Case{"both_split_backward",
+             "  - offload: {what: activations}\n  - offload: {what: optimizer}\n",
+             {4, 1, 8, "zb-h1"}}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+TEST(OffloadZero, WorksOnParts) {
+  NEED_MODELS();
+  std::string text = jobs::strategy_text(kModel, jobs::kAdamW);
+  for (const char* file : {"zero1", "zero3"}) {
+    const Shape2 shape{1, 2, 2, file};
+    const auto plain = jobs::compile_model(kModel, text, shape, true);
+    const auto moved =
+        jobs::compile_model(kModel, text + "directives:\n  - offload: {what: optimizer}\n", shape);
+    ASSERT_TRUE(plain) << print_error(plain.error());
+    ASSERT_TRUE(moved) << print_error(moved.error());
+    EXPECT_LT(moved->set.roles[0].arena_bytes, plain->set.roles[0].arena_bytes);
+    const auto want = jobs::train(plain->set, kModel, 3), got = jobs::train(moved->set, kModel, 3);
+    ASSERT_TRUE(want && got);
+    jobs::expect_equal_bits(*got, *want, file);
+  }
+}
+
+// Bytes of the step's buffers that are alive on the device when the first backward begins.
+int64_t alive_at_backward(const RoleProgram& role) {
+  const auto first = std::find_if(role.body.begin(), role.body.end(),
+                                  [](const Instruction& one) { return one.pass == 'B'; });
+  std::set<int32_t> before, after;
+  for (auto one = role.body.begin(); one != role.body.end(); ++one)
+    for (int32_t arg : one->args) (one < first ? before : after).insert(arg);
+  int64_t bytes = 0;
+  for (int32_t arg : before) {
+    const Buffer& buffer = role.buffers[static_cast<size_t>(arg)];
+    if (after.contains(arg) && !buffer.host && buffer.kind == BufferKind::kStep)
+      bytes += buffer.type.bytes();
+  }
+  return bytes;
+}
+
+// All forwards come first: without the copies the values of eight microbatches lie on the device
+// then, with them those of one.
+TEST(OffloadMemory, TheArenaLosesWhatTheDirectiveMoves) {
+  NEED_MODELS();
+  const Shape2 shape{1, 1, 8, "gpipe"};
+  const auto plain = compile_with("", shape);
+  const auto moved =
+      compile_with("  - offload: {what: activations, distance: 0, in_flight: 0}\n", shape);
+  ASSERT_TRUE(plain && moved);
+  const RoleProgram &before = plain->set.roles[0], &after = moved->set.roles[0];
+  std::map<std::string, int64_t> copies;  // by direction
+  int64_t bytes = 0;
+  for (const Instruction& one : after.body)
+    if (one.kind == InstructionKind::kCopy) {
+      ++copies[after.streams[static_cast<size_t>(one.stream)].name];
+      const Buffer& to = after.buffers[static_cast<size_t>(one.args[1])];
+      if (to.host) bytes += to.type.bytes();
+    }
+  EXPECT_EQ(copies["offload"], copies["load"]);
+  EXPECT_EQ(copies["offload"] % 8, 0);
+  EXPECT_EQ(after.host_bytes, bytes);
+  EXPECT_EQ(alive_at_backward(before) - alive_at_backward(after), bytes / 8 * 7);
+  EXPECT_LE(after.arena_bytes, before.arena_bytes - bytes / 8 * 6);
+}
+
+void erase(std::vector<Instruction>& body, int32_t index) {
+  body.erase(body.begin() + index);
+  for (Instruction& one : body) {
+    std::erase(one.waits, index);
+    for (int32_t& wait : one.waits) wait -= wait > index ? 1 : 0;
+  }
+}
+
+// A value that does not come back: the verifier says so, and the bits differ.
+TEST(OffloadControls, ACopyBackLeftOutIsCaught) {
+  NEED_MODELS();
+  for (const char* what : {"activations", "optimizer"}) {
+    auto compiled = compile_with(fmt::format("  - offload: {{what: {}}}\n", what), {4, 1, 4});
+    ASSERT_TRUE(compiled) << print_error(compiled.error());
+    const auto right = jobs::train(compiled->set, kModel, 2);
+    RoleProgram& role = compiled->set.roles[0];
+    const auto load = std::find_if(role.body.begin(), role.body.end(), [&](const auto& one) {
+      return one.kind == InstructionKind::kCopy &&
+             role.buffers[static_cast<size_t>(one.args[0])].host;
+    });
+    ASSERT_NE(load, role.body.end());
+    erase(role.body, static_cast<int32_t>(load - role.body.begin()));
+    const auto report = verify_plan_set(compiled->set);
+    ASSERT_TRUE(report);
+    ASSERT_FALSE(report->findings.empty()) << what;
+    EXPECT_EQ(report->findings[0].rule, "order") << report->findings[0].text;
+    const auto wrong = jobs::train(compiled->set, kModel, 2);
+    EXPECT_TRUE(!wrong || wrong->losses != right->losses) << what;
+  }
+}
+
+}  // namespace
+}  // namespace piper

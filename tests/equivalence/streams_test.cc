@@ -1,0 +1,124 @@
+// Messages on streams of their own, receives posted early and late: every schedule of the library
+// ends as without them whatever the streams and the speed of each, or is refused with the circle in
+// which its messages would wait.
+#include "equivalence/jobs.h"
+#include "mutation/interpreter.h"
+
+namespace piper {
+namespace {
+
+struct Layout {
+  const char* name;
+  const char* directives;
+};
+const Layout kLayouts[] = {
+    {"compute", ""},
+    {"one", "  - stream: {where: {kind: [send, recv]}, name: messages}\n"},
+    {"two",
+     "  - stream: {where: {kind: send}, name: out}\n"
+     "  - stream: {where: {kind: recv}, name: in}\n"},
+    {"passes",
+     "  - stream: {where: {kind: [send, recv], pass: F}, name: forward}\n"
+     "  - stream: {where: {kind: [send, recv], pass: B}, name: backward}\n"},
+};
+const char* const kPostings[] = {"", "eager", "lazy", "2"};
+
+Result<Compiled> compile_with(const std::string& file, const jobs::Shape2& shape,
+                              const std::string& layout, const std::string& posting) {
+  const std::string library = jobs::library_text(file);
+  std::string text = "piper: 1\ninclude: " PIPER_SOURCE_DIR "/strategies/" + file + ".yaml\n";
+  text += "train: {global_batch: 16, optimizer: {sgd: {lr: 0.1}}}\ndirectives:\n";
+  text += "  - stream: {where: {kind: all_reduce}, name: scalars}\n" + layout;
+  if (!posting.empty())
+    text += fmt::format("  - prefetch: {{where: {{kind: recv}}, distance: {}}}\n", posting);
+  const jobs::Folder folder;
+  CompileOptions options;
+  options.model = PIPER_SOURCE_DIR "/tests/data/mlp.onnx";
+  options.strategy = folder.write("strategy.yaml", text);
+  options.defines = jobs::definitions_of(library, shape);
+  options.oracles = false;
+  return compile(options);
+}
+
+// A run of the plan under one order of its streams.
+mutation::Outcome run(const PlanSet& set, uint64_t seed) {
+  return mutation::interpret(set, {.seed = seed, .in_order = seed == 0, .steps = 1});
+}
+
+class Streams : public testing::TestWithParam<std::string> {};
+
+TEST_P(Streams, NoLayoutDeadlocksOrChangesTheResult) {
+  const std::string file = GetParam();
+  const jobs::Shape2 shape{2, 1, 4};
+  const auto plain = compile_with(file, shape, "", "");
+  ASSERT_TRUE(plain) << print_error(plain.error());
+  const mutation::Outcome want = run(plain->set, 0);
+  ASSERT_EQ(want.fault, "");
+  for (const Layout& layout : kLayouts)
+    for (const std::string posting : kPostings) {
+      const std::string what = fmt::format("{} {} '{}'", file, layout.name, posting);
+      const auto compiled = compile_with(file, shape, layout.directives, posting);
+      if (!compiled) {
+        // Only what was asked to come late may be refused, and says why.
+        EXPECT_TRUE(posting == "lazy" || posting == "2") << what << print_error(compiled.error());
+        EXPECT_TRUE(compiled.error().message.starts_with(
+            "the plan was refused: messages that wait for their receives block each other: "))
+            << what << print_error(compiled.error());
+        continue;
+      }
+      for (uint64_t seed = 0; seed < 4; ++seed) {
+        const mutation::Outcome got = run(compiled->set, seed);
+        EXPECT_EQ(got.fault, "") << what;
+        EXPECT_EQ(got.symbols, want.symbols) << what;
+      }
+    }
+}
+
+std::vector<std::string> pipelines() {
+  std::vector<std::string> files;
+  for (const std::string& file : jobs::library_files())
+    if (jobs::library_text(file).find("kind: send") == std::string::npos &&
+        jobs::library_text(file).find("- place:") != std::string::npos)
+      files.push_back(file);
+  return files;
+}
+INSTANTIATE_TEST_SUITE_P(Library, Streams, testing::ValuesIn(pipelines()),
+                         [](const auto& info) { return jobs::identifier(info.param); });
+
+// What is known of receives that are posted just before their reader, on one stream with the sends
+// and on two: GPipe runs, all others wait for each other; on a stream for each direction 1F1B runs.
+TEST(Streams, LateReceivesWaitInACircleWhereTheyMust) {
+  const jobs::Shape2 shape{4, 1, 8};
+  EXPECT_TRUE(compile_with("gpipe", shape, kLayouts[1].directives, "lazy"));
+  EXPECT_FALSE(compile_with("1f1b", shape, kLayouts[1].directives, "lazy"));
+  EXPECT_FALSE(compile_with("zb-h1", shape, kLayouts[1].directives, "lazy"));
+  EXPECT_TRUE(compile_with("1f1b", shape, kLayouts[2].directives, "lazy"));
+  EXPECT_TRUE(compile_with("zb-h1", shape, kLayouts[2].directives, "lazy"));
+}
+
+TEST(Streams, TheShortestCircleIsPrinted) {
+  const auto refused = compile_with("1f1b", {2, 1, 4}, kLayouts[1].directives, "lazy");
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().message,
+            "the plan was refused: messages that wait for their receives block each other: "
+            "'send linear_2/MatMul_9 mb=1' on rank 0 waits for 'recv linear_2/MatMul_9 mb=1' on "
+            "rank 1, which is behind 'send d_Add_16 mb=0'; 'send d_Add_16 mb=0' on rank 1 waits "
+            "for 'recv d_Add_16 mb=0' on rank 0, which is behind 'send linear_2/MatMul_9 mb=1'");
+}
+
+// What comes early holds memory for longer, and the plan states it.
+TEST(Streams, EarlyInputsAreInTheArena) {
+  const jobs::Shape2 shape{2, 1, 16};
+  const auto with = [&](const char* distance) {
+    return compile_with(
+        "1f1b", shape,
+        fmt::format("  - prefetch: {{where: {{kind: input}}, distance: {}}}\n", distance), "");
+  };
+  const auto late = with("lazy"), ahead = with("6"), early = with("eager");
+  ASSERT_TRUE(late && ahead && early);
+  EXPECT_LT(late->set.roles[0].arena_bytes, ahead->set.roles[0].arena_bytes);
+  EXPECT_LT(ahead->set.roles[0].arena_bytes, early->set.roles[0].arena_bytes);
+}
+
+}  // namespace
+}  // namespace piper
