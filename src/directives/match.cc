@@ -93,6 +93,45 @@ Result<std::optional<Variables>> match_chunk(const Dag& dag, const Chunk& chunk,
 }
 
 // ---- Tasks ----
+namespace {
+
+bool carries(const Dag& dag, const Task& task, const std::vector<bool>& named) {
+  for (const auto* items : {&task.reads, &task.writes})
+    for (ItemId item : *items)
+      if (named[dag.items[item.index()].value.index()]) return true;
+  return false;
+}
+
+}  // namespace
+
+Result<const std::vector<bool>*> TaskMatcher::named_by(const Condition& condition) const {
+  if (const auto known = named_.find(&condition); known != named_.end()) return &known->second;
+  std::vector<Glob> globs;
+  for (const std::string& pattern : condition.words) {
+    PIPER_ASSIGN(Glob glob, Glob::parse(pattern, condition.at));
+    globs.push_back(std::move(glob));
+  }
+  const auto is_named = [&](std::string_view name) {
+    return std::any_of(globs.begin(), globs.end(),
+                       [&](const Glob& g) { return g.match(name).has_value(); });
+  };
+  const Graph& graph = dag_.graph;
+  std::vector<bool> named(graph.values.size());
+  for (size_t v = 0; v < named.size(); ++v) named[v] = is_named(graph.values[v].name);
+  for (const Param& param : graph.params) {
+    if (!is_named(param.name) && !is_named(param.scope) &&
+        std::none_of(param.aliases.begin(), param.aliases.end(), is_named))
+      continue;
+    named[param.value.index()] = true;
+    if (!param.gradient.valid()) continue;
+    named[param.gradient.index()] = true;
+    for (const Sum& sum : dag_.sums)
+      if (sum.value == param.gradient)
+        for (ValueId use : sum.uses) named[use.index()] = true;
+  }
+  return &(named_[&condition] = std::move(named));
+}
+
 TaskMatcher::TaskMatcher(const Dag& dag, std::string micro)
     : dag_(dag), micro_(std::move(micro)), view_of_(dag.tasks.size(), -1) {
   add({'-', std::vector<int32_t>(dag.region_tags.size(), kNoTag)});
@@ -163,12 +202,17 @@ Result<bool> TaskMatcher::meets_all(const Subject& subject, const Where& where,
       continue;
     }
     const auto tag = std::find(tags.begin(), tags.end(), condition.tag);
+    if (condition.tag == "value" && tag == tags.end()) {
+      PIPER_ASSIGN(const std::vector<bool>* named, named_by(condition));
+      if (!subject.task || !carries(dag_, *subject.task, *named)) return false;
+      continue;
+    }
     int32_t value = subject.micro;
     if (tag != tags.end()) {
       value = subject.view.tags[static_cast<size_t>(tag - tags.begin())];
     } else if (condition.tag != micro_) {
       std::vector<std::string> known = tags;
-      known.insert(known.end(), {micro_, "pass", "kind"});
+      known.insert(known.end(), {micro_, "pass", "kind", "value"});
       return fail(condition.at, "where: tasks have no tag '{}'{}", condition.tag,
                   did_you_mean(condition.tag, known))
           .with_note(fmt::format("they are told apart by {}", join(known, ", ")));
@@ -182,8 +226,8 @@ Result<bool> TaskMatcher::meets_all(const Subject& subject, const Where& where,
 Result<bool> TaskMatcher::matches(TaskId id, const Where& where, const Variables& variables) const {
   const Task& task = dag_.tasks[id.index()];
   const auto micro = task.micro < 0 ? kNoTag : static_cast<int32_t>(task.micro % dag_.microbatches);
-  return meets_all({task.kind, micro, views_[static_cast<size_t>(view_of_[id.index()])]}, where,
-                   variables);
+  return meets_all({task.kind, micro, views_[static_cast<size_t>(view_of_[id.index()])], &task},
+                   where, variables);
 }
 
 Result<bool> TaskMatcher::matches_later(TaskKind kind, const Where& where,

@@ -1,6 +1,8 @@
 // where-conditions against chunks, nodes and tasks.
 #pragma once
 
+#include <map>
+
 #include "piper/directives.h"
 
 namespace piper {
@@ -42,9 +44,13 @@ class TaskMatcher {
     TaskKind kind;
     int32_t micro;
     const View& view;
+    const Task* task = nullptr;  // none yet
   };
   Result<bool> meets_all(const Subject& subject, const Where& where,
                          const Variables& variables) const;
+  // By value: whether a condition's patterns match its name, or that of the parameter whose own
+  // value or gradient it is.
+  Result<const std::vector<bool>*> named_by(const Condition& condition) const;
   int32_t add(const View& view);
   int32_t agreed(int32_t a, int32_t b);
   void look_at_writers(const std::vector<std::vector<TaskId>>& writers);
@@ -54,6 +60,7 @@ class TaskMatcher {
   std::string micro_;
   std::vector<View> views_;       // distinct ones; the first has nothing
   std::vector<int32_t> view_of_;  // by task
+  mutable std::map<const Condition*, std::vector<bool>> named_;  // what named_by has answered
 };
 // "strategy.yaml:3:5", for notes: the file without its folder.
 std::string place_of(const SourceSpan& at);

@@ -45,13 +45,24 @@ std::string word_of(std::string_view words) {
                 R"("type": "string", "pattern": "\\$")");
 }
 
-// Tags have any names; pass has its words.
+// Tags have any names; pass and kind have their words.
 std::string where() {
-  const std::string pass = fmt::format(R"("enum": [{}])", quoted("F B BI BW U *"));
+  const auto key = [](std::string_view name, std::string_view doc, const std::string& value) {
+    return fmt::format(R"("{}": {{"description": "{}", {}}})", name, doc,
+                       either(value, list_of(value)));
+  };
+  const auto words = [](std::string_view list) {
+    return fmt::format(R"("enum": [{}])", quoted(list));
+  };
+  const std::string kinds = join(task_kinds(), " ") + " *";
   return fmt::format(
-      R"("type": "object", "properties": {{"pass": {{"description": "{}", {}}}}}, {})",
-      "F forward, B backward, BI and BW its halves, U update; one or a list.",
-      either(pass, list_of(pass)), fmt::format(R"("additionalProperties": {{{}}})", kCondition));
+      R"("type": "object", "properties": {{{}, {}, {}}}, "additionalProperties": {{{}}})",
+      key("pass", "F forward, B backward, BI and BW its halves, U update; one or a list.",
+          words("F B BI BW U *")),
+      key("kind", "What a task is; one or a list.", words(kinds)),
+      key("value", "Names of values or parameters that a task handles; a pattern or a list.",
+          R"("type": "string")"),
+      kCondition);
 }
 
 std::string type_of(const Field& field) {

@@ -1,4 +1,4 @@
-// where: conditions on tags, pass and kind.
+// where: conditions on tags, pass, kind and value.
 #include <algorithm>
 #include <array>
 
@@ -54,6 +54,23 @@ Status read_words(const yaml::Node& node, Condition& out) {
   }
   if (node.items.empty()) return fail(node.at, "the set of {} is empty", words.many);
   for (const yaml::Node& item : node.items) PIPER_TRY(add_word(item, words, out));
+  return ok_status();
+}
+
+// Patterns over names: one, or a list.
+Status read_names(const yaml::Node& node, Condition& out) {
+  std::vector<const yaml::Node*> items{&node};
+  if (node.is(yaml::Node::Kind::kList)) {
+    if (node.items.empty()) return fail(node.at, "the set of values is empty");
+    items.clear();
+    for (const yaml::Node& item : node.items) items.push_back(&item);
+  }
+  out.kind = Kind::kSet;
+  for (const yaml::Node* item : items) {
+    if (!item->is(yaml::Node::Kind::kScalar)) return wrong_type(*item, "a pattern over names");
+    PIPER_TRY(Glob::parse(item->text, item->at));
+    out.words.push_back(item->text);
+  }
   return ok_status();
 }
 
@@ -125,16 +142,17 @@ Status read_scalar(const yaml::Node& node, const Scope& scope, std::span<const s
 
 Status check_tag(const yaml::Node& key, const Names& names) {
   if (key.text == "pass" || contains(names.tags, key.text)) return ok_status();
-  if (key.text == "kind" && names.kinds) return ok_status();
-  if (key.text == "kind")
-    return fail(key.at, "'kind' chooses among tasks, which are not there yet")
+  const bool of_tasks = key.text == "kind" || key.text == "value";
+  if (of_tasks && names.kinds) return ok_status();
+  if (of_tasks)
+    return fail(key.at, "'{}' chooses among tasks, which are not there yet", key.text)
         .with_note("help: directives that take it are stream and prefetch");
   if (key.text == "chunk" || key.text == "dir") {
     return fail(key.at, "'{}' in 'where' is not supported", key.text);
   }
   std::vector<std::string> known = names.tags;
   known.push_back("pass");
-  if (names.kinds) known.push_back("kind");
+  if (names.kinds) known.insert(known.end(), {"kind", "value"});
   return fail(key.at, "unknown tag {}{}", yaml::shown(key.text), did_you_mean(key.text, known))
       .with_note(fmt::format("the tags are {}", join(known, ", ")));
 }
@@ -154,6 +172,8 @@ Result<Where> read_where(const yaml::Node& node, const Scope& scope, const Names
     condition.at = entry.key.at;
     if (condition.tag == "pass" || condition.tag == "kind") {
       PIPER_TRY(read_words(entry.value, condition));
+    } else if (condition.tag == "value" && !contains(names.tags, "value")) {
+      PIPER_TRY(read_names(entry.value, condition));
     } else if (entry.value.is(yaml::Node::Kind::kList)) {
       PIPER_TRY(read_set(entry.value, scope, bound, condition));
     } else {

@@ -69,6 +69,52 @@ TEST(Where, ChoosesByTags) {
   for (const auto& [where, layers] : cases) EXPECT_EQ(chosen(where), layers) << where;
 }
 
+// Tasks that a stream directive moves in two stages of two replicas: "2 recv, 2 send", or the
+// error.
+std::string moved(const std::string& where) {
+  const jobs::Folder folder;
+  CompileOptions options;
+  options.model = PIPER_SOURCE_DIR "/tests/data/mlp.onnx";
+  options.oracles = false;
+  options.strategy = folder.write(
+      "strategy.yaml",
+      fmt::format("piper: 1\ninclude: {}/strategies/1f1b.yaml\nparams: {{stages: 2, dp: 2, "
+                  "microbatches: 2}}\ntrain: {{global_batch: 8}}\n"
+                  "directives:\n  - stream: {{where: {}, name: own}}\n",
+                  PIPER_SOURCE_DIR, where));
+  const auto compiled = compile(options);
+  if (!compiled) return compiled.error().message;
+  for (const Explanation& explanation : compiled->explanations)
+    for (const std::string& line : explanation.lines)
+      if (line.starts_with("'own': ")) return line.substr(7);
+  return "";
+}
+
+TEST(Where, ChoosesTasks) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"{kind: send}", "4 send"},
+      {"{kind: [send, recv], pass: F}", "2 recv, 2 send"},
+      {"{kind: send, mb: 1}", "2 send"},
+      {"{kind: send, mb: \">0\", pass: B}", "1 send"},
+      {"{kind: recv, value: \"linear_2/MatMul*\"}", "2 recv"},
+      {"{kind: recv, value: [\"linear_2/*\", \"d_*\"]}", "4 recv"},
+      // A parameter's name or path stands for the parameter and for its gradient.
+      {"{kind: compute, pass: F, value: model.0.bias}", "2 compute"},
+      {"{kind: all_reduce, value: \"model/0/weight\"}", "1 all_reduce"},
+      {"{kind: all_reduce, value: \"model.4.*\"}", "2 all_reduce"},
+      {"{kind: all_reduce, value: \"model.4.bias.grad\", stage: 1}", "1 all_reduce"},
+      {"{kind: send, value: model.0.bias}", "stream: matches nothing"},
+      {"{value: []}", "the set of values is empty"},
+      {"{value: {a: 1}}", "expected a pattern over names, found a map"},
+      {"{value: \"a/{b\"}", "a capture in the pattern 'a/{b' must be a name in braces"},
+      {"{kind: sendd}", "unknown kind 'sendd' (did you mean 'send'?)"},
+      {"{valu: a}", "unknown tag 'valu' (did you mean 'value'?)"},
+  };
+  for (const auto& [where, tasks] : cases) EXPECT_EQ(moved(where), tasks) << where;
+  EXPECT_EQ(chosen("{value: a}"), "'value' chooses among tasks, which are not there yet");
+  EXPECT_EQ(chosen("{kind: send}"), "'kind' chooses among tasks, which are not there yet");
+}
+
 TEST(Where, ErrorsAreSaid) {
   EXPECT_EQ(chosen("{layr: 1}"), "unknown tag 'layr' (did you mean 'layer'?)");
   EXPECT_EQ(chosen("{layer: l, early: m + 1}"), "unknown name 'm'");

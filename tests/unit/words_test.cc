@@ -58,7 +58,7 @@ TEST(Words, OfTheSchemaAreTheParsers) {
   for (const auto& [object, definition] : schema["definitions"].items())
     for (const auto& [key, value] : definition["properties"].items()) {
       const std::vector<std::string> words = words_in(value);
-      if (words.empty() || value.dump().find("U update") != std::string::npos) continue;
+      if (words.empty() || key == "where") continue;
       const std::string name = object + "." + key;
       ASSERT_TRUE(kUses.contains(name)) << "say in kUses how a strategy gives '" << name << "'";
       const std::string refused = error_of(kUses.at(name), "bogus");
