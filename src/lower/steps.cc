@@ -216,10 +216,12 @@ void add_waits(RoleProgram& role, Section section, const std::vector<int64_t>& h
   RoleProgram alone;
   alone.streams = role.streams;
   alone.buffers = role.buffers;
+  alone.programs = std::move(role.programs);  // they say which arguments are written
   alone.body = std::move(list_of(role, section));
   wait_for_data(alone);
   wait_for_memory(alone, held);
   list_of(role, section) = std::move(alone.body);
+  role.programs = std::move(alone.programs);
 }
 
 }  // namespace
