@@ -168,7 +168,9 @@ namespace {
 bool is_written(const RoleProgram& role, const Instruction& one, size_t arg) {
   switch (one.kind) {
     case InstructionKind::kCompute:
-      return role.programs[static_cast<size_t>(one.program)].arg_written[arg];
+      // Where the steps are laid side by side the programs stand elsewhere.
+      return role.programs.empty() ||
+             role.programs[static_cast<size_t>(one.program)].arg_written[arg];
     case InstructionKind::kSend:
       return false;
     case InstructionKind::kInput:
