@@ -505,7 +505,7 @@ TEST(CheckRole, RefusesEachFault) {
       {"from=[0,1]", "from=[0,3]",
        "instruction 1 'F stage=0 mb=0' (compute): it combines args that are not there"},
       {"report \"loss\" buffer=3", "report \"loss\" buffer=2",
-       "report 'loss' is f32[2,2], not one float"},
+       "report 'loss' is f32[2,2], not one float or bool"},
       {"report \"loss\" buffer=3", "report \"loss\" buffer=-1", "report 'loss' is of no buffer"},
       {"input=\"ids\"", "input=\"labels\"",
        "instruction 0 'ids mb=0' (input): there is no data input 'labels'"},
