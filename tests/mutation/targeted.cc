@@ -143,7 +143,8 @@ Done change_computation(PlanSet& set, Random& random) {
   RoleProgram& role = *spot->role;
   Program program = role.programs[static_cast<size_t>(spot->at().program)];
   ProgramOp& op = program.ops[below(random, program.ops.size())];
-  if (op.op == "Add" || op.op == "Mul" || op.op == "Reshape" || op.op == "Cast")
+  if (op.op == "Add" || op.op == "Mul" || op.op == "Reshape" || op.op == "Cast" ||
+      op.op == "Expand")
     return std::nullopt;  // may be the same in another order, or nothing at all
   if (op.inputs.size() > 1 && op.inputs[0] >= 0 && op.inputs[1] >= 0 &&
       op.inputs[0] != op.inputs[1] &&
