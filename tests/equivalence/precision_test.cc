@@ -107,7 +107,7 @@ TEST_P(Precision, GivesTheSameBitsUnderEveryPlanOfOneCut) {
 TEST_P(Precision, StaysNearSinglePrecisionAndIsNotIt) {
   const std::string model = "gpt-unoptimized";
   NEEDS_MODEL(model);
-  const int64_t steps = kSanitized ? 2 : 10;
+  const int64_t steps = kSanitized ? 4 : 10;
   const Outcome wide = run_of(model, strategy_text(model, kSgd), {1, 1, 1}, steps);
   const Outcome narrow = run_of(model, text_with(model, kSgd, GetParam()), {1, 1, 1}, steps);
   if (GetParam() == kOverflow) {
