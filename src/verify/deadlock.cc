@@ -3,7 +3,7 @@
 // what is free of cycles here is so with concurrent streams too.
 #include <algorithm>
 
-#include "model.h"
+#include "circle.h"
 
 namespace piper {
 namespace {
@@ -29,23 +29,19 @@ class Run {
 
   // The shortest circle of waits.
   std::string chain() const {
-    std::vector<int32_t> circle;
-    for (int32_t c = 0; c < static_cast<int32_t>(next_.size()) && circle.size() != 2; ++c) {
-      if (next_[c] >= size(c)) continue;
-      std::vector<int32_t> found = circle_through(c);
-      if (circle.empty() || (!found.empty() && found.size() < circle.size()))
-        circle = std::move(found);
-    }
+    const auto waits_of = [this](size_t cell) {
+      std::vector<Wait> waits;
+      const auto c = static_cast<int32_t>(cell);
+      if (next_[cell] == size(c)) return waits;
+      for (Spot other : blockers({c, next_[cell]})) waits.push_back({{c, next_[cell]}, other});
+      return waits;
+    };
+    const auto cell_of = [](Spot spot) { return static_cast<size_t>(spot.cell); };
     std::string text;
-    for (size_t i = 0; i < circle.size(); ++i) {
-      const int32_t c = circle[i], to = circle[(i + 1) % circle.size()];
-      const auto all = blockers({c, next_[c]});
-      const Spot other =
-          *std::find_if(all.begin(), all.end(), [&](Spot each) { return each.cell == to; });
+    for (const Wait& wait : shortest_circle(next_.size(), waits_of, cell_of))
       text +=
           fmt::format("{}{} waits for {}", text.empty() ? "" : "; ",
-                      name_of(model_, section_, {c, next_[c]}), name_of(model_, section_, other));
-    }
+                      name_of(model_, section_, wait.head), name_of(model_, section_, wait.block));
     return text;
   }
 
@@ -72,23 +68,6 @@ class Run {
       std::copy_if(section_.joints[joint].begin(), section_.joints[joint].end(),
                    std::back_inserter(missing), [&](Spot member) { return !reached(member); });
     return missing;
-  }
-  // Cells, each waiting for the next and the last for the first; empty: none comes back to it.
-  std::vector<int32_t> circle_through(int32_t cell) const {
-    std::vector<int32_t> before(next_.size(), -1), queue{cell};
-    for (size_t i = 0; i < queue.size(); ++i)
-      for (Spot other : blockers({queue[i], next_[queue[i]]})) {
-        if (other.cell == cell) {
-          std::vector<int32_t> circle{queue[i]};
-          while (circle.back() != cell) circle.push_back(before[circle.back()]);
-          std::reverse(circle.begin(), circle.end());
-          return circle;
-        }
-        if (before[other.cell] >= 0) continue;
-        before[other.cell] = queue[i];
-        queue.push_back(other.cell);
-      }
-    return {};
   }
   void take(Spot place) {
     section_.order.push_back(place);

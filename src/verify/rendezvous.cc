@@ -2,9 +2,8 @@
 // there until its receive is reached. A stream then goes on when the receive does; a collective
 // when all members have come. What each stream's next instruction waits for must not form a circle.
 #include <algorithm>
-#include <deque>
 
-#include "model.h"
+#include "circle.h"
 
 namespace piper {
 namespace {
@@ -40,13 +39,16 @@ class Streams {
 
   // The shortest circle of streams that wait for each other.
   std::string circle() const {
-    std::vector<Wait> best;
-    for (size_t s = 0; s < lists_.size(); ++s) {
-      const std::vector<Wait> found = circle_from(s);
-      if (!found.empty() && (best.empty() || found.size() < best.size())) best = found;
-    }
+    const auto waits_of = [this](size_t s) {
+      std::vector<Wait> waits;
+      if (next_[s] == lists_[s].size()) return waits;
+      const Spot head = lists_[s][next_[s]];
+      for (Spot block : blockers(head)) waits.push_back({head, block});
+      return waits;
+    };
     std::string text;
-    for (const Wait& wait : best) {
+    for (const Wait& wait :
+         shortest_circle(lists_.size(), waits_of, [this](Spot spot) { return stream_of(spot); })) {
       text +=
           fmt::format("{}{} waits for {}", text.empty() ? "" : "; ",
                       name_of(model_, section_, wait.head), name_of(model_, section_, wait.block));
@@ -58,9 +60,6 @@ class Streams {
   }
 
  private:
-  struct Wait {
-    Spot head, block;
-  };
   size_t stream_of(Spot spot) const { return static_cast<size_t>(section_.step(spot).slot); }
   bool is_done(Spot spot) const { return done_[spot.cell][spot.index]; }
   bool is_next(Spot spot) const {
@@ -95,28 +94,6 @@ class Streams {
     if (receives && partner.valid() && !may_wait_[stream_of(partner)] && !is_done(partner))
       found.push_back(partner);
     return found;
-  }
-  std::vector<Wait> circle_from(size_t start) const {
-    if (next_[start] == lists_[start].size()) return {};
-    std::vector<std::pair<size_t, Wait>> reached(lists_.size(), {lists_.size(), {}});
-    std::deque<size_t> open{start};
-    for (; !open.empty(); open.pop_front()) {
-      const Spot head = lists_[open.front()][next_[open.front()]];
-      for (Spot block : blockers(head)) {
-        const size_t to = stream_of(block);
-        if (reached[to].first < lists_.size()) continue;
-        reached[to] = {open.front(), {head, block}};
-        if (to != start) {
-          open.push_back(to);
-          continue;
-        }
-        std::vector<Wait> circle;
-        for (size_t at = start; circle.empty() || at != start; at = reached[at].first)
-          circle.insert(circle.begin(), reached[at].second);
-        return circle;
-      }
-    }
-    return {};
   }
 
   const Model& model_;
