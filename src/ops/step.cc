@@ -62,43 +62,35 @@ TypesResult norm_types(const OpTypes& use) {
   return std::vector<TensorType>{kReal};
 }
 
-TypesResult clip_types(const OpTypes& use) {
-  PIPER_TRY(check_arity(use, 1, 1));
-  PIPER_TRY(check_type(use, 0, "norm", kReal));
-  return std::vector<TensorType>{kReal};
+struct Scalar {
+  std::string_view what;
+  TensorType type;
+};
+// Of an op on so many numbers.
+TypesResult scalars(const OpTypes& use, std::initializer_list<Scalar> inputs,
+                    std::vector<TensorType> outputs) {
+  PIPER_TRY(check_arity(use, inputs.size(), inputs.size()));
+  size_t i = 0;
+  for (const Scalar& input : inputs) PIPER_TRY(check_type(use, i++, input.what, input.type));
+  return outputs;
 }
 
-TypesResult rate_types(const OpTypes& use) {
-  PIPER_TRY(check_arity(use, 1, 1));
-  PIPER_TRY(check_type(use, 0, "step", kStep));
-  return std::vector<TensorType>{kReal};
+TypesResult clip_types(const OpTypes& use) { return scalars(use, {{"norm", kReal}}, {kReal}); }
+TypesResult rate_types(const OpTypes& use) { return scalars(use, {{"step", kStep}}, {kReal}); }
+TypesResult not_finite_types(const OpTypes& use) {
+  return scalars(use, {{"norm", kReal}}, {kSkip});
 }
-
+TypesResult loss_scale_types(const OpTypes& use) {
+  return scalars(use, {{"scale", kScale}}, {kReal});
+}
+TypesResult scale_types(const OpTypes& use) {
+  return scalars(use, {{"scale", kScale}, {"good steps", kStep}, {"skip", kSkip}}, {kScale, kStep});
+}
 TypesResult next_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 1, 2));
   PIPER_TRY(check_type(use, 0, "step", kStep));
   if (has_input(use, 1)) PIPER_TRY(check_type(use, 1, "skip", kSkip));
   return std::vector<TensorType>{kStep};
-}
-
-TypesResult not_finite_types(const OpTypes& use) {
-  PIPER_TRY(check_arity(use, 1, 1));
-  PIPER_TRY(check_type(use, 0, "norm", kReal));
-  return std::vector<TensorType>{kSkip};
-}
-
-TypesResult loss_scale_types(const OpTypes& use) {
-  PIPER_TRY(check_arity(use, 1, 1));
-  PIPER_TRY(check_type(use, 0, "scale", kScale));
-  return std::vector<TensorType>{kReal};
-}
-
-TypesResult scale_types(const OpTypes& use) {
-  PIPER_TRY(check_arity(use, 3, 3));
-  PIPER_TRY(check_type(use, 0, "scale", kScale));
-  PIPER_TRY(check_type(use, 1, "good steps", kStep));
-  PIPER_TRY(check_type(use, 2, "skip", kSkip));
-  return std::vector<TensorType>{kScale, kStep};
 }
 
 LoopRule scalar_rule(const OpTypes& use) { return pointwise_loops(use, {}); }

@@ -161,9 +161,8 @@ INSTANTIATE_TEST_SUITE_P(
                                          "gpt-parallel", "gpt-bf16"),
                        ::testing::Values(0, 1)),
     [](const auto& info) {
-      std::string name = std::get<0>(info.param);
-      std::replace(name.begin(), name.end(), '-', '_');
-      return name + (std::get<1>(info.param) == 0 ? "_sgd" : "_adamw");
+      return identifier(std::get<0>(info.param)) +
+             (std::get<1>(info.param) == 0 ? "_sgd" : "_adamw");
     });
 
 }  // namespace

@@ -63,11 +63,7 @@ TEST_P(Families, TrainAsPyTorch) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Families, ::testing::Values("conv-group-norm", "gptj", "falcon"),
-                         [](const auto& info) {
-                           std::string name = info.param;
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
-                         });
+                         [](const auto& info) { return identifier(info.param); });
 
 }  // namespace
 }  // namespace piper

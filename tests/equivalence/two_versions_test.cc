@@ -342,11 +342,7 @@ TEST_P(Models, TrainAsManyStepsAsAskedFor) {
 }
 
 INSTANTIATE_TEST_SUITE_P(TwoVersions, Models, ::testing::Values("mlp", "gpt-deep"),
-                         [](const auto& info) {
-                           std::string name = info.param;
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
-                         });
+                         [](const auto& info) { return identifier(info.param); });
 
 }  // namespace
 }  // namespace piper
