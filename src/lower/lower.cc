@@ -6,9 +6,9 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "channels.h"
 #include "offload.h"
 #include "parallel.h"
-#include "channels.h"
 #include "place.h"
 #include "places.h"
 #include "send_lifetimes.h"
@@ -501,8 +501,7 @@ Result<Lowered> lower(const Dag& dag, const Schedule& schedule, const LowerOptio
   separate_channels(lowered.roles, transfers, values);
   const bool overlap = !schedule.body.empty();
   std::vector<std::vector<int64_t>> held;
-  if (overlap && !dag.offloads.empty())
-    return fail("offload where steps overlap is not supported");
+  if (overlap && !dag.offloads.empty()) return fail("offload where steps overlap is not supported");
   if (overlap) {
     std::vector<StepOrder> orders;
     for (size_t c = 0; c < cells.size(); ++c)

@@ -26,6 +26,11 @@ void stretch(std::vector<Block>& blocks, const std::vector<Overlap>& overlaps) {
   }
 }
 
+bool is_on_one_stream(const RoleProgram& role) {
+  return std::all_of(role.body.begin(), role.body.end(),
+                     [&](const Instruction& one) { return one.stream == role.body[0].stream; });
+}
+
 // Memory that another stream has used is taken over when that stream has done with it: a wait for
 // the last access there, and after a send for what tells that it has been received.
 class MemoryWaits {
@@ -38,10 +43,7 @@ class MemoryWaits {
         owns_(role.buffers.size()) {}
 
   void run() {
-    const auto on_first = [&](const Instruction& one) {
-      return one.stream == role_.body[0].stream;
-    };
-    if (std::all_of(role_.body.begin(), role_.body.end(), on_first)) return;
+    if (is_on_one_stream(role_)) return;
     for (size_t i = 0; i < role_.body.size(); ++i) {
       Instruction& one = role_.body[i];
       for (int32_t arg : one.args) {
@@ -186,6 +188,7 @@ bool is_written(const RoleProgram& role, const Instruction& one, size_t arg) {
 }  // namespace
 
 void wait_for_data(RoleProgram& role) {
+  if (is_on_one_stream(role)) return;
   const size_t streams = role.streams.size();
   // By buffer and stream: the last instruction that writes, and that reads or writes.
   std::vector<int32_t> writes(role.buffers.size() * streams, -1), accesses = writes;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "parallel.h"
 #include "piper/memory.h"
 #include "place.h"
 
@@ -44,22 +45,23 @@ using Positions = std::array<std::vector<int32_t>, 3>;
 Result<Positions> split(RoleProgram& role, const StepOrder& order, int32_t channels) {
   const std::vector<int32_t> newest = newest_versions(role);
   const std::vector<bool> written = written_states(role);
-  const std::vector<Instruction> step = std::move(role.body);
+  std::vector<Instruction> step = std::move(role.body);
   role.body.clear();
+  role.body.reserve(step.size());
   role.steps_ahead = 1;
   Positions positions;
   positions.fill(std::vector<int32_t>(step.size(), -1));
-  const auto add = [&](Section section, int32_t i, const Instruction& one) {
+  const auto add = [&](Section section, int32_t i, Instruction one) {
     positions[section][at(i)] = static_cast<int32_t>(list_of(role, section).size());
-    list_of(role, section).push_back(one);
+    list_of(role, section).push_back(std::move(one));
   };
   for (int32_t task : order.body)
     for (int32_t i = order.starts[at(task)]; i < order.starts[at(task) + 1]; ++i) {
-      Instruction one = step[at(i)];
+      Instruction& one = step[at(i)];
       one.waits.clear();
       if (!order.ahead[at(task)]) {
         add(kBody, i, one);
-        add(kEpilogue, i, one);
+        add(kEpilogue, i, std::move(one));
         continue;
       }
       if (!one.peer.empty()) one.channel += channels;
@@ -72,7 +74,7 @@ Result<Positions> split(RoleProgram& role, const StepOrder& order, int32_t chann
                     one.label, role.buffers[at(arg)].name)
             .with_code(ExitCode::kRefused);
       }
-      add(kBody, i, one);
+      add(kBody, i, std::move(one));
     }
   return positions;
 }
@@ -99,6 +101,7 @@ Held held_in(std::vector<RoleProgram>& roles, Section section,
   return held;
 }
 
+// In body positions. A section ends when all that it sent has been received.
 struct Interval {
   int64_t first = 0, last = -1;
   bool empty() const { return last < first; }
@@ -108,138 +111,106 @@ struct Interval {
   }
 };
 
-// When a step buffer is needed, on the time line prologue, body, epilogue.
+// When a step buffer is needed in a body: by the step under way, by the next one.
 struct Life {
-  Interval in[3];
-  Interval own, next;  // in the body: by the step under way, by the next one
+  Interval own, next;
 };
 
-std::vector<Life> find_lives(RoleProgram& role, const std::array<std::vector<int64_t>, 3>& held) {
+// Prologue and epilogue do what a body does for one of its steps, in the same order: what may share
+// memory there may share it here, if what is sent is held as long.
+std::vector<Life> find_lives(const RoleProgram& role, const Positions& positions,
+                             const std::array<std::vector<int64_t>, 3>& held) {
+  std::array<std::vector<int64_t>, 3> in_body;  // by position in a section
+  for (Section section : kSections) in_body[section].resize(held[section].size());
+  for (size_t i = 0; i < positions[kBody].size(); ++i)
+    for (Section section : kSections)
+      if (positions[section][i] >= 0)
+        in_body[section][at(positions[section][i])] = positions[kBody][i];
+  const int64_t end = static_cast<int64_t>(role.body.size()) - 1;
   std::vector<Life> lives(role.buffers.size());
-  int64_t begin = 0;
-  for (Section section : kSections) {
-    const std::vector<Instruction>& list = list_of(role, section);
-    const int64_t end = begin + static_cast<int64_t>(list.size()) - 1;
-    for (size_t i = 0; i < list.size(); ++i)
-      for (int32_t arg : list[i].args) {
-        const int64_t from = begin + static_cast<int64_t>(i);
-        const int64_t to = std::min(end, std::max(from, begin + held[section][i]));
-        Life& life = lives[at(arg)];
-        life.in[section].include(from, to);
-        if (section == kBody) (list[i].ahead ? life.next : life.own).include(from, to);
-      }
-    for (const Report& report : role.reports)
-      if (section != kPrologue) lives[at(report.buffer)].in[section].include(end, end);
-    begin = end + 1;
+  for (size_t i = 0; i < positions[kBody].size(); ++i) {
+    int64_t to = positions[kBody][i];
+    for (Section section : kSections) {
+      if (positions[section][i] < 0) continue;
+      const int64_t until = held[section][at(positions[section][i])];
+      const bool all = until >= static_cast<int64_t>(in_body[section].size());
+      if (until >= 0) to = std::max(to, all ? end : in_body[section][static_cast<size_t>(until)]);
+    }
+    const Instruction& one = role.body[at(positions[kBody][i])];
+    for (int32_t arg : one.args)
+      (one.ahead ? lives[at(arg)].next : lives[at(arg)].own).include(positions[kBody][i], to);
   }
+  for (const Report& report : role.reports) lives[at(report.buffer)].own.include(end, end);
   return lives;
 }
 
-// What is alive twice on the time line.
-struct Twice {
-  int64_t bytes = 0, offset = -1;
-  Interval first, second;
-
-  bool meets(const Twice& other) const {
-    return meets(first, other.first) || meets(first, other.second) || meets(second, other.first) ||
-           meets(second, other.second);
-  }
-  static bool meets(const Interval& a, const Interval& b) {
-    return !a.empty() && !b.empty() && a.first <= b.last && b.first <= a.last;
-  }
-};
-
 // A buffer that both steps of a body use lives from where the next step begins it, past the end of
-// the section, to where its own step has done with it. It must not be needed by two at once.
-Status set_lifetime(const RoleProgram& role, size_t b, const Life& life, Twice& block) {
-  if (life.own.empty() || life.next.empty()) {
-    block.first = life.in[life.next.empty() ? kBody : kPrologue];
-    block.second = life.in[life.next.empty() ? kEpilogue : kBody];
-    return ok_status();
-  }
-  if (life.next.first <= life.own.last)
-    return fail("'{}' would be needed by two steps at once", role.buffers[b].name)
-        .with_code(ExitCode::kRefused)
-        .with_note(
-            "help: more microbatches, or fewer tasks of the next step before those of this one");
-  block.first = {life.in[kPrologue].first, life.own.last};
-  block.second = {life.next.first, life.in[kEpilogue].last};
-  return ok_status();
+// the body, to where its own step has done with it. It must not be needed by two at once.
+Status set_lifetime(const RoleProgram& role, const Life& life, size_t b, Block& block) {
+  block.first = block.last = 0;
+  if (life.own.empty() && life.next.empty()) return ok_status();
+  const bool both = !life.own.empty() && !life.next.empty();
+  const Interval& begin = life.next.empty() ? life.own : life.next;
+  block.first = begin.first;
+  block.last = both ? life.own.last + static_cast<int64_t>(role.body.size()) : begin.last;
+  if (!both || life.own.last < life.next.first) return ok_status();
+  return fail("'{}' would be needed by two steps at once", role.buffers[b].name)
+      .with_code(ExitCode::kRefused)
+      .with_note(
+          "help: more microbatches, or fewer tasks of the next step before those of this one");
 }
 
-// The largest first, each at the lowest offset from `base` on that is free. Returns the greatest
-// end.
-int64_t place_twice(std::vector<Twice>& blocks, int64_t base) {
-  std::vector<size_t> order;
-  for (size_t i = 0; i < blocks.size(); ++i)
-    if (blocks[i].offset < 0) order.push_back(i);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](size_t a, size_t b) { return blocks[a].bytes > blocks[b].bytes; });
-  std::vector<size_t> placed;  // by offset
-  int64_t end = base;
-  for (size_t i : order) {
-    Twice& block = blocks[i];
-    block.offset = base;
-    for (size_t p : placed) {
-      if (!blocks[p].meets(block)) continue;
-      if (block.offset + block.bytes <= blocks[p].offset) break;
-      block.offset = std::max(block.offset, blocks[p].offset + align_up(blocks[p].bytes));
-    }
-    end = std::max(end, block.offset + align_up(block.bytes));
-    const auto at = std::upper_bound(placed.begin(), placed.end(), i, [&](size_t a, size_t b) {
-      return blocks[a].offset < blocks[b].offset;
-    });
-    placed.insert(at, i);
-  }
-  return end;
-}
-
-Status place(RoleProgram& role, const std::array<std::vector<int64_t>, 3>& held) {
-  const std::vector<Life> lives = find_lives(role, held);
-  std::vector<Twice> blocks(role.buffers.size());
+Status place(RoleProgram& role, const std::vector<Life>& lives) {
+  std::vector<Block> blocks(role.buffers.size());
   int64_t kept = 0;  // for ever, before all others
   for (size_t b = 0; b < blocks.size(); ++b) {
     blocks[b].bytes = role.buffers[b].type.bytes();
     if (role.buffers[b].kind == BufferKind::kStep) {
-      PIPER_TRY(set_lifetime(role, b, lives[b], blocks[b]));
+      PIPER_TRY(set_lifetime(role, lives[b], b, blocks[b]));
     } else {
       blocks[b].offset = kept;
       kept += align_up(blocks[b].bytes);
     }
   }
-  role.arena_bytes = place_twice(blocks, kept);
+  role.arena_bytes = place_blocks(blocks, static_cast<int64_t>(role.body.size()));
   for (size_t b = 0; b < blocks.size(); ++b) role.buffers[b].offset = blocks[b].offset;
   return ok_status();
 }
 
 void add_waits(RoleProgram& role, Section section, const std::vector<int64_t>& held) {
-  RoleProgram alone;
-  alone.streams = role.streams;
-  alone.buffers = role.buffers;
-  alone.programs = std::move(role.programs);  // they say which arguments are written
-  alone.body = std::move(list_of(role, section));
-  wait_for_data(alone);
-  wait_for_memory(alone, held);
-  list_of(role, section) = std::move(alone.body);
-  role.programs = std::move(alone.programs);
+  role.body.swap(list_of(role, section));
+  wait_for_data(role);
+  wait_for_memory(role, held);
+  role.body.swap(list_of(role, section));
+}
+
+// At once; the error of the first role that has one.
+template <class Work>
+Status for_all_roles(const std::vector<RoleProgram>& roles, const Work& work) {
+  std::vector<Status> done(roles.size(), ok_status());
+  in_parallel(roles.size(), [&](size_t c) { done[c] = work(c); });
+  for (Status& status : done) PIPER_TRY(std::move(status));
+  return ok_status();
 }
 
 }  // namespace
 
 Status split_steps(std::vector<RoleProgram>& roles, const std::vector<StepOrder>& orders,
                    const std::vector<Transfer>& transfers, int32_t channels) {
-  std::vector<Positions> positions;
-  for (size_t c = 0; c < roles.size(); ++c) {
-    PIPER_ASSIGN(Positions of_cell, split(roles[c], orders[c], channels));
-    positions.push_back(std::move(of_cell));
-  }
+  std::vector<Positions> positions(roles.size());
+  PIPER_TRY(for_all_roles(roles, [&](size_t c) -> Status {
+    PIPER_ASSIGN(positions[c], split(roles[c], orders[c], channels));
+    return ok_status();
+  }));
   Held held[3];
   for (Section section : kSections) held[section] = held_in(roles, section, transfers, positions);
-  for (size_t c = 0; c < roles.size(); ++c) {
-    PIPER_TRY(place(roles[c], {held[kPrologue][c], held[kBody][c], held[kEpilogue][c]}));
-    for (Section section : kSections) add_waits(roles[c], section, held[section][c]);
-  }
-  return ok_status();
+  return for_all_roles(roles, [&](size_t c) -> Status {
+    const std::array<std::vector<int64_t>, 3> own{held[kPrologue][c], held[kBody][c],
+                                                  held[kEpilogue][c]};
+    PIPER_TRY(place(roles[c], find_lives(roles[c], positions[c], own)));
+    for (Section section : kSections) add_waits(roles[c], section, own[section]);
+    return ok_status();
+  });
 }
 
 }  // namespace piper

@@ -25,7 +25,9 @@ class Clockwork {
           ask_for(cell, section.step(section.partner[c][i]).slot);
           ++copies_[c][i].uses;
         }
-        for (int32_t wait : (*section.lists[c])[i].waits) ++copies_[c][wait].uses;
+        const Spot place{c, static_cast<int32_t>(i)};
+        for (int32_t wait : section.at(place).waits)
+          ++copies_[c][section.awaited(place, wait).index].uses;
       }
     }
   }
@@ -74,7 +76,7 @@ class Clockwork {
     const Step& step = section_.step(place);
     int32_t* now = clock(step.slot);
     const auto& waits = section_.at(place).waits;
-    for (int32_t wait : waits) learn(now, {place.cell, wait});
+    for (int32_t wait : waits) learn(now, section_.awaited(place, wait));
     if (step.kind == InstructionKind::kRecv) learn(now, section_.partner[place.cell][place.index]);
     return !waits.empty() || step.kind == InstructionKind::kRecv;
   }

@@ -73,7 +73,7 @@ std::map<Ranks, std::map<int32_t, std::vector<Spot>>> find_groups(const Model& m
                                                                   const Section& section) {
   std::map<Ranks, std::map<int32_t, std::vector<Spot>>> groups;
   for (int32_t c = 0; c < static_cast<int32_t>(model.cells.size()); ++c)
-    for (int32_t i = 0; i < static_cast<int32_t>(section.lists[c]->size()); ++i) {
+    for (int32_t i = 0; i < static_cast<int32_t>(section.lists[c].size()); ++i) {
       if (!is_collective(section.steps[c][i].kind)) continue;
       const Instruction& one = section.at({c, i});
       const RoleProgram& role = *model.cells[c].role;

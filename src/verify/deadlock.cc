@@ -46,7 +46,7 @@ class Run {
   }
 
  private:
-  int32_t size(int32_t cell) const { return static_cast<int32_t>(section_.lists[cell]->size()); }
+  int32_t size(int32_t cell) const { return static_cast<int32_t>(section_.lists[cell].size()); }
   bool reached(Spot place) const { return next_[place.cell] >= place.index; }
   bool passed(Spot place) const { return next_[place.cell] > place.index; }
 

@@ -25,8 +25,8 @@ class HostStates {
       any = true;
     }
     if (!any) return;
-    const auto& list = *section_.lists[cell_];
-    for (int32_t i = 0; i < static_cast<int32_t>(list.size()); ++i) visit({cell_, i}, list[i]);
+    const auto& list = section_.lists[cell_];
+    for (int32_t i = 0; i < static_cast<int32_t>(list.size()); ++i) visit({cell_, i}, *list[i]);
     for (size_t b = 0; b < role_.buffers.size(); ++b)
       if (is_kept(b) && advanced_by_[b].valid() && !held_[b].advanced)
         findings_.add("order", "'{}' on {} is not what {} has made of it when the step ends",

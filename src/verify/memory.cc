@@ -145,12 +145,12 @@ class CellCheck {
 
   void unwritten(Spot place, int32_t buffer) {
     std::string later;
-    const auto& list = *section_.lists[cell_];
+    const auto& list = section_.lists[cell_];
     for (size_t i = static_cast<size_t>(place.index) + 1; i < list.size() && later.empty(); ++i)
-      for (size_t a = 0; a < list[i].args.size(); ++a)
-        if (list[i].args[a] == buffer &&
-            access_of(facts_, list[i].kind, list[i].program, a) & kWrites)
-          later = "; later " + name_of(list[i]) + " writes it";
+      for (size_t a = 0; a < list[i]->args.size(); ++a)
+        if (list[i]->args[a] == buffer &&
+            access_of(facts_, list[i]->kind, list[i]->program, a) & kWrites)
+          later = "; later " + name_of(*list[i]) + " writes it";
     findings_.add("order", "{} reads {} before anything writes it{}", name(place),
                   buffer_name(buffer), later);
   }

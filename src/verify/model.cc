@@ -77,30 +77,17 @@ std::string Model::who(int32_t cell) const {
 
 namespace {
 
-void add_steps(const std::vector<Instruction>& list, Section& section) {
-  std::vector<Step>& steps = section.steps.emplace_back();
-  std::vector<int32_t>& args = section.args.emplace_back();
-  steps.reserve(list.size());
+void add_list(const std::vector<Instruction>& list, Section& section) {
+  std::vector<const Instruction*>& all = section.lists.back();
+  std::vector<Step>& steps = section.steps.back();
+  std::vector<int32_t>& args = section.args.back();
   for (const Instruction& one : list) {
+    all.push_back(&one);
     steps.push_back({one.kind, section.slots + one.stream, one.program, one.micro,
                      static_cast<int32_t>(args.size()), static_cast<int32_t>(one.args.size())});
     args.insert(args.end(), one.args.begin(), one.args.end());
   }
-}
-
-// One list of all parts, and where they end.
-std::vector<Instruction> join_parts(const RoleProgram& role, const std::vector<SectionPart>& parts,
-                                    std::vector<int32_t>& ends) {
-  std::vector<Instruction> joined;
-  for (const SectionPart& part : parts) {
-    const auto begin = static_cast<int32_t>(joined.size());
-    for (const Instruction& one : role.*part.list) {
-      joined.push_back(one);
-      for (int32_t& wait : joined.back().waits) wait += begin;
-    }
-    ends.push_back(static_cast<int32_t>(joined.size()));
-  }
-  return joined;
+  section.ends.back().push_back(static_cast<int32_t>(all.size()));
 }
 
 }  // namespace
@@ -109,24 +96,19 @@ Section make_section(const Model& model, const char* name, std::vector<SectionPa
   Section section;
   section.name = name;
   section.parts = std::move(parts);
-  const bool one_part = section.parts.size() == 1;
-  section.joined.resize(one_part ? 0 : model.cells.size());  // their places do not change
-  for (size_t c = 0; c < model.cells.size(); ++c) {
-    const RoleProgram& role = *model.cells[c].role;
-    std::vector<int32_t>& ends = section.ends.emplace_back();
-    if (one_part) {
-      section.lists.push_back(&(role.*section.parts[0].list));
-      ends.push_back(static_cast<int32_t>(section.lists[c]->size()));
-    } else {
-      section.joined[c] = join_parts(role, section.parts, ends);
-      section.lists.push_back(&section.joined[c]);
-    }
-    const std::vector<Instruction>& list = *section.lists[c];
-    add_steps(list, section);
+  for (const Cell& cell : model.cells) {
+    const RoleProgram& role = *cell.role;
+    size_t size = 0;
+    for (const SectionPart& part : section.parts) size += (role.*part.list).size();
+    section.lists.emplace_back().reserve(size);
+    section.steps.emplace_back().reserve(size);
+    section.args.emplace_back();
+    section.ends.emplace_back();
+    for (const SectionPart& part : section.parts) add_list(role.*part.list, section);
     section.first_slot.push_back(section.slots);
     section.slots += static_cast<int32_t>(role.streams.size());
-    section.partner.emplace_back(list.size());
-    section.joint.emplace_back(list.size(), -1);
+    section.partner.emplace_back(size);
+    section.joint.emplace_back(size, -1);
   }
   return section;
 }
@@ -152,7 +134,7 @@ namespace {
 
 // Whether the section can be run: what the other rules stand on.
 bool can_run(const Model& model, Section& section, Findings& findings, VerifyReport& report) {
-  for (const auto* list : section.lists) report.instructions += static_cast<int64_t>(list->size());
+  for (const auto& list : section.lists) report.instructions += static_cast<int64_t>(list.size());
   const size_t before = findings.made();
   check_transfers(model, section, findings, report);
   check_collectives(model, section, findings, report);
@@ -166,35 +148,49 @@ bool can_run(const Model& model, Section& section, Findings& findings, VerifyRep
 constexpr SectionPart kPrologue{&RoleProgram::prologue}, kBody{&RoleProgram::body, 0, true},
     kEpilogue{&RoleProgram::epilogue};
 
-// What depends on the order of a run. Contents are followed beside the rules of one cell each.
-void check_run(const Model& model, const Section& section, Findings& findings,
-               VerifyReport& report) {
-  const bool body = section.parts[0].ends_step;
-  VerifyReport contents;
+// Two parts of the work at once; the first has findings of its own, which come last.
+template <class Contents, class Rest>
+void at_once(const Section& section, VerifyReport& report, const Contents& contents,
+             const Rest& rest) {
+  VerifyReport own;
   const auto follow = [&] {
-    Findings own(contents);
-    check_equal_copies(model, section, own);
-    check_sums(model, section, own, contents);
+    Findings findings(own);
+    contents(findings, own);
   };
   {
     std::jthread other;
-    if (body && section.order.size() > kFew)
+    if (section.order.size() > kFew)
       other = std::jthread(follow);
-    else if (body)
+    else
       follow();
+    rest();
+  }
+  report.sums += own.sums;
+  report.parameters += own.parameters;
+  std::move(own.findings.begin(), own.findings.end(), std::back_inserter(report.findings));
+}
+
+// What depends on the order of a run. Contents are followed beside the rules of one cell each.
+void check_run(const Model& model, const Section& section, Findings& findings,
+               VerifyReport& report) {
+  const auto contents = [&](Findings& own, VerifyReport& counts) {
+    check_equal_copies(model, section, own);
+    check_sums(model, section, own, counts);
+  };
+  const bool body = section.parts[0].ends_step;
+  const auto rest = [&] {
     const Clocks clocks = make_clocks(section);
     check_channels(model, section, clocks, findings);
     check_memory(model, section, clocks, findings);
-    if (body) {
-      check_state(model, section, clocks, findings);
-      check_host_states(model, section, findings);
-      check_microbatches(model, section, findings);
-    }
-  }
-  report.sums += contents.sums;
-  report.parameters += contents.parameters;
-  std::move(contents.findings.begin(), contents.findings.end(),
-            std::back_inserter(report.findings));
+    if (!body) return;
+    check_state(model, section, clocks, findings);
+    check_host_states(model, section, findings);
+    check_microbatches(model, section, findings);
+  };
+  if (body)
+    at_once(section, report, contents, rest);
+  else
+    rest();
 }
 
 // Three training steps: begun by the prologue, two bodies, finished by the epilogue. A state's
@@ -203,12 +199,16 @@ void check_overlapping(const Model& model, Findings& findings, VerifyReport& rep
   SectionPart second = kBody, last = kEpilogue;
   second.step = 1, last.step = 2, last.ends_step = true;
   Section section = make_section(model, "steps", {kPrologue, kBody, second, last});
-  check_bodies(model, findings);
-  check_microbatches(model, make_section(model, "step", {kPrologue, kEpilogue}), findings);
   if (!can_run(model, section, findings, report)) return;
-  check_memory(model, section, make_clocks(section), findings);
-  check_equal_copies(model, section, findings);
-  check_sums(model, section, findings, report);
+  const auto contents = [&](Findings& own, VerifyReport& counts) {
+    check_sums(model, section, own, counts);
+  };
+  at_once(section, report, contents, [&] {
+    check_bodies(model, findings);
+    check_microbatches(model, make_section(model, "step", {kPrologue, kEpilogue}), findings);
+    check_memory(model, section, make_clocks(section), findings);
+    check_equal_copies(model, section, findings);
+  });
 }
 
 }  // namespace

@@ -45,7 +45,7 @@ struct ProgramFacts {
 };
 struct RoleFacts {
   std::vector<BufferFacts> buffers;
-  int32_t ends = 0;       // how many places
+  int32_t ends = 0;                           // how many places
   int64_t end_bytes = 0, host_end_bytes = 0;  // the last, on the device and on the host
   std::vector<ProgramFacts> programs;
   std::vector<int32_t> targets;  // by sum: its name's id
@@ -108,8 +108,7 @@ struct SectionPart {
 // one after the other, with two bodies.
 struct Section {
   const char* name = "";
-  std::vector<const std::vector<Instruction>*> lists;  // by cell
-  std::vector<std::vector<Instruction>> joined;        // the lists, where they have several parts
+  std::vector<std::vector<const Instruction*>> lists;  // by cell: of all parts
   std::vector<SectionPart> parts;
   std::vector<std::vector<int32_t>> ends;  // by cell and part: the first instruction behind it
   std::vector<std::vector<Step>> steps;    // by cell and instruction
@@ -122,7 +121,9 @@ struct Section {
   std::vector<std::vector<Spot>> joints;  // members, by cell
   std::vector<Spot> order;  // a possible run; of a joint its first member stands for all
 
-  const Instruction& at(Spot place) const { return (*lists[place.cell])[place.index]; }
+  const Instruction& at(Spot place) const { return *lists[place.cell][place.index]; }
+  // What it waits for counts from the begin of its part.
+  Spot awaited(Spot place, int32_t wait) const { return {place.cell, part_begin(place) + wait}; }
   const Step& step(Spot place) const { return steps[place.cell][place.index]; }
   std::span<const int32_t> args_of(int32_t cell, const Step& step) const {
     return {args[cell].data() + step.first_arg, static_cast<size_t>(step.num_args)};
@@ -136,6 +137,7 @@ struct Section {
   }
   // All before it in its cell is complete, messages included.
   int32_t part_begin(Spot place) const {
+    if (parts.size() == 1) return 0;
     const size_t part = part_of(place);
     return part == 0 ? 0 : ends[place.cell][part - 1];
   }

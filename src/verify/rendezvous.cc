@@ -87,7 +87,8 @@ class Streams {
     for (Spot member : meeting(head)) {
       if (!is_next(member)) found.push_back(member);
       for (int32_t wait : section_.at(member).waits)
-        if (!is_done({member.cell, wait})) found.push_back({member.cell, wait});
+        if (const Spot awaited = section_.awaited(member, wait); !is_done(awaited))
+          found.push_back(awaited);
     }
     const Spot partner = section_.partner[head.cell][head.index];
     const bool receives = section_.at(head).kind == InstructionKind::kRecv;

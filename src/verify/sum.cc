@@ -276,13 +276,14 @@ void SumCheck::check_maker(int32_t cell, const Report& report,
                                    [&](const auto& one) { return one.first == report.name; });
   if (maker == std::end(kMakers)) return;
   const RoleProgram& role = *model_.cells[cell].role;
-  const std::vector<Instruction>& body = *section_.lists[cell];
+  const auto& body = section_.lists[cell];
   for (size_t i = body.size(); i-- > 0;) {
-    if (body[i].kind != InstructionKind::kCompute) continue;
-    const Program& program = role.programs[body[i].program];
-    const auto at = std::find(body[i].args.begin(), body[i].args.end(), report.buffer);
-    const auto arg = static_cast<int32_t>(at - body[i].args.begin());
-    if (at == body[i].args.end() || !program.arg_written[arg]) continue;
+    if (body[i]->kind != InstructionKind::kCompute) continue;
+    const Program& program = role.programs[body[i]->program];
+    const std::vector<int32_t>& args = body[i]->args;
+    const auto at = std::find(args.begin(), args.end(), report.buffer);
+    const auto arg = static_cast<int32_t>(at - args.begin());
+    if (at == args.end() || !program.arg_written[arg]) continue;
     for (const ProgramOp& op : program.ops)
       if (op.op == maker->second && op.outputs[0] == arg) return;
     break;

@@ -82,5 +82,77 @@ TEST(Memory, RingsAndNestsTakeNoMoreThanThePeak) {
   EXPECT_EQ(arena, peak);
 }
 
+// ---- On a circle --------------------------------------------------------------------------------
+
+bool alive(const Block& block, int64_t circle, int64_t time) {
+  return (block.first <= time && time <= block.last) || time + circle <= block.last;
+}
+void check_on_circle(const std::vector<Block>& blocks, int64_t arena, int64_t circle,
+                     unsigned seed) {
+  std::vector<Block> here;
+  int64_t end = 0;
+  for (int64_t time = 0; time < circle; ++time) {
+    here.clear();
+    for (const Block& block : blocks)
+      if (alive(block, circle, time) && block.bytes > 0) here.push_back(block);
+    std::sort(here.begin(), here.end(),
+              [](const Block& a, const Block& b) { return a.offset < b.offset; });
+    for (size_t i = 0; i < here.size(); ++i) {
+      end = std::max(end, here[i].offset + align_up(here[i].bytes));
+      if (i + 1 < here.size()) {
+        ASSERT_LE(here[i].offset + here[i].bytes, here[i + 1].offset)
+            << "seed " << seed << " at " << time;
+      }
+    }
+  }
+  ASSERT_EQ(arena, end) << "seed " << seed;
+}
+int64_t peak_on_circle(const std::vector<Block>& blocks, int64_t circle) {
+  int64_t peak = 0;
+  for (int64_t time = 0; time < circle; ++time) {
+    int64_t live = 0;
+    for (const Block& block : blocks)
+      if (alive(block, circle, time)) live += align_up(block.bytes);
+    peak = std::max(peak, live);
+  }
+  return peak;
+}
+
+TEST(Memory, RandomBlocksOfACircleDoNotOverlap) {
+  double arenas = 0, peaks = 0;
+  for (unsigned seed = 0; seed < 300; ++seed) {
+    std::mt19937 random(seed);
+    const auto below = [&](int64_t n) { return static_cast<int64_t>(random() % n); };
+    const int64_t circle = 2 + below(40);
+    std::vector<Block> blocks;
+    for (int64_t i = below(60); i >= 0; --i) {
+      Block block{.bytes = below(3) * 64 + below(200) * below(2), .first = below(circle)};
+      block.last = block.first + below(below(2) ? circle : 1 + circle / 4);
+      blocks.push_back(block);
+    }
+    const int64_t arena = place_blocks(blocks, circle);
+    check_on_circle(blocks, arena, circle, seed);
+    arenas += static_cast<double>(arena);
+    peaks += static_cast<double>(peak_on_circle(blocks, circle));
+  }
+  EXPECT_LT(arenas, 1.25 * peaks);
+}
+
+// One microbatch after another for ever, each held for a while: as many slots as are needed where
+// they come round evenly.
+TEST(Memory, ARingThatClosesTakesNoMoreThanThePeak) {
+  constexpr int64_t kMicrobatches = 24, kHeld = 6, kEach = 10;
+  std::vector<Block> blocks;
+  for (int64_t micro = 0; micro < kMicrobatches; ++micro)
+    for (int64_t layer = 0; layer < 3; ++layer)
+      blocks.push_back({.bytes = 64 * (1 + layer),
+                        .first = kEach * micro + layer,
+                        .last = kEach * (micro + kHeld) - 1 - layer});
+  const int64_t circle = kMicrobatches * kEach, peak = peak_on_circle(blocks, circle);
+  const int64_t arena = place_blocks(blocks, circle);
+  check_on_circle(blocks, arena, circle, 0);
+  EXPECT_EQ(arena, peak);
+}
+
 }  // namespace
 }  // namespace piper
