@@ -18,8 +18,9 @@ struct Schedule {
 };
 
 // How list_schedule chooses. Each cell takes the task that can start first; of several, the pass
-// that `prefer` names first, then the lower microbatch, then the later stage. The tasks of one
-// chunk and pass run in microbatch order.
+// that `prefer` names first, then the lower microbatch, then the later stage. Besides, orders that
+// repeat a pattern, within the same limits: what ends first is taken. The tasks of one chunk and
+// pass run in microbatch order.
 struct ListPolicy {
   std::vector<char> prefer;        // passes; those that are not named come last
   std::vector<int64_t> in_flight;  // by cell: chunks whose activations are held at most

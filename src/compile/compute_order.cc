@@ -42,10 +42,12 @@ Result<ListPolicy> make_policy(const Dag& dag, const Order& order, const Variabl
 Explanation report(const Dag& dag, const ListPolicy& policy,
                    const std::vector<ComputeOrder>& orders) {
   Explanation out{policy.at, "policy", {}};
-  std::map<std::pair<std::vector<int32_t>, int32_t>, int64_t> held_of;  // region and cell -> bytes
+  std::map<std::pair<std::vector<int32_t>, int32_t>, int64_t> of_region;  // and cell
   for (size_t c = 0; c < dag.chunks.size(); ++c)
     if (dag.chunks[c].pass == 'F')
-      held_of[{dag.chunks[c].tags, dag.chunks[c].cell}] = policy.held[c];
+      of_region[{dag.chunks[c].tags, dag.chunks[c].cell}] = policy.held[c];
+  std::vector<int64_t> held;  // by chunk
+  for (const Chunk& chunk : dag.chunks) held.push_back(of_region[{chunk.tags, chunk.cell}]);
   for (size_t cell = 0; cell < orders.size(); ++cell) {
     int64_t chunks = 0, most = 0, bytes = 0, most_bytes = 0;
     for (TaskId id : orders[cell].tasks) {
@@ -53,7 +55,7 @@ Explanation report(const Dag& dag, const ListPolicy& policy,
       if (task.pass == 'I') continue;
       const int64_t sign = task.pass == 'F' ? 1 : -1;
       chunks += sign;
-      bytes += sign * held_of[{dag.chunks[task.chunk.index()].tags, task.cell}];
+      bytes += sign * held[task.chunk.index()];
       most = std::max(most, chunks);
       most_bytes = std::max(most_bytes, bytes);
     }

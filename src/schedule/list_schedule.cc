@@ -1,210 +1,151 @@
 // List scheduling: simulates the cells and lets each take what can start first.
 #include <algorithm>
+#include <functional>
 #include <limits>
-#include <map>
+#include <queue>
 
-#include "dependencies.h"
-#include "piper/schedule.h"
+#include "lines.h"
 
 namespace piper {
 namespace {
 
 constexpr int64_t kNever = std::numeric_limits<int64_t>::max() / 4;
 
-// An ordered task that another needs, and how long their messages take.
-struct Need {
-  TaskId task;
-  int64_t delay = 0;
-};
-
-// Seen through communication and sums. `open` is for its own use.
-void find_needs(const Dag& dag, const TaskLists& deps, TaskId id, double time_per_byte,
-                std::vector<Need>& needs, std::vector<Need>& open) {
-  needs.clear();
-  open.push_back({id, 0});
-  while (!open.empty()) {
-    const Need at = open.back();
-    open.pop_back();
-    for (TaskId d : deps[at.task.index()]) {
-      const Task& task = dag.tasks[d.index()];
-      int64_t delay = at.delay;
-      if (task.kind == TaskKind::kRecv) {
-        const ValueId value = dag.items[task.writes[0].index()].value;
-        delay += static_cast<int64_t>(time_per_byte *
-                                      static_cast<double>(dag.graph.value(value).type.bytes()));
-      }
-      (is_ordered(task) ? needs : open).push_back({d, delay});
-    }
-  }
-}
-
-// The tasks of one chunk and pass on a cell, by microbatch: the next one is the only choice.
-struct Line {
-  std::vector<TaskId> tasks;
-  size_t next = 0;
-  size_t chunk = 0;
-  char pass = 'F';
-  int rank = 0;       // in `prefer`
-  int64_t room = 1;   // forwards: chunks of activations that must fit, with those of later chunks
-  int64_t bytes = 0;  // the same in bytes
-  int64_t held = 0;   // bytes that a forward takes and the end of its backward gives back
-  int64_t slots = 0;  // 1 where activations are taken or given back
-};
+// How much a simulation follows a pattern: it takes the tasks in its order; or of those that can
+// start first the one that is first in the pattern, within its limits.
+enum class Follow { kNothing, kOrder, kLimits };
 
 class Lister {
  public:
-  Lister(const Dag& dag, const ListPolicy& policy)
+  Lister(const Dag& dag, const ListPolicy& policy, const Lines& lines, size_t micros,
+         Follow follow = Follow::kNothing, const Pattern* pattern = nullptr)
       : dag_(dag),
         policy_(policy),
-        finish_(dag.tasks.size(), kNever),
-        lines_(dag.cells.size()),
+        lines_(lines),
+        micros_(micros),
+        follow_(follow),
+        pattern_(pattern),
+        finish_(lines.places.size(), kNever),
+        next_(lines.all.size()),
+        ready_(lines.all.size()),
+        held_(lines.all.size()),
         clock_(dag.cells.size()),
         in_flight_(dag.cells.size()),
         bytes_(dag.cells.size()),
-        best_(dag.cells.size()),
-        stale_(dag.cells.size(), true),
-        last_reader_(dag.tasks.size(), -1),
-        order_(dag.cells.size()) {
-    const auto deps = find_dependencies(dag);
-    std::map<size_t, std::pair<size_t, size_t>> line_of_chunk;
-    std::vector<Need> needs, open;
-    for (size_t t = 0; t < dag.tasks.size(); ++t) {
-      const Task& task = dag.tasks[t];
-      needs.clear();
-      if (is_ordered(task)) {
-        find_needs(dag, deps, TaskId(t), policy.time_per_byte, needs, open);
-        add_to_line(TaskId(t), line_of_chunk);
-      }
-      for (const Need& need : needs) {
-        int32_t& last = last_reader_[need.task.index()];
-        readers_.push_back({static_cast<size_t>(task.cell), last});
-        last = static_cast<int32_t>(readers_.size() - 1);
-      }
-      needs_.add(needs);
-    }
-    for (auto& lines : lines_) measure(lines);
-  }
+        version_(dag.cells.size()),
+        order_(dag.cells.size()) {}
 
   Result<std::vector<ComputeOrder>> run() {
+    for (size_t l = 0; l < ready_.size(); ++l) find_ready(l);
+    for (size_t cell = 0; cell < clock_.size(); ++cell) look_at(cell);
     for (;;) {
-      Choice best;
-      for (size_t cell = 0; cell < lines_.size(); ++cell) {
-        if (stale_[cell]) best_[cell] = best_in(cell, false);
-        stale_[cell] = false;
-        if (best_[cell].start < best.start) best = best_[cell];
-      }
-      for (size_t cell = 0; cell < lines_.size() && !best.line; ++cell) best = best_in(cell, true);
-      if (!best.line) return std::move(order_);
-      if (blocked(*best.line, best.cell) && !policy_.limits_give_way) return too_tight(best.cell);
+      const Choice best = next();
+      if (best.start == kNever) return std::move(order_);
+      const Line& line = lines_.all[best.line];
+      if (blocked(best.line) && !policy_.limits_give_way) return too_tight(line.cell);
       take(best);
     }
   }
+  int64_t end() const { return *std::max_element(clock_.begin(), clock_.end()); }
 
  private:
   struct Choice {
-    Line* line = nullptr;
-    size_t cell = 0;
-    int64_t start = kNever;
+    size_t line = 0;
+    int64_t start = kNever;  // that: nothing
   };
 
-  // A cell that waits for a task, and the reader of the same before.
-  struct Reader {
-    size_t cell = 0;
-    int32_t before = -1;
-  };
-
-  void add_to_line(TaskId id, std::map<size_t, std::pair<size_t, size_t>>& line_of_chunk) {
-    const Task& task = dag_.tasks[id.index()];
-    auto& lines = lines_[static_cast<size_t>(task.cell)];
-    const auto [at, is_new] =
-        line_of_chunk.try_emplace(task.chunk.index(), static_cast<size_t>(task.cell), lines.size());
-    if (is_new) {
-      Line line;
-      line.chunk = task.chunk.index();
-      line.pass = task.pass;
-      const auto rank = std::find(policy_.prefer.begin(), policy_.prefer.end(), task.pass);
-      line.rank = static_cast<int>(rank - policy_.prefer.begin());
-      lines.push_back(std::move(line));
-    }
-    lines[at->second.second].tasks.push_back(id);
+  // Of the next task.
+  const LinePlace& place_of(size_t l) const {
+    return lines_.places[lines_.all[l].first + next_[l]];
   }
-
-  // What forwards hold and what gives it back: the weight part, else the whole or the input part.
-  void measure(std::vector<Line>& lines) const {
-    std::map<std::vector<int32_t>, std::map<char, Line*>> regions;
-    for (Line& line : lines) {
-      std::sort(line.tasks.begin(), line.tasks.end(), [&](TaskId a, TaskId b) {
-        return dag_.tasks[a.index()].micro < dag_.tasks[b.index()].micro;
-      });
-      regions[dag_.chunks[line.chunk].tags][line.pass] = &line;
-    }
-    std::vector<Line*> forwards;
-    for (auto& [tags, passes] : regions) {
-      Line* last = nullptr;
-      for (const char pass : {'I', 'B', 'W'})
-        if (passes.count(pass)) last = passes.at(pass);
-      if (!last || !passes.count('F')) continue;
-      Line* forward = passes.at('F');
-      forward->slots = last->slots = 1;
-      forward->held = last->held = policy_.held.empty() ? 0 : policy_.held[forward->chunk];
-      forwards.push_back(forward);
-    }
-    std::sort(forwards.begin(), forwards.end(),
-              [](const Line* a, const Line* b) { return a->chunk > b->chunk; });
-    int64_t room = 0, bytes = 0;
-    for (Line* forward : forwards) {
-      forward->room = ++room;
-      forward->bytes = bytes += forward->held;
-    }
-  }
-
-  bool blocked(const Line& line, size_t cell) const {
+  bool blocked(size_t l) const {
+    const Line& line = lines_.all[l];
     if (line.pass != 'F' || line.slots == 0) return false;
-    if (in_flight_[cell] + line.room > policy_.in_flight[cell]) return true;
-    return policy_.memory > 0 && bytes_[cell] + line.bytes > policy_.memory;
+    const int64_t chunks = in_flight_[line.cell], bytes = bytes_[line.cell];
+    if (follow_ == Follow::kOrder)
+      return chunks + 1 > policy_.in_flight[line.cell] ||
+             (policy_.memory > 0 && bytes + place_of(l).held > policy_.memory);
+    if (follow_ == Follow::kLimits && held_[l] >= pattern_->limit[l]) return true;
+    return chunks + line.room > policy_.in_flight[line.cell] ||
+           (policy_.memory > 0 && bytes + line.bytes > policy_.memory);
   }
 
-  Choice best_in(size_t cell, bool ignore_limits) {
-    Choice best;
-    for (Line& line : lines_[cell]) {
-      if (line.next == line.tasks.size()) continue;
-      if (!ignore_limits && blocked(line, cell)) continue;
-      const TaskId id = line.tasks[line.next];
-      int64_t start = clock_[cell];
-      for (const Need& need : needs_[id.index()])
-        start = std::max(start, std::min(kNever, finish_[need.task.index()] + need.delay));
-      if (start >= kNever) continue;
-      if (!best.line || start < best.start || (start == best.start && before(line, *best.line)))
-        best = {&line, cell, start};
+  // What starts first; of several the first cell's.
+  Choice next() {
+    for (; !queue_.empty(); queue_.pop()) {
+      const auto& [start, cell, version] = queue_.top();
+      if (version == version_[cell]) return best_in(cell, false);
     }
+    for (size_t cell = 0; cell < clock_.size(); ++cell)
+      if (const Choice best = best_in(cell, true); best.start < kNever) return best;
+    return {};
+  }
+  void look_at(size_t cell) {
+    ++version_[cell];
+    if (const Choice best = best_in(cell, false); best.start < kNever)
+      queue_.push({best.start, cell, version_[cell]});
+  }
+  Choice best_in(size_t cell, bool ignore_limits) const {
+    Choice best;
+    for (size_t l : lines_.of_cell[cell]) {
+      const Line& line = lines_.all[l];
+      if (line.first + next_[l] == line.end || next_[l] == micros_) continue;
+      if (follow_ == Follow::kOrder) {
+        if (best.start == kNever || time_in_pattern(l) < time_in_pattern(best.line)) best = {l, 0};
+        continue;
+      }
+      if (!ignore_limits && blocked(l)) continue;
+      const int64_t start = start_of(l);
+      if (start >= kNever || start > best.start) continue;
+      if (start < best.start || (start == best.start && before(l, best.line))) best = {l, start};
+    }
+    if (follow_ == Follow::kOrder && best.start < kNever) best.start = start_of(best.line);
     return best;
   }
-  bool before(const Line& a, const Line& b) const {
-    const auto micro = [&](const Line& line) {
-      return dag_.tasks[line.tasks[line.next].index()].micro;
-    };
+  // kNever: something that it needs has no time yet.
+  int64_t start_of(size_t l) const { return std::max(clock_[lines_.all[l].cell], ready_[l]); }
+  void find_ready(size_t l) {
+    const Line& line = lines_.all[l];
+    if (line.first + next_[l] == line.end) return;
+    int64_t& start = ready_[l] = 0;
+    for (const Need& need : lines_.needs[line.first + next_[l]])
+      start =
+          std::max(start, std::min(kNever, finish_[static_cast<size_t>(need.place)] + need.delay));
+  }
+  int64_t time_in_pattern(size_t l) const {
+    return pattern_->start[l] + static_cast<int64_t>(next_[l]) * pattern_->period;
+  }
+  bool before(size_t l, size_t m) const {
+    if (follow_ != Follow::kNothing && time_in_pattern(l) != time_in_pattern(m))
+      return time_in_pattern(l) < time_in_pattern(m);
+    const Line &a = lines_.all[l], &b = lines_.all[m];
     if (a.rank != b.rank) return a.rank < b.rank;
-    if (micro(a) != micro(b)) return micro(a) < micro(b);
-    return a.chunk > b.chunk;
+    const int32_t micro_a = place_of(l).micro, micro_b = place_of(m).micro;
+    return micro_a != micro_b ? micro_a < micro_b : a.chunk > b.chunk;
   }
 
   void take(const Choice& choice) {
-    Line& line = *choice.line;
-    const TaskId id = line.tasks[line.next++];
-    finish_[id.index()] = clock_[choice.cell] = choice.start + policy_.time[line.chunk];
-    const int64_t sign = line.pass == 'F' ? 1 : -1;
-    in_flight_[choice.cell] += sign * line.slots;
-    bytes_[choice.cell] += sign * line.held;
-    order_[choice.cell].tasks.push_back(id);
-    stale_[choice.cell] = true;
-    for (int32_t r = last_reader_[id.index()]; r >= 0; r = readers_[static_cast<size_t>(r)].before)
-      stale_[readers_[static_cast<size_t>(r)].cell] = true;
+    const Line& line = lines_.all[choice.line];
+    const size_t n = next_[choice.line]++, place = line.first + n;
+    finish_[place] = clock_[line.cell] = choice.start + lines_.places[place].time;
+    if (line.slots > 0) {
+      const int64_t sign = line.pass == 'F' ? 1 : -1;
+      in_flight_[line.cell] += sign;
+      held_[line.forward] += sign;
+      bytes_[line.cell] += sign * lines_.places[lines_.all[line.forward].first + n].held;
+    }
+    order_[line.cell].tasks.push_back(lines_.places[place].task);
+    find_ready(choice.line);
+    for (size_t l : line.readers) find_ready(l);
+    look_at(line.cell);
+    for (size_t l : line.readers)
+      if (lines_.all[l].cell != line.cell) look_at(lines_.all[l].cell);
   }
 
   Error too_tight(size_t cell) const {
     int64_t chunks = 0, bytes = 0;
-    for (const Line& line : lines_[cell])
-      if (line.pass == 'F') {
+    for (size_t l : lines_.of_cell[cell])
+      if (const Line& line = lines_.all[l]; line.pass == 'F') {
         chunks = std::max(chunks, line.room);
         bytes = std::max(bytes, line.bytes);
       }
@@ -224,21 +165,49 @@ class Lister {
 
   const Dag& dag_;
   const ListPolicy& policy_;
+  const Lines& lines_;
+  const size_t micros_;  // of each line at most so many tasks
+  const Follow follow_;
+  const Pattern* pattern_;
   std::vector<int64_t> finish_;
-  ListsByTask<Need> needs_;
-  std::vector<std::vector<Line>> lines_;  // by cell
-  std::vector<int64_t> clock_, in_flight_, bytes_;
-  std::vector<Choice> best_;
-  std::vector<bool> stale_;  // by cell: best_ must be found again
-  std::vector<Reader> readers_;
-  std::vector<int32_t> last_reader_;  // by task, in readers_
+  std::vector<size_t> next_;    // by line: how many of its tasks are taken
+  std::vector<int64_t> ready_;  // by line: from when on what its next task needs is there
+  std::vector<int64_t> held_;   // by line: chunks of activations of a forward's region
+  std::vector<int64_t> clock_, in_flight_, bytes_;  // by cell
+  // The first start of each cell; an entry whose version is not the cell's is out of date.
+  using Entry = std::tuple<int64_t, size_t, int32_t>;  // start, cell, version
+  std::priority_queue<Entry, std::vector<Entry>, std::greater<>> queue_;
+  std::vector<int32_t> version_;
   std::vector<ComputeOrder> order_;
 };
 
 }  // namespace
 
 Result<std::vector<ComputeOrder>> list_schedule(const Dag& dag, const ListPolicy& policy) {
-  return Lister(dag, policy).run();
+  const Lines lines(dag, policy);
+  const auto micros = static_cast<size_t>(dag.micros());
+  const auto patterns = policy.limits_give_way ? std::vector<Pattern>() : find_patterns(dag, lines);
+  // What starts, repeats and ends shows on few more microbatches than are in flight.
+  size_t sample = patterns.empty() ? micros : 2;
+  for (const Pattern& pattern : patterns)
+    for (int64_t limit : pattern.limit)
+      sample = std::max(sample, static_cast<size_t>(limit + limit / 2));
+  Lister greedy(dag, policy, lines, sample);
+  PIPER_ASSIGN(std::vector<ComputeOrder> best, greedy.run());
+  int64_t end = greedy.end();
+  std::pair<Follow, const Pattern*> how{Follow::kNothing, nullptr};
+  for (const Pattern& pattern : patterns)
+    for (const Follow follow : {Follow::kOrder, Follow::kLimits}) {
+      Lister lister(dag, policy, lines, sample, follow, &pattern);
+      auto order = lister.run();
+      if (!order) break;  // it holds more than the limits
+      if (lister.end() >= end) continue;
+      best = *std::move(order);
+      end = lister.end();
+      how = {follow, &pattern};
+    }
+  if (sample >= micros) return best;
+  return Lister(dag, policy, lines, micros, how.first, how.second).run();
 }
 
 ListPolicy default_policy(const Dag& dag) {

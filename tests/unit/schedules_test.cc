@@ -507,8 +507,8 @@ TEST(Schedules, AreFilledUnderTheirLimits) {
   const Listed listed[] = {
       {"hanayo", 4, 2, 4, 12, 8},  {"hanayo", 4, 4, 4, 13, 16},  {"hanayo", 4, 8, 4, 13, 32},
       {"hanayo", 8, 2, 8, 28, 16}, {"hanayo", 8, 4, 8, 30, 32},  {"hanayo", 8, 8, 8, 30, 64},
-      {"v-half", 4, 2, 12, 9, 6},  {"v-half", 8, 2, 24, 29, 10}, {"v-min", 4, 2, 12, 30, 4},
-      {"v-min", 8, 2, 24, 43, 8},
+      {"v-half", 4, 2, 12, 7, 6},  {"v-half", 8, 2, 24, 20, 10}, {"v-min", 4, 2, 12, 11, 4},
+      {"v-min", 8, 2, 24, 27, 8},
   };
   for (const Listed& one : listed) {
     const auto made = chain::library(one.name, one.P, one.V, one.M, unit_costs(one.name, one.V));
@@ -520,6 +520,22 @@ TEST(Schedules, AreFilledUnderTheirLimits) {
       EXPECT_LE(measured.alive[d], one.alive) << what;
     }
   }
+}
+
+// About two thirds and a half of what 1F1B idles, 6(P-1), however many microbatches follow.
+TEST(Schedules, ListsRepeatAPattern) {
+  for (const int64_t P : {2, 3, 4, 5, 6, 7, 8, 12, 16})
+    for (const int64_t M : {P, 2 * P, 5 * P})
+      for (const auto& [name, third] : {std::pair("v-min", true), std::pair("v-half", false)}) {
+        const std::string what = fmt::format("{} P={} M={}", name, P, M);
+        const auto made = chain::library(name, P, 2, M, unit_costs(name, 2));
+        ASSERT_TRUE(made) << what << print_error(made.error());
+        const Measured measured = Clock(*made, 2 * P).run();
+        for (size_t d = 0; d < measured.idle.size(); ++d) {
+          EXPECT_LE(measured.idle[d], (third ? 4 : 3) * (P - 1) + 1) << what;
+          EXPECT_LE(measured.alive[d], 2 * (third ? (P + 4) / 3 : (P + 2) / 2)) << what;
+        }
+      }
 }
 
 TEST(Schedules, LimitsThatLetNothingThroughAreErrors) {

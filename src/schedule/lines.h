@@ -1,0 +1,66 @@
+// What list scheduling chooses from. Private to the schedule room.
+#pragma once
+
+#include "dependencies.h"
+#include "piper/schedule.h"
+
+namespace piper {
+
+// The tasks of one region and pass on a cell, by microbatch: the next one is the only choice. They
+// have the places [first, end) in Lines::places.
+struct Line {
+  size_t first = 0, end = 0;
+  size_t cell = 0;
+  size_t chunk = 0;  // of the first task
+  char pass = 'F';
+  int rank = 0;             // in `prefer`
+  bool first_here = false;  // of the first region that the cell runs forward
+  int64_t slots = 0;        // 1 where activations are taken or given back
+  size_t forward = 0;       // there, of this region
+  int64_t room = 1;   // forwards: chunks of activations that must fit, with those of later regions
+  int64_t bytes = 0;  // the same in bytes
+  std::vector<size_t> readers;  // lines whose tasks need its own
+};
+
+struct LinePlace {
+  TaskId task;
+  int32_t line = 0;
+  int32_t micro = 0;
+  int64_t time = 0;  // that it takes
+  int64_t held = 0;  // forwards: bytes that are kept
+};
+
+// What a task needs, and how long the message takes.
+struct Need {
+  int32_t place = 0;
+  int64_t delay = 0;
+};
+
+class Lines {
+ public:
+  Lines(const Dag& dag, const ListPolicy& policy);
+
+  std::vector<Line> all;
+  std::vector<std::vector<size_t>> of_cell;  // in `all`
+  std::vector<LinePlace> places;
+  ListsByTask<Need> needs;  // by place
+
+ private:
+  std::vector<std::vector<TaskId>> find_lines(const ListPolicy& policy);
+  void find_needs(const ListPolicy& policy);
+  void measure();
+
+  const Dag& dag_;
+};
+
+// A steady state in units of time, a forward or a half of a backward each: microbatch m of a line
+// starts at start + m × period.
+struct Pattern {
+  int64_t period = 1;
+  std::vector<int64_t> start;  // by line
+  std::vector<int64_t> limit;  // by line: chunks of activations that its region holds at most
+};
+// Patterns in which the busiest cell never waits. None where microbatches run on different cells.
+std::vector<Pattern> find_patterns(const Dag& dag, const Lines& lines);
+
+}  // namespace piper
