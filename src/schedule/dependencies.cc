@@ -42,21 +42,24 @@ TaskLists find_dependencies(const Dag& dag) {
     for (const Accumulate& a : dag.tasks[t].accumulates) note(a.into);
   }
   TaskLists deps;
-  std::vector<TaskId> own;
+  std::vector<TaskId> own, added_to(dag.tasks.size());  // by task: the last that waits for it
   for (size_t t = 0; t < dag.tasks.size(); ++t) {
     const Task& task = dag.tasks[t];
     own.clear();
+    added_to[t] = TaskId(t);  // no task waits for itself
     for (ItemId item : task.reads)
-      for (int32_t w = last[item.index()]; w >= 0; w = writes[static_cast<size_t>(w)].before)
-        if (writes[static_cast<size_t>(w)].task != TaskId(t))
-          own.push_back(writes[static_cast<size_t>(w)].task);
+      for (int32_t w = last[item.index()]; w >= 0; w = writes[static_cast<size_t>(w)].before) {
+        const TaskId writer = writes[static_cast<size_t>(w)].task;
+        if (added_to[writer.index()] == TaskId(t)) continue;
+        added_to[writer.index()] = TaskId(t);
+        own.push_back(writer);
+      }
     if (task.kind == TaskKind::kRecv) {
       // expand_tasks adds the send just before its receive.
       PIPER_CHECK(t > 0 && dag.tasks[t - 1].kind == TaskKind::kSend, "a receive without its send");
-      own.push_back(TaskId(t - 1));
+      if (added_to[t - 1] != TaskId(t)) own.push_back(TaskId(t - 1));
     }
     std::sort(own.begin(), own.end());
-    own.erase(std::unique(own.begin(), own.end()), own.end());
     deps.add(own);
   }
   return deps;

@@ -15,15 +15,17 @@ class Issuer {
   Issuer(const Dag& dag, const TaskLists& deps)
       : dag_(dag),
         deps_(deps),
+        briefs_(dag.tasks.size()),
         issued_(dag.tasks.size()),
         missing_(dag.tasks.size()),
         next_(dag.cells.size()),
         next_pair_(dag.cells.size()) {
     schedule_.order.resize(dag.cells.size());
     schedule_.overlaps.resize(dag.cells.size());
-    waiters_.resize(dag.tasks.size());
-    for (size_t t = 0; t < dag.tasks.size(); ++t) {
+    first_waiter_.resize(dag.tasks.size(), -1);
+    for (size_t t = dag.tasks.size(); t-- > 0;) {  // so that lists ascend
       const Task& task = dag.tasks[t];
+      briefs_[t] = {task.cell, is_ordered(task)};
       const bool joins = task.pass == 'U' && task.micro >= 0;  // what a reduction has left
       const bool with_send = task.kind == TaskKind::kRecv && task.distance == kEarliest;
       posts_ = posts_ || task.distance > 0;
@@ -31,7 +33,10 @@ class Issuer {
           task.kind == TaskKind::kSend || is_peer_reduction(dag, task) || joins || with_send;
       if (!eager) continue;
       missing_[t] = static_cast<int32_t>(deps[t].size());
-      for (TaskId d : deps[t]) waiters_[d.index()].push_back(TaskId(t));
+      for (TaskId d : deps[t]) {
+        waiters_.push_back({TaskId(t), first_waiter_[d.index()]});
+        first_waiter_[d.index()] = static_cast<int32_t>(waiters_.size() - 1);
+      }
     }
   }
 
@@ -61,10 +66,21 @@ class Issuer {
   }
 
  private:
+  // What is asked of tasks again and again, side by side.
+  struct Brief {
+    int32_t cell = 0;
+    bool ordered = false;
+  };
+  // An eager task that another holds back, and the next such of the same.
+  struct Waiter {
+    TaskId task;
+    int32_t next = -1;
+  };
+
   std::vector<bool> needed_by_ordered() const {
     std::vector<bool> needed(dag_.tasks.size());
     for (size_t t = dag_.tasks.size(); t-- > 0;)
-      if (needed[t] || is_ordered(dag_.tasks[t]))
+      if (needed[t] || briefs_[t].ordered)
         for (TaskId d : deps_[t]) needed[d.index()] = true;
     return needed;
   }
@@ -103,7 +119,7 @@ class Issuer {
     for (const auto tasks : {a, b})
       for (TaskId task : tasks)
         for (TaskId d : deps_[task.index()])
-          if (!issued_[d.index()] && !is_ordered(dag_.tasks[d.index()])) issue_with_needs(d);
+          if (!issued_[d.index()] && !briefs_[d.index()].ordered) issue_with_needs(d);
     Overlap at;
     at.first = static_cast<int32_t>(order.size());
     for (TaskId task : a) issue_with_needs(task);
@@ -114,12 +130,10 @@ class Issuer {
   }
   // Whether the task, and all that can be issued on demand before it, can be issued now.
   bool can_issue(TaskId id) const {
-    const Task& task = dag_.tasks[id.index()];
     for (TaskId d : deps_[id.index()]) {
       if (issued_[d.index()]) continue;
-      if (dag_.tasks[d.index()].cell != task.cell || is_ordered(dag_.tasks[d.index()]) ||
-          !can_issue(d))
-        return false;
+      const Brief& brief = briefs_[d.index()];
+      if (brief.cell != briefs_[id.index()].cell || brief.ordered || !can_issue(d)) return false;
     }
     return true;
   }
@@ -131,9 +145,12 @@ class Issuer {
   void issue(TaskId id) {
     issued_[id.index()] = true;
     if (posts_) note_send(id);
-    schedule_.order[static_cast<size_t>(dag_.tasks[id.index()].cell)].push_back(id);
-    for (TaskId w : waiters_[id.index()])
-      if (--missing_[w.index()] == 0 && !issued_[w.index()]) issue(w);
+    schedule_.order[static_cast<size_t>(briefs_[id.index()].cell)].push_back(id);
+    for (int32_t w = first_waiter_[id.index()]; w >= 0;) {
+      const auto [task, next] = waiters_[static_cast<size_t>(w)];
+      if (--missing_[task.index()] == 0 && !issued_[task.index()]) issue(task);
+      w = next;
+    }
   }
 
   void note_send(TaskId id) {
@@ -216,13 +233,15 @@ class Issuer {
 
   const Dag& dag_;
   const TaskLists& deps_;
+  std::vector<Brief> briefs_;  // by task
   std::vector<bool> issued_;
-  std::vector<int32_t> missing_;              // eager tasks: dependencies not issued yet
-  std::vector<std::vector<TaskId>> waiters_;  // eager tasks that a task holds back
-  std::vector<size_t> next_;                  // by cell: position in its compute order
-  std::vector<size_t> next_pair_;             // by cell: its next overlap
-  bool posts_ = false;                        // some task has a distance
-  std::vector<int32_t> sent_at_;              // see post_ahead
+  std::vector<int32_t> missing_;       // eager tasks: dependencies not issued yet
+  std::vector<Waiter> waiters_;        // in a list for each task
+  std::vector<int32_t> first_waiter_;  // by task, in waiters_
+  std::vector<size_t> next_;           // by cell: position in its compute order
+  std::vector<size_t> next_pair_;      // by cell: its next overlap
+  bool posts_ = false;                 // some task has a distance
+  std::vector<int32_t> sent_at_;       // see post_ahead
   Schedule schedule_;
 };
 
