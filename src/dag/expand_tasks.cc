@@ -13,6 +13,7 @@ Result<Dag> Expander::run() {
   groups_ = static_cast<size_t>(dag_.num_groups());
   index_sums();
   const size_t num_chunks = dag_.chunks.size();
+  reserve();
   for (size_t c = 0; c < num_chunks; ++c)
     for (int32_t q = 0; q < dag_.micros(); ++q)
       if (runs_for(dag_.chunks[c], static_cast<size_t>(dag_.group_of_micro(q))))
@@ -20,6 +21,15 @@ Result<Dag> Expander::run() {
   finish_late_sums();
   PIPER_TRY(add_update());
   return std::move(dag_);
+}
+
+// What is not used of it costs nothing.
+void Expander::reserve() {
+  const auto micros = static_cast<size_t>(dag_.micros());
+  size_t items = 0;
+  for (const Chunk& chunk : dag_.chunks) items += chunk.reads.size() + chunk.writes.size();
+  dag_.tasks.reserve(dag_.tasks.size() + 4 * dag_.chunks.size() * micros);
+  dag_.items.reserve(dag_.items.size() + items * micros);
 }
 
 ItemId Expander::move_to(ItemId from, int32_t cell) {

@@ -88,6 +88,8 @@ class Expander {
 
   int64_t sequential_replicas() const { return dag_.sequential_replicas ? dag_.replicas : 1; }
 
+  void reserve();
+
   // ---- Items ----
   ItemId new_item(ValueId value, int32_t micro, int32_t cell, ItemId alias = {}) {
     Item item;
