@@ -107,8 +107,9 @@ class CellLowerer {
   // `micro`: negative for what is there once.
   int32_t add_buffer(const Value& value, int32_t micro) {
     Buffer& buffer = role_.buffers.emplace_back();
-    buffer.name = value.name;
-    if (micro >= 0) (buffer.name += '@') += std::to_string(micro);
+    const std::string suffix = micro < 0 ? "" : "@" + std::to_string(micro);
+    buffer.name.reserve(value.name.size() + suffix.size());
+    (buffer.name += value.name) += suffix;
     buffer.type = value.type;
     return static_cast<int32_t>(role_.buffers.size() - 1);
   }
@@ -170,7 +171,7 @@ class CellLowerer {
 
   // ---- Instructions ----
   Instruction& add_instruction(InstructionKind kind, const Task& task) {
-    Instruction instruction;
+    Instruction& instruction = role_.body.emplace_back();
     instruction.kind = kind;
     const bool second = is_second_ && task.kind == TaskKind::kCompute && task.stream == 0;
     instruction.stream = second ? second_stream_ : task.stream;
@@ -178,8 +179,7 @@ class CellLowerer {
     instruction.micro = task.micro >= 0 ? static_cast<int32_t>(task.micro % dag_.microbatches) : -1;
     instruction.pass = task.kind == TaskKind::kCompute ? task.pass : '-';
     if (task.chunk.valid()) instruction.stage = stage_of(dag_.chunks[task.chunk.index()]);
-    role_.body.push_back(std::move(instruction));
-    return role_.body.back();
+    return instruction;
   }
   int32_t stage_of(const Chunk& chunk) const {
     for (size_t t = 0; t < dag_.region_tags.size(); ++t)
@@ -276,11 +276,13 @@ class CellLowerer {
     const ChunkPrograms& programs =
         *places_.programs[static_cast<size_t>(&task - dag_.tasks.data())];
     std::vector<int32_t> inner;  // one buffer per value passed between segments
+    inner.reserve(programs.inner.size());
     for (ValueId value : programs.inner)
       inner.push_back(add_buffer(dag_.graph.value(value), task.micro));
     SumsRead sums;
     for (const Segment& segment : programs.segments) {
       std::vector<int32_t> args;
+      args.reserve(segment.args.size());
       for (const SegmentArg& arg : segment.args) args.push_back(argument_buffer(task, arg, inner));
       const int32_t program = program_of(segment.program);
       Instruction& instruction = add_instruction(InstructionKind::kCompute, task);
@@ -331,6 +333,8 @@ class CellLowerer {
       return it == instruction.args.end() ? -1
                                           : static_cast<int32_t>(it - instruction.args.begin());
     };
+    const SampleRange samples = segment.sums.empty() ? SampleRange() : samples_of(dag_, task.micro);
+    instruction.contributions.reserve(segment.sums.size());
     for (int32_t s : segment.sums) {
       const Accumulate& a = task.accumulates[static_cast<size_t>(s)];
       if (a.reduced.valid()) {
@@ -339,14 +343,10 @@ class CellLowerer {
         if (!first[static_cast<size_t>(s)]) instruction.combines.back().from = {into, from};
         continue;
       }
-      Contribution contribution;
-      contribution.arg = arg_of(buffer_of(a.into));
-      contribution.target = a.sum;
-      contribution.use = a.use;
-      contribution.samples = samples_of(dag_, task.micro);
-      contribution.accumulates = !first[static_cast<size_t>(s)];
-      instruction.contributions.push_back(std::move(contribution));
+      instruction.contributions.push_back(
+          {arg_of(buffer_of(a.into)), a.sum, a.use, samples, !first[static_cast<size_t>(s)]});
     }
+    if (task.combines.empty() && sums.empty()) return;
     std::set<int32_t> combined;
     for (const Combine& c : task.combines) {
       SumCombine combine;
