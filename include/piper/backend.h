@@ -34,9 +34,47 @@ bool pin_to_core(int core);
 // What the kernels of a thread may allocate for themselves (a plan's scratch_bytes).
 inline constexpr int64_t kKernelScratchBytes = int64_t{4} << 20;
 
+// How a matrix product c[m,n] = a[m,k] · b[k,n] is cut; its bits do not depend on it. Products work on the part of b of `depth` of k
+// (a multiple of 128) and `columns` (of 64), packed, and with `height` rows of a (of 24) before the next ones; with `pack_a` that
+// part of a is packed, too. No thread may need more than kKernelScratchBytes for it.
+struct ProductCut {
+  int64_t depth = 256, columns = 512, height = 240;
+  bool pack_a = false;
+  bool operator==(const ProductCut&) const = default;
+};
+// What a choice of the cut looks at.
+struct ProductShape {
+  DType dtype = DType::kF32;
+  bool trans_a = false, trans_b = false;
+  int64_t rows = 0, columns = 0, depth = 0;  // m, n, k
+};
+// What src/backend/cpu/products.txt, whose head says its form, holds for one processor.
+struct ProductTable {
+  struct Condition {
+    enum Of : uint8_t { kType, kTransA, kTransB, kRows, kColumns, kDepth, kLine } of = kType;
+    char is = '=';  // or '<' and '>' (or equal), '%' (a multiple of)
+    int64_t number = 0;
+  };
+  struct Rule {
+    std::vector<Condition> conditions;
+    ProductCut cut;
+  };
+  std::string entry;        // "AuthenticAMD 25 17 AVX3", "any AVX2" or "any"
+  std::string digest;       // of the whole text but its comments
+  std::vector<Rule> rules;  // the first one that holds counts; the last one has no conditions
+};
+// The entry of `processor` ("AuthenticAMD 25 17": vendor, family, model) with the instruction set `kernels`; where there is none,
+// that of any processor with it, else that of any. The error names the line.
+Result<ProductTable> read_products(std::string_view text, std::string_view processor, std::string_view kernels);
+ProductCut cut_of(const ProductTable& table, const ProductShape& shape);
+// Of this processor, as it was built in.
+const ProductTable& cpu_products();
+std::string cpu_processor();  // "unknown" where it cannot be asked
+
 struct CpuOptions {
   int threads = 1;  // that share the work of a launch: the caller's and threads - 1 more; the bits are the same for any number
   std::vector<int> cores;  // by thread: where it is pinned; the caller pins its own. Empty: nowhere
+  const ProductTable* products = nullptr;  // outlives the backend; null: cpu_products()
 };
 std::unique_ptr<Backend> make_cpu_backend(const CpuOptions& options = {});
 // What a null backend was asked to do. Its `copy`, `fill` and `sum` leave memory as it is.

@@ -36,15 +36,18 @@ Cores cores_of(const JobOptions& options, int64_t place, int64_t ranks_here) {
 }
 
 std::string kernels_of(const JobOptions& options) {
-  return options.backend == "cpu" ? fmt::format("cpu kernels for {}", cpu_kernels())
-                                  : fmt::format("backend {}", options.backend);
+  if (options.backend != "cpu") return fmt::format("backend {}", options.backend);
+  return fmt::format("cpu kernels for {}, table of products {}", cpu_kernels(),
+                     std::string_view(cpu_products().digest).substr(0, 8));
 }
 
 std::string print_cores(const JobOptions& options, int64_t ranks_here) {
   const Cores cores = cores_of(options, 0, ranks_here);
-  return fmt::format("{} rank{} with {} thread{} each{}; {}", ranks_here,
+  const std::string cuts =
+      options.backend == "cpu" ? fmt::format(", entry '{}'", cpu_products().entry) : "";
+  return fmt::format("{} rank{} with {} thread{} each{}; {}{}", ranks_here,
                      ranks_here == 1 ? "" : "s", cores.threads, cores.threads == 1 ? "" : "s",
-                     cores.pinned.empty() ? "" : ", pinned", kernels_of(options));
+                     cores.pinned.empty() ? "" : ", pinned", kernels_of(options), cuts);
 }
 
 }  // namespace piper

@@ -128,7 +128,7 @@ Status check_values(const Program& program) {
 }
 
 Result<Use> make_use(const Program& program, const ProgramOp& op) {
-  Use use{op.op, op.attrs, {}, {}, {}, {}};
+  Use use{op.op, op.attrs, {}, {}, {}, {}, nullptr};
   const auto count = static_cast<int32_t>(program.values.size());
   auto add = [&](const std::vector<int32_t>& ids, std::vector<TensorType>& types,
                  std::vector<bool>& there) -> Status {
@@ -176,7 +176,9 @@ Status check_overlap(const Program& program, const ProgramOp& op, uint32_t in_pl
 
 class CpuBackend final : public Backend {
  public:
-  explicit CpuBackend(const CpuOptions& options) : team_(options.threads, options.cores) {}
+  explicit CpuBackend(const CpuOptions& options)
+      : products_(options.products ? *options.products : cpu_products()),
+        team_(options.threads, options.cores) {}
   std::string_view name() const override { return "cpu"; }
 
   Result<std::byte*> allocate(int64_t bytes) override {
@@ -311,8 +313,9 @@ class CpuBackend final : public Backend {
     return ok_status();
   }
 
-  static Result<KernelPtr> prepare_op(const Program& program, const ProgramOp& op) {
-    PIPER_ASSIGN(const Use use, make_use(program, op));
+  Result<KernelPtr> prepare_op(const Program& program, const ProgramOp& op) const {
+    PIPER_ASSIGN(Use use, make_use(program, op));
+    use.products = &products_;
     const cpu::Maker make = cpu::find_kernel(op.op);
     if (!make) {
       const std::vector<std::string> ops = cpu_ops();
@@ -334,6 +337,7 @@ class CpuBackend final : public Backend {
     return ok_status();
   }
 
+  const ProductTable& products_;
   std::vector<AlignedBlock> blocks_;
   std::vector<std::unique_ptr<LoadedProgram>> programs_;
   std::vector<Binding> bindings_;

@@ -6,13 +6,7 @@
 // columns, on how the work is cut into tiles or threads, on alignment. Nothing is allocated: packed
 // tiles go to the caller's scratch.
 //
-// Why not a library for whole products (tests/bench/products.txt, made by product_bench): a call of
-// oneDNN allocates, 4 to 6 blocks for a primitive and one for dnnl_sgemm, which a launch may not;
-// it sums up to 512 of k in one chain; and its bits depend on the shape of the whole product. Over
-// the shapes there the better of the two leads this kernel by 6 % at most with AVX-512, and this
-// kernel leads dnnl_sgemm by 1 % in the mean; with AVX2 by 9 % at most, and this kernel by 2 % in
-// the mean. A choice of the best for each shape would win 1 % there, and 0.8 % of the sample GPT's
-// products. OpenBLAS is slower with both, and its bits depend on its threads.
+// How products are cut, and why no library is called for whole ones: products.txt.
 //
 // Why b is packed in each call, weights too: rows that lie as a panel wants them are packed by the
 // tile that reads them first, at no cost that shows. Transposing 256 rows' weights, those of a
@@ -22,15 +16,17 @@
 
 #include <cstdint>
 
+#include "piper/backend.h"
+
 namespace piper::cpu {
 
-// Cut: of k in one chain of multiply-adds; of k, at most, and of columns, in the part of b packed
-// at a time; rows of a that go through it before the next (a multiple of 4, 6 and 12, a tile's
-// rows).
-inline constexpr int64_t kGemmChain = 128, kGemmDepth = 256, kGemmColumns = 512, kGemmHeight = 240;
-// Of `rows` that are left: no part is much smaller than the others.
-inline int64_t gemm_height(int64_t rows) {
-  return rows <= kGemmHeight * 3 / 2 ? rows : kGemmHeight;
+// Of k in one chain of multiply-adds.
+inline constexpr int64_t kGemmChain = 128;
+// What parts of b and of a are cut into: whole panels and whole tiles of any instruction set.
+inline constexpr int64_t kGemmColumnStep = 64, kGemmHeightStep = 24;
+// Rows of the next part of a, of `rows` that are left: no part is much smaller than the others.
+inline int64_t gemm_height(const ProductCut& cut, int64_t rows) {
+  return rows <= cut.height * 3 / 2 ? rows : cut.height;
 }
 
 // What is done with each finished element of c: added to or multiplied with one of a matrix of c's
@@ -44,25 +40,22 @@ struct GemmThen {
 struct Gemm {  // row-major: c[m,n] (+)= a[m,k] · b[k,n]; a is stored [k,m] if trans_a, b [n,k] if
                // trans_b
   bool trans_a = false, trans_b = false, accumulate = false;
+  bool packed_b = false;  // b is what gemm_pack_fn made of it
   int64_t m = 0, n = 0, k = 0;
   int64_t a_step = 0, b_step = 0, c_step = 0;  // elements from one stored row to the next; 0: dense
   const void* old = nullptr;  // with accumulate: the old value, where it is not c, of the same type
   int64_t old_step = 0;
   GemmThen then[2];  // in this order
   int thens = 0;
+  ProductCut cut;
   int64_t row_of_a() const { return a_step ? a_step : trans_a ? m : k; }
   int64_t row_of_b() const { return b_step ? b_step : trans_b ? k : n; }
   int64_t row_of_c() const { return c_step ? c_step : n; }
   int64_t row_of_old() const { return old_step ? old_step : n; }
 };
 
-// Whether a may be packed: where the rows of a tile fall into the same few sets of the caches, and,
-// with tiles of few rows, where a transposed one's columns do. Packed rows lie apart by what they
-// hold and kGemmPad.
+// Packed rows of a lie apart by what they hold and kGemmPad.
 inline constexpr int64_t kGemmPad = 16;
-inline bool gemm_may_pack_a(const Gemm& g) {
-  return g.trans_a ? g.row_of_a() >= 512 || g.n >= 256 : g.row_of_a() % 1024 == 0;
-}
 
 template <class T>
 using GemmFn = void (*)(const Gemm& g, const T* a, const T* b, T* c, T* scratch);
@@ -71,7 +64,8 @@ template <class T>
 GemmFn<T> gemm_fn();
 // The instruction set that was chosen; the other vectorised kernels choose alike.
 const char* gemm_target();
-// Elements of scratch that a product needs.
+// Elements of scratch that a product needs; that any product needs with this cut.
 int64_t gemm_scratch(const Gemm& g);
+int64_t gemm_scratch(const ProductCut& cut);
 
 }  // namespace piper::cpu

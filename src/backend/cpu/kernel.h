@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <concepts>
 
-#include "piper/bundle.h"
+#include "piper/backend.h"
 
 namespace piper::cpu {
 
@@ -75,6 +75,7 @@ struct Use {
   std::vector<bool> present;       // by input
   std::vector<TensorType> outputs;
   std::vector<bool> wanted;  // by output
+  const ProductTable* products = nullptr;  // null: products are cut as if there were no table
 
   const Shape& in(size_t i) const { return inputs[i].shape; }
   const Shape& out(size_t i = 0) const { return outputs[i].shape; }

@@ -70,6 +70,8 @@ Result<Plan> plan_of(const Use& use) {
   const Shape lead_a(a.begin(), batch.empty() ? a.begin() : a.end() - 2);
   PIPER_ASSIGN(auto steps_a, broadcast_strides(lead_a, batch));
   PIPER_ASSIGN(auto steps_b, broadcast_strides(Shape(b.begin(), b.end() - 2), batch));
+  if (use.products)
+    g.cut = cut_of(*use.products, {use.type(), g.trans_a, g.trans_b, g.m, g.n, g.k});
   plan.batches = make_loop(batch, {strides_of(batch), steps_a, steps_b});
   return plan;
 }

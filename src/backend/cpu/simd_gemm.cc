@@ -136,6 +136,12 @@ struct Part {
   int64_t end() const { return n0 + columns; }
 };
 
+// The panel at column n of a packed b, from depth k on.
+template <class T>
+const T* packed_panel(const Gemm& g, const T* b, int64_t k, int64_t n, int64_t width) {
+  return b + n * g.k + k * width;
+}
+
 // What will be packed after the panel at column `n`: the next one, if these are the first rows; the
 // next part's first one behind the last panel of the last rows.
 template <class T>
@@ -150,7 +156,11 @@ Ahead<T> next_panel(const Gemm& g, const T* b, const Part& part, int64_t n, int6
     return {};
   }
   if (next >= g.n) return {};
-  return Ahead<T>(g, b, k, HWY_MIN(part_depth<T>(g), g.k - k), next, HWY_MIN(width, g.n - next));
+  if (g.packed_b) {
+    const int64_t depth = HWY_MIN(g.cut.depth, g.k - k);
+    return Ahead<T>(packed_panel(g, b, k, next, width), 1, depth * width, 0);
+  }
+  return Ahead<T>(g, b, k, HWY_MIN(g.cut.depth, g.k - k), next, HWY_MIN(width, g.n - next));
 }
 
 // What of a will be packed after the rows [m0, m0 + height): the next rows, or the first ones of
@@ -161,7 +171,7 @@ Ahead<T> next_rows(const Gemm& g, const T* a, const Part& part, int64_t m0, int6
   int64_t k = part.k0, row = m0 + height;
   if (row == g.m) row = 0, k += part.depth;
   if (k >= g.k) return {};
-  const int64_t rows = gemm_height(g.m - row), depth = HWY_MIN(part_depth<T>(g), g.k - k);
+  const int64_t rows = gemm_height(g.cut, g.m - row), depth = HWY_MIN(g.cut.depth, g.k - k);
   const int64_t step = g.row_of_a();
   const Ahead<T> ahead = g.trans_a ? Ahead<T>(a + k * step + row, depth, rows, step)
                                    : Ahead<T>(a + row * step + k, rows, depth, step);
@@ -191,14 +201,14 @@ template <class T>
 void gemm_part(const Gemm& g, const T* a, const T* b, T* c, const Part& part, T* panels,
                T* packed) {
   const int64_t width = 2 * static_cast<int64_t>(hn::Lanes(hn::ScalableTag<T>()));
-  const bool pack = packs_a<T>(g) && part.columns > width;
+  const bool pack = g.cut.pack_a && part.columns > width;
   Ahead<T> rows_ahead;
   Panel<T> rows;
   rows.rows_ahead = &rows_ahead;
   rows.depth = part.depth, rows.c_step = g.row_of_c();
   rows.then = g.thens > 0 && part.k0 + part.depth == g.k ? &g : nullptr;
   for (int64_t m0 = 0; m0 < g.m; m0 += rows.height) {
-    rows.height = gemm_height(g.m - m0), rows.a_step = g.row_of_a();
+    rows.height = gemm_height(g.cut, g.m - m0), rows.a_step = g.row_of_a();
     place_rows(g, a, c, part, m0, rows);
     rows.block_step = g.trans_a ? kRows : kRows * rows.a_step;
     if (pack) {
@@ -216,7 +226,9 @@ void gemm_part(const Gemm& g, const T* a, const T* b, T* c, const Part& part, T*
       if (p.old) p.old += n;
       // Where no other rows wait for it, one place that stays near serves all panels.
       p.b = first && last ? panels : panels + (n - part.n0) * part.depth;
-      if (first && !g.trans_b && p.columns == width && p.height >= kRows) {
+      if (g.packed_b) {
+        p.b = const_cast<T*>(packed_panel(g, b, part.k0, n, width));  // only read
+      } else if (first && !g.trans_b && p.columns == width && p.height >= kRows) {
         p.source = b + part.k0 * g.row_of_b() + n, p.source_step = g.row_of_b();
       } else if (first) {
         pack_b(g, b, part.k0, part.depth, n, width, p.b);
@@ -240,12 +252,11 @@ void gemm(const Gemm& g, const T* a, const T* b, T* c, T* scratch) {
     if (g.accumulate && g.old)
       std::memcpy(row, static_cast<const T*>(g.old) + i * g.row_of_old(), bytes);
   }
-  T* packed = scratch + kGemmDepth * kGemmColumns;
-  for (int64_t n0 = 0; n0 < g.n; n0 += kGemmColumns) {
-    const int64_t columns = HWY_MIN(kGemmColumns, g.n - n0);
-    const int64_t depth = part_depth<T>(g);
-    for (int64_t k0 = 0; k0 < g.k; k0 += depth) {
-      const Part part{k0, HWY_MIN(depth, g.k - k0), n0, columns};
+  T* packed = scratch + g.cut.depth * g.cut.columns;
+  for (int64_t n0 = 0; n0 < g.n; n0 += g.cut.columns) {
+    const int64_t columns = HWY_MIN(g.cut.columns, g.n - n0);
+    for (int64_t k0 = 0; k0 < g.k; k0 += g.cut.depth) {
+      const Part part{k0, HWY_MIN(g.cut.depth, g.k - k0), n0, columns};
       gemm_part(g, a, b, c, part, scratch, packed);
     }
   }
@@ -278,11 +289,13 @@ GemmFn<double> gemm_fn() {
 
 int64_t gemm_scratch(const Gemm& g) {
   constexpr int64_t kWidest = 32;  // columns of a panel, at most
-  const int64_t columns = std::min((g.n + kWidest - 1) / kWidest * kWidest, kGemmColumns);
-  const int64_t depth = std::min(g.k, kGemmDepth);
-  if (gemm_may_pack_a(g))
-    return kGemmDepth * kGemmColumns + (kGemmDepth + kGemmPad) * kGemmHeight * 3 / 2;
-  return depth * columns;
+  if (g.cut.pack_a) return gemm_scratch(g.cut);
+  const int64_t columns = std::min((g.n + kWidest - 1) / kWidest * kWidest, g.cut.columns);
+  return std::min(g.k, g.cut.depth) * columns;
+}
+
+int64_t gemm_scratch(const ProductCut& cut) {
+  return cut.depth * cut.columns + (cut.depth + kGemmPad) * cut.height * 3 / 2;
 }
 
 }  // namespace piper::cpu

@@ -130,18 +130,6 @@ class Ahead {
   int64_t rows_ = 0, length_ = 0, step_ = 0, column_ = 0;
 };
 
-// Most of a line of the caches is good as it lies.
-template <class T>
-bool packs_a(const Gemm& g) {
-  return gemm_may_pack_a(g) && !(g.trans_a && 4 * kRows >= 3 * kLine<T>);
-}
-
-// Of k, in the part of b that is packed at a time: less where packed rows of a must lie beside it.
-template <class T>
-int64_t part_depth(const Gemm& g) {
-  return packs_a<T>(g) ? kGemmDepth / 2 : kGemmDepth;
-}
-
 // A part of a: rows, kGemmPad apart, or transposed: blocks of kRows rows, each [depth][kRows], and
 // kGemmPad apart. Reads row by row, and fetches some rows ahead: in memory they lie far apart.
 template <class T>

@@ -1,0 +1,151 @@
+// The table of cuts of matrix products: how it is read, what it chooses, and that its choices
+// differ in nothing but speed.
+#include "cpu_harness.h"
+
+namespace piper::test {
+namespace {
+
+constexpr const char* kTable = R"(# a comment
+products 1
+processor any
+  : depth=128 columns=64 height=24
+processor Acme 6 7 AVX2   # another one
+  aT f64 rows>=100 : depth=512 pack
+  a bT depth%96 line<=192 : columns=128
+  b columns<=8 : height=48 columns=64
+  :
+processor any AVX2
+  : depth=384
+)";
+
+ProductTable read(std::string_view text, std::string_view processor, std::string_view kernels) {
+  Result<ProductTable> table = read_products(text, processor, kernels);
+  EXPECT_TRUE(table) << print_error(table.error());
+  return table ? *table : ProductTable{};
+}
+std::string refused(std::string_view text) {
+  const Result<ProductTable> table = read_products(text, "Acme 6 7", "AVX2");
+  if (table) return "";
+  return fmt::format("{}:{}: {}", table.error().at.file, table.error().at.line,
+                     table.error().message);
+}
+
+TEST(Products, TakesTheEntryThatFitsBest) {
+  EXPECT_EQ(read(kTable, "Acme 6 7", "AVX2").entry, "Acme 6 7 AVX2");
+  EXPECT_EQ(read(kTable, "Acme 6 8", "AVX2").entry, "any AVX2");
+  EXPECT_EQ(read(kTable, "unknown", "AVX3").entry, "any");
+}
+
+TEST(Products, TakesTheFirstRuleThatHolds) {
+  const ProductTable table = read(kTable, "Acme 6 7", "AVX2");
+  const auto cut = [&](DType dtype, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k) {
+    return cut_of(table, {dtype, trans_a, trans_b, m, n, k});
+  };
+  const ProductCut plain, first{512, 512, 240, true}, second{256, 128, 240}, third{256, 64, 48};
+  EXPECT_EQ(cut(DType::kF64, true, false, 100, 9, 5), first);
+  EXPECT_EQ(cut(DType::kF32, true, false, 100, 9, 5), plain);
+  EXPECT_EQ(cut(DType::kF64, true, false, 99, 9, 5), plain);
+  EXPECT_EQ(cut(DType::kF32, false, true, 99, 9, 192), second);
+  EXPECT_EQ(cut(DType::kF32, false, true, 99, 9, 100), plain);
+  EXPECT_EQ(cut(DType::kF32, false, true, 99, 9, 288), plain);
+  EXPECT_EQ(cut(DType::kF32, true, true, 99, 9, 192), plain);
+  EXPECT_EQ(cut(DType::kF32, false, false, 99, 8, 192), third);
+  EXPECT_EQ(cut(DType::kF32, false, true, 99, 8, 100), plain);
+}
+
+TEST(Products, DigestIsOfTheWholeTableButItsComments) {
+  const std::string text = kTable;
+  const std::string digest = read(text, "Acme 6 7", "AVX2").digest;
+  EXPECT_EQ(read(text + "# more\n", "other", "AVX3").digest, digest);
+  EXPECT_NE(read(text + "processor b\n :\n", "Acme 6 7", "AVX2").digest, digest);
+}
+
+TEST(Products, RefusesWhatIsMalformed) {
+  const std::string start = "products 1\nprocessor any\n";
+  EXPECT_EQ(refused(""), "products:0: holds nothing");
+  EXPECT_EQ(refused("# no more\n"), "products:0: holds nothing");
+  EXPECT_EQ(refused("products 2\n"), "products:1: begins with 'products 2', not with 'products 1'");
+  EXPECT_EQ(refused("products 1\n"), "products:0: has nothing for processor 'any'");
+  EXPECT_EQ(refused("products 1\nprocessor any AVX3\n :\n"),
+            "products:0: has nothing for processor 'any'");
+  EXPECT_EQ(refused("products 1\n :\n"), "products:2: a rule before the first processor");
+  EXPECT_EQ(refused(start + " depth=256\n"), "products:3: a rule is 'CONDITION… : CUT…'");
+  EXPECT_EQ(refused(start + " aT:\n"), "products:3: a rule is 'CONDITION… : CUT…'");
+  EXPECT_EQ(refused(start + " tall :\n"), "products:3: 'tall' is no condition");
+  EXPECT_EQ(refused(start + " rows<9 :\n"), "products:3: 'rows<9' is no condition");
+  EXPECT_EQ(refused(start + " rows%0 :\n"), "products:3: 'rows%0' is no condition");
+  EXPECT_EQ(refused(start + " : wide\n"), "products:3: 'wide' is no part of a cut");
+  EXPECT_EQ(refused(start + " : depth=-128\n"), "products:3: 'depth=-128' is no part of a cut");
+  EXPECT_EQ(refused(start + " : depth=99999999999999999999\n"),
+            "products:3: 'depth=99999999999999999999' is no part of a cut");
+  EXPECT_EQ(refused(start + " : depth=192\n"), "products:3: depth=192 is no multiple of 128");
+  EXPECT_EQ(refused(start + " : columns=100\n"), "products:3: columns=100 is no multiple of 64");
+  EXPECT_EQ(refused(start + " : height=36\n"), "products:3: height=36 is no multiple of 24");
+  EXPECT_EQ(refused(start + " : depth=1024 columns=1024\n"),
+            "products:3: depth=1024 columns=1024 height=240 needs more than 4.0 MiB");
+  EXPECT_EQ(refused(start + " : depth=9223372036854775680\n"),
+            "products:3: depth=9223372036854775680 columns=512 height=240 needs more than 4.0 MiB");
+  EXPECT_EQ(refused(start + " aT :\n"),
+            "products:0: the last rule of processor 'any' has conditions");
+  EXPECT_EQ(refused(start + " :\n aT :\n"), "products:4: a rule behind one without conditions");
+  EXPECT_EQ(refused(start + " :\nprocessor any\n :\n"),
+            "products:4: processor 'any' is here twice");
+}
+
+TEST(Products, TheBuiltInTableIsWholeForEveryProcessor) {
+  const ProductTable& own = cpu_products();
+  EXPECT_TRUE(own.entry.starts_with(cpu_processor()) || own.entry.starts_with("any")) << own.entry;
+  ASSERT_FALSE(own.rules.empty());
+  EXPECT_TRUE(own.rules.back().conditions.empty());
+  EXPECT_EQ(own.digest.size(), 32u);
+  // Rows of a transposed by 4 KiB fall into one set of the near cache.
+  EXPECT_TRUE(cut_of(own, {DType::kF32, false, false, 512, 512, 2048}).pack_a);
+}
+
+// a · b, accumulated, of every kind of operand, with all products cut as `cut` says.
+std::vector<Bytes> products_cut(const std::string& cut, DType dtype) {
+  const ProductTable table = read("products 1\nprocessor any\n : " + cut, "", "");
+  const auto backend = make_cpu_backend({2, {}, &table});
+  Random random(11);
+  std::vector<Bytes> results;
+  for (const auto& [m, n, k] : {std::tuple{403, 190, 300}, {50, 1111, 129}, {25, 70, 700}})
+    for (const bool trans_a : {false, true})
+      for (const bool trans_b : {false, true}) {
+        Program p;
+        p.values = {{dtype, trans_a ? Shape{k, m} : Shape{m, k}},
+                    {dtype, trans_b ? Shape{n, k} : Shape{k, n}},
+                    {dtype, {m, n}}};
+        p.num_args = 3;
+        p.offsets = {-1, -1, -1};
+        const Attrs attrs{{"trans_a", int64_t{trans_a}},
+                          {"trans_b", int64_t{trans_b}},
+                          {"accumulate", int64_t{1}}};
+        p.ops = {{"MatMul", attrs, {0, 1, 2}, {2}}};
+        std::vector<std::byte*> args;
+        for (const TensorType& type : p.values) {
+          const Bytes data = pack(random.uniform(dtype, type.shape, -1, 1));
+          args.push_back(*backend->allocate(type.bytes()));
+          backend->copy(args.back(), data.data, type.bytes());
+        }
+        backend->launch(*backend->bind(*backend->load(p), args, nullptr));
+        results.push_back(Bytes::copy_of(args[2], static_cast<size_t>(p.values[2].bytes())));
+      }
+  return results;
+}
+
+TEST(Products, HaveTheSameBitsWithEveryCut) {
+  for (DType dtype : {DType::kF32, DType::kF64}) {
+    const std::vector<Bytes> usual = products_cut("", dtype);
+    for (const char* cut :
+         {"pack", "depth=128", "depth=128 columns=64 height=24", "depth=512 columns=64 pack",
+          "depth=384 columns=192 height=48 pack", "depth=128 columns=1024 height=240 pack",
+          "depth=256 columns=512 height=960"}) {
+      const std::vector<Bytes> other = products_cut(cut, dtype);
+      for (size_t i = 0; i < usual.size(); ++i)
+        EXPECT_EQ(as_text(other[i].span()), as_text(usual[i].span())) << cut << ", product " << i;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace piper::test
