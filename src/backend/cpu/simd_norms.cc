@@ -8,6 +8,8 @@
 #include "hwy/highway.h"
 #include "simd_math-inl.h"
 // clang-format on
+#include <algorithm>
+
 #include "rows.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -163,23 +165,35 @@ HWY_INLINE double spread_of(const T* x, T middle, int64_t n) {
   return sum / static_cast<double>(n);
 }
 
+// Rows of n elements whose sums are made together, before what is made of them: the sums of one row
+// do not wait for those of another, and the rows stay in the nearest cache.
+constexpr int64_t kRowsAtOnce = 8;
+inline int64_t rows_at_once(int64_t n) {
+  return std::clamp<int64_t>(1024 / HWY_MAX(n, int64_t{1}), 1, kRowsAtOnce);
+}
+
 template <class T>
 void layer_norm(const T* x, const T* scale, const T* bias, T* y, T* mean, T* rstd, double epsilon,
                 int64_t rows, int64_t n) {
   const hn::ScalableTag<T> d;
-  for (int64_t r = 0; r < rows; ++r, x += n, y += n) {
-    const T m = mean_of(x, n);
-    const T s = static_cast<T>(1 / std::sqrt(spread_of(x, m, n) + epsilon));
-    if (mean) mean[r] = m;
-    if (rstd) rstd[r] = s;
-    const auto vm = hn::Set(d, m), vs = hn::Set(d, s);
-    each_vector(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
-      const auto normal = hn::Mul(hn::Sub(load_first(d, x + i, count, T{0}), vm), vs);
-      const auto factor = load_first(d, scale + i, count, T{0});
-      const auto out = bias ? hn::MulAdd(normal, factor, load_first(d, bias + i, count, T{0}))
-                            : hn::Mul(normal, factor);
-      store_first(d, out, y + i, count);
-    });
+  T m[kRowsAtOnce], s[kRowsAtOnce];
+  for (int64_t begin = 0, step = rows_at_once(n); begin < rows; begin += step) {
+    const int64_t count = HWY_MIN(step, rows - begin);
+    for (int64_t r = 0; r < count; ++r) m[r] = mean_of(x + r * n, n);
+    for (int64_t r = 0; r < count; ++r)
+      s[r] = static_cast<T>(1 / std::sqrt(spread_of(x + r * n, m[r], n) + epsilon));
+    if (mean) std::copy_n(m, count, mean + begin);
+    if (rstd) std::copy_n(s, count, rstd + begin);
+    for (int64_t r = 0; r < count; ++r, x += n, y += n) {
+      const auto vm = hn::Set(d, m[r]), vs = hn::Set(d, s[r]);
+      each_vector(d, n, [&](int64_t i, int64_t lanes) HWY_ATTR {
+        const auto normal = hn::Mul(hn::Sub(load_first(d, x + i, lanes, T{0}), vm), vs);
+        const auto factor = load_first(d, scale + i, lanes, T{0});
+        const auto out = bias ? hn::MulAdd(normal, factor, load_first(d, bias + i, lanes, T{0}))
+                              : hn::Mul(normal, factor);
+        store_first(d, out, y + i, lanes);
+      });
+    }
   }
 }
 
@@ -187,24 +201,36 @@ template <class T>
 void layer_norm_grad_x(const T* dy, const T* x, const T* scale, const T* mean, const T* rstd, T* dx,
                        int64_t rows, int64_t n) {
   const hn::ScalableTag<T> d;
-  for (int64_t r = 0; r < rows; ++r, x += n, dy += n, dx += n) {
-    const auto vm = hn::Set(d, mean[r]), vs = hn::Set(d, rstd[r]);
-    const auto part = [&](int64_t i, int64_t count) HWY_ATTR {
-      return hn::Mul(load_first(d, dy + i, count, T{0}), load_first(d, scale + i, count, T{0}));
+  T mean_g[kRowsAtOnce], mean_dot[kRowsAtOnce];
+  for (int64_t begin = 0, step = rows_at_once(n); begin < rows; begin += step) {
+    const int64_t count = HWY_MIN(step, rows - begin);
+    const auto part = [&](const T* g, int64_t i, int64_t lanes) HWY_ATTR {
+      return hn::Mul(load_first(d, g + i, lanes, T{0}), load_first(d, scale + i, lanes, T{0}));
     };
-    const double sum = total(d, n, part);
-    const double dot = total(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
-      return hn::Mul(part(i, count), hn::Mul(hn::Sub(load_first(d, x + i, count, T{0}), vm), vs));
-    });
-    const auto mean_g = hn::Set(d, static_cast<T>(sum / static_cast<double>(n)));
-    const auto mean_dot = hn::Set(d, static_cast<T>(dot / static_cast<double>(n)));
-    each_vector(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
-      const auto g =
-          hn::Mul(load_first(d, dy + i, count, T{0}), load_first(d, scale + i, count, T{0}));
-      const auto normal = hn::Mul(hn::Sub(load_first(d, x + i, count, T{0}), vm), vs);
-      const auto rest = hn::NegMulAdd(normal, mean_dot, hn::Sub(g, mean_g));
-      store_first(d, hn::Mul(vs, rest), dx + i, count);
-    });
+    for (int64_t r = 0; r < count; ++r) {
+      const T* g = dy + r * n;
+      const double sum =
+          total(d, n, [&](int64_t i, int64_t lanes) HWY_ATTR { return part(g, i, lanes); });
+      mean_g[r] = static_cast<T>(sum / static_cast<double>(n));
+    }
+    for (int64_t r = 0; r < count; ++r) {
+      const T *g = dy + r * n, *from = x + r * n;
+      const auto vm = hn::Set(d, mean[begin + r]), vs = hn::Set(d, rstd[begin + r]);
+      const double dot = total(d, n, [&](int64_t i, int64_t lanes) HWY_ATTR {
+        const auto normal = hn::Mul(hn::Sub(load_first(d, from + i, lanes, T{0}), vm), vs);
+        return hn::Mul(part(g, i, lanes), normal);
+      });
+      mean_dot[r] = static_cast<T>(dot / static_cast<double>(n));
+    }
+    for (int64_t r = 0; r < count; ++r, x += n, dy += n, dx += n) {
+      const auto vm = hn::Set(d, mean[begin + r]), vs = hn::Set(d, rstd[begin + r]);
+      const auto vg = hn::Set(d, mean_g[r]), vd = hn::Set(d, mean_dot[r]);
+      each_vector(d, n, [&](int64_t i, int64_t lanes) HWY_ATTR {
+        const auto normal = hn::Mul(hn::Sub(load_first(d, x + i, lanes, T{0}), vm), vs);
+        const auto rest = hn::NegMulAdd(normal, vd, hn::Sub(part(dy, i, lanes), vg));
+        store_first(d, hn::Mul(vs, rest), dx + i, lanes);
+      });
+    }
   }
 }
 
