@@ -167,7 +167,7 @@ int64_t attention_scratch(const AttentionForm& form, bool backward) {
   const int64_t scores = sizes.key_block * sizes.score_rows;
   const int64_t both =
       sizes.key_block * (form.width + form.v_width) + sizes.query_block * form.width + scores;
-  if (!backward) return both + 2 * form.queries;
+  if (!backward) return both + 2 * ((form.queries + 15) / 16 * 16);
   return both + scores + sizes.key_block * (form.width + 1) + sizes.query_block * form.v_width;
 }
 

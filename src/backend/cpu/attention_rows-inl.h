@@ -26,8 +26,6 @@ struct ScoreRule {
   const uint8_t* keep = nullptr;  // or null
   int64_t mask_step = 1;          // 0: one term or one keep for all keys
   T masked = 0;                   // the score where `keep` is 0
-  // Whether all scores are the products × scale, + terms.
-  bool is_line() const { return cap == 0 && !keep; }
 };
 
 // One query's row of a block: the first `seen` of `width` scores, whole panels; behind those stands
@@ -43,9 +41,10 @@ struct ScoreRow {
 template <class T, class F>
 HWY_INLINE void each_score(const ScoreRow<T>& row, F f) {
   const int64_t lanes = tile_lanes<T>();
-  int64_t j = 0;
-  for (; j + lanes <= row.seen; j += lanes) f(row.at(j), j, lanes);
-  if (j < row.seen) f(row.at(j), j, row.seen - j);
+  int64_t j = 0, at = 0;
+  for (; j + kPanel <= row.seen; j += kPanel, at += row.panel_step)
+    for (int64_t v = 0; v < kPanel; v += lanes) f(at + v, j + v, lanes);
+  for (; j < row.seen; j += lanes, at += lanes) f(at, j, HWY_MIN(lanes, row.seen - j));
 }
 template <class T>
 HWY_INLINE hn::Mask<TileTag<T>> first_lanes(int64_t count) {
@@ -90,30 +89,36 @@ HWY_NOINLINE void to_scores(const ScoreRow<T>& row, const ScoreRule<T>& rule, T*
   }
 }
 
-// What makes a score of what stands in a row: × factor, + a term of each key or of all (step 0), or
-// nothing more.
+// Scores are taken as exponents, times kExponent: what e^x needs first is one with their scale.
 template <class T>
+inline constexpr T kExponent = static_cast<T>(kExpScale<TileTag<T>>);
+
+// What makes an exponent of what stands in a row: × factor, + a term of each key or of all (step
+// 0), which is a score's.
+template <class T, bool kTerms>
 struct ScoreLine {
-  T factor = 1;
+  T factor = kExponent<T>;
   const T* add = nullptr;
   int64_t step = 1;
-  // The score of key j, of `count` ones.
+  // The exponent of key j, of `count` ones.
   template <class D>
   HWY_INLINE hn::Vec<D> of(D d, hn::Vec<D> x, int64_t j, int64_t count) const {
     x = hn::Mul(x, hn::Set(d, factor));
-    if (!add) return x;
-    return hn::Add(x, step ? load_first(d, add + j, count, T{0}) : hn::Set(d, *add));
+    if constexpr (!kTerms) return x;
+    const auto term = step ? load_first(d, add + j, count, T{0}) : hn::Set(d, *add);
+    return hn::MulAdd(term, hn::Set(d, kExponent<T>), x);
   }
-  // The score minus `less`.
+  // The exponent minus `less`.
   template <class D>
   HWY_INLINE hn::Vec<D> above(D d, hn::Vec<D> x, int64_t j, int64_t count, hn::Vec<D> less) const {
-    return add ? hn::Sub(of(d, x, j, count), less) : hn::MulSub(x, hn::Set(d, factor), less);
+    if constexpr (!kTerms) return hn::MulSub(x, hn::Set(d, factor), less);
+    return hn::Sub(of(d, x, j, count), less);
   }
 };
 
-// The greatest of `top` and the scores.
-template <class T>
-HWY_INLINE T greatest(const ScoreRow<T>& row, const ScoreLine<T>& line, T top) {
+// The greatest of `top` and the exponents.
+template <class T, class Line>
+HWY_INLINE T greatest(const ScoreRow<T>& row, const Line& line, T top) {
   const TileTag<T> d;
   const auto lowest = hn::Set(d, -std::numeric_limits<T>::infinity());
   auto best = hn::Set(d, top);
@@ -125,14 +130,14 @@ HWY_INLINE T greatest(const ScoreRow<T>& row, const ScoreLine<T>& line, T top) {
   return hn::GetLane(hn::MaxOfLanes(d, best));
 }
 
-// A row becomes exponentials of scores - shift, 0 where they are not seen; their sum.
-template <class T>
-HWY_INLINE T exponentials(const ScoreRow<T>& row, const ScoreLine<T>& line, T shift) {
+// A row becomes exponentials of exponents - shift, 0 where they are not seen; their sum.
+template <class T, class Line>
+HWY_INLINE T exponentials(const ScoreRow<T>& row, const Line& line, T shift) {
   const TileTag<T> d;
   const auto less = hn::Set(d, shift);
   auto sum = hn::Zero(d);
   each_score(row, [&](int64_t at, int64_t j, int64_t count) HWY_ATTR {
-    auto e = exp_of_negative(d, line.above(d, hn::LoadU(d, row.s + at), j, count, less));
+    auto e = exp_scaled_negative(d, line.above(d, hn::LoadU(d, row.s + at), j, count, less));
     if (count < tile_lanes<T>()) e = hn::IfThenElseZero(first_lanes<T>(count), e);
     sum = hn::Add(sum, e);
     hn::StoreU(e, d, row.s + at);
@@ -141,46 +146,45 @@ HWY_INLINE T exponentials(const ScoreRow<T>& row, const ScoreLine<T>& line, T sh
   return sum_lanes(d, sum);
 }
 
-// After the tops of a tile's rows rose: keep = what their sums so far are to be taken times, shift
-// = what is taken off the scores. Rows that have seen no key have the lowest top: 0 is taken off.
+// After the tops of kPanel rows rose: keep = what their sums so far are to be taken times, shift =
+// what is taken off the exponents. Rows that have seen no key have the lowest top: 0 is taken off.
 template <class T>
-HWY_INLINE void find_shifts(const T* old_top, const T* top, int64_t rows, T* keep, T* shift) {
+HWY_INLINE void find_shifts(const T* old_top, const T* top, T* keep, T* shift) {
   const TileTag<T> d;
   const auto lowest = hn::Set(d, -std::numeric_limits<T>::infinity());
-  each_vector(d, rows, [&](int64_t i, int64_t count) HWY_ATTR {
-    const auto old = load_first(d, old_top + i, count, T{0}),
-               now = load_first(d, top + i, count, T{0});
-    const auto factor = exp_of_negative(d, hn::Sub(old, now));
-    store_first(d, hn::IfThenElse(hn::Eq(old, now), hn::Set(d, T{1}), factor), keep + i, count);
-    store_first(d, hn::IfThenElse(hn::Eq(now, lowest), hn::Zero(d), now), shift + i, count);
-  });
+  for (int64_t i = 0; i < kPanel; i += tile_lanes<T>()) {
+    const auto old = hn::LoadU(d, old_top + i), now = hn::LoadU(d, top + i);
+    const auto factor = exp_scaled_negative(d, hn::Sub(old, now));
+    hn::StoreU(hn::IfThenElse(hn::Eq(old, now), hn::Set(d, T{1}), factor), d, keep + i);
+    hn::StoreU(hn::IfThenElse(hn::Eq(now, lowest), hn::Zero(d), now), d, shift + i);
+  }
 }
 
-// 1 / sum and the logarithm of the whole sum; no key seen: 0 and the greatest number.
+// Of kPanel rows 1 / sum and the logarithm of the whole sum; no key seen: 0 and the greatest
+// number.
 template <class T>
-void log_sums(const T* top, const T* sum, int64_t rows, T* inverse, T* lse) {
+void log_sums(const T* top, const T* sum, T* inverse, T* lse) {
   const TileTag<T> d;
   const auto greatest = hn::Set(d, std::numeric_limits<T>::max());
-  each_vector(d, rows, [&](int64_t i, int64_t count) HWY_ATTR {
-    const auto s = load_first(d, sum + i, count, T{1});
+  const auto score = hn::Set(d, T{1} / kExponent<T>);
+  for (int64_t i = 0; i < kPanel; i += tile_lanes<T>()) {
+    const auto s = hn::LoadU(d, sum + i);
     const auto none = hn::Eq(s, hn::Zero(d));
-    store_first(d, hn::IfThenElse(none, hn::Zero(d), hn::Div(hn::Set(d, T{1}), s)), inverse + i,
-                count);
-    if (!lse) return;
-    const auto all = hn::Add(load_first(d, top + i, count, T{0}), log_of(d, s));
-    store_first(d, hn::IfThenElse(none, greatest, all), lse + i, count);
-  });
+    const auto all = hn::MulAdd(hn::LoadU(d, top + i), score, log_of(d, s));
+    hn::StoreU(hn::IfThenElseZero(hn::Not(none), hn::Div(hn::Set(d, T{1}), s)), d, inverse + i);
+    hn::StoreU(hn::IfThenElse(none, greatest, all), d, lse + i);
+  }
 }
 
 // A row becomes weights p, adjoints of weights in ds those of the products, by p·(ds - dot)·rise.
-template <class T>
-HWY_INLINE void gradient(const ScoreRow<T>& row, const ScoreLine<T>& line, T lse, T dot, T rise,
-                         T* ds) {
+// `lse` is an exponent.
+template <class T, class Line>
+HWY_INLINE void gradient(const ScoreRow<T>& row, const Line& line, T lse, T dot, T rise, T* ds) {
   const TileTag<T> d;
-  const auto shift = hn::Set(d, lse), middle = hn::Set(d, dot), by = hn::Set(d, rise);
+  const auto shift = hn::Set(d, lse), middle = hn::Set(d, dot * rise), by = hn::Set(d, rise);
   each_score(row, [&](int64_t at, int64_t j, int64_t count) HWY_ATTR {
-    auto p = exp_of_negative(d, line.above(d, hn::LoadU(d, row.s + at), j, count, shift));
-    auto g = hn::Mul(hn::Mul(p, hn::Sub(hn::LoadU(d, ds + at), middle)), by);
+    auto p = exp_scaled_negative(d, line.above(d, hn::LoadU(d, row.s + at), j, count, shift));
+    auto g = hn::Mul(p, hn::MulSub(hn::LoadU(d, ds + at), by, middle));
     if (count < tile_lanes<T>()) {
       p = hn::IfThenElseZero(first_lanes<T>(count), p);
       g = hn::IfThenElseZero(first_lanes<T>(count), g);

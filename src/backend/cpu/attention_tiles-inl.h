@@ -136,13 +136,17 @@ class Soon {
   // All of it in so many calls of fetch.
   void share_among(int64_t calls) { share_ = calls > 0 ? (lines_ + calls - 1) / calls : 0; }
   void fetch() {
-    for (int64_t i = 0; i < share_ && at_ < count_; ++i) {
+    for (int64_t left = share_; left > 0 && at_ < count_;) {
       Part& part = parts_[at_];
-      __builtin_prefetch(part.at + HWY_MIN(column_, part.width - 1));
-      column_ += kLine;
-      if (column_ < part.reach) continue;
-      column_ = 0, part.at += part.step;
-      if (--part.rows == 0) ++at_;
+      const T* at = part.at;  // in registers: a chain through memory would take longer
+      int64_t rows = part.rows, column = column_;
+      for (; left > 0 && rows > 0; --left) {
+        __builtin_prefetch(at + HWY_MIN(column, part.width - 1));
+        column += kLine;
+        if (column >= part.reach) column = 0, at += part.step, --rows;
+      }
+      part.at = at, part.rows = rows, column_ = column;
+      if (rows == 0) ++at_;
     }
   }
 

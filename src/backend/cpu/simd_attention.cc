@@ -56,6 +56,10 @@ class Attention {
   ScoreRow<T> row_of(const Block& block, int64_t r, int64_t n) const {
     return {s.at(r, 0), s.rows * kPanel, seen(block, block.i0 + r), whole_panels(n)};
   }
+  // How many keys the queries of row r's tile see.
+  int64_t seen_by_tile(const Block& block, int64_t r) const {
+    return seen(block, block.i0 + HWY_MIN(r / kTileRows * kTileRows + kTileRows, block.m) - 1);
+  }
   ScoreRule<T> rule_of(const Block& block, int64_t query, const std::byte* mask) const {
     ScoreRule<T> rule{static_cast<T>(f.scale), static_cast<T>(f.softcap)};
     rule.masked = static_cast<T>(f.masked), rule.mask_step = f.mask[3];
@@ -65,11 +69,13 @@ class Attention {
     return rule;
   }
 
-  // What there is left to do with a row's scores after to_scores, which lines have no need of.
-  ScoreLine<T> line_of(const ScoreRule<T>& rule) const {
-    return rule.is_line() ? ScoreLine<T>{rule.scale, rule.add, rule.mask_step} : ScoreLine<T>();
+  // How a row's exponents are made; terms, at once.
+  template <bool kTerms>
+  ScoreLine<T, kTerms> line_of(const Block& block, int64_t query, const std::byte* mask) const {
+    if constexpr (!kTerms) return {at_once ? factor : kExponent<T>};
+    const ScoreRule<T> rule = rule_of(block, query, mask);
+    return {factor, rule.add, rule.mask_step};
   }
-
   // The products of the block's queries, whose rows of x are dense, with packed keys.
   void products(const Block& block, const T* x, int64_t width, const T* packed,
                 const Scores<T>& to) {
@@ -110,11 +116,17 @@ class Attention {
 
   void expect(const Block& block, int64_t b, int64_t h, const T* y, const T* dy);
   void forward_block(const Head& h, const Block& block, T* y, T* lse);
+  template <bool kTerms>
+  void forward_rows(const Head& h, const Block& block, int64_t r0, int64_t rows, T* y, T* lse);
+  template <bool kTerms>
   void backward_block(const Head& h, const Block& block, const AttentionAdjoints<T>& a, bool first);
 
   const AttentionForm& f;
   const AttentionInputs<T>& in;
   const AttentionSizes sizes;
+  // Whether exponents are made of products in one step: × factor, + a term.
+  bool at_once = f.softcap == 0 && !f.masks;
+  const T factor = static_cast<T>(f.scale * kExpScale<TileTag<T>>);
   T* take(int64_t elements) {
     T* const at = scratch_;
     scratch_ += elements;
@@ -125,7 +137,7 @@ class Attention {
   T* scratch_;
   T *packed_k, *dense_q;
   Scores<T> s;
-  // Forward: values; by query, the greatest score so far and the sum of exponentials.
+  // Forward: values; by query, the greatest exponent so far and the sum of exponentials.
   T *dense_v = nullptr, *top = nullptr, *sum = nullptr;
   // Backward.
   T *packed_v = nullptr, *dense_k = nullptr, *dense_dy = nullptr, *slope = nullptr;
@@ -135,15 +147,16 @@ class Attention {
 template <class T>
 void Attention<T>::forward(T* y, T* lse, int64_t begin, int64_t end) {
   dense_v = take(sizes.key_block * f.v_width);
-  top = take(f.queries), sum = take(f.queries);
+  const int64_t rows = whole_panels(f.queries);
+  top = take(rows), sum = take(rows);
   const T* packed = nullptr;  // the keys in packed_k, when they are all of their head's
   for (int64_t unit = begin; unit < end; ++unit) {
     const int64_t b = unit / f.heads;
     const Head h = head(b, unit % f.heads);
     T* const y_head = y + f.y.at(b, unit % f.heads);
     T* const lse_head = lse ? lse + unit * f.queries : nullptr;
-    std::fill_n(top, f.queries, -std::numeric_limits<T>::infinity());
-    std::fill_n(sum, f.queries, T{0});
+    std::fill_n(top, rows, -std::numeric_limits<T>::infinity());
+    std::fill_n(sum, rows, T{0});
     int64_t k0 = 0;
     do {
       const int64_t n = HWY_MIN(sizes.key_block, f.keys - k0);
@@ -192,31 +205,45 @@ template <class T>
 void Attention<T>::forward_block(const Head& h, const Block& block, T* y, T* lse) {
   copy_rows(h.q + block.i0 * f.q.token, f.q.token, block.m, f.width, dense_q);
   products(block, dense_q, f.width, packed_k, s);
-  for (int64_t r = 0; r < block.m; r += kTileRows) {
-    const int64_t rows = HWY_MIN(kTileRows, block.m - r), i = block.i0 + r;
-    const int64_t n = seen(block, i + rows - 1);
+  const auto rows =
+      at_once && f.adds ? &Attention::forward_rows<true> : &Attention::forward_rows<false>;
+  for (int64_t r = 0; r < block.m; r += kPanel)
+    (this->*rows)(h, block, r, HWY_MIN(kPanel, block.m - r), y, lse);
+}
+
+// The block's rows from r0 on, at most a panel. Each step is done for all of them before the next:
+// they do not wait for each other.
+template <class T>
+template <bool kTerms>
+void Attention<T>::forward_rows(const Head& h, const Block& block, int64_t r0, int64_t rows, T* y,
+                                T* lse) {
+  HWY_ALIGN T old[kPanel], keep[kPanel], shift[kPanel], inverse[kPanel], logs[kPanel];
+  const int64_t first = block.i0 + r0;
+  T *const tops = top + first, *const sums = sum + first;
+  if (seen(block, first + rows - 1) == 0 && block.k0 > 0) return;
+  std::copy_n(tops, kPanel, old);
+  for (int64_t t = 0; t < rows; ++t) {
+    const ScoreRow<T> row = row_of(block, r0 + t, seen_by_tile(block, r0 + t));
+    if (!at_once) to_scores(row, rule_of(block, first + t, h.mask), static_cast<T*>(nullptr));
+    tops[t] = greatest(row, line_of<kTerms>(block, first + t, h.mask), old[t]);
+  }
+  find_shifts(old, tops, keep, shift);
+  for (int64_t t = 0; t < rows; ++t) {
+    const ScoreRow<T> row = row_of(block, r0 + t, seen_by_tile(block, r0 + t));
+    const auto line = line_of<kTerms>(block, first + t, h.mask);
+    sums[t] = sums[t] * keep[t] + exponentials(row, line, shift[t]);
+  }
+  log_sums(tops, sums, inverse, logs);
+  if (lse) std::copy_n(logs, rows, lse + first);
+  for (int64_t t = 0; t < rows; t += kTileRows) {
+    const int64_t n = seen_by_tile(block, r0 + t), i = first + t;
     if (n == 0 && block.k0 > 0) continue;
-    HWY_ALIGN T old[kTileRows], keep[kTileRows], shift[kTileRows], inverse[kTileRows];
-    for (int64_t t = 0; t < rows; ++t) {
-      const ScoreRow<T> row = row_of(block, r + t, n);
-      const ScoreRule<T> rule = rule_of(block, i + t, h.mask);
-      if (!rule.is_line()) to_scores(row, rule, static_cast<T*>(nullptr));
-      old[t] = top[i + t];
-      top[i + t] = greatest(row, line_of(rule), old[t]);
-    }
-    find_shifts(old, top + i, rows, keep, shift);
-    for (int64_t t = 0; t < rows; ++t) {
-      const ScoreLine<T> line = line_of(rule_of(block, i + t, h.mask));
-      const T made = exponentials(row_of(block, r + t, n), line, shift[t]);
-      sum[i + t] = sum[i + t] * keep[t] + made;
-    }
-    TileResult<T> to{.row_step = f.y.token, .vector_step = tile_lanes<T>(), .rows = rows};
-    to.add = block.k0 > 0, to.keep = keep;
-    if (f.seen_by(i + rows - 1) <= block.k0 + block.n) {  // the last keys of these queries
-      log_sums(top + i, sum + i, rows, inverse, lse ? lse + i : nullptr);
-      to.post = inverse;
-    }
-    times_keys(s, r, n, dense_v, f.v_width, y + i * f.y.token, to);
+    TileResult<T> to{.row_step = f.y.token, .vector_step = tile_lanes<T>()};
+    to.rows = HWY_MIN(kTileRows, rows - t);
+    to.add = block.k0 > 0, to.keep = keep + t;
+    // The last keys of these queries.
+    if (f.seen_by(i + to.rows - 1) <= block.k0 + block.n) to.post = inverse + t;
+    times_keys(s, r0 + t, n, dense_v, f.v_width, y + i * f.y.token, to);
   }
 }
 
@@ -229,6 +256,10 @@ void Attention<T>::backward(const AttentionAdjoints<T>& a, int64_t begin, int64_
   slope = take(sizes.key_block);
   if (a.dmask) std::fill_n(a.dmask, f.mask_elements, T{0});
   const int64_t repeat = f.heads / f.kv_heads;
+  // With a gradient of the mask, the scores' adjoints are wanted before those of the products.
+  at_once = at_once && !a.dmask;
+  const auto run =
+      at_once && f.adds ? &Attention::backward_block<true> : &Attention::backward_block<false>;
   for (int64_t unit = begin; unit < end; ++unit) {
     const int64_t b = unit / f.kv_heads, g = unit % f.kv_heads;
     int64_t k0 = 0;
@@ -254,7 +285,7 @@ void Attention<T>::backward(const AttentionAdjoints<T>& a, int64_t begin, int64_
           if (k0 > 0 && f.seen_by(i0 + m - 1) <= k0 && !(fresh && last)) continue;
           const Block block{i0, m, k0, n};
           expect(block, b, hd, a.y, a.dy);
-          backward_block(head(b, hd), block, of_head, fresh);
+          (this->*run)(head(b, hd), block, of_head, fresh);
           fresh = false;
         }
       }
@@ -264,10 +295,9 @@ void Attention<T>::backward(const AttentionAdjoints<T>& a, int64_t begin, int64_
 }
 
 template <class T>
+template <bool kTerms>
 void Attention<T>::backward_block(const Head& h, const Block& block, const AttentionAdjoints<T>& a,
                                   bool first) {
-  // With a gradient of the mask, the scores' adjoints are wanted before those of the products.
-  const bool at_once = rule_of(block, 0, h.mask).is_line() && !a.dmask;
   const T rise = at_once ? static_cast<T>(f.scale) : T{1};
   copy_rows(h.q + block.i0 * f.q.token, f.q.token, block.m, f.width, dense_q);
   products(block, dense_q, f.width, packed_k, s);
@@ -281,10 +311,10 @@ void Attention<T>::backward_block(const Head& h, const Block& block, const Atten
       dot[t] = dot_of(a.y + (i + t) * f.y.token, a.dy + (i + t) * f.y.token, f.v_width);
     for (int64_t t = 0; t < rows; ++t) {
       const ScoreRow<T> row = row_of(block, r + t, n);
-      const ScoreRule<T> rule = rule_of(block, i + t, h.mask);
-      if (!at_once) to_scores(row, rule, slope);
+      if (!at_once) to_scores(row, rule_of(block, i + t, h.mask), slope);
       T* const ds = d.at(r + t, 0);
-      gradient(row, at_once ? line_of(rule) : ScoreLine<T>(), a.lse[i + t], dot[t], rise, ds);
+      gradient(row, line_of<kTerms>(block, i + t, h.mask), a.lse[i + t] * kExponent<T>, dot[t],
+               rise, ds);
       if (at_once) continue;
       T* const dmask = a.dmask ? a.dmask + (i + t) * f.mask[2] + block.k0 * f.mask[3] : nullptr;
       through_rule(row, slope, ds, dmask, f.mask[3]);

@@ -129,6 +129,13 @@ HWY_INLINE V exp_normal_f32(D d, V x) {
   return hn::IfThenElse(hn::Lt(x, hn::Set(d, -87.0f)), hn::Zero(d), y);
 }
 
+// 2^f for |f| <= 1/2.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V exp2_fraction(D d, V f) {
+  return polynomial(d, f, 1.3264727e-3f, 9.671513e-3f, 5.5507336e-2f, 2.4022242e-1f, 6.93147e-1f,
+                    1.0f);
+}
+
 // 2^y for |y| <= 125, and as at these bounds beyond them; a NaN gives anything. Within 2^-23 of it.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V exp2_bounded_f32(D d, V y) {
@@ -137,9 +144,25 @@ HWY_INLINE V exp2_bounded_f32(D d, V y) {
   // Adding 1.5 × 2^23 leaves round(c) in the lowest bits.
   const V magic = hn::Set(d, 12582912.0f);
   const V t = hn::Add(c, magic);
-  const V p = polynomial(d, hn::Sub(c, hn::Sub(t, magic)), 1.3264727e-3f, 9.671513e-3f,
-                         5.5507336e-2f, 2.4022242e-1f, 6.93147e-1f, 1.0f);
+  const V p = exp2_fraction(d, hn::Sub(c, hn::Sub(t, magic)));
   return hn::BitCast(d, hn::Add(hn::BitCast(di, p), hn::ShiftLeft<23>(hn::BitCast(di, t))));
+}
+
+// 2^y for y <= 1 or NaN; 0 for those below 2^-126. Within 2^-23 of it.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V exp2_negative_f32(D d, V y) {
+  const hn::RebindToSigned<D> di;
+  const V lowest = hn::Set(d, -127.0f);
+#if HWY_TARGET <= HWY_AVX2
+  const V c = hn::Max(lowest, y);  // of a number and a NaN, the second
+#else
+  const V c = hn::IfThenElse(hn::Lt(y, lowest), lowest, y);
+#endif
+  // Adding 1.5 × 2^23 + 127 leaves round(c) + 127, the biased exponent, in the lowest bits.
+  const V magic = hn::Set(d, 12583039.0f);
+  const V t = hn::Add(c, magic);
+  const V power = hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(di, t)));
+  return hn::Mul(exp2_fraction(d, hn::Sub(c, hn::Sub(t, magic))), power);
 }
 
 template <class D, class V = hn::Vec<D>>
@@ -255,6 +278,15 @@ HWY_INLINE hn::Vec<D> exp_scaled(D d, hn::Vec<D> y) {
     return exp2_bounded_f32(d, y);
   } else {
     return exp_of(d, hn::Min(y, constant(d, 700.0)));
+  }
+}
+// The same for x <= 0, where results below 1e-37 may be 0.
+template <class D>
+HWY_INLINE hn::Vec<D> exp_scaled_negative(D d, hn::Vec<D> y) {
+  if constexpr (kIsF32<D>) {
+    return exp2_negative_f32(d, y);
+  } else {
+    return exp_of(d, y);
   }
 }
 // e^x, finite: 0 for great negative x.
