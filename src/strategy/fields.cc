@@ -14,6 +14,7 @@ constexpr Field kStrategy[] = {
     {"include", kPaths, kOptional, "Strategy files to read first, relative to this file."},
     {"params", kParams, kOptional,
      "Named integers and texts; piperc -D name=value overrides them."},
+    {"require", kMany, kOptional, "What the params must be, and why.", "requirement"},
     {"mesh", kCounts, kOptional, "Device axes and their sizes; ranks are row-major."},
     {"inputs", kNamed, kOptional, "What the model file leaves open about its inputs.", "input"},
     {"dims", kCounts, kOptional, "Sizes of other dynamic dims, by their name in the model."},
@@ -27,6 +28,10 @@ constexpr Field kStrategy[] = {
     {"directives", kMany, kOptional, "What to do to the training step.", "directive"},
     {"seed", kInteger, kElsewhere, "write 'train: {seed: 0}'"},
     {"strict", kBool, kElsewhere, "write 'annotate: {strict: true, rules: [...]}'"},
+};
+constexpr Field kRequirement[] = {
+    {"that", kInteger, kRequired, "An expression over params and mesh axes that must not be 0."},
+    {"why", kText, kRequired, "What is said where it is 0."},
 };
 constexpr Field kInput[] = {
     {"shape", kIntegers, kOptional, "The whole shape, batch included."},
@@ -247,6 +252,7 @@ constexpr Field kPolicy[] = {
 
 constexpr Object kObjects[] = {
     {"strategy", kStrategy},
+    {"requirement", kRequirement},
     {"input", kInput},
     {"parameter", kParameter, true},
     {"rename", kRename},

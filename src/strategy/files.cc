@@ -137,6 +137,8 @@ Result<Sections> gather_sections(const std::vector<StrategyFile>& files) {
         out.annotate.push_back(&entry);
       } else if (name == "directives") {
         out.directives.push_back(&entry);
+      } else if (name == "require") {
+        out.require.push_back(&entry);
       } else if (const yaml::Entry* first = out.find(name)) {
         return fail(entry.key.at, "'{}' is given in two files", name)
             .with_note(fmt::format("first at {}", yaml::place(first->key.at)));

@@ -17,13 +17,17 @@ Result<std::vector<StrategyFile>> load_files(const std::string& path);
 struct Sections {
   std::vector<const yaml::Entry*> params;  // of a name, the entry that counts
   std::vector<std::pair<std::string, const yaml::Entry*>> once;
-  std::vector<const yaml::Entry*> annotate, directives;  // the top-level entries of all files
+  // The top-level entries of all files.
+  std::vector<const yaml::Entry*> annotate, directives, require;
   const yaml::Entry* find(std::string_view name) const;
 };
 Result<Sections> gather_sections(const std::vector<StrategyFile>& files);
 
 // Params and definitions -> scope. Params may refer to each other in any order.
 Status read_params(const Sections& sections, const std::vector<Definition>& defines, Scope& scope);
+// Error: params of which a `require` entry does not hold. Requires mesh sizes in the scope.
+Status check_required(const Sections& sections, const Scope& scope,
+                      const std::vector<Definition>& defines);
 Result<std::vector<MeshAxis>> read_mesh(const yaml::Entry& entry, Scope& scope);
 Result<std::vector<InputBinding>> read_inputs(const yaml::Entry& entry, const Scope& scope);
 Result<std::vector<std::pair<std::string, int64_t>>> read_dims(const yaml::Entry& entry,

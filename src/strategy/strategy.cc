@@ -14,10 +14,7 @@ Status read_versions(const yaml::Entry* versions, const Scope& scope, Strategy& 
   return fail(value.at, "'weight_versions' must be 1 or 2, not {}", out.weight_versions);
 }
 
-Status read_model_sections(const Sections& sections, Scope& scope, Strategy& out) {
-  if (const yaml::Entry* mesh = sections.find("mesh")) {
-    PIPER_ASSIGN(out.mesh, read_mesh(*mesh, scope));
-  }
+Status read_model_sections(const Sections& sections, const Scope& scope, Strategy& out) {
   if (const yaml::Entry* inputs = sections.find("inputs")) {
     PIPER_ASSIGN(out.inputs, read_inputs(*inputs, scope));
   }
@@ -44,6 +41,10 @@ Result<Strategy> parse_strategy(const std::string& path, const std::vector<Defin
   PIPER_TRY(read_params(sections, defines, scope));
   out.params = scope.integers;
   out.text_params = scope.texts;
+  if (const yaml::Entry* mesh = sections.find("mesh")) {
+    PIPER_ASSIGN(out.mesh, read_mesh(*mesh, scope));
+  }
+  PIPER_TRY(check_required(sections, scope, defines));
   PIPER_TRY(read_model_sections(sections, scope, out));
   out.annotate.at = {path};
   for (const yaml::Entry* entry : sections.annotate) {

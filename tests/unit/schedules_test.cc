@@ -522,6 +522,47 @@ TEST(Schedules, AreFilledUnderTheirLimits) {
   }
 }
 
+TEST(Schedules, SayWhichSizesTheyWant) {
+  const struct {
+    const char* name;
+    int64_t P, M;
+    const char* message;
+    std::vector<std::string> notes;
+  } wrong[] = {
+      {"dualpipe",
+       3,
+       8,
+       "both ways meet halfway: the number of stages must be even",
+       {"stages is 3 (-D stages=3)"}},
+      {"dualpipe",
+       2,
+       7,
+       "half of the microbatches run each way: their number must be even",
+       {"microbatches is 7 (-D microbatches=7)"}},
+      {"dualpipev",
+       4,
+       6,
+       "two microbatches a stage are the least that fill the pipeline",
+       {"microbatches is 6 (-D microbatches=6)", "stages is 4 (-D stages=4)"}},
+      {"chimera",
+       4,
+       6,
+       "a unit has a microbatch for each stage: only whole units can run",
+       {"microbatches is 6 (-D microbatches=6)", "stages is 4 (-D stages=4)"}},
+      {"pipedream-2bw",
+       4,
+       3,
+       "a microbatch a stage is the least that runs without a pause",
+       {"microbatches is 3 (-D microbatches=3)", "stages is 4 (-D stages=4)"}},
+  };
+  for (const auto& one : wrong) {
+    const auto made = chain::library(one.name, one.P, 1, one.M);
+    ASSERT_FALSE(made) << one.name;
+    EXPECT_EQ(made.error().message, one.message);
+    EXPECT_EQ(made.error().notes, one.notes) << one.name;
+  }
+}
+
 // About two thirds and a half of what 1F1B idles, 6(P-1), however many microbatches follow.
 TEST(Schedules, ListsRepeatAPattern) {
   for (const int64_t P : {2, 3, 4, 5, 6, 7, 8, 12, 16})
