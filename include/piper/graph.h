@@ -68,6 +68,7 @@ struct Node {
   std::vector<int32_t> tags;  // by index of Graph::tag_names; kNoTag when absent; may be shorter than tag_names
 };
 inline constexpr int32_t kNoTag = INT32_MIN;
+inline bool is_backward(const Node& node) { return node.pass == Pass::kBI || node.pass == Pass::kBW; }
 
 // A trained tensor under its framework name and orientation.
 struct Param {
@@ -76,7 +77,7 @@ struct Param {
   std::string scope;                 // "model/h/0/qkv/weight": what globs match
   ValueId value;                     // kState
   std::string evidence;              // how the importer knows, for --explain=parameters
-  bool frozen = false;
+  bool frozen = false;               // not trained; what the model itself keeps, as a running mean, has an update all the same
   ValueId gradient;                  // after autodiff: the step's whole gradient (output of a StepSum); invalid if none
 };
 
@@ -109,6 +110,10 @@ struct Graph {
   ValueId add_value(Value value);  // makes the name unique by a suffix
   // Appends a node and its output values (named `name`, or `name:1`… for further ones). Inputs must exist.
   NodeId add_node(Node node, std::span<const TensorType> output_types);
+  // Appends a node like one that is there, perhaps with other inputs, pass and tags: its new outputs have the types and the
+  // layouts of node.outputs.
+  NodeId add_copy(Node node);
+  void put_in_order(const std::vector<NodeId>& order);  // of all nodes: where each stands from now on
   ValueId add_constant(std::string name, TensorType type, Bytes data);
   ValueId find_value(std::string_view name) const;  // invalid when absent
 
@@ -116,6 +121,7 @@ struct Graph {
   int add_tag(std::string_view name);                // index, new or existing
   int32_t tag(const Node& node, int index) const;    // kNoTag when absent
   void set_tag(Node& node, int index, int32_t value);
+  std::vector<int32_t> tags_of(const Node& node) const;  // all of tag_names: a node's region
 
  private:
   // Names given so far, each with the value that took it and the next suffix to try. Only a hint that keeps add_value

@@ -28,7 +28,7 @@ class Renamer {
       for (size_t c = copied; c < graph_.nodes.size(); ++c) order.emplace_back(c);
       order.emplace_back(i);
     }
-    put_in(order);
+    graph_.put_in_order(order);
     return std::move(graph_);
   }
 
@@ -38,25 +38,17 @@ class Renamer {
     return node.op == "Reshape" || node.op == "Slice" ||
            (node.op == "Cast" && graph_.value(node.inputs[0]).kind == ValueKind::kState);
   }
-  static bool is_backward(const Node& node) {
-    return node.pass == Pass::kBI || node.pass == Pass::kBW;
-  }
   const Node* forward_producer(ValueId value) const {
     if (!value.valid() || !graph_.value(value).producer.valid()) return nullptr;
     const Node& node = graph_.node(graph_.value(value).producer);
     return node.pass == Pass::kF ? &node : nullptr;
-  }
-  bool same_region(const Node& a, const Node& b) const {
-    for (size_t t = 0; t < graph_.tag_names.size(); ++t)
-      if (graph_.tag(a, static_cast<int>(t)) != graph_.tag(b, static_cast<int>(t))) return false;
-    return true;
   }
 
   // What the value is a part of, as far as the forward nodes on the way stand in the reader's
   // region.
   ValueId root_of(const Node& reader, ValueId value) const {
     const Node* node = forward_producer(value);
-    if (!node || !renames(*node) || !same_region(*node, reader)) return value;
+    if (!node || !renames(*node) || graph_.tags_of(*node) != graph_.tags_of(reader)) return value;
     if (node->op == "Cast") return node->inputs[0];
     return forward_producer(node->inputs[0]) ? root_of(reader, node->inputs[0]) : value;
   }
@@ -83,24 +75,9 @@ class Renamer {
     if (!is_new) return it->second;
     Node copy = graph_.node(original);
     copy.inputs[0] = named_again(copy.inputs[0], pass);
-    copy.outputs.clear();
     copy.pass = pass;
-    const TensorType type = graph_.value(value).type;
-    const Layout layout = graph_.value(value).layout;
-    const ValueId again =
-        graph_.node(graph_.add_node(std::move(copy), std::span(&type, 1))).outputs[0];
-    graph_.value(again).layout = layout;
-    return copies_[{value, pass}] = again;
-  }
-
-  void put_in(const std::vector<NodeId>& order) {
-    std::vector<Node> nodes;
-    for (NodeId id : order) {
-      for (ValueId output : graph_.node(id).outputs)
-        graph_.value(output).producer = NodeId(nodes.size());
-      nodes.push_back(std::move(graph_.node(id)));
-    }
-    graph_.nodes = std::move(nodes);
+    const NodeId again = graph_.add_copy(std::move(copy));
+    return copies_[{value, pass}] = graph_.node(again).outputs[0];
   }
 
   Graph graph_;

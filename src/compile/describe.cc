@@ -236,7 +236,7 @@ void Description::step_costs(Graph graph) {
   std::set<ValueId> kept;
   double flops = 0;
   for (const Node& node : step.nodes) {
-    const bool backward = node.pass == Pass::kBI || node.pass == Pass::kBW;
+    const bool backward = is_backward(node);
     bool depends = false;
     for (const ValueId id : node.inputs) {
       if (!id.valid()) continue;

@@ -95,13 +95,10 @@ class Cloner {
   }
 
   void add_copy(Node node, const Region& region) {
-    const std::vector<ValueId> outputs = std::move(node.outputs);
-    std::vector<TensorType> types;
-    for (ValueId output : outputs) types.push_back(graph_.value(output).type);
-    node.outputs.clear();
+    const std::vector<ValueId> outputs = node.outputs;
     put(node, region);
     read_in(node, region);
-    const NodeId copy = graph_.add_node(std::move(node), types);
+    const NodeId copy = graph_.add_copy(std::move(node));
     for (size_t k = 0; k < outputs.size(); ++k)
       copies_[{outputs[k], region}] = graph_.node(copy).outputs[k];
   }

@@ -113,10 +113,10 @@ class Keeper {
 
   Kept run() {
     for (size_t i = 0; i < graph_.nodes.size(); ++i)
-      if (graph_.nodes[i].pass == Pass::kF && is_here(graph_.nodes[i]))
+      if (graph_.nodes[i].pass == Pass::kF && graph_.tags_of(graph_.nodes[i]) == tags_)
         add(graph_.nodes[i], may_repeat_[i]);
     for (const Node& node : graph_.nodes) {
-      if ((node.pass != Pass::kBI && node.pass != Pass::kBW) || !is_here(node)) continue;
+      if (!is_backward(node) || graph_.tags_of(node) != tags_) continue;
       for (ValueId input : node.inputs)
         if (input.valid() && node_[input.index()] >= 0)
           network_.add_edge(node_[input.index()] + 1, sink_, kInfinite);
@@ -134,11 +134,6 @@ class Keeper {
   }
 
  private:
-  bool is_here(const Node& node) const {
-    for (size_t t = 0; t < tags_.size(); ++t)
-      if (graph_.tag(node, static_cast<int>(t)) != tags_[t]) return false;
-    return true;
-  }
   int32_t node_of(ValueId value) {
     int32_t& node = node_[value.index()];
     if (node >= 0) return node;

@@ -55,7 +55,7 @@ class Caster {
       for (size_t c = casts; c < graph_.nodes.size(); ++c) order_.emplace_back(c);
       order_.emplace_back(i);
     }
-    put_in_order();
+    graph_.put_in_order(order_);
     for (size_t d = 0; d < precisions_.size(); ++d) PIPER_TRY(report(d, out));
     return std::move(graph_);
   }
@@ -73,6 +73,7 @@ class Caster {
     std::set<std::string> found;
     for (size_t i = 0; i < graph_.nodes.size(); ++i) {
       const Node& node = graph_.nodes[i];
+      if (node.pass != Pass::kF) continue;
       if (precision.match && !precision.match->match(node.scope)) continue;
       PIPER_ASSIGN(const auto met, match_node(graph_, node, precision.where, variables_));
       if (!met) continue;
@@ -242,16 +243,6 @@ class Caster {
     original_.resize(graph_.values.size(), type);
     strong_.resize(graph_.values.size(), !weak);
     return casts_[key] = made;
-  }
-
-  void put_in_order() {
-    std::vector<Node> nodes;
-    for (NodeId id : order_) {
-      for (ValueId output : graph_.node(id).outputs)
-        graph_.value(output).producer = NodeId(nodes.size());
-      nodes.push_back(std::move(graph_.node(id)));
-    }
-    graph_.nodes = std::move(nodes);
   }
 
   // ---- What was done ----

@@ -56,9 +56,6 @@ class Recomputer {
   }
 
  private:
-  static bool is_backward(const Node& node) {
-    return node.pass == Pass::kBI || node.pass == Pass::kBW;
-  }
   const Node* producer(ValueId value) const {
     const NodeId id = value.valid() ? graph_.value(value).producer : NodeId();
     return id.valid() ? &graph_.node(id) : nullptr;
@@ -66,12 +63,6 @@ class Recomputer {
   int32_t group_of(ValueId value) const {
     const NodeId id = graph_.value(value).producer;
     return id.valid() && id.index() < group_.size() ? group_[id.index()] : kNone;
-  }
-  std::vector<int32_t> tags_of(const Node& node) const {
-    std::vector<int32_t> tags;
-    for (size_t t = 0; t < graph_.tag_names.size(); ++t)
-      tags.push_back(graph_.tag(node, static_cast<int>(t)));
-    return tags;
   }
 
   // ---- Which ops ----
@@ -108,7 +99,7 @@ class Recomputer {
   }
   Result<std::optional<Group>> group_for(size_t d, const Node& node) const {
     const Recompute& recompute = recomputes_[d];
-    Group group{d, {}, tags_of(node)};
+    Group group{d, {}, graph_.tags_of(node)};
     if (node.pass != Pass::kF) return std::optional<Group>();
     const bool named =
         recompute.ops.empty() || std::any_of(recompute.ops.begin(), recompute.ops.end(),
@@ -175,7 +166,7 @@ class Recomputer {
   // Whether a node of the backward pass reads a copy instead of the value: only in its own region.
   bool reads_again(const Node& reader, ValueId value) const {
     return value.valid() && group_of(value) != kNone && !is_kept(value) &&
-           tags_of(reader) == groups_[group_of(value)].tags;
+           graph_.tags_of(reader) == groups_[group_of(value)].tags;
   }
   int64_t kept_bytes() const {
     std::set<ValueId> kept;
@@ -217,16 +208,10 @@ class Recomputer {
     Node copy = graph_.node(original);
     for (ValueId& input : copy.inputs)
       if (copies_too(graph_.node(original), input)) input = copied(input, in_bi);
-    std::vector<TensorType> types;
-    for (ValueId each : copy.outputs) types.push_back(graph_.value(each).type);
-    copy.outputs.clear();
     copy.pass = in_bi[original.index()] ? Pass::kBI : Pass::kBW;
-    const NodeId made = graph_.add_node(std::move(copy), types);
-    for (size_t k = 0; k < types.size(); ++k)
-      graph_.value(graph_.node(made).outputs[k]).layout =
-          graph_.value(graph_.node(original).outputs[k]).layout;
+    const NodeId made = graph_.add_copy(std::move(copy));
     copies_[original.index()] = made;
-    return graph_.node(copies_[original.index()]).outputs[output];
+    return graph_.node(made).outputs[output];
   }
 
   Status report(size_t d, Explanations& out) const {

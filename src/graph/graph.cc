@@ -63,6 +63,26 @@ NodeId Graph::add_node(Node node, std::span<const TensorType> output_types) {
   return id;
 }
 
+NodeId Graph::add_copy(Node node) {
+  const std::vector<ValueId> originals = std::move(node.outputs);
+  std::vector<TensorType> types;
+  for (ValueId original : originals) types.push_back(value(original).type);
+  const NodeId id = add_node(std::move(node), types);
+  for (size_t k = 0; k < originals.size(); ++k)
+    value(this->node(id).outputs[k]).layout = value(originals[k]).layout;
+  return id;
+}
+
+void Graph::put_in_order(const std::vector<NodeId>& order) {
+  std::vector<Node> ordered;
+  ordered.reserve(order.size());
+  for (NodeId id : order) {
+    for (ValueId output : node(id).outputs) value(output).producer = NodeId(ordered.size());
+    ordered.push_back(std::move(node(id)));
+  }
+  nodes = std::move(ordered);
+}
+
 ValueId Graph::add_constant(std::string name, TensorType type, Bytes data) {
   PIPER_CHECK(static_cast<int64_t>(data.size) == type.bytes(), "constant {}: {} bytes for {}", name,
               data.size, to_string(type));
@@ -109,6 +129,12 @@ void Graph::set_tag(Node& node, int index, int32_t value) {
     node.tags.resize(static_cast<size_t>(index) + 1, kNoTag);
   }
   node.tags[static_cast<size_t>(index)] = value;
+}
+
+std::vector<int32_t> Graph::tags_of(const Node& node) const {
+  std::vector<int32_t> tags;
+  for (size_t t = 0; t < tag_names.size(); ++t) tags.push_back(tag(node, static_cast<int>(t)));
+  return tags;
 }
 
 std::vector<std::vector<NodeId>> readers(const Graph& graph) {

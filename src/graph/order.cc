@@ -139,12 +139,11 @@ Result<Graph> in_topological_order(Graph graph) {
   for (size_t i = 0; i < waits.size(); ++i) {
     if (waits[i] == 0) ready.push(i);
   }
-  std::vector<Node> ordered;
-  std::vector<size_t> order;
+  std::vector<NodeId> order;
   while (!ready.empty()) {
     size_t at = ready.top();
     ready.pop();
-    order.push_back(at);
+    order.emplace_back(at);
     for (ValueId output : graph.nodes[at].outputs) {
       for (NodeId reader : read_by[output.index()]) {
         if (--waits[reader.index()] == 0) ready.push(reader.index());
@@ -155,13 +154,7 @@ Result<Graph> in_topological_order(Graph graph) {
     const Node& node = node_on_cycle(graph, waits);
     return fail("the graph has a cycle through node '{}' ({})", quote_control(node.name), node.op);
   }
-  for (size_t at : order) {
-    for (ValueId output : graph.nodes[at].outputs) {
-      graph.value(output).producer = NodeId(ordered.size());
-    }
-    ordered.push_back(std::move(graph.nodes[at]));
-  }
-  graph.nodes = std::move(ordered);
+  graph.put_in_order(order);
   return graph;
 }
 

@@ -221,8 +221,7 @@ std::set<std::string> kept(const Graph& graph) {
   std::set<std::string> names;
   for (const Node& node : graph.nodes)
     for (ValueId input : node.inputs)
-      if ((node.pass == Pass::kBI || node.pass == Pass::kBW) &&
-          graph.value(input).producer.valid() &&
+      if (is_backward(node) && graph.value(input).producer.valid() &&
           graph.node(graph.value(input).producer).pass == Pass::kF)
         names.insert(graph.value(input).name);
   return names;
