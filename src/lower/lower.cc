@@ -8,7 +8,7 @@
 
 #include "channels.h"
 #include "offload.h"
-#include "parallel.h"
+#include "piper/parallel.h"
 #include "place.h"
 #include "places.h"
 #include "send_lifetimes.h"

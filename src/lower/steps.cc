@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <array>
 
-#include "parallel.h"
 #include "piper/memory.h"
+#include "piper/parallel.h"
 #include "place.h"
 
 namespace piper {

@@ -5,6 +5,7 @@
 #include <queue>
 
 #include "lines.h"
+#include "piper/parallel.h"
 
 namespace piper {
 namespace {
@@ -181,6 +182,14 @@ class Lister {
   std::vector<ComputeOrder> order_;
 };
 
+// A simulation, and what it came to.
+struct Try {
+  Follow follow = Follow::kNothing;
+  const Pattern* pattern = nullptr;
+  Result<std::vector<ComputeOrder>> order = std::vector<ComputeOrder>();
+  int64_t end = 0;
+};
+
 }  // namespace
 
 Result<std::vector<ComputeOrder>> list_schedule(const Dag& dag, const ListPolicy& policy) {
@@ -192,22 +201,25 @@ Result<std::vector<ComputeOrder>> list_schedule(const Dag& dag, const ListPolicy
   for (const Pattern& pattern : patterns)
     for (int64_t limit : pattern.limit)
       sample = std::max(sample, static_cast<size_t>(limit + limit / 2));
-  Lister greedy(dag, policy, lines, sample);
-  PIPER_ASSIGN(std::vector<ComputeOrder> best, greedy.run());
-  int64_t end = greedy.end();
-  std::pair<Follow, const Pattern*> how{Follow::kNothing, nullptr};
+  std::vector<Try> tries(1);
   for (const Pattern& pattern : patterns)
     for (const Follow follow : {Follow::kOrder, Follow::kLimits}) {
-      Lister lister(dag, policy, lines, sample, follow, &pattern);
-      auto order = lister.run();
-      if (!order) break;  // it holds more than the limits
-      if (lister.end() >= end) continue;
-      best = *std::move(order);
-      end = lister.end();
-      how = {follow, &pattern};
+      tries.emplace_back().follow = follow;
+      tries.back().pattern = &pattern;
     }
+  in_parallel(tries.size(), [&](size_t t) {
+    Lister lister(dag, policy, lines, sample, tries[t].follow, tries[t].pattern);
+    tries[t].order = lister.run();
+    tries[t].end = lister.end();
+  });
+  size_t first = 0;
+  for (size_t t = 1; t < tries.size(); ++t) {
+    const bool holds_more = !tries[t].order || !tries[t - (t + 1) % 2].order;  // than the limits
+    if (!holds_more && tries[0].order && tries[t].end < tries[first].end) first = t;
+  }
+  PIPER_ASSIGN(std::vector<ComputeOrder> best, std::move(tries[first].order));
   if (sample >= micros) return best;
-  return Lister(dag, policy, lines, micros, how.first, how.second).run();
+  return Lister(dag, policy, lines, micros, tries[first].follow, tries[first].pattern).run();
 }
 
 ListPolicy default_policy(const Dag& dag) {

@@ -1,10 +1,9 @@
 // What the rules ask of a role again and again.
 #include <algorithm>
-#include <atomic>
 #include <bit>
-#include <thread>
 
 #include "model.h"
+#include "piper/parallel.h"
 
 namespace piper {
 namespace {
@@ -126,18 +125,14 @@ ProgramFacts facts_of(const Program& program) {
 Status find_facts(const PlanSet& set, Model& model) {
   model.facts.resize(set.roles.size());
   std::vector<Status> checked(set.roles.size(), ok_status());
-  std::atomic<size_t> next{0};
-  const auto run = [&] {
-    for (size_t r = next++; r < set.roles.size(); r = next++) {
-      checked[r] = check_role(set.roles[r]);
-      if (checked[r]) model.facts[r] = facts_of(set.roles[r]);
-    }
+  const auto run = [&](size_t r) {
+    checked[r] = check_role(set.roles[r]);
+    if (checked[r]) model.facts[r] = facts_of(set.roles[r]);
   };
-  {
-    std::jthread other;  // roles know nothing of each other
-    if (set.roles.size() > 1 && set.roles[0].body.size() > kFew) other = std::jthread(run);
-    run();
-  }
+  if (set.roles[0].body.size() > kFew)
+    in_parallel(set.roles.size(), run);
+  else
+    for (size_t r = 0; r < set.roles.size(); ++r) run(r);
   for (const Status& each : checked) PIPER_TRY(each);
   for (size_t r = 0; r < set.roles.size(); ++r) name(set.roles[r], model, model.facts[r]);
   model.uses.assign(model.targets.size(), 0);

@@ -1,7 +1,9 @@
 #include "model.h"
 
 #include <algorithm>
-#include <thread>
+#include <functional>
+
+#include "piper/parallel.h"
 
 namespace piper {
 namespace {
@@ -148,49 +150,55 @@ bool can_run(const Model& model, Section& section, Findings& findings, VerifyRep
 constexpr SectionPart kPrologue{&RoleProgram::prologue}, kBody{&RoleProgram::body, 0, true},
     kEpilogue{&RoleProgram::epilogue};
 
-// Two parts of the work at once; the first has findings of its own, which come last.
-template <class Contents, class Rest>
-void at_once(const Section& section, VerifyReport& report, const Contents& contents,
-             const Rest& rest) {
-  VerifyReport own;
-  const auto follow = [&] {
-    Findings findings(own);
-    contents(findings, own);
+// A part of the proof that waits for no other.
+using Part = std::function<void(Findings&, VerifyReport&)>;
+
+// All parts at once. What they find stands in the order of the list; the last begins first.
+void prove(const Section& section, const std::vector<Part>& parts, Findings& findings,
+           VerifyReport& report) {
+  std::vector<VerifyReport> own(parts.size());
+  const auto run = [&](size_t i) {
+    const size_t part = parts.size() - 1 - i;
+    Findings found(own[part]);
+    parts[part](found, own[part]);
   };
-  {
-    std::jthread other;
-    if (section.order.size() > kFew)
-      other = std::jthread(follow);
-    else
-      follow();
-    rest();
+  if (section.order.size() > kFew)
+    in_parallel(parts.size(), run);
+  else
+    for (size_t i = 0; i < parts.size(); ++i) run(i);
+  for (const VerifyReport& each : own) {
+    report.sums += each.sums;
+    report.parameters += each.parameters;
+    for (const Finding& finding : each.findings) findings.add(finding);
   }
-  report.sums += own.sums;
-  report.parameters += own.parameters;
-  std::move(own.findings.begin(), own.findings.end(), std::back_inserter(report.findings));
 }
 
-// What depends on the order of a run. Contents are followed beside the rules of one cell each.
+// What depends on the order of a run. Of the rules of one cell each, cells go in two parts.
 void check_run(const Model& model, const Section& section, Findings& findings,
                VerifyReport& report) {
-  const auto contents = [&](Findings& own, VerifyReport& counts) {
-    check_equal_copies(model, section, own);
-    check_sums(model, section, own, counts);
-  };
   const bool body = section.parts[0].ends_step;
-  const auto rest = [&] {
-    const Clocks clocks = make_clocks(section);
-    check_channels(model, section, clocks, findings);
-    check_memory(model, section, clocks, findings);
-    if (!body) return;
-    check_state(model, section, clocks, findings);
-    check_host_states(model, section, findings);
-    check_microbatches(model, section, findings);
+  const Clocks clocks = make_clocks(section);
+  check_channels(model, section, clocks, findings);
+  const auto cells = static_cast<int32_t>(model.cells.size());
+  const auto accesses = [&](int32_t first, int32_t end) {
+    return [&, first, end](Findings& found, VerifyReport&) {
+      check_memory(model, section, clocks, first, end, found);
+    };
   };
-  if (body)
-    at_once(section, report, contents, rest);
-  else
-    rest();
+  std::vector<Part> parts{accesses(0, cells / 2), accesses(cells / 2, cells)};
+  if (body) {
+    parts.push_back([&](Findings& found, VerifyReport&) {
+      check_state(model, section, clocks, found);
+      check_host_states(model, section, found);
+    });
+    parts.push_back(
+        [&](Findings& found, VerifyReport&) { check_microbatches(model, section, found); });
+    parts.push_back(
+        [&](Findings& found, VerifyReport&) { check_equal_copies(model, section, found); });
+    parts.push_back(
+        [&](Findings& found, VerifyReport& counts) { check_sums(model, section, found, counts); });
+  }
+  prove(section, parts, findings, report);
 }
 
 // Three training steps: begun by the prologue, two bodies, finished by the epilogue. A state's
@@ -200,15 +208,18 @@ void check_overlapping(const Model& model, Findings& findings, VerifyReport& rep
   second.step = 1, last.step = 2, last.ends_step = true;
   Section section = make_section(model, "steps", {kPrologue, kBody, second, last});
   if (!can_run(model, section, findings, report)) return;
-  const auto contents = [&](Findings& own, VerifyReport& counts) {
-    check_sums(model, section, own, counts);
-  };
-  at_once(section, report, contents, [&] {
-    check_bodies(model, findings);
-    check_microbatches(model, make_section(model, "step", {kPrologue, kEpilogue}), findings);
-    check_memory(model, section, make_clocks(section), findings);
-    check_equal_copies(model, section, findings);
-  });
+  prove(section,
+        {[&](Findings& found, VerifyReport&) { check_bodies(model, found); },
+         [&](Findings& found, VerifyReport&) {
+           check_microbatches(model, make_section(model, "step", {kPrologue, kEpilogue}), found);
+         },
+         [&](Findings& found, VerifyReport&) {
+           check_memory(model, section, make_clocks(section), 0,
+                        static_cast<int32_t>(model.cells.size()), found);
+         },
+         [&](Findings& found, VerifyReport&) { check_equal_copies(model, section, found); },
+         [&](Findings& found, VerifyReport& counts) { check_sums(model, section, found, counts); }},
+        findings, report);
 }
 
 }  // namespace

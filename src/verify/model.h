@@ -167,6 +167,7 @@ class Findings {
   void add(const char* rule, fmt::format_string<Args...> text, Args&&... args) {
     push(rule, fmt::format(text, std::forward<Args>(args)...));
   }
+  void add(const Finding& finding) { push(finding.rule.c_str(), finding.text); }
   size_t made() const { return made_; }  // those that were left out, too
 
  private:
@@ -230,9 +231,9 @@ Clocks make_clocks(const Section& section);
 // transfer: the order of a channel
 void check_channels(const Model& model, const Section& section, const Clocks& clocks,
                     Findings& findings);
-// order and memory
-void check_memory(const Model& model, const Section& section, const Clocks& clocks,
-                  Findings& findings);
+// order and memory, of cells [first, end)
+void check_memory(const Model& model, const Section& section, const Clocks& clocks, int32_t first,
+                  int32_t end, Findings& findings);
 // order, over the body: state
 void check_state(const Model& model, const Section& section, const Clocks& clocks,
                  Findings& findings);

@@ -1,0 +1,14 @@
+// Work on things that know nothing of each other, on as many threads as there are cores.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+
+namespace piper {
+
+// Calls work(i) once for each i below `count`, the lowest first where threads are fewer. The calls
+// write to different places, so that the result is the same whichever runs first. `work` throws
+// nothing.
+void in_parallel(size_t count, const std::function<void(size_t)>& work);
+
+}  // namespace piper
