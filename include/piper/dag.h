@@ -112,6 +112,9 @@ struct SumLevel {
   int64_t size = 1, stride = 1;
   int32_t axis = -1;   // of the mesh
   int32_t stream = 0;  // of the reductions
+  // Gradients are rounded to this type before they travel, and so is their sum; nothing: they
+  // travel as they are added up.
+  std::optional<DType> dtype = {};
 };
 
 // What is cut over the first level (replicate's `shard`), and when parts travel.

@@ -97,7 +97,8 @@ struct Replicate {               // - replicate: {over: dp, bucket: 25MiB, strea
   std::string gather_stream = "gather";
   std::optional<SourceSpan> stream_at, gather_stream_at;  // where they are given
   When reduce = When::kStep;
-  SourceSpan at, over_at, shard_at;
+  std::optional<DType> dtype;    // in which gradients travel; nothing: as they are added up
+  SourceSpan at, over_at, shard_at, dtype_at;
 };
 // Tasks to a stream, and what the stream is.
 struct StreamRule {              // - stream: {where: {kind: all_reduce}, name: grads, priority: high, sms: 20}
@@ -139,8 +140,9 @@ struct Precision {               // - precision: {compute: bf16, keep: [Gelu]}
   DType compute = DType::kBF16;  // of products and attention; what else: apply_precision
   bool masters = true;           // parameters of 16 bits become f32
   bool scales_loss = false;      // how: train.loss_scale
+  std::optional<DType> reduce;   // Replicate::dtype of all directives
   std::vector<std::pair<std::string, SourceSpan>> keep;  // further ops that compute in f32
-  SourceSpan at;
+  SourceSpan at, reduce_at;
 };
 // One item of an order program after expansion for one coordinate: takes the next task that matches.
 struct OrderItem {

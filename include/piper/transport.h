@@ -1,6 +1,6 @@
 // How ranks talk: one small interface, implemented by inproc (ranks are threads of one process) and
 // mpi (processes, Open MPI). Both give the same bits: a reduction adds in rank order per element,
-// (((r0 + r1) + r2) + …), whatever the message's size.
+// (((r0 + r1) + r2) + …), whatever the message's size; 16-bit floats in f32, rounded once.
 //
 // A transport belongs to one rank and is used from that rank's thread alone. Everything that a step
 // needs is registered first (add_send, add_recv, add_group: these may allocate and lock); the calls
@@ -15,8 +15,8 @@
 
 namespace piper {
 
-// What mpi allocates for a rank that has a group of more than one member (a plan's transport_bytes); inproc copies straight
-// between the callers' buffers.
+// What mpi allocates for a rank that has a group of more than one member (a plan's
+// transport_bytes); inproc copies straight between the callers' buffers.
 inline constexpr int64_t kTransportSlotBytes = int64_t{2} << 20;
 
 struct TransportOptions {
@@ -28,7 +28,7 @@ struct PlanIdentity {
   std::string set_id;
   int64_t rank = 0;
   int64_t world = 1;
-  std::string source;  // the file or directory, for the error
+  std::string source;   // the file or directory, for the error
   std::string kernels;  // what the rank computes with: ranks of one job must not round differently
 };
 
@@ -75,8 +75,7 @@ class Transport {
   // at the latest wait_sends.
   virtual Status send(int32_t route, const std::byte* data, int64_t bytes) = 0;
   virtual Status recv(int32_t route, std::byte* to, int64_t bytes) = 0;
-  // All pieces as one message, in place; all members bring the same dtypes and counts (f32, f64,
-  // i32, i64).
+  // All pieces as one message, in place; all members bring the same dtypes and counts (not bool).
   virtual Status all_reduce(int32_t group, std::span<const Piece> pieces) = 0;
   // All shards as one message; all members bring the same dtypes and counts. A part becomes the own
   // part of the sum of all wholes; a whole is put together from all parts, its own one may lie in

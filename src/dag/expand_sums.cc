@@ -18,6 +18,9 @@ std::vector<int32_t> Expander::chunks_of_nodes(bool early) const {
 void Expander::index_sums() {
   sums_.resize(dag_.sums.size());
   contributions_.resize(dag_.chunks.size());
+  std::set<ValueId> gradients;
+  for (const Param& param : dag_.graph.params) gradients.insert(param.gradient);
+  for (const Sum& sum : dag_.sums) is_gradient_.push_back(gradients.contains(sum.value));
   chunk_of_ = chunks_of_nodes(false);
   const std::vector<int32_t> early_chunks = chunks_of_nodes(true);
   for (size_t s = 0; s < dag_.sums.size(); ++s) {
@@ -97,34 +100,45 @@ ItemId Expander::sum_parts(int32_t s) {
   }
   if (totals.size() == 1) return totals[0];
   std::vector<bool> added(totals.size());
-  for (const SumLevel& level : dag_.levels)
+  for (size_t l = 0; l < dag_.levels.size(); ++l) {
+    const SumLevel& level = dag_.levels[l];
+    const DType type = type_on(s, l);
     for (size_t r = 0; r < totals.size(); ++r) {
       if (added[r] || static_cast<int64_t>(r) / level.stride % level.size != 0) continue;
-      for (int64_t k = 1; k < level.size; ++k) {
-        const size_t other = r + static_cast<size_t>(k * level.stride);
-        totals[r] = add_parts(s, totals[r], totals[other]);
-        added[other] = true;
+      std::vector<ItemId> members;
+      for (int64_t k = 0; k < level.size; ++k) {
+        const size_t member = r + static_cast<size_t>(k * level.stride);
+        members.push_back(totals[member]);
+        added[member] = k > 0;
       }
+      if (type != own_type(s)) {
+        totals[r] = add_rounded(s, members, type);
+        continue;
+      }
+      for (size_t k = 1; k < members.size(); ++k) totals[r] = add_parts(s, totals[r], members[k]);
     }
+  }
   return totals[0];
 }
 
 std::vector<ItemId> Expander::reduce_level(const std::vector<int32_t>& sums,
                                            const std::vector<ItemId>& totals, size_t level) {
   const bool last = level + 1 == dag_.levels.size(), scatter = level == 0 && sharded(sums[0]);
+  const DType type = type_on(sums[0], level);
+  const std::vector<ItemId> from = in_type(sums, totals, type, fmt::format(".rounded{}", level));
   Task reduce;
   reduce.kind = scatter ? TaskKind::kReduceScatter : TaskKind::kAllReduce;
   reduce.cell = dag_.items[totals[0].index()].cell;
   reduce.stream = dag_.levels[level].stream;
   reduce.group = {dag_.levels[level].axis};
-  reduce.reads = totals;
+  reduce.reads = from;
   for (size_t i = 0; i < sums.size(); ++i) {
     ValueId value = result_of(sums[i]);
-    if (!last)
+    if (!last || type != own_type(sums[i]))
       value = pseudo_value(
           fmt::format("{}.level{}", dag_.sums[static_cast<size_t>(sums[i])].name, level),
-          dag_.graph.value(value).type);
-    reduce.writes.push_back(new_item(value, -1, reduce.cell, scatter ? ItemId() : totals[i]));
+          {type, dag_.graph.value(value).type.shape});
+    reduce.writes.push_back(new_item(value, -1, reduce.cell, scatter ? ItemId() : from[i]));
   }
   reduce.label = fmt::format("{} {}{}", kTaskKindNames[static_cast<size_t>(reduce.kind)],
                              dag_.sums[static_cast<size_t>(sums[0])].name,
@@ -136,9 +150,11 @@ std::vector<ItemId> Expander::reduce_level(const std::vector<int32_t>& sums,
 
 void Expander::finish_sums(const std::vector<int32_t>& sums, std::vector<ItemId> totals) {
   const int32_t cell = dag_.items[totals[0].index()].cell;
-  if (reduces_over_ranks())
+  if (reduces_over_ranks()) {
     for (size_t level = reduces_each(sums[0]) ? 1 : 0; level < dag_.levels.size(); ++level)
       totals = reduce_level(sums, totals, level);
+    totals = in_type(sums, totals, own_type(sums[0]), ".finished");
+  }
   for (size_t i = 0; i < sums.size(); ++i) {
     SumState& state = sums_[static_cast<size_t>(sums[i])];
     state.finished = true;
@@ -184,106 +200,14 @@ void Expander::finish_late_sums() {
       const Item& item = dag_.items[total.index()];
       if (static_cast<size_t>(item.cell) != cell / 2 || cut != (sharded(s) != nullptr)) continue;
       const TensorType& type = dag_.graph.value(item.value).type;
-      if (!bucket_totals.empty() &&
-          dag_.graph.value(dag_.items[bucket_totals[0].index()].value).type.dtype != type.dtype)
-        flush();
+      if (!bucket.empty() && types_of(bucket[0]) != types_of(s)) flush();
       bucket.push_back(s);
       bucket_totals.push_back(total);
-      bytes += type.bytes();
+      bytes += travelling_bytes(s, type);
       if (bytes >= dag_.bucket_bytes) flush();
     }
     flush();
   }
-}
-
-Expander::Reduced& Expander::reduced(int32_t sum, int32_t use) {
-  Reduced& values = reduced_[{sum, use}];
-  if (values.whole.valid()) return values;
-  const Sum& of = dag_.sums[static_cast<size_t>(sum)];
-  const std::string name = fmt::format("{}.use{}", of.name, use);
-  const TensorType whole = dag_.graph.value(of.uses[static_cast<size_t>(use)]).type;
-  const TensorType part = dag_.graph.value(result_of(sum)).type;
-  values.whole = pseudo_value(name + ".whole", whole);
-  values.part = pseudo_value(name + ".part", part);
-  Node node;
-  node.op = "Reshape";
-  node.name = name + ".joins";
-  node.pass = Pass::kU;
-  node.attrs.set("shape", part.shape);
-  node.inputs = {values.part};
-  const NodeId id = dag_.graph.add_node(std::move(node), std::span(&part, 1));
-  values.joins = dag_.graph.node(id).outputs[0];
-  return values;
-}
-
-ItemId Expander::whole_contribution(const Contribution& c, const Task& task) {
-  return new_item(reduced(c.sum, c.use).whole, task.micro, task.cell);
-}
-
-void Expander::reduce_contributions(const Task& task) {
-  std::vector<Accumulate> made;
-  for (const Accumulate& a : task.accumulates)
-    if (reduces_each(a.sum)) made.push_back(a);
-  std::stable_sort(made.begin(), made.end(), [&](const Accumulate& a, const Accumulate& b) {
-    return dag_.graph.value(a.contribution).producer < dag_.graph.value(b.contribution).producer;
-  });
-  std::vector<Accumulate> bucket;
-  int64_t bytes = 0;
-  for (const Accumulate& a : made) {
-    bucket.push_back(a);
-    bytes += dag_.graph.value(a.contribution).type.bytes();
-    if (bytes < dag_.bucket_bytes && &a != &made.back()) continue;
-    reduce_bucket(task, bucket);
-    bucket.clear();
-    bytes = 0;
-  }
-}
-
-void Expander::reduce_bucket(const Task& of, const std::vector<Accumulate>& bucket) {
-  const std::string what =
-      fmt::format("{}{}{}", dag_.sums[static_cast<size_t>(bucket[0].sum)].name,
-                  bucket.size() > 1 ? fmt::format(" and {} more", bucket.size() - 1) : "",
-                  micro_label(of.micro));
-  Task reduce = first_level_task(TaskKind::kReduceScatter, of.cell);
-  reduce.stream = dag_.levels[0].stream;
-  reduce.micro = of.micro;
-  reduce.label = "reduce_scatter " + what;
-  Task join;
-  join.pass = 'U';
-  join.cell = of.cell;
-  join.micro = of.micro;
-  join.label = "add " + what;
-  join.chunk = joining_chunk(bucket, of.cell);
-  for (const Accumulate& a : bucket) {
-    const Reduced& values = reduced(a.sum, a.use);
-    reduce.reads.push_back(a.into);
-    reduce.writes.push_back(new_item(values.part, of.micro, of.cell));
-    join.accumulates.push_back(
-        {values.joins, accumulator(a.sum, a.use, of.micro), a.sum, a.use, reduce.writes.back()});
-  }
-  for (ValueId value : dag_.chunks[join.chunk.index()].reads)
-    join.reads.push_back(find_item(value, of.micro, of.cell));
-  dag_.tasks.push_back(std::move(reduce));
-  dag_.tasks.push_back(std::move(join));
-}
-
-ChunkId Expander::joining_chunk(const std::vector<Accumulate>& bucket, int32_t cell) {
-  const auto [known, is_new] =
-      joining_.try_emplace({bucket[0].sum, bucket[0].use, cell}, dag_.chunks.size());
-  if (!is_new) return known->second;
-  Chunk chunk;
-  chunk.pass = 'U';
-  chunk.tags.assign(dag_.region_tags.size(), kNoTag);
-  chunk.cell = cell;
-  chunk.name = "U add " + dag_.sums[static_cast<size_t>(bucket[0].sum)].name;
-  for (const Accumulate& a : bucket) {
-    const Reduced& values = reduced(a.sum, a.use);
-    chunk.nodes.push_back(dag_.graph.value(values.joins).producer);
-    chunk.reads.push_back(values.part);
-  }
-  std::sort(chunk.reads.begin(), chunk.reads.end());
-  dag_.chunks.push_back(std::move(chunk));
-  return known->second;
 }
 
 }  // namespace piper

@@ -134,6 +134,31 @@ class Expander {
 
   bool reduces_over_ranks() const { return !dag_.sequential_replicas && dag_.replicas > 1; }
 
+  // ---- In which type gradients travel ----
+  DType own_type(int32_t s) const { return dag_.graph.value(result_of(s)).type.dtype; }
+  DType type_on(int32_t s, size_t level) const {
+    if (level >= dag_.levels.size() || !is_gradient_[static_cast<size_t>(s)]) return own_type(s);
+    const SumLevel& of = dag_.levels[level];
+    return of.dtype && of.size > 1 ? *of.dtype : own_type(s);
+  }
+  // Its own type, and those on all levels.
+  std::vector<DType> types_of(int32_t s) const;
+  int64_t travelling_bytes(int32_t s, const TensorType& type) const {
+    return num_elements(type.shape) * info(type_on(s, 0)).bytes;
+  }
+  ValueId cast(ValueId value, DType type, const std::string& name);
+  std::string several(const std::vector<int32_t>& sums, DType type) const;  // for labels
+  // Several sums of one cell in another type; those that are in it already stay.
+  std::vector<ItemId> in_type(const std::vector<int32_t>& sums, std::vector<ItemId> items,
+                              DType type, const std::string& suffix);
+  // A chunk of pass U that casts, and a task of it.
+  ChunkId casting_chunk(const std::vector<ValueId>& made, int32_t cell, const std::string& name);
+  void add_casts(ChunkId chunk, const std::vector<int32_t>& sums, const std::vector<ItemId>& from,
+                 const std::vector<ValueId>& made);
+  // What ranks do by a reduction that rounds: the oracle's part of a level, in the first one's
+  // memory.
+  ItemId add_rounded(int32_t s, const std::vector<ItemId>& members, DType type);
+
   // One level's share of several sums, as one message.
   std::vector<ItemId> reduce_level(const std::vector<int32_t>& sums,
                                    const std::vector<ItemId>& totals, size_t level);
@@ -158,10 +183,10 @@ class Expander {
   ItemId accumulator(int32_t sum, int32_t use, int32_t micro) const;
 
   // ---- Reductions in every microbatch ----
-  // What one task contributes to a parameter's gradient, before it is summed over replicas; the
-  // part of it that is left; and that part under a name of its own, which joins the accumulator.
+  // What one task contributes to a parameter's gradient, before it is summed over replicas, as it
+  // is and as it travels; the part of it that is left; and what joins the accumulator.
   struct Reduced {
-    ValueId whole, part, joins;
+    ValueId whole, travels, part, joins;
   };
   Reduced& reduced(int32_t sum, int32_t use);
   ItemId whole_contribution(const Contribution& c, const Task& task);
@@ -169,6 +194,7 @@ class Expander {
   // As the backward makes them, joined into buckets.
   void reduce_contributions(const Task& task);
   void reduce_bucket(const Task& of, const std::vector<Accumulate>& bucket);
+  void round_bucket(const Task& of, const std::vector<Accumulate>& bucket);
   ChunkId joining_chunk(const std::vector<Accumulate>& bucket, int32_t cell);
 
   // ---- The end of the step ----
@@ -216,8 +242,9 @@ class Expander {
   std::vector<ShardedParam> sharded_;
   std::unordered_map<int32_t, size_t> sharded_of_;          // by gradient
   std::map<std::pair<int32_t, int32_t>, Reduced> reduced_;  // by sum and use
-  std::map<std::tuple<int32_t, int32_t, int32_t>, ChunkId>
-      joining_;  // by the first of a bucket, and cell
+  using BucketKey = std::tuple<int32_t, int32_t, int32_t>;  // its first sum and use, and cell
+  std::map<BucketKey, ChunkId> joining_, rounding_;
+  std::vector<bool> is_gradient_;  // by sum: of a parameter
   std::vector<SumState> sums_;
   std::vector<std::vector<Contribution>> contributions_;  // by chunk
   std::vector<int32_t> chunk_of_;                         // main chunks, by slot()

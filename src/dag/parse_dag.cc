@@ -153,7 +153,9 @@ class Parser {
   bool read_level(const Line& line) {
     dag_.levels.push_back({integer(line.get("size"), 1), integer(line.get("stride"), 1),
                            small(line.get("axis"), -1), small(line.get("stream"), 0)});
-    return true;
+    const std::string dtype = line.get("dtype");
+    if (!dtype.empty()) dag_.levels.back().dtype = parse_dtype(dtype);
+    return dtype.empty() || dag_.levels.back().dtype;
   }
   bool read_shard(const Line& line) {
     Sharding& cut = dag_.sharding;

@@ -75,8 +75,9 @@ std::string print_head(const Dag& dag) {
   text += "\n";
   text += fmt::format("streams {} bucket={}\n", list(dag.streams, print_stream), dag.bucket_bytes);
   for (const SumLevel& level : dag.levels)
-    text += fmt::format("level size={} stride={} axis={} stream={}\n", level.size, level.stride,
-                        level.axis, level.stream);
+    text += fmt::format("level size={} stride={} axis={} stream={}{}\n", level.size, level.stride,
+                        level.axis, level.stream,
+                        level.dtype ? fmt::format(" dtype={}", info(*level.dtype).name) : "");
   const Sharding& cut = dag.sharding;
   if (cut.optimizer)
     text += fmt::format(

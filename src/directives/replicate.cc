@@ -16,8 +16,23 @@ struct Sums {
   }
 };
 
+// ", in bf16 (3.4 KiB)": where gradients do not travel as they are.
+std::string travelling(const Dag& dag, const SumLevel& level, int64_t least) {
+  int64_t bytes = 0;
+  bool rounded = false;
+  for (const Param& param : dag.graph.params) {
+    if (!param.gradient.valid() || dag.graph.value(param.value).type.bytes() < least) continue;
+    const TensorType& type = dag.graph.value(param.gradient).type;
+    rounded = rounded || (level.dtype && *level.dtype != type.dtype);
+    bytes += num_elements(type.shape) * info(level.dtype.value_or(type.dtype)).bytes;
+  }
+  if (!rounded || level.size == 1) return "";
+  return fmt::format(", in {} ({})", info(*level.dtype).name, human_bytes(bytes));
+}
+
 // What a directive that cuts states does to the parameters, in words.
-std::vector<std::string> explain_cut(const Dag& dag, const Replicate& replicate, int64_t shards) {
+std::vector<std::string> explain_cut(const Dag& dag, const Replicate& replicate,
+                                     const SumLevel& level) {
   Sums cut, whole, trained;
   for (const Param& param : dag.graph.params) {
     const int64_t bytes = dag.graph.value(param.value).type.bytes();
@@ -28,11 +43,12 @@ std::vector<std::string> explain_cut(const Dag& dag, const Replicate& replicate,
   std::vector<std::string> lines;
   const std::string each = replicate.reduce == Replicate::When::kMicrobatch ? "microbatch" : "step";
   lines.push_back(fmt::format(
-      "{} are reduce-scattered over {} once a {}, in messages of at least {}, on stream '{}'",
-      trained.print("gradients"), replicate.over, each, human_bytes(replicate.bucket_bytes),
+      "{} are reduce-scattered over {} once a {}{}, in messages of at least {}, on stream '{}'",
+      trained.print("gradients"), replicate.over, each,
+      travelling(dag, level, replicate.persist_bytes), human_bytes(replicate.bucket_bytes),
       replicate.stream));
   lines.push_back(fmt::format(
-      "each of {} ranks updates its part, with its part of the optimizer's states", shards));
+      "each of {} ranks updates its part, with its part of the optimizer's states", level.size));
   if (!replicate.shard_parameters) {
     lines.push_back(fmt::format("{} are gathered once a step, after the update, on stream '{}'",
                                 trained.print("parameters"), replicate.gather_stream));
@@ -79,17 +95,17 @@ Result<Dag> apply_replicate(Dag dag, const std::vector<Replicate>& replicates, E
                     "replicate: 'shard' with two weight versions is not supported");
       if (replicate.shard_optimizer) {
         apply_shard(dag, replicate);
-        report.lines = explain_cut(dag, replicate, level.size);
+        report.lines = explain_cut(dag, replicate, level);
         continue;
       }
       Sums sums;
       for (const Param& param : dag.graph.params)
         if (param.gradient.valid()) sums.add(dag.graph.value(param.gradient).type.bytes());
       report.lines.push_back(
-          fmt::format("{} are summed over {} once a step, in messages of at least {}, on stream "
+          fmt::format("{} are summed over {} once a step{}, in messages of at least {}, on stream "
                       "'{}'",
-                      sums.print("gradients"), replicate.over, human_bytes(replicate.bucket_bytes),
-                      replicate.stream));
+                      sums.print("gradients"), replicate.over, travelling(dag, level, 0),
+                      human_bytes(replicate.bucket_bytes), replicate.stream));
     }
     out.push_back(std::move(report));
   }

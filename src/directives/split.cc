@@ -53,7 +53,7 @@ Result<std::vector<SumLevel>> sum_levels(const Strategy& strategy, const Cut& cu
   for (size_t a = cut.mesh.size(); a-- > 0;)
     for (const Replicate& replicate : strategy.replicates) {
       if (replicate.over != cut.mesh[a].name) continue;
-      const SumLevel level{cut.mesh[a].size, stride, static_cast<int32_t>(a)};
+      const SumLevel level{cut.mesh[a].size, stride, static_cast<int32_t>(a), 0, replicate.dtype};
       stride *= level.size;
       if (!replicate.shard_optimizer) {
         levels.push_back(level);

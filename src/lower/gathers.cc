@@ -213,9 +213,21 @@ class Inserter {
   std::vector<Load> loads_;
 };
 
-// A reduction between peers, or a sum of what one has left.
+// Sums that travel in fewer bytes.
+bool rounds(const RoleProgram& role, const Instruction& one) {
+  const auto bytes = [&](int32_t arg) {
+    return info(role.buffers[at(one.args[at(arg)])].type.dtype).bytes;
+  };
+  return !one.combines.empty() &&
+         std::all_of(one.combines.begin(), one.combines.end(), [&](const SumCombine& sum) {
+           return sum.from.size() == 1 && bytes(sum.arg) < bytes(sum.from[0]);
+         });
+}
+
+// A reduction between peers, what is rounded for it, or a sum of what one has left.
 bool rises(const RoleProgram& role, const Instruction& one, const Dag& dag) {
-  if (one.kind == InstructionKind::kCompute) return one.pass == 'U' && one.micro >= 0;
+  if (one.kind == InstructionKind::kCompute)
+    return one.pass == 'U' && (one.micro >= 0 || rounds(role, one));
   if (one.kind != InstructionKind::kReduceScatter && one.kind != InstructionKind::kAllReduce)
     return false;
   const auto& axes = role.groups[at(one.group)].axes;

@@ -14,6 +14,16 @@ bool is_peer_reduction(const Dag& dag, const Task& task) {
                       [&](int32_t axis) { return dag.mesh[static_cast<size_t>(axis)].placed; });
 }
 
+bool rounds_sums(const Dag& dag, const Task& task) {
+  const auto bytes = [&](ItemId item) {
+    return info(dag.graph.value(dag.items[item.index()].value).type.dtype).bytes;
+  };
+  return !task.combines.empty() &&
+         std::all_of(task.combines.begin(), task.combines.end(), [&](const Combine& sum) {
+           return sum.from.size() == 1 && bytes(sum.into) < bytes(sum.from[0]);
+         });
+}
+
 std::string print_place(const Dag& dag, TaskId id) {
   const Task& task = dag.tasks[id.index()];
   std::string text = fmt::format("'{}'", task.label);

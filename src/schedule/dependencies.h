@@ -35,6 +35,8 @@ TaskLists find_dependencies(const Dag& dag);
 
 // Reductions between SPMD peers alone: all peers run the same program, so these may start as soon
 // as they can.
+// Whether the task rounds sums so that they travel in fewer bytes.
+bool rounds_sums(const Dag& dag, const Task& task);
 bool is_peer_reduction(const Dag& dag, const Task& task);
 
 // "'F stage=1 mb=3' on pp=1"

@@ -29,8 +29,8 @@ class Issuer {
       const bool joins = task.pass == 'U' && task.micro >= 0;  // what a reduction has left
       const bool with_send = task.kind == TaskKind::kRecv && task.distance == kEarliest;
       posts_ = posts_ || task.distance > 0;
-      const bool eager =
-          task.kind == TaskKind::kSend || is_peer_reduction(dag, task) || joins || with_send;
+      const bool eager = task.kind == TaskKind::kSend || is_peer_reduction(dag, task) || joins ||
+                         with_send || rounds_sums(dag, task);
       if (!eager) continue;
       missing_[t] = static_cast<int32_t>(deps[t].size());
       for (TaskId d : deps[t]) {

@@ -191,7 +191,7 @@ Status read_directives(const std::vector<const yaml::Entry*>& entries, const Sco
       if (kind == "order") PIPER_TRY(read_order(map, scope, names, out));
     }
   }
-  return ok_status();
+  return share_reduce_type(out);
 }
 
 }  // namespace piper

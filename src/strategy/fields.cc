@@ -177,7 +177,8 @@ constexpr Field kGather[] = {
 };
 constexpr Field kReduce[] = {
     {"when", kWord, kOptional, "How often. Default per_step.", "per_step per_microbatch"},
-    {"dtype", kWord, kOptional, "Element type of the sums: the gradients' own.", "f32"},
+    {"dtype", kWord, kOptional,
+     "Type in which gradients travel. Default: the one they are added up in.", "f32 bf16 f16"},
     {"stream", kText, kOptional, "Stream of the reductions. Default reduce."},
 };
 constexpr Field kRecompute[] = {
@@ -189,12 +190,13 @@ constexpr Field kRecompute[] = {
      "What a microbatch may keep in each region; the compiler chooses the ops."},
 };
 constexpr Field kPrecision[] = {
-    {"compute", kWord, kRequired, "Type of products and attention.", "bf16 f16 f32"},
+    {"compute", kWord, kRequired, "Type of products and attention; f64: of all.",
+     "bf16 f16 f32 f64"},
     {"match", kGlob, kOptional, "Ops by scope path. Default: all."},
     {"where", kWhere, kOptional, "Ops by their tags. Default: all."},
     {"keep", kPaths, kOptional, "Names of further ops that compute in f32."},
     {"accumulate", kWord, kOptional, "Type in which gradients are added up.", "f32"},
-    {"reduce", kWord, kOptional, "Type in which gradients travel.", "f32"},
+    {"reduce", kWord, kOptional, "Type in which gradients travel, over all axes.", "f32 bf16 f16"},
     {"master", kWord, kOptional, "none: 16-bit parameters stay as they are. Default f32.",
      "f32 none"},
     {"loss_scale", kTextOrOne, kOptional, "dynamic, or its settings. Default: none.", "loss_scale"},

@@ -69,7 +69,12 @@ Status read_precision(const Fields& map, const Scope& scope, const Names& names,
   Precision precision;
   precision.at = map.at();
   PIPER_ASSIGN(precision.compute, read_type(*map["compute"], scope, "compute",
-                                            {DType::kBF16, DType::kF16, DType::kF32}));
+                                            {DType::kBF16, DType::kF16, DType::kF32, DType::kF64}));
+  if (precision.compute == DType::kF64)
+    for (const char* key : {"match", "where", "keep", "accumulate", "master"})
+      if (map[key])
+        return fail(map.key_at(key), "'{}' beside 'compute: f64', which is for the whole model",
+                    key);
   if (const yaml::Node* match = map["match"]) {
     PIPER_ASSIGN(precision.match, read_glob(*match, scope));
   }
@@ -79,8 +84,13 @@ Status read_precision(const Fields& map, const Scope& scope, const Names& names,
   if (const yaml::Node* keep = map["keep"]) {
     PIPER_ASSIGN(precision.keep, read_ops(*keep, scope));
   }
-  for (const char* key : {"accumulate", "reduce"})
-    if (const yaml::Node* node = map[key]) PIPER_TRY(read_type(*node, scope, key, {DType::kF32}));
+  if (const yaml::Node* node = map["accumulate"])
+    PIPER_TRY(read_type(*node, scope, "accumulate", {DType::kF32}));
+  if (const yaml::Node* node = map["reduce"]) {
+    PIPER_ASSIGN(precision.reduce,
+                 read_type(*node, scope, "reduce", {DType::kF32, DType::kBF16, DType::kF16}));
+    precision.reduce_at = node->at;
+  }
   if (const yaml::Node* master = map["master"]) {
     PIPER_ASSIGN(precision.masters, read_masters(*master, scope));
   }
@@ -93,6 +103,30 @@ Status read_precision(const Fields& map, const Scope& scope, const Names& names,
     PIPER_ASSIGN(out.train.loss_scale, read_loss_scale(*given, at, scope));
   }
   out.precisions.push_back(std::move(precision));
+  return ok_status();
+}
+
+Status share_reduce_type(Strategy& out) {
+  std::optional<DType> type;
+  SourceSpan first;
+  for (const Precision& precision : out.precisions) {
+    if (!precision.reduce) continue;
+    if (type && *type != *precision.reduce)
+      return fail(precision.reduce_at, "gradients travel in {} and in {}", info(*type).name,
+                  info(*precision.reduce).name)
+          .with_note(fmt::format("first at {}", yaml::place(first)));
+    type = precision.reduce;
+    first = precision.reduce_at;
+  }
+  if (!type) return ok_status();
+  if (out.replicates.empty()) return fail(first, "'reduce' without 'replicate' changes nothing");
+  for (Replicate& replicate : out.replicates) {
+    if (replicate.dtype && *replicate.dtype != *type)
+      return fail(replicate.dtype_at, "gradients travel in {} and in {}", info(*type).name,
+                  info(*replicate.dtype).name)
+          .with_note(fmt::format("first at {}", yaml::place(first)));
+    replicate.dtype = type;
+  }
   return ok_status();
 }
 

@@ -70,10 +70,10 @@ Status read_reduce(const Fields& map, const Scope& scope, Replicate& out) {
     out.stream_at = map.key_at("stream");
   }
   if (const yaml::Node* dtype = map["dtype"]) {
-    PIPER_ASSIGN(const std::string name, read_text(*dtype, scope));
-    if (name != "f32")
-      return fail(dtype->at, "to reduce gradients in {} is not supported", yaml::shown(name))
-          .with_note("help: write 'dtype: f32', or leave it out");
+    const std::string kTypes[] = {"f32", "bf16", "f16"};
+    PIPER_ASSIGN(const size_t word, read_word(*dtype, scope, kTypes, "a type to reduce in"));
+    out.dtype = parse_dtype(kTypes[word]);
+    out.dtype_at = dtype->at;
   }
   if (const yaml::Node* when = map["when"]) {
     PIPER_ASSIGN(const size_t word, read_word(*when, scope, kWhen, "when to reduce"));

@@ -46,6 +46,8 @@ struct Names {
 Status check_axis(std::string_view name, const SourceSpan& at, const Names& names);
 Status read_replicate(const fields::Fields& map, const Scope& scope, const Names& names,
                       Strategy& out);
+// `reduce` of precision is that of all replicate directives.
+Status share_reduce_type(Strategy& out);
 Status read_precision(const fields::Fields& map, const Scope& scope, const Names& names,
                       Strategy& out);
 // A list of names of ops.

@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "piper/halves.h"
+
 namespace piper {
 namespace {
 
@@ -34,12 +36,25 @@ void sum_blocks(std::span<std::byte* const> to, std::span<const std::byte* const
   }
 }
 
+// 16-bit floats: summed in f32, rounded once.
+void sum_halves(DType dtype, std::span<std::byte* const> to, std::span<const std::byte* const> from,
+                int64_t count) {
+  constexpr int64_t kBlock = 1024;
+  alignas(64) float acc[kBlock], next[kBlock];
+  for (int64_t start = 0; start < count; start += kBlock) {
+    const int64_t n = std::min(kBlock, count - start), offset = 2 * start;
+    widen_halves(dtype, from[0] + offset, acc, n);
+    for (const std::byte* x : from.subspan(1)) {
+      widen_halves(dtype, x + offset, next, n);
+      add(acc, next, n);
+    }
+    for (std::byte* target : to) round_to_halves(dtype, acc, target + offset, n);
+  }
+}
+
 }  // namespace
 
-bool is_summable(DType dtype) {
-  return dtype == DType::kF32 || dtype == DType::kF64 || dtype == DType::kI64 ||
-         dtype == DType::kI32;
-}
+bool is_summable(DType dtype) { return dtype != DType::kBool; }
 
 void ordered_sum(DType dtype, std::span<std::byte* const> to,
                  std::span<const std::byte* const> from, int64_t count) {
@@ -52,6 +67,9 @@ void ordered_sum(DType dtype, std::span<std::byte* const> to,
       return sum_blocks<uint64_t>(to, from, count);
     case DType::kI32:
       return sum_blocks<uint32_t>(to, from, count);
+    case DType::kBF16:
+    case DType::kF16:
+      return sum_halves(dtype, to, from, count);
     default:
       PIPER_CHECK(false, "no sum of {}", info(dtype).name);
   }

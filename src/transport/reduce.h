@@ -9,8 +9,8 @@
 
 namespace piper {
 
-// Every `to` becomes the sum of `from` in order, element by element. `to` may be among `from`, at
-// the same place.
+// Every `to` becomes the sum of `from` in order, element by element; 16-bit floats are summed in
+// f32 and rounded once. `to` may be among `from`, at the same place.
 void ordered_sum(DType dtype, std::span<std::byte* const> to,
                  std::span<const std::byte* const> from, int64_t count);
 

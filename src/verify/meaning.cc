@@ -1,6 +1,8 @@
 // What a program leaves in its arguments, as symbols: hashes of the ops and of what they read, but
 // sums where something is added, so that "adds to its argument" and "sets it" can be compared.
 #include <algorithm>
+#include <charconv>
+#include <map>
 
 #include "model.h"
 
@@ -18,8 +20,8 @@ uint64_t join(uint64_t a, uint64_t b) { return scramble(a * 0x2545f4914f6cdd1d +
 
 class Reader {
  public:
-  Reader(const Program& program, std::span<const uint64_t> args)
-      : program_(program), bases_(program.bases()), at_(program.values.size()) {
+  Reader(const Program& program, std::span<const uint64_t> args, bool rounded)
+      : program_(program), rounded_(rounded), bases_(program.bases()), at_(program.values.size()) {
     for (const ProgramView& view : program.views) at_[view.value] = view.offset;
     for (size_t v = 0; v < program.values.size(); ++v)
       held_.push_back(v < args.size() ? args[v] : initial_symbol(v));
@@ -92,7 +94,47 @@ class Reader {
     base = whole(value) ? symbol : join(join(base, at_[value]), symbol);
   }
 
+  // Sums and roundings of them, as groups of pointwise ops do them; nothing: more than that.
+  std::optional<std::vector<uint64_t>> fused_sums(const ProgramOp& op) const {
+    std::vector<uint64_t> stack;
+    std::map<std::string, uint64_t> named;
+    for (const std::string& word : split_text(op.attrs.text("expr"), ' ')) {
+      if (word == "Add") {
+        if (stack.size() < 2) return std::nullopt;
+        const uint64_t right = stack.back();
+        stack.pop_back();
+        stack.back() += right;
+      } else if (word.starts_with('=') || word.starts_with('@')) {
+        if (word[0] == '@' ? !named.contains(word.substr(1)) : stack.empty()) return std::nullopt;
+        if (word[0] == '=')
+          named[word.substr(1)] = stack.back();
+        else
+          stack.push_back(named[word.substr(1)]);
+      } else if (word.starts_with("Cast:")) {
+        const auto to = parse_dtype(word.substr(5));
+        if (stack.empty() || !to || !info(*to).is_float) return std::nullopt;
+      } else {
+        size_t input = 0;
+        const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), input);
+        if (error != std::errc() || end != word.data() + word.size() || input >= op.inputs.size() ||
+            op.inputs[input] < 0)
+          return std::nullopt;
+        const TensorType& from = type(op.inputs[input]);
+        if (!info(from.dtype).is_float || from.shape != type(op.outputs[0]).shape)
+          return std::nullopt;
+        stack.push_back(load(op.inputs[input]));
+      }
+    }
+    if (stack.size() != op.outputs.size()) return std::nullopt;
+    return stack;
+  }
+
   std::vector<uint64_t> results(const ProgramOp& op) const {
+    if (rounded_ && op.op == "Fused")
+      if (const auto sums = fused_sums(op)) return *sums;
+    if (rounded_ && op.op == "Cast" && info(type(op.inputs[0]).dtype).is_float &&
+        info(type(op.outputs[0]).dtype).is_float)
+      return {load(op.inputs[0])};
     if (const auto from = copied_from(op))
       return {part_of(op.inputs[0], *from, type(op.outputs[0]))};
     const bool one_type = op.inputs.size() == 2 && op.inputs[0] >= 0 && op.inputs[1] >= 0 &&
@@ -116,6 +158,7 @@ class Reader {
   }
 
   const Program& program_;
+  const bool rounded_;
   std::vector<int32_t> bases_;
   std::vector<int64_t> at_;     // by value: its byte in its base
   std::vector<uint64_t> held_;  // by base
@@ -134,7 +177,9 @@ uint64_t symbol_of(std::string_view text) {
 uint64_t initial_symbol(size_t arg) { return join(symbol_of("argument"), arg); }
 
 std::vector<uint64_t> meaning_of(const Program& program, std::span<const uint64_t> args) {
-  return Reader(program, args).run();
+  return Reader(program, args, false).run();
 }
+
+std::vector<uint64_t> sums_of(const Program& program) { return Reader(program, {}, true).run(); }
 
 }  // namespace piper

@@ -180,6 +180,8 @@ class Findings {
 // have the same. What is added to an argument that held `initial_symbol` is the difference.
 // `args`: what the arguments held before, if that is known.
 std::vector<uint64_t> meaning_of(const Program& program, std::span<const uint64_t> args = {});
+// For sums: what is rounded to another float stays what it is.
+std::vector<uint64_t> sums_of(const Program& program);
 uint64_t initial_symbol(size_t arg);
 uint64_t symbol_of(std::string_view text);
 uint64_t join_symbols(uint64_t a, uint64_t b);

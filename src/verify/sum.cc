@@ -160,7 +160,7 @@ void SumCheck::find_results(Spot place, const Instruction& one, const ProgramFac
 const std::vector<uint64_t>& SumCheck::meaning(Spot place, const Instruction& one) {
   const Program& program = role(place).programs[one.program];
   const auto [known, is_new] = meanings_.try_emplace(&program);
-  if (is_new) known->second = meaning_of(program);
+  if (is_new) known->second = sums_of(program);
   return known->second;
 }
 
@@ -177,6 +177,10 @@ void SumCheck::combine(Spot place, const Instruction& one, const ProgramFacts& p
       sum.add(held(place, one.args[from]));
       meant += initial_symbol(static_cast<size_t>(from));
     }
+    const DType type = role(place).buffers[one.args[combine.arg]].type.dtype;
+    if (combine.from.size() > 1 && info(type).is_float && info(type).bytes < 4)
+      findings_.add("sum", "{} adds up in {}, in {}: parts of a sum are rounded only to travel",
+                    name(place), info(type).name, buffer_name(place, one.args[combine.arg]));
     if (meaning(place, one)[combine.arg] != meant)
       findings_.add("sum", "{} says that {} becomes a sum, but its program computes something else",
                     name(place), buffer_name(place, one.args[combine.arg]));

@@ -123,9 +123,12 @@ inline std::string library_strategy(Random& random, size_t microbatches) {
 inline const std::initializer_list<const char*> kShards = {
     "",
     "",
+    ", reduce: {dtype: bf16}",
     ", shard: [optimizer]",
+    ", shard: [optimizer], reduce: {dtype: f16}",
     ", shard: [optimizer, gradients]",
     ", shard: [optimizer, gradients], reduce: {when: per_microbatch}",
+    ", shard: [optimizer, gradients], reduce: {when: per_microbatch, dtype: bf16}",
     ", shard: [optimizer, gradients, parameters], gather: {prefetch: 2}",
     ", shard: [optimizer, gradients, parameters], gather: {when: per_step}"};
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "piper/halves.h"
 #include "piper/transport.h"
 
 namespace piper::suite {
@@ -163,6 +164,42 @@ inline std::string all_reduce_in(Transport& t, const std::vector<int64_t>& ranks
   }
   return "";
 }
+// 16-bit floats are added in f32 and rounded once: not after each rank.
+inline std::string all_reduce_of_halves(Transport& t) {
+  const std::vector<int64_t> ranks = everyone(t);
+  auto group = t.add_group(ranks);
+  SUITE_OK(group);
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    constexpr int64_t kCount = 3001;
+    const int64_t part_count = (kCount + t.world() - 1) / t.world();
+    const auto halves_of = [&](int64_t rank) {
+      std::vector<uint16_t> halves(static_cast<size_t>(kCount));
+      const auto wide = data_of<float>(rank, 5, kCount);
+      round_to_halves(dtype, wide.data(), bytes_of(halves.data()), kCount);
+      return halves;
+    };
+    std::vector<float> sum(static_cast<size_t>(kCount));
+    for (size_t r = 0; r < ranks.size(); ++r) {
+      const auto theirs = halves_of(ranks[r]);
+      for (size_t i = 0; i < sum.size(); ++i) {
+        const float value = float_of_half(dtype, theirs[i]);
+        sum[i] = r == 0 ? value : sum[i] + value;
+      }
+    }
+    std::vector<uint16_t> want(sum.size()), own = halves_of(t.rank());
+    round_to_halves(dtype, sum.data(), bytes_of(want.data()), kCount);
+    const Piece piece{bytes_of(own.data()), dtype, kCount};
+    SUITE_OK(t.all_reduce(*group, std::span(&piece, 1)));
+    SUITE_CHECK(same_bits(own, want));
+    own = halves_of(t.rank());
+    std::vector<uint16_t> part(static_cast<size_t>(part_count), 7);
+    const Shard shard{bytes_of(own.data()), bytes_of(part.data()), dtype, kCount, part_count};
+    SUITE_OK(t.reduce_scatter(*group, std::span(&shard, 1)));
+    want.resize(static_cast<size_t>(t.world() * part_count));
+    SUITE_CHECK(std::equal(part.begin(), part.end(), want.begin() + t.rank() * part_count));
+  }
+  return "";
+}
 inline std::string all_reduce(Transport& t) { return all_reduce_in(t, everyone(t), 300001); }
 inline std::string small_all_reduce(Transport& t) { return all_reduce_in(t, everyone(t), 3); }
 inline std::string one_member(Transport& t) { return all_reduce_in(t, {t.rank()}, 17); }
@@ -301,6 +338,7 @@ inline constexpr Case kCases[] = {
     {"subgroups", subgroups},
     {"one_member", one_member},
     {"small_all_reduce", small_all_reduce},
+    {"all_reduce_of_halves", all_reduce_of_halves},
     {"all_to_all", all_to_all},
     {"reduce_scatter", reduce_scatter},
     {"reduce_scatter_of_many", reduce_scatter_of_many},

@@ -1,0 +1,240 @@
+// How sums travel over replicas: rounded to 16 bits, and in every microbatch.
+#include <algorithm>
+
+#include "expander.h"
+
+namespace piper {
+
+std::vector<DType> Expander::types_of(int32_t s) const {
+  std::vector<DType> types{own_type(s)};
+  for (size_t level = 0; level < dag_.levels.size(); ++level) types.push_back(type_on(s, level));
+  return types;
+}
+
+std::string Expander::several(const std::vector<int32_t>& sums, DType type) const {
+  return fmt::format("{}{} to {}", dag_.sums[static_cast<size_t>(sums[0])].name,
+                     sums.size() > 1 ? fmt::format(" and {} more", sums.size() - 1) : "",
+                     info(type).name);
+}
+
+ValueId Expander::cast(ValueId value, DType type, const std::string& name) {
+  const TensorType from = dag_.graph.value(value).type, to{type, from.shape};
+  if (from == to) return value;
+  Node node;
+  node.op = "Cast";
+  node.name = name;
+  node.pass = Pass::kU;
+  node.attrs.set("to", std::string(info(type).name));
+  node.inputs = {value};
+  return dag_.graph.node(dag_.graph.add_node(std::move(node), std::span(&to, 1))).outputs[0];
+}
+
+ChunkId Expander::casting_chunk(const std::vector<ValueId>& made, int32_t cell,
+                                const std::string& name) {
+  Chunk chunk;
+  chunk.pass = 'U';
+  chunk.tags.assign(dag_.region_tags.size(), kNoTag);
+  chunk.cell = cell;
+  chunk.name = "U cast " + name;
+  for (ValueId value : made) {
+    const NodeId producer = dag_.graph.value(value).producer;
+    chunk.nodes.push_back(producer);
+    chunk.reads.push_back(dag_.graph.node(producer).inputs[0]);
+  }
+  chunk.writes = made;
+  std::sort(chunk.reads.begin(), chunk.reads.end());
+  std::sort(chunk.writes.begin(), chunk.writes.end());
+  dag_.chunks.push_back(std::move(chunk));
+  return ChunkId(dag_.chunks.size() - 1);
+}
+
+void Expander::add_casts(ChunkId id, const std::vector<int32_t>& sums,
+                         const std::vector<ItemId>& from, const std::vector<ValueId>& made) {
+  const Chunk& chunk = dag_.chunks[id.index()];
+  Task task;
+  task.pass = 'U';
+  task.chunk = id;
+  task.cell = chunk.cell;
+  task.micro = dag_.items[from[0].index()].micro;
+  for (ValueId value : chunk.reads) task.reads.push_back(find_item(value, task.micro, task.cell));
+  for (ValueId value : chunk.writes) task.writes.push_back(new_item(value, task.micro, task.cell));
+  for (size_t i = 0; i < sums.size(); ++i)
+    task.combines.push_back({sums[i], find_item(made[i], task.micro, task.cell), {from[i]}});
+  task.label = chunk.name.substr(2) + micro_label(task.micro);
+  dag_.tasks.push_back(std::move(task));
+}
+
+std::vector<ItemId> Expander::in_type(const std::vector<int32_t>& sums, std::vector<ItemId> items,
+                                      DType type, const std::string& suffix) {
+  if (dag_.graph.value(dag_.items[items[0].index()].value).type.dtype == type) return items;
+  const int32_t cell = dag_.items[items[0].index()].cell;
+  std::vector<ValueId> made;
+  for (size_t i = 0; i < sums.size(); ++i)
+    made.push_back(cast(dag_.items[items[i].index()].value, type,
+                        dag_.sums[static_cast<size_t>(sums[i])].name + suffix));
+  add_casts(casting_chunk(made, cell, several(sums, type)), sums, items, made);
+  for (size_t i = 0; i < items.size(); ++i) items[i] = find_item(made[i], -1, cell);
+  return items;
+}
+
+ItemId Expander::add_rounded(int32_t s, const std::vector<ItemId>& members, DType type) {
+  const DType own = own_type(s);
+  const std::string& name = dag_.sums[static_cast<size_t>(s)].name;
+  const size_t first = dag_.graph.nodes.size();
+  Chunk chunk;
+  ValueId sum;
+  for (ItemId member : members) {
+    const ValueId value = dag_.items[member.index()].value;
+    chunk.reads.push_back(value);
+    const ValueId part = cast(cast(value, type, name), DType::kF32, name);
+    if (!sum.valid()) {
+      sum = part;
+      continue;
+    }
+    Node node;
+    node.op = "Add";
+    node.name = name;
+    node.pass = Pass::kU;
+    node.inputs = {sum, part};
+    const TensorType wide = dag_.graph.value(part).type;
+    sum = dag_.graph.node(dag_.graph.add_node(std::move(node), std::span(&wide, 1))).outputs[0];
+  }
+  const ValueId out = cast(cast(sum, type, name), own, name);
+  chunk.pass = 'U';
+  chunk.tags.assign(dag_.region_tags.size(), kNoTag);
+  for (size_t n = first; n < dag_.graph.nodes.size(); ++n) chunk.nodes.emplace_back(n);
+  std::sort(chunk.reads.begin(), chunk.reads.end());
+  chunk.writes = {out};
+  chunk.cell = dag_.items[members[0].index()].cell;
+  chunk.name = fmt::format("U sum {} in {}", name, info(type).name);
+  Task task;
+  task.pass = 'U';
+  task.cell = chunk.cell;
+  task.label = chunk.name;
+  for (ValueId value : chunk.reads) task.reads.push_back(find_item(value, -1, chunk.cell));
+  const ItemId into = new_item(out, -1, chunk.cell, members[0]);
+  task.writes = {into};
+  task.combines.push_back({s, into, members});
+  dag_.chunks.push_back(std::move(chunk));
+  task.chunk = ChunkId(dag_.chunks.size() - 1);
+  dag_.tasks.push_back(std::move(task));
+  return into;
+}
+
+Expander::Reduced& Expander::reduced(int32_t sum, int32_t use) {
+  Reduced& values = reduced_[{sum, use}];
+  if (values.whole.valid()) return values;
+  const Sum& of = dag_.sums[static_cast<size_t>(sum)];
+  const std::string name = fmt::format("{}.use{}", of.name, use);
+  const TensorType whole = dag_.graph.value(of.uses[static_cast<size_t>(use)]).type;
+  const TensorType part = dag_.graph.value(result_of(sum)).type;
+  const DType type = type_on(sum, 0);
+  values.whole = pseudo_value(name + ".whole", whole);
+  values.travels = cast(values.whole, type, name + ".travels");
+  values.part = pseudo_value(name + ".part", {type, part.shape});
+  if (type != part.dtype) {
+    values.joins = cast(values.part, part.dtype, name + ".joins");
+    return values;
+  }
+  Node node;
+  node.op = "Reshape";
+  node.name = name + ".joins";
+  node.pass = Pass::kU;
+  node.attrs.set("shape", part.shape);
+  node.inputs = {values.part};
+  const NodeId id = dag_.graph.add_node(std::move(node), std::span(&part, 1));
+  values.joins = dag_.graph.node(id).outputs[0];
+  return values;
+}
+
+ItemId Expander::whole_contribution(const Contribution& c, const Task& task) {
+  return new_item(reduced(c.sum, c.use).whole, task.micro, task.cell);
+}
+
+void Expander::reduce_contributions(const Task& task) {
+  std::vector<Accumulate> made;
+  for (const Accumulate& a : task.accumulates)
+    if (reduces_each(a.sum)) made.push_back(a);
+  std::stable_sort(made.begin(), made.end(), [&](const Accumulate& a, const Accumulate& b) {
+    return dag_.graph.value(a.contribution).producer < dag_.graph.value(b.contribution).producer;
+  });
+  std::vector<Accumulate> bucket;
+  int64_t bytes = 0;
+  for (const Accumulate& a : made) {
+    bucket.push_back(a);
+    bytes += travelling_bytes(a.sum, dag_.graph.value(a.contribution).type);
+    if (bytes < dag_.bucket_bytes && &a != &made.back()) continue;
+    reduce_bucket(task, bucket);
+    bucket.clear();
+    bytes = 0;
+  }
+}
+
+void Expander::reduce_bucket(const Task& of, const std::vector<Accumulate>& bucket) {
+  const std::string what =
+      fmt::format("{}{}{}", dag_.sums[static_cast<size_t>(bucket[0].sum)].name,
+                  bucket.size() > 1 ? fmt::format(" and {} more", bucket.size() - 1) : "",
+                  micro_label(of.micro));
+  round_bucket(of, bucket);
+  Task reduce = first_level_task(TaskKind::kReduceScatter, of.cell);
+  reduce.stream = dag_.levels[0].stream;
+  reduce.micro = of.micro;
+  reduce.label = "reduce_scatter " + what;
+  Task join;
+  join.pass = 'U';
+  join.cell = of.cell;
+  join.micro = of.micro;
+  join.label = "add " + what;
+  join.chunk = joining_chunk(bucket, of.cell);
+  for (const Accumulate& a : bucket) {
+    const Reduced& values = reduced(a.sum, a.use);
+    reduce.reads.push_back(find_item(values.travels, of.micro, of.cell));
+    reduce.writes.push_back(new_item(values.part, of.micro, of.cell));
+    join.accumulates.push_back(
+        {values.joins, accumulator(a.sum, a.use, of.micro), a.sum, a.use, reduce.writes.back()});
+  }
+  for (ValueId value : dag_.chunks[join.chunk.index()].reads)
+    join.reads.push_back(find_item(value, of.micro, of.cell));
+  dag_.tasks.push_back(std::move(reduce));
+  dag_.tasks.push_back(std::move(join));
+}
+
+// Beside the contributions that travel as they are, nothing.
+void Expander::round_bucket(const Task& of, const std::vector<Accumulate>& bucket) {
+  std::vector<int32_t> sums;
+  std::vector<ItemId> from;
+  std::vector<ValueId> made;
+  for (const Accumulate& a : bucket) {
+    const Reduced& values = reduced(a.sum, a.use);
+    if (values.travels == values.whole) continue;
+    sums.push_back(a.sum);
+    from.push_back(a.into);
+    made.push_back(values.travels);
+  }
+  if (made.empty()) return;
+  const auto [known, is_new] =
+      rounding_.try_emplace({bucket[0].sum, bucket[0].use, of.cell}, dag_.chunks.size());
+  if (is_new) casting_chunk(made, of.cell, several(sums, type_on(sums[0], 0)));
+  add_casts(known->second, sums, from, made);
+}
+
+ChunkId Expander::joining_chunk(const std::vector<Accumulate>& bucket, int32_t cell) {
+  const auto [known, is_new] =
+      joining_.try_emplace({bucket[0].sum, bucket[0].use, cell}, dag_.chunks.size());
+  if (!is_new) return known->second;
+  Chunk chunk;
+  chunk.pass = 'U';
+  chunk.tags.assign(dag_.region_tags.size(), kNoTag);
+  chunk.cell = cell;
+  chunk.name = "U add " + dag_.sums[static_cast<size_t>(bucket[0].sum)].name;
+  for (const Accumulate& a : bucket) {
+    const Reduced& values = reduced(a.sum, a.use);
+    chunk.nodes.push_back(dag_.graph.value(values.joins).producer);
+    chunk.reads.push_back(values.part);
+  }
+  std::sort(chunk.reads.begin(), chunk.reads.end());
+  dag_.chunks.push_back(std::move(chunk));
+  return known->second;
+}
+
+}  // namespace piper

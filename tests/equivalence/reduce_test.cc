@@ -1,0 +1,171 @@
+// Gradients that travel in 16 bits: the same bits under every plan of one cut, near what f32 gives
+// and yet not it, in half the bytes.
+#include "equivalence/jobs.h"
+
+namespace piper {
+namespace {
+
+using namespace jobs;
+
+std::string text_in(const std::string& model, const std::string& train, const std::string& type,
+                    const std::string& compute = "f32") {
+  return strategy_text(model, train) +
+         fmt::format("directives: [{{precision: {{compute: {}, reduce: {}}}}}]\n", compute, type);
+}
+
+Compiled compiled_in(const std::string& model, const std::string& text, const Shape2& shape,
+                     const std::vector<Definition>& more = {}) {
+  auto compiled = compile_model(model, text, shape, true, true, more);
+  EXPECT_TRUE(compiled) << text << print_error(compiled.error());
+  return compiled ? *std::move(compiled) : Compiled{};
+}
+
+// Whether a plan set trains as another one does, bit for bit or within a bound.
+Status same_training(const std::string& model, const PlanSet& set, const PlanSet& reference,
+                     int64_t steps, double bound = 0) {
+  PIPER_ASSIGN(const auto data, open_batches(set, model));
+  PIPER_ASSIGN(const auto reference_data, open_batches(reference, model));
+  JobOptions options;
+  options.steps = steps;
+  options.threads = 1;
+  options.verify.against = bound > 0 ? VerifyAgainst::kUncut : VerifyAgainst::kSingle;
+  if (bound > 0) options.verify.loss_bound = options.verify.param_bound = bound;
+  const auto job = run_job(set, data.get(), &reference, reference_data.get(), options);
+  return job ? ok_status() : Status(job.error());
+}
+
+struct Case {
+  const char* name;
+  const char* order;
+  std::vector<Definition> more = {};
+};
+
+class Reduce : public ::testing::TestWithParam<Case> {};
+
+const std::string kClippedSgd = std::string(kSgd) + ", clip_norm: 0.5";
+
+TEST_P(Reduce, EqualsOneDeviceBitForBit) {
+  if (!std::filesystem::exists(model_path("mlp", "model.onnx")))
+    GTEST_SKIP() << "no models in " << models_folder();
+  const bool nested = std::string_view(GetParam().order) == "hsdp";
+  for (const char* type : {"bf16", "f16"})
+    for (const int64_t dp : {2, 4})
+      for (const int64_t pp : {1, 2}) {
+        if ((kSanitized && dp != 2) || (nested && dp != 4)) continue;
+        const Shape2 shape{pp, nested ? 0 : dp, 2, GetParam().order};
+        for (const std::string& train : {std::string(kAdamW), kClippedSgd}) {
+          const Compiled one =
+              compiled_in("mlp", text_in("mlp", train, type), shape, GetParam().more);
+          const Status same = same_training("mlp", one.set, *one.single, 5);
+          EXPECT_TRUE(same) << type << " dp=" << dp << " pp=" << pp << "\n"
+                            << print_error(same.error());
+        }
+      }
+}
+
+// With tied embeddings, which two stages hold, and products in 16 bits.
+TEST_P(Reduce, TiedWeightsToo) {
+  const std::string model = kSanitized ? "gpt-unoptimized" : "gpt";
+  if (!std::filesystem::exists(model_path(model, "model.onnx")))
+    GTEST_SKIP() << "no models in " << models_folder();
+  const bool nested = std::string_view(GetParam().order) == "hsdp";
+  const Compiled one = compiled_in(model, text_in(model, kAdamW, "bf16", "bf16"),
+                                   {2, nested ? 0 : 2, 2, GetParam().order}, GetParam().more);
+  const Status same = same_training(model, one.set, *one.single, kSanitized ? 1 : 3);
+  EXPECT_TRUE(same) << print_error(same.error());
+}
+
+const std::vector<Definition> kSmall{{"bucket_kib", "1"}},
+    kNested{{"nodes", "2"}, {"gpus", "2"}, {"bucket_kib", "1"}};
+
+INSTANTIATE_TEST_SUITE_P(
+    Library, Reduce,
+    ::testing::Values(Case{"zero0", "1f1b"}, Case{"zero1", "zero1"}, Case{"zero2", "zero2"},
+                      Case{"zero2_buckets", "zero2", kSmall}, Case{"zero3", "zero3"},
+                      Case{"zero3_buckets", "zero3", kSmall}, Case{"hsdp", "hsdp", kNested}),
+    [](const auto& info) { return info.param.name; });
+
+// Each microbatch's sums are rounded, too: other bits than the plan of the same cut has, but for a
+// single microbatch.
+TEST(ReduceEachMicrobatch, RoundsEverySum) {
+  if (!std::filesystem::exists(model_path("mlp", "model.onnx")))
+    GTEST_SKIP() << "no models in " << models_folder();
+  const std::vector<Definition> each{{"reduce", "per_microbatch"}, {"bucket_kib", "1"}};
+  for (const char* order : {"zero2", "zero3"}) {
+    const std::string text = text_in("mlp", kClippedSgd, "bf16");
+    const Compiled one = compiled_in("mlp", text, {2, 2, 1, order}, each);
+    const Status same = same_training("mlp", one.set, *one.single, 5);
+    EXPECT_TRUE(same) << print_error(same.error());
+    const Compiled four = compiled_in("mlp", text, {2, 2, 4, order}, each);
+    const Status near = same_training("mlp", four.set, *four.uncut, 5, 2e-2);
+    EXPECT_TRUE(near) << print_error(near.error());
+    EXPECT_FALSE(same_training("mlp", four.set, *four.single, 5));
+  }
+}
+
+// Two axes, the inner one in f32, the outer one in 16 bits.
+TEST(ReduceNested, EachAxisHasItsType) {
+  if (!std::filesystem::exists(model_path("mlp", "model.onnx")))
+    GTEST_SKIP() << "no models in " << models_folder();
+  const Folder folder;
+  std::optional<Compiled> before;
+  for (const char* types : {"f32 bf16", "bf16 f32", "bf16 bf16"}) {
+    const std::vector<std::string> type = split_text(types, ' ');
+    CompileOptions options;
+    options.model = model_path("mlp", "model.onnx");
+    options.strategy = folder.write(
+        "strategy.yaml",
+        fmt::format("piper: 1\nmesh: {{node: 2, gpu: 2}}\n"
+                    "train: {{global_batch: 8, {}}}\ndirectives:\n"
+                    "  - replicate: {{over: node, reduce: {{dtype: {}}}}}\n"
+                    "  - replicate: {{over: gpu, shard: [optimizer], reduce: {{dtype: {}}}}}\n",
+                    kAdamW, type[1], type[0]));
+    auto compiled = compile(options);
+    ASSERT_TRUE(compiled) << print_error(compiled.error());
+    const Status same = same_training("mlp", compiled->set, *compiled->single, 5);
+    EXPECT_TRUE(same) << types << print_error(same.error());
+    if (before) {
+      EXPECT_FALSE(same_training("mlp", compiled->set, *before->single, 5)) << types;
+    }
+    before = *std::move(compiled);
+  }
+}
+
+// What each type gives is not what another gives, though near it.
+TEST(ReduceControl, TypesDiffer) {
+  if (!std::filesystem::exists(model_path("mlp", "model.onnx")))
+    GTEST_SKIP() << "no models in " << models_folder();
+  const Shape2 shape{1, 2, 2, "1f1b"};
+  std::vector<Compiled> all;
+  for (const char* type : {"f32", "bf16", "f16"})
+    all.push_back(compiled_in(
+        "mlp",
+        type == std::string_view("f32") ? strategy_text("mlp", kSgd) : text_in("mlp", kSgd, type),
+        shape));
+  for (size_t i = 0; i < all.size(); ++i)
+    for (size_t k = 0; k < all.size(); ++k) {
+      const Status same = same_training("mlp", all[i].set, *all[k].single, 5);
+      EXPECT_EQ(static_cast<bool>(same), i == k) << i << " " << k;
+      if (!same) {
+        EXPECT_EQ(same.error().code, ExitCode::kNumeric) << print_error(same.error());
+      }
+      EXPECT_TRUE(same_training("mlp", all[i].set, *all[k].single, 5, 2e-2));
+    }
+}
+
+// Stored, computed with and summed in 16 bits.
+TEST(ReduceProduct, TrainsAModelInBf16) {
+  const std::string model = "gpt-bf16";
+  if (!std::filesystem::exists(model_path(model, "model.onnx")) || kSanitized)
+    GTEST_SKIP() << "no models in " << models_folder();
+  const Compiled one = compiled_in(model, text_in(model, kSgd, "bf16", "bf16"), {2, 2, 2, "zero2"});
+  const auto trained = train(one.set, model, 20);
+  ASSERT_TRUE(trained) << print_error(trained.error());
+  for (const auto& [name, want] : reference_tensors(model))
+    if (name.starts_with("sgd/")) {
+      EXPECT_LE(tensor_error(trained->parameters.at(name.substr(4)), want), 2e-2) << name;
+    }
+}
+
+}  // namespace
+}  // namespace piper
