@@ -28,9 +28,6 @@ constexpr std::array kWideOps = std::to_array<std::string_view>(
 bool contains(std::span<const std::string_view> ops, std::string_view op) {
   return std::find(ops.begin(), ops.end(), op) != ops.end();
 }
-bool is_castable(DType dtype) {
-  return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16;
-}
 
 class Caster {
  public:
@@ -38,6 +35,8 @@ class Caster {
       : graph_(std::move(graph)),
         precisions_(precisions),
         variables_(variables),
+        wide_(!precisions.empty() && precisions[0].compute == DType::kF64 ? DType::kF64
+                                                                          : DType::kF32),
         build_(graph_),
         chosen_(graph_.nodes.size(), kNone),
         counts_(precisions.size()) {}
@@ -115,7 +114,11 @@ class Caster {
     }
   }
 
-  // Parameters of 16 bits that a chosen op reads become f32.
+  bool is_castable(DType dtype) const {
+    return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16 || dtype == wide_;
+  }
+
+  // Parameters of 16 bits that a chosen op reads become f32; in f64 all do, and constants.
   void keep_masters() {
     std::map<ValueId, int32_t> reader;
     for (size_t i = 0; i < graph_.nodes.size(); ++i)
@@ -124,36 +127,49 @@ class Caster {
     for (const Param& param : graph_.params) {
       const auto found = reader.find(param.value);
       Value& value = graph_.value(param.value);
-      if (found == reader.end() || value.type.dtype == DType::kF32 ||
-          !is_castable(value.type.dtype) ||
-          !precisions_[static_cast<size_t>(found->second)].masters)
+      if (found == reader.end() || !precisions_[static_cast<size_t>(found->second)].masters)
         continue;
-      value.data = in_f32(value.data, value.type.dtype);
-      value.type.dtype = DType::kF32;
-      ++counts_[static_cast<size_t>(found->second)].masters;
+      counts_[static_cast<size_t>(found->second)].masters += widen(value);
     }
+    if (wide_ == DType::kF64)
+      for (Value& value : graph_.values)
+        if (value.kind == ValueKind::kConstant) widen(value);
   }
-  static Bytes in_f32(const Bytes& narrow, DType dtype) {
+  // Whether the elements had another type.
+  bool widen(Value& value) const {
+    const DType dtype = value.type.dtype;
+    if (dtype == wide_ || !is_castable(dtype)) return false;
+    value.data = wide_ == DType::kF64 ? widened<double>(value.data, dtype)
+                                      : widened<float>(value.data, dtype);
+    value.type.dtype = wide_;
+    return true;
+  }
+  template <class To>
+  static Bytes widened(const Bytes& narrow, DType dtype) {
     if (!narrow.data && narrow.size == 0) return narrow;  // filled
-    const auto make = [narrow, dtype] {
+    const auto width = static_cast<size_t>(info(dtype).bytes);
+    const auto make = [narrow, dtype, width] {
       const Bytes from = narrow.made();
-      std::string bytes(from.size * 2, '\0');
-      for (size_t i = 0; i < from.size / 2; ++i) {
+      std::string bytes(from.size / width * sizeof(To), '\0');
+      for (size_t i = 0; i < from.size / width; ++i) {
+        float element = 0;
         uint16_t half = 0;
-        std::memcpy(&half, from.data + 2 * i, 2);
-        const float value = float_of_half(dtype, half);
-        std::memcpy(bytes.data() + 4 * i, &value, 4);
+        std::memcpy(dtype == DType::kF32 ? static_cast<void*>(&element) : &half,
+                    from.data + width * i, width);
+        const To wide = dtype == DType::kF32 ? element : float_of_half(dtype, half);
+        std::memcpy(bytes.data() + sizeof(To) * i, &wide, sizeof(To));
       }
       return Bytes::copy_of(bytes.data(), bytes.size());
     };
     constexpr size_t kLarge = size_t{1} << 20;
-    return narrow.size < kLarge ? make() : Bytes::deferred(narrow.size * 2, make);
+    return narrow.size < kLarge ? make() : Bytes::deferred(narrow.size / width * sizeof(To), make);
   }
 
   DType dtype_of(ValueId value) const { return graph_.value(value).type.dtype; }
 
   // The type in which a chosen op computes, given its operands'.
   DType type_for(const Node& node, const Precision& precision) const {
+    if (precision.compute == DType::kF64) return DType::kF64;
     const bool kept = std::any_of(precision.keep.begin(), precision.keep.end(),
                                   [&](const auto& op) { return op.first == node.op; });
     if (contains(kLowOps, node.op) && !kept) return precision.compute;
@@ -173,7 +189,7 @@ class Caster {
       return std::any_of(node.inputs.begin(), node.inputs.end(),
                          [&](ValueId input) { return input.valid() && dtype_of(input) == dtype; });
     };
-    if (dtypes(DType::kF64)) return ok_status();
+    if (wide_ != DType::kF64 && dtypes(DType::kF64)) return ok_status();
     if (d != kNone && node.op == "Cast") {
       recast(node, counts_[static_cast<size_t>(d)]);
     } else {
@@ -192,12 +208,12 @@ class Caster {
   }
 
   // The model's own casts between floats are the directive's business: they change nothing. What is
-  // made of integers is f32.
+  // made of integers is f32, or f64.
   void recast(Node& node, Counts& counts) {
     const ValueId input = node.inputs[0];
     const DType to = dtype_of(node.outputs[0]);
     if (!is_castable(to)) return;
-    const DType type = is_castable(dtype_of(input)) ? dtype_of(input) : DType::kF32;
+    const DType type = is_castable(dtype_of(input)) ? dtype_of(input) : wide_;
     if (type != to) ++counts.dropped;
     node.attrs.set("to", std::string(info(type).name));
   }
@@ -254,11 +270,18 @@ class Caster {
   Status report(size_t d, Explanations& out) const {
     const Precision& precision = precisions_[d];
     const Counts& counts = counts_[d];
-    if (!counts.changes() && !precision.scales_loss)
+    if (!counts.changes() && !precision.scales_loss && !precision.reduce)
       return fail(precision.at,
                   "precision: these {} ops compute in f32 anyway, and nothing is cast",
                   counts.matched);
     std::vector<std::string> lines;
+    if (precision.compute == DType::kF64) {
+      lines.push_back(fmt::format("in f64: {} ops, {} parameters, their gradients and states",
+                                  counts.matched, counts.masters));
+      if (counts.casts > 0) lines.push_back(fmt::format("inserted {} casts", counts.casts));
+      out.push_back({precision.at, "precision", std::move(lines)});
+      return ok_status();
+    }
     if (precision.compute != DType::kF32)
       lines.push_back(fmt::format("in {}: {}", info(precision.compute).name, list(counts.low)));
     lines.push_back(fmt::format("in f32: {}", list(counts.wide)));
@@ -278,6 +301,7 @@ class Caster {
   Graph graph_;
   const std::vector<Precision>& precisions_;
   const Variables& variables_;
+  const DType wide_;  // of parameters, and of what is neither low nor left as it is
   Builder build_;
   std::vector<int32_t> chosen_;  // by node: by which directive
   std::vector<Counts> counts_;   // by directive

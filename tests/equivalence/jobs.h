@@ -174,16 +174,19 @@ inline void expect_equal_bits(const Trained& a, const Trained& b, const std::str
 
 // Largest absolute difference ÷ max(largest absolute reference, 0.05).
 inline double tensor_error(const NamedTensor& got, const NamedTensor& want) {
-  if (got.type.dtype != DType::kF32 || want.type.dtype != DType::kF32 ||
+  const bool is_f64 = got.type.dtype == DType::kF64;
+  if ((!is_f64 && got.type.dtype != DType::kF32) || want.type.dtype != DType::kF32 ||
       got.type.shape != want.type.shape)
     return INFINITY;
   const auto n = static_cast<size_t>(num_elements(want.type.shape));
   const auto* a = reinterpret_cast<const float*>(got.data.data);
+  const auto* wide = reinterpret_cast<const double*>(got.data.data);
   const auto* b = reinterpret_cast<const float*>(want.data.data);
   double difference = 0, size = 0.05;
   for (size_t i = 0; i < n; ++i) {
-    difference = std::max(difference, std::abs(static_cast<double>(a[i]) - b[i]));
-    if (std::isnan(a[i])) return INFINITY;
+    const double own = is_f64 ? wide[i] : static_cast<double>(a[i]);
+    difference = std::max(difference, std::abs(own - b[i]));
+    if (std::isnan(own)) return INFINITY;
     size = std::max(size, std::abs(static_cast<double>(b[i])));
   }
   return difference / size;
