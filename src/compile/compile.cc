@@ -5,6 +5,7 @@
 #include "model.h"
 #include "piper/autodiff.h"
 #include "piper/lower.h"
+#include "piper/parallel.h"
 #include "piper/patterns.h"
 #include "piper/sharding.h"
 #include "piper/verify.h"
@@ -72,12 +73,13 @@ Result<T> located(Result<T> made, const Strategy& strategy) {
 
 // What replicate's collectives came to, where there are several: of the role with most.
 void explain_collectives(const Lowered& lowered, const Strategy& strategy, Explanations& explain) {
+  if (strategy.replicates.empty()) return;
+  std::vector<std::vector<std::string>> lines(lowered.roles.size());
+  in_parallel(lines.size(), [&](size_t c) { lines[c] = count_collectives(lowered.roles[c]); });
   std::vector<std::string> most;
-  for (const RoleProgram& role : lowered.roles) {
-    std::vector<std::string> lines = count_collectives(role);
-    if (lines.size() > most.size()) most = std::move(lines);
-  }
-  if (most.empty() || strategy.replicates.empty()) return;
+  for (auto& of_role : lines)
+    if (of_role.size() > most.size()) most = std::move(of_role);
+  if (most.empty()) return;
   for (std::string& line : most) line = "a step of a rank has " + line;
   explain.push_back({strategy.replicates.back().at, "replicate", std::move(most)});
 }

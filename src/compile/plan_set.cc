@@ -4,6 +4,7 @@
 #include <map>
 
 #include "piper/cost.h"
+#include "piper/parallel.h"
 #include "piper/verify.h"
 
 namespace piper {
@@ -93,14 +94,14 @@ std::vector<RoleSummary> summarise(const Dag& dag, const Lowered& lowered) {
   for (const Task& task : dag.tasks)
     if (task.chunk.valid())
       summaries[static_cast<size_t>(task.cell)].flops += costs[task.chunk.index()].flops;
-  for (size_t c = 0; c < summaries.size(); ++c) {
+  in_parallel(summaries.size(), [&](size_t c) {
     RoleSummary& summary = summaries[c];
     summary.where = cell_name(dag, c);
     summary.ranks = std::count(ranks.begin(), ranks.end(), static_cast<int32_t>(c));
     summary.instructions = static_cast<int64_t>(lowered.roles[c].body.size());
     summary.programs = static_cast<int64_t>(lowered.roles[c].programs.size());
     count_memory(lowered.roles[c], summary);
-  }
+  });
   return summaries;
 }
 

@@ -14,6 +14,8 @@ Result<Dag> Expander::run() {
   index_sums();
   const size_t num_chunks = dag_.chunks.size();
   reserve();
+  for (const StateUpdate& update : dag_.graph.updates)
+    state_of_.try_emplace(update.next.value, update.state);
   for (size_t c = 0; c < num_chunks; ++c)
     for (int32_t q = 0; q < dag_.micros(); ++q)
       if (runs_for(dag_.chunks[c], static_cast<size_t>(dag_.group_of_micro(q))))

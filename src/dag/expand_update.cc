@@ -114,8 +114,8 @@ ItemId Expander::add_update_task(ChunkId id) {
   for (ValueId value : chunk.reads) task.reads.push_back(ensure(value, -1, chunk.cell));
   for (ValueId value : chunk.writes) {
     ItemId alias;
-    for (const StateUpdate& update : dag_.graph.updates)
-      if (update.next == value) alias = ensure(update.state, -1, chunk.cell);
+    const auto state = state_of_.find(value.value);
+    if (state != state_of_.end()) alias = ensure(state->second, -1, chunk.cell);
     task.writes.push_back(new_item(value, -1, chunk.cell, alias));
   }
   const ItemId first = task.writes.empty() ? ItemId() : task.writes[0];

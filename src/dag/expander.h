@@ -239,6 +239,7 @@ class Expander {
   bool gathers_scalars_ = false;
   ItemTable items_;
   std::unordered_map<int32_t, int32_t> sum_of_value_;
+  std::unordered_map<int32_t, ValueId> state_of_;  // by its next value
   std::vector<ShardedParam> sharded_;
   std::unordered_map<int32_t, size_t> sharded_of_;          // by gradient
   std::map<std::pair<int32_t, int32_t>, Reduced> reduced_;  // by sum and use

@@ -41,6 +41,26 @@ std::vector<size_t> cut_points(const std::vector<double>& crossing, size_t wante
   return points;
 }
 
+// The largest cost where regions end as soon as they have their share of the FLOPs; the best cuts
+// are no worse. Where that does not cut as often as wanted: no bound.
+template <class Cost>
+double fair_cost(const std::vector<double>& flops_before, const std::vector<size_t>& points,
+                 size_t regions, const Cost& cost) {
+  const double never = std::numeric_limits<double>::infinity();
+  double most = 0;
+  size_t begin = 0;
+  for (size_t r = 1; r <= regions; ++r) {
+    const double share =
+        flops_before.back() * static_cast<double>(r) / static_cast<double>(regions);
+    size_t end = r == regions ? points.size() - 1 : begin + 1;
+    while (end + 1 < points.size() && flops_before[points[end]] < share) ++end;
+    if (end <= begin || end >= points.size()) return never;
+    most = std::max(most, cost(begin, end));
+    begin = end;
+  }
+  return begin + 1 == points.size() ? most : never;
+}
+
 // Dynamic programme over (regions, cut point): the smallest possible largest cost.
 std::vector<size_t> best_cuts(const std::vector<double>& flops_before,
                               const std::vector<double>& crossing, std::vector<size_t> points,
@@ -56,11 +76,12 @@ std::vector<size_t> best_cuts(const std::vector<double>& flops_before,
   std::vector<std::vector<double>> best(regions + 1, std::vector<double>(n, never));
   std::vector<std::vector<size_t>> from(regions + 1, std::vector<size_t>(n));
   best[0][0] = 0;
+  const double bound = fair_cost(flops_before, points, regions, cost);
   for (size_t r = 1; r <= regions; ++r)
     for (size_t b = r; b < n; ++b)
       for (size_t a = b; a-- > r - 1;) {
         // The FLOPs of the last region only grow from here on. Of equal cuts the first counts.
-        if (flops_before[points[b]] - flops_before[points[a]] > best[r][b]) break;
+        if (flops_before[points[b]] - flops_before[points[a]] > std::min(best[r][b], bound)) break;
         if (best[r - 1][a] == never) continue;
         const double value = std::max(best[r - 1][a], cost(a, b));
         if (value <= best[r][b]) {

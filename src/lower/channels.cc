@@ -4,39 +4,50 @@
 #include <tuple>
 
 namespace piper {
+namespace {
+
+size_t at(int32_t i) { return static_cast<size_t>(i); }
+
+// A transfer on its route.
+struct Message {
+  int32_t from = 0, to = 0, channel = 0, sent = 0, received = 0;
+  bool same_route(const Message& other) const {
+    return from == other.from && to == other.to && channel == other.channel;
+  }
+  bool operator<(const Message& other) const {
+    return std::tie(from, to, channel, sent) <
+           std::tie(other.from, other.to, other.channel, other.sent);
+  }
+};
+
+}  // namespace
 
 void separate_channels(std::vector<RoleProgram>& roles, const std::vector<Transfer>& transfers,
                        int32_t free) {
-  const auto sent = [&](const Transfer& t) -> Instruction& {
-    return roles[static_cast<size_t>(t.from_cell)].body[static_cast<size_t>(t.send_position)];
+  const auto send = [&](const Message& m) -> Instruction& {
+    return roles[at(m.from)].body[at(m.sent)];
   };
-  const auto route = [&](const Transfer& t) {
-    return std::tuple(t.from_cell, t.to_cell, sent(t).channel);
+  const auto receive = [&](const Message& m) -> Instruction& {
+    return roles[at(m.to)].body[at(m.received)];
   };
-  std::vector<Transfer> sorted = transfers;
-  std::sort(sorted.begin(), sorted.end(), [&](const Transfer& a, const Transfer& b) {
-    return std::tuple_cat(route(a), std::tuple(a.send_position)) <
-           std::tuple_cat(route(b), std::tuple(b.send_position));
-  });
+  std::vector<Message> sorted;
+  sorted.reserve(transfers.size());
+  for (const Transfer& t : transfers) {
+    sorted.push_back({t.from_cell, t.to_cell, 0, t.send_position, t.recv_position});
+    sorted.back().channel = send(sorted.back()).channel;
+  }
+  std::sort(sorted.begin(), sorted.end());
   for (auto first = sorted.begin(); first != sorted.end();) {
-    const auto own = route(*first);
     const auto last =
-        std::find_if(first, sorted.end(), [&](const Transfer& t) { return route(t) != own; });
-    const bool in_order = std::is_sorted(first, last, [](const Transfer& a, const Transfer& b) {
-      return a.recv_position < b.recv_position;
-    });
-    const auto received = [&](const Transfer& t) -> const Instruction& {
-      return roles[static_cast<size_t>(t.to_cell)].body[static_cast<size_t>(t.recv_position)];
-    };
-    const bool on_one_stream = std::all_of(first, last, [&](const Transfer& t) {
-      return sent(t).stream == sent(*first).stream && received(t).stream == received(*first).stream;
+        std::find_if(first, sorted.end(), [&](const Message& m) { return !m.same_route(*first); });
+    const bool in_order = std::is_sorted(
+        first, last, [](const Message& a, const Message& b) { return a.received < b.received; });
+    const bool on_one_stream = std::all_of(first, last, [&](const Message& m) {
+      return send(m).stream == send(*first).stream && receive(m).stream == receive(*first).stream;
     });
     for (; first != last; ++first) {
       if (in_order && on_one_stream) continue;
-      sent(*first).channel = free;
-      roles[static_cast<size_t>(first->to_cell)]
-          .body[static_cast<size_t>(first->recv_position)]
-          .channel = free++;
+      send(*first).channel = receive(*first).channel = free++;
     }
   }
 }

@@ -335,7 +335,8 @@ class CellLowerer {
     };
     const SampleRange samples = segment.sums.empty() ? SampleRange() : samples_of(dag_, task.micro);
     instruction.contributions.reserve(segment.sums.size());
-    for (int32_t s : segment.sums) {
+    for (size_t i = 0; i < segment.sums.size(); ++i) {
+      const int32_t s = segment.sums[i];
       const Accumulate& a = task.accumulates[static_cast<size_t>(s)];
       if (a.reduced.valid()) {
         const int32_t into = arg_of(buffer_of(a.into)), from = arg_of(buffer_of(a.reduced));
@@ -344,7 +345,7 @@ class CellLowerer {
         continue;
       }
       instruction.contributions.push_back(
-          {arg_of(buffer_of(a.into)), a.sum, a.use, samples, !first[static_cast<size_t>(s)]});
+          {segment.sum_args[i], a.sum, a.use, samples, !first[static_cast<size_t>(s)]});
     }
     if (task.combines.empty() && sums.empty()) return;
     std::set<int32_t> combined;
@@ -430,9 +431,10 @@ class CellLowerer {
 
 // Which programs the compute tasks run: the first to add to an accumulator sets it.
 void choose_programs(const Dag& dag, const Schedule& schedule, ProgramPool& pool, Places& places) {
-  std::vector<bool> started(dag.items.size()), first;
-  for (const auto& order : schedule.order)
-    for (TaskId id : order) {
+  std::vector<uint8_t> started(dag.items.size());  // each of one cell
+  in_parallel(schedule.order.size(), [&](size_t cell) {
+    std::vector<bool> first;
+    for (TaskId id : schedule.order[cell]) {
       const Task& task = dag.tasks[id.index()];
       if (task.kind != TaskKind::kCompute) continue;
       first.clear();
@@ -442,6 +444,8 @@ void choose_programs(const Dag& dag, const Schedule& schedule, ProgramPool& pool
       }
       places.programs[id.index()] = &pool.of_task(task, first);
     }
+  });
+  pool.share();
 }
 
 std::vector<Transfer> find_transfers(const Dag& dag, const Places& places) {

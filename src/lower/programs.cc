@@ -298,6 +298,10 @@ class SegmentBuilder {
       program_.arg_written.push_back(slots_[s].written);
       segment_.args.push_back(*slots_[s].arg);
     }
+    for (int32_t sum : segment_.sums)
+      for (size_t a = 0; a < segment_.args.size(); ++a)
+        if (segment_.args[a].kind == SegmentArg::Kind::kSum && segment_.args[a].index == sum)
+          segment_.sum_args.push_back(static_cast<int32_t>(a));
     program_.num_args = static_cast<int32_t>(program_.values.size());
     for (size_t s = 0; s < slots_.size(); ++s) {
       if (slots_[s].arg) continue;
@@ -353,16 +357,29 @@ std::unordered_map<int32_t, ValueId> find_same_memory(const Dag& dag, const Task
 }  // namespace
 
 ProgramPool::ProgramPool(const Dag& dag, bool fuse)
-    : dag_(dag), fuse_(fuse), literal_(find_literals(dag.graph)), by_chunk_(dag.chunks.size()) {}
+    : dag_(dag),
+      fuse_(fuse),
+      literal_(find_literals(dag.graph)),
+      by_chunk_(dag.chunks.size()),
+      made_(dag.cells.size()) {}
 
 const ChunkPrograms& ProgramPool::of_task(const Task& task, const std::vector<bool>& first) {
-  auto& known = by_chunk_[task.chunk.index()];
-  const auto found = known.find(first);
-  return found != known.end() ? found->second
-                              : known.emplace(first, build(task, first)).first->second;
+  const auto [known, is_new] = by_chunk_[task.chunk.index()].try_emplace(first);
+  if (is_new) build(task, first, known->second);
+  return known->second;
 }
 
-ChunkPrograms ProgramPool::build(const Task& task, const std::vector<bool>& first) {
+void ProgramPool::share() {
+  for (std::vector<Made>& of_cell : made_) {
+    for (Made& made : of_cell) {
+      Segment& segment = *made.segment;
+      segment.program = add(std::move(made));
+    }
+    of_cell.clear();
+  }
+}
+
+void ProgramPool::build(const Task& task, const std::vector<bool>& first, ChunkPrograms& result) {
   const Graph& graph = dag_.graph;
   const Chunk& chunk = dag_.chunks[task.chunk.index()];
   const auto same_memory = find_same_memory(dag_, task);
@@ -385,8 +402,8 @@ ChunkPrograms ProgramPool::build(const Task& task, const std::vector<bool>& firs
     }
   for (ValueId value : chunk.writes) uses.read.insert(value.value);
 
-  ChunkPrograms result;
   result.first = first;
+  result.segments.reserve(segments.size());  // their places do not change
   std::unordered_map<int32_t, int32_t> inner_index;
   std::vector<bool> made_here(graph.values.size());
   for (const auto& nodes : segments) {
@@ -398,17 +415,18 @@ ChunkPrograms ProgramPool::build(const Task& task, const std::vector<bool>& firs
       for (ValueId output : graph.node(id).outputs) made_here[output.index()] = false;
     const std::string_view layer = layer_of(graph.node(nodes.front()).scope);
     if (!layer.empty()) program.label += fmt::format(" {}", layer);
-    segment.program = add(std::move(program));
     result.segments.push_back(std::move(segment));
+    std::string digest = program_digest(program);
+    made_[static_cast<size_t>(task.cell)].push_back(
+        {std::move(program), std::move(digest), &result.segments.back()});
   }
-  return result;
 }
 
-int32_t ProgramPool::add(Program program) {
+int32_t ProgramPool::add(Made made) {
   auto [it, is_new] =
-      by_digest_.try_emplace(program_digest(program), static_cast<int32_t>(programs_.size()));
+      by_digest_.try_emplace(std::move(made.digest), static_cast<int32_t>(programs_.size()));
   if (!is_new) return it->second;
-  program = widened(std::move(program));
+  Program program = widened(std::move(made.program));
   if (fuse_) program = fuse(std::move(program), fused_);
   LocalPlacer(program).run();
   programs_.push_back(std::move(program));

@@ -20,7 +20,8 @@ struct SegmentArg {
 struct Segment {
   int32_t program = 0;  // index of ProgramPool::programs
   std::vector<SegmentArg> args;
-  std::vector<int32_t> sums;  // accumulates (by index) that this segment makes
+  std::vector<int32_t> sums;      // accumulates (by index) that this segment makes
+  std::vector<int32_t> sum_args;  // by sum: its position in args
 };
 struct ChunkPrograms {
   std::vector<bool> first;  // by accumulate of the task: nothing has been added before
@@ -31,14 +32,23 @@ struct ChunkPrograms {
 class ProgramPool {
  public:
   ProgramPool(const Dag& dag, bool fuse);
-  // The programs of a task's chunk. `first`: see ChunkPrograms.
+  // The programs of a task's chunk. `first`: see ChunkPrograms. Cells may ask at once.
   const ChunkPrograms& of_task(const Task& task, const std::vector<bool>& first);
+  // Gives all that were asked for their programs, those of the lowest cell first.
+  void share();
   const std::vector<Program>& programs() const { return programs_; }
   const FuseCounts& fused() const { return fused_; }
 
  private:
-  ChunkPrograms build(const Task& task, const std::vector<bool>& first);
-  int32_t add(Program program);
+  // A segment's own program, before equal ones become one.
+  struct Made {
+    Program program;
+    std::string digest;
+    Segment* segment = nullptr;
+  };
+
+  void build(const Task& task, const std::vector<bool>& first, ChunkPrograms& result);
+  int32_t add(Made made);
 
   const Dag& dag_;
   const bool fuse_;
@@ -47,6 +57,7 @@ class ProgramPool {
   std::vector<Program> programs_;
   std::map<std::string, int32_t> by_digest_;
   std::vector<std::map<std::vector<bool>, ChunkPrograms>> by_chunk_;  // by `first`
+  std::vector<std::vector<Made>> made_;                               // by cell
 };
 
 }  // namespace piper

@@ -6,10 +6,27 @@
 namespace piper {
 namespace {
 
-// What a cell knows from one of its instructions on: by cell, the last instruction known complete.
-struct Row {
-  int64_t since = 0;
-  std::vector<int32_t> complete;
+// What a cell knows, in rows: from one of its instructions on, by cell, the last instruction known
+// complete.
+class Rows {
+ public:
+  explicit Rows(size_t cells) : since_{0}, complete_(cells, -1), cells_(cells) {}
+  size_t size() const { return since_.size(); }
+  int64_t since(size_t row) const { return since_[row]; }
+  int32_t* complete(size_t row) { return complete_.data() + row * cells_; }
+  const int32_t* complete(size_t row) const { return complete_.data() + row * cells_; }
+  // A row like the last.
+  int32_t* add(int64_t since) {
+    since_.push_back(since);
+    complete_.resize(complete_.size() + cells_);
+    std::copy_n(complete(size() - 2), cells_, complete(size() - 1));
+    return complete(size() - 1);
+  }
+
+ private:
+  std::vector<int64_t> since_;
+  std::vector<int32_t> complete_;
+  size_t cells_;
 };
 
 bool on_streams_of_their_own(const std::vector<RoleProgram>& roles) {
@@ -45,9 +62,9 @@ std::vector<std::vector<int64_t>> send_lifetimes(const std::vector<RoleProgram>&
 
   // By cell and instruction: of receives the transfer, of sends what was known when it ran.
   std::vector<std::vector<const Transfer*>> received(cells);
-  std::vector<std::vector<size_t>> known(cells);
+  std::vector<std::vector<int32_t>> known(cells);
   // A cell's knowledge changes when it receives, or joins the others.
-  std::vector<std::vector<Row>> rows(cells, {{0, std::vector<int32_t>(cells, -1)}});
+  std::vector<Rows> rows(cells, Rows(cells));
   std::vector<size_t> next(cells);
   for (size_t c = 0; c < cells; ++c) {
     received[c].resize(roles[c].body.size());
@@ -66,12 +83,11 @@ std::vector<std::vector<int64_t>> send_lifetimes(const std::vector<RoleProgram>&
   const auto receive = [&](size_t c, const Transfer& t) {
     const auto from = static_cast<size_t>(t.from_cell);
     if (next[from] <= static_cast<size_t>(t.send_position)) return false;
-    const Row& sent = rows[from][known[from][static_cast<size_t>(t.send_position)]];
-    Row now{static_cast<int64_t>(next[c]), rows[c].back().complete};
-    for (size_t k = 0; k < cells; ++k)
-      now.complete[k] = std::max(now.complete[k], sent.complete[k]);
-    now.complete[from] = std::max(now.complete[from], t.send_position);
-    rows[c].push_back(std::move(now));
+    int32_t* now = rows[c].add(static_cast<int64_t>(next[c]));
+    const auto row = static_cast<size_t>(known[from][static_cast<size_t>(t.send_position)]);
+    const int32_t* sent = rows[from].complete(row);
+    for (size_t k = 0; k < cells; ++k) now[k] = std::max(now[k], sent[k]);
+    now[from] = std::max(now[from], t.send_position);
     return true;
   };
   // Joins every cell: all must have arrived. Each then knows what all knew.
@@ -82,8 +98,8 @@ std::vector<std::vector<int64_t>> send_lifetimes(const std::vector<RoleProgram>&
       all[k] = static_cast<int32_t>(next[k]) - 1;
     }
     for (size_t k = 0; k < cells; ++k) {
-      rows[k].push_back({static_cast<int64_t>(next[k]), all});
-      known[k][next[k]++] = rows[k].size() - 1;
+      std::copy(all.begin(), all.end(), rows[k].add(static_cast<int64_t>(next[k])));
+      known[k][next[k]++] = static_cast<int32_t>(rows[k].size() - 1);
     }
     return true;
   };
@@ -97,16 +113,24 @@ std::vector<std::vector<int64_t>> send_lifetimes(const std::vector<RoleProgram>&
         }
         const Transfer* transfer = received[c][next[c]];
         if (transfer && !receive(c, *transfer)) break;
-        known[c][next[c]++] = rows[c].size() - 1;
+        known[c][next[c]++] = static_cast<int32_t>(rows[c].size() - 1);
       }
   }
   for (const Transfer& t : transfers) {
     const auto from = static_cast<size_t>(t.from_cell), to = static_cast<size_t>(t.to_cell);
-    const auto told = std::partition_point(rows[from].begin(), rows[from].end(), [&](const Row& r) {
-      return r.complete[to] < t.recv_position;
-    });
+    // The first row that tells; nothing is known before the send itself.
+    size_t low = static_cast<size_t>(known[from][static_cast<size_t>(t.send_position)]),
+           high = rows[from].size();
+    while (low < high) {
+      const size_t middle = low + (high - low) / 2;
+      if (rows[from].complete(middle)[to] < t.recv_position)
+        low = middle + 1;
+      else
+        high = middle;
+    }
     held[from][static_cast<size_t>(t.send_position)] =
-        told == rows[from].end() ? static_cast<int64_t>(roles[from].body.size()) : told->since - 1;
+        low == rows[from].size() ? static_cast<int64_t>(roles[from].body.size())
+                                 : rows[from].since(low) - 1;
   }
   return held;
 }

@@ -134,6 +134,32 @@ void Findings::push(const char* rule, std::string text) {
 
 namespace {
 
+// A part of the proof that waits for no other.
+using Part = std::function<void(Findings&, VerifyReport&)>;
+
+// All parts at once. What they find stands in the order of the list; the last begins first.
+void prove(const Model& model, const std::vector<Part>& parts, Findings& findings,
+           VerifyReport& report) {
+  std::vector<VerifyReport> own(parts.size());
+  const auto run = [&](size_t i) {
+    const size_t part = parts.size() - 1 - i;
+    Findings found(own[part]);
+    parts[part](found, own[part]);
+  };
+  if (model.cells[0].role->body.size() > kFew)
+    in_parallel(parts.size(), run);
+  else
+    for (size_t i = 0; i < parts.size(); ++i) run(i);
+  for (const VerifyReport& each : own) {
+    report.instructions += each.instructions;
+    report.transfers += each.transfers;
+    report.collectives += each.collectives;
+    report.sums += each.sums;
+    report.parameters += each.parameters;
+    for (const Finding& finding : each.findings) findings.add(finding);
+  }
+}
+
 // Whether the section can be run: what the other rules stand on.
 bool can_run(const Model& model, Section& section, Findings& findings, VerifyReport& report) {
   for (const auto& list : section.lists) report.instructions += static_cast<int64_t>(list.size());
@@ -149,29 +175,6 @@ bool can_run(const Model& model, Section& section, Findings& findings, VerifyRep
 
 constexpr SectionPart kPrologue{&RoleProgram::prologue}, kBody{&RoleProgram::body, 0, true},
     kEpilogue{&RoleProgram::epilogue};
-
-// A part of the proof that waits for no other.
-using Part = std::function<void(Findings&, VerifyReport&)>;
-
-// All parts at once. What they find stands in the order of the list; the last begins first.
-void prove(const Section& section, const std::vector<Part>& parts, Findings& findings,
-           VerifyReport& report) {
-  std::vector<VerifyReport> own(parts.size());
-  const auto run = [&](size_t i) {
-    const size_t part = parts.size() - 1 - i;
-    Findings found(own[part]);
-    parts[part](found, own[part]);
-  };
-  if (section.order.size() > kFew)
-    in_parallel(parts.size(), run);
-  else
-    for (size_t i = 0; i < parts.size(); ++i) run(i);
-  for (const VerifyReport& each : own) {
-    report.sums += each.sums;
-    report.parameters += each.parameters;
-    for (const Finding& finding : each.findings) findings.add(finding);
-  }
-}
 
 // What depends on the order of a run. Of the rules of one cell each, cells go in two parts.
 void check_run(const Model& model, const Section& section, Findings& findings,
@@ -198,7 +201,7 @@ void check_run(const Model& model, const Section& section, Findings& findings,
     parts.push_back(
         [&](Findings& found, VerifyReport& counts) { check_sums(model, section, found, counts); });
   }
-  prove(section, parts, findings, report);
+  prove(model, parts, findings, report);
 }
 
 // Three training steps: begun by the prologue, two bodies, finished by the epilogue. A state's
@@ -208,7 +211,7 @@ void check_overlapping(const Model& model, Findings& findings, VerifyReport& rep
   second.step = 1, last.step = 2, last.ends_step = true;
   Section section = make_section(model, "steps", {kPrologue, kBody, second, last});
   if (!can_run(model, section, findings, report)) return;
-  prove(section,
+  prove(model,
         {[&](Findings& found, VerifyReport&) { check_bodies(model, found); },
          [&](Findings& found, VerifyReport&) {
            check_microbatches(model, make_section(model, "step", {kPrologue, kEpilogue}), found);
@@ -234,12 +237,23 @@ Result<VerifyReport> verify_plan_set(const PlanSet& set) {
   sections.push_back(make_section(model, "prologue", {kPrologue}));
   sections.push_back(make_section(model, "body", {kBody}));
   sections.push_back(make_section(model, "epilogue", {kEpilogue}));
-  check_structure(model, sections, findings);
-  if (model.cells[0].role->steps_ahead > 0)
+  const auto structure = [&](Findings& found, VerifyReport&) {
+    check_structure(model, sections, found);
+  };
+  if (model.cells[0].role->steps_ahead > 0) {
+    structure(findings, report);
     check_overlapping(model, findings, report);
-  else
-    for (Section& section : sections)
-      if (can_run(model, section, findings, report)) check_run(model, section, findings, report);
+    return report;
+  }
+  std::vector<bool> runs;
+  prove(model,
+        {structure,
+         [&](Findings& found, VerifyReport& counts) {
+           for (Section& section : sections) runs.push_back(can_run(model, section, found, counts));
+         }},
+        findings, report);
+  for (size_t s = 0; s < sections.size(); ++s)
+    if (runs[s]) check_run(model, sections[s], findings, report);
   return report;
 }
 
