@@ -1,0 +1,88 @@
+"""What piper-run --save writes is loaded by the exporting PyTorch module, by name and strictly, and goes on from there: its loss of
+the next batch is the one of piper's next step. GPT with tied embeddings, Llama and BERT of the transformers library, trained on two
+stages x two replicas, so that the parameters come from all of them.
+
+  save_test.py ROOT BIN [CASE…]    77 where no python here has PyTorch; the environment that tests/bench/against-torch makes serves,
+                                   and so does one that PYTHON names
+"""
+import importlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+NEEDED = ["torch", "onnx", "onnxscript", "transformers", "safetensors"]
+STRATEGY = """piper: 1
+include: {root}/strategies/1f1b.yaml
+params: {{stages: 2, dp: 2, microbatches: 2}}
+train: {{global_batch: {batch}, optimizer: {{adamw: {{lr: 5e-3}}}}}}
+"""
+# Names that the file cannot tell to be of one tensor, as piperc notes.
+TIED = {"bert": "parameters: [{tie: [model.cls.predictions.decoder.bias, model.cls.predictions.bias]}]\n"}
+STEPS, BOUND = 4, 1e-4
+
+
+def find_python(root):
+    """Goes on in a python that has what is needed, or ends the test as skipped."""
+    missing = []
+    for name in NEEDED:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            missing.append(name)
+    if not missing:
+        return
+    for python in [os.environ.get("PYTHON"), root / "build/torch/bin/python3"]:
+        if python and os.access(python, os.X_OK) and "SAVE_TEST" not in os.environ:
+            os.execve(python, [str(python), *sys.argv], os.environ | {"SAVE_TEST": "1"})
+    print(f"skipped: {sys.executable} has no {', '.join(missing)}")
+    sys.exit(77)
+
+
+def check(case, root, bin, folder):
+    import torch
+    import torch_models as models
+    from safetensors.torch import load_file, save_file
+
+    batches = models.batches(case)
+    models.export(case, str(folder / "model.onnx"))
+    save_file({f"batch/{k}/{name}": value for k, one in enumerate(batches) for name, value in one.items()}, folder / "data.safetensors")
+    (folder / "strategy.yaml").write_text(STRATEGY.format(root=root, batch=models.CASES[case][3]) + TIED.get(case, ""))
+    compiled = [bin / "piperc", folder / "model.onnx", folder / "strategy.yaml", "-o", folder / "plans", "--no-oracles"]
+    subprocess.run(compiled, check=True, stdout=subprocess.DEVNULL)
+
+    def train(steps, *options):
+        command = [bin / "piper-run", folder / "plans", "--data", folder / "data.safetensors", "--steps", str(steps), *options]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    train(STEPS, "--save", folder / "trained.safetensors")
+    train(STEPS + 1, "--metrics", folder / "metrics.jsonl")
+    wanted = json.loads((folder / "metrics.jsonl").read_text().splitlines()[STEPS])["loss"]
+
+    module = models.build(case)
+    with torch.no_grad():
+        untrained = module(**batches[STEPS]).item()
+        for value in module.parameters():
+            value.normal_()
+        module.load_state_dict(load_file(folder / "trained.safetensors"), strict=True)
+        got = module(**batches[STEPS]).item()
+    print(f"{case}: loss {got:.6f} in PyTorch, {wanted:.6f} of piper's step {STEPS}, {untrained:.6f} untrained", flush=True)
+    return abs(got - wanted) <= BOUND * abs(wanted) and abs(untrained - wanted) > 10 * BOUND * abs(wanted)
+
+
+def main():
+    root, bin = (pathlib.Path(argument).resolve() for argument in sys.argv[1:3])
+    find_python(root)
+    sys.path.insert(0, str(root / "tests/bench"))
+    failed = []
+    for case in sys.argv[3:] or ["gpt", "llama", "bert"]:
+        with tempfile.TemporaryDirectory() as folder:
+            if not check(case, root, bin, pathlib.Path(folder)):
+                failed.append(case)
+    if failed:
+        sys.exit(f"not the same model: {', '.join(failed)}")
+
+
+main()
