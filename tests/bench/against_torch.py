@@ -13,6 +13,9 @@ import torch_models as models
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 COMPARED_STEPS, LOSS_BOUND = 4, 1e-4
+# What the ratios shall be: torch/piper of time at least, piper/torch of memory at most.
+TIME_BARS = {"gpt": 1.5, "gpt-6x384": 1.15, "llama": 1.3, "bert": 1.3, "pp": 2, "pp-zbv": 2, "dp": 1.6}
+MEMORY_BAR = 0.8
 TRAIN = "train: {global_batch: %d, optimizer: {adamw: {lr: 1e-3, betas: [0.9, 0.999], eps: 1e-8, weight_decay: 0.01}}}\n"
 STRATEGIES = {
     "": "piper: 1\n",
@@ -157,15 +160,20 @@ def compare(case, folder, bin, pairs):
     return result
 
 
+def verdict(met, bar):
+    return f"{bar}: {'met' if met else 'NOT met'}"
+
+
 def show(result):
     ways = ", ".join(f"{name} {ms:.1f}" for name, ms in result["torch_ways_ms"].items())
     quiet = min(result["idle_before"]) >= 0.88 and abs(result["piper_again"] - 1) <= 0.03
     print(f"{result['case']:10s} torch {statistics.median(result['torch_ms']):8.1f} ms ({result['way']}; at first {ways}), "
           f"piper {statistics.median(result['piper_ms']):8.1f} ms: torch/piper {result['ratio']:.2f} (of the best {result['ratio_of_best']:.2f})"
-          f"{'' if quiet else ', NOISY'}, losses within {result['loss_difference']:.0e}")
+          f"{'' if quiet else ', NOISY'}, losses within {result['loss_difference']:.0e}; "
+          f"{verdict(result['ratio'] >= TIME_BARS[result['case']], 'at least %g' % TIME_BARS[result['case']])}")
     if "memory_ratio" in result:
         print(f"{'':10s} memory of a step: torch {result['torch_bytes'] / 2**20:.0f} MiB, piper {result['piper_bytes'] / 2**20:.0f} MiB: "
-              f"piper/torch {result['memory_ratio']:.2f}", flush=True)
+              f"piper/torch {result['memory_ratio']:.2f}; {verdict(result['memory_ratio'] <= MEMORY_BAR, 'at most %g' % MEMORY_BAR)}", flush=True)
 
 
 def main():
