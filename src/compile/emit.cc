@@ -66,7 +66,7 @@ Result<TrainingInfo> updates_of(const Graph& step) {
   for (const Param& param : step.params) {
     const auto update = std::find_if(step.updates.begin(), step.updates.end(),
                                      [&](const StateUpdate& u) { return u.state == param.value; });
-    if (update == step.updates.end()) continue;
+    if (update == step.updates.end() || !param.gradient.valid()) continue;
     PIPER_ASSIGN(TrainingUpdate made,
                  update_of(step, param, step.node(step.value(update->next).producer)));
     out.updates.push_back(std::move(made));

@@ -220,10 +220,7 @@ void keep_previous_weights(Dag& dag) {
   Graph& graph = dag.graph;
   std::vector<ValueId> previous(graph.values.size());
   for (const Param& param : graph.params) {
-    const bool trained =
-        std::any_of(graph.updates.begin(), graph.updates.end(),
-                    [&](const StateUpdate& update) { return update.state == param.value; });
-    if (!trained) continue;
+    if (!param.gradient.valid()) continue;
     Value value;
     value.name = param.name + ".previous";
     value.type = graph.value(param.value).type;

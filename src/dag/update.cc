@@ -185,6 +185,46 @@ Reports report_values(const Dag& dag) {
   return reports;
 }
 
+namespace {
+
+// What the nodes of an update read, back to the first parameters and sums on each way.
+struct UpdateReads {
+  std::vector<ValueId> params;
+  std::vector<NodeId> sums;
+};
+
+UpdateReads reads_of(const Graph& graph, ValueId next, const std::vector<ValueId>& param_of) {
+  UpdateReads reads;
+  const auto visit = [&](NodeId id, const auto& self) -> void {
+    const Node& node = graph.node(id);
+    const size_t before = reads.params.size();
+    for (ValueId input : node.inputs)
+      if (input.valid() && param_of[input.index()].valid())
+        reads.params.push_back(param_of[input.index()]);
+    if (node.op == "StepSum") reads.sums.push_back(id);
+    if (reads.params.size() > before || node.op == "StepSum" || node.pass != Pass::kU) return;
+    for (ValueId input : node.inputs)
+      if (input.valid() && graph.value(input).producer.valid())
+        self(graph.value(input).producer, self);
+  };
+  visit(graph.value(next).producer, visit);
+  return reads;
+}
+
+// Where contributions to the sums are made.
+std::set<int32_t> cells_of(const Dag& dag, const std::vector<NodeId>& sums) {
+  std::set<NodeId> makers;
+  for (NodeId sum : sums)
+    for (ValueId use : dag.graph.node(sum).inputs) makers.insert(dag.graph.value(use).producer);
+  std::set<int32_t> cells;
+  for (const Chunk& chunk : dag.chunks)
+    for (NodeId node : chunk.nodes)
+      if (makers.contains(node)) cells.insert(chunk.cell);
+  return cells;
+}
+
+}  // namespace
+
 UpdateIndex::UpdateIndex(const Dag& dag)
     : param_of(dag.graph.values.size()),
       state_of(dag.graph.values.size()),
@@ -199,6 +239,12 @@ UpdateIndex::UpdateIndex(const Dag& dag)
   for (const Version& version : dag.versions)
     held[version.newest.index()].insert(held[version.previous.index()].begin(),
                                         held[version.previous.index()].end());
+  for (const StateUpdate& update : dag.graph.updates) {
+    const UpdateReads reads = reads_of(dag.graph, update.next, param_of);
+    params.push_back(reads.params);
+    for (ValueId param : reads.params)
+      if (held[param.index()].empty()) held[param.index()] = cells_of(dag, reads.sums);
+  }
 }
 
 Chunk update_chunk(const Dag& dag, int32_t cell, const UpdateIndex& index, const Reports& reports) {
@@ -218,15 +264,13 @@ Chunk update_chunk(const Dag& dag, int32_t cell, const UpdateIndex& index, const
   chunk.tags.assign(dag.region_tags.size(), kNoTag);
   chunk.cell = cell;
   chunk.name = "U";
-  for (const StateUpdate& update : graph.updates) {
-    const NodeId producer = graph.value(update.next).producer;
-    bool here = true;
-    for (ValueId input : graph.node(producer).inputs)
-      if (input.valid() && index.param_of[input.index()].valid())
-        here = here && index.held[index.param_of[input.index()].index()].count(cell) > 0;
-    if (!here) continue;
-    mark(update.next, mark);
-    chunk.writes.push_back(update.next);
+  for (size_t u = 0; u < graph.updates.size(); ++u) {
+    const std::vector<ValueId>& params = index.params[u];
+    if (!std::all_of(params.begin(), params.end(),
+                     [&](ValueId param) { return index.held[param.index()].contains(cell); }))
+      continue;
+    mark(graph.updates[u].next, mark);
+    chunk.writes.push_back(graph.updates[u].next);
   }
   for (const auto& [name, value] : reports) {
     mark(value, mark);

@@ -42,7 +42,10 @@ struct UpdateIndex {
   std::vector<ValueId> param_of;             // by value: of parameters and their parts
   std::vector<ValueId> state_of;             // by value: the state that it replaces
   std::vector<std::vector<NodeId>> readers;  // by value
-  std::vector<std::set<int32_t>> held;       // by value: the cells in which a chunk reads it
+  // By value: the cells in which a chunk reads it, or, of parameters that none reads, in which
+  // those sums are begun that they take their next value from.
+  std::vector<std::set<int32_t>> held;
+  std::vector<std::vector<ValueId>> params;  // by update: the parameters that it reads
 };
 // Updates of all state that `cell` holds, and what reports need.
 Chunk update_chunk(const Dag& dag, int32_t cell, const UpdateIndex& index, const Reports& reports);

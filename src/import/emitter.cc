@@ -140,6 +140,33 @@ Emitter::Draw Emitter::draw(std::optional<uint64_t> own_seed) {
   return {integer_val(static_cast<int64_t>(key)), graph_val({DType::kI64, {}}, graph().step)};
 }
 
+Status Emitter::follow(const Val& state, const Val& now, double momentum) {
+  const auto kept = state.kind == Val::Kind::kGraph ? kept_.find(state.id) : kept_.end();
+  if (kept == kept_.end()) return ok_status();
+  if (now.kind != Val::Kind::kGraph || now.dtype != state.dtype || now.stored != state.stored)
+    return fail("cannot update '{}'", quote_control(kept->second.name));
+  ValueId& next = kept->second.next;
+  const ValueId old = next.valid() ? next : state.id;
+  const Pass pass = std::exchange(build_.pass, Pass::kU);
+  // Under the name by which the verifier knows what may update the state.
+  const ValueId sum = build_.op1("StepSum", {now.id});
+  if (!next.valid()) graph().value(sum).name = kept->second.name + ".batch";
+  const auto scaled = [&](ValueId value, double factor) {
+    return build_.mul(value, build_.scalar(factor, state.dtype));
+  };
+  const ValueId first = scaled(old, momentum), second = scaled(sum, 1 - momentum);
+  const auto known = std::find_if(graph().updates.begin(), graph().updates.end(),
+                                  [&](const StateUpdate& u) { return u.state == state.id; });
+  next = build_.add(first, second);
+  if (known == graph().updates.end()) {
+    graph().updates.push_back({state.id, next});
+  } else {
+    known->next = next;
+  }
+  build_.pass = pass;
+  return ok_status();
+}
+
 Result<Vals> Emitter::fold(std::string_view name, const Vals& inputs, const Attrs& attrs) {
   const OpTypes use = use_of_vals(inputs, attrs);
   PIPER_ASSIGN(const std::vector<TensorType> types, find_op(name)->types(use));

@@ -66,7 +66,7 @@ class Importer {
       : model_(model),
         scopes_(scopes),
         recovery_(recovery),
-        emit_(graph_, stored_bytes(model), seed) {}
+        emit_(graph_, stored_bytes(model), seed, model.producer.starts_with("pytorch")) {}
   Status run(const ImportOptions& options);
   Graph take() && { return std::move(graph_); }
   // Ifs whose condition is known: run() fails until their branches stand in their places.
@@ -115,7 +115,8 @@ void Importer::add_params() {
                              .scope = scope_of_name(param.name),
                              .value = id,
                              .evidence = param.evidence,
-                             .frozen = param.frozen});
+                             .frozen = param.frozen || param.running});
+    if (param.running) emit_.keep(id, param.name);
   }
 }
 
@@ -300,20 +301,6 @@ void fill_reports(const Recovery& recovery, Report& out) {
   }
 }
 
-void note_running_statistics(const OnnxModel& model, std::vector<std::string>& notes) {
-  int64_t norms = 0;
-  for (const OnnxNode& node : model.nodes) {
-    const OnnxAttr* mode = node.op == "BatchNormalization" ? node.find("training_mode") : nullptr;
-    const auto* value = mode ? std::get_if<int64_t>(&mode->value) : nullptr;
-    norms += value && *value != 0;
-  }
-  if (norms == 0) return;
-  notes.push_back(
-      fmt::format("{} in training mode: the running means and variances, which only evaluation "
-                  "reads, stay as the file has them",
-                  norms == 1 ? "a batch norm is" : fmt::format("{} batch norms are", norms)));
-}
-
 Result<Survey> survey_model(OnnxModel model) {
   std::vector<std::string> scopes = scopes_of(model);
   PIPER_ASSIGN(const Recovery recovery, recover_params(model, scopes));
@@ -372,7 +359,6 @@ Result<Imported> import_flat(OnnxModel model, const ImportOptions& options,
   taken = importer.taken();
   PIPER_TRY(done);
   fill_reports(recovery, out);
-  note_running_statistics(model, out.notes);
   out.graph = without_dead_nodes(std::move(importer).take(), true);
   if (model.training) out.training = training_of(*model.training, recovery, out.graph);
   PIPER_TRY(check_graph(out.graph));

@@ -230,7 +230,9 @@ Result<Recovery> recover_params(OnnxModel& model, std::vector<std::string>& scop
   if (!claims) return std::move(claims).error();
   Assembly assembly(model, *claims);
   PIPER_TRY(assembly.run());
-  return std::move(assembly).take();
+  Recovery recovery = std::move(assembly).take();
+  find_running_statistics(model, scopes, recovery);
+  return recovery;
 }
 
 }  // namespace piper::onnx_import

@@ -31,6 +31,7 @@ struct RecoveredParam {
   TensorType type;
   Bytes data;  // empty: zeros
   bool frozen = false;
+  bool running = false;  // a running statistic: the model's own to update
 };
 
 struct Recovery {
@@ -76,6 +77,9 @@ struct Unfolded {
   TensorType type;          // of the parameter
   std::string note;         // what the user should know of it, or ""
 };
+// Adds those of batch norms in training mode.
+void find_running_statistics(const OnnxModel& model, const std::vector<std::string>& scopes,
+                             Recovery& recovery);
 // The parameter that `folded` was computed from, if there is one exact answer.
 std::optional<Unfolded> unfold(const OnnxTensor& folded);
 // By the exported program's signature and calls.

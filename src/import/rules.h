@@ -3,6 +3,8 @@
 // constants. Its entry is a line in a table of rules_*.cc; nothing else needs to know of it.
 #pragma once
 
+#include <map>
+
 #include "host.h"
 #include "onnx_model.h"
 #include "piper/ops.h"
@@ -42,11 +44,14 @@ std::optional<DType> dtype_of_code(int64_t code);  // TensorProto.DataType
 class Emitter {
  public:
   // `stored`: bytes of the file's tensors, which bound what may be computed from them.
-  Emitter(Graph& graph, int64_t stored, uint64_t seed)
-      : build_(graph),
+  // `sample_variance`: running variances are those that PyTorch keeps.
+  Emitter(Graph& graph, int64_t stored, uint64_t seed, bool sample_variance)
+      : sample_variance(sample_variance),
+        build_(graph),
         seed_(seed),
         largest_((int64_t{64} << 20) + 4 * stored),
         left_((int64_t{2} << 30) + 16 * stored) {}
+  const bool sample_variance;  // over n - 1, where ONNX has n
   Builder& build() { return build_; }
   Graph& graph() { return build_.graph(); }
 
@@ -60,12 +65,18 @@ class Emitter {
   Status take_room(const TensorType& type);
   Result<Val> count_to(int64_t n);  // 0, 1, … n - 1
 
-  // What an op that draws random numbers reads (ops/random.cc): its key, of the seed and of how many
-  // such ops came before it, and the step.
+  // What an op that draws random numbers reads (ops/random.cc): its key, of the seed and of how
+  // many such ops came before it, and the step.
   struct Draw {
     Val key, step;
   };
   Draw draw(std::optional<uint64_t> own_seed);
+
+  // States that the model updates itself, with the names they will have.
+  void keep(ValueId state, std::string name) { kept_.emplace(state, Kept{std::move(name), {}}); }
+  // At the end of the step such a state becomes momentum · what it is + (1 - momentum) · `now`, of
+  // its type, again where it has done so already. Other values stay as they are.
+  Status follow(const Val& state, const Val& now, double momentum);
 
   // A canonical op on values as they are stored. Outputs are not broadcast.
   Result<Vals> op(std::string_view name, const Vals& inputs, const Attrs& attrs);
@@ -73,10 +84,15 @@ class Emitter {
   Result<Val> pointwise(std::string_view name, const Vals& inputs, const Attrs& attrs);
 
  private:
+  struct Kept {
+    std::string name;
+    ValueId next;  // if any
+  };
   Result<Vals> fold(std::string_view name, const Vals& inputs, const Attrs& attrs);
   Builder build_;
   const uint64_t seed_;
   uint64_t draws_ = 0;
+  std::map<ValueId, Kept> kept_;
   int64_t largest_, left_;  // bytes of one constant, and of all that are still to be made
   std::vector<std::pair<std::string, ValueId>> constants_;  // by content, sorted
 };

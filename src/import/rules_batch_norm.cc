@@ -36,6 +36,21 @@ Result<Val> running(RuleContext& c, const Val& old, const Val& now) {
   return c.pointwise("Add", {kept, added});
 }
 
+// The running statistics take those of the batch: ONNX's variance is over its elements, PyTorch's
+// over one less.
+Status keep_running(RuleContext& c, const Val& mean, const Val& variance) {
+  const double momentum = c.real("momentum", 0.9);
+  const Val& x = c.in(0);
+  PIPER_ASSIGN(const Val now, c.reshape(mean, c.in(3).shape));
+  PIPER_TRY(c.emit.follow(c.in(3), now, momentum));
+  PIPER_ASSIGN(Val spread, c.reshape(variance, c.in(4).shape));
+  const auto count = static_cast<double>(num_elements(x.shape) / x.shape[1]);
+  if (c.emit.sample_variance && count > 1) {
+    PIPER_ASSIGN(spread, c.pointwise("Mul", {spread, c.number(count / (count - 1), spread)}));
+  }
+  return c.emit.follow(c.in(4), spread, momentum);
+}
+
 // With the means and variances that the file holds, or (training_mode) those of the batch, which
 // couple its samples.
 Result<Vals> batch_norm(RuleContext& c) {
@@ -59,6 +74,7 @@ Result<Vals> batch_norm(RuleContext& c) {
   if (training) {
     PIPER_ASSIGN(variance, c.pointwise("Mul", {y, y}));
     PIPER_ASSIGN(variance, mean_over(c, variance, sample_axes(x.rank())));
+    PIPER_TRY(keep_running(c, mean, variance));
   }
   PIPER_ASSIGN(y, over_root(c, y, variance, c.real("epsilon", 1e-5)));
   PIPER_ASSIGN(const Val scale, c.reshape(c.in(1), channel));
@@ -140,7 +156,8 @@ Result<Vals> mean_variance_norm(RuleContext& c) {
 
 constexpr ImportRule kRules[] = {
     {"BatchNormalization", 9, kNewest, batch_norm,
-     "in training mode it couples the samples of a batch"},
+     "in training mode it couples the samples of a batch; its running statistics are saved with "
+     "the parameters"},
     {"LRN", 1, kNewest, local_response},
     {"LpNormalization", 1, kNewest, lp_norm, "p 1 and 2"},
     {"MeanVarianceNormalization", 9, kNewest, mean_variance_norm},

@@ -8,7 +8,9 @@
 namespace piper {
 namespace {
 
-constexpr std::string_view kGradient = ".grad";
+// Sums that parameters take their next values from: gradients, and of running statistics those of
+// the batch.
+constexpr std::string_view kGradient = ".grad", kStatistic = ".batch";
 
 // A set of arguments, one bit each.
 class Bits {
@@ -149,10 +151,12 @@ Status find_facts(const PlanSet& set, Model& model) {
   model.is_gradient.assign(model.targets.size(), false);
   for (int32_t t = 0; t < static_cast<int32_t>(model.targets.size()); ++t) {
     const std::string_view name = model.targets[t];
-    if (!name.ends_with(kGradient)) continue;
-    model.is_gradient[t] = true;
-    const int32_t param = model.params.find(name.substr(0, name.size() - kGradient.size()));
-    if (param >= 0) model.gradient_of[param] = t;
+    model.is_gradient[t] = name.ends_with(kGradient);
+    if (!model.is_gradient[t] && !name.ends_with(kStatistic)) continue;
+    const size_t suffix = model.is_gradient[t] ? kGradient.size() : kStatistic.size();
+    const int32_t param = model.params.find(name.substr(0, name.size() - suffix));
+    if (param >= 0 && (model.is_gradient[t] || model.gradient_of[param] < 0))
+      model.gradient_of[param] = t;
   }
   return ok_status();
 }

@@ -81,7 +81,7 @@ struct Model {
   std::vector<int32_t> cell_of_rank;
   std::vector<RoleFacts> facts;  // by role
   NameIds params, targets;
-  std::vector<int32_t> gradient_of;  // by parameter: the sum that is its gradient, or -1
+  std::vector<int32_t> gradient_of;  // by parameter: its gradient, or the statistic of the batch that it follows, or -1
   std::vector<bool> is_gradient;     // by sum
   std::vector<int32_t> uses;         // by sum: of the role that states most
 

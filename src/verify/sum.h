@@ -202,7 +202,9 @@ class SumCheck {
 
   // Of what is computed from samples: the weights before the own step, or before the one before.
   int32_t version_read(Spot place, int32_t param) const {
-    return section_.training_step(place) - (two_versions_ && trained(place.cell, param) ? 1 : 0);
+    const bool previous = two_versions_ && trained(place.cell, param) &&
+                          model_.is_gradient[model_.gradient_of[param]];
+    return section_.training_step(place) - (previous ? 1 : 0);
   }
   // Whoever writes a parameter has its finished gradient, is the first, and takes from what ranks
   // hold differently only the same part.

@@ -56,8 +56,8 @@ void SumCheck::check_update(Spot place, const Instruction& one, const Content& r
     other = other || (sum >= 0 && sum != gradient && model_.is_gradient[name_of_sum(sum)]);
   }
   if (!sets_.contains(result.finished, gradient) || (other && !own))
-    findings_.add("sum", "{} updates parameter '{}' without its finished gradient", name(place),
-                  shown);
+    findings_.add("sum", "{} updates parameter '{}' without its finished {}", name(place), shown,
+                  model_.is_gradient[model_.gradient_of[before.param]] ? "gradient" : "statistic");
   const auto elements = [&](int32_t a) {
     return num_elements(role(place).buffers[one.args[a]].type.shape);
   };

@@ -33,29 +33,6 @@ nlohmann::json reference() {
   return nlohmann::json::parse(file);
 }
 
-// The batches as the data room reads them.
-std::string write_batches(const Folder& folder, const nlohmann::json& batches) {
-  std::vector<NamedTensor> tensors;
-  for (size_t k = 0; k < batches.size(); ++k)
-    for (const auto& [name, values] : batches[k].items()) {
-      const bool is_index = name == "order";
-      std::string bytes;
-      for (const auto& value : values) {
-        const float real = value.get<float>();
-        const int64_t index = static_cast<int64_t>(real);
-        if (is_index) bytes.append(reinterpret_cast<const char*>(&index), sizeof index);
-        if (!is_index) bytes.append(reinterpret_cast<const char*>(&real), sizeof real);
-      }
-      const TensorType type =
-          is_index ? TensorType{DType::kI64, {8}} : TensorType{DType::kF32, {8, 4}};
-      tensors.push_back(
-          {fmt::format("batch/{}/{}", k, name), type, Bytes::copy_of(bytes.data(), bytes.size())});
-    }
-  const std::string path = folder.path() + "/batches.safetensors";
-  EXPECT_TRUE(write_safetensors(path, tensors, {}));
-  return path;
-}
-
 Result<Compiled> compile_cut(const Folder& folder, const std::string& name, int64_t dp,
                              int64_t mb) {
   CompileOptions options;
@@ -72,22 +49,12 @@ Result<Compiled> compile_cut(const Folder& folder, const std::string& name, int6
 
 void expect_reference(const PlanSet& set, const std::string& batches, const nlohmann::json& want,
                       const std::string& what) {
-  const auto needs = data_needs(set);
-  ASSERT_TRUE(needs) << what;
-  DataOptions options;
-  options.sources = {batches};
-  const auto data = open_data(options, *needs, set.roles[0].batch);
-  ASSERT_TRUE(data) << print_error(data.error());
-  JobOptions job_options;
-  job_options.steps = static_cast<int64_t>(want["losses"].size());
-  job_options.threads = 1;
-  const auto job = run_job(set, data->get(), nullptr, nullptr, job_options);
-  ASSERT_TRUE(job) << what << print_error(job.error());
-  for (size_t k = 0; k < job->steps.size(); ++k)
-    EXPECT_NEAR(*job->steps[k].loss, want["losses"][k].get<double>(), 1e-6)
-        << what << " step " << k;
-  ASSERT_EQ(job->parameters.size(), 1u) << what;
-  const auto* w = reinterpret_cast<const float*>(job->parameters[0].data.data);
+  const auto trained = train_on(set, batches, static_cast<int64_t>(want["losses"].size()));
+  ASSERT_TRUE(trained) << what << print_error(trained.error());
+  for (size_t k = 0; k < trained->losses.size(); ++k)
+    EXPECT_NEAR(trained->losses[k], want["losses"][k].get<double>(), 1e-6) << what << " step " << k;
+  ASSERT_EQ(trained->parameters.size(), 1u) << what;
+  const auto* w = reinterpret_cast<const float*>(trained->parameters.begin()->second.data.data);
   for (size_t i = 0; i < 16; ++i) EXPECT_NEAR(w[i], want["w"][i].get<double>(), 1e-6) << what;
 }
 

@@ -131,12 +131,37 @@ inline Result<Compiled> compile_text(const std::string& model, const std::string
   return compile(options);
 }
 
-inline Result<std::unique_ptr<BatchSource>> open_batches(const PlanSet& set,
-                                                         const std::string& model) {
+inline Result<std::unique_ptr<BatchSource>> open_file(const PlanSet& set, const std::string& path) {
   PIPER_ASSIGN(const auto needs, data_needs(set));
   DataOptions options;
-  options.sources = {model_path(model, "reference.safetensors")};
+  options.sources = {path};
   return open_data(options, needs, set.roles[0].batch);
+}
+inline Result<std::unique_ptr<BatchSource>> open_batches(const PlanSet& set,
+                                                         const std::string& model) {
+  return open_file(set, model_path(model, "reference.safetensors"));
+}
+
+// Writes batches as a file for open_file: values by name, the first dim the samples.
+inline std::string write_batches(const Folder& folder, const nlohmann::json& batches,
+                                 int64_t samples = 8) {
+  std::vector<NamedTensor> tensors;
+  for (size_t k = 0; k < batches.size(); ++k)
+    for (const auto& [name, values] : batches[k].items()) {
+      const bool is_index = name == "order";
+      const auto reals = values.template get<std::vector<float>>();
+      const std::vector<int64_t> indices(reals.begin(), reals.end());
+      const auto each = static_cast<int64_t>(reals.size()) / samples;
+      const TensorType type =
+          is_index ? TensorType{DType::kI64, {samples}} : TensorType{DType::kF32, {samples, each}};
+      const void* data = reals.data();
+      if (is_index) data = indices.data();
+      tensors.push_back({fmt::format("batch/{}/{}", k, name), type,
+                         Bytes::copy_of(data, static_cast<size_t>(type.bytes()))});
+    }
+  const std::string path = folder.path() + "/batches.safetensors";
+  EXPECT_TRUE(write_safetensors(path, tensors, {}));
+  return path;
 }
 
 struct Trained {
@@ -144,9 +169,9 @@ struct Trained {
   std::map<std::string, NamedTensor> parameters;
 };
 
-inline Result<Trained> train(const PlanSet& set, const std::string& model, int64_t steps,
-                             int threads = 1) {
-  PIPER_ASSIGN(const auto data, open_batches(set, model));
+inline Result<Trained> train_on(const PlanSet& set, const std::string& path, int64_t steps,
+                                int threads = 1) {
+  PIPER_ASSIGN(const auto data, open_file(set, path));
   JobOptions options;
   options.steps = steps;
   options.threads = threads;
@@ -158,6 +183,11 @@ inline Result<Trained> train(const PlanSet& set, const std::string& model, int64
   }
   for (NamedTensor& tensor : job.parameters) trained.parameters[tensor.name] = std::move(tensor);
   return trained;
+}
+
+inline Result<Trained> train(const PlanSet& set, const std::string& model, int64_t steps,
+                             int threads = 1) {
+  return train_on(set, model_path(model, "reference.safetensors"), steps, threads);
 }
 
 inline void expect_equal_bits(const Trained& a, const Trained& b, const std::string& what) {

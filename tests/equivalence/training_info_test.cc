@@ -14,21 +14,6 @@ nlohmann::json reference() {
   return nlohmann::json::parse(file);
 }
 
-// The batches as the data room reads them.
-std::string write_batches(const Folder& folder, const nlohmann::json& batches) {
-  std::vector<NamedTensor> tensors;
-  for (size_t k = 0; k < batches.size(); ++k)
-    for (const auto& [name, values] : batches[k].items()) {
-      const auto reals = values.get<std::vector<float>>();
-      tensors.push_back({fmt::format("batch/{}/{}", k, name),
-                         {DType::kF32, {8, static_cast<int64_t>(reals.size()) / 8}},
-                         Bytes::copy_of(reals.data(), reals.size() * sizeof(float))});
-    }
-  const std::string path = folder.path() + "/batches.safetensors";
-  EXPECT_TRUE(write_safetensors(path, tensors, {}));
-  return path;
-}
-
 Result<Compiled> compile_file(const Folder& folder, const std::string& model,
                               const std::string& more, int64_t dp = 1, int64_t mb = 1) {
   CompileOptions options;
@@ -43,21 +28,6 @@ Result<Compiled> compile_file(const Folder& folder, const std::string& model,
 }
 const std::string kPlain = "train: {global_batch: 8}\n";
 
-Result<Trained> run(const PlanSet& set, const std::string& batches, int64_t steps) {
-  PIPER_ASSIGN(const auto needs, data_needs(set));
-  DataOptions options;
-  options.sources = {batches};
-  PIPER_ASSIGN(const auto data, open_data(options, needs, set.roles[0].batch));
-  JobOptions job_options;
-  job_options.steps = steps;
-  job_options.threads = 1;
-  PIPER_ASSIGN(JobResult job, run_job(set, data.get(), nullptr, nullptr, job_options));
-  Trained trained;
-  for (const StepMetrics& step : job.steps) trained.losses.push_back(step.loss.value_or(NAN));
-  for (NamedTensor& tensor : job.parameters) trained.parameters[tensor.name] = std::move(tensor);
-  return trained;
-}
-
 TEST(TrainingInfo, TrainsAsTheOperatorsSay) {
   const Folder folder;
   const auto json = reference();
@@ -68,7 +38,7 @@ TEST(TrainingInfo, TrainsAsTheOperatorsSay) {
       const std::string what = fmt::format("{} dp={} mb={}", name, dp, mb);
       const auto compiled = compile_file(folder, kFolder + name + ".onnx", kPlain, dp, mb);
       ASSERT_TRUE(compiled) << what << print_error(compiled.error());
-      const auto trained = run(compiled->set, batches, 4);
+      const auto trained = train_on(compiled->set, batches, 4);
       ASSERT_TRUE(trained) << what << print_error(trained.error());
       for (size_t k = 0; k < 4; ++k)
         EXPECT_NEAR(trained->losses[k], want["losses"][k].get<double>(), 2e-6) << what << k;
@@ -197,7 +167,7 @@ TEST(TrainingInfo, ExportsThatAreWrittenTrainBitForBit) {
     const auto again = compile_file(folder, folder.path() + "/written.onnx", kPlain, 2, 2);
     ASSERT_TRUE(whole && again) << model << print_error((whole ? again : whole).error());
     const std::string batches = model_path(model, "reference.safetensors");
-    const auto a = run(whole->set, batches, 3), b = run(again->set, batches, 3);
+    const auto a = train_on(whole->set, batches, 3), b = train_on(again->set, batches, 3);
     ASSERT_TRUE(a && b) << model << print_error((a ? b : a).error());
     EXPECT_EQ(a->losses, b->losses) << model;
     ASSERT_EQ(a->parameters.size(), b->parameters.size()) << model;

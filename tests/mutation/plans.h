@@ -170,6 +170,19 @@ inline std::string overlapping_strategy(Random& random, size_t microbatches) {
                                       "        repeat P-r-1: F[step=1] BI? BW?\n"});
 }
 
+// For models whose batch cannot be cut: running statistics on stages.
+inline std::string uncut_strategy(Random& random, size_t) {
+  const size_t pp = 1 + pick(random, 3);
+  std::string text = fmt::format("piper: 1\nmesh: {{pp: {}}}\n", pp) + random_train(random, 8);
+  text += fmt::format("annotate:\n  - balance: {{tag: stage, into: {}}}\n", pp);
+  text += "directives:\n  - place: {where: {stage: s}, on: {pp: s}}\n";
+  text +=
+      one_of<const char*>(random, {"", "", "  - recompute: {}\n",
+                                   "  - stream: {where: {kind: compute, pass: B}, name: back}\n",
+                                   "  - prefetch: {where: {kind: recv}, distance: 2}\n"});
+  return text + random_precision(random) + random_order(random);
+}
+
 using MakeStrategy = std::string (*)(Random& random, size_t microbatches);
 
 inline Made make_plan(Random& random, size_t microbatches, MakeStrategy strategy) {
@@ -178,9 +191,12 @@ inline Made make_plan(Random& random, size_t microbatches, MakeStrategy strategy
   made.strategy = strategy(random, microbatches);
   made.fuse = pick(random, 4) != 0;
   CompileOptions options;
+  const std::initializer_list<const char*> cut = {"mlp.onnx", "mlp.onnx", "two_tower.onnx",
+                                                  "coupled/plain_mean.onnx"};
+  const std::initializer_list<const char*> uncut = {"batch_norm/residual.onnx",
+                                                    "batch_norm/twice.onnx"};
   options.model = std::string(PIPER_SOURCE_DIR "/tests/data/") +
-                  one_of<const char*>(random, {"mlp.onnx", "mlp.onnx", "two_tower.onnx",
-                                               "coupled/plain_mean.onnx"});
+                  one_of<const char*>(random, strategy == uncut_strategy ? uncut : cut);
   options.strategy = folder.write("strategy.yaml", made.strategy);
   options.fuse = made.fuse;
   options.oracles = false;

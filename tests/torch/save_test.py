@@ -1,6 +1,7 @@
 """What piper-run --save writes is loaded by the exporting PyTorch module, by name and strictly, and goes on from there: its loss of
 the next batch is the one of piper's next step. GPT with tied embeddings, Llama and BERT of the transformers library, trained on two
-stages x two replicas, so that the parameters come from all of them.
+stages x two replicas, so that the parameters come from all of them. And a model with batch norms, whose running statistics evaluation
+reads.
 
   save_test.py ROOT BIN [CASE…]    77 where no python here has PyTorch; the environment that tests/bench/against-torch makes serves,
                                    and so does one that PYTHON names
@@ -72,14 +73,36 @@ def check(case, root, bin, folder):
     return abs(got - wanted) <= BOUND * abs(wanted) and abs(untrained - wanted) > 10 * BOUND * abs(wanted)
 
 
+def check_norms(root, bin, folder):
+    import torch
+    from make_batch_norm import STEPS as steps, Residual
+    from safetensors.torch import load_file
+
+    data = root / "tests/data/batch_norm/residual.safetensors"
+    (folder / "strategy.yaml").write_text("piper: 1\ntrain: {global_batch: 8, optimizer: {sgd: {lr: 0.05, momentum: 0.9}}}\n")
+    run = dict(check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    subprocess.run([bin / "piperc", data.with_suffix(".onnx"), folder / "strategy.yaml", "-o", folder / "plans"], **run)
+    subprocess.run([bin / "piper-run", folder / "plans", "--data", data, "--steps", str(steps), "--save", folder / "trained.safetensors"], **run)
+    reference, module, fresh = load_file(data), Residual().eval(), Residual().eval()
+    batch = [reference["batch/0/x"], reference["batch/0/y"]]
+    fresh.load_state_dict({name.removeprefix("after/"): value for name, value in reference.items() if name.startswith("after/")})
+    module.load_state_dict(load_file(folder / "trained.safetensors"), strict=True)
+    with torch.no_grad():
+        got, wanted, untrained = (m(*batch).item() for m in (module, fresh, Residual().eval()))
+    print(f"batch_norm: loss of evaluation {got:.6f}, {wanted:.6f} trained by PyTorch, {untrained:.6f} untrained", flush=True)
+    return abs(got - wanted) <= BOUND * abs(wanted) and abs(untrained - wanted) > 10 * BOUND * abs(wanted)
+
+
 def main():
     root, bin = (pathlib.Path(argument).resolve() for argument in sys.argv[1:3])
     find_python(root)
-    sys.path.insert(0, str(root / "tests/bench"))
+    sys.path[:0] = [str(root / "tests/bench"), str(root / "tests/data")]
     failed = []
-    for case in sys.argv[3:] or ["gpt", "llama", "bert"]:
-        with tempfile.TemporaryDirectory() as folder:
-            if not check(case, root, bin, pathlib.Path(folder)):
+    for case in sys.argv[3:] or ["gpt", "llama", "bert", "batch_norm"]:
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name)
+            right = check_norms(root, bin, folder) if case == "batch_norm" else check(case, root, bin, folder)
+            if not right:
                 failed.append(case)
     if failed:
         sys.exit(f"not the same model: {', '.join(failed)}")
