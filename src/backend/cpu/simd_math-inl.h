@@ -231,15 +231,6 @@ HWY_INLINE hn::Vec<D> exp_of(D d, hn::Vec<D> x) {
   else
     return map(d, x, [](double v) { return std::exp(v); });
 }
-// For x <= 0 where results below 1e-37 may be 0.
-template <class D>
-HWY_INLINE hn::Vec<D> exp_of_negative(D d, hn::Vec<D> x) {
-  if constexpr (kIsF32<D>) {
-    return exp_normal_f32(d, x);
-  } else {
-    return exp_of(d, x);
-  }
-}
 template <class D>
 HWY_INLINE hn::Vec<D> log_of(D d, hn::Vec<D> x) {
   if constexpr (kIsF32<D>)

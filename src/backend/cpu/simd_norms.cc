@@ -56,11 +56,12 @@ HWY_INLINE T greatest(const T* x, int64_t n) {
 template <class T>
 void softmax(const T* x, T* y, int64_t rows, int64_t n) {
   const hn::ScalableTag<T> d;
+  const auto base = constant(d, kExpScale<decltype(d)>);
   for (int64_t r = 0; r < rows; ++r, x += n, y += n) {
     const auto top = hn::Set(d, greatest(x, n));
     const double sum = total(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
-      const auto e =
-          exp_of_negative(d, hn::Sub(load_first(d, x + i, count, minus_infinity<T>()), top));
+      const auto below = hn::Sub(load_first(d, x + i, count, minus_infinity<T>()), top);
+      const auto e = exp_scaled_negative(d, hn::Mul(below, base));
       store_first(d, e, y + i, count);
       return e;
     });
@@ -75,9 +76,10 @@ void softmax(const T* x, T* y, int64_t rows, int64_t n) {
 template <class T>
 HWY_INLINE T log_sum_above(const T* x, int64_t n, T top) {
   const hn::ScalableTag<T> d;
-  const auto shift = hn::Set(d, top);
+  const auto shift = hn::Set(d, top), scale = constant(d, kExpScale<decltype(d)>);
   const double sum = total(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
-    return exp_of_negative(d, hn::Sub(load_first(d, x + i, count, minus_infinity<T>()), shift));
+    const auto below = hn::Sub(load_first(d, x + i, count, minus_infinity<T>()), shift);
+    return exp_scaled_negative(d, hn::Mul(below, scale));
   });
   return static_cast<T>(std::log(sum));
 }
@@ -107,9 +109,10 @@ template <class T>
 void scaled_softmax(const T* x, T lse, T scale, T* dx, int64_t n) {
   const hn::ScalableTag<T> d;
   const auto shift = hn::Set(d, lse), factor = hn::Set(d, scale);
+  const auto base = constant(d, kExpScale<decltype(d)>);
   each_vector(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
-    const auto e = exp_of_negative(d, hn::Sub(load_first(d, x + i, count, T{0}), shift));
-    store_first(d, hn::Mul(e, factor), dx + i, count);
+    const auto below = hn::Sub(load_first(d, x + i, count, T{0}), shift);
+    store_first(d, hn::Mul(exp_scaled_negative(d, hn::Mul(below, base)), factor), dx + i, count);
   });
 }
 

@@ -95,23 +95,53 @@ double sum_squares(const T* x, int64_t n) {
   return sum_lanes(d, hn::Add(a, b));
 }
 
+// out[c] += the sum of column c of some rows, in two chains, for one vector of columns.
+template <class T>
+HWY_INLINE void add_columns(const T* x, int64_t rows, int64_t n, int64_t count, T* out) {
+  const hn::ScalableTag<T> d;
+  auto a = load_first(d, x, count, T{0}), b = hn::Zero(d);
+  int64_t r = 1;
+  for (; r + 1 < rows; r += 2) {
+    a = hn::Add(a, load_first(d, x + r * n, count, T{0}));
+    b = hn::Add(b, load_first(d, x + (r + 1) * n, count, T{0}));
+  }
+  if (r < rows) a = hn::Add(a, load_first(d, x + r * n, count, T{0}));
+  store_first(d, hn::Add(load_first(d, out, count, T{0}), hn::Add(a, b)), out, count);
+}
+
+// The same for four vectors side by side: more of each row is read at a time.
+#define PIPER_FOUR(X) X(0) X(1) X(2) X(3)
+template <class T>
+HWY_INLINE void add_four_columns(const T* x, int64_t rows, int64_t n, T* out) {
+  const hn::ScalableTag<T> d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+#define PIPER_BEGIN(i) auto a##i = hn::LoadU(d, x + i * lanes), b##i = hn::Zero(d);
+#define PIPER_ADD_A(i) a##i = hn::Add(a##i, hn::LoadU(d, x + r * n + i * lanes));
+#define PIPER_ADD_B(i) b##i = hn::Add(b##i, hn::LoadU(d, x + (r + 1) * n + i * lanes));
+#define PIPER_END(i) \
+  hn::StoreU(hn::Add(hn::LoadU(d, out + i * lanes), hn::Add(a##i, b##i)), d, out + i * lanes);
+  PIPER_FOUR(PIPER_BEGIN)
+  int64_t r = 1;
+  for (; r + 1 < rows; r += 2) {
+    PIPER_FOUR(PIPER_ADD_A)
+    PIPER_FOUR(PIPER_ADD_B)
+  }
+  if (r < rows) {
+    PIPER_FOUR(PIPER_ADD_A)
+  }
+  PIPER_FOUR(PIPER_END)
+}
+
 // Blocks of rows are summed by themselves first: a chain over all rows would lose a bit or two.
 template <class T>
 void add_rows(const T* x, int64_t rows, int64_t n, T* out) {
   constexpr int64_t kBlock = 32;
-  const hn::ScalableTag<T> d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(hn::ScalableTag<T>()));
   for (; rows > 0; rows -= kBlock, x += kBlock * n) {
     const int64_t height = HWY_MIN(kBlock, rows);
-    each_vector(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
-      auto a = load_first(d, x + i, count, T{0}), b = hn::Zero(d);
-      int64_t r = 1;
-      for (; r + 1 < height; r += 2) {
-        a = hn::Add(a, load_first(d, x + r * n + i, count, T{0}));
-        b = hn::Add(b, load_first(d, x + (r + 1) * n + i, count, T{0}));
-      }
-      if (r < height) a = hn::Add(a, load_first(d, x + r * n + i, count, T{0}));
-      store_first(d, hn::Add(load_first(d, out + i, count, T{0}), hn::Add(a, b)), out + i, count);
-    });
+    int64_t i = 0;
+    for (; i + 4 * lanes <= n; i += 4 * lanes) add_four_columns(x + i, height, n, out + i);
+    for (; i < n; i += lanes) add_columns(x + i, height, n, HWY_MIN(lanes, n - i), out + i);
   }
 }
 

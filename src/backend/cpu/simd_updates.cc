@@ -43,7 +43,7 @@ void adam(const T* p, const T* g, const T* m, const T* v, T* p_out, T* m_out, T*
   const auto decay = constant(d, s.weight_decay), eps = constant(d, s.eps);
   const auto beta2 = constant(d, s.beta2), after = constant(d, s.shrink_after);
   const auto fresh1 = constant(d, 1 - s.beta1), fresh2 = constant(d, 1 - s.beta2);
-  const auto step_size = constant(d, s.step_size), root = constant(d, s.root_correction);
+  const auto step_size = constant(d, s.step_size), root = constant(d, 1 / s.root_correction);
   each_vector(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
     const auto old = load_first(d, p + i, count, T{0});
     auto grad = hn::Mul(load_first(d, g + i, count, T{0}), scale);
@@ -54,7 +54,7 @@ void adam(const T* p, const T* g, const T* m, const T* v, T* p_out, T* m_out, T*
     const auto v_new = hn::MulAdd(beta2, v_old, hn::Mul(hn::Mul(grad, grad), fresh2));
     store_first(d, m_new, m_out + i, count);
     store_first(d, v_new, v_out + i, count);
-    const auto below = hn::Add(hn::Div(hn::Sqrt(v_new), root), eps);
+    const auto below = hn::MulAdd(hn::Sqrt(v_new), root, eps);
     // p is rounded once, and no rounded factor near 1 drifts over the steps.
     const auto less = hn::MulAdd(step_size, hn::Div(m_new, below), hn::Mul(shrink, old));
     auto next = hn::Sub(old, less);
