@@ -67,12 +67,13 @@ void finish(const Gemm& g, int64_t row, int64_t column, int64_t rows, int64_t co
   }
 }
 
-// The rows of a tile, chain after chain, while its part of c is near.
+// The rows of a tile, chain after chain, while its part of c is near. `fetch`: nobody has fetched
+// what `then` reads.
 template <bool kRowsAdjacent, class T>
-HWY_INLINE void tile_chains(Tile<T> t, int64_t rows, int64_t depth, int64_t width) {
+HWY_INLINE void tile_chains(Tile<T> t, int64_t rows, int64_t depth, int64_t width, bool fetch) {
   t.far = true;
   const Gemm* then = t.then;
-  for (int o = 0; then && o < then->thens; ++o) {
+  for (int o = 0; then && fetch && o < then->thens; ++o) {
     const T* with = t.with(o);
     const int64_t step = then->then[o].step;
     for (int64_t i = 0; i < rows && step > 0; ++i) {
@@ -97,6 +98,19 @@ HWY_INLINE void tile_chains(Tile<T> t, int64_t rows, int64_t depth, int64_t widt
   }
 }
 
+// What `then` reads of a matrix for the panel's tiles behind the first one: fetched line by line,
+// or it would keep a's and b's lines waiting.
+template <class T>
+Ahead<T> then_ahead(const Panel<T>& p) {
+  for (int o = 0; p.then && o < p.then->thens; ++o) {
+    const GemmThen& then = p.then->then[o];
+    if (then.step == 0 || p.height <= kRows) continue;
+    return Ahead<T>(static_cast<const T*>(then.at) + (p.row + kRows) * then.step + p.column,
+                    p.height - kRows, p.columns, then.step);
+  }
+  return {};
+}
+
 template <bool kRowsAdjacent, class T>
 HWY_INLINE void panel_tiles(const Panel<T>& p, Ahead<T>& ahead) {
   constexpr hn::ScalableTag<T> d;
@@ -104,6 +118,8 @@ HWY_INLINE void panel_tiles(const Panel<T>& p, Ahead<T>& ahead) {
   const int64_t width = 2 * static_cast<int64_t>(hn::Lanes(d));
   HWY_ALIGN T edge[kRows * kMaxWidth] = {};
   const auto bytes = static_cast<size_t>(p.columns) * sizeof(T);
+  const bool follows = ahead.lines() == 0;  // the tiles fetch nothing else
+  if (follows) ahead = then_ahead(p);
   const int64_t times = (p.height + kRows - 1) / kRows * ((p.depth + kLine<T> - 1) / kLine<T>);
   const int64_t share = (ahead.lines() + times - 1) / times;
   for (int64_t i = 0; i < p.height; i += kRows) {
@@ -117,14 +133,14 @@ HWY_INLINE void panel_tiles(const Panel<T>& p, Ahead<T>& ahead) {
       if (i == 0) t.source = p.source;
       t.then = p.then, t.row = p.row + i, t.column = p.column;
       t.ahead = &ahead, t.share = share;
-      tile_chains<kRowsAdjacent>(t, rows, p.depth, width);
+      tile_chains<kRowsAdjacent>(t, rows, p.depth, width, !follows || i == 0);
       continue;
     }
     for (int64_t r = 0; r < rows && old; ++r)
       std::memcpy(edge + r * width, old + r * p.old_step, bytes);
     Tile<T> t{0, a, p.a_step, p.b, nullptr, 0, edge, width, old ? edge : nullptr, width};
     t.ahead = &ahead, t.share = share;
-    tile_chains<kRowsAdjacent>(t, rows, p.depth, width);
+    tile_chains<kRowsAdjacent>(t, rows, p.depth, width, false);
     for (int64_t r = 0; r < rows; ++r) std::memcpy(c + r * p.c_step, edge + r * width, bytes);
     if (p.then) finish(*p.then, p.row + i, p.column, rows, p.columns, c, p.c_step);
   }
