@@ -80,6 +80,10 @@ struct Differentiated {
 };
 Result<Differentiated> differentiate(Graph forward, const TrainSpec& train);
 
+// Where a Gelu's input is read by its gradient alone, the forward pass makes what that multiplies with (GeluAndSlope) beside the
+// result, and the backward pass keeps it in place of the input. Values stay the same; those of 16 bits would not.
+Graph keep_slopes(Graph step);
+
 // Reads less of the forward pass in the backward pass: where that reads parts or other shapes (Slice, Reshape) of one value, made
 // in the reader's region, it takes them from that value again, if this is no more to keep than they were. Values stay the same.
 Graph rename_in_backward(Graph step);

@@ -88,6 +88,41 @@ class Renamer {
 
 }  // namespace
 
+Graph keep_slopes(Graph step) {
+  const std::vector<std::vector<NodeId>> readers_of = readers(step);
+  const size_t count = step.nodes.size();
+  for (size_t i = 0; i < count; ++i) {
+    const Node& gelu = step.nodes[i];
+    const DType dtype = step.value(gelu.outputs[0]).type.dtype;
+    if (gelu.op != "Gelu" || gelu.pass != Pass::kF || info(dtype).bytes < 4) continue;
+    const ValueId x = gelu.inputs[0];
+    std::vector<NodeId> gradients;
+    bool alone = true;  // they are all that reads x in the backward pass
+    for (NodeId id : readers_of[x.index()]) {
+      const Node& reader = step.node(id);
+      if (reader.pass == Pass::kF) continue;
+      alone = alone && reader.op == "GeluGrad" && reader.inputs[1] != x &&
+              reader.attrs == gelu.attrs && reader.tags == gelu.tags;
+      gradients.push_back(id);
+    }
+    if (!alone || gradients.empty()) continue;
+    Value slope{.name = step.value(x).name + "/slope", .type = step.value(x).type};
+    slope.layout = step.value(x).layout;
+    slope.producer = NodeId(i);
+    slope.output_index = 1;
+    const ValueId kept = step.add_value(std::move(slope));
+    step.nodes[i].op = "GeluAndSlope";
+    step.nodes[i].outputs.push_back(kept);
+    for (NodeId id : gradients) {
+      Node& gradient = step.node(id);
+      gradient.op = "Mul";
+      gradient.attrs = {};
+      gradient.inputs = {gradient.inputs[1], kept};
+    }
+  }
+  return step;
+}
+
 Graph rename_in_backward(Graph step) { return Renamer(std::move(step)).run(); }
 
 }  // namespace piper

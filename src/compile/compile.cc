@@ -133,7 +133,7 @@ Result<PlanSet> make_plans(const Graph& step, const Strategy& strategy, Cut cut,
   if (!oracle) {
     PIPER_ASSIGN(graph, apply_recompute(std::move(graph), strategy.recomputes, variables, explain));
   }
-  PIPER_ASSIGN(Dag dag, make_dag(rename_in_backward(std::move(graph)), spec));
+  PIPER_ASSIGN(Dag dag, make_dag(rename_in_backward(keep_slopes(std::move(graph))), spec));
   if (!oracle) {
     explain_versions(dag, strategy, explain);
     PIPER_ASSIGN(dag, apply_place(std::move(dag), strategy.places, variables, explain));

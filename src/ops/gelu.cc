@@ -1,4 +1,5 @@
-// Gelu{approximate: none | tanh}(x), GeluGrad{approximate}(x, dy) -> dx.
+// Gelu{approximate: none | tanh}(x), GeluGrad{approximate}(x, dy) -> dx, and
+// GeluAndSlope{approximate}(x) -> (y, slope): Gelu's result, and what GeluGrad multiplies dy with.
 #include "rules.h"
 
 namespace piper {
@@ -15,6 +16,12 @@ TypesResult types(const OpTypes& use) {
   PIPER_TRY(check_float(use, 0));
   PIPER_TRY(check_approximate(use.attrs));
   return std::vector<TensorType>{use.inputs[0]};
+}
+
+TypesResult both_types(const OpTypes& use) {
+  PIPER_ASSIGN(std::vector<TensorType> y, types(use));
+  y.push_back(y[0]);
+  return y;
 }
 
 TypesResult grad_types(const OpTypes& use) {
@@ -42,13 +49,17 @@ std::vector<OpDef> gelu_ops() {
   gelu.pointwise = true;
   gelu.samples = {{.inputs = {f64({4, 6})}, .attrs = exact},
                   {.inputs = {f64({4, 6})}, .attrs = tanh}};
+  OpDef both{.name = "GeluAndSlope", .types = both_types, .loops = rule};
+  both.cost = element_cost<25>;
+  both.in_place = {{1, 0}};
+  both.samples = gelu.samples;
   OpDef grad{.name = "GeluGrad", .types = grad_types, .loops = grad_rule};
   grad.cost = element_cost<25>;
   grad.in_place = {{0, 0}, {0, 1}};
   grad.pointwise = true;
   grad.samples = {{.inputs = {f64({4, 6}), f64({4, 6})}, .attrs = exact},
                   {.inputs = {f64({4, 6}), f64({4, 6})}, .attrs = tanh}};
-  return {gelu, grad};
+  return {gelu, both, grad};
 }
 
 }  // namespace piper

@@ -256,6 +256,30 @@ TEST(Autodiff, BackwardTakesPartsOfOneValueFromThatValue) {
   EXPECT_EQ(kept(rename_in_backward(apart)), (std::set<std::string>{"l", "s"}));
 }
 
+TEST(Autodiff, BackwardKeepsTheSlopeOfAGeluInPlaceOfItsInput) {
+  const auto step = [](const std::string& type, const std::string& attrs, const std::string& more) {
+    const auto line = [&](const char* name, const std::string& op) {
+      return fmt::format("%{}:{}[2,6] = {}\n", name, type, op);
+    };
+    const std::string text =
+        "graph batch=2\ninput %x:" + type + "[2,6] batch_dim=0\n" + line("h", "Tanh(%x) pass=F") +
+        line("g", "Gelu(%h) {approximate=\"tanh\"} pass=F") + line("d", "Neg(%g) pass=BI") +
+        line("dh", "GeluGrad(%h, %d) {approximate=\"" + attrs + "\"} pass=BI");
+    return must(parse_graph(text + (more.empty() ? "" : line("m", more))));
+  };
+  const std::set<std::string> input = {"g", "h"};
+  const Graph both = step("f32", "tanh", "");
+  EXPECT_EQ(kept(both), input);
+  const Graph slopes = keep_slopes(both);
+  EXPECT_EQ(kept(slopes), (std::set<std::string>{"g", "h/slope"}));
+  EXPECT_TRUE(check_graph(slopes).ok());
+  EXPECT_EQ(slopes.nodes.back().op, "Mul");
+  // Other readers, another gradient, and 16 bits.
+  EXPECT_EQ(kept(keep_slopes(step("f32", "tanh", "Neg(%h) pass=BW"))), input);
+  EXPECT_EQ(kept(keep_slopes(step("f32", "none", ""))), input);
+  EXPECT_EQ(kept(keep_slopes(step("bf16", "tanh", ""))), input);
+}
+
 TEST(Autodiff, WeightGradientsCanWait) {
   const Graph whole =
       must(differentiate(must(parse_graph(kTied)), parse_train("optimizer=sgd lr=0.1"))).graph;

@@ -130,8 +130,14 @@ TEST(Unary, GeluAndItsGradientFollowTheirFormulas) {
       }
       const Attrs attrs{{"approximate", std::string(approximate)}};
       const double t = dtype == DType::kF32 ? 1e-6 : 1e-11;
-      expect_near(run1("Gelu", attrs, {x}, x.type), y, t, t, "Gelu");
-      expect_near(run1("GeluGrad", attrs, {x, dy}, x.type), dx, t, t, "GeluGrad");
+      const Tensor made = run1("Gelu", attrs, {x}, x.type);
+      const Tensor gradient = run1("GeluGrad", attrs, {x, dy}, x.type);
+      expect_near(gradient, dx, t, t, "GeluGrad");
+      expect_near(made, y, t, t, "Gelu");
+      // Both at once have the same bits.
+      const std::vector<Tensor> both = run("GeluAndSlope", attrs, {x}, {x.type, x.type});
+      EXPECT_EQ(both[0].v, made.v);
+      EXPECT_EQ(run1("Mul", {}, {dy, both[1]}, x.type).v, gradient.v);
     }
   }
 }

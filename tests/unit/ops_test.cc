@@ -319,6 +319,7 @@ constexpr std::pair<std::string_view, std::string_view> kNoGradient[] = {
     {"ClipFactor", "a scalar of the update"},
     {"CrossEntropyGrad", "a gradient"},
     {"GatherGrad", "a gradient"},
+    {"GeluAndSlope", "made beside a gradient"},
     {"GeluGrad", "a gradient"},
     {"GlobalNorm", "a scalar of the update"},
     {"GroupNormGradParams", "a gradient"},

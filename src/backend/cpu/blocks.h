@@ -28,6 +28,10 @@ Result<Block> find_block(std::string_view op, std::string_view option,
 // The vectorised ones: float and double arithmetic, and Where by the size of f32 and f64; null when
 // `op` is none of them.
 BlockFn find_simd_block(std::string_view op, std::string_view option, DType type);
+// y[i] = Gelu(x[i]), slope[i] = what GeluGrad multiplies with, for i < n; either may be x.
+using SlopeFn = void (*)(const std::byte* x, std::byte* y, std::byte* slope, int64_t n);
+// `type`: f32 or f64.
+SlopeFn find_gelu_and_slope(std::string_view option, DType type);
 // Between f32 and 16-bit floats; null for others.
 BlockFn find_simd_cast(DType from, DType to);
 

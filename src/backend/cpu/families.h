@@ -8,6 +8,7 @@ namespace piper::cpu {
 // pointwise.cc, fused.cc
 Result<KernelPtr> make_pointwise(const Use& use);
 Result<KernelPtr> make_fused(const Use& use);
+Result<KernelPtr> make_gelu_and_slope(const Use& use);
 // matmul.cc
 Result<KernelPtr> make_matmul(const Use& use);
 // move.cc

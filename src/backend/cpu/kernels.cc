@@ -53,6 +53,7 @@ constexpr std::array kKernels = std::to_array<Entry>({
     {"GatherND", make_gather_nd},
     {"GatherNDGrad", make_gather_nd_grad},
     {"Gelu", make_pointwise},
+    {"GeluAndSlope", make_gelu_and_slope},
     {"GeluGrad", make_pointwise},
     {"GlobalNorm", make_global_norm},
     {"Greater", make_pointwise},

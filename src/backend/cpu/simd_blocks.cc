@@ -253,49 +253,67 @@ HWY_INLINE V normal_tail(D d, V x, V& e) {
 }
 
 // x times the share below x: x itself, or nothing, less |x| times the share beyond |x|.
-struct Gelu {
+struct ExactGelu {
   template <class D, class V = hn::Vec<D>>
-  static HWY_INLINE V of(D d, V x) {
+  static HWY_INLINE V of(D d, V x, V& slope) {
     V e;
     const V tail = normal_tail(d, x, e);
-    const V positive = hn::IfThenElse(hn::Lt(x, hn::Zero(d)), hn::Zero(d), x);
+    const auto negative = hn::Lt(x, hn::Zero(d));
+    const V below = hn::IfThenElse(negative, tail, hn::Sub(constant(d, 1.0), tail));
+    slope = hn::MulAdd(hn::Mul(x, e), constant(d, kDensity), below);
+    const V positive = hn::IfThenElse(negative, hn::Zero(d), x);
     return hn::NegMulAdd(hn::Min(hn::Abs(x), constant(d, 1e30)), tail, positive);
-  }
-};
-struct GeluGrad {
-  template <class D, class V = hn::Vec<D>>
-  static HWY_INLINE V of(D d, V x, V dy) {
-    V e;
-    const V tail = normal_tail(d, x, e);
-    const V below = hn::IfThenElse(hn::Lt(x, hn::Zero(d)), tail, hn::Sub(constant(d, 1.0), tail));
-    return hn::Mul(dy, hn::MulAdd(hn::Mul(x, e), constant(d, kDensity), below));
   }
 };
 // ½(1 + tanh u) is the logistic function of 2u, 1 / (1 + e) with e = e^(-2u), and 1 minus that is e
 // times it: nothing cancels.
-struct GeluTanh {
+struct TanhGelu {
+  template <class D, class V = hn::Vec<D>>
+  static HWY_INLINE V of(D d, V x, V& slope) {
+    constexpr double kSlope = -2 * kGeluSlope * kExpScale<D>;
+    const V one = constant(d, 1.0), square = hn::Mul(x, x);
+    const V inner = hn::MulAdd(constant(d, kSlope * kGeluCube), square, constant(d, kSlope));
+    const V e = exp_scaled(d, hn::Mul(x, inner));
+    const V s = hn::Div(one, hn::Add(one, e));
+    const V rise =
+        hn::MulAdd(constant(d, 6 * kGeluSlope * kGeluCube), square, constant(d, 2 * kGeluSlope));
+    slope = hn::Mul(s, hn::MulAdd(hn::Mul(x, rise), hn::Mul(e, s), one));
+    return hn::Mul(x, s);
+  }
+};
+template <class Of>
+struct Gelu {
   template <class D, class V = hn::Vec<D>>
   static HWY_INLINE V of(D d, V x) {
-    return hn::Div(x, hn::Add(constant(d, 1.0), exponential(d, x, hn::Mul(x, x))));
-  }
-  template <class D, class V = hn::Vec<D>>
-  static HWY_INLINE V exponential(D d, V x, V square) {
-    constexpr double kSlope = -2 * kGeluSlope * kExpScale<D>;
-    const V inner = hn::MulAdd(constant(d, kSlope * kGeluCube), square, constant(d, kSlope));
-    return exp_scaled(d, hn::Mul(x, inner));
+    V slope;
+    return Of::of(d, x, slope);
   }
 };
-struct GeluTanhGrad {
+template <class Of>
+struct GeluGrad {
   template <class D, class V = hn::Vec<D>>
   static HWY_INLINE V of(D d, V x, V dy) {
-    const V one = constant(d, 1.0), square = hn::Mul(x, x);
-    const V e = GeluTanh::exponential(d, x, square);
-    const V s = hn::Div(one, hn::Add(one, e));
-    const V slope =
-        hn::MulAdd(constant(d, 6 * kGeluSlope * kGeluCube), square, constant(d, 2 * kGeluSlope));
-    return hn::Mul(hn::Mul(dy, s), hn::MulAdd(hn::Mul(x, slope), hn::Mul(e, s), one));
+    V slope;
+    Of::of(d, x, slope);
+    return hn::Mul(dy, slope);
   }
 };
+template <class Of, class T>
+void gelu_and_slope(const std::byte* from, std::byte* to, std::byte* slopes, int64_t n) {
+  const hn::ScalableTag<T> d;
+  each_vector(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
+    hn::Vec<decltype(d)> slope;
+    const auto x = load_first(d, reinterpret_cast<const T*>(from) + i, count, T{1});
+    const auto y = Of::of(d, x, slope);
+    store_first(d, y, reinterpret_cast<T*>(to) + i, count);
+    store_first(d, slope, reinterpret_cast<T*>(slopes) + i, count);
+  });
+}
+SlopeFn FindSlope(std::string_view option, DType type) {
+  if (type == DType::kF64)
+    return option == "tanh" ? gelu_and_slope<TanhGelu, double> : gelu_and_slope<ExactGelu, double>;
+  return option == "tanh" ? gelu_and_slope<TanhGelu, float> : gelu_and_slope<ExactGelu, float>;
+}
 
 struct Silu {
   template <class D, class V = hn::Vec<D>>
@@ -369,10 +387,10 @@ BlockFn Find(std::string_view op, std::string_view option, bool f64) {
       PIPER_ROW2(Pow),
       {"Where", "", where<uint32_t>, where<uint64_t>},
       {"Mod", "fmod", binary<Fmod, float>, binary<Fmod, double>},
-      {"Gelu", "none", unary<Gelu, float>, unary<Gelu, double>},
-      {"Gelu", "tanh", unary<GeluTanh, float>, unary<GeluTanh, double>},
-      {"GeluGrad", "none", binary<GeluGrad, float>, binary<GeluGrad, double>},
-      {"GeluGrad", "tanh", binary<GeluTanhGrad, float>, binary<GeluTanhGrad, double>},
+      {"Gelu", "none", unary<Gelu<ExactGelu>, float>, unary<Gelu<ExactGelu>, double>},
+      {"Gelu", "tanh", unary<Gelu<TanhGelu>, float>, unary<Gelu<TanhGelu>, double>},
+      {"GeluGrad", "none", binary<GeluGrad<ExactGelu>, float>, binary<GeluGrad<ExactGelu>, double>},
+      {"GeluGrad", "tanh", binary<GeluGrad<TanhGelu>, float>, binary<GeluGrad<TanhGelu>, double>},
   };
   for (const Entry& entry : kEntries) {
     if (entry.op == op && entry.option == option) return f64 ? entry.f64 : entry.f32;
@@ -388,10 +406,15 @@ namespace piper::cpu {
 
 HWY_EXPORT(Find);
 HWY_EXPORT(FindCast);
+HWY_EXPORT(FindSlope);
 
 BlockFn find_simd_block(std::string_view op, std::string_view option, DType type) {
   if (type != DType::kF32 && type != DType::kF64) return nullptr;
   return HWY_DYNAMIC_DISPATCH(Find)(op, option, type == DType::kF64);
+}
+
+SlopeFn find_gelu_and_slope(std::string_view option, DType type) {
+  return HWY_DYNAMIC_DISPATCH(FindSlope)(option, type);
 }
 
 BlockFn find_simd_cast(DType from, DType to) { return HWY_DYNAMIC_DISPATCH(FindCast)(from, to); }
