@@ -24,6 +24,7 @@ class RoleCheck {
   void run() {
     check_arena();
     check_workspaces();
+    check_slots();
     check_writes();
     check_versions();
     for (const Program& program : role_.programs) check_locals(program);
@@ -57,6 +58,23 @@ class RoleCheck {
         findings_.add("memory",
                       "{} states {} bytes of workspace for stream '{}', its programs need {}", who_,
                       role_.workspace_bytes[s], quote_control(role_.streams[s].name), workspace[s]);
+  }
+
+  // What executors may take beside the arena, as formats/plan.md has it: transports for the sums of
+  // a group, kernels for themselves.
+  void check_slots() {
+    constexpr int64_t kSlots = int64_t{2} << 20, kScratch = int64_t{4} << 20;
+    const auto joins = [&](const Group& group) {
+      return std::any_of(group.axes.begin(), group.axes.end(),
+                         [&](int32_t axis) { return role_.mesh[axis].second > 1; });
+    };
+    const int64_t slots = std::any_of(role_.groups.begin(), role_.groups.end(), joins) ? kSlots : 0;
+    if (role_.transport_bytes != slots)
+      findings_.add("memory", "{} states {} bytes for the transport, which takes {}", who_,
+                    role_.transport_bytes, slots);
+    if (role_.scratch_bytes != kScratch)
+      findings_.add("memory", "{} states {} bytes for its kernels, which may take {}", who_,
+                    role_.scratch_bytes, kScratch);
   }
 
   void check_versions() {

@@ -10,6 +10,9 @@
 namespace piper::mutation {
 namespace {
 
+// What transports and kernels take for themselves, whatever a plan states.
+constexpr int64_t kSlotBytes = int64_t{2} << 20, kScratchBytes = int64_t{4} << 20;
+
 struct Fault {  // thrown within this file: the run ends here
   std::string text;
 };
@@ -314,6 +317,7 @@ class Interpreter {
     const Program& program = rank.role->programs[static_cast<size_t>(one.program)];
     if (one.args.size() != static_cast<size_t>(program.num_args)) fault("{} args", one.args.size());
     if (static_cast<size_t>(one.stream) >= rank.workspaces.size()) fault("no workspace");
+    if (rank.role->scratch_bytes < kScratchBytes) fault("no room for kernels");
     Memory& workspace = rank.workspaces[static_cast<size_t>(one.stream)];
     workspace.cells = poison(static_cast<int64_t>(workspace.cells.size()));
     for (const ProgramOp& op : program.ops) {
@@ -436,6 +440,9 @@ class Interpreter {
   }
   void collect(const std::vector<Choice>& all) {
     const Instruction& first = instruction(all[0]);
+    for (const Choice& each : all)
+      if (all.size() > 1 && ranks_[each.rank].role->transport_bytes < kSlotBytes)
+        fault("no room to add '{}'", first.label);
     for (const Choice& each : all) {
       const Instruction& one = instruction(each);
       if (one.kind != first.kind || one.args.size() != first.args.size() || one.root != first.root)

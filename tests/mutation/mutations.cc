@@ -261,6 +261,13 @@ Done shrink_memory(PlanSet& set, Random& random) {
     role.host_bytes -= 64;
     return "the host's arena";
   }
+  if (random() % 3 == 0) {
+    int64_t& bytes = random() % 2 ? role.transport_bytes : role.scratch_bytes;
+    if (bytes > 0) {
+      bytes -= 64;
+      return "beside the arena";
+    }
+  }
   role.arena_bytes -= 64;
   return "the arena";
 }

@@ -7,7 +7,7 @@
 
 namespace piper {
 
-inline constexpr const char* kStage0 = R"(plan batch=4 arena=512 workspace=[64,0]
+inline constexpr const char* kStage0 = R"(plan batch=4 arena=512 workspace=[64,0] transport=2097152 scratch=4194304
 axis "pp" 2
 axis "dp" 2
 stream 0 "compute"
@@ -63,7 +63,7 @@ body
     sum_read
 )";
 
-inline constexpr const char* kStage1 = R"(plan batch=4 arena=384 workspace=[64,0]
+inline constexpr const char* kStage1 = R"(plan batch=4 arena=384 workspace=[64,0] transport=2097152 scratch=4194304
 axis "pp" 2
 axis "dp" 2
 stream 0 "compute"

@@ -156,6 +156,49 @@ TEST(VerifySums, SumsOfPartsAreSums) {
                                 silent, u + "nothing is in it"}));
 }
 
+// A gradient is rounded to travel, and is the gradient still.
+TEST(VerifySums, RoundedSumsAreSums) {
+  const auto with = [](const char* round, const char* widen, const char* from,
+                       const char* workspace = "") {
+    const std::string stage0 = edited(
+        kStage0,
+        {{"arena=512", "arena=576"},
+         {"buffer 7 \"g\" f32[1,2] step at=448\n",
+          "buffer 7 \"g\" f32[1,2] step at=448\nbuffer 8 \"g16\" bf16[1,2] step at=512\n"},
+         {"body\n", fmt::format("program 4 label=\"round\" args=2\n"
+                                "  value 0 f32[1,2] read\n  value 1 bf16[1,2] written\n  op {}\n"
+                                "program 5 label=\"widen\" args=2{}\n"
+                                "  value 0 bf16[1,2] read\n  value 1 f32[1,2]{}body\n",
+                                round, workspace, widen)},
+         {"  10 all_reduce label=\"all_reduce w0.grad\" stream=1 args=[7] waits=[9] group=0\n"
+          "  11 compute label=\"U\" program=3 args=[7,0] waits=[10]\n",
+          fmt::format("  10 compute label=\"round\" program=4 args=[7,8]\n"
+                      "    combine arg=1 from=[0]\n"
+                      "  11 all_reduce label=\"all_reduce w0.grad\" stream=1 args=[8] waits=[10] "
+                      "group=0\n"
+                      "  12 compute label=\"widen\" program=5 args=[8,7] waits=[11]\n"
+                      "    combine arg=1 from={}\n"
+                      "  13 compute label=\"U\" program=3 args=[7,0]\n",
+                      from)}});
+    return findings_of(set_of({stage0, kStage1}, 2));
+  };
+  const char* cast = "Cast in=[0] out=[1] {to=\"bf16\"}";
+  const char* back = " written\n  op Cast in=[0] out=[1] {to=\"f32\"}\n";
+  EXPECT_EQ(with(cast, back, "[0]"), std::vector<std::string>());
+  EXPECT_EQ(with("Neg in=[0] out=[1]", back, "[0]"),
+            std::vector<std::string>{"sum: 'round' on rank 0 (and 1 like it) says that 'g16' "
+                                     "becomes a sum, but its program computes something else"});
+  // What travelled is added to what was not rounded.
+  EXPECT_EQ(
+      with(cast,
+           " read written\n  value 2 f32[1,2] at=0\n"
+           "  op Cast in=[0] out=[2] {to=\"f32\"}\n  op Add in=[1,2] out=[1]\n",
+           "[0,1]", " workspace=64")
+          .at(0),
+      "sum: 'U' on rank 0 (and 1 like it) reads the sum 'w0.grad' from 'g': it was not summed "
+      "over the replicas along 'dp'");
+}
+
 TEST(VerifySums, ParametersAreUpdatedOnce) {
   expect({
       {{{"  11 compute label=\"U\" program=3 args=[7,0] waits=[10]\n    sum_read\n", ""}},
@@ -250,7 +293,7 @@ TEST_F(PiperVerify, SaysWhatItProved) {
           "  deadlock    no rank waits for itself\n"
           "  order       all is written before it is read, and streams wait for what they "
           "use\n"
-          "  memory      no two buffers share bytes while they are needed; at most 576 B a "
+          "  memory      no two buffers share bytes while they are needed; at most 6.0 MiB a "
           "rank\n"
           "  microbatch  all microbatches run the same computation\n"
           "  sum         2 finished sums hold each use and sample once; 2 kept parameters are "

@@ -76,7 +76,8 @@ TEST(Verify, Deadlocks) {
 // Rank 0 waits for both others, and rank 1 for rank 2, too; but ranks 0 and 2 alone make a circle.
 TEST(Verify, TheShortestCircleIsShown) {
   const auto role = [](const std::string& body) {
-    return "plan batch=0 arena=72 workspace=[0]\naxis \"pp\" 3\nstream 0 \"compute\"\n"
+    return "plan batch=0 arena=72 workspace=[0] transport=2097152 scratch=4194304\naxis \"pp\" "
+           "3\nstream 0 \"compute\"\n"
            "group 0 \"pp\" axes=[0]\nbuffer 0 \"x\" f32[2] step at=0\n"
            "buffer 1 \"y\" f32[2] step at=64\nbody\n" +
            body;
@@ -191,6 +192,13 @@ TEST(Verify, Memory) {
        {},
        {"memory: rank 0 (and 1 like it) states 128 bytes of workspace for stream 'compute', its "
         "programs need 64"}},
+      {{{" transport=2097152", ""}},
+       {},
+       {"memory: rank 0 (and 1 like it) states 0 bytes for the transport, which takes 2097152"}},
+      {{{"scratch=4194304", "scratch=8388608"}},
+       {},
+       {"memory: rank 0 (and 1 like it) states 8388608 bytes for its kernels, which may take "
+        "4194304"}},
       // Another stream still reads what lay there.
       {{{"buffer 7 \"g\" f32[1,2] step at=448\n",
          "buffer 7 \"g\" f32[1,2] step at=448\nbuffer 8 \"z\" f32[1,2] step at=448\n"},
@@ -340,7 +348,7 @@ TEST(Verify, CollectivesOfAllGroupsHaveOneOrder) {
 std::string copy_text(int64_t rank, const std::array<int, 3>& order, const char* update = "Sub",
                       const char* start = "") {
   const int64_t a = (rank + 1) % 3, b = (rank + 2) % 3;
-  std::string text = fmt::format(R"(plan batch=3 arena=448 workspace=[0]
+  std::string text = fmt::format(R"(plan batch=3 arena=448 workspace=[0] scratch=4194304
 axis "pp" 3
 stream 0 "compute"
 input "x" f32[3,2]
