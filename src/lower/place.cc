@@ -15,10 +15,12 @@ void sort_unique(std::vector<int32_t>& waits) {
 
 // Both sides of an overlap are alive at once: what begins or ends inside lives all through it.
 void stretch(std::vector<Block>& blocks, const std::vector<Overlap>& overlaps) {
-  const auto find = [&](int64_t at) {
-    const auto next = std::upper_bound(overlaps.begin(), overlaps.end(), at,
-                                       [](int64_t i, const Overlap& o) { return i < o.end; });
-    return next != overlaps.end() && at >= next->first ? &*next : nullptr;
+  if (overlaps.empty()) return;
+  std::vector<const Overlap*> at(static_cast<size_t>(overlaps.back().end));  // by position
+  for (const Overlap& o : overlaps) std::fill(at.begin() + o.first, at.begin() + o.end, &o);
+  const auto find = [&](int64_t position) {
+    const bool known = position >= 0 && position < static_cast<int64_t>(at.size());
+    return known ? at[static_cast<size_t>(position)] : nullptr;
   };
   for (Block& block : blocks) {
     if (const Overlap* overlap = find(block.first)) block.first = overlap->first;
@@ -44,11 +46,11 @@ class MemoryWaits {
 
   void run() {
     if (is_on_one_stream(role_)) return;
+    for (size_t b = 0; b < owns_.size(); ++b) owns_[b] = role_.buffers[b].kind != BufferKind::kStep;
     for (size_t i = 0; i < role_.body.size(); ++i) {
       Instruction& one = role_.body[i];
       for (int32_t arg : one.args) {
-        if (role_.buffers[at(arg)].kind == BufferKind::kStep && !owns_[at(arg)])
-          take(arg, one.stream, one.waits);
+        if (!owns_[at(arg)]) take(arg, one.stream, one.waits);
         note(arg, one.stream, static_cast<int32_t>(i));
         if (one.kind != InstructionKind::kSend) continue;
         const int64_t known = held_until_[i] + 1;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <map>
 
+#include "piper/parallel.h"
+
 namespace piper {
 namespace {
 
@@ -11,6 +13,10 @@ namespace {
 class Rows {
  public:
   explicit Rows(size_t cells) : since_{0}, complete_(cells, -1), cells_(cells) {}
+  void reserve(size_t rows) {
+    since_.reserve(rows);
+    complete_.reserve(rows * cells_);
+  }
   size_t size() const { return since_.size(); }
   int64_t since(size_t row) const { return since_[row]; }
   int32_t* complete(size_t row) { return complete_.data() + row * cells_; }
@@ -30,12 +36,31 @@ class Rows {
 };
 
 bool on_streams_of_their_own(const std::vector<RoleProgram>& roles) {
-  for (const RoleProgram& role : roles)
-    for (const Instruction& one : role.body)
-      if (one.stream != 0 &&
-          (one.kind == InstructionKind::kSend || one.kind == InstructionKind::kRecv))
-        return true;
-  return false;
+  std::vector<uint8_t> apart(roles.size());
+  in_parallel(roles.size(), [&](size_t c) {
+    apart[c] = std::any_of(roles[c].body.begin(), roles[c].body.end(), [](const Instruction& one) {
+      return one.stream != 0 &&
+             (one.kind == InstructionKind::kSend || one.kind == InstructionKind::kRecv);
+    });
+  });
+  return std::find(apart.begin(), apart.end(), true) != apart.end();
+}
+
+// By cell and instruction: whether it joins all cells.
+std::vector<std::vector<uint8_t>> find_joins(const std::vector<RoleProgram>& roles) {
+  std::vector<std::vector<uint8_t>> joins(roles.size());
+  in_parallel(roles.size(), [&](size_t c) {
+    std::map<int32_t, bool> of_group;
+    for (const Instruction& one : roles[c].body) {
+      const bool reduces = one.kind == InstructionKind::kAllReduce;
+      joins[c].push_back(reduces);
+      if (!reduces) continue;
+      const auto [known, is_new] = of_group.try_emplace(one.group, false);
+      if (is_new) known->second = crosses_cells(roles[c], one, roles);
+      joins[c].back() = known->second;
+    }
+  });
+  return joins;
 }
 
 }  // namespace
@@ -66,19 +91,16 @@ std::vector<std::vector<int64_t>> send_lifetimes(const std::vector<RoleProgram>&
   // A cell's knowledge changes when it receives, or joins the others.
   std::vector<Rows> rows(cells, Rows(cells));
   std::vector<size_t> next(cells);
+  std::vector<size_t> receives(cells);
+  for (const Transfer& t : transfers) ++receives[static_cast<size_t>(t.to_cell)];
   for (size_t c = 0; c < cells; ++c) {
+    rows[c].reserve(receives[c] + 4);  // and the first, and joins
     received[c].resize(roles[c].body.size());
     known[c].resize(roles[c].body.size());
   }
   for (const Transfer& t : transfers)
     received[static_cast<size_t>(t.to_cell)][static_cast<size_t>(t.recv_position)] = &t;
-  std::vector<std::map<int32_t, bool>> joins(cells);
-  const auto is_join = [&](size_t c, const Instruction& instruction) {
-    if (instruction.kind != InstructionKind::kAllReduce) return false;
-    auto [it, is_new] = joins[c].try_emplace(instruction.group, false);
-    if (is_new) it->second = crosses_cells(roles[c], instruction, roles);
-    return it->second;
-  };
+  const std::vector<std::vector<uint8_t>> joins = find_joins(roles);
   // Whether the next instruction of `c` could run; notes what is known from then on.
   const auto receive = [&](size_t c, const Transfer& t) {
     const auto from = static_cast<size_t>(t.from_cell);
@@ -94,7 +116,7 @@ std::vector<std::vector<int64_t>> send_lifetimes(const std::vector<RoleProgram>&
   const auto join = [&] {
     std::vector<int32_t> all(cells);
     for (size_t k = 0; k < cells; ++k) {
-      if (next[k] == roles[k].body.size() || !is_join(k, roles[k].body[next[k]])) return false;
+      if (next[k] == roles[k].body.size() || !joins[k][next[k]]) return false;
       all[k] = static_cast<int32_t>(next[k]) - 1;
     }
     for (size_t k = 0; k < cells; ++k) {
@@ -107,7 +129,7 @@ std::vector<std::vector<int64_t>> send_lifetimes(const std::vector<RoleProgram>&
     progress = false;
     for (size_t c = 0; c < cells; ++c)
       for (; next[c] < roles[c].body.size(); progress = true) {
-        if (is_join(c, roles[c].body[next[c]])) {
+        if (joins[c][next[c]]) {
           if (!join()) break;
           continue;
         }

@@ -49,10 +49,12 @@ std::vector<std::vector<TaskId>> Lines::find_lines(const ListPolicy& policy) {
     }
     tasks[static_cast<size_t>(line)].push_back(TaskId(t));
   }
+  const auto earlier = [&](TaskId a, TaskId b) {
+    return dag_.tasks[a.index()].micro < dag_.tasks[b.index()].micro;
+  };
   for (auto& line : tasks)
-    std::sort(line.begin(), line.end(), [&](TaskId a, TaskId b) {
-      return dag_.tasks[a.index()].micro < dag_.tasks[b.index()].micro;
-    });
+    if (!std::is_sorted(line.begin(), line.end(), earlier))
+      std::sort(line.begin(), line.end(), earlier);
   return tasks;
 }
 
@@ -71,6 +73,10 @@ void Lines::find_needs(const ListPolicy& policy) {
       const auto [at, delay] = open.back();
       open.pop_back();
       for (TaskId d : deps[at.index()]) {
+        if (const int32_t p = place_of[d.index()]; p >= 0) {
+          found.push_back({p, delay});
+          continue;
+        }
         const Task& task = dag_.tasks[d.index()];
         int64_t later = delay;
         if (task.kind == TaskKind::kRecv) {
@@ -78,10 +84,7 @@ void Lines::find_needs(const ListPolicy& policy) {
           later += static_cast<int64_t>(policy.time_per_byte *
                                         static_cast<double>(dag_.graph.value(value).type.bytes()));
         }
-        if (const int32_t p = place_of[d.index()]; p >= 0)
-          found.push_back({p, later});
-        else
-          open.emplace_back(d, later);
+        open.emplace_back(d, later);
       }
     }
     needs.add(found);
