@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include "piper/memory.h"
 
@@ -42,11 +43,18 @@ class MemoryWaits {
         held_until_(held_until),
         streams_(role.streams.size()),
         last_(role.buffers.size() * streams_, -1),
+        bytes_(role.buffers.size()),
         owns_(role.buffers.size()) {}
 
   void run() {
     if (is_on_one_stream(role_)) return;
-    for (size_t b = 0; b < owns_.size(); ++b) owns_[b] = role_.buffers[b].kind != BufferKind::kStep;
+    for (size_t b = 0; b < owns_.size(); ++b) {
+      const Buffer& buffer = role_.buffers[b];
+      owns_[b] = buffer.kind != BufferKind::kStep;
+      // The host's memory is taken to lie behind the device's.
+      const int64_t begin = buffer.offset + (buffer.host ? kHost : 0);
+      bytes_[b] = {begin, begin + align_up(buffer.type.bytes())};
+    }
     for (size_t i = 0; i < role_.body.size(); ++i) {
       Instruction& one = role_.body[i];
       for (int32_t arg : one.args) {
@@ -73,30 +81,32 @@ class MemoryWaits {
     last_on(buffer, stream) = std::max(last_on(buffer, stream), access);
   }
   void take(int32_t buffer, int32_t stream, std::vector<int32_t>& waits) {
-    // The host's memory is taken to lie behind the device's.
-    const int64_t begin =
-        role_.buffers[at(buffer)].offset + (role_.buffers[at(buffer)].host ? kHost : 0);
-    const int64_t end = begin + align_up(role_.buffers[at(buffer)].type.bytes());
+    const auto [begin, end] = bytes_[at(buffer)];
+    owns_[at(buffer)] = true;
+    const auto leave = [&, stream](int32_t old) {
+      owns_[at(old)] = false;
+      for (int32_t on = 0; on < static_cast<int32_t>(streams_); ++on)
+        if (on != stream && last_on(old, on) >= 0) waits.push_back(last_on(old, on));
+    };
     auto it = owner_.lower_bound(begin);
+    if (it != owner_.end() && it->first == begin && it->second.first == end)  // most are like that
+      return leave(std::exchange(it->second.second, buffer));
     if (it != owner_.begin() && std::prev(it)->second.first > begin) --it;
     while (it != owner_.end() && it->first < end) {
       const auto [first, range] = *it;
-      owns_[at(range.second)] = false;
-      for (int32_t on = 0; on < static_cast<int32_t>(streams_); ++on)
-        if (on != stream && last_on(range.second, on) >= 0)
-          waits.push_back(last_on(range.second, on));
+      leave(range.second);
       it = owner_.erase(it);
-      if (first < begin) owner_[first] = {begin, range.second};
-      if (range.first > end) it = owner_.insert_or_assign(end, range).first;
+      if (first < begin) owner_.emplace_hint(it, first, std::pair(begin, range.second));
+      if (range.first > end) it = owner_.emplace_hint(it, end, range);
     }
-    if (begin < end) owner_[begin] = {end, buffer};
-    owns_[at(buffer)] = true;
+    if (begin < end) owner_.emplace_hint(it, begin, std::pair(end, buffer));
   }
 
   RoleProgram& role_;
   const std::vector<int64_t>& held_until_;
   const size_t streams_;
   std::vector<int32_t> last_;                             // by buffer and stream: last access
+  std::vector<std::pair<int64_t, int64_t>> bytes_;        // by buffer: begin, end
   std::vector<bool> owns_;                                // by buffer: nothing else is in its bytes
   std::map<int64_t, std::pair<int64_t, int32_t>> owner_;  // by first byte: end, buffer
 };

@@ -263,10 +263,10 @@ class CellCheck {
 
 }  // namespace
 
-void check_memory(const Model& model, const Section& section, const Clocks& clocks, int32_t first,
-                  int32_t end, Findings& findings) {
+void check_memory(const Model& model, const Section& section, const Clocks& clocks,
+                  Findings& findings) {
   const bool body = section.parts[0].ends_step;
-  for (int32_t c = first; c < end; ++c)
+  for (int32_t c = 0; c < static_cast<int32_t>(model.cells.size()); ++c)
     if (body || !section.steps[c].empty()) CellCheck(model, section, clocks, c, findings).run();
 }
 

@@ -233,9 +233,9 @@ Clocks make_clocks(const Section& section);
 // transfer: the order of a channel
 void check_channels(const Model& model, const Section& section, const Clocks& clocks,
                     Findings& findings);
-// order and memory, of cells [first, end)
-void check_memory(const Model& model, const Section& section, const Clocks& clocks, int32_t first,
-                  int32_t end, Findings& findings);
+// order and memory
+void check_memory(const Model& model, const Section& section, const Clocks& clocks,
+                  Findings& findings);
 // order, over the body: state
 void check_state(const Model& model, const Section& section, const Clocks& clocks,
                  Findings& findings);
