@@ -134,9 +134,10 @@ struct Part {
   TensorType whole;
 };
 
-// Two versions of a trained parameter: what microbatches read is the one before the last update.
+// Two versions of a trained parameter, or of the step's number where random ops read it: what
+// microbatches read is the one before the last update.
 struct Version {
-  ValueId newest;    // the parameter
+  ValueId newest;    // the parameter; the number of the next step
   ValueId previous;  // takes the newest's value just before that is updated
 };
 
@@ -180,7 +181,7 @@ struct Dag {
   std::vector<SumLevel> levels;  // of all replicas
   Sharding sharding;
   std::vector<Part> parts;        // states that are cut, by value
-  std::vector<Version> versions;  // in canonical parameter order; empty: one version of each
+  std::vector<Version> versions;  // in canonical parameter order, the number last; empty: one version of each
   std::vector<Offload> offloads;
   std::vector<std::vector<int32_t>>
       cells;  // coordinates by mesh axis; -1 on axes that are not placed

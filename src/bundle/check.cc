@@ -84,18 +84,20 @@ Status check_part(const RoleProgram& role, const Buffer& buffer, size_t b) {
   return ok_status();
 }
 
-// The previous version of a parameter that is kept whole.
+// The previous version of a parameter that is kept whole, or of the step's number.
 Status check_version(const RoleProgram& role, const Buffer& buffer, size_t b) {
   if (buffer.previous_of == -1) return ok_status();
   const auto fits = [&] {
     if (buffer.kind != BufferKind::kState || !in_range(buffer.previous_of, role.buffers.size()))
       return false;
     const Buffer& newest = role.buffers[buffer.previous_of];
-    return newest.kind == BufferKind::kState && !newest.param.empty() && buffer.param.empty() &&
-           newest.part_of < 0 && buffer.part_of < 0 && newest.type == buffer.type;
+    const bool number = newest.type == TensorType{DType::kI64, {}};
+    return newest.kind == BufferKind::kState && newest.param.empty() == number &&
+           buffer.param.empty() && newest.part_of < 0 && buffer.part_of < 0 &&
+           newest.type == buffer.type;
   };
   if (fits()) return ok_status();
-  return bad("buffer {} '{}' is the previous version of no parameter", b,
+  return bad("buffer {} '{}' is the previous version of no parameter or step", b,
              quote_control(buffer.name));
 }
 
@@ -399,7 +401,8 @@ Status check_role(const RoleProgram& role) {
     const TensorType& type = role.buffers[report.buffer].type;
     const bool number = info(type.dtype).is_float || type.dtype == DType::kBool;
     if (num_elements(type.shape) != 1 || !number)
-      return bad("report '{}' is {}, not one float or bool", quote_control(report.name), to_string(type));
+      return bad("report '{}' is {}, not one float or bool", quote_control(report.name),
+                 to_string(type));
   }
   return ok_status();
 }

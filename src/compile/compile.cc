@@ -86,13 +86,17 @@ void explain_collectives(const Lowered& lowered, const Strategy& strategy, Expla
 
 void explain_versions(const Dag& dag, const Strategy& strategy, Explanations& explain) {
   if (dag.versions.empty()) return;
-  int64_t bytes = 0;
-  for (const Version& version : dag.versions) bytes += dag.graph.value(version.newest).type.bytes();
+  int64_t count = 0, bytes = 0;
+  for (const Version& version : dag.versions)
+    if (dag.graph.value(version.newest).type.dtype != DType::kI64) {  // no number of the step
+      ++count;
+      bytes += dag.graph.value(version.newest).type.bytes();
+    }
   explain.push_back({strategy.weight_versions_at,
                      "weight_versions",
                      {fmt::format("{} parameters are kept twice, {} more; gradients are taken at "
                                   "the weights before the last update",
-                                  dag.versions.size(), human_bytes(bytes))}});
+                                  count, human_bytes(bytes))}});
 }
 
 // The plan that the strategy asks for, or one of the two oracles: one device that plays all

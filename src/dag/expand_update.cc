@@ -158,7 +158,7 @@ void Expander::share_scalars() {
     dag_.chunks.push_back(scalar_chunk(dag_, scalars, here, squares, cell));
     own.push_back(add_update_task(ChunkId(dag_.chunks.size() - 1)));
   }
-  gathers_scalars_ = !dag_.versions.empty() && own.size() > 1 && !norm_is_used();
+  gathers_scalars_ = !dag_.versions.empty() && own.size() > 1 && !update_reads(scalars.shared);
   if (gathers_scalars_) return gather_scalars(scalars, own);
   for (int32_t cell = 0; cell < static_cast<int32_t>(dag_.cells.size()); ++cell) {
     const ItemId mine = own[static_cast<size_t>(cell)];
@@ -178,12 +178,22 @@ void Expander::share_scalars() {
   }
 }
 
-bool Expander::norm_is_used() const {
-  const ValueId norm = dag_.graph.grad_norm;
-  if (!norm.valid()) return false;
-  return std::any_of(dag_.graph.nodes.begin(), dag_.graph.nodes.end(), [&](const Node& node) {
-    return std::find(node.inputs.begin(), node.inputs.end(), norm) != node.inputs.end();
-  });
+bool Expander::update_reads(ValueId value) const {
+  const Graph& graph = dag_.graph;
+  std::vector<bool> seen(graph.values.size());
+  std::vector<ValueId> open;
+  for (const StateUpdate& update : graph.updates) open.push_back(update.next);
+  while (!open.empty()) {
+    const ValueId read = open.back();
+    open.pop_back();
+    if (read == value) return true;
+    const NodeId producer = graph.value(read).producer;
+    if (!producer.valid() || seen[read.index()] || graph.node(producer).pass != Pass::kU) continue;
+    seen[read.index()] = true;
+    for (ValueId input : graph.node(producer).inputs)
+      if (input.valid()) open.push_back(input);
+  }
+  return false;
 }
 
 void Expander::gather_scalars(const ScalarVector& scalars, const std::vector<ItemId>& own) {

@@ -228,7 +228,7 @@ class Expander {
   // Where steps may overlap, cells that are ahead do not wait for the others: if only reports need
   // the vector, the first cell alone gets it, and reports.
   void gather_scalars(const ScalarVector& scalars, const std::vector<ItemId>& own);
-  bool norm_is_used() const;  // by the update
+  bool update_reads(ValueId value) const;  // directly or not
   Reports reports_of(const Reports& all, int32_t cell) const;
 
   // The cell that contributes a sum's scalar: the home of its finished value.

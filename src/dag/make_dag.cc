@@ -2,6 +2,7 @@
 #include <map>
 
 #include "piper/dag.h"
+#include "piper/ops.h"
 
 namespace piper {
 namespace {
@@ -225,6 +226,7 @@ void keep_previous_weights(Dag& dag) {
     value.name = param.name + ".previous";
     value.type = graph.value(param.value).type;
     value.kind = ValueKind::kState;
+    value.fill = graph.value(param.value).fill;
     value.layout = graph.value(param.value).layout;
     previous[param.value.index()] = graph.add_value(std::move(value));
     dag.versions.push_back({param.value, previous[param.value.index()]});
@@ -233,6 +235,50 @@ void keep_previous_weights(Dag& dag) {
     for (ValueId& input : node.inputs)
       if (node.pass != Pass::kU && input.valid() && previous[input.index()].valid())
         input = previous[input.index()];
+}
+
+ValueId add_number(Graph& graph, const char* name, double first) {
+  Value value;
+  value.name = name;
+  value.type = {DType::kI64, {}};
+  value.kind = ValueKind::kState;
+  value.fill = first;
+  return graph.add_value(std::move(value));
+}
+// `from`'s place among the updates and where they read it goes to `to`.
+void update_instead(Graph& graph, ValueId from, ValueId to) {
+  for (StateUpdate& update : graph.updates)
+    if (update.state == from) {
+      update.state = to;
+      graph.value(update.next).name = graph.value(to).name + ".next";
+    }
+  for (Node& node : graph.nodes)
+    if (node.pass == Pass::kU) std::replace(node.inputs.begin(), node.inputs.end(), from, to);
+}
+
+// What is drawn depends on the number of the step. So that a step may begin while the one before is
+// under way, the number is kept in two versions, too: the newest is that of the next step. What
+// counts updates counts for itself.
+void keep_next_step(Dag& dag) {
+  Graph& graph = dag.graph;
+  const auto reads = [&](const Node& node) {
+    return std::find(node.inputs.begin(), node.inputs.end(), graph.step) != node.inputs.end();
+  };
+  bool drawn = false, counted = false;
+  for (const Node& node : graph.nodes)
+    if (reads(node)) (node.pass == Pass::kU ? counted : drawn) |= node.op != "NextStep";
+  if (!drawn) return;
+  const ValueId next = add_number(graph, "next_step", 1);
+  if (!counted) {
+    update_instead(graph, graph.step, next);
+  } else {
+    update_instead(graph, graph.step, add_number(graph, "updates", 0));
+    Builder build(graph);
+    build.pass = Pass::kU;
+    graph.updates.push_back({next, build.op1("NextStep", {next})});
+    graph.value(graph.updates.back().next).name = "next_step.next";
+  }
+  dag.versions.push_back({next, graph.step});
 }
 
 void find_reads_and_writes(Dag& dag) {
@@ -280,7 +326,10 @@ Result<Dag> make_dag(Graph graph, const DagSpec& spec) {
   dag.split_backward = spec.split_backward;
   dag.group_of = spec.group_of;
 
-  if (spec.weight_versions == 2) keep_previous_weights(dag);
+  if (spec.weight_versions == 2) {
+    keep_previous_weights(dag);
+    keep_next_step(dag);
+  }
   group_nodes(dag);
   PIPER_TRY(order_chunks(dag));
   find_reads_and_writes(dag);

@@ -156,7 +156,7 @@ class CellLowerer {
                                                       : state;
     const Value& initial = dag_.graph.value(whole);
     buffer.kind = BufferKind::kState;
-    buffer.fill = initial.fill;
+    buffer.fill = newest.valid() ? dag_.graph.value(state).fill : initial.fill;
     if (initial.data.size > 0) buffer.init = initial.name;
     if (part) {
       buffer.part_of = group_of({dag_.levels[0].axis});

@@ -38,7 +38,7 @@ struct Places {
   std::vector<const Part*> part;               // by value: the part that it is
   std::vector<const Part*>
       part_of;  // by value: the part that a parameter lives in, if in parts alone
-  std::vector<ValueId> newest_of;  // by value that is the previous version of a parameter
+  std::vector<ValueId> newest_of;  // by value that is a previous version
   std::map<std::pair<ValueId, int32_t>, ItemId> item_of_part;  // by cell
 };
 

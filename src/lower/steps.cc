@@ -44,6 +44,9 @@ using Positions = std::array<std::vector<int32_t>, 3>;
 
 Result<Positions> split(RoleProgram& role, const StepOrder& order, int32_t channels) {
   const std::vector<int32_t> newest = newest_versions(role);
+  std::vector<bool> has_versions(role.buffers.size());
+  for (size_t b = 0; b < newest.size(); ++b)
+    if (role.buffers[b].previous_of >= 0) has_versions[at(newest[b])] = true;
   const std::vector<bool> written = written_states(role);
   std::vector<Instruction> step = std::move(role.body);
   role.body.clear();
@@ -69,7 +72,7 @@ Result<Positions> split(RoleProgram& role, const StepOrder& order, int32_t chann
       one.ahead = 1;
       for (int32_t& arg : one.args) {
         arg = newest[at(arg)];
-        if (!written[at(arg)] || !role.buffers[at(arg)].param.empty()) continue;
+        if (!written[at(arg)] || has_versions[at(arg)]) continue;
         return fail("'{}' of the next step reads '{}', which the update changes: not supported",
                     one.label, role.buffers[at(arg)].name)
             .with_code(ExitCode::kRefused);

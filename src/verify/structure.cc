@@ -81,7 +81,10 @@ class RoleCheck {
     for (const Buffer& buffer : role_.buffers) {
       if (buffer.previous_of < 0) continue;
       const Buffer& newest = role_.buffers[buffer.previous_of];
-      if (buffer.init != newest.init || buffer.fill != newest.fill)
+      if (newest.param.empty() && newest.fill != buffer.fill + 1)
+        findings_.add("structure", "'{}' on {} does not start one step before '{}'",
+                      quote_control(buffer.name), who_, quote_control(newest.name));
+      if (!newest.param.empty() && (buffer.init != newest.init || buffer.fill != newest.fill))
         findings_.add("structure", "'{}' on {} starts otherwise than parameter '{}'",
                       quote_control(buffer.name), who_, quote_control(newest.param));
     }

@@ -75,8 +75,8 @@ void SumCheck::compute(Spot place, const Instruction& one) {
       result.cut = before.cut;
       result.updated_by = static_cast<int32_t>(updates_.size());
       updates_.push_back(place);
-      result.version = static_cast<int16_t>(section_.training_step(place) + 1);
     }
+    result.version = static_cast<int16_t>(section_.training_step(place) + 1);
   }
   for (int32_t arg : program.written) held(place, one.args[arg]) = std::move(results_[arg]);
 }
@@ -98,13 +98,15 @@ int32_t SumCheck::find_sources(Spot place, const Instruction& one, const Program
       flow.finished = sets_.single(flow.sum);
       continue;
     }
-    flow.from = content.from;
-    flow.finished = content.finished;
+    if (!from_earlier_step(place, one.args[a])) {
+      flow.from = content.from;
+      flow.finished = content.finished;
+    }
     if (flow.declared) {
       flow.part = content.is_part();
       continue;
     }
-    source = sets_.unite(source, content.from);
+    source = sets_.unite(source, flow.from);
     if (content.is_part())
       findings_.add("sum", "{} reads {}, which holds a part of a sum, without saying so",
                     name(place), buffer_name(place, one.args[a]));

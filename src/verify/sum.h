@@ -62,7 +62,7 @@ struct Content {
   // The parameter that it is, and who has given it its value of the next step (an id).
   int32_t param = -1;
   int32_t updated_by = -1;
-  int16_t version = 0;   // of the parameter: before this training step; the first is 0
+  int16_t version = 0;   // of a state: before this training step; the first is 0
   bool foreign = false;  // something else was added to a part
 
   bool is_part() const { return foreign || !parts.empty(); }
@@ -83,6 +83,7 @@ class SumCheck {
       : model_(model), section_(section), findings_(findings), report_(report) {
     for (const Cell& cell : model.cells) {
       held_.emplace_back(cell.role->buffers.size());
+      numbers_.emplace_back();
       for (size_t b = 0; b < cell.facts->buffers.size(); ++b) {
         const BufferFacts& facts = cell.facts->buffers[b];
         if (facts.kind != BufferKind::kState) continue;
@@ -93,6 +94,9 @@ class SumCheck {
         held_.back()[b].param = cell.facts->buffers[buffer.previous_of].param;
         held_.back()[b].version = -1;
         two_versions_ = true;
+        if (held_.back()[b].param >= 0) continue;
+        numbers_.back().resize(cell.role->buffers.size());
+        numbers_.back()[b] = numbers_.back()[buffer.previous_of] = true;
       }
     }
   }
@@ -156,6 +160,12 @@ class SumCheck {
     return target >= 0 && model_.cells[cell].facts->has_target[target];
   }
 
+  // What a state keeps of the steps before says nothing about this one.
+  bool from_earlier_step(Spot place, int32_t buffer) {
+    return facts(place).buffers[buffer].kind == BufferKind::kState &&
+           held(place, buffer).version <= section_.training_step(place);
+  }
+
   void step(Spot place, const Instruction& one);
   int32_t samples(Spot place, const SampleRange& range);
   std::string print(int32_t samples) const {
@@ -196,6 +206,9 @@ class SumCheck {
   // What is computed from samples takes whole parameters, as they were before the update.
   void check_parameters_read(Spot place, const Instruction& one, const ProgramFacts& program,
                              int32_t source);
+
+  // The number by which a step draws is its own, and not yet that of the next.
+  void check_number_read(Spot place, int32_t buffer);
 
   // A previous version becomes the newest before that is updated.
   void copy(Spot place, const Instruction& one);
@@ -241,6 +254,7 @@ class SumCheck {
   std::vector<std::vector<Content>> held_;      // by cell and buffer
   std::unordered_map<uint64_t, Content> sent_;  // by cell and send: the message under way
   bool two_versions_ = false;                   // of every trained parameter
+  std::vector<std::vector<bool>> numbers_;  // by cell and buffer: a version of the step's number
   SampleTable samples_;
   IdSets sets_;                // of samples' ids, and of sums
   std::vector<Spot> updates_;  // by id

@@ -7,7 +7,11 @@ void SumCheck::check_parameters_read(Spot place, const Instruction& one,
                                      const ProgramFacts& program, int32_t source) {
   if (source == IdSets::kEmpty && one.contributions.empty()) return;
   for (size_t a = 0; a < one.args.size(); ++a) {
-    if (flows_[a].param < 0 || !(program.access[a] & kReads)) continue;
+    if (!(program.access[a] & kReads)) continue;
+    if (flows_[a].param < 0) {
+      check_number_read(place, one.args[a]);
+      continue;
+    }
     const Content& content = held(place, one.args[a]);
     const int32_t wanted = version_read(place, content.param);
     if (content.version == section_.training_step(place) + 1)
@@ -23,12 +27,19 @@ void SumCheck::check_parameters_read(Spot place, const Instruction& one,
   }
 }
 
+void SumCheck::check_number_read(Spot place, int32_t buffer) {
+  if (numbers_[place.cell].empty() || !numbers_[place.cell][buffer]) return;
+  if (held(place, buffer).version + 1 != section_.training_step(place))
+    findings_.add("sum", "{} computes with {}, which is not the number of step {}", name(place),
+                  buffer_name(place, buffer), section_.training_step(place));
+}
+
 void SumCheck::copy(Spot place, const Instruction& one) {
   const Content& from = held(place, one.args[0]);
   const Buffer& to = role(place).buffers[one.args[1]];
   if (to.previous_of >= 0 &&
       (one.args[0] != to.previous_of || from.version != section_.training_step(place)))
-    findings_.add("sum", "{} puts {} into {}, not the parameter before its update", name(place),
+    findings_.add("sum", "{} puts {} into {}, not its version before the update", name(place),
                   buffer_name(place, one.args[0]), buffer_name(place, one.args[1]));
   held(place, one.args[1]) = Content(from);
 }
@@ -80,8 +91,7 @@ void SumCheck::check_end(int32_t c) {
         (content.version != section_.training_steps() - 1 ||
          content.param != model_.cells[c].facts->buffers[buffer.previous_of].param))
       findings_.add("sum",
-                    "'{}' on {} does not hold the parameter before its update at the end of the "
-                    "step",
+                    "'{}' on {} does not hold the version before the update at the end of the step",
                     quote_control(buffer.name), model_.who(c));
     if (param < 0) continue;
     if (content.param != param) {

@@ -1,6 +1,6 @@
 // Negative controls: what a plan inserts is needed. Taking one communication or the sum over two
-// places out, or rescaling the label count or the clip factor, must make the comparison fail that the whole plan passes. SGD
-// throughout: Adam hides constant factors.
+// places out, or rescaling the label count or the clip factor, must make the comparison fail that
+// the whole plan passes. SGD throughout: Adam hides constant factors.
 #include "equivalence/jobs.h"
 
 namespace piper {

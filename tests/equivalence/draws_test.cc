@@ -168,6 +168,35 @@ TEST_F(Draws, WithoutTheNumberOfTheSampleTheyDiffer) {
 }
 
 // A step is drawn by its number, wherever a run begins; another seed draws others.
+// Steps that overlap: what begins while the step before is under way draws by its own number.
+TEST_F(Draws, OverlappingStepsDrawByTheirOwnNumber) {
+  constexpr int64_t kSteps = 5;
+  for (const char* train : {"optimizer: {sgd: {lr: 0.02}}", "optimizer: {adamw: {lr: 1e-2}}"})
+    for (const Shape2& shape :
+         {Shape2{2, 1, 4, "pipedream-2bw"}, Shape2{4, 2, 4, "pipedream-2bw"}}) {
+      if (kSanitized && shape.pp == 4) continue;
+      Compiled compiled = compile_with(shape, train, true);
+      const Trained single = run(*compiled.single, kSteps), trained = run(compiled.set, kSteps);
+      EXPECT_TRUE(equal_bits(single, trained)) << train << " " << shape.pp;
+      // With the number of the step under way they would draw again what that one drew.
+      for (RoleProgram& role : compiled.set.roles)
+        for (Instruction& one : role.body)
+          for (int32_t& arg : one.args)
+            if (one.ahead && role.buffers[static_cast<size_t>(arg)].name == "next_step")
+              for (size_t b = 0; b < role.buffers.size(); ++b)
+                if (role.buffers[b].previous_of == arg) arg = static_cast<int32_t>(b);
+      EXPECT_FALSE(equal_bits(single, run(compiled.set, kSteps)));
+      const auto report = verify_plan_set(compiled.set);
+      ASSERT_TRUE(report);
+      const bool seen =
+          std::any_of(report->findings.begin(), report->findings.end(), [](const Finding& finding) {
+            return finding.rule == "sum" &&
+                   finding.text.find("not the number of") != std::string::npos;
+          });
+      EXPECT_TRUE(seen);
+    }
+}
+
 TEST_F(Draws, StepsAreDrawnByTheirNumber) {
   const std::string still = "optimizer: {sgd: {lr: 1e-30}}, seed: ";
   const PlanSet set = compile_with({1, 1, 2}, still + "3").set;

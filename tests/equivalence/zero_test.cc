@@ -89,7 +89,8 @@ INSTANTIATE_TEST_SUITE_P(Library, Zero,
 TEST(ZeroSchedules, EqualOneDeviceBitForBit) {
   if (!std::filesystem::exists(model_path("gpt-deep", "model.onnx")))
     GTEST_SKIP() << "no models in " << models_folder();
-  for (const char* file : {"interleaved-1f1b", "zb-h1", "zbv", "dualpipev", "dualpipe", "chimera"}) {
+  for (const char* file :
+       {"interleaved-1f1b", "zb-h1", "zbv", "dualpipev", "dualpipe", "chimera"}) {
     auto text =
         read_text_file(fmt::format("{}/strategies/{}.yaml", PIPER_SOURCE_DIR, file), 1 << 20);
     ASSERT_TRUE(text);

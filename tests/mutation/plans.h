@@ -162,6 +162,7 @@ inline std::string overlapping_strategy(Random& random, size_t microbatches) {
   if (dp > 1)
     text += fmt::format("  - replicate: {{over: dp, bucket: {}}}\n",
                         one_of<const char*>(random, {"64", "2KiB", "25MiB"}));
+  text += random_precision(random);
   if (pick(random, 3) == 0) return text + random_order(random);
   return text + "  - order:\n      each: pp\n      program: |\n" +
          one_of<const char*>(random, {"        repeat M - (P-r-1): F B\n"
