@@ -90,9 +90,11 @@ Result<Dag> apply_replicate(Dag dag, const std::vector<Replicate>& replicates, E
     for (SumLevel& level : dag.levels) {
       if (dag.mesh[static_cast<size_t>(level.axis)].name != replicate.over) continue;
       level.stream = stream_of(dag, replicate.stream);
-      if (replicate.shard_optimizer && !dag.versions.empty())
+      if (replicate.shard_parameters && !dag.versions.empty())
         return fail(replicate.shard_at,
-                    "replicate: 'shard' with two weight versions is not supported");
+                    "replicate: 'parameters' in 'shard' with weight_versions: 2 is not supported")
+            .with_note("microbatches read the version before the last update, which is kept whole")
+            .with_note("help: shard: [optimizer, gradients]");
       if (replicate.shard_optimizer) {
         apply_shard(dag, replicate);
         report.lines = explain_cut(dag, replicate, level);

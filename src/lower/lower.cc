@@ -44,7 +44,9 @@ class CellLowerer {
   CellLowerer(const Dag& dag, const ProgramPool& pool, Places& places, int32_t cell)
       : dag_(dag), pool_(pool), places_(places), cell_(cell) {}
 
-  RoleProgram run(const std::vector<TaskId>& order, const std::vector<Overlap>& overlaps) {
+  // `steps_overlap`: what it makes is taken apart by task, so no instruction moves.
+  RoleProgram run(const std::vector<TaskId>& order, const std::vector<Overlap>& overlaps,
+                  bool steps_overlap) {
     for (const DagAxis& axis : dag_.mesh) role_.mesh.emplace_back(axis.name, axis.size);
     for (const TaskStream& stream : dag_.streams)
       role_.streams.push_back({stream.name, stream.priority, stream.sms});
@@ -72,7 +74,7 @@ class CellLowerer {
                            start[static_cast<size_t>(o.end)]});
     for (const auto& [name, item] : dag_.reports[static_cast<size_t>(cell_)])
       role_.reports.push_back({name, buffer_of(item)});
-    move_communication(order);
+    if (!steps_overlap) move_communication(order);
     copy_to_host(order);
     wait_for_data(role_);
     for (const LeavingCopy& copy : offload_plan_.leaving)
@@ -497,13 +499,13 @@ Result<Lowered> lower(const Dag& dag, const Schedule& schedule, const LowerOptio
   std::vector<CellLowerer> cells;
   for (size_t c = 0; c < dag.cells.size(); ++c)
     cells.emplace_back(dag, pool, places, static_cast<int32_t>(c));
+  const bool overlap = !schedule.body.empty();
   in_parallel(cells.size(), [&](size_t c) {
-    lowered.roles[c] = cells[c].run(schedule.order[c], schedule.overlaps[c]);
+    lowered.roles[c] = cells[c].run(schedule.order[c], schedule.overlaps[c], overlap);
   });
   const std::vector<Transfer> transfers = find_transfers(dag, places);
   const auto values = static_cast<int32_t>(dag.graph.values.size());
   separate_channels(lowered.roles, transfers, values);
-  const bool overlap = !schedule.body.empty();
   std::vector<std::vector<int64_t>> held;
   if (overlap && !dag.offloads.empty()) return fail("offload where steps overlap is not supported");
   if (overlap) {

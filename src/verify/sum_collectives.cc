@@ -104,7 +104,7 @@ void SumCheck::check_gathered(Spot place, int32_t to, const Content& content) {
     findings_.add("sum", "{} does not gather the parts of '{}' into {}", name(place),
                   param_name(buffer.param), buffer_name(place, to));
   else if (buffer.kind == BufferKind::kState && trained(place.cell, buffer.param) &&
-           content.updated_by < 0)
+           content.version != section_.training_step(place) + 1)
     findings_.add("sum", "{} gathers parameter '{}' before its update", name(place),
                   param_name(buffer.param));
 }

@@ -361,6 +361,170 @@ TEST_P(Models, EqualTheSingleDeviceInMixedPrecision) {
     }
 }
 
+// ---- States cut over the replicas ---------------------------------------------------------------
+
+Result<Compiled> compile_cut(const std::string& model, const std::string& train,
+                             const std::string& shard, const Sizes& s) {
+  std::string text = library_text("pipedream-2bw");
+  const std::string bucket = "bucket: 25MiB";
+  text.replace(text.find(bucket), bucket.size(), "bucket: 1KiB, shard: " + shard);
+  CompileOptions options;
+  options.defines = definitions_of(text, {s.pp, s.dp, s.mb});
+  options.oracles = true;
+  return compile_text(model, text, train, options);
+}
+
+TEST_P(Models, EqualTheSingleDeviceWithStatesCut) {
+  const std::string model = GetParam();
+  for (const char* train : {kSgd, kAdamW})
+    for (const char* shard : {"[optimizer]", "[optimizer, gradients]"})
+      for (const Sizes& s : {Sizes{2, 2, 2}, Sizes{1, 2, 4}, Sizes{4, 2, 4}}) {
+        if (kSanitized && s.pp != 2) continue;
+        const std::string what =
+            fmt::format("{} {} pp={} dp={} mb={}", shard, train, s.pp, s.dp, s.mb);
+        const auto compiled = compile_cut(model, train, shard, s);
+        ASSERT_TRUE(compiled) << what << "\n" << print_error(compiled.error());
+        const auto& buffers = compiled->set.roles[0].buffers;
+        EXPECT_TRUE(std::any_of(buffers.begin(), buffers.end(),
+                                [](const Buffer& buffer) { return buffer.part_of >= 0; }));
+        const Status same = run_against(compiled->set, *compiled->single, model, 5);
+        EXPECT_TRUE(same) << what << "\n" << print_error(same.error());
+      }
+}
+
+// Parameters that are gathered before their previous version is kept: seen, and another training.
+TEST_P(Models, APreviousVersionKeptTooLateIsSeen) {
+  const std::string model = GetParam();
+  const auto compiled = compile_cut(model, kSgd, "[optimizer]", {2, 2, 2});
+  ASSERT_TRUE(compiled);
+  PlanSet wrong = compiled->set;
+  for (RoleProgram& role : wrong.roles)
+    for (auto* list : {&role.body, &role.epilogue}) {
+      const auto copies = std::stable_partition(
+          list->begin(), list->end(),
+          [](const Instruction& one) { return one.kind != InstructionKind::kCopy; });
+      ASSERT_NE(copies, list->end());
+      for (Instruction& one : *list) one.waits.clear();
+    }
+  const auto report = verify_plan_set(wrong);
+  ASSERT_TRUE(report);
+  EXPECT_TRUE(std::any_of(report->findings.begin(), report->findings.end(), [](const auto& found) {
+    return found.rule == "sum" &&
+           found.text.find("not its version before the update") != std::string::npos;
+  }));
+}
+
+TEST_P(Models, CutParametersAreRefused) {
+  const auto compiled =
+      compile_cut(GetParam(), kSgd, "[optimizer, gradients, parameters]", {2, 2, 2});
+  ASSERT_FALSE(compiled);
+  EXPECT_EQ(compiled.error().message,
+            "replicate: 'parameters' in 'shard' with weight_versions: 2 is not supported");
+}
+
+// What a step that begins early cannot have, with the place of the order.
+TEST_P(Models, WhatCannotOverlapIsRefused) {
+  const std::string text = strategy_text(GetParam(), kSgd);
+  const auto offload =
+      compile_model(GetParam(), text + "directives:\n  - offload: {what: activations}\n",
+                    {2, 1, 4, "pipedream-2bw"});
+  ASSERT_FALSE(offload);
+  EXPECT_EQ(offload.error().message, "offload where steps overlap is not supported");
+  EXPECT_GT(offload.error().at.line, 0);
+  const auto scale = compile_model(GetParam(),
+                                   delayed(text) +
+                                       "directives:\n"
+                                       "  - precision: {compute: f16, loss_scale: dynamic}\n"
+                                       "  - split: {dim: batch, into: 4}\n"
+                                       "  - order:\n      each: pp\n      program: |\n"
+                                       "        repeat M - 1: F B\n"
+                                       "        F[step=1] B[step=1]\n"
+                                       "annotate: [{balance: {tag: stage, into: 1}}]\n"
+                                       "mesh: {pp: 1}\n",
+                                   {1, 1, 1, "ddp"});
+  ASSERT_FALSE(scale);
+  EXPECT_NE(
+      scale.error().message.find("of the next step reads 'loss_scale', which the update changes"),
+      std::string::npos)
+      << scale.error().message;
+  EXPECT_GT(scale.error().at.line, 0);
+}
+
+// ---- Ends of a job ------------------------------------------------------------------------------
+
+// Asked to stop after step 2, a job finishes what has begun: its parameters are those of as many
+// steps as it says.
+TEST_P(Models, StopBetweenSteps) {
+  const std::string model = GetParam();
+  const auto compiled =
+      compile_model(model, strategy_text(model, kAdamW), {2, 1, 4, "pipedream-2bw"}, true);
+  ASSERT_TRUE(compiled);
+  const auto data = open_batches(compiled->set, model);
+  ASSERT_TRUE(data);
+  std::atomic<bool> stop = false;
+  JobOptions options;
+  options.steps = 50;
+  options.threads = 1;
+  options.stop = &stop;
+  options.on_step = [&](const StepMetrics& metrics) {
+    stop = metrics.step >= 2;
+    return ok_status();
+  };
+  const auto job = run_job(compiled->set, data->get(), nullptr, nullptr, options);
+  ASSERT_TRUE(job) << print_error(job.error());
+  EXPECT_TRUE(job->interrupted);
+  const auto steps = static_cast<int64_t>(job->steps.size());
+  EXPECT_GE(steps, 4);
+  EXPECT_LE(steps, 5);
+  const auto single = train(*compiled->single, model, steps);
+  ASSERT_TRUE(single);
+  ASSERT_EQ(job->parameters.size(), single->parameters.size());
+  for (const NamedTensor& tensor : job->parameters)
+    EXPECT_EQ(as_text(tensor.data.span()), as_text(single->parameters.at(tensor.name).data.span()))
+        << tensor.name;
+}
+
+std::pair<int, std::string> run_command(const std::string& command) {
+  const std::string all =
+      "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
+      "OMPI_MCA_rmaps_base_oversubscribe=1 ASAN_OPTIONS=detect_leaks=0 " +
+      command + " 2>&1";
+  std::string output;
+  FILE* pipe = popen(all.c_str(), "r");
+  char buffer[4096];
+  while (const size_t got = fread(buffer, 1, sizeof buffer, pipe)) output.append(buffer, got);
+  const int status = pclose(pipe);
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, output};
+}
+
+// Ranks as threads and as processes save the same file, of the newest versions alone.
+TEST_P(Models, ThreadsAndProcessesSaveTheSameBytes) {
+  const std::string model = GetParam();
+  const auto compiled =
+      compile_model(model, strategy_text(model, kAdamW), {2, 2, 2, "pipedream-2bw"}, true);
+  ASSERT_TRUE(compiled);
+  const Folder folder;
+  const auto path = [&](const char* name) { return folder.path() + "/" + name; };
+  const Status written =
+      write_plan_set(compiled->set, &*compiled->single, nullptr, path("plans"), {});
+  ASSERT_TRUE(written) << print_error(written.error());
+  const auto run = [&](const std::string& launcher, const char* save) {
+    const auto [code, output] = run_command(fmt::format(
+        "{} {}/bin/piper-run {} --data {} --steps 5 --threads 1 --verify-against single --save {}",
+        launcher, PIPER_BINARY_DIR, path("plans"), model_path(model, "reference.safetensors"),
+        path(save)));
+    EXPECT_EQ(code, 0) << output;
+    EXPECT_NE(output.find("equal to the single-device plan bit for bit"), std::string::npos)
+        << output;
+    const auto bytes = read_text_file(path(save), 1 << 28);
+    EXPECT_TRUE(bytes);
+    return bytes ? *bytes : "";
+  };
+  const std::string threads = run("", "threads.safetensors");
+  EXPECT_EQ(threads.find(".previous"), std::string::npos);
+  EXPECT_TRUE(threads == run("mpirun -n 4", "processes.safetensors"));
+}
+
 INSTANTIATE_TEST_SUITE_P(TwoVersions, Models, ::testing::Values("mlp", "gpt-deep"),
                          [](const auto& info) { return identifier(info.param); });
 

@@ -160,8 +160,12 @@ inline std::string overlapping_strategy(Random& random, size_t microbatches) {
   text += fmt::format("directives:\n  - split: {{dim: batch, into: {}}}\n", mb);
   text += "  - place: {where: {stage: s}, on: {pp: s}}\n" + random_recompute(random, pp);
   if (dp > 1)
-    text += fmt::format("  - replicate: {{over: dp, bucket: {}}}\n",
-                        one_of<const char*>(random, {"64", "2KiB", "25MiB"}));
+    text += fmt::format(
+        "  - replicate: {{over: dp, bucket: {}{}}}\n",
+        one_of<const char*>(random, {"64", "2KiB", "25MiB"}),
+        one_of<const char*>(random, {"", ", shard: [optimizer]", ", shard: [optimizer, gradients]",
+                                     ", shard: [optimizer, gradients], "
+                                     "reduce: {when: per_microbatch}"}));
   text += random_precision(random);
   if (pick(random, 3) == 0) return text + random_order(random);
   return text + "  - order:\n      each: pp\n      program: |\n" +
