@@ -51,8 +51,8 @@ class CellOrder {
     for (int32_t n = 0; n < static_cast<int32_t>(order.tasks.size()); ++n) {
       const int32_t i = order.body.empty() ? n : order.body[static_cast<size_t>(n)];
       if (++shown > kShownTasks) return line + " …";
-      while (pair < order.overlaps.size() && order.overlaps[pair].second < i) ++pair;
-      const bool second = pair < order.overlaps.size() && order.overlaps[pair].second == i;
+      while (pair < order.overlaps.size() && order.overlaps[pair].second < n) ++pair;
+      const bool second = pair < order.overlaps.size() && order.overlaps[pair].second == n;
       const bool whole = std::binary_search(order.wholes.begin(), order.wholes.end(), i);
       line += (second ? "&" : " ") +
               pool_.short_name(order.tasks[static_cast<size_t>(i)], whole ? "B" : "") +
@@ -114,15 +114,19 @@ class CellOrder {
       }
       if (next) out_.ahead = static_cast<int32_t>(out_.tasks.size());
     }
-    for (const auto& [first, end] : tasks)
-      for (size_t t = first; t < end; ++t) out_.body.push_back(static_cast<int32_t>(t));
+    int32_t first_of_pair = 0;
+    for (size_t i = 0; i < tasks.size(); ++i) {
+      const auto before = static_cast<int32_t>(out_.body.size());
+      for (size_t t = tasks[i].first; t < tasks[i].second; ++t)
+        out_.body.push_back(static_cast<int32_t>(t));
+      const auto end = static_cast<int32_t>(out_.body.size());
+      if (i > 0 && items[i - 1].paired && first_of_pair < before && before < end)
+        out_.overlaps.push_back({first_of_pair, before, end});
+      first_of_pair = before;
+    }
     return ok_status();
   }
   Status check_between_steps(const std::vector<OrderItem>& items, size_t i, bool next) const {
-    if (items[i].paired)
-      return fail(items[i].at,
-                  "order: '&' in an order that reaches into the next step is not supported")
-          .with_code(ExitCode::kRefused);
     const auto here = items.begin() + static_cast<ptrdiff_t>(i);
     if (!next ||
         std::none_of(items.begin(), here, [](const OrderItem& item) { return item.pass == "U"; }))

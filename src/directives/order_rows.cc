@@ -16,7 +16,7 @@ const char* type_of(char pass) {
 // An overlap has two cells: a whole backward of two tasks is one.
 std::vector<OrderCell> cells_of(const Dag& dag, const ComputeOrder& order, size_t stage) {
   std::vector<OrderCell> row;
-  size_t pair = 0, whole = 0;
+  size_t pair = order.body.empty() ? 0 : order.overlaps.size(), whole = 0;  // else of two steps
   for (int32_t i = 0; i < static_cast<int32_t>(order.tasks.size()); ++i) {
     const Task& task = dag.tasks[order.tasks[static_cast<size_t>(i)].index()];
     while (pair < order.overlaps.size() && order.overlaps[pair].second < i) ++pair;

@@ -500,8 +500,10 @@ Result<Lowered> lower(const Dag& dag, const Schedule& schedule, const LowerOptio
   for (size_t c = 0; c < dag.cells.size(); ++c)
     cells.emplace_back(dag, pool, places, static_cast<int32_t>(c));
   const bool overlap = !schedule.body.empty();
+  const std::vector<Overlap> none;  // in one of two steps
   in_parallel(cells.size(), [&](size_t c) {
-    lowered.roles[c] = cells[c].run(schedule.order[c], schedule.overlaps[c], overlap);
+    lowered.roles[c] =
+        cells[c].run(schedule.order[c], overlap ? none : schedule.overlaps[c], overlap);
   });
   const std::vector<Transfer> transfers = find_transfers(dag, places);
   const auto values = static_cast<int32_t>(dag.graph.values.size());
@@ -511,7 +513,8 @@ Result<Lowered> lower(const Dag& dag, const Schedule& schedule, const LowerOptio
   if (overlap) {
     std::vector<StepOrder> orders;
     for (size_t c = 0; c < cells.size(); ++c)
-      orders.push_back({cells[c].starts(), schedule.body[c], schedule.ahead[c]});
+      orders.push_back(
+          {cells[c].starts(), schedule.body[c], schedule.ahead[c], schedule.overlaps[c]});
     PIPER_TRY(split_steps(lowered.roles, orders, transfers,
                           values + static_cast<int32_t>(transfers.size())));
   } else {

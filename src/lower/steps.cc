@@ -42,6 +42,25 @@ std::vector<bool> written_states(const RoleProgram& role) {
 // Where each instruction of the one step stands in the three lists; -1: not there.
 using Positions = std::array<std::vector<int32_t>, 3>;
 
+// The second of a pair has a stream of its own.
+void take_second_stream(std::vector<Instruction>& step, const StepOrder& order, int32_t stream) {
+  for (const Overlap& pair : order.overlaps)
+    for (int32_t t = pair.second; t < pair.end; ++t) {
+      const auto task = at(order.body[at(t)]);
+      for (int32_t i = order.starts[task]; i < order.starts[task + 1]; ++i)
+        if (step[at(i)].kind == InstructionKind::kCompute && step[at(i)].stream == 0)
+          step[at(i)].stream = stream;
+    }
+}
+void state_workspaces(RoleProgram& role) {
+  role.workspace_bytes.assign(role.streams.size(), 0);
+  for (const Instruction& one : role.body) {
+    if (one.kind != InstructionKind::kCompute) continue;
+    int64_t& bytes = role.workspace_bytes[at(one.stream)];
+    bytes = std::max(bytes, role.programs[at(one.program)].workspace_bytes);
+  }
+}
+
 Result<Positions> split(RoleProgram& role, const StepOrder& order, int32_t channels) {
   const std::vector<int32_t> newest = newest_versions(role);
   std::vector<bool> has_versions(role.buffers.size());
@@ -54,6 +73,10 @@ Result<Positions> split(RoleProgram& role, const StepOrder& order, int32_t chann
   role.steps_ahead = 1;
   Positions positions;
   positions.fill(std::vector<int32_t>(step.size(), -1));
+  if (!order.overlaps.empty()) {
+    take_second_stream(step, order, static_cast<int32_t>(role.streams.size()));
+    role.streams.push_back({"overlap"});
+  }
   const auto add = [&](Section section, int32_t i, Instruction one) {
     positions[section][at(i)] = static_cast<int32_t>(list_of(role, section).size());
     list_of(role, section).push_back(std::move(one));
@@ -79,6 +102,7 @@ Result<Positions> split(RoleProgram& role, const StepOrder& order, int32_t chann
       }
       add(kBody, i, std::move(one));
     }
+  if (!order.overlaps.empty()) state_workspaces(role);
   return positions;
 }
 
@@ -119,10 +143,30 @@ struct Life {
   Interval own, next;
 };
 
+const Overlap* pair_at(const std::vector<Overlap>& pairs, int64_t position) {
+  const auto next =
+      std::upper_bound(pairs.begin(), pairs.end(), position,
+                       [](int64_t wanted, const Overlap& pair) { return wanted < pair.end; });
+  return next != pairs.end() && position >= next->first ? &*next : nullptr;
+}
+// Pairs by instruction of the body.
+std::vector<Overlap> pairs_of(const StepOrder& order, const Positions& positions) {
+  std::vector<Overlap> pairs;
+  const auto first_of = [&](int32_t t) {
+    return positions[kBody][at(order.starts[at(order.body[at(t)])])];
+  };
+  for (const Overlap& pair : order.overlaps) {
+    const int32_t last = order.starts[at(order.body[at(pair.end - 1)]) + 1] - 1;
+    pairs.push_back({first_of(pair.first), first_of(pair.second), positions[kBody][at(last)] + 1});
+  }
+  return pairs;
+}
+
 // Prologue and epilogue do what a body does for one of its steps, in the same order: what may share
 // memory there may share it here, if what is sent is held as long.
 std::vector<Life> find_lives(const RoleProgram& role, const Positions& positions,
-                             const std::array<std::vector<int64_t>, 3>& held) {
+                             const std::array<std::vector<int64_t>, 3>& held,
+                             const std::vector<Overlap>& pairs) {
   std::array<std::vector<int64_t>, 3> in_body;  // by position in a section
   for (Section section : kSections) in_body[section].resize(held[section].size());
   for (size_t i = 0; i < positions[kBody].size(); ++i)
@@ -140,8 +184,13 @@ std::vector<Life> find_lives(const RoleProgram& role, const Positions& positions
       if (until >= 0) to = std::max(to, all ? end : in_body[section][static_cast<size_t>(until)]);
     }
     const Instruction& one = role.body[at(positions[kBody][i])];
+    // Both of a pair are alive at once: what begins or ends inside lives all through it.
+    const Overlap* begins = pair_at(pairs, positions[kBody][i]);
+    const Overlap* ends = pair_at(pairs, to);
+    const int64_t from = begins ? begins->first : positions[kBody][i];
+    if (ends) to = ends->end - 1;
     for (int32_t arg : one.args)
-      (one.ahead ? lives[at(arg)].next : lives[at(arg)].own).include(positions[kBody][i], to);
+      (one.ahead ? lives[at(arg)].next : lives[at(arg)].own).include(from, to);
   }
   for (const Report& report : role.reports) lives[at(report.buffer)].own.include(end, end);
   return lives;
@@ -210,7 +259,8 @@ Status split_steps(std::vector<RoleProgram>& roles, const std::vector<StepOrder>
   return for_all_roles(roles, [&](size_t c) -> Status {
     const std::array<std::vector<int64_t>, 3> own{held[kPrologue][c], held[kBody][c],
                                                   held[kEpilogue][c]};
-    PIPER_TRY(place(roles[c], find_lives(roles[c], positions[c], own)));
+    const std::vector<Overlap> pairs = pairs_of(orders[c], positions[c]);
+    PIPER_TRY(place(roles[c], find_lives(roles[c], positions[c], own, pairs)));
     for (Section section : kSections) add_waits(roles[c], section, own[section]);
     return ok_status();
   });

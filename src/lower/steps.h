@@ -3,6 +3,7 @@
 #pragma once
 
 #include "piper/bundle.h"
+#include "piper/dag.h"
 #include "send_lifetimes.h"
 
 namespace piper {
@@ -12,6 +13,7 @@ namespace piper {
 struct StepOrder {
   std::vector<int32_t> starts, body;
   std::vector<bool> ahead;
+  std::vector<Overlap> overlaps;  // positions in `body`
 };
 
 // Takes the roles' bodies, of one step, apart; places buffers and adds waits. `transfers`: in the

@@ -88,7 +88,7 @@ class Issuer {
   bool advance(const ComputeOrder& compute, size_t cell) {
     if (next_[cell] == compute.tasks.size()) return false;
     size_t& pair = next_pair_[cell];
-    const bool overlaps = pair < compute.overlaps.size() &&
+    const bool overlaps = compute.body.empty() && pair < compute.overlaps.size() &&
                           static_cast<size_t>(compute.overlaps[pair].first) == next_[cell];
     if (!overlaps) {
       if (!can_issue(compute.tasks[next_[cell]])) return false;
@@ -183,7 +183,7 @@ class Issuer {
       const auto& overlaps = compute[cell].overlaps;
       if (next_[cell] == tasks.size()) continue;
       std::vector<TaskId> heads{tasks[next_[cell]]};
-      const bool pair = next_pair_[cell] < overlaps.size() &&
+      const bool pair = compute[cell].body.empty() && next_pair_[cell] < overlaps.size() &&
                         static_cast<size_t>(overlaps[next_pair_[cell]].first) == next_[cell];
       if (pair) heads.push_back(tasks[static_cast<size_t>(overlaps[next_pair_[cell]].second)]);
       for (TaskId head : heads) {

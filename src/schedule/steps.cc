@@ -22,7 +22,7 @@ class Steps {
     schedule_.ahead.resize(dag_.cells.size());
     for (size_t cell = 0; cell < dag_.cells.size(); ++cell) keep_company(cell);
     PIPER_TRY(meet_early());
-    for (size_t cell = 0; cell < dag_.cells.size(); ++cell) arrange(cell);
+    for (size_t cell = 0; cell < dag_.cells.size(); ++cell) PIPER_TRY(arrange(cell));
     return check_waits();
   }
 
@@ -78,20 +78,74 @@ class Steps {
     return ok_status();
   }
 
-  void arrange(size_t cell) {
+  // When each company's turn comes in a steady step: when what it brings, when the rest. What both
+  // of a pair need comes before the first.
+  std::vector<std::pair<int32_t, int32_t>> turns(const ComputeOrder& compute) const {
+    std::vector<std::pair<int32_t, int32_t>> turn;
+    for (int32_t t = 0; t < static_cast<int32_t>(compute.tasks.size()) + 2; ++t)
+      turn.emplace_back(t, t);
+    for (int32_t i = 0; i < static_cast<int32_t>(compute.body.size()); ++i)
+      turn[at(compute.body[at(i)])] = {i, i};
+    for (const Overlap& pair : compute.overlaps)
+      for (int32_t i = pair.second; i < pair.end && !compute.body.empty(); ++i)
+        turn[at(compute.body[at(i)])].first = pair.first;
+    return turn;
+  }
+  Status arrange(size_t cell) {
     const ComputeOrder& compute = schedule_.compute[cell];
     const auto& order = schedule_.order[cell];
-    std::vector<int32_t> turn(compute.tasks.size() + 2);  // of each company, in a steady step
-    std::iota(turn.begin(), turn.end(), 0);
-    for (size_t i = 0; i < compute.body.size(); ++i)
-      turn[at(compute.body[i])] = static_cast<int32_t>(i);
+    const auto turn = turns(compute);
+    std::vector<int32_t> computes(compute.tasks.size());  // positions
+    for (size_t i = 0; i < order.size(); ++i) {
+      const auto with = at(company_[order[i].index()]);
+      if (with < computes.size() && compute.tasks[with] == order[i])
+        computes[with] = static_cast<int32_t>(i);
+    }
+    const auto key = [&](int32_t i) {
+      const auto with = at(company_[order[at(i)].index()]);
+      const bool brings = with < computes.size() && i < computes[with];
+      return std::pair(brings ? turn[with].first : turn[with].second, !brings);
+    };
     std::vector<int32_t>& body = schedule_.body[cell];
     body.resize(order.size());
     std::iota(body.begin(), body.end(), 0);
-    std::stable_sort(body.begin(), body.end(), [&](int32_t a, int32_t b) {
-      return turn[at(company_[order[at(a)].index()])] < turn[at(company_[order[at(b)].index()])];
-    });
+    std::stable_sort(body.begin(), body.end(),
+                     [&](int32_t a, int32_t b) { return key(a) < key(b); });
     for (TaskId id : order) schedule_.ahead[cell].push_back(is_ahead(id));
+    return pair_up(cell, computes);
+  }
+  // The pairs, by position in the body.
+  Status pair_up(size_t cell, const std::vector<int32_t>& computes) {
+    const ComputeOrder& compute = schedule_.compute[cell];
+    if (compute.body.empty()) return ok_status();
+    const std::vector<int32_t>& body = schedule_.body[cell];
+    std::vector<int32_t> where(body.size());
+    for (size_t i = 0; i < body.size(); ++i) where[at(body[i])] = static_cast<int32_t>(i);
+    const auto place = [&](int32_t turn) {
+      return where[at(computes[at(compute.body[at(turn)])])];
+    };
+    for (const Overlap& pair : compute.overlaps) {
+      const TaskId first = compute.tasks[at(compute.body[at(pair.first)])],
+                   second = compute.tasks[at(compute.body[at(pair.second)])];
+      if (needs(second, first))
+        return fail("the order cannot run: {} is paired with {}, which it needs",
+                    print_place(dag_, second), print_place(dag_, first))
+            .with_code(ExitCode::kRefused);
+      schedule_.overlaps[cell].push_back(
+          {place(pair.first), place(pair.second), place(pair.end - 1) + 1});
+    }
+    return ok_status();
+  }
+  // Directly, or by what is issued for it on its cell.
+  bool needs(TaskId later, TaskId earlier) const {
+    if (is_ahead(later) != is_ahead(earlier)) return false;
+    for (TaskId d : deps_[later.index()]) {
+      const Task& task = dag_.tasks[d.index()];
+      if (d == earlier ||
+          (task.cell == dag_.tasks[later.index()].cell && !is_ordered(task) && needs(d, earlier)))
+        return true;
+    }
+    return false;
   }
 
   // ---- A steady step of all cells ---------------------------------------------------------------

@@ -361,6 +361,40 @@ TEST_P(Models, EqualTheSingleDeviceInMixedPrecision) {
     }
 }
 
+// ---- Pairs of two steps -------------------------------------------------------------------------
+
+// 1F1B without a pause whose forwards run beside backwards, of the same step or of the one before.
+std::string paired_text() {
+  std::string text = library_text("pipedream-2bw");
+  const size_t program = text.find("program: |");
+  return text.substr(0, program) +
+         "program: |\n"
+         "        for k in 0..M:\n"
+         "          if k < M - (P-r-1) && r == P-1: F B\n"
+         "          if k < M - (P-r-1) && r < P-1: F & B\n"
+         "          if k >= M - (P-r-1): F[step=1] & B\n";
+}
+
+TEST_P(Models, EqualTheSingleDeviceWithPairs) {
+  const std::string model = GetParam(), text = paired_text();
+  for (const Sizes& s : {Sizes{2, 2, 2}, Sizes{4, 1, 8}}) {
+    if (kSanitized && s.pp == 4) continue;
+    CompileOptions options;
+    options.defines = definitions_of(text, {s.pp, s.dp, s.mb});
+    options.oracles = true;
+    const auto compiled = compile_text(model, text, kAdamW, options);
+    ASSERT_TRUE(compiled) << print_error(compiled.error());
+    const RoleProgram& role = compiled->set.roles[0];
+    EXPECT_EQ(role.streams.back().name, "overlap");
+    const auto second = static_cast<int32_t>(role.streams.size() - 1);
+    EXPECT_GT(std::count_if(role.body.begin(), role.body.end(),
+                            [&](const Instruction& one) { return one.stream == second; }),
+              0);
+    const Status same = run_against(compiled->set, *compiled->single, model, 5);
+    EXPECT_TRUE(same) << print_error(same.error());
+  }
+}
+
 // ---- States cut over the replicas ---------------------------------------------------------------
 
 Result<Compiled> compile_cut(const std::string& model, const std::string& train,
@@ -431,17 +465,17 @@ TEST_P(Models, WhatCannotOverlapIsRefused) {
   ASSERT_FALSE(offload);
   EXPECT_EQ(offload.error().message, "offload where steps overlap is not supported");
   EXPECT_GT(offload.error().at.line, 0);
-  const auto scale = compile_model(GetParam(),
-                                   delayed(text) +
-                                       "directives:\n"
-                                       "  - precision: {compute: f16, loss_scale: dynamic}\n"
-                                       "  - split: {dim: batch, into: 4}\n"
-                                       "  - order:\n      each: pp\n      program: |\n"
-                                       "        repeat M - 1: F B\n"
-                                       "        F[step=1] B[step=1]\n"
-                                       "annotate: [{balance: {tag: stage, into: 1}}]\n"
-                                       "mesh: {pp: 1}\n",
-                                   {1, 1, 1, "ddp"});
+  const auto scale = compile_text(GetParam(),
+                                  "piper: 1\nmesh: {pp: 1}\nweight_versions: 2\n"
+                                  "annotate:\n  - balance: {tag: stage, into: 1}\n"
+                                  "directives:\n"
+                                  "  - precision: {compute: f16, loss_scale: dynamic}\n"
+                                  "  - split: {dim: batch, into: 4}\n"
+                                  "  - place: {where: {stage: s}, on: {pp: s}}\n"
+                                  "  - order:\n      each: pp\n      program: |\n"
+                                  "        repeat M - 1: F B\n"
+                                  "        F[step=1] B[step=1]\n",
+                                  kSgd, {});
   ASSERT_FALSE(scale);
   EXPECT_NE(
       scale.error().message.find("of the next step reads 'loss_scale', which the update changes"),

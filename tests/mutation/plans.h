@@ -171,6 +171,8 @@ inline std::string overlapping_strategy(Random& random, size_t microbatches) {
   return text + "  - order:\n      each: pp\n      program: |\n" +
          one_of<const char*>(random, {"        repeat M - (P-r-1): F B\n"
                                       "        repeat P-r-1: F[step=1] B\n",
+                                      "        repeat M - (P-r-1): F B\n"
+                                      "        repeat P-r-1: F[step=1] & B\n",
                                       "        repeat M - (P-r-1): F BI? BW?\n"
                                       "        repeat P-r-1: F[step=1] BI? BW?\n"});
 }
