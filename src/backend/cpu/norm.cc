@@ -1,7 +1,4 @@
 // Layer, RMS and group norm and their gradients. Dims of the first two from `axis` on are one row.
-#include <array>
-
-#include "blocks.h"
 #include "families.h"
 #include "rows.h"
 
@@ -26,57 +23,21 @@ Status want(const Use& use, std::string_view what, const Shape& have, const Shap
   return ok_status();
 }
 
-// An op over rows, and the op of its attribute `then` on rows that it has just made. Its operand is
-// the last input.
-class ThenKernel final : public Kernel {
- public:
-  ThenKernel(KernelPtr rows, BlockFn then, size_t operand, int64_t size, int64_t bytes)
-      : rows_(std::move(rows)), then_(then), operand_(operand), size_(size), bytes_(bytes) {
-    units = rows_->units, grain = rows_->grain, scratch_bytes = rows_->scratch_bytes;
-    in_place = rows_->in_place & ((uint32_t{1} << operand) - 1);
-  }
-  void run(Pointers p, std::byte* scratch, int64_t begin, int64_t end) const override {
-    constexpr int64_t kAtOnce = 16;
-    std::array<std::byte*, 8> own{};  // without the last input
-    std::copy_n(p, operand_, own.begin());
-    own[operand_] = p[operand_ + 1];
-    const bool step[] = {true, true};
-    for (; begin < end; begin += kAtOnce) {
-      const int64_t rows = std::min(kAtOnce, end - begin), at = begin * size_ * bytes_;
-      for (int64_t byte = 0; byte < rows * size_ * bytes_; byte += 64)
-        __builtin_prefetch(p[operand_] + at + byte);
-      rows_->run(own.data(), scratch, begin, begin + rows);
-      std::byte* out = own[operand_] + at;
-      const std::byte* operands[] = {out, p[operand_] + at};
-      then_(operands, step, out, rows * size_);
-    }
-  }
-
- private:
-  KernelPtr rows_;
-  BlockFn then_;
-  size_t operand_;
-  int64_t size_, bytes_;
+// The attribute `then` of a use of `count` inputs: one word, its operand behind them all.
+struct Then {
+  bool is = false, multiply = false;
 };
-
-// What `make` makes of the use, and its attribute `then`, an op with an operand of the output's
-// type. The units of what it makes are rows of its one output.
-Result<KernelPtr> with_then(const Use& use, Maker make) {
+Result<Then> read_then(const Use& use, size_t count) {
   PIPER_ASSIGN(const std::string then, use.text_or("then", ""));
-  if (then.empty()) return make(use);
+  if (then.empty()) {
+    PIPER_TRY(use.operands(count, count));
+    return Then{};
+  }
   PIPER_WANT(then == "Add" || then == "Mul", "then={}", then);
-  PIPER_WANT(use.inputs.size() > 1 && use.outputs.size() == 1 &&
-                 use.inputs.back() == use.outputs[0] && use.present.back(),
-             "then {} {} with {}", then, to_string(use.outputs[0]), to_string(use.inputs.back()));
-  Use alone = use;
-  alone.inputs.pop_back();
-  alone.present.pop_back();
-  PIPER_ASSIGN(KernelPtr rows, make(alone));
-  const DType types[] = {use.type(), use.type()};
-  PIPER_ASSIGN(const Block block, find_block(then, "", types));
-  const int64_t size = rows->units > 0 ? num_elements(use.out()) / rows->units : 0;
-  return KernelPtr(std::make_unique<ThenKernel>(std::move(rows), block.run, alone.inputs.size(),
-                                                size, info(use.type()).bytes));
+  PIPER_TRY(use.operands(count + 1, count + 1));
+  PIPER_WANT(use.inputs.back() == use.outputs[0], "then {} {} with {}", then,
+             to_string(use.outputs[0]), to_string(use.inputs.back()));
+  return Then{true, then == "Mul"};
 }
 
 }  // namespace
@@ -107,10 +68,8 @@ Result<KernelPtr> make_layer_norm(const Use& use) {
   });
 }
 
-namespace {
-
-Result<KernelPtr> layer_norm_grad_x(const Use& use) {
-  PIPER_TRY(use.operands(5, 5));
+Result<KernelPtr> make_layer_norm_grad_x(const Use& use) {
+  PIPER_ASSIGN(const Then then, read_then(use, 5));
   PIPER_TRY(use.same_types());
   PIPER_ASSIGN(const Rows rows, rows_of(use, use.in(1)));
   PIPER_TRY(want(use, "dy", use.in(0), use.in(1)));
@@ -120,21 +79,16 @@ Result<KernelPtr> layer_norm_grad_x(const Use& use) {
   PIPER_TRY(want(use, "output", use.out(), use.in(1)));
   return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
     using T = decltype(zero);
-    const auto gradient = [run = norm_fns<T>().layer_norm_grad_x, size = rows.size](
+    const auto gradient = [run = norm_fns<T>().layer_norm_grad_x, size = rows.size, then](
                               Pointers p, std::byte*, int64_t begin, int64_t end) {
       const int64_t at = begin * size;
       run(input<T>(p, 0) + at, input<T>(p, 1) + at, input<T>(p, 2), input<T>(p, 3) + begin,
-          input<T>(p, 4) + begin, output<T>(p, 5) + at, end - begin, size);
+          input<T>(p, 4) + begin, output<T>(p, then.is ? 6 : 5) + at, end - begin, size,
+          {then.is ? input<T>(p, 5) + at : nullptr, then.multiply});
     };
     return make_units_kernel(InPlace::kYes, rows.count, static_cast<double>(rows.size) / 4,
                              gradient);
   });
-}
-
-}  // namespace
-
-Result<KernelPtr> make_layer_norm_grad_x(const Use& use) {
-  return with_then(use, layer_norm_grad_x);
 }
 
 Result<KernelPtr> make_layer_norm_grad_params(const Use& use) {
@@ -178,10 +132,8 @@ Result<KernelPtr> make_rms_norm(const Use& use) {
   });
 }
 
-namespace {
-
-Result<KernelPtr> rms_norm_grad_x(const Use& use) {
-  PIPER_TRY(use.operands(4, 4));
+Result<KernelPtr> make_rms_norm_grad_x(const Use& use) {
+  PIPER_ASSIGN(const Then then, read_then(use, 4));
   PIPER_TRY(use.same_types());
   PIPER_ASSIGN(const Rows rows, rows_of(use, use.in(1)));
   PIPER_TRY(want(use, "dy", use.in(0), use.in(1)));
@@ -190,20 +142,17 @@ Result<KernelPtr> rms_norm_grad_x(const Use& use) {
   PIPER_TRY(want(use, "output", use.out(), use.in(1)));
   return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
     using T = decltype(zero);
-    const auto gradient = [run = norm_fns<T>().rms_norm_grad_x, size = rows.size](
+    const auto gradient = [run = norm_fns<T>().rms_norm_grad_x, size = rows.size, then](
                               Pointers p, std::byte*, int64_t begin, int64_t end) {
       const int64_t at = begin * size;
       run(input<T>(p, 0) + at, input<T>(p, 1) + at, input<T>(p, 2), input<T>(p, 3) + begin,
-          output<T>(p, 4) + at, end - begin, size);
+          output<T>(p, then.is ? 5 : 4) + at, end - begin, size,
+          {then.is ? input<T>(p, 4) + at : nullptr, then.multiply});
     };
     return make_units_kernel(InPlace::kYes, rows.count, static_cast<double>(rows.size) / 4,
                              gradient);
   });
 }
-
-}  // namespace
-
-Result<KernelPtr> make_rms_norm_grad_x(const Use& use) { return with_then(use, rms_norm_grad_x); }
 
 Result<KernelPtr> make_rms_norm_grad_scale(const Use& use) {
   PIPER_TRY(use.operands(3, 3));

@@ -21,6 +21,14 @@ struct GroupShape {
   int64_t samples = 0, groups = 0, channels = 0, size = 0;
 };
 
+// What is done with each element of a result in the end: one of `with` is added, or multiplied with
+// it. Nothing where that is null.
+template <class T>
+struct RowsThen {
+  const T* with = nullptr;
+  bool multiply = false;
+};
+
 template <class T>
 struct NormFns {
   // Over rows of n; outputs may be the inputs.
@@ -35,14 +43,14 @@ struct NormFns {
   void (*layer_norm)(const T* x, const T* scale, const T* bias, T* y, T* mean, T* rstd,
                      double epsilon, int64_t rows, int64_t n);
   void (*layer_norm_grad_x)(const T* dy, const T* x, const T* scale, const T* mean, const T* rstd,
-                            T* dx, int64_t rows, int64_t n);
+                            T* dx, int64_t rows, int64_t n, const RowsThen<T>& then);
   // dscale and dbias may be null; they are set, not added to. mean may be null: 0.
   void (*layer_norm_grad_params)(const T* dy, const T* x, const T* mean, const T* rstd, T* dscale,
                                  T* dbias, int64_t rows, int64_t n);
   void (*rms_norm)(const T* x, const T* scale, T* y, T* rstd, double epsilon, int64_t rows,
                    int64_t n);
   void (*rms_norm_grad_x)(const T* dy, const T* x, const T* scale, const T* rstd, T* dx,
-                          int64_t rows, int64_t n);
+                          int64_t rows, int64_t n, const RowsThen<T>& then);
   void (*group_norm)(const GroupShape& s, const T* x, const T* scale, const T* bias, T* y, T* mean,
                      T* rstd, double epsilon);
   void (*group_norm_grad_x)(const GroupShape& s, const T* dy, const T* x, const T* scale,

@@ -200,9 +200,17 @@ void layer_norm(const T* x, const T* scale, const T* bias, T* y, T* mean, T* rst
   }
 }
 
+template <class T, class D>
+HWY_INLINE hn::Vec<D> finished(D d, hn::Vec<D> v, const RowsThen<T>& then, int64_t i,
+                               int64_t count) {
+  if (!then.with) return v;
+  const auto with = load_first(d, then.with + i, count, T{0});
+  return then.multiply ? hn::Mul(v, with) : hn::Add(v, with);
+}
+
 template <class T>
 void layer_norm_grad_x(const T* dy, const T* x, const T* scale, const T* mean, const T* rstd, T* dx,
-                       int64_t rows, int64_t n) {
+                       int64_t rows, int64_t n, const RowsThen<T>& then) {
   const hn::ScalableTag<T> d;
   T mean_g[kRowsAtOnce], mean_dot[kRowsAtOnce];
   for (int64_t begin = 0, step = rows_at_once(n); begin < rows; begin += step) {
@@ -231,7 +239,8 @@ void layer_norm_grad_x(const T* dy, const T* x, const T* scale, const T* mean, c
       each_vector(d, n, [&](int64_t i, int64_t lanes) HWY_ATTR {
         const auto normal = hn::Mul(hn::Sub(load_first(d, x + i, lanes, T{0}), vm), vs);
         const auto rest = hn::NegMulAdd(normal, vd, hn::Sub(part(dy, i, lanes), vg));
-        store_first(d, hn::Mul(vs, rest), dx + i, lanes);
+        const auto out = finished(d, hn::Mul(vs, rest), then, (begin + r) * n + i, lanes);
+        store_first(d, out, dx + i, lanes);
       });
     }
   }
@@ -283,7 +292,7 @@ void rms_norm(const T* x, const T* scale, T* y, T* rstd, double epsilon, int64_t
 
 template <class T>
 void rms_norm_grad_x(const T* dy, const T* x, const T* scale, const T* rstd, T* dx, int64_t rows,
-                     int64_t n) {
+                     int64_t n, const RowsThen<T>& then) {
   const hn::ScalableTag<T> d;
   for (int64_t r = 0; r < rows; ++r, x += n, dy += n, dx += n) {
     const auto vs = hn::Set(d, rstd[r]);
@@ -296,7 +305,8 @@ void rms_norm_grad_x(const T* dy, const T* x, const T* scale, const T* rstd, T* 
     const auto mean = hn::Set(d, static_cast<T>(dot / static_cast<double>(n)));
     each_vector(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
       const auto normal = hn::Mul(load_first(d, x + i, count, T{0}), vs);
-      store_first(d, hn::Mul(vs, hn::NegMulAdd(normal, mean, part(i, count))), dx + i, count);
+      const auto rest = hn::NegMulAdd(normal, mean, part(i, count));
+      store_first(d, finished(d, hn::Mul(vs, rest), then, r * n + i, count), dx + i, count);
     });
   }
 }
