@@ -99,7 +99,8 @@ class CellOrder {
     return ok_status();
   }
 
-  // In the order of one step: first what runs while the step before is under way.
+  // In the order of one step: first what runs while the step before is under way. Pairs are given by
+  // position in `body`: theirs may be tasks of two steps.
   Status take_two_steps(const std::vector<OrderItem>& items, const std::vector<bool>& ahead) {
     std::vector<std::pair<size_t, size_t>> tasks(items.size());  // by item: [first, end)
     for (const bool next : {true, false}) {

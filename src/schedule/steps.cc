@@ -114,7 +114,7 @@ class Steps {
     for (TaskId id : order) schedule_.ahead[cell].push_back(is_ahead(id));
     return pair_up(cell, computes);
   }
-  // The pairs, by position in the body.
+  // The pairs, by position in the body: those of the computations, and of all tasks.
   Status pair_up(size_t cell, const std::vector<int32_t>& computes) {
     const ComputeOrder& compute = schedule_.compute[cell];
     if (compute.body.empty()) return ok_status();
