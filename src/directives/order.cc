@@ -144,7 +144,9 @@ class CellOrder {
       if (item.optional) return ok_status();
       // What the model has not is no mistake of the program: a sum's backward may be no op at all.
       if (item.pass != "F" && pool_.has_none(item)) {
-        absent_.insert(item_text(item));
+        OrderItem of_all = item;
+        std::erase_if(of_all.tags, [&](const auto& tag) { return tag.first == order_.micro; });
+        absent_.insert(item_text(of_all));
         return ok_status();
       }
       return fail(item.at, "order: on {} no task is left for '{}' (item {} of the program)", where_,

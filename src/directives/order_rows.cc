@@ -1,6 +1,8 @@
 // A compute order as cells, for lists and files.
 #include <algorithm>
 #include <map>
+#include <set>
+#include <tuple>
 
 #include "piper/directives.h"
 
@@ -13,8 +15,20 @@ const char* type_of(char pass) {
   return pass == 'B' ? "B" : "F";
 }
 
-// An overlap has two cells: a whole backward of two tasks is one.
-std::vector<OrderCell> cells_of(const Dag& dag, const ComputeOrder& order, size_t stage) {
+// Backwards that have both halves as tasks of their own: chunks of halves, by region.
+std::set<std::vector<int32_t>> regions_in_halves(const Dag& dag) {
+  std::set<std::vector<int32_t>> inputs, both;
+  for (const Chunk& chunk : dag.chunks)
+    if (chunk.pass == 'I') inputs.insert(chunk.tags);
+  for (const Chunk& chunk : dag.chunks)
+    if (chunk.pass == 'W' && inputs.contains(chunk.tags)) both.insert(chunk.tags);
+  return both;
+}
+
+// An overlap has two cells: a whole backward of two tasks is one, and so is a half that is all
+// there is.
+std::vector<OrderCell> cells_of(const Dag& dag, const ComputeOrder& order, size_t stage,
+                                const std::set<std::vector<int32_t>>& in_halves) {
   std::vector<OrderCell> row;
   size_t pair = order.body.empty() ? 0 : order.overlaps.size(), whole = 0;  // else of two steps
   for (int32_t i = 0; i < static_cast<int32_t>(order.tasks.size()); ++i) {
@@ -22,8 +36,9 @@ std::vector<OrderCell> cells_of(const Dag& dag, const ComputeOrder& order, size_
     while (pair < order.overlaps.size() && order.overlaps[pair].second < i) ++pair;
     if (pair < order.overlaps.size() && order.overlaps[pair].second == i) row.back().paired = true;
     OrderCell cell;
-    cell.type = type_of(task.pass);
-    cell.stage = dag.chunks[task.chunk.index()].tags[stage];
+    const std::vector<int32_t>& tags = dag.chunks[task.chunk.index()].tags;
+    cell.type = task.pass == 'F' || in_halves.contains(tags) ? type_of(task.pass) : "B";
+    cell.stage = tags[stage];
     cell.micro = task.micro;
     while (whole < order.wholes.size() && order.wholes[whole] < i) ++whole;
     if (whole < order.wholes.size() && order.wholes[whole] == i) cell.type = "B", ++i;
@@ -31,6 +46,80 @@ std::vector<OrderCell> cells_of(const Dag& dag, const ComputeOrder& order, size_
   }
   return row;
 }
+
+// A stage that only passes adjoints on has no backward here. In a file each stage has one: as soon
+// as the stage behind has run its own.
+class Backwards {
+ public:
+  explicit Backwards(const OrderRows& rows) : rows_(rows), out_(rows.size()), next_(rows.size()) {
+    for (size_t r = 0; r < rows.size(); ++r)
+      for (const OrderCell& cell : rows[r]) {
+        last_ = std::max(last_, cell.stage);
+        row_of_[cell.stage] = r;
+        if (cell.type != "F") with_backward_.insert(cell.stage);
+      }
+  }
+  OrderRows run() {
+    if (with_backward_.size() == row_of_.size()) return rows_;
+    for (bool moved = true; moved;) {
+      moved = false;
+      for (size_t r = 0; r < rows_.size(); ++r)
+        while (next_[r] < rows_[r].size() && can_run(r)) run_next(r), moved = true;
+    }
+    // What is no chain of stages stays as it is.
+    for (size_t r = 0; r < rows_.size(); ++r)
+      if (next_[r] < rows_[r].size()) return rows_;
+    return std::move(out_);
+  }
+
+ private:
+  size_t width(size_t r) const { return rows_[r][next_[r]].paired ? 2 : 1; }
+  bool can_run(size_t r) const {
+    for (size_t i = 0; i < width(r); ++i) {
+      const OrderCell& cell = rows_[r][next_[r] + i];
+      const auto has = [&](char pass, int64_t stage) {
+        return done_.contains({pass, stage, cell.micro});
+      };
+      if (cell.type == "F" ? cell.stage > 0 && !has('F', cell.stage - 1) : !has('F', cell.stage))
+        return false;
+      if ((cell.type == "B" || cell.type == "BI") && cell.stage < last_ &&
+          !has('B', cell.stage + 1))
+        return false;
+    }
+    return true;
+  }
+  void run_next(size_t r) {
+    const size_t first = next_[r], count = width(r);
+    next_[r] += count;
+    for (size_t i = first; i < first + count; ++i) out_[r].push_back(rows_[r][i]);
+    for (size_t i = first; i < first + count; ++i) {
+      const OrderCell& cell = rows_[r][i];
+      if (cell.type == "BW") continue;
+      done_.insert({cell.type == "F" ? 'F' : 'B', cell.stage, cell.micro});
+      const bool turns = cell.type == "F" && cell.stage == last_;
+      if (turns || cell.type != "F") pass_on(cell.stage - (turns ? 0 : 1), cell.micro);
+    }
+  }
+  // Through the stages from this one down that have none.
+  void pass_on(int64_t stage, int64_t micro) {
+    for (; row_of_.contains(stage) && !with_backward_.contains(stage); --stage) {
+      OrderCell cell;
+      cell.type = "B";
+      cell.stage = stage;
+      cell.micro = micro;
+      out_[row_of_.at(stage)].push_back(std::move(cell));
+      done_.insert({'B', stage, micro});
+    }
+  }
+
+  const OrderRows& rows_;
+  OrderRows out_;
+  std::vector<size_t> next_;
+  std::map<int64_t, size_t> row_of_;  // by stage
+  std::set<int64_t> with_backward_;
+  int64_t last_ = -1;
+  std::set<std::tuple<char, int64_t, int64_t>> done_;  // pass, stage, microbatch
+};
 
 }  // namespace
 
@@ -54,9 +143,11 @@ Result<OrderRows> order_rows(const Dag& dag, const std::vector<ComputeOrder>& co
                                  number));
   }
   OrderRows rows;
+  const auto in_halves = regions_in_halves(dag);
   for (const ComputeOrder& order : compute)
-    rows.push_back(cells_of(dag, order, static_cast<size_t>(stage - dag.region_tags.begin())));
-  return rows;
+    rows.push_back(
+        cells_of(dag, order, static_cast<size_t>(stage - dag.region_tags.begin()), in_halves));
+  return Backwards(rows).run();
 }
 
 }  // namespace piper

@@ -41,13 +41,12 @@ struct Made {
   Schedule schedule;
 };
 
-inline Result<Made> schedule(const Strategy& strategy, int64_t stages) {
+inline Result<Made> schedule(const Strategy& strategy, Graph forward) {
   Explanations explain;
   Variables variables = strategy.params;
   for (const MeshAxis& axis : strategy.mesh) variables.emplace_back(axis.name, axis.size);
   const int64_t microbatches = strategy.splits.at(0).into;
   PIPER_ASSIGN(const Cut cut, apply_split(strategy, microbatches, explain));
-  PIPER_ASSIGN(Graph forward, make_graph(stages, microbatches));
   PIPER_ASSIGN(Differentiated step, differentiate(std::move(forward), strategy.train));
   PIPER_ASSIGN(Graph graph, shard_batch(std::move(step.graph), {1, microbatches, {}}));
   DagSpec spec;
@@ -66,6 +65,11 @@ inline Result<Made> schedule(const Strategy& strategy, int64_t stages) {
   PIPER_ASSIGN(made.compute, choose_order(made.dag, &strategy, variables, explain));
   PIPER_ASSIGN(made.schedule, make_schedule(made.dag, made.compute));
   return made;
+}
+
+inline Result<Made> schedule(const Strategy& strategy, int64_t stages) {
+  PIPER_ASSIGN(Graph forward, make_graph(stages, strategy.splits.at(0).into));
+  return schedule(strategy, std::move(forward));
 }
 
 // A file of the library for P devices with V chunks each and M microbatches.

@@ -172,6 +172,46 @@ TEST(Lists, AFileIsReadFromBesideTheStrategy) {
   for (const size_t r : {0, 1}) EXPECT_EQ(chain::row(*made, r), chain::row(*library, r));
 }
 
+// Stage 1 adds what needs no gradient: its adjoint is the one that it gets. A pipeline file has a B
+// of it all the same, which takes nothing when it is read.
+TEST(Lists, AStageWithoutABackwardHasOneInAFile) {
+  const char* const kGraph =
+      "graph batch=2 shards=1 tag=stage\ninput %x:f32[2,1] batch_dim=0\n"
+      "state %w0:f32[1,1] = fill 1\nstate %w2:f32[1,1] = fill 1\n"
+      "%h0:f32[2,1] = MatMul(%x, %w0) tags={stage=0}\n"
+      "%h1:f32[2,1] = Add(%h0, %x) tags={stage=1}\n"
+      "%h2:f32[2,1] = MatMul(%h1, %w2) tags={stage=2}\n"
+      "%loss:f32[] = ReduceSum(%h2) {axes=[0,1], keepdims=0} tags={stage=2}\n"
+      "output %loss\nloss %loss\nparam w0 %w0\nparam w2 %w2\n";
+  const Folder folder;
+  const auto make_with = [&](const std::string& order) -> Result<chain::Made> {
+    const std::string text =
+        "piper: 1\nmesh: {pp: 3}\nannotate: [{balance: {tag: stage, into: 3}}]\ndirectives:\n"
+        "  - split: {dim: batch, into: 2}\n  - place: {where: {stage: s}, on: {pp: s}}\n"
+        "  - order: {each: pp, " +
+        order + "}\n";
+    PIPER_ASSIGN(const Strategy strategy, parse_strategy(folder.write("strategy.yaml", text), {}));
+    PIPER_ASSIGN(Graph graph, parse_graph(kGraph));
+    return chain::schedule(strategy, std::move(graph));
+  };
+  const auto made = make_with("lists: [F0 F1 B0 B1, F0 F1 B0 B1, F0 B0 F1 B1]");
+  ASSERT_TRUE(made) << print_error(made.error());
+  EXPECT_EQ(chain::row(*made, 1), "1F0 1F1");
+  const auto rows = order_rows(made->dag, made->compute);
+  ASSERT_TRUE(rows) << print_error(rows.error());
+  EXPECT_EQ(print_order_csv(*rows, CsvDialect::kNew),
+            "0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n2F0,2B0,2F1,2B1\n");
+  const auto comms = add_communication(*rows);
+  ASSERT_TRUE(comms) << print_error(comms.error());
+  for (const OrderRows& form : {*rows, *comms})
+    for (const CsvDialect dialect : {CsvDialect::kOld, CsvDialect::kNew}) {
+      folder.write("order.csv", print_order_csv(form, dialect));
+      const auto again = make_with("csv: order.csv");
+      ASSERT_TRUE(again) << print_error(again.error());
+      for (size_t r = 0; r < 3; ++r) EXPECT_EQ(chain::row(*again, r), chain::row(*made, r));
+    }
+}
+
 TEST(Lists, ExplainWhatIsWrong) {
   const Folder folder;
   folder.write("order.csv", "0F0,0B0\n2F0,2B0\n");
