@@ -22,7 +22,7 @@ struct Route {
 
 class Routes {
  public:
-  Routes(const Model& model, const Section& section) : model_(model), section_(section) {
+  Routes(const Model& model, const Section& section) : model_(model) {
     for (int32_t c = 0; c < static_cast<int32_t>(model.cells.size()); ++c) {
       peers_.clear();
       const auto& steps = section.steps[c];
@@ -58,7 +58,6 @@ class Routes {
   }
 
   const Model& model_;
-  const Section& section_;
   std::map<std::vector<int32_t>, int32_t> peers_;                          // of the cell at hand
   std::unordered_map<uint64_t, std::unordered_map<int32_t, size_t>> ids_;  // by cells and channel
   std::vector<Route> routes_;
