@@ -3,14 +3,10 @@
 #include "piper/runtime.h"
 
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <new>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -203,8 +199,8 @@ TEST(Faults, AMissingMessageNamesRankInstructionAndPeer) {
   ASSERT_FALSE(result.ok());
   EXPECT_EQ(result.error().code, ExitCode::kPeer);
   ASSERT_EQ(result.error().notes.size(), 1u);
-  // Both ranks begin to wait at the same moment, rank 0 for the other's results; whose deadline passes first
-  // is the machine's choice. Either way instruction and peer are named.
+  // Both ranks begin to wait at the same moment, rank 0 for the other's results; whose deadline
+  // passes first is the machine's choice. Either way instruction and peer are named.
   const std::string& note = result.error().notes[0];
   if (note == "rank 0 is at the end of its step") {
     EXPECT_EQ(
@@ -436,168 +432,5 @@ TEST(Metrics, OneLineOfJson) {
       "\"step_ms\":1.5,\"peak_bytes\":4096}\n");
 }
 
-// ---- The command, here and under mpirun ---------------------------------------------------------
-
-// A written plan set and its data, gone with the test.
-class Command : public testing::Test {
- protected:
-  void SetUp() override {
-    folder_ = std::filesystem::temp_directory_path() / fmt::format("piper-runtime-{}", getpid());
-    std::filesystem::remove_all(folder_);
-    std::filesystem::create_directories(folder_);
-    PlanSet set = replicas(2);
-    PlanSet single = replicas_oracle(2);
-    Status written = write_plan_set(set, &single, nullptr, path("plans"), {});
-    ASSERT_TRUE(written.ok()) << written.error().message;
-    std::vector<NamedTensor> batches;
-    for (int k = 0; k < 4; ++k) {
-      std::vector<float> x(10);
-      for (size_t i = 0; i < x.size(); ++i)
-        x[i] = static_cast<float>(k) + 0.1f * static_cast<float>(i);
-      batches.push_back(
-          {fmt::format("batch/{}/t", k), {DType::kF32, {2}}, Bytes::copy_of(x.data(), 8)});
-      batches.push_back(
-          {fmt::format("batch/{}/x", k), {DType::kF32, {2, 5}}, Bytes::copy_of(x.data(), 40)});
-    }
-    Status data = write_safetensors(path("data.safetensors"), batches);
-    ASSERT_TRUE(data.ok()) << data.error().message;
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-  std::string path(const std::string& name) const { return (folder_ / name).string(); }
-  static std::string bytes_of(const std::string& file) {
-    std::ifstream in(file, std::ios::binary);
-    return {std::istreambuf_iterator<char>(in), {}};
-  }
-
-  // Runs this program again as piper-run, under `launcher` ("" for none); arguments behind the
-  // plan.
-  std::pair<int, std::string> spawn(const std::string& launcher, const std::string& arguments) {
-    std::string self = std::filesystem::read_symlink("/proc/self/exe").string();
-    std::string command = fmt::format(
-        "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
-        "OMPI_MCA_rmaps_base_oversubscribe=1 "
-        "ASAN_OPTIONS=detect_leaks=0 {} '{}' --run-plan {} 2>&1",
-        launcher, self, arguments);
-    std::string output;
-    FILE* pipe = popen(command.c_str(), "r");
-    char buffer[4096];
-    while (size_t got = fread(buffer, 1, sizeof buffer, pipe)) output.append(buffer, got);
-    int status = pclose(pipe);
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, output};
-  }
-
-  std::filesystem::path folder_;
-};
-
-#if defined(__SANITIZE_THREAD__)
-constexpr bool kThreadSanitizer = true;  // a process under mpirun has one thread of ours
-#else
-constexpr bool kThreadSanitizer = false;
-#endif
-
-TEST_F(Command, ThreadsAndProcessesSaveTheSameBytes) {
-  if (kThreadSanitizer) GTEST_SKIP() << "nothing of ours to find in processes of one thread";
-  auto [code, output] =
-      spawn("", fmt::format("{} {} {}", path("plans"), path("data.safetensors"), path("a")));
-  ASSERT_EQ(code, 0) << output;
-  EXPECT_NE(
-      output.find(
-          "equal to the single-device plan bit for bit: loss and 1 parameters after each of 4 "
-          "steps\n"),
-      std::string::npos)
-      << output;
-  auto [mpi_code, mpi_output] = spawn(
-      "mpirun -n 2", fmt::format("{} {} {}", path("plans"), path("data.safetensors"), path("b")));
-  ASSERT_EQ(mpi_code, 0) << mpi_output;
-  EXPECT_EQ(bytes_of(path("a")), bytes_of(path("b")));
-  EXPECT_FALSE(bytes_of(path("a")).empty());
-  // One plan file a process, in the wrong order: the plan's rank counts.
-  std::string one = fmt::format("{} {} ", path("data.safetensors"), path("c"));
-  std::string self = std::filesystem::read_symlink("/proc/self/exe").string();
-  auto [each_code, each_output] = spawn(
-      "mpirun -n 1", fmt::format("{} {} : -n 1 '{}' --run-plan {} {}", path("plans/rank1.plan"),
-                                 one, self, path("plans/rank0.plan"), one));
-  ASSERT_EQ(each_code, 0) << each_output;
-  EXPECT_EQ(bytes_of(path("a")), bytes_of(path("c")));
-}
-
-// Bounds that nothing misses: only that replicas stay equal is left to see.
-TEST_F(Command, ReplicasThatDriftApartAreFound) {
-  PlanSet set = replicas(2);
-  set.roles[0].body.erase(set.roles[0].body.begin() + 3);  // the all-reduce
-  PlanSet uncut = replicas_oracle(2);
-  Status written = write_plan_set(set, nullptr, &uncut, path("drifting"), {});
-  ASSERT_TRUE(written.ok()) << written.error().message;
-  std::string arguments =
-      fmt::format("{} {} {} apart", path("drifting"), path("data.safetensors"), path("a"));
-  auto [code, output] = spawn("", arguments);
-  EXPECT_EQ(code, static_cast<int>(ExitCode::kNumeric)) << output;
-  EXPECT_NE(output.find("step 0: parameter 'w.p' differs between ranks at [0,0]: "),
-            std::string::npos)
-      << output;
-  if (kThreadSanitizer) return;
-  auto [mpi_code, mpi_output] = spawn("mpirun -n 2", arguments);
-  EXPECT_EQ(mpi_code, static_cast<int>(ExitCode::kNumeric)) << mpi_output;
-  EXPECT_NE(mpi_output.find("step 0: parameter 'w.p' differs between rank 0 and rank 1"),
-            std::string::npos)
-      << mpi_output;
-}
-
-TEST_F(Command, RefusesAWorldOfAnotherSize) {
-  if (kThreadSanitizer) GTEST_SKIP() << "nothing of ours to find in processes of one thread";
-  auto [code, output] = spawn(
-      "mpirun -n 3", fmt::format("{} {} {}", path("plans"), path("data.safetensors"), path("a")));
-  EXPECT_NE(code, 0);
-  EXPECT_NE(output.find("is for 2 ranks, but 3 processes were started"), std::string::npos)
-      << output;
-  auto [alone, said] = spawn(
-      "", fmt::format("{} {} {}", path("plans/rank1.plan"), path("data.safetensors"), path("a")));
-  EXPECT_EQ(alone, 2);
-  EXPECT_NE(said.find("is one of 2 ranks, and no launcher started this process"), std::string::npos)
-      << said;
-}
-
-TEST_F(Command, AFailingRankEndsTheJobWithItsReason) {
-  if (kThreadSanitizer) GTEST_SKIP() << "nothing of ours to find in processes of one thread";
-  auto start = std::chrono::steady_clock::now();
-  auto [code, output] = spawn("mpirun -n 2", fmt::format("{} {} {} fail", path("plans"),
-                                                         path("data.safetensors"), path("a")));
-  std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-  EXPECT_LT(took.count(), 20);
-  EXPECT_EQ(code, static_cast<int>(ExitCode::kStorage)) << output;
-  EXPECT_NE(output.find("error: the disk of rank 1 is full"), std::string::npos) << output;
-  EXPECT_FALSE(std::filesystem::exists(path("a")));
-}
-
-// PLAN DATA SAVE [fail|apart]: four steps, compared with the single-device plan.
-int run_plan(int argc, char** argv) {
-  RunOptions options;
-  options.plan = argv[0];
-  options.data.sources = {argv[1]};
-  options.data.shuffle = false;
-  options.save = argv[2];
-  options.job.steps = 4;
-  options.job.verify.against = VerifyAgainst::kSingle;
-  if (argc > 3 && std::string_view(argv[3]) == "apart") {
-    options.job.verify = {VerifyAgainst::kUncut, 1e9, 1e9};
-  } else if (argc > 3) {
-    options.job.before_step = [](int64_t rank, int64_t step) -> Status {
-      if (rank != 1 || step != 2) return ok_status();
-      return fail("the disk of rank 1 is full").with_code(ExitCode::kStorage);
-    };
-  }
-  auto outcome = run_plans(std::move(options));
-  if (outcome) return 0;
-  std::fputs(print_error(outcome.error()).c_str(), stderr);
-  return static_cast<int>(outcome.error().code);
-}
-
 }  // namespace
 }  // namespace piper
-
-int main(int argc, char** argv) {
-  if (argc >= 5 && std::string_view(argv[1]) == "--run-plan")
-    return piper::run_plan(argc - 2, argv + 2);
-  testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
-}

@@ -1,0 +1,56 @@
+// A plan by hand.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include "piper/bundle.h"
+
+namespace piper {
+
+// Two stages, two replicas: everything that a plan can say is said once.
+inline constexpr const char* kStage0 =
+    R"(plan batch=8 arena=704 workspace=[64,0] transport=256 scratch=4096
+axis "pp" 2
+axis "dp" 2
+stream 0 "compute"
+stream 1 "re\"duce\\\x01"
+group 0 "dp" axes=[1]
+input "ids" i64[8,2] high=255 ignore=-100
+sum 0 "grad w" uses=2
+buffer 0 "w" f32[2,2] state at=0 init="w" param="h.0.w" aliases=["tied.w","x,\"y"]
+buffer 1 "ids" i64[2,2] step at=64
+buffer 2 "g" f32[2,2] step at=128 provenance="g"
+buffer 3 "c" f32 constant at=192 fill=-1e-300
+buffer 4 "acc" f32[2,2] step at=256
+program 0 label="F stage=0" args=3 workspace=64
+  value 0 f32[2,2] read
+  value 1 i64[2,2] read
+  value 2 f32[2,2] written
+  value 3 f32[2,2] at=0
+  value 4 f32 literal=0x0000803f
+  value 5 f32[2] view=3 from=8
+  op Mul in=[0,4] out=[3]
+  op Gather in=[3,1,-1] out=[2] {axis=1, epsilon=1e-05, mode="a b", perm=[0,2,1]}
+prologue
+  0 copy args=[3,3]
+body
+  0 input label="ids mb=0" args=[1] input="ids" count=2 stride=[0,4] pass="-"
+  1 compute label="F stage=0 mb=0" program=0 args=[0,1,2] pass="F" stage=0 micro=0
+    contribution count=2 stride=[0,4] use=1 accumulates arg=2
+    combine arg=2 from=[0,1]
+    sum_read arg=2
+  2 send args=[2] waits=[1] stream=1 peer=[1,-1] channel=1
+  3 recv args=[4] peer=[1,-1]
+  4 all_reduce label="reduce" stream=1 args=[2,4] waits=[1,3] group=0
+epilogue
+  0 broadcast args=[0] group=0 root=1
+report "loss" buffer=3
+)";
+
+inline RoleProgram role_of(std::string_view text) {
+  auto role = parse_plan(text);
+  EXPECT_TRUE(role) << (role ? "" : print_error(role.error()));
+  return role ? *std::move(role) : RoleProgram{};
+}
+
+}  // namespace piper

@@ -1,0 +1,164 @@
+// What a role program must be, wherever it comes from.
+#include <random>
+
+#include "unit/bundle_plans.h"
+
+namespace piper {
+namespace {
+
+// Every edit of a good plan by one line is refused for the reason given.
+TEST(CheckRole, RefusesEachFault) {
+  struct Case {
+    const char *from, *to, *message;
+  };
+  const Case cases[] = {
+      {"axis \"dp\" 2", "axis \"pp\" 2", "the mesh has two axes 'pp'"},
+      {"axis \"dp\" 2", "axis \"dp\" 0", "the mesh has an axis that is no size, or too many ranks"},
+      {"axis \"dp\" 2", "axis \"dp\" 9000000000000000000",
+       "the mesh has an axis that is no size, or too many ranks"},
+      {"workspace=[64,0]", "workspace=[64]", "1 workspaces are stated for 2 streams"},
+      {"workspace=[64,0]", "workspace=[-64,0]", "the stated memory is negative or overflows"},
+      {"workspace=[64,0]", "workspace=[9223372036854775807,0]",
+       "the stated memory is negative or overflows"},
+      {"workspace=[64,0]", "workspace=[0,0]",
+       "instruction 1 'F stage=0 mb=0' (compute): its program needs 64 bytes of workspace, its "
+       "stream has 0"},
+      {"axes=[1]", "axes=[2]", "group 0 does not name ascending mesh axes"},
+      {"axes=[1]", "axes=[1,0]", "group 0 does not name ascending mesh axes"},
+      {"uses=2", "uses=0", "sum 'grad w' has 0 uses"},
+      {"i64[8,2]", "i64[7,2]", "data input 'ids' is i64[7,2], not a batch of 8"},
+      {"f32[2,2] step at=256", "f32[2,-2] step at=256", "buffer 4 'acc' has no possible type"},
+      {"f32[2,2] step at=256", "f32[4294967296,4294967296] step at=256",
+       "buffer 4 'acc' has no possible type"},
+      {"step at=256", "step at=250",
+       "buffer 4 'acc' has the offset 250, which is no multiple of 64"},
+      {"step at=256", "step at=-64",
+       "buffer 4 'acc' has the offset -64, which is no multiple of 64"},
+      {"step at=256", "step at=704",
+       "buffer 4 'acc' at 704 with 16 bytes ends after the arena of 704"},
+      {"step at=256", "step at=9223372036854775744",
+       "buffer 4 'acc' at 9223372036854775744 with 16 bytes ends after the arena of 704"},
+      {"step at=256", "constant at=256 param=\"p\"", "buffer 4 'acc' is a parameter but constant"},
+      {"step at=256", "step at=256 part_of=0 whole=[8]",
+       "buffer 4 'acc' is a part of nothing possible"},
+      {"step at=256", "state at=256 part_of=9 whole=[8]",
+       "buffer 4 'acc' is a part of nothing possible"},
+      {"step at=256", "state at=256 part_of=0 whole=[9]",
+       "buffer 4 'acc' is f32[2,2], no part of f32[9] over 2 ranks"},
+      {"value 3 f32[2,2] at=0", "value 3 f32[2,2] at=64",
+       "program 0 'F stage=0': value 3 at 64 with 16 bytes is not inside the workspace of 64"},
+      {"args=3 workspace=64", "args=9 workspace=64",
+       "program 0 'F stage=0': 9 of its 6 values are args"},
+      {"args=3 workspace=64", "args=3 workspace=128",
+       "program 0 'F stage=0': it states a workspace of 128 bytes and uses 16"},
+      {"value 0 f32[2,2] read", "value 0 f32[2,2]",
+       "program 0 'F stage=0': op 0 Mul reads arg 0, which the program says it does not"},
+      {"value 2 f32[2,2] written", "value 2 f32[2,2]",
+       "program 0 'F stage=0': the args that it writes are not those it says"},
+      {"value 1 i64[2,2] read", "value 1 i64[2,2] read written",
+       "program 0 'F stage=0': the args that it writes are not those it says"},
+      {"in=[0,4] out=[3]", "in=[3,4] out=[3]",
+       "program 0 'F stage=0': op 0 Mul reads value 3 before it is made"},
+      {"in=[0,4] out=[3]", "in=[0,6] out=[3]", "program 0 'F stage=0': op 0 Mul reads no value 6"},
+      {"in=[0,4] out=[3]", "in=[0,4] out=[3,3]",
+       "program 0 'F stage=0': op 0 Mul writes value 3, which is already made"},
+      {"in=[0,4] out=[3]", "in=[0,4] out=[4]",
+       "program 0 'F stage=0': op 0 Mul writes value 4, which is already made"},
+      {"in=[0,4] out=[3]", "in=[0,4] out=[5]",
+       "program 0 'F stage=0': op 0 Mul writes view 5, which is not the whole of an arg"},
+      {"in=[0,4] out=[3]", "in=[0,5] out=[3]",
+       "program 0 'F stage=0': op 0 Mul reads value 5 before it is made"},
+      {"view=3 from=8", "view=3 from=12",
+       "program 0 'F stage=0': view 5 of 8 bytes from 12 on lies outside value 3 of 16"},
+      {"view=3 from=8", "view=3 from=7",
+       "program 0 'F stage=0': view 5 of 8 bytes from 7 on lies outside value 3 of 16"},
+      {"view=3 from=8", "view=4",
+       "program 0 'F stage=0': value 5 is a view of value 4, which is no argument or local"},
+      {"view=3 from=8", "view=5",
+       "program 0 'F stage=0': value 5 is a view of value 5, which is no argument or local"},
+      {"literal=0x0000803f", "literal=0x0000",
+       "program 0 'F stage=0': literal 4 has 2 bytes, its type is f32[]"},
+      {"args=[0,1,2]", "args=[0,1]",
+       "instruction 1 'F stage=0 mb=0' (compute): it has 2 args instead of 3"},
+      {"args=[0,1,2]", "args=[0,1,7]",
+       "instruction 1 'F stage=0 mb=0' (compute): there is no buffer 7"},
+      {"args=[0,1,2]", "args=[0,2,2]",
+       "instruction 1 'F stage=0 mb=0' (compute): arg 1 is f32[2,2] 'g', but the program takes "
+       "i64[2,2]"},
+      {"mb=0\" program=0", "mb=0\" program=1",
+       "instruction 1 'F stage=0 mb=0' (compute): there is no program 1"},
+      {"waits=[1,3]", "waits=[1,4]",
+       "instruction 4 'reduce' (all_reduce): it does not wait for earlier instructions, in "
+       "ascending order"},
+      {"peer=[1,-1] channel=1", "peer=[-1,-1] channel=1",
+       "instruction 2 '' (send): its peer is the rank itself"},
+      {"peer=[1,-1] channel=1", "peer=[2,-1] channel=1",
+       "instruction 2 '' (send): its peer is outside the mesh on axis pp"},
+      {"peer=[1,-1] channel=1", "peer=[1] channel=1",
+       "instruction 2 '' (send): a send or receive, and nothing else, has a peer coordinate per "
+       "axis"},
+      {"waits=[1,3] group=0", "waits=[1,3] group=1",
+       "instruction 4 'reduce' (all_reduce): there is no group 1"},
+      {"group=0 root=1", "group=0 root=2",
+       "instruction 0 '' (broadcast): its root 2 is not in the group of 2"},
+      {"count=2 stride=[0,4] pass", "count=2 stride=[0,7] pass",
+       "instruction 0 'ids mb=0' (input): its samples reach outside the batch of 8"},
+      {"count=2 stride=[0,4] pass", "count=3 stride=[0,4] pass",
+       "instruction 0 'ids mb=0' (input): it loads i64[3,2] into a buffer of i64[2,2]"},
+      {"use=1 accumulates", "use=2 accumulates",
+       "instruction 1 'F stage=0 mb=0' (compute): it contributes to a sum or use that is not "
+       "there"},
+      {"from=[0,1]", "from=[0,3]",
+       "instruction 1 'F stage=0 mb=0' (compute): it combines args that are not there"},
+      {"report \"loss\" buffer=3", "report \"loss\" buffer=2",
+       "report 'loss' is f32[2,2], not one float or bool"},
+      {"report \"loss\" buffer=3", "report \"loss\" buffer=-1", "report 'loss' is of no buffer"},
+      {"input=\"ids\"", "input=\"labels\"",
+       "instruction 0 'ids mb=0' (input): there is no data input 'labels'"},
+      {"copy args=[3,3]", "copy args=[3,2]",
+       "instruction 0 '' (copy): it copies f32[] to f32[2,2]"},
+  };
+  for (const Case& each : cases) {
+    std::string text = kStage0;
+    const size_t at = text.find(each.from);
+    ASSERT_NE(at, text.npos) << each.from;
+    text.replace(at, std::string_view(each.from).size(), each.to);
+    const auto role = parse_plan(text);
+    ASSERT_TRUE(role) << each.to << print_error(role.error());
+    const Status status = check_role(*role);
+    ASSERT_FALSE(status) << each.to;
+    EXPECT_EQ(status.error().message, each.message);
+    EXPECT_EQ(status.error().code, ExitCode::kPlan);
+  }
+}
+
+// Random ids all over a plan: refused or harmless, never a crash. Whatever is accepted can be
+// printed and encoded.
+TEST(CheckRole, RandomIdsNeverCrash) {
+  const uint32_t seed = 20240229;
+  std::mt19937 random(seed);
+  const std::string text = kStage0;
+  const std::string digits = "0123456789";
+  int refused = 0;
+  for (int trial = 0; trial < 3000; ++trial) {
+    std::string changed = text;
+    for (int edit = 0; edit < 2; ++edit) {
+      const size_t at = changed.find_first_of(digits, random() % changed.size());
+      if (at == changed.npos) continue;
+      const char* values[] = {
+          "-1", "0", "7", "99", "2147483647", "-2147483648", "9223372036854775807"};
+      changed.replace(at, 1, values[random() % 7]);
+    }
+    const auto role = parse_plan(changed);
+    if (!role || !check_role(*role)) {
+      ++refused;
+      continue;
+    }
+    EXPECT_EQ(print_plan(role_of(print_plan(*role))), print_plan(*role))
+        << "seed " << seed << " trial " << trial;
+  }
+  EXPECT_GT(refused, 1000);
+}
+
+}  // namespace
+}  // namespace piper
