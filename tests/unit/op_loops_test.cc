@@ -1,0 +1,268 @@
+// Loops of every row of the op table: each letter can be split, and costs and sums follow.
+#include <set>
+
+#include "unit/op_uses.h"
+
+namespace piper {
+namespace {
+
+using namespace test;  // NOLINT: the helpers of this test
+
+// A dim as [outer, size of the letter, inner].
+struct Place {
+  size_t dim = 0;
+  int64_t outer = 1, size = 1;
+};
+
+std::optional<Place> place_of(const LoopRule& rule, const std::vector<LoopRule::Dim>& dims,
+                              char letter) {
+  auto size = [&](char wanted) {
+    for (const auto& [name, extent] : rule.sizes) {
+      if (name == wanted) return extent;
+    }
+    ADD_FAILURE() << "letter " << wanted << " has no size";
+    return int64_t{1};
+  };
+  for (size_t d = 0; d < dims.size(); ++d) {
+    int64_t outer = 1;
+    for (char at : dims[d]) {
+      if (at == letter) return Place{d, outer, size(letter)};
+      outer *= size(at);
+    }
+  }
+  return std::nullopt;
+}
+
+Shape block_shape(const Shape& shape, const Place& place, int64_t count) {
+  Shape block = shape;
+  block[place.dim] = block[place.dim] / place.size * count;
+  return block;
+}
+
+// Calls f(position in the whole, position in the block) for the elements [from, from + count) of
+// the letter.
+template <class F>
+void for_block(const Shape& shape, const Place& place, int64_t from, int64_t count, F f) {
+  int64_t inner = 1, outer = place.outer;
+  for (size_t d = place.dim + 1; d < shape.size(); ++d) inner *= shape[d];
+  for (size_t d = 0; d < place.dim; ++d) outer *= shape[d];
+  inner *= shape[place.dim] / place.size / place.outer;
+  size_t to = 0;
+  for (int64_t o = 0; o < outer; ++o) {
+    for (int64_t l = from; l < from + count; ++l) {
+      for (int64_t i = 0; i < inner; ++i) {
+        f(static_cast<size_t>((o * place.size + l) * inner + i), to++);
+      }
+    }
+  }
+}
+
+Tensor cut(const Tensor& whole, const Place& place, int64_t from, int64_t count) {
+  Tensor part{{whole.type.dtype, block_shape(whole.type.shape, place, count)}, {}};
+  for_block(whole.type.shape, place, from, count,
+            [&](size_t at, size_t) { part.values.push_back(whole.values[at]); });
+  return part;
+}
+
+Shape local_shape(const Use& use, const LoopRule& rule, size_t output, char letter, int64_t count) {
+  const auto place = place_of(rule, rule.outputs[output], letter);
+  const Shape& shape = use.types.outputs[output].shape;
+  return place ? block_shape(shape, *place, count) : shape;
+}
+
+// What sharding tells an op that draws random numbers: which of two halves it has.
+void place_draw(Use& local, const Use& use, const Place& place, int64_t from) {
+  int64_t rows = place.outer;
+  for (size_t d = 0; d < place.dim; ++d) rows *= use.types.outputs[0].shape[d];
+  local.types.attrs.set("rows", rows);
+  local.types.attrs.set("shards", int64_t{2});
+  local.types.inputs.push_back({DType::kI64, {1}});
+  local.types.present.push_back(true);
+  local.inputs.push_back(Tensor{{DType::kI64, {1}}, {from > 0 ? 1.0 : 0.0}});
+}
+
+// The use that a shard makes of the op: elements [from, from + count) of the letter.
+Use local_use(const Use& use, const LoopRule& rule, char letter, int64_t from, int64_t count) {
+  Use local = use;
+  for (size_t i = 0; i < use.inputs.size(); ++i) {
+    const auto place = place_of(rule, rule.inputs[i], letter);
+    if (!use.inputs[i] || !place) continue;
+    local.inputs[i] = cut(*use.inputs[i], *place, from, count);
+    local.types.inputs[i] = local.inputs[i]->type;
+  }
+  std::vector<Shape> shapes;
+  for (size_t o = 0; o < use.types.outputs.size(); ++o) {
+    shapes.push_back(local_shape(use, rule, o, letter, count));
+  }
+  if (use.def->localise) local.types.attrs = use.def->localise(use.types, shapes);
+  if (use.def->draws >= 0) {
+    place_draw(local, use, *place_of(rule, rule.outputs[0], letter), from);
+  }
+  local.types.outputs = must(use.def->types(local.types));
+  return local;
+}
+
+// What two shards of one letter make together.
+std::vector<Tensor> run_in_shards(const Use& use, const LoopRule& rule, char letter, int64_t size) {
+  std::vector<Tensor> joined;
+  for (const TensorType& type : use.types.outputs) {
+    joined.push_back({type, std::vector<double>(num_elements(type.shape), 0.0)});
+  }
+  for (int shard = 0; shard < 2; ++shard) {
+    const int64_t from = shard == 0 ? 0 : size / 2;
+    const int64_t count = shard == 0 ? size / 2 : size - size / 2;
+    const Use local = local_use(use, rule, letter, from, count);
+    const std::vector<Tensor> parts = local.run();
+    for (size_t o = 0; o < joined.size(); ++o) {
+      EXPECT_EQ(parts[o].type.shape, local_shape(use, rule, o, letter, count)) << "output " << o;
+      const auto place = place_of(rule, rule.outputs[o], letter);
+      for (size_t i = 0; !place && i < parts[o].values.size(); ++i) {
+        joined[o].values[i] += parts[o].values[i];
+      }
+      if (!place) continue;
+      for_block(joined[o].type.shape, *place, from, count,
+                [&](size_t at, size_t in) { joined[o].values[at] = parts[o].values[in]; });
+    }
+  }
+  return joined;
+}
+
+// Every dim of an operand is the product of its letters, unless one of them is whole.
+void check_dims(const LoopRule& rule, const std::vector<LoopRule::Dim>& dims, const Shape& shape) {
+  ASSERT_EQ(dims.size(), shape.size());
+  for (size_t d = 0; d < dims.size(); ++d) {
+    int64_t product = 1;
+    bool whole = false;
+    for (char letter : dims[d]) {
+      for (const auto& [name, size] : rule.sizes) product *= name == letter ? size : 1;
+      whole = whole || rule.whole.find(letter) != std::string::npos;
+    }
+    ASSERT_TRUE(whole || product == shape[d]) << "dim " << d;
+  }
+}
+
+TEST(Ops, EveryLetterCanBeSplit) {
+  int split = 0;
+  for_each_use([&](const Use& use, std::mt19937_64&) {
+    const LoopRule rule = use.def->loops(use.types);
+    ASSERT_EQ(rule.inputs.size(), use.inputs.size());
+    ASSERT_EQ(rule.outputs.size(), use.types.outputs.size());
+    for (size_t i = 0; i < use.inputs.size(); ++i) {
+      check_dims(rule, rule.inputs[i], use.types.inputs[i].shape);
+    }
+    for (size_t i = 0; i < rule.outputs.size(); ++i) {
+      check_dims(rule, rule.outputs[i], use.types.outputs[i].shape);
+    }
+    const std::vector<Tensor> whole = use.run();
+    for (const auto& [letter, size] : rule.sizes) {
+      if (size < 2 || rule.whole.find(letter) != std::string::npos) continue;
+      SCOPED_TRACE(fmt::format("letter {} of {}", letter, size));
+      const std::vector<Tensor> joined = run_in_shards(use, rule, letter, size);
+      for (size_t o = 0; o < whole.size(); ++o) {
+        // LabelCount and casts make f32, whose sums are exact here too.
+        expect_near(joined[o], whole[o], 1e-12);
+      }
+      ++split;
+    }
+  });
+  EXPECT_GT(split, 250);
+}
+
+// Twice the elements cost at most twice as much, and products of matrices exactly: what a plan's
+// parts cost adds up to the whole.
+TEST(Ops, CostsGrowWithTheLettersOfTheLoops) {
+  int split = 0;
+  for_each_use([&](const Use& use, std::mt19937_64&) {
+    const LoopRule rule = use.def->loops(use.types);
+    const Cost whole = use.def->cost(use.types);
+    for (const auto& [letter, size] : rule.sizes) {
+      if (size < 2 || rule.whole.find(letter) != std::string::npos) continue;
+      double sum = 0;
+      for (const auto& [from, count] :
+           {std::pair(int64_t{0}, size / 2), {size / 2, size - size / 2}}) {
+        const Cost part = use.def->cost(local_use(use, rule, letter, from, count).types);
+        EXPECT_LE(part.flops, whole.flops) << "letter " << letter;
+        sum += part.flops;
+      }
+      EXPECT_GE(sum, whole.flops * (1 - 1e-12)) << "letter " << letter;
+      if (use.def->name == "MatMul") {
+        EXPECT_DOUBLE_EQ(sum, whole.flops);
+      }
+      ++split;
+    }
+  });
+  EXPECT_GT(split, 250);
+}
+
+// f(u + v) = f(u) + f(v) in each linear set of inputs.
+TEST(Ops, LinearSetsAreLinear) {
+  int checked = 0;
+  for_each_use([&](const Use& use, std::mt19937_64& random) {
+    for (const std::vector<int>& set : use.def->loops(use.types).linear) {
+      Use u = use, v = use, sum = use;
+      for (int i : set) {
+        const OpSample& sample = *use.sample;
+        v.inputs[i] = draw(sample.inputs[i], random, sample.low, sample.high, sample.int_high);
+        for (size_t e = 0; e < v.inputs[i]->values.size(); ++e) {
+          sum.inputs[i]->values[e] += v.inputs[i]->values[e];
+        }
+      }
+      const std::vector<Tensor> of_u = u.run(), of_v = v.run(), of_sum = sum.run();
+      for (size_t o = 0; o < of_u.size(); ++o) {
+        Tensor expected = of_u[o];
+        for (size_t e = 0; e < expected.values.size(); ++e) {
+          expected.values[e] += of_v[o].values[e];
+        }
+        expect_near(of_sum[o], expected, of_u[o].type.dtype == DType::kF32 ? 1e-6 : 1e-12);
+      }
+      ++checked;
+    }
+  });
+  EXPECT_GT(checked, 60);
+}
+
+std::string dims_text(const std::vector<LoopRule::Dim>& dims) {
+  std::string text;
+  for (const LoopRule::Dim& dim : dims) {
+    if (!text.empty()) text += " ";
+    text += dim.empty() ? "-" : std::string(dim.begin(), dim.end());
+  }
+  return text;
+}
+
+std::string rule_text(const LoopRule& rule) {
+  std::vector<std::string> inputs, outputs;
+  for (const auto& dims : rule.inputs) inputs.push_back(dims_text(dims));
+  for (const auto& dims : rule.outputs) outputs.push_back(dims_text(dims));
+  return join(inputs, ", ") + " -> " + join(outputs, ", ") +
+         (rule.whole.empty() ? "" : " whole " + rule.whole);
+}
+
+std::string reshape_rule(Shape from, Shape to) {
+  OpTypes use;
+  use.inputs = {{DType::kF32, std::move(from)}};
+  use.present = {true};
+  use.outputs = {{DType::kF32, std::move(to)}};
+  return rule_text(find_op("Reshape")->loops(use));
+}
+
+TEST(Ops, ReshapeFindsCommonFactors) {
+  EXPECT_EQ(reshape_rule({8, 16, 4}, {128, 4}), "a b c -> ab c");
+  EXPECT_EQ(reshape_rule({128, 4}, {8, 16, 4}), "ab c -> a b c");
+  EXPECT_EQ(reshape_rule({8, 16, 12}, {8, 16, 3, 4}), "a b cd -> a b c d");
+  EXPECT_EQ(reshape_rule({8, 3, 1, 5}, {8, 15}), "a b - c -> a bc");
+  EXPECT_EQ(reshape_rule({6, 4}, {4, 6}), "ab e -> ac d whole bcde");
+  EXPECT_EQ(reshape_rule({2, 3, 4}, {2, 4, 3}), "a b d -> a c e whole bcde");
+  EXPECT_EQ(reshape_rule({3, 4, 5}, {4, 3, 5}), "a c e -> b d e whole abcd");
+  EXPECT_EQ(reshape_rule({1}, {}), "- -> ");
+  EXPECT_EQ(reshape_rule({0, 3}, {3, 0}), "a b -> c d whole abcd");
+}
+
+TEST(Ops, LoopsOfAForm) {
+  EXPECT_EQ(rule_text(loops("mk,kn->mn", {{4, 5}, {5, 6}}, {{4, 6}})), "m k, k n -> m n");
+  EXPECT_EQ(rule_text(loops(".mk,.kn->.mn", {{2, 7, 4, 5}, {1, 5, 6}}, {{2, 7, 4, 6}})),
+            "A B m k, - k n -> A B m n");
+}
+
+}  // namespace
+}  // namespace piper

@@ -1,0 +1,225 @@
+// Optimizers and learning rates against their definitions in double.
+#include <cmath>
+#include <map>
+
+#include "evaluate.h"
+#include "piper/ops.h"
+#include "unit/train_text.h"
+
+namespace piper {
+namespace {
+
+using test::must;
+using test::parse_train;
+using test::Tensor;
+using test::Values;
+
+// loss = sum(w·x) with one sample: the gradient of w is x.
+constexpr const char* kLine = R"(graph batch=1 shards=1
+input %x:f64[1,4] batch_dim=0
+state %w:f64[4] = [1,-2,3,0.5]
+%y:f64[1,4] = Mul(%x, %w) pass=F
+%loss:f64[] = ReduceSum(%y) {axes=[0,1], keepdims=0} pass=F
+param w %w
+loss %loss
+)";
+
+std::vector<double> gradient_at(int step) {
+  return {0.5 + step, -0.25, 0.125 * (step + 1), 2.0 - step};
+}
+
+// w after some steps of the graph, with all state carried over.
+std::vector<double> train_line(const std::string& spec, int steps) {
+  const Graph graph = must(differentiate(must(parse_graph(kLine)), parse_train(spec))).graph;
+  Values state(graph.values.size());
+  for (int step = 0; step < steps; ++step) {
+    state[graph.inputs[0].index()] = Tensor{{DType::kF64, {1, 4}}, gradient_at(step)};
+    const Values values = evaluate(graph, state);
+    for (const StateUpdate& update : graph.updates) {
+      state[update.state.index()] = values[update.next.index()];
+    }
+  }
+  EXPECT_EQ(state[graph.step.index()]->values[0], steps);
+  return state[graph.params[0].value.index()]->values;
+}
+
+void expect_close(const std::vector<double>& actual, const std::vector<double>& expected) {
+  ASSERT_EQ(actual.size(), expected.size());
+  for (size_t i = 0; i < actual.size(); ++i) EXPECT_NEAR(actual[i], expected[i], 1e-12) << i;
+}
+
+constexpr int kSteps = 4;
+const std::vector<double> kStart{1, -2, 3, 0.5};
+
+TEST(Optimizer, PlainSgd) {
+  std::vector<double> w = kStart;
+  for (int t = 0; t < kSteps; ++t) {
+    const std::vector<double> g = gradient_at(t);
+    for (size_t i = 0; i < 4; ++i) w[i] -= 0.1 * (g[i] + 0.01 * w[i]);
+  }
+  expect_close(train_line("optimizer=sgd lr=0.1 wd=0.01", kSteps), w);
+}
+
+TEST(Optimizer, SgdWithMomentum) {
+  for (const bool nesterov : {false, true}) {
+    const double dampening = nesterov ? 0 : 0.2;
+    std::vector<double> w = kStart, buffer(4, 0.0);
+    for (int t = 0; t < kSteps; ++t) {
+      const std::vector<double> g = gradient_at(t);
+      for (size_t i = 0; i < 4; ++i) {
+        const double d = g[i] + 0.01 * w[i];
+        buffer[i] = t == 0 ? d : 0.9 * buffer[i] + (1 - dampening) * d;
+        w[i] -= 0.1 * (nesterov ? d + 0.9 * buffer[i] : buffer[i]);
+      }
+    }
+    const std::string spec =
+        fmt::format("optimizer=sgd lr=0.1 wd=0.01 momentum=0.9 dampening={} nesterov={}", dampening,
+                    int{nesterov});
+    expect_close(train_line(spec, kSteps), w);
+  }
+}
+
+std::vector<double> adam(bool decoupled, std::optional<double> clip,
+                         const std::function<double(int)>& rate) {
+  std::vector<double> w = kStart, m(4, 0.0), v(4, 0.0);
+  for (int t = 0; t < kSteps; ++t) {
+    std::vector<double> g = gradient_at(t);
+    double norm = 0;
+    for (double x : g) norm += x * x;
+    const double factor = clip ? std::min(1.0, *clip / (std::sqrt(norm) + 1e-6)) : 1;
+    for (size_t i = 0; i < 4; ++i) {
+      g[i] *= factor;
+      if (decoupled) w[i] *= 1 - rate(t) * 0.1;
+      if (!decoupled) g[i] += 0.1 * w[i];
+      m[i] = 0.9 * m[i] + 0.1 * g[i];
+      v[i] = 0.999 * v[i] + 0.001 * g[i] * g[i];
+      const double m_hat = m[i] / (1 - std::pow(0.9, t + 1));
+      const double v_hat = v[i] / (1 - std::pow(0.999, t + 1));
+      w[i] -= rate(t) * m_hat / (std::sqrt(v_hat) + 1e-6);
+    }
+  }
+  return w;
+}
+
+TEST(Optimizer, AdamAndAdamW) {
+  const auto constant = [](int) { return 0.05; };
+  expect_close(train_line("optimizer=adam lr=0.05 wd=0.1 eps=1e-6", kSteps),
+               adam(false, {}, constant));
+  expect_close(train_line("optimizer=adamw lr=0.05 wd=0.1 eps=1e-6", kSteps),
+               adam(true, {}, constant));
+  expect_close(train_line("optimizer=adamw lr=0.05 wd=0.1 eps=1e-6 clip=0.5", kSteps),
+               adam(true, 0.5, constant));
+  expect_close(train_line("optimizer=adamw lr=0.05 wd=0.1 eps=1e-6 clip=50", kSteps),
+               adam(true, {}, constant));
+}
+
+// PyTorch's Adagrad, which is that of ai.onnx.preview.training with T from 0.
+TEST(Optimizer, Adagrad) {
+  std::vector<double> w = kStart, sum(4, 0.3);
+  for (int t = 0; t < kSteps; ++t) {
+    const std::vector<double> g = gradient_at(t);
+    for (size_t i = 0; i < 4; ++i) {
+      const double d = g[i] + 0.1 * w[i];
+      sum[i] += d * d;
+      w[i] -= 0.05 / (1 + t * 0.2) * d / (std::sqrt(sum[i]) + 1e-6);
+    }
+  }
+  expect_close(
+      train_line("optimizer=adagrad lr=0.05 wd=0.1 eps=1e-6 lr_decay=0.2 accumulator=0.3", kSteps),
+      w);
+}
+
+// The pseudo code of ai.onnx.preview.training for Adam and Momentum, T counting from `count`.
+TEST(Optimizer, OnnxAdamAndMomentum) {
+  for (const int count : {0, 1, 5}) {
+    std::vector<double> a = kStart, v(4, 0.0), h(4, 0.0), b = kStart, buffer(4, 0.0);
+    for (int t = count; t < count + kSteps; ++t) {
+      const std::vector<double> g = gradient_at(t - count);
+      const double rate =
+          t > 0 ? 0.05 * std::sqrt(1 - std::pow(0.999, t)) / (1 - std::pow(0.9, t)) : 0.05;
+      for (size_t i = 0; i < 4; ++i) {
+        const double d = 0.1 * a[i] + g[i];
+        v[i] = 0.9 * v[i] + (1 - 0.9) * d;
+        h[i] = 0.999 * h[i] + (1 - 0.999) * d * d;
+        a[i] = (1 - 0.02) * (a[i] - rate * v[i] / (std::sqrt(h[i]) + 1e-3));
+        const double e = 0.1 * b[i] + g[i];
+        buffer[i] = 0.9 * buffer[i] + (t > 0 ? 0.8 : 1) * e;
+        b[i] -= 0.05 * (e + 0.9 * buffer[i]);
+      }
+    }
+    expect_close(train_line(fmt::format("optimizer=onnx_adam lr=0.05 wd=0.1 eps=1e-3 "
+                                        "wd_after=0.02 count={}",
+                                        count),
+                            kSteps),
+                 a);
+    expect_close(train_line(fmt::format("optimizer=sgd lr=0.05 wd=0.1 momentum=0.9 dampening=0.2 "
+                                        "nesterov=1 count={}",
+                                        count),
+                            kSteps),
+                 b);
+  }
+}
+
+// The operands of ONNX's own node tests, and what the functions of the onnx package make of them.
+TEST(Optimizer, OnnxNodeTests) {
+  const auto of = [](std::vector<double> values) {
+    return Tensor{{DType::kF64, {static_cast<int64_t>(values.size())}}, values};
+  };
+  const auto step = [](int64_t t) { return Tensor{{DType::kI64, {}}, {static_cast<double>(t)}}; };
+  const Tensor rate{{DType::kF64, {}}, {0.1}};
+  const auto run = [&](std::string_view op, const Attrs& attrs, std::vector<Tensor> operands,
+                       int64_t t) {
+    std::vector<std::optional<Tensor>> inputs(operands.begin(), operands.end());
+    inputs.insert(inputs.end(), {rate, std::nullopt, step(t)});
+    return evaluate(op, attrs, inputs,
+                    std::vector<TensorType>(operands.size() - 1, operands[0].type));
+  };
+  const Attrs adam{{"beta1", 0.95},
+                   {"beta2", 0.1},
+                   {"eps", 1e-7},
+                   {"weight_decay", 0.001},
+                   {"weight_decay_after", 0.01}};
+  const Attrs adagrad{{"eps", 1e-5}, {"weight_decay", 0.001}, {"lr_decay", 0.1}};
+  const Attrs momentum{{"momentum", 0.95}, {"dampening", 0.9}, {"weight_decay", 0.001}};
+  const Attrs nesterov{
+      {"momentum", 0.95}, {"dampening", 0.0}, {"weight_decay", 0.01}, {"nesterov", int64_t{1}}};
+  const std::vector<Tensor> four{of({1.2, 2.8}), of({-0.94, -2.5}), of({1.7, 3.6}), of({0.1, 0.1})};
+  const std::vector<Tensor> three(four.begin(), four.end() - 1);
+  const std::vector<Tensor> squares{of({1.0, 2.0}), of({-1.0, -3.0}), of({2.0, 3.5})};
+  const std::pair<int64_t, std::vector<double>> adam_steps[] = {
+      {0, {1.0147859856255719, 2.634422344269029}},
+      {1, {-2.098504848506025, 0.16164751646169692}},
+      {3, {-0.025864229305214113, 1.8078713430514006}}};
+  for (const auto& [t, x] : adam_steps) {
+    const std::vector<Tensor> out = run("OnnxAdam", adam, four, t);
+    expect_close(out[0].values, x);
+    expect_close(out[1].values, {1.56806, 3.29514});
+    expect_close(out[2].values, {0.803210896, 5.622407056});
+  }
+  const std::pair<int64_t, std::vector<double>> adagrad_steps[] = {
+      {0, {1.0576961844316204, 2.0848367230699654}},
+      {1, {1.0524510767560185, 2.0771242936999683}},
+      {3, {1.0443816803320156, 2.0652590177461274}}};
+  for (const auto& [t, x] : adagrad_steps) {
+    const std::vector<Tensor> out = run("Adagrad", adagrad, squares, t);
+    expect_close(out[0].values, x);
+    expect_close(out[1].values, {2.998001, 12.488004});
+  }
+  expect_close(run("Sgd", momentum, three, 1)[0].values, {1.047888, 2.482972});
+  expect_close(run("Sgd", momentum, three, 1)[1].values, {1.52112, 3.17028});
+  expect_close(run("Sgd", nesterov, three, 3)[0].values, {1.227535, 2.95714});
+  expect_close(run("Sgd", nesterov, three, 3)[1].values, {0.687, 0.948});
+}
+
+TEST(Optimizer, WarmUpAndCosine) {
+  const auto rate = [](int t) {
+    if (t < 2) return 0.05 * (t + 1) / 2;
+    const double cosine = (1 + std::cos(std::acos(-1.0) * (t - 2) / (4.0 - 2))) / 2;
+    return 0.05 * (0.1 + 0.9 * cosine);
+  };
+  expect_close(train_line("optimizer=adamw lr=0.05 wd=0.1 eps=1e-6 warmup=2 cosine=4", kSteps),
+               adam(true, {}, rate));
+}
+
+}  // namespace
+}  // namespace piper

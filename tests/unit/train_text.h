@@ -1,0 +1,52 @@
+// Training settings as a line of words.
+#pragma once
+
+#include <sstream>
+
+#include "piper/autodiff.h"
+
+namespace piper::test {
+
+// "optimizer=adamw lr=0.1 …", then "group=GLOB lr=… wd=…" lines; without groups there is "**".
+inline TrainSpec parse_train(const std::string& text) {
+  TrainSpec train;
+  ParamGroup defaults{.match = "**"};
+  ParamGroup* group = &defaults;
+  std::istringstream words(text);
+  train.groups.reserve(16);  // `group` points into it
+  for (std::string word; words >> word;) {
+    const size_t equals = word.find('=');
+    const std::string key = word.substr(0, equals), value = word.substr(equals + 1);
+    if (key == "optimizer") {
+      train.optimizer.kind = value == "sgd"         ? OptimizerKind::kSgd
+                             : value == "adam"      ? OptimizerKind::kAdam
+                             : value == "adagrad"   ? OptimizerKind::kAdagrad
+                             : value == "onnx_adam" ? OptimizerKind::kOnnxAdam
+                                                    : OptimizerKind::kAdamW;
+      continue;
+    }
+    if (key == "group") {
+      train.groups.push_back({.match = value});
+      group = &train.groups.back();
+      continue;
+    }
+    const double number = std::stod(value);
+    if (key == "lr") group->lr = number;
+    if (key == "wd") group->weight_decay = number;
+    if (key == "clip") train.clip_norm = number;
+    if (key == "momentum") train.optimizer.momentum = number;
+    if (key == "dampening") train.optimizer.dampening = number;
+    if (key == "nesterov") train.optimizer.nesterov = number != 0;
+    if (key == "eps") train.optimizer.eps = number;
+    if (key == "lr_decay") train.optimizer.lr_decay = number;
+    if (key == "accumulator") train.optimizer.accumulator = number;
+    if (key == "wd_after") train.optimizer.weight_decay_after = number;
+    if (key == "count") train.optimizer.count = static_cast<int64_t>(number);
+    if (key == "warmup") train.schedule.warmup = static_cast<int64_t>(number);
+    if (key == "cosine") train.schedule = {train.schedule.warmup, true, int64_t(number), 0.1};
+  }
+  if (train.groups.empty()) train.groups.push_back(defaults);
+  return train;
+}
+
+}  // namespace piper::test
