@@ -90,6 +90,9 @@ void explain_memory(const Compiled& compiled) {
                r.ranks, r.ops, r.parameters, r.elements, r.flops / 1e9, human_bytes(r.weight_bytes),
                human_bytes(r.optimizer_bytes), human_bytes(r.step_bytes),
                human_bytes(r.workspace_bytes), human_bytes(r.peak_bytes));
+  for (const RoleSummary& r : compiled.roles)
+    if (r.packed_bytes > 0)
+      fmt::print("{:<14}{} of the step are packed weights\n", r.where, human_bytes(r.packed_bytes));
   explain_host(compiled);
 }
 

@@ -79,9 +79,15 @@ struct Buffer {
   std::vector<int64_t> whole;
   // kState: the version before the last update of that parameter (a buffer); -1: none.
   int32_t previous_of = -1;
+  // kStep: a copy of that state (a buffer), a matrix, as the op Pack lays it out for matrix products; -1: none.
+  int32_t packed_of = -1;
   std::string provenance;     // see Provenance: what the verifier checks sums with; empty when not part of a gradient
   bool operator==(const Buffer&) const = default;
 };
+
+// What Pack makes of a right operand [k, n] (or its transpose): fewer than 32 more columns, so that all instruction sets' vectors
+// fit. Only products with the attribute `packed_b` read it.
+inline std::vector<int64_t> packed_shape(int64_t k, int64_t n) { return {k, (n + 31) / 32 * 32}; }
 
 // ---- Instructions ----------------------------------------------------------------------------------
 
@@ -216,6 +222,7 @@ struct RoleProgram {
   std::vector<int64_t> workspace_bytes;  // by stream: the largest of its programs
   int64_t transport_bytes = 0;   // slots that transports may allocate for this rank: stated, never exceeded
   int64_t scratch_bytes = 0;     // what the kernels of a thread may allocate for themselves: stated, never exceeded
+  int64_t packed_bytes() const;  // of the arena: packed copies
   int64_t peak_bytes() const;    // arena + workspaces + transport + scratch: the device's memory that the plan states
   bool operator==(const RoleProgram&) const = default;
 };

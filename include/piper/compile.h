@@ -32,7 +32,8 @@ struct RoleSummary {
   int64_t parameters = 0, elements = 0;
   double flops = 0;  // of one step on one rank
   int64_t weight_bytes = 0, optimizer_bytes = 0, constant_bytes = 0;
-  int64_t step_bytes = 0;  // gradients, activations in flight, inputs
+  int64_t step_bytes = 0;  // gradients, activations in flight, inputs, packed weights
+  int64_t packed_bytes = 0;  // the latter
   int64_t workspace_bytes = 0, transport_bytes = 0, peak_bytes = 0;
   int64_t host_bytes = 0;  // what is offloaded
   int64_t instructions = 0, programs = 0;

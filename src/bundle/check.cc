@@ -101,6 +101,24 @@ Status check_version(const RoleProgram& role, const Buffer& buffer, size_t b) {
              quote_control(buffer.name));
 }
 
+// A matrix packed for products, from a state that is kept whole.
+Status check_packed(const RoleProgram& role, const Buffer& buffer, size_t b) {
+  if (buffer.packed_of == -1) return ok_status();
+  const auto fits = [&] {
+    if (buffer.kind != BufferKind::kStep || buffer.host ||
+        !in_range(buffer.packed_of, role.buffers.size()))
+      return false;
+    const Buffer& from = role.buffers[buffer.packed_of];
+    const Shape& shape = from.type.shape;
+    return from.kind == BufferKind::kState && from.part_of < 0 && shape.size() == 2 &&
+           from.type.dtype == buffer.type.dtype &&
+           (buffer.type.shape == packed_shape(shape[0], shape[1]) ||
+            buffer.type.shape == packed_shape(shape[1], shape[0]));
+  };
+  if (fits()) return ok_status();
+  return bad("buffer {} '{}' is the packed copy of no matrix", b, quote_control(buffer.name));
+}
+
 Status check_memory(const RoleProgram& role) {
   int64_t total = 0;
   bool overflow = role.arena_bytes < 0 || role.transport_bytes < 0 || role.scratch_bytes < 0 ||
@@ -131,6 +149,7 @@ Status check_memory(const RoleProgram& role) {
       return bad("buffer {} '{}' is a parameter but constant", b, name());
     PIPER_TRY(check_part(role, buffer, b));
     PIPER_TRY(check_version(role, buffer, b));
+    PIPER_TRY(check_packed(role, buffer, b));
   }
   return ok_status();
 }

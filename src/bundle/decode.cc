@@ -127,6 +127,7 @@ class Decoder {
     to.provenance = from.provenance();
     to.part_of = from.part_of();
     to.previous_of = from.previous_of();
+    to.packed_of = from.packed_of() - 1;
     copy_from(from.whole(), to.whole);
     return to;
   }

@@ -67,6 +67,7 @@ void encode(const Buffer& from, proto::Buffer* to) {
   to->set_provenance(from.provenance);
   to->set_part_of(from.part_of);
   to->set_previous_of(from.previous_of);
+  to->set_packed_of(from.packed_of + 1);
   for (int64_t dim : from.whole) to->add_whole(dim);
 }
 

@@ -54,6 +54,13 @@ bool is_collective(InstructionKind kind) {
   return kind >= InstructionKind::kAllReduce && kind <= InstructionKind::kBroadcast;
 }
 
+int64_t RoleProgram::packed_bytes() const {
+  int64_t bytes = 0;
+  for (const Buffer& buffer : buffers)
+    if (buffer.packed_of >= 0) bytes += buffer.type.bytes();
+  return bytes;
+}
+
 int64_t RoleProgram::peak_bytes() const {
   int64_t bytes = arena_bytes + transport_bytes + scratch_bytes;
   for (int64_t workspace : workspace_bytes) bytes += workspace;

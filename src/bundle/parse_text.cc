@@ -297,6 +297,7 @@ class Parser {
     line.get("part_of", buffer.part_of);
     line.get("whole", buffer.whole);
     line.get("previous_of", buffer.previous_of);
+    line.get("packed_of", buffer.packed_of);
     line.get("provenance", buffer.provenance);
   }
 

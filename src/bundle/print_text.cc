@@ -140,6 +140,7 @@ void print_tables(Printer& print, const RoleProgram& role) {
     if (!buffer.aliases.empty()) print.out += " aliases=" + texts(buffer.aliases);
     print.field("part_of", buffer.part_of, -1).integers("whole", buffer.whole);
     print.field("previous_of", buffer.previous_of, -1);
+    print.field("packed_of", buffer.packed_of, -1);
     print.text("provenance", buffer.provenance);
   }
 }

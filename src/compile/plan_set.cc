@@ -55,6 +55,7 @@ void count_memory(const RoleProgram& role, RoleSummary& summary) {
   summary.step_bytes =
       role.arena_bytes - summary.weight_bytes - summary.optimizer_bytes - summary.constant_bytes;
   for (int64_t bytes : role.workspace_bytes) summary.workspace_bytes += bytes;
+  summary.packed_bytes = role.packed_bytes();
   summary.transport_bytes = role.transport_bytes;
   summary.peak_bytes = role.peak_bytes();
   summary.host_bytes = role.host_bytes;

@@ -8,6 +8,7 @@
 
 #include "channels.h"
 #include "offload.h"
+#include "pack.h"
 #include "piper/parallel.h"
 #include "place.h"
 #include "places.h"
@@ -41,8 +42,8 @@ SampleRange samples_of(const Dag& dag, int32_t micro) {
 
 class CellLowerer {
  public:
-  CellLowerer(const Dag& dag, const ProgramPool& pool, Places& places, int32_t cell)
-      : dag_(dag), pool_(pool), places_(places), cell_(cell) {}
+  CellLowerer(const Dag& dag, const ProgramPool& pool, Places& places, int32_t cell, bool packs)
+      : dag_(dag), pool_(pool), places_(places), cell_(cell), packs_(packs) {}
 
   // `steps_overlap`: what it makes is taken apart by task, so no instruction moves.
   RoleProgram run(const std::vector<TaskId>& order, const std::vector<Overlap>& overlaps,
@@ -74,6 +75,7 @@ class CellLowerer {
                            start[static_cast<size_t>(o.end)]});
     for (const auto& [name, item] : dag_.reports[static_cast<size_t>(cell_)])
       role_.reports.push_back({name, buffer_of(item)});
+    if (packs_) pack(order);
     if (!steps_overlap) move_communication(order);
     copy_to_host(order);
     wait_for_data(role_);
@@ -369,6 +371,13 @@ class CellLowerer {
     }
   }
 
+  void pack(const std::vector<TaskId>& order) {
+    const auto tasks = static_cast<int32_t>(role_.body.size());
+    const int32_t added = pack_weights(role_, dag_.microbatches);
+    std::vector<int32_t> moved;
+    for (int32_t i = 0; i < tasks; ++i) moved.push_back(i + added);
+    if (added > 0) follow(order, moved);
+  }
   void move_communication(const std::vector<TaskId>& order) {
     if (!dag_.sharding.optimizer) return;
     if (overlaps_.empty()) follow(order, raise_reductions(role_, dag_));
@@ -420,6 +429,7 @@ class CellLowerer {
   const ProgramPool& pool_;
   Places& places_;
   int32_t cell_;
+  bool packs_;  // weights
   RoleProgram role_;
   int32_t second_stream_ = 0;
   bool is_second_ = false;         // the task being lowered is one of an overlap's second
@@ -496,9 +506,11 @@ Result<Lowered> lower(const Dag& dag, const Schedule& schedule, const LowerOptio
   Lowered lowered;
   lowered.fused = pool.fused();
   lowered.roles.resize(dag.cells.size());
+  // What moves values to the host or between steps counts tasks from the start.
+  const bool packs = options.fuse && dag.offloads.empty() && schedule.body.empty();
   std::vector<CellLowerer> cells;
   for (size_t c = 0; c < dag.cells.size(); ++c)
-    cells.emplace_back(dag, pool, places, static_cast<int32_t>(c));
+    cells.emplace_back(dag, pool, places, static_cast<int32_t>(c), packs);
   const bool overlap = !schedule.body.empty();
   const std::vector<Overlap> none;  // in one of two steps
   in_parallel(cells.size(), [&](size_t c) {

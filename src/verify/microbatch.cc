@@ -212,6 +212,13 @@ class Comparison {
       return expected.cell == actual.cell ? expected.buffer == actual.buffer
                                           : is_copy(expected, actual);
     if (first.param >= 0 || one.param >= 0) return first.param == one.param;  // gathered
+    const Buffer &a = role(expected.cell).buffers[expected.buffer],
+                 &b = role(actual.cell).buffers[actual.buffer];
+    if (a.packed_of >= 0 || b.packed_of >= 0) {
+      if (expected.cell == actual.cell) return expected.buffer == actual.buffer;
+      return a.packed_of >= 0 && b.packed_of >= 0 && a.name == b.name &&
+             is_copy({expected.cell, a.packed_of}, {actual.cell, b.packed_of});
+    }
     return parts_.plays(actual.buffer, part);
   }
   // Of what is kept, on another cell.

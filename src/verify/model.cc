@@ -234,6 +234,7 @@ Result<VerifyReport> verify_plan_set(const PlanSet& set) {
   sections.push_back(make_section(model, "epilogue", {kEpilogue}));
   const auto structure = [&](Findings& found, VerifyReport&) {
     check_structure(model, sections, found);
+    check_packed_copies(model, sections, found);
   };
   if (model.cells[0].role->steps_ahead > 0) {
     structure(findings, report);

@@ -147,5 +147,53 @@ TEST(Products, HaveTheSameBitsWithEveryCut) {
   }
 }
 
+// c = a · b, of rows and of columns that no tile or vector divides; by two threads.
+Bytes product_of(const Tensor& a, const Tensor& b, bool trans_b, bool packed) {
+  const int64_t m = a.type.shape[0], k = a.type.shape[1], n = b.type.shape[trans_b ? 0 : 1];
+  const TensorType c{a.type.dtype, {m, n}};
+  Program p;
+  p.values = {a.type, b.type, {a.type.dtype, packed_shape(k, n)}, c};
+  p.num_args = 4;
+  p.offsets.assign(4, -1);
+  const Attrs form{{"trans_b", int64_t{trans_b}}};
+  if (packed)
+    p.ops = {{"Pack", form, {1}, {2}}, {"MatMul", {{"packed_b", int64_t{1}}}, {0, 2}, {3}}};
+  else
+    p.ops = {{"MatMul", form, {0, 1}, {3}}};
+  const auto backend = make_cpu_backend({2, {}});
+  std::vector<std::byte*> args;
+  for (const TensorType& type : p.values) args.push_back(*backend->allocate(type.bytes()));
+  const Bytes data[] = {pack(a), pack(b)};
+  for (size_t i = 0; i < 2; ++i)
+    backend->copy(args[i], data[i].data, static_cast<int64_t>(data[i].size));
+  backend->launch(*backend->bind(*backend->load(p), args, nullptr));
+  return Bytes::copy_of(args[3], static_cast<size_t>(c.bytes()));
+}
+
+TEST(Products, HaveTheSameBitsWithAPackedOperand) {
+  Random random(12);
+  for (DType dtype : {DType::kF32, DType::kF64})
+    for (const auto& [m, n, k] :
+         {std::tuple{31, 190, 300}, {50, 1111, 129}, {200, 70, 700}, {1, 64, 64}})
+      for (const bool trans_b : {false, true}) {
+        const Tensor a = random.uniform(dtype, {m, k}, -1, 1);
+        const Tensor b = random.uniform(dtype, trans_b ? Shape{n, k} : Shape{k, n}, -1, 1);
+        EXPECT_EQ(as_text(product_of(a, b, trans_b, true).span()),
+                  as_text(product_of(a, b, trans_b, false).span()))
+            << m << "," << n << "," << k << (trans_b ? " transposed" : "");
+      }
+}
+
+TEST(Products, RefuseAPackedOperandOfAnotherShape) {
+  const Tensor b = tensor(DType::kF32, {2, 3}, std::vector<double>(6));
+  EXPECT_EQ(refusal("Pack", {}, {b}, {{DType::kF32, {2, 3}}}),
+            "program 'constant': op 0 Pack: of [2,3] to [2,3], not [2,32]");
+  EXPECT_EQ(refusal("Pack", {{"trans_b", int64_t{1}}}, {b}, {{DType::kF32, {2, 32}}}),
+            "program 'constant': op 0 Pack: of [2,3] to [2,32], not [3,32]");
+  const Tensor packed = tensor(DType::kF32, {3, 32}, std::vector<double>(96));
+  EXPECT_EQ(refusal("MatMul", {{"packed_b", int64_t{1}}}, {b, packed}, {{DType::kF32, {2, 33}}}),
+            "program 'constant': op 0 MatMul: of packed [3,32] to [2,33]");
+}
+
 }  // namespace
 }  // namespace piper::test

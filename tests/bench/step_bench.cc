@@ -47,7 +47,7 @@ Product product_of(const Program& program, const ProgramOp& op) {
   p.trans_b = op.attrs.integer("trans_b") != 0;
   p.m = a[a.size() - (p.trans_a ? 1 : 2)];
   p.k = a[a.size() - (p.trans_a ? 2 : 1)];
-  p.n = b[b.size() - (p.trans_b ? 2 : 1)];
+  p.n = program.values[static_cast<size_t>(op.outputs[0])].shape.back();  // b may be packed
   const int64_t lead = std::accumulate(a.begin(), a.end() - 2, int64_t{1}, std::multiplies<>());
   if (b.size() == 2 && !p.trans_a)
     p.m *= lead;

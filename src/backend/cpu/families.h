@@ -11,6 +11,7 @@ Result<KernelPtr> make_fused(const Use& use);
 Result<KernelPtr> make_gelu_and_slope(const Use& use);
 // matmul.cc
 Result<KernelPtr> make_matmul(const Use& use);
+Result<KernelPtr> make_pack(const Use& use);
 // move.cc
 Result<KernelPtr> make_transpose(const Use& use);
 Result<KernelPtr> make_reshape(const Use& use);

@@ -85,6 +85,7 @@ constexpr std::array kKernels = std::to_array<Entry>({
     {"NotFinite", make_not_finite},
     {"OnnxAdam", make_onnx_adam},
     {"Or", make_pointwise},
+    {"Pack", make_pack},
     {"Pad", make_pad},
     {"Pow", make_pointwise},
     {"Random", make_random},

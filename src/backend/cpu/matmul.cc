@@ -1,4 +1,4 @@
-// MatMul over batches.
+// MatMul over batches, and Pack, which prepares a right operand for many products.
 //
 // One GEMM per batch of the broadcast leading dims; a 2-D right operand makes all leading dims of
 // the left one further rows.
@@ -37,6 +37,7 @@ Result<Plan> plan_of(const Use& use) {
   PIPER_ASSIGN(const int64_t trans_a, use.integer_or("trans_a", 0));
   PIPER_ASSIGN(const int64_t trans_b, use.integer_or("trans_b", 0));
   PIPER_ASSIGN(const int64_t accumulate, use.integer_or("accumulate", 0));
+  PIPER_ASSIGN(const int64_t packed_b, use.integer_or("packed_b", 0));
   PIPER_ASSIGN(const std::string then, use.text_or("then", ""));
   const size_t first = accumulate ? 3 : 2;  // operand of `then`
   const size_t count = first + (then.empty() ? 0 : split_text(then, ' ').size());
@@ -52,11 +53,16 @@ Result<Plan> plan_of(const Use& use) {
   g.accumulate = accumulate != 0;
   g.trans_a = trans_a != 0;
   g.trans_b = trans_b != 0;
+  g.packed_b = packed_b != 0;
   const size_t ra = a.size(), rb = b.size(), rank = out.size();
   g.m = a[ra - (g.trans_a ? 1 : 2)];
   g.k = a[ra - (g.trans_a ? 2 : 1)];
-  g.n = b[rb - (g.trans_b ? 2 : 1)];
-  PIPER_WANT(b[rb - (g.trans_b ? 1 : 2)] == g.k && out[rank - 2] == g.m && out[rank - 1] == g.n,
+  g.n = g.packed_b ? out[rank - 1] : b[rb - (g.trans_b ? 2 : 1)];
+  PIPER_WANT(packed_b >= 0 && packed_b <= 2, "packed_b={}", packed_b);
+  PIPER_WANT(!g.packed_b || (b == packed_shape(g.k, g.n) && !g.trans_b), "of packed {} to {}",
+             to_string(b), to_string(out));
+  PIPER_WANT((g.packed_b || b[rb - (g.trans_b ? 1 : 2)] == g.k) && out[rank - 2] == g.m &&
+                 out[rank - 1] == g.n,
              "of {}{} and {}{} to {}", to_string(a), g.trans_a ? "ᵀ" : "", to_string(b),
              g.trans_b ? "ᵀ" : "", to_string(out));
   PIPER_TRY(read_then(use, first, g));
@@ -88,7 +94,7 @@ struct Cut {
     const int64_t first = begin * step, size = std::min(extent, end * step) - first;
     g.a_step = g.row_of_a(), g.b_step = g.row_of_b(), g.c_step = g.old_step = g.row_of_c();
     at[0] = by_rows ? first * (g.trans_a ? 1 : g.a_step) : 0;
-    at[1] = by_rows ? 0 : first * (g.trans_b ? g.b_step : 1);
+    at[1] = by_rows ? 0 : first * (g.packed_b ? g.k : g.trans_b ? g.b_step : 1);
     at[2] = by_rows ? first * g.c_step : first;
     (by_rows ? g.m : g.n) = size;
     return g;
@@ -154,6 +160,30 @@ Result<KernelPtr> make_matmul(const Use& use) {
   return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
     PIPER_ASSIGN(const Plan plan, plan_of(use));
     return matmul_kernel<decltype(zero)>(plan);
+  });
+}
+
+// The right operand of products whose attribute `packed_b` is set.
+Result<KernelPtr> make_pack(const Use& use) {
+  PIPER_TRY(use.operands(1, 1));
+  PIPER_TRY(use.same_types());
+  PIPER_ASSIGN(const int64_t trans_b, use.integer_or("trans_b", 0));
+  const Shape& b = use.in(0);
+  PIPER_WANT(b.size() == 2, "of {}", to_string(b));
+  Gemm g;
+  g.trans_b = trans_b != 0;
+  g.k = b[g.trans_b ? 1 : 0], g.n = b[g.trans_b ? 0 : 1];
+  PIPER_WANT(use.out() == packed_shape(g.k, g.n), "of {} to {}, not {}", to_string(b),
+             to_string(use.out()), to_string(packed_shape(g.k, g.n)));
+  return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
+    using T = decltype(zero);
+    const int64_t units = (g.n + kGemmColumnStep - 1) / kGemmColumnStep;
+    const auto pack = [g, pack = gemm_pack_fn<T>()](Pointers p, std::byte*, int64_t begin,
+                                                    int64_t end) {
+      pack(g, input<T>(p, 0), output<T>(p, 1), begin * kGemmColumnStep,
+           std::min(g.n, end * kGemmColumnStep));
+    };
+    return make_units_kernel(kNo, units, static_cast<double>(g.k * kGemmColumnStep) / 4, pack);
   });
 }
 

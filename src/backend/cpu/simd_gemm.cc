@@ -278,9 +278,17 @@ void gemm(const Gemm& g, const T* a, const T* b, T* c, T* scratch) {
   }
 }
 
+template <class T>
+void gemm_pack(const Gemm& g, const T* b, T* packed, int64_t begin, int64_t end) {
+  const int64_t width = 2 * static_cast<int64_t>(hn::Lanes(hn::ScalableTag<T>()));
+  for (int64_t n = begin; n < end; n += width) pack_b(g, b, 0, g.k, n, width, packed + n * g.k);
+}
+
 const char* TargetName() { return hwy::TargetName(HWY_TARGET); }
 GemmFn<float> GemmF32() { return gemm<float>; }
 GemmFn<double> GemmF64() { return gemm<double>; }
+GemmPackFn<float> GemmPackF32() { return gemm_pack<float>; }
+GemmPackFn<double> GemmPackF64() { return gemm_pack<double>; }
 
 }  // namespace piper::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -291,6 +299,8 @@ namespace piper::cpu {
 HWY_EXPORT(TargetName);
 HWY_EXPORT(GemmF32);
 HWY_EXPORT(GemmF64);
+HWY_EXPORT(GemmPackF32);
+HWY_EXPORT(GemmPackF64);
 
 const char* gemm_target() { return HWY_DYNAMIC_DISPATCH(TargetName)(); }
 
@@ -303,10 +313,19 @@ GemmFn<double> gemm_fn() {
   return HWY_DYNAMIC_DISPATCH(GemmF64)();
 }
 
+template <>
+GemmPackFn<float> gemm_pack_fn() {
+  return HWY_DYNAMIC_DISPATCH(GemmPackF32)();
+}
+template <>
+GemmPackFn<double> gemm_pack_fn() {
+  return HWY_DYNAMIC_DISPATCH(GemmPackF64)();
+}
+
 int64_t gemm_scratch(const Gemm& g) {
-  constexpr int64_t kWidest = 32;  // columns of a panel, at most
   if (g.cut.pack_a) return gemm_scratch(g.cut);
-  const int64_t columns = std::min((g.n + kWidest - 1) / kWidest * kWidest, g.cut.columns);
+  const int64_t columns =
+      std::min((g.n + kGemmWidest - 1) / kGemmWidest * kGemmWidest, g.cut.columns);
   return std::min(g.k, g.cut.depth) * columns;
 }
 
