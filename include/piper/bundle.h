@@ -94,8 +94,8 @@ inline std::vector<int64_t> packed_shape(int64_t k, int64_t n) { return {k, (n +
 enum class InstructionKind : uint8_t {
   kCompute,        // program on args
   kInput,          // args[0] := samples of a data input, or their numbers in the global batch
-  kSend,           // args[0] to `peer`
-  kRecv,           // args[0] from `peer`
+  kSend,           // args to `peer`, as one message
+  kRecv,           // args from `peer`
   kAllReduce,      // args, in place, as one message: element-wise sum over `group` in rank order
   kReduceScatter,  // pairs (whole, own part) as one message: parts are equal runs of the flat elements, by position in
                    // the group; behind the whole's end they are zero

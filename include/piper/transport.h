@@ -39,6 +39,12 @@ struct Piece {
   int64_t count = 0;
 };
 
+// A part of a message of several tensors.
+struct MessagePart {
+  std::byte* data = nullptr;
+  int64_t bytes = 0;
+};
+
 // One tensor of a reduce-scatter or all-gather. Member k of the group has the elements
 // [k × part_count, …) of `whole` as its part; behind the end of `whole` parts are zero.
 struct Shard {
@@ -66,6 +72,8 @@ class Transport {
   // order. Channels count from 0.
   virtual Result<int32_t> add_send(int64_t peer, int32_t channel, int64_t in_flight) = 0;
   virtual Result<int32_t> add_recv(int64_t peer, int32_t channel) = 0;
+  // A message of several parts that send or recv will take; the span stays where it is.
+  virtual Status add_message(std::span<const MessagePart> parts) = 0;
   // Ranks ascending, the own one among them. The members issue the collectives of a group in one
   // order.
   virtual Result<int32_t> add_group(std::span<const int64_t> ranks) = 0;
@@ -75,6 +83,10 @@ class Transport {
   // at the latest wait_sends.
   virtual Status send(int32_t route, const std::byte* data, int64_t bytes) = 0;
   virtual Status recv(int32_t route, std::byte* to, int64_t bytes) = 0;
+  // All parts as one message, without a copy of them side by side; what is received has as many
+  // bytes, in parts of any size.
+  virtual Status send(int32_t route, std::span<const MessagePart> parts) = 0;
+  virtual Status recv(int32_t route, std::span<const MessagePart> parts) = 0;
   // All pieces as one message, in place; all members bring the same dtypes and counts (not bool).
   virtual Status all_reduce(int32_t group, std::span<const Piece> pieces) = 0;
   // All shards as one message; all members bring the same dtypes and counts. A part becomes the own

@@ -316,7 +316,13 @@ class InstructionCheck {
   }
 
   Status check_message() const {
-    PIPER_TRY(needs_args(1));
+    if (one_.args.empty()) return wrong("it moves nothing");
+    if (one_.args.size() > 1) {
+      std::vector<int32_t> args = one_.args;
+      std::sort(args.begin(), args.end());
+      if (std::adjacent_find(args.begin(), args.end()) != args.end())
+        return wrong("it moves one buffer twice");
+    }
     bool elsewhere = false;
     for (size_t a = 0; a < one_.peer.size(); ++a) {
       if (one_.peer[a] < -1 || one_.peer[a] >= role_.mesh[a].second)

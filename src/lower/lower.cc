@@ -198,9 +198,9 @@ class CellLowerer {
       case TaskKind::kInput:
         return lower_input(task);
       case TaskKind::kSend:
-        return lower_transfer(task, InstructionKind::kSend, task.reads[0]);
+        return lower_transfer(task, InstructionKind::kSend, task.reads);
       case TaskKind::kRecv:
-        return lower_transfer(task, InstructionKind::kRecv, task.writes[0]);
+        return lower_transfer(task, InstructionKind::kRecv, task.writes);
       case TaskKind::kAllReduce:
         return lower_all_reduce(task);
       case TaskKind::kReduceScatter:
@@ -226,13 +226,14 @@ class CellLowerer {
     role_.body.back().args = {buffer};
   }
 
-  void lower_transfer(const Task& task, InstructionKind kind, ItemId item) {
-    const int32_t buffer = buffer_of(item);
+  void lower_transfer(const Task& task, InstructionKind kind, const std::vector<ItemId>& items) {
+    std::vector<int32_t> args;
+    for (ItemId item : items) args.push_back(buffer_of(item));
     Instruction& instruction = add_instruction(kind, task);
-    instruction.args = {buffer};
+    instruction.args = std::move(args);
     instruction.peer = dag_.cells[static_cast<size_t>(task.peer)];
-    // A channel per value; microbatches of one value travel in order of their production.
-    instruction.channel = dag_.items[item.index()].value.value;
+    // A channel per first value; microbatches of one value travel in order of their production.
+    instruction.channel = dag_.items[items[0].index()].value.value;
   }
 
   int32_t group_of(const std::vector<int32_t>& axes) {

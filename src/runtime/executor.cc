@@ -41,8 +41,10 @@ Status run_op(State& state, const Op& op, int64_t step) {
       }
       return state.source.data->read(step + op.ahead, op.handle, op.size, op.count, op.a);
     case InstructionKind::kSend:
+      if (op.parts) return transport.send(op.handle, {op.parts, static_cast<size_t>(op.count)});
       return transport.send(op.handle, op.a, op.size);
     case InstructionKind::kRecv:
+      if (op.parts) return transport.recv(op.handle, {op.parts, static_cast<size_t>(op.count)});
       return transport.recv(op.handle, op.a, op.size);
     case InstructionKind::kAllReduce:
       return transport.all_reduce(op.handle, {op.pieces, static_cast<size_t>(op.count)});

@@ -178,7 +178,13 @@ Status bind_message(State& state, const Instruction& from, Routes& routes, Op& o
     place->second = *route;
   }
   op.handle = place->second;
-  return ok_status();
+  if (from.args.size() == 1) return ok_status();
+  std::vector<MessagePart>& parts = state.messages.emplace_back();
+  for (size_t k = 0; k < from.args.size(); ++k)
+    parts.push_back({state.at(from.args[k]), bytes_of(state, from, k)});
+  op.parts = parts.data();
+  op.count = static_cast<int64_t>(parts.size());
+  return state.transport.add_message(parts);
 }
 
 Status bind_all_reduce(State& state, const Instruction& from, Op& op) {
@@ -356,6 +362,7 @@ Result<std::unique_ptr<Executor>> Executor::load(const RankSource& source, Backe
   state->labels.reserve(instructions);
   state->pieces.reserve(instructions);
   state->shards.reserve(instructions);
+  state->messages.reserve(instructions);
   PIPER_TRY(bind_section(*state, "prologue", role.prologue, bound, state->prologue));
   PIPER_TRY(bind_section(*state, nullptr, role.body, bound, state->body));
   PIPER_TRY(bind_section(*state, "epilogue", role.epilogue, bound, state->epilogue));

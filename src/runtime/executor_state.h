@@ -17,6 +17,7 @@ struct Op {
   int64_t count = 0;              // samples of kInput; pieces, shards
   const Piece* pieces = nullptr;  // kAllReduce
   const Shard* shards = nullptr;  // kReduceScatter, kAllGather, kOwnPart
+  const MessagePart* parts = nullptr;  // kSend, kRecv of several args
   const char* label = nullptr;    // "instruction 12 (recv F stage=1 mb=3)"
 };
 
@@ -43,6 +44,7 @@ struct Executor::State {
   std::vector<std::string> labels;  // never resized after load: others read them
   std::vector<std::vector<Piece>> pieces;
   std::vector<std::vector<Shard>> shards;
+  std::vector<std::vector<MessagePart>> messages;
   std::vector<double> reports;
   // The last `trace_steps` steps, as a ring of whole steps.
   std::vector<TraceEvent> trace;

@@ -17,9 +17,16 @@
 namespace piper {
 namespace {
 
+int64_t bytes_of(std::span<const MessagePart> parts) {
+  int64_t bytes = 0;
+  for (const MessagePart& part : parts) bytes += part.bytes;
+  return bytes;
+}
+
 struct Message {
   const std::byte* data = nullptr;
   int64_t bytes = 0;
+  std::span<const MessagePart> parts;  // of several, instead of `data`
 };
 
 // Messages of one (sender, receiver, channel): one writer, one reader.
@@ -91,10 +98,13 @@ class InprocTransport final : public Transport {
   Status agree(const PlanIdentity& own) override;
   Result<int32_t> add_send(int64_t peer, int32_t channel, int64_t in_flight) override;
   Result<int32_t> add_recv(int64_t peer, int32_t channel) override;
+  Status add_message(std::span<const MessagePart>) override { return ok_status(); }
   Result<int32_t> add_group(std::span<const int64_t> ranks) override;
 
   Status send(int32_t route, const std::byte* data, int64_t bytes) override;
   Status recv(int32_t route, std::byte* to, int64_t bytes) override;
+  Status send(int32_t route, std::span<const MessagePart> parts) override;
+  Status recv(int32_t route, std::span<const MessagePart> parts) override;
   Status all_reduce(int32_t group, std::span<const Piece> pieces) override;
   Status reduce_scatter(int32_t group, std::span<const Shard> shards) override;
   Status all_gather(int32_t group, std::span<const Shard> shards) override;
@@ -116,6 +126,7 @@ class InprocTransport final : public Transport {
     size_t size() const { return group->members.size(); }
   };
 
+  Status post(int32_t route, const Message& message);
   Mailbox& mailbox(int64_t sender, int64_t receiver, int32_t channel);
   int32_t open_group(const std::vector<int64_t>& ranks);
   Status stopped_error();
@@ -231,7 +242,24 @@ Result<int32_t> InprocTransport::add_group(std::span<const int64_t> ranks) {
 
 // ---- Messages -----------------------------------------------------------------------------------
 
-Status InprocTransport::send(int32_t route, const std::byte* data, int64_t bytes) {
+// From one side's parts to the other's, as if each lay in one piece.
+void copy_parts(const Message& from, std::span<const MessagePart> to) {
+  const MessagePart whole{const_cast<std::byte*>(from.data), from.bytes};
+  const std::span<const MessagePart> parts =
+      from.parts.empty() ? std::span(&whole, 1) : from.parts;
+  size_t part = 0;
+  int64_t done = 0;  // of that part
+  for (const MessagePart& own : to)
+    for (int64_t at = 0; at < own.bytes;) {
+      while (done == parts[part].bytes) ++part, done = 0;
+      const int64_t bytes = std::min(own.bytes - at, parts[part].bytes - done);
+      std::memcpy(own.data + at, parts[part].data + done, static_cast<size_t>(bytes));
+      at += bytes;
+      done += bytes;
+    }
+}
+
+Status InprocTransport::post(int32_t route, const Message& message) {
   Mailbox& box = *routes_[static_cast<size_t>(route)];
   uint64_t number = box.sent.load();
   auto room = [&] { return number - box.received.load() < box.ring.size(); };
@@ -241,25 +269,38 @@ Status InprocTransport::send(int32_t route, const std::byte* data, int64_t bytes
     }
     PIPER_TRY(stopped_error());
   }
-  box.ring[number % box.ring.size()] = {data, bytes};
+  box.ring[number % box.ring.size()] = message;
   box.sent.store(number + 1);
   shared_.seat(box.receiver).bell.ring();
   return ok_status();
 }
 
+Status InprocTransport::send(int32_t route, const std::byte* data, int64_t bytes) {
+  return post(route, {data, bytes, {}});
+}
+
+Status InprocTransport::send(int32_t route, std::span<const MessagePart> parts) {
+  return post(route, {nullptr, bytes_of(parts), parts});
+}
+
 Status InprocTransport::recv(int32_t route, std::byte* to, int64_t bytes) {
+  const MessagePart whole{to, bytes};
+  return recv(route, std::span(&whole, 1));
+}
+
+Status InprocTransport::recv(int32_t route, std::span<const MessagePart> parts) {
   Mailbox& box = *routes_[static_cast<size_t>(route)];
   uint64_t number = box.received.load();
   if (!wait([&] { return box.sent.load() > number; })) {
     return late(fmt::format("for a message on channel {} from", box.channel), box.sender);
   }
   PIPER_TRY(stopped_error());
-  Message message = box.ring[number % box.ring.size()];
-  if (message.bytes != bytes) {
+  const Message message = box.ring[number % box.ring.size()];
+  if (message.bytes != bytes_of(parts)) {
     return size_mismatch(rank_, box.sender, fmt::format("on channel {} from", box.channel),
-                         message.bytes, bytes);
+                         message.bytes, bytes_of(parts));
   }
-  if (bytes > 0) std::memcpy(to, message.data, static_cast<size_t>(bytes));
+  copy_parts(message, parts);
   box.received.store(number + 1);
   shared_.seat(box.sender).bell.ring();
   return ok_status();

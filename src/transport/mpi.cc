@@ -23,6 +23,12 @@ struct IdentityRecord {
   char set_id[128] = {}, source[256] = {}, kernels[64] = {};
 };
 
+int64_t bytes_of(std::span<const MessagePart> parts) {
+  int64_t bytes = 0;
+  for (const MessagePart& part : parts) bytes += part.bytes;
+  return bytes;
+}
+
 template <size_t N>
 void copy_text(char (&to)[N], const std::string& from) {
   std::memcpy(to, from.data(), std::min(from.size(), N - 1));
@@ -56,6 +62,7 @@ MpiTransport::~MpiTransport() {
     MPI_Cancel(&stop_request_);
     MPI_Wait(&stop_request_, MPI_STATUS_IGNORE);
   }
+  for (auto& [parts, type] : messages_of_parts_) MPI_Type_free(&type);
   MPI_Finalize();
 }
 
@@ -238,26 +245,69 @@ Result<int32_t> MpiTransport::add_group(std::span<const int64_t> ranks) {
   return static_cast<int32_t>(groups_.size() - 1);
 }
 
+Status MpiTransport::add_message(std::span<const MessagePart> parts) {
+  if (bytes_of(parts) > kLargest) return ok_status();
+  std::vector<int> lengths;
+  std::vector<MPI_Aint> places;
+  for (const MessagePart& part : parts) {
+    lengths.push_back(static_cast<int>(part.bytes));
+    PIPER_MPI(MPI_Get_address(part.data, &places.emplace_back()));
+  }
+  MPI_Datatype type = MPI_DATATYPE_NULL;
+  PIPER_MPI(MPI_Type_create_hindexed(static_cast<int>(parts.size()), lengths.data(), places.data(),
+                                     MPI_BYTE, &type));
+  PIPER_MPI(MPI_Type_commit(&type));
+  messages_of_parts_[parts.data()] = type;
+  return ok_status();
+}
+
 // ---- Messages -----------------------------------------------------------------------------------
 
-Status MpiTransport::send(int32_t route, const std::byte* data, int64_t bytes) {
+Status MpiTransport::start_message(int32_t route, const void* data, int count, MPI_Datatype type) {
   const Route& to = routes_[static_cast<size_t>(route)];
-  for (int64_t at = 0; at == 0 || at < bytes; at += kLargest) {
-    Request& request = sends_.emplace_back(Request{MPI_REQUEST_NULL, to.peer, -1, to.channel});
-    PIPER_MPI(MPI_Isend(data + at, static_cast<int>(std::min(bytes - at, kLargest)), MPI_BYTE,
-                        static_cast<int>(to.peer), to.channel, messages_, &request.handle));
-  }
+  Request& request = sends_.emplace_back(Request{MPI_REQUEST_NULL, to.peer, -1, to.channel});
+  PIPER_MPI(MPI_Isend(data, count, type, static_cast<int>(to.peer), to.channel, messages_,
+                      &request.handle));
+  return ok_status();
+}
+
+Status MpiTransport::take_message(int32_t route, void* to, int count, MPI_Datatype type,
+                                  int64_t bytes) {
+  const Route& from = routes_[static_cast<size_t>(route)];
+  Request request{MPI_REQUEST_NULL, from.peer, bytes, from.channel};
+  PIPER_MPI(MPI_Irecv(to, count, type, static_cast<int>(from.peer), from.channel, messages_,
+                      &request.handle));
+  return wait(std::span(&request, 1), "receive", nullptr);
+}
+
+Status MpiTransport::send(int32_t route, const std::byte* data, int64_t bytes) {
+  for (int64_t at = 0; at == 0 || at < bytes; at += kLargest)
+    PIPER_TRY(start_message(route, data + at, static_cast<int>(std::min(bytes - at, kLargest)),
+                            MPI_BYTE));
   return ok_status();
 }
 
 Status MpiTransport::recv(int32_t route, std::byte* to, int64_t bytes) {
-  const Route& from = routes_[static_cast<size_t>(route)];
   for (int64_t at = 0; at == 0 || at < bytes; at += kLargest) {
-    Request request{MPI_REQUEST_NULL, from.peer, std::min(bytes - at, kLargest), from.channel};
-    PIPER_MPI(MPI_Irecv(to + at, static_cast<int>(request.bytes), MPI_BYTE,
-                        static_cast<int>(from.peer), from.channel, messages_, &request.handle));
-    PIPER_TRY(wait(std::span(&request, 1), "receive", nullptr));
+    const int64_t now = std::min(bytes - at, kLargest);
+    PIPER_TRY(take_message(route, to + at, static_cast<int>(now), MPI_BYTE, now));
   }
+  return ok_status();
+}
+
+Status MpiTransport::send(int32_t route, std::span<const MessagePart> parts) {
+  const auto joined = messages_of_parts_.find(parts.data());
+  if (joined != messages_of_parts_.end())
+    return start_message(route, MPI_BOTTOM, 1, joined->second);
+  for (const MessagePart& part : parts) PIPER_TRY(send(route, part.data, part.bytes));
+  return ok_status();
+}
+
+Status MpiTransport::recv(int32_t route, std::span<const MessagePart> parts) {
+  const auto joined = messages_of_parts_.find(parts.data());
+  if (joined != messages_of_parts_.end())
+    return take_message(route, MPI_BOTTOM, 1, joined->second, bytes_of(parts));
+  for (const MessagePart& part : parts) PIPER_TRY(recv(route, part.data, part.bytes));
   return ok_status();
 }
 

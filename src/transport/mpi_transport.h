@@ -8,6 +8,8 @@
 #define OMPI_SKIP_MPICXX 1  // the C interface alone
 #include <mpi.h>
 
+#include <unordered_map>
+
 #include "piper/transport.h"
 
 namespace piper::mpi {
@@ -67,10 +69,13 @@ class MpiTransport final : public Transport {
   Status agree(const PlanIdentity& own) override;
   Result<int32_t> add_send(int64_t peer, int32_t channel, int64_t in_flight) override;
   Result<int32_t> add_recv(int64_t peer, int32_t channel) override;
+  Status add_message(std::span<const MessagePart> parts) override;
   Result<int32_t> add_group(std::span<const int64_t> ranks) override;
 
   Status send(int32_t route, const std::byte* data, int64_t bytes) override;
   Status recv(int32_t route, std::byte* to, int64_t bytes) override;
+  Status send(int32_t route, std::span<const MessagePart> parts) override;
+  Status recv(int32_t route, std::span<const MessagePart> parts) override;
   Status all_reduce(int32_t group, std::span<const Piece> pieces) override;
   Status reduce_scatter(int32_t group, std::span<const Shard> shards) override;
   Status all_gather(int32_t group, std::span<const Shard> shards) override;
@@ -81,6 +86,8 @@ class MpiTransport final : public Transport {
   void abort(const Error& reason) override;
 
  private:
+  Status start_message(int32_t route, const void* data, int count, MPI_Datatype type);
+  Status take_message(int32_t route, void* to, int count, MPI_Datatype type, int64_t bytes);
   Group make_group(std::span<const int64_t> ranks) const;
   Status open_communicators();
   Status check_stopped();
@@ -104,6 +111,9 @@ class MpiTransport final : public Transport {
   // Apart, so that no message is taken for another: messages of routes, collectives, stops.
   MPI_Comm messages_ = MPI_COMM_NULL, collectives_ = MPI_COMM_NULL, stops_ = MPI_COMM_NULL;
   std::vector<Route> routes_;
+  // Messages of several parts, by the first: their places in memory. Those that are too large for
+  // one message have none and travel part by part.
+  std::unordered_map<const MessagePart*, MPI_Datatype> messages_of_parts_;
   std::vector<Request> sends_;  // since the last wait_sends
   std::vector<Group> groups_;
   std::vector<std::byte> out_, in_;  // one segment of an all-reduce: own data, and others' slices

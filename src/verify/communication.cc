@@ -111,6 +111,22 @@ std::string describe(const Model& model, const Section& section, Spot place) {
          (one.kind == InstructionKind::kBroadcast ? fmt::format(" from {})", one.root) : ")");
 }
 
+// Of a message, tensor by tensor.
+void compare_types(const Model& model, const Section& section, Spot send, Spot recv,
+                   Findings& findings) {
+  const size_t sends = section.at(send).args.size(), takes = section.at(recv).args.size();
+  if (sends != takes)
+    return findings.add("transfer", "{} sends {} tensors, but {} takes {}",
+                        name_of(model, section, send), sends, name_of(model, section, recv), takes);
+  for (size_t a = 0; a < sends; ++a) {
+    const TensorType &sent = type_of(model, section, send, a),
+                     &received = type_of(model, section, recv, a);
+    if (sent != received)
+      findings.add("transfer", "{} sends {}, but {} takes {}", name_of(model, section, send),
+                   to_string(sent), name_of(model, section, recv), to_string(received));
+  }
+}
+
 }  // namespace
 
 void check_transfers(const Model& model, Section& section, Findings& findings,
@@ -131,12 +147,7 @@ void check_transfers(const Model& model, Section& section, Findings& findings,
         if (section.part_of(sends[k]) != section.part_of(recvs[k]))
           findings.add("transfer", "{} is received by {} in another part of the plan",
                        name_of(model, section, sends[k]), name_of(model, section, recvs[k]));
-        const TensorType &sent = type_of(model, section, sends[k]),
-                         &received = type_of(model, section, recvs[k]);
-        if (sent != received)
-          findings.add("transfer", "{} sends {}, but {} takes {}",
-                       name_of(model, section, sends[k]), to_string(sent),
-                       name_of(model, section, recvs[k]), to_string(received));
+        compare_types(model, section, sends[k], recvs[k], findings);
       }
     }
   }

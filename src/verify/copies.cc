@@ -24,7 +24,7 @@ class Copies {
       held_.emplace_back();
       for (const Buffer& buffer : model_.cells[c].role->buffers)
         held_.back().push_back(initial(buffer));
-      sent_.emplace_back(section_.steps[c].size());
+      sent_.emplace_back(section_.args[c].size());
     }
     for (Spot place : section_.order) step(place);
     compare();
@@ -33,6 +33,10 @@ class Copies {
  private:
   const RoleProgram& role(int32_t cell) const { return *model_.cells[cell].role; }
   uint64_t& held(Spot place, size_t arg) { return held_[place.cell][section_.at(place).args[arg]]; }
+
+  uint64_t& sent(Spot send, size_t arg) {
+    return sent_[send.cell][static_cast<size_t>(section_.step(send).first_arg) + arg];
+  }
 
   // Cells that keep a trained parameter which another one keeps, too.
   void find_holders() {
@@ -62,13 +66,12 @@ class Copies {
       return collective(joint < 0 ? std::vector<Spot>{place} : section_.joints[joint]);
     switch (one.kind) {
       case InstructionKind::kSend:
-        sent_[place.cell][place.index] = held(place, 0);
+        for (size_t a = 0; a < one.args.size(); ++a) sent(place, a) = held(place, a);
         return;
-      case InstructionKind::kRecv: {
-        const Spot send = section_.partner[place.cell][place.index];
-        held(place, 0) = sent_[send.cell][send.index];
+      case InstructionKind::kRecv:
+        for (size_t a = 0; a < one.args.size(); ++a)
+          held(place, a) = sent(section_.partner[place.cell][place.index], a);
         return;
-      }
       case InstructionKind::kCopy:
         held(place, 1) = held(place, 0);
         return;
@@ -178,7 +181,7 @@ class Copies {
   Findings& findings_;
   std::vector<bool> holds_copy_;                    // by cell
   std::vector<uint64_t> target_;                    // by sum: of its name
-  std::vector<std::vector<uint64_t>> held_, sent_;  // by cell and buffer; by cell and send
+  std::vector<std::vector<uint64_t>> held_, sent_;  // by cell and buffer; by cell as Section::args
   std::vector<std::pair<int32_t, uint64_t>> sums_;  // by arg, of the instruction at hand
 };
 

@@ -25,12 +25,14 @@ void SumCheck::step(Spot place, const Instruction& one) {
       return;
     }
     case InstructionKind::kSend:
-      sent_[key_of(place)] = held(place, one.args[0]);
+      for (int32_t arg : one.args) sent_[key_of(place)].push_back(held(place, arg));
       return;
-    case InstructionKind::kRecv:
-      held(place, one.args[0]) =
-          std::move(sent_.extract(key_of(section_.partner[place.cell][place.index])).mapped());
+    case InstructionKind::kRecv: {
+      auto message = sent_.extract(key_of(section_.partner[place.cell][place.index]));
+      for (size_t a = 0; a < one.args.size(); ++a)
+        held(place, one.args[a]) = std::move(message.mapped()[a]);
       return;
+    }
     case InstructionKind::kCopy:
       return copy(place, one);
     case InstructionKind::kOwnPart:

@@ -252,7 +252,7 @@ class SumCheck {
   Findings& findings_;
   VerifyReport& report_;
   std::vector<std::vector<Content>> held_;      // by cell and buffer
-  std::unordered_map<uint64_t, Content> sent_;  // by cell and send: the message under way
+  std::unordered_map<uint64_t, std::vector<Content>> sent_;  // by cell and send: what is under way
   bool two_versions_ = false;                   // of every trained parameter
   std::vector<std::vector<bool>> numbers_;  // by cell and buffer: a version of the step's number
   SampleTable samples_;

@@ -41,8 +41,8 @@ struct Memory {
 // A message under way: what it holds, or where that lies until it is received.
 struct Message {
   int64_t sender = 0;
-  int32_t buffer = -1;
-  std::optional<Symbols> copied;
+  std::vector<int32_t> buffers;
+  std::vector<Symbols> copied;
   // The send's stream and index, if it ends with the receive.
   std::optional<std::pair<size_t, int32_t>> waits;
 };
@@ -395,8 +395,9 @@ class Interpreter {
   // Whether the send is done.
   bool send(Rank& rank, const Choice& c, const Instruction& one) {
     const size_t r = c.rank;
-    Message message{static_cast<int64_t>(r), arg(one, 0), std::nullopt, std::nullopt};
-    if (random_() % 2) message.copied = read(rank, message.buffer);
+    Message message{static_cast<int64_t>(r), one.args, {}, std::nullopt};
+    if (random_() % 2)
+      for (int32_t buffer : one.args) message.copied.push_back(read(rank, buffer));
     const bool waits = may_wait(rank, c.stream);
     if (waits) message.waits = {c.stream, c.index};
     mail_[{static_cast<int64_t>(r), peer(rank, one), one.channel}].push_back(std::move(message));
@@ -409,7 +410,10 @@ class Interpreter {
     const Message message = std::move(queue.front());
     queue.pop_front();
     Rank& sender = ranks_[static_cast<size_t>(message.sender)];
-    write(rank, arg(one, 0), message.copied ? *message.copied : read(sender, message.buffer));
+    if (message.buffers.size() != one.args.size()) fault("{} tensors", message.buffers.size());
+    for (size_t k = 0; k < one.args.size(); ++k)
+      write(rank, one.args[k],
+            message.copied.empty() ? read(sender, message.buffers[k]) : message.copied[k]);
     --sender.unreceived;
     if (message.waits)
       finish({static_cast<size_t>(message.sender), message.waits->first, message.waits->second});

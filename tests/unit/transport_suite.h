@@ -115,6 +115,54 @@ inline std::string messages(Transport& t) {
   return "";
 }
 
+// Several tensors as one message, cut otherwise where it is received; between messages of one
+// tensor, and of another size each time.
+inline std::string joined_messages(Transport& t) {
+  int64_t next = (t.rank() + 1) % t.world();
+  int64_t before = (t.rank() + t.world() - 1) % t.world();
+  const auto out = t.add_send(next, 0, 8), in = t.add_recv(before, 0);
+  SUITE_OK(out);
+  SUITE_OK(in);
+  const auto parts_of = [](std::vector<std::vector<int32_t>>& tensors) {
+    std::vector<MessagePart> parts;
+    for (auto& tensor : tensors)
+      parts.push_back({reinterpret_cast<std::byte*>(tensor.data()),
+                       static_cast<int64_t>(tensor.size()) * 4});
+    return parts;
+  };
+  std::vector<std::vector<MessagePart>> kept;  // they stay where they are
+  for (int64_t size : {1, 4096, (1 << 18) + 3}) {
+    const auto elements = static_cast<size_t>(size);
+    std::vector<std::vector<int32_t>> sent, got;
+    for (int64_t k = 0; k < 3; ++k) sent.push_back(data_of<int32_t>(t.rank(), k, k * size));
+    got.emplace_back(2 * elements, -1);
+    got.emplace_back();
+    got.emplace_back(elements, -1);
+    kept.push_back(parts_of(sent));
+    const std::span<const MessagePart> from = kept.back();
+    kept.push_back(parts_of(got));
+    const std::span<const MessagePart> to = kept.back();
+    SUITE_OK(t.add_message(from));
+    SUITE_OK(t.add_message(to));
+    int32_t last = static_cast<int32_t>(t.rank()), taken = -1;
+    for (int turn = 0; turn < 2; ++turn) {
+      SUITE_OK(t.send(*out, from));
+      SUITE_OK(t.send(*out, bytes_of(&last), 4));
+      SUITE_OK(t.recv(*in, to));
+      SUITE_OK(t.recv(*in, bytes_of(&taken), 4));
+      SUITE_CHECK(taken == static_cast<int32_t>(before));
+      std::vector<int32_t> all = got[0], want = data_of<int32_t>(before, 1, size);
+      all.insert(all.end(), got[2].begin(), got[2].end());
+      const std::vector<int32_t> rest = data_of<int32_t>(before, 2, 2 * size);
+      want.insert(want.end(), rest.begin(), rest.end());
+      SUITE_CHECK(same_bits(all, want));
+      SUITE_OK(t.wait_sends());
+      for (auto& tensor : got) std::fill(tensor.begin(), tensor.end(), -1);
+    }
+  }
+  return "";
+}
+
 // A whole step's messages under way before the first is taken; three steps reuse the slots.
 inline std::string many_in_flight(Transport& t) {
   constexpr int kMessages = 500;
@@ -333,6 +381,7 @@ inline std::string wrong_registration(Transport& t) {
 
 inline constexpr Case kCases[] = {
     {"messages", messages},
+    {"joined_messages", joined_messages},
     {"many_in_flight", many_in_flight},
     {"all_reduce", all_reduce},
     {"subgroups", subgroups},
