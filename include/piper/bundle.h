@@ -164,6 +164,9 @@ struct Instruction {
   std::string label;               // the task, for people and errors: "F stage=1 mb=3"
   char pass = ' ';                 // 'F' 'B' 'I' (BI) 'W' (BW) 'U', '-' for communication and input: colours pictures
   int32_t stage = -1, micro = -1;  // for pictures; -1: none
+  // Of a message or collective of several microbatches, from `micro` on: how many. Each has as many of the args, one
+  // after the other.
+  int32_t micros = 1;
   int32_t ahead = 0;               // in a body: 1 for what belongs to the next step
   std::vector<Contribution> contributions;
   std::vector<SumCombine> combines;

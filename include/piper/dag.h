@@ -88,6 +88,7 @@ struct Task {
   char pass = '-';
   ChunkId chunk;  // kCompute
   int32_t micro = -1;
+  int32_t micros = 1;  // messages and collectives: of so many, from `micro` on
   int32_t cell = 0;
   int32_t peer = -1;                  // kSend, kRecv: the other cell
   int32_t stream = 0;                 // index of Dag::streams

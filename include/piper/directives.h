@@ -3,7 +3,7 @@
 // strategy.
 //
 // Phases are fixed whatever the order in the file: annotate, precision, recompute (Graph) | split,
-// replicate, place, offload, stream, prefetch, order (Dag).
+// replicate, place, offload, stream, prefetch, order, fuse (Dag).
 #pragma once
 
 #include "piper/dag.h"
@@ -95,6 +95,29 @@ Result<Dag> apply_streams(Dag dag, const Strategy& strategy, const Variables& va
 // matches, a kind of task without a distance, a task that two entries claim.
 Result<Dag> apply_prefetch(Dag dag, const Strategy& strategy, const Variables& variables,
                            Explanations& out);
+
+// Which messages are to be one, and for whom.
+struct Fused {
+  std::vector<std::vector<TaskId>> groups;  // of two tasks or more: see join_messages
+  std::vector<size_t> rule;                 // by group: of the strategy's
+  std::vector<int64_t> matched;             // by rule
+};
+// Sends with equal ends, and collectives of one kind and group, on equal streams, of one
+// microbatch, or of the whole step, that have the same pass and tags; as large as the bucket says.
+// Requires tasks and their streams. Errors: nothing matches, what is no message, a message that two
+// entries claim.
+Result<Fused> apply_fuse(const Dag& dag, const Strategy& strategy, const Variables& variables);
+// Then: messages of neighbouring microbatches that carry the same values, where a rule asks for it.
+Result<Fused> fuse_microbatches(const Dag& dag, const Strategy& strategy,
+                                const Variables& variables);
+// By rule: how many messages of those that `matched` are `left`, and, of groups that had to part,
+// how many messages more than one each has, and one of them.
+struct FuseCount {
+  int64_t left = 0, apart = 0;
+  std::string example;
+};
+void explain_fuse(const Strategy& strategy, const Fused& fused,
+                  const std::vector<FuseCount>& counts, Explanations& out);
 
 // The limit of each cell that the order's policy gives.
 Result<std::vector<int64_t>> policy_limits(const Dag& dag, const Order& order,

@@ -39,6 +39,19 @@ Result<std::vector<ComputeOrder>> list_schedule(const Dag& dag, const ListPolicy
 // at most as many microbatches in flight as there are cells from this one on.
 ListPolicy default_policy(const Dag& dag);
 
+// What became of tasks that were to be one.
+struct JoinedMessages {
+  int64_t messages = 0;  // that they are now
+  std::string apart;     // of several, the first of the second: "'send a mb=1' on pp=0"
+};
+// Joins the tasks of each group into one, which reads and writes what they did, in order: sends of
+// one cell to another, with their receives, or collectives of one kind over one group of ranks. A
+// group whose tasks would wait for each other in a circle, by their data and the order of the
+// computations, becomes several messages, each of what is there first. Ids in `compute` follow. By
+// group; no messages: nothing was joined, for the order cannot run.
+std::vector<JoinedMessages> join_messages(Dag& dag, std::vector<ComputeOrder>& compute,
+                                          const std::vector<std::vector<TaskId>>& groups);
+
 // `compute` gives, by cell, its F, B, BI and BW tasks in the order wanted. Inputs are loaded and
 // receives posted just before their first reader, or as far ahead as Task::distance says, but not
 // before their send in an order of all cells where each in turn runs one computation; sends come

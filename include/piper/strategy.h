@@ -115,6 +115,13 @@ struct Prefetch {                // - prefetch: {where: {kind: recv}, distance: 
   bool eager = false;            // a receive when its send is issued, an input at the start of the step
   SourceSpan at, distance_at;
 };
+// Messages between the same devices become one.
+struct FuseRule {                // - fuse: {where: {kind: send}, bucket: 25MiB}
+  Where where;
+  int64_t bucket_bytes = 0;      // messages of at least this size; 0: of all there is
+  int64_t microbatches = 1;      // so many of them share a message
+  SourceSpan at;
+};
 // What lies in host memory while it is not needed.
 struct OffloadRule {             // - offload: {what: activations, match: "h/{layer}/**", where: {stage: 0}, distance: 2}
   bool optimizer = false;        // what: optimizer
@@ -232,6 +239,7 @@ struct Strategy {
   std::vector<Precision> precisions;  // loss scaling is in `train`
   std::vector<StreamRule> streams;
   std::vector<Prefetch> prefetches;
+  std::vector<FuseRule> fuses;
   std::vector<OffloadRule> offloads;
   std::vector<Order> orders;
   std::string text;              // all files read, concatenated: for the digest

@@ -208,6 +208,7 @@ class InstructionCheck {
     for (size_t i = 0; i < one_.waits.size(); ++i)
       if (!in_range(one_.waits[i], id_) || (i > 0 && one_.waits[i - 1] >= one_.waits[i]))
         return wrong("it does not wait for earlier instructions, in ascending order");
+    PIPER_TRY(check_micros());
     if (one_.stage < -1 || one_.micro < -1) return wrong("its stage or microbatch is below -1");
     PIPER_TRY(check_fields());
     if (one_.kind == InstructionKind::kCompute) PIPER_TRY(check_compute());
@@ -236,6 +237,18 @@ class InstructionCheck {
   Status needs_args(size_t count) const {
     if (one_.args.size() == count) return ok_status();
     return wrong("it has {} args instead of {}", one_.args.size(), count);
+  }
+
+  Status check_micros() const {
+    if (one_.micros == 1) return ok_status();
+    const bool joins = is_message() || is_collective(one_.kind);
+    const int64_t last = int64_t{one_.micro} + one_.micros - 1;
+    if (one_.micros < 1 || one_.micro < 0 || !joins || last > INT32_MAX)
+      return wrong("it cannot be of {} microbatches", one_.micros);
+    const size_t parts = static_cast<size_t>(one_.micros) * (takes_pairs(one_.kind) ? 2 : 1);
+    if (one_.args.size() % parts != 0)
+      return wrong("{} microbatches cannot share its {} args", one_.micros, one_.args.size());
+    return ok_status();
   }
 
   // Fields that belong to another kind stay empty: what is not executed must not be there to be

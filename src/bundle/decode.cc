@@ -168,6 +168,7 @@ class Decoder {
     to.pass = static_cast<char>(enumerator(from.pass(), 127, "pass"));
     to.stage = from.stage();
     to.micro = from.micro();
+    to.micros = std::max(from.micros(), 1);
     to.ahead = from.ahead();
     sums(from, to);
     return to;

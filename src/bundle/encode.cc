@@ -114,6 +114,7 @@ void encode(const Instruction& from, proto::Instruction* to) {
   to->set_pass(from.pass);
   to->set_stage(from.stage);
   to->set_micro(from.micro);
+  to->set_micros(from.micros > 1 ? from.micros : 0);
   to->set_ahead(from.ahead);
   encode_sums(from, to);
 }

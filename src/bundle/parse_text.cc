@@ -396,6 +396,7 @@ class Parser {
     one.pass = pass[0];
     line.get("stage", one.stage);
     line.get("micro", one.micro);
+    line.get("micros", one.micros);
     line.get("ahead", one.ahead);
   }
 

@@ -92,6 +92,7 @@ void print_instruction(Printer& print, size_t id, const Instruction& one, size_t
   if (one.kind == InstructionKind::kInput) print_samples(print, one.samples, axes);
   if (one.pass != ' ') print.text("pass", std::string(1, one.pass));
   print.field("stage", one.stage, -1).field("micro", one.micro, -1);
+  print.field("micros", one.micros, 1);
   print.field("ahead", one.ahead, 0);
   for (const Contribution& part : one.contributions) {
     print.line("    contribution").field("arg", part.arg, 0).field("target", part.target, 0);

@@ -16,7 +16,7 @@ namespace piper {
 namespace {
 
 constexpr std::string_view kSteps[] = {"import",   "patterns", "annotate", "precision", "autodiff",
-                                       "sharding", "dag",      "schedule", "plan"};
+                                       "sharding", "dag",      "fuse",     "schedule",  "plan"};
 
 Result<Graph> find_patterns(Graph graph, Steps& steps, Compiled& compiled) {
   PIPER_ASSIGN(Recognised found, steps.run(
@@ -99,6 +99,32 @@ void explain_versions(const Dag& dag, const Strategy& strategy, Explanations& ex
                                   count, human_bytes(bytes))}});
 }
 
+// What one round of joining came to, for what is left from the one before.
+void count_joined(const Fused& fused, const std::vector<JoinedMessages>& joined,
+                  std::vector<FuseCount>& counts) {
+  for (size_t g = 0; g < joined.size(); ++g) {
+    FuseCount& count = counts[fused.rule[g]];
+    if (joined[g].messages == 0) continue;
+    count.left -= static_cast<int64_t>(fused.groups[g].size()) - joined[g].messages;
+    count.apart += joined[g].messages - 1;
+    if (count.example.empty()) count.example = joined[g].apart;
+  }
+}
+
+// Joins messages as far as the order allows it: those of a microbatch, then those of several.
+Result<Dag> fused_messages(Dag dag, std::vector<ComputeOrder>& order, const Strategy& strategy,
+                           const Variables& variables, Explanations& explain) {
+  PIPER_ASSIGN(const Fused fused, apply_fuse(dag, strategy, variables));
+  std::vector<FuseCount> counts(strategy.fuses.size());
+  for (size_t r = 0; r < counts.size(); ++r) counts[r].left = fused.matched[r];
+  count_joined(fused, join_messages(dag, order, fused.groups), counts);
+  PIPER_ASSIGN(const Fused shared, fuse_microbatches(dag, strategy, variables));
+  if (!shared.groups.empty())
+    count_joined(shared, join_messages(dag, order, shared.groups), counts);
+  explain_fuse(strategy, fused, counts, explain);
+  return dag;
+}
+
 // The plan that the strategy asks for, or one of the two oracles: one device that plays all
 // replicas, with the same cut of the batch or with none.
 enum class Target { kStrategy, kSingle, kUncut };
@@ -157,11 +183,19 @@ Result<PlanSet> make_plans(const Graph& step, const Strategy& strategy, Cut cut,
                },
                print_dag));
   PIPER_ASSIGN(
-      const std::vector<ComputeOrder> order,
+      std::vector<ComputeOrder> order,
       steps.run(
           "order",
           [&] { return choose_order(dag, oracle ? nullptr : &strategy, variables, explain); },
           [](const auto&) { return std::string(); }));
+  if (!oracle && !strategy.fuses.empty()) {
+    PIPER_ASSIGN(
+        dag,
+        steps.run(
+            "fuse",
+            [&] { return fused_messages(std::move(dag), order, strategy, variables, explain); },
+            print_dag));
+  }
   PIPER_ASSIGN(const Schedule schedule,
                steps.run(
                    "schedule", [&] { return located(make_schedule(dag, order), strategy); },

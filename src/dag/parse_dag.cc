@@ -273,6 +273,7 @@ class Parser {
     task.label = line.label;
     task.cell = small(line.get("cell"), 0);
     task.micro = small(line.get("micro"), -1);
+    task.micros = small(line.get("micros"), 1);
     task.peer = small(line.get("peer"), -1);
     if (!line.get("pass").empty()) task.pass = line.get("pass")[0];
     if (!line.get("chunk").empty())

@@ -36,6 +36,7 @@ std::string print_task(const Dag& dag, const Task& task) {
   if (task.pass != '-') line += fmt::format(" pass={}", task.pass);
   if (task.chunk.valid()) line += fmt::format(" chunk={}", task.chunk.value);
   if (task.micro >= 0) line += fmt::format(" micro={}", task.micro);
+  if (task.micros > 1) line += fmt::format(" micros={}", task.micros);
   if (task.peer >= 0) line += fmt::format(" peer={}", task.peer);
   if (task.stream > 0)
     line += fmt::format(" stream={}", dag.streams[static_cast<size_t>(task.stream)].name);

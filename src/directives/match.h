@@ -29,6 +29,8 @@ class TaskMatcher {
   Result<bool> matches(TaskId task, const Where& where, const Variables& variables) const;
   // What comes to be when plans are made, without tags: gathers of parameters.
   Result<bool> matches_later(TaskKind kind, const Where& where, const Variables& variables) const;
+  // Equal for tasks of equal pass and tags.
+  int32_t view(TaskId task) const { return view_of_[task.index()]; }
   // All that match.
   Result<std::vector<TaskId>> find(const Where& where, const Variables& variables) const;
   // That none does, with what there is.

@@ -181,6 +181,7 @@ class CellLowerer {
     instruction.stream = second ? second_stream_ : task.stream;
     instruction.label = task.label;
     instruction.micro = task.micro >= 0 ? static_cast<int32_t>(task.micro % dag_.microbatches) : -1;
+    instruction.micros = task.micros;
     instruction.pass = task.kind == TaskKind::kCompute ? task.pass : '-';
     if (task.chunk.valid()) instruction.stage = stage_of(dag_.chunks[task.chunk.index()]);
     return instruction;

@@ -24,6 +24,19 @@ bool rounds_sums(const Dag& dag, const Task& task) {
          });
 }
 
+bool runs_by_itself(const Dag& dag, const Task& task) {
+  const bool joins = task.pass == 'U' && task.micro >= 0;  // what a reduction has left
+  const bool with_send = task.kind == TaskKind::kRecv && task.distance == kEarliest;
+  return task.kind == TaskKind::kSend || is_peer_reduction(dag, task) || joins || with_send ||
+         adds_parts(task) || rounds_sums(dag, task);
+}
+
+bool adds_parts(const Task& task) {
+  return task.pass == 'U' && task.micro < 0 &&
+         std::any_of(task.combines.begin(), task.combines.end(),
+                     [](const Combine& sum) { return sum.from.size() > 1; });
+}
+
 std::string print_place(const Dag& dag, TaskId id) {
   const Task& task = dag.tasks[id.index()];
   std::string text = fmt::format("'{}'", task.label);

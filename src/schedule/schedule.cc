@@ -1,6 +1,7 @@
 #include "piper/schedule.h"
 
 #include <algorithm>
+#include <map>
 #include <span>
 
 #include "dependencies.h"
@@ -26,18 +27,10 @@ class Issuer {
     for (size_t t = dag.tasks.size(); t-- > 0;) {  // so that lists ascend
       const Task& task = dag.tasks[t];
       briefs_[t] = {task.cell, is_ordered(task)};
-      const bool joins = task.pass == 'U' && task.micro >= 0;  // what a reduction has left
-      const bool with_send = task.kind == TaskKind::kRecv && task.distance == kEarliest;
       posts_ = posts_ || task.distance > 0;
-      const bool eager = task.kind == TaskKind::kSend || is_peer_reduction(dag, task) || joins ||
-                         with_send || rounds_sums(dag, task);
-      if (!eager) continue;
-      missing_[t] = static_cast<int32_t>(deps[t].size());
-      for (TaskId d : deps[t]) {
-        waiters_.push_back({TaskId(t), first_waiter_[d.index()]});
-        first_waiter_[d.index()] = static_cast<int32_t>(waiters_.size() - 1);
-      }
+      if (runs_by_itself(dag, task)) issue_behind(TaskId(t), deps[t]);
     }
+    receive_parts();
   }
 
   Result<Schedule> run(const std::vector<ComputeOrder>& compute) {
@@ -77,6 +70,35 @@ class Issuer {
     int32_t next = -1;
   };
 
+  void issue_behind(TaskId id, std::span<const TaskId> tasks) {
+    missing_[id.index()] = static_cast<int32_t>(tasks.size());
+    for (TaskId task : tasks) {
+      waiters_.push_back({id, first_waiter_[task.index()]});
+      first_waiter_[task.index()] = static_cast<int32_t>(waiters_.size() - 1);
+    }
+  }
+  // Another cell's part of a sum is received when it has been sent and the own part is whole, so
+  // that the sum goes on before the step ends.
+  void receive_parts() {
+    std::map<TaskId, std::vector<TaskId>> behind;
+    for (size_t t = 0; t < dag_.tasks.size(); ++t) {
+      if (!adds_parts(dag_.tasks[t])) continue;
+      for (TaskId d : deps_[t]) {
+        const Task& recv = dag_.tasks[d.index()];
+        if (recv.kind != TaskKind::kRecv || recv.distance == kEarliest) continue;
+        std::vector<TaskId>& tasks = behind[d];
+        tasks.push_back(TaskId(d.index() - 1));
+        for (TaskId own : deps_[t])
+          if (is_ordered(dag_.tasks[own.index()])) tasks.push_back(own);
+      }
+    }
+    for (auto& [recv, tasks] : behind) {
+      std::sort(tasks.begin(), tasks.end());
+      tasks.erase(std::unique(tasks.begin(), tasks.end()), tasks.end());
+      issue_behind(recv, tasks);
+      posts_ = true;
+    }
+  }
   std::vector<bool> needed_by_ordered() const {
     std::vector<bool> needed(dag_.tasks.size());
     for (size_t t = dag_.tasks.size(); t-- > 0;)
@@ -242,6 +264,12 @@ class Issuer {
   std::vector<size_t> next_pair_;      // by cell: its next overlap
   bool posts_ = false;                 // some task has a distance
   std::vector<int32_t> sent_at_;       // see post_ahead
+  std::vector<int32_t> missing_;              // eager tasks: dependencies not issued yet
+  std::vector<std::vector<TaskId>> waiters_;  // eager tasks that a task holds back
+  std::vector<size_t> next_;                  // by cell: position in its compute order
+  std::vector<size_t> next_pair_;             // by cell: its next overlap
+  bool posts_ = false;                        // some receive comes ahead
+  std::vector<int32_t> sent_at_;              // see post_ahead
   Schedule schedule_;
 };
 

@@ -1,4 +1,4 @@
-// directives: stream, prefetch, offload.
+// directives: stream, prefetch, fuse, offload.
 
 #include "sections.h"
 
@@ -109,6 +109,21 @@ Status read_prefetch(const Fields& map, const Scope& scope, Names names, Strateg
     prefetch.distance = static_cast<int32_t>(tasks);
   }
   out.prefetches.push_back(std::move(prefetch));
+  return ok_status();
+}
+
+Status read_fuse(const Fields& map, const Scope& scope, Names names, Strategy& out) {
+  names.kinds = true;
+  FuseRule rule;
+  rule.at = map.at();
+  PIPER_ASSIGN(rule.where, read_where(*map["where"], scope, names));
+  if (const yaml::Node* bucket = map["bucket"]) {
+    PIPER_ASSIGN(rule.bucket_bytes, read_bytes(*bucket, scope));
+  }
+  if (const yaml::Node* microbatches = map["microbatches"]) {
+    PIPER_ASSIGN(rule.microbatches, read_integer(*microbatches, scope, {1, int64_t{1} << 20}));
+  }
+  out.fuses.push_back(std::move(rule));
   return ok_status();
 }
 

@@ -188,6 +188,7 @@ Status read_directives(const std::vector<const yaml::Entry*>& entries, const Sco
       if (kind == "stream") PIPER_TRY(read_stream(map, scope, names, out));
       if (kind == "offload") PIPER_TRY(read_offload(map, scope, names, out));
       if (kind == "prefetch") PIPER_TRY(read_prefetch(map, scope, names, out));
+      if (kind == "fuse") PIPER_TRY(read_fuse(map, scope, names, out));
       if (kind == "order") PIPER_TRY(read_order(map, scope, names, out));
     }
   }

@@ -143,7 +143,12 @@ constexpr Field kDirective[] = {
     {"prefetch", kOne, kOptional, "Issue receives and inputs ahead of their use.", "prefetch"},
     {"offload", kOne, kOptional, "Keep values in host memory while they are not needed.",
      "offload"},
-    {"fuse", kOne, kUnsupported, ""},
+    {"fuse", kOne, kOptional, "Join messages between the same devices.", "fuse"},
+};
+constexpr Field kFuse[] = {
+    {"where", kWhere, kRequired, "Which messages: tags, pass, kind, value."},
+    {"bucket", kBytes, kOptional, "They join into messages of at least this size. Default: all."},
+    {"microbatches", kInteger, kOptional, "So many of them share a message. Default 1."},
 };
 constexpr Field kSplit[] = {
     {"dim", kWord, kRequired, "What to cut.", "batch"},
@@ -282,6 +287,7 @@ constexpr Object kObjects[] = {
     {"stream", kStream},
     {"prefetch", kPrefetch},
     {"offload", kOffload},
+    {"fuse", kFuse},
     {"gather", kGather},
     {"reduce", kReduce},
     {"order", kOrder},

@@ -60,6 +60,7 @@ Status read_stream(const fields::Fields& map, const Scope& scope, Names names, S
 Status read_offload(const fields::Fields& map, const Scope& scope, const Names& names,
                     Strategy& out);
 Status read_prefetch(const fields::Fields& map, const Scope& scope, Names names, Strategy& out);
+Status read_fuse(const fields::Fields& map, const Scope& scope, Names names, Strategy& out);
 Status read_directives(const std::vector<const yaml::Entry*>& entries, const Scope& scope,
                        Strategy& out);
 Status check_axis(std::string_view name, const SourceSpan& at, const Names& names);

@@ -146,7 +146,7 @@ Status check_tag(const yaml::Node& key, const Names& names) {
   if (of_tasks && names.kinds) return ok_status();
   if (of_tasks)
     return fail(key.at, "'{}' chooses among tasks, which are not there yet", key.text)
-        .with_note("help: directives that take it are stream and prefetch");
+        .with_note("help: directives that take it are stream, prefetch and fuse");
   if (key.text == "chunk" || key.text == "dir") {
     return fail(key.at, "'{}' in 'where' is not supported", key.text);
   }

@@ -245,8 +245,7 @@ Result<int32_t> InprocTransport::add_group(std::span<const int64_t> ranks) {
 // From one side's parts to the other's, as if each lay in one piece.
 void copy_parts(const Message& from, std::span<const MessagePart> to) {
   const MessagePart whole{const_cast<std::byte*>(from.data), from.bytes};
-  const std::span<const MessagePart> parts =
-      from.parts.empty() ? std::span(&whole, 1) : from.parts;
+  const std::span<const MessagePart> parts = from.parts.empty() ? std::span(&whole, 1) : from.parts;
   size_t part = 0;
   int64_t done = 0;  // of that part
   for (const MessagePart& own : to)

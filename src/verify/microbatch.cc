@@ -15,11 +15,15 @@ namespace piper {
 namespace {
 
 // The label without its microbatch, or nothing for a task that belongs to none.
+std::string_view without(std::string_view label, std::string_view end) {
+  return label.ends_with(end) ? label.substr(0, label.size() - end.size()) : std::string_view();
+}
 std::string_view task_of(const Instruction& one) {
+  if (one.micros > 1)
+    return without(one.label, fmt::format(" mb={}..{}", one.micro, one.micro + one.micros));
   std::array<char, 16> suffix = {' ', 'm', 'b', '='};
   const char* end = std::to_chars(suffix.data() + 4, suffix.data() + suffix.size(), one.micro).ptr;
-  const std::string_view label = one.label, own(suffix.data(), end);
-  return label.ends_with(own) ? label.substr(0, label.size() - own.size()) : std::string_view();
+  return without(one.label, std::string_view(suffix.data(), end));
 }
 
 // The parts that buffers play: one in each microbatch of a cell, which all microbatches and cells
@@ -70,13 +74,19 @@ class Comparison {
   }
 
  private:
+  // What an instruction does for one of its microbatches, the `share`-th.
+  struct Share {
+    int32_t index = 0, share = 0;
+  };
   struct Use {
-    int32_t micro = 0, index = 0, task = 0;
+    int32_t micro = 0;
+    Share at;
+    int32_t task = 0;
   };
   // Its instructions where it was met first; and how many the microbatch at hand has, from where.
   struct Task {
     int32_t cell = -1, first_micro = -1;
-    std::vector<int32_t> first;
+    std::vector<Share> first;
     bool is_message = false;  // sent to as many cells as read it
     Spot from;
     int32_t micro = -1;
@@ -103,9 +113,17 @@ class Comparison {
         if (access_of(facts(c), step.kind, step.program, a) & kWrites) holds[args[a]] = args[a];
     }
   }
-  std::span<const int32_t> taken(int32_t c, const Step& step) const {
-    if (taken_[c].empty()) return section_.args_of(c, step);
-    return {taken_[c].data() + step.first_arg, static_cast<size_t>(step.num_args)};
+  size_t num_args(int32_t c, Share at) const {
+    return static_cast<size_t>(section_.steps[c][at.index].num_args /
+                               section_.at({c, at.index}).micros);
+  }
+  size_t first_arg(int32_t c, Share at) const {
+    return static_cast<size_t>(section_.steps[c][at.index].first_arg) +
+           static_cast<size_t>(at.share) * num_args(c, at);
+  }
+  std::span<const int32_t> taken(int32_t c, Share at) const {
+    const std::vector<int32_t>& args = taken_[c].empty() ? section_.args[c] : taken_[c];
+    return {args.data() + first_arg(c, at), num_args(c, at)};
   }
 
   const RoleFacts& facts(int32_t cell) const { return *model_.cells[cell].facts; }
@@ -145,10 +163,11 @@ class Comparison {
       auto& known = is_message ? messages_ : common ? known_ : own;
       const auto [found, is_new] = known.emplace(label, static_cast<int32_t>(tasks_.size()));
       if (is_new) tasks_.emplace_back().is_message = is_message;
-      uses.push_back({steps[i].micro, i, found->second});
+      for (int32_t share = 0; share < one.micros; ++share)
+        uses.push_back({steps[i].micro + share, {i, share}, found->second});
     }
     std::sort(uses.begin(), uses.end(), [](const Use& a, const Use& b) {
-      return std::pair(a.micro, a.index) < std::pair(b.micro, b.index);
+      return std::pair(a.micro, a.at.index) < std::pair(b.micro, b.at.index);
     });
     return uses;
   }
@@ -156,22 +175,21 @@ class Comparison {
   void visit(int32_t c, const Use& use) {
     Task& task = tasks_[use.task];
     if (task.first_micro < 0) task.cell = c, task.first_micro = use.micro;
-    if (task.is_first(c, use.micro)) return task.first.push_back(use.index);
+    if (task.is_first(c, use.micro)) return task.first.push_back(use.at);
     if (task.from.cell != c || task.micro != use.micro)
-      task.from = {c, use.index}, task.micro = use.micro, task.count = 0;
+      task.from = {c, use.at.index}, task.micro = use.micro, task.count = 0;
     const size_t like = task.is_message ? 0 : task.count;
-    if (like < task.first.size()) compare({task.cell, task.first[like]}, {c, use.index});
+    if (like < task.first.size()) compare(task.cell, task.first[like], c, use.at);
     ++task.count;
   }
   void end(int32_t c, Task& task, const Use& use) {
     if (task.is_first(c, use.micro)) {
-      const Step& step = section_.steps[c][use.index];
-      const std::span<const int32_t> args = taken(c, step);
+      const std::span<const int32_t> args = taken(c, use.at);
       for (size_t a = 0; a < args.size(); ++a)
-        part_of_arg_[c][static_cast<size_t>(step.first_arg) + a] = parts_.of(args[a]);
+        part_of_arg_[c][first_arg(c, use.at) + a] = parts_.of(args[a]);
     } else if (task.count != task.first.size() && !task.is_message) {
       findings_.add("microbatch", "{} has {} parts, {} has {}", name(task.from), task.count,
-                    name({task.cell, task.first[0]}), task.first.size());
+                    name({task.cell, task.first[0].index}), task.first.size());
       task.count = task.first.size();
     }
   }
@@ -185,16 +203,16 @@ class Comparison {
     return fmt::format("'{}'", quote_control(role(cell).buffers[b].name));
   }
 
-  void compare(Spot reference, Spot place) {
+  void compare(int32_t first_cell, Share like, int32_t c, Share own) {
+    const Spot reference{first_cell, like.index}, place{c, own.index};
     const Step &first = section_.step(reference), &one = section_.step(place);
-    if (first.num_args != one.num_args)
-      return findings_.add("microbatch", "{} has {} args, {} has {}", name(place), one.num_args,
-                           name(reference), first.num_args);
-    const auto expected = taken(reference.cell, first), actual = taken(place.cell, one);
+    const auto expected = taken(first_cell, like), actual = taken(c, own);
+    if (expected.size() != actual.size())
+      return findings_.add("microbatch", "{} has {} args, {} has {}", name(place), actual.size(),
+                           name(reference), expected.size());
     for (size_t a = 0; a < actual.size(); ++a) {
-      const int32_t part = part_of_arg_[reference.cell][static_cast<size_t>(first.first_arg) + a];
-      if (!fits({reference.cell, expected[a]}, {place.cell, actual[a]}, part) &&
-          !same_sum(reference, place, a))
+      const int32_t part = part_of_arg_[first_cell][first_arg(first_cell, like) + a];
+      if (!fits({first_cell, expected[a]}, {c, actual[a]}, part) && !same_sum(reference, place, a))
         findings_.add("microbatch", "{} takes {} as arg {}, where {} takes {}", name(place),
                       buffer_name(place.cell, actual[a]), a, name_beside(place, reference),
                       buffer_name(reference.cell, expected[a]));

@@ -121,6 +121,13 @@ TEST(Mutants, AreCaughtWhenTheyEndOtherwise) {
   catch_mutants(random_strategy, mutations(), jobs::kSanitized ? 4 : 24, jobs::kSanitized ? 1 : 4,
                 jobs::kSanitized ? 20 : 1000);
 }
+TEST(Mutants, OfJoinedMessagesAreCaughtToo) {
+  std::vector<Mutation> all = mutations();
+  const auto more = join_mutations();
+  for (int k = 0; k < 4; ++k) all.insert(all.end(), more.begin(), more.end());
+  catch_mutants(joining_strategy, all, jobs::kSanitized ? 2 : 10, jobs::kSanitized ? 1 : 3,
+                jobs::kSanitized ? 10 : 400);
+}
 TEST(Mutants, OfTwoVersionsAreCaughtToo) {
   std::vector<Mutation> all = mutations();
   const auto more = version_mutations();

@@ -111,20 +111,23 @@ Done change_arg(PlanSet& set, Random& random) {
   arg = other;
   return text;
 }
-Done swap_args(PlanSet& set, Random& random) {
-  const auto spot = any_spot(set, random, of_microbatch);
-  if (!spot) return std::nullopt;
-  auto& args = spot->at().args;
+Done swap_two_args(Spot spot, Random& random) {
+  auto& args = spot.at().args;
   std::vector<std::pair<size_t, size_t>> pairs;
   for (size_t i = 0; i < args.size(); ++i)
     for (size_t j = i + 1; j < args.size(); ++j)
-      if (args[i] != args[j] && spot->role->buffers[static_cast<size_t>(args[i])].type ==
-                                    spot->role->buffers[static_cast<size_t>(args[j])].type)
+      if (args[i] != args[j] && spot.role->buffers[static_cast<size_t>(args[i])].type ==
+                                    spot.role->buffers[static_cast<size_t>(args[j])].type)
         pairs.emplace_back(i, j);
   if (pairs.empty()) return std::nullopt;
   const auto [i, j] = pairs[below(random, pairs.size())];
   std::swap(args[i], args[j]);
-  return fmt::format("{}: args {} and {}", spot->name(), i, j);
+  return fmt::format("{}: args {} and {}", spot.name(), i, j);
+}
+Done swap_args(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, of_microbatch);
+  if (!spot) return std::nullopt;
+  return swap_two_args(*spot, random);
 }
 Done change_program(PlanSet& set, Random& random) {
   const auto spot = any_spot(set, random, of_microbatch);
@@ -379,6 +382,31 @@ Done drop_in_other_part(PlanSet& set, Random& random) {
   return fmt::format("without '{}'", label);
 }
 
+// ---- Messages of several tensors ----------------------------------------------------------------
+bool is_joined(const Instruction& i) { return is_transfer(i) && i.args.size() > 1; }
+Done swap_tensors(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, is_joined);
+  if (!spot) return std::nullopt;
+  return swap_two_args(*spot, random);
+}
+Done shorten_one_end(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, is_joined);
+  if (!spot) return std::nullopt;
+  auto& args = spot->at().args;
+  const size_t k = below(random, args.size());
+  args.erase(args.begin() + static_cast<std::ptrdiff_t>(k));
+  return fmt::format("{} without arg {}", spot->name(), k);
+}
+Done move_tensor_twice(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, is_joined);
+  if (!spot) return std::nullopt;
+  auto& args = spot->at().args;
+  const size_t from = below(random, args.size()), to = below(random, args.size());
+  if (from == to) return std::nullopt;
+  args[to] = args[from];
+  return fmt::format("{}: arg {} as arg {}", spot->name(), from, to);
+}
+
 constexpr Mutation kMutations[] = {
     {"drop an instruction", drop_instruction},
     {"repeat an instruction", repeat_instruction},
@@ -404,6 +432,11 @@ constexpr Mutation kMutations[] = {
     {"begin a sum anew", change_first},
     {"update early", read_early},
 };
+constexpr Mutation kJoinMutations[] = {
+    {"swap tensors of a message", swap_tensors},
+    {"shorten one end", shorten_one_end},
+    {"move a tensor twice", move_tensor_twice},
+};
 constexpr Mutation kVersionMutations[] = {
     {"read the other version", other_version},
     {"work for the other step", other_step},
@@ -414,6 +447,7 @@ constexpr Mutation kVersionMutations[] = {
 }  // namespace
 
 std::span<const Mutation> version_mutations() { return kVersionMutations; }
+std::span<const Mutation> join_mutations() { return kJoinMutations; }
 
 std::vector<Mutation> mutations() {
   std::vector<Mutation> all(std::begin(kMutations), std::end(kMutations));

@@ -20,6 +20,8 @@ struct Mutation {
 std::vector<Mutation> mutations();
 // For plans with two versions of the weights.
 std::span<const Mutation> version_mutations();
+// For plans with messages of several tensors.
+std::span<const Mutation> join_mutations();
 // Those of them that aim at one promise of the verifier each.
 std::span<const Mutation> targeted_mutations();
 

@@ -94,6 +94,23 @@ inline std::string random_streams(Random& random, size_t pp) {
                       "  - offload: {what: activations}\n"});
 }
 
+// Messages that travel together.
+inline std::string random_fuse(Random& random, size_t pp, size_t dp) {
+  std::string text;
+  if (pp > 1)
+    text += one_of<const char*>(random,
+                                {"", "", "  - fuse: {where: {kind: send}}\n",
+                                 "  - fuse: {where: {kind: send}, bucket: 64, microbatches: 2}\n",
+                                 "  - fuse: {where: {kind: recv, mb: absent}, bucket: 128}\n"});
+  if (dp > 1)
+    text += one_of<const char*>(
+        random,
+        {"", "", "  - fuse: {where: {kind: [all_reduce, reduce_scatter]}, microbatches: 2}\n",
+         "  - fuse: {where: {kind: [all_reduce, reduce_scatter, all_gather]}, bucket: "
+         "100}\n"});
+  return text;
+}
+
 // A strategy of the library.
 inline std::string library_strategy(Random& random, size_t microbatches) {
   std::vector<std::string> files = jobs::library_files();
@@ -116,7 +133,8 @@ inline std::string library_strategy(Random& random, size_t microbatches) {
   if (has("ascending: 0"))
     text += ", ascending: 1";  // the order of sums, so that bits can be compared
   text += "}\n" + random_train(random, dp * mb * (1 + pick(random, 2)));
-  const std::string more = random_recompute(random, pp) + random_precision(random);
+  std::string more = random_recompute(random, pp) + random_precision(random);
+  if (has("$stages")) more += random_fuse(random, pp, 1);
   return more.empty() ? text : text + "directives:\n" + more;
 }
 
@@ -146,7 +164,14 @@ inline std::string random_strategy(Random& random, size_t microbatches) {
     text += fmt::format("  - replicate: {{over: dp, bucket: {}{}}}\n",
                         one_of<const char*>(random, {"64", "2KiB", "25MiB"}),
                         one_of<const char*>(random, kShards));
-  return text + random_precision(random) + random_streams(random, pp) + random_order(random);
+  return text + random_precision(random) + random_streams(random, pp) +
+         random_fuse(random, pp, dp) + random_order(random);
+}
+inline std::string joining_strategy(Random& random, size_t microbatches) {
+  while (true) {
+    std::string text = random_strategy(random, microbatches);
+    if (text.find("- fuse:") != std::string::npos) return text;
+  }
 }
 
 // Two versions of the weights; two plans of three have steps that overlap.
@@ -167,6 +192,8 @@ inline std::string overlapping_strategy(Random& random, size_t microbatches) {
                                      ", shard: [optimizer, gradients], "
                                      "reduce: {when: per_microbatch}"}));
   text += random_precision(random);
+  if (pp > 1)
+    text += one_of<const char*>(random, {"", "  - fuse: {where: {kind: send}, bucket: 256}\n"});
   if (pick(random, 3) == 0) return text + random_order(random);
   return text + "  - order:\n      each: pp\n      program: |\n" +
          one_of<const char*>(random, {"        repeat M - (P-r-1): F B\n"

@@ -144,8 +144,8 @@ Done change_computation(PlanSet& set, Random& random) {
   Program program = role.programs[static_cast<size_t>(spot->at().program)];
   ProgramOp& op = program.ops[below(random, program.ops.size())];
   if (op.op == "Add" || op.op == "Mul" || op.op == "Reshape" || op.op == "Cast" ||
-      op.op == "Expand")
-    return std::nullopt;  // may be the same in another order, or nothing at all
+      op.op == "Expand" || op.op == "Slice")
+    return std::nullopt;  // may be the same in another order, or only copy bytes
   if (op.inputs.size() > 1 && op.inputs[0] >= 0 && op.inputs[1] >= 0 &&
       op.inputs[0] != op.inputs[1] &&
       program.values[static_cast<size_t>(op.inputs[0])] ==

@@ -126,8 +126,8 @@ inline std::string joined_messages(Transport& t) {
   const auto parts_of = [](std::vector<std::vector<int32_t>>& tensors) {
     std::vector<MessagePart> parts;
     for (auto& tensor : tensors)
-      parts.push_back({reinterpret_cast<std::byte*>(tensor.data()),
-                       static_cast<int64_t>(tensor.size()) * 4});
+      parts.push_back(
+          {reinterpret_cast<std::byte*>(tensor.data()), static_cast<int64_t>(tensor.size()) * 4});
     return parts;
   };
   std::vector<std::vector<MessagePart>> kept;  // they stay where they are
