@@ -243,7 +243,7 @@ class InstructionCheck {
     if (one_.micros == 1) return ok_status();
     const bool joins = is_message() || is_collective(one_.kind);
     const int64_t last = int64_t{one_.micro} + one_.micros - 1;
-    if (one_.micros < 1 || one_.micro < 0 || !joins || last > INT32_MAX)
+    if (one_.micros < 1 || one_.micro < 0 || !joins || last >= INT32_MAX)
       return wrong("it cannot be of {} microbatches", one_.micros);
     const size_t parts = static_cast<size_t>(one_.micros) * (takes_pairs(one_.kind) ? 2 : 1);
     if (one_.args.size() % parts != 0)

@@ -262,14 +262,8 @@ class Issuer {
   std::vector<int32_t> first_waiter_;  // by task, in waiters_
   std::vector<size_t> next_;           // by cell: position in its compute order
   std::vector<size_t> next_pair_;      // by cell: its next overlap
-  bool posts_ = false;                 // some task has a distance
+  bool posts_ = false;                 // some receive comes ahead
   std::vector<int32_t> sent_at_;       // see post_ahead
-  std::vector<int32_t> missing_;              // eager tasks: dependencies not issued yet
-  std::vector<std::vector<TaskId>> waiters_;  // eager tasks that a task holds back
-  std::vector<size_t> next_;                  // by cell: position in its compute order
-  std::vector<size_t> next_pair_;             // by cell: its next overlap
-  bool posts_ = false;                        // some receive comes ahead
-  std::vector<int32_t> sent_at_;              // see post_ahead
   Schedule schedule_;
 };
 
