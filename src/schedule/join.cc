@@ -63,6 +63,7 @@ class Waiting {
   // Both sides of an overlap begin when all that they need is there.
   void follow(const ComputeOrder& order) {
     for (size_t i = 1; i < order.tasks.size(); ++i) wait_for(order.tasks[i], order.tasks[i - 1]);
+    if (!order.body.empty()) return;  // its pairs are of two steps
     for (const Overlap& overlap : order.overlaps)
       for (int32_t i = overlap.first + 1; i < overlap.end; ++i)
         for (TaskId d : deps_[order.tasks[at(i)].index()])
