@@ -41,7 +41,7 @@ class Finder {
                   "fuse: messages of several microbatches with two weight versions: not supported")
           .with_note("help: leave 'microbatches' out; messages of one microbatch join");
     PIPER_ASSIGN(const std::vector<TaskId> found, claim(rule));
-    if (found.empty()) return nothing(rule);
+    if (found.empty()) return matcher_.nothing(rule.where, rule.at, "fuse");
     std::map<Key, std::vector<Message>> together;
     for (TaskId id : found)
       together[key_of(id, dag_.tasks[id.index()].micro)].push_back({made(id), id});
@@ -168,16 +168,6 @@ class Finder {
     fused_.rule.push_back(fused_.matched.size());
   }
   void end_rule(size_t matched) { fused_.matched.push_back(static_cast<int64_t>(matched)); }
-
-  Error nothing(const FuseRule& rule) const {
-    if (dag_.sharding.parameters) {
-      const auto gathers = matcher_.matches_later(TaskKind::kAllGather, rule.where, variables_);
-      if (gathers && *gathers)
-        return fail(rule.at, "fuse: parameters are gathered as replicate's 'bucket' says")
-            .with_note("nothing else matches");
-    }
-    return matcher_.nothing(rule.where, rule.at, "fuse");
-  }
 
   const Dag& dag_;
   const Variables& variables_;
