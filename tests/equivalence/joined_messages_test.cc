@@ -1,6 +1,6 @@
 // Messages that travel together: whatever is joined, plans train with the same bits, and run under
 // any layout of streams, posting of receives and order of the streams.
-#include "equivalence/jobs.h"
+#include "equivalence/commands.h"
 #include "mutation/interpreter.h"
 
 namespace piper {
@@ -21,6 +21,7 @@ struct Case {
   Shape2 shape;
   std::string directives;
   std::string fuses;
+  int versions = 1;
 };
 
 const std::string kSends = "  - fuse: {where: {kind: send}}\n";
@@ -30,14 +31,23 @@ const std::string kReductions = "  - fuse: {where: {kind: all_reduce}, bucket: 6
 const std::string kScatters =
     "  - fuse: {where: {kind: reduce_scatter}, bucket: 1MiB, microbatches: 2}\n"
     "  - fuse: {where: {kind: all_gather}, bucket: 4KiB}\n";
-const char* const kPerMicrobatch =
+const std::string kPerMicrobatch =
     "  - place: {where: {stage: s}, on: {pp: s}}\n"
     "  - split: {dim: batch, into: $microbatches}\n"
     "  - replicate: {over: dp, shard: [optimizer, gradients], reduce: {when: per_microbatch}}\n";
-const char* const kPlain =
+const std::string kPlain =
     "  - place: {where: {stage: s}, on: {pp: s}}\n"
     "  - split: {dim: batch, into: $microbatches}\n"
     "  - replicate: {over: dp}\n";
+const std::string kIn16Bits = "  - precision: {compute: f32, reduce: bf16}\n";
+const std::string kAcrossSteps =
+    "  - place: {where: {stage: s}, on: {pp: s}}\n"
+    "  - split: {dim: batch, into: $microbatches}\n"
+    "  - replicate: {over: dp, shard: [optimizer, gradients]}\n"
+    "  - order:\n      each: pp\n      program: |\n"
+    "        repeat M - (P-r-1): F B\n        repeat P-r-1: F[step=1] B\n";
+const std::string kWholeSteps =
+    "  - fuse: {where: {kind: [send, reduce_scatter, all_gather]}, bucket: 64KiB}\n";
 
 const Case kCases[] = {
     {"chimera", "chimera", {2, 2, 4}, "", kSends},
@@ -50,21 +60,24 @@ const Case kCases[] = {
     {"zbv", "zbv", {2, 1, 4}, "", kPairs},
     {"reductions", "", {2, 2, 2}, kPlain, kReductions},
     {"scatters", "", {2, 2, 4}, kPerMicrobatch, kScatters},
+    {"scatters_in_16_bits", "", {2, 2, 4}, kPerMicrobatch + kIn16Bits, kScatters},
+    {"two_versions", "", {2, 2, 4}, kAcrossSteps, kWholeSteps, 2},
+    {"two_versions_in_16_bits", "", {2, 2, 4}, kAcrossSteps + kIn16Bits, kWholeSteps, 2},
 };
 
 Result<Compiled> compile_case(const Case& of, const std::string& train, const std::string& fuses,
-                              const std::string& more = "") {
-  std::string text = "piper: 1\n";
+                              bool oracles = false) {
+  std::string text = fmt::format("piper: 1\nweight_versions: {}\n", of.versions);
   if (of.directives.empty())
     text += fmt::format("include: {}/strategies/{}.yaml\n", PIPER_SOURCE_DIR, of.order);
   else
     text +=
         "params: {stages: 1, dp: 1, microbatches: 1}\nmesh: {pp: $stages, dp: $dp}\n"
         "annotate: [{balance: {tag: stage, into: $stages}}]\n";
-  const std::string directives = of.directives + fuses + more;
+  const std::string directives = of.directives + fuses;
   if (!directives.empty()) text += "directives:\n" + directives;
   CompileOptions options;
-  options.oracles = false;
+  options.oracles = oracles;
   options.defines = {{"stages", std::to_string(of.shape.pp)},
                      {"dp", std::to_string(of.shape.dp)},
                      {"microbatches", std::to_string(of.shape.mb)}};
@@ -99,6 +112,19 @@ TEST_P(Joined, TrainsWithTheSameBits) {
 
 INSTANTIATE_TEST_SUITE_P(Schedules, Joined, testing::ValuesIn(kCases),
                          [](const auto& info) { return std::string(info.param.name); });
+
+// Under another transport, too: sends and receives of several tensors, joined reductions.
+TEST(JoinedProcesses, SaveTheSameBytesAsThreads) {
+  NEED_MODELS();
+  for (const char* name : {"chimera", "one_f_one_b_pairs", "two_versions_in_16_bits"}) {
+    SCOPED_TRACE(name);
+    const Case& of = *std::find_if(std::begin(kCases), std::end(kCases),
+                                   [&](const Case& one) { return one.name == std::string(name); });
+    const auto compiled = compile_case(of, kAdamW, of.fuses, true);
+    ASSERT_TRUE(compiled) << print_error(compiled.error());
+    expect_processes_save_the_same(*compiled, kModel);
+  }
+}
 
 // What is received in the wrong order of a message's tensors changes the training.
 TEST(JoinedControl, TheOrderOfTheTensorsMatters) {

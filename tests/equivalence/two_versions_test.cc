@@ -1,6 +1,6 @@
 // Two versions of the weights: gradients are taken at the weights before the last update, so that
 // steps may overlap.
-#include "equivalence/jobs.h"
+#include "equivalence/commands.h"
 #include "piper/lower.h"
 #include "piper/verify.h"
 #include "unit/chain.h"
@@ -518,45 +518,14 @@ TEST_P(Models, StopBetweenSteps) {
         << tensor.name;
 }
 
-std::pair<int, std::string> run_command(const std::string& command) {
-  const std::string all =
-      "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
-      "OMPI_MCA_rmaps_base_oversubscribe=1 ASAN_OPTIONS=detect_leaks=0 " +
-      command + " 2>&1";
-  std::string output;
-  FILE* pipe = popen(all.c_str(), "r");
-  char buffer[4096];
-  while (const size_t got = fread(buffer, 1, sizeof buffer, pipe)) output.append(buffer, got);
-  const int status = pclose(pipe);
-  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, output};
-}
-
 // Ranks as threads and as processes save the same file, of the newest versions alone.
 TEST_P(Models, ThreadsAndProcessesSaveTheSameBytes) {
   const std::string model = GetParam();
   const auto compiled =
       compile_model(model, strategy_text(model, kAdamW), {2, 2, 2, "pipedream-2bw"}, true);
   ASSERT_TRUE(compiled);
-  const Folder folder;
-  const auto path = [&](const char* name) { return folder.path() + "/" + name; };
-  const Status written =
-      write_plan_set(compiled->set, &*compiled->single, nullptr, path("plans"), {});
-  ASSERT_TRUE(written) << print_error(written.error());
-  const auto run = [&](const std::string& launcher, const char* save) {
-    const auto [code, output] = run_command(fmt::format(
-        "{} {}/bin/piper-run {} --data {} --steps 5 --threads 1 --verify-against single --save {}",
-        launcher, PIPER_BINARY_DIR, path("plans"), model_path(model, "reference.safetensors"),
-        path(save)));
-    EXPECT_EQ(code, 0) << output;
-    EXPECT_NE(output.find("equal to the single-device plan bit for bit"), std::string::npos)
-        << output;
-    const auto bytes = read_text_file(path(save), 1 << 28);
-    EXPECT_TRUE(bytes);
-    return bytes ? *bytes : "";
-  };
-  const std::string threads = run("", "threads.safetensors");
+  const std::string threads = expect_processes_save_the_same(*compiled, model);
   EXPECT_EQ(threads.find(".previous"), std::string::npos);
-  EXPECT_TRUE(threads == run("mpirun -n 4", "processes.safetensors"));
 }
 
 INSTANTIATE_TEST_SUITE_P(TwoVersions, Models, ::testing::Values("mlp", "gpt-deep"),
