@@ -40,8 +40,8 @@ bool is_peer_reduction(const Dag& dag, const Task& task);
 // Whether the task rounds sums so that they travel in fewer bytes.
 bool rounds_sums(const Dag& dag, const Task& task);
 
-// What is issued as soon as it can: sends, those reductions, what they have left and what is rounded
-// for them, sums of parts, receives that are posted with their sends.
+// What is issued as soon as it can: sends, those reductions, what they have left and what is
+// rounded for them, sums of parts, receives that are posted with their sends.
 bool runs_by_itself(const Dag& dag, const Task& task);
 
 // Adds to a sum of the whole step what another cell has of it.

@@ -220,9 +220,9 @@ int fail_rank(Transport& t, const Error& error) {
 int run_suite(Transport& t) {
   for (const Case& one : suite::kCases) {
     // Rings of messages need a peer.
-    bool alone = t.world() == 1 &&
-                 (one.run == suite::messages || one.run == suite::many_in_flight ||
-                  one.run == suite::joined_messages);
+    bool alone =
+        t.world() == 1 && (one.run == suite::messages || one.run == suite::many_in_flight ||
+                           one.run == suite::joined_messages);
     std::string wrong = alone ? "" : one.run(t);
     if (!wrong.empty()) return fail_rank(t, fail("rank {}, {}: {}", t.rank(), one.name, wrong));
     if (Status status = t.barrier(); !status) return fail_rank(t, status.error());
