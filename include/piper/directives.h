@@ -46,6 +46,10 @@ Result<Graph> apply_balance(Graph forward, const BalanceRule& balance, Explanati
 Result<Graph> apply_precision(Graph forward, const std::vector<Precision>& precisions,
                               const Variables& variables, Explanations& out);
 
+// Gradients are rounded to the 16-bit type that a directive names and added up in it, if one does.
+// Requires a differentiated graph. Refuses gradients in f64.
+Result<Graph> accumulate_in_halves(Graph step, const std::vector<Precision>& precisions);
+
 // Forward ops that the backward pass runs again, just before it first needs what they make. Ops that
 // share a directive, captures and region form a group: what it takes from outside is kept, and what
 // it hands to other forward ops; with `ops`, nothing that a chosen op makes is kept. With a budget

@@ -147,9 +147,10 @@ struct Precision {               // - precision: {compute: bf16, keep: [Gelu]}
   DType compute = DType::kBF16;  // of products and attention; what else: apply_precision
   bool masters = true;           // parameters of 16 bits become f32
   bool scales_loss = false;      // how: train.loss_scale
-  std::optional<DType> reduce;   // Replicate::dtype of all directives
+  std::optional<DType> reduce;      // Replicate::dtype of all directives
+  std::optional<DType> accumulate;  // of all gradients; all directives that say it say the same
   std::vector<std::pair<std::string, SourceSpan>> keep;  // further ops that compute in f32
-  SourceSpan at, reduce_at;
+  SourceSpan at, reduce_at, accumulate_at;
 };
 // One item of an order program after expansion for one coordinate: takes the next task that matches.
 struct OrderItem {

@@ -275,6 +275,7 @@ Result<Compiled> compile(const CompileOptions& options) {
                    "autodiff", [&] { return differentiate(std::move(graph), strategy.train); },
                    [](const Differentiated& d) { return print_graph(d.graph); }));
   PIPER_ASSIGN(step.graph, find_patterns(std::move(step.graph), steps, compiled));
+  PIPER_ASSIGN(step.graph, accumulate_in_halves(std::move(step.graph), strategy.precisions));
   for (const std::string& name : step.without_gradient)
     compiled.notes.push_back(
         fmt::format("parameter '{}' gets no gradient and is not trained", name));

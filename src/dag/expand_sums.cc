@@ -111,7 +111,7 @@ ItemId Expander::sum_parts(int32_t s) {
         members.push_back(totals[member]);
         added[member] = k > 0;
       }
-      if (type != own_type(s)) {
+      if (type != own_type(s) || info(type).bytes < 4) {
         totals[r] = add_rounded(s, members, type);
         continue;
       }

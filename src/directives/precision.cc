@@ -270,7 +270,8 @@ class Caster {
   Status report(size_t d, Explanations& out) const {
     const Precision& precision = precisions_[d];
     const Counts& counts = counts_[d];
-    if (!counts.changes() && !precision.scales_loss && !precision.reduce)
+    if (!counts.changes() && !precision.scales_loss && !precision.reduce &&
+        (!precision.accumulate || *precision.accumulate == DType::kF32))
       return fail(precision.at,
                   "precision: these {} ops compute in f32 anyway, and nothing is cast",
                   counts.matched);
@@ -293,6 +294,9 @@ class Caster {
       lines.push_back(fmt::format("left out {} casts of the model", counts.dropped));
     if (counts.masters > 0)
       lines.push_back(fmt::format("{} parameters have masters in f32", counts.masters));
+    if (precision.accumulate && *precision.accumulate != DType::kF32)
+      lines.push_back(
+          fmt::format("gradients are added up in {}", info(*precision.accumulate).name));
     out.push_back({precision.at, "precision", std::move(lines)});
     return ok_status();
   }

@@ -15,12 +15,12 @@ namespace piper {
 namespace {
 
 // Ops that take and make 16-bit floats as they are: they move elements, compare, choose or convert
-// them.
+// them; a Fused op casts itself.
 constexpr std::array kNarrow = std::to_array<std::string_view>(
-    {"Cast",      "Concat",         "Dropout",  "Equal",   "Expand",         "Fill",
-     "Gather",    "GatherElements", "GatherND", "Greater", "GreaterOrEqual", "IsNaN",
-     "Less",      "LessOrEqual",    "Pad",      "Random",  "Reshape",        "Slice",
-     "Transpose", "Trilu",          "Unfold",   "Where"});
+    {"Cast",  "Concat",    "Dropout",        "Equal",    "Expand",  "Fill",
+     "Fused", "Gather",    "GatherElements", "GatherND", "Greater", "GreaterOrEqual",
+     "IsNaN", "Less",      "LessOrEqual",    "Pad",      "Random",  "Reshape",
+     "Slice", "Transpose", "Trilu",          "Unfold",   "Where"});
 
 class Widener {
  public:

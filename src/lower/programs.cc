@@ -282,9 +282,18 @@ class SegmentBuilder {
         shape.set("shape", slots_[static_cast<size_t>(slot)].type.shape);
         emit("Reshape", shape, {slot}, {into});
       } else {
-        emit("Add", {}, {into, slot}, {into});
+        add_to(into, slot);
       }
     }
+  }
+
+  // In one op whatever the type: 16-bit floats are added in f32 and rounded.
+  void add_to(int32_t into, int32_t slot) {
+    const DType dtype = slots_[static_cast<size_t>(into)].type.dtype;
+    if (!is_half(dtype)) return emit("Add", {}, {into, slot}, {into});
+    Attrs attrs;
+    attrs.set("expr", fmt::format("0 Cast:f32 1 Cast:f32 Add Cast:{}", info(dtype).name));
+    emit(std::string(kFusedOp), std::move(attrs), {into, slot}, {into});
   }
 
   // Numbers arguments first, then literals and locals, each in order of appearance.

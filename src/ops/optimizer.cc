@@ -9,8 +9,8 @@
 //     and p' shrinks by the factor 1 - weight_decay_after.
 //   Adagrad{lr_decay, eps, weight_decay, count}(p, g, h, lr, clip?, step) -> (p', h'): both's.
 // `count`: the updates of p before step 0 (T of ai.onnx.preview.training). All take one more input,
-// skip?, a bool: where it is true p and the states keep their values. Of a 16-bit p the gradient
-// and the states are f32.
+// skip?, a bool: where it is true p and the states keep their values. Of a 16-bit p the
+// states are f32. The gradient is of the states' type, or of 16 bits.
 #include "rules.h"
 
 namespace piper {
@@ -28,7 +28,10 @@ Status check_update(const OpTypes& use, size_t states) {
   PIPER_TRY(check_float(use, 0));
   if (!use.present[lr] || !use.present[lr + 2]) return fail("learning rate and step are required");
   const TensorType real{DType::kF64, {}};
-  for (size_t i = 1; i < lr; ++i) {
+  const TensorType& gradient = use.inputs[1];
+  const bool rounded = info(gradient.dtype).is_float && info(gradient.dtype).bytes < 4 &&
+                       gradient.shape == use.inputs[0].shape;
+  for (size_t i = rounded ? 2 : 1; i < lr; ++i) {
     if (has_input(use, i))
       PIPER_TRY(check_type(use, i, "of the parameter", state_type(use.inputs[0])));
   }

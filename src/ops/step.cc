@@ -25,8 +25,6 @@ TypesResult sum_types(const OpTypes& use) {
   for (size_t i = 1; i < use.inputs.size(); ++i) {
     PIPER_TRY(check_type(use, i, "contribution", use.inputs[0]));
   }
-  if (info(use.inputs[0].dtype).is_float && info(use.inputs[0].dtype).bytes < 4)
-    return fail("a sum over the step takes f32 or f64, not {}", to_string(use.inputs[0]));
   return std::vector<TensorType>{use.inputs[0]};
 }
 

@@ -192,6 +192,7 @@ Status read_directives(const std::vector<const yaml::Entry*>& entries, const Sco
       if (kind == "order") PIPER_TRY(read_order(map, scope, names, out));
     }
   }
+  PIPER_TRY(check_accumulate_types(out));
   return share_reduce_type(out);
 }
 

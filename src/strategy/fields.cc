@@ -200,7 +200,7 @@ constexpr Field kPrecision[] = {
     {"match", kGlob, kOptional, "Ops by scope path. Default: all."},
     {"where", kWhere, kOptional, "Ops by their tags. Default: all."},
     {"keep", kPaths, kOptional, "Names of further ops that compute in f32."},
-    {"accumulate", kWord, kOptional, "Type in which gradients are added up.", "f32"},
+    {"accumulate", kWord, kOptional, "Type in which gradients are added up.", "f32 bf16 f16"},
     {"reduce", kWord, kOptional, "Type in which gradients travel, over all axes.", "f32 bf16 f16"},
     {"master", kWord, kOptional, "none: 16-bit parameters stay as they are. Default f32.",
      "f32 none"},

@@ -84,8 +84,11 @@ Status read_precision(const Fields& map, const Scope& scope, const Names& names,
   if (const yaml::Node* keep = map["keep"]) {
     PIPER_ASSIGN(precision.keep, read_ops(*keep, scope));
   }
-  if (const yaml::Node* node = map["accumulate"])
-    PIPER_TRY(read_type(*node, scope, "accumulate", {DType::kF32}));
+  if (const yaml::Node* node = map["accumulate"]) {
+    PIPER_ASSIGN(precision.accumulate,
+                 read_type(*node, scope, "accumulate", {DType::kF32, DType::kBF16, DType::kF16}));
+    precision.accumulate_at = node->at;
+  }
   if (const yaml::Node* node = map["reduce"]) {
     PIPER_ASSIGN(precision.reduce,
                  read_type(*node, scope, "reduce", {DType::kF32, DType::kBF16, DType::kF16}));
@@ -103,6 +106,19 @@ Status read_precision(const Fields& map, const Scope& scope, const Names& names,
     PIPER_ASSIGN(out.train.loss_scale, read_loss_scale(*given, at, scope));
   }
   out.precisions.push_back(std::move(precision));
+  return ok_status();
+}
+
+Status check_accumulate_types(const Strategy& strategy) {
+  const Precision* first = nullptr;
+  for (const Precision& precision : strategy.precisions) {
+    if (!precision.accumulate) continue;
+    if (first && *first->accumulate != *precision.accumulate)
+      return fail(precision.accumulate_at, "gradients are added up in {} and in {}",
+                  info(*first->accumulate).name, info(*precision.accumulate).name)
+          .with_note(fmt::format("first at {}", yaml::place(first->accumulate_at)));
+    first = &precision;
+  }
   return ok_status();
 }
 

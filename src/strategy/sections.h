@@ -48,6 +48,8 @@ Status read_replicate(const fields::Fields& map, const Scope& scope, const Names
                       Strategy& out);
 // `reduce` of precision is that of all replicate directives.
 Status share_reduce_type(Strategy& out);
+// `accumulate` is one type, wherever it stands.
+Status check_accumulate_types(const Strategy& strategy);
 Status read_precision(const fields::Fields& map, const Scope& scope, const Names& names,
                       Strategy& out);
 // A list of names of ops.

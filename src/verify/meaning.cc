@@ -94,6 +94,14 @@ class Reader {
     base = whole(value) ? symbol : join(join(base, at_[value]), symbol);
   }
 
+  // Whether it adds two 16-bit floats in f32 and rounds the sum.
+  bool adds_rounded(const ProgramOp& op) const {
+    return op.op == "Fused" &&
+           op.attrs.text("expr") == fmt::format("0 Cast:f32 1 Cast:f32 Add Cast:{}",
+                                                info(type(op.outputs[0]).dtype).name) &&
+           info(type(op.outputs[0]).dtype).bytes == 2;
+  }
+
   // Sums and roundings of them, as groups of pointwise ops do them; nothing: more than that.
   std::optional<std::vector<uint64_t>> fused_sums(const ProgramOp& op) const {
     std::vector<uint64_t> stack;
@@ -140,7 +148,8 @@ class Reader {
     const bool one_type = op.inputs.size() == 2 && op.inputs[0] >= 0 && op.inputs[1] >= 0 &&
                           type(op.inputs[0]) == type(op.outputs[0]) &&
                           type(op.inputs[1]) == type(op.outputs[0]);
-    if (op.op == "Add" && one_type) return {load(op.inputs[0]) + load(op.inputs[1])};
+    if ((op.op == "Add" || adds_rounded(op)) && one_type)
+      return {load(op.inputs[0]) + load(op.inputs[1])};
     const bool adds = op.attrs.integer("accumulate") != 0 && op.inputs.size() == 3;
     Attrs attrs;
     for (const auto& [name, value] : op.attrs.items())

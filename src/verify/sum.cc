@@ -185,7 +185,10 @@ void SumCheck::combine(Spot place, const Instruction& one, const ProgramFacts& p
       meant += initial_symbol(static_cast<size_t>(from));
     }
     const DType type = role(place).buffers[one.args[combine.arg]].type.dtype;
-    if (combine.from.size() > 1 && info(type).is_float && info(type).bytes < 4)
+    const bool kept = std::any_of(combine.from.begin(), combine.from.end(), [&](int32_t from) {
+      return role(place).buffers[one.args[from]].type.dtype == type;
+    });
+    if (combine.from.size() > 1 && !kept && info(type).is_float && info(type).bytes < 4)
       findings_.add("sum", "{} adds up in {}, in {}: parts of a sum are rounded only to travel",
                     name(place), info(type).name, buffer_name(place, one.args[combine.arg]));
     if (meaning(place, one)[combine.arg] != meant)

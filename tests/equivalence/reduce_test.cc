@@ -1,5 +1,5 @@
-// Gradients that travel in 16 bits: the same bits under every plan of one cut, near what f32 gives
-// and yet not it, in half the bytes.
+// Gradients that travel, or are added up, in 16 bits: the same bits under every plan of one cut,
+// near what f32 gives and yet not it, in half the bytes.
 #include "equivalence/jobs.h"
 
 namespace piper {
@@ -128,6 +128,75 @@ TEST(ReduceNested, EachAxisHasItsType) {
       EXPECT_FALSE(same_training("mlp", compiled->set, *before->single, 5)) << types;
     }
     before = *std::move(compiled);
+  }
+}
+
+// Gradients that are added up in 16 bits, and travel so or wider.
+TEST(Accumulate, EqualsOneDeviceBitForBit) {
+  if (!std::filesystem::exists(model_path("mlp", "model.onnx")))
+    GTEST_SKIP() << "no models in " << models_folder();
+  const auto text = [](const char* types) {
+    return strategy_text("mlp", kAdamW) +
+           fmt::format("directives: [{{precision: {{compute: f32, {}}}}}]\n", types);
+  };
+  for (const char* types :
+       {"accumulate: bf16", "accumulate: bf16, reduce: f32", "accumulate: f16, reduce: bf16"})
+    for (const char* order : {"1f1b", "zero1", "zero2", "zero3"})
+      for (const int64_t dp : {2, 4}) {
+        if (kSanitized && dp == 4) continue;
+        const Compiled one = compiled_in("mlp", text(types), {2, dp, 2, order});
+        const Status same = same_training("mlp", one.set, *one.single, 5);
+        EXPECT_TRUE(same) << types << " " << order << " dp=" << dp << "\n"
+                          << print_error(same.error());
+      }
+  const Shape2 shape{1, 2, 4, "1f1b"};
+  const Compiled wide = compiled_in("mlp", strategy_text("mlp", kAdamW), shape),
+                 narrow = compiled_in("mlp", text("accumulate: bf16"), shape);
+  EXPECT_FALSE(same_training("mlp", narrow.set, *wide.single, 5)) << "the key changes nothing";
+  EXPECT_TRUE(same_training("mlp", narrow.set, *wide.uncut, 5, 2e-2));
+  for (const Explanation& one : narrow.explanations)
+    if (one.directive == "precision") {
+      EXPECT_EQ(one.lines.back(), "gradients are added up in bf16");
+    }
+  for (const Compiled* one : {&wide, &narrow})
+    for (const Buffer& buffer : one->set.roles[0].buffers)
+      if (buffer.name.find(".grad.use") != std::string::npos) {
+        EXPECT_EQ(buffer.type.dtype, one == &wide ? DType::kF32 : DType::kBF16) << buffer.name;
+      }
+}
+
+// Halves of the backward, groups of microbatches by device, and parameters gathered once a step.
+TEST(Accumulate, UnderOtherSchedulesToo) {
+  if (!std::filesystem::exists(model_path("mlp", "model.onnx")))
+    GTEST_SKIP() << "no models in " << models_folder();
+  const std::string text =
+      strategy_text("mlp", kAdamW) +
+      "directives: [{precision: {compute: bf16, accumulate: bf16, loss_scale: dynamic}}]\n";
+  const std::pair<Shape2, std::vector<Definition>> cases[] = {
+      {{2, 2, 4, "zb-h1"}, {}},
+      {{2, 2, 4, "dualpipe"}, {}},
+      {{2, 2, 2, "zero3"}, {{"gather", "per_step"}, {"bucket_kib", "1"}}}};
+  for (const auto& [shape, more] : cases)
+    for (const bool fuse : {true, false}) {
+      const auto one = compile_model("mlp", text, shape, true, fuse, more);
+      ASSERT_TRUE(one) << shape.order << print_error(one.error());
+      const Status same = same_training("mlp", one->set, *one->single, 5);
+      EXPECT_TRUE(same) << shape.order << print_error(same.error());
+    }
+}
+
+// With tied embeddings: two uses, on two stages.
+TEST(Accumulate, TiedWeightsToo) {
+  const std::string model = "gpt-unoptimized";
+  if (!std::filesystem::exists(model_path(model, "model.onnx")))
+    GTEST_SKIP() << "no models in " << models_folder();
+  const std::string text =
+      strategy_text(model, kAdamW) +
+      "directives: [{precision: {compute: bf16, accumulate: bf16, reduce: bf16}}]\n";
+  for (const char* order : {"zero1", "zero3"}) {
+    const Compiled one = compiled_in(model, text, {2, 4, 2, order});
+    const Status same = same_training(model, one.set, *one.single, kSanitized ? 1 : 3);
+    EXPECT_TRUE(same) << order << print_error(same.error());
   }
 }
 

@@ -66,7 +66,8 @@ inline std::string random_place(Random& random) {
 
 inline std::string random_precision(Random& random) {
   return one_of<const char*>(
-      random, {"", "", "", "", "  - precision: {compute: bf16}\n",
+      random, {"", "", "", "  - precision: {compute: f32, accumulate: bf16}\n",
+               "  - precision: {compute: bf16, accumulate: f16}\n",
                "  - precision: {compute: f16, loss_scale: dynamic}\n",
                "  - precision: {compute: bf16, keep: [Add], loss_scale: {static: 64}}\n"});
 }

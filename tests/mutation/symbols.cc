@@ -25,6 +25,12 @@ bool only_moves(std::string_view op) {
   return op == "Reshape" || op == "Expand" || op == "Concat" || op == "Transpose" ||
          op == "Slice" || op == "Cast";
 }
+// Two 16-bit floats added in f32 and rounded: a sum like any other, in whatever order.
+bool adds_rounded(const ProgramOp& op, const std::vector<TensorType>& outputs) {
+  return op.op == "Fused" && outputs.size() == 1 &&
+         op.attrs.text("expr") ==
+             fmt::format("0 Cast:f32 1 Cast:f32 Add Cast:{}", info(outputs[0].dtype).name);
+}
 bool is_zero(const Operand& operand) {
   return std::all_of(operand.cells.begin(), operand.cells.end(),
                      [](Symbol cell) { return cell == 0; });
@@ -41,8 +47,8 @@ Attrs without(const Attrs& attrs, std::string_view name) {
 
 std::vector<Symbols> apply(const ProgramOp& op, const std::vector<Operand>& inputs,
                            const std::vector<TensorType>& outputs) {
-  if (op.op == "Add" && inputs.size() == 2 && inputs[0].type == outputs[0] &&
-      inputs[1].type == outputs[0])
+  if ((op.op == "Add" || adds_rounded(op, outputs)) && inputs.size() == 2 &&
+      inputs[0].type == outputs[0] && inputs[1].type == outputs[0])
     return {added(inputs[0].cells, inputs[1].cells)};
   if (op.attrs.integer("accumulate") != 0 && inputs.size() == 3 && inputs[2].type == outputs[0]) {
     const Symbols term =
