@@ -35,6 +35,7 @@ struct Chunk {
   std::vector<ValueId> writes;  // read outside, ascending
   int32_t cell = 0;
   std::vector<int32_t> groups;  // of Dag::group_of that it runs for, ascending; empty: all
+  std::vector<int32_t> variants;  // of Dag::variants that it runs for, ascending; empty: all
   std::string name;             // "F stage=1"
 };
 
@@ -158,6 +159,29 @@ struct Offload {
   int32_t out_stream = 0, in_stream = 0;  // to the host, and back
 };
 
+// What the backward pass makes again may differ by microbatch: those of one variant make the same.
+// Where a copy is not made, its readers get what it is a copy of, kept from the forward pass.
+struct Variants {
+  std::vector<int32_t> of_micro;                    // empty: one variant
+  std::vector<std::pair<ValueId, ValueId>> copies;  // and what each is a copy of; ascending
+  std::vector<std::vector<ValueId>> made;           // by variant: copies, ascending
+
+  int32_t count() const { return made.empty() ? 1 : static_cast<int32_t>(made.size()); }
+  int32_t of(int32_t micro) const {
+    return of_micro.empty() ? 0 : of_micro[static_cast<size_t>(micro) % of_micro.size()];
+  }
+  bool makes(int32_t variant, ValueId copy) const {
+    const auto& here = made[static_cast<size_t>(variant)];
+    return std::binary_search(here.begin(), here.end(), copy);
+  }
+  // What stands for the value.
+  ValueId read(ValueId value, int32_t variant) const {
+    const auto at = std::lower_bound(copies.begin(), copies.end(), std::pair(value, ValueId()));
+    const bool is_copy = at != copies.end() && at->first == value;
+    return is_copy && !makes(variant, value) ? at->second : value;
+  }
+};
+
 struct DagAxis {
   std::string name;
   int64_t size = 1;
@@ -174,6 +198,7 @@ struct Dag {
   // By microbatch: those whose chunks all have the same places and tags form a group, numbered by
   // its first one. Empty: all do. Chunks of one region and pass in different places stand together.
   std::vector<int32_t> group_of;
+  Variants variants;
   int64_t replicas = 1;  // of the batch cut
   bool sequential_replicas =
       false;                     // the oracle: one device plays all replicas, one after the other
@@ -211,10 +236,11 @@ struct DagSpec {
   bool split_backward = false;
   std::vector<int32_t> group_of;  // of another plan: sums are formed as there
   int64_t weight_versions = 1;    // or 2: see Version
+  Variants variants;
 };
 
 // Requires a sharded graph. Ensures chunks in a topological order, each node of passes F, BI, BW in
-// exactly one of them
+// exactly one of them for each variant
 // ('P' chunks hold copies of what they need). Error: regions that need each other in a circle,
 // naming the ops.
 Result<Dag> make_dag(Graph graph, const DagSpec& spec);

@@ -50,14 +50,21 @@ Result<Graph> apply_precision(Graph forward, const std::vector<Precision>& preci
 // Requires a differentiated graph. Refuses gradients in f64.
 Result<Graph> accumulate_in_halves(Graph step, const std::vector<Precision>& precisions);
 
-// Forward ops that the backward pass runs again, just before it first needs what they make. Ops that
-// share a directive, captures and region form a group: what it takes from outside is kept, and what
-// it hands to other forward ops; with `ops`, nothing that a chosen op makes is kept. With a budget
-// the least is kept that the cheapest ops suffice for: a minimum cut of the region's dataflow. Bits do
-// not change. Requires a sharded graph. Errors: nothing matches, an unknown op, an op chosen twice,
-// nothing that the backward pass reads, a budget that is too small.
-Result<Graph> apply_recompute(Graph step, const std::vector<Recompute>& recomputes,
-                              const Variables& variables, Explanations& out);
+// Forward ops that the backward pass runs again, just before it first needs what they make. Ops
+// that share a directive, captures and region form a group: what it takes from outside is kept, and
+// what it hands to other forward ops; with `ops`, nothing that a chosen op makes is kept. With a
+// budget the least is kept that the cheapest ops suffice for: a minimum cut of the region's
+// dataflow. Bits do not change. Where conditions name the microbatch, the graph has copies of all
+// that some microbatch makes again, and the variants say which are made. Requires a sharded graph.
+// Errors: nothing matches, an unknown op, an op chosen twice, nothing that the backward pass reads,
+// a budget that is too small.
+struct Recomputed {
+  Graph graph;
+  Variants variants;
+};
+Result<Recomputed> apply_recompute(Graph step, const std::vector<Recompute>& recomputes,
+                                   const Variables& variables, int64_t microbatches,
+                                   Explanations& out);
 
 // Mesh axes and batch cut that split and replicate ask for; used before the Dag exists.
 struct Cut {

@@ -47,5 +47,7 @@ struct FuseCounts {
 // `counts`. Arguments keep their numbers and flags. Requires: SSA form as check_role demands it, no
 // views. Ensures: the same, with views; every local is made by an op.
 Program fuse(Program program, FuseCounts& counts);
+// Views alone: programs that are cut differently keep one form of op, so that they compare.
+Program make_views_alone(Program program, FuseCounts& counts);
 
 }  // namespace piper

@@ -14,6 +14,7 @@ void round_to_halves(DType dtype, const float* from, std::byte* to, int64_t coun
 // The program in the form that plans have: 16-bit floats are operands of ops that move, compare,
 // choose or convert elements; any other op takes them converted to f32 in the workspace, and each
 // of its results is rounded once. Same arguments; requires a program without places and views.
-Program widened(Program program);
+// `moves_casts`: past Slices and Concats, with the same bits, where that leaves more to fuse.
+Program widened(Program program, bool moves_casts = true);
 
 }  // namespace piper

@@ -136,7 +136,8 @@ struct OffloadRule {             // - offload: {what: activations, match: "h/{la
 struct Recompute {               // - recompute: {match: "h/{layer}/**", where: {stage: 0}, ops: [Gelu]}
   std::optional<Glob> match;     // over scopes; ops with equal captures are recomputed together
   std::vector<std::pair<std::string, SourceSpan>> ops;  // names of the op table; empty: all
-  Where where;                   // over tags
+  Where where;                   // over tags and microbatch
+  std::string micro = "mb";      // what split calls the microbatch
   std::optional<int64_t> budget_bytes;  // of what a microbatch keeps in a region; then the compiler chooses the ops
   SourceSpan at;
 };

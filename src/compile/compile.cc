@@ -161,7 +161,10 @@ Result<PlanSet> make_plans(const Graph& step, const Strategy& strategy, Cut cut,
                    },
                    print_graph));
   if (!oracle) {
-    PIPER_ASSIGN(graph, apply_recompute(std::move(graph), strategy.recomputes, variables, explain));
+    PIPER_ASSIGN(Recomputed recomputed, apply_recompute(std::move(graph), strategy.recomputes,
+                                                        variables, cut.microbatches, explain));
+    graph = std::move(recomputed.graph);
+    spec.variants = std::move(recomputed.variants);
   }
   PIPER_ASSIGN(Dag dag, make_dag(rename_in_backward(keep_slopes(std::move(graph))), spec));
   if (!oracle) {

@@ -42,12 +42,18 @@ Result<ListPolicy> make_policy(const Dag& dag, const Order& order, const Variabl
 Explanation report(const Dag& dag, const ListPolicy& policy,
                    const std::vector<ComputeOrder>& orders) {
   Explanation out{policy.at, "policy", {}};
-  std::map<std::pair<std::vector<int32_t>, int32_t>, int64_t> of_region;  // and cell
-  for (size_t c = 0; c < dag.chunks.size(); ++c)
-    if (dag.chunks[c].pass == 'F')
-      of_region[{dag.chunks[c].tags, dag.chunks[c].cell}] = policy.held[c];
+  // By region, cell and variant.
+  std::map<std::tuple<std::vector<int32_t>, int32_t, int32_t>, int64_t> of_region;
+  for (size_t c = 0; c < dag.chunks.size(); ++c) {
+    const Chunk& chunk = dag.chunks[c];
+    for (int32_t v = 0; v < dag.variants.count() && chunk.pass == 'F'; ++v)
+      if (chunk.variants.empty() || std::count(chunk.variants.begin(), chunk.variants.end(), v) > 0)
+        of_region[{chunk.tags, chunk.cell, v}] = policy.held[c];
+  }
   std::vector<int64_t> held;  // by chunk
-  for (const Chunk& chunk : dag.chunks) held.push_back(of_region[{chunk.tags, chunk.cell}]);
+  for (const Chunk& chunk : dag.chunks)
+    held.push_back(
+        of_region[{chunk.tags, chunk.cell, chunk.variants.empty() ? 0 : chunk.variants.front()}]);
   for (size_t cell = 0; cell < orders.size(); ++cell) {
     int64_t chunks = 0, most = 0, bytes = 0, most_bytes = 0;
     for (TaskId id : orders[cell].tasks) {

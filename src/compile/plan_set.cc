@@ -88,7 +88,8 @@ std::vector<RoleSummary> summarise(const Dag& dag, const Lowered& lowered) {
   const std::vector<int32_t> ranks = cells_of_ranks(dag);
   const std::vector<ChunkCost> costs = chunk_costs(dag);
   for (size_t c = 0; c < dag.chunks.size(); ++c) {
-    if (dag.chunks[c].pass == 'F')
+    const std::vector<int32_t>& variants = dag.chunks[c].variants;
+    if (dag.chunks[c].pass == 'F' && (variants.empty() || variants.front() == 0))
       summaries[static_cast<size_t>(dag.chunks[c].cell)].ops +=
           static_cast<int64_t>(dag.chunks[c].nodes.size());
   }

@@ -2,6 +2,7 @@
 
 #include <map>
 #include <set>
+#include <tuple>
 
 #include "piper/ops.h"
 
@@ -25,18 +26,31 @@ bool is_made_forward(const Graph& graph, ValueId id) {
 
 std::vector<ChunkCost> chunk_costs(const Dag& dag) {
   std::vector<ChunkCost> costs(dag.chunks.size());
-  std::map<std::pair<std::vector<int32_t>, int32_t>, std::set<ValueId>> kept;  // region and cell
+  // By region, cell and variant.
+  std::map<std::tuple<std::vector<int32_t>, int32_t, int32_t>, std::set<ValueId>> kept;
+  const auto each_variant = [&](const Chunk& chunk, auto visit) {
+    for (int32_t v = 0; v < dag.variants.count(); ++v)
+      if (chunk.variants.empty() ||
+          std::binary_search(chunk.variants.begin(), chunk.variants.end(), v))
+        visit(v, kept[{chunk.tags, chunk.cell, v}]);
+  };
   for (size_t c = 0; c < dag.chunks.size(); ++c) {
     const Chunk& chunk = dag.chunks[c];
     costs[c].flops = flops_of(dag.graph, chunk);
     if (chunk.pass != 'B' && chunk.pass != 'I' && chunk.pass != 'W') continue;
-    for (ValueId value : chunk.reads)
-      if (is_made_forward(dag.graph, value)) kept[{chunk.tags, chunk.cell}].insert(value);
+    each_variant(chunk, [&](int32_t v, std::set<ValueId>& values) {
+      for (ValueId read : chunk.reads)
+        if (const ValueId value = dag.variants.read(read, v); is_made_forward(dag.graph, value))
+          values.insert(value);
+    });
   }
   for (size_t c = 0; c < dag.chunks.size(); ++c) {
     if (dag.chunks[c].pass != 'F') continue;
-    for (ValueId value : kept[{dag.chunks[c].tags, dag.chunks[c].cell}])
-      costs[c].kept_bytes += dag.graph.value(value).type.bytes();
+    each_variant(dag.chunks[c], [&](int32_t, const std::set<ValueId>& values) {
+      int64_t bytes = 0;
+      for (ValueId value : values) bytes += dag.graph.value(value).type.bytes();
+      costs[c].kept_bytes = std::max(costs[c].kept_bytes, bytes);
+    });
   }
   return costs;
 }

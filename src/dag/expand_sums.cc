@@ -6,12 +6,13 @@
 namespace piper {
 
 std::vector<int32_t> Expander::chunks_of_nodes(bool early) const {
-  std::vector<int32_t> chunks(dag_.graph.nodes.size() * groups_, -1);
+  const size_t classes = groups_ * variants();
+  std::vector<int32_t> chunks(dag_.graph.nodes.size() * classes, -1);
   for (size_t c = 0; c < dag_.chunks.size(); ++c)
     if ((dag_.chunks[c].pass == 'P') == early)
-      for (size_t g = 0; g < groups_; ++g)
-        if (runs_for(dag_.chunks[c], g))
-          for (NodeId node : dag_.chunks[c].nodes) chunks[slot(node, g)] = static_cast<int32_t>(c);
+      for (size_t k = 0; k < classes; ++k)
+        if (runs_for(dag_.chunks[c], k))
+          for (NodeId node : dag_.chunks[c].nodes) chunks[slot(node, k)] = static_cast<int32_t>(c);
   return chunks;
 }
 
@@ -31,14 +32,17 @@ void Expander::index_sums() {
       const size_t u = part / groups_, g = part % groups_;
       const NodeId producer = dag_.graph.value(sum.uses[u]).producer;
       PIPER_CHECK(producer.valid(), "a contribution to '{}' is not computed", sum.name);
-      // An early sum's contribution is made by an early chunk, any other by a main chunk.
-      const int32_t early = early_chunks[slot(producer, g)];
-      const int32_t c = early >= 0 ? early : chunk_of_[slot(producer, g)];
-      PIPER_CHECK(c >= 0, "no chunk makes a contribution to '{}'", sum.name);
-      const Contribution made{sum.uses[u], static_cast<int32_t>(s), static_cast<int32_t>(u)};
-      auto& of_chunk = contributions_[static_cast<size_t>(c)];
-      if (of_chunk.empty() || of_chunk.back().sum != made.sum || of_chunk.back().use != made.use)
-        of_chunk.push_back(made);
+      int32_t c = -1;
+      for (size_t k = g * variants(); k < (g + 1) * variants(); ++k) {
+        // An early sum's contribution is made by an early chunk, any other by a main chunk.
+        const int32_t early = early_chunks[slot(producer, k)];
+        c = early >= 0 ? early : chunk_of_[slot(producer, k)];
+        PIPER_CHECK(c >= 0, "no chunk makes a contribution to '{}'", sum.name);
+        const Contribution made{sum.uses[u], static_cast<int32_t>(s), static_cast<int32_t>(u)};
+        auto& of_chunk = contributions_[static_cast<size_t>(c)];
+        if (of_chunk.empty() || of_chunk.back().sum != made.sum || of_chunk.back().use != made.use)
+          of_chunk.push_back(made);
+      }
       const bool cut = reduces_each(static_cast<int32_t>(s));
       const ValueId like = cut ? result_of(static_cast<int32_t>(s)) : sum.uses[u];
       std::vector<ItemId> parts;

@@ -18,8 +18,7 @@ Result<Dag> Expander::run() {
     state_of_.try_emplace(update.next.value, update.state);
   for (size_t c = 0; c < num_chunks; ++c)
     for (int32_t q = 0; q < dag_.micros(); ++q)
-      if (runs_for(dag_.chunks[c], static_cast<size_t>(dag_.group_of_micro(q))))
-        add_compute(ChunkId(c), q);
+      if (runs_for(dag_.chunks[c], class_of(q))) add_compute(ChunkId(c), q);
   finish_late_sums();
   PIPER_TRY(add_update());
   return std::move(dag_);
@@ -62,6 +61,7 @@ ItemId Expander::move_to(ItemId from, int32_t cell) {
 }
 
 ItemId Expander::ensure(ValueId id, int32_t micro, int32_t cell) {
+  if (micro >= 0) id = dag_.variants.read(id, dag_.variants.of(micro));
   const Value& value = dag_.graph.value(id);
   if (value.kind == ValueKind::kConstant || value.kind == ValueKind::kState ||
       (value.kind == ValueKind::kInput && value.batch_dim < 0))
@@ -85,8 +85,7 @@ ItemId Expander::ensure(ValueId id, int32_t micro, int32_t cell) {
     finish_sum(sum->second);
     return move_to(find_item(result, -1, sums_[static_cast<size_t>(sum->second)].home), cell);
   }
-  const auto group = static_cast<size_t>(dag_.group_of_micro(std::max(micro, 0)));
-  const int32_t chunk = chunk_of_[slot(value.producer, group)];
+  const int32_t chunk = chunk_of_[slot(value.producer, class_of(std::max(micro, 0)))];
   PIPER_CHECK(chunk >= 0, "value '{}' is made by no chunk", value.name);
   const ItemId made = find_item(id, micro, dag_.chunks[static_cast<size_t>(chunk)].cell);
   PIPER_CHECK(made.valid(), "value '{}' is read before it is made", value.name);

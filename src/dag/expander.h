@@ -79,11 +79,22 @@ class Expander {
     return cut ? cut->gradient_part : dag_.sums[static_cast<size_t>(s)].value;
   }
 
-  // Where by_node holds what belongs to a node and a group of microbatches.
-  size_t slot(NodeId node, size_t group) const { return node.index() * groups_ + group; }
-  bool runs_for(const Chunk& chunk, size_t group) const {
-    return chunk.groups.empty() || std::binary_search(chunk.groups.begin(), chunk.groups.end(),
-                                                      static_cast<int32_t>(group));
+  // Microbatches of one class are of one group and of one variant.
+  size_t variants() const { return static_cast<size_t>(dag_.variants.count()); }
+  size_t class_of(int32_t micro) const {
+    return static_cast<size_t>(dag_.group_of_micro(micro)) * variants() +
+           static_cast<size_t>(dag_.variants.of(micro));
+  }
+  // Where lists by node hold what belongs to a node and a class of microbatches.
+  size_t slot(NodeId node, size_t of_class) const {
+    return node.index() * groups_ * variants() + of_class;
+  }
+  bool runs_for(const Chunk& chunk, size_t of_class) const {
+    const auto has = [](const std::vector<int32_t>& list, size_t number) {
+      return list.empty() ||
+             std::binary_search(list.begin(), list.end(), static_cast<int32_t>(number));
+    };
+    return has(chunk.groups, of_class / variants()) && has(chunk.variants, of_class % variants());
   }
 
   int64_t sequential_replicas() const { return dag_.sequential_replicas ? dag_.replicas : 1; }

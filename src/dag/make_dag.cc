@@ -9,11 +9,12 @@ namespace {
 
 bool is_step_sum(const Node& node) { return node.op == "StepSum"; }
 
-// Marks the nodes that make `value`, back to inputs, state and StepSums.
-void mark(const Graph& graph, ValueId value, std::vector<bool>& marked) {
+// Marks the nodes that make `value` in a variant, back to inputs, state and StepSums.
+void mark(const Dag& dag, int32_t variant, ValueId value, std::vector<bool>& marked) {
+  const Graph& graph = dag.graph;
   std::vector<ValueId> open{value};
   while (!open.empty()) {
-    const Value& v = graph.value(open.back());
+    const Value& v = graph.value(dag.variants.read(open.back(), variant));
     open.pop_back();
     if (v.kind != ValueKind::kNode || marked[v.producer.index()]) continue;
     const Node& node = graph.node(v.producer);
@@ -64,10 +65,15 @@ std::string chunk_name(const Dag& dag, const Chunk& chunk) {
 
 using Key = std::pair<char, std::vector<int32_t>>;
 
+bool runs_in(const Chunk& chunk, int32_t variant) {
+  return chunk.variants.empty() ||
+         std::binary_search(chunk.variants.begin(), chunk.variants.end(), variant);
+}
+
 // Chunks by key, in order of their first node.
 class Regions {
  public:
-  explicit Regions(Dag& dag) : dag_(dag) {
+  explicit Regions(const Dag& dag) : dag_(dag) {
     for (const std::string& tag : dag.region_tags) tag_index_.push_back(dag.graph.tag_index(tag));
   }
   std::vector<int32_t> tags_of(NodeId id) const {
@@ -77,26 +83,28 @@ class Regions {
     return tags;
   }
   void add(NodeId id, Key key) {
-    auto [it, is_new] = by_key_.try_emplace(key, dag_.chunks.size());
+    auto [it, is_new] = by_key_.try_emplace(key, chunks_.size());
     if (is_new) {
       Chunk chunk;
       chunk.pass = key.first;
       chunk.tags = key.second;
       chunk.name = chunk_name(dag_, chunk);
-      dag_.chunks.push_back(std::move(chunk));
+      chunks_.push_back(std::move(chunk));
     }
-    dag_.chunks[it->second].nodes.push_back(id);
+    chunks_[it->second].nodes.push_back(id);
   }
+  std::vector<Chunk> take() { return std::move(chunks_); }
 
  private:
-  Dag& dag_;
+  const Dag& dag_;
+  std::vector<Chunk> chunks_;
   std::vector<int> tag_index_;
   std::map<Key, size_t> by_key_;
 };
 
 // Early chunks hold copies of all that their sums need; the main chunks partition the rest of the
 // passes.
-void group_nodes(Dag& dag) {
+std::vector<Chunk> group_nodes(const Dag& dag, int32_t variant) {
   const Graph& graph = dag.graph;
   const std::vector<bool> early = early_sums(graph);
   Regions regions(dag);
@@ -106,11 +114,11 @@ void group_nodes(Dag& dag) {
     if (!is_step_sum(graph.nodes[i])) continue;
     for (ValueId use : graph.nodes[i].inputs) {
       if (!early[i]) {
-        mark(graph, use, needed);
+        mark(dag, variant, use, needed);
       } else if (graph.value(use).kind == ValueKind::kNode) {
         auto& marks = needed_early[regions.tags_of(graph.value(use).producer)];
         marks.resize(graph.nodes.size());
-        mark(graph, use, marks);
+        mark(dag, variant, use, marks);
       }
     }
   }
@@ -121,35 +129,109 @@ void group_nodes(Dag& dag) {
       regions.add(NodeId(i),
                   {pass_of(graph.nodes[i], dag.split_backward), regions.tags_of(NodeId(i))});
   }
+  return regions.take();
 }
 
 // For each node the chunk that makes its values for readers in other chunks; early chunks make none
 // but sums.
-std::vector<int32_t> main_chunks(const Dag& dag) {
+std::vector<int32_t> main_chunks(const Dag& dag, const std::vector<Chunk>& chunks,
+                                 int32_t variant) {
   std::vector<int32_t> chunk_of(dag.graph.nodes.size(), -1);
-  for (size_t c = 0; c < dag.chunks.size(); ++c)
-    if (dag.chunks[c].pass != 'P')
-      for (NodeId node : dag.chunks[c].nodes) chunk_of[node.index()] = static_cast<int32_t>(c);
+  for (size_t c = 0; c < chunks.size(); ++c)
+    if (chunks[c].pass != 'P' && runs_in(chunks[c], variant))
+      for (NodeId node : chunks[c].nodes) chunk_of[node.index()] = static_cast<int32_t>(c);
   return chunk_of;
 }
 
-// The chunks that must run before chunk `c` (with repeats).
-std::vector<int32_t> before(const Dag& dag, size_t c, const std::vector<int32_t>& chunk_of,
+// By value: the nodes that read it in a variant.
+std::vector<std::vector<NodeId>> readers_in(const Dag& dag, int32_t variant,
+                                            const std::vector<int32_t>& chunk_of) {
+  auto all = readers(dag.graph);
+  for (const auto& [copy, original] : dag.variants.copies)
+    if (!dag.variants.makes(variant, copy))
+      all[original.index()].insert(all[original.index()].end(), all[copy.index()].begin(),
+                                   all[copy.index()].end());
+  for (auto& nodes : all) std::erase_if(nodes, [&](NodeId id) { return chunk_of[id.index()] < 0; });
+  return all;
+}
+
+void find_reads_and_writes(const Dag& dag, int32_t variant, std::vector<Chunk>& chunks) {
+  const Graph& graph = dag.graph;
+  const std::vector<int32_t> chunk_of = main_chunks(dag, chunks, variant);
+  const auto all_readers = readers_in(dag, variant, chunk_of);
+  std::vector<int32_t> inside(graph.nodes.size(), -1);
+  for (size_t c = 0; c < chunks.size(); ++c) {
+    Chunk& chunk = chunks[c];
+    for (NodeId id : chunk.nodes) inside[id.index()] = static_cast<int32_t>(c);
+    const auto is_inside = [&](NodeId id) { return inside[id.index()] == static_cast<int32_t>(c); };
+    for (NodeId id : chunk.nodes) {
+      for (ValueId input : graph.node(id).inputs) {
+        if (!input.valid()) continue;
+        const Value& value = graph.value(input);
+        if (value.kind != ValueKind::kNode || !is_inside(value.producer))
+          chunk.reads.push_back(input);
+      }
+      if (chunk.pass == 'P') continue;
+      for (ValueId output : graph.node(id).outputs)
+        for (NodeId reader : all_readers[output.index()])
+          if (!is_inside(reader)) {
+            chunk.writes.push_back(output);
+            break;
+          }
+    }
+    for (auto* list : {&chunk.reads, &chunk.writes}) {
+      std::sort(list->begin(), list->end());
+      list->erase(std::unique(list->begin(), list->end()), list->end());
+    }
+  }
+}
+
+// Variants share the chunks that are the same in both, and stand in the order of their first nodes.
+void make_chunks(Dag& dag) {
+  std::map<std::pair<Key, std::vector<std::vector<int32_t>>>, size_t> known;
+  const auto numbers = [](const auto& ids) {
+    std::vector<int32_t> out;
+    for (auto id : ids) out.push_back(id.value);
+    return out;
+  };
+  for (int32_t v = 0; v < dag.variants.count(); ++v) {
+    std::vector<Chunk> chunks = group_nodes(dag, v);
+    find_reads_and_writes(dag, v, chunks);
+    for (Chunk& chunk : chunks) {
+      const auto [at, is_new] =
+          known.try_emplace({{chunk.pass, chunk.tags},
+                             {numbers(chunk.nodes), numbers(chunk.reads), numbers(chunk.writes)}},
+                            dag.chunks.size());
+      if (is_new) dag.chunks.push_back(std::move(chunk));
+      dag.chunks[at->second].variants.push_back(v);
+    }
+  }
+  for (Chunk& chunk : dag.chunks)
+    if (static_cast<int32_t>(chunk.variants.size()) == dag.variants.count()) chunk.variants.clear();
+  std::stable_sort(dag.chunks.begin(), dag.chunks.end(), [](const Chunk& a, const Chunk& b) {
+    return a.nodes.front() < b.nodes.front();
+  });
+}
+
+// The chunks that must run before chunk `c` (with repeats); `chunk_of`: by variant.
+std::vector<int32_t> before(const Dag& dag, size_t c,
+                            const std::vector<std::vector<int32_t>>& chunk_of,
                             const std::vector<int32_t>& early_of) {
   const Graph& graph = dag.graph;
   std::vector<int32_t> result;
-  for (NodeId id : dag.chunks[c].nodes) {
-    for (ValueId input : graph.node(id).inputs) {
-      if (!input.valid() || graph.value(input).kind != ValueKind::kNode) continue;
-      const NodeId producer = graph.value(input).producer;
-      if (is_step_sum(graph.node(producer))) {
-        for (ValueId use : graph.node(producer).inputs)
-          if (graph.value(use).kind == ValueKind::kNode)
-            result.push_back(early_of[graph.value(use).producer.index()]);
-      } else if (dag.chunks[c].pass != 'P') {
-        const int32_t other = chunk_of[producer.index()];
-        if (other != static_cast<int32_t>(c)) result.push_back(other);
-      }
+  for (ValueId input : dag.chunks[c].reads) {
+    if (graph.value(input).kind != ValueKind::kNode) continue;
+    const NodeId producer = graph.value(input).producer;
+    if (is_step_sum(graph.node(producer))) {
+      for (ValueId use : graph.node(producer).inputs)
+        if (graph.value(use).kind == ValueKind::kNode)
+          result.push_back(early_of[graph.value(use).producer.index()]);
+    } else if (dag.chunks[c].pass != 'P') {
+      for (int32_t v = 0; v < dag.variants.count(); ++v)
+        if (runs_in(dag.chunks[c], v)) {
+          const NodeId made_by = graph.value(dag.variants.read(input, v)).producer;
+          result.push_back(chunk_of[static_cast<size_t>(v)][made_by.index()]);
+        }
     }
   }
   return result;
@@ -183,7 +265,9 @@ Error circle_error(const Dag& dag, const std::vector<int32_t>& waiting,
 
 Status order_chunks(Dag& dag) {
   const size_t n = dag.chunks.size();
-  const std::vector<int32_t> chunk_of = main_chunks(dag);
+  std::vector<std::vector<int32_t>> chunk_of;
+  for (int32_t v = 0; v < dag.variants.count(); ++v)
+    chunk_of.push_back(main_chunks(dag, dag.chunks, v));
   std::vector<int32_t> early_of(dag.graph.nodes.size(), -1);
   for (size_t c = 0; c < n; ++c)
     if (dag.chunks[c].pass == 'P')
@@ -281,37 +365,6 @@ void keep_next_step(Dag& dag) {
   dag.versions.push_back({next, graph.step});
 }
 
-void find_reads_and_writes(Dag& dag) {
-  const Graph& graph = dag.graph;
-  const auto all_readers = readers(graph);
-  const std::vector<int32_t> chunk_of = main_chunks(dag);
-  std::vector<int32_t> inside(graph.nodes.size(), -1);
-  for (size_t c = 0; c < dag.chunks.size(); ++c) {
-    Chunk& chunk = dag.chunks[c];
-    for (NodeId id : chunk.nodes) inside[id.index()] = static_cast<int32_t>(c);
-    const auto is_inside = [&](NodeId id) { return inside[id.index()] == static_cast<int32_t>(c); };
-    for (NodeId id : chunk.nodes) {
-      for (ValueId input : graph.node(id).inputs) {
-        if (!input.valid()) continue;
-        const Value& value = graph.value(input);
-        if (value.kind != ValueKind::kNode || !is_inside(value.producer))
-          chunk.reads.push_back(input);
-      }
-      if (chunk.pass == 'P') continue;
-      for (ValueId output : graph.node(id).outputs)
-        for (NodeId reader : all_readers[output.index()])
-          if (!is_inside(reader) && chunk_of[reader.index()] >= 0) {
-            chunk.writes.push_back(output);
-            break;
-          }
-    }
-    for (auto* list : {&chunk.reads, &chunk.writes}) {
-      std::sort(list->begin(), list->end());
-      list->erase(std::unique(list->begin(), list->end()), list->end());
-    }
-  }
-}
-
 }  // namespace
 
 Result<Dag> make_dag(Graph graph, const DagSpec& spec) {
@@ -325,14 +378,14 @@ Result<Dag> make_dag(Graph graph, const DagSpec& spec) {
   dag.sequential_replicas = spec.sequential_replicas;
   dag.split_backward = spec.split_backward;
   dag.group_of = spec.group_of;
+  dag.variants = spec.variants;
 
   if (spec.weight_versions == 2) {
     keep_previous_weights(dag);
     keep_next_step(dag);
   }
-  group_nodes(dag);
+  make_chunks(dag);
   PIPER_TRY(order_chunks(dag));
-  find_reads_and_writes(dag);
   for (const Node& node : dag.graph.nodes)
     if (is_step_sum(node))
       dag.sums.push_back({node.outputs[0], node.inputs, dag.graph.value(node.outputs[0]).name});

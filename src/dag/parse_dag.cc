@@ -98,6 +98,8 @@ class Parser {
     if (line.word == "mesh") return read_mesh(line);
     if (line.word == "batch") return read_batch(line);
     if (line.word == "streams") return read_streams(line);
+    if (line.word == "copy") return read_copy(line);
+    if (line.word == "variant") return read_variant(line);
     if (line.word == "tags")
       return line.plain.size() == 1 && (dag_.region_tags = split_list(line.plain[0]), true);
     if (line.word == "level") return read_level(line);
@@ -135,6 +137,17 @@ class Parser {
     dag_.split_backward = line.get("split_backward") == "1";
     read_list(line.get("groups"), dag_.group_of,
               [&](const std::string& group) { return small(group, 0); });
+    read_list(line.get("variants"), dag_.variants.of_micro,
+              [&](const std::string& variant) { return small(variant, 0); });
+    return true;
+  }
+  bool read_copy(const Line& line) {
+    dag_.variants.copies.emplace_back(value(line.get("value")), value(line.get("of")));
+    return true;
+  }
+  bool read_variant(const Line& line) {
+    read_list(line.get("makes"), dag_.variants.made.emplace_back(),
+              [&](const std::string& v) { return value(v); });
     return true;
   }
   bool read_streams(const Line& line) {
@@ -233,6 +246,8 @@ class Parser {
               [&](const std::string& t) { return t == "-" ? kNoTag : small(t, 0); });
     read_list(line.get("groups"), chunk.groups,
               [&](const std::string& group) { return small(group, 0); });
+    read_list(line.get("variants"), chunk.variants,
+              [&](const std::string& variant) { return small(variant, 0); });
     read_list(line.get("nodes"), chunk.nodes, [&](const std::string& v) {
       const NodeId node = dag_.graph.value(value(v)).producer;
       if (!node.valid()) note(fmt::format("no node makes '{}'", v));

@@ -23,6 +23,7 @@ std::string print_chunk(const Dag& dag, const Chunk& chunk) {
   field(line, "tags", chunk.tags,
         [](int32_t tag) { return tag == kNoTag ? std::string("-") : std::to_string(tag); });
   field(line, "groups", chunk.groups, [](int32_t group) { return std::to_string(group); });
+  field(line, "variants", chunk.variants, [](int32_t variant) { return std::to_string(variant); });
   field(line, "nodes", chunk.nodes, [&](NodeId id) { return value(graph.node(id).outputs[0]); });
   field(line, "reads", chunk.reads, value);
   field(line, "writes", chunk.writes, value);
@@ -73,6 +74,8 @@ std::string print_head(const Dag& dag) {
                       dag.replicas, dag.microbatches, dag.sequential_replicas ? 1 : 0,
                       dag.split_backward ? 1 : 0);
   field(text, "groups", dag.group_of, [](int32_t group) { return std::to_string(group); });
+  field(text, "variants", dag.variants.of_micro,
+        [](int32_t variant) { return std::to_string(variant); });
   text += "\n";
   text += fmt::format("streams {} bucket={}\n", list(dag.streams, print_stream), dag.bucket_bytes);
   for (const SumLevel& level : dag.levels)
@@ -90,6 +93,11 @@ std::string print_head(const Dag& dag) {
   for (const Value& value : dag.graph.values)
     if (value.kind == ValueKind::kNode && !value.producer.valid())
       text += fmt::format("value {}:{}\n", value.name, to_string(value.type));
+  const auto name = [&](ValueId value) { return dag.graph.value(value).name; };
+  for (const auto& [copy, original] : dag.variants.copies)
+    text += fmt::format("copy value={} of={}\n", name(copy), name(original));
+  for (const auto& made : dag.variants.made)
+    text += made.empty() ? "variant\n" : fmt::format("variant makes={}\n", list(made, name));
   for (const Part& part : dag.parts)
     text += fmt::format("part value={} whole={}{}\n", dag.graph.value(part.value).name,
                         to_string(part.whole),

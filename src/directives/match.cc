@@ -61,12 +61,15 @@ Error no_tag(const Condition& condition, const Graph& graph) {
 }  // namespace
 
 Result<std::optional<Variables>> match_node(const Graph& graph, const Node& node,
-                                            const Where& where, const Variables& variables) {
+                                            const Where& where, const Variables& variables,
+                                            const MicroTag& micro) {
   Variables bound = variables;
   for (const Condition& condition : where) {
+    const bool of_micro = condition.tag == micro.name;
     const int tag = graph.tag_index(condition.tag);
-    if (tag < 0) return no_tag(condition, graph);
-    PIPER_ASSIGN(const bool met, meets(condition, graph.tag(node, tag), bound));
+    if (tag < 0 && !of_micro) return no_tag(condition, graph);
+    const int32_t value = of_micro ? micro.number : graph.tag(node, tag);
+    PIPER_ASSIGN(const bool met, meets(condition, value, bound));
     if (!met) return std::optional<Variables>();
   }
   return std::optional<Variables>(std::move(bound));
@@ -258,6 +261,18 @@ Error TaskMatcher::nothing(const Where& where, const SourceSpan& at,
 
 std::string place_of(const SourceSpan& at) {
   return fmt::format("{}:{}:{}", at.file.substr(at.file.rfind('/') + 1), at.line, at.column);
+}
+
+std::string ranges(const std::vector<int32_t>& numbers) {
+  std::string text;
+  for (size_t i = 0; i < numbers.size();) {
+    size_t end = i + 1;
+    while (end < numbers.size() && numbers[end] == numbers[end - 1] + 1) ++end;
+    text += fmt::format("{}{}", text.empty() ? "" : ", ", numbers[i]);
+    if (end > i + 1) text += fmt::format(" to {}", numbers[end - 1]);
+    i = end;
+  }
+  return text;
 }
 
 Error no_match(const Dag& dag, const Where& where, const SourceSpan& at,

@@ -15,10 +15,11 @@ struct MicroTag {
 // Variables with what the conditions bind, if the chunk meets all of them for this microbatch.
 Result<std::optional<Variables>> match_chunk(const Dag& dag, const Chunk& chunk, const Where& where,
                                              const Variables& variables, const MicroTag& micro);
-// Variables with what the conditions bind, if the node's tags meet all of them. Requires conditions
-// on tags alone.
+// Variables with what the conditions bind, if the node's tags meet all of them for this microbatch.
+// Requires conditions on tags alone.
 Result<std::optional<Variables>> match_node(const Graph& graph, const Node& node,
-                                            const Where& where, const Variables& variables);
+                                            const Where& where, const Variables& variables,
+                                            const MicroTag& micro = {});
 // Where-conditions against tasks. A computation has the pass and tags of its chunk; a send, receive
 // or reduction those of the tasks that make what it moves, an input those of its readers, as far as
 // all of them agree.
@@ -66,6 +67,8 @@ class TaskMatcher {
 };
 // "strategy.yaml:3:5", for notes: the file without its folder.
 std::string place_of(const SourceSpan& at);
+// "0 to 3, 8" of ascending numbers.
+std::string ranges(const std::vector<int32_t>& numbers);
 // "matches nothing", with the tags and passes there are.
 Error no_match(const Dag& dag, const Where& where, const SourceSpan& at,
                std::string_view directive);

@@ -57,19 +57,6 @@ struct Spot {
   }
 };
 
-// "0 to 3, 8" of ascending numbers.
-std::string ranges(const std::vector<int32_t>& numbers) {
-  std::string text;
-  for (size_t i = 0; i < numbers.size();) {
-    size_t end = i + 1;
-    while (end < numbers.size() && numbers[end] == numbers[end - 1] + 1) ++end;
-    text += fmt::format("{}{}", text.empty() ? "" : ", ", numbers[i]);
-    if (end > i + 1) text += fmt::format(" to {}", numbers[end - 1]);
-    i = end;
-  }
-  return text;
-}
-
 bool depends_on(const Place& place, const std::string& name) {
   const auto reads = [&](const Expr& expr) {
     const auto names = expr.names();
@@ -132,7 +119,8 @@ class Placer {
         else
           same->second.push_back(micro);
       }
-      if (dag_.chunks[c].pass == 'F')
+      const std::vector<int32_t>& variants = dag_.chunks[c].variants;
+      if (dag_.chunks[c].pass == 'F' && (variants.empty() || variants.front() == 0))
         for (const auto& [spot, micros] : alike)
           report.lines.push_back(explain(dag_.chunks[c], place, spot, micros));
     }

@@ -21,38 +21,50 @@ struct Group {
   auto operator<=>(const Group&) const = default;
 };
 
+// What microbatches of one variant have in common.
+struct Variant {
+  std::vector<int32_t> micros;
+  std::vector<int32_t> group;  // by node of the graph without copies
+  std::vector<bool> again;     // by node: whether it runs again
+};
+
 class Recomputer {
  public:
-  Recomputer(Graph graph, const std::vector<Recompute>& recomputes, const Variables& variables)
+  Recomputer(Graph graph, const std::vector<Recompute>& recomputes, const Variables& variables,
+             int64_t microbatches)
       : graph_(std::move(graph)),
+        count_(graph_.nodes.size()),
         recomputes_(recomputes),
         variables_(variables),
-        group_(graph_.nodes.size(), kNone) {}
+        microbatches_(static_cast<int32_t>(microbatches)) {}
 
-  Result<Graph> run(Explanations& out) {
-    for (size_t d = 0; d < recomputes_.size(); ++d) PIPER_TRY(choose(d));
+  Result<Recomputed> run(Explanations& out) {
+    PIPER_TRY(find_variants());
     all_readers_ = readers(graph_);
+    for (size_t d = 0; d < recomputes_.size(); ++d) PIPER_TRY(choose(d));
     kept_.resize(groups_.size());
     for (size_t g = 0; g < groups_.size(); ++g)
       if (recomputes_[groups_[g].directive].budget_bytes) PIPER_TRY(fit(g));
-    const int64_t before = kept_bytes();
-    copies_.assign(group_.size(), NodeId());
-    const std::vector<bool> in_bi = needed_in_bi();
-    for (size_t i = 0; i < group_.size(); ++i) {
-      if (!is_backward(graph_.nodes[i])) continue;
-      for (size_t k = 0; k < graph_.nodes[i].inputs.size(); ++k) {
-        const ValueId input = graph_.nodes[i].inputs[k];
-        if (!reads_again(graph_.nodes[i], input)) continue;
-        const ValueId again = copied(input, in_bi);
-        graph_.nodes[i].inputs[k] = again;
-      }
-    }
+    const int64_t before = kept_bytes(nullptr);
+    for (Variant& variant : variants_) find_again(variant);
+    std::vector<int64_t> after;
+    for (const Variant& variant : variants_) after.push_back(kept_bytes(&variant));
+    copy_all();
     for (size_t d = 0; d < recomputes_.size(); ++d) PIPER_TRY(report(d, out));
     auto& lines = out.back().lines;
     lines.insert(lines.end(), fitted_.begin(), fitted_.end());
-    lines.push_back(fmt::format("kept for the backward pass: {} instead of {} a microbatch",
-                                human_bytes(kept_bytes()), human_bytes(before)));
-    return in_topological_order(std::move(graph_));
+    for (size_t v = 0; v < variants_.size(); ++v)
+      lines.push_back(fmt::format(
+          "kept for the backward pass: {} instead of {} a microbatch{}", human_bytes(after[v]),
+          human_bytes(before),
+          variants_.size() > 1
+              ? fmt::format(", for {} {}", recomputes_.front().micro, ranges(variants_[v].micros))
+              : ""));
+    if (variants_.size() > 1)
+      lines.push_back("chunks that differ by microbatch are not fused, and no weights are packed");
+    Variants made = describe();
+    PIPER_ASSIGN(Graph graph, in_topological_order(std::move(graph_)));
+    return Recomputed{std::move(graph), std::move(made)};
   }
 
  private:
@@ -60,9 +72,36 @@ class Recomputer {
     const NodeId id = value.valid() ? graph_.value(value).producer : NodeId();
     return id.valid() ? &graph_.node(id) : nullptr;
   }
-  int32_t group_of(ValueId value) const {
+  int32_t group_of(const Variant& variant, ValueId value) const {
     const NodeId id = graph_.value(value).producer;
-    return id.valid() && id.index() < group_.size() ? group_[id.index()] : kNone;
+    return id.valid() && id.index() < count_ ? variant.group[id.index()] : kNone;
+  }
+
+  // ---- Which microbatches ----
+  static bool by_microbatch(const Recompute& recompute) {
+    return std::any_of(recompute.where.begin(), recompute.where.end(),
+                       [&](const Condition& c) { return c.tag == recompute.micro; });
+  }
+  // Microbatches for which each directive holds in the same regions.
+  Status find_variants() {
+    std::map<std::vector<int32_t>, const Node*> regions;
+    for (const Node& node : graph_.nodes)
+      if (node.pass == Pass::kF) regions.emplace(graph_.tags_of(node), &node);
+    std::vector<std::vector<bool>> holds(static_cast<size_t>(microbatches_));
+    for (const Recompute& recompute : recomputes_)
+      for (const auto& [tags, node] : regions)
+        for (int32_t m = 0; m < microbatches_ && by_microbatch(recompute); ++m) {
+          PIPER_ASSIGN(const auto met, match_node(graph_, *node, recompute.where, variables_,
+                                                  {recompute.micro, m}));
+          holds[static_cast<size_t>(m)].push_back(met.has_value());
+        }
+    std::map<std::vector<bool>, size_t> known;
+    for (int32_t m = 0; m < microbatches_; ++m) {
+      const auto [at, is_new] = known.try_emplace(holds[static_cast<size_t>(m)], variants_.size());
+      if (is_new) variants_.push_back({{}, std::vector<int32_t>(count_, kNone), {}});
+      variants_[at->second].micros.push_back(m);
+    }
+    return ok_status();
   }
 
   // ---- Which ops ----
@@ -75,32 +114,39 @@ class Recomputer {
       return fail(at, "recompute: unknown op '{}'{}", op, did_you_mean(op, names));
     }
     int64_t matched = 0;
-    for (size_t i = 0; i < graph_.nodes.size(); ++i) {
-      PIPER_ASSIGN(const std::optional<Group> group, group_for(d, graph_.nodes[i]));
-      if (!group) continue;
-      ++matched;
-      if (group_[i] != kNone)
-        return fail(recompute.at, "recompute: {} at '{}' is chosen twice", graph_.nodes[i].op,
-                    graph_.nodes[i].scope)
-            .with_note(
-                fmt::format("first at line {}", recomputes_[groups_[group_[i]].directive].at.line));
-      const auto [it, is_new] = ids_.emplace(*group, static_cast<int32_t>(groups_.size()));
-      if (is_new) groups_.push_back(*group);
-      group_[i] = it->second;
-    }
+    for (Variant& variant : variants_)
+      for (size_t i = 0; i < count_; ++i) {
+        PIPER_ASSIGN(const std::optional<Group> group,
+                     group_for(d, graph_.nodes[i], variant.micros.front()));
+        if (!group) continue;
+        ++matched;
+        if (variant.group[i] != kNone)
+          return fail(recompute.at, "recompute: {} at '{}' is chosen twice", graph_.nodes[i].op,
+                      graph_.nodes[i].scope)
+              .with_note(fmt::format(
+                  "first at line {}",
+                  recomputes_[groups_[static_cast<size_t>(variant.group[i])].directive].at.line));
+        const auto [it, is_new] = ids_.emplace(*group, static_cast<int32_t>(groups_.size()));
+        if (is_new) groups_.push_back(*group);
+        variant.group[i] = it->second;
+      }
     if (matched > 0) return ok_status();
     std::set<std::string> scopes;
     for (const Node& node : graph_.nodes)
       if (node.pass == Pass::kF) scopes.insert(node.scope);
     const std::vector<std::string> known(scopes.begin(), scopes.end());
     const std::string pattern = recompute.match ? recompute.match->pattern() : "";
-    return fail(recompute.at, "recompute: matches no forward op{}",
+    return fail(recompute.at, "recompute: matches no forward op{}{}",
+                by_microbatch(recompute)
+                    ? fmt::format(" of the microbatches 0 to {}", microbatches_ - 1)
+                    : "",
                 recompute.match ? did_you_mean(pattern, known) : "");
   }
-  Result<std::optional<Group>> group_for(size_t d, const Node& node) const {
+  Result<std::optional<Group>> group_for(size_t d, const Node& node, int32_t micro) const {
     const Recompute& recompute = recomputes_[d];
     Group group{d, {}, graph_.tags_of(node)};
-    if (node.pass != Pass::kF) return std::optional<Group>();
+    // What is summed over the step is there once for all microbatches.
+    if (node.pass != Pass::kF || node.op == "StepSum") return std::optional<Group>();
     const bool named =
         recompute.ops.empty() || std::any_of(recompute.ops.begin(), recompute.ops.end(),
                                              [&](const auto& op) { return op.first == node.op; });
@@ -110,7 +156,8 @@ class Recomputer {
       if (!match) return std::optional<Group>();
       for (const auto& [name, value] : match->captures) group.captures.push_back(value);
     }
-    PIPER_ASSIGN(const auto met, match_node(graph_, node, recompute.where, variables_));
+    PIPER_ASSIGN(const auto met,
+                 match_node(graph_, node, recompute.where, variables_, {recompute.micro, micro}));
     return met ? std::optional<Group>(std::move(group)) : std::nullopt;
   }
 
@@ -118,9 +165,12 @@ class Recomputer {
   // Allows more and more ops to be repeated, the cheapest first, until what is left to keep fits.
   Status fit(size_t g) {
     const Recompute& recompute = recomputes_[groups_[g].directive];
+    const auto with = std::find_if(variants_.begin(), variants_.end(), [&](const Variant& v) {
+      return std::count(v.group.begin(), v.group.end(), static_cast<int32_t>(g)) > 0;
+    });
     std::vector<std::pair<double, size_t>> ops;
-    for (size_t i = 0; i < group_.size(); ++i)
-      if (group_[i] == static_cast<int32_t>(g))
+    for (size_t i = 0; i < count_; ++i)
+      if (with->group[i] == static_cast<int32_t>(g))
         ops.emplace_back(intensity_of(graph_, graph_.nodes[i]), i);
     std::sort(ops.begin(), ops.end());
     const auto kept_with = [&](size_t count) {
@@ -155,50 +205,96 @@ class Recomputer {
     return name.empty() ? "the model" : name;
   }
   // Whether the value is there anyway when the backward pass comes: what a group hands on.
-  bool is_kept(ValueId value) const {
-    const int32_t group = group_of(value);
-    if (!kept_[group].empty()) return kept_[group][value.index()];
-    if (!recomputes_[groups_[group].directive].ops.empty()) return false;
+  bool is_kept(const Variant& variant, ValueId value) const {
+    const int32_t group = group_of(variant, value);
+    if (!kept_[static_cast<size_t>(group)].empty())
+      return kept_[static_cast<size_t>(group)][value.index()];
+    if (!recomputes_[groups_[static_cast<size_t>(group)].directive].ops.empty()) return false;
     for (NodeId reader : all_readers_[value.index()])
-      if (graph_.node(reader).pass == Pass::kF && group_[reader.index()] != group) return true;
+      if (graph_.node(reader).pass == Pass::kF && variant.group[reader.index()] != group)
+        return true;
     return false;
   }
   // Whether a node of the backward pass reads a copy instead of the value: only in its own region.
-  bool reads_again(const Node& reader, ValueId value) const {
-    return value.valid() && group_of(value) != kNone && !is_kept(value) &&
-           graph_.tags_of(reader) == groups_[group_of(value)].tags;
+  bool reads_again(const Variant& variant, const Node& reader, ValueId value) const {
+    const int32_t group = value.valid() ? group_of(variant, value) : kNone;
+    return group != kNone && !is_kept(variant, value) &&
+           graph_.tags_of(reader) == groups_[static_cast<size_t>(group)].tags;
   }
-  int64_t kept_bytes() const {
+  // Inputs of a copy that are copies themselves: what its own group makes.
+  bool copies_too(const Variant& variant, const Node& node, ValueId input) const {
+    const int32_t group = input.valid() ? group_of(variant, input) : kNone;
+    return group != kNone && group == group_of(variant, node.outputs[0]) &&
+           !is_kept(variant, input);
+  }
+  bool any_reads_again(const Node& reader, ValueId value) const {
+    return std::any_of(variants_.begin(), variants_.end(),
+                       [&](const Variant& v) { return reads_again(v, reader, value); });
+  }
+  bool any_copies_too(const Node& node, ValueId input) const {
+    return std::any_of(variants_.begin(), variants_.end(),
+                       [&](const Variant& v) { return copies_too(v, node, input); });
+  }
+  // Without a variant: where nothing runs again. Requires the graph without copies.
+  int64_t kept_bytes(const Variant* variant) const {
     std::set<ValueId> kept;
-    for (const Node& node : graph_.nodes)
-      for (ValueId input : node.inputs) {
-        const Node* from = producer(input);
-        if (is_backward(node) && from && from->pass == Pass::kF) kept.insert(input);
-      }
+    const auto keep = [&](ValueId input) {
+      const Node* from = producer(input);
+      if (from && from->pass == Pass::kF) kept.insert(input);
+    };
+    for (size_t i = 0; i < count_; ++i) {
+      const Node& node = graph_.nodes[i];
+      const bool again = variant != nullptr && variant->again[i];
+      for (ValueId input : node.inputs)
+        if (again
+                ? !copies_too(*variant, node, input)
+                : is_backward(node) && (variant == nullptr || !reads_again(*variant, node, input)))
+          keep(input);
+    }
     int64_t bytes = 0;
     for (ValueId value : kept) bytes += graph_.value(value).type.bytes();
     return bytes;
   }
 
   // ---- Copies ----
-  // Inputs of a copy that are copies themselves: what its own group makes.
-  bool copies_too(const Node& node, ValueId input) const {
-    return input.valid() && group_of(input) != kNone &&
-           group_of(input) == group_[graph_.value(node.outputs[0]).producer.index()] &&
-           !is_kept(input);
+  void find_again(Variant& variant) const {
+    variant.again.assign(count_, false);
+    const auto mark = [&](ValueId value) {
+      variant.again[graph_.value(value).producer.index()] = true;
+    };
+    for (const Node& node : graph_.nodes)
+      for (ValueId input : node.inputs)
+        if (is_backward(node) && reads_again(variant, node, input)) mark(input);
+    for (size_t i = count_; i-- > 0;)
+      for (ValueId input : graph_.nodes[i].inputs)
+        if (variant.again[i] && copies_too(variant, graph_.nodes[i], input)) mark(input);
   }
   // By forward op: whether a copy of it is needed by an op of pass BI, and so belongs to it.
   std::vector<bool> needed_in_bi() const {
-    std::vector<bool> needed(group_.size());
+    std::vector<bool> needed(count_);
     for (const Node& node : graph_.nodes)
       for (ValueId input : node.inputs)
-        if (node.pass == Pass::kBI && reads_again(node, input))
+        if (node.pass == Pass::kBI && any_reads_again(node, input))
           needed[graph_.value(input).producer.index()] = true;
     for (size_t i = needed.size(); i-- > 0;)
       for (ValueId input : graph_.nodes[i].inputs)
-        if (needed[i] && copies_too(graph_.nodes[i], input))
+        if (needed[i] && any_copies_too(graph_.nodes[i], input))
           needed[graph_.value(input).producer.index()] = true;
     return needed;
+  }
+  // One copy of each op that some variant runs again; it reads copies where some variant's does.
+  void copy_all() {
+    const std::vector<bool> in_bi = needed_in_bi();
+    copies_.assign(count_, NodeId());
+    for (size_t i = 0; i < count_; ++i) {
+      if (!is_backward(graph_.nodes[i])) continue;
+      for (size_t k = 0; k < graph_.nodes[i].inputs.size(); ++k) {
+        const ValueId input = graph_.nodes[i].inputs[k];
+        if (!any_reads_again(graph_.nodes[i], input)) continue;
+        const ValueId again = copied(input, in_bi);
+        graph_.nodes[i].inputs[k] = again;
+      }
+    }
   }
   ValueId copied(ValueId value, const std::vector<bool>& in_bi) {
     const NodeId original = graph_.value(value).producer;
@@ -207,36 +303,80 @@ class Recomputer {
       return graph_.node(copies_[original.index()]).outputs[output];
     Node copy = graph_.node(original);
     for (ValueId& input : copy.inputs)
-      if (copies_too(graph_.node(original), input)) input = copied(input, in_bi);
+      if (any_copies_too(graph_.node(original), input)) input = copied(input, in_bi);
     copy.pass = in_bi[original.index()] ? Pass::kBI : Pass::kBW;
     const NodeId made = graph_.add_copy(std::move(copy));
     copies_[original.index()] = made;
     return graph_.node(made).outputs[output];
   }
+  // Ops whose results are bytes that are there: keeping their input is as good for all variants.
+  bool is_free(const Node& node) const {
+    return node.op == "Reshape" ||
+           (node.op == "Cast" && graph_.value(node.inputs[0]).kind == ValueKind::kState);
+  }
+  Variants describe() const {
+    Variants out;
+    if (variants_.size() < 2) return out;
+    out.of_micro.resize(static_cast<size_t>(microbatches_));
+    out.made.resize(variants_.size());
+    for (size_t v = 0; v < variants_.size(); ++v)
+      for (int32_t micro : variants_[v].micros)
+        out.of_micro[static_cast<size_t>(micro)] = static_cast<int32_t>(v);
+    for (size_t i = 0; i < count_; ++i) {
+      if (!copies_[i].valid()) continue;
+      const Node &original = graph_.nodes[i], &copy = graph_.node(copies_[i]);
+      for (size_t k = 0; k < copy.outputs.size(); ++k) {
+        if (!copy.outputs[k].valid()) continue;
+        out.copies.emplace_back(copy.outputs[k], original.outputs[k]);
+        for (size_t v = 0; v < variants_.size(); ++v)
+          if (variants_[v].again[i] || is_free(original)) out.made[v].push_back(copy.outputs[k]);
+      }
+    }
+    std::sort(out.copies.begin(), out.copies.end());
+    for (auto& made : out.made) std::sort(made.begin(), made.end());
+    return out;
+  }
 
   Status report(size_t d, Explanations& out) const {
     int64_t chosen = 0, again = 0;
     std::set<int32_t> groups;
-    for (size_t i = 0; i < group_.size(); ++i) {
-      if (group_[i] == kNone || groups_[group_[i]].directive != d) continue;
-      ++chosen;
-      groups.insert(group_[i]);
-      again += copies_[i].valid();
+    std::vector<int32_t> micros;
+    std::vector<bool> counted(count_);
+    for (const Variant& variant : variants_) {
+      bool here = false;
+      for (size_t i = 0; i < count_; ++i) {
+        const int32_t group = variant.group[i];
+        if (group == kNone || groups_[static_cast<size_t>(group)].directive != d) continue;
+        here = true;
+        groups.insert(group);
+        if (counted[i]) continue;
+        counted[i] = true;
+        ++chosen;
+        again += variant.again[i];
+      }
+      if (here) micros.insert(micros.end(), variant.micros.begin(), variant.micros.end());
     }
+    std::sort(micros.begin(), micros.end());
     if (again == 0 && !recomputes_[d].budget_bytes)
       return fail(recomputes_[d].at,
                   "recompute: the backward pass reads nothing that these {} ops make", chosen);
-    out.push_back({recomputes_[d].at,
-                   "recompute",
-                   {fmt::format("of {} forward ops in {} groups {} run again in the backward pass",
-                                chosen, groups.size(), again)}});
+    out.push_back(
+        {recomputes_[d].at,
+         "recompute",
+         {fmt::format("of {} forward ops in {} groups {} run again in the backward pass{}", chosen,
+                      groups.size(), again,
+                      by_microbatch(recomputes_[d])
+                          ? fmt::format(" of {} {}", recomputes_[d].micro, ranges(micros))
+                          : "")}});
     return ok_status();
   }
 
   Graph graph_;
+  const size_t count_;  // of nodes, without copies
   const std::vector<Recompute>& recomputes_;
   const Variables& variables_;
-  std::vector<int32_t> group_;  // by node of the graph without copies
+  const int32_t microbatches_;
+  std::vector<Variant> variants_;
   std::vector<Group> groups_;
   std::map<Group, int32_t> ids_;
   std::vector<std::vector<NodeId>> all_readers_;  // of the graph without copies
@@ -247,10 +387,11 @@ class Recomputer {
 
 }  // namespace
 
-Result<Graph> apply_recompute(Graph step, const std::vector<Recompute>& recomputes,
-                              const Variables& variables, Explanations& out) {
-  if (recomputes.empty()) return step;
-  return Recomputer(std::move(step), recomputes, variables).run(out);
+Result<Recomputed> apply_recompute(Graph step, const std::vector<Recompute>& recomputes,
+                                   const Variables& variables, int64_t microbatches,
+                                   Explanations& out) {
+  if (recomputes.empty()) return Recomputed{std::move(step), {}};
+  return Recomputer(std::move(step), recomputes, variables, microbatches).run(out);
 }
 
 }  // namespace piper

@@ -60,16 +60,30 @@ void drop_unused(Program& program) {
   std::erase_if(program.views, [](const ProgramView& view) { return view.value < 0; });
 }
 
+namespace {
+
+Program without_places(Program program) {
+  drop_unused(program);
+  program.offsets.assign(program.values.size(), -1);
+  program.workspace_bytes = 0;
+  return program;
+}
+
+}  // namespace
+
 Program fuse(Program program, FuseCounts& counts) {
   drop_dead(program);
   make_views(program, counts);
   make_columns(program, counts);
   finish_products(program, counts);
   make_groups(program, counts);
-  drop_unused(program);
-  program.offsets.assign(program.values.size(), -1);
-  program.workspace_bytes = 0;
-  return program;
+  return without_places(std::move(program));
+}
+
+Program make_views_alone(Program program, FuseCounts& counts) {
+  drop_dead(program);
+  make_views(program, counts);
+  return without_places(std::move(program));
 }
 
 }  // namespace piper

@@ -24,12 +24,13 @@ constexpr std::array kNarrow = std::to_array<std::string_view>(
 
 class Widener {
  public:
-  explicit Widener(Program program) : program_(std::move(program)) {}
+  Widener(Program program, bool moves_casts)
+      : program_(std::move(program)), moves_casts_(moves_casts) {}
 
   Program run() {
     std::vector<ProgramOp> ops = std::move(program_.ops);
     program_.ops.clear();
-    find_roots(ops);
+    if (moves_casts_) find_roots(ops);
     for (ProgramOp& op : ops) add(std::move(op));
     program_.offsets.resize(program_.values.size(), -1);
     return std::move(program_);
@@ -109,7 +110,7 @@ class Widener {
   }
 
   void add(ProgramOp op) {
-    if (concat_exact(op)) return;
+    if (moves_casts_ && concat_exact(op)) return;
     const auto any_narrow = [&](const std::vector<int32_t>& values) {
       return std::any_of(values.begin(), values.end(), [&](int32_t v) { return narrow_value(v); });
     };
@@ -146,6 +147,7 @@ class Widener {
   }
 
   Program program_;
+  const bool moves_casts_;
   std::map<int32_t, int32_t> wide_;       // by value in 16 bits: the same in f32
   std::map<int32_t, int32_t> exact_;      // what it was rounded from
   std::map<int32_t, ProgramOp> renamed_;  // by local: the Reshape or Slice that makes it
@@ -154,6 +156,8 @@ class Widener {
 
 }  // namespace
 
-Program widened(Program program) { return Widener(std::move(program)).run(); }
+Program widened(Program program, bool moves_casts) {
+  return Widener(std::move(program), moves_casts).run();
+}
 
 }  // namespace piper

@@ -508,8 +508,10 @@ Result<Lowered> lower(const Dag& dag, const Schedule& schedule, const LowerOptio
   Lowered lowered;
   lowered.fused = pool.fused();
   lowered.roles.resize(dag.cells.size());
-  // What moves values to the host or between steps counts tasks from the start.
-  const bool packs = options.fuse && dag.offloads.empty() && schedule.body.empty();
+  // What moves values to the host or between steps counts tasks from the start; and microbatches of
+  // several variants are compared op by op, which a packed operand is not the same for.
+  const bool packs =
+      options.fuse && dag.offloads.empty() && schedule.body.empty() && dag.variants.count() == 1;
   std::vector<CellLowerer> cells;
   for (size_t c = 0; c < dag.cells.size(); ++c)
     cells.emplace_back(dag, pool, places, static_cast<int32_t>(c), packs);

@@ -427,16 +427,18 @@ void ProgramPool::build(const Task& task, const std::vector<bool>& first, ChunkP
     result.segments.push_back(std::move(segment));
     std::string digest = program_digest(program);
     made_[static_cast<size_t>(task.cell)].push_back(
-        {std::move(program), std::move(digest), &result.segments.back()});
+        {std::move(program), std::move(digest), &result.segments.back(), !chunk.variants.empty()});
   }
 }
 
 int32_t ProgramPool::add(Made made) {
-  auto [it, is_new] =
-      by_digest_.try_emplace(std::move(made.digest), static_cast<int32_t>(programs_.size()));
+  auto [it, is_new] = by_digest_.try_emplace({std::move(made.digest), made.differs},
+                                             static_cast<int32_t>(programs_.size()));
   if (!is_new) return it->second;
-  Program program = widened(std::move(made.program));
-  if (fuse_) program = fuse(std::move(program), fused_);
+  Program program = widened(std::move(made.program), !made.differs);
+  if (fuse_)
+    program = made.differs ? make_views_alone(std::move(program), fused_)
+                           : fuse(std::move(program), fused_);
   LocalPlacer(program).run();
   programs_.push_back(std::move(program));
   return it->second;

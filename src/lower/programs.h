@@ -45,6 +45,7 @@ class ProgramPool {
     Program program;
     std::string digest;
     Segment* segment = nullptr;
+    bool differs = false;  // by microbatch: ops stay as they are, so that the proof compares them
   };
 
   void build(const Task& task, const std::vector<bool>& first, ChunkPrograms& result);
@@ -55,7 +56,7 @@ class ProgramPool {
   std::vector<bool> literal_;  // by value: a constant that lives inside programs, not in a buffer
   FuseCounts fused_;
   std::vector<Program> programs_;
-  std::map<std::string, int32_t> by_digest_;
+  std::map<std::pair<std::string, bool>, int32_t> by_digest_;
   std::vector<std::map<std::vector<bool>, ChunkPrograms>> by_chunk_;  // by `first`
   std::vector<std::vector<Made>> made_;                               // by cell
 };

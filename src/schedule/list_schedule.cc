@@ -231,7 +231,8 @@ ListPolicy default_policy(const Dag& dag) {
   for (const Chunk& chunk : dag.chunks) {
     policy.time.push_back(chunk.pass == 'B' ? 2 : 1);
     const auto cell = static_cast<size_t>(chunk.cell);
-    if (chunk.pass == 'F') ++chunks[cell];
+    if (chunk.pass == 'F' && (chunk.variants.empty() || chunk.variants.front() == 0))
+      ++chunks[cell];
     const bool ordered = chunk.pass != 'P' && chunk.pass != 'U';
     if (ordered && std::find(cells.begin(), cells.end(), cell) == cells.end())
       cells.push_back(cell);

@@ -85,7 +85,8 @@ Status read_recompute(const Fields& map, const Scope& scope, const Names& names,
     PIPER_ASSIGN(recompute.match, read_glob(*match, scope));
   }
   if (const yaml::Node* where = map["where"]) {
-    PIPER_ASSIGN(recompute.where, read_where_of_ops(*where, scope, names, "recompute", out));
+    PIPER_ASSIGN(recompute.where, read_where(*where, scope, names));
+    PIPER_TRY(check_where_of_ops(recompute.where, "recompute", {"pass"}));
   }
   if (const yaml::Node* ops = map["ops"]) {
     PIPER_ASSIGN(recompute.ops, read_ops(*ops, scope));
@@ -97,6 +98,7 @@ Status read_recompute(const Fields& map, const Scope& scope, const Names& names,
         return fail(map.key_at(key),
                     "recompute: '{}' beside 'budget', which chooses the ops itself", key);
   }
+  if (!out.splits.empty()) recompute.micro = out.splits.front().as;
   out.recomputes.push_back(std::move(recompute));
   return ok_status();
 }
@@ -148,15 +150,14 @@ Result<std::vector<std::pair<std::string, SourceSpan>>> read_ops(const yaml::Nod
   return ops;
 }
 
-Result<Where> read_where_of_ops(const yaml::Node& node, const Scope& scope, const Names& names,
-                                std::string_view directive, const Strategy& strategy) {
-  PIPER_ASSIGN(Where where, read_where(node, scope, names));
+Status check_where_of_ops(const Where& where, std::string_view directive,
+                          std::initializer_list<std::string_view> not_by) {
   for (const Condition& condition : where)
-    if (condition.tag == "pass" ||
-        (!strategy.splits.empty() && condition.tag == strategy.splits[0].as))
+    if (std::find(not_by.begin(), not_by.end(), condition.tag) != not_by.end())
       return fail(condition.at, "not supported: {} by {}", directive, condition.tag)
-          .with_note("help: it chooses forward ops, for all microbatches alike");
-  return where;
+          .with_note(condition.tag == "pass" ? "help: it chooses forward ops"
+                                             : "help: it chooses ops, for all microbatches alike");
+  return ok_status();
 }
 
 Status check_axis(std::string_view name, const SourceSpan& at, const Names& names) {

@@ -79,7 +79,9 @@ Status read_precision(const Fields& map, const Scope& scope, const Names& names,
     PIPER_ASSIGN(precision.match, read_glob(*match, scope));
   }
   if (const yaml::Node* where = map["where"]) {
-    PIPER_ASSIGN(precision.where, read_where_of_ops(*where, scope, names, "precision", out));
+    PIPER_ASSIGN(precision.where, read_where(*where, scope, names));
+    const std::string micro = out.splits.empty() ? "pass" : out.splits.front().as;
+    PIPER_TRY(check_where_of_ops(precision.where, "precision", {"pass", micro}));
   }
   if (const yaml::Node* keep = map["keep"]) {
     PIPER_ASSIGN(precision.keep, read_ops(*keep, scope));

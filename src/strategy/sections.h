@@ -55,9 +55,9 @@ Status read_precision(const fields::Fields& map, const Scope& scope, const Names
 // A list of names of ops.
 Result<std::vector<std::pair<std::string, SourceSpan>>> read_ops(const yaml::Node& node,
                                                                  const Scope& scope);
-// Conditions on tags of forward ops alone, for `directive`.
-Result<Where> read_where_of_ops(const yaml::Node& node, const Scope& scope, const Names& names,
-                                std::string_view directive, const Strategy& strategy);
+// Error: conditions of `directive`, which chooses ops, on what ops do not have.
+Status check_where_of_ops(const Where& where, std::string_view directive,
+                          std::initializer_list<std::string_view> not_by);
 Status read_stream(const fields::Fields& map, const Scope& scope, Names names, Strategy& out);
 Status read_offload(const fields::Fields& map, const Scope& scope, const Names& names,
                     Strategy& out);

@@ -17,6 +17,12 @@ uint64_t scramble(uint64_t x) {
   return x ^ x >> 31;
 }
 uint64_t join(uint64_t a, uint64_t b) { return scramble(a * 0x2545f4914f6cdd1d + b); }
+uint64_t power(uint64_t base, uint64_t exponent) {
+  uint64_t result = 1;
+  for (; exponent > 0; exponent /= 2, base *= base)
+    if (exponent % 2 == 1) result *= base;
+  return result;
+}
 
 class Reader {
  public:
@@ -44,10 +50,13 @@ class Reader {
   bool whole(int32_t value) const { return type(value).bytes() == type(bases_[value]).bytes(); }
   uint64_t load(int32_t value) const { return value < 0 ? 0 : part_of(value, 0, type(value)); }
   // The bytes of `value` from `from` on, as many as `type` has: all views of them have one symbol.
+  // A part of a part is a part of the whole; how many bytes it has, the types of its readers say.
   uint64_t part_of(int32_t value, int64_t from, const TensorType& part) const {
     const int32_t base = bases_[value];
     if (part.bytes() == type(base).bytes()) return held_[base];
-    return join(held_[base], join(at_[value] + from, part.bytes()));
+    const int64_t first = at_[value] + from;
+    if (rounded_) return join(held_[base], join(first, part.bytes()));
+    return held_[base] * power(0x2545f4914f6cdd1d, static_cast<uint64_t>(first));
   }
   // Where in its input an op finds its result, when it only copies a run of bytes: what one program
   // copies another may read in place.

@@ -3,10 +3,13 @@
 // other kept buffers are the same ones, sums are the same sums (rule sum says where they lie:
 // microbatches may form their own parts), and the others correspond one to one; and their programs
 // do the same, but that one may add to what another sets. What a copy brings counts as what it was
-// copied from: microbatches may keep their values in different places.
+// copied from: microbatches may keep their values in different places. Where microbatches cut a
+// task differently, as where some keep what others make again, those that cut it alike are compared
+// so, and all must add the same to the sums of the step.
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <map>
 #include <unordered_map>
 
 #include "model.h"
@@ -60,8 +63,8 @@ class Parts {
 
 class Comparison {
  public:
-  Comparison(const Model& model, const Section& section, Findings& findings)
-      : model_(model), section_(section), findings_(findings) {}
+  Comparison(const Model& model, const Section& section, const Section& run, Findings& findings)
+      : model_(model), section_(section), run_(run), findings_(findings) {}
 
   void run() {
     part_of_arg_.resize(model_.cells.size());
@@ -71,6 +74,9 @@ class Comparison {
       follow_copies(c);
       check_cell(c);
     }
+    const bool differ =
+        std::any_of(tasks_.begin(), tasks_.end(), [](const Task& task) { return task.like >= 0; });
+    if (differ && !microbatches_add_the_same(model_, run_)) report_cuts();
   }
 
  private:
@@ -88,9 +94,11 @@ class Comparison {
     int32_t cell = -1, first_micro = -1;
     std::vector<Share> first;
     bool is_message = false;  // sent to as many cells as read it
+    int32_t like = -1;        // the same task of microbatches that are cut differently
     Spot from;
     int32_t micro = -1;
     size_t count = 0;
+    uint64_t cut = 0, others = 0;  // of the first: how it is cut, and how its microbatch is
     bool is_first(int32_t c, int32_t m) const { return cell == c && first_micro == m; }
   };
 
@@ -169,7 +177,75 @@ class Comparison {
     std::sort(uses.begin(), uses.end(), [](const Use& a, const Use& b) {
       return std::pair(a.micro, a.at.index) < std::pair(b.micro, b.at.index);
     });
+    tell_cuts_apart(c, uses);
     return uses;
+  }
+  // Where a microbatch cuts some of a cell's tasks into other parts, or parts of other args or ops,
+  // all of its tasks there are tasks of their own: what one keeps another may find elsewhere.
+  void tell_cuts_apart(int32_t c, std::vector<Use>& uses) {
+    for (size_t i = 0; i < uses.size();) {
+      const size_t first = i;
+      std::map<int32_t, uint64_t> cuts;  // by task
+      for (; i < uses.size() && uses[i].micro == uses[first].micro; ++i)
+        if (!tasks_[uses[i].task].is_message) {
+          uint64_t& cut = cuts[uses[i].task];
+          const Step& step = section_.steps[c][uses[i].at.index];
+          cut = join_symbols(cut, num_args(c, uses[i].at) + 1);
+          if (step.kind == InstructionKind::kCompute)
+            cut = join_symbols(cut, ops_of(role(c).programs[step.program]));
+        }
+      uint64_t others = 0;  // 0: all tasks are cut as where they were met first
+      for (const auto& [task, cut] : cuts)
+        if (tasks_[task].cut != 0 && tasks_[task].cut != cut)
+          others = join_symbols(others, join_symbols(cut, static_cast<uint64_t>(task)));
+      for (size_t k = first; k < i; ++k)
+        if (const auto cut = cuts.find(uses[k].task); cut != cuts.end())
+          uses[k].task = cut_of(uses[k].task, cut->second, others);
+    }
+  }
+  // Which ops; sums may be set or added to.
+  uint64_t ops_of(const Program& program) {
+    uint64_t& known = ops_[&program];
+    if (known != 0) return known;
+    known = 1;
+    for (const ProgramOp& op : program.ops)
+      if (op.op != "Add" && op.op != "Fused") known = join_symbols(known, symbol_of(op.op));
+    return known;
+  }
+  int32_t cut_of(int32_t task, uint64_t cut, uint64_t others) {
+    Task& first = tasks_[task];
+    if (first.cut == 0) first.cut = cut, first.others = others;
+    if (first.cut == cut && first.others == others) return task;
+    const auto [known, is_new] = cuts_.try_emplace(
+        join_symbols(join_symbols(cut, others), static_cast<uint64_t>(task)), tasks_.size());
+    if (is_new) {
+      Task& other = tasks_.emplace_back();
+      other.like = task;
+      other.cut = cut;
+    }
+    return static_cast<int32_t>(known->second);
+  }
+  void report_cuts() {
+    for (const Task& task : tasks_) {
+      if (task.like < 0 || task.cut == tasks_[task.like].cut) continue;
+      const Task& other = tasks_[task.like];
+      const Spot here{task.cell, task.first[0].index}, there{other.cell, other.first[0].index};
+      if (task.first.size() != other.first.size()) {
+        findings_.add("microbatch", "{} has {} parts, {} has {}", name(here), task.first.size(),
+                      name(there), other.first.size());
+        continue;
+      }
+      size_t i = 0;
+      const auto args_of = [&](const Task& of) { return num_args(of.cell, of.first[i]); };
+      while (i + 1 < task.first.size() && args_of(task) == args_of(other)) ++i;
+      const Spot one{task.cell, task.first[i].index}, first{other.cell, other.first[i].index};
+      if (args_of(task) != args_of(other))
+        findings_.add("microbatch", "{} has {} args, {} has {}", name(one), args_of(task),
+                      name(first), args_of(other));
+      else
+        findings_.add("microbatch", "{} has other ops than {}, and adds other sums", name(here),
+                      name(there));
+    }
   }
 
   void visit(int32_t c, const Use& use) {
@@ -316,8 +392,11 @@ class Comparison {
 
   const Model& model_;
   const Section& section_;
+  const Section& run_;  // a run that holds all of the section
   Findings& findings_;
   std::unordered_map<std::string_view, int32_t> known_, messages_;
+  std::unordered_map<uint64_t, size_t> cuts_;
+  std::unordered_map<const Program*, uint64_t> ops_;
   std::vector<std::vector<int32_t>> taken_;  // by cell as Section::args, where copies move values
   std::vector<Task> tasks_;
   Parts parts_;
@@ -330,8 +409,9 @@ class Comparison {
 
 }  // namespace
 
-void check_microbatches(const Model& model, const Section& section, Findings& findings) {
-  Comparison(model, section, findings).run();
+void check_microbatches(const Model& model, const Section& section, const Section& run,
+                        Findings& findings) {
+  Comparison(model, section, run, findings).run();
 }
 
 }  // namespace piper

@@ -190,8 +190,9 @@ void check_run(const Model& model, const Section& section, Findings& findings,
     check_host_states(model, section, found);
   }};
   if (body) {
-    parts.push_back(
-        [&](Findings& found, VerifyReport&) { check_microbatches(model, section, found); });
+    parts.push_back([&](Findings& found, VerifyReport&) {
+      check_microbatches(model, section, section, found);
+    });
     parts.push_back(
         [&](Findings& found, VerifyReport&) { check_equal_copies(model, section, found); });
     parts.push_back(
@@ -210,7 +211,8 @@ void check_overlapping(const Model& model, Findings& findings, VerifyReport& rep
   prove(model,
         {[&](Findings& found, VerifyReport&) { check_bodies(model, found); },
          [&](Findings& found, VerifyReport&) {
-           check_microbatches(model, make_section(model, "step", {kPrologue, kEpilogue}), found);
+           check_microbatches(model, make_section(model, "step", {kPrologue, kEpilogue}), section,
+                              found);
          },
          [&](Findings& found, VerifyReport&) {
            check_memory(model, section, make_clocks(section), found);

@@ -242,8 +242,11 @@ void check_state(const Model& model, const Section& section, const Clocks& clock
                  Findings& findings);
 // order, over the body: what lives on the host
 void check_host_states(const Model& model, const Section& section, Findings& findings);
-// microbatch, over the body, or prologue and epilogue
-void check_microbatches(const Model& model, const Section& section, Findings& findings);
+// microbatch, over the body, or prologue and epilogue; `run` has an order and holds all of them
+void check_microbatches(const Model& model, const Section& section, const Section& run,
+                        Findings& findings);
+// Whether each microbatch adds the same to the sums of its training step. Requires an order.
+bool microbatches_add_the_same(const Model& model, const Section& run);
 // copies, over the body, or all parts
 void check_equal_copies(const Model& model, const Section& section, Findings& findings);
 // microbatch, where training steps overlap: bodies do what prologue and epilogue do.

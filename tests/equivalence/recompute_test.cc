@@ -1,5 +1,6 @@
 // Recomputed activations: less memory, the same bits.
 #include "equivalence/jobs.h"
+#include "piper/verify.h"
 
 namespace piper {
 namespace {
@@ -13,7 +14,7 @@ struct Case {
   Shape2 shape;
 };
 
-constexpr int64_t kSteps = 3;
+constexpr int64_t kSteps = 5;
 
 std::string text_for(const Case& c, bool recomputed) {
   std::string text = jobs::strategy_text(c.model, jobs::kAdamW);
@@ -37,10 +38,13 @@ TEST_P(Recompute, SavesMemoryAndKeepsEveryBit) {
   const auto again = jobs::compile_model(c.model, text_for(c, true), c.shape, true);
   ASSERT_TRUE(again) << print_error(again.error());
   // A split backward keeps what both of its halves read.
-  const bool split = c.shape.order == "zb-h1";
+  const bool split = c.shape.order == "zb-h1" || c.shape.order == "v-min";
   if (!split) {
     EXPECT_LT(step_bytes(*again), step_bytes(*plain));
   }
+  const auto report = verify_plan_set(again->set);
+  ASSERT_TRUE(report) << print_error(report.error());
+  for (const Finding& finding : report->findings) ADD_FAILURE() << finding.rule << finding.text;
   const auto want = jobs::train(plain->set, c.model, kSteps);
   const auto got = jobs::train(again->set, c.model, kSteps);
   ASSERT_TRUE(want && got);
@@ -55,19 +59,32 @@ TEST_P(Recompute, SavesMemoryAndKeepsEveryBit) {
 
 INSTANTIATE_TEST_SUITE_P(
     Models, Recompute,
-    testing::Values(Case{"gpt_layers", "gpt", R"({match: "model/h/{layer}/**"})", {1, 1, 2}},
-                    Case{"gpt_layers_pp_dp", "gpt", R"({match: "model/h/{layer}/**"})", {2, 2, 2}},
-                    Case{"gpt_all", "gpt", "{}", {2, 1, 4, "gpipe"}},
-                    Case{"gpt_ops", "gpt", "{ops: [Gelu, LayerNorm]}", {2, 1, 4}},
-                    Case{"gpt_one_stage", "gpt", "{where: {stage: 0}}", {2, 1, 2}},
-                    Case{"gpt_budget", "gpt", "{budget: 1MiB}", {2, 1, 4}},
-                    Case{"gpt_budget_of_a_stage",
-                         "gpt",
-                         "{budget: 2MiB, where: {stage: 0}}",
-                         {2, 2, 2, "gpipe"}},
-                    Case{"llama_budget", "llama-hf", "{budget: 100KiB}", {2, 1, 4}},
-                    Case{"deep_split", "gpt-deep", "{}", {4, 1, 8, "zb-h1"}},
-                    Case{"llama", "llama-hf", "{}", {2, 1, 2}}),
+    testing::Values(
+        Case{"gpt_layers", "gpt", R"({match: "model/h/{layer}/**"})", {1, 1, 2}},
+        Case{"gpt_layers_pp_dp", "gpt", R"({match: "model/h/{layer}/**"})", {2, 2, 2}},
+        Case{"gpt_all", "gpt", "{}", {2, 1, 4, "gpipe"}},
+        Case{"gpt_ops", "gpt", "{ops: [Gelu, LayerNorm]}", {2, 1, 4}},
+        Case{"gpt_one_stage", "gpt", "{where: {stage: 0}}", {2, 1, 2}},
+        Case{"gpt_budget", "gpt", "{budget: 1MiB}", {2, 1, 4}},
+        Case{"gpt_budget_of_a_stage",
+             "gpt",
+             "{budget: 2MiB, where: {stage: 0}}",
+             {2, 2, 2, "gpipe"}},
+        Case{"llama_budget", "llama-hf", "{budget: 100KiB}", {2, 1, 4}},
+        Case{"deep_split", "gpt-deep", "{}", {4, 1, 8, "zb-h1"}},
+        Case{"gpt_in_flight", "gpt", R"({where: {stage: s, mb: ">=1-s"}})", {2, 1, 4}},
+        Case{"gpt_first_microbatches", "gpt", R"({where: {mb: "<2"}})", {2, 2, 4, "gpipe"}},
+        Case{"gpt_budget_of_microbatches",
+             "gpt",
+             R"({budget: 1MiB, where: {mb: ">0"}})",
+             {2, 1, 4, "gpipe"}},
+        Case{"gpt_both_ways", "gpt", R"({where: {mb: "<3"}})", {2, 1, 4, "dualpipe"}},
+        Case{"deep_split_microbatches",
+             "gpt-deep",
+             R"({where: {stage: 0, mb: "<4"}})",
+             {4, 1, 8, "zb-h1"}},
+        Case{"llama_microbatch", "llama-hf", "{where: {mb: 1}}", {2, 1, 2, "v-min"}},
+        Case{"llama", "llama-hf", "{}", {2, 1, 2}}),
     [](const auto& info) { return std::string(info.param.name); });
 
 // The smaller the budget, the less is kept; what does not fit is refused.
@@ -91,24 +108,73 @@ TEST(Recompute, KeepsWhatTheBudgetAllows) {
             "100.0 KiB");
 }
 
-// The comparison above would see an op that is recomputed otherwise.
-TEST(Recompute, AnotherCopyChangesTheResult) {
-  const Case c{"", "gpt", R"({match: "model/h/{layer}/**"})", {1, 1, 2}};
-  if (!std::filesystem::exists(jobs::model_path(c.model, "model.onnx"))) GTEST_SKIP();
-  auto compiled = jobs::compile_model(c.model, text_for(c, true), c.shape);
-  ASSERT_TRUE(compiled) << print_error(compiled.error());
-  const auto right = jobs::train(compiled->set, c.model, kSteps);
-  int changed = 0;
-  for (Program& program : compiled->set.roles[0].programs)
-    for (ProgramOp& op : program.ops)
-      if (program.label.starts_with("B") && op.op == "LayerNorm") {
-        op.attrs.set("epsilon", 0.1);
-        ++changed;
+// In a schedule that keeps all, each further microbatch that recomputes saves memory. The first
+// saves what the backward pass then needs for what it makes again.
+TEST(Recompute, SavesByTheMicrobatch) {
+  const char* model = "gpt";
+  if (!std::filesystem::exists(jobs::model_path(model, "model.onnx"))) GTEST_SKIP();
+  std::vector<int64_t> kept;
+  for (const int64_t count : {0, 1, 2, 3, 4}) {
+    const std::string keys = fmt::format("{{where: {{mb: \"<{}\"}}}}", count);
+    const Case c{"", model, keys.c_str(), {2, 1, 4, "gpipe"}};
+    const auto compiled = jobs::compile_model(model, text_for(c, count > 0), c.shape);
+    ASSERT_TRUE(compiled) << print_error(compiled.error());
+    for (const Explanation& one : compiled->explanations)
+      if (one.directive == "recompute" && count == 2) {
+        EXPECT_TRUE(one.lines.at(0).ends_with("run again in the backward pass of mb 0 to 1"))
+            << one.lines.at(0);
+        EXPECT_TRUE(one.lines.at(1).ends_with(" a microbatch, for mb 0 to 1")) << one.lines.at(1);
+        EXPECT_TRUE(one.lines.at(2).ends_with(" a microbatch, for mb 2 to 3")) << one.lines.at(2);
+        EXPECT_EQ(one.lines.at(3),
+                  "chunks that differ by microbatch are not fused, and no weights are packed");
       }
-  ASSERT_GT(changed, 0);
-  const auto wrong = jobs::train(compiled->set, c.model, kSteps);
-  ASSERT_TRUE(right && wrong);
-  EXPECT_NE(right->losses, wrong->losses);
+    kept.push_back(step_bytes(*compiled));
+  }
+  for (size_t i = 2; i < kept.size(); ++i) EXPECT_LT(kept[i], kept[i - 1]) << i;
+  EXPECT_LT(kept[2], kept[0]);
+}
+
+TEST(Recompute, NamesMicrobatchesThatThereAre) {
+  const char* model = "gpt";
+  if (!std::filesystem::exists(jobs::model_path(model, "model.onnx"))) GTEST_SKIP();
+  const Case none{"", model, R"({where: {mb: ">3"}})", {2, 1, 4}};
+  const auto refused = jobs::compile_model(model, text_for(none, true), none.shape);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().message, "recompute: matches no forward op of the microbatches 0 to 3");
+  const Case twice{"", model, "{where: {mb: 1}}\n  - recompute: {where: {mb: \"<2\"}}", {2, 1, 4}};
+  const auto claimed = jobs::compile_model(model, text_for(twice, true), twice.shape);
+  ASSERT_FALSE(claimed);
+  EXPECT_TRUE(claimed.error().message.ends_with("is chosen twice")) << claimed.error().message;
+}
+
+// The comparison above would see an op that is recomputed otherwise; so does the verifier where
+// other microbatches do not recompute it.
+TEST(Recompute, AnotherCopyChangesTheResult) {
+  for (const bool of_one : {false, true}) {
+    const char* keys = of_one ? "{where: {mb: 1}}" : R"({match: "model/h/{layer}/**"})";
+    const Case c{"", "gpt", keys, {1, 1, 2}};
+    if (!std::filesystem::exists(jobs::model_path(c.model, "model.onnx"))) GTEST_SKIP();
+    auto compiled = jobs::compile_model(c.model, text_for(c, true), c.shape);
+    ASSERT_TRUE(compiled) << print_error(compiled.error());
+    const auto right = jobs::train(compiled->set, c.model, kSteps);
+    int changed = 0;
+    for (Program& program : compiled->set.roles[0].programs)
+      for (ProgramOp& op : program.ops)
+        if (program.label.starts_with("B") && op.op == "LayerNorm") {
+          op.attrs.set("epsilon", 0.1);
+          ++changed;
+        }
+    ASSERT_GT(changed, 0);
+    const auto wrong = jobs::train(compiled->set, c.model, kSteps);
+    ASSERT_TRUE(right && wrong);
+    EXPECT_NE(right->losses, wrong->losses);
+    const auto report = verify_plan_set(compiled->set);
+    ASSERT_TRUE(report) << print_error(report.error());
+    ASSERT_EQ(report->findings.empty(), !of_one);
+    if (of_one) {
+      EXPECT_EQ(report->findings.front().rule, "microbatch");
+    }
+  }
 }
 
 }  // namespace

@@ -46,6 +46,9 @@ inline std::string random_recompute(Random& random, size_t stages) {
   return one_of<std::string>(
       random, {"", "", "  - recompute: {budget: 200}\n", "  - recompute: {budget: 600}\n",
                "  - recompute: {}\n", "  - recompute: {ops: [Tanh, LayerNorm, Relu]}\n",
+               "  - recompute: {where: {stage: s, mb: \"<=s\"}}\n",
+               "  - recompute: {budget: 400, where: {mb: 0}}\n"
+               "  - recompute: {where: {mb: \">0\", stage: 0}}\n",
                fmt::format("  - recompute: {{where: {{stage: \"<{}\"}}}}\n", 1 + stages / 2)});
 }
 

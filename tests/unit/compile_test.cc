@@ -233,8 +233,8 @@ INSTANTIATE_TEST_SUITE_P(
                     "12:5: recompute: Gelu at 'model/h/2' is chosen twice"},
         BadStrategy{"recompute_nothing", "  - order", "  - recompute: {ops: [Slice]}\n  - order",
                     "11:5: recompute: the backward pass reads nothing that these 12 ops make"},
-        BadStrategy{"recompute_micro", "  - order", "  - recompute: {where: {mb: 0}}\n  - order",
-                    "11:25: not supported: recompute by mb"},
+        BadStrategy{"recompute_micro", "  - order", "  - recompute: {where: {mb: 9}}\n  - order",
+                    "11:5: recompute: matches no forward op of the microbatches 0 to 3"},
         BadStrategy{"unused", "  - replicate: {over: dp}\n", "",
                     "3:15: mesh: no directive uses axis 'dp' of size 2"}),
     [](const auto& info) { return info.param.name; });
