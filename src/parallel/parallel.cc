@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -14,7 +15,11 @@ void in_parallel(size_t count, const std::function<void(size_t)>& work) {
   };
   const size_t threads = std::min<size_t>(std::thread::hardware_concurrency(), count);
   std::vector<std::jthread> others;
-  for (size_t t = 1; t < threads; ++t) others.emplace_back(run);
+  try {
+    for (size_t t = 1; t < threads; ++t) others.emplace_back(run);
+  } catch (const std::system_error&) {
+    // The system grants no more threads: those that run do all.
+  }
   run();
 }
 

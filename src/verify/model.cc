@@ -239,8 +239,10 @@ Result<VerifyReport> verify_plan_set(const PlanSet& set) {
     check_packed_copies(model, sections, found);
   };
   if (model.cells[0].role->steps_ahead > 0) {
-    structure(findings, report);
-    check_overlapping(model, findings, report);
+    prove(model,
+          {structure,
+           [&](Findings& found, VerifyReport& counts) { check_overlapping(model, found, counts); }},
+          findings, report);
     return report;
   }
   std::vector<bool> runs;
