@@ -88,7 +88,7 @@ TEST(Ops, HalfPrecisionRoundsTheResultsOfSingle) {
   for (const DType dtype : {DType::kBF16, DType::kF16}) {
     for_each_use([&](const Use& use, std::mt19937_64&) {
       std::optional<Use> half = in_type(use, dtype);
-      if (!half) return;
+      if (!half || use.def->name == "StepSum") return;  // the Dag expands it: it is never run
       Use single = *half;
       bool some = false;
       for (size_t i = 0; i < half->inputs.size(); ++i) {
