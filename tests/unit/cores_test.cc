@@ -1,0 +1,124 @@
+// The threads of a job are on the cores that it says they are on.
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "unit/runtime_plans.h"
+
+namespace piper {
+namespace {
+
+using namespace plans;  // NOLINT: the fixtures of this test
+
+std::vector<int> cores_of_thread(pid_t thread) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  std::vector<int> cores;
+  if (sched_getaffinity(thread, sizeof set, &set) != 0) return cores;  // it has ended
+  for (int core = 0; core < CPU_SETSIZE; ++core)
+    if (CPU_ISSET(core, &set)) cores.push_back(core);
+  return cores;
+}
+
+// By core, how many threads of this process may be there and nowhere else.
+std::map<int, int> pinned_threads() {
+  std::map<int, int> found;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) {
+    const auto cores = cores_of_thread(std::stoi(entry.path().filename().string()));
+    if (cores.size() == 1) ++found[cores[0]];
+  }
+  return found;
+}
+
+struct Observed {
+  std::string report;                         // what the job printed
+  std::map<int64_t, std::vector<int>> cores;  // by rank: of the thread that runs it
+  std::map<int, int> pinned;                  // when the last step begins
+};
+
+// Threads pin themselves as they start: they are waited for.
+Observed observe(int32_t ranks, int threads, size_t wanted) {
+  const auto folder =
+      std::filesystem::temp_directory_path() / fmt::format("piper-cores-{}", getpid());
+  std::filesystem::remove_all(folder);
+  std::filesystem::create_directories(folder);
+  const PlanSet set = ranks == 1 ? replicas_oracle(2) : replicas(ranks);
+  EXPECT_TRUE(write_plan_set(set, nullptr, nullptr, (folder / "plans").string(), {}));
+  const std::vector<float> numbers(static_cast<size_t>(5 * set.roles[0].batch), 1);
+  const auto samples = static_cast<size_t>(set.roles[0].batch);
+  const std::vector<NamedTensor> data{{"batch/0/t",
+                                       {DType::kF32, {set.roles[0].batch}},
+                                       Bytes::copy_of(numbers.data(), 4 * samples)},
+                                      {"batch/0/x",
+                                       {DType::kF32, {set.roles[0].batch, 5}},
+                                       Bytes::copy_of(numbers.data(), 20 * samples)}};
+  EXPECT_TRUE(write_safetensors((folder / "data.safetensors").string(), data));
+  Observed seen;
+  std::mutex mutex;
+  RunOptions options;
+  options.plan = (folder / "plans").string();
+  options.data.sources = {(folder / "data.safetensors").string()};
+  options.job.threads = threads;
+  options.job.before_step = [&](int64_t rank, int64_t) {
+    std::lock_guard lock(mutex);
+    seen.cores[rank] = cores_of_thread(0);
+    for (int tries = 0; tries < 500; ++tries) {
+      seen.pinned = pinned_threads();
+      if (rank + 1 < ranks || seen.pinned.size() >= wanted) break;
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    return ok_status();
+  };
+  testing::internal::CaptureStderr();
+  const auto outcome = run_plans(std::move(options));
+  seen.report = testing::internal::GetCapturedStderr();
+  EXPECT_TRUE(outcome) << print_error(outcome.error());
+  std::filesystem::remove_all(folder);
+  return seen;
+}
+
+class Cores : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (all_.size() < 2) GTEST_SKIP() << "one core: nothing is pinned";
+  }
+  const std::vector<int> all_ = cores_of_thread(0);
+};
+
+TEST_F(Cores, ARankHasOneForEachOfItsThreads) {
+  const Observed seen = observe(1, 0, all_.size());
+  EXPECT_NE(seen.report.find(fmt::format("1 rank with {} threads each, pinned;", all_.size())),
+            seen.report.npos)
+      << seen.report;
+  EXPECT_EQ(seen.cores.at(0), std::vector<int>{all_[0]});
+  std::map<int, int> one_each;
+  for (int core : all_) one_each[core] = 1;
+  EXPECT_EQ(seen.pinned, one_each);
+}
+
+TEST_F(Cores, EachRankHasItsOwn) {
+  const auto count = static_cast<int32_t>(all_.size());
+  const Observed seen = observe(count, 0, 0);
+  EXPECT_NE(seen.report.find(fmt::format("{} ranks with 1 thread each, pinned;", count)),
+            seen.report.npos)
+      << seen.report;
+  for (int32_t rank = 0; rank < count; ++rank)
+    EXPECT_EQ(seen.cores.at(rank), std::vector<int>{all_[static_cast<size_t>(rank)]});
+}
+
+// Threads that are not as many as the cores move freely, and nothing else is said.
+TEST_F(Cores, NoThreadIsPinnedWhereCoresAreLeft) {
+  const Observed seen = observe(1, static_cast<int>(all_.size()) - 1, 0);
+  EXPECT_EQ(seen.report.find("pinned"), seen.report.npos) << seen.report;
+  EXPECT_EQ(seen.cores.at(0), all_);
+  EXPECT_EQ(seen.pinned, (std::map<int, int>{}));
+}
+
+}  // namespace
+}  // namespace piper
