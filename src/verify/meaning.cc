@@ -111,6 +111,20 @@ class Reader {
            info(type(op.outputs[0]).dtype).bytes == 2;
   }
 
+  // Whether sums may be cast to the type: nothing is lost, or a result of the program has it.
+  bool keeps_sums(const ProgramOp& op, DType to) const {
+    if (!info(to).is_float) return false;
+    const bool exact =
+        to == DType::kF64 ||
+        (to == DType::kF32 && std::none_of(op.inputs.begin(), op.inputs.end(), [&](int32_t input) {
+           return input >= 0 && type(input).dtype == DType::kF64;
+         }));
+    if (exact) return true;
+    for (size_t arg = 0; arg < static_cast<size_t>(program_.num_args); ++arg)
+      if (program_.arg_written[arg] && program_.values[arg].dtype == to) return true;
+    return false;
+  }
+
   // Sums and roundings of them, as groups of pointwise ops do them; nothing: more than that.
   std::optional<std::vector<uint64_t>> fused_sums(const ProgramOp& op) const {
     std::vector<uint64_t> stack;
@@ -129,7 +143,7 @@ class Reader {
           stack.push_back(named[word.substr(1)]);
       } else if (word.starts_with("Cast:")) {
         const auto to = parse_dtype(word.substr(5));
-        if (stack.empty() || !to || !info(*to).is_float) return std::nullopt;
+        if (stack.empty() || !to || !keeps_sums(op, *to)) return std::nullopt;
       } else {
         size_t input = 0;
         const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), input);
@@ -150,7 +164,7 @@ class Reader {
     if (rounded_ && op.op == "Fused")
       if (const auto sums = fused_sums(op)) return *sums;
     if (rounded_ && op.op == "Cast" && info(type(op.inputs[0]).dtype).is_float &&
-        info(type(op.outputs[0]).dtype).is_float)
+        keeps_sums(op, type(op.outputs[0]).dtype))
       return {load(op.inputs[0])};
     if (const auto from = copied_from(op))
       return {part_of(op.inputs[0], *from, type(op.outputs[0]))};

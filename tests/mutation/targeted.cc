@@ -160,6 +160,40 @@ Done change_computation(PlanSet& set, Random& random) {
   return text;
 }
 
+// A sum, or a cast of a later microbatch, rounds once more, to 16 bits on the way. (What updates
+// and the first microbatch compute is trusted.)
+Done round_once_more(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, [](const Instruction& i) {
+    return of_later_microbatch(i) || !i.combines.empty();
+  });
+  if (!spot) return std::nullopt;
+  RoleProgram& role = *spot->role;
+  Program program = role.programs[static_cast<size_t>(spot->at().program)];
+  const auto type = [&](int32_t v) { return program.values[static_cast<size_t>(v)].dtype; };
+  std::vector<ProgramOp*> ops;
+  for (ProgramOp& op : program.ops) {
+    const bool known = op.op == "Add" || op.op == "Cast" || op.op == "Fused";
+    const bool floats = std::all_of(op.inputs.begin(), op.inputs.end(),
+                                    [&](int32_t v) { return v >= 0 && info(type(v)).is_float; });
+    if (known && floats && op.outputs.size() == 1 && info(type(op.outputs[0])).is_float)
+      ops.push_back(&op);
+  }
+  if (ops.empty()) return std::nullopt;
+  ProgramOp& op = *ops[below(random, ops.size())];
+  const DType from = type(op.inputs[0]), to = type(op.outputs[0]);
+  const DType narrow = from == DType::kBF16 || to == DType::kBF16 ? DType::kF16 : DType::kBF16;
+  if (narrow == from || narrow == to) return std::nullopt;
+  const std::string text = fmt::format("{}: {} through {}", spot->name(), op.op, info(narrow).name);
+  std::string expr = op.attrs.text("expr");
+  if (op.op != "Fused") expr = op.op == "Add" ? "0 1 Add" : "0";
+  op.op = "Fused";
+  op.attrs = {};
+  op.attrs.set("expr", fmt::format("{} Cast:{} Cast:{}", expr, info(narrow).name, info(to).name));
+  spot->at().program = static_cast<int32_t>(role.programs.size());
+  role.programs.push_back(std::move(program));
+  return text;
+}
+
 Done change_start(PlanSet& set, Random& random) {
   RoleProgram& role = any_role(set, random);
   std::vector<std::pair<Buffer*, const Buffer*>> pairs;
@@ -187,15 +221,11 @@ Done swap_reports(PlanSet& set, Random& random) {
 }
 
 constexpr Mutation kTargeted[] = {
-    {"swap messages", swap_messages},
-    {"swap collectives", swap_collectives},
-    {"update twice", update_twice},
-    {"gather early", gather_early},
-    {"swap pairs", swap_pairs},
-    {"change an end", change_end},
-    {"drop all waits", drop_waits},
-    {"change a computation", change_computation},
-    {"change initial values", change_start},
+    {"swap messages", swap_messages},     {"swap collectives", swap_collectives},
+    {"update twice", update_twice},       {"gather early", gather_early},
+    {"swap pairs", swap_pairs},           {"change an end", change_end},
+    {"drop all waits", drop_waits},       {"change a computation", change_computation},
+    {"round once more", round_once_more}, {"change initial values", change_start},
     {"swap reports", swap_reports},
 };
 
