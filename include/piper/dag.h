@@ -132,7 +132,7 @@ struct Sharding {
 // end.
 struct Part {
   ValueId value;  // the own run
-  ValueId param;  // the whole parameter when it is a part of one
+  ValueId param;  // the whole parameter, or its previous version, when it is a part of one
   TensorType whole;
 };
 

@@ -84,7 +84,7 @@ Status check_part(const RoleProgram& role, const Buffer& buffer, size_t b) {
   return ok_status();
 }
 
-// The previous version of a parameter that is kept whole, or of the step's number.
+// The previous version of a parameter, cut alike, or of the step's number.
 Status check_version(const RoleProgram& role, const Buffer& buffer, size_t b) {
   if (buffer.previous_of == -1) return ok_status();
   const auto fits = [&] {
@@ -93,8 +93,8 @@ Status check_version(const RoleProgram& role, const Buffer& buffer, size_t b) {
     const Buffer& newest = role.buffers[buffer.previous_of];
     const bool number = newest.type == TensorType{DType::kI64, {}};
     return newest.kind == BufferKind::kState && newest.param.empty() == number &&
-           buffer.param.empty() && newest.part_of < 0 && buffer.part_of < 0 &&
-           newest.type == buffer.type;
+           buffer.param.empty() && newest.part_of == buffer.part_of &&
+           newest.whole == buffer.whole && newest.type == buffer.type;
   };
   if (fits()) return ok_status();
   return bad("buffer {} '{}' is the previous version of no parameter or step", b,

@@ -10,6 +10,9 @@ Result<Dag> Expander::run() {
   sharded_ = shard_states(dag_);
   for (size_t p = 0; p < sharded_.size(); ++p)
     if (sharded_[p].gradient.valid()) sharded_of_[sharded_[p].gradient.value] = p;
+  if (dag_.sharding.parameters)
+    for (const Part& part : dag_.parts)
+      if (part.param.valid()) part_of_.emplace(part.param.value, part.value);
   groups_ = static_cast<size_t>(dag_.num_groups());
   index_sums();
   const size_t num_chunks = dag_.chunks.size();

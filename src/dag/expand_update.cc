@@ -26,14 +26,20 @@ Status Expander::add_update() {
   return ok_status();
 }
 
+ValueId Expander::kept_of(ValueId state) const {
+  const auto part = part_of_.find(state.value);
+  return part == part_of_.end() ? state : part->second;
+}
+
 void Expander::keep_newest(const Version& version, int32_t cell) {
-  const std::string name = dag_.graph.value(version.previous).name;
-  const ValueId next = pseudo_value(name + ".next", dag_.graph.value(version.previous).type);
+  const ValueId previous = kept_of(version.previous);
+  const std::string name = dag_.graph.value(previous).name;
+  const ValueId next = pseudo_value(name + ".next", dag_.graph.value(previous).type);
   Task task;
   task.kind = TaskKind::kCopy;
   task.cell = cell;
-  task.reads = {ensure(version.newest, -1, cell)};
-  task.writes = {new_item(next, -1, cell, ensure(version.previous, -1, cell))};
+  task.reads = {ensure(kept_of(version.newest), -1, cell)};
+  task.writes = {new_item(next, -1, cell, ensure(previous, -1, cell))};
   task.label = "copy " + name;
   dag_.tasks.push_back(std::move(task));
 }

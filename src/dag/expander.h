@@ -213,6 +213,8 @@ class Expander {
 
   // The previous version takes the newest's value; the update follows.
   void keep_newest(const Version& version, int32_t cell);
+  // The own part of a state that lives in parts alone.
+  ValueId kept_of(ValueId state) const;
 
   // Parameters that stay whole and are updated in parts.
   std::vector<const ShardedParam*> cut_in_step(int32_t cell, const UpdateIndex& index) const;
@@ -253,6 +255,7 @@ class Expander {
   std::unordered_map<int32_t, ValueId> state_of_;  // by its next value
   std::vector<ShardedParam> sharded_;
   std::unordered_map<int32_t, size_t> sharded_of_;          // by gradient
+  std::unordered_map<int32_t, ValueId> part_of_;            // see kept_of()
   std::map<std::pair<int32_t, int32_t>, Reduced> reduced_;  // by sum and use
   using BucketKey = std::tuple<int32_t, int32_t, int32_t>;  // its first sum and use, and cell
   std::map<BucketKey, ChunkId> joining_, rounding_;

@@ -1,11 +1,16 @@
 #include "shard.h"
 
+#include <unordered_map>
+
 namespace piper {
 namespace {
 
 class Cutter {
  public:
-  explicit Cutter(Dag& dag) : dag_(dag), graph_(dag.graph) {}
+  explicit Cutter(Dag& dag) : dag_(dag), graph_(dag.graph) {
+    for (const Version& version : dag.versions)
+      previous_.emplace(version.newest.value, version.previous);
+  }
 
   ShardedParam cut(const Param& param) {
     const TensorType whole = graph_.value(param.value).type;
@@ -17,6 +22,7 @@ class Cutter {
     if (dag_.sharding.parameters) part.kind = ValueKind::kState;
     result.part = graph_.add_value(std::move(part));
     dag_.parts.push_back({result.part, param.value, whole});
+    if (dag_.sharding.parameters) cut_previous(param.value, own);
     if (!param.gradient.valid()) return result;
     Value gradient;
     gradient.name = param.name + ".grad.part";
@@ -27,6 +33,19 @@ class Cutter {
   }
 
  private:
+  // What microbatches read is cut alike, where it is another version.
+  void cut_previous(ValueId newest, const TensorType& own) {
+    const auto known = previous_.find(newest.value);
+    if (known == previous_.end()) return;
+    const Value whole = graph_.value(known->second);
+    Value part;
+    part.name = whole.name + ".part";
+    part.type = own;
+    part.kind = ValueKind::kState;
+    part.fill = whole.fill;
+    dag_.parts.push_back({graph_.add_value(std::move(part)), known->second, whole.type});
+  }
+
   // The optimizer takes and makes parts; its states are parts.
   void cut_update(const ShardedParam& param, const Shape& own) {
     NodeId optimizer;
@@ -51,6 +70,7 @@ class Cutter {
 
   Dag& dag_;
   Graph& graph_;
+  std::unordered_map<int32_t, ValueId> previous_;  // by newest
 };
 
 }  // namespace

@@ -55,8 +55,9 @@ std::vector<std::string> explain_cut(const Dag& dag, const Replicate& replicate,
   } else {
     const char* when[] = {"for each pass", "for each microbatch", "once a step"};
     lines.push_back(fmt::format(
-        "{} live in parts; they are gathered {}, {} bucket{} ahead, on stream '{}'",
-        cut.print("parameters"), when[static_cast<size_t>(replicate.gather)], replicate.prefetch,
+        "{} live in parts{}; they are gathered {}, {} bucket{} ahead, on stream '{}'",
+        cut.print("parameters"), dag.versions.empty() ? "" : ", those trained in two versions",
+        when[static_cast<size_t>(replicate.gather)], replicate.prefetch,
         replicate.prefetch == 1 ? "" : "s", replicate.gather_stream));
   }
   if (whole.count > 0)
@@ -90,11 +91,6 @@ Result<Dag> apply_replicate(Dag dag, const std::vector<Replicate>& replicates, E
     for (SumLevel& level : dag.levels) {
       if (dag.mesh[static_cast<size_t>(level.axis)].name != replicate.over) continue;
       level.stream = stream_of(dag, replicate.stream);
-      if (replicate.shard_parameters && !dag.versions.empty())
-        return fail(replicate.shard_at,
-                    "replicate: 'parameters' in 'shard' with weight_versions: 2 is not supported")
-            .with_note("microbatches read the version before the last update, which is kept whole")
-            .with_note("help: shard: [optimizer, gradients]");
       if (replicate.shard_optimizer) {
         apply_shard(dag, replicate);
         report.lines = explain_cut(dag, replicate, level);

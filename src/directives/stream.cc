@@ -78,8 +78,11 @@ class Assigner {
       return twice(rule, "all_gather", named->second);
     gathers_ = &rule;
     dag_.sharding.gather_stream = stream;
-    counts["gathers of parameters"] = static_cast<int64_t>(std::count_if(
-        dag_.parts.begin(), dag_.parts.end(), [](const Part& part) { return part.param.valid(); }));
+    counts["gathers of parameters"] =
+        std::count_if(dag_.graph.params.begin(), dag_.graph.params.end(), [&](const Param& param) {
+          return std::any_of(dag_.parts.begin(), dag_.parts.end(),
+                             [&](const Part& part) { return part.param == param.value; });
+        });
     return true;
   }
   Error twice(const StreamRule& rule, const std::string& label, const SourceSpan& other) {

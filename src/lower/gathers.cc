@@ -44,7 +44,8 @@ class Inserter {
   struct Load {
     size_t bucket = 0;
     std::vector<int32_t> buffers;  // where to
-    int64_t need = 0;              // the instruction that reads them first
+    int32_t ahead = 0;             // of the instructions that read them: of which step they are
+    int64_t need = 0;              // the first of these
     int64_t free_after = -1;       // the last one that reads what lay in their memory
     int64_t issue = 0;             // stands just before this one
   };
@@ -105,34 +106,48 @@ class Inserter {
     }
   }
 
-  // A bucket that is still in its slot is not gathered again.
+  // A bucket that is still in its slot is not gathered again. For the next step it is another one.
   void load_into_pool() {
-    std::vector<int64_t> holds(plan_.pool.size(), -1), last_use(plan_.pool.size(), -1);
+    const std::pair<int64_t, int32_t> nothing{-1, 0};
+    std::vector<std::pair<int64_t, int32_t>> holds(plan_.pool.size(), nothing);
+    std::vector<int64_t> last_use(plan_.pool.size(), -1);
     for (size_t i = 0; i < needs_.size(); ++i)
       for (size_t b : needs_[i]) {
         const size_t slot = buckets_[b].slot;
-        if (holds[slot] != static_cast<int64_t>(b))
-          loads_.push_back({b, buckets_[b].buffers, static_cast<int64_t>(i), last_use[slot]});
-        holds[slot] = static_cast<int64_t>(b);
+        const int32_t ahead = role_.body[i].ahead;
+        const std::pair wanted{static_cast<int64_t>(b), ahead};
+        if (holds[slot] != wanted)
+          loads_.push_back(
+              {b, buckets_[b].buffers, ahead, static_cast<int64_t>(i), last_use[slot]});
+        holds[slot] = wanted;
         last_use[slot] = static_cast<int64_t>(i);
       }
   }
 
   // Kept to the end of the step, or as long as some microbatch that has used it will do so again.
   void load_and_keep() {
+    for (const int32_t ahead : {0, 1}) load_and_keep(ahead);
+    std::stable_sort(loads_.begin(), loads_.end(),
+                     [](const Load& a, const Load& b) { return a.need < b.need; });
+  }
+  // For the step under way, or in the same body for the next.
+  void load_and_keep(int32_t ahead) {
     const bool per_step = dag_.sharding.gather == Gather::kStep;
     std::map<std::pair<size_t, int32_t>, size_t> last;  // by bucket and microbatch
     for (size_t i = 0; i < needs_.size(); ++i)
-      for (size_t b : needs_[i]) last[{b, micro_of_[i]}] = i;
+      for (size_t b : needs_[i])
+        if (role_.body[i].ahead == ahead) last[{b, micro_of_[i]}] = i;
     std::vector<std::set<int32_t>> in_flight(buckets_.size());
     std::vector<std::vector<int32_t>> now(buckets_.size());  // the buffers; empty: dropped
-    std::vector<bool> used(buckets_.size());
+    std::vector<bool>& used = kept_before_;
+    used.resize(buckets_.size());
     for (size_t i = 0; i < needs_.size(); ++i)
       for (size_t b : needs_[i]) {
+        if (role_.body[i].ahead != ahead) continue;
         if (now[b].empty()) {
           now[b] = used[b] ? copies_of(buckets_[b].buffers) : buckets_[b].buffers;
           used[b] = true;
-          loads_.push_back({b, now[b], static_cast<int64_t>(i)});
+          loads_.push_back({b, now[b], ahead, static_cast<int64_t>(i)});
         }
         for (int32_t& arg : role_.body[i].args) {
           const auto& whole = buckets_[b].buffers;
@@ -175,6 +190,7 @@ class Inserter {
     one.stream = dag_.sharding.gather_stream;
     one.group = group_;
     one.pass = '-';
+    one.ahead = load.ahead;
     for (int32_t buffer : load.buffers) {
       one.args.push_back(part_of_[buffer]);
       one.args.push_back(buffer);
@@ -211,6 +227,7 @@ class Inserter {
   std::vector<Bucket> buckets_;
   std::vector<std::vector<size_t>> needs_;  // by instruction: buckets, ascending
   std::vector<Load> loads_;
+  std::vector<bool> kept_before_;  // by bucket: its own buffers have held it
 };
 
 // Sums that travel in fewer bytes.

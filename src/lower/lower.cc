@@ -75,6 +75,7 @@ class CellLowerer {
                            start[static_cast<size_t>(o.end)]});
     for (const auto& [name, item] : dag_.reports[static_cast<size_t>(cell_)])
       role_.reports.push_back({name, buffer_of(item)});
+    if (!gathered_.empty()) gather_group_ = group_of({dag_.levels[0].axis});
     if (packs_) pack(order);
     if (!steps_overlap) move_communication(order);
     copy_to_host(order);
@@ -87,8 +88,12 @@ class CellLowerer {
   // Overlaps by instruction.
   const std::vector<Overlap>& overlaps() const { return overlaps_; }
   const GatherPlan& gathers() const { return gather_plan_; }
-  // Of each task in order its first instruction, and the end, before communication has moved.
-  const std::vector<int32_t>& starts() const { return starts_; }
+  // For steps that overlap.
+  StepOrder step_order(const Schedule& schedule) const {
+    const auto c = static_cast<size_t>(cell_);
+    return {starts_,   schedule.body[c], schedule.ahead[c], schedule.overlaps[c],
+            gathered_, gather_group_};
+  }
   const OffloadPlan& offloads() const { return offload_plan_; }
 
  private:
@@ -138,7 +143,9 @@ class CellLowerer {
   }
   int32_t add_gathered(const Part& part) {
     const int32_t whole = add_buffer(dag_.graph.value(part.param), -1);
-    role_.buffers.back().param = places_.param[part.param.index()]->name;
+    const ValueId newest = places_.newest_of[part.param.index()];
+    const ValueId param = newest.valid() ? newest : part.param;
+    role_.buffers.back().param = places_.param[param.index()]->name;
     gathered_.push_back({whole, buffer_of_part(part)});
     return whole;
   }
@@ -155,9 +162,9 @@ class CellLowerer {
     const Part* part = places_.part[state.index()];
     // A part starts as its run of the whole.
     const ValueId newest = places_.newest_of[state.index()];
-    const ValueId whole = part && part->param.valid() ? part->param
-                          : newest.valid()            ? newest
-                                                      : state;
+    const ValueId whole = newest.valid()                ? newest
+                          : part && part->param.valid() ? part->param
+                                                        : state;
     const Value& initial = dag_.graph.value(whole);
     buffer.kind = BufferKind::kState;
     buffer.fill = newest.valid() ? dag_.graph.value(state).fill : initial.fill;
@@ -384,8 +391,7 @@ class CellLowerer {
     if (!dag_.sharding.optimizer) return;
     if (overlaps_.empty()) follow(order, raise_reductions(role_, dag_));
     if (gathered_.empty()) return;
-    const int32_t group = group_of({dag_.levels[0].axis});
-    follow(order, insert_gathers(role_, gathered_, dag_, group, gather_plan_));
+    follow(order, insert_gathers(role_, gathered_, dag_, gather_group_, gather_plan_));
   }
   void copy_to_host(const std::vector<TaskId>& order) {
     if (dag_.offloads.empty()) return;
@@ -436,8 +442,9 @@ class CellLowerer {
   int32_t second_stream_ = 0;
   bool is_second_ = false;         // the task being lowered is one of an overlap's second
   std::vector<Overlap> overlaps_;  // by instruction
-  std::vector<int32_t> starts_;    // by task in order
+  std::vector<int32_t> starts_;    // by task in order: its first instruction, and the end
   std::vector<GatheredBuffer> gathered_;
+  int32_t gather_group_ = -1;
   GatherPlan gather_plan_;
   OffloadPlan offload_plan_;
   std::unordered_map<int32_t, int32_t> programs_;  // by pooled program
@@ -528,11 +535,9 @@ Result<Lowered> lower(const Dag& dag, const Schedule& schedule, const LowerOptio
   if (overlap && !dag.offloads.empty()) return fail("offload where steps overlap is not supported");
   if (overlap) {
     std::vector<StepOrder> orders;
-    for (size_t c = 0; c < cells.size(); ++c)
-      orders.push_back(
-          {cells[c].starts(), schedule.body[c], schedule.ahead[c], schedule.overlaps[c]});
+    for (const CellLowerer& cell : cells) orders.push_back(cell.step_order(schedule));
     PIPER_TRY(split_steps(lowered.roles, orders, transfers,
-                          values + static_cast<int32_t>(transfers.size())));
+                          values + static_cast<int32_t>(transfers.size()), dag));
   } else {
     held = send_lifetimes(lowered.roles, transfers);
     lowered.offloads.resize(dag.offloads.size());

@@ -18,11 +18,15 @@ struct Places {
         part(dag.graph.values.size()),
         part_of(dag.graph.values.size()),
         newest_of(dag.graph.values.size()) {
-    for (const Version& each : dag.versions) newest_of[each.previous.index()] = each.newest;
     for (const Param& each : dag.graph.params) param[each.value.index()] = &each;
     for (const Part& each : dag.parts) {
       part[each.value.index()] = &each;
       if (each.param.valid() && dag.sharding.parameters) part_of[each.param.index()] = &each;
+    }
+    for (const Version& each : dag.versions) {
+      newest_of[each.previous.index()] = each.newest;
+      if (const Part* own = part_of[each.previous.index()])
+        newest_of[own->value.index()] = each.newest;
     }
     for (size_t i = 0; i < dag.items.size(); ++i) {
       ++items_of_cell[static_cast<size_t>(dag.items[i].cell)];
@@ -38,7 +42,7 @@ struct Places {
   std::vector<const Part*> part;               // by value: the part that it is
   std::vector<const Part*>
       part_of;  // by value: the part that a parameter lives in, if in parts alone
-  std::vector<ValueId> newest_of;  // by value that is a previous version
+  std::vector<ValueId> newest_of;  // by value that is a previous version, or its part
   std::map<std::pair<ValueId, int32_t>, ItemId> item_of_part;  // by cell
 };
 

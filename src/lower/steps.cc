@@ -61,47 +61,80 @@ void state_workspaces(RoleProgram& role) {
   }
 }
 
-Result<Positions> split(RoleProgram& role, const StepOrder& order, int32_t channels) {
-  const std::vector<int32_t> newest = newest_versions(role);
-  std::vector<bool> has_versions(role.buffers.size());
-  for (size_t b = 0; b < newest.size(); ++b)
-    if (role.buffers[b].previous_of >= 0) has_versions[at(newest[b])] = true;
-  const std::vector<bool> written = written_states(role);
+// The body in the order of a steady step, each instruction with its step and as it is there; gives
+// their numbers in the one step. Gathers have numbers behind all others.
+std::vector<int32_t> make_steady(RoleProgram& role, const StepOrder& order, const Dag& dag,
+                                 GatherPlan& plan) {
   std::vector<Instruction> step = std::move(role.body);
   role.body.clear();
   role.body.reserve(step.size());
-  role.steps_ahead = 1;
-  Positions positions;
-  positions.fill(std::vector<int32_t>(step.size(), -1));
   if (!order.overlaps.empty()) {
     take_second_stream(step, order, static_cast<int32_t>(role.streams.size()));
     role.streams.push_back({"overlap"});
   }
-  const auto add = [&](Section section, int32_t i, Instruction one) {
-    positions[section][at(i)] = static_cast<int32_t>(list_of(role, section).size());
-    list_of(role, section).push_back(std::move(one));
-  };
+  std::vector<int32_t> numbers;
   for (int32_t task : order.body)
     for (int32_t i = order.starts[at(task)]; i < order.starts[at(task) + 1]; ++i) {
-      Instruction& one = step[at(i)];
+      Instruction& one = role.body.emplace_back(std::move(step[at(i)]));
       one.waits.clear();
-      if (!order.ahead[at(task)]) {
-        add(kBody, i, one);
-        add(kEpilogue, i, std::move(one));
-        continue;
-      }
-      if (!one.peer.empty()) one.channel += channels;
-      add(kPrologue, i, one);
-      one.ahead = 1;
-      for (int32_t& arg : one.args) {
-        arg = newest[at(arg)];
-        if (!written[at(arg)] || has_versions[at(arg)]) continue;
-        return fail("'{}' of the next step reads '{}', which the update changes: not supported",
-                    one.label, role.buffers[at(arg)].name)
-            .with_code(ExitCode::kRefused);
-      }
-      add(kBody, i, std::move(one));
+      one.ahead = order.ahead[at(task)] ? 1 : 0;
+      numbers.push_back(i);
     }
+  if (order.gathered.empty()) return numbers;
+  const std::vector<int32_t> moved =
+      insert_gathers(role, order.gathered, dag, order.gather_group, plan);
+  std::vector<int32_t> all(role.body.size(), -1);
+  for (size_t i = 0; i < moved.size(); ++i) all[at(moved[i])] = numbers[i];
+  auto next = static_cast<int32_t>(moved.size());
+  for (int32_t& number : all)
+    if (number < 0) number = next++;
+  return all;
+}
+
+// What the next step reads of a state before the update of the one under way, in its place.
+Status read_newest(const RoleProgram& role, const std::vector<int32_t>& newest,
+                   const std::vector<bool>& changes, Instruction& one) {
+  for (int32_t& arg : one.args) {
+    arg = newest[at(arg)];
+    if (changes[at(arg)])
+      return fail("'{}' of the next step reads '{}', which the update changes: not supported",
+                  one.label, role.buffers[at(arg)].name)
+          .with_code(ExitCode::kRefused);
+  }
+  return ok_status();
+}
+
+Result<Positions> split(RoleProgram& role, const StepOrder& order, int32_t channels, const Dag& dag,
+                        GatherPlan& plan) {
+  const std::vector<int32_t> numbers = make_steady(role, order, dag, plan);
+  const std::vector<int32_t> newest = newest_versions(role);
+  // States of one version that the update changes.
+  std::vector<bool> changes = written_states(role);
+  for (size_t b = 0; b < newest.size(); ++b)
+    if (role.buffers[b].previous_of >= 0) changes[at(newest[b])] = false;
+  std::vector<Instruction> steady = std::move(role.body);
+  role.body.clear();
+  role.body.reserve(steady.size());
+  role.steps_ahead = 1;
+  Positions positions;
+  positions.fill(std::vector<int32_t>(steady.size(), -1));
+  const auto add = [&](Section section, size_t i, Instruction one) {
+    positions[section][at(numbers[i])] = static_cast<int32_t>(list_of(role, section).size());
+    list_of(role, section).push_back(std::move(one));
+  };
+  for (size_t i = 0; i < steady.size(); ++i) {
+    Instruction& one = steady[i];
+    if (one.ahead == 0) {
+      add(kBody, i, one);
+      add(kEpilogue, i, std::move(one));
+      continue;
+    }
+    if (!one.peer.empty()) one.channel += channels;
+    add(kPrologue, i, one);
+    role.prologue.back().ahead = 0;
+    PIPER_TRY(read_newest(role, newest, changes, one));
+    add(kBody, i, std::move(one));
+  }
   if (!order.overlaps.empty()) state_workspaces(role);
   return positions;
 }
@@ -212,18 +245,21 @@ Status set_lifetime(const RoleProgram& role, const Life& life, size_t b, Block& 
           "help: more microbatches, or fewer tasks of the next step before those of this one");
 }
 
-Status place(RoleProgram& role, const std::vector<Life>& lives) {
+Status place(RoleProgram& role, const std::vector<Life>& lives, const std::vector<Slot>& pool) {
   std::vector<Block> blocks(role.buffers.size());
   int64_t kept = 0;  // for ever, before all others
   for (size_t b = 0; b < blocks.size(); ++b) {
     blocks[b].bytes = role.buffers[b].type.bytes();
-    if (role.buffers[b].kind == BufferKind::kStep) {
-      PIPER_TRY(set_lifetime(role, lives[b], b, blocks[b]));
-    } else {
-      blocks[b].offset = kept;
-      kept += align_up(blocks[b].bytes);
-    }
+    if (role.buffers[b].kind == BufferKind::kStep) continue;
+    blocks[b].offset = kept;
+    kept += align_up(blocks[b].bytes);
   }
+  for (const Slot& slot : pool) {
+    for (const auto& [buffer, offset] : slot.buffers) blocks[at(buffer)].offset = kept + offset;
+    kept += align_up(slot.bytes);
+  }
+  for (size_t b = 0; b < blocks.size(); ++b)
+    if (blocks[b].offset < 0) PIPER_TRY(set_lifetime(role, lives[b], b, blocks[b]));
   role.arena_bytes = place_blocks(blocks, static_cast<int64_t>(role.body.size()));
   for (size_t b = 0; b < blocks.size(); ++b) role.buffers[b].offset = blocks[b].offset;
   return ok_status();
@@ -248,10 +284,11 @@ Status for_all_roles(const std::vector<RoleProgram>& roles, const Work& work) {
 }  // namespace
 
 Status split_steps(std::vector<RoleProgram>& roles, const std::vector<StepOrder>& orders,
-                   const std::vector<Transfer>& transfers, int32_t channels) {
+                   const std::vector<Transfer>& transfers, int32_t channels, const Dag& dag) {
   std::vector<Positions> positions(roles.size());
+  std::vector<GatherPlan> gathers(roles.size());
   PIPER_TRY(for_all_roles(roles, [&](size_t c) -> Status {
-    PIPER_ASSIGN(positions[c], split(roles[c], orders[c], channels));
+    PIPER_ASSIGN(positions[c], split(roles[c], orders[c], channels, dag, gathers[c]));
     return ok_status();
   }));
   Held held[3];
@@ -260,7 +297,7 @@ Status split_steps(std::vector<RoleProgram>& roles, const std::vector<StepOrder>
     const std::array<std::vector<int64_t>, 3> own{held[kPrologue][c], held[kBody][c],
                                                   held[kEpilogue][c]};
     const std::vector<Overlap> pairs = pairs_of(orders[c], positions[c]);
-    PIPER_TRY(place(roles[c], find_lives(roles[c], positions[c], own, pairs)));
+    PIPER_TRY(place(roles[c], find_lives(roles[c], positions[c], own, pairs), gathers[c].pool));
     for (Section section : kSections) add_waits(roles[c], section, own[section]);
     return ok_status();
   });

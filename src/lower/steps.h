@@ -2,8 +2,7 @@
 // body of two steps, and an epilogue that finishes the last.
 #pragma once
 
-#include "piper/bundle.h"
-#include "piper/dag.h"
+#include "gathers.h"
 #include "send_lifetimes.h"
 
 namespace piper {
@@ -14,12 +13,15 @@ struct StepOrder {
   std::vector<int32_t> starts, body;
   std::vector<bool> ahead;
   std::vector<Overlap> overlaps;  // positions in `body`
+  std::vector<GatheredBuffer> gathered;
+  int32_t gather_group = -1;  // of the parts
 };
 
 // Takes the roles' bodies, of one step, apart; places buffers and adds waits. `transfers`: in the
-// one step. What is a step ahead has channels from `channels` on: it does not mix with the rest.
-// Error (kRefused): a value that two steps need at once.
+// one step. Parameters that live in parts are gathered anew in each section. What is a step ahead
+// has channels from `channels` on: it does not mix with the rest. Error (kRefused): a value that
+// two steps need at once.
 Status split_steps(std::vector<RoleProgram>& roles, const std::vector<StepOrder>& orders,
-                   const std::vector<Transfer>& transfers, int32_t channels);
+                   const std::vector<Transfer>& transfers, int32_t channels, const Dag& dag);
 
 }  // namespace piper

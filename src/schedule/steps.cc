@@ -51,10 +51,11 @@ class Steps {
         if (is_here(d, cell) && !is_ordered(dag_.tasks[d.index()]))
           company_[d.index()] = std::min(company_[d.index()], company_[order[i].index()]);
     }
-    // Sends and reductions with the last that they need.
+    // Sends and reductions, and what is rounded for these or left of them, with the last that they
+    // need.
     for (TaskId id : order) {
       const Task& task = dag_.tasks[id.index()];
-      if (task.kind != TaskKind::kSend && !is_peer_reduction(dag_, task)) continue;
+      if (task.kind == TaskKind::kRecv || !runs_by_itself(dag_, task) || adds_parts(task)) continue;
       company_[id.index()] = 0;
       for (TaskId d : deps_[id.index()])
         if (is_here(d, cell))

@@ -448,12 +448,68 @@ TEST_P(Models, APreviousVersionKeptTooLateIsSeen) {
   }));
 }
 
-TEST_P(Models, CutParametersAreRefused) {
+// ---- Parameters cut over the replicas -----------------------------------------------------------
+
+constexpr const char* kAll = "[optimizer, gradients, parameters]";
+
+// Both versions live in parts; a microbatch gathers the one that it reads, forward and backward.
+TEST_P(Models, EqualTheSingleDeviceWithParametersCut) {
+  const std::string model = GetParam();
+  struct Case {
+    Sizes sizes;
+    std::string gather;
+  };
+  for (const auto& [s, gather] :
+       {Case{{2, 2, 4}, "gather: {prefetch: 0}"}, Case{{4, 2, 4}, "gather: {prefetch: 1}"},
+        Case{{1, 2, 4}, "gather: {prefetch: 1}"}, Case{{2, 2, 4}, "gather: {when: per_microbatch}"},
+        Case{{2, 2, 2}, "gather: {when: per_step, prefetch: 2}"},
+        Case{{4, 2, 4}, "persist: 2KiB"}}) {
+    if (kSanitized && s.pp != 2) continue;
+    const std::string what = fmt::format("{} pp={} dp={} mb={}", gather, s.pp, s.dp, s.mb);
+    const auto compiled = compile_cut(model, kAdamW, fmt::format("{}, {}", kAll, gather), s);
+    ASSERT_TRUE(compiled) << what << "\n" << print_error(compiled.error());
+    const Status same = run_against(compiled->set, *compiled->single, model, 5);
+    EXPECT_TRUE(same) << what << "\n" << print_error(same.error());
+    for (const RoleProgram& role : compiled->set.roles)
+      for (const Buffer& buffer : role.buffers)
+        if (buffer.previous_of >= 0 && gather != "persist: 2KiB") {
+          EXPECT_GE(buffer.part_of, 0) << buffer.name;
+        }
+  }
+}
+
+// Every step of 1F1B without a pause gathers from both, and the verifier tells them apart: read
+// elsewhere they make another training.
+TEST_P(Models, APartOfTheOtherVersionIsSeen) {
+  const std::string model = GetParam();
   const auto compiled =
-      compile_cut(GetParam(), kSgd, "[optimizer, gradients, parameters]", {2, 2, 2});
-  ASSERT_FALSE(compiled);
-  EXPECT_EQ(compiled.error().message,
-            "replicate: 'parameters' in 'shard' with weight_versions: 2 is not supported");
+      compile_cut(model, kSgd, std::string(kAll) + ", gather: {prefetch: 1}", {2, 2, 4});
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  for (const bool ahead : {false, true}) {
+    PlanSet wrong = compiled->set;
+    int64_t changed = 0;
+    for (RoleProgram& role : wrong.roles) {
+      std::map<int32_t, int32_t> other;
+      for (size_t b = 0; b < role.buffers.size(); ++b)
+        if (const int32_t newest = role.buffers[b].previous_of; newest >= 0)
+          other[ahead ? newest : static_cast<int32_t>(b)] =
+              ahead ? static_cast<int32_t>(b) : newest;
+      for (Instruction& one : role.body)
+        if (one.kind == InstructionKind::kAllGather && (one.ahead > 0) == ahead)
+          for (size_t a = 0; a < one.args.size(); a += 2)
+            if (const auto known = other.find(one.args[a]); known != other.end()) {
+              one.args[a] = known->second;
+              ++changed;
+            }
+    }
+    EXPECT_GT(changed, 0);
+    const auto report = verify_plan_set(wrong);
+    ASSERT_TRUE(report);
+    EXPECT_TRUE(std::any_of(report->findings.begin(), report->findings.end(), [](const auto& one) {
+      return one.rule == "sum" && one.text.find("as it is before step") != std::string::npos;
+    })) << ahead;
+    EXPECT_FALSE(run_against(wrong, *compiled->single, model, 4)) << ahead;
+  }
 }
 
 // What a step that begins early cannot have, with the place of the order.

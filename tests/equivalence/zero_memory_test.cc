@@ -16,12 +16,12 @@ using namespace jobs;
 int64_t part_of(int64_t elements, int64_t replicas) { return (elements + replicas - 1) / replicas; }
 
 struct Held {
-  int64_t parameters = 0, optimizer = 0, gradients = 0, gathered = 0;
+  int64_t parameters = 0, optimizer = 0, gradients = 0, gathered = 0, previous = 0;
   bool operator==(const Held&) const = default;
 };
 std::ostream& operator<<(std::ostream& out, const Held& held) {
   return out << held.parameters << " " << held.optimizer << " " << held.gradients << " "
-             << held.gathered;
+             << held.gathered << " " << held.previous;
 }
 
 Held held_by(const RoleProgram& role) {
@@ -30,7 +30,9 @@ Held held_by(const RoleProgram& role) {
   for (const Buffer& buffer : role.buffers) {
     const int64_t bytes = buffer.type.bytes();
     if (buffer.kind == BufferKind::kState && buffer.name != "step")
-      (buffer.param.empty() ? held.optimizer : held.parameters) += bytes;
+      (buffer.previous_of >= 0 ? held.previous
+       : buffer.param.empty()  ? held.optimizer
+                               : held.parameters) += bytes;
     if (buffer.name.ends_with(".grad.use0")) held.gradients += bytes;
     if (buffer.kind != BufferKind::kStep || buffer.param.empty()) continue;
     pool_begin = std::min(pool_begin, buffer.offset);
@@ -185,6 +187,57 @@ TEST(ZeroMemory, OfTheWholeArenaIsTheClosedForm) {
   for (const char* model : {"gpt-deep", "gpt"})
     for (const int64_t dp : {2, 4})
       for (const int64_t prefetch : {0, 1, 2}) expect_closed_form(model, dp, prefetch);
+}
+
+// ---- Two versions of the weights ----------------------------------------------------------------
+
+// One device, whose steps do not overlap, or a pipeline, whose steps do.
+Result<PlanSet> two_versions(const std::string& model, int64_t pp, int64_t dp,
+                             const std::string& shard) {
+  std::string text = library_text("pipedream-2bw");
+  const std::string bucket = "bucket: 25MiB";
+  text.replace(text.find(bucket), bucket.size(), "bucket: 1KiB" + shard);
+  CompileOptions options;
+  options.defines = definitions_of(text, {pp, dp, 8 / dp});
+  PIPER_ASSIGN(Compiled compiled, compile_text(model, text, kAdamW, options));
+  return std::move(compiled.set);
+}
+
+// Each replica has its parts of both versions, of the gradients and of the optimizer's states: 20
+// bytes a parameter cut over the replicas. Both versions take the same prefetch + 1 slots.
+TEST(ZeroMemory, OfTwoVersionsIsTheClosedForm) {
+  NEED_MODELS();
+  for (const char* model : {"mlp", "gpt-deep"})
+    for (const auto& [pp, dp, prefetch] :
+         {std::tuple{1, 2, 0}, {1, 4, 1}, {2, 2, 0}, {2, 2, 1}, {4, 2, 1}}) {
+      SCOPED_TRACE(fmt::format("{} pp={} dp={} prefetch={}", model, pp, dp, prefetch));
+      const auto plain = two_versions(model, pp, dp, "");
+      const auto cut =
+          two_versions(model, pp, dp,
+                       fmt::format(", shard: [optimizer, gradients, parameters], reduce: {{when: "
+                                   "per_microbatch}}, gather: {{prefetch: {}}}",
+                                   prefetch));
+      ASSERT_TRUE(plain) << print_error(plain.error());
+      ASSERT_TRUE(cut) << print_error(cut.error());
+      for (int64_t rank = 0; rank < pp * dp; rank += dp) {
+        const auto at = static_cast<size_t>(rank);
+        const RoleProgram& role = cut->roles[static_cast<size_t>(cut->role_of_rank[at])];
+        const RoleProgram& all = plain->roles[static_cast<size_t>(plain->role_of_rank[at])];
+        EXPECT_EQ(role.steps_ahead, pp > 1 ? 1 : 0);
+        int64_t elements = 0, parts = 0;
+        for (const Buffer& buffer : all.buffers)
+          if (!buffer.param.empty()) {
+            elements += num_elements(buffer.type.shape);
+            parts += part_of(num_elements(buffer.type.shape), dp);
+          }
+        int64_t pool = 0;
+        const std::map<int64_t, int64_t> slots = slots_of(role);
+        for (const auto& [begin, bytes] : slots) pool += bytes;
+        EXPECT_LE(static_cast<int64_t>(slots.size()), prefetch + 1);
+        EXPECT_EQ(held_by(all), (Held{4 * elements, 8 * elements, 4 * elements, 0, 4 * elements}));
+        EXPECT_EQ(held_by(role), (Held{4 * parts, 8 * parts, 4 * parts, pool, 4 * parts}));
+      }
+    }
 }
 
 // ---- Mutations ----------------------------------------------------------------------------------

@@ -324,7 +324,8 @@ Done read_early(PlanSet& set, Random& random) {
 std::array<std::vector<Instruction>*, 3> lists_of(RoleProgram& role) {
   return {&role.prologue, &role.body, &role.epilogue};
 }
-// A task of a microbatch takes the other version of a parameter, wherever it stands.
+// A task of a microbatch, or a gather for it, takes the other version of a parameter, wherever it
+// stands.
 Done other_version(PlanSet& set, Random& random) {
   RoleProgram& role = any_role(set, random);
   std::vector<std::pair<int32_t, int32_t>> versions;  // previous, newest
@@ -333,7 +334,9 @@ Done other_version(PlanSet& set, Random& random) {
       versions.emplace_back(static_cast<int32_t>(b), role.buffers[b].previous_of);
   if (versions.empty()) return std::nullopt;
   const auto [previous, newest] = versions[below(random, versions.size())];
-  const auto spot = any_spot(set, random, of_microbatch);
+  const auto spot = any_spot(set, random, [](const Instruction& i) {
+    return of_microbatch(i) || i.kind == InstructionKind::kAllGather;
+  });
   if (!spot || spot->role != &role) return std::nullopt;
   const std::string label = spot->at().label;
   bool changed = false;

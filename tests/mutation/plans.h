@@ -152,7 +152,9 @@ inline const std::initializer_list<const char*> kShards = {
     ", shard: [optimizer, gradients], reduce: {when: per_microbatch}",
     ", shard: [optimizer, gradients], reduce: {when: per_microbatch, dtype: bf16}",
     ", shard: [optimizer, gradients, parameters], gather: {prefetch: 2}",
-    ", shard: [optimizer, gradients, parameters], gather: {when: per_step}"};
+    ", shard: [optimizer, gradients, parameters], gather: {when: per_step}",
+    ", shard: [optimizer, gradients, parameters], gather: {when: per_microbatch, prefetch: 0}, "
+    "reduce: {when: per_microbatch}"};
 
 // With at least `microbatches`.
 inline std::string random_strategy(Random& random, size_t microbatches) {
@@ -189,12 +191,9 @@ inline std::string overlapping_strategy(Random& random, size_t microbatches) {
   text += fmt::format("directives:\n  - split: {{dim: batch, into: {}}}\n", mb);
   text += "  - place: {where: {stage: s}, on: {pp: s}}\n" + random_recompute(random, pp);
   if (dp > 1)
-    text += fmt::format(
-        "  - replicate: {{over: dp, bucket: {}{}}}\n",
-        one_of<const char*>(random, {"64", "2KiB", "25MiB"}),
-        one_of<const char*>(random, {"", ", shard: [optimizer]", ", shard: [optimizer, gradients]",
-                                     ", shard: [optimizer, gradients], "
-                                     "reduce: {when: per_microbatch}"}));
+    text += fmt::format("  - replicate: {{over: dp, bucket: {}{}}}\n",
+                        one_of<const char*>(random, {"64", "2KiB", "25MiB"}),
+                        one_of<const char*>(random, kShards));
   text += random_precision(random);
   if (pp > 1)
     text += one_of<const char*>(random, {"", "  - fuse: {where: {kind: send}, bucket: 256}\n"});
