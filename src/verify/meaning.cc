@@ -26,8 +26,12 @@ uint64_t power(uint64_t base, uint64_t exponent) {
 
 class Reader {
  public:
-  Reader(const Program& program, std::span<const uint64_t> args, bool rounded)
-      : program_(program), rounded_(rounded), bases_(program.bases()), at_(program.values.size()) {
+  Reader(const Program& program, std::span<const uint64_t> args, Roundings roundings)
+      : program_(program),
+        roundings_(roundings),
+        rounded_(roundings != Roundings::kNone),
+        bases_(program.bases()),
+        at_(program.values.size()) {
     for (const ProgramView& view : program.views) at_[view.value] = view.offset;
     for (size_t v = 0; v < program.values.size(); ++v)
       held_.push_back(v < args.size() ? args[v] : initial_symbol(v));
@@ -113,7 +117,7 @@ class Reader {
 
   // Whether sums may be cast to the type: nothing is lost, or a result of the program has it.
   bool keeps_sums(const ProgramOp& op, DType to) const {
-    if (!info(to).is_float) return false;
+    if (!info(to).is_float || roundings_ == Roundings::kAny) return info(to).is_float;
     const bool exact =
         to == DType::kF64 ||
         (to == DType::kF32 && std::none_of(op.inputs.begin(), op.inputs.end(), [&](int32_t input) {
@@ -190,6 +194,7 @@ class Reader {
   }
 
   const Program& program_;
+  const Roundings roundings_;
   const bool rounded_;
   std::vector<int32_t> bases_;
   std::vector<int64_t> at_;     // by value: its byte in its base
@@ -209,9 +214,11 @@ uint64_t symbol_of(std::string_view text) {
 uint64_t initial_symbol(size_t arg) { return join(symbol_of("argument"), arg); }
 
 std::vector<uint64_t> meaning_of(const Program& program, std::span<const uint64_t> args) {
-  return Reader(program, args, false).run();
+  return Reader(program, args, Roundings::kNone).run();
 }
 
-std::vector<uint64_t> sums_of(const Program& program) { return Reader(program, {}, true).run(); }
+std::vector<uint64_t> sums_of(const Program& program, Roundings roundings) {
+  return Reader(program, {}, roundings).run();
+}
 
 }  // namespace piper

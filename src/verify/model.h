@@ -81,7 +81,8 @@ struct Model {
   std::vector<int32_t> cell_of_rank;
   std::vector<RoleFacts> facts;  // by role
   NameIds params, targets;
-  std::vector<int32_t> gradient_of;  // by parameter: its gradient, or the statistic of the batch that it follows, or -1
+  std::vector<int32_t> gradient_of;  // by parameter: its gradient, or the statistic of the batch
+                                     // that it follows, or -1
   std::vector<bool> is_gradient;     // by sum
   std::vector<int32_t> uses;         // by sum: of the role that states most
 
@@ -180,8 +181,11 @@ class Findings {
 // have the same. What is added to an argument that held `initial_symbol` is the difference.
 // `args`: what the arguments held before, if that is known.
 std::vector<uint64_t> meaning_of(const Program& program, std::span<const uint64_t> args = {});
-// For sums: what is rounded to another float stays what it is.
-std::vector<uint64_t> sums_of(const Program& program);
+// Which roundings to another float leave a value what it is: those to a type of the program's
+// results are of sums that are kept or travel so; a device that plays all replicas rounds what they
+// send.
+enum class Roundings { kNone, kToResults, kAny };
+std::vector<uint64_t> sums_of(const Program& program, Roundings roundings);
 uint64_t initial_symbol(size_t arg);
 uint64_t symbol_of(std::string_view text);
 uint64_t join_symbols(uint64_t a, uint64_t b);

@@ -167,7 +167,10 @@ void SumCheck::find_results(Spot place, const Instruction& one, const ProgramFac
 const std::vector<uint64_t>& SumCheck::meaning(Spot place, const Instruction& one) {
   const Program& program = role(place).programs[one.program];
   const auto [known, is_new] = meanings_.try_emplace(&program);
-  if (is_new) known->second = sums_of(program);
+  if (!is_new) return known->second;
+  const bool alone = std::all_of(model_.mesh.begin(), model_.mesh.end(),
+                                 [](const auto& axis) { return axis.second == 1; });
+  known->second = sums_of(program, alone ? Roundings::kAny : Roundings::kToResults);
   return known->second;
 }
 

@@ -1,6 +1,7 @@
 // Messages that travel together: whatever is joined, plans train with the same bits, and run under
 // any layout of streams, posting of receives and order of the streams.
 #include "equivalence/commands.h"
+#include "equivalence/layouts.h"
 #include "mutation/interpreter.h"
 
 namespace piper {
@@ -22,6 +23,7 @@ struct Case {
   std::string directives;
   std::string fuses;
   int versions = 1;
+  std::string annotate;
 };
 
 const std::string kSends = "  - fuse: {where: {kind: send}}\n";
@@ -46,6 +48,11 @@ const std::string kAcrossSteps =
     "  - replicate: {over: dp, shard: [optimizer, gradients]}\n"
     "  - order:\n      each: pp\n      program: |\n"
     "        repeat M - (P-r-1): F B\n        repeat P-r-1: F[step=1] B\n";
+// The boundary between the stages runs through a block: a residual and products are sent on.
+const std::string kMidBlock =
+    "annotate:\n"
+    "  - {match: \"model/h/4/ln_1/**\", tags: {stage: 0}}\n"
+    "  - {match: \"model/h/4/qkv/**\", tags: {stage: 0}}\n";
 const std::string kWholeSteps =
     "  - fuse: {where: {kind: [send, reduce_scatter, all_gather]}, bucket: 64KiB}\n";
 
@@ -56,6 +63,9 @@ const Case kCases[] = {
     {"dualpipe_pairs", "dualpipe", {2, 1, 8}, "", kPairs},
     {"gpipe_pairs", "gpipe", {2, 1, 4}, "", kPairs},
     {"one_f_one_b_pairs", "1f1b", {2, 2, 4}, "", kPairs},
+    {"several_values", "1f1b", {2, 2, 4}, "", kSends, 1, kMidBlock},
+    {"several_values_pairs", "1f1b", {2, 1, 4}, "", kPairs, 1, kMidBlock},
+    {"several_values_split", "zb-h1", {2, 1, 4}, "", kSends, 1, kMidBlock},
     {"interleaved", "interleaved-1f1b", {2, 1, 4}, "", kPairs},
     {"zbv", "zbv", {2, 1, 4}, "", kPairs},
     {"reductions", "", {2, 2, 2}, kPlain, kReductions},
@@ -74,6 +84,7 @@ Result<Compiled> compile_case(const Case& of, const std::string& train, const st
     text +=
         "params: {stages: 1, dp: 1, microbatches: 1}\nmesh: {pp: $stages, dp: $dp}\n"
         "annotate: [{balance: {tag: stage, into: $stages}}]\n";
+  text += of.annotate;
   const std::string directives = of.directives + fuses;
   if (!directives.empty()) text += "directives:\n" + directives;
   CompileOptions options;
@@ -116,7 +127,8 @@ INSTANTIATE_TEST_SUITE_P(Schedules, Joined, testing::ValuesIn(kCases),
 // Under another transport, too: sends and receives of several tensors, joined reductions.
 TEST(JoinedProcesses, SaveTheSameBytesAsThreads) {
   NEED_MODELS();
-  for (const char* name : {"chimera", "one_f_one_b_pairs", "two_versions_in_16_bits"}) {
+  for (const char* name :
+       {"chimera", "one_f_one_b_pairs", "several_values", "two_versions_in_16_bits"}) {
     SCOPED_TRACE(name);
     const Case& of = *std::find_if(std::begin(kCases), std::end(kCases),
                                    [&](const Case& one) { return one.name == std::string(name); });
@@ -155,18 +167,6 @@ TEST(JoinedControl, TheOrderOfTheTensorsMatters) {
   EXPECT_GT(tried, 2);
 }
 
-struct Layout {
-  const char* name;
-  const char* directives;
-};
-const Layout kLayouts[] = {
-    {"compute", ""},
-    {"one", "  - stream: {where: {kind: [send, recv]}, name: messages}\n"},
-    {"two",
-     "  - stream: {where: {kind: send}, name: out}\n"
-     "  - stream: {where: {kind: recv}, name: in}\n"},
-};
-
 // On a small model, with symbols for values: as without joining, or refused with the circle.
 TEST(JoinedStreams, NoLayoutDeadlocksOrChangesTheResult) {
   const auto compile_with = [](const char* file, const std::string& more) {
@@ -190,8 +190,8 @@ TEST(JoinedStreams, NoLayoutDeadlocksOrChangesTheResult) {
         mutation::interpret(plain->set, {.seed = 0, .in_order = true, .steps = 1});
     ASSERT_EQ(want.fault, "");
     for (const std::string& fuses : {kSends, kPairs})
-      for (const Layout& layout : kLayouts)
-        for (const std::string posting : {"", "eager", "lazy", "2"}) {
+      for (const layouts::Layout& layout : layouts::kLayouts)
+        for (const std::string posting : layouts::kPostings) {
           const std::string what = fmt::format("{} {} '{}'\n{}", file, layout.name, posting, fuses);
           std::string more = fuses + layout.directives;
           if (!posting.empty())

@@ -2,26 +2,13 @@
 // ends as without them whatever the streams and the speed of each, or is refused with the circle in
 // which its messages would wait.
 #include "equivalence/jobs.h"
+#include "equivalence/layouts.h"
 #include "mutation/interpreter.h"
 
 namespace piper {
 namespace {
 
-struct Layout {
-  const char* name;
-  const char* directives;
-};
-const Layout kLayouts[] = {
-    {"compute", ""},
-    {"one", "  - stream: {where: {kind: [send, recv]}, name: messages}\n"},
-    {"two",
-     "  - stream: {where: {kind: send}, name: out}\n"
-     "  - stream: {where: {kind: recv}, name: in}\n"},
-    {"passes",
-     "  - stream: {where: {kind: [send, recv], pass: F}, name: forward}\n"
-     "  - stream: {where: {kind: [send, recv], pass: B}, name: backward}\n"},
-};
-const char* const kPostings[] = {"", "eager", "lazy", "2"};
+using layouts::kLayouts;
 
 Result<Compiled> compile_with(const std::string& file, const jobs::Shape2& shape,
                               const std::string& layout, const std::string& posting) {
@@ -54,8 +41,8 @@ TEST_P(Streams, NoLayoutDeadlocksOrChangesTheResult) {
   ASSERT_TRUE(plain) << print_error(plain.error());
   const mutation::Outcome want = run(plain->set, 0);
   ASSERT_EQ(want.fault, "");
-  for (const Layout& layout : kLayouts)
-    for (const std::string posting : kPostings) {
+  for (const layouts::Layout& layout : kLayouts)
+    for (const std::string posting : layouts::kPostings) {
       const std::string what = fmt::format("{} {} '{}'", file, layout.name, posting);
       const auto compiled = compile_with(file, shape, layout.directives, posting);
       if (!compiled) {

@@ -161,8 +161,9 @@ Done change_computation(PlanSet& set, Random& random) {
 }
 
 // A sum, or a cast of a later microbatch, rounds once more, to 16 bits on the way. (What updates
-// and the first microbatch compute is trusted.)
+// and the first microbatch compute is trusted, and how one device plays replicas.)
 Done round_once_more(PlanSet& set, Random& random) {
+  if (set.world() == 1) return std::nullopt;
   const auto spot = any_spot(set, random, [](const Instruction& i) {
     return of_later_microbatch(i) || !i.combines.empty();
   });
