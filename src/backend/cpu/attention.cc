@@ -152,7 +152,7 @@ double work_of(const Form& f) {
 }  // namespace
 
 AttentionSizes attention_sizes(const AttentionForm& form) {
-  constexpr int64_t kKeys = 512, kQueries = 64, kPacked = int64_t{1} << 16;  // elements
+  constexpr int64_t kKeys = 512, kQueries = 128, kPacked = int64_t{1} << 16;  // elements
   const auto round = [](int64_t n) { return std::max((n + 31) / 32, int64_t{1}) * 32; };
   const int64_t widest = std::max({form.width, form.v_width, int64_t{1}});
   const int64_t queries = std::min(round(form.queries), kQueries);
