@@ -67,20 +67,12 @@ void finish(const Gemm& g, int64_t row, int64_t column, int64_t rows, int64_t co
   }
 }
 
-// The rows of a tile, chain after chain, while its part of c is near. `fetch`: nobody has fetched
-// what `then` reads.
+// The rows of a tile, chain after chain, while its part of c is near. `t` is not copied: that would
+// wait for the stores that made it.
 template <bool kRowsAdjacent, class T>
-HWY_INLINE void tile_chains(Tile<T> t, int64_t rows, int64_t depth, int64_t width, bool fetch) {
+HWY_INLINE void tile_chains(Tile<T>& t, int64_t rows, int64_t depth, int64_t width,
+                            const Gemm* then) {
   t.far = true;
-  const Gemm* then = t.then;
-  for (int o = 0; then && fetch && o < then->thens; ++o) {
-    const T* with = t.with(o);
-    const int64_t step = then->then[o].step;
-    for (int64_t i = 0; i < rows && step > 0; ++i) {
-      __builtin_prefetch(with + i * step);
-      __builtin_prefetch(with + i * step + width - 1);
-    }
-  }
   for (int64_t k = 0; k < depth; k += kGemmChain) {
     t.depth = HWY_MIN(kGemmChain, depth - k);
     t.then = k + t.depth == depth ? then : nullptr;
@@ -98,17 +90,11 @@ HWY_INLINE void tile_chains(Tile<T> t, int64_t rows, int64_t depth, int64_t widt
   }
 }
 
-// What `then` reads of a matrix for the panel's tiles behind the first one: fetched line by line,
-// or it would keep a's and b's lines waiting.
-template <class T>
-Ahead<T> then_ahead(const Panel<T>& p) {
-  for (int o = 0; p.then && o < p.then->thens; ++o) {
-    const GemmThen& then = p.then->then[o];
-    if (then.step == 0 || p.height <= kRows) continue;
-    return Ahead<T>(static_cast<const T*>(then.at) + (p.row + kRows) * then.step + p.column,
-                    p.height - kRows, p.columns, then.step);
-  }
-  return {};
+// The first operand of `then` that is a matrix, or null.
+inline const GemmThen* matrix_of(const Gemm* g) {
+  for (int o = 0; g && o < g->thens; ++o)
+    if (g->then[o].step > 0) return &g->then[o];
+  return nullptr;
 }
 
 template <bool kRowsAdjacent, class T>
@@ -118,29 +104,31 @@ HWY_INLINE void panel_tiles(const Panel<T>& p, Ahead<T>& ahead) {
   const int64_t width = 2 * static_cast<int64_t>(hn::Lanes(d));
   HWY_ALIGN T edge[kRows * kMaxWidth] = {};
   const auto bytes = static_cast<size_t>(p.columns) * sizeof(T);
-  const bool follows = ahead.lines() == 0;  // the tiles fetch nothing else
-  if (follows) ahead = then_ahead(p);
+  const bool whole = p.columns == width;
+  const GemmThen* const matrix = whole ? matrix_of(p.then) : nullptr;
   const int64_t times = (p.height + kRows - 1) / kRows * ((p.depth + kLine<T> - 1) / kLine<T>);
-  const int64_t share = (ahead.lines() + times - 1) / times;
+  Tile<T> t;
+  t.a_step = p.a_step, t.source_step = p.source_step;
+  t.c_step = whole ? p.c_step : width, t.column = p.column;
+  t.ahead = &ahead, t.share = (ahead.lines() + times - 1) / times;
   for (int64_t i = 0; i < p.height; i += kRows) {
     p.rows_ahead->fetch(p.rows_share);
     const int64_t rows = HWY_MIN(int64_t{kRows}, p.height - i);
     const T* old = p.old ? p.old + i * p.old_step : nullptr;
     T* c = p.c + i * p.c_step;
-    const T* a = p.a + i / kRows * p.block_step;
-    if (p.columns == width) {
-      Tile<T> t{0, a, p.a_step, p.b, nullptr, p.source_step, c, p.c_step, old, p.old_step};
-      if (i == 0) t.source = p.source;
-      t.then = p.then, t.row = p.row + i, t.column = p.column;
-      t.ahead = &ahead, t.share = share;
-      tile_chains<kRowsAdjacent>(t, rows, p.depth, width, !follows || i == 0);
-      continue;
-    }
-    for (int64_t r = 0; r < rows && old; ++r)
+    for (int64_t r = 0; r < rows && old && !whole; ++r)
       std::memcpy(edge + r * width, old + r * p.old_step, bytes);
-    Tile<T> t{0, a, p.a_step, p.b, nullptr, 0, edge, width, old ? edge : nullptr, width};
-    t.ahead = &ahead, t.share = share;
-    tile_chains<kRowsAdjacent>(t, rows, p.depth, width, false);
+    t.a = p.a + i / kRows * p.block_step, t.b = p.b, t.source = i == 0 ? p.source : nullptr;
+    t.c = whole ? c : edge, t.row = p.row + i;
+    t.old = whole || !old ? old : edge, t.old_step = whole ? p.old_step : width;
+    if (matrix) {  // the tile below, or the next panel's first one
+      const bool below = i + kRows < p.height;
+      t.next_step = matrix->step;
+      t.next = static_cast<const T*>(matrix->at) + (p.row + (below ? i + kRows : 0)) * t.next_step +
+               p.column + (below ? 0 : width);
+    }
+    tile_chains<kRowsAdjacent>(t, rows, p.depth, width, whole ? p.then : nullptr);
+    if (whole) continue;
     for (int64_t r = 0; r < rows; ++r) std::memcpy(c + r * p.c_step, edge + r * width, bytes);
     if (p.then) finish(*p.then, p.row + i, p.column, rows, p.columns, c, p.c_step);
   }

@@ -36,6 +36,8 @@ struct Tile {
   bool far = false;           // c is in no near cache
   Ahead<T>* ahead = nullptr;  // what else is fetched, `share` lines at a time
   int64_t share = 0;
+  const T* next = nullptr;  // what `then` reads of a matrix for the next tile; null: nothing
+  int64_t next_step = 0;
   const Gemm* then = nullptr;   // what is done with the elements, when they are finished, or null
   int64_t row = 0, column = 0;  // of c's first element, for `then`
   const T* with(int t) const {
@@ -99,6 +101,10 @@ HWY_NOINLINE void tile(const Tile<T>& t) {
     for (int i = 0; i < 2 && unfetched > 0; ++i, --unfetched, c += t.c_step) {
       __builtin_prefetch(c, 1);
       __builtin_prefetch(c + 2 * lanes - 1, 1);
+      if (!t.next) continue;
+      const T* const next = t.next + (R - unfetched) * t.next_step;
+      __builtin_prefetch(next);
+      __builtin_prefetch(next + 2 * lanes - 1);
     }
     for (; k < stop; ++k) {
       if constexpr (kRowsAdjacent) __builtin_prefetch(a0 + 2 * R - 1);
