@@ -1,18 +1,21 @@
 #include <algorithm>
+#include <utility>
 
 #include "model.h"
 
 namespace piper {
 
-// Follows a run with one clock per slot. What somebody waits for or receives later is copied and
-// kept until the last has seen it.
+// Follows a run with one clock per slot. Of what somebody waits for or receives later, what was
+// known then is kept until the last has seen it: in a row, which instructions of a slot share until
+// that learns something new.
 class Clockwork {
  public:
   explicit Clockwork(const Section& section)
       : section_(section),
         width_((static_cast<size_t>(section.slots) + kStride - 1) / kStride * kStride),
         now_(static_cast<size_t>(section.slots) * width_, -1),
-        row_of_slot_(static_cast<size_t>(section.slots), -1) {
+        learned_(now_.size(), -1),
+        slots_(static_cast<size_t>(section.slots)) {
     for (int32_t c = 0; c < static_cast<int32_t>(section.steps.size()); ++c) {
       const auto& steps = section.steps[c];
       Clocks::Cell& cell = clocks_.cells_.emplace_back();
@@ -25,9 +28,7 @@ class Clockwork {
           ask_for(cell, section.step(section.partner[c][i]).slot);
           ++copies_[c][i].uses;
         }
-        const Spot place{c, static_cast<int32_t>(i)};
-        for (int32_t wait : section.at(place).waits)
-          ++copies_[c][section.awaited(place, wait).index].uses;
+        for (int32_t wait : section.waits_of({c, static_cast<int32_t>(i)})) ++copies_[c][wait].uses;
       }
     }
   }
@@ -37,7 +38,8 @@ class Clockwork {
     for (Spot place : section_.order) {
       const int32_t joint = section_.joint[place.cell][place.index];
       if (joint < 0) {
-        finish(place, start(place));
+        start(place);
+        finish(place);
         continue;
       }
       std::fill(all.begin(), all.end(), -1);
@@ -46,8 +48,10 @@ class Clockwork {
         raise(all.data(), clock(section_.step(member).slot));
       }
       for (Spot member : section_.joints[joint]) {
-        raise(clock(section_.step(member).slot), all.data());
-        finish(member, true);
+        const int32_t slot = section_.step(member).slot;
+        raise(clock(slot), all.data());
+        slots_[slot].news = true;
+        finish(member);
       }
     }
     return std::move(clocks_);
@@ -56,8 +60,16 @@ class Clockwork {
  private:
   static constexpr size_t kStride = 16;
   struct Copy {
-    int32_t uses = 0;
-    size_t at = 0;
+    int32_t uses = 0, row = -1;
+  };
+  struct Slot {
+    bool news = false;       // since its last instruction
+    int32_t known_row = -1;  // in Clocks
+    int32_t row = -1;        // kept
+  };
+  struct Row {
+    int32_t users = 0;    // instructions, and the slot whose last it is
+    int32_t version = 0;  // later ones of a slot have higher numbers
   };
 
   static void ask_for(Clocks::Cell& cell, int32_t slot) {
@@ -66,55 +78,82 @@ class Clockwork {
     cell.asked.push_back(slot);
   }
   int32_t* clock(int32_t slot) { return now_.data() + static_cast<size_t>(slot) * width_; }
+  int32_t* row(int32_t row) { return kept_.data() + static_cast<size_t>(row) * width_; }
   void raise(int32_t* clock, const int32_t* to) const {
     for (size_t at = 0; at < width_; at += kStride)
       for (size_t k = at; k < at + kStride; ++k) clock[k] = std::max(clock[k], to[k]);
   }
 
-  // What the instruction itself waits for is complete. Whether that is news for its stream.
-  bool start(Spot place) {
+  // What the instruction itself waits for is complete.
+  void start(Spot place) {
     const Step& step = section_.step(place);
-    int32_t* now = clock(step.slot);
-    const auto& waits = section_.at(place).waits;
-    for (int32_t wait : waits) learn(now, section_.awaited(place, wait));
-    if (step.kind == InstructionKind::kRecv) learn(now, section_.partner[place.cell][place.index]);
-    return !waits.empty() || step.kind == InstructionKind::kRecv;
+    for (int32_t wait : section_.waits_of(place)) learn(step.slot, {place.cell, wait});
+    if (step.kind == InstructionKind::kRecv)
+      learn(step.slot, section_.partner[place.cell][place.index]);
   }
-  void learn(int32_t* now, Spot from) {
+  void learn(int32_t slot, Spot from) {
     Copy& copy = copies_[from.cell][from.index];
+    const int32_t other = section_.step(from).slot;
+    int32_t* now = clock(slot);
     // Who knows that it is complete knows what it knew.
-    if (now[section_.step(from).slot] < from.index) raise(now, kept_.data() + copy.at);
-    if (--copy.uses == 0) free_.push_back(copy.at);
-  }
-  void finish(Spot place, bool news) {
-    const int32_t slot = section_.step(place).slot;
-    const int32_t* now = clock(slot);
-    clock(slot)[slot] = place.index;
-    Clocks::Cell& cell = clocks_.cells_[place.cell];
-    if (news) {
-      row_of_slot_[slot] = static_cast<int32_t>(cell.known.size() / cell.asked.size());
-      for (int32_t asked : cell.asked) cell.known.push_back(now[asked]);
+    if (now[other] < from.index) {
+      int32_t& learned = learned_[static_cast<size_t>(slot) * width_ + static_cast<size_t>(other)];
+      if (learned < rows_[copy.row].version) {
+        raise(now, row(copy.row));
+        learned = rows_[copy.row].version;
+      }
+      now[other] = from.index;
+      slots_[slot].news = true;
     }
-    cell.row_of[place.index] = row_of_slot_[slot];
+    if (--copy.uses == 0) leave(copy.row);
+  }
+  void finish(Spot place) {
+    const int32_t own = section_.step(place).slot;
+    Slot& slot = slots_[own];
+    int32_t* now = clock(own);
+    now[own] = place.index;
+    Clocks::Cell& cell = clocks_.cells_[place.cell];
+    if (slot.news) {
+      slot.known_row = static_cast<int32_t>(cell.known.size() / cell.asked.size());
+      for (int32_t asked : cell.asked) cell.known.push_back(now[asked]);
+      if (slot.row >= 0) leave(std::exchange(slot.row, -1));
+      slot.news = false;
+    }
+    cell.row_of[place.index] = slot.known_row;
     Copy& copy = copies_[place.cell][place.index];
     if (copy.uses == 0) return;
+    if (slot.row < 0) slot.row = keep(now);
+    copy.row = slot.row;
+    ++rows_[copy.row].users;
+  }
+
+  int32_t keep(const int32_t* now) {
     if (free_.empty()) {
-      free_.push_back(kept_.size());
+      free_.push_back(static_cast<int32_t>(rows_.size()));
+      rows_.emplace_back();
       kept_.resize(kept_.size() + width_);
     }
-    copy.at = free_.back();
+    const int32_t at = free_.back();
     free_.pop_back();
-    std::copy(now, now + width_, kept_.data() + copy.at);
+    rows_[at] = {1, versions_++};
+    std::copy(now, now + width_, row(at));
+    return at;
+  }
+  void leave(int32_t row) {
+    if (--rows_[row].users == 0) free_.push_back(row);
   }
 
   const Section& section_;
   size_t width_;
   Clocks clocks_;
-  std::vector<int32_t> now_;               // by slot: its clock
-  std::vector<int32_t> row_of_slot_;       // by slot: its last row
+  std::vector<int32_t> now_;      // by slot: its clock
+  std::vector<int32_t> learned_;  // alike: of each other the last version that it knows
+  std::vector<Slot> slots_;
   std::vector<std::vector<Copy>> copies_;  // by cell and instruction
-  std::vector<int32_t> kept_;              // copies
-  std::vector<size_t> free_;               // where there is place for one
+  std::vector<int32_t> kept_;              // rows
+  std::vector<Row> rows_;
+  std::vector<int32_t> free_;  // rows
+  int32_t versions_ = 0;
 };
 
 Clocks make_clocks(const Section& section) { return Clockwork(section).run(); }

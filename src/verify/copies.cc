@@ -43,7 +43,8 @@ class Copies {
     holds_copy_.resize(model_.cells.size());
     std::vector<int32_t> first(model_.params.size(), -1);  // by parameter: a cell
     for (int32_t c = 0; c < static_cast<int32_t>(model_.cells.size()); ++c)
-      for (const BufferFacts& buffer : model_.cells[c].facts->buffers) {
+      for (int32_t b : model_.cells[c].facts->kept) {
+        const BufferFacts& buffer = model_.cells[c].facts->buffers[b];
         if (buffer.kind != BufferKind::kState || buffer.param < 0) continue;
         if (model_.gradient_of[buffer.param] < 0) continue;
         int32_t& other = first[buffer.param];
@@ -165,7 +166,7 @@ class Copies {
     for (int32_t c = 0; c < static_cast<int32_t>(model_.cells.size()); ++c) {
       if (!holds_copy_[c]) continue;
       const std::vector<Buffer>& buffers = role(c).buffers;
-      for (size_t b = 0; b < buffers.size(); ++b) {
+      for (int32_t b : model_.cells[c].facts->kept) {
         if (buffers[b].kind != BufferKind::kState) continue;
         const auto [first, is_new] = known.try_emplace(buffers[b].name, c, held_[c][b]);
         if (!is_new && first->second.second != held_[c][b])

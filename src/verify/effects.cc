@@ -95,9 +95,10 @@ class Effects {
   void compute(Spot place, const Step& step, std::span<const int32_t> args) {
     const Instruction& one = section_.at(place);
     const Program& program = model_.cells[place.cell].role->programs[one.program];
+    const Access access = access_of(facts(place.cell), step);
     std::vector<uint64_t> before(args.size());
     for (size_t a = 0; a < args.size(); ++a) {
-      const bool reads = access_of(facts(place.cell), step.kind, step.program, a) & kReads;
+      const bool reads = access[a] & kReads;
       before[a] = reads ? get(place.cell, args[a], step.micro).symbol : initial_symbol(a);
     }
     std::vector<bool> sums(args.size());
@@ -107,8 +108,7 @@ class Effects {
     }
     const std::vector<uint64_t>& after = meaning(program, before);
     for (size_t a = 0; a < args.size(); ++a)
-      if (!sums[a] && (access_of(facts(place.cell), step.kind, step.program, a) & kWrites))
-        set(place.cell, args[a], {after[a], step.micro});
+      if (!sums[a] && (access[a] & kWrites)) set(place.cell, args[a], {after[a], step.micro});
     for (const Contribution& part : one.contributions) {
       const int32_t target = facts(place.cell).targets[part.target];
       const uint64_t more =
@@ -130,9 +130,10 @@ class Effects {
   void collective(Spot place, const Step& step, std::span<const int32_t> args) {
     std::vector<Held> reads;
     std::vector<int32_t> writes;
+    const Access accesses = access_of(facts(place.cell), step);
     for (int32_t arg = 0; arg < static_cast<int32_t>(args.size()); ++arg) {
       const auto a = static_cast<size_t>(arg);
-      const uint8_t access = access_of(facts(place.cell), step.kind, step.program, a);
+      const uint8_t access = accesses[a];
       if (access & kReads) reads.push_back(get(place.cell, args[a], step.micro));
       if (access & kWrites) writes.push_back(args[a]);
     }

@@ -20,6 +20,7 @@ class Bits {
   void unite(const Bits& other) {
     for (size_t w = 0; w < words_.size(); ++w) words_[w] |= other.words_[w];
   }
+  uint64_t word(size_t w) const { return words_[w]; }
   std::vector<int32_t> list() const {
     std::vector<int32_t> bits;
     for (size_t w = 0; w < words_.size(); ++w)
@@ -32,22 +33,40 @@ class Bits {
   std::vector<uint64_t> words_;
 };
 
-// The places where buffers begin and end, numbered in ascending order. There are far fewer of them
-// than buffers.
-class Ends {
+// Runs of bytes where buffers lie. There are far fewer of them than buffers.
+class Extents {
  public:
-  void add(int64_t at) { ids_.try_emplace(at, 0); }
-  int32_t number() {
-    std::vector<int64_t> sorted;
-    for (const auto& [at, id] : ids_) sorted.push_back(at);
-    std::sort(sorted.begin(), sorted.end());
-    for (size_t i = 0; i < sorted.size(); ++i) ids_[sorted[i]] = static_cast<int32_t>(i);
-    return static_cast<int32_t>(sorted.size());
+  int32_t id_of(int64_t begin, int64_t end) {
+    const auto [known, is_new] =
+        ids_.try_emplace({begin, end}, static_cast<int32_t>(extents_.size()));
+    if (is_new) extents_.push_back({begin, end});
+    return known->second;
   }
-  int32_t operator[](int64_t at) const { return ids_.find(at)->second; }
+  // Numbers the places where they begin and end, in ascending order. Returns how many.
+  int32_t number() {
+    std::vector<int64_t> places;
+    for (const auto& [begin, end] : extents_) places.insert(places.end(), {begin, end});
+    std::sort(places.begin(), places.end());
+    places.erase(std::unique(places.begin(), places.end()), places.end());
+    const auto number_of = [&](int64_t at) {
+      return std::lower_bound(places.begin(), places.end(), at) - places.begin();
+    };
+    for (auto& [begin, end] : extents_) begin = number_of(begin), end = number_of(end);
+    return static_cast<int32_t>(places.size());
+  }
+  const std::pair<int64_t, int64_t>& operator[](int32_t id) const { return extents_[id]; }
 
  private:
-  std::unordered_map<int64_t, int32_t> ids_;
+  using Extent = std::pair<int64_t, int64_t>;
+  struct Hash {
+    size_t operator()(const Extent& extent) const {
+      const uint64_t mixed = static_cast<uint64_t>(extent.first) * 0x9e3779b97f4a7c15 +
+                             static_cast<uint64_t>(extent.second);
+      return mixed ^ mixed >> 29;
+    }
+  };
+  std::unordered_map<Extent, int32_t, Hash> ids_;
+  std::vector<Extent> extents_;
 };
 
 // The host's memory is taken to lie behind the device's.
@@ -59,21 +78,21 @@ int64_t begin_of(const Buffer& buffer) {
 RoleFacts facts_of(const RoleProgram& role) {
   RoleFacts facts;
   facts.buffers.reserve(role.buffers.size());
-  Ends ends;
-  std::vector<int64_t> end_of;
-  end_of.reserve(role.buffers.size());
+  Extents extents;
   for (const Buffer& buffer : role.buffers) {
-    const int64_t begin = begin_of(buffer), end = begin + buffer.type.bytes();
-    end_of.push_back(end);
-    ends.add(begin);
-    ends.add(end);
+    const int64_t begin = begin_of(buffer), bytes = buffer.type.bytes();
     int64_t& most = buffer.host ? facts.host_end_bytes : facts.end_bytes;
-    most = std::max(most, buffer.offset + buffer.type.bytes());
-  }
-  facts.ends = ends.number();
-  for (size_t b = 0; b < role.buffers.size(); ++b)
+    most = std::max(most, buffer.offset + bytes);
+    if (buffer.kind != BufferKind::kStep)
+      facts.kept.push_back(static_cast<int32_t>(facts.buffers.size()));
     facts.buffers.push_back(
-        {ends[begin_of(role.buffers[b])], ends[end_of[b]], -1, role.buffers[b].kind});
+        {extents.id_of(begin, begin + bytes), 0, -1, buffer.kind, buffer.packed_of >= 0});
+  }
+  facts.ends = extents.number();
+  for (BufferFacts& buffer : facts.buffers) {
+    const auto& [begin, end] = extents[buffer.begin];
+    buffer.begin = static_cast<int32_t>(begin), buffer.end = static_cast<int32_t>(end);
+  }
   for (const Program& program : role.programs) facts.programs.push_back(facts_of(program));
   return facts;
 }
@@ -100,7 +119,9 @@ ProgramFacts facts_of(const Program& program) {
   for (size_t a = 0; a < args; ++a) {
     facts.access.push_back((program.arg_read[a] ? kReads : 0) |
                            (program.arg_written[a] ? kWrites : 0));
-    if (program.arg_read[a]) from[a].set(a);
+    if (!program.arg_read[a]) continue;
+    facts.read.push_back(static_cast<int32_t>(a));
+    from[a].set(a);
   }
   for (const ProgramOp& op : program.ops) {
     Bits all(args);
@@ -120,6 +141,7 @@ ProgramFacts facts_of(const Program& program) {
     if (program.arg_written[a]) {
       facts.written.push_back(static_cast<int32_t>(a));
       facts.sources.push_back(from[a].list());
+      if (args <= 64) facts.source_bits.push_back(from[a].word(0));
     }
   return facts;
 }
@@ -161,20 +183,20 @@ Status find_facts(const PlanSet& set, Model& model) {
   return ok_status();
 }
 
-uint8_t access_of(const RoleFacts& facts, InstructionKind kind, int32_t program, size_t arg) {
+Access access_of(const RoleFacts& facts, InstructionKind kind, int32_t program) {
   switch (kind) {
     case InstructionKind::kCompute:
-      return facts.programs[program].access[arg];
+      return Access(facts.programs[program].access.data());
     case InstructionKind::kInput:
     case InstructionKind::kRecv:
-      return kWrites;
+      return {kWrites, kWrites};
     case InstructionKind::kSend:
-      return kReads;
+      return {kReads, kReads};
     case InstructionKind::kAllReduce:
     case InstructionKind::kBroadcast:
-      return kReads | kWrites;
+      return {kReads | kWrites, kReads | kWrites};
     default:  // one after the other, or pairs
-      return arg % 2 == 0 ? kReads : kWrites;
+      return {kReads, kWrites};
   }
 }
 

@@ -14,20 +14,17 @@ class HostStates {
         findings_(findings),
         cell_(cell),
         role_(*model.cells[cell].role),
-        held_(role_.buffers.size()),
-        advanced_by_(role_.buffers.size()) {}
+        kept_(model.cells[cell].facts->kept) {}
 
   void run() {
-    bool any = false;
-    for (size_t b = 0; b < role_.buffers.size(); ++b) {
-      if (!is_kept(b)) continue;
-      held_[b].state = static_cast<int32_t>(b);
-      any = true;
-    }
-    if (!any) return;
+    if (std::none_of(kept_.begin(), kept_.end(), [this](int32_t b) { return is_kept(b); })) return;
+    held_.resize(role_.buffers.size());
+    advanced_by_.resize(role_.buffers.size());
+    for (int32_t b : kept_)
+      if (is_kept(b)) held_[b].state = b;
     const auto& list = section_.lists[cell_];
     for (int32_t i = 0; i < static_cast<int32_t>(list.size()); ++i) visit({cell_, i}, *list[i]);
-    for (size_t b = 0; b < role_.buffers.size(); ++b)
+    for (int32_t b : kept_)
       if (is_kept(b) && advanced_by_[b].valid() && !held_[b].advanced)
         findings_.add("order", "'{}' on {} is not what {} has made of it when the step ends",
                       quote_control(role_.buffers[b].name), model_.who(cell_),
@@ -39,7 +36,7 @@ class HostStates {
     int32_t state = -1;  // the value of this buffer of the host
     bool advanced = false;
   };
-  bool is_kept(size_t b) const {
+  bool is_kept(int32_t b) const {
     return role_.buffers[b].host && role_.buffers[b].kind == BufferKind::kState;
   }
 
@@ -81,8 +78,9 @@ class HostStates {
   Findings& findings_;
   int32_t cell_;
   const RoleProgram& role_;
-  std::vector<Held> held_;         // by buffer
-  std::vector<Spot> advanced_by_;  // by buffer of the host
+  const std::vector<int32_t>& kept_;  // buffers that outlive a step
+  std::vector<Held> held_;            // by buffer
+  std::vector<Spot> advanced_by_;     // by buffer of the host
 };
 
 }  // namespace

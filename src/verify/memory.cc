@@ -32,10 +32,16 @@ struct Life {
   bool evicted() const { return evicted_for >= 0; }
 };
 
+// What is noted about a cell; its memory serves one after the other.
+struct Notes {
+  std::vector<Life> lives;  // by buffer
+  std::vector<Mark> marks;
+};
+
 class CellCheck {
  public:
   CellCheck(const Model& model, const Section& section, const Clocks& clocks, int32_t cell,
-            Findings& findings)
+            Notes& notes, Findings& findings)
       : model_(model),
         section_(section),
         clocks_(clocks),
@@ -43,12 +49,15 @@ class CellCheck {
         cell_(cell),
         role_(*model.cells[cell].role),
         facts_(*model.cells[cell].facts),
-        lives_(role_.buffers.size()),
-        owners_(static_cast<size_t>(facts_.ends)) {}
+        lives_(notes.lives),
+        owners_(static_cast<size_t>(facts_.ends)),
+        marks_(notes.marks) {
+    lives_.assign(facts_.buffers.size(), {});
+    marks_.clear();
+  }
 
   void run() {
-    for (int32_t b = 0; b < static_cast<int32_t>(lives_.size()); ++b)
-      if (permanent(b)) begin({}, b);
+    for (int32_t b : facts_.kept) begin({}, b);
     const auto& steps = section_.steps[cell_];
     const bool one_part = section_.parts.size() == 1;
     for (int32_t i = 0; i < static_cast<int32_t>(steps.size()); ++i) {
@@ -68,19 +77,18 @@ class CellCheck {
 
   void visit(Spot place, const Step& step) {
     const std::span<const int32_t> args = section_.args_of(cell_, step);
+    const Access access = access_of(facts_, step);
     bool twice = false;
     for (size_t a = 0; a < args.size(); ++a) {
       Life& life = lives_[args[a]];
       twice = twice || life.seen_by == place.index;
       life.seen_by = place.index;
-      if (access_of(facts_, step.kind, step.program, a) & kReads) read(place, step, args[a]);
+      if (access[a] & kReads) read(place, step, args[a]);
     }
     if (twice && step.kind == InstructionKind::kCompute)
       check_same_buffer(place, section_.at(place));
-    for (size_t a = 0; a < args.size(); ++a) {
-      const uint8_t access = access_of(facts_, step.kind, step.program, a);
-      if (access & kWrites) write(place, step, args[a], access & kReads);
-    }
+    for (size_t a = 0; a < args.size(); ++a)
+      if (access[a] & kWrites) write(place, step, args[a], access[a] & kReads);
   }
 
   // One buffer bound twice: once written, it must not be read any more by the other name.
@@ -149,7 +157,7 @@ class CellCheck {
     for (size_t i = static_cast<size_t>(place.index) + 1; i < list.size() && later.empty(); ++i)
       for (size_t a = 0; a < list[i]->args.size(); ++a)
         if (list[i]->args[a] == buffer &&
-            access_of(facts_, list[i]->kind, list[i]->program, a) & kWrites)
+            access_of(facts_, list[i]->kind, list[i]->program)[a] & kWrites)
           later = "; later " + name_of(*list[i]) + " writes it";
     findings_.add("order", "{} reads {} before anything writes it{}", name(place),
                   buffer_name(buffer), later);
@@ -255,9 +263,9 @@ class CellCheck {
   int32_t cell_;
   const RoleProgram& role_;
   const RoleFacts& facts_;
-  std::vector<Life> lives_;  // by buffer
+  std::vector<Life>& lives_;  // by buffer
   Owners owners_;
-  std::vector<Mark> marks_;
+  std::vector<Mark>& marks_;
   int32_t unused_ = -1;  // the first mark that belongs to no life
 };
 
@@ -266,8 +274,10 @@ class CellCheck {
 void check_memory(const Model& model, const Section& section, const Clocks& clocks,
                   Findings& findings) {
   const bool body = section.parts[0].ends_step;
+  Notes notes;
   for (int32_t c = 0; c < static_cast<int32_t>(model.cells.size()); ++c)
-    if (body || !section.steps[c].empty()) CellCheck(model, section, clocks, c, findings).run();
+    if (body || !section.steps[c].empty())
+      CellCheck(model, section, clocks, c, notes, findings).run();
 }
 
 }  // namespace piper

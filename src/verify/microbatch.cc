@@ -117,8 +117,9 @@ class Comparison {
         holds[args[1]] = holds[args[0]];
         continue;
       }
+      const Access access = access_of(facts(c), step);
       for (size_t a = 0; a < args.size(); ++a)
-        if (access_of(facts(c), step.kind, step.program, a) & kWrites) holds[args[a]] = args[a];
+        if (access[a] & kWrites) holds[args[a]] = args[a];
     }
   }
   size_t num_args(int32_t c, Share at) const {

@@ -79,39 +79,68 @@ std::string Model::who(int32_t cell) const {
 
 namespace {
 
-void add_list(const std::vector<Instruction>& list, Section& section) {
-  std::vector<const Instruction*>& all = section.lists.back();
-  std::vector<Step>& steps = section.steps.back();
-  std::vector<int32_t>& args = section.args.back();
-  for (const Instruction& one : list) {
-    all.push_back(&one);
-    steps.push_back({one.kind, section.slots + one.stream, one.program, one.micro,
-                     static_cast<int32_t>(args.size()), static_cast<int32_t>(one.args.size())});
-    args.insert(args.end(), one.args.begin(), one.args.end());
+// At once, where there is enough to do.
+void for_each(const Model& model, size_t count, const std::function<void(size_t)>& work) {
+  if (model.cells[0].role->body.size() > kFew) return in_parallel(count, work);
+  for (size_t i = 0; i < count; ++i) work(i);
+}
+
+// One cell of it; `first_slot` is that of its stream 0.
+void add_cell(const RoleProgram& role, size_t cell, int32_t first_slot, Section& section) {
+  size_t size = 0, args = 0, waits = 0;
+  for (const SectionPart& part : section.parts)
+    for (const Instruction& one : role.*part.list)
+      ++size, args += one.args.size(), waits += one.waits.size();
+  section.lists[cell].reserve(size);
+  section.steps[cell].reserve(size);
+  section.args[cell].reserve(args);
+  section.waits[cell].reserve(waits);
+  for (const SectionPart& part : section.parts) {
+    const auto begin = static_cast<int32_t>(section.steps[cell].size());
+    for (const Instruction& one : role.*part.list) {
+      Step& step = section.steps[cell].emplace_back();
+      step.kind = one.kind;
+      step.sums = !(one.contributions.empty() && one.combines.empty() && one.sum_reads.empty());
+      if (section.parts.size() > 1)
+        step.training_step = static_cast<int16_t>(part.step + one.ahead);
+      step.slot = first_slot + one.stream;
+      step.program = one.program;
+      step.micro = one.micro;
+      step.first_arg = static_cast<int32_t>(section.args[cell].size());
+      step.num_args = static_cast<int32_t>(one.args.size());
+      step.first_wait = static_cast<int32_t>(section.waits[cell].size());
+      step.num_waits = static_cast<int32_t>(one.waits.size());
+      section.lists[cell].push_back(&one);
+      section.args[cell].insert(section.args[cell].end(), one.args.begin(), one.args.end());
+      // Counted from the begin of its part.
+      for (int32_t wait : one.waits) section.waits[cell].push_back(begin + wait);
+    }
+    section.ends[cell].push_back(static_cast<int32_t>(section.steps[cell].size()));
   }
-  section.ends.back().push_back(static_cast<int32_t>(all.size()));
+  section.partner[cell].resize(size);
+  section.joint[cell].assign(size, -1);
 }
 
 }  // namespace
 
 Section make_section(const Model& model, const char* name, std::vector<SectionPart> parts) {
+  const size_t cells = model.cells.size();
   Section section;
   section.name = name;
   section.parts = std::move(parts);
+  section.lists.resize(cells);
+  section.steps.resize(cells);
+  section.args.resize(cells);
+  section.waits.resize(cells);
+  section.ends.resize(cells);
+  section.partner.resize(cells);
+  section.joint.resize(cells);
   for (const Cell& cell : model.cells) {
-    const RoleProgram& role = *cell.role;
-    size_t size = 0;
-    for (const SectionPart& part : section.parts) size += (role.*part.list).size();
-    section.lists.emplace_back().reserve(size);
-    section.steps.emplace_back().reserve(size);
-    section.args.emplace_back();
-    section.ends.emplace_back();
-    for (const SectionPart& part : section.parts) add_list(role.*part.list, section);
     section.first_slot.push_back(section.slots);
-    section.slots += static_cast<int32_t>(role.streams.size());
-    section.partner.emplace_back(size);
-    section.joint.emplace_back(size, -1);
+    section.slots += static_cast<int32_t>(cell.role->streams.size());
   }
+  for_each(model, cells,
+           [&](size_t c) { add_cell(*model.cells[c].role, c, section.first_slot[c], section); });
   return section;
 }
 
@@ -147,10 +176,7 @@ void prove(const Model& model, const std::vector<Part>& parts, Findings& finding
     Findings found(own[part]);
     parts[part](found, own[part]);
   };
-  if (model.cells[0].role->body.size() > kFew)
-    in_parallel(parts.size(), run);
-  else
-    for (size_t i = 0; i < parts.size(); ++i) run(i);
+  for_each(model, parts.size(), run);
   for (const VerifyReport& each : own) {
     report.instructions += each.instructions;
     report.transfers += each.transfers;

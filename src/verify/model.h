@@ -36,15 +36,20 @@ struct BufferFacts {
   int32_t begin = 0, end = 0;  // among all places of the arena where a buffer begins or ends
   int32_t param = -1;          // the name's id
   BufferKind kind = BufferKind::kStep;
+  bool packed = false;  // a packed copy
 };
 struct ProgramFacts {
   std::vector<uint8_t> access;   // by argument: kReads, kWrites
   std::vector<int32_t> written;  // the arguments that it writes, ascending
   // By position in `written`: the arguments that the new content was computed from, ascending.
   std::vector<std::vector<int32_t>> sources;
+  std::vector<int32_t> read;  // the arguments that it reads, ascending
+  // By position in `written`: a bit for each of its sources; empty where there are too many.
+  std::vector<uint64_t> source_bits;
 };
 struct RoleFacts {
   std::vector<BufferFacts> buffers;
+  std::vector<int32_t> kept;                  // buffers that outlive a step, ascending
   int32_t ends = 0;                           // how many places
   int64_t end_bytes = 0, host_end_bytes = 0;  // the last, on the device and on the host
   std::vector<ProgramFacts> programs;
@@ -54,8 +59,20 @@ struct RoleFacts {
 inline constexpr uint8_t kReads = 1, kWrites = 2;
 // Instructions for which no second thread is worth its start.
 inline constexpr size_t kFew = 256;
-// What an instruction of this kind and program does with its argument `arg`.
-uint8_t access_of(const RoleFacts& facts, InstructionKind kind, int32_t program, size_t arg);
+// By argument, what an instruction does with it.
+class Access {
+ public:
+  explicit Access(const uint8_t* of_program) : of_program_(of_program) {}
+  Access(uint8_t even, uint8_t odd) : alternate_{even, odd} {}
+  uint8_t operator[](size_t arg) const {
+    return of_program_ ? of_program_[arg] : alternate_[arg % 2];
+  }
+
+ private:
+  const uint8_t* of_program_ = nullptr;
+  uint8_t alternate_[2] = {};
+};
+Access access_of(const RoleFacts& facts, InstructionKind kind, int32_t program);
 
 // Ranks that differ only along free axes: those on which neither roles nor the peers of any
 // instruction depend. Each of them meets the peers of the same free coordinates, so what holds for
@@ -93,10 +110,17 @@ Result<Model> make_model(const PlanSet& set);
 // Of an instruction what most rules ask, side by side.
 struct Step {
   InstructionKind kind = InstructionKind::kCompute;
-  int32_t slot = 0;  // its stream, counted over all cells
+  bool sums = false;          // it declares some
+  int16_t training_step = 0;  // that it belongs to; 0 where there is but one part
+  int32_t slot = 0;           // its stream, counted over all cells
   int32_t program = -1, micro = -1;
-  int32_t first_arg = 0, num_args = 0;  // in Section::args of the cell
+  int32_t first_arg = 0, num_args = 0;    // in Section::args of the cell
+  int32_t first_wait = 0, num_waits = 0;  // in Section::waits of the cell
 };
+inline Access access_of(const RoleFacts& facts, const Step& step) {
+  return step.kind == InstructionKind::kCompute ? Access(facts.programs[step.program].access.data())
+                                                : access_of(facts, step.kind, step.program);
+}
 
 // What a section is made of: one of the role's lists, and the training step under way in it.
 struct SectionPart {
@@ -114,7 +138,9 @@ struct Section {
   std::vector<std::vector<int32_t>> ends;  // by cell and part: the first instruction behind it
   std::vector<std::vector<Step>> steps;    // by cell and instruction
   std::vector<std::vector<int32_t>> args;  // by cell: those of one after the other
-  std::vector<int32_t> first_slot;         // by cell: slot of its stream 0
+  // By cell, too: the instructions of the cell that are awaited.
+  std::vector<std::vector<int32_t>> waits;
+  std::vector<int32_t> first_slot;  // by cell: slot of its stream 0
   int32_t slots = 0;
   std::vector<std::vector<Spot>> partner;  // of a send its receive, of a receive its send
   std::vector<std::vector<int32_t>>
@@ -123,11 +149,13 @@ struct Section {
   std::vector<Spot> order;  // a possible run; of a joint its first member stands for all
 
   const Instruction& at(Spot place) const { return *lists[place.cell][place.index]; }
-  // What it waits for counts from the begin of its part.
-  Spot awaited(Spot place, int32_t wait) const { return {place.cell, part_begin(place) + wait}; }
   const Step& step(Spot place) const { return steps[place.cell][place.index]; }
   std::span<const int32_t> args_of(int32_t cell, const Step& step) const {
     return {args[cell].data() + step.first_arg, static_cast<size_t>(step.num_args)};
+  }
+  std::span<const int32_t> waits_of(Spot place) const {
+    const Step& waiting = step(place);
+    return {waits[place.cell].data() + waiting.first_wait, static_cast<size_t>(waiting.num_waits)};
   }
   size_t part_of(Spot place) const {
     const auto& own = ends[place.cell];
@@ -142,10 +170,7 @@ struct Section {
     const size_t part = part_of(place);
     return part == 0 ? 0 : ends[place.cell][part - 1];
   }
-  // The training step that an instruction belongs to; 0 where there is but one part.
-  int32_t training_step(Spot place) const {
-    return parts.size() == 1 ? 0 : parts[part_of(place)].step + at(place).ahead;
-  }
+  int32_t training_step(Spot place) const { return step(place).training_step; }
   int32_t training_steps() const { return parts.back().step + 1; }
   // Whether a training step ends behind it.
   bool ends_step(Spot place) const {

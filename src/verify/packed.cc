@@ -49,11 +49,9 @@ class PackedCheck {
     const auto each = [&](bool writes, auto check) {
       for (int32_t i = 0; i < static_cast<int32_t>(steps.size()); ++i) {
         const auto args = section.args_of(cell_, steps[i]);
-        for (size_t a = 0; a < args.size(); ++a) {
-          const uint8_t access =
-              access_of(*model_.cells[cell_].facts, steps[i].kind, steps[i].program, a);
-          if (access & (writes ? kWrites : kReads)) check(section.at({cell_, i}), args[a], a);
-        }
+        const Access access = access_of(*model_.cells[cell_].facts, steps[i]);
+        for (size_t a = 0; a < args.size(); ++a)
+          if (access[a] & (writes ? kWrites : kReads)) check(section.at({cell_, i}), args[a], a);
       }
     };
     each(true, [&](const Instruction& one, int32_t b, size_t) {
@@ -111,9 +109,9 @@ class PackedCheck {
 };
 
 // Whether there is anything to look at.
-bool packs(const RoleProgram& role) {
-  return std::any_of(role.buffers.begin(), role.buffers.end(),
-                     [](const Buffer& buffer) { return buffer.packed_of >= 0; }) ||
+bool packs(const RoleProgram& role, const RoleFacts& facts) {
+  return std::any_of(facts.buffers.begin(), facts.buffers.end(),
+                     [](const BufferFacts& buffer) { return buffer.packed; }) ||
          std::any_of(role.programs.begin(), role.programs.end(), [](const Program& program) {
            return std::any_of(program.ops.begin(), program.ops.end(), [](const ProgramOp& op) {
              return op.attrs.find("packed_b") != nullptr;
@@ -126,7 +124,7 @@ bool packs(const RoleProgram& role) {
 void check_packed_copies(const Model& model, std::span<const Section> sections,
                          Findings& findings) {
   for (int32_t c = 0; c < static_cast<int32_t>(model.cells.size()); ++c) {
-    if (!packs(*model.cells[c].role)) continue;
+    if (!packs(*model.cells[c].role, *model.cells[c].facts)) continue;
     PackedCheck check(model, c, findings);
     for (const Section& section : sections) check.run(section);
   }

@@ -86,9 +86,8 @@ class Streams {
     std::vector<Spot> found;
     for (Spot member : meeting(head)) {
       if (!is_next(member)) found.push_back(member);
-      for (int32_t wait : section_.at(member).waits)
-        if (const Spot awaited = section_.awaited(member, wait); !is_done(awaited))
-          found.push_back(awaited);
+      for (int32_t wait : section_.waits_of(member))
+        if (const Spot awaited{member.cell, wait}; !is_done(awaited)) found.push_back(awaited);
     }
     const Spot partner = section_.partner[head.cell][head.index];
     const bool receives = section_.at(head).kind == InstructionKind::kRecv;

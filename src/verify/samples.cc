@@ -86,9 +86,15 @@ void take_from(SampleSet& set, size_t axis, int64_t coordinate) {
 }
 
 SampleRun SampleTable::run_of(const SampleSet& set) {
+  if (last_form_ >= 0) {
+    const auto& [stride, spread] = *forms_[last_form_];
+    if (set.stride == stride && set.spread == spread)
+      return {set.first, set.length, set.times, last_form_};
+  }
   const auto [form, is_new] =
       form_ids_.try_emplace({set.stride, set.spread}, static_cast<int32_t>(forms_.size()));
   if (is_new) forms_.push_back(&form->first);
+  last_form_ = form->second;
   return {set.first, set.length, set.times, form->second};
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <map>
+#include <unordered_map>
 
 #include "piper/bundle.h"
 
@@ -50,7 +51,16 @@ class SampleTable {
   using Form = std::pair<std::vector<int64_t>, std::vector<SampleSet::Axis>>;
   std::map<Form, int32_t> form_ids_;
   std::vector<const Form*> forms_;
-  std::map<SampleRun, int32_t> run_ids_;
+  int32_t last_form_ = -1;  // most have the same
+  struct RunHash {
+    size_t operator()(const SampleRun& run) const {
+      uint64_t mixed = 0;
+      for (const int64_t number : {run.first, run.length, run.times, int64_t{run.form}})
+        mixed = (mixed ^ mixed >> 31) * 0x9e3779b97f4a7c15 + static_cast<uint64_t>(number);
+      return mixed ^ mixed >> 29;
+    }
+  };
+  std::unordered_map<SampleRun, int32_t, RunHash> run_ids_;
   std::vector<SampleRun> runs_;
 };
 

@@ -16,9 +16,10 @@ void check_state(const Model& model, const Section& section, const Clocks& clock
         const Step& step = steps[i];
         if (step.kind != InstructionKind::kCompute && step.kind != InstructionKind::kCopy) continue;
         const std::span<const int32_t> args = section.args_of(c, step);
+        const Access access = access_of(facts, step);
         for (size_t a = 0; a < args.size(); ++a)
           if (facts.buffers[args[a]].kind == BufferKind::kState)
-            use(args[a], (access_of(facts, step.kind, step.program, a) & kWrites) != 0, i);
+            use(args[a], (access[a] & kWrites) != 0, i);
       }
     };
     each_use([&](int32_t buffer, bool writes, int32_t i) {

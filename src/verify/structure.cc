@@ -100,17 +100,18 @@ class RoleCheck {
       for (int32_t i = 0; i < static_cast<int32_t>(section.steps[cell_].size()); ++i) {
         const Step& step = section.steps[cell_][i];
         const std::span<const int32_t> args = section.args_of(cell_, step);
+        const Access access = access_of(facts_, step);
         for (size_t a = 0; a < args.size(); ++a) {
+          if (facts_.buffers[args[a]].kind == BufferKind::kStep) continue;
           used[args[a]] = true;
-          if (facts_.buffers[args[a]].kind != BufferKind::kStep &&
-              access_of(facts_, step.kind, step.program, a) & kWrites) {
+          if (access[a] & kWrites) {
             written[args[a]] = true;
             write(section.at({cell_, i}), args[a], body, i, writer[args[a]]);
           }
         }
       }
     }
-    for (int32_t b = 0; b < static_cast<int32_t>(used.size()); ++b) {
+    for (int32_t b : facts_.kept) {
       if (facts_.buffers[b].kind != BufferKind::kState) continue;
       if (!used[b])
         findings_.add("structure", "the state '{}' on {} is used by nothing", buffer_name(b), who_);
@@ -192,7 +193,7 @@ void check_copies(const Model& model, Findings& findings) {
   std::vector<First> first(model.params.size());
   for (int32_t c = 0; c < static_cast<int32_t>(model.cells.size()); ++c) {
     const RoleFacts& facts = *model.cells[c].facts;
-    for (size_t b = 0; b < facts.buffers.size(); ++b) {
+    for (int32_t b : facts.kept) {
       const int32_t param = facts.buffers[b].param;
       if (param < 0 || facts.buffers[b].kind != BufferKind::kState) continue;
       const Buffer& buffer = model.cells[c].role->buffers[b];
@@ -217,9 +218,9 @@ void check_starts(const Model& model, Findings& findings) {
   std::vector<bool> known(model.params.size());
   for (int32_t c = 0; c < static_cast<int32_t>(model.cells.size()); ++c) {
     const RoleFacts& facts = *model.cells[c].facts;
-    for (size_t b = 0; b < facts.buffers.size(); ++b) {
-      const auto [begin, end, param, kind] = facts.buffers[b];
-      if (kind == BufferKind::kStep || (param >= 0 && known[param])) continue;
+    for (int32_t b : facts.kept) {
+      const int32_t param = facts.buffers[b].param;
+      if (param >= 0 && known[param]) continue;
       if (param >= 0) known[param] = true;
       const Buffer& buffer = model.cells[c].role->buffers[b];
       if (buffer.init.empty() || buffer.previous_of >= 0) continue;

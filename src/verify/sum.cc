@@ -2,14 +2,6 @@
 #include "sum.h"
 
 namespace piper {
-namespace {
-
-uint64_t key_of(Spot place) {
-  return static_cast<uint64_t>(place.cell) << 32 | static_cast<uint32_t>(place.index);
-}
-
-}  // namespace
-
 void SumCheck::step(Spot place, const Instruction& one) {
   switch (one.kind) {
     case InstructionKind::kInput: {
@@ -25,14 +17,12 @@ void SumCheck::step(Spot place, const Instruction& one) {
       return;
     }
     case InstructionKind::kSend:
-      for (int32_t arg : one.args) sent_[key_of(place)].push_back(held(place, arg));
+      for (int32_t arg : one.args) sent_.post(place, held(place, arg));
       return;
-    case InstructionKind::kRecv: {
-      auto message = sent_.extract(key_of(section_.partner[place.cell][place.index]));
-      for (size_t a = 0; a < one.args.size(); ++a)
-        held(place, one.args[a]) = std::move(message.mapped()[a]);
-      return;
-    }
+    case InstructionKind::kRecv:
+      return sent_.fetch(section_.partner[place.cell][place.index], [&](size_t a, Content&& what) {
+        held(place, one.args[a]) = std::move(what);
+      });
     case InstructionKind::kCopy:
       return copy(place, one);
     case InstructionKind::kOwnPart:
@@ -49,16 +39,17 @@ void SumCheck::step(Spot place, const Instruction& one) {
 
 int32_t SumCheck::samples(Spot place, const SampleRange& in_step) {
   // Those of one training step come behind those of the one before.
-  SampleRange range = in_step;
-  range.first += section_.training_step(place) * role(place).batch;
+  const int64_t first = in_step.first + section_.training_step(place) * role(place).batch;
   // Most come in rows of equal ones.
-  if (place.cell == last_samples_.cell && range.first == last_samples_.range.first &&
-      range.count == last_samples_.range.count && range.stride == last_samples_.range.stride)
+  const SampleRange& last = last_samples_.range;
+  if (place.cell == last_samples_.cell && first == last.first && in_step.count == last.count &&
+      in_step.stride == last.stride)
     return last_samples_.id;
-  const Cell& cell = model_.cells[place.cell];
-  last_samples_ = {place.cell, range,
-                   samples_.id_of(samples_of(range, cell.coordinates, model_.free_axis))};
-  return last_samples_.id;
+  last_samples_.cell = place.cell;
+  last_samples_.range = in_step;
+  last_samples_.range.first = first;
+  return last_samples_.id = samples_.id_of(samples_of(
+             last_samples_.range, model_.cells[place.cell].coordinates, model_.free_axis));
 }
 
 void SumCheck::compute(Spot place, const Instruction& one) {

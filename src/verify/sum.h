@@ -8,6 +8,7 @@
 #include <memory>
 #include <unordered_map>
 
+#include "mail.h"
 #include "model.h"
 #include "samples.h"
 #include "sets.h"
@@ -80,11 +81,11 @@ struct Content {
 class SumCheck {
  public:
   SumCheck(const Model& model, const Section& section, Findings& findings, VerifyReport& report)
-      : model_(model), section_(section), findings_(findings), report_(report) {
+      : model_(model), section_(section), findings_(findings), report_(report), sent_(section) {
     for (const Cell& cell : model.cells) {
       held_.emplace_back(cell.role->buffers.size());
       numbers_.emplace_back();
-      for (size_t b = 0; b < cell.facts->buffers.size(); ++b) {
+      for (int32_t b : cell.facts->kept) {
         const BufferFacts& facts = cell.facts->buffers[b];
         if (facts.kind != BufferKind::kState) continue;
         const Buffer& buffer = cell.role->buffers[b];
@@ -106,11 +107,11 @@ class SumCheck {
       const Spot place = section_.order[i];
       if (i + kAhead < section_.order.size()) fetch(section_.order[i + kAhead]);
       const int32_t joint = section_.joint[place.cell][place.index];
-      const Instruction& one = section_.at(place);
+      const Step& one = section_.step(place);
       if (is_collective(one.kind))
         collective(joint < 0 ? std::vector<Spot>{place} : section_.joints[joint]);
-      else
-        step(place, one);
+      else if (one.kind != InstructionKind::kCompute || !compute_plainly(place, one))
+        step(place, section_.at(place));
       if (section_.parts.size() == 1) continue;
       for (Spot member : joint < 0 ? std::vector<Spot>{place} : section_.joints[joint])
         if (section_.ends_step(member))
@@ -126,8 +127,10 @@ class SumCheck {
   // What is held lies all over memory: asked for some instructions before it is needed.
   static constexpr size_t kAhead = 4;
   void fetch(Spot place) const {
-    for (int32_t arg : section_.args_of(place.cell, section_.step(place)))
-      __builtin_prefetch(&held_[place.cell][arg]);
+    const Step& step = section_.step(place);
+    const Content* held = held_[place.cell].data();
+    for (int32_t arg : section_.args_of(place.cell, step)) __builtin_prefetch(held + arg);
+    if (step.sums) __builtin_prefetch(&section_.at(place).contributions);
   }
 
   const RoleProgram& role(Spot place) const { return *model_.cells[place.cell].role; }
@@ -173,6 +176,29 @@ class SumCheck {
   }
 
   // ---- Compute ----
+  // What most are: whole values and parameters of the version that is wanted, and samples of one
+  // kind in all that is read; nothing kept is written, and sums are set or added to as declared.
+  // Otherwise nothing is done: compute() knows the rest.
+  bool compute_plainly(Spot place, const Step& step);
+  // Declared sums of a plain computation, a bit for each argument; nothing if they are not plain.
+  std::optional<uint64_t> plain_sums(Spot place, const Step& step, const ProgramFacts& program);
+  // One set, and the arguments that bring it: bits. The others bring none.
+  struct Brought {
+    int32_t set = IdSets::kEmpty;
+    uint64_t by = 0;
+    bool add(int32_t one, uint64_t arg) {  // false: it is another
+      if (one == IdSets::kEmpty) return true;
+      if (set != IdSets::kEmpty && set != one) return false;
+      set = one, by |= arg;
+      return true;
+    }
+    int32_t of(uint64_t args) const { return (args & by) != 0 ? set : IdSets::kEmpty; }
+  };
+  struct Plain {
+    Brought from, finished;
+  };
+  std::optional<Plain> plain_sources(Spot place, std::span<const int32_t> args,
+                                     const ProgramFacts& program, uint64_t sums);
   void compute(Spot place, const Instruction& one);
   // Fills flows_ and says which samples the results come from: those of all that the program reads
   // and does not sum.
@@ -251,9 +277,9 @@ class SumCheck {
   const Section& section_;
   Findings& findings_;
   VerifyReport& report_;
-  std::vector<std::vector<Content>> held_;      // by cell and buffer
-  std::unordered_map<uint64_t, std::vector<Content>> sent_;  // by cell and send: what is under way
-  bool two_versions_ = false;                   // of every trained parameter
+  std::vector<std::vector<Content>> held_;  // by cell and buffer
+  Mail<Content> sent_;
+  bool two_versions_ = false;               // of every trained parameter
   std::vector<std::vector<bool>> numbers_;  // by cell and buffer: a version of the step's number
   SampleTable samples_;
   IdSets sets_;                // of samples' ids, and of sums

@@ -82,9 +82,10 @@ void SumCheck::check_update(Spot place, const Instruction& one, const Content& r
 
 void SumCheck::check_end(int32_t c) {
   const RoleProgram& own = *model_.cells[c].role;
-  for (size_t b = 0; b < own.buffers.size(); ++b) {
-    const auto [begin, end, param, kind] = model_.cells[c].facts->buffers[b];
-    if (kind != BufferKind::kState) continue;
+  for (int32_t b : model_.cells[c].facts->kept) {
+    const BufferFacts& facts = model_.cells[c].facts->buffers[b];
+    if (facts.kind != BufferKind::kState) continue;
+    const int32_t param = facts.param;
     const Buffer& buffer = own.buffers[b];
     const Content& content = held_[c][b];
     if (buffer.previous_of >= 0 &&
