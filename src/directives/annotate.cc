@@ -14,7 +14,8 @@ struct Match {
 
 std::vector<std::string> all_scopes(const Graph& graph) {
   std::set<std::string> scopes;
-  for (const Node& node : graph.nodes) scopes.insert(node.scope);
+  for (const Node& node : graph.nodes)
+    if (!node.scope.empty()) scopes.insert(node.scope);
   return {scopes.begin(), scopes.end()};
 }
 

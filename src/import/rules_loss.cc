@@ -1,6 +1,8 @@
 // Losses over class labels.
+#include <charconv>
 #include <numeric>
 
+#include "calls.h"
 #include "rules.h"
 
 namespace piper::onnx_import {
@@ -29,7 +31,19 @@ struct Loss {
   std::string reduction;
   bool ignores = false;
   int64_t ignore_index = -100;
+  double smoothing = 0;  // of labels, over all classes
 };
+
+// cross_entropy_loss(scores, labels, weight, reduction, ignore_index, label_smoothing): ONNX has no
+// word for the last, and the exporter leaves it out; the call that it notes has it.
+double smoothing_of(RuleContext& c) {
+  const auto call = parse_call(find_metadata(c.node.metadata, "pkg.torch.onnx.fx_node"));
+  double smoothing = 0;
+  if (!call || call->function != "aten.cross_entropy_loss" || call->words.size() < 6) return 0;
+  const std::string& word = call->words[5];
+  std::from_chars(word.data(), word.data() + word.size(), smoothing);
+  return smoothing > 0 && smoothing <= 1 ? smoothing : 0;
+}
 
 Result<Loss> read_loss(RuleContext& c) {
   PIPER_TRY(c.need(2, 3));
@@ -60,6 +74,18 @@ Result<Val> fused(RuleContext& c, const Loss& loss) {
   return c.pointwise("Div", {sum[0], count});
 }
 
+Result<Val> is_ignored(RuleContext& c, const Loss& loss) {
+  const Val& labels = c.in(1);
+  return c.pointwise("Equal",
+                     {labels, number_val(static_cast<double>(loss.ignore_index), labels.dtype)});
+}
+Result<Val> safe_labels(RuleContext& c, const Loss& loss) {
+  const Val& labels = c.in(1);
+  if (!loss.ignores) return labels;
+  PIPER_ASSIGN(const Val ignored, is_ignored(c, loss));
+  return c.pointwise("Where", {ignored, number_val(0, labels.dtype), labels});
+}
+
 // The weight of each label: that of its class, 0 where it is ignored. `safe`: 0 for ignored ones.
 Result<Val> label_weights(RuleContext& c, const Loss& loss, const Val& safe, DType dtype) {
   Val weights;
@@ -67,25 +93,30 @@ Result<Val> label_weights(RuleContext& c, const Loss& loss, const Val& safe, DTy
     PIPER_ASSIGN(weights, c.op("Gather", {c.in(2), safe}, {{"axis", int64_t{0}}}));
   }
   if (!loss.ignores) return weights;
-  const Val& labels = c.in(1);
-  PIPER_ASSIGN(const Val ignored,
-               c.pointwise("Equal", {labels, number_val(static_cast<double>(loss.ignore_index),
-                                                        labels.dtype)}));
+  PIPER_ASSIGN(const Val ignored, is_ignored(c, loss));
   return c.pointwise(
       "Where", {ignored, number_val(0, dtype), weights.present() ? weights : number_val(1, dtype)});
 }
 
-// Of log-probabilities: -weight · the one of the label, reduced; a mean is over the weights.
+// By sample, of its log-probabilities: the sum over classes, each with its weight; 0 where the
+// label is ignored.
+Result<Val> sums_over_classes(RuleContext& c, const Loss& loss, Val scores) {
+  const auto last = static_cast<int64_t>(scores.rank()) - 1;
+  if (c.has(2)) {
+    PIPER_ASSIGN(scores, c.pointwise("Mul", {scores, c.in(2)}));
+  }
+  PIPER_ASSIGN(const Val sums, c.reduce_sum(scores, {last}, false));
+  if (!loss.ignores) return sums;
+  PIPER_ASSIGN(const Val ignored, is_ignored(c, loss));
+  return c.pointwise("Where", {ignored, number_val(0, sums.dtype), sums});
+}
+
+// Of log-probabilities: -weight · the one of the label, reduced; a mean is over the weights. With
+// smoothing ε it is 1 - ε of that, and ε / classes of what all classes give (Szegedy et al.,
+// Rethinking the Inception Architecture, 2016, as PyTorch has it).
 Result<Val> picked(RuleContext& c, const Loss& loss, const Val& log_probabilities) {
   PIPER_ASSIGN(const Val scores, classes_last(c, log_probabilities));
-  Val safe = c.in(1);
-  if (loss.ignores) {
-    const Val zero = number_val(0, safe.dtype);
-    PIPER_ASSIGN(const Val ignored,
-                 c.pointwise("Equal", {safe, number_val(static_cast<double>(loss.ignore_index),
-                                                        safe.dtype)}));
-    PIPER_ASSIGN(safe, c.pointwise("Where", {ignored, zero, safe}));
-  }
+  PIPER_ASSIGN(const Val safe, safe_labels(c, loss));
   Shape one = safe.shape;
   one.push_back(1);
   PIPER_ASSIGN(const Val places, c.reshape(safe, one));
@@ -96,6 +127,13 @@ Result<Val> picked(RuleContext& c, const Loss& loss, const Val& log_probabilitie
   PIPER_ASSIGN(const Val weights, label_weights(c, loss, safe, y.dtype));
   if (weights.present()) {
     PIPER_ASSIGN(y, c.pointwise("Mul", {y, weights}));
+  }
+  if (loss.smoothing > 0) {
+    PIPER_ASSIGN(Val all, sums_over_classes(c, loss, scores));
+    const auto classes = static_cast<double>(scores.shape.back());
+    PIPER_ASSIGN(all, c.pointwise("Mul", {all, c.number(loss.smoothing / classes, all)}));
+    PIPER_ASSIGN(y, c.pointwise("Mul", {y, c.number(1 - loss.smoothing, y)}));
+    PIPER_ASSIGN(y, c.pointwise("Sub", {y, all}));
   }
   if (loss.reduction == "none") return y;
   PIPER_ASSIGN(const Val sum, sum_of_all(c, y));
@@ -109,9 +147,10 @@ Result<Val> picked(RuleContext& c, const Loss& loss, const Val& log_probabilitie
 }
 
 Result<Vals> cross_entropy(RuleContext& c) {
-  PIPER_ASSIGN(const Loss loss, read_loss(c));
+  PIPER_ASSIGN(Loss loss, read_loss(c));
+  loss.smoothing = smoothing_of(c);
   const bool wants_scores = c.node.outputs.size() > 1 && !c.node.outputs[1].empty();
-  const bool simple = !c.has(2) && loss.reduction != "none";
+  const bool simple = !c.has(2) && loss.reduction != "none" && loss.smoothing == 0;
   Val log_probabilities;
   if (wants_scores || !simple) {
     PIPER_ASSIGN(log_probabilities, c.op("LogSoftmax", {c.in(0)}, {{"axis", int64_t{1}}}));

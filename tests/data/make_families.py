@@ -43,6 +43,69 @@ class ConvNet(nn.Module):
         return F.cross_entropy(self.head(F.adaptive_avg_pool2d(x, 1).flatten(1)), labels)
 
 
+class Twice(nn.Module):
+    def __init__(self, i, o):
+        super().__init__()
+        self.c1, self.n1 = nn.Conv2d(i, o, 3, 1, 1), nn.GroupNorm(2, o)
+        self.c2, self.n2 = nn.Conv2d(o, o, 3, 1, 1), nn.InstanceNorm2d(o, affine=True)
+
+    def forward(self, x):
+        return F.silu(self.n2(self.c2(F.silu(self.n1(self.c1(x))))))
+
+
+class UNet(nn.Module):
+    """Down and up again: transposed convolutions, skips, instance norms, a smoothed loss for each pixel."""
+    def __init__(self):
+        super().__init__()
+        self.down1, self.down2, self.middle = Twice(3, 4), Twice(4, 8), Twice(8, 16)
+        self.grow2, self.up2 = nn.ConvTranspose2d(16, 8, 2, 2), Twice(16, 8)
+        self.grow1, self.up1 = nn.ConvTranspose2d(8, 4, 3, 2, 1, 1), Twice(8, 4)
+        self.head = nn.Conv2d(4, 3, 1)
+
+    def forward(self, x, labels):
+        a = self.down1(x)
+        b = self.down2(F.max_pool2d(a, 2))
+        y = self.middle(F.avg_pool2d(b, 2))
+        y = self.up2(torch.cat([self.grow2(y), b], 1))
+        y = self.up1(torch.cat([self.grow1(y), a], 1))
+        return F.cross_entropy(self.head(y), labels, label_smoothing=0.2)
+
+
+class Mixer(nn.Module):
+    """Products over the patches, then over the channels; classes have weights, labels are smoothed, some ignored."""
+    def __init__(self):
+        super().__init__()
+        self.patch, self.n1, self.n2 = nn.Conv2d(3, 16, 2, 2), nn.LayerNorm(16), nn.LayerNorm(16)
+        self.patches = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
+        self.channels = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
+        self.head = nn.Linear(16, 5)
+        self.register_buffer("weights", torch.arange(1.0, 6.0))
+
+    def forward(self, x, labels):
+        x = self.patch(x).flatten(2).transpose(1, 2)
+        x = x + self.patches(self.n1(x).transpose(1, 2)).transpose(1, 2)
+        x = x + self.channels(self.n2(x))
+        return F.cross_entropy(self.head(x.mean(1)), labels, weight=self.weights, ignore_index=2, label_smoothing=0.1)
+
+
+class Clicks(nn.Module):
+    """Tables of categories beside numbers, and the products of each with each (DLRM)."""
+    def __init__(self):
+        super().__init__()
+        self.numbers = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU())
+        self.tables = nn.ModuleList(nn.Embedding(20, 8) for _ in range(3))
+        self.top = nn.Sequential(nn.Linear(14, 16), nn.ReLU(), nn.Linear(16, 1))
+        i, j = torch.tril_indices(4, 4, -1)
+        self.register_buffer("i", i, False)
+        self.register_buffer("j", j, False)
+
+    def forward(self, dense, sparse, clicked):
+        x = self.numbers(dense)
+        all = torch.stack([x] + [table(sparse[:, k]) for k, table in enumerate(self.tables)], 1)
+        pairs = torch.bmm(all, all.transpose(1, 2))[:, self.i, self.j]
+        return F.binary_cross_entropy_with_logits(self.top(torch.cat([x, pairs], 1)).squeeze(1), clicked)
+
+
 class Language(nn.Module):
     def __init__(self, model):
         super().__init__()
@@ -55,6 +118,15 @@ class Language(nn.Module):
 
 def images(g):
     return {"x": torch.randn(BATCH, 3, 8, 8, generator=g), "labels": torch.randint(0, 5, (BATCH,), generator=g)}
+
+
+def pixels(g):
+    return {"x": torch.randn(BATCH, 3, 8, 8, generator=g), "labels": torch.randint(0, 3, (BATCH, 8, 8), generator=g)}
+
+
+def clicks(g):
+    return {"dense": torch.randn(BATCH, 5, generator=g), "sparse": torch.randint(0, 20, (BATCH, 3), generator=g),
+            "clicked": torch.randint(0, 2, (BATCH,), generator=g).float()}
 
 
 def tokens(g):
@@ -113,5 +185,8 @@ def write(name, build, batch_of):
 
 
 write("conv-group-norm", ConvNet, images)
+write("unet", UNet, pixels)
+write("mixer", Mixer, images)
+write("dlrm", Clicks, clicks)
 write("gptj", gptj, tokens)
 write("falcon", falcon, tokens)

@@ -62,7 +62,9 @@ TEST_P(Families, TrainAsPyTorch) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Families, ::testing::Values("conv-group-norm", "gptj", "falcon"),
+INSTANTIATE_TEST_SUITE_P(All, Families,
+                         ::testing::Values("conv-group-norm", "unet", "mixer", "dlrm", "gptj",
+                                           "falcon"),
                          [](const auto& info) { return identifier(info.param); });
 
 }  // namespace
