@@ -77,8 +77,11 @@ class CellLowerer {
       role_.reports.push_back({name, buffer_of(item)});
     if (!gathered_.empty()) gather_group_ = group_of({dag_.levels[0].axis});
     if (packs_) pack(order);
-    if (!steps_overlap) move_communication(order);
-    copy_to_host(order);
+    find_offloaded();
+    if (!steps_overlap) {
+      move_communication(order);
+      copy_to_host(order);
+    }
     wait_for_data(role_);
     for (const LeavingCopy& copy : offload_plan_.leaving)
       if (copy.until < static_cast<int32_t>(role_.body.size())) wait_for(copy.until, copy.copy);
@@ -92,7 +95,7 @@ class CellLowerer {
   StepOrder step_order(const Schedule& schedule) const {
     const auto c = static_cast<size_t>(cell_);
     return {starts_,   schedule.body[c], schedule.ahead[c], schedule.overlaps[c],
-            gathered_, gather_group_};
+            gathered_, gather_group_,    offloaded_};
   }
   const OffloadPlan& offloads() const { return offload_plan_; }
 
@@ -393,13 +396,15 @@ class CellLowerer {
     if (gathered_.empty()) return;
     follow(order, insert_gathers(role_, gathered_, dag_, gather_group_, gather_plan_));
   }
+  void find_offloaded() {
+    offloaded_.resize(dag_.offloads.size());
+    for (size_t o = 0; o < offloaded_.size(); ++o)
+      for (ItemId item : dag_.offloads[o].items)
+        if (dag_.items[item.index()].cell == cell_) offloaded_[o].push_back(buffer_of(item));
+  }
   void copy_to_host(const std::vector<TaskId>& order) {
     if (dag_.offloads.empty()) return;
-    std::vector<std::vector<int32_t>> buffers(dag_.offloads.size());
-    for (size_t o = 0; o < buffers.size(); ++o)
-      for (ItemId item : dag_.offloads[o].items)
-        if (dag_.items[item.index()].cell == cell_) buffers[o].push_back(buffer_of(item));
-    follow(order, insert_copies(role_, dag_, buffers, overlaps_, offload_plan_));
+    follow(order, insert_copies(role_, dag_, offloaded_, overlaps_, offload_plan_));
   }
   // To where instructions have moved.
   void follow(const std::vector<TaskId>& order, const std::vector<int32_t>& moved) {
@@ -447,6 +452,7 @@ class CellLowerer {
   int32_t gather_group_ = -1;
   GatherPlan gather_plan_;
   OffloadPlan offload_plan_;
+  std::vector<std::vector<int32_t>> offloaded_;    // buffers, by Dag::offloads
   std::unordered_map<int32_t, int32_t> programs_;  // by pooled program
 };
 
@@ -496,14 +502,9 @@ void add_tensors(const Dag& dag, const Places& places, Lowered& lowered) {
 }
 
 // What leaves for the host is held until it has left.
-void take_offloads(const OffloadPlan& plan, std::vector<int64_t>& held, Lowered& lowered) {
+void hold(const OffloadPlan& plan, std::vector<int64_t>& held) {
   for (const LeavingCopy& copy : plan.leaving)
     held[static_cast<size_t>(copy.copy)] = copy.until - 1;
-  for (size_t o = 0; o < plan.counts.size(); ++o) {
-    lowered.offloads[o].values += plan.counts[o].values;
-    lowered.offloads[o].bytes += plan.counts[o].bytes;
-    lowered.offloads[o].stay += plan.counts[o].stay;
-  }
 }
 
 }  // namespace
@@ -532,16 +533,18 @@ Result<Lowered> lower(const Dag& dag, const Schedule& schedule, const LowerOptio
   const auto values = static_cast<int32_t>(dag.graph.values.size());
   separate_channels(lowered.roles, transfers, values);
   std::vector<std::vector<int64_t>> held;
-  if (overlap && !dag.offloads.empty()) return fail("offload where steps overlap is not supported");
+  lowered.offloads.resize(dag.offloads.size());
   if (overlap) {
     std::vector<StepOrder> orders;
     for (const CellLowerer& cell : cells) orders.push_back(cell.step_order(schedule));
     PIPER_TRY(split_steps(lowered.roles, orders, transfers,
-                          values + static_cast<int32_t>(transfers.size()), dag));
+                          values + static_cast<int32_t>(transfers.size()), dag, lowered.offloads));
   } else {
     held = send_lifetimes(lowered.roles, transfers);
-    lowered.offloads.resize(dag.offloads.size());
-    for (size_t c = 0; c < cells.size(); ++c) take_offloads(cells[c].offloads(), held[c], lowered);
+    for (size_t c = 0; c < cells.size(); ++c) {
+      hold(cells[c].offloads(), held[c]);
+      add_counts(cells[c].offloads(), lowered.offloads);
+    }
   }
   const auto all_readers = readers(dag.graph);
   in_parallel(cells.size(), [&](size_t c) {

@@ -32,7 +32,7 @@ class Copier {
 
  private:
   struct Copy {
-    int64_t before = 0;  // this instruction
+    int64_t before = 0;  // this instruction; it belongs to the step of the one it is made with
     int64_t until = -1;  // of one that leaves: waited for by this instruction
     Instruction instruction;
   };
@@ -60,15 +60,30 @@ class Copier {
   }
 
   // ---- Activations ----
+  // What a body begins for the next step, and its next run ends.
+  bool is_later_run(int64_t first, int64_t i) const {
+    return role_.body[at(first)].ahead > role_.body[at(i)].ahead;
+  }
+  // Its uses in the order of its step: what belongs to the next one comes before the rest, which
+  // is in the next run of the body.
+  std::vector<int64_t> uses_in_time(int32_t buffer) const {
+    std::vector<int64_t> uses = accesses_[at(buffer)];
+    std::stable_sort(uses.begin(), uses.end(), [&](int64_t a, int64_t b) {
+      return role_.body[at(a)].ahead > role_.body[at(b)].ahead;
+    });
+    return uses;
+  }
+
   // From its last use in the forward until its first in the backward a value lies on the host.
   void move_kept(int32_t buffer, const Offload& offload, OffloadCount& count) {
-    const std::vector<int64_t>& uses = accesses_[at(buffer)];
+    const std::vector<int64_t> uses = uses_in_time(buffer);
     const auto back = std::find_if(uses.begin(), uses.end(),
                                    [&](int64_t i) { return is_backward(role_.body[at(i)]); });
     if (back == uses.begin() || back == uses.end()) return;
     const int64_t leaves = *std::prev(back), needed = *back;
+    const int64_t between = is_later_run(leaves, needed) ? static_cast<int64_t>(starts_.size()) : 0;
     const int64_t gone = task_of_[at(leaves)] + offload.in_flight,
-                  comes = task_of_[at(needed)] - offload.distance;
+                  comes = task_of_[at(needed)] + between - offload.distance;
     const int64_t bytes = role_.buffers[at(buffer)].type.bytes();
     if (comes - gone < 2) {  // no task in between during which it is away
       ++count.stay;
@@ -82,8 +97,9 @@ class Copier {
       for (int32_t& arg : role_.body[at(*use)].args)
         if (arg == buffer) arg = again;
     const int32_t micro = role_.body[at(needed)].micro;
-    leave(buffer, host, leaves + 1, start_of(gone + 1), offload, micro);
-    come(host, again, start_of(comes), offload, micro);
+    // A run of the body does not begin before all copies of the one before are complete.
+    leave(buffer, host, leaves + 1, start_of(gone + 1), offload, micro, role_.body[at(leaves)]);
+    come(host, again, start_of(comes - between), offload, micro, role_.body[at(needed)]);
   }
 
   // ---- States ----
@@ -92,7 +108,9 @@ class Copier {
     std::vector<std::pair<int64_t, std::vector<int32_t>>> updates;  // instructions, their states
     for (size_t b = 0; b < accesses_.size(); ++b) {
       const Buffer& buffer = role_.buffers[b];
-      if (buffer.kind != BufferKind::kState || !buffer.param.empty() || buffer.host) continue;
+      if (buffer.kind != BufferKind::kState || !buffer.param.empty() || buffer.host ||
+          buffer.previous_of >= 0)
+        continue;
       if (accesses_[b].size() != 1 || num_elements(buffer.type.shape) <= 1) {
         ++count.stay;
         continue;
@@ -121,8 +139,10 @@ class Copier {
         role_.buffers[at(state)].host = true;
         for (int32_t& arg : role_.body[at(joined[at(k)].first)].args)
           if (arg == state) arg = here;
-        come(state, here, start(k - offload.distance), offload, -1);
-        leave(here, state, joined[at(k)].first + 1, start(k + offload.in_flight + 1), offload, -1);
+        const Instruction& update = role_.body[at(joined[at(k)].first)];
+        come(state, here, start(k - offload.distance), offload, -1, update);
+        leave(here, state, joined[at(k)].first + 1, start(k + offload.in_flight + 1), offload, -1,
+              update);
         ++count.values;
         count.bytes += role_.buffers[at(state)].type.bytes();
       }
@@ -135,7 +155,8 @@ class Copier {
     role_.buffers.push_back(std::move(buffer));
     return static_cast<int32_t>(role_.buffers.size() - 1);
   }
-  Copy copy(const char* what, int32_t from, int32_t to, int32_t stream, int32_t micro) {
+  Copy copy(const char* what, int32_t from, int32_t to, int32_t stream, int32_t micro,
+            const Instruction& with) {
     Copy copy;
     Instruction& one = copy.instruction;
     one.kind = InstructionKind::kCopy;
@@ -143,14 +164,15 @@ class Copier {
     one.args = {from, to};
     one.pass = '-';
     one.micro = micro;
+    one.ahead = with.ahead;
     const std::string& name =
         role_.buffers[at(from)].host ? role_.buffers[at(to)].name : role_.buffers[at(from)].name;
     one.label = fmt::format("{} {}", what, name);
     return copy;
   }
   void leave(int32_t from, int32_t to, int64_t before, int64_t until, const Offload& offload,
-             int32_t micro) {
-    Copy made = copy("offload", from, to, offload.out_stream, micro);
+             int32_t micro, const Instruction& with) {
+    Copy made = copy("offload", from, to, offload.out_stream, micro, with);
     for (const Overlap& o : overlaps_) {  // their sides begin and end together
       if (before > o.first && before < o.end) before = o.end;
       if (until > o.first && until < o.end) until = o.first;
@@ -159,8 +181,9 @@ class Copier {
     made.until = std::max(until, before);
     copies_.push_back(std::move(made));
   }
-  void come(int32_t from, int32_t to, int64_t before, const Offload& offload, int32_t micro) {
-    Copy made = copy("load", from, to, offload.in_stream, micro);
+  void come(int32_t from, int32_t to, int64_t before, const Offload& offload, int32_t micro,
+            const Instruction& with) {
+    Copy made = copy("load", from, to, offload.in_stream, micro, with);
     for (const Overlap& o : overlaps_)
       if (before > o.first && before < o.end) before = o.first;
     made.before = before;
@@ -203,6 +226,14 @@ class Copier {
 };
 
 }  // namespace
+
+void add_counts(const OffloadPlan& plan, std::vector<OffloadCount>& counts) {
+  for (size_t o = 0; o < plan.counts.size(); ++o) {
+    counts[o].values += plan.counts[o].values;
+    counts[o].bytes += plan.counts[o].bytes;
+    counts[o].stay += plan.counts[o].stay;
+  }
+}
 
 std::vector<int32_t> insert_copies(RoleProgram& role, const Dag& dag,
                                    const std::vector<std::vector<int32_t>>& buffers,

@@ -17,6 +17,8 @@ struct OffloadPlan {
   std::vector<LeavingCopy> leaving;
   std::vector<OffloadCount> counts;  // by Dag::offloads
 };
+void add_counts(const OffloadPlan& plan, std::vector<OffloadCount>& counts);
+
 // `buffers`: by offload, those of its items. Inserts copies into the body and returns where its
 // instructions have moved.
 std::vector<int32_t> insert_copies(RoleProgram& role, const Dag& dag,

@@ -42,16 +42,6 @@ std::vector<bool> written_states(const RoleProgram& role) {
 // Where each instruction of the one step stands in the three lists; -1: not there.
 using Positions = std::array<std::vector<int32_t>, 3>;
 
-// The second of a pair has a stream of its own.
-void take_second_stream(std::vector<Instruction>& step, const StepOrder& order, int32_t stream) {
-  for (const Overlap& pair : order.overlaps)
-    for (int32_t t = pair.second; t < pair.end; ++t) {
-      const auto task = at(order.body[at(t)]);
-      for (int32_t i = order.starts[task]; i < order.starts[task + 1]; ++i)
-        if (step[at(i)].kind == InstructionKind::kCompute && step[at(i)].stream == 0)
-          step[at(i)].stream = stream;
-    }
-}
 void state_workspaces(RoleProgram& role) {
   role.workspace_bytes.assign(role.streams.size(), 0);
   for (const Instruction& one : role.body) {
@@ -59,36 +49,6 @@ void state_workspaces(RoleProgram& role) {
     int64_t& bytes = role.workspace_bytes[at(one.stream)];
     bytes = std::max(bytes, role.programs[at(one.program)].workspace_bytes);
   }
-}
-
-// The body in the order of a steady step, each instruction with its step and as it is there; gives
-// their numbers in the one step. Gathers have numbers behind all others.
-std::vector<int32_t> make_steady(RoleProgram& role, const StepOrder& order, const Dag& dag,
-                                 GatherPlan& plan) {
-  std::vector<Instruction> step = std::move(role.body);
-  role.body.clear();
-  role.body.reserve(step.size());
-  if (!order.overlaps.empty()) {
-    take_second_stream(step, order, static_cast<int32_t>(role.streams.size()));
-    role.streams.push_back({"overlap"});
-  }
-  std::vector<int32_t> numbers;
-  for (int32_t task : order.body)
-    for (int32_t i = order.starts[at(task)]; i < order.starts[at(task) + 1]; ++i) {
-      Instruction& one = role.body.emplace_back(std::move(step[at(i)]));
-      one.waits.clear();
-      one.ahead = order.ahead[at(task)] ? 1 : 0;
-      numbers.push_back(i);
-    }
-  if (order.gathered.empty()) return numbers;
-  const std::vector<int32_t> moved =
-      insert_gathers(role, order.gathered, dag, order.gather_group, plan);
-  std::vector<int32_t> all(role.body.size(), -1);
-  for (size_t i = 0; i < moved.size(); ++i) all[at(moved[i])] = numbers[i];
-  auto next = static_cast<int32_t>(moved.size());
-  for (int32_t& number : all)
-    if (number < 0) number = next++;
-  return all;
 }
 
 // What the next step reads of a state before the update of the one under way, in its place.
@@ -104,9 +64,7 @@ Status read_newest(const RoleProgram& role, const std::vector<int32_t>& newest,
   return ok_status();
 }
 
-Result<Positions> split(RoleProgram& role, const StepOrder& order, int32_t channels, const Dag& dag,
-                        GatherPlan& plan) {
-  const std::vector<int32_t> numbers = make_steady(role, order, dag, plan);
+Result<Positions> split(RoleProgram& role, int32_t channels, const Steady& made) {
   const std::vector<int32_t> newest = newest_versions(role);
   // States of one version that the update changes.
   std::vector<bool> changes = written_states(role);
@@ -119,7 +77,7 @@ Result<Positions> split(RoleProgram& role, const StepOrder& order, int32_t chann
   Positions positions;
   positions.fill(std::vector<int32_t>(steady.size(), -1));
   const auto add = [&](Section section, size_t i, Instruction one) {
-    positions[section][at(numbers[i])] = static_cast<int32_t>(list_of(role, section).size());
+    positions[section][at(made.numbers[i])] = static_cast<int32_t>(list_of(role, section).size());
     list_of(role, section).push_back(std::move(one));
   };
   for (size_t i = 0; i < steady.size(); ++i) {
@@ -135,7 +93,7 @@ Result<Positions> split(RoleProgram& role, const StepOrder& order, int32_t chann
     PIPER_TRY(read_newest(role, newest, changes, one));
     add(kBody, i, std::move(one));
   }
-  if (!order.overlaps.empty()) state_workspaces(role);
+  if (!made.pairs.empty()) state_workspaces(role);
   return positions;
 }
 
@@ -161,6 +119,27 @@ Held held_in(std::vector<RoleProgram>& roles, Section section,
   return held;
 }
 
+// The copies of a section that leave for the host, and the computations that wait for them.
+std::vector<LeavingCopy> leaving_in(const RoleProgram& role, Section section, const Positions& all,
+                                    const OffloadPlan& plan) {
+  std::vector<int32_t> here(role.body.size(), -1);  // by position in the body
+  int32_t length = 0;
+  for (size_t n = 0; n < all[kBody].size(); ++n) {
+    here[at(all[kBody][n])] = all[section][n];
+    length += all[section][n] >= 0 ? 1 : 0;
+  }
+  std::vector<LeavingCopy> leaving;
+  for (auto [copy, until] : plan.leaving) {
+    if (here[at(copy)] < 0) continue;
+    const auto waits = [&] {
+      return here[at(until)] >= 0 && role.body[at(until)].kind == InstructionKind::kCompute;
+    };
+    while (at(until) < here.size() && !waits()) ++until;
+    leaving.push_back({here[at(copy)], at(until) < here.size() ? here[at(until)] : length});
+  }
+  return leaving;
+}
+
 // In body positions. A section ends when all that it sent has been received.
 struct Interval {
   int64_t first = 0, last = -1;
@@ -181,18 +160,6 @@ const Overlap* pair_at(const std::vector<Overlap>& pairs, int64_t position) {
       std::upper_bound(pairs.begin(), pairs.end(), position,
                        [](int64_t wanted, const Overlap& pair) { return wanted < pair.end; });
   return next != pairs.end() && position >= next->first ? &*next : nullptr;
-}
-// Pairs by instruction of the body.
-std::vector<Overlap> pairs_of(const StepOrder& order, const Positions& positions) {
-  std::vector<Overlap> pairs;
-  const auto first_of = [&](int32_t t) {
-    return positions[kBody][at(order.starts[at(order.body[at(t)])])];
-  };
-  for (const Overlap& pair : order.overlaps) {
-    const int32_t last = order.starts[at(order.body[at(pair.end - 1)]) + 1] - 1;
-    pairs.push_back({first_of(pair.first), first_of(pair.second), positions[kBody][at(last)] + 1});
-  }
-  return pairs;
 }
 
 // Prologue and epilogue do what a body does for one of its steps, in the same order: what may share
@@ -245,28 +212,47 @@ Status set_lifetime(const RoleProgram& role, const Life& life, size_t b, Block& 
           "help: more microbatches, or fewer tasks of the next step before those of this one");
 }
 
-Status place(RoleProgram& role, const std::vector<Life>& lives, const std::vector<Slot>& pool) {
-  std::vector<Block> blocks(role.buffers.size());
-  int64_t kept = 0;  // for ever, before all others
+// For ever, before all others, on the device and on the host.
+void place_kept(const RoleProgram& role, const std::vector<Slot>& pool,
+                std::vector<Block>& blocks) {
+  int64_t device = 0, host = 0;
   for (size_t b = 0; b < blocks.size(); ++b) {
-    blocks[b].bytes = role.buffers[b].type.bytes();
     if (role.buffers[b].kind == BufferKind::kStep) continue;
-    blocks[b].offset = kept;
-    kept += align_up(blocks[b].bytes);
+    int64_t& end = role.buffers[b].host ? host : device;
+    blocks[b].offset = end;
+    end += align_up(blocks[b].bytes);
   }
   for (const Slot& slot : pool) {
-    for (const auto& [buffer, offset] : slot.buffers) blocks[at(buffer)].offset = kept + offset;
-    kept += align_up(slot.bytes);
+    for (const auto& [buffer, offset] : slot.buffers) blocks[at(buffer)].offset = device + offset;
+    device += align_up(slot.bytes);
   }
-  for (size_t b = 0; b < blocks.size(); ++b)
+}
+
+Status place(RoleProgram& role, const std::vector<Life>& lives, const std::vector<Slot>& pool) {
+  const auto circle = static_cast<int64_t>(role.body.size());
+  std::vector<Block> blocks(role.buffers.size());
+  for (size_t b = 0; b < blocks.size(); ++b) blocks[b].bytes = role.buffers[b].type.bytes();
+  place_kept(role, pool, blocks);
+  std::vector<size_t> of_memory[2];  // the device's, the host's
+  for (size_t b = 0; b < blocks.size(); ++b) {
     if (blocks[b].offset < 0) PIPER_TRY(set_lifetime(role, lives[b], b, blocks[b]));
-  role.arena_bytes = place_blocks(blocks, static_cast<int64_t>(role.body.size()));
-  for (size_t b = 0; b < blocks.size(); ++b) role.buffers[b].offset = blocks[b].offset;
+    of_memory[role.buffers[b].host ? 1 : 0].push_back(b);
+  }
+  for (const bool host : {false, true}) {
+    std::vector<Block> here;
+    for (size_t b : of_memory[host ? 1 : 0]) here.push_back(blocks[b]);
+    (host ? role.host_bytes : role.arena_bytes) = here.empty() ? 0 : place_blocks(here, circle);
+    for (size_t i = 0; i < here.size(); ++i)
+      role.buffers[of_memory[host ? 1 : 0][i]].offset = here[i].offset;
+  }
   return ok_status();
 }
 
-void add_waits(RoleProgram& role, Section section, const std::vector<int64_t>& held) {
+void add_waits(RoleProgram& role, Section section, const std::vector<int64_t>& held,
+               const std::vector<LeavingCopy>& leaving) {
   role.body.swap(list_of(role, section));
+  for (const LeavingCopy& copy : leaving)
+    if (at(copy.until) < role.body.size()) role.body[at(copy.until)].waits.push_back(copy.copy);
   wait_for_data(role);
   wait_for_memory(role, held);
   role.body.swap(list_of(role, section));
@@ -284,21 +270,29 @@ Status for_all_roles(const std::vector<RoleProgram>& roles, const Work& work) {
 }  // namespace
 
 Status split_steps(std::vector<RoleProgram>& roles, const std::vector<StepOrder>& orders,
-                   const std::vector<Transfer>& transfers, int32_t channels, const Dag& dag) {
+                   const std::vector<Transfer>& transfers, int32_t channels, const Dag& dag,
+                   std::vector<OffloadCount>& offloads) {
   std::vector<Positions> positions(roles.size());
-  std::vector<GatherPlan> gathers(roles.size());
+  std::vector<Steady> steady(roles.size());
   PIPER_TRY(for_all_roles(roles, [&](size_t c) -> Status {
-    PIPER_ASSIGN(positions[c], split(roles[c], orders[c], channels, dag, gathers[c]));
+    steady[c] = make_steady(roles[c], orders[c], dag);
+    PIPER_ASSIGN(positions[c], split(roles[c], channels, steady[c]));
     return ok_status();
   }));
+  for (const Steady& each : steady) add_counts(each.offloads, offloads);
   Held held[3];
   for (Section section : kSections) held[section] = held_in(roles, section, transfers, positions);
   return for_all_roles(roles, [&](size_t c) -> Status {
-    const std::array<std::vector<int64_t>, 3> own{held[kPrologue][c], held[kBody][c],
-                                                  held[kEpilogue][c]};
-    const std::vector<Overlap> pairs = pairs_of(orders[c], positions[c]);
-    PIPER_TRY(place(roles[c], find_lives(roles[c], positions[c], own, pairs), gathers[c].pool));
-    for (Section section : kSections) add_waits(roles[c], section, own[section]);
+    RoleProgram& role = roles[c];
+    std::array<std::vector<int64_t>, 3> own{held[kPrologue][c], held[kBody][c], held[kEpilogue][c]};
+    std::array<std::vector<LeavingCopy>, 3> leaving;
+    for (Section section : kSections) {
+      leaving[section] = leaving_in(role, section, positions[c], steady[c].offloads);
+      for (const auto& [copy, until] : leaving[section]) own[section][at(copy)] = until - 1;
+    }
+    PIPER_TRY(
+        place(role, find_lives(role, positions[c], own, steady[c].pairs), steady[c].gathers.pool));
+    for (Section section : kSections) add_waits(role, section, own[section], leaving[section]);
     return ok_status();
   });
 }

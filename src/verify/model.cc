@@ -265,8 +265,12 @@ Result<VerifyReport> verify_plan_set(const PlanSet& set) {
     check_packed_copies(model, sections, found);
   };
   if (model.cells[0].role->steps_ahead > 0) {
+    // States come from the host and return to it within a section.
+    const auto host_states = [&](Findings& found, VerifyReport&) {
+      for (const Section& section : sections) check_host_states(model, section, found);
+    };
     prove(model,
-          {structure,
+          {structure, host_states,
            [&](Findings& found, VerifyReport& counts) { check_overlapping(model, found, counts); }},
           findings, report);
     return report;

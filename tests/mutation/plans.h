@@ -75,6 +75,15 @@ inline std::string random_precision(Random& random) {
                "  - precision: {compute: bf16, keep: [Add], loss_scale: {static: 64}}\n"});
 }
 
+inline std::string random_offload(Random& random) {
+  const std::string states = one_of<const char*>(
+      random, {"", "", "  - offload: {what: optimizer, distance: 2, in_flight: 0}\n"});
+  return states +
+         one_of<const char*>(
+             random, {"", "", "  - offload: {what: activations, distance: 0, in_flight: 0}\n",
+                      "  - offload: {what: activations}\n"});
+}
+
 // Streams of their own, receives that are posted early, values that wait on the host.
 inline std::string random_streams(Random& random, size_t pp) {
   std::string text;
@@ -90,12 +99,7 @@ inline std::string random_streams(Random& random, size_t pp) {
                  "  - prefetch: {where: {kind: input}, distance: 1}\n"});
   text += one_of<const char*>(
       random, {"", "", "", "  - stream: {where: {kind: compute, pass: B}, name: back}\n"});
-  text += one_of<const char*>(
-      random, {"", "", "  - offload: {what: optimizer, distance: 2, in_flight: 0}\n"});
-  return text +
-         one_of<const char*>(
-             random, {"", "", "  - offload: {what: activations, distance: 0, in_flight: 0}\n",
-                      "  - offload: {what: activations}\n"});
+  return text + random_offload(random);
 }
 
 // Messages that travel together.
@@ -197,6 +201,7 @@ inline std::string overlapping_strategy(Random& random, size_t microbatches) {
   text += random_precision(random);
   if (pp > 1)
     text += one_of<const char*>(random, {"", "  - fuse: {where: {kind: send}, bucket: 256}\n"});
+  text += random_offload(random);
   if (pick(random, 3) == 0) return text + random_order(random);
   return text + "  - order:\n      each: pp\n      program: |\n" +
          one_of<const char*>(random, {"        repeat M - (P-r-1): F B\n"

@@ -1,0 +1,34 @@
+// A steady step: the tasks of two steps in the order of the body, with the communication and the
+// copies that they ask for.
+#pragma once
+
+#include "gathers.h"
+#include "offload.h"
+
+namespace piper {
+
+// What is known of a cell's step: of each task in the order of one step its first instruction, and
+// the end; the tasks as a body runs them; whether they then belong to the next step.
+struct StepOrder {
+  std::vector<int32_t> starts, body;
+  std::vector<bool> ahead;
+  std::vector<Overlap> overlaps;  // positions in `body`
+  std::vector<GatheredBuffer> gathered;
+  int32_t gather_group = -1;                    // of the parts
+  std::vector<std::vector<int32_t>> offloaded;  // buffers of the items, by Dag::offloads
+};
+
+struct Steady {
+  // By instruction of the body: its number in the one step. Gathers and copies have numbers behind
+  // all others.
+  std::vector<int32_t> numbers;
+  std::vector<Overlap> pairs;  // by instruction
+  GatherPlan gathers;
+  OffloadPlan offloads;  // positions in the body
+};
+
+// Brings the role's body, of one step, into the order of a steady step. Instructions of the next
+// step have `ahead` = 1, but are as they are in their own. Without waits.
+Steady make_steady(RoleProgram& role, const StepOrder& order, const Dag& dag);
+
+}  // namespace piper
