@@ -331,7 +331,6 @@ Result<Survey> survey_model(OnnxModel model) {
   return out;
 }
 
-// `model` with its parameters found and all nodes imported; `taken`: what to decide first.
 // Under the names that the parameters have now; those that nothing updates are frozen.
 TrainingInfo training_of(TrainingInfo training, const Recovery& recovery, Graph& graph) {
   std::map<std::string, std::string> name_of;  // by initializer
@@ -348,6 +347,16 @@ TrainingInfo training_of(TrainingInfo training, const Recovery& recovery, Graph&
   return training;
 }
 
+// What is wrong with the parameters, and what with the nodes.
+Status said_at_once(Status lost, Status refused) {
+  if (lost || refused) return lost ? refused : lost;
+  Error error = std::move(lost).error();
+  error.notes.push_back("and " + refused.error().message);
+  error.notes.insert(error.notes.end(), refused.error().notes.begin(), refused.error().notes.end());
+  return error;
+}
+
+// `model` with its parameters found and all nodes imported; `taken`: what to decide first.
 Result<Imported> import_flat(OnnxModel model, const ImportOptions& options,
                              std::vector<Importer::Taken>& taken) {
   std::vector<std::string> scopes = scopes_of(model);
@@ -357,7 +366,7 @@ Result<Imported> import_flat(OnnxModel model, const ImportOptions& options,
   Importer importer(model, scopes, recovery, options.seed);
   const Status done = importer.run(options);
   taken = importer.taken();
-  PIPER_TRY(done);
+  PIPER_TRY(taken.empty() ? said_at_once(check_swallowed(recovery), done) : done);
   fill_reports(recovery, out);
   out.graph = without_dead_nodes(std::move(importer).take(), true);
   if (model.training) out.training = training_of(*model.training, recovery, out.graph);

@@ -49,6 +49,8 @@ Result<Recovery> recover_params(OnnxModel& model, std::vector<std::string>& scop
 // Errors stand at the rule. By rule, what it matched.
 Result<std::vector<RuleMatch>> apply_param_rules(const OnnxModel& model, Recovery& recovery,
                                                  const std::vector<ParamRule>& rules);
+// An error where some are: trained without them the model would be another one.
+Status check_swallowed(const Recovery& recovery);
 
 // ---- Between the sources of this part -----------------------------------------------------------
 

@@ -362,9 +362,18 @@ Status Rules::run() {
   return rename_all();
 }
 
-// Trained without them the model would be another one, without any error.
-Status check_swallowed(const std::vector<std::string>& names) {
+}  // namespace
+
+Result<std::vector<RuleMatch>> apply_param_rules(const OnnxModel& model, Recovery& recovery,
+                                                 const std::vector<ParamRule>& rules) {
+  Rules apply(model, recovery, rules);
+  PIPER_TRY(apply.run());
+  return std::move(apply).take();
+}
+
+Status check_swallowed(const Recovery& recovery) {
   constexpr size_t kShown = 8;
+  const std::vector<std::string>& names = recovery.swallowed;
   if (names.empty()) return ok_status();
   const std::span shown(names.data(), std::min(names.size(), kShown));
   return fail("the exporter merged or folded {} parameter{}, which cannot be had back: {}{}",
@@ -372,16 +381,6 @@ Status check_swallowed(const std::vector<std::string>& names) {
               names.size() > kShown ? ", …" : "")
       .with_note("help: export the model with optimize=False")
       .with_note("help: or write 'exclude' for them under 'parameters', and they stay as they are");
-}
-
-}  // namespace
-
-Result<std::vector<RuleMatch>> apply_param_rules(const OnnxModel& model, Recovery& recovery,
-                                                 const std::vector<ParamRule>& rules) {
-  Rules apply(model, recovery, rules);
-  PIPER_TRY(apply.run());
-  PIPER_TRY(check_swallowed(recovery.swallowed));
-  return std::move(apply).take();
 }
 
 }  // namespace piper::onnx_import

@@ -108,3 +108,8 @@ write("unsupported",
       [node("MatMul", "x w", "h"), node("Det", "h", "d", scope="head", trace='File "net.py", line 7, in forward\n    d = torch.det(h)\n'),
        node("Frobnicate", "h", "f", scope="head", domain="com.example"), node("Det", "f", "e", scope="head"), *loss("d")],
       [tensor("w", 4, 4)], ["batch", 4], [])
+# Parameters that cannot be had back beside an operator that nobody has.
+write("folded_unsupported",
+      [node("Mul", "x add", "mul", ("mul", "aten.mul.Tensor", "%x, %add"), "norm_1"),
+       node("Mul", "mul add", "mul_1", ("mul_1", "aten.mul.Tensor", "%mul, %add_1"), "norm_2"), node("Det", "mul_1", "d", scope="head"), *loss("d")],
+      [ones("add", 4)], ["batch", 4, 4], ["norm_1.weight", "norm_2.weight"], {"add": ["norm_1.weight", "val_0"]})
