@@ -50,7 +50,7 @@ class Attention {
 
   // How many of the block's keys the query sees.
   int64_t seen(const Block& block, int64_t query) const {
-    return std::clamp<int64_t>(f.seen_by(query) - block.k0, 0, block.n);
+    return f.causal ? std::clamp<int64_t>(query + f.offset + 1 - block.k0, 0, block.n) : block.n;
   }
   // Row r of the block, of which the scores of n keys are made.
   ScoreRow<T> row_of(const Block& block, int64_t r, int64_t n) const {
@@ -58,7 +58,7 @@ class Attention {
   }
   // How many keys the queries of row r's tile see.
   int64_t seen_by_tile(const Block& block, int64_t r) const {
-    return seen(block, block.i0 + HWY_MIN(r / kTileRows * kTileRows + kTileRows, block.m) - 1);
+    return seen(block, block.i0 + HWY_MIN(r | (kTileRows - 1), block.m - 1));
   }
   ScoreRule<T> rule_of(const Block& block, int64_t query, const std::byte* mask) const {
     ScoreRule<T> rule{static_cast<T>(f.scale), static_cast<T>(f.softcap)};
@@ -221,17 +221,17 @@ void Attention<T>::forward_rows(const Head& h, const Block& block, int64_t r0, i
   const int64_t first = block.i0 + r0;
   T *const tops = top + first, *const sums = sum + first;
   if (seen(block, first + rows - 1) == 0 && block.k0 > 0) return;
+  ScoreRow<T> row[kPanel];
+  for (int64_t t = 0; t < rows; ++t) row[t] = row_of(block, r0 + t, seen_by_tile(block, r0 + t));
+  for (int64_t t = 0; t < rows && !at_once; ++t)
+    to_scores(row[t], rule_of(block, first + t, h.mask), static_cast<T*>(nullptr));
   std::copy_n(tops, kPanel, old);
-  for (int64_t t = 0; t < rows; ++t) {
-    const ScoreRow<T> row = row_of(block, r0 + t, seen_by_tile(block, r0 + t));
-    if (!at_once) to_scores(row, rule_of(block, first + t, h.mask), static_cast<T*>(nullptr));
-    tops[t] = greatest(row, line_of<kTerms>(block, first + t, h.mask), old[t]);
-  }
+  for (int64_t t = 0; t < rows; ++t)
+    tops[t] = greatest(row[t], line_of<kTerms>(block, first + t, h.mask), old[t]);
   find_shifts(old, tops, keep, shift);
   for (int64_t t = 0; t < rows; ++t) {
-    const ScoreRow<T> row = row_of(block, r0 + t, seen_by_tile(block, r0 + t));
     const auto line = line_of<kTerms>(block, first + t, h.mask);
-    sums[t] = sums[t] * keep[t] + exponentials(row, line, shift[t]);
+    sums[t] = sums[t] * keep[t] + exponentials(row[t], line, shift[t]);
   }
   log_sums(tops, sums, inverse, logs);
   if (lse) std::copy_n(logs, rows, lse + first);
