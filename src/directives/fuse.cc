@@ -36,10 +36,6 @@ class Finder {
   // Messages of one microbatch, or of the whole step.
   Status join(const FuseRule& rule) {
     PIPER_TRY(check_kinds(rule));
-    if (rule.microbatches > 1 && !dag_.versions.empty())
-      return fail(rule.at,
-                  "fuse: messages of several microbatches with two weight versions: not supported")
-          .with_note("help: leave 'microbatches' out; messages of one microbatch join");
     PIPER_ASSIGN(const std::vector<TaskId> found, claim(rule));
     if (found.empty()) return matcher_.nothing(rule.where, rule.at, "fuse");
     std::map<Key, std::vector<Message>> together;

@@ -9,11 +9,31 @@ namespace {
 
 size_t at(int64_t id) { return static_cast<size_t>(id); }
 
-// Runs all tasks in an order that the schedule allows, where those of a group run when all of them
-// can. Where nothing can run, a group on a circle of waits lets those go that can.
+// By task: whether it runs while the step before is under way. What is sent then is received then.
+std::vector<bool> run_ahead(const Dag& dag, const std::vector<ComputeOrder>& compute,
+                            const TaskLists& deps) {
+  std::vector<bool> ahead(dag.tasks.size());
+  for (const ComputeOrder& order : compute)
+    for (int32_t i = 0; i < order.ahead; ++i) ahead[order.tasks[at(i)].index()] = true;
+  for (size_t t = 0; t < ahead.size(); ++t) {
+    const Task& task = dag.tasks[t];
+    if (task.kind == TaskKind::kRecv)
+      ahead[t] = ahead[t - 1];
+    else if (!is_ordered(task) && runs_by_itself(dag, task))
+      ahead[t] =
+          std::all_of(deps[t].begin(), deps[t].end(), [&](TaskId d) { return ahead[d.index()]; });
+  }
+  return ahead;
+}
+
+// Runs all tasks in an order that the schedule allows, that of one step or of a steady one, where
+// those of a group run when all of them can. Where nothing can run, a group on a circle of waits
+// lets those go that can.
 class Waiting {
  public:
-  Waiting(const Dag& dag, const std::vector<ComputeOrder>& compute, const TaskLists& deps)
+  // `ahead`: of a steady step, see run_ahead(); null: of one step.
+  Waiting(const Dag& dag, const std::vector<ComputeOrder>& compute, const TaskLists& deps,
+          const std::vector<bool>* ahead)
       : dag_(dag),
         deps_(deps),
         before_(dag.tasks.size()),
@@ -22,9 +42,10 @@ class Waiting {
         done_(dag.tasks.size()),
         group_of_(dag.tasks.size(), -1) {
     for (size_t t = 0; t < dag.tasks.size(); ++t)
-      for (TaskId d : deps[t]) wait_for(TaskId(t), d);
-    for (const ComputeOrder& order : compute) follow(order);
-    close_step(compute);
+      for (TaskId d : deps[t])  // what the steady step before has done is there
+        if (!ahead || (*ahead)[t] || !(*ahead)[d.index()]) wait_for(TaskId(t), d);
+    for (const ComputeOrder& order : compute) ahead ? follow_steady(order) : follow(order);
+    close_step(compute, ahead != nullptr);
     meet();
   }
 
@@ -69,17 +90,26 @@ class Waiting {
         for (TaskId d : deps_[order.tasks[at(i)].index()])
           if (!is_ordered(dag_.tasks[d.index()])) wait_for(order.tasks[at(overlap.first)], d);
   }
+  void follow_steady(const ComputeOrder& order) {
+    for (size_t i = 1; i < order.tasks.size(); ++i)
+      wait_for(in_body(order, i), in_body(order, i - 1));
+  }
+  static TaskId in_body(const ComputeOrder& order, size_t i) {
+    return order.tasks[order.body.empty() ? i : at(order.body[i])];
+  }
   // What no computation of a microbatch needs, and what does not run by itself.
-  void close_step(const std::vector<ComputeOrder>& compute) {
+  void close_step(const std::vector<ComputeOrder>& compute, bool steady) {
     std::vector<bool> needed(dag_.tasks.size());
     for (size_t t = dag_.tasks.size(); t-- > 0;)
       if (needed[t] || is_ordered(dag_.tasks[t]))
         for (TaskId d : deps_[t]) needed[d.index()] = true;
     for (size_t t = 0; t < dag_.tasks.size(); ++t) {
       const Task& task = dag_.tasks[t];
-      const auto& order = compute[at(task.cell)].tasks;
-      if (needed[t] || order.empty() || is_ordered(task) || runs_by_itself(dag_, task)) continue;
-      wait_for(TaskId(t), order.back());
+      const ComputeOrder& order = compute[at(task.cell)];
+      const size_t last = order.tasks.size() - 1;
+      if (needed[t] || order.tasks.empty() || is_ordered(task) || runs_by_itself(dag_, task))
+        continue;
+      wait_for(TaskId(t), steady ? in_body(order, last) : order.tasks[last]);
     }
   }
   // The k-th collective over all cells is one.
@@ -277,19 +307,32 @@ class Rewriter {
 std::vector<JoinedMessages> join_messages(Dag& dag, std::vector<ComputeOrder>& compute,
                                           const std::vector<std::vector<TaskId>>& groups) {
   const TaskLists deps = find_dependencies(dag);
-  Waiting waiting(dag, compute, deps);
+  const std::vector<bool> ahead = run_ahead(dag, compute, deps);
+  std::vector<std::vector<TaskId>> joined;
   std::vector<int32_t> group_of(dag.tasks.size(), -1);
   for (size_t g = 0; g < groups.size(); ++g) {
-    waiting.add(groups[g]);
     for (TaskId id : groups[g]) group_of[id.index()] = static_cast<int32_t>(g);
+    for (const bool next : {true, false}) {  // messages of two steps do not meet
+      std::vector<TaskId> here;
+      std::copy_if(groups[g].begin(), groups[g].end(), std::back_inserter(here),
+                   [&](TaskId id) { return ahead[id.index()] == next; });
+      if (!here.empty()) joined.push_back(std::move(here));
+    }
   }
   std::vector<JoinedMessages> result(groups.size());
-  if (!waiting.run()) return result;  // the schedule says which tasks wait for each other
-  for (const std::vector<TaskId>& tasks : waiting.joined()) {
+  const bool overlap = std::find(ahead.begin(), ahead.end(), true) != ahead.end();
+  for (const bool steady : {false, true}) {
+    if (steady && !overlap) break;
+    Waiting waiting(dag, compute, deps, steady ? &ahead : nullptr);
+    for (const std::vector<TaskId>& tasks : joined) waiting.add(tasks);
+    if (!waiting.run()) return result;  // the schedule says which tasks wait for each other
+    joined = waiting.joined();
+  }
+  for (const std::vector<TaskId>& tasks : joined) {
     JoinedMessages& of = result[at(group_of[tasks[0].index()])];
     if (of.messages++ == 1) of.apart = print_place(dag, tasks[0]);
   }
-  const std::vector<TaskId> now = Rewriter(dag, deps, waiting.joined()).run();
+  const std::vector<TaskId> now = Rewriter(dag, deps, joined).run();
   for (ComputeOrder& order : compute)
     for (TaskId& id : order.tasks) id = now[id.index()];
   return result;

@@ -39,7 +39,7 @@ class BodyCheck {
   bool same(const Instruction& one, const Instruction& other) const {
     const auto key = [](const Instruction& i) {
       return std::tie(i.kind, i.stream, i.program, i.peer, i.group, i.root, i.channel, i.input,
-                      i.label, i.pass, i.stage, i.micro);
+                      i.label, i.pass, i.stage, i.micro, i.micros);
     };
     return key(one) == key(other) && same_samples(one.samples, other.samples) &&
            same_args(one, other) && same_sums(one, other);

@@ -29,6 +29,9 @@ struct Case {
 const std::string kSends = "  - fuse: {where: {kind: send}}\n";
 const std::string kExchanges = "  - fuse: {where: {kind: send, mb: absent}, bucket: 2KiB}\n";
 const std::string kPairs = "  - fuse: {where: {kind: send}, microbatches: 2}\n";
+const std::string kFours =
+    "  - fuse: {where: {kind: send, pass: F}, microbatches: 4}\n"
+    "  - fuse: {where: {kind: send, pass: B}, microbatches: 2}\n";
 const std::string kReductions = "  - fuse: {where: {kind: all_reduce}, bucket: 64KiB}\n";
 const std::string kScatters =
     "  - fuse: {where: {kind: reduce_scatter}, bucket: 1MiB, microbatches: 2}\n"
@@ -46,6 +49,10 @@ const std::string kAcrossSteps =
     "  - place: {where: {stage: s}, on: {pp: s}}\n"
     "  - split: {dim: batch, into: $microbatches}\n"
     "  - replicate: {over: dp, shard: [optimizer, gradients]}\n"
+    "  - order:\n      each: pp\n      program: |\n"
+    "        repeat M - (P-r-1): F B\n        repeat P-r-1: F[step=1] B\n";
+const std::string kAcrossEachStep =
+    kPerMicrobatch +
     "  - order:\n      each: pp\n      program: |\n"
     "        repeat M - (P-r-1): F B\n        repeat P-r-1: F[step=1] B\n";
 // The boundary between the stages runs through a block: a residual and products are sent on.
@@ -72,12 +79,17 @@ const Case kCases[] = {
     {"scatters", "", {2, 2, 4}, kPerMicrobatch, kScatters},
     {"scatters_in_16_bits", "", {2, 2, 4}, kPerMicrobatch + kIn16Bits, kScatters},
     {"two_versions", "", {2, 2, 4}, kAcrossSteps, kWholeSteps, 2},
+    {"two_versions_pairs", "pipedream-2bw", {4, 1, 8}, "", kPairs, 2},
+    {"two_versions_fours", "pipedream-2bw", {2, 1, 8}, "", kFours, 2},
+    {"two_versions_scatters", "", {2, 2, 4}, kAcrossEachStep, kScatters, 2},
     {"two_versions_in_16_bits", "", {2, 2, 4}, kAcrossSteps + kIn16Bits, kWholeSteps, 2},
 };
 
 Result<Compiled> compile_case(const Case& of, const std::string& train, const std::string& fuses,
                               bool oracles = false) {
-  std::string text = fmt::format("piper: 1\nweight_versions: {}\n", of.versions);
+  std::string text = "piper: 1\n";
+  if (of.order != std::string("pipedream-2bw"))  // it says so itself
+    text += fmt::format("weight_versions: {}\n", of.versions);
   if (of.directives.empty())
     text += fmt::format("include: {}/strategies/{}.yaml\n", PIPER_SOURCE_DIR, of.order);
   else

@@ -200,7 +200,11 @@ inline std::string overlapping_strategy(Random& random, size_t microbatches) {
                         one_of<const char*>(random, kShards));
   text += random_precision(random);
   if (pp > 1)
-    text += one_of<const char*>(random, {"", "  - fuse: {where: {kind: send}, bucket: 256}\n"});
+    text += one_of<const char*>(random, {"", "  - fuse: {where: {kind: send}, bucket: 256}\n",
+                                         "  - fuse: {where: {kind: send}, microbatches: 2}\n"});
+  if (dp > 1)
+    text += one_of<const char*>(
+        random, {"", "  - fuse: {where: {kind: [all_reduce, reduce_scatter]}, microbatches: 2}\n"});
   text += random_offload(random);
   if (pick(random, 3) == 0) return text + random_order(random);
   return text + "  - order:\n      each: pp\n      program: |\n" +
