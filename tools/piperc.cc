@@ -55,15 +55,15 @@ void explain_directives(const Compiled& compiled) {
 
 void explain_parameters(const Compiled& compiled) {
   int64_t elements = 0, count = 0;
-  std::vector<const Buffer*> seen;
+  std::vector<const Tensor*> seen;
   for (const RoleProgram& role : compiled.set.roles)
-    for (const Buffer& buffer : role.buffers) {
-      const bool is_new = !buffer.param.empty() &&
+    for (const Tensor& tensor : role.tensors) {
+      const bool is_new = !tensor.param.empty() &&
                           std::none_of(seen.begin(), seen.end(),
-                                       [&](const Buffer* b) { return b->param == buffer.param; });
+                                       [&](const Tensor* b) { return b->param == tensor.param; });
       if (!is_new) continue;
-      seen.push_back(&buffer);
-      elements += num_elements(buffer.type.shape);
+      seen.push_back(&tensor);
+      elements += num_elements(tensor.type.shape);
       ++count;
     }
   fmt::print("parameters: {} found, {} held by the plans with {} elements\n",

@@ -16,7 +16,7 @@
 
 namespace piper {
 
-inline constexpr int kPlanFormatVersion = 4;
+inline constexpr int kPlanFormatVersion = 5;
 
 // ---- Programs: what one compute instruction runs -------------------------------------------------
 
@@ -62,11 +62,11 @@ enum class BufferKind : uint8_t {
   kConstant,    // loaded before the first step, never written
   kStep,        // made and consumed inside one step
 };
-struct Buffer {
+// What a buffer is of: one for the buffers of all microbatches.
+struct Tensor {
   std::string name;
   TensorType type;
-  BufferKind kind = BufferKind::kStep;
-  int64_t offset = 0;         // bytes from the arena's start, 64-byte aligned
+  BufferKind kind = BufferKind::kStep;  // all but kStep have one buffer
   bool host = false;          // in the host's arena: only copies touch it
   std::string init;           // kState, kConstant: name of the tensor in params/init.safetensors; empty: filled with `fill`
   double fill = 0;
@@ -81,7 +81,12 @@ struct Buffer {
   int32_t previous_of = -1;
   // kStep: a copy of that state (a buffer), a matrix, as the op Pack lays it out for matrix products; -1: none.
   int32_t packed_of = -1;
-  std::string provenance;     // see Provenance: what the verifier checks sums with; empty when not part of a gradient
+  bool operator==(const Tensor&) const = default;
+};
+struct Buffer {
+  int32_t tensor = 0;  // index of RoleProgram::tensors
+  int32_t micro = -1;  // the microbatch, which the buffer's name ends with ("h@3"); -1: none
+  int64_t offset = 0;  // bytes from the arena's start, 64-byte aligned
   bool operator==(const Buffer&) const = default;
 };
 
@@ -210,6 +215,7 @@ struct RoleProgram {
   std::vector<std::pair<std::string, int64_t>> mesh;  // axes and sizes, row-major ranks
   std::vector<Stream> streams;
   std::vector<Group> groups;
+  std::vector<Tensor> tensors;
   std::vector<Buffer> buffers;
   std::vector<Program> programs;
   std::vector<DataInput> inputs;
@@ -225,6 +231,12 @@ struct RoleProgram {
   std::vector<int64_t> workspace_bytes;  // by stream: the largest of its programs
   int64_t transport_bytes = 0;   // slots that transports may allocate for this rank: stated, never exceeded
   int64_t scratch_bytes = 0;     // what the kernels of a thread may allocate for themselves: stated, never exceeded
+  const Tensor& tensor(const Buffer& buffer) const { return tensors[static_cast<size_t>(buffer.tensor)]; }
+  const Tensor& tensor(int32_t buffer) const { return tensor(buffers[static_cast<size_t>(buffer)]); }
+  Tensor& tensor(int32_t buffer) { return tensors[static_cast<size_t>(buffers[static_cast<size_t>(buffer)].tensor)]; }
+  std::string name(const Buffer& buffer) const;
+  std::string name(int32_t buffer) const { return name(buffers[static_cast<size_t>(buffer)]); }
+  int32_t add_buffer(Tensor tensor, int32_t micro = -1);  // with a tensor of its own
   int64_t packed_bytes() const;  // of the arena: packed copies
   int64_t peak_bytes() const;    // arena + workspaces + transport + scratch: the device's memory that the plan states
   bool operator==(const RoleProgram&) const = default;

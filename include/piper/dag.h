@@ -34,9 +34,9 @@ struct Chunk {
   std::vector<ValueId> reads;   // made outside (also constants and state), ascending
   std::vector<ValueId> writes;  // read outside, ascending
   int32_t cell = 0;
-  std::vector<int32_t> groups;  // of Dag::group_of that it runs for, ascending; empty: all
+  std::vector<int32_t> groups;    // of Dag::group_of that it runs for, ascending; empty: all
   std::vector<int32_t> variants;  // of Dag::variants that it runs for, ascending; empty: all
-  std::string name;             // "F stage=1"
+  std::string name;               // "F stage=1"
 };
 
 // One value in one cell and microbatch: what gets a buffer.
@@ -206,8 +206,9 @@ struct Dag {
   int64_t bucket_bytes = 0;      // gradient reductions join into messages of at least this size
   std::vector<SumLevel> levels;  // of all replicas
   Sharding sharding;
-  std::vector<Part> parts;        // states that are cut, by value
-  std::vector<Version> versions;  // in canonical parameter order, the number last; empty: one version of each
+  std::vector<Part> parts;  // states that are cut, by value
+  std::vector<Version>
+      versions;  // in canonical parameter order, the number last; empty: one version of each
   std::vector<Offload> offloads;
   std::vector<std::vector<int32_t>>
       cells;  // coordinates by mesh axis; -1 on axes that are not placed
@@ -256,7 +257,7 @@ struct Overlap {
 };
 struct ComputeOrder {
   std::vector<TaskId> tasks;
-  std::vector<Overlap> overlaps;  // ascending
+  std::vector<Overlap> overlaps;  // ascending: positions in `tasks`, or in `body` if there is one
   std::vector<int32_t> wholes;  // ascending: positions of a BI that its BW follows as one backward
   // The first so many run while the step before is under way. `body`, unless empty: positions in
   // `tasks` in the order in which a steady step runs them, those of the next step between its own.

@@ -8,7 +8,7 @@ namespace piper {
 
 struct Schedule {
   std::vector<std::vector<TaskId>> order;      // by cell: all its tasks in issue order
-  std::vector<std::vector<Overlap>> overlaps;  // by cell: positions in its order
+  std::vector<std::vector<Overlap>> overlaps;  // by cell: positions in its order, or in its body
   std::vector<ComputeOrder> compute;           // by cell: as asked for, or the default
   // Where steps overlap, by cell: positions in its order, as a steady step runs them, and of each
   // position whether it is then a task of the next step.

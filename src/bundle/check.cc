@@ -68,55 +68,114 @@ int64_t members_of(const RoleProgram& role, int32_t group) {
   return size;
 }
 
+std::string named(const RoleProgram& role, size_t buffer) {
+  return quote_control(role.name(role.buffers[buffer]));
+}
+
 // A part of a tensor: over a group, and long enough that all parts together hold the whole.
-Status check_part(const RoleProgram& role, const Buffer& buffer, size_t b) {
-  if (buffer.part_of == -1 && buffer.whole.empty()) return ok_status();
-  const std::string name = quote_control(buffer.name);
-  const auto whole = bytes_of({buffer.type.dtype, buffer.whole});
-  if (buffer.kind != BufferKind::kState || !in_range(buffer.part_of, role.groups.size()) || !whole)
-    return bad("buffer {} '{}' is a part of nothing possible", b, name);
-  const int64_t own = num_elements(buffer.type.shape), all = num_elements(buffer.whole);
+Status check_part(const RoleProgram& role, const Tensor& tensor, size_t b) {
+  if (tensor.part_of == -1 && tensor.whole.empty()) return ok_status();
+  const auto name = [&] { return named(role, b); };
+  const auto whole = bytes_of({tensor.type.dtype, tensor.whole});
+  if (tensor.kind != BufferKind::kState || !in_range(tensor.part_of, role.groups.size()) || !whole)
+    return bad("buffer {} '{}' is a part of nothing possible", b, name());
+  const int64_t own = num_elements(tensor.type.shape), all = num_elements(tensor.whole);
   int64_t together = 0;
-  if (__builtin_mul_overflow(own, members_of(role, buffer.part_of), &together) || together < all)
-    return bad("buffer {} '{}' is {}, no part of {} over {} ranks", b, name, to_string(buffer.type),
-               to_string(TensorType{buffer.type.dtype, buffer.whole}),
-               members_of(role, buffer.part_of));
+  if (__builtin_mul_overflow(own, members_of(role, tensor.part_of), &together) || together < all)
+    return bad("buffer {} '{}' is {}, no part of {} over {} ranks", b, name(),
+               to_string(tensor.type), to_string(TensorType{tensor.type.dtype, tensor.whole}),
+               members_of(role, tensor.part_of));
   return ok_status();
 }
 
 // The previous version of a parameter, cut alike, or of the step's number.
-Status check_version(const RoleProgram& role, const Buffer& buffer, size_t b) {
-  if (buffer.previous_of == -1) return ok_status();
+Status check_version(const RoleProgram& role, const Tensor& tensor, size_t b) {
+  if (tensor.previous_of == -1) return ok_status();
   const auto fits = [&] {
-    if (buffer.kind != BufferKind::kState || !in_range(buffer.previous_of, role.buffers.size()))
+    if (tensor.kind != BufferKind::kState || !in_range(tensor.previous_of, role.buffers.size()))
       return false;
-    const Buffer& newest = role.buffers[buffer.previous_of];
+    const Tensor& newest = role.tensor(tensor.previous_of);
     const bool number = newest.type == TensorType{DType::kI64, {}};
     return newest.kind == BufferKind::kState && newest.param.empty() == number &&
-           buffer.param.empty() && newest.part_of == buffer.part_of &&
-           newest.whole == buffer.whole && newest.type == buffer.type;
+           tensor.param.empty() && newest.part_of == tensor.part_of &&
+           newest.whole == tensor.whole && newest.type == tensor.type;
   };
   if (fits()) return ok_status();
-  return bad("buffer {} '{}' is the previous version of no parameter or step", b,
-             quote_control(buffer.name));
+  return bad("buffer {} '{}' is the previous version of no parameter or step", b, named(role, b));
 }
 
 // A matrix packed for products, from a state that is kept whole.
-Status check_packed(const RoleProgram& role, const Buffer& buffer, size_t b) {
-  if (buffer.packed_of == -1) return ok_status();
+Status check_packed(const RoleProgram& role, const Tensor& tensor, size_t b) {
+  if (tensor.packed_of == -1) return ok_status();
   const auto fits = [&] {
-    if (buffer.kind != BufferKind::kStep || buffer.host ||
-        !in_range(buffer.packed_of, role.buffers.size()))
+    if (tensor.kind != BufferKind::kStep || tensor.host ||
+        !in_range(tensor.packed_of, role.buffers.size()))
       return false;
-    const Buffer& from = role.buffers[buffer.packed_of];
+    const Tensor& from = role.tensor(tensor.packed_of);
     const Shape& shape = from.type.shape;
     return from.kind == BufferKind::kState && from.part_of < 0 && shape.size() == 2 &&
-           from.type.dtype == buffer.type.dtype &&
-           (buffer.type.shape == packed_shape(shape[0], shape[1]) ||
-            buffer.type.shape == packed_shape(shape[1], shape[0]));
+           from.type.dtype == tensor.type.dtype &&
+           (tensor.type.shape == packed_shape(shape[0], shape[1]) ||
+            tensor.type.shape == packed_shape(shape[1], shape[0]));
   };
   if (fits()) return ok_status();
-  return bad("buffer {} '{}' is the packed copy of no matrix", b, quote_control(buffer.name));
+  return bad("buffer {} '{}' is the packed copy of no matrix", b, named(role, b));
+}
+
+Status check_tensor(const RoleProgram& role, const Tensor& tensor, size_t b) {
+  if (tensor.host && (tensor.kind == BufferKind::kConstant || !tensor.param.empty()))
+    return bad("buffer {} '{}' on the host is a constant or a parameter", b, named(role, b));
+  if (tensor.kind == BufferKind::kStep && !tensor.init.empty())
+    return bad("step buffer {} '{}' has an initial value", b, named(role, b));
+  if (tensor.kind == BufferKind::kConstant && !tensor.param.empty())
+    return bad("buffer {} '{}' is a parameter but constant", b, named(role, b));
+  PIPER_TRY(check_part(role, tensor, b));
+  PIPER_TRY(check_version(role, tensor, b));
+  return check_packed(role, tensor, b);
+}
+
+// Each buffer is of a tensor, each tensor of a buffer, and what is kept of one alone.
+Status check_tensors(const RoleProgram& role) {
+  std::vector<int32_t> buffers(role.tensors.size());
+  for (size_t b = 0; b < role.buffers.size(); ++b) {
+    const auto [tensor, micro, offset] = role.buffers[b];
+    if (!in_range(tensor, role.tensors.size()))
+      return bad("buffer {} is of tensor {}, which is not there", b, tensor);
+    const bool kept = role.tensors[tensor].kind != BufferKind::kStep;
+    if (micro < -1 || (kept && (micro >= 0 || buffers[tensor] > 0)))
+      return bad("buffer {} '{}' cannot be of microbatch {}", b, named(role, b), micro);
+    ++buffers[tensor];
+  }
+  const auto none = std::find(buffers.begin(), buffers.end(), 0);
+  if (none == buffers.end()) return ok_status();
+  const std::string& name = role.tensors[none - buffers.begin()].name;
+  return bad("tensor '{}' has no buffer", quote_control(name));
+}
+
+Status check_buffers(const RoleProgram& role) {
+  PIPER_TRY(check_tensors(role));
+  std::vector<int64_t> bytes(role.tensors.size(), -1);  // -1: not seen yet
+  for (size_t b = 0; b < role.buffers.size(); ++b) {
+    const Buffer& buffer = role.buffers[b];
+    const Tensor& tensor = role.tensor(buffer);
+    int64_t& size = bytes[buffer.tensor];
+    const bool is_new = size < 0;
+    if (is_new) {
+      const auto possible = bytes_of(tensor.type);
+      if (!possible) return bad("buffer {} '{}' has no possible type", b, named(role, b));
+      size = *possible;
+    }
+    if (buffer.offset < 0 || buffer.offset % 64 != 0)
+      return bad("buffer {} '{}' has the offset {}, which is no multiple of 64", b, named(role, b),
+                 buffer.offset);
+    const int64_t arena = tensor.host ? role.host_bytes : role.arena_bytes;
+    int64_t end = 0;
+    if (__builtin_add_overflow(buffer.offset, size, &end) || end > arena)
+      return bad("buffer {} '{}' at {} with {} bytes ends after the arena of {}", b, named(role, b),
+                 buffer.offset, size, arena);
+    if (is_new) PIPER_TRY(check_tensor(role, tensor, b));
+  }
+  return ok_status();
 }
 
 Status check_memory(const RoleProgram& role) {
@@ -128,30 +187,7 @@ Status check_memory(const RoleProgram& role) {
   for (int64_t bytes : role.workspace_bytes)
     overflow = overflow || bytes < 0 || __builtin_add_overflow(total, bytes, &total);
   if (overflow) return bad("the stated memory is negative or overflows");
-  for (size_t b = 0; b < role.buffers.size(); ++b) {
-    const Buffer& buffer = role.buffers[b];
-    const auto name = [&] { return quote_control(buffer.name); };
-    const auto bytes = bytes_of(buffer.type);
-    if (!bytes) return bad("buffer {} '{}' has no possible type", b, name());
-    if (buffer.offset < 0 || buffer.offset % 64 != 0)
-      return bad("buffer {} '{}' has the offset {}, which is no multiple of 64", b, name(),
-                 buffer.offset);
-    const int64_t arena = buffer.host ? role.host_bytes : role.arena_bytes;
-    int64_t end = 0;
-    if (__builtin_add_overflow(buffer.offset, *bytes, &end) || end > arena)
-      return bad("buffer {} '{}' at {} with {} bytes ends after the arena of {}", b, name(),
-                 buffer.offset, *bytes, arena);
-    if (buffer.host && (buffer.kind == BufferKind::kConstant || !buffer.param.empty()))
-      return bad("buffer {} '{}' on the host is a constant or a parameter", b, name());
-    if (buffer.kind == BufferKind::kStep && !buffer.init.empty())
-      return bad("step buffer {} '{}' has an initial value", b, name());
-    if (buffer.kind == BufferKind::kConstant && !buffer.param.empty())
-      return bad("buffer {} '{}' is a parameter but constant", b, name());
-    PIPER_TRY(check_part(role, buffer, b));
-    PIPER_TRY(check_version(role, buffer, b));
-    PIPER_TRY(check_packed(role, buffer, b));
-  }
-  return ok_status();
+  return check_buffers(role);
 }
 
 // What an argument must agree in with what is bound to it, side by side: most of a check is this.
@@ -168,8 +204,10 @@ struct Forms {
     const auto form = [](const TensorType& type) {
       return Form{type.dtype, num_elements(type.shape)};
     };
+    std::vector<Form> tensors;
+    for (const Tensor& tensor : role.tensors) tensors.push_back(form(tensor.type));
     buffers.reserve(role.buffers.size());
-    for (const Buffer& buffer : role.buffers) buffers.push_back(form(buffer.type));
+    for (const Buffer& buffer : role.buffers) buffers.push_back(tensors[buffer.tensor]);
     for (const Program& program : role.programs) {
       const auto end = program.values.begin() + program.num_args;
       std::transform(program.values.begin(), end, std::back_inserter(programs.emplace_back()),
@@ -201,9 +239,9 @@ class InstructionCheck {
       return wrong("there is no stream {}", one_.stream);
     for (int32_t arg : one_.args) {
       if (!in_range(arg, role_.buffers.size())) return wrong("there is no buffer {}", arg);
-      if (role_.buffers[arg].host && one_.kind != InstructionKind::kCopy)
+      if (role_.tensor(arg).host && one_.kind != InstructionKind::kCopy)
         return wrong("buffer '{}' is on the host, where only copies reach it",
-                     quote_control(role_.buffers[arg].name));
+                     quote_control(role_.name(arg)));
     }
     for (size_t i = 0; i < one_.waits.size(); ++i)
       if (!in_range(one_.waits[i], id_) || (i > 0 && one_.waits[i - 1] >= one_.waits[i]))
@@ -231,7 +269,7 @@ class InstructionCheck {
   bool is_message() const {
     return one_.kind == InstructionKind::kSend || one_.kind == InstructionKind::kRecv;
   }
-  const TensorType& type(size_t arg) const { return role_.buffers[one_.args[arg]].type; }
+  const TensorType& type(size_t arg) const { return role_.tensor(one_.args[arg]).type; }
   int64_t elements(size_t arg) const { return forms_.buffers[one_.args[arg]].elements; }
 
   Status needs_args(size_t count) const {
@@ -282,7 +320,7 @@ class InstructionCheck {
     for (size_t a = 0; a < one_.args.size(); ++a)
       if (forms_.buffers[one_.args[a]] != taken[a])
         return wrong("arg {} is {} '{}', but the program takes {}", a, to_string(type(a)),
-                     quote_control(role_.buffers[one_.args[a]].name), to_string(program.values[a]));
+                     quote_control(role_.name(one_.args[a])), to_string(program.values[a]));
     if (role_.workspace_bytes[one_.stream] < program.workspace_bytes)
       return wrong("its program needs {} bytes of workspace, its stream has {}",
                    program.workspace_bytes, role_.workspace_bytes[one_.stream]);
@@ -434,9 +472,9 @@ Status check_role(const RoleProgram& role) {
   for (const Report& report : role.reports) {
     if (!in_range(report.buffer, role.buffers.size()))
       return bad("report '{}' is of no buffer", quote_control(report.name));
-    if (role.buffers[report.buffer].host)
+    if (role.tensor(report.buffer).host)
       return bad("report '{}' is of a buffer on the host", quote_control(report.name));
-    const TensorType& type = role.buffers[report.buffer].type;
+    const TensorType& type = role.tensor(report.buffer).type;
     const bool number = info(type.dtype).is_float || type.dtype == DType::kBool;
     if (num_elements(type.shape) != 1 || !number)
       return bad("report '{}' is {}, not one float or bool", quote_control(report.name),

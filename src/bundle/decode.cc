@@ -33,7 +33,9 @@ class Decoder {
       to.groups.push_back({group.name(), {}});
       copy_from(group.axes(), to.groups.back().axes);
     }
-    for (const proto::Buffer& part : from.buffers()) to.buffers.push_back(buffer(part));
+    for (const proto::Tensor& part : from.tensors()) to.tensors.push_back(tensor(part));
+    for (const proto::Buffer& part : from.buffers())
+      to.buffers.push_back({part.tensor(), part.micro(), part.offset()});
     for (const proto::Program& part : from.programs()) to.programs.push_back(program(part));
     for (const proto::DataInput& part : from.inputs()) to.inputs.push_back(input(part));
     for (const proto::SumTarget& part : from.sum_targets())
@@ -113,22 +115,20 @@ class Decoder {
     return to;
   }
 
-  Buffer buffer(const proto::Buffer& from) {
-    Buffer to;
+  Tensor tensor(const proto::Tensor& from) {
+    Tensor to;
     to.name = from.name();
     to.type = type(from.type());
     to.kind = static_cast<BufferKind>(enumerator(from.kind(), 3, "kind of buffer"));
-    to.offset = from.offset();
     to.host = from.host();
     to.init = from.init();
     to.fill = from.fill();
     to.param = from.param();
     copy_from(from.aliases(), to.aliases);
-    to.provenance = from.provenance();
     to.part_of = from.part_of();
-    to.previous_of = from.previous_of();
-    to.packed_of = from.packed_of() - 1;
     copy_from(from.whole(), to.whole);
+    to.previous_of = from.previous_of();
+    to.packed_of = from.packed_of();
     return to;
   }
 
@@ -168,7 +168,7 @@ class Decoder {
     to.pass = static_cast<char>(enumerator(from.pass(), 127, "pass"));
     to.stage = from.stage();
     to.micro = from.micro();
-    to.micros = std::max(from.micros(), 1);
+    to.micros = from.micros();
     to.ahead = from.ahead();
     sums(from, to);
     return to;

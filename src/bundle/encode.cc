@@ -54,21 +54,25 @@ void encode(const Program& from, proto::Program* to) {
   to->set_workspace_bytes(from.workspace_bytes);
 }
 
-void encode(const Buffer& from, proto::Buffer* to) {
+void encode(const Tensor& from, proto::Tensor* to) {
   to->set_name(from.name);
   encode(from.type, to->mutable_type());
   to->set_kind(static_cast<int32_t>(from.kind));
-  to->set_offset(from.offset);
   to->set_host(from.host);
   to->set_init(from.init);
   to->set_fill(from.fill);
   to->set_param(from.param);
   for (const std::string& alias : from.aliases) to->add_aliases(alias);
-  to->set_provenance(from.provenance);
   to->set_part_of(from.part_of);
+  copy_to(from.whole, to->mutable_whole());
   to->set_previous_of(from.previous_of);
-  to->set_packed_of(from.packed_of + 1);
-  for (int64_t dim : from.whole) to->add_whole(dim);
+  to->set_packed_of(from.packed_of);
+}
+
+void encode(const Buffer& from, proto::Buffer* to) {
+  to->set_tensor(from.tensor);
+  to->set_micro(from.micro);
+  to->set_offset(from.offset);
 }
 
 void encode(const SampleRange& from, proto::SampleRange* to) {
@@ -114,7 +118,7 @@ void encode(const Instruction& from, proto::Instruction* to) {
   to->set_pass(from.pass);
   to->set_stage(from.stage);
   to->set_micro(from.micro);
-  to->set_micros(from.micros > 1 ? from.micros : 0);
+  to->set_micros(from.micros);
   to->set_ahead(from.ahead);
   encode_sums(from, to);
 }
@@ -174,6 +178,7 @@ std::string encode_role(const RoleProgram& role) {
   google::protobuf::Arena arena;  // of the many small messages
   proto::RoleProgram& to = *google::protobuf::Arena::CreateMessage<proto::RoleProgram>(&arena);
   encode_names(role, &to);
+  for (const Tensor& tensor : role.tensors) encode(tensor, to.add_tensors());
   for (const Buffer& buffer : role.buffers) encode(buffer, to.add_buffers());
   for (const Program& program : role.programs) encode(program, to.add_programs());
   for (const DataInput& input : role.inputs) encode(input, to.add_inputs());

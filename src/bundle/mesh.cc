@@ -54,10 +54,21 @@ bool is_collective(InstructionKind kind) {
   return kind >= InstructionKind::kAllReduce && kind <= InstructionKind::kBroadcast;
 }
 
+std::string RoleProgram::name(const Buffer& buffer) const {
+  const std::string& name = tensor(buffer).name;
+  return buffer.micro < 0 ? name : fmt::format("{}@{}", name, buffer.micro);
+}
+
+int32_t RoleProgram::add_buffer(Tensor tensor, int32_t micro) {
+  buffers.push_back({static_cast<int32_t>(tensors.size()), micro});
+  tensors.push_back(std::move(tensor));
+  return static_cast<int32_t>(buffers.size() - 1);
+}
+
 int64_t RoleProgram::packed_bytes() const {
   int64_t bytes = 0;
-  for (const Buffer& buffer : buffers)
-    if (buffer.packed_of >= 0) bytes += buffer.type.bytes();
+  for (const Tensor& tensor : tensors)  // each of one buffer
+    if (tensor.packed_of >= 0) bytes += tensor.type.bytes();
   return bytes;
 }
 

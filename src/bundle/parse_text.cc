@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <tuple>
 
 #include "files.h"
 #include "text.h"
@@ -279,26 +280,48 @@ class Parser {
 
   void parse_buffer(Line& line) {
     line.expect_position(role_.buffers.size());
-    Buffer& buffer = role_.buffers.emplace_back();
-    buffer.name = line.text();
-    buffer.type = line.type();
+    Buffer buffer;
+    Tensor tensor;
+    std::tie(tensor.name, buffer.micro) = parse_buffer_name(line.text());
+    tensor.type = line.type();
     const std::string_view kind = line.raw();
     const auto found = std::find(std::begin(kBufferKinds), std::end(kBufferKinds), kind);
     if (found == std::end(kBufferKinds))
       return line.wrong(fmt::format("'{}' is no kind of buffer", kind));
-    buffer.kind = static_cast<BufferKind>(found - std::begin(kBufferKinds));
+    tensor.kind = static_cast<BufferKind>(found - std::begin(kBufferKinds));
     line.read_fields();
     line.get("at", buffer.offset);
-    buffer.host = line.flag("host");
-    line.get("init", buffer.init);
-    line.get("fill", buffer.fill);
-    line.get("param", buffer.param);
-    line.get("aliases", buffer.aliases);
-    line.get("part_of", buffer.part_of);
-    line.get("whole", buffer.whole);
-    line.get("previous_of", buffer.previous_of);
-    line.get("packed_of", buffer.packed_of);
-    line.get("provenance", buffer.provenance);
+    tensor.host = line.flag("host");
+    line.get("init", tensor.init);
+    line.get("fill", tensor.fill);
+    line.get("param", tensor.param);
+    line.get("aliases", tensor.aliases);
+    line.get("part_of", tensor.part_of);
+    line.get("whole", tensor.whole);
+    line.get("previous_of", tensor.previous_of);
+    line.get("packed_of", tensor.packed_of);
+    buffer.tensor = tensor_like(std::move(tensor));
+    role_.buffers.push_back(buffer);
+  }
+  // "h@3" is "h" of microbatch 3.
+  static std::pair<std::string, int32_t> parse_buffer_name(std::string name) {
+    const size_t sign = name.rfind('@');
+    int32_t micro = 0;
+    if (sign == name.npos) return {std::move(name), -1};
+    std::from_chars(name.data() + sign + 1, name.data() + name.size(), micro);
+    if (micro < 0 || name.substr(sign) != fmt::format("@{}", micro)) return {std::move(name), -1};
+    return {name.substr(0, sign), micro};
+  }
+  // Step buffers that say the same are of one tensor.
+  int32_t tensor_like(Tensor tensor) {
+    const auto next = static_cast<int32_t>(role_.tensors.size());
+    const auto [known, is_new] = tensors_.try_emplace(tensor.name, next);
+    if (!is_new && tensor.kind == BufferKind::kStep &&
+        role_.tensors[static_cast<size_t>(known->second)] == tensor)
+      return known->second;
+    known->second = next;
+    role_.tensors.push_back(std::move(tensor));
+    return next;
   }
 
   void parse_input(Line& line) {
@@ -426,6 +449,7 @@ class Parser {
   }
 
   RoleProgram role_;
+  std::map<std::string, int32_t> tensors_;  // by name: the last one
   std::vector<Instruction>* instructions_ = nullptr;
 };
 

@@ -106,6 +106,21 @@ void print_instruction(Printer& print, size_t id, const Instruction& one, size_t
     print.line("    sum_read").field("arg", part.arg, 0).field("target", part.target, 0);
 }
 
+void print_buffer(Printer& print, const RoleProgram& role, size_t b) {
+  const Buffer& buffer = role.buffers[b];
+  const Tensor& tensor = role.tensor(buffer);
+  print.line("buffer {} {} {} {} at={}", b, quote(role.name(buffer)), to_string(tensor.type),
+             kBufferKinds[static_cast<size_t>(tensor.kind)], buffer.offset);
+  print.flag("host", tensor.host).text("init", tensor.init);
+  if (tensor.fill != 0 || std::signbit(tensor.fill))
+    print.out += fmt::format(" fill={}", tensor.fill);
+  print.text("param", tensor.param);
+  if (!tensor.aliases.empty()) print.out += " aliases=" + texts(tensor.aliases);
+  print.field("part_of", tensor.part_of, -1).integers("whole", tensor.whole);
+  print.field("previous_of", tensor.previous_of, -1);
+  print.field("packed_of", tensor.packed_of, -1);
+}
+
 void print_tables(Printer& print, const RoleProgram& role) {
   print.line("plan")
       .field("steps_ahead", role.steps_ahead, 0)
@@ -130,20 +145,7 @@ void print_tables(Printer& print, const RoleProgram& role) {
   for (size_t t = 0; t < role.sum_targets.size(); ++t)
     print.line("sum {} {}", t, quote(role.sum_targets[t].name))
         .field("uses", role.sum_targets[t].uses, 1);
-  for (size_t b = 0; b < role.buffers.size(); ++b) {
-    const Buffer& buffer = role.buffers[b];
-    print.line("buffer {} {} {} {} at={}", b, quote(buffer.name), to_string(buffer.type),
-               kBufferKinds[static_cast<size_t>(buffer.kind)], buffer.offset);
-    print.flag("host", buffer.host).text("init", buffer.init);
-    if (buffer.fill != 0 || std::signbit(buffer.fill))
-      print.out += fmt::format(" fill={}", buffer.fill);
-    print.text("param", buffer.param);
-    if (!buffer.aliases.empty()) print.out += " aliases=" + texts(buffer.aliases);
-    print.field("part_of", buffer.part_of, -1).integers("whole", buffer.whole);
-    print.field("previous_of", buffer.previous_of, -1);
-    print.field("packed_of", buffer.packed_of, -1);
-    print.text("provenance", buffer.provenance);
-  }
+  for (size_t b = 0; b < role.buffers.size(); ++b) print_buffer(print, role, b);
 }
 
 }  // namespace

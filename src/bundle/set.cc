@@ -84,22 +84,22 @@ Status read_tensor_types(PlanSet& set) {
   const std::string path = init_path(set);
   PIPER_ASSIGN(const std::vector<NamedTensor> tensors, as_plan_error(read_safetensors(path)));
   std::map<std::string_view, const TensorType*> by_name;
-  for (const NamedTensor& tensor : tensors) {
-    set.tensor_types.emplace_back(tensor.name, tensor.type);
-    by_name[tensor.name] = &tensor.type;
+  for (const NamedTensor& stored : tensors) {
+    set.tensor_types.emplace_back(stored.name, stored.type);
+    by_name[stored.name] = &stored.type;
   }
   for (const RoleProgram& role : set.roles)
-    for (const Buffer& buffer : role.buffers) {
-      if (buffer.init.empty()) continue;
-      const auto found = by_name.find(buffer.init);
+    for (const Tensor& tensor : role.tensors) {
+      if (tensor.init.empty()) continue;
+      const auto found = by_name.find(tensor.init);
       if (found == by_name.end())
         return bad(path, "buffer '{}' wants the initial value '{}', which is not there",
-                   quote_control(buffer.name), quote_control(buffer.init));
-      if (found->second->dtype != buffer.type.dtype ||
+                   quote_control(tensor.name), quote_control(tensor.init));
+      if (found->second->dtype != tensor.type.dtype ||
           num_elements(found->second->shape) !=
-              num_elements(buffer.part_of < 0 ? buffer.type.shape : buffer.whole))
-        return bad(path, "'{}' is {}, but buffer '{}' is {}", quote_control(buffer.init),
-                   to_string(*found->second), quote_control(buffer.name), to_string(buffer.type));
+              num_elements(tensor.part_of < 0 ? tensor.type.shape : tensor.whole))
+        return bad(path, "'{}' is {}, but buffer '{}' is {}", quote_control(tensor.init),
+                   to_string(*found->second), quote_control(tensor.name), to_string(tensor.type));
     }
   return ok_status();
 }

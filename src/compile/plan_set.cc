@@ -38,18 +38,18 @@ std::vector<int32_t> cells_of_ranks(const Dag& dag) {
 }
 
 void count_memory(const RoleProgram& role, RoleSummary& summary) {
-  for (const Buffer& buffer : role.buffers) {
-    if (buffer.host) continue;
-    if (buffer.kind == BufferKind::kConstant) summary.constant_bytes += buffer.type.bytes();
-    if (buffer.kind != BufferKind::kState) continue;
-    if (buffer.previous_of >= 0) {
-      summary.weight_bytes += buffer.type.bytes();
-    } else if (buffer.param.empty()) {
-      summary.optimizer_bytes += buffer.type.bytes();
+  for (const Tensor& tensor : role.tensors) {
+    if (tensor.host) continue;
+    if (tensor.kind == BufferKind::kConstant) summary.constant_bytes += tensor.type.bytes();
+    if (tensor.kind != BufferKind::kState) continue;
+    if (tensor.previous_of >= 0) {
+      summary.weight_bytes += tensor.type.bytes();
+    } else if (tensor.param.empty()) {
+      summary.optimizer_bytes += tensor.type.bytes();
     } else {
       ++summary.parameters;
-      summary.elements += num_elements(buffer.type.shape);
-      summary.weight_bytes += buffer.type.bytes();
+      summary.elements += num_elements(tensor.type.shape);
+      summary.weight_bytes += tensor.type.bytes();
     }
   }
   summary.step_bytes =
@@ -119,7 +119,7 @@ std::vector<std::string> count_collectives(const RoleProgram& role) {
     for (size_t a = 0; a < one.args.size(); ++a) {
       const bool whole =
           !takes_pairs(one.kind) || (one.kind == InstructionKind::kAllGather) == (a % 2 == 1);
-      if (whole) count.bytes += role.buffers[static_cast<size_t>(one.args[a])].type.bytes();
+      if (whole) count.bytes += role.tensor(one.args[a]).type.bytes();
     }
   }
   std::vector<std::string> lines;

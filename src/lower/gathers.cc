@@ -64,7 +64,7 @@ class Inserter {
           open = true;
           bucket_of[arg] = buckets_.size() - 1;
           buckets_.back().buffers.push_back(arg);
-          const int64_t bytes = role_.buffers[at(arg)].type.bytes();
+          const int64_t bytes = role_.tensor(arg).type.bytes();
           buckets_.back().bytes += bytes;
           buckets_.back().padded += align_up(bytes);
         }
@@ -100,7 +100,7 @@ class Inserter {
       int64_t offset = 0;
       for (int32_t buffer : buckets_[b].buffers) {
         plan_.pool[slot].buffers.emplace_back(buffer, offset);
-        offset += align_up(role_.buffers[at(buffer)].type.bytes());
+        offset += align_up(role_.tensor(buffer).type.bytes());
       }
       plan_.pool[slot].bytes = std::max(plan_.pool[slot].bytes, offset);
     }
@@ -195,7 +195,7 @@ class Inserter {
       one.args.push_back(part_of_[buffer]);
       one.args.push_back(buffer);
     }
-    const Buffer& first = role_.buffers[at(load.buffers[0])];
+    const Tensor& first = role_.tensor(load.buffers[0]);
     one.label = fmt::format(
         "all_gather {}{}", first.param,
         load.buffers.size() > 1 ? fmt::format(" and {} more", load.buffers.size() - 1) : "");
@@ -233,7 +233,7 @@ class Inserter {
 // Sums that travel in fewer bytes.
 bool rounds(const RoleProgram& role, const Instruction& one) {
   const auto bytes = [&](int32_t arg) {
-    return info(role.buffers[at(one.args[at(arg)])].type.dtype).bytes;
+    return info(role.tensor(one.args[at(arg)]).type.dtype).bytes;
   };
   return !one.combines.empty() &&
          std::all_of(one.combines.begin(), one.combines.end(), [&](const SumCombine& sum) {

@@ -59,6 +59,7 @@ class CellLowerer {
       role_.streams.push_back({"overlap"});
     }
     reserve(order);
+    tensor_of_.assign(dag_.graph.values.size(), -1);
     std::vector<int32_t>& start = starts_;
     size_t pair = 0;
     for (size_t i = 0; i < order.size(); ++i) {
@@ -117,12 +118,14 @@ class CellLowerer {
     return id;
   }
   // `micro`: negative for what is there once.
-  int32_t add_buffer(const Value& value, int32_t micro) {
-    Buffer& buffer = role_.buffers.emplace_back();
-    const std::string suffix = micro < 0 ? "" : "@" + std::to_string(micro);
-    buffer.name.reserve(value.name.size() + suffix.size());
-    (buffer.name += value.name) += suffix;
-    buffer.type = value.type;
+  int32_t add_buffer(ValueId id, int32_t micro) {
+    int32_t& tensor = tensor_of_[id.index()];
+    if (tensor < 0) {
+      tensor = static_cast<int32_t>(role_.tensors.size());
+      const Value& value = dag_.graph.value(id);
+      role_.tensors.push_back({.name = value.name, .type = value.type});
+    }
+    role_.buffers.push_back({tensor, std::max(micro, -1)});
     return static_cast<int32_t>(role_.buffers.size() - 1);
   }
   int32_t buffer_of(ItemId id) {
@@ -134,21 +137,20 @@ class CellLowerer {
   int32_t new_buffer(const Item& item) {
     if (const Part* part = places_.part_of[item.value.index()]) return add_gathered(*part);
     const Value& value = dag_.graph.value(item.value);
-    const int32_t index = add_buffer(value, item.micro);
-    Buffer& buffer = role_.buffers.back();
+    const int32_t index = add_buffer(item.value, item.micro);
     if (value.kind == ValueKind::kState) {
-      describe_state(item.value, buffer);
+      describe_state(item.value, role_.tensor(index));
     } else if (value.kind == ValueKind::kConstant) {
-      buffer.kind = BufferKind::kConstant;
-      buffer.init = value.name;
+      role_.tensor(index).kind = BufferKind::kConstant;
+      role_.tensor(index).init = value.name;
     }
     return index;
   }
   int32_t add_gathered(const Part& part) {
-    const int32_t whole = add_buffer(dag_.graph.value(part.param), -1);
+    const int32_t whole = add_buffer(part.param, -1);
     const ValueId newest = places_.newest_of[part.param.index()];
     const ValueId param = newest.valid() ? newest : part.param;
-    role_.buffers.back().param = places_.param[param.index()]->name;
+    role_.tensor(whole).param = places_.param[param.index()]->name;
     gathered_.push_back({whole, buffer_of_part(part)});
     return whole;
   }
@@ -156,12 +158,12 @@ class CellLowerer {
   int32_t buffer_of_part(const Part& part) {
     const auto item = places_.item_of_part.find({part.value, cell_});
     if (item != places_.item_of_part.end()) return buffer_of(item->second);
-    const int32_t index = add_buffer(dag_.graph.value(part.value), -1);
-    describe_state(part.value, role_.buffers.back());
+    const int32_t index = add_buffer(part.value, -1);
+    describe_state(part.value, role_.tensor(index));
     return index;
   }
 
-  void describe_state(ValueId state, Buffer& buffer) {
+  void describe_state(ValueId state, Tensor& tensor) {
     const Part* part = places_.part[state.index()];
     // A part starts as its run of the whole.
     const ValueId newest = places_.newest_of[state.index()];
@@ -169,17 +171,17 @@ class CellLowerer {
                           : part && part->param.valid() ? part->param
                                                         : state;
     const Value& initial = dag_.graph.value(whole);
-    buffer.kind = BufferKind::kState;
-    buffer.fill = newest.valid() ? dag_.graph.value(state).fill : initial.fill;
-    if (initial.data.size > 0) buffer.init = initial.name;
+    tensor.kind = BufferKind::kState;
+    tensor.fill = newest.valid() ? dag_.graph.value(state).fill : initial.fill;
+    if (initial.data.size > 0) tensor.init = initial.name;
     if (part) {
-      buffer.part_of = group_of({dag_.levels[0].axis});
-      buffer.whole = part->whole.shape;
+      tensor.part_of = group_of({dag_.levels[0].axis});
+      tensor.whole = part->whole.shape;
     }
     if (newest.valid()) return;  // it is not what is saved
     if (const Param* param = places_.param[whole.index()]) {
-      buffer.param = param->name;
-      buffer.aliases = param->aliases;
+      tensor.param = param->name;
+      tensor.aliases = param->aliases;
     }
   }
 
@@ -281,7 +283,7 @@ class CellLowerer {
 
   void lower_copy(const Task& task) {
     const std::vector<int32_t> args = {buffer_of(task.reads[0]), buffer_of(task.writes[0])};
-    role_.buffers[static_cast<size_t>(args[1])].previous_of = args[0];
+    role_.tensor(args[1]).previous_of = args[0];
     add_instruction(InstructionKind::kCopy, task).args = args;
   }
 
@@ -293,8 +295,7 @@ class CellLowerer {
         *places_.programs[static_cast<size_t>(&task - dag_.tasks.data())];
     std::vector<int32_t> inner;  // one buffer per value passed between segments
     inner.reserve(programs.inner.size());
-    for (ValueId value : programs.inner)
-      inner.push_back(add_buffer(dag_.graph.value(value), task.micro));
+    for (ValueId value : programs.inner) inner.push_back(add_buffer(value, task.micro));
     SumsRead sums;
     for (const Segment& segment : programs.segments) {
       std::vector<int32_t> args;
@@ -453,6 +454,7 @@ class CellLowerer {
   GatherPlan gather_plan_;
   OffloadPlan offload_plan_;
   std::vector<std::vector<int32_t>> offloaded_;    // buffers, by Dag::offloads
+  std::vector<int32_t> tensor_of_;                 // by value
   std::unordered_map<int32_t, int32_t> programs_;  // by pooled program
 };
 
@@ -488,8 +490,8 @@ std::vector<Transfer> find_transfers(const Dag& dag, const Places& places) {
 void add_tensors(const Dag& dag, const Places& places, Lowered& lowered) {
   std::unordered_set<std::string_view> wanted;
   for (const RoleProgram& role : lowered.roles)
-    for (const Buffer& buffer : role.buffers)
-      if (!buffer.init.empty()) wanted.insert(buffer.init);
+    for (const Tensor& tensor : role.tensors)
+      if (!tensor.init.empty()) wanted.insert(tensor.init);
   for (size_t v = 0; v < dag.graph.values.size(); ++v) {
     const Value& value = dag.graph.values[v];
     const bool has_data = value.kind == ValueKind::kState || value.kind == ValueKind::kConstant;

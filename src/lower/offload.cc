@@ -1,6 +1,7 @@
 #include "offload.h"
 
 #include <algorithm>
+#include <map>
 
 namespace piper {
 namespace {
@@ -84,7 +85,7 @@ class Copier {
     const int64_t between = is_later_run(leaves, needed) ? static_cast<int64_t>(starts_.size()) : 0;
     const int64_t gone = task_of_[at(leaves)] + offload.in_flight,
                   comes = task_of_[at(needed)] + between - offload.distance;
-    const int64_t bytes = role_.buffers[at(buffer)].type.bytes();
+    const int64_t bytes = role_.tensor(buffer).type.bytes();
     if (comes - gone < 2) {  // no task in between during which it is away
       ++count.stay;
       return;
@@ -92,7 +93,7 @@ class Copier {
     ++count.values;
     count.bytes += bytes;
     const int32_t host = add_buffer(buffer, ".host"), again = add_buffer(buffer, ".again");
-    role_.buffers[at(host)].host = true;
+    role_.tensor(host).host = true;
     for (auto use = back; use != uses.end(); ++use)
       for (int32_t& arg : role_.body[at(*use)].args)
         if (arg == buffer) arg = again;
@@ -107,11 +108,11 @@ class Copier {
   void move_states(const Offload& offload, OffloadCount& count) {
     std::vector<std::pair<int64_t, std::vector<int32_t>>> updates;  // instructions, their states
     for (size_t b = 0; b < accesses_.size(); ++b) {
-      const Buffer& buffer = role_.buffers[b];
-      if (buffer.kind != BufferKind::kState || !buffer.param.empty() || buffer.host ||
-          buffer.previous_of >= 0)
+      const Tensor& tensor = role_.tensor(role_.buffers[b]);
+      if (tensor.kind != BufferKind::kState || !tensor.param.empty() || tensor.host ||
+          tensor.previous_of >= 0)
         continue;
-      if (accesses_[b].size() != 1 || num_elements(buffer.type.shape) <= 1) {
+      if (accesses_[b].size() != 1 || num_elements(tensor.type.shape) <= 1) {
         ++count.stay;
         continue;
       }
@@ -131,12 +132,7 @@ class Copier {
     for (int64_t k = 0; k < static_cast<int64_t>(joined.size()); ++k)
       for (int32_t state : joined[at(k)].second) {
         const int32_t here = add_buffer(state, ".here");
-        role_.buffers[at(here)].kind = BufferKind::kStep;
-        role_.buffers[at(here)].init.clear();
-        role_.buffers[at(here)].fill = 0;
-        role_.buffers[at(here)].part_of = -1;
-        role_.buffers[at(here)].whole.clear();
-        role_.buffers[at(state)].host = true;
+        role_.tensor(state).host = true;
         for (int32_t& arg : role_.body[at(joined[at(k)].first)].args)
           if (arg == state) arg = here;
         const Instruction& update = role_.body[at(joined[at(k)].first)];
@@ -144,15 +140,20 @@ class Copier {
         leave(here, state, joined[at(k)].first + 1, start(k + offload.in_flight + 1), offload, -1,
               update);
         ++count.values;
-        count.bytes += role_.buffers[at(state)].type.bytes();
+        count.bytes += role_.tensor(state).type.bytes();
       }
   }
 
   // ---- Copies ----
   int32_t add_buffer(int32_t like, const char* suffix) {
-    Buffer buffer = role_.buffers[at(like)];
-    buffer.name += suffix;
-    role_.buffers.push_back(std::move(buffer));
+    const auto [from, micro, offset] = role_.buffers[at(like)];
+    const auto [known, is_new] =
+        tensors_.try_emplace({from, suffix}, static_cast<int32_t>(role_.tensors.size()));
+    if (is_new) {
+      const Tensor& tensor = role_.tensors[at(from)];
+      role_.tensors.push_back({.name = tensor.name + suffix, .type = tensor.type});
+    }
+    role_.buffers.push_back({known->second, micro});
     return static_cast<int32_t>(role_.buffers.size() - 1);
   }
   Copy copy(const char* what, int32_t from, int32_t to, int32_t stream, int32_t micro,
@@ -165,9 +166,7 @@ class Copier {
     one.pass = '-';
     one.micro = micro;
     one.ahead = with.ahead;
-    const std::string& name =
-        role_.buffers[at(from)].host ? role_.buffers[at(to)].name : role_.buffers[at(from)].name;
-    one.label = fmt::format("{} {}", what, name);
+    one.label = fmt::format("{} {}", what, role_.name(role_.tensor(from).host ? to : from));
     return copy;
   }
   void leave(int32_t from, int32_t to, int64_t before, int64_t until, const Offload& offload,
@@ -223,6 +222,7 @@ class Copier {
   std::vector<int64_t> starts_, task_of_;       // first instructions of tasks; by instruction
   std::vector<std::vector<int64_t>> accesses_;  // by buffer: instructions, ascending
   std::vector<Copy> copies_;
+  std::map<std::pair<int32_t, std::string_view>, int32_t> tensors_;  // by what they are copies of
 };
 
 }  // namespace

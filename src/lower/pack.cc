@@ -45,8 +45,8 @@ std::vector<Form> forms_of(const Program& program, int64_t most_rows) {
   return forms;
 }
 
-bool is_packable(const Buffer& buffer) {
-  return buffer.kind == BufferKind::kState && !buffer.param.empty() && buffer.part_of < 0;
+bool is_packable(const Tensor& tensor) {
+  return tensor.kind == BufferKind::kState && !tensor.param.empty() && tensor.part_of < 0;
 }
 
 class Packer {
@@ -57,7 +57,7 @@ class Packer {
 
   int32_t run() {
     each_arg([&](Instruction& one, size_t a, Form& form) {
-      if (!is_packable(role_.buffers[at(one.args[a])])) form = Form::kOther;
+      if (!is_packable(role_.tensor(one.args[a]))) form = Form::kOther;
     });
     for (size_t p = 0; p < forms_.size(); ++p) rewrite(role_.programs[p], forms_[p]);
     each_arg(
@@ -100,8 +100,8 @@ class Packer {
     const auto [known, is_new] =
         copies_.try_emplace({source, form}, static_cast<int32_t>(role_.buffers.size()));
     if (!is_new) return known->second;
-    const Buffer& from = role_.buffers[at(source)];
-    Buffer copy;
+    const Tensor& from = role_.tensor(source);
+    Tensor copy;
     copy.name = from.name + (form == Form::kStored ? ".packed" : ".packed_transposed");
     copy.type = {from.type.dtype, shape_of(from.type.shape, form)};
     copy.packed_of = source;
@@ -111,7 +111,7 @@ class Packer {
     pack.label = "pack " + from.name;
     pack.pass = '-';
     packs_.push_back(std::move(pack));
-    role_.buffers.push_back(std::move(copy));
+    role_.add_buffer(std::move(copy));
     return known->second;
   }
 

@@ -50,10 +50,11 @@ class MemoryWaits {
     if (is_on_one_stream(role_)) return;
     for (size_t b = 0; b < owns_.size(); ++b) {
       const Buffer& buffer = role_.buffers[b];
-      owns_[b] = buffer.kind != BufferKind::kStep;
+      const Tensor& tensor = role_.tensor(buffer);
+      owns_[b] = tensor.kind != BufferKind::kStep;
       // The host's memory is taken to lie behind the device's.
-      const int64_t begin = buffer.offset + (buffer.host ? kHost : 0);
-      bytes_[b] = {begin, begin + align_up(buffer.type.bytes())};
+      const int64_t begin = buffer.offset + (tensor.host ? kHost : 0);
+      bytes_[b] = {begin, begin + align_up(tensor.type.bytes())};
     }
     for (size_t i = 0; i < role_.body.size(); ++i) {
       Instruction& one = role_.body[i];
@@ -117,7 +118,7 @@ void place_on_host(RoleProgram& role, std::vector<Block>& blocks) {
   std::vector<size_t> ids;
   int64_t end = 0;
   for (size_t b = 0; b < role.buffers.size(); ++b) {
-    if (!role.buffers[b].host) continue;
+    if (!role.tensor(role.buffers[b]).host) continue;
     ids.push_back(b);
     host.push_back(blocks[b]);
     if (host.back().first < 0) {
@@ -140,10 +141,10 @@ void place_buffers(RoleProgram& role, const std::vector<int64_t>& held_until,
   const auto n = static_cast<int64_t>(role.body.size());
   std::vector<Block> blocks(role.buffers.size());
   for (size_t b = 0; b < role.buffers.size(); ++b) {
-    const bool permanent = role.buffers[b].kind != BufferKind::kStep;
-    blocks[b] = {.bytes = role.buffers[b].type.bytes(),
-                 .first = permanent ? -1 : n,
-                 .last = permanent ? n : -1};
+    const Tensor& tensor = role.tensor(role.buffers[b]);
+    const bool permanent = tensor.kind != BufferKind::kStep;
+    blocks[b] = {
+        .bytes = tensor.type.bytes(), .first = permanent ? -1 : n, .last = permanent ? n : -1};
   }
   for (int64_t i = 0; i < n; ++i) {
     const Instruction& instruction = role.body[static_cast<size_t>(i)];
@@ -170,7 +171,7 @@ void place_buffers(RoleProgram& role, const std::vector<int64_t>& held_until,
   }
   role.arena_bytes = place_blocks(blocks);
   for (size_t b = 0; b < role.buffers.size(); ++b)
-    if (!role.buffers[b].host) role.buffers[b].offset = blocks[b].offset;
+    if (!role.tensor(role.buffers[b]).host) role.buffers[b].offset = blocks[b].offset;
   for (size_t s = 0; s < pool.size(); ++s)
     for (const auto& [buffer, offset] : pool[s].buffers)
       role.buffers[static_cast<size_t>(buffer)].offset =

@@ -25,7 +25,7 @@ std::vector<int32_t> newest_versions(const RoleProgram& role) {
   std::vector<int32_t> newest;
   for (size_t b = 0; b < role.buffers.size(); ++b) newest.push_back(static_cast<int32_t>(b));
   for (size_t b = 0; b < role.buffers.size(); ++b)
-    if (role.buffers[b].previous_of >= 0) newest[b] = role.buffers[b].previous_of;
+    if (const int32_t of = role.tensor(role.buffers[b]).previous_of; of >= 0) newest[b] = of;
   return newest;
 }
 
@@ -34,7 +34,7 @@ std::vector<bool> written_states(const RoleProgram& role) {
   for (const Instruction& one : role.body)
     for (size_t a = 0; a < one.args.size() && one.kind == InstructionKind::kCompute; ++a)
       if (role.programs[at(one.program)].arg_written[a] &&
-          role.buffers[at(one.args[a])].kind == BufferKind::kState)
+          role.tensor(one.args[a]).kind == BufferKind::kState)
         written[at(one.args[a])] = true;
   return written;
 }
@@ -58,7 +58,7 @@ Status read_newest(const RoleProgram& role, const std::vector<int32_t>& newest,
     arg = newest[at(arg)];
     if (changes[at(arg)])
       return fail("'{}' of the next step reads '{}', which the update changes: not supported",
-                  one.label, role.buffers[at(arg)].name)
+                  one.label, role.name(arg))
           .with_code(ExitCode::kRefused);
   }
   return ok_status();
@@ -69,7 +69,7 @@ Result<Positions> split(RoleProgram& role, int32_t channels, const Steady& made)
   // States of one version that the update changes.
   std::vector<bool> changes = written_states(role);
   for (size_t b = 0; b < newest.size(); ++b)
-    if (role.buffers[b].previous_of >= 0) changes[at(newest[b])] = false;
+    if (newest[b] != static_cast<int32_t>(b)) changes[at(newest[b])] = false;
   std::vector<Instruction> steady = std::move(role.body);
   role.body.clear();
   role.body.reserve(steady.size());
@@ -206,7 +206,7 @@ Status set_lifetime(const RoleProgram& role, const Life& life, size_t b, Block& 
   block.first = begin.first;
   block.last = both ? life.own.last + static_cast<int64_t>(role.body.size()) : begin.last;
   if (!both || life.own.last < life.next.first) return ok_status();
-  return fail("'{}' would be needed by two steps at once", role.buffers[b].name)
+  return fail("'{}' would be needed by two steps at once", role.name(static_cast<int32_t>(b)))
       .with_code(ExitCode::kRefused)
       .with_note(
           "help: more microbatches, or fewer tasks of the next step before those of this one");
@@ -217,8 +217,9 @@ void place_kept(const RoleProgram& role, const std::vector<Slot>& pool,
                 std::vector<Block>& blocks) {
   int64_t device = 0, host = 0;
   for (size_t b = 0; b < blocks.size(); ++b) {
-    if (role.buffers[b].kind == BufferKind::kStep) continue;
-    int64_t& end = role.buffers[b].host ? host : device;
+    const Tensor& tensor = role.tensor(role.buffers[b]);
+    if (tensor.kind == BufferKind::kStep) continue;
+    int64_t& end = tensor.host ? host : device;
     blocks[b].offset = end;
     end += align_up(blocks[b].bytes);
   }
@@ -231,12 +232,13 @@ void place_kept(const RoleProgram& role, const std::vector<Slot>& pool,
 Status place(RoleProgram& role, const std::vector<Life>& lives, const std::vector<Slot>& pool) {
   const auto circle = static_cast<int64_t>(role.body.size());
   std::vector<Block> blocks(role.buffers.size());
-  for (size_t b = 0; b < blocks.size(); ++b) blocks[b].bytes = role.buffers[b].type.bytes();
+  for (size_t b = 0; b < blocks.size(); ++b)
+    blocks[b].bytes = role.tensor(role.buffers[b]).type.bytes();
   place_kept(role, pool, blocks);
   std::vector<size_t> of_memory[2];  // the device's, the host's
   for (size_t b = 0; b < blocks.size(); ++b) {
     if (blocks[b].offset < 0) PIPER_TRY(set_lifetime(role, lives[b], b, blocks[b]));
-    of_memory[role.buffers[b].host ? 1 : 0].push_back(b);
+    of_memory[role.tensor(role.buffers[b]).host ? 1 : 0].push_back(b);
   }
   for (const bool host : {false, true}) {
     std::vector<Block> here;

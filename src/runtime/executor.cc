@@ -173,9 +173,10 @@ std::optional<double> Executor::report(std::string_view name) const {
 std::vector<ParameterView> Executor::parameters() const {
   std::vector<ParameterView> views;
   for (const Buffer& buffer : state_->role->buffers) {
-    if (buffer.param.empty() || buffer.kind != BufferKind::kState) continue;
-    const Held part = held_of(*state_, buffer);
-    views.push_back({buffer.param, buffer.aliases, part.whole, state_->arena + buffer.offset,
+    const Tensor& tensor = state_->role->tensor(buffer);
+    if (tensor.param.empty() || tensor.kind != BufferKind::kState) continue;
+    const Held part = held_of(*state_, tensor);
+    views.push_back({tensor.param, tensor.aliases, part.whole, state_->arena + buffer.offset,
                      part.first, part.count});
   }
   return views;
@@ -183,8 +184,8 @@ std::vector<ParameterView> Executor::parameters() const {
 
 std::span<const std::byte> Executor::buffer(std::string_view name) const {
   for (const Buffer& buffer : state_->role->buffers) {
-    if (buffer.name != name) continue;
-    return {state_->at(buffer), static_cast<size_t>(buffer.type.bytes())};
+    if (state_->role->name(buffer) != name) continue;
+    return {state_->at(buffer), static_cast<size_t>(state_->role->tensor(buffer).type.bytes())};
   }
   return {};
 }

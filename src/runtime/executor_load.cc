@@ -29,13 +29,13 @@ int64_t position_in(const State& state, int32_t group) {
   return std::find(ranks.begin(), ranks.end(), state.source.rank) - ranks.begin();
 }
 
-Held held_of(const State& state, const Buffer& buffer) {
-  const int64_t own = num_elements(buffer.type.shape);
-  if (buffer.part_of < 0) return {buffer.type, 0, own};
+Held held_of(const State& state, const Tensor& tensor) {
+  const int64_t own = num_elements(tensor.type.shape);
+  if (tensor.part_of < 0) return {tensor.type, 0, own};
   Held part;
-  part.whole = {buffer.type.dtype, buffer.whole};
-  const int64_t all = num_elements(buffer.whole);
-  part.first = std::min(position_in(state, buffer.part_of) * own, all);
+  part.whole = {tensor.type.dtype, tensor.whole};
+  const int64_t all = num_elements(tensor.whole);
+  part.first = std::min(position_in(state, tensor.part_of) * own, all);
   part.count = std::min(own, all - part.first);
   return part;
 }
@@ -65,26 +65,27 @@ Status fill_buffers(State& state) {
   std::map<std::string_view, const Bytes*> tensors;
   for (const auto& [name, bytes] : state.source.set->tensors) tensors[name] = &bytes;
   for (const Buffer& buffer : state.role->buffers) {
-    if (buffer.kind == BufferKind::kStep) continue;
+    const Tensor& tensor = state.role->tensor(buffer);
+    if (tensor.kind == BufferKind::kStep) continue;
     std::byte* to = state.at(buffer);
-    if (buffer.init.empty()) {
-      if (buffer.fill != 0) state.backend.fill(to, buffer.type, buffer.fill);
+    if (tensor.init.empty()) {
+      if (tensor.fill != 0) state.backend.fill(to, tensor.type, tensor.fill);
       continue;
     }
-    auto found = tensors.find(buffer.init);
+    auto found = tensors.find(tensor.init);
     if (found == tensors.end()) {
-      return fail("the plan set holds no initial value '{}' for buffer '{}'", buffer.init,
-                  buffer.name)
+      return fail("the plan set holds no initial value '{}' for buffer '{}'", tensor.init,
+                  tensor.name)
           .with_code(ExitCode::kPlan);
     }
     const Bytes value = found->second->made();
-    const Held part = held_of(state, buffer);
+    const Held part = held_of(state, tensor);
     if (static_cast<int64_t>(value.size) != part.whole.bytes()) {
-      return fail("the initial value '{}' has {} bytes, buffer '{}' is {}", buffer.init, value.size,
-                  buffer.name, to_string(part.whole))
+      return fail("the initial value '{}' has {} bytes, buffer '{}' is {}", tensor.init, value.size,
+                  tensor.name, to_string(part.whole))
           .with_code(ExitCode::kPlan);
     }
-    const int64_t size = info(buffer.type.dtype).bytes;
+    const int64_t size = info(tensor.type.dtype).bytes;
     if (part.count > 0) state.backend.copy(to, value.data + part.first * size, part.count * size);
   }
   return ok_status();

@@ -51,12 +51,10 @@ struct Executor::State {
   int64_t traced_steps = 0;
 
   std::byte* at(const Buffer& buffer) const {
-    return (buffer.host ? host.get() : arena) + buffer.offset;
+    return (role->tensor(buffer).host ? host.get() : arena) + buffer.offset;
   }
   std::byte* at(int32_t buffer) const { return at(role->buffers[static_cast<size_t>(buffer)]); }
-  const TensorType& type(int32_t buffer) const {
-    return role->buffers[static_cast<size_t>(buffer)].type;
-  }
+  const TensorType& type(int32_t buffer) const { return role->tensor(buffer).type; }
 };
 
 // Which flat elements of its tensor a buffer holds.
@@ -64,7 +62,7 @@ struct Held {
   TensorType whole;
   int64_t first = 0, count = 0;
 };
-Held held_of(const Executor::State& state, const Buffer& buffer);
+Held held_of(const Executor::State& state, const Tensor& tensor);
 // Where the rank stands in a group.
 int64_t position_in(const Executor::State& state, int32_t group);
 

@@ -47,7 +47,7 @@ class BodyCheck {
   bool same_args(const Instruction& one, const Instruction& other) const {
     return std::equal(one.args.begin(), one.args.end(), other.args.begin(), other.args.end(),
                       [&](int32_t arg, int32_t in_part) {
-                        const int32_t newest = role_.buffers[in_part].previous_of;
+                        const int32_t newest = role_.tensor(in_part).previous_of;
                         return arg == (one.ahead > 0 && newest >= 0 ? newest : in_part);
                       });
   }

@@ -11,7 +11,7 @@ namespace piper {
 namespace {
 
 const TensorType& type_of(const Model& model, const Section& section, Spot place, size_t arg = 0) {
-  return model.cells[place.cell].role->buffers[section.at(place).args[arg]].type;
+  return model.cells[place.cell].role->tensor(section.at(place).args[arg]).type;
 }
 
 // What one cell sends another through one channel.
@@ -92,8 +92,8 @@ bool same_collective(const Model& model, const Section& section, Spot a, Spot b)
   if (one.kind != other.kind || one.root != other.root || one.args.size() != other.args.size())
     return false;
   for (size_t k = 0; k < one.args.size(); ++k) {
-    const TensorType& type = model.cells[a.cell].role->buffers[one.args[k]].type;
-    const TensorType& other_type = model.cells[b.cell].role->buffers[other.args[k]].type;
+    const TensorType& type = model.cells[a.cell].role->tensor(one.args[k]).type;
+    const TensorType& other_type = model.cells[b.cell].role->tensor(other.args[k]).type;
     if (type.dtype != other_type.dtype ||
         num_elements(type.shape) != num_elements(other_type.shape))
       return false;

@@ -22,8 +22,9 @@ class Copies {
       target_.push_back(symbol_of(model_.targets[static_cast<int32_t>(t)]));
     for (size_t c = 0; c < model_.cells.size(); ++c) {
       held_.emplace_back();
-      for (const Buffer& buffer : model_.cells[c].role->buffers)
-        held_.back().push_back(initial(buffer));
+      const RoleProgram& role = *model_.cells[c].role;
+      for (const Buffer& buffer : role.buffers)
+        held_.back().push_back(initial(role.tensor(buffer)));
       sent_.emplace_back(section_.args[c].size());
     }
     for (Spot place : section_.order) step(place);
@@ -53,10 +54,10 @@ class Copies {
       }
   }
 
-  static uint64_t initial(const Buffer& buffer) {
-    if (buffer.kind == BufferKind::kStep) return 0;
-    const std::string text = fmt::format("{} {} {} {}", buffer.init, buffer.fill,
-                                         to_string(buffer.type), buffer.part_of >= 0 ? "part" : "");
+  static uint64_t initial(const Tensor& tensor) {
+    if (tensor.kind == BufferKind::kStep) return 0;
+    const std::string text = fmt::format("{} {} {} {}", tensor.init, tensor.fill,
+                                         to_string(tensor.type), tensor.part_of >= 0 ? "part" : "");
     return symbol_of(text);
   }
 
@@ -165,14 +166,13 @@ class Copies {
     std::map<std::string_view, std::pair<int32_t, uint64_t>> known;  // of a state: cell and symbol
     for (int32_t c = 0; c < static_cast<int32_t>(model_.cells.size()); ++c) {
       if (!holds_copy_[c]) continue;
-      const std::vector<Buffer>& buffers = role(c).buffers;
       for (int32_t b : model_.cells[c].facts->kept) {
-        if (buffers[b].kind != BufferKind::kState) continue;
-        const auto [first, is_new] = known.try_emplace(buffers[b].name, c, held_[c][b]);
+        const Tensor& tensor = role(c).tensor(b);
+        if (tensor.kind != BufferKind::kState) continue;
+        const auto [first, is_new] = known.try_emplace(tensor.name, c, held_[c][b]);
         if (!is_new && first->second.second != held_[c][b])
           findings_.add("copies", "'{}' on {} and on {} is not updated alike",
-                        quote_control(buffers[b].name), model_.who(first->second.first),
-                        model_.who(c));
+                        quote_control(tensor.name), model_.who(first->second.first), model_.who(c));
       }
     }
   }

@@ -13,8 +13,10 @@ class Effects {
   Effects(const Model& model, const Section& section) : model_(model), section_(section) {
     for (const Cell& cell : model.cells) {
       auto& held = held_.emplace_back();
-      for (const Buffer& buffer : cell.role->buffers)
-        held.push_back({buffer.kind == BufferKind::kStep ? 0 : symbol_of(buffer.name), -1});
+      for (const Buffer& buffer : cell.role->buffers) {
+        const Tensor& tensor = cell.role->tensor(buffer);
+        held.push_back({tensor.kind == BufferKind::kStep ? 0 : symbol_of(tensor.name), -1});
+      }
     }
   }
 

@@ -69,24 +69,23 @@ class Extents {
   std::vector<Extent> extents_;
 };
 
-// The host's memory is taken to lie behind the device's.
-int64_t begin_of(const Buffer& buffer) {
-  return buffer.offset + (buffer.host ? int64_t{1} << 60 : 0);
-}
-
 // What can be said of a role alone.
 RoleFacts facts_of(const RoleProgram& role) {
   RoleFacts facts;
   facts.buffers.reserve(role.buffers.size());
+  std::vector<int64_t> bytes_of;  // by tensor
+  for (const Tensor& tensor : role.tensors) bytes_of.push_back(tensor.type.bytes());
   Extents extents;
   for (const Buffer& buffer : role.buffers) {
-    const int64_t begin = begin_of(buffer), bytes = buffer.type.bytes();
-    int64_t& most = buffer.host ? facts.host_end_bytes : facts.end_bytes;
+    const Tensor& tensor = role.tensor(buffer);
+    // The host's memory is taken to lie behind the device's.
+    const int64_t begin = buffer.offset + (tensor.host ? int64_t{1} << 60 : 0);
+    const int64_t bytes = bytes_of[buffer.tensor];
+    int64_t& most = tensor.host ? facts.host_end_bytes : facts.end_bytes;
     most = std::max(most, buffer.offset + bytes);
-    if (buffer.kind != BufferKind::kStep)
+    if (tensor.kind != BufferKind::kStep)
       facts.kept.push_back(static_cast<int32_t>(facts.buffers.size()));
-    facts.buffers.push_back(
-        {extents.id_of(begin, begin + bytes), 0, -1, buffer.kind, buffer.packed_of >= 0});
+    facts.buffers.push_back({extents.id_of(begin, begin + bytes), 0, -1, tensor.kind});
   }
   facts.ends = extents.number();
   for (BufferFacts& buffer : facts.buffers) {
@@ -99,8 +98,8 @@ RoleFacts facts_of(const RoleProgram& role) {
 
 void name(const RoleProgram& role, Model& model, RoleFacts& facts) {
   for (size_t b = 0; b < role.buffers.size(); ++b)
-    if (!role.buffers[b].param.empty())
-      facts.buffers[b].param = model.params.id_of(role.buffers[b].param);
+    if (const std::string& param = role.tensor(role.buffers[b]).param; !param.empty())
+      facts.buffers[b].param = model.params.id_of(param);
   for (size_t t = 0; t < role.sum_targets.size(); ++t) {
     const std::string_view name = role.sum_targets[t].name;
     // Most roles list the same sums in the same order.

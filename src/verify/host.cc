@@ -27,7 +27,7 @@ class HostStates {
     for (int32_t b : kept_)
       if (is_kept(b) && advanced_by_[b].valid() && !held_[b].advanced)
         findings_.add("order", "'{}' on {} is not what {} has made of it when the step ends",
-                      quote_control(role_.buffers[b].name), model_.who(cell_),
+                      quote_control(role_.name(b)), model_.who(cell_),
                       name_of(section_.at(advanced_by_[b])));
   }
 
@@ -37,7 +37,7 @@ class HostStates {
     bool advanced = false;
   };
   bool is_kept(int32_t b) const {
-    return role_.buffers[b].host && role_.buffers[b].kind == BufferKind::kState;
+    return role_.tensor(b).host && role_.tensor(b).kind == BufferKind::kState;
   }
 
   void visit(Spot place, const Instruction& one) {
@@ -50,7 +50,7 @@ class HostStates {
     const int32_t from = one.args[0], to = one.args[1];
     if (is_kept(to) && held_[from].state != to)
       findings_.add("order", "{} puts something else where '{}' is kept",
-                    name_of(model_, section_, place), quote_control(role_.buffers[to].name));
+                    name_of(model_, section_, place), quote_control(role_.name(to)));
     held_[to] = Held(held_[from]);
   }
   void compute(Spot place, const Instruction& one) {
@@ -66,8 +66,8 @@ class HostStates {
       Spot& by = advanced_by_[held.state];
       if (by.valid())
         findings_.add("order", "{} advances '{}', which {} has already advanced",
-                      name_of(model_, section_, place),
-                      quote_control(role_.buffers[held.state].name), name_of(section_.at(by)));
+                      name_of(model_, section_, place), quote_control(role_.name(held.state)),
+                      name_of(section_.at(by)));
       by = place;
       held.advanced = true;
     }

@@ -69,7 +69,7 @@ class CellCheck {
 
  private:
   std::string buffer_name(int32_t b) const {
-    return fmt::format("'{}'", quote_control(role_.buffers[b].name));
+    return fmt::format("'{}'", quote_control(role_.name(b)));
   }
   std::string name(Spot place) const { return name_of(model_, section_, place); }
   std::string name(const Mark& mark) const { return name(Spot{cell_, mark.by}); }

@@ -277,7 +277,7 @@ class Comparison {
     return reference.cell == place.cell ? name_of(section_.at(reference)) : name(reference);
   }
   std::string buffer_name(int32_t cell, int32_t b) const {
-    return fmt::format("'{}'", quote_control(role(cell).buffers[b].name));
+    return fmt::format("'{}'", quote_control(role(cell).name(b)));
   }
 
   void compare(int32_t first_cell, Share like, int32_t c, Share own) {
@@ -307,8 +307,8 @@ class Comparison {
       return expected.cell == actual.cell ? expected.buffer == actual.buffer
                                           : is_copy(expected, actual);
     if (first.param >= 0 || one.param >= 0) return first.param == one.param;  // gathered
-    const Buffer &a = role(expected.cell).buffers[expected.buffer],
-                 &b = role(actual.cell).buffers[actual.buffer];
+    const Tensor &a = role(expected.cell).tensor(expected.buffer),
+                 &b = role(actual.cell).tensor(actual.buffer);
     if (a.packed_of >= 0 || b.packed_of >= 0) {
       if (expected.cell == actual.cell) return expected.buffer == actual.buffer;
       return a.packed_of >= 0 && b.packed_of >= 0 && a.name == b.name &&
@@ -318,8 +318,8 @@ class Comparison {
   }
   // Of what is kept, on another cell.
   bool is_copy(const Held& expected, const Held& actual) const {
-    const Buffer &a = role(expected.cell).buffers[expected.buffer],
-                 &b = role(actual.cell).buffers[actual.buffer];
+    const Tensor &a = role(expected.cell).tensor(expected.buffer),
+                 &b = role(actual.cell).tensor(actual.buffer);
     return a.kind == b.kind && a.name == b.name && a.init == b.init && a.fill == b.fill &&
            a.param == b.param;
   }

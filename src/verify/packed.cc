@@ -55,16 +55,16 @@ class PackedCheck {
       }
     };
     each(true, [&](const Instruction& one, int32_t b, size_t) {
-      if (role_.buffers[b].packed_of >= 0) check_write(one, b);
+      if (role_.tensor(b).packed_of >= 0) check_write(one, b);
     });
     each(false, [&](const Instruction& one, int32_t b, size_t a) { check_read(one, b, a); });
   }
 
  private:
-  std::string name(int32_t b) const { return quote_control(role_.buffers[b].name); }
+  std::string name(int32_t b) const { return quote_control(role_.name(b)); }
 
   void check_write(const Instruction& one, int32_t b) {
-    const int32_t source = role_.buffers[b].packed_of;
+    const int32_t source = role_.tensor(b).packed_of;
     const bool computes = one.kind == InstructionKind::kCompute;
     const Program* program = computes ? &role_.programs[one.program] : nullptr;
     if (!program || program->ops.size() != 1 || program->ops[0].op != "Pack" ||
@@ -81,7 +81,7 @@ class PackedCheck {
   }
 
   void check_read(const Instruction& one, int32_t b, size_t arg) {
-    const int32_t source = role_.buffers[b].packed_of;
+    const int32_t source = role_.tensor(b).packed_of;
     if (source < 0 && one.kind != InstructionKind::kCompute) return;
     const Reading reading =
         one.kind == InstructionKind::kCompute ? readings_[one.program][arg] : Reading{true, 0, {}};
@@ -93,7 +93,7 @@ class PackedCheck {
       return findings_.add("structure", "{} on {} reads the packed copy '{}' as if it were none",
                            name_of(one), model_.who(cell_), name(b));
     if (transposed_[b] < 0) return;  // nothing packs it: rule order says so
-    const Shape& from = role_.buffers[source].type.shape;
+    const Shape& from = role_.tensor(source).type.shape;
     if (reading.form != 1 + transposed_[b] || reading.shape != from)
       findings_.add("structure", "{} on {} reads the packed copy '{}' as one of {}{}, not of {}{}",
                     name_of(one), model_.who(cell_), name(b), to_string(reading.shape),
@@ -109,9 +109,9 @@ class PackedCheck {
 };
 
 // Whether there is anything to look at.
-bool packs(const RoleProgram& role, const RoleFacts& facts) {
-  return std::any_of(facts.buffers.begin(), facts.buffers.end(),
-                     [](const BufferFacts& buffer) { return buffer.packed; }) ||
+bool packs(const RoleProgram& role) {
+  return std::any_of(role.tensors.begin(), role.tensors.end(),
+                     [](const Tensor& tensor) { return tensor.packed_of >= 0; }) ||
          std::any_of(role.programs.begin(), role.programs.end(), [](const Program& program) {
            return std::any_of(program.ops.begin(), program.ops.end(), [](const ProgramOp& op) {
              return op.attrs.find("packed_b") != nullptr;
@@ -124,7 +124,7 @@ bool packs(const RoleProgram& role, const RoleFacts& facts) {
 void check_packed_copies(const Model& model, std::span<const Section> sections,
                          Findings& findings) {
   for (int32_t c = 0; c < static_cast<int32_t>(model.cells.size()); ++c) {
-    if (!packs(*model.cells[c].role, *model.cells[c].facts)) continue;
+    if (!packs(*model.cells[c].role)) continue;
     PackedCheck check(model, c, findings);
     for (const Section& section : sections) check.run(section);
   }

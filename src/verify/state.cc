@@ -33,8 +33,7 @@ void check_state(const Model& model, const Section& section, const Clocks& clock
       said[buffer] = true;
       findings.add("order", "{} reads '{}', which {} may have updated by then",
                    name_of(model, section, reader),
-                   quote_control(model.cells[c].role->buffers[buffer].name),
-                   name_of(section.at(first)));
+                   quote_control(model.cells[c].role->name(buffer)), name_of(section.at(first)));
     });
   }
 }

@@ -31,9 +31,7 @@ class RoleCheck {
   }
 
  private:
-  std::string buffer_name(int32_t buffer) const {
-    return quote_control(role_.buffers[buffer].name);
-  }
+  std::string buffer_name(int32_t buffer) const { return quote_control(role_.name(buffer)); }
 
   void check_arena() {
     const int64_t end = facts_.end_bytes;
@@ -78,15 +76,15 @@ class RoleCheck {
   }
 
   void check_versions() {
-    for (const Buffer& buffer : role_.buffers) {
-      if (buffer.previous_of < 0) continue;
-      const Buffer& newest = role_.buffers[buffer.previous_of];
-      if (newest.param.empty() && newest.fill != buffer.fill + 1)
+    for (const Tensor& tensor : role_.tensors) {
+      if (tensor.previous_of < 0) continue;
+      const Tensor& newest = role_.tensor(tensor.previous_of);
+      if (newest.param.empty() && newest.fill != tensor.fill + 1)
         findings_.add("structure", "'{}' on {} does not start one step before '{}'",
-                      quote_control(buffer.name), who_, quote_control(newest.name));
-      if (!newest.param.empty() && (buffer.init != newest.init || buffer.fill != newest.fill))
+                      quote_control(tensor.name), who_, quote_control(newest.name));
+      if (!newest.param.empty() && (tensor.init != newest.init || tensor.fill != newest.fill))
         findings_.add("structure", "'{}' on {} starts otherwise than parameter '{}'",
-                      quote_control(buffer.name), who_, quote_control(newest.param));
+                      quote_control(tensor.name), who_, quote_control(newest.param));
     }
   }
 
@@ -187,7 +185,7 @@ void RoleCheck::check_locals(const Program& program) {
 // A tied parameter that several roles hold starts with the same values everywhere.
 void check_copies(const Model& model, Findings& findings) {
   struct First {
-    const Buffer* buffer = nullptr;
+    const Tensor* tensor = nullptr;
     int32_t cell = -1;
   };
   std::vector<First> first(model.params.size());
@@ -196,14 +194,15 @@ void check_copies(const Model& model, Findings& findings) {
     for (int32_t b : facts.kept) {
       const int32_t param = facts.buffers[b].param;
       if (param < 0 || facts.buffers[b].kind != BufferKind::kState) continue;
-      const Buffer& buffer = model.cells[c].role->buffers[b];
-      if (!first[param].buffer) first[param] = {&buffer, c};
-      const Buffer& other = *first[param].buffer;
-      if (other.init == buffer.init && other.fill == buffer.fill && other.type == buffer.type &&
-          other.whole == buffer.whole)
+      const RoleProgram& role = *model.cells[c].role;
+      const Tensor& tensor = role.tensor(role.buffers[b]);
+      if (!first[param].tensor) first[param] = {&tensor, c};
+      const Tensor& other = *first[param].tensor;
+      if (other.init == tensor.init && other.fill == tensor.fill && other.type == tensor.type &&
+          other.whole == tensor.whole)
         continue;
       findings.add("structure", "parameter '{}' starts differently on {} and {}",
-                   quote_control(buffer.param), model.who(first[param].cell), model.who(c));
+                   quote_control(tensor.param), model.who(first[param].cell), model.who(c));
     }
   }
 }
@@ -211,10 +210,10 @@ void check_copies(const Model& model, Findings& findings) {
 // A parameter starts with values of its own.
 void check_starts(const Model& model, Findings& findings) {
   struct First {
-    const Buffer* buffer = nullptr;
+    const Tensor* tensor = nullptr;
     int32_t cell = -1;
   };
-  std::unordered_map<std::string_view, First> of_tensor;
+  std::unordered_map<std::string_view, First> of_values;
   std::vector<bool> known(model.params.size());
   for (int32_t c = 0; c < static_cast<int32_t>(model.cells.size()); ++c) {
     const RoleFacts& facts = *model.cells[c].facts;
@@ -222,14 +221,15 @@ void check_starts(const Model& model, Findings& findings) {
       const int32_t param = facts.buffers[b].param;
       if (param >= 0 && known[param]) continue;
       if (param >= 0) known[param] = true;
-      const Buffer& buffer = model.cells[c].role->buffers[b];
-      if (buffer.init.empty() || buffer.previous_of >= 0) continue;
-      const First own{&buffer, c};
-      const First& first = of_tensor.emplace(buffer.init, own).first->second;
-      if (first.buffer->param != buffer.param)
+      const RoleProgram& role = *model.cells[c].role;
+      const Tensor& tensor = role.tensor(role.buffers[b]);
+      if (tensor.init.empty() || tensor.previous_of >= 0) continue;
+      const First own{&tensor, c};
+      const First& first = of_values.emplace(tensor.init, own).first->second;
+      if (first.tensor->param != tensor.param)
         findings.add("structure", "'{}' on {} and '{}' on {} both start with the values of '{}'",
-                     quote_control(first.buffer->name), model.who(first.cell),
-                     quote_control(buffer.name), model.who(c), quote_control(buffer.init));
+                     quote_control(first.tensor->name), model.who(first.cell),
+                     quote_control(tensor.name), model.who(c), quote_control(tensor.init));
     }
   }
 }

@@ -31,7 +31,7 @@ void SumCheck::step(Spot place, const Instruction& one) {
       return;
     default:
       // A packed copy is the parameter as it was then.
-      if (one.args.size() == 2 && role(place).buffers[one.args[1]].packed_of >= 0)
+      if (one.args.size() == 2 && role(place).tensor(one.args[1]).packed_of >= 0)
         return copy(place, one);
       compute(place, one);
   }
@@ -178,9 +178,9 @@ void SumCheck::combine(Spot place, const Instruction& one, const ProgramFacts& p
       sum.add(held(place, one.args[from]));
       meant += initial_symbol(static_cast<size_t>(from));
     }
-    const DType type = role(place).buffers[one.args[combine.arg]].type.dtype;
+    const DType type = role(place).tensor(one.args[combine.arg]).type.dtype;
     const bool kept = std::any_of(combine.from.begin(), combine.from.end(), [&](int32_t from) {
-      return role(place).buffers[one.args[from]].type.dtype == type;
+      return role(place).tensor(one.args[from]).type.dtype == type;
     });
     if (combine.from.size() > 1 && !kept && info(type).is_float && info(type).bytes < 4)
       findings_.add("sum", "{} adds up in {}, in {}: parts of a sum are rounded only to travel",

@@ -88,16 +88,16 @@ class SumCheck {
       for (int32_t b : cell.facts->kept) {
         const BufferFacts& facts = cell.facts->buffers[b];
         if (facts.kind != BufferKind::kState) continue;
-        const Buffer& buffer = cell.role->buffers[b];
+        const Tensor& tensor = cell.role->tensor(cell.role->buffers[b]);
         held_.back()[b].param = facts.param;
-        if (buffer.part_of >= 0) held_.back()[b].cut = axes_of(cell.role->groups[buffer.part_of]);
-        if (buffer.previous_of < 0) continue;
-        held_.back()[b].param = cell.facts->buffers[buffer.previous_of].param;
+        if (tensor.part_of >= 0) held_.back()[b].cut = axes_of(cell.role->groups[tensor.part_of]);
+        if (tensor.previous_of < 0) continue;
+        held_.back()[b].param = cell.facts->buffers[tensor.previous_of].param;
         held_.back()[b].version = -1;
         two_versions_ = true;
         if (held_.back()[b].param >= 0) continue;
         numbers_.back().resize(cell.role->buffers.size());
-        numbers_.back()[b] = numbers_.back()[buffer.previous_of] = true;
+        numbers_.back()[b] = numbers_.back()[tensor.previous_of] = true;
       }
     }
   }
@@ -138,7 +138,7 @@ class SumCheck {
   Content& held(Spot place, int32_t buffer) { return held_[place.cell][buffer]; }
   std::string name(Spot place) const { return name_of(model_, section_, place); }
   std::string buffer_name(Spot place, int32_t buffer) const {
-    return fmt::format("'{}'", quote_control(role(place).buffers[buffer].name));
+    return fmt::format("'{}'", quote_control(role(place).name(buffer)));
   }
   std::string target_name(int32_t target) const {
     const std::string name =

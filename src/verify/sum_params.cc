@@ -36,7 +36,7 @@ void SumCheck::check_number_read(Spot place, int32_t buffer) {
 
 void SumCheck::copy(Spot place, const Instruction& one) {
   const Content& from = held(place, one.args[0]);
-  const Buffer& to = role(place).buffers[one.args[1]];
+  const Tensor& to = role(place).tensor(one.args[1]);
   if (to.previous_of >= 0 &&
       (one.args[0] != to.previous_of || from.version != section_.training_step(place)))
     findings_.add("sum", "{} puts {} into {}, not its version before the update", name(place),
@@ -70,7 +70,7 @@ void SumCheck::check_update(Spot place, const Instruction& one, const Content& r
     findings_.add("sum", "{} updates parameter '{}' without its finished {}", name(place), shown,
                   model_.is_gradient[model_.gradient_of[before.param]] ? "gradient" : "statistic");
   const auto elements = [&](int32_t a) {
-    return num_elements(role(place).buffers[one.args[a]].type.shape);
+    return num_elements(role(place).tensor(one.args[a]).type.shape);
   };
   for (int32_t a : sources) {
     if (flows_[a].cut == 0) continue;
@@ -86,14 +86,14 @@ void SumCheck::check_end(int32_t c) {
     const BufferFacts& facts = model_.cells[c].facts->buffers[b];
     if (facts.kind != BufferKind::kState) continue;
     const int32_t param = facts.param;
-    const Buffer& buffer = own.buffers[b];
+    const Tensor& tensor = own.tensor(b);
     const Content& content = held_[c][b];
-    if (buffer.previous_of >= 0 &&
+    if (tensor.previous_of >= 0 &&
         (content.version != section_.training_steps() - 1 ||
-         content.param != model_.cells[c].facts->buffers[buffer.previous_of].param))
+         content.param != model_.cells[c].facts->buffers[tensor.previous_of].param))
       findings_.add("sum",
                     "'{}' on {} does not hold the version before the update at the end of the step",
-                    quote_control(buffer.name), model_.who(c));
+                    quote_control(tensor.name), model_.who(c));
     if (param < 0) continue;
     if (content.param != param) {
       findings_.add("sum", "parameter '{}' on {} holds something else at the end of the step",
@@ -104,7 +104,7 @@ void SumCheck::check_end(int32_t c) {
     if (trained(c, param) && content.version != section_.training_steps())
       findings_.add("sum", "nothing updates parameter '{}' on {}", param_name(param),
                     model_.who(c));
-    const uint32_t kept = buffer.part_of < 0 ? 0 : axes_of(own.groups[buffer.part_of]);
+    const uint32_t kept = tensor.part_of < 0 ? 0 : axes_of(own.groups[tensor.part_of]);
     if (content.cut != kept)
       findings_.add("sum",
                     "parameter '{}' on {} is cut otherwise at the end of the step than at "

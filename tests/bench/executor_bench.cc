@@ -14,7 +14,7 @@ constexpr int32_t kInstructions = 10000;
 // One rank, one program launched again and again.
 PlanSet chain() {
   RoleProgram role;
-  role.buffers = {plans::buffer("a", {1}), plans::buffer("b", {1})};
+  for (const char* name : {"a", "b"}) plans::add_buffer(role, name, {1});
   role.programs = {plans::add_program({1}, true)};
   for (int32_t i = 0; i < kInstructions; ++i) {
     role.body.push_back(plans::compute(0, {i % 2, 1 - i % 2}, "chunk", 'F', 0, i));

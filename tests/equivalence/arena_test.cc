@@ -67,8 +67,8 @@ class Watched : public Backend {
 int64_t kept_bytes(const RoleProgram& role) {
   int64_t end = 0;
   for (const Buffer& buffer : role.buffers)
-    if (buffer.kind != BufferKind::kStep)
-      end = std::max(end, buffer.offset + align_up(buffer.type.bytes()));
+    if (const Tensor& tensor = role.tensor(buffer); tensor.kind != BufferKind::kStep)
+      end = std::max(end, buffer.offset + align_up(tensor.type.bytes()));
   return end;
 }
 
@@ -131,7 +131,7 @@ std::string difference(const RoleProgram& role, const Watched& backend) {
   // Of the arena the bytes of step buffers, and no others.
   std::vector<bool> named(blocks[0].written.size());
   for (const Buffer& buffer : role.buffers)
-    std::fill_n(named.begin() + buffer.offset, buffer.type.bytes(), true);
+    std::fill_n(named.begin() + buffer.offset, role.tensor(buffer).type.bytes(), true);
   int64_t wanted = 0, written = 0;
   for (auto i = static_cast<size_t>(kept_bytes(role)); i < named.size(); ++i) {
     if (blocks[0].written[i] && !named[i]) return fmt::format("byte {} is no buffer's", i);
@@ -182,9 +182,11 @@ TEST(ArenaControl, DifferencesAreSeen) {
   EXPECT_TRUE(difference(role, *run_all(set, **data)[0]).starts_with("block 0: written to "));
   role.arena_bytes -= 64;
   const auto backends = run_all(set, **data);
-  for (Buffer& buffer : role.buffers)
-    if (buffer.kind == BufferKind::kStep && buffer.offset + buffer.type.bytes() < role.arena_bytes)
-      buffer.type.shape = {0};
+  for (const Buffer& buffer : role.buffers) {
+    Tensor& tensor = role.tensors[static_cast<size_t>(buffer.tensor)];
+    if (tensor.kind == BufferKind::kStep && buffer.offset + tensor.type.bytes() < role.arena_bytes)
+      tensor.type.shape = {0};
+  }
   EXPECT_TRUE(difference(role, *backends[0]).ends_with("is no buffer's"));
 }
 

@@ -182,9 +182,9 @@ TEST_F(Draws, OverlappingStepsDrawByTheirOwnNumber) {
       for (RoleProgram& role : compiled.set.roles)
         for (Instruction& one : role.body)
           for (int32_t& arg : one.args)
-            if (one.ahead && role.buffers[static_cast<size_t>(arg)].name == "next_step")
+            if (one.ahead && role.name(arg) == "next_step")
               for (size_t b = 0; b < role.buffers.size(); ++b)
-                if (role.buffers[b].previous_of == arg) arg = static_cast<int32_t>(b);
+                if (role.tensor(b).previous_of == arg) arg = static_cast<int32_t>(b);
       EXPECT_FALSE(equal_bits(single, run(compiled.set, kSteps)));
       const auto report = verify_plan_set(compiled.set);
       ASSERT_TRUE(report);
@@ -204,8 +204,8 @@ TEST_F(Draws, StepsAreDrawnByTheirNumber) {
   EXPECT_NE(first.losses[0], first.losses[kBatches]) << "the same batch in another step";
   PlanSet later = set;
   for (RoleProgram& role : later.roles)
-    for (Buffer& buffer : role.buffers)
-      if (buffer.name == "step") buffer.fill = kBatches;
+    for (Tensor& tensor : role.tensors)
+      if (tensor.name == "step") tensor.fill = kBatches;
   const Trained resumed = run(later, 2);
   EXPECT_EQ(resumed.losses[0], first.losses[kBatches]);
   EXPECT_EQ(resumed.losses[1], first.losses[kBatches + 1]);

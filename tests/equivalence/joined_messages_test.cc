@@ -165,9 +165,7 @@ TEST(JoinedControl, TheOrderOfTheTensorsMatters) {
       Instruction& one = role.body[i];
       if (one.kind != InstructionKind::kRecv || one.args.size() < 2) continue;
       size_t a = 0, b = 1;
-      const auto type = [&](size_t k) {
-        return role.buffers[static_cast<size_t>(one.args[k])].type;
-      };
+      const auto type = [&](size_t k) { return role.tensor(one.args[k]).type; };
       while (b < one.args.size() && type(a) != type(b))
         if (++b == one.args.size() && a + 2 < one.args.size()) b = ++a + 1;
       if (b >= one.args.size()) continue;

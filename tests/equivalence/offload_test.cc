@@ -94,9 +94,9 @@ int64_t alive_at_backward(const RoleProgram& role) {
     for (int32_t arg : one->args) (one < first ? before : after).insert(arg);
   int64_t bytes = 0;
   for (int32_t arg : before) {
-    const Buffer& buffer = role.buffers[static_cast<size_t>(arg)];
-    if (after.contains(arg) && !buffer.host && buffer.kind == BufferKind::kStep)
-      bytes += buffer.type.bytes();
+    const Tensor& tensor = role.tensor(arg);
+    if (after.contains(arg) && !tensor.host && tensor.kind == BufferKind::kStep)
+      bytes += tensor.type.bytes();
   }
   return bytes;
 }
@@ -116,7 +116,7 @@ TEST(OffloadMemory, TheArenaLosesWhatTheDirectiveMoves) {
   for (const Instruction& one : after.body)
     if (one.kind == InstructionKind::kCopy) {
       ++copies[after.streams[static_cast<size_t>(one.stream)].name];
-      const Buffer& to = after.buffers[static_cast<size_t>(one.args[1])];
+      const Tensor& to = after.tensor(one.args[1]);
       if (to.host) bytes += to.type.bytes();
     }
   EXPECT_EQ(copies["offload"], copies["load"]);
@@ -143,8 +143,7 @@ TEST(OffloadControls, ACopyBackLeftOutIsCaught) {
     const auto right = jobs::train(compiled->set, kModel, 2);
     RoleProgram& role = compiled->set.roles[0];
     const auto load = std::find_if(role.body.begin(), role.body.end(), [&](const auto& one) {
-      return one.kind == InstructionKind::kCopy &&
-             role.buffers[static_cast<size_t>(one.args[0])].host;
+      return one.kind == InstructionKind::kCopy && role.tensor(one.args[0]).host;
     });
     ASSERT_NE(load, role.body.end());
     erase(role.body, static_cast<int32_t>(load - role.body.begin()));

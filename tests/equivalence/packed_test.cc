@@ -85,10 +85,11 @@ TEST(Packed, CopiesAreWhatThePlanStates) {
   std::map<std::string, int64_t> copies;
   int64_t bytes = 0;
   for (const Buffer& buffer : role.buffers) {
-    if (buffer.packed_of < 0) continue;
-    ++copies[role.buffers[static_cast<size_t>(buffer.packed_of)].param];
-    bytes += buffer.type.bytes();
-    EXPECT_LE(buffer.offset + buffer.type.bytes(), role.arena_bytes);
+    const Tensor& tensor = role.tensor(buffer);
+    if (tensor.packed_of < 0) continue;
+    ++copies[role.tensor(tensor.packed_of).param];
+    bytes += tensor.type.bytes();
+    EXPECT_LE(buffer.offset + tensor.type.bytes(), role.arena_bytes);
   }
   EXPECT_GE(copies.size(), 16u);
   EXPECT_EQ(bytes, role.packed_bytes());
@@ -123,7 +124,7 @@ class Broken : public testing::Test {
   }
   int32_t packed(const std::string& name) {
     for (size_t b = 0; b < role().buffers.size(); ++b)
-      if (role().buffers[b].name == name) return static_cast<int32_t>(b);
+      if (role().name(b) == name) return static_cast<int32_t>(b);
     ADD_FAILURE() << "no buffer " << name;
     return 0;
   }
@@ -149,7 +150,7 @@ class Broken : public testing::Test {
 TEST_F(Broken, Control) { EXPECT_EQ(found(), ""); }
 
 TEST_F(Broken, PacksAnotherMatrix) {
-  pack_of(packed(one_ + ".packed")).args[0] = role().buffers[packed(other_ + ".packed")].packed_of;
+  pack_of(packed(one_ + ".packed")).args[0] = role().tensor(packed(other_ + ".packed")).packed_of;
   EXPECT_EQ(found(),
             "structure: 'pack model.h.0.proj.weight' on rank 0 writes "
             "'model.h.0.proj.weight.packed', but does not pack 'model.h.0.proj.weight' into it");
@@ -184,7 +185,7 @@ TEST_F(Broken, ReadsAnotherCopy) {
 }
 TEST_F(Broken, ReadsTheMatrixItself) {
   const auto [one, arg] = reader(packed(one_ + ".packed"));
-  one->args[arg] = role().buffers[packed(one_ + ".packed")].packed_of;
+  one->args[arg] = role().tensor(packed(one_ + ".packed")).packed_of;
   EXPECT_EQ(
       found(),
       "structure: 'B stage=0 mb=0' on rank 0 takes 'model.h.0.proj.weight' for a packed copy");

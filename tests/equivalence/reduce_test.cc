@@ -159,9 +159,9 @@ TEST(Accumulate, EqualsOneDeviceBitForBit) {
       EXPECT_EQ(one.lines.back(), "gradients are added up in bf16");
     }
   for (const Compiled* one : {&wide, &narrow})
-    for (const Buffer& buffer : one->set.roles[0].buffers)
-      if (buffer.name.find(".grad.use") != std::string::npos) {
-        EXPECT_EQ(buffer.type.dtype, one == &wide ? DType::kF32 : DType::kBF16) << buffer.name;
+    for (const Tensor& tensor : one->set.roles[0].tensors)
+      if (tensor.name.find(".grad.use") != std::string::npos) {
+        EXPECT_EQ(tensor.type.dtype, one == &wide ? DType::kF32 : DType::kBF16) << tensor.name;
       }
 }
 

@@ -318,9 +318,8 @@ TEST_P(Models, OneVersionReadElsewhereIsSeen) {
     for (auto* list : {&role.prologue, &role.body, &role.epilogue})
       for (Instruction& one : *list)
         for (int32_t& arg : one.args)
-          if (one.kind == InstructionKind::kCompute &&
-              role.buffers[static_cast<size_t>(arg)].previous_of >= 0)
-            arg = role.buffers[static_cast<size_t>(arg)].previous_of;
+          if (one.kind == InstructionKind::kCompute && role.tensor(arg).previous_of >= 0)
+            arg = role.tensor(arg).previous_of;
   const auto report = verify_plan_set(wrong);
   ASSERT_TRUE(report && !report->findings.empty());
   EXPECT_EQ(report->findings[0].rule, "sum") << report->findings[0].text;
@@ -418,9 +417,9 @@ TEST_P(Models, EqualTheSingleDeviceWithStatesCut) {
             fmt::format("{} {} pp={} dp={} mb={}", shard, train, s.pp, s.dp, s.mb);
         const auto compiled = compile_cut(model, train, shard, s);
         ASSERT_TRUE(compiled) << what << "\n" << print_error(compiled.error());
-        const auto& buffers = compiled->set.roles[0].buffers;
-        EXPECT_TRUE(std::any_of(buffers.begin(), buffers.end(),
-                                [](const Buffer& buffer) { return buffer.part_of >= 0; }));
+        const auto& tensors = compiled->set.roles[0].tensors;
+        EXPECT_TRUE(std::any_of(tensors.begin(), tensors.end(),
+                                [](const Tensor& tensor) { return tensor.part_of >= 0; }));
         const Status same = run_against(compiled->set, *compiled->single, model, 5);
         EXPECT_TRUE(same) << what << "\n" << print_error(same.error());
       }
@@ -471,9 +470,9 @@ TEST_P(Models, EqualTheSingleDeviceWithParametersCut) {
     const Status same = run_against(compiled->set, *compiled->single, model, 5);
     EXPECT_TRUE(same) << what << "\n" << print_error(same.error());
     for (const RoleProgram& role : compiled->set.roles)
-      for (const Buffer& buffer : role.buffers)
-        if (buffer.previous_of >= 0 && gather != "persist: 2KiB") {
-          EXPECT_GE(buffer.part_of, 0) << buffer.name;
+      for (const Tensor& tensor : role.tensors)
+        if (tensor.previous_of >= 0 && gather != "persist: 2KiB") {
+          EXPECT_GE(tensor.part_of, 0) << tensor.name;
         }
   }
 }
@@ -491,7 +490,7 @@ TEST_P(Models, APartOfTheOtherVersionIsSeen) {
     for (RoleProgram& role : wrong.roles) {
       std::map<int32_t, int32_t> other;
       for (size_t b = 0; b < role.buffers.size(); ++b)
-        if (const int32_t newest = role.buffers[b].previous_of; newest >= 0)
+        if (const int32_t newest = role.tensor(b).previous_of; newest >= 0)
           other[ahead ? newest : static_cast<int32_t>(b)] =
               ahead ? static_cast<int32_t>(b) : newest;
       for (Instruction& one : role.body)
@@ -569,8 +568,7 @@ TEST_P(Models, ACopyFromTheHostLeftOutIsSeen) {
     RoleProgram& role = wrong.roles[0];
     std::string label;
     for (const Instruction& one : role.body)
-      if (label.empty() && one.kind == InstructionKind::kCopy &&
-          role.buffers[static_cast<size_t>(one.args[0])].host)
+      if (label.empty() && one.kind == InstructionKind::kCopy && role.tensor(one.args[0]).host)
         label = one.label;
     ASSERT_FALSE(label.empty());
     for (auto* list : {&role.prologue, &role.body, &role.epilogue}) {

@@ -28,13 +28,14 @@ Held held_by(const RoleProgram& role) {
   Held held;
   int64_t pool_begin = INT64_MAX, pool_end = 0;
   for (const Buffer& buffer : role.buffers) {
-    const int64_t bytes = buffer.type.bytes();
-    if (buffer.kind == BufferKind::kState && buffer.name != "step")
-      (buffer.previous_of >= 0 ? held.previous
-       : buffer.param.empty()  ? held.optimizer
+    const Tensor& tensor = role.tensor(buffer);
+    const int64_t bytes = tensor.type.bytes();
+    if (tensor.kind == BufferKind::kState && tensor.name != "step")
+      (tensor.previous_of >= 0 ? held.previous
+       : tensor.param.empty()  ? held.optimizer
                                : held.parameters) += bytes;
-    if (buffer.name.ends_with(".grad.use0")) held.gradients += bytes;
-    if (buffer.kind != BufferKind::kStep || buffer.param.empty()) continue;
+    if (tensor.name.ends_with(".grad.use0")) held.gradients += bytes;
+    if (tensor.kind != BufferKind::kStep || tensor.param.empty()) continue;
     pool_begin = std::min(pool_begin, buffer.offset);
     pool_end = std::max(pool_end, buffer.offset + (bytes + 63) / 64 * 64);
   }
@@ -60,12 +61,12 @@ TEST(ZeroMemory, IsTheClosedForm) {
     ASSERT_TRUE(plain) << print_error(plain.error());
     int64_t all = 0, cut = 0;  // elements
     std::map<std::string, int64_t> layers;
-    for (const Buffer& buffer : plain->roles[0].buffers) {
-      if (buffer.param.empty()) continue;
-      const int64_t n = num_elements(buffer.type.shape);
+    for (const Tensor& tensor : plain->roles[0].tensors) {
+      if (tensor.param.empty()) continue;
+      const int64_t n = num_elements(tensor.type.shape);
       all += n;
       cut += part_of(n, dp);
-      layers[buffer.param.substr(0, buffer.param.rfind('.'))] += (4 * n + 63) / 64 * 64;
+      layers[tensor.param.substr(0, tensor.param.rfind('.'))] += (4 * n + 63) / 64 * 64;
     }
     std::vector<int64_t> sizes;
     for (const auto& [layer, bytes] : layers) sizes.push_back(bytes);
@@ -85,7 +86,7 @@ TEST(ZeroMemory, IsTheClosedForm) {
 }
 
 // Largest sum of the step buffers that are alive at once, of those that `counts`.
-int64_t peak_of(const RoleProgram& role, const std::function<bool(const Buffer&)>& counts) {
+int64_t peak_of(const RoleProgram& role, const std::function<bool(const Tensor&)>& counts) {
   std::vector<std::pair<size_t, size_t>> alive(role.buffers.size(), {SIZE_MAX, 0});
   for (size_t i = 0; i < role.body.size(); ++i)
     for (const int32_t arg : role.body[i].args) {
@@ -97,10 +98,10 @@ int64_t peak_of(const RoleProgram& role, const std::function<bool(const Buffer&)
     alive[static_cast<size_t>(report.buffer)].second = role.body.size();
   std::vector<int64_t> change(role.body.size() + 1, 0);
   for (size_t b = 0; b < role.buffers.size(); ++b) {
-    const Buffer& buffer = role.buffers[b];
-    if (buffer.kind != BufferKind::kStep || !counts(buffer) || alive[b].first == SIZE_MAX) continue;
-    change[alive[b].first] += align_up(buffer.type.bytes());
-    change[alive[b].second] -= align_up(buffer.type.bytes());
+    const Tensor& tensor = role.tensor(role.buffers[b]);
+    if (tensor.kind != BufferKind::kStep || !counts(tensor) || alive[b].first == SIZE_MAX) continue;
+    change[alive[b].first] += align_up(tensor.type.bytes());
+    change[alive[b].second] -= align_up(tensor.type.bytes());
   }
   std::partial_sum(change.begin(), change.end(), change.begin());
   return *std::max_element(change.begin(), change.end());
@@ -115,9 +116,10 @@ std::map<int64_t, int64_t> slots_of(const RoleProgram& role) {
     int64_t begin = INT64_MAX, bytes = 0;
     for (size_t a = 1; a < one.args.size(); a += 2) {
       const Buffer& whole = role.buffers[static_cast<size_t>(one.args[a])];
-      if (whole.param.empty()) continue;
+      const Tensor& tensor = role.tensor(whole);
+      if (tensor.param.empty()) continue;
       begin = std::min(begin, whole.offset);
-      bytes += align_up(whole.type.bytes());
+      bytes += align_up(tensor.type.bytes());
     }
     if (bytes > 0) slots[begin] = std::max(slots[begin], bytes);
   }
@@ -132,12 +134,13 @@ struct Arena {
 Arena arena_of(const RoleProgram& role) {
   Arena arena;
   for (const Buffer& buffer : role.buffers) {
-    const int64_t bytes = align_up(buffer.type.bytes());
-    if (buffer.kind != BufferKind::kStep) arena.outlives += bytes;
-    if (buffer.name.ends_with(".grad.use0")) arena.gradients += bytes;
+    const Tensor& tensor = role.tensor(buffer);
+    const int64_t bytes = align_up(tensor.type.bytes());
+    if (tensor.kind != BufferKind::kStep) arena.outlives += bytes;
+    if (tensor.name.ends_with(".grad.use0")) arena.gradients += bytes;
   }
   arena.activations =
-      peak_of(role, [](const Buffer& buffer) { return buffer.param.empty(); }) - arena.gradients;
+      peak_of(role, [](const Tensor& tensor) { return tensor.param.empty(); }) - arena.gradients;
   return arena;
 }
 
@@ -225,10 +228,10 @@ TEST(ZeroMemory, OfTwoVersionsIsTheClosedForm) {
         const RoleProgram& all = plain->roles[static_cast<size_t>(plain->role_of_rank[at])];
         EXPECT_EQ(role.steps_ahead, pp > 1 ? 1 : 0);
         int64_t elements = 0, parts = 0;
-        for (const Buffer& buffer : all.buffers)
-          if (!buffer.param.empty()) {
-            elements += num_elements(buffer.type.shape);
-            parts += part_of(num_elements(buffer.type.shape), dp);
+        for (const Tensor& tensor : all.tensors)
+          if (!tensor.param.empty()) {
+            elements += num_elements(tensor.type.shape);
+            parts += part_of(num_elements(tensor.type.shape), dp);
           }
         int64_t pool = 0;
         const std::map<int64_t, int64_t> slots = slots_of(role);
@@ -357,8 +360,8 @@ TEST(ZeroVerify, SeesWhatGoesWrongWithParts) {
            if (one.kind == Kind::kAllGather)
              for (size_t a = 0; a < one.args.size(); a += 2)
                for (size_t b = 0; b < role.buffers.size(); ++b) {
-                 const Buffer &own = role.buffers[static_cast<size_t>(one.args[a])],
-                              &other = role.buffers[b];
+                 const Tensor &own = role.tensor(one.args[a]),
+                              &other = role.tensor(role.buffers[b]);
                  if (other.part_of < 0 || other.param.empty() || other.param == own.param ||
                      other.whole != own.whole || other.type != own.type)
                    continue;

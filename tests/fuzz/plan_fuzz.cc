@@ -73,16 +73,16 @@ std::string rank_payload(const Mesh& mesh, const std::string& role, const std::s
 std::string zeros_for(const proto::RoleProgram& message) {
   Json header = Json::object();
   int64_t end = 0;
-  for (const auto& buffer : message.buffers()) {
-    if (buffer.init().empty() || header.contains(buffer.init()) || header.size() > 100) continue;
-    if (buffer.type().dtype() < 0 || buffer.type().dtype() >= kNumDTypes) continue;
-    const DTypeInfo& type = info(static_cast<DType>(buffer.type().dtype()));
+  for (const auto& tensor : message.tensors()) {
+    if (tensor.init().empty() || header.contains(tensor.init()) || header.size() > 100) continue;
+    if (tensor.type().dtype() < 0 || tensor.type().dtype() >= kNumDTypes) continue;
+    const DTypeInfo& type = info(static_cast<DType>(tensor.type().dtype()));
     int64_t bytes = type.bytes;
-    for (const int64_t dim : buffer.type().shape())
+    for (const int64_t dim : tensor.type().shape())
       bytes = dim < 0 || dim > 1 << 16 || bytes > 1 << 16 ? 1 << 20 : bytes * dim;
     if (bytes > 1 << 18) continue;
-    header[buffer.init()] = {{"dtype", type.safetensors},
-                             {"shape", buffer.type().shape()},
+    header[tensor.init()] = {{"dtype", type.safetensors},
+                             {"shape", tensor.type().shape()},
                              {"data_offsets", {end, end + bytes}}};
     end += bytes;
   }

@@ -59,8 +59,8 @@ bool are_apart(const RoleProgram& role) {
         for (const int32_t b : one.args) {
           const Buffer &x = role.buffers[static_cast<size_t>(a)],
                        &y = role.buffers[static_cast<size_t>(b)];
-          if (a != b && x.offset < y.offset + y.type.bytes() &&
-              y.offset < x.offset + x.type.bytes())
+          if (a != b && x.offset < y.offset + role.tensor(y).type.bytes() &&
+              y.offset < x.offset + role.tensor(x).type.bytes())
             return false;
         }
   return true;
@@ -71,11 +71,11 @@ PlanSet set_of(RoleProgram role) {
   set.manifest.mesh = role.mesh;
   set.role_of_rank = {0};
   std::mt19937 random(1);
-  for (const Buffer& buffer : role.buffers) {
-    if (buffer.init.empty()) continue;
-    std::string bytes(static_cast<size_t>(buffer.type.bytes()), '\0');
+  for (const Tensor& tensor : role.tensors) {
+    if (tensor.init.empty()) continue;
+    std::string bytes(static_cast<size_t>(tensor.type.bytes()), '\0');
     for (char& byte : bytes) byte = static_cast<char>(random() % 5);
-    set.tensors.emplace_back(buffer.init, Bytes::copy_of(bytes.data(), bytes.size()));
+    set.tensors.emplace_back(tensor.init, Bytes::copy_of(bytes.data(), bytes.size()));
   }
   set.roles.push_back(std::move(role));
   return set;

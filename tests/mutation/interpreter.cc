@@ -51,8 +51,10 @@ struct Rank {
   const RoleProgram* role = nullptr;
   std::vector<int64_t> coordinates;
   Memory arena, host;
-  Memory& memory(const Buffer& buffer) { return buffer.host ? host : arena; }
-  const Memory& memory(const Buffer& buffer) const { return buffer.host ? host : arena; }
+  Memory& memory(const Buffer& buffer) { return role->tensor(buffer).host ? host : arena; }
+  const Memory& memory(const Buffer& buffer) const {
+    return role->tensor(buffer).host ? host : arena;
+  }
   std::vector<Memory> workspaces;
   // What it is doing: prologue, steps of the body, epilogue.
   const std::vector<Instruction>* section = nullptr;
@@ -106,24 +108,28 @@ class Interpreter {
     if (id < 0 || static_cast<size_t>(id) >= rank.role->buffers.size()) fault("no buffer {}", id);
     return rank.role->buffers[static_cast<size_t>(id)];
   }
+  const TensorType& type(const Rank& rank, int32_t id) const {
+    return rank.role->tensor(buffer(rank, id)).type;
+  }
   Symbols read(const Rank& rank, int32_t id) const {
     const Buffer& from = buffer(rank, id);
-    return rank.memory(from).read(from.offset, cells_of(from.type));
+    return rank.memory(from).read(from.offset, cells_of(type(rank, id)));
   }
   void write(Rank& rank, int32_t id, const Symbols& symbols) {
     const Buffer& to = buffer(rank, id);
-    if (static_cast<int64_t>(symbols.size()) != cells_of(to.type))
-      fault("{} cells for '{}'", symbols.size(), to.name);
+    if (static_cast<int64_t>(symbols.size()) != cells_of(type(rank, id)))
+      fault("{} cells for '{}'", symbols.size(), rank.role->name(to));
     rank.memory(to).write(to.offset, symbols);
   }
   void fill(Rank& rank) {
-    for (const Buffer& one : rank.role->buffers) {
+    for (const Buffer& buffer : rank.role->buffers) {
+      const Tensor& one = rank.role->tensor(buffer);
       if (one.kind == BufferKind::kStep) continue;
       const Symbol from = one.init.empty()
                               ? join(symbol_of("fill"), symbol_of(fmt::format("{}", one.fill)))
                               : join(symbol_of("init"), symbol_of(one.init));
-      rank.memory(one).write(
-          one.offset,
+      rank.memory(buffer).write(
+          buffer.offset,
           one.part_of < 0
               ? spread(from, cells_of(one.type))
               : own_part(rank, one.part_of, spread(from, cells_of({one.type.dtype, one.whole})),
@@ -149,8 +155,8 @@ class Interpreter {
   }
   void poison_step(Rank& rank) {
     for (const Buffer& one : rank.role->buffers)
-      if (one.kind == BufferKind::kStep)
-        rank.memory(one).write(one.offset, poison(cells_of(one.type)));
+      if (const Tensor& tensor = rank.role->tensor(one); tensor.kind == BufferKind::kStep)
+        rank.memory(one).write(one.offset, poison(cells_of(tensor.type)));
   }
 
   // ---- Phases: prologue, the steps, epilogue ----------------------------------------------------
@@ -192,7 +198,7 @@ class Interpreter {
   void look_back(const Rank& rank) {
     std::vector<Symbol>& left = left_behind_[{rank.step, &rank - ranks_.data()}];
     for (size_t b = 0; b < rank.role->buffers.size(); ++b)
-      if (rank.role->buffers[b].kind == BufferKind::kState)
+      if (rank.role->tensor(b).kind == BufferKind::kState)
         left.push_back(symbol_of(read(rank, static_cast<int32_t>(b))));
     for (const Report& report : rank.role->reports)
       left.push_back(symbol_of(read(rank, report.buffer)));
@@ -290,7 +296,7 @@ class Interpreter {
         for (size_t k = 0; k + 1 < one.args.size(); k += 2)
           write(rank, one.args[k + 1],
                 own_part(rank, one.group, read(rank, one.args[k]),
-                         cells_of(buffer(rank, one.args[k + 1]).type)));
+                         cells_of(type(rank, one.args[k + 1]))));
         break;
       case InstructionKind::kCopy:
         write(rank, arg(one, 1), read(rank, arg(one, 0)));
@@ -370,7 +376,7 @@ class Interpreter {
     int64_t first = one.samples.first;
     for (size_t d = 0; d < one.samples.stride.size(); ++d)
       first += one.samples.stride[d] * rank.coordinates[d];
-    const int64_t cells = cells_of(buffer(rank, arg(one, 0)).type);
+    const int64_t cells = cells_of(type(rank, arg(one, 0)));
     const Symbol from = join(symbol_of(one.input), static_cast<Symbol>(rank.step + one.ahead));
     if (!numbers && input->batch_dim < 0) return write(rank, arg(one, 0), spread(from, cells));
     const int64_t count = std::max<int64_t>(one.samples.count, 1);
@@ -452,8 +458,7 @@ class Interpreter {
       if (one.kind != first.kind || one.args.size() != first.args.size() || one.root != first.root)
         fault("'{}' meets '{}'", first.label, one.label);
       for (size_t k = 0; k < one.args.size(); ++k)
-        if (buffer(ranks_[each.rank], one.args[k]).type !=
-            buffer(ranks_[all[0].rank], first.args[k]).type)
+        if (type(ranks_[each.rank], one.args[k]) != type(ranks_[all[0].rank], first.args[k]))
           fault("sizes of '{}'", one.label);
     }
     if (first.kind == InstructionKind::kAllReduce) {
@@ -469,7 +474,7 @@ class Interpreter {
       for (size_t i = 0; i < all.size(); ++i) {
         const int32_t to = instruction(all[i]).args[in_place ? k : k + 1];
         // The last part of a whole that does not divide evenly is longer than what is left of it.
-        const auto size = cells_of(buffer(ranks_[all[i].rank], to).type);
+        const auto size = cells_of(type(ranks_[all[i].rank], to));
         write(ranks_[all[i].rank], to, part_of(results[i], 0, static_cast<size_t>(size)));
       }
     }
@@ -492,7 +497,7 @@ class Interpreter {
     for (size_t i = 0; i < all.size(); ++i) {
       if (one.kind == InstructionKind::kReduceScatter) {
         const auto size = static_cast<size_t>(
-            cells_of(buffer(ranks_[all[i].rank], instruction(all[i]).args[k + 1]).type));
+            cells_of(type(ranks_[all[i].rank], instruction(all[i]).args[k + 1])));
         results[i] = part_of(sum(all, k), i * size, size);
         continue;
       }

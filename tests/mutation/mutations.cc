@@ -100,14 +100,12 @@ Done change_arg(PlanSet& set, Random& random) {
   int32_t& arg = spot->at().args[below(random, spot->at().args.size())];
   std::vector<int32_t> others;
   for (size_t b = 0; b < role.buffers.size(); ++b)
-    if (static_cast<int32_t>(b) != arg &&
-        role.buffers[b].type == role.buffers[static_cast<size_t>(arg)].type)
+    if (static_cast<int32_t>(b) != arg && role.tensor(b).type == role.tensor(arg).type)
       others.push_back(static_cast<int32_t>(b));
   if (others.empty()) return std::nullopt;
   const int32_t other = others[below(random, others.size())];
-  const std::string text = fmt::format("{}: '{}' instead of '{}'", spot->name(),
-                                       role.buffers[static_cast<size_t>(other)].name,
-                                       role.buffers[static_cast<size_t>(arg)].name);
+  const std::string text =
+      fmt::format("{}: '{}' instead of '{}'", spot->name(), role.name(other), role.name(arg));
   arg = other;
   return text;
 }
@@ -116,8 +114,7 @@ Done swap_two_args(Spot spot, Random& random) {
   std::vector<std::pair<size_t, size_t>> pairs;
   for (size_t i = 0; i < args.size(); ++i)
     for (size_t j = i + 1; j < args.size(); ++j)
-      if (args[i] != args[j] && spot.role->buffers[static_cast<size_t>(args[i])].type ==
-                                    spot.role->buffers[static_cast<size_t>(args[j])].type)
+      if (args[i] != args[j] && spot.role->tensor(args[i]).type == spot.role->tensor(args[j]).type)
         pairs.emplace_back(i, j);
   if (pairs.empty()) return std::nullopt;
   const auto [i, j] = pairs[below(random, pairs.size())];
@@ -221,24 +218,25 @@ Done shorten_message(PlanSet& set, Random& random) {
 
 // ---- Memory -------------------------------------------------------------------------------------
 int64_t arena_of(const RoleProgram& role, const Buffer& buffer) {
-  return buffer.host ? role.host_bytes : role.arena_bytes;
+  return role.tensor(buffer).host ? role.host_bytes : role.arena_bytes;
 }
 Done move_buffer(PlanSet& set, Random& random) {
   RoleProgram& role = any_role(set, random);
   if (role.buffers.size() < 2) return std::nullopt;
   Buffer& buffer = role.buffers[below(random, role.buffers.size())];
   const int64_t to = role.buffers[below(random, role.buffers.size())].offset;
-  if (to == buffer.offset || to + buffer.type.bytes() > arena_of(role, buffer)) return std::nullopt;
+  if (to == buffer.offset || to + role.tensor(buffer).type.bytes() > arena_of(role, buffer))
+    return std::nullopt;
   buffer.offset = to;
-  return fmt::format("'{}' to {}", buffer.name, to);
+  return fmt::format("'{}' to {}", role.name(buffer), to);
 }
 Done shift_buffer(PlanSet& set, Random& random) {
   RoleProgram& role = any_role(set, random);
   Buffer& buffer = role.buffers[below(random, role.buffers.size())];
   const int64_t to = buffer.offset + (random() % 2 ? 64 : -64);
-  if (to < 0 || to + buffer.type.bytes() > arena_of(role, buffer)) return std::nullopt;
+  if (to < 0 || to + role.tensor(buffer).type.bytes() > arena_of(role, buffer)) return std::nullopt;
   buffer.offset = to;
-  return fmt::format("'{}' to {}", buffer.name, to);
+  return fmt::format("'{}' to {}", role.name(buffer), to);
 }
 Done move_local(PlanSet& set, Random& random) {
   RoleProgram& role = any_role(set, random);
@@ -276,11 +274,11 @@ Done shrink_memory(PlanSet& set, Random& random) {
 }
 Done forget_state(PlanSet& set, Random& random) {
   RoleProgram& role = any_role(set, random);
-  Buffer& buffer = role.buffers[below(random, role.buffers.size())];
-  if (buffer.kind == BufferKind::kStep) return std::nullopt;
-  buffer.kind = BufferKind::kStep;
-  buffer.init.clear(), buffer.param.clear(), buffer.fill = 0;
-  return fmt::format("'{}' lives for a step", buffer.name);
+  Tensor& tensor = role.tensor(static_cast<int32_t>(below(random, role.buffers.size())));
+  if (tensor.kind == BufferKind::kStep) return std::nullopt;
+  tensor.kind = BufferKind::kStep;
+  tensor.init.clear(), tensor.param.clear(), tensor.fill = 0;
+  return fmt::format("'{}' lives for a step", tensor.name);
 }
 
 // ---- Sums ---------------------------------------------------------------------------------------
@@ -330,8 +328,8 @@ Done other_version(PlanSet& set, Random& random) {
   RoleProgram& role = any_role(set, random);
   std::vector<std::pair<int32_t, int32_t>> versions;  // previous, newest
   for (size_t b = 0; b < role.buffers.size(); ++b)
-    if (role.buffers[b].previous_of >= 0)
-      versions.emplace_back(static_cast<int32_t>(b), role.buffers[b].previous_of);
+    if (role.tensor(b).previous_of >= 0)
+      versions.emplace_back(static_cast<int32_t>(b), role.tensor(b).previous_of);
   if (versions.empty()) return std::nullopt;
   const auto [previous, newest] = versions[below(random, versions.size())];
   const auto spot = any_spot(set, random, [](const Instruction& i) {
@@ -348,8 +346,7 @@ Done other_version(PlanSet& set, Random& random) {
           changed = true;
         }
   if (!changed) return std::nullopt;
-  return fmt::format("'{}' takes the other version of '{}'", label,
-                     role.buffers[static_cast<size_t>(newest)].param);
+  return fmt::format("'{}' takes the other version of '{}'", label, role.tensor(newest).param);
 }
 // What belongs to the next step belongs to this one, or the other way round.
 Done other_step(PlanSet& set, Random& random) {

@@ -19,8 +19,8 @@ bool of_later_microbatch(const Instruction& i) {
   return i.kind == InstructionKind::kCompute && i.micro > 0;
 }
 
-const Buffer& buffer_of(const RoleProgram& role, const Instruction& one, size_t arg) {
-  return role.buffers[static_cast<size_t>(one.args[arg])];
+const Tensor& tensor_of(const RoleProgram& role, const Instruction& one, size_t arg) {
+  return role.tensor(one.args[arg]);
 }
 
 // Two messages of one type change places: each goes where the other was meant to go.
@@ -31,7 +31,7 @@ Done swap_messages(PlanSet& set, Random& random) {
   std::vector<Instruction*> others;
   for (Instruction& other : role.body)
     if (is_send(other) && other.args[0] != spot->at().args[0] &&
-        buffer_of(role, other, 0).type == buffer_of(role, spot->at(), 0).type)
+        tensor_of(role, other, 0).type == tensor_of(role, spot->at(), 0).type)
       others.push_back(&other);
   if (others.empty()) return std::nullopt;
   Instruction& other = *others[below(random, others.size())];
@@ -87,7 +87,7 @@ Done swap_pairs(PlanSet& set, Random& random) {
   std::vector<std::pair<size_t, size_t>> pairs;
   for (size_t i = 0; i < args.size(); ++i)
     for (size_t j = i + 2; j < args.size(); j += 2)
-      if (buffer_of(*spot->role, spot->at(), i).type == buffer_of(*spot->role, spot->at(), j).type)
+      if (tensor_of(*spot->role, spot->at(), i).type == tensor_of(*spot->role, spot->at(), j).type)
         pairs.emplace_back(i, j);
   if (pairs.empty()) return std::nullopt;
   const auto [i, j] = pairs[below(random, pairs.size())];
@@ -106,18 +106,17 @@ Done change_end(PlanSet& set, Random& random) {
   for (const SumCombine& sum : one.combines)
     args.insert(args.end(), sum.from.begin(), sum.from.end());
   for (size_t a = 0; a < one.args.size(); ++a)
-    if (!buffer_of(role, one, a).param.empty()) args.push_back(a);
+    if (!tensor_of(role, one, a).param.empty()) args.push_back(a);
   const size_t arg = args[below(random, args.size())];
   std::vector<int32_t> others;
   for (size_t b = 0; b < role.buffers.size(); ++b)
     if (static_cast<int32_t>(b) != one.args[arg] &&
-        role.buffers[b].type == buffer_of(role, one, arg).type)
+        role.tensor(b).type == tensor_of(role, one, arg).type)
       others.push_back(static_cast<int32_t>(b));
   if (others.empty()) return std::nullopt;
   const int32_t other = others[below(random, others.size())];
-  const std::string text =
-      fmt::format("{}: '{}' instead of '{}'", spot->name(),
-                  role.buffers[static_cast<size_t>(other)].name, buffer_of(role, one, arg).name);
+  const std::string text = fmt::format("{}: '{}' instead of '{}'", spot->name(), role.name(other),
+                                       role.name(one.args[arg]));
   one.args[arg] = other;
   return text;
 }
@@ -197,16 +196,16 @@ Done round_once_more(PlanSet& set, Random& random) {
 
 Done change_start(PlanSet& set, Random& random) {
   RoleProgram& role = any_role(set, random);
-  std::vector<std::pair<Buffer*, const Buffer*>> pairs;
-  for (Buffer& buffer : role.buffers)
-    for (const Buffer& other : role.buffers)
-      if (!buffer.param.empty() && buffer.kind == BufferKind::kState && !other.init.empty() &&
-          other.init != buffer.init && other.type == buffer.type && other.whole == buffer.whole)
-        pairs.emplace_back(&buffer, &other);
+  std::vector<std::pair<Tensor*, const Tensor*>> pairs;
+  for (Tensor& tensor : role.tensors)
+    for (const Tensor& other : role.tensors)
+      if (!tensor.param.empty() && tensor.kind == BufferKind::kState && !other.init.empty() &&
+          other.init != tensor.init && other.type == tensor.type && other.whole == tensor.whole)
+        pairs.emplace_back(&tensor, &other);
   if (pairs.empty()) return std::nullopt;
-  const auto [buffer, other] = pairs[below(random, pairs.size())];
-  buffer->init = other->init;
-  return fmt::format("'{}' from '{}'", buffer->name, other->init);
+  const auto [tensor, other] = pairs[below(random, pairs.size())];
+  tensor->init = other->init;
+  return fmt::format("'{}' from '{}'", tensor->name, other->init);
 }
 
 // The learning rate changes places with a number that comes from the step's sums.

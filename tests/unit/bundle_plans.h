@@ -19,7 +19,7 @@ input "ids" i64[8,2] high=255 ignore=-100
 sum 0 "grad w" uses=2
 buffer 0 "w" f32[2,2] state at=0 init="w" param="h.0.w" aliases=["tied.w","x,\"y"]
 buffer 1 "ids" i64[2,2] step at=64
-buffer 2 "g" f32[2,2] step at=128 provenance="g"
+buffer 2 "g" f32[2,2] step at=128
 buffer 3 "c" f32 constant at=192 fill=-1e-300
 buffer 4 "acc" f32[2,2] step at=256
 program 0 label="F stage=0" args=3 workspace=64

@@ -23,7 +23,7 @@ PlanSet small_set(int64_t replicas = 2) {
     for (Contribution& part : one.contributions) part.samples.stride = {0, 0};
   }
   set.roles.push_back(role);
-  role.buffers[0].param = "h.1.w";
+  role.tensor(0).param = "h.1.w";
   for (size_t i : {size_t{2}, size_t{3}}) role.body[i].peer = {0, -1};
   set.roles.push_back(role);
   for (int64_t rank = 0; rank < 2 * replicas; ++rank)
@@ -74,12 +74,29 @@ TEST(PlanText, PrintsParsesAndPrintsTheSame) {
   const RoleProgram role = role_of(kStage0);
   const std::string once = print_plan(role);
   EXPECT_EQ(print_plan(role_of(once)), once);
-  EXPECT_EQ(role.buffers[0].aliases[1], "x,\"y");
+  EXPECT_EQ(role.tensor(0).aliases[1], "x,\"y");
   EXPECT_EQ(role.streams[1].name, "re\"duce\\\x01");
-  EXPECT_EQ(role.buffers[3].fill, -1e-300);
+  EXPECT_EQ(role.tensor(3).fill, -1e-300);
   EXPECT_EQ(role.programs[0].ops[1].attrs.integers("perm"), (std::vector<int64_t>{0, 2, 1}));
   EXPECT_EQ(role.body[1].contributions[0].samples.stride, (std::vector<int64_t>{0, 4}));
   EXPECT_TRUE(check_role(role)) << check_role(role).error().message;
+}
+
+TEST(PlanText, MicrobatchesShareATensor) {
+  const char* text = R"(plan arena=64
+buffer 0 "h@0" f32[] step at=0
+buffer 1 "h@10" f32[] step at=0
+buffer 2 "h@3" f32[1] step at=0
+buffer 3 "h@01" f32[] step at=0
+buffer 4 "w@2" f32[] step at=0
+buffer 5 "v" f32[] state at=0
+buffer 6 "v" f32[] state at=0
+)";
+  const RoleProgram role = role_of(text);
+  EXPECT_EQ(print_plan(role), text);
+  const Buffer buffers[] = {{0, 0}, {0, 10}, {1, 3}, {2, -1}, {3, 2}, {4, -1}, {5, -1}};
+  EXPECT_TRUE(std::equal(role.buffers.begin(), role.buffers.end(), buffers, std::end(buffers)));
+  EXPECT_EQ(role.tensors[2].name, "h@01");
 }
 
 TEST(PlanText, SaysWhatIsWrongInWhichLine) {
@@ -153,9 +170,9 @@ TEST_F(BundleTest, InitialValuesLeaveMemoryOnceRead) {
   constexpr int64_t kRows = int64_t{1} << 21;  // of two f32: 16 MiB
   PlanSet set = small_set();
   for (RoleProgram& role : set.roles) {
-    role.buffers[0].type.shape = {kRows, 2};
+    role.tensor(0).type.shape = {kRows, 2};
     role.buffers[0].offset = role.arena_bytes;
-    role.arena_bytes += role.buffers[0].type.bytes();
+    role.arena_bytes += role.tensor(0).type.bytes();
     role.programs.clear();
     std::erase_if(role.body, [](auto& one) { return one.kind == InstructionKind::kCompute; });
     for (Instruction& one : role.body) one.waits.clear();
@@ -180,7 +197,7 @@ TEST_F(BundleTest, OneRank) {
   const auto read = read_rank_plan(path("plans/rank3.plan"));
   ASSERT_TRUE(read) << print_error(read.error());
   EXPECT_EQ(read->header.coordinates, (std::vector<int64_t>{1, 1}));
-  EXPECT_EQ(read->set.roles[1].buffers[0].param, "h.1.w");
+  EXPECT_EQ(read->set.roles[1].tensor(0).param, "h.1.w");
   EXPECT_TRUE(read->set.roles[0].buffers.empty());
   fs::copy(path("plans/rank3.plan"), path("plans/rank9.plan"));
   EXPECT_EQ(read_rank_plan(path("plans/rank9.plan")).error().message,

@@ -132,6 +132,31 @@ TEST(CheckRole, RefusesEachFault) {
   }
 }
 
+// Which buffers a tensor may have; the text form cannot say it wrong.
+TEST(CheckRole, BuffersAreOfTensors) {
+  const std::pair<void (*)(RoleProgram&), const char*> cases[] = {
+      {[](RoleProgram& role) { role.buffers[4].tensor = 5; },
+       "buffer 4 is of tensor 5, which is not there"},
+      {[](RoleProgram& role) { role.buffers[4].tensor = -1; },
+       "buffer 4 is of tensor -1, which is not there"},
+      {[](RoleProgram& role) { role.buffers[4].micro = -2; },
+       "buffer 4 'acc' cannot be of microbatch -2"},
+      {[](RoleProgram& role) { role.buffers[0].micro = 1; },
+       "buffer 0 'w@1' cannot be of microbatch 1"},
+      {[](RoleProgram& role) { role.buffers.push_back(role.buffers[0]); },
+       "buffer 5 'w' cannot be of microbatch -1"},
+      {[](RoleProgram& role) { role.tensors.push_back({.name = "none"}); },
+       "tensor 'none' has no buffer"},
+  };
+  for (const auto& [change, message] : cases) {
+    RoleProgram role = role_of(kStage0);
+    change(role);
+    const Status checked = check_role(role);
+    ASSERT_FALSE(checked) << message;
+    EXPECT_EQ(checked.error().message, message);
+  }
+}
+
 // Random ids all over a plan: refused or harmless, never a crash. Whatever is accepted can be
 // printed and encoded.
 TEST(CheckRole, RandomIdsNeverCrash) {

@@ -21,20 +21,20 @@ Result<Compiled> compile_text(const Folder& folder, const std::string& text,
   return compile(options);
 }
 
-const Buffer* find_buffer(const PlanSet& set, const std::string& param) {
+const Tensor* find_parameter(const PlanSet& set, const std::string& param) {
   for (const RoleProgram& role : set.roles)
-    for (const Buffer& buffer : role.buffers)
-      if (buffer.param == param) return &buffer;
+    for (const Tensor& tensor : role.tensors)
+      if (tensor.param == param) return &tensor;
   return nullptr;
 }
 
 std::string held(const PlanSet& set) {
   std::string text;
   for (const RoleProgram& role : set.roles)
-    for (const Buffer& buffer : role.buffers)
-      if (!buffer.param.empty())
-        text += fmt::format("{} {}{}\n", buffer.param, to_string(buffer.type),
-                            buffer.aliases.empty() ? "" : " or " + join(buffer.aliases, ", "));
+    for (const Tensor& tensor : role.tensors)
+      if (!tensor.param.empty())
+        text += fmt::format("{} {}{}\n", tensor.param, to_string(tensor.type),
+                            tensor.aliases.empty() ? "" : " or " + join(tensor.aliases, ", "));
   return text;
 }
 
@@ -81,7 +81,7 @@ TEST(Parameters, FrozenOnesCostNothing) {
   ASSERT_TRUE(frozen) << print_error(frozen.error());
   const std::string all = plan_text(whole->set), part = plan_text(frozen->set);
   for (const std::string name : {"left.0.weight", "left.0.bias"}) {
-    ASSERT_NE(find_buffer(frozen->set, name), nullptr) << name;
+    ASSERT_NE(find_parameter(frozen->set, name), nullptr) << name;
     for (const char* made : {".grad", ".exp_avg", ".exp_avg_sq"}) {
       EXPECT_NE(all.find(name + made), all.npos) << name << made;
       EXPECT_EQ(part.find(name + made), part.npos) << name << made;
@@ -94,8 +94,7 @@ TEST(Parameters, FrozenOnesCostNothing) {
     int64_t bytes = 0;
     for (const Instruction& i : set.roles[0].body)
       if (i.kind == InstructionKind::kAllReduce)
-        for (const int32_t buffer : i.args)
-          bytes += set.roles[0].buffers[static_cast<size_t>(buffer)].type.bytes();
+        for (const int32_t buffer : i.args) bytes += set.roles[0].tensor(buffer).type.bytes();
     return bytes;
   };
   EXPECT_LT(reduced(frozen->set), reduced(whole->set));

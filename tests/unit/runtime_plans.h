@@ -32,14 +32,10 @@ class Numbers final : public BatchSource {
   int64_t tokens_per_step() const override { return 1; }
 };
 
-inline Buffer buffer(const char* name, Shape shape, BufferKind kind = BufferKind::kStep,
-                     double fill = 0) {
-  Buffer made;
-  made.name = name;
-  made.type = {DType::kF32, std::move(shape)};
-  made.kind = kind;
-  made.fill = fill;
-  return made;
+inline int32_t add_buffer(RoleProgram& role, const char* name, Shape shape,
+                          BufferKind kind = BufferKind::kStep, double fill = 0) {
+  return role.add_buffer(
+      {.name = name, .type = {DType::kF32, std::move(shape)}, .kind = kind, .fill = fill});
 }
 
 // c = a + b; or a += b.
@@ -106,7 +102,7 @@ inline PlanSet finish(std::vector<RoleProgram> roles, std::vector<int32_t> role_
     role.workspace_bytes = {0};
     for (Buffer& one : role.buffers) {
       one.offset = role.arena_bytes;
-      role.arena_bytes += (one.type.bytes() + 63) / 64 * 64;
+      role.arena_bytes += (role.tensor(one).type.bytes() + 63) / 64 * 64;
     }
   }
   set.manifest.mesh = roles[0].mesh;
@@ -125,13 +121,13 @@ inline PlanSet pipeline(int32_t microbatches) {
   first.inputs = {{"x", {DType::kF32, {microbatches}}, 0}};
   Shape one = {1};
   first.programs = second.programs = {add_program(one, false), add_program(one, true)};
-  first.buffers = {buffer("w", one, BufferKind::kConstant, 10), buffer("x", one)};
-  second.buffers = {buffer("v", one, BufferKind::kConstant, 0.5), buffer("y", one),
-                    buffer("z", one), buffer("sum", one)};
+  add_buffer(first, "w", one, BufferKind::kConstant, 10);
+  add_buffer(first, "x", one);
+  add_buffer(second, "v", one, BufferKind::kConstant, 0.5);
+  for (const char* name : {"y", "z", "sum"}) add_buffer(second, name, one);
   for (int32_t mb = 0; mb < microbatches; ++mb) {
     std::string y_name = fmt::format("y mb={}", mb);
-    int32_t y = static_cast<int32_t>(first.buffers.size());
-    first.buffers.push_back(buffer("y", one));
+    int32_t y = add_buffer(first, "y", one);
     first.body.push_back(input("x", 1, mb, {0}, fmt::format("x mb={}", mb)));
     first.body.push_back(compute(0, {1, 0, y}, "F stage=0", 'F', 0, mb));
     first.body.push_back(message(InstructionKind::kSend, y, 1, y_name));
@@ -153,10 +149,12 @@ inline PlanSet replicas(int32_t ranks) {
   role.groups = {{"dp", {0}}};
   Shape five = {1, 5};
   role.programs = {add_program(five, false), add_program(five, true)};
-  role.buffers = {buffer("p", five, BufferKind::kState, 1), buffer("x", five), buffer("g", five),
-                  buffer("t", {1})};
-  role.buffers[0].param = "w.p";
-  role.buffers[0].aliases = {"tied.p"};
+  add_buffer(role, "p", five, BufferKind::kState, 1);
+  add_buffer(role, "x", five);
+  add_buffer(role, "g", five);
+  add_buffer(role, "t", {1});
+  role.tensor(0).param = "w.p";
+  role.tensor(0).aliases = {"tied.p"};
   Instruction reduce;
   reduce.kind = InstructionKind::kAllReduce;
   reduce.group = 0;
@@ -176,8 +174,8 @@ inline PlanSet replicas_oracle(int32_t ranks) {
   role.groups = {};
   role.arena_bytes = 0;
   role.programs.push_back(add_program({1}, true));
-  role.buffers.push_back(buffer("t1", {1}));
-  role.buffers.push_back(buffer("g1", role.buffers[0].type.shape));
+  add_buffer(role, "t1", {1});
+  add_buffer(role, "g1", role.tensor(0).type.shape);
   role.body.clear();
   for (int32_t r = 0; r < ranks; ++r) {
     int32_t t = r == 0 ? 3 : 4;

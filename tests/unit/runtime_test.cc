@@ -125,7 +125,7 @@ TEST(Executor, ReplicasAddInRankOrderAndKeepEqualParameters) {
 
 TEST(Executor, InitialValuesComeFromTheSet) {
   PlanSet set = replicas(2);
-  set.roles[0].buffers[0].init = "w0";
+  set.roles[0].tensor(0).init = "w0";
   std::vector<float> values = {1, 2, 3, 4, 5};
   set.tensors.emplace_back("w0", Bytes::copy_of(values.data(), 20));
   Numbers data({5, 1});
@@ -317,7 +317,7 @@ TEST(Verify, NamesTheLoss) {
 // p of the oracle starts with one other element; both add 2 + 3 and twice p.
 PlanSet changed_oracle(float fourth) {
   PlanSet reference = replicas_oracle(2);
-  reference.roles[0].buffers[0].init = "w0";
+  reference.roles[0].tensor(0).init = "w0";
   std::vector<float> values = {1, 1, 1, fourth, 1};
   reference.tensors.emplace_back("w0", Bytes::copy_of(values.data(), 20));
   return reference;
@@ -342,7 +342,7 @@ TEST(Verify, BoundsAreBounds) {
 
 TEST(Verify, OtherParametersAreRefused) {
   PlanSet reference = replicas_oracle(2);
-  reference.roles[0].buffers[0].param = "other";
+  reference.roles[0].tensor(0).param = "other";
   auto result = compare(VerifyAgainst::kSingle, reference);
   EXPECT_EQ(message_of(result),
             "rank 0 trains the parameter 'w.p', which the single-device plan does not have");
