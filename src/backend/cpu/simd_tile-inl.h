@@ -94,18 +94,8 @@ HWY_NOINLINE void tile(const Tile<T>& t) {
   for (int64_t k = 0; k < body;) {
     // All that the innermost loop does not need is read again: registers are few.
     asm volatile("" ::: "memory");
-    const int64_t stop = HWY_MIN(t.depth - (tail ? kTail : 0), k + kLine<T>);
-    if (t.share > 0) t.ahead->fetch(t.share);
-    if constexpr (!kRowsAdjacent) fetch_rows<R>(a0 + R * row_step, row_step);
+    const int64_t begin = k, stop = HWY_MIN(t.depth - (tail ? kTail : 0), k + kLine<T>);
     if constexpr (!kRowsAdjacent && kPacks) fetch_rows<R>(a0 + 2 * kLine<T>, row_step);
-    for (int i = 0; i < 2 && unfetched > 0; ++i, --unfetched, c += t.c_step) {
-      __builtin_prefetch(c, 1);
-      __builtin_prefetch(c + 2 * lanes - 1, 1);
-      if (!t.next) continue;
-      const T* const next = t.next + (R - unfetched) * t.next_step;
-      __builtin_prefetch(next);
-      __builtin_prefetch(next + 2 * lanes - 1);
-    }
     for (; k < stop; ++k) {
       if constexpr (kRowsAdjacent) __builtin_prefetch(a0 + 2 * R - 1);
       const auto b0 = hn::LoadU(d, b), b1 = hn::LoadU(d, b + lanes);
@@ -122,6 +112,17 @@ HWY_NOINLINE void tile(const Tile<T>& t) {
       // The compiler would keep other ones, and more than there are.
       if constexpr (!kRowsAdjacent) asm("" : "+r"(a0), "+r"(a1), "+r"(a2), "+r"(a3));
       b += b_step;
+    }
+    // Behind the multiply-adds: a tile's first ones would wait for all of this.
+    if (t.share > 0) t.ahead->fetch(t.share);
+    if constexpr (!kRowsAdjacent) fetch_rows<R>(t.a + R * row_step + begin, row_step);
+    for (int i = 0; i < 2 && unfetched > 0; ++i, --unfetched, c += t.c_step) {
+      __builtin_prefetch(c, 1);
+      __builtin_prefetch(c + 2 * lanes - 1, 1);
+      if (!t.next) continue;
+      const T* const next = t.next + (R - unfetched) * t.next_step;
+      __builtin_prefetch(next);
+      __builtin_prefetch(next + 2 * lanes - 1);
     }
   }
   for (int64_t k = 0; kRowsAdjacent && tail && k < kTail; ++k)
