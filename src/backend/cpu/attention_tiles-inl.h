@@ -71,13 +71,53 @@ struct TileResult {
   const T *keep = nullptr, *post = nullptr;
 };
 
+// Rows that the next block will touch, fetched little by little: heads lie side by side, so that
+// their rows are too short and too far apart for the processor to guess them.
+template <class T>
+class Soon {
+ public:
+  void add(const T* at, int64_t step, int64_t rows, int64_t width) {
+    if (rows <= 0) return;
+    const auto place = reinterpret_cast<uintptr_t>(at) / sizeof(T) | static_cast<uintptr_t>(step);
+    const int64_t inside = place % kLine == 0 ? 0 : kLine - 1;  // where a row begins in a line
+    parts_[count_++] = {at, step, rows, width, width + inside};
+    lines_ += rows * ((width + inside + kLine - 1) / kLine);
+  }
+  // All of it in so many calls of fetch, one of each panel of a tile's depth but the first.
+  void share_among(int64_t calls) { share_ = calls > 0 ? (lines_ + calls - 1) / calls : 0; }
+  HWY_INLINE void fetch() {
+    for (int64_t left = share_; left > 0 && at_ < count_;) {
+      Part& part = parts_[at_];
+      const T* at = part.at;  // in registers: a chain through memory would take longer
+      int64_t rows = part.rows, column = column_;
+      for (; left > 0 && rows > 0; --left) {
+        __builtin_prefetch(at + HWY_MIN(column, part.width - 1));
+        column += kLine;
+        if (column >= part.reach) column = 0, at += part.step, --rows;
+      }
+      part.at = at, part.rows = rows, column_ = column;
+      if (rows == 0) ++at_;
+    }
+  }
+
+ private:
+  static constexpr int64_t kLine = 64 / sizeof(T);
+  struct Part {
+    const T* at;
+    int64_t step, rows, width, reach;
+  };
+  Part parts_[5];  // of q, k, v, y and dy
+  int count_ = 0, at_ = 0;
+  int64_t lines_ = 0, share_ = 0, column_ = 0;
+};
+
 #define PIPER_TILE_ROWS(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
 
 // kTileRows rows of kVectors vectors: a · b, row k of b at b + k × b_step. Where kPart, of one
-// vector's first `part` lanes.
+// vector's first `part` lanes. Fetches between multiply-adds, which go on meanwhile.
 template <int kVectors, bool kPart, class A, class T>
 HWY_NOINLINE void tile(const A& a, const T* p, int64_t depth, const T* b, int64_t b_step, T* c,
-                       const TileResult<T>& to, int64_t part) {
+                       const TileResult<T>& to, int64_t part, Soon<T>& soon) {
   const TileTag<T> d;
   const int64_t lanes = tile_lanes<T>(), row_step = a.row_step, panel_step = a.panel_step;
   const auto load = [&](const T* from) HWY_ATTR {
@@ -86,6 +126,7 @@ HWY_NOINLINE void tile(const A& a, const T* p, int64_t depth, const T* b, int64_
 #define PIPER_DECLARE(i) auto x##i = hn::Zero(d), y##i = hn::Zero(d);
   PIPER_TILE_ROWS(PIPER_DECLARE)
   for (int64_t k0 = 0; k0 < depth; k0 += kPanel, p += panel_step) {
+    if (k0 > 0) soon.fetch();
     const T* element = p;
     for (int64_t k = HWY_MIN(kPanel, depth - k0); k > 0; --k) {
       const auto b0 = load(b), b1 = kVectors > 1 ? hn::LoadU(d, b + lanes) : b0;
@@ -121,58 +162,17 @@ HWY_NOINLINE void tile(const A& a, const T* p, int64_t depth, const T* b, int64_
   PIPER_TILE_ROWS(PIPER_FINISH)
 }
 
-// Rows that the next block will touch, fetched little by little: heads lie side by side, so that
-// their rows are too short and too far apart for the processor to guess them.
-template <class T>
-class Soon {
- public:
-  void add(const T* at, int64_t step, int64_t rows, int64_t width) {
-    if (rows <= 0) return;
-    const auto place = reinterpret_cast<uintptr_t>(at) / sizeof(T) | static_cast<uintptr_t>(step);
-    const int64_t inside = place % kLine == 0 ? 0 : kLine - 1;  // where a row begins in a line
-    parts_[count_++] = {at, step, rows, width, width + inside};
-    lines_ += rows * ((width + inside + kLine - 1) / kLine);
-  }
-  // All of it in so many calls of fetch.
-  void share_among(int64_t calls) { share_ = calls > 0 ? (lines_ + calls - 1) / calls : 0; }
-  void fetch() {
-    for (int64_t left = share_; left > 0 && at_ < count_;) {
-      Part& part = parts_[at_];
-      const T* at = part.at;  // in registers: a chain through memory would take longer
-      int64_t rows = part.rows, column = column_;
-      for (; left > 0 && rows > 0; --left) {
-        __builtin_prefetch(at + HWY_MIN(column, part.width - 1));
-        column += kLine;
-        if (column >= part.reach) column = 0, at += part.step, --rows;
-      }
-      part.at = at, part.rows = rows, column_ = column;
-      if (rows == 0) ++at_;
-    }
-  }
-
- private:
-  static constexpr int64_t kLine = 64 / sizeof(T);
-  struct Part {
-    const T* at;
-    int64_t step, rows, width, reach;
-  };
-  Part parts_[5];  // of q, k, v, y and dy
-  int count_ = 0, at_ = 0;
-  int64_t lines_ = 0, share_ = 0, column_ = 0;
-};
-
 // Rows of `width` elements: a · b, which is dense.
 template <class A, class T>
 void tile_row(const A& a, const T* p, int64_t depth, const T* b, int64_t width, T* c,
               const TileResult<T>& to, Soon<T>& soon) {
   const int64_t lanes = tile_lanes<T>();
-  soon.fetch();
   int64_t n = 0;
   for (; n + 2 * lanes <= width; n += 2 * lanes)
-    tile<2, false>(a, p, depth, b + n, width, c + n, to, lanes);
+    tile<2, false>(a, p, depth, b + n, width, c + n, to, lanes, soon);
   for (; n + lanes <= width; n += lanes)
-    tile<1, false>(a, p, depth, b + n, width, c + n, to, lanes);
-  if (n < width) tile<1, true>(a, p, depth, b + n, width, c + n, to, width - n);
+    tile<1, false>(a, p, depth, b + n, width, c + n, to, lanes, soon);
+  if (n < width) tile<1, true>(a, p, depth, b + n, width, c + n, to, width - n, soon);
 }
 
 // ---- Copies of operands --------------------------------------------------------------
@@ -279,11 +279,10 @@ void tile_scores(const T* q, int64_t width, const T* packed, int64_t keys, int64
   const TileResult<T> to{.row_step = kPanel,
                          .vector_step = lanes == kPanel ? s.rows * kPanel : lanes};
   for (int64_t j = 0; j < keys; j += columns, packed += columns * width) {
-    soon.fetch();
     if (j + lanes < keys)
-      tile<2, false>(a, q, width, packed, columns, s.at(row, j), to, lanes);
+      tile<2, false>(a, q, width, packed, columns, s.at(row, j), to, lanes, soon);
     else
-      tile<1, false>(a, q, width, packed, columns, s.at(row, j), to, lanes);
+      tile<1, false>(a, q, width, packed, columns, s.at(row, j), to, lanes, soon);
   }
 }
 

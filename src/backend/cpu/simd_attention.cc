@@ -195,10 +195,15 @@ void Attention<T>::expect(const Block& block, int64_t b, int64_t h, const T* y, 
   if (dy) soon.add(dy + f.y.at(b, h) + i0 * f.y.token, f.y.token, queries, f.v_width);
   soon.add(next.k + k0 * f.k.token, f.k.token, keys, f.width);
   soon.add(next.v + k0 * f.v.token, f.v.token, keys, f.v_width);
-  int64_t calls = 0, rows = 0;
-  for (int64_t r = 0; r < block.m; r += kTileRows, ++rows)
-    calls += score_tiles<T>(seen(block, HWY_MIN(block.i0 + r + kTileRows, f.queries) - 1));
-  soon.share_among(dy ? 2 * calls + 3 * rows : calls + rows);
+  // As if all were as wide as keys.
+  const auto fetches = [](int64_t depth) { return HWY_MAX(whole_panels(depth) / kPanel, 1) - 1; };
+  int64_t calls = 0;
+  for (int64_t r = 0; r < block.m; r += kTileRows) {
+    const int64_t n = seen_by_tile(block, r);
+    calls += (dy ? 2 : 1) * score_tiles<T>(n) * fetches(f.width) +
+             (dy ? 3 : 1) * score_tiles<T>(f.width) * fetches(n);
+  }
+  soon.share_among(calls);
 }
 
 template <class T>
