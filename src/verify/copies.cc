@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 
+#include "mail.h"
 #include "model.h"
 
 namespace piper {
@@ -13,7 +14,7 @@ namespace {
 class Copies {
  public:
   Copies(const Model& model, const Section& section, Findings& findings)
-      : model_(model), section_(section), findings_(findings) {}
+      : model_(model), section_(section), findings_(findings), sent_(section) {}
 
   void run() {
     find_holders();
@@ -21,11 +22,9 @@ class Copies {
     for (size_t t = 0; t < model_.targets.size(); ++t)
       target_.push_back(symbol_of(model_.targets[static_cast<int32_t>(t)]));
     for (size_t c = 0; c < model_.cells.size(); ++c) {
-      held_.emplace_back();
-      const RoleProgram& role = *model_.cells[c].role;
-      for (const Buffer& buffer : role.buffers)
-        held_.back().push_back(initial(role.tensor(buffer)));
-      sent_.emplace_back(section_.args[c].size());
+      const Cell& cell = model_.cells[c];
+      held_.emplace_back(cell.facts->buffers.size());
+      for (int32_t b : cell.facts->kept) held_.back()[b] = initial(cell.role->tensor(b));
     }
     for (Spot place : section_.order) step(place);
     compare();
@@ -34,10 +33,6 @@ class Copies {
  private:
   const RoleProgram& role(int32_t cell) const { return *model_.cells[cell].role; }
   uint64_t& held(Spot place, size_t arg) { return held_[place.cell][section_.at(place).args[arg]]; }
-
-  uint64_t& sent(Spot send, size_t arg) {
-    return sent_[send.cell][static_cast<size_t>(section_.step(send).first_arg) + arg];
-  }
 
   // Cells that keep a trained parameter which another one keeps, too.
   void find_holders() {
@@ -55,25 +50,27 @@ class Copies {
   }
 
   static uint64_t initial(const Tensor& tensor) {
-    if (tensor.kind == BufferKind::kStep) return 0;
     const std::string text = fmt::format("{} {} {} {}", tensor.init, tensor.fill,
                                          to_string(tensor.type), tensor.part_of >= 0 ? "part" : "");
     return symbol_of(text);
   }
 
   void step(Spot place) {
+    const Step& step = section_.step(place);
+    if (step.kind == InstructionKind::kCompute && !step.sums &&
+        (step.micro >= 0 || !holds_copy_[place.cell]))
+      return set_written(place, step);
     const Instruction& one = section_.at(place);
     const int32_t joint = section_.joint[place.cell][place.index];
     if (is_collective(one.kind))
       return collective(joint < 0 ? std::vector<Spot>{place} : section_.joints[joint]);
     switch (one.kind) {
       case InstructionKind::kSend:
-        for (size_t a = 0; a < one.args.size(); ++a) sent(place, a) = held(place, a);
+        for (size_t a = 0; a < one.args.size(); ++a) sent_.post(place, held(place, a));
         return;
       case InstructionKind::kRecv:
-        for (size_t a = 0; a < one.args.size(); ++a)
-          held(place, a) = sent(section_.partner[place.cell][place.index], a);
-        return;
+        return sent_.fetch(section_.partner[place.cell][place.index],
+                           [&](size_t a, uint64_t what) { held(place, a) = what; });
       case InstructionKind::kCopy:
         held(place, 1) = held(place, 0);
         return;
@@ -112,7 +109,7 @@ class Copies {
     if (one.micro < 0 && holds_copy_[place.cell])
       evaluate(place, one);
     else
-      set_written(place, one);
+      set_written(place, section_.step(place));
     for (const auto& [arg, symbol] : sums_) held(place, static_cast<size_t>(arg)) = symbol;
   }
   uint64_t contribution(Spot place, const Contribution& part) const {
@@ -128,11 +125,13 @@ class Copies {
     return join_symbols(std::min(a, b), std::max(a, b));
   }
   // Results that are like no others.
-  void set_written(Spot place, const Instruction& one) {
+  void set_written(Spot place, const Step& step) {
     const uint64_t own =
         join_symbols(static_cast<uint64_t>(place.cell) + 1, static_cast<uint64_t>(place.index));
-    for (int32_t arg : model_.cells[place.cell].facts->programs[one.program].written)
-      held(place, static_cast<size_t>(arg)) = join_symbols(own, static_cast<uint64_t>(arg));
+    const std::span<const int32_t> args = section_.args_of(place.cell, step);
+    std::vector<uint64_t>& held = held_[place.cell];
+    for (int32_t arg : model_.cells[place.cell].facts->programs[step.program].written)
+      held[args[arg]] = own + static_cast<uint64_t>(arg);
   }
   void evaluate(Spot place, const Instruction& one) {
     const Program& program = role(place.cell).programs[one.program];
@@ -180,9 +179,10 @@ class Copies {
   const Model& model_;
   const Section& section_;
   Findings& findings_;
-  std::vector<bool> holds_copy_;                    // by cell
-  std::vector<uint64_t> target_;                    // by sum: of its name
-  std::vector<std::vector<uint64_t>> held_, sent_;  // by cell and buffer; by cell as Section::args
+  std::vector<bool> holds_copy_;             // by cell
+  std::vector<uint64_t> target_;             // by sum: of its name
+  std::vector<std::vector<uint64_t>> held_;  // by cell and buffer
+  Mail<uint64_t> sent_;
   std::vector<std::pair<int32_t, uint64_t>> sums_;  // by arg, of the instruction at hand
 };
 

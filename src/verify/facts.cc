@@ -85,7 +85,8 @@ RoleFacts facts_of(const RoleProgram& role) {
     most = std::max(most, buffer.offset + bytes);
     if (tensor.kind != BufferKind::kStep)
       facts.kept.push_back(static_cast<int32_t>(facts.buffers.size()));
-    facts.buffers.push_back({extents.id_of(begin, begin + bytes), 0, -1, tensor.kind});
+    facts.buffers.push_back(
+        {extents.id_of(begin, begin + bytes), 0, -1, tensor.kind, tensor.packed_of >= 0});
   }
   facts.ends = extents.number();
   for (BufferFacts& buffer : facts.buffers) {

@@ -9,14 +9,6 @@
 namespace piper {
 namespace {
 
-// The finaliser of SplitMix64 (Steele, Lea, Flood, 2014).
-uint64_t scramble(uint64_t x) {
-  x += 0x9e3779b97f4a7c15;
-  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
-  x = (x ^ x >> 27) * 0x94d049bb133111eb;
-  return x ^ x >> 31;
-}
-uint64_t join(uint64_t a, uint64_t b) { return scramble(a * 0x2545f4914f6cdd1d + b); }
 uint64_t power(uint64_t base, uint64_t exponent) {
   uint64_t result = 1;
   for (; exponent > 0; exponent /= 2, base *= base)
@@ -59,7 +51,7 @@ class Reader {
     const int32_t base = bases_[value];
     if (part.bytes() == type(base).bytes()) return held_[base];
     const int64_t first = at_[value] + from;
-    if (rounded_) return join(held_[base], join(first, part.bytes()));
+    if (rounded_) return join_symbols(held_[base], join_symbols(first, part.bytes()));
     return held_[base] * power(0x2545f4914f6cdd1d, static_cast<uint64_t>(first));
   }
   // Where in its input an op finds its result, when it only copies a run of bytes: what one program
@@ -104,7 +96,7 @@ class Reader {
   }
   void store(int32_t value, uint64_t symbol) {
     uint64_t& base = held_[bases_[value]];
-    base = whole(value) ? symbol : join(join(base, at_[value]), symbol);
+    base = whole(value) ? symbol : join_symbols(join_symbols(base, at_[value]), symbol);
   }
 
   // Whether it adds two 16-bit floats in f32 and rounds the sum.
@@ -181,14 +173,14 @@ class Reader {
     Attrs attrs;
     for (const auto& [name, value] : op.attrs.items())
       if (!adds || name != "accumulate") attrs.set(name, value);
-    uint64_t symbol = join(symbol_of(op.op), symbol_of(print_attrs(attrs)));
+    uint64_t symbol = join_symbols(symbol_of(op.op), symbol_of(print_attrs(attrs)));
     for (size_t i = 0; i < op.inputs.size() - (adds ? 1 : 0); ++i) {
       const int32_t input = op.inputs[i];
       const uint64_t of_type = input < 0 ? 0 : symbol_of(to_string(type(input)));
-      symbol = join(symbol, join(of_type, load(input)));
+      symbol = join_symbols(symbol, join_symbols(of_type, load(input)));
     }
     std::vector<uint64_t> made;
-    for (size_t i = 0; i < op.outputs.size(); ++i) made.push_back(join(symbol, i));
+    for (size_t i = 0; i < op.outputs.size(); ++i) made.push_back(join_symbols(symbol, i));
     if (adds) made[0] += load(op.inputs[2]);
     return made;
   }
@@ -203,15 +195,13 @@ class Reader {
 
 }  // namespace
 
-uint64_t join_symbols(uint64_t a, uint64_t b) { return join(a, b); }
-
 uint64_t symbol_of(std::string_view text) {
   uint64_t symbol = text.size();
-  for (char c : text) symbol = join(symbol, static_cast<unsigned char>(c));
+  for (char c : text) symbol = join_symbols(symbol, static_cast<unsigned char>(c));
   return symbol;
 }
 
-uint64_t initial_symbol(size_t arg) { return join(symbol_of("argument"), arg); }
+uint64_t initial_symbol(size_t arg) { return join_symbols(symbol_of("argument"), arg); }
 
 std::vector<uint64_t> meaning_of(const Program& program, std::span<const uint64_t> args) {
   return Reader(program, args, Roundings::kNone).run();

@@ -67,8 +67,6 @@ class Comparison {
       : model_(model), section_(section), run_(run), findings_(findings) {}
 
   void run() {
-    part_of_arg_.resize(model_.cells.size());
-    compared_.resize(model_.cells.size());
     taken_.resize(model_.cells.size());
     for (int32_t c = 0; c < static_cast<int32_t>(model_.cells.size()); ++c) {
       follow_copies(c);
@@ -89,16 +87,24 @@ class Comparison {
     Share at;
     int32_t task = 0;
   };
+  // Where a task was met first: the parts that the arguments play (in parts_of_first_), and the
+  // last one that does the same.
+  struct First {
+    Share at;
+    size_t parts = 0;
+    Spot like;
+  };
   // Its instructions where it was met first; and how many the microbatch at hand has, from where.
   struct Task {
     int32_t cell = -1, first_micro = -1;
-    std::vector<Share> first;
+    std::vector<First> first;
     bool is_message = false;  // sent to as many cells as read it
     int32_t like = -1;        // the same task of microbatches that are cut differently
     Spot from;
     int32_t micro = -1;
     size_t count = 0;
     uint64_t cut = 0, others = 0;  // of the first: how it is cut, and how its microbatch is
+    uint64_t own_cut = 0;          // of the microbatch at hand
     bool is_first(int32_t c, int32_t m) const { return cell == c && first_micro == m; }
   };
 
@@ -123,8 +129,8 @@ class Comparison {
     }
   }
   size_t num_args(int32_t c, Share at) const {
-    return static_cast<size_t>(section_.steps[c][at.index].num_args /
-                               section_.at({c, at.index}).micros);
+    const Step& step = section_.steps[c][at.index];
+    return static_cast<size_t>(step.micros == 1 ? step.num_args : step.num_args / step.micros);
   }
   size_t first_arg(int32_t c, Share at) const {
     return static_cast<size_t>(section_.steps[c][at.index].first_arg) +
@@ -139,9 +145,9 @@ class Comparison {
   const RoleProgram& role(int32_t cell) const { return *model_.cells[cell].role; }
 
   void check_cell(int32_t c) {
-    part_of_arg_[c].assign(section_.args[c].size(), -1);
-    compared_[c].resize(section_.steps[c].size());
-    const std::vector<Use> uses = find_tasks(c);
+    find_tasks(c);
+    tell_cuts_apart(c);
+    const std::vector<Use>& uses = uses_;
     for (size_t i = 0; i < uses.size();) {
       parts_.begin(facts(c).buffers.size());
       const size_t first = i;
@@ -154,62 +160,95 @@ class Comparison {
   }
 
   // What belongs to a microbatch, one microbatch after the other, in issue order.
-  std::vector<Use> find_tasks(int32_t c) {
-    std::unordered_map<std::string_view, int32_t> own;
-    std::vector<Use> uses;
+  void find_tasks(int32_t c) {
+    own_.clear();
+    last_.assign(kLast, {});
+    uses_.clear();
     const auto& steps = section_.steps[c];
-    for (int32_t i = 0; i < static_cast<int32_t>(steps.size()); ++i) {
+    int64_t most = 0;
+    for (size_t i = 0; i < steps.size(); ++i) {
+      fetch(section_.lists[c], i);
       if (steps[i].micro < 0 || steps[i].kind == InstructionKind::kCopy) continue;
-      const Instruction& one = section_.at({c, i});
-      std::string_view label = task_of(one);
-      if (label.empty()) continue;
-      const bool is_message =
-          one.kind == InstructionKind::kSend || one.kind == InstructionKind::kRecv;
-      if (is_message) label.remove_prefix(std::min<size_t>(label.size(), 5));  // "send ", "recv "
-      // All cells have inputs, messages and computations in common; each has its sums of gradients.
-      const bool common = is_message || one.kind == InstructionKind::kInput ||
-                          (one.kind == InstructionKind::kCompute && one.pass != 'U');
-      auto& known = is_message ? messages_ : common ? known_ : own;
-      const auto [found, is_new] = known.emplace(label, static_cast<int32_t>(tasks_.size()));
-      if (is_new) tasks_.emplace_back().is_message = is_message;
-      for (int32_t share = 0; share < one.micros; ++share)
-        uses.push_back({steps[i].micro + share, {i, share}, found->second});
+      const int32_t task = task_of(steps[i], *section_.lists[c][i]);
+      for (int32_t share = 0; task >= 0 && share < steps[i].micros; ++share)
+        uses_.push_back({steps[i].micro + share, {static_cast<int32_t>(i), share}, task});
+      most = std::max(most, int64_t{steps[i].micro} + steps[i].micros);
     }
-    std::sort(uses.begin(), uses.end(), [](const Use& a, const Use& b) {
-      return std::pair(a.micro, a.at.index) < std::pair(b.micro, b.at.index);
-    });
-    tell_cuts_apart(c, uses);
-    return uses;
+    sort_uses(static_cast<size_t>(most));
+  }
+  // Instructions and their labels lie all over memory: asked for before they are needed.
+  static void fetch(const std::vector<const Instruction*>& list, size_t i) {
+    if (i + 8 < list.size()) __builtin_prefetch(&list[i + 8]->label);
+    if (i + 4 < list.size()) __builtin_prefetch(list[i + 4]->label.data());
+  }
+  // By microbatch; in each as they are.
+  void sort_uses(size_t micros) {
+    if (micros > 4 * uses_.size() + 64) {
+      std::stable_sort(uses_.begin(), uses_.end(),
+                       [](const Use& a, const Use& b) { return a.micro < b.micro; });
+      return;
+    }
+    std::vector<size_t> begin(micros + 1);
+    for (const Use& use : uses_) ++begin[use.micro + 1];
+    for (size_t m = 0; m < micros; ++m) begin[m + 1] += begin[m];
+    sorted_.resize(uses_.size());
+    for (const Use& use : uses_) sorted_[begin[use.micro]++] = use;
+    std::swap(uses_, sorted_);
+  }
+  // -1: none.
+  int32_t task_of(const Step& step, const Instruction& one) {
+    std::string_view label = piper::task_of(one);
+    if (label.empty()) return -1;
+    const bool is_message =
+        step.kind == InstructionKind::kSend || step.kind == InstructionKind::kRecv;
+    if (is_message) label.remove_prefix(std::min<size_t>(label.size(), 5));  // "send ", "recv "
+    // All cells have inputs, messages and computations in common; each has its sums of gradients.
+    const bool common = is_message || step.kind == InstructionKind::kInput ||
+                        (step.kind == InstructionKind::kCompute && one.pass != 'U');
+    // Most have been met lately, with the same program or channel.
+    const size_t like = static_cast<size_t>(step.program) + 3 * static_cast<size_t>(one.channel) +
+                        static_cast<size_t>(step.kind);
+    auto& [last_label, last_of, last_task] = last_[like % kLast];
+    auto& known = is_message ? messages_ : common ? known_ : own_;
+    if (last_of == &known && last_label == label) return last_task;
+    const auto [found, is_new] = known.emplace(label, static_cast<int32_t>(tasks_.size()));
+    if (is_new) tasks_.emplace_back().is_message = is_message;
+    last_label = label, last_of = &known, last_task = found->second;
+    return last_task;
   }
   // Where a microbatch cuts some of a cell's tasks into other parts, or parts of other args or ops,
   // all of its tasks there are tasks of their own: what one keeps another may find elsewhere.
-  void tell_cuts_apart(int32_t c, std::vector<Use>& uses) {
-    for (size_t i = 0; i < uses.size();) {
+  void tell_cuts_apart(int32_t c) {
+    ops_.assign(role(c).programs.size(), 0);
+    std::vector<int32_t> cut;  // tasks of the microbatch at hand
+    for (size_t i = 0; i < uses_.size();) {
       const size_t first = i;
-      std::map<int32_t, uint64_t> cuts;  // by task
-      for (; i < uses.size() && uses[i].micro == uses[first].micro; ++i)
-        if (!tasks_[uses[i].task].is_message) {
-          uint64_t& cut = cuts[uses[i].task];
-          const Step& step = section_.steps[c][uses[i].at.index];
-          cut = join_symbols(cut, num_args(c, uses[i].at) + 1);
-          if (step.kind == InstructionKind::kCompute)
-            cut = join_symbols(cut, ops_of(role(c).programs[step.program]));
-        }
-      uint64_t others = 0;  // 0: all tasks are cut as where they were met first
-      for (const auto& [task, cut] : cuts)
-        if (tasks_[task].cut != 0 && tasks_[task].cut != cut)
-          others = join_symbols(others, join_symbols(cut, static_cast<uint64_t>(task)));
+      cut.clear();
+      for (; i < uses_.size() && uses_[i].micro == uses_[first].micro; ++i) {
+        Task& task = tasks_[uses_[i].task];
+        if (task.is_message) continue;
+        if (task.own_cut == 0) cut.push_back(uses_[i].task);
+        const Step& step = section_.steps[c][uses_[i].at.index];
+        task.own_cut = join_symbols(task.own_cut, num_args(c, uses_[i].at) + 1);
+        if (step.kind == InstructionKind::kCompute)
+          task.own_cut = join_symbols(task.own_cut, ops_of(c, step.program));
+      }
+      uint64_t others = 0;         // 0: all tasks are cut as where they were met first
+      for (const int32_t t : cut)  // added up in whatever order
+        if (tasks_[t].cut != 0 && tasks_[t].cut != tasks_[t].own_cut)
+          others += join_symbols(tasks_[t].own_cut, static_cast<uint64_t>(t));
       for (size_t k = first; k < i; ++k)
-        if (const auto cut = cuts.find(uses[k].task); cut != cuts.end())
-          uses[k].task = cut_of(uses[k].task, cut->second, others);
+        if (const uint64_t own = tasks_[uses_[k].task].own_cut; own != 0)
+          uses_[k].task = cut_of(uses_[k].task, own, others);
+      for (const int32_t t : cut) tasks_[t].own_cut = 0;
     }
   }
   // Which ops; sums may be set or added to.
-  uint64_t ops_of(const Program& program) {
-    uint64_t& known = ops_[&program];
+  uint64_t ops_of(int32_t c, int32_t program) {
+    uint64_t& known = ops_[program];
     if (known != 0) return known;
     known = 1;
-    for (const ProgramOp& op : program.ops)
+    for (const ProgramOp& op : role(c).programs[program].ops)
       if (op.op != "Add" && op.op != "Fused") known = join_symbols(known, symbol_of(op.op));
     return known;
   }
@@ -230,16 +269,17 @@ class Comparison {
     for (const Task& task : tasks_) {
       if (task.like < 0 || task.cut == tasks_[task.like].cut) continue;
       const Task& other = tasks_[task.like];
-      const Spot here{task.cell, task.first[0].index}, there{other.cell, other.first[0].index};
+      const Spot here{task.cell, task.first[0].at.index},
+          there{other.cell, other.first[0].at.index};
       if (task.first.size() != other.first.size()) {
         findings_.add("microbatch", "{} has {} parts, {} has {}", name(here), task.first.size(),
                       name(there), other.first.size());
         continue;
       }
       size_t i = 0;
-      const auto args_of = [&](const Task& of) { return num_args(of.cell, of.first[i]); };
+      const auto args_of = [&](const Task& of) { return num_args(of.cell, of.first[i].at); };
       while (i + 1 < task.first.size() && args_of(task) == args_of(other)) ++i;
-      const Spot one{task.cell, task.first[i].index}, first{other.cell, other.first[i].index};
+      const Spot one{task.cell, task.first[i].at.index}, first{other.cell, other.first[i].at.index};
       if (args_of(task) != args_of(other))
         findings_.add("microbatch", "{} has {} args, {} has {}", name(one), args_of(task),
                       name(first), args_of(other));
@@ -252,7 +292,7 @@ class Comparison {
   void visit(int32_t c, const Use& use) {
     Task& task = tasks_[use.task];
     if (task.first_micro < 0) task.cell = c, task.first_micro = use.micro;
-    if (task.is_first(c, use.micro)) return task.first.push_back(use.at);
+    if (task.is_first(c, use.micro)) return task.first.push_back({use.at, 0, {}});
     if (task.from.cell != c || task.micro != use.micro)
       task.from = {c, use.at.index}, task.micro = use.micro, task.count = 0;
     const size_t like = task.is_message ? 0 : task.count;
@@ -261,12 +301,11 @@ class Comparison {
   }
   void end(int32_t c, Task& task, const Use& use) {
     if (task.is_first(c, use.micro)) {
-      const std::span<const int32_t> args = taken(c, use.at);
-      for (size_t a = 0; a < args.size(); ++a)
-        part_of_arg_[c][first_arg(c, use.at) + a] = parts_.of(args[a]);
+      task.first[task.count++].parts = parts_of_first_.size();
+      for (int32_t arg : taken(c, use.at)) parts_of_first_.push_back(parts_.of(arg));
     } else if (task.count != task.first.size() && !task.is_message) {
       findings_.add("microbatch", "{} has {} parts, {} has {}", name(task.from), task.count,
-                    name({task.cell, task.first[0].index}), task.first.size());
+                    name({task.cell, task.first[0].at.index}), task.first.size());
       task.count = task.first.size();
     }
   }
@@ -280,22 +319,22 @@ class Comparison {
     return fmt::format("'{}'", quote_control(role(cell).name(b)));
   }
 
-  void compare(int32_t first_cell, Share like, int32_t c, Share own) {
-    const Spot reference{first_cell, like.index}, place{c, own.index};
+  void compare(int32_t first_cell, First& like, int32_t c, Share own) {
+    const Spot reference{first_cell, like.at.index}, place{c, own.index};
     const Step &first = section_.step(reference), &one = section_.step(place);
-    const auto expected = taken(first_cell, like), actual = taken(c, own);
+    const auto expected = taken(first_cell, like.at), actual = taken(c, own);
     if (expected.size() != actual.size())
       return findings_.add("microbatch", "{} has {} args, {} has {}", name(place), actual.size(),
                            name(reference), expected.size());
     for (size_t a = 0; a < actual.size(); ++a) {
-      const int32_t part = part_of_arg_[first_cell][first_arg(first_cell, like) + a];
+      const int32_t part = parts_of_first_[like.parts + a];
       if (!fits({first_cell, expected[a]}, {c, actual[a]}, part) && !same_sum(reference, place, a))
         findings_.add("microbatch", "{} takes {} as arg {}, where {} takes {}", name(place),
                       buffer_name(place.cell, actual[a]), a, name_beside(place, reference),
                       buffer_name(reference.cell, expected[a]));
     }
     if (one.kind == InstructionKind::kCompute && first.kind == one.kind)
-      compare_programs(reference, place);
+      compare_programs(like, reference, place);
   }
   struct Held {
     int32_t cell = 0, buffer = 0;
@@ -307,11 +346,11 @@ class Comparison {
       return expected.cell == actual.cell ? expected.buffer == actual.buffer
                                           : is_copy(expected, actual);
     if (first.param >= 0 || one.param >= 0) return first.param == one.param;  // gathered
-    const Tensor &a = role(expected.cell).tensor(expected.buffer),
-                 &b = role(actual.cell).tensor(actual.buffer);
-    if (a.packed_of >= 0 || b.packed_of >= 0) {
+    if (first.packed || one.packed) {
+      const Tensor &a = role(expected.cell).tensor(expected.buffer),
+                   &b = role(actual.cell).tensor(actual.buffer);
       if (expected.cell == actual.cell) return expected.buffer == actual.buffer;
-      return a.packed_of >= 0 && b.packed_of >= 0 && a.name == b.name &&
+      return first.packed && one.packed && a.name == b.name &&
              is_copy({expected.cell, a.packed_of}, {actual.cell, b.packed_of});
     }
     return parts_.plays(actual.buffer, part);
@@ -342,12 +381,12 @@ class Comparison {
   }
 
   const Program& program(Spot place) const {
-    return role(place.cell).programs[section_.at(place).program];
+    return role(place.cell).programs[section_.step(place).program];
   }
-  void compare_programs(Spot reference, Spot place) {
+  void compare_programs(First& first, Spot reference, Spot place) {
     if (&program(reference) == &program(place)) return;
     // Most are as the microbatch before.
-    Spot& like = compared_[reference.cell][reference.index];
+    Spot& like = first.like;
     const Instruction& one = section_.at(place);
     if (like.valid() && &program(like) == &program(place) && same_sums(section_.at(like), one))
       return;
@@ -395,16 +434,22 @@ class Comparison {
   const Section& section_;
   const Section& run_;  // a run that holds all of the section
   Findings& findings_;
-  std::unordered_map<std::string_view, int32_t> known_, messages_;
+  using Labels = std::unordered_map<std::string_view, int32_t>;
+  Labels known_, messages_, own_;  // tasks; own_: of the cell at hand
+  struct Last {
+    std::string_view label;
+    const Labels* of = nullptr;
+    int32_t task = -1;
+  };
+  static constexpr size_t kLast = 256;
+  std::vector<Last> last_;
   std::unordered_map<uint64_t, size_t> cuts_;
-  std::unordered_map<const Program*, uint64_t> ops_;
+  std::vector<uint64_t> ops_;                // by program of the cell at hand
+  std::vector<Use> uses_, sorted_;           // of the cell at hand
   std::vector<std::vector<int32_t>> taken_;  // by cell as Section::args, where copies move values
   std::vector<Task> tasks_;
   Parts parts_;
-  // By cell: of the first microbatches' args (Section::args), and by their instructions the last
-  // one that does the same.
-  std::vector<std::vector<int32_t>> part_of_arg_;
-  std::vector<std::vector<Spot>> compared_;
+  std::vector<int32_t> parts_of_first_;
   std::unordered_map<const Program*, std::vector<uint64_t>> meanings_;
 };
 

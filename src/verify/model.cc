@@ -106,6 +106,7 @@ void add_cell(const RoleProgram& role, size_t cell, int32_t first_slot, Section&
       step.slot = first_slot + one.stream;
       step.program = one.program;
       step.micro = one.micro;
+      step.micros = one.micros;
       step.first_arg = static_cast<int32_t>(section.args[cell].size());
       step.num_args = static_cast<int32_t>(one.args.size());
       step.first_wait = static_cast<int32_t>(section.waits[cell].size());

@@ -36,6 +36,7 @@ struct BufferFacts {
   int32_t begin = 0, end = 0;  // among all places of the arena where a buffer begins or ends
   int32_t param = -1;          // the name's id
   BufferKind kind = BufferKind::kStep;
+  bool packed = false;  // a packed copy
 };
 struct ProgramFacts {
   std::vector<uint8_t> access;   // by argument: kReads, kWrites
@@ -115,6 +116,7 @@ struct Step {
   int32_t program = -1, micro = -1;
   int32_t first_arg = 0, num_args = 0;    // in Section::args of the cell
   int32_t first_wait = 0, num_waits = 0;  // in Section::waits of the cell
+  int32_t micros = 1;                     // that it is of, from `micro` on
 };
 inline Access access_of(const RoleFacts& facts, const Step& step) {
   return step.kind == InstructionKind::kCompute ? Access(facts.programs[step.program].access.data())
@@ -212,7 +214,13 @@ enum class Roundings { kNone, kToResults, kAny };
 std::vector<uint64_t> sums_of(const Program& program, Roundings roundings);
 uint64_t initial_symbol(size_t arg);
 uint64_t symbol_of(std::string_view text);
-uint64_t join_symbols(uint64_t a, uint64_t b);
+// The finaliser of SplitMix64 (Steele, Lea, Flood, 2014) of both.
+inline uint64_t join_symbols(uint64_t a, uint64_t b) {
+  uint64_t x = a * 0x2545f4914f6cdd1d + b + 0x9e3779b97f4a7c15;
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
+  x = (x ^ x >> 27) * 0x94d049bb133111eb;
+  return x ^ x >> 31;
+}
 ProgramFacts facts_of(const Program& program);
 // Fills facts, names and gradients, of roles that are what check_role() wants.
 Status find_facts(const PlanSet& set, Model& model);
