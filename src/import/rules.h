@@ -192,6 +192,10 @@ std::span<const ImportRule> random_rules();
 // max(x, 0) + log(1 + exp(-|x|)): nothing overflows.
 Result<Val> softplus_of(RuleContext& c, const Val& x);
 
+// The weights of an attention as it trains: the exporter leaves their dropout out of the file, or
+// writes one that does not train, but the call that it notes has it.
+Result<Val> with_attention_dropout(RuleContext& c, const Val& weights);
+
 // One value as the whole result of a rule.
 inline Result<Vals> single(Result<Val> value) {
   if (!value) return std::move(value).error();

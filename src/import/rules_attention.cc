@@ -94,7 +94,8 @@ Result<Val> capped(RuleContext& c, Val scores) {
 
 // A row whose keys are all masked weighs none of them.
 Result<Val> weights_of(RuleContext& c, const Val& scores) {
-  PIPER_ASSIGN(const Val weights, c.op("Softmax", {scores}, {{"axis", int64_t{3}}}));
+  PIPER_ASSIGN(Val weights, c.op("Softmax", {scores}, {{"axis", int64_t{3}}}));
+  PIPER_ASSIGN(weights, with_attention_dropout(c, weights));
   if (!c.has(3)) return weights;
   PIPER_ASSIGN(const Val none, c.pointwise("IsNaN", {weights}));
   return c.pointwise("Where", {none, c.number(0, weights), weights});

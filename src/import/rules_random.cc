@@ -1,6 +1,8 @@
 // Ops that draw random numbers.
 #include <bit>
+#include <charconv>
 
+#include "calls.h"
 #include "rules.h"
 
 namespace piper::onnx_import {
@@ -76,13 +78,25 @@ std::optional<double> known_number(const Val& v) {
   return read_number(v.data, v.dtype, 0);
 }
 
+// scaled_dot_product_attention(query, key, value, mask, dropout_p, …): 0 for all other calls.
+double ratio_of_attention(const RuleContext& c) {
+  const auto call = parse_call(find_metadata(c.node.metadata, "pkg.torch.onnx.fx_node"));
+  double ratio = 0;
+  if (!call || call->function != "aten.scaled_dot_product_attention" || call->words.size() < 5)
+    return 0;
+  const std::string& word = call->words[4];
+  std::from_chars(word.data(), word.data() + word.size(), ratio);
+  return ratio > 0 && ratio < 1 ? ratio : 0;
+}
+
 // Up to opset 11, and unless it is told that it trains, nothing.
 Result<Vals> dropout(RuleContext& c) {
   PIPER_TRY(c.need(1, 3));
   const Val& x = c.in(0);
   const std::optional<double> training = c.has(2) ? known_number(c.in(2)) : 0.0;
   const std::optional<double> ratio = c.has(1) ? known_number(c.in(1)) : 0.5;
-  if (training == 0.0 || ratio == 0.0) {
+  const bool done = ratio_of_attention(c) > 0;  // see with_attention_dropout()
+  if (training == 0.0 || ratio == 0.0 || done) {
     PIPER_ASSIGN(const Val kept, c.reshape(number_val(1, DType::kBool), Shape(x.rank(), 1)));
     return Vals{x, c.expand(kept, x.shape)};
   }
@@ -111,6 +125,13 @@ constexpr ImportRule kRules[] = {
 };
 
 }  // namespace
+
+Result<Val> with_attention_dropout(RuleContext& c, const Val& weights) {
+  const double ratio = ratio_of_attention(c);
+  if (ratio == 0) return weights;
+  const Emitter::Draw draw = c.emit.draw(std::nullopt);
+  return c.op("Dropout", {weights, draw.key, draw.step}, {{"ratio", ratio}});
+}
 
 std::span<const ImportRule> random_rules() { return kRules; }
 

@@ -105,7 +105,8 @@ Result<Vals> softmax(RuleContext& c) {  // and LogSoftmax
   if (c.opset < 13 && axis + 1 != x.rank()) {
     return c.error("over several dims at once (as before opset 13) is not supported");
   }
-  return single(c.op(c.node.op, {x}, {{"axis", static_cast<int64_t>(axis)}}));
+  PIPER_ASSIGN(const Val y, c.op(c.node.op, {x}, {{"axis", static_cast<int64_t>(axis)}}));
+  return single(with_attention_dropout(c, y));
 }
 
 constexpr ImportRule kRules[] = {

@@ -24,7 +24,7 @@ class Block(nn.Module):
 
     def forward(self, x):
         q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in self.qkv(self.ln_1(x)).split(WIDTH, -1))
-        # Written out: of scaled_dot_product_attention's dropout the exporters write none, or one that does not train.
+        # Written out, for the older exporter: of scaled_dot_product_attention's dropout it writes one that does not train.
         scores = q @ k.transpose(-1, -2) / (WIDTH // HEADS) ** 0.5 + torch.full((TIME, TIME), -1e9).triu(1)
         a = F.dropout(scores.softmax(-1), 0.1, self.training) @ v
         x = x + self.drop(self.proj(a.transpose(1, 2).flatten(2)))
@@ -49,6 +49,19 @@ class Gpt(nn.Module):
         return F.cross_entropy(self.head(self.ln_f(x)).flatten(0, 1), labels.flatten(), ignore_index=-100)
 
 
+class Attention(nn.Module):
+    """scaled_dot_product_attention, causal and with a mask: the file has no dropout, the calls that the exporter notes do."""
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in self.qkv(x).split(WIDTH, -1))
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=0.1, is_causal=True)
+        y = F.scaled_dot_product_attention(y, k, v, torch.full((TIME, TIME), -1e9).triu(1), dropout_p=0.3)
+        return y.square().mean()
+
+
 def main():
     OUT.mkdir(exist_ok=True)
     torch.manual_seed(1)
@@ -59,6 +72,9 @@ def main():
     torch.onnx.export(model, args, OUT / "torchscript.onnx", dynamo=False, training=torch.onnx.TrainingMode.TRAINING,
                       do_constant_folding=False, opset_version=17, input_names=["input_ids", "labels"],
                       dynamic_axes={"input_ids": {0: "batch"}, "labels": {0: "batch"}})
+    for opset in 18, 23:
+        torch.onnx.export(Attention().train(), (torch.randn(8, TIME, WIDTH),), OUT / f"attention{opset}.onnx", dynamo=True, dynamic_shapes=(batch,),
+                          external_data=False, opset_version=opset)
     for path in OUT.glob("*.onnx"):
         file = onnx.load(path)
         for node in file.graph.node:

@@ -191,6 +191,20 @@ TEST(DrawingModels, BothExportersAreRead) {
   }
 }
 
+// What the file leaves out is in the calls that the exporter notes.
+TEST(DrawingModels, AttentionHasTheDropoutOfItsCall) {
+  for (const char* file : {"attention18.onnx", "attention23.onnx"}) {
+    const Graph graph = must(import_onnx(kFolder + file, of_batch(8))).graph;
+    std::vector<double> ratios;
+    for (const Node& node : graph.nodes)
+      if (node.op == "Dropout") {
+        EXPECT_EQ(graph.node(graph.value(node.inputs[0]).producer).op, "Softmax") << file;
+        ratios.push_back(node.attrs.real("ratio"));
+      }
+    EXPECT_EQ(ratios, (std::vector<double>{0.1, 0.3})) << file;
+  }
+}
+
 TEST(DrawingModels, EveryOpHasAKeyOfItsOwnAndOfTheSeed) {
   std::set<std::string> keys;
   for (const uint64_t seed : {0, 1}) {
