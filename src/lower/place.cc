@@ -30,7 +30,8 @@ void stretch(std::vector<Block>& blocks, const std::vector<Overlap>& overlaps) {
 }
 
 bool is_on_one_stream(const RoleProgram& role) {
-  return std::all_of(role.body.begin(), role.body.end(),
+  return role.streams.size() == 1 ||
+         std::all_of(role.body.begin(), role.body.end(),
                      [&](const Instruction& one) { return one.stream == role.body[0].stream; });
 }
 

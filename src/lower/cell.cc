@@ -1,0 +1,456 @@
+#include "cell.h"
+
+#include <algorithm>
+#include <set>
+#include <unordered_map>
+
+#include "pack.h"
+#include "place.h"
+
+namespace piper {
+namespace {
+
+int64_t micro_samples(const Dag& dag) {
+  return dag.graph.batch / (dag.replicas * dag.microbatches);
+}
+
+// Samples of a microbatch: block replica × microbatches + mb of equal blocks; a replica rank adds
+// its coordinate's share.
+SampleRange samples_of(const Dag& dag, int32_t micro) {
+  SampleRange range;
+  range.count = micro_samples(dag);
+  range.first = std::max(micro, 0) * range.count;
+  range.stride.assign(dag.mesh.size(), 0);
+  if (!dag.sequential_replicas) {
+    int64_t stride = range.count * dag.microbatches;
+    for (size_t a = dag.mesh.size(); a-- > 0;)
+      if (dag.mesh[a].replicated) {
+        range.stride[a] = stride;
+        stride *= dag.mesh[a].size;
+      }
+  }
+  return range;
+}
+
+class CellLowerer {
+ public:
+  CellLowerer(const Dag& dag, const ProgramPool& pool, Places& places, int32_t cell, bool packs)
+      : dag_(dag), pool_(pool), places_(places), cell_(cell), packs_(packs) {}
+
+  // `steps_overlap`: what it makes is taken apart by task, so no instruction moves.
+  LoweredCell run(const std::vector<TaskId>& order, const std::vector<Overlap>& overlaps,
+                  bool steps_overlap) {
+    for (const DagAxis& axis : dag_.mesh) role_.mesh.emplace_back(axis.name, axis.size);
+    for (const TaskStream& stream : dag_.streams)
+      role_.streams.push_back({stream.name, stream.priority, stream.sms});
+    for (const Sum& sum : dag_.sums)
+      role_.sum_targets.push_back({sum.name, static_cast<int32_t>(sum.uses.size())});
+    role_.batch = dag_.graph.batch;
+    if (!overlaps.empty()) {
+      second_stream_ = static_cast<int32_t>(role_.streams.size());
+      role_.streams.push_back({"overlap"});
+    }
+    reserve(order);
+    tensor_of_.assign(dag_.graph.values.size(), -1);
+    std::vector<int32_t>& start = starts_;
+    size_t pair = 0;
+    for (size_t i = 0; i < order.size(); ++i) {
+      while (pair < overlaps.size() && static_cast<size_t>(overlaps[pair].end) <= i) ++pair;
+      is_second_ = pair < overlaps.size() && static_cast<size_t>(overlaps[pair].second) <= i;
+      start.push_back(static_cast<int32_t>(role_.body.size()));
+      places_.instruction[order[i].index()] = start.back();
+      lower_task(dag_.tasks[order[i].index()]);
+    }
+    start.push_back(static_cast<int32_t>(role_.body.size()));
+    for (const Overlap& o : overlaps)
+      overlaps_.push_back({start[static_cast<size_t>(o.first)],
+                           start[static_cast<size_t>(o.second)],
+                           start[static_cast<size_t>(o.end)]});
+    for (const auto& [name, item] : dag_.reports[static_cast<size_t>(cell_)])
+      role_.reports.push_back({name, buffer_of(item)});
+    if (!gathered_.empty()) gather_group_ = group_of({dag_.levels[0].axis});
+    if (packs_) pack(order);
+    find_offloaded();
+    if (!steps_overlap) {
+      move_communication(order);
+      copy_to_host(order);
+    }
+    wait_for_data(role_);
+    for (const LeavingCopy& copy : offload_plan_.leaving)
+      if (copy.until < static_cast<int32_t>(role_.body.size())) wait_for(copy.until, copy.copy);
+    for (const Overlap& o : overlaps_) fork_and_join(o);
+    return {std::move(role_),      std::move(overlaps_),    std::move(starts_),
+            std::move(gathered_),  gather_group_,           std::move(gather_plan_),
+            std::move(offloaded_), std::move(offload_plan_)};
+  }
+
+ private:
+  void reserve(const std::vector<TaskId>& order) {
+    size_t instructions = 0, buffers = places_.items_of_cell[static_cast<size_t>(cell_)];
+    for (TaskId id : order) {
+      const ChunkPrograms* programs = places_.programs[id.index()];
+      instructions += programs ? programs->segments.size() : 1;
+      buffers += programs ? programs->inner.size() : 0;
+    }
+    role_.body.reserve(instructions);
+    role_.buffers.reserve(buffers);
+  }
+
+  // ---- Buffers ----
+  ItemId root(ItemId id) const {
+    while (dag_.items[id.index()].alias.valid()) id = dag_.items[id.index()].alias;
+    return id;
+  }
+  // `micro`: negative for what is there once.
+  int32_t add_buffer(ValueId id, int32_t micro) {
+    int32_t& tensor = tensor_of_[id.index()];
+    if (tensor < 0) {
+      tensor = static_cast<int32_t>(role_.tensors.size());
+      const Value& value = dag_.graph.value(id);
+      role_.tensors.push_back({.name = value.name, .type = value.type});
+    }
+    role_.buffers.push_back({tensor, std::max(micro, -1)});
+    return static_cast<int32_t>(role_.buffers.size() - 1);
+  }
+  int32_t buffer_of(ItemId id) {
+    const ItemId item = root(id);
+    int32_t& known = places_.buffer[item.index()];
+    if (known < 0) known = new_buffer(dag_.items[item.index()]);
+    return known;
+  }
+  int32_t new_buffer(const Item& item) {
+    if (const Part* part = places_.part_of[item.value.index()]) return add_gathered(*part);
+    const Value& value = dag_.graph.value(item.value);
+    const int32_t index = add_buffer(item.value, item.micro);
+    if (value.kind == ValueKind::kState) {
+      describe_state(item.value, role_.tensor(index));
+    } else if (value.kind == ValueKind::kConstant) {
+      role_.tensor(index).kind = BufferKind::kConstant;
+      role_.tensor(index).init = value.name;
+    }
+    return index;
+  }
+  int32_t add_gathered(const Part& part) {
+    const int32_t whole = add_buffer(part.param, -1);
+    const ValueId newest = places_.newest_of[part.param.index()];
+    const ValueId param = newest.valid() ? newest : part.param;
+    role_.tensor(whole).param = places_.param[param.index()]->name;
+    gathered_.push_back({whole, buffer_of_part(part)});
+    return whole;
+  }
+  // The update reads it; of a frozen parameter nothing but the gathers.
+  int32_t buffer_of_part(const Part& part) {
+    const auto item = places_.item_of_part.find({part.value, cell_});
+    if (item != places_.item_of_part.end()) return buffer_of(item->second);
+    const int32_t index = add_buffer(part.value, -1);
+    describe_state(part.value, role_.tensor(index));
+    return index;
+  }
+
+  void describe_state(ValueId state, Tensor& tensor) {
+    const Part* part = places_.part[state.index()];
+    // A part starts as its run of the whole.
+    const ValueId newest = places_.newest_of[state.index()];
+    const ValueId whole = newest.valid()                ? newest
+                          : part && part->param.valid() ? part->param
+                                                        : state;
+    const Value& initial = dag_.graph.value(whole);
+    tensor.kind = BufferKind::kState;
+    tensor.fill = newest.valid() ? dag_.graph.value(state).fill : initial.fill;
+    if (initial.data.size > 0) tensor.init = initial.name;
+    if (part) {
+      tensor.part_of = group_of({dag_.levels[0].axis});
+      tensor.whole = part->whole.shape;
+    }
+    if (newest.valid()) return;  // it is not what is saved
+    if (const Param* param = places_.param[whole.index()]) {
+      tensor.param = param->name;
+      tensor.aliases = param->aliases;
+    }
+  }
+
+  // ---- Instructions ----
+  Instruction& add_instruction(InstructionKind kind, const Task& task) {
+    Instruction& instruction = role_.body.emplace_back();
+    instruction.kind = kind;
+    const bool second = is_second_ && task.kind == TaskKind::kCompute && task.stream == 0;
+    instruction.stream = second ? second_stream_ : task.stream;
+    instruction.label = task.label;
+    instruction.micro = task.micro >= 0 ? static_cast<int32_t>(task.micro % dag_.microbatches) : -1;
+    instruction.micros = task.micros;
+    instruction.pass = task.kind == TaskKind::kCompute ? task.pass : '-';
+    if (task.chunk.valid()) instruction.stage = stage_of(dag_.chunks[task.chunk.index()]);
+    return instruction;
+  }
+  int32_t stage_of(const Chunk& chunk) const {
+    for (size_t t = 0; t < dag_.region_tags.size(); ++t)
+      if (dag_.region_tags[t] == "stage" && chunk.tags[t] != kNoTag) return chunk.tags[t];
+    return chunk.pass == 'U' ? -1 : cell_;
+  }
+
+  void lower_task(const Task& task) {
+    switch (task.kind) {
+      case TaskKind::kCompute:
+        return lower_compute(task);
+      case TaskKind::kInput:
+        return lower_input(task);
+      case TaskKind::kSend:
+        return lower_transfer(task, InstructionKind::kSend, task.reads);
+      case TaskKind::kRecv:
+        return lower_transfer(task, InstructionKind::kRecv, task.writes);
+      case TaskKind::kAllReduce:
+        return lower_all_reduce(task);
+      case TaskKind::kReduceScatter:
+        return lower_pairs(task, InstructionKind::kReduceScatter);
+      case TaskKind::kAllGather:
+        return lower_pairs(task, InstructionKind::kAllGather);
+      case TaskKind::kOwnPart:
+        return lower_pairs(task, InstructionKind::kOwnPart);
+      case TaskKind::kCopy:
+        return lower_copy(task);
+    }
+  }
+
+  void lower_input(const Task& task) {
+    const Value& value = dag_.graph.value(dag_.items[task.writes[0].index()].value);
+    const bool numbers = dag_.items[task.writes[0].index()].value == dag_.graph.sample;
+    Instruction& instruction = add_instruction(InstructionKind::kInput, task);
+    if (!numbers) instruction.input = value.name;
+    instruction.samples = samples_of(dag_, task.micro);
+    if (value.batch_dim < 0)
+      instruction.samples = {0, dag_.graph.batch, std::vector<int64_t>(dag_.mesh.size())};
+    const int32_t buffer = buffer_of(task.writes[0]);
+    role_.body.back().args = {buffer};
+  }
+
+  void lower_transfer(const Task& task, InstructionKind kind, const std::vector<ItemId>& items) {
+    std::vector<int32_t> args;
+    for (ItemId item : items) args.push_back(buffer_of(item));
+    Instruction& instruction = add_instruction(kind, task);
+    instruction.args = std::move(args);
+    instruction.peer = dag_.cells[static_cast<size_t>(task.peer)];
+    // A channel per first value; microbatches of one value travel in order of their production.
+    instruction.channel = dag_.items[items[0].index()].value.value;
+  }
+
+  int32_t group_of(const std::vector<int32_t>& axes) {
+    for (size_t g = 0; g < role_.groups.size(); ++g)
+      if (role_.groups[g].axes == axes) return static_cast<int32_t>(g);
+    Group group;
+    group.axes = axes;
+    for (int32_t axis : axes)
+      group.name += (group.name.empty() ? "" : "+") + dag_.mesh[static_cast<size_t>(axis)].name;
+    role_.groups.push_back(std::move(group));
+    return static_cast<int32_t>(role_.groups.size() - 1);
+  }
+
+  void lower_all_reduce(const Task& task) {
+    std::vector<int32_t> args;
+    for (ItemId item : task.reads) args.push_back(buffer_of(item));
+    const int32_t group = group_of(task.group);
+    Instruction& instruction = add_instruction(InstructionKind::kAllReduce, task);
+    instruction.args = std::move(args);
+    instruction.group = group;
+  }
+
+  void lower_pairs(const Task& task, InstructionKind kind) {
+    std::vector<int32_t> args;
+    for (size_t i = 0; i < task.reads.size(); ++i) {
+      args.push_back(buffer_of(task.reads[i]));
+      args.push_back(buffer_of(task.writes[i]));
+    }
+    const int32_t group = group_of(task.group);
+    Instruction& instruction = add_instruction(kind, task);
+    instruction.args = std::move(args);
+    instruction.group = group;
+  }
+
+  void lower_copy(const Task& task) {
+    const std::vector<int32_t> args = {buffer_of(task.reads[0]), buffer_of(task.writes[0])};
+    role_.tensor(args[1]).previous_of = args[0];
+    add_instruction(InstructionKind::kCopy, task).args = args;
+  }
+
+  // Finished sums that a task reads, with the buffers they are in.
+  using SumsRead = std::vector<std::pair<int32_t, int32_t>>;
+
+  void lower_compute(const Task& task) {
+    const ChunkPrograms& programs =
+        *places_.programs[static_cast<size_t>(&task - dag_.tasks.data())];
+    std::vector<int32_t> inner;  // one buffer per value passed between segments
+    inner.reserve(programs.inner.size());
+    for (ValueId value : programs.inner) inner.push_back(add_buffer(value, task.micro));
+    SumsRead sums;
+    for (const Segment& segment : programs.segments) {
+      std::vector<int32_t> args;
+      args.reserve(segment.args.size());
+      for (const SegmentArg& arg : segment.args) args.push_back(argument_buffer(task, arg, inner));
+      const int32_t program = program_of(segment.program);
+      Instruction& instruction = add_instruction(InstructionKind::kCompute, task);
+      reserve_workspace(program, instruction.stream);
+      instruction.program = program;
+      instruction.args = std::move(args);
+      if (&segment == &programs.segments.front()) {
+        for (ItemId item : task.reads)
+          if (const int32_t sum = dag_.items[item.index()].sum; sum >= 0)
+            sums.emplace_back(buffer_of(item), sum);
+      }
+      declare_sums(task, segment, programs.first, sums, instruction);
+    }
+  }
+  int32_t argument_buffer(const Task& task, const SegmentArg& arg,
+                          const std::vector<int32_t>& inner) {
+    const auto i = static_cast<size_t>(arg.index);
+    switch (arg.kind) {
+      case SegmentArg::Kind::kRead:
+        return buffer_of(task.reads[i]);
+      case SegmentArg::Kind::kWrite:
+        return buffer_of(task.writes[i]);
+      case SegmentArg::Kind::kInner:
+        return inner[i];
+      case SegmentArg::Kind::kSum:
+        return buffer_of(task.accumulates[i].into);
+    }
+    return -1;
+  }
+  int32_t program_of(int32_t pooled) {
+    auto [it, is_new] = programs_.try_emplace(pooled, static_cast<int32_t>(role_.programs.size()));
+    if (is_new) role_.programs.push_back(pool_.programs()[static_cast<size_t>(pooled)]);
+    return it->second;
+  }
+
+  void reserve_workspace(int32_t program, int32_t stream) {
+    role_.workspace_bytes.resize(role_.streams.size());
+    int64_t& bytes = role_.workspace_bytes[static_cast<size_t>(stream)];
+    bytes = std::max(bytes, role_.programs[static_cast<size_t>(program)].workspace_bytes);
+  }
+
+  // What the verifier sums: contributions made here, sums of parts, and finished sums that are
+  // read.
+  void declare_sums(const Task& task, const Segment& segment, const std::vector<bool>& first,
+                    const SumsRead& sums, Instruction& instruction) {
+    const auto arg_of = [&](int32_t buffer) {
+      const auto it = std::find(instruction.args.begin(), instruction.args.end(), buffer);
+      return it == instruction.args.end() ? -1
+                                          : static_cast<int32_t>(it - instruction.args.begin());
+    };
+    const SampleRange samples = segment.sums.empty() ? SampleRange() : samples_of(dag_, task.micro);
+    instruction.contributions.reserve(segment.sums.size());
+    for (size_t i = 0; i < segment.sums.size(); ++i) {
+      const int32_t s = segment.sums[i];
+      const Accumulate& a = task.accumulates[static_cast<size_t>(s)];
+      if (a.reduced.valid()) {
+        const int32_t into = arg_of(buffer_of(a.into)), from = arg_of(buffer_of(a.reduced));
+        instruction.combines.push_back({into, {from}});
+        if (!first[static_cast<size_t>(s)]) instruction.combines.back().from = {into, from};
+        continue;
+      }
+      instruction.contributions.push_back(
+          {segment.sum_args[i], a.sum, a.use, samples, !first[static_cast<size_t>(s)]});
+    }
+    if (task.combines.empty() && sums.empty()) return;
+    std::set<int32_t> combined;
+    for (const Combine& c : task.combines) {
+      SumCombine combine;
+      combine.arg = arg_of(buffer_of(c.into));
+      for (ItemId from : c.from) combine.from.push_back(arg_of(buffer_of(from)));
+      if (combine.arg < 0) continue;
+      combined.insert(combine.from.begin(), combine.from.end());
+      instruction.combines.push_back(std::move(combine));
+    }
+    for (size_t a = 0; a < instruction.args.size(); ++a) {
+      const auto arg = static_cast<int32_t>(a);
+      const auto sum = std::find_if(sums.rbegin(), sums.rend(), [&](const auto& each) {
+        return each.first == instruction.args[a];
+      });
+      if (sum != sums.rend() && !combined.count(arg) && arg_of(sum->first) == arg)
+        instruction.sum_reads.push_back({arg, sum->second});
+    }
+  }
+
+  void pack(const std::vector<TaskId>& order) {
+    const auto tasks = static_cast<int32_t>(role_.body.size());
+    const int32_t added = pack_weights(role_, dag_.microbatches);
+    std::vector<int32_t> moved;
+    for (int32_t i = 0; i < tasks; ++i) moved.push_back(i + added);
+    if (added > 0) follow(order, moved);
+  }
+  void move_communication(const std::vector<TaskId>& order) {
+    if (!dag_.sharding.optimizer) return;
+    if (overlaps_.empty()) follow(order, raise_reductions(role_, dag_));
+    if (gathered_.empty()) return;
+    follow(order, insert_gathers(role_, gathered_, dag_, gather_group_, gather_plan_));
+  }
+  void find_offloaded() {
+    offloaded_.resize(dag_.offloads.size());
+    for (size_t o = 0; o < offloaded_.size(); ++o)
+      for (ItemId item : dag_.offloads[o].items)
+        if (dag_.items[item.index()].cell == cell_) offloaded_[o].push_back(buffer_of(item));
+  }
+  void copy_to_host(const std::vector<TaskId>& order) {
+    if (dag_.offloads.empty()) return;
+    follow(order, insert_copies(role_, dag_, offloaded_, overlaps_, offload_plan_));
+  }
+  // To where instructions have moved.
+  void follow(const std::vector<TaskId>& order, const std::vector<int32_t>& moved) {
+    const auto now = [&](int32_t i) { return moved[static_cast<size_t>(i)]; };
+    for (TaskId task : order) {
+      int32_t& position = places_.instruction[task.index()];
+      if (static_cast<size_t>(position) < moved.size()) position = now(position);
+    }
+    for (Overlap& o : overlaps_) o = {now(o.first), now(o.second), now(o.end - 1) + 1};
+  }
+
+  void wait_for(int32_t later, int32_t earlier) {
+    std::vector<int32_t>& waits = role_.body[static_cast<size_t>(later)].waits;
+    const auto at = std::lower_bound(waits.begin(), waits.end(), earlier);
+    if (at == waits.end() || *at != earlier) waits.insert(at, earlier);
+  }
+
+  // The second tasks of an overlap begin after all before it, and all after it waits for them, so
+  // that memory may pass from one stream to the other.
+  void fork_and_join(const Overlap& overlap) {
+    const auto on = [&](int32_t i, int32_t stream) {
+      return role_.body[static_cast<size_t>(i)].stream == stream;
+    };
+    int32_t before = overlap.first - 1, first = overlap.second, last = overlap.end - 1;
+    while (before >= 0 && !on(before, 0)) --before;
+    while (first <= last && !on(first, second_stream_)) ++first;
+    while (last >= first && !on(last, second_stream_)) --last;
+    if (first > last) return;  // all of it has streams of its own
+    if (before >= 0) wait_for(first, before);
+    for (int32_t after = overlap.end; after < static_cast<int32_t>(role_.body.size()); ++after)
+      if (on(after, 0)) return wait_for(after, last);
+  }
+
+  const Dag& dag_;
+  const ProgramPool& pool_;
+  Places& places_;
+  int32_t cell_;
+  bool packs_;  // weights
+  RoleProgram role_;
+  int32_t second_stream_ = 0;
+  bool is_second_ = false;         // the task being lowered is one of an overlap's second
+  std::vector<Overlap> overlaps_;  // by instruction
+  std::vector<int32_t> starts_;    // by task in order: its first instruction, and the end
+  std::vector<GatheredBuffer> gathered_;
+  int32_t gather_group_ = -1;
+  GatherPlan gather_plan_;
+  OffloadPlan offload_plan_;
+  std::vector<std::vector<int32_t>> offloaded_;    // buffers, by Dag::offloads
+  std::vector<int32_t> tensor_of_;                 // by value
+  std::unordered_map<int32_t, int32_t> programs_;  // by pooled program
+};
+
+}  // namespace
+
+LoweredCell lower_cell(const Dag& dag, const Schedule& schedule, const ProgramPool& pool,
+                       Places& places, int32_t cell, bool packs) {
+  const auto c = static_cast<size_t>(cell);
+  const bool steps_overlap = !schedule.body.empty();
+  const std::vector<Overlap> none;  // in one of two steps
+  return CellLowerer(dag, pool, places, cell, packs)
+      .run(schedule.order[c], steps_overlap ? none : schedule.overlaps[c], steps_overlap);
+}
+
+}  // namespace piper
