@@ -109,22 +109,21 @@ Done change_arg(PlanSet& set, Random& random) {
   arg = other;
   return text;
 }
-Done swap_two_args(Spot spot, Random& random) {
-  auto& args = spot.at().args;
+template <Filter kFilter>
+Done swap_two_args(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, kFilter);
+  if (!spot) return std::nullopt;
+  auto& args = spot->at().args;
   std::vector<std::pair<size_t, size_t>> pairs;
   for (size_t i = 0; i < args.size(); ++i)
     for (size_t j = i + 1; j < args.size(); ++j)
-      if (args[i] != args[j] && spot.role->tensor(args[i]).type == spot.role->tensor(args[j]).type)
+      if (args[i] != args[j] &&
+          spot->role->tensor(args[i]).type == spot->role->tensor(args[j]).type)
         pairs.emplace_back(i, j);
   if (pairs.empty()) return std::nullopt;
   const auto [i, j] = pairs[below(random, pairs.size())];
   std::swap(args[i], args[j]);
-  return fmt::format("{}: args {} and {}", spot.name(), i, j);
-}
-Done swap_args(PlanSet& set, Random& random) {
-  const auto spot = any_spot(set, random, of_microbatch);
-  if (!spot) return std::nullopt;
-  return swap_two_args(*spot, random);
+  return fmt::format("{}: args {} and {}", spot->name(), i, j);
 }
 Done change_program(PlanSet& set, Random& random) {
   const auto spot = any_spot(set, random, of_microbatch);
@@ -384,11 +383,6 @@ Done drop_in_other_part(PlanSet& set, Random& random) {
 
 // ---- Messages of several tensors ----------------------------------------------------------------
 bool is_joined(const Instruction& i) { return is_transfer(i) && i.args.size() > 1; }
-Done swap_tensors(PlanSet& set, Random& random) {
-  const auto spot = any_spot(set, random, is_joined);
-  if (!spot) return std::nullopt;
-  return swap_two_args(*spot, random);
-}
 Done shorten_one_end(PlanSet& set, Random& random) {
   const auto spot = any_spot(set, random, is_joined);
   if (!spot) return std::nullopt;
@@ -416,7 +410,7 @@ constexpr Mutation kMutations[] = {
     {"drop a wait", drop_wait},
     {"wait for an earlier one", earlier_wait},
     {"change an argument", change_arg},
-    {"swap arguments", swap_args},
+    {"swap arguments", swap_two_args<of_microbatch>},
     {"change a program", change_program},
     {"load other samples", shift_samples},
     {"change a stride of samples", change_stride},
@@ -433,7 +427,7 @@ constexpr Mutation kMutations[] = {
     {"update early", read_early},
 };
 constexpr Mutation kJoinMutations[] = {
-    {"swap tensors of a message", swap_tensors},
+    {"swap tensors of a message", swap_two_args<is_joined>},
     {"shorten one end", shorten_one_end},
     {"move a tensor twice", move_tensor_twice},
 };

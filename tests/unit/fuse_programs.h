@@ -1,0 +1,81 @@
+// Programs without places, for tests of what fusing makes of them.
+#pragma once
+
+#include "cpu_harness.h"
+#include "piper/fuse.h"
+#include "piper/ops.h"
+
+namespace piper::test {
+
+inline TensorType f32(Shape shape) { return {DType::kF32, std::move(shape)}; }
+
+// A program without places: args, with those written, then the other values.
+inline Program program_of(std::vector<TensorType> values, int32_t args,
+                          const std::vector<int32_t>& written, std::vector<ProgramOp> ops) {
+  Program program;
+  program.values = std::move(values);
+  program.num_args = args;
+  program.arg_read.assign(static_cast<size_t>(args), true);
+  program.arg_written.assign(static_cast<size_t>(args), false);
+  for (int32_t a : written) {
+    program.arg_written[static_cast<size_t>(a)] = true;
+    program.arg_read[static_cast<size_t>(a)] = false;
+  }
+  program.ops = std::move(ops);
+  program.offsets.assign(program.values.size(), -1);
+  return program;
+}
+
+// "Add 0,1>2; x4 is x3+8" of a program's ops and views.
+inline std::string text_of(const Program& program) {
+  std::string text;
+  const auto ids = [](const std::vector<int32_t>& list) {
+    std::string joined;
+    for (int32_t id : list) joined += fmt::format("{}{}", joined.empty() ? "" : ",", id);
+    return joined;
+  };
+  for (const ProgramOp& op : program.ops) {
+    const std::string expr = op.attrs.text("expr") + op.attrs.text("then");
+    text += fmt::format("{} {}>{}{}; ", op.op, ids(op.inputs), ids(op.outputs),
+                        expr.empty() ? "" : " '" + expr + "'");
+  }
+  for (const ProgramView& view : program.views)
+    text += fmt::format("x{} is x{}+{}; ", view.value, view.base, view.offset);
+  return text;
+}
+
+inline std::string fused_text(const Program& program) {
+  FuseCounts counts;
+  return text_of(fuse(program, counts));
+}
+
+// Every local in a place of its own; then one run on the CPU backend.
+inline std::vector<std::vector<float>> run(Program program, std::vector<std::vector<float>> args) {
+  int64_t end = 0;
+  std::vector<bool> placed(program.values.size());
+  for (const auto& [value, bytes] : program.literals) placed[static_cast<size_t>(value)] = true;
+  for (const ProgramView& view : program.views) placed[static_cast<size_t>(view.value)] = true;
+  for (size_t v = static_cast<size_t>(program.num_args); v < program.values.size(); ++v) {
+    if (placed[v]) continue;
+    program.offsets[v] = end;
+    end += (program.values[v].bytes() + 63) / 64 * 64;
+  }
+  program.workspace_bytes = end;
+  auto backend = make_cpu_backend();
+  const auto loaded = backend->load(program);
+  if (!loaded) {
+    ADD_FAILURE() << loaded.error().message;
+    return {};
+  }
+  std::vector<std::byte*> pointers;
+  for (auto& arg : args) pointers.push_back(reinterpret_cast<std::byte*>(arg.data()));
+  const auto bound = backend->bind(*loaded, pointers, *backend->allocate(end));
+  if (!bound) {
+    ADD_FAILURE() << bound.error().message;
+    return {};
+  }
+  backend->launch(*bound);
+  return args;
+}
+
+}  // namespace piper::test
