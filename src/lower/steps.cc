@@ -122,6 +122,7 @@ Held held_in(std::vector<RoleProgram>& roles, Section section,
 // The copies of a section that leave for the host, and the computations that wait for them.
 std::vector<LeavingCopy> leaving_in(const RoleProgram& role, Section section, const Positions& all,
                                     const OffloadPlan& plan) {
+  if (plan.leaving.empty()) return {};
   std::vector<int32_t> here(role.body.size(), -1);  // by position in the body
   int32_t length = 0;
   for (size_t n = 0; n < all[kBody].size(); ++n) {

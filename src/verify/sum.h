@@ -241,8 +241,8 @@ class SumCheck {
 
   // Of what is computed from samples: the weights before the own step, or before the one before.
   int32_t version_read(Spot place, int32_t param) const {
-    const bool previous = two_versions_ && trained(place.cell, param) &&
-                          model_.is_gradient[model_.gradient_of[param]];
+    if (!trained(place.cell, param)) return 0;  // it stays as it was
+    const bool previous = two_versions_ && model_.is_gradient[model_.gradient_of[param]];
     return section_.training_step(place) - (previous ? 1 : 0);
   }
   // Whoever writes a parameter has its finished gradient, is the first, and takes from what ranks

@@ -477,6 +477,46 @@ TEST_P(Models, EqualTheSingleDeviceWithParametersCut) {
   }
 }
 
+// Parameters that nothing trains have one version, which both steps gather; over two levels of
+// replicas parts are cut over the first.
+TEST_P(Models, EqualTheSingleDeviceWithFrozenPartsAndOverTwoLevels) {
+  const std::string model = GetParam();
+  std::string frozen = library_text("pipedream-2bw"), nested = library_text("hsdp");
+  const std::string bucket = "bucket: 25MiB";
+  frozen.replace(frozen.find(bucket), bucket.size(), fmt::format("bucket: 1KiB, shard: {}", kAll));
+  frozen += "parameters:\n  - freeze: \"**/bias\"\n";
+  for (const auto& [text, s] :
+       {std::pair(frozen, Sizes{2, 2, 4}), std::pair(delayed(nested), Sizes{1, 4, 2})}) {
+    CompileOptions options;
+    options.defines = definitions_of(text, {s.pp, s.dp, s.mb});
+    options.oracles = true;
+    const auto compiled = compile_text(model, text, kAdamW, options);
+    ASSERT_TRUE(compiled) << print_error(compiled.error());
+    const Status same = run_against(compiled->set, *compiled->single, model, 4);
+    EXPECT_TRUE(same) << print_error(same.error());
+  }
+}
+
+// Microbatches may differ in what they make again.
+TEST_P(Models, EqualTheSingleDeviceWithRecompute) {
+  const std::string model = GetParam();
+  for (const char* where :
+       {"{}", "{where: {stage: s, mb: \">=stages-s\"}}", "{budget: 64KiB, where: {mb: 0}}"})
+    for (const char* shard : {"[optimizer]", kAll}) {
+      std::string text = library_text("pipedream-2bw");
+      const std::string bucket = "bucket: 25MiB";
+      text.replace(text.find(bucket), bucket.size(), fmt::format("bucket: 1KiB, shard: {}", shard));
+      text += fmt::format("  - recompute: {}\n", where);
+      CompileOptions options;
+      options.defines = definitions_of(text, {2, 2, 4});
+      options.oracles = true;
+      const auto compiled = compile_text(model, text, kAdamW, options);
+      ASSERT_TRUE(compiled) << where << "\n" << print_error(compiled.error());
+      const Status same = run_against(compiled->set, *compiled->single, model, 4);
+      EXPECT_TRUE(same) << where << "\n" << print_error(same.error());
+    }
+}
+
 // Every step of 1F1B without a pause gathers from both, and the verifier tells them apart: read
 // elsewhere they make another training.
 TEST_P(Models, APartOfTheOtherVersionIsSeen) {
