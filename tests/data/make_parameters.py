@@ -113,3 +113,9 @@ write("folded_unsupported",
       [node("Mul", "x add", "mul", ("mul", "aten.mul.Tensor", "%x, %add"), "norm_1"),
        node("Mul", "mul add", "mul_1", ("mul_1", "aten.mul.Tensor", "%mul, %add_1"), "norm_2"), node("Det", "mul_1", "d", scope="head"), *loss("d")],
       [ones("add", 4)], ["batch", 4, 4], ["norm_1.weight", "norm_2.weight"], {"add": ["norm_1.weight", "val_0"]})
+# The loss depends on a parameter, but not smoothly: it gets no gradient.
+write("no_gradient",
+      [node("Mul", "x v", "mul", ("mul", "aten.mul.Tensor", "%x, %p_v")), node("Mul", "x w", "mul_1", ("mul_1", "aten.mul.Tensor", "%x, %p_w")),
+       node("Sign", "mul_1", "sign", ("sign", "aten.sign.default", "%mul_1")), node("Mul", "mul sign", "mul_2", ("mul_2", "aten.mul.Tensor", "%mul, %sign")),
+       *loss("mul_2")],
+      [tensor("v", 4), tensor("w", 4)], ["batch", 4], ["v", "w"])
