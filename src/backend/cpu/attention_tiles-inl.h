@@ -141,16 +141,28 @@ HWY_NOINLINE void tile(const A& a, const T* p, int64_t depth, const T* b, int64_
       b += b_step;
     }
   }
+  const auto store = [&](hn::Vec<decltype(d)> sum, T* at) HWY_ATTR {
+    if constexpr (kPart)
+      store_first(d, sum, at, part);
+    else
+      hn::StoreU(sum, d, at);
+  };
+#define PIPER_STORE(i)                                                             \
+  if constexpr (i < kTileRows) {                                                   \
+    store(x##i, c + i * to.row_step);                                              \
+    if constexpr (kVectors > 1) store(y##i, c + i * to.row_step + to.vector_step); \
+  }
+  if (to.rows == kTileRows && !to.add && !to.post) {  // most tiles, so that the next begins soon
+    PIPER_TILE_ROWS(PIPER_STORE)
+    return;
+  }
   const auto finish = [&](hn::Vec<decltype(d)> sum, int64_t r, T* at) HWY_ATTR {
     if (to.add) {
       const auto old = load(at);
       sum = to.keep ? hn::MulAdd(old, hn::Set(d, to.keep[r]), sum) : hn::Add(old, sum);
     }
     if (to.post) sum = hn::Mul(sum, hn::Set(d, to.post[r]));
-    if constexpr (kPart)
-      store_first(d, sum, at, part);
-    else
-      hn::StoreU(sum, d, at);
+    store(sum, at);
   };
 #define PIPER_FINISH(i)                                                                  \
   if constexpr (i < kTileRows) {                                                         \
