@@ -5,6 +5,7 @@ namespace piper {
 namespace {
 
 using namespace piper::test;
+using test::Tensor;  // not that of plans
 
 constexpr double kNone = -std::numeric_limits<double>::infinity();
 
