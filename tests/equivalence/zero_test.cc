@@ -167,5 +167,44 @@ TEST(ZeroNested, EqualsOneDeviceBitForBit) {
     expect_same_training("mlp", kAdamW, {pp, 0, 2, "hsdp"}, of, 5, VerifyAgainst::kSingle);
 }
 
+// Parameters below a size stay whole; all others are cut.
+TEST(ZeroPersist, KeepsSmallParametersWholeAndEveryBit) {
+  if (!std::filesystem::exists(model_path("gpt", "model.onnx")))
+    GTEST_SKIP() << "no models in " << models_folder();
+  constexpr int64_t kBytes = 2048;
+  CompileOptions options;
+  options.oracles = true;
+  const auto compiled = compile_text(
+      "gpt",
+      "piper: 1\nmesh: {pp: 2, dp: 2}\nannotate: [{balance: {tag: stage, into: 2}}]\n"
+      "directives:\n"
+      "  - place: {where: {stage: s}, on: {pp: s}}\n  - split: {dim: batch, into: 2}\n"
+      "  - replicate: {over: dp, shard: [optimizer, gradients, parameters], persist: 2KiB}\n",
+      kAdamW, options);
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  int64_t whole = 0, cut = 0;
+  for (const RoleProgram& role : compiled->set.roles)
+    for (const Tensor& tensor : role.tensors) {
+      if (tensor.kind != BufferKind::kState || tensor.param.empty()) continue;
+      const int64_t bytes = TensorType{tensor.type.dtype,
+                                       tensor.part_of < 0 ? tensor.type.shape : Shape(tensor.whole)}
+                                .bytes();
+      EXPECT_EQ(tensor.part_of < 0, bytes < kBytes) << tensor.param << " " << bytes;
+      (tensor.part_of < 0 ? whole : cut) += 1;
+    }
+  EXPECT_GT(whole, 10);
+  EXPECT_GT(cut, 5);
+  const auto data = open_batches(compiled->set, "gpt");
+  const auto reference_data = open_batches(*compiled->single, "gpt");
+  ASSERT_TRUE(data && reference_data);
+  JobOptions job;
+  job.steps = kSanitized ? 1 : 5;
+  job.threads = 1;
+  job.verify.against = VerifyAgainst::kSingle;
+  const auto done =
+      run_job(compiled->set, data->get(), &*compiled->single, reference_data->get(), job);
+  EXPECT_TRUE(done) << print_error(done.error());
+}
+
 }  // namespace
 }  // namespace piper
