@@ -17,17 +17,24 @@ namespace {
 // Which programs the compute tasks run: the first to add to an accumulator sets it.
 void choose_programs(const Dag& dag, const Schedule& schedule, ProgramPool& pool, Places& places) {
   std::vector<uint8_t> started(dag.items.size());  // each of one cell
+  // By chunk, each of one cell: the programs of most tasks, which all add to what is there.
+  std::vector<const ChunkPrograms*> later(dag.chunks.size());
   in_parallel(schedule.order.size(), [&](size_t cell) {
     std::vector<bool> first;
     for (TaskId id : schedule.order[cell]) {
       const Task& task = dag.tasks[id.index()];
       if (task.kind != TaskKind::kCompute) continue;
       first.clear();
+      bool is_later = true;
       for (const Accumulate& a : task.accumulates) {
         first.push_back(!started[a.into.index()]);
+        is_later = is_later && !first.back();
         started[a.into.index()] = true;
       }
-      places.programs[id.index()] = &pool.of_task(task, first);
+      const ChunkPrograms*& known = later[task.chunk.index()];
+      const ChunkPrograms* programs = is_later && known ? known : &pool.of_task(task, first);
+      if (is_later) known = programs;
+      places.programs[id.index()] = programs;
     }
   });
   pool.share();

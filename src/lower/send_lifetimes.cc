@@ -1,7 +1,6 @@
 #include "send_lifetimes.h"
 
 #include <algorithm>
-#include <map>
 
 #include "piper/parallel.h"
 
@@ -50,32 +49,45 @@ bool on_streams_of_their_own(const std::vector<RoleProgram>& roles) {
 // By cell and instruction: whether it joins all cells.
 std::vector<std::vector<uint8_t>> find_joins(const std::vector<RoleProgram>& roles) {
   std::vector<std::vector<uint8_t>> joins(roles.size());
+  const std::vector<bool> crossed = crossed_axes(roles);
   in_parallel(roles.size(), [&](size_t c) {
-    std::map<int32_t, bool> of_group;
-    for (const Instruction& one : roles[c].body) {
-      const bool reduces = one.kind == InstructionKind::kAllReduce;
-      joins[c].push_back(reduces);
-      if (!reduces) continue;
-      const auto [known, is_new] = of_group.try_emplace(one.group, false);
-      if (is_new) known->second = crosses_cells(roles[c], one, roles);
-      joins[c].back() = known->second;
-    }
+    joins[c].reserve(roles[c].body.size());
+    for (const Instruction& one : roles[c].body)
+      joins[c].push_back(crosses_cells(roles[c], one, crossed));
   });
   return joins;
 }
 
 }  // namespace
 
+std::vector<bool> crossed_axes(const std::vector<RoleProgram>& roles) {
+  std::vector<std::vector<bool>> of_role(roles.size());
+  in_parallel(roles.size(), [&](size_t c) {
+    std::vector<bool>& crossed = of_role[c];
+    for (const Instruction& one : roles[c].body) {
+      crossed.resize(std::max(crossed.size(), one.peer.size()));
+      for (size_t axis = 0; axis < one.peer.size(); ++axis)
+        if (one.peer[axis] >= 0) crossed[axis] = true;
+    }
+  });
+  std::vector<bool> all;
+  for (const std::vector<bool>& crossed : of_role) {
+    all.resize(std::max(all.size(), crossed.size()));
+    for (size_t axis = 0; axis < crossed.size(); ++axis)
+      if (crossed[axis]) all[axis] = true;
+  }
+  return all;
+}
+
 bool crosses_cells(const RoleProgram& role, const Instruction& instruction,
-                   const std::vector<RoleProgram>& roles) {
-  if (instruction.kind != InstructionKind::kAllReduce || roles.size() == 1) return false;
+                   const std::vector<bool>& crossed_axes) {
+  if (instruction.kind != InstructionKind::kAllReduce) return false;
   // A group whose axes tell cells apart joins all cells.
   const auto& axes = role.groups[static_cast<size_t>(instruction.group)].axes;
-  for (const RoleProgram& other : roles)
-    for (const Instruction& i : other.body)
-      for (int32_t axis : axes)
-        if (!i.peer.empty() && i.peer[static_cast<size_t>(axis)] >= 0) return true;
-  return false;
+  return std::any_of(axes.begin(), axes.end(), [&](int32_t axis) {
+    return static_cast<size_t>(axis) < crossed_axes.size() &&
+           crossed_axes[static_cast<size_t>(axis)];
+  });
 }
 
 std::vector<std::vector<int64_t>> send_lifetimes(const std::vector<RoleProgram>& roles,

@@ -1,7 +1,6 @@
 // How long sent buffers are held where messages have streams of their own: streams of one cell know
 // of each other what they wait for, and no more.
 #include <algorithm>
-#include <map>
 #include <unordered_map>
 
 #include "send_lifetimes.h"
@@ -14,7 +13,7 @@ namespace {
 class Knowledge {
  public:
   Knowledge(const std::vector<RoleProgram>& roles, const std::vector<Transfer>& transfers)
-      : roles_(roles), sends_(roles.size()), joins_(roles.size()) {
+      : roles_(roles), sends_(roles.size()), crossed_(crossed_axes(roles)) {
     for (const Transfer& t : transfers)
       sends_[at(t.to_cell)][t.recv_position] = {t.from_cell, t.send_position};
     for (const RoleProgram& role : roles) {
@@ -39,12 +38,7 @@ class Knowledge {
  private:
   static size_t at(int64_t i) { return static_cast<size_t>(i); }
   const Instruction& instruction(size_t c) const { return roles_[c].body[next_[c]]; }
-  bool is_join(size_t c) {
-    const Instruction& one = instruction(c);
-    const auto [known, is_new] = joins_[c].try_emplace(one.group, false);
-    if (is_new) known->second = crosses_cells(roles_[c], one, roles_);
-    return known->second;
-  }
+  bool is_join(size_t c) { return crosses_cells(roles_[c], instruction(c), crossed_); }
 
   void run() {
     for (bool progress = true; progress;) {
@@ -56,7 +50,7 @@ class Knowledge {
   // Whether the cell's next instruction could be taken.
   bool step(size_t c) {
     const Instruction& one = instruction(c);
-    if (one.kind == InstructionKind::kAllReduce && is_join(c)) return join(c);
+    if (is_join(c)) return join(c);
     if (one.kind != InstructionKind::kRecv) {
       start(c, now_);
       finish(c, now_);
@@ -107,7 +101,7 @@ class Knowledge {
   const std::vector<RoleProgram>& roles_;
   // By cell and position of a receive: its send's cell and position.
   std::vector<std::unordered_map<int32_t, std::pair<int32_t, int32_t>>> sends_;
-  std::vector<std::map<int32_t, bool>> joins_;        // by cell and group
+  const std::vector<bool> crossed_;                   // by mesh axis
   size_t width_ = 0;                                  // slots
   std::vector<std::vector<int32_t>> slot_of_, last_;  // by cell and stream
   std::vector<std::vector<int32_t>> rows_;            // by cell: [position × width + slot]
