@@ -221,25 +221,31 @@ ValueId counts(Builder& b, ValueId labels, const Node& node) {
   return b.op1("Not", {b.op1("Equal", {labels, b.scalar(ignored, DType::kI64)})});
 }
 
+ValueId greatest_of(Builder& b, ValueId logits) {
+  const auto last = static_cast<int64_t>(b.shape(logits).size()) - 1;
+  return b.op1("ReduceMax", {logits},
+               {{"axes", std::vector<int64_t>{last}}, {"keepdims", int64_t{1}}});
+}
 Values cross_entropy_sum(Builder& b, const Node& node) {
   const ValueId logits = node.inputs[0], labels = node.inputs[1];
   const auto last = static_cast<int64_t>(b.shape(logits).size()) - 1;
   const Shape rows = b.shape(labels);
-  const ValueId top = b.op1("ReduceMax", {logits},
-                            {{"axes", std::vector<int64_t>{last}}, {"keepdims", int64_t{1}}});
+  const ValueId top = greatest_of(b, logits);
   const ValueId sum = b.reduce_sum(b.op1("Exp", {b.sub(logits, top)}), {last}, false);
   const ValueId lse = b.add(b.op1("Log", {sum}), b.reshape(top, rows));
+  const ValueId share = b.op1("Reciprocal", {sum});
   const ValueId zero = number(b, 0, logits);
   const ValueId chosen = b.reduce_sum(
       b.op1("Where", {is_label(b, labels, b.shape(logits).back()), logits, zero}), {last}, false);
   const ValueId terms = b.op1("Where", {counts(b, labels, node), b.sub(lse, chosen), zero});
-  return {b.reduce_sum(terms, axes_from(0, rows.size()), false), lse};
+  return {b.reduce_sum(terms, axes_from(0, rows.size()), false), share};
 }
 Values cross_entropy_grad(Builder& b, const Node& node) {
   const ValueId logits = node.inputs[0], labels = node.inputs[1];
   Shape column = b.shape(labels);
   column.push_back(1);
-  const ValueId p = b.op1("Exp", {b.sub(logits, b.reshape(node.inputs[2], column))});
+  const ValueId above = b.op1("Exp", {b.sub(logits, greatest_of(b, logits))});
+  const ValueId p = b.mul(above, b.reshape(node.inputs[2], column));
   const ValueId one = number(b, 1, logits), zero = number(b, 0, logits);
   const ValueId chosen = b.op1("Where", {is_label(b, labels, b.shape(logits).back()), one, zero});
   const ValueId counted = b.reshape(counts(b, labels, node), column);

@@ -132,16 +132,20 @@ TEST(CrossEntropy, SumsOverLabelsThatCount) {
     Tensor labels = random.uniform(DType::kI64, {3, 3}, 0, classes);
     labels[2] = labels[7] = -100;
     double sum = 0;
-    std::vector<double> lse, grad;
+    std::vector<double> shares, grad;
     for (int64_t r = 0; r < rows; ++r) {
-      double total = 0;
-      for (int64_t c = 0; c < classes; ++c) total += std::exp(logits[r * classes + c]);
-      lse.push_back(std::log(total));
-      const bool counts = labels[r] != -100;
-      if (counts) sum += lse[r] - logits[r * classes + int64_t(labels[r])];
+      double total = 0, top = -kInf;
       for (int64_t c = 0; c < classes; ++c) {
-        grad.push_back(
-            counts ? 0.25 * (std::exp(logits[r * classes + c] - lse[r]) - (c == labels[r])) : 0);
+        total += std::exp(logits[r * classes + c]);
+        top = std::max(top, logits[r * classes + c]);
+      }
+      const double lse = std::log(total);
+      shares.push_back(std::exp(top - lse));
+      const bool counts = labels[r] != -100;
+      if (counts) sum += lse - logits[r * classes + int64_t(labels[r])];
+      for (int64_t c = 0; c < classes; ++c) {
+        grad.push_back(counts ? 0.25 * (std::exp(logits[r * classes + c] - lse) - (c == labels[r]))
+                              : 0);
       }
     }
     const Attrs attrs{{"ignore_index", int64_t{-100}}};
@@ -149,7 +153,7 @@ TEST(CrossEntropy, SumsOverLabelsThatCount) {
     const auto out =
         run("CrossEntropySum", attrs, {logits, labels}, {{dtype, {}}, {dtype, {3, 3}}});
     expect_near(out[0], {sum}, t, 0, "sum");
-    expect_near(out[1], lse, t, 0, "lse");
+    expect_near(out[1], shares, t, t, "share");
     expect_near(
         run1("CrossEntropyGrad", attrs, {logits, labels, out[1], scalar(dtype, 0.25)}, logits.type),
         grad, t, t, "grad");
@@ -157,6 +161,28 @@ TEST(CrossEntropy, SumsOverLabelsThatCount) {
     labels[4] = classes;
     EXPECT_TRUE(std::isnan(
         run("CrossEntropySum", attrs, {logits, labels}, {{dtype, {}}, {dtype, {3, 3}}})[0][0]));
+  }
+}
+
+// The logarithm of a sum over many classes is a number whose last bit is a larger part of the
+// probabilities than they have a right to lose.
+TEST(CrossEntropy, ProbabilitiesOfManyClassesAreGood) {
+  Random random(17);
+  const int64_t rows = 16, classes = 256;
+  const Tensor logits = random.uniform(DType::kF32, {rows, classes}, -0.5, 0.5);
+  const Tensor labels = random.uniform(DType::kI64, {rows}, 0, classes);
+  const auto out =
+      run("CrossEntropySum", {}, {logits, labels}, {{DType::kF32, {}}, {DType::kF32, {rows}}});
+  const Tensor grad =
+      run1("CrossEntropyGrad", {}, {logits, labels, out[1], scalar(DType::kF32, 1)}, logits.type);
+  for (int64_t r = 0; r < rows; ++r) {
+    double total = 0;
+    for (int64_t c = 0; c < classes; ++c) total += std::exp(logits[r * classes + c]);
+    for (int64_t c = 0; c < classes; ++c) {
+      if (c == labels[r]) continue;
+      const double want = std::exp(logits[r * classes + c]) / total;
+      ASSERT_NEAR(grad[r * classes + c] / want, 1, 4e-7) << r << ", " << c;
+    }
   }
 }
 

@@ -1,6 +1,7 @@
 // Cross-entropy over the last dim, and the count of labels. A label outside [0, C) that is not
 // ignored makes NaN (inputs are checked before they come here).
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "families.h"
@@ -40,11 +41,13 @@ Result<KernelPtr> make_cross_entropy_sum(const Use& use) {
       const auto* labels = input<int64_t>(p, 1);
       double sum = 0;
       for (int64_t r = 0; r < rows.count; ++r, logits += rows.classes) {
-        const T lse = fns.log_sum_exp(logits, rows.classes);
-        if (p[3]) output<T>(p, 3)[r] = lse;
+        T top;
+        const double above = fns.sum_above(logits, rows.classes, top);
+        if (p[3]) output<T>(p, 3)[r] = static_cast<T>(1 / above);
         if (labels[r] == rows.ignore) continue;
-        sum += inside(labels[r], rows) ? static_cast<double>(lse - logits[labels[r]])
-                                       : std::numeric_limits<double>::quiet_NaN();
+        sum += inside(labels[r], rows)
+                   ? std::log(above) + static_cast<double>(top - logits[labels[r]])
+                   : std::numeric_limits<double>::quiet_NaN();
       }
       *output<T>(p, 2) = static_cast<T>(sum);
     });
@@ -71,7 +74,7 @@ Result<KernelPtr> make_cross_entropy_grad(const Use& use) {
         } else if (!inside(labels[r], rows)) {
           std::fill_n(out, rows.classes, std::numeric_limits<T>::quiet_NaN());
         } else {
-          fns.scaled_softmax(logits, input<T>(p, 2)[r], scale, out, rows.classes);
+          fns.exp_above(logits, scale * input<T>(p, 2)[r], out, rows.classes);
           out[labels[r]] -= scale;
         }
       }

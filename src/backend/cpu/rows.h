@@ -36,9 +36,10 @@ struct NormFns {
   void (*log_softmax)(const T* x, T* y, int64_t rows, int64_t n);
   void (*softmax_grad)(const T* y, const T* dy, T* dx, int64_t rows, int64_t n);
   void (*log_softmax_grad)(const T* y, const T* dy, T* dx, int64_t rows, int64_t n);
-  T (*log_sum_exp)(const T* x, int64_t n);
-  // dx = exp(x - lse) × scale
-  void (*scaled_softmax)(const T* x, T lse, T scale, T* dx, int64_t n);
+  // The sum of exp(x - top), top the greatest of x.
+  double (*sum_above)(const T* x, int64_t n, T& top);
+  // dx = exp(x - top) × scale
+  void (*exp_above)(const T* x, T scale, T* dx, int64_t n);
   // bias, mean and rstd may be null.
   void (*layer_norm)(const T* x, const T* scale, const T* bias, T* y, T* mean, T* rstd,
                      double epsilon, int64_t rows, int64_t n);

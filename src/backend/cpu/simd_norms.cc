@@ -72,22 +72,15 @@ void softmax(const T* x, T* y, int64_t rows, int64_t n) {
   }
 }
 
-// log(sum(exp(x - top))) for the greatest element.
 template <class T>
-HWY_INLINE T log_sum_above(const T* x, int64_t n, T top) {
+double sum_above(const T* x, int64_t n, T& top) {
   const hn::ScalableTag<T> d;
+  top = greatest(x, n);
   const auto shift = hn::Set(d, top), scale = constant(d, kExpScale<decltype(d)>);
-  const double sum = total(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
+  return total(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
     const auto below = hn::Sub(load_first(d, x + i, count, minus_infinity<T>()), shift);
     return exp_scaled_negative(d, hn::Mul(below, scale));
   });
-  return static_cast<T>(std::log(sum));
-}
-
-template <class T>
-T log_sum_exp(const T* x, int64_t n) {
-  const T top = greatest(x, n);
-  return top + log_sum_above(x, n, top);
 }
 
 template <class T>
@@ -95,9 +88,9 @@ void log_softmax(const T* x, T* y, int64_t rows, int64_t n) {
   const hn::ScalableTag<T> d;
   for (int64_t r = 0; r < rows; ++r, x += n, y += n) {
     // The greatest first: beside large numbers the logarithm of the sum would be lost.
-    const T greatest_one = greatest(x, n);
-    const auto top = hn::Set(d, greatest_one);
-    const auto rest = hn::Set(d, log_sum_above(x, n, greatest_one));
+    T first;
+    const auto rest = hn::Set(d, static_cast<T>(std::log(sum_above(x, n, first))));
+    const auto top = hn::Set(d, first);
     each_vector(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
       const auto below = hn::Sub(load_first(d, x + i, count, T{0}), top);
       store_first(d, hn::Sub(below, rest), y + i, count);
@@ -106,9 +99,9 @@ void log_softmax(const T* x, T* y, int64_t rows, int64_t n) {
 }
 
 template <class T>
-void scaled_softmax(const T* x, T lse, T scale, T* dx, int64_t n) {
+void exp_above(const T* x, T scale, T* dx, int64_t n) {
   const hn::ScalableTag<T> d;
-  const auto shift = hn::Set(d, lse), factor = hn::Set(d, scale);
+  const auto shift = hn::Set(d, greatest(x, n)), factor = hn::Set(d, scale);
   const auto base = constant(d, kExpScale<decltype(d)>);
   each_vector(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
     const auto below = hn::Sub(load_first(d, x + i, count, T{0}), shift);
@@ -425,8 +418,8 @@ NormFns<T> fns() {
           log_softmax<T>,
           softmax_grad<T>,
           log_softmax_grad<T>,
-          log_sum_exp<T>,
-          scaled_softmax<T>,
+          sum_above<T>,
+          exp_above<T>,
           layer_norm<T>,
           layer_norm_grad_x<T>,
           layer_norm_grad_params<T>,
