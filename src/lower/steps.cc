@@ -130,7 +130,9 @@ std::vector<LeavingCopy> leaving_in(const RoleProgram& role, Section section, co
     length += all[section][n] >= 0 ? 1 : 0;
   }
   std::vector<LeavingCopy> leaving;
-  for (auto [copy, until] : plan.leaving) {
+  for (const LeavingCopy& each : plan.leaving) {
+    const int32_t copy = each.copy;
+    int32_t until = each.until;
     if (here[at(copy)] < 0) continue;
     const auto waits = [&] {
       return here[at(until)] >= 0 && role.body[at(until)].kind == InstructionKind::kCompute;
