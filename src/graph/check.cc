@@ -62,6 +62,7 @@ Status check_value(const Graph& graph, ValueId id) {
 
 Status check_values(const Graph& graph) {
   std::unordered_set<std::string_view> names;
+  names.reserve(graph.values.size());
   for (size_t i = 0; i < graph.values.size(); ++i) {
     const Value& value = graph.values[i];
     if (value.name.empty()) return fail("value {} has no name", i);

@@ -50,13 +50,14 @@ std::vector<ValueId> roots_of(const Graph& graph, bool keep_outputs) {
 template <class Item, class IdType>
 std::vector<IdType> compact(std::vector<Item>& items, const std::vector<bool>& keep) {
   std::vector<IdType> new_id(items.size());
-  std::vector<Item> kept;
+  size_t kept = 0;
   for (size_t i = 0; i < items.size(); ++i) {
     if (!keep[i]) continue;
-    new_id[i] = IdType(kept.size());
-    kept.push_back(std::move(items[i]));
+    new_id[i] = IdType(kept);
+    if (kept != i) items[kept] = std::move(items[i]);
+    ++kept;
   }
-  items = std::move(kept);
+  items.erase(items.begin() + static_cast<std::ptrdiff_t>(kept), items.end());
   return new_id;
 }
 
@@ -97,6 +98,15 @@ std::vector<int> count_waits(const Graph& graph) {
   return waits;
 }
 
+bool is_in_order(const Graph& graph) {
+  for (size_t i = 0; i < graph.nodes.size(); ++i)
+    for (ValueId input : graph.nodes[i].inputs)
+      if (input.valid() && graph.value(input).producer.valid() &&
+          graph.value(input).producer.index() >= i)
+        return false;
+  return true;
+}
+
 // A node that stands on a cycle, given that every node left waits for another one left.
 const Node& node_on_cycle(const Graph& graph, const std::vector<int>& waits) {
   size_t at = 0;
@@ -132,6 +142,7 @@ Graph without_dead_nodes(Graph graph, bool keep_outputs) {
 }
 
 Result<Graph> in_topological_order(Graph graph) {
+  if (is_in_order(graph)) return graph;
   std::vector<int> waits = count_waits(graph);
   std::vector<std::vector<NodeId>> read_by = readers(graph);
   // The ready node that stands first goes first: an order that is already right stays as it is.
