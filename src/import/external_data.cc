@@ -66,7 +66,9 @@ void release(const Bytes& window) {
   static const uintptr_t kPage = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const auto begin = reinterpret_cast<uintptr_t>(window.data) / kPage * kPage;
   const auto end = reinterpret_cast<uintptr_t>(window.data) + window.size;
-  if (window.size > 0) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+  constexpr size_t kWorthwhile = 1 << 16;  // less gives back less than the call costs
+  if (window.size >= kWorthwhile)
+    madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
 }
 
 bool ExternalData::holds(const Bytes& window) const {

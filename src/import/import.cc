@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "inputs.h"
 #include "params.h"
@@ -242,7 +243,8 @@ Status Importer::add_outputs() {
 
 // The exporter's names for all values that have one; the others give way.
 void Importer::rename() {
-  std::set<std::string> used;
+  std::unordered_set<std::string_view> used;  // names_ and values stay where they are
+  used.reserve(graph_.values.size());
   std::vector<bool> named(graph_.values.size(), false);
   for (const ValueId id : graph_.inputs) {
     used.insert(graph_.value(id).name);
@@ -274,6 +276,7 @@ Status Importer::run(const ImportOptions& options) {
         Val{Val::Kind::kGraph, value.type.dtype, value.type.shape, value.type.shape, id, {}, {}});
   }
   add_params();
+  values_.reserve(model_.initializers.size() + 2 * model_.nodes.size());
   add_constants();
   for (const size_t n : order) try_node(n);
   if (!taken_.empty()) return fail("awaits the branches of its Ifs");

@@ -11,6 +11,7 @@
 
 #include "host.h"
 #include "params.h"
+#include "piper/parallel.h"
 
 namespace piper::onnx_import {
 namespace {
@@ -132,9 +133,14 @@ class CallClaims {
 };
 
 void CallClaims::make_groups() {
+  constexpr size_t kBlock = 256;
+  std::vector<std::optional<Call>> calls(model_.nodes.size());
+  in_parallel((calls.size() + kBlock - 1) / kBlock, [&](size_t b) {
+    for (size_t n = b * kBlock; n < std::min((b + 1) * kBlock, calls.size()); ++n)
+      calls[n] = parse_call(find_metadata(model_.nodes[n].metadata, "pkg.torch.onnx.fx_node"));
+  });
   for (size_t n = 0; n < model_.nodes.size(); ++n) {
-    std::optional<Call> call =
-        parse_call(find_metadata(model_.nodes[n].metadata, "pkg.torch.onnx.fx_node"));
+    std::optional<Call>& call = calls[n];
     if (!call) continue;
     const auto [entry, fresh] = group_of_.emplace(call->name, groups_.size());
     if (fresh) groups_.push_back({*std::move(call), {}, {}});

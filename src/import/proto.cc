@@ -1,4 +1,5 @@
 // Reads an ONNX file and checks everything that can be checked without knowing operators.
+#include <google/protobuf/arena.h>
 #include <google/protobuf/io/coded_stream.h>
 #include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 #include <onnx/onnx_pb.h>
@@ -10,6 +11,7 @@
 
 #include "functions.h"
 #include "onnx_model.h"
+#include "piper/parallel.h"
 
 namespace piper::onnx_import {
 namespace {
@@ -30,7 +32,7 @@ std::string shown(const std::string& name) { return quote_control(name.substr(0,
 bool parse_entry(const std::string& bytes, Metadata& out) {
   onnx::StringStringEntryProto entry;
   if (!entry.ParseFromString(bytes)) return false;
-  out.emplace_back(entry.key(), entry.value());
+  out.emplace_back(std::move(*entry.mutable_key()), std::move(*entry.mutable_value()));
   return true;
 }
 
@@ -229,7 +231,7 @@ Result<OnnxAttr> read_attr(const std::string& node, onnx::AttributeProto& attr,
   return out;
 }
 
-Result<OnnxNode> read_node(onnx::NodeProto& node, ExternalData& files);
+Result<OnnxNode> read_node(onnx::NodeProto& node, ExternalData& files, Result<Metadata> metadata);
 
 Result<OnnxSubgraph> read_branch(onnx::AttributeProto& attr, ExternalData& files) {
   OnnxSubgraph out;
@@ -243,14 +245,14 @@ Result<OnnxSubgraph> read_branch(onnx::AttributeProto& attr, ExternalData& files
     out.initializers.push_back(std::move(read));
   }
   for (onnx::NodeProto& node : *graph.mutable_node()) {
-    PIPER_ASSIGN(OnnxNode read, read_node(node, files));
+    PIPER_ASSIGN(OnnxNode read, read_node(node, files, read_metadata(node, kNodeMetadata)));
     out.nodes.push_back(std::move(read));
   }
   for (const onnx::ValueInfoProto& value : graph.output()) out.outputs.push_back(value.name());
   return out;
 }
 
-Result<OnnxNode> read_node(onnx::NodeProto& node, ExternalData& files) {
+Result<OnnxNode> read_node(onnx::NodeProto& node, ExternalData& files, Result<Metadata> metadata) {
   OnnxNode out;
   out.name = node.name();
   out.op = node.op_type();
@@ -276,7 +278,6 @@ Result<OnnxNode> read_node(onnx::NodeProto& node, ExternalData& files) {
     PIPER_ASSIGN(OnnxAttr read, read_attr(out.label(), attr, files));
     out.attrs.push_back(std::move(read));
   }
-  Result<Metadata> metadata = read_metadata(node, kNodeMetadata);
   if (!metadata) return fail("{} has {}", out.label(), metadata.error().message);
   out.metadata = *std::move(metadata);
   return out;
@@ -371,7 +372,8 @@ int64_t count_entries(pb::io::CodedInputStream& in, bool in_graph) {
   return count;
 }
 
-Result<onnx::ModelProto> parse_model(const std::string& path, int64_t max_bytes) {
+Result<onnx::ModelProto*> parse_model(const std::string& path, int64_t max_bytes,
+                                      pb::Arena& arena) {
   PIPER_ASSIGN(const Bytes file, map_file(path));
   const int64_t limit = std::min<int64_t>(max_bytes, INT32_MAX);
   if (static_cast<int64_t>(file.size) > limit) {
@@ -384,17 +386,28 @@ Result<onnx::ModelProto> parse_model(const std::string& path, int64_t max_bytes)
   if (count_entries(count, false) > kMaxEntries) {
     return fail("the graph has more than {} nodes and tensors", kMaxEntries);
   }
-  onnx::ModelProto model;
+  auto* model = pb::Arena::CreateMessage<onnx::ModelProto>(&arena);
   pb::LogSilencer silence;
-  if (size == 0 || !model.ParseFromArray(data, size)) {
+  if (size == 0 || !model->ParseFromArray(data, size)) {
     return fail("not an ONNX model, or a truncated one");
   }
   return model;
 }
 
 Status read_nodes(onnx::GraphProto& graph, ExternalData& files, OnnxModel& model) {
-  for (onnx::NodeProto& node : *graph.mutable_node()) {
-    PIPER_ASSIGN(OnnxNode read, read_node(node, files));
+  // Most of a node is metadata, and each node's stand for themselves.
+  constexpr int kBlock = 256;
+  const int count = graph.node_size();
+  std::vector<Result<Metadata>> metadata(static_cast<size_t>(count), Metadata());
+  in_parallel(static_cast<size_t>((count + kBlock - 1) / kBlock), [&](size_t b) {
+    const int begin = static_cast<int>(b) * kBlock;
+    for (int n = begin; n < std::min(begin + kBlock, count); ++n)
+      metadata[static_cast<size_t>(n)] = read_metadata(graph.node(n), kNodeMetadata);
+  });
+  model.nodes.reserve(model.nodes.size() + static_cast<size_t>(count));
+  for (int n = 0; n < count; ++n) {
+    PIPER_ASSIGN(OnnxNode read, read_node(*graph.mutable_node(n), files,
+                                          std::move(metadata[static_cast<size_t>(n)])));
     model.nodes.push_back(std::move(read));
   }
   return ok_status();
@@ -465,9 +478,10 @@ Result<OnnxModel> read_onnx(const std::string& path, int64_t max_file_bytes) {
     if (error.at.file.empty()) error.at = model.at();
     return error;
   };
-  Result<onnx::ModelProto> proto = parse_model(path, max_file_bytes);
-  if (!proto) return located(std::move(proto).error());
-  if (Status read = read_model(*proto, model); !read) return located(std::move(read).error());
+  pb::Arena arena;
+  const Result<onnx::ModelProto*> proto = parse_model(path, max_file_bytes, arena);
+  if (!proto) return located(proto.error());
+  if (Status read = read_model(**proto, model); !read) return located(std::move(read).error());
   return model;
 }
 
