@@ -1,12 +1,14 @@
 // The whole compiler as one straight list of steps. tools/piperc.cc is its command line.
 #pragma once
 
+#include <any>
 #include <functional>
 
 #include "piper/bundle.h"
 #include "piper/directives.h"
 #include "piper/fuse.h"
 #include "piper/import.h"
+#include "piper/schedule.h"
 #include "piper/strategy.h"
 
 namespace piper {
@@ -32,7 +34,7 @@ struct RoleSummary {
   int64_t parameters = 0, elements = 0;
   double flops = 0;  // of one step on one rank
   int64_t weight_bytes = 0, optimizer_bytes = 0, constant_bytes = 0;
-  int64_t step_bytes = 0;  // gradients, activations in flight, inputs, packed weights
+  int64_t step_bytes = 0;    // gradients, activations in flight, inputs, packed weights
   int64_t packed_bytes = 0;  // the latter
   int64_t workspace_bytes = 0, transport_bytes = 0, peak_bytes = 0;
   int64_t host_bytes = 0;  // what is offloaded
@@ -51,6 +53,9 @@ struct Compiled {
   std::vector<RoleSummary> roles;
   OrderRows order;  // the computations of each device, if asked for
   std::vector<std::pair<std::string, double>> seconds;  // by step
+  // What the steps made on the way, of the last plans: a program that ends now need not take it
+  // apart.
+  std::any remains;
 };
 
 // Ensures that the verifier has accepted every set it returns.
@@ -58,8 +63,9 @@ Result<Compiled> compile(const CompileOptions& options);
 
 // The order of the computations that the strategy asks for; list scheduling where it gives a policy
 // or, like none (null), nothing. Requires tasks.
-Result<std::vector<ComputeOrder>> choose_order(const Dag& dag, const Strategy* strategy,
-                                               const Variables& variables, Explanations& explain);
+Result<std::vector<ComputeOrder>> choose_order(const Dag& dag, const TaskLists& deps,
+                                               const Strategy* strategy, const Variables& variables,
+                                               Explanations& explain);
 
 // Writes the model with the strategy's loss and optimizer as ONNX's own training_info. Refused:
 // what that cannot say (AdamW, clipping, schedules).

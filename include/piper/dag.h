@@ -12,6 +12,7 @@
 #pragma once
 
 #include <algorithm>
+#include <initializer_list>
 
 #include "piper/graph.h"
 
@@ -39,6 +40,64 @@ struct Chunk {
   std::string name;               // "F stage=1"
 };
 
+// A short vector in the size of a pointer: tasks are many, and most of their lists hold nothing or
+// one thing.
+template <class T>
+class Few {
+ public:
+  Few() = default;
+  Few(std::initializer_list<T> items) { append(items); }
+  explicit Few(const std::vector<T>& items) { append(items); }
+  Few(const Few& other) { append(other); }
+  Few(Few&& other) noexcept : head_(std::exchange(other.head_, nullptr)) {}
+  Few& operator=(Few other) noexcept {
+    std::swap(head_, other.head_);
+    return *this;
+  }
+  ~Few() {
+    std::destroy(begin(), end());
+    operator delete(head_);
+  }
+
+  operator std::vector<T>() const { return std::vector<T>(begin(), end()); }
+
+  size_t size() const { return head_ ? head_->size : 0; }
+  bool empty() const { return size() == 0; }
+  T* begin() { return head_ ? reinterpret_cast<T*>(head_ + 1) : nullptr; }
+  T* end() { return begin() + size(); }
+  const T* begin() const { return head_ ? reinterpret_cast<const T*>(head_ + 1) : nullptr; }
+  const T* end() const { return begin() + size(); }
+  T& operator[](size_t i) { return begin()[i]; }
+  const T& operator[](size_t i) const { return begin()[i]; }
+  T& back() { return end()[-1]; }
+
+  void reserve(size_t capacity) {
+    static_assert(alignof(T) <= alignof(Head));
+    if (capacity <= (head_ ? head_->capacity : 0)) return;
+    auto* head = static_cast<Head*>(operator new(sizeof(Head) + capacity * sizeof(T)));
+    *head = {static_cast<uint32_t>(size()), static_cast<uint32_t>(capacity)};
+    std::uninitialized_move(begin(), end(), reinterpret_cast<T*>(head + 1));
+    std::destroy(begin(), end());
+    operator delete(std::exchange(head_, head));
+  }
+  void push_back(T item) {
+    if (!head_ || head_->size == head_->capacity) reserve(std::max<size_t>(1, 2 * size()));
+    new (end()) T(std::move(item));
+    ++head_->size;
+  }
+  template <class Items>
+  void append(const Items& items) {
+    reserve(size() + static_cast<size_t>(items.end() - items.begin()));
+    for (const T& item : items) push_back(item);
+  }
+
+ private:
+  struct alignas(8) Head {
+    uint32_t size, capacity;
+  };
+  Head* head_ = nullptr;  // and the items behind it
+};
+
 // One value in one cell and microbatch: what gets a buffer.
 struct Item {
   ValueId value;
@@ -52,7 +111,7 @@ struct Item {
 struct Combine {
   int32_t sum = 0;
   ItemId into;
-  std::vector<ItemId> from;
+  Few<ItemId> from;
 };
 
 // kReduceScatter, kAllGather, kOwnPart: of items read and written one by one, as one message.
@@ -91,14 +150,14 @@ struct Task {
   int32_t micro = -1;
   int32_t micros = 1;  // messages and collectives: of so many, from `micro` on
   int32_t cell = 0;
-  int32_t peer = -1;                  // kSend, kRecv: the other cell
-  int32_t stream = 0;                 // index of Dag::streams
-  int32_t distance = 0;               // kRecv, kInput: compute tasks ahead, or kEarliest
-  std::vector<int32_t> group;         // collectives: mesh axes
-  std::vector<ItemId> reads, writes;  // kCompute: parallel to the chunk's reads and writes
-  std::vector<Accumulate> accumulates;
-  std::vector<Combine> combines;
-  std::string label;
+  int32_t peer = -1;          // kSend, kRecv: the other cell
+  int32_t stream = 0;         // index of Dag::streams
+  int32_t distance = 0;       // kRecv, kInput: compute tasks ahead, or kEarliest
+  int32_t label = -1;         // index of Dag::labels, without the microbatch: see print_label
+  Few<int32_t> group;         // collectives: mesh axes
+  Few<ItemId> reads, writes;  // kCompute: parallel to the chunk's reads and writes
+  Few<Accumulate> accumulates;
+  Few<Combine> combines;
 };
 
 // One StepSum: its contributions by use, and where its value is finished.
@@ -215,6 +274,7 @@ struct Dag {
   std::vector<Chunk> chunks;
   std::vector<Item> items;
   std::vector<Task> tasks;
+  std::vector<std::string> labels;  // of tasks
   std::vector<Sum> sums;
   std::vector<std::vector<std::pair<std::string, ItemId>>>
       reports;  // by cell: scalars to read after the step
@@ -269,6 +329,8 @@ struct ComputeOrder {
 int32_t stream_of(Dag& dag, const std::string& name);
 // For each item the tasks that write it (several for accumulators), ascending.
 std::vector<std::vector<TaskId>> writers(const Dag& dag);
+// "F stage=1 mb=3"; of several microbatches "… mb=3..5".
+std::string print_label(const Dag& dag, const Task& task);
 // "%name@microbatch/cell", without the parts that do not apply.
 std::string print_item(const Dag& dag, ItemId id);
 

@@ -2,9 +2,39 @@
 // derived from it.
 #pragma once
 
+#include <span>
+
 #include "piper/dag.h"
 
 namespace piper {
+
+// A list for each task, in one array.
+template <class Item>
+class ListsByTask {
+ public:
+  std::span<const Item> operator[](size_t task) const {
+    return {items_.data() + end_[task], end_[task + 1] - end_[task]};
+  }
+  // The list of the next task.
+  void add(const std::vector<Item>& items) {
+    items_.insert(items_.end(), items.begin(), items.end());
+    end_.push_back(items_.size());
+  }
+  void append(const ListsByTask& lists) {
+    const size_t before = items_.size();
+    items_.insert(items_.end(), lists.items_.begin(), lists.items_.end());
+    for (size_t l = 1; l < lists.end_.size(); ++l) end_.push_back(before + lists.end_[l]);
+  }
+
+ private:
+  std::vector<Item> items_;
+  std::vector<size_t> end_{0};  // [t + 1]: of the list of t
+};
+using TaskLists = ListsByTask<TaskId>;
+
+// Tasks that must be issued before each task: writers of what it reads, and for receives the send.
+// Ascending.
+TaskLists find_dependencies(const Dag& dag);
 
 struct Schedule {
   std::vector<std::vector<TaskId>> order;      // by cell: all its tasks in issue order
@@ -33,7 +63,8 @@ struct ListPolicy {
 };
 // The order of the computations by cell. A forward leaves room for the chunks that follow it on its
 // cell, so limits that let one microbatch through let all through. Error: limits that do not.
-Result<std::vector<ComputeOrder>> list_schedule(const Dag& dag, const ListPolicy& policy);
+Result<std::vector<ComputeOrder>> list_schedule(const Dag& dag, const TaskLists& deps,
+                                                const ListPolicy& policy);
 
 // Without an order: a backward before a forward, a forward counts as much as half a backward, and
 // at most as many microbatches in flight as there are cells from this one on.
@@ -59,6 +90,7 @@ std::vector<JoinedMessages> join_messages(Dag& dag, std::vector<ComputeOrder>& c
 // What the tasks of an overlap need is issued before its first. Where steps overlap, what is
 // received runs as early as what sent it, so that no message is under way when a step ends. Error
 // (kRefused): the orders wait for each other; the notes print the shortest chain of waits.
-Result<Schedule> make_schedule(const Dag& dag, const std::vector<ComputeOrder>& compute);
+Result<Schedule> make_schedule(const Dag& dag, const TaskLists& deps,
+                               const std::vector<ComputeOrder>& compute);
 
 }  // namespace piper

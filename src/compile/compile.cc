@@ -125,6 +125,13 @@ Result<Dag> fused_messages(Dag dag, std::vector<ComputeOrder>& order, const Stra
   return dag;
 }
 
+struct Remains {
+  Dag dag;
+  TaskLists deps;
+  std::vector<ComputeOrder> order;
+  Schedule schedule;
+};
+
 // The plan that the strategy asks for, or one of the two oracles: one device that plays all
 // replicas, with the same cut of the batch or with none.
 enum class Target { kStrategy, kSingle, kUncut };
@@ -185,12 +192,16 @@ Result<PlanSet> make_plans(const Graph& step, const Strategy& strategy, Cut cut,
                  return apply_prefetch(std::move(expanded), strategy, variables, explain);
                },
                print_dag));
-  PIPER_ASSIGN(
-      std::vector<ComputeOrder> order,
-      steps.run(
-          "order",
-          [&] { return choose_order(dag, oracle ? nullptr : &strategy, variables, explain); },
-          [](const auto&) { return std::string(); }));
+  TaskLists deps;
+  PIPER_ASSIGN(std::vector<ComputeOrder> order, steps.run(
+                                                    "order",
+                                                    [&] {
+                                                      deps = find_dependencies(dag);
+                                                      return choose_order(
+                                                          dag, deps, oracle ? nullptr : &strategy,
+                                                          variables, explain);
+                                                    },
+                                                    [](const auto&) { return std::string(); }));
   if (!oracle && !strategy.fuses.empty()) {
     PIPER_ASSIGN(
         dag,
@@ -198,10 +209,11 @@ Result<PlanSet> make_plans(const Graph& step, const Strategy& strategy, Cut cut,
             "fuse",
             [&] { return fused_messages(std::move(dag), order, strategy, variables, explain); },
             print_dag));
+    deps = find_dependencies(dag);
   }
-  PIPER_ASSIGN(const Schedule schedule,
+  PIPER_ASSIGN(Schedule schedule,
                steps.run(
-                   "schedule", [&] { return located(make_schedule(dag, order), strategy); },
+                   "schedule", [&] { return located(make_schedule(dag, deps, order), strategy); },
                    [&](const Schedule& s) { return print_schedule(dag, s); }));
   if (!oracle && schedule.nearer > 0)
     explain.push_back({strategy.prefetches.front().at,
@@ -233,6 +245,8 @@ Result<PlanSet> make_plans(const Graph& step, const Strategy& strategy, Cut cut,
   set.manifest.seed = strategy.seed;
   PIPER_TRY(steps.run(
       "verify", [&] { return check_plans(set); }, [](const Unit&) { return std::string(); }));
+  compiled.remains =
+      Remains{std::move(dag), std::move(deps), std::move(order), std::move(schedule)};
   return set;
 }
 

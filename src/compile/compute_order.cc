@@ -4,7 +4,6 @@
 
 #include "piper/compile.h"
 #include "piper/cost.h"
-#include "piper/schedule.h"
 
 namespace piper {
 namespace {
@@ -78,13 +77,14 @@ Explanation report(const Dag& dag, const ListPolicy& policy,
 
 }  // namespace
 
-Result<std::vector<ComputeOrder>> choose_order(const Dag& dag, const Strategy* strategy,
-                                               const Variables& variables, Explanations& explain) {
-  if (!strategy || strategy->orders.empty()) return list_schedule(dag, default_policy(dag));
+Result<std::vector<ComputeOrder>> choose_order(const Dag& dag, const TaskLists& deps,
+                                               const Strategy* strategy, const Variables& variables,
+                                               Explanations& explain) {
+  if (!strategy || strategy->orders.empty()) return list_schedule(dag, deps, default_policy(dag));
   const Order& order = strategy->orders.front();
   if (!order.policy) return apply_order(dag, strategy->orders, variables, explain);
   PIPER_ASSIGN(const ListPolicy policy, make_policy(dag, order, variables));
-  PIPER_ASSIGN(auto orders, list_schedule(dag, policy));
+  PIPER_ASSIGN(auto orders, list_schedule(dag, deps, policy));
   explain.push_back(report(dag, policy, orders));
   return orders;
 }

@@ -170,7 +170,7 @@ std::string print_schedule(const Dag& dag, const Schedule& schedule) {
       // A steady step, where steps overlap.
       const bool overlap = !schedule.body.empty();
       const size_t at = overlap ? static_cast<size_t>(schedule.body[c][i]) : i;
-      text += fmt::format("  {}{}\n", dag.tasks[schedule.order[c][at].index()].label,
+      text += fmt::format("  {}{}\n", print_label(dag, dag.tasks[schedule.order[c][at].index()]),
                           overlap && schedule.ahead[c][at] ? " (next step)" : "");
     }
   }

@@ -84,8 +84,8 @@ ItemId Expander::add_parts(int32_t s, ItemId a, ItemId b) {
   task.pass = 'U';
   task.chunk = ChunkId(dag_.chunks.size() - 1);
   task.cell = cell;
-  task.label = dag_.chunks.back().name;
-  task.reads = ascending ? std::vector{a, b} : std::vector{b, a};
+  task.label = add_label(dag_.chunks.back().name);
+  task.reads = ascending ? Few{a, b} : Few{b, a};
   task.writes = {into};
   task.combines.push_back({s, into, {a, b}});
   dag_.tasks.push_back(std::move(task));
@@ -135,7 +135,7 @@ std::vector<ItemId> Expander::reduce_level(const std::vector<int32_t>& sums,
   reduce.cell = dag_.items[totals[0].index()].cell;
   reduce.stream = dag_.levels[level].stream;
   reduce.group = {dag_.levels[level].axis};
-  reduce.reads = from;
+  reduce.reads = Few(from);
   for (size_t i = 0; i < sums.size(); ++i) {
     ValueId value = result_of(sums[i]);
     if (!last || type != own_type(sums[i]))
@@ -144,9 +144,10 @@ std::vector<ItemId> Expander::reduce_level(const std::vector<int32_t>& sums,
           {type, dag_.graph.value(value).type.shape});
     reduce.writes.push_back(new_item(value, -1, reduce.cell, scatter ? ItemId() : from[i]));
   }
-  reduce.label = fmt::format("{} {}{}", kTaskKindNames[static_cast<size_t>(reduce.kind)],
-                             dag_.sums[static_cast<size_t>(sums[0])].name,
-                             sums.size() > 1 ? fmt::format(" and {} more", sums.size() - 1) : "");
+  reduce.label =
+      add_label(fmt::format("{} {}{}", kTaskKindNames[static_cast<size_t>(reduce.kind)],
+                            dag_.sums[static_cast<size_t>(sums[0])].name,
+                            sums.size() > 1 ? fmt::format(" and {} more", sums.size() - 1) : ""));
   const std::vector<ItemId> done = reduce.writes;
   dag_.tasks.push_back(std::move(reduce));
   return done;

@@ -19,9 +19,11 @@ Result<Dag> Expander::run() {
   reserve();
   for (const StateUpdate& update : dag_.graph.updates)
     state_of_.try_emplace(update.next.value, update.state);
-  for (size_t c = 0; c < num_chunks; ++c)
+  for (size_t c = 0; c < num_chunks; ++c) {
+    TaskId before;
     for (int32_t q = 0; q < dag_.micros(); ++q)
-      if (runs_for(dag_.chunks[c], class_of(q))) add_compute(ChunkId(c), q);
+      if (runs_for(dag_.chunks[c], class_of(q))) before = add_compute(ChunkId(c), q, before);
+  }
   finish_late_sums();
   PIPER_TRY(add_update());
   return std::move(dag_);
@@ -43,14 +45,14 @@ ItemId Expander::move_to(ItemId from, int32_t cell) {
   if (known.valid()) return known;
   const ItemId to = new_item(item.value, item.micro, cell);
   dag_.items[to.index()].sum = item.sum;
-  const std::string what = dag_.graph.value(item.value).name + micro_label(item.micro);
+  const int32_t label = bringing_label(item.value, {"send", "recv"});
   Task send;
   send.kind = TaskKind::kSend;
   send.micro = item.micro;
   send.cell = item.cell;
   send.peer = cell;
   send.reads = {from};
-  send.label = "send " + what;
+  send.label = label;
   dag_.tasks.push_back(std::move(send));
   Task recv;
   recv.kind = TaskKind::kRecv;
@@ -58,7 +60,7 @@ ItemId Expander::move_to(ItemId from, int32_t cell) {
   recv.cell = cell;
   recv.peer = item.cell;
   recv.writes = {to};
-  recv.label = "recv " + what;
+  recv.label = label + 1;
   dag_.tasks.push_back(std::move(recv));
   return to;
 }
@@ -77,7 +79,7 @@ ItemId Expander::ensure(ValueId id, int32_t micro, int32_t cell) {
     task.micro = micro;
     task.cell = cell;
     task.writes = {item};
-    task.label = "input " + value.name + micro_label(micro);
+    task.label = bringing_label(id, {"input"});
     dag_.tasks.push_back(std::move(task));
     return item;
   }
@@ -95,18 +97,34 @@ ItemId Expander::ensure(ValueId id, int32_t micro, int32_t cell) {
   return move_to(made, cell);
 }
 
-void Expander::add_compute(ChunkId id, int32_t micro) {
+int32_t Expander::bringing_label(ValueId value, std::initializer_list<std::string_view> kinds) {
+  if (value.index() >= bringing_labels_.size())
+    bringing_labels_.resize(dag_.graph.values.size(), -1);
+  int32_t& first = bringing_labels_[value.index()];
+  if (first >= 0) return first;
+  first = static_cast<int32_t>(dag_.labels.size());
+  for (std::string_view kind : kinds)
+    add_label(fmt::format("{} {}", kind, dag_.graph.value(value).name));
+  return first;
+}
+
+TaskId Expander::add_compute(ChunkId id, int32_t micro, TaskId before) {
   Task task;
   task.pass = dag_.chunks[id.index()].pass;
   task.chunk = id;
   task.micro = micro;
   task.cell = dag_.chunks[id.index()].cell;
-  task.label = dag_.chunks[id.index()].name + micro_label(micro);
+  task.label =
+      before.valid() ? dag_.tasks[before.index()].label : add_label(dag_.chunks[id.index()].name);
   // What is read may be finished on the way, by chunks that are new.
   const size_t reads = dag_.chunks[id.index()].reads.size();
   task.reads.reserve(reads);
-  for (size_t r = 0; r < reads; ++r)
-    task.reads.push_back(ensure(dag_.chunks[id.index()].reads[r], micro, task.cell));
+  for (size_t r = 0; r < reads; ++r) {
+    const ItemId known = before.valid() ? dag_.tasks[before.index()].reads[r] : ItemId();
+    const bool of_all = known.valid() && dag_.items[known.index()].micro < 0;
+    task.reads.push_back(of_all ? known
+                                : ensure(dag_.chunks[id.index()].reads[r], micro, task.cell));
+  }
   const Chunk& chunk = dag_.chunks[id.index()];
   task.writes.reserve(chunk.writes.size());
   for (ValueId value : chunk.writes) task.writes.push_back(new_item(value, micro, task.cell));
@@ -118,8 +136,10 @@ void Expander::add_compute(ChunkId id, int32_t micro) {
            reduces_each(c.sum) ? whole_contribution(c, task) : accumulator(c.sum, c.use, micro),
            c.sum, c.use});
   }
+  const TaskId made(dag_.tasks.size());
   dag_.tasks.push_back(std::move(task));
   if (micro >= 0 && dag_.sharding.reduce_each) reduce_contributions(Task(dag_.tasks.back()));
+  return made;
 }
 
 ItemId Expander::accumulator(int32_t sum, int32_t use, int32_t micro) const {

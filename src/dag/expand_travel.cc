@@ -60,7 +60,7 @@ void Expander::add_casts(ChunkId id, const std::vector<int32_t>& sums,
   for (ValueId value : chunk.writes) task.writes.push_back(new_item(value, task.micro, task.cell));
   for (size_t i = 0; i < sums.size(); ++i)
     task.combines.push_back({sums[i], find_item(made[i], task.micro, task.cell), {from[i]}});
-  task.label = chunk.name.substr(2) + micro_label(task.micro);
+  task.label = add_label(chunk.name.substr(2));
   dag_.tasks.push_back(std::move(task));
 }
 
@@ -110,11 +110,11 @@ ItemId Expander::add_rounded(int32_t s, const std::vector<ItemId>& members, DTyp
   Task task;
   task.pass = 'U';
   task.cell = chunk.cell;
-  task.label = chunk.name;
+  task.label = add_label(chunk.name);
   for (ValueId value : chunk.reads) task.reads.push_back(find_item(value, -1, chunk.cell));
   const ItemId into = new_item(out, -1, chunk.cell, members[0]);
   task.writes = {into};
-  task.combines.push_back({s, into, members});
+  task.combines.push_back({s, into, Few(members)});
   dag_.chunks.push_back(std::move(chunk));
   task.chunk = ChunkId(dag_.chunks.size() - 1);
   dag_.tasks.push_back(std::move(task));
@@ -172,19 +172,18 @@ void Expander::reduce_contributions(const Task& task) {
 
 void Expander::reduce_bucket(const Task& of, const std::vector<Accumulate>& bucket) {
   const std::string what =
-      fmt::format("{}{}{}", dag_.sums[static_cast<size_t>(bucket[0].sum)].name,
-                  bucket.size() > 1 ? fmt::format(" and {} more", bucket.size() - 1) : "",
-                  micro_label(of.micro));
+      fmt::format("{}{}", dag_.sums[static_cast<size_t>(bucket[0].sum)].name,
+                  bucket.size() > 1 ? fmt::format(" and {} more", bucket.size() - 1) : "");
   round_bucket(of, bucket);
   Task reduce = first_level_task(TaskKind::kReduceScatter, of.cell);
   reduce.stream = dag_.levels[0].stream;
   reduce.micro = of.micro;
-  reduce.label = "reduce_scatter " + what;
+  reduce.label = add_label("reduce_scatter " + what);
   Task join;
   join.pass = 'U';
   join.cell = of.cell;
   join.micro = of.micro;
-  join.label = "add " + what;
+  join.label = add_label("add " + what);
   join.chunk = joining_chunk(bucket, of.cell);
   for (const Accumulate& a : bucket) {
     const Reduced& values = reduced(a.sum, a.use);

@@ -40,7 +40,7 @@ void Expander::keep_newest(const Version& version, int32_t cell) {
   task.cell = cell;
   task.reads = {ensure(kept_of(version.newest), -1, cell)};
   task.writes = {new_item(next, -1, cell, ensure(previous, -1, cell))};
-  task.label = "copy " + name;
+  task.label = add_label("copy " + name);
   dag_.tasks.push_back(std::move(task));
 }
 
@@ -67,7 +67,7 @@ void Expander::add_own_parts(int32_t cell, const std::vector<const ShardedParam*
     task.reads.push_back(ensure(param->whole, -1, cell));
     task.writes.push_back(new_item(param->part, -1, cell));
   }
-  task.label = fmt::format("own parts of {} parameters", cut.size());
+  task.label = add_label(fmt::format("own parts of {} parameters", cut.size()));
   dag_.tasks.push_back(std::move(task));
 }
 
@@ -75,9 +75,9 @@ void Expander::gather_updated(int32_t cell, const std::vector<const ShardedParam
   Task gather;
   int64_t bytes = 0;
   const auto flush = [&](const std::string& name) {
-    gather.label = fmt::format(
+    gather.label = add_label(fmt::format(
         "all_gather {}{}", name,
-        gather.reads.size() > 1 ? fmt::format(" and {} more", gather.reads.size() - 1) : "");
+        gather.reads.size() > 1 ? fmt::format(" and {} more", gather.reads.size() - 1) : ""));
     dag_.tasks.push_back(std::move(gather));
     bytes = 0;
   };
@@ -116,7 +116,7 @@ ItemId Expander::add_update_task(ChunkId id) {
   task.pass = 'U';
   task.chunk = id;
   task.cell = chunk.cell;
-  task.label = chunk.name;
+  task.label = add_label(chunk.name);
   for (ValueId value : chunk.reads) task.reads.push_back(ensure(value, -1, chunk.cell));
   for (ValueId value : chunk.writes) {
     ItemId alias;
@@ -147,7 +147,7 @@ GatheredSquares Expander::gather_squares(const ScalarVector& scalars, int32_t ce
   Task gather = first_level_task(TaskKind::kAllGather, cell);
   gather.reads = {own};
   gather.writes = {new_item(squares.all, -1, cell)};
-  gather.label = "all_gather squares";
+  gather.label = add_label("all_gather squares");
   dag_.tasks.push_back(std::move(gather));
   return squares;
 }
@@ -175,7 +175,7 @@ void Expander::share_scalars() {
     Task reduce;
     reduce.kind = TaskKind::kAllReduce;
     reduce.cell = cell;
-    reduce.label = "all_reduce step scalars";
+    reduce.label = add_label("all_reduce step scalars");
     for (size_t a = 0; a < dag_.mesh.size(); ++a)
       if (dag_.mesh[a].placed) reduce.group.push_back(static_cast<int32_t>(a));
     reduce.reads = {mine};

@@ -124,11 +124,12 @@ class Expander {
     return dag_.graph.add_value(std::move(value));
   }
 
-  std::string micro_label(int32_t micro) const {
-    if (micro < 0) return "";
-    if (!dag_.sequential_replicas || dag_.replicas == 1) return " mb=" + std::to_string(micro);
-    return fmt::format(" replica={} mb={}", micro / dag_.microbatches, micro % dag_.microbatches);
+  int32_t add_label(std::string label) {
+    dag_.labels.push_back(std::move(label));
+    return static_cast<int32_t>(dag_.labels.size() - 1);
   }
+  // Of the tasks that bring a value: one label, or those of the send and of the receive.
+  int32_t bringing_label(ValueId value, std::initializer_list<std::string_view> kinds);
 
   // ---- Sums ----
   void index_sums();
@@ -189,7 +190,8 @@ class Expander {
   // The item that holds `value` for `micro` in `cell`, with the tasks that bring it there.
   ItemId ensure(ValueId id, int32_t micro, int32_t cell);
 
-  void add_compute(ChunkId id, int32_t micro);
+  // A task of the chunk; `before`: that of the microbatch before this one, or none.
+  TaskId add_compute(ChunkId id, int32_t micro, TaskId before);
 
   ItemId accumulator(int32_t sum, int32_t use, int32_t micro) const;
 
@@ -263,6 +265,7 @@ class Expander {
   std::vector<SumState> sums_;
   std::vector<std::vector<Contribution>> contributions_;  // by chunk
   std::vector<int32_t> chunk_of_;                         // main chunks, by slot()
+  std::vector<int32_t> bringing_labels_;                  // by value; -1: none yet
 };
 
 }  // namespace piper

@@ -89,8 +89,8 @@ class Parser {
     if (it == items_.end()) note(fmt::format("no item '{}'", name));
     return it == items_.end() ? ItemId(size_t{0}) : it->second;
   }
-  template <class T, class Read>
-  void read_list(const std::string& text, std::vector<T>& into, Read read) {
+  template <class List, class Read>
+  void read_list(const std::string& text, List& into, Read read) {
     for (const std::string& part : split_list(text)) into.push_back(read(part));
   }
 
@@ -285,11 +285,16 @@ class Parser {
     while (kind < std::size(kTaskKindNames) && line.plain[0] != kTaskKindNames[kind]) ++kind;
     if (kind == std::size(kTaskKindNames)) return false;
     task.kind = static_cast<TaskKind>(kind);
-    task.label = line.label;
     task.cell = small(line.get("cell"), 0);
     task.micro = small(line.get("micro"), -1);
     task.micros = small(line.get("micros"), 1);
     task.peer = small(line.get("peer"), -1);
+    std::string label = line.label;
+    const std::string micro = print_label(dag_, task);
+    if (!label.ends_with(micro)) note(fmt::format("'{}' does not end with '{}'", label, micro));
+    label.resize(label.size() - std::min(label.size(), micro.size()));
+    task.label = static_cast<int32_t>(dag_.labels.size());
+    dag_.labels.push_back(std::move(label));
     if (!line.get("pass").empty()) task.pass = line.get("pass")[0];
     if (!line.get("chunk").empty())
       task.chunk = ChunkId(static_cast<size_t>(integer(line.get("chunk"), 0)));

@@ -5,14 +5,14 @@
 namespace piper {
 namespace {
 
-template <class T, class Print>
-std::string list(const std::vector<T>& things, Print print) {
+template <class List, class Print>
+std::string list(const List& things, Print print) {
   std::string text;
-  for (const T& thing : things) text += (text.empty() ? "" : ",") + print(thing);
+  for (const auto& thing : things) text += (text.empty() ? "" : ",") + print(thing);
   return text;
 }
-template <class T, class Print>
-void field(std::string& line, std::string_view key, const std::vector<T>& things, Print print) {
+template <class List, class Print>
+void field(std::string& line, std::string_view key, const List& things, Print print) {
   if (!things.empty()) line += fmt::format(" {}={}", key, list(things, print));
 }
 
@@ -56,7 +56,7 @@ std::string print_task(const Dag& dag, const Task& task) {
   }
   for (const Combine& c : task.combines)
     line += fmt::format(" combine={}={}:{}", item(c.into), list(c.from, item), c.sum);
-  return line + fmt::format(" \"{}\"\n", task.label);
+  return line + fmt::format(" \"{}\"\n", print_label(dag, task));
 }
 
 // "name", or "name:priority:sms".
@@ -113,6 +113,17 @@ std::string print_head(const Dag& dag) {
 }
 
 }  // namespace
+
+std::string print_label(const Dag& dag, const Task& task) {
+  std::string label;
+  if (task.label >= 0) label = dag.labels[static_cast<size_t>(task.label)];
+  if (task.micro < 0) return label;
+  const bool oracle = dag.sequential_replicas && dag.replicas > 1;
+  if (oracle) label += " replica=" + std::to_string(task.micro / dag.microbatches);
+  label += " mb=" + std::to_string(oracle ? task.micro % dag.microbatches : task.micro);
+  if (task.micros > 1) label += ".." + std::to_string(task.micro + task.micros);
+  return label;
+}
 
 std::string print_item(const Dag& dag, ItemId id) {
   const Item& item = dag.items[id.index()];

@@ -88,7 +88,7 @@ class Finder {
       const Task& task = dag_.tasks[id.index()];
       if (!can_join(task) || claimed_by_[id.index()] == &rule) continue;
       if (const FuseRule* other = claimed_by_[id.index()])
-        return fail(rule.at, "fuse: '{}' is joined already", task.label)
+        return fail(rule.at, "fuse: '{}' is joined already", print_label(dag_, task))
             .with_note("from " + place_of(other->at));
       claimed_by_[id.index()] = &rule;
       claimed.push_back(id);

@@ -19,7 +19,7 @@ std::vector<Uses> find_uses(const Dag& dag) {
     for (ItemId item : task.writes) uses[item.index()].writer = TaskId(t);
     if (!task.chunk.valid()) continue;
     const bool backward = task.pass == 'B' || task.pass == 'I' || task.pass == 'W';
-    for (const std::vector<ItemId>* items : {&task.writes, &task.reads})
+    for (const Few<ItemId>* items : {&task.writes, &task.reads})
       for (ItemId item : *items) {
         Uses& use = uses[item.index()];
         use.backward = use.backward || backward;

@@ -3,6 +3,7 @@
 #include <set>
 
 #include "order_pool.h"
+#include "piper/parallel.h"
 
 namespace piper {
 namespace {
@@ -99,8 +100,8 @@ class CellOrder {
     return ok_status();
   }
 
-  // In the order of one step: first what runs while the step before is under way. Pairs are given by
-  // position in `body`: theirs may be tasks of two steps.
+  // In the order of one step: first what runs while the step before is under way. Pairs are given
+  // by position in `body`: theirs may be tasks of two steps.
   Status take_two_steps(const std::vector<OrderItem>& items, const std::vector<bool>& ahead) {
     std::vector<std::pair<size_t, size_t>> tasks(items.size());  // by item: [first, end)
     for (const bool next : {true, false}) {
@@ -180,7 +181,8 @@ class CellOrder {
     if (left.empty()) return ok_status();
     std::string names;
     for (size_t i = 0; i < left.size() && i < 3; ++i)
-      names += fmt::format("{}'{}'", i == 0 ? "" : ", ", dag_.tasks[left[i].index()].label);
+      names +=
+          fmt::format("{}'{}'", i == 0 ? "" : ", ", print_label(dag_, dag_.tasks[left[i].index()]));
     return fail(order_.at, "order: on {} the program leaves {} of {} tasks out: {}{}", where_,
                 left.size(), left.size() + out_.tasks.size(), names, left.size() > 3 ? ", …" : "")
         .with_code(ExitCode::kRefused)
@@ -241,18 +243,26 @@ Result<std::vector<ComputeOrder>> apply_order(const Dag& dag, const std::vector<
   if (order.policy) return result;
   PIPER_ASSIGN(const size_t axis, axis_of(dag, order));
   const auto tasks = ordered_tasks(dag);
-  Explanation report{order.at, "order", {}};
-  for (size_t cell = 0; cell < dag.cells.size(); ++cell) {
+  std::vector<std::vector<std::string>> lines(dag.cells.size());
+  const auto order_cell = [&](size_t cell) -> Result<ComputeOrder> {
     const int64_t r = dag.cells[cell][axis];
     Variables scope{{"r", r}, {"P", dag.mesh[axis].size}, {"M", dag.microbatches}};
     scope.insert(scope.end(), variables.begin(), variables.end());
     PIPER_ASSIGN(const std::vector<OrderItem> items, expand_order(order, scope));
     CellOrder taker(dag, order, static_cast<int32_t>(cell), r, tasks[cell]);
     PIPER_ASSIGN(ComputeOrder compute, taker.run(items));
-    report.lines.push_back(taker.text(compute));
+    lines[cell].push_back(taker.text(compute));
     for (const std::string& item : taker.absent())
-      report.lines.push_back(fmt::format("{}={} has nothing to do for '{}'", order.each, r, item));
+      lines[cell].push_back(fmt::format("{}={} has nothing to do for '{}'", order.each, r, item));
+    return compute;
+  };
+  std::vector<Result<ComputeOrder>> made(dag.cells.size(), ComputeOrder());
+  in_parallel(made.size(), [&](size_t cell) { made[cell] = order_cell(cell); });
+  Explanation report{order.at, "order", {}};
+  for (size_t cell = 0; cell < made.size(); ++cell) {
+    PIPER_ASSIGN(ComputeOrder compute, std::move(made[cell]));
     result.push_back(std::move(compute));
+    report.lines.insert(report.lines.end(), lines[cell].begin(), lines[cell].end());
   }
   out.push_back(std::move(report));
   return result;

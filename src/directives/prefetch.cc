@@ -67,7 +67,7 @@ Result<Dag> apply_prefetch(Dag dag, const Strategy& strategy, const Variables& v
       Task& task = dag.tasks[id.index()];
       if (task.kind != TaskKind::kRecv && task.kind != TaskKind::kInput) continue;
       if (const Prefetch* other = claimed_by[id.index()])
-        return fail(prefetch.at, "prefetch: '{}' has a distance already", task.label)
+        return fail(prefetch.at, "prefetch: '{}' has a distance already", print_label(dag, task))
             .with_note("from " + place_of(other->at));
       claimed_by[id.index()] = &prefetch;
       task.distance = prefetch.eager ? kEarliest : prefetch.distance;

@@ -55,11 +55,12 @@ class Assigner {
     if (found.empty() && !gathers) return matcher_.nothing(*rule.where, rule.at, "stream");
     for (TaskId id : found) {
       Task& task = dag_.tasks[id.index()];
-      if (claimed_by_[id.index()]) return twice(rule, task.label, claimed_by_[id.index()]->at);
+      if (const StreamRule* other = claimed_by_[id.index()])
+        return twice(rule, print_label(dag_, task), other->at);
       claimed_by_[id.index()] = &rule;
       const auto named = named_.find(task.stream);
       if (named != named_.end() && task.stream != stream && !task.chunk.valid())
-        return twice(rule, task.label, named->second);
+        return twice(rule, print_label(dag_, task), named->second);
       task.stream = stream;
       ++counts[kTaskKindNames[static_cast<size_t>(task.kind)]];
     }

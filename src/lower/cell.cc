@@ -175,7 +175,7 @@ class CellLowerer {
     instruction.kind = kind;
     const bool second = is_second_ && task.kind == TaskKind::kCompute && task.stream == 0;
     instruction.stream = second ? second_stream_ : task.stream;
-    instruction.label = task.label;
+    instruction.label = print_label(dag_, task);
     instruction.micro = task.micro >= 0 ? static_cast<int32_t>(task.micro % dag_.microbatches) : -1;
     instruction.micros = task.micros;
     instruction.pass = task.kind == TaskKind::kCompute ? task.pass : '-';
@@ -223,7 +223,7 @@ class CellLowerer {
     role_.body.back().args = {buffer};
   }
 
-  void lower_transfer(const Task& task, InstructionKind kind, const std::vector<ItemId>& items) {
+  void lower_transfer(const Task& task, InstructionKind kind, const Few<ItemId>& items) {
     std::vector<int32_t> args;
     for (ItemId item : items) args.push_back(buffer_of(item));
     Instruction& instruction = add_instruction(kind, task);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "piper/parallel.h"
+
 namespace piper {
 
 bool is_ordered(const Task& task) {
@@ -39,7 +41,7 @@ bool adds_parts(const Task& task) {
 
 std::string print_place(const Dag& dag, TaskId id) {
   const Task& task = dag.tasks[id.index()];
-  std::string text = fmt::format("'{}'", task.label);
+  std::string text = fmt::format("'{}'", print_label(dag, task));
   if (dag.cells.size() == 1) return text;
   text += " on";
   for (size_t a = 0; a < dag.mesh.size(); ++a)
@@ -48,43 +50,78 @@ std::string print_place(const Dag& dag, TaskId id) {
   return text;
 }
 
-TaskLists find_dependencies(const Dag& dag) {
-  // The writers of an item, last first, as a list through all writes.
+namespace {
+
+// Of each item the tasks that write it. Most have one; of the others a list through all writes.
+class Writers {
+ public:
+  explicit Writers(const Dag& dag) : first_(dag.items.size(), kNone) {
+    for (size_t t = 0; t < dag.tasks.size(); ++t) {
+      for (ItemId item : dag.tasks[t].writes) note(item, static_cast<int32_t>(t));
+      for (const Accumulate& a : dag.tasks[t].accumulates) note(a.into, static_cast<int32_t>(t));
+    }
+  }
+  void add_to(std::vector<TaskId>& tasks, ItemId item) const {
+    const int32_t first = first_[item.index()];
+    if (first >= 0) tasks.emplace_back(static_cast<size_t>(first));
+    for (int32_t w = first < kNone ? kNone - 1 - first : -1; w >= 0;) {
+      const Write& write = writes_[static_cast<size_t>(w)];
+      tasks.push_back(write.task);
+      w = write.before;
+    }
+  }
+
+ private:
+  static constexpr int32_t kNone = -1;
   struct Write {
     TaskId task;
     int32_t before = -1;
   };
-  std::vector<Write> writes;
-  std::vector<int32_t> last(dag.items.size(), -1);
-  for (size_t t = 0; t < dag.tasks.size(); ++t) {
-    const auto note = [&](ItemId item) {
-      writes.push_back({TaskId(t), last[item.index()]});
-      last[item.index()] = static_cast<int32_t>(writes.size() - 1);
-    };
-    for (ItemId item : dag.tasks[t].writes) note(item);
-    for (const Accumulate& a : dag.tasks[t].accumulates) note(a.into);
-  }
-  TaskLists deps;
-  std::vector<TaskId> own, added_to(dag.tasks.size());  // by task: the last that waits for it
-  for (size_t t = 0; t < dag.tasks.size(); ++t) {
-    const Task& task = dag.tasks[t];
-    own.clear();
-    added_to[t] = TaskId(t);  // no task waits for itself
-    for (ItemId item : task.reads)
-      for (int32_t w = last[item.index()]; w >= 0; w = writes[static_cast<size_t>(w)].before) {
-        const TaskId writer = writes[static_cast<size_t>(w)].task;
-        if (added_to[writer.index()] == TaskId(t)) continue;
-        added_to[writer.index()] = TaskId(t);
-        own.push_back(writer);
-      }
-    if (task.kind == TaskKind::kRecv) {
-      // expand_tasks adds the send just before its receive.
-      PIPER_CHECK(t > 0 && dag.tasks[t - 1].kind == TaskKind::kSend, "a receive without its send");
-      if (added_to[t - 1] != TaskId(t)) own.push_back(TaskId(t - 1));
+  void note(ItemId item, int32_t task) {
+    int32_t& first = first_[item.index()];
+    if (first == kNone) {
+      first = task;
+      return;
     }
-    std::sort(own.begin(), own.end());
-    deps.add(own);
+    int32_t before = kNone - 1 - first;
+    if (first >= 0) {
+      before = static_cast<int32_t>(writes_.size());
+      writes_.push_back({TaskId(static_cast<size_t>(first)), -1});
+    }
+    first = kNone - 1 - static_cast<int32_t>(writes_.size());
+    writes_.push_back({TaskId(static_cast<size_t>(task)), before});
   }
+
+  std::vector<int32_t> first_;  // the only task; or below kNone: the last of `writes_`
+  std::vector<Write> writes_;
+};
+
+}  // namespace
+
+TaskLists find_dependencies(const Dag& dag) {
+  const Writers writers(dag);
+  constexpr size_t kBlock = 1 << 14;
+  std::vector<TaskLists> blocks((dag.tasks.size() + kBlock - 1) / kBlock);
+  in_parallel(blocks.size(), [&](size_t b) {
+    std::vector<TaskId> own;
+    for (size_t t = b * kBlock; t < std::min((b + 1) * kBlock, dag.tasks.size()); ++t) {
+      const Task& task = dag.tasks[t];
+      own.clear();
+      for (ItemId item : task.reads) writers.add_to(own, item);
+      if (task.kind == TaskKind::kRecv) {
+        // expand_tasks adds the send just before its receive.
+        PIPER_CHECK(t > 0 && dag.tasks[t - 1].kind == TaskKind::kSend,
+                    "a receive without its send");
+        own.emplace_back(t - 1);
+      }
+      std::sort(own.begin(), own.end());
+      own.erase(std::unique(own.begin(), own.end()), own.end());
+      std::erase(own, TaskId(t));  // no task waits for itself
+      blocks[b].add(own);
+    }
+  });
+  TaskLists deps;
+  for (const TaskLists& block : blocks) deps.append(block);
   return deps;
 }
 

@@ -1,37 +1,12 @@
 // What tasks wait for.
 #pragma once
 
-#include <span>
-
-#include "piper/dag.h"
+#include "piper/schedule.h"
 
 namespace piper {
 
 // The computations whose order is free; all else is derived from it.
 bool is_ordered(const Task& task);
-
-// A list for each task, in one array.
-template <class Item>
-class ListsByTask {
- public:
-  std::span<const Item> operator[](size_t task) const {
-    return {items_.data() + end_[task], end_[task + 1] - end_[task]};
-  }
-  // The list of the next task.
-  void add(const std::vector<Item>& items) {
-    items_.insert(items_.end(), items.begin(), items.end());
-    end_.push_back(items_.size());
-  }
-
- private:
-  std::vector<Item> items_;
-  std::vector<size_t> end_{0};  // [t + 1]: of the list of t
-};
-using TaskLists = ListsByTask<TaskId>;
-
-// Tasks that must be issued before each task: writers of what it reads, and for receives the send.
-// Ascending.
-TaskLists find_dependencies(const Dag& dag);
 
 // Reductions between SPMD peers alone: all peers run the same program, so these may start as soon
 // as they can.

@@ -216,18 +216,12 @@ class Waiting {
 };
 
 // "send a mb=0" and two others: "send a and 2 more mb=0"; and those of mb=1: "… mb=0..2".
-std::string joined_label(const Task& first, const Task& joined) {
-  std::string label = first.label, micro;
-  if (const size_t end = label.rfind(" mb="); first.micro >= 0 && end != label.npos) {
-    micro = label.substr(end);
-    label.resize(end);
-  }
-  if (joined.micros > 1)
-    return fmt::format("{} mb={}..{}", label, joined.micro, joined.micro + joined.micros);
+std::string joined_label(std::string label, const Task& first, const Task& joined) {
+  if (joined.micros > 1) return label;
   const size_t own = std::max(first.reads.size(), first.writes.size());
   if (const size_t more = label.rfind(" and "); own > 1 && more != label.npos) label.resize(more);
-  return fmt::format("{} and {} more{}", label,
-                     std::max(joined.reads.size(), joined.writes.size()) - 1, micro);
+  return fmt::format("{} and {} more", label,
+                     std::max(joined.reads.size(), joined.writes.size()) - 1);
 }
 
 // The tasks anew, each after what it needs, one for each list of `joined`.
@@ -286,12 +280,15 @@ class Rewriter {
     now_[members[0].index() + behind] = now;
     for (size_t m = 1; m < members.size(); ++m) {
       const Task& other = dag_.tasks[members[m].index() + behind];
-      task.reads.insert(task.reads.end(), other.reads.begin(), other.reads.end());
-      task.writes.insert(task.writes.end(), other.writes.begin(), other.writes.end());
+      task.reads.append(other.reads);
+      task.writes.append(other.writes);
       task.micros += other.micro == first.micro ? 0 : other.micros;
       now_[members[m].index() + behind] = now;
     }
-    if (members.size() > 1) task.label = joined_label(first, task);
+    if (members.size() == 1) return;
+    std::string label = joined_label(dag_.labels[at(first.label)], first, task);
+    task.label = static_cast<int32_t>(dag_.labels.size());
+    dag_.labels.push_back(std::move(label));
   }
 
   Dag& dag_;

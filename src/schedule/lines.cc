@@ -5,7 +5,8 @@
 
 namespace piper {
 
-Lines::Lines(const Dag& dag, const ListPolicy& policy) : of_cell(dag.cells.size()), dag_(dag) {
+Lines::Lines(const Dag& dag, const TaskLists& deps, const ListPolicy& policy)
+    : of_cell(dag.cells.size()), dag_(dag) {
   const std::vector<std::vector<TaskId>> tasks = find_lines(policy);
   for (size_t l = 0; l < tasks.size(); ++l) {
     all[l].first = places.size();
@@ -18,7 +19,7 @@ Lines::Lines(const Dag& dag, const ListPolicy& policy) : of_cell(dag.cells.size(
     all[l].end = places.size();
   }
   measure();
-  find_needs(policy);
+  find_needs(deps, policy);
 }
 
 // By line its tasks.
@@ -59,8 +60,7 @@ std::vector<std::vector<TaskId>> Lines::find_lines(const ListPolicy& policy) {
 }
 
 // Seen through communication and sums.
-void Lines::find_needs(const ListPolicy& policy) {
-  const TaskLists deps = find_dependencies(dag_);
+void Lines::find_needs(const TaskLists& deps, const ListPolicy& policy) {
   std::vector<int32_t> place_of(dag_.tasks.size(), -1);
   for (size_t p = 0; p < places.size(); ++p)
     place_of[places[p].task.index()] = static_cast<int32_t>(p);

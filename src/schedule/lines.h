@@ -2,7 +2,6 @@
 #pragma once
 
 #include "dependencies.h"
-#include "piper/schedule.h"
 
 namespace piper {
 
@@ -38,7 +37,7 @@ struct Need {
 
 class Lines {
  public:
-  Lines(const Dag& dag, const ListPolicy& policy);
+  Lines(const Dag& dag, const TaskLists& deps, const ListPolicy& policy);
 
   std::vector<Line> all;
   std::vector<std::vector<size_t>> of_cell;  // in `all`
@@ -47,7 +46,7 @@ class Lines {
 
  private:
   std::vector<std::vector<TaskId>> find_lines(const ListPolicy& policy);
-  void find_needs(const ListPolicy& policy);
+  void find_needs(const TaskLists& deps, const ListPolicy& policy);
   void measure();
 
   const Dag& dag_;

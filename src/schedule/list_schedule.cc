@@ -89,29 +89,32 @@ class Lister {
   Choice best_in(size_t cell, bool ignore_limits) const {
     Choice best;
     for (size_t l : lines_.of_cell[cell]) {
-      const Line& line = lines_.all[l];
-      if (line.first + next_[l] == line.end || next_[l] == micros_) continue;
       if (follow_ == Follow::kOrder) {
+        if (is_done(l)) continue;
         if (best.start == kNever || time_in_pattern(l) < time_in_pattern(best.line)) best = {l, 0};
         continue;
       }
-      if (!ignore_limits && blocked(l)) continue;
-      const int64_t start = start_of(l);
+      const int64_t start = start_of(l, cell);
       if (start >= kNever || start > best.start) continue;
-      if (start < best.start || (start == best.start && before(l, best.line))) best = {l, start};
+      if (start == best.start && !before(l, best.line)) continue;
+      if (ignore_limits || !blocked(l)) best = {l, start};
     }
-    if (follow_ == Follow::kOrder && best.start < kNever) best.start = start_of(best.line);
+    if (follow_ == Follow::kOrder && best.start < kNever) best.start = start_of(best.line, cell);
     return best;
   }
-  // kNever: something that it needs has no time yet.
-  int64_t start_of(size_t l) const { return std::max(clock_[lines_.all[l].cell], ready_[l]); }
-  void find_ready(size_t l) {
-    const Line& line = lines_.all[l];
-    if (line.first + next_[l] == line.end) return;
-    int64_t& start = ready_[l] = 0;
-    for (const Need& need : lines_.needs[line.first + next_[l]])
-      start =
-          std::max(start, std::min(kNever, finish_[static_cast<size_t>(need.place)] + need.delay));
+  bool is_done(size_t l) const {
+    return lines_.all[l].first + next_[l] == lines_.all[l].end || next_[l] == micros_;
+  }
+  // kNever: something that it needs has no time yet, or it is done.
+  int64_t start_of(size_t l, size_t cell) const { return std::max(clock_[cell], ready_[l]); }
+  // Whether that changed.
+  bool find_ready(size_t l) {
+    int64_t start = is_done(l) ? kNever : 0;
+    if (start == 0)
+      for (const Need& need : lines_.needs[lines_.all[l].first + next_[l]])
+        start = std::max(start,
+                         std::min(kNever, finish_[static_cast<size_t>(need.place)] + need.delay));
+    return std::exchange(ready_[l], start) != start;
   }
   int64_t time_in_pattern(size_t l) const {
     return pattern_->start[l] + static_cast<int64_t>(next_[l]) * pattern_->period;
@@ -137,10 +140,10 @@ class Lister {
     }
     order_[line.cell].tasks.push_back(lines_.places[place].task);
     find_ready(choice.line);
-    for (size_t l : line.readers) find_ready(l);
-    look_at(line.cell);
+    // A cell for which nothing changed stands in the queue as it should.
     for (size_t l : line.readers)
-      if (lines_.all[l].cell != line.cell) look_at(lines_.all[l].cell);
+      if (find_ready(l) && lines_.all[l].cell != line.cell) look_at(lines_.all[l].cell);
+    look_at(line.cell);
   }
 
   Error too_tight(size_t cell) const {
@@ -192,8 +195,9 @@ struct Try {
 
 }  // namespace
 
-Result<std::vector<ComputeOrder>> list_schedule(const Dag& dag, const ListPolicy& policy) {
-  const Lines lines(dag, policy);
+Result<std::vector<ComputeOrder>> list_schedule(const Dag& dag, const TaskLists& deps,
+                                                const ListPolicy& policy) {
+  const Lines lines(dag, deps, policy);
   const auto micros = static_cast<size_t>(dag.micros());
   const auto patterns = policy.limits_give_way ? std::vector<Pattern>() : find_patterns(dag, lines);
   // What starts, repeats and ends shows on few more microbatches than are in flight.

@@ -269,8 +269,8 @@ class Issuer {
 
 }  // namespace
 
-Result<Schedule> make_schedule(const Dag& dag, const std::vector<ComputeOrder>& compute) {
-  const auto deps = find_dependencies(dag);
+Result<Schedule> make_schedule(const Dag& dag, const TaskLists& deps,
+                               const std::vector<ComputeOrder>& compute) {
   PIPER_ASSIGN(Schedule schedule, Issuer(dag, deps).run(compute));
   schedule.compute = compute;
   PIPER_TRY(overlap_steps(dag, deps, schedule));

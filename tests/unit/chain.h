@@ -62,8 +62,9 @@ inline Result<Made> schedule(const Strategy& strategy, Graph forward) {
   PIPER_ASSIGN(dag, apply_place(std::move(dag), strategy.places, variables, explain));
   Made made;
   PIPER_ASSIGN(made.dag, expand_tasks(std::move(dag)));
-  PIPER_ASSIGN(made.compute, choose_order(made.dag, &strategy, variables, explain));
-  PIPER_ASSIGN(made.schedule, make_schedule(made.dag, made.compute));
+  const TaskLists deps = find_dependencies(made.dag);
+  PIPER_ASSIGN(made.compute, choose_order(made.dag, deps, &strategy, variables, explain));
+  PIPER_ASSIGN(made.schedule, make_schedule(made.dag, deps, made.compute));
   return made;
 }
 
