@@ -21,10 +21,19 @@ constexpr const char* kDescription =
     "  piperc model.onnx strategy.yaml -o plans/ -D dp=4    override a value of the strategy's "
     "params";
 constexpr const char* kFooter =
-    "\nExit codes: 0 ok; 1 model, strategy or flags are wrong or ask for what is not supported; 2 "
+    "\n\nExit codes: 0 ok; 1 model, strategy or flags are wrong or ask for what is not supported; "
+    "2 "
     "wrong command line;\n"
     "3 the plan was refused (deadlock, unproved); 4 plan files unreadable; 12 the disk refused.\n"
-    "Pages: formats/strategy.md (the language), formats/plan.md (what is written).";
+    "Pages: strategies/README.md (strategies to begin with), formats/strategy.md (the language), "
+    "formats/plan.md (what is written).";
+
+std::string footer() {
+  std::vector<std::string> lines;
+  for (const auto& [name, what] : known_directives())
+    lines.push_back(fmt::format("  {:<11}{}", name, what));
+  return "\nDirectives of a strategy:\n" + join(lines, "\n") + kFooter;
+}
 
 struct Flags {
   CompileOptions compile;
@@ -186,7 +195,7 @@ int run(Flags& flags, std::optional<Result<Compiled>>& compiled_or_error) {
 int main(int argc, char** argv) {
   Flags flags;
   CLI::App app{kDescription, "piperc"};
-  app.footer(kFooter);
+  app.footer(footer());
   app.add_option("model", flags.compile.model, "ONNX file")->required()->type_name("MODEL.onnx");
   app.add_option("strategy", flags.compile.strategy, "strategy file")->type_name("STRATEGY.yaml");
   app.add_option("-o,--output", flags.output,

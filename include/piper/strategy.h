@@ -256,5 +256,7 @@ Result<Strategy> parse_strategy(const std::string& path, const std::vector<Defin
 // JSON Schema (draft-07) of a strategy file, made from the same table of keys that the parser reads:
 // formats/strategy.schema.json is this text.
 std::string strategy_schema();
+// What may stand under `directives`, from that table: name, and what it does.
+std::vector<std::pair<std::string_view, std::string_view>> known_directives();
 
 }  // namespace piper

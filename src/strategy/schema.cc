@@ -136,6 +136,13 @@ std::string members(const Object& object, std::string_view indent) {
 
 }  // namespace
 
+std::vector<std::pair<std::string_view, std::string_view>> known_directives() {
+  std::vector<std::pair<std::string_view, std::string_view>> known;
+  for (const Field& field : fields::object("directive").fields)
+    if (is_shown(field)) known.emplace_back(field.name, field.doc);
+  return known;
+}
+
 std::string strategy_schema() {
   std::vector<std::string> definitions;
   for (const Object& object : fields::objects()) {
