@@ -55,6 +55,9 @@ std::span<const OpDef* const> all_ops() { return table().by_name; }
 
 OpTypes use_of(const Graph& graph, const Node& node) {
   OpTypes use;
+  use.inputs.reserve(node.inputs.size());
+  use.present.reserve(node.inputs.size());
+  use.outputs.reserve(node.outputs.size());
   for (ValueId id : node.inputs) {
     use.inputs.push_back(id.valid() ? graph.value(id).type : TensorType{});
     use.present.push_back(id.valid());

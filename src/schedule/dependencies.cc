@@ -64,11 +64,17 @@ class Writers {
   void add_to(std::vector<TaskId>& tasks, ItemId item) const {
     const int32_t first = first_[item.index()];
     if (first >= 0) tasks.emplace_back(static_cast<size_t>(first));
+    const auto before = static_cast<std::ptrdiff_t>(tasks.size());
     for (int32_t w = first < kNone ? kNone - 1 - first : -1; w >= 0;) {
       const Write& write = writes_[static_cast<size_t>(w)];
       tasks.push_back(write.task);
       w = write.before;
     }
+    // Accumulators of one chunk, which are read together, have the same writers.
+    const auto from = tasks.begin() + before;
+    const std::ptrdiff_t added = tasks.end() - from;
+    if (added <= before && std::equal(from, tasks.end(), from - added))
+      tasks.erase(from, tasks.end());
   }
 
  private:

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <map>
 
+#include "piper/parallel.h"
+
 namespace piper {
 
 Lines::Lines(const Dag& dag, const TaskLists& deps, const ListPolicy& policy)
@@ -64,11 +66,8 @@ void Lines::find_needs(const TaskLists& deps, const ListPolicy& policy) {
   std::vector<int32_t> place_of(dag_.tasks.size(), -1);
   for (size_t p = 0; p < places.size(); ++p)
     place_of[places[p].task.index()] = static_cast<int32_t>(p);
-  std::vector<Need> found;
-  std::vector<std::pair<TaskId, int64_t>> open;
-  for (const LinePlace& place : places) {
-    found.clear();
-    open.assign(1, {place.task, 0});
+  const auto find = [&](TaskId of, std::vector<Need>& found) {
+    std::vector<std::pair<TaskId, int64_t>> open{{of, 0}};
     while (!open.empty()) {
       const auto [at, delay] = open.back();
       open.pop_back();
@@ -87,9 +86,21 @@ void Lines::find_needs(const TaskLists& deps, const ListPolicy& policy) {
         open.emplace_back(d, later);
       }
     }
-    needs.add(found);
-    const auto reader = static_cast<size_t>(place.line);
-    for (const Need& need : found) {
+  };
+  constexpr size_t kBlock = 1 << 13;
+  std::vector<ListsByTask<Need>> blocks((places.size() + kBlock - 1) / kBlock);
+  in_parallel(blocks.size(), [&](size_t b) {
+    std::vector<Need> found;
+    for (size_t p = b * kBlock; p < std::min((b + 1) * kBlock, places.size()); ++p) {
+      found.clear();
+      find(places[p].task, found);
+      blocks[b].add(found);
+    }
+  });
+  for (const auto& block : blocks) needs.append(block);
+  for (size_t p = 0; p < places.size(); ++p) {
+    const auto reader = static_cast<size_t>(places[p].line);
+    for (const Need& need : needs[p]) {
       auto& readers =
           all[static_cast<size_t>(places[static_cast<size_t>(need.place)].line)].readers;
       if (std::find(readers.begin(), readers.end(), reader) == readers.end())

@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "divide.h"
+#include "piper/parallel.h"
 #include "propagate.h"
 
 namespace piper {
@@ -142,6 +143,7 @@ class Rewrite {
     }
     if (sums.empty()) return;
     std::vector<Node> nodes;
+    nodes.reserve(graph_.nodes.size() + 3 * sums.size());
     for (Node& node : graph_.nodes) {
       append(nodes, std::move(node));
       std::vector<ValueId> outputs = nodes.back().outputs;
@@ -196,19 +198,24 @@ class Rewrite {
 
   // Every op must be legal on what it reads now.
   void check_types() const {
-    for (const Node& node : graph_.nodes) {
-      const OpDef* def = find_op(node.op);
-      if (def == nullptr || def->types == nullptr) continue;
-      OpTypes use = use_of(graph_, node);
-      std::vector<TensorType> expected = std::move(use.outputs);
-      use.outputs.clear();
-      auto types = def->types(use);
-      PIPER_CHECK(types.ok(), "{} '{}' in a cut batch: {}", node.op, node.name,
-                  types.error().message);
-      for (size_t i = 0; i < expected.size(); ++i) {
-        PIPER_CHECK((*types)[i] == expected[i], "{} '{}' in a cut batch makes {}, not {}", node.op,
-                    node.name, to_string((*types)[i]), to_string(expected[i]));
-      }
+    constexpr size_t kBlock = 256;
+    in_parallel((graph_.nodes.size() + kBlock - 1) / kBlock, [&](size_t b) {
+      for (size_t n = b * kBlock; n < std::min((b + 1) * kBlock, graph_.nodes.size()); ++n)
+        check_types(graph_.nodes[n]);
+    });
+  }
+  void check_types(const Node& node) const {
+    const OpDef* def = find_op(node.op);
+    if (def == nullptr || def->types == nullptr) return;
+    OpTypes use = use_of(graph_, node);
+    std::vector<TensorType> expected = std::move(use.outputs);
+    use.outputs.clear();
+    auto types = def->types(use);
+    PIPER_CHECK(types.ok(), "{} '{}' in a cut batch: {}", node.op, node.name,
+                types.error().message);
+    for (size_t i = 0; i < expected.size(); ++i) {
+      PIPER_CHECK((*types)[i] == expected[i], "{} '{}' in a cut batch makes {}, not {}", node.op,
+                  node.name, to_string((*types)[i]), to_string(expected[i]));
     }
   }
 
