@@ -8,6 +8,7 @@ namespace piper {
 namespace {
 
 using namespace test;  // NOLINT: the helpers of this test
+using test::Tensor;    // not that of plans
 
 // The op and its gradient in a graph: inputs 0… are the op's, then one adjoint for each float
 // output.

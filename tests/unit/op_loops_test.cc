@@ -7,6 +7,7 @@ namespace piper {
 namespace {
 
 using namespace test;  // NOLINT: the helpers of this test
+using test::Tensor;    // not that of plans
 
 // A dim as [outer, size of the letter, inner].
 struct Place {

@@ -8,6 +8,7 @@ namespace piper {
 namespace {
 
 using namespace test;  // NOLINT: the helpers of this test
+using test::Tensor;    // not that of plans
 
 TEST(Ops, TheTableIsSortedAndComplete) {
   std::vector<std::string> names;
