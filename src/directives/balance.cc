@@ -111,6 +111,10 @@ Result<Graph> apply_balance(Graph graph, const BalanceRule& balance, Explanation
     flops_before[i + 1] = flops_before[i] + node_flops(graph, graph.nodes[i]);
   const auto cuts = best_cuts(flops_before, crossing, cut_points(crossing, regions - 1), regions);
   const int tag = graph.add_tag(balance.tag);
+  const auto scope_of = [&](size_t node) {
+    const std::string& scope = graph.nodes[node].scope;
+    return scope.empty() ? std::string("(no module)") : scope;
+  };
   Explanation report{balance.at, "balance", {}};
   for (size_t r = 0; r < regions; ++r) {
     const size_t end = r + 1 < regions ? cuts[r + 1] : graph.nodes.size();
@@ -121,8 +125,8 @@ Result<Graph> apply_balance(Graph graph, const BalanceRule& balance, Explanation
                              : 0;
     report.lines.push_back(
         fmt::format("{}={}: {} ops, {:.1f} % of the forward FLOPs, from {} to {}, {} sent on",
-                    balance.tag, r, end - cuts[r], 100 * share, graph.nodes[cuts[r]].scope,
-                    graph.nodes[end - 1].scope, human_bytes(static_cast<int64_t>(crossing[end]))));
+                    balance.tag, r, end - cuts[r], 100 * share, scope_of(cuts[r]),
+                    scope_of(end - 1), human_bytes(static_cast<int64_t>(crossing[end]))));
   }
   out.push_back(std::move(report));
   return graph;
