@@ -94,13 +94,25 @@ bool is_word(std::string_view name) {
   });
 }
 
+// Attributes that are read from plans before a kernel has checked its own are of one kind each.
+bool has_its_kind(std::string_view name, const AttrValue& value) {
+  if (name == "accumulate" || name == "packed_b" || name == "trans_b")
+    return std::holds_alternative<int64_t>(value);
+  if (name == "perm" || name == "starts" || name == "steps")
+    return std::holds_alternative<std::vector<int64_t>>(value);
+  return name != "expr" || std::holds_alternative<std::string>(value);
+}
+
 Status check_words(const Program& program) {
   for (size_t o = 0; o < program.ops.size(); ++o) {
     const ProgramOp& op = program.ops[o];
     if (!is_word(op.op)) return bad("op {} is named '{}'", o, quote_control(op.op));
-    for (const auto& [name, value] : op.attrs.items())
+    for (const auto& [name, value] : op.attrs.items()) {
       if (!is_word(name))
         return bad("op {} {} has an attribute named '{}'", o, op.op, quote_control(name));
+      if (!has_its_kind(name, value))
+        return bad("op {} {} has an attribute '{}' of a wrong kind", o, op.op, name);
+    }
   }
   return ok_status();
 }
@@ -130,6 +142,7 @@ Status check_order(const Program& program, std::vector<bool> ready) {
         return bad("op {} {} reads arg {}, which the program says it does not", o, name, root);
       }
     }
+    if (op.outputs.empty()) return bad("op {} {} writes nothing", o, name);
     for (int32_t output : op.outputs) {
       if (!in_range(output, program.values.size()))
         return bad("op {} {} writes no value {}", o, name, output);

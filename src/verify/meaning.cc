@@ -81,7 +81,9 @@ class Reader {
                                            const Shape& to) {
     const std::vector<int64_t> starts = op.attrs.integers("starts"),
                                steps = op.attrs.integers("steps");
-    if (starts.size() != to.size() || from.shape.size() != to.size()) return std::nullopt;
+    if (starts.size() != to.size() || from.shape.size() != to.size() ||
+        (!steps.empty() && steps.size() != to.size()))
+      return std::nullopt;
     int64_t element = 0, inner = 1;
     bool cut = false;
     for (size_t d = to.size(); d-- > 0; inner *= from.shape[d]) {
@@ -159,8 +161,8 @@ class Reader {
   std::vector<uint64_t> results(const ProgramOp& op) const {
     if (rounded_ && op.op == "Fused")
       if (const auto sums = fused_sums(op)) return *sums;
-    if (rounded_ && op.op == "Cast" && info(type(op.inputs[0]).dtype).is_float &&
-        keeps_sums(op, type(op.outputs[0]).dtype))
+    if (rounded_ && op.op == "Cast" && op.inputs.size() == 1 && op.inputs[0] >= 0 &&
+        info(type(op.inputs[0]).dtype).is_float && keeps_sums(op, type(op.outputs[0]).dtype))
       return {load(op.inputs[0])};
     if (const auto from = copied_from(op))
       return {part_of(op.inputs[0], *from, type(op.outputs[0]))};
