@@ -320,7 +320,8 @@ void SumCheck::check_reports(int32_t cell, int32_t step) {
       }
     check_report(report.name, own.sums, step, what);
     if (findings_.made() == before) check_maker(cell, report, what);
-    const auto [other, is_new] = reported_.emplace(std::pair(step, report.name), own);
+    const auto [other, is_new] =
+        reported_.emplace(std::pair(step, std::string_view(report.name)), own);
     if (!is_new && other->second.sums != own.sums)
       findings_.add("sum", "{}, which comes from other sums than on {}", what(),
                     model_.who(other->second.cell));
