@@ -249,6 +249,7 @@ void gemm_part(const Gemm& g, const T* a, const T* b, T* c, const Part& part, T*
 
 template <class T>
 void gemm(const Gemm& g, const T* a, const T* b, T* c, T* scratch) {
+  if (g.n == 0) return;  // without scratch, too
   for (int64_t i = 0; g.k == 0 && i < g.m; ++i) {
     const auto bytes = static_cast<size_t>(g.n) * sizeof(T);
     T* row = c + i * g.row_of_c();
