@@ -249,7 +249,7 @@ void gemm_part(const Gemm& g, const T* a, const T* b, T* c, const Part& part, T*
 
 template <class T>
 void gemm(const Gemm& g, const T* a, const T* b, T* c, T* scratch) {
-  if (g.n == 0) return;  // without scratch, too
+  if (g.m == 0 || g.n == 0) return;
   for (int64_t i = 0; g.k == 0 && i < g.m; ++i) {
     const auto bytes = static_cast<size_t>(g.n) * sizeof(T);
     T* row = c + i * g.row_of_c();
@@ -257,6 +257,7 @@ void gemm(const Gemm& g, const T* a, const T* b, T* c, T* scratch) {
     if (g.accumulate && g.old)
       std::memcpy(row, static_cast<const T*>(g.old) + i * g.row_of_old(), bytes);
   }
+  if (g.k == 0) return;  // without scratch, too
   T* packed = scratch + g.cut.depth * g.cut.columns;
   for (int64_t n0 = 0; n0 < g.n; n0 += g.cut.columns) {
     const int64_t columns = HWY_MIN(g.cut.columns, g.n - n0);
