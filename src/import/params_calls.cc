@@ -3,30 +3,18 @@
 //
 // Nodes are grouped by call. In each, the placeholders among the call's arguments are given to the
 // group's float initializers by role: what an initializer is called decides only where the roles
-// leave a choice, because equal tensors were merged under one name. Then ties, folded tables,
-// merged modules and deleted biases are looked for.
+// leave a choice, because equal tensors were merged under one name. Then ties, folded tables and
+// deleted biases are looked for; what was merged comes apart again in params_merged.cc.
+#include "params_calls.h"
+
 #include <algorithm>
 #include <map>
-#include <set>
 
 #include "host.h"
-#include "params.h"
 #include "piper/parallel.h"
 
 namespace piper::onnx_import {
 namespace {
-
-struct Slot {  // a float initializer read by a node of the group
-  size_t node, input;
-  int initializer;
-  bool taken = false;
-};
-
-struct Group {
-  Call call;
-  std::vector<size_t> nodes;
-  std::vector<Slot> slots;
-};
 
 // Where a function's parameter stands: its argument, and the op inputs that it may be in, the first
 // found wins.
@@ -81,56 +69,7 @@ int64_t attr_integer(const OnnxNode& node, std::string_view name) {
   return value ? *value : 0;
 }
 
-std::string parent_of(const std::string& dotted_name) {
-  const size_t dot = dotted_name.rfind('.');
-  return dot == std::string::npos ? "" : dotted_name.substr(0, dot);
-}
-std::string leaf_of(const std::string& dotted_name) {
-  return dotted_name.substr(dotted_name.rfind('.') + 1);
-}
-
-class CallClaims {
- public:
-  CallClaims(OnnxModel& model, std::vector<std::string>& scopes,
-             const std::vector<SignatureInput>& signature)
-      : model_(model), scopes_(scopes), index_(model) {
-    for (const SignatureInput& s : signature) {
-      if (s.kind == "USER_INPUT" || s.target.empty()) continue;
-      targets_.emplace(s.placeholder, &s);
-      if (s.kind == "PARAMETER") claims_.order.push_back(s.target);
-    }
-  }
-  Result<Claims> run();
-
- private:
-  void make_groups();
-  void assign(Group& group);
-  bool assign_by_role(Group& group, const CallArg& arg, const SignatureInput& input);
-  void assign_rest(Group& group, std::vector<const SignatureInput*> rest);
-  bool restore_zero_bias(Group& group, const CallArg& arg, const SignatureInput& input);
-  void take(Slot& slot, const SignatureInput& input, bool transposed, const std::string& evidence);
-  void claim_by_name();
-  void claim_folded();
-  bool restore_merged_module();
-  bool copy_merged(size_t source, const std::string& name, const Group& readers);
-  std::string module_beside(const std::vector<Claim>& own) const;
-  void tie(const std::string& a, const std::string& b);
-  void tie_unused();
-  void find_swallowed();
-  void find_merged(std::set<std::string>& modules) const;
-  std::vector<std::string> missing() const;  // parameters without a claim or tie
-  const OnnxTensor& tensor(int i) const { return model_.initializers[static_cast<size_t>(i)]; }
-
-  OnnxModel& model_;
-  std::vector<std::string>& scopes_;
-  InitializerIndex index_;
-  std::map<std::string, const SignatureInput*, std::less<>> targets_;
-  std::map<std::string, size_t> group_of_;
-  std::vector<Group> groups_;
-  std::set<std::pair<size_t, size_t>> taken_;  // node, input
-  std::set<std::string> claimed_;
-  Claims claims_;
-};
+}  // namespace
 
 void CallClaims::make_groups() {
   constexpr size_t kBlock = 256;
@@ -320,160 +259,6 @@ void CallClaims::claim_folded() {
   }
 }
 
-// Equal modules on one input were merged: a call names a result ("%layer_norm_1") that no node
-// makes, and reads that of another call of the same function instead.
-bool CallClaims::restore_merged_module() {
-  if (missing().empty()) return false;
-  for (size_t g = 0; g < groups_.size(); ++g) {
-    for (const CallArg& arg : groups_[g].call.args) {
-      if (group_of_.count(arg.name) || targets_.count(arg.name)) continue;
-      for (const size_t reader : groups_[g].nodes) {
-        for (size_t i = 0; i < model_.nodes[reader].inputs.size(); ++i) {
-          const std::string input = model_.nodes[reader].inputs[i];
-          const auto source = group_of_.find(input);
-          if (source == group_of_.end() || stem_of(input) != stem_of(arg.name)) continue;
-          if (copy_merged(source->second, arg.name, groups_[g])) return true;
-        }
-      }
-    }
-  }
-  return false;
-}
-
-// The first module beside `name`'s with parameters of the same own names, all without a place; ""
-// if there is none.
-std::string CallClaims::module_beside(const std::vector<Claim>& own) const {
-  const std::vector<std::string> lost = missing();
-  const std::string module = parent_of(own[0].name);
-  for (const std::string& candidate : lost) {
-    const std::string beside = parent_of(candidate);
-    if (parent_of(beside) != parent_of(module)) continue;
-    const bool all = std::all_of(own.begin(), own.end(), [&](const Claim& claim) {
-      return parent_of(claim.name) == module &&
-             std::count(lost.begin(), lost.end(), beside + "." + leaf_of(claim.name)) > 0;
-    });
-    if (all) return beside;
-  }
-  return {};
-}
-
-bool CallClaims::copy_merged(size_t source, const std::string& name, const Group& readers) {
-  if (groups_[source].nodes.size() != 1) return false;
-  for (const CallArg& arg : readers.call.args) {
-    if (arg.name == groups_[source].call.name)
-      return false;  // reads both: which input is which is lost
-  }
-  const size_t original = groups_[source].nodes[0];
-  std::vector<Claim> own;
-  for (const Claim& claim : claims_.list) {
-    if (claim.node == original && !claim.name.empty()) own.push_back(claim);
-  }
-  const std::string module = own.empty() ? std::string() : module_beside(own);
-  if (module.empty() || model_.nodes[original].outputs.size() != 1) return false;
-  OnnxNode copy = model_.nodes[original];
-  const std::string merged = copy.outputs[0];
-  copy.outputs[0] = name;
-  copy.name += " for " + module;
-  const size_t n = model_.nodes.size();
-  for (Claim& claim : own) {
-    claim.node = n;
-    claim.name = module + "." + leaf_of(claim.name);
-    claim.evidence = fmt::format("call {} merged into {}", name, merged);
-    claimed_.insert(claim.name);
-    taken_.emplace(n, claim.input);
-    claims_.list.push_back(claim);
-  }
-  model_.nodes.push_back(std::move(copy));
-  scopes_.push_back(scope_of_name(module));
-  group_of_.emplace(name, source);
-  for (const size_t reader : readers.nodes) {
-    for (std::string& input : model_.nodes[reader].inputs) {
-      if (input == merged) input = name;
-    }
-  }
-  return true;
-}
-
-// A parameter that no call names is another name of one that does the work in its module.
-void CallClaims::tie_unused() {
-  for (const std::string& name : missing()) {
-    const std::string scope = scope_of_name(parent_of(name));
-    for (const Claim& claim : claims_.list) {
-      if (claim.name.empty() || scopes_[claim.node] != scope ||
-          leaf_of(claim.name) != leaf_of(name))
-        continue;
-      if (parent_of(claim.name) == parent_of(name)) continue;
-      tie(name, claim.name);
-      break;
-    }
-  }
-}
-
-void CallClaims::tie(const std::string& a, const std::string& b) {
-  const auto place = [&](const std::string& name) {
-    return std::find(claims_.order.begin(), claims_.order.end(), name);
-  };
-  auto& ties = claims_.ties.alias_of;
-  claimed_.insert(a);
-  // The first name in the signature is PyTorch's own; b may be an alias already.
-  const auto known =
-      std::find_if(ties.begin(), ties.end(), [&](const auto& tie) { return tie.first == b; });
-  const std::string of = known == ties.end() ? b : known->second;
-  const std::string& first = place(a) < place(of) ? a : of;
-  const std::string& other = &first == &a ? of : a;
-  for (auto& tie : ties) {
-    if (tie.second == other) tie.second = first;
-  }
-  ties.emplace_back(other, first);
-}
-
-// Equal results of calls are merged, and not all of them come apart again: a node reads twice what
-// its call names twice. A parameter of that module without a place has its part in it.
-void CallClaims::find_merged(std::set<std::string>& modules) const {
-  for (const Group& group : groups_) {
-    for (const CallArg& arg : group.call.args) {
-      if (group_of_.count(arg.name) || targets_.count(arg.name)) continue;
-      for (const size_t reader : group.nodes)
-        for (const std::string& input : model_.nodes[reader].inputs)
-          if (group_of_.count(input) && stem_of(input) == stem_of(arg.name))
-            modules.insert(scopes_[reader]);
-    }
-  }
-}
-
-// Equal results of folding are merged too, and only the first says what it was made of. The others
-// show in a module with a parameter that has no place: a call there names a value that no node
-// makes, and a node reads a constant in its stead.
-void CallClaims::find_swallowed() {
-  std::set<std::string> modules;
-  find_merged(modules);
-  for (const Group& group : groups_) {
-    const bool names_unknown =
-        std::any_of(group.call.args.begin(), group.call.args.end(), [&](const CallArg& arg) {
-          return !group_of_.count(arg.name) && !targets_.count(arg.name);
-        });
-    for (const Slot& slot : group.slots) {
-      const bool is_constant = !taken_.count({slot.node, slot.input}) &&
-                               num_elements(tensor(slot.initializer).type.shape) > 1;
-      if (names_unknown && is_constant) modules.insert(scopes_[slot.node]);
-    }
-  }
-  std::vector<std::string>& out = claims_.swallowed;
-  for (const Group& group : groups_) {  // named by a call, and without a place
-    for (const CallArg& arg : group.call.args)
-      if (const auto at = targets_.find(arg.name); at != targets_.end())
-        out.push_back(at->second->target);
-  }
-  for (const std::string& name : claims_.lost) {
-    if (modules.count(scope_of_name(parent_of(name)))) out.push_back(name);
-  }
-  std::erase_if(out, [&](const std::string& name) {
-    return !std::count(claims_.lost.begin(), claims_.lost.end(), name);
-  });
-  std::sort(out.begin(), out.end());
-  out.erase(std::unique(out.begin(), out.end()), out.end());
-}
-
 std::vector<std::string> CallClaims::missing() const {
   std::vector<std::string> out;
   std::copy_if(claims_.order.begin(), claims_.order.end(), std::back_inserter(out),
@@ -493,8 +278,6 @@ Result<Claims> CallClaims::run() {
   find_swallowed();
   return std::move(claims_);
 }
-
-}  // namespace
 
 Result<Claims> claims_by_calls(OnnxModel& model, std::vector<std::string>& scopes,
                                const std::vector<SignatureInput>& signature) {
