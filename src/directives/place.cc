@@ -100,7 +100,9 @@ class Placer {
   Status apply(const Place& place, Explanations& out) {
     Explanation report{place.at, "place", {}};
     bool matched = false;
+    std::map<std::vector<int32_t>, std::vector<Values>> known;  // by tags, and by microbatch
     for (size_t c : forward_first(dag_)) {
+      auto& values = known.try_emplace(dag_.chunks[c].tags, columns_).first->second;
       std::vector<std::pair<Spot, std::vector<int32_t>>> alike;  // for the report
       for (int32_t micro = 0; micro < columns_; ++micro) {
         PIPER_ASSIGN(auto bound, match_chunk(dag_, dag_.chunks[c], place.where, variables_,
@@ -109,8 +111,9 @@ class Placer {
         matched = true;
         bound->emplace_back(place.micro, micro);
         bound->emplace_back("M", dag_.microbatches);
-        Spot& spot = spots_[c][static_cast<size_t>(micro)];
-        PIPER_TRY(put(c, micro, place, *std::move(bound), spot));
+        const auto m = static_cast<size_t>(micro);
+        Spot& spot = spots_[c][m];
+        PIPER_TRY(put(c, micro, place, *std::move(bound), values[m], spot));
         const auto same = std::find_if(alike.begin(), alike.end(), [&](const auto& other) {
           return other.first.is_like(spot);
         });
@@ -129,13 +132,25 @@ class Placer {
     return ok_status();
   }
 
-  Status put(size_t c, int32_t micro, const Place& place, Variables bound, Spot& spot) const {
+  // What a directive's expressions come to, in order: the same for chunks of the same tags.
+  using Values = std::vector<int64_t>;
+
+  Status put(size_t c, int32_t micro, const Place& place, Variables bound, Values& values,
+             Spot& spot) const {
     const std::string& name = dag_.chunks[c].name;
+    size_t next = 0;
+    const auto value_of = [&](const Expr& expr) -> Result<int64_t> {
+      if (next == values.size()) {
+        PIPER_ASSIGN(const int64_t value, expr.evaluate(bound));
+        values.push_back(value);
+      }
+      return values[next++];
+    };
     for (size_t t = 0; t < dag_.region_tags.size(); ++t)
       if (dag_.chunks[c].tags[t] != kNoTag)
         bound.emplace_back(dag_.region_tags[t], dag_.chunks[c].tags[t]);
     for (const auto& [tag, expr] : place.tags) {
-      PIPER_ASSIGN(const int64_t value, expr.evaluate(bound));
+      PIPER_ASSIGN(const int64_t value, value_of(expr));
       const auto t =
           static_cast<size_t>(std::find(tags_.begin(), tags_.end(), tag) - tags_.begin());
       if (spot.tags[t] != kNoTag)
@@ -150,7 +165,7 @@ class Placer {
       const SourceSpan& at = i < place.on_at.size() ? place.on_at[i] : place.at;
       PIPER_ASSIGN(const size_t axis, find_axis(dag_, place.on[i].first, at));
       bound.emplace_back("P", dag_.mesh[axis].size);
-      PIPER_ASSIGN(const int64_t coordinate, place.on[i].second.evaluate(bound));
+      PIPER_ASSIGN(const int64_t coordinate, value_of(place.on[i].second));
       bound.pop_back();
       if (coordinate < 0 || coordinate >= dag_.mesh[axis].size)
         return fail(at, "place: '{}' goes to {}={}{}, but the axis has coordinates 0 to {}", name,
