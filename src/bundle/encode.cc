@@ -195,6 +195,14 @@ std::string encode_role(const RoleProgram& role) {
   return serialize(to);
 }
 
+std::string program_digest(const Program& program) {
+  google::protobuf::Arena arena;
+  proto::Program& to = *google::protobuf::Arena::CreateMessage<proto::Program>(&arena);
+  encode(program, &to);
+  to.clear_label();
+  return digest(serialize(to));
+}
+
 std::string encode_header(const RankHeader& header) {
   proto::RankHeader to;
   to.set_rank(header.rank);

@@ -51,9 +51,8 @@ class Printer {
   std::string out;
 };
 
-void print_program(Printer& print, size_t id, const Program& program, bool with_label) {
-  print.line("program {}", id);
-  if (with_label) print.text("label", program.label);
+void print_program(Printer& print, size_t id, const Program& program) {
+  print.line("program {}", id).text("label", program.label);
   print.field("args", program.num_args, 0).field("workspace", program.workspace_bytes, int64_t{0});
   std::vector<const std::string*> literal(program.values.size());
   for (const auto& [value, data] : program.literals) literal[static_cast<size_t>(value)] = &data;
@@ -166,7 +165,7 @@ std::string quote(std::string_view text) {
 std::string print_plan(const RoleProgram& role) {
   Printer print;
   print_tables(print, role);
-  for (size_t p = 0; p < role.programs.size(); ++p) print_program(print, p, role.programs[p], true);
+  for (size_t p = 0; p < role.programs.size(); ++p) print_program(print, p, role.programs[p]);
   const std::pair<const char*, const std::vector<Instruction>*> parts[] = {
       {"prologue", &role.prologue}, {"body", &role.body}, {"epilogue", &role.epilogue}};
   for (const auto& [name, instructions] : parts) {
@@ -178,12 +177,6 @@ std::string print_plan(const RoleProgram& role) {
   for (const Report& report : role.reports)
     print.line("report {} buffer={}", quote(report.name), report.buffer);
   return print.out + "\n";
-}
-
-std::string program_digest(const Program& program) {
-  Printer print;
-  print_program(print, 0, program, false);
-  return digest(print.out);
 }
 
 }  // namespace piper

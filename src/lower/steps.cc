@@ -73,6 +73,10 @@ Result<Positions> split(RoleProgram& role, int32_t channels, const Steady& made)
   std::vector<Instruction> steady = std::move(role.body);
   role.body.clear();
   role.body.reserve(steady.size());
+  const auto ahead = static_cast<size_t>(
+      std::count_if(steady.begin(), steady.end(), [](const auto& one) { return one.ahead != 0; }));
+  role.prologue.reserve(ahead);
+  role.epilogue.reserve(steady.size() - ahead);
   role.steps_ahead = 1;
   Positions positions;
   positions.fill(std::vector<int32_t>(steady.size(), -1));

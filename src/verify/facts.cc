@@ -37,10 +37,13 @@ class Bits {
 class Extents {
  public:
   int32_t id_of(int64_t begin, int64_t end) {
-    const auto [known, is_new] =
-        ids_.try_emplace({begin, end}, static_cast<int32_t>(extents_.size()));
-    if (is_new) extents_.push_back({begin, end});
-    return known->second;
+    if (2 * extents_.size() >= slots_.size()) widen();
+    int32_t& id = slot_of({begin, end});
+    if (id < 0) {
+      id = static_cast<int32_t>(extents_.size());
+      extents_.push_back({begin, end});
+    }
+    return id;
   }
   // Numbers the places where they begin and end, in ascending order. Returns how many.
   int32_t number() {
@@ -58,14 +61,23 @@ class Extents {
 
  private:
   using Extent = std::pair<int64_t, int64_t>;
-  struct Hash {
-    size_t operator()(const Extent& extent) const {
-      const uint64_t mixed = static_cast<uint64_t>(extent.first) * 0x9e3779b97f4a7c15 +
-                             static_cast<uint64_t>(extent.second);
-      return mixed ^ mixed >> 29;
+
+  // Where its id stands, or may: the first free slot from the one that its bytes are mixed to.
+  int32_t& slot_of(const Extent& extent) {
+    const uint64_t mixed = (static_cast<uint64_t>(extent.first) * 0x9e3779b97f4a7c15 +
+                            static_cast<uint64_t>(extent.second)) *
+                           0x94d049bb133111eb;
+    for (size_t at = mixed >> 32;; ++at) {
+      int32_t& id = slots_[at & (slots_.size() - 1)];
+      if (id < 0 || extents_[id] == extent) return id;
     }
-  };
-  std::unordered_map<Extent, int32_t, Hash> ids_;
+  }
+  void widen() {
+    slots_.assign(std::max<size_t>(64, 2 * slots_.size()), -1);
+    for (size_t i = 0; i < extents_.size(); ++i) slot_of(extents_[i]) = static_cast<int32_t>(i);
+  }
+
+  std::vector<int32_t> slots_;  // ids, a power of two of them and at most half full; -1: free
   std::vector<Extent> extents_;
 };
 
