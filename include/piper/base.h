@@ -200,7 +200,7 @@ struct Bytes {
 
 Result<std::string> read_text_file(const std::string& path, int64_t limit_bytes);
 Result<Bytes> map_file(const std::string& path);  // read-only mapping of a regular file
-// Writes beside the target, flushes, then renames: a reader sees the old file or the whole new one.
+// Beside the target, then renamed: readers see the old file or the new. Links and devices stay.
 Status write_file(const std::string& path, std::string_view bytes);
 
 // XXH3, 128 bits, as 32 hexadecimal digits. Finds accidents, not attackers.

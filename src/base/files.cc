@@ -148,7 +148,29 @@ Result<Bytes> map_file(const std::string& path) {
   return Bytes{owner, static_cast<const std::byte*>(memory), size};
 }
 
-Status write_file(const std::string& path, std::string_view bytes) {
+namespace {
+
+// A device or a pipe takes what is written to it; a file renamed to its place would destroy it.
+Status write_in_place(const std::string& path, std::string_view bytes) {
+  const File file(open(path.c_str(), O_WRONLY | O_CLOEXEC));
+  if (file.get() < 0) return cannot("write", path, errno).with_code(ExitCode::kStorage);
+  Status written = write_all(file.get(), bytes, path);
+  if (!written) return std::move(written).error().with_code(ExitCode::kStorage);
+  return ok_status();
+}
+
+}  // namespace
+
+Status write_file(const std::string& link, std::string_view bytes) {
+  std::error_code ignored;
+  const std::filesystem::file_status about = std::filesystem::status(link, ignored);
+  if (std::filesystem::exists(about) && !std::filesystem::is_regular_file(about))
+    return write_in_place(link, bytes);
+  // Not the link is replaced, but what it leads to.
+  const std::string path =
+      std::filesystem::exists(about) && std::filesystem::is_symlink(link, ignored)
+          ? std::filesystem::canonical(link, ignored).string()
+          : link;
   std::string beside;
   int handle = -1;
   // Exclusive creation keeps writers of one path apart, and skips what a killed one left behind.

@@ -1,5 +1,6 @@
 #include "piper/base.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -303,6 +304,26 @@ TEST_F(BaseFiles, AFailedWriteKeepsTheOldFile) {
   EXPECT_EQ(std::distance(fs::directory_iterator(folder_), fs::directory_iterator()), 1);
   EXPECT_EQ(write_file(path("gone/a"), "x").error().message,
             fmt::format("cannot write '{}': No such file or directory", path("gone/a")));
+}
+
+TEST_F(BaseFiles, LinksAndPipesStayWhatTheyAre) {
+  put("real", "old");
+  fs::create_symlink("real", path("link"));
+  ASSERT_TRUE(write_file(path("link"), "new").ok());
+  EXPECT_TRUE(fs::is_symlink(path("link")));
+  EXPECT_EQ(*read_text_file(path("real"), 10), "new");
+
+  const std::string pipe = path("pipe");
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  const int reader = open(pipe.c_str(), O_RDONLY | O_NONBLOCK);
+  ASSERT_GE(reader, 0);
+  ASSERT_TRUE(write_file(pipe, "text").ok());
+  char got[8] = {};
+  EXPECT_EQ(read(reader, got, sizeof got), 4);
+  close(reader);
+  EXPECT_STREQ(got, "text");
+  EXPECT_TRUE(fs::is_fifo(pipe));
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder_), fs::directory_iterator()), 3);
 }
 
 TEST_F(BaseFiles, WritersOfOnePathDoNotMixTheirBytes) {
