@@ -18,6 +18,10 @@ std::vector<double> halves(const Value& value) {  // 16-bit floats
   return all;
 }
 
+// Products or sums that are seen through from one value. What lies further up counts as one atom or
+// term: else a chain would be walked anew from each of its members, as deep as it is long.
+constexpr int kMostOpened = 128;
+
 }  // namespace
 
 Matcher::Matcher(const Graph& graph)
@@ -67,24 +71,25 @@ std::optional<std::vector<double>> Matcher::elements(ValueId id) const {
 
 Matcher::Product Matcher::product(ValueId id) const {
   Product product;
-  add_factors(id, true, product);
+  int opened = 0;
+  add_factors(id, true, opened, product);
   return product;
 }
 
-void Matcher::add_factors(ValueId id, bool root, Product& product) const {
+void Matcher::add_factors(ValueId id, bool root, int& opened, Product& product) const {
   if (const auto constant = scalar(id)) {
     product.factor *= *constant;
     return;
   }
   const Node* node = producer(id);
-  const bool inside = node && (root || readers_[id.index()] == 1);
+  const bool inside = node && (root || readers_[id.index()] == 1) && opened++ < kMostOpened;
   if (inside && node->op == "Mul") {
-    add_factors(node->inputs[0], false, product);
-    add_factors(node->inputs[1], false, product);
+    add_factors(node->inputs[0], false, opened, product);
+    add_factors(node->inputs[1], false, opened, product);
   } else if (inside && node->op == "Div" && scalar(node->inputs[1]) &&
              *scalar(node->inputs[1]) != 0) {
     product.factor /= *scalar(node->inputs[1]);
-    add_factors(node->inputs[0], false, product);
+    add_factors(node->inputs[0], false, opened, product);
   } else {
     product.atoms.push_back(id);
   }
@@ -92,15 +97,16 @@ void Matcher::add_factors(ValueId id, bool root, Product& product) const {
 
 std::vector<ValueId> Matcher::sum(ValueId id) const {
   std::vector<ValueId> terms;
-  add_terms(id, true, terms);
+  int opened = 0;
+  add_terms(id, true, opened, terms);
   return terms;
 }
 
-void Matcher::add_terms(ValueId id, bool root, std::vector<ValueId>& terms) const {
+void Matcher::add_terms(ValueId id, bool root, int& opened, std::vector<ValueId>& terms) const {
   const Node* node = producer(id);
-  if (node && node->op == "Add" && (root || readers_[id.index()] == 1)) {
-    add_terms(node->inputs[0], false, terms);
-    add_terms(node->inputs[1], false, terms);
+  if (node && node->op == "Add" && (root || readers_[id.index()] == 1) && opened++ < kMostOpened) {
+    add_terms(node->inputs[0], false, opened, terms);
+    add_terms(node->inputs[1], false, opened, terms);
   } else {
     terms.push_back(id);
   }

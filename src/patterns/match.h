@@ -30,8 +30,8 @@ class Matcher {
   std::vector<ValueId> sum(ValueId id) const;
 
  private:
-  void add_factors(ValueId id, bool root, Product& product) const;
-  void add_terms(ValueId id, bool root, std::vector<ValueId>& terms) const;
+  void add_factors(ValueId id, bool root, int& opened, Product& product) const;
+  void add_terms(ValueId id, bool root, int& opened, std::vector<ValueId>& terms) const;
   const Graph& graph_;
   std::vector<int64_t> readers_;
   std::vector<NodeId> last_reader_;

@@ -84,14 +84,14 @@ Count join_padded_parts(Graph& graph) {
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     if (graph.nodes[i].op != "Add") continue;
     const ValueId out = graph.nodes[i].outputs[0];
-    // Only the whole sum: an Add inside a larger one is seen from there.
+    const std::vector<ValueId> terms = match.sum(out);
     std::vector<const Node*> pads;
-    for (ValueId term : match.sum(out)) {
+    for (ValueId term : terms) {
       const Node* pad = match.sole(term, "Pad");
       if (!pad || pad->attrs.real("value") != 0) break;
       pads.push_back(pad);
     }
-    if (pads.size() < 2 || pads.size() != match.sum(out).size()) continue;
+    if (pads.size() < 2 || pads.size() != terms.size()) continue;
     const size_t rank = graph.value(out).type.shape.size();
     std::vector<int64_t> axes;
     for (size_t d = 0; d < rank; ++d)

@@ -110,6 +110,20 @@ Attrs pad(int64_t before, int64_t after) {
   return attrs;
 }
 
+// Seen anew from each of its members, or by a call for each, a long chain would take minutes or
+// overflow the stack.
+TEST(Patterns, LongChainsOfSumsAndProductsTakeNoTime) {
+  for (const char* op : {"Add", "Mul"}) {
+    WrittenOut w = written_out(0.044715, false);
+    Builder b(w.graph);
+    for (int i = 0; i < 100'000; ++i) w.out = b.op1(op, {w.out, w.x});
+    w.graph.outputs = {w.out};
+    const auto found = recognise(std::move(w.graph));
+    ASSERT_TRUE(found) << print_error(found.error());
+    EXPECT_EQ(found->counts, (std::vector<std::pair<std::string, int64_t>>{{"Gelu", 1}}));
+  }
+}
+
 TEST(Patterns, PaddedPartsThatTileADimAreConcatenated) {
   Two t = two_inputs({2, 3}, {2, 4});
   Builder b(t.graph);
