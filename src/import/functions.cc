@@ -147,10 +147,11 @@ Result<onnx::NodeProto> Inliner::body_node(const onnx::NodeProto& inner, Call& c
 
 Status Inliner::expand_call(const onnx::NodeProto& node, const onnx::FunctionProto& function,
                             Nodes& out) {
-  if (std::find(open_.begin(), open_.end(), &function) != open_.end() ||
-      open_.size() >= kMaxDepth) {
+  if (std::find(open_.begin(), open_.end(), &function) != open_.end())
     return fail("{} calls itself", label(function));
-  }
+  if (open_.size() >= kMaxDepth)
+    return fail("{} is called {} functions deep, which is not supported", label(function),
+                kMaxDepth);
   PIPER_TRY(check_opset(function));
   PIPER_ASSIGN(Call call, make_call(node, function));
   Nodes body;

@@ -361,6 +361,19 @@ TEST_F(HostileOnnx, Functions) {
   EXPECT_EQ(import_changed([](auto& m) { add_functions(m, "Relu"); }), "ok");
   EXPECT_EQ(import_changed([](auto& m) { add_functions(m, "f"); }),
             "the function 'f' calls itself");
+  EXPECT_EQ(import_changed([](auto& m) {
+              add_functions(m, "f0");
+              for (int i = 0; i < 70; ++i) {
+                onnx::FunctionProto& function = *m.add_functions();
+                function = m.functions(0);
+                function.set_name(fmt::format("f{}", i));
+                onnx::NodeProto& body = *function.mutable_node(0);
+                body.set_op_type(i < 69 ? fmt::format("f{}", i + 1) : "Relu");
+                body.set_domain(i < 69 ? "d" : "");
+              }
+              for (int i = 0; i < 2; ++i) m.mutable_functions(i)->mutable_node(0)->set_domain("d");
+            }),
+            "the function 'f62' is called 64 functions deep, which is not supported");
   EXPECT_EQ(import_changed([](auto& m) { add_functions(m, "Relu", 13); }),
             "the function 'f' is written for opset 13, the model for 17: not supported");
   EXPECT_EQ(import_changed([](auto& m) {
