@@ -1,5 +1,6 @@
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 #include "cores.h"
@@ -32,8 +33,14 @@ class Job {
 
   Result<JobResult> run() {
     std::vector<std::thread> threads;
-    for (int64_t rank = 0; rank < set_.world(); ++rank) {
-      threads.emplace_back([this, rank] { run_guarded(rank); });
+    try {
+      for (int64_t rank = 0; rank < set_.world(); ++rank) {
+        threads.emplace_back([this, rank] { run_guarded(rank); });
+      }
+    } catch (const std::system_error& problem) {
+      const auto rank = static_cast<int64_t>(threads.size());
+      end_with(rank, fail("no thread for rank {} of {}: {}", rank, set_.world(), problem.what())
+                         .with_code(ExitCode::kStorage));
     }
     for (std::thread& thread : threads) thread.join();
     if (first_error_) return *std::move(first_error_);
@@ -48,7 +55,6 @@ class Job {
   }
 
  private:
-  // The first error is the job's; what others say after it follows from it.
   void run_guarded(int64_t rank) {
     Status status = ok_status();
     try {
@@ -56,12 +62,16 @@ class Job {
     } catch (const std::exception& problem) {
       status = fail("rank {}: {}", rank, problem.what()).with_code(ExitCode::kStorage);
     }
-    if (status) return;
+    if (!status) end_with(rank, status.error());
+  }
+
+  // The first error is the job's; what others say after it follows from it.
+  void end_with(int64_t rank, const Error& error) {
     {
       std::lock_guard lock(mutex_);
-      if (!first_error_) first_error_ = status.error();
+      if (!first_error_) first_error_ = error;
     }
-    world_->rank(rank).abort(status.error());
+    world_->rank(rank).abort(error);
   }
 
   Status run_one(int64_t rank) {

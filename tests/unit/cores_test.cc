@@ -1,6 +1,7 @@
 // The threads of a job are on the cores that it says they are on.
 #include <gtest/gtest.h>
 #include <sched.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -119,6 +120,18 @@ TEST_F(Cores, NoThreadIsPinnedWhereCoresAreLeft) {
   EXPECT_EQ(seen.cores.at(0), all_);
   EXPECT_EQ(seen.pinned, (std::map<int, int>{}));
 }
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+// In a process without room for that many stacks.
+TEST(Threads, ThatTheSystemRefusesAreNotMissed) {
+  const auto scarce = [] {
+    const rlimit small = {rlim_t{1} << 30, rlim_t{1} << 30};
+    setrlimit(RLIMIT_AS, &small);
+    std::exit(make_cpu_backend({2000, {}, nullptr}) ? 0 : 1);
+  };
+  EXPECT_EXIT(scarce(), testing::ExitedWithCode(0), "");
+}
+#endif
 
 }  // namespace
 }  // namespace piper

@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <system_error>
 
 namespace piper::cpu {
 namespace {
@@ -39,12 +40,16 @@ Team::Team(int threads, std::span<const int> cores) {
   // ops.
   const bool own_cores = static_cast<size_t>(std::max(threads, 0)) <= cores.size();
   spins_ = own_cores ? 1500 : 50;
-  for (int i = 1; i < threads; ++i) {
-    const int core = own_cores ? cores[static_cast<size_t>(i)] : -1;
-    workers_.emplace_back([this, i, core] {
-      pin_thread(core);
-      work(i);
-    });
+  try {
+    for (int i = 1; i < threads; ++i) {
+      const int core = own_cores ? cores[static_cast<size_t>(i)] : -1;
+      workers_.emplace_back([this, i, core] {
+        pin_thread(core);
+        work(i);
+      });
+    }
+  } catch (const std::system_error&) {
+    // The system grants no more threads: those that run do all.
   }
 }
 

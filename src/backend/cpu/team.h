@@ -12,7 +12,7 @@ namespace piper::cpu {
 class Team {
  public:
   // `threads` - 1 new threads, the caller of run() is the first. Thread i is pinned to cores[i]
-  // where there is one.
+  // where there is one. Fewer run where the system grants no more.
   Team(int threads, std::span<const int> cores);
   ~Team();
   Team(const Team&) = delete;
