@@ -3,6 +3,7 @@
 #include <atomic>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 
 #include "piper/runtime.h"
 
@@ -52,53 +53,80 @@ struct Flags {
   bool no_shuffle = false;
 };
 
+// As CLI::Range, which says its bounds with all 309 digits of the largest double.
+CLI::Validator between(double least, double most, std::string text) {
+  return {[=](const std::string& given) -> std::string {
+            char* end = nullptr;
+            const double value = std::strtod(given.c_str(), &end);
+            return *end == '\0' && value >= least && value <= most ? "" : given + " is not " + text;
+          },
+          ""};
+}
+CLI::Validator a_count(int64_t least) {
+  return between(static_cast<double>(least), 1e15, fmt::format("a whole number from {} on", least));
+}
+
 void add_flags(CLI::App& app, Flags& flags) {
   piper::RunOptions& run = flags.run;
   app.add_option("plan", run.plan, "a directory of plans (all ranks run here), or one rankN.plan")
       ->required()
       ->type_name("DIR|RANK.plan");
   app.add_option("--steps", run.job.steps, "training steps")
+      ->type_name("N")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
+      ->check(a_count(0));
   app.add_option("--data", run.data.sources, "where inputs come from; see below")
       ->type_name("SOURCE")
       ->expected(1)
       ->take_all();
-  app.add_option("--seed", run.seed, "seed of the shuffling (default: the strategy's)");
+  app.add_option("--seed", run.seed, "seed of the shuffling (default: the strategy's)")
+      ->type_name("N");
   app.add_flag("--no-shuffle", flags.no_shuffle, "samples in the order of the file");
   app.add_option("--save", run.save, "write the trained parameters here")
       ->type_name("FILE.safetensors");
   app.add_option("--metrics", run.metrics, "write one line of JSON per step here")
       ->type_name("FILE.jsonl");
-  app.add_option("--trace", run.trace,
-                 "write the times of the last step(s) here, in Chrome's trace form")
-      ->type_name("FILE");
+  CLI::Option* trace =
+      app.add_option("--trace", run.trace,
+                     "write the times of the last step(s) here, in Chrome's trace form")
+          ->type_name("FILE");
   app.add_option("--trace-steps", run.job.trace_steps,
                  "how many last steps --trace holds (default 1)")
-      ->check(CLI::NonNegativeNumber);
+      ->type_name("N")
+      ->check(a_count(1))
+      ->needs(trace);
   app.add_option("--timeout", run.job.timeout_s,
                  "seconds a rank waits for another before the job ends")
+      ->type_name("SECONDS")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
-  app.add_option("--verify-against", flags.verify,
-                 "run the plan DIR/single (equal bits) or DIR/uncut (within bounds) beside the job "
-                 "and compare the loss "
-                 "and all parameters after each step")
-      ->check(CLI::IsMember({"single", "uncut"}));
-  app.add_option("--loss-bound", run.job.verify.loss_bound, "of --verify-against uncut")
-      ->capture_default_str();
-  app.add_option("--param-bound", run.job.verify.param_bound, "of --verify-against uncut")
-      ->capture_default_str();
-  app.add_option(
-      "--target-loss", flags.target,
-      "stop when the mean loss of the last 20 steps is at most this; never reached: exit 11");
-  app.add_option("--backend", run.job.backend, "what computes")
+      ->check(between(1e-3, 1e9, "a number of seconds from 0.001 to 1e9"));
+  CLI::Option* verify =
+      app.add_option("--verify-against", flags.verify,
+                     "run the plan DIR/single (equal bits) or DIR/uncut (within bounds) beside the "
+                     "job and compare the loss and all parameters after each step")
+          ->check(CLI::IsMember({"single", "uncut"}));
+  for (const auto& [name, bound] : {std::pair("--loss-bound", &run.job.verify.loss_bound),
+                                    std::pair("--param-bound", &run.job.verify.param_bound)})
+    app.add_option(name, *bound, "of --verify-against uncut")
+        ->type_name("X")
+        ->capture_default_str()
+        ->check(between(0, 1e30, "a number from 0 on"))
+        ->needs(verify);
+  app.add_option("--target-loss", flags.target,
+                 "stop when the mean loss of the last 20 steps is at most this; never reached: "
+                 "exit 11")
+      ->type_name("X")
+      ->check(between(-1e30, 1e30, "a number"));
+  app.add_option("--backend", run.job.backend, "what computes; null: nothing, to time the rest")
       ->capture_default_str()
       ->check(CLI::IsMember({"cpu", "null"}));
   app.add_option("--threads", run.job.threads, "threads per rank (default: the cores, shared out)")
-      ->check(CLI::PositiveNumber);
-  app.add_option("--log-every", run.log_every, "steps between lines where there is no terminal")
-      ->check(CLI::PositiveNumber);
+      ->type_name("N")
+      ->check(between(1, 1024, "a whole number from 1 to 1024"));
+  app.add_option("--log-every", run.log_every,
+                 "steps between lines where there is no terminal (default: about 20 lines in all)")
+      ->type_name("N")
+      ->check(a_count(1));
   app.add_flag("--picture", run.picture, "draw the schedule before the run");
 }
 

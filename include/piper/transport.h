@@ -128,6 +128,8 @@ struct Launch {
   int64_t world = 1;
 };
 std::optional<Launch> launched();
+// The same of launchers that do not speak MPI: torchrun's variables, or srun's without PMI.
+std::optional<Launch> launched_without_mpi();
 
 // This process as one rank of an MPI job; at most one per process. Its rank is the plan's, from
 // agree on (until then the launcher's). Destroying it ends MPI; after an error of any rank that is

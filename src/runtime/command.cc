@@ -29,20 +29,37 @@ struct Loaded {
 
 Status check_launch(const Loaded& loaded, const std::string& plan,
                     const std::optional<Launch>& launch) {
-  int64_t world = loaded.set.world();
+  const int64_t world = loaded.set.world();
+  const std::string advice =
+      fmt::format("help: mpirun -n {} piper-run {}", world, loaded.set.directory);
   if (launch && launch->world != world && (loaded.mpi || launch->world > 1)) {
-    return usage(fmt::format("{} is for {} ranks, but {} processes were started", plan, world,
-                             launch->world))
-        .with_note(fmt::format("help: mpirun -n {} piper-run {}", world, plan));
+    return usage(fmt::format("{} is for {} rank{}, but {} process{} started", plan, world,
+                             world == 1 ? "" : "s", launch->world,
+                             launch->world == 1 ? " was" : "es were"))
+        .with_note(advice);
+  }
+  if (const auto other = launched_without_mpi(); other && other->world > 1) {
+    return usage(fmt::format("{} processes were started by a launcher without MPI (torchrun, srun "
+                             "without --mpi=pmix): each would run the whole job",
+                             other->world))
+        .with_note(advice);
   }
   if (loaded.mpi && !launch) {
     return usage(fmt::format("{} is one of {} ranks, and no launcher started this process", plan,
                              world))
         .with_note("help: give the directory to run all ranks here, or start one process per rank:")
-        .with_note(fmt::format("help: mpirun -n {} piper-run {}", world,
-                               fs::path(plan).parent_path().string()));
+        .with_note(advice);
   }
   return ok_status();
+}
+
+// Nothing is computed by the null backend: what it leaves says nothing.
+Status check_backend(const RunOptions& options) {
+  const bool reads = !options.save.empty() || options.job.target_loss ||
+                     options.job.verify.against != VerifyAgainst::kNone;
+  if (options.job.backend != "null" || !reads) return ok_status();
+  return usage(
+      "the null backend computes nothing: there is nothing to save, to compare or to wait for");
 }
 
 Result<Loaded> load_plans(const RunOptions& options) {
@@ -103,8 +120,13 @@ Status check_target(const std::string& path) {
   fs::path folder = fs::path(path).parent_path();
   if (folder.empty()) folder = ".";
   std::error_code ignored;
-  if (fs::is_directory(path, ignored)) {
+  const fs::file_status about = fs::status(path, ignored);
+  if (fs::is_directory(about)) {
     return fail("{} is a directory", path).with_code(ExitCode::kStorage);
+  }
+  if (fs::exists(about) && !fs::is_regular_file(about)) {  // a device: it stays where it is
+    if (access(path.c_str(), W_OK) == 0) return ok_status();
+    return fail("cannot write {}: {}", path, std::strerror(errno)).with_code(ExitCode::kStorage);
   }
   if (fs::is_directory(folder, ignored) && access(folder.c_str(), W_OK) == 0) return ok_status();
   return fail("cannot write {}: {} is not a directory one can write to", path, folder.string())
@@ -260,6 +282,7 @@ Result<RunOutcome> run_loaded(RunOptions& options, const Loaded& loaded, Transpo
 }  // namespace
 
 Result<RunOutcome> run_plans(RunOptions options) {
+  PIPER_TRY(check_backend(options));
   PIPER_ASSIGN(Loaded loaded, load_plans(options));
   options.data.seed = options.seed.value_or(loaded.set.manifest.seed);
   PIPER_ASSIGN(loaded.data, open_inputs(loaded.set, options.data));

@@ -15,20 +15,35 @@ std::optional<int64_t> variable(const char* name) {
   return value;
 }
 
-}  // namespace
+using Variables = std::pair<const char*, const char*>;  // of a process's rank and their number
 
-std::optional<Launch> launched() {
-  constexpr std::pair<const char*, const char*> kLaunchers[] = {
-      {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
-      {"PMI_RANK", "PMI_SIZE"},
-      {"PMIX_RANK", "SLURM_NTASKS"},
-  };
-  for (auto [rank_name, world_name] : kLaunchers) {
+std::optional<Launch> first_of(std::span<const Variables> launchers) {
+  for (auto [rank_name, world_name] : launchers) {
     auto rank = variable(rank_name);
     auto world = variable(world_name);
     if (rank && world) return Launch{*rank, *world};
   }
   return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<Launch> launched() {
+  constexpr Variables kLaunchers[] = {
+      {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
+      {"PMI_RANK", "PMI_SIZE"},
+      {"PMIX_RANK", "SLURM_NTASKS"},
+  };
+  return first_of(kLaunchers);
+}
+
+std::optional<Launch> launched_without_mpi() {
+  if (launched()) return std::nullopt;
+  constexpr Variables kLaunchers[] = {
+      {"LOCAL_RANK", "WORLD_SIZE"},
+      {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS"},
+  };
+  return first_of(kLaunchers);
 }
 
 std::string_view mpi_environment_help() {

@@ -130,6 +130,15 @@ TEST_F(Command, RefusesAWorldOfAnotherSize) {
   EXPECT_EQ(alone, 2);
   EXPECT_NE(said.find("is one of 2 ranks, and no launcher started this process"), std::string::npos)
       << said;
+  // What is advised is the directory: one plan for all would not run.
+  auto [lone, heard] = spawn("mpirun -n 1", fmt::format("{} {} {}", path("plans/rank1.plan"),
+                                                        path("data.safetensors"), path("a")));
+  EXPECT_EQ(lone, 2);
+  EXPECT_NE(heard.find(fmt::format("is for 2 ranks, but 1 process was started\n"
+                                   "  = help: mpirun -n 2 piper-run {}\n",
+                                   path("plans"))),
+            std::string::npos)
+      << heard;
 }
 
 TEST_F(Command, AFailingRankEndsTheJobWithItsReason) {
@@ -142,6 +151,61 @@ TEST_F(Command, AFailingRankEndsTheJobWithItsReason) {
   EXPECT_EQ(code, static_cast<int>(ExitCode::kStorage)) << output;
   EXPECT_NE(output.find("error: the disk of rank 1 is full"), std::string::npos) << output;
   EXPECT_FALSE(std::filesystem::exists(path("a")));
+}
+
+// What a run says when it is refused.
+std::string refused(RunOptions options) {
+  auto outcome = run_plans(std::move(options));
+  if (outcome) return "ok";
+  return fmt::format("{}: {}", static_cast<int>(outcome.error().code),
+                     print_error(outcome.error()));
+}
+
+TEST_F(Command, LaunchersWithoutMpiAreRefused) {
+  RunOptions options;
+  options.plan = path("plans");
+  options.data.sources = {path("data.safetensors")};
+  setenv("LOCAL_RANK", "1", 1);
+  setenv("WORLD_SIZE", "2", 1);
+  const std::string said = refused(options);
+  setenv("WORLD_SIZE", "1", 1);
+  const std::string alone = refused(options);
+  unsetenv("LOCAL_RANK");
+  unsetenv("WORLD_SIZE");
+  EXPECT_EQ(said,
+            fmt::format("2: error: 2 processes were started by a launcher without MPI (torchrun, "
+                        "srun without --mpi=pmix): each would run the whole job\n"
+                        "  = help: mpirun -n 2 piper-run {}\n",
+                        path("plans")));
+  EXPECT_EQ(alone, "ok");
+}
+
+TEST_F(Command, TheNullBackendSavesAndComparesNothing) {
+  RunOptions options;
+  options.plan = path("plans");
+  options.data.sources = {path("data.safetensors")};
+  options.job.backend = "null";
+  EXPECT_EQ(refused(options), "ok");
+  const std::string wanted =
+      "2: error: the null backend computes nothing: there is nothing to save, to compare or to "
+      "wait for\n";
+  RunOptions saves = options, compares = options;
+  saves.save = path("a");
+  compares.job.verify.against = VerifyAgainst::kSingle;
+  EXPECT_EQ(refused(saves), wanted);
+  EXPECT_EQ(refused(compares), wanted);
+}
+
+TEST_F(Command, MetricsGoToADeviceToo) {
+  RunOptions options;
+  options.plan = path("plans");
+  options.data.sources = {path("data.safetensors")};
+  options.metrics = "/dev/null";
+  EXPECT_EQ(refused(options), "ok");
+  options.metrics = "/dev/full";
+  EXPECT_EQ(refused(options), "12: error: cannot write /dev/full: No space left on device\n");
+  options.metrics = path("plans");
+  EXPECT_EQ(refused(options), fmt::format("12: error: {} is a directory\n", path("plans")));
 }
 
 // PLAN DATA SAVE [fail|apart]: four steps, compared with the single-device plan.
