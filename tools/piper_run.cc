@@ -22,15 +22,15 @@ constexpr int kInterrupted = 130;
 
 constexpr const char* kFooter = R"(
 Sources (--data, repeatable; together they cover all inputs of the plans):
-  tokens.bin[:u8|:u16|:u32]   tokens, cut into windows; labels are the next tokens
+  tokens.bin[:u8|:u16|:u32]   tokens (u16 if not said), cut into windows; labels are the next
   NAME=file.npy               samples of one input, along its batch dimension
   file.safetensors            tensors batch/K/INPUT, batches in order of K
 
 Examples:
-  piper-run plans --data text.bin --steps 500 --save trained.safetensors --metrics run.jsonl
-  piper-run plans --data text.bin --steps 20 --verify-against single
-  mpirun -n 4 piper-run plans --data text.bin --steps 500
-  mpirun -n 1 piper-run plans/rank0.plan --data text.bin : -n 1 piper-run plans/rank1.plan --data text.bin
+  piper-run plans --data text.bin:u8 --steps 500 --save trained.safetensors --metrics run.jsonl
+  piper-run plans --data text.bin:u8 --steps 20 --verify-against single
+  mpirun -n 4 piper-run plans --data text.bin:u8 --steps 500
+  mpirun -n 1 piper-run plans/rank0.plan --data text.bin:u8 : -n 1 piper-run plans/rank1.plan --data text.bin
 Open MPI wants: )";
 
 constexpr const char* kExitCodes = R"(
@@ -80,7 +80,8 @@ void add_flags(CLI::App& app, Flags& flags) {
       ->expected(1)
       ->take_all();
   app.add_option("--seed", run.seed, "seed of the shuffling (default: the strategy's)")
-      ->type_name("N");
+      ->type_name("N")
+      ->check(between(0, 0x1p64 - 0x1p11, "a whole number from 0 on"));
   app.add_flag("--no-shuffle", flags.no_shuffle, "samples in the order of the file");
   app.add_option("--save", run.save, "write the trained parameters here")
       ->type_name("FILE.safetensors");

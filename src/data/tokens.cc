@@ -37,10 +37,7 @@ class TokenFeed final : public Feed {
       for (int64_t t = 0; t < length; ++t) {
         const int64_t token = load(start + t);
         if (need_.low <= need_.high && (token < need_.low || token > need_.high))
-          return fail(
-              SourceSpan{file_.path},
-              "token {} at position {} of the file (input '{}', step {}, sample {}) is outside {}",
-              token, start + t, need_.name, step, first + i, print_range(need_));
+          return outside(token, start + t, step, first + i);
         store(to, i * length + t, token);
       }
     }
@@ -48,6 +45,16 @@ class TokenFeed final : public Feed {
   }
 
  private:
+  Error outside(int64_t token, int64_t position, int64_t step, int64_t sample) const {
+    Error error =
+        fail(SourceSpan{file_.path},
+             "token {} at position {} of the file (input '{}', step {}, sample {}) is outside {}",
+             token, position, need_.name, step, sample, print_range(need_));
+    if (file_.type == TokenType::kU8) return error;
+    return std::move(error).with_note(
+        fmt::format("help: {} bytes are read as a token; {}:u8 reads each byte",
+                    token_bytes(file_.type), file_.path));
+  }
   int64_t load(int64_t index) const {
     const std::byte* at = data_.data + index * token_bytes(file_.type);
     if (file_.type == TokenType::kU8) return static_cast<uint8_t>(*at);

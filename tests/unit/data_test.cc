@@ -277,6 +277,9 @@ TEST_F(DataTest, TokenErrors) {
   EXPECT_EQ(message(source->read(0, 0, 0, 2, reinterpret_cast<std::byte*>(values.data()))),
             "t.bin: token 256 at position 4 of the file (input 'ids', step 0, sample 1) is outside "
             "[0, 255]");
+  EXPECT_EQ(
+      source->read(0, 0, 0, 2, reinterpret_cast<std::byte*>(values.data())).error().notes.at(0),
+      fmt::format("help: 2 bytes are read as a token; {}:u8 reads each byte", file));
   EXPECT_EQ(message(source->read(3, 0, 0, 1, reinterpret_cast<std::byte*>(values.data()))),
             "accepted");
   const auto open_message = [&](std::vector<std::string> sources, std::vector<InputNeed> needs,
