@@ -307,9 +307,8 @@ TEST(Architecture, NoTypeIsDefinedTwice) {
 
 // That the executor knows nothing of strategies is then a fact that the linker keeps.
 TEST(Architecture, TheRuntimeLinksNoCompilerRoom) {
-  const std::set<std::string> executor = {"base",      "data",        "bundle",
-                                          "halves",    "backend_cpu", "backend_null",
-                                          "transport", "runtime",     "checkpoint"};
+  const std::set<std::string> executor = {"base",        "data",         "bundle",    "halves",
+                                          "backend_cpu", "backend_null", "transport", "runtime"};
   const std::vector<std::string> run = tools().uses["piper_run"];
   ASSERT_FALSE(run.empty());
   for (const std::string& room : rooms().closure(run))
