@@ -58,6 +58,101 @@ std::vector<std::vector<uint8_t>> find_joins(const std::vector<RoleProgram>& rol
   return joins;
 }
 
+// Follows all cells as far as they run, and notes what each knows of the others. A cell's knowledge
+// changes when it receives, or joins the others.
+class Walk {
+ public:
+  Walk(const std::vector<RoleProgram>& roles, const std::vector<Transfer>& transfers)
+      : roles_(roles),
+        cells_(roles.size()),
+        received_(cells_),
+        known_(cells_),
+        rows_(cells_, Rows(cells_)),
+        next_(cells_),
+        joins_(find_joins(roles)) {
+    std::vector<size_t> receives(cells_);
+    for (const Transfer& t : transfers) ++receives[static_cast<size_t>(t.to_cell)];
+    for (size_t c = 0; c < cells_; ++c) {
+      rows_[c].reserve(receives[c] + 4);  // and the first, and joins
+      received_[c].resize(roles[c].body.size());
+      known_[c].resize(roles[c].body.size());
+    }
+    for (const Transfer& t : transfers)
+      received_[static_cast<size_t>(t.to_cell)][static_cast<size_t>(t.recv_position)] = &t;
+  }
+
+  void run() {
+    for (bool progress = true; progress;) {
+      progress = false;
+      for (size_t c = 0; c < cells_; ++c)
+        for (; next_[c] < roles_[c].body.size(); progress = true) {
+          if (joins_[c][next_[c]]) {
+            if (!join()) break;
+            continue;
+          }
+          const Transfer* transfer = received_[c][next_[c]];
+          if (transfer && !receive(c, *transfer)) break;
+          note(c);
+        }
+    }
+  }
+
+  // The last position of the sender at which the receive may still be under way.
+  int64_t held(const Transfer& t) const {
+    const auto from = static_cast<size_t>(t.from_cell), to = static_cast<size_t>(t.to_cell);
+    // The first row that tells; nothing is known before the send itself.
+    size_t low = static_cast<size_t>(known_[from][static_cast<size_t>(t.send_position)]),
+           high = rows_[from].size();
+    while (low < high) {
+      const size_t middle = low + (high - low) / 2;
+      if (rows_[from].complete(middle)[to] < t.recv_position)
+        low = middle + 1;
+      else
+        high = middle;
+    }
+    return low == rows_[from].size() ? static_cast<int64_t>(roles_[from].body.size())
+                                     : rows_[from].since(low) - 1;
+  }
+
+ private:
+  void note(size_t c) { known_[c][next_[c]++] = static_cast<int32_t>(rows_[c].size() - 1); }
+
+  // Whether the next instruction of `c` could run; notes what is known from then on.
+  bool receive(size_t c, const Transfer& t) {
+    const auto from = static_cast<size_t>(t.from_cell);
+    if (next_[from] <= static_cast<size_t>(t.send_position)) return false;
+    int32_t* now = rows_[c].add(static_cast<int64_t>(next_[c]));
+    const auto row = static_cast<size_t>(known_[from][static_cast<size_t>(t.send_position)]);
+    const int32_t* sent = rows_[from].complete(row);
+    for (size_t k = 0; k < cells_; ++k) now[k] = std::max(now[k], sent[k]);
+    now[from] = std::max(now[from], t.send_position);
+    return true;
+  }
+
+  // Joins every cell: all must have arrived. Each then knows what all knew.
+  bool join() {
+    std::vector<int32_t> all(cells_);
+    for (size_t k = 0; k < cells_; ++k) {
+      if (next_[k] == roles_[k].body.size() || !joins_[k][next_[k]]) return false;
+      all[k] = static_cast<int32_t>(next_[k]) - 1;
+    }
+    for (size_t k = 0; k < cells_; ++k) {
+      std::copy(all.begin(), all.end(), rows_[k].add(static_cast<int64_t>(next_[k])));
+      note(k);
+    }
+    return true;
+  }
+
+  const std::vector<RoleProgram>& roles_;
+  const size_t cells_;
+  // By cell and instruction: of receives the transfer, and the row of what was known when it ran.
+  std::vector<std::vector<const Transfer*>> received_;
+  std::vector<std::vector<int32_t>> known_;
+  std::vector<Rows> rows_;
+  std::vector<size_t> next_;
+  const std::vector<std::vector<uint8_t>> joins_;
+};
+
 }  // namespace
 
 std::vector<bool> crossed_axes(const std::vector<RoleProgram>& roles) {
@@ -93,80 +188,13 @@ bool crosses_cells(const RoleProgram& role, const Instruction& instruction,
 std::vector<std::vector<int64_t>> send_lifetimes(const std::vector<RoleProgram>& roles,
                                                  const std::vector<Transfer>& transfers) {
   if (on_streams_of_their_own(roles)) return lifetimes_by_stream(roles, transfers);
-  const size_t cells = roles.size();
-  std::vector<std::vector<int64_t>> held(cells);
-  for (size_t c = 0; c < cells; ++c) held[c].assign(roles[c].body.size(), -1);
+  std::vector<std::vector<int64_t>> held(roles.size());
+  for (size_t c = 0; c < roles.size(); ++c) held[c].assign(roles[c].body.size(), -1);
   if (transfers.empty()) return held;
-
-  // By cell and instruction: of receives the transfer, of sends what was known when it ran.
-  std::vector<std::vector<const Transfer*>> received(cells);
-  std::vector<std::vector<int32_t>> known(cells);
-  // A cell's knowledge changes when it receives, or joins the others.
-  std::vector<Rows> rows(cells, Rows(cells));
-  std::vector<size_t> next(cells);
-  std::vector<size_t> receives(cells);
-  for (const Transfer& t : transfers) ++receives[static_cast<size_t>(t.to_cell)];
-  for (size_t c = 0; c < cells; ++c) {
-    rows[c].reserve(receives[c] + 4);  // and the first, and joins
-    received[c].resize(roles[c].body.size());
-    known[c].resize(roles[c].body.size());
-  }
+  Walk walk(roles, transfers);
+  walk.run();
   for (const Transfer& t : transfers)
-    received[static_cast<size_t>(t.to_cell)][static_cast<size_t>(t.recv_position)] = &t;
-  const std::vector<std::vector<uint8_t>> joins = find_joins(roles);
-  // Whether the next instruction of `c` could run; notes what is known from then on.
-  const auto receive = [&](size_t c, const Transfer& t) {
-    const auto from = static_cast<size_t>(t.from_cell);
-    if (next[from] <= static_cast<size_t>(t.send_position)) return false;
-    int32_t* now = rows[c].add(static_cast<int64_t>(next[c]));
-    const auto row = static_cast<size_t>(known[from][static_cast<size_t>(t.send_position)]);
-    const int32_t* sent = rows[from].complete(row);
-    for (size_t k = 0; k < cells; ++k) now[k] = std::max(now[k], sent[k]);
-    now[from] = std::max(now[from], t.send_position);
-    return true;
-  };
-  // Joins every cell: all must have arrived. Each then knows what all knew.
-  const auto join = [&] {
-    std::vector<int32_t> all(cells);
-    for (size_t k = 0; k < cells; ++k) {
-      if (next[k] == roles[k].body.size() || !joins[k][next[k]]) return false;
-      all[k] = static_cast<int32_t>(next[k]) - 1;
-    }
-    for (size_t k = 0; k < cells; ++k) {
-      std::copy(all.begin(), all.end(), rows[k].add(static_cast<int64_t>(next[k])));
-      known[k][next[k]++] = static_cast<int32_t>(rows[k].size() - 1);
-    }
-    return true;
-  };
-  for (bool progress = true; progress;) {
-    progress = false;
-    for (size_t c = 0; c < cells; ++c)
-      for (; next[c] < roles[c].body.size(); progress = true) {
-        if (joins[c][next[c]]) {
-          if (!join()) break;
-          continue;
-        }
-        const Transfer* transfer = received[c][next[c]];
-        if (transfer && !receive(c, *transfer)) break;
-        known[c][next[c]++] = static_cast<int32_t>(rows[c].size() - 1);
-      }
-  }
-  for (const Transfer& t : transfers) {
-    const auto from = static_cast<size_t>(t.from_cell), to = static_cast<size_t>(t.to_cell);
-    // The first row that tells; nothing is known before the send itself.
-    size_t low = static_cast<size_t>(known[from][static_cast<size_t>(t.send_position)]),
-           high = rows[from].size();
-    while (low < high) {
-      const size_t middle = low + (high - low) / 2;
-      if (rows[from].complete(middle)[to] < t.recv_position)
-        low = middle + 1;
-      else
-        high = middle;
-    }
-    held[from][static_cast<size_t>(t.send_position)] =
-        low == rows[from].size() ? static_cast<int64_t>(roles[from].body.size())
-                                 : rows[from].since(low) - 1;
-  }
+    held[static_cast<size_t>(t.from_cell)][static_cast<size_t>(t.send_position)] = walk.held(t);
   return held;
 }
 
