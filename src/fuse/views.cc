@@ -7,8 +7,6 @@
 namespace piper {
 namespace {
 
-using Strides = std::vector<int64_t>;
-
 // The first byte, when the slice is one run of the input's bytes: all dims behind the first that is
 // cut are whole, all before it single.
 std::optional<int64_t> slice_offset(const ProgramOp& op, const TensorType& from, const Shape& to) {

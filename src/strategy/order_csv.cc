@@ -182,7 +182,6 @@ class Progress {
         last_ = std::max(last_, cell.stage);
       }
   }
-  int64_t last_stage() const { return last_; }
   // -1: no row has it.
   int64_t row_of(int64_t stage) const {
     const auto it = row_of_stage_.find(stage);
