@@ -24,7 +24,6 @@ class Inserter {
 
   std::vector<int32_t> run() {
     form_buckets();
-    plan_.buckets = static_cast<int64_t>(buckets_.size());
     if (dag_.sharding.gather == Gather::kPass) {
       assign_slots();
       load_into_pool();
@@ -38,11 +37,10 @@ class Inserter {
  private:
   struct Bucket {
     std::vector<int32_t> buffers;  // whole parameters
-    int64_t bytes = 0, padded = 0;
+    int64_t bytes = 0;
     size_t slot = 0;
   };
   struct Load {
-    size_t bucket = 0;
     std::vector<int32_t> buffers;  // where to
     int32_t ahead = 0;             // of the instructions that read them: of which step they are
     int64_t need = 0;              // the first of these
@@ -66,7 +64,6 @@ class Inserter {
           buckets_.back().buffers.push_back(arg);
           const int64_t bytes = role_.tensor(arg).type.bytes();
           buckets_.back().bytes += bytes;
-          buckets_.back().padded += align_up(bytes);
         }
         needs.insert(bucket_of[arg]);
       }
@@ -117,8 +114,7 @@ class Inserter {
         const int32_t ahead = role_.body[i].ahead;
         const std::pair wanted{static_cast<int64_t>(b), ahead};
         if (holds[slot] != wanted)
-          loads_.push_back(
-              {b, buckets_[b].buffers, ahead, static_cast<int64_t>(i), last_use[slot]});
+          loads_.push_back({buckets_[b].buffers, ahead, static_cast<int64_t>(i), last_use[slot]});
         holds[slot] = wanted;
         last_use[slot] = static_cast<int64_t>(i);
       }
@@ -147,7 +143,7 @@ class Inserter {
         if (now[b].empty()) {
           now[b] = used[b] ? copies_of(buckets_[b].buffers) : buckets_[b].buffers;
           used[b] = true;
-          loads_.push_back({b, now[b], ahead, static_cast<int64_t>(i)});
+          loads_.push_back({now[b], ahead, static_cast<int64_t>(i)});
         }
         for (int32_t& arg : role_.body[i].args) {
           const auto& whole = buckets_[b].buffers;
@@ -199,8 +195,6 @@ class Inserter {
     one.label = fmt::format(
         "all_gather {}{}", first.param,
         load.buffers.size() > 1 ? fmt::format(" and {} more", load.buffers.size() - 1) : "");
-    ++plan_.gathers;
-    plan_.bytes += buckets_[load.bucket].bytes;
     return one;
   }
 

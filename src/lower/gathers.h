@@ -18,7 +18,6 @@ struct Slot {
 };
 struct GatherPlan {
   std::vector<Slot> pool;
-  int64_t buckets = 0, gathers = 0, bytes = 0;  // what one step gathers
 };
 
 // Both change role.body alone (insert_gathers may add buffers) and give by old position the new
