@@ -1,5 +1,6 @@
 // Sums over microbatches, uses and replicas.
 #include <algorithm>
+#include <set>
 
 #include "expander.h"
 

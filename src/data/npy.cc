@@ -1,6 +1,5 @@
 // .npy: "\x93NUMPY", version, length, then {'descr': '<f4', 'fortran_order': False, 'shape': (3,
 // 4), } and the elements.
-#include <cctype>
 #include <charconv>
 
 #include "piper/data.h"

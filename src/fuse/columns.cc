@@ -1,7 +1,6 @@
 // Slices that an attention alone reads, and a Concat of the gradients that it makes -> columns.
 #include <algorithm>
 #include <optional>
-#include <set>
 
 #include "steps.h"
 

@@ -5,8 +5,6 @@
 #include <onnx/onnx_pb.h>
 
 #include <algorithm>
-#include <cstring>
-#include <set>
 #include <unordered_set>
 
 #include "functions.h"

@@ -1,5 +1,4 @@
 // Further pointwise functions, written out in the closed op set.
-#include <cmath>
 #include <limits>
 
 #include "rules.h"

@@ -1,6 +1,5 @@
 // Batch normalisation, and normalisations over other neighbours: channels, norms, all of a channel.
 #include <algorithm>
-#include <cmath>
 
 #include "rules.h"
 

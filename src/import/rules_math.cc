@@ -1,5 +1,4 @@
 // Pointwise ops.
-#include <cmath>
 
 #include "calls.h"
 #include "rules.h"

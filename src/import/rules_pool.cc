@@ -1,6 +1,5 @@
 // Pooling: reductions over the elements of windows.
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <numeric>
 

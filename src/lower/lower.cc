@@ -1,7 +1,6 @@
 #include "piper/lower.h"
 
 #include <algorithm>
-#include <map>
 #include <unordered_set>
 
 #include "cell.h"

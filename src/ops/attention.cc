@@ -15,7 +15,6 @@
 // lse, the logarithm of a query's sum of exponentials, [batch, heads of q, queries], saves the
 // backward op the sums: it makes the weights again and never stores all of them. It is the
 // greatest number where no key is seen.
-#include <cmath>
 
 #include "rules.h"
 

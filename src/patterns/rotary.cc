@@ -1,5 +1,4 @@
 // Rotary positions as exporters write them.
-#include <cstring>
 
 #include "match.h"
 #include "piper/ops.h"

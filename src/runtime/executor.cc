@@ -1,4 +1,3 @@
-#include <bit>
 #include <chrono>
 #include <cmath>
 #include <cstring>

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cstring>
 
 #include "divide.h"
 #include "piper/parallel.h"

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <map>
 #include <unordered_map>
 
 #include "model.h"

@@ -1,7 +1,7 @@
 #include "dtypes.h"
 
 #include <algorithm>
-#include <cstring>
+#include <cmath>
 
 namespace piper::cpu {
 namespace {

@@ -1,6 +1,5 @@
 // ReduceSum, ReduceMax, ReduceMin, ReduceProd and its gradient, CumSum.
 #include <algorithm>
-#include <cstring>
 #include <limits>
 
 #include "families.h"

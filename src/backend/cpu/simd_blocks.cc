@@ -9,7 +9,6 @@
 #include "hwy/highway.h"
 #include "simd_math-inl.h"
 // clang-format on
-#include <cstring>
 
 #include "blocks.h"
 

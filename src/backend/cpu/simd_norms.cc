@@ -9,6 +9,7 @@
 #include "simd_math-inl.h"
 // clang-format on
 #include <algorithm>
+#include <cmath>
 
 #include "rows.h"
 
