@@ -111,8 +111,10 @@ std::vector<OpDef> unary_ops() {
       unary("Floor", gradient<zero>, element_cost<1>, -2, 2),
       unary("Ceil", gradient<zero>, element_cost<1>, -2, 2),
       unary("Round", gradient<zero>, element_cost<1>, -2, 2),
+      // x itself, through which no gradient flows back.
+      unary("Detach", gradient<zero>, element_cost<1>, -2, 2),
   };
-  ops[0].loops = linear_loops;  // Neg
+  ops.front().loops = ops.back().loops = linear_loops;  // Neg, Detach
   for (int i : {0, 1, 2}) ops[i].types = number_types;
   return ops;
 }

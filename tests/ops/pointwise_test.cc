@@ -24,6 +24,7 @@ double gelu_tanh(double x) {
   return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
 }
 const UnaryCase kUnary[] = {
+    {"Detach", [](double x) { return x; }, -1e30, 1e30, 0},
     {"Neg", [](double x) { return -x; }, -1e30, 1e30, 0},
     {"Abs", [](double x) { return std::abs(x); }, -1e30, 1e30, 0},
     {"Exp", [](double x) { return std::exp(x); }, -105, 90, 2},

@@ -104,9 +104,24 @@ void check_gradient(const Use& use, std::mt19937_64& random) {
   }
 }
 
+// The one row whose gradient is another than its slope.
+constexpr std::string_view kDetach = "Detach";
+
+TEST(Ops, NoGradientFlowsThroughDetach) {
+  size_t uses = 0;
+  for_each_use([&](const Use& use, std::mt19937_64&) {
+    if (use.def->name != kDetach) return;
+    ++uses;
+    const GradientGraph g = gradient_graph(use, true);
+    ASSERT_EQ(g.grads.size(), 1u);
+    EXPECT_FALSE(g.grads[0].valid());
+  });
+  EXPECT_GT(uses, 0u);
+}
+
 TEST(Ops, GradientsAgreeWithDifferences) {
   for_each_use([](const Use& use, std::mt19937_64& random) {
-    if (!use.def->gradient) return;
+    if (!use.def->gradient || use.def->name == kDetach) return;
     bool wanted = false;
     for (const TensorType& type : use.types.inputs) wanted = wanted || is_float(type);
     if (wanted && is_float(use.types.outputs[0])) check_gradient(use, random);

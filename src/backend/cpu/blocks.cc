@@ -318,6 +318,7 @@ constexpr std::array kRows = std::to_array<Row>({
     {"Ceil", 1, Kind::kArithmetic, none_of},
     {"Cos", 1, Kind::kArithmetic, none_of},
     {"Cosh", 1, Kind::kArithmetic, none_of},
+    {"Detach", 1, Kind::kArithmetic, none_of},
     {"Div", 2, Kind::kArithmetic, integer_binary_of<Div>},
     {"Equal", 2, Kind::kToBool, compare_of<Equal>},
     {"Erf", 1, Kind::kArithmetic, none_of},

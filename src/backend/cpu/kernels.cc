@@ -36,6 +36,7 @@ constexpr std::array kKernels = std::to_array<Entry>({
     {"CrossEntropyGrad", make_cross_entropy_grad},
     {"CrossEntropySum", make_cross_entropy_sum},
     {"CumSum", make_cumsum},
+    {"Detach", make_pointwise},
     {"Div", make_pointwise},
     {"Dropout", make_dropout},
     {"Equal", make_pointwise},

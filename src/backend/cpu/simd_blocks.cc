@@ -173,6 +173,7 @@ BlockFn FindCast(DType from, DType to) {
     }                                                        \
   };
 
+PIPER_UNARY(Detach, x)
 PIPER_UNARY(Neg, hn::Neg(x))
 PIPER_UNARY(Abs, hn::Abs(x))
 PIPER_UNARY(Exp, exp_of(d, x))
@@ -348,6 +349,7 @@ struct Entry {
 
 BlockFn Find(std::string_view op, std::string_view option, bool f64) {
   static constexpr Entry kEntries[] = {
+      PIPER_ROW1(Detach),
       PIPER_ROW1(Neg),
       PIPER_ROW1(Abs),
       PIPER_ROW1(Exp),
