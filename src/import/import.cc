@@ -84,6 +84,7 @@ class Importer {
   Status import_node(size_t n, Rule rule);
   Status decide(size_t n);
   Result<Vals> inputs_of(size_t n);
+  Result<Val> input_of(size_t n, size_t i);
   Result<Val> param_at_use(const ParamUse& use);
   void name_results(size_t n, const Vals& results, size_t first_node);
   Status add_outputs();
@@ -136,26 +137,29 @@ Result<Val> Importer::param_at_use(const ParamUse& use) {
     return std::move(made[0]);
   }
   if (use.shape != type.shape) {
-    PIPER_ASSIGN(Vals made, emit_.op("Reshape", {val}, {{"shape", use.shape}}));
+    const Shape& stored = use.once.empty() ? use.shape : use.once;
+    PIPER_ASSIGN(Vals made, emit_.op("Reshape", {val}, {{"shape", stored}}));
+    made[0].shape = use.shape;
     return std::move(made[0]);
   }
   return val;
 }
 
+Result<Val> Importer::input_of(size_t n, size_t i) {
+  const auto use = std::lower_bound(recovery_.uses.begin(), recovery_.uses.end(), std::pair(n, i),
+                                    [](const ParamUse& u, const std::pair<size_t, size_t>& at) {
+                                      return std::pair(u.node, u.input) < at;
+                                    });
+  if (use != recovery_.uses.end() && use->node == n && use->input == i) return param_at_use(*use);
+  const std::string& name = model_.nodes[n].inputs[i];
+  return name.empty() ? Val() : values_.at(name);
+}
+
 Result<Vals> Importer::inputs_of(size_t n) {
   Vals out;
   for (size_t i = 0; i < model_.nodes[n].inputs.size(); ++i) {
-    const auto use = std::lower_bound(recovery_.uses.begin(), recovery_.uses.end(), std::pair(n, i),
-                                      [](const ParamUse& u, const std::pair<size_t, size_t>& at) {
-                                        return std::pair(u.node, u.input) < at;
-                                      });
-    if (use != recovery_.uses.end() && use->node == n && use->input == i) {
-      PIPER_ASSIGN(Val val, param_at_use(*use));
-      out.push_back(std::move(val));
-      continue;
-    }
-    const std::string& name = model_.nodes[n].inputs[i];
-    out.push_back(name.empty() ? Val() : values_.at(name));
+    PIPER_ASSIGN(Val val, input_of(n, i));
+    out.push_back(std::move(val));
   }
   return out;
 }

@@ -17,6 +17,8 @@ constexpr size_t kLarge = size_t{1} << 16;
 // Large tensors are transposed when they are written, and their pages given back: a model need not
 // fit in memory, let alone twice.
 Bytes oriented(const OnnxTensor& tensor, const Claim& claim) {
+  if (!claim.once.empty())
+    return compress(tensor.data, tensor.type.shape, tensor.type.dtype).second;
   const auto transpose = [data = tensor.data, type = tensor.type] {
     return permute_bytes(data, type.shape, kSwap, type.dtype);
   };
@@ -116,7 +118,8 @@ Status Assembly::add_use(const Claim& claim) {
   Shape at_use = claim.type.shape;
   if (claim.initializer >= 0)
     at_use = model_.initializers[static_cast<size_t>(claim.initializer)].type.shape;
-  out_.uses.push_back({claim.node, claim.input, p, claim.transposed, std::move(at_use)});
+  out_.uses.push_back(
+      {claim.node, claim.input, p, claim.transposed, std::move(at_use), claim.once});
   return ok_status();
 }
 

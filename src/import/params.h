@@ -15,13 +15,15 @@ struct Claim {
   bool transposed = false;  // the file has the transpose of the framework's matrix
   TensorType type;          // of the framework's parameter
   std::string evidence;
+  Shape once = {};  // as in ParamUse
 };
 
 struct ParamUse {
   size_t node = 0, input = 0;
   size_t param = 0;
   bool transposed = false;
-  Shape shape;  // at the use, when it is not the parameter's (transposed)
+  Shape shape;      // at the use, when it is not the parameter's (transposed)
+  Shape once = {};  // `shape` with dims of 1 where the use repeats the parameter; empty: nowhere
 };
 
 struct RecoveredParam {
@@ -35,8 +37,8 @@ struct RecoveredParam {
 };
 
 struct Recovery {
-  std::vector<RecoveredParam> params;  // in the framework's order
-  std::vector<ParamUse> uses;          // sorted by node and input
+  std::vector<RecoveredParam> params;               // in the framework's order
+  std::vector<ParamUse> uses;                       // sorted by node and input
   std::vector<std::string> constants, separated, notes;
   std::vector<std::string> lost;  // in the signature, and neither used nor tied as far as we see
   std::vector<std::string> swallowed;  // of these, those that constants of the file were made of
@@ -77,6 +79,7 @@ std::string_view stem_of(std::string_view call);
 struct Unfolded {
   bool transposed = false;  // else the same elements, in the shape of `type`
   TensorType type;          // of the parameter
+  Shape once;               // as in ParamUse
   std::string note;         // what the user should know of it, or ""
 };
 // Adds those of batch norms in training mode.

@@ -227,6 +227,13 @@ void CallClaims::claim_by_name() {
   }
 }
 
+// A constant that was computed from a parameter beside its place, such as a penalty on a weight: it
+// would not follow when the parameter is trained.
+void CallClaims::find_folded_apart(const OnnxTensor& constant) {
+  for (const std::string& source : constant.folded_from)
+    if (claimed_.count(source)) folded_apart_.push_back(source);
+}
+
 // Constants that were computed from a parameter without another place.
 void CallClaims::claim_folded() {
   const std::vector<std::string> lost = missing();
@@ -244,7 +251,10 @@ void CallClaims::claim_folded() {
       const bool last =
           lost.size() == 1 && t.folded_from.empty() && !is_uniform(t.data, t.type.dtype);
       if (sources.empty() && way && last) sources = lost;
-      if (sources.empty()) continue;
+      if (sources.empty()) {
+        find_folded_apart(t);
+        continue;
+      }
       if (sources.size() > 1 || !way ||
           by_source.emplace(sources[0], found).first->second != found) {
         claims_.swallowed.insert(claims_.swallowed.end(), sources.begin(), sources.end());
@@ -253,8 +263,8 @@ void CallClaims::claim_folded() {
       if (claimed_.insert(sources[0]).second && !way->note.empty())
         claims_.notes.push_back(fmt::format("'{}' {}", sources[0], way->note));
       taken_.emplace(n, i);
-      claims_.list.push_back(
-          {n, i, found, sources[0], way->transposed, way->type, "folded from it, as " + t.name});
+      claims_.list.push_back({n, i, found, sources[0], way->transposed, way->type,
+                              "folded from it, as " + t.name, way->once});
     }
   }
 }

@@ -42,6 +42,7 @@ class CallClaims {
   void take(Slot& slot, const SignatureInput& input, bool transposed, const std::string& evidence);
   void claim_by_name();
   void claim_folded();
+  void find_folded_apart(const OnnxTensor& constant);
   std::vector<std::string> missing() const;  // parameters without a claim or tie
   // params_merged.cc:
   bool restore_merged_module();
@@ -50,7 +51,12 @@ class CallClaims {
   void tie(const std::string& a, const std::string& b);
   void tie_unused();
   void find_swallowed();
+  std::set<std::string> modules_with_losses() const;
+  bool is_unknown(const CallArg& arg) const;  // names a result that no node makes
   void find_merged(std::set<std::string>& modules) const;
+  void find_merged_beside();
+  std::vector<std::string> trained_just_before(std::string_view value) const;
+  void find_removed();
   const OnnxTensor& tensor(int i) const { return model_.initializers[static_cast<size_t>(i)]; }
 
   OnnxModel& model_;
@@ -61,6 +67,7 @@ class CallClaims {
   std::vector<Group> groups_;
   std::set<std::pair<size_t, size_t>> taken_;  // node, input
   std::set<std::string> claimed_;
+  std::vector<std::string> folded_apart_;  // parameters with a place, of which there is more
   Claims claims_;
 };
 

@@ -15,7 +15,33 @@ std::string leaf_of(const std::string& dotted_name) {
   return dotted_name.substr(dotted_name.rfind('.') + 1);
 }
 
+// "a.0.w" and "a.1.w".
+bool differ_in_one_part(const std::string& a, const std::string& b) {
+  const std::vector<std::string> x = split_text(a, '.'), y = split_text(b, '.');
+  if (x.size() != y.size()) return false;
+  size_t differing = 0;
+  for (size_t i = 0; i < x.size(); ++i) differing += x[i] != y[i];
+  return differing == 1;
+}
+
+// Not one of the numbers in a list of sizes: "%view", "[%mul_3, 128]".
+bool is_tensor(const Call& call, const CallArg& arg) {
+  const auto at = static_cast<size_t>(arg.position);
+  if (arg.position < 0 || at >= call.words.size()) return false;
+  return !call.words[at].starts_with("[") || call.function == "aten.cat" ||
+         call.function == "aten.stack";
+}
+
+// Scopes: "a/b" is within "a", "a/b" and "".
+bool is_within(const std::string& inner, const std::string& outer) {
+  return outer.empty() || inner == outer || inner.starts_with(outer + "/");
+}
+
 }  // namespace
+
+bool CallClaims::is_unknown(const CallArg& arg) const {
+  return !group_of_.count(arg.name) && !targets_.count(arg.name);
+}
 
 // Equal modules on one input were merged: a call names a result ("%layer_norm_1") that no node
 // makes, and reads that of another call of the same function instead.
@@ -23,7 +49,7 @@ bool CallClaims::restore_merged_module() {
   if (missing().empty()) return false;
   for (size_t g = 0; g < groups_.size(); ++g) {
     for (const CallArg& arg : groups_[g].call.args) {
-      if (group_of_.count(arg.name) || targets_.count(arg.name)) continue;
+      if (!is_unknown(arg)) continue;
       for (const size_t reader : groups_[g].nodes) {
         for (size_t i = 0; i < model_.nodes[reader].inputs.size(); ++i) {
           const std::string input = model_.nodes[reader].inputs[i];
@@ -129,7 +155,7 @@ void CallClaims::tie(const std::string& a, const std::string& b) {
 void CallClaims::find_merged(std::set<std::string>& modules) const {
   for (const Group& group : groups_) {
     for (const CallArg& arg : group.call.args) {
-      if (group_of_.count(arg.name) || targets_.count(arg.name)) continue;
+      if (!is_unknown(arg)) continue;
       for (const size_t reader : group.nodes)
         for (const std::string& input : model_.nodes[reader].inputs)
           if (group_of_.count(input) && stem_of(input) == stem_of(arg.name))
@@ -138,23 +164,95 @@ void CallClaims::find_merged(std::set<std::string>& modules) const {
   }
 }
 
+// The parameters of the calls that a value comes from by way of calls without any.
+std::vector<std::string> CallClaims::trained_just_before(std::string_view value) const {
+  std::map<std::string_view, size_t> maker;
+  for (size_t n = 0; n < model_.nodes.size(); ++n)
+    for (const std::string& output : model_.nodes[n].outputs) maker.emplace(output, n);
+  std::map<size_t, size_t> group_by_node;
+  for (size_t g = 0; g < groups_.size(); ++g)
+    for (const size_t n : groups_[g].nodes) group_by_node.emplace(n, g);
+  std::map<size_t, std::vector<std::string>> names;  // by group
+  for (const Claim& claim : claims_.list)
+    if (const auto at = group_by_node.find(claim.node); at != group_by_node.end())
+      if (!claim.name.empty()) names[at->second].push_back(claim.name);
+  std::vector<std::string> out;
+  std::vector<std::string_view> open{value};
+  std::set<size_t> seen;
+  while (!open.empty()) {
+    const auto made = maker.find(open.back());
+    open.pop_back();
+    if (made == maker.end() || !seen.insert(made->second).second) continue;
+    const auto group = group_by_node.find(made->second);
+    if (group != group_by_node.end() && names.count(group->second)) {
+      out.insert(out.end(), names[group->second].begin(), names[group->second].end());
+      continue;
+    }
+    for (const std::string& input : model_.nodes[made->second].inputs) open.push_back(input);
+  }
+  return out;
+}
+
+// Equal modules of which neither came apart again: where a result of theirs was merged, a parameter
+// without a place is lost whose name differs in one part from that of one with a place before it.
+void CallClaims::find_merged_beside() {
+  if (claims_.lost.empty()) return;
+  for (const Group& group : groups_) {
+    for (const CallArg& arg : group.call.args) {
+      if (!is_unknown(arg)) continue;
+      for (const size_t reader : group.nodes)
+        for (const std::string& input : model_.nodes[reader].inputs) {
+          if (!group_of_.count(input) || stem_of(input) != stem_of(arg.name)) continue;
+          for (const std::string& trained : trained_just_before(input))
+            for (const std::string& name : claims_.lost)
+              if (differ_in_one_part(name, trained)) claims_.swallowed.push_back(name);
+        }
+    }
+  }
+}
+
+// A product with 1 and a sum with 0 are removed, be they parameters: a call names the result, which
+// no node makes. What has no place near it may have been that number.
+void CallClaims::find_removed() {
+  constexpr std::string_view kRemoved[] = {"mul", "add", "sub", "div"};
+  for (const Group& group : groups_) {
+    const bool reads_removed =
+        std::any_of(group.call.args.begin(), group.call.args.end(), [&](const CallArg& arg) {
+          return is_unknown(arg) && index_.find(arg.name) < 0 && is_tensor(group.call, arg) &&
+                 std::count(std::begin(kRemoved), std::end(kRemoved), stem_of(arg.name)) > 0;
+        });
+    if (!reads_removed) continue;
+    const std::string& reader = scopes_[group.nodes[0]];
+    for (const std::string& name : claims_.lost) {
+      const std::string module = scope_of_name(parent_of(name));
+      if (is_within(reader, scope_of_name(parent_of(parent_of(name)))) || is_within(module, reader))
+        claims_.swallowed.push_back(name);
+    }
+  }
+}
+
 // Equal results of folding are merged too, and only the first says what it was made of. The others
 // show in a module with a parameter that has no place: a call there names a value that no node
 // makes, and a node reads a constant in its stead.
-void CallClaims::find_swallowed() {
+std::set<std::string> CallClaims::modules_with_losses() const {
   std::set<std::string> modules;
   find_merged(modules);
   for (const Group& group : groups_) {
-    const bool names_unknown =
-        std::any_of(group.call.args.begin(), group.call.args.end(), [&](const CallArg& arg) {
-          return !group_of_.count(arg.name) && !targets_.count(arg.name);
-        });
+    const bool names_unknown = std::any_of(group.call.args.begin(), group.call.args.end(),
+                                           [&](const CallArg& arg) { return is_unknown(arg); });
     for (const Slot& slot : group.slots) {
       const bool is_constant = !taken_.count({slot.node, slot.input}) &&
                                num_elements(tensor(slot.initializer).type.shape) > 1;
       if (names_unknown && is_constant) modules.insert(scopes_[slot.node]);
     }
   }
+  return modules;
+}
+
+void CallClaims::find_swallowed() {
+  const std::set<std::string> modules = modules_with_losses();
+  find_merged_beside();
+  find_removed();
   std::vector<std::string>& out = claims_.swallowed;
   for (const Group& group : groups_) {  // named by a call, and without a place
     for (const CallArg& arg : group.call.args)
@@ -167,6 +265,7 @@ void CallClaims::find_swallowed() {
   std::erase_if(out, [&](const std::string& name) {
     return !std::count(claims_.lost.begin(), claims_.lost.end(), name);
   });
+  out.insert(out.end(), folded_apart_.begin(), folded_apart_.end());
   std::sort(out.begin(), out.end());
   out.erase(std::unique(out.begin(), out.end()), out.end());
 }

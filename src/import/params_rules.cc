@@ -189,7 +189,10 @@ Status Rules::tie(size_t r) {
   for (const std::string& name : dotted) {
     PIPER_TRY(claim(r, name));
     const int at = find_param(name);
-    if (at < 0) std::erase(out_.lost, name);
+    if (at < 0) {
+      std::erase(out_.lost, name);
+      std::erase(out_.swallowed, name);
+    }
     if (at < 0 || at == into) continue;
     if (into >= 0) {
       PIPER_TRY(merge(r, static_cast<size_t>(into), static_cast<size_t>(at)));

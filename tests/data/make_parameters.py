@@ -119,3 +119,43 @@ write("no_gradient",
        node("Sign", "mul_1", "sign", ("sign", "aten.sign.default", "%mul_1")), node("Mul", "mul sign", "mul_2", ("mul_2", "aten.mul.Tensor", "%mul, %sign")),
        *loss("mul_2")],
       [tensor("v", 4), tensor("w", 4)], ["batch", 4], ["v", "w"])
+# Tables of positions and of one type, looked up for every sample of a batch of fixed size.
+def looked_up(name, rows, width, *places):
+    return numpy_helper.from_array(rng.normal(size=(rows, width)).astype(np.float32)[np.array(places)], name)
+
+
+def sums(*names):
+    nodes, x = [], "x"
+    for i, name in enumerate(names):
+        nodes.append(node("Add", f"{x} {name}", f"add_{i}", (f"add_{i}", "aten.add.Tensor", f"%{x}, %{name}")))
+        x = f"add_{i}"
+    return nodes + loss(x)
+
+
+write("repeated_tables", sums("embedding", "embedding_1"),
+      [looked_up("embedding", 3, 2, *[[0, 1, 2]] * 4), looked_up("embedding_1", 1, 2, *[[0, 0, 0]] * 4)], [4, 3, 2],
+      ["position.weight", "type.weight"], {"embedding": ["arange", "position.weight"], "embedding_1": ["zeros", "type.weight"]})
+# By relative position: the order of the table's rows is lost. A table of zeros: which rows are equal by chance is not to be seen.
+write("relative_table", sums("embedding"), [looked_up("embedding", 5, 2, [2, 3, 4], [1, 2, 3], [0, 1, 2])], ["batch", 3, 3, 2],
+      ["bias.weight"], {"embedding": ["sub", "bias.weight"]})
+write("table_of_zeros", sums("embedding"), [numpy_helper.from_array(np.zeros((3, 2), np.float32), "embedding")], ["batch", 3, 2],
+      ["position.weight"], {"embedding": ["arange", "position.weight"]})
+# A parameter that is 1 is no factor to the exporter.
+linear = ("linear", "aten.linear.default", "%mul, %p_fc_weight, %p_fc_bias")
+write("removed_factor", [node("Gemm", "x fc.weight fc.bias", "linear", linear, "fc", transB=1), *loss("linear")],
+      [tensor("fc.weight", 2, 4), tensor("fc.bias", 2)], ["batch", 4], ["scale", "fc.weight", "fc.bias"])
+# Two equal scales of one input that became one node, behind them one function.
+write("merged_scales",
+      [node("Mul", "x a.scale", "mul", ("mul", "aten.mul.Tensor", "%x, %p_a_scale"), "a"),
+       node("Tanh", "mul", "tanh", ("tanh", "aten.tanh.default", "%mul")),
+       node("Gemm", "tanh p.weight p.bias", "linear", ("linear", "aten.linear.default", "%tanh, %p_p_weight, %p_p_bias"), "p", transB=1),
+       node("Gemm", "tanh q.weight q.bias", "linear_1", ("linear_1", "aten.linear.default", "%tanh_1, %p_q_weight, %p_q_bias"), "q", transB=1),
+       node("Sub", "linear linear_1", "sub", ("sub", "aten.sub.Tensor", "%linear, %linear_1")), *loss("sub")],
+      [ones("a.scale", 4), tensor("p.weight", 2, 4), tensor("p.bias", 2), tensor("q.weight", 2, 4), tensor("q.bias", 2)],
+      ["batch", 4], ["a.scale", "b.scale", "p.weight", "p.bias", "q.weight", "q.bias"])
+# A penalty on a weight that was computed once and for all, beside the weight's place.
+write("folded_penalty",
+      [node("MatMul", "x val_1", "linear", ("linear", "aten.linear.default", "%x, %p_fc_weight"), "fc"), *loss("linear")[:1],
+       node("ReduceMean", "square", "mean", ("mean", "aten.mean.default", "%square"), keepdims=0),
+       node("Add", "mean sum_1", "loss", ("add", "aten.add.Tensor", "%mean, %sum_1"))],
+      [tensor("val_1", 4, 2), tensor("sum_1")], ["batch", 4], ["fc.weight"], {"val_1": ["fc.weight"], "sum_1": ["pow_1", "fc.weight"]})
