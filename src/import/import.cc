@@ -159,6 +159,11 @@ Result<Vals> Importer::inputs_of(size_t n) {
   Vals out;
   for (size_t i = 0; i < model_.nodes[n].inputs.size(); ++i) {
     PIPER_ASSIGN(Val val, input_of(n, i));
+    const bool detached =
+        std::binary_search(recovery_.detached.begin(), recovery_.detached.end(), std::pair(n, i));
+    if (detached && val.kind == Val::Kind::kGraph && info(val.dtype).is_float) {
+      PIPER_ASSIGN(val, emit_.pointwise("Detach", {val}, {}));
+    }
     out.push_back(std::move(val));
   }
   return out;

@@ -235,6 +235,7 @@ Result<Recovery> recover_params(OnnxModel& model, std::vector<std::string>& scop
   PIPER_TRY(assembly.run());
   Recovery recovery = std::move(assembly).take();
   find_running_statistics(model, scopes, recovery);
+  PIPER_TRY(find_detached(model, signature, recovery));
   return recovery;
 }
 

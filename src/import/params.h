@@ -39,6 +39,7 @@ struct RecoveredParam {
 struct Recovery {
   std::vector<RecoveredParam> params;               // in the framework's order
   std::vector<ParamUse> uses;                       // sorted by node and input
+  std::vector<std::pair<size_t, size_t>> detached;  // node, input: no gradient flows back; sorted
   std::vector<std::string> constants, separated, notes;
   std::vector<std::string> lost;  // in the signature, and neither used nor tied as far as we see
   std::vector<std::string> swallowed;  // of these, those that constants of the file were made of
@@ -85,6 +86,9 @@ struct Unfolded {
 // Adds those of batch norms in training mode.
 void find_running_statistics(const OnnxModel& model, const std::vector<std::string>& scopes,
                              Recovery& recovery);
+// Adds what was detached. Errors: the file does not say which of a node's inputs that was.
+Status find_detached(const OnnxModel& model, const std::vector<SignatureInput>& signature,
+                     Recovery& recovery);
 // The parameter that `folded` was computed from, if there is one exact answer.
 std::optional<Unfolded> unfold(const OnnxTensor& folded);
 // By the exported program's signature and calls.

@@ -120,6 +120,21 @@ class Typed(nn.Module):
         return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten(), ignore_index=-100)
 
 
+class Quantised(nn.Module):
+    """The nearest of a table's rows in place of a vector; gradients pass as if it had not been, and a teacher gets none."""
+    def __init__(self):
+        super().__init__()
+        self.inner, self.table, self.outer = nn.Linear(8, 6), nn.Parameter(torch.randn(10, 6)), nn.Linear(6, 8)
+
+    def forward(self, x):
+        z = self.inner(x)
+        q = self.table[((z[:, None] - self.table) ** 2).sum(-1).argmin(-1)]
+        y = self.outer(z + (q - z).detach())
+        teacher = F.linear(z.detach(), self.outer.weight.detach())
+        kept = ((2 * z - 2 * q.detach()) ** 2).mean()
+        return F.mse_loss(y, x) + F.mse_loss(z.detach(), q) + 0.1 * kept + 0.1 * F.mse_loss(y, teacher)
+
+
 class Language(nn.Module):
     def __init__(self, model):
         super().__init__()
@@ -141,6 +156,10 @@ def pixels(g):
 def clicks(g):
     return {"dense": torch.randn(BATCH, 5, generator=g), "sparse": torch.randint(0, 20, (BATCH, 3), generator=g),
             "clicked": torch.randint(0, 2, (BATCH,), generator=g).float()}
+
+
+def vectors(g):
+    return {"x": torch.randn(BATCH, 8, generator=g)}
 
 
 def tokens(g):
@@ -207,3 +226,4 @@ write("dlrm", Clicks, clicks)
 write("gptj", gptj, tokens)
 write("falcon", falcon, tokens)
 write("static-tables", Typed, tokens, static=True)
+write("quantised", Quantised, vectors)

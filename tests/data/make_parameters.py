@@ -159,3 +159,8 @@ write("folded_penalty",
        node("ReduceMean", "square", "mean", ("mean", "aten.mean.default", "%square"), keepdims=0),
        node("Add", "mean sum_1", "loss", ("add", "aten.add.Tensor", "%mean, %sum_1"))],
       [tensor("val_1", 4, 2), tensor("sum_1")], ["batch", 4], ["fc.weight"], {"val_1": ["fc.weight"], "sum_1": ["pow_1", "fc.weight"]})
+# One of two values was detached, and their names do not say which.
+write("detached_somewhere",
+      [node("Mul", "x w", "mul", ("mul", "aten.mul.Tensor", "%x, %p_w")), node("Tanh", "mul", "tanh", ("tanh", "aten.tanh.default", "%mul")),
+       node("Sub", "mul tanh", "sub", ("sub", "aten.sub.Tensor", "%mul, %detach, %clone")),
+       node("Neg", "sub", "neg", ("sub", "aten.sub.Tensor", "%mul, %detach, %clone")), *loss("neg")], [tensor("w", 4)], ["batch", 4], ["w"])

@@ -64,7 +64,7 @@ TEST_P(Families, TrainAsPyTorch) {
 
 INSTANTIATE_TEST_SUITE_P(All, Families,
                          ::testing::Values("conv-group-norm", "unet", "mixer", "dlrm", "gptj",
-                                           "falcon", "static-tables"),
+                                           "falcon", "static-tables", "quantised"),
                          [](const auto& info) { return identifier(info.param); });
 
 }  // namespace
