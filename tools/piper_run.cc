@@ -1,4 +1,6 @@
 // piper-run: executes plans. Flags here, everything else in the runtime room.
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <atomic>
 #include <csignal>
@@ -18,6 +20,15 @@ extern "C" void request_stop(int signal) {
   std::signal(signal, SIG_DFL);
 }
 
+// Data and parameters are read as mapped memory: the system says in no other way that a file has
+// become shorter, or that its disk fails.
+extern "C" void end_without_file(int) {
+  constexpr std::string_view kText =
+      "error: a file of data or of plans was cut or became unreadable while it was in use\n";
+  static_cast<void>(!write(STDERR_FILENO, kText.data(), kText.size()));
+  _exit(static_cast<int>(piper::ExitCode::kStorage));
+}
+
 constexpr int kInterrupted = 130;
 
 constexpr const char* kFooter = R"(
@@ -30,7 +41,7 @@ Examples:
   piper-run plans --data text.bin:u8 --steps 500 --save trained.safetensors --metrics run.jsonl
   piper-run plans --data text.bin:u8 --steps 20 --verify-against single
   mpirun -n 4 piper-run plans --data text.bin:u8 --steps 500
-  mpirun -n 1 piper-run plans/rank0.plan --data text.bin:u8 : -n 1 piper-run plans/rank1.plan --data text.bin
+  mpirun -n 1 piper-run plans/rank0.plan --data text.bin:u8 : -n 1 piper-run plans/rank1.plan --data text.bin:u8
 Open MPI wants: )";
 
 constexpr const char* kExitCodes = R"(
@@ -154,6 +165,7 @@ int main(int argc, char** argv) {
   flags.run.job.stop = &stop_requested;
   std::signal(SIGINT, request_stop);
   std::signal(SIGTERM, request_stop);
+  std::signal(SIGBUS, end_without_file);
   piper::Result<piper::RunOutcome> outcome = piper::run_plans(std::move(flags.run));
   if (!outcome) {
     std::fputs(piper::print_error(outcome.error()).c_str(), stderr);

@@ -53,6 +53,9 @@ class Command : public testing::Test {
         "OMPI_MCA_rmaps_base_oversubscribe=1 "
         "ASAN_OPTIONS=detect_leaks=0 {} '{}' --run-plan {} 2>&1",
         launcher, self, arguments);
+    return run_shell(command);
+  }
+  static std::pair<int, std::string> run_shell(const std::string& command) {
     std::string output;
     FILE* pipe = popen(command.c_str(), "r");
     char buffer[4096];
@@ -151,6 +154,22 @@ TEST_F(Command, AFailingRankEndsTheJobWithItsReason) {
   EXPECT_EQ(code, static_cast<int>(ExitCode::kStorage)) << output;
   EXPECT_NE(output.find("error: the disk of rank 1 is full"), std::string::npos) << output;
   EXPECT_FALSE(std::filesystem::exists(path("a")));
+}
+
+// Mapped memory of a file that has become shorter: the process would end without a word.
+TEST_F(Command, DataThatIsCutEndsTheRunWithAReason) {
+  if (kThreadSanitizer) GTEST_SKIP() << "the program itself is another test's";
+  auto [code, output] = run_shell(fmt::format(
+      "(for i in $(seq 1000); do [ -s {0}/m ] && break; sleep 0.02; done; "
+      "truncate -s 0 {0}/data.safetensors) >/dev/null & "
+      "{1}/bin/piper-run {0}/plans --data {0}/data.safetensors --steps 1000000 --threads 1 "
+      "--metrics {0}/m --log-every 1000000000 2>&1; exit $?",
+      folder_.string(), PIPER_BINARY_DIR));
+  EXPECT_EQ(code, 12) << output;
+  EXPECT_NE(output.find("\nerror: a file of data or of plans was cut or became unreadable while it "
+                        "was in use\n"),
+            std::string::npos)
+      << output;
 }
 
 // What a run says when it is refused.
