@@ -3,6 +3,7 @@
 #include <onnx/onnx_pb.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <map>
 #include <set>
 
@@ -370,6 +371,9 @@ Result<onnx::ModelProto> Writer::run(const TrainingExport& training) {
 
 Status write(const std::string& path, const ImportOptions& options, const TrainingExport& training,
              const std::string& to) {
+  std::error_code ignored;
+  if (std::filesystem::equivalent(path, to, ignored))
+    return fail("the model would be replaced by what is made of it; write to another file");
   PIPER_ASSIGN(OnnxModel model, read_onnx(path, options.max_file_bytes));
   PIPER_TRY(take_training(model));
   std::vector<std::string> scopes = scopes_of(model);

@@ -149,6 +149,18 @@ TEST(TrainingInfo, WhatIsWrittenIsReadToTheSamePlan) {
   }
 }
 
+TEST(TrainingInfo, AModelIsNotReplacedByWhatIsMadeOfIt) {
+  const Folder folder;
+  const std::string text = with_optimizer(kWritten[0]), written = folder.path() + "/written.onnx";
+  ASSERT_TRUE(emit(folder, PIPER_SOURCE_DIR "/tests/data/two_tower.onnx", text));
+  const Status refused = emit(folder, written, text);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(print_error(refused.error()),
+            written +
+                ": error: the model would be replaced by what is made of it; write to another "
+                "file\n");
+}
+
 // Merged, folded, deleted, tied and transposed parameters; a padding row; logits without a loss.
 TEST(TrainingInfo, ExportsThatAreWrittenTrainBitForBit) {
   const Folder folder;
