@@ -10,8 +10,8 @@
 namespace piper {
 namespace {
 
-const TensorType& type_of(const Model& model, const Section& section, Spot place, size_t arg = 0) {
-  return model.cells[place.cell].role->tensor(section.at(place).args[arg]).type;
+const Tensor& tensor_of(const Model& model, const Section& section, Spot place, size_t arg = 0) {
+  return model.cells[place.cell].role->tensor(section.at(place).args[arg]);
 }
 
 // What one cell sends another through one channel.
@@ -105,25 +105,31 @@ std::string describe(const Model& model, const Section& section, Spot place) {
   const Instruction& one = section.at(place);
   std::string text = fmt::format("{} ({} of", name_of(model, section, place), to_string(one.kind));
   for (size_t k = 0; k < one.args.size() && k < 3; ++k)
-    text += " " + to_string(type_of(model, section, place, k));
+    text += " " + to_string(tensor_of(model, section, place, k).type);
   if (one.args.size() > 3) text += fmt::format(" and {} more", one.args.size() - 3);
   return text +
          (one.kind == InstructionKind::kBroadcast ? fmt::format(" from {})", one.root) : ")");
 }
 
-// Of a message, tensor by tensor.
+// Of a message, tensor by tensor: values of a microbatch have one name everywhere. (Parts of sums
+// are followed by rule sum.)
 void compare_types(const Model& model, const Section& section, Spot send, Spot recv,
                    Findings& findings) {
   const size_t sends = section.at(send).args.size(), takes = section.at(recv).args.size();
   if (sends != takes)
     return findings.add("transfer", "{} sends {} tensors, but {} takes {}",
                         name_of(model, section, send), sends, name_of(model, section, recv), takes);
+  const bool of_microbatch = section.step(send).micro >= 0;
   for (size_t a = 0; a < sends; ++a) {
-    const TensorType &sent = type_of(model, section, send, a),
-                     &received = type_of(model, section, recv, a);
-    if (sent != received)
+    const Tensor &sent = tensor_of(model, section, send, a),
+                 &received = tensor_of(model, section, recv, a);
+    if (sent.type != received.type)
       findings.add("transfer", "{} sends {}, but {} takes {}", name_of(model, section, send),
-                   to_string(sent), name_of(model, section, recv), to_string(received));
+                   to_string(sent.type), name_of(model, section, recv), to_string(received.type));
+    else if (of_microbatch && sent.name != received.name)
+      findings.add("transfer", "{} sends '{}', but {} takes '{}'", name_of(model, section, send),
+                   quote_control(sent.name), name_of(model, section, recv),
+                   quote_control(received.name));
   }
 }
 

@@ -266,6 +266,7 @@ Result<VerifyReport> verify_plan_set(const PlanSet& set) {
   const auto structure = [&](Findings& found, VerifyReport&) {
     check_structure(model, sections, found);
     check_packed_copies(model, sections, found);
+    check_draws(model, found);
   };
   if (model.cells[0].role->steps_ahead > 0) {
     // States come from the host and return to it within a section.

@@ -228,6 +228,8 @@ Status find_facts(const PlanSet& set, Model& model);
 // ---- The rules ----------------------------------------------------------------------------------
 void check_structure(const Model& model, std::span<const Section> sections, Findings& findings);
 void check_packed_copies(const Model& model, std::span<const Section> sections, Findings& findings);
+// microbatch: random numbers
+void check_draws(const Model& model, Findings& findings);
 // Fills section.partner and counts transfers.
 void check_transfers(const Model& model, Section& section, Findings& findings,
                      VerifyReport& report);

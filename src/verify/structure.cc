@@ -226,10 +226,45 @@ void check_starts(const Model& model, Findings& findings) {
       if (tensor.init.empty() || tensor.previous_of >= 0) continue;
       const First own{&tensor, c};
       const First& first = of_values.emplace(tensor.init, own).first->second;
-      if (first.tensor->param != tensor.param)
+      const bool both_constant =
+          tensor.kind == BufferKind::kConstant && first.tensor->kind == BufferKind::kConstant;
+      if (first.tensor->param != tensor.param ||
+          (both_constant && first.tensor->name != tensor.name))
         findings.add("structure", "'{}' on {} and '{}' on {} both start with the values of '{}'",
                      quote_control(first.tensor->name), model.who(first.cell),
                      quote_control(tensor.name), model.who(c), quote_control(tensor.init));
+    }
+  }
+}
+
+// What several roles keep by one name, parameters apart, starts with the same values everywhere.
+void check_kept(const Model& model, Findings& findings) {
+  std::unordered_map<std::string_view, std::pair<const Tensor*, int32_t>> known;  // and its cell
+  for (int32_t c = 0; c < static_cast<int32_t>(model.cells.size()); ++c)
+    for (int32_t b : model.cells[c].facts->kept) {
+      const Tensor& tensor = model.cells[c].role->tensor(b);
+      if (!tensor.param.empty()) continue;
+      const auto [first, is_new] = known.try_emplace(tensor.name, &tensor, c);
+      const auto& [other, cell] = first->second;
+      if (!is_new && (other->init != tensor.init || other->fill != tensor.fill))
+        findings.add("structure", "'{}' starts differently on {} and {}",
+                     quote_control(tensor.name), model.who(cell), model.who(c));
+    }
+}
+
+// All roles cut the same batch, and read the same data by one name.
+void check_inputs(const Model& model, Findings& findings) {
+  std::unordered_map<std::string_view, std::pair<const DataInput*, int32_t>> known;
+  for (int32_t c = 0; c < static_cast<int32_t>(model.cells.size()); ++c) {
+    const RoleProgram& role = *model.cells[c].role;
+    if (role.batch != model.cells[0].role->batch)
+      findings.add("structure", "the batch has {} samples on {}, {} on {}", role.batch,
+                   model.who(c), model.cells[0].role->batch, model.who(0));
+    for (const DataInput& input : role.inputs) {
+      const auto [first, is_new] = known.try_emplace(input.name, &input, c);
+      if (!is_new && !(*first->second.first == input))
+        findings.add("structure", "data input '{}' is another on {} than on {}",
+                     quote_control(input.name), model.who(c), model.who(first->second.second));
     }
   }
 }
@@ -260,6 +295,8 @@ void check_structure(const Model& model, std::span<const Section> sections, Find
   }
   check_copies(model, findings);
   check_starts(model, findings);
+  check_kept(model, findings);
+  check_inputs(model, findings);
   check_uses(model, findings);
 }
 

@@ -2,6 +2,15 @@
 #include "sum.h"
 
 namespace piper {
+
+void SumCheck::share(Spot place, const Instruction& one) {
+  if (one.kind == InstructionKind::kCompute)
+    scalars_.compute(place, one, [&](int32_t buffer) { return held(place, buffer).cut; });
+  else if (one.kind == InstructionKind::kSend || one.kind == InstructionKind::kRecv ||
+           one.kind == InstructionKind::kCopy)
+    scalars_.move(place, one);
+}
+
 void SumCheck::step(Spot place, const Instruction& one) {
   switch (one.kind) {
     case InstructionKind::kInput: {
@@ -300,6 +309,7 @@ void SumCheck::check_maker(int32_t cell, const Report& report,
 }
 
 void SumCheck::check_reports(int32_t cell, int32_t step) {
+  scalars_.check_reports(cell, step);
   for (const Report& report : model_.cells[cell].role->reports) {
     const Content& content = held_[cell][report.buffer];
     const auto what = [&] {

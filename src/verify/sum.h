@@ -11,6 +11,7 @@
 #include "mail.h"
 #include "model.h"
 #include "samples.h"
+#include "scalars.h"
 #include "sets.h"
 
 namespace piper {
@@ -81,7 +82,12 @@ struct Content {
 class SumCheck {
  public:
   SumCheck(const Model& model, const Section& section, Findings& findings, VerifyReport& report)
-      : model_(model), section_(section), findings_(findings), report_(report), sent_(section) {
+      : model_(model),
+        section_(section),
+        findings_(findings),
+        report_(report),
+        scalars_(model, section, findings),
+        sent_(section) {
     for (const Cell& cell : model.cells) {
       held_.emplace_back(cell.role->buffers.size());
       numbers_.emplace_back();
@@ -108,10 +114,13 @@ class SumCheck {
       if (i + kAhead < section_.order.size()) fetch(section_.order[i + kAhead]);
       const int32_t joint = section_.joint[place.cell][place.index];
       const Step& one = section_.step(place);
-      if (is_collective(one.kind))
+      if (is_collective(one.kind)) {
         collective(joint < 0 ? std::vector<Spot>{place} : section_.joints[joint]);
-      else if (one.kind != InstructionKind::kCompute || !compute_plainly(place, one))
-        step(place, section_.at(place));
+      } else {
+        if (one.micro < 0) share(place, section_.at(place));
+        if (one.kind != InstructionKind::kCompute || !compute_plainly(place, one))
+          step(place, section_.at(place));
+      }
       if (section_.parts.size() == 1) continue;
       for (Spot member : joint < 0 ? std::vector<Spot>{place} : section_.joints[joint])
         if (section_.ends_step(member))
@@ -121,6 +130,7 @@ class SumCheck {
       if (section_.parts.size() == 1) check_reports(c, 0);
       check_end(c);
     }
+    scalars_.check_end();
   }
 
  private:
@@ -170,6 +180,8 @@ class SumCheck {
   }
 
   void step(Spot place, const Instruction& one);
+  // Follows the numbers of the step.
+  void share(Spot place, const Instruction& one);
   int32_t samples(Spot place, const SampleRange& range);
   std::string print(int32_t samples) const {
     return print_samples(samples_.set_of(samples_.run(samples)), model_.mesh);
@@ -277,6 +289,7 @@ class SumCheck {
   const Section& section_;
   Findings& findings_;
   VerifyReport& report_;
+  StepScalars scalars_;
   std::vector<std::vector<Content>> held_;  // by cell and buffer
   Mail<Content> sent_;
   bool two_versions_ = false;               // of every trained parameter

@@ -4,6 +4,7 @@
 namespace piper {
 
 void SumCheck::collective(const std::vector<Spot>& members) {
+  scalars_.collective(members);
   const Instruction& one = section_.at(members[0]);
   switch (one.kind) {
     case InstructionKind::kAllReduce:

@@ -66,6 +66,10 @@ TEST(RightPlans, WithRunningStatisticsAreAcceptedToo) {
   accept_right_plans(uncut_strategy, jobs::kSanitized ? 10 : 50);
 }
 
+TEST(RightPlans, ThatDrawRandomNumbersAreAcceptedToo) {
+  accept_right_plans(drawing_strategy, jobs::kSanitized ? 3 : 15);
+}
+
 struct Count {
   int wrong = 0, caught = 0, equal = 0, equal_refused = 0;
 };
@@ -134,6 +138,12 @@ TEST(Mutants, OfTwoVersionsAreCaughtToo) {
   for (int k = 0; k < 3; ++k) all.insert(all.end(), more.begin(), more.end());
   catch_mutants(overlapping_strategy, all, jobs::kSanitized ? 2 : 10, jobs::kSanitized ? 1 : 3,
                 jobs::kSanitized ? 10 : 500);
+}
+TEST(Mutants, OfRandomNumbersAreCaughtToo) {
+  std::vector<Mutation> all = mutations();
+  const auto more = agreement_mutations();
+  for (int k = 0; k < 3; ++k) all.insert(all.end(), more.begin(), more.end());
+  catch_mutants(drawing_strategy, all, jobs::kSanitized ? 1 : 4, 1, jobs::kSanitized ? 5 : 60);
 }
 TEST(Mutants, OfRunningStatisticsAreCaughtToo) {
   // Which of two values of one type an op takes shows only beside another microbatch.

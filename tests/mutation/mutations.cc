@@ -445,8 +445,8 @@ std::span<const Mutation> join_mutations() { return kJoinMutations; }
 
 std::vector<Mutation> mutations() {
   std::vector<Mutation> all(std::begin(kMutations), std::end(kMutations));
-  const auto targeted = targeted_mutations();
-  all.insert(all.end(), targeted.begin(), targeted.end());
+  for (const auto more : {targeted_mutations(), agreement_mutations()})
+    all.insert(all.end(), more.begin(), more.end());
   return all;
 }
 

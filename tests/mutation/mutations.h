@@ -24,5 +24,7 @@ std::span<const Mutation> version_mutations();
 std::span<const Mutation> join_mutations();
 // Those of them that aim at one promise of the verifier each.
 std::span<const Mutation> targeted_mutations();
+// Those of what all ranks and parameters have in common.
+std::span<const Mutation> agreement_mutations();
 
 }  // namespace piper::mutation

@@ -229,6 +229,11 @@ inline std::string uncut_strategy(Random& random, size_t) {
   return text + random_precision(random) + random_order(random);
 }
 
+// For models that draw random numbers.
+inline std::string drawing_strategy(Random& random, size_t microbatches) {
+  return random_strategy(random, microbatches);
+}
+
 using MakeStrategy = std::string (*)(Random& random, size_t microbatches);
 
 inline Made make_plan(Random& random, size_t microbatches, MakeStrategy strategy) {
@@ -241,8 +246,12 @@ inline Made make_plan(Random& random, size_t microbatches, MakeStrategy strategy
                                                   "coupled/plain_mean.onnx"};
   const std::initializer_list<const char*> uncut = {"batch_norm/residual.onnx",
                                                     "batch_norm/twice.onnx"};
+  const std::initializer_list<const char*> drawing = {"dropout/dynamo.onnx",
+                                                      "dropout/torchscript.onnx"};
   options.model = std::string(PIPER_SOURCE_DIR "/tests/data/") +
-                  one_of<const char*>(random, strategy == uncut_strategy ? uncut : cut);
+                  one_of<const char*>(random, strategy == uncut_strategy     ? uncut
+                                              : strategy == drawing_strategy ? drawing
+                                                                             : cut);
   options.strategy = folder.write("strategy.yaml", made.strategy);
   options.fuse = made.fuse;
   options.oracles = false;

@@ -224,7 +224,7 @@ TEST(VerifySums, ReportsComeFromWhatTheirNamesSay) {
                            "at=512\n"},
                           {"body\n",
                            "program 4 label=\"N\" args=2\n  value 0 f32[1,2] read\n  value 1 f32[] "
-                           "written\n  op GlobalNorm in=[0] out=[1]\nbody\n"},
+                           "written\n  op Sum in=[0] out=[1]\nbody\n"},
                           {"    sum_read\n",
                            fmt::format("    sum_read\n  12 compute label=\"N\" program=4 "
                                        "args=[7,8] waits=[10]\n    sum_read\nreport \"{}\" "
@@ -235,9 +235,11 @@ TEST(VerifySums, ReportsComeFromWhatTheirNamesSay) {
     return findings_of(set);
   };
   const std::string who = "sum: rank 0 (and 1 like it) reports ";
-  EXPECT_EQ(
-      reported("grad_norm"),
-      std::vector<std::string>{who + "'grad_norm', which does not come from the sum 'w1.grad'"});
+  EXPECT_EQ(reported("grad_norm"),
+            (std::vector<std::string>{
+                "update: rank 0 (and 1 like it) reports 'grad_norm', which is not the norm of the "
+                "gradients",
+                who + "'grad_norm', which does not come from the sum 'w1.grad'"}));
   EXPECT_EQ(reported("learning_rate"),
             std::vector<std::string>{who + "'learning_rate', which comes from the sum 'w0.grad'"});
   EXPECT_EQ(reported("loss"), std::vector<std::string>{who + "'loss', which comes from no loss"});

@@ -413,6 +413,7 @@ TEST(Verify, CopiesAreUpdatedAlike) {
             (std::vector<std::string>{"copies: 'w' on rank 0 and on rank 2 is not updated alike"}));
   EXPECT_EQ(findings_of(set(copy_text(2, first, "Sub", " fill=1"))),
             (std::vector<std::string>{
+                "structure: 'w.moment' starts differently on rank 0 and rank 2",
                 "copies: 'w.moment' on rank 0 and on rank 2 is not updated alike"}));
 }
 

@@ -1,0 +1,81 @@
+// Rule microbatch, for random numbers: what a backward draws again, a forward has drawn, with the
+// same op, key and count of steps. (Of which samples, rule sum says.)
+#include <set>
+
+#include "model.h"
+
+namespace piper {
+namespace {
+
+// Ops that draw, and which input is the key; the count of steps is the next one.
+constexpr std::pair<std::string_view, size_t> kDraws[] = {{"Random", 0}, {"Dropout", 1}};
+
+struct Draw {
+  size_t op = 0;
+  int32_t key = -1, step = -1;  // arguments, or -1
+};
+std::vector<Draw> draws_of(const Program& program) {
+  std::vector<Draw> draws;
+  for (size_t o = 0; o < program.ops.size(); ++o)
+    for (const auto& [name, key] : kDraws) {
+      const ProgramOp& op = program.ops[o];
+      if (op.op != name || op.inputs.size() < key + 2) continue;
+      const auto arg = [&](size_t i) {
+        return op.inputs[i] < program.num_args ? op.inputs[i] : -1;
+      };
+      draws.push_back({o, arg(key), arg(key + 1)});
+    }
+  return draws;
+}
+
+class DrawCheck {
+ public:
+  DrawCheck(const Model& model, Findings& findings) : model_(model), findings_(findings) {}
+
+  void run() {
+    for (const bool forward : {true, false})
+      for (size_t c = 0; c < model_.cells.size(); ++c) {
+        const RoleProgram& role = *model_.cells[c].role;
+        std::vector<std::vector<Draw>> draws;
+        for (const Program& program : role.programs) draws.push_back(draws_of(program));
+        for (const auto* list : {&role.prologue, &role.body, &role.epilogue})
+          for (const Instruction& one : *list) {
+            if (one.kind != InstructionKind::kCompute || (one.pass == 'F') != forward) continue;
+            for (const Draw& draw : draws[static_cast<size_t>(one.program)])
+              visit(c, one, draw, forward);
+          }
+      }
+  }
+
+ private:
+  void visit(size_t c, const Instruction& one, const Draw& draw, bool forward) {
+    const RoleProgram& role = *model_.cells[c].role;
+    const ProgramOp& op = role.programs[static_cast<size_t>(one.program)].ops[draw.op];
+    const auto kept = [&](int32_t arg) -> const Tensor* {
+      if (arg < 0) return nullptr;
+      const Tensor& tensor = role.tensor(one.args[static_cast<size_t>(arg)]);
+      // The newest version is the count of the next step, as that finds it.
+      return tensor.previous_of < 0 ? &tensor : &role.tensor(tensor.previous_of);
+    };
+    const Tensor *key = kept(draw.key), *step = kept(draw.step);
+    uint64_t symbol = join_symbols(symbol_of(op.op), symbol_of(print_attrs(op.attrs)));
+    if (key) symbol = join_symbols(symbol, symbol_of(key->init.empty() ? key->name : key->init));
+    if (step) symbol = join_symbols(symbol, symbol_of(step->name));
+    if (forward)
+      drawn_.insert(symbol);
+    else if (!drawn_.contains(symbol) && said_.insert(symbol).second)
+      findings_.add("microbatch", "{} on {} draws {} by key '{}' and step '{}', as no forward does",
+                    name_of(one), model_.who(static_cast<int32_t>(c)), op.op,
+                    key ? quote_control(key->name) : "", step ? quote_control(step->name) : "");
+  }
+
+  const Model& model_;
+  Findings& findings_;
+  std::set<uint64_t> drawn_, said_;
+};
+
+}  // namespace
+
+void check_draws(const Model& model, Findings& findings) { DrawCheck(model, findings).run(); }
+
+}  // namespace piper

@@ -1,0 +1,311 @@
+#include "scalars.h"
+
+#include <algorithm>
+#include <deque>
+
+namespace piper {
+namespace {
+
+using enum NumberKind;
+
+// What each op of the update makes of what.
+struct Rule {
+  std::string_view op;
+  std::vector<NumberKind> inputs;
+  NumberKind makes;
+};
+const std::vector<Rule>& rules() {
+  static const std::vector<Rule> kRules = {
+      {"NotFinite", {kNorm}, kSkip},
+      {"LossScale", {kState}, kScale},
+      {"Div", {kNorm, kScale}, kUnscaledNorm},
+      {"Div", {kClip, kScale}, kFactor},
+      {"Reciprocal", {kScale}, kFactor},
+      {"ClipFactor", {kNorm}, kClip},
+      {"ClipFactor", {kUnscaledNorm}, kClip},
+      {"LearningRate", {kState}, kRate},
+      {"NextStep", {kState}, kState},
+      {"NextStep", {kState, kSkip}, kState},
+      {"NextLossScale", {kState, kState, kSkip}, kState},
+  };
+  return kRules;
+}
+// These ops do nothing else.
+bool is_of_step(std::string_view op) {
+  return op != "Div" && op != "Reciprocal" &&
+         std::any_of(rules().begin(), rules().end(),
+                     [&](const Rule& rule) { return rule.op == op; });
+}
+
+// Optimizers, and how many states stand between a parameter's gradient and the numbers.
+constexpr std::pair<std::string_view, size_t> kOptimizers[] = {
+    {"Sgd", 1}, {"AdamW", 2}, {"OnnxAdam", 2}, {"Adagrad", 1}};
+const size_t* states_of(std::string_view op) {
+  for (const auto& [name, states] : kOptimizers)
+    if (name == op) return &states;
+  return nullptr;
+}
+
+}  // namespace
+
+StepScalars::StepScalars(const Model& model, const Section& section, Findings& findings)
+    : model_(model), section_(section), findings_(findings) {
+  for (const Cell& cell : model.cells) {
+    Held& held = held_.emplace_back();
+    for (int32_t b : cell.facts->kept) {
+      const BufferFacts& facts = cell.facts->buffers[b];
+      const Tensor& tensor = cell.role->tensor(b);
+      if (facts.param >= 0 || !tensor.type.shape.empty()) continue;
+      held[b] = {kState, symbol_of(tensor.name), 0, -1, {}};
+    }
+  }
+}
+
+// The values of a program, by base.
+class StepScalars::Values {
+ public:
+  Values(StepScalars& of, Spot place, const Instruction& one, const CutOf& cut_of)
+      : of_(of),
+        place_(place),
+        one_(one),
+        cut_of_(cut_of),
+        program_(of.role(place).programs[one.program]),
+        bases_(program_.bases()),
+        first_(program_.values.size()),
+        values_(program_.values.size()) {
+    for (const ProgramView& view : program_.views) first_[view.value] = view.offset;
+    for (const auto& [value, bytes] : program_.literals) {
+      const TensorType& type = program_.values[value];
+      const bool zeros = std::all_of(bytes.begin(), bytes.end(), [](char b) { return b == 0; });
+      if (zeros && type.dtype == DType::kF64)
+        values_[value] = {kTerms, 0, 0, -1, Terms::zeros(num_elements(type.shape))};
+      else  // a number that never changes
+        values_[value] = {kState, symbol_of(bytes), 0, -1, {}};
+    }
+    for (size_t a = 0; a < one.args.size(); ++a)
+      if (program_.arg_read[a]) values_[a] = bound(a);
+  }
+
+  void run() {
+    for (const ProgramOp& op : program_.ops) {
+      std::deque<Number> views;
+      std::vector<const Number*> inputs;
+      for (const int32_t input : op.inputs)
+        inputs.push_back(input < 0      ? nullptr
+                         : whole(input) ? &values_[bases_[input]]
+                                        : &views.emplace_back(part(input)));
+      if (const size_t* states = states_of(op.op)) {
+        const int32_t param = bases_[op.outputs[0]];
+        if (param < program_.num_args)
+          of_.check_update(place_, quote_control(of_.role(place_).name(one_.args[param])), *states,
+                           inputs);
+        continue;
+      }
+      std::vector<Number> made;
+      for (size_t i = 0; i < op.outputs.size(); ++i) made.push_back(result(op, inputs, i));
+      for (size_t i = 0; i < op.outputs.size(); ++i)
+        values_[bases_[op.outputs[i]]] = whole(op.outputs[i]) ? std::move(made[i]) : Number{};
+    }
+    for (size_t a = 0; a < one_.args.size(); ++a)
+      if (program_.arg_written[a]) of_.set(place_, one_.args[a], values_[a]);
+  }
+
+ private:
+  Number bound(size_t arg) const {
+    for (const SumRead& read : one_.sum_reads) {
+      if (static_cast<size_t>(read.arg) != arg) continue;
+      const int32_t target = of_.model_.cells[place_.cell].facts->targets[read.target];
+      Number number;
+      number.target = target;
+      number.terms.cut = cut_of_(one_.args[arg]);
+      number.kind = of_.model_.is_gradient[target] ? kGradient : kTerms;
+      if (number.kind == kTerms) {
+        if (num_elements(program_.values[arg].shape) != 1) return {};
+        number.terms.elements = {{.target = target}};
+      }
+      return number;
+    }
+    const Held& held = of_.held_[place_.cell];
+    const auto known = held.find(one_.args[arg]);
+    return known == held.end() ? Number{} : known->second;
+  }
+  bool whole(int32_t value) const {
+    return program_.values[value].bytes() == program_.values[bases_[value]].bytes();
+  }
+  // Of a view the elements that it has.
+  Number part(int32_t value) const {
+    const int32_t base = bases_[value];
+    const Number& from = values_[base];
+    const int64_t first = first_[value] / info(program_.values[base].dtype).bytes,
+                  count = num_elements(program_.values[value].shape);
+    if (from.kind != kTerms || first + count > static_cast<int64_t>(from.terms.elements.size()))
+      return {};
+    const auto begin = from.terms.elements.begin() + first;
+    return {kTerms, 0, 0, -1, {{begin, begin + count}, from.terms.cut}};
+  }
+  Number result(const ProgramOp& op, std::span<const Number* const> inputs, size_t output) const {
+    const bool is_square = op.op == "SumSquares";
+    const bool keeps = op.op == "Reshape" || op.op == "Cast";
+    if (inputs.size() == 1 && inputs[0] && inputs[0]->kind == kGradient && (is_square || keeps))
+      return keeps ? *inputs[0]
+                   : of_.squares_of(place_, op, inputs[0]->target, inputs[0]->terms.cut);
+    if (op.op == "GlobalNorm") return of_.norm_of(place_, inputs);
+    std::vector<const Terms*> terms;
+    for (const Number* input : inputs)
+      terms.push_back(input && input->kind == kTerms ? &input->terms : nullptr);
+    if (auto known = moved(op, program_, terms)) return {kTerms, 0, 0, -1, *std::move(known)};
+    return of_.made_by(place_, op, inputs, output);
+  }
+
+  StepScalars& of_;
+  const Spot place_;
+  const Instruction& one_;
+  const CutOf& cut_of_;
+  const Program& program_;
+  const std::vector<int32_t> bases_;
+  std::vector<int64_t> first_;  // by value: its byte in its base
+  std::vector<Number> values_;  // by base
+};
+
+void StepScalars::compute(Spot place, const Instruction& one, const CutOf& cut_of) {
+  Values(*this, place, one, cut_of).run();
+}
+
+// Runs are counted over the ranks that share the gradient, in their order.
+Number StepScalars::squares_of(Spot place, const ProgramOp& op, int32_t target,
+                               uint32_t cut) const {
+  const int64_t parts = std::max<int64_t>(op.attrs.integer("parts"), 1);
+  int64_t ranks = 1, position = 0;
+  for (size_t axis = 0; axis < model_.mesh.size(); ++axis) {
+    if (!(cut >> axis & 1)) continue;
+    ranks *= model_.mesh[axis].second;
+    position = position * model_.mesh[axis].second + model_.cells[place.cell].coordinates[axis];
+  }
+  Number squares{kTerms, 0, 0, -1, {{}, cut}};
+  for (int64_t k = 0; k < parts; ++k)
+    squares.terms.elements.push_back({target, static_cast<int32_t>(position * parts + k),
+                                      static_cast<int32_t>(ranks * parts),
+                                      static_cast<int32_t>(cut != 0 ? parts : 0), 1});
+  return squares;
+}
+
+Number StepScalars::norm_of(Spot place, std::span<const Number* const> inputs) {
+  Terms all;
+  for (const Number* input : inputs) {
+    if (!input || input->kind != kTerms) {
+      findings_.add("update", "{} takes a norm of something else than squares of gradients",
+                    name(place));
+      return {};
+    }
+    all.cut |= input->terms.cut;
+    all.elements.insert(all.elements.end(), input->terms.elements.begin(),
+                        input->terms.elements.end());
+  }
+  if (const std::string wrong = wrong_squares(all); !wrong.empty()) {
+    findings_.add("update", "{} takes a norm in which {}", name(place), wrong);
+    return {};
+  }
+  return {kNorm, join_symbols(symbol_of("GlobalNorm"), all.symbol()), 0, -1, {}};
+}
+
+std::string StepScalars::wrong_squares(const Terms& terms) const {
+  struct Counted {
+    int64_t total = 0, runs = 0;
+  };
+  std::vector<std::vector<int64_t>> times(model_.targets.size());  // by sum and run
+  const auto shown = [&](int32_t target) { return quote_control(model_.targets[target]); };
+  for (const Term& term : terms.elements) {
+    if (term.is_zero()) continue;
+    if (term.target < 0) return "squares of different gradients are added to one another";
+    if (!model_.is_gradient[term.target])
+      return fmt::format("the sum '{}' stands", shown(term.target));
+    if ((terms.cut != 0) && term.parts > 0)
+      return fmt::format("only the own part of '{}' stands", shown(term.target));
+    std::vector<int64_t>& runs = times[term.target];
+    if (runs.empty()) runs.resize(static_cast<size_t>(term.total));
+    if (static_cast<int64_t>(runs.size()) != term.total || term.run >= term.total)
+      return fmt::format("'{}' is cut in two ways", shown(term.target));
+    runs[static_cast<size_t>(term.run)] += term.times;
+  }
+  for (int32_t t = 0; t < static_cast<int32_t>(times.size()); ++t) {
+    if (!model_.is_gradient[t]) continue;
+    if (times[t].empty()) return fmt::format("'{}' is missing", shown(t));
+    const auto wrong =
+        std::find_if(times[t].begin(), times[t].end(), [](int64_t count) { return count != 1; });
+    if (wrong != times[t].end())
+      return fmt::format("run {} of {} of '{}' stands {} times", wrong - times[t].begin(),
+                         times[t].size(), shown(t), *wrong);
+  }
+  return "";
+}
+
+Number StepScalars::made_by(Spot place, const ProgramOp& op, std::span<const Number* const> inputs,
+                            size_t output) {
+  const auto fits = [&](const Rule& rule) {
+    return rule.op == op.op && std::equal(rule.inputs.begin(), rule.inputs.end(), inputs.begin(),
+                                          inputs.end(), [](NumberKind kind, const Number* input) {
+                                            return input && input->kind == kind;
+                                          });
+  };
+  const auto rule = std::find_if(rules().begin(), rules().end(), fits);
+  if (rule == rules().end()) {
+    if (output == 0 && is_of_step(op.op))
+      findings_.add("update", "{} makes a {} of something else than what it is made of",
+                    name(place), op.op);
+    return {};
+  }
+  Number made{
+      rule->makes, join_symbols(symbol_of(op.op), symbol_of(print_attrs(op.attrs))), 0, -1, {}};
+  for (const Number* input : inputs) made.symbol = join_symbols(made.symbol, input->symbol);
+  made.symbol = join_symbols(made.symbol, output);
+  made.of = inputs[0]->symbol;
+  if (made.kind == kClip) clipped_.emplace(section_.training_step(place), inputs[0]->symbol);
+  return made;
+}
+
+bool StepScalars::is_other(std::map<std::pair<int32_t, std::string_view>, First>& known,
+                           int32_t step, std::string_view what,
+                           const std::function<std::string()>& where, uint64_t symbol,
+                           std::string& first) {
+  const auto [found, is_new] = known.try_emplace({step, what});
+  if (is_new) found->second = {where(), symbol};
+  first = found->second.where;
+  return found->second.symbol != symbol;
+}
+
+void StepScalars::check_update(Spot place, const std::string& shown, size_t states,
+                               std::span<const Number* const> inputs) {
+  const size_t at = 2 + states;
+  const auto kind = [&](size_t i) {
+    return i < inputs.size() && inputs[i] ? inputs[i]->kind : kNone;
+  };
+  const auto given = [&](size_t i) { return i < inputs.size() && inputs[i]; };
+  const bool skips = given(at + 3);
+  const bool wrong_rate =
+      kind(at) != kRate || kind(at + 2) != kState || inputs[at]->of != inputs[at + 2]->symbol;
+  const bool wrong_factor =
+      skips ? kind(at + 1) != kFactor : given(at + 1) && kind(at + 1) != kClip;
+  const bool wrong_skip = skips && kind(at + 3) != kSkip;
+  if (wrong_rate || wrong_factor || wrong_skip)
+    return findings_.add("update", "{} updates '{}' with something else for the {}", name(place),
+                         shown,
+                         wrong_rate     ? "learning rate"
+                         : wrong_factor ? "factor of the gradients"
+                                        : "word whether the step is skipped");
+  const std::pair<std::string_view, size_t> common[] = {
+      {"factor of the gradients", at + 1},
+      {"count of updates", at + 2},
+      {"word whether the step is skipped", at + 3}};
+  for (const auto& [what, i] : common) {
+    std::string first;
+    const uint64_t symbol = given(i) ? inputs[i]->symbol : 0;
+    if (is_other(
+            factors_, section_.training_step(place), what,
+            [&] { return fmt::format("'{}' on {}", shown, model_.who(place.cell)); }, symbol,
+            first))
+      return findings_.add("update", "{} updates '{}' with another {} than that of {}", name(place),
+                           shown, what, first);
+  }
+}
+
+}  // namespace piper

@@ -1,0 +1,89 @@
+// Rule update: the numbers that all updates of a step share, followed from the gradients' squares
+// and the states through programs, messages and reductions. Private to the verify room.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <unordered_map>
+
+#include "model.h"
+#include "terms.h"
+
+namespace piper {
+
+// What a number is, by the ops that make it. The names stand in the table of ops (scalars.cc).
+enum class NumberKind : uint8_t {
+  kNone,
+  kState,         // kept: a counter, or the scale of the loss
+  kGradient,      // a finished one
+  kTerms,         // squares of gradients, the loss
+  kNorm,          // of the gradients as they are, perhaps scaled
+  kUnscaledNorm,  // of what they stand for
+  kClip,          // a factor that clips them
+  kFactor,        // one that undoes the scale, too
+  kScale,         // of the loss
+  kRate,          // of learning
+  kSkip,          // whether the step is skipped
+};
+
+struct Number {
+  NumberKind kind = NumberKind::kNone;
+  uint64_t symbol = 0;  // equal for equal numbers, on all devices
+  uint64_t of = 0;      // kRate: the symbol of the count of updates
+  int32_t target = -1;  // kGradient
+  Terms terms;          // kTerms
+};
+
+class StepScalars {
+ public:
+  StepScalars(const Model& model, const Section& section, Findings& findings);
+
+  // Of what belongs to no microbatch. `cut_of`: the axes along which each rank holds another run of
+  // a buffer's sum.
+  using CutOf = std::function<uint32_t(int32_t buffer)>;
+  void compute(Spot place, const Instruction& one, const CutOf& cut_of);
+  void collective(const std::vector<Spot>& members);
+  void move(Spot place, const Instruction& one);  // a send, receive or copy
+
+  void check_reports(int32_t cell, int32_t step);
+  void check_end();
+
+ private:
+  using Held = std::unordered_map<int32_t, Number>;  // by buffer
+  class Values;
+
+  const RoleProgram& role(Spot place) const { return *model_.cells[place.cell].role; }
+  std::string name(Spot place) const { return name_of(model_, section_, place); }
+
+  Number squares_of(Spot place, const ProgramOp& op, int32_t target, uint32_t cut) const;
+  Number norm_of(Spot place, std::span<const Number* const> inputs);
+  Number made_by(Spot place, const ProgramOp& op, std::span<const Number* const> inputs,
+                 size_t output);
+  void check_update(Spot place, const std::string& shown, size_t states,
+                    std::span<const Number* const> inputs);
+  Number gathered(const std::vector<Spot>& members, Spot to, size_t arg) const;
+  Number reduced(const std::vector<Spot>& members, size_t arg) const;
+  bool holds(Spot place) const;
+  void set(Spot place, int32_t buffer, const Number& number);
+  // In which way the squares are not those of all gradients; empty: they are.
+  std::string wrong_squares(const Terms& terms) const;
+
+  const Model& model_;
+  const Section& section_;
+  Findings& findings_;
+  std::vector<Held> held_;                                           // by cell
+  std::map<std::pair<int32_t, int32_t>, std::vector<Number>> sent_;  // by receive
+
+  // Of each training step what was met first: where, and its symbol.
+  struct First {
+    std::string where;
+    uint64_t symbol = 0;
+  };
+  bool is_other(std::map<std::pair<int32_t, std::string_view>, First>& known, int32_t step,
+                std::string_view what, const std::function<std::string()>& where, uint64_t symbol,
+                std::string& first);
+  std::map<std::pair<int32_t, std::string_view>, First> factors_, reports_;
+  std::map<int32_t, uint64_t> clipped_;  // by training step: the norm that ClipFactor takes
+};
+
+}  // namespace piper

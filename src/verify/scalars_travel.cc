@@ -1,0 +1,154 @@
+// Rule update: how the numbers of a step travel, and what is reported and kept of them.
+#include <algorithm>
+
+#include "scalars.h"
+
+namespace piper {
+
+using enum NumberKind;
+
+void StepScalars::set(Spot place, int32_t buffer, const Number& number) {
+  if (number.kind == kNone || number.kind == kGradient)
+    held_[place.cell].erase(buffer);
+  else
+    held_[place.cell][buffer] = number;
+}
+
+bool StepScalars::holds(Spot place) const {
+  const Held& held = held_[place.cell];
+  const std::vector<int32_t>& args = section_.at(place).args;
+  return std::any_of(args.begin(), args.end(), [&](int32_t arg) { return held.contains(arg); });
+}
+
+void StepScalars::move(Spot place, const Instruction& one) {
+  Held& held = held_[place.cell];
+  const auto get = [&](int32_t buffer) {
+    const auto known = held.find(buffer);
+    return known == held.end() ? Number{} : known->second;
+  };
+  if (one.kind == InstructionKind::kCopy) return set(place, one.args[1], get(one.args[0]));
+  if (one.kind == InstructionKind::kSend) {
+    const Spot to = section_.partner[place.cell][place.index];
+    if (!holds(place)) return;
+    for (int32_t arg : one.args) sent_[{to.cell, to.index}].push_back(get(arg));
+    return;
+  }
+  const auto message = sent_.find({place.cell, place.index});
+  for (size_t a = 0; a < one.args.size(); ++a)
+    set(place, one.args[a],
+        message == sent_.end() || a >= message->second.size() ? Number{} : message->second[a]);
+}
+
+void StepScalars::collective(const std::vector<Spot>& members) {
+  if (std::none_of(members.begin(), members.end(), [&](Spot member) { return holds(member); }))
+    return;
+  const Instruction& one = section_.at(members[0]);
+  const bool pairs = takes_pairs(one.kind);
+  for (size_t a = 0; a < one.args.size(); a += pairs ? 2 : 1) {
+    std::vector<Number> made;
+    for (Spot member : members)
+      made.push_back(one.kind == InstructionKind::kAllReduce   ? reduced(members, a)
+                     : one.kind == InstructionKind::kAllGather ? gathered(members, member, a)
+                                                               : Number{});
+    for (size_t m = 0; m < members.size(); ++m)
+      set(members[m], section_.at(members[m]).args[pairs ? a + 1 : a], made[m]);
+  }
+}
+
+Number StepScalars::reduced(const std::vector<Spot>& members, size_t arg) const {
+  Number sum;
+  for (Spot member : members) {
+    const auto known = held_[member.cell].find(section_.at(member).args[arg]);
+    if (known == held_[member.cell].end() || known->second.kind != kTerms) return {};
+    if (sum.kind == kNone)
+      sum = known->second;
+    else
+      add(sum.terms, known->second.terms);
+  }
+  const Group& group = role(members[0]).groups[section_.at(members[0]).group];
+  for (int32_t axis : group.axes)
+    if (model_.free_axis[static_cast<size_t>(axis)])
+      repeat(sum.terms, uint32_t{1} << axis, model_.mesh[static_cast<size_t>(axis)].second);
+  return sum;
+}
+
+// One rank's elements after another's; along free axes each rank has other runs.
+Number StepScalars::gathered(const std::vector<Spot>& members, Spot to, size_t arg) const {
+  const Cell& own = model_.cells[to.cell];
+  const Group& group = own.role->groups[section_.at(to).group];
+  Number all{kTerms, 0, 0, -1, {}};
+  uint32_t axes = 0;
+  for (int32_t axis : group.axes) axes |= uint32_t{1} << axis;
+  for (int64_t rank : group_ranks(*own.role, group, own.coordinates)) {
+    const int32_t cell = model_.cell_of_rank[rank];
+    const auto member =
+        std::find_if(members.begin(), members.end(), [&](Spot spot) { return spot.cell == cell; });
+    if (member == members.end()) return {};
+    const auto known = held_[cell].find(section_.at(*member).args[arg]);
+    if (known == held_[cell].end() || known->second.kind != kTerms) return {};
+    const Terms& terms = known->second.terms;
+    const std::vector<int64_t> at = coordinates_of(model_.mesh, rank);
+    int64_t further = 0;  // runs, in units of those of a rank
+    for (size_t axis = 0; axis < model_.mesh.size(); ++axis) {
+      if (!(terms.cut >> axis & 1)) continue;
+      const bool moves = (axes >> axis & 1) && model_.free_axis[axis];
+      further = further * model_.mesh[axis].second + (moves ? at[axis] : 0);
+    }
+    for (Term term : terms.elements) {
+      term.run += static_cast<int32_t>(further * term.parts);
+      all.terms.elements.push_back(term);
+    }
+    all.terms.cut |= terms.cut;
+  }
+  all.terms.cut &= ~axes;
+  return all;
+}
+
+// The loss is a sum over the step, once; the norm is the one that clips; and all ranks report the
+// same. (See check_maker() of rule sum for others.)
+void StepScalars::check_reports(int32_t cell, int32_t step) {
+  for (const Report& report : model_.cells[cell].role->reports) {
+    const auto known = held_[cell].find(report.buffer);
+    const Number number = known == held_[cell].end() ? Number{} : known->second;
+    const bool terms = number.kind == kTerms;
+    const auto what = [&] {
+      return fmt::format("{} reports '{}'", model_.who(cell), quote_control(report.name));
+    };
+    if (report.name == "loss" && number.kind != kNone) {
+      const Term sum =
+          terms && number.terms.elements.size() == 1 ? number.terms.elements[0] : Term();
+      if (sum.target < 0 || model_.is_gradient[sum.target] || sum.times != 1)
+        findings_.add("update", "{}, which is not the sum of the loss, once", what());
+    }
+    const auto clipped = clipped_.find(step);
+    if (report.name == "grad_norm" &&
+        ((number.kind != kNorm && number.kind != kUnscaledNorm) ||
+         (clipped != clipped_.end() && clipped->second != number.symbol)))
+      findings_.add("update", "{}, which is not the norm of the gradients", what());
+    if (number.kind == kNone) continue;
+    std::string first;
+    const uint64_t symbol = terms ? number.terms.symbol() : number.symbol;
+    if (is_other(
+            reports_, step, report.name, [&] { return model_.who(cell); }, symbol, first))
+      findings_.add("update", "{}, which is another number than on {}", what(), first);
+  }
+}
+
+void StepScalars::check_end() {
+  std::map<std::string_view, std::pair<int32_t, uint64_t>> known;  // of a state: cell and symbol
+  for (int32_t c = 0; c < static_cast<int32_t>(model_.cells.size()); ++c)
+    for (int32_t b : model_.cells[c].facts->kept) {
+      const auto held = held_[c].find(b);
+      const Tensor& tensor = model_.cells[c].role->tensor(b);
+      const BufferFacts& facts = model_.cells[c].facts->buffers[b];
+      if (facts.kind != BufferKind::kState || facts.param >= 0 || !tensor.type.shape.empty())
+        continue;
+      const uint64_t symbol = held == held_[c].end() ? 0 : held->second.symbol;
+      const auto [first, is_new] = known.try_emplace(tensor.name, c, symbol);
+      if (!is_new && first->second.second != symbol)
+        findings_.add("update", "'{}' on {} and on {} does not start or advance alike",
+                      quote_control(tensor.name), model_.who(first->second.first), model_.who(c));
+    }
+}
+
+}  // namespace piper
