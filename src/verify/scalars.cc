@@ -78,7 +78,7 @@ class StepScalars::Values {
       const TensorType& type = program_.values[value];
       const bool zeros = std::all_of(bytes.begin(), bytes.end(), [](char b) { return b == 0; });
       if (zeros && type.dtype == DType::kF64)
-        values_[value] = {kTerms, 0, 0, -1, Terms::zeros(num_elements(type.shape))};
+        values_[value] = {kTerms, 0, 0, -1, {{{.count = num_elements(type.shape)}}}};
       else  // a number that never changes
         values_[value] = {kState, symbol_of(bytes), 0, -1, {}};
     }
@@ -121,7 +121,7 @@ class StepScalars::Values {
       number.kind = of_.model_.is_gradient[target] ? kGradient : kTerms;
       if (number.kind == kTerms) {
         if (num_elements(program_.values[arg].shape) != 1) return {};
-        number.terms.elements = {{.target = target}};
+        number.terms.spans = {{.target = target}};
       }
       return number;
     }
@@ -138,10 +138,8 @@ class StepScalars::Values {
     const Number& from = values_[base];
     const int64_t first = first_[value] / info(program_.values[base].dtype).bytes,
                   count = num_elements(program_.values[value].shape);
-    if (from.kind != kTerms || first + count > static_cast<int64_t>(from.terms.elements.size()))
-      return {};
-    const auto begin = from.terms.elements.begin() + first;
-    return {kTerms, 0, 0, -1, {{begin, begin + count}, from.terms.cut}};
+    if (from.kind != kTerms || first + count > from.terms.size()) return {};
+    return {kTerms, 0, 0, -1, from.terms.part(first, count)};
   }
   Number result(const ProgramOp& op, std::span<const Number* const> inputs, size_t output) const {
     const bool is_square = op.op == "SumSquares";
@@ -181,11 +179,14 @@ Number StepScalars::squares_of(Spot place, const ProgramOp& op, int32_t target,
     ranks *= model_.mesh[axis].second;
     position = position * model_.mesh[axis].second + model_.cells[place.cell].coordinates[axis];
   }
-  Number squares{kTerms, 0, 0, -1, {{}, cut}};
-  for (int64_t k = 0; k < parts; ++k)
-    squares.terms.elements.push_back({target, static_cast<int32_t>(position * parts + k),
-                                      static_cast<int32_t>(ranks * parts),
-                                      static_cast<int32_t>(cut != 0 ? parts : 0), 1});
+  Number squares;
+  squares.kind = kTerms;
+  squares.terms.cut = cut;
+  squares.terms.append({.target = target,
+                        .run = position * parts,
+                        .count = parts,
+                        .total = ranks * parts,
+                        .parts = cut != 0 ? parts : 0});
   return squares;
 }
 
@@ -198,8 +199,7 @@ Number StepScalars::norm_of(Spot place, std::span<const Number* const> inputs) {
       return {};
     }
     all.cut |= input->terms.cut;
-    all.elements.insert(all.elements.end(), input->terms.elements.begin(),
-                        input->terms.elements.end());
+    for (const Term& span : input->terms.plain().spans) all.append(span);
   }
   if (const std::string wrong = wrong_squares(all); !wrong.empty()) {
     findings_.add("update", "{} takes a norm in which {}", name(place), wrong);
@@ -209,32 +209,33 @@ Number StepScalars::norm_of(Spot place, std::span<const Number* const> inputs) {
 }
 
 std::string StepScalars::wrong_squares(const Terms& terms) const {
-  struct Counted {
-    int64_t total = 0, runs = 0;
-  };
-  std::vector<std::vector<int64_t>> times(model_.targets.size());  // by sum and run
+  std::vector<std::vector<Term>> of_sum(model_.targets.size());
   const auto shown = [&](int32_t target) { return quote_control(model_.targets[target]); };
-  for (const Term& term : terms.elements) {
-    if (term.is_zero()) continue;
-    if (term.target < 0) return "squares of different gradients are added to one another";
-    if (!model_.is_gradient[term.target])
-      return fmt::format("the sum '{}' stands", shown(term.target));
-    if ((terms.cut != 0) && term.parts > 0)
-      return fmt::format("only the own part of '{}' stands", shown(term.target));
-    std::vector<int64_t>& runs = times[term.target];
-    if (runs.empty()) runs.resize(static_cast<size_t>(term.total));
-    if (static_cast<int64_t>(runs.size()) != term.total || term.run >= term.total)
-      return fmt::format("'{}' is cut in two ways", shown(term.target));
-    runs[static_cast<size_t>(term.run)] += term.times;
+  for (const Term& span : terms.spans) {
+    if (span.is_zero()) continue;
+    if (span.target < 0) return "squares of different gradients are added to one another";
+    if (!model_.is_gradient[span.target])
+      return fmt::format("the sum '{}' stands", shown(span.target));
+    if (terms.cut != 0 && span.parts > 0)
+      return fmt::format("only the own part of '{}' stands", shown(span.target));
+    of_sum[span.target].push_back(span);
   }
-  for (int32_t t = 0; t < static_cast<int32_t>(times.size()); ++t) {
+  for (int32_t t = 0; t < static_cast<int32_t>(of_sum.size()); ++t) {
     if (!model_.is_gradient[t]) continue;
-    if (times[t].empty()) return fmt::format("'{}' is missing", shown(t));
-    const auto wrong =
-        std::find_if(times[t].begin(), times[t].end(), [](int64_t count) { return count != 1; });
-    if (wrong != times[t].end())
-      return fmt::format("run {} of {} of '{}' stands {} times", wrong - times[t].begin(),
-                         times[t].size(), shown(t), *wrong);
+    std::vector<Term>& spans = of_sum[t];
+    if (spans.empty()) return fmt::format("'{}' is missing", shown(t));
+    std::sort(spans.begin(), spans.end(),
+              [](const Term& a, const Term& b) { return a.run < b.run; });
+    int64_t end = 0;
+    for (const Term& span : spans) {
+      const int64_t times = span.run < end ? span.times + 1 : span.run > end ? 0 : span.times;
+      if (times != 1 || span.total != spans[0].total)
+        return fmt::format("run {} of {} of '{}' stands {} times", std::min(span.run, end),
+                           span.total, shown(t), times);
+      end = span.run + span.count;
+    }
+    if (end != spans[0].total)
+      return fmt::format("run {} of {} of '{}' stands 0 times", end, spans[0].total, shown(t));
   }
   return "";
 }

@@ -169,7 +169,8 @@ Done shift_norm(PlanSet& set, Random& random) {
   return std::nullopt;
 }
 
-// A backward draws by another key or count, in all microbatches.
+// A backward draws by a key or count that no forward has, in all microbatches. (Which of two
+// forwards a backward belongs to, verifiers trust.)
 Done draw_otherwise(PlanSet& set, Random& random) {
   const auto spot = any_spot(set, random, [](const Instruction& i) {
     return i.kind == InstructionKind::kCompute && i.micro >= 0 && i.pass != 'F';
@@ -184,10 +185,14 @@ Done draw_otherwise(PlanSet& set, Random& random) {
   if (args.empty()) return std::nullopt;
   const size_t arg = args[below(random, args.size())];
   const int32_t before = spot->at().args[arg];
+  std::set<int32_t> drawn;  // arguments of forwards
+  for (const Instruction& one : role.body)
+    if (one.kind == InstructionKind::kCompute && one.pass == 'F')
+      drawn.insert(one.args.begin(), one.args.end());
   std::vector<int32_t> others;
   for (size_t b = 0; b < role.buffers.size(); ++b)
     if (static_cast<int32_t>(b) != before && role.tensor(b).type == role.tensor(before).type &&
-        role.tensor(b).kind != BufferKind::kStep)
+        role.tensor(b).kind != BufferKind::kStep && !drawn.contains(static_cast<int32_t>(b)))
       others.push_back(static_cast<int32_t>(b));
   if (others.empty()) return std::nullopt;
   const int32_t other = others[below(random, others.size())];
