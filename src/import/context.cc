@@ -4,27 +4,6 @@
 
 namespace piper::onnx_import {
 
-std::optional<DType> dtype_of_code(int64_t code) {
-  switch (code) {
-    case 1:
-      return DType::kF32;
-    case 6:
-      return DType::kI32;
-    case 7:
-      return DType::kI64;
-    case 9:
-      return DType::kBool;
-    case 10:
-      return DType::kF16;
-    case 11:
-      return DType::kF64;
-    case 16:
-      return DType::kBF16;
-    default:
-      return {};
-  }
-}
-
 const Val& RuleContext::in(size_t i) const {
   static const Val kNone;
   return i < inputs_.size() ? inputs_[i] : kNone;

@@ -1,5 +1,6 @@
 // An ONNX file as this room sees it: checked, with its data mapped, free of protobuf. proto.cc
-// makes it; it, functions.cc, which it calls, and write_training.cc are the only sources that include onnx.pb.h.
+// makes it; it, what it calls (proto_tensor.cc, functions.cc) and write_training.cc are the only
+// sources that include onnx.pb.h.
 #pragma once
 
 #include <variant>
@@ -11,6 +12,10 @@ namespace piper::onnx_import {
 using Metadata = std::vector<std::pair<std::string, std::string>>;
 // The value of `key`, or "".
 std::string_view find_metadata(const Metadata& metadata, std::string_view key);
+
+// The element type that the format has this number for (TensorProto.DataType); nothing: it is not
+// supported.
+std::optional<DType> dtype_of_code(int64_t code);
 
 struct OnnxTensor {
   std::string name;

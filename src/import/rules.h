@@ -38,8 +38,6 @@ Val integer_val(int64_t value);                          // i64, a scalar
 // Elements of a shape; none when there are more than any model has.
 std::optional<int64_t> elements_of(const Shape& shape);
 
-std::optional<DType> dtype_of_code(int64_t code);  // TensorProto.DataType
-
 // Makes nodes; folds what has constant inputs alone.
 class Emitter {
  public:

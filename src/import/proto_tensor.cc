@@ -1,0 +1,145 @@
+#include "proto_tensor.h"
+
+namespace piper::onnx_import {
+namespace {
+
+constexpr int64_t kMaxTensorBytes = int64_t{1} << 40;
+
+Result<TensorType> tensor_type(const std::string& who, const onnx::TensorProto& tensor) {
+  const std::optional<DType> dtype = dtype_of_code(tensor.data_type());
+  if (!dtype)
+    return fail("{} has elements of {}, which is not supported", who,
+                type_name(tensor.data_type()));
+  if (tensor.dims_size() > kMaxRank) {
+    return fail("{} has {} dims; at most {} are supported", who, tensor.dims_size(), kMaxRank);
+  }
+  TensorType type{*dtype, {}};
+  int64_t bytes = info(*dtype).bytes;
+  for (const int64_t dim : tensor.dims()) {
+    if (dim < 0) return fail("{} has a negative dim: {}", who, dim);
+    if (__builtin_mul_overflow(bytes, dim, &bytes) || bytes > kMaxTensorBytes) {
+      return fail("{} is larger than {}", who, human_bytes(kMaxTensorBytes));
+    }
+    type.shape.push_back(dim);
+  }
+  return type;
+}
+
+// A field of numbers, one per element (or the bits of one, for small types), as bytes of the dtype.
+template <class To, class Field>
+Bytes pack(const Field& field) {
+  std::vector<To> out(static_cast<size_t>(field.size()));
+  for (int i = 0; i < field.size(); ++i)
+    out[static_cast<size_t>(i)] = static_cast<To>(field.Get(i));
+  return Bytes::copy_of(out.data(), out.size() * sizeof(To));
+}
+
+Bytes typed_data(const onnx::TensorProto& tensor, DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+      return pack<float>(tensor.float_data());
+    case DType::kF64:
+      return pack<double>(tensor.double_data());
+    case DType::kI64:
+      return pack<int64_t>(tensor.int64_data());
+    case DType::kI32:
+      return pack<int32_t>(tensor.int32_data());
+    case DType::kBF16:
+    case DType::kF16:
+      return pack<uint16_t>(tensor.int32_data());
+    case DType::kBool:
+      return pack<uint8_t>(tensor.int32_data());
+  }
+  return {};
+}
+
+Result<Bytes> external_bytes(const onnx::TensorProto& tensor, ExternalData& files) {
+  std::string location;
+  int64_t offset = 0, length = -1;
+  for (const onnx::StringStringEntryProto& entry : tensor.external_data()) {
+    if (entry.key() == "location") {
+      location = entry.value();
+    } else if (entry.key() == "offset" || entry.key() == "length") {
+      int64_t number = 0;
+      const std::string& text = entry.value();
+      if (text.empty() || text.size() > 18)
+        return fail("external data has a wrong {} '{}'", entry.key(), shown(text));
+      for (const char c : text) {
+        if (c < '0' || c > '9')
+          return fail("external data has a wrong {} '{}'", entry.key(), shown(text));
+        number = number * 10 + (c - '0');
+      }
+      (entry.key() == "offset" ? offset : length) = number;
+    } else if (entry.key() != "checksum") {
+      return fail("external data has an unknown key '{}'", shown(entry.key()));
+    }
+  }
+  return files.read(location, offset, length);
+}
+
+Result<Bytes> tensor_bytes(onnx::TensorProto& tensor, const TensorType& type, ExternalData& files) {
+  if (tensor.has_segment()) return fail("is stored in segments, which is not supported");
+  if (tensor.data_location() == onnx::TensorProto::EXTERNAL) return external_bytes(tensor, files);
+  if (!tensor.has_raw_data()) return typed_data(tensor, type.dtype);
+  const auto owner = std::make_shared<std::string>(std::move(*tensor.mutable_raw_data()));
+  return Bytes{owner, reinterpret_cast<const std::byte*>(owner->data()), owner->size()};
+}
+
+// Bools are read in place later: each must be 0 or 1.
+Status check_bools(const Bytes& data) {
+  for (const std::byte b : data.span()) {
+    if (b > std::byte{1}) return fail("has a bool that is neither 0 nor 1");
+  }
+  return ok_status();
+}
+
+}  // namespace
+
+std::string shown(const std::string& name) { return quote_control(name.substr(0, 80)); }
+
+std::optional<DType> dtype_of_code(int64_t code) {
+  switch (code) {
+    case onnx::TensorProto::FLOAT:
+      return DType::kF32;
+    case onnx::TensorProto::DOUBLE:
+      return DType::kF64;
+    case onnx::TensorProto::BFLOAT16:
+      return DType::kBF16;
+    case onnx::TensorProto::FLOAT16:
+      return DType::kF16;
+    case onnx::TensorProto::INT64:
+      return DType::kI64;
+    case onnx::TensorProto::INT32:
+      return DType::kI32;
+    case onnx::TensorProto::BOOL:
+      return DType::kBool;
+    default:
+      return {};
+  }
+}
+
+std::string type_name(int type) {
+  const std::string name =
+      onnx::TensorProto::DataType_IsValid(type)
+          ? onnx::TensorProto::DataType_Name(static_cast<onnx::TensorProto::DataType>(type))
+          : std::string();
+  return name.empty() ? fmt::format("type {}", type) : name;
+}
+
+Result<OnnxTensor> read_tensor(const std::string& who, onnx::TensorProto& tensor,
+                               ExternalData& files) {
+  PIPER_ASSIGN(TensorType type, tensor_type(who, tensor));
+  Result<Bytes> data = tensor_bytes(tensor, type, files);
+  if (!data) return fail("{}: {}", who, data.error().message);
+  if (static_cast<int64_t>(data->size) != type.bytes()) {
+    return fail("{} is {}, which takes {} bytes, but {} are stored", who, to_string(type),
+                type.bytes(), data->size);
+  }
+  if (type.dtype == DType::kBool) {
+    if (Status bools = check_bools(*data); !bools) return fail("{} {}", who, bools.error().message);
+  }
+  const bool mapped = files.holds(*data);
+  return OnnxTensor{tensor.name(), std::move(type), *std::move(data), mapped, {}};
+}
+
+}  // namespace piper::onnx_import

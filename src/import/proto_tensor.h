@@ -1,0 +1,19 @@
+// Tensors of an ONNX file, checked: element type, dims, and as many bytes as they say.
+#pragma once
+
+#include <onnx/onnx_pb.h>
+
+#include "onnx_model.h"
+
+namespace piper::onnx_import {
+
+inline constexpr int kMaxRank = 16;
+
+// A name of the file, for an error.
+std::string shown(const std::string& name);
+std::string type_name(int type);
+// `who` begins the errors. Takes the bytes out of the message where they stand in it raw.
+Result<OnnxTensor> read_tensor(const std::string& who, onnx::TensorProto& tensor,
+                               ExternalData& files);
+
+}  // namespace piper::onnx_import
