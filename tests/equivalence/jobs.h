@@ -8,6 +8,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "folder.h"
 #include "piper/compile.h"
 #include "piper/runtime.h"
 
@@ -48,23 +49,6 @@ inline std::string strategy_text(const std::string& model, const std::string& tr
         "parameters: [{tie: [model.cls.predictions.bias, model.cls.predictions.decoder.bias]}]\n";
   return text + "train: {global_batch: 8, " + train + "}\n";
 }
-
-class Folder {
- public:
-  Folder() {
-    std::string name = (std::filesystem::temp_directory_path() / "piper-XXXXXX").string();
-    path_ = mkdtemp(name.data());
-  }
-  ~Folder() { std::filesystem::remove_all(path_); }
-  std::string write(const std::string& name, const std::string& text) const {
-    std::ofstream(path_ + "/" + name) << text;
-    return path_ + "/" + name;
-  }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
 
 inline Result<Compiled> compile_model(const std::string& model, std::string text,
                                       const Shape2& shape, bool oracles = false, bool fuse = true,

@@ -13,7 +13,7 @@ const std::string kModel = PIPER_SOURCE_DIR "/samples/gpt/model.onnx";
 // The sample GPT: 128 tokens a sample, linear layers of 128 to 512 features.
 Result<Compiled> compile_gpt(const Shape2& shape, int64_t samples, bool fuse,
                              const std::string& more = "") {
-  const jobs::Folder folder;
+  const Folder folder;
   std::string text =
       "piper: 1\ninclude: " PIPER_SOURCE_DIR "/strategies/" + shape.order + ".yaml\n";
   text += fmt::format("train: {{global_batch: {}, {}}}\n", samples, jobs::kAdamW) + more;
@@ -27,7 +27,7 @@ Result<Compiled> compile_gpt(const Shape2& shape, int64_t samples, bool fuse,
 }
 
 Result<jobs::Trained> train_gpt(const PlanSet& set, int64_t steps) {
-  const jobs::Folder folder;
+  const Folder folder;
   std::string text;
   for (int i = 0; i < 20000; ++i) text += static_cast<char>(i * 7919 % 251);
   DataOptions options;

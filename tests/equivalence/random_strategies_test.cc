@@ -79,7 +79,7 @@ struct Tried {
 
 Tried try_one(uint64_t seed) {
   mutation::Random random(seed);
-  const jobs::Folder folder;
+  const Folder folder;
   CompileOptions options;
   options.model = folder.write("model.onnx", RandomModel(seed).bytes());
   const std::string text = mutation::random_strategy(random, 1);

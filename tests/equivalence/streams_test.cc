@@ -18,7 +18,7 @@ Result<Compiled> compile_with(const std::string& file, const jobs::Shape2& shape
   text += "  - stream: {where: {kind: all_reduce}, name: scalars}\n" + layout;
   if (!posting.empty())
     text += fmt::format("  - prefetch: {{where: {{kind: recv}}, distance: {}}}\n", posting);
-  const jobs::Folder folder;
+  const Folder folder;
   CompileOptions options;
   options.model = PIPER_SOURCE_DIR "/tests/data/mlp.onnx";
   options.strategy = folder.write("strategy.yaml", text);

@@ -237,7 +237,7 @@ inline std::string drawing_strategy(Random& random, size_t microbatches) {
 using MakeStrategy = std::string (*)(Random& random, size_t microbatches);
 
 inline Made make_plan(Random& random, size_t microbatches, MakeStrategy strategy) {
-  const jobs::Folder folder;
+  const Folder folder;
   Made made;
   made.strategy = strategy(random, microbatches);
   made.fuse = pick(random, 4) != 0;

@@ -4,6 +4,7 @@
 #include <fstream>
 
 #include "evaluate.h"
+#include "folder.h"
 #include "onnx/onnx_pb.h"
 #include "piper/autodiff.h"
 #include "piper/import.h"
@@ -230,7 +231,7 @@ void widen(onnx::TensorProto& tensor) {
   tensor.set_raw_data(wide.data(), wide.size() * sizeof(double));
 }
 
-std::string widened(const std::string& file) {
+std::string widened(const Folder& folder, const std::string& file) {
   onnx::ModelProto model;
   std::ifstream in(kFolder + file, std::ios::binary);
   EXPECT_TRUE(model.ParseFromIstream(&in));
@@ -241,14 +242,13 @@ std::string widened(const std::string& file) {
       const bool names_type = attr.name() == "to" || attr.name() == "dtype";
       if (names_type && attr.i() == onnx::TensorProto::FLOAT) attr.set_i(onnx::TensorProto::DOUBLE);
     }
-  const std::string path = testing::TempDir() + "/piper_draws_test.onnx";
-  std::ofstream(path, std::ios::binary) << model.SerializeAsString();
-  return path;
+  return folder.write(file, model.SerializeAsString());
 }
 
 // With the step held, what is drawn stays, and the loss has a slope.
 TEST(DrawingModels, GradientsAgreeWithDifferences) {
-  const Graph forward = must(import_onnx(widened("dynamo.onnx"), of_batch(2, 9))).graph;
+  const Folder folder;
+  const Graph forward = must(import_onnx(widened(folder, "dynamo.onnx"), of_batch(2, 9))).graph;
   TrainSpec train;
   train.groups = {{.match = "**", .at = {}, .lr = 0.1}};
   const Graph step = must(differentiate(forward, train)).graph;

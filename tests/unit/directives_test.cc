@@ -10,7 +10,7 @@ namespace piper {
 namespace {
 
 golden::Section compile_case(const golden::Case& c) {
-  const jobs::Folder folder;
+  const Folder folder;
   CompileOptions options;
   std::string model = c.text("model");
   while (!model.empty() && (model.back() == '\n' || model.back() == ' ')) model.pop_back();

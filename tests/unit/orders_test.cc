@@ -1,8 +1,6 @@
 // Explicit orders: lists, and PyTorch's pipeline files in both dialects and both kinds. The files
 // in tests/data/orders hold the orders of PyTorch's own tests.
-#include <filesystem>
-#include <fstream>
-
+#include "folder.h"
 #include "golden.h"
 #include "unit/chain.h"
 
@@ -110,22 +108,6 @@ TEST(OrderFiles, ExplainWhatIsWrong) {
 }
 
 // ---- In a strategy -----------------------------------------------------------------------------
-
-class Folder {
- public:
-  Folder() {
-    std::string pattern = ::testing::TempDir() + "orders-XXXXXX";
-    path_ = std::string(mkdtemp(pattern.data())) + "/";
-  }
-  ~Folder() { std::filesystem::remove_all(path_); }
-  std::string write(const std::string& name, const std::string& text) const {
-    std::ofstream(path_ + name, std::ios::binary) << text;
-    return path_ + name;
-  }
-
- private:
-  std::string path_;
-};
 
 Result<chain::Made> make(const Folder& folder, const std::string& order, int64_t stages,
                          const std::string& on, int64_t microbatches) {

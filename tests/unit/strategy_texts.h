@@ -3,41 +3,12 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <map>
 
+#include "folder.h"
 #include "piper/strategy.h"
 
 namespace piper {
-
-// A folder of strategy files that goes with the test.
-class Folder {
- public:
-  Folder() {
-    std::string pattern = ::testing::TempDir() + "strategy-XXXXXX";
-    path_ = std::string(mkdtemp(pattern.data())) + "/";
-  }
-  ~Folder() { std::filesystem::remove_all(path_); }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  std::string write(const std::string& name, std::string_view text) const {
-    std::ofstream(path_ + name, std::ios::binary) << text;
-    return path_ + name;
-  }
-  // An error as a user in this folder would see it.
-  std::string print(const Error& error) const {
-    std::string text = print_error(error);
-    for (size_t at = text.find(path_); at != std::string::npos; at = text.find(path_)) {
-      text.erase(at, path_.size());
-    }
-    return text;
-  }
-
- private:
-  std::string path_;
-};
 
 inline Result<Strategy> parse(const std::string& text,
                               const std::vector<Definition>& defines = {}) {

@@ -7,7 +7,7 @@ namespace {
 // Of the 5 layers, each with a tag `layer`, the first two also with `early` (1 and 0), those that a
 // recompute directive with this condition chooses: "0 1 4", or the error.
 std::string chosen(const std::string& where) {
-  const jobs::Folder folder;
+  const Folder folder;
   std::string layers;
   for (int layer = 0; layer < 5; ++layer) {
     CompileOptions options;
@@ -72,7 +72,7 @@ TEST(Where, ChoosesByTags) {
 // Tasks that a stream directive moves in two stages of two replicas: "2 recv, 2 send", or the
 // error.
 std::string moved(const std::string& where) {
-  const jobs::Folder folder;
+  const Folder folder;
   CompileOptions options;
   options.model = PIPER_SOURCE_DIR "/tests/data/mlp.onnx";
   options.oracles = false;

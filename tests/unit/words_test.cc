@@ -1,10 +1,8 @@
 // The words that the schema offers are those that the parser takes.
-#include <filesystem>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "golden.h"
+#include "folder.h"
 #include "piper/strategy.h"
 
 namespace piper {
@@ -46,10 +44,10 @@ std::vector<std::string> words_in(const json& schema) {
 std::string error_of(const std::string& use, const std::string& word) {
   std::string text = use;
   text.replace(text.find("WORD"), 4, word);
-  const std::string path = ::testing::TempDir() + "words.yaml";
-  std::ofstream(path) << "piper: 1\nmesh: {dp: 2}\n" << text << "\n";
-  std::ofstream(::testing::TempDir() + "order.csv") << "0F0,0B0\n1F0,1B0\n";
-  const auto strategy = parse_strategy(path, {});
+  const Folder folder;
+  folder.write("order.csv", "0F0,0B0\n1F0,1B0\n");
+  const auto strategy =
+      parse_strategy(folder.write("words.yaml", "piper: 1\nmesh: {dp: 2}\n" + text + "\n"), {});
   return strategy ? "" : strategy.error().message;
 }
 
