@@ -6,8 +6,6 @@
 // documents, YAML 1.1 booleans and octals (no, yes, on, off, 010), unknown keys (with the nearest), wrong types, files > 1 MiB.
 #pragma once
 
-#include <functional>
-
 #include "piper/autodiff.h"
 #include "piper/base.h"
 #include "piper/import.h"
@@ -113,7 +111,7 @@ struct Prefetch {                // - prefetch: {where: {kind: recv}, distance: 
   Where where;
   int32_t distance = 0;          // compute tasks ahead of the first that reads it: 0 is just before it (lazy)
   bool eager = false;            // a receive when its send is issued, an input at the start of the step
-  SourceSpan at, distance_at;
+  SourceSpan at;
 };
 // Messages between the same devices become one.
 struct FuseRule {                // - fuse: {where: {kind: send}, bucket: 25MiB}

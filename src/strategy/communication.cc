@@ -101,7 +101,6 @@ Status read_prefetch(const Fields& map, const Scope& scope, Names names, Strateg
   Prefetch prefetch;
   prefetch.at = map.at();
   const yaml::Node& distance = *map["distance"];
-  prefetch.distance_at = distance.at;
   PIPER_ASSIGN(prefetch.where, read_where(*map["where"], scope, names));
   prefetch.eager = distance.text == "eager";
   if (!prefetch.eager && distance.text != "lazy") {
