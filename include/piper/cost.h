@@ -13,8 +13,8 @@ struct ChunkCost {
 // By chunk. Requires make_dag.
 std::vector<ChunkCost> chunk_costs(const Dag& dag);
 
-// A message takes as long as this many operations a byte: what a fast link and a fast matrix unit
-// have to each other.
-inline constexpr double kMessageFlopsPerByte = 50;
+// A byte that is sent takes as long as this many operations: what a fast link and a fast matrix
+// unit have to each other.
+inline constexpr double kFlopsPerSentByte = 50;
 
 }  // namespace piper

@@ -3,7 +3,7 @@
 // strategy.
 //
 // Phases are fixed whatever the order in the file: annotate, precision, recompute (Graph) | split,
-// replicate, place, offload, stream, prefetch, order, fuse (Dag).
+// place, replicate, offload, stream, prefetch, order, fuse (Dag).
 #pragma once
 
 #include "piper/dag.h"
@@ -32,9 +32,8 @@ Result<Graph> clone_data_ops(Graph forward, std::span<const std::string> tags, c
                              Explanations& out);
 
 // A contiguous cut of the ops, in graph order, into `into` regions: minimises the largest region's
-// cost, in matrix FLOPs of the forward plus what its boundary values cost to send (kFlopsPerByte
-// each).
-inline constexpr double kFlopsPerByte = 50;
+// cost, in matrix FLOPs of the forward plus what its boundary values cost to send
+// (kFlopsPerSentByte).
 Result<Graph> apply_balance(Graph forward, const BalanceRule& balance, Explanations& out);
 
 // Casts, so that the chosen forward ops compute in the types of mixed precision (Micikevicius et

@@ -33,7 +33,7 @@ Result<ListPolicy> make_policy(const Dag& dag, const Order& order, const Variabl
                                            : std::max<int64_t>(1, std::llround(costs[c].flops)));
     policy.held.push_back(costs[c].kept_bytes);
   }
-  policy.time_per_byte = given.unit_costs ? 0 : kMessageFlopsPerByte;
+  policy.time_per_byte = given.unit_costs ? 0 : kFlopsPerSentByte;
   return policy;
 }
 

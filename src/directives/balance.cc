@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "piper/cost.h"
 #include "piper/directives.h"
 #include "piper/ops.h"
 
@@ -70,7 +71,7 @@ std::vector<size_t> best_cuts(const std::vector<double>& flops_before,
   const size_t n = points.size();
   const auto cost = [&](size_t a, size_t b) {
     return flops_before[points[b]] - flops_before[points[a]] +
-           kFlopsPerByte * (crossing[points[a]] + crossing[points[b]]);
+           kFlopsPerSentByte * (crossing[points[a]] + crossing[points[b]]);
   };
   const double never = std::numeric_limits<double>::infinity();
   std::vector<std::vector<double>> best(regions + 1, std::vector<double>(n, never));
