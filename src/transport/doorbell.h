@@ -19,11 +19,15 @@ class Doorbell {
   // Waits until ready() or the deadline; false when the deadline passed first.
   template <class Ready>
   bool wait(int spins, std::chrono::duration<double> timeout, Ready ready) {
+    if (ready()) return true;
+    const auto start = std::chrono::steady_clock::now();
     for (int i = 0; i < spins; ++i) {
-      if (ready()) return true;
       relax(i);
+      if (ready()) return true;
+      // Others had the core meanwhile: it is not ours alone.
+      if (i % 64 == 63 && std::chrono::steady_clock::now() - start > kLongestLook) break;
     }
-    auto deadline = std::chrono::steady_clock::now() + timeout;
+    const Deadline deadline = start + timeout;
     asleep_.store(1);
     bool done = false;
     for (;;) {
@@ -38,6 +42,7 @@ class Doorbell {
  private:
   using Deadline =
       std::chrono::time_point<std::chrono::steady_clock, std::chrono::duration<double>>;
+  static constexpr std::chrono::milliseconds kLongestLook{5};
   static void relax(int turn);
   void ring_sleeper();
   bool sleep_until(uint32_t ticket, Deadline deadline);  // false: the deadline has passed

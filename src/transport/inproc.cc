@@ -64,7 +64,9 @@ struct Shared {
       : world(world_size), options(transport_options), identities(static_cast<size_t>(world_size)) {
     for (int64_t i = 0; i < world; ++i) seats.emplace_back();
     unsigned cores = std::max(1u, std::thread::hardware_concurrency());
-    spins = world <= cores ? 2000 : 64;
+    // Some milliseconds where nobody else wants the core, as long as a pipeline's bubble: to wake a
+    // sleeper takes a twentieth of one, and all ranks wait for it.
+    spins = world <= cores ? 200'000 : 64;
   }
   Seat& seat(int64_t rank) { return seats[static_cast<size_t>(rank)]; }
 

@@ -31,13 +31,14 @@ using AlignedBlock = std::unique_ptr<std::byte[], AlignedFree>;
 // Large blocks lie in large pages where the system grants them: a step walks through all of them,
 // and looking up small pages takes some hundredths of its time.
 AlignedBlock aligned_block(int64_t bytes) {
-  constexpr size_t kLargePage = size_t{2} << 20;
-  const size_t size = (static_cast<size_t>(bytes) + kAlignment) / kAlignment * kAlignment;
-  const size_t alignment = size < kLargePage ? kAlignment : kLargePage;
+  constexpr size_t kLargePage = size_t{2} << 20, kWorthAPage = kLargePage / 8;
+  size_t size = (static_cast<size_t>(bytes) + kAlignment) / kAlignment * kAlignment;
+  const size_t alignment = size < kWorthAPage ? kAlignment : kLargePage;
+  size = (size + alignment - 1) / alignment * alignment;
   std::byte* p = nullptr;
   void* block = nullptr;
   if (posix_memalign(&block, alignment, size) == 0) p = static_cast<std::byte*>(block);
-  if (p && size >= kLargePage) madvise(p, size / kLargePage * kLargePage, MADV_HUGEPAGE);
+  if (p && size >= kLargePage) madvise(p, size, MADV_HUGEPAGE);
   if (p) std::memset(p, 0, size);  // touched here, not in the first step
   return AlignedBlock(p);
 }

@@ -102,9 +102,10 @@ HWY_INLINE void panel_tiles(const Panel<T>& p, Ahead<T>& ahead) {
   constexpr hn::ScalableTag<T> d;
   constexpr int64_t kMaxWidth = 2 * hn::MaxLanes(d);
   const int64_t width = 2 * static_cast<int64_t>(hn::Lanes(d));
-  HWY_ALIGN T edge[kRows * kMaxWidth] = {};
+  HWY_ALIGN T edge[kRows * kMaxWidth];
   const auto bytes = static_cast<size_t>(p.columns) * sizeof(T);
   const bool whole = p.columns == width;
+  if (!whole) std::fill_n(edge, kRows * width, T{0});
   const GemmThen* const matrix = whole ? matrix_of(p.then) : nullptr;
   const int64_t times = (p.height + kRows - 1) / kRows * ((p.depth + kLine<T> - 1) / kLine<T>);
   Tile<T> t;

@@ -169,6 +169,14 @@ inline int64_t rows_at_once(int64_t n) {
   return std::clamp<int64_t>(1024 / HWY_MAX(n, int64_t{1}), 1, kRowsAtOnce);
 }
 
+// Fetches a row that is about to be read, or written: the rows at once are too few for the
+// processor to guess the next ones.
+template <bool kWrites, class T>
+HWY_INLINE void fetch(const T* row, int64_t n) {
+  for (int64_t i = 0; i < n; i += 64 / static_cast<int64_t>(sizeof(T)))
+    __builtin_prefetch(row + i, kWrites);
+}
+
 template <class T>
 void layer_norm(const T* x, const T* scale, const T* bias, T* y, T* mean, T* rstd, double epsilon,
                 int64_t rows, int64_t n) {
@@ -177,11 +185,14 @@ void layer_norm(const T* x, const T* scale, const T* bias, T* y, T* mean, T* rst
   for (int64_t begin = 0, step = rows_at_once(n); begin < rows; begin += step) {
     const int64_t count = HWY_MIN(step, rows - begin);
     for (int64_t r = 0; r < count; ++r) m[r] = mean_of(x + r * n, n);
-    for (int64_t r = 0; r < count; ++r)
+    for (int64_t r = 0; r < count; ++r) {
+      fetch<true>(y + r * n, n);
       s[r] = static_cast<T>(1 / std::sqrt(spread_of(x + r * n, m[r], n) + epsilon));
+    }
     if (mean) std::copy_n(m, count, mean + begin);
     if (rstd) std::copy_n(s, count, rstd + begin);
     for (int64_t r = 0; r < count; ++r, x += n, y += n) {
+      fetch<false>(x + step * n, n);
       const auto vm = hn::Set(d, m[r]), vs = hn::Set(d, s[r]);
       each_vector(d, n, [&](int64_t i, int64_t lanes) HWY_ATTR {
         const auto normal = hn::Mul(hn::Sub(load_first(d, x + i, lanes, T{0}), vm), vs);
