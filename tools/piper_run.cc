@@ -54,7 +54,8 @@ Exit codes:
   10  a rank failed or did not answer in time; starting again is sensible
   11  the loss is not finite, a comparison failed or the target was missed; starting again is not
   12  the disk or the operating system refused
- 130  interrupted (SIGINT, SIGTERM): ended after the step under way, results written
+ 130  interrupted (SIGINT, SIGTERM; of several processes rank 0): ended after the step under way,
+      results written
 )";
 
 struct Flags {

@@ -99,7 +99,7 @@ int main(int argc, char** argv) {
   }
   const auto proved = piper::verify(directory, json);
   if (!proved) {
-    fmt::print(stderr, "{}\n", piper::print_error(proved.error()));
+    std::fputs(piper::print_error(proved.error()).c_str(), stderr);
     return static_cast<int>(proved.error().code);
   }
   return static_cast<int>(*proved ? piper::ExitCode::kOk : piper::ExitCode::kRefused);

@@ -203,19 +203,23 @@ int main(int argc, char** argv) {
   app.add_option("--emit-onnx-training", flags.emit,
                  "write the model with the strategy's loss and optimizer as ONNX's training_info")
       ->type_name("FILE.onnx");
-  app.add_option(
-         "--emit-order", flags.emit_order,
-         "write each device's order as a PyTorch pipeline file, which 'order: {csv: …}' reads")
-      ->type_name("FILE.csv");
+  CLI::Option* emit_order =
+      app.add_option(
+             "--emit-order", flags.emit_order,
+             "write each device's order as a PyTorch pipeline file, which 'order: {csv: …}' reads")
+          ->type_name("FILE.csv");
   app.add_option(
          "--order-form", flags.order_form,
          "of --emit-order: computations alone, or with sends and receives; -old: the letters "
          "of PyTorch 2.5")
-      ->check(CLI::IsMember({"compute", "comms", "compute-old", "comms-old"}));
-  app.add_flag("--describe", flags.describe,
-               "print what the model is and what of it is not supported; needs no strategy");
+      ->check(CLI::IsMember({"compute", "comms", "compute-old", "comms-old"}))
+      ->needs(emit_order);
+  CLI::Option* describe =
+      app.add_flag("--describe", flags.describe,
+                   "print what the model is and what of it is not supported; needs no strategy");
   app.add_option("--dim", flags.dims, "with --describe: the size of a dynamic dim")
-      ->type_name("NAME=N");
+      ->type_name("NAME=N")
+      ->needs(describe);
   app.add_option("-D", flags.defines, "override one of the strategy's params")
       ->type_name("NAME=VALUE");
   app.add_flag("--explain{summary}", flags.topic,

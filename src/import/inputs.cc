@@ -71,7 +71,8 @@ Status InputShapes::bind_batch(const OnnxInput& input, const OnnxDim& dim) {
     return fail(
         model_.at(),
         "input '{}' has a dynamic batch{}: the strategy must say how many samples a batch has",
-        quote_control(input.name), dim.param.empty() ? "" : " '" + quote_control(dim.param) + "'");
+        quote_control(input.name), dim.param.empty() ? "" : " '" + quote_control(dim.param) + "'")
+        .with_note("help: train: {global_batch: 8}");
   }
   if (batch_ == 0) batch_ = dim.value;
   if (batch_ == dim.value) return ok_status();
