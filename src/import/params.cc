@@ -224,6 +224,7 @@ Result<Recovery> recover_params(OnnxModel& model, std::vector<std::string>& scop
   PIPER_TRY(check_not_fused(model));
   const std::vector<SignatureInput> signature = parse_signature(
       find_metadata(model.metadata, "pkg.torch.export.ExportedProgram.graph_signature"));
+  restore_training_norms(model, signature);
   const bool has_parameters =
       std::any_of(signature.begin(), signature.end(),
                   [](const SignatureInput& s) { return s.kind == "PARAMETER"; });

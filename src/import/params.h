@@ -89,6 +89,8 @@ void find_running_statistics(const OnnxModel& model, const std::vector<std::stri
 // Adds what was detached. Errors: the file does not say which of a node's inputs that was.
 Status find_detached(const OnnxModel& model, const std::vector<SignatureInput>& signature,
                      Recovery& recovery);
+// Batch norms that train in training mode.
+void restore_training_norms(OnnxModel& model, const std::vector<SignatureInput>& signature);
 // The parameter that `folded` was computed from, if there is one exact answer.
 std::optional<Unfolded> unfold(const OnnxTensor& folded);
 // By the exported program's signature and calls.

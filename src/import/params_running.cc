@@ -1,6 +1,9 @@
 // Running statistics: what a batch norm in training mode keeps from step to step beside its
 // parameters.
 #include <algorithm>
+#include <charconv>
+#include <map>
+#include <set>
 
 #include "params.h"
 
@@ -80,6 +83,44 @@ class Keeper {
 void find_running_statistics(const OnnxModel& model, const std::vector<std::string>& scopes,
                              Recovery& recovery) {
   Keeper(model, scopes, recovery).run();
+}
+
+// The exporter writes a batch norm as it infers even where the module trains; the call says so.
+// Equal statistics of several norms, as they are at first, were merged; each has its own again.
+void restore_training_norms(OnnxModel& model, const std::vector<SignatureInput>& signature) {
+  constexpr size_t kTraining = 5, kMomentum = 6;  // arguments
+  std::map<std::string_view, std::string_view> targets;
+  for (const SignatureInput& s : signature) targets.emplace(s.placeholder, s.target);
+  std::set<std::string> names;
+  for (const OnnxTensor& tensor : model.initializers) names.insert(tensor.name);
+  for (OnnxNode& node : model.nodes) {
+    if (node.op != "BatchNormalization" || node.inputs.size() != 5 || is_training(node)) continue;
+    const auto call = parse_call(find_metadata(node.metadata, "pkg.torch.onnx.fx_node"));
+    if (!call || call->words.size() <= kMomentum || call->words[kTraining] != "True") continue;
+    double momentum = 0.1;
+    const std::string& word = call->words[kMomentum];
+    std::from_chars(word.data(), word.data() + word.size(), momentum);
+    std::erase_if(node.attrs, [](const OnnxAttr& attr) {
+      return attr.name == "training_mode" || attr.name == "momentum";
+    });
+    node.attrs.push_back({"training_mode", int64_t{1}});
+    node.attrs.push_back({"momentum", 1 - momentum});
+    for (size_t k = 3; k < 5; ++k) {
+      if (call->words[k].empty()) continue;
+      const auto target = targets.find(std::string_view(call->words[k]).substr(1));
+      const auto held = std::find_if(model.initializers.begin(), model.initializers.end(),
+                                     [&](const OnnxTensor& t) { return t.name == node.inputs[k]; });
+      if (target == targets.end() || held == model.initializers.end()) continue;
+      if (held->name == target->second) continue;
+      const std::string name(target->second);
+      if (names.insert(name).second) {
+        OnnxTensor own = *held;
+        own.name = name;
+        model.initializers.push_back(std::move(own));
+      }
+      node.inputs[k] = name;
+    }
+  }
 }
 
 }  // namespace piper::onnx_import

@@ -33,7 +33,7 @@ def node(op, inputs, output, call=None, scope="", rule=None, trace=None, **attrs
     return made
 
 
-def write(name, nodes, initializers, x, parameters, folded=None):
+def write(name, nodes, initializers, x, parameters, folded=None, buffers=()):
     infos = []
     for value, sources in (folded or {}).items():
         shape = next(list(i.dims) for i in initializers if i.name == value)
@@ -41,7 +41,8 @@ def write(name, nodes, initializers, x, parameters, folded=None):
         infos[-1].metadata_props.add(key="pkg.onnxscript.optimizer.folded_from", value=str(sources))
     graph = helper.make_graph(nodes, name, [helper.make_tensor_value_info("x", TensorProto.FLOAT, x)],
                               [helper.make_tensor_value_info("loss", TensorProto.FLOAT, [])], initializers, value_info=infos)
-    lines = ["", "# inputs", *[f"p_{p.lower().replace('.', '_')}: PARAMETER target='{p}'" for p in parameters], "x: USER_INPUT", "", "# outputs",
+    lines = ["", "# inputs", *[f"p_{p.lower().replace('.', '_')}: PARAMETER target='{p}'" for p in parameters],
+             *[f"b_{b.replace('.', '_')}: BUFFER target='{b}'" for b in buffers], "x: USER_INPUT", "", "# outputs",
              "loss: USER_OUTPUT", ""]
     if parameters:
         graph.metadata_props.add(key="pkg.torch.export.ExportedProgram.graph_signature", value="\n".join(lines))
@@ -164,3 +165,14 @@ write("detached_somewhere",
       [node("Mul", "x w", "mul", ("mul", "aten.mul.Tensor", "%x, %p_w")), node("Tanh", "mul", "tanh", ("tanh", "aten.tanh.default", "%mul")),
        node("Sub", "mul tanh", "sub", ("sub", "aten.sub.Tensor", "%mul, %detach, %clone")),
        node("Neg", "sub", "neg", ("sub", "aten.sub.Tensor", "%mul, %detach, %clone")), *loss("neg")], [tensor("w", 4)], ["batch", 4], ["w"])
+# Norms that train, written as they infer; their statistics, equal at first, were merged.
+def trains(x, at, out):
+    call = f"%{x}, %p_{at}_weight, %p_{at}_bias, %b_{at}_running_mean, %b_{at}_running_var, True, 0.1, 1e-05"
+    return node("BatchNormalization", f"{x} {at}.weight {at}.bias a.running_mean a.running_var", out,
+                (out, "aten._native_batch_norm_legit_functional.default", call), at, momentum=0.1)
+
+
+write("norms_that_train", [node("Mul", "x scale", "mul", ("mul", "aten.mul.Tensor", "%x, %p_scale")), trains("mul", "a", "y"), node("Tanh", "y", "tanh"), trains("tanh", "b", "z"), *loss("z")],
+      [tensor("scale", 3, 1, 1), *[tensor(f"{m}.{w}", 3) for m in "ab" for w in ("weight", "bias")], numpy_helper.from_array(np.zeros(3, np.float32), "a.running_mean"),
+       ones("a.running_var", 3)], IMAGE, ["scale", *(f"{m}.{w}" for m in "ab" for w in ("weight", "bias"))],
+      buffers=[f"{m}.running_{w}" for m in "ab" for w in ("mean", "var")])
