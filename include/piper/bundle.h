@@ -116,7 +116,7 @@ bool takes_pairs(InstructionKind kind);
 bool is_collective(InstructionKind kind);
 const char* to_string(InstructionKind kind);
 
-// Samples that an input instruction loads: [first + sum over axes of coordinate × stride, + count) of the global batch.
+// Samples of the global batch: [first + sum over axes of coordinate × stride, + count).
 struct SampleRange {
   int64_t first = 0, count = 0;
   std::vector<int64_t> stride;  // by mesh axis
@@ -124,13 +124,12 @@ struct SampleRange {
 };
 
 // Gradient provenance, for the verifier: what a compute instruction's argument is declared to hold.
-// "the partial gradient of parameter `param` by its use `use` over the samples `samples`". Sums of such values carry
+// "the partial gradient of parameter `param` by its use `use` over the instruction's samples". Sums of such values carry
 // the multiset union. Written by the instruction that makes the contribution.
 struct Contribution {
   int32_t arg = 0;    // position in args
   int32_t target = 0; // index of RoleProgram::sum_targets
   int32_t use = 0;    // index of the use, from 0
-  SampleRange samples;
   bool accumulates = false;  // added to what the argument held before
   bool operator==(const Contribution&) const = default;
 };
@@ -156,6 +155,7 @@ struct SumCombine {
 
 struct Instruction {
   InstructionKind kind = InstructionKind::kCompute;
+  char pass = ' ';                 // 'F' 'B' 'I' (BI) 'W' (BW) 'U', '-' for communication and input: colours pictures
   int32_t stream = 0;
   int32_t program = -1;            // kCompute
   std::vector<int32_t> args;       // buffer ids
@@ -165,9 +165,8 @@ struct Instruction {
   int32_t root = 0;                // kBroadcast
   int32_t channel = 0;             // kSend, kRecv: messages of one (sender, receiver, channel) arrive in order
   std::string input;               // kInput: name of the data input; empty: the numbers of the samples, i64 [count]
-  SampleRange samples;             // kInput
+  SampleRange samples;             // kInput: what it loads; kCompute: what its contributions are of, if it makes any
   std::string label;               // the task, for people and errors: "F stage=1 mb=3"
-  char pass = ' ';                 // 'F' 'B' 'I' (BI) 'W' (BW) 'U', '-' for communication and input: colours pictures
   int32_t stage = -1, micro = -1;  // for pictures; -1: none
   // Of a message or collective of several microbatches, from `micro` on: how many. Each has as many of the args, one
   // after the other.

@@ -303,7 +303,9 @@ class InstructionCheck {
     if (one_.channel < 0 || (!is_message() && one_.channel != 0))
       return wrong("it cannot use channel {}", one_.channel);
     if (one_.kind != InstructionKind::kBroadcast && one_.root != 0) return wrong("it has a root");
-    if (!input && (!one_.input.empty() || one_.samples.count != 0 || one_.samples.first != 0))
+    const bool of_samples = input || !one_.contributions.empty();
+    if ((!input && !one_.input.empty()) ||
+        (!of_samples && (one_.samples.count != 0 || one_.samples.first != 0)))
       return wrong("it loads no data, but names samples");
     if (!compute &&
         !(one_.contributions.empty() && one_.combines.empty() && one_.sum_reads.empty()))
@@ -327,7 +329,8 @@ class InstructionCheck {
     return ok_status();
   }
 
-  Status check_samples(const SampleRange& range) const {
+  Status check_samples() const {
+    const SampleRange& range = one_.samples;
     int64_t last = range.first;
     bool overflow =
         range.first < 0 || range.count < 0 || __builtin_add_overflow(last, range.count, &last);
@@ -351,7 +354,7 @@ class InstructionCheck {
                                     [&](const DataInput& each) { return each.name == one_.input; });
     if (input == role_.inputs.end())
       return wrong("there is no data input '{}'", quote_control(one_.input));
-    PIPER_TRY(check_samples(one_.samples));
+    PIPER_TRY(check_samples());
     TensorType want = input->type;
     if (input->batch_dim >= 0) want.shape[input->batch_dim] = one_.samples.count;
     if (want.dtype != type(0).dtype || num_elements(want.shape) != elements(0))
@@ -360,7 +363,7 @@ class InstructionCheck {
   }
 
   Status check_numbers() const {
-    PIPER_TRY(check_samples(one_.samples));
+    PIPER_TRY(check_samples());
     if (type(0) == TensorType{DType::kI64, {one_.samples.count}}) return ok_status();
     return wrong("it writes the numbers of {} samples into a buffer of {}", one_.samples.count,
                  to_string(type(0)));
@@ -433,12 +436,11 @@ class InstructionCheck {
 
   Status check_sums() const {
     const auto has = [&](int32_t arg) { return in_range(arg, one_.args.size()); };
-    for (const Contribution& part : one_.contributions) {
+    for (const Contribution& part : one_.contributions)
       if (!has(part.arg) || !in_range(part.target, role_.sum_targets.size()) || part.use < 0 ||
           part.use >= role_.sum_targets[part.target].uses)
         return wrong("it contributes to a sum or use that is not there");
-      PIPER_TRY(check_samples(part.samples));
-    }
+    if (!one_.contributions.empty()) PIPER_TRY(check_samples());
     for (const SumCombine& part : one_.combines)
       if (!has(part.arg) || !std::all_of(part.from.begin(), part.from.end(), has))
         return wrong("it combines args that are not there");

@@ -140,8 +140,7 @@ class Decoder {
 
   static void sums(const proto::Instruction& from, Instruction& to) {
     for (const proto::Contribution& part : from.contributions())
-      to.contributions.push_back(
-          {part.arg(), part.target(), part.use(), samples(part.samples()), part.accumulates()});
+      to.contributions.push_back({part.arg(), part.target(), part.use(), part.accumulates()});
     for (const proto::SumCombine& part : from.combines()) {
       to.combines.push_back({part.arg(), {}});
       copy_from(part.from(), to.combines.back().from);

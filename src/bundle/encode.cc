@@ -87,7 +87,6 @@ void encode_sums(const Instruction& from, proto::Instruction* to) {
     contribution->set_arg(part.arg);
     contribution->set_target(part.target);
     contribution->set_use(part.use);
-    encode(part.samples, contribution->mutable_samples());
     contribution->set_accumulates(part.accumulates);
   }
   for (const SumCombine& part : from.combines) {

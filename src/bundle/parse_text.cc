@@ -432,8 +432,11 @@ class Parser {
       line.get("arg", part.arg);
       line.get("target", part.target);
       line.get("use", part.use);
-      part.samples = parse_samples(line, true);
       part.accumulates = line.flag("accumulates");
+      SampleRange samples = parse_samples(line, true);
+      if (one.contributions.size() > 1 && samples != one.samples)
+        line.wrong("contributions of one instruction are of the same samples");
+      one.samples = std::move(samples);
     } else if (word == "combine") {
       SumCombine& part = one.combines.emplace_back();
       line.get("arg", part.arg);

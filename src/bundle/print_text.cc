@@ -96,7 +96,7 @@ void print_instruction(Printer& print, size_t id, const Instruction& one, size_t
   for (const Contribution& part : one.contributions) {
     print.line("    contribution").field("arg", part.arg, 0).field("target", part.target, 0);
     print.field("use", part.use, 0);
-    print_samples(print, part.samples, axes);
+    print_samples(print, one.samples, axes);
     print.flag("accumulates", part.accumulates);
   }
   for (const SumCombine& part : one.combines)

@@ -334,7 +334,6 @@ class CellLowerer {
       return it == instruction.args.end() ? -1
                                           : static_cast<int32_t>(it - instruction.args.begin());
     };
-    const SampleRange samples = segment.sums.empty() ? SampleRange() : samples_of(dag_, task.micro);
     instruction.contributions.reserve(segment.sums.size());
     for (size_t i = 0; i < segment.sums.size(); ++i) {
       const int32_t s = segment.sums[i];
@@ -346,8 +345,9 @@ class CellLowerer {
         continue;
       }
       instruction.contributions.push_back(
-          {segment.sum_args[i], a.sum, a.use, samples, !first[static_cast<size_t>(s)]});
+          {segment.sum_args[i], a.sum, a.use, !first[static_cast<size_t>(s)]});
     }
+    if (!instruction.contributions.empty()) instruction.samples = samples_of(dag_, task.micro);
     if (task.combines.empty() && sums.empty()) return;
     std::set<int32_t> combined;
     for (const Combine& c : task.combines) {

@@ -61,7 +61,7 @@ class BodyCheck {
   static bool same_sums(const Instruction& one, const Instruction& other) {
     const auto contribution = [](const Contribution& a, const Contribution& b) {
       return a.arg == b.arg && a.target == b.target && a.use == b.use &&
-             a.accumulates == b.accumulates && same_samples(a.samples, b.samples);
+             a.accumulates == b.accumulates;
     };
     const auto combine = [](const SumCombine& a, const SumCombine& b) {
       return a.arg == b.arg && a.from == b.from;

@@ -96,7 +96,7 @@ class Copies {
       sums_.emplace_back(combine.arg, sum);
     }
     for (const Contribution& part : one.contributions) {
-      const uint64_t made = contribution(place, part);
+      const uint64_t made = contribution(place, one, part);
       const auto known = std::find_if(sums_.begin(), sums_.end(),
                                       [&](const auto& sum) { return sum.first == part.arg; });
       if (known != sums_.end())
@@ -112,11 +112,11 @@ class Copies {
       set_written(place, section_.step(place));
     for (const auto& [arg, symbol] : sums_) held(place, static_cast<size_t>(arg)) = symbol;
   }
-  uint64_t contribution(Spot place, const Contribution& part) const {
+  uint64_t contribution(Spot place, const Instruction& one, const Contribution& part) const {
     uint64_t symbol = target_[model_.cells[place.cell].facts->targets[part.target]];
-    for (const int64_t number : {int64_t{part.use}, part.samples.first, part.samples.count})
+    for (const int64_t number : {int64_t{part.use}, one.samples.first, one.samples.count})
       symbol = join_symbols(symbol, static_cast<uint64_t>(number));
-    for (const int64_t stride : part.samples.stride)
+    for (const int64_t stride : one.samples.stride)
       symbol = join_symbols(symbol, static_cast<uint64_t>(stride));
     return symbol;
   }

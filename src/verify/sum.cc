@@ -121,6 +121,8 @@ int32_t SumCheck::find_sources(Spot place, const Instruction& one, const Program
 
 void SumCheck::check_contributions(Spot place, const Instruction& one, const ProgramFacts& program,
                                    int32_t source) {
+  if (one.contributions.empty()) return;
+  const int32_t declared = samples(place, one.samples);
   for (const Contribution& part : one.contributions) {
     const uint8_t access = program.access[part.arg];
     const bool written = access & kWrites, read = access & kReads;
@@ -132,7 +134,6 @@ void SumCheck::check_contributions(Spot place, const Instruction& one, const Pro
                     !written           ? "does not write it"
                     : part.accumulates ? "overwrites it"
                                        : "reads it first");
-    const int32_t declared = samples(place, part.samples);
     for (int32_t set : sets_.at(source))
       if (set != declared) {
         findings_.add("sum", "{} adds to {} for samples {}, but computes from samples {}",
@@ -215,7 +216,7 @@ void SumCheck::contribute(Spot place, const Instruction& one, const ProgramFacts
       sum.cut = 0;
     }
     add_run(sum.parts.runs_of(sum_of(place, part.target), part.use),
-            samples_.run(samples(place, part.samples)));
+            samples_.run(samples(place, one.samples)));
   }
 }
 

@@ -32,14 +32,15 @@ bool SumCheck::compute_plainly(Spot place, const Step& step) {
   }
   if (*sums == 0) return true;
   uint64_t begun = 0;
-  for (const Contribution& part : section_.at(place).contributions) {
+  const Instruction& one = section_.at(place);
+  const int32_t own = samples(place, one.samples);
+  for (const Contribution& part : one.contributions) {
     Content& sum = held[args[part.arg]];
     const uint64_t bit = uint64_t{1} << part.arg;
     if (!part.accumulates && (begun & bit) == 0) sum = {.version = version};
     begun |= bit;
     sum.from = IdSets::kEmpty;
-    add_run(sum.parts.runs_of(sum_of(place, part.target), part.use),
-            samples_.run(samples(place, part.samples)));
+    add_run(sum.parts.runs_of(sum_of(place, part.target), part.use), samples_.run(own));
   }
   return true;
 }
@@ -78,8 +79,8 @@ std::optional<SumCheck::Plain> SumCheck::plain_sources(Spot place, std::span<con
       return std::nullopt;
   }
   if (sums == 0 || plain.from.set == IdSets::kEmpty) return plain;
-  for (const Contribution& part : section_.at(place).contributions)
-    if (sets_.single(samples(place, part.samples)) != plain.from.set) return std::nullopt;
+  if (sets_.single(samples(place, section_.at(place).samples)) != plain.from.set)
+    return std::nullopt;
   return plain;
 }
 

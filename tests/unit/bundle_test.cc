@@ -18,9 +18,8 @@ PlanSet small_set(int64_t replicas = 2) {
   RoleProgram role = role_of(kStage0);
   role.mesh[1].second = replicas;
   for (Instruction& one : role.body) {
-    one.samples.stride =
-        one.kind == InstructionKind::kInput ? std::vector<int64_t>{0, 0} : std::vector<int64_t>{};
-    for (Contribution& part : one.contributions) part.samples.stride = {0, 0};
+    const bool of_samples = one.kind == InstructionKind::kInput || !one.contributions.empty();
+    one.samples.stride = of_samples ? std::vector<int64_t>{0, 0} : std::vector<int64_t>{};
   }
   set.roles.push_back(role);
   role.tensor(0).param = "h.1.w";
@@ -78,7 +77,7 @@ TEST(PlanText, PrintsParsesAndPrintsTheSame) {
   EXPECT_EQ(role.streams[1].name, "re\"duce\\\x01");
   EXPECT_EQ(role.tensor(3).fill, -1e-300);
   EXPECT_EQ(role.programs[0].ops[1].attrs.integers("perm"), (std::vector<int64_t>{0, 2, 1}));
-  EXPECT_EQ(role.body[1].contributions[0].samples.stride, (std::vector<int64_t>{0, 4}));
+  EXPECT_EQ(role.body[1].samples.stride, (std::vector<int64_t>{0, 4}));
   EXPECT_TRUE(check_role(role)) << check_role(role).error().message;
 }
 
