@@ -108,6 +108,8 @@ TEST(PlanText, SaysWhatIsWrongInWhichLine) {
       {"buffer 0 \"b\" f32[2] stop at=0", "'stop' is no kind of buffer"},
       {"body\n  0 jump", "there is no instruction 'jump'"},
       {"  op Mul", "this line belongs to nothing"},
+      {"body\n  0 compute\n    contribution count=1\n    contribution count=2",
+       "contributions of one instruction are of the same samples"},
       {"body\n  0 compute program=99999999999", "99999999999 is too large"}};
   for (const auto& [text, message] : cases) {
     const auto role = parse_plan(text);
