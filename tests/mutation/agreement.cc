@@ -13,9 +13,6 @@ bool is_of_step(const Instruction& i) {
 }
 bool is_shared(const Instruction& i) { return is_collective(i.kind) && i.micro < 0; }
 
-// Whether other roles have the same.
-bool is_one_of_several(const PlanSet& set) { return set.roles.size() > 1; }
-
 // All ops of one name in a role.
 std::vector<ProgramOp*> ops_of(RoleProgram& role, std::string_view name) {
   std::vector<ProgramOp*> ops;
@@ -25,15 +22,22 @@ std::vector<ProgramOp*> ops_of(RoleProgram& role, std::string_view name) {
   return ops;
 }
 
+// Whether other roles have such ops: what all that have some do alike is trusted.
+bool is_elsewhere(PlanSet& set, const RoleProgram& role, std::string_view name) {
+  return std::any_of(set.roles.begin(), set.roles.end(), [&](RoleProgram& other) {
+    return &other != &role && !ops_of(other, name).empty();
+  });
+}
+
 // A role goes its own way in what it makes of the step's numbers.
 Done change_number(PlanSet& set, Random& random) {
   constexpr std::pair<const char*, const char*> kNumbers[] = {{"LearningRate", "base"},
                                                               {"LearningRate", "min_ratio"},
                                                               {"ClipFactor", "max_norm"},
                                                               {"NextLossScale", "growth"}};
-  if (!is_one_of_several(set)) return std::nullopt;
   RoleProgram& role = any_role(set, random);
   const auto& [op, attr] = kNumbers[below(random, std::size(kNumbers))];
+  if (!is_elsewhere(set, role, op)) return std::nullopt;
   const std::vector<ProgramOp*> ops = ops_of(role, op);
   for (ProgramOp* each : ops) each->attrs.set(attr, each->attrs.real(attr) * 2 + 1);
   if (ops.empty()) return std::nullopt;
@@ -44,12 +48,12 @@ Done change_number(PlanSet& set, Random& random) {
 Done forget_number(PlanSet& set, Random& random) {
   constexpr std::pair<const char*, size_t> kOptimizers[] = {
       {"Sgd", 3}, {"AdamW", 4}, {"Adagrad", 3}};
-  if (!is_one_of_several(set)) return std::nullopt;
   RoleProgram& role = any_role(set, random);
   const size_t more = random() % 2 ? 1 : 3;
   size_t changed = 0;
   for (const auto& [name, rate] : kOptimizers)
     for (ProgramOp* op : ops_of(role, name)) {
+      if (!is_elsewhere(set, role, name)) return std::nullopt;
       if (op->inputs.size() <= rate + more || op->inputs[rate + more] < 0) continue;
       if (more == 3)
         op->inputs.pop_back();
@@ -62,9 +66,8 @@ Done forget_number(PlanSet& set, Random& random) {
 }
 
 Done start_otherwise(PlanSet& set, Random& random) {
-  if (!is_one_of_several(set)) return std::nullopt;
   RoleProgram& role = any_role(set, random);
-  const auto is_elsewhere = [&](const Tensor& tensor) {
+  const auto is_kept_elsewhere = [&](const Tensor& tensor) {
     return std::any_of(set.roles.begin(), set.roles.end(), [&](const RoleProgram& other) {
       return &other != &role && std::any_of(other.tensors.begin(), other.tensors.end(),
                                             [&](const Tensor& t) { return t.name == tensor.name; });
@@ -72,7 +75,7 @@ Done start_otherwise(PlanSet& set, Random& random) {
   };
   std::vector<Tensor*> tensors;
   for (Tensor& tensor : role.tensors)
-    if (tensor.kind == BufferKind::kState && tensor.init.empty() && is_elsewhere(tensor))
+    if (tensor.kind == BufferKind::kState && tensor.init.empty() && is_kept_elsewhere(tensor))
       tensors.push_back(&tensor);
   if (tensors.empty()) return std::nullopt;
   Tensor& tensor = *tensors[below(random, tensors.size())];
