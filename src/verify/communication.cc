@@ -190,6 +190,23 @@ void check_collectives(const Model& model, Section& section, Findings& findings,
   }
 }
 
+namespace {
+
+// Whether the earlier message is complete before the later one begins, whatever that receives.
+bool in_order(const Section& section, const Clocks& clocks, Spot earlier, Spot later) {
+  for (int32_t i = later.index; i-- > 0;)
+    if (section.steps[later.cell][i].slot == section.step(later).slot) {
+      if (clocks.before(section, earlier, Spot{later.cell, i})) return true;
+      break;
+    }
+  const auto waits = section.waits_of(later);
+  return std::any_of(waits.begin(), waits.end(), [&](int32_t wait) {
+    return clocks.before(section, earlier, Spot{later.cell, wait});
+  });
+}
+
+}  // namespace
+
 // Messages of one channel are told apart by their order alone: their sends, and their receives, may
 // not overtake each other on several streams.
 void check_channels(const Model& model, const Section& section, const Clocks& clocks,
@@ -211,7 +228,7 @@ void check_channels(const Model& model, const Section& section, const Clocks& cl
       const auto [known, is_new] =
           last.try_emplace({one.kind, section.partner[c][i].cell, one.channel}, i);
       const int32_t before = std::exchange(known->second, i);
-      if (!is_new && !clocks.before(section, Spot{c, before}, Spot{c, i}))
+      if (!is_new && !in_order(section, clocks, Spot{c, before}, Spot{c, i}))
         findings.add("transfer", "{} may overtake {}, a message of the same channel",
                      name_of(model, section, {c, i}), name_of(section.at({c, before})));
     }
