@@ -110,6 +110,7 @@ Held held_in(std::vector<RoleProgram>& roles, Section section,
   for (RoleProgram& role : roles) {
     sections.emplace_back();
     sections.back().groups = role.groups;
+    sections.back().streams = role.streams;
     sections.back().body.swap(list_of(role, section));
   }
   std::vector<Transfer> here;
@@ -257,12 +258,17 @@ Status place(RoleProgram& role, const std::vector<Life>& lives, const std::vecto
   return ok_status();
 }
 
-void add_waits(RoleProgram& role, Section section, const std::vector<int64_t>& held,
-               const std::vector<LeavingCopy>& leaving) {
+void add_data_waits(RoleProgram& role, Section section) {
+  role.body.swap(list_of(role, section));
+  wait_for_data(role);
+  role.body.swap(list_of(role, section));
+}
+
+void add_memory_waits(RoleProgram& role, Section section, const std::vector<int64_t>& held,
+                      const std::vector<LeavingCopy>& leaving) {
   role.body.swap(list_of(role, section));
   for (const LeavingCopy& copy : leaving)
     if (at(copy.until) < role.body.size()) role.body[at(copy.until)].waits.push_back(copy.copy);
-  wait_for_data(role);
   wait_for_memory(role, held);
   role.body.swap(list_of(role, section));
 }
@@ -286,6 +292,7 @@ Status split_steps(std::vector<RoleProgram>& roles, const std::vector<StepOrder>
   PIPER_TRY(for_all_roles(roles, [&](size_t c) -> Status {
     steady[c] = make_steady(roles[c], orders[c], dag);
     PIPER_ASSIGN(positions[c], split(roles[c], channels, steady[c]));
+    for (Section section : kSections) add_data_waits(roles[c], section);
     return ok_status();
   }));
   for (const Steady& each : steady) add_counts(each.offloads, offloads);
@@ -301,7 +308,8 @@ Status split_steps(std::vector<RoleProgram>& roles, const std::vector<StepOrder>
     }
     PIPER_TRY(
         place(role, find_lives(role, positions[c], own, steady[c].pairs), steady[c].gathers.pool));
-    for (Section section : kSections) add_waits(role, section, own[section], leaving[section]);
+    for (Section section : kSections)
+      add_memory_waits(role, section, own[section], leaving[section]);
     return ok_status();
   });
 }
