@@ -13,7 +13,8 @@ Error unused(const ParamGroup& group, const std::vector<Param>& params, bool mat
   std::vector<std::string> names;
   for (const Param& param : params) names.push_back(param.scope);
   return fail(group.at, "'{}' matches no parameter{}", group.match,
-              did_you_mean(group.match, names));
+              did_you_mean(group.match, names))
+      .with_note("help: piperc MODEL --describe lists the parameters");
 }
 
 }  // namespace

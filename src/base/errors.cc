@@ -98,8 +98,12 @@ std::string print_error(const Error& error) {
   std::string text =
       fmt::format("{}error: {}\n", location(error.at), printable(error.message, "  "));
   text += excerpt(error.at);
-  constexpr std::string_view kHelp = "help: ";
+  constexpr std::string_view kHelp = "help: ", kAlso = "also: ";
   for (const std::string& note : error.notes) {
+    if (note.starts_with(kAlso)) {
+      text += "\n" + note.substr(kAlso.size());
+      continue;
+    }
     const std::string lines = printable(note, "          ");
     text += note.starts_with(kHelp) ? fmt::format("  = {}\n", lines)
                                     : fmt::format("  = note: {}\n", lines);

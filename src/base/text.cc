@@ -26,6 +26,13 @@ size_t edit_distance(std::string_view a, std::string_view b) {
   return row[b.size()];
 }
 
+std::string lower(std::string_view text) {
+  std::string out(text);
+  for (char& c : out)
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  return out;
+}
+
 // Length of the well-formed UTF-8 character at `at`, or 0. C1 controls count as not well-formed:
 // some terminals obey them.
 size_t utf8_length(std::string_view text, size_t at) {
@@ -59,8 +66,9 @@ std::optional<std::string> nearest(std::string_view name, std::span<const std::s
     const size_t shorter = std::min(name.size(), candidate.size());
     const size_t limit = std::max<size_t>(1, longer / 3);
     if (longer - shorter > limit) continue;
-    const size_t distance = edit_distance(name, candidate);
-    if (distance > limit || distance >= longer) continue;
+    const bool same_letters = lower(name) == lower(candidate);
+    const size_t distance = same_letters ? 0 : edit_distance(name, candidate);
+    if (distance > limit || (distance >= longer && !same_letters)) continue;
     if (best && distance >= best_distance) continue;
     best = candidate;
     best_distance = distance;

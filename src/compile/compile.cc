@@ -26,9 +26,11 @@ Result<Graph> find_patterns(Graph graph, Steps& steps, Compiled& compiled) {
   return std::move(found.graph);
 }
 
-Variables scope_of(const Strategy& strategy) {
+// What expressions of the strategy may name everywhere.
+Variables scope_of(const Strategy& strategy, const Cut& cut) {
   Variables variables = strategy.params;
   for (const MeshAxis& axis : strategy.mesh) variables.emplace_back(axis.name, axis.size);
+  variables.emplace_back("M", cut.microbatches);
   return variables;
 }
 
@@ -39,8 +41,12 @@ Result<std::vector<std::string>> region_tags(const Strategy& strategy, const Gra
     if (graph.tag_index(tag) >= 0 && std::find(tags.begin(), tags.end(), tag) == tags.end())
       tags.push_back(tag);
   };
-  for (const Place& place : strategy.places)
+  for (const Place& place : strategy.places) {
     for (const Condition& condition : place.where) add(condition.tag);
+    for (const auto* expressions : {&place.tags, &place.on})
+      for (const auto& [name, value] : *expressions)
+        for (const std::string& tag : value.names()) add(tag);
+  }
   for (const Order& order : strategy.orders) {
     PIPER_ASSIGN(const auto named, tags_named(order));
     for (const std::string& tag : named) add(tag);
@@ -48,9 +54,9 @@ Result<std::vector<std::string>> region_tags(const Strategy& strategy, const Gra
   return tags;
 }
 
-Result<Graph> annotated(Graph graph, const Strategy& strategy, Explanations& explain) {
-  PIPER_ASSIGN(graph,
-               apply_annotate(std::move(graph), strategy.annotate, scope_of(strategy), explain));
+Result<Graph> annotated(Graph graph, const Strategy& strategy, const Variables& variables,
+                        Explanations& explain) {
+  PIPER_ASSIGN(graph, apply_annotate(std::move(graph), strategy.annotate, variables, explain));
   PIPER_ASSIGN(const std::vector<std::string> tags, region_tags(strategy, graph));
   return clone_data_ops(std::move(graph), tags, strategy.annotate.at, explain);
 }
@@ -143,7 +149,7 @@ Result<PlanSet> make_plans(const Graph& step, const Strategy& strategy, Cut cut,
   const bool oracle = target != Target::kStrategy;
   Explanations ignored;
   Explanations& explain = oracle ? ignored : compiled.explanations;
-  const Variables variables = scope_of(strategy);
+  const Variables variables = scope_of(strategy, cut);
   DagSpec spec;
   if (target == Target::kUncut) {
     cut.microbatches = cut.replicas = 1;
@@ -173,7 +179,9 @@ Result<PlanSet> make_plans(const Graph& step, const Strategy& strategy, Cut cut,
     graph = std::move(recomputed.graph);
     spec.variants = std::move(recomputed.variants);
   }
-  PIPER_ASSIGN(Dag dag, make_dag(rename_in_backward(keep_slopes(std::move(graph))), spec));
+  Result<Dag> made = make_dag(rename_in_backward(keep_slopes(std::move(graph))), spec);
+  if (!made && made.error().at.line == 0) made.error().at = strategy.annotate.at;
+  PIPER_ASSIGN(Dag dag, std::move(made));
   if (!oracle) {
     explain_versions(dag, strategy, explain);
     PIPER_ASSIGN(dag, apply_place(std::move(dag), strategy.places, variables, explain));
@@ -275,18 +283,21 @@ Result<Compiled> compile(const CompileOptions& options) {
   PIPER_ASSIGN(Graph graph, with_loss(std::move(imported.graph), strategy));
   PIPER_ASSIGN(graph, find_patterns(std::move(graph), steps, compiled));
   PIPER_ASSIGN(const Cut cut, apply_split(strategy, graph.batch, compiled.explanations));
+  const Variables variables = scope_of(strategy, cut);
   PIPER_ASSIGN(
       graph,
       steps.run(
-          "annotate", [&] { return annotated(std::move(graph), strategy, compiled.explanations); },
+          "annotate",
+          [&] { return annotated(std::move(graph), strategy, variables, compiled.explanations); },
           print_graph));
   PIPER_ASSIGN(graph, steps.run(
                           "precision",
                           [&] {
-                            return apply_precision(std::move(graph), strategy.precisions,
-                                                   scope_of(strategy), compiled.explanations);
+                            return apply_precision(std::move(graph), strategy.precisions, variables,
+                                                   compiled.explanations);
                           },
                           print_graph));
+  explain_training(strategy, graph, compiled.explanations);
   PIPER_ASSIGN(Differentiated step,
                steps.run(
                    "autodiff", [&] { return differentiate(std::move(graph), strategy.train); },

@@ -37,6 +37,26 @@ Result<ListPolicy> make_policy(const Dag& dag, const Order& order, const Variabl
   return policy;
 }
 
+// "F0 F1 BI0 …", as order directives are reported: with the stage where the cell has several.
+std::string list_tasks(const Dag& dag, const ComputeOrder& order) {
+  constexpr size_t kShown = 24;
+  const auto tags = [&](TaskId id) { return dag.chunks[dag.tasks[id.index()].chunk.index()].tags; };
+  const bool several = std::any_of(order.tasks.begin(), order.tasks.end(), [&](TaskId id) {
+    return tags(id) != tags(order.tasks.front());
+  });
+  std::string text;
+  for (size_t i = 0; i < std::min(order.tasks.size(), kShown); ++i) {
+    const Task& task = dag.tasks[order.tasks[i].index()];
+    const std::string stage = several ? std::to_string(tags(order.tasks[i]).front()) : "";
+    const char* pass = task.pass == 'I'   ? "BI"
+                       : task.pass == 'W' ? "BW"
+                       : task.pass == 'F' ? "F"
+                                          : "B";
+    text += fmt::format(" {}{}{}", stage, pass, task.micro % dag.microbatches);
+  }
+  return order.tasks.size() > kShown ? text + " …" : text;
+}
+
 // What the policy came to on each cell.
 Explanation report(const Dag& dag, const ListPolicy& policy,
                    const std::vector<ComputeOrder>& orders) {
@@ -69,8 +89,10 @@ Explanation report(const Dag& dag, const ListPolicy& policy,
       if (dag.mesh[a].placed)
         where +=
             fmt::format("{}{}={}", where.empty() ? "" : " ", dag.mesh[a].name, dag.cells[cell][a]);
-    out.lines.push_back(fmt::format("{}: {} tasks, at most {} chunks in flight that keep {}", where,
-                                    orders[cell].tasks.size(), most, human_bytes(most_bytes)));
+    out.lines.push_back(fmt::format("{}: {} tasks, at most {} chunk{} in flight, {} kept", where,
+                                    orders[cell].tasks.size(), most, most == 1 ? "" : "s",
+                                    human_bytes(most_bytes)));
+    out.lines.push_back(where + ":" + list_tasks(dag, orders[cell]));
   }
   return out;
 }

@@ -8,6 +8,13 @@ ImportOptions import_options(const Strategy& strategy) {
   ImportOptions options;
   options.batch = strategy.global_batch;
   options.batch_at = strategy.global_batch_at;
+  if (strategy.global_batch == 0 && strategy.microbatch_size > 0 && !strategy.splits.empty()) {
+    options.batch = strategy.microbatch_size * strategy.splits.front().into;
+    options.batch_at = strategy.microbatch_size_at;
+    for (const Replicate& replicate : strategy.replicates)
+      for (const MeshAxis& axis : strategy.mesh)
+        if (axis.name == replicate.over) options.batch *= axis.size;
+  }
   options.inputs = strategy.inputs;
   options.dims = strategy.dims;
   options.parameters = strategy.parameters;
@@ -28,6 +35,37 @@ void explain_parameters(const Strategy& strategy, const Imported& imported, Expl
     const ParamRule& rule = strategy.parameters[r];
     out.push_back({rule.at, kKinds[static_cast<int>(rule.kind)], {std::move(text)}});
   }
+}
+
+void explain_training(const Strategy& strategy, const Graph& graph, Explanations& out) {
+  const TrainSpec& train = strategy.train;
+  std::vector<bool> taken(graph.params.size());
+  // The last group is that of all others.
+  for (size_t g = 0; g + 1 < train.groups.size() && strategy.has_optimizer; ++g) {
+    const ParamGroup& group = train.groups[g];
+    const auto glob = Glob::parse(group.match, group.at);
+    int64_t count = 0, elements = 0;
+    for (size_t p = 0; glob && p < taken.size(); ++p) {
+      const Param& param = graph.params[p];
+      if (taken[p] || (!glob->match(param.scope) && !glob->match(param.name))) continue;
+      taken[p] = true;
+      ++count;
+      elements += num_elements(graph.value(param.value).type.shape);
+    }
+    out.push_back(
+        {group.at,
+         "groups",
+         {fmt::format("'{}': {} parameter{}, {} elements, lr {}, weight_decay {}", group.match,
+                      count, count == 1 ? "" : "s", elements, group.lr, group.weight_decay)}});
+  }
+  if (!train.loss_scale) return;
+  const LossScale& scale = *train.loss_scale;
+  std::string text = fmt::format("the loss is scaled by {}", scale.init);
+  if (scale.dynamic)
+    text += fmt::format(
+        " at first, times {} after a step that is skipped, times {} after {} that are not",
+        scale.backoff, scale.growth, scale.interval);
+  out.push_back({scale.at, "loss_scale", {std::move(text)}});
 }
 
 namespace {

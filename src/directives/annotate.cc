@@ -37,11 +37,16 @@ Result<Graph> apply_rule(Graph graph, const AnnotateRule& rule, const Variables&
     if (auto match = rule.match.match(graph.nodes[i].scope)) matches.push_back({NodeId(i), *match});
   if (matches.empty()) {
     const auto scopes = all_scopes(graph);
-    return fail(rule.at, "annotate: no op's scope matches '{}'{}", rule.match.pattern(),
-                did_you_mean(rule.match.pattern(), scopes))
-        .with_note(fmt::format(
-            "the model has scopes such as {}",
-            join(std::span(scopes).subspan(0, std::min<size_t>(scopes.size(), 6)), ", ")));
+    Error error = fail(rule.at, "annotate: no op's scope matches '{}'{}", rule.match.pattern(),
+                       did_you_mean(rule.match.pattern(), scopes));
+    error.notes.push_back(
+        fmt::format("the model has scopes such as {}",
+                    join(std::span(scopes).subspan(0, std::min<size_t>(scopes.size(), 6)), ", ")));
+    const auto deeper = Glob::parse("**/" + rule.match.pattern(), rule.at);
+    if (deeper && std::any_of(scopes.begin(), scopes.end(),
+                              [&](const std::string& s) { return deeper->match(s).has_value(); }))
+      error.notes.push_back(fmt::format("help: '**/{}' matches some", rule.match.pattern()));
+    return error;
   }
   const Variables counts = capture_counts(matches);
   for (const auto& [tag, expr] : rule.tags) {
@@ -106,6 +111,25 @@ Joined join_by_dataflow(Graph& graph, int tag, const std::vector<bool>& reached)
   return joined;
 }
 
+Error not_reached(const Graph& graph, const Annotate& annotate, size_t tag, const Joined& joined) {
+  const Node& first = graph.node(joined.first_nodes.front());
+  Error error =
+      fail(annotate.at, "annotate: strict, but no rule gives '{}' to {} '{}' (scope '{}')",
+           graph.tag_names[tag], first.op, first.name, first.scope);
+  int64_t all = 0;
+  for (const auto& [value, count] : joined.count) all += count;
+  if (all == 1) return error;
+  std::string others;
+  for (size_t i = 1; i < joined.first_nodes.size(); ++i) {
+    const Node& node = graph.node(joined.first_nodes[i]);
+    others +=
+        fmt::format("{}{} '{}' (scope '{}')", i == 1 ? "" : ", ", node.op, node.name, node.scope);
+  }
+  const auto shown = static_cast<int64_t>(joined.first_nodes.size());
+  return std::move(error).with_note(
+      fmt::format("nor to {} others: {}{}", all - 1, others, all > shown ? ", …" : ""));
+}
+
 }  // namespace
 
 Result<Graph> apply_annotate(Graph graph, const Annotate& annotate, const Variables& variables,
@@ -131,10 +155,7 @@ Result<Graph> apply_annotate(Graph graph, const Annotate& annotate, const Variab
     for (const auto& [value, count] : joined.count)
       report.lines.push_back(fmt::format("{} ops without '{}' joined {}={} by dataflow", count,
                                          graph.tag_names[tag], graph.tag_names[tag], value));
-    const Node& first = graph.node(joined.first_nodes.front());
-    if (annotate.strict)
-      return fail(annotate.at, "annotate: strict, but no rule gives '{}' to {} '{}' (scope '{}')",
-                  graph.tag_names[tag], first.op, first.name, first.scope);
+    if (annotate.strict) return not_reached(graph, annotate, tag, joined);
     out.push_back(std::move(report));
   }
   return graph;

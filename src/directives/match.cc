@@ -275,6 +275,38 @@ std::string ranges(const std::vector<int32_t>& numbers) {
   return text;
 }
 
+Error with_ops_there(Error error, const Graph& graph, const std::optional<Glob>& match,
+                     const Where& where) {
+  constexpr size_t kShown = 6;
+  std::set<std::string> all;
+  for (const Node& node : graph.nodes)
+    if (node.pass == Pass::kF && !node.scope.empty()) all.insert(node.scope);
+  const std::vector<std::string> scopes(all.begin(), all.end());
+  const auto any = [&](const Glob& glob) {
+    return std::any_of(scopes.begin(), scopes.end(),
+                       [&](const std::string& scope) { return glob.match(scope).has_value(); });
+  };
+  if (match && !any(*match)) {
+    error.notes.push_back(
+        fmt::format("no op's scope matches '{}'; there are {}", match->pattern(),
+                    join(std::span(scopes).first(std::min(scopes.size(), kShown)), ", ")));
+    const auto deeper = Glob::parse("**/" + match->pattern(), error.at);
+    if (deeper && any(*deeper))
+      error.notes.push_back(fmt::format("help: '**/{}' matches some", match->pattern()));
+  }
+  for (const Condition& condition : where) {
+    const int tag = graph.tag_index(condition.tag);
+    std::set<int32_t> values;
+    for (const Node& node : graph.nodes)
+      if (tag >= 0 && node.pass == Pass::kF && graph.tag(node, tag) != kNoTag)
+        values.insert(graph.tag(node, tag));
+    if (!values.empty())
+      error.notes.push_back(fmt::format("tag '{}' has the values {}", condition.tag,
+                                        ranges({values.begin(), values.end()})));
+  }
+  return error;
+}
+
 Error no_match(const Dag& dag, const Where& where, const SourceSpan& at,
                std::string_view directive) {
   Error error = fail(where.empty() ? at : where.front().at, "{}: matches nothing", directive);

@@ -69,6 +69,9 @@ class TaskMatcher {
 std::string place_of(const SourceSpan& at);
 // "0 to 3, 8" of ascending numbers.
 std::string ranges(const std::vector<int32_t>& numbers);
+// To an error about ops that were not found: what scopes and values of tags there are.
+Error with_ops_there(Error error, const Graph& graph, const std::optional<Glob>& match,
+                     const Where& where);
 // "matches nothing", with the tags and passes there are.
 Error no_match(const Dag& dag, const Where& where, const SourceSpan& at,
                std::string_view directive);

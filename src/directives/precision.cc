@@ -43,6 +43,7 @@ class Caster {
 
   Result<Graph> run(Explanations& out) {
     for (size_t d = 0; d < precisions_.size(); ++d) PIPER_TRY(choose(d));
+    for (size_t d = 0; d < precisions_.size(); ++d) PIPER_TRY(check_masters(d));
     for (const Value& value : graph_.values) original_.push_back(value.type.dtype);
     find_strong();
     keep_masters();
@@ -78,8 +79,7 @@ class Caster {
       if (!met) continue;
       if (chosen_[i] != kNone)
         return fail(precision.at, "precision: {} at '{}' is chosen twice", node.op, node.scope)
-            .with_note(fmt::format("first at line {}",
-                                   precisions_[static_cast<size_t>(chosen_[i])].at.line));
+            .with_note("first at " + place_of(precisions_[static_cast<size_t>(chosen_[i])].at));
       chosen_[i] = static_cast<int32_t>(d);
       ++counts_[d].matched;
       found.insert(node.op);
@@ -88,15 +88,18 @@ class Caster {
     const std::vector<std::string> names(found.begin(), found.end());
     for (const auto& [op, at] : precision.keep)
       if (!found.contains(op))
-        return fail(at, "precision: none of these ops is '{}'{}", op, did_you_mean(op, names));
+        return fail(at, "precision: none of these ops is '{}'{}", op, did_you_mean(op, names))
+            .with_note(fmt::format("they are {}", join(names, ", ")));
     return ok_status();
   }
   Error matches_nothing(const Precision& precision) const {
     std::set<std::string> scopes;
     for (const Node& node : graph_.nodes) scopes.insert(node.scope);
     const std::vector<std::string> known(scopes.begin(), scopes.end());
-    return fail(precision.at, "precision: matches no forward op{}",
-                precision.match ? did_you_mean(precision.match->pattern(), known) : "");
+    return with_ops_there(
+        fail(precision.at, "precision: matches no forward op{}",
+             precision.match ? did_you_mean(precision.match->pattern(), known) : ""),
+        graph_, precision.match, precision.where);
   }
 
   // ---- Which types ----
@@ -261,6 +264,25 @@ class Caster {
     return casts_[key] = made;
   }
 
+  Status check_masters(size_t d) const {
+    const Precision& precision = precisions_[d];
+    if (precision.masters) return ok_status();
+    for (size_t i = 0; i < chosen_.size(); ++i) {
+      if (chosen_[i] != static_cast<int32_t>(d)) continue;
+      for (ValueId input : graph_.nodes[i].inputs)
+        if (input.valid() && is_low_parameter(input)) return ok_status();
+    }
+    return fail(precision.at,
+                "precision: 'master: none' changes nothing: no parameter that these "
+                "ops read is of 16 bits");
+  }
+  bool is_low_parameter(ValueId id) const {
+    const DType dtype = graph_.value(id).type.dtype;
+    return (dtype == DType::kBF16 || dtype == DType::kF16) &&
+           std::any_of(graph_.params.begin(), graph_.params.end(),
+                       [&](const Param& param) { return param.value == id; });
+  }
+
   // ---- What was done ----
   static std::string list(const std::map<std::string, int64_t>& ops) {
     std::vector<std::string> parts;
@@ -294,6 +316,9 @@ class Caster {
       lines.push_back(fmt::format("left out {} casts of the model", counts.dropped));
     if (counts.masters > 0)
       lines.push_back(fmt::format("{} parameters have masters in f32", counts.masters));
+    for (const auto& [op, at] : precision.keep)
+      if (contains(kWideOps, op))
+        lines.push_back(fmt::format("{} computes in f32 also where 'keep' does not name it", op));
     if (precision.accumulate && *precision.accumulate != DType::kF32)
       lines.push_back(
           fmt::format("gradients are added up in {}", info(*precision.accumulate).name));

@@ -123,24 +123,35 @@ class Recomputer {
         if (variant.group[i] != kNone)
           return fail(recompute.at, "recompute: {} at '{}' is chosen twice", graph_.nodes[i].op,
                       graph_.nodes[i].scope)
-              .with_note(fmt::format(
-                  "first at line {}",
-                  recomputes_[groups_[static_cast<size_t>(variant.group[i])].directive].at.line));
+              .with_note(
+                  "first at " +
+                  place_of(
+                      recomputes_[groups_[static_cast<size_t>(variant.group[i])].directive].at));
         const auto [it, is_new] = ids_.emplace(*group, static_cast<int32_t>(groups_.size()));
         if (is_new) groups_.push_back(*group);
         variant.group[i] = it->second;
       }
-    if (matched > 0) return ok_status();
-    std::set<std::string> scopes;
+    return matched > 0 ? ok_status() : matches_nothing(recompute);
+  }
+  Error matches_nothing(const Recompute& recompute) const {
+    std::set<std::string> scopes, ops;
     for (const Node& node : graph_.nodes)
-      if (node.pass == Pass::kF) scopes.insert(node.scope);
+      if (node.pass == Pass::kF) {
+        scopes.insert(node.scope);
+        ops.insert(node.op);
+      }
     const std::vector<std::string> known(scopes.begin(), scopes.end());
-    const std::string pattern = recompute.match ? recompute.match->pattern() : "";
-    return fail(recompute.at, "recompute: matches no forward op{}{}",
-                by_microbatch(recompute)
-                    ? fmt::format(" of the microbatches 0 to {}", microbatches_ - 1)
-                    : "",
-                recompute.match ? did_you_mean(pattern, known) : "");
+    Error error =
+        with_ops_there(fail(recompute.at, "recompute: matches no forward op{}{}",
+                            by_microbatch(recompute)
+                                ? fmt::format(" of the microbatches 0 to {}", microbatches_ - 1)
+                                : "",
+                            recompute.match ? did_you_mean(recompute.match->pattern(), known) : ""),
+                       graph_, recompute.match, recompute.where);
+    if (!recompute.ops.empty())
+      error.notes.push_back(fmt::format(
+          "the forward pass has {}", join(std::vector<std::string>(ops.begin(), ops.end()), ", ")));
+    return error;
   }
   Result<std::optional<Group>> group_for(size_t d, const Node& node, int32_t micro) const {
     const Recompute& recompute = recomputes_[d];

@@ -16,6 +16,11 @@ struct Sums {
   }
 };
 
+std::string messages(const Replicate& replicate) {
+  if (replicate.bucket_bytes == 0) return "a message each";
+  return fmt::format("in messages of at least {}", human_bytes(replicate.bucket_bytes));
+}
+
 // ", in bf16 (3.4 KiB)": where gradients do not travel as they are.
 std::string travelling(const Dag& dag, const SumLevel& level, int64_t least) {
   int64_t bytes = 0;
@@ -42,11 +47,10 @@ std::vector<std::string> explain_cut(const Dag& dag, const Replicate& replicate,
   }
   std::vector<std::string> lines;
   const std::string each = replicate.reduce == Replicate::When::kMicrobatch ? "microbatch" : "step";
-  lines.push_back(fmt::format(
-      "{} are reduce-scattered over {} once a {}{}, in messages of at least {}, on stream '{}'",
-      trained.print("gradients"), replicate.over, each,
-      travelling(dag, level, replicate.persist_bytes), human_bytes(replicate.bucket_bytes),
-      replicate.stream));
+  lines.push_back(fmt::format("{} are reduce-scattered over {} once a {}{}, {}, on stream '{}'",
+                              trained.print("gradients"), replicate.over, each,
+                              travelling(dag, level, replicate.persist_bytes), messages(replicate),
+                              replicate.stream));
   lines.push_back(fmt::format(
       "each of {} ranks updates its part, with its part of the optimizer's states", level.size));
   if (!replicate.shard_parameters) {
@@ -64,6 +68,16 @@ std::vector<std::string> explain_cut(const Dag& dag, const Replicate& replicate,
     lines.push_back(fmt::format("{}, each below {}, stay whole", whole.print("parameters"),
                                 human_bytes(replicate.persist_bytes)));
   return lines;
+}
+
+Status check_persist(const Dag& dag, const Replicate& replicate) {
+  int64_t largest = 0;
+  for (const Param& param : dag.graph.params)
+    largest = std::max(largest, dag.graph.value(param.value).type.bytes());
+  if (largest >= replicate.persist_bytes) return ok_status();
+  return fail(replicate.at, "replicate: 'persist' leaves no parameter to cut")
+      .with_note(fmt::format("the largest has {}, and parameters below {} stay whole",
+                             human_bytes(largest), human_bytes(replicate.persist_bytes)));
 }
 
 void apply_shard(Dag& dag, const Replicate& replicate) {
@@ -92,6 +106,7 @@ Result<Dag> apply_replicate(Dag dag, const std::vector<Replicate>& replicates, E
       if (dag.mesh[static_cast<size_t>(level.axis)].name != replicate.over) continue;
       level.stream = stream_of(dag, replicate.stream);
       if (replicate.shard_optimizer) {
+        PIPER_TRY(check_persist(dag, replicate));
         apply_shard(dag, replicate);
         report.lines = explain_cut(dag, replicate, level);
         continue;
@@ -99,11 +114,9 @@ Result<Dag> apply_replicate(Dag dag, const std::vector<Replicate>& replicates, E
       Sums sums;
       for (const Param& param : dag.graph.params)
         if (param.gradient.valid()) sums.add(dag.graph.value(param.gradient).type.bytes());
-      report.lines.push_back(
-          fmt::format("{} are summed over {} once a step{}, in messages of at least {}, on stream "
-                      "'{}'",
-                      sums.print("gradients"), replicate.over, travelling(dag, level, 0),
-                      human_bytes(replicate.bucket_bytes), replicate.stream));
+      report.lines.push_back(fmt::format(
+          "{} are summed over {} once a step{}, {}, on stream '{}'", sums.print("gradients"),
+          replicate.over, travelling(dag, level, 0), messages(replicate), replicate.stream));
     }
     out.push_back(std::move(report));
   }

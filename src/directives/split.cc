@@ -94,6 +94,7 @@ Result<Cut> apply_split(const Strategy& strategy, int64_t batch, Explanations& o
     return fail(strategy.splits[1].at, "split: the batch is already split at line {}",
                 strategy.splits[0].at.line);
   cut.at = !strategy.splits.empty()       ? strategy.splits.front().at
+           : strategy.microbatch_size > 0 ? strategy.microbatch_size_at
            : !strategy.replicates.empty() ? strategy.replicates.front().at
                                           : SourceSpan{strategy.path};
   if (batch % cut.replicas != 0)

@@ -43,7 +43,7 @@ class Assigner {
     for (const auto& [kind, count] : counts)
       text += fmt::format("{}{} {}", text.empty() ? "" : ", ", count, kind);
     report.lines.push_back(fmt::format("'{}'{}: {}", rule.name, property_text(own),
-                                       text.empty() ? "no task moves there" : text));
+                                       text.empty() ? "for what others put there" : text));
     return report;
   }
 

@@ -46,6 +46,18 @@ Status InputShapes::check_bindings() const {
     return fail(binding.at, "the model has no input '{}' (it has {}){}", binding.name,
                 join(names, ", "), did_you_mean(binding.name, names));
   }
+  std::vector<std::string> dynamic;
+  for (const OnnxInput& input : model_.inputs)
+    for (const OnnxDim& dim : input.dims)
+      if (!dim.param.empty() && !std::count(dynamic.begin(), dynamic.end(), dim.param))
+        dynamic.push_back(quote_control(dim.param));
+  for (const auto& [name, size] : options_.dims) {
+    if (std::count(dynamic.begin(), dynamic.end(), name)) continue;
+    return fail(model_.at(), "no input of the model has a dynamic dim '{}'{}", name,
+                did_you_mean(name, dynamic))
+        .with_note(dynamic.empty() ? "none is dynamic"
+                                   : fmt::format("there are {}", join(dynamic, ", ")));
+  }
   return ok_status();
 }
 

@@ -159,11 +159,15 @@ class Lister {
         where += fmt::format(" {}={}", dag_.mesh[a].name, dag_.cells[cell][a]);
     Error error = fail(policy_.at, "policy: the limits let no microbatch through on{}", where)
                       .with_code(ExitCode::kRefused);
-    error.notes.push_back(fmt::format("one microbatch holds {} chunks there, and in_flight is {}",
-                                      chunks, policy_.in_flight[cell]));
+    const char* many = chunks == 1 ? "" : "s";
+    if (policy_.in_flight[cell] < chunks)
+      error.notes.push_back(
+          fmt::format("one microbatch holds {} chunk{} there, and in_flight is {}", chunks, many,
+                      policy_.in_flight[cell]));
     if (policy_.memory > 0)
       error.notes.push_back(
-          fmt::format("they keep {} bytes, and memory is {}", bytes, policy_.memory));
+          fmt::format("one microbatch's {} chunk{} there keep{} {} bytes, and memory is {}", chunks,
+                      many, chunks == 1 ? "s" : "", bytes, policy_.memory));
     return error;
   }
 

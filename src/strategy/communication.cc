@@ -1,5 +1,7 @@
 // directives: stream, prefetch, fuse, offload.
+#include <algorithm>
 
+#include "expr_tree.h"
 #include "sections.h"
 
 namespace piper {
@@ -9,11 +11,24 @@ using fields::Fields;
 
 constexpr int64_t kMostPriority = 100, kMostSms = 1024, kMostDistance = 1 << 20;
 
+// An integer, or one of a few words: what is another word.
+Status check_word(const yaml::Node& node, const Scope& scope,
+                  const std::vector<std::string>& words) {
+  const std::vector<std::string> known = scope.integer_names();
+  const std::string name = node.text.substr(node.text.starts_with('$') ? 1 : 0);
+  if (!node.is(yaml::Node::Kind::kScalar) || !expr::is_identifier(name) ||
+      std::find(known.begin(), known.end(), name) != known.end())
+    return ok_status();
+  return fail(node.at, "expected {} or an integer, found {}{}", join(words, ", "),
+              yaml::shown(node.text), did_you_mean(node.text, words));
+}
+
 Status read_priority(const yaml::Node& node, const Scope& scope, StreamRule& out) {
   if (node.text == "low" || node.text == "high") {
     out.priority = node.text == "low" ? -1 : 1;
     return ok_status();
   }
+  PIPER_TRY(check_word(node, scope, {"low", "high"}));
   PIPER_ASSIGN(const int64_t value, read_integer(node, scope, {-kMostPriority, kMostPriority}));
   out.priority = static_cast<int32_t>(value);
   return ok_status();
@@ -104,6 +119,7 @@ Status read_prefetch(const Fields& map, const Scope& scope, Names names, Strateg
   PIPER_ASSIGN(prefetch.where, read_where(*map["where"], scope, names));
   prefetch.eager = distance.text == "eager";
   if (!prefetch.eager && distance.text != "lazy") {
+    PIPER_TRY(check_word(distance, scope, {"eager", "lazy"}));
     PIPER_ASSIGN(const int64_t tasks, read_integer(distance, scope, {0, kMostDistance}));
     prefetch.distance = static_cast<int32_t>(tasks);
   }

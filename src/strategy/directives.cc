@@ -1,6 +1,7 @@
 // directives: split, place, recompute; and the list of them all.
 #include <algorithm>
 
+#include "errors.h"
 #include "expr_tree.h"
 #include "sections.h"
 
@@ -103,21 +104,38 @@ Status read_recompute(const Fields& map, const Scope& scope, const Names& names,
   return ok_status();
 }
 
-struct Given {
-  const yaml::Entry* directive;
-};
-
-Result<std::vector<Given>> list_directives(const std::vector<const yaml::Entry*>& entries) {
-  std::vector<Given> out;
+// Those that are maps of one known key.
+std::vector<const yaml::Entry*> list_directives(const std::vector<const yaml::Entry*>& entries,
+                                                ErrorList& errors) {
+  std::vector<const yaml::Entry*> out;
   for (const yaml::Entry* entry : entries) {
     if (!entry->value.is(yaml::Node::Kind::kList))
-      return wrong_type(entry->value, "a list of directives");
+      errors.add(wrong_type(entry->value, "a list of directives"));
     for (const yaml::Node& item : entry->value.items) {
-      PIPER_ASSIGN(const Fields map, fields::read(item, item.at, "directive"));
-      out.push_back({&map.only()});
+      auto map = fields::read(item, item.at, "directive");
+      if (map)
+        out.push_back(&map->only());
+      else
+        errors.add(std::move(map).error());
     }
   }
   return out;
+}
+
+Status read_directive(const yaml::Entry& entry, const Scope& scope, const Names& names,
+                      Strategy& out) {
+  const std::string& kind = entry.key.text;
+  PIPER_ASSIGN(const Fields map, fields::read(entry.value, entry.key.at, kind));
+  if (kind == "split") return read_split(map, scope, out);
+  if (kind == "place") return read_place(map, scope, names, out);
+  if (kind == "replicate") return read_replicate(map, scope, names, out);
+  if (kind == "precision") return read_precision(map, scope, names, out);
+  if (kind == "recompute") return read_recompute(map, scope, names, out);
+  if (kind == "stream") return read_stream(map, scope, names, out);
+  if (kind == "offload") return read_offload(map, scope, names, out);
+  if (kind == "prefetch") return read_prefetch(map, scope, names, out);
+  if (kind == "fuse") return read_fuse(map, scope, names, out);
+  return read_order(map, scope, names, out);
 }
 
 std::vector<std::string> tags_of(const Strategy& strategy) {
@@ -141,9 +159,10 @@ std::vector<std::string> tags_of(const Strategy& strategy) {
 Result<std::vector<std::pair<std::string, SourceSpan>>> read_ops(const yaml::Node& node,
                                                                  const Scope& scope) {
   std::vector<std::pair<std::string, SourceSpan>> ops;
-  if (!node.is(yaml::Node::Kind::kList)) return wrong_type(node, "a list of ops");
-  if (node.items.empty()) return fail(node.at, "the list of ops is empty");
-  for (const yaml::Node& item : node.items) {
+  if (node.is(yaml::Node::Kind::kMap)) return wrong_type(node, "a list of ops");
+  const bool is_list = node.is(yaml::Node::Kind::kList);
+  if (is_list && node.items.empty()) return fail(node.at, "the list of ops is empty");
+  for (const yaml::Node& item : is_list ? std::span(node.items) : std::span(&node, 1)) {
     PIPER_ASSIGN(std::string op, read_text(item, scope));
     ops.emplace_back(std::move(op), item.at);
   }
@@ -170,29 +189,22 @@ Status check_axis(std::string_view name, const SourceSpan& at, const Names& name
 
 Status read_directives(const std::vector<const yaml::Entry*>& entries, const Scope& scope,
                        Strategy& out) {
-  PIPER_ASSIGN(const std::vector<Given> all, list_directives(entries));
+  ErrorList errors;
+  const std::vector<const yaml::Entry*> all = list_directives(entries, errors);
   // Splits first, wherever they stand: they name a tag that the others may use.
   for (const bool splits : {true, false}) {
     Names names;
     for (const MeshAxis& axis : out.mesh) names.axes.push_back(axis.name);
     names.tags = tags_of(out);
-    for (const Given& given : all) {
-      const yaml::Entry& entry = *given.directive;
-      const std::string& kind = entry.key.text;
-      if ((kind == "split") != splits) continue;
-      PIPER_ASSIGN(const Fields map, fields::read(entry.value, entry.key.at, kind));
-      if (kind == "split") PIPER_TRY(read_split(map, scope, out));
-      if (kind == "place") PIPER_TRY(read_place(map, scope, names, out));
-      if (kind == "replicate") PIPER_TRY(read_replicate(map, scope, names, out));
-      if (kind == "precision") PIPER_TRY(read_precision(map, scope, names, out));
-      if (kind == "recompute") PIPER_TRY(read_recompute(map, scope, names, out));
-      if (kind == "stream") PIPER_TRY(read_stream(map, scope, names, out));
-      if (kind == "offload") PIPER_TRY(read_offload(map, scope, names, out));
-      if (kind == "prefetch") PIPER_TRY(read_prefetch(map, scope, names, out));
-      if (kind == "fuse") PIPER_TRY(read_fuse(map, scope, names, out));
-      if (kind == "order") PIPER_TRY(read_order(map, scope, names, out));
+    for (const yaml::Entry* entry : all) {
+      if ((entry->key.text == "split") != splits) continue;
+      Status read = read_directive(*entry, scope, names, out);
+      const bool tag_is_unknown = splits && !read && entry->value.find("as") != nullptr;
+      errors.add(std::move(read));
+      if (tag_is_unknown) return errors.status();
     }
   }
+  PIPER_TRY(errors.status());
   PIPER_TRY(check_accumulate_types(out));
   return share_reduce_type(out);
 }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "errors.h"
+
 namespace piper::fields {
 namespace {
 
@@ -13,7 +15,7 @@ constexpr Field kStrategy[] = {
     {"piper", kInteger, kRequired, "Version of the language: 1."},
     {"include", kPaths, kOptional, "Strategy files to read first, relative to this file."},
     {"params", kParams, kOptional,
-     "Named integers and texts; piperc -D name=value overrides them."},
+     "Named integers, numbers and texts; piperc -D name=value overrides them."},
     {"require", kMany, kOptional, "What the params must be, and why.", "requirement"},
     {"mesh", kCounts, kOptional, "Device axes and their sizes; ranks are row-major."},
     {"inputs", kNamed, kOptional, "What the model file leaves open about its inputs.", "input"},
@@ -204,7 +206,8 @@ constexpr Field kPrecision[] = {
     {"reduce", kWord, kOptional, "Type in which gradients travel, over all axes.", "f32 bf16 f16"},
     {"master", kWord, kOptional, "none: 16-bit parameters stay as they are. Default f32.",
      "f32 none"},
-    {"loss_scale", kTextOrOne, kOptional, "dynamic, or its settings. Default: none.", "loss_scale"},
+    {"loss_scale", kTextOrOne, kOptional, "dynamic, or its settings. Default: none.", "loss_scale",
+     "dynamic"},
 };
 constexpr Field kLossScale[] = {
     {"init_scale", kReal, kOptional, "Of the first step. Default 65536."},
@@ -216,13 +219,14 @@ constexpr Field kLossScale[] = {
 constexpr Field kStream[] = {
     {"where", kWhere, kOptional, "Which tasks. Default: none; the stream is there already."},
     {"name", kText, kRequired, "The stream."},
-    {"priority", kInteger, kOptional, "low, high or an integer; higher goes first. Default 0."},
+    {"priority", kIntegerOrWord, kOptional,
+     "low, high or an integer; higher goes first. Default 0.", "low high"},
     {"sms", kInteger, kOptional, "Multiprocessors that its work takes at most."},
 };
 constexpr Field kPrefetch[] = {
     {"where", kWhere, kRequired, "Which receives or inputs."},
-    {"distance", kInteger, kRequired,
-     "eager, lazy, or how many compute tasks ahead of the first that reads it."},
+    {"distance", kIntegerOrWord, kRequired,
+     "eager, lazy, or how many compute tasks ahead of the first that reads it.", "eager lazy"},
 };
 constexpr Field kOffload[] = {
     {"what", kWord, kRequired, "What leaves.", "activations optimizer"},
@@ -351,17 +355,18 @@ Result<Fields> read(const yaml::Node& node, const SourceSpan& at, std::string_vi
     return wrong_type(node, fmt::format("a map for '{}'", name))
         .with_note(fmt::format("its keys are {}", join(keys, ", ")));
   }
+  ErrorList errors;
   for (const yaml::Entry& entry : node.entries) {
-    PIPER_TRY(check_key(entry.key, kind));
-    if (entry.value.is(yaml::Node::Kind::kNull)) {
-      return fail(entry.key.at, "'{}' has no value", entry.key.text);
-    }
+    Status known = check_key(entry.key, kind);
+    const bool empty = known.ok() && entry.value.is(yaml::Node::Kind::kNull);
+    errors.add(std::move(known));
+    if (empty) errors.add(fail(entry.key.at, "'{}' has no value", entry.key.text));
   }
-  for (const Field& field : kind.fields) {
-    if (field.presence == kRequired && node.find(field.name) == nullptr) {
-      return fail(at, "'{}' needs the key '{}'", name, field.name);
-    }
-  }
+  PIPER_TRY(errors.status());  // a key that is missing may be one of them
+  for (const Field& field : kind.fields)
+    if (field.presence == kRequired && node.find(field.name) == nullptr)
+      errors.add(fail(at, "'{}' needs the key '{}'", name, field.name));
+  PIPER_TRY(errors.status());
   if (kind.single && node.entries.size() != 1) {
     const std::vector<std::string> keys = known_keys(kind);
     const SourceSpan& where = node.entries.size() > 1 ? node.entries[1].key.at : at;

@@ -15,18 +15,19 @@ enum class Type {
   kIntegers,
   kReals,
   kProgram,
-  kOne,        // a map with the keys of `object`
-  kMany,       // a list of such maps
-  kNamed,      // a map from free names to such maps
-  kCounts,     // a map from free names to integers
-  kParams,     // a map from free names to integers or texts
-  kTexts,      // a list of texts
-  kPaths,      // a text, or a list of texts
-  kTextOrOne,  // a text, or a map with the keys of `object`
-  kManyOrOne,  // a list of `object` maps, or a map with the keys of `other`
-  kWhere,      // a map from tag names to conditions
-  kWord,       // one of the words in `object`, or a text param
-  kWords,      // a list of them, or one
+  kOne,            // a map with the keys of `object`
+  kMany,           // a list of such maps
+  kNamed,          // a map from free names to such maps
+  kCounts,         // a map from free names to integers
+  kParams,         // a map from free names to integers or texts
+  kTexts,          // a list of texts
+  kPaths,          // a text, or a list of texts
+  kTextOrOne,      // a text, of those in `other` if there are, or a map with the keys of `object`
+  kManyOrOne,      // a list of `object` maps, or a map with the keys of `other`
+  kWhere,          // a map from tag names to conditions
+  kWord,           // one of the words in `object`, or a text param
+  kWords,          // a list of them, or one
+  kIntegerOrWord,  // an integer, or one of the words in `object`
 };
 enum class Presence { kOptional, kRequired, kUnsupported, kElsewhere };
 

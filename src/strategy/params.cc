@@ -11,6 +11,7 @@ constexpr size_t kMaxParams = 1000;
 
 struct Value {
   bool is_text = false;
+  bool is_real = false;  // a text that is a number: 3e-4
   int64_t integer = 0;
   std::string text;
 };
@@ -43,6 +44,13 @@ class Resolver {
 
  private:
   enum class State { kFresh, kOpen, kDone };
+
+  static bool is_real(std::string_view text) {
+    double value = 0;
+    const char* end = text.data() + text.size();
+    const bool plain = text.find_first_not_of("+-.0123456789eE") == std::string_view::npos;
+    return plain && std::from_chars(text.data(), end, value).ptr == end && !text.empty();
+  }
 
   static SourceSpan define_at(const Definition& define) {
     return {fmt::format("-D {}={}", define.name, define.value)};
@@ -82,7 +90,11 @@ class Resolver {
     const char* end = define->value.data() + define->value.size();
     const auto parsed = std::from_chars(define->value.data(), end, number);
     const bool is_number = parsed.ptr == end && parsed.ec == std::errc{};
-    if (value.is_text != !is_number) {
+    if (value.is_real && !is_real(define->value))
+      return fail(define_at(*define), "the param '{}' is a number, but {} is not", names_[index],
+                  yaml::shown(define->value))
+          .with_note(fmt::format("it is given at {}", yaml::place(entries_[index]->value.at)));
+    if (!value.is_real && value.is_text != !is_number) {
       return fail(define_at(*define), "the param '{}' is {}, but {} is {}", names_[index],
                   value.is_text ? "a text" : "an integer", yaml::shown(define->value),
                   is_number ? "an integer" : "not")
@@ -127,7 +139,7 @@ class Resolver {
   Result<Value> text_value(const yaml::Node& node) {
     PIPER_TRY(resolve_inserted(node));
     PIPER_ASSIGN(std::string text, read_text(node, done_scope()));
-    return Value{true, 0, std::move(text)};
+    return Value{true, false, 0, std::move(text)};
   }
 
   // Params that a text inserts with $name; read_text complains about what is no param.
@@ -156,6 +168,8 @@ class Resolver {
     }
     const auto tree = expr::parse(node.text, node.inside);
     const bool quoted = node.style == yaml::Node::Style::kQuoted;
+    const bool real = is_real(node.text) && node.text.find_first_of(".eE") != std::string::npos;
+    if (!tree && !quoted && real) return Value{true, true, 0, node.text};
     const bool lone_word = expr::is_identifier(node.text);
     if (!tree) {
       const char first = node.text.empty() ? '\0' : node.text[0];
@@ -171,7 +185,7 @@ class Resolver {
     const bool inserts_text = all_known && !all_integers && node.text.starts_with('$');
     if (inserts_text || (quoted && !(all_known && all_integers))) return text_value(node);
     auto number = read_integer(node, done_scope());
-    if (number) return Value{false, *number, {}};
+    if (number) return Value{false, false, *number, {}};
     if (all_known) return std::move(number).error();
     return std::move(number).error().with_note("help: if a text is meant, put it in quotes");
   }

@@ -106,8 +106,8 @@ class Parser {
     }
     const size_t length = std::max<size_t>(1, word(piece, offset).size());
     const std::string_view found = std::string_view(piece.text).substr(offset, length);
-    Error error = fail(here(piece, offset, length), "expected {}, found {}", wanted,
-                       yaml::shown(found));
+    Error error =
+        fail(here(piece, offset, length), "expected {}, found {}", wanted, yaml::shown(found));
     for (const auto& [habit, help] : kHabits)
       if (habit == found) return std::move(error).with_note(fmt::format("help: {}", help));
     return error;
@@ -132,10 +132,19 @@ class Parser {
   }
 
   Status otherwise(const Piece& piece, Program& before) {
-    const bool follows = !before.empty() && before.back().kind == Statement::Kind::kIf &&
-                         before.back().otherwise.empty();
-    if (!follows) return fail(here(piece, piece.begin, 4), "this 'else' has no 'if' before it");
-    PIPER_ASSIGN(before.back().otherwise, body(piece, piece.begin + 4));
+    // The last of a chain of 'else if'.
+    Statement* last = before.empty() ? nullptr : &before.back();
+    while (last && last->chains) last = &last->otherwise.back();
+    if (!last || last->kind != Statement::Kind::kIf || !last->otherwise.empty())
+      return fail(here(piece, piece.begin, 4), "this 'else' has no 'if' before it");
+    const size_t next = skip(piece, piece.begin + 4);
+    if (word(piece, next) != "if") {
+      PIPER_ASSIGN(last->otherwise, body(piece, piece.begin + 4));
+      return ok_status();
+    }
+    PIPER_ASSIGN(Statement chained, read(piece, next));
+    last->otherwise.push_back(std::move(chained));
+    last->chains = true;
     return ok_status();
   }
 
@@ -285,8 +294,9 @@ class Parser {
                                  "microbatch {1}",
                                  pass, micro));
     return fail(at, "unknown item {}{}", yaml::shown(name), did_you_mean(name, known))
-        .with_note("the items are F, B, BI, BW and U; 'repeat', 'for', 'if', 'else' and 'let' "
-                   "begin statements");
+        .with_note(
+            "the items are F, B, BI, BW and U; 'repeat', 'for', 'if', 'else' and 'let' "
+            "begin statements");
   }
 
   // tag=EXPR, … ]

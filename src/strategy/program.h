@@ -20,6 +20,7 @@ struct Statement {
   std::string name;          // kFor, kLet
   SourceSpan name_at;
   std::vector<Statement> body, otherwise;  // otherwise: kIf
+  bool chains = false;                     // otherwise is the kIf of an 'else if'
 };
 using Program = std::vector<Statement>;
 

@@ -63,8 +63,9 @@ Status read_csv(const Fields& map, const Scope& scope, Order& order, std::string
 
 Status read_prefer(const yaml::Node& node, Policy& policy) {
   static const std::vector<std::string> kPasses = {"F", "B", "BI", "BW"};
-  if (!node.is(yaml::Node::Kind::kList)) return wrong_type(node, "a list of passes");
-  for (const yaml::Node& pass : node.items) {
+  if (node.is(yaml::Node::Kind::kMap)) return wrong_type(node, "a list of passes");
+  const bool is_list = node.is(yaml::Node::Kind::kList);
+  for (const yaml::Node& pass : is_list ? std::span(node.items) : std::span(&node, 1)) {
     const bool known = pass.is(yaml::Node::Kind::kScalar) &&
                        std::find(kPasses.begin(), kPasses.end(), pass.text) != kPasses.end();
     if (!known)

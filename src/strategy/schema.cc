@@ -90,14 +90,15 @@ std::string type_of(const Field& field) {
     case Type::kNamed:
       return map_to(reference(field.object));
     case Type::kCounts:
-    case Type::kParams:
       return map_to(kInteger);
+    case Type::kParams:
+      return map_to(R"("type": ["number", "string"])");
     case Type::kTexts:
       return list_of(text);
     case Type::kPaths:
       return either(text, list_of(text));
     case Type::kTextOrOne:
-      return either(text, reference(field.object));
+      return either(field.other.empty() ? text : word_of(field.other), reference(field.object));
     case Type::kManyOrOne:
       return either(list_of(reference(field.object)), reference(field.other));
     case Type::kWhere:
@@ -106,6 +107,8 @@ std::string type_of(const Field& field) {
       return word_of(field.object);
     case Type::kWords:
       return either(word_of(field.object), list_of(word_of(field.object)));
+    case Type::kIntegerOrWord:
+      return either(fmt::format(R"("enum": [{}])", quoted(field.object)), std::string(kInteger));
   }
   return text;
 }

@@ -1,5 +1,6 @@
 #include "piper/strategy.h"
 
+#include "errors.h"
 #include "sections.h"
 
 namespace piper {
@@ -14,19 +15,26 @@ Status read_versions(const yaml::Entry* versions, const Scope& scope, Strategy& 
   return fail(value.at, "'weight_versions' must be 1 or 2, not {}", out.weight_versions);
 }
 
-Status read_model_sections(const Sections& sections, const Scope& scope, Strategy& out) {
-  if (const yaml::Entry* inputs = sections.find("inputs")) {
-    PIPER_ASSIGN(out.inputs, read_inputs(*inputs, scope));
-  }
-  if (const yaml::Entry* dims = sections.find("dims")) {
-    PIPER_ASSIGN(out.dims, read_dims(*dims, scope));
-  }
-  if (const yaml::Entry* parameters = sections.find("parameters")) {
-    PIPER_ASSIGN(out.parameters, read_parameters(*parameters, scope));
-  }
-  if (const yaml::Entry* loss = sections.find("loss")) PIPER_TRY(read_loss(*loss, scope, out));
-  PIPER_TRY(read_versions(sections.find("weight_versions"), scope, out));
-  return read_train(sections.find("train"), scope, out);
+// Takes the value, or notes its error.
+template <class T>
+void keep(Result<T> value, T& out, ErrorList& errors) {
+  if (value)
+    out = *std::move(value);
+  else
+    errors.add(std::move(value).error());
+}
+
+void read_model_sections(const Sections& sections, const Scope& scope, Strategy& out,
+                         ErrorList& errors) {
+  if (const yaml::Entry* inputs = sections.find("inputs"))
+    keep(read_inputs(*inputs, scope), out.inputs, errors);
+  if (const yaml::Entry* dims = sections.find("dims"))
+    keep(read_dims(*dims, scope), out.dims, errors);
+  if (const yaml::Entry* parameters = sections.find("parameters"))
+    keep(read_parameters(*parameters, scope), out.parameters, errors);
+  if (const yaml::Entry* loss = sections.find("loss")) errors.add(read_loss(*loss, scope, out));
+  errors.add(read_versions(sections.find("weight_versions"), scope, out));
+  errors.add(read_train(sections.find("train"), scope, out));
 }
 
 }  // namespace
@@ -45,12 +53,18 @@ Result<Strategy> parse_strategy(const std::string& path, const std::vector<Defin
     PIPER_ASSIGN(out.mesh, read_mesh(*mesh, scope));
   }
   PIPER_TRY(check_required(sections, scope, defines));
-  PIPER_TRY(read_model_sections(sections, scope, out));
+  ErrorList errors;
+  read_model_sections(sections, scope, out, errors);
   out.annotate.at = {path};
+  bool tagged = true;
   for (const yaml::Entry* entry : sections.annotate) {
-    PIPER_TRY(read_annotate(*entry, scope, out.annotate));
+    Status read = read_annotate(*entry, scope, out.annotate);
+    tagged = tagged && read.ok();
+    errors.add(std::move(read));
   }
-  PIPER_TRY(read_directives(sections.directives, scope, out));
+  // Directives may only name tags that are there.
+  if (tagged) errors.add(read_directives(sections.directives, scope, out));
+  PIPER_TRY(errors.status());
   return out;
 }
 

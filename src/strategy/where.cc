@@ -130,6 +130,9 @@ Status read_scalar(const yaml::Node& node, const Scope& scope, std::span<const s
                       std::find(bound.begin(), bound.end(), node.text) == bound.end();
   if (is_new) {
     if (scope.text(node.text) == nullptr && node.text != "min" && node.text != "max") {
+      if (node.text == "P" || node.text == "r")
+        return fail(node.at, "a variable must not be called '{}'", node.text)
+            .with_note("r, P, M, min and max have their own meaning in expressions");
       out.kind = Kind::kBind;
       out.bind = node.text;
       return ok_status();
@@ -164,7 +167,7 @@ std::span<const std::string> task_kinds() { return words_of("kind").words; }
 Result<Where> read_where(const yaml::Node& node, const Scope& scope, const Names& names) {
   if (!node.is(yaml::Node::Kind::kMap)) return wrong_type(node, "a map from tags to conditions");
   Where out;
-  std::vector<std::string> bound;  // variables of the conditions before
+  std::vector<std::string> bound{"M"};  // and variables of the conditions before
   for (const yaml::Entry& entry : node.entries) {
     PIPER_TRY(check_tag(entry.key, names));
     Condition condition;

@@ -167,6 +167,49 @@ TEST(Compile, EqualLayersAreCompiledOnce) {
   EXPECT_LE(role.programs.size(), 32u);
 }
 
+// The lines of the explanations of one kind.
+std::vector<std::string> explained(const Compiled& compiled, std::string_view what) {
+  std::vector<std::string> lines;
+  for (const Explanation& one : compiled.explanations)
+    if (one.directive == what) lines.insert(lines.end(), one.lines.begin(), one.lines.end());
+  return lines;
+}
+
+TEST(Compile, ExplainsWhatTrainingIsAskedFor) {
+  NEED_MODELS();
+  const Folder folder;
+  CompileOptions options;
+  options.model = model_path("gpt-deep", "model.onnx");
+  options.strategy = folder.write(
+      "s.yaml",
+      "piper: 1\nparams: {lr: 1e-3}\nmesh: {pp: 2, dp: 2}\ntrain:\n  microbatch_size: 2\n"
+      "  optimizer: {adamw: {lr: $lr}}\n"
+      "  groups: [{match: \"**/bias\", weight_decay: 0}, {match: \"**/ln_*/*\", lr: 0.5}]\n"
+      "annotate:\n  - balance: {tag: stage, into: 2}\ndirectives:\n"
+      "  - split: {dim: batch, into: 4, as: mb}\n  - place: {on: {pp: stage}}\n"
+      "  - replicate: {over: dp}\n"
+      "  - recompute: {where: {stage: 0, mb: \"<M/2\"}}\n"
+      "  - precision: {compute: f16, keep: LayerNorm, loss_scale: {init_scale: 512}}\n"
+      "  - order: {each: pp, policy: {prefer: B, in_flight: P - r}}\n");
+  const auto compiled = compile(options);
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  EXPECT_EQ(explained(*compiled, "split"),
+            std::vector<std::string>{"batch 16 = 2 replicas × 4 microbatches × 2 samples"});
+  EXPECT_EQ(explained(*compiled, "groups"),
+            (std::vector<std::string>{
+                "'**/bias': 49 parameters, 2848 elements, lr 0.001, weight_decay 0",
+                "'**/ln_*/*': 17 parameters, 544 elements, lr 0.5, weight_decay 0.01"}));
+  EXPECT_EQ(explained(*compiled, "loss_scale"),
+            std::vector<std::string>{"the loss is scaled by 512 at first, times 0.5 after a step "
+                                     "that is skipped, times 2 after 2000 that are not"});
+  EXPECT_EQ(explained(*compiled, "precision").back(),
+            "LayerNorm computes in f32 also where 'keep' does not name it");
+  const auto policy = explained(*compiled, "policy");
+  ASSERT_EQ(policy.size(), 4U);
+  EXPECT_EQ(policy[1], "pp=0: F0 F1 B0 F2 B1 F3 B2 B3");
+  EXPECT_EQ(policy[3], "pp=1: F0 B0 F1 B1 F2 B2 F3 B3");
+}
+
 struct BadStrategy {
   const char* name;
   const char* find;
@@ -217,9 +260,8 @@ INSTANTIATE_TEST_SUITE_P(
                     "9:5: place: no directive places 'F stage=1' on axis 'pp'"},
         BadStrategy{"idle", "where: {stage: s}, on: {pp: s}", "where: {stage: s}, on: {pp: 0}",
                     "9:5: place: nothing is placed on pp=1"},
-        BadStrategy{
-            "dropped", "repeat M: B", "repeat M - 1: B",
-            "11:5: order: on pp=0 the program leaves 1 of 8 tasks out: 'B stage=0 mb=3'"},
+        BadStrategy{"dropped", "repeat M: B", "repeat M - 1: B",
+                    "11:5: order: on pp=0 the program leaves 1 of 8 tasks out: 'B stage=0 mb=3'"},
         BadStrategy{"repeated", "repeat M: F", "repeat M + 1: F",
                     "11:47: order: on pp=0 no task is left for 'F' (item 5 of the program)"},
         BadStrategy{"deadlock", "repeat M: F; repeat M: B", "repeat M: B; repeat M: F",
@@ -235,6 +277,15 @@ INSTANTIATE_TEST_SUITE_P(
                     "11:5: recompute: the backward pass reads nothing that these 12 ops make"},
         BadStrategy{"recompute_micro", "  - order", "  - recompute: {where: {mb: 9}}\n  - order",
                     "11:5: recompute: matches no forward op of the microbatches 0 to 3"},
+        BadStrategy{"regions", "layer * 2 / layers\"}", "(layer + 1) % 2\"}",
+                    "5:1: the tags cut the model into regions that need each other: 'F stage=1' "
+                    "needs 'F stage=0' needs 'F stage=1'"},
+        BadStrategy{"masters", "  - order",
+                    "  - precision: {compute: bf16, master: none}\n  - order",
+                    "11:5: precision: 'master: none' changes nothing: no parameter that these ops "
+                    "read is of 16 bits"},
+        BadStrategy{"persist", "over: dp}", "over: dp, shard: optimizer, persist: 1MiB}",
+                    "10:5: replicate: 'persist' leaves no parameter to cut"},
         BadStrategy{"unused", "  - replicate: {over: dp}\n", "",
                     "3:15: mesh: no directive uses axis 'dp' of size 2"}),
     [](const auto& info) { return info.param.name; });

@@ -191,6 +191,11 @@ TEST(Order, Composes) {
   EXPECT_EQ(expand("repeat 2: F; B\n", 0, 1, 4), "F0 F1 B0");
   EXPECT_EQ(expand("if M > 2 ? 1 : 0: F\nelse: B\n", 0, 1, 4), "F0");
   EXPECT_EQ(expand("if M > 9: F\nelse: if M > 2: B\n", 0, 1, 4), "B0");
+  for (const auto& [r, want] :
+       {std::pair(0, "F0"), std::pair(1, "B0"), std::pair(2, "F0 F1"), std::pair(3, "U0")})
+    EXPECT_EQ(expand("if r == 0: F\nelse if r == 1:\n  B\nelse if r == 2: repeat 2: F\nelse: U\n",
+                     r, 4, 4),
+              want);
   EXPECT_EQ(
       expand("let h = M / 2  # half\nfor i in h..M:\n\n  # each\n  F[mb=i,x=-i]\nU\n", 0, 1, 4),
       "x-2:mb2:F0 x-3:mb3:F0 U0");

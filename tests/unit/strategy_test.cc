@@ -49,6 +49,36 @@ TEST(Strategy, ReadsParams) {
   EXPECT_EQ(other.text_params[4].second, "bert/x16");
 }
 
+TEST(Strategy, ReadsParamsThatAreNumbers) {
+  const std::string text =
+      "piper: 1\nparams: {lr: 3e-4, half: 0.5, n: 2}\n"
+      "train: {optimizer: {adamw: {lr: $lr, weight_decay: $half}}}\n";
+  EXPECT_EQ(parsed(text).train.groups[0].lr, 3e-4);
+  EXPECT_EQ(parsed(text).train.groups[0].weight_decay, 0.5);
+  EXPECT_EQ(parsed(text, {{"lr", "1"}, {"half", "1e-2"}}).train.groups[0].lr, 1);
+  const Folder folder;
+  const std::string path = folder.write("strategy.yaml", text);
+  for (const auto& [value, why] :
+       {std::pair("fast", "the param 'lr' is a number, but 'fast' is not"),
+        std::pair("1e", "the param 'lr' is a number, but '1e' is not")}) {
+    const auto wrong = parse_strategy(path, {{"lr", value}});
+    ASSERT_FALSE(wrong);
+    EXPECT_EQ(wrong.error().message, why);
+  }
+  EXPECT_EQ(message("piper: 1\nparams: {n: 3.5}\nmesh: {pp: $n}\n"),
+            "the param 'n' is the text '3.5', not an integer");
+}
+
+TEST(Strategy, ReadsOneNameAsAListOfOne) {
+  const Strategy strategy = parsed(
+      "piper: 1\nmesh: {pp: 2}\ndirectives:\n  - recompute: {ops: Gelu}\n"
+      "  - precision: {compute: bf16, keep: Tanh}\n"
+      "  - order: {each: pp, policy: {prefer: B}}\n");
+  EXPECT_EQ(strategy.recomputes[0].ops[0].first, "Gelu");
+  EXPECT_EQ(strategy.precisions[0].keep[0].first, "Tanh");
+  EXPECT_EQ(strategy.orders[0].policy->prefer, std::vector<std::string>{"B"});
+}
+
 TEST(Strategy, ReadsModelSections) {
   const Strategy strategy = parsed(
       "piper: 1\n"

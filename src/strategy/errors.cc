@@ -1,0 +1,26 @@
+#include "errors.h"
+
+#include <algorithm>
+#include <tuple>
+
+namespace piper {
+
+void ErrorList::add(Error error) { errors_.push_back(std::move(error)); }
+
+Status ErrorList::status() const {
+  constexpr size_t kMost = 10;
+  if (errors_.empty()) return ok_status();
+  std::vector<Error> sorted = errors_;
+  std::stable_sort(sorted.begin(), sorted.end(), [](const Error& a, const Error& b) {
+    return std::tie(a.at.file, a.at.line, a.at.column) <
+           std::tie(b.at.file, b.at.line, b.at.column);
+  });
+  Error first = std::move(sorted.front());
+  for (size_t i = 1; i < std::min(sorted.size(), kMost); ++i)
+    first.notes.push_back("also: " + print_error(sorted[i]));
+  if (sorted.size() > kMost)
+    first.notes.push_back(fmt::format("also: and {} more errors\n", sorted.size() - kMost));
+  return first;
+}
+
+}  // namespace piper
