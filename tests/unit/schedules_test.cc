@@ -347,7 +347,9 @@ TEST(Schedules, LimitsThatLetNothingThroughAreErrors) {
   policy.memory = 8;
   const auto small = chain::schedule(*strategy, 4);
   ASSERT_FALSE(small);
-  EXPECT_EQ(small.error().notes.back(), "they keep 12 bytes, and memory is 8");
+  EXPECT_EQ(
+      small.error().notes,
+      (std::vector<std::string>{"one microbatch's 2 chunks there keep 12 bytes, and memory is 8"}));
 }
 
 // ---- Pictures ----------------------------------------------------------------------------------

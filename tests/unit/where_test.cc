@@ -117,8 +117,8 @@ TEST(Where, ChoosesTasks) {
 
 TEST(Where, ErrorsAreSaid) {
   EXPECT_EQ(chosen("{layr: 1}"), "unknown tag 'layr' (did you mean 'layer'?)");
-  EXPECT_EQ(chosen("{layer: l, early: m + 1}"), "unknown name 'm'");
-  EXPECT_EQ(chosen("{layer: \"<m\"}"), "unknown name 'm'");
+  EXPECT_EQ(chosen("{layer: l, early: m + 1}"), "unknown name 'm' (did you mean 'M'?)");
+  EXPECT_EQ(chosen("{layer: \"<k\"}"), "unknown name 'k'");
   EXPECT_EQ(chosen("{layer: []}"), "the set is empty");
   EXPECT_EQ(chosen("{layer: two / 0}"), "division by zero");
 }
