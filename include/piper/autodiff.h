@@ -1,18 +1,21 @@
 // Reverse-mode differentiation and the optimizer, as ordinary ops of the same graph.
 //
-// A *use* of a parameter is one (node, input) that reads it, or reads a value made of parameters and constants alone (its
-// transpose or cast) — then the use is where that value meets one that depends on inputs.
-// Autodiff emits one gradient contribution per (parameter, use), in order of uses, never a sum across uses:
+// A *use* of a parameter is one (node, input) that reads it, or reads a value made of parameters
+// and constants alone (its transpose or cast) — then the use is where that value meets one that
+// depends on inputs. Autodiff emits one gradient contribution per (parameter, use), in order of
+// uses, never a sum across uses:
 //   StepSum(contribution 0, contribution 1, …) -> gradient of the whole step
-// and the Dag expands StepSum into accumulation over microbatches, uses and replicas (DESIGN order: per use over
-// microbatches by index, then over uses, then over replicas). The loss is a StepSum too.
+// and the Dag expands StepSum into accumulation over microbatches, uses and replicas (DESIGN order:
+// per use over microbatches by index, then over uses, then over replicas). The loss is a StepSum
+// too.
 //
-// Passes: a backward node is BW iff no adjoint of a value that depends on inputs is reachable from it; all others are BI.
-// Contributions are f32 at least: where one would be rounded to 16 bits before it is summed, the ops that make it for the use
-// alone take their operands in f32 instead.
-// Every backward node carries scope and tags of the forward node it comes from. A sum of adjoints has those of the value's first
-// reader where all have the same tags, so that one value goes on from there, else of its producer; what leads from a use back to the
-// parameter has those of the use.
+// Passes: a backward node is BW iff no adjoint of a value that depends on inputs is reachable from
+// it; all others are BI. Contributions are f32 at least: where one would be rounded to 16 bits
+// before it is summed, the ops that make it for the use alone take their operands in f32 instead.
+// Every backward node carries scope and tags of the forward node it comes from. A sum of adjoints
+// has those of the value's first reader where all have the same tags, so that one value goes on
+// from there, else of its producer; what leads from a use back to the parameter has those of the
+// use.
 #pragma once
 
 #include "piper/graph.h"
@@ -31,8 +34,8 @@ struct OptimizerSpec {
   bool operator==(const OptimizerSpec&) const = default;
 };
 
-// One group of parameters with common optimizer settings; the first group whose glob matches a parameter's scope or
-// name wins; a last group "**" holds the defaults.
+// One group of parameters with common optimizer settings; the first group whose glob matches a
+// parameter's scope or name wins; a last group "**" holds the defaults.
 struct ParamGroup {
   std::string match;  // glob over Param::scope ("**/bias")
   SourceSpan at;
@@ -42,8 +45,9 @@ struct ParamGroup {
   std::vector<std::string> names = {};          // instead of `match`: the parameters themselves
 };
 
-// lr(t) for step t = 0, 1, …: base × min(1, (t+1)/warmup) × decay, decay = 1, or for cosine over `total` steps
-// min_ratio + (1 − min_ratio) × (1 + cos(π × (t − warmup)/(total − warmup)))/2 after the warm-up, min_ratio after total.
+// lr(t) for step t = 0, 1, …: base × min(1, (t+1)/warmup) × decay, decay = 1, or for cosine over
+// `total` steps min_ratio + (1 − min_ratio) × (1 + cos(π × (t − warmup)/(total − warmup)))/2 after
+// the warm-up, min_ratio after total.
 struct LrSchedule {
   int64_t warmup = 0;
   bool cosine = false;
@@ -51,9 +55,10 @@ struct LrSchedule {
   double min_ratio = 0;
 };
 
-// The loss is scaled before it is differentiated, so that small gradients do not vanish in f16; gradients are scaled back
-// before the norm is reported and clipped. A step whose gradients are not all finite changes no parameter and no optimizer state, and
-// counts as none. Dynamic: see NextLossScale in ops/step.cc.
+// The loss is scaled before it is differentiated, so that small gradients do not vanish in f16;
+// gradients are scaled back before the norm is reported and clipped. A step whose gradients are not
+// all finite changes no parameter and no optimizer state, and counts as none. Dynamic: see
+// NextLossScale in ops/step.cc.
 struct LossScale {
   bool dynamic = true;
   double init = 65536;  // dynamic: of the first step
@@ -70,25 +75,29 @@ struct TrainSpec {
   std::optional<LossScale> loss_scale;
 };
 
-// Requires a forward graph with a scalar float `loss`. Ensures: backward and update nodes as above, `updates` for every
-// trained parameter, its optimizer state and the step counter; loss, grad_norm, step and Param::gradient set.
-// Errors: an op without gradient on the way, a group that matches nothing, no trainable parameter. Parameters without gradient
-// are listed in `without_gradient` and left alone.
+// Requires a forward graph with a scalar float `loss`. Ensures: backward and update nodes as above,
+// `updates` for every trained parameter, its optimizer state and the step counter; loss, grad_norm,
+// step and Param::gradient set. Errors: an op without gradient on the way, a group that matches
+// nothing, no trainable parameter. Parameters without gradient are listed in `without_gradient` and
+// left alone.
 struct Differentiated {
   Graph graph;
   std::vector<std::string> without_gradient;
 };
 Result<Differentiated> differentiate(Graph forward, const TrainSpec& train);
 
-// Where a Gelu's input is read by its gradient alone, the forward pass makes what that multiplies with (GeluAndSlope) beside the
-// result, and the backward pass keeps it in place of the input. Values stay the same; those of 16 bits would not.
+// Where a Gelu's input is read by its gradient alone, the forward pass makes what that multiplies
+// with (GeluAndSlope) beside the result, and the backward pass keeps it in place of the input.
+// Values stay the same; those of 16 bits would not.
 Graph keep_slopes(Graph step);
 
-// Reads less of the forward pass in the backward pass: where that reads parts or other shapes (Slice, Reshape) of one value, made
-// in the reader's region, it takes them from that value again, if this is no more to keep than they were. Values stay the same.
+// Reads less of the forward pass in the backward pass: where that reads parts or other shapes
+// (Slice, Reshape) of one value, made in the reader's region, it takes them from that value again,
+// if this is no more to keep than they were. Values stay the same.
 Graph rename_in_backward(Graph step);
 
-// Appends a mean cross-entropy over labels != ignore_index: logits [..., C] (classes last), labels [...] i64.
+// Appends a mean cross-entropy over labels != ignore_index: logits [..., C] (classes last), labels
+// [...] i64.
 struct CrossEntropyLoss {
   std::string logits, labels;
   int64_t ignore_index = -100;

@@ -1,7 +1,9 @@
-// What executes programs: one small interface, implemented by cpu/ (vectorised loops) and null/ (records, runs nothing).
+// What executes programs: one small interface, implemented by cpu/ (vectorised loops) and null/
+// (records, runs nothing).
 //
-// A backend belongs to one rank and is used from that rank's thread. load and bind may allocate; launch, copy and fill may not,
-// take no lock (the threads of a rank meet at the end of an op), and do not fail: all that can be wrong is found at load and bind.
+// A backend belongs to one rank and is used from that rank's thread. load and bind may allocate;
+// launch, copy and fill may not, take no lock (the threads of a rank meet at the end of an op), and
+// do not fail: all that can be wrong is found at load and bind.
 #pragma once
 
 #include <array>
@@ -16,27 +18,34 @@ class Backend {
   virtual std::string_view name() const = 0;
   // One block for buffers or workspace: zeroed, 64-byte aligned, freed with the backend.
   virtual Result<std::byte*> allocate(int64_t bytes) = 0;
-  // Prepares a program: picks kernels, allocates what they prepare. The error names the op it lacks.
+  // Prepares a program: picks kernels, allocates what they prepare. The error names the op it
+  // lacks.
   virtual Result<int32_t> load(const Program& program) = 0;
-  // Fixes the arguments of one instruction. The pointers stay valid as long as the backend; see Program for the workspace.
-  virtual Result<int32_t> bind(int32_t program, std::span<std::byte* const> args, std::byte* workspace) = 0;
+  // Fixes the arguments of one instruction. The pointers stay valid as long as the backend; see
+  // Program for the workspace.
+  virtual Result<int32_t> bind(int32_t program, std::span<std::byte* const> args,
+                               std::byte* workspace) = 0;
   // Runs a binding. In order with all earlier launches, copies and fills.
   virtual void launch(int32_t binding) = 0;
   virtual void copy(std::byte* to, const std::byte* from, int64_t bytes) = 0;
   // Every element of `type` at `to` becomes `value`.
   virtual void fill(std::byte* to, const TensorType& type, double value) = 0;
-  // to[i] = the sum over k, in order of k, of from[k][i]: (((from[0]+from[1])+from[2])+…); floats and integers.
-  virtual void sum(std::byte* to, std::span<const std::byte* const> from, DType dtype, int64_t count) = 0;
+  // to[i] = the sum over k, in order of k, of from[k][i]: (((from[0]+from[1])+from[2])+…); floats
+  // and integers.
+  virtual void sum(std::byte* to, std::span<const std::byte* const> from, DType dtype,
+                   int64_t count) = 0;
 };
 
-// Pins the calling thread to a core (a number of sched_getaffinity); false where the system refuses.
+// Pins the calling thread to a core (a number of sched_getaffinity); false where the system
+// refuses.
 bool pin_to_core(int core);
 // What the kernels of a thread may allocate for themselves (a plan's scratch_bytes).
 inline constexpr int64_t kKernelScratchBytes = int64_t{4} << 20;
 
-// How a matrix product c[m,n] = a[m,k] · b[k,n] is cut; its bits do not depend on it. Products work on the part of b of `depth` of k
-// (a multiple of 128) and `columns` (of 64), packed, and with `height` rows of a (of 24) before the next ones; with `pack_a` that
-// part of a is packed, too. No thread may need more than kKernelScratchBytes for it.
+// How a matrix product c[m,n] = a[m,k] · b[k,n] is cut; its bits do not depend on it. Products work
+// on the part of b of `depth` of k (a multiple of 128) and `columns` (of 64), packed, and with
+// `height` rows of a (of 24) before the next ones; with `pack_a` that part of a is packed, too. No
+// thread may need more than kKernelScratchBytes for it.
 struct ProductCut {
   int64_t depth = 256, columns = 512, height = 240;
   bool pack_a = false;
@@ -63,16 +72,20 @@ struct ProductTable {
   std::string digest;       // of the whole text but its comments
   std::vector<Rule> rules;  // the first one that holds counts; the last one has no conditions
 };
-// The entry of `processor` ("AuthenticAMD 25 17": vendor, family, model) with the instruction set `kernels`; where there is none,
-// that of any processor with it, else that of any. The error names the line.
-Result<ProductTable> read_products(std::string_view text, std::string_view processor, std::string_view kernels);
+// The entry of `processor` ("AuthenticAMD 25 17": vendor, family, model) with the instruction set
+// `kernels`; where there is none, that of any processor with it, else that of any. The error names
+// the line.
+Result<ProductTable> read_products(std::string_view text, std::string_view processor,
+                                   std::string_view kernels);
 ProductCut cut_of(const ProductTable& table, const ProductShape& shape);
 // Of this processor, as it was built in.
 const ProductTable& cpu_products();
 std::string cpu_processor();  // "unknown" where it cannot be asked
 
 struct CpuOptions {
-  int threads = 1;  // that share the work of a launch: the caller's and threads - 1 more; the bits are the same for any number
+  // The caller's thread and threads - 1 more share the work of a launch; the bits are the same for
+  // any number.
+  int threads = 1;
   std::vector<int> cores;  // by thread: where it is pinned; the caller pins its own. Empty: nowhere
   const ProductTable* products = nullptr;  // outlives the backend; null: cpu_products()
 };
@@ -83,21 +96,22 @@ struct NullCounts {
 };
 std::unique_ptr<Backend> make_null_backend(NullCounts* counts = nullptr);
 
-// The instruction set that this processor's kernels use ("AVX3", "AVX2", "SSE2"): processors for which it is the same give the
-// same bits.
+// The instruction set that this processor's kernels use ("AVX3", "AVX2", "SSE2"): processors for
+// which it is the same give the same bits.
 std::string_view cpu_kernels();
 // Ops that the CPU backend has a kernel for: by name, sorted.
 std::vector<std::string> cpu_ops();
 
-// Philox 4x32 with 10 rounds (Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3; SC 2011): what
-// random ops draw from, see src/ops/random.cc.
+// Philox 4x32 with 10 rounds (Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2,
+// 3; SC 2011): what random ops draw from, see src/ops/random.cc.
 using PhiloxWords = std::array<uint32_t, 4>;
 PhiloxWords philox(PhiloxWords counter, uint64_t key);
 
-// Runs one op at once on host data, on the CPU backend: constant folding and tests. An input whose Bytes have no data
-// (while its type has elements) is absent.
+// Runs one op at once on host data, on the CPU backend: constant folding and tests. An input whose
+// Bytes have no data (while its type has elements) is absent.
 Result<std::vector<Bytes>> evaluate_op(std::string_view op, const Attrs& attrs,
-                                       std::span<const TensorType> input_types, std::span<const Bytes> inputs,
+                                       std::span<const TensorType> input_types,
+                                       std::span<const Bytes> inputs,
                                        std::span<const TensorType> output_types);
 
 }  // namespace piper

@@ -1,5 +1,5 @@
-// The vocabulary that every room shares: results and located errors, ids, element types, shapes, attributes,
-// text and file helpers. Uses no other room.
+// The vocabulary that every room shares: results and located errors, ids, element types, shapes,
+// attributes, text and file helpers. Uses no other room.
 #pragma once
 
 #include <fmt/core.h>
@@ -21,19 +21,21 @@ namespace piper {
 
 // ---- Errors -------------------------------------------------------------------------------------
 
-// What the process returns to the shell. `piperc --help` prints this table.
+// What the process returns to the shell: the table of README.md.
 enum class ExitCode {
   kOk = 0,
-  kInput = 1,        // the model, strategy, data or flags are wrong, or ask for what is not supported
-  kUsage = 2,        // the command line itself is wrong
-  kRefused = 3,      // inputs were read, but the plan was refused (deadlock, memory, unproved)
-  kPlan = 4,         // plan files are corrupt, truncated, of another version or another compilation
-  kPeer = 10,        // a peer failed or did not answer in time; restarting is sensible
-  kNumeric = 11,     // the loss is not finite, or a comparison failed; do not restart
-  kStorage = 12,     // the disk or the operating system refused
+  // The model, strategy, data or flags are wrong, or ask for what is not supported.
+  kInput = 1,
+  kUsage = 2,     // the command line itself is wrong
+  kRefused = 3,   // inputs were read, but the plan was refused (deadlock, memory, unproved)
+  kPlan = 4,      // plan files are corrupt, truncated, of another version or another compilation
+  kPeer = 10,     // a peer failed or did not answer in time; restarting is sensible
+  kNumeric = 11,  // the loss is not finite, or a comparison failed; do not restart
+  kStorage = 12,  // the disk or the operating system refused
 };
 
-// Where something stands in a file the user wrote. line and column count from 1; line 0 means the whole file.
+// Where something stands in a file the user wrote. line and column count from 1; line 0 means the
+// whole file.
 struct SourceSpan {
   std::string file;
   int line = 0;
@@ -41,12 +43,14 @@ struct SourceSpan {
   int length = 1;  // characters to underline, on one line
 };
 
-// One located sentence for the user, and further lines that help. See print_error in this header for the form.
+// One located sentence for the user, and further lines that help. See print_error in this header
+// for the form.
 struct Error {
   ExitCode code = ExitCode::kInput;
   SourceSpan at;
   std::string message;
-  std::vector<std::string> notes;  // printed as "  = note: …"; start with "help: " to print "  = help: …"
+  // Printed as "  = note: …"; start with "help: " to print "  = help: …".
+  std::vector<std::string> notes;
 
   Error&& with_note(std::string note) &&;
   Error&& with_code(ExitCode c) &&;
@@ -61,15 +65,16 @@ Error fail(fmt::format_string<Args...> text, Args&&... args) {
   return Error{ExitCode::kInput, {}, fmt::format(text, std::forward<Args>(args)...), {}};
 }
 
-// "file:line:column: error: message", the source line and a caret when the file can be read, then the notes.
+// "file:line:column: error: message", the source line and a caret when the file can be read, then
+// the notes.
 std::string print_error(const Error& error);
 
 // A value or an Error. Never both, never neither; reading the wrong one is our bug and aborts.
 template <class T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}  // NOLINT: implicit by design
-  Result(Error error) : state_(std::in_place_index<1>, std::move(error)) {}  // NOLINT
+  Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}      // NOLINT: implicit
+  Result(Error error) : state_(std::in_place_index<1>, std::move(error)) {}  // NOLINT: implicit
   bool ok() const { return state_.index() == 0; }
   explicit operator bool() const { return ok(); }
   T& operator*() & { return std::get<0>(state_); }
@@ -89,11 +94,13 @@ struct Unit {};
 using Status = Result<Unit>;
 inline Status ok_status() { return Unit{}; }
 
-// Our own mistakes: prints file, line, condition and message, then aborts. Never reachable by user input.
-[[noreturn]] void check_failed(const char* file, int line, const char* condition, const std::string& text);
-#define PIPER_CHECK(condition, ...)                                                           \
-  do {                                                                                        \
-    if (!(condition))                                                                         \
+// Our own mistakes: prints file, line, condition and message, then aborts. Never reachable by user
+// input.
+[[noreturn]] void check_failed(const char* file, int line, const char* condition,
+                               const std::string& text);
+#define PIPER_CHECK(condition, ...)                                                            \
+  do {                                                                                         \
+    if (!(condition))                                                                          \
       ::piper::check_failed(__FILE__, __LINE__, #condition, ::piper::check_text(__VA_ARGS__)); \
   } while (false)
 inline std::string check_text() { return {}; }
@@ -105,15 +112,16 @@ std::string check_text(fmt::format_string<Args...> text, Args&&... args) {
 #define PIPER_CONCAT_INNER(a, b) a##b
 #define PIPER_CONCAT(a, b) PIPER_CONCAT_INNER(a, b)
 // Returns the error of `expr` (a Result or Status) from the enclosing function, if it is one.
-#define PIPER_TRY(expr)                                                                   \
-  do {                                                                                    \
+#define PIPER_TRY(expr)                                                                    \
+  do {                                                                                     \
     if (auto piper_result = (expr); !piper_result) return std::move(piper_result).error(); \
   } while (false)
 // Declares or assigns `target` from the value of `expr`, or returns its error.
-#define PIPER_ASSIGN(target, expr) PIPER_ASSIGN_INNER(PIPER_CONCAT(piper_result_, __LINE__), target, expr)
-#define PIPER_ASSIGN_INNER(result, target, expr)   \
-  auto result = (expr);                            \
-  if (!result) return std::move(result).error();   \
+#define PIPER_ASSIGN(target, expr) \
+  PIPER_ASSIGN_INNER(PIPER_CONCAT(piper_result_, __LINE__), target, expr)
+#define PIPER_ASSIGN_INNER(result, target, expr) \
+  auto result = (expr);                          \
+  if (!result) return std::move(result).error(); \
   target = *std::move(result)
 
 // ---- Ids ----------------------------------------------------------------------------------------
@@ -178,13 +186,15 @@ class Attrs {
  private:
   std::vector<std::pair<std::string, AttrValue>> items_;
 };
-// "{axis=1, epsilon=1e-05, perm=[0,2,1]}", empty when there are none; parse_attrs reads it back exactly.
+// "{axis=1, epsilon=1e-05, perm=[0,2,1]}", empty when there are none; parse_attrs reads it back
+// exactly.
 std::string print_attrs(const Attrs& attrs);
 Result<Attrs> parse_attrs(std::string_view text);
 
 // ---- Bytes and files ----------------------------------------------------------------------------
 
-// Read-only bytes that keep their owner alive: a private copy, a window of a mapped file, or what makes them when they are wanted.
+// Read-only bytes that keep their owner alive: a private copy, a window of a mapped file, or what
+// makes them when they are wanted.
 struct Bytes {
   std::shared_ptr<const void> owner;
   const std::byte* data = nullptr;
@@ -193,7 +203,8 @@ struct Bytes {
   static Bytes copy_of(const void* data, size_t size);
   static Bytes zeros(size_t size);
   Bytes window(size_t offset, size_t count) const;  // must lie inside
-  // `data` stays null: `make` makes the `size` bytes for each call of made(). For what is too large to be held for long.
+  // `data` stays null: `make` makes the `size` bytes for each call of made(). For what is too large
+  // to be held for long.
   static Bytes deferred(size_t size, std::function<Bytes()> make);
   Bytes made() const;  // these bytes themselves, unless they are deferred
 };
@@ -219,7 +230,9 @@ class Digester {
   struct State;
   std::unique_ptr<State> state_;
 };
-inline std::string_view as_text(std::span<const std::byte> b) { return {reinterpret_cast<const char*>(b.data()), b.size()}; }
+inline std::string_view as_text(std::span<const std::byte> b) {
+  return {reinterpret_cast<const char*>(b.data()), b.size()};
+}
 
 // ---- Text ---------------------------------------------------------------------------------------
 
@@ -230,10 +243,12 @@ std::string did_you_mean(std::string_view name, std::span<const std::string> can
 std::string join(std::span<const std::string> parts, std::string_view separator);
 std::vector<std::string> split_text(std::string_view text, char separator);
 std::string human_bytes(int64_t bytes);  // "1.5 MiB"
-std::string quote_control(std::string_view text);  // control characters as \xNN, for printing foreign names
+// Control characters as \xNN, for printing foreign names.
+std::string quote_control(std::string_view text);
 
-// Globs over '/'-separated paths: '*' one segment or part of one, '**' any number of segments, '?' one character,
-// '{name}' a whole integer segment (or integer part of one) that is captured. Linear in pattern × text.
+// Globs over '/'-separated paths: '*' one segment or part of one, '**' any number of segments,
+// '?' one character, '{name}' a whole integer segment (or integer part of one) that is captured.
+// Linear in pattern × text.
 struct GlobMatch {
   std::vector<std::pair<std::string, int64_t>> captures;  // in order of the pattern
 };

@@ -1,11 +1,12 @@
-// A plan: what one rank executes, and the plan set on disk. The only contract between the compiler and piper-run;
-// formats/plan.md and formats/plan.proto give the bytes. This room alone includes plan.pb.h.
+// A plan: what one rank executes, and the plan set on disk. The only contract between the compiler
+// and piper-run; formats/plan.md and formats/plan.proto give the bytes. This room alone includes
+// plan.pb.h.
 //
-//   plans/manifest.json          set id, version, mesh, digests of all files below, what was predicted
-//   plans/rankN.plan             header of rank N: coordinates, role digest, set id (some hundred bytes)
-//   plans/roles/<digest>.pb      a role program: shared by all ranks that run the same
-//   plans/params/init.safetensors   initial values of state and large constants, by name
-//   plans/single/, plans/uncut/  plan sets of the oracle (one device; same cut, or no cut), same form, sharing params/
+//   plans/manifest.json            set id, version, mesh, digests of all files, what was predicted
+//   plans/rankN.plan               header of rank N: coordinates, role digest, set id
+//   plans/roles/<digest>.pb        a role program: shared by all ranks that run the same
+//   plans/params/init.safetensors  initial values of state and large constants, by name
+//   plans/single/, plans/uncut/    the oracle's plan sets: one device; same cut, or no cut
 //
 // All ids below are positions in the vectors of the same RoleProgram.
 #pragma once
@@ -18,68 +19,77 @@ namespace piper {
 
 inline constexpr int kPlanFormatVersion = 5;
 
-// ---- Programs: what one compute instruction runs -------------------------------------------------
+// ---- Programs: what one compute instruction runs ------------------------------------------------
 
-// One op on values of its program. `op` is a name of the closed op set; backends refuse what they lack at load.
+// One op on values of its program. `op` is a name of the closed op set; backends refuse what they
+// lack at load.
 struct ProgramOp {
   std::string op;
   Attrs attrs;
-  std::vector<int32_t> inputs;   // value ids; -1 for an absent optional input
+  std::vector<int32_t> inputs;  // value ids; -1 for an absent optional input
   std::vector<int32_t> outputs;
   bool operator==(const ProgramOp&) const = default;
 };
 
-// Another shape for the same bytes: `value` is `base` (an argument or a local that is no view) from byte `offset` on.
-// Made with its base; an op that writes it writes the base, which is then an argument and covered whole.
+// Another shape for the same bytes: `value` is `base` (an argument or a local that is no view) from
+// byte `offset` on. Made with its base; an op that writes it writes the base, which is then an
+// argument and covered whole.
 struct ProgramView {
   int32_t value = 0, base = 0;
   int64_t offset = 0;
   bool operator==(const ProgramView&) const = default;
 };
 
-// A chunk program, shared by content: equal layers have one. Values [0, num_args) are bound by each instruction, the
-// others live in the workspace of the instruction's stream while the program runs.
+// A chunk program, shared by content: equal layers have one. Values [0, num_args) are bound by each
+// instruction, the others live in the workspace of the instruction's stream while the program runs.
 struct Program {
-  std::string label;               // a typical use, for people: "F stage=1 h/2"
+  std::string label;  // a typical use, for people: "F stage=1 h/2"
   std::vector<TensorType> values;
   int32_t num_args = 0;
-  std::vector<int64_t> offsets;    // by value: byte offset in the workspace, -1 for arguments, literals and views;
-                                   // values may share memory when an op works in place or lifetimes are apart
-  std::vector<std::pair<int32_t, std::string>> literals;  // small constants: value id, its bytes (at most 64)
-  std::vector<ProgramOp> ops;      // in execution order
-  std::vector<bool> arg_written;   // by argument: the program writes it (it may read it too: in-place accumulation)
-  std::vector<bool> arg_read;      // by argument: the program reads what was there before
-  int64_t workspace_bytes = 0;     // greatest offset + size
-  std::vector<ProgramView> views;  // by value, ascending
+  // By value: byte offset in the workspace, -1 for arguments, literals and views; values may share
+  // memory when an op works in place or lifetimes are apart.
+  std::vector<int64_t> offsets;
+  // Small constants: value id, its bytes (at most 64).
+  std::vector<std::pair<int32_t, std::string>> literals;
+  std::vector<ProgramOp> ops;  // in execution order
+  // By argument: the program writes it (it may read it too: in-place accumulation).
+  std::vector<bool> arg_written;
+  std::vector<bool> arg_read;          // by argument: the program reads what was there before
+  int64_t workspace_bytes = 0;         // greatest offset + size
+  std::vector<ProgramView> views;      // by value, ascending
   std::vector<int32_t> bases() const;  // by value: its base, itself when it is no view
   bool operator==(const Program&) const = default;
 };
 
-// ---- Buffers --------------------------------------------------------------------------------------
+// ---- Buffers ------------------------------------------------------------------------------------
 
 enum class BufferKind : uint8_t {
-  kState,       // loaded before the first step, kept for ever
-  kConstant,    // loaded before the first step, never written
-  kStep,        // made and consumed inside one step
+  kState,     // loaded before the first step, kept for ever
+  kConstant,  // loaded before the first step, never written
+  kStep,      // made and consumed inside one step
 };
 // What a buffer is of: one for the buffers of all microbatches.
 struct Tensor {
   std::string name;
   TensorType type;
   BufferKind kind = BufferKind::kStep;  // all but kStep have one buffer
-  bool host = false;          // in the host's arena: only copies touch it
-  std::string init;           // kState, kConstant: name of the tensor in params/init.safetensors; empty: filled with `fill`
+  bool host = false;                    // in the host's arena: only copies touch it
+  // kState, kConstant: name of the tensor in params/init.safetensors; empty: filled with `fill`.
+  std::string init;
   double fill = 0;
-  std::string param;          // kState: framework name, when the buffer is a trained parameter; what --save writes.
-                              // kStep: the parameter that is gathered here from its parts, whole
+  // kState: framework name, when the buffer is a trained parameter; what --save writes. kStep: the
+  // parameter that is gathered here from its parts, whole.
+  std::string param;
   std::vector<std::string> aliases;  // of the parameter (ties)
-  // kState: the own part of a tensor `whole`, cut over the ranks of this group: member k holds the flat elements
-  // [k × own size, …), zeros behind the end. -1: all of it. `init` names the whole tensor.
+  // kState: the own part of a tensor `whole`, cut over the ranks of this group: member k holds the
+  // flat elements [k × own size, …), zeros behind the end. -1: all of it. `init` names the whole
+  // tensor.
   int32_t part_of = -1;
   std::vector<int64_t> whole;
   // kState: the version before the last update of that parameter (a buffer); -1: none.
   int32_t previous_of = -1;
-  // kStep: a copy of that state (a buffer), a matrix, as the op Pack lays it out for matrix products; -1: none.
+  // kStep: a copy of that state (a buffer), a matrix, as the op Pack lays it out for matrix
+  // products; -1: none.
   int32_t packed_of = -1;
   bool operator==(const Tensor&) const = default;
 };
@@ -90,25 +100,26 @@ struct Buffer {
   bool operator==(const Buffer&) const = default;
 };
 
-// What Pack makes of a right operand [k, n] (or its transpose): fewer than 32 more columns, so that all instruction sets' vectors
-// fit. Only products with the attribute `packed_b` read it.
+// What Pack makes of a right operand [k, n] (or its transpose): fewer than 32 more columns, so that
+// all instruction sets' vectors fit. Only products with the attribute `packed_b` read it.
 inline std::vector<int64_t> packed_shape(int64_t k, int64_t n) { return {k, (n + 31) / 32 * 32}; }
 
-// ---- Instructions ----------------------------------------------------------------------------------
+// ---- Instructions -------------------------------------------------------------------------------
 
 enum class InstructionKind : uint8_t {
-  kCompute,        // program on args
-  kInput,          // args[0] := samples of a data input, or their numbers in the global batch
-  kSend,           // args to `peer`, as one message
-  kRecv,           // args from `peer`
-  kAllReduce,      // args, in place, as one message: element-wise sum over `group` in rank order
-  kReduceScatter,  // pairs (whole, own part) as one message: parts are equal runs of the flat elements, by position in
-                   // the group; behind the whole's end they are zero
-  kAllGather,      // pairs (own part, whole), as one message
-  kAllToAll,       // args[0] -> args[1], equal parts
-  kBroadcast,      // args[0] from position `root` of `group`
-  kCopy,           // args[0] -> args[1]
-  kOwnPart,        // pairs (whole, own part), without communication
+  kCompute,    // program on args
+  kInput,      // args[0] := samples of a data input, or their numbers in the global batch
+  kSend,       // args to `peer`, as one message
+  kRecv,       // args from `peer`
+  kAllReduce,  // args, in place, as one message: element-wise sum over `group` in rank order
+  // Pairs (whole, own part) as one message: parts are equal runs of the flat elements, by position
+  // in the group; behind the whole's end they are zero.
+  kReduceScatter,
+  kAllGather,  // pairs (own part, whole), as one message
+  kAllToAll,   // args[0] -> args[1], equal parts
+  kBroadcast,  // args[0] from position `root` of `group`
+  kCopy,       // args[0] -> args[1]
+  kOwnPart,    // pairs (whole, own part), without communication
 };
 inline constexpr int kNumInstructionKinds = 11;
 // Whether args come in pairs: read, written.
@@ -124,19 +135,20 @@ struct SampleRange {
 };
 
 // Gradient provenance, for the verifier: what a compute instruction's argument is declared to hold.
-// "the partial gradient of parameter `param` by its use `use` over the instruction's samples". Sums of such values carry
-// the multiset union. Written by the instruction that makes the contribution.
+// "the partial gradient of parameter `param` by its use `use` over the instruction's samples". Sums
+// of such values carry the multiset union. Written by the instruction that makes the contribution.
 struct Contribution {
-  int32_t arg = 0;    // position in args
-  int32_t target = 0; // index of RoleProgram::sum_targets
-  int32_t use = 0;    // index of the use, from 0
+  int32_t arg = 0;           // position in args
+  int32_t target = 0;        // index of RoleProgram::sum_targets
+  int32_t use = 0;           // index of the use, from 0
   bool accumulates = false;  // added to what the argument held before
   bool operator==(const Contribution&) const = default;
 };
-// A sum over the whole step that a plan promises: a parameter's gradient, the loss, the label count. Its value in
-// `buffer` must hold each (use, sample) exactly once when `consumer` instructions read it.
+// A sum over the whole step that a plan promises: a parameter's gradient, the loss, the label
+// count. Its value in `buffer` must hold each (use, sample) exactly once when `consumer`
+// instructions read it.
 struct SumTarget {
-  std::string name;     // "grad model.h.0.qkv.weight", "loss"
+  std::string name;  // "grad model.h.0.qkv.weight", "loss"
   int32_t uses = 1;
   bool operator==(const SumTarget&) const = default;
 };
@@ -146,7 +158,8 @@ struct SumRead {
   int32_t target = 0;
   bool operator==(const SumRead&) const = default;
 };
-// Declares that args[arg] holds, after the instruction, the sum of what the listed args held for the same target.
+// Declares that args[arg] holds, after the instruction, the sum of what the listed args held for
+// the same target.
 struct SumCombine {
   int32_t arg = 0;
   std::vector<int32_t> from;
@@ -155,23 +168,29 @@ struct SumCombine {
 
 struct Instruction {
   InstructionKind kind = InstructionKind::kCompute;
-  char pass = ' ';                 // 'F' 'B' 'I' (BI) 'W' (BW) 'U', '-' for communication and input: colours pictures
+  // 'F' 'B' 'I' (BI) 'W' (BW) 'U', '-' for communication and input: colours pictures.
+  char pass = ' ';
   int32_t stream = 0;
-  int32_t program = -1;            // kCompute
-  std::vector<int32_t> args;       // buffer ids
-  std::vector<int32_t> waits;      // earlier instructions on other streams (ids) that must be complete before it starts
-  std::vector<int32_t> peer;       // kSend, kRecv: the peer's mesh coordinates; -1 keeps the own coordinate
-  int32_t group = -1;              // collectives and kOwnPart: index of RoleProgram::groups
-  int32_t root = 0;                // kBroadcast
-  int32_t channel = 0;             // kSend, kRecv: messages of one (sender, receiver, channel) arrive in order
-  std::string input;               // kInput: name of the data input; empty: the numbers of the samples, i64 [count]
-  SampleRange samples;             // kInput: what it loads; kCompute: what its contributions are of, if it makes any
+  int32_t program = -1;       // kCompute
+  std::vector<int32_t> args;  // buffer ids
+  // Earlier instructions on other streams (ids) that must be complete before it starts.
+  std::vector<int32_t> waits;
+  // kSend, kRecv: the peer's mesh coordinates; -1 keeps the own coordinate.
+  std::vector<int32_t> peer;
+  int32_t group = -1;  // collectives and kOwnPart: index of RoleProgram::groups
+  int32_t root = 0;    // kBroadcast
+  // kSend, kRecv: messages of one (sender, receiver, channel) arrive in order.
+  int32_t channel = 0;
+  // kInput: name of the data input; empty: the numbers of the samples, i64 [count].
+  std::string input;
+  // kInput: what it loads; kCompute: what its contributions are of, if it makes any.
+  SampleRange samples;
   std::string label;               // the task, for people and errors: "F stage=1 mb=3"
   int32_t stage = -1, micro = -1;  // for pictures; -1: none
-  // Of a message or collective of several microbatches, from `micro` on: how many. Each has as many of the args, one
-  // after the other.
+  // Of a message or collective of several microbatches, from `micro` on: how many. Each has as many
+  // of the args, one after the other.
   int32_t micros = 1;
-  int32_t ahead = 0;               // in a body: 1 for what belongs to the next step
+  int32_t ahead = 0;  // in a body: 1 for what belongs to the next step
   std::vector<Contribution> contributions;
   std::vector<SumCombine> combines;
   std::vector<SumRead> sum_reads;
@@ -181,35 +200,39 @@ struct Instruction {
 struct Stream {
   std::string name;
   int32_t priority = 0;  // higher goes first; a backend may not have priorities
-  int64_t sms = 0;       // multiprocessors that its work may take, as far as a backend can say so; 0: any
+  // Multiprocessors that its work may take, as far as a backend can say so; 0: any.
+  int64_t sms = 0;
   bool operator==(const Stream&) const = default;
 };
 
-// The ranks that communicate: all whose coordinates equal the own ones except on these axes, in rank order.
+// The ranks that communicate: all whose coordinates equal the own ones except on these axes, in
+// rank order.
 struct Group {
-  std::string name;              // "dp"
-  std::vector<int32_t> axes;     // mesh axis indices
+  std::string name;           // "dp"
+  std::vector<int32_t> axes;  // mesh axis indices
   bool operator==(const Group&) const = default;
 };
 
 // Named results of a step, read by the executor after the body.
 struct Report {
-  std::string name;   // "loss", "grad_norm", "learning_rate"
-  int32_t buffer = 0; // a scalar of any float type
+  std::string name;    // "loss", "grad_norm", "learning_rate"
+  int32_t buffer = 0;  // a scalar of any float type
   bool operator==(const Report&) const = default;
 };
 
 struct DataInput {
   std::string name;
-  TensorType type;    // of the whole batch
+  TensorType type;        // of the whole batch
   int32_t batch_dim = 0;  // -1: not cut into samples; every read takes all of it
-  int64_t low = 0, high = 0;  // integers must lie in [low, high] when low <= high: vocabulary, labels
-  int64_t ignore = INT64_MIN; // one further legal value (ignore_index)
+  // Integers must lie in [low, high] when low <= high: vocabulary, labels.
+  int64_t low = 0, high = 0;
+  int64_t ignore = INT64_MIN;  // one further legal value (ignore_index)
   bool operator==(const DataInput&) const = default;
 };
 
-// What all ranks of one role execute. `prologue` runs once, `body` once a step, `epilogue` once at the end. A
-// section begins when all of the one before is complete and what that sent has been received.
+// What all ranks of one role execute. `prologue` runs once, `body` once a step, `epilogue` once at
+// the end. A section begins when all of the one before is complete and what that sent has been
+// received.
 struct RoleProgram {
   std::vector<std::pair<std::string, int64_t>> mesh;  // axes and sizes, row-major ranks
   std::vector<Stream> streams;
@@ -219,44 +242,57 @@ struct RoleProgram {
   std::vector<Program> programs;
   std::vector<DataInput> inputs;
   std::vector<SumTarget> sum_targets;
-  std::vector<Instruction> prologue, body, epilogue;  // each in issue order; running it one by one is legal
+  // Each in issue order; running it one by one is legal.
+  std::vector<Instruction> prologue, body, epilogue;
   std::vector<Report> reports;
-  // 1: steps overlap. The prologue begins the first step, a body finishes one and begins the next, and the epilogue,
-  // instead of a body, finishes the last. What a section sends is received in the same section of the other rank.
+  // 1: steps overlap. The prologue begins the first step, a body finishes one and begins the next,
+  // and the epilogue, instead of a body, finishes the last. What a section sends is received in the
+  // same section of the other rank.
   int32_t steps_ahead = 0;
-  int64_t batch = 0;             // samples of the global batch
-  int64_t arena_bytes = 0;       // greatest buffer end on the device
-  int64_t host_bytes = 0;        // greatest buffer end on the host
+  int64_t batch = 0;                     // samples of the global batch
+  int64_t arena_bytes = 0;               // greatest buffer end on the device
+  int64_t host_bytes = 0;                // greatest buffer end on the host
   std::vector<int64_t> workspace_bytes;  // by stream: the largest of its programs
-  int64_t transport_bytes = 0;   // slots that transports may allocate for this rank: stated, never exceeded
-  int64_t scratch_bytes = 0;     // what the kernels of a thread may allocate for themselves: stated, never exceeded
-  const Tensor& tensor(const Buffer& buffer) const { return tensors[static_cast<size_t>(buffer.tensor)]; }
-  const Tensor& tensor(int32_t buffer) const { return tensor(buffers[static_cast<size_t>(buffer)]); }
-  Tensor& tensor(int32_t buffer) { return tensors[static_cast<size_t>(buffers[static_cast<size_t>(buffer)].tensor)]; }
+  // Slots that transports may allocate for this rank: stated, never exceeded.
+  int64_t transport_bytes = 0;
+  // What the kernels of a thread may allocate for themselves: stated, never exceeded.
+  int64_t scratch_bytes = 0;
+  const Tensor& tensor(const Buffer& buffer) const {
+    return tensors[static_cast<size_t>(buffer.tensor)];
+  }
+  const Tensor& tensor(int32_t buffer) const {
+    return tensor(buffers[static_cast<size_t>(buffer)]);
+  }
+  Tensor& tensor(int32_t buffer) {
+    return tensors[static_cast<size_t>(buffers[static_cast<size_t>(buffer)].tensor)];
+  }
   std::string name(const Buffer& buffer) const;
   std::string name(int32_t buffer) const { return name(buffers[static_cast<size_t>(buffer)]); }
   int32_t add_buffer(Tensor tensor, int32_t micro = -1);  // with a tensor of its own
-  int64_t packed_bytes() const;  // of the arena: packed copies
-  int64_t peak_bytes() const;    // arena + workspaces + transport + scratch: the device's memory that the plan states
+  int64_t packed_bytes() const;                           // of the arena: packed copies
+  // Arena + workspaces + transport + scratch: the device's memory that the plan states.
+  int64_t peak_bytes() const;
   bool operator==(const RoleProgram&) const = default;
 };
 
 struct RankHeader {
   int32_t rank = 0;
   std::vector<int64_t> coordinates;
-  std::string role;     // digest of the role program file
+  std::string role;  // digest of the role program file
   std::string set_id;
 };
 
 struct Manifest {
   int format_version = kPlanFormatVersion;
-  std::string set_id;       // digest over everything else in the set: equal for all ranks of one compilation
-  std::string compiler;     // version of piperc
+  // Digest over everything else in the set: equal for all ranks of one compilation.
+  std::string set_id;
+  std::string compiler;         // version of piperc
   std::string model, strategy;  // as named on the command line, and their digests
   std::string model_digest, strategy_digest;
-  uint64_t seed = 0;        // of the data's order and of random ops
+  uint64_t seed = 0;  // of the data's order and of random ops
   std::vector<std::pair<std::string, int64_t>> mesh;
-  // Role digests by the coordinates on `role_axes`, row-major: what all ranks run, whatever their other coordinates.
+  // Role digests by the coordinates on `role_axes`, row-major: what all ranks run, whatever their
+  // other coordinates.
   std::vector<std::string> role_axes;
   std::vector<std::string> role_of_rank;
   std::map<std::string, std::string> files;   // path in the set -> digest
@@ -266,28 +302,36 @@ struct Manifest {
 struct PlanSet {
   Manifest manifest;
   std::vector<RoleProgram> roles;
-  std::vector<int32_t> role_of_rank;        // index into roles
+  std::vector<int32_t> role_of_rank;                             // index into roles
   std::vector<std::pair<std::string, TensorType>> tensor_types;  // of params/init.safetensors
-  std::vector<std::pair<std::string, Bytes>> tensors;  // initial values; filled by the compiler, and by load_params
-  std::string directory;                    // where it was read from
+  // Initial values; filled by the compiler, and by load_params.
+  std::vector<std::pair<std::string, Bytes>> tensors;
+  std::string directory;  // where it was read from
   int64_t world() const { return static_cast<int64_t>(role_of_rank.size()); }
 };
 
 // Coordinates of a rank in a row-major mesh, and back.
-std::vector<int64_t> coordinates_of(const std::vector<std::pair<std::string, int64_t>>& mesh, int64_t rank);
-int64_t rank_of(const std::vector<std::pair<std::string, int64_t>>& mesh, const std::vector<int64_t>& coordinates);
+std::vector<int64_t> coordinates_of(const std::vector<std::pair<std::string, int64_t>>& mesh,
+                                    int64_t rank);
+int64_t rank_of(const std::vector<std::pair<std::string, int64_t>>& mesh,
+                const std::vector<int64_t>& coordinates);
 // The ranks of `group` as seen from `coordinates`, ascending.
-std::vector<int64_t> group_ranks(const RoleProgram& role, const Group& group, const std::vector<int64_t>& coordinates);
+std::vector<int64_t> group_ranks(const RoleProgram& role, const Group& group,
+                                 const std::vector<int64_t>& coordinates);
 // The rank that `peer` (Instruction::peer) names, seen from `coordinates`.
-int64_t peer_rank(const RoleProgram& role, const std::vector<int32_t>& peer, const std::vector<int64_t>& coordinates);
+int64_t peer_rank(const RoleProgram& role, const std::vector<int32_t>& peer,
+                  const std::vector<int64_t>& coordinates);
 
 struct WriteOptions {
-  bool force = false;      // replace a directory that holds another plan set (never one that holds anything else)
+  // Replace a directory that holds another plan set (never one that holds anything else).
+  bool force = false;
 };
-// Writes the sets to `directory` all or nothing: built beside it, then renamed. `single` and `uncut` may be null.
-Status write_plan_set(const PlanSet& set, const PlanSet* single, const PlanSet* uncut, const std::string& directory,
-                      const WriteOptions& options);
-// Reads and checks a set: versions, digests, ids in range, sizes, programs in SSA form. Nothing is believed.
+// Writes the sets to `directory` all or nothing: built beside it, then renamed. `single` and
+// `uncut` may be null.
+Status write_plan_set(const PlanSet& set, const PlanSet* single, const PlanSet* uncut,
+                      const std::string& directory, const WriteOptions& options);
+// Reads and checks a set: versions, digests, ids in range, sizes, programs in SSA form. Nothing is
+// believed.
 Result<PlanSet> read_plan_set(const std::string& directory);
 // Reads the header of one rank and the set it belongs to (the directory that holds the file).
 struct RankPlan {
@@ -295,11 +339,13 @@ struct RankPlan {
   PlanSet set;  // with only this rank's role program read; others are empty
 };
 Result<RankPlan> read_rank_plan(const std::string& file);
-// Maps params/init.safetensors and fills set.tensors: each is deferred, and leaves memory with the last copy of its made().
+// Maps params/init.safetensors and fills set.tensors: each is deferred, and leaves memory with the
+// last copy of its made().
 Status load_params(PlanSet& set);
 
-// Structure alone: ids and sizes in range, buffers inside the arena, programs in SSA form with true flags, as many args as each kind
-// needs, waits on earlier instructions. What it accepts can be walked without further checks. Every plan that is read passes it.
+// Structure alone: ids and sizes in range, buffers inside the arena, programs in SSA form with true
+// flags, as many args as each kind needs, waits on earlier instructions. What it accepts can be
+// walked without further checks. Every plan that is read passes it.
 Status check_role(const RoleProgram& role);
 
 // The canonical text form of a role program; parse_plan(print_plan(p)) prints the same.

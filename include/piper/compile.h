@@ -47,8 +47,8 @@ struct Compiled {
   Explanations explanations;
   std::vector<ParamReport> parameters;  // and what else the importer reports
   std::vector<std::string> constants, separated, notes;
-  std::vector<std::pair<std::string, int64_t>>
-      patterns;      // composite ops found in the model and its gradient
+  // Composite ops found in the model and its gradient.
+  std::vector<std::pair<std::string, int64_t>> patterns;
   FuseCounts fused;  // over distinct programs
   std::vector<RoleSummary> roles;
   OrderRows order;  // the computations of each device, if asked for

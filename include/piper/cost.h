@@ -7,8 +7,8 @@ namespace piper {
 
 struct ChunkCost {
   double flops = 0;  // of one microbatch
-  int64_t kept_bytes =
-      0;  // forward chunks: what their region's backward reads of the forward, a microbatch
+  // Forward chunks: what their region's backward reads of the forward, a microbatch.
+  int64_t kept_bytes = 0;
 };
 // By chunk. Requires make_dag.
 std::vector<ChunkCost> chunk_costs(const Dag& dag);

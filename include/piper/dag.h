@@ -259,25 +259,25 @@ struct Dag {
   std::vector<int32_t> group_of;
   Variants variants;
   int64_t replicas = 1;  // of the batch cut
-  bool sequential_replicas =
-      false;                     // the oracle: one device plays all replicas, one after the other
+  // The oracle: one device plays all replicas, one after the other.
+  bool sequential_replicas = false;
   bool split_backward = false;   // BI and BW are tasks of their own
   int64_t bucket_bytes = 0;      // gradient reductions join into messages of at least this size
   std::vector<SumLevel> levels;  // of all replicas
   Sharding sharding;
   std::vector<Part> parts;  // states that are cut, by value
-  std::vector<Version>
-      versions;  // in canonical parameter order, the number last; empty: one version of each
+  // In canonical parameter order, the number last; empty: one version of each.
+  std::vector<Version> versions;
   std::vector<Offload> offloads;
-  std::vector<std::vector<int32_t>>
-      cells;  // coordinates by mesh axis; -1 on axes that are not placed
+  // Coordinates by mesh axis; -1 on axes that are not placed.
+  std::vector<std::vector<int32_t>> cells;
   std::vector<Chunk> chunks;
   std::vector<Item> items;
   std::vector<Task> tasks;
   std::vector<std::string> labels;  // of tasks
   std::vector<Sum> sums;
-  std::vector<std::vector<std::pair<std::string, ItemId>>>
-      reports;  // by cell: scalars to read after the step
+  // By cell: scalars to read after the step.
+  std::vector<std::vector<std::pair<std::string, ItemId>>> reports;
 
   int64_t micros() const { return microbatches * (sequential_replicas ? replicas : 1); }
   int32_t num_groups() const {

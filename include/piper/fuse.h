@@ -1,31 +1,37 @@
-// A chunk's program in fewer passes over memory. Results keep every bit: only what is stored and read
-// changes.
+// A chunk's program in fewer passes over memory. Results keep every bit: only what is stored and
+// read changes.
 //
 // Views: an op that gives the same bytes another shape (a Reshape, a Transpose that moves only
 // extents of 1, a Slice that is one run of bytes, …) makes no copy: its result is a view of what it
 // reads; or what it reads is made in the argument that it would have been copied to.
 //
-//   y = Add x b;  z = Reshape y;  MatMul z w      ->   y = Add x b;  MatMul (y as z) w
+//   y = Add x b;  z = Reshape y;  MatMul z w
+//     ->   y = Add x b;  MatMul (y as z) w
 //
 // What nobody reads is not made.
 //
-// Columns: q, k and v that are Slices of one tensor are read where they lie, and their gradients are made where a Concat
-// would have put them (the attributes `columns` and `grad_columns`, formats/plan.md).
+// Columns: q, k and v that are Slices of one tensor are read where they lie, and their gradients
+// are made where a Concat would have put them (the attributes `columns` and `grad_columns`,
+// formats/plan.md).
 //
-//   q, k, v = Slices of x;  y = Attention q k v   ->   y = Attention x x x {columns=[0,128,256] kv_heads=4}
+//   q, k, v = Slices of x;  y = Attention q k v
+//     ->   y = Attention x x x {columns=[0,128,256] kv_heads=4}
 //
-// Finished products: a sum or product with what a MatMul or the gradient of a norm makes, whose other operand has its shape or is
-// one row of it, is done on each part of the result while it is in the nearest cache (the attribute `then`, formats/plan.md).
+// Finished products: a sum or product with what a MatMul or the gradient of a norm makes, whose
+// other operand has its shape or is one row of it, is done on each part of the result while it is
+// in the nearest cache (the attribute `then`, formats/plan.md).
 //
-//   h = MatMul x w;  t = Add h b;  y = Add r t    ->   MatMul in=[x,w,b,r] out=[y] {then="Add Add"}
+//   h = MatMul x w;  t = Add h b;  y = Add r t
+//     ->   MatMul in=[x,w,b,r] out=[y] {then="Add Add"}
 //
 // Groups: pointwise ops over one shape, each reading another's result, become one op "Fused" with
 // the attribute `expr`, a postfix program over a stack (formats/plan.md): a block of elements goes
-// through all of them while it is in the nearest cache. Operands are broadcast to the shape. Outputs
-// are what others read; all else is never stored. Two ops are merged whenever that saves a pass over
-// memory and changes the order of no two ops that depend on each other.
+// through all of them while it is in the nearest cache. Operands are broadcast to the shape.
+// Outputs are what others read; all else is never stored. Two ops are merged whenever that saves a
+// pass over memory and changes the order of no two ops that depend on each other.
 //
-//   h = Add x b;  t = Tanh h;  y = Mul h t        ->   Fused in=[x,b] out=[h,y] {expr="0 1 Add =0 @0 Tanh @0 Mul"}
+//   h = Add x b;  t = Tanh h;  y = Mul h t
+//     ->   Fused in=[x,b] out=[h,y] {expr="0 1 Add =0 @0 Tanh @0 Mul"}
 //
 // A backend may compile an expression, or run it op by op.
 #pragma once
@@ -37,15 +43,15 @@ namespace piper {
 inline constexpr std::string_view kFusedOp = "Fused";
 
 struct FuseCounts {
-  int64_t groups = 0;  // Fused ops made
-  int64_t ops = 0;     // pointwise ops that they replace
-  int64_t views = 0;   // copies that became views or columns
+  int64_t groups = 0;    // Fused ops made
+  int64_t ops = 0;       // pointwise ops that they replace
+  int64_t views = 0;     // copies that became views or columns
   int64_t finished = 0;  // sums and products that became part of another op
 };
 
-// The program rewritten, without places (offsets are -1, the workspace 0); what was done is added to
-// `counts`. Arguments keep their numbers and flags. Requires: SSA form as check_role demands it, no
-// views. Ensures: the same, with views; every local is made by an op.
+// The program rewritten, without places (offsets are -1, the workspace 0); what was done is added
+// to `counts`. Arguments keep their numbers and flags. Requires: SSA form as check_role demands it,
+// no views. Ensures: the same, with views; every local is made by an op.
 Program fuse(Program program, FuseCounts& counts);
 // Views alone: programs that are cut differently keep one form of op, so that they compare.
 Program make_views_alone(Program program, FuseCounts& counts);

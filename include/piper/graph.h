@@ -1,9 +1,11 @@
 // The model: one training step for one device as a flat SSA graph of ops on typed values.
 //
-// The importer makes a forward graph; autodiff adds gradients and the optimizer; sharding gives every value its local
-// shape and layout. Nothing here knows what an op means: that is the ops room.
+// The importer makes a forward graph; autodiff adds gradients and the optimizer; sharding gives
+// every value its local shape and layout. Nothing here knows what an op means: that is the ops
+// room.
 //
-// Order: nodes stand in a topological order; ids are positions. Values are made by a node, or are inputs, state or constants.
+// Order: nodes stand in a topological order; ids are positions. Values are made by a node, or are
+// inputs, state or constants.
 #pragma once
 
 #include <unordered_map>
@@ -14,13 +16,12 @@ namespace piper {
 
 struct NodeTag;
 struct ValueTag;
-struct ParamTag;
 using NodeId = Id<NodeTag>;
 using ValueId = Id<ValueTag>;
-using ParamId = Id<ParamTag>;
 
-// F forward, BI adjoints of values that depend on inputs, BW contributions to parameters' gradients, U the rest of
-// the step (sums over the step, clipping, optimizer). B, F+… exist only as tasks (dag.h).
+// F forward, BI adjoints of values that depend on inputs, BW contributions to parameters'
+// gradients, U the rest of the step (sums over the step, clipping, optimizer). B, F+… exist only as
+// tasks (dag.h).
 enum class Pass : uint8_t { kF, kBI, kBW, kU };
 inline constexpr const char* kPassNames[] = {"F", "BI", "BW", "U"};
 
@@ -33,7 +34,8 @@ enum class ValueKind : uint8_t {
 
 // How a value lies over the batch axis group (replicas × microbatches): one local value stands for
 //   kReplicated  the same value in every shard,
-//   kSharded     blocks of `dim`; a dim is [outer, shards × local, inner] and shard i holds the i-th block of each outer part,
+//   kSharded     blocks of `dim`; a dim is [outer, shards × local, inner] and shard i holds the
+//                i-th block of each outer part,
 //   kPartial     terms of a sum over all shards.
 enum class LayoutKind : uint8_t { kReplicated, kSharded, kPartial };
 struct Layout {
@@ -51,24 +53,29 @@ struct Value {
   NodeId producer;       // kNode
   int output_index = 0;  // kNode: which output of the producer
   int batch_dim = -1;    // kInput: the dim that counts samples, or -1
-  Bytes data;            // kConstant: the elements; kState: initial elements, or empty: filled with `fill`
-  double fill = 0;       // kState without data
-  Layout layout;         // of the local shape in `type`; kReplicated until sharding has run
-  std::string data_digest;  // stands for `data` in a graph read from text that left the elements out
+  // kConstant: the elements; kState: initial elements, or empty: filled with `fill`.
+  Bytes data;
+  double fill = 0;  // kState without data
+  Layout layout;    // of the local shape in `type`; kReplicated until sharding has run
+  // Stands for `data` in a graph read from text that left the elements out.
+  std::string data_digest;
 };
 
 struct Node {
-  std::string op;      // a name of the op table (ops.h)
-  std::string name;    // the exporter's node name, or made from the value's
-  std::string scope;   // module path without leading slash: "h/0/mlp/fc1"; "" when unknown
+  std::string op;     // a name of the op table (ops.h)
+  std::string name;   // the exporter's node name, or made from the value's
+  std::string scope;  // module path without leading slash: "h/0/mlp/fc1"; "" when unknown
   Attrs attrs;
   std::vector<ValueId> inputs;  // an absent optional input is an invalid id
   std::vector<ValueId> outputs;
   Pass pass = Pass::kF;
-  std::vector<int32_t> tags;  // by index of Graph::tag_names; kNoTag when absent; may be shorter than tag_names
+  // By index of Graph::tag_names; kNoTag when absent; may be shorter than tag_names.
+  std::vector<int32_t> tags;
 };
 inline constexpr int32_t kNoTag = INT32_MIN;
-inline bool is_backward(const Node& node) { return node.pass == Pass::kBI || node.pass == Pass::kBW; }
+inline bool is_backward(const Node& node) {
+  return node.pass == Pass::kBI || node.pass == Pass::kBW;
+}
 
 // A trained tensor under its framework name and orientation.
 struct Param {
@@ -77,8 +84,10 @@ struct Param {
   std::string scope;                 // "model/h/0/qkv/weight": what globs match
   ValueId value;                     // kState
   std::string evidence;              // how the importer knows, for --explain=parameters
-  bool frozen = false;               // not trained; what the model itself keeps, as a running mean, has an update all the same
-  ValueId gradient;                  // after autodiff: the step's whole gradient (output of a StepSum); invalid if none
+  // Not trained; what the model itself keeps, as a running mean, has an update all the same.
+  bool frozen = false;
+  // After autodiff: the step's whole gradient (output of a StepSum); invalid if none.
+  ValueId gradient;
 };
 
 // A state value takes, at the end of the step, the value of `next`.
@@ -89,18 +98,21 @@ struct StateUpdate {
 struct Graph {
   std::vector<Value> values;
   std::vector<Node> nodes;
-  std::vector<Param> params;            // canonical parameter order: the framework's
+  std::vector<Param> params;  // canonical parameter order: the framework's
   std::vector<StateUpdate> updates;
   std::vector<std::string> tag_names;
-  std::vector<ValueId> inputs;          // kInput values in the file's order
-  std::vector<ValueId> outputs;         // forward outputs (loss, logits …) before autodiff
-  ValueId loss;                         // scalar: before autodiff the model's; after it, the StepSum of the whole batch
-  ValueId grad_norm;                    // after autodiff: f64 scalar, before clipping
-  ValueId step;                         // i64 scalar state, 0 in the first step: after autodiff, or where an op reads it
-  ValueId sample;                       // after sharding: input i64 [samples], the samples' numbers in the global batch, where
-                                        // an op reads them; the executor makes it, no data have it
-  int64_t batch = 0;                    // samples of the global batch
-  int64_t shards = 1;                   // after sharding: replicas × microbatches
+  std::vector<ValueId> inputs;   // kInput values in the file's order
+  std::vector<ValueId> outputs;  // forward outputs (loss, logits …) before autodiff
+  // Scalar: before autodiff the model's; after it, the StepSum of the whole batch.
+  ValueId loss;
+  ValueId grad_norm;  // after autodiff: f64 scalar, before clipping
+  // i64 scalar state, 0 in the first step: after autodiff, or where an op reads it.
+  ValueId step;
+  // After sharding: input i64 [samples], the samples' numbers in the global batch, where an op
+  // reads them; the executor makes it, no data have it.
+  ValueId sample;
+  int64_t batch = 0;   // samples of the global batch
+  int64_t shards = 1;  // after sharding: replicas × microbatches
 
   const Value& value(ValueId id) const { return values[id.index()]; }
   Value& value(ValueId id) { return values[id.index()]; }
@@ -108,24 +120,27 @@ struct Graph {
   Node& node(NodeId id) { return nodes[id.index()]; }
 
   ValueId add_value(Value value);  // makes the name unique by a suffix
-  // Appends a node and its output values (named `name`, or `name:1`… for further ones). Inputs must exist.
+  // Appends a node and its output values (named `name`, or `name:1`… for further ones). Inputs must
+  // exist.
   NodeId add_node(Node node, std::span<const TensorType> output_types);
-  // Appends a node like one that is there, perhaps with other inputs, pass and tags: its new outputs have the types and the
-  // layouts of node.outputs.
+  // Appends a node like one that is there, perhaps with other inputs, pass and tags: its new
+  // outputs have the types and the layouts of node.outputs.
   NodeId add_copy(Node node);
-  void put_in_order(const std::vector<NodeId>& order);  // of all nodes: where each stands from now on
+  // Of all nodes: where each stands from now on.
+  void put_in_order(const std::vector<NodeId>& order);
   ValueId add_constant(std::string name, TensorType type, Bytes data);
   ValueId find_value(std::string_view name) const;  // invalid when absent
 
-  int tag_index(std::string_view name) const;        // -1 when absent
-  int add_tag(std::string_view name);                // index, new or existing
-  int32_t tag(const Node& node, int index) const;    // kNoTag when absent
+  int tag_index(std::string_view name) const;      // -1 when absent
+  int add_tag(std::string_view name);              // index, new or existing
+  int32_t tag(const Node& node, int index) const;  // kNoTag when absent
   void set_tag(Node& node, int index, int32_t value);
   std::vector<int32_t> tags_of(const Node& node) const;  // all of tag_names: a node's region
 
  private:
-  // Names given so far, each with the value that took it and the next suffix to try. Only a hint that keeps add_value
-  // fast: `values` may be edited freely, and add_value looks at what it has not seen yet.
+  // Names given so far, each with the value that took it and the next suffix to try. Only a hint
+  // that keeps add_value fast: `values` may be edited freely, and add_value looks at what it has
+  // not seen yet.
   struct TakenName {
     int32_t value = -1;
     int32_t next_suffix = 1;
@@ -139,16 +154,21 @@ struct Graph {
 // For each value the nodes that read it, in node order; a node that reads it twice stands twice.
 std::vector<std::vector<NodeId>> readers(const Graph& graph);
 
-// Removes nodes that nothing needs (needed: loss, outputs if `keep_outputs`, updates) and unused values; renumbers.
+// Removes nodes that nothing needs (needed: loss, outputs if `keep_outputs`, updates) and unused
+// values; renumbers.
 Graph without_dead_nodes(Graph graph, bool keep_outputs);
-// Puts nodes into a topological order that keeps the present order wherever it can. Fails on a cycle, naming a node of it.
+// Puts nodes into a topological order that keeps the present order wherever it can. Fails on a
+// cycle, naming a node of it.
 Result<Graph> in_topological_order(Graph graph);
-// SSA, ids in range, order, unique names, sizes of constant data. What every step that makes a Graph ensures.
+// SSA, ids in range, order, unique names, sizes of constant data. What every step that makes a
+// Graph ensures.
 Status check_graph(const Graph& graph);
 
-// The canonical text form; parse_graph(print_graph(g)) prints the same. Data of constants larger than 64 bytes is
-// printed as its digest, and parses to a constant without data. formats of a line:
-//   input %x:f32[8,16] batch_dim=0 layout=S0        constant %c:f32[] = [0.5]       state %m:f32[4,4] = fill 0
+// The canonical text form; parse_graph(print_graph(g)) prints the same. Data of constants larger
+// than 64 bytes is printed as its digest, and parses to a constant without data. Lines:
+//   input %x:f32[8,16] batch_dim=0 layout=S0
+//   constant %c:f32[] = [0.5]
+//   state %m:f32[4,4] = fill 0
 //   %y:f32[8,4] = MatMul(%x, %w) {trans_b=1} pass=F scope=h/0/mlp tags={stage=1} layout=S0
 std::string print_graph(const Graph& graph);
 Result<Graph> parse_graph(std::string_view text);

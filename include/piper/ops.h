@@ -1,7 +1,9 @@
-// The closed set of ops, and all that the compiler knows of each: one OpDef per op, defined in one file of src/ops/,
-// listed in src/ops/ops.cc. A kernel per backend stands under the same name (backend/cpu/…).
+// The closed set of ops, and all that the compiler knows of each: one OpDef per op, defined in one
+// file of src/ops/, listed in src/ops/ops.cc. A kernel per backend stands under the same name
+// (backend/cpu/…).
 //
-// To add an op: its file, a line in ops.cc, a kernel per backend. The conformance test (tests/ops) walks the table.
+// To add an op: its file, a line in ops.cc, a kernel per backend. The conformance test (tests/ops)
+// walks the table.
 #pragma once
 
 #include <functional>
@@ -10,41 +12,48 @@
 
 namespace piper {
 
-// ---- Loops: what sharding knows of an op ---------------------------------------------------------
+// ---- Loops: what sharding knows of an op --------------------------------------------------------
 //
-// Every loop of the op has a letter. A dim of an operand is a list of letters, outermost first (more than one after a
-// reshape that merges dims; empty for a dim of size 1 that is broadcast). A letter in inputs and outputs passes through; one in
-// inputs alone is summed, so a shard of it gives a partial sum; one in outputs alone is a repetition. `whole` letters cannot be
-// sharded; alone in its dim it may stand for dims of different extents.
+// Every loop of the op has a letter. A dim of an operand is a list of letters, outermost first
+// (more than one after a reshape that merges dims; empty for a dim of size 1 that is broadcast). A
+// letter in inputs and outputs passes through; one in inputs alone is summed, so a shard of it
+// gives a partial sum; one in outputs alone is a repetition. `whole` letters cannot be sharded;
+// alone in its dim it may stand for dims of different extents.
 struct LoopRule {
   using Dim = std::vector<char>;
   std::vector<std::vector<Dim>> inputs;   // [input][dim]
   std::vector<std::vector<Dim>> outputs;  // [output][dim]
   std::vector<std::pair<char, int64_t>> sizes;
   std::string whole;
-  // Linear in these inputs: a Partial value may pass through (the output is then Partial). A list of joint sets:
-  // {0},{1} for Mul (linear in each alone); {0,1} for Add (linear only in both at once).
+  // Linear in these inputs: a Partial value may pass through (the output is then Partial). A list
+  // of joint sets: {0},{1} for Mul (linear in each alone); {0,1} for Add (linear only in both at
+  // once).
   std::vector<std::vector<int>> linear;
-  bool reduces = true;  // letters missing from an output are summed (false: max, or not at all: they are whole)
+  // Letters missing from an output are summed (false: max, or not at all: they are whole).
+  bool reduces = true;
 };
-// "mk,kn->mn" with single letters; '.' leading stands for the shared leading dims. For ops of fixed form.
-LoopRule loops(std::string_view form, const std::vector<Shape>& inputs, const std::vector<Shape>& outputs);
+// "mk,kn->mn" with single letters; '.' leading stands for the shared leading dims. For ops of fixed
+// form.
+LoopRule loops(std::string_view form, const std::vector<Shape>& inputs,
+               const std::vector<Shape>& outputs);
 
-// ---- What a rule is given -------------------------------------------------------------------------
+// ---- What a rule is given -----------------------------------------------------------------------
 
-struct OpTypes {                      // of one use of an op
+struct OpTypes {  // of one use of an op
   std::vector<TensorType> inputs;
-  std::vector<bool> present;          // by input: false for an absent optional one (its type is then empty)
-  std::vector<TensorType> outputs;    // filled for loops/cost/gradient, empty for `types`
+  // By input: false for an absent optional one (its type is then empty).
+  std::vector<bool> present;
+  std::vector<TensorType> outputs;  // filled for loops/cost/gradient, empty for `types`
   Attrs attrs;
 };
 
 struct Cost {
-  double flops = 0;          // multiply-adds count two
-  bool is_matmul = false;    // runs at matrix speed
+  double flops = 0;        // multiply-adds count two
+  bool is_matmul = false;  // runs at matrix speed
 };
 
-// Emits nodes with inferred types into a graph. Autodiff, the importer's canonical forms and fusing build with it.
+// Emits nodes with inferred types into a graph. Autodiff, the importer's canonical forms and fusing
+// build with it.
 class Builder {
  public:
   explicit Builder(Graph& graph) : graph_(graph) {}
@@ -54,10 +63,13 @@ class Builder {
   Pass pass = Pass::kF;
   std::string name_prefix;  // names of new values: prefix + op + counter
 
-  // One use of `op`. Types are inferred; a wrong use is our bug here (user input is checked before).
+  // One use of `op`. Types are inferred; a wrong use is our bug here (user input is checked
+  // before).
   std::vector<ValueId> op(std::string_view op, std::vector<ValueId> inputs, Attrs attrs = {});
-  ValueId op1(std::string_view op, std::vector<ValueId> inputs, Attrs attrs = {});  // its first output
-  Result<std::vector<ValueId>> try_op(std::string_view op, std::vector<ValueId> inputs, Attrs attrs, const SourceSpan& at);
+  // Its first output.
+  ValueId op1(std::string_view op, std::vector<ValueId> inputs, Attrs attrs = {});
+  Result<std::vector<ValueId>> try_op(std::string_view op, std::vector<ValueId> inputs, Attrs attrs,
+                                      const SourceSpan& at);
 
   ValueId scalar(double value, DType dtype);  // a constant, one per value and dtype in the graph
   ValueId constant(TensorType type, Bytes data);
@@ -68,8 +80,8 @@ class Builder {
   ValueId neg(ValueId a) { return op1("Neg", {a}); }
   ValueId matmul(ValueId a, ValueId b, bool trans_a = false, bool trans_b = false);
   ValueId transpose(ValueId a, std::vector<int64_t> perm);
-  ValueId reshape(ValueId a, Shape shape);   // a itself when the shape is the same
-  ValueId expand(ValueId a, Shape shape);    // likewise
+  ValueId reshape(ValueId a, Shape shape);  // a itself when the shape is the same
+  ValueId expand(ValueId a, Shape shape);   // likewise
   ValueId reduce_sum(ValueId a, std::vector<int64_t> axes, bool keepdims);
   // Sums `a` over what broadcasting had repeated, so that it has the shape of an operand again.
   ValueId sum_to(ValueId a, const Shape& shape);
@@ -83,8 +95,8 @@ class Builder {
   std::vector<ValueId> scalars_;  // what scalar() has made or found
 };
 
-// The adjoints of a node's inputs, in input order; an invalid id: none (integer inputs, not differentiable by nature).
-// `wanted[i]` is false where nobody needs the adjoint: do not build it.
+// The adjoints of a node's inputs, in input order; an invalid id: none (integer inputs, not
+// differentiable by nature). `wanted[i]` is false where nobody needs the adjoint: do not build it.
 struct GradientArgs {
   std::span<const ValueId> inputs;
   std::span<const ValueId> outputs;
@@ -105,19 +117,24 @@ struct OpSample {
 
 struct OpDef {
   std::string_view name;
-  // Output types from input types and attributes; the error sentence names shapes, the caller adds the location.
+  // Output types from input types and attributes; the error sentence names shapes, the caller adds
+  // the location.
   Result<std::vector<TensorType>> (*types)(const OpTypes& use) = nullptr;
-  // Null: not differentiable (comparisons, integers) — reaching it with a float adjoint is an error that names the op.
+  // Null: not differentiable (comparisons, integers) — reaching it with a float adjoint is an error
+  // that names the op.
   Grads (*gradient)(Builder& build, const GradientArgs& args) = nullptr;
   LoopRule (*loops)(const OpTypes& use) = nullptr;
   Cost (*cost)(const OpTypes& use) = nullptr;
-  // Attributes for the sharded use, when they name sizes: given the whole use and the new local output shapes.
+  // Attributes for the sharded use, when they name sizes: given the whole use and the new local
+  // output shapes.
   Attrs (*localise)(const OpTypes& use, const std::vector<Shape>& local_outputs) = nullptr;
-  // An output may take the memory of this input, where both have one type, when nothing else reads it later: (output, input).
+  // An output may take the memory of this input, where both have one type, when nothing else reads
+  // it later: (output, input).
   std::vector<std::pair<int, int>> in_place;
-  bool pointwise = false;  // one loop over the elements of the (broadcast) operands: fuse may merge it
-  // Draws random numbers, see ops/random.cc: this input is the key, the next one the step, the one behind the numbers of the
-  // samples, which sharding adds. -1: draws none.
+  // One loop over the elements of the (broadcast) operands: fuse may merge it.
+  bool pointwise = false;
+  // Draws random numbers, see ops/random.cc: this input is the key, the next one the step, the one
+  // behind the numbers of the samples, which sharding adds. -1: draws none.
   int draws = -1;
   std::vector<OpSample> samples;
 };

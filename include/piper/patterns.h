@@ -2,7 +2,8 @@
 // them, and replaced. Fewer passes over memory forward, and backward the composite's own gradient
 // instead of one per op. Values change by rounding alone.
 //
-// The patterns stand in a table (known_patterns()), which also makes their list in the documentation.
+// The patterns stand in a table (known_patterns()), which also makes their list in the
+// documentation.
 #pragma once
 
 #include <functional>
@@ -20,14 +21,15 @@ std::vector<PatternForm> known_patterns();
 
 struct Recognised {
   Graph graph;
-  std::vector<std::pair<std::string, int64_t>>
-      counts;  // composite op -> how many were found; only those found
+  // Composite op -> how many were found; only those found.
+  std::vector<std::pair<std::string, int64_t>> counts;
 };
 // Requires and ensures a graph that check_graph accepts; loss and outputs keep their meaning.
 Result<Recognised> recognise(Graph graph);
 
-// Composites, backward ones too, written out in primitive ops where `wanted` says so: what a backend
-// lacks. Values change by rounding alone. Requires and ensures a graph that check_graph accepts.
+// Composites, backward ones too, written out in primitive ops where `wanted` says so: what a
+// backend lacks. Values change by rounding alone. Requires and ensures a graph that check_graph
+// accepts.
 Result<Graph> expand_composites(Graph graph,
                                 const std::function<bool(std::string_view op)>& wanted);
 // The ops that can be written out, sorted.

@@ -19,8 +19,8 @@ namespace piper {
 struct RankSource {
   const PlanSet* set = nullptr;  // role programs and initial values
   int64_t rank = 0;
-  const BatchSource* data =
-      nullptr;  // inputs in the order of data_needs(*set); may be null when the role reads none
+  // Inputs in the order of data_needs(*set); may be null when the role reads none.
+  const BatchSource* data = nullptr;
   int64_t trace_steps = 0;  // keep the times of this many last steps
 };
 
@@ -91,8 +91,8 @@ enum class VerifyAgainst {
 struct VerifyOptions {
   VerifyAgainst against = VerifyAgainst::kNone;
   double loss_bound = 1e-4;  // kUncut: |difference| ÷ max(|reference|, 0.05)
-  double param_bound =
-      3e-4;  // kUncut: largest |difference| ÷ max(largest |reference|, 0.05), per tensor
+  // kUncut: largest |difference| ÷ max(largest |reference|, 0.05), per tensor.
+  double param_bound = 3e-4;
 };
 
 struct JobOptions {
@@ -103,10 +103,10 @@ struct JobOptions {
   VerifyOptions verify;
   int64_t trace_steps = 0;
   bool parameters = true;  // whether the result has them: a copy beside the plan's memory
-  std::optional<double>
-      target_loss;  // stop when the mean loss of the last 20 steps is at most this
-  const std::atomic<bool>* stop =
-      nullptr;  // set by a signal: the job ends after the step under way
+  // Stop when the mean loss of the last 20 steps is at most this.
+  std::optional<double> target_loss;
+  // Set by a signal: the job ends after the step under way.
+  const std::atomic<bool>* stop = nullptr;
   // Called on rank 0 after each step; an error ends the job.
   std::function<Status(const StepMetrics&)> on_step;
   // Called by every rank before each step; an error is that rank's failure. For tests.
@@ -120,7 +120,7 @@ struct RankTrace {
 };
 
 struct JobResult {
-  std::vector<StepMetrics> steps;       // rank 0's
+  std::vector<StepMetrics> steps;  // rank 0's
   // By name, aliases included, if they were asked for; of rank 0 alone under MPI.
   std::vector<NamedTensor> parameters;
   std::vector<RankTrace> traces;

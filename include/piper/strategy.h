@@ -1,9 +1,10 @@
-// The strategy file: YAML -> Strategy, with the place of every value kept for later errors. The only user of yaml-cpp.
-// formats/strategy.md is the user's page. Expressions are evaluated here, except those over tags and captures, which the
-// directives evaluate per match (Expr).
+// The strategy file: YAML -> Strategy, with the place of every value kept for later errors. The
+// only user of yaml-cpp. formats/strategy.md is the user's page. Expressions are evaluated here,
+// except those over tags and captures, which the directives evaluate per match (Expr).
 //
-// Refused, each with file:line:column and what would be right: anchors, aliases, tags, merge keys, duplicate keys, second
-// documents, YAML 1.1 booleans and octals (no, yes, on, off, 010), unknown keys (with the nearest), wrong types, files > 1 MiB.
+// Refused, each with file:line:column and what would be right: anchors, aliases, tags, merge keys,
+// duplicate keys, second documents, YAML 1.1 booleans and octals (no, yes, on, off, 010), unknown
+// keys (with the nearest), wrong types, files > 1 MiB.
 #pragma once
 
 #include "piper/autodiff.h"
@@ -12,9 +13,10 @@
 
 namespace piper {
 
-// ---- Integer expressions ---------------------------------------------------------------------------
-// + - * / % (floor division and its remainder) unary -, comparisons, && || !, c ? a : b, min(…), max(…), parentheses,
-// integer literals, names. Overflow, division by zero and unknown names are errors at the span.
+// ---- Integer expressions ------------------------------------------------------------------------
+// + - * / % (floor division and its remainder) unary -, comparisons, && || !, c ? a : b, min(…),
+// max(…), parentheses, integer literals, names. Overflow, division by zero and unknown names are
+// errors at the span.
 using Variables = std::vector<std::pair<std::string, int64_t>>;
 class Expr {
  public:
@@ -22,8 +24,9 @@ class Expr {
   static Expr constant(int64_t value);
   Result<int64_t> evaluate(const Variables& variables) const;
   std::vector<std::string> names() const;  // variables it reads, without those it is bound to
-  // The same expression with values for some of its names; evaluate's own variables come first. Every Expr of a Strategy is
-  // bound to params and mesh sizes, so that evaluate wants only tags, captures and bound variables.
+  // The same expression with values for some of its names; evaluate's own variables come first.
+  // Every Expr of a Strategy is bound to params and mesh sizes, so that evaluate wants only tags,
+  // captures and bound variables.
   Expr with(Variables bound) const;
   const std::string& text() const { return text_; }
   const SourceSpan& at() const { return at_; }
@@ -34,28 +37,30 @@ class Expr {
   Variables bound_;
 };
 
-// ---- where: a conjunction over tags, pass and kind --------------------------------------------------------
+// ---- where: a conjunction over tags, pass and kind ----------------------------------------------
 struct Condition {
   std::string tag;  // a tag name, "mb", "pass" or "kind"
   enum class Kind { kEquals, kAny, kAbsent, kRange, kSet, kCompare, kBind } kind = Kind::kEquals;
-  Expr low, high;                // kEquals: low; kRange: low..high, high excluded; kCompare: low
-  std::string compare;           // "<" "<=" ">" ">=" "!="
-  std::vector<Expr> set;         // kSet
-  std::vector<std::string> words;  // tag == "pass": "F", "B", "BI", "BW", "U"; tag == "kind": of task_kinds()
-  std::string bind;              // kBind: `stage: s` binds s
+  Expr low, high;         // kEquals: low; kRange: low..high, high excluded; kCompare: low
+  std::string compare;    // "<" "<=" ">" ">=" "!="
+  std::vector<Expr> set;  // kSet
+  // tag == "pass": "F", "B", "BI", "BW", "U"; tag == "kind": of task_kinds().
+  std::vector<std::string> words;
+  std::string bind;  // kBind: `stage: s` binds s
   SourceSpan at;
 };
 using Where = std::vector<Condition>;
 // What a task can be, as conditions on `kind` write it: "compute", "send", "all_reduce", …
 std::span<const std::string> task_kinds();
 
-// ---- annotate ---------------------------------------------------------------------------------------
+// ---- annotate -----------------------------------------------------------------------------------
 struct AnnotateRule {
   Glob match;
-  std::vector<std::pair<std::string, Expr>> tags;  // expressions over captures, params and <capture>s = number of values seen ("layers")
+  // Expressions over captures, params and <capture>s = number of values seen ("layers").
+  std::vector<std::pair<std::string, Expr>> tags;
   SourceSpan at;
 };
-struct BalanceRule {             // annotate: - balance: {tag: stage, into: $stages}
+struct BalanceRule {  // annotate: - balance: {tag: stage, into: $stages}
   std::string tag;
   int64_t into = 1;
   SourceSpan at;
@@ -66,8 +71,8 @@ struct Annotate {
   SourceSpan at;
 };
 
-// ---- directives (phases are fixed; their order in the file has no meaning) ----------------------------
-struct Split {                   // - split: {dim: batch, into: $microbatches, as: mb}
+// ---- directives (phases are fixed; their order in the file has no meaning) ----------------------
+struct Split {  // - split: {dim: batch, into: $microbatches, as: mb}
   int64_t into = 1;
   std::string as = "mb";
   SourceSpan at;
@@ -75,95 +80,107 @@ struct Split {                   // - split: {dim: batch, into: $microbatches, a
 // - place: {where: {stage: s}, tags: {dir: "mb >= M/2"}, on: {pp: "dir ? P-1-s : s"}}
 struct Place {
   Where where;
-  // Tags that tasks get here, then axis -> coordinate; over bound variables, tags (also those given before), the microbatch and M;
-  // coordinates also over P, the size of their axis.
+  // Tags that tasks get here, then axis -> coordinate; over bound variables, tags (also those given
+  // before), the microbatch and M; coordinates also over P, the size of their axis.
   std::vector<std::pair<std::string, Expr>> tags, on;
-  std::string micro = "mb";      // what split calls the microbatch
+  std::string micro = "mb";  // what split calls the microbatch
   std::vector<SourceSpan> on_at;
   SourceSpan at;
 };
-struct Replicate {               // - replicate: {over: dp, bucket: 25MiB, stream: grads, shard: [optimizer]}
+// - replicate: {over: dp, bucket: 25MiB, stream: grads, shard: [optimizer]}
+struct Replicate {
   std::string over;
-  int64_t bucket_bytes = 0;      // 0: one message a parameter
+  int64_t bucket_bytes = 0;  // 0: one message a parameter
   std::string stream = "reduce";
   // What is cut over the axis: nothing, optimizer state, also gradients, also parameters.
   bool shard_optimizer = false, shard_gradients = false, shard_parameters = false;
-  int64_t persist_bytes = 0;     // smaller parameters stay whole
+  int64_t persist_bytes = 0;  // smaller parameters stay whole
   enum class When { kPass, kMicrobatch, kStep };
-  When gather = When::kPass;     // how often whole parameters are put together
-  int64_t prefetch = 1;          // buckets gathered ahead
+  When gather = When::kPass;  // how often whole parameters are put together
+  int64_t prefetch = 1;       // buckets gathered ahead
   std::string gather_stream = "gather";
   std::optional<SourceSpan> stream_at, gather_stream_at;  // where they are given
   When reduce = When::kStep;
-  std::optional<DType> dtype;    // in which gradients travel; nothing: as they are added up
+  std::optional<DType> dtype;  // in which gradients travel; nothing: as they are added up
   SourceSpan at, over_at, shard_at, dtype_at;
 };
 // Tasks to a stream, and what the stream is.
-struct StreamRule {              // - stream: {where: {kind: all_reduce}, name: grads, priority: high, sms: 20}
-  std::optional<Where> where;    // nothing: no task moves
+// - stream: {where: {kind: all_reduce}, name: grads, priority: high, sms: 20}
+struct StreamRule {
+  std::optional<Where> where;  // nothing: no task moves
   std::string name;
   std::optional<int32_t> priority;  // higher goes first; low is -1, high 1
-  std::optional<int64_t> sms;    // multiprocessors at most
+  std::optional<int64_t> sms;       // multiprocessors at most
   SourceSpan at, name_at;
 };
 // When what tasks read from elsewhere is issued.
-struct Prefetch {                // - prefetch: {where: {kind: recv}, distance: 2}
+struct Prefetch {  // - prefetch: {where: {kind: recv}, distance: 2}
   Where where;
-  int32_t distance = 0;          // compute tasks ahead of the first that reads it: 0 is just before it (lazy)
-  bool eager = false;            // a receive when its send is issued, an input at the start of the step
+  // Compute tasks ahead of the first that reads it: 0 is just before it (lazy).
+  int32_t distance = 0;
+  // A receive when its send is issued, an input at the start of the step.
+  bool eager = false;
   SourceSpan at;
 };
 // Messages between the same devices become one.
-struct FuseRule {                // - fuse: {where: {kind: send}, bucket: 25MiB}
+struct FuseRule {  // - fuse: {where: {kind: send}, bucket: 25MiB}
   Where where;
-  int64_t bucket_bytes = 0;      // messages of at least this size; 0: of all there is
-  int64_t microbatches = 1;      // so many of them share a message
+  int64_t bucket_bytes = 0;  // messages of at least this size; 0: of all there is
+  int64_t microbatches = 1;  // so many of them share a message
   SourceSpan at;
 };
 // What lies in host memory while it is not needed.
-struct OffloadRule {             // - offload: {what: activations, match: "h/{layer}/**", where: {stage: 0}, distance: 2}
-  bool optimizer = false;        // what: optimizer
-  std::optional<Glob> match;     // over scopes of the ops that make the values
-  Where where;                   // over tags and microbatch of the tasks that keep them
-  int32_t distance = 1;          // compute tasks ahead of its use at which a value comes back; updates for states
-  int32_t in_flight = 1;         // following compute tasks that may run while it leaves; updates for states
-  int64_t min_bytes = 0;         // smaller values stay
+// - offload: {what: activations, match: "h/{layer}/**", where: {stage: 0}, distance: 2}
+struct OffloadRule {
+  bool optimizer = false;     // what: optimizer
+  std::optional<Glob> match;  // over scopes of the ops that make the values
+  Where where;                // over tags and microbatch of the tasks that keep them
+  // Compute tasks ahead of its use at which a value comes back; updates for states.
+  int32_t distance = 1;
+  // Following compute tasks that may run while it leaves; updates for states.
+  int32_t in_flight = 1;
+  int64_t min_bytes = 0;  // smaller values stay
   SourceSpan at;
 };
-// Forward ops that run again in the backward pass, so that what they make need not be kept until then.
-struct Recompute {               // - recompute: {match: "h/{layer}/**", where: {stage: 0}, ops: [Gelu]}
-  std::optional<Glob> match;     // over scopes; ops with equal captures are recomputed together
+// Forward ops that run again in the backward pass, so that what they make need not be kept until
+// then.
+// - recompute: {match: "h/{layer}/**", where: {stage: 0}, ops: [Gelu]}
+struct Recompute {
+  std::optional<Glob> match;  // over scopes; ops with equal captures are recomputed together
   std::vector<std::pair<std::string, SourceSpan>> ops;  // names of the op table; empty: all
-  Where where;                   // over tags and microbatch
-  std::string micro = "mb";      // what split calls the microbatch
-  std::optional<int64_t> budget_bytes;  // of what a microbatch keeps in a region; then the compiler chooses the ops
+  Where where;                                          // over tags and microbatch
+  std::string micro = "mb";                             // what split calls the microbatch
+  // Of what a microbatch keeps in a region; then the compiler chooses the ops.
+  std::optional<int64_t> budget_bytes;
   SourceSpan at;
 };
 // In which types ops compute, and how the loss is scaled.
-struct Precision {               // - precision: {compute: bf16, keep: [Gelu]}
-  std::optional<Glob> match;     // over scopes
-  Where where;                   // over tags
-  DType compute = DType::kBF16;  // of products and attention; what else: apply_precision
-  bool masters = true;           // parameters of 16 bits become f32
-  bool scales_loss = false;      // how: train.loss_scale
+struct Precision {                  // - precision: {compute: bf16, keep: [Gelu]}
+  std::optional<Glob> match;        // over scopes
+  Where where;                      // over tags
+  DType compute = DType::kBF16;     // of products and attention; what else: apply_precision
+  bool masters = true;              // parameters of 16 bits become f32
+  bool scales_loss = false;         // how: train.loss_scale
   std::optional<DType> reduce;      // Replicate::dtype of all directives
   std::optional<DType> accumulate;  // of all gradients; all directives that say it say the same
   std::vector<std::pair<std::string, SourceSpan>> keep;  // further ops that compute in f32
   SourceSpan at, reduce_at, accumulate_at;
 };
-// One item of an order program after expansion for one coordinate: takes the next task that matches.
+// One item of an order program after expansion for one coordinate: takes the next task that
+// matches.
 struct OrderItem {
-  std::string pass;              // "F" "B" "BI" "BW" "U"
+  std::string pass;                                   // "F" "B" "BI" "BW" "U"
   std::vector<std::pair<std::string, int64_t>> tags;  // F[chunk=0, mb=3]
-  bool optional = false;         // F?
-  bool paired = false;           // & with the next item
+  bool optional = false;                              // F?
+  bool paired = false;                                // & with the next item
   SourceSpan at;
 };
 // One cell of an explicit list or of a pipeline file.
 struct OrderCell {
-  std::string type;              // "F" "B" "BI" "BW"; in files also the kinds of communication, "SEND_F" …
+  // "F" "B" "BI" "BW"; in files also the kinds of communication, "SEND_F" …
+  std::string type;
   int64_t stage = -1, micro = -1;  // -1: not said
-  bool paired = false;           // overlaps the next cell
+  bool paired = false;             // overlaps the next cell
   SourceSpan at;
 };
 using OrderRows = std::vector<std::vector<OrderCell>>;  // by coordinate
@@ -176,35 +193,40 @@ struct Policy {
   SourceSpan at, in_flight_at;
 };
 struct Order {
-  std::string each;              // mesh axis; the program runs per coordinate of it
-  std::string program;           // text; parsed when read, expanded by expand_order; empty: `rows` are the order
-  OrderRows rows;                // explicit lists, computations alone
+  std::string each;  // mesh axis; the program runs per coordinate of it
+  // Text; parsed when read, expanded by expand_order; empty: `rows` are the order.
+  std::string program;
+  OrderRows rows;  // explicit lists, computations alone
   std::optional<Policy> policy;
-  SourceSpan at, program_at;     // program_at: where its first line starts
-  Variables bound;               // params and mesh sizes; expand_order's own variables come first
-  std::string micro = "mb";      // what split calls the microbatch
+  SourceSpan at, program_at;  // program_at: where its first line starts
+  Variables bound;            // params and mesh sizes; expand_order's own variables come first
+  std::string micro = "mb";   // what split calls the microbatch
 };
-// The items of `order` at coordinate r of its axis; variables: r, P (axis size), M (microbatches); at most 2^18 items.
+// The items of `order` at coordinate r of its axis; variables: r, P (axis size), M (microbatches);
+// at most 2^18 items.
 Result<std::vector<OrderItem>> expand_order(const Order& order, const Variables& variables);
-// Passes and tags that the program can name, without expanding it: {"F","BI","BW"} splits the backward.
+// Passes and tags that the program can name, without expanding it: {"F","BI","BW"} splits the
+// backward.
 Result<std::vector<std::string>> passes_named(const Order& order);
 Result<std::vector<std::string>> tags_named(const Order& order);
 
 // ---- PyTorch's pipeline files -------------------------------------------------------------------
-// A row a device, cells "<stage><TYPE><microbatch>". Two dialects: until PyTorch 2.5 B was the input half of a backward, W the
-// weight half, BW the whole; since then I, W and B. Two kinds: computations alone (cells may be empty), or with the sends and
-// receives between neighbour stages, and UNSHARD, RESHARD and REDUCE_GRAD.
+// A row a device, cells "<stage><TYPE><microbatch>". Two dialects: until PyTorch 2.5 B was the
+// input half of a backward, W the weight half, BW the whole; since then I, W and B. Two kinds:
+// computations alone (cells may be empty), or with the sends and receives between neighbour stages,
+// and UNSHARD, RESHARD and REDUCE_GRAD.
 enum class CsvDialect { kDetect, kOld, kNew };
 struct OrderFile {
   OrderRows rows;
   bool has_communication = false;
 };
-// Errors, each with its cell: text that is no cell, an empty cell among communication, a cell that is there twice, a stage in
-// two rows, a send without its receive, rows that wait for each other.
-Result<OrderFile> parse_order_csv(std::string_view text, const std::string& path, CsvDialect dialect);
+// Errors, each with its cell: text that is no cell, an empty cell among communication, a cell that
+// is there twice, a stage in two rows, a send without its receive, rows that wait for each other.
+Result<OrderFile> parse_order_csv(std::string_view text, const std::string& path,
+                                  CsvDialect dialect);
 std::string print_order_csv(const OrderRows& rows, CsvDialect dialect);
-// The rows as PyTorch executes them: halves that stand together joined, then sends and receives in one order that is legal on
-// all devices. Error: rows that wait for each other.
+// The rows as PyTorch executes them: halves that stand together joined, then sends and receives in
+// one order that is legal on all devices. Error: rows that wait for each other.
 Result<OrderRows> add_communication(OrderRows rows);
 
 struct MeshAxis {
@@ -215,20 +237,22 @@ struct MeshAxis {
 
 struct Strategy {
   std::string path;
-  Variables params;              // with -D applied
-  std::vector<std::pair<std::string, std::string>> text_params;  // string-valued params (for globs, names)
-  std::vector<MeshAxis> mesh;    // row-major ranks; empty: one device
-  int64_t global_batch = 0;      // 0: not given. train: {global_batch, microbatch_size | microbatches} with the
-  int64_t microbatch_size = 0;   // divisibility errors naming the nearest legal numbers (checked in compile)
+  Variables params;  // with -D applied
+  // String-valued params (for globs, names).
+  std::vector<std::pair<std::string, std::string>> text_params;
+  std::vector<MeshAxis> mesh;  // row-major ranks; empty: one device
+  // 0: not given. What one does not divide is refused by apply_split, naming the nearest numbers.
+  int64_t global_batch = 0, microbatch_size = 0;
   SourceSpan global_batch_at, microbatch_size_at;
   std::vector<InputBinding> inputs;
   std::vector<std::pair<std::string, int64_t>> dims;
   std::vector<ParamRule> parameters;
-  std::variant<std::monostate, std::string, CrossEntropyLoss> loss;  // none, an output's name, or cross-entropy
+  // None, an output's name, or cross-entropy.
+  std::variant<std::monostate, std::string, CrossEntropyLoss> loss;
   SourceSpan loss_at;
   TrainSpec train;
-  bool has_optimizer = false;    // train: {optimizer: …} is given
-  int64_t weight_versions = 1;   // 2: gradients are taken at the weights before the last update
+  bool has_optimizer = false;   // train: {optimizer: …} is given
+  int64_t weight_versions = 1;  // 2: gradients are taken at the weights before the last update
   SourceSpan weight_versions_at;
   uint64_t seed = 0;
   Annotate annotate;
@@ -242,17 +266,18 @@ struct Strategy {
   std::vector<FuseRule> fuses;
   std::vector<OffloadRule> offloads;
   std::vector<Order> orders;
-  std::string text;              // all files read, concatenated: for the digest
+  std::string text;  // all files read, concatenated: for the digest
 };
 
-struct Definition {              // -D name=value
+struct Definition {  // -D name=value
   std::string name, value;
 };
-// Reads the file and its includes. `defines` override `params`; a name that no params section has is an error with the nearest.
+// Reads the file and its includes. `defines` override `params`; a name that no params section has
+// is an error with the nearest.
 Result<Strategy> parse_strategy(const std::string& path, const std::vector<Definition>& defines);
 
-// JSON Schema (draft-07) of a strategy file, made from the same table of keys that the parser reads:
-// formats/strategy.schema.json is this text.
+// JSON Schema (draft-07) of a strategy file, made from the same table of keys that the parser
+// reads: formats/strategy.schema.json is this text.
 std::string strategy_schema();
 // What may stand under `directives`, from that table: name, and what it does.
 std::vector<std::pair<std::string_view, std::string_view>> known_directives();
