@@ -19,9 +19,10 @@ constexpr std::string_view kSteps[] = {"import",   "patterns", "annotate", "prec
                                        "sharding", "dag",      "fuse",     "schedule",  "plan"};
 
 Result<Graph> find_patterns(Graph graph, Steps& steps, Compiled& compiled) {
-  PIPER_ASSIGN(Recognised found, steps.run(
-                                     "patterns", [&] { return recognise(std::move(graph)); },
-                                     [](const Recognised& r) { return print_graph(r.graph); }));
+  const auto find = [&] { return recognise(std::move(graph)); };
+  PIPER_ASSIGN(Recognised found, steps.run("patterns", find, [](const Recognised& r) {
+    return print_graph(r.graph);
+  }));
   for (const auto& [op, count] : found.counts) compiled.patterns.emplace_back(op, count);
   return std::move(found.graph);
 }
@@ -131,130 +132,158 @@ Result<Dag> fused_messages(Dag dag, std::vector<ComputeOrder>& order, const Stra
   return dag;
 }
 
-struct Remains {
-  Dag dag;
-  TaskLists deps;
-  std::vector<ComputeOrder> order;
-  Schedule schedule;
-};
-
 // The plan that the strategy asks for, or one of the two oracles: one device that plays all
 // replicas, with the same cut of the batch or with none.
 enum class Target { kStrategy, kSingle, kUncut };
 
+// What the steps from the differentiated graph to plans share.
+struct Making {
+  Target target;
+  const CompileOptions& options;
+  const Strategy& strategy;
+  Steps& steps;
+  Compiled& compiled;
+  const Variables& variables;
+  Explanations unsaid = {};  // by oracles: what the strategy's plan has explained
+
+  bool is_oracle() const { return target != Target::kStrategy; }
+  Explanations& explain() { return is_oracle() ? unsaid : compiled.explanations; }
+};
+
 // `group_of`: how the strategy's plan sums microbatches, for its oracle.
-Result<PlanSet> make_plans(const Graph& step, const Strategy& strategy, Cut cut, Target target,
-                           const CompileOptions& options, Steps& steps, Compiled& compiled,
-                           std::vector<int32_t>& group_of) {
-  const bool oracle = target != Target::kStrategy;
-  Explanations ignored;
-  Explanations& explain = oracle ? ignored : compiled.explanations;
-  const Variables variables = scope_of(strategy, cut);
+Result<DagSpec> spec_of(const Graph& step, const Cut& cut, const std::vector<int32_t>& group_of,
+                        const Making& making) {
   DagSpec spec;
-  if (target == Target::kUncut) {
-    cut.microbatches = cut.replicas = 1;
-    cut.levels.clear();
-  }
-  if (!oracle) spec.mesh = cut.mesh;
   spec.microbatches = cut.microbatches;
   spec.replicas = cut.replicas;
   spec.levels = cut.levels;
-  spec.sequential_replicas = oracle;
-  if (target == Target::kSingle) spec.group_of = group_of;
-  spec.weight_versions = strategy.weight_versions;
-  if (!oracle) {
-    PIPER_ASSIGN(spec.region_tags, region_tags(strategy, step));
-    PIPER_ASSIGN(spec.split_backward, splits_backward(strategy));
+  spec.weight_versions = making.strategy.weight_versions;
+  spec.sequential_replicas = making.is_oracle();
+  if (making.target == Target::kSingle) spec.group_of = group_of;
+  if (making.is_oracle()) return spec;
+  spec.mesh = cut.mesh;
+  PIPER_ASSIGN(spec.region_tags, region_tags(making.strategy, step));
+  PIPER_ASSIGN(spec.split_backward, splits_backward(making.strategy));
+  return spec;
+}
+
+// Chunks that have their places; sets `group_of` for the oracles that follow.
+Result<Dag> make_chunks(const Graph& step, Cut cut, std::vector<int32_t>& group_of,
+                        Making& making) {
+  if (making.target == Target::kUncut) {
+    cut.microbatches = cut.replicas = 1;
+    cut.levels.clear();
   }
-  PIPER_ASSIGN(Graph graph,
-               steps.run(
-                   "sharding",
-                   [&] {
-                     return shard_batch(step, {cut.replicas, cut.microbatches, cut.at});
-                   },
-                   print_graph));
-  if (!oracle) {
-    PIPER_ASSIGN(Recomputed recomputed, apply_recompute(std::move(graph), strategy.recomputes,
-                                                        variables, cut.microbatches, explain));
+  const Strategy& strategy = making.strategy;
+  Explanations& explain = making.explain();
+  PIPER_ASSIGN(DagSpec spec, spec_of(step, cut, group_of, making));
+  const auto shard = [&] { return shard_batch(step, {cut.replicas, cut.microbatches, cut.at}); };
+  PIPER_ASSIGN(Graph graph, making.steps.run("sharding", shard, print_graph));
+  if (!making.is_oracle()) {
+    PIPER_ASSIGN(Recomputed recomputed,
+                 apply_recompute(std::move(graph), strategy.recomputes, making.variables,
+                                 cut.microbatches, explain));
     graph = std::move(recomputed.graph);
     spec.variants = std::move(recomputed.variants);
   }
   Result<Dag> made = make_dag(rename_in_backward(keep_slopes(std::move(graph))), spec);
   if (!made && made.error().at.line == 0) made.error().at = strategy.annotate.at;
   PIPER_ASSIGN(Dag dag, std::move(made));
-  if (!oracle) {
-    explain_versions(dag, strategy, explain);
-    PIPER_ASSIGN(dag, apply_place(std::move(dag), strategy.places, variables, explain));
-    PIPER_ASSIGN(dag, apply_replicate(std::move(dag), strategy.replicates, explain));
-    group_of = dag.group_of;
-  }
-  PIPER_ASSIGN(
-      dag, steps.run(
-               "dag",
-               [&]() -> Result<Dag> {
-                 PIPER_ASSIGN(Dag expanded, expand_tasks(std::move(dag)));
-                 if (oracle) return expanded;
-                 PIPER_ASSIGN(expanded, apply_offload(std::move(expanded), strategy, variables));
-                 PIPER_ASSIGN(expanded,
-                              apply_streams(std::move(expanded), strategy, variables, explain));
-                 return apply_prefetch(std::move(expanded), strategy, variables, explain);
-               },
-               print_dag));
+  if (making.is_oracle()) return dag;
+  explain_versions(dag, strategy, explain);
+  PIPER_ASSIGN(dag, apply_place(std::move(dag), strategy.places, making.variables, explain));
+  PIPER_ASSIGN(dag, apply_replicate(std::move(dag), strategy.replicates, explain));
+  group_of = dag.group_of;
+  return dag;
+}
+
+Result<Dag> make_tasks(Dag chunks, Making& making) {
+  const Strategy& strategy = making.strategy;
+  PIPER_ASSIGN(Dag dag, expand_tasks(std::move(chunks)));
+  if (making.is_oracle()) return dag;
+  PIPER_ASSIGN(dag, apply_offload(std::move(dag), strategy, making.variables));
+  PIPER_ASSIGN(dag, apply_streams(std::move(dag), strategy, making.variables, making.explain()));
+  return apply_prefetch(std::move(dag), strategy, making.variables, making.explain());
+}
+
+struct Scheduled {
+  Dag dag;
   TaskLists deps;
-  PIPER_ASSIGN(std::vector<ComputeOrder> order, steps.run(
-                                                    "order",
-                                                    [&] {
-                                                      deps = find_dependencies(dag);
-                                                      return choose_order(
-                                                          dag, deps, oracle ? nullptr : &strategy,
-                                                          variables, explain);
-                                                    },
-                                                    [](const auto&) { return std::string(); }));
-  if (!oracle && !strategy.fuses.empty()) {
-    PIPER_ASSIGN(
-        dag,
-        steps.run(
-            "fuse",
-            [&] { return fused_messages(std::move(dag), order, strategy, variables, explain); },
-            print_dag));
-    deps = find_dependencies(dag);
+  std::vector<ComputeOrder> order;
+  Schedule schedule;
+};
+Result<Scheduled> schedule_tasks(Dag dag, Making& making) {
+  const Strategy& strategy = making.strategy;
+  Explanations& explain = making.explain();
+  Scheduled made{std::move(dag), {}, {}, {}};
+  const auto choose = [&] {
+    made.deps = find_dependencies(made.dag);
+    return choose_order(made.dag, made.deps, making.is_oracle() ? nullptr : &strategy,
+                        making.variables, explain);
+  };
+  PIPER_ASSIGN(made.order, making.steps.run("order", choose));
+  if (!making.is_oracle() && !strategy.fuses.empty()) {
+    const auto fuse = [&] {
+      return fused_messages(std::move(made.dag), made.order, strategy, making.variables, explain);
+    };
+    PIPER_ASSIGN(made.dag, making.steps.run("fuse", fuse, print_dag));
+    made.deps = find_dependencies(made.dag);
   }
-  PIPER_ASSIGN(Schedule schedule,
-               steps.run(
-                   "schedule", [&] { return located(make_schedule(dag, deps, order), strategy); },
-                   [&](const Schedule& s) { return print_schedule(dag, s); }));
-  if (!oracle && schedule.nearer > 0)
+  const auto schedule = [&] {
+    return located(make_schedule(made.dag, made.deps, made.order), strategy);
+  };
+  const auto print = [&](const Schedule& s) { return print_schedule(made.dag, s); };
+  PIPER_ASSIGN(made.schedule, making.steps.run("schedule", schedule, print));
+  if (!making.is_oracle() && made.schedule.nearer > 0)
     explain.push_back({strategy.prefetches.front().at,
                        "prefetch",
                        {fmt::format("{} of them stand nearer to their use, behind their sends",
-                                    schedule.nearer)}});
-  if (!oracle && options.order) {
-    PIPER_ASSIGN(compiled.order, order_rows(dag, schedule.compute));
-  }
-  PIPER_ASSIGN(
-      Lowered lowered,
-      steps.run(
-          "plan", [&] { return located(lower(dag, schedule, {.fuse = options.fuse}), strategy); },
-          [](const Lowered& l) {
-            std::string text;
-            for (const RoleProgram& role : l.roles) text += print_plan(role);
-            return text;
-          }));
+                                    made.schedule.nearer)}});
+  return made;
+}
+
+std::string print_roles(const Lowered& lowered) {
+  std::string text;
+  for (const RoleProgram& role : lowered.roles) text += print_plan(role);
+  return text;
+}
+
+// What the strategy's plans came to.
+Status explain_plans(const Dag& dag, const Lowered& lowered, Making& making) {
+  if (making.is_oracle()) return ok_status();
   for (size_t o = 0; o < lowered.offloads.size(); ++o) {
     const OffloadCount& count = lowered.offloads[o];
-    PIPER_ASSIGN(Explanation report,
-                 explain_offload(strategy.offloads[o], count.values, count.bytes, count.stay));
-    explain.push_back(std::move(report));
+    PIPER_ASSIGN(Explanation report, explain_offload(making.strategy.offloads[o], count.values,
+                                                     count.bytes, count.stay));
+    making.explain().push_back(std::move(report));
   }
-  if (!oracle) compiled.fused = lowered.fused;
-  if (!oracle) compiled.roles = summarise(dag, lowered);
-  if (!oracle) explain_collectives(lowered, strategy, explain);
-  PlanSet set = make_plan_set(dag, std::move(lowered));
+  making.compiled.fused = lowered.fused;
+  making.compiled.roles = summarise(dag, lowered);
+  explain_collectives(lowered, making.strategy, making.explain());
+  return ok_status();
+}
+
+Result<PlanSet> make_plans(const Graph& step, const Cut& cut, std::vector<int32_t>& group_of,
+                           Making making) {
+  const CompileOptions& options = making.options;
+  const Strategy& strategy = making.strategy;
+  Steps& steps = making.steps;
+  PIPER_ASSIGN(Dag dag, make_chunks(step, cut, group_of, making));
+  const auto to_tasks = [&] { return make_tasks(std::move(dag), making); };
+  PIPER_ASSIGN(dag, steps.run("dag", to_tasks, print_dag));
+  PIPER_ASSIGN(Scheduled scheduled, schedule_tasks(std::move(dag), making));
+  if (!making.is_oracle() && options.order) {
+    PIPER_ASSIGN(making.compiled.order, order_rows(scheduled.dag, scheduled.schedule.compute));
+  }
+  const auto to_plans = [&] {
+    return located(lower(scheduled.dag, scheduled.schedule, {.fuse = options.fuse}), strategy);
+  };
+  PIPER_ASSIGN(Lowered lowered, steps.run("plan", to_plans, print_roles));
+  PIPER_TRY(explain_plans(scheduled.dag, lowered, making));
+  PlanSet set = make_plan_set(scheduled.dag, std::move(lowered));
   set.manifest.seed = strategy.seed;
-  PIPER_TRY(steps.run(
-      "verify", [&] { return check_plans(set); }, [](const Unit&) { return std::string(); }));
-  compiled.remains =
-      Remains{std::move(dag), std::move(deps), std::move(order), std::move(schedule)};
+  PIPER_TRY(steps.run("verify", [&] { return check_plans(set); }));
+  making.compiled.remains = std::move(scheduled);
   return set;
 }
 
@@ -265,15 +294,12 @@ std::span<const std::string_view> dump_steps() { return kSteps; }
 Result<Compiled> compile(const CompileOptions& options) {
   Compiled compiled;
   Steps steps(options, compiled);
-  const auto no_text = [](const auto&) { return std::string(); };
-  PIPER_ASSIGN(
-      Strategy strategy,
-      steps.run(
-          "strategy", [&] { return parse_strategy(options.strategy, options.defines); }, no_text));
-  PIPER_ASSIGN(Imported imported,
-               steps.run(
-                   "import", [&] { return import_onnx(options.model, import_options(strategy)); },
-                   [](const Imported& i) { return print_graph(i.graph); }));
+  const auto read_strategy = [&] { return parse_strategy(options.strategy, options.defines); };
+  PIPER_ASSIGN(Strategy strategy, steps.run("strategy", read_strategy));
+  const auto read_model = [&] { return import_onnx(options.model, import_options(strategy)); };
+  PIPER_ASSIGN(Imported imported, steps.run("import", read_model, [](const Imported& i) {
+    return print_graph(i.graph);
+  }));
   explain_parameters(strategy, imported, compiled.explanations);
   PIPER_TRY(use_training(imported, strategy, compiled.explanations));
   compiled.parameters = std::move(imported.parameters);
@@ -284,24 +310,19 @@ Result<Compiled> compile(const CompileOptions& options) {
   PIPER_ASSIGN(graph, find_patterns(std::move(graph), steps, compiled));
   PIPER_ASSIGN(const Cut cut, apply_split(strategy, graph.batch, compiled.explanations));
   const Variables variables = scope_of(strategy, cut);
-  PIPER_ASSIGN(
-      graph,
-      steps.run(
-          "annotate",
-          [&] { return annotated(std::move(graph), strategy, variables, compiled.explanations); },
-          print_graph));
-  PIPER_ASSIGN(graph, steps.run(
-                          "precision",
-                          [&] {
-                            return apply_precision(std::move(graph), strategy.precisions, variables,
-                                                   compiled.explanations);
-                          },
-                          print_graph));
+  const auto annotate = [&] {
+    return annotated(std::move(graph), strategy, variables, compiled.explanations);
+  };
+  PIPER_ASSIGN(graph, steps.run("annotate", annotate, print_graph));
+  const auto cast = [&] {
+    return apply_precision(std::move(graph), strategy.precisions, variables, compiled.explanations);
+  };
+  PIPER_ASSIGN(graph, steps.run("precision", cast, print_graph));
   explain_training(strategy, graph, compiled.explanations);
-  PIPER_ASSIGN(Differentiated step,
-               steps.run(
-                   "autodiff", [&] { return differentiate(std::move(graph), strategy.train); },
-                   [](const Differentiated& d) { return print_graph(d.graph); }));
+  const auto derive = [&] { return differentiate(std::move(graph), strategy.train); };
+  PIPER_ASSIGN(Differentiated step, steps.run("autodiff", derive, [](const Differentiated& d) {
+    return print_graph(d.graph);
+  }));
   PIPER_ASSIGN(step.graph, find_patterns(std::move(step.graph), steps, compiled));
   PIPER_ASSIGN(step.graph, accumulate_in_halves(std::move(step.graph), strategy.precisions));
   for (const std::string& name : step.without_gradient)
@@ -309,14 +330,15 @@ Result<Compiled> compile(const CompileOptions& options) {
         fmt::format("parameter '{}' gets no gradient and is not trained", name));
 
   std::vector<int32_t> group_of;
-  PIPER_ASSIGN(compiled.set, make_plans(step.graph, strategy, cut, Target::kStrategy, options,
-                                        steps, compiled, group_of));
+  const auto plans_of = [&](Target target) {
+    return make_plans(step.graph, cut, group_of,
+                      {target, options, strategy, steps, compiled, variables});
+  };
+  PIPER_ASSIGN(compiled.set, plans_of(Target::kStrategy));
   if (options.oracles) {
     steps.quiet = true;
-    PIPER_ASSIGN(compiled.single, make_plans(step.graph, strategy, cut, Target::kSingle, options,
-                                             steps, compiled, group_of));
-    PIPER_ASSIGN(compiled.uncut, make_plans(step.graph, strategy, cut, Target::kUncut, options,
-                                            steps, compiled, group_of));
+    PIPER_ASSIGN(compiled.single, plans_of(Target::kSingle));
+    PIPER_ASSIGN(compiled.uncut, plans_of(Target::kUncut));
   }
   PIPER_TRY(name_plan_sets(options, strategy, compiled));
   return compiled;

@@ -8,9 +8,9 @@ namespace piper {
 
 PlanSet make_plan_set(const Dag& dag, Lowered lowered);
 std::vector<RoleSummary> summarise(const Dag& dag, const Lowered& lowered);
-// The verifier's word on the set; its findings become one error (kRefused).
 // What the ranks of a role send to their group in a step: "all_gather: 6 messages, 20.5 KiB".
 std::vector<std::string> count_collectives(const RoleProgram& role);
+// The verifier's word on the set; its findings become one error (kRefused).
 Status check_plans(const PlanSet& set);
 // Model and strategy names and digests for the manifests.
 Status name_plan_sets(const CompileOptions& options, const Strategy& strategy, Compiled& compiled);

@@ -22,6 +22,11 @@ class Steps {
     if (result && options_.dump && !quiet) options_.dump(name, [&] { return print(*result); });
     return result;
   }
+  // A step that has no text form.
+  template <class Make>
+  auto run(std::string_view name, Make make) -> decltype(make()) {
+    return run(name, std::move(make), [](const auto&) { return std::string(); });
+  }
   bool quiet = false;  // for the oracles: the same steps, not dumped
 
  private:
