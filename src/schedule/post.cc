@@ -60,9 +60,13 @@ int64_t post_in_cell(const Dag& dag, const std::vector<int32_t>& sent_at,
 
 }  // namespace
 
-void post_ahead(const Dag& dag, const std::vector<int32_t>& sent_at, Schedule& schedule) {
-  for (size_t cell = 0; cell < schedule.order.size(); ++cell)
-    schedule.nearer += post_in_cell(dag, sent_at, schedule.order[cell], schedule.overlaps[cell]);
+int64_t post_ahead(const Dag& dag, const std::vector<int32_t>& sent_at,
+                   std::vector<std::vector<TaskId>>& orders,
+                   std::vector<std::vector<Overlap>>& overlaps) {
+  int64_t nearer = 0;
+  for (size_t cell = 0; cell < orders.size(); ++cell)
+    nearer += post_in_cell(dag, sent_at, orders[cell], overlaps[cell]);
+  return nearer;
 }
 
 }  // namespace piper

@@ -54,7 +54,7 @@ class Issuer {
       if (next_[cell] < compute[cell].tasks.size()) return deadlock(compute);
     for (size_t t = 0; t < dag_.tasks.size(); ++t)
       if (!issued_[t]) issue(TaskId(t));
-    if (posts_) post_ahead(dag_, sent_at_, schedule_);
+    if (posts_) schedule_.nearer = post_ahead(dag_, sent_at_, schedule_.order, schedule_.overlaps);
     return std::move(schedule_);
   }
 

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <numeric>
+#include <span>
 
 #include "dependencies.h"
+#include "post.h"
 
 namespace piper {
 namespace {
@@ -15,7 +17,11 @@ size_t at(int32_t id) { return static_cast<size_t>(id); }
 class Steps {
  public:
   Steps(const Dag& dag, const TaskLists& deps, Schedule& schedule)
-      : dag_(dag), deps_(deps), schedule_(schedule), company_(dag.tasks.size(), kNone) {}
+      : dag_(dag),
+        deps_(deps),
+        schedule_(schedule),
+        company_(dag.tasks.size(), kNone),
+        where_(dag.tasks.size()) {}
 
   Status run() {
     schedule_.body.resize(dag_.cells.size());
@@ -23,7 +29,12 @@ class Steps {
     for (size_t cell = 0; cell < dag_.cells.size(); ++cell) keep_company(cell);
     PIPER_TRY(meet_early());
     for (size_t cell = 0; cell < dag_.cells.size(); ++cell) PIPER_TRY(arrange(cell));
-    return check_waits();
+    PIPER_TRY(run_steady_step());
+    for (size_t cell = 0; cell < dag_.cells.size(); ++cell) follow_pairs(cell);
+    schedule_.nearer = post_ahead(dag_, sent_at_, ran_in_, schedule_.overlaps);
+    for (size_t cell = 0; cell < dag_.cells.size(); ++cell)
+      schedule_.body[cell] = positions(ran_in_[cell], cell);
+    return ok_status();
   }
 
  private:
@@ -168,19 +179,25 @@ class Steps {
       if (!ended(other) && !joins_cells(next(other))) return next(other);
     return {};
   }
-  Status check_waits() {
+  // The cells in turn, a computation or a pair each: about as they run at once. Receives that are
+  // posted when their sends are issued take their places here, in one order of all cells.
+  Status run_steady_step() {
     done_.assign(dag_.cells.size(), 0);
+    next_pair_.assign(dag_.cells.size(), 0);
     ran_.assign(dag_.tasks.size(), false);
+    sent_at_.assign(dag_.tasks.size(), 0);
+    ran_in_.resize(dag_.cells.size());
     for (bool progress = true; progress;) {
       progress = false;
       for (size_t cell = 0; cell < dag_.cells.size(); ++cell)
-        while (!ended(cell) && !blocker(cell).valid()) {
+        for (bool turn = true; turn && !ended(cell) && !blocker(cell).valid();) {
           progress = true;
+          turn = !ends_turn(cell);
           if (joins_cells(next(cell))) {
             for (size_t other = 0; other < dag_.cells.size(); ++other)
-              if (!ended(other)) run(other);
+              if (!ended(other)) run_next(other);
           } else {
-            run(cell);
+            run_next(cell);
           }
         }
     }
@@ -188,9 +205,29 @@ class Steps {
       if (!ended(cell)) return deadlock();
     return ok_status();
   }
-  void run(size_t cell) {
-    ran_[next(cell).index()] = true;
-    ++done_[cell];
+  bool ends_turn(size_t cell) {
+    if (!is_ordered(dag_.tasks[next(cell).index()])) return false;
+    const auto& pairs = schedule_.overlaps[cell];
+    const auto position = static_cast<int32_t>(done_[cell]);
+    size_t& pair = next_pair_[cell];
+    while (pair < pairs.size() && pairs[pair].end <= position) ++pair;
+    return pair == pairs.size() || position < pairs[pair].first || position + 1 == pairs[pair].end;
+  }
+  void run_next(size_t cell) {
+    const TaskId id = next(cell);
+    run(id);
+    if (dag_.tasks[id.index()].kind == TaskKind::kSend) {
+      const TaskId recv(id.index() + 1);
+      const Task& task = dag_.tasks[recv.index()];
+      sent_at_[recv.index()] = static_cast<int32_t>(ran_in_[at(task.cell)].size());
+      if (task.distance == kEarliest) run(recv);
+    }
+  }
+  void run(TaskId id) {
+    const auto cell = at(dag_.tasks[id.index()].cell);
+    ran_[id.index()] = true;
+    ran_in_[cell].push_back(id);
+    while (!ended(cell) && ran_[next(cell).index()]) ++done_[cell];
   }
   Error deadlock() const {
     Error error = fail("the order cannot run: the tasks of two steps wait for each other")
@@ -203,12 +240,36 @@ class Steps {
     return error;
   }
 
+  // Of a cell's tasks, in its order of one step.
+  std::vector<int32_t> positions(std::span<const TaskId> tasks, size_t cell) {
+    const auto& order = schedule_.order[cell];
+    for (size_t i = 0; i < order.size(); ++i) where_[order[i].index()] = static_cast<int32_t>(i);
+    std::vector<int32_t> found;
+    for (TaskId id : tasks) found.push_back(where_[id.index()]);
+    return found;
+  }
+  // From positions in the body to those in what ran.
+  void follow_pairs(size_t cell) {
+    const auto& order = schedule_.order[cell];
+    const auto& ran = ran_in_[cell];
+    for (size_t i = 0; i < ran.size(); ++i) where_[ran[i].index()] = static_cast<int32_t>(i);
+    const auto now = [&](int32_t i) {
+      return where_[order[at(schedule_.body[cell][at(i)])].index()];
+    };
+    for (Overlap& pair : schedule_.overlaps[cell])
+      pair = {now(pair.first), now(pair.second), now(pair.end - 1) + 1};
+  }
+
   const Dag& dag_;
   const TaskLists& deps_;
   Schedule& schedule_;
   std::vector<int32_t> company_;  // by task: position in its cell's compute order
   std::vector<size_t> done_;      // by cell: how many of its body
-  std::vector<bool> ran_;         // by task
+  std::vector<size_t> next_pair_;
+  std::vector<bool> ran_;                    // by task
+  std::vector<int32_t> sent_at_;             // see post_ahead
+  std::vector<int32_t> where_;               // by task: position in a list of its cell's
+  std::vector<std::vector<TaskId>> ran_in_;  // by cell
 };
 
 }  // namespace
