@@ -138,20 +138,7 @@ Done cross_values(PlanSet& set, Random& random) {
 
 // An update, or what leads to it, takes or makes another value of the same type.
 Done change_number_taken(PlanSet& set, Random& random) {
-  const auto spot = any_spot(set, random, is_of_step);
-  if (!spot) return std::nullopt;
-  const RoleProgram& role = *spot->role;
-  int32_t& arg = spot->at().args[below(random, spot->at().args.size())];
-  std::vector<int32_t> others;
-  for (size_t b = 0; b < role.buffers.size(); ++b)
-    if (static_cast<int32_t>(b) != arg && role.tensor(b).type == role.tensor(arg).type)
-      others.push_back(static_cast<int32_t>(b));
-  if (others.empty()) return std::nullopt;
-  const int32_t other = others[below(random, others.size())];
-  const std::string text =
-      fmt::format("{}: '{}' instead of '{}'", spot->name(), role.name(other), role.name(arg));
-  arg = other;
-  return text;
+  return take_another(set, random, is_of_step);
 }
 
 // The norm is of other elements than the squares.

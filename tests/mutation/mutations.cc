@@ -92,22 +92,9 @@ Done earlier_wait(PlanSet& set, Random& random) {
 
 // ---- Operands -----------------------------------------------------------------------------------
 Done change_arg(PlanSet& set, Random& random) {
-  const auto spot = any_spot(set, random, [](const Instruction& i) {
+  return take_another(set, random, [](const Instruction& i) {
     return !i.args.empty() && (i.kind != InstructionKind::kCompute || i.micro >= 0);
   });
-  if (!spot) return std::nullopt;
-  const RoleProgram& role = *spot->role;
-  int32_t& arg = spot->at().args[below(random, spot->at().args.size())];
-  std::vector<int32_t> others;
-  for (size_t b = 0; b < role.buffers.size(); ++b)
-    if (static_cast<int32_t>(b) != arg && role.tensor(b).type == role.tensor(arg).type)
-      others.push_back(static_cast<int32_t>(b));
-  if (others.empty()) return std::nullopt;
-  const int32_t other = others[below(random, others.size())];
-  const std::string text =
-      fmt::format("{}: '{}' instead of '{}'", spot->name(), role.name(other), role.name(arg));
-  arg = other;
-  return text;
 }
 template <Filter kFilter>
 Done swap_two_args(PlanSet& set, Random& random) {

@@ -34,6 +34,23 @@ inline std::optional<Spot> any_spot(PlanSet& set, Random& random, Filter filter)
   if (spots.empty()) return std::nullopt;
   return spots[below(random, spots.size())];
 }
+// One of the instruction's arguments, of which there are some, is another buffer of the same type.
+inline Done take_another(PlanSet& set, Random& random, Filter filter) {
+  const auto spot = any_spot(set, random, filter);
+  if (!spot) return std::nullopt;
+  const RoleProgram& role = *spot->role;
+  int32_t& arg = spot->at().args[below(random, spot->at().args.size())];
+  std::vector<int32_t> others;
+  for (size_t b = 0; b < role.buffers.size(); ++b)
+    if (static_cast<int32_t>(b) != arg && role.tensor(b).type == role.tensor(arg).type)
+      others.push_back(static_cast<int32_t>(b));
+  if (others.empty()) return std::nullopt;
+  const int32_t other = others[below(random, others.size())];
+  const std::string text =
+      fmt::format("{}: '{}' instead of '{}'", spot->name(), role.name(other), role.name(arg));
+  arg = other;
+  return text;
+}
 // The body in a new order: `order` lists old positions, and may leave some out or name some twice.
 inline void reorder(RoleProgram& role, const std::vector<size_t>& order) {
   std::vector<int32_t> place(role.body.size(), -1);
