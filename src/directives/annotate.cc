@@ -2,7 +2,7 @@
 #include <map>
 #include <set>
 
-#include "piper/directives.h"
+#include "match.h"
 
 namespace piper {
 namespace {
@@ -42,11 +42,7 @@ Result<Graph> apply_rule(Graph graph, const AnnotateRule& rule, const Variables&
     error.notes.push_back(
         fmt::format("the model has scopes such as {}",
                     join(std::span(scopes).subspan(0, std::min<size_t>(scopes.size(), 6)), ", ")));
-    const auto deeper = Glob::parse("**/" + rule.match.pattern(), rule.at);
-    if (deeper && std::any_of(scopes.begin(), scopes.end(),
-                              [&](const std::string& s) { return deeper->match(s).has_value(); }))
-      error.notes.push_back(fmt::format("help: '**/{}' matches some", rule.match.pattern()));
-    return error;
+    return with_deeper(std::move(error), rule.match, scopes);
   }
   const Variables counts = capture_counts(matches);
   for (const auto& [tag, expr] : rule.tags) {

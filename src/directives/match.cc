@@ -58,6 +58,11 @@ Error no_tag(const Condition& condition, const Graph& graph) {
               did_you_mean(condition.tag, names));
 }
 
+bool matches_any(const Glob& match, std::span<const std::string> scopes) {
+  return std::any_of(scopes.begin(), scopes.end(),
+                     [&](const std::string& scope) { return match.match(scope).has_value(); });
+}
+
 }  // namespace
 
 Result<std::optional<Variables>> match_node(const Graph& graph, const Node& node,
@@ -275,6 +280,13 @@ std::string ranges(const std::vector<int32_t>& numbers) {
   return text;
 }
 
+Error with_deeper(Error error, const Glob& match, std::span<const std::string> scopes) {
+  const auto deeper = Glob::parse("**/" + match.pattern(), error.at);
+  if (deeper && matches_any(*deeper, scopes))
+    error.notes.push_back(fmt::format("help: '**/{}' matches some", match.pattern()));
+  return error;
+}
+
 Error with_ops_there(Error error, const Graph& graph, const std::optional<Glob>& match,
                      const Where& where) {
   constexpr size_t kShown = 6;
@@ -282,17 +294,11 @@ Error with_ops_there(Error error, const Graph& graph, const std::optional<Glob>&
   for (const Node& node : graph.nodes)
     if (node.pass == Pass::kF && !node.scope.empty()) all.insert(node.scope);
   const std::vector<std::string> scopes(all.begin(), all.end());
-  const auto any = [&](const Glob& glob) {
-    return std::any_of(scopes.begin(), scopes.end(),
-                       [&](const std::string& scope) { return glob.match(scope).has_value(); });
-  };
-  if (match && !any(*match)) {
+  if (match && !matches_any(*match, scopes)) {
     error.notes.push_back(
         fmt::format("no op's scope matches '{}'; there are {}", match->pattern(),
                     join(std::span(scopes).first(std::min(scopes.size(), kShown)), ", ")));
-    const auto deeper = Glob::parse("**/" + match->pattern(), error.at);
-    if (deeper && any(*deeper))
-      error.notes.push_back(fmt::format("help: '**/{}' matches some", match->pattern()));
+    error = with_deeper(std::move(error), *match, scopes);
   }
   for (const Condition& condition : where) {
     const int tag = graph.tag_index(condition.tag);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <span>
 
 #include "piper/directives.h"
 
@@ -69,6 +70,8 @@ class TaskMatcher {
 std::string place_of(const SourceSpan& at);
 // "0 to 3, 8" of ascending numbers.
 std::string ranges(const std::vector<int32_t>& numbers);
+// To an error about a pattern that matches none of the scopes: the help that it does further down.
+Error with_deeper(Error error, const Glob& match, std::span<const std::string> scopes);
 // To an error about ops that were not found: what scopes and values of tags there are.
 Error with_ops_there(Error error, const Graph& graph, const std::optional<Glob>& match,
                      const Where& where);
