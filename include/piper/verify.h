@@ -7,27 +7,27 @@
 //
 // Rules, by name in a Finding:
 //   structure    constants unwritten, states change once a step, parameters start with their own
-//   values; by one name ranks keep, read
-//                and sum the same
+//                values; by one name ranks keep, read and sum the same
 //   transfer     every receive has its send: same channel, order, type, and value of a microbatch
-//   collective   all members of a group issue the same collectives in the same order, with the same
-//   sizes deadlock     the happens-before graph over all ranks, streams and groups has no cycle
+//   collective   all members of a group issue the same collectives in the same order, with the
+//                same sizes
+//   deadlock     the happens-before graph over all ranks, streams and groups has no cycle
 //   order        nothing is read before it is written; streams wait for what they use; a state is
-//   read before its update memory       no two buffers alive at once share bytes; the stated peak
-//   is the real one microbatch   every microbatch runs the same computation on the same parameters,
-//   on whichever ranks; where steps overlap, a body
-//                does what prologue and epilogue do; what a backward draws at random, a forward has
-//                drawn
-//   copies       what several ranks keep of one parameter is updated alike, from sums formed in the
-//   same order sum          each sum (gradient, loss, label count) holds every use and sample of
-//   its step exactly once when it is read, and is a
-//                sum by its programs; every trained parameter is updated exactly once a step, from
-//                its own gradient; microbatches read the version before the step, or with two
-//                versions the one before that; reports show finished sums
+//                read before its update
+//   memory       no two buffers alive at once share bytes; the stated peak is the real one
+//   microbatch   every microbatch runs the same computation on the same parameters, on whichever
+//                ranks; where steps overlap, a body does what prologue and epilogue do; what a
+//                backward draws at random, a forward has drawn
+//   copies       what several ranks keep of one parameter is updated alike, from sums formed in
+//                the same order
+//   sum          each sum (gradient, loss, label count) holds every use and sample of its step
+//                exactly once when it is read, and is a sum by its programs; every trained
+//                parameter is updated exactly once a step, from its own gradient; microbatches
+//                read the version before the step, or with two versions the one before that;
+//                reports show finished sums
 //   update       all updates of a step take one factor of the gradients, one count and one word
-//   whether the step is skipped, at rates
-//                of that count; the norm holds each gradient once; what ranks report or count is
-//                the same everywhere
+//                whether the step is skipped, at rates of that count; the norm holds each
+//                gradient once; what ranks report or count is the same everywhere
 //
 // Where steps overlap, prologue, two bodies and epilogue are followed as one list: three steps.
 #pragma once
