@@ -253,7 +253,10 @@ class SegmentBuilder {
   void add_node(const Node& node) {
     std::vector<int32_t> inputs, outputs;
     for (ValueId input : node.inputs) inputs.push_back(input.valid() ? slot_of(input) : -1);
-    std::vector<std::pair<int32_t, int32_t>> later;  // (sum, slot of the contribution)
+    struct Later {
+      int32_t sum, into, from;  // slots
+    };
+    std::vector<Later> later;
     Attrs attrs = node.attrs;
     for (ValueId output : node.outputs) {
       const std::vector<int32_t> sums = sums_of(output);
@@ -272,11 +275,11 @@ class SegmentBuilder {
       }
       slot_of_value_[canonical(output).value] = slot;
       outputs.push_back(slot);
-      for (; s < sums.size(); ++s) later.emplace_back(sums[s], slot);
+      // Here, so that args have one order whether something has been added before or not.
+      for (; s < sums.size(); ++s) later.push_back({sums[s], sum_slot(sums[s]), slot});
     }
     emit(node.op, std::move(attrs), std::move(inputs), outputs);
-    for (const auto& [sum, slot] : later) {
-      const int32_t into = sum_slot(sum);
+    for (const auto& [sum, into, slot] : later) {
       if (first_[static_cast<size_t>(sum)]) {
         Attrs shape;
         shape.set("shape", slots_[static_cast<size_t>(slot)].type.shape);
