@@ -41,10 +41,11 @@ class Propagation {
   bool find_cuts(Use& use);
   bool meet_inputs(Use& use);
   bool meet_partials(Use& use);
-  std::vector<int> linear_part(const Use& use, const std::vector<int>& partial) const;
+  std::vector<int> linear_part(const Use& use, const std::vector<int>& partial);
   void set_outputs(const Use& use);
   bool require(const Use& use, size_t input, const Layout& layout);
   bool has_equal_blocks(ValueId id, const Layout& layout);
+  bool is_zero(ValueId id);
   bool sum_input(const Use& use, size_t input);
   const LoopRule* rule_of(NodeId id);
   bool problem(const Node& node, Error error);
@@ -59,6 +60,7 @@ class Propagation {
   std::vector<std::unique_ptr<LoopRule>> rules_;
   std::map<int32_t, Layout> required_;  // by value: found by readers that need it cut
   std::map<std::tuple<int32_t, int, int64_t>, bool> equal_blocks_;
+  std::map<int32_t, bool> zeros_;  // by constant
 
   // Of one walk.
   std::vector<Layout> layouts_;
@@ -307,23 +309,49 @@ bool Propagation::meet_partials(Use& use) {
   return false;  // the outputs are decided
 }
 
-// The Partial inputs that may stay so: a set the op is linear in, while all others can be summed
-// early. Most stay if there is a choice.
+// Zeros, written down or moved about. They are a sum of zeros, whatever the cut.
+bool Propagation::is_zero(ValueId id) {
+  const Value& value = graph_.value(id);
+  if (value.kind == ValueKind::kConstant) {
+    const auto [known, fresh] = zeros_.try_emplace(id.value, false);
+    if (!fresh) return known->second;
+    const Bytes data = value.data.made();
+    const auto bytes = data.span();
+    if (static_cast<int64_t>(bytes.size()) != value.type.bytes()) return false;
+    return known->second = std::all_of(bytes.begin(), bytes.end(),
+                                       [](std::byte b) { return b == std::byte{0}; });
+  }
+  if (value.kind != ValueKind::kNode) return false;
+  const Node& producer = graph_.node(value.producer);
+  if (producer.op == "Fill") return producer.attrs.real("value") == 0;
+  if (producer.inputs.size() != 1) return false;
+  const LoopRule* rule = rule_of(value.producer);
+  return rule && rule->linear == std::vector<std::vector<int>>{{0}} && is_zero(producer.inputs[0]);
+}
+
+// The Partial inputs that may stay so: a set the op is linear in, its other inputs being zeros,
+// while all others can be summed early. Most stay if there is a choice.
 //   Div(sum of losses, label count): linear in 0 alone; the count, input 1, is summed before the
 //   microbatches run
-std::vector<int> Propagation::linear_part(const Use& use, const std::vector<int>& partial) const {
+//   Where(condition, sum, 0): linear in 1 and 2
+std::vector<int> Propagation::linear_part(const Use& use, const std::vector<int>& partial) {
+  const auto has = [](const std::vector<int>& list, int i) {
+    return std::find(list.begin(), list.end(), i) != list.end();
+  };
   auto needs_sum_of_state = [&](const std::vector<int>& kept) {
     return std::any_of(partial.begin(), partial.end(), [&](int i) {
-      return has_state_[use.node.inputs[static_cast<size_t>(i)].index()] &&
-             std::find(kept.begin(), kept.end(), i) == kept.end();
+      return has_state_[use.node.inputs[static_cast<size_t>(i)].index()] && !has(kept, i);
     });
   };
   std::vector<int> best;
   for (const std::vector<int>& set : use.rule.linear) {
-    bool all_partial = std::all_of(set.begin(), set.end(), [&](int i) {
-      return std::find(partial.begin(), partial.end(), i) != partial.end();
+    std::vector<int> kept;
+    for (int i : set)
+      if (has(partial, i)) kept.push_back(i);
+    const bool is_sum = std::all_of(set.begin(), set.end(), [&](int i) {
+      return has(kept, i) || is_zero(use.node.inputs[static_cast<size_t>(i)]);
     });
-    if (all_partial && set.size() > best.size() && !needs_sum_of_state(set)) best = set;
+    if (is_sum && kept.size() > best.size() && !needs_sum_of_state(kept)) best = kept;
   }
   return best;
 }

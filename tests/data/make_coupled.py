@@ -37,6 +37,13 @@ def softmax(z, axis):
     return e / e.sum(axis=axis, keepdims=True)
 
 
+def entropy_sum(z, labels):
+    return -np.log(softmax(z, 1)[np.arange(BATCH), labels]).sum()
+
+
+MASK = np.array([True, False, False, True])
+CLASSES = constant("classes", np.int64(D))
+PLACES = [constant("places", np.int64(1)), constant("zero", np.float32(0))]
 H = [node("MatMul", "x w", "h", "fc")]
 BATCH_AXIS = constant("batch_axis", np.array([0], np.int64))
 MODELS = {
@@ -89,6 +96,35 @@ MODELS = {
                     *squares("h", "mse"),
                     node("Add", "mse aux", "loss", "loss")], [BATCH_AXIS],
                    lambda w, x, y, order: ((x @ w - y) ** 2).mean() + (x @ w).mean(0).sum()),
+    # Sums, and a sum of a sum and a mean.
+    "entropy_sum": ([*H, node("Mod", "order classes", "labels", "loss"),
+                     node("SoftmaxCrossEntropyLoss", "h labels", "loss", "loss", reduction="sum")], [CLASSES],
+                    lambda w, x, y, order: entropy_sum(x @ w, order % D)),
+    "losses": ([*H, node("Mod", "order classes", "labels", "loss"),
+                node("SoftmaxCrossEntropyLoss", "h labels", "entropy", "loss", reduction="sum"),
+                *squares("h", "mse"), node("Add", "mse entropy", "loss", "loss")], [CLASSES],
+               lambda w, x, y, order: entropy_sum(x @ w, order % D) + ((x @ w - y) ** 2).mean()),
+    # A bias that all samples share, of some elements of a table: the others are zeros.
+    "masked_bias": ([*H, node("Gather", "w places", "row", "bias", axis=0), node("Where", "mask row zero", "bias", "bias"),
+                     node("Add", "h bias", "z", "bias"), *squares("z")], [*PLACES, constant("mask", MASK)],
+                    lambda w, x, y, order: ((x @ w + np.where(MASK, w[1], 0) - y) ** 2).mean()),
+    "zeros_beside": ([*H, node("Gather", "w places", "row", "bias", axis=0), node("Unsqueeze", "row batch_axis", "rows", "bias"),
+                      node("ConstantOfShape", "size", "zeros", "bias"), node("Concat", "zeros rows", "both", "bias", axis=0),
+                      node("ReduceSum", "both batch_axis", "bias", "bias", keepdims=0),
+                      node("Add", "h bias", "z", "bias"), *squares("z")],
+                     [*PLACES, BATCH_AXIS, constant("size", np.array([2, D], np.int64))],
+                     lambda w, x, y, order: ((x @ w + w[1] - y) ** 2).mean()),
+    # Divided by the norm of each row, which is nothing where the row is.
+    "weight_norm": ([node("ReduceL2", "w last_axis", "norm", "fc", keepdims=1), node("Div", "w norm", "v", "fc"),
+                     node("MatMul", "x v", "h", "fc"), *squares("h")], [constant("last_axis", np.array([1], np.int64))],
+                    lambda w, x, y, order: ((x @ (w / np.sqrt((w**2).sum(1, keepdims=True))) - y) ** 2).mean()),
+    # Where what is beside the sum is no zero, each microbatch would add it.
+    "ones_beside": ([*H, node("Gather", "w places", "row", "bias", axis=0), node("Mul", "row row", "square_row", "bias"),
+                     node("Where", "mask square_row one", "bias", "bias"), node("ReduceMean", "h batch_axis", "mean", "bias", keepdims=0),
+                     node("Where", "mask mean one", "chosen", "bias"), node("Add", "h bias", "shifted", "bias"),
+                     node("Mul", "shifted chosen", "z", "bias"), *squares("z")],
+                    [*PLACES, BATCH_AXIS, constant("mask", MASK), constant("one", np.float32(1))],
+                    lambda w, x, y, order: (((x @ w + np.where(MASK, w[1] ** 2, 1)) * np.where(MASK, (x @ w).mean(0), 1) - y) ** 2).mean()),
 }
 
 

@@ -109,8 +109,30 @@ class RandomModel {
   }
   ValueId bias(ValueId x) {
     ValueId y = build_.add(x, param({kWidth}));
-    add_gradient(build_.sum_to(y, {kWidth}));
+    add_gradient(masked(build_.sum_to(y, {kWidth})));
     return y;
+  }
+  // A sum over the samples, or some of its elements and zeros.
+  ValueId masked(ValueId sum) {
+    const ValueId zero = build_.scalar(0, DType::kF64);
+    const uint8_t bits[kWidth] = {1, 0, 0, 1};
+    const ValueId mask =
+        build_.constant({DType::kBool, {kWidth}}, Bytes::copy_of(bits, sizeof bits));
+    const ValueId zeros = build_.expand(build_.reshape(zero, {1}), {kWidth});
+    switch (pick(4)) {
+      case 0:
+        return build_.op1("Where", {mask, sum, zero});
+      case 1:
+        return build_.op1("Where", {mask, zeros, sum});
+      case 2:
+        return build_.reduce_sum(
+            build_.op1("Concat",
+                       {build_.reshape(zeros, {1, kWidth}), build_.reshape(sum, {1, kWidth})},
+                       {{"axis", int64_t{0}}}),
+            {0}, false);
+      default:
+        return sum;
+    }
   }
   // There and back through a dim that holds samples inside, in front, or between other factors.
   ValueId detour(ValueId x) {
