@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "calls.h"
 #include "rules.h"
 
 namespace piper::onnx_import {
@@ -47,6 +48,11 @@ std::vector<int64_t> RuleContext::integers(std::string_view name) const {
   const OnnxAttr* attr = node.find(name);
   const auto* value = attr ? std::get_if<std::vector<int64_t>>(&attr->value) : nullptr;
   return value ? *value : std::vector<int64_t>();
+}
+
+std::string RuleContext::called() const {
+  const auto call = parse_call(find_metadata(node.metadata, "pkg.torch.onnx.fx_node"));
+  return call ? call->function : "";
 }
 
 Result<std::vector<int64_t>> RuleContext::constant_integers(size_t i, std::string_view role) const {
@@ -122,18 +128,24 @@ Result<Val> RuleContext::pointwise(std::string_view name, const Vals& inputs, co
   return out;
 }
 
-Result<Val> RuleContext::root(const Val& x) {
+Result<Val> RuleContext::root(const Val& x) { return power(x, 0.5); }
+
+Result<Val> RuleContext::power(const Val& x, double exponent) {
   PIPER_ASSIGN(const Val none, pointwise("Equal", {x, number(0, x)}));
   PIPER_ASSIGN(Val y, pointwise("Where", {none, number(1, x), x}));
-  PIPER_ASSIGN(y, pointwise("Sqrt", {y}));
+  PIPER_ASSIGN(
+      y, exponent == 0.5 ? pointwise("Sqrt", {y}) : pointwise("Pow", {y, number(exponent, y)}));
   return pointwise("Where", {none, number(0, x), y});
 }
 
-Val RuleContext::expand(Val x, const Shape& shape) const {
-  // Missing leading dims appear as ones that are broadcast.
-  PIPER_CHECK(x.shape.size() == shape.size());
-  x.shape = shape;
-  return x;
+Result<Val> RuleContext::expand(const Val& x, const Shape& shape) {
+  if (broadcast_shapes(x.shape, shape) != shape)
+    return error("{} cannot be expanded to {}", to_string(x.shape), to_string(shape));
+  Shape same_rank(shape.size() - x.rank(), 1);
+  same_rank.insert(same_rank.end(), x.shape.begin(), x.shape.end());
+  PIPER_ASSIGN(Val out, reshape(x, same_rank));
+  out.shape = shape;
+  return out;
 }
 
 Result<Val> RuleContext::reshape(const Val& x, const Shape& shape) {

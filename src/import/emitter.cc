@@ -68,6 +68,11 @@ std::optional<int64_t> elements_of(const Shape& shape) {
   return out;
 }
 
+const Node* Emitter::maker(ValueId id) {
+  const NodeId maker = id.valid() ? graph().value(id).producer : NodeId();
+  return maker.valid() ? &graph().node(maker) : nullptr;
+}
+
 ValueId Emitter::id_of(const Val& val) {
   if (!val.present()) return {};
   if (!val.is_constant()) return val.id;

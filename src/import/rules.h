@@ -56,6 +56,8 @@ class Emitter {
   // The value with the given dims (all: no longer broadcast) held in full.
   Result<Val> exact(const Val& val);
   Result<Val> exact_dims(const Val& val, std::span<const size_t> dims);
+  // The op that made a value; null where none did, as of constants, which have no id.
+  const Node* maker(ValueId id);
   ValueId id_of(
       const Val& val);  // of what is stored; constants become values of the graph, equal ones once
 
@@ -117,6 +119,9 @@ class RuleContext {
   int64_t integer(std::string_view name, int64_t otherwise) const;
   double real(std::string_view name, double otherwise) const;
   std::string text(std::string_view name, std::string otherwise) const;
+  // The framework's call that the node comes from ("aten.clamp"), or "" where none is noted. It
+  // says which slope a bound, a tie or a zero has, which the operator leaves open.
+  std::string called() const;
   std::vector<int64_t> integers(std::string_view name) const;
 
   // Input i as constant integers, which an op needs at import time.
@@ -147,9 +152,10 @@ class RuleContext {
   Result<Val> slice(const Val& x, const std::vector<int64_t>& starts,
                     const std::vector<int64_t>& steps, const Shape& shape);
   Result<Val> reduce_sum(const Val& x, const std::vector<int64_t>& axes, bool keepdims);
-  Result<Val> matmul(const Val& a, const Val& b);  // ranks >= 2
-  Result<Val> root(const Val& x);                  // of numbers >= 0; its slope at 0 is 0
-  Val expand(Val x, const Shape& shape) const;     // must broadcast to it
+  Result<Val> matmul(const Val& a, const Val& b);        // ranks >= 2
+  Result<Val> root(const Val& x);                        // of numbers >= 0; its slope at 0 is 0
+  Result<Val> power(const Val& x, double exponent);      // likewise
+  Result<Val> expand(const Val& x, const Shape& shape);  // by numpy's rules
   Val number(double value, const Val& like) const { return number_val(value, like.dtype); }
 
  private:
@@ -186,9 +192,6 @@ std::span<const ImportRule> scatter_rules();
 std::span<const ImportRule> resize_rules();
 std::span<const ImportRule> batch_norm_rules();
 std::span<const ImportRule> random_rules();
-
-// max(x, 0) + log(1 + exp(-|x|)): nothing overflows.
-Result<Val> softplus_of(RuleContext& c, const Val& x);
 
 // The weights of an attention as it trains: the exporter leaves their dropout out of the file, or
 // writes one that does not train, but the call that it notes has it.

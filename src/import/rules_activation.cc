@@ -11,35 +11,42 @@ Result<Vals> same(RuleContext& c) {
   return single(c.pointwise(c.node.op, {c.in(0)}));
 }
 
-// slope · (exp(min(x, 0) / width) - 1): of the negative part alone, so that nothing overflows.
-Result<Val> exponential_tail(RuleContext& c, const Val& x, double slope, double width) {
-  PIPER_ASSIGN(Val y, c.pointwise("Min", {x, c.number(0, x)}));
+// scale·x for x > 0, else slope·(exp(x / width) - 1): of the numbers below alone, so that nothing
+// overflows.
+Result<Val> exponential_below(RuleContext& c, const Val& x, double scale, double slope,
+                              double width) {
+  PIPER_ASSIGN(const Val positive, c.pointwise("Greater", {x, c.number(0, x)}));
+  PIPER_ASSIGN(Val y, c.pointwise("Where", {positive, c.number(0, x), x}));
   if (width != 1) {
     PIPER_ASSIGN(y, c.pointwise("Div", {y, c.number(width, x)}));
   }
   PIPER_ASSIGN(y, c.pointwise("Exp", {y}));
   PIPER_ASSIGN(y, c.pointwise("Sub", {y, c.number(1, x)}));
-  return c.pointwise("Mul", {y, c.number(slope, x)});
+  PIPER_ASSIGN(y, c.pointwise("Mul", {y, c.number(slope, x)}));
+  Val above = x;
+  if (scale != 1) {
+    PIPER_ASSIGN(above, c.pointwise("Mul", {x, c.number(scale, x)}));
+  }
+  return c.pointwise("Where", {positive, above, y});
+}
+
+Result<Vals> elu(RuleContext& c) {
+  PIPER_TRY(c.need(1, 1));
+  return single(exponential_below(c, c.in(0), 1, c.real("alpha", 1), 1));
 }
 
 Result<Vals> selu(RuleContext& c) {
   PIPER_TRY(c.need(1, 1));
-  const Val& x = c.in(0);
   const double gamma = c.real("gamma", 1.05070102214813232421875);
-  PIPER_ASSIGN(const Val below,
-               exponential_tail(c, x, gamma * c.real("alpha", 1.67326319217681884765625), 1));
-  PIPER_ASSIGN(const Val above, c.pointwise("Mul", {x, c.number(gamma, x)}));
-  PIPER_ASSIGN(const Val positive, c.pointwise("Greater", {x, c.number(0, x)}));
-  return single(c.pointwise("Where", {positive, above, below}));
+  const double alpha = c.real("alpha", 1.67326319217681884765625);
+  return single(exponential_below(c, c.in(0), gamma, gamma * alpha, 1));
 }
 
-Result<Vals> celu(RuleContext& c) {  // max(x, 0) + min(0, alpha·(exp(x/alpha) - 1))
+Result<Vals> celu(RuleContext& c) {
   PIPER_TRY(c.need(1, 1));
   const double alpha = c.real("alpha", 1);
   if (alpha == 0) return c.error("alpha must not be 0");
-  PIPER_ASSIGN(const Val below, exponential_tail(c, c.in(0), alpha, alpha));
-  PIPER_ASSIGN(const Val positive, c.pointwise("Greater", {c.in(0), c.number(0, c.in(0))}));
-  return single(c.pointwise("Where", {positive, c.in(0), below}));
+  return single(exponential_below(c, c.in(0), 1, alpha, alpha));
 }
 
 Result<Vals> softsign(RuleContext& c) {
@@ -71,7 +78,7 @@ Result<Vals> shrink(RuleContext& c) {  // towards zero by `bias` outside of [-la
 Result<Vals> mish(RuleContext& c) {  // x · tanh(softplus(x))
   PIPER_TRY(c.need(1, 1));
   const Val& x = c.in(0);
-  PIPER_ASSIGN(Val y, softplus_of(c, x));
+  PIPER_ASSIGN(Val y, c.pointwise("Softplus", {x}));
   PIPER_ASSIGN(y, c.pointwise("Tanh", {y}));
   return single(c.pointwise("Mul", {x, y}));
 }
@@ -88,19 +95,27 @@ Result<Vals> is_infinite(RuleContext& c) {
   }
   if (negative || positive)
     return single(c.pointwise("Equal", {x, c.number(negative ? -infinity : infinity, x)}));
-  PIPER_ASSIGN(const Val none, c.reshape(number_val(0, DType::kBool), Shape(x.rank(), 1)));
-  return Vals{c.expand(none, x.shape)};
+  return single(c.expand(number_val(0, DType::kBool), x.shape));
 }
 
 constexpr ImportRule kRules[] = {
-    {"Acos", 7, kNewest, same},          {"Acosh", 9, kNewest, same},
-    {"Asin", 7, kNewest, same},          {"Asinh", 9, kNewest, same},
-    {"Atan", 7, kNewest, same},          {"Atanh", 9, kNewest, same},
-    {"Celu", 12, kNewest, celu},         {"Cosh", 9, kNewest, same},
-    {"IsInf", 10, kNewest, is_infinite}, {"Mish", 18, kNewest, mish},
-    {"Selu", 6, kNewest, selu},          {"Shrink", 9, kNewest, shrink},
-    {"Sinh", 9, kNewest, same},          {"Softsign", 1, kNewest, softsign},
-    {"Tan", 7, kNewest, same},           {"ThresholdedRelu", 10, kNewest, thresholded_relu},
+    {"Acos", 7, kNewest, same},
+    {"Acosh", 9, kNewest, same},
+    {"Asin", 7, kNewest, same},
+    {"Asinh", 9, kNewest, same},
+    {"Atan", 7, kNewest, same},
+    {"Atanh", 9, kNewest, same},
+    {"Celu", 12, kNewest, celu},
+    {"Cosh", 9, kNewest, same},
+    {"Elu", 1, kNewest, elu},
+    {"IsInf", 10, kNewest, is_infinite},
+    {"Mish", 18, kNewest, mish},
+    {"Selu", 6, kNewest, selu},
+    {"Shrink", 9, kNewest, shrink},
+    {"Sinh", 9, kNewest, same},
+    {"Softsign", 1, kNewest, softsign},
+    {"Tan", 7, kNewest, same},
+    {"ThresholdedRelu", 10, kNewest, thresholded_relu},
 };
 
 }  // namespace

@@ -47,7 +47,7 @@ Result<Val> repeat_heads(RuleContext& c, const Val& x, int64_t heads) {
   if (own == heads) return x;
   if (own < 1 || heads % own != 0) return c.error("{} query heads do not divide by {}", heads, own);
   PIPER_ASSIGN(Val wide, c.reshape(x, {x.shape[0], own, 1, x.shape[2], x.shape[3]}));
-  wide = c.expand(wide, {x.shape[0], own, heads / own, x.shape[2], x.shape[3]});
+  PIPER_ASSIGN(wide, c.expand(wide, {x.shape[0], own, heads / own, x.shape[2], x.shape[3]}));
   return c.reshape(wide, {x.shape[0], heads, x.shape[2], x.shape[3]});
 }
 

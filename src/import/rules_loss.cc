@@ -32,6 +32,7 @@ struct Loss {
   bool ignores = false;
   int64_t ignore_index = -100;
   double smoothing = 0;  // of labels, over all classes
+  bool soft = false;     // labels are a share of each class
 };
 
 // cross_entropy_loss(scores, labels, weight, reduction, ignore_index, label_smoothing): ONNX has no
@@ -54,7 +55,8 @@ Result<Loss> read_loss(RuleContext& c) {
                    quote_control(loss.reduction));
   }
   const Val &scores = c.in(0), &labels = c.in(1);
-  if (scores.rank() < 2 || labels.rank() + 1 != scores.rank()) {
+  loss.soft = info(labels.dtype).is_float && labels.shape == scores.shape;
+  if (scores.rank() < 2 || (!loss.soft && labels.rank() + 1 != scores.rank())) {
     return c.error("scores {} and labels {} do not fit", to_string(scores.shape),
                    to_string(labels.shape));
   }
@@ -140,22 +142,47 @@ Result<Val> picked(RuleContext& c, const Loss& loss, const Val& log_probabilitie
   if (loss.reduction == "sum") return sum;
   const auto count = static_cast<double>(num_elements(safe.shape));
   if (!weights.present()) return c.pointwise("Mul", {sum, c.number(1 / count, sum)});
-  Val all = weights;
-  if (all.shape != safe.shape) all = c.expand(all, safe.shape);
+  PIPER_ASSIGN(const Val all, c.expand(weights, safe.shape));
   PIPER_ASSIGN(const Val total, sum_of_all(c, all));
   return c.pointwise("Div", {sum, total});
+}
+
+// Of log-probabilities: minus the sum over classes, each by its share and weight; a mean is over
+// the samples. ONNX knows labels alone, but the exporter writes shares in their place.
+Result<Val> by_shares(RuleContext& c, const Loss& loss, const Val& log_probabilities) {
+  PIPER_ASSIGN(const Val scores, classes_last(c, log_probabilities));
+  PIPER_ASSIGN(Val shares, classes_last(c, c.in(1)));
+  PIPER_ASSIGN(shares, cast_to(c, shares, scores.dtype));
+  if (loss.smoothing > 0) {
+    const double rest = loss.smoothing / static_cast<double>(scores.shape.back());
+    PIPER_ASSIGN(shares, c.pointwise("Mul", {shares, c.number(1 - loss.smoothing, shares)}));
+    PIPER_ASSIGN(shares, c.pointwise("Add", {shares, c.number(rest, shares)}));
+  }
+  if (c.has(2)) {
+    PIPER_ASSIGN(shares, c.pointwise("Mul", {shares, c.in(2)}));
+  }
+  PIPER_ASSIGN(Val y, c.pointwise("Mul", {scores, shares}));
+  PIPER_ASSIGN(y, c.reduce_sum(y, {static_cast<int64_t>(y.rank()) - 1}, false));
+  PIPER_ASSIGN(y, c.pointwise("Neg", {y}));
+  if (loss.reduction == "none") return y;
+  const auto count = static_cast<double>(num_elements(y.shape));
+  PIPER_ASSIGN(y, sum_of_all(c, y));
+  if (loss.reduction == "sum") return y;
+  return c.pointwise("Mul", {y, c.number(1 / count, y)});
 }
 
 Result<Vals> cross_entropy(RuleContext& c) {
   PIPER_ASSIGN(Loss loss, read_loss(c));
   loss.smoothing = smoothing_of(c);
   const bool wants_scores = c.node.outputs.size() > 1 && !c.node.outputs[1].empty();
-  const bool simple = !c.has(2) && loss.reduction != "none" && loss.smoothing == 0;
+  const bool simple = !c.has(2) && loss.reduction != "none" && loss.smoothing == 0 && !loss.soft;
   Val log_probabilities;
   if (wants_scores || !simple) {
     PIPER_ASSIGN(log_probabilities, c.op("LogSoftmax", {c.in(0)}, {{"axis", int64_t{1}}}));
   }
-  PIPER_ASSIGN(Val y, simple ? fused(c, loss) : picked(c, loss, log_probabilities));
+  PIPER_ASSIGN(Val y, simple      ? fused(c, loss)
+                      : loss.soft ? by_shares(c, loss, log_probabilities)
+                                  : picked(c, loss, log_probabilities));
   Vals out{std::move(y)};
   if (wants_scores) out.push_back(std::move(log_probabilities));
   return out;
@@ -163,24 +190,22 @@ Result<Vals> cross_entropy(RuleContext& c) {
 
 // Of what LogSoftmax made over the classes, its log-sum-exp is zero: the cross-entropy with it as
 // logits.
-bool are_log_probabilities(const Graph& graph, const Val& scores) {
-  if (scores.kind != Val::Kind::kGraph) return false;
-  const Value& value = graph.value(scores.id);
-  if (value.kind != ValueKind::kNode) return false;
-  const Node& producer = graph.node(value.producer);
-  return producer.op == "LogSoftmax" && producer.attrs.integer("axis") == 1;
+bool are_log_probabilities(RuleContext& c, const Val& scores) {
+  const Node* maker = c.emit.maker(scores.id);
+  return maker && maker->op == "LogSoftmax" && maker->attrs.integer("axis") == 1;
 }
 
 Result<Vals> negative_log_likelihood(RuleContext& c) {
   PIPER_ASSIGN(const Loss loss, read_loss(c));
-  if (!c.has(2) && loss.reduction != "none" && are_log_probabilities(c.emit.graph(), c.in(0)))
+  if (loss.soft) return c.error("needs labels, and not {}", to_string(c.in(1).shape));
+  if (!c.has(2) && loss.reduction != "none" && are_log_probabilities(c, c.in(0)))
     return single(fused(c, loss));
   return single(picked(c, loss, c.in(0)));
 }
 
 constexpr ImportRule kRules[] = {
     {"NegativeLogLikelihoodLoss", 12, kNewest, negative_log_likelihood},
-    {"SoftmaxCrossEntropyLoss", 12, kNewest, cross_entropy},
+    {"SoftmaxCrossEntropyLoss", 12, kNewest, cross_entropy, "labels, or a share of each class"},
 };
 
 }  // namespace

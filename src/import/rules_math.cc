@@ -1,6 +1,6 @@
 // Pointwise ops.
+#include <algorithm>
 
-#include "calls.h"
 #include "rules.h"
 
 namespace piper::onnx_import {
@@ -34,6 +34,23 @@ Result<Vals> where(RuleContext& c) {
   return single(c.pointwise("Where", {c.in(0), c.in(1), c.in(2)}));
 }
 
+// ---- Bounds -------------------------------------------------------------------------------------
+
+// Whether what lies on a bound has a gradient.
+enum class Bound { kPasses, kStops };
+Result<Val> bounded(RuleContext& c, Val x, const Val& low, const Val& high, Bound at) {
+  const bool stops = at == Bound::kStops;
+  if (low.present()) {
+    PIPER_ASSIGN(const Val below, c.pointwise(stops ? "LessOrEqual" : "Less", {x, low}));
+    PIPER_ASSIGN(x, c.pointwise("Where", {below, low, x}));
+  }
+  if (high.present()) {
+    PIPER_ASSIGN(const Val above, c.pointwise(stops ? "GreaterOrEqual" : "Greater", {x, high}));
+    PIPER_ASSIGN(x, c.pointwise("Where", {above, high, x}));
+  }
+  return x;
+}
+
 // Max, Min, Sum, Mean of any number of operands.
 Result<Val> chain(RuleContext& c, std::string_view op) {
   PIPER_TRY(c.need(1));
@@ -44,6 +61,12 @@ Result<Val> chain(RuleContext& c, std::string_view op) {
   return out;
 }
 Result<Vals> variadic(RuleContext& c) {
+  const bool is_max = c.node.op == "Max", is_min = c.node.op == "Min";
+  if ((is_max || is_min) && c.num_inputs() == 2 && c.called().starts_with("aten.clamp")) {
+    PIPER_TRY(c.need(2));
+    return single(
+        bounded(c, c.in(0), is_max ? c.in(1) : Val(), is_min ? c.in(1) : Val(), Bound::kPasses));
+  }
   return single(chain(c, c.node.op == "Sum" ? "Add" : c.node.op));
 }
 Result<Vals> mean(RuleContext& c) {
@@ -79,6 +102,31 @@ std::optional<double> constant_number(const Val& v) {
   return read_number(v.data, v.dtype, 0);
 }
 
+// |x| and x², and sums, products and multiples of such: a root of one is a norm, a distance or a
+// standard deviation, which PyTorch gives the slope 0 at 0.
+bool is_magnitude(RuleContext& c, ValueId id, int depth = 0) {
+  constexpr int kDeepest = 16;
+  const Node* maker = depth < kDeepest ? c.emit.maker(id) : nullptr;
+  if (!maker) return false;
+  const auto input = [&](size_t i) { return is_magnitude(c, maker->inputs[i], depth + 1); };
+  const auto number = [&](size_t i) {
+    const Value& value = c.emit.graph().value(maker->inputs[i]);
+    return value.kind == ValueKind::kConstant && num_elements(value.type.shape) == 1;
+  };
+  const std::string& op = maker->op;
+  if (op == "Abs") return true;
+  if (op == "Mul" && maker->inputs[0] == maker->inputs[1]) return true;
+  if (op == "Mul") return (input(0) || number(0)) && (input(1) || number(1));
+  if (op == "Div" || op == "Pow") return number(1) && input(0);
+  if (op == "Add") return input(0) && input(1);
+  return (op == "ReduceSum" || op == "Reshape" || op == "Transpose") && input(0);
+}
+
+Result<Vals> sqrt(RuleContext& c) {
+  PIPER_TRY(c.need(1, 1));
+  return is_magnitude(c, c.in(0).id) ? single(c.root(c.in(0))) : same_unary(c);
+}
+
 Result<Vals> pow(RuleContext& c) {
   PIPER_TRY(c.need(2, 2));
   const Val& x = c.in(0);
@@ -92,36 +140,34 @@ Result<Vals> pow(RuleContext& c) {
     }
     return Vals{out};
   }
+  if (exponent && scalar && *exponent > 0 && *exponent < 1 && is_magnitude(c, x.id))
+    return single(c.power(x, *exponent));
   if (exponent && scalar && *exponent == 0.5) return single(c.pointwise("Sqrt", {x}));
   PIPER_ASSIGN(const Val power, cast_to(c, c.in(1), x.dtype));
   return single(c.pointwise("Pow", {x, power}));
 }
 
-// ---- Bounds -------------------------------------------------------------------------------------
-
-// What lies on a bound has a gradient as in PyTorch's clamp, and none as in its hardtanh (ReLU6):
-// the call says which it was.
-Result<Val> bounded(RuleContext& c, Val x, const Val& low, const Val& high) {
-  const auto call = parse_call(find_metadata(c.node.metadata, "pkg.torch.onnx.fx_node"));
-  const bool open = call && (call->function == "aten.hardtanh" || call->function == "aten.relu6");
-  if (low.present()) {
-    PIPER_ASSIGN(const Val below, c.pointwise(open ? "LessOrEqual" : "Less", {x, low}));
-    PIPER_ASSIGN(x, c.pointwise("Where", {below, low, x}));
-  }
-  if (high.present()) {
-    PIPER_ASSIGN(const Val above, c.pointwise(open ? "GreaterOrEqual" : "Greater", {x, high}));
-    PIPER_ASSIGN(x, c.pointwise("Where", {above, high, x}));
-  }
-  return x;
+// PyTorch's clamp passes it on, and its bounded activations do not: the call says which it was, or
+// ReLU6's bounds.
+Bound bound_of(const RuleContext& c, const Val& low, const Val& high) {
+  constexpr std::string_view kStops[] = {"aten.hardsigmoid", "aten.hardswish", "aten.hardtanh",
+                                         "aten.relu6"};
+  const std::string call = c.called();
+  const bool is_relu6 = constant_number(low) == 0.0 && constant_number(high) == 6.0;
+  if (call.empty()) return is_relu6 ? Bound::kStops : Bound::kPasses;
+  return std::find(std::begin(kStops), std::end(kStops), call) == std::end(kStops) ? Bound::kPasses
+                                                                                   : Bound::kStops;
 }
 
 Result<Vals> clip(RuleContext& c) {
   PIPER_TRY(c.need(1, 3));
   const Val& x = c.in(0);
-  if (c.opset >= 11) return single(bounded(c, x, c.in(1), c.in(2)));
-  const Val low = c.has_attr("min") ? c.number(c.real("min", 0), x) : Val();
-  const Val high = c.has_attr("max") ? c.number(c.real("max", 0), x) : Val();
-  return single(bounded(c, x, low, high));
+  Val low = c.in(1), high = c.in(2);
+  if (c.opset < 11) {
+    low = c.has_attr("min") ? c.number(c.real("min", 0), x) : Val();
+    high = c.has_attr("max") ? c.number(c.real("max", 0), x) : Val();
+  }
+  return single(bounded(c, x, low, high, bound_of(c, low, high)));
 }
 
 // ---- Activations, written out -------------------------------------------------------------------
@@ -145,30 +191,24 @@ Result<Vals> prelu(RuleContext& c) {
   return single(negative_part(c, c.in(0), below));
 }
 
-Result<Vals> elu(RuleContext& c) {
-  PIPER_TRY(c.need(1, 1));
-  const Val& x = c.in(0);
-  // Of the smaller of x and 0, so that the branch not taken stays finite.
-  PIPER_ASSIGN(Val below, c.pointwise("Min", {x, c.number(0, x)}));
-  PIPER_ASSIGN(below, c.pointwise("Exp", {below}));
-  PIPER_ASSIGN(below, c.pointwise("Sub", {below, c.number(1, x)}));
-  PIPER_ASSIGN(below, c.pointwise("Mul", {below, c.number(c.real("alpha", 1), x)}));
-  return single(negative_part(c, x, below));
-}
-
-Result<Val> hard_sigmoid_of(RuleContext& c, const Val& x, double alpha, double beta) {
-  PIPER_ASSIGN(Val y, c.pointwise("Mul", {x, c.number(alpha, x)}));
-  PIPER_ASSIGN(y, c.pointwise("Add", {y, c.number(beta, x)}));
-  return bounded(c, y, c.number(0, x), c.number(1, x));
-}
 Result<Vals> hard_sigmoid(RuleContext& c) {
   PIPER_TRY(c.need(1, 1));
-  return single(hard_sigmoid_of(c, c.in(0), c.real("alpha", 0.2), c.real("beta", 0.5)));
+  const Val& x = c.in(0);
+  PIPER_ASSIGN(Val y, c.pointwise("Mul", {x, c.number(c.real("alpha", 0.2), x)}));
+  PIPER_ASSIGN(y, c.pointwise("Add", {y, c.number(c.real("beta", 0.5), x)}));
+  return single(bounded(c, y, c.number(0, x), c.number(1, x), Bound::kStops));
 }
+// x·(x + 3)/6 for -3 < x < 3, below it 0 and above it x.
 Result<Vals> hard_swish(RuleContext& c) {
   PIPER_TRY(c.need(1, 1));
-  PIPER_ASSIGN(const Val gate, hard_sigmoid_of(c, c.in(0), 1.0 / 6, 0.5));
-  return single(c.pointwise("Mul", {c.in(0), gate}));
+  const Val& x = c.in(0);
+  PIPER_ASSIGN(Val y, c.pointwise("Add", {x, c.number(3, x)}));
+  PIPER_ASSIGN(y, c.pointwise("Mul", {x, y}));
+  PIPER_ASSIGN(y, c.pointwise("Div", {y, c.number(6, x)}));
+  PIPER_ASSIGN(const Val above, c.pointwise("GreaterOrEqual", {x, c.number(3, x)}));
+  PIPER_ASSIGN(y, c.pointwise("Where", {above, x, y}));
+  PIPER_ASSIGN(const Val below, c.pointwise("LessOrEqual", {x, c.number(-3, x)}));
+  return single(c.pointwise("Where", {below, c.number(0, x), y}));
 }
 
 Result<Vals> swish(RuleContext& c) {
@@ -182,9 +222,49 @@ Result<Vals> swish(RuleContext& c) {
   return single(c.pointwise("Mul", {c.in(0), gate}));
 }
 
-Result<Vals> softplus(RuleContext& c) {
+// Logarithms whose operand the exporters write out, so that it overflows or vanishes before they
+// are taken: log(sigmoid(x)) = -softplus(-x), log(1 + exp(a)) = softplus(a) and log(exp(a) +
+// exp(b)) = a + softplus(b - a).
+Result<Vals> log(RuleContext& c) {
   PIPER_TRY(c.need(1, 1));
-  return single(softplus_of(c, c.in(0)));
+  const auto of = [&](const Node* maker) {
+    const ValueId id = maker->inputs[0];
+    const TensorType& type = c.emit.graph().value(id).type;
+    return Val{Val::Kind::kGraph, type.dtype, type.shape, type.shape, id, {}, {}};
+  };
+  const Node* maker = c.in(0).is_broadcast() ? nullptr : c.emit.maker(c.in(0).id);
+  if (maker && maker->op == "Sigmoid") {
+    PIPER_ASSIGN(Val x, c.pointwise("Neg", {of(maker)}));
+    PIPER_ASSIGN(x, c.pointwise("Softplus", {x}));
+    return single(c.pointwise("Neg", {x}));
+  }
+  if (!maker || maker->op != "Add") return same_unary(c);
+  const Node *a = c.emit.maker(maker->inputs[0]), *b = c.emit.maker(maker->inputs[1]);
+  if (!a || a->op != "Exp") std::swap(a, b);
+  if (!a || a->op != "Exp") return same_unary(c);
+  if (b && b->op == "Exp") {
+    const Val first = of(a), second = of(b);
+    PIPER_ASSIGN(Val y, c.pointwise("Sub", {second, first}));
+    PIPER_ASSIGN(y, c.pointwise("Softplus", {y}));
+    return single(c.pointwise("Add", {first, y}));
+  }
+  const ValueId other = maker->inputs[c.emit.maker(maker->inputs[0]) == a ? 1 : 0];
+  const Value& value = c.emit.graph().value(other);
+  const bool one = value.kind == ValueKind::kConstant && num_elements(value.type.shape) == 1 &&
+                   read_number(value.data, value.type.dtype, 0) == 1;
+  if (!one) return same_unary(c);
+  PIPER_ASSIGN(const Val y, c.pointwise("Softplus", {of(a)}));
+  return single(c.expand(y, c.in(0).shape));
+}
+
+// sin(x)/x, which the call replaces at 0, must have no slope there.
+Result<Vals> div(RuleContext& c) {
+  if (c.called() != "aten.sinc") return same_binary(c);
+  PIPER_TRY(c.need(2, 2));
+  const Val& x = c.in(1);
+  PIPER_ASSIGN(const Val none, c.pointwise("Equal", {x, c.number(0, x)}));
+  PIPER_ASSIGN(const Val safe, c.pointwise("Where", {none, c.number(1, x), x}));
+  return single(c.pointwise("Div", {c.in(0), safe}));
 }
 
 Result<Vals> gelu(RuleContext& c) {
@@ -205,9 +285,8 @@ constexpr ImportRule kRules[] = {
     {"Ceil", 1, kNewest, same_unary},
     {"Clip", 1, kNewest, clip},
     {"Cos", 7, kNewest, same_unary},
-    {"Div", 7, kNewest, same_binary},
+    {"Div", 7, kNewest, div},
     {"Div", 1, 6, old_binary},
-    {"Elu", 1, kNewest, elu},
     {"Equal", 7, kNewest, same_binary},
     {"Erf", 9, kNewest, same_unary},
     {"Exp", 1, kNewest, same_unary},
@@ -221,7 +300,7 @@ constexpr ImportRule kRules[] = {
     {"LeakyRelu", 1, kNewest, leaky_relu},
     {"Less", 7, kNewest, same_binary},
     {"LessOrEqual", 12, kNewest, same_binary},
-    {"Log", 1, kNewest, same_unary},
+    {"Log", 1, kNewest, log},
     {"Max", 8, kNewest, variadic},
     {"Mean", 8, kNewest, mean},
     {"Min", 8, kNewest, variadic},
@@ -239,8 +318,8 @@ constexpr ImportRule kRules[] = {
     {"Sigmoid", 1, kNewest, same_unary},
     {"Sign", 9, kNewest, same_unary},
     {"Sin", 7, kNewest, same_unary},
-    {"Softplus", 1, kNewest, softplus},
-    {"Sqrt", 1, kNewest, same_unary},
+    {"Softplus", 1, kNewest, same_unary},
+    {"Sqrt", 1, kNewest, sqrt},
     {"Sub", 7, kNewest, same_binary},
     {"Sub", 1, 6, old_binary},
     {"Sum", 8, kNewest, variadic},
@@ -251,16 +330,6 @@ constexpr ImportRule kRules[] = {
 };
 
 }  // namespace
-
-Result<Val> softplus_of(RuleContext& c, const Val& x) {
-  PIPER_ASSIGN(Val tail, c.pointwise("Abs", {x}));
-  PIPER_ASSIGN(tail, c.pointwise("Neg", {tail}));
-  PIPER_ASSIGN(tail, c.pointwise("Exp", {tail}));
-  PIPER_ASSIGN(tail, c.pointwise("Add", {tail, c.number(1, x)}));
-  PIPER_ASSIGN(tail, c.pointwise("Log", {tail}));
-  PIPER_ASSIGN(const Val top, c.pointwise("Relu", {x}));
-  return c.pointwise("Add", {top, tail});
-}
 
 std::span<const ImportRule> math_rules() { return kRules; }
 

@@ -4,26 +4,38 @@
 namespace piper::onnx_import {
 namespace {
 
-Result<Vals> layer_norm(RuleContext& c) {
-  PIPER_TRY(c.need(2, 3));
+// LayerNorm or RmsNorm over the dims from `axis` on, with a scale and perhaps a bias (inputs 1, 2)
+// that are broadcast to these. One of more dims, as of each head, acts on the result.
+Result<Vals> normalised_from_axis(RuleContext& c, std::string_view op) {
   const Val& x = c.in(0);
   PIPER_ASSIGN(const size_t axis, c.axis(c.integer("axis", -1), x.rank()));
-  Vals inputs{x, c.in(1)};
-  if (c.has(2)) inputs.push_back(c.in(2));
-  return c.ops("LayerNorm", inputs,
-               {{"axis", static_cast<int64_t>(axis)}, {"epsilon", c.real("epsilon", 1e-5)}});
+  const Shape shape(x.shape.begin() + static_cast<int64_t>(axis), x.shape.end());
+  const bool inside = c.in(1).rank() <= shape.size() && c.in(2).rank() <= shape.size();
+  const Attrs attrs{{"axis", static_cast<int64_t>(axis)}, {"epsilon", c.real("epsilon", 1e-5)}};
+  Vals inputs{x};
+  PIPER_ASSIGN(inputs.emplace_back(), c.expand(inside ? c.in(1) : c.number(1, x), shape));
+  if (inside && c.has(2)) {
+    PIPER_ASSIGN(inputs.emplace_back(), c.expand(c.in(2), shape));
+  }
+  PIPER_ASSIGN(Vals made, c.ops(op, inputs, attrs));
+  if (inside) return made;
+  PIPER_ASSIGN(const Val scale, c.expand(c.in(1), x.shape));
+  PIPER_ASSIGN(made[0], c.pointwise("Mul", {made[0], scale}));
+  if (c.has(2)) {
+    PIPER_ASSIGN(const Val bias, c.expand(c.in(2), x.shape));
+    PIPER_ASSIGN(made[0], c.pointwise("Add", {made[0], bias}));
+  }
+  return made;
+}
+
+Result<Vals> layer_norm(RuleContext& c) {
+  PIPER_TRY(c.need(2, 3));
+  return normalised_from_axis(c, "LayerNorm");
 }
 
 Result<Vals> rms_norm(RuleContext& c) {
   PIPER_TRY(c.need(2, 2));
-  const Val& x = c.in(0);
-  PIPER_ASSIGN(const size_t axis, c.axis(c.integer("axis", -1), x.rank()));
-  Val scale = c.in(1);
-  const Shape shape(x.shape.begin() + static_cast<int64_t>(axis), x.shape.end());
-  if (scale.shape != shape) scale = c.expand(scale, shape);
-  PIPER_ASSIGN(const Vals made,
-               c.ops("RmsNorm", {x, scale},
-                     {{"axis", static_cast<int64_t>(axis)}, {"epsilon", c.real("epsilon", 1e-5)}}));
+  PIPER_ASSIGN(const Vals made, normalised_from_axis(c, "RmsNorm"));
   return Vals{made[0]};
 }
 
@@ -39,8 +51,8 @@ Result<Vals> normalised_in_groups(RuleContext& c, int64_t groups, bool per_group
   Vals inputs{x};
   for (size_t i : {1, 2}) {
     PIPER_ASSIGN(const Val column, c.reshape(c.in(i), {count, 1}));
-    PIPER_ASSIGN(Val param, c.reshape(c.expand(column, {count, channels / count}), {channels}));
-    inputs.push_back(std::move(param));
+    PIPER_ASSIGN(const Val wide, c.expand(column, {count, channels / count}));
+    PIPER_ASSIGN(inputs.emplace_back(), c.reshape(wide, {channels}));
   }
   PIPER_ASSIGN(const Vals made, c.ops("GroupNorm", inputs,
                                       {{"groups", groups}, {"epsilon", c.real("epsilon", 1e-5)}}));

@@ -20,11 +20,17 @@ bool apart(const Windows& w) {  // they touch, and nothing lies between
          std::all_of(w.dilations.begin(), w.dilations.end(), [](int64_t d) { return d == 1; });
 }
 
-// The reduction `op` of each window of x, [n, c, o…]; `value` stands in the pads.
+// The reduction `op` of each window of x, [n, c, o…]; `value` stands in the pads. The first of
+// equal greatest elements takes the gradient.
 Result<Val> over_windows(RuleContext& c, std::string_view op, const Val& x, const Windows& w,
                          double value) {
   const size_t dims = w.kernel.size();
   std::vector<int64_t> axes;
+  const auto reduced = [&](const Val& parts) {
+    Attrs attrs{{"axes", axes}, {"keepdims", int64_t{0}}};
+    if (op == "ReduceMax") attrs.set("first", int64_t{1});
+    return c.op(op, {parts}, attrs);
+  };
   if (apart(w)) {  // no copy: [n, c, h, p, w, q]
     Shape cut = x.shape, split{x.shape[0], x.shape[1]};
     for (size_t d = 0; d < dims; ++d) {
@@ -34,12 +40,12 @@ Result<Val> over_windows(RuleContext& c, std::string_view op, const Val& x, cons
     }
     PIPER_ASSIGN(Val parts, c.slice(x, Shape(x.rank(), 0), Shape(x.rank(), 1), cut));
     PIPER_ASSIGN(parts, c.reshape(parts, split));
-    return c.op(op, {parts}, {{"axes", axes}, {"keepdims", int64_t{0}}});
+    return reduced(parts);
   }
   PIPER_ASSIGN(const Val around, padded(c, x, w, value));
   PIPER_ASSIGN(const Val parts, unfolded(c, around, w));
   for (size_t d = 0; d < dims; ++d) axes.push_back(static_cast<int64_t>(dims + 2 + d));
-  PIPER_ASSIGN(const Val y, c.op(op, {parts}, {{"axes", axes}, {"keepdims", int64_t{0}}}));
+  PIPER_ASSIGN(const Val y, reduced(parts));
   return channels_second(c, y);
 }
 
@@ -122,7 +128,7 @@ Result<Val> places_of_greatest(RuleContext& c, const Windows& w, double lowest) 
   PIPER_ASSIGN(Val numbers, numbers_in_channel(c, x.shape, c.integer("storage_order", 0) != 0));
   PIPER_ASSIGN(numbers, padded(c, numbers, w, 0));
   PIPER_ASSIGN(numbers, rows_of_windows(c, numbers, w));
-  numbers = c.expand(numbers, rows.shape);
+  PIPER_ASSIGN(numbers, c.expand(numbers, rows.shape));
   PIPER_ASSIGN(Val places, c.op("GatherElements", {numbers, top[1]}, {{"axis", row}}));
   PIPER_ASSIGN(places, c.reshape(places, Shape(places.shape.begin(), places.shape.end() - 1)));
   PIPER_ASSIGN(places, channels_second(c, places));
@@ -189,7 +195,8 @@ Result<Vals> global_average_pool(RuleContext& c) {
 
 Result<Vals> global_max_pool(RuleContext& c) {
   PIPER_ASSIGN(const auto axes, spatial_axes(c));
-  return single(c.op("ReduceMax", {c.in(0)}, {{"axes", axes}, {"keepdims", int64_t{1}}}));
+  return single(c.op("ReduceMax", {c.in(0)},
+                     {{"axes", axes}, {"keepdims", int64_t{1}}, {"first", int64_t{1}}}));
 }
 
 Result<Vals> global_lp_pool(RuleContext& c) {

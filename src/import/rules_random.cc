@@ -97,8 +97,8 @@ Result<Vals> dropout(RuleContext& c) {
   const std::optional<double> ratio = c.has(1) ? known_number(c.in(1)) : 0.5;
   const bool done = ratio_of_attention(c) > 0;  // see with_attention_dropout()
   if (training == 0.0 || ratio == 0.0 || done) {
-    PIPER_ASSIGN(const Val kept, c.reshape(number_val(1, DType::kBool), Shape(x.rank(), 1)));
-    return Vals{x, c.expand(kept, x.shape)};
+    PIPER_ASSIGN(Val kept, c.expand(number_val(1, DType::kBool), x.shape));
+    return Vals{x, std::move(kept)};
   }
   if (!training || !ratio) {
     return c.error("its {} must be known when the model is compiled", training ? "ratio" : "mode");

@@ -9,7 +9,8 @@ namespace {
 struct Reduction {
   std::vector<int64_t> axes;  // normalised; empty: nothing is reduced
   bool keepdims = true;
-  int64_t count = 1;  // elements of the input for one of the output
+  bool named = false;  // the axes, rather than all of them
+  int64_t count = 1;   // elements of the input for one of the output
 };
 
 Result<Reduction> reduction(RuleContext& c) {
@@ -22,18 +23,40 @@ Result<Reduction> reduction(RuleContext& c) {
     if (c.integer("noop_with_empty_axes", 0) != 0) return r;
     for (size_t d = 0; d < shape.size(); ++d) r.axes.push_back(static_cast<int64_t>(d));
   } else {
+    r.named = true;
     PIPER_ASSIGN(r.axes, c.axes(*named, shape.size()));
   }
   for (const int64_t a : r.axes) r.count *= shape[static_cast<size_t>(a)];
   return r;
 }
 
-Result<Val> reduce(RuleContext& c, std::string_view op, const Val& x, const Reduction& r) {
+Result<Val> reduce(RuleContext& c, std::string_view op, const Val& x, const Reduction& r,
+                   Attrs attrs = {}) {
   if (r.axes.empty()) return x;
-  return c.op(op, {x}, {{"axes", r.axes}, {"keepdims", int64_t{r.keepdims}}});
+  attrs.set("axes", r.axes);
+  attrs.set("keepdims", int64_t{r.keepdims});
+  return c.op(op, {x}, attrs);
 }
 
-Result<Vals> plain(RuleContext& c) {  // ReduceSum, ReduceMax, ReduceMin, ReduceProd
+// Whether the first of equal extremes takes the gradient, as in max(dim), which returns its index,
+// and in pools; amax, and max over all, share it. One named axis without a call is taken for
+// max(dim).
+bool takes_first(RuleContext& c, const Reduction& r) {
+  const std::string_view classes = find_metadata(c.node.metadata, "pkg.torch.onnx.class_hierarchy");
+  if (classes.find("AdaptiveMaxPool") != classes.npos) return true;
+  const std::string call = c.called();
+  if (!call.empty()) return (call == "aten.max" || call == "aten.min") && r.named;
+  const Node* maker = c.emit.maker(c.in(0).id);
+  const bool is_norm = maker && maker->op == "Abs";  // the greatest magnitude
+  return r.named && r.axes.size() == 1 && !is_norm;
+}
+
+Result<Vals> plain(RuleContext& c) {  // ReduceSum, ReduceProd
+  PIPER_ASSIGN(const Reduction r, reduction(c));
+  return single(reduce(c, c.node.op, c.in(0), r));
+}
+
+Result<Vals> extreme(RuleContext& c) {
   PIPER_ASSIGN(const Reduction r, reduction(c));
   if (c.in(0).dtype == DType::kBool) {  // of 0 and 1
     PIPER_ASSIGN(Val x, c.pointwise("Cast", {c.in(0)}, {{"to", std::string("i32")}}));
@@ -42,7 +65,9 @@ Result<Vals> plain(RuleContext& c) {  // ReduceSum, ReduceMax, ReduceMin, Reduce
     PIPER_ASSIGN(x, c.pointwise("Max", {x, number_val(0, DType::kI32)}));
     return single(c.pointwise("Cast", {x}, {{"to", std::string("bool")}}));
   }
-  return single(reduce(c, c.node.op, c.in(0), r));
+  Attrs attrs;
+  if (takes_first(c, r)) attrs.set("first", int64_t{1});
+  return single(reduce(c, c.node.op, c.in(0), r, std::move(attrs)));
 }
 
 Result<Vals> reduce_mean(RuleContext& c) {
@@ -83,7 +108,8 @@ Result<Vals> reduce_log_sum_exp(RuleContext& c) {  // max + log(sum(exp(x - max)
   PIPER_ASSIGN(const Reduction r, reduction(c));
   Reduction kept = r;
   kept.keepdims = true;
-  PIPER_ASSIGN(const Val top, reduce(c, "ReduceMax", c.in(0), kept));
+  PIPER_ASSIGN(Val top, reduce(c, "ReduceMax", c.in(0), kept));
+  PIPER_ASSIGN(top, c.pointwise("Detach", {top}));  // it cancels
   PIPER_ASSIGN(Val x, c.pointwise("Sub", {c.in(0), top}));
   PIPER_ASSIGN(x, c.pointwise("Exp", {x}));
   PIPER_ASSIGN(x, reduce(c, "ReduceSum", x, kept));
@@ -115,9 +141,9 @@ constexpr ImportRule kRules[] = {
     {"ReduceL2", 1, kNewest, reduce_l2},
     {"ReduceLogSum", 1, kNewest, reduce_log_sum},
     {"ReduceLogSumExp", 1, kNewest, reduce_log_sum_exp},
-    {"ReduceMax", 1, kNewest, plain},
+    {"ReduceMax", 1, kNewest, extreme},
     {"ReduceMean", 1, kNewest, reduce_mean},
-    {"ReduceMin", 1, kNewest, plain},
+    {"ReduceMin", 1, kNewest, extreme},
     {"ReduceProd", 1, kNewest, plain},
     {"ReduceSum", 1, kNewest, plain},
     {"ReduceSumSquare", 1, kNewest, reduce_sum_square},

@@ -42,8 +42,7 @@ Result<Vals> constant_of_shape(RuleContext& c) {
       return c.error("'value' must be a tensor of one element");
     value = Val{Val::Kind::kConstant, t->type.dtype, {}, {}, {}, t->data, {}};
   }
-  PIPER_ASSIGN(value, c.reshape(value, Shape(shape.size(), 1)));
-  return Vals{c.expand(value, shape)};
+  return single(c.expand(value, shape));
 }
 
 Result<Vals> range(RuleContext& c) {
@@ -183,10 +182,7 @@ Result<Val> expand_to(RuleContext& c, const Val& x, const Shape& shape) {
   PIPER_TRY(c.check_shape(shape));
   const std::optional<Shape> out = broadcast_shapes(x.shape, shape);
   if (!out) return c.error("{} cannot be expanded to {}", to_string(x.shape), to_string(shape));
-  Shape same_rank(out->size() - x.rank(), 1);
-  same_rank.insert(same_rank.end(), x.shape.begin(), x.shape.end());
-  PIPER_ASSIGN(const Val full, c.reshape(x, same_rank));
-  return c.expand(full, *out);
+  return c.expand(x, *out);
 }
 
 Result<Vals> expand(RuleContext& c) {

@@ -74,32 +74,36 @@ std::optional<double> constant_number(const Value& value) {
   return {};
 }
 
+// b·a^(b−1)·dy, and 0 where b = 0, whatever a.
+ValueId pow_base(const Use& u) {
+  const std::optional<double> exponent = constant_number(u.build.graph().value(u.b));
+  if (exponent == 0.0) return {};
+  if (exponent == 2.0) return u.build.mul(u.dy, u.build.mul(u.a, u.number(2)));
+  const ValueId less = exponent ? u.number(*exponent - 1) : u.build.sub(u.b, u.number(1));
+  const ValueId slope = u.build.mul(u.b, u.op("Pow", {u.a, less}));
+  const ValueId grad = u.build.mul(u.dy, slope);
+  return exponent ? grad : u.op("Where", {u.op("Equal", {u.b, u.number(0)}), u.number(0), grad});
+}
+// y·log(a)·dy, and 0 for a = 0 where b >= 0.
+ValueId pow_exponent(const Use& u) {
+  const ValueId flat =
+      u.op("And", {u.op("Equal", {u.a, u.number(0)}), u.op("GreaterOrEqual", {u.b, u.number(0)})});
+  const ValueId grad = u.build.mul(u.dy, u.build.mul(u.y, u.op("Log", {u.a})));
+  return u.op("Where", {flat, u.number(0), grad});
+}
 Pair pow(const Use& u) {
-  Pair grads;
-  if (u.want_a) {  // b·a^(b−1)·dy
-    const std::optional<double> exponent = constant_number(u.build.graph().value(u.b));
-    if (exponent == 2.0) {
-      grads.first = u.build.mul(u.dy, u.build.mul(u.a, u.number(2)));
-    } else {
-      const ValueId less = exponent ? u.number(*exponent - 1) : u.build.sub(u.b, u.number(1));
-      grads.first = u.build.mul(u.dy, u.build.mul(u.b, u.op("Pow", {u.a, less})));
-    }
-  }
-  if (u.want_b) grads.second = u.build.mul(u.dy, u.build.mul(u.y, u.op("Log", {u.a})));
-  return grads;
+  return {u.want_a ? pow_base(u) : ValueId(), u.want_b ? pow_exponent(u) : ValueId()};
 }
 
-// dy where `wins`(mine, other); equal operands share it, or the one that wants it gets all
-// (PyTorch's clamp).
-ValueId choice(const Use& u, std::string_view wins, ValueId mine, ValueId other, bool both) {
+// dy where `wins`(mine, other), half of it where the two are equal.
+ValueId choice(const Use& u, std::string_view wins, ValueId mine, ValueId other) {
   const ValueId won = u.op("Where", {u.op(wins, {mine, other}), u.dy, u.number(0)});
-  const ValueId part = both ? u.build.mul(u.dy, u.number(0.5)) : u.dy;
-  return u.op("Where", {u.op("Equal", {mine, other}), part, won});
+  const ValueId half = u.build.mul(u.dy, u.number(0.5));
+  return u.op("Where", {u.op("Equal", {mine, other}), half, won});
 }
 Pair choose(const Use& u, std::string_view wins) {
-  const bool both = u.want_a && u.want_b;
-  return {u.want_a ? choice(u, wins, u.a, u.b, both) : ValueId(),
-          u.want_b ? choice(u, wins, u.b, u.a, both) : ValueId()};
+  return {u.want_a ? choice(u, wins, u.a, u.b) : ValueId(),
+          u.want_b ? choice(u, wins, u.b, u.a) : ValueId()};
 }
 Pair max(const Use& u) { return choose(u, "Greater"); }
 Pair min(const Use& u) { return choose(u, "Less"); }

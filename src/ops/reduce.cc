@@ -1,6 +1,8 @@
-// ReduceSum, ReduceMax, ReduceMin, ReduceProd{axes, keepdims}: axes ascending.
-// ReduceProdGrad{axes}(dy, x): dy times the product of all the others, dy with the reduced dims
-// kept.
+// ReduceSum, ReduceMax, ReduceMin, ReduceProd{axes, keepdims}: axes ascending. Equal extremes share
+// the adjoint, or the first of them takes it where `first` is 1.
+// ReduceExtremeGrad{axes, first}(dy, x, y): dx of ReduceMax and ReduceMin, dy and y with the
+// reduced dims kept. ReduceProdGrad{axes}(dy, x): dy times the product of all the others, dy with
+// the reduced dims kept.
 #include "rules.h"
 
 namespace piper {
@@ -47,15 +49,12 @@ Grads sum_gradient(Builder& build, const GradientArgs& args) {
   return {build.expand(dy, Shape(build.shape(args.inputs[0])))};
 }
 
-// Equal extremes share the adjoint (PyTorch's amax and amin).
 Grads extreme_gradient(Builder& build, const GradientArgs& args) {
-  const ValueId x = args.inputs[0];
   const ValueId y = with_kept_dims(build, args, args.outputs[0]);
   const ValueId dy = with_kept_dims(build, args, args.output_grads[0]);
-  const ValueId hit =
-      build.op1("Cast", {build.op1("Equal", {x, y})}, {{"to", info(build.type(x).dtype).name}});
-  const ValueId hits = build.reduce_sum(hit, args.attrs.integers("axes"), true);
-  return {build.mul(hit, build.div(dy, hits))};
+  Attrs attrs{{"axes", args.attrs.integers("axes")}};
+  if (args.attrs.integer("first") != 0) attrs.set("first", int64_t{1});
+  return {build.op1("ReduceExtremeGrad", {dy, args.inputs[0], y}, std::move(attrs))};
 }
 
 Grads product_gradient(Builder& build, const GradientArgs& args) {
@@ -64,8 +63,9 @@ Grads product_gradient(Builder& build, const GradientArgs& args) {
       build.op1("ReduceProdGrad", {dy, args.inputs[0]}, {{"axes", args.attrs.integers("axes")}})};
 }
 
-TypesResult product_grad_types(const OpTypes& use) {
-  PIPER_TRY(check_arity(use, 2, 2));
+// Inputs of the type of x, input 1, but for the reduced dims, which are 1.
+TypesResult grad_types(const OpTypes& use, std::initializer_list<size_t> kept_inputs) {
+  PIPER_TRY(check_arity(use, kept_inputs.size() + 1, kept_inputs.size() + 1));
   PIPER_TRY(check_float(use, 1));
   TensorType kept = use.inputs[1];
   int64_t last = -1;
@@ -77,11 +77,14 @@ TypesResult product_grad_types(const OpTypes& use) {
     kept.shape[static_cast<size_t>(axis)] = 1;
     last = axis;
   }
-  PIPER_TRY(check_type(use, 0, "dy", kept));
+  for (const size_t input : kept_inputs)
+    PIPER_TRY(check_type(use, input, input == 0 ? "dy" : "y", kept));
   return std::vector<TensorType>{use.inputs[1]};
 }
+TypesResult product_grad_types(const OpTypes& use) { return grad_types(use, {0}); }
+TypesResult extreme_grad_types(const OpTypes& use) { return grad_types(use, {0, 2}); }
 
-LoopRule product_grad_rule(const OpTypes& use) {
+LoopRule grad_rule(const OpTypes& use) {
   LoopBuilder build;
   const Dims dims = build.letters(use.inputs[1].shape);
   Dims kept = dims;
@@ -90,6 +93,7 @@ LoopRule product_grad_rule(const OpTypes& use) {
     kept[static_cast<size_t>(axis)] = {};
   }
   build.rule.inputs = {kept, dims};
+  if (use.inputs.size() > 2) build.rule.inputs.push_back(kept);
   build.rule.outputs = {dims};
   build.rule.linear = {{0}};
   return build.rule;
@@ -135,15 +139,25 @@ OpDef reduction(std::string_view name, Grads (*gradient)(Builder&, const Gradien
 std::vector<OpDef> reduce_ops() {
   OpDef product_grad{.name = "ReduceProdGrad",
                      .types = product_grad_types,
-                     .loops = product_grad_rule,
+                     .loops = grad_rule,
                      .cost = element_cost<3>};
   product_grad.samples = {
       {.inputs = {f64({4, 1, 1}), f64({4, 3, 2})}, .attrs = {{"axes", Shape{1, 2}}}},
       {.inputs = {f64({1, 3}), f64({4, 3})}, .attrs = {{"axes", Shape{0}}}}};
+  OpDef extreme_grad{.name = "ReduceExtremeGrad",
+                     .types = extreme_grad_types,
+                     .loops = grad_rule,
+                     .cost = element_cost<3>};
+  extreme_grad.samples = {{.inputs = {f64({4, 1, 1}), f64({4, 3, 2}), f64({4, 1, 1})},
+                           .attrs = {{"axes", Shape{1, 2}}}},
+                          {.inputs = {f64({1, 3}), f64({4, 3}), f64({1, 3})},
+                           .attrs = {{"axes", Shape{0}}, {"first", int64_t{1}}}}};
   return {reduction("ReduceSum", sum_gradient, sum_rule),
           reduction("ReduceMax", extreme_gradient, extreme_rule),
           reduction("ReduceMin", extreme_gradient, extreme_rule),
-          reduction("ReduceProd", product_gradient, extreme_rule), product_grad};
+          reduction("ReduceProd", product_gradient, extreme_rule),
+          product_grad,
+          extreme_grad};
 }
 
 }  // namespace piper

@@ -46,6 +46,7 @@ ValueId tanh(const Use& u) {
 ValueId sigmoid(const Use& u) {
   return u.build.mul(u.dy, u.build.mul(u.y, u.build.sub(u.number(1), u.y)));
 }
+ValueId softplus(const Use& u) { return u.build.mul(u.dy, u.build.op1("Sigmoid", {u.x})); }
 ValueId erf(const Use& u) {  // 2/√π · exp(−x²)
   const ValueId bell = u.build.op1("Exp", {u.build.neg(u.build.mul(u.x, u.x))});
   return u.build.mul(u.dy, u.build.mul(bell, u.number(2 / std::sqrt(std::acos(-1.0)))));
@@ -95,6 +96,8 @@ std::vector<OpDef> unary_ops() {
       unary("Reciprocal", gradient<reciprocal>, element_cost<4>, 0.5, 3),
       unary("Tanh", gradient<tanh>, element_cost<10>, -2, 2),
       unary("Sigmoid", gradient<sigmoid>, element_cost<10>, -2, 2),
+      // log(1 + exp(x)).
+      unary("Softplus", gradient<softplus>, element_cost<20>, -2, 2),
       unary("Erf", gradient<erf>, element_cost<10>, -2, 2),
       unary("Relu", gradient<relu>, element_cost<1>, -2, 2),
       unary("Sin", gradient<sin>, element_cost<10>, -2, 2),

@@ -292,6 +292,44 @@ TEST(ImportBranches, OfAnUnknownConditionAreRefused) {
   EXPECT_EQ(error, "node 'choice' (If): is not supported where its condition depends on the data");
 }
 
+// y = op(x as [1, 3, 1], scale, as many more of its shape as the op has).
+std::string error_with_scale(const std::string& op, size_t inputs, const Shape& shape) {
+  onnx::ModelProto model = empty_model();
+  model.mutable_opset_import(0)->set_version(23);
+  onnx::GraphProto& graph = *model.mutable_graph();
+  add_initializer(graph, "dims", Json{{"type", "i64"}, {"shape", {3}}, {"data", {1, 3, 1}}});
+  const std::vector<double> ones(static_cast<size_t>(num_elements(shape)), 1);
+  std::vector<std::string> names{"r"};
+  for (size_t i = 1; i < inputs; ++i) {
+    names.push_back(fmt::format("scale{}", i));
+    add_initializer(graph, names.back(), Json{{"type", "f32"}, {"shape", shape}, {"data", ones}});
+  }
+  add_node(graph, "Reshape", {"x", "dims"}, {"r"});
+  onnx::NodeProto& node = add_node(graph, op, names, {"y"});
+  node.set_name("node");
+  if (op == "GroupNormalization") add_attribute(node, "num_groups", 3);
+  std::string error;
+  result_of(model, &error);
+  return error;
+}
+
+TEST(ImportRules, ScalesOfAnyShapeFitOrAreRefused) {
+  const std::pair<const char*, size_t> ops[] = {
+      {"LayerNormalization", 3},    {"RMSNormalization", 2},   {"GroupNormalization", 3},
+      {"InstanceNormalization", 3}, {"BatchNormalization", 5}, {"PRelu", 2}};
+  const std::vector<Shape> shapes{{},     {0},    {1},       {3},       {7},
+                                  {1, 1}, {3, 1}, {1, 3, 1}, {2, 3, 1}, {1, 1, 1, 1}};
+  for (const auto& [op, inputs] : ops)
+    for (const Shape& shape : shapes) {
+      const std::string error = error_with_scale(op, inputs, shape);
+      EXPECT_TRUE(error.empty() || error.starts_with(fmt::format("node 'node' ({}): ", op)))
+          << op << to_string(shape) << ": " << error;
+    }
+  EXPECT_EQ(error_with_scale("RMSNormalization", 2, {1, 3, 1}), "");
+  EXPECT_EQ(error_with_scale("RMSNormalization", 2, {2, 3, 1}),
+            "node 'node' (RMSNormalization): [2,3,1] cannot be expanded to [1,3,1]");
+}
+
 TEST(ImportRules, AgreeWithOnnxsReferenceEvaluator) {
   const std::string path =
       (std::filesystem::temp_directory_path() / fmt::format("piper-import-rules-{}.onnx", getpid()))

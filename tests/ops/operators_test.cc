@@ -68,6 +68,17 @@ std::string page() {
          "not here is refused, together with\n"
          "all others that a file has, with how many nodes need it and where.\n\n" +
          onnx_table() +
+         "\n## Slopes\n\n"
+         "At a kink, a tie or the root of nothing an operator has the slope that PyTorch gives to "
+         "the call it comes from, which the newer\n"
+         "exporter notes: `clamp` passes a gradient at its bounds, `hardtanh` and `relu6` do not; "
+         "`max(dim)` gives it to the first of equal\n"
+         "elements, `amax` and `max` over all share it. Without calls, `Clip` to 0 and 6 is relu6 "
+         "and any other is `clamp`; an extreme over\n"
+         "one named dim is `max(dim)`, any other `amax`. Windows give it to their first greatest "
+         "element, two equal operands of `Max` and\n"
+         "`Min` half of it each. The root of a sum of squares has the slope 0 at 0, as norms and "
+         "standard deviations have.\n" +
          "\n## Recognised patterns\n\n"
          "Groups of ops that become one, with its own gradient, in the order in which they are "
          "looked for. `piperc MODEL --describe` and\n"
@@ -104,7 +115,8 @@ TEST(Operators, AllOrdinaryOnesAreRead) {
       "Less LessOrEqual "
       "Log LogSoftmax MatMul Max MaxPool Min Mod Mul Neg NegativeLogLikelihoodLoss NonZero Not "
       "OneHot Or PRelu "
-      "Pad Pow RMSNormalization RandomNormalLike Range Reciprocal ReduceL2 ReduceLogSumExp ReduceMax ReduceMean "
+      "Pad Pow RMSNormalization RandomNormalLike Range Reciprocal ReduceL2 ReduceLogSumExp "
+      "ReduceMax ReduceMean "
       "ReduceMin "
       "ReduceProd ReduceSum ReduceSumSquare Relu Reshape Resize RotaryEmbedding Round "
       "ScatterElements ScatterND "

@@ -34,6 +34,8 @@ const UnaryCase kUnary[] = {
     {"Reciprocal", [](double x) { return 1 / x; }, -10, 10, 0},
     {"Tanh", [](double x) { return std::tanh(x); }, -12, 12, 3},
     {"Sigmoid", [](double x) { return 1 / (1 + std::exp(-x)); }, -85, 85, 3},
+    {"Softplus", [](double x) { return std::max(x, 0.0) + std::log1p(std::exp(-std::abs(x))); },
+     -100, 100, 4},
     {"Erf", [](double x) { return std::erf(x); }, -5, 5, 3},
     {"Relu", [](double x) { return x < 0 ? 0 : x; }, -5, 5, 0},
     {"Sin", [](double x) { return std::sin(x); }, -50, 50, 1},

@@ -9,11 +9,13 @@
 
 #include <cmath>
 #include <cstdlib>
+#include <map>
 #include <random>
 
 #include "evaluate.h"
 #include "node_cases.h"
 #include "piper/autodiff.h"
+#include "piper/patterns.h"
 
 namespace piper {
 namespace {
@@ -122,7 +124,7 @@ test::Values input_values(const Graph& graph, const NodeCase& c) {
     const ValueId id = graph.find_value(c.model.graph().input(i).name());
     if (!id.valid() || graph.value(id).kind != ValueKind::kInput) continue;
     onnx::TensorProto data = c.inputs[static_cast<size_t>(i)];
-    widen(data);
+    if (graph.value(id).type.dtype == DType::kF64) widen(data);
     values[id.index()] =
         test::to_tensor(graph.value(id).type, test::data_of(data, graph.value(id).type.dtype));
   }
@@ -269,6 +271,72 @@ TEST(RandomGraphs, ForwardAndGradientsAreRight) {
       "{} of {} models ({} nodes) pass; {} gradients, the worst off by {:.2g}; {} parameters have "
       "none\n",
       passed, cases.size(), nodes, checked.gradients, checked.worst, checked.absent);
+}
+
+// ---- Slopes at kinks, ties and zeros ----------------------------------------------------------
+
+// By parameter: the gradient that PyTorch has (tests/data/make_slopes.py).
+std::map<std::string, test::Tensor> take_gradients(onnx::ModelProto& model) {
+  constexpr std::string_view kPrefix = "grad:";
+  std::map<std::string, test::Tensor> out;
+  auto* all = model.mutable_graph()->mutable_initializer();
+  const auto taken = std::stable_partition(all->begin(), all->end(), [&](const auto& tensor) {
+    return !tensor.name().starts_with(kPrefix);
+  });
+  for (auto it = taken; it != all->end(); ++it) {
+    const TensorType type = test::type_of(*it);
+    out[it->name().substr(kPrefix.size())] = test::to_tensor(type, test::data_of(*it, type.dtype));
+  }
+  all->erase(taken, all->end());
+  return out;
+}
+
+// Infinities and NaN are expected where PyTorch has them.
+bool is_near(double made, double expected) {
+  if (std::isnan(expected)) return std::isnan(made);
+  return made == expected || std::abs(made - expected) <= 2e-6 * std::max(1.0, std::abs(expected));
+}
+
+std::string text_of(const std::vector<double>& values) {
+  std::string text;
+  for (const double v : values) text += fmt::format(" {:.6g}", v);
+  return text;
+}
+
+void check_slopes(const NodeCase& c, const std::map<std::string, test::Tensor>& expected,
+                  bool recognised) {
+  Result<Imported> imported = test::import_model(c.model);
+  ASSERT_TRUE(imported.ok()) << c.name << ": " << print_error(imported.error());
+  Graph forward = imported->graph;
+  if (recognised) forward = test::must(recognise(std::move(forward))).graph;
+  TrainSpec train;
+  train.groups.push_back({.match = "**"});
+  const Result<Differentiated> made = differentiate(forward, train);
+  const bool flat = !made && made.error().message.ends_with("depends on no trained parameter");
+  ASSERT_TRUE(made || flat) << c.name << ": " << print_error(made.error());
+  const Graph& whole = flat ? forward : made->graph;
+  const test::Values values = test::evaluate(whole, input_values(whole, c));
+  for (const auto& [name, gradient] : expected) {
+    const auto param = std::find_if(whole.params.begin(), whole.params.end(),
+                                    [&, n = &name](const Param& p) { return p.name == *n; });
+    ASSERT_NE(param, whole.params.end()) << c.name << ": no parameter " << name;
+    std::vector<double> slopes(gradient.values.size());
+    if (param->gradient.valid()) slopes = values[param->gradient.index()]->values;
+    EXPECT_TRUE(std::equal(slopes.begin(), slopes.end(), gradient.values.begin(),
+                           gradient.values.end(), is_near))
+        << c.name << (recognised ? " recognised, " : ", ") << name << "\n  made    "
+        << text_of(slopes) << "\n  expected" << text_of(gradient.values);
+  }
+}
+
+TEST(Slopes, AreThoseOfPyTorchAtKinksTiesAndZeros) {
+  std::vector<NodeCase> cases =
+      test::packed_cases(std::string(PIPER_SOURCE_DIR) + "/tests/data/slopes.gz");
+  ASSERT_FALSE(cases.empty());
+  for (NodeCase& c : cases) {
+    const auto expected = take_gradients(c.model);
+    for (const bool recognised : {false, true}) check_slopes(c, expected, recognised);
+  }
 }
 
 }  // namespace

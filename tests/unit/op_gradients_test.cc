@@ -147,6 +147,7 @@ constexpr std::pair<std::string_view, std::string_view> kNoGradient[] = {
     {"LossScale", "a scalar of the update"},
     {"NextLossScale", "a scalar of the update"},
     {"OnnxAdam", "an update"},
+    {"ReduceExtremeGrad", "a gradient"},
     {"ReduceProdGrad", "a gradient"},
     {"RmsNormGradScale", "a gradient"},
     {"RmsNormGradX", "a gradient"},

@@ -349,6 +349,7 @@ constexpr std::array kRows = std::to_array<Row>({
     {"SiluGrad", 2, Kind::kArithmetic, none_of},
     {"Sin", 1, Kind::kArithmetic, none_of},
     {"Sinh", 1, Kind::kArithmetic, none_of},
+    {"Softplus", 1, Kind::kArithmetic, none_of},
     {"Sqrt", 1, Kind::kArithmetic, none_of},
     {"Sub", 2, Kind::kArithmetic, integer_binary_of<Sub>},
     {"SwiGlu", 2, Kind::kArithmetic, none_of},

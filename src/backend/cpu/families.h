@@ -42,6 +42,7 @@ Result<KernelPtr> make_unfold(const Use& use);
 Result<KernelPtr> make_fold(const Use& use);
 // reduce.cc
 Result<KernelPtr> make_reduce(const Use& use);
+Result<KernelPtr> make_reduce_extreme_grad(const Use& use);
 Result<KernelPtr> make_reduce_prod_grad(const Use& use);
 Result<KernelPtr> make_cumsum(const Use& use);
 // softmax.cc

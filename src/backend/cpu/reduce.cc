@@ -1,4 +1,4 @@
-// ReduceSum, ReduceMax, ReduceMin, ReduceProd and its gradient, CumSum.
+// ReduceSum, ReduceMax, ReduceMin, ReduceProd and their gradients, CumSum.
 #include <algorithm>
 #include <limits>
 
@@ -150,6 +150,43 @@ Result<KernelPtr> make_reduce(const Use& use) {
     if (use.op == "ReduceMax") return reduce_kernel<T, ExtremeOf<T, true>>(std::move(loop), count);
     if (use.op == "ReduceProd") return reduce_kernel<T, ProductOf<T>>(std::move(loop), count);
     return reduce_kernel<T, ExtremeOf<T, false>>(std::move(loop), count);
+  });
+}
+
+// dx = dy at the first extreme, or shared by all of them: rows come in the order of the elements.
+Result<KernelPtr> make_reduce_extreme_grad(const Use& use) {
+  PIPER_TRY(use.operands(3, 3));
+  PIPER_TRY(use.same_types());
+  PIPER_WANT(use.in(1) == use.out() && use.in(0) == use.in(2), "of {} and {} to {}",
+             to_string(use.in(0)), to_string(use.in(1)), to_string(use.out()));
+  PIPER_ASSIGN(const int64_t first, use.integer_or("first", 0));
+  PIPER_ASSIGN(const std::vector<int64_t> kept_steps, broadcast_strides(use.in(0), use.out()));
+  const Loop loop = make_loop(use.out(), {strides_of(use.out()), kept_steps});
+  const int64_t kept = num_elements(use.in(0));
+  return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
+    using T = decltype(zero);
+    auto run = [=](Pointers p, std::byte* scratch) {
+      const T *dy = input<T>(p, 0), *x = input<T>(p, 1), *y = input<T>(p, 2);
+      T *dx = output<T>(p, 3), *hits = reinterpret_cast<T*>(scratch);
+      std::fill_n(hits, kept, T{0});
+      auto each = [&](auto f) {
+        loop.each_row([&](const int64_t* at) {
+          for (int64_t i = 0; i < loop.inner; ++i) {
+            f(at[0] + i * loop.inner_steps[0], at[1] + i * loop.inner_steps[1]);
+          }
+        });
+      };
+      const auto hit = [&](int64_t i, int64_t k) {
+        return x[i] == y[k] || (x[i] != x[i] && y[k] != y[k]);
+      };
+      if (!first) each([&](int64_t i, int64_t k) { hits[k] += hit(i, k); });
+      each([&](int64_t i, int64_t k) {
+        const bool mine = hit(i, k) && (!first || hits[k] == 0);
+        dx[i] = !mine ? 0 : first ? dy[k] : dy[k] / hits[k];
+        if (first && mine) hits[k] = 1;
+      });
+    };
+    return make_kernel(InPlace::kNo, std::move(run), kept * static_cast<int64_t>(sizeof(T)));
   });
 }
 

@@ -182,6 +182,7 @@ PIPER_UNARY(Sqrt, hn::Sqrt(x))
 PIPER_UNARY(Reciprocal, hn::Div(constant(d, 1.0), x))
 PIPER_UNARY(Tanh, tanh_of(d, x))
 PIPER_UNARY(Sigmoid, sigmoid_of(d, x))
+PIPER_UNARY(Softplus, softplus_of(d, x))
 PIPER_UNARY(Erf, erf_of(d, x))
 PIPER_UNARY(Relu, hn::IfThenElse(hn::Lt(x, hn::Zero(d)), hn::Zero(d), x))
 PIPER_UNARY(Sin, map(d, x, [](auto v) { return std::sin(v); }))
@@ -358,6 +359,7 @@ BlockFn Find(std::string_view op, std::string_view option, bool f64) {
       PIPER_ROW1(Tanh),
       PIPER_ROW1(Reciprocal),
       PIPER_ROW1(Sigmoid),
+      PIPER_ROW1(Softplus),
       PIPER_ROW1(Silu),
       PIPER_ROW2(SiluGrad),
       PIPER_ROW2(SwiGlu),

@@ -258,6 +258,18 @@ HWY_INLINE hn::Vec<D> sigmoid_of(D d, hn::Vec<D> x) {
   const auto e = exp_of(d, hn::Neg(hn::Abs(x)));  // never overflows
   return hn::Div(hn::IfThenElse(hn::Lt(x, hn::Zero(d)), e, one), hn::Add(one, e));
 }
+// log(1 + e^x) = max(x, 0) + log(1 + e) with e = e^(-|x|). Where 1 + e is rounded to u, log(1 + e)
+// is log(u)·e/(u - 1), and e where u is 1 (Goldberg, What Every Computer Scientist Should Know
+// About Floating-Point Arithmetic, 1991).
+template <class D>
+HWY_INLINE hn::Vec<D> softplus_of(D d, hn::Vec<D> x) {
+  const auto one = constant(d, 1.0);
+  const auto e = exp_of(d, hn::Neg(hn::Abs(x)));
+  const auto u = hn::Add(one, e), rest = hn::Sub(u, one);
+  const auto bent = hn::Div(hn::Mul(log_of(d, u), e), rest);
+  const auto positive = hn::IfThenElse(hn::Lt(x, hn::Zero(d)), hn::Zero(d), x);
+  return hn::Add(positive, hn::IfThenElse(hn::Eq(rest, hn::Zero(d)), e, bent));
+}
 // e^x, given y = x × kExpScale: finite, for logistic functions. The scale is a factor that the
 // caller merges with others; its rounding costs a relative error of |x| half units in the last
 // place.
