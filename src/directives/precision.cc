@@ -23,7 +23,7 @@ constexpr std::array kWideOps = std::to_array<std::string_view>(
     {"Acos",    "Acosh",      "Asin",       "Atanh",     "Cosh",    "CrossEntropySum",
      "CumSum",  "Exp",        "GroupNorm",  "LayerNorm", "Log",     "LogSoftmax",
      "Pow",     "Reciprocal", "ReduceProd", "ReduceSum", "RmsNorm", "Sinh",
-     "Softmax", "Tan"});
+     "Softmax", "Softplus",   "Tan"});
 
 bool contains(std::span<const std::string_view> ops, std::string_view op) {
   return std::find(ops.begin(), ops.end(), op) != ops.end();
@@ -121,7 +121,8 @@ class Caster {
     return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16 || dtype == wide_;
   }
 
-  // Parameters of 16 bits that a chosen op reads become f32; in f64 all do, and constants.
+  // Parameters of 16 bits that a chosen op reads become f32; in f64 all do, and constants and
+  // states that the model updates itself.
   void keep_masters() {
     std::map<ValueId, int32_t> reader;
     for (size_t i = 0; i < graph_.nodes.size(); ++i)
@@ -134,9 +135,10 @@ class Caster {
         continue;
       counts_[static_cast<size_t>(found->second)].masters += widen(value);
     }
-    if (wide_ == DType::kF64)
-      for (Value& value : graph_.values)
-        if (value.kind == ValueKind::kConstant) widen(value);
+    if (wide_ != DType::kF64) return;
+    for (Value& value : graph_.values)
+      if (value.kind == ValueKind::kConstant) widen(value);
+    for (const StateUpdate& update : graph_.updates) widen(graph_.value(update.state));
   }
   // Whether the elements had another type.
   bool widen(Value& value) const {
@@ -185,6 +187,11 @@ class Caster {
     return deciding.size() == 1 ? *deciding.begin() : DType::kF32;
   }
 
+  // What a node that no directive chose reads: the model's type, and in f64 what states become.
+  DType unchosen_type(const Node& node, ValueId input) const {
+    return wide_ == DType::kF64 && node.pass == Pass::kU ? DType::kF64 : original_[input.index()];
+  }
+
   Status retype(NodeId id) {
     const int32_t d = chosen_[id.index()];
     Node node = graph_.node(id);
@@ -202,7 +209,7 @@ class Caster {
       for (ValueId& input : node.inputs) {
         if (!input.valid() || !is_castable(dtype_of(input))) continue;
         floats = true;
-        input = in_type(input, d == kNone ? original_[input.index()] : type, node, d);
+        input = in_type(input, d == kNone ? unchosen_type(node, input) : type, node, d);
       }
       if (d != kNone && floats) count(node, type, counts_[static_cast<size_t>(d)]);
     }
@@ -248,11 +255,16 @@ class Caster {
   ValueId in_type(ValueId value, DType type, const Node& reader, int32_t d) {
     if (dtype_of(value) == type) return value;
     const bool weak = !strong_[value.index()];
-    const Key key{value, type, reader.tags, weak ? reader.outputs[0] : ValueId()};
+    // What is summed for an update of a state is still made where the value is.
+    const NodeId producer = graph_.value(value).producer;
+    const bool is_part = reader.op == "StepSum" && producer.valid();
+    const Node& beside = is_part ? graph_.node(producer) : reader;
+    const Key key{value, type, beside.pass, beside.tags, weak ? reader.outputs[0] : ValueId()};
     const auto known = casts_.find(key);
     if (known != casts_.end()) return known->second;
     build_.scope = reader.scope;
-    build_.tags = reader.tags;
+    build_.tags = beside.tags;
+    build_.pass = beside.pass;
     const ValueId made = build_.op1("Cast", {value}, {{"to", std::string(info(type).name)}});
     if (d != kNone) {
       Counts& counts = counts_[static_cast<size_t>(d)];
@@ -326,7 +338,7 @@ class Caster {
     return ok_status();
   }
 
-  using Key = std::tuple<ValueId, DType, std::vector<int32_t>, ValueId>;
+  using Key = std::tuple<ValueId, DType, Pass, std::vector<int32_t>, ValueId>;
   Graph graph_;
   const std::vector<Precision>& precisions_;
   const Variables& variables_;

@@ -107,6 +107,24 @@ TEST(BatchNorm, TheBoundTellsOtherStatisticsApart) {
   EXPECT_GT(error("bn3.running_var"), 1e-3);
 }
 
+// The statistics have the type of the states, whatever their batch was computed in.
+TEST(BatchNorm, TrainsInEveryPrecision) {
+  const auto want = reference_of("residual");
+  for (const auto& [type, bound] : {std::pair{"f64", 2e-6}, {"bf16", 4e-2}, {"f16", 4e-3}}) {
+    const auto compiled = compile_norms(
+        "residual", {2, 1, 1}, fmt::format("directives: [{{precision: {{compute: {}}}}}]\n", type));
+    ASSERT_TRUE(compiled) << type << print_error(compiled.error());
+    const auto trained = run(compiled->set, "residual");
+    ASSERT_TRUE(trained) << type << print_error(trained.error());
+    for (const auto& [name, tensor] : want) {
+      const bool is_statistic = name.find(".running_") != name.npos;
+      if (!name.starts_with("after/") || (bound > 1e-5 && !is_statistic)) continue;
+      EXPECT_LT(tensor_error(trained->parameters.at(name.substr(6)), tensor), bound)
+          << type << " " << name;
+    }
+  }
+}
+
 TEST(BatchNorm, ACutIsRefused) {
   for (const auto& [dp, mb] : {std::pair<int64_t, int64_t>{1, 2}, {2, 1}}) {
     const auto compiled = compile_norms("residual", {1, dp, mb});
