@@ -60,38 +60,49 @@ def pointwise(values, **functions):
 
 
 pointwise(
-    GRID, relu=F.relu, relu6=F.relu6, hardtanh=F.hardtanh, hardtanh_wide=lambda x: F.hardtanh(x, -2, 3), hardsigmoid=F.hardsigmoid,
-    hardswish=F.hardswish, clamp=lambda x: x.clamp(-1, 1), clamp_min=lambda x: x.clamp(min=0.5), clamp_max=lambda x: x.clamp(max=3),
+    GRID,
+    relu=F.relu, relu6=F.relu6, hardtanh=F.hardtanh, hardtanh_wide=lambda x: F.hardtanh(x, -2, 3), hardsigmoid=F.hardsigmoid,
+    hardswish=F.hardswish, clamp=lambda x: x.clamp(-1, 1), clamp_min=lambda x: x.clamp(min=0.5),
+    clamp_max=lambda x: x.clamp(max=3),
     clamp_relu=lambda x: x.clamp(min=0), clamp_tensors=lambda x: torch.clamp(x, x.detach() * 0 - 1, x.detach() * 0 + 1),
-    leaky_relu=lambda x: F.leaky_relu(x, 0.1), rrelu=lambda x: F.rrelu(x, 0.1, 0.3), elu=F.elu, elu_half=lambda x: F.elu(x, 0.5),
+    leaky_relu=lambda x: F.leaky_relu(x, 0.1), rrelu=lambda x: F.rrelu(x, 0.1, 0.3), elu=F.elu,
+    elu_half=lambda x: F.elu(x, 0.5),
     celu=F.celu, celu_two=lambda x: F.celu(x, 2.0), selu=F.selu, gelu=F.gelu, gelu_tanh=lambda x: F.gelu(x, approximate="tanh"),
     silu=F.silu, mish=F.mish, softplus=F.softplus, softplus_steep=lambda x: F.softplus(x, beta=2.0),
     softplus_threshold=lambda x: F.softplus(x, beta=2.0, threshold=1.0), softplus_early=lambda x: F.softplus(x, threshold=-1.0),
-    softplus_flat=lambda x: F.softplus(x, beta=0.5, threshold=3.0), softplus_negative=lambda x: F.softplus(x, beta=-1.0, threshold=2.0),
+    softplus_flat=lambda x: F.softplus(x, beta=0.5, threshold=3.0),
+    softplus_negative=lambda x: F.softplus(x, beta=-1.0, threshold=2.0),
     softplus_written=lambda x: torch.log1p(torch.exp(-x.abs())) + F.relu(x),
     logsigmoid=F.logsigmoid, sigmoid=torch.sigmoid, log_of_sigmoid=lambda x: torch.log(torch.sigmoid(x / 32)), tanh=torch.tanh,
     tanhshrink=F.tanhshrink, softsign=F.softsign, softshrink=F.softshrink, softshrink_wide=lambda x: F.softshrink(x, 2.0),
     hardshrink=F.hardshrink, hardshrink_zero=lambda x: F.hardshrink(x, 0.0), threshold=lambda x: F.threshold(x, 0.5, -1.0),
-    abs=torch.abs, sign=torch.sign, square=torch.square, floor=torch.floor, ceil=torch.ceil, round=torch.round, trunc=torch.trunc,
+    abs=torch.abs, sign=torch.sign, square=torch.square, floor=torch.floor, ceil=torch.ceil, round=torch.round,
+    trunc=torch.trunc,
     frac=torch.frac, fmod=lambda x: torch.fmod(x, 2.0), remainder=lambda x: torch.remainder(x, 2.0), sinc=torch.sinc,
     relu_squared=lambda x: F.relu(x).square(), where_positive=lambda x: torch.where(x > 0, x, torch.zeros_like(x)),
-    maximum_zero=lambda x: torch.maximum(x, torch.zeros_like(x)), minimum_half=lambda x: torch.minimum(x, torch.full_like(x, 0.5)),
+    maximum_zero=lambda x: torch.maximum(x, torch.zeros_like(x)),
+    minimum_half=lambda x: torch.minimum(x, torch.full_like(x, 0.5)),
     maximum_self=lambda x: torch.maximum(x, x.flip(0)), minimum_scalar=lambda x: torch.minimum(x, torch.tensor(0.5)),
     maximum_scaled=lambda x: torch.maximum(x, x * 0.1), fmax=lambda x: torch.fmax(x, torch.zeros_like(x)),
     fmin=lambda x: torch.fmin(x, torch.full_like(x, 0.5)), logaddexp=lambda x: torch.logaddexp(x, torch.zeros_like(x)),
-    logaddexp_self=lambda x: torch.logaddexp(x, -x), erf=torch.erf, exp=lambda x: torch.exp(x / 32), expm1=lambda x: torch.expm1(x / 32),
+    logaddexp_self=lambda x: torch.logaddexp(x, -x), erf=torch.erf, exp=lambda x: torch.exp(x / 32),
+    expm1=lambda x: torch.expm1(x / 32),
     nan_to_num=torch.nan_to_num, sgn=torch.sgn,
     power_0=lambda x: x**0, power_1=lambda x: x**1, power_2=lambda x: x**2, power_3=lambda x: x**3, power_4=lambda x: x**4,
-    power_5=lambda x: x.pow(5.0), powers=lambda x: x.unsqueeze(1) ** torch.arange(4), two_to=lambda x: 2.0 ** (x / 8), guarded_sqrt=lambda x: torch.where(x > 0, torch.sqrt(torch.where(x > 0, x, 1.0)), 0.0),
+    power_5=lambda x: x.pow(5.0), powers=lambda x: x.unsqueeze(1) ** torch.arange(4), two_to=lambda x: 2.0 ** (x / 8),
+    guarded_sqrt=lambda x: torch.where(x > 0, torch.sqrt(torch.where(x > 0, x, 1.0)), 0.0),
     guarded_rsqrt=lambda x: torch.where(x > 0, torch.rsqrt(x.clamp(min=0.25)), 0.0), glu=lambda x: F.glu(x, 0), atan=torch.atan,
-    sqrt_of_square=lambda x: (x * x + 1e-6).sqrt(), abs_power=lambda x: x.abs() ** 1.5, log1p_abs=lambda x: torch.log1p(x.abs()),
-    sinh=lambda x: torch.sinh(x / 32), asinh=torch.asinh, logit=lambda x: torch.logit(x, eps=0.25), logcosh=lambda x: x + F.softplus(-2 * x))
+    sqrt_of_square=lambda x: (x * x + 1e-6).sqrt(), abs_power=lambda x: x.abs() ** 1.5,
+    log1p_abs=lambda x: torch.log1p(x.abs()),
+    sinh=lambda x: torch.sinh(x / 32), asinh=torch.asinh, logit=lambda x: torch.logit(x, eps=0.25),
+    logcosh=lambda x: x + F.softplus(-2 * x))
 pointwise(
     POSITIVE, sqrt=torch.sqrt, power_half=lambda x: x**0.5, power_1h=lambda x: x**1.5, power_quarter=lambda x: x**0.25,
     rsqrt=torch.rsqrt, xlogy=lambda x: torch.xlogy(x, x),
     prod=lambda x: x.prod(), cumprod=lambda x: x.cumprod(0), x_power_x=lambda x: torch.pow(x, T([0, 0, 1, 2, 0.5, 3.0])))
 pointwise(
-    T([-1, -0.5, 0, 0.5, 1.0]), asin=torch.asin, acos=torch.acos, atanh=lambda x: torch.atanh(x / 2), logit_clamped=lambda x: torch.logit(x, 1e-6))
+    T([-1, -0.5, 0, 0.5, 1.0]),
+    asin=torch.asin, acos=torch.acos, atanh=lambda x: torch.atanh(x / 2), logit_clamped=lambda x: torch.logit(x, 1e-6))
 case("topk", lambda x: x.topk(3).values, SMALL)
 case("topk_least", lambda x: x.topk(2, largest=False).values, SMALL)
 case("prelu", lambda x, a: F.prelu(x, a), GRID, T([0.25]))
@@ -110,21 +121,31 @@ pointwise(
     max_all=lambda x: x.max(), min_all=lambda x: x.min(), max_and_argmax=lambda x: x.max(1).values + x.max(1).indices,
     sort=lambda x: x.sort(dim=1, stable=True).values,
     sort_descending=lambda x: x.sort(dim=1, descending=True, stable=True).values,
-    cummax=lambda x: x.cummax(1).values, cummin=lambda x: x.cummin(1).values, logsumexp=lambda x: x.logsumexp(1), kthvalue=lambda x: x.kthvalue(3, 1).values,
-    norm_2=lambda x: x.norm(dim=1), norm_1=lambda x: x.norm(p=1, dim=1), norm_3=lambda x: x.norm(p=3, dim=1), norm_all=lambda x: x.norm(), norm_zero=lambda x: x[3].norm(),
-    norm_inf=lambda x: x.norm(p=float("inf"), dim=1), norm_half=lambda x: (x[:2] + 2).norm(p=0.5, dim=1), linalg_norm=lambda x: torch.linalg.vector_norm(x, dim=1),
+    cummax=lambda x: x.cummax(1).values, cummin=lambda x: x.cummin(1).values, logsumexp=lambda x: x.logsumexp(1),
+    kthvalue=lambda x: x.kthvalue(3, 1).values,
+    norm_2=lambda x: x.norm(dim=1), norm_1=lambda x: x.norm(p=1, dim=1), norm_3=lambda x: x.norm(p=3, dim=1),
+    norm_all=lambda x: x.norm(), norm_zero=lambda x: x[3].norm(),
+    norm_inf=lambda x: x.norm(p=float("inf"), dim=1), norm_half=lambda x: (x[:2] + 2).norm(p=0.5, dim=1),
+    linalg_norm=lambda x: torch.linalg.vector_norm(x, dim=1),
     linalg_inf=lambda x: torch.linalg.vector_norm(x, ord=float("inf"), dim=1),
-    normalize=lambda x: F.normalize(x, dim=1), normalize_1=lambda x: F.normalize(x, p=1, dim=1), std=lambda x: x.std(1), std_all=lambda x: x.std(),
-    std_biased=lambda x: x.std(1, correction=0), var=lambda x: x.var(1), layer_norm=lambda x: F.layer_norm(x, (6,)), rms_norm=lambda x: F.rms_norm(x, (6,), eps=1e-5),
+    normalize=lambda x: F.normalize(x, dim=1), normalize_1=lambda x: F.normalize(x, p=1, dim=1), std=lambda x: x.std(1),
+    std_all=lambda x: x.std(),
+    std_biased=lambda x: x.std(1, correction=0), var=lambda x: x.var(1), layer_norm=lambda x: F.layer_norm(x, (6,)),
+    rms_norm=lambda x: F.rms_norm(x, (6,), eps=1e-5),
     softmax=lambda x: x.softmax(1), log_softmax=lambda x: x.log_softmax(1), softmin=lambda x: F.softmin(x, 1),
-    prod_dim=lambda x: x.prod(1), aminmax=lambda x: torch.aminmax(x, dim=1).max, argmax_gather=lambda x: x.gather(1, x.argmax(1, keepdim=True)),
+    prod_dim=lambda x: x.prod(1), aminmax=lambda x: torch.aminmax(x, dim=1).max,
+    argmax_gather=lambda x: x.gather(1, x.argmax(1, keepdim=True)),
     median=lambda x: x[:, :5].median(1).values, max_of_three=lambda x: torch.maximum(torch.maximum(x[:, 0], x[:, 1]), x[:, 2]),
     max_of_slices=lambda x: torch.max(x[:, :3], x[:, 3:]), std_mean=lambda x: torch.std_mean(x, 1)[0])
 pointwise(
-    IMAGES, max_pool1=lambda x: F.max_pool1d(x[0], 2), max_pool=lambda x: F.max_pool2d(x, 2), max_pool_over=lambda x: F.max_pool2d(x, 3, stride=1, padding=1),
-    max_pool_apart=lambda x: F.max_pool2d(x, 2, stride=3, dilation=2), max_pool_up=lambda x: F.max_pool2d(x, 4, stride=3, ceil_mode=True),
-    max_pool_3=lambda x: F.max_pool3d(x.reshape(1, 2, 3, 2, 6), 2, stride=1), adaptive_max=nn.AdaptiveMaxPool2d(1), adaptive_max_2=lambda x: F.adaptive_max_pool2d(x, 2),
-    global_amax=lambda x: x.amax((2, 3)), flat_max=lambda x: x.flatten(2).max(2).values, avg_pool=lambda x: F.avg_pool2d(x, 3, 2, 1), lp_pool=lambda x: F.lp_pool2d(x, 2.0, 2))
+    IMAGES,
+    max_pool1=lambda x: F.max_pool1d(x[0], 2), max_pool=lambda x: F.max_pool2d(x, 2), max_pool_over=lambda x: F.max_pool2d(x, 3, stride=1, padding=1),
+    max_pool_apart=lambda x: F.max_pool2d(x, 2, stride=3, dilation=2),
+    max_pool_up=lambda x: F.max_pool2d(x, 4, stride=3, ceil_mode=True),
+    max_pool_3=lambda x: F.max_pool3d(x.reshape(1, 2, 3, 2, 6), 2, stride=1), adaptive_max=nn.AdaptiveMaxPool2d(1),
+    adaptive_max_2=lambda x: F.adaptive_max_pool2d(x, 2),
+    global_amax=lambda x: x.amax((2, 3)), flat_max=lambda x: x.flatten(2).max(2).values,
+    avg_pool=lambda x: F.avg_pool2d(x, 3, 2, 1), lp_pool=lambda x: F.lp_pool2d(x, 2.0, 2))
 case("cosine_similarity", lambda a, b: F.cosine_similarity(a, b, dim=1), ROWS[:2], T([[0, 0, 0], [2, 1, 0.5]]))
 case("pairwise_distance", lambda a, b: F.pairwise_distance(a, b), ROWS, OTHER)
 case("cdist", lambda a, b: torch.cdist(a, b), ROWS, OTHER)
@@ -168,7 +189,8 @@ loss("cross_entropy_smooth", lambda x, r: F.cross_entropy(x, CLASSES, label_smoo
 
 # What the older exporter writes as another function: without a threshold, an epsilon, a magnitude or no_grad, with bounds that may
 # be clamp's or hardtanh's, extremes that may be max's or amax's.
-NOT_OLDER = {"cdist_1", "aminmax", "amax", "amin", "amax_two", "clamp_tensors", "gaussian", "global_amax", "hardtanh", "hardtanh_wide", "logit",
+NOT_OLDER = {"cdist_1", "aminmax", "amax", "amin", "amax_two", "clamp_tensors", "gaussian", "global_amax",
+             "hardtanh", "hardtanh_wide", "logit",
              "logit_clamped", "pairwise_distance", "softplus_early", "softplus_flat", "softplus_negative", "softplus_threshold"}
 
 
@@ -209,10 +231,13 @@ def models(names, dynamo):
     return models(names[:half], dynamo) + models(names[half:], dynamo)
 
 
+KEPT = ("pkg.torch.onnx.fx_node", "pkg.torch.onnx.name_scopes")
+
+
 def stripped(model):
     """Without what no importer reads: most of the file."""
     for node in model.graph.node:
-        kept = [p for p in node.metadata_props if p.key in ("pkg.torch.onnx.fx_node", "pkg.torch.onnx.name_scopes") or "AdaptiveMaxPool" in p.value]
+        kept = [p for p in node.metadata_props if p.key in KEPT or "AdaptiveMaxPool" in p.value]
         del node.metadata_props[:]
         node.metadata_props.extend(kept)
         node.doc_string = ""
