@@ -44,10 +44,10 @@ inline std::string random_train(Random& random, size_t batch) {
 }
 inline std::string random_recompute(Random& random, size_t stages) {
   return one_of<std::string>(
-      random, {"", "", "  - recompute: {budget: 200}\n", "  - recompute: {budget: 600}\n",
+      random, {"", "", "  - recompute: {budget: 200B}\n", "  - recompute: {budget: 600B}\n",
                "  - recompute: {}\n", "  - recompute: {ops: [Tanh, LayerNorm, Relu]}\n",
                "  - recompute: {where: {stage: s, mb: \"<=s\"}}\n",
-               "  - recompute: {budget: 400, where: {mb: 0}}\n"
+               "  - recompute: {budget: 400B, where: {mb: 0}}\n"
                "  - recompute: {where: {mb: \">0\", stage: 0}}\n",
                fmt::format("  - recompute: {{where: {{stage: \"<{}\"}}}}\n", 1 + stages / 2)});
 }
@@ -108,8 +108,8 @@ inline std::string random_fuse(Random& random, size_t pp, size_t dp) {
   if (pp > 1)
     text += one_of<const char*>(random,
                                 {"", "", "  - fuse: {where: {kind: send}}\n",
-                                 "  - fuse: {where: {kind: send}, bucket: 64, microbatches: 2}\n",
-                                 "  - fuse: {where: {kind: recv, mb: absent}, bucket: 128}\n"});
+                                 "  - fuse: {where: {kind: send}, bucket: 64B, microbatches: 2}\n",
+                                 "  - fuse: {where: {kind: recv, mb: absent}, bucket: 128B}\n"});
   if (dp > 1)
     text += one_of<const char*>(
         random,
@@ -200,7 +200,7 @@ inline std::string overlapping_strategy(Random& random, size_t microbatches) {
                         one_of<const char*>(random, kShards));
   text += random_precision(random);
   if (pp > 1)
-    text += one_of<const char*>(random, {"", "  - fuse: {where: {kind: send}, bucket: 256}\n",
+    text += one_of<const char*>(random, {"", "  - fuse: {where: {kind: send}, bucket: 256B}\n",
                                          "  - fuse: {where: {kind: send}, microbatches: 2}\n"});
   if (dp > 1)
     text += one_of<const char*>(
