@@ -103,8 +103,7 @@ Status read_annotate(const yaml::Entry& entry, const Scope& scope, Annotate& out
     PIPER_ASSIGN(const bool value, read_bool(*strict));
     out.strict = out.strict || value;
   }
-  if (!map["rules"]->is(yaml::Node::Kind::kList))
-    return wrong_type(*map["rules"], "a list of rules");
+  if (!map["rules"]->is(yaml::Node::Kind::kList)) return no_list(*map["rules"], "a list of rules");
   return read_rules(*map["rules"], scope, out);
 }
 

@@ -127,8 +127,7 @@ std::vector<const yaml::Entry*> list_directives(const std::vector<const yaml::En
   std::vector<const yaml::Entry*> out;
   for (const yaml::Entry* entry : entries) {
     if (!entry->value.is(yaml::Node::Kind::kList))
-      errors.add(wrong_type(entry->value, "a list of directives")
-                     .with_note("help: begin each with '- ': '- split: {dim: batch, into: 8}'"));
+      errors.add(no_list(entry->value, "a list of directives"));
     for (const yaml::Node& item : entry->value.items) {
       auto map = fields::read(item, item.at, "directive");
       if (map)

@@ -349,26 +349,30 @@ std::optional<std::string> home_of(std::string_view key, const Object& object) {
   if (find_field(whole, key))
     return fmt::format("help: '{}' stands at the left margin, beside 'piper'", key);
   if (const std::string help = foreign_help(key); !help.empty()) return help;
-  const auto below = places_below(object, key), anywhere = places_below(whole, key);
+  const auto below = places_below(object, key);
   if (below.size() == 1) return fmt::format("help: write '{}'", below[0]);
-  if (anywhere.size() == 1) return fmt::format("help: its place is '{}'", anywhere[0]);
+  for (const char* parent : {"directive", "train"})
+    if (find_field(fields::object(parent), key))
+      return fmt::format("help: its place is '{}'", places_below(whole, key)[0]);
   return std::nullopt;
 }
 
-Error unknown_key(const yaml::Node& key, const Object& object) {
+Error unknown_key(const yaml::Node& key, const yaml::Node& value, const Object& object) {
   const std::vector<std::string> keys = known_keys(object);
-  const auto home = home_of(key.text, object);
+  auto home = home_of(key.text, object);
+  if (const auto chosen = nearest(value.text, keys); object.single && chosen)  // name: adamw
+    home = fmt::format("help: write '{}: {{…}}'", *chosen);
   Error error = fail(key.at, "unknown key {} in '{}'{}", yaml::shown(key.text), object.name,
                      home ? "" : did_you_mean(key.text, keys));
   if (home) return std::move(error).with_note(*home);
   return std::move(error).with_note(fmt::format("the keys here are {}", join(keys, ", ")));
 }
 
-Status check_key(const yaml::Node& key, const Object& object) {
-  const Field* field = find_field(object, key.text);
-  if (!field) return unknown_key(key, object);
+Status check_key(const yaml::Entry& entry, const Object& object) {
+  const Field* field = find_field(object, entry.key.text);
+  if (!field) return unknown_key(entry.key, entry.value, object);
   if (!is_known(*field))
-    return fail(key.at, "'{}' in '{}' is not supported", field->name, object.name);
+    return fail(entry.key.at, "'{}' in '{}' is not supported", field->name, object.name);
   return ok_status();
 }
 
@@ -398,7 +402,7 @@ Status check_keys(const yaml::Node& map, const Object& object) {
   }
   for (const yaml::Entry& entry : map.entries)
     if (std::find(explained.begin(), explained.end(), entry.key.text) == explained.end())
-      errors.add(check_key(entry.key, object));
+      errors.add(check_key(entry, object));
   return errors.status();
 }
 
@@ -412,15 +416,18 @@ Error no_map(const yaml::Node& node, std::string_view name, const Object& object
   const bool word = node.is(yaml::Node::Kind::kScalar);
   const auto near = word ? nearest(node.text, keys) : std::nullopt;
   const std::string foreign = word ? foreign_help(node.text) : "";
+  const bool of_order = name == "order" || name == "policy";  // one key is not all of it
   if (object.single && near)
     error.notes.push_back(is_item(object)
                               ? fmt::format("help: write '- {}: …'", *near)
                               : fmt::format("help: write '{}: {{{}: {{}}}}'", name, *near));
-  else if (word && required.size() == 1 && name != "order")  // whose axis is not all of it
+  else if (word && required.size() == 1 && !of_order)
     error.notes.push_back(
         fmt::format("help: write '{}: {{{}: {}}}'", name, required[0]->name, node.text));
   else if (!foreign.empty())
     error.notes.push_back(foreign);
+  else if (node.text == "true" && required.empty())
+    error.notes.push_back(fmt::format("help: write '{}: {{}}'", name));
   else
     error.notes.push_back(fmt::format("its keys are {}", join(keys, ", ")));
   return error;

@@ -46,7 +46,9 @@ class Loader {
     if (!text) {
       Error error = std::move(text).error();
       if (from.line == 0) return error;
-      return fail(from, "cannot include '{}'", path).with_note(error.message);
+      return fail(from, "cannot include '{}'", path)
+          .with_note(error.message)
+          .with_note("help: paths are relative to the folder of this file");
     }
     StrategyFile file{path, *std::move(text), {}};
     PIPER_ASSIGN(file.root, yaml::parse_yaml(path, file.text));

@@ -26,17 +26,19 @@ constexpr Row kRows[] = {
      "'replicate' cuts parameters, gradients and states over replicas"},
     {"pipeline pipeline_parallel pipeline_parallel_size pipeline_model_parallel_size "
      "pipeline_parallel_degree pp pp_size pp_degree num_stages n_stages stages split_points",
-     "'include: 1f1b.yaml' with its params, or 'mesh: {pp: 4}', 'annotate: [{balance: {tag: stage, "
+     "'include: strategies/1f1b.yaml' with its params, or 'mesh: {pp: 4}', 'annotate: [{balance: "
+     "{tag: stage, "
      "into: 4}}]' and '- place: {where: {stage: s}, on: {pp: s}}' under 'directives'"},
     {"virtual_pipeline_model_parallel_size num_layers_per_virtual_pipeline_stage virtual_stages "
      "num_model_chunks vpp interleave",
-     "'include: interleaved-1f1b.yaml' with 'params: {chunks: 2}'"},
+     "'include: strategies/interleaved-1f1b.yaml' with 'params: {chunks: 2}'"},
     {"schedule pipeline_schedule pipeline_parallel_schedule schedules 1f1b one_f_one_b gpipe "
      "interleaved interleaved_1f1b zb_h1 zb_h2 zbv zb_v zero_bubble zerobubble dualpipe dualpipev "
      "chimera hanayo looped_bfs",
      "an order of work is '- order: {each: pp, program: …}' under 'directives', and strategies/ "
      "has "
-     "complete files: 'include: 1f1b.yaml'; the learning rate's schedule stands in 'train'"},
+     "complete files: 'include: strategies/1f1b.yaml'; the learning rate's schedule stands in "
+     "'train'"},
     {"data_parallel data_parallel_size data_parallel_degree dp dp_size dp_degree ddp "
      "distributed_data_parallel dp_replicate dp_shard replicas num_replicas",
      "'mesh: {dp: 4}', and '- replicate: {over: dp}' under 'directives'"},

@@ -158,7 +158,7 @@ Result<std::vector<std::pair<std::string, int64_t>>> read_dims(const yaml::Entry
 
 Result<std::vector<ParamRule>> read_parameters(const yaml::Entry& entry, const Scope& scope) {
   if (!entry.value.is(yaml::Node::Kind::kList))
-    return wrong_type(entry.value, "a list of entries for 'parameters'");
+    return no_list(entry.value, "a list of entries for 'parameters'");
   std::vector<ParamRule> out;
   for (const yaml::Node& item : entry.value.items) {
     PIPER_ASSIGN(ParamRule rule, read_param_rule(item, scope));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "foreign_words.h"
 #include "yaml.h"
 
 namespace piper::program {
@@ -280,6 +281,9 @@ class Parser {
       if (habit == name)
         return fail(at, "unknown item {}", yaml::shown(name))
             .with_note(fmt::format("help: {}", help));
+    if (const std::string_view help = foreign_word(name); !help.empty())
+      return fail(at, "unknown item {}", yaml::shown(name))
+          .with_note(fmt::format("help: {}", help));
     if (name == "R") return fail(at, "the item 'R' (recompute) is not supported");
     std::vector<std::string> known(kPasses.begin(), kPasses.end());
     known.insert(known.end(), kKeywords.begin(), kKeywords.end());

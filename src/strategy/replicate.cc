@@ -30,7 +30,11 @@ Status read_shard(const yaml::Node& node, const Scope& scope, Replicate& out) {
   else
     items.push_back(&node);
   for (const yaml::Node* item : items) {
-    PIPER_ASSIGN(const size_t kind, read_word(*item, scope, kKinds, "what can be sharded"));
+    Result<size_t> word = read_word(*item, scope, kKinds, "what can be sharded");
+    if (!word)
+      return std::move(word).error().with_note(
+          "help: ZeRO-1 is [optimizer], ZeRO-2 [optimizer, gradients], ZeRO-3 all three");
+    const size_t kind = *word;
     if (*flags[kind]) return fail(item->at, "'{}' stands twice", kKinds[kind]);
     *flags[kind] = true;
   }

@@ -31,16 +31,6 @@ Result<std::string> inserted(const yaml::Node& node, size_t offset, std::string_
   return expr::unknown_name(span_in(node, offset, name.size()), name, known);
 }
 
-Error no_integer(const Scope::Text& param, const SourceSpan& used_at, const Scope& scope) {
-  Error error = fail(param.at, "the param '{}' is the {} {}, not an integer", param.name,
-                     param.is_number ? "number" : "text",
-                     param.is_number ? param.value : yaml::shown(param.value))
-                    .with_note(fmt::format("an integer is wanted at {}", yaml::place(used_at)));
-  if (scope.has_integer(param.value))
-    error.notes.push_back(fmt::format("help: '${}' is the value of that param", param.value));
-  return error;
-}
-
 // What an expression may name: params and axes, and `free`, of which none may be both.
 Status check_expression(const expr::Tree& tree, const Scope& scope,
                         std::span<const std::string> free) {
@@ -86,6 +76,22 @@ const Scope::Text* Scope::text(std::string_view name) const {
 
 Error wrong_type(const yaml::Node& node, std::string_view wanted) {
   return fail(node.at, "expected {}, found {}", wanted, yaml::found(node));
+}
+
+Error no_list(const yaml::Node& node, std::string_view wanted) {
+  Error error = wrong_type(node, wanted);
+  if (node.is(yaml::Node::Kind::kMap)) error.notes.push_back("help: begin each with '- '");
+  return error;
+}
+
+Error no_integer(const Scope::Text& param, const SourceSpan& used_at, const Scope& scope) {
+  Error error = fail(param.at, "the param '{}' is the {} {}, not an integer", param.name,
+                     param.is_number ? "number" : "text",
+                     param.is_number ? param.value : yaml::shown(param.value))
+                    .with_note(fmt::format("an integer is wanted at {}", yaml::place(used_at)));
+  if (scope.has_integer(param.value))
+    error.notes.push_back(fmt::format("help: '${}' is the value of that param", param.value));
+  return error;
 }
 
 SourceSpan span_in(const yaml::Node& node, size_t offset, size_t length) {

@@ -33,6 +33,9 @@ struct IntegerRange {
 };
 
 Error wrong_type(const yaml::Node& node, std::string_view wanted);
+// Where a list of maps is wanted.
+Error no_list(const yaml::Node& node, std::string_view wanted);
+Error no_integer(const Scope::Text& param, const SourceSpan& used_at, const Scope& scope);
 
 // A scalar's text with $name and ${name} replaced by params, $$ by $. Not of several lines.
 Result<std::string> read_text(const yaml::Node& node, const Scope& scope);

@@ -49,19 +49,22 @@ Result<Strategy> parse_strategy(const std::string& path, const std::vector<Defin
   Scope scope = read_params(sections, defines, errors);
   out.params = scope.integers;
   for (const Scope::Text& text : scope.texts) out.text_params.emplace_back(text.name, text.value);
-  if (const yaml::Entry* mesh = sections.find("mesh")) out.mesh = read_mesh(*mesh, scope, errors);
+  bool named = true;  // axes and tags
+  if (const yaml::Entry* mesh = sections.find("mesh")) {
+    out.mesh = read_mesh(*mesh, scope, errors);
+    named = mesh->value.is(yaml::Node::Kind::kMap);
+  }
   // What a strategy asks of its params is said alone: further errors may come of them.
   if (errors.empty()) PIPER_TRY(check_required(sections, scope, defines));
   read_model_sections(sections, scope, out, errors);
   out.annotate.at = {path};
-  bool tagged = true;
   for (const yaml::Entry* entry : sections.annotate) {
     Status read = read_annotate(*entry, scope, out.annotate);
-    tagged = tagged && read.ok();
+    named = named && read.ok();
     errors.add(std::move(read));
   }
-  // Directives may only name tags that are there.
-  if (tagged) errors.add(read_directives(sections.directives, scope, out));
+  // Directives may only name axes and tags that are there.
+  if (named) errors.add(read_directives(sections.directives, scope, out));
   if (errors.empty()) check_used(sections, scope, defines, errors);
   PIPER_TRY(errors.status());
   return out;
