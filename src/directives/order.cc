@@ -173,8 +173,9 @@ class CellOrder {
     out_.named_at.resize(out_.tasks.size(), place(item.at));
     return ok_status();
   }
-  // Items of one place in the program share an entry.
-  int32_t place(const SourceSpan& at) {
+  // Items of one place in the program share an entry. A text of -D has no lines.
+  int32_t place(const SourceSpan& named) {
+    const SourceSpan& at = named.line > 0 ? named : order_.at;
     const auto [known, is_new] = place_of_.try_emplace({at.line, at.column}, out_.places.size());
     if (is_new) out_.places.push_back(at);
     return static_cast<int32_t>(known->second);

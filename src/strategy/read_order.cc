@@ -95,19 +95,15 @@ class Lines {
 Status read_program(const yaml::Node& text, const Scope& scope, Order& order) {
   if (!text.is(yaml::Node::Kind::kScalar)) return wrong_type(text, "an order program");
   PIPER_TRY(Lines(order, scope).add(text));
-  Result<program::Program> program = program::parse(order);
-  if (!program) {
-    if (program.error().at.line == 0) program.error().at = text.at;
-    return std::move(program).error();
-  }
+  PIPER_ASSIGN(const program::Program program, program::parse(order));
   std::set<std::string, std::less<>> names;
-  program::collect_names(*program, names);
+  program::collect_names(program, names);
   for (const Scope::Text& param : scope.texts)
     if (names.contains(param.name)) return no_integer(param, text.at, scope);
   scope.used.merge(names);
   std::vector<std::string> known = scope.integer_names();
   known.insert(known.end(), {"r", "P", "M"});
-  Status named = program::check_names(*program, std::move(known));
+  Status named = program::check_names(program, std::move(known));
   if (named) return named;
   return std::move(named).error().with_note(
       "r is the device's coordinate, P the size of the axis, M the number of microbatches");
