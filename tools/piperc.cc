@@ -163,13 +163,18 @@ int run(Flags& flags, std::optional<Result<Compiled>>& compiled_or_error) {
   }
   if (flags.dry_run) flags.output.clear();
   flags.compile.oracles = !flags.no_oracles && !flags.output.empty();
-  if (!flags.dump.empty())
+  bool dumped = flags.dump.empty();
+  if (!dumped)
     flags.compile.dump = [&](std::string_view step, const std::function<std::string()>& text) {
-      if (step == flags.dump) std::fputs(text().c_str(), stdout);
+      if (step != flags.dump) return;
+      std::fputs(text().c_str(), stdout);
+      dumped = true;
     };
   flags.compile.order = !flags.emit_order.empty();
   Result<Compiled>& compiled = compiled_or_error.emplace(compile(flags.compile));
   if (!compiled) return report(compiled.error());
+  if (!dumped)
+    fmt::print(stderr, "note: nothing to dump: the strategy has no '{}' directive\n", flags.dump);
   if (!flags.topic.empty() || flags.dry_run) explain(flags.topic, *compiled);
   for (const auto& [step, seconds] : compiled->seconds)
     if (flags.timings) fmt::print(stderr, "{:>10.1f} ms  {}\n", seconds * 1e3, step);

@@ -323,6 +323,10 @@ struct ComputeOrder {
   // `tasks` in the order in which a steady step runs them, those of the next step between its own.
   int32_t ahead = 0;
   std::vector<int32_t> body;
+  // Where the strategy names each task, by position in `tasks`: an index of `places`; and the '&'
+  // of each overlap. Empty: nowhere.
+  std::vector<int32_t> named_at, pair_at;
+  std::vector<SourceSpan> places;
 };
 
 // The stream of this name, added if there is none.

@@ -173,7 +173,7 @@ struct OrderItem {
   std::vector<std::pair<std::string, int64_t>> tags;  // F[chunk=0, mb=3]
   bool optional = false;                              // F?
   bool paired = false;                                // & with the next item
-  SourceSpan at;
+  SourceSpan at, pair_at;                             // pair_at: the '&'
 };
 // One cell of an explicit list or of a pipeline file.
 struct OrderCell {
@@ -196,11 +196,13 @@ struct Order {
   std::string each;  // mesh axis; the program runs per coordinate of it
   // Text; parsed when read, expanded by expand_order; empty: `rows` are the order.
   std::string program;
+  // By line of the program: where it stands, and its length where columns there are those here.
+  std::vector<SourceSpan> lines;
   OrderRows rows;  // explicit lists, computations alone
   std::optional<Policy> policy;
-  SourceSpan at, program_at;  // program_at: where its first line starts
-  Variables bound;            // params and mesh sizes; expand_order's own variables come first
-  std::string micro = "mb";   // what split calls the microbatch
+  SourceSpan at;
+  Variables bound;           // params and mesh sizes; expand_order's own variables come first
+  std::string micro = "mb";  // what split calls the microbatch
 };
 // The items of `order` at coordinate r of its axis; variables: r, P (axis size), M (microbatches);
 // at most 2^18 items.
@@ -273,7 +275,7 @@ struct Definition {  // -D name=value
   std::string name, value;
 };
 // Reads the file and its includes. `defines` override `params`; a name that no params section has
-// is an error with the nearest.
+// is an error with the nearest, and so is a param that nothing names.
 Result<Strategy> parse_strategy(const std::string& path, const std::vector<Definition>& defines);
 
 // JSON Schema (draft-07) of a strategy file, made from the same table of keys that the parser

@@ -71,10 +71,12 @@ Result<bool> splits_backward(const Strategy& strategy) {
   return false;
 }
 
-// What knows tasks alone, not the strategy: its errors point at the order directive.
+// What knows tasks alone, not the strategy: where it names no place, its errors point at the order
+// directive.
 template <class T>
 Result<T> located(Result<T> made, const Strategy& strategy) {
-  if (!made && !strategy.orders.empty()) made.error().at = strategy.orders.front().at;
+  if (!made && made.error().at.line == 0 && !strategy.orders.empty())
+    made.error().at = strategy.orders.front().at;
   return made;
 }
 

@@ -75,18 +75,14 @@ int32_t latest_producer(const Graph& graph, const Node& node, int tag) {
   return best;
 }
 
-struct Joined {
-  std::map<int32_t, int64_t> count;  // by tag value
-  std::vector<NodeId> first_nodes;
-};
+using Joined = std::map<int32_t, std::vector<NodeId>>;  // by tag value
 
 // Only nodes that no rule reaches: a tag that a rule leaves out is absent.
 Joined join_by_dataflow(Graph& graph, int tag, const std::vector<bool>& reached) {
   Joined joined;
   const auto join = [&](size_t i, int32_t value) {
     graph.set_tag(graph.nodes[i], tag, value);
-    ++joined.count[value];
-    if (joined.first_nodes.size() < 4) joined.first_nodes.push_back(NodeId(i));
+    joined[value].push_back(NodeId(i));
   };
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     if (reached[i]) continue;
@@ -107,23 +103,27 @@ Joined join_by_dataflow(Graph& graph, int tag, const std::vector<bool>& reached)
   return joined;
 }
 
-Error not_reached(const Graph& graph, const Annotate& annotate, size_t tag, const Joined& joined) {
-  const Node& first = graph.node(joined.first_nodes.front());
-  Error error =
-      fail(annotate.at, "annotate: strict, but no rule gives '{}' to {} '{}' (scope '{}')",
-           graph.tag_names[tag], first.op, first.name, first.scope);
-  int64_t all = 0;
-  for (const auto& [value, count] : joined.count) all += count;
-  if (all == 1) return error;
-  std::string others;
-  for (size_t i = 1; i < joined.first_nodes.size(); ++i) {
-    const Node& node = graph.node(joined.first_nodes[i]);
-    others +=
-        fmt::format("{}{} '{}' (scope '{}')", i == 1 ? "" : ", ", node.op, node.name, node.scope);
+// "Concat 'cat' (scope 'towers'), Gemm 'head' (scope 'head'), …"
+std::string name_some(const Graph& graph, std::span<const NodeId> nodes) {
+  constexpr size_t kShown = 3;
+  std::vector<std::string> names;
+  for (const NodeId id : nodes.subspan(0, std::min(nodes.size(), kShown))) {
+    const Node& node = graph.node(id);
+    const std::string scope = node.scope.empty() ? "" : fmt::format(" (scope '{}')", node.scope);
+    names.push_back(fmt::format("{} '{}'{}", node.op, node.name, scope));
   }
-  const auto shown = static_cast<int64_t>(joined.first_nodes.size());
+  return join(names, ", ") + (nodes.size() > kShown ? ", …" : "");
+}
+
+Error not_reached(const Graph& graph, const Annotate& annotate, size_t tag, const Joined& joined) {
+  std::vector<NodeId> all;
+  for (const auto& [value, nodes] : joined) all.insert(all.end(), nodes.begin(), nodes.end());
+  const std::span<const NodeId> nodes = all;
+  Error error = fail(annotate.at, "annotate: strict, but no rule gives '{}' to {}",
+                     graph.tag_names[tag], name_some(graph, nodes.subspan(0, 1)));
+  if (nodes.size() == 1) return error;
   return std::move(error).with_note(
-      fmt::format("nor to {} others: {}{}", all - 1, others, all > shown ? ", …" : ""));
+      fmt::format("nor to {} others: {}", nodes.size() - 1, name_some(graph, nodes.subspan(1))));
 }
 
 }  // namespace
@@ -146,11 +146,12 @@ Result<Graph> apply_annotate(Graph graph, const Annotate& annotate, const Variab
                                   [](int32_t value) { return value != kNoTag; }));
   for (size_t tag = 0; tag < graph.tag_names.size(); ++tag) {
     const Joined joined = join_by_dataflow(graph, static_cast<int>(tag), reached);
-    if (joined.count.empty()) continue;
+    if (joined.empty()) continue;
     Explanation report{annotate.at, "annotate", {}};
-    for (const auto& [value, count] : joined.count)
-      report.lines.push_back(fmt::format("{} ops without '{}' joined {}={} by dataflow", count,
-                                         graph.tag_names[tag], graph.tag_names[tag], value));
+    for (const auto& [value, nodes] : joined)
+      report.lines.push_back(fmt::format("{0} ops without '{1}' joined {1}={2} by dataflow: {3}",
+                                         nodes.size(), graph.tag_names[tag], value,
+                                         name_some(graph, nodes)));
     if (annotate.strict) return not_reached(graph, annotate, tag, joined);
     out.push_back(std::move(report));
   }

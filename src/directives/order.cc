@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <set>
 
 #include "order_pool.h"
@@ -28,6 +29,7 @@ class CellOrder {
         pool_(dag, cell, tasks, order.micro) {}
 
   Result<ComputeOrder> run(const std::vector<OrderItem>& items) {
+    items_ = items;
     std::vector<bool> ahead;
     for (const OrderItem& item : items) {
       PIPER_ASSIGN(const bool next, reaches_ahead(item));
@@ -92,9 +94,11 @@ class CellOrder {
       const size_t before = out_.tasks.size();
       PIPER_TRY(take(items[i], static_cast<int32_t>(i) + 1));
       const bool closes = i > 0 && items[i - 1].paired;
-      if (closes && first_of_pair < before && before < out_.tasks.size())
+      if (closes && first_of_pair < before && before < out_.tasks.size()) {
         out_.overlaps.push_back({static_cast<int32_t>(first_of_pair), static_cast<int32_t>(before),
                                  static_cast<int32_t>(out_.tasks.size())});
+        out_.pair_at.push_back(place(items[i - 1].pair_at));
+      }
       first_of_pair = before;
     }
     return ok_status();
@@ -122,8 +126,10 @@ class CellOrder {
       for (size_t t = tasks[i].first; t < tasks[i].second; ++t)
         out_.body.push_back(static_cast<int32_t>(t));
       const auto end = static_cast<int32_t>(out_.body.size());
-      if (i > 0 && items[i - 1].paired && first_of_pair < before && before < end)
+      if (i > 0 && items[i - 1].paired && first_of_pair < before && before < end) {
         out_.overlaps.push_back({first_of_pair, before, end});
+        out_.pair_at.push_back(place(items[i - 1].pair_at));
+      }
       first_of_pair = before;
     }
     return ok_status();
@@ -164,7 +170,15 @@ class CellOrder {
     }
     if (taken.size() > 1) out_.wholes.push_back(static_cast<int32_t>(out_.tasks.size()));
     out_.tasks.insert(out_.tasks.end(), taken.begin(), taken.end());
+    out_.named_at.resize(out_.tasks.size(), place(item.at));
     return ok_status();
+  }
+  // Items of one place in the program share an entry. A text of -D has no lines.
+  int32_t place(const SourceSpan& named) {
+    const SourceSpan& at = named.line > 0 ? named : order_.at;
+    const auto [known, is_new] = place_of_.try_emplace({at.line, at.column}, out_.places.size());
+    if (is_new) out_.places.push_back(at);
+    return static_cast<int32_t>(known->second);
   }
   // The update closes the step whether it is named or not.
   Status update(const OrderItem& item) {
@@ -183,17 +197,30 @@ class CellOrder {
     for (size_t i = 0; i < left.size() && i < 3; ++i)
       names +=
           fmt::format("{}'{}'", i == 0 ? "" : ", ", print_label(dag_, dag_.tasks[left[i].index()]));
-    return fail(order_.at, "order: on {} the program leaves {} of {} tasks out: {}{}", where_,
-                left.size(), left.size() + out_.tasks.size(), names, left.size() > 3 ? ", …" : "")
+    return fail(last_of(dag_.tasks[left.front().index()].pass),
+                "order: on {} the program leaves {} of {} tasks out: {}{}", where_, left.size(),
+                left.size() + out_.tasks.size(), names, left.size() > 3 ? ", …" : "")
         .with_code(ExitCode::kRefused)
         .with_note(fmt::format("the device has {}; the {} items of the program take {}",
                                pool_.count_passes(false), items, pool_.count_passes(true)));
+  }
+
+  // The last item of a pass, behind which one is missing; else the last of all.
+  const SourceSpan& last_of(char pass) const {
+    const auto of_pass = [&](const OrderItem& item) {
+      return pass == 'F' ? item.pass == "F" : item.pass.starts_with('B');
+    };
+    const auto last = std::find_if(items_.rbegin(), items_.rend(), of_pass);
+    if (last != items_.rend()) return last->at;
+    return items_.empty() ? order_.at : items_.back().at;
   }
 
   const Dag& dag_;
   const Order& order_;
   const std::string where_;
   OrderPool pool_;
+  std::span<const OrderItem> items_;
+  std::map<std::pair<int, int>, size_t> place_of_;  // by line and column
   ComputeOrder out_;
   std::set<std::string> absent_;
   bool update_ = false;

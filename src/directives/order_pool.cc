@@ -113,9 +113,13 @@ Status OrderPool::check_values(const OrderItem& item) const {
       there.insert(value);
     }
     if (there.count(wanted) > 0) continue;
-    return fail(item.at, "order: no task of this device has {}={}", tag, wanted)
-        .with_note(fmt::format("its tasks have {} {}", tag, list(there)))
-        .with_code(ExitCode::kRefused);
+    Error error = fail(item.at, "order: no task of this device has {}={}", tag, wanted)
+                      .with_note(fmt::format("its tasks have {} {}", tag, list(there)))
+                      .with_code(ExitCode::kRefused);
+    if (tag == micro_tag_ && wanted >= dag_.microbatches)
+      error.notes.push_back(fmt::format(
+          "help: '- split: {{dim: batch, into: {}}}' makes that many microbatches", wanted + 1));
+    return error;
   }
   return ok_status();
 }

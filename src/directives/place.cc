@@ -226,8 +226,7 @@ class Placer {
         const Spot& spot = spots_[c][static_cast<size_t>(micro)];
         for (size_t a = 0; a < dag_.mesh.size(); ++a)
           if (dag_.mesh[a].placed && spot.coordinates[a] < 0)
-            return fail(places_.front().at, "place: no directive places '{}' on axis '{}'{}",
-                        dag_.chunks[c].name, dag_.mesh[a].name, of(micro));
+            return not_placed(dag_.chunks[c], dag_.mesh[a], micro);
         cells_[c].push_back(cell_of.at(spot.coordinates));
         used[static_cast<size_t>(cells_[c].back())] = true;
       }
@@ -237,12 +236,40 @@ class Placer {
       for (size_t a = 0; a < dag_.mesh.size(); ++a)
         if (dag_.mesh[a].placed)
           where += fmt::format(" {}={}", dag_.mesh[a].name, dag_.cells[i][a]);
-      return fail(places_.front().at, "place: nothing is placed on{}", where)
-          .with_note(
-              "help: make the mesh axis as long as there are places, or cut the model into more "
-              "regions");
+      return nothing_on(where);
     }
     return ok_status();
+  }
+  Error not_placed(const Chunk& chunk, const DagAxis& axis, int32_t micro) const {
+    Error error = fail(places_.front().at, "place: no directive places '{}' on axis '{}'{}",
+                       chunk.name, axis.name, of(micro));
+    for (size_t t = 0; t < dag_.region_tags.size(); ++t)
+      if (chunk.tags[t] == kNoTag)
+        error.notes.push_back(
+            fmt::format("help: {} of its ops have no '{}': give them one, or place them by `where: "
+                        "{{{}: absent}}`",
+                        chunk.nodes.size(), dag_.region_tags[t], dag_.region_tags[t]));
+    return error;
+  }
+  // With the values that the ops' tags have: a number that is left out is an empty place.
+  Error nothing_on(const std::string& where) const {
+    Error error = fail(places_.front().at, "place: nothing is placed on{}", where);
+    bool has_gap = false;
+    for (size_t t = 0; t < dag_.region_tags.size(); ++t) {
+      std::set<int32_t> values;
+      for (const Chunk& chunk : dag_.chunks)
+        if (chunk.tags[t] != kNoTag) values.insert(chunk.tags[t]);
+      if (values.empty()) continue;
+      has_gap = has_gap || *values.rbegin() + 1 > static_cast<int64_t>(values.size());
+      error.notes.push_back(
+          fmt::format("'{}' is {}", dag_.region_tags[t],
+                      ranges(std::vector<int32_t>(values.begin(), values.end()))));
+    }
+    error.notes.push_back(
+        has_gap ? "help: number them without a gap"
+                : "help: make the mesh axis as long as there are places, or cut the model into "
+                  "more regions");
+    return error;
   }
 
   // Microbatches of which all chunks are placed alike.

@@ -68,6 +68,25 @@ Result<std::vector<SumLevel>> sum_levels(const Strategy& strategy, const Cut& cu
   return levels;
 }
 
+// A tag that no 'place' puts anywhere; empty: there is none.
+std::string tag_to_place(const Strategy& strategy) {
+  if (!strategy.places.empty() || strategy.annotate.rules.empty()) return "";
+  const auto& rule = strategy.annotate.rules.front();
+  if (const auto* balance = std::get_if<BalanceRule>(&rule)) return balance->tag;
+  return std::get<AnnotateRule>(rule).tags.front().first;
+}
+
+Error unused_axis(const Strategy& strategy, const MeshAxis& axis) {
+  Error error = fail(axis.at, "mesh: no directive uses axis '{}' of size {}", axis.name, axis.size);
+  if (const std::string tag = tag_to_place(strategy); !tag.empty())
+    error.notes.push_back(fmt::format(
+        "help: `place: {{where: {{{}: s}}, on: {{{}: s}}}}` puts a {} on each of its devices", tag,
+        axis.name, tag));
+  error.notes.push_back("help: `replicate: {over: " + axis.name +
+                        "}` trains the same model on each of its devices");
+  return error;
+}
+
 }  // namespace
 
 Result<Cut> apply_split(const Strategy& strategy, int64_t batch, Explanations& out) {
@@ -84,9 +103,7 @@ Result<Cut> apply_split(const Strategy& strategy, int64_t batch, Explanations& o
       return fail(strategy.replicates.front().over_at,
                   "replicate: axis '{}' is already used by place", axis.name);
     if (!dag_axis.placed && !dag_axis.replicated && axis.size > 1)
-      return fail(axis.at, "mesh: no directive uses axis '{}' of size {}", axis.name, axis.size)
-          .with_note("help: `replicate: {over: " + axis.name +
-                     "}` trains the same model on each of its devices");
+      return unused_axis(strategy, axis);
     if (dag_axis.replicated) cut.replicas *= axis.size;
     cut.mesh.push_back(std::move(dag_axis));
   }

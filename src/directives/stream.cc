@@ -50,9 +50,17 @@ class Assigner {
  private:
   Status move_tasks(const StreamRule& rule, int32_t stream,
                     std::map<std::string, int64_t>& counts) {
+    const int32_t gathered_on = dag_.sharding.gather_stream;
     PIPER_ASSIGN(const bool gathers, claims_gathers(rule, stream, counts));
     PIPER_ASSIGN(const std::vector<TaskId> found, matcher_.find(*rule.where, variables_));
     if (found.empty() && !gathers) return matcher_.nothing(*rule.where, rule.at, "stream");
+    const bool moves = (gathers && gathered_on != stream) ||
+                       std::any_of(found.begin(), found.end(), [&](TaskId id) {
+                         return dag_.tasks[id.index()].stream != stream;
+                       });
+    if (!moves && !rule.priority && !rule.sms)
+      return fail(rule.name_at, "stream: all of these run on '{}' without this entry", rule.name)
+          .with_note("help: leave it out, or name another stream");
     for (TaskId id : found) {
       Task& task = dag_.tasks[id.index()];
       if (const StreamRule* other = claimed_by_[id.index()])

@@ -15,6 +15,8 @@ namespace {
 constexpr double kFloor =
     0.05;  // values below it count as this large: some are zero but for rounding
 
+constexpr double kSafeEps = 1e-6;  // well above the rounding of gradients
+
 const char* oracle_name(VerifyAgainst against) {
   return against == VerifyAgainst::kSingle ? "the single-device plan" : "the uncut plan";
 }
@@ -59,6 +61,19 @@ int64_t first_difference(DType dtype, int64_t count, const std::byte* a, const s
   return -1;
 }
 
+std::optional<double> least_eps(const PlanSet& set) {
+  std::optional<double> least;
+  for (const RoleProgram& role : set.roles)
+    for (const Program& program : role.programs)
+      for (const ProgramOp& op : program.ops) {
+        const bool divides = op.op == "AdamW" || op.op == "OnnxAdam" || op.op == "Adagrad";
+        if (!divides) continue;
+        const double eps = op.attrs.real("eps");
+        least = std::min(least.value_or(eps), eps);
+      }
+  return least;
+}
+
 Error numeric(std::string text) { return Error{ExitCode::kNumeric, {}, std::move(text), {}}; }
 
 }  // namespace
@@ -80,6 +95,7 @@ Result<std::unique_ptr<Comparison>> Comparison::open(const PlanSet& reference,
         .with_code(ExitCode::kPlan);
   }
   auto comparison = std::make_unique<Comparison>();
+  comparison->least_eps_ = least_eps(reference);
   comparison->options_ = options.verify;
   comparison->world_ = make_inproc_world(1, TransportOptions{options.timeout_s});
   Cores cores = cores_of(options, 0, 1);
@@ -243,13 +259,20 @@ Status Comparison::check_close(int64_t step, const Entry& entry) {
   }
   double error = worst / largest;
   if (!(error <= options_.param_bound)) {
-    return numeric(
+    Error far = numeric(
         fmt::format("step {}: parameter '{}' is further from {} than {:.3g}: error {:.3g}, most at "
                     "{}: {} on rank {}, {} "
                     "there",
                     step, entry.reference.name, oracle_name(options_.against), options_.param_bound,
                     error, print_index(type.shape, where), print_value(type.dtype, here), rank,
                     print_value(type.dtype, element(type.dtype, entry.reference.data, where))));
+    if (!least_eps_ || *least_eps_ >= kSafeEps) return far;
+    far.notes = {fmt::format("the optimizer divides a gradient by its size plus eps = {:g}: where "
+                             "a gradient is rounding alone, as that of a key's bias, its step is "
+                             "no smaller, and differs from one cut of the batch to the next",
+                             *least_eps_),
+                 fmt::format("help: compare with 'eps: {:g}', or with sgd", kSafeEps)};
+    return far;
   }
   worst_param_error_ = std::max(worst_param_error_, error);
   return ok_status();

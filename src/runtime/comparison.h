@@ -52,6 +52,7 @@ class Comparison {
   std::unique_ptr<Executor> executor_;
   std::vector<Entry> entries_;  // by name
   double worst_loss_error_ = 0, worst_param_error_ = 0;
+  std::optional<double> least_eps_;  // of optimizers that divide a gradient by its size
 };
 
 // The backend that `name` means ("cpu", "null").

@@ -39,6 +39,21 @@ bool adds_parts(const Task& task) {
                      [](const Combine& sum) { return sum.from.size() > 1; });
 }
 
+const SourceSpan* place_in(const ComputeOrder& compute, TaskId id) {
+  const auto found = std::find(compute.tasks.begin(), compute.tasks.end(), id);
+  if (found == compute.tasks.end() || compute.named_at.empty()) return nullptr;
+  const auto position = static_cast<size_t>(found - compute.tasks.begin());
+  return &compute.places[static_cast<size_t>(compute.named_at[position])];
+}
+
+Error no_pair(const ComputeOrder& compute, size_t overlap) {
+  SourceSpan at;
+  if (overlap < compute.pair_at.size())
+    at = compute.places[static_cast<size_t>(compute.pair_at[overlap])];
+  return fail(std::move(at), "the order cannot run: one task of this pair needs the other")
+      .with_code(ExitCode::kRefused);
+}
+
 std::string print_place(const Dag& dag, TaskId id) {
   const Task& task = dag.tasks[id.index()];
   std::string text = fmt::format("'{}'", print_label(dag, task));

@@ -24,5 +24,9 @@ bool adds_parts(const Task& task);
 
 // "'F stage=1 mb=3' on pp=1"
 std::string print_place(const Dag& dag, TaskId id);
+// Where the strategy names the task; null: nowhere.
+const SourceSpan* place_in(const ComputeOrder& compute, TaskId id);
+// At the '&' of the overlap, where the strategy has one.
+Error no_pair(const ComputeOrder& compute, size_t overlap);
 
 }  // namespace piper

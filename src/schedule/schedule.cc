@@ -238,18 +238,57 @@ class Issuer {
     }
     return {};
   }
+  // A pair of tasks through which the circle leads, though they have no order between them.
+  std::optional<Error> pair_in(const std::vector<ComputeOrder>& compute,
+                               const std::vector<Wait>& circle) const {
+    for (size_t i = 0; i < circle.size(); ++i) {
+      const TaskId reached = circle[i].block, next = circle[(i + 1) % circle.size()].head;
+      const auto cell = static_cast<size_t>(dag_.tasks[next.index()].cell);
+      const ComputeOrder& order = compute[cell];
+      const bool pairs = order.body.empty() && next_pair_[cell] < order.overlaps.size();
+      if (reached == next || !pairs) continue;
+      const Overlap& pair = order.overlaps[next_pair_[cell]];
+      const auto first = order.tasks.begin() + pair.first, end = order.tasks.begin() + pair.end;
+      if (std::find(first, end, reached) != end && std::find(first, end, next) != end)
+        return no_pair(order, next_pair_[cell]);
+    }
+    return std::nullopt;
+  }
+  // A forward that waits for the forward of a stage with a higher number.
+  std::string against_dataflow(const Wait& wait) const {
+    const Task &head = dag_.tasks[wait.head.index()], &block = dag_.tasks[wait.block.index()];
+    if (head.pass != 'F' || block.pass != 'F' || head.micro != block.micro) return "";
+    const auto& here = dag_.chunks[head.chunk.index()].tags;
+    const auto& there = dag_.chunks[block.chunk.index()].tags;
+    for (size_t t = 0; t < here.size(); ++t)
+      if (there[t] > here[t] && here[t] >= 0)
+        return fmt::format("{0} {1} feeds {0} {2}: the numbers run against the dataflow",
+                           dag_.region_tags[t], there[t], here[t]);
+    return "";
+  }
   Error deadlock(const std::vector<ComputeOrder>& compute) const {
-    Error error =
-        fail("the order cannot run: its tasks wait for each other").with_code(ExitCode::kRefused);
     const auto waits = find_waits(compute);
     std::vector<Wait> best;
     for (size_t cell = 0; cell < waits.size(); ++cell) {
       const std::vector<Wait> circle = shortest_circle(waits, cell);
       if (!circle.empty() && (best.empty() || circle.size() < best.size())) best = circle;
     }
+    Error error = pair_in(compute, best)
+                      .value_or(fail("the order cannot run: its tasks wait for each other")
+                                    .with_code(ExitCode::kRefused));
+    for (const Wait& wait : best) {
+      const auto cell = static_cast<size_t>(dag_.tasks[wait.head.index()].cell);
+      const SourceSpan* at = place_in(compute[cell], wait.head);
+      if (at && error.at.line == 0) error.at = *at;
+      error.notes.push_back(fmt::format("{}{} comes next and waits for {}", where(wait.head),
+                                        at ? fmt::format(" (line {})", at->line) : "",
+                                        where(wait.block)));
+    }
     for (const Wait& wait : best)
-      error.notes.push_back(
-          fmt::format("{} comes next and waits for {}", where(wait.head), where(wait.block)));
+      if (const std::string note = against_dataflow(wait); !note.empty()) {
+        error.notes.push_back(note);
+        break;
+      }
     return error;
   }
 

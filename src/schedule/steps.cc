@@ -136,13 +136,14 @@ class Steps {
     const auto place = [&](int32_t turn) {
       return where[at(computes[at(compute.body[at(turn)])])];
     };
-    for (const Overlap& pair : compute.overlaps) {
+    for (size_t p = 0; p < compute.overlaps.size(); ++p) {
+      const Overlap& pair = compute.overlaps[p];
       const TaskId first = compute.tasks[at(compute.body[at(pair.first)])],
                    second = compute.tasks[at(compute.body[at(pair.second)])];
       if (needs(second, first))
-        return fail("the order cannot run: {} is paired with {}, which it needs",
-                    print_place(dag_, second), print_place(dag_, first))
-            .with_code(ExitCode::kRefused);
+        return no_pair(compute, p)
+            .with_note(
+                fmt::format("{} needs {}", print_place(dag_, second), print_place(dag_, first)));
       schedule_.overlaps[cell].push_back(
           {place(pair.first), place(pair.second), place(pair.end - 1) + 1});
     }
@@ -233,10 +234,13 @@ class Steps {
     Error error = fail("the order cannot run: the tasks of two steps wait for each other")
                       .with_code(ExitCode::kRefused);
     for (size_t cell = 0; cell < dag_.cells.size(); ++cell)
-      if (!ended(cell))
-        error.notes.push_back(fmt::format("{} comes next and waits for {}",
-                                          print_place(dag_, next(cell)),
-                                          print_place(dag_, blocker(cell))));
+      if (!ended(cell)) {
+        const SourceSpan* named = place_in(schedule_.compute[cell], next(cell));
+        if (named && error.at.line == 0) error.at = *named;
+        error.notes.push_back(fmt::format(
+            "{}{} comes next and waits for {}", print_place(dag_, next(cell)),
+            named ? fmt::format(" (line {})", named->line) : "", print_place(dag_, blocker(cell))));
+      }
     return error;
   }
 

@@ -13,28 +13,8 @@ Status check_tag_name(const yaml::Node& key, const std::string& name) {
   if (!expr::is_identifier(name)) {
     return fail(key.at, "a tag needs a name of letters, digits and '_', not {}", yaml::shown(name));
   }
-  for (const char* own : {"mb", "pass"}) {
+  for (const char* own : {"mb", "pass", "kind", "chunk", "step"}) {
     if (name == own) return fail(key.at, "the tag '{}' is set by the compiler", own);
-  }
-  return ok_status();
-}
-
-// A capture gives two names, its value and with an 's' how many values there are. Neither may hide
-// a param.
-Status check_captures(const std::vector<std::string>& names, const Expr& value,
-                      const Scope& scope) {
-  const std::vector<std::string> read = [&] {
-    auto plain = Expr::parse(value.text(), value.at());
-    return plain ? plain->names() : std::vector<std::string>{};
-  }();
-  for (const std::string& name : names) {
-    const bool used = std::find(read.begin(), read.end(), name) != read.end();
-    const std::vector<std::string> known = scope.integer_names();
-    if (used && std::find(known.begin(), known.end(), name) != known.end()) {
-      return fail(value.at(), "'{}' is a param or mesh axis, and a name that the pattern captures",
-                  name)
-          .with_note("help: capture under another name; {x} also makes 'xs', the number of values");
-    }
   }
   return ok_status();
 }
@@ -53,11 +33,28 @@ Result<AnnotateRule> read_rule(const Fields& map, const Scope& scope) {
   if (tags.entries.empty()) return fail(tags.at, "the rule sets no tag");
   for (const yaml::Entry& tag : tags.entries) {
     PIPER_TRY(check_tag_name(tag.key, tag.key.text));
-    PIPER_ASSIGN(Expr value, read_expression(tag.value, scope, captures));
-    PIPER_TRY(check_captures(captures, value, scope));
+    PIPER_ASSIGN(Expr value, or_else(read_expression(tag.value, scope, captures), Expr()));
     out.tags.emplace_back(tag.key.text, std::move(value));
   }
   return out;
+}
+
+// A cut by cost gives every op its tag: what a rule before it gives would be lost.
+Status check_first(const BalanceRule& balance, const Annotate& before) {
+  const auto lost = [&](const auto& rule) -> const SourceSpan* {
+    if (const auto* other = std::get_if<BalanceRule>(&rule))
+      return other->tag == balance.tag ? &other->at : nullptr;
+    const auto& given = std::get<AnnotateRule>(rule);
+    for (const auto& [tag, value] : given.tags)
+      if (tag == balance.tag) return &given.at;
+    return nullptr;
+  };
+  for (const auto& rule : before.rules)
+    if (const SourceSpan* at = lost(rule))
+      return fail(balance.at, "'balance' gives every op a '{}', and so undoes the rule at {}",
+                  balance.tag, yaml::place(*at))
+          .with_note("help: balance first; rules behind it override it");
+  return ok_status();
 }
 
 Result<BalanceRule> read_balance(const Fields& rule, const Scope& scope) {
@@ -67,7 +64,8 @@ Result<BalanceRule> read_balance(const Fields& rule, const Scope& scope) {
   out.at = at;
   PIPER_ASSIGN(out.tag, read_text(*map["tag"], scope));
   PIPER_TRY(check_tag_name(*map["tag"], out.tag));
-  PIPER_ASSIGN(out.into, read_integer(*map["into"], scope, {1, int64_t{1} << 20}));
+  PIPER_ASSIGN(out.into,
+               or_else(read_integer(*map["into"], scope, {1, int64_t{1} << 20}), int64_t{1}));
   return out;
 }
 
@@ -82,6 +80,7 @@ Status read_rules(const yaml::Node& list, const Scope& scope, Annotate& out) {
     }
     if (balance) {
       PIPER_ASSIGN(BalanceRule rule, read_balance(map, scope));
+      PIPER_TRY(check_first(rule, out));
       out.rules.emplace_back(std::move(rule));
     } else {
       PIPER_ASSIGN(AnnotateRule rule, read_rule(map, scope));
@@ -104,8 +103,7 @@ Status read_annotate(const yaml::Entry& entry, const Scope& scope, Annotate& out
     PIPER_ASSIGN(const bool value, read_bool(*strict));
     out.strict = out.strict || value;
   }
-  if (!map["rules"]->is(yaml::Node::Kind::kList))
-    return wrong_type(*map["rules"], "a list of rules");
+  if (!map["rules"]->is(yaml::Node::Kind::kList)) return no_list(*map["rules"], "a list of rules");
   return read_rules(*map["rules"], scope, out);
 }
 

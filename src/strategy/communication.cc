@@ -14,16 +14,16 @@ constexpr int64_t kMostPriority = 100, kMostSms = 1024, kMostDistance = 1 << 20;
 // An integer, or one of a few words: what is another word.
 Status check_word(const yaml::Node& node, const Scope& scope,
                   const std::vector<std::string>& words) {
-  const std::vector<std::string> known = scope.integer_names();
   const std::string name = node.text.substr(node.text.starts_with('$') ? 1 : 0);
   if (!node.is(yaml::Node::Kind::kScalar) || !expr::is_identifier(name) ||
-      std::find(known.begin(), known.end(), name) != known.end())
+      scope.has_integer(name) || scope.text(name))
     return ok_status();
   return fail(node.at, "expected {} or an integer, found {}{}", join(words, ", "),
               yaml::shown(node.text), did_you_mean(node.text, words));
 }
 
-Status read_priority(const yaml::Node& node, const Scope& scope, StreamRule& out) {
+Status read_priority(const yaml::Node& given, const Scope& scope, StreamRule& out) {
+  PIPER_ASSIGN(const yaml::Node node, with_texts(given, scope));
   if (node.text == "low" || node.text == "high") {
     out.priority = node.text == "low" ? -1 : 1;
     return ok_status();
@@ -115,7 +115,7 @@ Status read_prefetch(const Fields& map, const Scope& scope, Names names, Strateg
   names.kinds = true;
   Prefetch prefetch;
   prefetch.at = map.at();
-  const yaml::Node& distance = *map["distance"];
+  PIPER_ASSIGN(const yaml::Node distance, with_texts(*map["distance"], scope));
   PIPER_ASSIGN(prefetch.where, read_where(*map["where"], scope, names));
   prefetch.eager = distance.text == "eager";
   if (!prefetch.eager && distance.text != "lazy") {

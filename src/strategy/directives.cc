@@ -14,21 +14,38 @@ bool contains(const std::vector<std::string>& in, std::string_view name) {
   return std::find(in.begin(), in.end(), name) != in.end();
 }
 
-Status read_split(const Fields& map, const Scope& scope, Strategy& out) {
+// The microbatch's name stands beside tags, params and axes in expressions.
+Status check_micro_name(const yaml::Node& as, const std::string& name, const Scope& scope,
+                        const Names& names) {
+  if (name == "mb") return ok_status();
+  const auto taken = [&](std::string_view by) {
+    return fail(as.at, "the microbatch must not be called '{}', as {}", name, by)
+        .with_note("help: leave 'as' out; it is called mb then");
+  };
+  for (const char* own : {"pass", "kind", "value", "chunk", "step", "r", "P", "M", "min", "max"})
+    if (name == own) return taken("that has its own meaning");
+  if (contains(names.tags, name)) return taken("a tag of 'annotate' is");
+  if (scope.has_integer(name) || scope.text(name)) return taken("a param or mesh axis is");
+  return ok_status();
+}
+
+Status read_split(const Fields& map, const Scope& scope, const Names& names, Strategy& out) {
+  PIPER_ASSIGN(const std::string dim, read_text(*map["dim"], scope));
+  if (dim != "batch") {
+    return fail(map["dim"]->at, "to split the dim {} is not supported", yaml::shown(dim))
+        .with_note("help: write 'dim: batch'");
+  }
   if (!out.splits.empty()) {
     return fail(map.at(), "the batch is split twice")
         .with_note(fmt::format("first at {}", yaml::place(out.splits[0].at)));
   }
   Split split;
   split.at = map.at();
-  PIPER_ASSIGN(const std::string dim, read_text(*map["dim"], scope));
-  if (dim != "batch") {
-    return fail(map["dim"]->at, "to split the dim {} is not supported", yaml::shown(dim))
-        .with_note("help: write 'dim: batch'");
-  }
-  PIPER_ASSIGN(split.into, read_integer(*map["into"], scope, {1, int64_t{1} << 20}));
+  PIPER_ASSIGN(split.into,
+               or_else(read_integer(*map["into"], scope, {1, int64_t{1} << 20}), int64_t{1}));
   if (const yaml::Node* as = map["as"]) {
     PIPER_ASSIGN(split.as, read_name(*as, scope));
+    PIPER_TRY(check_micro_name(*as, split.as, scope, names));
   }
   out.splits.push_back(std::move(split));
   return ok_status();
@@ -110,7 +127,7 @@ std::vector<const yaml::Entry*> list_directives(const std::vector<const yaml::En
   std::vector<const yaml::Entry*> out;
   for (const yaml::Entry* entry : entries) {
     if (!entry->value.is(yaml::Node::Kind::kList))
-      errors.add(wrong_type(entry->value, "a list of directives"));
+      errors.add(no_list(entry->value, "a list of directives"));
     for (const yaml::Node& item : entry->value.items) {
       auto map = fields::read(item, item.at, "directive");
       if (map)
@@ -126,7 +143,7 @@ Status read_directive(const yaml::Entry& entry, const Scope& scope, const Names&
                       Strategy& out) {
   const std::string& kind = entry.key.text;
   PIPER_ASSIGN(const Fields map, fields::read(entry.value, entry.key.at, kind));
-  if (kind == "split") return read_split(map, scope, out);
+  if (kind == "split") return read_split(map, scope, names, out);
   if (kind == "place") return read_place(map, scope, names, out);
   if (kind == "replicate") return read_replicate(map, scope, names, out);
   if (kind == "precision") return read_precision(map, scope, names, out);

@@ -5,7 +5,16 @@
 
 namespace piper {
 
-void ErrorList::add(Error error) { errors_.push_back(std::move(error)); }
+Error consequence() { return {}; }
+
+void ErrorList::add(Error error) {
+  const auto same = [&](const Error& other) {
+    return other.message == error.message && other.at.file == error.at.file &&
+           other.at.line == error.at.line && other.at.column == error.at.column;
+  };
+  if (!error.message.empty() && std::none_of(errors_.begin(), errors_.end(), same))
+    errors_.push_back(std::move(error));
+}
 
 Status ErrorList::status() const {
   constexpr size_t kMost = 10;

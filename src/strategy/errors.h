@@ -5,9 +5,17 @@
 
 namespace piper {
 
+// What fails because of an error that is reported already.
+Error consequence();
+// Such a value is replaced, so that what is read with it is checked all the same.
+template <class T>
+Result<T> or_else(Result<T> made, T otherwise) {
+  return !made && made.error().message.empty() ? Result<T>(std::move(otherwise)) : std::move(made);
+}
+
 class ErrorList {
  public:
-  void add(Error error);
+  void add(Error error);  // but for consequences, and what is there already
   void add(Status status) {
     if (!status) add(std::move(status).error());
   }

@@ -46,7 +46,9 @@ class Parser {
     skip();
     const std::string_view text = tree_.text;
     if (position_ >= text.size()) {
-      return fail(here(0), "expected {}, found the end of the expression", wanted);
+      Error error = fail(here(0), "expected {}, found the end of the expression", wanted);
+      if (!text.ends_with('%')) return error;
+      return std::move(error).with_note("'%' is the remainder of a division, not per cent");
     }
     if (text.substr(position_).starts_with("//")) {
       return fail(here(2), "write '/' for division; it rounds down");

@@ -3,13 +3,14 @@
 #include <algorithm>
 
 #include "errors.h"
+#include "foreign_words.h"
 
 namespace piper::fields {
 namespace {
 
 using enum Type;
 constexpr Presence kOptional = Presence::kOptional, kRequired = Presence::kRequired,
-                   kUnsupported = Presence::kUnsupported, kElsewhere = Presence::kElsewhere;
+                   kUnsupported = Presence::kUnsupported;
 
 constexpr Field kStrategy[] = {
     {"piper", kInteger, kRequired, "Version of the language: 1."},
@@ -28,8 +29,6 @@ constexpr Field kStrategy[] = {
      "2: gradients are taken at the weights before the last update. Default 1."},
     {"annotate", kManyOrOne, kOptional, "Rules that give ops their tags.", "rule", "annotate"},
     {"directives", kMany, kOptional, "What to do to the training step.", "directive"},
-    {"seed", kInteger, kElsewhere, "write 'train: {seed: 0}'"},
-    {"strict", kBool, kElsewhere, "write 'annotate: {strict: true, rules: [...]}'"},
 };
 constexpr Field kRequirement[] = {
     {"that", kInteger, kRequired, "An expression over params and mesh axes that must not be 0."},
@@ -69,9 +68,6 @@ constexpr Field kTrain[] = {
     {"global_batch", kInteger, kOptional, "Samples a step, over all replicas and microbatches."},
     {"microbatch_size", kInteger, kOptional, "Samples of one microbatch on one replica."},
     {"seed", kInteger, kOptional, "Seed of random ops. Default 0."},
-    {"weight_versions", kInteger, kElsewhere, "write 'weight_versions: 2' beside 'train'"},
-    {"microbatches", kInteger, kElsewhere,
-     "write '- split: {dim: batch, into: 8}' under 'directives', or 'microbatch_size' here"},
 };
 constexpr Field kOptimizer[] = {
     {"sgd", kOne, kOptional, "Stochastic gradient descent.", "sgd"},
@@ -139,7 +135,6 @@ constexpr Field kDirective[] = {
     {"replicate", kOne, kOptional, "Data parallelism.", "replicate"},
     {"order", kOne, kOptional, "In which order each device works.", "order"},
     {"recompute", kOne, kOptional, "Run forward ops again in the backward pass.", "recompute"},
-    {"shard", kOne, kUnsupported, ""},
     {"precision", kOne, kOptional, "In which types ops compute.", "precision"},
     {"stream", kOne, kOptional, "Put tasks on a named stream.", "stream"},
     {"prefetch", kOne, kOptional, "Issue receives and inputs ahead of their use.", "prefetch"},
@@ -175,7 +170,6 @@ constexpr Field kReplicate[] = {
     {"gather", kOne, kOptional, "How whole parameters are put together.", "gather"},
     {"reduce", kOne, kOptional, "How gradients are summed.", "reduce"},
     {"where", kWhere, kUnsupported, ""},
-    {"prefetch", kInteger, kElsewhere, "write 'gather: {prefetch: 1}'"},
 };
 constexpr Field kGather[] = {
     {"prefetch", kInteger, kOptional, "Buckets gathered ahead of their use. Default 1."},
@@ -248,8 +242,6 @@ constexpr Field kOrder[] = {
      "old new"},
     {"policy", kOne, kOptional, "List scheduling over the cost model.", "policy"},
     {"where", kWhere, kUnsupported, ""},
-    {"receive", kText, kElsewhere,
-     "write '- prefetch: {where: {kind: recv}, distance: eager}' under 'directives'"},
 };
 constexpr Field kPolicy[] = {
     {"prefer", kWords, kRequired, "Passes, the most wanted first: [B, F, BW]; BI or BW split it.",
@@ -298,32 +290,147 @@ constexpr Object kObjects[] = {
     {"policy", kPolicy},
 };
 
+bool is_known(const Field& field) { return field.presence != kUnsupported; }
+
 std::vector<std::string> known_keys(const Object& object) {
   std::vector<std::string> keys;
-  for (const Field& field : object.fields) {
-    const bool known = field.presence == kOptional || field.presence == kRequired;
-    if (known) keys.emplace_back(field.name);
-  }
+  for (const Field& field : object.fields)
+    if (is_known(field)) keys.emplace_back(field.name);
   return keys;
 }
 
-Status check_key(const yaml::Node& key, const Object& object) {
+const Field* find_field(const Object& object, std::string_view name) {
   const auto field = std::find_if(object.fields.begin(), object.fields.end(),
-                                  [&](const Field& f) { return f.name == key.text; });
-  if (field == object.fields.end()) {
-    const std::vector<std::string> keys = known_keys(object);
-    return fail(key.at, "unknown key {} in '{}'{}", yaml::shown(key.text), object.name,
-                did_you_mean(key.text, keys))
-        .with_note(fmt::format("the keys here are {}", join(keys, ", ")));
-  }
-  if (field->presence == kUnsupported) {
-    return fail(key.at, "'{}' in '{}' is not supported", field->name, object.name);
-  }
-  if (field->presence == kElsewhere) {
-    return fail(key.at, "'{}' does not belong here", field->name)
-        .with_note(fmt::format("help: {}", field->doc));
-  }
+                                  [&](const Field& f) { return f.name == name; });
+  return field == object.fields.end() ? nullptr : &*field;
+}
+
+// Whether such maps are the items of a list.
+bool is_item(const Object& object) {
+  for (const Object& other : kObjects)
+    for (const Field& field : other.fields)
+      if (field.object == object.name && (field.type == kMany || field.type == kManyOrOne))
+        return true;
+  return false;
+}
+
+std::string foreign_help(std::string_view word) {
+  const std::string_view help = foreign_word(word);
+  if (help.empty()) return "";
+  return fmt::format("help: {}{}", help.starts_with('\'') ? "write " : "", help);
+}
+
+// The objects whose keys may stand under the field.
+std::vector<const Object*> children(const Field& field) {
+  std::vector<const Object*> out;
+  for (const Object& object : kObjects)
+    if (object.name == field.object || object.name == field.other) out.push_back(&object);
+  return out;
+}
+
+// How the key is written from `from` on: "optimizer: {sgd: {momentum: …}}" of train.
+std::vector<std::string> places_below(const Object& from, std::string_view key) {
+  std::vector<std::string> places;
+  if (const Field* field = find_field(from, key); field && is_known(*field))
+    places.push_back(fmt::format("{}: …", key));
+  for (const Field& field : from.fields)
+    for (const Object* child : children(field))
+      for (const std::string& inner : places_below(*child, key)) {
+        const bool item = is_item(*child);
+        places.push_back(item ? fmt::format("{}: [{{{}}}]", field.name, inner)
+                              : fmt::format("{}: {{{}}}", field.name, inner));
+      }
+  return places;
+}
+
+// Where a key that does not belong to `object` is written, as far as there is one place.
+std::optional<std::string> home_of(std::string_view key, const Object& object) {
+  const Object& whole = fields::object("strategy");
+  if (find_field(whole, key))
+    return fmt::format("help: '{}' stands at the left margin, beside 'piper'", key);
+  if (const std::string help = foreign_help(key); !help.empty()) return help;
+  const auto below = places_below(object, key);
+  if (below.size() == 1) return fmt::format("help: write '{}'", below[0]);
+  for (const char* parent : {"directive", "train"})
+    if (find_field(fields::object(parent), key))
+      return fmt::format("help: its place is '{}'", places_below(whole, key)[0]);
+  return std::nullopt;
+}
+
+Error unknown_key(const yaml::Node& key, const yaml::Node& value, const Object& object) {
+  const std::vector<std::string> keys = known_keys(object);
+  auto home = home_of(key.text, object);
+  if (const auto chosen = nearest(value.text, keys); object.single && chosen)  // name: adamw
+    home = fmt::format("help: write '{}: {{…}}'", *chosen);
+  Error error = fail(key.at, "unknown key {} in '{}'{}", yaml::shown(key.text), object.name,
+                     home ? "" : did_you_mean(key.text, keys));
+  if (home) return std::move(error).with_note(*home);
+  return std::move(error).with_note(fmt::format("the keys here are {}", join(keys, ", ")));
+}
+
+Status check_key(const yaml::Entry& entry, const Object& object) {
+  const Field* field = find_field(object, entry.key.text);
+  if (!field) return unknown_key(entry.key, entry.value, object);
+  if (!is_known(*field))
+    return fail(entry.key.at, "'{}' in '{}' is not supported", field->name, object.name);
   return ok_status();
+}
+
+// Of an entry without a value, the keys behind it that belong under it: they are not indented.
+std::vector<std::string> not_indented(const yaml::Node& map, const Field& field,
+                                      const Object& object) {
+  std::vector<std::string> out;
+  for (const yaml::Entry& entry : map.entries)
+    for (const Object* child : children(field))
+      if (find_field(*child, entry.key.text) && !find_field(object, entry.key.text))
+        out.push_back(entry.key.text);
+  return out;
+}
+
+Status check_keys(const yaml::Node& map, const Object& object) {
+  ErrorList errors;
+  std::vector<std::string> explained;
+  for (const yaml::Entry& entry : map.entries) {
+    const Field* field = find_field(object, entry.key.text);
+    if (!field || !entry.value.is(yaml::Node::Kind::kNull)) continue;
+    Error error = fail(entry.key.at, "'{}' has no value", entry.key.text);
+    for (const std::string& key : not_indented(map, *field, object)) explained.push_back(key);
+    if (!explained.empty())
+      error.notes.push_back(
+          fmt::format("help: indent what belongs to it by two more: {}", join(explained, ", ")));
+    errors.add(std::move(error));
+  }
+  for (const yaml::Entry& entry : map.entries)
+    if (std::find(explained.begin(), explained.end(), entry.key.text) == explained.end())
+      errors.add(check_key(entry, object));
+  return errors.status();
+}
+
+// What stands where a map with the keys of `object` belongs.
+Error no_map(const yaml::Node& node, std::string_view name, const Object& object) {
+  const std::vector<std::string> keys = known_keys(object);
+  Error error = wrong_type(node, fmt::format("a map for '{}'", name));
+  std::vector<const Field*> required;
+  for (const Field& field : object.fields)
+    if (field.presence == kRequired) required.push_back(&field);
+  const bool word = node.is(yaml::Node::Kind::kScalar);
+  const auto near = word ? nearest(node.text, keys) : std::nullopt;
+  const std::string foreign = word ? foreign_help(node.text) : "";
+  const bool of_order = name == "order" || name == "policy";  // one key is not all of it
+  if (object.single && near)
+    error.notes.push_back(is_item(object)
+                              ? fmt::format("help: write '- {}: …'", *near)
+                              : fmt::format("help: write '{}: {{{}: {{}}}}'", name, *near));
+  else if (word && required.size() == 1 && !of_order)
+    error.notes.push_back(
+        fmt::format("help: write '{}: {{{}: {}}}'", name, required[0]->name, node.text));
+  else if (!foreign.empty())
+    error.notes.push_back(foreign);
+  else if (node.text == "true" && required.empty())
+    error.notes.push_back(fmt::format("help: write '{}: {{}}'", name));
+  else
+    error.notes.push_back(fmt::format("its keys are {}", join(keys, ", ")));
+  return error;
 }
 
 }  // namespace
@@ -350,19 +457,9 @@ const SourceSpan& Fields::key_at(std::string_view name) const {
 
 Result<Fields> read(const yaml::Node& node, const SourceSpan& at, std::string_view name) {
   const Object& kind = object(name);
-  if (!node.is(yaml::Node::Kind::kMap)) {
-    const std::vector<std::string> keys = known_keys(kind);
-    return wrong_type(node, fmt::format("a map for '{}'", name))
-        .with_note(fmt::format("its keys are {}", join(keys, ", ")));
-  }
+  if (!node.is(yaml::Node::Kind::kMap)) return no_map(node, name, kind);
+  PIPER_TRY(check_keys(node, kind));  // a key that is missing may be one of them
   ErrorList errors;
-  for (const yaml::Entry& entry : node.entries) {
-    Status known = check_key(entry.key, kind);
-    const bool empty = known.ok() && entry.value.is(yaml::Node::Kind::kNull);
-    errors.add(std::move(known));
-    if (empty) errors.add(fail(entry.key.at, "'{}' has no value", entry.key.text));
-  }
-  PIPER_TRY(errors.status());  // a key that is missing may be one of them
   for (const Field& field : kind.fields)
     if (field.presence == kRequired && node.find(field.name) == nullptr)
       errors.add(fail(at, "'{}' needs the key '{}'", name, field.name));

@@ -29,13 +29,13 @@ enum class Type {
   kWords,          // a list of them, or one
   kIntegerOrWord,  // an integer, or one of the words in `object`
 };
-enum class Presence { kOptional, kRequired, kUnsupported, kElsewhere };
+enum class Presence { kOptional, kRequired, kUnsupported };
 
 struct Field {
   std::string_view name;
   Type type;
   Presence presence;
-  std::string_view doc;  // kElsewhere: where it stands
+  std::string_view doc;
   std::string_view object = {}, other = {};
 };
 struct Object {

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <filesystem>
+#include <utility>
 
 #include "sections.h"
 
@@ -11,6 +12,7 @@ constexpr size_t kMaxFiles = 64;
 // Reads a file after the files it includes; each file once.
 class Loader {
  public:
+  explicit Loader(ErrorList& errors) : errors_(errors) {}
   Status load(const std::string& path, const SourceSpan& from) {
     const std::string key = identity(path);
     if (std::find(seen_.begin(), seen_.end(), key) != seen_.end()) return ok_status();
@@ -39,12 +41,14 @@ class Loader {
     return code ? path : full.string();
   }
 
-  static Result<StrategyFile> read(const std::string& path, const SourceSpan& from) {
+  Result<StrategyFile> read(const std::string& path, const SourceSpan& from) {
     auto text = read_text_file(path, yaml::kMaxBytes);
     if (!text) {
       Error error = std::move(text).error();
       if (from.line == 0) return error;
-      return fail(from, "cannot include '{}'", path).with_note(error.message);
+      return fail(from, "cannot include '{}'", path)
+          .with_note(error.message)
+          .with_note("help: paths are relative to the folder of this file");
     }
     StrategyFile file{path, *std::move(text), {}};
     PIPER_ASSIGN(file.root, yaml::parse_yaml(path, file.text));
@@ -52,7 +56,7 @@ class Loader {
     return file;
   }
 
-  static Status check_version(const StrategyFile& file) {
+  Status check_version(const StrategyFile& file) {
     const SourceSpan whole{file.path, 1, 1, 1};
     if (file.root.is(yaml::Node::Kind::kNull))
       return fail(SourceSpan{file.path}, "the file is empty");
@@ -61,7 +65,9 @@ class Loader {
       return fail(whole, "a strategy file needs the key 'piper'")
           .with_note("help: write 'piper: 1' first");
     }
-    PIPER_TRY(fields::read(file.root, whole, "strategy"));
+    auto keys = fields::read(file.root, whole, "strategy");
+    if (!keys && !file.root.is(yaml::Node::Kind::kMap)) return std::move(keys).error();
+    if (!keys) errors_.add(std::move(keys).error());
     PIPER_ASSIGN(const int64_t number, read_integer(version->value, {}, {}));
     if (number != 1) {
       return fail(version->value.at, "version {} of the strategy language is not supported", number)
@@ -90,30 +96,33 @@ class Loader {
     return ok_status();
   }
 
+  ErrorList& errors_;
   std::vector<StrategyFile> files_;
   std::vector<std::string> seen_, open_;
 };
 
-Status add_params(const yaml::Entry& section, Sections& out) {
+void add_params(const yaml::Entry& section, Sections& out, ErrorList& errors) {
   if (!section.value.is(yaml::Node::Kind::kMap))
-    return wrong_type(section.value, "a map of params");
+    errors.add(wrong_type(section.value, "a map of params"));
   for (const yaml::Entry& param : section.value.entries) {
-    PIPER_TRY(check_new_name(param.key, "a param"));
+    if (Status named = check_new_name(param.key, "a param"); !named) {
+      errors.add(std::move(named));
+      continue;
+    }
     auto it = std::find_if(out.params.begin(), out.params.end(),
                            [&](const yaml::Entry* e) { return e->key.text == param.key.text; });
     if (it != out.params.end()) {
-      *it = &param;
+      out.overridden.push_back(std::exchange(*it, &param));
     } else {
       out.params.push_back(&param);
     }
   }
-  return ok_status();
 }
 
 }  // namespace
 
-Result<std::vector<StrategyFile>> load_files(const std::string& path) {
-  Loader loader;
+Result<std::vector<StrategyFile>> load_files(const std::string& path, ErrorList& errors) {
+  Loader loader(errors);
   PIPER_TRY(loader.load(path, {path}));
   return loader.take();
 }
@@ -125,14 +134,14 @@ const yaml::Entry* Sections::find(std::string_view name) const {
   return nullptr;
 }
 
-Result<Sections> gather_sections(const std::vector<StrategyFile>& files) {
+Sections gather_sections(const std::vector<StrategyFile>& files, ErrorList& errors) {
   Sections out;
   for (const StrategyFile& file : files) {
     for (const yaml::Entry& entry : file.root.entries) {
       const std::string& name = entry.key.text;
-      if (name == "piper" || name == "include") continue;
+      if (name == "piper" || name == "include" || entry.value.is(yaml::Node::Kind::kNull)) continue;
       if (name == "params") {
-        PIPER_TRY(add_params(entry, out));
+        add_params(entry, out, errors);
       } else if (name == "annotate") {
         out.annotate.push_back(&entry);
       } else if (name == "directives") {
@@ -140,8 +149,8 @@ Result<Sections> gather_sections(const std::vector<StrategyFile>& files) {
       } else if (name == "require") {
         out.require.push_back(&entry);
       } else if (const yaml::Entry* first = out.find(name)) {
-        return fail(entry.key.at, "'{}' is given in two files", name)
-            .with_note(fmt::format("first at {}", yaml::place(first->key.at)));
+        errors.add(fail(entry.key.at, "'{}' is given in two files", name)
+                       .with_note(fmt::format("first at {}", yaml::place(first->key.at))));
       } else {
         out.once.emplace_back(name, &entry);
       }

@@ -27,6 +27,15 @@ Status check_axis_name(const yaml::Entry& axis, int64_t size, const Scope& scope
       .with_note("help: rename one of them");
 }
 
+// The size of an axis, of a mesh with so many devices before it.
+Result<int64_t> read_axis(const yaml::Entry& axis, int64_t devices, const Scope& scope) {
+  PIPER_ASSIGN(const int64_t size, read_integer(axis.value, scope, {1, kMaxDevices}));
+  PIPER_TRY(check_axis_name(axis, size, scope));
+  if (devices * size > kMaxDevices)
+    return fail(axis.value.at, "the mesh has more than {} devices", kMaxDevices);
+  return size;
+}
+
 Result<InputBinding> read_input(const yaml::Entry& entry, const Scope& scope) {
   PIPER_ASSIGN(const fields::Fields map, fields::read(entry.value, entry.key.at, "input"));
   InputBinding out;
@@ -103,20 +112,26 @@ Result<ParamRule> read_param_rule(const yaml::Node& item, const Scope& scope) {
 
 }  // namespace
 
-Result<std::vector<MeshAxis>> read_mesh(const yaml::Entry& entry, Scope& scope) {
-  PIPER_TRY(check_map(entry));
+std::vector<MeshAxis> read_mesh(const yaml::Entry& entry, Scope& scope, ErrorList& errors) {
   std::vector<MeshAxis> out;
+  errors.add(check_map(entry));
+  Scope with_axes = scope;
   int64_t devices = 1;
   for (const yaml::Entry& axis : entry.value.entries) {
-    PIPER_ASSIGN(const int64_t size, read_integer(axis.value, scope, {1, kMaxDevices}));
-    PIPER_TRY(check_axis_name(axis, size, scope));
-    devices *= size;
-    if (devices > kMaxDevices) {
-      return fail(axis.value.at, "the mesh has more than {} devices", kMaxDevices);
+    const bool cut = axis.value.is(yaml::Node::Kind::kNull) && !errors.empty();  // min(2, 3)
+    if (cut) continue;
+    Result<int64_t> size = read_axis(axis, devices, scope);
+    if (size) {
+      devices *= *size;
+      with_axes.integers.emplace_back(axis.key.text, *size);
+    } else {
+      with_axes.failed.push_back(axis.key.text);
+      errors.add(std::move(size).error());
     }
-    out.push_back({axis.key.text, size, axis.key.at});
+    out.push_back({axis.key.text, size ? *size : 1, axis.key.at});
   }
-  for (const MeshAxis& axis : out) scope.integers.emplace_back(axis.name, axis.size);
+  with_axes.used = std::move(scope.used);
+  scope = std::move(with_axes);
   return out;
 }
 
@@ -143,7 +158,7 @@ Result<std::vector<std::pair<std::string, int64_t>>> read_dims(const yaml::Entry
 
 Result<std::vector<ParamRule>> read_parameters(const yaml::Entry& entry, const Scope& scope) {
   if (!entry.value.is(yaml::Node::Kind::kList))
-    return wrong_type(entry.value, "a list of entries for 'parameters'");
+    return no_list(entry.value, "a list of entries for 'parameters'");
   std::vector<ParamRule> out;
   for (const yaml::Node& item : entry.value.items) {
     PIPER_ASSIGN(ParamRule rule, read_param_rule(item, scope));

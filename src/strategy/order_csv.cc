@@ -221,16 +221,33 @@ class Progress {
   std::set<std::string> done_;
 };
 
+// Whether some row has the cell, or of a backward its input part; transfers are derived where no
+// row has any.
+bool is_named(const OrderRows& rows, const std::string& wanted) {
+  const bool transfer = wanted.find('_') != wanted.npos;
+  bool has_transfers = false;
+  for (const auto& row : rows)
+    for (OrderCell cell : row) {
+      has_transfers = has_transfers || is_transfer(cell.type);
+      if (name(cell) == wanted) return true;
+      if (cell.type == "BI") cell.type = "B";
+      if (name(cell) == wanted) return true;
+    }
+  return transfer && !has_transfers;
+}
+
 Error stuck(const OrderRows& rows, const std::vector<size_t>& next, const Progress& progress) {
   Error error;
   for (size_t r = 0; r < rows.size(); ++r) {
     if (next[r] == rows[r].size()) continue;
     const OrderCell& cell = rows[r][next[r]];
-    const std::string wait = fmt::format("row {}: '{}' comes next and waits for '{}'", r,
-                                         name(cell), progress.missing(cell));
+    const std::string missing = progress.missing(cell);
+    if (!is_named(rows, missing))
+      return fail(cell.at, "'{}' needs '{}', which no row has", name(cell), missing);
     if (error.message.empty())
       error = fail(cell.at, "the rows cannot run: they wait for each other");
-    error.notes.push_back(wait);
+    error.notes.push_back(
+        fmt::format("row {}: '{}' comes next and waits for '{}'", r, name(cell), missing));
   }
   return error;
 }

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <charconv>
 
+#include "errors.h"
 #include "expr_tree.h"
 #include "sections.h"
 
@@ -28,22 +29,17 @@ class Resolver {
     for (const Definition& define : defines) defines_.push_back(&define);
   }
 
-  Status resolve_all() {
-    for (const Definition* define : defines_) {
-      if (std::find(names_.begin(), names_.end(), define->name) == names_.end()) {
-        return unknown_definition(*define);
-      }
-    }
-    for (size_t i = 0; i < entries_.size(); ++i) {
-      PIPER_TRY(resolve(i, entries_[i]->key.at));
-    }
-    return ok_status();
+  void resolve_all(ErrorList& errors) {
+    for (const Definition* define : defines_)
+      if (std::find(names_.begin(), names_.end(), define->name) == names_.end())
+        errors.add(unknown_definition(*define));
+    for (size_t i = 0; i < entries_.size(); ++i) errors.add(resolve(i, entries_[i]->key.at));
   }
 
   Scope scope() const { return done_scope(); }
 
  private:
-  enum class State { kFresh, kOpen, kDone };
+  enum class State { kFresh, kOpen, kDone, kFailed };
 
   static bool is_real(std::string_view text) {
     double value = 0;
@@ -71,15 +67,20 @@ class Resolver {
 
   Status resolve(size_t index, const SourceSpan& used_at) {
     if (state_[index] == State::kDone) return ok_status();
+    if (state_[index] == State::kFailed) return consequence();
     if (state_[index] == State::kOpen) {
       return fail(used_at, "the param '{}' refers to itself", names_[index]);
     }
     state_[index] = State::kOpen;
+    Status made = define(index);
+    state_[index] = made ? State::kDone : State::kFailed;
+    return made;
+  }
+
+  Status define(size_t index) {
     PIPER_ASSIGN(values_[index], read(entries_[index]->value, entries_[index]->key));
     // Before anything reads it, so that what derives from a param follows its definition.
-    PIPER_TRY(apply_definitions(index));
-    state_[index] = State::kDone;
-    return ok_status();
+    return apply_definitions(index);
   }
 
   Status apply_definitions(size_t index) {
@@ -126,9 +127,10 @@ class Resolver {
   Scope done_scope() const {
     Scope scope;
     for (size_t i = 0; i < names_.size(); ++i) {
-      if (state_[i] != State::kDone) continue;
-      if (values_[i].is_text) {
-        scope.texts.emplace_back(names_[i], values_[i].text);
+      if (state_[i] != State::kDone) {
+        scope.failed.push_back(names_[i]);
+      } else if (values_[i].is_text) {
+        scope.texts.push_back(text_param(i));
       } else {
         scope.integers.emplace_back(names_[i], values_[i].integer);
       }
@@ -136,29 +138,38 @@ class Resolver {
     return scope;
   }
 
+  Scope::Text text_param(size_t index) const {
+    const Value& value = values_[index];
+    const yaml::Node& node = entries_[index]->value;
+    Scope::Text out{names_[index], value.text, value.is_real, node.at, node.inside};
+    if (const Definition* define = definition(names_[index])) out.at = define_at(*define);
+    if (value.text != node.text) {
+      out.inside = out.at;
+      out.inside.length = -1;
+    }
+    return out;
+  }
+
   Result<Value> text_value(const yaml::Node& node) {
     PIPER_TRY(resolve_inserted(node));
-    PIPER_ASSIGN(std::string text, read_text(node, done_scope()));
+    PIPER_ASSIGN(std::string text, insert_params(node, done_scope()));
     return Value{true, false, 0, std::move(text)};
   }
 
-  // Params that a text inserts with $name; read_text complains about what is no param.
+  // Params that a text inserts with $name; insert_params complains about what is no param.
   Status resolve_inserted(const yaml::Node& node) {
-    const std::string_view text = node.text;
-    for (size_t at = text.find('$'); at != std::string_view::npos; at = text.find('$', at + 1)) {
-      const size_t begin = at + 1 + text.substr(at + 1).starts_with('{');
-      size_t end = begin;
-      while (end < text.size() && expr::is_identifier(text.substr(begin, end + 1 - begin))) ++end;
-      auto it = std::find(names_.begin(), names_.end(), text.substr(begin, end - begin));
+    for (const std::string_view name : inserted_names(node.text)) {
+      auto it = std::find(names_.begin(), names_.end(), name);
       if (it == names_.end()) continue;
+      const auto offset = static_cast<size_t>(name.data() - node.text.data());
       PIPER_TRY(
-          resolve(static_cast<size_t>(it - names_.begin()), span_in(node, begin, end - begin)));
+          resolve(static_cast<size_t>(it - names_.begin()), span_in(node, offset, name.size())));
     }
     return ok_status();
   }
 
   // An integer where the scalar is an expression over integer params; else a text. In plain style
-  // only a lone word is a text; quotes make a text of what has other names, or none.
+  // only a lone word is a text; in quotes also what has other names. Several lines are a text.
   Result<Value> read(const yaml::Node& node, const yaml::Node& key) {
     if (node.is(yaml::Node::Kind::kNull))
       return fail(key.at, "the param '{}' has no value", key.text);
@@ -166,10 +177,12 @@ class Resolver {
     if (node.text == "true" || node.text == "false") {
       return wrong_type(node, "an integer or a text").with_note("help: write 0 or 1");
     }
+    if (node.style == yaml::Node::Style::kBlock || is_byte_count(node.text))
+      return text_value(node);
     const auto tree = expr::parse(node.text, node.inside);
     const bool quoted = node.style == yaml::Node::Style::kQuoted;
     const bool real = is_real(node.text) && node.text.find_first_of(".eE") != std::string::npos;
-    if (!tree && !quoted && real) return Value{true, true, 0, node.text};
+    if (!tree && real) return Value{true, true, 0, node.text};
     const bool lone_word = expr::is_identifier(node.text);
     if (!tree) {
       const char first = node.text.empty() ? '\0' : node.text[0];
@@ -177,9 +190,7 @@ class Resolver {
       if (numeric) return tree.error();
       return text_value(node);
     }
-    const bool has_names = std::any_of(tree->nodes.begin(), tree->nodes.end(),
-                                       [](const auto& n) { return n.op == expr::Op::kName; });
-    if (lone_word || (quoted && !has_names)) return text_value(node);
+    if (lone_word) return text_value(node);
     bool all_integers = false;
     PIPER_ASSIGN(const bool all_known, resolve_names(*tree, &all_integers));
     const bool inserts_text = all_known && !all_integers && node.text.starts_with('$');
@@ -197,17 +208,50 @@ class Resolver {
   std::vector<const Definition*> defines_;
 };
 
+// What a param's value names counts as used, also where another value takes its place.
+void note_names(const yaml::Node& value, const Scope& scope) {
+  for (const std::string_view name : inserted_names(value.text)) scope.used.emplace(name);
+  const auto tree = expr::parse(value.text, value.inside);
+  if (!tree || expr::is_identifier(value.text)) return;  // a lone word is a text
+  for (const expr::Node& part : tree->nodes)
+    if (part.op == expr::Op::kName) scope.used.emplace(tree->name(part));
+}
+
 }  // namespace
 
-Status read_params(const Sections& sections, const std::vector<Definition>& defines, Scope& scope) {
+Scope read_params(const Sections& sections, const std::vector<Definition>& defines,
+                  ErrorList& errors) {
   if (sections.params.size() > kMaxParams) {
-    return fail(sections.params[kMaxParams]->key.at, "a strategy has at most {} params",
-                kMaxParams);
+    errors.add(
+        fail(sections.params[kMaxParams]->key.at, "a strategy has at most {} params", kMaxParams));
+    return {};
   }
   Resolver resolver(sections, defines);
-  PIPER_TRY(resolver.resolve_all());
-  scope = resolver.scope();
-  return ok_status();
+  resolver.resolve_all(errors);
+  Scope scope = resolver.scope();
+  for (const yaml::Entry* entry : sections.params) note_names(entry->value, scope);
+  for (const yaml::Entry* entry : sections.overridden) note_names(entry->value, scope);
+  return scope;
+}
+
+void check_used(const Sections& sections, const Scope& scope,
+                const std::vector<Definition>& defines, ErrorList& errors) {
+  std::vector<std::string> used;
+  for (const yaml::Entry* entry : sections.params)
+    if (scope.used.contains(entry->key.text)) used.push_back(entry->key.text);
+  for (const yaml::Entry* entry : sections.params) {
+    const std::string& name = entry->key.text;
+    if (scope.used.contains(name)) continue;
+    Error error =
+        fail(entry->key.at, "nothing uses the param '{}'{}", name, did_you_mean(name, used));
+    for (const Definition& define : defines)
+      if (define.name == name)
+        error.notes.push_back(fmt::format("-D {}={} changes nothing", name, define.value));
+    if (!nearest(name, used))
+      error.notes.push_back(
+          fmt::format("help: write '${}' where it is meant, or leave it out", name));
+    errors.add(std::move(error));
+  }
 }
 
 }  // namespace piper

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "foreign_words.h"
 #include "yaml.h"
 
 namespace piper::program {
@@ -21,6 +22,9 @@ constexpr std::pair<std::string_view, std::string_view> kHabits[] = {
     {"=", "'==' compares, 'let x = …' gives a name"},
     {"and", "write '&&'"},
     {"or", "write '||'"},
+    {"while", "'repeat M: F B' and 'for i in 0..M: F[mb=i]' are the loops"},
+    {"forward", "write 'F'"},
+    {"backward", "write 'B'"},
 };
 
 bool is_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; }
@@ -34,22 +38,12 @@ struct Piece {
   bool starts_line = false;
 };
 
-SourceSpan line_span(const Order& order, size_t line, size_t length) {
-  const size_t first_length = std::min(order.program.find('\n'), order.program.size());
-  SourceSpan at = order.program_at;
-  if (at.length != yaml::count_columns(std::string_view(order.program).substr(0, first_length))) {
-    at.length = -1;  // escapes: every error underlines the whole text
-    return at;
-  }
-  at.line += static_cast<int>(line);
-  at.length = static_cast<int>(length);
-  return at;
-}
-
 std::vector<Piece> cut(const Order& order) {
   std::vector<Piece> pieces;
   const std::vector<std::string> lines = split_text(order.program, '\n');
+  PIPER_CHECK(lines.size() == order.lines.size(), "a line of a program has no place");
   for (size_t number = 0; number < lines.size(); ++number) {
+    const bool exact = order.lines[number].length == yaml::count_columns(lines[number]);
     const std::string line = lines[number].substr(0, lines[number].find('#'));
     const size_t indent = line.find_first_not_of(' ');
     bool starts_line = true;
@@ -57,8 +51,9 @@ std::vector<Piece> cut(const Order& order) {
       const size_t end = std::min(line.find(';', begin), line.size());
       const size_t first = line.find_first_not_of(' ', begin);
       if (first < end) {
-        pieces.push_back(
-            {line.substr(0, end), line_span(order, number, end), first, indent, starts_line});
+        SourceSpan at = order.lines[number];
+        at.length = exact ? static_cast<int>(end) : -1;
+        pieces.push_back({line.substr(0, end), std::move(at), first, indent, starts_line});
         starts_line = false;
       }
       begin = end + 1;
@@ -252,6 +247,7 @@ class Parser {
         if (after_pair)
           return fail(here(piece, offset, 1), "a pair has two items; this would be the third");
         next.paired = true;
+        next.pair_at = here(piece, offset, 1);
         offset = skip(piece, offset + 1);
         if (offset >= piece.text.size()) return expected(piece, offset, "an item after '&'");
       }
@@ -281,6 +277,13 @@ class Parser {
 
   static Status check_pass(std::string_view name, const SourceSpan& at) {
     if (std::find(kPasses.begin(), kPasses.end(), name) != kPasses.end()) return ok_status();
+    for (const auto& [habit, help] : kHabits)
+      if (habit == name)
+        return fail(at, "unknown item {}", yaml::shown(name))
+            .with_note(fmt::format("help: {}", help));
+    if (const std::string_view help = foreign_word(name); !help.empty())
+      return fail(at, "unknown item {}", yaml::shown(name))
+          .with_note(fmt::format("help: {}", help));
     if (name == "R") return fail(at, "the item 'R' (recompute) is not supported");
     std::vector<std::string> known(kPasses.begin(), kPasses.end());
     known.insert(known.end(), kKeywords.begin(), kKeywords.end());
@@ -361,12 +364,31 @@ Status check_block(const Program& block, std::vector<std::string>& known) {
 
 Result<Program> parse(const Order& order) {
   std::vector<Piece> pieces = cut(order);
-  if (pieces.empty()) return fail(order.program_at, "the order program is empty");
+  if (pieces.empty()) {
+    SourceSpan at = order.lines.front();
+    at.length = std::max(1, at.length);
+    return fail(std::move(at), "the order program is empty");
+  }
   return Parser(std::move(pieces)).program();
 }
 
 Status check_names(const Program& program, std::vector<std::string> known) {
   return check_block(program, known);
+}
+
+void collect_names(const Program& program, std::set<std::string, std::less<>>& out) {
+  const auto collect = [&](const expr::Tree& tree) {
+    for (const expr::Node& node : tree.nodes)
+      if (node.op == expr::Op::kName) out.emplace(tree.name(node));
+  };
+  for (const Statement& statement : program) {
+    collect(statement.first);
+    collect(statement.second);
+    for (const Item& item : statement.items)
+      for (const auto& [tag, value] : item.tags) collect(value);
+    collect_names(statement.body, out);
+    collect_names(statement.otherwise, out);
+  }
 }
 
 }  // namespace piper::program

@@ -1,6 +1,8 @@
 // Order programs: text -> statements. order.cc runs them.
 #pragma once
 
+#include <set>
+
 #include "expr_tree.h"
 
 namespace piper::program {
@@ -9,7 +11,7 @@ struct Item {
   std::string pass;
   std::vector<std::pair<std::string, expr::Tree>> tags;
   bool optional = false, paired = false;
-  SourceSpan at;
+  SourceSpan at, pair_at;  // pair_at: the '&' behind it
 };
 struct Statement {
   enum class Kind { kItems, kRepeat, kFor, kIf, kLet };
@@ -25,6 +27,7 @@ struct Statement {
 using Program = std::vector<Statement>;
 
 Result<Program> parse(const Order& order);
+void collect_names(const Program& program, std::set<std::string, std::less<>>& out);
 // Every name is known where it is read, and none is made twice.
 Status check_names(const Program& program, std::vector<std::string> known);
 

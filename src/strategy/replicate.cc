@@ -1,6 +1,7 @@
 // directives: replicate.
 #include <algorithm>
 
+#include "foreign_words.h"
 #include "sections.h"
 
 namespace piper {
@@ -30,7 +31,10 @@ Status read_shard(const yaml::Node& node, const Scope& scope, Replicate& out) {
   else
     items.push_back(&node);
   for (const yaml::Node* item : items) {
-    PIPER_ASSIGN(const size_t kind, read_word(*item, scope, kKinds, "what can be sharded"));
+    Result<size_t> word = read_word(*item, scope, kKinds, "what can be sharded");
+    if (!word)
+      return std::move(word).error().with_note(fmt::format("help: {}", foreign_word("zero")));
+    const size_t kind = *word;
     if (*flags[kind]) return fail(item->at, "'{}' stands twice", kKinds[kind]);
     *flags[kind] = true;
   }

@@ -24,7 +24,7 @@ Status check_required(const Sections& sections, const Scope& scope,
                       const std::vector<Definition>& defines) {
   for (const yaml::Entry* section : sections.require) {
     if (!section->value.is(yaml::Node::Kind::kList))
-      return wrong_type(section->value, "a list of requirements");
+      return no_list(section->value, "a list of requirements");
     for (const yaml::Node& item : section->value.items) {
       PIPER_ASSIGN(const fields::Fields map, fields::read(item, item.at, "requirement"));
       const yaml::Node& that = *map["that"];

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cmath>
 
+#include "errors.h"
 #include "expr_tree.h"
 
 namespace piper {
@@ -11,33 +12,47 @@ namespace {
 
 bool is_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; }
 
+template <class Names>
+bool contains(const Names& names, std::string_view name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
 // The value that `$name` inserts.
 Result<std::string> inserted(const yaml::Node& node, size_t offset, std::string_view name,
                              const Scope& scope) {
-  if (const std::string* text = scope.text(name)) return *text;
+  scope.used.emplace(name);
+  if (const Scope::Text* text = scope.text(name)) return text->value;
+  if (contains(scope.failed, name)) return consequence();
   for (const auto& [key, value] : scope.integers) {
     if (key == name) return std::to_string(value);
   }
   std::vector<std::string> known = scope.integer_names();
-  for (const auto& [key, value] : scope.texts) known.push_back(key);
+  for (const Scope::Text& text : scope.texts) known.push_back(text.name);
   return expr::unknown_name(span_in(node, offset, name.size()), name, known);
 }
 
+// What an expression may name: params and axes, and `free`, of which none may be both.
 Status check_expression(const expr::Tree& tree, const Scope& scope,
                         std::span<const std::string> free) {
   std::vector<std::string> known(free.begin(), free.end());
+  for (std::string& name : scope.integer_names()) known.push_back(std::move(name));
+  bool follows = false;
   for (const expr::Node& part : tree.nodes) {
     if (part.op != expr::Op::kName) continue;
-    const std::string name(tree.name(part));
-    const bool is_free = std::find(free.begin(), free.end(), name) != free.end();
-    const std::string* text = scope.text(name);
-    if (text != nullptr && !is_free) {
-      return fail(tree.span(part.begin, part.end), "the param '{}' is the text {}, not an integer",
-                  name, yaml::shown(*text));
-    }
+    const std::string_view name = tree.name(part);
+    const SourceSpan at = tree.span(part.begin, part.end);
+    const Scope::Text* text = scope.text(name);
+    if (contains(free, name) && (text || scope.has_integer(name)))
+      return fail(at, "'{}' is a param or mesh axis, and a tag or a name that is given here", name)
+          .with_note(
+              "help: rename one of them; {x} in a pattern also makes 'xs', the number of "
+              "values");
+    if (!contains(free, name)) scope.used.emplace(name);
+    if (text) return no_integer(*text, at, scope);
+    follows = follows || contains(scope.failed, name);
   }
-  for (std::string& name : scope.integer_names()) known.push_back(std::move(name));
-  return expr::check_names(tree, known);
+  PIPER_TRY(expr::check_names(tree, known));
+  return follows ? Status(consequence()) : ok_status();
 }
 
 }  // namespace
@@ -47,18 +62,36 @@ std::vector<std::string> Scope::integer_names() const {
   for (const auto& [name, value] : integers) {
     if (std::find(out.begin(), out.end(), name) == out.end()) out.push_back(name);
   }
+  out.insert(out.end(), failed.begin(), failed.end());
   return out;
 }
 
-const std::string* Scope::text(std::string_view name) const {
-  for (const auto& [key, value] : texts) {
-    if (key == name) return &value;
-  }
-  return nullptr;
+bool Scope::has_integer(std::string_view name) const { return contains(integer_names(), name); }
+
+const Scope::Text* Scope::text(std::string_view name) const {
+  const auto found =
+      std::find_if(texts.begin(), texts.end(), [&](const Text& t) { return t.name == name; });
+  return found == texts.end() ? nullptr : &*found;
 }
 
 Error wrong_type(const yaml::Node& node, std::string_view wanted) {
   return fail(node.at, "expected {}, found {}", wanted, yaml::found(node));
+}
+
+Error no_list(const yaml::Node& node, std::string_view wanted) {
+  Error error = wrong_type(node, wanted);
+  if (node.is(yaml::Node::Kind::kMap)) error.notes.push_back("help: begin each with '- '");
+  return error;
+}
+
+Error no_integer(const Scope::Text& param, const SourceSpan& used_at, const Scope& scope) {
+  Error error = fail(param.at, "the param '{}' is the {} {}, not an integer", param.name,
+                     param.is_number ? "number" : "text",
+                     param.is_number ? param.value : yaml::shown(param.value))
+                    .with_note(fmt::format("an integer is wanted at {}", yaml::place(used_at)));
+  if (scope.has_integer(param.value))
+    error.notes.push_back(fmt::format("help: '${}' is the value of that param", param.value));
+  return error;
 }
 
 SourceSpan span_in(const yaml::Node& node, size_t offset, size_t length) {
@@ -73,6 +106,10 @@ Result<std::string> read_text(const yaml::Node& node, const Scope& scope) {
   if (!node.is(yaml::Node::Kind::kScalar) || node.style == yaml::Node::Style::kBlock) {
     return wrong_type(node, "a text");
   }
+  return insert_params(node, scope);
+}
+
+Result<std::string> insert_params(const yaml::Node& node, const Scope& scope) {
   std::string out;
   const std::string_view text = node.text;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -97,6 +134,33 @@ Result<std::string> read_text(const yaml::Node& node, const Scope& scope) {
     out += value;
     i = end - 1 + brace;
   }
+  return out;
+}
+
+std::vector<std::string_view> inserted_names(std::string_view text) {
+  std::vector<std::string_view> names;
+  for (size_t at = text.find('$'); at != text.npos; at = text.find('$', at)) {
+    if (text.substr(++at).starts_with('$')) {
+      ++at;
+      continue;
+    }
+    const size_t begin = at + text.substr(at).starts_with('{');
+    size_t end = begin;
+    while (end < text.size() && is_word(text[end])) ++end;
+    if (end > begin) names.push_back(text.substr(begin, end - begin));
+  }
+  return names;
+}
+
+Result<yaml::Node> with_texts(const yaml::Node& node, const Scope& scope) {
+  const auto is_text = [&](std::string_view name) {
+    return scope.text(name) && !scope.text(name)->is_number;
+  };
+  const auto names = inserted_names(node.text);
+  if (std::none_of(names.begin(), names.end(), is_text)) return node;
+  yaml::Node out = node;
+  PIPER_ASSIGN(out.text, insert_params(node, scope));
+  out.inside.length = -1;  // columns are those of the text no more
   return out;
 }
 
@@ -180,32 +244,63 @@ Result<bool> read_bool(const yaml::Node& node) {
   return wrong_type(node, "true or false");
 }
 
-Result<int64_t> read_bytes(const yaml::Node& node, const Scope& scope) {
-  if (!node.is(yaml::Node::Kind::kScalar))
-    return wrong_type(node, "a number of bytes such as 25MiB");
-  struct Suffix {
-    std::string_view text;
-    int shift;
+namespace {
+
+// What stands before a unit; nothing where the text ends otherwise.
+std::optional<std::string_view> count_of(std::string_view text, std::string_view unit) {
+  if (!text.ends_with(unit) || expr::is_identifier(text)) return std::nullopt;
+  text.remove_suffix(unit.size());
+  if (unit == "B" && !text.empty() && std::isalpha(static_cast<unsigned char>(text.back())))
+    return std::nullopt;  // another unit: 25MB
+  while (text.ends_with(' ')) text.remove_suffix(1);
+  return text;
+}
+
+}  // namespace
+
+bool is_byte_count(std::string_view text) {
+  const auto is_number = [&](std::string_view unit) {
+    const auto count = count_of(text, unit);
+    return count && !count->empty() && count->find_first_not_of("0123456789") == count->npos;
   };
-  constexpr Suffix kSuffixes[] = {{"KiB", 10}, {"MiB", 20}, {"GiB", 30}};
-  for (const Suffix& suffix : kSuffixes) {
-    if (!node.text.ends_with(suffix.text)) continue;
-    std::string_view count = std::string_view(node.text).substr(0, node.text.size() - 3);
-    while (count.ends_with(' ')) count.remove_suffix(1);
-    PIPER_ASSIGN(const Expr expression, read_expression_part(node, 0, count, scope, {}));
+  return is_number("KiB") || is_number("MiB") || is_number("GiB") || is_number("B");
+}
+
+namespace {
+
+Error no_bytes(const yaml::Node& node) {
+  const std::string_view unit = std::string_view(node.text).substr(
+      std::min(node.text.find_first_not_of("0123456789. "), node.text.size()));
+  return (unit == "%" ? fail(node.at, "expected bytes, found per cent: {}", yaml::shown(node.text))
+                      : fail(node.at, "unknown unit in {}", yaml::shown(node.text)))
+      .with_note("help: write a number with B, KiB, MiB or GiB");
+}
+
+}  // namespace
+
+Result<int64_t> read_bytes(const yaml::Node& given, const Scope& scope) {
+  constexpr int64_t kLeastPlain = 1024;
+  if (!given.is(yaml::Node::Kind::kScalar))
+    return wrong_type(given, "a number of bytes such as 25MiB");
+  PIPER_ASSIGN(const yaml::Node node, with_texts(given, scope));
+  constexpr std::pair<std::string_view, int> kUnits[] = {
+      {"KiB", 10}, {"MiB", 20}, {"GiB", 30}, {"B", 0}};
+  for (const auto& [unit, shift] : kUnits) {
+    const auto count = count_of(node.text, unit);
+    if (!count) continue;
+    PIPER_ASSIGN(const Expr expression, read_expression_part(node, 0, *count, scope, {}));
     PIPER_ASSIGN(const int64_t value, expression.evaluate({}));
-    if (value < 0 || value > (int64_t{1} << 50) >> suffix.shift) {
+    if (value < 0 || value > (int64_t{1} << 50) >> shift)
       return fail(node.at, "{} is not between 0 and 1048576 GiB", yaml::shown(node.text));
-    }
-    return value << suffix.shift;
+    return value << shift;
   }
-  const size_t letters = node.text.find_first_not_of("0123456789");
-  if (letters != std::string::npos && letters > 0 &&
-      expr::is_identifier(node.text.substr(letters))) {
-    return fail(node.at, "unknown unit in {}", yaml::shown(node.text))
-        .with_note("help: write bytes, or a number with KiB, MiB or GiB");
-  }
-  return read_integer(node, scope, {0, int64_t{1} << 50});
+  const size_t end = std::min(node.text.find_first_not_of("0123456789. "), node.text.size());
+  const std::string rest = node.text.substr(end);
+  if (end > 0 && (rest == "%" || expr::is_identifier(rest))) return no_bytes(node);
+  PIPER_ASSIGN(const int64_t value, read_integer(node, scope, {0, int64_t{1} << 50}));
+  if (value == 0 || value >= kLeastPlain) return value;
+  return fail(node.at, "{} bytes: less than 1 KiB is written with its unit", value)
+      .with_note(fmt::format("help: write '{0}MiB', or '{0}B' where bytes are meant", value));
 }
 
 Status check_new_name(const yaml::Node& key, std::string_view what) {

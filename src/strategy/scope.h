@@ -2,6 +2,8 @@
 // a glob, ….
 #pragma once
 
+#include <set>
+
 #include "piper/strategy.h"
 #include "yaml.h"
 
@@ -9,10 +11,20 @@ namespace piper {
 
 // What the names in a file stand for.
 struct Scope {
+  struct Text {
+    std::string name, value;
+    bool is_number = false;  // 3e-4
+    SourceSpan at, inside;   // where it is given, and where its first line begins
+  };
   Variables integers;  // params, then mesh sizes
-  std::vector<std::pair<std::string, std::string>> texts;
-  std::vector<std::string> integer_names() const;
-  const std::string* text(std::string_view name) const;
+  std::vector<Text> texts;
+  // Params and axes whose values are wrong: what names them is a consequence of that.
+  std::vector<std::string> failed;
+  mutable std::set<std::string, std::less<>> used;  // names that something named
+
+  std::vector<std::string> integer_names() const;  // and those that failed
+  bool has_integer(std::string_view name) const;
+  const Text* text(std::string_view name) const;
 };
 
 struct IntegerRange {
@@ -21,15 +33,25 @@ struct IntegerRange {
 };
 
 Error wrong_type(const yaml::Node& node, std::string_view wanted);
+// Where a list of maps is wanted.
+Error no_list(const yaml::Node& node, std::string_view wanted);
+Error no_integer(const Scope::Text& param, const SourceSpan& used_at, const Scope& scope);
 
-// A scalar's text with $name and ${name} replaced by params, $$ by $.
+// A scalar's text with $name and ${name} replaced by params, $$ by $. Not of several lines.
 Result<std::string> read_text(const yaml::Node& node, const Scope& scope);
+// The same of any text.
+Result<std::string> insert_params(const yaml::Node& node, const Scope& scope);
+// The names behind '$', in their order: of "h/$layer/${part}" layer and part.
+std::vector<std::string_view> inserted_names(std::string_view text);
+// A node that inserts a text param with its text; any other as it is.
+Result<yaml::Node> with_texts(const yaml::Node& node, const Scope& scope);
 Result<std::string> read_name(const yaml::Node& node, const Scope& scope);  // an identifier
 Result<Glob> read_glob(const yaml::Node& node, const Scope& scope);
 Result<int64_t> read_integer(const yaml::Node& node, const Scope& scope, IntegerRange range = {});
 Result<double> read_real(const yaml::Node& node, const Scope& scope);
 Result<bool> read_bool(const yaml::Node& node);
 Result<int64_t> read_bytes(const yaml::Node& node, const Scope& scope);
+bool is_byte_count(std::string_view text);  // 25MiB
 
 // An expression bound to the scope; beyond it, it may name `free`.
 Result<Expr> read_expression(const yaml::Node& node, const Scope& scope,

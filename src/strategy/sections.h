@@ -1,6 +1,7 @@
 // One function for each top-level key of a strategy file.
 #pragma once
 
+#include "errors.h"
 #include "fields.h"
 
 namespace piper {
@@ -10,25 +11,32 @@ struct StrategyFile {
   std::string path, text;
   yaml::Node root;
 };
-Result<std::vector<StrategyFile>> load_files(const std::string& path);
+// Wrong top-level keys join the errors; what cannot be read at all is returned.
+Result<std::vector<StrategyFile>> load_files(const std::string& path, ErrorList& errors);
 
 // What the files say together: params by name, the last file first to be heard; lists joined; the
 // rest once.
 struct Sections {
-  std::vector<const yaml::Entry*> params;  // of a name, the entry that counts
+  std::vector<const yaml::Entry*> params;      // of a name, the entry that counts
+  std::vector<const yaml::Entry*> overridden;  // and those that do not
   std::vector<std::pair<std::string, const yaml::Entry*>> once;
   // The top-level entries of all files.
   std::vector<const yaml::Entry*> annotate, directives, require;
   const yaml::Entry* find(std::string_view name) const;
 };
-Result<Sections> gather_sections(const std::vector<StrategyFile>& files);
+Sections gather_sections(const std::vector<StrategyFile>& files, ErrorList& errors);
 
 // Params and definitions -> scope. Params may refer to each other in any order.
-Status read_params(const Sections& sections, const std::vector<Definition>& defines, Scope& scope);
+Scope read_params(const Sections& sections, const std::vector<Definition>& defines,
+                  ErrorList& errors);
+// Errors: params that nothing named while all sections were read.
+void check_used(const Sections& sections, const Scope& scope,
+                const std::vector<Definition>& defines, ErrorList& errors);
 // Error: params of which a `require` entry does not hold. Requires mesh sizes in the scope.
 Status check_required(const Sections& sections, const Scope& scope,
                       const std::vector<Definition>& defines);
-Result<std::vector<MeshAxis>> read_mesh(const yaml::Entry& entry, Scope& scope);
+// Axes join the scope, those without a size as failed.
+std::vector<MeshAxis> read_mesh(const yaml::Entry& entry, Scope& scope, ErrorList& errors);
 Result<std::vector<InputBinding>> read_inputs(const yaml::Entry& entry, const Scope& scope);
 Result<std::vector<std::pair<std::string, int64_t>>> read_dims(const yaml::Entry& entry,
                                                                const Scope& scope);

@@ -40,30 +40,32 @@ void read_model_sections(const Sections& sections, const Scope& scope, Strategy&
 }  // namespace
 
 Result<Strategy> parse_strategy(const std::string& path, const std::vector<Definition>& defines) {
-  PIPER_ASSIGN(const std::vector<StrategyFile> files, load_files(path));
-  PIPER_ASSIGN(const Sections sections, gather_sections(files));
+  ErrorList errors;
+  PIPER_ASSIGN(const std::vector<StrategyFile> files, load_files(path, errors));
+  const Sections sections = gather_sections(files, errors);
   Strategy out;
   out.path = path;
   for (const StrategyFile& file : files) out.text += file.text;
-  Scope scope;
-  PIPER_TRY(read_params(sections, defines, scope));
+  Scope scope = read_params(sections, defines, errors);
   out.params = scope.integers;
-  out.text_params = scope.texts;
+  for (const Scope::Text& text : scope.texts) out.text_params.emplace_back(text.name, text.value);
+  bool named = true;  // axes and tags
   if (const yaml::Entry* mesh = sections.find("mesh")) {
-    PIPER_ASSIGN(out.mesh, read_mesh(*mesh, scope));
+    out.mesh = read_mesh(*mesh, scope, errors);
+    named = mesh->value.is(yaml::Node::Kind::kMap);
   }
-  PIPER_TRY(check_required(sections, scope, defines));
-  ErrorList errors;
+  // What a strategy asks of its params is said alone: further errors may come of them.
+  if (errors.empty()) PIPER_TRY(check_required(sections, scope, defines));
   read_model_sections(sections, scope, out, errors);
   out.annotate.at = {path};
-  bool tagged = true;
   for (const yaml::Entry* entry : sections.annotate) {
     Status read = read_annotate(*entry, scope, out.annotate);
-    tagged = tagged && read.ok();
+    named = named && read.ok();
     errors.add(std::move(read));
   }
-  // Directives may only name tags that are there.
-  if (tagged) errors.add(read_directives(sections.directives, scope, out));
+  // Directives may only name axes and tags that are there.
+  if (named) errors.add(read_directives(sections.directives, scope, out));
+  if (errors.empty()) check_used(sections, scope, defines, errors);
   PIPER_TRY(errors.status());
   return out;
 }

@@ -95,7 +95,7 @@ Status read_optimizer(const Fields& map, const Scope& scope, OptimizerSpec& out,
 
 Status read_groups(const yaml::Node& list, const Scope& scope, const ParamGroup& defaults,
                    std::vector<ParamGroup>& out) {
-  if (!list.is(yaml::Node::Kind::kList)) return wrong_type(list, "a list of groups");
+  if (!list.is(yaml::Node::Kind::kList)) return no_list(list, "a list of groups");
   for (const yaml::Node& item : list.items) {
     PIPER_ASSIGN(const Fields map, fields::read(item, item.at, "group"));
     ParamGroup group = defaults;

@@ -28,20 +28,21 @@ const Words& words_of(std::string_view tag) {
   return tag == "pass" ? kPasses : kKinds;
 }
 
-Status add_word(const yaml::Node& node, const Words& words, Condition& out) {
+Status add_word(const yaml::Node& node, const Words& words, const Scope& scope, Condition& out) {
   if (!node.is(yaml::Node::Kind::kScalar)) return wrong_type(node, fmt::format("a {}", words.one));
-  if (!contains(words.words, node.text)) {
+  PIPER_ASSIGN(std::string word, read_text(node, scope));
+  if (!contains(words.words, word)) {
     std::vector<std::string> first(words.words.begin(), words.words.end() - 1);
-    return fail(node.at, "unknown {} {}{}", words.one, yaml::shown(node.text),
-                did_you_mean(node.text, words.words))
+    return fail(node.at, "unknown {} {}{}", words.one, yaml::shown(word),
+                did_you_mean(word, words.words))
         .with_note(
             fmt::format("the {} are {} and {}", words.many, join(first, ", "), words.words.back()));
   }
-  out.words.push_back(node.text);
+  out.words.push_back(std::move(word));
   return ok_status();
 }
 
-Status read_words(const yaml::Node& node, Condition& out) {
+Status read_words(const yaml::Node& node, const Scope& scope, Condition& out) {
   const Words& words = words_of(out.tag);
   if (node.is(yaml::Node::Kind::kScalar) && node.text == "*") {
     out.kind = Kind::kAny;
@@ -50,15 +51,15 @@ Status read_words(const yaml::Node& node, Condition& out) {
   out.kind = Kind::kSet;
   if (!node.is(yaml::Node::Kind::kList)) {
     out.kind = Kind::kEquals;
-    return add_word(node, words, out);
+    return add_word(node, words, scope, out);
   }
   if (node.items.empty()) return fail(node.at, "the set of {} is empty", words.many);
-  for (const yaml::Node& item : node.items) PIPER_TRY(add_word(item, words, out));
+  for (const yaml::Node& item : node.items) PIPER_TRY(add_word(item, words, scope, out));
   return ok_status();
 }
 
 // Patterns over names: one, or a list.
-Status read_names(const yaml::Node& node, Condition& out) {
+Status read_names(const yaml::Node& node, const Scope& scope, Condition& out) {
   std::vector<const yaml::Node*> items{&node};
   if (node.is(yaml::Node::Kind::kList)) {
     if (node.items.empty()) return fail(node.at, "the set of values is empty");
@@ -68,8 +69,9 @@ Status read_names(const yaml::Node& node, Condition& out) {
   out.kind = Kind::kSet;
   for (const yaml::Node* item : items) {
     if (!item->is(yaml::Node::Kind::kScalar)) return wrong_type(*item, "a pattern over names");
-    PIPER_TRY(Glob::parse(item->text, item->at));
-    out.words.push_back(item->text);
+    PIPER_ASSIGN(std::string name, read_text(*item, scope));
+    PIPER_TRY(Glob::parse(name, item->at));
+    out.words.push_back(std::move(name));
   }
   return ok_status();
 }
@@ -174,9 +176,9 @@ Result<Where> read_where(const yaml::Node& node, const Scope& scope, const Names
     condition.tag = entry.key.text;
     condition.at = entry.key.at;
     if (condition.tag == "pass" || condition.tag == "kind") {
-      PIPER_TRY(read_words(entry.value, condition));
+      PIPER_TRY(read_words(entry.value, scope, condition));
     } else if (condition.tag == "value" && !contains(names.tags, "value")) {
-      PIPER_TRY(read_names(entry.value, condition));
+      PIPER_TRY(read_names(entry.value, scope, condition));
     } else if (entry.value.is(yaml::Node::Kind::kList)) {
       PIPER_TRY(read_set(entry.value, scope, bound, condition));
     } else {

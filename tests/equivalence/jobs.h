@@ -38,10 +38,32 @@ inline const char* kAdamW =
     "optimizer: {adamw: {lr: 3e-3, betas: [0.9, 0.95], eps: 1e-6, weight_decay: 0.1}}, clip_norm: "
     "1.0";
 
+// Of a file of the library, or of tests/data/schedules/: schedules that are not in the library,
+// written from formats/strategy.md alone.
+inline std::string library_text(const std::string& file) {
+  for (const char* folder : {"strategies", "tests/data/schedules"})
+    if (const auto text =
+            read_text_file(fmt::format("{}/{}/{}.yaml", PIPER_SOURCE_DIR, folder, file), 1 << 20))
+      return *text;
+  return "";
+}
+// The sizes as definitions of those params that the text has.
+inline std::vector<Definition> definitions_of(const std::string& text, const Shape2& shape) {
+  std::vector<Definition> defines;
+  const auto add = [&](const char* param, int64_t value) {
+    if (text.find(fmt::format("${}", param)) != std::string::npos)
+      defines.push_back({param, std::to_string(value)});
+  };
+  add("stages", shape.pp);
+  add("dp", shape.dp);
+  add("nodes", std::max<int64_t>(shape.dp / 2, 1));  // of two devices
+  add("gpus", std::min<int64_t>(shape.dp, 2));
+  add("microbatches", shape.mb);
+  return defines;
+}
 // The text of a strategy for one of the exported models: a file of the library, and what trains it.
 inline std::string strategy_text(const std::string& model, const std::string& train) {
   std::string text = "piper: 1\ninclude: " PIPER_SOURCE_DIR "/strategies/ORDER.yaml\n";
-  text += "params: {stages: 1, dp: 1, microbatches: 1}\n";
   if (model == "gpt-logits")
     text += "loss: {cross_entropy: {logits: logits, labels: labels, ignore_index: -100}}\n";
   if (model == "bert-hf")  // which the file cannot tell: one name in its calls, the other in none
@@ -58,9 +80,7 @@ inline Result<Compiled> compile_model(const std::string& model, std::string text
   CompileOptions options;
   options.model = model_path(model, "model.onnx");
   options.strategy = folder.write("strategy.yaml", text);
-  options.defines = {{"stages", std::to_string(shape.pp)},
-                     {"dp", std::to_string(shape.dp)},
-                     {"microbatches", std::to_string(shape.mb)}};
+  options.defines = definitions_of(library_text(shape.order), shape);
   for (const Definition& define : more) options.defines.push_back(define);
   options.oracles = oracles;
   options.fuse = fuse;
@@ -77,33 +97,10 @@ inline std::vector<std::string> library_files() {
   std::sort(names.begin(), names.end());
   return names;
 }
-// Of a file of the library, or of tests/data/schedules/: schedules that are not in the library,
-// written from formats/strategy.md alone.
-inline std::string library_text(const std::string& file) {
-  for (const char* folder : {"strategies", "tests/data/schedules"})
-    if (const auto text =
-            read_text_file(fmt::format("{}/{}/{}.yaml", PIPER_SOURCE_DIR, folder, file), 1 << 20))
-      return *text;
-  return "";
-}
 // A name of a file as a name of a test.
 inline std::string identifier(std::string name) {
   std::replace(name.begin(), name.end(), '-', '_');
   return name;
-}
-// The sizes as definitions of those params that the text has.
-inline std::vector<Definition> definitions_of(const std::string& text, const Shape2& shape) {
-  std::vector<Definition> defines;
-  const auto add = [&](const char* param, int64_t value) {
-    if (text.find(fmt::format("${}", param)) != std::string::npos)
-      defines.push_back({param, std::to_string(value)});
-  };
-  add("stages", shape.pp);
-  add("dp", shape.dp);
-  add("nodes", std::max<int64_t>(shape.dp / 2, 1));  // of two devices
-  add("gpus", std::min<int64_t>(shape.dp, 2));
-  add("microbatches", shape.mb);
-  return defines;
 }
 // A strategy of the library, perhaps changed, with what trains it.
 inline Result<Compiled> compile_text(const std::string& model, const std::string& text,

@@ -59,8 +59,7 @@ void expect_equal(const std::string& model, const Pipeline& pipeline) {
   const std::string what = fmt::format("{} {} pp={} dp={} mb={} {}", model, pipeline.order,
                                        pipeline.pp, pipeline.dp, pipeline.mb, pipeline.more);
   std::string text = strategy_text(model, kAdamW);
-  if (*pipeline.more)
-    text.replace(text.find("params: {"), 9, fmt::format("params: {{{}, ", pipeline.more));
+  if (*pipeline.more) text += fmt::format("params: {{{}}}\n", pipeline.more);
   const auto compiled =
       compile_model(model, text, {pipeline.pp, pipeline.dp, pipeline.mb, pipeline.order}, true);
   ASSERT_TRUE(compiled) << what << "\n" << print_error(compiled.error());

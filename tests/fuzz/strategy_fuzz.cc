@@ -44,7 +44,7 @@ void run_order(std::string_view program) {
   Order order;
   order.each = "pp";
   order.program = program;
-  order.program_at = {"order", 1, 1, 1};
+  order.lines.assign(split_text(program, '\n').size(), {"order", 1, 1, 1});
   expand(order, 4);
 }
 

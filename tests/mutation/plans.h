@@ -44,10 +44,10 @@ inline std::string random_train(Random& random, size_t batch) {
 }
 inline std::string random_recompute(Random& random, size_t stages) {
   return one_of<std::string>(
-      random, {"", "", "  - recompute: {budget: 200}\n", "  - recompute: {budget: 600}\n",
+      random, {"", "", "  - recompute: {budget: 200B}\n", "  - recompute: {budget: 600B}\n",
                "  - recompute: {}\n", "  - recompute: {ops: [Tanh, LayerNorm, Relu]}\n",
                "  - recompute: {where: {stage: s, mb: \"<=s\"}}\n",
-               "  - recompute: {budget: 400, where: {mb: 0}}\n"
+               "  - recompute: {budget: 400B, where: {mb: 0}}\n"
                "  - recompute: {where: {mb: \">0\", stage: 0}}\n",
                fmt::format("  - recompute: {{where: {{stage: \"<{}\"}}}}\n", 1 + stages / 2)});
 }
@@ -108,8 +108,8 @@ inline std::string random_fuse(Random& random, size_t pp, size_t dp) {
   if (pp > 1)
     text += one_of<const char*>(random,
                                 {"", "", "  - fuse: {where: {kind: send}}\n",
-                                 "  - fuse: {where: {kind: send}, bucket: 64, microbatches: 2}\n",
-                                 "  - fuse: {where: {kind: recv, mb: absent}, bucket: 128}\n"});
+                                 "  - fuse: {where: {kind: send}, bucket: 64B, microbatches: 2}\n",
+                                 "  - fuse: {where: {kind: recv, mb: absent}, bucket: 128B}\n"});
   if (dp > 1)
     text += one_of<const char*>(
         random,
@@ -132,15 +132,17 @@ inline std::string library_strategy(Random& random, size_t microbatches) {
     pp = 2 * (1 + pick(random, 2));
     mb = 2 * pp;
   }
-  std::string text = fmt::format("piper: 1\ninclude: {}/strategies/{}.yaml\nparams: {{dp: {}",
-                                 PIPER_SOURCE_DIR, file, dp);
   const std::string read = jobs::library_text(file);
   const auto has = [&](const char* param) { return read.find(param) != std::string::npos; };
-  if (has("$stages")) text += fmt::format(", stages: {}", pp);
-  if (has("$microbatches")) text += fmt::format(", microbatches: {}", mb);
+  std::vector<std::string> params;
+  if (has("$dp")) params.push_back(fmt::format("dp: {}", dp));
+  if (has("$stages")) params.push_back(fmt::format("stages: {}", pp));
+  if (has("$microbatches")) params.push_back(fmt::format("microbatches: {}", mb));
   if (has("ascending: 0"))
-    text += ", ascending: 1";  // the order of sums, so that bits can be compared
-  text += "}\n" + random_train(random, dp * mb * (1 + pick(random, 2)));
+    params.push_back("ascending: 1");  // the order of sums, so that bits can be compared
+  std::string text = fmt::format("piper: 1\ninclude: {}/strategies/{}.yaml\nparams: {{{}}}\n",
+                                 PIPER_SOURCE_DIR, file, join(params, ", "));
+  text += random_train(random, dp * mb * (1 + pick(random, 2)));
   std::string more = random_recompute(random, pp) + random_precision(random);
   if (has("$stages")) more += random_fuse(random, pp, 1);
   return more.empty() ? text : text + "directives:\n" + more;
@@ -172,7 +174,7 @@ inline std::string random_strategy(Random& random, size_t microbatches) {
   text += random_place(random) + random_recompute(random, pp);
   if (dp > 1)
     text += fmt::format("  - replicate: {{over: dp, bucket: {}{}}}\n",
-                        one_of<const char*>(random, {"64", "2KiB", "25MiB"}),
+                        one_of<const char*>(random, {"64B", "2KiB", "25MiB"}),
                         one_of<const char*>(random, kShards));
   return text + random_precision(random) + random_streams(random, pp) +
          random_fuse(random, pp, dp) + random_order(random);
@@ -196,11 +198,11 @@ inline std::string overlapping_strategy(Random& random, size_t microbatches) {
   text += "  - place: {where: {stage: s}, on: {pp: s}}\n" + random_recompute(random, pp);
   if (dp > 1)
     text += fmt::format("  - replicate: {{over: dp, bucket: {}{}}}\n",
-                        one_of<const char*>(random, {"64", "2KiB", "25MiB"}),
+                        one_of<const char*>(random, {"64B", "2KiB", "25MiB"}),
                         one_of<const char*>(random, kShards));
   text += random_precision(random);
   if (pp > 1)
-    text += one_of<const char*>(random, {"", "  - fuse: {where: {kind: send}, bucket: 256}\n",
+    text += one_of<const char*>(random, {"", "  - fuse: {where: {kind: send}, bucket: 256B}\n",
                                          "  - fuse: {where: {kind: send}, microbatches: 2}\n"});
   if (dp > 1)
     text += one_of<const char*>(

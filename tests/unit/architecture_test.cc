@@ -319,6 +319,7 @@ TEST(Architecture, TheRuntimeLinksNoCompilerRoom) {
 }
 
 // A schedule is a text in strategies/; were its name in the sources, the next one would need code.
+// Only the table of other systems' words knows such names, to answer them.
 TEST(Architecture, SourcesNameNoSchedule) {
   const std::regex names(
       "1f1b|gpipe|dualpipe|chimera|hanayo|pipedream|zero[-_ ]?bubble|zbv|zb[-_]?h[12]|"
@@ -326,6 +327,7 @@ TEST(Architecture, SourcesNameNoSchedule) {
       std::regex::icase);
   for (const char* folder : {"src", "include"})
     for (const fs::path& file : files_under(kRoot / folder)) {
+      if (file.filename() == "foreign_words.cc") continue;
       int number = 0;
       for (const std::string& line : split_text(read(file), '\n')) {
         ++number;

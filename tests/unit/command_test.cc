@@ -172,6 +172,24 @@ TEST_F(Command, DataThatIsCutEndsTheRunWithAReason) {
       << output;
 }
 
+// A step that runs only where the strategy asks for it.
+TEST_F(Command, NothingToDumpIsSaid) {
+  const auto dump = [&](const std::string& directives) {
+    std::ofstream(path("dumped.yaml"))
+        << "piper: 1\nmesh: {pp: 2}\ntrain: {global_batch: 8}\n"
+           "annotate: [{balance: {tag: stage, into: 2}}]\n"
+           "directives:\n  - place: {where: {stage: s}, on: {pp: s}}\n"
+        << directives;
+    return run_shell(fmt::format("{}/bin/piperc {}/tests/data/mlp.onnx {} --dump fuse 2>&1",
+                                 PIPER_BINARY_DIR, PIPER_SOURCE_DIR, path("dumped.yaml")));
+  };
+  EXPECT_EQ(
+      dump(""),
+      std::pair(0, std::string("note: nothing to dump: the strategy has no 'fuse' directive\n")));
+  EXPECT_EQ(dump("  - fuse: {where: {kind: send}}\n").second.find("note: nothing"),
+            std::string::npos);
+}
+
 // What a run says when it is refused.
 std::string refused(RunOptions options) {
   auto outcome = run_plans(std::move(options));

@@ -333,6 +333,45 @@ TEST(Verify, NamesTheElement) {
             "rank 0, 7.5 there");
 }
 
+// An Adam that never runs: what counts is that the plan has one.
+PlanSet with_adam(PlanSet reference, double eps) {
+  Program program;
+  program.label = "update";
+  program.num_args = 9;
+  program.values.assign(9, {DType::kF32, {2}});
+  program.values[4] = {DType::kF64, {}};
+  program.values[5] = {DType::kI64, {}};
+  program.offsets.assign(9, -1);
+  ProgramOp op;
+  op.op = "AdamW";
+  op.attrs = {{"eps", eps}};
+  op.inputs = {0, 1, 2, 3, 4, -1, 5};
+  op.outputs = {6, 7, 8};
+  program.ops = {op};
+  program.arg_read = {true, true, true, true, true, true, false, false, false};
+  program.arg_written = {false, false, false, false, false, false, true, true, true};
+  reference.roles[0].programs.push_back(program);
+  return reference;
+}
+
+TEST(Verify, NamesASmallEps) {
+  const auto small = compare(VerifyAgainst::kUncut, with_adam(changed_oracle(1.5f), 1e-8));
+  ASSERT_FALSE(small);
+  EXPECT_EQ(small.error().message.substr(0, 43), "step 0: parameter 'w.p' is further from the");
+  EXPECT_EQ(
+      small.error().notes,
+      (std::vector<std::string>{
+          "the optimizer divides a gradient by its size plus eps = 1e-08: where a gradient is "
+          "rounding alone, as that of a key's bias, its step is no smaller, and differs from "
+          "one cut of the batch to the next",
+          "help: compare with 'eps: 1e-06', or with sgd"}));
+  EXPECT_TRUE(compare(VerifyAgainst::kUncut, changed_oracle(1.5f)).error().notes.empty());
+  EXPECT_TRUE(
+      compare(VerifyAgainst::kUncut, with_adam(changed_oracle(1.5f), 1e-6)).error().notes.empty());
+  EXPECT_TRUE(
+      compare(VerifyAgainst::kSingle, with_adam(changed_oracle(1.5f), 1e-8)).error().notes.empty());
+}
+
 TEST(Verify, BoundsAreBounds) {
   float next = 1 + 0x1p-20f;
   EXPECT_FALSE(compare(VerifyAgainst::kSingle, changed_oracle(next)).ok());

@@ -8,7 +8,8 @@ namespace {
 golden::Section strategy_error(const golden::Case& c) {
   const Folder folder;
   for (const golden::Section& section : c.sections) {
-    if (section.name.ends_with(".yaml")) folder.write(section.name, section.text);
+    const bool is_file = section.name.ends_with(".yaml") || section.name.ends_with(".csv");
+    if (is_file) folder.write(section.name, section.text);
   }
   std::vector<Definition> defines;
   for (const golden::Section& section : c.sections) {
@@ -39,6 +40,13 @@ TEST(Strategy, ExplainsWrongParameters) {
 }
 TEST(Strategy, ExplainsWrongIncludes) {
   golden::run("strategy/includes.test", {"error"}, strategy_error);
+}
+
+TEST(Strategy, ExplainsUnusedParams) {
+  golden::run("strategy/unused_params.test", {"error"}, strategy_error);
+}
+TEST(Strategy, ExplainsWordsOfOtherSystems) {
+  golden::run("strategy/foreign_words.test", {"error"}, strategy_error);
 }
 
 TEST(Strategy, ExplainsWrongPrecisions) {
@@ -78,7 +86,7 @@ TEST(Strategy, RefusesWhatIsTooLarge) {
   EXPECT_EQ(message(params), "a strategy has at most 1000 params");
   std::string chain = "piper: 1\nparams:\n";
   for (int i = 0; i < 999; ++i) chain += fmt::format("  p{}: p{} + 1\n", i, i + 1);
-  EXPECT_EQ(parsed(chain + "  p999: 1\n").params[0].second, 1000);
+  EXPECT_EQ(parsed(chain + "  p999: 1\nmesh: {x: p0}\n").params[0].second, 1000);
   EXPECT_EQ(message("piper: 1\nmesh: {x: " + std::string(200, '(') + "1}\n"),
             "the expression is nested more than 100 deep");
   EXPECT_EQ(message("piper: 1\nmesh: {x: 1" + std::string(5000, ' ') + "+ 1}\n"),

@@ -29,7 +29,8 @@ TEST(Strategy, ReadsParams) {
       "  tenth: \"10\"\n"
       "  copy: $model\n"
       "  block: \"${model}/x$stages\"\n"
-      "  lr: \"3e-4\"\n";
+      "  lr: \"3e-4\"\n"
+      "require: [{that: twice + same + later + tenth, why: $path $copy $block $lr}]\n";
   const Strategy strategy = parsed(text);
   EXPECT_EQ(strategy.params, (Variables{{"stages", 4},
                                         {"dp", 2},
@@ -37,21 +38,21 @@ TEST(Strategy, ReadsParams) {
                                         {"twice", 16},
                                         {"same", 4},
                                         {"later", 3},
-                                        {"last", 7}}));
+                                        {"last", 7},
+                                        {"tenth", 10}}));
   const std::vector<std::pair<std::string, std::string>> texts = {
-      {"model", "gpt"}, {"path", "h/0/mlp"}, {"tenth", "10"},
-      {"copy", "gpt"},  {"block", "gpt/x4"}, {"lr", "3e-4"}};
+      {"model", "gpt"}, {"path", "h/0/mlp"}, {"copy", "gpt"}, {"block", "gpt/x4"}, {"lr", "3e-4"}};
   EXPECT_EQ(strategy.text_params, texts);
   const Strategy other = parsed(text, {{"stages", "8"}, {"model", "bert"}, {"stages", "16"}});
   EXPECT_EQ(other.params[0].second, 16);
   EXPECT_EQ(other.params[2].second, 32);
   EXPECT_EQ(other.params[3].second, 64);
-  EXPECT_EQ(other.text_params[4].second, "bert/x16");
+  EXPECT_EQ(other.text_params[3].second, "bert/x16");
 }
 
 TEST(Strategy, ReadsParamsThatAreNumbers) {
   const std::string text =
-      "piper: 1\nparams: {lr: 3e-4, half: 0.5, n: 2}\n"
+      "piper: 1\nparams: {lr: 3e-4, half: 0.5}\n"
       "train: {optimizer: {adamw: {lr: $lr, weight_decay: $half}}}\n";
   EXPECT_EQ(parsed(text).train.groups[0].lr, 3e-4);
   EXPECT_EQ(parsed(text).train.groups[0].weight_decay, 0.5);
@@ -66,7 +67,7 @@ TEST(Strategy, ReadsParamsThatAreNumbers) {
     EXPECT_EQ(wrong.error().message, why);
   }
   EXPECT_EQ(message("piper: 1\nparams: {n: 3.5}\nmesh: {pp: $n}\n"),
-            "the param 'n' is the text '3.5', not an integer");
+            "the param 'n' is the number 3.5, not an integer");
 }
 
 TEST(Strategy, ReadsOneNameAsAListOfOne) {
@@ -176,7 +177,7 @@ TEST(Strategy, ReadsAnnotate) {
       "  strict: true\n"
       "  rules:\n"
       "    - {match: \"$h/{layer}/**\", tags: {stage: \"layer * parts / layers\", layer: layer}}\n"
-      "    - balance: {tag: stage, into: 2 * parts}\n");
+      "    - balance: {tag: part, into: 2 * parts}\n");
   EXPECT_TRUE(strategy.annotate.strict);
   ASSERT_EQ(strategy.annotate.rules.size(), 2u);
   const auto& rule = std::get<AnnotateRule>(strategy.annotate.rules[0]);
@@ -188,7 +189,7 @@ TEST(Strategy, ReadsAnnotate) {
   EXPECT_EQ(rule.at.line, 6);
   EXPECT_EQ(rule.at.column, 15);
   const auto& balance = std::get<BalanceRule>(strategy.annotate.rules[1]);
-  EXPECT_EQ(balance.tag, "stage");
+  EXPECT_EQ(balance.tag, "part");
   EXPECT_EQ(balance.into, 8);
 }
 
@@ -362,7 +363,9 @@ TEST(Page, ShowsTrueExamples) {
   for (size_t at = page->find("```yaml\n"); at != std::string::npos;
        at = page->find("```yaml\n", at + 1)) {
     std::string text = page->substr(at + 8, page->find("```", at + 8) - at - 8);
-    if (!text.starts_with("piper")) text = "piper: 1\nparams: {stages: 2}\n" + text;
+    const bool names_stages = text.find("stages") != std::string::npos;
+    if (!text.starts_with("piper"))
+      text = (names_stages ? "piper: 1\nparams: {stages: 2}\n" : "piper: 1\n") + text;
     (void)parsed(text);
     ++checked;
   }
@@ -371,19 +374,19 @@ TEST(Page, ShowsTrueExamples) {
 
 const char* const kEverything =
     "piper: 1\n"
-    "params: {stages: 4, dp: 2, microbatches: 2 * stages, model: \"gpt\"}\n"
+    "params: {stages: 4, dp: 2, microbatches: 2 * stages, logits: \"gpt\"}\n"
     "mesh: {pp: $stages, dp: $dp}\n"
     "inputs: {x: {shape: [8, 16], dtype: i64, batch_dim: 0}}\n"
     "dims: {seq: 128}\n"
-    "loss: {cross_entropy: {logits: logits, labels: labels, ignore_index: -100}}\n"
+    "loss: {cross_entropy: {logits: $logits, labels: labels, ignore_index: -100}}\n"
     "train:\n"
     "  optimizer: {adamw: {lr: 3e-4, betas: [0.9, 0.95], eps: 1e-8, weight_decay: 0.1}}\n"
     "  schedule: {warmup: 10, cosine: {total: 100, min_ratio: 0.1}}\n"
     "  groups: [{match: \"**/bias\", weight_decay: 0}]\n"
     "  clip_norm: 1.0\n"
     "annotate:\n"
-    "  - {match: \"h/{layer}/**\", tags: {stage: \"layer * stages / layers\"}}\n"
     "  - balance: {tag: stage, into: $stages}\n"
+    "  - {match: \"h/{layer}/**\", tags: {stage: \"layer * stages / layers\"}}\n"
     "directives:\n"
     "  - split: {dim: batch, into: $microbatches, as: mb}\n"
     "  - place: {where: {stage: s, mb: \"<3\", pass: [F, B]}, on: {pp: s}}\n"

@@ -33,7 +33,9 @@ inline Order order_of(const std::string& program, const std::string& file) {
   Order order;
   order.each = "pp";
   order.program = program;
-  order.program_at = {file, 1, 1, static_cast<int>(program.substr(0, program.find('\n')).size())};
+  const std::vector<std::string> lines = split_text(program, '\n');
+  for (size_t i = 0; i < lines.size(); ++i)
+    order.lines.push_back({file, static_cast<int>(i) + 1, 1, static_cast<int>(lines[i].size())});
   return order;
 }
 

@@ -1,0 +1,113 @@
+#include "foreign_words.h"
+
+#include <algorithm>
+#include <cctype>
+#include <string>
+
+namespace piper {
+namespace {
+
+struct Row {
+  std::string_view words, help;
+};
+constexpr Row kRows[] = {
+    {"zero zero_stage zero_level zero_optimization zero1 zero2 zero3 zero_1 zero_2 zero_3 "
+     "deepspeed "
+     "fsdp fsdp2 fully_shard fsdp_config sharding_strategy reshard_after_forward "
+     "distributed_optimizer use_distributed_optimizer",
+     "ZeRO-1 is '- replicate: {over: dp, shard: [optimizer]}' under 'directives', ZeRO-2 "
+     "'[optimizer, gradients]', ZeRO-3 and FSDP '[optimizer, gradients, parameters]'"},
+    {"shard tensor_parallel tensor_parallel_size tensor_model_parallel_size tensor_parallel_degree "
+     "tp tp_size tp_degree sequence_parallel sequence_parallel_size context_parallel "
+     "context_parallel_size cp cp_size expert_parallel expert_parallel_size "
+     "expert_model_parallel_size ep ep_size ulysses_degree ring_attention",
+     "not supported yet: an op runs on one device. 'place' puts whole layers on devices; 'shard' "
+     "of "
+     "'replicate' cuts parameters, gradients and states over replicas"},
+    {"pipeline pipeline_parallel pipeline_parallel_size pipeline_model_parallel_size "
+     "pipeline_parallel_degree pp pp_size pp_degree num_stages n_stages stages split_points",
+     "'include: strategies/1f1b.yaml' with its params, or 'mesh: {pp: 4}', 'annotate: [{balance: "
+     "{tag: stage, "
+     "into: 4}}]' and '- place: {where: {stage: s}, on: {pp: s}}' under 'directives'"},
+    {"virtual_pipeline_model_parallel_size num_layers_per_virtual_pipeline_stage virtual_stages "
+     "num_model_chunks vpp interleave",
+     "'include: strategies/interleaved-1f1b.yaml' with 'params: {chunks: 2}'"},
+    {"schedule pipeline_schedule pipeline_parallel_schedule schedules 1f1b one_f_one_b gpipe "
+     "interleaved interleaved_1f1b zb_h1 zb_h2 zbv zb_v zero_bubble zerobubble dualpipe dualpipev "
+     "chimera hanayo looped_bfs",
+     "an order of work is '- order: {each: pp, program: …}' under 'directives', and strategies/ "
+     "has "
+     "complete files: 'include: strategies/1f1b.yaml'; the learning rate's schedule stands in "
+     "'train'"},
+    {"data_parallel data_parallel_size data_parallel_degree dp dp_size dp_degree ddp "
+     "distributed_data_parallel dp_replicate dp_shard replicas num_replicas",
+     "'mesh: {dp: 4}', and '- replicate: {over: dp}' under 'directives'"},
+    {"gradient_accumulation gradient_accumulation_steps grad_accumulation_steps "
+     "accumulate_grad_batches grad_accum gas microbatches micro_batches num_microbatches "
+     "n_microbatches num_micro_batches",
+     "'- split: {dim: batch, into: 8}' under 'directives', or 'train: {microbatch_size: 1}'"},
+    {"micro_batch_size micro_batch train_micro_batch_size_per_gpu per_device_train_batch_size "
+     "per_gpu_batch_size local_batch_size mbs",
+     "'train: {microbatch_size: 1}'"},
+    {"batch_size batch train_batch_size global_batch_size gbs", "'train: {global_batch: 8}'"},
+    {"bf16 bfloat16 fp16 f16 float16 half fp32 fp8 amp autocast mixed_precision precision_plugin "
+     "torch_dtype param_dtype reduce_dtype mp_policy",
+     "'- precision: {compute: bf16}' under 'directives'"},
+    {"loss_scaling loss_scaler initial_scale_power grad_scaler",
+     "'- precision: {compute: f16, loss_scale: dynamic}' under 'directives'"},
+    {"activation_checkpointing activation_checkpoint gradient_checkpointing checkpoint_activations "
+     "checkpointing checkpoint ac remat rematerialization recompute_granularity "
+     "activation_recomputation use_reentrant",
+     "'- recompute: {match: \"h/{layer}/**\"}' under 'directives'"},
+    {"offload_optimizer offload_optimizer_device cpu_offload optimizer_offload",
+     "'- offload: {what: optimizer}' under 'directives'"},
+    {"offload_activations activation_offloading cpu_checkpointing",
+     "'- offload: {what: activations}' under 'directives'"},
+    {"offload_param offload_params offload_parameters",
+     "parameters stay on the device; '- offload: {what: optimizer}' takes states off it, 'shard: "
+     "[optimizer, gradients, parameters]' of 'replicate' cuts parameters over replicas"},
+    {"lr learning_rate weight_decay betas eps beta1 beta2 adam_beta1 adam_beta2 "
+     "adam_epsilon optim optimizer_type",
+     "'train: {optimizer: {adamw: {lr: 3e-4, weight_decay: 0.1}}}'"},
+    {"param_groups parameter_groups no_decay",
+     "'train: {groups: [{match: \"**/bias\", weight_decay: 0}]}'"},
+    {"gradient_clipping grad_clipping gradient_clip_val max_grad_norm max_norm clip_grad "
+     "clip_grad_norm grad_clip clip",
+     "'train: {clip_norm: 1.0}'"},
+    {"warmup_steps num_warmup_steps warmup_iters lr_scheduler scheduler lr_schedule "
+     "lr_decay_style lr_warmup_iters min_lr",
+     "'train: {schedule: {warmup: 100, cosine: {total: 1000, min_ratio: 0.1}}}'"},
+    {"bucket_cap_mb bucket_size reduce_bucket_size allgather_bucket_size allreduce_bucket_size "
+     "ddp_bucket_size",
+     "'bucket: 25MiB' in 'replicate'"},
+    {"overlap_comm overlap_grad_reduce overlap_param_gather overlap",
+     "reductions and gathers have streams of their own; 'F & B' in an order program overlaps two "
+     "tasks"},
+    {"receive", "'- prefetch: {where: {kind: recv}, distance: eager}' under 'directives'"},
+    {"num_gpus gpus num_devices devices world_size nproc_per_node n_gpus nodes num_nodes nnodes "
+     "device_mesh mesh_shape mesh_dim_names",
+     "'mesh: {pp: 2, dp: 4}': axes and their sizes; one device for each combination"},
+    {"steps max_steps num_steps train_iters epochs num_train_epochs max_epochs iterations",
+     "how long to train is piper-run's: --steps"},
+    {"data dataset data_path train_data", "data are piper-run's: --data"},
+    {"save checkpoint_dir output_dir save_interval", "what is saved is piper-run's: --save"},
+    {"model model_path model_name", "the model is piperc's first argument"},
+    {"frozen requires_grad", "'parameters: [{freeze: \"wte/**\"}]'"},
+    {"stage_of layers_per_stage auto_wrap_policy",
+     "'annotate: [{match: \"h/{layer}/**\", tags: {stage: layer * 4 / layers}}]', or 'annotate: "
+     "[{balance: {tag: stage, into: 4}}]'"},
+};
+
+}  // namespace
+
+std::string_view foreign_word(std::string_view word) {
+  std::string name = " " + std::string(word) + " ";
+  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) {
+    return c == '-' ? '_' : static_cast<char>(std::tolower(c));
+  });
+  for (const Row& row : kRows)
+    if ((" " + std::string(row.words) + " ").find(name) != std::string::npos) return row.help;
+  return {};
+}
+
+}  // namespace piper
