@@ -404,6 +404,7 @@ std::string lower_case(std::string text) {
   return text;
 }
 
+// But for the table of other systems' words.
 TEST(Schedules, NoneIsNamedInTheCompiler) {
   namespace fs = std::filesystem;
   int files = 0;
@@ -411,7 +412,8 @@ TEST(Schedules, NoneIsNamedInTheCompiler) {
     for (const auto& entry :
          fs::recursive_directory_iterator(std::string(PIPER_SOURCE_DIR) + folder)) {
       const std::string extension = entry.path().extension();
-      if (extension != ".cc" && extension != ".h") continue;
+      const bool is_source = extension == ".cc" || extension == ".h";
+      if (!is_source || entry.path().filename() == "foreign_words.cc") continue;
       const auto text = read_text_file(entry.path(), 1 << 20);
       ASSERT_TRUE(text);
       ++files;
