@@ -50,7 +50,7 @@ struct Schedule {
 // How list_schedule chooses. Each cell takes the task that can start first; of several, the pass
 // that `prefer` names first, then the lower microbatch, then the later stage. Besides, orders that
 // repeat a pattern, within the same limits: what ends first is taken. The tasks of one chunk and
-// pass run in microbatch order.
+// pass run in microbatch order, or in that of `turn`.
 struct ListPolicy {
   std::vector<char> prefer;        // passes; those that are not named come last
   std::vector<int64_t> in_flight;  // by cell: chunks whose activations are held at most
@@ -59,6 +59,7 @@ struct ListPolicy {
   std::vector<int64_t> held;       // by chunk: bytes that a forward keeps
   double time_per_byte = 0;        // of messages
   bool limits_give_way = false;    // rather than fail
+  std::vector<int32_t> turn;       // by task, among those of its chunk; empty: the microbatch
   SourceSpan at;
 };
 // The order of the computations by cell. A forward leaves room for the chunks that follow it on its

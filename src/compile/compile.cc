@@ -11,6 +11,7 @@
 #include "piper/verify.h"
 #include "plan_set.h"
 #include "steps.h"
+#include "sum_order.h"
 
 namespace piper {
 namespace {
@@ -144,26 +145,27 @@ struct Making {
   Steps& steps;
   Compiled& compiled;
   const Variables& variables;
+  Summing& summing;          // set by the strategy's plan, for the oracles that follow
   Explanations unsaid = {};  // by oracles: what the strategy's plan has explained
 
   bool is_oracle() const { return target != Target::kStrategy; }
   Explanations& explain() { return is_oracle() ? unsaid : compiled.explanations; }
 };
 
-// `group_of`: how the strategy's plan sums microbatches, for its oracle.
-Result<DagSpec> spec_of(const Graph& step, const Cut& cut, const std::vector<int32_t>& group_of,
-                        const Making& making) {
+Result<DagSpec> spec_of(const Graph& step, const Cut& cut, const Making& making) {
   DagSpec spec;
   spec.microbatches = cut.microbatches;
   spec.replicas = cut.replicas;
   spec.levels = cut.levels;
   spec.weight_versions = making.strategy.weight_versions;
   spec.sequential_replicas = making.is_oracle();
-  if (making.target == Target::kSingle) spec.group_of = group_of;
-  if (making.is_oracle()) return spec;
-  spec.mesh = cut.mesh;
+  if (making.target == Target::kSingle) spec.group_of = making.summing.group_of;
+  const bool like_strategy =
+      making.target == Target::kSingle && !making.summing.orders.empty();  // chunk by chunk
+  if (making.is_oracle() && !like_strategy) return spec;
   PIPER_ASSIGN(spec.region_tags, region_tags(making.strategy, step));
   PIPER_ASSIGN(spec.split_backward, splits_backward(making.strategy));
+  if (!making.is_oracle()) spec.mesh = cut.mesh;
   return spec;
 }
 
@@ -176,7 +178,7 @@ Result<Dag> make_chunks(const Graph& step, Cut cut, std::vector<int32_t>& group_
   }
   const Strategy& strategy = making.strategy;
   Explanations& explain = making.explain();
-  PIPER_ASSIGN(DagSpec spec, spec_of(step, cut, group_of, making));
+  PIPER_ASSIGN(DagSpec spec, spec_of(step, cut, making));
   const auto shard = [&] { return shard_batch(step, {cut.replicas, cut.microbatches, cut.at}); };
   PIPER_ASSIGN(Graph graph, making.steps.run("sharding", shard, print_graph));
   if (!making.is_oracle()) {
@@ -193,7 +195,8 @@ Result<Dag> make_chunks(const Graph& step, Cut cut, std::vector<int32_t>& group_
   explain_versions(dag, strategy, explain);
   PIPER_ASSIGN(dag, apply_place(std::move(dag), strategy.places, making.variables, explain));
   PIPER_ASSIGN(dag, apply_replicate(std::move(dag), strategy.replicates, explain));
-  group_of = dag.group_of;
+  making.summing.group_of = dag.group_of;
+  making.summing.region_tags = spec.region_tags;
   return dag;
 }
 
@@ -212,14 +215,26 @@ struct Scheduled {
   std::vector<ComputeOrder> order;
   Schedule schedule;
 };
+Result<std::vector<ComputeOrder>> order_tasks(const Scheduled& made, Making& making) {
+  if (making.target == Target::kSingle)
+    return list_schedule(made.dag, made.deps, policy_like(made.dag, making.summing));
+  PIPER_ASSIGN(auto order,
+               choose_order(made.dag, made.deps, making.is_oracle() ? nullptr : &making.strategy,
+                            making.variables, making.explain()));
+  if (making.is_oracle()) return order;
+  std::vector<std::string> lines;
+  find_sum_orders(made.dag, order, making.summing, lines);
+  for (std::string& line : lines) making.explain().back().lines.push_back(std::move(line));
+  return order;
+}
+
 Result<Scheduled> schedule_tasks(Dag dag, Making& making) {
   const Strategy& strategy = making.strategy;
   Explanations& explain = making.explain();
   Scheduled made{std::move(dag), {}, {}, {}};
   const auto choose = [&] {
     made.deps = find_dependencies(made.dag);
-    return choose_order(made.dag, made.deps, making.is_oracle() ? nullptr : &strategy,
-                        making.variables, explain);
+    return order_tasks(made, making);
   };
   PIPER_ASSIGN(made.order, making.steps.run("order", choose));
   if (!making.is_oracle() && !strategy.fuses.empty()) {
@@ -263,12 +278,11 @@ Status explain_plans(const Dag& dag, const Lowered& lowered, Making& making) {
   return ok_status();
 }
 
-Result<PlanSet> make_plans(const Graph& step, const Cut& cut, std::vector<int32_t>& group_of,
-                           Making making) {
+Result<PlanSet> make_plans(const Graph& step, const Cut& cut, Making making) {
   const CompileOptions& options = making.options;
   const Strategy& strategy = making.strategy;
   Steps& steps = making.steps;
-  PIPER_ASSIGN(Dag dag, make_chunks(step, cut, group_of, making));
+  PIPER_ASSIGN(Dag dag, make_chunks(step, cut, making));
   const auto to_tasks = [&] { return make_tasks(std::move(dag), making); };
   PIPER_ASSIGN(dag, steps.run("dag", to_tasks, print_dag));
   PIPER_ASSIGN(Scheduled scheduled, schedule_tasks(std::move(dag), making));
@@ -329,10 +343,10 @@ Result<Compiled> compile(const CompileOptions& options) {
     compiled.notes.push_back(
         fmt::format("parameter '{}' gets no gradient and is not trained", name));
 
-  std::vector<int32_t> group_of;
+  Summing summing;
   const auto plans_of = [&](Target target) {
-    return make_plans(step.graph, cut, group_of,
-                      {target, options, strategy, steps, compiled, variables});
+    return make_plans(step.graph, cut,
+                      {target, options, strategy, steps, compiled, variables, summing});
   };
   PIPER_ASSIGN(compiled.set, plans_of(Target::kStrategy));
   if (options.oracles) {
