@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "idle.h"
 #include "model.h"
 #include "piper/autodiff.h"
 #include "piper/lower.h"
@@ -254,6 +255,14 @@ Result<Scheduled> schedule_tasks(Dag dag, Making& making) {
                        "prefetch",
                        {fmt::format("{} of them stand nearer to their use, behind their sends",
                                     made.schedule.nearer)}});
+  if (making.is_oracle()) return made;
+  explain_idle(made.dag, made.deps, made.schedule, strategy, explain);
+  if (!made.dag.versions.empty() && made.schedule.body.empty())
+    explain.push_back({strategy.weight_versions_at,
+                       "weight_versions",
+                       {"note: no order begins a step before the update of the one before "
+                        "(F[step=1]): the second version costs memory and a step of delay, and "
+                        "saves no time"}});
   return made;
 }
 
