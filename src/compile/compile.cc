@@ -170,9 +170,8 @@ Result<DagSpec> spec_of(const Graph& step, const Cut& cut, const Making& making)
   return spec;
 }
 
-// Chunks that have their places; sets `group_of` for the oracles that follow.
-Result<Dag> make_chunks(const Graph& step, Cut cut, std::vector<int32_t>& group_of,
-                        Making& making) {
+// Chunks that have their places.
+Result<Dag> make_chunks(const Graph& step, Cut cut, Making& making) {
   if (making.target == Target::kUncut) {
     cut.microbatches = cut.replicas = 1;
     cut.levels.clear();
@@ -310,6 +309,21 @@ Result<PlanSet> make_plans(const Graph& step, const Cut& cut, Making making) {
   return set;
 }
 
+// The single-device plan plays the replicas one after the other.
+bool leaves_single_out(const CompileOptions& options, const Cut& cut, Compiled& compiled) {
+  int64_t instructions = 0;
+  for (const RoleSummary& role : compiled.roles) instructions += role.instructions;
+  instructions *= cut.replicas;
+  if (options.largest_single == 0 || cut.replicas == 1 || instructions <= options.largest_single)
+    return false;
+  compiled.set.manifest.predictions["single_instructions"] = static_cast<double>(instructions);
+  compiled.warnings.push_back(
+      fmt::format("the single-device plan is left out: with {} replicas it has about {} "
+                  "instructions, more than {}; --oracles writes it, --no-oracles says nothing",
+                  cut.replicas, instructions, options.largest_single));
+  return true;
+}
+
 }  // namespace
 
 std::span<const std::string_view> dump_steps() { return kSteps; }
@@ -360,7 +374,9 @@ Result<Compiled> compile(const CompileOptions& options) {
   PIPER_ASSIGN(compiled.set, plans_of(Target::kStrategy));
   if (options.oracles) {
     steps.quiet = true;
-    PIPER_ASSIGN(compiled.single, plans_of(Target::kSingle));
+    if (!leaves_single_out(options, cut, compiled)) {
+      PIPER_ASSIGN(compiled.single, plans_of(Target::kSingle));
+    }
     PIPER_ASSIGN(compiled.uncut, plans_of(Target::kUncut));
   }
   PIPER_TRY(name_plan_sets(options, strategy, compiled));

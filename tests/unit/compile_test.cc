@@ -276,6 +276,39 @@ TEST(Compile, BucketsHoldTheGradientsOfOneStage) {
     EXPECT_EQ(messages_of_gradients(role).size(), 2u);  // two stages each, all in one bucket's size
 }
 
+// ---- The single-device plan ---------------------------------------------------------------------
+
+// It plays all replicas: where they are many, it is written only if asked for.
+TEST(Compile, LargeSingleDevicePlansAreLeftOut) {
+  const Folder folder;
+  CompileOptions options;
+  options.model = PIPER_SOURCE_DIR "/tests/data/mlp.onnx";
+  options.strategy = folder.write(
+      "strategy.yaml",
+      library_text("ddp") + "train: {global_batch: 4096, optimizer: {sgd: {lr: 0.1}}}\n");
+  const auto compile_with = [&](int64_t dp, int64_t largest) {
+    options.defines = {{"dp", std::to_string(dp)}};
+    options.largest_single = largest;
+    return compile(options);
+  };
+  const auto few = compile_with(2, 500), many = compile_with(64, 500), asked = compile_with(64, 0);
+  ASSERT_TRUE(few && many && asked);
+  EXPECT_TRUE(few->single && few->warnings.empty());
+  EXPECT_TRUE(asked->single && asked->warnings.empty());
+  EXPECT_FALSE(few->set.manifest.predictions.contains("single_instructions"));
+  ASSERT_TRUE(!many->single && many->uncut);
+  ASSERT_EQ(many->warnings.size(), 1u);
+  const double stated = many->set.manifest.predictions.at("single_instructions");
+  EXPECT_EQ(many->warnings[0],
+            fmt::format("the single-device plan is left out: with 64 replicas it has about {:.0f} "
+                        "instructions, more than 500; --oracles writes it, --no-oracles says "
+                        "nothing",
+                        stated));
+  const auto made = static_cast<double>(asked->single->roles[0].body.size());
+  EXPECT_GT(stated, made / 2);
+  EXPECT_LT(stated, made * 2);
+}
+
 // The lines of the explanations of one kind.
 std::vector<std::string> explained(const Compiled& compiled, std::string_view what) {
   std::vector<std::string> lines;
