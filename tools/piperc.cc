@@ -41,7 +41,7 @@ struct Flags {
   std::vector<std::string> dims;
   std::string emit, emit_order, order_form = "compute";
   bool describe = false;
-  bool force = false, dry_run = false, timings = false, no_oracles = false;
+  bool force = false, dry_run = false, timings = false, no_oracles = false, oracles = false;
 };
 
 int report(const Error& error) {
@@ -163,6 +163,7 @@ int run(Flags& flags, std::optional<Result<Compiled>>& compiled_or_error) {
   }
   if (flags.dry_run) flags.output.clear();
   flags.compile.oracles = !flags.no_oracles && !flags.output.empty();
+  flags.compile.largest_single = flags.oracles ? 0 : kLargestSingle;
   bool dumped = flags.dump.empty();
   if (!dumped)
     flags.compile.dump = [&](std::string_view step, const std::function<std::string()>& text) {
@@ -175,6 +176,7 @@ int run(Flags& flags, std::optional<Result<Compiled>>& compiled_or_error) {
   if (!compiled) return report(compiled.error());
   if (!dumped)
     fmt::print(stderr, "note: nothing to dump: the strategy has no '{}' directive\n", flags.dump);
+  for (const std::string& warning : compiled->warnings) fmt::print(stderr, "note: {}\n", warning);
   if (!flags.topic.empty() || flags.dry_run) explain(flags.topic, *compiled);
   for (const auto& [step, seconds] : compiled->seconds)
     if (flags.timings) fmt::print(stderr, "{:>10.1f} ms  {}\n", seconds * 1e3, step);
@@ -240,8 +242,15 @@ int main(int argc, char** argv) {
   app.add_flag("--force", flags.force, "replace a directory that holds plans");
   app.add_flag("--dry-run", flags.dry_run,
                "write nothing; print the explanation and the memory table");
-  app.add_flag("--no-oracles", flags.no_oracles,
-               "leave out the single-device plans for piper-run --verify-against");
+  CLI::Option* no_oracles =
+      app.add_flag("--no-oracles", flags.no_oracles,
+                   "leave out the single-device plans for piper-run --verify-against");
+  app.add_flag(
+         "--oracles", flags.oracles,
+         fmt::format("write them whatever their size; without this, 'single' is left out where "
+                     "its replicas have more than {} instructions together",
+                     kLargestSingle))
+      ->excludes(no_oracles);
   app.add_flag("--timings", flags.timings, "print how long each step took");
   app.set_version_flag("--version", "piperc 0.1.0");
   try {

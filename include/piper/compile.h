@@ -13,12 +13,18 @@
 
 namespace piper {
 
+// What piperc sets it to: a fifth of a second and 50 MB at most.
+inline constexpr int64_t kLargestSingle = 16384;
+
 struct CompileOptions {
   std::string model, strategy;
   std::vector<Definition> defines;
   bool fuse = true;     // false: plans run every op on its own, with the same bits
   bool oracles = true;  // also the single-device plans that --verify-against runs beside
-  bool order = false;   // also Compiled::order
+  // `single` plays all replicas one after the other: it is left out where it would have more
+  // instructions than this, and more than one replica; 0: never.
+  int64_t largest_single = 0;
+  bool order = false;  // also Compiled::order
   // Called after each step with its name and a function that prints what it made; may be empty.
   std::function<void(std::string_view step, const std::function<std::string()>& text)> dump;
 };
@@ -44,6 +50,7 @@ struct RoleSummary {
 struct Compiled {
   PlanSet set;
   std::optional<PlanSet> single, uncut;
+  std::vector<std::string> warnings;  // for those who do not ask for explanations, too
   Explanations explanations;
   std::vector<ParamReport> parameters;  // and what else the importer reports
   std::vector<std::string> constants, separated, notes;

@@ -50,7 +50,7 @@ struct Schedule {
 // How list_schedule chooses. Each cell takes the task that can start first; of several, the pass
 // that `prefer` names first, then the lower microbatch, then the later stage. Besides, orders that
 // repeat a pattern, within the same limits: what ends first is taken. The tasks of one chunk and
-// pass run in microbatch order.
+// pass run in microbatch order, or in that of `turn`.
 struct ListPolicy {
   std::vector<char> prefer;        // passes; those that are not named come last
   std::vector<int64_t> in_flight;  // by cell: chunks whose activations are held at most
@@ -59,6 +59,7 @@ struct ListPolicy {
   std::vector<int64_t> held;       // by chunk: bytes that a forward keeps
   double time_per_byte = 0;        // of messages
   bool limits_give_way = false;    // rather than fail
+  std::vector<int32_t> turn;       // by task, among those of its chunk; empty: the microbatch
   SourceSpan at;
 };
 // The order of the computations by cell. A forward leaves room for the chunks that follow it on its
@@ -92,5 +93,14 @@ std::vector<JoinedMessages> join_messages(Dag& dag, std::vector<ComputeOrder>& c
 // (kRefused): the orders wait for each other; the notes print the shortest chain of waits.
 Result<Schedule> make_schedule(const Dag& dag, const TaskLists& deps,
                                const std::vector<ComputeOrder>& compute);
+
+// What a device works through in order, each task waiting there for what it needs.
+enum class Queue {
+  kIssue,   // all that it is given, as the CPU executor does
+  kStream,  // what is on one stream
+};
+// The share of the step in which devices compute nothing: a forward and each half of a backward
+// take a unit of time, all else none. Requires steps that do not overlap.
+double idle_share(const Dag& dag, const TaskLists& deps, const Schedule& schedule, Queue queue);
 
 }  // namespace piper

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "idle.h"
 #include "model.h"
 #include "piper/autodiff.h"
 #include "piper/lower.h"
@@ -11,6 +12,7 @@
 #include "piper/verify.h"
 #include "plan_set.h"
 #include "steps.h"
+#include "sum_order.h"
 
 namespace piper {
 namespace {
@@ -146,39 +148,39 @@ struct Making {
   Steps& steps;
   Compiled& compiled;
   const Variables& variables;
+  Summing& summing;          // set by the strategy's plan, for the oracles that follow
   Explanations unsaid = {};  // by oracles: what the strategy's plan has explained
 
   bool is_oracle() const { return target != Target::kStrategy; }
   Explanations& explain() { return is_oracle() ? unsaid : compiled.explanations; }
 };
 
-// `group_of`: how the strategy's plan sums microbatches, for its oracle.
-Result<DagSpec> spec_of(const Graph& step, const Cut& cut, const std::vector<int32_t>& group_of,
-                        const Making& making) {
+Result<DagSpec> spec_of(const Graph& step, const Cut& cut, const Making& making) {
   DagSpec spec;
   spec.microbatches = cut.microbatches;
   spec.replicas = cut.replicas;
   spec.levels = cut.levels;
   spec.weight_versions = making.strategy.weight_versions;
   spec.sequential_replicas = making.is_oracle();
-  if (making.target == Target::kSingle) spec.group_of = group_of;
-  if (making.is_oracle()) return spec;
-  spec.mesh = cut.mesh;
+  if (making.target == Target::kSingle) spec.group_of = making.summing.group_of;
+  const bool like_strategy =
+      making.target == Target::kSingle && !making.summing.orders.empty();  // chunk by chunk
+  if (making.is_oracle() && !like_strategy) return spec;
   PIPER_ASSIGN(spec.region_tags, region_tags(making.strategy, step));
   PIPER_ASSIGN(spec.split_backward, splits_backward(making.strategy));
+  if (!making.is_oracle()) spec.mesh = cut.mesh;
   return spec;
 }
 
-// Chunks that have their places; sets `group_of` for the oracles that follow.
-Result<Dag> make_chunks(const Graph& step, Cut cut, std::vector<int32_t>& group_of,
-                        Making& making) {
+// Chunks that have their places.
+Result<Dag> make_chunks(const Graph& step, Cut cut, Making& making) {
   if (making.target == Target::kUncut) {
     cut.microbatches = cut.replicas = 1;
     cut.levels.clear();
   }
   const Strategy& strategy = making.strategy;
   Explanations& explain = making.explain();
-  PIPER_ASSIGN(DagSpec spec, spec_of(step, cut, group_of, making));
+  PIPER_ASSIGN(DagSpec spec, spec_of(step, cut, making));
   const auto shard = [&] { return shard_batch(step, {cut.replicas, cut.microbatches, cut.at}); };
   PIPER_ASSIGN(Graph graph, making.steps.run("sharding", shard, print_graph));
   if (!making.is_oracle()) {
@@ -195,7 +197,8 @@ Result<Dag> make_chunks(const Graph& step, Cut cut, std::vector<int32_t>& group_
   explain_versions(dag, strategy, explain);
   PIPER_ASSIGN(dag, apply_place(std::move(dag), strategy.places, making.variables, explain));
   PIPER_ASSIGN(dag, apply_replicate(std::move(dag), strategy.replicates, explain));
-  group_of = dag.group_of;
+  making.summing.group_of = dag.group_of;
+  making.summing.region_tags = spec.region_tags;
   return dag;
 }
 
@@ -214,14 +217,26 @@ struct Scheduled {
   std::vector<ComputeOrder> order;
   Schedule schedule;
 };
+Result<std::vector<ComputeOrder>> order_tasks(const Scheduled& made, Making& making) {
+  if (making.target == Target::kSingle)
+    return list_schedule(made.dag, made.deps, policy_like(made.dag, making.summing));
+  PIPER_ASSIGN(auto order,
+               choose_order(made.dag, made.deps, making.is_oracle() ? nullptr : &making.strategy,
+                            making.variables, making.explain()));
+  if (making.is_oracle()) return order;
+  std::vector<std::string> lines;
+  find_sum_orders(made.dag, order, making.summing, lines);
+  for (std::string& line : lines) making.explain().back().lines.push_back(std::move(line));
+  return order;
+}
+
 Result<Scheduled> schedule_tasks(Dag dag, Making& making) {
   const Strategy& strategy = making.strategy;
   Explanations& explain = making.explain();
   Scheduled made{std::move(dag), {}, {}, {}};
   const auto choose = [&] {
     made.deps = find_dependencies(made.dag);
-    return choose_order(made.dag, made.deps, making.is_oracle() ? nullptr : &strategy,
-                        making.variables, explain);
+    return order_tasks(made, making);
   };
   PIPER_ASSIGN(made.order, making.steps.run("order", choose));
   if (!making.is_oracle() && !strategy.fuses.empty()) {
@@ -241,6 +256,14 @@ Result<Scheduled> schedule_tasks(Dag dag, Making& making) {
                        "prefetch",
                        {fmt::format("{} of them stand nearer to their use, behind their sends",
                                     made.schedule.nearer)}});
+  if (making.is_oracle()) return made;
+  explain_idle(made.dag, made.deps, made.schedule, strategy, explain);
+  if (!made.dag.versions.empty() && made.schedule.body.empty())
+    explain.push_back({strategy.weight_versions_at,
+                       "weight_versions",
+                       {"note: no order begins a step before the update of the one before "
+                        "(F[step=1]): the second version costs memory and a step of delay, and "
+                        "saves no time"}});
   return made;
 }
 
@@ -265,12 +288,11 @@ Status explain_plans(const Dag& dag, const Lowered& lowered, Making& making) {
   return ok_status();
 }
 
-Result<PlanSet> make_plans(const Graph& step, const Cut& cut, std::vector<int32_t>& group_of,
-                           Making making) {
+Result<PlanSet> make_plans(const Graph& step, const Cut& cut, Making making) {
   const CompileOptions& options = making.options;
   const Strategy& strategy = making.strategy;
   Steps& steps = making.steps;
-  PIPER_ASSIGN(Dag dag, make_chunks(step, cut, group_of, making));
+  PIPER_ASSIGN(Dag dag, make_chunks(step, cut, making));
   const auto to_tasks = [&] { return make_tasks(std::move(dag), making); };
   PIPER_ASSIGN(dag, steps.run("dag", to_tasks, print_dag));
   PIPER_ASSIGN(Scheduled scheduled, schedule_tasks(std::move(dag), making));
@@ -287,6 +309,21 @@ Result<PlanSet> make_plans(const Graph& step, const Cut& cut, std::vector<int32_
   PIPER_TRY(steps.run("verify", [&] { return check_plans(set); }));
   making.compiled.remains = std::move(scheduled);
   return set;
+}
+
+// The single-device plan plays the replicas one after the other.
+bool leaves_single_out(const CompileOptions& options, const Cut& cut, Compiled& compiled) {
+  int64_t instructions = 0;
+  for (const RoleSummary& role : compiled.roles) instructions += role.instructions;
+  instructions *= cut.replicas;
+  if (options.largest_single == 0 || cut.replicas == 1 || instructions <= options.largest_single)
+    return false;
+  compiled.set.manifest.predictions["single_instructions"] = static_cast<double>(instructions);
+  compiled.warnings.push_back(
+      fmt::format("the single-device plan is left out: with {} replicas it has about {} "
+                  "instructions, more than {}; --oracles writes it, --no-oracles says nothing",
+                  cut.replicas, instructions, options.largest_single));
+  return true;
 }
 
 }  // namespace
@@ -331,15 +368,17 @@ Result<Compiled> compile(const CompileOptions& options) {
     compiled.notes.push_back(
         fmt::format("parameter '{}' gets no gradient and is not trained", name));
 
-  std::vector<int32_t> group_of;
+  Summing summing;
   const auto plans_of = [&](Target target) {
-    return make_plans(step.graph, cut, group_of,
-                      {target, options, strategy, steps, compiled, variables});
+    return make_plans(step.graph, cut,
+                      {target, options, strategy, steps, compiled, variables, summing});
   };
   PIPER_ASSIGN(compiled.set, plans_of(Target::kStrategy));
   if (options.oracles) {
     steps.quiet = true;
-    PIPER_ASSIGN(compiled.single, plans_of(Target::kSingle));
+    if (!leaves_single_out(options, cut, compiled)) {
+      PIPER_ASSIGN(compiled.single, plans_of(Target::kSingle));
+    }
     PIPER_ASSIGN(compiled.uncut, plans_of(Target::kUncut));
   }
   PIPER_TRY(name_plan_sets(options, strategy, compiled));

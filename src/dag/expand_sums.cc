@@ -188,6 +188,10 @@ void Expander::finish_late_sums() {
   std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
     return std::pair(last_made(a), a) < std::pair(last_made(b), b);
   });
+  const auto region_of = [&](int32_t s) {
+    const int32_t chunk = chunk_of_[slot(NodeId(static_cast<size_t>(last_made(s))), 0)];
+    return chunk < 0 ? std::vector<int32_t>() : dag_.chunks[static_cast<size_t>(chunk)].tags;
+  };
   std::vector<ItemId> totals(sums_.size());
   for (int32_t s : order) totals[static_cast<size_t>(s)] = sum_parts(s);
   for (size_t cell = 0; cell < 2 * dag_.cells.size(); ++cell) {
@@ -206,7 +210,9 @@ void Expander::finish_late_sums() {
       const Item& item = dag_.items[total.index()];
       if (static_cast<size_t>(item.cell) != cell / 2 || cut != (sharded(s) != nullptr)) continue;
       const TensorType& type = dag_.graph.value(item.value).type;
-      if (!bucket.empty() && types_of(bucket[0]) != types_of(s)) flush();
+      const bool joins = bucket.empty() || (types_of(bucket[0]) == types_of(s) &&
+                                            region_of(bucket.back()) == region_of(s));
+      if (!joins) flush();
       bucket.push_back(s);
       bucket_totals.push_back(total);
       bytes += travelling_bytes(s, type);

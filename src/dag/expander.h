@@ -180,7 +180,8 @@ class Expander {
 
   void finish_sum(int32_t s);
 
-  // Gradients in the order in which the backward makes them, joined into buckets.
+  // Gradients in the order in which the backward finishes them, joined into buckets. What one
+  // region finishes does not wait for another.
   void finish_late_sums();
 
   // ---- Data flow ----

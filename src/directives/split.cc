@@ -16,6 +16,9 @@ std::string nearest_divisors(int64_t whole, int64_t wanted) {
   return std::to_string(below ? below : above);
 }
 
+// Each microbatch has tasks of its own in the plan: these take a second or two.
+constexpr int64_t kMaxMicrobatches = 4096;
+
 Result<int64_t> count_microbatches(const Strategy& strategy, int64_t per_replica) {
   int64_t count = 1;
   if (!strategy.splits.empty()) {
@@ -41,6 +44,11 @@ Result<int64_t> count_microbatches(const Strategy& strategy, int64_t per_replica
                   per_replica / size, count);
     count = per_replica / size;
   }
+  if (count > kMaxMicrobatches)
+    return fail(strategy.splits.empty() ? strategy.microbatch_size_at : strategy.splits.front().at,
+                "split: {} microbatches are more than {}, the most that a plan may have", count,
+                kMaxMicrobatches)
+        .with_note("help: microbatches of more samples, or a smaller batch");
   return count;
 }
 

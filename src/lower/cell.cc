@@ -376,8 +376,7 @@ class CellLowerer {
     if (added > 0) follow(order, moved);
   }
   void move_communication(const std::vector<TaskId>& order) {
-    if (!dag_.sharding.optimizer) return;
-    if (overlaps_.empty()) follow(order, raise_reductions(role_, dag_));
+    follow(order, raise_reductions(role_, dag_, overlaps_));
     if (gathered_.empty()) return;
     follow(order, insert_gathers(role_, gathered_, dag_, gather_group_, gather_plan_));
   }

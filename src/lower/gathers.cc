@@ -224,21 +224,10 @@ class Inserter {
   std::vector<bool> kept_before_;  // by bucket: its own buffers have held it
 };
 
-// Sums that travel in fewer bytes.
-bool rounds(const RoleProgram& role, const Instruction& one) {
-  const auto bytes = [&](int32_t arg) {
-    return info(role.tensor(one.args[at(arg)]).type.dtype).bytes;
-  };
-  return !one.combines.empty() &&
-         std::all_of(one.combines.begin(), one.combines.end(), [&](const SumCombine& sum) {
-           return sum.from.size() == 1 && bytes(sum.arg) < bytes(sum.from[0]);
-         });
-}
-
-// A reduction between peers, what is rounded for it, or a sum of what one has left.
+// A reduction between peers, what is added up or rounded for it, or a sum of what one has left.
 bool rises(const RoleProgram& role, const Instruction& one, const Dag& dag) {
   if (one.kind == InstructionKind::kCompute)
-    return one.pass == 'U' && (one.micro >= 0 || rounds(role, one));
+    return one.pass == 'U' && (one.micro >= 0 || !one.combines.empty());
   if (one.kind != InstructionKind::kReduceScatter && one.kind != InstructionKind::kAllReduce)
     return false;
   const auto& axes = role.groups[at(one.group)].axes;
@@ -246,20 +235,29 @@ bool rises(const RoleProgram& role, const Instruction& one, const Dag& dag) {
                       [&](int32_t axis) { return dag.mesh[at(axis)].placed; });
 }
 
+// By instruction: the last one of the overlap that it is in, or -1.
+std::vector<int64_t> ends_of_overlaps(const std::vector<Overlap>& overlaps, size_t instructions) {
+  std::vector<int64_t> ends(instructions, -1);
+  for (const Overlap& o : overlaps)
+    std::fill(ends.begin() + o.first, ends.begin() + o.end, int64_t{o.end} - 1);
+  return ends;
+}
+
 }  // namespace
 
-std::vector<int32_t> raise_reductions(RoleProgram& role, const Dag& dag) {
-  // Each instruction's place: behind another, in order.
+std::vector<int32_t> raise_reductions(RoleProgram& role, const Dag& dag,
+                                      const std::vector<Overlap>& overlaps) {
+  // Each instruction's place: behind another, in order. Nothing enters or leaves an overlap.
   std::vector<std::pair<int64_t, int64_t>> place;
   std::vector<int64_t> last(role.buffers.size(), -1);  // by buffer: behind what its last use stands
-  int64_t previous = -1;
+  const std::vector<int64_t> ends = ends_of_overlaps(overlaps, role.body.size());
   for (size_t i = 0; i < role.body.size(); ++i) {
     const Instruction& one = role.body[i];
     int64_t behind = static_cast<int64_t>(i);
-    if (rises(role, one, dag)) {
-      behind = previous;
+    if (ends[i] < 0 && rises(role, one, dag)) {
+      behind = -1;
       for (int32_t arg : one.args) behind = std::max(behind, last[at(arg)]);
-      previous = behind;
+      if (behind >= 0) behind = std::max(behind, ends[at(behind)]);
     }
     for (int32_t arg : one.args) last[at(arg)] = behind;
     place.emplace_back(behind, static_cast<int64_t>(i));
@@ -270,6 +268,7 @@ std::vector<int32_t> raise_reductions(RoleProgram& role, const Dag& dag) {
     return std::tuple(a.first, !stays_a, a.second) < std::tuple(b.first, !stays_b, b.second);
   });
   std::vector<Instruction> body;
+  body.reserve(role.body.size());
   std::vector<int32_t> moved(role.body.size());
   for (const auto& [behind, i] : order) {
     moved[at(i)] = static_cast<int32_t>(body.size());

@@ -1,5 +1,5 @@
-// Where the communication of parts stands among the instructions of a cell: reductions rise to just
-// behind what they add up, whole parameters are gathered shortly before they are used.
+// Where the communication between replicas stands among the instructions of a cell: reductions rise
+// to just behind what they add up, whole parameters are gathered shortly before they are used.
 #pragma once
 
 #include "piper/bundle.h"
@@ -22,7 +22,8 @@ struct GatherPlan {
 
 // Both change role.body alone (insert_gathers may add buffers) and give by old position the new
 // one.
-std::vector<int32_t> raise_reductions(RoleProgram& role, const Dag& dag);
+std::vector<int32_t> raise_reductions(RoleProgram& role, const Dag& dag,
+                                      const std::vector<Overlap>& overlaps);
 // `group`: of the parts. Without waits: they are added later.
 std::vector<int32_t> insert_gathers(RoleProgram& role, const std::vector<GatheredBuffer>& gathered,
                                     const Dag& dag, int32_t group, GatherPlan& plan);

@@ -105,8 +105,16 @@ Status load_reference(const RunOptions& options, Loaded& loaded) {
   fs::path directory = fs::path(loaded.set.directory) / (single ? "single" : "uncut");
   std::error_code ignored;
   if (!fs::is_directory(directory, ignored)) {
-    return usage(
+    const auto& predicted = loaded.set.manifest.predictions;
+    const auto left_out = predicted.find("single_instructions");
+    Error error = usage(
         fmt::format("{} does not exist: the plans were written without it", directory.string()));
+    if (!single || left_out == predicted.end()) return error;
+    return std::move(error)
+        .with_note(fmt::format("piperc leaves out a single-device plan of {:.0f} instructions",
+                               left_out->second))
+        .with_note(
+            "help: compile with 'piperc --oracles', or compare with '--verify-against uncut'");
   }
   PIPER_ASSIGN(loaded.reference, read_plan_set(directory.string()));
   PIPER_TRY(load_params(*loaded.reference));

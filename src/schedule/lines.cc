@@ -52,9 +52,10 @@ std::vector<std::vector<TaskId>> Lines::find_lines(const ListPolicy& policy) {
     }
     tasks[static_cast<size_t>(line)].push_back(TaskId(t));
   }
-  const auto earlier = [&](TaskId a, TaskId b) {
-    return dag_.tasks[a.index()].micro < dag_.tasks[b.index()].micro;
+  const auto turn = [&](TaskId id) {
+    return policy.turn.empty() ? dag_.tasks[id.index()].micro : policy.turn[id.index()];
   };
+  const auto earlier = [&](TaskId a, TaskId b) { return turn(a) < turn(b); };
   for (auto& line : tasks)
     if (!std::is_sorted(line.begin(), line.end(), earlier))
       std::sort(line.begin(), line.end(), earlier);

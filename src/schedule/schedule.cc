@@ -1,7 +1,9 @@
 #include "piper/schedule.h"
 
 #include <algorithm>
+#include <functional>
 #include <map>
+#include <queue>
 #include <span>
 
 #include "dependencies.h"
@@ -26,7 +28,7 @@ class Issuer {
     first_waiter_.resize(dag.tasks.size(), -1);
     for (size_t t = dag.tasks.size(); t-- > 0;) {  // so that lists ascend
       const Task& task = dag.tasks[t];
-      briefs_[t] = {task.cell, is_ordered(task)};
+      briefs_[t] = {task.cell, is_ordered(task), is_peer_reduction(dag, task)};
       posts_ = posts_ || task.distance > 0;
       if (runs_by_itself(dag, task)) issue_behind(TaskId(t), deps[t]);
     }
@@ -62,7 +64,7 @@ class Issuer {
   // What is asked of tasks again and again, side by side.
   struct Brief {
     int32_t cell = 0;
-    bool ordered = false;
+    bool ordered = false, reduces = false;
   };
   // An eager task that another holds back, and the next such of the same.
   struct Waiter {
@@ -164,14 +166,29 @@ class Issuer {
       if (!issued_[d.index()]) issue_with_needs(d);
     if (!issued_[id.index()]) issue(id);
   }
+  // And what only waited for it. Reductions come behind all else that it releases, in the order in
+  // which what they waited for last was issued: that of a sum of several parts stands last.
   void issue(TaskId id) {
+    issue_alone(id);
+    while (!reductions_.empty()) {
+      const TaskId reduction = reductions_.top().second;
+      reductions_.pop();
+      issue_alone(reduction);
+    }
+  }
+  void issue_alone(TaskId id) {
     issued_[id.index()] = true;
+    const int32_t number = count_++;
     if (posts_) note_send(id);
     schedule_.order[static_cast<size_t>(briefs_[id.index()].cell)].push_back(id);
     for (int32_t w = first_waiter_[id.index()]; w >= 0;) {
       const auto [task, next] = waiters_[static_cast<size_t>(w)];
-      if (--missing_[task.index()] == 0 && !issued_[task.index()]) issue(task);
       w = next;
+      if (--missing_[task.index()] > 0 || issued_[task.index()]) continue;
+      if (briefs_[task.index()].reduces)
+        reductions_.push({number, task});
+      else
+        issue_alone(task);
     }
   }
 
@@ -299,10 +316,14 @@ class Issuer {
   std::vector<int32_t> missing_;       // eager tasks: dependencies not issued yet
   std::vector<Waiter> waiters_;        // in a list for each task
   std::vector<int32_t> first_waiter_;  // by task, in waiters_
-  std::vector<size_t> next_;           // by cell: position in its compute order
-  std::vector<size_t> next_pair_;      // by cell: its next overlap
-  bool posts_ = false;                 // some receive comes ahead
-  std::vector<int32_t> sent_at_;       // see post_ahead
+  // Between peers, with nothing missing: the number of the task that came last, and themselves.
+  using Released = std::pair<int32_t, TaskId>;
+  std::priority_queue<Released, std::vector<Released>, std::greater<>> reductions_;
+  int32_t count_ = 0;              // of tasks issued
+  std::vector<size_t> next_;       // by cell: position in its compute order
+  std::vector<size_t> next_pair_;  // by cell: its next overlap
+  bool posts_ = false;             // some receive comes ahead
+  std::vector<int32_t> sent_at_;   // see post_ahead
   Schedule schedule_;
 };
 

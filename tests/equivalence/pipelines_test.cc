@@ -10,7 +10,6 @@ using namespace jobs;
 struct Pipeline {
   const char* order;
   int64_t pp, dp, mb;
-  // A file that runs weight gradients out of microbatch order adds them in another order.
   VerifyAgainst against = VerifyAgainst::kSingle;
   const char* more = "";  // further params
 };
@@ -31,6 +30,7 @@ std::vector<Pipeline> pipelines() {
   }
   out.push_back({"zb-h1", 2, 1, 8, VerifyAgainst::kSingle, "chunks: 2"});
   for (const int64_t pp : {2, 4}) {
+    out.push_back({"looped-bfs", pp, 1, 8});
     out.push_back({"looped-bfs", pp, 1, 8, VerifyAgainst::kUncut});
     out.push_back({"looped-bfs", pp, 1, 8, VerifyAgainst::kSingle, "ascending: 1"});
   }
@@ -130,36 +130,76 @@ TEST(PipelineFiles, EqualTheirOwnFiles) {
   }
 }
 
-// Neighbours may take the microbatches in different orders: what is received is what is wanted.
-TEST(PipelineOrders, MessagesMayBeTakenInAnotherOrder) {
-  const std::string model = "mlp";
-  if (!std::filesystem::exists(model_path(model, "model.onnx")))
-    GTEST_SKIP() << "no models in " << models_folder();
-  const Folder folder;
-  CompileOptions options;
-  options.model = model_path(model, "model.onnx");
-  options.strategy = folder.write(
-      "strategy.yaml",
-      fmt::format("piper: 1\nmesh: {{pp: 2}}\ntrain: {{global_batch: 8, {}}}\n"
-                  "annotate: [{{balance: {{tag: stage, into: 2}}}}]\ndirectives:\n"
-                  "  - split: {{dim: batch, into: 4}}\n"
-                  "  - place: {{where: {{stage: s}}, on: {{pp: s}}}}\n"
-                  "  - order: {{each: pp, lists: [F0 F1 F2 F3 BI3 BI0 BI1 BI2 BW0 BW1 BW2 BW3, "
-                  "F1 F0 F3 F2 BI3 BI2 BI0 BI1 BW0 BW1 BW2 BW3]}}\n",
-                  kAdamW));
-  const auto compiled = compile(options);
-  ASSERT_TRUE(compiled) << print_error(compiled.error());
-  const auto data = open_batches(compiled->set, model);
-  const auto reference_data = open_batches(*compiled->uncut, model);
-  ASSERT_TRUE(data && reference_data);
-  JobOptions job;
-  job.steps = 5;
-  job.threads = 1;
-  job.verify.against = VerifyAgainst::kUncut;  // the loss is added in another order
-  const auto result =
-      run_job(compiled->set, data->get(), &*compiled->uncut, reference_data->get(), job);
-  EXPECT_TRUE(result) << print_error(result.error());
+// Neighbours may take the microbatches in different orders, and each in others forwards and
+// backwards: what is received is what is wanted, and the single-device plan adds as each of them.
+struct Unordered {
+  const char* name;
+  const char* model;
+  int64_t dp;
+  const char* replicate;
+  const char* order;
+};
+const Unordered kUnordered[] = {
+    {"lists", "mlp", 1, "",
+     "lists: [F0 F1 F2 F3 BI3 BI0 BI1 BI2 BW0 BW1 BW2 BW3, "
+     "F1 F0 F3 F2 BI3 BI2 BI0 BI1 BW0 BW1 BW2 BW3]"},
+    {"ddp", "gpt-deep", 2, "  - replicate: {over: dp, bucket: 4KiB}\n",
+     "program: 'repeat M: F; for m in 0..M: B[mb = r == 0 ? (m+2)%M : M-1-m]'"},
+    {"zero_1", "gpt-deep", 2, "  - replicate: {over: dp, bucket: 4KiB, shard: [optimizer]}\n",
+     "program: 'repeat M: F; for m in 0..M: B[mb = M-1-m]'"},
+    {"zero_3_split", "gpt-deep", 2,
+     "  - replicate: {over: dp, bucket: 4KiB, shard: [optimizer, gradients, parameters]}\n",
+     "program: 'repeat M: F; repeat M: BI; for m in 0..M: BW[mb = r == 0 ? M-1-m : (m+1)%M]'"},
+};
+
+std::string unordered_text(const Unordered& one, const std::string& order) {
+  return fmt::format(
+      "piper: 1\nmesh: {{pp: 2, dp: {}}}\n"
+      "annotate: [{{balance: {{tag: stage, into: 2}}}}]\ndirectives:\n"
+      "  - split: {{dim: batch, into: 4}}\n"
+      "  - place: {{where: {{stage: s}}, on: {{pp: s}}}}\n{}"
+      "  - order: {{each: pp, {}}}\n",
+      one.dp, one.replicate, order);
 }
+
+Status compare(const Compiled& compiled, const PlanSet& reference, const std::string& model) {
+  PIPER_ASSIGN(const auto data, open_batches(compiled.set, model));
+  PIPER_ASSIGN(const auto reference_data, open_batches(reference, model));
+  JobOptions job;
+  job.steps = 4;
+  job.threads = 1;
+  job.verify.against = VerifyAgainst::kSingle;
+  PIPER_ASSIGN(const auto ran,
+               run_job(compiled.set, data.get(), &reference, reference_data.get(), job));
+  (void)ran;
+  return ok_status();
+}
+
+class UnorderedSums : public ::testing::TestWithParam<Unordered> {};
+
+TEST_P(UnorderedSums, EqualTheirSingleDevicePlan) {
+  const Unordered& one = GetParam();
+  if (!std::filesystem::exists(model_path(one.model, "model.onnx")))
+    GTEST_SKIP() << "no models in " << models_folder();
+  const auto compiled = compile_text(one.model, unordered_text(one, one.order), kAdamW, {});
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  const Status equal = compare(*compiled, *compiled->single, one.model);
+  EXPECT_TRUE(equal.ok()) << print_error(equal.error());
+  std::string said;
+  for (const Explanation& each : compiled->explanations)
+    for (const std::string& line : each.lines) said += each.directive + ": " + line + "\n";
+  EXPECT_NE(said.find("order: sums are not formed in microbatch order: '"), said.npos) << said;
+  // The plan that adds in microbatch order is another one.
+  const auto ascending = compile_text(
+      one.model, unordered_text(one, "program: 'repeat M: F; repeat M: B'"), kAdamW, {});
+  ASSERT_TRUE(ascending) << print_error(ascending.error());
+  const Status differs = compare(*compiled, *ascending->single, one.model);
+  ASSERT_FALSE(differs.ok());
+  EXPECT_EQ(differs.error().code, ExitCode::kNumeric) << print_error(differs.error());
+}
+
+INSTANTIATE_TEST_SUITE_P(Orders, UnorderedSums, ::testing::ValuesIn(kUnordered),
+                         [](const auto& info) { return std::string(info.param.name); });
 
 INSTANTIATE_TEST_SUITE_P(Models, Pipelines, ::testing::Values("mlp", "gpt-deep"),
                          [](const auto& info) { return identifier(info.param); });

@@ -121,6 +121,22 @@ TEST_F(Command, ReplicasThatDriftApartAreFound) {
       << mpi_output;
 }
 
+TEST_F(Command, SaysWhyThereIsNoSingleDevicePlan) {
+  PlanSet set = replicas(2);
+  set.manifest.predictions["single_instructions"] = 70000;
+  Status written = write_plan_set(set, nullptr, nullptr, path("large"), {});
+  ASSERT_TRUE(written.ok()) << written.error().message;
+  auto [code, output] =
+      spawn("", fmt::format("{} {} {}", path("large"), path("data.safetensors"), path("a")));
+  EXPECT_EQ(code, static_cast<int>(ExitCode::kUsage));
+  EXPECT_EQ(output,
+            fmt::format("error: {} does not exist: the plans were written without it\n"
+                        "  = note: piperc leaves out a single-device plan of 70000 instructions\n"
+                        "  = help: compile with 'piperc --oracles', or compare with "
+                        "'--verify-against uncut'\n",
+                        path("large/single")));
+}
+
 TEST_F(Command, RefusesAWorldOfAnotherSize) {
   if (kThreadSanitizer) GTEST_SKIP() << "nothing of ours to find in processes of one thread";
   auto [code, output] = spawn(

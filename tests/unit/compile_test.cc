@@ -167,6 +167,148 @@ TEST(Compile, EqualLayersAreCompiledOnce) {
   EXPECT_LE(role.programs.size(), 32u);
 }
 
+// ---- Messages of gradients ----------------------------------------------------------------------
+
+// The sample GPT, whose embedding and head share a parameter, under a file of the library; without
+// `with`, as it stands.
+Result<Compiled> compile_tied(const std::string& file, const Shape2& shape,
+                              const std::string& with = "") {
+  const Folder folder;
+  std::string text = library_text(file);
+  const size_t bucket = text.find("bucket: 25MiB");
+  if (bucket != text.npos) text.replace(bucket, 13, "bucket: 4KiB" + with);
+  CompileOptions options;
+  options.model = PIPER_SOURCE_DIR "/samples/gpt/model.onnx";
+  options.strategy = folder.write("strategy.yaml",
+                                  text + fmt::format("train: {{global_batch: 16, {}}}\n", kAdamW));
+  options.defines = definitions_of(text, shape);
+  options.oracles = false;
+  return compile(options);
+}
+
+struct Message {
+  size_t at = 0, ready = 0;  // instructions: itself, and the last one that makes what it reduces
+};
+// Gradients that one rank reduces with its replicas.
+std::vector<Message> messages_of_gradients(const RoleProgram& role) {
+  std::vector<Message> messages;
+  for (size_t i = 0; i < role.body.size(); ++i) {
+    const Instruction& one = role.body[i];
+    const bool reduces =
+        one.kind == InstructionKind::kAllReduce || one.kind == InstructionKind::kReduceScatter;
+    if (!reduces || role.groups[static_cast<size_t>(one.group)].name != "dp") continue;
+    if (role.tensor(one.args[0]).name.find(".grad") == std::string::npos) continue;
+    size_t ready = i;
+    while (ready-- > 0) {
+      const auto& args = role.body[ready].args;
+      if (std::any_of(one.args.begin(), one.args.end(), [&](int32_t arg) {
+            return std::find(args.begin(), args.end(), arg) != args.end();
+          }))
+        break;
+    }
+    messages.push_back({i, ready});
+  }
+  return messages;
+}
+
+bool computes(const Instruction& one) {
+  return one.pass == 'F' || one.pass == 'B' || one.pass == 'I' || one.pass == 'W';
+}
+
+// A stream is worked off in order: a message that must wait for the last backward, as that of a
+// tied parameter, comes last; and each is issued as soon as all that it carries is there.
+void expect_as_finished(const RoleProgram& role, bool overlaps, const std::string& what) {
+  const std::vector<Message> messages = messages_of_gradients(role);
+  ASSERT_GE(messages.size(), 3u) << what;
+  for (size_t m = 0; m < messages.size(); ++m) {
+    const std::string label = what + ": " + role.body[messages[m].at].label;
+    EXPECT_TRUE(m == 0 || messages[m - 1].ready <= messages[m].ready) << label;
+    for (size_t i = messages[m].ready + 1; i < messages[m].at && !overlaps; ++i)
+      EXPECT_FALSE(computes(role.body[i])) << label << " behind " << role.body[i].label;
+  }
+}
+TEST(Compile, GradientsAreReducedAsTheyAreFinished) {
+  const struct {
+    const char* file;
+    Shape2 shape;
+    bool overlaps = false;  // pairs, into which no message moves
+    const char* with = "";
+  } cases[] = {
+      {"ddp", {1, 2, 1}},
+      {"ddp", {1, 2, 2}},
+      {"1f1b", {2, 2, 4}},
+      {"interleaved-1f1b", {2, 2, 4}},
+      {"zb-h1", {2, 2, 4}},
+      {"looped-bfs", {2, 2, 4}},
+      {"dualpipev", {2, 2, 4}, true},
+      {"chimera", {2, 2, 4}},
+      {"1f1b", {2, 2, 4}, false, ", shard: [optimizer]"},
+      {"1f1b", {1, 2, 2}, false, ", shard: [optimizer, gradients, parameters]"},
+  };
+  for (const auto& one : cases) {
+    const std::string what = std::string(one.file) + one.with;
+    const auto compiled = compile_tied(one.file, one.shape, one.with);
+    ASSERT_TRUE(compiled) << what << print_error(compiled.error());
+    for (const RoleProgram& role : compiled->set.roles) {
+      expect_as_finished(role, one.overlaps, what);
+      const size_t first = messages_of_gradients(role)[0].at;
+      const bool hidden =
+          std::any_of(role.body.begin() + static_cast<ptrdiff_t>(first), role.body.end(), computes);
+      // Where each stage has two devices, some of them sum at the end of the step alone.
+      EXPECT_TRUE(hidden || what == "chimera") << what;
+    }
+  }
+}
+
+// One region's gradients do not wait in a bucket for those of another.
+TEST(Compile, BucketsHoldTheGradientsOfOneStage) {
+  const Folder folder;
+  CompileOptions options;
+  options.model = PIPER_SOURCE_DIR "/samples/gpt/model.onnx";
+  options.strategy =
+      folder.write("strategy.yaml", library_text("interleaved-1f1b") +
+                                        fmt::format("train: {{global_batch: 16, {}}}\n", kSgd));
+  options.defines = {{"stages", "2"}, {"dp", "2"}, {"microbatches", "4"}};
+  options.oracles = false;
+  const auto large = compile(options);
+  ASSERT_TRUE(large) << print_error(large.error());
+  for (const RoleProgram& role : large->set.roles)
+    EXPECT_EQ(messages_of_gradients(role).size(), 2u);  // two stages each, all in one bucket's size
+}
+
+// ---- The single-device plan ---------------------------------------------------------------------
+
+// It plays all replicas: where they are many, it is written only if asked for.
+TEST(Compile, LargeSingleDevicePlansAreLeftOut) {
+  const Folder folder;
+  CompileOptions options;
+  options.model = PIPER_SOURCE_DIR "/tests/data/mlp.onnx";
+  options.strategy = folder.write(
+      "strategy.yaml",
+      library_text("ddp") + "train: {global_batch: 4096, optimizer: {sgd: {lr: 0.1}}}\n");
+  const auto compile_with = [&](int64_t dp, int64_t largest) {
+    options.defines = {{"dp", std::to_string(dp)}};
+    options.largest_single = largest;
+    return compile(options);
+  };
+  const auto few = compile_with(2, 500), many = compile_with(64, 500), asked = compile_with(64, 0);
+  ASSERT_TRUE(few && many && asked);
+  EXPECT_TRUE(few->single && few->warnings.empty());
+  EXPECT_TRUE(asked->single && asked->warnings.empty());
+  EXPECT_FALSE(few->set.manifest.predictions.contains("single_instructions"));
+  ASSERT_TRUE(!many->single && many->uncut);
+  ASSERT_EQ(many->warnings.size(), 1u);
+  const double stated = many->set.manifest.predictions.at("single_instructions");
+  EXPECT_EQ(many->warnings[0],
+            fmt::format("the single-device plan is left out: with 64 replicas it has about {:.0f} "
+                        "instructions, more than 500; --oracles writes it, --no-oracles says "
+                        "nothing",
+                        stated));
+  const auto made = static_cast<double>(asked->single->roles[0].body.size());
+  EXPECT_GT(stated, made / 2);
+  EXPECT_LT(stated, made * 2);
+}
+
 // The lines of the explanations of one kind.
 std::vector<std::string> explained(const Compiled& compiled, std::string_view what) {
   std::vector<std::string> lines;

@@ -48,20 +48,22 @@ inline Cells in_flight(int64_t r, int64_t M, int64_t ahead) {
   return out;
 }
 
-// Groups of G microbatches, chunk by chunk. G is PyTorch's, and so P where that divides M.
+// Rounds of nearly equal size, chunk by chunk; of P where that divides M, and PyTorch's where their
+// number does.
 inline int64_t rounds(int64_t P, int64_t M) { return std::max<int64_t>(1, M / P); }
+inline int64_t largest_round(int64_t P, int64_t M) { return (M + rounds(P, M) - 1) / rounds(P, M); }
 inline std::vector<std::pair<int64_t, int64_t>> table(int64_t P, int64_t V, int64_t M) {
-  const int64_t G = M / rounds(P, M);
+  const int64_t n = rounds(P, M);
   std::vector<std::pair<int64_t, int64_t>> out;  // chunk, microbatch
-  for (int64_t g = 0; g < M; g += G)
+  for (int64_t round = 0; round < n; ++round)
     for (int64_t v = 0; v < V; ++v)
-      for (int64_t m = g; m < std::min(M, g + G); ++m) out.emplace_back(v, m);
+      for (int64_t m = round * M / n; m < (round + 1) * M / n; ++m) out.emplace_back(v, m);
   return out;
 }
 
 inline Cells interleaved(int64_t P, int64_t V, int64_t M, int64_t r) {
   const auto order = table(P, V, M);
-  const int64_t warm = std::min(2 * (P - 1 - r) + (V - 1) * (M / rounds(P, M)), M * V);
+  const int64_t warm = std::min(2 * (P - 1 - r) + (V - 1) * largest_round(P, M), M * V);
   Cells out;
   for (int64_t k = 0; k < M * V + warm; ++k) {
     if (k < M * V) {
@@ -91,7 +93,7 @@ inline Cells zero_bubble_1(int64_t P, int64_t V, int64_t M, int64_t r) {
     const auto [v, m] = order[static_cast<size_t>(k)];
     return cell((V - 1 - v) * P + r, pass, m);
   };
-  const int64_t warm = std::min((V - 1) * (M / rounds(P, M)) + P - 1 - r, M * V);
+  const int64_t warm = std::min((V - 1) * largest_round(P, M) + P - 1 - r, M * V);
   Cells out;
   int64_t f = 0, w = 0;
   const auto forward = [&] {

@@ -5,9 +5,12 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <optional>
+#include <random>
 
 #include "piper/lower.h"
 #include "piper/runtime.h"
+#include "seed.h"
 #include "unit/chain.h"
 #include "unit/published_schedules.h"
 
@@ -29,7 +32,6 @@ TEST(Schedules, AreThePublishedOnes) {
         for (const int64_t v : {1, 2, 3}) {
           const int64_t V = rule.chunks(v);
           if (!rule.fits(P, M) || (v > 1 && rule.chunks(7) != 7)) continue;
-          if (v > 1 && M % rounds(P, M) != 0) continue;
           const auto made = make(rule, P, V, M);
           ASSERT_TRUE(made) << rule.name << " P=" << P << " V=" << V << " M=" << M << "\n"
                             << print_error(made.error());
@@ -106,7 +108,11 @@ TEST(Schedules, OfBothWaysReadBack) {
 
 // ---- Bubble and activations --------------------------------------------------------------------
 
-// One unit for the forward and for each half of the backward of a chunk; messages take no time.
+// Units of time that the parts of a chunk take; messages take none.
+struct Costs {
+  int64_t F = 1, I = 1, W = 1;
+  int64_t X = 0;  // a forward and a whole backward that overlap; 0: nothing is hidden
+};
 struct Measured {
   std::vector<int64_t> idle;  // by device, from the step's start to the end of the last device
   std::vector<int64_t> gaps;  // by device, between its own first and last task
@@ -116,7 +122,8 @@ struct Measured {
 
 class Clock {
  public:
-  Clock(const chain::Made& made, int64_t stages) : made_(made), stages_(stages) {}
+  Clock(const chain::Made& made, int64_t stages, Costs costs = {})
+      : made_(made), stages_(stages), costs_(costs) {}
 
   Measured run() {
     const size_t devices = made_.compute.size();
@@ -128,14 +135,14 @@ class Clock {
       moved = false;
       for (size_t d = 0; d < devices; ++d)
         while (next[d] < made_.compute[d].tasks.size()) {
-          // An overlap begins when all of it can, and ends with nothing hidden.
+          // An overlap begins when all of it can.
           const size_t count = together(d, next[d]);
-          int64_t start = clock[d], cost = 0;
+          int64_t start = clock[d];
           for (size_t i = 0; i < count && start >= 0; ++i) {
             const int64_t ready = ready_at(at(d, next[d] + i), i);
             start = ready < 0 ? -1 : std::max(start, ready);
-            cost += at(d, next[d] + i).pass == 'B' ? 2 : 1;
           }
+          const int64_t cost = cost_of(d, next[d], count);
           if (start < 0) break;
           if (first[d] < 0) first[d] = start;
           clock[d] = start + cost;
@@ -162,6 +169,19 @@ class Clock {
   const Task& at(size_t device, size_t i) const {
     return made_.dag.tasks[made_.compute[device].tasks[i].index()];
   }
+  int64_t cost_of(size_t device, size_t first, size_t count) const {
+    int64_t sum = 0;
+    bool whole = false;
+    for (size_t i = 0; i < count; ++i) {
+      const char pass = at(device, first + i).pass;
+      whole = whole || pass == 'B' || pass == 'W';
+      sum += pass == 'F'   ? costs_.F
+             : pass == 'I' ? costs_.I
+             : pass == 'W' ? costs_.W
+                           : costs_.I + costs_.W;
+    }
+    return count == 1 || costs_.X == 0 ? sum : whole ? costs_.X : costs_.X - costs_.W;
+  }
   int32_t stage(const Task& task) const { return made_.dag.chunks[task.chunk.index()].tags[0]; }
   int64_t done(char pass, int32_t stage, int32_t micro) const {
     const auto it = done_.find({pass, stage, micro});
@@ -186,60 +206,159 @@ class Clock {
 
   const chain::Made& made_;
   const int64_t stages_;
+  const Costs costs_;
   std::map<std::tuple<char, int32_t, int32_t>, int64_t> done_;
 };
 
+// A row of the library's table: for which sizes and costs (of a chunk) the formulas hold, and what
+// they are. Activations are in chunks.
+struct Size {
+  int64_t P, V, M;
+  int64_t G() const { return largest_round(P, M); }
+};
 struct Form {
   const char* name;
-  std::function<int64_t(int64_t P)> idle;  // in times of a chunk: F = I = W = 1, for M = 3P
-  std::function<int64_t(int64_t P, int64_t V, int64_t M, int64_t r)> alive;  // chunks
-  bool no_gaps = false;
+  std::function<bool(const Size&, const Costs&)> holds;
+  std::function<int64_t(const Size&, const Costs&)> idle;  // of the device that waits longest
+  std::function<int64_t(const Size&, int64_t r)> alive;
+  std::function<int64_t(const Size&, const Costs&)> gaps;  // inside a device's span; may be empty
 };
+const std::vector<Form>& forms() {
+  static const auto always = [](const Size&, const Costs&) { return true; };
+  static const auto filled = [](const Size& s, const Costs& c) {
+    return s.M >= s.P && c.W <= c.F && c.W <= c.I;
+  };
+  static const auto twice_filled = [](const Size& s, const Costs& c) {
+    return s.M >= 2 * s.P - 1 && c.W <= c.F && c.W <= c.I;
+  };
+  static const auto all_equal = [](const Size& s, const Costs& c) {
+    return s.M >= 2 * s.P - 1 && c.F == c.I && c.I == c.W;
+  };
+  static const auto hidden = [](const Size&, const Costs& c) { return c.F == c.I && c.I == c.W; };
+  static const auto double_backward = [](const Size&, const Costs& c) {
+    return c.I + c.W == 2 * c.F;
+  };
+  static const auto full = [](const Size& s, const Costs& c) {
+    return (s.P - 1) * (c.F + c.I + c.W);
+  };
+  static const auto short_rounds = [](const Size& s, const Costs& c) {
+    return full(s, c) + (s.V - 1) * std::max<int64_t>(0, s.P - s.M) * (c.F + c.I + c.W);
+  };
+  static const auto pairs = [](const Costs& c) { return c.X + c.I - 2 * c.W; };
+  static const std::vector<Form> kForms = {
+      {"gpipe", always, full, [](auto& s, auto) { return s.M; }, {}},
+      {"1f1b", always, full, [](auto& s, auto r) { return std::min(s.P - r, s.M); }, {}},
+      {"interleaved-1f1b",
+       always,
+       short_rounds,
+       [](auto& s, auto r) {
+         return std::min(s.M * s.V, (s.V - 1) * s.G() + 2 * (s.P - 1 - r) + 1);
+       },
+       {}},
+      {"looped-bfs", always, short_rounds, [](auto& s, auto) { return s.M * s.V; }, {}},
+      {"zb-h1",
+       filled,
+       [](auto& s, auto& c) { return (s.P - 1) * (c.F + c.I - c.W); },
+       [](auto& s, auto) { return s.P + (s.V - 1) * s.G(); },
+       {}},
+      {"zb-h2", twice_filled,
+       [](auto& s, auto& c) { return (s.P - 1) * std::max(c.F, c.F + c.I - 2 * c.W); },
+       [](auto& s, auto) { return 2 * s.P - 1; },
+       [](auto& s, auto& c) { return (s.P - 1) * std::max<int64_t>(0, c.F + c.I - 2 * c.W); }},
+      {"zbv", all_equal, [](auto& s, auto& c) { return (s.P - 1) * c.F; },
+       [](auto& s, auto) { return 2 * s.P; }, [](auto&, auto&) { return int64_t{0}; }},
+      {"dualpipev",
+       hidden,
+       [](auto& s, auto& c) { return (s.P - 1) * pairs(c); },
+       [](auto& s, auto) { return 2 * s.P + 1; },
+       {}},
+      {"dualpipe",
+       hidden,
+       [](auto& s, auto& c) { return (s.P / 2 - 1) * pairs(c); },
+       [](auto& s, auto) { return s.P + 1; },
+       {}},
+      {"chimera",
+       double_backward,
+       [](auto& s, auto& c) { return (s.P - 2) * (s.M / s.P + 1) * c.F; },
+       [](auto& s, auto r) { return s.P / 2 + 1 + std::min(r, s.P - 1 - r); },
+       {}},
+  };
+  return kForms;
+}
+
+void expect_form(const Form& form, const Size& size, const Costs& costs, const chain::Made& made) {
+  const std::string what = fmt::format("{} P={} V={} M={} F={} I={} W={} X={}", form.name, size.P,
+                                       size.V, size.M, costs.F, costs.I, costs.W, costs.X);
+  const Measured measured = Clock(made, static_cast<int64_t>(size.P * size.V), costs).run();
+  EXPECT_EQ(*std::max_element(measured.idle.begin(), measured.idle.end()), form.idle(size, costs))
+      << what;
+  if (form.gaps) {
+    EXPECT_EQ(*std::max_element(measured.gaps.begin(), measured.gaps.end()), form.gaps(size, costs))
+        << what;
+  }
+  for (int64_t r = 0; r < size.P; ++r)
+    EXPECT_EQ(measured.alive[static_cast<size_t>(r)], form.alive(size, r)) << what << " r=" << r;
+}
+
+// Costs for which the formula holds, if some are found.
+std::optional<Costs> draw_costs(const Form& form, const Size& size, std::mt19937_64& random) {
+  const auto draw = [&](int64_t low, int64_t high) {
+    return low + static_cast<int64_t>(random() % static_cast<uint64_t>(high - low + 1));
+  };
+  for (int tries = 0; tries < 200; ++tries) {
+    Costs costs{draw(1, 5), draw(1, 5), draw(1, 5)};
+    const int64_t backward = costs.I + costs.W;
+    costs.X = draw(std::max(costs.F, backward), costs.F + backward);
+    if (form.holds(size, costs)) return costs;
+  }
+  return {};
+}
 
 TEST(Schedules, HaveTheBubbleAndActivationsOfTheClosedForms) {
-  const auto full = [](int64_t P) { return (P - 1) * 3; };
-  const auto third = [](int64_t P) { return P - 1; };
-  const Form forms[] = {
-      {"gpipe", full, [](auto, auto, auto M, auto) { return M; }},
-      {"1f1b", full, [](auto P, auto, auto M, auto r) { return std::min(P - r, M); }},
-      {"interleaved-1f1b", full,
-       [](auto P, auto V, auto, auto r) {
-         return V == 1 ? P - r : (V - 1) * P + 2 * (P - 1 - r) + 1;
-       }},
-      {"looped-bfs", full, [](auto, auto V, auto M, auto) { return M * V; }},
-      {"zb-h1", third, [](auto P, auto, auto, auto) { return P; }},
-      {"zb-h2", third, [](auto P, auto, auto, auto) { return 2 * P - 1; }, true},
-      {"zbv", third, [](auto P, auto, auto, auto) { return 2 * P; }, true},
-      {"dualpipev", [](int64_t P) { return (P - 1) * 2; },
-       [](auto P, auto, auto, auto) { return 2 * P + 1; }},
-      {"dualpipe", [](int64_t P) { return (P / 2 - 1) * 2; },
-       [](auto P, auto, auto, auto) { return P + 1; }},
-      {"chimera", [](int64_t P) { return (P - 2) * 4; },
-       [](auto P, auto, auto, auto r) { return P / 2 + 1 + std::min(r, P - 1 - r); }},
-  };
-  for (const Form& form : forms)
-    for (const Rule& rule : rules()) {
-      if (std::string(form.name) != rule.name) continue;
-      for (const int64_t P : {2, 3, 4, 8})
-        for (const int64_t v : {2, 3, 4}) {
-          const bool any = rule.chunks(7) == 7 && std::string(form.name) != "zb-h1";
-          if (v > 2 && !any) continue;
-          const int64_t V = any ? v : std::min(v, rule.chunks(1));
-          const int64_t M = 3 * P;
-          if (!rule.fits(P, M)) continue;
-          const auto made = make(rule, P, V, M);
-          ASSERT_TRUE(made) << print_error(made.error());
-          const Measured measured = Clock(*made, P * V).run();
-          for (int64_t r = 0; r < P; ++r) {
-            const std::string what = fmt::format("{} P={} V={} r={}", form.name, P, V, r);
-            const auto d = static_cast<size_t>(r);
-            EXPECT_EQ(measured.idle[d], form.idle(P)) << what;
-            EXPECT_EQ(measured.alive[d], form.alive(P, V, M, r)) << what;
-            if (form.no_gaps) {
-              EXPECT_EQ(measured.gaps[d], 0) << what;
-            }
-          }
-        }
+  const uint64_t seed = given_seed().value_or(20260);
+  SCOPED_TRACE(fmt::format("PIPER_SEED={}", seed));
+  std::mt19937_64 random(seed);
+  for (const Form& form : forms()) {
+    const auto rule = std::find_if(rules().begin(), rules().end(), [&](const Rule& one) {
+      return std::string(one.name) == form.name;
+    });
+    ASSERT_NE(rule, rules().end()) << form.name;
+    int shown = 0;
+    for (int tries = 0; tries < 4000 && shown < 30; ++tries) {
+      Size size{1 + static_cast<int64_t>(random() % 10), 1 + static_cast<int64_t>(random() % 4),
+                1 + static_cast<int64_t>(random() % 40)};
+      size.V = rule->chunks(size.V);
+      if (!rule->fits(size.P, size.M)) continue;
+      const auto costs = draw_costs(form, size, random);
+      if (!costs) continue;
+      const auto made = make(*rule, size.P, size.V, size.M);
+      ASSERT_TRUE(made) << print_error(made.error());
+      expect_form(form, size, *costs, *made);
+      ++shown;
+    }
+    EXPECT_EQ(shown, 30) << form.name;
+  }
+}
+
+// Rounds of at least a microbatch a device reach the bubble whatever is left over. In smaller ones,
+// where each backward follows its forward at once, devices would wait for each other for ever.
+TEST(Schedules, RoundsReachTheirBubbleAtEverySize) {
+  const int64_t sizes[][3] = {{4, 2, 9},  {4, 2, 11}, {6, 2, 15},
+                              {8, 2, 31}, {4, 3, 17}, {3, 4, 13}};
+  for (const auto& [P, V, M] : sizes)
+    for (const char* name : {"interleaved-1f1b", "zb-h1"}) {
+      const auto made = chain::library(name, P, V, M, {{"chunks", std::to_string(V)}});
+      ASSERT_TRUE(made) << print_error(made.error());
+      const Measured measured = Clock(*made, P * V).run();
+      const int64_t idle = (std::string(name) == "zb-h1" ? 1 : 3) * (P - 1);
+      for (int64_t waits : measured.idle) EXPECT_EQ(waits, idle) << name << " " << P << " " << M;
+      if (std::string(name) == "zb-h1") continue;
+      const auto small = chain::library(
+          name, P, V, M, {{"chunks", std::to_string(V)}, {"rounds", std::to_string(M / P + 3)}});
+      ASSERT_FALSE(small) << name;
+      EXPECT_EQ(small.error().code, ExitCode::kRefused);
+      EXPECT_EQ(small.error().message, "the order cannot run: its tasks wait for each other");
+      EXPECT_FALSE(small.error().notes.empty());
     }
 }
 

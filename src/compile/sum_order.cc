@@ -1,0 +1,83 @@
+#include "sum_order.h"
+
+#include <algorithm>
+
+namespace piper {
+namespace {
+
+using Key = std::pair<char, std::vector<int32_t>>;
+
+// Without the tags that place adds.
+Key key_of(const Chunk& chunk, size_t tags) {
+  return {chunk.pass, {chunk.tags.begin(), chunk.tags.begin() + static_cast<ptrdiff_t>(tags)}};
+}
+
+bool ascends(const Dag& dag, const std::vector<int32_t>& micros) {
+  std::vector<int32_t> last(static_cast<size_t>(dag.num_groups()), -1);
+  return std::all_of(micros.begin(), micros.end(), [&](int32_t micro) {
+    int32_t& before = last[static_cast<size_t>(dag.group_of_micro(micro))];
+    return std::exchange(before, micro) < micro;
+  });
+}
+
+std::string list(const std::vector<int32_t>& micros) {
+  constexpr size_t kShown = 8;
+  std::string text;
+  for (size_t i = 0; i < std::min(micros.size(), kShown); ++i)
+    text += fmt::format(" {}", micros[i]);
+  return micros.size() > kShown ? text + " …" : text;
+}
+
+}  // namespace
+
+void find_sum_orders(const Dag& dag, const std::vector<ComputeOrder>& compute, Summing& summing,
+                     std::vector<std::string>& lines) {
+  std::map<Key, std::string> names;
+  for (const ComputeOrder& order : compute)
+    for (TaskId id : order.tasks) {
+      const Task& task = dag.tasks[id.index()];
+      if (task.accumulates.empty()) continue;
+      const Chunk& chunk = dag.chunks[task.chunk.index()];
+      const Key key = key_of(chunk, summing.region_tags.size());
+      summing.orders[key].push_back(task.micro);
+      names.try_emplace(key, chunk.name);
+    }
+  size_t count = 0;
+  std::string first;
+  for (const auto& [key, micros] : summing.orders) {
+    if (ascends(dag, micros)) continue;
+    if (count++ == 0) first = fmt::format("'{}' adds{}", names[key], list(micros));
+  }
+  if (count == 0) return summing.orders.clear();
+  lines.push_back(fmt::format("sums are not formed in microbatch order: {}{}", first,
+                              count > 1 ? fmt::format(", and {} more", count - 1) : ""));
+  lines.push_back(
+      "the single-device plan of this strategy adds in the same order, bit for bit; other plans of "
+      "this cut of the batch differ by rounding");
+}
+
+ListPolicy policy_like(const Dag& oracle, const Summing& summing) {
+  ListPolicy policy = default_policy(oracle);
+  if (summing.orders.empty()) return policy;
+  std::map<Key, std::vector<int32_t>> turns;  // by microbatch
+  for (const auto& [key, micros] : summing.orders) {
+    std::vector<int32_t>& turn = turns[key];
+    turn.resize(static_cast<size_t>(oracle.microbatches));
+    for (size_t i = 0; i < micros.size(); ++i)
+      turn[static_cast<size_t>(micros[i])] = static_cast<int32_t>(i);
+  }
+  for (const Task& task : oracle.tasks) {
+    policy.turn.push_back(task.micro);
+    if (!task.chunk.valid() || task.micro < 0) continue;
+    const Chunk& chunk = oracle.chunks[task.chunk.index()];
+    const auto turn =
+        turns.find(key_of(chunk, std::min(chunk.tags.size(), summing.region_tags.size())));
+    if (turn == turns.end()) continue;
+    const auto microbatches = static_cast<int32_t>(oracle.microbatches);
+    policy.turn.back() = task.micro / microbatches * microbatches +
+                         turn->second[static_cast<size_t>(task.micro % microbatches)];
+  }
+  return policy;
+}
+
+}  // namespace piper
