@@ -50,9 +50,10 @@ Exit codes:
  130  interrupted (SIGINT, SIGTERM; of several processes rank 0): ended after the step under way,
       results written
 
-All processes of a job are given the same flags; paths and --threads may differ. A signal to mpirun
-gives them one second before they are killed: with longer steps, say how many seconds they may take,
-  mpirun --mca odls_base_sigkill_timeout 600 ...
+All processes of a job are given the same flags; paths and --threads may differ. Of several
+processes, signal that of rank 0: mpirun gives its processes one second before it kills them. With
+longer steps, say how many seconds S it shall wait before and after it passes a signal on:
+  mpirun --mca odls_base_sigkill_timeout S ...
 )";
 
 struct Flags {

@@ -24,6 +24,8 @@ inline constexpr int64_t kTransportSlotBytes = int64_t{2} << 20;
 struct TransportOptions {
   double timeout_s = 60;        // for each wait
   double start_timeout_s = 60;  // for all processes of a job to start
+  // Whether processes of one host add in memory that they share; if not, as between hosts.
+  bool shared_memory = true;
 };
 
 // Channels from here on are not of plans.

@@ -54,8 +54,9 @@ Status meet_between_steps(RankRun& run, StepMetrics& metrics, bool& stop, bool l
       (done % run.options.check_replicas == 0 || done == run.options.steps))
     PIPER_TRY(run.replicas->check(metrics.step));
   if (run.transport.rank() == 0) PIPER_TRY(finish_step(run, metrics, stop));
-  const bool overlap = run.executor.role().steps_ahead > 0;
-  if (overlap && run.options.verify.against == VerifyAgainst::kNone)
+  const bool compares =
+      run.options.verify.against != VerifyAgainst::kNone || run.replicas != nullptr;
+  if (run.executor.role().steps_ahead > 0 && !compares)
     return run.control.spread_late(stop, metrics.step == 0, last);
   return run.control.spread(stop);
 }

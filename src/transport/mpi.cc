@@ -83,6 +83,7 @@ Error mpi_error(int64_t rank, const char* call, int code) {
 
 MpiTransport::MpiTransport(const TransportOptions& options)
     : start_timeout_(options.start_timeout_s),
+      shared_memory_(options.shared_memory),
       timeout_(options.timeout_s),
       memory_(launched().value_or(Launch{}).rank) {
   const Watchdog guard(start_timeout_, alone_text(start_timeout_, "MPI_Init"),

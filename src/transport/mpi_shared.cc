@@ -30,6 +30,7 @@ Status MpiTransport::share_memory(std::span<const HostAddress> addresses) {
 // Counters of its own for a group whose members all share memory with each other: all of them find
 // the same.
 Status MpiTransport::join(Group& group) {
+  if (!shared_memory_) return ok_status();
   for (int64_t a : group.ranks)
     for (int64_t b : group.ranks)
       if (!shares_[static_cast<size_t>(a)][static_cast<size_t>(b)]) return ok_status();

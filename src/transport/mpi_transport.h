@@ -132,6 +132,7 @@ class MpiTransport final : public Transport {
   Status take_slices(Group& group, std::span<const Piece> pieces, int64_t begin, int64_t end);
 
   const double start_timeout_;
+  const bool shared_memory_;
   double timeout_;
   int64_t rank_ = 0;
   int64_t world_ = 1;

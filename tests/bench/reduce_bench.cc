@@ -1,5 +1,5 @@
 // An all-reduce between threads of one process beside the same between processes:
-//   mpirun -n 2 build/tests/reduce_bench [MiB]
+//   mpirun -n 2 build/tests/reduce_bench [MiB [apart]]     apart: as between hosts
 // Rank 0's process takes both times, one after the other, again and again; the best of each count.
 #include <algorithm>
 #include <chrono>
@@ -50,8 +50,8 @@ double between_threads(int64_t world, std::vector<std::vector<float>>& data, int
   return best[0];
 }
 
-int run(size_t mib) {
-  const auto mpi = make_mpi_transport({});
+int run(size_t mib, bool apart) {
+  const auto mpi = make_mpi_transport({.shared_memory = !apart});
   const std::string plan = fmt::format("rank{}", mpi->rank());
   if (!mpi->agree({"bench", mpi->rank(), mpi->world(), plan})) return 1;
   std::vector<float> own(mib << 18);
@@ -73,5 +73,5 @@ int run(size_t mib) {
 }  // namespace piper
 
 int main(int argc, char** argv) {
-  return piper::run(argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 64);
+  return piper::run(argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 64, argc > 2);
 }

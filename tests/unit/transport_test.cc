@@ -208,6 +208,12 @@ TEST_P(Mpi, Conforms) {
 }
 INSTANTIATE_TEST_SUITE_P(Suite, Mpi, testing::Values(1, 2, 4));
 
+TEST(MpiApart, ConformsWithoutSharedMemory) {
+  SKIP_UNDER_THREAD_SANITIZER();
+  const Ran ran = mpirun(3, "apart");
+  EXPECT_NE(ran.output.find("suite passed on 3 ranks"), std::string::npos) << ran.output;
+}
+
 class MpiFault : public testing::TestWithParam<size_t> {};
 
 TEST_P(MpiFault, NamesBothSides) {
@@ -301,7 +307,8 @@ int run_rank_case(std::string_view name) {
   for (const Fault& fault : suite::kFaults) {
     if (name == fault.name) timeout = fault.timeout_s;
   }
-  auto transport = make_mpi_transport(TransportOptions{timeout, name == "early_exit" ? 1.5 : 60});
+  auto transport = make_mpi_transport(
+      TransportOptions{timeout, name == "early_exit" ? 1.5 : 60, name != "apart"});
   int64_t rank = transport->rank();
   PlanIdentity plan{"set", rank, transport->world(), fmt::format("rank{}.plan", rank)};
   if (name == "two_sets") plan.set_id = fmt::format("set{}", rank);
@@ -309,7 +316,7 @@ int run_rank_case(std::string_view name) {
   if (name == "late_stop" && second) raise(SIGSTOP);
   if (Status agreed = transport->agree(plan); !agreed) return fail_rank(*transport, agreed.error());
   if (transport->rank() != plan.rank) return 1;
-  if (name == "suite" || name == "reversed") return run_suite(*transport);
+  if (name == "suite" || name == "reversed" || name == "apart") return run_suite(*transport);
   if (name == "stopped") {
     transport->activity().store("F stage=1 mb=7");
     if (second) raise(SIGSTOP);
