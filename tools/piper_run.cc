@@ -20,15 +20,6 @@ extern "C" void request_stop(int signal) {
   std::signal(signal, SIG_DFL);
 }
 
-// Data and parameters are read as mapped memory: the system says in no other way that a file has
-// become shorter, or that its disk fails.
-extern "C" void end_without_file(int) {
-  constexpr std::string_view kText =
-      "error: a file of data or of plans was cut or became unreadable while it was in use\n";
-  static_cast<void>(!write(STDERR_FILENO, kText.data(), kText.size()));
-  _exit(static_cast<int>(piper::ExitCode::kStorage));
-}
-
 constexpr int kInterrupted = 130;
 
 constexpr const char* kFooter = R"(
@@ -51,11 +42,18 @@ Exit codes:
    1  the data or flags are wrong, or ask for what is not supported
    2  the command line itself is wrong
    4  plan files are corrupt, of another version or of another compilation
-  10  a rank failed or did not answer in time; starting again is sensible
+  10  a rank failed or did not answer in time; starting again is sensible (mpirun itself says 137,
+      139 or 1 for a process that was killed, or that ended in the middle)
   11  the loss is not finite, a comparison failed or the target was missed; starting again is not
-  12  the disk or the operating system refused
+  12  the disk or the operating system refused; a run that lost only metrics, trace or report went
+      on to its end and has saved what it trained
  130  interrupted (SIGINT, SIGTERM; of several processes rank 0): ended after the step under way,
       results written
+
+All processes of a job are given the same flags; paths and --threads may differ. Of several
+processes, signal that of rank 0: mpirun gives its processes one second before it kills them. With
+longer steps, say how many seconds S it shall wait before and after it passes a signal on:
+  mpirun --mca odls_base_sigkill_timeout S ...
 )";
 
 struct Flags {
@@ -97,7 +95,8 @@ void add_flags(CLI::App& app, Flags& flags) {
   app.add_flag("--no-shuffle", flags.no_shuffle, "samples in the order of the file");
   app.add_option("--save", run.save, "write the trained parameters here")
       ->type_name("FILE.safetensors");
-  app.add_option("--metrics", run.metrics, "write one line of JSON per step here")
+  app.add_option("--metrics", run.metrics,
+                 "add a line of JSON for the run and one per step to this file")
       ->type_name("FILE.jsonl");
   CLI::Option* trace =
       app.add_option("--trace", run.trace,
@@ -108,11 +107,22 @@ void add_flags(CLI::App& app, Flags& flags) {
       ->type_name("N")
       ->check(a_count(1))
       ->needs(trace);
+  const auto seconds = between(1e-3, 1e9, "a number of seconds from 0.001 to 1e9");
   app.add_option("--timeout", run.job.timeout_s,
-                 "seconds a rank waits for another before the job ends")
+                 "seconds a rank waits for another before the job ends, at least; it waits five "
+                 "times the longest step so far (default: 10, in the first step --start-timeout)")
+      ->type_name("SECONDS")
+      ->check(seconds);
+  app.add_option("--start-timeout", run.job.start_timeout_s,
+                 "seconds for all ranks to start and to load")
       ->type_name("SECONDS")
       ->capture_default_str()
-      ->check(between(1e-3, 1e9, "a number of seconds from 0.001 to 1e9"));
+      ->check(seconds);
+  app.add_option("--check-replicas", run.job.check_replicas,
+                 "every N steps, compare the bits of what several ranks hold: parameters, states "
+                 "of the optimizer; a difference ends the job with exit 11")
+      ->type_name("N")
+      ->check(a_count(1));
   CLI::Option* verify =
       app.add_option("--verify-against", flags.verify,
                      "run the plan DIR/single (equal bits) or DIR/uncut (within bounds) beside the "
@@ -146,6 +156,7 @@ void add_flags(CLI::App& app, Flags& flags) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  piper::prepare_process();
   Flags flags;
   CLI::App app{
       "Runs the plans that piperc wrote: all ranks as threads of this process, or one rank per "
@@ -166,11 +177,8 @@ int main(int argc, char** argv) {
   flags.run.job.stop = &stop_requested;
   std::signal(SIGINT, request_stop);
   std::signal(SIGTERM, request_stop);
-  std::signal(SIGBUS, end_without_file);
   piper::Result<piper::RunOutcome> outcome = piper::run_plans(std::move(flags.run));
-  if (!outcome) {
-    std::fputs(piper::print_error(outcome.error()).c_str(), stderr);
-    return static_cast<int>(outcome.error().code);
-  }
+  if (!outcome) return static_cast<int>(outcome.error().code);
+  if (outcome->code != piper::ExitCode::kOk) return static_cast<int>(outcome->code);
   return outcome->interrupted ? kInterrupted : 0;
 }

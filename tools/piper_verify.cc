@@ -83,11 +83,12 @@ Result<bool> verify(const std::string& directory, bool json) {
 }  // namespace piper
 
 int main(int argc, char** argv) {
+  piper::prepare_process();
   CLI::App app(
       "Proves a plan set right from its files alone: communication, order, memory and sums.");
   app.footer(
       "exit codes: 0 proved, 2 wrong usage, 3 refused (findings are printed), 4 the plans cannot "
-      "be read");
+      "be read, 12 the system refused");
   std::string directory;
   bool json = false;
   app.add_option("DIR", directory, "the directory that piperc wrote")->required();
@@ -97,7 +98,8 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : static_cast<int>(piper::ExitCode::kUsage);
   }
-  const auto proved = piper::verify(directory, json);
+  auto proved = piper::verify(directory, json);
+  if (const auto printed = piper::flush_output(); proved && !printed) proved = printed.error();
   if (!proved) {
     std::fputs(piper::print_error(proved.error()).c_str(), stderr);
     return static_cast<int>(proved.error().code);

@@ -23,7 +23,8 @@ constexpr const char* kFooter =
     "\n\nExit codes: 0 ok; 1 model, strategy or flags are wrong or ask for what is not supported; "
     "2 "
     "wrong command line;\n"
-    "3 the plan was refused (deadlock, unproved); 4 plan files unreadable; 12 the disk refused.\n"
+    "3 the plan was refused (deadlock, unproved); 4 plan files unreadable; 12 the disk or the "
+    "system refused.\n"
     "Pages: strategies/README.md (strategies to begin with), formats/strategy.md (the language), "
     "formats/plan.md (what is written).";
 
@@ -199,6 +200,7 @@ int run(Flags& flags, std::optional<Result<Compiled>>& compiled_or_error) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  prepare_process();
   Flags flags;
   CLI::App app{kDescription, "piperc"};
   app.footer(footer());
@@ -263,7 +265,8 @@ int main(int argc, char** argv) {
     return app.exit(e) == 0 ? 0 : static_cast<int>(ExitCode::kUsage);
   }
   std::optional<Result<Compiled>> compiled;
-  const int code = run(flags, compiled);
+  int code = run(flags, compiled);
+  if (const Status printed = flush_output(); !printed && code == 0) code = report(printed.error());
 #ifdef PIPER_SANITIZED
   return code;  // what is still reachable by nobody is found
 #else

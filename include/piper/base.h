@@ -212,7 +212,15 @@ struct Bytes {
 Result<std::string> read_text_file(const std::string& path, int64_t limit_bytes);
 Result<Bytes> map_file(const std::string& path);  // read-only mapping of a regular file
 // Beside the target, then renamed: readers see the old file or the new. Links and devices stay.
+// What a killed writer of the same path left beside it goes.
 Status write_file(const std::string& path, std::string_view bytes);
+// An error (kStorage) that names a mapped file which somebody has written to since: what was read
+// of it before and after do not belong together. Files that were replaced by others are as they
+// were.
+Status check_mapped_files();
+// What an errno of opening, reading or mapping means: kInput where another name would help,
+// kStorage where the system refused.
+ExitCode code_of_system(int problem);
 
 // XXH3, 128 bits, as 32 hexadecimal digits. Finds accidents, not attackers.
 std::string digest(std::string_view bytes);
@@ -233,6 +241,15 @@ class Digester {
 inline std::string_view as_text(std::span<const std::byte> b) {
   return {reinterpret_cast<const char*>(b.data()), b.size()};
 }
+
+// ---- The process --------------------------------------------------------------------------------
+
+// The first thing in main. A refused allocation, a file that is cut while it is mapped and a file
+// size limit end in ExitCode::kStorage with a message, not in a signal; what is printed to a closed
+// stdout does not land in a file that was opened since.
+void prepare_process();
+// An error (kStorage) unless all that was printed to stdout has arrived.
+Status flush_output();
 
 // ---- Text ---------------------------------------------------------------------------------------
 

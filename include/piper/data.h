@@ -56,6 +56,9 @@ class BatchSource {
   // How many batches there are before data repeats; INT64_MAX if it never ends.
   virtual int64_t steps() const = 0;
   virtual int64_t tokens_per_step() const = 0;  // elements of the first integer input, or samples
+  // Of the sources' forms and contents: whole files up to 64 MiB, of larger ones the size and 1,024
+  // blocks of 64 KiB, evenly spread. Equal where all ranks read the same, under whatever paths.
+  virtual Result<std::string> digest() const { return std::string(); }
 };
 Result<std::unique_ptr<BatchSource>> open_data(const DataOptions& options,
                                                std::span<const InputNeed> needs, int64_t batch);

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <functional>
+#include <optional>
 
 #include "piper/backend.h"
 #include "piper/bundle.h"
@@ -31,6 +32,7 @@ struct ParameterView {
   TensorType type;  // of the whole parameter
   const std::byte* data = nullptr;
   int64_t first = 0, count = 0;  // the flat elements that this rank holds
+  bool trained = true;           // a parameter; else another state
 };
 
 struct TraceEvent {
@@ -59,6 +61,9 @@ class Executor {
   std::span<const double> reports() const;  // after a step, by RoleProgram::reports
   std::optional<double> report(std::string_view name) const;
   std::vector<ParameterView> parameters() const;
+  // All that is kept from step to step, parameters among it: under their names, other states under
+  // names that are the same on all ranks of the role and on no others.
+  std::vector<ParameterView> states() const;
   std::span<const std::byte> buffer(
       std::string_view name) const;       // empty when there is none: for tests
   std::vector<TraceEvent> trace() const;  // oldest first
@@ -76,7 +81,7 @@ Result<std::vector<InputNeed>> data_needs(const PlanSet& set);
 // ---- A job --------------------------------------------------------------------------------------
 
 struct StepMetrics {
-  int64_t step = 0;
+  int64_t step = 0;  // from 0; people see it from 1
   std::optional<double> loss, grad_norm, learning_rate;
   std::optional<double> skipped, loss_scale;  // 1: the gradients were not finite, nothing changed
   double tokens_per_s = 0, step_ms = 0;
@@ -99,8 +104,15 @@ struct JobOptions {
   int64_t steps = 1;
   std::string backend = "cpu";  // "cpu" or "null"
   int threads = 0;              // per rank; 0: the machine's cores shared out
-  double timeout_s = 60;
+  // Seconds that a rank waits for another before the job ends: this, or five times the longest step
+  // so far where that is more. Nothing: 10, but start_timeout_s before the first step is done.
+  std::optional<double> timeout_s;
+  double start_timeout_s = 60;  // for all ranks to start and to load
   VerifyOptions verify;
+  // Every so many steps, and after the last: what several ranks hold has the same bits on all of
+  // them; else an error (kNumeric) names the parameter or state and the rank that differs. 0:
+  // never.
+  int64_t check_replicas = 0;
   int64_t trace_steps = 0;
   bool parameters = true;  // whether the result has them: a copy beside the plan's memory
   // Stop when the mean loss of the last 20 steps is at most this.
@@ -110,7 +122,11 @@ struct JobOptions {
   // Called on rank 0 after each step; an error ends the job.
   std::function<Status(const StepMetrics&)> on_step;
   // Called by every rank before each step; an error is that rank's failure. For tests.
-  std::function<Status(int64_t rank, int64_t step)> before_step;
+  std::function<Status(int64_t rank, int64_t step, const Executor& executor)> before_step;
+  // Of ranks as threads: called once, at once, by the rank that fails first. Ranks that do not come
+  // back within grace_s after it end the process, with the error's code.
+  std::function<void(const Error&)> on_error;
+  double grace_s = 2;
 };
 
 struct RankTrace {
@@ -147,7 +163,7 @@ Result<JobResult> run_mpi_rank(const PlanSet& set, const BatchSource* data,
 std::string draw_schedule(const PlanSet& set, bool colour);
 // Chrome's trace form: a process per rank, a row per stream.
 std::string print_trace(std::span<const RankTrace> traces);
-// {"step":0,"loss":2.5,…} on one line.
+// {"step":1,"loss":2.5,…} on one line: steps count from 1.
 std::string print_metrics(const StepMetrics& metrics);
 
 // piper-run: everything behind the command line.
@@ -158,13 +174,17 @@ struct RunOptions {
   std::string save, metrics, trace;
   int64_t log_every = 0;  // 0: chosen by the number of steps
   bool picture = false;
+  // Told each error once, as soon as it is known, from any thread. Nothing: they go to stderr.
+  std::function<void(const Error&)> on_error;
   JobOptions job;
 };
 struct RunOutcome {
   bool interrupted = false;  // by JobOptions::stop
+  // Of the first error that did not end the run (a disk that is full; a target that was missed).
+  ExitCode code = ExitCode::kOk;
 };
-// Reads the plans, runs the ranks that belong to this process, writes what was asked for. Under MPI
-// an error is printed here, for it ends the process.
+// Reads the plans, runs the ranks that belong to this process, writes what was asked for: first
+// what was trained. The result's error has been told to on_error.
 Result<RunOutcome> run_plans(RunOptions options);
 
 }  // namespace piper

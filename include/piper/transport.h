@@ -5,8 +5,10 @@
 // A transport belongs to one rank and is used from that rank's thread alone. Everything that a step
 // needs is registered first (add_send, add_recv, add_group: these may allocate and lock); the calls
 // of a step do neither. Every wait has a deadline: when it passes, or another rank has aborted, the
-// call returns an Error with ExitCode::kPeer that names the own rank, what it waited for and the
-// rank it waited for. After an error a transport is good for abort and destruction only.
+// call returns an Error with ExitCode::kPeer that names the own rank, what it waited for, the rank
+// it waited for, whom that one waits for, and where the last of them stands. Time in which the own
+// process was suspended does not count. After an error a transport is good for abort and
+// destruction only.
 #pragma once
 
 #include <atomic>
@@ -20,8 +22,14 @@ namespace piper {
 inline constexpr int64_t kTransportSlotBytes = int64_t{2} << 20;
 
 struct TransportOptions {
-  double timeout_s = 60;  // for each wait
+  double timeout_s = 60;        // for each wait
+  double start_timeout_s = 60;  // for all processes of a job to start
+  // Whether processes of one host add in memory that they share; if not, as between hosts.
+  bool shared_memory = true;
 };
+
+// Channels from here on are not of plans.
+inline constexpr int32_t kOwnChannels = 1 << 28;
 
 // Which plan a rank holds. Ranks compare it before any data moves.
 struct PlanIdentity {
@@ -30,6 +38,8 @@ struct PlanIdentity {
   int64_t world = 1;
   std::string source;   // the file or directory, for the error
   std::string kernels;  // what the rank computes with: ranks of one job must not round differently
+  // What else must be the same on all ranks, with its value: all name the same.
+  std::vector<std::pair<std::string, std::string>> flags;
 };
 
 // A part of one all-reduce message.
@@ -132,8 +142,9 @@ std::optional<Launch> launched();
 std::optional<Launch> launched_without_mpi();
 
 // This process as one rank of an MPI job; at most one per process. Its rank is the plan's, from
-// agree on (until then the launcher's). Destroying it ends MPI; after an error of any rank that is
-// MPI_Abort with `code`, which ends the process.
+// agree on (until then the launcher's). A process that ends or stops before all have agreed ends
+// this one within start_timeout_s, with a message. Destroying it ends MPI; after an error of any
+// rank that is MPI_Abort with its code, which ends the process.
 std::unique_ptr<Transport> make_mpi_transport(const TransportOptions& options);
 
 // The variables that Open MPI wants as root or with more ranks than cores, as one line for --help.

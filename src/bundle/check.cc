@@ -482,7 +482,7 @@ Status check_role(const RoleProgram& role) {
       return bad("report '{}' is {}, not one float or bool", quote_control(report.name),
                  to_string(type));
   }
-  return ok_status();
+  return check_sizes(role);
 }
 
 }  // namespace piper

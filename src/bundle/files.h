@@ -49,6 +49,8 @@ std::optional<int64_t> world_of(const Mesh& mesh);
 std::optional<int64_t> bytes_of(const TensorType& type);
 
 Status check_program(const Program& program);
+// Of a role program that is sound otherwise.
+Status check_sizes(const RoleProgram& role);
 
 inline constexpr const char* kInitFile = "params/init.safetensors";
 std::string role_file(const std::string& digest);

@@ -17,9 +17,10 @@ Error bad(const std::string& path, fmt::format_string<Args...> text, Args&&... a
       .with_code(ExitCode::kPlan);
 }
 
+// What is wrong with a file is wrong with the plans; what the system refuses is not.
 template <class T>
 Result<T> as_plan_error(Result<T> result) {
-  if (!result) result.error().code = ExitCode::kPlan;
+  if (!result && result.error().code != ExitCode::kStorage) result.error().code = ExitCode::kPlan;
   return result;
 }
 

@@ -5,25 +5,6 @@
 namespace piper {
 namespace {
 
-class Batches final : public BatchSource {
- public:
-  Batches(std::vector<std::unique_ptr<Feed>> feeds, int64_t tokens)
-      : feeds_(std::move(feeds)), tokens_(tokens) {}
-  Status read(int64_t step, int input, int64_t first, int64_t count, std::byte* to) const override {
-    return feeds_[static_cast<size_t>(input)]->read(step, first, count, to);
-  }
-  int64_t steps() const override {
-    int64_t steps = INT64_MAX;
-    for (const auto& feed : feeds_) steps = std::min(steps, feed->steps());
-    return steps;
-  }
-  int64_t tokens_per_step() const override { return tokens_; }
-
- private:
-  std::vector<std::unique_ptr<Feed>> feeds_;
-  int64_t tokens_;
-};
-
 bool is_integer(const InputNeed& need) {
   return need.type.dtype == DType::kI64 || need.type.dtype == DType::kI32;
 }
@@ -151,6 +132,46 @@ int64_t tokens_per_step(std::span<const InputNeed> needs, int64_t batch) {
   return batch;
 }
 
+void add_content(Digester& digester, const Bytes& file) {
+  constexpr size_t kWhole = size_t{64} << 20, kBlock = size_t{64} << 10;
+  const std::string_view text = as_text(file.span());
+  digester.add(fmt::format("{}\n", text.size()));
+  if (text.size() <= kWhole) return digester.add(text);
+  constexpr size_t kBlocks = kWhole / kBlock;
+  for (size_t i = 0; i < kBlocks; ++i)
+    digester.add(text.substr((text.size() - kBlock) / (kBlocks - 1) * i, kBlock));
+}
+
+class Batches final : public BatchSource {
+ public:
+  Batches(std::vector<std::unique_ptr<Feed>> feeds, int64_t tokens, std::vector<Source> sources)
+      : feeds_(std::move(feeds)), tokens_(tokens), sources_(std::move(sources)) {}
+  Status read(int64_t step, int input, int64_t first, int64_t count, std::byte* to) const override {
+    return feeds_[static_cast<size_t>(input)]->read(step, first, count, to);
+  }
+  int64_t steps() const override {
+    int64_t steps = INT64_MAX;
+    for (const auto& feed : feeds_) steps = std::min(steps, feed->steps());
+    return steps;
+  }
+  int64_t tokens_per_step() const override { return tokens_; }
+  Result<std::string> digest() const override {
+    Digester digester;
+    for (const Source& source : sources_) {
+      PIPER_ASSIGN(const Bytes file, map_file(source.path));
+      digester.add(fmt::format("{} {} {}\n", static_cast<int>(source.kind),
+                               static_cast<int>(source.type), source.input));
+      add_content(digester, file);
+    }
+    return digester.digest().substr(0, 16);
+  }
+
+ private:
+  std::vector<std::unique_ptr<Feed>> feeds_;
+  int64_t tokens_;
+  std::vector<Source> sources_;
+};
+
 }  // namespace
 
 Result<std::unique_ptr<BatchSource>> open_data(const DataOptions& options,
@@ -173,8 +194,8 @@ Result<std::unique_ptr<BatchSource>> open_data(const DataOptions& options,
           .with_note("help: give --data TOKENS.bin, --data " + needs[i].name +
                      "=FILE.npy or --data FILE.safetensors");
   PIPER_TRY(check_extents(needs, feeds));
-  return std::unique_ptr<BatchSource>(
-      std::make_unique<Batches>(std::move(feeds), tokens_per_step(needs, batch)));
+  return std::unique_ptr<BatchSource>(std::make_unique<Batches>(
+      std::move(feeds), tokens_per_step(needs, batch), std::move(sources)));
 }
 
 }  // namespace piper

@@ -49,7 +49,7 @@ class TokenFeed final : public Feed {
     Error error =
         fail(SourceSpan{file_.path},
              "token {} at position {} of the file (input '{}', step {}, sample {}) is outside {}",
-             token, position, need_.name, step, sample, print_range(need_));
+             token, position, need_.name, step + 1, sample, print_range(need_));
     if (file_.type == TokenType::kU8) return error;
     return std::move(error).with_note(
         fmt::format("help: {} bytes are read as a token; {}:u8 reads each byte",

@@ -35,6 +35,10 @@ Error refuse(const std::string& location, std::string_view why) {
   return fail("external data '{}': {}", quote_control(location), why);
 }
 
+Error refuse(const std::string& location, int problem) {
+  return refuse(location, std::strerror(problem)).with_code(code_of_system(problem));
+}
+
 Status check_location(const std::string& location) {
   if (location.empty()) return refuse(location, "the location is empty");
   if (location.find('\0') != std::string::npos) return refuse(location, "not a file name");
@@ -48,13 +52,13 @@ Status check_location(const std::string& location) {
 
 Result<Bytes> map_whole(int handle, const std::string& location) {
   struct stat about = {};
-  if (fstat(handle, &about) != 0) return refuse(location, std::strerror(errno));
+  if (fstat(handle, &about) != 0) return refuse(location, errno);
   if (!S_ISREG(about.st_mode)) return refuse(location, "not a regular file");
   if (about.st_nlink != 1) return refuse(location, "the file has further hard links");
   const size_t size = static_cast<size_t>(about.st_size);
   if (size == 0) return Bytes{};
   void* data = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, handle, 0);
-  if (data == MAP_FAILED) return refuse(location, std::strerror(errno));
+  if (data == MAP_FAILED) return refuse(location, errno);
   std::shared_ptr<const void> owner(data,
                                     [size](const void* p) { munmap(const_cast<void*>(p), size); });
   return Bytes{std::move(owner), static_cast<const std::byte*>(data), size};
@@ -90,7 +94,7 @@ Result<Bytes> ExternalData::open(const std::string& location) {
   // One component after the other, none of which may be a link: nothing outside the folder can be
   // reached, and nothing can change between a check and the opening.
   Handle handle(::open(directory_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (handle.get() < 0) return refuse(location, std::strerror(errno));
+  if (handle.get() < 0) return refuse(location, errno);
   const std::vector<std::string> parts = split_text(location, '/');
   for (size_t i = 0; i < parts.size(); ++i) {
     const int kind = i + 1 < parts.size() ? O_DIRECTORY : O_NONBLOCK;
@@ -98,7 +102,7 @@ Result<Bytes> ExternalData::open(const std::string& location) {
         openat(handle.get(), parts[i].c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | kind);
     if (next < 0) {
       const bool link = errno == ELOOP || (errno == ENOTDIR && i + 1 < parts.size());
-      return refuse(location, link ? "a symbolic link is not allowed" : std::strerror(errno));
+      return link ? refuse(location, "a symbolic link is not allowed") : refuse(location, errno);
     }
     handle.replace(next);
   }

@@ -2,13 +2,13 @@
 // comes out.
 #include <unistd.h>
 
-#include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 
 #include "cores.h"
+#include "outputs.h"
 #include "progress.h"
 
 namespace piper {
@@ -122,51 +122,6 @@ Status load_reference(const RunOptions& options, Loaded& loaded) {
   return ok_status();
 }
 
-// Finds out before hours of training, not after.
-Status check_target(const std::string& path) {
-  if (path.empty()) return ok_status();
-  fs::path folder = fs::path(path).parent_path();
-  if (folder.empty()) folder = ".";
-  std::error_code ignored;
-  const fs::file_status about = fs::status(path, ignored);
-  if (fs::is_directory(about)) {
-    return fail("{} is a directory", path).with_code(ExitCode::kStorage);
-  }
-  if (fs::exists(about) && !fs::is_regular_file(about)) {  // a device: it stays where it is
-    if (access(path.c_str(), W_OK) == 0) return ok_status();
-    return fail("cannot write {}: {}", path, std::strerror(errno)).with_code(ExitCode::kStorage);
-  }
-  if (fs::is_directory(folder, ignored) && access(folder.c_str(), W_OK) == 0) return ok_status();
-  return fail("cannot write {}: {} is not a directory one can write to", path, folder.string())
-      .with_code(ExitCode::kStorage);
-}
-
-// A line per step, there as soon as the step is done.
-class MetricsFile {
- public:
-  ~MetricsFile() {
-    if (file_ != nullptr) std::fclose(file_);
-  }
-  Status open(const std::string& path) {
-    path_ = path;
-    file_ = std::fopen(path.c_str(), "w");
-    return file_ != nullptr ? ok_status() : broken();
-  }
-  Status write(const StepMetrics& metrics) {
-    if (file_ == nullptr) return ok_status();
-    std::string line = print_metrics(metrics);
-    bool written = std::fwrite(line.data(), 1, line.size(), file_) == line.size();
-    return written && std::fflush(file_) == 0 ? ok_status() : broken();
-  }
-
- private:
-  Status broken() const {
-    return fail("cannot write {}: {}", path_, std::strerror(errno)).with_code(ExitCode::kStorage);
-  }
-  std::string path_;
-  FILE* file_ = nullptr;
-};
-
 bool wants_colour(FILE* file) {
   return isatty(fileno(file)) != 0 && std::getenv("NO_COLOR") == nullptr;
 }
@@ -185,80 +140,86 @@ bool asks_for_more(const PlanSet& set) {
   return false;
 }
 
-std::string summary(const RunOptions& options, const JobResult& result) {
-  std::string text;
-  if (result.interrupted) text += fmt::format("interrupted after step {}\n", result.steps.size());
-  if (result.steps.empty()) return text;
-  const StepMetrics& first = result.steps.front();
-  const StepMetrics& last = result.steps.back();
-  double ms = 0;
-  for (const StepMetrics& one : result.steps) ms += one.step_ms;
-  ms /= static_cast<double>(result.steps.size());
-  text += fmt::format("{} steps", result.steps.size());
-  if (first.loss && last.loss)
-    text += fmt::format(", loss {:.4f} -> {:.4f}", *first.loss, *last.loss);
-  text += fmt::format(", {:.1f} ms a step, at most {} a rank\n", ms, human_bytes(last.peak_bytes));
-  if (result.reached_target)
-    text += fmt::format("the target loss {} is reached\n", *options.job.target_loss);
-  if (options.job.verify.against == VerifyAgainst::kSingle) {
-    text += fmt::format(
-        "equal to the single-device plan bit for bit: loss and {} parameters after each of {} "
-        "steps\n",
-        result.compared_parameters, result.steps.size());
-  } else if (options.job.verify.against == VerifyAgainst::kUncut) {
-    text += fmt::format(
-        "within bounds of the uncut plan after each of {} steps: loss within {:.2g} (bound "
-        "{:.2g}), {} parameters within "
-        "{:.2g} (bound {:.2g})\n",
-        result.steps.size(), result.worst_loss_error, options.job.verify.loss_bound,
-        result.compared_parameters, result.worst_param_error, options.job.verify.param_bound);
+// What must be the same on all ranks, or they would not train one model or wait for each other.
+Result<std::vector<std::pair<std::string, std::string>>> common_flags(const RunOptions& options,
+                                                                      const BatchSource* data) {
+  const auto given = [](const std::string& path) { return path.empty() ? "not given" : "given"; };
+  const JobOptions& job = options.job;
+  const char* against[] = {"not given", "single", "uncut"};
+  std::string digest = "not read";
+  if (data != nullptr) {
+    PIPER_ASSIGN(digest, data->digest());
+    digest = "of digest " + digest;
   }
-  return text;
+  return std::vector<std::pair<std::string, std::string>>{
+      {"--steps", std::to_string(job.steps)},
+      {"--seed", std::to_string(options.data.seed)},
+      {"--no-shuffle", options.data.shuffle ? "not given" : "given"},
+      {"--data", digest},
+      {"--save", given(options.save)},
+      {"--metrics", given(options.metrics)},
+      {"--trace", given(options.trace)},
+      {"--trace-steps", std::to_string(job.trace_steps)},
+      {"--log-every", std::to_string(options.log_every)},
+      {"--target-loss", job.target_loss ? fmt::format("{}", *job.target_loss) : "not given"},
+      {"--check-replicas", std::to_string(job.check_replicas)},
+      {"--verify-against", against[static_cast<int>(job.verify.against)]}};
 }
 
-// "run.json" becomes "run.rank3.json": processes write side by side.
-std::string with_rank(const std::string& path, int64_t rank) {
-  fs::path file(path);
-  std::string extension = file.extension().string();
-  return file.replace_extension(fmt::format(".rank{}{}", rank, extension)).string();
-}
-
-Status write_results(const RunOptions& options, const Loaded& loaded, const JobResult& result) {
-  if (!options.trace.empty()) {
-    std::string path = loaded.mpi ? with_rank(options.trace, loaded.rank) : options.trace;
-    PIPER_TRY(write_file(path, print_trace(result.traces)));
-  }
-  if (loaded.mpi && loaded.rank != 0) return ok_status();
-  if (!options.save.empty()) {
-    PIPER_TRY(write_safetensors(options.save, result.parameters));
-  }
-  std::fputs(summary(options, result).c_str(), stdout);
-  if (!options.save.empty()) {
-    fmt::print("saved {} parameters to {}\n", result.parameters.size(), options.save);
-  }
-  if (options.job.target_loss && !result.reached_target && !result.interrupted) {
-    return fail("the mean loss of the last 20 steps is above the target {}",
-                *options.job.target_loss)
-        .with_code(ExitCode::kNumeric);
-  }
-  return ok_status();
-}
-
-Result<JobResult> run_ranks(const Loaded& loaded, Transport* transport, const JobOptions& job) {
+Result<JobResult> run_ranks(const RunOptions& options, const Loaded& loaded, Transport* transport) {
+  const JobOptions& job = options.job;
   const PlanSet* reference = loaded.reference ? &*loaded.reference : nullptr;
   if (transport == nullptr) {
     return run_job(loaded.set, loaded.data.get(), reference, loaded.reference_data.get(), job);
   }
+  PIPER_ASSIGN(auto flags, common_flags(options, loaded.data.get()));
   PIPER_TRY(transport->agree({loaded.set.manifest.set_id, loaded.rank, loaded.set.world(),
-                              loaded.set.directory, kernels_of(job)}));
+                              loaded.set.directory, kernels_of(job), std::move(flags)}));
   return run_mpi_rank(loaded.set, loaded.data.get(), reference, loaded.reference_data.get(),
                       *transport, job);
 }
 
-Result<RunOutcome> run_loaded(RunOptions& options, const Loaded& loaded, Transport* transport) {
-  bool speaks = loaded.rank == 0 || !loaded.mpi;
-  MetricsFile metrics;
-  if (speaks && !options.metrics.empty()) PIPER_TRY(metrics.open(options.metrics));
+// What is done after each step, on rank 0: it goes on to where people look, and looks itself
+// whether the run shall go on.
+class Watch {
+ public:
+  Watch(RunOptions& options, const PlanSet& set, Voice& voice, bool speaks)
+      : voice_(voice), interrupt_(options.job.stop) {
+    if (!speaks) return;
+    progress_.emplace(options.job.steps, options.log_every);
+    if (!options.metrics.empty()) voice_.note(metrics_.open(options.metrics, options, set));
+    options.job.stop = &stop_;
+    options.job.on_step = [this](const StepMetrics& one) { return see(one); };
+  }
+  bool interrupted() const { return interrupt_ != nullptr && interrupt_->load(); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Status see(const StepMetrics& one) {
+    progress_->show(one);
+    voice_.note(metrics_.write(print_metrics(one)));
+    if (interrupted()) stop_.store(true);
+    if (Clock::now() - looked_ < std::chrono::seconds(1)) return ok_status();
+    looked_ = Clock::now();
+    // What was trained so far is kept.
+    if (const Status same = check_mapped_files(); !same) {
+      voice_.note(same);
+      stop_.store(true);
+    }
+    return ok_status();
+  }
+
+  Voice& voice_;
+  const std::atomic<bool>* interrupt_;
+  std::atomic<bool> stop_{false};
+  std::optional<Progress> progress_;
+  MetricsFile metrics_;
+  Clock::time_point looked_ = Clock::now();
+};
+
+Result<RunOutcome> run_loaded(RunOptions& options, const Loaded& loaded, Transport* transport,
+                              Voice& voice) {
+  const bool speaks = loaded.rank == 0 || !loaded.mpi;
   if (speaks && options.picture) {
     std::fputs(draw_schedule(loaded.set, wants_colour(stdout)).c_str(), stdout);
     std::fflush(stdout);
@@ -273,23 +234,25 @@ Result<RunOutcome> run_loaded(RunOptions& options, const Loaded& loaded, Transpo
         "the {} backend runs a rank's streams in issue order: their priorities and SM limits "
         "have no effect\n",
         options.job.backend);
-  Result<JobResult> result = [&] {
-    std::optional<Progress> progress;
-    if (speaks) progress.emplace(options.job.steps, options.log_every);
-    options.job.on_step = [&](const StepMetrics& one) {
-      progress->show(one);
-      return metrics.write(one);
-    };
-    return run_ranks(loaded, transport, options.job);
-  }();
-  if (!result) return std::move(result).error();
-  PIPER_TRY(write_results(options, loaded, *result));
-  return RunOutcome{result->interrupted};
+  Watch watch(options, loaded.set, voice, speaks);
+  PIPER_ASSIGN(const JobResult result, run_ranks(options, loaded, transport));
+  write_results(options, result, loaded.mpi ? loaded.rank : -1, voice);
+  return RunOutcome{watch.interrupted() && result.interrupted, voice.code()};
 }
 
-}  // namespace
+// Under MPI.
+Result<RunOutcome> run_process(RunOptions& options, const Loaded& loaded, Voice& voice) {
+  auto transport = make_mpi_transport(
+      TransportOptions{options.job.start_timeout_s, options.job.start_timeout_s});
+  Result<RunOutcome> outcome = run_loaded(options, loaded, transport.get(), voice);
+  if (!outcome) {
+    voice.tell(outcome.error());  // the end of a broken transport is the end of the process
+    transport->abort(outcome.error());
+  }
+  return outcome;
+}
 
-Result<RunOutcome> run_plans(RunOptions options) {
+Result<RunOutcome> run_here(RunOptions& options, Voice& voice) {
   PIPER_TRY(check_backend(options));
   PIPER_ASSIGN(Loaded loaded, load_plans(options));
   options.data.seed = options.seed.value_or(loaded.set.manifest.seed);
@@ -300,15 +263,23 @@ Result<RunOutcome> run_plans(RunOptions options) {
   }
   if (!options.trace.empty() && options.job.trace_steps == 0) options.job.trace_steps = 1;
   options.job.parameters = !options.save.empty();
-  if (!loaded.mpi) return run_loaded(options, loaded, nullptr);
-  auto transport = make_mpi_transport(TransportOptions{options.job.timeout_s});
-  Result<RunOutcome> outcome = run_loaded(options, loaded, transport.get());
-  if (!outcome) {
-    // The end of a broken transport is the end of the process: say why before.
-    std::fputs(print_error(outcome.error()).c_str(), stderr);
-    std::fflush(stderr);
-    transport->abort(outcome.error());
-  }
+  options.job.on_error = [&](const Error& error) { voice.tell(error); };
+  return loaded.mpi ? run_process(options, loaded, voice)
+                    : run_loaded(options, loaded, nullptr, voice);
+}
+
+void print_to_stderr(const Error& error) {
+  if (isatty(STDERR_FILENO) != 0) std::fputs("\r\x1b[K", stderr);  // where progress stands
+  std::fputs(print_error(error).c_str(), stderr);
+  std::fflush(stderr);
+}
+
+}  // namespace
+
+Result<RunOutcome> run_plans(RunOptions options) {
+  Voice voice(options.on_error ? options.on_error : print_to_stderr);
+  Result<RunOutcome> outcome = run_here(options, voice);
+  if (!outcome) voice.tell(outcome.error());
   return outcome;
 }
 

@@ -97,7 +97,7 @@ Result<std::unique_ptr<Comparison>> Comparison::open(const PlanSet& reference,
   auto comparison = std::make_unique<Comparison>();
   comparison->least_eps_ = least_eps(reference);
   comparison->options_ = options.verify;
-  comparison->world_ = make_inproc_world(1, TransportOptions{options.timeout_s});
+  comparison->world_ = make_inproc_world(1, TransportOptions{});
   Cores cores = cores_of(options, 0, 1);
   cores.pinned.clear();  // the ranks have the cores
   PIPER_ASSIGN(comparison->backend_, make_backend(options.backend, cores));
@@ -187,7 +187,7 @@ Status Comparison::check_digests(int64_t step,
       if (!first) first = rank;
       if (by_rank[rank][i] == by_rank[*first][i]) continue;
       return numeric(fmt::format("step {}: parameter '{}' differs between rank {} and rank {}",
-                                 step, entries_[i].reference.name, *first, rank));
+                                 step + 1, entries_[i].reference.name, *first, rank));
     }
     if (!first) return not_trained(entries_[i]);
   }
@@ -204,7 +204,7 @@ Status Comparison::check_loss(int64_t step, double loss) {
     std::string bound =
         single ? "" : fmt::format(" (error {:.3g}, bound {:.3g})", error, options_.loss_bound);
     return numeric(fmt::format("step {}: the loss differs from {}: {:.9g} here, {:.9g} there{}",
-                               step, oracle_name(options_.against), loss, reference, bound));
+                               step + 1, oracle_name(options_.against), loss, reference, bound));
   }
   worst_loss_error_ = std::max(worst_loss_error_, error);
   return ok_status();
@@ -217,8 +217,8 @@ Status Comparison::check_equal(int64_t step, const Entry& entry) const {
     int64_t i = first_difference(type.dtype, holder.count, holder.data, want);
     if (i < 0) continue;
     return numeric(
-        fmt::format("step {}: parameter '{}' differs from {} at {}: {} on rank {}, {} there", step,
-                    entry.reference.name, oracle_name(options_.against),
+        fmt::format("step {}: parameter '{}' differs from {} at {}: {} on rank {}, {} there",
+                    step + 1, entry.reference.name, oracle_name(options_.against),
                     print_index(type.shape, holder.first + i),
                     print_value(type.dtype, element(type.dtype, holder.data, i)), holder.rank,
                     print_value(type.dtype, element(type.dtype, want, i))));
@@ -240,8 +240,8 @@ Status Comparison::check_close(int64_t step, const Entry& entry) {
     const Holder& first = first_with(entry, holder);
     if (int64_t i = first_difference(type.dtype, holder.count, holder.data, first.data); i >= 0)
       return numeric(fmt::format(
-          "step {}: parameter '{}' differs between ranks at {}: {} on rank {}, {} on rank {}", step,
-          entry.reference.name, print_index(type.shape, holder.first + i),
+          "step {}: parameter '{}' differs between ranks at {}: {} on rank {}, {} on rank {}",
+          step + 1, entry.reference.name, print_index(type.shape, holder.first + i),
           print_value(type.dtype, element(type.dtype, first.data, i)), first.rank,
           print_value(type.dtype, element(type.dtype, holder.data, i)), holder.rank));
     if (&first != &holder) continue;
@@ -259,13 +259,13 @@ Status Comparison::check_close(int64_t step, const Entry& entry) {
   }
   double error = worst / largest;
   if (!(error <= options_.param_bound)) {
-    Error far = numeric(
-        fmt::format("step {}: parameter '{}' is further from {} than {:.3g}: error {:.3g}, most at "
-                    "{}: {} on rank {}, {} "
-                    "there",
-                    step, entry.reference.name, oracle_name(options_.against), options_.param_bound,
-                    error, print_index(type.shape, where), print_value(type.dtype, here), rank,
-                    print_value(type.dtype, element(type.dtype, entry.reference.data, where))));
+    Error far = numeric(fmt::format(
+        "step {}: parameter '{}' is further from {} than {:.3g}: error {:.3g}, most at "
+        "{}: {} on rank {}, {} "
+        "there",
+        step + 1, entry.reference.name, oracle_name(options_.against), options_.param_bound, error,
+        print_index(type.shape, where), print_value(type.dtype, here), rank,
+        print_value(type.dtype, element(type.dtype, entry.reference.data, where))));
     if (!least_eps_ || *least_eps_ >= kSafeEps) return far;
     far.notes = {fmt::format("the optimizer divides a gradient by its size plus eps = {:g}: where "
                              "a gradient is rounding alone, as that of a key's bias, its step is "

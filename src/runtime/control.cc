@@ -6,8 +6,7 @@ namespace piper {
 namespace {
 
 constexpr const char* kNames[] = {"loss", "grad_norm", "learning_rate", "skipped", "loss_scale"};
-// Channels beyond any plan's.
-constexpr int32_t kReportChannel = 1 << 28;
+constexpr int32_t kReportChannel = kOwnChannels;
 constexpr int32_t kGoChannel = kReportChannel + 1;
 constexpr int32_t kFactsChannel = kReportChannel + 4;
 constexpr int32_t kGatherChannel = kReportChannel + 5;

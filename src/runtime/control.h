@@ -30,7 +30,7 @@ class Control {
   int64_t source_[kValues] = {};                   // rank that reports a value; -1: none
   std::vector<std::pair<int64_t, int32_t>> from_;  // rank 0: ranks that report, and their routes
   int32_t to_zero_ = -1;                           // a rank that reports: route to rank 0
-  char said_ = 0;  // by rank 0 after the step before
+  char said_ = 0;                                  // by rank 0 after the step before
   std::vector<int32_t> gather_;  // rank 0: routes from all others; others: the one to rank 0
   std::vector<int32_t> go_;      // rank 0: routes to all others; others: the one from rank 0
 };

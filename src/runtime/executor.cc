@@ -70,7 +70,7 @@ Status run_op(State& state, const Op& op, int64_t step) {
 
 // Adds where it happened; the transport's sentence has the ranks.
 Error located(const Op& op, int64_t step, Error error) {
-  error.message = fmt::format("step {}, {}: {}", step, op.label, error.message);
+  error.message = fmt::format("step {}, {}: {}", step + 1, op.label, error.message);
   return error;
 }
 
@@ -96,7 +96,7 @@ Status run_section(State& state, const BoundSection& section, int64_t step) {
   state.activity.store("the end of its step", std::memory_order_release);
   if (Status status = state.transport.wait_sends(); !status) {
     Error error = std::move(status).error();
-    error.message = fmt::format("step {}, at its end: {}", step, error.message);
+    error.message = fmt::format("step {}, at its end: {}", step + 1, error.message);
     return error;
   }
   return ok_status();
@@ -148,7 +148,7 @@ Status Executor::run_step(int64_t step, bool last) {
     state.reports[i] = read_scalar(state.type(report.buffer).dtype, state.at(report.buffer));
     if (report.name == "loss" && !std::isfinite(state.reports[i]) && !may_skip) {
       const bool no_number = std::isnan(state.reports[i]);  // of either sign
-      Error error = fail("step {}: the loss is {}", step,
+      Error error = fail("step {}: the loss is {}", step + 1,
                          no_number ? std::numeric_limits<double>::quiet_NaN() : state.reports[i])
                         .with_code(ExitCode::kNumeric);
       if (no_number && step == 0)
@@ -170,13 +170,26 @@ std::optional<double> Executor::report(std::string_view name) const {
 }
 
 std::vector<ParameterView> Executor::parameters() const {
+  std::vector<ParameterView> views = states();
+  std::erase_if(views, [](const ParameterView& view) { return !view.trained; });
+  return views;
+}
+
+std::vector<ParameterView> Executor::states() const {
   std::vector<ParameterView> views;
+  const PlanSet& set = *state_->source.set;
   for (const Buffer& buffer : state_->role->buffers) {
     const Tensor& tensor = state_->role->tensor(buffer);
-    if (tensor.param.empty() || tensor.kind != BufferKind::kState) continue;
+    if (tensor.kind != BufferKind::kState) continue;
     const Held part = held_of(*state_, tensor);
-    views.push_back({tensor.param, tensor.aliases, part.whole, state_->arena + buffer.offset,
-                     part.first, part.count});
+    const bool trained = !tensor.param.empty();
+    std::string name =
+        trained ? tensor.param
+                : fmt::format("{} (state {} of role {})", tensor.name,
+                              &buffer - state_->role->buffers.data(),
+                              set.role_of_rank[static_cast<size_t>(state_->source.rank)]);
+    views.push_back({std::move(name), tensor.aliases, part.whole, state_->at(buffer), part.first,
+                     part.count, trained});
   }
   return views;
 }

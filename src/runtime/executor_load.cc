@@ -107,6 +107,7 @@ Status bind_compute(State& state, const Instruction& from, std::span<const int32
     workspace = state.workspaces[static_cast<size_t>(from.stream)];
   }
   auto binding = state.backend.bind(programs[static_cast<size_t>(from.program)], args, workspace);
+  if (!binding && binding.error().code == ExitCode::kStorage) return std::move(binding).error();
   if (!binding) return wrong_plan(state, op, binding.error().message);
   op.handle = *binding;
   return ok_status();

@@ -1,3 +1,7 @@
+#include <unistd.h>
+
+#include <condition_variable>
+#include <cstdio>
 #include <exception>
 #include <mutex>
 #include <system_error>
@@ -17,6 +21,12 @@ Result<std::unique_ptr<Backend>> backend_of(const JobOptions& options, int64_t p
   return make_backend(options.backend, cores);
 }
 
+Result<std::unique_ptr<Replicas>> open_replicas(const JobOptions& options, Transport& transport,
+                                                const Executor& executor) {
+  if (options.check_replicas == 0) return std::unique_ptr<Replicas>();
+  return Replicas::open(transport, executor);
+}
+
 // A job whose ranks are threads.
 class Job {
  public:
@@ -27,7 +37,7 @@ class Job {
         reference_(reference),
         reference_data_(reference_data),
         options_(options),
-        world_(make_inproc_world(set.world(), TransportOptions{options.timeout_s})),
+        world_(make_inproc_world(set.world(), TransportOptions{options.start_timeout_s})),
         backends_(static_cast<size_t>(set.world())),
         executors_(static_cast<size_t>(set.world())) {}
 
@@ -42,6 +52,7 @@ class Job {
       end_with(rank, fail("no thread for rank {} of {}: {}", rank, set_.world(), problem.what())
                          .with_code(ExitCode::kStorage));
     }
+    wait_for_all(threads.size());
     for (std::thread& thread : threads) thread.join();
     if (first_error_) return *std::move(first_error_);
     std::vector<const Executor*> executors;
@@ -63,15 +74,34 @@ class Job {
       status = fail("rank {}: {}", rank, problem.what()).with_code(ExitCode::kStorage);
     }
     if (!status) end_with(rank, status.error());
+    std::lock_guard lock(mutex_);
+    ++ended_;
+    changed_.notify_all();
   }
 
   // The first error is the job's; what others say after it follows from it.
   void end_with(int64_t rank, const Error& error) {
     {
       std::lock_guard lock(mutex_);
-      if (!first_error_) first_error_ = error;
+      if (!first_error_) {
+        first_error_ = error;
+        if (options_.on_error) options_.on_error(error);
+        changed_.notify_all();
+      }
     }
     world_->rank(rank).abort(error);
+  }
+
+  // After an error a rank that is stuck is waited for no longer: nothing it has is wanted any more.
+  void wait_for_all(size_t threads) {
+    std::unique_lock lock(mutex_);
+    const auto all = [&] { return ended_ == threads; };
+    changed_.wait(lock, [&] { return all() || first_error_; });
+    const std::chrono::duration<double> grace(options_.grace_s);
+    if (all() || changed_.wait_for(lock, grace, all)) return;
+    if (!options_.on_error) std::fputs(print_error(*first_error_).c_str(), stderr);
+    std::fflush(stderr);
+    _exit(static_cast<int>(first_error_->code));
   }
 
   Status run_one(int64_t rank) {
@@ -83,6 +113,7 @@ class Job {
     RankSource source{&set_, rank, data_, options_.trace_steps};
     PIPER_ASSIGN(executors_[index], Executor::load(source, *backends_[index], transport));
     PIPER_ASSIGN(Control control, Control::open(transport, *executors_[index]));
+    PIPER_ASSIGN(auto replicas, open_replicas(options_, transport, *executors_[index]));
     if (rank == 0) PIPER_TRY(open_comparison());
     JobResult unused;
     RankRun run{*executors_[index],
@@ -92,6 +123,7 @@ class Job {
                 data_ != nullptr ? data_->tokens_per_step() : executors_[index]->role().batch,
                 rank == 0 ? comparison_.get() : nullptr,
                 false,
+                replicas.get(),
                 rank == 0 ? result_ : unused};
     PIPER_TRY(run_rank(run));
     if (rank == 0 && comparison_) {
@@ -122,8 +154,10 @@ class Job {
   std::vector<std::unique_ptr<Executor>> executors_;
   std::unique_ptr<Comparison> comparison_;
   JobResult result_;
-  std::mutex mutex_;
-  std::optional<Error> first_error_;  // guarded by mutex_ until the threads have ended
+  std::mutex mutex_;  // guards what follows until the threads have ended
+  std::condition_variable changed_;
+  size_t ended_ = 0;  // threads
+  std::optional<Error> first_error_;
 };
 
 }  // namespace
@@ -141,6 +175,7 @@ Result<JobResult> run_mpi_rank(const PlanSet& set, const BatchSource* data,
   RankSource source{&set, transport.rank(), data, options.trace_steps};
   PIPER_ASSIGN(std::unique_ptr<Executor> executor, Executor::load(source, *backend, transport));
   PIPER_ASSIGN(Control control, Control::open(transport, *executor));
+  PIPER_ASSIGN(auto replicas, open_replicas(options, transport, *executor));
   // Every process runs the oracle for its own parameters: then nothing but the loss has to travel.
   std::unique_ptr<Comparison> comparison;
   if (options.verify.against != VerifyAgainst::kNone) {
@@ -155,9 +190,11 @@ Result<JobResult> run_mpi_rank(const PlanSet& set, const BatchSource* data,
               data != nullptr ? data->tokens_per_step() : executor->role().batch,
               comparison.get(),
               comparison != nullptr,
+              replicas.get(),
               result};
   PIPER_TRY(run_rank(run));
   if (options.parameters) {
+    transport.set_timeout(std::max(options.start_timeout_s, options.timeout_s.value_or(0)));
     PIPER_ASSIGN(result.parameters, gather_parameters(*executor, transport));
   }
   if (options.trace_steps > 0) {

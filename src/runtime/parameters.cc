@@ -7,8 +7,8 @@
 namespace piper {
 namespace {
 
-constexpr int32_t kGatherChannel = (1 << 28) + 2;
-constexpr int32_t kWantedChannel = (1 << 28) + 3;
+constexpr int32_t kGatherChannel = kOwnChannels + 2;
+constexpr int32_t kWantedChannel = kOwnChannels + 3;
 
 // A parameter as far as it is here.
 struct Gathered {

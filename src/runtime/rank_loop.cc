@@ -49,26 +49,36 @@ Status meet_between_steps(RankRun& run, StepMetrics& metrics, bool& stop, bool l
     if (run.comparison != nullptr) PIPER_TRY(run.comparison->check(metrics.step, metrics.loss));
     if (run.apart) PIPER_TRY(compare_processes(run, metrics.step));
   }
+  const int64_t done = metrics.step + 1;
+  if (run.replicas != nullptr &&
+      (done % run.options.check_replicas == 0 || done == run.options.steps))
+    PIPER_TRY(run.replicas->check(metrics.step));
   if (run.transport.rank() == 0) PIPER_TRY(finish_step(run, metrics, stop));
-  const bool overlap = run.executor.role().steps_ahead > 0;
-  if (overlap && run.options.verify.against == VerifyAgainst::kNone)
+  const bool compares =
+      run.options.verify.against != VerifyAgainst::kNone || run.replicas != nullptr;
+  if (run.executor.role().steps_ahead > 0 && !compares)
     return run.control.spread_late(stop, metrics.step == 0, last);
   return run.control.spread(stop);
 }
 
-// Who is stuck inside a step shall say so before those who wait for it here: its deadline began
-// earlier than theirs ends.
 Status between_steps(RankRun& run, StepMetrics& metrics, bool& stop, bool last) {
-  run.transport.set_timeout(2 * run.options.timeout_s + 1);
   run.transport.activity().store("the end of its step", std::memory_order_release);
   Status status = meet_between_steps(run, metrics, stop, last);
-  run.transport.set_timeout(run.options.timeout_s);
   if (!status && status.error().code == ExitCode::kPeer) {
     Error error = std::move(status).error();
-    error.message = fmt::format("after step {}: {}", metrics.step, error.message);
+    error.message = fmt::format("after step {}: {}", metrics.step + 1, error.message);
     return error;
   }
   return status;
+}
+
+constexpr double kTimeout = 10;        // seconds
+constexpr double kTimeoutInSteps = 5;  // of the longest so far
+
+// How long a rank waits for another. Nobody knows how long a step takes before one is done.
+double wait_limit(const JobOptions& options, double longest_s) {
+  const double least = longest_s > 0 ? kTimeout : options.start_timeout_s;
+  return std::max(options.timeout_s.value_or(least), kTimeoutInSteps * longest_s);
 }
 
 }  // namespace
@@ -78,11 +88,15 @@ Status run_rank(RankRun& run) {
   bool stop = false, last = false;
   const bool overlap = run.executor.role().steps_ahead > 0;
   if (overlap && run.options.steps == 0) return ok_status();
+  const bool verifies = run.options.verify.against != VerifyAgainst::kNone;
+  double longest_s = 0;  // of the steps so far, with what is done between them
+  run.transport.set_timeout(wait_limit(run.options, 0));
   PIPER_TRY(run.executor.run_prologue(0));
   for (int64_t step = 0; step < run.options.steps && !last; ++step) {
     // A step that has begun is finished.
     last = step + 1 == run.options.steps || (stop && overlap);
-    if (run.options.before_step) PIPER_TRY(run.options.before_step(run.transport.rank(), step));
+    if (run.options.before_step)
+      PIPER_TRY(run.options.before_step(run.transport.rank(), step, run.executor));
     auto start = Clock::now();
     PIPER_TRY(run.executor.run_step(step, last));
     std::chrono::duration<double> took = Clock::now() - start;
@@ -91,7 +105,14 @@ Status run_rank(RankRun& run) {
     metrics.step_ms = took.count() * 1e3;
     metrics.tokens_per_s = static_cast<double>(run.tokens_per_step) / took.count();
     metrics.peak_bytes = run.control.peak_bytes();
+    // The oracle's first step takes as long as it takes.
+    if (verifies && step == 0)
+      run.transport.set_timeout(
+          std::max(run.options.start_timeout_s, wait_limit(run.options, took.count())));
     PIPER_TRY(between_steps(run, metrics, stop, last));
+    const std::chrono::duration<double> whole = Clock::now() - start;
+    longest_s = std::max(longest_s, whole.count());
+    run.transport.set_timeout(wait_limit(run.options, longest_s));
     last = last || (stop && !overlap);
   }
   return overlap ? ok_status() : run.executor.run_epilogue(run.options.steps);

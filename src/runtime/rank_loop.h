@@ -3,6 +3,7 @@
 
 #include "comparison.h"
 #include "control.h"
+#include "replicas.h"
 
 namespace piper {
 
@@ -14,6 +15,7 @@ struct RankRun {
   int64_t tokens_per_step = 0;
   Comparison* comparison = nullptr;  // where this rank compares
   bool apart = false;                // every rank compares its own parameters
+  Replicas* replicas = nullptr;      // where replicas are compared
   JobResult& result;                 // rank 0's is the job's
 };
 Status run_rank(RankRun& run);

@@ -30,7 +30,7 @@ nlohmann::ordered_json name_row(const char* what, int64_t rank, int64_t row,
 
 nlohmann::ordered_json event_of(const RankTrace& trace, const TraceEvent& event, double origin) {
   const Instruction& one = trace.role->body[static_cast<size_t>(event.instruction)];
-  nlohmann::ordered_json args = {{"step", event.step}, {"instruction", event.instruction}};
+  nlohmann::ordered_json args = {{"step", event.step + 1}, {"instruction", event.instruction}};
   if (one.stage >= 0) args["stage"] = one.stage;
   if (one.micro >= 0) args["micro"] = one.micro;
   return {{"name", one.label.empty() ? to_string(one.kind) : one.label},
@@ -73,7 +73,7 @@ std::string print_metrics(const StepMetrics& metrics) {
   auto number = [](const std::optional<double>& value) {
     return value ? nlohmann::ordered_json(*value) : nlohmann::ordered_json(nullptr);
   };
-  line["step"] = metrics.step;
+  line["step"] = metrics.step + 1;
   line["loss"] = number(metrics.loss);
   line["grad_norm"] = number(metrics.grad_norm);
   line["learning_rate"] = number(metrics.learning_rate);

@@ -7,12 +7,27 @@
 
 namespace piper {
 
-Error timed_out(int64_t rank, double seconds, const std::string& what, int64_t peer,
-                const char* activity) {
-  Error error = fail("rank {} waited {:.3g} s {} rank {}", rank, seconds, what, peer);
+Error timed_out(int64_t rank, double seconds, const std::string& what,
+                std::span<const int64_t> chain,
+                const std::function<std::string(int64_t rank)>& activity) {
+  Error error = fail("rank {} waited {:.3g} s {} rank {}", rank, seconds, what, chain.front());
   error.code = ExitCode::kPeer;
-  if (activity != nullptr) error.notes.push_back(fmt::format("rank {} is at {}", peer, activity));
+  for (int64_t next : chain.subspan(1))
+    error.message += fmt::format(", which waits for rank {}", next);
+  const int64_t last = chain.back();
+  const bool twice = std::find(chain.begin(), chain.end() - 1, last) != chain.end() - 1;
+  const bool ring = twice || last == rank;
+  if (ring) error.notes.push_back("they wait for each other");
+  const auto shown = ring ? chain.first(chain.size() - (twice ? 1 : 0)) : chain.last(1);
+  for (int64_t one : shown)
+    if (const std::string at = activity(one); !at.empty())
+      error.notes.push_back(fmt::format("rank {} is at {}", one, at));
   return error;
+}
+
+std::string name_message(int32_t channel) {
+  if (channel >= kOwnChannels) return "what ranks tell each other between steps";
+  return fmt::format("a message on channel {}", channel);
 }
 
 Error stopped_by(int64_t rank, int64_t peer, std::string_view reason) {
@@ -27,6 +42,22 @@ Error size_mismatch(int64_t rank, int64_t peer, const std::string& what, int64_t
               brings)
       .with_code(ExitCode::kPlan);
 }
+
+namespace {
+
+Status check_flags(const PlanIdentity& first, const PlanIdentity& one) {
+  PIPER_CHECK(one.flags.size() == first.flags.size());
+  for (size_t i = 0; i < one.flags.size(); ++i) {
+    const auto& [name, value] = one.flags[i];
+    if (value == first.flags[i].second) continue;
+    return fail("rank {} runs with {} {}, rank {} with {} {}", one.rank, name, value, first.rank,
+                name, first.flags[i].second)
+        .with_note("help: give all ranks of a job the same flags");
+  }
+  return ok_status();
+}
+
+}  // namespace
 
 Status check_identities(std::span<const PlanIdentity> all) {
   int64_t world = static_cast<int64_t>(all.size());
@@ -49,6 +80,7 @@ Status check_identities(std::span<const PlanIdentity> all) {
                   first.kernels, one.rank, one.kernels)
           .with_code(ExitCode::kUsage);
     }
+    PIPER_TRY(check_flags(first, one));
     if (one.rank < 0 || one.rank >= world) {
       return fail("{} is for rank {} of {}", one.source, one.rank, world)
           .with_code(ExitCode::kPlan);

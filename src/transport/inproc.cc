@@ -13,6 +13,7 @@
 #include "doorbell.h"
 #include "errors.h"
 #include "reduce.h"
+#include "seats.h"
 
 namespace piper {
 namespace {
@@ -53,27 +54,28 @@ struct Group {
   std::deque<Member> members;  // by position
 };
 
-struct alignas(64) Seat {
+struct alignas(64) Place {
   Doorbell bell;
-  std::atomic<const char*> activity{nullptr};
+  Seat seat;
 };
 
 // What all ranks share. The maps are for registration only; a step uses pointers into them.
 struct Shared {
   Shared(int64_t world_size, const TransportOptions& transport_options)
       : world(world_size), options(transport_options), identities(static_cast<size_t>(world_size)) {
-    for (int64_t i = 0; i < world; ++i) seats.emplace_back();
+    for (int64_t i = 0; i < world; ++i) places.emplace_back();
     unsigned cores = std::max(1u, std::thread::hardware_concurrency());
     // Some milliseconds where nobody else wants the core, as long as a pipeline's bubble: to wake a
     // sleeper takes a twentieth of one, and all ranks wait for it.
     spins = world <= cores ? 200'000 : 64;
   }
-  Seat& seat(int64_t rank) { return seats[static_cast<size_t>(rank)]; }
+  Seat& seat(int64_t rank) { return places[static_cast<size_t>(rank)].seat; }
+  Doorbell& bell(int64_t rank) { return places[static_cast<size_t>(rank)].bell; }
 
   const int64_t world;
   const TransportOptions options;
   int spins = 0;
-  std::deque<Seat> seats;
+  std::deque<Place> places;
   std::vector<PlanIdentity> identities;
   std::mutex mutex;  // guards the maps, identities and the reason
   std::map<std::tuple<int64_t, int64_t, int32_t>, Mailbox> mailboxes;
@@ -133,7 +135,7 @@ class InprocTransport final : public Transport {
   int32_t open_group(const std::vector<int64_t>& ranks);
   Status stopped_error();
   template <class Ready>
-  bool wait(Ready ready);
+  bool wait(int64_t peer, Ready ready);
   Status late(const std::string& what, int64_t peer);
   Status arrive(Seated& seated, const char* what);
   Status meet(Seated& seated, const Member& brings, const char* what);
@@ -151,10 +153,17 @@ class InprocTransport final : public Transport {
 
 // Also true when the job has stopped: the caller looks at shared_.stopped next.
 template <class Ready>
-bool InprocTransport::wait(Ready ready) {
-  auto over = [&] { return ready() || shared_.stopped.load() >= 0; };
-  return shared_.seat(rank_).bell.wait(shared_.spins, std::chrono::duration<double>(timeout_),
-                                       over);
+bool InprocTransport::wait(int64_t peer, Ready ready) {
+  const auto over = [&] { return ready() || shared_.stopped.load() >= 0; };
+  if (over()) return true;
+  Doorbell& bell = shared_.bell(rank_);
+  Patience patience(shared_.seat(rank_), timeout_);
+  patience.wait_for(peer);
+  const std::chrono::duration<double> interval(patience.interval());
+  for (int spins = shared_.spins; !bell.wait(spins, interval, over); spins = 0)
+    if (!patience.look()) return false;
+  patience.done();
+  return true;
 }
 
 Status InprocTransport::stopped_error() {
@@ -165,7 +174,12 @@ Status InprocTransport::stopped_error() {
 }
 
 Status InprocTransport::late(const std::string& what, int64_t peer) {
-  return timed_out(rank_, timeout_, what, peer, shared_.seat(peer).activity.load());
+  const auto chain =
+      chain_of_waits(rank_, peer, timeout_ / 2, [&](int64_t rank) { return &shared_.seat(rank); });
+  return timed_out(rank_, timeout_, what, chain, [&](int64_t rank) -> std::string {
+    const char* const at = shared_.seat(rank).activity.load();
+    return at != nullptr ? at : "";
+  });
 }
 
 void InprocTransport::abort(const Error& reason) {
@@ -175,7 +189,7 @@ void InprocTransport::abort(const Error& reason) {
     shared_.reason = reason.message;
     shared_.stopped.store(rank_);
   }
-  for (Seat& seat : shared_.seats) seat.bell.ring();
+  for (Place& place : shared_.places) place.bell.ring();
 }
 
 // ---- Registration -------------------------------------------------------------------------------
@@ -265,14 +279,14 @@ Status InprocTransport::post(int32_t route, const Message& message) {
   uint64_t number = box.sent.load();
   auto room = [&] { return number - box.received.load() < box.ring.size(); };
   if (!room()) {  // more in flight than was promised
-    if (!wait(room)) {
+    if (!wait(box.receiver, room)) {
       return late(fmt::format("to send on channel {} to", box.channel), box.receiver);
     }
     PIPER_TRY(stopped_error());
   }
   box.ring[number % box.ring.size()] = message;
   box.sent.store(number + 1);
-  shared_.seat(box.receiver).bell.ring();
+  shared_.bell(box.receiver).ring();
   return ok_status();
 }
 
@@ -292,8 +306,8 @@ Status InprocTransport::recv(int32_t route, std::byte* to, int64_t bytes) {
 Status InprocTransport::recv(int32_t route, std::span<const MessagePart> parts) {
   Mailbox& box = *routes_[static_cast<size_t>(route)];
   uint64_t number = box.received.load();
-  if (!wait([&] { return box.sent.load() > number; })) {
-    return late(fmt::format("for a message on channel {} from", box.channel), box.sender);
+  if (!wait(box.sender, [&] { return box.sent.load() > number; })) {
+    return late(fmt::format("for {} from", name_message(box.channel)), box.sender);
   }
   PIPER_TRY(stopped_error());
   const Message message = box.ring[number % box.ring.size()];
@@ -303,16 +317,15 @@ Status InprocTransport::recv(int32_t route, std::span<const MessagePart> parts) 
   }
   copy_parts(message, parts);
   box.received.store(number + 1);
-  shared_.seat(box.sender).bell.ring();
+  shared_.bell(box.sender).ring();
   return ok_status();
 }
 
 Status InprocTransport::wait_sends() {
   for (Mailbox* box : outgoing_) {
     if (box->received.load() == box->sent.load()) continue;
-    if (!wait([&] { return box->received.load() == box->sent.load(); })) {
-      return late(fmt::format("for a message on channel {} to be taken by", box->channel),
-                  box->receiver);
+    if (!wait(box->receiver, [&] { return box->received.load() == box->sent.load(); })) {
+      return late(fmt::format("for {} to be taken by", name_message(box->channel)), box->receiver);
     }
     PIPER_TRY(stopped_error());
   }
@@ -327,12 +340,12 @@ Status InprocTransport::arrive(Seated& seated, const char* what) {
   uint64_t phase = ++seated.phase;
   seated.own().arrived.store(phase);
   for (int64_t other : group.ranks) {
-    if (other != rank_) shared_.seat(other).bell.ring();
+    if (other != rank_) shared_.bell(other).ring();
   }
   for (size_t i = 0; i < group.members.size(); ++i) {
     Member& member = group.members[i];
     if (member.arrived.load() >= phase) continue;
-    if (!wait([&] { return member.arrived.load() >= phase; })) {
+    if (!wait(group.ranks[i], [&] { return member.arrived.load() >= phase; })) {
       return late(fmt::format("in the {} of ranks [{}] for", what, fmt::join(group.ranks, ",")),
                   group.ranks[i]);
     }

@@ -1,9 +1,6 @@
 #include <fmt/format.h>
-#include <sched.h>
 
-#include <chrono>
 #include <cstring>
-#include <thread>
 
 #include "errors.h"
 #include "mpi_transport.h"
@@ -14,13 +11,15 @@ namespace mpi {
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
 constexpr int kIdentityTag = 1;
+constexpr double kAbortSeconds = 5;
 
 // An identity as it travels.
 struct IdentityRecord {
   int64_t rank = 0, world = 0;
   char set_id[128] = {}, source[256] = {}, kernels[64] = {};
+  char flags[2048] = {};  // lines of name and value
+  HostAddress memory;
 };
 
 int64_t bytes_of(std::span<const MessagePart> parts) {
@@ -34,6 +33,45 @@ void copy_text(char (&to)[N], const std::string& from) {
   std::memcpy(to, from.data(), std::min(from.size(), N - 1));
 }
 
+IdentityRecord record_of(const PlanIdentity& identity, const HostAddress& memory) {
+  IdentityRecord record;
+  record.rank = identity.rank;
+  record.world = identity.world;
+  record.memory = memory;
+  copy_text(record.set_id, identity.set_id);
+  copy_text(record.source, identity.source);
+  copy_text(record.kernels, identity.kernels);
+  std::string flags;
+  for (const auto& [name, value] : identity.flags) flags += fmt::format("{}\n{}\n", name, value);
+  PIPER_CHECK(flags.size() < sizeof record.flags, "{} bytes of flags", flags.size());
+  copy_text(record.flags, flags);
+  return record;
+}
+
+PlanIdentity identity_of(const IdentityRecord& record) {
+  PlanIdentity identity{record.set_id, record.rank,    record.world,
+                        record.source, record.kernels, {}};
+  const std::vector<std::string> lines = split_text(record.flags, '\n');
+  for (size_t i = 0; i + 1 < lines.size(); i += 2)
+    identity.flags.emplace_back(lines[i], lines[i + 1]);
+  return identity;
+}
+
+// For the messages of a process that does not know its rank yet.
+std::string who() {
+  const auto launch = launched();
+  return launch ? fmt::format("process {} of {}", launch->rank, launch->world) : "this process";
+}
+
+// A rank that ends or stops before MPI knows it would be waited for without end.
+std::string alone_text(double seconds, const char* where) {
+  return print_error(
+      fail("{} waited {:.3g} s for the others in {}: one of them ended or stopped before", who(),
+           seconds, where)
+          .with_note("help: look at what the other processes said; --start-timeout gives a slow "
+                     "start more time"));
+}
+
 }  // namespace
 
 Error mpi_error(int64_t rank, const char* call, int code) {
@@ -43,7 +81,13 @@ Error mpi_error(int64_t rank, const char* call, int code) {
   return fail("rank {}: {}: {}", rank, call, text).with_code(ExitCode::kPeer);
 }
 
-MpiTransport::MpiTransport(const TransportOptions& options) : timeout_(options.timeout_s) {
+MpiTransport::MpiTransport(const TransportOptions& options)
+    : start_timeout_(options.start_timeout_s),
+      shared_memory_(options.shared_memory),
+      timeout_(options.timeout_s),
+      memory_(launched().value_or(Launch{}).rank) {
+  const Watchdog guard(start_timeout_, alone_text(start_timeout_, "MPI_Init"),
+                       static_cast<int>(ExitCode::kPeer));
   int provided = 0;
   MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided);
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
@@ -57,12 +101,20 @@ MpiTransport::MpiTransport(const TransportOptions& options) : timeout_(options.t
 
 MpiTransport::~MpiTransport() {
   if (broken_ && exit_code_ == 0) exit_code_ = static_cast<int>(ExitCode::kPeer);
-  if (exit_code_ != 0) MPI_Abort(MPI_COMM_WORLD, exit_code_);
+  if (exit_code_ != 0) {
+    const Watchdog guard(kAbortSeconds, "", exit_code_);  // for a launcher that is gone
+    MPI_Abort(MPI_COMM_WORLD, exit_code_);
+  }
   if (stop_request_ != MPI_REQUEST_NULL) {
     MPI_Cancel(&stop_request_);
     MPI_Wait(&stop_request_, MPI_STATUS_IGNORE);
   }
   for (auto& [parts, type] : messages_of_parts_) MPI_Type_free(&type);
+  // Rank 0 comes last, for it writes what was trained; the others wait for it as long as it takes.
+  std::optional<Watchdog> guard;
+  if (rank_ == 0)
+    guard.emplace(start_timeout_, alone_text(start_timeout_, "MPI_Finalize"),
+                  static_cast<int>(ExitCode::kPeer));
   MPI_Finalize();
 }
 
@@ -103,19 +155,27 @@ bool MpiTransport::done(Request& request, Status& status, const char* what) {
   return true;
 }
 
-Error MpiTransport::late(const Request& request, const char* what, const Group* group) const {
-  std::string where;
-  if (group != nullptr) {
-    where = fmt::format("in the {} of ranks [{}] for", what, fmt::join(group->ranks, ","));
-  } else if (request.bytes >= 0) {
-    where = fmt::format("for a message on channel {} from", request.channel);
-  } else {
-    where = fmt::format("for a message on channel {} to be taken by", request.channel);
-  }
-  return timed_out(rank_, timeout_, where, request.peer, nullptr);
+std::string MpiTransport::place_of(const Request& request, const char* what,
+                                   const Group* group) const {
+  if (group != nullptr)
+    return fmt::format("in the {} of ranks [{}] for", what, fmt::join(group->ranks, ","));
+  return fmt::format("for {} {}", name_message(request.channel),
+                     request.bytes >= 0 ? "from" : "to be taken by");
 }
 
-// Until all have ended. Others may need the core to get there: yields soon, sleeps after a while.
+Error MpiTransport::late(int64_t peer, const std::string& where) const {
+  const auto seat = [&](int64_t rank) -> const Seat* {
+    const HostBlock* block = memory_.block(rank);
+    return block != nullptr ? &block->seat : nullptr;
+  };
+  const auto chain = chain_of_waits(rank_, peer, timeout_ / 2, seat);
+  return timed_out(rank_, timeout_, where, chain, [&](int64_t rank) -> std::string {
+    if (seat(rank) == nullptr) return "another host, which shows no more of it";
+    return memory_.read_text(rank, seat(rank)->activity.load());
+  });
+}
+
+// Until all have ended.
 Status MpiTransport::wait(std::span<Request> requests, const char* what, const Group* group) {
   Status status = wait_all(requests, what, group);
   if (!status) broken_ = true;
@@ -123,25 +183,15 @@ Status MpiTransport::wait(std::span<Request> requests, const char* what, const G
 }
 
 Status MpiTransport::wait_all(std::span<Request> requests, const char* what, const Group* group) {
-  Clock::time_point start;
   Status status = ok_status();
   size_t next = 0;
-  for (int turn = 0;; ++turn) {
-    while (next < requests.size() && done(requests[next], status, what)) {
-      if (!status) return status;
-      ++next;
-    }
-    if (next == requests.size()) return ok_status();
-    if (turn % 32 == 0) {
-      PIPER_TRY(check_stopped());
-      Clock::time_point now = Clock::now();
-      if (turn == 0) start = now;
-      std::chrono::duration<double> waited = now - start;
-      if (waited.count() > timeout_) return late(requests[next], what, group);
-      if (waited.count() > 2e-3) std::this_thread::sleep_for(std::chrono::microseconds(50));
-    }
-    if (turn >= 32) sched_yield();
-  }
+  const auto ready = [&](int64_t& peer) {
+    while (next < requests.size() && done(requests[next], status, what) && status) ++next;
+    if (next < requests.size()) peer = requests[next].peer;
+    return next == requests.size() || !status;
+  };
+  PIPER_TRY(look_until(ready, [&] { return place_of(requests[next], what, group); }));
+  return status;
 }
 
 void MpiTransport::abort(const Error& reason) {
@@ -156,9 +206,9 @@ void MpiTransport::abort(const Error& reason) {
     MPI_Isend(&stop_out_, sizeof(Stop), MPI_BYTE, peer, 0, stops_, &requests.emplace_back());
   }
   // A short while for those that still listen; a dead rank must not hold us up.
-  auto until = Clock::now() + std::chrono::milliseconds(300);
+  auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(300);
   int flag = 0;
-  while (flag == 0 && Clock::now() < until) {
+  while (flag == 0 && std::chrono::steady_clock::now() < until) {
     MPI_Testall(static_cast<int>(requests.size()), requests.data(), &flag, MPI_STATUSES_IGNORE);
     sched_yield();
   }
@@ -179,34 +229,26 @@ Group MpiTransport::make_group(std::span<const int64_t> ranks) const {
 }
 
 Status MpiTransport::agree(const PlanIdentity& own) {
+  // The waits here name whom they wait for; MPI's own calls would not end.
+  const Watchdog guard(start_timeout_ + 2, alone_text(start_timeout_, "the comparison of plans"),
+                       static_cast<int>(ExitCode::kPeer));
   std::vector<int64_t> all;
   for (int64_t i = 0; i < world_; ++i) all.push_back(i);
   Group everyone = make_group(all);
   everyone.tag = kIdentityTag;
   std::vector<IdentityRecord> records(all.size());
-  IdentityRecord& mine = records[static_cast<size_t>(rank_)];
-  mine.rank = own.rank;
-  mine.world = own.world;
-  copy_text(mine.set_id, own.set_id);
-  copy_text(mine.source, own.source);
-  copy_text(mine.kernels, own.kernels);
-  auto bytes = [&](int64_t i) {
-    return reinterpret_cast<std::byte*>(&records[static_cast<size_t>(i)]);
-  };
-  PIPER_TRY(with_others(everyone, [&](int64_t i) -> Status {
-    PIPER_TRY(start_recv(everyone, MPI_COMM_WORLD, i, bytes(i), sizeof(IdentityRecord)));
-    return start_send(everyone, MPI_COMM_WORLD, i, bytes(rank_), sizeof(IdentityRecord));
-  }));
-  PIPER_TRY(finish(everyone, "comparison of plans"));
+  records[static_cast<size_t>(rank_)] = record_of(own, memory_.address());
+  PIPER_TRY(exchange(everyone, MPI_COMM_WORLD, std::span(records)));
   std::vector<PlanIdentity> identities;
-  for (const IdentityRecord& r : records) {
-    identities.push_back({r.set_id, r.rank, r.world, r.source, r.kernels});
-  }
+  for (const IdentityRecord& record : records) identities.push_back(identity_of(record));
   PIPER_TRY(check_identities(identities));
   rank_ = own.rank;
   PIPER_TRY(open_communicators());
   groups_.push_back(make_group(all));
-  return ok_status();
+  std::vector<HostAddress> addresses(all.size());
+  for (const IdentityRecord& record : records)
+    addresses[static_cast<size_t>(record.rank)] = record.memory;
+  return share_memory(addresses);
 }
 
 // Ranks of these communicators are those of the plan, whatever numbers the launcher gave.
@@ -237,10 +279,15 @@ Result<int32_t> MpiTransport::add_recv(int64_t peer, int32_t channel) {
 
 Result<int32_t> MpiTransport::add_group(std::span<const int64_t> ranks) {
   PIPER_TRY(check_group(rank_, world_, ranks));
+  for (size_t i = 1; i < groups_.size(); ++i)
+    if (std::equal(ranks.begin(), ranks.end(), groups_[i].ranks.begin(), groups_[i].ranks.end()))
+      return static_cast<int32_t>(i);
   groups_.push_back(make_group(ranks));
+  if (ranks.size() > 1) PIPER_TRY(join(groups_.back()));
   if (ranks.size() > 1 && out_.empty()) {
-    out_.resize(static_cast<size_t>(kTransportSlotBytes / 2));
-    in_.resize(static_cast<size_t>(kTransportSlotBytes / 2));
+    constexpr int64_t kShared = kSharedSlots * kSharedSlotBytes;
+    out_.resize(static_cast<size_t>((kTransportSlotBytes - kShared) / 2));
+    in_.resize(out_.size());
   }
   return static_cast<int32_t>(groups_.size() - 1);
 }

@@ -50,6 +50,7 @@ int64_t MpiTransport::segment_bytes(const Group& group) const {
 Status MpiTransport::all_reduce(int32_t group_id, std::span<const Piece> pieces) {
   Group& group = groups_[static_cast<size_t>(group_id)];
   if (group.size() == 1) return ok_status();
+  if (!group.counters.empty()) return all_reduce_shared(group, pieces);
   int64_t total = flat_size(pieces);
   int64_t segment = segment_bytes(group);
   for (int64_t begin = 0; begin < total; begin += segment) {

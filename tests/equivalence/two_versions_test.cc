@@ -68,7 +68,7 @@ TEST_P(Models, DifferFromTheSynchronousRule) {
     EXPECT_TRUE(run_against(*set, *reference, model, 1));
     const Status other = run_against(*set, *reference, model, 3);
     ASSERT_FALSE(other);
-    EXPECT_TRUE(other.error().message.starts_with("step 1: the loss differs"))
+    EXPECT_TRUE(other.error().message.starts_with("step 2: the loss differs"))
         << other.error().message;
   }
 }

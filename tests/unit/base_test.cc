@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -300,10 +301,48 @@ TEST_F(BaseFiles, AFailedWriteKeepsTheOldFile) {
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.error().message, fmt::format("cannot write '{}': File too large", file));
   EXPECT_EQ(refused.error().code, ExitCode::kStorage);
+  ASSERT_EQ(refused.error().notes.size(), 1u);
+  EXPECT_TRUE(refused.error().notes[0].starts_with("help: 4.9 KiB are needed, "))
+      << refused.error().notes[0];
   EXPECT_EQ(*read_text_file(file, 10), "old");
   EXPECT_EQ(std::distance(fs::directory_iterator(folder_), fs::directory_iterator()), 1);
   EXPECT_EQ(write_file(path("gone/a"), "x").error().message,
             fmt::format("cannot write '{}': No such file or directory", path("gone/a")));
+}
+
+// Those that killed writers of the same file left; not of others, nor of writers that live.
+TEST_F(BaseFiles, WhatKilledWritersLeftIsSwept) {
+  const pid_t gone = fork();
+  if (gone == 0) _exit(0);
+  ASSERT_EQ(waitpid(gone, nullptr, 0), gone);
+  put(fmt::format("a.new-{}-0", gone), "torn");
+  const std::vector<std::string> stay = {
+      put(fmt::format("a.new-{}-7", getpid()), "of a writer that lives"),
+      put(fmt::format("b.new-{}-0", gone), "of another file"), put("a.new-2024-may", "a name")};
+  ASSERT_TRUE(write_file(path("a"), "x").ok());
+  EXPECT_FALSE(fs::exists(path(fmt::format("a.new-{}-0", gone))));
+  for (const std::string& name : stay) EXPECT_TRUE(fs::exists(name)) << name;
+}
+
+TEST_F(BaseFiles, AMappedFileThatIsWrittenToIsNoticed) {
+  const std::string file = put("mapped", "0123");
+  {
+    const Result<Bytes> mapped = map_file(file);
+    ASSERT_TRUE(mapped.ok());
+    EXPECT_TRUE(check_mapped_files());
+    ASSERT_TRUE(write_file(file, "another file under its name"));
+    EXPECT_TRUE(check_mapped_files());
+    const Result<Bytes> again = map_file(file);
+    std::ofstream(file, std::ios::app) << "more";
+    const Status changed = check_mapped_files();
+    ASSERT_FALSE(changed);
+    EXPECT_EQ(changed.error().message,
+              fmt::format("'{}' was written to while it was in use: what was read before and after "
+                          "does not belong together",
+                          file));
+    EXPECT_EQ(changed.error().code, ExitCode::kStorage);
+  }
+  EXPECT_TRUE(check_mapped_files());  // nobody uses it any more
 }
 
 TEST_F(BaseFiles, LinksAndPipesStayWhatTheyAre) {

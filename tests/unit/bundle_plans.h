@@ -9,7 +9,7 @@ namespace piper {
 
 // Two stages, two replicas: everything that a plan can say is said once.
 inline constexpr const char* kStage0 =
-    R"(plan batch=8 arena=704 workspace=[64,0] transport=256 scratch=4096
+    R"(plan batch=8 arena=320 workspace=[64,0] transport=256 scratch=4096
 axis "pp" 2
 axis "dp" 2
 stream 0 "compute"

@@ -1,10 +1,13 @@
 // piper-run as a command, with threads and under mpirun, on role programs made by hand.
 #include <gtest/gtest.h>
+#include <sys/ptrace.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 
 #include "unit/runtime_plans.h"
 
@@ -110,13 +113,13 @@ TEST_F(Command, ReplicasThatDriftApartAreFound) {
       fmt::format("{} {} {} apart", path("drifting"), path("data.safetensors"), path("a"));
   auto [code, output] = spawn("", arguments);
   EXPECT_EQ(code, static_cast<int>(ExitCode::kNumeric)) << output;
-  EXPECT_NE(output.find("step 0: parameter 'w.p' differs between ranks at [0,0]: "),
+  EXPECT_NE(output.find("step 1: parameter 'w.p' differs between ranks at [0,0]: "),
             std::string::npos)
       << output;
   if (kThreadSanitizer) return;
   auto [mpi_code, mpi_output] = spawn("mpirun -n 2", arguments);
   EXPECT_EQ(mpi_code, static_cast<int>(ExitCode::kNumeric)) << mpi_output;
-  EXPECT_NE(mpi_output.find("step 0: parameter 'w.p' differs between rank 0 and rank 1"),
+  EXPECT_NE(mpi_output.find("step 1: parameter 'w.p' differs between rank 0 and rank 1"),
             std::string::npos)
       << mpi_output;
 }
@@ -182,8 +185,158 @@ TEST_F(Command, DataThatIsCutEndsTheRunWithAReason) {
       "--metrics {0}/m --log-every 1000000000 2>&1; exit $?",
       folder_.string(), PIPER_BINARY_DIR));
   EXPECT_EQ(code, 12) << output;
-  EXPECT_NE(output.find("\nerror: a file of data or of plans was cut or became unreadable while it "
-                        "was in use\n"),
+  EXPECT_NE(output.find(fmt::format("\nerror: '{}' was cut or became unreadable while it was in "
+                                    "use\n",
+                                    path("data.safetensors"))),
+            std::string::npos)
+      << output;
+}
+
+// The run ends early, with what was trained: no numbers say that the data were others.
+TEST_F(Command, DataThatIsOverwrittenIsNoticed) {
+  if (kThreadSanitizer) GTEST_SKIP() << "the program itself is another test's";
+  auto [code, output] = run_shell(fmt::format(
+      "(for i in $(seq 1000); do [ -s {0}/m ] && break; sleep 0.02; done; "
+      "printf x | dd of={0}/data.safetensors bs=1 seek=400 conv=notrunc) >/dev/null 2>&1 & "
+      "{1}/bin/piper-run {0}/plans --data {0}/data.safetensors --steps 1000000 --threads 1 "
+      "--metrics {0}/m --save {0}/a --log-every 1000000000 2>&1; exit $?",
+      folder_.string(), PIPER_BINARY_DIR));
+  EXPECT_EQ(code, 12) << output;
+  EXPECT_NE(output.find(fmt::format("error: '{}' was written to while it was in use",
+                                    path("data.safetensors"))),
+            std::string::npos)
+      << output;
+  EXPECT_TRUE(std::filesystem::exists(path("a")));
+}
+
+// Waits until the run has written metrics.
+bool runs(const std::string& metrics) {
+  for (int i = 0; i < 500; ++i) {
+    std::error_code none;
+    if (std::filesystem::file_size(metrics, none) > 0 && !none) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  return false;
+}
+
+TEST_F(Command, AStoppedThreadEndsTheJobAndIsNamed) {
+  if (kThreadSanitizer) GTEST_SKIP() << "the program itself is another test's";
+  const pid_t child = fork();
+  if (child == 0) {
+    static_cast<void>(!freopen(path("said").c_str(), "w", stderr));
+    execl(PIPER_BINARY_DIR "/bin/piper-run", "piper-run", path("plans").c_str(), "--data",
+          path("data.safetensors").c_str(), "--steps", "100000000", "--threads", "1", "--timeout",
+          "1", "--metrics", path("m").c_str(), "--log-every", "1000000000", nullptr);
+    _exit(99);
+  }
+  ASSERT_TRUE(runs(path("m")));
+  pid_t last = child;
+  for (const auto& task : std::filesystem::directory_iterator(fmt::format("/proc/{}/task", child)))
+    last = std::max(last, static_cast<pid_t>(std::stol(task.path().filename().string())));
+  ASSERT_GT(last, child);
+  const bool stopped = ptrace(PTRACE_SEIZE, last, nullptr, nullptr) == 0 &&
+                       ptrace(PTRACE_INTERRUPT, last, nullptr, nullptr) == 0;
+  if (!stopped) kill(child, SIGKILL);
+  const auto start = std::chrono::steady_clock::now();
+  int status = 0;  // of the process, which comes after that of the thread
+  while (waitpid(-1, &status, __WALL) != child || WIFSTOPPED(status)) {
+  }
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  if (!stopped) GTEST_SKIP() << "the system lets nobody be traced";
+  const std::string said = bytes_of(path("said"));
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 10) << status << said;
+  EXPECT_LT(took.count(), 8);
+  EXPECT_NE(said.find("error: "), std::string::npos) << said;
+  EXPECT_NE(said.find("rank 0 waited 1 s"), std::string::npos) << said;
+  EXPECT_NE(said.find("  = note: rank 1 is at "), std::string::npos) << said;
+}
+
+// What was trained is saved, whatever else is lost; and the exit code says that something is.
+TEST_F(Command, AFullDiskCostsNeitherTheRunNorTheSave) {
+  if (kThreadSanitizer) GTEST_SKIP() << "the program itself is another test's";
+  const std::string run = fmt::format(
+      "{1}/bin/piper-run {0}/plans --data {0}/data.safetensors "
+      "--steps 40 --threads 1 --save {0}/a",
+      folder_.string(), PIPER_BINARY_DIR);
+  const auto lost = [&](const std::string& before, const std::string& flags) {
+    std::filesystem::remove(path("a"));
+    auto [code, output] = run_shell(before + run + flags + " 2>&1");
+    return fmt::format("{} {} {}", code, std::filesystem::exists(path("a")) ? "saved" : "lost",
+                       output);
+  };
+  const auto expect = [](const std::string& got, const std::string& start,
+                         const std::string& said) {
+    EXPECT_EQ(got.substr(0, start.size()), start) << got;
+    EXPECT_NE(got.find(said), std::string::npos) << got;
+  };
+  expect(lost("", ""), "0 saved", "saved 2 parameters to ");
+  expect(lost("", " --metrics /dev/full"), "12 saved",
+         "error: cannot write /dev/full: No space left on device\n  = note: the run goes on "
+         "without metrics");
+  expect(lost("", " --trace /dev/full"), "12 saved", "No space left on device");
+  expect(lost("ulimit -f 2; ", fmt::format(" --metrics {}/m", folder_.string())), "12 saved",
+         "/m: File too large\n");
+  expect(lost("ulimit -f 0; ", ""), "12 lost", " B are needed, ");
+  auto [code, output] = run_shell(run + " 2>&1 >/dev/full");
+  EXPECT_EQ(code, 12) << output;
+  EXPECT_NE(output.find("what was printed did not arrive: No space left"), std::string::npos);
+  EXPECT_EQ(run_shell(run + " 2>/dev/null >&-").first, 12);
+}
+
+TEST_F(Command, MetricsOfEarlierRunsStay) {
+  RunOptions options;
+  options.plan = path("plans");
+  options.data.sources = {path("data.safetensors")};
+  options.metrics = path("m");
+  options.job.steps = 2;
+  const auto lines = [&] {
+    std::vector<std::string> all = split_text(bytes_of(path("m")), '\n');
+    for (std::string& line : all) line = line.substr(0, line.find(','));
+    return all;
+  };
+  ASSERT_TRUE(run_plans(options));
+  EXPECT_EQ(lines(), (std::vector<std::string>{"{\"run\":1", "{\"step\":1", "{\"step\":2", ""}));
+  std::ofstream(path("m"), std::ios::app) << "{\"step\":3";  // as a killed run leaves it
+  ASSERT_TRUE(run_plans(options));
+  EXPECT_EQ(lines(),
+            (std::vector<std::string>{"{\"run\":1", "{\"step\":1", "{\"step\":2", "{\"step\":3",
+                                      "{\"run\":2", "{\"step\":1", "{\"step\":2", ""}));
+}
+
+// Of all flags that change what runs: two that would train silently, one that would wait in vain.
+TEST_F(Command, ProcessesWithOtherFlagsAreRefused) {
+  if (kThreadSanitizer) GTEST_SKIP() << "nothing of ours to find in processes of one thread";
+  std::string other = bytes_of(path("data.safetensors"));
+  other.back() ^= 1;
+  std::ofstream(path("other.safetensors"), std::ios::binary) << other;
+  const auto run = [&](const std::string& first, const std::string& second) {
+    return run_shell(fmt::format(
+        "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
+        "OMPI_MCA_rmaps_base_oversubscribe=1 mpirun -n 1 {0}/bin/piper-run {1}/plans --data "
+        "{1}/{2} : -n 1 {0}/bin/piper-run {1}/plans --data {1}/{3} 2>&1",
+        PIPER_BINARY_DIR, folder_.string(), first, second));
+  };
+  const std::string same = "data.safetensors";
+  const std::tuple<std::string, std::string, std::string> cases[] = {
+      {same + " --seed 1", same + " --seed 2", "rank 1 runs with --seed 2, rank 0 with --seed 1"},
+      {same, "other.safetensors", "rank 1 runs with --data of digest "},
+      {same, same + " --save " + path("a"),
+       "rank 1 runs with --save given, rank 0 with --save "
+       "not given"},
+  };
+  for (const auto& [first, second, said] : cases) {
+    auto [code, output] = run(first, second);
+    EXPECT_EQ(code, 1) << output;
+    EXPECT_NE(output.find(said), std::string::npos) << output;
+  }
+}
+
+TEST_F(Command, AFlippedBitOfAProcessIsFound) {
+  if (kThreadSanitizer) GTEST_SKIP() << "nothing of ours to find in processes of one thread";
+  auto [code, output] = spawn("mpirun -n 2", fmt::format("{} {} {} flip", path("plans"),
+                                                         path("data.safetensors"), path("a")));
+  EXPECT_EQ(code, static_cast<int>(ExitCode::kNumeric)) << output;
+  EXPECT_NE(output.find("step 3: 'w.p' on rank 1 differs from its replica on rank 0"),
             std::string::npos)
       << output;
 }
@@ -208,10 +361,11 @@ TEST_F(Command, NothingToDumpIsSaid) {
 
 // What a run says when it is refused.
 std::string refused(RunOptions options) {
+  std::string said;
+  options.on_error = [&](const Error& error) { said += print_error(error); };
   auto outcome = run_plans(std::move(options));
-  if (outcome) return "ok";
-  return fmt::format("{}: {}", static_cast<int>(outcome.error().code),
-                     print_error(outcome.error()));
+  const ExitCode code = outcome ? outcome->code : outcome.error().code;
+  return code == ExitCode::kOk ? "ok" : fmt::format("{}: {}", static_cast<int>(code), said);
 }
 
 TEST_F(Command, LaunchersWithoutMpiAreRefused) {
@@ -256,12 +410,14 @@ TEST_F(Command, MetricsGoToADeviceToo) {
   options.metrics = "/dev/null";
   EXPECT_EQ(refused(options), "ok");
   options.metrics = "/dev/full";
-  EXPECT_EQ(refused(options), "12: error: cannot write /dev/full: No space left on device\n");
+  EXPECT_EQ(refused(options),
+            "12: error: cannot write /dev/full: No space left on device\n"
+            "  = note: the run goes on without metrics\n");
   options.metrics = path("plans");
   EXPECT_EQ(refused(options), fmt::format("12: error: {} is a directory\n", path("plans")));
 }
 
-// PLAN DATA SAVE [fail|apart]: four steps, compared with the single-device plan.
+// PLAN DATA SAVE [fail|apart|flip]: four steps, compared with the single-device plan.
 int run_plan(int argc, char** argv) {
   RunOptions options;
   options.plan = argv[0];
@@ -272,16 +428,22 @@ int run_plan(int argc, char** argv) {
   options.job.verify.against = VerifyAgainst::kSingle;
   if (argc > 3 && std::string_view(argv[3]) == "apart") {
     options.job.verify = {VerifyAgainst::kUncut, 1e9, 1e9};
+  } else if (argc > 3 && std::string_view(argv[3]) == "flip") {
+    options.job.verify.against = VerifyAgainst::kNone;
+    options.job.check_replicas = 1;
+    options.job.before_step = [](int64_t rank, int64_t step, const Executor& executor) {
+      if (rank == 1 && step == 2)
+        const_cast<std::byte*>(executor.buffer("p").data())[6] ^= std::byte{16};
+      return ok_status();
+    };
   } else if (argc > 3) {
-    options.job.before_step = [](int64_t rank, int64_t step) -> Status {
+    options.job.before_step = [](int64_t rank, int64_t step, const Executor&) -> Status {
       if (rank != 1 || step != 2) return ok_status();
       return fail("the disk of rank 1 is full").with_code(ExitCode::kStorage);
     };
   }
   auto outcome = run_plans(std::move(options));
-  if (outcome) return 0;
-  std::fputs(print_error(outcome.error()).c_str(), stderr);
-  return static_cast<int>(outcome.error().code);
+  return static_cast<int>(outcome ? outcome->code : outcome.error().code);
 }
 
 }  // namespace

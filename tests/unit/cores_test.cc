@@ -66,7 +66,7 @@ Observed observe(int32_t ranks, int threads, size_t wanted) {
   options.plan = (folder / "plans").string();
   options.data.sources = {(folder / "data.safetensors").string()};
   options.job.threads = threads;
-  options.job.before_step = [&](int64_t rank, int64_t) {
+  options.job.before_step = [&](int64_t rank, int64_t, const Executor&) {
     std::lock_guard lock(mutex);
     seen.cores[rank] = cores_of_thread(0);
     for (int tries = 0; tries < 500; ++tries) {

@@ -275,7 +275,7 @@ TEST_F(DataTest, TokenErrors) {
   const auto source = open({file}, {need}, 2);
   std::vector<int64_t> values(8);
   EXPECT_EQ(message(source->read(0, 0, 0, 2, reinterpret_cast<std::byte*>(values.data()))),
-            "t.bin: token 256 at position 4 of the file (input 'ids', step 0, sample 1) is outside "
+            "t.bin: token 256 at position 4 of the file (input 'ids', step 1, sample 1) is outside "
             "[0, 255]");
   EXPECT_EQ(
       source->read(0, 0, 0, 2, reinterpret_cast<std::byte*>(values.data())).error().notes.at(0),

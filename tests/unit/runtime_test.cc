@@ -198,21 +198,22 @@ TEST(Faults, AMissingMessageNamesRankInstructionAndPeer) {
   auto result = run(set, data, options);
   ASSERT_FALSE(result.ok());
   EXPECT_EQ(result.error().code, ExitCode::kPeer);
-  ASSERT_EQ(result.error().notes.size(), 1u);
   // Both ranks begin to wait at the same moment, rank 0 for the other's results; whose deadline
-  // passes first is the machine's choice. Either way instruction and peer are named.
-  const std::string& note = result.error().notes[0];
-  if (note == "rank 0 is at the end of its step") {
-    EXPECT_EQ(
-        result.error().message,
-        "step 0, instruction 5 (recv y mb=2): rank 1 waited 2 s for a message on channel 0 from "
-        "rank 0");
-  } else {
-    EXPECT_EQ(note, "rank 1 is at instruction 5 (recv y mb=2)");
-    EXPECT_TRUE(result.error().message.starts_with("rank 0 waited 2 s for a message on channel "))
-        << result.error().message;
-    EXPECT_TRUE(result.error().message.ends_with(" from rank 1")) << result.error().message;
-  }
+  // passes first is the machine's choice. Either way instruction and both peers are named.
+  const std::string& said = result.error().message;
+  EXPECT_TRUE(said ==
+                  "step 1, instruction 5 (recv y mb=2): rank 1 waited 2 s for a message on "
+                  "channel 0 from rank 0, which waits for rank 1" ||
+              said ==
+                  "after step 1: rank 0 waited 2 s for what ranks tell each other between "
+                  "steps from rank 1, which waits for rank 0")
+      << said;
+  const std::vector<std::string>& notes = result.error().notes;
+  ASSERT_EQ(notes.size(), 3u);
+  EXPECT_EQ(notes[0], "they wait for each other");
+  for (const char* one :
+       {"rank 0 is at the end of its step", "rank 1 is at instruction 5 (recv y mb=2)"})
+    EXPECT_EQ(std::count(notes.begin(), notes.end(), one), 1) << one;
 }
 
 TEST(Faults, ARankThatStopsEndsAllAtOnce) {
@@ -221,7 +222,7 @@ TEST(Faults, ARankThatStopsEndsAllAtOnce) {
   JobOptions options;
   options.steps = 10;
   options.timeout_s = 60;
-  options.before_step = [](int64_t rank, int64_t step) -> Status {
+  options.before_step = [](int64_t rank, int64_t step, const Executor&) -> Status {
     if (rank == 1 && step == 4) return fail("out of memory").with_code(ExitCode::kStorage);
     return ok_status();
   };
@@ -238,15 +239,89 @@ TEST(Faults, ARankThatHangsIsNamedWithItsInstruction) {
   Numbers data({5, 1});
   JobOptions options;
   options.timeout_s = 0.5;
-  options.before_step = [](int64_t rank, int64_t) {
-    if (rank == 1) std::this_thread::sleep_for(std::chrono::seconds(4));
+  options.before_step = [](int64_t rank, int64_t, const Executor&) {
+    if (rank == 1) std::this_thread::sleep_for(std::chrono::seconds(2));
     return ok_status();
   };
+  const auto start = std::chrono::steady_clock::now();
+  std::string said;
+  double said_after_s = 0;
+  options.on_error = [&](const Error& error) {
+    said = error.message;
+    said_after_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
   auto result = run(set, data, options);
+  EXPECT_EQ(said, message_of(result));
+  EXPECT_LT(said_after_s, 1.8);  // while that rank is still away
   EXPECT_EQ(
       message_of(result),
-      "step 0, instruction 3 (all_reduce grad w): rank 0 waited 0.5 s in the all-reduce of ranks "
+      "step 1, instruction 3 (all_reduce grad w): rank 0 waited 0.5 s in the all-reduce of ranks "
       "[0,1] for rank 1");
+}
+
+// Threads cannot be ended: the process is.
+TEST(Faults, ARankThatNeverComesBackEndsTheProcess) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto stuck = [] {
+    PlanSet set = replicas(2);
+    Numbers data({5, 1});
+    JobOptions options;
+    options.timeout_s = 0.3;
+    options.grace_s = 0.2;
+    options.before_step = [](int64_t rank, int64_t, const Executor&) {
+      while (rank == 1) std::this_thread::sleep_for(std::chrono::seconds(1));
+      return ok_status();
+    };
+    static_cast<void>(run(set, data, options));
+  };
+  EXPECT_EXIT(stuck(), testing::ExitedWithCode(static_cast<int>(ExitCode::kPeer)),
+              "rank 0 waited 0.3 s in the all-reduce of ranks .0,1. for rank 1");
+}
+
+// One bit of what a replica holds, too high to be rounded away later; the numbers go on as if
+// nothing were.
+Result<JobResult> run_with_flipped_bit(int32_t ranks, int64_t check_replicas) {
+  PlanSet set = replicas(ranks);
+  Numbers data({5, 1});
+  JobOptions options;
+  options.steps = 6;
+  options.check_replicas = check_replicas;
+  options.before_step = [](int64_t rank, int64_t step, const Executor& executor) {
+    if (rank == 1 && step == 2) {
+      auto* bytes = const_cast<std::byte*>(executor.buffer("p").data());
+      bytes[6] ^= std::byte{16};
+    }
+    return ok_status();
+  };
+  return run(set, data, options);
+}
+
+TEST(Faults, AFlippedBitInAReplicaIsFound) {
+  EXPECT_TRUE(run_with_flipped_bit(3, 0));
+  const auto found = run_with_flipped_bit(3, 2);
+  EXPECT_EQ(message_of(found), "step 4: 'w.p' on rank 1 differs from its replica on ranks 0, 2");
+  EXPECT_EQ(found.error().code, ExitCode::kNumeric);
+  EXPECT_EQ(found.error().notes[0], "what most ranks hold is taken for right");
+  const auto of_two = run_with_flipped_bit(2, 5);  // and after the last
+  EXPECT_EQ(message_of(of_two), "step 5: 'w.p' on rank 1 differs from its replica on rank 0");
+  EXPECT_EQ(of_two.error().notes[0],
+            "which of them is wrong cannot be told: no value has a majority");
+}
+
+TEST(Faults, EqualReplicasPass) {
+  PlanSet set = replicas(3);
+  Numbers data({5, 1});
+  JobOptions options;
+  options.steps = 4;
+  options.check_replicas = 1;
+  EXPECT_EQ(message_of(run(set, data, options)), "ok");
+  options.timeout_s = 2;
+  set.roles[0].steps_ahead = 1;  // where ranks do not wait for each other between steps
+  set.roles[0].epilogue = set.roles[0].body;
+  EXPECT_EQ(message_of(run(set, data, options)), "ok");
+  PlanSet stages = pipeline(2);  // nothing is there twice
+  Numbers numbers({1});
+  EXPECT_EQ(message_of(run(stages, numbers, options)), "ok");
 }
 
 TEST(Faults, ALossThatIsNotFiniteEndsTheRun) {
@@ -256,7 +331,7 @@ TEST(Faults, ALossThatIsNotFiniteEndsTheRun) {
   JobOptions options;
   options.steps = 5;
   auto result = run(set, data, options);
-  EXPECT_EQ(message_of(result), "step 2: the loss is nan");
+  EXPECT_EQ(message_of(result), "step 3: the loss is nan");
   EXPECT_EQ(result.error().code, ExitCode::kNumeric);
 }
 
@@ -306,12 +381,12 @@ TEST(Verify, EqualPlansAreEqual) {
 TEST(Verify, NamesTheLoss) {
   auto single = compare(VerifyAgainst::kSingle, replicas_oracle(2), 3e-4, 1);
   EXPECT_EQ(message_of(single),
-            "step 0: the loss differs from the single-device plan: 3 here, 5 there");
+            "step 1: the loss differs from the single-device plan: 3 here, 5 there");
   EXPECT_EQ(single.error().code, ExitCode::kNumeric);
   auto uncut = compare(VerifyAgainst::kUncut, replicas_oracle(2), 3e-4, 1);
   EXPECT_EQ(
       message_of(uncut),
-      "step 0: the loss differs from the uncut plan: 3 here, 5 there (error 0.4, bound 0.0001)");
+      "step 1: the loss differs from the uncut plan: 3 here, 5 there (error 0.4, bound 0.0001)");
 }
 
 // p of the oracle starts with one other element; both add 2 + 3 and twice p.
@@ -325,10 +400,10 @@ PlanSet changed_oracle(float fourth) {
 
 TEST(Verify, NamesTheElement) {
   EXPECT_EQ(message_of(compare(VerifyAgainst::kSingle, changed_oracle(1.5f))),
-            "step 0: parameter 'w.p' differs from the single-device plan at [0,3]: 6 on rank 0, "
+            "step 1: parameter 'w.p' differs from the single-device plan at [0,3]: 6 on rank 0, "
             "7.5 there");
   EXPECT_EQ(message_of(compare(VerifyAgainst::kUncut, changed_oracle(1.5f))),
-            "step 0: parameter 'w.p' is further from the uncut plan than 0.0003: error 0.2, most "
+            "step 1: parameter 'w.p' is further from the uncut plan than 0.0003: error 0.2, most "
             "at [0,3]: 6 on "
             "rank 0, 7.5 there");
 }
@@ -467,7 +542,7 @@ TEST(Metrics, OneLineOfJson) {
   metrics.peak_bytes = 4096;
   EXPECT_EQ(
       print_metrics(metrics),
-      "{\"step\":3,\"loss\":2.5,\"grad_norm\":null,\"learning_rate\":null,\"tokens_per_s\":1000.0,"
+      "{\"step\":4,\"loss\":2.5,\"grad_norm\":null,\"learning_rate\":null,\"tokens_per_s\":1000.0,"
       "\"step_ms\":1.5,\"peak_bytes\":4096}\n");
 }
 

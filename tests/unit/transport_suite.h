@@ -444,11 +444,32 @@ inline Status aborted(Transport& t) {
   return t.barrier();
 }
 
+// Rank 3 is stuck; rank 2 waits for it, 1 for 2 and 0 for 1: whoever speaks first names rank 3, and
+// what it was about.
+inline Status chain(Transport& t) {
+  if (t.rank() == 3) {
+    t.activity().store("F stage=3 mb=1");
+    return ok_status();
+  }
+  PIPER_ASSIGN(int32_t route, t.add_recv(t.rank() + 1, 5));
+  t.activity().store("recv");
+  int64_t value = 0;
+  return t.recv(route, bytes_of(&value), 8);
+}
+// The same, but for ranks that wait for each other: nobody of them is to blame.
+inline Status ring(Transport& t) {
+  PIPER_ASSIGN(int32_t route, t.add_recv((t.rank() + 1) % t.world(), 5));
+  t.activity().store("recv");
+  int64_t value = 0;
+  return t.recv(route, bytes_of(&value), 8);
+}
+
 struct Fault {
   const char* name;
   double timeout_s;
   Status (*run)(Transport& transport);
   const char* expected;  // of rank 0 (rank 1 for wrong_size), of 4
+  const char* note = nullptr;
 };
 inline constexpr Fault kFaults[] = {
     {"dropped_sender", 0.5, dropped_sender,
@@ -460,6 +481,8 @@ inline constexpr Fault kFaults[] = {
     {"wrong_size", 30, wrong_size,
      "rank 1 expects 8 bytes on channel 2 from rank 0, which brings "},
     {"aborted", 30, aborted, "rank 0 stopped because rank 1 failed: the disk is full"},
+    {"chain", 1, chain, "which waits for rank 3", "rank 3 is at F stage=3 mb=1"},
+    {"ring", 1, ring, "which waits for rank 0", "they wait for each other"},
 };
 
 }  // namespace piper::suite

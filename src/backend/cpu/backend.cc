@@ -175,6 +175,10 @@ Status check_overlap(const Program& program, const ProgramOp& op, uint32_t in_pl
   return ok_status();
 }
 
+Error refused(int64_t bytes) {
+  return fail("cannot allocate {}", human_bytes(bytes)).with_code(ExitCode::kStorage);
+}
+
 class CpuBackend final : public Backend {
  public:
   explicit CpuBackend(const CpuOptions& options)
@@ -184,9 +188,7 @@ class CpuBackend final : public Backend {
 
   Result<std::byte*> allocate(int64_t bytes) override {
     AlignedBlock block = bytes < 0 || bytes > kMaxElements ? nullptr : aligned_block(bytes);
-    if (!block) {
-      return fail("cannot allocate {}", human_bytes(bytes)).with_code(ExitCode::kStorage);
-    }
+    if (!block) return refused(bytes);
     blocks_.push_back(std::move(block));
     return blocks_.back().get();
   }
@@ -196,7 +198,8 @@ class CpuBackend final : public Backend {
     if (Status ok = prepare(program, *loaded); !ok) {
       Error error = std::move(ok).error();
       error.message = fmt::format("program '{}': {}", quote_control(program.label), error.message);
-      return std::move(error).with_code(ExitCode::kPlan);
+      if (error.code != ExitCode::kStorage) error.code = ExitCode::kPlan;
+      return error;
     }
     programs_.push_back(std::move(loaded));
     return static_cast<int32_t>(programs_.size()) - 1;
@@ -307,7 +310,7 @@ class CpuBackend final : public Backend {
       bytes += (static_cast<int64_t>(text.size()) + 63) / 64 * 64;
     }
     loaded.literals = aligned_block(bytes);
-    PIPER_WANT(loaded.literals, "cannot allocate {}", human_bytes(bytes));
+    if (!loaded.literals) return refused(bytes);
     for (const auto& [value, text] : program.literals) {
       std::memcpy(loaded.literals.get() + places[value].at, text.data(), text.size());
     }
@@ -333,7 +336,7 @@ class CpuBackend final : public Backend {
                human_bytes(bytes), human_bytes(kKernelScratchBytes));
     bytes = (bytes + 63) / 64 * 64;
     scratch_ = aligned_block(bytes * team_.size());
-    PIPER_WANT(scratch_, "cannot allocate {}", human_bytes(bytes));
+    if (!scratch_) return refused(bytes * team_.size());
     scratch_bytes_ = bytes;
     return ok_status();
   }

@@ -1,0 +1,78 @@
+// What a plan states of memory is no more than what is in it takes: whoever allocates by it need
+// not believe it.
+#include <algorithm>
+
+#include "files.h"
+
+namespace piper {
+namespace {
+
+template <class... Args>
+Error bad(fmt::format_string<Args...> text, Args&&... args) {
+  return fail(fmt::runtime(text), std::forward<Args>(args)...).with_code(ExitCode::kPlan);
+}
+
+constexpr int64_t kMostTransport = int64_t{2} << 20, kMostScratch = int64_t{4} << 20;
+
+template <class Visit>
+void for_each_instruction(const RoleProgram& role, Visit visit) {
+  for (const auto* list : {&role.prologue, &role.body, &role.epilogue})
+    for (const Instruction& one : *list) visit(one);
+}
+
+Status check_uses(const RoleProgram& role) {
+  std::vector<bool> used(role.buffers.size());
+  for_each_instruction(role, [&](const Instruction& one) {
+    for (int32_t arg : one.args) used[arg] = true;
+  });
+  for (const Report& report : role.reports) used[report.buffer] = true;
+  for (size_t b = 0; b < used.size(); ++b)
+    if (!used[b] && role.tensor(static_cast<int32_t>(b)).kind == BufferKind::kStep)
+      return bad("buffer {} '{}' is used by no instruction", b,
+                 quote_control(role.name(static_cast<int32_t>(b))));
+  return ok_status();
+}
+
+Status check_arena(const char* what, int64_t stated, int64_t end) {
+  if (stated == end || stated == (end + 63) / 64 * 64) return ok_status();
+  return bad("{} of {} bytes is stated, but its buffers end at {}", what, stated, end);
+}
+
+Status check_arenas(const RoleProgram& role) {
+  int64_t device = 0, host = 0;
+  for (const Buffer& buffer : role.buffers) {
+    const Tensor& tensor = role.tensor(buffer);
+    int64_t& end = tensor.host ? host : device;
+    end = std::max(end, buffer.offset + tensor.type.bytes());
+  }
+  PIPER_TRY(check_arena("an arena", role.arena_bytes, device));
+  return check_arena("an arena on the host", role.host_bytes, host);
+}
+
+Status check_workspaces(const RoleProgram& role) {
+  std::vector<int64_t> needed(role.streams.size());
+  for_each_instruction(role, [&](const Instruction& one) {
+    if (one.kind != InstructionKind::kCompute) return;
+    needed[one.stream] = std::max(needed[one.stream], role.programs[one.program].workspace_bytes);
+  });
+  for (size_t s = 0; s < needed.size(); ++s)
+    if (role.workspace_bytes[s] != needed[s])
+      return bad("{} bytes of workspace are stated for stream '{}', whose programs need {}",
+                 role.workspace_bytes[s], quote_control(role.streams[s].name), needed[s]);
+  return ok_status();
+}
+
+}  // namespace
+
+Status check_sizes(const RoleProgram& role) {
+  PIPER_TRY(check_uses(role));
+  PIPER_TRY(check_arenas(role));
+  PIPER_TRY(check_workspaces(role));
+  if (role.transport_bytes > kMostTransport || role.scratch_bytes > kMostScratch)
+    return bad(
+        "{} bytes for the transport and {} for kernels are stated; they take at most {} and {}",
+        role.transport_bytes, role.scratch_bytes, kMostTransport, kMostScratch);
+  return ok_status();
+}
+
+}  // namespace piper

@@ -1,0 +1,177 @@
+#include "outputs.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+namespace piper {
+
+namespace fs = std::filesystem;
+
+// ---- Errors -------------------------------------------------------------------------------------
+
+void Voice::tell(const Error& error) {
+  std::lock_guard lock(mutex_);
+  if (std::find(told_.begin(), told_.end(), error.message) != told_.end()) return;
+  told_.push_back(error.message);
+  tell_(error);
+}
+
+void Voice::note(const Error& error) {
+  tell(error);
+  if (code_ == ExitCode::kOk) code_ = error.code;
+}
+
+Status check_target(const std::string& path) {
+  if (path.empty()) return ok_status();
+  fs::path folder = fs::path(path).parent_path();
+  if (folder.empty()) folder = ".";
+  std::error_code ignored;
+  const fs::file_status about = fs::status(path, ignored);
+  if (fs::is_directory(about)) {
+    return fail("{} is a directory", path).with_code(ExitCode::kStorage);
+  }
+  if (fs::exists(about) && !fs::is_regular_file(about)) {  // a device: it stays where it is
+    if (access(path.c_str(), W_OK) == 0) return ok_status();
+    return fail("cannot write {}: {}", path, std::strerror(errno)).with_code(ExitCode::kStorage);
+  }
+  if (fs::is_directory(folder, ignored) && access(folder.c_str(), W_OK) == 0) return ok_status();
+  return fail("cannot write {}: {} is not a directory one can write to", path, folder.string())
+      .with_code(ExitCode::kStorage);
+}
+
+// ---- Metrics ------------------------------------------------------------------------------------
+
+namespace {
+
+// How many runs a file of metrics tells of, and whether its last line is whole.
+struct Earlier {
+  int64_t runs = 0;
+  bool whole = true;
+};
+
+Earlier look_at(const std::string& path) {
+  Earlier earlier;
+  std::ifstream file(path, std::ios::binary);
+  for (std::string line; std::getline(file, line); earlier.whole = !file.eof())
+    earlier.runs += line.starts_with("{\"run\":") ? 1 : 0;
+  return earlier;
+}
+
+// Of the same run the same line, whenever it runs.
+std::string run_line(int64_t number, const RunOptions& options, const PlanSet& set) {
+  nlohmann::ordered_json line;
+  line["run"] = number;
+  line["plan_set"] = set.manifest.set_id;
+  line["ranks"] = set.world();
+  line["steps"] = options.job.steps;
+  line["seed"] = options.data.seed;
+  return line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace
+
+MetricsFile::~MetricsFile() {
+  if (file_ != nullptr) std::fclose(file_);
+}
+
+Status MetricsFile::open(const std::string& path, const RunOptions& options, const PlanSet& set) {
+  path_ = path;
+  std::error_code ignored;
+  const Earlier earlier = fs::is_regular_file(path, ignored) ? look_at(path) : Earlier();
+  file_ = std::fopen(path.c_str(), "a");
+  if (file_ == nullptr) return broken();
+  return write((earlier.whole ? "" : "\n") + run_line(earlier.runs + 1, options, set));
+}
+
+Status MetricsFile::write(const std::string& line) {
+  if (file_ == nullptr) return ok_status();
+  const bool written = std::fwrite(line.data(), 1, line.size(), file_) == line.size();
+  return written && std::fflush(file_) == 0 ? ok_status() : broken();
+}
+
+Status MetricsFile::broken() {
+  Error error = fail("cannot write {}: {}", path_, std::strerror(errno))
+                    .with_code(ExitCode::kStorage)
+                    .with_note("the run goes on without metrics");
+  if (file_ != nullptr) std::fclose(file_);
+  file_ = nullptr;
+  return error;
+}
+
+// ---- The end ------------------------------------------------------------------------------------
+
+namespace {
+
+std::string summary(const RunOptions& options, const JobResult& result) {
+  std::string text;
+  if (result.interrupted) text += fmt::format("interrupted after step {}\n", result.steps.size());
+  if (result.steps.empty()) return text;
+  const StepMetrics& first = result.steps.front();
+  const StepMetrics& last = result.steps.back();
+  double ms = 0;
+  for (const StepMetrics& one : result.steps) ms += one.step_ms;
+  ms /= static_cast<double>(result.steps.size());
+  text += fmt::format("{} steps", result.steps.size());
+  if (first.loss && last.loss)
+    text += fmt::format(", loss {:.4f} -> {:.4f}", *first.loss, *last.loss);
+  text += fmt::format(", {:.1f} ms a step, at most {} a rank\n", ms, human_bytes(last.peak_bytes));
+  if (result.reached_target)
+    text += fmt::format("the target loss {} is reached\n", *options.job.target_loss);
+  if (options.job.verify.against == VerifyAgainst::kSingle) {
+    text += fmt::format(
+        "equal to the single-device plan bit for bit: loss and {} parameters after each of {} "
+        "steps\n",
+        result.compared_parameters, result.steps.size());
+  } else if (options.job.verify.against == VerifyAgainst::kUncut) {
+    text += fmt::format(
+        "within bounds of the uncut plan after each of {} steps: loss within {:.2g} (bound "
+        "{:.2g}), {} parameters within "
+        "{:.2g} (bound {:.2g})\n",
+        result.steps.size(), result.worst_loss_error, options.job.verify.loss_bound,
+        result.compared_parameters, result.worst_param_error, options.job.verify.param_bound);
+  }
+  return text;
+}
+
+// "run.json" becomes "run.rank3.json": processes write side by side.
+std::string with_rank(const std::string& path, int64_t rank) {
+  fs::path file(path);
+  std::string extension = file.extension().string();
+  return file.replace_extension(fmt::format(".rank{}{}", rank, extension)).string();
+}
+
+Status save(const RunOptions& options, const JobResult& result, std::string& text) {
+  if (options.save.empty()) return ok_status();
+  PIPER_TRY(write_safetensors(options.save, result.parameters));
+  text += fmt::format("saved {} parameters to {}\n", result.parameters.size(), options.save);
+  return ok_status();
+}
+
+}  // namespace
+
+void write_results(const RunOptions& options, const JobResult& result, int64_t rank, Voice& voice) {
+  if (rank <= 0) {
+    std::string text = summary(options, result);
+    voice.note(save(options, result, text));
+    std::fputs(text.c_str(), stdout);
+    voice.note(flush_output());
+  }
+  if (!options.trace.empty()) {
+    const std::string path = rank < 0 ? options.trace : with_rank(options.trace, rank);
+    voice.note(write_file(path, print_trace(result.traces)));
+  }
+  voice.note(check_mapped_files());
+  if (rank <= 0 && options.job.target_loss && !result.reached_target && !result.interrupted)
+    voice.note(
+        fail("the mean loss of the last 20 steps is above the target {}", *options.job.target_loss)
+            .with_code(ExitCode::kNumeric));
+}
+
+}  // namespace piper
