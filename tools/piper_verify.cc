@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "piper/backend.h"
 #include "piper/verify.h"
 
 namespace piper {
@@ -42,7 +43,8 @@ void print_json(const std::string& directory, const PlanSet& set, const VerifyRe
       report.collectives, report.sums, report.parameters, largest_peak(set), findings);
 }
 
-void print_text(const std::string& directory, const PlanSet& set, const VerifyReport& report) {
+void print_text(const std::string& directory, const PlanSet& set, const VerifyReport& report,
+                bool compared) {
   for (const Finding& finding : report.findings)
     fmt::print("{}: {}: {}\n", directory, finding.rule, finding.text);
   if (!report.findings.empty()) return;
@@ -58,21 +60,43 @@ void print_text(const std::string& directory, const PlanSet& set, const VerifyRe
   line("order", "all is written before it is read, and streams wait for what they use");
   line("memory", fmt::format("no two buffers share bytes while they are needed; at most {} a rank",
                              human_bytes(largest_peak(set))));
-  line("microbatch", "all microbatches run the same computation");
+  line(compared ? "single" : "microbatch",
+       compared ? "all blocks of samples and updates do what one device does"
+                : "all blocks of samples do the same");
   line("sum", fmt::format("{} finished sums hold each use and sample once; {} kept parameters are "
                           "updated once",
                           report.sums, report.parameters));
+}
+
+bool has_oracle(const PlanSet& set, const char* oracle) {
+  return set.manifest.files.contains(fmt::format("{}/manifest.json", oracle));
+}
+
+// What the CPU's kernels refuse, they would when the plans are run.
+void load_programs(const PlanSet& set, VerifyReport& report) {
+  const std::unique_ptr<Backend> backend = make_cpu_backend();
+  for (const RoleProgram& role : set.roles)
+    for (const Program& program : role.programs)
+      if (const auto loaded = backend->load(program); !loaded)
+        report.findings.push_back({"program", fmt::format("'{}': {}", quote_control(program.label),
+                                                          loaded.error().message)});
 }
 
 // The set, and the oracle's sets below it.
 Result<bool> verify(const std::string& directory, bool json) {
   PIPER_ASSIGN(PlanSet set, read_plan_set(directory));
   PIPER_TRY(load_params(set));
-  PIPER_ASSIGN(const VerifyReport report, verify_plan_set(set));
-  json ? print_json(directory, set, report) : print_text(directory, set, report);
+  std::optional<PlanSet> single;
+  if (has_oracle(set, "single")) {
+    PIPER_ASSIGN(single, read_plan_set(directory + "/single"));
+  }
+  PIPER_ASSIGN(VerifyReport report, verify_plan_set(set, single ? &*single : nullptr));
+  load_programs(set, report);
+  json ? print_json(directory, set, report)
+       : print_text(directory, set, report, single.has_value());
   bool proved = report.findings.empty();
   for (const char* oracle : {"single", "uncut"})
-    if (set.manifest.files.contains(std::string(oracle) + "/manifest.json")) {
+    if (has_oracle(set, oracle)) {
       PIPER_ASSIGN(const bool below, verify(directory + "/" + oracle, json));
       proved = proved && below;
     }

@@ -2,8 +2,9 @@
 // runs it on all it writes.
 //
 // Ranks that differ only along axes no send names run one program (SPMD peers) and are checked
-// once, as a *cell*: merging peers keeps every cycle and adds none. What is trusted: a program
-// computes what its ops say, and its contributions are what the plan declares.
+// once, as a *cell*: merging peers keeps every cycle and adds none. What is trusted: a backend
+// computes what ops say, and the plan for one device is what the model and the strategy say; where
+// that is left out, that the first block of samples and the updates are.
 //
 // Rules, by name in a Finding:
 //   structure    constants unwritten, states change once a step, parameters start with their own
@@ -15,9 +16,11 @@
 //   order        nothing is read before it is written; streams wait for what they use; a state is
 //                read before its update
 //   memory       no two buffers alive at once share bytes; the stated peak is the real one
-//   microbatch   every microbatch runs the same computation on the same parameters, on whichever
-//                ranks; where steps overlap, a body does what prologue and epilogue do; what a
-//                backward draws at random, a forward has drawn
+//   single       every block of samples adds to each sum what it does on one device, op by op;
+//                states, parameters and reports start as there and become the same
+//   microbatch   without a plan for one device: every block of samples adds the same to each sum,
+//                on whichever ranks. Where steps overlap, a body does what prologue and epilogue
+//                do; what a backward draws at random, a forward has drawn
 //   copies       what several ranks keep of one parameter is updated alike, from sums formed in
 //                the same order
 //   sum          each sum (gradient, loss, label count) holds every use and sample of its step
@@ -27,7 +30,9 @@
 //                reports show finished sums
 //   update       all updates of a step take one factor of the gradients, one count and one word
 //                whether the step is skipped, at rates of that count; the norm holds each
-//                gradient once; what ranks report or count is the same everywhere
+//                gradient once, in the order of the sums; an optimizer's op takes and writes one
+//                parameter, with its gradient and its own states, once; what ranks report or count
+//                is the same everywhere
 //
 // Where steps overlap, prologue, two bodies and epilogue are followed as one list: three steps.
 #pragma once
@@ -47,7 +52,8 @@ struct VerifyReport {
   int64_t parameters = 0;  // trained: updated once a step where they are kept
 };
 
-// An error only if the set is not one at all (roles of different meshes, ranks without role).
-Result<VerifyReport> verify_plan_set(const PlanSet& set);
+// `single`: the plan for one device with the same cut of the batch; null: nothing is compared. An
+// error only if a set is not one at all (roles of different meshes, ranks without role).
+Result<VerifyReport> verify_plan_set(const PlanSet& set, const PlanSet* single = nullptr);
 
 }  // namespace piper

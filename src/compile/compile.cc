@@ -306,7 +306,8 @@ Result<PlanSet> make_plans(const Graph& step, const Cut& cut, Making making) {
   PIPER_TRY(explain_plans(scheduled.dag, lowered, making));
   PlanSet set = make_plan_set(scheduled.dag, std::move(lowered));
   set.manifest.seed = strategy.seed;
-  PIPER_TRY(steps.run("verify", [&] { return check_plans(set); }));
+  if (making.is_oracle() || !options.oracles)
+    PIPER_TRY(steps.run("verify", [&] { return check_plans(set, nullptr); }));
   making.compiled.remains = std::move(scheduled);
   return set;
 }
@@ -380,6 +381,9 @@ Result<Compiled> compile(const CompileOptions& options) {
       PIPER_ASSIGN(compiled.single, plans_of(Target::kSingle));
     }
     PIPER_ASSIGN(compiled.uncut, plans_of(Target::kUncut));
+    steps.quiet = false;
+    const PlanSet* single = compiled.single ? &*compiled.single : nullptr;
+    PIPER_TRY(steps.run("verify", [&] { return check_plans(compiled.set, single); }));
   }
   PIPER_TRY(name_plan_sets(options, strategy, compiled));
   return compiled;

@@ -130,8 +130,8 @@ std::vector<std::string> count_collectives(const RoleProgram& role) {
   return lines;
 }
 
-Status check_plans(const PlanSet& set) {
-  PIPER_ASSIGN(const VerifyReport report, verify_plan_set(set));
+Status check_plans(const PlanSet& set, const PlanSet* single) {
+  PIPER_ASSIGN(const VerifyReport report, verify_plan_set(set, single));
   if (report.findings.empty()) return ok_status();
   Error error =
       fail("the plan was refused: {}", report.findings.front().text).with_code(ExitCode::kRefused);

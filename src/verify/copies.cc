@@ -7,6 +7,7 @@
 
 #include "mail.h"
 #include "model.h"
+#include "values.h"
 
 namespace piper {
 namespace {
@@ -50,7 +51,7 @@ class Copies {
   }
 
   static uint64_t initial(const Tensor& tensor) {
-    const std::string text = fmt::format("{} {} {} {}", tensor.init, tensor.fill,
+    const std::string text = fmt::format("{} {} {} {} {}", tensor.name, tensor.init, tensor.fill,
                                          to_string(tensor.type), tensor.part_of >= 0 ? "part" : "");
     return symbol_of(text);
   }
@@ -137,7 +138,7 @@ class Copies {
     const Program& program = role(place.cell).programs[one.program];
     std::vector<uint64_t> args;
     for (size_t a = 0; a < one.args.size(); ++a) args.push_back(held(place, a));
-    const std::vector<uint64_t> after = meaning_of(program, args);
+    const std::vector<uint64_t> after = values_.run(program, args);
     for (int32_t arg : model_.cells[place.cell].facts->programs[one.program].written)
       held(place, static_cast<size_t>(arg)) = after[static_cast<size_t>(arg)];
   }
@@ -179,6 +180,7 @@ class Copies {
   const Model& model_;
   const Section& section_;
   Findings& findings_;
+  Values values_;
   std::vector<bool> holds_copy_;             // by cell
   std::vector<uint64_t> target_;             // by sum: of its name
   std::vector<std::vector<uint64_t>> held_;  // by cell and buffer

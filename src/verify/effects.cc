@@ -1,165 +1,241 @@
-// What microbatches add to the sums of a step, as symbols, followed through programs, messages and
-// copies in the order of the section: microbatches may cut their work differently between forward
-// and backward, as where some keep what others make again.
-#include <map>
+#include "effects.h"
 
-#include "model.h"
+#include "mail.h"
+#include "values.h"
 
 namespace piper {
 namespace {
 
-class Effects {
+class Follower {
  public:
-  Effects(const Model& model, const Section& section) : model_(model), section_(section) {
+  Follower(const Model& model, const Section& section, const Effects* known)
+      : model_(model), section_(section), known_(known), sent_(section) {
     for (const Cell& cell : model.cells) {
-      auto& held = held_.emplace_back();
-      for (const Buffer& buffer : cell.role->buffers) {
-        const Tensor& tensor = cell.role->tensor(buffer);
-        held.push_back({tensor.kind == BufferKind::kStep ? 0 : symbol_of(tensor.name), -1});
-      }
+      auto& held = effects_.held.emplace_back(cell.facts->buffers.size());
+      for (const int32_t b : cell.facts->kept) held[b] = initial(*cell.role, cell.role->tensor(b));
     }
+    if (!known) values_.made = &effects_.made;
   }
 
-  bool agree() {
-    for (Spot place : section_.order) run(place);
-    std::map<int32_t, const Added*> first;  // by training step
-    for (const auto& [step_and_micro, added] : added_) {
-      const auto [known, is_new] = first.try_emplace(step_and_micro.first, &added);
-      if (!is_new && *known->second != added) return false;
+  Effects run(int32_t steps) {
+    for (first_step_ = 0; first_step_ < steps; ++first_step_) {
+      for (const Spot place : section_.order) {
+        const int32_t joint = section_.joint[place.cell][place.index];
+        const std::vector<Spot> alone{place};
+        const std::vector<Spot>& members = joint < 0 ? alone : section_.joints[joint];
+        is_collective(section_.step(place).kind) ? collective(members) : visit(place);
+        if (section_.parts.size() == 1) continue;
+        for (const Spot member : members)
+          if (section_.ends_step(member))
+            report(member.cell, section_.parts[section_.part_of(member)].step);
+      }
+      for (size_t c = 0; section_.parts.size() == 1 && c < model_.cells.size(); ++c)
+        report(static_cast<int32_t>(c), first_step_);
     }
-    return true;
+    return std::move(effects_);
   }
 
  private:
-  // What a buffer holds, and the microbatch whose it is; -1: of none.
-  struct Held {
-    uint64_t symbol = 0;
-    int32_t micro = -1;
-  };
-  using Added = std::map<std::pair<int32_t, int32_t>, uint64_t>;  // by sum and use
+  uint64_t& held(Spot place, int32_t buffer) { return effects_.held[place.cell][buffer]; }
+  const RoleFacts& facts(Spot place) const { return *model_.cells[place.cell].facts; }
+  int32_t step_of(Spot place) const { return first_step_ + section_.training_step(place); }
 
-  const RoleFacts& facts(int32_t cell) const { return *model_.cells[cell].facts; }
-
-  void run(Spot place) {
-    const auto c = static_cast<size_t>(place.cell);
-    const auto i = static_cast<size_t>(place.index);
-    if (const auto& joint = section_.joint[c]; !joint.empty() && joint[i] >= 0) {
-      for (Spot member : section_.joints[static_cast<size_t>(joint[i])]) run_one(member);
-      return;
-    }
-    run_one(place);
+  // Whoever compares the plans looks at what it starts with.
+  static uint64_t initial(const RoleProgram& role, const Tensor& tensor) {
+    if (tensor.kind == BufferKind::kState)
+      return join_symbols(symbol_of("state"), symbol_of(identity_of(role, tensor)));
+    const std::string what =
+        fmt::format("{} {} {}", tensor.init, tensor.fill, info(tensor.type.dtype).name);
+    return join_symbols(symbol_of("constant"), symbol_of(what));
   }
-  void run_one(Spot place) {
+  uint64_t sum_symbol(Spot place, int32_t target) {
+    const uint64_t symbol =
+        join_symbols(join_symbols(symbol_of("sum"), static_cast<uint64_t>(step_of(place))),
+                     symbol_of(model_.targets[facts(place).targets[target]]));
+    sums_.insert(symbol);
+    return symbol;
+  }
+
+  void report(int32_t cell, int32_t step) {
+    for (const Report& one : model_.cells[cell].role->reports)
+      effects_.reported.push_back({step, cell, one.name, effects_.held[cell][one.buffer]});
+  }
+
+  void visit(Spot place) {
     const Step& step = section_.step(place);
     const auto args = section_.args_of(place.cell, step);
     switch (step.kind) {
       case InstructionKind::kCompute:
         return compute(place, step, args);
       case InstructionKind::kInput:
-        return set(place.cell, args[0], {input_symbol(place), step.micro});
-      case InstructionKind::kSend: {
-        const Spot to =
-            section_.partner[static_cast<size_t>(place.cell)][static_cast<size_t>(place.index)];
-        for (int32_t arg : args)
-          if (to.valid()) sent_[{to.cell, to.index}].push_back(get(place.cell, arg, -1));
+        held(place, args[0]) = input(place, args[0]);
         return;
-      }
-      case InstructionKind::kRecv: {
-        const std::vector<Held>& message = sent_[{place.cell, place.index}];
-        for (size_t a = 0; a < std::min(args.size(), message.size()); ++a)
-          set(place.cell, args[a], message[a]);
+      case InstructionKind::kSend:
+        for (const int32_t arg : args) sent_.post(place, held(place, arg));
         return;
-      }
-      case InstructionKind::kCopy:
-        return set(place.cell, args[1], get(place.cell, args[0], -1));
-      default:
-        return collective(place, step, args);
+      case InstructionKind::kRecv:
+        return sent_.fetch(section_.partner[place.cell][place.index],
+                           [&](size_t a, uint64_t symbol) { held(place, args[a]) = symbol; });
+      default:  // copies, and the own parts of what is whole
+        for (size_t a = 0; a + 1 < args.size(); a += 2)
+          held(place, args[a + 1]) = held(place, args[a]);
     }
   }
-  // What is read; of another microbatch than the reader's it is something else.
-  Held get(int32_t cell, int32_t buffer, int32_t micro) const {
-    const BufferFacts& one = facts(cell).buffers[static_cast<size_t>(buffer)];
-    if (one.kind == BufferKind::kStep && one.param >= 0)  // gathered
-      return {symbol_of(model_.params[one.param]), -1};
-    Held held = held_[static_cast<size_t>(cell)][static_cast<size_t>(buffer)];
-    if (micro >= 0 && held.micro >= 0 && held.micro != micro)
-      held.symbol = join_symbols(held.symbol, static_cast<uint64_t>(held.micro) + 1);
-    return held;
-  }
-  void set(int32_t cell, int32_t buffer, Held held) {
-    held_[static_cast<size_t>(cell)][static_cast<size_t>(buffer)] = held;
-  }
-  uint64_t input_symbol(Spot place) const {
-    const std::string& label = section_.at(place).label;
-    return symbol_of(std::string_view(label).substr(0, label.rfind(" mb=")));
+
+  uint64_t input(Spot place, int32_t buffer) const {
+    const Instruction& one = section_.at(place);
+    const TensorType& type = model_.cells[place.cell].role->tensor(buffer).type;
+    return join_symbols(
+        join_symbols(symbol_of("input"), symbol_of(one.input)),
+        join_symbols(symbol_of(to_string(type)), static_cast<uint64_t>(step_of(place))));
   }
 
   void compute(Spot place, const Step& step, std::span<const int32_t> args) {
     const Instruction& one = section_.at(place);
-    const Program& program = model_.cells[place.cell].role->programs[one.program];
-    const Access access = access_of(facts(place.cell), step);
-    std::vector<uint64_t> before(args.size());
-    for (size_t a = 0; a < args.size(); ++a) {
-      const bool reads = access[a] & kReads;
-      before[a] = reads ? get(place.cell, args[a], step.micro).symbol : initial_symbol(a);
-    }
-    std::vector<bool> sums(args.size());
-    for (const Contribution& part : one.contributions) {
-      sums[part.arg] = true;
-      if (part.accumulates) before[part.arg] = initial_symbol(part.arg);
-    }
-    const std::vector<uint64_t>& after = meaning(program, before);
+    const ProgramFacts& program = facts(place).programs[step.program];
+    before_.assign(args.size(), 0);
     for (size_t a = 0; a < args.size(); ++a)
-      if (!sums[a] && (access[a] & kWrites)) set(place.cell, args[a], {after[a], step.micro});
-    for (const Contribution& part : one.contributions) {
-      const int32_t target = facts(place.cell).targets[part.target];
-      const uint64_t more =
-          after[part.arg] - (part.accumulates ? initial_symbol(part.arg) : uint64_t{0});
-      const uint64_t so_far =
-          part.accumulates ? get(place.cell, args[part.arg], -1).symbol : uint64_t{0};
-      set(place.cell, args[part.arg], {so_far + more, -1});
-      if (step.micro >= 0)
-        added_[{section_.training_step(place), step.micro}][{target, part.use}] += more;
+      before_[a] = program.access[a] & kReads ? held(place, args[a]) : initial_symbol(a);
+    if (step.sums) {
+      for (const SumRead& read : one.sum_reads) before_[read.arg] = sum_symbol(place, read.target);
+      for (const Contribution& part : one.contributions)
+        if (part.accumulates) before_[part.arg] = initial_symbol(static_cast<size_t>(part.arg));
+    }
+    const std::vector<uint64_t>& after = results(place, step);
+    // Sums stay what they are.
+    combined_.clear();
+    for (const SumCombine& combine : one.combines) {
+      uint64_t all = 0;
+      for (const int32_t from : combine.from) {
+        const uint64_t term = held(place, args[from]);
+        all = all == 0 || all == term ? term : join_symbols(all, term);
+      }
+      combined_.emplace_back(combine.arg, all);
+    }
+    for (const int32_t arg : program.written) held(place, args[arg]) = after[arg];
+    for (const auto& [arg, symbol] : combined_) held(place, args[arg]) = symbol;
+    add(place, one, args, after);
+  }
+  void add(Spot place, const Instruction& one, std::span<const int32_t> args,
+           const std::vector<uint64_t>& after) {
+    for (size_t i = 0; i < one.contributions.size(); ++i) {
+      const Contribution& part = one.contributions[i];
+      Effects::Added& sum = block_of(place, one.samples, facts(place).targets[part.target]);
+      sum.last = place;
+      // One argument may be the sum of several uses.
+      const bool again = std::any_of(one.contributions.begin(), one.contributions.begin() + i,
+                                     [&](const Contribution& c) { return c.arg == part.arg; });
+      if (again) continue;
+      sum.symbol +=
+          after[part.arg] - (part.accumulates ? initial_symbol(static_cast<size_t>(part.arg)) : 0);
+      held(place, args[part.arg]) = sum_symbol(place, part.target);
     }
   }
-  const std::vector<uint64_t>& meaning(const Program& program, const std::vector<uint64_t>& args) {
-    std::vector<uint64_t>& known = meanings_[{&program, args}];
-    if (known.empty()) known = meaning_of(program, args);
-    return known;
+  Effects::Added& block_of(Spot place, const SampleRange& samples, int32_t target) {
+    int64_t first = samples.first;
+    uint64_t key =
+        join_symbols(static_cast<uint64_t>(target), static_cast<uint64_t>(step_of(place)));
+    for (size_t a = 0; a < samples.stride.size(); ++a) {
+      first += samples.stride[a] * model_.cells[place.cell].coordinates[a];
+      key = join_symbols(key, model_.free_axis[a] ? static_cast<uint64_t>(samples.stride[a]) : 0);
+    }
+    key = join_symbols(join_symbols(key, static_cast<uint64_t>(first)),
+                       static_cast<uint64_t>(samples.count));
+    const auto [known, is_new] = blocks_.try_emplace(key, effects_.added.size());
+    if (is_new) effects_.added.push_back({step_of(place), target, samples.count, 0, place});
+    return effects_.added[known->second];
   }
 
-  // What is read and written one by one has the same place among both.
-  void collective(Spot place, const Step& step, std::span<const int32_t> args) {
-    std::vector<Held> reads;
-    std::vector<int32_t> writes;
-    const Access accesses = access_of(facts(place.cell), step);
-    for (int32_t arg = 0; arg < static_cast<int32_t>(args.size()); ++arg) {
-      const auto a = static_cast<size_t>(arg);
-      const uint8_t access = accesses[a];
-      if (access & kReads) reads.push_back(get(place.cell, args[a], step.micro));
-      if (access & kWrites) writes.push_back(args[a]);
+  // What the program makes of `before_`.
+  const std::vector<uint64_t>& results(Spot place, const Step& step) {
+    const Program& program = model_.cells[place.cell].role->programs[step.program];
+    uint64_t key = reinterpret_cast<uintptr_t>(&program);
+    if (step.micro < 0) key = join_symbols(key, static_cast<uint64_t>(step_of(place)));
+    for (const uint64_t symbol : before_) key = join_symbols(key, symbol);
+    const auto [known, is_new] = results_.try_emplace(key);
+    if (!is_new) return known->second;
+    values_.norm = join_symbols(symbol_of("norm"), static_cast<uint64_t>(step_of(place)));
+    known->second = values_.run(program, before_);
+    for (const uint64_t square : values_.squared) {
+      effects_.squared.insert(square);
+      if (known_ && !known_->squared.contains(square) && !effects_.strange_square.valid())
+        effects_.strange_square = place;
     }
-    for (size_t w = 0; w < writes.size(); ++w) {
-      Held made{static_cast<uint64_t>(step.kind), step.micro};
-      for (size_t r = 0; r < reads.size(); ++r)
-        if (r == w || reads.size() != writes.size())
-          made.symbol = join_symbols(made.symbol, reads[r].symbol);
-      set(place.cell, writes[w], made);
+    values_.squared.clear();
+    if (known_ && !effects_.strange.valid() && section_.at(place).pass != 'U')
+      look(place, step, known->second);
+    return known->second;
+  }
+  void look(Spot place, const Step& step, const std::vector<uint64_t>& after) {
+    const Instruction& one = section_.at(place);
+    for (const int32_t arg : facts(place).programs[step.program].written) {
+      const bool sum = std::any_of(one.contributions.begin(), one.contributions.end(),
+                                   [&](const Contribution& part) { return part.arg == arg; });
+      if (sum || known_->made.contains(after[arg])) continue;
+      effects_.strange = place;
+      effects_.strange_arg = static_cast<size_t>(arg);
+      return;
     }
+  }
+
+  // Sums stay what they are, whoever has added more to them, and so does what is whole or a part.
+  void collective(const std::vector<Spot>& members) {
+    const Instruction& one = section_.at(members[0]);
+    const bool pairs = takes_pairs(one.kind);
+    const Spot* root = one.kind == InstructionKind::kBroadcast ? root_of(members, one) : nullptr;
+    for (size_t a = 0; a < one.args.size(); a += pairs ? 2 : 1) {
+      const auto read = [&](Spot member) { return held(member, section_.at(member).args[a]); };
+      uint64_t made = read(root ? *root : members[0]);
+      bool same = true;
+      for (const Spot member : members) same = same && read(member) == made;
+      const bool keeps =
+          root || (same && (one.kind == InstructionKind::kAllGather ||
+                            (one.kind != InstructionKind::kAllToAll && sums_.contains(made))));
+      if (!keeps) {
+        for (const Spot member : members) made = join_symbols(made, read(member));
+        made = join_symbols(made, static_cast<uint64_t>(one.kind) + 1);
+      }
+      for (const Spot member : members)
+        held(member, section_.at(member).args[pairs ? a + 1 : a]) = made;
+    }
+  }
+  // Null: it is none of the cells that are looked at.
+  const Spot* root_of(const std::vector<Spot>& members, const Instruction& one) const {
+    const Cell& cell = model_.cells[members[0].cell];
+    const std::vector<int64_t> ranks =
+        group_ranks(*cell.role, cell.role->groups[one.group], cell.coordinates);
+    const int32_t wanted = model_.cell_of_rank[ranks[one.root]];
+    const auto root = std::find_if(members.begin(), members.end(),
+                                   [&](Spot member) { return member.cell == wanted; });
+    return root == members.end() ? nullptr : &*root;
   }
 
   const Model& model_;
   const Section& section_;
-  std::vector<std::vector<Held>> held_;                            // by cell and buffer
-  std::map<std::pair<int32_t, int32_t>, std::vector<Held>> sent_;  // by receive
-  std::map<std::pair<const Program*, std::vector<uint64_t>>, std::vector<uint64_t>> meanings_;
-  std::map<std::pair<int32_t, int32_t>, Added> added_;  // by training step and microbatch
+  const Effects* known_;
+  Effects effects_;
+  Values values_;
+  Mail<uint64_t> sent_;
+  int32_t first_step_ = 0;
+  std::unordered_set<uint64_t> sums_;            // symbols
+  std::unordered_map<uint64_t, size_t> blocks_;  // in effects_.added
+  std::unordered_map<uint64_t, std::vector<uint64_t>> results_;
+  // Of the instruction at hand, by argument.
+  std::vector<uint64_t> before_;
+  std::vector<std::pair<int32_t, uint64_t>> combined_;
 };
 
 }  // namespace
 
-bool microbatches_add_the_same(const Model& model, const Section& section) {
-  return Effects(model, section).agree();
+std::string identity_of(const RoleProgram& role, const Tensor& tensor) {
+  if (tensor.previous_of >= 0)
+    return fmt::format("previous {}", identity_of(role, role.tensor(tensor.previous_of)));
+  return fmt::format("{} {}", tensor.param.empty() ? "state" : "parameter",
+                     tensor.param.empty() ? tensor.name : tensor.param);
+}
+
+Effects follow(const Model& model, const Section& section, int32_t steps, const Effects* known) {
+  return Follower(model, section, known).run(steps);
 }
 
 }  // namespace piper

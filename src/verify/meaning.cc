@@ -9,24 +9,15 @@
 namespace piper {
 namespace {
 
-uint64_t power(uint64_t base, uint64_t exponent) {
-  uint64_t result = 1;
-  for (; exponent > 0; exponent /= 2, base *= base)
-    if (exponent % 2 == 1) result *= base;
-  return result;
-}
-
 class Reader {
  public:
-  Reader(const Program& program, std::span<const uint64_t> args, Roundings roundings)
+  Reader(const Program& program, Roundings roundings)
       : program_(program),
         roundings_(roundings),
-        rounded_(roundings != Roundings::kNone),
         bases_(program.bases()),
         at_(program.values.size()) {
     for (const ProgramView& view : program.views) at_[view.value] = view.offset;
-    for (size_t v = 0; v < program.values.size(); ++v)
-      held_.push_back(v < args.size() ? args[v] : initial_symbol(v));
+    for (size_t v = 0; v < program.values.size(); ++v) held_.push_back(initial_symbol(v));
     for (const auto& [value, bytes] : program.literals) held_[value] = symbol_of(bytes);
   }
 
@@ -51,8 +42,7 @@ class Reader {
     const int32_t base = bases_[value];
     if (part.bytes() == type(base).bytes()) return held_[base];
     const int64_t first = at_[value] + from;
-    if (rounded_) return join_symbols(held_[base], join_symbols(first, part.bytes()));
-    return held_[base] * power(0x2545f4914f6cdd1d, static_cast<uint64_t>(first));
+    return join_symbols(held_[base], join_symbols(first, part.bytes()));
   }
   // Where in its input an op finds its result, when it only copies a run of bytes: what one program
   // copies another may read in place.
@@ -159,9 +149,9 @@ class Reader {
   }
 
   std::vector<uint64_t> results(const ProgramOp& op) const {
-    if (rounded_ && op.op == "Fused")
+    if (op.op == "Fused")
       if (const auto sums = fused_sums(op)) return *sums;
-    if (rounded_ && op.op == "Cast" && op.inputs.size() == 1 && op.inputs[0] >= 0 &&
+    if (op.op == "Cast" && op.inputs.size() == 1 && op.inputs[0] >= 0 &&
         info(type(op.inputs[0]).dtype).is_float && keeps_sums(op, type(op.outputs[0]).dtype))
       return {load(op.inputs[0])};
     if (const auto from = copied_from(op))
@@ -189,7 +179,6 @@ class Reader {
 
   const Program& program_;
   const Roundings roundings_;
-  const bool rounded_;
   std::vector<int32_t> bases_;
   std::vector<int64_t> at_;     // by value: its byte in its base
   std::vector<uint64_t> held_;  // by base
@@ -205,12 +194,8 @@ uint64_t symbol_of(std::string_view text) {
 
 uint64_t initial_symbol(size_t arg) { return join_symbols(symbol_of("argument"), arg); }
 
-std::vector<uint64_t> meaning_of(const Program& program, std::span<const uint64_t> args) {
-  return Reader(program, args, Roundings::kNone).run();
-}
-
 std::vector<uint64_t> sums_of(const Program& program, Roundings roundings) {
-  return Reader(program, {}, roundings).run();
+  return Reader(program, roundings).run();
 }
 
 }  // namespace piper

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <functional>
+#include <memory>
 
 #include "piper/parallel.h"
+#include "single.h"
 
 namespace piper {
 namespace {
@@ -202,11 +204,21 @@ bool can_run(const Model& model, Section& section, Findings& findings, VerifyRep
   return findings.made() == before;
 }
 
+constexpr int32_t kSteps = 3;  // that are followed where steps overlap
 constexpr SectionPart kPrologue{&RoleProgram::prologue}, kBody{&RoleProgram::body, 0, true},
     kEpilogue{&RoleProgram::epilogue};
 
+// What the blocks of samples do: what one device does, or all the same.
+void check_doings(const Model& model, const Section& section, const Single* single,
+                  Findings& findings) {
+  if (single)
+    check_effects(model, section, *single, findings);
+  else
+    check_microbatches(model, section, findings);
+}
+
 // What depends on the order of a run.
-void check_run(const Model& model, const Section& section, Findings& findings,
+void check_run(const Model& model, const Section& section, const Single* single, Findings& findings,
                VerifyReport& report) {
   const bool body = section.parts[0].ends_step;
   std::vector<Part> parts{[&](Findings& found, VerifyReport&) {
@@ -218,9 +230,8 @@ void check_run(const Model& model, const Section& section, Findings& findings,
     check_host_states(model, section, found);
   }};
   if (body) {
-    parts.push_back([&](Findings& found, VerifyReport&) {
-      check_microbatches(model, section, section, found);
-    });
+    parts.push_back(
+        [&](Findings& found, VerifyReport&) { check_doings(model, section, single, found); });
     parts.push_back(
         [&](Findings& found, VerifyReport&) { check_equal_copies(model, section, found); });
     parts.push_back(
@@ -230,19 +241,17 @@ void check_run(const Model& model, const Section& section, Findings& findings,
         report);
 }
 
-// Three training steps: begun by the prologue, two bodies, finished by the epilogue. A state's
+// kSteps training steps: begun by the prologue, two bodies, finished by the epilogue. A state's
 // versions are followed by rule sum.
-void check_overlapping(const Model& model, Findings& findings, VerifyReport& report) {
+void check_overlapping(const Model& model, const Single* single, Findings& findings,
+                       VerifyReport& report) {
   SectionPart second = kBody, last = kEpilogue;
   second.step = 1, last.step = 2, last.ends_step = true;
   Section section = make_section(model, "steps", {kPrologue, kBody, second, last});
   if (!can_run(model, section, findings, report)) return;
   prove(model,
         {[&](Findings& found, VerifyReport&) { check_bodies(model, found); },
-         [&](Findings& found, VerifyReport&) {
-           check_microbatches(model, make_section(model, "step", {kPrologue, kEpilogue}), section,
-                              found);
-         },
+         [&](Findings& found, VerifyReport&) { check_doings(model, section, single, found); },
          [&](Findings& found, VerifyReport&) {
            check_memory(model, section, make_clocks(section), found);
          },
@@ -253,8 +262,31 @@ void check_overlapping(const Model& model, Findings& findings, VerifyReport& rep
 
 }  // namespace
 
-Result<VerifyReport> verify_plan_set(const PlanSet& set) {
+namespace {
+
+// Of so many steps. Null: it cannot be run, as is said where it is verified itself.
+Result<std::unique_ptr<Single>> follow_single(const PlanSet& set, int32_t steps) {
+  auto single = std::make_unique<Single>();
+  PIPER_ASSIGN(single->model, make_model(set));
+  single->role = single->model.cells[0].role;
+  single->section = make_section(single->model, "body", {kBody});
+  VerifyReport report;
+  Findings findings(report);
+  if (single->model.cells.size() > 1 || !can_run(single->model, single->section, findings, report))
+    return std::unique_ptr<Single>();
+  single->effects = follow(single->model, single->section, steps, nullptr);
+  return single;
+}
+
+}  // namespace
+
+Result<VerifyReport> verify_plan_set(const PlanSet& set, const PlanSet* one_device) {
   PIPER_ASSIGN(const Model model, make_model(set));
+  const bool overlap = model.cells[0].role->steps_ahead > 0;
+  std::unique_ptr<Single> single;
+  if (one_device) {
+    PIPER_ASSIGN(single, follow_single(*one_device, overlap ? kSteps : 1));
+  }
   VerifyReport report;
   report.ranks = set.world();
   report.cells = static_cast<int64_t>(model.cells.size());
@@ -267,15 +299,18 @@ Result<VerifyReport> verify_plan_set(const PlanSet& set) {
     check_structure(model, sections, found);
     check_packed_copies(model, sections, found);
     check_draws(model, found);
+    if (single) check_names(model, *single, found);
   };
-  if (model.cells[0].role->steps_ahead > 0) {
+  if (overlap) {
     // States come from the host and return to it within a section.
     const auto host_states = [&](Findings& found, VerifyReport&) {
       for (const Section& section : sections) check_host_states(model, section, found);
     };
     prove(model,
           {structure, host_states,
-           [&](Findings& found, VerifyReport& counts) { check_overlapping(model, found, counts); }},
+           [&](Findings& found, VerifyReport& counts) {
+             check_overlapping(model, single.get(), found, counts);
+           }},
           {1}, findings, report);
     return report;
   }
@@ -287,7 +322,7 @@ Result<VerifyReport> verify_plan_set(const PlanSet& set) {
          }},
         {1}, findings, report);
   for (size_t s = 0; s < sections.size(); ++s)
-    if (runs[s]) check_run(model, sections[s], findings, report);
+    if (runs[s]) check_run(model, sections[s], single.get(), findings, report);
   return report;
 }
 

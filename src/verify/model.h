@@ -203,14 +203,11 @@ class Findings {
   size_t made_ = 0;
 };
 
-// By argument, a symbol of what it holds when the program has run; two programs that do the same
-// have the same. What is added to an argument that held `initial_symbol` is the difference.
-// `args`: what the arguments held before, if that is known.
-std::vector<uint64_t> meaning_of(const Program& program, std::span<const uint64_t> args = {});
-// Which roundings to another float leave a value what it is: those to a type of the program's
-// results are of sums that are kept or travel so; a device that plays all replicas rounds what they
-// send.
-enum class Roundings { kNone, kToResults, kAny };
+// By argument, a symbol of what it holds when the program has run: of a sum of arguments the sum of
+// their symbols. Which roundings to another float leave a sum what it is: those to a type of the
+// program's results are of sums that are kept or travel so; a device that plays all replicas rounds
+// what they send.
+enum class Roundings { kToResults, kAny };
 std::vector<uint64_t> sums_of(const Program& program, Roundings roundings);
 uint64_t initial_symbol(size_t arg);
 uint64_t symbol_of(std::string_view text);
@@ -280,11 +277,8 @@ void check_state(const Model& model, const Section& section, const Clocks& clock
                  Findings& findings);
 // order, over the body: what lives on the host
 void check_host_states(const Model& model, const Section& section, Findings& findings);
-// microbatch, over the body, or prologue and epilogue; `run` has an order and holds all of them
-void check_microbatches(const Model& model, const Section& section, const Section& run,
-                        Findings& findings);
-// Whether each microbatch adds the same to the sums of its training step. Requires an order.
-bool microbatches_add_the_same(const Model& model, const Section& run);
+// microbatch, over the body, or all parts
+void check_microbatches(const Model& model, const Section& section, Findings& findings);
 // copies, over the body, or all parts
 void check_equal_copies(const Model& model, const Section& section, Findings& findings);
 // microbatch, where training steps overlap: bodies do what prologue and epilogue do.

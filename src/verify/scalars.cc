@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <set>
 
 namespace piper {
 namespace {
@@ -55,8 +56,10 @@ StepScalars::StepScalars(const Model& model, const Section& section, Findings& f
     for (int32_t b : cell.facts->kept) {
       const BufferFacts& facts = cell.facts->buffers[b];
       const Tensor& tensor = cell.role->tensor(b);
-      if (facts.param >= 0 || !tensor.type.shape.empty()) continue;
-      held[b] = {kState, symbol_of(tensor.name), 0, -1, {}};
+      const bool scalar = tensor.type.shape.empty();
+      if (facts.param >= 0) continue;
+      if (!scalar && (facts.kind != BufferKind::kState || tensor.previous_of >= 0)) continue;
+      held[b] = {scalar ? kState : kMoment, symbol_of(tensor.name), 0, -1, {}};
     }
   }
 }
@@ -64,11 +67,11 @@ StepScalars::StepScalars(const Model& model, const Section& section, Findings& f
 // The values of a program, by base.
 class StepScalars::Values {
  public:
-  Values(StepScalars& of, Spot place, const Instruction& one, const CutOf& cut_of)
+  Values(StepScalars& of, Spot place, const Instruction& one, const KnownOf& known_of)
       : of_(of),
         place_(place),
         one_(one),
-        cut_of_(cut_of),
+        known_of_(known_of),
         program_(of.role(place).programs[one.program]),
         bases_(program_.bases()),
         first_(program_.values.size()),
@@ -95,11 +98,14 @@ class StepScalars::Values {
                          : whole(input) ? &values_[bases_[input]]
                                         : &views.emplace_back(part(input)));
       if (const size_t* states = states_of(op.op)) {
-        const int32_t param = bases_[op.outputs[0]];
-        if (param < program_.num_args)
-          of_.check_update(place_, quote_control(of_.role(place_).name(one_.args[param])), *states,
-                           inputs);
+        update(op, *states, inputs);
         continue;
+      }
+      for (const int32_t output : op.outputs) {
+        const int32_t arg = argument(output);
+        if (arg >= 0 && updated_.contains(arg))
+          add("{} writes '{}' behind its update", buffer_name(arg));
+        written_.insert(arg);
       }
       std::vector<Number> made;
       for (size_t i = 0; i < op.outputs.size(); ++i) made.push_back(result(op, inputs, i));
@@ -111,13 +117,46 @@ class StepScalars::Values {
   }
 
  private:
+  // An optimizer's op: it reads a parameter, its gradient and its states, and writes the parameter
+  // and the states.
+  void update(const ProgramOp& op, size_t states, std::span<const Number* const> inputs) {
+    const int32_t param = argument(op.outputs[0]);
+    if (param < 0) return;
+    const std::string shown = buffer_name(param);
+    const int32_t id = known_of_(one_.args[param]).param;
+    of_.check_update(place_, shown, states, inputs);
+    if (id < 0) return add("{} updates '{}', which is no parameter", shown);
+    if (!written_.insert(param).second) return add("{} writes '{}' twice", shown);
+    updated_.insert(param);
+    if (argument(op.inputs[0]) != param) return add("{} updates '{}' from something else", shown);
+    const Number* gradient = op.inputs.size() > 1 ? inputs[1] : nullptr;
+    if (!gradient || gradient->kind != kGradient || gradient->target != of_.model_.gradient_of[id])
+      return add("{} updates '{}' with something else than its gradient", shown);
+    for (size_t i = 0; i < states && 2 + i < op.inputs.size(); ++i) {
+      if (op.inputs[2 + i] < 0) continue;
+      const int32_t state = argument(op.inputs[2 + i]);
+      if (state < 0 || op.outputs.size() < 2 + i || argument(op.outputs[1 + i]) != state)
+        return add("{} updates '{}' with a state that it does not write", shown);
+      of_.check_state(place_, shown, id, i, buffer_name(state), *inputs[2 + i]);
+    }
+  }
+  int32_t argument(int32_t value) const {
+    return value >= 0 && whole(value) && bases_[value] < program_.num_args ? bases_[value] : -1;
+  }
+  std::string buffer_name(int32_t arg) const {
+    return quote_control(of_.role(place_).name(one_.args[arg]));
+  }
+  void add(fmt::format_string<std::string, const std::string&> text, const std::string& shown) {
+    of_.findings_.add("update", text, of_.name(place_), shown);
+  }
+
   Number bound(size_t arg) const {
     for (const SumRead& read : one_.sum_reads) {
       if (static_cast<size_t>(read.arg) != arg) continue;
       const int32_t target = of_.model_.cells[place_.cell].facts->targets[read.target];
       Number number;
       number.target = target;
-      number.terms.cut = cut_of_(one_.args[arg]);
+      number.terms.cut = known_of_(one_.args[arg]).cut;
       number.kind = of_.model_.is_gradient[target] ? kGradient : kTerms;
       if (number.kind == kTerms) {
         if (num_elements(program_.values[arg].shape) != 1) return {};
@@ -158,15 +197,28 @@ class StepScalars::Values {
   StepScalars& of_;
   const Spot place_;
   const Instruction& one_;
-  const CutOf& cut_of_;
+  const KnownOf& known_of_;
   const Program& program_;
   const std::vector<int32_t> bases_;
-  std::vector<int64_t> first_;  // by value: its byte in its base
-  std::vector<Number> values_;  // by base
+  std::vector<int64_t> first_;           // by value: its byte in its base
+  std::vector<Number> values_;           // by base
+  std::set<int32_t> written_, updated_;  // arguments; those by an optimizer
 };
 
-void StepScalars::compute(Spot place, const Instruction& one, const CutOf& cut_of) {
-  Values(*this, place, one, cut_of).run();
+void StepScalars::compute(Spot place, const Instruction& one, const KnownOf& known_of) {
+  Values(*this, place, one, known_of).run();
+}
+
+void StepScalars::check_state(Spot place, const std::string& shown, int32_t param, size_t number,
+                              const std::string& state, const Number& held) {
+  const auto say = [&](const char* what) {
+    findings_.add("update", "{} updates '{}' with '{}', {}", name(place), shown, state, what);
+  };
+  // A scalar's states are scalars.
+  if (held.kind != kMoment && held.kind != kState) return say("which is no state of an optimizer");
+  const auto [known, is_new] = state_of_.try_emplace(held.symbol, param, number);
+  if (known->second.first != param) return say("a state of another parameter");
+  if (known->second.second != number) say("which is another of its states elsewhere");
 }
 
 // Runs are counted over the ranks that share the gradient, in their order.
@@ -211,6 +263,7 @@ Number StepScalars::norm_of(Spot place, std::span<const Number* const> inputs) {
 std::string StepScalars::wrong_squares(const Terms& terms) const {
   std::vector<std::vector<Term>> of_sum(model_.targets.size());
   const auto shown = [&](int32_t target) { return quote_control(model_.targets[target]); };
+  int32_t last = -1;
   for (const Term& span : terms.spans) {
     if (span.is_zero()) continue;
     if (span.target < 0) return "squares of different gradients are added to one another";
@@ -218,24 +271,27 @@ std::string StepScalars::wrong_squares(const Terms& terms) const {
       return fmt::format("the sum '{}' stands", shown(span.target));
     if (terms.cut != 0 && span.parts > 0)
       return fmt::format("only the own part of '{}' stands", shown(span.target));
+    if (span.target < last)
+      return fmt::format("'{}' stands behind '{}'", shown(span.target), shown(last));
+    last = span.target;
     of_sum[span.target].push_back(span);
   }
+  int64_t total = 0;  // of all alike: runs by which bits are the same in all plans
   for (int32_t t = 0; t < static_cast<int32_t>(of_sum.size()); ++t) {
     if (!model_.is_gradient[t]) continue;
-    std::vector<Term>& spans = of_sum[t];
+    const std::vector<Term>& spans = of_sum[t];
     if (spans.empty()) return fmt::format("'{}' is missing", shown(t));
-    std::sort(spans.begin(), spans.end(),
-              [](const Term& a, const Term& b) { return a.run < b.run; });
+    if (total == 0) total = spans[0].total;
     int64_t end = 0;
     for (const Term& span : spans) {
       const int64_t times = span.run < end ? span.times + 1 : span.run > end ? 0 : span.times;
-      if (times != 1 || span.total != spans[0].total)
-        return fmt::format("run {} of {} of '{}' stands {} times", std::min(span.run, end),
-                           span.total, shown(t), times);
+      if (times != 1 || span.total != total)
+        return fmt::format("run {} of {} of '{}' stands {} times", std::min(span.run, end), total,
+                           shown(t), times);
       end = span.run + span.count;
     }
-    if (end != spans[0].total)
-      return fmt::format("run {} of {} of '{}' stands 0 times", end, spans[0].total, shown(t));
+    if (end != total)
+      return fmt::format("run {} of {} of '{}' stands 0 times", end, total, shown(t));
   }
   return "";
 }

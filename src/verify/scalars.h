@@ -15,6 +15,7 @@ namespace piper {
 enum class NumberKind : uint8_t {
   kNone,
   kState,         // kept: a counter, or the scale of the loss
+  kMoment,        // kept of a parameter by its optimizer
   kGradient,      // a finished one
   kTerms,         // squares of gradients, the loss
   kNorm,          // of the gradients as they are, perhaps scaled
@@ -38,10 +39,14 @@ class StepScalars {
  public:
   StepScalars(const Model& model, const Section& section, Findings& findings);
 
-  // Of what belongs to no microbatch. `cut_of`: the axes along which each rank holds another run of
-  // a buffer's sum.
-  using CutOf = std::function<uint32_t(int32_t buffer)>;
-  void compute(Spot place, const Instruction& one, const CutOf& cut_of);
+  // Of what belongs to no microbatch. `known_of` says of a buffer which parameter it is, and along
+  // which axes each rank holds another run of its sum.
+  struct Known {
+    int32_t param = -1;
+    uint32_t cut = 0;
+  };
+  using KnownOf = std::function<Known(int32_t buffer)>;
+  void compute(Spot place, const Instruction& one, const KnownOf& known_of);
   void collective(const std::vector<Spot>& members);
   void move(Spot place, const Instruction& one);  // a send, receive or copy
 
@@ -61,6 +66,9 @@ class StepScalars {
                  size_t output);
   void check_update(Spot place, const std::string& shown, size_t states,
                     std::span<const Number* const> inputs);
+  // That a state is that of one parameter, always the same of its states.
+  void check_state(Spot place, const std::string& shown, int32_t param, size_t number,
+                   const std::string& state, const Number& held);
   Number gathered(const std::vector<Spot>& members, Spot to, size_t arg) const;
   Number reduced(const std::vector<Spot>& members, size_t arg) const;
   bool holds(Spot place) const;
@@ -83,6 +91,8 @@ class StepScalars {
                 std::string_view what, const std::function<std::string()>& where, uint64_t symbol,
                 std::string& first);
   std::map<std::pair<int32_t, std::string_view>, First> factors_, reports_;
+  // By the symbol of an optimizer's state: its parameter, and which of the states it is.
+  std::unordered_map<uint64_t, std::pair<int32_t, size_t>> state_of_;
   std::map<int32_t, uint64_t> clipped_;  // by training step: the norm that ClipFactor takes
 };
 

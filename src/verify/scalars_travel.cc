@@ -155,9 +155,14 @@ void StepScalars::check_end() {
       const auto held = held_[c].find(b);
       const Tensor& tensor = model_.cells[c].role->tensor(b);
       const BufferFacts& facts = model_.cells[c].facts->buffers[b];
-      if (facts.kind != BufferKind::kState || facts.param >= 0 || !tensor.type.shape.empty())
-        continue;
+      if (facts.kind != BufferKind::kState || facts.param >= 0) continue;
       const uint64_t symbol = held == held_[c].end() ? 0 : held->second.symbol;
+      if (!tensor.type.shape.empty()) {
+        if (symbol != 0 && symbol != symbol_of(tensor.name))
+          findings_.add("update", "'{}' on {} holds another state at the end of the step",
+                        quote_control(tensor.name), model_.who(c));
+        continue;
+      }
       const auto [first, is_new] = known.try_emplace(tensor.name, c, symbol);
       if (!is_new && first->second.second != symbol)
         findings_.add("update", "'{}' on {} and on {} does not start or advance alike",

@@ -284,6 +284,21 @@ void check_uses(const Model& model, Findings& findings) {
   }
 }
 
+// Each gradient is that of a parameter which some rank keeps.
+void check_trained(const Model& model, Findings& findings) {
+  std::vector<bool> kept(model.targets.size());
+  for (const Cell& cell : model.cells)
+    for (const int32_t b : cell.facts->kept) {
+      const BufferFacts& buffer = cell.facts->buffers[b];
+      if (buffer.kind != BufferKind::kState || buffer.param < 0) continue;
+      if (const int32_t sum = model.gradient_of[buffer.param]; sum >= 0) kept[sum] = true;
+    }
+  for (int32_t t = 0; t < static_cast<int32_t>(kept.size()); ++t)
+    if (model.is_gradient[t] && !kept[t])
+      findings.add("structure", "the sum '{}' is the gradient of no parameter that is kept",
+                   quote_control(model.targets[t]));
+}
+
 }  // namespace
 
 void check_structure(const Model& model, std::span<const Section> sections, Findings& findings) {
@@ -298,6 +313,7 @@ void check_structure(const Model& model, std::span<const Section> sections, Find
   check_kept(model, findings);
   check_inputs(model, findings);
   check_uses(model, findings);
+  check_trained(model, findings);
 }
 
 }  // namespace piper

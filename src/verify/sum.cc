@@ -5,7 +5,10 @@ namespace piper {
 
 void SumCheck::share(Spot place, const Instruction& one) {
   if (one.kind == InstructionKind::kCompute)
-    scalars_.compute(place, one, [&](int32_t buffer) { return held(place, buffer).cut; });
+    scalars_.compute(place, one, [&](int32_t buffer) {
+      const Content& content = held(place, buffer);
+      return StepScalars::Known{content.param, content.cut};
+    });
   else if (one.kind == InstructionKind::kSend || one.kind == InstructionKind::kRecv ||
            one.kind == InstructionKind::kCopy)
     scalars_.move(place, one);

@@ -7,7 +7,8 @@
 
 namespace piper {
 
-inline constexpr const char* kStage0 = R"(plan batch=4 arena=512 workspace=[64,0] transport=2097152 scratch=4194304
+inline constexpr const char* kStage0 =
+    R"(plan batch=4 arena=512 workspace=[64,0] transport=2097152 scratch=4194304
 axis "pp" 2
 axis "dp" 2
 stream 0 "compute"
@@ -63,7 +64,8 @@ body
     sum_read
 )";
 
-inline constexpr const char* kStage1 = R"(plan batch=4 arena=384 workspace=[64,0] transport=2097152 scratch=4194304
+inline constexpr const char* kStage1 =
+    R"(plan batch=4 arena=384 workspace=[64,0] transport=2097152 scratch=4194304
 axis "pp" 2
 axis "dp" 2
 stream 0 "compute"
@@ -111,6 +113,15 @@ body
     sum_read target=1
 )";
 
+// What rule microbatch says of a gradient to which a stage's second microbatch adds something else.
+inline std::string adds_otherwise(int stage) {
+  const std::string rank = fmt::format("on rank {} (and 1 like it)", 2 * stage);
+  return fmt::format(
+      "microbatch: 'B stage={0} mb=1' {1} adds to 'w{0}.grad' something else than 'B stage={0} "
+      "mb=0' {1} does",
+      stage, rank);
+}
+
 inline std::string edited(std::string text,
                           const std::vector<std::pair<std::string, std::string>>& edits) {
   for (const auto& [from, to] : edits) {
@@ -134,8 +145,8 @@ inline PlanSet set_of(const std::vector<std::string>& texts, int64_t replicas) {
   return set;
 }
 
-inline std::vector<std::string> findings_of(const PlanSet& set) {
-  const auto report = verify_plan_set(set);
+inline std::vector<std::string> findings_of(const PlanSet& set, const PlanSet* single = nullptr) {
+  const auto report = verify_plan_set(set, single);
   if (!report) return {"error: " + report.error().message};
   std::vector<std::string> texts;
   for (const Finding& finding : report->findings)

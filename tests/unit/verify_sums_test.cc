@@ -61,7 +61,8 @@ TEST(VerifySums, SumsHoldEachUseAndSampleOnce) {
       {{{"workspace=[64,0]", "workspace=[0,0]"},
         {"program=2 args=[2,6,7]", "program=1 args=[2,6,7]"}},
        {},
-       {"sum: 'B stage=0 mb=1' on rank 0 (and 1 like it) says that it adds to 'g' for 'w0.grad', "
+       {adds_otherwise(0),
+        "sum: 'B stage=0 mb=1' on rank 0 (and 1 like it) says that it adds to 'g' for 'w0.grad', "
         "but its program overwrites it"}},
       {{{"workspace=[64,0]", "workspace=[0,0]"},
         {"program=2 args=[2,6,7]", "program=1 args=[2,6,7]"},
@@ -297,7 +298,7 @@ TEST_F(PiperVerify, SaysWhatItProved) {
           "use\n"
           "  memory      no two buffers share bytes while they are needed; at most 6.0 MiB a "
           "rank\n"
-          "  microbatch  all microbatches run the same computation\n"
+          "  microbatch  all blocks of samples do the same\n"
           "  sum         2 finished sums hold each use and sample once; 2 kept parameters are "
           "updated once\n");
 }

@@ -1,0 +1,221 @@
+#include "single.h"
+
+#include <map>
+#include <set>
+
+namespace piper {
+namespace {
+
+using Tensors = std::map<std::string, const Tensor*>;  // by identity
+
+bool is_kept(const Tensor& tensor) { return tensor.kind != BufferKind::kStep; }
+Tensors kept_of(const RoleProgram& role) {
+  Tensors kept;
+  for (const Tensor& tensor : role.tensors)
+    if (is_kept(tensor)) kept.emplace(identity_of(role, tensor), &tensor);
+  return kept;
+}
+// Of the whole, where a rank keeps a part.
+TensorType type_of(const Tensor& tensor) {
+  return {tensor.type.dtype, tensor.part_of < 0 ? tensor.type.shape : tensor.whole};
+}
+// In which way a tensor is another than on one device; empty: in none.
+std::string difference(const Tensor& own, const Tensor& other) {
+  if (own.kind != other.kind)
+    return own.kind == BufferKind::kState ? "is a state, not a constant"
+                                          : "is a constant, not a state";
+  if (own.init != other.init)
+    return fmt::format("starts with the values '{}', not '{}'", quote_control(own.init),
+                       quote_control(other.init));
+  if (own.fill != other.fill) return fmt::format("starts at {}, not {}", own.fill, other.fill);
+  if (own.aliases != other.aliases) return "has other aliases";
+  if (type_of(own) != type_of(other))
+    return fmt::format("is {}, not {}", to_string(type_of(own)), to_string(type_of(other)));
+  return "";
+}
+
+class NameCheck {
+ public:
+  NameCheck(const Model& model, const Single& single, Findings& findings)
+      : model_(model), role_(*single.role), single_(single), findings_(findings) {}
+
+  void run() {
+    std::set<const RoleProgram*> seen;
+    for (int32_t c = 0; c < static_cast<int32_t>(model_.cells.size()); ++c) {
+      const RoleProgram& role = *model_.cells[c].role;
+      if (!seen.insert(&role).second) continue;
+      check_tensors(c, role);
+      check_inputs(c, role);
+      for (const Report& report : role.reports) reports_.insert(report.name);
+    }
+    for (const auto& [name, tensor] : of_one_)
+      if (tensor->kind == BufferKind::kState && !found_.contains(name))
+        add("no rank keeps the {}, which one device does", quote_control(name));
+    check_sums();
+    std::set<std::string_view> wanted;
+    for (const Report& report : role_.reports) wanted.insert(report.name);
+    check_same(reports_, wanted, "report");
+  }
+
+ private:
+  template <class... Args>
+  void add(fmt::format_string<Args...> text, Args&&... args) {
+    findings_.add("single", text, std::forward<Args>(args)...);
+  }
+  void check_tensors(int32_t c, const RoleProgram& role) {
+    for (const Tensor& tensor : role.tensors) {
+      if (!is_kept(tensor)) continue;
+      const auto other = of_one_.find(identity_of(role, tensor));
+      if (other == of_one_.end()) {
+        add("'{}' on {} is not kept on one device", quote_control(tensor.name), model_.who(c));
+        continue;
+      }
+      found_.insert(other->first);
+      const std::string what = difference(tensor, *other->second);
+      if (!what.empty()) add("'{}' on {} {}", quote_control(tensor.name), model_.who(c), what);
+    }
+  }
+  void check_inputs(int32_t c, const RoleProgram& role) {
+    if (role.batch != role_.batch)
+      add("the batch has {} samples on {}, {} on one device", role.batch, model_.who(c),
+          role_.batch);
+    for (const DataInput& input : role.inputs)
+      if (std::find(role_.inputs.begin(), role_.inputs.end(), input) == role_.inputs.end())
+        add("data input '{}' of {} is another than on one device", quote_control(input.name),
+            model_.who(c));
+  }
+  void check_sums() {
+    std::set<std::string_view> own, wanted;
+    for (size_t t = 0; t < model_.targets.size(); ++t)
+      own.insert(model_.targets[static_cast<int32_t>(t)]);
+    int32_t last = -1;
+    for (const SumTarget& sum : role_.sum_targets) {
+      wanted.insert(sum.name);
+      const int32_t target = model_.targets.find(sum.name);
+      if (target >= 0 && target < last)
+        add("the sum '{}' stands before '{}', as not on one device", quote_control(sum.name),
+            quote_control(model_.targets[last]));
+      last = std::max(last, target);
+      if (target >= 0 && model_.uses[target] != sum.uses)
+        add("the sum '{}' has {} uses, {} on one device", quote_control(sum.name),
+            model_.uses[target], sum.uses);
+    }
+    check_same(own, wanted, "sum");
+  }
+  void check_same(const std::set<std::string_view>& own, const std::set<std::string_view>& wanted,
+                  const char* what) {
+    for (const std::string_view name : own)
+      if (!wanted.contains(name)) add("one device has no {} '{}'", what, quote_control(name));
+    for (const std::string_view name : wanted)
+      if (!own.contains(name))
+        add("no rank has the {} '{}' of one device", what, quote_control(name));
+  }
+
+  const Model& model_;
+  const RoleProgram& role_;
+  const Single& single_;
+  Findings& findings_;
+  const Tensors of_one_ = kept_of(role_);
+  std::set<std::string_view> found_, reports_;
+};
+
+class EffectCheck {
+ public:
+  EffectCheck(const Model& model, const Section& section, const Single& single, Findings& findings)
+      : model_(model),
+        section_(section),
+        single_(single),
+        findings_(findings),
+        effects_(follow(model, section, 1, &single.effects)) {}
+
+  void run() {
+    check_sums();
+    if (effects_.strange_square.valid())
+      add("{} takes the squares of something else than one device does",
+          name(effects_.strange_square));
+    check_states();
+    check_reports();
+  }
+
+ private:
+  template <class... Args>
+  void add(fmt::format_string<Args...> text, Args&&... args) {
+    findings_.add("single", text, std::forward<Args>(args)...);
+  }
+  std::string name(Spot place) const { return name_of(model_, section_, place); }
+
+  // Where a computation first went another way.
+  std::string origin() const {
+    if (!effects_.strange.valid()) return "";
+    const Spot place = effects_.strange;
+    const int32_t buffer = section_.at(place).args[effects_.strange_arg];
+    return fmt::format("; {} is the first that does, with '{}'", name(place),
+                       quote_control(model_.cells[place.cell].role->name(buffer)));
+  }
+  void check_sums() {
+    std::map<std::pair<int32_t, std::string_view>, const Effects::Added*> wanted;
+    for (const Effects::Added& one : single_.effects.added)
+      wanted.try_emplace({one.step, single_.model.targets[one.target]}, &one);
+    std::set<int32_t> said;  // sums
+    for (const Effects::Added& one : effects_.added) {
+      const auto other = wanted.find({one.step, model_.targets[one.target]});
+      if (other == wanted.end()) continue;  // rule sum, or check_names(), knows
+      const Effects::Added& known = *other->second;
+      if (one.symbol == known.symbol && one.count == known.count) continue;
+      if (!said.insert(one.target).second) continue;
+      const std::string sum = quote_control(model_.targets[one.target]);
+      if (one.count != known.count)
+        add("{} adds to '{}' for {} samples, where one device does for {}", name(one.last), sum,
+            one.count, known.count);
+      else
+        add("{} adds to '{}' something else than one device does{}", name(one.last), sum, origin());
+    }
+  }
+  void check_states() {
+    std::map<std::string, uint64_t> wanted;
+    const Cell& cell = single_.model.cells[0];
+    for (const int32_t b : cell.facts->kept)
+      wanted.emplace(identity_of(*cell.role, cell.role->tensor(b)), single_.effects.held[0][b]);
+    for (int32_t c = 0; c < static_cast<int32_t>(model_.cells.size()); ++c)
+      for (const int32_t b : model_.cells[c].facts->kept) {
+        const RoleProgram& role = *model_.cells[c].role;
+        const Tensor& tensor = role.tensor(b);
+        const auto other = wanted.find(identity_of(role, tensor));
+        if (tensor.kind != BufferKind::kState || other == wanted.end()) continue;
+        if (other->second != effects_.held[c][b])
+          add("'{}' on {} becomes something else than on one device", quote_control(tensor.name),
+              model_.who(c));
+      }
+  }
+  // The loss is a sum over the step, which rules sum and update follow to its report.
+  void check_reports() {
+    std::map<std::pair<int32_t, std::string_view>, uint64_t> wanted;
+    for (const Effects::Reported& one : single_.effects.reported)
+      wanted.emplace(std::pair(one.step, one.name), one.symbol);
+    for (const Effects::Reported& one : effects_.reported) {
+      const auto other = wanted.find({one.step, one.name});
+      if (one.name == "loss" || other == wanted.end() || other->second == one.symbol) continue;
+      add("{} reports as '{}' something else than one device does", model_.who(one.cell),
+          quote_control(one.name));
+    }
+  }
+
+  const Model& model_;
+  const Section& section_;
+  const Single& single_;
+  Findings& findings_;
+  const Effects effects_;
+};
+
+}  // namespace
+
+void check_names(const Model& model, const Single& single, Findings& findings) {
+  NameCheck(model, single, findings).run();
+}
+
+void check_effects(const Model& model, const Section& section, const Single& single,
+                   Findings& findings) {
+  EffectCheck(model, section, single, findings).run();
+}
+
+}  // namespace piper

@@ -1,0 +1,23 @@
+// Rule single: the plans do what the plan for one device with the same cut of the batch does.
+// Private to the verify room.
+#pragma once
+
+#include "effects.h"
+
+namespace piper {
+
+// The plan for one device, and what so many of its steps do.
+struct Single {
+  const RoleProgram* role = nullptr;
+  Model model;
+  Section section;
+  Effects effects;
+};
+
+// States, constants, inputs, sums and reports are those of the plan for one device.
+void check_names(const Model& model, const Single& single, Findings& findings);
+// Sums, states and reports become what they become there.
+void check_effects(const Model& model, const Section& section, const Single& single,
+                   Findings& findings);
+
+}  // namespace piper

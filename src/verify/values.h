@@ -1,0 +1,43 @@
+// What ops make, as symbols: equal ones for equal values, in whatever form plans give the ops. An
+// expression counts as its ops one by one, what a product or a gradient takes along as ops behind
+// it, a view or slice as the run of elements that it is, a packed copy as its matrix, and a cast
+// stands in front of what only moves elements. A sum of values of one shape is the sum of their
+// symbols. Private to the verify room.
+#pragma once
+
+#include <unordered_map>
+#include <unordered_set>
+
+#include "model.h"
+
+namespace piper {
+
+// The words of expressions that take two operands or three; all others take one.
+size_t operands_of(std::string_view word);
+
+class Values {
+ public:
+  // By argument what it holds when the program has run, given what it held before.
+  std::vector<uint64_t> run(const Program& program, std::span<const uint64_t> args);
+
+  // What a symbol is of that only moves elements of others, and how.
+  struct Moved {
+    uint64_t how = 0;
+    std::vector<uint64_t> of;
+    int64_t first = -1;  // of a run: where it begins
+  };
+  uint64_t moved(const Moved& made);
+  uint64_t run_of(uint64_t symbol, int64_t first, int64_t count);
+  uint64_t cast(uint64_t symbol, std::string_view to);
+
+  // Of whose elements the programs have taken squares, since this was emptied; and what stands for
+  // the norm of all of them, which rule update proves.
+  std::vector<uint64_t> squared;
+  uint64_t norm = 0;
+  std::unordered_set<uint64_t>* made = nullptr;  // takes all that ops make
+
+ private:
+  std::unordered_map<uint64_t, Moved> moved_;
+};
+
+}  // namespace piper

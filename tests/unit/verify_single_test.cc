@@ -1,0 +1,124 @@
+// What the verifier says of plans that do something else than the plan for one device.
+#include "unit/verify_plans.h"
+
+namespace piper {
+namespace {
+
+using Edits = std::vector<std::pair<std::string, std::string>>;
+using Said = std::vector<std::string>;
+
+// The plan of verify_plans.h on one device: four blocks of one sample.
+std::string one_device() {
+  std::string text = R"(plan batch=4 arena=384 workspace=[64] scratch=4194304
+axis "one" 1
+stream 0 "compute"
+input "x" f32[4,2]
+sum 0 "w0.grad"
+sum 1 "w1.grad"
+buffer 0 "w0" f32[1,2] state at=0 init="w0" param="w0"
+buffer 1 "w1" f32[1,2] state at=64 init="w1" param="w1"
+buffer 2 "x" f32[1,2] step at=128
+buffer 3 "da" f32[1,2] step at=192
+buffer 4 "g0" f32[1,2] step at=256
+buffer 5 "g1" f32[1,2] step at=320
+program 0 label="first" args=6 workspace=64
+  value 0 f32[1,2] read
+  value 1 f32[1,2] read
+  value 2 f32[1,2] read
+  value 3 f32[1,2] written
+  value 4 f32[1,2] written
+  value 5 f32[1,2] written
+  value 6 f32[1,2] at=0
+  op Mul in=[0,2] out=[6]
+  op Mul in=[1,6] out=[3]
+  op Mul in=[6,6] out=[5]
+  op Mul in=[2,3] out=[4]
+program 1 label="next" args=6 workspace=64
+  value 0 f32[1,2] read
+  value 1 f32[1,2] read
+  value 2 f32[1,2] read
+  value 3 f32[1,2] written
+  value 4 f32[1,2] read written
+  value 5 f32[1,2] read written
+  value 6 f32[1,2] at=0
+  op Mul in=[0,2] out=[6]
+  op Mul in=[1,6] out=[3]
+  op Fused in=[5,6] out=[5] {expr="1 1 Mul 0 Add"}
+  op Fused in=[4,2,3] out=[4] {expr="0 1 2 Mul Add"}
+program 2 label="U" args=4
+  value 0 f32[1,2] read
+  value 1 f32[1,2] read written
+  value 2 f32[1,2] read
+  value 3 f32[1,2] read written
+  op Sub in=[1,0] out=[1]
+  op Sub in=[3,2] out=[3]
+body
+)";
+  int index = 0;
+  for (int block = 0; block < 4; ++block) {
+    text += fmt::format(
+        "  {} input label=\"input x\" args=[2] input=\"x\" first={} count=1 stride=[0]\n"
+        "  {} compute label=\"block {}\" program={} args=[0,1,2,3,4,5]\n",
+        index, block, index + 1, block, block == 0 ? 0 : 1);
+    for (int sum = 0; sum < 2; ++sum)
+      text += fmt::format("    contribution arg={} target={} first={} count=1 stride=[0]{}\n",
+                          4 + sum, sum, block, block == 0 ? "" : " accumulates");
+    index += 2;
+  }
+  return text + fmt::format(
+                    "  {} compute label=\"U\" program=2 args=[4,0,5,1]\n"
+                    "    sum_read\n    sum_read arg=2 target=1\n",
+                    index);
+}
+
+Said said(const Edits& stage0, const Edits& stage1, const Edits& single = {}) {
+  const PlanSet one = set_of({edited(one_device(), single)}, 1);
+  EXPECT_EQ(findings_of(one), Said());
+  return findings_of(set_of({edited(kStage0, stage0), edited(kStage1, stage1)}, 2), &one);
+}
+
+constexpr const char* kFirst = "'F stage=0 mb=0' on rank 0 (and 1 like it) is the first that does";
+std::string adds_otherwise_than_one(int stage, const std::string& more) {
+  return fmt::format(
+      "single: 'B stage={0} mb=0' on rank {1} (and 1 like it) adds to 'w{0}.grad' something else "
+      "than one device does{2}",
+      stage, 2 * stage, more);
+}
+
+TEST(VerifySingle, AcceptsPlansThatDoTheSame) { EXPECT_EQ(said({}, {}), Said()); }
+
+// Alike in all microbatches and on all replicas.
+TEST(VerifySingle, AnotherComputation) {
+  const std::string from = fmt::format("; {}, with 'a@0'", kFirst);
+  const Said both = {adds_otherwise_than_one(1, from), adds_otherwise_than_one(0, from)};
+  EXPECT_EQ(said({{"op Mul in=[0,1] out=[2]", "op Sub in=[0,1] out=[2]"}}, {}), both);
+  EXPECT_EQ(said({}, {{"op Mul in=[0,1] out=[2]\n  op Mul in=[1,1] out=[4]",
+                       "op Mul in=[0,1] out=[2]\n  op Mul in=[1,0] out=[4]"},
+                      {"op Mul in=[0,1] out=[2]\n  op Mul in=[1,1] out=[3]",
+                       "op Mul in=[0,1] out=[2]\n  op Mul in=[1,0] out=[3]"}}),
+            Said{adds_otherwise_than_one(1, "")});
+  EXPECT_EQ(said({{"input=\"x\" count", "input=\"y\" count"},
+                  {"input=\"x\" first", "input=\"y\" first"},
+                  {"input \"x\" f32", "input \"y\" f32"}},
+                 {})[0],
+            "single: data input 'y' of rank 0 (and 1 like it) is another than on one device");
+}
+
+TEST(VerifySingle, AnotherUpdate) {
+  const std::string becomes =
+      "single: 'w0' on rank 0 (and 1 like it) becomes something else than on one device";
+  EXPECT_EQ(said({{"op Sub in=[1,0] out=[1]", "op Add in=[1,0] out=[1]"}}, {}), Said{becomes});
+  EXPECT_EQ(said({{"op Sub in=[1,0] out=[1]", "op Sub in=[0,1] out=[1]"}}, {}), Said{becomes});
+}
+
+TEST(VerifySingle, OtherStates) {
+  EXPECT_EQ(said({{"init=\"w0\"", "init=\"v\""}}, {}),
+            Said{"single: 'w0' on rank 0 (and 1 like it) starts with the values 'v', not 'w0'"});
+  EXPECT_EQ(said({{"init=\"w0\"", "fill=1"}}, {}),
+            Said{"single: 'w0' on rank 0 (and 1 like it) starts with the values '', not 'w0'"});
+  EXPECT_EQ(said({}, {}, {{"param=\"w0\"", "param=\"w0\" aliases=[\"v0\"]"}}),
+            Said{"single: 'w0' on rank 0 (and 1 like it) has other aliases"});
+}
+
+}  // namespace
+}  // namespace piper
