@@ -132,17 +132,7 @@ Result<Val> Importer::param_at_use(const ParamUse& use) {
   const ValueId id = graph_.params[use.param].value;
   const TensorType& type = recovery_.params[use.param].type;
   Val val{Val::Kind::kGraph, type.dtype, type.shape, type.shape, id, {}, {}};
-  if (use.transposed) {
-    PIPER_ASSIGN(Vals made, emit_.op("Transpose", {val}, {{"perm", std::vector<int64_t>{1, 0}}}));
-    return std::move(made[0]);
-  }
-  if (use.shape != type.shape) {
-    const Shape& stored = use.once.empty() ? use.shape : use.once;
-    PIPER_ASSIGN(Vals made, emit_.op("Reshape", {val}, {{"shape", stored}}));
-    made[0].shape = use.shape;
-    return std::move(made[0]);
-  }
-  return val;
+  return derive(emit_, use.derivation, std::move(val));
 }
 
 Result<Val> Importer::input_of(size_t n, size_t i) {

@@ -10,35 +10,31 @@
 namespace piper::onnx_import {
 namespace {
 
-const std::vector<int64_t> kSwap{1, 0};
-
 constexpr size_t kLarge = size_t{1} << 16;
 
 // Large tensors are transposed when they are written, and their pages given back: a model need not
 // fit in memory, let alone twice.
 Bytes oriented(const OnnxTensor& tensor, const Claim& claim) {
-  if (!claim.once.empty())
-    return compress(tensor.data, tensor.type.shape, tensor.type.dtype).second;
-  const auto transpose = [data = tensor.data, type = tensor.type] {
-    return permute_bytes(data, type.shape, kSwap, type.dtype);
-  };
-  const bool large = tensor.data.size >= kLarge;
-  if (!large || !tensor.mapped) return claim.transposed ? transpose() : tensor.data;
-  const bool transposed = claim.transposed;
-  return Bytes::deferred(tensor.data.size, [data = tensor.data, transpose, transposed] {
-    Bytes out = transposed ? transpose() : Bytes::copy_of(data.data, data.size);
-    release(data);
-    return out;
-  });
+  if (!is_layout(claim.derivation)) {
+    Result<OnnxTensor> parameter = parameter_of(claim.derivation, tensor);
+    return parameter ? parameter->data : Bytes();
+  }
+  if (tensor.data.size < kLarge || !tensor.mapped) return undo_layout(claim.derivation, tensor);
+  return Bytes::deferred(static_cast<size_t>(claim.type.bytes()),
+                         [tensor, derivation = claim.derivation] {
+                           Bytes out = undo_layout(derivation, tensor);
+                           if (out.data == tensor.data.data)
+                             out = Bytes::copy_of(out.data, out.size);
+                           release(tensor.data);
+                           return out;
+                         });
 }
 
 std::string stored_as(const OnnxModel& model, const Claim& claim) {
   if (claim.initializer < 0) return "zeros, deleted by the exporter";
   const OnnxTensor& tensor = model.initializers[static_cast<size_t>(claim.initializer)];
-  const std::string how = claim.transposed                        ? " (transposed)"
-                          : claim.type.shape != tensor.type.shape ? " (reshaped)"
-                                                                  : "";
-  return tensor.name + how;
+  const std::string how = describe(claim.derivation);
+  return how.empty() ? tensor.name : fmt::format("{} ({})", tensor.name, how);
 }
 
 class Assembly {
@@ -115,11 +111,7 @@ Status Assembly::add_use(const Claim& claim) {
     const std::string also = stored_as(model_, claim);
     if (param.initializer.find(also) == std::string::npos) param.initializer += ", " + also;
   }
-  Shape at_use = claim.type.shape;
-  if (claim.initializer >= 0)
-    at_use = model_.initializers[static_cast<size_t>(claim.initializer)].type.shape;
-  out_.uses.push_back(
-      {claim.node, claim.input, p, claim.transposed, std::move(at_use), claim.once});
+  out_.uses.push_back({claim.node, claim.input, p, claim.derivation});
   return ok_status();
 }
 
@@ -213,8 +205,13 @@ Result<Claims> claims_by_training(const OnnxModel& model) {
       const std::string& name = model.nodes[n].inputs[i];
       const int found = parameters.count(name) ? index.find_float(name) : -1;
       if (found < 0) continue;
-      claims.list.push_back({n, i, found, name, false,
-                             model.initializers[static_cast<size_t>(found)].type, "training_info"});
+      claims.list.push_back({n,
+                             i,
+                             found,
+                             name,
+                             {},
+                             model.initializers[static_cast<size_t>(found)].type,
+                             "training_info"});
     }
   }
   return claims;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "calls.h"
+#include "derivation.h"
 
 namespace piper::onnx_import {
 
@@ -10,20 +11,17 @@ namespace piper::onnx_import {
 // name.
 struct Claim {
   size_t node = 0, input = 0;
-  int initializer = -1;  // -1: the exporter deleted an all-zero parameter; `type` says what it was
-  std::string name;      // the framework's
-  bool transposed = false;  // the file has the transpose of the framework's matrix
-  TensorType type;          // of the framework's parameter
+  int initializer = -1;   // -1: the exporter deleted an all-zero parameter; `type` says what it was
+  std::string name;       // the framework's
+  Derivation derivation;  // from the framework's parameter to what the file has
+  TensorType type;        // of the framework's parameter
   std::string evidence;
-  Shape once = {};  // as in ParamUse
 };
 
 struct ParamUse {
   size_t node = 0, input = 0;
   size_t param = 0;
-  bool transposed = false;
-  Shape shape;      // at the use, when it is not the parameter's (transposed)
-  Shape once = {};  // `shape` with dims of 1 where the use repeats the parameter; empty: nowhere
+  Derivation derivation = {};  // of what is used there
 };
 
 struct RecoveredParam {
@@ -78,10 +76,9 @@ struct InitializerIndex {
 };
 std::string_view stem_of(std::string_view call);
 struct Unfolded {
-  bool transposed = false;  // else the same elements, in the shape of `type`
-  TensorType type;          // of the parameter
-  Shape once;               // as in ParamUse
-  std::string note;         // what the user should know of it, or ""
+  TensorType type;  // of the parameter
+  Derivation derivation;
+  std::string note;  // what the user should know of it, or ""
 };
 // Adds those of batch norms in training mode.
 void find_running_statistics(const OnnxModel& model, const std::vector<std::string>& scopes,

@@ -99,11 +99,14 @@ void CallClaims::take(Slot& slot, const SignatureInput& input, bool transposed,
   // A buffer or lifted constant keeps its place, but is no parameter.
   const bool is_param = input.kind == "PARAMETER";
   TensorType type = tensor(slot.initializer).type;
-  transposed = transposed && type.shape.size() == 2;
-  if (transposed) std::swap(type.shape[0], type.shape[1]);
+  Derivation derivation;
+  if (transposed && type.shape.size() == 2) {
+    std::swap(type.shape[0], type.shape[1]);
+    derivation = transposition(type.shape);
+  }
   if (is_param) claimed_.insert(input.target);
   claims_.list.push_back({slot.node, slot.input, slot.initializer, is_param ? input.target : "",
-                          transposed, std::move(type), evidence});
+                          std::move(derivation), std::move(type), evidence});
 }
 
 bool CallClaims::assign_by_role(Group& group, const CallArg& arg, const SignatureInput& input) {
@@ -123,7 +126,11 @@ bool CallClaims::assign_by_role(Group& group, const CallArg& arg, const Signatur
         transposed = transposed != (attr_integer(node, "transB") != 0);
       }
       take(slot, input, transposed, "signature + call " + group.call.name);
-      if (place.channels) claims_.list.back().type.shape = {num_elements(shape)};
+      if (place.channels && shape.size() > 1) {
+        Claim& claim = claims_.list.back();
+        claim.type.shape = {num_elements(shape)};
+        claim.derivation = {reshape_step(claim.type.shape, shape)};
+      }
       return true;
     }
   }
@@ -150,7 +157,7 @@ bool CallClaims::restore_zero_bias(Group& group, const CallArg& arg, const Signa
     taken_.emplace(n, 2);
     claimed_.insert(input.target);
     claims_.list.push_back(
-        {n, 2, -1, input.target, false, bias, "signature + call " + group.call.name});
+        {n, 2, -1, input.target, {}, bias, "signature + call " + group.call.name});
     return true;
   }
   return false;
@@ -263,8 +270,8 @@ void CallClaims::claim_folded() {
       if (claimed_.insert(sources[0]).second && !way->note.empty())
         claims_.notes.push_back(fmt::format("'{}' {}", sources[0], way->note));
       taken_.emplace(n, i);
-      claims_.list.push_back({n, i, found, sources[0], way->transposed, way->type,
-                              "folded from it, as " + t.name, way->once});
+      claims_.list.push_back(
+          {n, i, found, sources[0], way->derivation, way->type, "folded from it, as " + t.name});
     }
   }
 }

@@ -35,8 +35,9 @@ std::optional<Unfolded> unfold_lookup(const OnnxTensor& folded) {
   auto [once, data] = compress(folded.data, shape, folded.type.dtype);
   const int64_t rows = num_elements(once) / shape.back();
   if (once.back() != shape.back() || !rows_differ(data, static_cast<size_t>(rows))) return {};
-  Unfolded out{false, {folded.type.dtype, {rows, shape.back()}}, {}, ""};
-  if (once != shape) out.once = std::move(once);
+  Unfolded out{{folded.type.dtype, {rows, shape.back()}}, {}, ""};
+  if (once != out.type.shape) out.derivation.push_back(reshape_step(out.type.shape, once));
+  if (once != shape) out.derivation.push_back(expand_step(once, shape));
   out.note = fmt::format(
       "was looked up at constant positions by the exporter: it has the {} row{} that the file "
       "keeps, in the order looked up",
@@ -55,7 +56,8 @@ std::optional<Unfolded> unfold(const OnnxTensor& folded) {
   const bool transposes =
       std::find(std::begin(kTransposes), std::end(kTransposes), stem) != std::end(kTransposes);
   if (!transposes || shape.size() != 2 || folded.folded_from.size() != 1) return {};
-  return Unfolded{true, {folded.type.dtype, {shape[1], shape[0]}}, {}, ""};
+  const Shape own{shape[1], shape[0]};
+  return Unfolded{{folded.type.dtype, own}, transposition(own), ""};
 }
 
 }  // namespace piper::onnx_import

@@ -95,7 +95,8 @@ void Namer::add(int initializer, const Use& use, std::string name, bool transpos
                 std::string evidence) {
   TensorType type = model_.initializers[static_cast<size_t>(initializer)].type;
   if (transposed) std::swap(type.shape[0], type.shape[1]);
-  claims_.list.push_back({use.node, use.input, initializer, std::move(name), transposed,
+  Derivation derivation = transposed ? transposition(type.shape) : Derivation();
+  claims_.list.push_back({use.node, use.input, initializer, std::move(name), std::move(derivation),
                           std::move(type), std::move(evidence)});
 }
 
@@ -154,10 +155,7 @@ void Namer::tie_equal() {
     const OnnxTensor& tensor = model_.initializers[static_cast<size_t>(claim.initializer)];
     if (is_uniform(tensor.data, tensor.type.dtype) || !seen.emplace(claim.name, "").second)
       continue;
-    static const std::vector<int64_t> kSwap{1, 0};
-    const Bytes data = claim.transposed
-                           ? permute_bytes(tensor.data, tensor.type.shape, kSwap, tensor.type.dtype)
-                           : tensor.data;
+    const Bytes data = undo_layout(claim.derivation, tensor);
     const auto [entry, fresh] =
         by_content.emplace(to_string(claim.type) + digest(as_text(data.span())), claim.name);
     if (!fresh && entry->second != claim.name) {

@@ -221,7 +221,7 @@ void Rules::include_found() {
     std::erase_if(out_.constants,
                   [&](const std::string& line) { return line.starts_with(tensor.name + " "); });
     for (const auto& [node, input] : free_uses(i)) {
-      out_.uses.push_back({node, input, out_.params.size(), false, tensor.type.shape});
+      out_.uses.push_back({node, input, out_.params.size()});
     }
     out_.params.push_back({.name = tensor.name,
                            .evidence = "included by the strategy",

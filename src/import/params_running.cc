@@ -69,7 +69,7 @@ class Keeper {
     for (size_t n = 0; n < model_.nodes.size(); ++n)
       for (size_t i = 0; i < model_.nodes[n].inputs.size(); ++i)
         if (model_.nodes[n].inputs[i] == tensor.name)
-          out_.uses.push_back({n, i, out_.params.size(), false, tensor.type.shape});
+          out_.uses.push_back({n, i, out_.params.size()});
   }
 
   const OnnxModel& model_;

@@ -122,6 +122,7 @@ class Writer {
  private:
   void forward();
   void write_nodes();
+  std::string write_step(const Step& step, const std::string& of);
   std::string at_use(const ParamUse& use);
   void write_constants();
   Result<std::string> loss(const CrossEntropyExport& loss);
@@ -143,28 +144,36 @@ class Writer {
   onnx::ModelProto proto_;
   onnx::TrainingInfoProto* info_ = nullptr;
   onnx::GraphProto* step_ = nullptr;
-  std::map<std::string, std::string> made_;  // form of a parameter at a use -> its value
-  std::set<std::string> constants_;          // initializers that nodes read as they are
+  std::set<std::string> made_;       // what is derived from parameters
+  std::set<std::string> constants_;  // initializers that nodes read as they are
 };
 
-// The parameter itself, or a node that turns it as the use wants it.
-std::string Writer::at_use(const ParamUse& use) {
-  const RecoveredParam& param = recovery_.params[use.param];
-  if (!use.transposed && use.shape == param.type.shape) return param.name;
-  const std::string form = param.name + (use.transposed ? "/transposed" : to_string(use.shape));
-  const auto [entry, fresh] = made_.emplace(form, form);
-  if (!fresh) return form;
+// A node under a name that says what it does, once.
+std::string Writer::write_step(const Step& step, const std::string& of) {
+  std::string form = of + "/" + step.node.op;
+  for (const OnnxAttr& attr : step.node.attrs)
+    if (const auto* numbers = std::get_if<std::vector<int64_t>>(&attr.value))
+      form += to_string(*numbers);
+  for (const OnnxTensor& operand : step.operands)
+    for (size_t i = 0; i < static_cast<size_t>(num_elements(operand.type.shape)); ++i)
+      form += fmt::format(",{}", read_number(operand.data, operand.type.dtype, i));
+  if (!made_.insert(form).second) return form;
   onnx::GraphProto& graph = *proto_.mutable_graph();
-  if (use.transposed) {
-    write_attr(add_node(graph, "Transpose", {param.name}, {form}),
-               {"perm", std::vector<int64_t>{1, 0}});
-    return form;
+  std::vector<std::string> inputs{of};
+  for (const OnnxTensor& operand : step.operands) {
+    inputs.push_back(fmt::format("{}/{}", form, inputs.size()));
+    write_tensor(*graph.add_initializer(), inputs.back(), operand.type, operand.data);
   }
-  const std::string shape = form + "/shape";
-  write_tensor(*graph.add_initializer(), shape,
-               {DType::kI64, {static_cast<int64_t>(use.shape.size())}},
-               Bytes::copy_of(use.shape.data(), use.shape.size() * sizeof(int64_t)));
-  add_node(graph, "Reshape", {param.name, shape}, {form});
+  if (step.last) std::rotate(inputs.begin(), inputs.begin() + 1, inputs.end());
+  onnx::NodeProto& node = add_node(graph, step.node.op, inputs, {form});
+  for (const OnnxAttr& attr : step.node.attrs) write_attr(node, attr);
+  return form;
+}
+
+// The parameter itself, or what is derived from it.
+std::string Writer::at_use(const ParamUse& use) {
+  std::string form = recovery_.params[use.param].name;
+  for (const Step& step : use.derivation) form = write_step(step, form);
   return form;
 }
 
