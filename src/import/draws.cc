@@ -69,7 +69,8 @@ class Draws {
   std::vector<std::string> reads_of(const Reader& reader) const;
   std::optional<Merged> find_merged(size_t reader, const CallArg& arg) const;
   bool is_derived(const Merged& merged) const;
-  std::map<std::string, std::string> drawn_before(const std::string& value) const;
+  std::set<size_t> nodes_before(std::span<const std::string> values) const;
+  bool depends_on_draws(const std::string& value) const;
   bool all_are_known(std::string_view stem, int64_t below) const;
   int64_t first_after(std::string_view stem, size_t node) const;
   bool is_complete(const Merged& merged) const;
@@ -168,26 +169,24 @@ bool Draws::is_derived(const Merged& merged) const {
   return readers_[of->second].users > here;
 }
 
-// The random results that a value is made from, by the stems of their names.
-std::map<std::string, std::string> Draws::drawn_before(const std::string& value) const {
-  std::map<std::string, std::string> out;
+// The nodes that a value's elements depend on.
+std::set<size_t> Draws::nodes_before(std::span<const std::string> values) const {
   std::set<size_t> seen;
-  std::vector<std::string_view> open{value};
+  std::vector<std::string_view> open(values.begin(), values.end());
   while (!open.empty()) {
     const auto made = maker_.find(open.back());
     open.pop_back();
-    if (made == maker_.end() || !seen.insert(made->second).second) continue;
+    if (made == maker_.end()) continue;
     const OnnxNode& node = model_.nodes[made->second];
-    if (node.op == "Shape" || node.op == "Size") continue;
-    if (is_random(made->second)) {
-      const Reader* of = call_at(made->second);
-      const bool attention = of && of->call.function == kAttention;
-      const std::string& result = attention ? of->call.name : node.outputs[0];
-      out.emplace(stem_of(result), result);
-    }
+    if (node.op == "Shape" || node.op == "Size" || !seen.insert(made->second).second) continue;
     for (const std::string& input : node.inputs) open.push_back(input);
   }
-  return out;
+  return seen;
+}
+
+bool Draws::depends_on_draws(const std::string& value) const {
+  const std::set<size_t> before = nodes_before({&value, 1});
+  return std::any_of(before.begin(), before.end(), [&](size_t n) { return is_random(n); });
 }
 
 // Results are numbered in the order of their calls: one that is missing may have been a draw.
@@ -210,15 +209,27 @@ int64_t Draws::first_after(std::string_view stem, size_t node) const {
   return first;
 }
 
-// That nothing was drawn for the missing value but what the file has.
+// That nothing was drawn for the missing value but what the file has. Had one of the draws before
+// it been another, all draws between would have been others too.
 bool Draws::is_complete(const Merged& merged) const {
-  for (const auto& [stem, result] : drawn_before(merged.instead)) {
+  const OnnxNode& maker = model_.nodes[maker_.find(merged.instead)->second];
+  const std::set<size_t> before =
+      draws_directly(merged) ? nodes_before(maker.inputs) : nodes_before({&merged.instead, 1});
+  std::set<size_t> settled;
+  for (const size_t n : before) {
+    if (!is_random(n) || settled.contains(n)) continue;
+    const Reader* of = call_at(n);
+    const bool attention = of && of->call.function == kAttention;
+    const std::string_view stem = stem_of(attention ? of->call.name : model_.nodes[n].outputs[0]);
     const int64_t below = stem == stem_of(merged.value)
                               ? number_of(merged.value)
                               : first_after(stem, readers_[merged.reader].nodes.back());
-    if (below < 0 || !all_are_known(stem, below)) return false;
+    if (below < 0 || !all_are_known(stem, below)) continue;
+    const std::set<size_t> upstream = nodes_before(model_.nodes[n].outputs);
+    settled.insert(upstream.begin(), upstream.end());
   }
-  return true;
+  return std::all_of(before.begin(), before.end(),
+                     [&](size_t n) { return !is_random(n) || settled.contains(n); });
 }
 
 bool Draws::draws_directly(const Merged& merged) const {
@@ -265,7 +276,7 @@ Status Draws::run() {
   for (size_t r = 0; r < readers_.size(); ++r)
     for (const CallArg& arg : readers_[r].call.args)
       if (auto merged = find_merged(r, arg); merged && !is_derived(*merged))
-        if (!drawn_before(merged->instead).empty()) found.push_back(*std::move(merged));
+        if (depends_on_draws(merged->instead)) found.push_back(*std::move(merged));
   const auto add_mask = [&](std::string_view result) {
     masks_.insert(fmt::format("{}_{}", stem_of(result), number_of(result) + 1));
   };
