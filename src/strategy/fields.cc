@@ -43,6 +43,7 @@ constexpr Field kParameter[] = {
     {"include", kGlob, kOptional, "Float constants of the model that are parameters."},
     {"exclude", kGlob, kOptional, "Parameters that are constants."},
     {"freeze", kGlob, kOptional, "Parameters that keep their values."},
+    {"thaw", kGlob, kOptional, "Parameters that the importer freezes and that are trained."},
     {"rename", kOne, kOptional, "New names for parameters.", "rename"},
     {"tie", kPaths, kOptional, "Names of one tensor; the first is its own."},
 };
