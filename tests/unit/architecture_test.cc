@@ -77,7 +77,8 @@ Rooms parse_calls(const std::string& cmake, const std::string& function) {
     rooms.names.push_back(name);
     std::vector<std::string>& uses = rooms.uses[name];
     while (words >> word) {
-      const bool keyword = word == "USES" || word == "LINKS" || word == "SOURCES";
+      const bool keyword =
+          word == "USES" || word == "LINKS" || word == "SOURCES" || word == "APART";
       if (keyword)
         in_uses = word == "USES";
       else if (in_uses)
