@@ -51,6 +51,10 @@ std::vector<std::string> explain_cut(const Dag& dag, const Replicate& replicate,
                               trained.print("gradients"), replicate.over, each,
                               travelling(dag, level, replicate.persist_bytes), messages(replicate),
                               replicate.stream));
+  if (replicate.reduce == Replicate::When::kMicrobatch && dag.microbatches > 1)
+    lines.push_back(
+        "note: the single-device plan adds the same numbers in another order, microbatches before "
+        "replicas, and differs by rounding: compare with the uncut one");
   lines.push_back(fmt::format(
       "each of {} ranks updates its part, with its part of the optimizer's states", level.size));
   if (!replicate.shard_parameters) {
