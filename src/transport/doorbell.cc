@@ -9,14 +9,13 @@
 namespace piper {
 
 // A core that is ours alone gains from a short look; a shared one from giving way early.
-void Doorbell::relax(int turn) {
+void Doorbell::relax() {
 #if defined(__x86_64__)
-  if (turn % 64 != 63) return __builtin_ia32_pause();
-#else
-  (void)turn;
+  __builtin_ia32_pause();
 #endif
-  sched_yield();
 }
+
+void Doorbell::give_way() { sched_yield(); }
 
 void Doorbell::ring_sleeper() {
   bell_.fetch_add(1);

@@ -13,6 +13,7 @@ namespace piper {
 // change or the ringer sees the sleeper.
 class Doorbell {
  public:
+  static void relax();  // for some tens of cycles
   void ring() {
     if (asleep_.load() != 0) ring_sleeper();
   }
@@ -22,7 +23,7 @@ class Doorbell {
     if (ready()) return true;
     const auto start = std::chrono::steady_clock::now();
     for (int i = 0; i < spins; ++i) {
-      relax(i);
+      i % 64 != 63 ? relax() : give_way();
       if (ready()) return true;
       // Others had the core meanwhile: it is not ours alone.
       if (i % 64 == 63 && std::chrono::steady_clock::now() - start > kLongestLook) break;
@@ -43,7 +44,7 @@ class Doorbell {
   using Deadline =
       std::chrono::time_point<std::chrono::steady_clock, std::chrono::duration<double>>;
   static constexpr std::chrono::milliseconds kLongestLook{5};
-  static void relax(int turn);
+  static void give_way();
   void ring_sleeper();
   bool sleep_until(uint32_t ticket, Deadline deadline);  // false: the deadline has passed
 

@@ -19,7 +19,7 @@ struct SharedCounters {
 };
 
 inline constexpr int64_t kSharedSlotBytes = int64_t{1} << 18;
-inline constexpr int kSharedSlots = 2;
+inline constexpr int kSharedSlots = 4;
 inline constexpr size_t kSharedGroups = 256;
 
 struct HostBlock {

@@ -2,6 +2,7 @@
 // each sums its slice of everybody's, and all take the slices from there. A segment stays in the
 // cache, so that memory is passed over as often as between threads.
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -12,6 +13,23 @@
 
 namespace piper::mpi {
 
+constexpr int kSpins = 4000;  // about a tenth of a millisecond
+
+// What fits a slot, of a message's flat form.
+struct MpiTransport::Segment {
+  uint64_t number = 0;  // of the group's
+  int64_t begin = 0, end = 0;
+  size_t slot() const { return number % kSharedSlots; }
+  // Where the member's slice begins.
+  int64_t slice(const Group& group, int64_t member) const {
+    return begin + slice_begin(end - begin, member, group.size());
+  }
+};
+
+std::byte* MpiTransport::slot_of(const Group& group, int64_t member, const Segment& segment) const {
+  return memory_.block(group.ranks[static_cast<size_t>(member)])->slots[segment.slot()];
+}
+
 Status MpiTransport::share_memory(std::span<const HostAddress> addresses) {
   Group& everyone = groups_[0];
   const auto world = static_cast<size_t>(world_);
@@ -20,6 +38,9 @@ Status MpiTransport::share_memory(std::span<const HostAddress> addresses) {
   std::copy(own.begin(), own.end(), mapped.begin() + rank_ * world_);
   PIPER_TRY(exchange(everyone, collectives_, std::span(mapped), world_));
   memory_.all_have_mapped();
+  // Where nobody else wants the core, a neighbour that is a segment behind is there sooner than the
+  // core would be back.
+  if (std::count(own.begin(), own.end(), 1) <= sysconf(_SC_NPROCESSORS_ONLN)) spins_ = kSpins;
   for (size_t i = 0; i < world; ++i) {
     const auto row = mapped.begin() + static_cast<int64_t>(i) * world_;
     shares_.emplace_back(row, row + world_);
@@ -71,87 +92,78 @@ Status MpiTransport::clear_slot(size_t slot) {
   return ok_status();
 }
 
-namespace {
-
-// Where a segment's slices begin and end.
-struct Slices {
-  int64_t begin = 0, end = 0, members = 1;
-  int64_t first(int64_t member) const { return begin + slice_begin(end - begin, member, members); }
-};
-
-}  // namespace
-
-Status MpiTransport::fill_slot(Group& group, std::span<const Piece> pieces, int64_t begin,
-                               int64_t end) {
-  const size_t slot = group.segments % kSharedSlots;
-  PIPER_TRY(clear_slot(slot));
-  slot_users_[slot] = {&group, group.segments};
-  const Slices slices{begin, end, group.size()};
-  std::byte* to = memory_.own().slots[slot];
+Status MpiTransport::fill_slot(Group& group, std::span<const Piece> pieces,
+                               const Segment& segment) {
+  PIPER_TRY(clear_slot(segment.slot()));
+  slot_users_[segment.slot()] = {&group, segment.number};
+  std::byte* to = memory_.own().slots[segment.slot()];
   const auto copy = [&](size_t p, int64_t offset, int64_t bytes, int64_t flat) {
-    std::memcpy(to + (flat - begin), pieces[p].data + offset, static_cast<size_t>(bytes));
+    std::memcpy(to + (flat - segment.begin), pieces[p].data + offset, static_cast<size_t>(bytes));
   };
-  for_each_run(pieces, begin, slices.first(group.position), copy);
-  for_each_run(pieces, slices.first(group.position + 1), end, copy);
+  for_each_run(pieces, segment.begin, segment.slice(group, group.position), copy);
+  for_each_run(pieces, segment.slice(group, group.position + 1), segment.end, copy);
+  group.counters[static_cast<size_t>(group.position)]->filled.store(segment.number + 1);
   return ok_status();
 }
 
-void MpiTransport::sum_slice(Group& group, std::span<const Piece> pieces, int64_t begin,
-                             int64_t end) {
-  const size_t slot = group.segments % kSharedSlots;
-  const Slices slices{begin, end, group.size()};
+Status MpiTransport::sum_slice(Group& group, std::span<const Piece> pieces,
+                               const Segment& segment) {
   const int64_t own = group.position;
-  for_each_run(pieces, slices.first(own), slices.first(own + 1),
+  SharedCounters& counters = *group.counters[static_cast<size_t>(own)];
+  PIPER_TRY(with_others(group, [&](int64_t i) -> Status {
+    PIPER_TRY(wait_counter(group, i, &SharedCounters::filled, segment.number + 1));
+    const uint64_t bytes = group.counters[static_cast<size_t>(i)]->bytes.load();
+    if (bytes == counters.bytes.load()) return ok_status();
+    return size_mismatch(rank_, group.ranks[static_cast<size_t>(i)], "in the all-reduce with",
+                         static_cast<int64_t>(bytes), static_cast<int64_t>(counters.bytes.load()));
+  }));
+  for_each_run(pieces, segment.slice(group, own), segment.slice(group, own + 1),
                [&](size_t p, int64_t offset, int64_t bytes, int64_t flat) {
-                 std::byte* const to[] = {memory_.own().slots[slot] + (flat - begin),
-                                          pieces[p].data + offset};
+                 std::byte* const to[] = {
+                     memory_.own().slots[segment.slot()] + (flat - segment.begin),
+                     pieces[p].data + offset};
                  for (int64_t i = 0; i < group.size(); ++i)
                    group.from[static_cast<size_t>(i)] =
-                       i == own ? to[1]
-                                : memory_.block(group.ranks[static_cast<size_t>(i)])->slots[slot] +
-                                      (flat - begin);
+                       i == own ? to[1] : slot_of(group, i, segment) + (flat - segment.begin);
                  ordered_sum(pieces[p].dtype, to, group.from, bytes / info(pieces[p].dtype).bytes);
                });
+  counters.summed.store(segment.number + 1);
+  return ok_status();
 }
 
-Status MpiTransport::take_slices(Group& group, std::span<const Piece> pieces, int64_t begin,
-                                 int64_t end) {
-  const size_t slot = group.segments % kSharedSlots;
-  const Slices slices{begin, end, group.size()};
-  return with_others(group, [&](int64_t i) -> Status {
-    PIPER_TRY(wait_counter(group, i, &SharedCounters::summed, group.segments + 1));
-    const std::byte* from = memory_.block(group.ranks[static_cast<size_t>(i)])->slots[slot];
-    for_each_run(pieces, slices.first(i), slices.first(i + 1),
+Status MpiTransport::take_slices(Group& group, std::span<const Piece> pieces,
+                                 const Segment& segment) {
+  PIPER_TRY(with_others(group, [&](int64_t i) -> Status {
+    PIPER_TRY(wait_counter(group, i, &SharedCounters::summed, segment.number + 1));
+    const std::byte* from = slot_of(group, i, segment);
+    for_each_run(pieces, segment.slice(group, i), segment.slice(group, i + 1),
                  [&](size_t p, int64_t offset, int64_t bytes, int64_t flat) {
-                   std::memcpy(pieces[p].data + offset, from + (flat - begin),
+                   std::memcpy(pieces[p].data + offset, from + (flat - segment.begin),
                                static_cast<size_t>(bytes));
                  });
     return ok_status();
-  });
+  }));
+  group.counters[static_cast<size_t>(group.position)]->left.store(segment.number + 1);
+  return ok_status();
 }
 
+// Each segment is summed one turn after it was filled, and taken two turns after: nobody waits for
+// others unless they are further behind than that.
 Status MpiTransport::all_reduce_shared(Group& group, std::span<const Piece> pieces) {
-  SharedCounters& own = *group.counters[static_cast<size_t>(group.position)];
   const int64_t total = flat_size(pieces);
-  own.bytes.store(static_cast<uint64_t>(total));
-  for (int64_t begin = 0; begin < total; begin += kSharedSlotBytes) {
-    const int64_t end = std::min(begin + kSharedSlotBytes, total);
-    const uint64_t number = group.segments + 1;
-    PIPER_TRY(fill_slot(group, pieces, begin, end));
-    own.filled.store(number);
-    PIPER_TRY(with_others(group, [&](int64_t i) -> Status {
-      PIPER_TRY(wait_counter(group, i, &SharedCounters::filled, number));
-      const auto bytes = static_cast<int64_t>(group.counters[static_cast<size_t>(i)]->bytes.load());
-      if (bytes == total) return ok_status();
-      return size_mismatch(rank_, group.ranks[static_cast<size_t>(i)], "in the all-reduce with",
-                           bytes, total);
-    }));
-    sum_slice(group, pieces, begin, end);
-    own.summed.store(number);
-    PIPER_TRY(take_slices(group, pieces, begin, end));
-    own.left.store(number);
-    group.segments = number;
+  const int64_t count = (total + kSharedSlotBytes - 1) / kSharedSlotBytes;
+  const auto segment = [&](int64_t k) {
+    const int64_t begin = k * kSharedSlotBytes;
+    return Segment{group.segments + static_cast<uint64_t>(k), begin,
+                   std::min(begin + kSharedSlotBytes, total)};
+  };
+  group.counters[static_cast<size_t>(group.position)]->bytes.store(static_cast<uint64_t>(total));
+  for (int64_t turn = 0; turn < count + 2; ++turn) {
+    if (turn < count) PIPER_TRY(fill_slot(group, pieces, segment(turn)));
+    if (turn >= 1 && turn <= count) PIPER_TRY(sum_slice(group, pieces, segment(turn - 1)));
+    if (turn >= 2) PIPER_TRY(take_slices(group, pieces, segment(turn - 2)));
   }
+  group.segments += static_cast<uint64_t>(count);
   return ok_status();
 }
 

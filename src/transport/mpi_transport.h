@@ -16,6 +16,7 @@
 #include <thread>
 #include <unordered_map>
 
+#include "doorbell.h"
 #include "host_memory.h"
 #include "watchdog.h"
 
@@ -127,12 +128,15 @@ class MpiTransport final : public Transport {
                       uint64_t least);
   Status clear_slot(size_t slot);
   Status all_reduce_shared(Group& group, std::span<const Piece> pieces);
-  Status fill_slot(Group& group, std::span<const Piece> pieces, int64_t begin, int64_t end);
-  void sum_slice(Group& group, std::span<const Piece> pieces, int64_t begin, int64_t end);
-  Status take_slices(Group& group, std::span<const Piece> pieces, int64_t begin, int64_t end);
+  struct Segment;
+  std::byte* slot_of(const Group& group, int64_t member, const Segment& segment) const;
+  Status fill_slot(Group& group, std::span<const Piece> pieces, const Segment& segment);
+  Status sum_slice(Group& group, std::span<const Piece> pieces, const Segment& segment);
+  Status take_slices(Group& group, std::span<const Piece> pieces, const Segment& segment);
 
   const double start_timeout_;
   const bool shared_memory_;
+  int spins_ = 32;  // before others get the core
   double timeout_;
   int64_t rank_ = 0;
   int64_t world_ = 1;
@@ -188,7 +192,7 @@ Status MpiTransport::look_until(Ready ready, Where where) {
       if (!patience->look()) return late(peer, where());
       if (patience->waited() > 2e-3) std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
-    if (turn >= 32) sched_yield();
+    turn < spins_ ? Doorbell::relax() : static_cast<void>(sched_yield());
   }
   if (patience) patience->done();
   return ok_status();

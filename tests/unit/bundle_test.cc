@@ -175,6 +175,7 @@ TEST_F(BundleTest, InitialValuesLeaveMemoryOnceRead) {
     role.buffers[0].offset = role.arena_bytes;
     role.arena_bytes += role.tensor(0).type.bytes();
     role.programs.clear();
+    role.workspace_bytes.assign(role.streams.size(), 0);
     std::erase_if(role.body, [](auto& one) { return one.kind == InstructionKind::kCompute; });
     for (Instruction& one : role.body) one.waits.clear();
   }

@@ -331,6 +331,56 @@ TEST_F(Command, ProcessesWithOtherFlagsAreRefused) {
   }
 }
 
+std::string message_of(const Result<JobResult>& result) {
+  return result ? "ok" : result.error().message;
+}
+
+// One bit of what a replica holds, too high to be rounded away later; the numbers go on as if
+// nothing were.
+Result<JobResult> run_with_flipped_bit(int32_t ranks, int64_t check_replicas) {
+  PlanSet set = replicas(ranks);
+  Numbers data({5, 1});
+  JobOptions options;
+  options.steps = 6;
+  options.check_replicas = check_replicas;
+  options.before_step = [](int64_t rank, int64_t step, const Executor& executor) {
+    if (rank == 1 && step == 2) {
+      auto* bytes = const_cast<std::byte*>(executor.buffer("p").data());
+      bytes[6] ^= std::byte{16};
+    }
+    return ok_status();
+  };
+  return run_job(set, &data, nullptr, nullptr, options);
+}
+
+TEST(Replicas, AFlippedBitInAReplicaIsFound) {
+  EXPECT_TRUE(run_with_flipped_bit(3, 0));
+  const auto found = run_with_flipped_bit(3, 2);
+  EXPECT_EQ(message_of(found), "step 4: 'w.p' on rank 1 differs from its replica on ranks 0, 2");
+  EXPECT_EQ(found.error().code, ExitCode::kNumeric);
+  EXPECT_EQ(found.error().notes[0], "what most ranks hold is taken for right");
+  const auto of_two = run_with_flipped_bit(2, 5);  // and after the last
+  EXPECT_EQ(message_of(of_two), "step 5: 'w.p' on rank 1 differs from its replica on rank 0");
+  EXPECT_EQ(of_two.error().notes[0],
+            "which of them is wrong cannot be told: no value has a majority");
+}
+
+TEST(Replicas, EqualReplicasPass) {
+  PlanSet set = replicas(3);
+  Numbers data({5, 1});
+  JobOptions options;
+  options.steps = 4;
+  options.check_replicas = 1;
+  EXPECT_EQ(message_of(run_job(set, &data, nullptr, nullptr, options)), "ok");
+  options.timeout_s = 2;
+  set.roles[0].steps_ahead = 1;  // where ranks do not wait for each other between steps
+  set.roles[0].epilogue = set.roles[0].body;
+  EXPECT_EQ(message_of(run_job(set, &data, nullptr, nullptr, options)), "ok");
+  PlanSet stages = pipeline(2);  // nothing is there twice
+  Numbers numbers({1});
+  EXPECT_EQ(message_of(run_job(stages, &numbers, nullptr, nullptr, options)), "ok");
+}
+
 TEST_F(Command, AFlippedBitOfAProcessIsFound) {
   if (kThreadSanitizer) GTEST_SKIP() << "nothing of ours to find in processes of one thread";
   auto [code, output] = spawn("mpirun -n 2", fmt::format("{} {} {} flip", path("plans"),

@@ -278,52 +278,6 @@ TEST(Faults, ARankThatNeverComesBackEndsTheProcess) {
               "rank 0 waited 0.3 s in the all-reduce of ranks .0,1. for rank 1");
 }
 
-// One bit of what a replica holds, too high to be rounded away later; the numbers go on as if
-// nothing were.
-Result<JobResult> run_with_flipped_bit(int32_t ranks, int64_t check_replicas) {
-  PlanSet set = replicas(ranks);
-  Numbers data({5, 1});
-  JobOptions options;
-  options.steps = 6;
-  options.check_replicas = check_replicas;
-  options.before_step = [](int64_t rank, int64_t step, const Executor& executor) {
-    if (rank == 1 && step == 2) {
-      auto* bytes = const_cast<std::byte*>(executor.buffer("p").data());
-      bytes[6] ^= std::byte{16};
-    }
-    return ok_status();
-  };
-  return run(set, data, options);
-}
-
-TEST(Faults, AFlippedBitInAReplicaIsFound) {
-  EXPECT_TRUE(run_with_flipped_bit(3, 0));
-  const auto found = run_with_flipped_bit(3, 2);
-  EXPECT_EQ(message_of(found), "step 4: 'w.p' on rank 1 differs from its replica on ranks 0, 2");
-  EXPECT_EQ(found.error().code, ExitCode::kNumeric);
-  EXPECT_EQ(found.error().notes[0], "what most ranks hold is taken for right");
-  const auto of_two = run_with_flipped_bit(2, 5);  // and after the last
-  EXPECT_EQ(message_of(of_two), "step 5: 'w.p' on rank 1 differs from its replica on rank 0");
-  EXPECT_EQ(of_two.error().notes[0],
-            "which of them is wrong cannot be told: no value has a majority");
-}
-
-TEST(Faults, EqualReplicasPass) {
-  PlanSet set = replicas(3);
-  Numbers data({5, 1});
-  JobOptions options;
-  options.steps = 4;
-  options.check_replicas = 1;
-  EXPECT_EQ(message_of(run(set, data, options)), "ok");
-  options.timeout_s = 2;
-  set.roles[0].steps_ahead = 1;  // where ranks do not wait for each other between steps
-  set.roles[0].epilogue = set.roles[0].body;
-  EXPECT_EQ(message_of(run(set, data, options)), "ok");
-  PlanSet stages = pipeline(2);  // nothing is there twice
-  Numbers numbers({1});
-  EXPECT_EQ(message_of(run(stages, numbers, options)), "ok");
-}
-
 TEST(Faults, ALossThatIsNotFiniteEndsTheRun) {
   PlanSet set = pipeline(2);
   Numbers data({1});
