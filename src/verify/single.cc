@@ -37,7 +37,7 @@ std::string difference(const Tensor& own, const Tensor& other) {
 class NameCheck {
  public:
   NameCheck(const Model& model, const Single& single, Findings& findings)
-      : model_(model), role_(*single.role), single_(single), findings_(findings) {}
+      : model_(model), role_(*single.role), findings_(findings) {}
 
   void run() {
     std::set<const RoleProgram*> seen;
@@ -46,15 +46,12 @@ class NameCheck {
       if (!seen.insert(&role).second) continue;
       check_tensors(c, role);
       check_inputs(c, role);
-      for (const Report& report : role.reports) reports_.insert(report.name);
+      check_same(names_of(role.reports), names_of(role_.reports), "report", model_.who(c));
     }
     for (const auto& [name, tensor] : of_one_)
       if (tensor->kind == BufferKind::kState && !found_.contains(name))
         add("no rank keeps the {}, which one device does", quote_control(name));
     check_sums();
-    std::set<std::string_view> wanted;
-    for (const Report& report : role_.reports) wanted.insert(report.name);
-    check_same(reports_, wanted, "report");
   }
 
  private:
@@ -88,35 +85,35 @@ class NameCheck {
     std::set<std::string_view> own, wanted;
     for (size_t t = 0; t < model_.targets.size(); ++t)
       own.insert(model_.targets[static_cast<int32_t>(t)]);
-    int32_t last = -1;
     for (const SumTarget& sum : role_.sum_targets) {
       wanted.insert(sum.name);
       const int32_t target = model_.targets.find(sum.name);
-      if (target >= 0 && target < last)
-        add("the sum '{}' stands before '{}', as not on one device", quote_control(sum.name),
-            quote_control(model_.targets[last]));
-      last = std::max(last, target);
       if (target >= 0 && model_.uses[target] != sum.uses)
         add("the sum '{}' has {} uses, {} on one device", quote_control(sum.name),
             model_.uses[target], sum.uses);
     }
-    check_same(own, wanted, "sum");
+    check_same(own, wanted, "sum", "the ranks");
+  }
+  static std::set<std::string_view> names_of(const std::vector<Report>& reports) {
+    std::set<std::string_view> names;
+    for (const Report& report : reports) names.insert(report.name);
+    return names;
   }
   void check_same(const std::set<std::string_view>& own, const std::set<std::string_view>& wanted,
-                  const char* what) {
+                  const char* what, const std::string& who) {
     for (const std::string_view name : own)
-      if (!wanted.contains(name)) add("one device has no {} '{}'", what, quote_control(name));
+      if (!wanted.contains(name))
+        add("{}: the {} '{}' is none on one device", who, what, quote_control(name));
     for (const std::string_view name : wanted)
       if (!own.contains(name))
-        add("no rank has the {} '{}' of one device", what, quote_control(name));
+        add("{}: the {} '{}' of one device is missing", who, what, quote_control(name));
   }
 
   const Model& model_;
   const RoleProgram& role_;
-  const Single& single_;
   Findings& findings_;
   const Tensors of_one_ = kept_of(role_);
-  std::set<std::string_view> found_, reports_;
+  std::set<std::string_view> found_;
 };
 
 class EffectCheck {
