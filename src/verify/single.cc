@@ -46,12 +46,15 @@ class NameCheck {
       if (!seen.insert(&role).second) continue;
       check_tensors(c, role);
       check_inputs(c, role);
-      check_same(names_of(role.reports), names_of(role_.reports), "report", model_.who(c));
+      for (const Report& report : role.reports) reports_.insert(report.name);
     }
     for (const auto& [name, tensor] : of_one_)
       if (tensor->kind == BufferKind::kState && !found_.contains(name))
         add("no rank keeps the {}, which one device does", quote_control(name));
     check_sums();
+    std::set<std::string_view> wanted;
+    for (const Report& report : role_.reports) wanted.insert(report.name);
+    check_same(reports_, wanted, "report");
   }
 
  private:
@@ -92,28 +95,22 @@ class NameCheck {
         add("the sum '{}' has {} uses, {} on one device", quote_control(sum.name),
             model_.uses[target], sum.uses);
     }
-    check_same(own, wanted, "sum", "the ranks");
-  }
-  static std::set<std::string_view> names_of(const std::vector<Report>& reports) {
-    std::set<std::string_view> names;
-    for (const Report& report : reports) names.insert(report.name);
-    return names;
+    check_same(own, wanted, "sum");
   }
   void check_same(const std::set<std::string_view>& own, const std::set<std::string_view>& wanted,
-                  const char* what, const std::string& who) {
+                  const char* what) {
     for (const std::string_view name : own)
-      if (!wanted.contains(name))
-        add("{}: the {} '{}' is none on one device", who, what, quote_control(name));
+      if (!wanted.contains(name)) add("one device has no {} '{}'", what, quote_control(name));
     for (const std::string_view name : wanted)
       if (!own.contains(name))
-        add("{}: the {} '{}' of one device is missing", who, what, quote_control(name));
+        add("no rank has the {} '{}' of one device", what, quote_control(name));
   }
 
   const Model& model_;
   const RoleProgram& role_;
   Findings& findings_;
   const Tensors of_one_ = kept_of(role_);
-  std::set<std::string_view> found_;
+  std::set<std::string_view> found_, reports_;
 };
 
 class EffectCheck {
