@@ -48,10 +48,9 @@ class Follower {
         fmt::format("{} {} {}", tensor.init, tensor.fill, info(tensor.type.dtype).name);
     return join_symbols(symbol_of("constant"), symbol_of(what));
   }
-  uint64_t sum_symbol(Spot place, int32_t target) {
+  uint64_t sum_of(Spot place, int32_t target) {
     const uint64_t symbol =
-        join_symbols(join_symbols(symbol_of("sum"), static_cast<uint64_t>(step_of(place))),
-                     symbol_of(model_.targets[facts(place).targets[target]]));
+        sum_symbol(step_of(place), model_.targets[facts(place).targets[target]]);
     sums_.insert(symbol);
     return symbol;
   }
@@ -94,12 +93,15 @@ class Follower {
     const Instruction& one = section_.at(place);
     const ProgramFacts& program = facts(place).programs[step.program];
     before_.assign(args.size(), 0);
+    added_.clear();
     for (size_t a = 0; a < args.size(); ++a)
       before_[a] = program.access[a] & kReads ? held(place, args[a]) : initial_symbol(a);
     if (step.sums) {
-      for (const SumRead& read : one.sum_reads) before_[read.arg] = sum_symbol(place, read.target);
-      for (const Contribution& part : one.contributions)
+      for (const SumRead& read : one.sum_reads) before_[read.arg] = sum_of(place, read.target);
+      for (const Contribution& part : one.contributions) {
         if (part.accumulates) before_[part.arg] = initial_symbol(static_cast<size_t>(part.arg));
+        added_.push_back(part.arg);
+      }
     }
     const std::vector<uint64_t>& after = results(place, step);
     // Sums stay what they are.
@@ -128,7 +130,7 @@ class Follower {
       if (again) continue;
       sum.symbol +=
           after[part.arg] - (part.accumulates ? initial_symbol(static_cast<size_t>(part.arg)) : 0);
-      held(place, args[part.arg]) = sum_symbol(place, part.target);
+      held(place, args[part.arg]) = sum_of(place, part.target);
     }
   }
   Effects::Added& block_of(Spot place, const SampleRange& samples, int32_t target) {
@@ -152,16 +154,18 @@ class Follower {
     uint64_t key = reinterpret_cast<uintptr_t>(&program);
     if (step.micro < 0) key = join_symbols(key, static_cast<uint64_t>(step_of(place)));
     for (const uint64_t symbol : before_) key = join_symbols(key, symbol);
+    for (const int32_t arg : added_) key = join_symbols(key, static_cast<uint64_t>(arg));
     const auto [known, is_new] = results_.try_emplace(key);
     if (!is_new) return known->second;
     values_.norm = join_symbols(symbol_of("norm"), static_cast<uint64_t>(step_of(place)));
-    known->second = values_.run(program, before_);
+    known->second = values_.run(program, before_, added_);
     for (const uint64_t square : values_.squared) {
       effects_.squared.insert(square);
       if (known_ && !known_->squared.contains(square) && !effects_.strange_square.valid())
         effects_.strange_square = place;
     }
     values_.squared.clear();
+    if (effects_.normed.empty()) effects_.normed = values_.normed;
     if (known_ && !effects_.strange.valid() && section_.at(place).pass != 'U')
       look(place, step, known->second);
     return known->second;
@@ -222,16 +226,31 @@ class Follower {
   std::unordered_map<uint64_t, std::vector<uint64_t>> results_;
   // Of the instruction at hand, by argument.
   std::vector<uint64_t> before_;
+  std::vector<int32_t> added_;  // the arguments to which it contributes
   std::vector<std::pair<int32_t, uint64_t>> combined_;
 };
 
 }  // namespace
+
+uint64_t sum_symbol(int32_t step, std::string_view name) {
+  return join_symbols(join_symbols(symbol_of("sum"), static_cast<uint64_t>(step)), symbol_of(name));
+}
 
 std::string identity_of(const RoleProgram& role, const Tensor& tensor) {
   if (tensor.previous_of >= 0)
     return fmt::format("previous {}", identity_of(role, role.tensor(tensor.previous_of)));
   return fmt::format("{} {}", tensor.param.empty() ? "state" : "parameter",
                      tensor.param.empty() ? tensor.name : tensor.param);
+}
+
+void check_untouched(const Model& model, const Section& section, Findings& findings) {
+  const Effects before = follow(model, section, 0, nullptr),
+                after = follow(model, section, 1, nullptr);
+  for (int32_t c = 0; c < static_cast<int32_t>(model.cells.size()); ++c)
+    for (const int32_t b : model.cells[c].facts->kept)
+      if (before.held[c][b] != after.held[c][b])
+        findings.add("structure", "the {} of {} changes '{}'", section.name, model.who(c),
+                     quote_control(model.cells[c].role->name(b)));
 }
 
 Effects follow(const Model& model, const Section& section, int32_t steps, const Effects* known) {

@@ -29,17 +29,22 @@ struct Effects {
   std::vector<std::vector<uint64_t>> held;  // by cell and buffer, at the end
   // All that ops make of samples, and the values of whose elements squares are taken.
   std::unordered_set<uint64_t> made, squared;
+  std::vector<uint64_t> normed;  // the values whose squares the first norm adds, in order
   // The first computation, updates apart, that makes something else than `known`, and which of its
   // arguments; and the first that squares something else.
   Spot strange, strange_square;
   size_t strange_arg = 0;
 };
 
+uint64_t sum_symbol(int32_t step, std::string_view name);
 // By what a state or constant is known to plans that keep it otherwise: whole or a part.
 std::string identity_of(const RoleProgram& role, const Tensor& tensor);
 
 // Follows the section, which has an order, `steps` times over. `known`: what is not strange; null
 // where nothing is compared.
 Effects follow(const Model& model, const Section& section, int32_t steps, const Effects* known);
+
+// structure: a section that is not the body leaves what is kept as it is.
+void check_untouched(const Model& model, const Section& section, Findings& findings);
 
 }  // namespace piper

@@ -6,6 +6,7 @@
 
 #include "piper/parallel.h"
 #include "single.h"
+#include "values.h"
 
 namespace piper {
 namespace {
@@ -229,6 +230,10 @@ void check_run(const Model& model, const Section& section, const Single* single,
     check_state(model, section, clocks, found);
     check_host_states(model, section, found);
   }};
+  const auto& lists = section.lists;
+  if (!body && std::any_of(lists.begin(), lists.end(), [](const auto& l) { return !l.empty(); }))
+    parts.push_back(
+        [&](Findings& found, VerifyReport&) { check_untouched(model, section, found); });
   if (body) {
     parts.push_back(
         [&](Findings& found, VerifyReport&) { check_doings(model, section, single, found); });
@@ -278,15 +283,31 @@ Result<std::unique_ptr<Single>> follow_single(const PlanSet& set, int32_t steps)
   return single;
 }
 
+// The sums of the model whose squares are in the norm, in their order there.
+std::vector<int32_t> norm_order(const Model& model, const Effects& one_device) {
+  std::unordered_map<uint64_t, int32_t> sums;  // by symbol
+  Values values;
+  for (int32_t t = 0; t < static_cast<int32_t>(model.targets.size()); ++t) {
+    const uint64_t sum = sum_symbol(0, model.targets[t]);
+    sums.emplace(sum, t);
+    sums.emplace(values.cast(sum, "f32"), t);  // of one of 16 bits
+  }
+  std::vector<int32_t> order;
+  for (const uint64_t symbol : one_device.normed)
+    if (const auto sum = sums.find(symbol); sum != sums.end()) order.push_back(sum->second);
+  return order;
+}
+
 }  // namespace
 
 Result<VerifyReport> verify_plan_set(const PlanSet& set, const PlanSet* one_device) {
-  PIPER_ASSIGN(const Model model, make_model(set));
+  PIPER_ASSIGN(Model model, make_model(set));
   const bool overlap = model.cells[0].role->steps_ahead > 0;
   std::unique_ptr<Single> single;
   if (one_device) {
     PIPER_ASSIGN(single, follow_single(*one_device, overlap ? kSteps : 1));
   }
+  if (single) model.norm_order = norm_order(model, single->effects);
   VerifyReport report;
   report.ranks = set.world();
   report.cells = static_cast<int64_t>(model.cells.size());
@@ -300,6 +321,8 @@ Result<VerifyReport> verify_plan_set(const PlanSet& set, const PlanSet* one_devi
     check_packed_copies(model, sections, found);
     check_draws(model, found);
     if (single) check_names(model, *single, found);
+    if (single && set.manifest.seed != one_device->manifest.seed)
+      found.add("single", "the seed is {}, not {}", set.manifest.seed, one_device->manifest.seed);
   };
   if (overlap) {
     // States come from the host and return to it within a section.

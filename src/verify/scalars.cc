@@ -263,7 +263,7 @@ Number StepScalars::norm_of(Spot place, std::span<const Number* const> inputs) {
 std::string StepScalars::wrong_squares(const Terms& terms) const {
   std::vector<std::vector<Term>> of_sum(model_.targets.size());
   const auto shown = [&](int32_t target) { return quote_control(model_.targets[target]); };
-  int32_t last = -1;
+  std::vector<size_t> place(model_.targets.size());  // where squares of a sum stood last
   for (const Term& span : terms.spans) {
     if (span.is_zero()) continue;
     if (span.target < 0) return "squares of different gradients are added to one another";
@@ -271,9 +271,7 @@ std::string StepScalars::wrong_squares(const Terms& terms) const {
       return fmt::format("the sum '{}' stands", shown(span.target));
     if (terms.cut != 0 && span.parts > 0)
       return fmt::format("only the own part of '{}' stands", shown(span.target));
-    if (span.target < last)
-      return fmt::format("'{}' stands behind '{}'", shown(span.target), shown(last));
-    last = span.target;
+    place[span.target] = static_cast<size_t>(&span - terms.spans.data());
     of_sum[span.target].push_back(span);
   }
   int64_t total = 0;  // of all alike: runs by which bits are the same in all plans
@@ -292,6 +290,11 @@ std::string StepScalars::wrong_squares(const Terms& terms) const {
     }
     if (end != total)
       return fmt::format("run {} of {} of '{}' stands 0 times", end, total, shown(t));
+  }
+  for (size_t i = 1; i < model_.norm_order.size(); ++i) {
+    const int32_t before = model_.norm_order[i - 1], t = model_.norm_order[i];
+    if (place[t] < place[before])
+      return fmt::format("'{}' stands before '{}'", shown(t), shown(before));
   }
   return "";
 }

@@ -37,7 +37,7 @@ std::string difference(const Tensor& own, const Tensor& other) {
 class NameCheck {
  public:
   NameCheck(const Model& model, const Single& single, Findings& findings)
-      : model_(model), role_(*single.role), single_(single), findings_(findings) {}
+      : model_(model), role_(*single.role), findings_(findings) {}
 
   void run() {
     std::set<const RoleProgram*> seen;
@@ -88,14 +88,9 @@ class NameCheck {
     std::set<std::string_view> own, wanted;
     for (size_t t = 0; t < model_.targets.size(); ++t)
       own.insert(model_.targets[static_cast<int32_t>(t)]);
-    int32_t last = -1;
     for (const SumTarget& sum : role_.sum_targets) {
       wanted.insert(sum.name);
       const int32_t target = model_.targets.find(sum.name);
-      if (target >= 0 && target < last)
-        add("the sum '{}' stands before '{}', as not on one device", quote_control(sum.name),
-            quote_control(model_.targets[last]));
-      last = std::max(last, target);
       if (target >= 0 && model_.uses[target] != sum.uses)
         add("the sum '{}' has {} uses, {} on one device", quote_control(sum.name),
             model_.uses[target], sum.uses);
@@ -113,7 +108,6 @@ class NameCheck {
 
   const Model& model_;
   const RoleProgram& role_;
-  const Single& single_;
   Findings& findings_;
   const Tensors of_one_ = kept_of(role_);
   std::set<std::string_view> found_, reports_;

@@ -54,9 +54,11 @@ struct Operand {
 
 class Run {
  public:
-  Run(Values& values, const Program& program, std::span<const uint64_t> args)
+  Run(Values& values, const Program& program, std::span<const uint64_t> args,
+      std::span<const int32_t> sums)
       : values_(values),
         program_(program),
+        sums_(sums),
         bases_(program.bases()),
         first_(program.values.size()),
         held_(args.begin(), args.end()) {
@@ -105,8 +107,6 @@ class Run {
     uint64_t a = operands[0].in(result);
     if (word == "Add" || word == "Mul") {
       uint64_t b = operands[1].in(result);
-      const auto whole = [&](const Operand& one) { return !one.shape || *one.shape == result; };
-      if (word == "Add" && whole(operands[0]) && whole(operands[1])) return a + b;
       if (a > b) std::swap(a, b);
       return join_symbols(join_symbols(named(word, result), a), b);
     }
@@ -156,6 +156,15 @@ class Run {
     return info(dtype).bytes == 2 && op.inputs.size() == 2 &&
            op.attrs.text("expr") ==
                fmt::format("0 Cast:f32 1 Cast:f32 Add Cast:{}", info(dtype).name);
+  }
+
+  // Whether the op adds to an argument that is a sum over the step.
+  bool adds_to_sum(const ProgramOp& op, size_t to) const {
+    if (to >= op.inputs.size() || op.inputs[to] < 0) return false;
+    const int32_t arg = bases_[op.outputs[0]];
+    return bases_[op.inputs[to]] == arg &&
+           program_.values[op.inputs[to]].bytes() == program_.values[arg].bytes() &&
+           std::find(sums_.begin(), sums_.end(), arg) != sums_.end();
   }
 
   // ---- Ops that only move elements ----
@@ -235,20 +244,33 @@ class Run {
 
   // ---- All others ----
   std::vector<uint64_t> results(const ProgramOp& op) {
-    if (op.op == "Fused")
-      return adds_rounded(op) ? std::vector{load(op.inputs[0]) + load(op.inputs[1])}
-                              : expression(op);
+    const bool adds = op.op == "Add" || (op.op == "Fused" && adds_rounded(op));
+    for (const size_t to : {0, 1})
+      if (adds && adds_to_sum(op, to) && shape(op.inputs[1 - to]) == shape(op.outputs[0]))
+        return {load(op.inputs[0]) + load(op.inputs[1])};
+    if (op.op == "Fused") return expression(op);
     if (renames(op)) return {load(op.inputs[0])};
     if (op.op == "Slice" && op.inputs.size() == 1) return {sliced(op)};
     if (op.op == "Concat") return {concatenated(op)};
-    if (op.op == "SumSquares") values_.squared.push_back(load(op.inputs[0]));
-    if (op.op == "GlobalNorm") return {values_.norm};
+    if (op.op == "GlobalNorm") return {norm(op)};
     if (op.op == "Attention" || op.op == "AttentionGrad") return attention(op);
     if (op.op == "MatMul") return {product(op)};
     std::vector<Operand> operands;
     for (size_t i = 0; i < op.inputs.size(); ++i) operands.push_back(operand(op, i));
     if (const std::string then = op.attrs.text("then"); !then.empty()) return finished(op, then);
-    return made_of(op, op.attrs, operands);
+    const std::vector<uint64_t> made = made_of(op, op.attrs, operands);
+    if (op.op == "SumSquares") {
+      values_.squared.push_back(operands[0].symbol);
+      values_.squares[made[0]] = operands[0].symbol;
+    }
+    return made;
+  }
+  uint64_t norm(const ProgramOp& op) {
+    values_.normed.clear();
+    for (const int32_t input : op.inputs)
+      if (const auto known = values_.squares.find(load(input)); known != values_.squares.end())
+        values_.normed.push_back(known->second);
+    return values_.norm;
   }
   std::vector<uint64_t> made_of(const ProgramOp& op, const Attrs& attrs,
                                 std::vector<Operand> operands) {
@@ -318,7 +340,10 @@ class Run {
       symbol =
           join_symbols(symbol, join_symbols(one.symbol, one.shape ? shape_symbol(*one.shape) : 0));
     const bool adds = op.attrs.integer("accumulate") != 0 && op.inputs.size() > 2;
-    if (adds) symbol += load(op.inputs[2]);
+    if (adds && adds_to_sum(op, 2))
+      symbol += load(op.inputs[2]);
+    else if (adds)
+      symbol = join_symbols(symbol, load(op.inputs[2]));
     return taken_along(symbol, op, op.attrs.text("then"), adds ? 3 : 2);
   }
 
@@ -386,6 +411,7 @@ class Run {
 
   Values& values_;
   const Program& program_;
+  const std::span<const int32_t> sums_;  // arguments
   const std::vector<int32_t> bases_;
   std::vector<int64_t> first_;  // by value: its element in its base
   std::vector<uint64_t> held_;  // by base
@@ -401,8 +427,9 @@ size_t operands_of(std::string_view word) {
   return std::find(kTwo.begin(), kTwo.end(), word) != kTwo.end() ? 2 : 1;
 }
 
-std::vector<uint64_t> Values::run(const Program& program, std::span<const uint64_t> args) {
-  return Run(*this, program, args).run();
+std::vector<uint64_t> Values::run(const Program& program, std::span<const uint64_t> args,
+                                  std::span<const int32_t> sums) {
+  return Run(*this, program, args, sums).run();
 }
 
 uint64_t Values::moved(const Moved& made) {

@@ -1,8 +1,8 @@
 // What ops make, as symbols: equal ones for equal values, in whatever form plans give the ops. An
 // expression counts as its ops one by one, what a product or a gradient takes along as ops behind
 // it, a view or slice as the run of elements that it is, a packed copy as its matrix, and a cast
-// stands in front of what only moves elements. A sum of values of one shape is the sum of their
-// symbols. Private to the verify room.
+// stands in front of what only moves elements. What is added to a sum over the step is added to its
+// symbol. Private to the verify room.
 #pragma once
 
 #include <unordered_map>
@@ -17,8 +17,10 @@ size_t operands_of(std::string_view word);
 
 class Values {
  public:
-  // By argument what it holds when the program has run, given what it held before.
-  std::vector<uint64_t> run(const Program& program, std::span<const uint64_t> args);
+  // By argument what it holds when the program has run, given what it held before. `sums`: those
+  // that are sums over the step.
+  std::vector<uint64_t> run(const Program& program, std::span<const uint64_t> args,
+                            std::span<const int32_t> sums = {});
 
   // What a symbol is of that only moves elements of others, and how.
   struct Moved {
@@ -30,11 +32,14 @@ class Values {
   uint64_t run_of(uint64_t symbol, int64_t first, int64_t count);
   uint64_t cast(uint64_t symbol, std::string_view to);
 
-  // Of whose elements the programs have taken squares, since this was emptied; and what stands for
-  // the norm of all of them, which rule update proves.
-  std::vector<uint64_t> squared;
+  // Of whose elements the programs have taken squares, since this was emptied; those that the
+  // last norm adds, as far as it takes them one by one; and what stands for it: rule update
+  // proves that it is of all gradients.
+  std::vector<uint64_t> squared, normed;
   uint64_t norm = 0;
   std::unordered_set<uint64_t>* made = nullptr;  // takes all that ops make
+
+  std::unordered_map<uint64_t, uint64_t> squares;  // by the symbol of their sum: of what
 
  private:
   std::unordered_map<uint64_t, Moved> moved_;

@@ -141,8 +141,10 @@ class Interpreter {
   void look_back(const Rank& rank) {
     std::vector<Symbol>& left = left_behind_[{rank.step, &rank - ranks_.data()}];
     for (size_t b = 0; b < rank.role->buffers.size(); ++b)
-      if (rank.role->tensor(b).kind == BufferKind::kState)
-        left.push_back(symbol_of(read(rank, static_cast<int32_t>(b))));
+      if (const Tensor& tensor = rank.role->tensor(static_cast<int32_t>(b));
+          tensor.kind == BufferKind::kState)
+        left.push_back(
+            join(symbol_of(tensor.param), symbol_of(read(rank, static_cast<int32_t>(b)))));
     for (const Report& report : rank.role->reports)
       left.push_back(symbol_of(read(rank, report.buffer)));
   }

@@ -29,8 +29,8 @@ std::string trouble_of(const PlanSet& set, const Outcome& right) {
   return "";
 }
 
-std::string findings_of(const PlanSet& set) {
-  const auto report = verify_plan_set(set);
+std::string findings_of(const PlanSet& set, const PlanSet* single) {
+  const auto report = verify_plan_set(set, single);
   if (!report) return "structure";
   return report->findings.empty() ? "" : report->findings[0].rule;
 }
@@ -76,14 +76,15 @@ struct Count {
 
 // At least `least` mutants are wrong.
 void catch_mutants(MakeStrategy strategy, std::span<const Mutation> mutations, int plans, int each,
-                   int least) {
+                   int least, bool oracles = false) {
   Random random(seed());
   std::map<std::string, Count> counts;
   std::map<std::string, int> by_rule;
   const std::string test = testing::UnitTest::GetInstance()->current_test_info()->name();
   std::ofstream equivalent(fmt::format("{}/equivalent-{}.txt", PIPER_BINARY_DIR, test));
   for (int p = 0; p < plans;) {
-    const Made made = make_plan(random, 2, strategy);
+    const Made made = make_plan(random, oracles ? 1 : 2, strategy, oracles);
+    ASSERT_FALSE(made.refused_plan) << "seed " << seed() << "\n" << made.strategy << made.error;
     if (!made.compiled) continue;
     ++p;
     const Outcome right = run(made.compiled->set, 0);
@@ -93,7 +94,8 @@ void catch_mutants(MakeStrategy strategy, std::span<const Mutation> mutations, i
         PlanSet mutant = made.compiled->set;
         const auto what = mutation.apply(mutant, random);
         if (!what) continue;
-        const std::string found = findings_of(mutant);
+        const std::optional<PlanSet>& single = made.compiled->single;
+        const std::string found = findings_of(mutant, single ? &*single : nullptr);
         const std::string trouble = trouble_of(mutant, right);
         Count& count = counts[mutation.name];
         (trouble.empty() ? count.equal : count.wrong) += 1;
@@ -117,7 +119,7 @@ void catch_mutants(MakeStrategy strategy, std::span<const Mutation> mutations, i
     wrong += c.wrong;
   }
   for (const auto& [rule, count] : by_rule) std::printf("  rule %-12s %d\n", rule.c_str(), count);
-  EXPECT_GE(counts.size(), 12u);
+  EXPECT_GE(counts.size(), std::min<size_t>(mutations.size(), 12));
   EXPECT_GE(wrong, least);
 }
 
@@ -154,6 +156,16 @@ TEST(Mutants, OfRunningStatisticsAreCaughtToo) {
   });
   catch_mutants(uncut_strategy, known, jobs::kSanitized ? 2 : 8, jobs::kSanitized ? 1 : 3,
                 jobs::kSanitized ? 10 : 150);
+}
+
+// Beside the plan for one device; also of one microbatch.
+TEST(Mutants, ThatDoSomethingElseAreCaughtBesideOneDevice) {
+  catch_mutants(random_strategy, doing_mutations(), jobs::kSanitized ? 2 : 12,
+                jobs::kSanitized ? 1 : 6, jobs::kSanitized ? 10 : 300, true);
+}
+TEST(Mutants, OfTwoVersionsAreCaughtBesideOneDevice) {
+  catch_mutants(overlapping_strategy, doing_mutations(), jobs::kSanitized ? 1 : 6,
+                jobs::kSanitized ? 1 : 4, jobs::kSanitized ? 5 : 100, true);
 }
 
 }  // namespace

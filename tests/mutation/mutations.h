@@ -1,6 +1,4 @@
-// Small changes of right plans, each of the kind that a wrong compiler would make. What verifiers
-// trust is left alone: what the ops of a program compute, initial values, declarations of what a
-// chunk contributes are changed only where the plan contradicts them elsewhere.
+// Small changes of right plans, each of the kind that a wrong compiler would make.
 #pragma once
 
 #include <random>
@@ -26,5 +24,8 @@ std::span<const Mutation> join_mutations();
 std::span<const Mutation> targeted_mutations();
 // Those of what all ranks and parameters have in common.
 std::span<const Mutation> agreement_mutations();
+
+// Those of what plans do, which the plan for one device tells.
+std::span<const Mutation> doing_mutations();
 
 }  // namespace piper::mutation

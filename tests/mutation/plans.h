@@ -238,7 +238,8 @@ inline std::string drawing_strategy(Random& random, size_t microbatches) {
 
 using MakeStrategy = std::string (*)(Random& random, size_t microbatches);
 
-inline Made make_plan(Random& random, size_t microbatches, MakeStrategy strategy) {
+inline Made make_plan(Random& random, size_t microbatches, MakeStrategy strategy,
+                      bool oracles = false) {
   const Folder folder;
   Made made;
   made.strategy = strategy(random, microbatches);
@@ -256,7 +257,7 @@ inline Made make_plan(Random& random, size_t microbatches, MakeStrategy strategy
                                                                              : cut);
   options.strategy = folder.write("strategy.yaml", made.strategy);
   options.fuse = made.fuse;
-  options.oracles = false;
+  options.oracles = oracles;
   made.strategy = options.model + "\n" + made.strategy;
   auto compiled = compile(options);
   if (compiled) {

@@ -9,7 +9,7 @@ using Said = std::vector<std::string>;
 
 // The plan of verify_plans.h on one device: four blocks of one sample.
 std::string one_device() {
-  std::string text = R"(plan batch=4 arena=384 workspace=[64] scratch=4194304
+  std::string text = R"(plan batch=4 arena=384 workspace=[192] scratch=4194304
 axis "one" 1
 stream 0 "compute"
 input "x" f32[4,2]
@@ -33,7 +33,7 @@ program 0 label="first" args=6 workspace=64
   op Mul in=[1,6] out=[3]
   op Mul in=[6,6] out=[5]
   op Mul in=[2,3] out=[4]
-program 1 label="next" args=6 workspace=64
+program 1 label="next" args=6 workspace=192
   value 0 f32[1,2] read
   value 1 f32[1,2] read
   value 2 f32[1,2] read
@@ -41,10 +41,14 @@ program 1 label="next" args=6 workspace=64
   value 4 f32[1,2] read written
   value 5 f32[1,2] read written
   value 6 f32[1,2] at=0
+  value 7 f32[1,2] at=64
+  value 8 f32[1,2] at=128
   op Mul in=[0,2] out=[6]
   op Mul in=[1,6] out=[3]
-  op Fused in=[5,6] out=[5] {expr="1 1 Mul 0 Add"}
-  op Fused in=[4,2,3] out=[4] {expr="0 1 2 Mul Add"}
+  op Fused in=[6] out=[7] {expr="0 0 Mul"}
+  op Add in=[5,7] out=[5]
+  op Fused in=[2,3] out=[8] {expr="1 0 Mul"}
+  op Add in=[8,4] out=[4]
 program 2 label="U" args=4
   value 0 f32[1,2] read
   value 1 f32[1,2] read written

@@ -1,0 +1,188 @@
+// Mutations of what a plan does, perhaps alike in all microbatches or on all ranks: such as only
+// the plan for one device tells.
+#include "mutation/places.h"
+
+namespace piper::mutation {
+namespace {
+
+bool computes(const Instruction& i) { return i.kind == InstructionKind::kCompute; }
+bool loads(const Instruction& i) { return i.kind == InstructionKind::kInput; }
+bool is_optimizer(const ProgramOp& op) {
+  return op.op == "Sgd" || op.op == "AdamW" || op.op == "Adagrad" || op.op == "OnnxAdam";
+}
+
+// A role, or what one of its ranks alone runs from now on.
+RoleProgram& role_or_rank(PlanSet& set, Random& random) {
+  const size_t rank = below(random, set.role_of_rank.size());
+  int32_t& role = set.role_of_rank[rank];
+  if (random() % 2 && std::count(set.role_of_rank.begin(), set.role_of_rank.end(), role) > 1) {
+    set.roles.push_back(set.roles[static_cast<size_t>(role)]);
+    role = static_cast<int32_t>(set.roles.size()) - 1;
+  }
+  return set.roles[static_cast<size_t>(role)];
+}
+Instruction* any_instruction(RoleProgram& role, Random& random, Filter filter) {
+  std::vector<Instruction*> found;
+  for (Instruction& one : role.body)
+    if (filter(one)) found.push_back(&one);
+  return found.empty() ? nullptr : found[below(random, found.size())];
+}
+// The program of all instructions that run it, or of one of them alone.
+Program* any_program(RoleProgram& role, Random& random) {
+  Instruction* one = any_instruction(role, random, computes);
+  if (!one) return nullptr;
+  if (random() % 2) {
+    role.programs.push_back(role.programs[static_cast<size_t>(one->program)]);
+    one->program = static_cast<int32_t>(role.programs.size()) - 1;
+  }
+  return &role.programs[static_cast<size_t>(one->program)];
+}
+template <class T>
+T* one_of(std::vector<T*> list, Random& random) {
+  return list.empty() ? nullptr : list[below(random, list.size())];
+}
+std::vector<ProgramOp*> optimizers(RoleProgram& role) {
+  std::vector<ProgramOp*> ops;
+  for (Program& program : role.programs)
+    for (ProgramOp& op : program.ops)
+      if (is_optimizer(op)) ops.push_back(&op);
+  return ops;
+}
+std::vector<Tensor*> states(RoleProgram& role) {
+  std::vector<Tensor*> found;
+  for (Tensor& tensor : role.tensors)
+    if (tensor.kind == BufferKind::kState) found.push_back(&tensor);
+  return found;
+}
+
+Done compute_another_op(PlanSet& set, Random& random) {
+  Program* program = any_program(role_or_rank(set, random), random);
+  if (!program) return std::nullopt;
+  std::vector<ProgramOp*> ops;
+  for (ProgramOp& op : program->ops)
+    if (op.op == "Tanh" || op.op == "Relu" || op.op == "MatMul" || op.op == "ReduceSum")
+      ops.push_back(&op);
+  ProgramOp* op = one_of(ops, random);
+  if (!op) return std::nullopt;
+  op->op += "Otherwise";
+  return op->op;
+}
+Done load_another_input(PlanSet& set, Random& random) {
+  RoleProgram& role = role_or_rank(set, random);
+  Instruction* one = any_instruction(role, random, loads);
+  if (!one) return std::nullopt;
+  std::vector<DataInput*> others;
+  for (DataInput& input : role.inputs)
+    if (input.name != one->input) others.push_back(&input);
+  const DataInput* other = one_of(others, random);
+  if (!other) return std::nullopt;
+  one->input = other->name;
+  return fmt::format("{}: '{}'", one->label, other->name);
+}
+Done exchange_starts(PlanSet& set, Random& random) {
+  RoleProgram& role = role_or_rank(set, random);
+  Tensor *a = one_of(states(role), random), *b = one_of(states(role), random);
+  if (!a || a->init == b->init || a->type.bytes() != b->type.bytes()) return std::nullopt;
+  const std::string first = a->init, second = b->init;
+  for (RoleProgram& each : set.roles)
+    for (Tensor* tensor : states(each))
+      if (!tensor->init.empty())
+        tensor->init = tensor->init == first    ? second
+                       : tensor->init == second ? first
+                                                : tensor->init;
+  return fmt::format("'{}' and '{}'", first, second);
+}
+Done fill_otherwise(PlanSet& set, Random& random) {
+  RoleProgram& role = role_or_rank(set, random);
+  const Tensor* chosen = one_of(states(role), random);
+  if (!chosen || !chosen->init.empty()) return std::nullopt;
+  const std::string name = chosen->name;
+  for (RoleProgram& each : set.roles)
+    for (Tensor* tensor : states(each))
+      if (tensor->name == name) tensor->fill += 1;
+  return name;
+}
+Done change_hyperparameter(PlanSet& set, Random& random) {
+  ProgramOp* op = one_of(optimizers(role_or_rank(set, random)), random);
+  if (!op) return std::nullopt;
+  const auto& items = op->attrs.items();
+  const auto [name, value] = items[below(random, items.size())];
+  if (!std::holds_alternative<double>(value)) return std::nullopt;
+  op->attrs.set(name, std::get<double>(value) + 0.25);
+  return op->op + " " + name;
+}
+// A gradient, a state or the parameter itself for one another.
+Done exchange_operands(PlanSet& set, Random& random) {
+  RoleProgram& role = role_or_rank(set, random);
+  ProgramOp* op = one_of(optimizers(role), random);
+  if (!op || op->inputs.size() < 5) return std::nullopt;
+  const size_t i = below(random, 4), j = below(random, 4);
+  if (op->inputs[i] == op->inputs[j] || op->inputs[i] < 0 || op->inputs[j] < 0) return std::nullopt;
+  std::swap(op->inputs[i], op->inputs[j]);
+  return fmt::format("{}: {} and {}", op->op, i, j);
+}
+Done update_twice(PlanSet& set, Random& random) {
+  RoleProgram& role = role_or_rank(set, random);
+  for (Program& program : role.programs)
+    for (size_t o = 0; o < program.ops.size(); ++o)
+      if (is_optimizer(program.ops[o]) && random() % 2) {
+        const ProgramOp again = program.ops[o];
+        program.ops.insert(program.ops.begin() + static_cast<std::ptrdiff_t>(o), again);
+        return again.op;
+      }
+  return std::nullopt;
+}
+Done forget_parameter(PlanSet& set, Random& random) {
+  const Tensor* chosen = one_of(states(role_or_rank(set, random)), random);
+  if (!chosen || chosen->param.empty()) return std::nullopt;
+  const std::string param = chosen->param;
+  for (RoleProgram& each : set.roles)
+    for (Tensor* tensor : states(each))
+      if (tensor->param == param) tensor->param.clear();
+  return param;
+}
+// Something else, which is named otherwise and said to be of no microbatch.
+Done call_otherwise(PlanSet& set, Random& random) {
+  RoleProgram& role = role_or_rank(set, random);
+  Instruction* one = any_instruction(
+      role, random, [](const Instruction& i) { return computes(i) && i.micro >= 0; });
+  if (!one) return std::nullopt;
+  Program program = role.programs[static_cast<size_t>(one->program)];
+  program.ops[below(random, program.ops.size())].op += "Otherwise";
+  role.programs.push_back(std::move(program));
+  one->program = static_cast<int32_t>(role.programs.size()) - 1;
+  const std::string text = std::exchange(one->label, "G stage=1 mb=9");
+  if (random() % 2) one->micro = -1;
+  return text;
+}
+Done exchange_squares(PlanSet& set, Random& random) {
+  std::vector<ProgramOp*> ops;
+  for (Program& program : role_or_rank(set, random).programs)
+    for (ProgramOp& op : program.ops)
+      if ((op.op == "Concat" || op.op == "GlobalNorm") && op.inputs.size() > 1) ops.push_back(&op);
+  ProgramOp* op = one_of(ops, random);
+  if (!op) return std::nullopt;
+  const size_t i = below(random, op->inputs.size() - 1);
+  if (op->inputs[i] == op->inputs[i + 1]) return std::nullopt;
+  std::swap(op->inputs[i], op->inputs[i + 1]);
+  return fmt::format("{} {}", op->op, i);
+}
+
+constexpr Mutation kDoings[] = {
+    {"compute another op", compute_another_op},
+    {"load another input", load_another_input},
+    {"exchange starts", exchange_starts},
+    {"fill otherwise", fill_otherwise},
+    {"change a hyperparameter", change_hyperparameter},
+    {"exchange operands", exchange_operands},
+    {"update twice", update_twice},
+    {"forget a parameter", forget_parameter},
+    {"call otherwise", call_otherwise},
+    {"exchange squares", exchange_squares},
+};
+
+}  // namespace
+
+std::span<const Mutation> doing_mutations() { return kDoings; }
+
+}  // namespace piper::mutation
