@@ -13,6 +13,8 @@ struct SignatureInput {
   std::string target;       // the framework's name, "" for user inputs
 };
 std::vector<SignatureInput> parse_signature(std::string_view text);
+inline constexpr std::string_view kSignatureKey =
+    "pkg.torch.export.ExportedProgram.graph_signature";
 
 // ---- The call a node came from ("%linear : […] = call_function[target=…linear.default](args =
 // (…), …)") --

@@ -92,7 +92,7 @@ Status Assembly::check_equal(const Claim& claim, const RecoveredParam& param) co
   if (equal) return ok_status();
   return fail("the parameter '{}' is stored with two values: {} and {}", quote_control(param.name),
               param.initializer, stored_as(model_, claim))
-      .with_note("help: export the model with optimize=False");
+      .with_note(claims_.help);
 }
 
 Status Assembly::add_use(const Claim& claim) {
@@ -130,9 +130,13 @@ void Assembly::report_initializers() {
           fmt::format("{}: {} parameters: {}", tensor.name, list.size(), join(list, ", ")));
     }
     if (names[i].empty() && info(tensor.type.dtype).is_float) {
-      const std::string why = tensor.folded_from.empty()
-                                  ? "a literal"
-                                  : "computed from " + join(tensor.folded_from, ", ");
+      const bool unnamed =
+          std::any_of(claims_.unnamed.begin(), claims_.unnamed.end(),
+                      [&](const Unnamed& one) { return one.initializer == tensor.name; });
+      const std::string why = !tensor.folded_from.empty()
+                                  ? "computed from " + join(tensor.folded_from, ", ")
+                              : unnamed ? "computed, the file does not say from what"
+                                        : "a literal";
       out_.constants.push_back(fmt::format("{} {}: {}", tensor.name, to_string(tensor.type), why));
     }
   }
@@ -148,6 +152,7 @@ Status Assembly::run() {
   out_.notes = claims_.notes;
   out_.lost = claims_.lost;
   out_.swallowed = claims_.swallowed;
+  out_.unnamed = claims_.unnamed;
   return ok_status();
 }
 
@@ -161,7 +166,7 @@ Status check_not_fused(const OnnxModel& model) {
                "{}: the exporter multiplied a batch norm into it ({}), so that its parameters are "
                "lost",
                node.label(), quote_control(rule))
-        .with_note("help: export the model with optimize=False");
+        .with_note(kExportUnoptimized);
   }
   return ok_status();
 }
@@ -219,8 +224,8 @@ Result<Claims> claims_by_training(const OnnxModel& model) {
 
 Result<Recovery> recover_params(OnnxModel& model, std::vector<std::string>& scopes) {
   PIPER_TRY(check_not_fused(model));
-  const std::vector<SignatureInput> signature = parse_signature(
-      find_metadata(model.metadata, "pkg.torch.export.ExportedProgram.graph_signature"));
+  const std::vector<SignatureInput> signature =
+      parse_signature(find_metadata(model.metadata, kSignatureKey));
   restore_training_norms(model, signature);
   const bool has_parameters =
       std::any_of(signature.begin(), signature.end(),

@@ -34,6 +34,11 @@ struct RecoveredParam {
   bool running = false;  // a running statistic: the model's own to update
 };
 
+// What the exporter computed, from parameters or from constants, which the file does not say.
+struct Unnamed {
+  std::string initializer, text;  // "onnx::Mul_15 f32[8] at node '/Mul' (Mul)"
+};
+
 struct Recovery {
   std::vector<RecoveredParam> params;               // in the framework's order
   std::vector<ParamUse> uses;                       // sorted by node and input
@@ -41,6 +46,7 @@ struct Recovery {
   std::vector<std::string> constants, separated, notes;
   std::vector<std::string> lost;  // in the signature, and neither used nor tied as far as we see
   std::vector<std::string> swallowed;  // of these, those that constants of the file were made of
+  std::vector<Unnamed> unnamed;
 };
 
 // May add to the model what the exporter deleted: inputs for zero biases, copies of merged nodes.
@@ -50,10 +56,15 @@ Result<Recovery> recover_params(OnnxModel& model, std::vector<std::string>& scop
 // Errors stand at the rule. By rule, what it matched.
 Result<std::vector<RuleMatch>> apply_param_rules(const OnnxModel& model, Recovery& recovery,
                                                  const std::vector<ParamRule>& rules);
-// An error where some are: trained without them the model would be another one.
+// An error where some are, or are not named: trained without them the model would be another one.
 Status check_swallowed(const Recovery& recovery);
 
 // ---- Between the sources of this part -----------------------------------------------------------
+
+inline constexpr const char* kExportUnoptimized = "help: export the model with optimize=False";
+inline constexpr const char* kExportUnfolded =
+    "help: export the model with dynamo=True, or with do_constant_folding=False and "
+    "training=TrainingMode.PRESERVE";
 
 struct Ties {                                                 // names of one tensor
   std::vector<std::pair<std::string, std::string>> alias_of;  // alias, name
@@ -64,6 +75,8 @@ struct Claims {
   std::vector<std::string> order;  // the framework's names in its order; empty: order of use
   std::vector<std::string> notes;
   std::vector<std::string> lost, swallowed;  // as in Recovery
+  std::vector<Unnamed> unnamed;
+  const char* help = kExportUnoptimized;  // against what the exporter did
 };
 struct InitializerIndex {
   explicit InitializerIndex(const OnnxModel& model);
@@ -95,7 +108,7 @@ Result<Claims> claims_by_calls(OnnxModel& model, std::vector<std::string>& scope
                                const std::vector<SignatureInput>& signature);
 // By the file's training_info.
 Result<Claims> claims_by_training(const OnnxModel& model);
-// By names, scopes and contents, for files without them.
-Result<Claims> claims_by_names(const OnnxModel& model, const std::vector<std::string>& scopes);
+// By names, scopes and contents, for files without them; makes the scopes those of the modules.
+Result<Claims> claims_by_names(OnnxModel& model, std::vector<std::string>& scopes);
 
 }  // namespace piper::onnx_import
