@@ -34,7 +34,8 @@ struct ParamRule {
     kTie,      // names of one tensor, where the file cannot tell; the first is its own
   } kind = Kind::kFreeze;
   std::string match;               // a glob; all but kTie
-  std::string to;                  // kRename: a path
+  std::string to;                  // kRename: a path; kInclude: the parameter's name, or ""
+  bool transposed = false;         // kInclude: the file has the transpose of that parameter
   std::vector<std::string> names;  // kTie
   SourceSpan at, to_at;            // of match or names, of to
 };

@@ -85,11 +85,31 @@ std::optional<std::string> module_scope(std::string_view scopes) {
   return dots_to_slashes(module);
 }
 
-// "/model/h.0/qkv/MatMul_1" -> "model/h/0/qkv".
+// "h.0_1" -> "h.0": a number behind that of a list is that of a call.
+std::string_view without_call(std::string_view part) {
+  const size_t dot = part.rfind('.'), end = part.rfind('_');
+  const auto digits = [&](size_t from, size_t to) {
+    return from < to && std::all_of(part.begin() + static_cast<int64_t>(from),
+                                    part.begin() + static_cast<int64_t>(to),
+                                    [](char c) { return c >= '0' && c <= '9'; });
+  };
+  if (dot == part.npos || end == part.npos || dot > end) return part;
+  return digits(dot + 1, end) && digits(end + 1, part.size()) ? part.substr(0, end) : part;
+}
+
+// "/model/h.0/qkv/MatMul_1" -> "model/h/0/qkv". In "/fc/fc.0/MatMul" the list that was called
+// stands twice.
 std::optional<std::string> node_name_scope(std::string_view name) {
   if (name.empty() || name.front() != '/') return {};
   const size_t end = name.rfind('/');
-  return end == 0 ? std::string() : dots_to_slashes(name.substr(1, end - 1));
+  if (end == 0) return std::string();
+  std::vector<std::string> parts;
+  for (const std::string& raw : split_text(std::string(name.substr(1, end - 1)), '/')) {
+    const std::string_view part = without_call(raw);
+    if (!parts.empty() && part.starts_with(parts.back() + ".")) parts.pop_back();
+    parts.emplace_back(part);
+  }
+  return dots_to_slashes(join(parts, "/"));
 }
 
 // The lines under a heading; outputs have the same form as inputs.

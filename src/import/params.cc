@@ -130,9 +130,13 @@ void Assembly::report_initializers() {
           fmt::format("{}: {} parameters: {}", tensor.name, list.size(), join(list, ", ")));
     }
     if (names[i].empty() && info(tensor.type.dtype).is_float) {
-      const std::string why = tensor.folded_from.empty()
-                                  ? "a literal"
-                                  : "computed from " + join(tensor.folded_from, ", ");
+      const bool unnamed =
+          std::any_of(claims_.unnamed.begin(), claims_.unnamed.end(),
+                      [&](const Unnamed& one) { return one.initializer == tensor.name; });
+      const std::string why = !tensor.folded_from.empty()
+                                  ? "computed from " + join(tensor.folded_from, ", ")
+                              : unnamed ? "computed, the file does not say from what"
+                                        : "a literal";
       out_.constants.push_back(fmt::format("{} {}: {}", tensor.name, to_string(tensor.type), why));
     }
   }
@@ -148,6 +152,7 @@ Status Assembly::run() {
   out_.notes = claims_.notes;
   out_.lost = claims_.lost;
   out_.swallowed = claims_.swallowed;
+  out_.unnamed = claims_.unnamed;
   return ok_status();
 }
 

@@ -40,6 +40,11 @@ struct ChangedBuffer {
   bool read = true;  // else it is no parameter of the recovery
 };
 
+// What the exporter computed, from parameters or from constants, which the file does not say.
+struct Unnamed {
+  std::string initializer, text;  // "onnx::Mul_15 f32[8] at node '/Mul' (Mul)"
+};
+
 struct Recovery {
   std::vector<RecoveredParam> params;               // in the framework's order
   std::vector<ParamUse> uses;                       // sorted by node and input
@@ -49,6 +54,7 @@ struct Recovery {
   std::vector<ChangedBuffer> changed;  // among the parameters
   std::vector<std::string> lost;  // in the signature, and neither used nor tied as far as we see
   std::vector<std::string> swallowed;  // of these, those that constants of the file were made of
+  std::vector<Unnamed> unnamed;
 };
 
 // May add to the model what the exporter deleted: inputs for zero biases, copies of merged nodes.
@@ -58,7 +64,7 @@ Result<Recovery> recover_params(OnnxModel& model, std::vector<std::string>& scop
 // Errors stand at the rule. By rule, what it matched.
 Result<std::vector<RuleMatch>> apply_param_rules(const OnnxModel& model, Recovery& recovery,
                                                  const std::vector<ParamRule>& rules);
-// An error where some are: trained without them the model would be another one.
+// An error where some are, or are not named: trained without them the model would be another one.
 Status check_swallowed(const OnnxModel& model, const Recovery& recovery);
 
 // ---- Between the sources of this part -----------------------------------------------------------
@@ -72,6 +78,7 @@ struct Claims {
   std::vector<std::string> order;  // the framework's names in its order; empty: order of use
   std::vector<Note> notes;
   std::vector<std::string> lost, swallowed;  // as in Recovery
+  std::vector<Unnamed> unnamed;
 };
 struct InitializerIndex {
   explicit InitializerIndex(const OnnxModel& model);
@@ -121,7 +128,7 @@ Result<Claims> claims_by_calls(OnnxModel& model, std::vector<std::string>& scope
                                const std::vector<SignatureInput>& signature);
 // By the file's training_info.
 Result<Claims> claims_by_training(const OnnxModel& model);
-// By names, scopes and contents, for files without them.
-Result<Claims> claims_by_names(const OnnxModel& model, const std::vector<std::string>& scopes);
+// By names, scopes and contents, for files without them; makes the scopes those of the modules.
+Result<Claims> claims_by_names(OnnxModel& model, std::vector<std::string>& scopes);
 
 }  // namespace piper::onnx_import

@@ -1,196 +1,420 @@
-// Parameters of files without metadata (the older exporter, other frameworks): initializers that
-// kept a dotted name are the parameters of that name; an anonymous one gets the name of its
-// module's scope and its role in the op; one that serves several modules is many parameters if it
-// holds one repeated number, and a tie otherwise.
+// Parameters of files without metadata (the older exporter, other frameworks). An initializer that
+// kept its name is the parameter of that name. An anonymous one is what the exporter computed: of a
+// parameter that the file has too, if the values say so; of one that the node reading it tells; or
+// of something that nobody can tell, and then the strategy has to say what it is.
+#include "params_names.h"
+
 #include <algorithm>
-#include <map>
+#include <cstring>
+#include <set>
 
 #include "host.h"
-#include "params.h"
 
 namespace piper::onnx_import {
 namespace {
 
-bool is_anonymous(const std::string& name) {
-  if (name.find("::") != std::string::npos) return true;  // "onnx::MatMul_562"
-  return std::all_of(name.begin(), name.end(), [](char c) { return c >= '0' && c <= '9'; });
-}
-
-// "weight" or "bias": the parameter's own name in its module, or "" when the op does not say.
-std::string_view role_in(const OnnxNode& node, size_t input) {
-  struct Role {
-    std::string_view op;
-    size_t input;
-    std::string_view name;
-  };
-  static constexpr Role kRoles[] = {
-      {"MatMul", 1, "weight"},
-      {"Gemm", 1, "weight"},
-      {"Gemm", 2, "bias"},
-      {"Conv", 1, "weight"},
-      {"Conv", 2, "bias"},
-      {"ConvTranspose", 1, "weight"},
-      {"ConvTranspose", 2, "bias"},
-      {"LayerNormalization", 1, "weight"},
-      {"LayerNormalization", 2, "bias"},
-      {"GroupNormalization", 1, "weight"},
-      {"GroupNormalization", 2, "bias"},
-      {"BatchNormalization", 1, "weight"},
-      {"BatchNormalization", 2, "bias"},
-      {"InstanceNormalization", 1, "weight"},
-      {"InstanceNormalization", 2, "bias"},
-      {"RMSNormalization", 1, "weight"},
-      {"PRelu", 1, "weight"},
-      {"Gather", 0, "weight"},
-      {"Add", 0, "bias"},
-      {"Add", 1, "bias"},
-  };
-  for (const Role& role : kRoles) {
-    if (node.op == role.op && input == role.input) return role.name;
-  }
-  return {};
-}
-
-std::string dotted(std::string scope) {
-  std::replace(scope.begin(), scope.end(), '/', '.');
-  return scope;
-}
-
-struct Use {
-  size_t node, input;
-};
-
-// Inputs that no training changes: running statistics, bounds, scales.
+// Inputs that no training changes: running statistics, scales.
 bool is_setting(std::string_view op, size_t input) {
   return (op == "BatchNormalization" && input >= 3) || (op == "Resize" && input >= 1) ||
-         (op == "Clip" && input >= 1) || (op == "Pad" && input == 2) ||
          (op == "OneHot" && input >= 1);
+}
+
+// Inputs that are mostly literals; PyTorch writes those as nodes.
+bool is_bound(std::string_view op, size_t input) {
+  return (op == "Clip" && input >= 1) || (op == "Pad" && input == 2);
+}
+
+// Three different numbers: what is neither a repeated one nor an identity matrix.
+bool is_telling(const OnnxTensor& tensor) {
+  const size_t size = static_cast<size_t>(info(tensor.type.dtype).bytes);
+  std::string_view first, second;
+  for (size_t at = 0; at < tensor.data.size; at += size) {
+    const std::string_view one = as_text(tensor.data.span()).substr(at, size);
+    if (first.empty() || one == first) {
+      first = one;
+    } else if (second.empty() || one == second) {
+      second = one;
+    } else {
+      return true;
+    }
+  }
+  return false;
+}
+
+bool is_transpose(const OnnxTensor& a, const OnnxTensor& b) {
+  const Shape &of = a.type.shape, &to = b.type.shape;
+  if (a.type.dtype != b.type.dtype || of != Shape(to.rbegin(), to.rend())) return false;
+  const size_t size = static_cast<size_t>(info(a.type.dtype).bytes);
+  const size_t rows = static_cast<size_t>(of[0]), columns = static_cast<size_t>(of[1]);
+  for (size_t r = 0; r < rows; ++r)
+    for (size_t c = 0; c < columns; ++c)
+      if (std::memcmp(a.data.data + (r * columns + c) * size, b.data.data + (c * rows + r) * size,
+                      size) != 0)
+        return false;
+  return true;
+}
+
+// Zeros, and one number where attention must not look: no parameter is like that.
+bool is_mask(const OnnxTensor& tensor) {
+  constexpr double kHuge = -1e4;
+  bool huge = false;
+  const auto count = static_cast<size_t>(num_elements(tensor.type.shape));
+  for (size_t i = 0; i < count; ++i) {
+    const double x = read_number(tensor.data, tensor.type.dtype, i);
+    if (x != 0 && !(x <= kHuge)) return false;
+    huge = huge || x != 0;
+  }
+  return huge;
 }
 
 class Namer {
  public:
-  Namer(const OnnxModel& model, const std::vector<std::string>& scopes)
-      : model_(model), scopes_(scopes) {}
+  Namer(const OnnxModel& model, const std::vector<std::string>& scopes,
+        std::map<std::string, std::string> copies)
+      : model_(model),
+        copies_(std::move(copies)),
+        readers_(model, scopes),
+        modules_(model, scopes),
+        exported_(model.producer.starts_with("pytorch")) {}
   Result<Claims> run();
+  // Scopes by node, as the modules are called.
+  std::vector<std::string> paths() const;
 
  private:
-  std::string scope_name(const Use& use) const {
-    const std::string_view role = role_in(model_.nodes[use.node], use.input);
-    if (role.empty() || scopes_[use.node].empty()) return {};
-    return dotted(scopes_[use.node]) + "." + std::string(role);
-  }
-  Status claim(int initializer, const std::vector<Use>& uses);
-  Status claim_kept(int initializer, const std::vector<Use>& uses);
-  Status claim_anonymous(int initializer, const std::vector<Use>& uses);
-  void add(int initializer, const Use& use, std::string name, bool transposed,
-           std::string evidence);
-  void tie_equal();
+  struct Named {  // an anonymous tensor whose readers tell what it is
+    int initializer;
+    Place place;
+    Role role;
+  };
+  const OnnxTensor& tensor(int i) const { return model_.initializers[static_cast<size_t>(i)]; }
+  const OnnxNode& node(const Place& place) const { return model_.nodes[place.node]; }
+  void add(int initializer, const Place& place, std::string name, TensorType type,
+           Derivation derivation, std::string evidence);
+  Status claim(int initializer, const std::vector<Place>& places);
+  Status claim_kept(int initializer, const std::vector<Place>& places);
+  Status claim_anonymous(int initializer, const std::vector<Place>& places);
+  bool claim_tied(int initializer, const std::vector<Place>& places,
+                  const std::optional<Role>& role);
+  void claim_named();
+  bool name_again(Named& named);
+  void leave(int initializer, const Place& place, std::string_view why);
+  Status check_exporter() const;
+  Status check_unmerged(int initializer, const std::vector<Place>& places) const;
+  std::string other_name(int initializer, const Place& place) const;
+  void alias(const std::string& other, const std::string& name);
+  void report_buffers();
+  void report_copies();
+  void report_scopes();
 
   const OnnxModel& model_;
-  const std::vector<std::string>& scopes_;
+  const std::map<std::string, std::string> copies_;
+  const Readers readers_;
+  const ModulePaths modules_;
+  const bool exported_;  // by PyTorch: what kept a name is a parameter or a buffer
+  std::vector<Named> named_;
   Claims claims_;
 };
 
-void Namer::add(int initializer, const Use& use, std::string name, bool transposed,
-                std::string evidence) {
-  TensorType type = model_.initializers[static_cast<size_t>(initializer)].type;
-  if (transposed) std::swap(type.shape[0], type.shape[1]);
-  Derivation derivation = transposed ? transposition(type.shape) : Derivation();
-  claims_.list.push_back({use.node, use.input, initializer, std::move(name), std::move(derivation),
-                          std::move(type), std::move(evidence)});
+void Namer::add(int initializer, const Place& place, std::string name, TensorType type,
+                Derivation derivation, std::string evidence) {
+  claims_.list.push_back({place.node, place.input, initializer, std::move(name),
+                          std::move(derivation), std::move(type), std::move(evidence)});
 }
 
-Status Namer::claim_kept(int initializer, const std::vector<Use>& uses) {
-  const OnnxTensor& tensor = model_.initializers[static_cast<size_t>(initializer)];
-  const bool uniform = is_uniform(tensor.data, tensor.type.dtype);
-  for (const Use& use : uses) {
-    // Equal fresh parameters were merged: each module gets its own again.
-    const std::string scoped = uniform && uses.size() > 1 ? scope_name(use) : std::string();
-    const bool other = !scoped.empty() && scoped != tensor.name;
-    add(initializer, use, other ? scoped : tensor.name, false,
-        other ? "scope and content" : "kept name");
+void Namer::alias(const std::string& other, const std::string& name) {
+  const std::pair<std::string, std::string> names(other, name);
+  std::vector<std::pair<std::string, std::string>>& known = claims_.ties.alias_of;
+  if (other != name && !readers_.of.count(other) &&
+      std::find(known.begin(), known.end(), names) == known.end())
+    known.push_back(names);
+}
+
+// ---- Names that were kept -----------------------------------------------------------------------
+
+// A head that is an embedding, or a bias that two modules have: read in the scope of a Linear or an
+// Embedding that is not its own.
+std::string Namer::other_name(int initializer, const Place& place) const {
+  const std::string& scope = readers_.scopes[place.node];
+  const std::string& op = node(place).op;
+  const bool linear = readers_.is_leaf_of(scope, {"MatMul", "Transpose", "Add"}) ||
+                      readers_.is_leaf_of(scope, {"Gemm"});
+  const bool looked_up =
+      op == "Gather" && place.input == 0 && readers_.is_leaf_of(scope, {"Gather"});
+  const bool multiplied = linear && (op == "Transpose" || (op == "Gemm" && place.input == 1));
+  const bool added = linear && (op == "Add" || (op == "Gemm" && place.input == 2));
+  if (!looked_up && !multiplied && !added) return {};
+  const std::string module = modules_.of(scope);
+  const std::string& name = tensor(initializer).name;
+  if (module.empty() || name.starts_with(module + ".")) return {};
+  return module + (added ? ".bias" : ".weight");
+}
+
+// What other programs merge leaves no trace: one number under the name of one module, read by it
+// and by others.
+Status Namer::check_unmerged(int initializer, const std::vector<Place>& places) const {
+  const OnnxTensor& kept = tensor(initializer);
+  const std::string module(module_of(kept.name));
+  if (module.empty() || !is_uniform(kept.data, kept.type.dtype)) return ok_status();
+  std::string own, other;
+  for (const Place& place : places) {
+    const std::string& scope = readers_.scopes[place.node];
+    if (scope.empty() || !readers_.is_leaf(scope)) continue;
+    (modules_.of(scope) == module ? own : other) = node(place).label();
+  }
+  if (own.empty() || other.empty()) return ok_status();
+  return fail(
+             "'{}' is one number in all places and is read by {} and by {}: equal parameters of "
+             "several modules were merged",
+             quote_control(kept.name), own, other)
+      .with_note("help: give piperc the file that the exporter wrote");
+}
+
+Status Namer::claim_kept(int initializer, const std::vector<Place>& places) {
+  PIPER_TRY(check_unmerged(initializer, places));
+  const OnnxTensor& kept = tensor(initializer);
+  for (const Place& place : places) {
+    add(initializer, place, kept.name, kept.type, {}, "kept name");
+    const std::string other = other_name(initializer, place);
+    if (!other.empty()) alias(other, kept.name);
   }
   return ok_status();
 }
 
-Status Namer::claim_anonymous(int initializer, const std::vector<Use>& uses) {
-  const OnnxTensor& tensor = model_.initializers[static_cast<size_t>(initializer)];
-  const bool uniform = is_uniform(tensor.data, tensor.type.dtype);
-  std::string first;
-  for (const Use& use : uses) {
-    const OnnxNode& node = model_.nodes[use.node];
-    const std::string scoped = scope_name(use);
-    if (scoped.empty() || node.op == "Add") continue;  // a constant
-    if (node.op == "Conv" || node.op == "ConvTranspose") {
+// ---- Names that were lost -----------------------------------------------------------------------
+
+// The transpose of an embedding is a tied head, and so is that of any matrix where the file has no
+// other name for it.
+bool Namer::claim_tied(int initializer, const std::vector<Place>& places,
+                       const std::optional<Role>& role) {
+  const OnnxTensor& lost = tensor(initializer);
+  if (lost.type.shape.size() != 2 || !is_telling(lost)) return false;
+  for (const OnnxTensor& kept : model_.initializers) {
+    if (is_anonymous(kept.name) || !is_transpose(kept, lost)) continue;
+    const auto readers = readers_.of.find(kept.name);
+    const bool looked_up =
+        readers != readers_.of.end() &&
+        std::any_of(readers->second.begin(), readers->second.end(), [&](const Place& place) {
+          return node(place).op == "Gather" && place.input == 0;
+        });
+    if (role && !looked_up && role->name != kept.name) continue;
+    for (const Place& place : places)
+      add(initializer, place, kept.name, kept.type, transposition(kept.type.shape),
+          "kept name and content");
+    if (role) alias(role->name, kept.name);
+    return true;
+  }
+  return false;
+}
+
+Status Namer::claim_anonymous(int initializer, const std::vector<Place>& places) {
+  const OnnxTensor& lost = tensor(initializer);
+  std::vector<std::optional<Role>> roles;
+  for (const Place& place : places) {
+    if (node(place).op == "Conv" || node(place).op == "ConvTranspose") {
       return fail(
                  "{}: its weight has lost its name, as when the exporter multiplies a batch norm "
                  "into it",
-                 node.label())
+                 node(place).label())
           .with_note(
-              "help: export with training=TrainingMode.TRAINING or without constant folding");
+              "help: export the model with training=TrainingMode.PRESERVE, or with dynamo=True and "
+              "optimize=False");
     }
-    const bool transposed = node.op == "MatMul" && tensor.type.shape.size() == 2;
-    if (first.empty() || uniform) first = scoped;
-    add(initializer, use, first, transposed, "scope and content");
-    if (scoped != first) claims_.ties.alias_of.emplace_back(scoped, first);
+    roles.push_back(role_of(readers_, modules_, lost, place));
   }
+  if (claim_tied(initializer, places, roles[0])) return ok_status();
+  const bool all = std::all_of(roles.begin(), roles.end(), [](const auto& r) { return !!r; });
+  for (size_t i = 0; all && i < places.size(); ++i)
+    named_.push_back({initializer, places[i], *roles[i]});
+  if (!all && !is_mask(lost)) leave(initializer, places[0], "");
   return ok_status();
 }
 
-Status Namer::claim(int initializer, const std::vector<Use>& uses) {
-  const OnnxTensor& tensor = model_.initializers[static_cast<size_t>(initializer)];
-  const bool setting = std::all_of(uses.begin(), uses.end(), [&](const Use& use) {
-    return is_setting(model_.nodes[use.node].op, use.input);
-  });
-  if (setting) return ok_status();
-  return is_anonymous(tensor.name) ? claim_anonymous(initializer, uses)
-                                   : claim_kept(initializer, uses);
+void Namer::leave(int initializer, const Place& place, std::string_view why) {
+  const OnnxTensor& lost = tensor(initializer);
+  claims_.unnamed.push_back(
+      {lost.name,
+       fmt::format("{} {} at {}{}", lost.name, to_string(lost.type), node(place).label(), why)});
 }
 
-// Two tensors of the same real values under two names are one parameter, named by its first use.
-void Namer::tie_equal() {
-  std::map<std::string, std::string> by_content;
-  std::map<std::string, std::string> seen;
-  for (const Claim& claim : claims_.list) {
-    const OnnxTensor& tensor = model_.initializers[static_cast<size_t>(claim.initializer)];
-    if (is_uniform(tensor.data, tensor.type.dtype) || !seen.emplace(claim.name, "").second)
-      continue;
-    const Bytes data = undo_layout(claim.derivation, tensor);
-    const auto [entry, fresh] =
-        by_content.emplace(to_string(claim.type) + digest(as_text(data.span())), claim.name);
-    if (!fresh && entry->second != claim.name) {
-      claims_.ties.alias_of.emplace_back(claim.name, entry->second);
+// A weight in 'fc_1' is that of 'fc', called again, if it has the same values; but equal numbers
+// are no proof of it.
+bool Namer::name_again(Named& named) {
+  const std::string& scope = readers_.scopes[named.place.node];
+  const std::string own = modules_.of_first_call(scope);
+  const auto call = call_number(scope);
+  if (named.role.evidence != "scope" || !call || modules_.of(scope) == own) return true;
+  const OnnxTensor& lost = tensor(named.initializer);
+  const bool same = std::any_of(named_.begin(), named_.end(), [&](const Named& other) {
+    return readers_.scopes[other.place.node] == call->first &&
+           as_text(tensor(other.initializer).data.span()) == as_text(lost.data.span());
+  });
+  if (same) return is_telling(lost) || modules_.called_again(scope);
+  named.role.name = own + named.role.name.substr(named.role.name.rfind('.'));
+  return true;
+}
+
+void Namer::claim_named() {
+  std::vector<Named> told;
+  for (Named named : named_) {
+    if (name_again(named)) {
+      told.push_back(std::move(named));
+    } else {
+      leave(named.initializer, named.place,
+            fmt::format(": '{}', called again, or a module of its own",
+                        modules_.of(readers_.scopes[named.place.node])));
     }
   }
+  named_ = std::move(told);
+  for (const Named& named : named_) {
+    TensorType type = tensor(named.initializer).type;
+    const Shape file = type.shape;
+    const bool flat = named.role.form == Role::Form::kFlat;
+    type.shape = flat ? Shape{file[0]} : Shape(file.rbegin(), file.rend());
+    Derivation from = flat ? Derivation{reshape_step(type.shape, file)} : transposition(type.shape);
+    add(named.initializer, named.place, named.role.name, std::move(type), std::move(from),
+        named.role.evidence);
+  }
+}
+
+// ---- What the user should know ------------------------------------------------------------------
+
+std::string listed(const std::vector<std::string>& names) {
+  constexpr size_t kShown = 8;
+  const std::span shown(names.data(), std::min(names.size(), kShown));
+  return quote_control(join(shown, ", ")) + (names.size() > kShown ? ", …" : "");
+}
+
+// Whether a row of a table is zeros, as that of a padding index is.
+bool has_zero_row(const OnnxTensor& table) {
+  if (table.type.shape.size() != 2 || table.data.size == 0) return false;
+  const size_t row = table.data.size / static_cast<size_t>(table.type.shape[0]);
+  const std::string zeros(row, '\0');
+  for (size_t at = 0; at < table.data.size; at += row)
+    if (as_text(table.data.span()).substr(at, row) == zeros) return true;
+  return false;
+}
+
+void Namer::report_buffers() {
+  std::set<std::string> seen;
+  std::vector<std::string> unusual, padded;
+  for (const Claim& claim : claims_.list) {
+    if (!seen.insert(claim.name).second) continue;
+    if (!claim.name.ends_with("weight") && !claim.name.ends_with("bias"))
+      unusual.push_back(claim.name);
+    const OnnxNode& reader = model_.nodes[claim.node];
+    if (reader.op == "Gather" && claim.input == 0 && has_zero_row(tensor(claim.initializer)))
+      padded.push_back(claim.name);
+  }
+  if (!unusual.empty()) {
+    claims_.notes.push_back(
+        fmt::format("trained as parameters, though the file does not tell them from buffers: {}; "
+                    "'exclude' under 'parameters' leaves those as they are",
+                    listed(unusual)));
+  }
+  if (!padded.empty()) {
+    claims_.notes.push_back(fmt::format(
+        "{} has a row of zeros: if that is a padding row (padding_idx), which the file does not "
+        "say, it is trained here and not in PyTorch; a file of dynamo=True says it",
+        listed(padded)));
+  }
+}
+
+// Weights that were merged though their modules have names of their own.
+void Namer::report_copies() {
+  std::map<std::string, std::set<std::string>> by_content;
+  for (const Named& named : named_) {
+    const OnnxTensor& lost = tensor(named.initializer);
+    const auto copy = copies_.find(lost.name);
+    if (is_telling(lost))
+      by_content[copy == copies_.end() ? lost.name : copy->second].insert(named.role.name);
+  }
+  std::vector<std::string> equal;
+  for (const auto& [content, names] : by_content) {
+    const std::vector<std::string> list(names.begin(), names.end());
+    if (list.size() > 1) equal.push_back(fmt::format("[{}]", join(list, ", ")));
+  }
+  if (equal.empty()) return;
+  claims_.notes.push_back(
+      fmt::format("equal at first and trained apart, as copies are: {}; where it is one tensor, "
+                  "'tie: {}' under 'parameters' says so",
+                  listed(equal), quote_control(equal[0])));
+}
+
+void Namer::report_scopes() {
+  std::set<std::string> names;
+  for (const Named& named : named_)
+    if (named.role.evidence == "scope") names.insert(named.role.name);
+  if (!named_.empty()) {
+    claims_.notes.emplace_back(
+        "weights without a name in the file are taken as they stand there; where a module computes "
+        "its weight (weight_norm, w * scale), only a file of dynamo=True or without constant "
+        "folding says so");
+  }
+  if (names.empty()) return;
+  claims_.notes.push_back(fmt::format(
+      "named by the scope of the node that reads them, since the file keeps no name: {}",
+      listed({names.begin(), names.end()})));
+}
+
+// ---- All of them --------------------------------------------------------------------------------
+
+Status Namer::claim(int initializer, const std::vector<Place>& places) {
+  const OnnxTensor& one = tensor(initializer);
+  const bool setting = std::all_of(places.begin(), places.end(), [&](const Place& place) {
+    const std::string& op = node(place).op;
+    return is_setting(op, place.input) || (!exported_ && is_bound(op, place.input));
+  });
+  if (setting) return ok_status();
+  if (is_anonymous(one.name) && (exported_ || one.name.find("::") != std::string::npos))
+    return claim_anonymous(initializer, places);
+  // Of other programs a scalar is a literal unless it bears the name of a module's parameter.
+  const bool literal = one.type.shape.empty() && one.name.find('.') == std::string::npos;
+  return !exported_ && literal ? ok_status() : claim_kept(initializer, places);
+}
+
+// The other exporter's files say in metadata what a parameter is; some programs remove it.
+Status Namer::check_exporter() const {
+  const bool dynamo = std::any_of(model_.nodes.begin(), model_.nodes.end(),
+                                  [](const OnnxNode& n) { return n.name.starts_with("node_"); });
+  if (!exported_ || !dynamo || !find_metadata(model_.metadata, kSignatureKey).empty())
+    return ok_status();
+  return fail(
+             "the metadata of the exporter was removed from the file, and with it what its "
+             "parameters are")
+      .with_note("help: give piperc the file that the exporter wrote");
 }
 
 Result<Claims> Namer::run() {
-  const InitializerIndex index(model_);
-  std::vector<std::vector<Use>> uses(model_.initializers.size());
-  for (size_t n = 0; n < model_.nodes.size(); ++n) {
-    for (size_t i = 0; i < model_.nodes[n].inputs.size(); ++i) {
-      const int found = index.find_float(model_.nodes[n].inputs[i]);
-      if (found >= 0) uses[static_cast<size_t>(found)].push_back({n, i});
-    }
+  PIPER_TRY(check_exporter());
+  for (size_t i = 0; i < model_.initializers.size(); ++i) {
+    const auto places = readers_.of.find(model_.initializers[i].name);
+    if (places == readers_.of.end() || !info(model_.initializers[i].type.dtype).is_float) continue;
+    PIPER_TRY(claim(static_cast<int>(i), places->second));
   }
-  for (size_t i = 0; i < uses.size(); ++i) {
-    // A scalar is a literal unless it bears the name of a module's parameter.
-    const bool scalar = model_.initializers[i].type.shape.empty();
-    const bool of_module = model_.initializers[i].name.find('.') != std::string::npos;
-    if (uses[i].empty() || (scalar && !of_module)) continue;
-    PIPER_TRY(claim(static_cast<int>(i), uses[i]));
-  }
+  claim_named();
   std::sort(claims_.list.begin(), claims_.list.end(), [](const Claim& a, const Claim& b) {
     return std::pair(a.node, a.input) < std::pair(b.node, b.input);
   });
-  tie_equal();
+  if (exported_) report_buffers();
+  report_copies();
+  report_scopes();
   return std::move(claims_);
+}
+
+std::vector<std::string> Namer::paths() const {
+  std::vector<std::string> out;
+  for (const std::string& scope : readers_.scopes) out.push_back(scope_of_name(modules_.of(scope)));
+  return out;
 }
 
 }  // namespace
 
-Result<Claims> claims_by_names(const OnnxModel& model, const std::vector<std::string>& scopes) {
-  return Namer(model, scopes).run();
+Result<Claims> claims_by_names(OnnxModel& model, std::vector<std::string>& scopes) {
+  std::map<std::string, std::string> copies = separate_copies(model, scopes);
+  Namer namer(model, scopes, std::move(copies));
+  PIPER_ASSIGN(Claims claims, namer.run());
+  scopes = namer.paths();
+  return claims;
 }
 
 }  // namespace piper::onnx_import

@@ -28,6 +28,10 @@ std::vector<std::string> paths_of(const std::vector<std::string>& names) {
   return paths;
 }
 
+Bytes bytes_of(const RecoveredParam& p) {
+  return p.data.size > 0 ? p.data.made() : Bytes::zeros(static_cast<size_t>(p.type.bytes()));
+}
+
 class Rules {
  public:
   Rules(const OnnxModel& model, Recovery& recovery, const std::vector<ParamRule>& rules)
@@ -41,7 +45,8 @@ class Rules {
   Status find_params(size_t r, const Glob& glob);
   Status tie(size_t r);
   Status merge(size_t r, size_t into, size_t from);
-  void include_found();
+  Status include_found();
+  Status include(size_t r, const OnnxTensor& tensor, int initializer);
   void exclude_found();
   Status rename_all();
   Error nothing(size_t r, std::string_view what, const std::vector<std::string>& names) const;
@@ -54,9 +59,9 @@ class Rules {
   Recovery& out_;
   const std::vector<ParamRule>& rules_;
   std::vector<RuleMatch> matched_;
-  std::map<std::string, size_t> claimed_;  // name -> rule
-  std::vector<int> included_;              // initializers
-  std::set<size_t> excluded_;              // parameters
+  std::map<std::string, size_t> claimed_;         // name -> rule
+  std::vector<std::pair<size_t, int>> included_;  // rule, initializer
+  std::set<size_t> excluded_;                     // parameters
 };
 
 Error Rules::nothing(size_t r, std::string_view what, const std::vector<std::string>& names) const {
@@ -117,7 +122,8 @@ Status Rules::find_constants(size_t r, const Glob& glob) {
     names.push_back(tensor.name);
     if (!matches(glob, tensor.name)) continue;
     PIPER_TRY(claim(r, tensor.name));
-    included_.push_back(static_cast<int>(i));
+    included_.emplace_back(r, static_cast<int>(i));
+    std::erase_if(out_.unnamed, [&](const Unnamed& one) { return one.initializer == tensor.name; });
     matched_[r].names.push_back(tensor.name);
     matched_[r].elements += num_elements(tensor.type.shape);
   }
@@ -154,6 +160,12 @@ Status Rules::find_params(size_t r, const Glob& glob) {
       std::erase(out_.lost, name);
       return true;
     });
+    std::erase_if(out_.unnamed, [&](const Unnamed& one) {
+      names.push_back(one.initializer);
+      if (!matches(glob, one.initializer)) return false;
+      matched_[r].names.push_back(one.initializer);
+      return true;
+    });
   }
   if (matched_[r].names.empty())
     return nothing(r, thaws ? "parameter that the importer froze" : "parameter", all);
@@ -162,10 +174,7 @@ Status Rules::find_params(size_t r, const Glob& glob) {
 
 Status Rules::merge(size_t r, size_t into, size_t from) {
   RecoveredParam &a = out_.params[into], &b = out_.params[from];
-  const auto bytes = [](const RecoveredParam& p) {
-    return p.data.size > 0 ? p.data.made() : Bytes::zeros(static_cast<size_t>(p.type.bytes()));
-  };
-  if (a.type != b.type || as_text(bytes(a).span()) != as_text(bytes(b).span())) {
+  if (a.type != b.type || as_text(bytes_of(a).span()) != as_text(bytes_of(b).span())) {
     return fail(rules_[r].at, "'{}' and '{}' are stored with different values", a.name, b.name)
         .with_note("only names of one tensor can be tied");
   }
@@ -223,23 +232,53 @@ Status Rules::tie(size_t r) {
   return ok_status();
 }
 
-void Rules::include_found() {
-  for (const int i : included_) {
+// Another use of the parameter that the entry names, or a parameter of its own.
+Status Rules::include(size_t r, const OnnxTensor& tensor, int initializer) {
+  const ParamRule& rule = rules_[r];
+  TensorType type = tensor.type;
+  if (rule.transposed) {
+    if (type.shape.size() != 2)
+      return fail(rule.at, "'{}' {} is no matrix to transpose", quote_control(tensor.name),
+                  to_string(type));
+    std::swap(type.shape[0], type.shape[1]);
+  }
+  std::string name = rule.to.empty() ? tensor.name : join(split_text(rule.to, '/'), ".");
+  Derivation from = rule.transposed ? transposition(type.shape) : Derivation();
+  const Bytes data = undo_layout(from, tensor);
+  const int known = find_param(name);
+  const size_t p = known >= 0 ? static_cast<size_t>(known) : out_.params.size();
+  if (known >= 0 && !rule.transposed && out_.params[p].type != type &&
+      out_.params[p].type.bytes() == type.bytes()) {
+    from = {reshape_step(out_.params[p].type.shape, type.shape)};
+    type.shape = out_.params[p].type.shape;
+  }
+  if (known >= 0 && !(out_.params[p].type == type &&
+                      as_text(bytes_of(out_.params[p]).span()) == as_text(data.span()))) {
+    return fail(rule.to_at, "'{}' is not of the values of '{}'", quote_control(tensor.name),
+                quote_control(name));
+  }
+  for (const auto& [node, input] : free_uses(initializer))
+    out_.uses.push_back({node, input, p, from});
+  if (known < 0)
+    out_.params.push_back({.name = std::move(name),
+                           .evidence = "included by the strategy",
+                           .initializer = tensor.name,
+                           .type = std::move(type),
+                           .data = data});
+  return ok_status();
+}
+
+Status Rules::include_found() {
+  for (const auto& [r, i] : included_) {
     const OnnxTensor& tensor = model_.initializers[static_cast<size_t>(i)];
     std::erase_if(out_.constants,
                   [&](const std::string& line) { return line.starts_with(tensor.name + " "); });
-    for (const auto& [node, input] : free_uses(i)) {
-      out_.uses.push_back({node, input, out_.params.size()});
-    }
-    out_.params.push_back({.name = tensor.name,
-                           .evidence = "included by the strategy",
-                           .initializer = tensor.name,
-                           .type = tensor.type,
-                           .data = tensor.data});
+    PIPER_TRY(include(r, tensor, i));
   }
   std::sort(out_.uses.begin(), out_.uses.end(), [](const ParamUse& a, const ParamUse& b) {
     return std::pair(a.node, a.input) < std::pair(b.node, b.input);
   });
+  return ok_status();
 }
 
 // What they are used for reads the file's tensor, or nothing where the exporter deleted zeros.
@@ -368,7 +407,7 @@ Status Rules::run() {
     PIPER_ASSIGN(const Glob glob, Glob::parse(rule.match, rule.at));
     PIPER_TRY(rule.kind == Kind::kInclude ? find_constants(r, glob) : find_params(r, glob));
   }
-  include_found();
+  PIPER_TRY(include_found());
   exclude_found();
   return rename_all();
 }
@@ -382,8 +421,31 @@ Result<std::vector<RuleMatch>> apply_param_rules(const OnnxModel& model, Recover
   return std::move(apply).take();
 }
 
+namespace {
+
+constexpr size_t kShown = 8;
+
+Status check_unnamed(const OnnxModel& model, const std::vector<Unnamed>& unnamed) {
+  if (unnamed.empty()) return ok_status();
+  Error error = fail(
+      "the exporter computed {} tensor{} from parameters or constants, and the file "
+      "does not say from which",
+      unnamed.size(), unnamed.size() == 1 ? "" : "s");
+  for (size_t i = 0; i < std::min(unnamed.size(), kShown); ++i)
+    error.notes.push_back(quote_control(unnamed[i].text));
+  if (unnamed.size() > kShown) error.notes.emplace_back("…");
+  error.notes.push_back(export_help(model));
+  error.notes.push_back(fmt::format(
+      "help: or say under 'parameters' what they are: {{include: {{match: \"{0}\", as: NAME}}}} "
+      "trains such a tensor, {{exclude: \"{0}\"}} leaves it as it is",
+      quote_control(unnamed[0].initializer)));
+  return error;
+}
+
+}  // namespace
+
 Status check_swallowed(const OnnxModel& model, const Recovery& recovery) {
-  constexpr size_t kShown = 8;
+  PIPER_TRY(check_unnamed(model, recovery.unnamed));
   const std::vector<std::string>& names = recovery.swallowed;
   if (names.empty()) return ok_status();
   const std::span shown(names.data(), std::min(names.size(), kShown));

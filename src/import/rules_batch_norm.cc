@@ -62,6 +62,10 @@ Result<Vals> batch_norm(RuleContext& c) {
     if (c.in(i).shape != Shape{x.shape[1]})
       return c.error("input {} must have {} elements", i, x.shape[1]);
   }
+  constexpr int64_t kTrainingMode = 14;  // before that opset, further outputs meant it
+  if (c.opset < kTrainingMode && c.node.outputs.size() > 1)
+    return c.error(
+        "is in training mode, which is read from opset 14 on: export at that or a later one");
   const bool training = c.integer("training_mode", 0) != 0;
   PIPER_ASSIGN(Val mean, c.reshape(c.in(3), channel));
   PIPER_ASSIGN(Val variance, c.reshape(c.in(4), channel));

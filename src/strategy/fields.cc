@@ -40,12 +40,18 @@ constexpr Field kInput[] = {
     {"batch_dim", kInteger, kOptional, "Which dim is the batch."},
 };
 constexpr Field kParameter[] = {
-    {"include", kGlob, kOptional, "Float constants of the model that are parameters."},
+    {"include", kTextOrOne, kOptional,
+     "Float constants of the model that are parameters: a pattern, or what they are.", "include"},
     {"exclude", kGlob, kOptional, "Parameters that are constants."},
     {"freeze", kGlob, kOptional, "Parameters that keep their values."},
     {"thaw", kGlob, kOptional, "Parameters that the importer freezes and that are trained."},
     {"rename", kOne, kOptional, "New names for parameters.", "rename"},
     {"tie", kPaths, kOptional, "Names of one tensor; the first is its own."},
+};
+constexpr Field kIncluded[] = {
+    {"match", kGlob, kRequired, "A pattern over names of constants."},
+    {"as", kText, kRequired, "The parameter that they are."},
+    {"transposed", kBool, kOptional, "The file has the transpose of it. Default false."},
 };
 constexpr Field kRename[] = {
     {"from", kGlob, kRequired, "A pattern over paths of parameters."},
@@ -259,6 +265,7 @@ constexpr Object kObjects[] = {
     {"requirement", kRequirement},
     {"input", kInput},
     {"parameter", kParameter, true},
+    {"include", kIncluded},
     {"rename", kRename},
     {"loss", kLoss, true},
     {"cross_entropy", kCrossEntropy},

@@ -98,6 +98,15 @@ Result<ParamRule> read_param_rule(const yaml::Node& item, const Scope& scope) {
     return rule;
   }
   const yaml::Node* pattern = &given.value;
+  if (rule.kind == ParamRule::Kind::kInclude && given.value.is(yaml::Node::Kind::kMap)) {
+    PIPER_ASSIGN(const fields::Fields parts, fields::read(given.value, given.key.at, "include"));
+    pattern = parts["match"];
+    PIPER_ASSIGN(rule.to, read_text(*parts["as"], scope));
+    rule.to_at = parts["as"]->at;
+    if (const yaml::Node* transposed = parts["transposed"]) {
+      PIPER_ASSIGN(rule.transposed, read_bool(*transposed));
+    }
+  }
   if (rule.kind == ParamRule::Kind::kRename) {
     PIPER_ASSIGN(const fields::Fields parts, fields::read(given.value, given.key.at, "rename"));
     pattern = parts["from"];

@@ -135,6 +135,55 @@ class Quantised(nn.Module):
         return F.mse_loss(y, x) + F.mse_loss(z.detach(), q) + 0.1 * kept + 0.1 * F.mse_loss(y, teacher)
 
 
+class Again(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.steps = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 8), nn.PReLU(), nn.Linear(8, 16, bias=False))
+        self.scale = nn.Parameter(torch.ones(16) / 4)
+
+    def forward(self, x):
+        return x + self.scale * self.steps(x)
+
+
+class Fresh(nn.Module):
+    """Copies of a layer, a block called three times, adapters that begin with zeros, modules that have no scope, a tied head."""
+    def __init__(self):
+        super().__init__()
+        self.words, self.first, self.places = nn.Embedding(VOCAB, 16), nn.Parameter(torch.zeros(1, 1, 16)), nn.Parameter(torch.zeros(1, TIME + 1, 16))
+        self.layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 16, 0.0, batch_first=True), 2, enable_nested_tensor=False)
+        self.again, self.other = Again(), Again()
+        self.mixed = nn.ModuleDict({"a-b": nn.Linear(16, 16), "c": nn.Sequential(nn.Tanh(), nn.Linear(16, 16))})
+        self.down = nn.ModuleList(nn.Linear(16, 2, bias=False) for _ in range(2))
+        self.up = nn.ModuleList(nn.Linear(2, 16, bias=False) for _ in range(2))
+        for up in self.up:
+            nn.init.zeros_(up.weight)
+        self.norm, self.head = nn.LayerNorm(16), nn.Linear(16, VOCAB, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, input_ids, labels):
+        x = self.words(input_ids)
+        x = self.layers(torch.cat([self.first.expand(x.shape[0], -1, -1), x], 1) + self.places)
+        x = self.again(self.other(self.again(self.again(x))))
+        for down, up in zip(self.down, self.up):
+            x = x + torch.tanh(up(down(x)))
+        x = x + self.mixed["c"](self.mixed["a-b"](x))
+        return F.cross_entropy(self.head(self.norm(x[:, 1:])).flatten(0, 1), labels.flatten(), ignore_index=-100)
+
+
+class FreshImages(nn.Module):
+    """Norms and activations of channels, all alike at first."""
+    def __init__(self):
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(3 if i == 0 else 4, 4, 3, 1, 1, bias=False) for i in range(4))
+        self.norms = nn.ModuleList([nn.GroupNorm(2, 4), nn.GroupNorm(2, 4), nn.InstanceNorm2d(4, affine=True), nn.InstanceNorm2d(4, affine=True)])
+        self.acts, self.head = nn.ModuleList(nn.PReLU(4) for _ in range(4)), nn.Linear(4, 5)
+
+    def forward(self, x, labels):
+        for conv, norm, act in zip(self.convs, self.norms, self.acts):
+            x = act(norm(conv(x)))
+        return F.cross_entropy(self.head(x.mean((2, 3))), labels)
+
+
 class Language(nn.Module):
     def __init__(self, model):
         super().__init__()
@@ -183,7 +232,8 @@ def falcon():  # multi-query attention, weights transposed by the exporter under
 
 
 # static: as the exporter is by default, the batch of the example's size; of tables it keeps the rows that are looked up.
-def write(name, build, batch_of, static=False):
+# older: the opset for the older exporter, which folds constants and merges what is equal.
+def write(name, build, batch_of, static=False, older=None):
     torch.manual_seed(5)
     model = build().eval()
     g = torch.Generator().manual_seed(6)
@@ -193,8 +243,12 @@ def write(name, build, batch_of, static=False):
     file = str(path / "model.onnx")
     dim = torch.export.Dim("batch", min=1, max=4096)
     args = tuple(batches[0].values())
-    torch.onnx.export(model, args, file, dynamo=True, input_names=list(batches[0]), output_names=["loss"], opset_version=18,
-                      dynamic_shapes=None if static else tuple({0: dim} for _ in args), external_data=False, verbose=False)
+    names = dict(input_names=list(batches[0]), output_names=["loss"], verbose=False)
+    if older:
+        torch.onnx.export(model, args, file, dynamo=False, opset_version=older, dynamic_axes={n: {0: "batch"} for n in batches[0]}, **names)
+    else:
+        torch.onnx.export(model, args, file, dynamo=True, opset_version=18, dynamic_shapes=None if static else tuple({0: dim} for _ in args),
+                          external_data=False, **names)
     proto = onnx.load(file)
     keep = {"pkg.torch.onnx.fx_node", "pkg.torch.onnx.name_scopes", "pkg.onnxscript.rewriter.rule_name"}
     for node in proto.graph.node:
@@ -227,3 +281,5 @@ write("gptj", gptj, tokens)
 write("falcon", falcon, tokens)
 write("static-tables", Typed, tokens, static=True)
 write("quantised", Quantised, vectors)
+write("older-fresh", Fresh, tokens, older=17)
+write("older-images", FreshImages, images, older=14)

@@ -201,3 +201,81 @@ write("sinusoids",
        add_table("add", "b.weight", "add_1", ["net.Model", "net.Encoder", "aten.add.Tensor"]),
        add_table("add_1", "c.weight", "add_2", ["net.Model", "net.Encoder", "aten.add.Tensor"]), *loss("add_2")],
       [tensor("a.weight", 6, 4), sinusoids("b.weight", 6, 4), tensor("c.weight", 6, 4)], ["batch", 6, 4], ["a.weight", "b.weight", "c.weight"])
+# ---- The older exporter: no metadata, scopes in node names, what is equal behind an Identity -------------------------------------
+
+
+def old(scope, op, inputs, output=None, **attrs):
+    name = f"/{scope}/{op}" if scope else f"/{op}"
+    return helper.make_node(op, inputs.split(), [output or f"{name}_output_0"], name=name, **attrs)
+
+
+def copy(of, name):
+    return helper.make_node("Identity", [of], [name], name=f"Identity_{name}")
+
+
+def write_older(name, nodes, initializers, x, opset=17):
+    last = nodes[-1].output[0]
+    nodes = [*nodes, old("", "Mul", f"{last} {last}"), old("", "ReduceMean", "/Mul_output_0", "loss", keepdims=0)]
+    ids = x == ["ids"]
+    shape = ["batch", 3] if ids else x
+    graph = helper.make_graph(nodes, name, [helper.make_tensor_value_info("x", TensorProto.INT64 if ids else TensorProto.FLOAT, shape)],
+                              [helper.make_tensor_value_info("loss", TensorProto.FLOAT, [])], initializers)
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8, producer_name="pytorch"), OUT / f"{name}.onnx")
+
+
+def linear(scope, x, weight, bias=None):
+    out = f"/{scope}/MatMul_output_0"
+    return [old(scope, "MatMul", f"{x} {weight}")] + ([old(scope, "Add", f"{bias} {out}")] if bias else [])
+
+
+def norm(scope, x, module):
+    return old(scope, "LayerNormalization", f"{x} {module}.weight {module}.bias", axis=-1)
+
+
+def zeros(name, *shape):
+    return numpy_helper.from_array(np.zeros(shape, np.float32), name)
+
+
+# Norms that are alike, a module that is called again (its scope has a number then), a copy of it, modules whose parent is not
+# called, a mask; without biases a list that is called again, a module that is called again, and two whose names look like it.
+write_older("older_copies",
+            [copy("n.0.weight", "n.1.weight"), copy("n.0.bias", "n.1.bias"), copy("onnx::MatMul_1", "onnx::MatMul_2"), copy("onnx::MatMul_1", "onnx::MatMul_3"),
+             copy("d.fc.bias", "d.copy.bias"), copy("onnx::MatMul_8", "onnx::MatMul_9"),
+             norm("n.0", "x", "n.0"), *linear("fc", "/n.0/LayerNormalization_output_0", "onnx::MatMul_1", "d.fc.bias"),
+             norm("n.1", "/fc/Add_output_0", "n.1"), *linear("fc_1", "/n.1/LayerNormalization_output_0", "onnx::MatMul_2", "d.fc.bias"),
+             *linear("copy", "/fc_1/Add_output_0", "onnx::MatMul_3", "d.copy.bias"), old("", "Add", "/copy/Add_output_0 onnx::Add_7"),
+             old("", "Softmax", "/Add_output_0", axis=-1), *linear("l/l.0", "/Softmax_output_0", "onnx::MatMul_8"),
+             *linear("l/l.0_1", "/l/l.0/MatMul_output_0", "onnx::MatMul_9"), copy("onnx::MatMul_10", "onnx::MatMul_11"),
+             *linear("out", "/l/l.0_1/MatMul_output_0", "onnx::MatMul_10"), *linear("out_1", "/out/MatMul_output_0", "onnx::MatMul_11"),
+             *linear("two", "/out_1/MatMul_output_0", "onnx::MatMul_12"), *linear("two_1", "/two/MatMul_output_0", "onnx::MatMul_13")],
+            [ones("n.0.weight", 4), zeros("n.0.bias", 4), tensor("onnx::MatMul_1", 4, 4), zeros("d.fc.bias", 4),
+             numpy_helper.from_array(np.array([0, -np.inf, 0, 0], np.float32), "onnx::Add_7"), *(tensor(f"onnx::MatMul_{k}", 4, 4) for k in (8, 10, 12, 13))], ["batch", 4])
+# A group norm and a PReLU, whose weights have dims of one behind the channels.
+channels = [old("act", "PRelu", "x onnx::PRelu_1"), old("norm", "Constant", "", "shape", value=numpy_helper.from_array(np.array([0, 1, -1], np.int64))),
+            old("norm", "Reshape", "/act/PRelu_output_0 shape", "groups"), old("norm", "InstanceNormalization", "groups one none"),
+            old("norm", "Shape", "/act/PRelu_output_0"), old("norm", "Reshape", "/norm/InstanceNormalization_output_0 /norm/Shape_output_0", "whole"),
+            old("norm", "Mul", "whole onnx::Mul_2"), old("norm", "Add", "/norm/Mul_output_0 onnx::Add_3")]
+units = [old("norm", "Constant", "", name, value=numpy_helper.from_array(np.full(1, value, np.float32))) for name, value in (("one", 1), ("none", 0))]
+write_older("older_channels", units + channels, [tensor(name, 3, 1, 1) for name in ("onnx::PRelu_1", "onnx::Mul_2", "onnx::Add_3")], IMAGE)
+# What was computed from parameters: 1 + w, and a matrix that no module's scope tells, at two places.
+write_older("older_folded",
+            [copy("onnx::MatMul_5", "onnx::MatMul_6"), old("norm", "Mul", "x onnx::Mul_4"), old("", "MatMul", "/norm/Mul_output_0 onnx::MatMul_5"),
+             old("", "Tanh", "/MatMul_output_0"), helper.make_node("MatMul", ["/Tanh_output_0", "onnx::MatMul_6"], ["y"], name="/MatMul_1")],
+            [tensor("onnx::Mul_4", 4), tensor("onnx::MatMul_5", 4, 4)], ["batch", 4])
+# Two matrices of zeros: one head called twice, or two.
+write_older("older_zeros", [copy("onnx::MatMul_1", "onnx::MatMul_2"), *linear("head", "x", "onnx::MatMul_1"), *linear("head_1", "x", "onnx::MatMul_2"),
+                            old("", "Add", "/head/MatMul_output_0 /head_1/MatMul_output_0")], [zeros("onnx::MatMul_1", 4, 4)], ["batch", 4])
+# Merged by another program, which leaves no Identity.
+write_older("older_merged", [norm("n.0", "x", "n.0"), helper.make_node("LayerNormalization", ["/n.0/LayerNormalization_output_0", "n.0.weight", "n.1.bias"],
+                                                                       ["y"], name="/n.1/LayerNormalization", axis=-1)],
+            [ones("n.0.weight", 4), zeros("n.0.bias", 4), tensor("n.1.bias", 4)], ["batch", 4])
+# A tied head, a padding row, and what may be a buffer.
+words = rng.normal(size=(5, 4)).astype(np.float32)
+words[0] = 0
+write_older("older_tied", [old("words", "Gather", "words.weight x"), old("", "Sub", "/words/Gather_output_0 scale"), *linear("head", "/Sub_output_0", "onnx::MatMul_3")],
+            [numpy_helper.from_array(words, "words.weight"), tensor("scale", 4), numpy_helper.from_array(words.T.copy(), "onnx::MatMul_3")], ["ids"])
+# A batch norm that trains, before the opset that has a word for it.
+write_older("older_batch_norm", [helper.make_node("BatchNormalization", ["x", *(f"bn.{w}" for w in ("weight", "bias", "running_mean", "running_var"))],
+                                                  ["y", "mean", "var", "saved_mean", "saved_var"], name="/bn/BatchNormalization"),
+                                 helper.make_node("Tanh", ["y"], ["z"], name="/Tanh")],
+            [ones("bn.weight", 3), zeros("bn.bias", 3), zeros("bn.running_mean", 3), ones("bn.running_var", 3)], IMAGE, opset=13)

@@ -295,7 +295,7 @@ TEST_F(Import, SaysByWhatEvidenceEachParameterWasFound) {
             "signature + call embedding | model.lm_head.weight, val_381 (transposed)");
   EXPECT_EQ(lines["model.wpe.weight"], "folded from it, as embedding_1 | embedding_1");
   read("gpt-ts17");
-  EXPECT_EQ(lines["model.h.0.qkv.weight"], "scope and content | onnx::MatMul_562 (transposed)");
+  EXPECT_EQ(lines["model.h.0.qkv.weight"], "the name of its bias | onnx::MatMul_562 (transposed)");
   EXPECT_EQ(lines["model.h.0.qkv.bias"], "kept name | model.h.0.qkv.bias");
   read("gpt2-hf");
   EXPECT_EQ(lines["model.transformer.h.0.attn.c_attn.bias"],

@@ -1,0 +1,114 @@
+// Anonymous tensors are what the exporter computed from a parameter: the transposed weight of a
+// Linear, and the weights of PReLU and GroupNorm with dims of one behind the channels.
+#include <algorithm>
+#include <set>
+
+#include "params_names.h"
+
+namespace piper::onnx_import {
+
+Readers::Readers(const OnnxModel& m, const std::vector<std::string>& s) : model(m), scopes(s) {
+  for (size_t n = 0; n < model.nodes.size(); ++n) {
+    within[scopes[n]].push_back(n);
+    for (size_t i = 0; i < model.nodes[n].inputs.size(); ++i)
+      of[model.nodes[n].inputs[i]].push_back({n, i});
+  }
+}
+
+std::optional<Place> Readers::only(size_t node, std::string_view op) const {
+  if (model.nodes[node].outputs.size() != 1) return {};
+  const auto found = of.find(model.nodes[node].outputs[0]);
+  if (found == of.end() || found->second.size() != 1) return {};
+  const Place place = found->second[0];
+  return model.nodes[place.node].op == op ? std::optional(place) : std::nullopt;
+}
+
+bool Readers::is_leaf(const std::string& scope) const {
+  const auto next = within.lower_bound(scope + "/");
+  return next == within.end() || !next->first.starts_with(scope + "/");
+}
+
+bool Readers::is_leaf_of(const std::string& scope,
+                         std::initializer_list<std::string_view> ops) const {
+  const auto nodes = within.find(scope);
+  if (scope.empty() || nodes == within.end() || !is_leaf(scope)) return false;
+  std::set<std::string_view> calls;  // of a list's member, which share the scope
+  for (const size_t n : nodes->second) {
+    const OnnxNode& node = model.nodes[n];
+    if (std::find(ops.begin(), ops.end(), node.op) == ops.end()) return false;
+    const std::string_view call = std::string_view(node.name).substr(0, node.name.rfind('/'));
+    if (node.op == *ops.begin() && !calls.insert(call).second) return false;
+  }
+  return !calls.empty();
+}
+
+namespace {
+
+std::string within(std::string_view module, std::string_view name) {
+  return module.empty() ? std::string(name) : fmt::format("{}.{}", module, name);
+}
+
+class Finder {
+ public:
+  Finder(const Readers& readers, const ModulePaths& modules, const OnnxTensor& tensor,
+         const Place& place)
+      : readers_(readers),
+        modules_(modules),
+        tensor_(tensor),
+        place_(place),
+        node_(readers.model.nodes[place.node]),
+        scope_(readers.scopes[place.node]) {}
+
+  std::optional<Role> run() const {
+    const Shape& shape = tensor_.type.shape;
+    if (node_.op == "MatMul" && place_.input == 1 && shape.size() == 2) return weight();
+    const bool flat =
+        shape.size() > 1 && num_elements(shape) == shape[0];  // dims of one behind the channels
+    if (!flat || place_.input != 1) return {};
+    if (node_.op == "PRelu" && readers_.is_leaf_of(scope_, {"PRelu"})) return own("weight");
+    const bool norm = readers_.is_leaf_of(
+        scope_, {"InstanceNormalization", "Constant", "Reshape", "Shape", "Mul", "Add", "Cast"});
+    if (norm && node_.op == "Mul" && readers_.only(place_.node, "Add")) return own("weight");
+    if (norm && node_.op == "Add") return own("bias");
+    return {};
+  }
+
+ private:
+  std::optional<Role> own(std::string_view name) const {
+    return Role{within(modules_.of(scope_), name), "scope", Role::Form::kFlat};
+  }
+  // A Linear has a scope of its own; elsewhere the bias that is added tells, which linear() writes
+  // first.
+  std::optional<Role> weight() const {
+    const bool leaf = readers_.is_leaf_of(scope_, {"MatMul", "Add"});
+    const std::string module = modules_.of(scope_);
+    if (const auto add = readers_.only(place_.node, "Add")) {
+      const std::string& bias = readers_.model.nodes[add->node].inputs[1 - add->input];
+      const bool beside = readers_.scopes[add->node] == scope_ && !is_anonymous(bias);
+      const std::string_view own = module_of(bias);
+      const std::string_view last = std::string_view(bias).substr(own.empty() ? 0 : own.size() + 1);
+      const bool tells = beside && (leaf ? own == module : add->input == 1);
+      if (tells && last == "bias") return Role{within(own, "weight"), "the name of its bias"};
+      if (tells && last == "in_proj_bias")
+        return Role{within(own, "in_proj_weight"), "the name of its bias"};
+    }
+    if (leaf) return Role{within(module, "weight"), "scope"};
+    return {};
+  }
+
+  const Readers& readers_;
+  const ModulePaths& modules_;
+  const OnnxTensor& tensor_;
+  const Place& place_;
+  const OnnxNode& node_;
+  const std::string& scope_;
+};
+
+}  // namespace
+
+std::optional<Role> role_of(const Readers& readers, const ModulePaths& modules,
+                            const OnnxTensor& tensor, const Place& place) {
+  return Finder(readers, modules, tensor, place).run();
+}
+
+}  // namespace piper::onnx_import
