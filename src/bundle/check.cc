@@ -2,20 +2,14 @@
 #include <algorithm>
 #include <set>
 
+#include "bad.h"
 #include "files.h"
 
 namespace piper {
 namespace {
 
-template <class... Args>
-Error bad(fmt::format_string<Args...> text, Args&&... args) {
-  return fail(fmt::runtime(text), std::forward<Args>(args)...).with_code(ExitCode::kPlan);
-}
-
 constexpr int32_t kMostPriority = 100;
 constexpr int64_t kMostHostBytes = int64_t{1} << 56;
-
-bool in_range(int64_t id, size_t count) { return id >= 0 && id < static_cast<int64_t>(count); }
 
 Status check_names(const RoleProgram& role) {
   std::set<std::string_view> names;

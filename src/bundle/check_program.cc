@@ -1,17 +1,11 @@
 #include <algorithm>
 #include <numeric>
 
+#include "bad.h"
 #include "files.h"
 
 namespace piper {
 namespace {
-
-template <class... Args>
-Error bad(fmt::format_string<Args...> text, Args&&... args) {
-  return fail(fmt::runtime(text), std::forward<Args>(args)...).with_code(ExitCode::kPlan);
-}
-
-bool in_range(int64_t id, size_t count) { return id >= 0 && id < static_cast<int64_t>(count); }
 
 Status check_sizes(const Program& program) {
   const size_t values = program.values.size();

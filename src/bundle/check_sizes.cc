@@ -2,15 +2,11 @@
 // not believe it.
 #include <algorithm>
 
+#include "bad.h"
 #include "files.h"
 
 namespace piper {
 namespace {
-
-template <class... Args>
-Error bad(fmt::format_string<Args...> text, Args&&... args) {
-  return fail(fmt::runtime(text), std::forward<Args>(args)...).with_code(ExitCode::kPlan);
-}
 
 constexpr int64_t kMostTransport = int64_t{2} << 20, kMostScratch = int64_t{4} << 20;
 

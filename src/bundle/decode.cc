@@ -1,5 +1,6 @@
 // From bytes to structures. Only what a structure cannot hold is refused here (enums, sizes of the
 // file); check.cc judges the rest.
+#include "bad.h"
 #include "files.h"
 #include "plan.pb.h"
 
@@ -181,12 +182,6 @@ class Decoder {
   std::string wrong_;
 };
 
-template <class... Args>
-Error bad(const std::string& path, fmt::format_string<Args...> text, Args&&... args) {
-  return fail(SourceSpan{path}, "{}", fmt::format(text, std::forward<Args>(args)...))
-      .with_code(ExitCode::kPlan);
-}
-
 }  // namespace
 
 Result<std::string_view> unwrap(std::string_view magic, std::string_view file,
@@ -194,18 +189,18 @@ Result<std::string_view> unwrap(std::string_view magic, std::string_view file,
   // The last character of the magic is the envelope's own version.
   const std::string_view start = file.substr(0, 7);
   if (start != magic.substr(0, start.size()))
-    return bad(path, "this is not a plan file of this kind");
+    return bad_at(path, "this is not a plan file of this kind");
   if (file.size() < kEnvelope)
-    return bad(path, "the file is truncated: {} bytes are left", file.size());
+    return bad_at(path, "the file is truncated: {} bytes are left", file.size());
   const uint64_t version = integer_at(file, 8, 4), size = integer_at(file, 12, 8);
   if (file[7] != magic[7] || version != kPlanFormatVersion)
-    return bad(path, "the plan has format version {}, this program reads version {}", version,
-               kPlanFormatVersion);
+    return bad_at(path, "the plan has format version {}, this program reads version {}", version,
+                  kPlanFormatVersion);
   const std::string_view payload = file.substr(kEnvelope);
   if (payload.size() < size)
-    return bad(path, "the file is truncated: {} of {} bytes are left", payload.size(), size);
+    return bad_at(path, "the file is truncated: {} of {} bytes are left", payload.size(), size);
   if (payload.size() != size || digest(payload) != file.substr(20, 32))
-    return bad(path, "the file was modified: its content does not match its digest");
+    return bad_at(path, "the file was modified: its content does not match its digest");
   return payload;
 }
 
@@ -213,10 +208,10 @@ Result<RoleProgram> decode_role(std::string_view payload, const std::string& pat
   proto::RoleProgram message;
   if (payload.size() > (size_t{1} << 28) ||
       !message.ParseFromArray(payload.data(), static_cast<int>(payload.size())))
-    return bad(path, "the role program cannot be decoded");
+    return bad_at(path, "the role program cannot be decoded");
   Decoder decoder;
   RoleProgram role = decoder.role(message);
-  if (!decoder.wrong().empty()) return bad(path, "{}", decoder.wrong());
+  if (!decoder.wrong().empty()) return bad_at(path, "{}", decoder.wrong());
   if (auto checked = check_role(role); !checked) {
     checked.error().at = SourceSpan{path};
     return std::move(checked).error();
@@ -228,7 +223,7 @@ Result<RankHeader> decode_header(std::string_view payload, const std::string& pa
   proto::RankHeader message;
   if (payload.size() > (size_t{1} << 16) ||
       !message.ParseFromArray(payload.data(), static_cast<int>(payload.size())))
-    return bad(path, "the rank's header cannot be decoded");
+    return bad_at(path, "the rank's header cannot be decoded");
   RankHeader header{message.rank(), {}, message.role(), message.set_id()};
   copy_from(message.coordinates(), header.coordinates);
   return header;

@@ -5,17 +5,12 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "bad.h"
 #include "files.h"
 #include "piper/data.h"
 
 namespace piper {
 namespace {
-
-template <class... Args>
-Error bad(const std::string& path, fmt::format_string<Args...> text, Args&&... args) {
-  return fail(SourceSpan{path}, fmt::runtime(text), std::forward<Args>(args)...)
-      .with_code(ExitCode::kPlan);
-}
 
 // What is wrong with a file is wrong with the plans; what the system refuses is not.
 template <class T>
@@ -28,7 +23,7 @@ Result<Manifest> read_manifest(const std::string& directory) {
   const std::string path = directory + "/manifest.json";
   std::error_code ignored;
   if (!std::filesystem::exists(path, ignored))
-    return bad(directory, "this is no plan set: it has no manifest.json");
+    return bad_at(directory, "this is no plan set: it has no manifest.json");
   PIPER_ASSIGN(const std::string text, as_plan_error(read_text_file(path, int64_t{64} << 20)));
   return parse_manifest(text, path);
 }
@@ -37,16 +32,16 @@ Result<RoleProgram> read_role(const PlanSet& set, const std::string& id) {
   const std::string name = role_file(id), path = set.directory + "/" + name;
   const auto listed = set.manifest.files.find(name);
   if (listed == set.manifest.files.end())
-    return bad(path, "the manifest does not list this role program");
+    return bad_at(path, "the manifest does not list this role program");
   PIPER_ASSIGN(const Bytes file, as_plan_error(map_file(path)));
   PIPER_ASSIGN(const std::string_view payload, unwrap(kRoleMagic, as_text(file.span()), path));
   if (digest(as_text(file.span())) != listed->second || digest(payload) != id)
-    return bad(
+    return bad_at(
         path, "the role program is of another compilation: its digest is {}, the manifest names {}",
         digest(payload), id);
   PIPER_ASSIGN(RoleProgram role, decode_role(payload, path));
   if (role.mesh != set.manifest.mesh)
-    return bad(path, "the role program is for another mesh than the manifest");
+    return bad_at(path, "the role program is for another mesh than the manifest");
   return role;
 }
 
@@ -60,18 +55,18 @@ Result<RankHeader> read_header(const std::string& path) {
 Status check_header(const std::string& path, const RankHeader& header, int64_t rank,
                     const PlanSet& set, const std::vector<std::string>& role_of_rank) {
   if (header.set_id != set.manifest.set_id)
-    return bad(path,
-               "this plan is of another compilation: its plan set is {}, the manifest's is {}",
-               quote_control(header.set_id), set.manifest.set_id);
+    return bad_at(path,
+                  "this plan is of another compilation: its plan set is {}, the manifest's is {}",
+                  quote_control(header.set_id), set.manifest.set_id);
   if (header.rank < 0 || header.rank >= set.world())
-    return bad(path, "rank {} is outside the world of {}", header.rank, set.world());
+    return bad_at(path, "rank {} is outside the world of {}", header.rank, set.world());
   if (rank >= 0 && header.rank != rank)
-    return bad(path, "this is the plan of rank {}", header.rank);
+    return bad_at(path, "this is the plan of rank {}", header.rank);
   if (header.coordinates != coordinates_of(set.manifest.mesh, header.rank))
-    return bad(path, "the coordinates are not those of rank {}", header.rank);
+    return bad_at(path, "the coordinates are not those of rank {}", header.rank);
   if (header.role != role_of_rank[header.rank])
-    return bad(path, "rank {} binds role {}, the manifest says {}", header.rank,
-               quote_control(header.role), role_of_rank[header.rank]);
+    return bad_at(path, "rank {} binds role {}, the manifest says {}", header.rank,
+                  quote_control(header.role), role_of_rank[header.rank]);
   return ok_status();
 }
 
@@ -94,13 +89,14 @@ Status read_tensor_types(PlanSet& set) {
       if (tensor.init.empty()) continue;
       const auto found = by_name.find(tensor.init);
       if (found == by_name.end())
-        return bad(path, "buffer '{}' wants the initial value '{}', which is not there",
-                   quote_control(tensor.name), quote_control(tensor.init));
+        return bad_at(path, "buffer '{}' wants the initial value '{}', which is not there",
+                      quote_control(tensor.name), quote_control(tensor.init));
       if (found->second->dtype != tensor.type.dtype ||
           num_elements(found->second->shape) !=
               num_elements(tensor.part_of < 0 ? tensor.type.shape : tensor.whole))
-        return bad(path, "'{}' is {}, but buffer '{}' is {}", quote_control(tensor.init),
-                   to_string(*found->second), quote_control(tensor.name), to_string(tensor.type));
+        return bad_at(path, "'{}' is {}, but buffer '{}' is {}", quote_control(tensor.init),
+                      to_string(*found->second), quote_control(tensor.name),
+                      to_string(tensor.type));
     }
   return ok_status();
 }
@@ -163,7 +159,7 @@ Result<PlanSet> read_plan_set(const std::string& directory) {
     if (listed == set.manifest.files.end()) continue;
     PIPER_ASSIGN(const Bytes file, as_plan_error(map_file(path)));
     if (digest(as_text(file.span())) != listed->second)
-      return bad(path, "the oracle's plan set is of another compilation, or was modified");
+      return bad_at(path, "the oracle's plan set is of another compilation, or was modified");
   }
   return set;
 }
@@ -176,8 +172,8 @@ Result<RankPlan> read_rank_plan(const std::string& file) {
   PlanSet set = std::move(opened.set);
   PIPER_TRY(check_header(file, header, -1, set, opened.role_of_rank));
   if (path.filename() != rank_file(header.rank))
-    return bad(file, "this is the plan of rank {}; its file is named {}", header.rank,
-               rank_file(header.rank));
+    return bad_at(file, "this is the plan of rank {}; its file is named {}", header.rank,
+                  rank_file(header.rank));
   PIPER_ASSIGN(set.roles[set.role_of_rank[header.rank]], read_role(set, header.role));
   PIPER_TRY(read_tensor_types(set));
   return RankPlan{std::move(header), std::move(set)};
@@ -189,7 +185,7 @@ Status load_params(PlanSet& set) {
     if (!name.ends_with(kInitFile)) continue;
     PIPER_ASSIGN(const Bytes file, as_plan_error(map_file(path)));
     if (digest(as_text(file.span())) != hash)
-      return bad(path, "the initial values are of another compilation, or were modified");
+      return bad_at(path, "the initial values are of another compilation, or were modified");
   }
   PIPER_ASSIGN(std::vector<NamedTensor> tensors, as_plan_error(read_safetensors(path)));
   set.tensors.clear();

@@ -13,7 +13,7 @@
 namespace piper {
 namespace {
 
-constexpr int32_t kNone = -1;
+constexpr int32_t kUnchosen = -1;
 
 // In the low type: what takes the time.
 constexpr std::array kLowOps = std::to_array<std::string_view>({"Attention", "MatMul"});
@@ -38,7 +38,7 @@ class Caster {
         wide_(!precisions.empty() && precisions[0].compute == DType::kF64 ? DType::kF64
                                                                           : DType::kF32),
         build_(graph_),
-        chosen_(graph_.nodes.size(), kNone),
+        chosen_(graph_.nodes.size(), kUnchosen),
         counts_(precisions.size()) {}
 
   Result<Graph> run(Explanations& out) {
@@ -77,7 +77,7 @@ class Caster {
       if (precision.match && !precision.match->match(node.scope)) continue;
       PIPER_ASSIGN(const auto met, match_node(graph_, node, precision.where, variables_));
       if (!met) continue;
-      if (chosen_[i] != kNone)
+      if (chosen_[i] != kUnchosen)
         return fail(precision.at, "precision: {} at '{}' is chosen twice", node.op, node.scope)
             .with_note("first at " + place_of(precisions_[static_cast<size_t>(chosen_[i])].at));
       chosen_[i] = static_cast<int32_t>(d);
@@ -127,7 +127,7 @@ class Caster {
     std::map<ValueId, int32_t> reader;
     for (size_t i = 0; i < graph_.nodes.size(); ++i)
       for (ValueId input : graph_.nodes[i].inputs)
-        if (input.valid() && chosen_[i] != kNone) reader.try_emplace(input, chosen_[i]);
+        if (input.valid() && chosen_[i] != kUnchosen) reader.try_emplace(input, chosen_[i]);
     for (const Param& param : graph_.params) {
       const auto found = reader.find(param.value);
       Value& value = graph_.value(param.value);
@@ -200,18 +200,18 @@ class Caster {
                          [&](ValueId input) { return input.valid() && dtype_of(input) == dtype; });
     };
     if (wide_ != DType::kF64 && dtypes(DType::kF64)) return ok_status();
-    if (d != kNone && node.op == "Cast") {
+    if (d != kUnchosen && node.op == "Cast") {
       recast(node, counts_[static_cast<size_t>(d)]);
     } else {
       const DType type =
-          d == kNone ? DType::kF32 : type_for(node, precisions_[static_cast<size_t>(d)]);
+          d == kUnchosen ? DType::kF32 : type_for(node, precisions_[static_cast<size_t>(d)]);
       bool floats = false;
       for (ValueId& input : node.inputs) {
         if (!input.valid() || !is_castable(dtype_of(input))) continue;
         floats = true;
-        input = in_type(input, d == kNone ? unchosen_type(node, input) : type, node, d);
+        input = in_type(input, d == kUnchosen ? unchosen_type(node, input) : type, node, d);
       }
-      if (d != kNone && floats) count(node, type, counts_[static_cast<size_t>(d)]);
+      if (d != kUnchosen && floats) count(node, type, counts_[static_cast<size_t>(d)]);
     }
     graph_.node(id) = node;
     return infer(id);
@@ -266,7 +266,7 @@ class Caster {
     build_.tags = beside.tags;
     build_.pass = beside.pass;
     const ValueId made = build_.op1("Cast", {value}, {{"to", std::string(info(type).name)}});
-    if (d != kNone) {
+    if (d != kUnchosen) {
       Counts& counts = counts_[static_cast<size_t>(d)];
       ++counts.casts;
       counts.param_casts += graph_.value(value).kind == ValueKind::kState;

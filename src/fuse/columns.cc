@@ -7,7 +7,7 @@
 namespace piper {
 namespace {
 
-constexpr size_t kNone = ~size_t{0};
+constexpr size_t kNowhere = ~size_t{0};
 
 // Columns [first, first + count) of a tensor seen as rows of `row` elements.
 struct Columns {
@@ -116,10 +116,10 @@ class ColumnMaker {
     ProgramOp& op = program_.ops[o];
     if (!op.attrs.find("columns")) return;
     std::vector<int32_t> made(op.outputs.begin(), op.outputs.begin() + 3);
-    size_t c = kNone;
+    size_t c = kNowhere;
     for (int32_t value : made) {
       const auto& readers = readers_[at(value)];
-      if (whole_local(value) != value || readers.size() != 1 || (c != kNone && readers[0] != c))
+      if (whole_local(value) != value || readers.size() != 1 || (c != kNowhere && readers[0] != c))
         return;
       c = readers[0];
     }

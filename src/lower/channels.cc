@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <tuple>
 
+#include "at.h"
+
 namespace piper {
 namespace {
-
-size_t at(int32_t i) { return static_cast<size_t>(i); }
 
 // A transfer on its route.
 struct Message {

@@ -4,14 +4,13 @@
 #include <map>
 #include <set>
 
+#include "at.h"
 #include "piper/memory.h"
 
 namespace piper {
 namespace {
 
 using Gather = Sharding::Gather;
-
-size_t at(int64_t id) { return static_cast<size_t>(id); }
 
 class Inserter {
  public:

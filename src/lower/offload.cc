@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <map>
 
+#include "at.h"
+
 namespace piper {
 namespace {
-
-size_t at(int64_t id) { return static_cast<size_t>(id); }
 
 class Copier {
  public:

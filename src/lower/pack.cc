@@ -7,10 +7,10 @@
 #include <algorithm>
 #include <map>
 
+#include "at.h"
+
 namespace piper {
 namespace {
-
-size_t at(int32_t id) { return static_cast<size_t>(id); }
 
 // How a program reads an argument: as the right operand of products, as it is stored or transposed;
 // or otherwise; or not at all.

@@ -4,6 +4,7 @@
 #include <map>
 #include <utility>
 
+#include "at.h"
 #include "piper/memory.h"
 
 namespace piper {
@@ -73,7 +74,6 @@ class MemoryWaits {
 
  private:
   static constexpr int64_t kHost = int64_t{1} << 60;
-  static size_t at(int32_t id) { return static_cast<size_t>(id); }
 
   int32_t& last_on(int32_t buffer, int32_t stream) {
     return last_[at(buffer) * streams_ + at(stream)];

@@ -4,6 +4,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "at.h"
 #include "piper/fuse.h"
 #include "piper/halves.h"
 #include "piper/memory.h"
@@ -91,8 +92,6 @@ class LocalPlacer {
   }
 
  private:
-  static size_t at(int32_t value) { return static_cast<size_t>(value); }
-
   void place_outputs(int32_t o) {
     const ProgramOp& op = program_.ops[at(o)];
     const auto pairs = in_place_pairs(op);

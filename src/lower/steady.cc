@@ -1,9 +1,9 @@
 #include "steady.h"
 
+#include "at.h"
+
 namespace piper {
 namespace {
-
-size_t at(int32_t id) { return static_cast<size_t>(id); }
 
 // The second of a pair has a stream of its own.
 void take_second_stream(std::vector<Instruction>& step, const StepOrder& order, int32_t stream) {

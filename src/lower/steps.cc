@@ -3,14 +3,13 @@
 #include <algorithm>
 #include <array>
 
+#include "at.h"
 #include "piper/memory.h"
 #include "piper/parallel.h"
 #include "place.h"
 
 namespace piper {
 namespace {
-
-size_t at(int32_t id) { return static_cast<size_t>(id); }
 
 // One of the three sections as a role of its own, for what works on bodies.
 enum Section { kPrologue, kBody, kEpilogue };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "at.h"
 #include "send_lifetimes.h"
 
 namespace piper {
@@ -36,7 +37,6 @@ class Knowledge {
   }
 
  private:
-  static size_t at(int64_t i) { return static_cast<size_t>(i); }
   const Instruction& instruction(size_t c) const { return roles_[c].body[next_[c]]; }
   bool is_join(size_t c) { return crosses_cells(roles_[c], instruction(c), crossed_); }
 

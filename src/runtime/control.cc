@@ -2,6 +2,8 @@
 
 #include <limits>
 
+#include "raw.h"
+
 namespace piper {
 namespace {
 
@@ -15,11 +17,6 @@ struct Facts {
   int64_t reports = 0;  // bit k: kNames[k]
   int64_t peak_bytes = 0;
 };
-
-template <class T>
-std::byte* raw(T* data) {
-  return reinterpret_cast<std::byte*>(data);
-}
 
 // Everyone's facts, by way of rank 0: a group would make some transports allocate for sums.
 Result<std::vector<Facts>> exchange(Transport& transport, Facts own) {

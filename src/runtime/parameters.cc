@@ -3,11 +3,12 @@
 #include <set>
 
 #include "rank_loop.h"
+#include "raw.h"
 
 namespace piper {
 namespace {
 
-constexpr int32_t kGatherChannel = kOwnChannels + 2;
+constexpr int32_t kParameterChannel = kOwnChannels + 2;
 constexpr int32_t kWantedChannel = kOwnChannels + 3;
 
 // A parameter as far as it is here.
@@ -115,15 +116,10 @@ std::vector<ParameterView> decode(std::string_view text) {
   return views;
 }
 
-template <class T>
-std::byte* raw(T* data) {
-  return reinterpret_cast<std::byte*>(data);
-}
-
 // What a rank other than 0 does: says what it has, sends what is wanted.
 Status offer(std::span<const ParameterView> views, Transport& transport) {
   PIPER_ASSIGN(int32_t to,
-               transport.add_send(0, kGatherChannel, static_cast<int64_t>(views.size()) + 2));
+               transport.add_send(0, kParameterChannel, static_cast<int64_t>(views.size()) + 2));
   PIPER_ASSIGN(int32_t from, transport.add_recv(0, kWantedChannel));
   std::string text = encode(views);
   int64_t size = static_cast<int64_t>(text.size());
@@ -139,7 +135,7 @@ Status offer(std::span<const ParameterView> views, Transport& transport) {
 }
 
 Status fetch(int64_t rank, Transport& transport, ByName& all) {
-  PIPER_ASSIGN(int32_t from, transport.add_recv(rank, kGatherChannel));
+  PIPER_ASSIGN(int32_t from, transport.add_recv(rank, kParameterChannel));
   PIPER_ASSIGN(int32_t to, transport.add_send(rank, kWantedChannel, 1));
   int64_t size = 0;
   PIPER_TRY(transport.recv(from, raw(&size), 8));

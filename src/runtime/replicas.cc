@@ -5,15 +5,12 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "raw.h"
+
 namespace piper {
 namespace {
 
 constexpr int32_t kChannel = kOwnChannels + 6;
-
-template <class T>
-std::byte* raw(T* data) {
-  return reinterpret_cast<std::byte*>(data);
-}
 
 // The same where two ranks hold the same elements of the same state.
 std::string key_of(const ParameterView& view) {

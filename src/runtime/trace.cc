@@ -6,7 +6,7 @@ namespace piper {
 namespace {
 
 // Names of chrome://tracing's palette; other viewers choose their own.
-const char* colour_of(char pass) {
+const char* colour_name(char pass) {
   switch (pass) {
     case 'F':
       return "thread_state_running";
@@ -40,7 +40,7 @@ nlohmann::ordered_json event_of(const RankTrace& trace, const TraceEvent& event,
           {"dur", event.end_us - event.start_us},
           {"pid", trace.rank},
           {"tid", one.stream},
-          {"cname", colour_of(one.pass)},
+          {"cname", colour_name(one.pass)},
           {"args", args}};
 }
 
