@@ -58,7 +58,6 @@ void explain_directives(const Compiled& compiled) {
   const FuseCounts& fused = compiled.fused;
   fmt::print("fused: {} pointwise ops in {} groups, {} behind other ops, {} copies became views\n",
              fused.ops, fused.groups, fused.finished, fused.views);
-  for (const std::string& note : compiled.notes) fmt::print("note: {}\n", note);
 }
 
 void explain_parameters(const Compiled& compiled) {
@@ -81,6 +80,8 @@ void explain_parameters(const Compiled& compiled) {
                p.evidence);
   for (const std::string& line : compiled.separated) fmt::print("separated: {}\n", line);
   for (const std::string& line : compiled.constants) fmt::print("constant: {}\n", line);
+  for (const std::string& line : lines_of(compiled.notes))
+    fmt::print("note: {}\n", quote_control(line));
 }
 
 // What lies on the host, where something does.
@@ -102,6 +103,16 @@ void explain_memory(const Compiled& compiled) {
     if (r.packed_bytes > 0)
       fmt::print("{:<14}{} of the step are packed weights\n", r.where, human_bytes(r.packed_bytes));
   explain_host(compiled);
+}
+
+// What was made of parameters concerns whoever trains them, also who asks for no explanation.
+void print_notes(const Compiled& compiled) {
+  constexpr size_t kMostNames = 4, kMostLines = 12;
+  const std::vector<std::string> lines = lines_of(compiled.notes, kMostNames);
+  for (size_t i = 0; i < std::min(lines.size(), kMostLines); ++i)
+    fmt::print(stderr, "note: {}\n", quote_control(lines[i]));
+  if (lines.size() > kMostLines)
+    fmt::print(stderr, "note: {} more with --explain=parameters\n", lines.size() - kMostLines);
 }
 
 void explain(const std::string& topic, const Compiled& compiled) {
@@ -170,6 +181,7 @@ int run(Flags& flags, std::optional<Result<Compiled>>& compiled_or_error) {
   flags.compile.order = !flags.emit_order.empty();
   Result<Compiled>& compiled = compiled_or_error.emplace(compile(flags.compile));
   if (!compiled) return report(compiled.error());
+  if (flags.topic != "parameters" && flags.topic != "all") print_notes(*compiled);
   if (!flags.topic.empty() || flags.dry_run) explain(flags.topic, *compiled);
   for (const auto& [step, seconds] : compiled->seconds)
     if (flags.timings) fmt::print(stderr, "{:>10.1f} ms  {}\n", seconds * 1e3, step);
@@ -220,6 +232,11 @@ int main(int argc, char** argv) {
   app.add_option("--dim", flags.dims, "with --describe: the size of a dynamic dim")
       ->type_name("NAME=N")
       ->needs(describe);
+  app.add_option("--init", flags.compile.initial_values,
+                 "what the parameters begin with, instead of the model's values: a module's "
+                 "state_dict, under its names and in its orientation")
+      ->type_name("FILE.safetensors")
+      ->excludes(describe);
   app.add_option("-D", flags.defines, "override one of the strategy's params")
       ->type_name("NAME=VALUE");
   app.add_flag("--explain{summary}", flags.topic,

@@ -15,6 +15,7 @@ namespace piper {
 
 struct CompileOptions {
   std::string model, strategy;
+  std::string initial_values;  // as in ImportOptions
   std::vector<Definition> defines;
   bool fuse = true;     // false: plans run every op on its own, with the same bits
   bool oracles = true;  // also the single-device plans that --verify-against runs beside
@@ -46,7 +47,8 @@ struct Compiled {
   std::optional<PlanSet> single, uncut;
   Explanations explanations;
   std::vector<ParamReport> parameters;  // and what else the importer reports
-  std::vector<std::string> constants, separated, notes;
+  std::vector<std::string> constants, separated;
+  std::vector<Note> notes;
   // Composite ops found in the model and its gradient.
   std::vector<std::pair<std::string, int64_t>> patterns;
   FuseCounts fused;  // over distinct programs

@@ -29,6 +29,7 @@ struct ParamRule {
     kInclude,  // float constants become parameters
     kExclude,  // parameters become constants
     kFreeze,   // parameters keep their values: no gradient, no optimizer state
+    kThaw,     // parameters that the importer freezes are trained
     kRename,   // new names: {name} is what the pattern captures, ** what its only ** stands for
     kTie,      // names of one tensor, where the file cannot tell; the first is its own
   } kind = Kind::kFreeze;
@@ -50,6 +51,9 @@ struct ImportOptions {
   std::vector<std::pair<std::string, int64_t>> dims;  // other dynamic dims by dim_param name
   std::vector<ParamRule> parameters;
   uint64_t seed = 0;  // of ops that draw random numbers and have none of their own
+  // A safetensors file with what parameters begin with instead of the model's values: under the
+  // framework's names and in its orientation, as its state_dict is. Empty: none.
+  std::string initial_values;
   int64_t max_file_bytes = int64_t{512} << 20;
 };
 
@@ -79,8 +83,15 @@ struct ParamReport {  // for --explain=parameters and --describe
   std::string evidence;
   std::string initializer;  // where its values are stored, and how: "val_9 (transposed)"
 };
+// What the user should know of a parameter or buffer, `of`; "" for none.
+struct Note {
+  std::string of, text;
+};
+// One line for all of the same text, with at most so many of their names.
+std::vector<std::string> lines_of(std::span<const Note> notes, size_t most_names = SIZE_MAX);
+
 struct Imported {
-  // Forward only; outputs and, if the sole output is a float scalar, loss set.
+  // Forward only; outputs set, and loss, if one output alone is a scalar of floats.
   Graph graph;
   std::vector<ParamReport> parameters;
   std::vector<std::string> constants;  // float initializers left alone: name and why
@@ -88,7 +99,7 @@ struct Imported {
   // If the file has one: then the graph has its loss, and other parameters are frozen.
   std::optional<TrainingInfo> training;
   std::vector<RuleMatch> matched;  // by ImportOptions::parameters
-  std::vector<std::string> notes;  // warnings for the user
+  std::vector<Note> notes;
 };
 
 // What a file has whatever its dynamic dims are bound to, and whether or not all of it is
@@ -105,7 +116,8 @@ struct Survey {
   std::vector<Input> inputs;
   std::vector<std::string> outputs;
   std::vector<ParamReport> parameters;
-  std::vector<std::string> constants, separated, notes;
+  std::vector<std::string> constants, separated;
+  std::vector<Note> notes;
   std::vector<std::string> scopes;                   // of each node; "" outside of all modules
   std::vector<std::pair<std::string, int64_t>> ops;  // by name, and how many nodes
 };

@@ -296,7 +296,9 @@ Result<Compiled> compile(const CompileOptions& options) {
   Steps steps(options, compiled);
   const auto read_strategy = [&] { return parse_strategy(options.strategy, options.defines); };
   PIPER_ASSIGN(Strategy strategy, steps.run("strategy", read_strategy));
-  const auto read_model = [&] { return import_onnx(options.model, import_options(strategy)); };
+  const auto read_model = [&] {
+    return import_onnx(options.model, import_options(strategy, options));
+  };
   PIPER_ASSIGN(Imported imported, steps.run("import", read_model, [](const Imported& i) {
     return print_graph(i.graph);
   }));
@@ -326,8 +328,7 @@ Result<Compiled> compile(const CompileOptions& options) {
   PIPER_ASSIGN(step.graph, find_patterns(std::move(step.graph), steps, compiled));
   PIPER_ASSIGN(step.graph, accumulate_in_halves(std::move(step.graph), strategy.precisions));
   for (const std::string& name : step.without_gradient)
-    compiled.notes.push_back(
-        fmt::format("parameter '{}' gets no gradient and is not trained", name));
+    compiled.notes.push_back({name, "gets no gradient and is not trained"});
 
   std::vector<int32_t> group_of;
   const auto plans_of = [&](Target target) {

@@ -166,7 +166,7 @@ void Description::parameters() {
     line("  merged by the exporter, separate again: {}", quote_control(text));
   if (!survey_.constants.empty()) line("constants that 'include' could make parameters:");
   for (const std::string& text : survey_.constants) line("  {}", quote_control(text));
-  for (const std::string& text : survey_.notes) line("note: {}", quote_control(text));
+  for (const std::string& text : lines_of(survey_.notes)) line("note: {}", quote_control(text));
 }
 
 void Description::layers() {
@@ -255,7 +255,7 @@ void Description::step_costs(Graph graph) {
   line("a sample's backward: {:.6g} MFLOP, with {} of activations kept for it", flops / batch / 1e6,
        human_bytes(static_cast<int64_t>(bytes / batch)));
   for (const std::string& name : made->without_gradient)
-    line("note: parameter '{}' gets no gradient and is not trained", quote_control(name));
+    line("note: {}: gets no gradient and is not trained", quote_control(name));
 }
 
 }  // namespace

@@ -82,7 +82,7 @@ Status emit_onnx_training(const CompileOptions& options, const std::string& path
     return fail(strategy.precisions[0].at, "precision cannot be said in training_info");
   if (strategy.weight_versions > 1)
     return fail(strategy.weight_versions_at, "weight_versions cannot be said in training_info");
-  PIPER_ASSIGN(Imported imported, import_onnx(options.model, import_options(strategy)));
+  PIPER_ASSIGN(Imported imported, import_onnx(options.model, import_options(strategy, options)));
   Explanations ignored;
   PIPER_TRY(use_training(imported, strategy, ignored));
   PIPER_ASSIGN(Graph graph, with_loss(std::move(imported.graph), strategy));
@@ -99,7 +99,7 @@ Status emit_onnx_training(const CompileOptions& options, const std::string& path
     return std::move(updates).error();
   }
   out.training = *std::move(updates);
-  return write_onnx_training(options.model, import_options(strategy), out, path);
+  return write_onnx_training(options.model, import_options(strategy, options), out, path);
 }
 
 }  // namespace piper

@@ -4,8 +4,9 @@
 
 namespace piper {
 
-ImportOptions import_options(const Strategy& strategy) {
+ImportOptions import_options(const Strategy& strategy, const CompileOptions& from) {
   ImportOptions options;
+  options.initial_values = from.initial_values;
   options.batch = strategy.global_batch;
   options.batch_at = strategy.global_batch_at;
   if (strategy.global_batch == 0 && strategy.microbatch_size > 0 && !strategy.splits.empty()) {
@@ -23,7 +24,7 @@ ImportOptions import_options(const Strategy& strategy) {
 }
 
 void explain_parameters(const Strategy& strategy, const Imported& imported, Explanations& out) {
-  constexpr const char* kKinds[] = {"include", "exclude", "freeze", "rename", "tie"};
+  constexpr const char* kKinds[] = {"include", "exclude", "freeze", "thaw", "rename", "tie"};
   constexpr size_t kShown = 4;
   for (size_t r = 0; r < imported.matched.size(); ++r) {
     const auto& [names, elements] = imported.matched[r];

@@ -5,7 +5,7 @@
 
 namespace piper {
 
-ImportOptions import_options(const Strategy& strategy);
+ImportOptions import_options(const Strategy& strategy, const CompileOptions& from);
 void explain_parameters(const Strategy& strategy, const Imported& imported, Explanations& out);
 // Groups of parameters and the scale of the loss.
 void explain_training(const Strategy& strategy, const Graph& graph, Explanations& out);

@@ -112,21 +112,15 @@ std::optional<std::string> node_name_scope(std::string_view name) {
   return dots_to_slashes(join(parts, "/"));
 }
 
-std::optional<std::string> own_scope(const OnnxNode& node) {
-  const std::string_view scopes = find_metadata(node.metadata, "pkg.torch.onnx.name_scopes");
-  return scopes.empty() ? node_name_scope(node.name) : module_scope(scopes);
-}
-
-}  // namespace
-
-std::vector<SignatureInput> parse_signature(std::string_view text) {
+// The lines under a heading; outputs have the same form as inputs.
+std::vector<SignatureInput> parse_section(std::string_view text, std::string_view heading) {
   std::vector<SignatureInput> out;
-  bool inputs = false;
+  bool within = false;
   for (const std::string& raw : split_text(text, '\n')) {
     const std::string_view line = trimmed(raw);
-    if (line.substr(0, 1) == "#") inputs = line == "# inputs";
+    if (line.substr(0, 1) == "#") within = line == heading;
     const size_t colon = line.find(": ");
-    if (!inputs || colon == std::string_view::npos) continue;
+    if (!within || colon == std::string_view::npos) continue;
     SignatureInput input;
     input.placeholder = std::string(line.substr(0, colon));
     input.kind = std::string(name_at(line, colon + 2));
@@ -141,6 +135,32 @@ std::vector<SignatureInput> parse_signature(std::string_view text) {
   return out;
 }
 
+std::optional<std::string> own_scope(const OnnxNode& node) {
+  const std::string_view scopes = find_metadata(node.metadata, "pkg.torch.onnx.name_scopes");
+  return scopes.empty() ? node_name_scope(node.name) : module_scope(scopes);
+}
+
+}  // namespace
+
+std::vector<SignatureInput> parse_signature(std::string_view text) {
+  return parse_section(text, "# inputs");
+}
+
+std::vector<BufferMutation> parse_mutations(std::string_view text) {
+  std::vector<BufferMutation> out;
+  for (SignatureInput& output : parse_section(text, "# outputs"))
+    if (output.kind == "BUFFER_MUTATION")
+      out.push_back({std::move(output.placeholder), std::move(output.target)});
+  return out;
+}
+
+std::string export_help(const OnnxModel& model) {
+  const bool dynamo = !find_metadata(model.metadata, kSignatureKey).empty();
+  return dynamo ? "help: export the model with optimize=False"
+                : "help: export the model with dynamo=True, or with do_constant_folding=False and "
+                  "training=TrainingMode.PRESERVE";
+}
+
 std::optional<Call> parse_call(std::string_view text) {
   if (text.substr(0, 1) != "%") return {};
   Call call;
@@ -153,6 +173,13 @@ std::optional<Call> parse_call(std::string_view text) {
   call.function = function_name(text.substr(start, args - start));
   parse_args(text.substr(args + kArgs.size()), call);
   return call;
+}
+
+bool is_tensor(const Call& call, const CallArg& arg) {
+  const auto at = static_cast<size_t>(arg.position);
+  if (arg.position < 0 || at >= call.words.size()) return false;
+  return !call.words[at].starts_with("[") || call.function == "aten.cat" ||
+         call.function == "aten.stack";
 }
 
 std::vector<std::string> scopes_of(const OnnxModel& model) {

@@ -13,8 +13,15 @@ struct SignatureInput {
   std::string target;       // the framework's name, "" for user inputs
 };
 std::vector<SignatureInput> parse_signature(std::string_view text);
+// "add_8: BUFFER_MUTATION target='m.mu'": what a buffer becomes when forward has run.
+struct BufferMutation {
+  std::string value, target;
+};
+std::vector<BufferMutation> parse_mutations(std::string_view text);
 inline constexpr std::string_view kSignatureKey =
     "pkg.torch.export.ExportedProgram.graph_signature";
+// How to export it so that nothing is lost, by the exporter that wrote it: "help: …".
+std::string export_help(const OnnxModel& model);
 
 // ---- The call a node came from ("%linear : […] = call_function[target=…linear.default](args =
 // (…), …)") --
@@ -30,6 +37,8 @@ struct Call {
   std::vector<std::string> words;  // by position, as they are written: "%x", "2", "False"
 };
 std::optional<Call> parse_call(std::string_view text);
+// Not one of the numbers in a list of sizes: "%view", "[%mul_3, 128]".
+bool is_tensor(const Call& call, const CallArg& arg);
 
 // ---- Scopes -------------------------------------------------------------------------------------
 // By node, "h/0/qkv": from the module path of either exporter; a node without one takes that of its

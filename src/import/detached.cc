@@ -143,7 +143,7 @@ void Finder::leave_constants_out(const Reader& reader, size_t values,
 Status Finder::find(const Reader& reader) {
   const Error unsure = fail("{}: some of its inputs are detached, and the file does not say which",
                             model_.nodes[reader.nodes[0]].label())
-                           .with_note("help: export the model with optimize=False");
+                           .with_note(export_help(model_));
   std::vector<Arg> args = args_of(reader.call);
   const std::vector<Place> values = values_of(reader);
   leave_constants_out(reader, values.size(), args);

@@ -88,6 +88,8 @@ class Importer {
   Result<Val> param_at_use(const ParamUse& use);
   void name_results(size_t n, const Vals& results, size_t first_node);
   Status add_outputs();
+  ValueId add_state(const ChangedBuffer& changed, const Val& now);
+  Status change_buffers();
   void rename();
 
   OnnxModel& model_;
@@ -232,11 +234,49 @@ Status Importer::add_outputs() {
     graph_.outputs.push_back(emit_.id_of(full));
   }
   const auto loss = std::find(model_.outputs.begin(), model_.outputs.end(), model_.loss);
+  std::vector<ValueId> scalars;
   if (loss != model_.outputs.end())
-    graph_.loss = graph_.outputs[static_cast<size_t>(loss - model_.outputs.begin())];
-  if (graph_.outputs.size() != 1) return ok_status();
-  const TensorType& type = graph_.value(graph_.outputs[0]).type;
-  if (type.shape.empty() && info(type.dtype).is_float) graph_.loss = graph_.outputs[0];
+    scalars.push_back(graph_.outputs[static_cast<size_t>(loss - model_.outputs.begin())]);
+  for (const ValueId id : graph_.outputs) {
+    const TensorType& type = graph_.value(id).type;
+    if (loss == model_.outputs.end() && type.shape.empty() && info(type.dtype).is_float)
+      scalars.push_back(id);
+  }
+  if (scalars.size() == 1) graph_.loss = scalars[0];
+  return ok_status();
+}
+
+ValueId Importer::add_state(const ChangedBuffer& changed, const Val& now) {
+  Value value;
+  value.name = changed.name;
+  value.type = {now.dtype, now.shape};
+  value.kind = ValueKind::kState;
+  const ValueId id = graph_.add_value(std::move(value));
+  names_.emplace_back(id, changed.name);
+  graph_.params.push_back({.name = changed.name,
+                           .scope = scope_of_name(changed.name),
+                           .value = id,
+                           .evidence = "signature",
+                           .frozen = true});
+  emit_.keep(id, changed.name);
+  return id;
+}
+
+// At the end of the step a buffer is what forward has made of it.
+Status Importer::change_buffers() {
+  for (const ChangedBuffer& changed : recovery_.changed) {
+    PIPER_ASSIGN(const Val now, emit_.exact(values_.at(changed.value)));
+    const auto param = std::find_if(graph_.params.begin(), graph_.params.end(),
+                                    [&](const Param& p) { return p.name == changed.name; });
+    if (param == graph_.params.end() && changed.read) continue;  // excluded
+    if (!info(now.dtype).is_float) continue;
+    const ValueId id = changed.read ? param->value : add_state(changed, now);
+    emit_.build().scope = scope_of_name(changed.name);
+    emit_.build().name_prefix = changed.name + "/";
+    const TensorType& type = graph_.value(id).type;
+    const Val state{Val::Kind::kGraph, type.dtype, type.shape, type.shape, id, {}, {}};
+    PIPER_TRY(emit_.follow(state, now, 0));
+  }
   return ok_status();
 }
 
@@ -281,12 +321,26 @@ Status Importer::run(const ImportOptions& options) {
   if (!taken_.empty()) return fail("awaits the branches of its Ifs");
   if (refusals_.any()) return refusals_.error(model_);
   PIPER_TRY(add_outputs());
+  PIPER_TRY(change_buffers());
   rename();
   return ok_status();
 }
 
+// What files of the older exporter cannot tell, and which parameters that concerns.
+void note_possible_buffers(const OnnxModel& model, const Recovery& recovery,
+                           std::vector<Note>& notes) {
+  if (!find_metadata(model.metadata, kSignatureKey).empty() || model.training) return;
+  for (const RecoveredParam& param : recovery.params) {
+    const std::string leaf = param.name.substr(param.name.rfind('.') + 1);
+    if (leaf == "weight" || leaf == "bias" || param.running || param.frozen) continue;
+    notes.push_back({param.name,
+                     "perhaps a buffer, which files of this exporter do not tell from parameters: "
+                     "'exclude' under 'parameters' leaves it as it is"});
+  }
+}
+
 template <class Report>  // Imported or Survey
-void fill_reports(const Recovery& recovery, Report& out) {
+void fill_reports(const OnnxModel& model, const Recovery& recovery, Report& out) {
   for (const RecoveredParam& param : recovery.params) {
     out.parameters.push_back(
         {param.name, param.type, param.aliases, param.frozen, param.evidence, param.initializer});
@@ -294,12 +348,12 @@ void fill_reports(const Recovery& recovery, Report& out) {
   out.constants = recovery.constants;
   out.separated = recovery.separated;
   out.notes = recovery.notes;
+  note_possible_buffers(model, recovery, out.notes);
   for (const std::string& name : recovery.lost) {
     if (std::count(recovery.swallowed.begin(), recovery.swallowed.end(), name)) continue;
-    out.notes.push_back(
-        fmt::format("the parameter '{0}' is in no call: unused, or another name of a tied tensor; "
-                    "'tie: [{0}, OTHER]' under 'parameters' says of which",
-                    name));
+    out.notes.push_back({name,
+                         "in no call: unused, or another name of a tied tensor; 'tie: [NAME, "
+                         "OTHER]' under 'parameters' says of which"});
   }
 }
 
@@ -325,7 +379,7 @@ Result<Survey> survey_model(OnnxModel model) {
                                                : dim.param);
     }
   }
-  fill_reports(recovery, out);
+  fill_reports(model, recovery, out);
   out.scopes = std::move(scopes);
   std::map<std::string, int64_t> ops;
   for (const OnnxNode& node : model.nodes) ++ops[node.op];
@@ -363,13 +417,18 @@ Result<Imported> import_flat(OnnxModel model, const ImportOptions& options,
                              std::vector<Importer::Taken>& taken) {
   std::vector<std::string> scopes = scopes_of(model);
   PIPER_ASSIGN(Recovery recovery, recover_params(model, scopes));
+  if (!options.initial_values.empty())
+    PIPER_TRY(take_initial_values(model, options.initial_values, recovery));
   Imported out;
   PIPER_ASSIGN(out.matched, apply_param_rules(model, recovery, options.parameters));
   Importer importer(model, scopes, recovery, options.seed);
   const Status done = importer.run(options);
   taken = importer.taken();
-  PIPER_TRY(taken.empty() ? said_at_once(check_swallowed(recovery), done) : done);
-  fill_reports(recovery, out);
+  PIPER_TRY(taken.empty() ? said_at_once(check_swallowed(model, recovery), done) : done);
+  fill_reports(model, recovery, out);
+  for (const RecoveredParam& param : recovery.params)
+    for (const std::string& alias : param.aliases)
+      out.notes.push_back({alias, fmt::format("tied to {}", param.name)});
   out.graph = without_dead_nodes(std::move(importer).take(), true);
   if (model.training) out.training = training_of(*model.training, recovery, out.graph);
   PIPER_TRY(check_graph(out.graph));
@@ -408,6 +467,25 @@ Result<Imported> import_model(OnnxModel model, const ImportOptions& options) {
 }  // namespace piper::onnx_import
 
 namespace piper {
+
+std::vector<std::string> lines_of(std::span<const Note> notes, size_t most_names) {
+  std::vector<std::pair<std::string, std::vector<std::string>>> names_of;  // by text
+  for (const Note& note : notes) {
+    auto at = std::find_if(names_of.begin(), names_of.end(),
+                           [&](const auto& entry) { return entry.first == note.text; });
+    if (at == names_of.end()) at = names_of.insert(at, {note.text, {}});
+    if (!note.of.empty()) at->second.push_back(note.of);
+  }
+  std::vector<std::string> lines;
+  for (const auto& [text, names] : names_of) {
+    const std::span shown(names.data(), std::min(names.size(), most_names));
+    std::string line = join(shown, ", ");
+    if (names.size() > shown.size())
+      line += fmt::format(" and {} more", names.size() - shown.size());
+    lines.push_back(line.empty() ? text : line + ": " + text);
+  }
+  return lines;
+}
 
 Result<Imported> import_onnx(const std::string& path, const ImportOptions& options) {
   PIPER_ASSIGN(onnx_import::OnnxModel model, onnx_import::read_onnx(path, options.max_file_bytes));

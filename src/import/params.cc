@@ -92,7 +92,7 @@ Status Assembly::check_equal(const Claim& claim, const RecoveredParam& param) co
   if (equal) return ok_status();
   return fail("the parameter '{}' is stored with two values: {} and {}", quote_control(param.name),
               param.initializer, stored_as(model_, claim))
-      .with_note(claims_.help);
+      .with_note(export_help(model_));
 }
 
 Status Assembly::add_use(const Claim& claim) {
@@ -166,7 +166,7 @@ Status check_not_fused(const OnnxModel& model) {
                "{}: the exporter multiplied a batch norm into it ({}), so that its parameters are "
                "lost",
                node.label(), quote_control(rule))
-        .with_note(kExportUnoptimized);
+        .with_note(export_help(model));
   }
   return ok_status();
 }
@@ -224,9 +224,12 @@ Result<Claims> claims_by_training(const OnnxModel& model) {
 
 Result<Recovery> recover_params(OnnxModel& model, std::vector<std::string>& scopes) {
   PIPER_TRY(check_not_fused(model));
-  const std::vector<SignatureInput> signature =
+  std::vector<SignatureInput> signature =
       parse_signature(find_metadata(model.metadata, kSignatureKey));
   restore_training_norms(model, signature);
+  PIPER_TRY(separate_draws(model, scopes, signature));
+  std::vector<Note> notes;
+  PIPER_ASSIGN(auto changed, find_changed_buffers(model, signature, notes));
   const bool has_parameters =
       std::any_of(signature.begin(), signature.end(),
                   [](const SignatureInput& s) { return s.kind == "PARAMETER"; });
@@ -237,8 +240,11 @@ Result<Recovery> recover_params(OnnxModel& model, std::vector<std::string>& scop
   Assembly assembly(model, *claims);
   PIPER_TRY(assembly.run());
   Recovery recovery = std::move(assembly).take();
+  recovery.notes.insert(recovery.notes.end(), notes.begin(), notes.end());
   find_running_statistics(model, scopes, recovery);
   PIPER_TRY(find_detached(model, signature, recovery));
+  keep_changed_buffers(model, std::move(changed), recovery);
+  freeze_sinusoids(model, recovery);
   return recovery;
 }
 

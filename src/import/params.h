@@ -34,6 +34,12 @@ struct RecoveredParam {
   bool running = false;  // a running statistic: the model's own to update
 };
 
+// A state, by its name, and the value that it has when forward has run.
+struct ChangedBuffer {
+  std::string name, value;
+  bool read = true;  // else it is no parameter of the recovery
+};
+
 // What the exporter computed, from parameters or from constants, which the file does not say.
 struct Unnamed {
   std::string initializer, text;  // "onnx::Mul_15 f32[8] at node '/Mul' (Mul)"
@@ -43,7 +49,9 @@ struct Recovery {
   std::vector<RecoveredParam> params;               // in the framework's order
   std::vector<ParamUse> uses;                       // sorted by node and input
   std::vector<std::pair<size_t, size_t>> detached;  // node, input: no gradient flows back; sorted
-  std::vector<std::string> constants, separated, notes;
+  std::vector<std::string> constants, separated;
+  std::vector<Note> notes;
+  std::vector<ChangedBuffer> changed;  // among the parameters
   std::vector<std::string> lost;  // in the signature, and neither used nor tied as far as we see
   std::vector<std::string> swallowed;  // of these, those that constants of the file were made of
   std::vector<Unnamed> unnamed;
@@ -57,14 +65,9 @@ Result<Recovery> recover_params(OnnxModel& model, std::vector<std::string>& scop
 Result<std::vector<RuleMatch>> apply_param_rules(const OnnxModel& model, Recovery& recovery,
                                                  const std::vector<ParamRule>& rules);
 // An error where some are, or are not named: trained without them the model would be another one.
-Status check_swallowed(const Recovery& recovery);
+Status check_swallowed(const OnnxModel& model, const Recovery& recovery);
 
 // ---- Between the sources of this part -----------------------------------------------------------
-
-inline constexpr const char* kExportUnoptimized = "help: export the model with optimize=False";
-inline constexpr const char* kExportUnfolded =
-    "help: export the model with dynamo=True, or with do_constant_folding=False and "
-    "training=TrainingMode.PRESERVE";
 
 struct Ties {                                                 // names of one tensor
   std::vector<std::pair<std::string, std::string>> alias_of;  // alias, name
@@ -73,10 +76,9 @@ struct Claims {
   std::vector<Claim> list;
   Ties ties;
   std::vector<std::string> order;  // the framework's names in its order; empty: order of use
-  std::vector<std::string> notes;
+  std::vector<Note> notes;
   std::vector<std::string> lost, swallowed;  // as in Recovery
   std::vector<Unnamed> unnamed;
-  const char* help = kExportUnoptimized;  // against what the exporter did
 };
 struct InitializerIndex {
   explicit InitializerIndex(const OnnxModel& model);
@@ -96,6 +98,24 @@ struct Unfolded {
 // Adds those of batch norms in training mode.
 void find_running_statistics(const OnnxModel& model, const std::vector<std::string>& scopes,
                              Recovery& recovery);
+// Buffers that forward changes and reads become parameters in the signature. Errors: the file does
+// not have what they become.
+Result<std::vector<ChangedBuffer>> find_changed_buffers(const OnnxModel& model,
+                                                        std::vector<SignatureInput>& signature,
+                                                        std::vector<Note>& notes);
+// Marks them as the model's own to update; no gradient flows back through what they become.
+void keep_changed_buffers(const OnnxModel& model, std::vector<ChangedBuffer> changed,
+                          Recovery& recovery);
+// Tables of sinusoids, which library models do not train, are frozen, and noted so.
+inline constexpr const char* kSinusoids =
+    "a table of sinusoids, which library models do not train: frozen; 'thaw' under 'parameters' "
+    "trains it";
+void freeze_sinusoids(const OnnxModel& model, Recovery& recovery);
+// Gives parameters the values that a safetensors file has for them. Errors stand in that file.
+Status take_initial_values(const OnnxModel& model, const std::string& path, Recovery& recovery);
+// Random results that were merged come apart again. Errors: the file does not say which.
+Status separate_draws(OnnxModel& model, std::vector<std::string>& scopes,
+                      const std::vector<SignatureInput>& signature);
 // Adds what was detached. Errors: the file does not say which of a node's inputs that was.
 Status find_detached(const OnnxModel& model, const std::vector<SignatureInput>& signature,
                      Recovery& recovery);

@@ -268,7 +268,7 @@ void CallClaims::claim_folded() {
         continue;
       }
       if (claimed_.insert(sources[0]).second && !way->note.empty())
-        claims_.notes.push_back(fmt::format("'{}' {}", sources[0], way->note));
+        claims_.notes.push_back({sources[0], way->note});
       taken_.emplace(n, i);
       claims_.list.push_back(
           {n, i, found, sources[0], way->derivation, way->type, "folded from it, as " + t.name});

@@ -24,14 +24,6 @@ bool differ_in_one_part(const std::string& a, const std::string& b) {
   return differing == 1;
 }
 
-// Not one of the numbers in a list of sizes: "%view", "[%mul_3, 128]".
-bool is_tensor(const Call& call, const CallArg& arg) {
-  const auto at = static_cast<size_t>(arg.position);
-  if (arg.position < 0 || at >= call.words.size()) return false;
-  return !call.words[at].starts_with("[") || call.function == "aten.cat" ||
-         call.function == "aten.stack";
-}
-
 // Scopes: "a/b" is within "a", "a/b" and "".
 bool is_within(const std::string& inner, const std::string& outer) {
   return outer.empty() || inner == outer || inner.starts_with(outer + "/");

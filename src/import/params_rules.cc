@@ -132,35 +132,43 @@ Status Rules::find_constants(size_t r, const Glob& glob) {
 }
 
 Status Rules::find_params(size_t r, const Glob& glob) {
+  const bool thaws = rules_[r].kind == Kind::kThaw;
+  std::vector<std::string> all;  // that it could have matched
   for (size_t p = 0; p < out_.params.size(); ++p) {
     RecoveredParam& param = out_.params[p];
+    if (thaws && !param.frozen) continue;
     const std::vector<std::string> names = names_of(param);
+    all.insert(all.end(), names.begin(), names.end());
     if (std::none_of(names.begin(), names.end(),
                      [&](const std::string& name) { return matches(glob, name); }))
       continue;
     PIPER_TRY(claim(r, param.name));
-    param.frozen = param.frozen || rules_[r].kind == Kind::kFreeze;
+    param.frozen = !thaws && (param.frozen || rules_[r].kind == Kind::kFreeze);
     if (rules_[r].kind == Kind::kExclude) excluded_.insert(p);
+    if (thaws)
+      std::erase_if(out_.notes, [&](const Note& note) {
+        return note.of == param.name && note.text == kSinusoids;
+      });
     matched_[r].names.push_back(param.name);
     matched_[r].elements += num_elements(param.type.shape);
   }
-  std::vector<std::string> names = all_names();
   if (rules_[r].kind == Kind::kExclude) {  // also what the file has as constants alone
     std::erase_if(out_.swallowed, [&](const std::string& name) {
-      names.push_back(name);
+      all.push_back(name);
       if (!matches(glob, name)) return false;
       matched_[r].names.push_back(name);
       std::erase(out_.lost, name);
       return true;
     });
     std::erase_if(out_.unnamed, [&](const Unnamed& one) {
-      names.push_back(one.initializer);
+      all.push_back(one.initializer);
       if (!matches(glob, one.initializer)) return false;
       matched_[r].names.push_back(one.initializer);
       return true;
     });
   }
-  if (matched_[r].names.empty()) return nothing(r, "parameter", names);
+  if (matched_[r].names.empty())
+    return nothing(r, thaws ? "parameter that the importer froze" : "parameter", all);
   return ok_status();
 }
 
@@ -417,7 +425,7 @@ namespace {
 
 constexpr size_t kShown = 8;
 
-Status check_unnamed(const std::vector<Unnamed>& unnamed) {
+Status check_unnamed(const OnnxModel& model, const std::vector<Unnamed>& unnamed) {
   if (unnamed.empty()) return ok_status();
   Error error = fail(
       "the exporter computed {} tensor{} from parameters or constants, and the file "
@@ -426,7 +434,7 @@ Status check_unnamed(const std::vector<Unnamed>& unnamed) {
   for (size_t i = 0; i < std::min(unnamed.size(), kShown); ++i)
     error.notes.push_back(quote_control(unnamed[i].text));
   if (unnamed.size() > kShown) error.notes.emplace_back("…");
-  error.notes.emplace_back(kExportUnfolded);
+  error.notes.push_back(export_help(model));
   error.notes.push_back(fmt::format(
       "help: or say under 'parameters' what they are: {{include: {{match: \"{0}\", as: NAME}}}} "
       "trains such a tensor, {{exclude: \"{0}\"}} leaves it as it is",
@@ -436,15 +444,15 @@ Status check_unnamed(const std::vector<Unnamed>& unnamed) {
 
 }  // namespace
 
-Status check_swallowed(const Recovery& recovery) {
-  PIPER_TRY(check_unnamed(recovery.unnamed));
+Status check_swallowed(const OnnxModel& model, const Recovery& recovery) {
+  PIPER_TRY(check_unnamed(model, recovery.unnamed));
   const std::vector<std::string>& names = recovery.swallowed;
   if (names.empty()) return ok_status();
   const std::span shown(names.data(), std::min(names.size(), kShown));
   return fail("the exporter merged or folded {} parameter{}, which cannot be had back: {}{}",
               names.size(), names.size() == 1 ? "" : "s", quote_control(join(shown, ", ")),
               names.size() > kShown ? ", …" : "")
-      .with_note(kExportUnoptimized)
+      .with_note(export_help(model))
       .with_note("help: or write 'exclude' for them under 'parameters', and they stay as they are");
 }
 

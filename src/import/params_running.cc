@@ -1,5 +1,5 @@
-// Running statistics: what a batch norm in training mode keeps from step to step beside its
-// parameters.
+// What a model keeps from step to step beside its parameters: the running statistics of batch norms
+// in training mode, and buffers that forward changes.
 #include <algorithm>
 #include <charconv>
 #include <map>
@@ -78,7 +78,109 @@ class Keeper {
   Recovery& out_;
 };
 
+// ---- Buffers that forward changes ---------------------------------------------------------------
+
+// What the file says of one of them.
+struct BufferUse {
+  bool read = false;    // by a call, or by what the exporter computed from it
+  bool folded = false;  // into a constant
+  bool is_statistic = false;
+  bool is_float = true;
+};
+
+BufferUse use_of_buffer(const OnnxModel& model, const SignatureInput& buffer) {
+  BufferUse use;
+  std::set<std::string_view> constants;
+  for (const OnnxTensor& tensor : model.initializers) {
+    const bool own = tensor.name == buffer.target;
+    if (own) use.is_float = info(tensor.type.dtype).is_float;
+    if (own || std::count(tensor.folded_from.begin(), tensor.folded_from.end(), buffer.target))
+      constants.insert(tensor.name);
+  }
+  for (const OnnxNode& node : model.nodes) {
+    for (const std::string& input : node.inputs) {
+      use.read = use.read || constants.count(input);
+      use.folded = use.folded || (constants.count(input) && input != buffer.target);
+    }
+    const std::string_view text = find_metadata(node.metadata, "pkg.torch.onnx.fx_node");
+    if (text.find(buffer.placeholder) == text.npos) continue;
+    const auto call = parse_call(text);
+    const bool named =
+        call && std::any_of(call->args.begin(), call->args.end(),
+                            [&](const CallArg& arg) { return arg.name == buffer.placeholder; });
+    use.read = use.read || named;
+    use.is_statistic =
+        use.is_statistic || (named && call->function.find("batch_norm") != std::string::npos);
+  }
+  return use;
+}
+
+// The value of that name, or of the call of that name: outputs of the graph may be called
+// otherwise.
+std::string value_of_call(const OnnxModel& model, const std::string& name) {
+  std::string value;
+  for (const OnnxNode& node : model.nodes) {
+    if (std::count(node.outputs.begin(), node.outputs.end(), name)) return name;
+    const auto call = parse_call(find_metadata(node.metadata, "pkg.torch.onnx.fx_node"));
+    if (call && call->name == name && node.outputs.size() == 1) value = node.outputs[0];
+  }
+  return value;
+}
+
+Error cannot_keep(const SignatureInput& buffer, const std::string& why) {
+  return fail("forward changes the buffer '{}', which {}", quote_control(buffer.target), why);
+}
+
 }  // namespace
+
+Result<std::vector<ChangedBuffer>> find_changed_buffers(const OnnxModel& model,
+                                                        std::vector<SignatureInput>& signature,
+                                                        std::vector<Note>& notes) {
+  std::vector<ChangedBuffer> out;
+  for (const BufferMutation& mutation :
+       parse_mutations(find_metadata(model.metadata, kSignatureKey))) {
+    const auto buffer =
+        std::find_if(signature.begin(), signature.end(), [&](const SignatureInput& input) {
+          return input.kind == "BUFFER" && input.target == mutation.target;
+        });
+    if (buffer == signature.end()) continue;
+    const BufferUse use = use_of_buffer(model, *buffer);
+    if (use.is_statistic) continue;
+    const std::string value = value_of_call(model, mutation.value);
+    if (!use.read) {
+      if (!value.empty())
+        out.push_back({mutation.target, value, false});
+      else if (!mutation.target.ends_with("num_batches_tracked"))
+        notes.push_back({mutation.target, "changed by forward and read by nothing: not kept"});
+      continue;
+    }
+    if (use.folded)
+      return cannot_keep(*buffer, "the exporter made constants of").with_note(export_help(model));
+    if (!use.is_float) return cannot_keep(*buffer, "is not of floats: that is not supported");
+    if (value.empty())
+      return cannot_keep(*buffer, fmt::format("becomes '{}', which the file does not have",
+                                              quote_control(mutation.value)))
+          .with_note("help: let forward return it beside the loss, and the exporter keeps it");
+    buffer->kind = "PARAMETER";
+    out.push_back({mutation.target, value});
+  }
+  return out;
+}
+
+void keep_changed_buffers(const OnnxModel& model, std::vector<ChangedBuffer> changed,
+                          Recovery& recovery) {
+  std::set<std::string_view> values;
+  for (const ChangedBuffer& buffer : changed) {
+    values.insert(buffer.value);
+    for (RecoveredParam& param : recovery.params)
+      param.running = param.running || param.name == buffer.name;
+  }
+  for (size_t n = 0; n < model.nodes.size(); ++n)
+    for (size_t i = 0; i < model.nodes[n].inputs.size(); ++i)
+      if (values.count(model.nodes[n].inputs[i])) recovery.detached.emplace_back(n, i);
+  std::sort(recovery.detached.begin(), recovery.detached.end());
+  recovery.changed = std::move(changed);
+}
 
 void find_running_statistics(const OnnxModel& model, const std::vector<std::string>& scopes,
                              Recovery& recovery) {

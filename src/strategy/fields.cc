@@ -45,6 +45,7 @@ constexpr Field kParameter[] = {
      "Float constants of the model that are parameters: a pattern, or what they are.", "include"},
     {"exclude", kGlob, kOptional, "Parameters that are constants."},
     {"freeze", kGlob, kOptional, "Parameters that keep their values."},
+    {"thaw", kGlob, kOptional, "Parameters that the importer freezes and that are trained."},
     {"rename", kOne, kOptional, "New names for parameters.", "rename"},
     {"tie", kPaths, kOptional, "Names of one tensor; the first is its own."},
 };

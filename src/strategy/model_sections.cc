@@ -76,7 +76,7 @@ Result<ParamRule> read_param_rule(const yaml::Node& item, const Scope& scope) {
   constexpr std::pair<std::string_view, ParamRule::Kind> kKinds[] = {
       {"include", ParamRule::Kind::kInclude}, {"exclude", ParamRule::Kind::kExclude},
       {"freeze", ParamRule::Kind::kFreeze},   {"rename", ParamRule::Kind::kRename},
-      {"tie", ParamRule::Kind::kTie},
+      {"tie", ParamRule::Kind::kTie},         {"thaw", ParamRule::Kind::kThaw},
   };
   PIPER_ASSIGN(const fields::Fields map, fields::read(item, item.at, "parameter"));
   const yaml::Entry& given = map.only();

@@ -1,5 +1,6 @@
 """Writes dropout/NAME.onnx: a small GPT exported as it trains, by both exporters: dropout of embeddings, attention and residuals,
-noise on the embeddings, and whole samples that skip a block.
+noise on the embeddings, and whole samples that skip a block. Beside it, what the exporter takes for one draw: adapters that drop
+one input, and an encoder that runs twice.
 
     pip install torch==2.13.0 onnx==1.23.2 onnxscript==0.7.2
     python tests/data/make_dropout.py
@@ -62,6 +63,41 @@ class Attention(nn.Module):
         return y.square().mean()
 
 
+class Adapter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.base, self.drop = nn.Linear(WIDTH, WIDTH), nn.Dropout(0.1)
+        self.a, self.b = nn.Linear(WIDTH, 2, bias=False), nn.Linear(2, WIDTH, bias=False)
+
+    def forward(self, x):
+        return self.base(x) + self.b(self.a(self.drop(x)))
+
+
+class Adapters(nn.Module):
+    """Low-rank adapters of the three products of an attention, behind a dropout of all."""
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Dropout(0.2), nn.Dropout(0.3)
+        self.q, self.k, self.v = Adapter(), Adapter(), Adapter()
+
+    def forward(self, x):
+        x = self.first(x)
+        return self.last((self.q(x) @ self.k(x).transpose(1, 2)).softmax(-1) @ self.v(x)).square().mean()
+
+
+class Contrast(nn.Module):
+    """One encoder, twice: the second run differs by its dropout alone."""
+    def __init__(self):
+        super().__init__()
+        self.up, self.drop, self.down = nn.Linear(WIDTH, WIDTH), nn.Dropout(0.3), nn.Linear(WIDTH, WIDTH)
+
+    def encode(self, x):
+        return x + self.down(self.drop(self.up(x).tanh()))
+
+    def forward(self, x):
+        return F.mse_loss(self.encode(x), self.encode(x))
+
+
 def main():
     OUT.mkdir(exist_ok=True)
     torch.manual_seed(1)
@@ -75,6 +111,8 @@ def main():
     for opset in 18, 23:
         torch.onnx.export(Attention().train(), (torch.randn(8, TIME, WIDTH),), OUT / f"attention{opset}.onnx", dynamo=True, dynamic_shapes=(batch,),
                           external_data=False, opset_version=opset)
+    for name, module in {"adapters": Adapters(), "contrast": Contrast()}.items():
+        torch.onnx.export(module.train(), (torch.randn(8, TIME, WIDTH),), OUT / f"{name}.onnx", dynamo=True, dynamic_shapes=(batch,), external_data=False)
     for path in OUT.glob("*.onnx"):
         file = onnx.load(path)
         for node in file.graph.node:

@@ -33,14 +33,15 @@ def node(op, inputs, output, call=None, scope="", rule=None, trace=None, **attrs
     return made
 
 
-def write(name, nodes, initializers, x, parameters, folded=None, buffers=()):
+def write(name, nodes, initializers, x, parameters, folded=None, buffers=(), outputs=()):
     infos = []
     for value, sources in (folded or {}).items():
         shape = next(list(i.dims) for i in initializers if i.name == value)
         infos.append(helper.make_tensor_value_info(value, TensorProto.FLOAT, shape))
         infos[-1].metadata_props.add(key="pkg.onnxscript.optimizer.folded_from", value=str(sources))
     graph = helper.make_graph(nodes, name, [helper.make_tensor_value_info("x", TensorProto.FLOAT, x)],
-                              [helper.make_tensor_value_info("loss", TensorProto.FLOAT, [])], initializers, value_info=infos)
+                              [helper.make_tensor_value_info("loss", TensorProto.FLOAT, []),
+                               *(helper.make_tensor_value_info(o, TensorProto.FLOAT, None) for o in outputs)], initializers, value_info=infos)
     lines = ["", "# inputs", *[f"p_{p.lower().replace('.', '_')}: PARAMETER target='{p}'" for p in parameters],
              *[f"b_{b.replace('.', '_')}: BUFFER target='{b}'" for b in buffers], "x: USER_INPUT", "", "# outputs",
              "loss: USER_OUTPUT", ""]
@@ -176,6 +177,30 @@ write("norms_that_train", [node("Mul", "x scale", "mul", ("mul", "aten.mul.Tenso
       [tensor("scale", 3, 1, 1), *[tensor(f"{m}.{w}", 3) for m in "ab" for w in ("weight", "bias")], numpy_helper.from_array(np.zeros(3, np.float32), "a.running_mean"),
        ones("a.running_var", 3)], IMAGE, ["scale", *(f"{m}.{w}" for m in "ab" for w in ("weight", "bias"))],
       buffers=[f"{m}.running_{w}" for m in "ab" for w in ("mean", "var")])
+
+# Beside the loss there are logits: the loss is the scalar.
+write("loss_and_logits",
+      [node("Gemm", "x fc.weight fc.bias", "linear", ("linear", "aten.linear.default", "%x, %p_fc_weight, %p_fc_bias"), "fc", transB=1), *loss("linear")],
+      [tensor("fc.weight", 2, 4), tensor("fc.bias", 2)], ["batch", 4], ["fc.weight", "fc.bias"], outputs=["linear"])
+
+
+# Tables of sinusoids: by the class of their module, and by their numbers; a third that is none.
+def sinusoids(name, rows, width):
+    angles = np.arange(rows)[:, None] / 10000 ** (np.arange(width // 2) / (width / 2))
+    return numpy_helper.from_array(np.concatenate([np.sin(angles), np.cos(angles)], 1).astype(np.float32), name)
+
+
+def add_table(x, table, out, classes):
+    made = node("Add", f"{x} {table}", out, (out, "aten.add.Tensor", f"%{x}, %p_{table.replace('.', '_')}"))
+    made.metadata_props.add(key="pkg.torch.onnx.class_hierarchy", value=str(classes))
+    return made
+
+
+write("sinusoids",
+      [add_table("x", "a.weight", "add", ["net.Model", "net.Encoder", "net.SinusoidalPositionalEmbedding", "aten.add.Tensor"]),
+       add_table("add", "b.weight", "add_1", ["net.Model", "net.Encoder", "aten.add.Tensor"]),
+       add_table("add_1", "c.weight", "add_2", ["net.Model", "net.Encoder", "aten.add.Tensor"]), *loss("add_2")],
+      [tensor("a.weight", 6, 4), sinusoids("b.weight", 6, 4), tensor("c.weight", 6, 4)], ["batch", 6, 4], ["a.weight", "b.weight", "c.weight"])
 # ---- The older exporter: no metadata, scopes in node names, what is equal behind an Identity -------------------------------------
 
 

@@ -1,6 +1,6 @@
-// Batch norms in training mode: losses, parameters and running statistics are PyTorch's after five
-// steps, on one device and on the stages of a pipeline; and what the strategy may say of the
-// statistics.
+// Batch norms in training mode, and other buffers that forward changes: losses, parameters and
+// buffers are PyTorch's after five steps, on one device and on the stages of a pipeline; and what
+// the strategy may say of them.
 #include "equivalence/jobs.h"
 #include "piper/verify.h"
 
@@ -54,7 +54,8 @@ TEST_P(BatchNorm, TrainsAsInPyTorch) {
   const std::string model = GetParam();
   const auto want = reference_of(model);
   std::optional<Trained> first;
-  for (const int64_t stages : {1, 2, 3}) {
+  const bool has_layers = model != "centred" && model != "codes";  // to cut between
+  for (int64_t stages = 1; stages <= (has_layers ? 3 : 1); ++stages) {
     const std::string what = fmt::format("{} on {} stages", model, stages);
     const auto compiled = compile_norms(model, {stages, 1, 1});
     ASSERT_TRUE(compiled) << what << print_error(compiled.error());
@@ -77,7 +78,8 @@ TEST_P(BatchNorm, TrainsAsInPyTorch) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, BatchNorm, ::testing::Values("residual", "twice"),
+INSTANTIATE_TEST_SUITE_P(Models, BatchNorm,
+                         ::testing::Values("residual", "twice", "centred", "codes", "spectral"),
                          [](const auto& info) { return std::string(info.param); });
 
 // Fewer updates, and ONNX's variance instead of PyTorch's, miss the reference.
@@ -108,12 +110,30 @@ TEST(BatchNorm, TheBoundTellsOtherStatisticsApart) {
 }
 
 TEST(BatchNorm, ACutIsRefused) {
-  for (const auto& [dp, mb] : {std::pair<int64_t, int64_t>{1, 2}, {2, 1}}) {
-    const auto compiled = compile_norms("residual", {1, dp, mb});
-    ASSERT_FALSE(compiled);
-    EXPECT_TRUE(compiled.error().message.starts_with("the batch cannot be cut"))
-        << compiled.error().message;
-  }
+  const std::pair<const char*, const char*> refusals[] = {
+      {"residual", "the batch cannot be cut: op "},
+      {"centred", "the batch cannot be cut: op "},
+      {"codes", "the batch cannot be cut: op "},
+      {"spectral", "not supported: the sum "}};
+  for (const auto& [model, message] : refusals)
+    for (const auto& [dp, mb] : {std::pair<int64_t, int64_t>{1, 2}, {2, 1}}) {
+      const auto compiled = compile_norms(model, {1, dp, mb});
+      ASSERT_FALSE(compiled) << model;
+      EXPECT_TRUE(compiled.error().message.starts_with(message)) << compiled.error().message;
+    }
+}
+
+// Without it the table would be that of the file in every step.
+TEST(BatchNorm, ExcludedBuffersStayAsTheyAre) {
+  const auto want = reference_of("codes");
+  const auto compiled =
+      compile_norms("codes", {}, "parameters: [{exclude: table}, {exclude: sums}]\n");
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  const auto trained = run(compiled->set, "codes");
+  ASSERT_TRUE(trained) << print_error(trained.error());
+  EXPECT_FALSE(trained->parameters.contains("table"));
+  EXPECT_GT(tensor_error(trained->parameters.at("inner.weight"), want.at("after/inner.weight")),
+            1e-3);
 }
 
 // Frozen parameters do not change, but what the norm keeps does, as in PyTorch.

@@ -129,6 +129,26 @@ TEST_P(Equivalence, TrainsAsTheReference) {
   }
 }
 
+// Weights of 16 bits that are computed with in 32 are within the bound under either optimizer.
+TEST(Bf16, TrainsInFullPrecisionWithinItsBound) {
+  const std::string model = "gpt-bf16";
+  if (!std::filesystem::exists(model_path(model, "model.onnx")))
+    GTEST_SKIP() << "no models in " << models_folder();
+  const auto json = reference_json(model);
+  const auto tensors = reference_tensors(model);
+  for (const auto& [name, train_text] : {std::pair{"sgd", kSgd}, {"adamw", kAdamW}})
+    for (const Shape2& shape : {Shape2{1, 1, 1, "1f1b"}, Shape2{2, 2, 2, "1f1b"}}) {
+      const std::string text = strategy_text(model, train_text) +
+                               "directives: [{precision: {compute: f32, master: f32}}]\n";
+      const auto compiled = compile_model(model, text, shape);
+      ASSERT_TRUE(compiled) << print_error(compiled.error());
+      const auto trained = train(compiled->set, model, kSanitized ? 2 : 20);
+      ASSERT_TRUE(trained) << print_error(trained.error());
+      compare_with_reference(model, {name, train_text, kBf16Bound, kBf16Bound}, *trained, json,
+                             tensors, fmt::format("{} on {} devices", name, shape.pp * shape.dp));
+    }
+}
+
 TEST_P(Equivalence, EqualsTheSingleDevicePlan) {
   const std::string model = std::get<0>(GetParam());
   if (!std::filesystem::exists(model_path(model, "model.onnx")))

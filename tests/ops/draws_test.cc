@@ -206,6 +206,29 @@ TEST(DrawingModels, AttentionHasTheDropoutOfItsCall) {
   }
 }
 
+// The exporter took dropouts of one value for one: adapters have a draw each again. Of what an
+// encoder draws in its second run the file has no trace.
+TEST(DrawingModels, MergedDrawsComeApart) {
+  const Graph graph = must(import_onnx(kFolder + "adapters.onnx", of_batch(8))).graph;
+  std::set<ValueId> inputs, keys;
+  int of_one_value = 0;
+  for (const Node& node : graph.nodes)
+    if (node.op == "Dropout") {
+      of_one_value += !inputs.insert(node.inputs[0]).second;
+      keys.insert(node.inputs[1]);
+    }
+  EXPECT_EQ(count(graph, "Dropout"), 5);
+  EXPECT_EQ(of_one_value, 2);
+  EXPECT_EQ(keys.size(), 5u);
+  const auto refused = import_onnx(kFolder + "contrast.onnx", of_batch(8));
+  ASSERT_FALSE(refused);
+  EXPECT_TRUE(refused.error().message.ends_with(
+      "the exporter took 'add_45' for 'add_20', as if both had drawn the same random numbers"))
+      << refused.error().message;
+  EXPECT_EQ(refused.error().notes,
+            std::vector<std::string>{"help: export the model with optimize=False"});
+}
+
 TEST(DrawingModels, EveryOpHasAKeyOfItsOwnAndOfTheSeed) {
   std::set<std::string> keys;
   for (const uint64_t seed : {0, 1}) {

@@ -1,0 +1,84 @@
+"""Writes init/*: exports of fresh modules, the state_dict of others of their kind for `piperc --init`, and what PyTorch makes of
+the latter: batch/K/INPUT, losses, and after/P for each parameter P after plain steps of SGD with momentum in float64.
+
+    pip install torch==2.13.0 onnx==1.23.2 onnxscript==0.7.2 safetensors numpy
+    python tests/data/make_init.py
+"""
+import copy
+import pathlib
+import numpy as np
+import onnx
+import torch
+import torch.nn.functional as F
+from safetensors.numpy import save_file
+from torch import nn
+
+OUT = pathlib.Path(__file__).parent / "init"
+STEPS, BATCH, VOCAB, TIME = 5, 4, 24, 6
+KEEP = {"pkg.torch.onnx.fx_node", "pkg.torch.onnx.name_scopes"}
+
+
+class Language(nn.Module):
+    """Weights that the file has transposed, a tied head, a table of which it has the first rows, a buffer, norms that are merged."""
+    def __init__(self):
+        super().__init__()
+        self.words, self.positions = nn.Embedding(VOCAB, 16), nn.Embedding(10, 16)
+        self.norm, self.last = nn.LayerNorm(16), nn.LayerNorm(16)
+        self.up, self.down, self.head = nn.Linear(16, 32), nn.Linear(32, 16), nn.Linear(16, VOCAB, bias=False)
+        self.head.weight = self.words.weight
+        self.register_buffer("scale", torch.linspace(0.5, 1.5, 16))
+
+    def forward(self, ids, labels):
+        x = self.words(ids) * self.scale + self.positions(torch.arange(TIME).expand(ids.shape))
+        x = x + self.down(F.gelu(self.up(self.norm(x))))
+        return F.cross_entropy(self.head(self.last(x)).flatten(0, 1), labels.flatten())
+
+
+def tokens(g):
+    ids = torch.randint(0, VOCAB, (BATCH, TIME + 1), generator=g)
+    return {"ids": ids[:, :-1].clone(), "labels": ids[:, 1:].clone()}
+
+
+def randomise(module, seed):
+    g = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in module.parameters():
+            p.copy_(torch.randn(p.shape, generator=g) * 0.3)
+
+
+def write(name, kind, batch_of):
+    torch.manual_seed(2)
+    module = kind().eval()
+    g = torch.Generator().manual_seed(4)
+    batches = [batch_of(g) for _ in range(STEPS)]
+    file = str(OUT / f"{name}.onnx")
+    torch.onnx.export(module, tuple(batches[0].values()), file, dynamo=True, input_names=list(batches[0]), output_names=["loss"],
+                      opset_version=18, external_data=False, verbose=False)
+    proto = onnx.load(file)
+    for node in proto.graph.node:
+        kept = [(p.key, p.value) for p in node.metadata_props if p.key in KEEP]
+        del node.metadata_props[:]
+        for key, value in kept:
+            node.metadata_props.add(key=key, value=value)
+        node.doc_string = ""
+    onnx.save(proto, file)
+    randomise(module, 11)
+    state = {n: v.detach().numpy().copy() for n, v in module.state_dict().items()}
+    save_file(state, str(OUT / f"{name}-state.safetensors"))
+    exact = copy.deepcopy(module).double()
+    optimizer = torch.optim.SGD(exact.parameters(), lr=0.05, momentum=0.9)
+    losses = []
+    for batch in batches:
+        optimizer.zero_grad()
+        loss = exact(*[v.double() if v.is_floating_point() else v for v in batch.values()])
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    out = {f"batch/{k}/{n}": v.numpy() for k, b in enumerate(batches) for n, v in b.items()}
+    out |= {f"after/{n}": p.detach().float().numpy() for n, p in exact.named_parameters()}
+    save_file({k: np.ascontiguousarray(v) for k, v in {**out, "losses": np.array(losses)}.items()}, str(OUT / f"{name}.safetensors"))
+
+
+if __name__ == "__main__":
+    OUT.mkdir(exist_ok=True)
+    write("language", Language, tokens)
