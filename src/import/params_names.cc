@@ -102,7 +102,7 @@ class Namer {
   Status check_unmerged(int initializer, const std::vector<Place>& places) const;
   std::string other_name(int initializer, const Place& place) const;
   void alias(const std::string& other, const std::string& name);
-  void report_buffers();
+  void report_padding();
   void report_copies();
   void report_scopes();
 
@@ -278,12 +278,6 @@ void Namer::claim_named() {
 
 // ---- What the user should know ------------------------------------------------------------------
 
-std::string listed(const std::vector<std::string>& names) {
-  constexpr size_t kShown = 8;
-  const std::span shown(names.data(), std::min(names.size(), kShown));
-  return quote_control(join(shown, ", ")) + (names.size() > kShown ? ", …" : "");
-}
-
 // Whether a row of a table is zeros, as that of a padding index is.
 bool has_zero_row(const OnnxTensor& table) {
   if (table.type.shape.size() != 2 || table.data.size == 0) return false;
@@ -294,29 +288,17 @@ bool has_zero_row(const OnnxTensor& table) {
   return false;
 }
 
-void Namer::report_buffers() {
-  std::set<std::string> seen;
-  std::vector<std::string> unusual, padded;
-  for (const Claim& claim : claims_.list) {
-    if (!seen.insert(claim.name).second) continue;
-    if (!claim.name.ends_with("weight") && !claim.name.ends_with("bias"))
-      unusual.push_back(claim.name);
-    const OnnxNode& reader = model_.nodes[claim.node];
-    if (reader.op == "Gather" && claim.input == 0 && has_zero_row(tensor(claim.initializer)))
-      padded.push_back(claim.name);
-  }
-  if (!unusual.empty()) {
+void Namer::report_padding() {
+  std::set<std::string> padded;
+  for (const Claim& claim : claims_.list)
+    if (model_.nodes[claim.node].op == "Gather" && claim.input == 0 &&
+        has_zero_row(tensor(claim.initializer)))
+      padded.insert(claim.name);
+  for (const std::string& name : padded)
     claims_.notes.push_back(
-        fmt::format("trained as parameters, though the file does not tell them from buffers: {}; "
-                    "'exclude' under 'parameters' leaves those as they are",
-                    listed(unusual)));
-  }
-  if (!padded.empty()) {
-    claims_.notes.push_back(fmt::format(
-        "{} has a row of zeros: if that is a padding row (padding_idx), which the file does not "
-        "say, it is trained here and not in PyTorch; a file of dynamo=True says it",
-        listed(padded)));
-  }
+        {name,
+         "has a row of zeros: if that is a padding row (padding_idx), which the file does not say, "
+         "it is trained here and not in PyTorch; a file of dynamo=True says it"});
 }
 
 // Weights that were merged though their modules have names of their own.
@@ -328,32 +310,29 @@ void Namer::report_copies() {
     if (is_telling(lost))
       by_content[copy == copies_.end() ? lost.name : copy->second].insert(named.role.name);
   }
-  std::vector<std::string> equal;
   for (const auto& [content, names] : by_content) {
     const std::vector<std::string> list(names.begin(), names.end());
-    if (list.size() > 1) equal.push_back(fmt::format("[{}]", join(list, ", ")));
+    if (list.size() < 2) continue;
+    claims_.notes.push_back(
+        {fmt::format("[{}]", join(list, ", ")),
+         "equal at first and trained apart, as copies are; where they are one tensor, 'tie: [NAME, "
+         "OTHER]' under 'parameters' says so"});
   }
-  if (equal.empty()) return;
-  claims_.notes.push_back(
-      fmt::format("equal at first and trained apart, as copies are: {}; where it is one tensor, "
-                  "'tie: {}' under 'parameters' says so",
-                  listed(equal), quote_control(equal[0])));
 }
 
 void Namer::report_scopes() {
+  if (named_.empty()) return;
+  claims_.notes.push_back(
+      {"",
+       "weights without a name in the file are taken as they stand there; where a module computes "
+       "its weight (weight_norm, w * scale), only a file of dynamo=True or without constant "
+       "folding says so"});
   std::set<std::string> names;
   for (const Named& named : named_)
     if (named.role.evidence == "scope") names.insert(named.role.name);
-  if (!named_.empty()) {
-    claims_.notes.emplace_back(
-        "weights without a name in the file are taken as they stand there; where a module computes "
-        "its weight (weight_norm, w * scale), only a file of dynamo=True or without constant "
-        "folding says so");
-  }
-  if (names.empty()) return;
-  claims_.notes.push_back(fmt::format(
-      "named by the scope of the node that reads them, since the file keeps no name: {}",
-      listed({names.begin(), names.end()})));
+  for (const std::string& name : names)
+    claims_.notes.push_back(
+        {name, "named by the scope of the node that reads it, since the file keeps no name"});
 }
 
 // ---- All of them --------------------------------------------------------------------------------
@@ -395,7 +374,7 @@ Result<Claims> Namer::run() {
   std::sort(claims_.list.begin(), claims_.list.end(), [](const Claim& a, const Claim& b) {
     return std::pair(a.node, a.input) < std::pair(b.node, b.input);
   });
-  if (exported_) report_buffers();
+  if (exported_) report_padding();
   report_copies();
   report_scopes();
   return std::move(claims_);

@@ -161,7 +161,7 @@ Status Rules::find_params(size_t r, const Glob& glob) {
       return true;
     });
     std::erase_if(out_.unnamed, [&](const Unnamed& one) {
-      names.push_back(one.initializer);
+      all.push_back(one.initializer);
       if (!matches(glob, one.initializer)) return false;
       matched_[r].names.push_back(one.initializer);
       return true;
