@@ -20,12 +20,12 @@ class Follower {
   Effects run(int32_t steps) {
     for (first_step_ = 0; first_step_ < steps; ++first_step_) {
       for (const Spot place : section_.order) {
-        const int32_t joint = section_.joint[place.cell][place.index];
-        const std::vector<Spot> alone{place};
-        const std::vector<Spot>& members = joint < 0 ? alone : section_.joints[joint];
-        is_collective(section_.step(place).kind) ? collective(members) : visit(place);
+        if (is_collective(section_.step(place).kind))
+          collective(members_of(place));
+        else
+          visit(place);
         if (section_.parts.size() == 1) continue;
-        for (const Spot member : members)
+        for (const Spot member : members_of(place))
           if (section_.ends_step(member))
             report(member.cell, section_.parts[section_.part_of(member)].step);
       }
@@ -48,11 +48,20 @@ class Follower {
         fmt::format("{} {} {}", tensor.init, tensor.fill, info(tensor.type.dtype).name);
     return join_symbols(symbol_of("constant"), symbol_of(what));
   }
+  std::vector<Spot> members_of(Spot place) const {
+    const int32_t joint = section_.joint[place.cell][place.index];
+    return joint < 0 ? std::vector<Spot>{place} : section_.joints[joint];
+  }
   uint64_t sum_of(Spot place, int32_t target) {
-    const uint64_t symbol =
-        sum_symbol(step_of(place), model_.targets[facts(place).targets[target]]);
-    sums_.insert(symbol);
-    return symbol;
+    const int32_t id = facts(place).targets[target];
+    const size_t at =
+        static_cast<size_t>(step_of(place)) * model_.targets.size() + static_cast<size_t>(id);
+    if (at >= sum_symbols_.size()) sum_symbols_.resize(at + 1);
+    if (sum_symbols_[at] == 0) {
+      sum_symbols_[at] = sum_symbol(step_of(place), model_.targets[id]);
+      sums_.insert(sum_symbols_[at]);
+    }
+    return sum_symbols_[at];
   }
 
   void report(int32_t cell, int32_t step) {
@@ -134,18 +143,28 @@ class Follower {
     }
   }
   Effects::Added& block_of(Spot place, const SampleRange& samples, int32_t target) {
+    const size_t id = block_id(place, samples);
+    const size_t at =
+        static_cast<size_t>(step_of(place)) * model_.targets.size() + static_cast<size_t>(target);
+    if (id >= blocks_.size()) blocks_.resize(id + 1);
+    std::vector<int32_t>& of_sums = blocks_[id];
+    if (at >= of_sums.size()) of_sums.resize(at + model_.targets.size(), -1);
+    if (of_sums[at] < 0) {
+      of_sums[at] = static_cast<int32_t>(effects_.added.size());
+      effects_.added.push_back({step_of(place), target, samples.count, 0, place});
+    }
+    return effects_.added[static_cast<size_t>(of_sums[at])];
+  }
+  size_t block_id(Spot place, const SampleRange& samples) {
     int64_t first = samples.first;
-    uint64_t key =
-        join_symbols(static_cast<uint64_t>(target), static_cast<uint64_t>(step_of(place)));
+    uint64_t key = 0;
     for (size_t a = 0; a < samples.stride.size(); ++a) {
       first += samples.stride[a] * model_.cells[place.cell].coordinates[a];
       key = join_symbols(key, model_.free_axis[a] ? static_cast<uint64_t>(samples.stride[a]) : 0);
     }
     key = join_symbols(join_symbols(key, static_cast<uint64_t>(first)),
                        static_cast<uint64_t>(samples.count));
-    const auto [known, is_new] = blocks_.try_emplace(key, effects_.added.size());
-    if (is_new) effects_.added.push_back({step_of(place), target, samples.count, 0, place});
-    return effects_.added[known->second];
+    return block_ids_.try_emplace(key, block_ids_.size()).first->second;
   }
 
   // What the program makes of `before_`.
@@ -221,8 +240,11 @@ class Follower {
   Values values_;
   Mail<uint64_t> sent_;
   int32_t first_step_ = 0;
-  std::unordered_set<uint64_t> sums_;            // symbols
-  std::unordered_map<uint64_t, size_t> blocks_;  // in effects_.added
+  std::vector<uint64_t> sum_symbols_;  // by training step and sum; 0: not met yet
+  std::unordered_set<uint64_t> sums_;  // those symbols
+  std::unordered_map<uint64_t, size_t> block_ids_;
+  // By block, and by training step and sum: in effects_.added; -1: nothing yet.
+  std::vector<std::vector<int32_t>> blocks_;
   std::unordered_map<uint64_t, std::vector<uint64_t>> results_;
   // Of the instruction at hand, by argument.
   std::vector<uint64_t> before_;

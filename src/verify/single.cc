@@ -147,12 +147,12 @@ class EffectCheck {
                        quote_control(model_.cells[place.cell].role->name(buffer)));
   }
   void check_sums() {
-    std::map<std::pair<int32_t, std::string_view>, const Effects::Added*> wanted;
+    std::map<std::pair<int32_t, int32_t>, const Effects::Added*> wanted;  // by step and own sum
     for (const Effects::Added& one : single_.effects.added)
-      wanted.try_emplace({one.step, single_.model.targets[one.target]}, &one);
+      wanted.try_emplace({one.step, model_.targets.find(single_.model.targets[one.target])}, &one);
     std::set<int32_t> said;  // sums
     for (const Effects::Added& one : effects_.added) {
-      const auto other = wanted.find({one.step, model_.targets[one.target]});
+      const auto other = wanted.find({one.step, one.target});
       if (other == wanted.end()) continue;  // rule sum, or check_names(), knows
       const Effects::Added& known = *other->second;
       if (one.symbol == known.symbol && one.count == known.count) continue;

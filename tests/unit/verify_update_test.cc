@@ -106,5 +106,19 @@ TEST(VerifyUpdate, TheNormHoldsEachGradientOnce) {
       "update: 'U' on rank 2 (and 1 like it) takes a norm in which 'w0.grad' is missing");
 }
 
+TEST(VerifyUpdate, AnOptimizerTakesWhatIsItsParameters) {
+  const auto expect = [](const Edits& edits, const std::string& text) {
+    const Said all = said(edits, {});
+    const std::string wanted = "update: 'U' on rank 0 (and 1 like it) " + text;
+    EXPECT_EQ(std::count(all.begin(), all.end(), wanted), 1) << text << ", not " << all[0];
+  };
+  const std::string op = "op Sgd in=[4,5,-1,3,6,2] out=[4]";
+  expect({{op, "op Sgd in=[4,4,-1,3,6,2] out=[4]"}},
+         "updates 'w0' with something else than its gradient");
+  expect({{op, "op Sgd in=[5,5,-1,3,6,2] out=[4]"}}, "updates 'w0' from something else");
+  expect({{op, op + "\n  " + op}}, "writes 'w0' twice");
+  expect({{op, op + "\n  op Neg in=[4] out=[4]"}}, "writes 'w0' behind its update");
+}
+
 }  // namespace
 }  // namespace piper
