@@ -295,7 +295,7 @@ void fill_reports(const Recovery& recovery, Report& out) {
   out.separated = recovery.separated;
   out.notes = recovery.notes;
   for (const std::string& name : recovery.lost) {
-    if (std::count(recovery.swallowed.begin(), recovery.swallowed.end(), name)) continue;
+    if (recovery.is_swallowed(name)) continue;
     out.notes.push_back(
         fmt::format("the parameter '{0}' is in no call: unused, or another name of a tied tensor; "
                     "'tie: [{0}, OTHER]' under 'parameters' says of which",
@@ -305,7 +305,7 @@ void fill_reports(const Recovery& recovery, Report& out) {
 
 Result<Survey> survey_model(OnnxModel model) {
   std::vector<std::string> scopes = scopes_of(model);
-  PIPER_ASSIGN(const Recovery recovery, recover_params(model, scopes));
+  PIPER_ASSIGN(const Recovery recovery, recover_params(model, scopes, {}));
   Survey out;
   out.producer = model.producer;
   out.opset = model.opset;
@@ -362,7 +362,7 @@ Status said_at_once(Status lost, Status refused) {
 Result<Imported> import_flat(OnnxModel model, const ImportOptions& options,
                              std::vector<Importer::Taken>& taken) {
   std::vector<std::string> scopes = scopes_of(model);
-  PIPER_ASSIGN(Recovery recovery, recover_params(model, scopes));
+  PIPER_ASSIGN(Recovery recovery, recover_params(model, scopes, {options.parameters, {}}));
   Imported out;
   PIPER_ASSIGN(out.matched, apply_param_rules(model, recovery, options.parameters));
   Importer importer(model, scopes, recovery, options.seed);

@@ -386,7 +386,7 @@ Status write(const std::string& path, const ImportOptions& options, const Traini
   PIPER_ASSIGN(OnnxModel model, read_onnx(path, options.max_file_bytes));
   PIPER_TRY(take_training(model));
   std::vector<std::string> scopes = scopes_of(model);
-  PIPER_ASSIGN(Recovery recovery, recover_params(model, scopes));
+  PIPER_ASSIGN(Recovery recovery, recover_params(model, scopes, {options.parameters, {}}));
   PIPER_TRY(apply_param_rules(model, recovery, options.parameters));
   PIPER_ASSIGN(const Imported imported, import_onnx(path, options));
   PIPER_ASSIGN(const onnx::ModelProto proto, Writer(model, recovery, imported.graph).run(training));

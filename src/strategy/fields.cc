@@ -46,6 +46,11 @@ constexpr Field kParameter[] = {
     {"freeze", kGlob, kOptional, "Parameters that keep their values."},
     {"rename", kOne, kOptional, "New names for parameters.", "rename"},
     {"tie", kPaths, kOptional, "Names of one tensor; the first is its own."},
+    {"stored", kOne, kOptional, "What the file has in place of parameters.", "stored"},
+};
+constexpr Field kStored[] = {
+    {"match", kGlob, kRequired, "A pattern over paths of parameters."},
+    {"plus", kReal, kRequired, "What the file has added to their values."},
 };
 constexpr Field kRename[] = {
     {"from", kGlob, kRequired, "A pattern over paths of parameters."},
@@ -267,6 +272,7 @@ constexpr Object kObjects[] = {
     {"input", kInput},
     {"parameter", kParameter, true},
     {"rename", kRename},
+    {"stored", kStored},
     {"loss", kLoss, true},
     {"cross_entropy", kCrossEntropy},
     {"train", kTrain},
