@@ -47,6 +47,11 @@ constexpr Field kParameter[] = {
     {"thaw", kGlob, kOptional, "Parameters that the importer freezes and that are trained."},
     {"rename", kOne, kOptional, "New names for parameters.", "rename"},
     {"tie", kPaths, kOptional, "Names of one tensor; the first is its own."},
+    {"stored", kOne, kOptional, "What the file has in place of parameters.", "stored"},
+};
+constexpr Field kStored[] = {
+    {"match", kGlob, kRequired, "A pattern over paths of parameters."},
+    {"plus", kReal, kRequired, "What the file has added to their values."},
 };
 constexpr Field kRename[] = {
     {"from", kGlob, kRequired, "A pattern over paths of parameters."},
@@ -268,6 +273,7 @@ constexpr Object kObjects[] = {
     {"input", kInput},
     {"parameter", kParameter, true},
     {"rename", kRename},
+    {"stored", kStored},
     {"loss", kLoss, true},
     {"cross_entropy", kCrossEntropy},
     {"train", kTrain},

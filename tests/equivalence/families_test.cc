@@ -64,7 +64,8 @@ TEST_P(Families, TrainAsPyTorch) {
 
 INSTANTIATE_TEST_SUITE_P(All, Families,
                          ::testing::Values("conv-group-norm", "unet", "mixer", "dlrm", "gptj",
-                                           "falcon", "static-tables", "quantised"),
+                                           "falcon", "static-tables", "quantised",
+                                           "folded", "folded-fresh", "equal"),
                          [](const auto& info) { return identifier(info.param); });
 
 }  // namespace
