@@ -32,11 +32,13 @@ struct ParamRule {
     kThaw,     // parameters that the importer freezes are trained
     kRename,   // new names: {name} is what the pattern captures, ** what its only ** stands for
     kTie,      // names of one tensor, where the file cannot tell; the first is its own
+    kStored,   // the file has `plus` added to the values of parameters
   } kind = Kind::kFreeze;
   std::string match;               // a glob; all but kTie
   std::string to;                  // kRename: a path; kInclude: the parameter's name, or ""
   bool transposed = false;         // kInclude: the file has the transpose of that parameter
   std::vector<std::string> names;  // kTie
+  double plus = 0;                 // kStored
   SourceSpan at, to_at;            // of match or names, of to
 };
 struct RuleMatch {  // what one of them did

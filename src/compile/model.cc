@@ -24,7 +24,8 @@ ImportOptions import_options(const Strategy& strategy, const CompileOptions& fro
 }
 
 void explain_parameters(const Strategy& strategy, const Imported& imported, Explanations& out) {
-  constexpr const char* kKinds[] = {"include", "exclude", "freeze", "thaw", "rename", "tie"};
+  constexpr const char* kKinds[] = {"include", "exclude", "freeze", "thaw",
+                                    "rename",  "tie",     "stored"};
   constexpr size_t kShown = 4;
   for (size_t r = 0; r < imported.matched.size(); ++r) {
     const auto& [names, elements] = imported.matched[r];

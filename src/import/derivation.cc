@@ -10,7 +10,7 @@
 namespace piper::onnx_import {
 namespace {
 
-constexpr int64_t kOpset = 18;
+constexpr int64_t kOpset = 24;
 
 OnnxTensor integers(const std::vector<int64_t>& values) {
   return {"", {DType::kI64, {static_cast<int64_t>(values.size())}}, bytes_of(values)};
@@ -149,14 +149,14 @@ const RuleTable& rule_table() {
 std::string function_name(const Step& step) {
   std::string name = step.node.op;
   for (char& c : name) c = static_cast<char>(std::tolower(c));
-  return name;
+  return name.starts_with("reduce") ? name.substr(6) : name;
 }
 
 std::string with_step(std::string text, const Step& step) {
   if (is_layout_step(step)) return text;
   if (step.operands.size() != 1) return fmt::format("{}({})", function_name(step), text);
   constexpr std::pair<std::string_view, char> kSigns[] = {
-      {"Add", '+'}, {"Sub", '-'}, {"Mul", '*'}, {"Div", '/'}};
+      {"Add", '+'}, {"Sub", '-'}, {"Mul", '*'}, {"Div", '/'}, {"Pow", '^'}};
   const OnnxTensor& literal = step.operands[0];
   const double c = read_number(literal.data, literal.type.dtype, 0);
   for (const auto& [op, sign] : kSigns)

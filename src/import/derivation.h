@@ -11,7 +11,7 @@ class Emitter;
 struct Val;
 
 struct Step {
-  OnnxNode node;                     // its op, as of opset 18, and its attributes
+  OnnxNode node;                     // its op, as of opset 24, and its attributes
   std::vector<OnnxTensor> operands;  // constants
   bool last = false;                 // of the node's inputs is what it is done to; else the first
   Shape from;                        // of that

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "params.h"
+#include "ways.h"
 
 namespace piper::onnx_import {
 namespace {

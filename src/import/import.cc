@@ -350,7 +350,7 @@ void fill_reports(const OnnxModel& model, const Recovery& recovery, Report& out)
   out.notes = recovery.notes;
   note_possible_buffers(model, recovery, out.notes);
   for (const std::string& name : recovery.lost) {
-    if (std::count(recovery.swallowed.begin(), recovery.swallowed.end(), name)) continue;
+    if (recovery.is_swallowed(name)) continue;
     out.notes.push_back({name,
                          "in no call: unused, or another name of a tied tensor; 'tie: [NAME, "
                          "OTHER]' under 'parameters' says of which"});
@@ -359,7 +359,7 @@ void fill_reports(const OnnxModel& model, const Recovery& recovery, Report& out)
 
 Result<Survey> survey_model(OnnxModel model) {
   std::vector<std::string> scopes = scopes_of(model);
-  PIPER_ASSIGN(const Recovery recovery, recover_params(model, scopes));
+  PIPER_ASSIGN(const Recovery recovery, recover_params(model, scopes, Known{}));
   Survey out;
   out.producer = model.producer;
   out.opset = model.opset;
@@ -416,9 +416,7 @@ Status said_at_once(Status lost, Status refused) {
 Result<Imported> import_flat(OnnxModel model, const ImportOptions& options,
                              std::vector<Importer::Taken>& taken) {
   std::vector<std::string> scopes = scopes_of(model);
-  PIPER_ASSIGN(Recovery recovery, recover_params(model, scopes));
-  if (!options.initial_values.empty())
-    PIPER_TRY(take_initial_values(model, options.initial_values, recovery));
+  PIPER_ASSIGN(Recovery recovery, recover_params(model, scopes, options));
   Imported out;
   PIPER_ASSIGN(out.matched, apply_param_rules(model, recovery, options.parameters));
   Importer importer(model, scopes, recovery, options.seed);

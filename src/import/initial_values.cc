@@ -7,6 +7,7 @@
 #include "params.h"
 #include "piper/backend.h"
 #include "piper/data.h"
+#include "ways.h"
 
 namespace piper::onnx_import {
 namespace {
@@ -19,12 +20,14 @@ struct Part {
 
 class InitialValues {
  public:
-  InitialValues(const OnnxModel& model, const std::string& path, Recovery& recovery)
-      : model_(model), at_{path, 0, 0, 1}, out_(recovery) {}
+  InitialValues(const OnnxModel& model, const std::string& path,
+                const std::vector<NamedTensor>& values, Recovery& recovery)
+      : model_(model), at_{path, 0, 0, 1}, out_(recovery) {
+    for (const NamedTensor& value : values) values_.emplace(value.name, value);
+  }
   Status run();
 
  private:
-  Status read();
   Result<const NamedTensor*> value_for(const RecoveredParam& param);
   Status give(size_t p, const NamedTensor& value);
   Status give_whole_of_cut(size_t p, const NamedTensor& value);
@@ -54,12 +57,6 @@ Bytes converted(const NamedTensor& value, DType dtype) {
 }
 
 std::string text_of(const Bytes& data) { return std::string(as_text(data.made().span())); }
-
-Status InitialValues::read() {
-  PIPER_ASSIGN(std::vector<NamedTensor> tensors, read_safetensors(at_.file));
-  for (NamedTensor& tensor : tensors) values_[tensor.name] = std::move(tensor);
-  return ok_status();
-}
 
 // Under any of its names; under several, the same.
 Result<const NamedTensor*> InitialValues::value_for(const RecoveredParam& param) {
@@ -146,7 +143,7 @@ Status InitialValues::give_whole_of_cut(size_t p, const NamedTensor& value) {
       use.derivation.insert(use.derivation.begin(),
                             slice_step(whole, static_cast<int64_t>(part->dim), part->first, end));
   std::erase_if(out_.notes, [&](const Note& note) {
-    return note.of == param.name && note.text.starts_with("was looked up");
+    return note.of == param.name && note.text.find("--init brings") != std::string::npos;
   });
   out_.notes.push_back({param.name, fmt::format("trained at {}..{} of {} positions and saved whole",
                                                 part->first, end - 1, whole[part->dim])});
@@ -195,7 +192,6 @@ Status InitialValues::check_rest() {
 }
 
 Status InitialValues::run() {
-  PIPER_TRY(read());
   std::vector<std::string> without;
   for (size_t p = 0; p < out_.params.size(); ++p) {
     PIPER_ASSIGN(const NamedTensor* value, value_for(out_.params[p]));
@@ -208,8 +204,27 @@ Status InitialValues::run() {
 
 }  // namespace
 
-Status take_initial_values(const OnnxModel& model, const std::string& path, Recovery& recovery) {
-  return InitialValues(model, path, recovery).run();
+// What the file has of a parameter comes back without its value, where there is one way. Where not,
+// the value shows how the file's was made of it.
+Result<Recovery> recover_params(OnnxModel& model, std::vector<std::string>& scopes,
+                                const ImportOptions& options) {
+  const std::string& path = options.initial_values;
+  Known known{options.parameters, {}};
+  if (path.empty()) return recover_params(model, scopes, known);
+  PIPER_ASSIGN(const std::vector<NamedTensor> values, read_safetensors(path));
+  const OnnxModel file = model;
+  const std::vector<std::string> file_scopes = scopes;
+  PIPER_ASSIGN(Recovery recovery, recover_params(model, scopes, known));
+  for (const NamedTensor& value : values)
+    if (recovery.is_swallowed(value.name))
+      known.values[value.name] = {value.name, value.type, value.data};
+  if (!known.values.empty()) {
+    model = file;
+    scopes = file_scopes;
+    PIPER_ASSIGN(recovery, recover_params(model, scopes, known));
+  }
+  PIPER_TRY(InitialValues(model, path, values, recovery).run());
+  return recovery;
 }
 
 }  // namespace piper::onnx_import

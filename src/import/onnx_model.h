@@ -3,6 +3,7 @@
 // sources that include onnx.pb.h.
 #pragma once
 
+#include <set>
 #include <variant>
 
 #include "piper/import.h"
@@ -75,10 +76,11 @@ struct OnnxModel {
   std::vector<OnnxTensor> initializers;
   std::vector<OnnxInput> inputs;  // without those that are initializers
   std::vector<std::string> outputs;
-  Metadata metadata;                       // of the graph
-  std::optional<OnnxAlgorithm> algorithm;  // until take_training
-  std::optional<TrainingInfo> training;    // from then on
-  std::string loss;                        // that training_info names, or ""
+  std::set<std::string, std::less<>> integers;  // values between nodes that are no floats
+  Metadata metadata;                            // of the graph
+  std::optional<OnnxAlgorithm> algorithm;       // until take_training
+  std::optional<TrainingInfo> training;         // from then on
+  std::string loss;                             // that training_info names, or ""
   SourceSpan at() const { return {path, 0, 0, 1}; }
 };
 

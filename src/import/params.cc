@@ -103,11 +103,14 @@ Status Assembly::add_use(const Claim& claim) {
     param.evidence = claim.evidence;
     param.initializer = stored_as(model_, claim);
     param.type = claim.type;
-    if (claim.initializer >= 0) {
+    const auto given = claims_.given.find(param.name);
+    if (given != claims_.given.end()) {
+      param.data = given->second.data;
+    } else if (claim.initializer >= 0) {
       param.data = oriented(model_.initializers[static_cast<size_t>(claim.initializer)], claim);
     }
   } else {
-    PIPER_TRY(check_equal(claim, param));
+    if (!claim.copy) PIPER_TRY(check_equal(claim, param));
     const std::string also = stored_as(model_, claim);
     if (param.initializer.find(also) == std::string::npos) param.initializer += ", " + also;
   }
@@ -153,6 +156,9 @@ Status Assembly::run() {
   out_.lost = claims_.lost;
   out_.swallowed = claims_.swallowed;
   out_.unnamed = claims_.unnamed;
+  for (const Claim& claim : claims_.list)
+    if (!claim.copy && claim.derivation.size() == 1 && claim.derivation[0].node.op == "Add")
+      out_.stored.push_back(claim.name);
   return ok_status();
 }
 
@@ -222,7 +228,8 @@ Result<Claims> claims_by_training(const OnnxModel& model) {
   return claims;
 }
 
-Result<Recovery> recover_params(OnnxModel& model, std::vector<std::string>& scopes) {
+Result<Recovery> recover_params(OnnxModel& model, std::vector<std::string>& scopes,
+                                const Known& known) {
   PIPER_TRY(check_not_fused(model));
   std::vector<SignatureInput> signature =
       parse_signature(find_metadata(model.metadata, kSignatureKey));
@@ -234,7 +241,7 @@ Result<Recovery> recover_params(OnnxModel& model, std::vector<std::string>& scop
       std::any_of(signature.begin(), signature.end(),
                   [](const SignatureInput& s) { return s.kind == "PARAMETER"; });
   Result<Claims> claims = model.training   ? claims_by_training(model)
-                          : has_parameters ? claims_by_calls(model, scopes, signature)
+                          : has_parameters ? claims_by_calls(model, scopes, signature, known)
                                            : claims_by_names(model, scopes);
   if (!claims) return std::move(claims).error();
   Assembly assembly(model, *claims);

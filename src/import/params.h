@@ -2,6 +2,9 @@
 // renamed, transposed.
 #pragma once
 
+#include <algorithm>
+#include <map>
+
 #include "calls.h"
 #include "derivation.h"
 
@@ -16,6 +19,7 @@ struct Claim {
   Derivation derivation;  // from the framework's parameter to what the file has
   TensorType type;        // of the framework's parameter
   std::string evidence;
+  bool copy = false;  // made of the parameter, whose value another place has
 };
 
 struct ParamUse {
@@ -45,6 +49,12 @@ struct Unnamed {
   std::string initializer, text;  // "onnx::Mul_15 f32[8] at node '/Mul' (Mul)"
 };
 
+// A parameter that the file has not, or not alone: trained without it the model would be another.
+struct Swallowed {
+  std::string name, why;
+  bool unnamed = false;  // no call names it: it may be of no use, or another name of a tied tensor
+};
+
 struct Recovery {
   std::vector<RecoveredParam> params;               // in the framework's order
   std::vector<ParamUse> uses;                       // sorted by node and input
@@ -53,13 +63,29 @@ struct Recovery {
   std::vector<Note> notes;
   std::vector<ChangedBuffer> changed;  // among the parameters
   std::vector<std::string> lost;  // in the signature, and neither used nor tied as far as we see
-  std::vector<std::string> swallowed;  // of these, those that constants of the file were made of
+  std::vector<Swallowed> swallowed;
   std::vector<Unnamed> unnamed;
+  std::vector<std::string> stored;  // parameters that the file has with a number added
+  bool is_swallowed(std::string_view name) const {
+    return std::any_of(swallowed.begin(), swallowed.end(),
+                       [&](const Swallowed& s) { return s.name == name; });
+  }
+};
+
+// What is known of the parameters beside the file.
+struct Known {
+  std::vector<ParamRule> rules;              // of the strategy, of which kStored is looked at
+  std::map<std::string, OnnxTensor> values;  // initial values by name: they go before the file's
 };
 
 // May add to the model what the exporter deleted: inputs for zero biases, copies of merged nodes.
 // `scopes` is by node.
-Result<Recovery> recover_params(OnnxModel& model, std::vector<std::string>& scopes);
+Result<Recovery> recover_params(OnnxModel& model, std::vector<std::string>& scopes,
+                                const Known& known);
+// With what the options say of parameters: their rules are known but not applied, initial values
+// given. Errors in these stand in their file.
+Result<Recovery> recover_params(OnnxModel& model, std::vector<std::string>& scopes,
+                                const ImportOptions& options);
 
 // Errors stand at the rule. By rule, what it matched.
 Result<std::vector<RuleMatch>> apply_param_rules(const OnnxModel& model, Recovery& recovery,
@@ -77,8 +103,10 @@ struct Claims {
   Ties ties;
   std::vector<std::string> order;  // the framework's names in its order; empty: order of use
   std::vector<Note> notes;
-  std::vector<std::string> lost, swallowed;  // as in Recovery
-  std::vector<Unnamed> unnamed;
+  std::vector<std::string> lost;            // as in Recovery
+  std::vector<Swallowed> swallowed;         // likewise
+  std::map<std::string, OnnxTensor> given;  // values that go before the file's
+  std::vector<Unnamed> unnamed;             // likewise
 };
 struct InitializerIndex {
   explicit InitializerIndex(const OnnxModel& model);
@@ -88,12 +116,6 @@ struct InitializerIndex {
 
  private:
   std::vector<std::pair<std::string_view, int>> by_name_;
-};
-std::string_view stem_of(std::string_view call);
-struct Unfolded {
-  TensorType type;  // of the parameter
-  Derivation derivation;
-  std::string note;  // what the user should know of it, or ""
 };
 // Adds those of batch norms in training mode.
 void find_running_statistics(const OnnxModel& model, const std::vector<std::string>& scopes,
@@ -111,8 +133,6 @@ inline constexpr const char* kSinusoids =
     "a table of sinusoids, which library models do not train: frozen; 'thaw' under 'parameters' "
     "trains it";
 void freeze_sinusoids(const OnnxModel& model, Recovery& recovery);
-// Gives parameters the values that a safetensors file has for them. Errors stand in that file.
-Status take_initial_values(const OnnxModel& model, const std::string& path, Recovery& recovery);
 // Random results that were merged come apart again. Errors: the file does not say which.
 Status separate_draws(OnnxModel& model, std::vector<std::string>& scopes,
                       const std::vector<SignatureInput>& signature);
@@ -121,11 +141,9 @@ Status find_detached(const OnnxModel& model, const std::vector<SignatureInput>& 
                      Recovery& recovery);
 // Batch norms that train in training mode.
 void restore_training_norms(OnnxModel& model, const std::vector<SignatureInput>& signature);
-// The parameter that `folded` was computed from, if there is one exact answer.
-std::optional<Unfolded> unfold(const OnnxTensor& folded);
 // By the exported program's signature and calls.
 Result<Claims> claims_by_calls(OnnxModel& model, std::vector<std::string>& scopes,
-                               const std::vector<SignatureInput>& signature);
+                               const std::vector<SignatureInput>& signature, const Known& known);
 // By the file's training_info.
 Result<Claims> claims_by_training(const OnnxModel& model);
 // By names, scopes and contents, for files without them; makes the scopes those of the modules.

@@ -2,12 +2,13 @@
 // from.
 //
 // Nodes are grouped by call. In each, the placeholders among the call's arguments are given to the
-// group's float initializers by role: what an initializer is called decides only where the roles
-// leave a choice, because equal tensors were merged under one name. Then ties, folded tables and
-// deleted biases are looked for; what was merged comes apart again in params_merged.cc.
+// group's float initializers by role, else by name: equal tensors were merged under one name, so
+// that a name alone says little. What was computed from parameters is params_folded.cc's; what was
+// merged comes apart again in params_merged.cc.
 #include "params_calls.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 
 #include "host.h"
@@ -23,6 +24,7 @@ struct RolePlace {
   size_t input;
   bool transposed;        // as against PyTorch's orientation; Gemm: unless transB says otherwise
   bool channels = false;  // one dim in PyTorch; here with dims of 1 around it
+  bool indexed = false;   // the dims that are indexed stand first
 };
 struct Role {
   std::string_view function;
@@ -37,6 +39,9 @@ const std::vector<Role>& roles() {
       {"aten.addmm", 0, {{"Gemm", 2, false}, {"Add", 0, false}, {"Add", 1, false}}},
       {"aten.addmm", 2, {{"Gemm", 1, false}, {"MatMul", 1, false}}},
       {"aten.mm", 1, {{"Gemm", 1, false}, {"MatMul", 1, false}}},
+      {"aten.index", 0, {{"GatherND", 0, false, false, true}}},
+      {"aten.clamp", 1, {{"Clip", 1, false}}},
+      {"aten.clamp", 2, {{"Clip", 2, false}}},
       {"aten.embedding", 0, {{"Gather", 0, false}}},
       {"aten.layer_norm", 2, {{"LayerNormalization", 1, false}}},
       {"aten.layer_norm", 3, {{"LayerNormalization", 2, false}}},
@@ -69,6 +74,48 @@ int64_t attr_integer(const OnnxNode& node, std::string_view name) {
   return value ? *value : 0;
 }
 
+// Of x[i, :, j]: the dims with an index, then the others.
+std::vector<int64_t> indexed_first(const std::string& list, size_t rank) {
+  std::vector<int64_t> first, rest;
+  int64_t dim = 0;
+  for (const std::string& index : split_text(list, ','))
+    (index.find('%') != index.npos ? first : rest).push_back(dim++);
+  for (; dim < static_cast<int64_t>(rank); ++dim) rest.push_back(dim);
+  first.insert(first.end(), rest.begin(), rest.end());
+  return first;
+}
+
+// From the framework's parameter to the tensor of the shape `stored` at its place.
+Derivation layout_at(const RolePlace& place, const OnnxNode& node, const Call& call,
+                     const Shape& stored) {
+  const bool turned = place.op == "Gemm" && place.input == 1 && attr_integer(node, "transB") != 0;
+  if (place.transposed != turned && stored.size() == 2)
+    return transposition({stored[1], stored[0]});
+  if (place.channels && stored.size() > 1) return {reshape_step({num_elements(stored)}, stored)};
+  if (!place.indexed || call.words.size() < 2) return {};
+  const std::vector<int64_t> perm = indexed_first(call.words[1], stored.size());
+  if (perm.size() != stored.size() || std::is_sorted(perm.begin(), perm.end())) return {};
+  Shape own(stored.size());
+  for (size_t d = 0; d < own.size(); ++d) own[static_cast<size_t>(perm[d])] = stored[d];
+  return {permute_step(own, perm)};
+}
+
+// A number beside the parameter, as in addmm's beta, makes another value of it.
+bool may_stand(const RolePlace& place, const OnnxTensor& tensor, const SignatureInput& input) {
+  // A literal that the exporter added beside it is a scalar; a bias has one dim.
+  const Shape& shape = tensor.type.shape;
+  if (place.op == "Add" && !place.channels && shape.size() != 1) return false;
+  const auto ones = static_cast<size_t>(std::count(shape.begin(), shape.end(), 1));
+  if (place.channels) return !shape.empty() && ones + 1 >= shape.size();
+  const std::vector<std::string>& of = tensor.folded_from;
+  return of.size() < 2 || !std::count(of.begin(), of.end(), input.target);
+}
+
+// Numbers of which a program has literals.
+bool is_round(double number) {
+  return std::fabs(number) <= 1024 && number * 16 == std::floor(number * 16);
+}
+
 }  // namespace
 
 void CallClaims::make_groups() {
@@ -79,12 +126,14 @@ void CallClaims::make_groups() {
       calls[n] = parse_call(find_metadata(model_.nodes[n].metadata, "pkg.torch.onnx.fx_node"));
   });
   for (size_t n = 0; n < model_.nodes.size(); ++n) {
+    for (const std::string& output : model_.nodes[n].outputs) maker_.emplace(output, n);
     std::optional<Call>& call = calls[n];
     if (!call) continue;
     const auto [entry, fresh] = group_of_.emplace(call->name, groups_.size());
     if (fresh) groups_.push_back({*std::move(call), {}, {}});
     Group& group = groups_[entry->second];
     group.nodes.push_back(n);
+    group_at_.emplace(n, entry->second);
     for (size_t i = 0; i < model_.nodes[n].inputs.size(); ++i) {
       const int found = index_.find_float(model_.nodes[n].inputs[i]);
       if (found >= 0) group.slots.push_back({n, i, found});
@@ -92,18 +141,46 @@ void CallClaims::make_groups() {
   }
 }
 
-void CallClaims::take(Slot& slot, const SignatureInput& input, bool transposed,
+// An exporter that merges equal tensors leaves no two of them, and makes initializers of literals.
+bool CallClaims::merges_equal() const {
+  constexpr int64_t kMost = 1024;  // elements
+  std::set<std::string> seen;
+  for (const OnnxNode& node : model_.nodes)
+    if (node.op == "Constant") return false;
+  return std::all_of(
+      model_.initializers.begin(), model_.initializers.end(), [&](const OnnxTensor& t) {
+        if (num_elements(t.type.shape) > kMost) return true;
+        return seen.insert(to_string(t.type) + std::string(as_text(t.data.span()))).second;
+      });
+}
+
+const Group* CallClaims::group_at(size_t node) const {
+  const auto at = group_at_.find(node);
+  return at == group_at_.end() ? nullptr : &groups_[at->second];
+}
+
+bool CallClaims::is_parameter(std::string_view target) const {
+  const auto at = by_target_.find(target);
+  return at != by_target_.end() && at->second->kind == "PARAMETER";
+}
+
+void CallClaims::swallow(const std::string& name, std::string why, bool unnamed) {
+  swallowed_.emplace(name, Swallowed{name, std::move(why), unnamed});
+}
+
+std::string CallClaims::place_of(const Slot& slot) const {
+  const OnnxNode& node = model_.nodes[slot.node];
+  return fmt::format("'{}' at {}", node.inputs[slot.input], node.label());
+}
+
+void CallClaims::take(Slot& slot, const SignatureInput& input, Derivation derivation,
                       const std::string& evidence) {
   slot.taken = true;
   taken_.emplace(slot.node, slot.input);
   // A buffer or lifted constant keeps its place, but is no parameter.
   const bool is_param = input.kind == "PARAMETER";
   TensorType type = tensor(slot.initializer).type;
-  Derivation derivation;
-  if (transposed && type.shape.size() == 2) {
-    std::swap(type.shape[0], type.shape[1]);
-    derivation = transposition(type.shape);
-  }
+  if (!derivation.empty()) type.shape = derivation[0].from;
   if (is_param) claimed_.insert(input.target);
   claims_.list.push_back({slot.node, slot.input, slot.initializer, is_param ? input.target : "",
                           std::move(derivation), std::move(type), evidence});
@@ -116,21 +193,13 @@ bool CallClaims::assign_by_role(Group& group, const CallArg& arg, const Signatur
     for (Slot& slot : group.slots) {
       const OnnxNode& node = model_.nodes[slot.node];
       if (slot.taken || node.op != place.op || slot.input != place.input) continue;
-      // A literal that the exporter added beside it is a scalar; a bias has one dim.
-      const Shape& shape = tensor(slot.initializer).type.shape;
-      if (place.op == "Add" && !place.channels && shape.size() != 1) continue;
-      const auto ones = static_cast<size_t>(std::count(shape.begin(), shape.end(), 1));
-      if (place.channels && (shape.empty() || ones + 1 < shape.size())) continue;
-      bool transposed = place.transposed;
-      if (node.op == "Gemm" && slot.input == 1) {
-        transposed = transposed != (attr_integer(node, "transB") != 0);
-      }
-      take(slot, input, transposed, "signature + call " + group.call.name);
-      if (place.channels && shape.size() > 1) {
-        Claim& claim = claims_.list.back();
-        claim.type.shape = {num_elements(shape)};
-        claim.derivation = {reshape_step(claim.type.shape, shape)};
-      }
+      const OnnxTensor& stored = tensor(slot.initializer);
+      if (!may_stand(place, stored, input)) continue;
+      if (place.op == "Clip" && !unknowns(group).empty()) continue;  // a bound of two
+      const bool itself = place.indexed && stored.name == input.target;
+      take(slot, input,
+           itself ? Derivation() : layout_at(place, node, group.call, stored.type.shape),
+           "signature + call " + group.call.name);
       return true;
     }
   }
@@ -163,41 +232,65 @@ bool CallClaims::restore_zero_bias(Group& group, const CallArg& arg, const Signa
   return false;
 }
 
-void CallClaims::assign_rest(Group& group, std::vector<const SignatureInput*> rest) {
+// Neither under its own name, nor in anything that was computed.
+bool CallClaims::is_merged_away(const SignatureInput& input) const {
+  return index_.find(input.target) < 0 &&
+         std::none_of(model_.initializers.begin(), model_.initializers.end(),
+                      [&](const OnnxTensor& t) {
+                        return std::count(t.folded_from.begin(), t.folded_from.end(), input.target);
+                      });
+}
+
+// A call in several nodes may read a parameter in several; and beside it a number that the exporter
+// merged with it, or what it computed.
+void CallClaims::take_named(Group& group, const SignatureInput& input) {
+  std::vector<Slot*> slots;
+  for (Slot& slot : group.slots)
+    if (!slot.taken && tensor(slot.initializer).name == input.target) slots.push_back(&slot);
+  if (slots.empty()) return;
+  const OnnxTensor& stored = tensor(slots[0]->initializer);
+  const auto named = static_cast<size_t>(
+      std::count_if(group.call.args.begin(), group.call.args.end(),
+                    [&](const CallArg& arg) { return arg.name == input.placeholder; }));
+  const bool scalar = num_elements(stored.type.shape) == 1 &&
+                      is_round(read_number(stored.data, stored.type.dtype, 0));
+  const bool unsure = merges_ && is_uniform(stored.data, stored.type.dtype) &&
+                      slots.size() > named && (scalar || !unknowns(group).empty());
+  for (Slot* slot : slots) {
+    take(*slot, input, {}, "signature + call " + group.call.name);
+    if (unsure && input.kind == "PARAMETER")
+      swallow(input.target, fmt::format("{}, where equal values were merged, is read {} times",
+                                        place_of(*slot), slots.size()));
+  }
+}
+
+// In the order of the arguments, where several were merged into one.
+void CallClaims::take_merged(Group& group, const std::vector<const SignatureInput*>& inputs) {
   std::vector<Slot*> open;
   for (Slot& slot : group.slots) {
-    if (!slot.taken) open.push_back(&slot);
-  }
-  auto same_name = [&](const Slot& slot, const SignatureInput& input) {
     const OnnxTensor& t = tensor(slot.initializer);
-    return t.name == input.target ||
-           std::count(t.folded_from.begin(), t.folded_from.end(), input.target) > 0;
-  };
-  const std::string evidence = "signature + call " + group.call.name;
-  // Names decide where each names exactly one of the places.
-  for (auto it = rest.begin(); it != rest.end();) {
-    std::vector<Slot*> named;
-    for (Slot* slot : open) {
-      if (!slot->taken && same_name(*slot, **it)) named.push_back(slot);
-    }
-    if (named.size() == 1 && tensor(named[0]->initializer).name == (*it)->target) {
-      take(*named[0], **it, false, evidence);
-      it = rest.erase(it);
-    } else {
-      ++it;
-    }
+    if (!slot.taken && t.folded_from.empty() && by_target_.count(t.name)) open.push_back(&slot);
   }
-  std::erase_if(open, [](const Slot* slot) { return slot->taken; });
-  // Literals are scalars; the rest stands in the order of the arguments.
-  if (open.size() > rest.size()) {
-    std::erase_if(open, [&](const Slot* slot) {
-      return num_elements(tensor(slot->initializer).type.shape) == 1;
+  const bool one = inputs.size() == 1 && std::all_of(open.begin(), open.end(), [&](Slot* slot) {
+                     return slot->initializer == open[0]->initializer;
+                   });
+  if (!one && open.size() != inputs.size()) return;
+  for (size_t i = 0; i < open.size(); ++i)
+    take(*open[i], *inputs[one ? 0 : i], {}, "signature + call " + group.call.name);
+}
+
+void CallClaims::assign_rest(Group& group, const std::vector<const SignatureInput*>& rest) {
+  std::vector<const SignatureInput*> merged;
+  for (const SignatureInput* input : rest)
+    if (is_merged_away(*input)) merged.push_back(input);
+  if (merged.empty()) {
+    for (const SignatureInput* input : rest) take_named(group, *input);
+  } else {
+    std::vector<const SignatureInput*> present = rest;
+    std::erase_if(present, [&](const SignatureInput* input) {
+      return index_.find(input->target) < 0 && !std::count(merged.begin(), merged.end(), input);
     });
-  }
-  if (open.size() != rest.size()) return;
-  for (size_t i = 0; i < open.size(); ++i) {
-    // What the exporter computed from the parameter is not the parameter: see claim_folded.
-    if (tensor(open[i]->initializer).folded_from.empty()) take(*open[i], *rest[i], false, evidence);
+    take_merged(group, present);
   }
 }
 
@@ -210,68 +303,26 @@ void CallClaims::assign(Group& group) {
     if (assign_by_role(group, arg, input) || restore_zero_bias(group, arg, input)) continue;
     if (find_role(group.call, arg.position) == nullptr) rest.push_back(&input);
   }
-  assign_rest(group, std::move(rest));
+  assign_rest(group, rest);
 }
 
 // Uses that no call explains: an initializer under a parameter's name is that parameter, unless it
 // holds one repeated number and may be a constant that was merged with it.
 void CallClaims::claim_by_name() {
-  std::map<std::string, const SignatureInput*> by_target;
-  for (const auto& [placeholder, input] : targets_) {
-    if (input->kind == "PARAMETER") by_target.emplace(input->target, input);
-  }
   for (size_t n = 0; n < model_.nodes.size(); ++n) {
     for (size_t i = 0; i < model_.nodes[n].inputs.size(); ++i) {
       const int found = index_.find_float(model_.nodes[n].inputs[i]);
-      if (found < 0 || taken_.count({n, i})) continue;
-      const auto named = by_target.find(tensor(found).name);
-      if (named == by_target.end()) continue;
+      if (found < 0 || taken_.count({n, i}) || !is_parameter(tensor(found).name)) continue;
+      const SignatureInput& input = *by_target_.find(tensor(found).name)->second;
+      const Group* group = group_at(n);
+      if (merges_ && group && !names(*group, input.placeholder) && !unknowns(*group).empty()) {
+        stand_ins_.push_back({n, i, found});
+        continue;
+      }
       const bool uniform = is_uniform(tensor(found).data, tensor(found).type.dtype);
-      if (uniform && claimed_.count(named->first)) continue;
+      if (merges_ && uniform && claimed_.count(input.target)) continue;
       Slot slot{n, i, found};
-      take(slot, *named->second, false, "kept name");
-    }
-  }
-}
-
-// A constant that was computed from a parameter beside its place, such as a penalty on a weight: it
-// would not follow when the parameter is trained.
-void CallClaims::find_folded_apart(const OnnxTensor& constant) {
-  for (const std::string& source : constant.folded_from)
-    if (claimed_.count(source)) folded_apart_.push_back(source);
-}
-
-// Constants that were computed from a parameter without another place.
-void CallClaims::claim_folded() {
-  const std::vector<std::string> lost = missing();
-  std::map<std::string, int> by_source;  // the initializer that stands for it
-  for (size_t n = 0; n < model_.nodes.size(); ++n) {
-    for (size_t i = 0; i < model_.nodes[n].inputs.size(); ++i) {
-      const int found = index_.find_float(model_.nodes[n].inputs[i]);
-      if (found < 0 || taken_.count({n, i})) continue;
-      const OnnxTensor& t = tensor(found);
-      std::vector<std::string> sources;
-      for (const std::string& name : lost) {
-        if (std::count(t.folded_from.begin(), t.folded_from.end(), name)) sources.push_back(name);
-      }
-      const std::optional<Unfolded> way = unfold(t);
-      const bool last =
-          lost.size() == 1 && t.folded_from.empty() && !is_uniform(t.data, t.type.dtype);
-      if (sources.empty() && way && last) sources = lost;
-      if (sources.empty()) {
-        find_folded_apart(t);
-        continue;
-      }
-      if (sources.size() > 1 || !way ||
-          by_source.emplace(sources[0], found).first->second != found) {
-        claims_.swallowed.insert(claims_.swallowed.end(), sources.begin(), sources.end());
-        continue;
-      }
-      if (claimed_.insert(sources[0]).second && !way->note.empty())
-        claims_.notes.push_back({sources[0], way->note});
-      taken_.emplace(n, i);
-      claims_.list.push_back(
-          {n, i, found, sources[0], way->derivation, way->type, "folded from it, as " + t.name});
+      take(slot, input, {}, "kept name");
     }
   }
 }
@@ -285,10 +336,12 @@ std::vector<std::string> CallClaims::missing() const {
 
 Result<Claims> CallClaims::run() {
   make_groups();
+  merges_ = merges_equal();
   for (Group& group : groups_) assign(group);
   claim_by_name();
   tie_unused();
   claim_folded();
+  for (const Slot& slot : stand_ins_) claim_stand_in(slot);
   while (restore_merged_module()) {
   }
   claims_.lost = missing();
@@ -297,8 +350,8 @@ Result<Claims> CallClaims::run() {
 }
 
 Result<Claims> claims_by_calls(OnnxModel& model, std::vector<std::string>& scopes,
-                               const std::vector<SignatureInput>& signature) {
-  return CallClaims(model, scopes, signature).run();
+                               const std::vector<SignatureInput>& signature, const Known& known) {
+  return CallClaims(model, scopes, signature, known).run();
 }
 
 }  // namespace piper::onnx_import

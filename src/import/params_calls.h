@@ -1,10 +1,11 @@
-// The state of claims_by_calls (params.h), shared by its two sources.
+// The state of claims_by_calls (params.h), shared by its sources.
 #pragma once
 
 #include <map>
 #include <set>
 
 #include "params.h"
+#include "ways.h"
 
 namespace piper::onnx_import {
 
@@ -20,16 +21,25 @@ struct Group {
   std::vector<Slot> slots;
 };
 
+// Of a value that is made of no other: "val_3", "arange".
+bool is_literal(std::string_view name);
+std::string class_of(const OnnxNode& node);  // of the innermost module, or ""
+
 class CallClaims {
  public:
   CallClaims(OnnxModel& model, std::vector<std::string>& scopes,
-             const std::vector<SignatureInput>& signature)
-      : model_(model), scopes_(scopes), index_(model) {
+             const std::vector<SignatureInput>& signature, const Known& known)
+      : model_(model), scopes_(scopes), index_(model), known_(known) {
     for (const SignatureInput& s : signature) {
-      if (s.kind == "USER_INPUT" || s.target.empty()) continue;
+      if (s.kind == "USER_INPUT" || s.target.empty()) {
+        user_inputs_.insert(s.placeholder);
+        continue;
+      }
       targets_.emplace(s.placeholder, &s);
+      by_target_.emplace(s.target, &s);
       if (s.kind == "PARAMETER") claims_.order.push_back(s.target);
     }
+    claims_.given = known.values;
   }
   Result<Claims> run();
 
@@ -37,37 +47,87 @@ class CallClaims {
   void make_groups();
   void assign(Group& group);
   bool assign_by_role(Group& group, const CallArg& arg, const SignatureInput& input);
-  void assign_rest(Group& group, std::vector<const SignatureInput*> rest);
+  void assign_rest(Group& group, const std::vector<const SignatureInput*>& rest);
+  void take_named(Group& group, const SignatureInput& input);
+  void take_merged(Group& group, const std::vector<const SignatureInput*>& inputs);
+  bool merges_equal() const;
   bool restore_zero_bias(Group& group, const CallArg& arg, const SignatureInput& input);
-  void take(Slot& slot, const SignatureInput& input, bool transposed, const std::string& evidence);
+  void take(Slot& slot, const SignatureInput& input, Derivation derivation,
+            const std::string& evidence);
   void claim_by_name();
-  void claim_folded();
-  void find_folded_apart(const OnnxTensor& constant);
+  bool is_merged_away(const SignatureInput& input) const;
+  bool is_parameter(std::string_view target) const;
+  const Group* group_at(size_t node) const;
   std::vector<std::string> missing() const;  // parameters without a claim or tie
+  std::string place_of(const Slot& slot) const;
+  void swallow(const std::string& name, std::string why, bool unnamed = false);
+  void swallow_unseen(const std::vector<std::string>& names, const std::string& why);
+  bool names(const Group& group, std::string_view value) const;
+  std::vector<std::string> unknowns(const Group& group) const;  // tensors that no node makes
+  // params_folded.cc:
+  struct Fold {  // an initializer that was computed from parameters
+    int initializer = -1;
+    std::vector<std::string> sources = {};  // parameters
+    Chain chain = {};
+    std::vector<Slot> own = {}, copies = {};  // read for itself, and for what was merged with it
+    Derivation derivation = {};
+    bool solved = false;
+    std::string why = {};  // it is not
+  };
+  void claim_folded();
+  std::vector<Fold> find_folds() const;
+  Chain chain_of(const OnnxTensor& folded, const std::string& source) const;
+  std::optional<double> stored_plus(const std::string& source) const;
+  std::optional<double> added_number(const Fold& fold) const;
+  bool scales_a_norm(const Slot& slot) const;
+  bool comes_from(const std::string& value, const std::string& source) const;
+  std::optional<OnnxTensor> value_of_parameter(const std::string& name) const;
+  void solve_back(Fold& fold, bool cut);
+  void solve_forth(Fold& fold);
+  void swallow_fold(const Fold& fold);
+  void claim_fold(const Fold& fold, const Slot& slot, const std::string& name, bool copy);
+  std::vector<std::string> makers_of(const OnnxTensor& value, const Chain& chain) const;
+  std::vector<std::string> unseen_in(const std::string& scope) const;
+  void claim_copy(const Fold& fold, const Slot& slot);
+  void claim_stand_in(const Slot& slot);
+  void note_stored();
   // params_merged.cc:
   bool restore_merged_module();
   bool copy_merged(size_t source, const std::string& name, const Group& readers);
-  std::string module_beside(const std::vector<Claim>& own) const;
+  std::string module_beside(const std::vector<Claim>& own, const std::string& reader);
   void tie(const std::string& a, const std::string& b);
   void tie_unused();
   void find_swallowed();
-  std::set<std::string> modules_with_losses() const;
   bool is_unknown(const CallArg& arg) const;  // names a result that no node makes
-  void find_merged(std::set<std::string>& modules) const;
+  void find_merged();
+  void find_unexplained();
+  void swallow_module(const std::string& scope, const std::string& why);
   void find_merged_beside();
+  std::string around_removed(const Group& group) const;
+  bool reads_integers_alone(const Group& group) const;
   std::vector<std::string> trained_just_before(std::string_view value) const;
+  bool ties_alone(size_t node) const;
   void find_removed();
   const OnnxTensor& tensor(int i) const { return model_.initializers[static_cast<size_t>(i)]; }
 
   OnnxModel& model_;
   std::vector<std::string>& scopes_;
   InitializerIndex index_;
-  std::map<std::string, const SignatureInput*, std::less<>> targets_;
+  const Known& known_;
+  std::map<std::string, const SignatureInput*, std::less<>> targets_;    // by placeholder
+  std::map<std::string, const SignatureInput*, std::less<>> by_target_;  // by name
+  std::set<std::string, std::less<>> user_inputs_;
+  bool merges_ = true;           // the exporter may have merged equal tensors
+  std::vector<Slot> stand_ins_;  // tensors of parameters, read for values that no node makes
   std::map<std::string, size_t> group_of_;
   std::vector<Group> groups_;
   std::set<std::pair<size_t, size_t>> taken_;  // node, input
   std::set<std::string> claimed_;
-  std::vector<std::string> folded_apart_;  // parameters with a place, of which there is more
+  std::map<size_t, size_t> group_at_;                 // by node
+  std::map<std::string, size_t, std::less<>> maker_;  // node, by its results
+  std::map<std::string, Swallowed> swallowed_;
+  std::map<std::string, std::vector<std::string>> stored_;  // parameters, by how they are
+  std::map<std::string, std::string> unseen_;  // why parameters that no call names may be lost
   Claims claims_;
 };
 

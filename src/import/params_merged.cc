@@ -24,6 +24,14 @@ bool differ_in_one_part(const std::string& a, const std::string& b) {
   return differing == 1;
 }
 
+// The innermost scope that both are in.
+std::string common_scope(const std::string& a, const std::string& b) {
+  const std::vector<std::string> x = split_text(a, '/'), y = split_text(b, '/');
+  size_t same = 0;
+  while (same < x.size() && same < y.size() && x[same] == y[same]) ++same;
+  return join(std::span(x.data(), same), "/");
+}
+
 // Scopes: "a/b" is within "a", "a/b" and "".
 bool is_within(const std::string& inner, const std::string& outer) {
   return outer.empty() || inner == outer || inner.starts_with(outer + "/");
@@ -32,7 +40,25 @@ bool is_within(const std::string& inner, const std::string& outer) {
 }  // namespace
 
 bool CallClaims::is_unknown(const CallArg& arg) const {
-  return !group_of_.count(arg.name) && !targets_.count(arg.name);
+  return !group_of_.count(arg.name) && !targets_.count(arg.name) && !user_inputs_.count(arg.name) &&
+         index_.find(arg.name) < 0;
+}
+
+bool CallClaims::names(const Group& group, std::string_view value) const {
+  return std::any_of(group.call.args.begin(), group.call.args.end(),
+                     [&](const CallArg& arg) { return arg.name == value; });
+}
+
+std::vector<std::string> CallClaims::unknowns(const Group& group) const {
+  std::vector<std::string> out;
+  for (const CallArg& arg : group.call.args)
+    if (is_unknown(arg) && is_tensor(group.call, arg) && !is_literal(arg.name))
+      out.push_back(arg.name);
+  return out;
+}
+
+void CallClaims::swallow_unseen(const std::vector<std::string>& names, const std::string& why) {
+  for (const std::string& name : names) unseen_.emplace(name, why);
 }
 
 // Equal modules on one input were merged: a call names a result ("%layer_norm_1") that no node
@@ -55,20 +81,31 @@ bool CallClaims::restore_merged_module() {
   return false;
 }
 
-// The first module beside `name`'s with parameters of the same own names, all without a place; ""
-// if there is none.
-std::string CallClaims::module_beside(const std::vector<Claim>& own) const {
+// The module of which `own` is a copy: with parameters of the same own names, all without a place,
+// beside theirs or around the reader; the nearest to the reader. "" where there is none, or not
+// one.
+std::string CallClaims::module_beside(const std::vector<Claim>& own, const std::string& reader) {
   const std::vector<std::string> lost = missing();
   const std::string module = parent_of(own[0].name);
+  std::map<size_t, std::set<std::string>> found;  // by nearness
   for (const std::string& candidate : lost) {
     const std::string beside = parent_of(candidate);
-    if (parent_of(beside) != parent_of(module)) continue;
+    if (parent_of(beside) != parent_of(module) &&
+        !is_within(reader, scope_of_name(parent_of(beside))))
+      continue;
     const bool all = std::all_of(own.begin(), own.end(), [&](const Claim& claim) {
       return parent_of(claim.name) == module &&
              std::count(lost.begin(), lost.end(), beside + "." + leaf_of(claim.name)) > 0;
     });
-    if (all) return beside;
+    if (all) found[common_scope(scope_of_name(beside), reader).size()].insert(beside);
   }
+  if (found.empty()) return {};
+  const std::set<std::string>& nearest = found.rbegin()->second;
+  if (nearest.size() == 1) return *nearest.begin();
+  const std::string which = join(std::vector<std::string>(nearest.begin(), nearest.end()), ", ");
+  for (const std::string& name : lost)
+    if (nearest.count(parent_of(name)))
+      unseen_.emplace(name, fmt::format("which of {} is read in '{}' is lost", which, reader));
   return {};
 }
 
@@ -83,7 +120,8 @@ bool CallClaims::copy_merged(size_t source, const std::string& name, const Group
   for (const Claim& claim : claims_.list) {
     if (claim.node == original && !claim.name.empty()) own.push_back(claim);
   }
-  const std::string module = own.empty() ? std::string() : module_beside(own);
+  const std::string module =
+      own.empty() ? std::string() : module_beside(own, scopes_[readers.nodes[0]]);
   if (module.empty() || model_.nodes[original].outputs.size() != 1) return false;
   OnnxNode copy = model_.nodes[original];
   const std::string merged = copy.outputs[0];
@@ -109,6 +147,16 @@ bool CallClaims::copy_merged(size_t source, const std::string& name, const Group
   return true;
 }
 
+// Modules that read no parameters but their own, unless these are tied.
+bool CallClaims::ties_alone(size_t node) const {
+  const std::string of = class_of(model_.nodes[node]);
+  constexpr std::string_view kKinds[] = {"Linear", "Embedding", "Conv", "Norm"};
+  return of.empty() || of.starts_with("torch.nn.") ||
+         std::any_of(std::begin(kKinds), std::end(kKinds), [&](std::string_view kind) {
+           return of.find(kind, of.rfind('.')) != std::string::npos;
+         });
+}
+
 // A parameter that no call names is another name of one that does the work in its module.
 void CallClaims::tie_unused() {
   for (const std::string& name : missing()) {
@@ -117,7 +165,7 @@ void CallClaims::tie_unused() {
       if (claim.name.empty() || scopes_[claim.node] != scope ||
           leaf_of(claim.name) != leaf_of(name))
         continue;
-      if (parent_of(claim.name) == parent_of(name)) continue;
+      if (parent_of(claim.name) == parent_of(name) || !ties_alone(claim.node)) continue;
       tie(name, claim.name);
       break;
     }
@@ -142,16 +190,22 @@ void CallClaims::tie(const std::string& a, const std::string& b) {
   ties.emplace_back(other, first);
 }
 
+void CallClaims::swallow_module(const std::string& scope, const std::string& why) {
+  for (const std::string& name : claims_.lost)
+    if (scope_of_name(parent_of(name)) == scope) unseen_.emplace(name, why);
+}
+
 // Equal results of calls are merged, and not all of them come apart again: a node reads twice what
 // its call names twice. A parameter of that module without a place has its part in it.
-void CallClaims::find_merged(std::set<std::string>& modules) const {
+void CallClaims::find_merged() {
   for (const Group& group : groups_) {
     for (const CallArg& arg : group.call.args) {
       if (!is_unknown(arg)) continue;
       for (const size_t reader : group.nodes)
         for (const std::string& input : model_.nodes[reader].inputs)
           if (group_of_.count(input) && stem_of(input) == stem_of(arg.name))
-            modules.insert(scopes_[reader]);
+            swallow_module(scopes_[reader],
+                           fmt::format("'{}' was merged into '{}'", arg.name, input));
     }
   }
 }
@@ -197,10 +251,30 @@ void CallClaims::find_merged_beside() {
           if (!group_of_.count(input) || stem_of(input) != stem_of(arg.name)) continue;
           for (const std::string& trained : trained_just_before(input))
             for (const std::string& name : claims_.lost)
-              if (differ_in_one_part(name, trained)) claims_.swallowed.push_back(name);
+              if (differ_in_one_part(name, trained))
+                unseen_.emplace(name, fmt::format("'{}' was merged into '{}'", arg.name, input));
         }
     }
   }
+}
+
+// The scope around what a removed factor or summand stood between: what the group reads in its
+// stead, and the group. Integers are no products of parameters.
+std::string CallClaims::around_removed(const Group& group) const {
+  std::string around = scopes_[group.nodes[0]];
+  for (const size_t n : group.nodes) {
+    for (const std::string& input : model_.nodes[n].inputs) {
+      const auto made = maker_.find(input);
+      if (made == maker_.end()) {
+        if (index_.find(input) < 0 && !input.empty() && !names(group, input)) around = "";
+        continue;
+      }
+      const Group* maker = group_at(made->second);
+      if (maker == &group || (maker && names(group, maker->call.name))) continue;
+      if (!model_.integers.count(input)) around = common_scope(around, scopes_[made->second]);
+    }
+  }
+  return around;
 }
 
 // A product with 1 and a sum with 0 are removed, be they parameters: a call names the result, which
@@ -208,58 +282,62 @@ void CallClaims::find_merged_beside() {
 void CallClaims::find_removed() {
   constexpr std::string_view kRemoved[] = {"mul", "add", "sub", "div"};
   for (const Group& group : groups_) {
-    const bool reads_removed =
-        std::any_of(group.call.args.begin(), group.call.args.end(), [&](const CallArg& arg) {
-          return is_unknown(arg) && index_.find(arg.name) < 0 && is_tensor(group.call, arg) &&
-                 std::count(std::begin(kRemoved), std::end(kRemoved), stem_of(arg.name)) > 0;
-        });
-    if (!reads_removed) continue;
-    const std::string& reader = scopes_[group.nodes[0]];
-    for (const std::string& name : claims_.lost) {
-      const std::string module = scope_of_name(parent_of(name));
-      if (is_within(reader, scope_of_name(parent_of(parent_of(name)))) || is_within(module, reader))
-        claims_.swallowed.push_back(name);
+    for (const std::string& value : unknowns(group)) {
+      if (!std::count(std::begin(kRemoved), std::end(kRemoved), stem_of(value))) continue;
+      if (reads_integers_alone(group)) continue;
+      const std::string around = around_removed(group);
+      for (const std::string& name : claims_.lost)
+        if (is_within(scope_of_name(parent_of(name)), around))
+          unseen_.emplace(name, fmt::format("'{}', which {} reads, was removed", value,
+                                            model_.nodes[group.nodes[0]].label()));
     }
   }
+}
+
+bool CallClaims::reads_integers_alone(const Group& group) const {
+  return std::all_of(group.nodes.begin(), group.nodes.end(), [&](size_t n) {
+    const std::vector<std::string>& inputs = model_.nodes[n].inputs;
+    return std::all_of(inputs.begin(), inputs.end(), [&](const std::string& input) {
+      return input.empty() || model_.integers.count(input) || index_.find(input) >= 0;
+    });
+  });
 }
 
 // Equal results of folding are merged too, and only the first says what it was made of. The others
 // show in a module with a parameter that has no place: a call there names a value that no node
-// makes, and a node reads a constant in its stead.
-std::set<std::string> CallClaims::modules_with_losses() const {
-  std::set<std::string> modules;
-  find_merged(modules);
+// makes, and a node reads a constant in its stead. One made of no parameter explains itself.
+void CallClaims::find_unexplained() {
   for (const Group& group : groups_) {
-    const bool names_unknown = std::any_of(group.call.args.begin(), group.call.args.end(),
-                                           [&](const CallArg& arg) { return is_unknown(arg); });
+    const std::vector<std::string> values = unknowns(group);
     for (const Slot& slot : group.slots) {
-      const bool is_constant = !taken_.count({slot.node, slot.input}) &&
-                               num_elements(tensor(slot.initializer).type.shape) > 1;
-      if (names_unknown && is_constant) modules.insert(scopes_[slot.node]);
+      const OnnxTensor& t = tensor(slot.initializer);
+      if (values.empty() || taken_.count({slot.node, slot.input}) || !t.folded_from.empty())
+        continue;
+      const bool rewritten =
+          !find_metadata(model_.nodes[slot.node].metadata, "pkg.onnxscript.rewriter.rule_name")
+               .empty();
+      if (num_elements(t.type.shape) > 1 || rewritten)
+        swallow_module(scopes_[slot.node], fmt::format("{} stands where the call names '{}'",
+                                                       place_of(slot), values[0]));
     }
   }
-  return modules;
 }
 
 void CallClaims::find_swallowed() {
-  const std::set<std::string> modules = modules_with_losses();
+  find_merged();
+  find_unexplained();
   find_merged_beside();
   find_removed();
-  std::vector<std::string>& out = claims_.swallowed;
   for (const Group& group : groups_) {  // named by a call, and without a place
     for (const CallArg& arg : group.call.args)
       if (const auto at = targets_.find(arg.name); at != targets_.end())
-        out.push_back(at->second->target);
+        if (std::count(claims_.lost.begin(), claims_.lost.end(), at->second->target))
+          swallow(at->second->target, fmt::format("{} reads it under no name of its own",
+                                                  model_.nodes[group.nodes[0]].label()));
   }
-  for (const std::string& name : claims_.lost) {
-    if (modules.count(scope_of_name(parent_of(name)))) out.push_back(name);
-  }
-  std::erase_if(out, [&](const std::string& name) {
-    return !std::count(claims_.lost.begin(), claims_.lost.end(), name);
-  });
-  out.insert(out.end(), folded_apart_.begin(), folded_apart_.end());
-  std::sort(out.begin(), out.end());
-  out.erase(std::unique(out.begin(), out.end()), out.end());
+  for (const std::string& name : claims_.lost)
+    if (const auto at = unseen_.find(name); at != unseen_.end()) swallow(name, at->second, true);
+  for (const auto& [name, swallowed] : swallowed_) claims_.swallowed.push_back(swallowed);
 }
 
 }  // namespace piper::onnx_import

@@ -43,6 +43,7 @@ class Rules {
   Status claim(size_t r, const std::string& name);
   Status find_constants(size_t r, const Glob& glob);
   Status find_params(size_t r, const Glob& glob);
+  Status find_stored(size_t r, const Glob& glob);
   Status tie(size_t r);
   Status merge(size_t r, size_t into, size_t from);
   Status include_found();
@@ -153,11 +154,11 @@ Status Rules::find_params(size_t r, const Glob& glob) {
     matched_[r].elements += num_elements(param.type.shape);
   }
   if (rules_[r].kind == Kind::kExclude) {  // also what the file has as constants alone
-    std::erase_if(out_.swallowed, [&](const std::string& name) {
-      all.push_back(name);
-      if (!matches(glob, name)) return false;
-      matched_[r].names.push_back(name);
-      std::erase(out_.lost, name);
+    std::erase_if(out_.swallowed, [&](const Swallowed& swallowed) {
+      all.push_back(swallowed.name);
+      if (!matches(glob, swallowed.name)) return false;
+      matched_[r].names.push_back(swallowed.name);
+      std::erase(out_.lost, swallowed.name);
       return true;
     });
     std::erase_if(out_.unnamed, [&](const Unnamed& one) {
@@ -186,6 +187,19 @@ Status Rules::merge(size_t r, size_t into, size_t from) {
   return ok_status();
 }
 
+// What it says was heeded where they were found.
+Status Rules::find_stored(size_t r, const Glob& glob) {
+  for (const std::string& name : out_.stored) {
+    if (!matches(glob, name)) continue;
+    matched_[r].names.push_back(name);
+    matched_[r].elements +=
+        num_elements(out_.params[static_cast<size_t>(find_param(name))].type.shape);
+  }
+  if (matched_[r].names.empty())
+    return nothing(r, "parameter that the file has with a number added", out_.stored);
+  return ok_status();
+}
+
 // names[0] becomes the parameter's own name, the others its other names.
 Status Rules::tie(size_t r) {
   const std::vector<std::string>& names = rules_[r].names;
@@ -208,7 +222,7 @@ Status Rules::tie(size_t r) {
     const int at = find_param(name);
     if (at < 0) {
       std::erase(out_.lost, name);
-      std::erase(out_.swallowed, name);
+      std::erase_if(out_.swallowed, [&](const Swallowed& s) { return s.name == name; });
     }
     if (at < 0 || at == into) continue;
     if (into >= 0) {
@@ -405,7 +419,9 @@ Status Rules::run() {
     const ParamRule& rule = rules_[r];
     if (rule.kind == Kind::kRename || rule.kind == Kind::kTie) continue;
     PIPER_ASSIGN(const Glob glob, Glob::parse(rule.match, rule.at));
-    PIPER_TRY(rule.kind == Kind::kInclude ? find_constants(r, glob) : find_params(r, glob));
+    PIPER_TRY(rule.kind == Kind::kInclude  ? find_constants(r, glob)
+              : rule.kind == Kind::kStored ? find_stored(r, glob)
+                                           : find_params(r, glob));
   }
   PIPER_TRY(include_found());
   exclude_found();
@@ -446,14 +462,35 @@ Status check_unnamed(const OnnxModel& model, const std::vector<Unnamed>& unnamed
 
 Status check_swallowed(const OnnxModel& model, const Recovery& recovery) {
   PIPER_TRY(check_unnamed(model, recovery.unnamed));
-  const std::vector<std::string>& names = recovery.swallowed;
-  if (names.empty()) return ok_status();
+  const std::vector<Swallowed>& all = recovery.swallowed;
+  if (all.empty()) return ok_status();
+  std::vector<std::string> names;
+  for (const Swallowed& swallowed : all) names.push_back(swallowed.name);
   const std::span shown(names.data(), std::min(names.size(), kShown));
-  return fail("the exporter merged or folded {} parameter{}, which cannot be had back: {}{}",
-              names.size(), names.size() == 1 ? "" : "s", quote_control(join(shown, ", ")),
-              names.size() > kShown ? ", …" : "")
-      .with_note(export_help(model))
-      .with_note("help: or write 'exclude' for them under 'parameters', and they stay as they are");
+  Error error = fail("the exporter merged or folded {} parameter{}, which cannot be had back: {}{}",
+                     names.size(), names.size() == 1 ? "" : "s", quote_control(join(shown, ", ")),
+                     names.size() > kShown ? ", …" : "");
+  bool unnamed = false, adds = false;
+  for (size_t i = 0; i < all.size(); ++i) {
+    unnamed = unnamed || all[i].unnamed;
+    adds = adds || all[i].why.find("'add'") != std::string::npos;
+    if (i >= kShown) continue;
+    error.notes.push_back(quote_control(fmt::format(
+        "'{}': {}{}", all[i].name, all[i].unnamed ? "no call names it, and " : "", all[i].why)));
+  }
+  error.notes.push_back(export_help(model));
+  error.notes.push_back(
+      "help: or bring the values that the file was exported with: --init STATE.safetensors");
+  if (adds)
+    error.notes.push_back(
+        "help: or say under 'parameters' what was added: 'stored: {match: NAME, plus: NUMBER}'");
+  if (unnamed)
+    error.notes.push_back(
+        "help: what no call names may be unused: 'exclude' it; or another name of a tensor: 'tie: "
+        "[NAME, OTHER]'");
+  error.notes.push_back(
+      "help: or write 'exclude' for them under 'parameters', and they stay as they are");
+  return error;
 }
 
 }  // namespace piper::onnx_import

@@ -185,11 +185,15 @@ Status read_values(onnx::GraphProto& graph, ExternalData& files, OnnxModel& mode
   return ok_status();
 }
 
-Status read_folded_from(const onnx::GraphProto& graph, OnnxModel& model) {
+Status read_value_infos(const onnx::GraphProto& graph, OnnxModel& model) {
   std::vector<std::pair<std::string_view, OnnxTensor*>> by_name;
   for (OnnxTensor& tensor : model.initializers) by_name.emplace_back(tensor.name, &tensor);
   std::sort(by_name.begin(), by_name.end());
+  for (const OnnxInput& input : model.inputs)
+    if (!info(input.dtype).is_float) model.integers.insert(input.name);
   for (const onnx::ValueInfoProto& value : graph.value_info()) {
+    const auto dtype = dtype_of_code(value.type().tensor_type().elem_type());
+    if (dtype && !info(*dtype).is_float) model.integers.insert(value.name());
     const auto found = std::lower_bound(
         by_name.begin(), by_name.end(), value.name(),
         [](const auto& entry, std::string_view name) { return entry.first < name; });
@@ -304,7 +308,7 @@ Status read_model(onnx::ModelProto& proto, OnnxModel& model) {
   PIPER_TRY(read_nodes(graph, files, model));
   PIPER_TRY(read_algorithm(proto, files, model));
   PIPER_ASSIGN(model.metadata, read_metadata(graph, kGraphMetadata));
-  PIPER_TRY(read_folded_from(graph, model));
+  PIPER_TRY(read_value_infos(graph, model));
   return check_defined(model);
 }
 

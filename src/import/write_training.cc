@@ -386,9 +386,7 @@ Status write(const std::string& path, const ImportOptions& options, const Traini
   PIPER_ASSIGN(OnnxModel model, read_onnx(path, options.max_file_bytes));
   PIPER_TRY(take_training(model));
   std::vector<std::string> scopes = scopes_of(model);
-  PIPER_ASSIGN(Recovery recovery, recover_params(model, scopes));
-  if (!options.initial_values.empty())
-    PIPER_TRY(take_initial_values(model, options.initial_values, recovery));
+  PIPER_ASSIGN(Recovery recovery, recover_params(model, scopes, options));
   PIPER_TRY(apply_param_rules(model, recovery, options.parameters));
   PIPER_ASSIGN(const Imported imported, import_onnx(path, options));
   PIPER_ASSIGN(const onnx::ModelProto proto, Writer(model, recovery, imported.graph).run(training));

@@ -47,6 +47,11 @@ constexpr Field kParameter[] = {
     {"thaw", kGlob, kOptional, "Parameters that the importer freezes and that are trained."},
     {"rename", kOne, kOptional, "New names for parameters.", "rename"},
     {"tie", kPaths, kOptional, "Names of one tensor; the first is its own."},
+    {"stored", kOne, kOptional, "What the file has in place of parameters.", "stored"},
+};
+constexpr Field kStored[] = {
+    {"match", kGlob, kRequired, "A pattern over paths of parameters."},
+    {"plus", kReal, kRequired, "What the file has added to their values."},
 };
 constexpr Field kIncluded[] = {
     {"match", kGlob, kRequired, "A pattern over names of constants."},
@@ -267,6 +272,7 @@ constexpr Object kObjects[] = {
     {"parameter", kParameter, true},
     {"include", kIncluded},
     {"rename", kRename},
+    {"stored", kStored},
     {"loss", kLoss, true},
     {"cross_entropy", kCrossEntropy},
     {"train", kTrain},

@@ -86,6 +86,7 @@ Result<ParamRule> read_param_rule(const yaml::Node& item, const Scope& scope) {
       {"include", ParamRule::Kind::kInclude}, {"exclude", ParamRule::Kind::kExclude},
       {"freeze", ParamRule::Kind::kFreeze},   {"rename", ParamRule::Kind::kRename},
       {"tie", ParamRule::Kind::kTie},         {"thaw", ParamRule::Kind::kThaw},
+      {"stored", ParamRule::Kind::kStored},
   };
   PIPER_ASSIGN(const fields::Fields map, fields::read(item, item.at, "parameter"));
   const yaml::Entry& given = map.only();
@@ -112,6 +113,11 @@ Result<ParamRule> read_param_rule(const yaml::Node& item, const Scope& scope) {
     pattern = parts["from"];
     PIPER_ASSIGN(rule.to, read_text(*parts["to"], scope));
     rule.to_at = parts["to"]->at;
+  }
+  if (rule.kind == ParamRule::Kind::kStored) {
+    PIPER_ASSIGN(const fields::Fields parts, fields::read(given.value, given.key.at, "stored"));
+    pattern = parts["match"];
+    PIPER_ASSIGN(rule.plus, read_real(*parts["plus"], scope));
   }
   PIPER_ASSIGN(const Glob glob, read_glob(*pattern, scope));
   rule.match = glob.pattern();

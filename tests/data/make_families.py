@@ -184,6 +184,66 @@ class FreshImages(nn.Module):
         return F.cross_entropy(self.head(x.mean((2, 3))), labels)
 
 
+class Norm(nn.Module):
+    """Multiplies by 1 + w, which the exporter computes."""
+    def __init__(self, zero):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(8) if zero else torch.randn(8) / 4)
+
+    def forward(self, x):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * (1.0 + self.weight)
+
+
+class Adapter(nn.Module):
+    """A matrix and a product of two, of which the second is zeros, all of them transposed by the exporter."""
+    def __init__(self):
+        super().__init__()
+        self.whole, self.a, self.b = nn.Linear(8, 8), nn.Parameter(torch.randn(2, 8) / 2), nn.Parameter(torch.zeros(8, 2))
+
+    def forward(self, x):
+        return self.whole(x) + x @ self.a.T @ self.b.T
+
+
+class Experts(nn.Module):
+    """Stacked weights that are indexed along their first dim, or their second."""
+    def __init__(self):
+        super().__init__()
+        self.up, self.down, self.sinks = nn.Parameter(torch.randn(3, 8, 6) / 3), nn.Parameter(torch.randn(6, 3, 8) / 3), nn.Parameter(torch.randn(8))
+
+    def forward(self, x, which):
+        h = F.silu(torch.einsum("btd,btdf->btf", x, self.up[which]))
+        return torch.einsum("btf,fbtd->btd", h, self.down[:, which]) + self.sinks.view(1, 1, 8)
+
+
+class Folded(nn.Module):
+    """What the exporter computes from parameters, fresh (equal results are merged) or as training left it."""
+    def __init__(self, fresh):
+        super().__init__()
+        self.table, self.positions = nn.Embedding(VOCAB, 8), nn.Parameter(torch.randn(1, 12, 8))
+        self.norms, self.adapters = nn.ModuleList(Norm(fresh) for _ in range(3)), nn.ModuleList(Adapter() for _ in range(3))
+        self.experts, self.scale, self.decay = Experts(), nn.Parameter(torch.tensor(0.7)), nn.Parameter(torch.randn(8) / 2)
+        self.gate, self.penalty = nn.Parameter(torch.full((8,), 0.25) if fresh else torch.randn(8)), nn.Parameter(torch.randn(8))
+
+    def forward(self, input_ids, labels):
+        x = self.table(input_ids) + self.positions[:, :input_ids.shape[1]]
+        for norm, adapter in zip(self.norms, self.adapters):
+            x = x + adapter(norm(x))
+        x = x * -torch.exp(self.decay) + torch.tanh(self.gate) * self.experts(x, input_ids % 3) * self.penalty + self.penalty.abs().sum() / 8
+        logits = x @ self.table.weight.t() * self.scale.exp()
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
+
+
+class Equal(nn.Module):
+    """Parameters of equal elements, read several times by calls that are several nodes."""
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c, self.d = (nn.Parameter(torch.full((8,), v)) for v in (0.0, 1.0, 0.0, 0.5))
+
+    def forward(self, x):
+        y = (F.silu(self.a) + x) * self.d
+        return (torch.addcmul(self.c, y, self.b) - x * F.gelu(self.b)).pow(2).mean()
+
+
 class Language(nn.Module):
     def __init__(self, model):
         super().__init__()
@@ -232,8 +292,8 @@ def falcon():  # multi-query attention, weights transposed by the exporter under
 
 
 # static: as the exporter is by default, the batch of the example's size; of tables it keeps the rows that are looked up.
-# older: the opset for the older exporter, which folds constants and merges what is equal.
-def write(name, build, batch_of, static=False, older=None):
+# older: the opset for the older exporter, which folds constants and merges what is equal. plain: nothing is computed, merged or fused.
+def write(name, build, batch_of, static=False, older=None, plain=False):
     torch.manual_seed(5)
     model = build().eval()
     g = torch.Generator().manual_seed(6)
@@ -248,9 +308,10 @@ def write(name, build, batch_of, static=False, older=None):
         torch.onnx.export(model, args, file, dynamo=False, opset_version=older, dynamic_axes={n: {0: "batch"} for n in batches[0]}, **names)
     else:
         torch.onnx.export(model, args, file, dynamo=True, opset_version=18, dynamic_shapes=None if static else tuple({0: dim} for _ in args),
-                          external_data=False, **names)
+                          external_data=False, optimize=not plain, **names)
     proto = onnx.load(file)
     keep = {"pkg.torch.onnx.fx_node", "pkg.torch.onnx.name_scopes", "pkg.onnxscript.rewriter.rule_name"}
+    keep |= {"pkg.torch.onnx.class_hierarchy"} if name.startswith("folded") else set()
     for node in proto.graph.node:
         kept = [(p.key, p.value) for p in node.metadata_props if p.key in keep]
         del node.metadata_props[:]
@@ -269,8 +330,12 @@ def write(name, build, batch_of, static=False, older=None):
         losses.append(loss.item())
     out = {f"batch/{k}/{n}": v.numpy() for k, b in enumerate(batches) for n, v in b.items()}
     kept = {"positions.weight": TIME, "types.weight": 1} if static else {}
-    out |= {f"after/{n}": p.detach().float().numpy()[:kept.get(n)] for n, p in exact.named_parameters()}
-    save_file({k: np.ascontiguousarray(v) for k, v in {**out, "losses": np.array(losses)}.items()}, str(path / "reference.safetensors"))
+    out |= {f"after/{n}": p.detach().float().numpy() for n, p in exact.named_parameters()}
+    for n, rows in kept.items():
+        out[f"after/{n}"] = out[f"after/{n}"][:rows]
+    if name.startswith("folded"):
+        out["after/positions"] = out["after/positions"][:, :TIME]
+    save_file({k: np.require(v, requirements="C") for k, v in {**out, "losses": np.array(losses)}.items()}, str(path / "reference.safetensors"))
 
 
 write("conv-group-norm", ConvNet, images)
@@ -283,3 +348,6 @@ write("static-tables", Typed, tokens, static=True)
 write("quantised", Quantised, vectors)
 write("older-fresh", Fresh, tokens, older=17)
 write("older-images", FreshImages, images, older=14)
+write("folded", lambda: Folded(False), tokens)
+write("folded-fresh", lambda: Folded(True), tokens)
+write("equal", Equal, vectors, plain=True)

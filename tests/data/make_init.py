@@ -34,6 +34,22 @@ class Language(nn.Module):
         return F.cross_entropy(self.head(self.last(x)).flatten(0, 1), labels.flatten())
 
 
+class Gates(nn.Module):
+    """Functions of parameters that the exporter computes and that have no inverse: the values of the file show which."""
+    def __init__(self):
+        super().__init__()
+        self.open, self.mix, self.sign = nn.Parameter(torch.zeros(8)), nn.Parameter(torch.zeros(8)), nn.Parameter(torch.zeros(8))
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 4)
+
+    def forward(self, x, y):
+        x = x * F.relu(self.open) + x * self.mix.softmax(0) + x * self.sign.abs()
+        return F.mse_loss(self.down(F.gelu(self.up(x))), y)
+
+
+def rows(g):
+    return {"x": torch.randn(BATCH, 8, generator=g), "y": torch.randn(BATCH, 4, generator=g)}
+
+
 def tokens(g):
     ids = torch.randint(0, VOCAB, (BATCH, TIME + 1), generator=g)
     return {"ids": ids[:, :-1].clone(), "labels": ids[:, 1:].clone()}
@@ -46,9 +62,12 @@ def randomise(module, seed):
             p.copy_(torch.randn(p.shape, generator=g) * 0.3)
 
 
-def write(name, kind, batch_of):
+# fresh: the export of a module before it has the state.
+def write(name, kind, batch_of, fresh=True):
     torch.manual_seed(2)
     module = kind().eval()
+    if not fresh:
+        randomise(module, 11)
     g = torch.Generator().manual_seed(4)
     batches = [batch_of(g) for _ in range(STEPS)]
     file = str(OUT / f"{name}.onnx")
@@ -82,3 +101,4 @@ def write(name, kind, batch_of):
 if __name__ == "__main__":
     OUT.mkdir(exist_ok=True)
     write("language", Language, tokens)
+    write("gates", Gates, rows, fresh=False)

@@ -19,13 +19,15 @@ def ones(name, *shape):
     return numpy_helper.from_array(np.ones(shape, np.float32), name)
 
 
-def node(op, inputs, output, call=None, scope="", rule=None, trace=None, **attrs):
+def node(op, inputs, output, call=None, scope="", rule=None, trace=None, cls=None, **attrs):
     made = helper.make_node(op, inputs.split(), [output], name=f"node_{output}", **attrs)
     names = ["", *[".".join(scope.split(".")[: i + 1]) for i in range(len(scope.split("."))) if scope], output]
     made.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=str(names))
     if call:
         made.metadata_props.add(key="pkg.torch.onnx.fx_node", value=f"%{call[0]} : [num_users=1] = "
                                 f"call_function[target=torch.ops.{call[1]}](args = ({call[2]}), kwargs = {{}})")
+    if cls:
+        made.metadata_props.add(key="pkg.torch.onnx.class_hierarchy", value=str(["net.Net", cls, "call"]))
     if rule:
         made.metadata_props.add(key="pkg.onnxscript.rewriter.rule_name", value=rule)
     if trace:
@@ -33,11 +35,11 @@ def node(op, inputs, output, call=None, scope="", rule=None, trace=None, **attrs
     return made
 
 
-def write(name, nodes, initializers, x, parameters, folded=None, buffers=(), outputs=()):
-    infos = []
+def write(name, nodes, initializers, x, parameters, folded=None, buffers=(), integers=(), outputs=()):
+    infos = [helper.make_tensor_value_info(i, TensorProto.INT64, [1]) for i in integers]
     for value, sources in (folded or {}).items():
-        shape = next(list(i.dims) for i in initializers if i.name == value)
-        infos.append(helper.make_tensor_value_info(value, TensorProto.FLOAT, shape))
+        shape, dtype = next((list(i.dims), i.data_type) for i in initializers if i.name == value)
+        infos.append(helper.make_tensor_value_info(value, dtype, shape))
         infos[-1].metadata_props.add(key="pkg.onnxscript.optimizer.folded_from", value=str(sources))
     graph = helper.make_graph(nodes, name, [helper.make_tensor_value_info("x", TensorProto.FLOAT, x)],
                               [helper.make_tensor_value_info("loss", TensorProto.FLOAT, []),
@@ -177,6 +179,83 @@ write("norms_that_train", [node("Mul", "x scale", "mul", ("mul", "aten.mul.Tenso
       [tensor("scale", 3, 1, 1), *[tensor(f"{m}.{w}", 3) for m in "ab" for w in ("weight", "bias")], numpy_helper.from_array(np.zeros(3, np.float32), "a.running_mean"),
        ones("a.running_var", 3)], IMAGE, ["scale", *(f"{m}.{w}" for m in "ab" for w in ("weight", "bias"))],
       buffers=[f"{m}.running_{w}" for m in "ab" for w in ("mean", "var")])
+
+# ---- What was computed from parameters ------------------------------------------------------------
+def values(name, of):
+    return numpy_helper.from_array(np.asarray(of, np.float32), name)
+
+
+def product(x, by, out, names, scope="", **more):
+    return node("Mul", f"{x} {by}", out, (out, "aten.mul.Tensor", names), scope, **more)
+
+
+w = rng.normal(size=4)
+# Functions with an inverse, and what has one shape only that it can have had.
+write("functions", [product("x", "exp", "mul", "%x, %exp"), product("mul", "neg", "mul_1", "%mul, %neg"), product("mul_1", "view", "mul_2", "%mul_1, %view"),
+                    product("mul_2", "slice_1", "mul_3", "%mul_2, %slice_1"), *loss("mul_3")],
+      [values("exp", np.exp(0.5)), values("neg", -np.exp(w)), tensor("view", 1, 4), tensor("slice_1", 1, 4)], ["batch", 4],
+      ["scale", "decay", "gain", "table"], {"exp": ["scale"], "neg": ["exp", "decay"], "view": ["gain", "val_0"], "slice_1": ["table", "val_1", "val_2"]})
+# Functions without: not of their value, nor where it was saturated, nor of a flat place, nor of two.
+for name, op, of in [("folded_relu", "relu", np.abs(w)), ("folded_sigmoid", "sigmoid", np.ones(4)), ("folded_flat", "sigmoid", 1 / (1 + np.exp(-w - 12)))]:
+    write(name, [product("x", op, "mul", f"%x, %{op}"), *loss("mul")], [values(op, of)], ["batch", 4], ["w"], {op: ["w"]})
+write("folded_product", [product("x", "mul", "mul_1", "%x, %mul"), product("mul_1", "u", "mul_2", "%mul_1, %p_u"), *loss("mul_2")],
+      [values("mul", w), tensor("u", 4)], ["batch", 4], ["u", "v", "w"], {"mul": ["v", "w"]})
+# Beside the parameter's own place the bytes tell what was done.
+write("computed_beside",
+      [node("MatMul", "x w", "matmul", ("matmul", "aten.matmul.default", "%x, %p_w")), node("MatMul", "matmul t", "matmul_1", ("matmul_1", "aten.matmul.default", "%matmul, %t")),
+       product("matmul_1", "sum_1", "mul", "%matmul_1, %sum_1"), product("mul", "relu", "mul_1", "%mul, %relu"), product("mul_1", "sub", "mul_2", "%mul_1, %sub"), *loss("mul_2")],
+      [values("w", (m := rng.normal(size=(4, 4)))), values("t", m.T), values("sum_1", m.sum(0)), values("relu", np.maximum(m, 0)), values("sub", 1 - np.float32(m))],
+      [4, 4], ["w"], {"t": ["w"], "sum_1": ["w", "val_0"], "relu": ["w"], "sub": ["w", "val_1"]})
+# A choice by the parameter's values that was made once and for all.
+write("folded_choice",
+      [product("x", "w", "mul", "%x, %p_w"), node("Where", "gt x mul", "where", ("where", "aten.where.self", "%gt, %x, %mul")), *loss("where")],
+      [values("w", w), numpy_helper.from_array(w > 0, "gt")], ["batch", 4], ["w"], {"gt": ["w", "val_0"]})
+# c + w: c is 1 in norms, else what the line of the program says, else what the strategy says.
+def plus(name, trace=None, cls=None):
+    write(name, [node("Mul", "x x", "square_1", scope="n", cls=cls), node("Sqrt", "square_1", "sqrt", scope="n", cls=cls), node("Div", "x sqrt", "div", ("div", "aten.div.Tensor", "%x, %sqrt"), "n", cls=cls),
+                 product("div", "add", "mul", "%div, %add", "n", trace=trace, cls=cls), *loss("mul")],
+          [values("add", 0.5 + np.float32(w))], ["batch", 4], ["n.scale"], {"add": ["n.scale", "val_0"]})
+
+
+plus("added")
+plus("added_in_norm", cls="net.RMSNorm")
+plus("added_in_line", trace='File "net.py", line 3, in forward\n    return x / r * (0.5 + self.scale)\n')
+# Equal results of several parameters were merged: each call says which module's is meant, if it has one.
+def adapters(modules):
+    nodes, at = [], "x"
+    for i, scope in enumerate(modules):
+        call = f"matmul_{i}"
+        nodes.append(node("MatMul", f"{at} t", call, (call, "aten.matmul.default", f"%{at}, %t{'' if i == 0 else f'_{i}'}"), scope))
+        at = call
+    return nodes + loss(at), [numpy_helper.from_array(np.zeros((4, 4), np.float32), "t")]
+
+
+write("merged_transposes", *adapters(["l.0", "l.1", "l.2"]), ["batch", 4], ["l.0.b", "l.1.b", "l.2.b"], {"t": ["l.0.b"]})
+write("merged_in_one_module", *adapters(["", "", ""]), ["batch", 4], ["b.0", "b.1", "b.2"], {"t": ["b.0"]})
+# A product of a parameter with itself that was equal to it.
+write("merged_with_parameter", [product("x", "w", "mul_1", "%x, %mul"), node("Add", "mul_1 w", "add", ("add", "aten.add.Tensor", "%mul_1, %p_w")), *loss("add")],
+      [ones("w", 4)], ["batch", 4], ["w"])
+# Three equal norms of one input: in which order they are read is lost.
+write("merged_norms",
+      [node("LayerNormalization", "x n.0.weight n.0.bias", "layer_norm", ("layer_norm", "aten.layer_norm.default", "%x, [4], %p_n_2_weight, %p_n_2_bias, 1e-05, False"), "n.2"),
+       *[node("Tanh", "layer_norm", f"tanh_{i}", (f"tanh_{i}", "aten.tanh.default", f"%layer_norm{'' if i == 0 else f'_{i}'}"), f"f.{i}") for i in range(3)],
+       node("Sum", "tanh_0 tanh_1 tanh_2", "sum"), *loss("sum")],
+      [ones("n.0.weight", 4), numpy_helper.from_array(np.zeros(4, np.float32), "n.0.bias")], ["batch", 4], [f"n.{i}.{k}" for i in range(3) for k in ("weight", "bias")])
+# A module that has a weight and uses another's; one of PyTorch's that can only be tied.
+for name, cls in [("unused_beside", "net.Own"), ("tied_beside", "torch.nn.modules.linear.Linear")]:
+    write(name, [node("Gemm", "x a.weight", "linear", ("linear", "aten.linear.default", "%x, %p_a_weight"), "a", transB=1, cls="torch.nn.modules.linear.Linear"),
+                 node("Gemm", "linear a.weight", "linear_1", ("linear_1", "aten.linear.default", "%linear, %p_a_weight"), "b", transB=1, cls=cls), *loss("linear_1")],
+          [tensor("a.weight", 4, 4)], ["batch", 4], ["a.weight", "b.weight"])
+# Two learned bounds became one.
+write("fused_bounds",
+      [node("Max", "x x_max", "maximum_1", ("maximum_1", "aten.maximum.default", "%maximum, %p_b"), "m", "FuseSuccessiveMax"), *loss("maximum_1")],
+      [tensor("x_max", 4)], ["batch", 4], ["m.a", "b"])
+# What is removed far away, or of integers, and a mask that was computed of none: no parameter had a part in it.
+write("unused",
+      [node("Mul", "x e.w", "mul", ("mul", "aten.mul.Tensor", "%x, %p_e_w"), "e"), node("Cast", "x", "ids", to=7), node("Cast", "ids", "again", ("again", "aten.to.dtype", "%mul_7"), "head", to=1),
+       node("Add", "mul again", "add", ("add", "aten.add.Tensor", "%mul_9, %again"), "e.f"), node("Add", "add where", "add_1", ("add_1", "aten.add.Tensor", "%add, %where_1"), "head"), *loss("add_1")],
+      [tensor("e.w", 4), tensor("where", 4)], ["batch", 4], ["e.w", "head.dead"], {"where": ["arange", "val_0"]}, integers=["ids"])
+
 
 # Beside the loss there are logits: the loss is the scalar.
 write("loss_and_logits",

@@ -182,7 +182,7 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Combine(::testing::Values("mlp", "two-tower", "gpt-deep", "gpt-unoptimized",
                                          "gpt-logits", "gpt-ts17", "gpt", "bert-hf", "vit-hf",
                                          "gpt2-hf", "llama-hf", "gpt-opset23", "gpt-static",
-                                         "gpt-parallel", "gpt-bf16"),
+                                         "gpt-parallel", "gpt-bf16", "qwen3-moe-hf"),
                        ::testing::Values(0, 1)),
     [](const auto& info) {
       return identifier(std::get<0>(info.param)) +
