@@ -80,6 +80,8 @@ class CallClaims {
   std::optional<double> stored_plus(const std::string& source) const;
   std::optional<double> added_number(const Fold& fold) const;
   bool scales_a_norm(const Slot& slot) const;
+  bool is_plain_softplus(const Fold& fold) const;
+  bool differs_beside(const std::string& source, const std::string& name) const;
   bool comes_from(const std::string& value, const std::string& source) const;
   std::optional<OnnxTensor> value_of_parameter(const std::string& name) const;
   void solve_back(Fold& fold, bool cut);

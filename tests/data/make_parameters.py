@@ -113,9 +113,9 @@ write("unsupported",
       [tensor("w", 4, 4)], ["batch", 4], [])
 # Parameters that cannot be had back beside an operator that nobody has.
 write("folded_unsupported",
-      [node("Mul", "x add", "mul", ("mul", "aten.mul.Tensor", "%x, %add"), "norm_1"),
-       node("Mul", "mul add", "mul_1", ("mul_1", "aten.mul.Tensor", "%mul, %add_1"), "norm_2"), node("Det", "mul_1", "d", scope="head"), *loss("d")],
-      [ones("add", 4)], ["batch", 4, 4], ["norm_1.weight", "norm_2.weight"], {"add": ["norm_1.weight", "val_0"]})
+      [node("Mul", "x relu", "mul", ("mul", "aten.mul.Tensor", "%x, %relu"), "norm_1"),
+       node("Mul", "mul relu", "mul_1", ("mul_1", "aten.mul.Tensor", "%mul, %relu_1"), "norm_2"), node("Det", "mul_1", "d", scope="head"), *loss("d")],
+      [ones("relu", 4)], ["batch", 4, 4], ["norm_1.weight", "norm_2.weight"], {"relu": ["norm_1.weight"]})
 # The loss depends on a parameter, but not smoothly: it gets no gradient.
 write("no_gradient",
       [node("Mul", "x v", "mul", ("mul", "aten.mul.Tensor", "%x, %p_v")), node("Mul", "x w", "mul_1", ("mul_1", "aten.mul.Tensor", "%x, %p_w")),
@@ -231,6 +231,11 @@ def adapters(modules):
 
 write("merged_transposes", *adapters(["l.0", "l.1", "l.2"]), ["batch", 4], ["l.0.b", "l.1.b", "l.2.b"], {"t": ["l.0.b"]})
 write("merged_in_one_module", *adapters(["", "", ""]), ["batch", 4], ["b.0", "b.1", "b.2"], {"t": ["b.0"]})
+# Copies of a module with two of them: by their shapes.
+names = ["permute", "permute_1", "permute_2", "permute_3"]
+write("deep_copies", [node("MatMul", f"{['x', 'matmul', 'matmul_1', 'matmul_2'][i]} {names[i % 2]}", f"matmul_{i}" if i else "matmul",
+                           (f"matmul_{i}" if i else "matmul", "aten.matmul.default", f"%{['x', 'matmul', 'matmul_1', 'matmul_2'][i]}, %{names[i]}"), f"l.{i // 2}") for i in range(4)] + loss("matmul_3"),
+      [tensor("permute", 4, 2), tensor("permute_1", 2, 4)], ["batch", 4], ["l.0.a", "l.0.b", "l.1.a", "l.1.b"], {"permute": ["l.0.a"], "permute_1": ["l.0.b"]})
 # A product of a parameter with itself that was equal to it.
 write("merged_with_parameter", [product("x", "w", "mul_1", "%x, %mul"), node("Add", "mul_1 w", "add", ("add", "aten.add.Tensor", "%mul_1, %p_w")), *loss("add")],
       [ones("w", 4)], ["batch", 4], ["w"])
