@@ -10,7 +10,7 @@
 namespace piper::onnx_import {
 namespace {
 
-bool is_lookup(std::string_view stem) { return stem == "embedding" || stem.starts_with("index"); }
+bool is_lookup(std::string_view stem) { return stem == "embedding"; }
 
 // Softplus is a function of its own in ONNX, with values under names of its own.
 bool is_inlined(std::string_view stem) { return stem == "softplus"; }
@@ -300,7 +300,8 @@ std::vector<std::string> CallClaims::unseen_in(const std::string& scope) const {
   return own.empty() ? within : own;
 }
 
-// Of modules of one kind: what stands beside `source` under `name`'s own name has another shape.
+// Of modules of one kind: what stands beside `source` under `name`'s own name has another shape, or
+// something else is done to it.
 bool CallClaims::differs_beside(const std::string& source, const std::string& name) const {
   const auto shape_of = [&](const std::string& parameter) -> const Shape* {
     for (const Claim& claim : claims_.list)
@@ -310,7 +311,29 @@ bool CallClaims::differs_beside(const std::string& source, const std::string& na
   const std::string beside =
       source.substr(0, source.rfind('.') + 1) + name.substr(name.rfind('.') + 1);
   const Shape *a = shape_of(source), *b = shape_of(beside);
-  return a && b && *a != *b;
+  const auto x = chains_.find(source), y = chains_.find(beside);
+  const bool otherwise = x != chains_.end() && y != chains_.end() && x->second != y->second;
+  return otherwise || (a && b && *a != *b);
+}
+
+// The values merged into `fold` that are read in the slot's scope are several, or its call stands
+// for another, too: then one of them may be of a parameter of elsewhere.
+bool CallClaims::stands_for_several(const Fold& fold, const Slot& slot) const {
+  std::set<std::string> values;
+  for (const Slot& copy : fold.copies)
+    if (scopes_[copy.node] == scopes_[slot.node])
+      for (const std::string& value : unknowns(*group_at(copy.node)))
+        if (stem_of(value) == stem_of(tensor(fold.initializer).name)) values.insert(value);
+  const std::string& result = group_at(slot.node)->call.name;
+  return values.size() > 1 || std::any_of(groups_.begin(), groups_.end(), [&](const Group& group) {
+           const std::vector<std::string> read = unknowns(group);
+           return std::any_of(read.begin(), read.end(),
+                              [&](const auto& v) { return stem_of(v) == stem_of(result); }) &&
+                  std::any_of(group.nodes.begin(), group.nodes.end(), [&](size_t n) {
+                    const auto& inputs = model_.nodes[n].inputs;
+                    return std::count(inputs.begin(), inputs.end(), result) > 0;
+                  });
+         });
 }
 
 // The call names a value that no node makes: it was equal to this one. It is made, in the same way,
@@ -327,7 +350,7 @@ void CallClaims::claim_copy(const Fold& fold, const Slot& slot) {
   if (unseen.size() > 1)
     std::erase_if(fit, [&](const std::string& n) { return differs_beside(fold.sources[0], n); });
   const std::string why = fmt::format("'{}' was merged into {}", value, place_of(slot));
-  if (same != values.end() && fold.solved && fit.size() == 1)
+  if (same != values.end() && fold.solved && fit.size() == 1 && !stands_for_several(fold, slot))
     return claim_fold(fold, slot, fit[0], false);
   if (!unseen.empty()) return swallow_unseen(unseen, why);
   Fold copy = fold;
@@ -397,6 +420,7 @@ void CallClaims::claim_folded() {
   for (Fold& fold : folds) solve_forth(fold);
   for (const Fold& fold : folds)
     if (!fold.solved) swallow_fold(fold);
+  for (const Fold& fold : folds) chains_.emplace(fold.sources[0], fold.chain.functions);
   for (const Fold& fold : folds)
     for (const Slot& slot : fold.copies) claim_copy(fold, slot);
   note_stored();

@@ -194,6 +194,10 @@ write("functions", [product("x", "exp", "mul", "%x, %exp"), product("mul", "neg"
                     product("mul_2", "slice_1", "mul_3", "%mul_2, %slice_1"), *loss("mul_3")],
       [values("exp", np.exp(0.5)), values("neg", -np.exp(w)), tensor("view", 1, 4), tensor("slice_1", 1, 4)], ["batch", 4],
       ["scale", "decay", "gain", "table"], {"exp": ["scale"], "neg": ["exp", "decay"], "view": ["gain", "val_0"], "slice_1": ["table", "val_1", "val_2"]})
+# What repeats, sorts or looks up its elements hides them.
+for name, call, of, sources in [("repeated", "repeat", np.tile(w, 1), ["w", "val_0"]), ("sorted", "getitem", np.sort(w), ["w", "val_0"]),
+                                ("looked_up", "select", w[[[0, 1, 2, 3], [1, 0, 1, 2], [2, 1, 0, 1], [3, 2, 1, 0]]], ["arange", "embedding", "w"])]:
+    write(f"folded_{name}", [product("x", call, "mul", f"%x, %{call}"), *loss("mul")], [values(call, of)], [4, 4], ["w"], {call: sources})
 # Functions without: not of their value, nor where it was saturated, nor of a flat place, nor of two.
 for name, op, of in [("folded_relu", "relu", np.abs(w)), ("folded_sigmoid", "sigmoid", np.ones(4)), ("folded_flat", "sigmoid", 1 / (1 + np.exp(-w - 12)))]:
     write(name, [product("x", op, "mul", f"%x, %{op}"), *loss("mul")], [values(op, of)], ["batch", 4], ["w"], {op: ["w"]})
