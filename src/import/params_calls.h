@@ -80,6 +80,8 @@ class CallClaims {
   std::optional<double> stored_plus(const std::string& source) const;
   std::optional<double> added_number(const Fold& fold) const;
   bool scales_a_norm(const Slot& slot) const;
+  bool is_plain_softplus(const Fold& fold) const;
+  bool differs_beside(const std::string& source, const std::string& name) const;
   bool comes_from(const std::string& value, const std::string& source) const;
   std::optional<OnnxTensor> value_of_parameter(const std::string& name) const;
   void solve_back(Fold& fold, bool cut);
@@ -88,6 +90,7 @@ class CallClaims {
   void claim_fold(const Fold& fold, const Slot& slot, const std::string& name, bool copy);
   std::vector<std::string> makers_of(const OnnxTensor& value, const Chain& chain) const;
   std::vector<std::string> unseen_in(const std::string& scope) const;
+  bool stands_for_several(const Fold& fold, const Slot& slot) const;
   void claim_copy(const Fold& fold, const Slot& slot);
   void claim_stand_in(const Slot& slot);
   void note_stored();
@@ -127,6 +130,7 @@ class CallClaims {
   std::map<std::string, size_t, std::less<>> maker_;  // node, by its results
   std::map<std::string, Swallowed> swallowed_;
   std::map<std::string, std::vector<std::string>> stored_;  // parameters, by how they are
+  std::map<std::string, std::vector<std::string>> chains_;  // functions, by what is folded
   std::map<std::string, std::string> unseen_;  // why parameters that no call names may be lost
   Claims claims_;
 };

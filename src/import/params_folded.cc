@@ -10,7 +10,7 @@
 namespace piper::onnx_import {
 namespace {
 
-bool is_lookup(std::string_view stem) { return stem == "embedding" || stem.starts_with("index"); }
+bool is_lookup(std::string_view stem) { return stem == "embedding"; }
 
 // Softplus is a function of its own in ONNX, with values under names of its own.
 bool is_inlined(std::string_view stem) { return stem == "softplus"; }
@@ -18,8 +18,10 @@ bool is_temporary(std::string_view name) {
   return name == "beta" || name == "threshold" || name == "self_scaled";
 }
 
-std::string last_line(std::string_view trace) {
-  const std::vector<std::string> lines = split_text(std::string(trace), '\n');
+// The program's.
+std::string line_of(const OnnxNode& node) {
+  const std::vector<std::string> lines =
+      split_text(std::string(find_metadata(node.metadata, "pkg.torch.onnx.stack_trace")), '\n');
   for (size_t i = lines.size(); i-- > 0;)
     if (lines[i].find_first_not_of(' ') != std::string::npos) return lines[i];
   return {};
@@ -137,6 +139,7 @@ std::optional<double> CallClaims::stored_plus(const std::string& source) const {
 // A norm multiplies by 1 + w what it has divided by a root.
 bool CallClaims::scales_a_norm(const Slot& slot) const {
   const OnnxNode& node = model_.nodes[slot.node];
+  if (node.op.ends_with("Normalization")) return slot.input == 1;
   if (node.op != "Mul" || class_of(node).find("Norm") == std::string::npos) return false;
   const std::string& scaled = node.inputs[1 - slot.input];
   return std::any_of(model_.nodes.begin(), model_.nodes.end(), [&](const OnnxNode& other) {
@@ -174,8 +177,7 @@ std::optional<double> CallClaims::added_number(const Fold& fold) const {
   std::vector<Slot> slots = fold.own;
   slots.insert(slots.end(), fold.copies.begin(), fold.copies.end());
   for (const Slot& slot : slots) {
-    const std::string line =
-        last_line(find_metadata(model_.nodes[slot.node].metadata, "pkg.torch.onnx.stack_trace"));
+    const std::string line = line_of(model_.nodes[slot.node]);
     if (line.find(leaf) == std::string::npos) continue;
     if (const auto number = number_added(line)) return number;
   }
@@ -214,10 +216,27 @@ void CallClaims::claim_fold(const Fold& fold, const Slot& slot, const std::strin
                           "folded from it, as " + folded.name, copy});
 }
 
+// Of factor 1, as the line of the program says.
+bool CallClaims::is_plain_softplus(const Fold& fold) const {
+  std::vector<Slot> slots = fold.own;
+  slots.insert(slots.end(), fold.copies.begin(), fold.copies.end());
+  return std::any_of(slots.begin(), slots.end(), [&](const Slot& slot) {
+    const std::string line = line_of(model_.nodes[slot.node]);
+    const size_t call = line.find("softplus(");
+    return call != line.npos && line.find("beta", call) == line.npos &&
+           line.find(',', call) == line.npos;
+  });
+}
+
 // From the value alone. `cut`: also where only a part of the parameter is left, or its shape lost.
 void CallClaims::solve_back(Fold& fold, bool cut) {
   if (fold.solved || fold.sources.size() > 1 || value_of_parameter(fold.sources[0])) return;
-  const bool adds = std::count(fold.chain.functions.begin(), fold.chain.functions.end(), "add");
+  const auto& functions = fold.chain.functions;
+  if (std::count(functions.begin(), functions.end(), "softplus") && !is_plain_softplus(fold)) {
+    fold.why = ": the factor of 'softplus' is lost";
+    return;
+  }
+  const bool adds = std::count(functions.begin(), functions.end(), "add");
   if (adds) fold.chain.plus = added_number(fold);
   Result<Way> way = way_back(tensor(fold.initializer), fold.chain);
   if (!way) fold.why = ": " + way.error().message;
@@ -281,6 +300,42 @@ std::vector<std::string> CallClaims::unseen_in(const std::string& scope) const {
   return own.empty() ? within : own;
 }
 
+// Of modules of one kind: what stands beside `source` under `name`'s own name has another shape, or
+// something else is done to it.
+bool CallClaims::differs_beside(const std::string& source, const std::string& name) const {
+  const auto shape_of = [&](const std::string& parameter) -> const Shape* {
+    for (const Claim& claim : claims_.list)
+      if (claim.name == parameter) return &claim.type.shape;
+    return nullptr;
+  };
+  const std::string beside =
+      source.substr(0, source.rfind('.') + 1) + name.substr(name.rfind('.') + 1);
+  const Shape *a = shape_of(source), *b = shape_of(beside);
+  const auto x = chains_.find(source), y = chains_.find(beside);
+  const bool otherwise = x != chains_.end() && y != chains_.end() && x->second != y->second;
+  return otherwise || (a && b && *a != *b);
+}
+
+// The values merged into `fold` that are read in the slot's scope are several, or its call stands
+// for another, too: then one of them may be of a parameter of elsewhere.
+bool CallClaims::stands_for_several(const Fold& fold, const Slot& slot) const {
+  std::set<std::string> values;
+  for (const Slot& copy : fold.copies)
+    if (scopes_[copy.node] == scopes_[slot.node])
+      for (const std::string& value : unknowns(*group_at(copy.node)))
+        if (stem_of(value) == stem_of(tensor(fold.initializer).name)) values.insert(value);
+  const std::string& result = group_at(slot.node)->call.name;
+  return values.size() > 1 || std::any_of(groups_.begin(), groups_.end(), [&](const Group& group) {
+           const std::vector<std::string> read = unknowns(group);
+           return std::any_of(read.begin(), read.end(),
+                              [&](const auto& v) { return stem_of(v) == stem_of(result); }) &&
+                  std::any_of(group.nodes.begin(), group.nodes.end(), [&](size_t n) {
+                    const auto& inputs = model_.nodes[n].inputs;
+                    return std::count(inputs.begin(), inputs.end(), result) > 0;
+                  });
+         });
+}
+
 // The call names a value that no node makes: it was equal to this one. It is made, in the same way,
 // of the parameter of the call's module that has no place, or of one with a place.
 void CallClaims::claim_copy(const Fold& fold, const Slot& slot) {
@@ -291,9 +346,12 @@ void CallClaims::claim_copy(const Fold& fold, const Slot& slot) {
   });
   const std::string& value = same == values.end() ? values[0] : *same;
   const std::vector<std::string> unseen = unseen_in(scopes_[slot.node]);
+  std::vector<std::string> fit = unseen;
+  if (unseen.size() > 1)
+    std::erase_if(fit, [&](const std::string& n) { return differs_beside(fold.sources[0], n); });
   const std::string why = fmt::format("'{}' was merged into {}", value, place_of(slot));
-  if (same != values.end() && fold.solved && unseen.size() == 1)
-    return claim_fold(fold, slot, unseen[0], false);
+  if (same != values.end() && fold.solved && fit.size() == 1 && !stands_for_several(fold, slot))
+    return claim_fold(fold, slot, fit[0], false);
   if (!unseen.empty()) return swallow_unseen(unseen, why);
   Fold copy = fold;
   if (same == values.end()) copy.chain = {{std::string(stem_of(value))}};
@@ -357,6 +415,7 @@ void CallClaims::claim_folded() {
   for (Fold& fold : folds) solve_forth(fold);
   for (const Fold& fold : folds)
     if (!fold.solved) swallow_fold(fold);
+  for (const Fold& fold : folds) chains_.emplace(fold.sources[0], fold.chain.functions);
   for (const Fold& fold : folds)
     for (const Slot& slot : fold.copies) claim_copy(fold, slot);
   note_stored();

@@ -31,9 +31,9 @@ Kind kind_of(std::string_view stem) {
        {"permute", "transpose", "t", "numpy_t", "mt", "swapaxes", "swapdims", "movedim"}},
       {Kind::kReshape,
        {"view", "reshape", "_unsafe_view", "flatten", "unflatten", "unsqueeze", "squeeze"}},
-      {Kind::kRepeat, {"expand", "expand_as", "repeat", "tile", "broadcast_to"}},
-      {Kind::kPart, {"slice", "select", "narrow", "split", "split_with_sizes", "chunk", "getitem"}},
-      {Kind::kLookup, {"embedding", "index", "index_select"}},
+      {Kind::kRepeat, {"expand", "expand_as", "broadcast_to"}},
+      {Kind::kPart, {"slice", "select", "narrow"}},
+      {Kind::kLookup, {"embedding"}},
       {Kind::kSum, {"sum", "mean"}},
       {Kind::kNumber, {"add", "sub", "rsub", "mul", "div", "pow", "square"}},
   };
@@ -197,7 +197,20 @@ Result<Piece> piece_back(std::string_view stem, const OnnxTensor& value, const C
   return Piece{shape, std::move(steps)};
 }
 
+// Rows are looked up: what moves their elements elsewhere leaves no rows to be seen.
+Status check_rows(const Chain& chain) {
+  if (kind_of(chain.functions[0]) != Kind::kLookup) return ok_status();
+  for (size_t f = 1; f < chain.functions.size(); ++f) {
+    const Kind kind = kind_of(chain.functions[f]);
+    if (kind == Kind::kPart || kind == Kind::kPermute || kind == Kind::kSum ||
+        (kind == Kind::kReshape && chain.functions[f] != "unsqueeze"))
+      return fail("which rows it looked up is lost behind '{}'", chain.functions[f]);
+  }
+  return ok_status();
+}
+
 Result<Way> one_way_back(const OnnxTensor& folded, const Chain& chain) {
+  PIPER_TRY(check_rows(chain));
   Way way{folded.type, {}};
   OnnxTensor value = folded;
   for (size_t f = chain.functions.size(); f-- > 0;) {

@@ -114,9 +114,9 @@ write("unsupported",
       [tensor("w", 4, 4)], ["batch", 4], [])
 # Parameters that cannot be had back beside an operator that nobody has.
 write("folded_unsupported",
-      [node("Mul", "x add", "mul", ("mul", "aten.mul.Tensor", "%x, %add"), "norm_1"),
-       node("Mul", "mul add", "mul_1", ("mul_1", "aten.mul.Tensor", "%mul, %add_1"), "norm_2"), node("Det", "mul_1", "d", scope="head"), *loss("d")],
-      [ones("add", 4)], ["batch", 4, 4], ["norm_1.weight", "norm_2.weight"], {"add": ["norm_1.weight", "val_0"]})
+      [node("Mul", "x relu", "mul", ("mul", "aten.mul.Tensor", "%x, %relu"), "norm_1"),
+       node("Mul", "mul relu", "mul_1", ("mul_1", "aten.mul.Tensor", "%mul, %relu_1"), "norm_2"), node("Det", "mul_1", "d", scope="head"), *loss("d")],
+      [ones("relu", 4)], ["batch", 4, 4], ["norm_1.weight", "norm_2.weight"], {"relu": ["norm_1.weight"]})
 # The loss depends on a parameter, but not smoothly: it gets no gradient.
 write("no_gradient",
       [node("Mul", "x v", "mul", ("mul", "aten.mul.Tensor", "%x, %p_v")), node("Mul", "x w", "mul_1", ("mul_1", "aten.mul.Tensor", "%x, %p_w")),
@@ -195,6 +195,10 @@ write("functions", [product("x", "exp", "mul", "%x, %exp"), product("mul", "neg"
                     product("mul_2", "slice_1", "mul_3", "%mul_2, %slice_1"), *loss("mul_3")],
       [values("exp", np.exp(0.5)), values("neg", -np.exp(w)), tensor("view", 1, 4), tensor("slice_1", 1, 4)], ["batch", 4],
       ["scale", "decay", "gain", "table"], {"exp": ["scale"], "neg": ["exp", "decay"], "view": ["gain", "val_0"], "slice_1": ["table", "val_1", "val_2"]})
+# What repeats, sorts or looks up its elements hides them.
+for name, call, of, sources in [("repeated", "repeat", np.tile(w, 1), ["w", "val_0"]), ("sorted", "getitem", np.sort(w), ["w", "val_0"]),
+                                ("looked_up", "select", w[[[0, 1, 2, 3], [1, 0, 1, 2], [2, 1, 0, 1], [3, 2, 1, 0]]], ["arange", "embedding", "w"])]:
+    write(f"folded_{name}", [product("x", call, "mul", f"%x, %{call}"), *loss("mul")], [values(call, of)], [4, 4], ["w"], {call: sources})
 # Functions without: not of their value, nor where it was saturated, nor of a flat place, nor of two.
 for name, op, of in [("folded_relu", "relu", np.abs(w)), ("folded_sigmoid", "sigmoid", np.ones(4)), ("folded_flat", "sigmoid", 1 / (1 + np.exp(-w - 12)))]:
     write(name, [product("x", op, "mul", f"%x, %{op}"), *loss("mul")], [values(op, of)], ["batch", 4], ["w"], {op: ["w"]})
@@ -232,6 +236,11 @@ def adapters(modules):
 
 write("merged_transposes", *adapters(["l.0", "l.1", "l.2"]), ["batch", 4], ["l.0.b", "l.1.b", "l.2.b"], {"t": ["l.0.b"]})
 write("merged_in_one_module", *adapters(["", "", ""]), ["batch", 4], ["b.0", "b.1", "b.2"], {"t": ["b.0"]})
+# Copies of a module with two of them: by their shapes.
+names = ["permute", "permute_1", "permute_2", "permute_3"]
+write("deep_copies", [node("MatMul", f"{['x', 'matmul', 'matmul_1', 'matmul_2'][i]} {names[i % 2]}", f"matmul_{i}" if i else "matmul",
+                           (f"matmul_{i}" if i else "matmul", "aten.matmul.default", f"%{['x', 'matmul', 'matmul_1', 'matmul_2'][i]}, %{names[i]}"), f"l.{i // 2}") for i in range(4)] + loss("matmul_3"),
+      [tensor("permute", 4, 2), tensor("permute_1", 2, 4)], ["batch", 4], ["l.0.a", "l.0.b", "l.1.a", "l.1.b"], {"permute": ["l.0.a"], "permute_1": ["l.0.b"]})
 # A product of a parameter with itself that was equal to it.
 write("merged_with_parameter", [product("x", "w", "mul_1", "%x, %mul"), node("Add", "mul_1 w", "add", ("add", "aten.add.Tensor", "%mul_1, %p_w")), *loss("add")],
       [ones("w", 4)], ["batch", 4], ["w"])
