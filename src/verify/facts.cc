@@ -93,8 +93,6 @@ RoleFacts facts_of(const RoleProgram& role) {
     // The host's memory is taken to lie behind the device's.
     const int64_t begin = buffer.offset + (tensor.host ? int64_t{1} << 60 : 0);
     const int64_t bytes = bytes_of[buffer.tensor];
-    int64_t& most = tensor.host ? facts.host_end_bytes : facts.end_bytes;
-    most = std::max(most, buffer.offset + bytes);
     if (tensor.kind != BufferKind::kStep)
       facts.kept.push_back(static_cast<int32_t>(facts.buffers.size()));
     facts.buffers.push_back(

@@ -49,9 +49,8 @@ struct ProgramFacts {
 };
 struct RoleFacts {
   std::vector<BufferFacts> buffers;
-  std::vector<int32_t> kept;                  // buffers that outlive a step, ascending
-  int32_t ends = 0;                           // how many places
-  int64_t end_bytes = 0, host_end_bytes = 0;  // the last, on the device and on the host
+  std::vector<int32_t> kept;  // buffers that outlive a step, ascending
+  int32_t ends = 0;           // how many places
   std::vector<ProgramFacts> programs;
   std::vector<int32_t> targets;  // by sum: its name's id
   std::vector<bool> has_target;  // by that id

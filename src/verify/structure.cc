@@ -8,8 +8,6 @@
 namespace piper {
 namespace {
 
-int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
-
 // One role, as the cell that runs it first.
 class RoleCheck {
  public:
@@ -22,8 +20,6 @@ class RoleCheck {
         findings_(findings) {}
 
   void run() {
-    check_arena();
-    check_workspaces();
     check_slots();
     check_writes();
     check_versions();
@@ -32,31 +28,6 @@ class RoleCheck {
 
  private:
   std::string buffer_name(int32_t buffer) const { return quote_control(role_.name(buffer)); }
-
-  void check_arena() {
-    const int64_t end = facts_.end_bytes;
-    if (role_.arena_bytes != end && role_.arena_bytes != aligned(end))
-      findings_.add("memory", "{} states an arena of {} bytes, its buffers end at {}", who_,
-                    role_.arena_bytes, end);
-    const int64_t host = facts_.host_end_bytes;
-    if (role_.host_bytes != host && role_.host_bytes != aligned(host))
-      findings_.add("memory", "{} states {} bytes on the host, its buffers there end at {}", who_,
-                    role_.host_bytes, host);
-  }
-  void check_workspaces() {
-    std::vector<int64_t> workspace(role_.streams.size());
-    for (const Section& section : sections_)
-      for (const Step& step : section.steps[cell_])
-        if (step.kind == InstructionKind::kCompute) {
-          int64_t& stated = workspace[step.slot - section.first_slot[cell_]];
-          stated = std::max(stated, role_.programs[step.program].workspace_bytes);
-        }
-    for (size_t s = 0; s < workspace.size(); ++s)
-      if (role_.workspace_bytes[s] != workspace[s])
-        findings_.add("memory",
-                      "{} states {} bytes of workspace for stream '{}', its programs need {}", who_,
-                      role_.workspace_bytes[s], quote_control(role_.streams[s].name), workspace[s]);
-  }
 
   // What executors may take beside the arena, as formats/plan.md has it: transports for the sums of
   // a group, kernels for themselves.

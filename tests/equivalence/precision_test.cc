@@ -233,17 +233,17 @@ TEST(Errors, SayWhatIsWrongAndWhere) {
   NEEDS_MODEL("mlp");
   const std::pair<const char*, const char*> cases[] = {
       {"  - precision: {compute: bf16, match: \"model/9/**\"}\n",
-       "6:5: precision: matches no forward op"},
+       "5:5: precision: matches no forward op"},
       {"  - precision: {compute: bf16, keep: [Matmul]}\n",
-       "6:39: precision: none of these ops is 'Matmul' (did you mean 'MatMul'?)"},
+       "5:39: precision: none of these ops is 'Matmul' (did you mean 'MatMul'?)"},
       {"  - precision: {compute: bf16}\n  - precision: {compute: f16}\n",
-       "7:5: precision: MatMul at 'model/0' is chosen twice"},
+       "6:5: precision: MatMul at 'model/0' is chosen twice"},
       {"  - precision: {compute: f32}\n",
-       "6:5: precision: these 12 ops compute in f32 anyway, and nothing is cast"},
+       "5:5: precision: these 12 ops compute in f32 anyway, and nothing is cast"},
       {"  - precision: {compute: f64}\n  - precision: {compute: f64}\n",
-       "7:5: precision: MatMul at 'model/0' is chosen twice"},
+       "6:5: precision: MatMul at 'model/0' is chosen twice"},
       {"  - split: {dim: batch, into: 1}\n  - precision: {compute: f16, where: {mb: 0}}\n",
-       "6:5: the batch is split twice"},
+       "5:5: the batch is split twice"},
   };
   for (const auto& [directives, message] : cases) EXPECT_EQ(error_of(directives), message);
 }

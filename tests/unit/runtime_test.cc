@@ -386,7 +386,7 @@ PlanSet with_adam(PlanSet reference, double eps) {
 TEST(Verify, NamesASmallEps) {
   const auto small = compare(VerifyAgainst::kUncut, with_adam(changed_oracle(1.5f), 1e-8));
   ASSERT_FALSE(small);
-  EXPECT_EQ(small.error().message.substr(0, 43), "step 0: parameter 'w.p' is further from the");
+  EXPECT_EQ(small.error().message.substr(0, 43), "step 1: parameter 'w.p' is further from the");
   EXPECT_EQ(
       small.error().notes,
       (std::vector<std::string>{

@@ -84,7 +84,7 @@ TEST(Verify, TheShortestCircleIsShown) {
   };
   const std::string all = " all_reduce label=\"sum\" args=[0] group=0\n";
   EXPECT_EQ(
-      findings_of(set_of({role("  0" + all + "  1 send label=\"to 2\" args=[0] peer=[2]\n"),
+      findings_of(set_of({role("  0" + all + "  1 send label=\"to 2\" args=[1] peer=[2]\n"),
                           role("  0 recv label=\"from 2\" args=[1] peer=[2]\n  1" + all),
                           role("  0 recv label=\"from 0\" args=[1] peer=[0]\n  1" + all +
                                "  2 send label=\"to 1\" args=[0] peer=[1]\n")},
@@ -189,18 +189,18 @@ TEST(Verify, Memory) {
        {"memory: 'a@0' shares bytes with 'w0' on rank 0 (and 1 like it), which is kept for ever"}},
       {{{"arena=512", "arena=1024"}},
        {},
-       {"memory: rank 0 (and 1 like it) states an arena of 1024 bytes, its buffers end at 456"}},
+       {"error: an arena of 1024 bytes is stated, but its buffers end at 456"}},
       {{{"workspace=[64,0]", "workspace=[128,0]"}},
        {},
-       {"memory: rank 0 (and 1 like it) states 128 bytes of workspace for stream 'compute', its "
-        "programs need 64"}},
+       {"error: 128 bytes of workspace are stated for stream 'compute', whose programs need 64"}},
       {{{" transport=2097152", ""}},
        {},
        {"memory: rank 0 (and 1 like it) states 0 bytes for the transport, which takes 2097152"}},
       {{{"scratch=4194304", "scratch=8388608"}},
        {},
-       {"memory: rank 0 (and 1 like it) states 8388608 bytes for its kernels, which may take "
-        "4194304"}},
+       {"error: 2097152 bytes for the transport and 8388608 for kernels are stated; they take at "
+        "most "
+        "2097152 and 4194304"}},
       // Another stream still reads what lay there.
       {{{"buffer 7 \"g\" f32[1,2] step at=448\n",
          "buffer 7 \"g\" f32[1,2] step at=448\nbuffer 8 \"z\" f32[1,2] step at=448\n"},
@@ -335,9 +335,9 @@ TEST(Verify, CollectivesOfAllGroupsHaveOneOrder) {
                                                 "waits=[0] group={}\nbody\n",
                                                 first, second)}});
   };
-  EXPECT_EQ(findings_of(set_of({with(kStage0, 1, 2), with(kStage1, 1, 2)}, 2)),
-            std::vector<std::string>{
-                "structure: the prologue of rank 2 (and 1 like it) changes 'w1'"});
+  EXPECT_EQ(
+      findings_of(set_of({with(kStage0, 1, 2), with(kStage1, 1, 2)}, 2)),
+      std::vector<std::string>{"structure: the prologue of rank 2 (and 1 like it) changes 'w1'"});
   EXPECT_EQ(findings_of(set_of({with(kStage0, 1, 2), with(kStage1, 2, 1)}, 2)),
             (std::vector<std::string>{
                 "deadlock: the ranks wait for each other: 'first' on rank 0 (and 1 like it) waits "

@@ -15,13 +15,14 @@ std::string chosen(const std::string& where) {
     options.oracles = false;
     options.strategy = folder.write(
         "strategy.yaml",
-        fmt::format("piper: 1\nparams: {{two: 2}}\ntrain: {{global_batch: 8}}\nannotate:\n"
+        fmt::format("piper: 1\n{}train: {{global_batch: 8}}\nannotate:\n"
                     "  - {{match: \"**\", tags: {{layer: 4}}}}\n"
                     "  - {{match: \"model/{{at}}/**\", tags: {{layer: at}}}}\n"
                     "  - {{match: \"model/0/**\", tags: {{early: 1}}}}\n"
                     "  - {{match: \"model/1/**\", tags: {{early: 0}}}}\n"
                     "directives:\n  - recompute: {{match: \"model/{}/**\", where: {}}}\n",
-                    layer, where));
+                    where.find("two") == std::string::npos ? "" : "params: {two: 2}\n", layer,
+                    where));
     const auto compiled = compile(options);
     if (compiled) {
       layers += fmt::format("{}{}", layers.empty() ? "" : " ", layer);
