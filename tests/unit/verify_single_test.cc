@@ -1,4 +1,5 @@
 // What the verifier says of plans that do something else than the plan for one device.
+#include "piper/ops.h"
 #include "unit/verify_plans.h"
 
 namespace piper {
@@ -106,6 +107,38 @@ TEST(VerifySingle, AnotherComputation) {
                   {"input \"x\" f32", "input \"y\" f32"}},
                  {})[0],
             "single: data input 'y' of rank 0 (and 1 like it) is another than on one device");
+}
+
+// A word of an expression takes as many operands as its op: each op that may be fused, alone on one
+// device.
+TEST(VerifySingle, WordsTakeTheOperandsOfTheirOps) {
+  const auto with = [](std::string_view op, size_t operands, size_t words) {
+    std::string plain = "0", expr = "0";
+    for (size_t i = 1; i < operands; ++i) plain += ",2";
+    for (size_t i = 1; i < words; ++i) expr += " 1";
+    const std::string alone = fmt::format("op {} in=[{}] out=[6]", op, plain);
+    return said({{"op Mul in=[0,1] out=[2]",
+                  fmt::format("op Fused in=[0,1] out=[2] {{expr=\"{} {}\"}}", expr, op)}},
+                {}, {{"op Mul in=[0,2] out=[6]", alone}, {"op Mul in=[0,2] out=[6]", alone}});
+  };
+  size_t seen = 0;
+  for (const OpDef* def : all_ops()) {
+    if (!def->pointwise || def->name == "Cast") continue;  // f32 is never cast to f32
+    const size_t operands = def->samples.at(0).inputs.size();
+    EXPECT_EQ(with(def->name, operands, operands), Said()) << def->name;
+    EXPECT_NE(with(def->name, operands, operands + 1), Said()) << def->name;
+    ++seen;
+  }
+  EXPECT_GT(seen, 40u);
+}
+
+// Nobody has looked yet whether an op has the operands that it takes.
+TEST(VerifySingle, OperandsThatAreMissing) {
+  for (const OpDef* def : all_ops())
+    for (const char* rest : {"in=[] out=[2]", "in=[-1] out=[2]", "in=[0] out=[2] {then=\"Mul\"}"})
+      EXPECT_NE(said({{"op Mul in=[0,1] out=[2]", fmt::format("op {} {}", def->name, rest)}}, {}),
+                Said())
+          << def->name << rest;
 }
 
 TEST(VerifySingle, AnotherUpdate) {
