@@ -333,7 +333,11 @@ void SumCheck::check_reports(int32_t cell, int32_t step) {
         break;
       }
     check_report(report.name, own.sums, step, what);
-    if (findings_.made() == before) check_maker(cell, report, what);
+    if (findings_.made() == before) {
+      check_maker(cell, report, what);
+      if (report.name == "loss" && !content.is_part() && !scalars_.is_sum(cell, report.buffer))
+        findings_.add("sum", "{}, which is no sum over the step", what());
+    }
     const auto [other, is_new] =
         reported_.emplace(std::pair(step, std::string_view(report.name)), own);
     if (!is_new && other->second.sums != own.sums)
