@@ -148,6 +148,35 @@ TEST(VerifySingle, AnotherUpdate) {
   EXPECT_EQ(said({{"op Sub in=[1,0] out=[1]", "op Sub in=[0,1] out=[1]"}}, {}), Said{becomes});
 }
 
+// One device that also adds up a loss and a count, and reports one of them.
+std::string reports_as_loss(int buffer) {
+  const std::string text =
+      edited(one_device(),
+             {{"arena=384", "arena=576"},
+              {"sum 1 \"w1.grad\"\n", "sum 1 \"w1.grad\"\nsum 2 \"step_loss\"\nsum 3 \"count\"\n"},
+              {"program 0 label",
+               "buffer 6 \"loss\" f32[] step at=384\nbuffer 7 \"count\" f32[] step at=448\n"
+               "buffer 8 \"all\" f32[4,2] step at=512\nprogram 0 label"},
+              {"body\n",
+               "program 3 label=\"L\" args=3\n  value 0 f32[4,2] read\n  value 1 f32[] written\n"
+               "  value 2 f32[] written\n  op ReduceSum in=[0] out=[1]\n"
+               "  op LabelCount in=[0] out=[2]\nbody\n"},
+              {"  8 compute",
+               "  8 input label=\"input x\" args=[8] input=\"x\" count=4 stride=[0]\n"
+               "  9 compute label=\"L\" program=3 args=[8,6,7]\n"
+               "    contribution arg=1 target=2 count=4 stride=[0]\n"
+               "    contribution arg=2 target=3 count=4 stride=[0]\n  10 compute"}});
+  return text + fmt::format("report \"loss\" buffer={}\n", buffer);
+}
+
+TEST(VerifySingle, TheLossIsThatOfOneDevice) {
+  const PlanSet one = set_of({reports_as_loss(6)}, 1);
+  EXPECT_EQ(findings_of(one, &one), Said());
+  const PlanSet other = set_of({reports_as_loss(7)}, 1);
+  EXPECT_EQ(findings_of(other), Said());
+  EXPECT_EQ(findings_of(other, &one), Said{"sum: rank 0 reports 'loss', which is the sum 'count'"});
+}
+
 TEST(VerifySingle, OtherStates) {
   EXPECT_EQ(said({{"init=\"w0\"", "init=\"v\""}}, {}),
             Said{"single: 'w0' on rank 0 (and 1 like it) starts with the values 'v', not 'w0'"});
