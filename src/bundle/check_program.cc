@@ -90,11 +90,14 @@ bool is_word(std::string_view name) {
 
 // Attributes that are read from plans before a kernel has checked its own are of one kind each.
 bool has_its_kind(std::string_view name, const AttrValue& value) {
-  if (name == "accumulate" || name == "packed_b" || name == "trans_b")
+  const auto is_one_of = [&](std::initializer_list<std::string_view> names) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
+  if (is_one_of({"accumulate", "axis", "kv_heads", "packed_b", "parts", "trans_a", "trans_b"}))
     return std::holds_alternative<int64_t>(value);
-  if (name == "perm" || name == "starts" || name == "steps")
+  if (is_one_of({"columns", "grad_columns", "perm", "starts", "steps"}))
     return std::holds_alternative<std::vector<int64_t>>(value);
-  return name != "expr" || std::holds_alternative<std::string>(value);
+  return !is_one_of({"expr", "then"}) || std::holds_alternative<std::string>(value);
 }
 
 Status check_words(const Program& program) {

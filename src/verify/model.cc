@@ -283,8 +283,9 @@ Result<std::unique_ptr<Single>> follow_single(const PlanSet& set, int32_t steps)
   return single;
 }
 
-// The sums of the model whose squares are in the norm, in their order there.
-std::vector<int32_t> norm_order(const Model& model, const Effects& one_device) {
+// What one device takes of the sums of the model: those whose squares are in the norm, in their
+// order there, and the loss.
+void take_sums(Model& model, const Effects& one_device) {
   std::unordered_map<uint64_t, int32_t> sums;  // by symbol
   Values values;
   for (int32_t t = 0; t < static_cast<int32_t>(model.targets.size()); ++t) {
@@ -292,10 +293,12 @@ std::vector<int32_t> norm_order(const Model& model, const Effects& one_device) {
     sums.emplace(sum, t);
     sums.emplace(values.cast(sum, "f32"), t);  // of one of 16 bits
   }
-  std::vector<int32_t> order;
   for (const uint64_t symbol : one_device.normed)
-    if (const auto sum = sums.find(symbol); sum != sums.end()) order.push_back(sum->second);
-  return order;
+    if (const auto sum = sums.find(symbol); sum != sums.end())
+      model.norm_order.push_back(sum->second);
+  for (const Effects::Reported& one : one_device.reported)
+    if (const auto sum = sums.find(one.symbol); one.name == "loss" && sum != sums.end())
+      model.loss = sum->second;
 }
 
 }  // namespace
@@ -307,7 +310,7 @@ Result<VerifyReport> verify_plan_set(const PlanSet& set, const PlanSet* one_devi
   if (one_device) {
     PIPER_ASSIGN(single, follow_single(*one_device, overlap ? kSteps : 1));
   }
-  if (single) model.norm_order = norm_order(model, single->effects);
+  if (single) take_sums(model, single->effects);
   VerifyReport report;
   report.ranks = set.world();
   report.cells = static_cast<int64_t>(model.cells.size());

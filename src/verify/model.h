@@ -102,6 +102,7 @@ struct Model {
   std::vector<bool> is_gradient;     // by sum
   std::vector<int32_t> uses;         // by sum: of the role that states most
   std::vector<int32_t> norm_order;   // gradients, as one device adds their squares
+  int32_t loss = -1;                 // the sum that one device reports as it; -1: not known
 
   std::string who(int32_t cell) const;  // "rank 2", "ranks 2 and 3 more"
 };

@@ -50,6 +50,11 @@ class StepScalars {
   void collective(const std::vector<Spot>& members);
   void move(Spot place, const Instruction& one);  // a send, receive or copy
 
+  // Whether a number is made of sums as they are, by moving and adding them alone.
+  bool is_sum(int32_t cell, int32_t buffer) const {
+    const auto held = held_[cell].find(buffer);
+    return held != held_[cell].end() && held->second.kind == NumberKind::kTerms;
+  }
   void check_reports(int32_t cell, int32_t step);
   void check_end();
 

@@ -131,7 +131,8 @@ void StepScalars::check_reports(int32_t cell, int32_t step) {
     };
     if (report.name == "loss" && number.kind != kNone) {
       const Term sum = terms && number.terms.size() == 1 ? number.terms.spans[0] : Term();
-      if (sum.target < 0 || model_.is_gradient[sum.target] || sum.times != 1)
+      const bool other = model_.loss >= 0 && sum.target != model_.loss;
+      if (sum.target < 0 || model_.is_gradient[sum.target] || other || sum.times != 1)
         findings_.add("update", "{}, which is not the sum of the loss, once", what());
     }
     const auto clipped = clipped_.find(step);

@@ -270,6 +270,27 @@ void check_trained(const Model& model, Findings& findings) {
                    quote_control(model.targets[t]));
 }
 
+// What a step reports is taken from the first rank, which then waits for no other where steps
+// overlap. And whoever reports the loss must know of a step that is skipped: its loss need not be
+// finite.
+void check_reports(const Model& model, Findings& findings) {
+  const auto reports = [](const RoleProgram& role, std::string_view name) {
+    return std::any_of(role.reports.begin(), role.reports.end(),
+                       [&](const Report& report) { return report.name == name; });
+  };
+  const int32_t first = model.cell_of_rank[0];
+  const RoleProgram& all = *model.cells[first].role;
+  for (int32_t c = 0; c < static_cast<int32_t>(model.cells.size()); ++c) {
+    const RoleProgram& role = *model.cells[c].role;
+    for (const Report& report : role.reports)
+      if (!reports(all, report.name))
+        findings.add("structure", "{} reports '{}', which {} does not", model.who(c),
+                     quote_control(report.name), model.who(first));
+    if (reports(role, "loss") && reports(all, "skipped") && !reports(role, "skipped"))
+      findings.add("structure", "{} reports 'loss' without 'skipped'", model.who(c));
+  }
+}
+
 }  // namespace
 
 void check_structure(const Model& model, std::span<const Section> sections, Findings& findings) {
@@ -285,6 +306,7 @@ void check_structure(const Model& model, std::span<const Section> sections, Find
   check_inputs(model, findings);
   check_uses(model, findings);
   check_trained(model, findings);
+  check_reports(model, findings);
 }
 
 }  // namespace piper

@@ -312,6 +312,18 @@ void SumCheck::check_maker(int32_t cell, const Report& report,
   findings_.add("sum", "{}, which no {} makes", what(), maker->second);
 }
 
+void SumCheck::check_loss(int32_t cell, int32_t buffer, const std::function<std::string()>& what) {
+  const Content& content = held_[cell][buffer];
+  if (!content.is_part()) {
+    if (!scalars_.is_sum(cell, buffer))
+      findings_.add("sum", "{}, which is no sum over the step", what());
+    return;
+  }
+  for (const SumPart& part : content.parts.all())
+    if (model_.loss >= 0 && name_of_sum(part.target) != model_.loss)
+      return findings_.add("sum", "{}, which is the sum {}", what(), target_name(part.target));
+}
+
 void SumCheck::check_reports(int32_t cell, int32_t step) {
   scalars_.check_reports(cell, step);
   for (const Report& report : model_.cells[cell].role->reports) {
@@ -333,7 +345,10 @@ void SumCheck::check_reports(int32_t cell, int32_t step) {
         break;
       }
     check_report(report.name, own.sums, step, what);
-    if (findings_.made() == before) check_maker(cell, report, what);
+    if (findings_.made() == before) {
+      check_maker(cell, report, what);
+      if (report.name == "loss") check_loss(cell, report.buffer, what);
+    }
     const auto [other, is_new] =
         reported_.emplace(std::pair(step, std::string_view(report.name)), own);
     if (!is_new && other->second.sums != own.sums)

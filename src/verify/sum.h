@@ -236,6 +236,8 @@ class SumCheck {
   // What is reported is no part of a sum but a finished one, and comes from the same sums
   // everywhere.
   void check_reports(int32_t cell, int32_t step);
+  // The sum that one device reports, as it is or moved along with others.
+  void check_loss(int32_t cell, int32_t buffer, const std::function<std::string()>& what);
   void check_maker(int32_t cell, const Report& report, const std::function<std::string()>& what);
   void check_report(std::string_view report, int32_t sums, int32_t step,
                     const std::function<std::string()>& what);

@@ -90,23 +90,24 @@ class Run {
     return own.dtype == whole.dtype ? part : join_symbols(part, symbol_of(info(own.dtype).name));
   }
   Operand operand(const ProgramOp& op, size_t i) {
-    if (op.inputs[i] < 0) return {};
+    if (i >= op.inputs.size() || op.inputs[i] < 0) return {};
     return {load(op.inputs[i]), &shape(op.inputs[i])};
   }
 
   // ---- Pointwise ops ----
+  // Nobody has looked whether an op has as many operands as it takes.
   uint64_t pointwise(std::string_view word, std::span<const Operand> operands,
                      const Shape& result) {
-    if (word.starts_with("Cast:")) return values_.cast(operands[0].symbol, word.substr(5));
+    if (word.starts_with("Cast:") && operands.size() == 1)
+      return values_.cast(operands[0].symbol, word.substr(5));
     // What the gradient multiplies with may be kept instead of what it is made of.
-    if (word.starts_with("GeluGrad")) {
+    if (word.starts_with("GeluGrad") && operands.size() == 2) {
       const Operand factors[] = {{slope(word.substr(8), operands[0].in(result)), nullptr},
                                  operands[1]};
       return pointwise("Mul", factors, result);
     }
-    uint64_t a = operands[0].in(result);
-    if (word == "Add" || word == "Mul") {
-      uint64_t b = operands[1].in(result);
+    if ((word == "Add" || word == "Mul") && operands.size() == 2) {
+      uint64_t a = operands[0].in(result), b = operands[1].in(result);
       if (a > b) std::swap(a, b);
       return join_symbols(join_symbols(named(word, result), a), b);
     }
@@ -138,7 +139,7 @@ class Run {
       size_t input = 0;
       const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), input);
       if (error == std::errc() && end == word.data() + word.size())
-        stack.push_back(input < op.inputs.size() ? operand(op, input) : Operand{});
+        stack.push_back(operand(op, input));
       else if (word.starts_with('=') && !stack.empty())
         named[word.substr(1)] = stack.back();
       else if (word.starts_with('@'))
@@ -202,7 +203,8 @@ class Run {
                                         join_symbols(shape_symbol(from), shape_symbol(to)));
       return values_.moved({how, {symbol}});
     };
-    if (starts.size() != from.size() || to.size() != from.size() || num_elements(to) == 0)
+    if (starts.size() != from.size() || to.size() != from.size() || num_elements(to) == 0 ||
+        num_elements(from) == 0 || (!steps.empty() && steps.size() != from.size()))
       return otherwise();
     // Rows behind the last dim that is cut, of which those before leave one or all.
     int64_t first = 0;
@@ -244,13 +246,15 @@ class Run {
 
   // ---- All others ----
   std::vector<uint64_t> results(const ProgramOp& op) {
-    const bool adds = op.op == "Add" || (op.op == "Fused" && adds_rounded(op));
+    const bool adds =
+        (op.op == "Add" && op.inputs.size() == 2) || (op.op == "Fused" && adds_rounded(op));
     for (const size_t to : {0, 1})
-      if (adds && adds_to_sum(op, to) && shape(op.inputs[1 - to]) == shape(op.outputs[0]))
+      if (adds && op.inputs[1 - to] >= 0 && adds_to_sum(op, to) &&
+          shape(op.inputs[1 - to]) == shape(op.outputs[0]))
         return {load(op.inputs[0]) + load(op.inputs[1])};
     if (op.op == "Fused") return expression(op);
     if (renames(op)) return {load(op.inputs[0])};
-    if (op.op == "Slice" && op.inputs.size() == 1) return {sliced(op)};
+    if (op.op == "Slice" && op.inputs.size() == 1 && op.inputs[0] >= 0) return {sliced(op)};
     if (op.op == "Concat") return {concatenated(op)};
     if (op.op == "GlobalNorm") return {norm(op)};
     if (op.op == "Attention" || op.op == "AttentionGrad") return attention(op);
@@ -259,7 +263,7 @@ class Run {
     for (size_t i = 0; i < op.inputs.size(); ++i) operands.push_back(operand(op, i));
     if (const std::string then = op.attrs.text("then"); !then.empty()) return finished(op, then);
     const std::vector<uint64_t> made = made_of(op, op.attrs, operands);
-    if (op.op == "SumSquares") {
+    if (op.op == "SumSquares" && !operands.empty()) {
       values_.squared.push_back(operands[0].symbol);
       values_.squares[made[0]] = operands[0].symbol;
     }
@@ -303,8 +307,7 @@ class Run {
   uint64_t taken_along(uint64_t made, const ProgramOp& op, std::string_view words, size_t first) {
     for (const std::string& word : split_text(words, ' ')) {
       if (word.empty()) continue;
-      const Operand both[] = {{made, nullptr},
-                              first < op.inputs.size() ? operand(op, first) : Operand{}};
+      const Operand both[] = {{made, nullptr}, operand(op, first)};
       if (values_.made) values_.made->insert(made);
       made = pointwise(word, both, shape(op.outputs[0]));
       ++first;
@@ -324,7 +327,7 @@ class Run {
     const Shape& result = shape(op.outputs[0]);
     const Attrs rest = without(op.attrs, {"then", "accumulate", "packed_b", "trans_a", "trans_b"});
     const Operand a = operand(op, 0);
-    Operand b = op.inputs.size() > 1 ? operand(op, 1) : Operand{};
+    Operand b = operand(op, 1);
     int64_t transposed = op.attrs.integer("trans_b");
     Shape matrix;
     if (const int64_t packed = op.attrs.integer("packed_b"); packed != 0 && b.shape) {

@@ -87,8 +87,9 @@ TEST_P(Models, OneVersionReadElsewhereIsSeen) {
           if (one.kind == InstructionKind::kCompute && role.tensor(arg).previous_of >= 0)
             arg = role.tensor(arg).previous_of;
   const auto report = verify_plan_set(wrong);
-  ASSERT_TRUE(report && !report->findings.empty());
-  EXPECT_EQ(report->findings[0].rule, "sum") << report->findings[0].text;
+  ASSERT_TRUE(report);
+  EXPECT_TRUE(std::any_of(report->findings.begin(), report->findings.end(),
+                          [](const Finding& finding) { return finding.rule == "sum"; }));
   EXPECT_FALSE(run_against(wrong, *compiled->single, model, 3));
 }
 

@@ -12,14 +12,16 @@ bool is_optimizer(const ProgramOp& op) {
 }
 
 // A role, or what one of its ranks alone runs from now on.
-RoleProgram& role_or_rank(PlanSet& set, Random& random) {
-  const size_t rank = below(random, set.role_of_rank.size());
+RoleProgram& role_or_rank(PlanSet& set, Random& random, size_t rank) {
   int32_t& role = set.role_of_rank[rank];
   if (random() % 2 && std::count(set.role_of_rank.begin(), set.role_of_rank.end(), role) > 1) {
     set.roles.push_back(set.roles[static_cast<size_t>(role)]);
     role = static_cast<int32_t>(set.roles.size()) - 1;
   }
   return set.roles[static_cast<size_t>(role)];
+}
+RoleProgram& role_or_rank(PlanSet& set, Random& random) {
+  return role_or_rank(set, random, below(random, set.role_of_rank.size()));
 }
 Instruction* any_instruction(RoleProgram& role, Random& random, Filter filter) {
   std::vector<Instruction*> found;
@@ -167,6 +169,31 @@ Done exchange_squares(PlanSet& set, Random& random) {
   std::swap(op->inputs[i], op->inputs[i + 1]);
   return fmt::format("{} {}", op->op, i);
 }
+// A view of something else, such as a number that is reported.
+Done view_another(PlanSet& set, Random& random) {
+  std::vector<std::pair<Program*, ProgramView*>> views;
+  for (Program& program : role_or_rank(set, random).programs)
+    for (ProgramView& view : program.views) views.emplace_back(&program, &view);
+  if (views.empty()) return std::nullopt;
+  const auto [program, view] = views[below(random, views.size())];
+  const int64_t end = view->offset + program->values[static_cast<size_t>(view->value)].bytes();
+  std::vector<int32_t> others;
+  for (int32_t arg = 0; arg < program->num_args; ++arg)
+    if (arg != view->base && program->values[static_cast<size_t>(arg)].bytes() >= end)
+      others.push_back(arg);
+  if (others.empty()) return std::nullopt;
+  view->base = others[below(random, others.size())];
+  return fmt::format("'{}': {} of {}", program->label, view->value, view->base);
+}
+// Rank 0 speaks for all.
+Done drop_report(PlanSet& set, Random& random) {
+  std::vector<Report>& reports = role_or_rank(set, random, 0).reports;
+  if (reports.empty()) return std::nullopt;
+  const auto report = reports.begin() + static_cast<std::ptrdiff_t>(below(random, reports.size()));
+  std::string name = report->name;
+  reports.erase(report);
+  return name;
+}
 
 constexpr Mutation kDoings[] = {
     {"compute another op", compute_another_op},
@@ -179,6 +206,8 @@ constexpr Mutation kDoings[] = {
     {"forget a parameter", forget_parameter},
     {"call otherwise", call_otherwise},
     {"exchange squares", exchange_squares},
+    {"view another value", view_another},
+    {"drop a report", drop_report},
 };
 
 }  // namespace

@@ -1,4 +1,5 @@
 // What the verifier says of plans that do something else than the plan for one device.
+#include "piper/ops.h"
 #include "unit/verify_plans.h"
 
 namespace piper {
@@ -108,11 +109,72 @@ TEST(VerifySingle, AnotherComputation) {
             "single: data input 'y' of rank 0 (and 1 like it) is another than on one device");
 }
 
+// A word of an expression takes as many operands as its op: each op that may be fused, alone on one
+// device.
+TEST(VerifySingle, WordsTakeTheOperandsOfTheirOps) {
+  const auto with = [](std::string_view op, size_t operands, size_t words) {
+    std::string plain = "0", expr = "0";
+    for (size_t i = 1; i < operands; ++i) plain += ",2";
+    for (size_t i = 1; i < words; ++i) expr += " 1";
+    const std::string alone = fmt::format("op {} in=[{}] out=[6]", op, plain);
+    return said({{"op Mul in=[0,1] out=[2]",
+                  fmt::format("op Fused in=[0,1] out=[2] {{expr=\"{} {}\"}}", expr, op)}},
+                {}, {{"op Mul in=[0,2] out=[6]", alone}, {"op Mul in=[0,2] out=[6]", alone}});
+  };
+  size_t seen = 0;
+  for (const OpDef* def : all_ops()) {
+    if (!def->pointwise || def->name == "Cast") continue;  // f32 is never cast to f32
+    const size_t operands = def->samples.at(0).inputs.size();
+    EXPECT_EQ(with(def->name, operands, operands), Said()) << def->name;
+    EXPECT_NE(with(def->name, operands, operands + 1), Said()) << def->name;
+    ++seen;
+  }
+  EXPECT_GT(seen, 40u);
+}
+
+// Nobody has looked yet whether an op has the operands that it takes.
+TEST(VerifySingle, OperandsThatAreMissing) {
+  for (const OpDef* def : all_ops())
+    for (const char* rest : {"in=[] out=[2]", "in=[-1] out=[2]", "in=[0] out=[2] {then=\"Mul\"}"})
+      EXPECT_NE(said({{"op Mul in=[0,1] out=[2]", fmt::format("op {} {}", def->name, rest)}}, {}),
+                Said())
+          << def->name << rest;
+}
+
 TEST(VerifySingle, AnotherUpdate) {
   const std::string becomes =
       "single: 'w0' on rank 0 (and 1 like it) becomes something else than on one device";
   EXPECT_EQ(said({{"op Sub in=[1,0] out=[1]", "op Add in=[1,0] out=[1]"}}, {}), Said{becomes});
   EXPECT_EQ(said({{"op Sub in=[1,0] out=[1]", "op Sub in=[0,1] out=[1]"}}, {}), Said{becomes});
+}
+
+// One device that also adds up a loss and a count, and reports one of them.
+std::string reports_as_loss(int buffer) {
+  const std::string text =
+      edited(one_device(),
+             {{"arena=384", "arena=576"},
+              {"sum 1 \"w1.grad\"\n", "sum 1 \"w1.grad\"\nsum 2 \"step_loss\"\nsum 3 \"count\"\n"},
+              {"program 0 label",
+               "buffer 6 \"loss\" f32[] step at=384\nbuffer 7 \"count\" f32[] step at=448\n"
+               "buffer 8 \"all\" f32[4,2] step at=512\nprogram 0 label"},
+              {"body\n",
+               "program 3 label=\"L\" args=3\n  value 0 f32[4,2] read\n  value 1 f32[] written\n"
+               "  value 2 f32[] written\n  op ReduceSum in=[0] out=[1]\n"
+               "  op LabelCount in=[0] out=[2]\nbody\n"},
+              {"  8 compute",
+               "  8 input label=\"input x\" args=[8] input=\"x\" count=4 stride=[0]\n"
+               "  9 compute label=\"L\" program=3 args=[8,6,7]\n"
+               "    contribution arg=1 target=2 count=4 stride=[0]\n"
+               "    contribution arg=2 target=3 count=4 stride=[0]\n  10 compute"}});
+  return text + fmt::format("report \"loss\" buffer={}\n", buffer);
+}
+
+TEST(VerifySingle, TheLossIsThatOfOneDevice) {
+  const PlanSet one = set_of({reports_as_loss(6)}, 1);
+  EXPECT_EQ(findings_of(one, &one), Said());
+  const PlanSet other = set_of({reports_as_loss(7)}, 1);
+  EXPECT_EQ(findings_of(other), Said());
+  EXPECT_EQ(findings_of(other, &one), Said{"sum: rank 0 reports 'loss', which is the sum 'count'"});
 }
 
 TEST(VerifySingle, OtherStates) {

@@ -82,6 +82,19 @@ TEST(VerifyUpdate, NumbersDifferBetweenRanks) {
                  "like it)"});
 }
 
+TEST(VerifyUpdate, RankZeroReportsWhatAnyRankDoes) {
+  EXPECT_EQ(said({{"report \"grad_norm\" buffer=9\n", ""}}, {}),
+            Said{"structure: rank 2 (and 1 like it) reports 'grad_norm', which rank 0 (and 1 like "
+                 "it) does not"});
+  EXPECT_EQ(said({}, {{"report \"grad_norm\" buffer=7\n", ""}}), Said());
+  const std::string loss = "report \"loss\" buffer=", norm = "report \"grad_norm\" buffer=";
+  const Said found = said({{norm, "report \"skipped\" buffer=9\n" + loss + "9\n" + norm}},
+                          {{norm, loss + "7\n" + norm}});
+  EXPECT_EQ(std::count(found.begin(), found.end(),
+                       "structure: rank 2 (and 1 like it) reports 'loss' without 'skipped'"),
+            1);
+}
+
 TEST(VerifyUpdate, AnotherNumberIsTaken) {
   EXPECT_EQ(said({{"Sgd in=[4,5,-1,3,6,2]", "Sgd in=[4,5,-1,6,6,2]"}}, {}),
             Said{"update: 'U' on rank 0 (and 1 like it) updates 'w0' with something else for the "
