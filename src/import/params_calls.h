@@ -96,6 +96,7 @@ class CallClaims {
   void note_stored();
   // params_merged.cc:
   bool restore_merged_module();
+  std::vector<std::string> read_instead(const Group& group, const CallArg& arg) const;
   bool copy_merged(size_t source, const std::string& name, const Group& readers);
   std::string module_beside(const std::vector<Claim>& own, const std::string& reader);
   void tie(const std::string& a, const std::string& b);

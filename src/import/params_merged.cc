@@ -61,6 +61,24 @@ void CallClaims::swallow_unseen(const std::vector<std::string>& names, const std
   for (const std::string& name : names) unseen_.emplace(name, why);
 }
 
+// The results that the group's nodes read where its call names one that no node makes: of the same
+// function, and not at the place of another such argument, as beside a product with 1 that was
+// removed.
+std::vector<std::string> CallClaims::read_instead(const Group& group, const CallArg& arg) const {
+  std::vector<std::string> out;
+  const std::vector<CallArg>& args = group.call.args;
+  for (const size_t reader : group.nodes) {
+    const std::vector<std::string>& inputs = model_.nodes[reader].inputs;
+    const bool in_place = group.nodes.size() == 1 && args.size() == inputs.size();
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      if (!group_of_.count(inputs[i]) || stem_of(inputs[i]) != stem_of(arg.name)) continue;
+      if (in_place && args[i].name != arg.name && is_unknown(args[i])) continue;
+      out.push_back(inputs[i]);
+    }
+  }
+  return out;
+}
+
 // Equal modules on one input were merged: a call names a result ("%layer_norm_1") that no node
 // makes, and reads that of another call of the same function instead.
 bool CallClaims::restore_merged_module() {
@@ -68,14 +86,8 @@ bool CallClaims::restore_merged_module() {
   for (size_t g = 0; g < groups_.size(); ++g) {
     for (const CallArg& arg : groups_[g].call.args) {
       if (!is_unknown(arg)) continue;
-      for (const size_t reader : groups_[g].nodes) {
-        for (size_t i = 0; i < model_.nodes[reader].inputs.size(); ++i) {
-          const std::string input = model_.nodes[reader].inputs[i];
-          const auto source = group_of_.find(input);
-          if (source == group_of_.end() || stem_of(input) != stem_of(arg.name)) continue;
-          if (copy_merged(source->second, arg.name, groups_[g])) return true;
-        }
-      }
+      for (const std::string& input : read_instead(groups_[g], arg))
+        if (copy_merged(group_of_.at(input), arg.name, groups_[g])) return true;
     }
   }
   return false;
@@ -201,11 +213,9 @@ void CallClaims::find_merged() {
   for (const Group& group : groups_) {
     for (const CallArg& arg : group.call.args) {
       if (!is_unknown(arg)) continue;
-      for (const size_t reader : group.nodes)
-        for (const std::string& input : model_.nodes[reader].inputs)
-          if (group_of_.count(input) && stem_of(input) == stem_of(arg.name))
-            swallow_module(scopes_[reader],
-                           fmt::format("'{}' was merged into '{}'", arg.name, input));
+      for (const std::string& input : read_instead(group, arg))
+        swallow_module(scopes_[group.nodes[0]],
+                       fmt::format("'{}' was merged into '{}'", arg.name, input));
     }
   }
 }
@@ -246,14 +256,11 @@ void CallClaims::find_merged_beside() {
   for (const Group& group : groups_) {
     for (const CallArg& arg : group.call.args) {
       if (!is_unknown(arg)) continue;
-      for (const size_t reader : group.nodes)
-        for (const std::string& input : model_.nodes[reader].inputs) {
-          if (!group_of_.count(input) || stem_of(input) != stem_of(arg.name)) continue;
-          for (const std::string& trained : trained_just_before(input))
-            for (const std::string& name : claims_.lost)
-              if (differ_in_one_part(name, trained))
-                unseen_.emplace(name, fmt::format("'{}' was merged into '{}'", arg.name, input));
-        }
+      for (const std::string& input : read_instead(group, arg))
+        for (const std::string& trained : trained_just_before(input))
+          for (const std::string& name : claims_.lost)
+            if (differ_in_one_part(name, trained))
+              unseen_.emplace(name, fmt::format("'{}' was merged into '{}'", arg.name, input));
     }
   }
 }

@@ -367,3 +367,14 @@ write_older("older_batch_norm", [helper.make_node("BatchNormalization", ["x", *(
                                                   ["y", "mean", "var", "saved_mean", "saved_var"], name="/bn/BatchNormalization"),
                                  helper.make_node("Tanh", ["y"], ["z"], name="/Tanh")],
             [ones("bn.weight", 3), zeros("bn.bias", 3), zeros("bn.running_mean", 3), ones("bn.running_var", 3)], IMAGE, opset=13)
+# A product with 1 was removed, and what is added to it merged with the first table: the node reads embedding_2 for "mul_1" and embedding_1
+# for "embedding_3". A name that no call reads is beside them, and has no part in it.
+write("merged_beside_removed",
+      [helper.make_node("Cast", ["x"], ["ids"], name="node_ids", to=TensorProto.INT64),
+       node("Gather", "m.e.weight ids", "embedding", ("embedding", "aten.embedding.default", "%p_m_e_weight, %ids"), "m.e"),
+       node("Add", "embedding embedding_1", "add", ("add", "aten.add.Tensor", "%mul, %embedding_1"), "m.a"),
+       node("Gather", "m.e.weight ids", "embedding_2", ("embedding_2", "aten.embedding.default", "%p_m_e_weight, %ids"), "m.e"),
+       node("Add", "embedding_2 embedding_1", "add_1", ("add_1", "aten.add.Tensor", "%mul_1, %embedding_3"), "m.b"),
+       node("Mul", "add add_1", "mul_2", ("mul_2", "aten.mul.Tensor", "%add, %add_1")), *loss("mul_2")],
+      [tensor("m.e.weight", 8, 4), tensor("embedding_1", 6, 4)], ["batch", 6], ["shared.weight", "m.e.weight", "m.a.p.weight", "m.b.p.weight"],
+      {"embedding_1": ["arange", "m.a.p.weight"]})
