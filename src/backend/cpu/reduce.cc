@@ -134,6 +134,15 @@ Result<std::vector<int64_t>> output_steps(const Use& use, const std::vector<int6
   return broadcast_strides(kept, from);
 }
 
+// f(element, what it is reduced to) for each element, in their order.
+template <class F>
+void each_pair(const Loop& loop, F f) {
+  loop.each_row([&](const int64_t* at) {
+    for (int64_t i = 0; i < loop.inner; ++i)
+      f(at[0] + i * loop.inner_steps[0], at[1] + i * loop.inner_steps[1]);
+  });
+}
+
 }  // namespace
 
 Result<KernelPtr> make_reduce(const Use& use) {
@@ -169,13 +178,7 @@ Result<KernelPtr> make_reduce_extreme_grad(const Use& use) {
       const T *dy = input<T>(p, 0), *x = input<T>(p, 1), *y = input<T>(p, 2);
       T *dx = output<T>(p, 3), *hits = reinterpret_cast<T*>(scratch);
       std::fill_n(hits, kept, T{0});
-      auto each = [&](auto f) {
-        loop.each_row([&](const int64_t* at) {
-          for (int64_t i = 0; i < loop.inner; ++i) {
-            f(at[0] + i * loop.inner_steps[0], at[1] + i * loop.inner_steps[1]);
-          }
-        });
-      };
+      const auto each = [&](auto f) { each_pair(loop, f); };
       const auto hit = [&](int64_t i, int64_t k) {
         return x[i] == y[k] || (x[i] != x[i] && y[k] != y[k]);
       };
@@ -204,13 +207,7 @@ Result<KernelPtr> make_reduce_prod_grad(const Use& use) {
       const T *dy = input<T>(p, 0), *x = input<T>(p, 1);
       T *dx = output<T>(p, 2), *product = reinterpret_cast<T*>(scratch);
       std::copy_n(dy, kept, product);
-      auto each = [&](auto f) {
-        loop.each_row([&](const int64_t* at) {
-          for (int64_t i = 0; i < loop.inner; ++i) {
-            f(at[0] + i * loop.inner_steps[0], at[1] + i * loop.inner_steps[1]);
-          }
-        });
-      };
+      const auto each = [&](auto f) { each_pair(loop, f); };
       each([&](int64_t i, int64_t k) {
         dx[i] = product[k];
         product[k] *= x[i];
