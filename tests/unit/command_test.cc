@@ -179,7 +179,7 @@ TEST_F(Command, AFailingRankEndsTheJobWithItsReason) {
 TEST_F(Command, DataThatIsCutEndsTheRunWithAReason) {
   if (kThreadSanitizer) GTEST_SKIP() << "the program itself is another test's";
   auto [code, output] = run_shell(fmt::format(
-      "(for i in $(seq 1000); do [ -s {0}/m ] && break; sleep 0.02; done; "
+      "(for i in $(seq 1000); do grep -qs loss {0}/m && break; sleep 0.02; done; "
       "truncate -s 0 {0}/data.safetensors) >/dev/null & "
       "{1}/bin/piper-run {0}/plans --data {0}/data.safetensors --steps 1000000 --threads 1 "
       "--metrics {0}/m --log-every 1000000000 2>&1; exit $?",
@@ -196,7 +196,7 @@ TEST_F(Command, DataThatIsCutEndsTheRunWithAReason) {
 TEST_F(Command, DataThatIsOverwrittenIsNoticed) {
   if (kThreadSanitizer) GTEST_SKIP() << "the program itself is another test's";
   auto [code, output] = run_shell(fmt::format(
-      "(for i in $(seq 1000); do [ -s {0}/m ] && break; sleep 0.02; done; "
+      "(for i in $(seq 1000); do grep -qs loss {0}/m && break; sleep 0.02; done; "
       "printf x | dd of={0}/data.safetensors bs=1 seek=400 conv=notrunc) >/dev/null 2>&1 & "
       "{1}/bin/piper-run {0}/plans --data {0}/data.safetensors --steps 1000000 --threads 1 "
       "--metrics {0}/m --save {0}/a --log-every 1000000000 2>&1; exit $?",
