@@ -46,6 +46,16 @@ struct Layout {
 };
 std::string to_string(const Layout& layout);  // "R", "S0", "S1/4" (outer 4), "P"
 
+// How a value lies over a mesh axis that a `shard` directive names. Axes are applied one after the
+// other: what an axis cuts is what those before it left to a rank.
+struct AxisLayout {
+  int32_t axis = 0;  // of the mesh
+  Layout layout;     // never kReplicated
+  bool operator==(const AxisLayout&) const = default;
+};
+struct Value;
+std::string print_layouts(const Value& value);  // "S0", "R+S1/4@2+P@3": of the batch, then by axis
+
 struct Value {
   std::string name;  // unique; the exporter's where it has one
   TensorType type;
@@ -57,6 +67,7 @@ struct Value {
   Bytes data;
   double fill = 0;  // kState without data
   Layout layout;    // of the local shape in `type`; kReplicated until sharding has run
+  std::vector<AxisLayout> over;  // in the order in which the axes were applied
   // Stands for `data` in a graph read from text that left the elements out.
   std::string data_digest;
 };

@@ -133,6 +133,8 @@ struct OpDef {
   std::vector<std::pair<int, int>> in_place;
   // One loop over the elements of the (broadcast) operands: fuse may merge it.
   bool pointwise = false;
+  // Made by the ranks of a mesh axis together: no backend has it.
+  bool collective = false;
   // Draws random numbers, see ops/random.cc: this input is the key, the next one the step, the one
   // behind the numbers of the samples, which sharding adds. -1: draws none.
   int draws = -1;

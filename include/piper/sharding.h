@@ -26,4 +26,39 @@ struct BatchCut {
 // the same StepSums (so that plans differ in cut alone).
 Result<Graph> shard_batch(Graph graph, const BatchCut& cut);
 
+// A tensor that is cut over a mesh axis because a strategy says so. Of a parameter whose readers
+// take it apart (three projections in one), the parts are cut alike.
+struct ShardSeed {
+  ValueId value;  // state, an input or what a node makes
+  int dim = -1;   // -1: every rank holds all of it
+  SourceSpan at;
+};
+
+struct AxisCut {
+  int32_t axis = 0;  // of the mesh
+  std::string name;
+  int64_t ranks = 1;
+  std::vector<ShardSeed> seeds;
+};
+
+// A collective that a cut needs.
+struct Conversion {
+  NodeId node;
+  ValueId value;     // what changes its layout
+  NodeId reader;     // the first op that needs it so; invalid: the end of the step
+  int64_t bytes = 0;  // that a rank sends, once
+};
+
+struct ShardedGraph {
+  Graph graph;
+  std::vector<Conversion> conversions;
+};
+
+// Cuts a graph over one mesh axis, from what `seeds` name: an op whose operands are cut works on
+// its own part where one of its loops allows that (LoopRule), other states of the same loop are cut
+// alike, and where two layouts meet, the collective that sends fewest bytes stands between. Every
+// value of the result has its layout in Value::over, and its local shape; the graph is legal for
+// the next axis. Error: a seed that does not divide, naming tensor, dim, ranks and line.
+Result<ShardedGraph> shard_axis(Graph graph, const AxisCut& cut);
+
 }  // namespace piper

@@ -15,6 +15,13 @@ std::string to_string(const Layout& layout) {
   return fmt::format("S{}/{}", layout.dim, layout.outer);
 }
 
+std::string print_layouts(const Value& value) {
+  std::string text = to_string(value.layout);
+  for (const AxisLayout& lies : value.over)
+    text += fmt::format("+{}@{}", to_string(lies.layout), lies.axis);
+  return text;
+}
+
 void Graph::index_names() {
   if (indexed_ > values.size()) {  // values were removed
     names_.clear();
@@ -68,8 +75,11 @@ NodeId Graph::add_copy(Node node) {
   std::vector<TensorType> types;
   for (ValueId original : originals) types.push_back(value(original).type);
   const NodeId id = add_node(std::move(node), types);
-  for (size_t k = 0; k < originals.size(); ++k)
-    value(this->node(id).outputs[k]).layout = value(originals[k]).layout;
+  for (size_t k = 0; k < originals.size(); ++k) {
+    Value& copy = value(this->node(id).outputs[k]);
+    copy.layout = value(originals[k]).layout;
+    copy.over = value(originals[k]).over;
+  }
   return id;
 }
 

@@ -126,20 +126,36 @@ Result<Shape> parse_shape(std::string_view text) {
   return shape;
 }
 
+bool read_number(std::string_view digits, auto& value) {
+  const auto read = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+  return !digits.empty() && read.ec == std::errc() && read.ptr == digits.data() + digits.size();
+}
+
 Result<Layout> parse_layout(std::string_view text) {
   if (text == "R") return Layout{};
   if (text == "P") return Layout{LayoutKind::kPartial};
   Layout layout{LayoutKind::kSharded};
-  size_t slash = text.find('/');
-  auto number = [](std::string_view digits, auto& value) {
-    auto read = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-    return !digits.empty() && read.ec == std::errc() && read.ptr == digits.data() + digits.size();
-  };
-  if (text.starts_with("S") && number(text.substr(1, slash - 1), layout.dim) &&
-      (slash == std::string_view::npos || number(text.substr(slash + 1), layout.outer))) {
+  const size_t slash = text.find('/');
+  if (text.starts_with("S") && read_number(text.substr(1, slash - 1), layout.dim) &&
+      (slash == std::string_view::npos || read_number(text.substr(slash + 1), layout.outer))) {
     return layout;
   }
   return fail("'{}' is not a layout", text);
+}
+
+// As print_layouts writes them.
+Status parse_layouts(std::string_view text, Value& value) {
+  const std::vector<std::string> parts = split_text(text, '+');
+  PIPER_ASSIGN(value.layout, parse_layout(parts[0]));
+  for (size_t i = 1; i < parts.size(); ++i) {
+    const size_t at = parts[i].find('@');
+    AxisLayout lies;
+    if (at == std::string::npos || !read_number(std::string_view(parts[i]).substr(at + 1), lies.axis))
+      return fail("'{}' names no axis", parts[i]);
+    PIPER_ASSIGN(lies.layout, parse_layout(std::string_view(parts[i]).substr(0, at)));
+    value.over.push_back(lies);
+  }
+  return ok_status();
 }
 
 class Parser {
@@ -156,7 +172,7 @@ class Parser {
   Status parse_source(Line& line, ValueKind kind);
   Status parse_data(Line& line, Value& value);
   Status parse_node(Line& line);
-  Status parse_node_options(Line& line, Node& node, std::vector<Layout>& layouts);
+  Status parse_node_options(Line& line, Node& node, std::vector<std::string>& layouts);
   Status parse_tags(Line& line, Node& node);
   Status parse_param(Line& line);
   Status parse_param_option(Line& line, Param& param);
@@ -248,7 +264,7 @@ Status Parser::parse_source(Line& line, ValueKind kind) {
   }
   if (line.take("layout=")) {
     PIPER_ASSIGN(std::string text, line.word());
-    PIPER_ASSIGN(value.layout, parse_layout(text));
+    PIPER_TRY(parse_layouts(text, value));
   }
   ValueId id;
   PIPER_TRY(add(std::move(value), &id));
@@ -270,7 +286,7 @@ Status Parser::parse_tags(Line& line, Node& node) {
   return ok_status();
 }
 
-Status Parser::parse_node_options(Line& line, Node& node, std::vector<Layout>& layouts) {
+Status Parser::parse_node_options(Line& line, Node& node, std::vector<std::string>& layouts) {
   while (!line.done()) {
     if (line.take("pass=")) {
       PIPER_ASSIGN(std::string name, line.word());
@@ -288,8 +304,7 @@ Status Parser::parse_node_options(Line& line, Node& node, std::vector<Layout>& l
       PIPER_TRY(line.expect("layout="));
       do {
         PIPER_ASSIGN(std::string text, line.word());
-        PIPER_ASSIGN(Layout layout, parse_layout(text));
-        layouts.push_back(layout);
+        layouts.push_back(std::move(text));
       } while (line.take(","));
     }
   }
@@ -318,7 +333,7 @@ Status Parser::parse_node(Line& line) {
     PIPER_ASSIGN(node.attrs, parse_attrs(attrs));
   }
   if (!outputs.empty()) node.name = outputs[0].name;
-  std::vector<Layout> layouts;
+  std::vector<std::string> layouts;
   PIPER_TRY(parse_node_options(line, node, layouts));
   if (!layouts.empty() && layouts.size() != outputs.size()) {
     return fail("{} layouts for {} outputs", layouts.size(), outputs.size());
@@ -326,7 +341,7 @@ Status Parser::parse_node(Line& line) {
   for (size_t i = 0; i < outputs.size(); ++i) {
     outputs[i].producer = NodeId(graph.nodes.size());
     outputs[i].output_index = static_cast<int>(i);
-    if (!layouts.empty()) outputs[i].layout = layouts[i];
+    if (!layouts.empty()) PIPER_TRY(parse_layouts(layouts[i], outputs[i]));
     ValueId id;
     PIPER_TRY(add(std::move(outputs[i]), &id));
     node.outputs.push_back(id);

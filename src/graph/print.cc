@@ -6,7 +6,7 @@ namespace piper {
 
 bool is_bare(char c) {
   return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' ||
-         c == '.' || c == '/' || c == ':' || c == '-' || c == '$' || c == '+';
+         c == '.' || c == '/' || c == ':' || c == '-' || c == '$' || c == '+' || c == '@';
 }
 
 std::string print_word(std::string_view word) {
@@ -54,7 +54,7 @@ void print_source(std::string& out, const Value& value) {
   out += print_declared(value);
   if (is_input && value.batch_dim >= 0) out += fmt::format(" batch_dim={}", value.batch_dim);
   if (!is_input) out += print_data(value);
-  if (value.layout != Layout{}) out += " layout=" + to_string(value.layout);
+  if (value.layout != Layout{} || !value.over.empty()) out += " layout=" + print_layouts(value);
   out += '\n';
 }
 
@@ -71,8 +71,8 @@ std::string print_layouts(const Graph& graph, const Node& node) {
   std::vector<std::string> items;
   bool any = false;
   for (ValueId id : node.outputs) {
-    items.push_back(to_string(graph.value(id).layout));
-    any = any || graph.value(id).layout != Layout{};
+    items.push_back(print_layouts(graph.value(id)));
+    any = any || items.back() != "R";
   }
   return any ? " layout=" + join(items, ",") : "";
 }

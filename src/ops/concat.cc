@@ -1,4 +1,6 @@
 // Concat{axis}: operands one behind the other.
+#include <numeric>
+
 #include "rules.h"
 
 namespace piper {
@@ -41,8 +43,12 @@ Grads gradient(Builder& build, const GradientArgs& args) {
 LoopRule rule(const OpTypes& use) {
   LoopBuilder build;
   const Shape& shape = use.outputs[0].shape;
-  const Dims dims = build.letters(shape);
-  build.mark_whole(dims[static_cast<size_t>(use.attrs.integer("axis"))][0]);
+  const auto axis = static_cast<size_t>(use.attrs.integer("axis"));
+  int64_t unit = 0;
+  for (const TensorType& part : use.inputs) unit = std::gcd(unit, part.shape[axis]);
+  Dims dims;
+  for (size_t d = 0; d < shape.size(); ++d)
+    dims.push_back(d == axis ? block_letters(build, shape[d], unit) : Dim{build.letter(shape[d])});
   std::vector<int> all;
   for (size_t i = 0; i < use.inputs.size(); ++i) all.push_back(static_cast<int>(i));
   build.rule.inputs.assign(use.inputs.size(), dims);
@@ -59,6 +65,7 @@ std::vector<OpDef> concat_ops() {
   def.samples = {
       {.inputs = {f64({4, 2}), f64({4, 3}), f64({4, 1})}, .attrs = {{"axis", int64_t{1}}}},
       {.inputs = {f64({1, 2, 4}), f64({3, 2, 4})}, .attrs = {{"axis", int64_t{0}}}},
+      {.inputs = {f64({4, 2}), f64({8, 2})}, .attrs = {{"axis", int64_t{0}}}},
       {.inputs = {f64({2, 2})}, .attrs = {{"axis", int64_t{1}}}}};
   return {def};
 }

@@ -63,6 +63,12 @@ LoopRule pointwise_loops(const OpTypes& use, std::vector<std::vector<int>> linea
   return build.rule;
 }
 
+Dim block_letters(LoopBuilder& build, int64_t extent, int64_t unit) {
+  if (unit <= 1) return {build.whole(extent)};
+  const char count = build.whole(extent / unit);
+  return {count, build.letter(unit)};
+}
+
 LoopRule whole_loops(const OpTypes& use) {
   LoopBuilder build;
   const char letter = build.whole(1);

@@ -28,7 +28,8 @@ Table make_table() {
                       rms_norm_ops,   group_norm_ops,
                       rotary_ops,     silu_ops,
                       gelu_ops,       cross_entropy_ops,
-                      step_ops,       optimizer_ops}) {
+                      collective_ops, step_ops,
+                      optimizer_ops}) {
     for (OpDef& def : family()) table.defs.push_back(std::move(def));
   }
   for (const OpDef& def : table.defs) table.by_name.push_back(&def);

@@ -1,5 +1,7 @@
 // Pad{before, after, value}: so many elements more at both ends of each dim; negative numbers cut
 // off.
+#include <numeric>
+
 #include "rules.h"
 
 namespace piper {
@@ -39,13 +41,28 @@ LoopRule rule(const OpTypes& use) {
                              after = use.attrs.integers("after");
   Dims dims;
   for (size_t d = 0; d < shape.size(); ++d) {
+    // Whole blocks at both ends: the gradient of a slice that takes whole blocks.
+    const int64_t unit = std::gcd(std::gcd(before[d], after[d]), shape[d]);
     const bool plain = before[d] == 0 && after[d] == 0;
-    dims.push_back({plain ? build.letter(shape[d]) : build.whole(shape[d])});
+    dims.push_back(plain ? Dim{build.letter(shape[d])} : block_letters(build, shape[d], unit));
   }
   build.rule.inputs = {dims};
   build.rule.outputs = {dims};
   if (use.attrs.real("value") == 0) build.rule.linear = {{0}};
   return build.rule;
+}
+
+Attrs localise(const OpTypes& use, const std::vector<Shape>& local_outputs) {
+  Attrs attrs = use.attrs;
+  for (const char* name : {"before", "after"}) {
+    std::vector<int64_t> sizes = attrs.integers(name);
+    for (size_t d = 0; d < sizes.size(); ++d) {
+      const int64_t whole = use.outputs[0].shape[d], local = local_outputs[0][d];
+      if (local != whole && whole > 0) sizes[d] = sizes[d] * local / whole;
+    }
+    attrs.set(name, sizes);
+  }
+  return attrs;
 }
 
 OpSample sample(Shape shape, std::vector<int64_t> before, std::vector<int64_t> after,
@@ -59,8 +76,10 @@ OpSample sample(Shape shape, std::vector<int64_t> before, std::vector<int64_t> a
 std::vector<OpDef> pad_ops() {
   OpDef def{.name = "Pad", .types = types, .gradient = gradient, .loops = rule};
   def.cost = moves;
+  def.localise = localise;
   def.samples = {sample({4, 3}, {0, 1}, {0, 2}, 0), sample({2, 3, 4}, {1, 0, 0}, {0, 0, 2}, 1.5),
-                 sample({4, 5}, {0, -1}, {0, -2}, 0)};
+                 sample({4, 5}, {0, -1}, {0, -2}, 0),
+                 sample({4, 3}, {4, 0}, {8, 3}, 0), sample({12, 3}, {-4, 0}, {-4, 0}, 0)};
   return {def};
 }
 

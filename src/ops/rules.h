@@ -36,6 +36,7 @@ std::vector<OpDef> rotary_ops();
 std::vector<OpDef> silu_ops();
 std::vector<OpDef> gelu_ops();
 std::vector<OpDef> cross_entropy_ops();
+std::vector<OpDef> collective_ops();
 std::vector<OpDef> step_ops();
 std::vector<OpDef> optimizer_ops();
 
@@ -86,6 +87,9 @@ Dims broadcast_dims(const Dims& dims, const Shape& shape, const Shape& operand);
 // Output letters passed through from every operand: the rule of a pointwise op with the given
 // linear sets.
 LoopRule pointwise_loops(const OpTypes& use, std::vector<std::vector<int>> linear);
+// The dims of operands that have blocks of `unit` elements of a dim in common, each its own number
+// of them: letters for what is inside of a block, the number being whole. A unit of 1: all whole.
+Dim block_letters(LoopBuilder& build, int64_t extent, int64_t unit);
 // No letter at all: every dim of every operand is whole.
 LoopRule whole_loops(const OpTypes& use);
 // Common letters of two shapes with equally many elements.

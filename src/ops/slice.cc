@@ -1,6 +1,8 @@
 // Slice{starts, ends, steps}: per dim the elements start, start + step, … before end. One entry for
 // each dim, counted from 0: start in [0, extent], end in [0, extent], or -1 to go down to the first
 // element with a negative step.
+#include <numeric>
+
 #include "rules.h"
 
 namespace piper {
@@ -102,15 +104,22 @@ bool is_full(const Cut& cut, int64_t extent) {
   return cut.start == 0 && cut.step == 1 && cut.end == extent;
 }
 
+// What is taken are whole blocks of so many elements: one of three heads' projections that are
+// stored as one. 1: none greater.
+int64_t unit_of(const Cut& cut, int64_t extent) {
+  if (cut.step != 1 || cut.end <= cut.start) return 1;
+  return std::gcd(std::gcd(cut.start, cut.end), extent);
+}
+
 LoopRule rule(const OpTypes& use) {
   LoopBuilder build;
   const Shape& shape = use.inputs[0].shape;
   const Cuts cuts = cuts_of(use.attrs);
   Dims dims;
-  for (size_t d = 0; d < shape.size(); ++d) {
-    const bool full = is_full(cuts.dims[d], shape[d]);
-    dims.push_back({full ? build.letter(shape[d]) : build.whole(shape[d])});
-  }
+  for (size_t d = 0; d < shape.size(); ++d)
+    dims.push_back(is_full(cuts.dims[d], shape[d])
+                       ? Dim{build.letter(shape[d])}
+                       : block_letters(build, shape[d], unit_of(cuts.dims[d], shape[d])));
   build.rule.inputs = {dims};
   build.rule.outputs = {dims};
   build.rule.linear = {{0}};
@@ -119,11 +128,14 @@ LoopRule rule(const OpTypes& use) {
 
 Attrs localise(const OpTypes& use, const std::vector<Shape>& local_outputs) {
   Attrs attrs = use.attrs;
-  const Cuts cuts = cuts_of(attrs);
-  std::vector<int64_t> ends = attrs.integers("ends");
+  std::vector<int64_t> starts = attrs.integers("starts"), ends = attrs.integers("ends");
   for (size_t d = 0; d < ends.size(); ++d) {
-    if (is_full(cuts.dims[d], use.inputs[0].shape[d])) ends[d] = local_outputs[0][d];
+    const int64_t whole = use.outputs[0].shape[d], local = local_outputs[0][d];
+    if (local == whole || whole == 0) continue;
+    starts[d] = starts[d] * local / whole;
+    ends[d] = ends[d] * local / whole;
   }
+  attrs.set("starts", starts);
   attrs.set("ends", ends);
   return attrs;
 }
@@ -143,7 +155,8 @@ std::vector<OpDef> slice_ops() {
   def.samples = {sample({4, 6}, {0, 1}, {4, 5}, {1, 1}),
                  sample({4, 2, 6}, {0, 1, 0}, {4, 2, 6}, {1, 1, 1}),
                  sample({7, 2}, {1, 0}, {7, 2}, {2, 1}), sample({7, 2}, {5, 1}, {-1, -1}, {-2, -1}),
-                 sample({4, 2}, {3, 0}, {3, 2}, {1, 1}), sample({2, 4}, {0, 1}, {2, 4}, {1, 2})};
+                 sample({4, 2}, {3, 0}, {3, 2}, {1, 1}), sample({2, 4}, {0, 1}, {2, 4}, {1, 2}),
+                 sample({12, 3}, {4, 0}, {8, 3}, {1, 1}), sample({2, 18}, {0, 6}, {2, 18}, {1, 1})};
   return {def};
 }
 

@@ -16,7 +16,7 @@ struct Place {
 };
 
 std::optional<Place> place_of(const LoopRule& rule, const std::vector<LoopRule::Dim>& dims,
-                              char letter) {
+                              const Shape& shape, char letter) {
   auto size = [&](char wanted) {
     for (const auto& [name, extent] : rule.sizes) {
       if (name == wanted) return extent;
@@ -24,11 +24,14 @@ std::optional<Place> place_of(const LoopRule& rule, const std::vector<LoopRule::
     ADD_FAILURE() << "letter " << wanted << " has no size";
     return int64_t{1};
   };
+  const auto is_whole = [&](char l) { return rule.whole.find(l) != std::string::npos; };
   for (size_t d = 0; d < dims.size(); ++d) {
-    int64_t outer = 1;
+    // A whole letter in front stands for what the others leave of the dim.
+    int64_t outer = 1, others = 1;
+    for (char at : dims[d]) others *= is_whole(at) ? 1 : size(at);
     for (char at : dims[d]) {
       if (at == letter) return Place{d, outer, size(letter)};
-      outer *= size(at);
+      outer *= is_whole(at) ? shape[d] / others : size(at);
     }
   }
   return std::nullopt;
@@ -66,7 +69,7 @@ Tensor cut(const Tensor& whole, const Place& place, int64_t from, int64_t count)
 }
 
 Shape local_shape(const Use& use, const LoopRule& rule, size_t output, char letter, int64_t count) {
-  const auto place = place_of(rule, rule.outputs[output], letter);
+  const auto place = place_of(rule, rule.outputs[output], use.types.outputs[output].shape, letter);
   const Shape& shape = use.types.outputs[output].shape;
   return place ? block_shape(shape, *place, count) : shape;
 }
@@ -86,7 +89,7 @@ void place_draw(Use& local, const Use& use, const Place& place, int64_t from) {
 Use local_use(const Use& use, const LoopRule& rule, char letter, int64_t from, int64_t count) {
   Use local = use;
   for (size_t i = 0; i < use.inputs.size(); ++i) {
-    const auto place = place_of(rule, rule.inputs[i], letter);
+    const auto place = place_of(rule, rule.inputs[i], use.types.inputs[i].shape, letter);
     if (!use.inputs[i] || !place) continue;
     local.inputs[i] = cut(*use.inputs[i], *place, from, count);
     local.types.inputs[i] = local.inputs[i]->type;
@@ -97,7 +100,7 @@ Use local_use(const Use& use, const LoopRule& rule, char letter, int64_t from, i
   }
   if (use.def->localise) local.types.attrs = use.def->localise(use.types, shapes);
   if (use.def->draws >= 0) {
-    place_draw(local, use, *place_of(rule, rule.outputs[0], letter), from);
+    place_draw(local, use, *place_of(rule, rule.outputs[0], use.types.outputs[0].shape, letter), from);
   }
   local.types.outputs = must(use.def->types(local.types));
   return local;
@@ -116,7 +119,7 @@ std::vector<Tensor> run_in_shards(const Use& use, const LoopRule& rule, char let
     const std::vector<Tensor> parts = local.run();
     for (size_t o = 0; o < joined.size(); ++o) {
       EXPECT_EQ(parts[o].type.shape, local_shape(use, rule, o, letter, count)) << "output " << o;
-      const auto place = place_of(rule, rule.outputs[o], letter);
+      const auto place = place_of(rule, rule.outputs[o], use.types.outputs[o].shape, letter);
       for (size_t i = 0; !place && i < parts[o].values.size(); ++i) {
         joined[o].values[i] += parts[o].values[i];
       }

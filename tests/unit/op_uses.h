@@ -54,6 +54,7 @@ inline Use make_use(const OpDef& def, size_t index, std::mt19937_64& random) {
 template <class F>
 void for_each_use(F f) {
   for (const OpDef* def : all_ops()) {
+    if (def->collective) continue;
     for (size_t i = 0; i < def->samples.size(); ++i) {
       std::mt19937_64 random(kSeed + i);
       Use use = make_use(*def, i, random);

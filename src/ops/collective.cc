@@ -1,0 +1,139 @@
+// What the ranks along one mesh axis make together, each of its own operand: how a value changes
+// its layout over that axis. Sharding inserts them after autodiff; no backend has them.
+//   AllReduce{over}(x): the sum over the ranks.
+//   AllGather{over, ranks, dim, outer}(x): blocks of `dim` put together.
+//   ReduceScatter{over, ranks, dim, outer}(x): the own block of the sum.
+//   OwnBlock{over, ranks, dim, outer}(x): the own block of what all ranks have alike.
+//   AllToAll{over, ranks, dim, outer, to_dim, to_outer}(x): from blocks of `dim` to blocks of
+//     `to_dim`.
+// `over` is an index of the mesh. A dim that is cut is [outer, ranks × block], as Layout says.
+#include "rules.h"
+
+namespace piper {
+namespace {
+
+struct Blocks {
+  size_t dim = 0;
+  int64_t outer = 1;
+};
+
+Result<Blocks> blocks_of(const OpTypes& use, std::string_view dim, std::string_view outer) {
+  PIPER_ASSIGN(const size_t d, check_axis(use.attrs, dim, use.inputs[0].shape.size()));
+  const int64_t parts = use.attrs.integer(outer, 1);
+  if (parts < 1) return fail("{} outer blocks", parts);
+  return Blocks{d, parts};
+}
+
+Result<int64_t> ranks_of(const OpTypes& use) {
+  const int64_t ranks = use.attrs.integer("ranks", 0);
+  if (ranks < 1) return fail("{} ranks", ranks);
+  return ranks;
+}
+
+Status cut(Shape& shape, const Blocks& blocks, int64_t ranks) {
+  int64_t& extent = shape[blocks.dim];
+  if (extent % (blocks.outer * ranks) != 0)
+    return fail("dim {} of {} cannot be cut into {} x {} blocks", blocks.dim, to_string(shape),
+                blocks.outer, ranks);
+  extent /= ranks;
+  return ok_status();
+}
+
+Status join(Shape& shape, const Blocks& blocks, int64_t ranks) {
+  int64_t& extent = shape[blocks.dim];
+  if (extent % blocks.outer != 0)
+    return fail("dim {} of {} has no {} outer blocks", blocks.dim, to_string(shape), blocks.outer);
+  extent *= ranks;
+  return ok_status();
+}
+
+TypesResult same_types(const OpTypes& use) {
+  PIPER_TRY(check_arity(use, 1, 1));
+  return std::vector<TensorType>{use.inputs[0]};
+}
+
+TypesResult changed(const OpTypes& use, Status (*change)(Shape&, const Blocks&, int64_t)) {
+  PIPER_TRY(check_arity(use, 1, 1));
+  PIPER_ASSIGN(const Blocks blocks, blocks_of(use, "dim", "outer"));
+  PIPER_ASSIGN(const int64_t ranks, ranks_of(use));
+  TensorType type = use.inputs[0];
+  PIPER_TRY(change(type.shape, blocks, ranks));
+  return std::vector<TensorType>{std::move(type)};
+}
+
+TypesResult joined_types(const OpTypes& use) { return changed(use, join); }
+TypesResult cut_types(const OpTypes& use) { return changed(use, cut); }
+
+TypesResult exchanged_types(const OpTypes& use) {
+  PIPER_ASSIGN(std::vector<TensorType> types, changed(use, join));
+  PIPER_ASSIGN(const Blocks to, blocks_of(use, "to_dim", "to_outer"));
+  PIPER_ASSIGN(const int64_t ranks, ranks_of(use));
+  PIPER_TRY(cut(types[0].shape, to, ranks));
+  return types;
+}
+
+LoopRule sum_loops(const OpTypes& use) { return pointwise_loops(use, {{0}}); }
+
+// What lies outside of the blocks passes; the blocks themselves are whole.
+LoopRule block_loops(const OpTypes& use) {
+  LoopBuilder build;
+  const Shape& shape = use.inputs[0].shape;
+  Dims dims;
+  for (size_t d = 0; d < shape.size(); ++d) {
+    int64_t outer = -1;
+    for (const auto& [dim, parts] : {std::pair("dim", "outer"), {"to_dim", "to_outer"}})
+      if (use.attrs.find(dim) && use.attrs.integer(dim) == static_cast<int64_t>(d))
+        outer = use.attrs.integer(parts, 1);
+    if (outer < 0) {
+      dims.push_back({build.letter(shape[d])});
+    } else if (outer == 1) {
+      dims.push_back({build.whole(shape[d])});
+    } else {
+      dims.push_back({build.letter(outer), build.whole(shape[d] / outer)});
+    }
+  }
+  build.rule.inputs = {dims};
+  build.rule.outputs = {dims};
+  build.rule.linear = {{0}};
+  return std::move(build.rule);
+}
+
+// A cut of the outer blocks leaves fewer of them.
+Attrs localise(const OpTypes& use, const std::vector<Shape>& local_outputs) {
+  Attrs attrs = use.attrs;
+  for (const auto& [dim, parts] : {std::pair("dim", "outer"), {"to_dim", "to_outer"}}) {
+    if (!attrs.find(dim)) continue;
+    const auto d = static_cast<size_t>(attrs.integer(dim));
+    const int64_t whole = use.outputs[0].shape[d], local = local_outputs[0][d];
+    if (local != whole && local > 0) attrs.set(parts, attrs.integer(parts, 1) / (whole / local));
+  }
+  return attrs;
+}
+
+OpDef collective(std::string_view name, TypesResult (*types)(const OpTypes&), Shape shape,
+                 Attrs attrs) {
+  OpDef def{.name = name, .types = types, .loops = block_loops};
+  def.cost = moves;
+  def.localise = localise;
+  def.collective = true;
+  attrs.set("over", int64_t{0});
+  def.samples = {{.inputs = {f64(std::move(shape))}, .attrs = std::move(attrs)}};
+  return def;
+}
+
+}  // namespace
+
+std::vector<OpDef> collective_ops() {
+  const Attrs blocks{{"ranks", int64_t{2}}, {"dim", int64_t{1}}, {"outer", int64_t{3}}};
+  Attrs both = blocks;
+  both.set("to_dim", int64_t{0});
+  both.set("to_outer", int64_t{1});
+  OpDef sum = collective("AllReduce", same_types, {4, 6}, {});
+  sum.loops = sum_loops;
+  return {sum, collective("AllGather", joined_types, {4, 6}, blocks),
+          collective("ReduceScatter", cut_types, {4, 12}, blocks),
+          collective("OwnBlock", cut_types, {4, 12}, blocks),
+          collective("AllToAll", exchanged_types, {4, 6}, both)};
+}
+
+}  // namespace piper

@@ -1,0 +1,597 @@
+// One walk over the nodes. Each op either works on the part that a loop gives it, or on the whole,
+// or passes terms of a sum on; what its operands lack for that is converted in front of it.
+//
+// Which of its loops an op is cut by is decided where it stands, by the bytes that its operands and
+// results would have to travel. What lies behind is known as a hint: where a result must lie in the
+// end, carried back to what it is made of element by element.
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "letters.h"
+#include "piper/ops.h"
+#include "piper/sharding.h"
+
+namespace piper {
+namespace {
+
+constexpr LayoutKind kWhole = LayoutKind::kReplicated;
+constexpr LayoutKind kCut = LayoutKind::kSharded;
+constexpr LayoutKind kTerms = LayoutKind::kPartial;
+
+// An op, and the loops of this use of it.
+struct Loops {
+  const OpDef* def = nullptr;
+  OpTypes types;
+  LoopRule rule;
+
+  Operand input(size_t i) const { return {rule, rule.inputs[i], types.inputs[i].shape}; }
+  Operand output(size_t i) const { return {rule, rule.outputs[i], types.outputs[i].shape}; }
+  bool is_product() const { return def->cost(types).is_matmul; }
+};
+
+// What an op could do: how it wants its operands, and how its results lie then.
+struct Choice {
+  std::vector<Layout> needs, makes;
+  int gathered_seeds = 0;  // what the strategy cuts is put together only where nothing else is left
+  double bytes = 0;
+  bool before(const Choice& other) const {
+    return std::pair(gathered_seeds, bytes) < std::pair(other.gathered_seeds, other.bytes);
+  }
+};
+
+class AxisWalk {
+ public:
+  AxisWalk(Graph graph, const AxisCut& cut)
+      : graph_(std::move(graph)),
+        cut_(cut),
+        ranks_(cut.ranks),
+        global_(graph_.values.size()),
+        lies_(graph_.values.size()),
+        made_(graph_.values.size()),
+        hints_(graph_.values.size()),
+        is_seed_(graph_.values.size()),
+        read_whole_(graph_.values.size()),
+        now_(graph_.values.size()) {
+    for (size_t i = 0; i < global_; ++i) now_[i] = ValueId(i);
+    readers_ = readers(graph_);
+  }
+
+  Result<ShardedGraph> run() {
+    for (const ShardSeed& seed : cut_.seeds) PIPER_TRY(plant(seed));
+    bool backward = false;
+    const size_t count = graph_.nodes.size();
+    for (size_t i = 0; i < count; ++i) {
+      if (!backward && is_backward(graph_.nodes[i])) {
+        backward = true;
+        hint_gradients();
+      }
+      visit(NodeId(i));
+    }
+    end_step();
+    localise();
+    return ShardedGraph{std::move(graph_), std::move(conversions_)};
+  }
+
+ private:
+  using Region = std::pair<bool, std::vector<int32_t>>;           // backward or not, and its tags
+  using Key = std::tuple<int32_t, int, int, int64_t, Region>;  // value, layout and where
+
+  Loops loops_of(const Node& node) const {
+    const OpDef* def = find_op(node.op);
+    Loops loops{def, use_of(graph_, node), {}};
+    loops.rule = def->loops(loops.types);
+    return loops;
+  }
+  const TensorType& type_of(ValueId id) const { return graph_.value(id).type; }
+
+  // ---- Seeds and hints --------------------------------------------------------------------------
+
+  Status plant(const ShardSeed& seed) {
+    const Value& value = graph_.value(seed.value);
+    Layout layout;
+    if (seed.dim >= 0) {
+      PIPER_CHECK(seed.dim < static_cast<int>(value.type.shape.size()));
+      const int64_t extent = value.type.shape[static_cast<size_t>(seed.dim)];
+      if (extent % ranks_ != 0)
+        return fail(seed.at, "dim {} of '{}' ({}) cannot be cut into {} equal parts over '{}'",
+                    seed.dim, quote_control(value.name), to_string(value.type), ranks_, cut_.name);
+      layout = {kCut, seed.dim, outer_of(seed)};
+    }
+    is_seed_[seed.value.index()] = true;
+    if (value.kind == ValueKind::kNode)
+      fixed_.emplace(seed.value.value, layout);
+    else
+      lies_[seed.value.index()] = layout;
+    if (layout.kind == kCut) hint(seed.value, layout);
+    return ok_status();
+  }
+
+  // The parts of a dim that its readers take apart are cut alike: the fewest that let most of the
+  // readers, and those of what these make, work on their part.
+  int64_t outer_of(const ShardSeed& seed) const {
+    const int64_t extent = type_of(seed.value).shape[static_cast<size_t>(seed.dim)];
+    std::set<int64_t> outers{1};
+    int64_t best = 1;
+    int least = follow(seed.value, {kCut, seed.dim, 1}, &outers);
+    for (int64_t outer : outers) {
+      if (least == 0) break;
+      if (outer == 1 || extent % (outer * ranks_) != 0) continue;
+      const int refused = follow(seed.value, {kCut, seed.dim, outer}, nullptr);
+      if (refused < least) best = outer;
+      least = std::min(least, refused);
+    }
+    return best;
+  }
+
+  // How many of the ops behind do not get past the cut, up to where it is summed over; `outers`
+  // are those into which dims are taken apart on the way.
+  int follow(ValueId from, const Layout& layout, std::set<int64_t>* outers) const {
+    constexpr size_t kMost = 64;
+    std::vector<std::pair<ValueId, Layout>> open{{from, layout}};
+    int refused = 0;
+    for (size_t at = 0; at < open.size() && at < kMost; ++at) {
+      const auto [value, lies] = open[at];
+      for (NodeId reader : readers_[value.index()]) {
+        const Node& node = graph_.node(reader);
+        if (node.pass != Pass::kF) continue;
+        const Loops loops = loops_of(node);
+        for (size_t i = 0; i < node.inputs.size(); ++i) {
+          if (node.inputs[i] != value) continue;
+          if (outers) note_outers(loops, i, lies, *outers);
+          const std::optional<LoopCut> cut = cut_of(loops.input(i), lies, ranks_);
+          if (!cut || !is_legal(loops, *cut)) {
+            ++refused;
+            continue;
+          }
+          for (size_t o = 0; o < node.outputs.size(); ++o)
+            if (const auto made = layout_of(loops.output(o), *cut))
+              open.emplace_back(node.outputs[o], *made);
+        }
+      }
+    }
+    return refused;
+  }
+
+  static void note_outers(const Loops& loops, size_t input, const Layout& lies,
+                          std::set<int64_t>& outers) {
+    const auto d = static_cast<size_t>(lies.dim);
+    const LoopRule::Dim& dim = loops.rule.inputs[input][d];
+    int64_t inner = 1;
+    for (auto letter = dim.rbegin(); letter != dim.rend(); ++letter) {
+      for (const auto& [name, size] : loops.rule.sizes) inner *= name == *letter ? size : 1;
+      const int64_t extent = loops.types.inputs[input].shape[d];
+      if (inner > 0 && extent % inner == 0) outers.insert(extent / inner);
+    }
+  }
+
+  // Where a value must lie in the end, and what it is made of element by element with it.
+  void hint(ValueId at, const Layout& layout) {
+    std::vector<std::pair<ValueId, Layout>> open{{at, layout}};
+    while (!open.empty()) {
+      const auto [value, lies] = open.back();
+      open.pop_back();
+      if (hints_[value.index()]) continue;
+      hints_[value.index()] = lies;
+      const Value& made = graph_.value(value);
+      if (made.kind != ValueKind::kNode) continue;
+      const Node& node = graph_.node(made.producer);
+      const Loops loops = loops_of(node);
+      const auto cut = cut_of(loops.output(static_cast<size_t>(made.output_index)), lies, ranks_);
+      if (!cut || !is_legal(loops, *cut) || sums(loops)) continue;
+      for (size_t i = 0; i < node.inputs.size(); ++i) {
+        if (!node.inputs[i].valid() || graph_.value(node.inputs[i]).kind != ValueKind::kNode)
+          continue;
+        if (const auto input = layout_of(loops.input(i), *cut))
+          open.emplace_back(node.inputs[i], *input);
+      }
+    }
+  }
+
+  // Whether some loop of the op is not one of its results.
+  static bool sums(const Loops& loops) {
+    return std::any_of(loops.rule.sizes.begin(), loops.rule.sizes.end(), [&](const auto& letter) {
+      for (size_t o = 0; o < loops.rule.outputs.size(); ++o)
+        if (occurrences(loops.output(o), letter.first) == 0) return true;
+      return false;
+    });
+  }
+
+  void hint_gradients() {
+    for (const Param& param : graph_.params)
+      if (param.gradient.valid() && lies_[param.value.index()].kind == kCut)
+        hint(param.gradient, lies_[param.value.index()]);
+  }
+
+  // ---- One op -----------------------------------------------------------------------------------
+
+  bool is_legal(const Loops& loops, const LoopCut& cut) const {
+    const LoopRule& rule = loops.rule;
+    if (rule.whole.find(cut.letter) != std::string::npos || loops.def->draws >= 0) return false;
+    for (size_t i = 0; i < rule.inputs.size(); ++i) {
+      const int times = occurrences(loops.input(i), cut.letter);
+      if (times > 1 || (times == 1 && !layout_of(loops.input(i), cut))) return false;
+    }
+    for (size_t o = 0; o < rule.outputs.size(); ++o) {
+      const int times = occurrences(loops.output(o), cut.letter);
+      if (times > 1 || (times == 1 && !layout_of(loops.output(o), cut))) return false;
+      if (times == 0 && !rule.reduces) return false;
+    }
+    return true;
+  }
+
+  void visit(NodeId id) {
+    const Node node = graph_.node(id);
+    const Loops loops = loops_of(node);
+    std::vector<Choice> choices;
+    if (is_touched(node)) {
+      if (std::optional<Choice> terms = keep_terms(node, loops)) {
+        choices = {*std::move(terms)};
+      } else {
+        for (const LoopCut& cut : cuts_of(node, loops)) choices.push_back(choose(node, loops, cut));
+        const bool must = loops.def->loops && loops.is_product() && !choices.empty();
+        if (!must) choices.push_back(choose(node, loops, {}));
+      }
+    } else {
+      choices = {choose(node, loops, {})};
+    }
+    const Choice& best = *std::min_element(
+        choices.begin(), choices.end(), [](const Choice& a, const Choice& b) { return a.before(b); });
+    take(id, node, best);
+  }
+
+  bool is_touched(const Node& node) const {
+    const auto lies = [&](ValueId id) { return id.valid() && lies_[id.index()].kind != kWhole; };
+    const auto hinted = [&](ValueId id) { return hints_[id.index()].has_value(); };
+    return std::any_of(node.inputs.begin(), node.inputs.end(), lies) ||
+           std::any_of(node.outputs.begin(), node.outputs.end(), hinted);
+  }
+
+  // The loops that operands, or what is known of the results, cut.
+  std::vector<LoopCut> cuts_of(const Node& node, const Loops& loops) const {
+    std::vector<LoopCut> cuts;
+    const auto add = [&](const std::optional<LoopCut>& cut) {
+      if (cut && is_legal(loops, *cut) && std::find(cuts.begin(), cuts.end(), *cut) == cuts.end())
+        cuts.push_back(*cut);
+    };
+    for (size_t i = 0; i < node.inputs.size(); ++i)
+      if (node.inputs[i].valid() && lies_[node.inputs[i].index()].kind == kCut)
+        add(cut_of(loops.input(i), lies_[node.inputs[i].index()], ranks_));
+    for (size_t o = 0; o < node.outputs.size(); ++o)
+      if (const auto& wanted = hints_[node.outputs[o].index()])
+        add(cut_of(loops.output(o), *wanted, ranks_));
+    return cuts;
+  }
+
+  // By the loop, or, without one, on the whole.
+  Choice choose(const Node& node, const Loops& loops, const std::optional<LoopCut>& cut) const {
+    Choice choice;
+    for (size_t i = 0; i < node.inputs.size(); ++i) {
+      const auto layout = cut && node.inputs[i].valid() ? layout_of(loops.input(i), *cut)
+                                                        : std::optional<Layout>();
+      choice.needs.push_back(layout.value_or(Layout{}));
+      if (!node.inputs[i].valid()) continue;
+      const double bytes = cost(node.inputs[i], choice.needs.back());
+      choice.bytes += bytes;
+      const bool of_strategy = is_seed_[node.inputs[i].index()] &&
+                               graph_.value(node.inputs[i]).kind == ValueKind::kState;
+      choice.gathered_seeds += bytes > 0 && of_strategy;
+    }
+    for (size_t o = 0; o < node.outputs.size(); ++o) {
+      const auto layout = cut ? layout_of(loops.output(o), *cut) : std::optional(Layout{});
+      choice.makes.push_back(layout.value_or(Layout{kTerms}));
+      const auto& wanted = hints_[node.outputs[o].index()];
+      if (wanted || choice.makes.back().kind == kTerms)
+        choice.bytes +=
+            cost_of(type_of(node.outputs[o]), choice.makes.back(), wanted.value_or(Layout{}));
+    }
+    return choice;
+  }
+
+  // Terms of a sum stay so where several become one, and where an op moves or scales one: it costs
+  // nothing later. (Where else an op is linear, its results would be sums as well, and more bytes.)
+  std::optional<Choice> keep_terms(const Node& node, const Loops& loops) const {
+    std::vector<int> terms;
+    for (size_t i = 0; i < node.inputs.size(); ++i)
+      if (node.inputs[i].valid() && lies_[node.inputs[i].index()].kind == kTerms)
+        terms.push_back(static_cast<int>(i));
+    if (terms.empty()) return std::nullopt;
+    const auto& sets = loops.rule.linear;
+    if (std::find(sets.begin(), sets.end(), terms) == sets.end()) return std::nullopt;
+    const bool moves = node.outputs.size() == 1 &&
+                       num_elements(type_of(node.outputs[0]).shape) <=
+                           num_elements(type_of(node.inputs[static_cast<size_t>(terms[0])]).shape);
+    for (size_t i = 0; i < node.inputs.size(); ++i) {
+      const ValueId id = node.inputs[i];
+      const bool is_term = std::find(terms.begin(), terms.end(), static_cast<int>(i)) != terms.end();
+      if (!id.valid() || is_term) continue;
+      if (!moves || num_elements(type_of(id).shape) != 1 || lies_[id.index()].kind != kWhole)
+        return std::nullopt;
+    }
+    if (terms.size() == 1 && !moves) return std::nullopt;
+    Choice choice;
+    choice.needs.resize(node.inputs.size());
+    for (int i : terms) choice.needs[static_cast<size_t>(i)] = {kTerms};
+    choice.makes.assign(node.outputs.size(), Layout{kTerms});
+    return choice;
+  }
+
+  void take(NodeId id, const Node& node, const Choice& choice) {
+    sum_numbers(id, node, choice);
+    std::vector<ValueId> inputs = node.inputs;
+    for (size_t i = 0; i < inputs.size(); ++i)
+      if (inputs[i].valid()) inputs[i] = read(inputs[i], choice.needs[i], id);
+    Node made = node;
+    made.inputs = std::move(inputs);
+    nodes_.push_back(std::move(made));
+    was_.push_back(id);
+    for (size_t o = 0; o < node.outputs.size(); ++o) {
+      const ValueId output = node.outputs[o];
+      lies_[output.index()] = made_[output.index()] = choice.makes[o];
+      const auto fixed = fixed_.find(output.value);
+      if (fixed == fixed_.end() || fixed->second == choice.makes[o]) continue;
+      now_[output.index()] = convert(output, fixed->second, id);
+      lies_[output.index()] = fixed->second;
+    }
+  }
+
+  // Numbers of which the op needs the sums travel together, as one vector.
+  void sum_numbers(NodeId id, const Node& node, const Choice& choice) {
+    std::vector<ValueId> numbers;
+    for (size_t i = 0; i < node.inputs.size(); ++i) {
+      const ValueId input = node.inputs[i];
+      if (!input.valid() || lies_[input.index()].kind != kTerms || choice.needs[i].kind != kWhole)
+        continue;
+      const TensorType& type = type_of(input);
+      if (num_elements(type.shape) == 1 && !known(input, {}, id) &&
+          (numbers.empty() || type.dtype == type_of(numbers[0]).dtype) &&
+          std::find(numbers.begin(), numbers.end(), input) == numbers.end())
+        numbers.push_back(input);
+    }
+    if (numbers.size() < 2) return;
+    std::vector<ValueId> parts;
+    for (ValueId number : numbers)
+      parts.push_back(add("Reshape", {now_[number.index()]}, {{"shape", Shape{1}}}, node, {kTerms}));
+    const ValueId joined = add("Concat", parts, {{"axis", int64_t{0}}}, node, {kTerms});
+    const ValueId sums = add("AllReduce", {joined}, {{"over", int64_t{cut_.axis}}}, node, {});
+    conversions_.push_back({NodeId(nodes_.size() - 1), joined, id,
+                            static_cast<int64_t>(cost_of(type_of(joined), {kTerms}, {}))});
+    for (size_t i = 0; i < numbers.size(); ++i) {
+      const auto at = static_cast<int64_t>(i);
+      const Attrs one{{"starts", std::vector{at}},
+                      {"ends", std::vector{at + 1}},
+                      {"steps", std::vector<int64_t>{1}}};
+      const ValueId sum = add("Slice", {sums}, one, node, {});
+      converted_[key_of(numbers[i], {}, id)] =
+          add("Reshape", {sum}, {{"shape", type_of(numbers[i]).shape}}, node, {});
+    }
+  }
+
+  // An op beside `near`, on values as they are now.
+  ValueId add(std::string_view op, const std::vector<ValueId>& inputs, Attrs attrs,
+              const Node& near, const Layout& layout) {
+    Node node;
+    node.op = op;
+    node.name = fmt::format("{}/{}.{}", near.name, cut_.name, op);
+    node.attrs = std::move(attrs);
+    node.scope = near.scope;
+    node.pass = near.pass;
+    node.tags = near.tags;
+    node.inputs = inputs;
+    OpTypes use = use_of(graph_, node);
+    Result<std::vector<TensorType>> types = find_op(op)->types(use);
+    PIPER_CHECK(types.ok(), "{} '{}': {}", op, node.name, types.error().message);
+    Value value;
+    value.name = node.name;
+    value.type = (*types)[0];
+    value.layout = graph_.value(inputs[0]).layout;
+    value.over = graph_.value(inputs[0]).over;
+    if (layout.kind != kWhole) value.over.push_back({cut_.axis, layout});
+    const ValueId made = graph_.add_value(std::move(value));
+    node.outputs = {made};
+    nodes_.push_back(std::move(node));
+    was_.emplace_back();
+    return made;
+  }
+
+  // ---- Conversions ------------------------------------------------------------------------------
+
+  double cost_of(const TensorType& type, const Layout& from, const Layout& to) const {
+    const double all = static_cast<double>(type.bytes()), n = static_cast<double>(ranks_);
+    const double most = all * (n - 1) / n;
+    if (from == to || from.kind == kWhole) return 0;
+    if (from.kind == kTerms) return to.kind == kWhole ? 2 * most : most;
+    if (to.kind == kWhole) return most;
+    return from.dim == to.dim ? most : most / n;
+  }
+
+  double cost(ValueId id, const Layout& to) const {
+    const Value& value = graph_.value(id);
+    if (value.kind == ValueKind::kState && may_adopt(id)) return 0;
+    return cost_of(value.type, lies_[id.index()], to);
+  }
+
+  // A state that nothing says more of lies as its first reader wants it.
+  bool may_adopt(ValueId id) const {
+    return graph_.value(id).kind == ValueKind::kState && !is_seed_[id.index()] &&
+           lies_[id.index()].kind == kWhole && !read_whole_[id.index()];
+  }
+
+  ValueId read(ValueId id, const Layout& need, NodeId reader) {
+    if (need.kind == kCut && may_adopt(id)) lies_[id.index()] = need;
+    if (lies_[id.index()] == need) {
+      if (need.kind == kWhole) read_whole_[id.index()] = true;
+      return now_[id.index()];
+    }
+    return convert(id, need, reader);
+  }
+
+  static Region region_of(const Node& node) { return {is_backward(node), node.tags}; }
+
+  // A sum is finished where its terms are made; the rest happens where it is wanted.
+  NodeId place_of(ValueId id, NodeId reader) const {
+    const Value& value = graph_.value(id);
+    const bool is_sum = lies_[id.index()].kind == kTerms && value.kind == ValueKind::kNode;
+    return is_sum ? value.producer : reader;
+  }
+  Key key_of(ValueId id, const Layout& to, NodeId reader) const {
+    return {id.value, static_cast<int>(to.kind), to.dim, to.outer,
+            region_of(graph_.node(place_of(id, reader)))};
+  }
+  bool known(ValueId id, const Layout& to, NodeId reader) const {
+    return converted_.count(key_of(id, to, reader)) > 0;
+  }
+
+  ValueId convert(ValueId id, const Layout& to, NodeId reader) {
+    const Key key = key_of(id, to, reader);
+    if (const auto known = converted_.find(key); known != converted_.end()) return known->second;
+    const Layout from = lies_[id.index()];
+    const Node near = graph_.node(place_of(id, reader));
+    ValueId made = now_[id.index()];
+    if (from.kind == kCut && to.kind == kCut && from.dim == to.dim) {  // other blocks of one dim
+      made = emit("AllGather", made, id, from, Layout{}, near, reader);
+      made = emit("OwnBlock", made, id, to, to, near, reader);
+    } else if (from.kind == kTerms) {
+      made = to.kind == kWhole ? emit("AllReduce", made, id, from, to, near, reader)
+                               : emit("ReduceScatter", made, id, to, to, near, reader);
+    } else if (from.kind == kWhole) {
+      made = emit("OwnBlock", made, id, to, to, near, reader);
+    } else if (to.kind == kWhole) {
+      made = emit("AllGather", made, id, from, to, near, reader);
+    } else {
+      made = emit("AllToAll", made, id, from, to, near, reader);
+    }
+    return converted_[key] = made;
+  }
+
+  // A collective on `from`, which is what has become of `origin`; `blocks`: the dim that it cuts or
+  // puts together.
+  ValueId emit(std::string_view op, ValueId from, ValueId origin, const Layout& blocks,
+               const Layout& to, const Node& near, NodeId reader) {
+    Node node;
+    node.op = op;
+    node.attrs.set("over", int64_t{cut_.axis});
+    if (blocks.kind == kCut) {
+      node.attrs.set("ranks", ranks_);
+      node.attrs.set("dim", int64_t{blocks.dim});
+      node.attrs.set("outer", blocks.outer);
+    }
+    if (op == "AllToAll") {
+      node.attrs.set("to_dim", int64_t{to.dim});
+      node.attrs.set("to_outer", to.outer);
+    }
+    node.name = fmt::format("{}/{}.{}", graph_.value(origin).name, cut_.name, op);
+    node.scope = near.scope;
+    node.tags = near.tags;
+    // What the weights' gradients share with those of inputs belongs to the latter.
+    const Value source = graph_.value(origin);
+    const bool made_in_bw = source.kind == ValueKind::kNode &&
+                            graph_.node(source.producer).pass == Pass::kBW;
+    node.pass = near.pass == Pass::kBW && !made_in_bw ? Pass::kBI : near.pass;
+    node.inputs = {from};
+    Value value;
+    value.name = node.name;
+    value.type = {source.type.dtype, local(source.type.shape, to)};
+    value.layout = source.layout;
+    value.over = source.over;
+    if (to.kind != kWhole) value.over.push_back({cut_.axis, to});
+    const ValueId made = graph_.add_value(std::move(value));
+    node.outputs = {made};
+    const int64_t bytes =
+        static_cast<int64_t>(cost_of(source.type, lies_[origin.index()], to));
+    conversions_.push_back({NodeId(nodes_.size()), origin, reader, bytes});
+    nodes_.push_back(std::move(node));
+    was_.emplace_back();
+    return made;
+  }
+
+  // ---- The end ----------------------------------------------------------------------------------
+
+  void end_step() {
+    const auto finish = [&](ValueId& id, const Layout& to) {
+      if (!id.valid()) return;
+      const NodeId producer = graph_.value(id).producer;
+      if (lies_[id.index()] != to && producer.valid())
+        id = convert(id, to, producer);
+      else
+        id = now_[id.index()];
+    };
+    for (StateUpdate& update : graph_.updates)
+      finish(update.next, lies_[update.state.index()]);
+    finish(graph_.loss, {});
+    finish(graph_.grad_norm, {});
+  }
+
+  Shape local(Shape shape, const Layout& layout) const {
+    if (layout.kind == kCut) shape[static_cast<size_t>(layout.dim)] /= ranks_;
+    return shape;
+  }
+
+  // Attributes first: they need all types as they were.
+  void localise() {
+    std::vector<Layout> made = made_;
+    for (size_t i = 0; i < global_; ++i)
+      if (graph_.values[i].kind != ValueKind::kNode) made[i] = lies_[i];
+    for (size_t n = 0; n < nodes_.size(); ++n) {
+      if (!was_[n].valid()) continue;
+      const Node& whole = graph_.node(was_[n]);
+      const OpDef* def = find_op(whole.op);
+      if (!def->localise) continue;
+      std::vector<Shape> shapes;
+      bool is_cut = false;
+      for (ValueId id : whole.outputs) {
+        shapes.push_back(local(type_of(id).shape, made[id.index()]));
+        is_cut = is_cut || shapes.back() != type_of(id).shape;
+      }
+      if (is_cut) nodes_[n].attrs = def->localise(use_of(graph_, whole), shapes);
+    }
+    for (size_t i = 0; i < global_; ++i) {
+      Value& value = graph_.values[i];
+      value.type.shape = local(std::move(value.type.shape), made[i]);
+      if (made[i].kind != kWhole) value.over.push_back({cut_.axis, made[i]});
+    }
+    graph_.nodes = std::move(nodes_);
+    for (size_t n = 0; n < graph_.nodes.size(); ++n)
+      for (ValueId output : graph_.nodes[n].outputs) graph_.value(output).producer = NodeId(n);
+    check_types();
+  }
+
+  // Every op must be legal on what it reads now.
+  void check_types() const {
+    for (const Node& node : graph_.nodes) {
+      OpTypes use = use_of(graph_, node);
+      const std::vector<TensorType> expected = std::move(use.outputs);
+      use.outputs.clear();
+      const auto types = find_op(node.op)->types(use);
+      PIPER_CHECK(types.ok(), "{} '{}' cut over {}: {}", node.op, node.name, cut_.name,
+                  types.error().message);
+      for (size_t i = 0; i < expected.size(); ++i)
+        PIPER_CHECK((*types)[i] == expected[i], "{} '{}' cut over {} makes {}, not {}", node.op,
+                    node.name, cut_.name, to_string((*types)[i]), to_string(expected[i]));
+    }
+  }
+
+  Graph graph_;
+  const AxisCut& cut_;
+  int64_t ranks_;
+  size_t global_;  // so many values are there before
+  std::vector<std::vector<NodeId>> readers_;
+  std::vector<Layout> lies_;  // by value, of what now_ has
+  std::vector<Layout> made_;  // by value, of what its node makes
+  std::vector<std::optional<Layout>> hints_;
+  std::vector<bool> is_seed_, read_whole_;
+  std::vector<ValueId> now_;         // what stands for a value
+  std::map<int32_t, Layout> fixed_;  // by value that a node makes: what its readers get
+  std::map<Key, ValueId> converted_;
+  std::vector<Node> nodes_;
+  std::vector<NodeId> was_;  // by position in nodes_; invalid: a conversion
+  std::vector<Conversion> conversions_;
+};
+
+}  // namespace
+
+Result<ShardedGraph> shard_axis(Graph graph, const AxisCut& cut) {
+  return AxisWalk(std::move(graph), cut).run();
+}
+
+}  // namespace piper

@@ -1,0 +1,371 @@
+// Graphs cut over mesh axes, run rank by rank, beside the uncut graph.
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "piper/autodiff.h"
+#include "piper/sharding.h"
+#include "unit/sharding_oracle.h"
+
+namespace piper {
+namespace {
+
+using Whole = std::vector<double>;
+
+// Ranks of a mesh, row by row.
+struct Mesh {
+  std::vector<int64_t> sizes;
+  size_t ranks() const {
+    return static_cast<size_t>(
+        std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>()));
+  }
+  size_t stride(int axis) const {
+    size_t stride = 1;
+    for (size_t a = static_cast<size_t>(axis) + 1; a < sizes.size(); ++a)
+      stride *= static_cast<size_t>(sizes[a]);
+    return stride;
+  }
+  size_t size(int axis) const { return static_cast<size_t>(sizes[static_cast<size_t>(axis)]); }
+  size_t coordinate(size_t rank, int axis) const { return rank / stride(axis) % size(axis); }
+};
+
+struct Pieces {
+  size_t outer = 1, inner = 1;  // the whole is [outer, ranks, inner]
+  Pieces(const Shape& piece, int64_t dim, int64_t blocks) : outer(static_cast<size_t>(blocks)) {
+    for (int64_t d = 0; d < dim; ++d) outer *= static_cast<size_t>(piece[static_cast<size_t>(d)]);
+    inner = static_cast<size_t>(num_elements(piece)) / outer;
+  }
+};
+
+Whole join(const std::vector<Whole>& parts, const Pieces& pieces) {
+  Whole whole;
+  for (size_t o = 0; o < pieces.outer; ++o)
+    for (const Whole& part : parts)
+      whole.insert(whole.end(), part.begin() + static_cast<int64_t>(o * pieces.inner),
+                   part.begin() + static_cast<int64_t>((o + 1) * pieces.inner));
+  return whole;
+}
+
+Whole piece_of(const Whole& whole, const Pieces& pieces, size_t rank, size_t ranks) {
+  Whole piece;
+  for (size_t o = 0; o < pieces.outer; ++o) {
+    const auto from = whole.begin() + static_cast<int64_t>((o * ranks + rank) * pieces.inner);
+    piece.insert(piece.end(), from, from + static_cast<int64_t>(pieces.inner));
+  }
+  return piece;
+}
+
+Whole sum(const std::vector<Whole>& terms) {
+  Whole total(terms[0].size());
+  for (const Whole& term : terms)
+    for (size_t i = 0; i < total.size(); ++i) total[i] += term[i];
+  return total;
+}
+
+// Every value on every rank of a graph that shard_axis has cut.
+class Ranks {
+ public:
+  Ranks(const Graph& graph, const Mesh& mesh, const oracle::Sources& sources)
+      : graph_(graph), mesh_(mesh), values_(graph.values.size()) {
+    for (size_t i = 0; i < graph.values.size(); ++i) {
+      const Value& value = graph.values[i];
+      if (value.kind == ValueKind::kNode) continue;
+      const auto given = sources.find(value.name);
+      const Whole whole = given != sources.end()
+                              ? given->second
+                              : oracle::elements(value.type, value.data.made());
+      values_[i].assign(mesh.ranks(), {});
+      for (size_t r = 0; r < mesh.ranks(); ++r) values_[i][r] = own(value, whole, r);
+    }
+    for (const Node& node : graph.nodes) evaluate(node);
+  }
+
+  // What the ranks hold together; fails where those that should hold the same do not.
+  Whole whole(ValueId id) const {
+    const Value& value = graph_.value(id);
+    std::vector<Whole> held = values_[id.index()];
+    Shape shape = value.type.shape;
+    for (auto lies = value.over.rbegin(); lies != value.over.rend(); ++lies) {
+      const std::vector<Whole> before = held;
+      for (size_t r = 0; r < held.size(); ++r) {
+        const std::vector<Whole> group = group_of(before, r, lies->axis);
+        held[r] = lies->layout.kind == LayoutKind::kPartial
+                      ? sum(group)
+                      : join(group, Pieces(shape, lies->layout.dim, lies->layout.outer));
+      }
+      if (lies->layout.kind == LayoutKind::kSharded)
+        shape[static_cast<size_t>(lies->layout.dim)] *= mesh_.sizes[static_cast<size_t>(lies->axis)];
+    }
+    for (const Whole& other : held) EXPECT_EQ(other, held[0]) << value.name;
+    return held[0];
+  }
+
+ private:
+  std::vector<Whole> group_of(const std::vector<Whole>& values, size_t rank, int axis) const {
+    std::vector<Whole> group;
+    const size_t stride = mesh_.stride(axis);
+    const size_t first = rank - mesh_.coordinate(rank, axis) * stride;
+    for (size_t k = 0; k < mesh_.size(axis); ++k) group.push_back(values[first + k * stride]);
+    return group;
+  }
+
+  Whole own(const Value& value, Whole part, size_t rank) const {
+    Shape shape = value.type.shape;  // of the pieces, from the last axis outwards
+    std::vector<Pieces> pieces;
+    for (auto lies = value.over.rbegin(); lies != value.over.rend(); ++lies) {
+      pieces.emplace_back(shape, lies->layout.dim, lies->layout.outer);
+      shape[static_cast<size_t>(lies->layout.dim)] *= mesh_.sizes[static_cast<size_t>(lies->axis)];
+    }
+    for (size_t a = 0; a < value.over.size(); ++a) {
+      const int axis = value.over[a].axis;
+      const Pieces& cut = pieces[value.over.size() - 1 - a];
+      part = piece_of(part, cut, mesh_.coordinate(rank, axis), mesh_.size(axis));
+    }
+    return part;
+  }
+
+  void evaluate(const Node& node) {
+    const size_t ranks = mesh_.ranks();
+    for (ValueId id : node.outputs) values_[id.index()].assign(ranks, {});
+    for (size_t r = 0; r < ranks; ++r) {
+      if (find_op(node.op)->collective)
+        values_[node.outputs[0].index()][r] = together(node, r);
+      else
+        alone(node, r);
+    }
+  }
+
+  Whole together(const Node& node, size_t rank) const {
+    const auto& input = values_[node.inputs[0].index()];
+    const int axis = static_cast<int>(node.attrs.integer("over"));
+    const size_t at = mesh_.coordinate(rank, axis), count = mesh_.size(axis);
+    const std::vector<Whole> group = group_of(input, rank, axis);
+    if (node.op == "AllReduce") return sum(group);
+    const Shape& from = graph_.value(node.inputs[0]).type.shape;
+    const Shape& to = graph_.value(node.outputs[0]).type.shape;
+    const int64_t dim = node.attrs.integer("dim"), outer = node.attrs.integer("outer");
+    if (node.op == "AllGather") return join(group, Pieces(from, dim, outer));
+    if (node.op == "OwnBlock") return piece_of(input[rank], Pieces(to, dim, outer), at, count);
+    if (node.op == "ReduceScatter") return piece_of(sum(group), Pieces(to, dim, outer), at, count);
+    return piece_of(join(group, Pieces(from, dim, outer)),
+                    Pieces(to, node.attrs.integer("to_dim"), node.attrs.integer("to_outer")), at,
+                    count);
+  }
+
+  void alone(const Node& node, size_t rank) {
+    std::vector<TensorType> input_types, output_types;
+    std::vector<Bytes> inputs;
+    for (ValueId id : node.inputs) {
+      input_types.push_back(id.valid() ? graph_.value(id).type : TensorType{});
+      inputs.push_back(id.valid() ? oracle::encode(input_types.back(), values_[id.index()][rank])
+                                  : Bytes{});
+    }
+    if (node.op == "StepSum") {
+      std::vector<Whole> terms;
+      for (ValueId id : node.inputs) terms.push_back(values_[id.index()][rank]);
+      values_[node.outputs[0].index()][rank] = sum(terms);
+      return;
+    }
+    for (ValueId id : node.outputs) output_types.push_back(graph_.value(id).type);
+    const auto made = evaluate_op(node.op, node.attrs, input_types, inputs, output_types);
+    ASSERT_TRUE(made.ok()) << node.op << ": " << print_error(made.error());
+    for (size_t o = 0; o < output_types.size(); ++o)
+      values_[node.outputs[o].index()][rank] = oracle::elements(output_types[o], (*made)[o]);
+  }
+
+  const Graph& graph_;
+  const Mesh& mesh_;
+  std::vector<std::vector<Whole>> values_;  // by value and rank
+};
+
+// Every value of the uncut graph is what the ranks hold together.
+void expect_same(const Graph& cut, const Mesh& mesh, const Graph& uncut,
+                 const oracle::Sources& sources, double bound) {
+  const Ranks ranks(cut, mesh, sources);
+  const Mesh one{{1}};
+  const Ranks alone(uncut, one, sources);
+  for (size_t i = 0; i < uncut.values.size(); ++i) {
+    const ValueId id(i);
+    const Whole actual = ranks.whole(id), wanted = alone.whole(id);
+    ASSERT_EQ(actual.size(), wanted.size()) << uncut.value(id).name;
+    double scale = 1, error = 0;
+    for (double element : wanted) scale = std::max(scale, std::abs(element));
+    for (size_t e = 0; e < wanted.size(); ++e)
+      if (actual[e] != wanted[e]) error = std::max(error, std::abs(actual[e] - wanted[e]) / scale);
+    ASSERT_LE(error, bound) << uncut.value(id).name << " lies as " << print_layouts(cut.value(id));
+  }
+}
+
+std::map<std::string, int> collectives(const Graph& graph, Pass pass) {
+  std::map<std::string, int> counts;
+  for (const Node& node : graph.nodes)
+    if (find_op(node.op)->collective && node.pass == pass) ++counts[node.op];
+  return counts;
+}
+
+// ---- A transformer's block, trained --------------------------------------------------------------
+
+Graph trained(Graph graph) {
+  TrainSpec train;
+  train.optimizer.kind = OptimizerKind::kAdamW;
+  train.groups = {{"**", {}, 1e-3, 0.1}};
+  train.clip_norm = 1.0;
+  Result<Differentiated> result = differentiate(std::move(graph), train);
+  EXPECT_TRUE(result.ok()) << print_error(result.error());
+  return std::move(result->graph);
+}
+
+// A small decoder, made as exporters write it.
+struct Decoder {
+  int64_t layers = 1, tokens = 4, width = 8, heads = 4, kv_heads = 4, classes = 6;
+  bool fused_qkv = false;  // q, k and v in one weight
+};
+
+class DecoderMaker {
+ public:
+  explicit DecoderMaker(const Decoder& spec) : s_(spec), build_(graph_) {}
+  Graph make() {
+    graph_.batch = kBatch;
+    const ValueId tokens = input("tokens"), labels = input("labels");
+    const ValueId embedded =
+        build_.op1("Gather", {param("wte", {s_.classes, s_.width}), tokens}, {{"axis", int64_t{0}}});
+    ValueId x = build_.add(embedded, param("wpe", {s_.tokens, s_.width}));
+    for (int64_t l = 0; l < s_.layers; ++l) {
+      layer_ = fmt::format("h.{}.", l);
+      build_.scope = fmt::format("h/{}", l);
+      x = build_.add(x, attend(norm(x, "ln1")));
+      x = build_.add(x, feed(norm(x, "ln2")));
+    }
+    layer_.clear();
+    const ValueId logits = linear(norm(x, "ln"), "head", s_.classes, false);
+    const std::vector<ValueId> loss = build_.op("CrossEntropySum", {logits, labels}, ignore());
+    const ValueId count = build_.op1("LabelCount", {labels}, ignore());
+    graph_.loss = build_.div(loss[0], build_.op1("Cast", {count}, {{"to", "f64"}}));
+    return std::move(graph_);
+  }
+  static constexpr int64_t kBatch = 2;
+
+ private:
+  static Attrs ignore() { return {{"ignore_index", int64_t{-100}}}; }
+  ValueId input(std::string name) {
+    Value value;
+    value.name = std::move(name);
+    value.type = {DType::kI64, {kBatch, s_.tokens}};
+    value.kind = ValueKind::kInput;
+    value.batch_dim = 0;
+    const ValueId id = graph_.add_value(std::move(value));
+    graph_.inputs.push_back(id);
+    return id;
+  }
+  ValueId param(const std::string& name, Shape shape) {
+    Value value;
+    value.name = layer_ + name;
+    value.type = {DType::kF64, std::move(shape)};
+    value.kind = ValueKind::kState;
+    Param param;
+    param.name = value.name;
+    param.scope = param.name;
+    param.value = graph_.add_value(std::move(value));
+    graph_.params.push_back(param);
+    return param.value;
+  }
+  ValueId norm(ValueId x, const std::string& name) {
+    return build_.op("LayerNorm", {x, param(name + ".weight", {s_.width}),
+                                   param(name + ".bias", {s_.width})},
+                     {{"axis", int64_t{2}}, {"epsilon", 1e-5}})[0];
+  }
+  ValueId linear(ValueId x, const std::string& name, int64_t out, bool bias = true) {
+    const int64_t in = build_.shape(x).back();
+    const ValueId y = build_.matmul(x, param(name + ".weight", {out, in}), false, true);
+    return bias ? build_.add(y, param(name + ".bias", {out})) : y;
+  }
+  ValueId part(ValueId x, int64_t from, int64_t to) {
+    Shape ends = build_.shape(x);
+    ends.back() = to;
+    return build_.op1("Slice", {x}, {{"starts", std::vector<int64_t>{0, 0, from}},
+                                     {"ends", ends},
+                                     {"steps", std::vector<int64_t>{1, 1, 1}}});
+  }
+  ValueId attend(ValueId x) {
+    const int64_t head = s_.width / s_.heads, kv = s_.kv_heads * head;
+    ValueId q, k, v;
+    if (s_.fused_qkv) {
+      const ValueId all = linear(x, "qkv", s_.width + 2 * kv);
+      q = part(all, 0, s_.width);
+      k = part(all, s_.width, s_.width + kv);
+      v = part(all, s_.width + kv, s_.width + 2 * kv);
+    } else {
+      q = linear(x, "q", s_.width), k = linear(x, "k", kv), v = linear(x, "v", kv);
+    }
+    const auto split = [&](ValueId id, int64_t heads) {
+      return build_.reshape(id, {kBatch, s_.tokens, heads, head});
+    };
+    const ValueId y = build_.op("Attention",
+                                {split(q, s_.heads), split(k, s_.kv_heads), split(v, s_.kv_heads)},
+                                {{"tokens_first", std::vector<int64_t>{1, 1, 1, 1}},
+                                 {"scale", 0.7},
+                                 {"causal", int64_t{1}},
+                                 {"offset", int64_t{0}}})[0];
+    return linear(build_.reshape(y, {kBatch, s_.tokens, s_.width}), "proj", s_.width);
+  }
+  ValueId feed(ValueId x) {
+    return linear(build_.op1("Gelu", {linear(x, "up", 4 * s_.width)}), "down", s_.width);
+  }
+
+  Decoder s_;
+  Graph graph_;
+  Builder build_;
+  std::string layer_;
+};
+
+Graph decoder(const Decoder& spec) {
+  return *shard_batch(trained(DecoderMaker(spec).make()), {});
+}
+
+using Dims = std::vector<std::pair<std::string, int>>;
+
+// `dims`: by a text in its name, which dim of a parameter is cut.
+AxisCut over(const Graph& graph, int32_t axis, std::string name, int64_t ranks, const Dims& dims) {
+  AxisCut cut{axis, std::move(name), ranks, {}};
+  for (const Param& param : graph.params)
+    for (const auto& [text, dim] : dims)
+      if (param.name.find(text) != std::string::npos) cut.seeds.push_back({param.value, dim, {}});
+  return cut;
+}
+
+const Dims kMegatron{{"qkv.weight", 0}, {"q.weight", 0},    {"k.weight", 0},   {"v.weight", 0},
+                     {"up.weight", 0},  {"proj.weight", 1}, {"down.weight", 1}};
+
+ShardedGraph cut(const Graph& whole, const AxisCut& axis) {
+  Result<ShardedGraph> made = shard_axis(whole, axis);
+  EXPECT_TRUE(made.ok()) << print_error(made.error());
+  const Status checked = check_graph(made->graph);
+  EXPECT_TRUE(checked.ok()) << print_error(checked.error());
+  return *std::move(made);
+}
+
+TEST(ShardAxis, WeightsAloneMakeTwoAllReducesABlockEachWay) {
+  for (const bool fused : {false, true}) {
+    for (const int64_t layers : {1, 2}) {
+      SCOPED_TRACE(fmt::format("fused {} layers {}", fused, layers));
+      const Graph whole = decoder({.layers = layers, .fused_qkv = fused});
+      const ShardedGraph made = cut(whole, over(whole, 0, "tp", 2, kMegatron));
+      if (std::getenv("PROBE"))
+        for (const Conversion& c : made.conversions) {
+          const Node& node = made.graph.node(c.node);
+          fmt::print("{} {} {} bytes {} scope {}\n", kPassNames[int(node.pass)], node.op, node.name,
+                     c.bytes, node.scope);
+        }
+      const auto n = static_cast<int>(layers);
+      using Counts = std::map<std::string, int>;
+      EXPECT_EQ(collectives(made.graph, Pass::kF), (Counts{{"AllReduce", 2 * n}}));
+      EXPECT_EQ(collectives(made.graph, Pass::kBI), (Counts{{"AllReduce", 2 * n}}));
+      EXPECT_EQ(collectives(made.graph, Pass::kBW), Counts{});
+      EXPECT_EQ(collectives(made.graph, Pass::kU), (Counts{{"AllReduce", 1}}));  // of the norm
+      expect_same(made.graph, Mesh{{2}}, whole, oracle::random_sources(whole, 1, 4), 1e-12);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace piper
