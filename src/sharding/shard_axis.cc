@@ -386,6 +386,7 @@ class AxisWalk {
     value.type = (*types)[0];
     value.layout = graph_.value(inputs[0]).layout;
     value.over = graph_.value(inputs[0]).over;
+    std::erase_if(value.over, [&](const AxisLayout& lies) { return lies.axis == cut_.axis; });
     if (layout.kind != kWhole) value.over.push_back({cut_.axis, layout});
     const ValueId made = graph_.add_value(std::move(value));
     node.outputs = {made};
@@ -448,6 +449,8 @@ class AxisWalk {
     const Layout from = lies_[id.index()];
     const Node near = graph_.node(place_of(id, reader));
     ValueId made = now_[id.index()];
+    if (const std::optional<ValueId> moved = convert_source(id, to, reader))
+      return converted_[key] = *moved;
     if (from.kind == kCut && to.kind == kCut && from.dim == to.dim) {  // other blocks of one dim
       made = emit("AllGather", made, id, from, Layout{}, near, reader);
       made = emit("OwnBlock", made, id, to, to, near, reader);
@@ -462,6 +465,47 @@ class AxisWalk {
       made = emit("AllToAll", made, id, from, to, near, reader);
     }
     return converted_[key] = made;
+  }
+
+  // What only moves elements is done again on its converted source: one collective for all that
+  // is the same but for its shape.
+  std::optional<ValueId> convert_source(ValueId id, const Layout& to, NodeId reader) {
+    const Value value = graph_.value(id);
+    if (value.kind != ValueKind::kNode || fixed_.count(id.value)) return std::nullopt;
+    const Node node = graph_.node(value.producer);
+    if (node.inputs.size() != 1 || node.outputs.size() != 1) return std::nullopt;
+    const Loops loops = loops_of(node);
+    const bool moves = loops.rule.linear == std::vector<std::vector<int>>{{0}} &&
+                       loops.types.inputs[0].bytes() == loops.types.outputs[0].bytes() &&
+                       loops.def->cost(loops.types).flops == 0 && !loops.def->collective;
+    if (!moves) return std::nullopt;
+    Layout source = to;
+    if (to.kind == kCut) {
+      const std::optional<LoopCut> cut = cut_of(loops.output(0), to, ranks_);
+      if (!cut || !is_legal(loops, *cut)) return std::nullopt;
+      const auto layout = layout_of(loops.input(0), *cut);
+      if (!layout) return std::nullopt;
+      source = *layout;
+    }
+    const ValueId from = node.inputs[0];
+    const ValueId read = lies_[from.index()] == source ? now_[from.index()]
+                                                       : convert(from, source, reader);
+    Attrs attrs = node.attrs;
+    const Shape shape = local(value.type.shape, to);
+    if (loops.def->localise && shape != value.type.shape)
+      attrs = loops.def->localise(loops.types, {shape});
+    Node near = graph_.node(place_of(id, reader));
+    near.name = value.name;
+    near.pass = pass_of(id, near);
+    return add(node.op, {read}, std::move(attrs), near, to);
+  }
+
+  // What the weights' gradients share with those of inputs belongs to the latter.
+  Pass pass_of(ValueId origin, const Node& near) const {
+    const Value& source = graph_.value(origin);
+    const bool made_in_bw =
+        source.kind == ValueKind::kNode && graph_.node(source.producer).pass == Pass::kBW;
+    return near.pass == Pass::kBW && !made_in_bw ? Pass::kBI : near.pass;
   }
 
   // A collective on `from`, which is what has become of `origin`; `blocks`: the dim that it cuts or
@@ -483,11 +527,8 @@ class AxisWalk {
     node.name = fmt::format("{}/{}.{}", graph_.value(origin).name, cut_.name, op);
     node.scope = near.scope;
     node.tags = near.tags;
-    // What the weights' gradients share with those of inputs belongs to the latter.
     const Value source = graph_.value(origin);
-    const bool made_in_bw = source.kind == ValueKind::kNode &&
-                            graph_.node(source.producer).pass == Pass::kBW;
-    node.pass = near.pass == Pass::kBW && !made_in_bw ? Pass::kBI : near.pass;
+    node.pass = pass_of(origin, near);
     node.inputs = {from};
     Value value;
     value.name = node.name;
@@ -518,6 +559,7 @@ class AxisWalk {
     };
     for (StateUpdate& update : graph_.updates)
       finish(update.next, lies_[update.state.index()]);
+    for (Param& param : graph_.params) finish(param.gradient, lies_[param.value.index()]);
     finish(graph_.loss, {});
     finish(graph_.grad_norm, {});
   }

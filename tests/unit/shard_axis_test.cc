@@ -5,6 +5,7 @@
 
 #include "piper/autodiff.h"
 #include "piper/sharding.h"
+#include "seed.h"
 #include "unit/sharding_oracle.h"
 
 namespace piper {
@@ -364,6 +365,104 @@ TEST(ShardAxis, WeightsAloneMakeTwoAllReducesABlockEachWay) {
       EXPECT_EQ(collectives(made.graph, Pass::kU), (Counts{{"AllReduce", 1}}));  // of the norm
       expect_same(made.graph, Mesh{{2}}, whole, oracle::random_sources(whole, 1, 4), 1e-12);
     }
+  }
+}
+
+// What enters the norms of the forward pass, cut along its tokens.
+void add_sequence(AxisCut& cut, const Graph& whole) {
+  for (const Node& node : whole.nodes)
+    if (node.op == "LayerNorm" && node.pass == Pass::kF) cut.seeds.push_back({node.inputs[0], 1, {}});
+}
+
+void show(const ShardedGraph& made) {
+  if (!std::getenv("PROBE")) return;
+  for (const Conversion& c : made.conversions) {
+    const Node& node = made.graph.node(c.node);
+    fmt::print("{} {} {} bytes {} scope {}\n", kPassNames[int(node.pass)], node.op, node.name,
+               c.bytes, node.scope);
+  }
+}
+
+TEST(ShardAxis, AConstraintOnTheResidualsMakesSequenceParallelism) {
+  for (const bool fused : {false, true}) {
+    const Graph whole = decoder({.layers = 2, .fused_qkv = fused});
+    AxisCut axis = over(whole, 0, "tp", 2, kMegatron);
+    add_sequence(axis, whole);
+    const ShardedGraph made = cut(whole, axis);
+    show(made);
+    using Counts = std::map<std::string, int>;
+    EXPECT_EQ(collectives(made.graph, Pass::kF),
+              (Counts{{"AllGather", 4}, {"OwnBlock", 2}, {"ReduceScatter", 4}}));
+    EXPECT_EQ(collectives(made.graph, Pass::kBI),
+              (Counts{{"AllGather", 9}, {"OwnBlock", 1}, {"ReduceScatter", 4}}));  // one of the embedding
+    expect_same(made.graph, Mesh{{2}}, whole, oracle::random_sources(whole, 1, 4), 1e-12);
+  }
+}
+
+TEST(ShardAxis, InputsAreCutAlongTheirTokens) {
+  const Graph whole = decoder({.layers = 2});
+  AxisCut axis{0, "cp", 2, {}};
+  for (ValueId input : whole.inputs) axis.seeds.push_back({input, 1, {}});
+  const ShardedGraph made = cut(whole, axis);
+  show(made);
+  expect_same(made.graph, Mesh{{2}}, whole, oracle::random_sources(whole, 1, 4), 1e-12);
+}
+
+TEST(ShardAxis, AxesFollowEachOther) {
+  for (const auto& sizes : {std::vector<int64_t>{2, 2}, {2, 4}, {4, 2}}) {
+    SCOPED_TRACE(fmt::format("{} x {}", sizes[0], sizes[1]));
+    const Graph whole = decoder({.layers = 1, .tokens = 8, .width = 16, .heads = 8, .kv_heads = 8});
+    AxisCut tensor = over(whole, 1, "tp", sizes[1], kMegatron);
+    AxisCut sequence{0, "cp", sizes[0], {}};
+    for (ValueId input : whole.inputs) sequence.seeds.push_back({input, 1, {}});
+    const ShardedGraph first = cut(whole, sequence);
+    const ShardedGraph second = cut(first.graph, tensor);
+    const Mesh mesh{sizes};
+    expect_same(second.graph, mesh, whole, oracle::random_sources(whole, 1, 4), 1e-12);
+    const ShardedGraph other = cut(cut(whole, tensor).graph, sequence);
+    expect_same(other.graph, mesh, whole, oracle::random_sources(whole, 1, 4), 1e-12);
+  }
+}
+
+TEST(ShardAxis, AnySeedsGiveTheSameNumbers) {
+  const uint64_t seed = given_seed().value_or(1);
+  std::mt19937_64 random(seed);
+  const auto pick = [&](size_t n) { return random() % n; };
+  for (int round = 0; round < 200; ++round) {
+    SCOPED_TRACE(fmt::format("seed {} round {}", seed, round));
+    const Decoder spec{.layers = 1 + static_cast<int64_t>(pick(2)),
+                       .tokens = 4,
+                       .width = 8,
+                       .heads = 4,
+                       .kv_heads = int64_t{1} << pick(3),
+                       .classes = 8,
+                       .fused_qkv = pick(2) == 0};
+    const Graph whole = decoder(spec);
+    const Mesh mesh{pick(2) ? std::vector<int64_t>{2} : std::vector<int64_t>{2, 2}};
+    Graph at = whole;
+    for (size_t axis = 0; axis < mesh.sizes.size(); ++axis) {
+      AxisCut axis_cut{static_cast<int32_t>(axis), fmt::format("a{}", axis), 2, {}};
+      const size_t count = pick(6);
+      for (size_t k = 0; k < count; ++k) {
+        const ValueId id(pick(whole.values.size()));
+        const TensorType& type = at.value(id).type;
+        const bool is_param = std::any_of(whole.params.begin(), whole.params.end(),
+                                          [&](const Param& p) { return p.value == id; });
+        const Value& value = at.value(id);
+        if (value.kind == ValueKind::kConstant || (value.kind == ValueKind::kState && !is_param))
+          continue;
+        if (type.shape.empty() || !at.value(id).name.find("step")) continue;
+        const int dim = static_cast<int>(pick(type.shape.size()));
+        if (type.shape[static_cast<size_t>(dim)] % 2 != 0) continue;
+        if (std::any_of(axis_cut.seeds.begin(), axis_cut.seeds.end(),
+                        [&](const ShardSeed& s) { return s.value == id; }))
+          continue;
+        axis_cut.seeds.push_back({id, pick(5) ? dim : -1, {}});
+      }
+      at = cut(at, axis_cut).graph;
+    }
+    expect_same(at, mesh, whole, oracle::random_sources(whole, 1, 8), 1e-12);
+    if (HasFailure()) return;
   }
 }
 
