@@ -29,6 +29,10 @@ struct LoopRule {
   // of joint sets: {0},{1} for Mul (linear in each alone); {0,1} for Add (linear only in both at
   // once).
   std::vector<std::vector<int>> linear;
+  // A part of the letter must know where it begins: it is given the number of its first turn as
+  // this input, i64[], which is absent in a whole use, and the size of the whole as the attribute
+  // `whole`. Only a cut over mesh axes can give it.
+  std::vector<std::pair<char, int>> firsts;
   // Letters missing from an output are summed (false: max, or not at all: they are whole).
   bool reduces = true;
 };

@@ -1,12 +1,12 @@
 // Attention: every query's weighted mean of the values, weights softmax(scores) over the keys.
-//   Attention(q, k, v, mask?) -> (y, lse)
-//   AttentionGrad(q, k, v, y, lse, dy, mask?) -> (dq, dk, dv[, dmask])
+//   Attention(q, k, v, mask?, first?) -> (y, lse)
+//   AttentionGrad(q, k, v, y, lse, dy, mask?, first?) -> (dq, dk, dv[, dmask])
 // Attributes of both:
 //   tokens_first  for q, k, v and y: 1 where the dims are [batch, tokens, heads, width], 0 where
 //                 they are [batch, heads, tokens, width]
 //   scale         of the scores q·k
 //   softcap       c > 0: scores become c·tanh(score / c)
-//   causal        1: query i sees the keys j ≤ i + offset
+//   causal        1: query i sees the keys j ≤ i + offset; first: the number of the first query
 //   masked_score  what a score becomes where a boolean mask is false; -∞ when absent
 // and of AttentionGrad: mask_grad, 1 to make dmask.
 // The heads of k and v divide those of q: query head h reads key head h / (heads of q / heads of
@@ -79,14 +79,16 @@ TensorType statistics_type(const OpTypes& use, const Sizes& s) {
 }
 
 TypesResult types(const OpTypes& use) {
-  PIPER_TRY(check_arity(use, 3, 4));
+  PIPER_TRY(check_arity(use, 3, 5));
+  PIPER_TRY(check_first(use, 4));
   PIPER_ASSIGN(const Sizes s, sizes_of(use));
   PIPER_TRY(check_mask(use, 3, s));
   return std::vector<TensorType>{{use.inputs[kQ].dtype, s.shape(kY)}, statistics_type(use, s)};
 }
 
 TypesResult grad_types(const OpTypes& use) {
-  PIPER_TRY(check_arity(use, 6, 7));
+  PIPER_TRY(check_arity(use, 6, 8));
+  PIPER_TRY(check_first(use, 7));
   PIPER_ASSIGN(const Sizes s, sizes_of(use));
   PIPER_TRY(check_type(use, 3, "y", {use.inputs[kQ].dtype, s.shape(kY)}));
   PIPER_TRY(check_type(use, 4, "lse", statistics_type(use, s)));
@@ -114,7 +116,7 @@ Grads gradient(Builder& build, const GradientArgs& args) {
   return grads;
 }
 
-// Queries and keys of a causal use are whole: a block of them would need another offset.
+// Keys of a causal use are whole: a block of them would need another offset.
 struct AttentionLetters {
   LoopBuilder build;
   char batch, group, repeat, query, key, width, v_width;
@@ -140,7 +142,7 @@ AttentionLetters letters_of(const Sizes& s) {
   l.batch = l.build.letter(s.batch);
   l.group = l.build.letter(s.kv_heads);
   l.repeat = l.build.letter(s.heads / s.kv_heads);
-  l.query = s.causal ? l.build.whole(s.queries) : l.build.letter(s.queries);
+  l.query = l.build.letter(s.queries);
   l.key = s.causal ? l.build.whole(s.keys) : l.build.letter(s.keys);
   l.width = l.build.whole(s.width);
   l.v_width = l.build.whole(s.v_width);
@@ -161,6 +163,8 @@ LoopRule rule(const OpTypes& use) {
   l.build.rule.inputs = {l.dims(kQ), l.dims(kK), l.dims(kV)};
   if (use.inputs.size() > 3)
     l.build.rule.inputs.push_back(use.present[3] ? l.mask(use.inputs[3].shape, s) : Dims{});
+  if (use.inputs.size() > 4) l.build.rule.inputs.push_back({});
+  if (s.causal) l.build.rule.firsts = {{l.query, 4}};
   l.build.rule.outputs = {l.dims(kY), l.statistics()};
   return l.build.rule;
 }
@@ -173,6 +177,8 @@ LoopRule grad_rule(const OpTypes& use) {
                          l.dims(kY), l.statistics(), l.dims(kY)};
   if (use.inputs.size() > 6)
     l.build.rule.inputs.push_back(use.present[6] ? l.mask(use.inputs[6].shape, s) : Dims{});
+  if (use.inputs.size() > 7) l.build.rule.inputs.push_back({});
+  if (s.causal) l.build.rule.firsts = {{l.query, 7}};
   l.build.rule.outputs = {l.dims(kQ), l.dims(kK), l.dims(kV)};
   if (use.outputs.size() > 3) l.build.rule.outputs.push_back(l.mask(use.inputs[6].shape, s));
   l.build.rule.linear = {{5}};

@@ -6,6 +6,8 @@
 //   OwnBlock{over, ranks, dim, outer}(x): the own block of what all ranks have alike.
 //   AllToAll{over, ranks, dim, outer, to_dim, to_outer}(x): from blocks of `dim` to blocks of
 //     `to_dim`.
+//   OwnFirst{over, size}() -> i64[]: `size` times the rank's number along the axis, where its own
+//     block of so many begins.
 // `over` is an index of the mesh. A dim that is cut is [outer, ranks × block], as Layout says.
 #include "rules.h"
 
@@ -72,6 +74,12 @@ TypesResult exchanged_types(const OpTypes& use) {
   return types;
 }
 
+TypesResult first_types(const OpTypes& use) {
+  PIPER_TRY(check_arity(use, 0, 0));
+  if (use.attrs.integer("size", -1) < 0) return fail("blocks of no size");
+  return std::vector<TensorType>{{DType::kI64, {}}};
+}
+
 LoopRule sum_loops(const OpTypes& use) { return pointwise_loops(use, {{0}}); }
 
 // What lies outside of the blocks passes; the blocks themselves are whole.
@@ -130,7 +138,11 @@ std::vector<OpDef> collective_ops() {
   both.set("to_outer", int64_t{1});
   OpDef sum = collective("AllReduce", same_types, {4, 6}, {});
   sum.loops = sum_loops;
-  return {sum, collective("AllGather", joined_types, {4, 6}, blocks),
+  OpDef first = collective("OwnFirst", first_types, {}, {{"size", int64_t{4}}});
+  first.samples = {{.inputs = {}, .attrs = {{"over", int64_t{0}}, {"size", int64_t{4}}}}};
+  first.loops = [](const OpTypes& use) { return pointwise_loops(use, {}); };
+  first.localise = nullptr;
+  return {sum, first, collective("AllGather", joined_types, {4, 6}, blocks),
           collective("ReduceScatter", cut_types, {4, 12}, blocks),
           collective("OwnBlock", cut_types, {4, 12}, blocks),
           collective("AllToAll", exchanged_types, {4, 6}, both)};

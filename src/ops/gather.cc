@@ -1,5 +1,6 @@
-// Gather{axis, padding}(data, indices): slices of data along one dim; GatherGrad{axis, size}(dy,
-// indices) sums them back. The slice at `padding`, where there is one, gets no gradient, as the
+// Gather{axis, padding}(data, indices, first?): slices of data along one dim; GatherGrad{axis,
+// size}(dy, indices, first?) sums them back. With `first`, data has the slices from that number on
+// of `whole`: what is not among them is zero, or left out of the sum. The slice at `padding`, where there is one, gets no gradient, as the
 // row padding_idx of PyTorch's embedding.
 #include "rules.h"
 
@@ -16,17 +17,19 @@ List replaced(const List& list, size_t from, size_t count, const List& by) {
 }
 
 TypesResult gather_types(const OpTypes& use) {
-  PIPER_TRY(check_arity(use, 2, 2));
+  PIPER_TRY(check_arity(use, 2, 3));
   PIPER_TRY(check_index(use, 1));
+  PIPER_TRY(check_first(use, 2));
   const TensorType& data = use.inputs[0];
   PIPER_ASSIGN(const size_t axis, check_axis(use.attrs, "axis", data.shape.size()));
   return std::vector<TensorType>{{data.dtype, replaced(data.shape, axis, 1, use.inputs[1].shape)}};
 }
 
 TypesResult grad_types(const OpTypes& use) {
-  PIPER_TRY(check_arity(use, 2, 2));
+  PIPER_TRY(check_arity(use, 2, 3));
   PIPER_TRY(check_float(use, 0));
   PIPER_TRY(check_index(use, 1));
+  PIPER_TRY(check_first(use, 2));
   const Shape &dy = use.inputs[0].shape, &indices = use.inputs[1].shape;
   const int64_t size = use.attrs.integer("size", -1);
   if (dy.size() < indices.size() || size < 0) {
@@ -71,7 +74,7 @@ struct GatherLetters {
 GatherLetters letters_of(const Shape& data, const Shape& indices, size_t axis) {
   GatherLetters g;
   g.data = g.build.letters(data);
-  g.build.mark_whole(g.data[axis][0]);
+  g.build.rule.firsts = {{g.data[axis][0], 2}};
   g.indices = g.build.letters(indices);
   g.gathered = replaced(g.data, axis, 1, g.indices);
   return g;
@@ -81,6 +84,7 @@ LoopRule gather_rule(const OpTypes& use) {
   const size_t axis = static_cast<size_t>(use.attrs.integer("axis"));
   GatherLetters g = letters_of(use.inputs[0].shape, use.inputs[1].shape, axis);
   g.build.rule.inputs = {g.data, g.indices};
+  if (use.inputs.size() > 2) g.build.rule.inputs.push_back({});
   g.build.rule.outputs = {g.gathered};
   g.build.rule.linear = {{0}};
   return g.build.rule;
@@ -90,9 +94,16 @@ LoopRule grad_rule(const OpTypes& use) {
   const size_t axis = static_cast<size_t>(use.attrs.integer("axis"));
   GatherLetters g = letters_of(use.outputs[0].shape, use.inputs[1].shape, axis);
   g.build.rule.inputs = {g.gathered, g.indices};
+  if (use.inputs.size() > 2) g.build.rule.inputs.push_back({});
   g.build.rule.outputs = {g.data};
   g.build.rule.linear = {{0}};
   return g.build.rule;
+}
+
+Attrs grad_localise(const OpTypes& use, const std::vector<Shape>& local_outputs) {
+  Attrs attrs = use.attrs;
+  attrs.set("size", local_outputs[0][static_cast<size_t>(attrs.integer("axis"))]);
+  return attrs;
 }
 
 }  // namespace
@@ -107,6 +118,7 @@ std::vector<OpDef> gather_ops() {
                     {.inputs = {f64({2, 3}), i64({})}, .attrs = axis(1)}};
   OpDef grad{.name = "GatherGrad", .types = grad_types, .loops = grad_rule};
   grad.cost = element_cost<1>;
+  grad.localise = grad_localise;
   auto sized = [](int64_t n) { return Attrs{{"axis", n}, {"size", int64_t{3}}}; };
   grad.samples = {{.inputs = {f64({2, 5, 4}), i64({2, 5})}, .attrs = sized(0)},
                   {.inputs = {f64({2, 6, 4}), i64({6})}, .attrs = sized(1)},

@@ -43,6 +43,11 @@ Status check_type(const OpTypes& use, size_t input, std::string_view role, const
               to_string(use.inputs[input]));
 }
 
+Status check_first(const OpTypes& use, size_t input) {
+  if (!has_input(use, input)) return ok_status();
+  return check_type(use, input, "first", {DType::kI64, {}});
+}
+
 Result<size_t> check_axis(const Attrs& attrs, std::string_view name, size_t rank) {
   const int64_t axis = attrs.integer(name);
   if (axis < 0 || axis >= static_cast<int64_t>(rank)) {

@@ -66,6 +66,12 @@ std::optional<Layout> layout_of(const Operand& operand, const LoopCut& cut) {
   return std::nullopt;
 }
 
+bool is_whole(const LoopRule& rule, char letter) {
+  return rule.whole.find(letter) != std::string::npos ||
+         std::any_of(rule.firsts.begin(), rule.firsts.end(),
+                     [&](const auto& first) { return first.first == letter; });
+}
+
 int occurrences(const Operand& operand, char letter) {
   int count = 0;
   for (const LoopRule::Dim& dim : operand.dims) {

@@ -29,6 +29,9 @@ std::optional<LoopCut> cut_of(const Operand& operand, const Layout& layout, int6
 // How the operand lies when `cut` is made; none when it does not have the letter.
 std::optional<Layout> layout_of(const Operand& operand, const LoopCut& cut);
 
+// Whether the letter cannot be cut where nothing tells a part at which turn it begins.
+bool is_whole(const LoopRule& rule, char letter);
+
 // How often the letter stands in the operand: more than once on a diagonal.
 int occurrences(const Operand& operand, char letter);
 

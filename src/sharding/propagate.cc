@@ -206,14 +206,14 @@ bool Propagation::find_cuts(Use& use) {
     if (!join(cut, use.cut_input, node.outputs[i])) return false;
   }
   if (!use.cut) return true;
-  bool is_whole = use.rule.whole.find(use.cut->letter) != std::string::npos;
+  bool whole = is_whole(use.rule, use.cut->letter);
   for (size_t i = 0; i < node.inputs.size(); ++i) {
-    is_whole = is_whole || occurrences(use.input(i), use.cut->letter) > 1;
+    whole = whole || occurrences(use.input(i), use.cut->letter) > 1;
   }
   for (size_t i = 0; i < node.outputs.size(); ++i) {
-    is_whole = is_whole || occurrences(use.output(i), use.cut->letter) > 1;
+    whole = whole || occurrences(use.output(i), use.cut->letter) > 1;
   }
-  return !is_whole || couples(use, use.cut_input);
+  return !whole || couples(use, use.cut_input);
 }
 
 // Every input that has the cut loop must be cut alike.
@@ -259,7 +259,7 @@ bool Propagation::require(const Use& use, size_t input, const Layout& layout) {
   size_t output = static_cast<size_t>(value.output_index);
   Operand operand{*rule, rule->outputs[output], types.outputs[output].shape};
   std::optional<LoopCut> cut = cut_of(operand, layout, shards_);
-  if (!cut || rule->whole.find(cut->letter) != std::string::npos) {
+  if (!cut || is_whole(*rule, cut->letter)) {
     return refuse(fmt::format("{} makes it as a whole", place_of(producer)));
   }
   found_more_ = required_.emplace(id.value, layout).second || found_more_;

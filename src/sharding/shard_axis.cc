@@ -32,6 +32,7 @@ struct Loops {
 
 // What an op could do: how it wants its operands, and how its results lie then.
 struct Choice {
+  std::optional<LoopCut> cut;
   std::vector<Layout> needs, makes;
   int gathered_seeds = 0;  // what the strategy cuts is put together only where nothing else is left
   double bytes = 0;
@@ -208,6 +209,9 @@ class AxisWalk {
   bool is_legal(const Loops& loops, const LoopCut& cut) const {
     const LoopRule& rule = loops.rule;
     if (rule.whole.find(cut.letter) != std::string::npos || loops.def->draws >= 0) return false;
+    const bool begins = std::any_of(rule.firsts.begin(), rule.firsts.end(),
+                                    [&](const auto& first) { return first.first == cut.letter; });
+    if (begins && cut.outer != 1) return false;
     for (size_t i = 0; i < rule.inputs.size(); ++i) {
       const int times = occurrences(loops.input(i), cut.letter);
       if (times > 1 || (times == 1 && !layout_of(loops.input(i), cut))) return false;
@@ -265,7 +269,7 @@ class AxisWalk {
 
   // By the loop, or, without one, on the whole.
   Choice choose(const Node& node, const Loops& loops, const std::optional<LoopCut>& cut) const {
-    Choice choice;
+    Choice choice{cut};
     for (size_t i = 0; i < node.inputs.size(); ++i) {
       const auto layout = cut && node.inputs[i].valid() ? layout_of(loops.input(i), *cut)
                                                         : std::optional<Layout>();
@@ -323,6 +327,7 @@ class AxisWalk {
       if (inputs[i].valid()) inputs[i] = read(inputs[i], choice.needs[i], id);
     Node made = node;
     made.inputs = std::move(inputs);
+    if (choice.cut) place_first(made, loops_of(node).rule, *choice.cut);
     nodes_.push_back(std::move(made));
     was_.push_back(id);
     for (size_t o = 0; o < node.outputs.size(); ++o) {
@@ -332,6 +337,23 @@ class AxisWalk {
       if (fixed == fixed_.end() || fixed->second == choice.makes[o]) continue;
       now_[output.index()] = convert(output, fixed->second, id);
       lies_[output.index()] = fixed->second;
+    }
+  }
+
+  // Tells a part where it begins, among the parts of axes before it too.
+  void place_first(Node& node, const LoopRule& rule, const LoopCut& cut) {
+    for (const auto& [letter, input] : rule.firsts) {
+      if (letter != cut.letter) continue;
+      const auto at = static_cast<size_t>(input);
+      const auto size = std::find_if(rule.sizes.begin(), rule.sizes.end(),
+                                     [&](const auto& s) { return s.first == cut.letter; });
+      PIPER_CHECK(cut.outer == 1, "a part of {} that begins more than once", node.op);
+      ValueId first = add("OwnFirst", {},
+                          {{"over", int64_t{cut_.axis}}, {"size", size->second / ranks_}}, node, {});
+      if (node.inputs.size() <= at) node.inputs.resize(at + 1);
+      if (node.inputs[at].valid()) first = add("Add", {node.inputs[at], first}, {}, node, {});
+      node.inputs[at] = first;
+      if (!node.attrs.find("whole")) node.attrs.set("whole", size->second);
     }
   }
 
@@ -384,8 +406,8 @@ class AxisWalk {
     Value value;
     value.name = node.name;
     value.type = (*types)[0];
-    value.layout = graph_.value(inputs[0]).layout;
-    value.over = graph_.value(inputs[0]).over;
+    if (!inputs.empty()) value.layout = graph_.value(inputs[0]).layout;
+    if (!inputs.empty()) value.over = graph_.value(inputs[0]).over;
     std::erase_if(value.over, [&](const AxisLayout& lies) { return lies.axis == cut_.axis; });
     if (layout.kind != kWhole) value.over.push_back({cut_.axis, layout});
     const ValueId made = graph_.add_value(std::move(value));
@@ -585,7 +607,10 @@ class AxisWalk {
         shapes.push_back(local(type_of(id).shape, made[id.index()]));
         is_cut = is_cut || shapes.back() != type_of(id).shape;
       }
-      if (is_cut) nodes_[n].attrs = def->localise(use_of(graph_, whole), shapes);
+      if (!is_cut) continue;
+      Attrs local = def->localise(use_of(graph_, whole), shapes);
+      if (const auto* of = nodes_[n].attrs.find("whole")) local.set("whole", *of);
+      nodes_[n].attrs = std::move(local);
     }
     for (size_t i = 0; i < global_; ++i) {
       Value& value = graph_.values[i];

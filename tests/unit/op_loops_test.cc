@@ -99,6 +99,19 @@ Use local_use(const Use& use, const LoopRule& rule, char letter, int64_t from, i
     shapes.push_back(local_shape(use, rule, o, letter, count));
   }
   if (use.def->localise) local.types.attrs = use.def->localise(use.types, shapes);
+  for (const auto& [begins, input] : rule.firsts) {
+    if (begins != letter) continue;
+    local.types.attrs.set("whole", std::find_if(rule.sizes.begin(), rule.sizes.end(), [&](auto& s) {
+                                     return s.first == letter;
+                                   })->second);
+    const auto at = static_cast<size_t>(input);
+    local.types.inputs.resize(at + 1);
+    local.types.present.resize(at + 1, false);
+    local.inputs.resize(at + 1);
+    local.types.inputs[at] = {DType::kI64, {}};
+    local.types.present[at] = true;
+    local.inputs[at] = Tensor{{DType::kI64, {}}, {static_cast<double>(from)}};
+  }
   if (use.def->draws >= 0) {
     place_draw(local, use, *place_of(rule, rule.outputs[0], use.types.outputs[0].shape, letter), from);
   }

@@ -137,6 +137,10 @@ class Ranks {
   }
 
   Whole together(const Node& node, size_t rank) const {
+    if (node.op == "OwnFirst")
+      return {static_cast<double>(
+          static_cast<int64_t>(mesh_.coordinate(rank, static_cast<int>(node.attrs.integer("over")))) *
+          node.attrs.integer("size"))};
     const auto& input = values_[node.inputs[0].index()];
     const int axis = static_cast<int>(node.attrs.integer("over"));
     const size_t at = mesh_.coordinate(rank, axis), count = mesh_.size(axis);
@@ -334,7 +338,7 @@ AxisCut over(const Graph& graph, int32_t axis, std::string name, int64_t ranks, 
   return cut;
 }
 
-const Dims kMegatron{{"qkv.weight", 0}, {"q.weight", 0},    {"k.weight", 0},   {"v.weight", 0},
+const Dims kMegatron{{"qkv.weight", 0},  {"q.weight", 0},    {"k.weight", 0},   {"v.weight", 0},
                      {"up.weight", 0},  {"proj.weight", 1}, {"down.weight", 1}};
 
 ShardedGraph cut(const Graph& whole, const AxisCut& axis) {
@@ -406,6 +410,16 @@ TEST(ShardAxis, InputsAreCutAlongTheirTokens) {
   const ShardedGraph made = cut(whole, axis);
   show(made);
   expect_same(made.graph, Mesh{{2}}, whole, oracle::random_sources(whole, 1, 4), 1e-12);
+}
+
+TEST(ShardAxis, RowsOfAnEmbeddingAreCut) {
+  const Graph whole = decoder({.classes = 8});
+  const ShardedGraph made = cut(whole, over(whole, 0, "tp", 2, {{"wte", 0}}));
+  show(made);
+  using Counts = std::map<std::string, int>;
+  EXPECT_EQ(collectives(made.graph, Pass::kF), (Counts{{"AllReduce", 1}, {"OwnFirst", 1}}));
+  EXPECT_EQ(collectives(made.graph, Pass::kBW), (Counts{{"OwnFirst", 1}}));
+  expect_same(made.graph, Mesh{{2}}, whole, oracle::random_sources(whole, 1, 8), 1e-12);
 }
 
 TEST(ShardAxis, AxesFollowEachOther) {

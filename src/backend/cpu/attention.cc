@@ -149,6 +149,21 @@ double work_of(const Form& f) {
   return 4.0 * static_cast<double>(f.queries * f.keys) * static_cast<double>(f.width) / 50;
 }
 
+// The input that says which query is the first one; 0: there is none.
+Result<size_t> first_input(const Use& use, size_t input) {
+  if (use.inputs.size() <= input) return size_t{0};
+  PIPER_WANT(use.inputs[input] == (TensorType{DType::kI64, {}}), "first {}",
+             to_string(use.inputs[input]));
+  return input;
+}
+
+Form placed(Form form, Pointers p, size_t first) {
+  if (first == 0) return form;
+  const int64_t whole = std::clamp<int64_t>(*input<int64_t>(p, first), 0, form.keys);
+  form.offset = std::clamp(form.offset + whole, -form.queries, form.keys);
+  return form;
+}
+
 }  // namespace
 
 AttentionSizes attention_sizes(const AttentionForm& form) {
@@ -172,7 +187,8 @@ int64_t attention_scratch(const AttentionForm& form, bool backward) {
 }
 
 Result<KernelPtr> make_attention(const Use& use) {
-  PIPER_TRY(use.operands(3, 4, 2));
+  PIPER_TRY(use.operands(3, 5, 2));
+  PIPER_ASSIGN(const size_t first, first_input(use, 4));
   PIPER_ASSIGN(const Form form, form_of(use, 3, use.outputs[0]));
   const size_t outputs = use.inputs.size();
   const bool masked = form.masks || form.adds;
@@ -185,7 +201,7 @@ Result<KernelPtr> make_attention(const Use& use) {
     return make_units_kernel(
         InPlace::kNo, form.batch * form.heads, work_of(form),
         [=](Pointers p, std::byte* scratch, int64_t begin, int64_t end) {
-          forward(form, {input<T>(p, 0), input<T>(p, 1), input<T>(p, 2), masked ? p[3] : nullptr},
+          forward(placed(form, p, first), {input<T>(p, 0), input<T>(p, 1), input<T>(p, 2), masked ? p[3] : nullptr},
                   output<T>(p, outputs), output<T>(p, outputs + 1), reinterpret_cast<T*>(scratch),
                   begin, end);
         },
@@ -197,7 +213,8 @@ Result<KernelPtr> make_attention_grad(const Use& use) {
   PIPER_ASSIGN(const int64_t mask_grad, use.integer_or("mask_grad", 0));
   PIPER_ASSIGN(const std::vector<int64_t> columns, use.integers("grad_columns"));
   const size_t parts = columns.empty() ? 3 : 1;  // outputs of dq, dk and dv
-  PIPER_TRY(use.operands(6, 7, parts + (mask_grad ? 1 : 0)));
+  PIPER_TRY(use.operands(6, 8, parts + (mask_grad ? 1 : 0)));
+  PIPER_ASSIGN(const size_t first, first_input(use, 7));
   PIPER_ASSIGN(Form form, form_of(use, 6, use.inputs[3]));
   PIPER_WANT(use.inputs[4] == (TensorType{use.type(), {form.batch, form.heads, form.queries}}) &&
                  use.inputs[5] == use.inputs[3],
@@ -215,7 +232,7 @@ Result<KernelPtr> make_attention_grad(const Use& use) {
     return make_units_kernel(
         InPlace::kNo, mask_grad ? 1 : units, work_of(form) * 3,
         [=](Pointers p, std::byte* scratch, int64_t begin, int64_t end) {
-          backward(form, {input<T>(p, 0), input<T>(p, 1), input<T>(p, 2), masked ? p[6] : nullptr},
+          backward(placed(form, p, first), {input<T>(p, 0), input<T>(p, 1), input<T>(p, 2), masked ? p[6] : nullptr},
                    {input<T>(p, 3), input<T>(p, 4), input<T>(p, 5), output<T>(p, o),
                     output<T>(p, parts == 3 ? o + 1 : o), output<T>(p, parts == 3 ? o + 2 : o),
                     mask_grad ? output<T>(p, o + parts) : nullptr},

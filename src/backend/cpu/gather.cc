@@ -11,17 +11,34 @@
 namespace piper::cpu {
 namespace {
 
+// Which slices of a dim of `whole` a use has: all of them, or those from its last input on.
+struct Part {
+  int64_t size = 0, whole = 0;
+  size_t inputs = 2;
+  int64_t first(Pointers p) const { return inputs > 2 ? *input<int64_t>(p, 2) : 0; }
+};
+
+Result<Part> part_of(const Use& use, int64_t size) {
+  Part part{size, size, use.inputs.size()};
+  if (part.inputs == 2) return part;
+  PIPER_WANT(use.inputs[2] == (TensorType{DType::kI64, {}}), "first {}", to_string(use.inputs[2]));
+  PIPER_ASSIGN(part.whole, use.integer("whole"));
+  PIPER_WANT(part.whole >= size, "{} of {} slices", size, part.whole);
+  return part;
+}
+
 template <class T, class I>
-KernelPtr gather_kernel(int64_t outer, int64_t size, int64_t inner, int64_t count) {
+KernelPtr gather_kernel(int64_t outer, const Part& part, int64_t inner, int64_t count) {
   return make_kernel(InPlace::kNo, [=](Pointers p, std::byte*) {
     const I* index = input<I>(p, 1);
-    T* out = output<T>(p, 2);
+    T* out = output<T>(p, part.inputs);
+    const int64_t first = part.first(p);
     for (int64_t o = 0; o < outer; ++o) {
-      const T* data = input<T>(p, 0) + o * size * inner;
+      const T* data = input<T>(p, 0) + o * part.size * inner;
       for (int64_t i = 0; i < count; ++i, out += inner) {
-        const int64_t at = position(index[i], size);
+        const int64_t at = position_in(index[i], first, part.size, part.whole);
         if (at < 0) {
-          std::fill_n(out, inner, nothing<T>());
+          std::fill_n(out, inner, at == -1 ? nothing<T>() : T{0});
         } else if (inner == 1) {
           *out = data[at];
         } else {
@@ -33,15 +50,17 @@ KernelPtr gather_kernel(int64_t outer, int64_t size, int64_t inner, int64_t coun
 }
 
 template <class T, class I>
-KernelPtr gather_grad_kernel(int64_t outer, int64_t size, int64_t inner, int64_t count) {
+KernelPtr gather_grad_kernel(int64_t outer, const Part& part, int64_t inner, int64_t count) {
   return make_kernel(InPlace::kNo, [=](Pointers p, std::byte*) {
     const T* dy = input<T>(p, 0);
     const I* index = input<I>(p, 1);
-    std::fill_n(output<T>(p, 2), outer * size * inner, T{0});
+    const int64_t first = part.first(p);
+    T* const whole = output<T>(p, part.inputs);
+    std::fill_n(whole, outer * part.size * inner, T{0});
     for (int64_t o = 0; o < outer; ++o) {
-      T* data = output<T>(p, 2) + o * size * inner;
+      T* data = whole + o * part.size * inner;
       for (int64_t i = 0; i < count; ++i, dy += inner) {
-        const int64_t at = position(index[i], size);
+        const int64_t at = position_in(index[i], first, part.size, part.whole);
         if (at < 0) continue;
         T* row = data + at * inner;
         for (int64_t j = 0; j < inner; ++j) row[j] += dy[j];
@@ -53,7 +72,7 @@ KernelPtr gather_grad_kernel(int64_t outer, int64_t size, int64_t inner, int64_t
 }  // namespace
 
 Result<KernelPtr> make_gather(const Use& use) {
-  PIPER_TRY(use.operands(2, 2));
+  PIPER_TRY(use.operands(2, 3));
   const Shape &data = use.in(0), &indices = use.in(1);
   PIPER_ASSIGN(const int64_t axis, use.axis("axis", data.size()));
   Shape expected(data.begin(), data.begin() + axis);
@@ -62,16 +81,17 @@ Result<KernelPtr> make_gather(const Use& use) {
   PIPER_WANT(use.out() == expected && use.outputs[0].dtype == use.type(), "of {} at {} to {}",
              to_string(use.inputs[0]), to_string(indices), to_string(use.outputs[0]));
   const int64_t outer = extent(data, 0, axis), inner = extent(data, axis + 1, data.size());
+  PIPER_ASSIGN(const Part part, part_of(use, data[axis]));
   return for_indices(use.inputs[1].dtype, [&](auto index) {
     return for_dtype(use.type(), [&](auto zero) -> Result<KernelPtr> {
-      return gather_kernel<decltype(zero), decltype(index)>(outer, data[axis], inner,
+      return gather_kernel<decltype(zero), decltype(index)>(outer, part, inner,
                                                             num_elements(indices));
     });
   });
 }
 
 Result<KernelPtr> make_gather_grad(const Use& use) {
-  PIPER_TRY(use.operands(2, 2));
+  PIPER_TRY(use.operands(2, 3));
   const Shape &dy = use.in(0), &indices = use.in(1), &data = use.out();
   PIPER_ASSIGN(const int64_t axis, use.axis("axis", data.size()));
   PIPER_ASSIGN(const int64_t size, use.integer_or("size", data[axis]));
@@ -82,9 +102,10 @@ Result<KernelPtr> make_gather_grad(const Use& use) {
              "of {} at {} to {}", to_string(use.inputs[0]), to_string(indices),
              to_string(use.outputs[0]));
   const int64_t outer = extent(data, 0, axis), inner = extent(data, axis + 1, data.size());
+  PIPER_ASSIGN(const Part part, part_of(use, size));
   return for_indices(use.inputs[1].dtype, [&](auto index) {
     return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
-      return gather_grad_kernel<decltype(zero), decltype(index)>(outer, size, inner,
+      return gather_grad_kernel<decltype(zero), decltype(index)>(outer, part, inner,
                                                                  num_elements(indices));
     });
   });

@@ -12,6 +12,13 @@ inline int64_t position(int64_t index, int64_t size) {
   return index >= 0 && index < size ? index : -1;
 }
 
+// Of a part of `size` from `first` on of `whole`; -2: in the whole, but not here.
+inline int64_t position_in(int64_t index, int64_t first, int64_t size, int64_t whole) {
+  const int64_t at = position(index, whole);
+  if (at < 0) return -1;
+  return at >= first && at < first + size ? at - first : -2;
+}
+
 // What stands for an element that is not there.
 template <class T>
 T nothing() {
