@@ -198,6 +198,50 @@ class AxisWalk {
     });
   }
 
+  // How a reader wants a sum that meets there what is cut already: a gradient beside the value that
+  // it is multiplied with.
+  std::optional<Layout> wanted_beside(ValueId value) const {
+    for (NodeId reader : readers_[value.index()]) {
+      const Node& node = graph_.node(reader);
+      const Loops loops = loops_of(node);
+      std::optional<LoopCut> cut;
+      const std::optional<Layout> behind =
+          only_moves(loops, node) ? wanted_beside(node.outputs[0]) : std::optional<Layout>();
+      if (behind) cut = cut_of(loops.output(0), *behind, ranks_);
+      for (size_t i = 0; i < node.inputs.size() && !cut; ++i)
+        if (const Layout lies = will_lie(node.inputs[i]); lies.kind == kCut)
+          cut = cut_of(loops.input(i), lies, ranks_);
+      if (!cut || !is_legal(loops, *cut)) continue;
+      for (size_t i = 0; i < node.inputs.size(); ++i)
+        if (node.inputs[i] == value)
+          if (const auto layout = layout_of(loops.input(i), *cut)) return layout;
+    }
+    return std::nullopt;
+  }
+
+  // Also of what is still to come, where that only moves elements.
+  Layout will_lie(ValueId id) const {
+    if (!id.valid()) return {};
+    const Value& value = graph_.value(id);
+    if (value.kind != ValueKind::kNode || value.producer.value < visited_) return lies_[id.index()];
+    const Node& node = graph_.node(value.producer);
+    const Loops loops = loops_of(node);
+    if (!only_moves(loops, node)) return {};
+    const Layout source = will_lie(node.inputs[0]);
+    if (source.kind != kCut) return {};
+    const std::optional<LoopCut> cut = cut_of(loops.input(0), source, ranks_);
+    if (!cut || !is_legal(loops, *cut)) return {};
+    return layout_of(loops.output(0), *cut).value_or(Layout{});
+  }
+
+  // Elements of one value in another shape or order.
+  static bool only_moves(const Loops& loops, const Node& node) {
+    return node.inputs.size() == 1 && node.outputs.size() == 1 && !loops.def->collective &&
+           loops.rule.linear == std::vector<std::vector<int>>{{0}} &&
+           loops.types.inputs[0].bytes() == loops.types.outputs[0].bytes() &&
+           loops.def->cost(loops.types).flops == 0;
+  }
+
   void hint_gradients() {
     for (const Param& param : graph_.params)
       if (param.gradient.valid() && lies_[param.value.index()].kind == kCut)
@@ -225,6 +269,7 @@ class AxisWalk {
   }
 
   void visit(NodeId id) {
+    visited_ = id.value;
     const Node node = graph_.node(id);
     const Loops loops = loops_of(node);
     std::vector<Choice> choices;
@@ -258,9 +303,13 @@ class AxisWalk {
       if (cut && is_legal(loops, *cut) && std::find(cuts.begin(), cuts.end(), *cut) == cuts.end())
         cuts.push_back(*cut);
     };
-    for (size_t i = 0; i < node.inputs.size(); ++i)
-      if (node.inputs[i].valid() && lies_[node.inputs[i].index()].kind == kCut)
-        add(cut_of(loops.input(i), lies_[node.inputs[i].index()], ranks_));
+    for (size_t i = 0; i < node.inputs.size(); ++i) {
+      if (!node.inputs[i].valid()) continue;
+      const Layout& lies = lies_[node.inputs[i].index()];
+      const auto& wanted = hints_[node.inputs[i].index()];
+      if (lies.kind == kCut) add(cut_of(loops.input(i), lies, ranks_));
+      if (lies.kind == kTerms && wanted) add(cut_of(loops.input(i), *wanted, ranks_));
+    }
     for (size_t o = 0; o < node.outputs.size(); ++o)
       if (const auto& wanted = hints_[node.outputs[o].index()])
         add(cut_of(loops.output(o), *wanted, ranks_));
@@ -333,6 +382,8 @@ class AxisWalk {
     for (size_t o = 0; o < node.outputs.size(); ++o) {
       const ValueId output = node.outputs[o];
       lies_[output.index()] = made_[output.index()] = choice.makes[o];
+      if (choice.makes[o].kind == kTerms && !hints_[output.index()])
+        hints_[output.index()] = wanted_beside(output);
       const auto fixed = fixed_.find(output.value);
       if (fixed == fixed_.end() || fixed->second == choice.makes[o]) continue;
       now_[output.index()] = convert(output, fixed->second, id);
@@ -495,12 +546,8 @@ class AxisWalk {
     const Value value = graph_.value(id);
     if (value.kind != ValueKind::kNode || fixed_.count(id.value)) return std::nullopt;
     const Node node = graph_.node(value.producer);
-    if (node.inputs.size() != 1 || node.outputs.size() != 1) return std::nullopt;
     const Loops loops = loops_of(node);
-    const bool moves = loops.rule.linear == std::vector<std::vector<int>>{{0}} &&
-                       loops.types.inputs[0].bytes() == loops.types.outputs[0].bytes() &&
-                       loops.def->cost(loops.types).flops == 0 && !loops.def->collective;
-    if (!moves) return std::nullopt;
+    if (!only_moves(loops, node)) return std::nullopt;
     Layout source = to;
     if (to.kind == kCut) {
       const std::optional<LoopCut> cut = cut_of(loops.output(0), to, ranks_);
@@ -647,6 +694,7 @@ class AxisWalk {
   std::vector<Layout> made_;  // by value, of what its node makes
   std::vector<std::optional<Layout>> hints_;
   std::vector<bool> is_seed_, read_whole_;
+  int32_t visited_ = 0;              // nodes before this one
   std::vector<ValueId> now_;         // what stands for a value
   std::map<int32_t, Layout> fixed_;  // by value that a node makes: what its readers get
   std::map<Key, ValueId> converted_;
