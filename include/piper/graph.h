@@ -37,14 +37,15 @@ enum class ValueKind : uint8_t {
 //   kSharded     blocks of `dim`; a dim is [outer, shards × local, inner] and shard i holds the
 //                i-th block of each outer part,
 //   kPartial     terms of a sum over all shards.
-enum class LayoutKind : uint8_t { kReplicated, kSharded, kPartial };
+//   kGreatest    numbers of which the greatest counts.
+enum class LayoutKind : uint8_t { kReplicated, kSharded, kPartial, kGreatest };
 struct Layout {
   LayoutKind kind = LayoutKind::kReplicated;
   int dim = -1;       // kSharded
   int64_t outer = 1;  // kSharded: extent of the factors of `dim` left of the sharded one
   bool operator==(const Layout&) const = default;
 };
-std::string to_string(const Layout& layout);  // "R", "S0", "S1/4" (outer 4), "P"
+std::string to_string(const Layout& layout);  // "R", "S0", "S1/4" (outer 4), "P", "M"
 
 // How a value lies over a mesh axis that a `shard` directive names. Axes are applied one after the
 // other: what an axis cuts is what those before it left to a rank.

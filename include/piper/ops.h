@@ -33,8 +33,9 @@ struct LoopRule {
   // this input, i64[], which is absent in a whole use, and the size of the whole as the attribute
   // `whole`. Only a cut over mesh axes can give it.
   std::vector<std::pair<char, int>> firsts;
-  // Letters missing from an output are summed (false: max, or not at all: they are whole).
-  bool reduces = true;
+  // How the letters that are missing from an output are brought together: parts of them make
+  // terms of a sum, or numbers of which the greatest counts; or not at all, they are whole.
+  enum Reduction { kNone, kSum, kMax } reduces = kSum;
 };
 // "mk,kn->mn" with single letters; '.' leading stands for the shared leading dims. For ops of fixed
 // form.
@@ -132,6 +133,21 @@ struct OpDef {
   // Attributes for the sharded use, when they name sizes: given the whole use and the new local
   // output shapes.
   Attrs (*localise)(const OpTypes& use, const std::vector<Shape>& local_outputs) = nullptr;
+  // Ops that make the same and can be cut by letters that are whole in this one; null: none. An
+  // operand is an output of an earlier step, or, of step -1, an input of this op.
+  struct Operand {
+    int step = -1, index = 0;
+  };
+  struct Step {
+    std::string_view op;
+    std::vector<Operand> inputs;
+    Attrs attrs;
+  };
+  struct Steps {
+    std::vector<Step> steps;
+    std::vector<Operand> outputs;
+  };
+  Steps (*apart)(const OpTypes& use) = nullptr;
   // An output may take the memory of this input, where both have one type, when nothing else reads
   // it later: (output, input).
   std::vector<std::pair<int, int>> in_place;

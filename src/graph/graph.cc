@@ -8,6 +8,8 @@ std::string to_string(const Layout& layout) {
       return "R";
     case LayoutKind::kPartial:
       return "P";
+    case LayoutKind::kGreatest:
+      return "M";
     case LayoutKind::kSharded:
       break;
   }

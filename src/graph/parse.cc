@@ -134,6 +134,7 @@ bool read_number(std::string_view digits, auto& value) {
 Result<Layout> parse_layout(std::string_view text) {
   if (text == "R") return Layout{};
   if (text == "P") return Layout{LayoutKind::kPartial};
+  if (text == "M") return Layout{LayoutKind::kGreatest};
   Layout layout{LayoutKind::kSharded};
   const size_t slash = text.find('/');
   if (text.starts_with("S") && read_number(text.substr(1, slash - 1), layout.dim) &&

@@ -1,6 +1,6 @@
 // What the ranks along one mesh axis make together, each of its own operand: how a value changes
 // its layout over that axis. Sharding inserts them after autodiff; no backend has them.
-//   AllReduce{over}(x): the sum over the ranks.
+//   AllReduce{over}(x): the sum over the ranks; AllReduceMax{over}(x): the greatest.
 //   AllGather{over, ranks, dim, outer}(x): blocks of `dim` put together.
 //   ReduceScatter{over, ranks, dim, outer}(x): the own block of the sum.
 //   OwnBlock{over, ranks, dim, outer}(x): the own block of what all ranks have alike.
@@ -138,11 +138,13 @@ std::vector<OpDef> collective_ops() {
   both.set("to_outer", int64_t{1});
   OpDef sum = collective("AllReduce", same_types, {4, 6}, {});
   sum.loops = sum_loops;
+  OpDef greatest = collective("AllReduceMax", same_types, {4, 6}, {});
+  greatest.loops = [](const OpTypes& use) { return pointwise_loops(use, {}); };
   OpDef first = collective("OwnFirst", first_types, {}, {{"size", int64_t{4}}});
   first.samples = {{.inputs = {}, .attrs = {{"over", int64_t{0}}, {"size", int64_t{4}}}}};
   first.loops = [](const OpTypes& use) { return pointwise_loops(use, {}); };
   first.localise = nullptr;
-  return {sum, first, collective("AllGather", joined_types, {4, 6}, blocks),
+  return {sum, greatest, first, collective("AllGather", joined_types, {4, 6}, blocks),
           collective("ReduceScatter", cut_types, {4, 12}, blocks),
           collective("OwnBlock", cut_types, {4, 12}, blocks),
           collective("AllToAll", exchanged_types, {4, 6}, both)};

@@ -1,8 +1,12 @@
 // Cross-entropy over the last dim, as a sum: the mean over the whole batch is the sum divided by
 // LabelCount, whatever the cut.
 //   CrossEntropySum{ignore_index}(logits[…, C], labels[…]) -> (sum, share[…])
-//   CrossEntropyGrad{ignore_index}(logits, labels, share, dsum) -> dlogits
+//   CrossEntropyGrad{ignore_index}(logits, labels, share, dsum, top[…]?, first?) -> dlogits
 //   LabelCount{ignore_index}(labels) -> f32 scalar
+// In parts of the classes, from `first` on of `whole`, top the greatest logit of a row:
+//   CrossEntropyTerms{ignore_index}(logits, labels, top, first?) -> (above[…], chosen[…])
+//     above = sum of exp(logit - top), chosen = logit of the label - top
+//   CrossEntropyOfTerms{ignore_index}(above, chosen, labels) -> (sum, share[…])
 // share is the probability of the greatest logit. The logarithm of the sum of exponentials would do
 // as well, but in f32 it rounds all probabilities of a row, those of 256 classes by up to 2^-22.
 #include "rules.h"
@@ -29,11 +33,48 @@ TypesResult sum_types(const OpTypes& use) {
 }
 
 TypesResult grad_types(const OpTypes& use) {
-  PIPER_TRY(check_arity(use, 4, 4));
+  PIPER_TRY(check_arity(use, 4, 6));
   PIPER_ASSIGN(const TensorType rows, rows_of(use));
   PIPER_TRY(check_type(use, 2, "share", rows));
   PIPER_TRY(check_type(use, 3, "dsum", {rows.dtype, {}}));
+  if (has_input(use, 4)) PIPER_TRY(check_type(use, 4, "top", rows));
+  PIPER_TRY(check_first(use, 5));
   return std::vector<TensorType>{use.inputs[0]};
+}
+
+TypesResult terms_types(const OpTypes& use) {
+  PIPER_TRY(check_arity(use, 3, 4));
+  PIPER_ASSIGN(const TensorType rows, rows_of(use));
+  PIPER_TRY(check_type(use, 2, "top", rows));
+  PIPER_TRY(check_first(use, 3));
+  return std::vector<TensorType>{rows, rows};
+}
+
+TypesResult of_terms_types(const OpTypes& use) {
+  PIPER_TRY(check_arity(use, 3, 3));
+  PIPER_TRY(check_float(use, 0));
+  const TensorType rows = use.inputs[0];
+  PIPER_TRY(check_type(use, 1, "chosen", rows));
+  PIPER_TRY(check_type(use, 2, "labels", {DType::kI64, rows.shape}));
+  return std::vector<TensorType>{{rows.dtype, {}}, rows};
+}
+
+OpDef::Step top_of(const OpTypes& use) {
+  const auto last = static_cast<int64_t>(use.inputs[0].shape.size()) - 1;
+  return {"ReduceMax", {{-1, 0}}, {{"axes", std::vector{last}}, {"keepdims", int64_t{0}}}};
+}
+
+OpDef::Steps sum_apart(const OpTypes& use) {
+  return {{top_of(use),
+           {"CrossEntropyTerms", {{-1, 0}, {-1, 1}, {0, 0}}, use.attrs},
+           {"CrossEntropyOfTerms", {{1, 0}, {1, 1}, {-1, 1}}, use.attrs}},
+          {{2, 0}, {2, 1}}};
+}
+
+OpDef::Steps grad_apart(const OpTypes& use) {
+  if (has_input(use, 4)) return {};
+  return {{top_of(use), {"CrossEntropyGrad", {{-1, 0}, {-1, 1}, {-1, 2}, {-1, 3}, {0, 0}}, use.attrs}},
+          {{1, 0}}};
 }
 
 TypesResult count_types(const OpTypes& use) {
@@ -71,12 +112,39 @@ LoopRule sum_rule(const OpTypes& use) {
   return r.build.rule;
 }
 
+// Classes can be cut where the greatest logit is given.
+RowLetters cut_letters_of(const OpTypes& use, int first) {
+  RowLetters r;
+  r.logits = r.build.letters(use.inputs[0].shape);
+  r.build.rule.firsts = {{r.logits.back()[0], first}};
+  r.rows.assign(r.logits.begin(), r.logits.end() - 1);
+  return r;
+}
+
 LoopRule grad_rule(const OpTypes& use) {
-  RowLetters r = letters_of(use);
+  RowLetters r = has_input(use, 4) ? cut_letters_of(use, 5) : letters_of(use);
   r.build.rule.inputs = {r.logits, r.rows, r.rows, {}};
+  if (use.inputs.size() > 4) r.build.rule.inputs.push_back(has_input(use, 4) ? r.rows : Dims{});
+  if (use.inputs.size() > 5) r.build.rule.inputs.push_back({});
   r.build.rule.outputs = {r.logits};
   r.build.rule.linear = {{3}};
   return r.build.rule;
+}
+
+LoopRule terms_rule(const OpTypes& use) {
+  RowLetters r = cut_letters_of(use, 3);
+  r.build.rule.inputs = {r.logits, r.rows, r.rows};
+  if (use.inputs.size() > 3) r.build.rule.inputs.push_back({});
+  r.build.rule.outputs = {r.rows, r.rows};
+  return r.build.rule;
+}
+
+LoopRule of_terms_rule(const OpTypes& use) {
+  LoopBuilder build;
+  const Dims rows = build.letters(use.inputs[0].shape);
+  build.rule.inputs = {rows, rows, rows};
+  build.rule.outputs = {{}, rows};
+  return build.rule;
 }
 
 LoopRule count_rule(const OpTypes& use) {
@@ -93,16 +161,27 @@ std::vector<OpDef> cross_entropy_ops() {
   OpDef sum{
       .name = "CrossEntropySum", .types = sum_types, .gradient = sum_gradient, .loops = sum_rule};
   sum.cost = element_cost<12>;
+  sum.apart = sum_apart;
   sum.samples = {{.inputs = {f64({6, 5}), i64({6})}, .attrs = ignore},
                  {.inputs = {f64({2, 4, 3}), i64({2, 4})}, .attrs = ignore},
                  {.inputs = {f64({5}), i64({})}, .attrs = {{"ignore_index", int64_t{-100}}}}};
   OpDef grad{.name = "CrossEntropyGrad", .types = grad_types, .loops = grad_rule};
   grad.cost = element_cost<12>;
-  grad.samples = {{.inputs = {f64({2, 4, 3}), i64({2, 4}), f64({2, 4}), f64({})}, .attrs = ignore}};
+  grad.apart = grad_apart;
+  OpDef terms{.name = "CrossEntropyTerms", .types = terms_types, .loops = terms_rule};
+  terms.cost = element_cost<12>;
+  terms.samples = {
+      {.inputs = {f64({2, 4, 6}), i64({2, 4}), f64({2, 4})}, .attrs = ignore, .low = 0.5}};
+  OpDef of_terms{.name = "CrossEntropyOfTerms", .types = of_terms_types, .loops = of_terms_rule};
+  of_terms.cost = element_cost<12>;
+  of_terms.samples = {
+      {.inputs = {f64({2, 4}), f64({2, 4}), i64({2, 4})}, .attrs = ignore, .low = 0.5}};
+  grad.samples = {{.inputs = {f64({2, 6}), i64({2}), f64({2}), f64({}), f64({2})}, .attrs = ignore},
+                  {.inputs = {f64({2, 4, 3}), i64({2, 4}), f64({2, 4}), f64({})}, .attrs = ignore}};
   OpDef count{.name = "LabelCount", .types = count_types, .loops = count_rule};
   count.cost = element_cost<1>;
   count.samples = {{.inputs = {i64({2, 4})}, .attrs = ignore}};
-  return {sum, grad, count};
+  return {sum, terms, of_terms, grad, count};
 }
 
 }  // namespace piper

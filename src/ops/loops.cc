@@ -77,7 +77,7 @@ LoopRule whole_loops(const OpTypes& use) {
     build.rule.inputs.push_back(use.present[i] ? dims(use.inputs[i].shape) : Dims{});
   }
   for (const TensorType& type : use.outputs) build.rule.outputs.push_back(dims(type.shape));
-  build.rule.reduces = false;
+  build.rule.reduces = LoopRule::kNone;
   return build.rule;
 }
 

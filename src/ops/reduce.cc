@@ -99,7 +99,7 @@ LoopRule grad_rule(const OpTypes& use) {
   return build.rule;
 }
 
-LoopRule rule(const OpTypes& use, bool sums) {
+LoopRule rule(const OpTypes& use, LoopRule::Reduction reduces) {
   const Result<std::vector<bool>> reduced = reduced_dims(use);
   PIPER_CHECK(reduced.ok(), "loops of an ill-typed reduction");
   const bool keep = use.attrs.integer("keepdims");
@@ -110,14 +110,15 @@ LoopRule rule(const OpTypes& use, bool sums) {
   for (size_t d = 0; d < dims.size(); ++d) {
     if (!(*reduced)[d]) build.rule.outputs[0].push_back(dims[d]);
     if ((*reduced)[d] && keep) build.rule.outputs[0].push_back({});
-    if ((*reduced)[d] && !sums) build.mark_whole(dims[d][0]);
+    if ((*reduced)[d] && reduces == LoopRule::kNone) build.mark_whole(dims[d][0]);
   }
-  build.rule.reduces = sums;
-  if (sums) build.rule.linear = {{0}};
+  build.rule.reduces = reduces;
+  if (reduces == LoopRule::kSum) build.rule.linear = {{0}};
   return build.rule;
 }
-LoopRule sum_rule(const OpTypes& use) { return rule(use, true); }
-LoopRule extreme_rule(const OpTypes& use) { return rule(use, false); }
+LoopRule sum_rule(const OpTypes& use) { return rule(use, LoopRule::kSum); }
+LoopRule max_rule(const OpTypes& use) { return rule(use, LoopRule::kMax); }
+LoopRule other_rule(const OpTypes& use) { return rule(use, LoopRule::kNone); }
 
 OpDef reduction(std::string_view name, Grads (*gradient)(Builder&, const GradientArgs&),
                 LoopRule (*loops)(const OpTypes&)) {
@@ -153,9 +154,9 @@ std::vector<OpDef> reduce_ops() {
                           {.inputs = {f64({1, 3}), f64({4, 3}), f64({1, 3})},
                            .attrs = {{"axes", Shape{0}}, {"first", int64_t{1}}}}};
   return {reduction("ReduceSum", sum_gradient, sum_rule),
-          reduction("ReduceMax", extreme_gradient, extreme_rule),
-          reduction("ReduceMin", extreme_gradient, extreme_rule),
-          reduction("ReduceProd", product_gradient, extreme_rule),
+          reduction("ReduceMax", extreme_gradient, max_rule),
+          reduction("ReduceMin", extreme_gradient, other_rule),
+          reduction("ReduceProd", product_gradient, other_rule),
           product_grad,
           extreme_grad};
 }

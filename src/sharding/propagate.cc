@@ -375,7 +375,7 @@ void Propagation::set_outputs(const Use& use) {
   for (size_t i = 0; i < use.node.outputs.size(); ++i) {
     Layout& layout = layouts_[use.node.outputs[i].index()];
     std::optional<Layout> passed = layout_of(use.output(i), *use.cut);
-    if (!passed && !use.rule.reduces) {
+    if (!passed && use.rule.reduces != LoopRule::kSum) {
       couples(use, use.cut_input);
       return;
     }

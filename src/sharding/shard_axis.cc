@@ -18,6 +18,7 @@ namespace {
 constexpr LayoutKind kWhole = LayoutKind::kReplicated;
 constexpr LayoutKind kCut = LayoutKind::kSharded;
 constexpr LayoutKind kTerms = LayoutKind::kPartial;
+constexpr LayoutKind kGreatest = LayoutKind::kGreatest;
 
 // An op, and the loops of this use of it.
 struct Loops {
@@ -29,6 +30,10 @@ struct Loops {
   Operand output(size_t i) const { return {rule, rule.outputs[i], types.outputs[i].shape}; }
   bool is_product() const { return def->cost(types).is_matmul; }
 };
+
+bool is_apart(const Layout& layout) {
+  return layout.kind == kTerms || layout.kind == kGreatest;
+}
 
 // What an op could do: how it wants its operands, and how its results lie then.
 struct Choice {
@@ -56,6 +61,14 @@ class AxisWalk {
         now_(graph_.values.size()) {
     for (size_t i = 0; i < global_; ++i) now_[i] = ValueId(i);
     readers_ = readers(graph_);
+  }
+
+  // The ops whose operands would have to be put together although others can do with parts.
+  std::vector<NodeId> find_whole() {
+    for (const ShardSeed& seed : cut_.seeds)
+      if (!plant(seed)) return {};
+    for (size_t i = 0; i < graph_.nodes.size(); ++i) visit(NodeId(i));
+    return std::move(put_together_);
   }
 
   Result<ShardedGraph> run() {
@@ -263,7 +276,7 @@ class AxisWalk {
     for (size_t o = 0; o < rule.outputs.size(); ++o) {
       const int times = occurrences(loops.output(o), cut.letter);
       if (times > 1 || (times == 1 && !layout_of(loops.output(o), cut))) return false;
-      if (times == 0 && !rule.reduces) return false;
+      if (times == 0 && rule.reduces == LoopRule::kNone) return false;
     }
     return true;
   }
@@ -286,6 +299,10 @@ class AxisWalk {
     }
     const Choice& best = *std::min_element(
         choices.begin(), choices.end(), [](const Choice& a, const Choice& b) { return a.before(b); });
+    for (size_t i = 0; loops.def->apart && i < node.inputs.size(); ++i)
+      if (node.inputs[i].valid() && lies_[node.inputs[i].index()].kind == kCut &&
+          best.needs[i].kind == kWhole && !loops.def->apart(loops.types).steps.empty())
+        put_together_.push_back(id);
     take(id, node, best);
   }
 
@@ -332,9 +349,10 @@ class AxisWalk {
     }
     for (size_t o = 0; o < node.outputs.size(); ++o) {
       const auto layout = cut ? layout_of(loops.output(o), *cut) : std::optional(Layout{});
-      choice.makes.push_back(layout.value_or(Layout{kTerms}));
+      const bool sums = loops.rule.reduces == LoopRule::kSum;
+      choice.makes.push_back(layout.value_or(Layout{sums ? kTerms : kGreatest}));
       const auto& wanted = hints_[node.outputs[o].index()];
-      if (wanted || choice.makes.back().kind == kTerms)
+      if (wanted || is_apart(choice.makes.back()))
         choice.bytes +=
             cost_of(type_of(node.outputs[o]), choice.makes.back(), wanted.value_or(Layout{}));
     }
@@ -474,7 +492,7 @@ class AxisWalk {
     const double all = static_cast<double>(type.bytes()), n = static_cast<double>(ranks_);
     const double most = all * (n - 1) / n;
     if (from == to || from.kind == kWhole) return 0;
-    if (from.kind == kTerms) return to.kind == kWhole ? 2 * most : most;
+    if (is_apart(from)) return to.kind == kWhole ? 2 * most : most;
     if (to.kind == kWhole) return most;
     return from.dim == to.dim ? most : most / n;
   }
@@ -505,7 +523,7 @@ class AxisWalk {
   // A sum is finished where its terms are made; the rest happens where it is wanted.
   NodeId place_of(ValueId id, NodeId reader) const {
     const Value& value = graph_.value(id);
-    const bool is_sum = lies_[id.index()].kind == kTerms && value.kind == ValueKind::kNode;
+    const bool is_sum = is_apart(lies_[id.index()]) && value.kind == ValueKind::kNode;
     return is_sum ? value.producer : reader;
   }
   Key key_of(ValueId id, const Layout& to, NodeId reader) const {
@@ -527,6 +545,9 @@ class AxisWalk {
     if (from.kind == kCut && to.kind == kCut && from.dim == to.dim) {  // other blocks of one dim
       made = emit("AllGather", made, id, from, Layout{}, near, reader);
       made = emit("OwnBlock", made, id, to, to, near, reader);
+    } else if (from.kind == kGreatest) {
+      made = emit("AllReduceMax", made, id, from, Layout{}, near, reader);
+      if (to.kind == kCut) made = emit("OwnBlock", made, id, to, to, near, reader);
     } else if (from.kind == kTerms) {
       made = to.kind == kWhole ? emit("AllReduce", made, id, from, to, near, reader)
                                : emit("ReduceScatter", made, id, to, to, near, reader);
@@ -698,6 +719,7 @@ class AxisWalk {
   std::vector<ValueId> now_;         // what stands for a value
   std::map<int32_t, Layout> fixed_;  // by value that a node makes: what its readers get
   std::map<Key, ValueId> converted_;
+  std::vector<NodeId> put_together_;
   std::vector<Node> nodes_;
   std::vector<NodeId> was_;  // by position in nodes_; invalid: a conversion
   std::vector<Conversion> conversions_;
@@ -705,7 +727,61 @@ class AxisWalk {
 
 }  // namespace
 
+// The ops that do the same in steps stand for the nodes.
+Graph taken_apart(Graph graph, const std::vector<NodeId>& which) {
+  std::vector<Node> nodes;
+  const auto append = [&](Node node) {
+    for (ValueId output : node.outputs) graph.value(output).producer = NodeId(nodes.size());
+    nodes.push_back(std::move(node));
+  };
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    if (std::find(which.begin(), which.end(), NodeId(i)) == which.end()) {
+      append(std::move(graph.nodes[i]));
+      continue;
+    }
+    const Node whole = graph.nodes[i];
+    const OpDef::Steps apart = find_op(whole.op)->apart(use_of(graph, whole));
+    std::vector<std::vector<ValueId>> made;
+    for (size_t s = 0; s < apart.steps.size(); ++s) {
+      const OpDef::Step& step = apart.steps[s];
+      Node node = whole;
+      node.op = step.op;
+      node.attrs = step.attrs;
+      node.inputs.clear();
+      node.outputs.clear();
+      for (const OpDef::Operand& from : step.inputs) {
+        const auto at = static_cast<size_t>(from.index);
+        node.inputs.push_back(from.step < 0 ? whole.inputs[at]
+                                            : made[static_cast<size_t>(from.step)][at]);
+      }
+      const auto types = find_op(node.op)->types(use_of(graph, node));
+      PIPER_CHECK(types.ok(), "{} of {}: {}", node.op, whole.op, types.error().message);
+      for (size_t o = 0; o < types->size(); ++o) {
+        const auto own = std::find_if(apart.outputs.begin(), apart.outputs.end(), [&](const auto& x) {
+          return x.step == static_cast<int>(s) && x.index == static_cast<int>(o);
+        });
+        if (own != apart.outputs.end()) {
+          node.outputs.push_back(whole.outputs[static_cast<size_t>(own - apart.outputs.begin())]);
+        } else {
+          Value value;
+          value.name = fmt::format("{}/{}", whole.name, node.op);
+          value.type = (*types)[o];
+          value.layout = graph.value(whole.outputs[0]).layout;  // of the batch: as its rows
+          node.outputs.push_back(graph.add_value(std::move(value)));
+        }
+        graph.value(node.outputs.back()).output_index = static_cast<int>(o);
+      }
+      made.push_back(node.outputs);
+      append(std::move(node));
+    }
+  }
+  graph.nodes = std::move(nodes);
+  return graph;
+}
+
 Result<ShardedGraph> shard_axis(Graph graph, const AxisCut& cut) {
+  const std::vector<NodeId> whole = AxisWalk(graph, cut).find_whole();
+  if (!whole.empty()) graph = taken_apart(std::move(graph), whole);
   return AxisWalk(std::move(graph), cut).run();
 }
 

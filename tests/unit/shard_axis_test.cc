@@ -63,6 +63,13 @@ Whole sum(const std::vector<Whole>& terms) {
   return total;
 }
 
+Whole greatest(const std::vector<Whole>& terms) {
+  Whole top = terms[0];
+  for (const Whole& term : terms)
+    for (size_t i = 0; i < top.size(); ++i) top[i] = std::max(top[i], term[i]);
+  return top;
+}
+
 // Every value on every rank of a graph that shard_axis has cut.
 class Ranks {
  public:
@@ -90,7 +97,8 @@ class Ranks {
       const std::vector<Whole> before = held;
       for (size_t r = 0; r < held.size(); ++r) {
         const std::vector<Whole> group = group_of(before, r, lies->axis);
-        held[r] = lies->layout.kind == LayoutKind::kPartial
+        held[r] = lies->layout.kind == LayoutKind::kGreatest ? greatest(group)
+                  : lies->layout.kind == LayoutKind::kPartial
                       ? sum(group)
                       : join(group, Pieces(shape, lies->layout.dim, lies->layout.outer));
       }
@@ -146,6 +154,7 @@ class Ranks {
     const size_t at = mesh_.coordinate(rank, axis), count = mesh_.size(axis);
     const std::vector<Whole> group = group_of(input, rank, axis);
     if (node.op == "AllReduce") return sum(group);
+    if (node.op == "AllReduceMax") return greatest(group);
     const Shape& from = graph_.value(node.inputs[0]).type.shape;
     const Shape& to = graph_.value(node.outputs[0]).type.shape;
     const int64_t dim = node.attrs.integer("dim"), outer = node.attrs.integer("outer");
@@ -419,6 +428,15 @@ TEST(ShardAxis, RowsOfAnEmbeddingAreCut) {
   using Counts = std::map<std::string, int>;
   EXPECT_EQ(collectives(made.graph, Pass::kF), (Counts{{"AllReduce", 1}, {"OwnFirst", 1}}));
   EXPECT_EQ(collectives(made.graph, Pass::kBW), (Counts{{"OwnFirst", 1}}));
+  expect_same(made.graph, Mesh{{2}}, whole, oracle::random_sources(whole, 1, 8), 1e-12);
+}
+
+TEST(ShardAxis, ClassesAreCut) {
+  const Graph whole = decoder({.classes = 8});
+  const ShardedGraph made = cut(whole, over(whole, 0, "tp", 2, {{"head", 0}}));
+  show(made);
+  for (const Value& value : made.graph.values)
+    if (value.type.shape.size() == 3) EXPECT_LT(value.type.shape[2], 8 + 8 * (value.name[0] != 'M'));
   expect_same(made.graph, Mesh{{2}}, whole, oracle::random_sources(whole, 1, 8), 1e-12);
 }
 

@@ -65,6 +65,8 @@ Result<KernelPtr> make_group_norm_grad_params(const Use& use);
 Result<KernelPtr> make_rotary(const Use& use);
 // loss.cc
 Result<KernelPtr> make_cross_entropy_sum(const Use& use);
+Result<KernelPtr> make_cross_entropy_terms(const Use& use);
+Result<KernelPtr> make_cross_entropy_of_terms(const Use& use);
 Result<KernelPtr> make_cross_entropy_grad(const Use& use);
 Result<KernelPtr> make_label_count(const Use& use);
 // optimizer.cc

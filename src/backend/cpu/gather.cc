@@ -11,27 +11,11 @@
 namespace piper::cpu {
 namespace {
 
-// Which slices of a dim of `whole` a use has: all of them, or those from its last input on.
-struct Part {
-  int64_t size = 0, whole = 0;
-  size_t inputs = 2;
-  int64_t first(Pointers p) const { return inputs > 2 ? *input<int64_t>(p, 2) : 0; }
-};
-
-Result<Part> part_of(const Use& use, int64_t size) {
-  Part part{size, size, use.inputs.size()};
-  if (part.inputs == 2) return part;
-  PIPER_WANT(use.inputs[2] == (TensorType{DType::kI64, {}}), "first {}", to_string(use.inputs[2]));
-  PIPER_ASSIGN(part.whole, use.integer("whole"));
-  PIPER_WANT(part.whole >= size, "{} of {} slices", size, part.whole);
-  return part;
-}
-
 template <class T, class I>
 KernelPtr gather_kernel(int64_t outer, const Part& part, int64_t inner, int64_t count) {
   return make_kernel(InPlace::kNo, [=](Pointers p, std::byte*) {
     const I* index = input<I>(p, 1);
-    T* out = output<T>(p, part.inputs);
+    T* out = output<T>(p, part.outputs);
     const int64_t first = part.first(p);
     for (int64_t o = 0; o < outer; ++o) {
       const T* data = input<T>(p, 0) + o * part.size * inner;
@@ -55,7 +39,7 @@ KernelPtr gather_grad_kernel(int64_t outer, const Part& part, int64_t inner, int
     const T* dy = input<T>(p, 0);
     const I* index = input<I>(p, 1);
     const int64_t first = part.first(p);
-    T* const whole = output<T>(p, part.inputs);
+    T* const whole = output<T>(p, part.outputs);
     std::fill_n(whole, outer * part.size * inner, T{0});
     for (int64_t o = 0; o < outer; ++o) {
       T* data = whole + o * part.size * inner;
@@ -81,7 +65,7 @@ Result<KernelPtr> make_gather(const Use& use) {
   PIPER_WANT(use.out() == expected && use.outputs[0].dtype == use.type(), "of {} at {} to {}",
              to_string(use.inputs[0]), to_string(indices), to_string(use.outputs[0]));
   const int64_t outer = extent(data, 0, axis), inner = extent(data, axis + 1, data.size());
-  PIPER_ASSIGN(const Part part, part_of(use, data[axis]));
+  PIPER_ASSIGN(const Part part, part_of(use, 2, data[axis]));
   return for_indices(use.inputs[1].dtype, [&](auto index) {
     return for_dtype(use.type(), [&](auto zero) -> Result<KernelPtr> {
       return gather_kernel<decltype(zero), decltype(index)>(outer, part, inner,
@@ -102,7 +86,7 @@ Result<KernelPtr> make_gather_grad(const Use& use) {
              "of {} at {} to {}", to_string(use.inputs[0]), to_string(indices),
              to_string(use.outputs[0]));
   const int64_t outer = extent(data, 0, axis), inner = extent(data, axis + 1, data.size());
-  PIPER_ASSIGN(const Part part, part_of(use, size));
+  PIPER_ASSIGN(const Part part, part_of(use, 2, size));
   return for_indices(use.inputs[1].dtype, [&](auto index) {
     return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
       return gather_grad_kernel<decltype(zero), decltype(index)>(outer, part, inner,

@@ -19,6 +19,24 @@ inline int64_t position_in(int64_t index, int64_t first, int64_t size, int64_t w
   return at >= first && at < first + size ? at - first : -2;
 }
 
+// Which part of a dim a use has: all of it, or what begins where its input `at` says.
+struct Part {
+  int64_t size = 0, whole = 0;
+  size_t at = 0, outputs = 0;  // positions among the pointers
+  bool given = false;
+  int64_t first(Pointers p) const { return given ? *input<int64_t>(p, at) : 0; }
+};
+
+inline Result<Part> part_of(const Use& use, size_t at, int64_t size) {
+  Part part{size, size, at, use.inputs.size(), at < use.inputs.size()};
+  if (!part.given) return part;
+  PIPER_WANT(use.inputs[at] == (TensorType{DType::kI64, {}}), "first {}",
+             to_string(use.inputs[at]));
+  PIPER_ASSIGN(part.whole, use.integer("whole"));
+  PIPER_WANT(part.whole >= size, "{} of {}", size, part.whole);
+  return part;
+}
+
 // What stands for an element that is not there.
 template <class T>
 T nothing() {
