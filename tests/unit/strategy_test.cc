@@ -392,6 +392,9 @@ TEST(Strategy, OverridesAndDropsByName) {
             "Gelu Tanh 1");
   EXPECT_EQ(ops("directives: [{name: last, recompute: {ops: Exp}}]\n"), "Gelu Tanh Exp 1");
   EXPECT_EQ(ops("directives: [{name: new, recompute: {ops: Exp}}]\n"), "Gelu Tanh Exp 1");
+  EXPECT_EQ(ops("directives: [{name: first, recompute: {ops: Exp}, when: flag},\n"
+                "             {name: first, recompute: {ops: Log}, when: \"!flag\"}]\n"),
+            "Exp Tanh 1");
   EXPECT_EQ(ops("directives: [{drop: [first, replicas, last]}]\n"), "Tanh 0");
   EXPECT_EQ(ops("directives: [{drop: first, when: $flag}, {drop: replicas, when: false}]\n"),
             "Tanh 1");
