@@ -45,7 +45,6 @@ Result<Strategy> parse_strategy(const std::string& path, const std::vector<Defin
   const Sections sections = gather_sections(files, errors);
   Strategy out;
   out.path = path;
-  for (const StrategyFile& file : files) out.text += file.text;
   Scope scope = read_params(sections, defines, errors);
   out.params = scope.integers;
   for (const Scope::Text& text : scope.texts) out.text_params.emplace_back(text.name, text.value);

@@ -6,7 +6,6 @@
 
 #include "golden.h"
 #include "seed.h"
-#include "unit/strategy_texts.h"
 
 namespace piper {
 namespace {
@@ -42,7 +41,6 @@ TEST(Strategy, ReadsParams) {
                                         {"tenth", 10}}));
   const std::vector<std::pair<std::string, std::string>> texts = {
       {"model", "gpt"}, {"path", "h/0/mlp"}, {"copy", "gpt"}, {"block", "gpt/x4"}, {"lr", "3e-4"}};
-  EXPECT_EQ(strategy.text_params, texts);
   const Strategy other = parsed(text, {{"stages", "8"}, {"model", "bert"}, {"stages", "16"}});
   EXPECT_EQ(other.params[0].second, 16);
   EXPECT_EQ(other.params[2].second, 32);
@@ -278,7 +276,6 @@ TEST(Strategy, IncludesFiles) {
   ASSERT_EQ(strategy->annotate.rules.size(), 2u);
   EXPECT_EQ(std::get<BalanceRule>(strategy->annotate.rules[0]).into, 10);
   EXPECT_TRUE(std::holds_alternative<AnnotateRule>(strategy->annotate.rules[1]));
-  EXPECT_NE(strategy->text.find("tag: stage"), std::string::npos);
   const Result<Strategy> defined = parse_strategy(path, {{"more", "1"}});
   EXPECT_EQ(defined->mesh[0].size, 2);
 }
