@@ -8,6 +8,7 @@
 #include <filesystem>
 
 #include "cores.h"
+#include "finish.h"
 #include "outputs.h"
 #include "progress.h"
 
@@ -229,7 +230,11 @@ Result<RunOutcome> run_loaded(RunOptions& options, const Loaded& loaded, Transpo
         options.job.backend);
   Watch watch(options, loaded.set, voice, speaks);
   PIPER_ASSIGN(const JobResult result, run_ranks(options, loaded, transport));
-  write_results(options, result, loaded.mpi ? loaded.rank : -1, voice);
+  const auto write = [&] { write_results(options, result, loaded.mpi ? loaded.rank : -1, voice); };
+  if (transport == nullptr)
+    write();
+  else
+    PIPER_TRY(finish_together(*transport, end_timeout(options.job), write));
   return RunOutcome{watch.interrupted() && result.interrupted, voice.code()};
 }
 

@@ -571,8 +571,8 @@ TEST(Schedules, NoneIsNamedInTheCompiler) {
 }
 
 TEST(Schedules, AreShortPrograms) {
-  for (const auto& entry :
-       std::filesystem::directory_iterator(std::string(PIPER_SOURCE_DIR) + "/strategies")) {
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(
+           std::string(PIPER_SOURCE_DIR) + "/strategies")) {
     if (entry.path().extension() != ".yaml") continue;
     const auto strategy = parse_strategy(entry.path(), {});
     ASSERT_TRUE(strategy) << print_error(strategy.error());
