@@ -5,6 +5,7 @@
 
 #include "equivalence/jobs.h"
 #include "golden.h"
+#include "piper/summary.h"
 
 namespace piper {
 namespace {
@@ -54,6 +55,10 @@ golden::Section compile_case(const golden::Case& c) {
     text += fmt::format("{}: {}\n", e.at.line, e.directive);
     for (const std::string& line : e.lines) text += fmt::format("  {}\n", line);
   }
+  const bool reduces = std::any_of(compiled->explanations.begin(), compiled->explanations.end(),
+                                   [](const Explanation& e) { return e.directive == "replicate"; });
+  for (const std::string& line : traffic_lines(summarise(compiled->set)))
+    if (reduces && line.find("send over") == line.npos) text += line + "\n";
   return {"after", text + schedule};
 }
 
