@@ -77,7 +77,6 @@ class CallClaims {
   void claim_folded();
   std::vector<Fold> find_folds() const;
   Chain chain_of(const OnnxTensor& folded, const std::string& source) const;
-  std::optional<double> stored_plus(const std::string& source) const;
   std::optional<double> added_number(const Fold& fold) const;
   bool scales_a_norm(const Slot& slot) const;
   bool is_plain_softplus(const Fold& fold) const;
