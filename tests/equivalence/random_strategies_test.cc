@@ -120,6 +120,20 @@ std::string composed_strategy(mutation::Random& random) {
   return more.empty() ? text : text + "directives:\n" + more;
 }
 
+// The strategy that counts, printed and read again, makes the same plans.
+void expect_printed_alike(CompileOptions options, const PlanSet& plans, const std::string& what) {
+  const Folder folder;
+  const auto strategy = parse_strategy(options.strategy, options.defines);
+  ASSERT_TRUE(strategy) << what;
+  const std::string text = print_strategy(*strategy);
+  options.strategy = folder.write("printed.yaml", text);
+  options.oracles = false;
+  const auto again = compile(options);
+  ASSERT_TRUE(again) << what << print_error(again.error()) << text;
+  EXPECT_TRUE(again->set.roles == plans.roles) << what << text;
+  EXPECT_EQ(again->set.manifest.strategy_digest, plans.manifest.strategy_digest) << what << text;
+}
+
 Tried try_one(uint64_t seed) {
   mutation::Random random(seed);
   const Folder folder;
@@ -138,6 +152,7 @@ Tried try_one(uint64_t seed) {
     if (given_seed()) std::printf("%s\n%s", what.c_str(), print_error(compiled.error()).c_str());
     return {true};
   }
+  expect_printed_alike(options, compiled->set, what);
   const auto got = train(compiled->set), single = train(*compiled->single);
   const auto uncut = train(*compiled->uncut);
   if (!got || !single || !uncut) {

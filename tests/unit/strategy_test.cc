@@ -282,7 +282,6 @@ TEST(Strategy, IncludesFiles) {
   ASSERT_EQ(strategy->annotate.rules.size(), 2u);
   EXPECT_EQ(std::get<BalanceRule>(strategy->annotate.rules[0]).into, 10);
   EXPECT_TRUE(std::holds_alternative<AnnotateRule>(strategy->annotate.rules[1]));
-  EXPECT_NE(strategy->text.find("tag: stage"), std::string::npos);
   const Result<Strategy> defined = parse_strategy(path, {{"more", "1"}});
   EXPECT_EQ(defined->mesh[0].size, 2);
 }
