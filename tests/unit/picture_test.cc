@@ -401,6 +401,24 @@ TEST(Picture, LongOnesAreWhole) {
   }
 }
 
+// One program may cost a billion times what the others do.
+TEST(Picture, OneLongTaskDoesNotMakeItEndless) {
+  PlanSet set = long_pipeline(4);
+  Program program;
+  program.values.assign(3, {DType::kF32, {1}});
+  program.num_args = 3;
+  program.ops = {{"Add", {}, {0, 1}, {2}}};
+  set.roles[0].programs = {program, program};
+  for (TensorType& type : set.roles[0].programs[1].values) type.shape = {1 << 30};
+  for (Instruction& one : set.roles[0].body) one.program = 0;
+  set.roles[0].body[2].program = 1;
+  const Picture picture = flops(set);
+  EXPECT_LT(draw_text(picture, {}).size(), 10000u);
+  EXPECT_LT(draw_svg(picture, "").size(), 10000u);
+  EXPECT_NE(draw_text(picture, {}).find("7 pieces of less than half a column"), std::string::npos)
+      << draw_text(picture, {});
+}
+
 // Whether the text is well-formed XML of the kind that is written here; where not.
 std::string broken_at(const std::string& text) {
   std::vector<std::string> open;
