@@ -511,6 +511,34 @@ TEST_F(Command, NothingToDumpIsSaid) {
             std::string::npos);
 }
 
+TEST_F(Command, PicturesAreTheSameFromBothPrograms) {
+  std::ofstream(path("text.bin")) << std::string(4096, 'a');
+  const auto piperc = [&](const std::string& flags) {
+    return run_shell(
+        fmt::format("{}/bin/piperc {}/samples/gpt/model.onnx "
+                    "{}/samples/gpt/pp2-dp2.yaml {} 2>&1 >{}",
+                    PIPER_BINARY_DIR, PIPER_SOURCE_DIR, PIPER_SOURCE_DIR, flags, path("out")));
+  };
+  EXPECT_EQ(piperc(fmt::format("-o {} --no-oracles --picture", path("drawn"))).first, 0);
+  const std::string drawn = bytes_of(path("out"));
+  EXPECT_NE(drawn.find("F forward, B backward"), drawn.npos) << drawn;
+  const auto [code, output] = run_shell(
+      fmt::format("{}/bin/piper-run {} --data {}:u8 --steps 1 --backend null --picture 2>/dev/null",
+                  PIPER_BINARY_DIR, path("drawn"), path("text.bin")));
+  EXPECT_EQ(code, 0);
+  EXPECT_EQ(output.substr(0, drawn.size()), drawn);
+
+  EXPECT_EQ(piperc(fmt::format("--svg {} --costs unit", path("drawn.svg"))).first, 0);
+  EXPECT_EQ(bytes_of(path("out")), "");
+  EXPECT_TRUE(bytes_of(path("drawn.svg")).ends_with("</svg>\n"));
+  EXPECT_EQ(piperc(fmt::format("--svg {}/none/drawn.svg", path(""))).first,
+            static_cast<int>(ExitCode::kStorage));
+  for (const char* wrong :
+       {"--picture --dump plan", "--dry-run --width 80", "--dry-run --costs unit",
+        "--picture --costs seconds", "--picture --width -1"})
+    EXPECT_EQ(piperc(wrong).first, static_cast<int>(ExitCode::kUsage)) << wrong;
+}
+
 // What a run says when it is refused.
 std::string refused(RunOptions options) {
   std::string said;
