@@ -397,3 +397,12 @@ write_older("older_shared", [old("a", "Gather", "t.weight x"), old("a", "Mul", "
             [tensor("t.weight", 5, 4), tensor("two")], ["ids"])
 write_older("older_conv", [old("conv", "Conv", "x onnx::Conv_9 conv.bias", kernel_shape=[2, 2], strides=[2, 2])],
             [tensor("onnx::Conv_9", 4, 3, 2, 2), tensor("conv.bias", 4)], IMAGE)
+
+# What opset 18 has no operator for, beside the parameter's own place.
+write("computed_swish", [product("x", "w", "mul", "%x, %p_w"), product("mul", "silu", "mul_1", "%mul, %silu"), *loss("mul_1")],
+      [values("w", w), values("silu", np.float32(w) / (1 + np.exp(-np.float32(w))))], ["batch", 4], ["w"], {"silu": ["w"]})
+# A parameter in a file beside it.
+apart = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[4], data_location=TensorProto.EXTERNAL)
+for key, value in [("location", "w.bin"), ("offset", "0"), ("length", "16")]:
+    apart.external_data.add(key=key, value=value)
+write("external", [product("x", "w", "mul", "%x, %p_w"), *loss("mul")], [apart], ["batch", 4], ["w"])
