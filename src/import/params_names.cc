@@ -100,13 +100,14 @@ void Namer::alias(const std::string& other, const std::string& name) {
 // ---- Names that were kept -----------------------------------------------------------------------
 
 // A head that is an embedding, or a bias that two modules have: read in the scope of a Linear or an
-// Embedding that is not its own.
+// Embedding that is not its own. A table of another name may be handed to a module that has none.
 std::string Namer::other_name(int initializer, const Place& place) const {
   const std::string& scope = readers_.scopes[place.node];
   const std::string& op = node(place).op;
   const bool linear = readers_.is_leaf_of(scope, {"MatMul", "Transpose", "Add"}) ||
                       readers_.is_leaf_of(scope, {"Gemm"});
   const bool looked_up = op == "Gather" && place.input == 0 &&
+                         tensor(initializer).name.ends_with(".weight") &&
                          readers_.is_leaf_of(scope, {"Gather", "Mul", "Constant", "Cast"});
   const bool multiplied = linear && (op == "Transpose" || (op == "Gemm" && place.input == 1));
   const bool added = linear && (op == "Add" || (op == "Gemm" && place.input == 2));
