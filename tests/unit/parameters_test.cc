@@ -212,7 +212,7 @@ TEST_P(InitialValues, TrainAsPyTorch) {
   EXPECT_GT(std::abs(other->losses[0] / losses[0] - 1), 1e-3);
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, InitialValues, ::testing::Values("language", "gates"),
+INSTANTIATE_TEST_SUITE_P(Models, InitialValues, ::testing::Values("language", "gates", "relative"),
                          [](const auto& info) { return std::string(info.param); });
 
 // The state with some of it changed.
