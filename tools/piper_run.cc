@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "piper/picture.h"
 #include "piper/runtime.h"
 
 namespace {
@@ -60,8 +61,15 @@ struct Flags {
   piper::RunOptions run;
   std::string verify;
   double target = 0;
-  bool no_shuffle = false;
+  bool no_shuffle = false, picture = false;
 };
+
+piper::Status draw(const piper::PlanSet& set) {
+  PIPER_ASSIGN(const piper::Picture picture, piper::make_picture(set, piper::PictureCosts::kFlops));
+  std::fputs(piper::draw_text(picture, piper::text_for(stdout)).c_str(), stdout);
+  std::fflush(stdout);
+  return piper::ok_status();
+}
 
 // As CLI::Range, which says its bounds with all 309 digits of the largest double.
 CLI::Validator between(double least, double most, std::string text) {
@@ -150,7 +158,8 @@ void add_flags(CLI::App& app, Flags& flags) {
                  "steps between lines where there is no terminal (default: about 20 lines in all)")
       ->type_name("N")
       ->check(a_count(1));
-  app.add_flag("--picture", run.picture, "draw the schedule before the run");
+  app.add_flag("--picture", flags.picture,
+               "draw the schedule before the run, as piperc --picture does");
 }
 
 }  // namespace
@@ -174,6 +183,7 @@ int main(int argc, char** argv) {
   if (flags.verify == "single") flags.run.job.verify.against = piper::VerifyAgainst::kSingle;
   if (flags.verify == "uncut") flags.run.job.verify.against = piper::VerifyAgainst::kUncut;
   if (app.count("--target-loss") > 0) flags.run.job.target_loss = flags.target;
+  if (flags.picture) flags.run.on_plans = draw;
   flags.run.job.stop = &stop_requested;
   std::signal(SIGINT, request_stop);
   std::signal(SIGTERM, request_stop);

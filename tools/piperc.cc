@@ -7,6 +7,7 @@
 #include <cstdlib>
 
 #include "piper/compile.h"
+#include "piper/picture.h"
 
 namespace {
 
@@ -41,6 +42,9 @@ struct Flags {
   std::vector<std::string> defines;
   std::vector<std::string> dims;
   std::string emit, emit_order, order_form = "compute";
+  std::string svg, costs = "flops";
+  std::optional<size_t> width;
+  bool picture = false;
   bool describe = false;
   bool force = false, dry_run = false, timings = false, no_oracles = false, oracles = false;
 };
@@ -123,6 +127,25 @@ void explain(const std::string& topic, const Compiled& compiled) {
   if (topic == "memory" || summary || all) explain_memory(compiled);
 }
 
+std::string file_name(const std::string& path) { return path.substr(path.rfind('/') + 1); }
+
+// The schedule as text and as an image, where they are asked for.
+Status draw(const Flags& flags, const PlanSet& set) {
+  if (!flags.picture && flags.svg.empty()) return ok_status();
+  const bool units = flags.costs == "unit";
+  PIPER_ASSIGN(const Picture picture,
+               make_picture(set, units ? PictureCosts::kUnits : PictureCosts::kFlops));
+  if (flags.picture) {
+    PictureText form = text_for(stdout);
+    form.width = flags.width.value_or(form.width);
+    std::fputs(draw_text(picture, form).c_str(), stdout);
+  }
+  if (flags.svg.empty()) return ok_status();
+  const std::string title =
+      fmt::format("{} with {}", file_name(flags.compile.model), file_name(flags.compile.strategy));
+  return write_file(flags.svg, draw_svg(picture, title));
+}
+
 Result<std::vector<Definition>> read_defines(const std::vector<std::string>& texts) {
   std::vector<Definition> defines;
   for (const std::string& text : texts) {
@@ -197,6 +220,7 @@ int run(Flags& flags, std::optional<Result<Compiled>>& compiled_or_error) {
     const Status emitted = emit_order(flags, std::move(compiled->order));
     if (!emitted) return report(emitted.error());
   }
+  if (const Status drawn = draw(flags, compiled->set); !drawn) return report(drawn.error());
   if (flags.output.empty()) return 0;
   const Status written =
       write_plan_set(compiled->set, compiled->single ? &*compiled->single : nullptr,
@@ -253,9 +277,26 @@ int main(int argc, char** argv) {
                "directives and memory)")
       ->check(CLI::IsMember({"summary", "directives", "parameters", "memory", "all"}));
   std::vector<std::string> steps(dump_steps().begin(), dump_steps().end());
-  app.add_option("--dump", flags.dump, "print the text form after a step: " + join(steps, ", "))
-      ->check(CLI::IsMember(steps))
-      ->type_name("STEP");
+  CLI::Option* dump =
+      app.add_option("--dump", flags.dump, "print the text form after a step: " + join(steps, ", "))
+          ->check(CLI::IsMember(steps))
+          ->type_name("STEP");
+  CLI::Option* picture = app.add_flag("--picture", flags.picture,
+                                      "draw the schedule, as far as the terminal is wide, then "
+                                      "below: what each device does when, and how long it is idle")
+                             ->excludes(dump);
+  app.add_option("--width", flags.width,
+                 "of --picture: columns of a line; 0: as many as it takes, as where there is no "
+                 "terminal")
+      ->type_name("N")
+      ->check(CLI::Range(size_t{0}, size_t{1000000}))
+      ->needs(picture);
+  app.add_option("--svg", flags.svg, "write the picture as an image")->type_name("FILE.svg");
+  app.add_option("--costs", flags.costs,
+                 "of --picture and --svg: the FLOPs of what each task runs, recomputation "
+                 "included, or unit: a forward 1, a backward 2, its input and weight parts 1 each")
+      ->check(CLI::IsMember({"flops", "unit"}))
+      ->capture_default_str();
   app.add_flag("!--no-fuse", flags.compile.fuse,
                "plans that run every op on its own, with the same bits: to look for a fault");
   app.add_flag("--force", flags.force, "replace a directory that holds plans");
@@ -276,8 +317,10 @@ int main(int argc, char** argv) {
     app.parse(argc, argv);
     if (!flags.describe && flags.compile.strategy.empty()) throw CLI::RequiredError("strategy");
     if (!flags.describe && flags.emit.empty() && flags.output.empty() && !flags.dry_run &&
-        flags.dump.empty() && flags.emit_order.empty())
+        flags.dump.empty() && flags.emit_order.empty() && !flags.picture && flags.svg.empty())
       throw CLI::RequiredError("-o DIR (or --dry-run)");
+    if (app.count("--costs") > 0 && !flags.picture && flags.svg.empty())
+      throw CLI::RequiredError("--costs: --picture or --svg");
   } catch (const CLI::ParseError& e) {
     return app.exit(e) == 0 ? 0 : static_cast<int>(ExitCode::kUsage);
   }

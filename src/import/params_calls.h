@@ -82,7 +82,6 @@ class CallClaims {
   std::optional<Derivation> layout_in_call(const Slot& slot) const;
   OnnxTensor made_by_chain(const Fold& fold) const;
   Chain chain_of(const OnnxTensor& folded, const std::string& source) const;
-  std::optional<double> stored_plus(const std::string& source) const;
   std::optional<double> added_number(const Fold& fold) const;
   bool scales_a_norm(const Slot& slot) const;
   bool is_plain_softplus(const Fold& fold) const;

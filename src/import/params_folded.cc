@@ -155,15 +155,6 @@ OnnxTensor CallClaims::made_by_chain(const Fold& fold) const {
 
 // ---- 1 + w --------------------------------------------------------------------------------------
 
-std::optional<double> CallClaims::stored_plus(const std::string& source) const {
-  for (const ParamRule& rule : known_.rules) {
-    if (rule.kind != ParamRule::Kind::kStored) continue;
-    const Result<Glob> glob = Glob::parse(rule.match, rule.at);
-    if (glob && (glob->match(scope_of_name(source)) || glob->match(source))) return rule.plus;
-  }
-  return {};
-}
-
 // A norm multiplies by 1 + w what it has divided by a root.
 bool CallClaims::scales_a_norm(const Slot& slot) const {
   const OnnxNode& node = model_.nodes[slot.node];
@@ -195,7 +186,7 @@ bool CallClaims::comes_from(const std::string& value, const std::string& source)
 std::optional<double> CallClaims::added_number(const Fold& fold) const {
   const OnnxTensor& folded = tensor(fold.initializer);
   const std::string& source = fold.sources[0];
-  if (const auto said = stored_plus(source)) return said;
+  if (const auto said = stored_plus(known_, source)) return said;
   for (const std::string& name : folded.folded_from) {
     const int literal = index_.find_float(name);
     if (literal >= 0 && name != source && tensor(literal).type.shape.empty())

@@ -29,9 +29,67 @@ Result<Vals> scatter_elements(RuleContext& c) {
                      {{"axis", static_cast<int64_t>(axis)}, {"reduction", reduction}}));
 }
 
+// x[:, t] = y: a part of x, in its order.
+struct Box {
+  Shape from, size;  // by the first dims
+};
+
+std::optional<Box> box_of(const Val& index, const Shape& data) {
+  if (!index.is_constant() || index.rank() == 0 || num_elements(index.shape) == 0 ||
+      num_elements(index.shape) > kMostListed)
+    return {};
+  const auto depth = static_cast<size_t>(index.shape.back());
+  const std::vector<int64_t> all =
+      read_integers(expand_bytes(index.data, index.stored, index.shape, index.dtype), index.dtype);
+  Box box{Shape(all.begin(), all.begin() + static_cast<int64_t>(depth)), Shape(depth)};
+  if (depth > data.size()) return {};
+  for (size_t d = 0; d < depth; ++d) {
+    box.size[d] = all[all.size() - depth + d] - box.from[d] + 1;
+    if (box.from[d] < 0 || box.size[d] < 1 || box.from[d] + box.size[d] > data[d]) return {};
+  }
+  if (num_elements(box.size) * static_cast<int64_t>(depth) != num_elements(index.shape)) return {};
+  for (size_t i = 0; i < all.size(); i += depth) {
+    auto place = static_cast<int64_t>(i / depth);
+    for (size_t d = depth; d-- > 0; place /= box.size[d])
+      if (all[i + d] != box.from[d] + place % box.size[d]) return {};
+  }
+  return box;
+}
+
+// The part in the middle of what is left as it was, along one dim after the other.
+Result<Val> put(RuleContext& c, const Val& x, const Val& part, const Box& box, size_t d) {
+  while (d < box.size.size() && box.size[d] == x.shape[d]) ++d;
+  if (d == box.size.size()) return c.reshape(part, x.shape);
+  const auto cut = [&](int64_t from, int64_t to) {
+    std::vector<int64_t> starts(x.rank(), 0);
+    Shape shape = x.shape;
+    starts[d] = from;
+    shape[d] = to - from;
+    return c.slice(x, starts, std::vector<int64_t>(x.rank(), 1), shape);
+  };
+  const int64_t from = box.from[d], to = from + box.size[d];
+  Vals parts;
+  if (from > 0) {
+    PIPER_ASSIGN(parts.emplace_back(), cut(0, from));
+  }
+  PIPER_ASSIGN(const Val middle, cut(from, to));
+  PIPER_ASSIGN(parts.emplace_back(), put(c, middle, part, box, d + 1));
+  if (to < x.shape[d]) {
+    PIPER_ASSIGN(parts.emplace_back(), cut(to, x.shape[d]));
+  }
+  return c.op("Concat", parts, {{"axis", static_cast<int64_t>(d)}});
+}
+
 Result<Vals> scatter_nd(RuleContext& c) {
   PIPER_TRY(c.need(3, 3));
   PIPER_ASSIGN(const std::string reduction, reduction_of(c));
+  if (const auto box = box_of(c.in(1), c.in(0).shape); box && reduction == "none") {
+    const Shape& data = c.in(0).shape;
+    const auto depth = static_cast<int64_t>(box->size.size());
+    int64_t count = num_elements(box->size);
+    count *= num_elements(Shape(data.begin() + depth, data.end()));
+    if (count == num_elements(c.in(2).shape)) return single(put(c, c.in(0), c.in(2), *box, 0));
+  }
   return single(c.op("ScatterND", {c.in(0), c.in(1), c.in(2)}, {{"reduction", reduction}}));
 }
 

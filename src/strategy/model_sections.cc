@@ -105,7 +105,7 @@ Result<ParamRule> read_param_rule(const yaml::Node& item, const Scope& scope) {
     PIPER_ASSIGN(rule.to, read_text(*parts["as"], scope));
     rule.to_at = parts["as"]->at;
     if (const yaml::Node* transposed = parts["transposed"]) {
-      PIPER_ASSIGN(rule.transposed, read_bool(*transposed));
+      PIPER_ASSIGN(rule.transposed, read_bool(*transposed, scope));
     }
   }
   if (rule.kind == ParamRule::Kind::kRename) {
@@ -171,11 +171,10 @@ Result<std::vector<std::pair<std::string, int64_t>>> read_dims(const yaml::Entry
   return out;
 }
 
-Result<std::vector<ParamRule>> read_parameters(const yaml::Entry& entry, const Scope& scope) {
-  if (!entry.value.is(yaml::Node::Kind::kList))
-    return no_list(entry.value, "a list of entries for 'parameters'");
+Result<std::vector<ParamRule>> read_parameters(const std::vector<Sections::Item>& entries,
+                                               const Scope& scope) {
   std::vector<ParamRule> out;
-  for (const yaml::Node& item : entry.value.items) {
+  for (const auto& [file, item] : entries) {
     PIPER_ASSIGN(ParamRule rule, read_param_rule(item, scope));
     out.push_back(std::move(rule));
   }

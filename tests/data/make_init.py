@@ -65,6 +65,20 @@ class Gates(nn.Module):
         return F.mse_loss(self.down(F.gelu(self.up(x))), y)
 
 
+class Computed(nn.Module):
+    """What the older exporter computes of parameters, whose names are in the file no more: the values of the file show which."""
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.scale = nn.Parameter(torch.zeros(3, 8)), nn.Parameter(torch.zeros(8, 3)), nn.Parameter(torch.zeros(8))
+        self.sink, self.table, self.unused = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(5, 4)), nn.Parameter(torch.zeros(2))
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 4)
+
+    def forward(self, x, y):
+        x = x + x @ self.a.T @ self.b.T
+        x = (x.view(-1, 2, 4) * self.sink.reshape(1, 2, 1) + self.table[1:3]).flatten(1) * (2 - self.scale)
+        return F.mse_loss(self.down(F.gelu(self.up(x))), y)
+
+
 def rows(g):
     return {"x": torch.randn(BATCH, 8, generator=g), "y": torch.randn(BATCH, 4, generator=g)}
 
@@ -86,7 +100,7 @@ def randomise(module, seed):
 
 
 # fresh: the export of a module before it has the state.
-def write(name, kind, batch_of, fresh=True):
+def write(name, kind, batch_of, fresh=True, older=False):
     torch.manual_seed(2)
     module = kind().eval()
     if not fresh:
@@ -94,8 +108,8 @@ def write(name, kind, batch_of, fresh=True):
     g = torch.Generator().manual_seed(4)
     batches = [batch_of(g) for _ in range(STEPS)]
     file = str(OUT / f"{name}.onnx")
-    torch.onnx.export(module, tuple(batches[0].values()), file, dynamo=True, input_names=list(batches[0]), output_names=["loss"],
-                      opset_version=18, external_data=False, verbose=False)
+    options = dict(dynamo=False, opset_version=17) if older else dict(dynamo=True, opset_version=18, external_data=False)
+    torch.onnx.export(module, tuple(batches[0].values()), file, input_names=list(batches[0]), output_names=["loss"], verbose=False, **options)
     proto = onnx.load(file)
     for node in proto.graph.node:
         kept = [(p.key, p.value) for p in node.metadata_props if p.key in KEEP]
@@ -117,7 +131,7 @@ def write(name, kind, batch_of, fresh=True):
         optimizer.step()
         losses.append(loss.item())
     out = {f"batch/{k}/{n}": v.numpy() for k, b in enumerate(batches) for n, v in b.items()}
-    out |= {f"after/{n}": p.detach().float().numpy() for n, p in exact.named_parameters()}
+    out |= {f"after/{n}": p.detach().float().numpy() for n, p in exact.named_parameters() if p.grad is not None}
     save_file({k: np.ascontiguousarray(v) for k, v in {**out, "losses": np.array(losses)}.items()}, str(OUT / f"{name}.safetensors"))
 
 
@@ -126,3 +140,4 @@ if __name__ == "__main__":
     write("language", Language, tokens)
     write("gates", Gates, rows, fresh=False)
     write("relative", Relative, sequences, fresh=False)
+    write("older", Computed, rows, fresh=False, older=True)

@@ -378,6 +378,25 @@ write("merged_beside_removed",
        node("Mul", "add add_1", "mul_2", ("mul_2", "aten.mul.Tensor", "%add, %add_1")), *loss("mul_2")],
       [tensor("m.e.weight", 8, 4), tensor("embedding_1", 6, 4)], ["batch", 6], ["shared.weight", "m.e.weight", "m.a.p.weight", "m.b.p.weight"],
       {"embedding_1": ["arange", "m.a.p.weight"]})
+
+
+# Norms of the older exporter that convert their weight or add to it, in one step; a table under the names of two modules that double
+# it; a convolution whose weight was computed.
+def older_norm(scope, x, weight, converts):
+    at = f"/{scope}"
+    root = [old(scope, "Mul", f"{x} {x}", f"{at}/square"), old(scope, "ReduceMean", f"{at}/square", axes=[-1]), old(scope, "Sqrt", f"{at}/ReduceMean_output_0"),
+            old(scope, "Div", f"{x} {at}/Sqrt_output_0"), old(scope, "Mul", f"{at}/Div_output_0 {weight}")]
+    return root + ([old(scope, "Cast", f"{at}/Mul_output_0", to=1)] if converts else [])
+
+
+write_older("older_norms", [*older_norm("n.0", "x", "onnx::Mul_7", True), *older_norm("n.1", "/n.0/Cast_output_0", "onnx::Mul_8", True)],
+            [tensor("onnx::Mul_7", 4), tensor("onnx::Mul_8", 4)], ["batch", 4])
+write_older("older_plus_one", older_norm("n", "x", "onnx::Mul_7", False), [tensor("onnx::Mul_7", 4)], ["batch", 4])
+write_older("older_shared", [old("a", "Gather", "t.weight x"), old("a", "Mul", "/a/Gather_output_0 two"), old("b", "Gather", "t.weight x"), old("b", "Mul", "/b/Gather_output_0 two"),
+                             old("", "Add", "/a/Mul_output_0 /b/Mul_output_0"), helper.make_node("Tanh", ["/Add_output_0"], ["y"], name="/Tanh")],
+            [tensor("t.weight", 5, 4), tensor("two")], ["ids"])
+write_older("older_conv", [old("conv", "Conv", "x onnx::Conv_9 conv.bias", kernel_shape=[2, 2], strides=[2, 2])],
+            [tensor("onnx::Conv_9", 4, 3, 2, 2), tensor("conv.bias", 4)], IMAGE)
 # A parameter in two functions of it: the one that is steeper tells it, and the other agrees.
 w = rng.normal(size=4).astype(np.float32) * np.float32(0.01)
 write("two_functions",

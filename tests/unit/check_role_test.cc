@@ -57,6 +57,8 @@ TEST(CheckRole, RefusesEachFault) {
        "buffer 4 'acc' is a part of nothing possible"},
       {"step at=256", "state at=256 part_of=0 whole=[9]",
        "buffer 4 'acc' is f32[2,2], no part of f32[9] over 2 ranks"},
+      {"step at=256", "state at=256 part_of=0 whole=[4]",
+       "buffer 4 'acc' is f32[2,2], no part of f32[4] over 2 ranks"},
       {"axis=1", "axis=\"1\"",
        "program 0 'F stage=0': op 1 Gather has an attribute 'axis' of a wrong kind"},
       {"mode=\"a b\"", "then=1",

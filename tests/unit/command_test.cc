@@ -75,6 +75,11 @@ constexpr bool kThreadSanitizer = true;  // a process under mpirun has one threa
 #else
 constexpr bool kThreadSanitizer = false;
 #endif
+#if defined(__SANITIZE_ADDRESS__)
+constexpr bool kSanitized = true;
+#else
+constexpr bool kSanitized = kThreadSanitizer;
+#endif
 
 TEST_F(Command, ThreadsAndProcessesSaveTheSameBytes) {
   if (kThreadSanitizer) GTEST_SKIP() << "nothing of ours to find in processes of one thread";
@@ -282,6 +287,83 @@ TEST_F(Command, AFullDiskCostsNeitherTheRunNorTheSave) {
   EXPECT_EQ(code, 12) << output;
   EXPECT_NE(output.find("what was printed did not arrive: No space left"), std::string::npos);
   EXPECT_EQ(run_shell(run + " 2>/dev/null >&-").first, 12);
+}
+
+// Two processes of which rank 0 saves into a pipe, so for as long as nobody reads it. Meanwhile
+// `act` is done, where $PID is the process of `rank`.
+class Saving : public Command {
+ protected:
+  std::pair<int, std::string> save(int rank, const std::string& act) {
+    const std::string run = fmt::format(
+        "{}/bin/piper-run {}/plans --data {}/data.safetensors --steps 2 --threads 1 "
+        "--start-timeout 1 --metrics {}/m --save {}/pipe",
+        PIPER_BINARY_DIR, folder_.string(), folder_.string(), folder_.string(), folder_.string());
+    const std::string told =
+        fmt::format("sh -c 'echo $$ > {}/pid; exec {}'", folder_.string(), run);
+    return run_shell(fmt::format(
+        "cd {}; mkfifo pipe; (for i in $(seq 1000); do grep -qs '\"step\":2' m && break; "
+        "sleep 0.02; done; sleep 0.3; PID=$(cat pid); {}) >/dev/null 2>&1 & "
+        "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
+        "OMPI_MCA_rmaps_base_oversubscribe=1 mpirun -n 1 {} : -n 1 {} 2>&1; exit $?",
+        folder_.string(), act, rank == 0 ? told : run, rank == 0 ? run : told));
+  }
+};
+
+TEST_F(Saving, TakesAsLongAsItTakes) {
+  if (kThreadSanitizer) GTEST_SKIP() << "nothing of ours to find in processes of one thread";
+  auto [code, output] = save(0, "sleep 2.5; cat pipe > a");
+  EXPECT_EQ(code, 0) << output;
+  EXPECT_NE(output.find("saved 2 parameters to "), std::string::npos) << output;
+  EXPECT_FALSE(bytes_of(path("a")).empty());
+}
+
+TEST_F(Saving, ARankThatStopsIsNamed) {
+  if (kThreadSanitizer) GTEST_SKIP() << "nothing of ours to find in processes of one thread";
+  auto [code, output] = save(0, "kill -STOP $PID");
+  EXPECT_EQ(code, 10) << output;
+  EXPECT_NE(output.find("error: after the last step: rank 1 waited 1 s for what ranks tell each "
+                        "other beside the plan from rank 0\n"
+                        "  = note: rank 0 is at what it does after the last step\n"),
+            std::string::npos)
+      << output;
+}
+
+TEST_F(Saving, IsDoneBeforeAnotherRankIsMissed) {
+  if (kThreadSanitizer) GTEST_SKIP() << "nothing of ours to find in processes of one thread";
+  auto [code, output] = save(1, "kill -STOP $PID; sleep 1.5; cat pipe > a");
+  EXPECT_EQ(code, 10) << output;
+  EXPECT_NE(output.find("saved 2 parameters to "), std::string::npos) << output;
+  EXPECT_NE(output.find("error: after the last step: rank 0 waited 1 s for what ranks tell each "
+                        "other beside the plan from rank 1\n"),
+            std::string::npos)
+      << output;
+  EXPECT_FALSE(bytes_of(path("a")).empty());
+}
+
+// Libraries that cannot be loaded at all are the loader's, which says so with 127.
+TEST_F(Command, LittleMemoryIsSaid) {
+  if (kSanitized) GTEST_SKIP() << "sanitizers want more";
+  const std::string bin = PIPER_BINARY_DIR "/bin/", gpt = PIPER_SOURCE_DIR "/samples/gpt/";
+  const std::string programs[] = {
+      fmt::format("{}piperc {}model.onnx {}pp2-dp2.yaml --dry-run", bin, gpt, gpt),
+      fmt::format("{}piper-verify {}", bin, path("plans")),
+      fmt::format("{0}piper-run {1} --data {2} --steps 1", bin, path("plans"),
+                  path("data.safetensors"))};
+  std::string refused;
+  for (const std::string& program : programs) {
+    const int enough = run_shell(program + " 2>&1 >/dev/null").first;
+    for (int megabytes = 20; megabytes <= 200; megabytes += megabytes < 80 ? 4 : 30) {
+      const auto [code, output] =
+          run_shell(fmt::format("ulimit -v {}000; {} 2>&1 >/dev/null", megabytes, program));
+      const bool said = code == 12 ? output.find("error: ") != output.npos
+                                   : code == 127 && output.find("shared") != output.npos;
+      EXPECT_TRUE(code == enough || said)
+          << megabytes << " MB: " << program << ": " << code << output;
+      if (code == 12) refused += program.substr(bin.size(), 8);
+    }
+  }
+  for (const char* name : {"piperc", "piper-ve", "piper-ru"})
+    EXPECT_NE(refused.find(name), std::string::npos) << name;
 }
 
 TEST_F(Command, MetricsOfEarlierRunsStay) {

@@ -456,15 +456,6 @@ TEST(Job, StopsAtTheTarget) {
 
 // ---- What people see ----------------------------------------------------------------------------
 
-TEST(Picture, OneForwardOneBackward) {
-  EXPECT_EQ(
-      draw_schedule(one_forward_one_backward(), false),
-      "rank  time ->\n"
-      "   0  F0 F1 .. .. B0=== F2 B1=== F3 B2=== .. B3===\n"
-      "   1  .. F0 B0=== F1 B1=== F2 B2=== F3 B3=== .. ..\n"
-      "      F forward 1, B backward 2 (I its input part 1, W its weight part 1), .. idle 20 %\n");
-}
-
 TEST(Trace, HoldsTheLastStepOfEveryRank) {
   PlanSet set = pipeline(2);
   Numbers data({1});

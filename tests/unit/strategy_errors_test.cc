@@ -41,6 +41,9 @@ TEST(Strategy, ExplainsWrongParameters) {
 TEST(Strategy, ExplainsWrongIncludes) {
   golden::run("strategy/includes.test", {"error"}, strategy_error);
 }
+TEST(Strategy, ExplainsWhatDoesNotCompose) {
+  golden::run("strategy/composing.test", {"error"}, strategy_error);
+}
 
 TEST(Strategy, ExplainsUnusedParams) {
   golden::run("strategy/unused_params.test", {"error"}, strategy_error);
