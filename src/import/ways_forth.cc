@@ -178,6 +178,18 @@ bool is_made(const Derivation& derivation, const OnnxTensor& parameter, const On
   return nearly_equal(*made, folded, sums ? 100 : 4);
 }
 
+// What a function made, where those behind it have inverses.
+std::optional<OnnxTensor> made_at(const Chain& chain, size_t f, const OnnxTensor& folded) {
+  Derivation behind;
+  for (size_t k = f + 1; k < chain.functions.size(); ++k) {
+    const Derivation steps = function_steps(chain.functions[k], folded.type.shape);
+    if (steps.empty()) return {};
+    behind.insert(behind.end(), steps.begin(), steps.end());
+  }
+  Result<OnnxTensor> made = parameter_of(behind, folded);
+  return made ? std::optional(*std::move(made)) : std::nullopt;
+}
+
 // None where two parts of one value would do.
 std::optional<Derivation> forth_from(const OnnxTensor& parameter, const OnnxTensor& at,
                                      const Derivation& so_far, const OnnxTensor& folded,
@@ -185,8 +197,10 @@ std::optional<Derivation> forth_from(const OnnxTensor& parameter, const OnnxTens
   const bool last = f + 1 == chain.functions.size();
   const std::string& stem = chain.functions[f];
   const int64_t size = num_elements(folded.type.shape);
+  std::optional<OnnxTensor> to;
+  if (last || kind_of(stem) == PieceKind::kNumber) to = made_at(chain, f, folded);
   std::optional<Derivation> found;
-  for (const Derivation& piece : pieces_forth(stem, at, last ? &folded : nullptr, size, chain)) {
+  for (const Derivation& piece : pieces_forth(stem, at, to ? &*to : nullptr, size, chain)) {
     Derivation longer = so_far;
     longer.insert(longer.end(), piece.begin(), piece.end());
     std::optional<Derivation> way;

@@ -421,3 +421,10 @@ write("looked_up_of_function", sums("embedding"), [looked_up("embedding", 3, 2, 
 write("looked_up_by_index", sums("index"), [looked_up("index", 3, 2, [0, 1, 2])], ["batch", 3, 2], ["t"], {"index": ["arange", "t"]})
 # Repeated along a dim that it has.
 write("repeated_rows", sums("repeat"), [looked_up("repeat", 2, 2, [0, 1, 0, 1])], ["batch", 4, 2], ["t"], {"repeat": ["t", "val_0"]})
+# A number so small that it does not show, within a function of a parameter that is read itself.
+w = rng.normal(size=4).astype(np.float32) + np.float32(3)
+write("number_within",
+      [node("Mul", "x w", "mul", ("mul", "aten.mul.Tensor", "%x, %p_w")), node("Mul", "mul reciprocal", "mul_1", ("mul_1", "aten.mul.Tensor", "%mul, %reciprocal")),
+       *loss("mul_1")],
+      [numpy_helper.from_array(w, "w"), numpy_helper.from_array(1 / (w + np.float32(1e-9)), "reciprocal")], ["batch", 4], ["w"],
+      {"reciprocal": ["add", "scalar_tensor_default", "w"]})
