@@ -392,7 +392,9 @@ void CallClaims::claim_copy(const Fold& fold, const Slot& slot) {
   if (!unseen.empty()) return swallow_unseen(unseen, why);
   Fold copy = fold;
   if (same == values.end()) copy.chain = {{std::string(stem_of(value))}};
-  std::vector<std::string> makers = makers_of(folded, copy.chain);
+  // What a call made of its argument is in no layout that the function would tell.
+  std::vector<std::string> makers;
+  if (!is_literal(folded.name)) makers = makers_of(folded, copy.chain);
   if (makers.size() > 1)
     std::erase_if(makers, [&](const std::string& name) {
       return scope_of_name(name.substr(0, name.rfind('.'))) != scopes_[slot.node];

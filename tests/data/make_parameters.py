@@ -428,3 +428,8 @@ write("number_within",
        *loss("mul_1")],
       [numpy_helper.from_array(w, "w"), numpy_helper.from_array(1 / (w + np.float32(1e-9)), "reciprocal")], ["batch", 4], ["w"],
       {"reciprocal": ["add", "scalar_tensor_default", "w"]})
+# Equal values that two calls transposed, of which the second names another.
+write("merged_within_calls",
+      [node("MatMul", "x val_0", "linear", ("linear", "aten.linear.default", "%x, %exp"), "m"),
+       node("MatMul", "linear val_0", "linear_1", ("linear_1", "aten.linear.default", "%linear, %exp_1"), "m"), *loss("linear_1")],
+      [ones("val_0", 4, 4)], ["batch", 4], ["m.w"], {"val_0": ["exp", "m.w"]})
