@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "piper/bundle.h"
+#include "piper/summary.h"
 #include "piper/verify.h"
 #include "protobuf_change.h"
 #include "targets.h"
@@ -217,6 +218,7 @@ void run_plan_set(std::string_view input) {
   }
   Result<PlanSet> read = read_plan_set(set.folder().path(""));
   if (read) (void)load_params(*read);
+  if (read) (void)summarise(read->directory);
 }
 
 }  // namespace piper::fuzz
