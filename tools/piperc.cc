@@ -26,7 +26,8 @@ constexpr const char* kFooter =
     "wrong command line;\n"
     "3 the plan was refused (deadlock, unproved); 4 plan files unreadable; 12 the disk or the "
     "system refused.\n"
-    "Pages: strategies/README.md (strategies to begin with), formats/strategy.md (the language), "
+    "Pages: strategies/README.md (strategies to begin with, halves that combine), "
+    "formats/strategy.md (the language), "
     "formats/plan.md (what is written).";
 
 std::string footer() {

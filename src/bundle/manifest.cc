@@ -15,9 +15,9 @@ Json to_json(const Manifest& manifest, bool with_id) {
   json["format_version"] = manifest.format_version;
   if (with_id) json["set_id"] = manifest.set_id;
   json["compiler"] = manifest.compiler;
-  json["model"] = manifest.model;
+  if (with_id) json["model"] = manifest.model;  // names say nothing of what is in the set
   json["model_digest"] = manifest.model_digest;
-  json["strategy"] = manifest.strategy;
+  if (with_id) json["strategy"] = manifest.strategy;
   json["strategy_digest"] = manifest.strategy_digest;
   json["seed"] = manifest.seed;
   json["mesh"] = Json::array();

@@ -17,8 +17,9 @@
 namespace piper {
 namespace {
 
-constexpr std::string_view kSteps[] = {"import",   "patterns", "annotate", "precision", "autodiff",
-                                       "sharding", "dag",      "fuse",     "schedule",  "plan"};
+constexpr std::string_view kSteps[] = {"strategy",  "import",   "patterns", "annotate",
+                                       "precision", "autodiff", "sharding", "dag",
+                                       "fuse",      "schedule", "plan"};
 
 Result<Graph> find_patterns(Graph graph, Steps& steps, Compiled& compiled) {
   const auto find = [&] { return recognise(std::move(graph)); };
@@ -320,7 +321,7 @@ Result<Compiled> compile(const CompileOptions& options) {
   Compiled compiled;
   Steps steps(options, compiled);
   const auto read_strategy = [&] { return parse_strategy(options.strategy, options.defines); };
-  PIPER_ASSIGN(Strategy strategy, steps.run("strategy", read_strategy));
+  PIPER_ASSIGN(Strategy strategy, steps.run("strategy", read_strategy, print_strategy));
   const auto read_model = [&] {
     return import_onnx(options.model, import_options(strategy, options));
   };

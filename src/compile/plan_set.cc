@@ -73,19 +73,18 @@ Status check_plans(const PlanSet& set, const PlanSet* single) {
 
 Status name_plan_sets(const CompileOptions& options, const Strategy& strategy, Compiled& compiled) {
   PIPER_ASSIGN(const Bytes model, map_file(options.model));
-  std::string strategy_text = strategy.text;
-  for (const Definition& define : options.defines)
-    strategy_text += fmt::format("\n-D {}={}", define.name, define.value);
+  const std::string strategy_digest = digest(print_strategy(strategy));
   const auto name = [&](PlanSet& set) {
     set.manifest.compiler = "piperc 0.1.0";
-    set.manifest.model = options.model;
-    set.manifest.strategy = options.strategy;
     set.manifest.model_digest = digest(as_text(model.span()));
-    set.manifest.strategy_digest = digest(strategy_text);
+    set.manifest.strategy_digest = strategy_digest;
   };
   name(compiled.set);
   if (compiled.single) name(*compiled.single);
   if (compiled.uncut) name(*compiled.uncut);
+  // Not those of the oracles, whose manifests count for the set's id.
+  compiled.set.manifest.model = options.model;
+  compiled.set.manifest.strategy = options.strategy;
   return ok_status();
 }
 

@@ -391,22 +391,25 @@ void Namer::report_copies() {
   }
 }
 
+// One step is the transpose that a Linear needs; more may have been of a weight_norm.
 void Namer::report_scopes() {
-  const bool any = std::any_of(named_.begin(), named_.end(), [](const Named& named) {
-    return named.role.form != Role::Form::kNorm;
-  });
-  if (!any) return;
-  claims_.notes.push_back(
-      {"",
-       "weights without a name in the file are taken as they stand there; where a module computes "
-       "its weight (weight_norm, w * scale), only a file of dynamo=True or without constant "
-       "folding says so"});
-  std::set<std::string> names;
-  for (const Named& named : named_)
-    if (named.role.evidence == "scope") names.insert(named.role.name);
-  for (const std::string& name : names)
-    claims_.notes.push_back(
-        {name, "named by the scope of the node that reads it, since the file keeps no name"});
+  constexpr const char* kUnsaid =
+      "whether its module computes it (weight_norm, w * scale), as one of dynamo=True or without "
+      "constant folding does";
+  std::map<std::string, bool> told;  // by name: by the scope alone
+  for (const Named& named : named_) {
+    const bool by_scope = named.role.evidence == "scope";
+    const bool many = readers_.most_steps(tensor(named.initializer).name) > 1;
+    if (named.role.form != Role::Form::kNorm && (by_scope || many))
+      told[named.role.name] = told[named.role.name] || by_scope;
+  }
+  for (const bool by_scope : {false, true})
+    for (const auto& [name, scope] : told)
+      if (scope == by_scope)
+        claims_.notes.push_back(
+            {name, fmt::format("{}taken as it stands in the file, which {} {}",
+                               scope ? "named by the scope of the node that reads it and " : "",
+                               scope ? "says neither its name nor" : "does not say", kUnsaid)});
 }
 
 // ---- All of them --------------------------------------------------------------------------------

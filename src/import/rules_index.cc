@@ -67,16 +67,18 @@ bool counts(const Val& index, int64_t size) {  // 0, 1, … size - 1
   return true;
 }
 
-// i · rows + v[i] of a v for each sample i: v. None where the value is not made so.
+// i · rows + v[i, …] of a v for each sample i: v. None where the value is not made so.
 std::optional<ValueId> places_in_own_rows(const Graph& graph, ValueId index, int64_t samples,
                                           int64_t rows) {
   const NodeId producer = graph.value(index).producer;
   if (!producer.valid() || graph.node(producer).op != "Add") return {};
+  const Shape& shape = graph.value(index).type.shape;
   for (const size_t k : {0, 1}) {
     const Value& own = graph.value(graph.node(producer).inputs[k]);
     const ValueId places = graph.node(producer).inputs[1 - k];
     if (own.kind != ValueKind::kConstant || own.type.dtype != DType::kI64 ||
-        own.type.shape != Shape{samples} || graph.value(places).type.shape != own.type.shape)
+        own.type.shape.size() != shape.size() || shape.empty() || own.type.shape[0] != samples ||
+        num_elements(own.type.shape) != samples || graph.value(places).type.shape != shape)
       continue;
     const std::vector<int64_t> values = read_integers(own.data, DType::kI64);
     bool counts = true;
@@ -107,7 +109,9 @@ Result<std::optional<Val>> gather_own_row(RuleContext& c, const Val& data, const
     return none;
   const auto places = places_in_own_rows(graph, index.id, whole.shape[0], whole.shape[1]);
   if (!places) return none;
-  PIPER_ASSIGN(const Val each, c.reshape(graph_val(graph, *places), {whole.shape[0], 1}));
+  Shape one = index.shape;
+  one.push_back(1);
+  PIPER_ASSIGN(const Val each, c.reshape(graph_val(graph, *places), one));
   PIPER_ASSIGN(Val out, c.op("GatherND", {whole, each}, {{"batch_dims", int64_t{1}}}));
   return std::optional<Val>(std::move(out));
 }

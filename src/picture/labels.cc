@@ -44,7 +44,8 @@ std::string ranks_of(const PictureRow& row) {
 }
 
 std::string amount(const Picture& picture, double length) {
-  if (picture.costs == PictureCosts::kUnits) return fmt::format("{:.4g} unit{}", length, length == 1 ? "" : "s");
+  if (picture.costs == PictureCosts::kUnits)
+    return fmt::format("{:.4g} unit{}", length, length == 1 ? "" : "s");
   for (const auto& [size, name] : {std::pair(1e15, "P"), {1e12, "T"}, {1e9, "G"}, {1e6, "M"}})
     if (length >= size) return fmt::format("{:.4g} {}FLOP", length / size, name);
   return fmt::format("{:.4g} kFLOP", length / 1e3);

@@ -338,8 +338,11 @@ class Ruled(nn.Module):
         y = torch.zeros_like(x)
         y[:, 0] = x[:, 0]
         y[:, 1:, :8] = x[:, :-1, 8:]
+        y[:, ::3, 1::4] = 0.5
+        y[..., -1] = 0.0
         y = self.last(x + y)
-        row = y[torch.arange(ids.shape[0]), ids.argmax(-1)]
+        own = torch.arange(ids.shape[0])
+        row = y[own, ids.argmax(-1)] + y[own[:, None], labels % TIME].mean(1)
         return F.cross_entropy(self.head(y).flatten(0, 1), labels.flatten()) + F.cross_entropy(self.head(row), labels[:, 0])
 
 

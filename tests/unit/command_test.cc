@@ -287,6 +287,25 @@ TEST_F(Command, AFullDiskCostsNeitherTheRunNorTheSave) {
   EXPECT_EQ(code, 12) << output;
   EXPECT_NE(output.find("what was printed did not arrive: No space left"), std::string::npos);
   EXPECT_EQ(run_shell(run + " 2>/dev/null >&-").first, 12);
+  std::filesystem::remove(path("a"));
+  run_shell(fmt::format("({} 2>&1; echo $? > {}) | true", run, path("code")));
+  EXPECT_EQ(bytes_of(path("code")), "12\n");
+  EXPECT_TRUE(std::filesystem::exists(path("a")));
+}
+
+TEST_F(Command, ARunThatIsToldToEndSaves) {
+  if (kThreadSanitizer) GTEST_SKIP() << "the program itself is another test's";
+  for (const char* signal : {"INT", "TERM", "HUP"}) {
+    std::filesystem::remove(path("a"));
+    std::filesystem::remove(path("m"));
+    auto [code, output] = run_shell(fmt::format(
+        "cd {}; sh -c 'echo $$ > pid; exec {}/bin/piper-run plans --data data.safetensors --steps "
+        "100000000 --threads 1 --metrics m --log-every 1000000000 --save a' 2>&1 & for i in $(seq "
+        "1000); do grep -qs loss m && break; sleep 0.02; done; kill -{} $(cat pid); wait $!",
+        folder_.string(), PIPER_BINARY_DIR, signal));
+    EXPECT_EQ(code, 130) << signal << output;
+    EXPECT_TRUE(std::filesystem::exists(path("a"))) << signal;
+  }
 }
 
 // Two processes of which rank 0 saves into a pipe, so for as long as nobody reads it. Meanwhile
