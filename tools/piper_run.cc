@@ -121,8 +121,10 @@ void add_flags(CLI::App& app, Flags& flags) {
                  "times the longest step so far (default: 10, in the first step --start-timeout)")
       ->type_name("SECONDS")
       ->check(seconds);
-  app.add_option("--start-timeout", run.job.start_timeout_s,
-                 "seconds for all ranks to start and to load")
+  app.add_option(
+         "--start-timeout", run.job.start_timeout_s,
+         "seconds for all ranks to start and to load; and for one that is heard of no more while "
+         "others save")
       ->type_name("SECONDS")
       ->capture_default_str()
       ->check(seconds);
