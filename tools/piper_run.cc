@@ -12,7 +12,7 @@
 
 namespace {
 
-// Set by the first SIGINT or SIGTERM; the second ends the process as usual.
+// Set by the first SIGINT, SIGTERM or SIGHUP; the second ends the process as usual.
 std::atomic<bool> stop_requested{false};
 static_assert(std::atomic<bool>::is_always_lock_free);
 
@@ -48,7 +48,7 @@ Exit codes:
   11  the loss is not finite, a comparison failed or the target was missed; starting again is not
   12  the disk or the operating system refused; a run that lost only metrics, trace or report went
       on to its end and has saved what it trained
- 130  interrupted (SIGINT, SIGTERM; of several processes rank 0): ended after the step under way,
+ 130  interrupted (SIGINT, SIGTERM, SIGHUP; of several processes rank 0): ended after the step under way,
       results written
 
 All processes of a job are given the same flags; paths and --threads may differ. Of several
@@ -187,6 +187,8 @@ int main(int argc, char** argv) {
   flags.run.job.stop = &stop_requested;
   std::signal(SIGINT, request_stop);
   std::signal(SIGTERM, request_stop);
+  if (std::signal(SIGHUP, request_stop) == SIG_IGN) std::signal(SIGHUP, SIG_IGN);  // nohup's
+  std::signal(SIGPIPE, SIG_IGN);  // that nobody reads what is printed ends no run
   piper::Result<piper::RunOutcome> outcome = piper::run_plans(std::move(flags.run));
   if (!outcome) return static_cast<int>(outcome.error().code);
   if (outcome->code != piper::ExitCode::kOk) return static_cast<int>(outcome->code);

@@ -26,7 +26,8 @@ constexpr const char* kFooter =
     "wrong command line;\n"
     "3 the plan was refused (deadlock, unproved); 4 plan files unreadable; 12 the disk or the "
     "system refused.\n"
-    "Pages: strategies/README.md (strategies to begin with), formats/strategy.md (the language), "
+    "Pages: strategies/README.md (strategies to begin with, halves that combine), "
+    "formats/strategy.md (the language), "
     "formats/plan.md (what is written).";
 
 std::string footer() {
@@ -38,7 +39,8 @@ std::string footer() {
 
 struct Flags {
   CompileOptions compile;
-  std::string output, dump, topic;
+  std::string output, dump;
+  ExplainTopics topics;
   std::vector<std::string> defines;
   std::vector<std::string> dims;
   std::string emit, emit_order, order_form = "compute";
@@ -54,62 +56,6 @@ int report(const Error& error) {
   return static_cast<int>(error.code);
 }
 
-void explain_directives(const Compiled& compiled) {
-  for (const Explanation& e : compiled.explanations) {
-    fmt::print("{}:{}: {}\n", e.at.file, e.at.line, e.directive);
-    for (const std::string& line : e.lines) fmt::print("    {}\n", line);
-  }
-  for (const auto& [op, count] : compiled.patterns) fmt::print("recognised: {} {}\n", count, op);
-  const FuseCounts& fused = compiled.fused;
-  fmt::print("fused: {} pointwise ops in {} groups, {} behind other ops, {} copies became views\n",
-             fused.ops, fused.groups, fused.finished, fused.views);
-}
-
-void explain_parameters(const Compiled& compiled) {
-  int64_t elements = 0, count = 0;
-  std::vector<const Tensor*> seen;
-  for (const RoleProgram& role : compiled.set.roles)
-    for (const Tensor& tensor : role.tensors) {
-      const bool is_new = !tensor.param.empty() &&
-                          std::none_of(seen.begin(), seen.end(),
-                                       [&](const Tensor* b) { return b->param == tensor.param; });
-      if (!is_new) continue;
-      seen.push_back(&tensor);
-      elements += num_elements(tensor.type.shape);
-      ++count;
-    }
-  fmt::print("parameters: {} found, {} held by the plans with {} elements\n",
-             compiled.parameters.size(), count, elements);
-  for (const ParamReport& p : compiled.parameters)
-    fmt::print("  {:<40} {:<28} {}\n", quote_control(p.name), quote_control(p.initializer),
-               p.evidence);
-  for (const std::string& line : compiled.separated) fmt::print("separated: {}\n", line);
-  for (const std::string& line : compiled.constants) fmt::print("constant: {}\n", line);
-  for (const std::string& line : lines_of(compiled.notes))
-    fmt::print("note: {}\n", quote_control(line));
-}
-
-// What lies on the host, where something does.
-void explain_host(const Compiled& compiled) {
-  for (const RoleSummary& r : compiled.roles)
-    if (r.host_bytes > 0) fmt::print("{:<14}{} on the host\n", r.where, human_bytes(r.host_bytes));
-}
-
-void explain_memory(const Compiled& compiled) {
-  fmt::print("{:<14}{:>6}{:>7}{:>8}{:>12}{:>11}{:>11}{:>11}{:>11}{:>11}{:>11}\n", "device", "ranks",
-             "ops", "params", "elements", "GFLOP", "weights", "optimizer", "step", "workspace",
-             "peak");
-  for (const RoleSummary& r : compiled.roles)
-    fmt::print("{:<14}{:>6}{:>7}{:>8}{:>12}{:>11.3f}{:>11}{:>11}{:>11}{:>11}{:>11}\n", r.where,
-               r.ranks, r.ops, r.parameters, r.elements, r.flops / 1e9, human_bytes(r.weight_bytes),
-               human_bytes(r.optimizer_bytes), human_bytes(r.step_bytes),
-               human_bytes(r.workspace_bytes), human_bytes(r.peak_bytes));
-  for (const RoleSummary& r : compiled.roles)
-    if (r.packed_bytes > 0)
-      fmt::print("{:<14}{} of the step are packed weights\n", r.where, human_bytes(r.packed_bytes));
-  explain_host(compiled);
-}
-
 // What was made of parameters concerns whoever trains them, also who asks for no explanation.
 void print_notes(const Compiled& compiled) {
   constexpr size_t kMostNames = 4, kMostLines = 12;
@@ -118,13 +64,6 @@ void print_notes(const Compiled& compiled) {
     fmt::print(stderr, "note: {}\n", quote_control(lines[i]));
   if (lines.size() > kMostLines)
     fmt::print(stderr, "note: {} more with --explain=parameters\n", lines.size() - kMostLines);
-}
-
-void explain(const std::string& topic, const Compiled& compiled) {
-  const bool summary = topic.empty() || topic == "summary", all = topic == "all";
-  if (topic == "directives" || summary || all) explain_directives(compiled);
-  if (topic == "parameters" || all) explain_parameters(compiled);
-  if (topic == "memory" || summary || all) explain_memory(compiled);
 }
 
 std::string file_name(const std::string& path) { return path.substr(path.rfind('/') + 1); }
@@ -146,17 +85,6 @@ Status draw(const Flags& flags, const PlanSet& set) {
   return write_file(flags.svg, draw_svg(picture, title));
 }
 
-Result<std::vector<Definition>> read_defines(const std::vector<std::string>& texts) {
-  std::vector<Definition> defines;
-  for (const std::string& text : texts) {
-    const size_t equals = text.find('=');
-    if (equals == text.npos || equals == 0)
-      return fail("-D {}: expected name=value", quote_control(text)).with_code(ExitCode::kUsage);
-    defines.push_back({text.substr(0, equals), text.substr(equals + 1)});
-  }
-  return defines;
-}
-
 int describe_model(const Flags& flags) {
   DescribeOptions options{flags.compile.model, {}};
   for (const std::string& text : flags.dims) {
@@ -176,6 +104,14 @@ int describe_model(const Flags& flags) {
   return static_cast<int>(described->supported ? ExitCode::kOk : ExitCode::kInput);
 }
 
+// "": the topics are known; as CLI11 wants it.
+std::string read_topics(const std::string& text, ExplainTopics& topics) {
+  Result<ExplainTopics> read = parse_topics(text);
+  if (!read) return read.error().message;
+  topics = *std::move(read);
+  return {};
+}
+
 // The order as PyTorch's pipeline file.
 Status emit_order(const Flags& flags, OrderRows rows) {
   const bool comms = flags.order_form.starts_with("comms");
@@ -189,7 +125,7 @@ Status emit_order(const Flags& flags, OrderRows rows) {
 
 int run(Flags& flags, std::optional<Result<Compiled>>& compiled_or_error) {
   if (flags.describe) return describe_model(flags);
-  auto defines = read_defines(flags.defines);
+  auto defines = parse_definitions(flags.defines);
   if (!defines) return report(defines.error());
   flags.compile.defines = *defines;
   if (!flags.emit.empty()) {
@@ -212,8 +148,10 @@ int run(Flags& flags, std::optional<Result<Compiled>>& compiled_or_error) {
   if (!dumped)
     fmt::print(stderr, "note: nothing to dump: the strategy has no '{}' directive\n", flags.dump);
   for (const std::string& warning : compiled->warnings) fmt::print(stderr, "note: {}\n", warning);
-  if (flags.topic != "parameters" && flags.topic != "all") print_notes(*compiled);
-  if (!flags.topic.empty() || flags.dry_run) explain(flags.topic, *compiled);
+  if (!flags.topics.has("parameters")) print_notes(*compiled);
+  // stdout belongs to what is dumped.
+  if (!flags.topics.names.empty())
+    std::fputs(explain(*compiled, flags.topics).c_str(), flags.dump.empty() ? stdout : stderr);
   for (const auto& [step, seconds] : compiled->seconds)
     if (flags.timings) fmt::print(stderr, "{:>10.1f} ms  {}\n", seconds * 1e3, step);
   if (flags.compile.order) {
@@ -272,10 +210,11 @@ int main(int argc, char** argv) {
       ->excludes(describe);
   app.add_option("-D", flags.defines, "override one of the strategy's params")
       ->type_name("NAME=VALUE");
-  app.add_flag("--explain{summary}", flags.topic,
-               "print what was found and done; =directives, =parameters, =memory or =all (default: "
-               "directives and memory)")
-      ->check(CLI::IsMember({"summary", "directives", "parameters", "memory", "all"}));
+  std::string topics;
+  app.add_flag("--explain{summary}", topics,
+               "print what was found and done; =TOPIC,… of " + explain_topics() +
+                   "; on stderr where --dump has stdout")
+      ->check([&](const std::string& text) { return read_topics(text, flags.topics); });
   std::vector<std::string> steps(dump_steps().begin(), dump_steps().end());
   CLI::Option* dump =
       app.add_option("--dump", flags.dump, "print the text form after a step: " + join(steps, ", "))
@@ -301,7 +240,7 @@ int main(int argc, char** argv) {
                "plans that run every op on its own, with the same bits: to look for a fault");
   app.add_flag("--force", flags.force, "replace a directory that holds plans");
   app.add_flag("--dry-run", flags.dry_run,
-               "write nothing; print the explanation and the memory table");
+               "write nothing; print the explanation, unless --dump or --explain say what");
   CLI::Option* no_oracles =
       app.add_flag("--no-oracles", flags.no_oracles,
                    "leave out the single-device plans for piper-run --verify-against");
@@ -315,6 +254,7 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", "piperc 0.1.0");
   try {
     app.parse(argc, argv);
+    if (flags.dry_run && flags.dump.empty() && topics.empty()) read_topics("summary", flags.topics);
     if (!flags.describe && flags.compile.strategy.empty()) throw CLI::RequiredError("strategy");
     if (!flags.describe && flags.emit.empty() && flags.output.empty() && !flags.dry_run &&
         flags.dump.empty() && flags.emit_order.empty() && !flags.picture && flags.svg.empty())

@@ -113,6 +113,15 @@ class Decoder {
     copy_from(from.arg_written(), to.arg_written);
     copy_from(from.arg_read(), to.arg_read);
     to.workspace_bytes = from.workspace_bytes();
+    to.work = work(from.work());
+    return to;
+  }
+
+  Work work(const proto::Work& from) {
+    Work to{from.ops(), from.recomputed(), from.recomputed_flops(), {}};
+    for (const proto::Flops& flops : from.flops())
+      to.flops.emplace_back(static_cast<DType>(enumerator(flops.dtype(), kNumDTypes, "type")),
+                            flops.count());
     return to;
   }
 

@@ -358,6 +358,7 @@ class Parser {
       op.attrs = *std::move(attrs);
       return;
     }
+    if (word == "work") return parse_work(line, program.work);
     if (word != "value") return line.wrong(fmt::format("a program has no '{}'", word));
     const size_t id = program.values.size();
     line.expect_position(id);
@@ -381,6 +382,18 @@ class Parser {
       program.literals.emplace_back(
           static_cast<int32_t>(id),
           from_hex(literal->substr(std::min<size_t>(2, literal->size()))));
+    }
+  }
+
+  void parse_work(Line& line, Work& work) {
+    line.read_fields();
+    line.get("ops", work.ops);
+    line.get("recomputed", work.recomputed);
+    line.get("recomputed_flops", work.recomputed_flops);
+    for (int d = 0; d < kNumDTypes; ++d) {
+      double flops = 0;
+      line.get(info(static_cast<DType>(d)).name, flops);
+      if (flops != 0) work.flops.emplace_back(static_cast<DType>(d), flops);
     }
   }
 

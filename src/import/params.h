@@ -52,7 +52,8 @@ struct Unnamed {
 // A parameter that the file has not, or not alone: trained without it the model would be another.
 struct Swallowed {
   std::string name, why;
-  bool unnamed = false;  // no call names it: it may be of no use, or another name of a tied tensor
+  bool unnamed = false;   // no call names it: it may be of no use, or another name of a tied tensor
+  bool by_value = false;  // its value may show what the file has of it
 };
 
 struct Recovery {

@@ -474,16 +474,17 @@ Status check_swallowed(const OnnxModel& model, const Recovery& recovery) {
   Error error = fail("the exporter merged or folded {} parameter{}, which cannot be had back: {}{}",
                      names.size(), names.size() == 1 ? "" : "s", quote_control(join(shown, ", ")),
                      names.size() > kShown ? ", …" : "");
-  bool unnamed = false, adds = false;
+  bool unnamed = false, adds = false, by_value = false;
   for (size_t i = 0; i < all.size(); ++i) {
     unnamed = unnamed || all[i].unnamed;
+    by_value = by_value || all[i].by_value;
     adds = adds || all[i].why.find("'add'") != std::string::npos;
     if (i >= kShown) continue;
     error.notes.push_back(quote_control(fmt::format(
         "'{}': {}{}", all[i].name, all[i].unnamed ? "no call names it, and " : "", all[i].why)));
   }
   error.notes.push_back(export_help(model));
-  error.notes.emplace_back(kInitHelp);
+  if (by_value) error.notes.emplace_back(kInitHelp);
   if (adds)
     error.notes.push_back(
         "help: or say under 'parameters' what was added: 'stored: {match: NAME, plus: NUMBER}'");

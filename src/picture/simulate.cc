@@ -7,150 +7,12 @@
 #include <tuple>
 
 #include "piper/flops.h"
-#include "piper/picture.h"
+#include "rows.h"
 
 namespace piper {
 namespace {
 
-// The stream on which the compiler puts the second half of an overlapped pair.
-constexpr std::string_view kSecondHalf = "overlap";
-
-size_t at(int64_t index) { return static_cast<size_t>(index); }
-
-char pass_of(const Instruction& one) {
-  return std::string_view("FBIW").find(one.pass) != std::string_view::npos ? one.pass : 'U';
-}
-bool is_chunk(const Instruction& one) {
-  return one.kind == InstructionKind::kCompute && pass_of(one) != 'U';
-}
-double units_of(const Instruction& one) {
-  return !is_chunk(one) || one.micro < 0 ? 0 : one.pass == 'B' ? 2 : 1;
-}
-
-// An instruction in one of the sections that a rank runs one after the other.
-struct Step {
-  const Instruction* one = nullptr;
-  int32_t number = 0;   // of the training step
-  int32_t section = 0;  // position among those of the row
-  double cost = 0;      // of the device
-  int32_t pair = -1;    // of the row's
-  bool second = false;  // in its second half
-  int64_t turn = 0;     // of its message or collective, among those that match
-  size_t peer = 0;      // sends and receives: a row
-  size_t meeting = 0;   // collectives: of all rows
-  bool queued = false, arrived = false;
-  double finish = -1;
-};
-struct Pair {
-  int32_t begins[2] = {-1, -1};  // the first step of each half
-  double work[2] = {0, 0};
-  double ready[2] = {-1, -1};
-  bool started = false, apart = false;
-};
-struct Section {
-  int32_t first = 0, left = 0;  // steps; those that have not run
-  double end = 0, computed = 0;
-};
-struct Row {
-  int64_t rank = 0;
-  const RoleProgram* role = nullptr;
-  std::vector<Step> steps;
-  std::vector<Pair> pairs;
-  std::vector<Section> sections;
-  std::vector<std::vector<int32_t>> streams;  // steps
-  std::vector<size_t> next;                   // by stream
-  std::vector<double> clock;                  // by stream
-  std::vector<int32_t> open_cell;             // by stream: the cell that its next may lengthen
-  double device = 0;                          // computes until then
-  std::vector<PictureCell> cells;
-};
-
-using TaskKey = std::tuple<char, int32_t, int32_t, int32_t, std::string_view>;
-TaskKey task_of(const Step& step) {
-  const Instruction& one = *step.one;
-  return {one.pass, one.stage, one.micro, step.number + one.ahead, one.label};
-}
-
-// ---- What a row has to do -----------------------------------------------------------------------
-
-class RowMaker {
- public:
-  RowMaker(Row& row, PictureCosts costs, const std::vector<double>& flops)
-      : row_(row), costs_(costs), flops_(flops) {}
-
-  // Where steps overlap: so many bodies between prologue and epilogue.
-  void run(int32_t bodies) {
-    const RoleProgram& role = *row_.role;
-    const size_t streams = std::max<size_t>(role.streams.size(), 1);
-    row_.streams.resize(streams);
-    row_.next.resize(streams);
-    row_.clock.resize(streams);
-    row_.open_cell.assign(streams, -1);
-    if (role.steps_ahead == 0) return add(role.body, 0);
-    add(role.prologue, 0);
-    for (int32_t body = 0; body < bodies; ++body) add(role.body, body);
-    add(role.epilogue, bodies);
-  }
-
- private:
-  void add(const std::vector<Instruction>& list, int32_t number) {
-    const auto section = static_cast<int32_t>(row_.sections.size());
-    const auto first = static_cast<int32_t>(row_.steps.size());
-    row_.sections.push_back({first, static_cast<int32_t>(list.size())});
-    for (const Instruction& one : list) {
-      row_.streams[at(one.stream)].push_back(static_cast<int32_t>(row_.steps.size()));
-      Step& step = row_.steps.emplace_back();
-      step.one = &one;
-      step.number = number;
-      step.section = section;
-      step.cost = cost_of(step);
-    }
-    find_pairs(first);
-  }
-  // A task takes its units with its first instruction.
-  double cost_of(const Step& step) {
-    if (step.one->kind != InstructionKind::kCompute) return 0;
-    if (costs_ == PictureCosts::kFlops) return flops_[at(step.one->program)];
-    return seen_.insert(task_of(step)).second ? units_of(*step.one) : 0;
-  }
-
-  bool is_second(int32_t step) const {
-    const size_t stream = at(row_.steps[at(step)].one->stream);
-    return stream < row_.role->streams.size() && row_.role->streams[stream].name == kSecondHalf;
-  }
-  // The computations of a second half stand together, right behind those of the first: one task,
-  // or both parts of a backward.
-  void find_pairs(int32_t first) {
-    std::vector<int32_t> chunks;
-    for (auto s = first; at(s) < row_.steps.size(); ++s)
-      if (is_chunk(*row_.steps[at(s)].one)) chunks.push_back(s);
-    for (size_t i = 1; i < chunks.size(); ++i) {
-      if (!is_second(chunks[i]) || is_second(chunks[i - 1])) continue;
-      size_t begin = i - 1, end = i;
-      while (begin > 0 && belongs(chunks[begin - 1], chunks[begin])) --begin;
-      while (end < chunks.size() && is_second(chunks[end])) ++end;
-      const auto pair = static_cast<int32_t>(row_.pairs.size());
-      row_.pairs.push_back({{chunks[begin], chunks[i]}});
-      for (size_t c = begin; c < end; ++c) {
-        Step& step = row_.steps[at(chunks[c])];
-        step.pair = pair;
-        step.second = c >= i;
-        row_.pairs.back().work[step.second ? 1 : 0] += step.cost;
-      }
-    }
-  }
-  bool belongs(int32_t before, int32_t after) const {
-    const Step &a = row_.steps[at(before)], &b = row_.steps[at(after)];
-    const bool halves = a.one->pass == 'I' && b.one->pass == 'W' && a.one->stage == b.one->stage &&
-                        a.one->micro == b.one->micro && a.number == b.number;
-    return a.pair < 0 && !is_second(before) && (halves || task_of(a) == task_of(b));
-  }
-
-  Row& row_;
-  const PictureCosts costs_;
-  const std::vector<double>& flops_;
-  std::set<TaskKey> seen_;
-};
+using namespace timeline;  // NOLINT: the rows that are followed
 
 // ---- All rows at once ---------------------------------------------------------------------------
 
@@ -212,7 +74,7 @@ class Simulation {
     for (Row& row : rows_) {
       const size_t role = at(set_.role_of_rank[at(row.rank)]);
       row.role = &set_.roles[role];
-      RowMaker(row, costs_, flops[role]).run(bodies);
+      fill_row(row, costs_, flops[role], bodies);
     }
     for (size_t row = 0; row < rows_.size(); ++row) match(row);
     return ok_status();

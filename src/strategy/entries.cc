@@ -8,6 +8,8 @@ namespace {
 
 using Items = std::vector<Sections::Item>;
 
+constexpr size_t kMaxNames = 1000;
+
 // Keys and names of an entry that does not count are looked at all the same.
 Status put_aside(const yaml::Node& entry, const Scope& scope, std::string_view object) {
   note_words(entry, scope);
@@ -94,14 +96,14 @@ class Directives {
   Status add_named(Sections::Item& item, const yaml::Node& node, bool counts) {
     PIPER_ASSIGN(const std::string name, read_name(node, scope_));
     PIPER_TRY(fields::read(item.node, item.node.at, "directive"));
-    Named* named = find(name);
-    if (!named) {
-      named = &named_.emplace_back(Named{name, slots_.size(), {}});
+    if (!find(name)) {
+      if (named_.size() == kMaxNames)
+        return fail(node.at, "a strategy has at most {} names of directives", kMaxNames);
+      named_.push_back({name, slots_.size(), {}});
       slots_.push_back(nullptr);
     }
-    for (const Claim& below : named->claims) PIPER_TRY(check_kind(item, below, name));
-    named->claims.push_back({{item.file, &node, &item.node}, &item, counts});
-    return ok_status();
+    for (const Claim& below : find(name)->claims) PIPER_TRY(check_kind(item, below, name));
+    return add_claim(name, {{item.file, &node, &item.node}, &item, counts});
   }
 
   Status add_drops(const Sections::Item& item, const yaml::Node& drop, bool counts) {
@@ -112,8 +114,19 @@ class Directives {
     for (const yaml::Node& node : is_list ? std::span(drop.items) : std::span(&drop, 1)) {
       PIPER_ASSIGN(const std::string name, read_name(node, scope_));
       PIPER_TRY(check_known(name, node, item.file));
-      find(name)->claims.push_back({{item.file, &node, nullptr}, nullptr, counts});
+      PIPER_TRY(add_claim(name, {{item.file, &node, nullptr}, nullptr, counts}));
     }
+    return ok_status();
+  }
+
+  // One that counts for each file.
+  Status add_claim(std::string_view name, const Claim& claim) {
+    std::vector<Claim>& claims = find(name)->claims;
+    for (const Claim& other : claims)
+      if (other.given.file == claim.given.file && other.counts && claim.counts)
+        return fail(claim.given.key->at, "the directive '{}' is given twice", name)
+            .with_note(fmt::format("first at {}", yaml::place(other.given.key->at)));
+    claims.push_back(claim);
     return ok_status();
   }
 
@@ -136,11 +149,12 @@ class Directives {
 
   // Names are dropped of files that are included.
   Status check_known(const std::string& name, const yaml::Node& node, size_t file) const {
+    const auto is_below = [&](const Claim& claim) {
+      return claim.item && files_[file].below.contains(claim.item->file);
+    };
     std::vector<std::string> known;
     for (const Named& named : named_)
-      if (std::any_of(named.claims.begin(), named.claims.end(), [&](const Claim& claim) {
-            return claim.item && files_[file].below.contains(claim.item->file);
-          }))
+      if (std::any_of(named.claims.begin(), named.claims.end(), is_below))
         known.push_back(named.name);
     if (std::find(known.begin(), known.end(), name) != known.end()) return ok_status();
     Error error = fail(node.at, "no directive of an included file is called {}{}",

@@ -61,10 +61,21 @@ class Loader {
   static std::vector<std::string> neighbours(const fs::path& path) {
     std::vector<std::string> names;
     std::error_code code;
-    for (const auto& entry : fs::directory_iterator(path.parent_path(), code))
-      if (entry.path().extension() == ".yaml") names.push_back(entry.path().filename().string());
+    const fs::path folder = path.has_parent_path() ? path.parent_path() : ".";
+    for (fs::directory_iterator it(folder, code), end; !code && it != end; it.increment(code))
+      if (it->path().extension() == ".yaml") names.push_back(it->path().filename().string());
     std::sort(names.begin(), names.end());
     return names;
+  }
+
+  static Error cannot_include(const fs::path& path, const SourceSpan& from, std::string_view why) {
+    const std::vector<std::string> names = neighbours(path);
+    const std::string near = did_you_mean(path.filename().string(), names);
+    Error error =
+        fail(from, "cannot include '{}'{}", path.string(), near).with_note(std::string(why));
+    if (near.empty() && names.size() > 1 && names.size() <= kMaxFiles)
+      error.notes.push_back(fmt::format("the files there are {}", join(names, ", ")));
+    return std::move(error).with_note("help: paths are relative to the folder of this file");
   }
 
   Result<StrategyFile> read(const std::string& path, const SourceSpan& from) {
@@ -72,11 +83,7 @@ class Loader {
     if (!text) {
       Error error = std::move(text).error();
       if (from.line == 0) return error;
-      const fs::path given(path);
-      return fail(from, "cannot include '{}'{}", path,
-                  did_you_mean(given.filename().string(), neighbours(given)))
-          .with_note(error.message)
-          .with_note("help: paths are relative to the folder of this file");
+      return cannot_include(path, from, error.message);
     }
     StrategyFile file{path, *std::move(text), from, {}, {}, {}};
     PIPER_ASSIGN(file.root, yaml::parse_yaml(path, file.text));

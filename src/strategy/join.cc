@@ -20,7 +20,7 @@ bool same_value(const yaml::Node& a, const yaml::Node& b) {
 }
 
 bool agree(const Given& a, const Given& b) {
-  return a.file != b.file && a.value && b.value && same_value(*a.value, *b.value);
+  return a.value && b.value ? same_value(*a.value, *b.value) : !a.value && !b.value;
 }
 
 using FileEntry = std::pair<size_t, const yaml::Entry*>;
@@ -151,13 +151,10 @@ size_t Choice::among(const std::vector<Given>& given, std::string_view what) {
 
 void Choice::clash(const Given& first, const Given& second, std::string_view what) {
   if (!clashes_.emplace(first.file, second.file).second) return;
-  Error error = fail(second.key->at, "{} is given twice", what)
-                    .with_note(fmt::format("first at {}", yaml::place(first.key->at)));
-  if (first.file != second.file)
-    error.notes.emplace_back(
-        "help: neither file includes the other; give it in a file that includes both, or include "
-        "one of them");
-  errors_.add(std::move(error));
+  errors_.add(fail(second.key->at, "{} is given twice", what)
+                  .with_note(fmt::format("first at {}", yaml::place(first.key->at)))
+                  .with_note("help: neither file includes the other; give it in a file that "
+                             "includes both, or include one of them"));
 }
 
 Sections join_files(const std::vector<StrategyFile>& files, Choice& choice, ErrorList& errors) {

@@ -36,6 +36,15 @@ Result<int64_t> read_axis(const yaml::Entry& axis, int64_t devices, const Scope&
   return size;
 }
 
+Result<int64_t> read_size(const yaml::Node& node, const Scope& scope) {
+  PIPER_ASSIGN(const int64_t size, read_integer(node, scope));
+  if (size != 0) return read_integer(node, scope, {1, kMaxDim});
+  return fail(node.at, "a dim of size 0 leaves nothing to train on")
+      .with_note(
+          "help: a past of length 0 is asked for by files for text generation (past_key_values); "
+          "export the model without its cache");
+}
+
 Result<InputBinding> read_input(const yaml::Entry& entry, const Scope& scope) {
   PIPER_ASSIGN(const fields::Fields map, fields::read(entry.value, entry.key.at, "input"));
   InputBinding out;
@@ -45,7 +54,7 @@ Result<InputBinding> read_input(const yaml::Entry& entry, const Scope& scope) {
     if (!shape->is(yaml::Node::Kind::kList)) return wrong_type(*shape, "a list of integers");
     out.shape.emplace();
     for (const yaml::Node& dim : shape->items) {
-      PIPER_ASSIGN(const int64_t size, read_integer(dim, scope, {1, kMaxDim}));
+      PIPER_ASSIGN(const int64_t size, read_size(dim, scope));
       out.shape->push_back(size);
     }
   }
@@ -165,7 +174,7 @@ Result<std::vector<std::pair<std::string, int64_t>>> read_dims(const yaml::Entry
   PIPER_TRY(check_map(entry));
   std::vector<std::pair<std::string, int64_t>> out;
   for (const yaml::Entry& dim : entry.value.entries) {
-    PIPER_ASSIGN(const int64_t size, read_integer(dim.value, scope, {1, kMaxDim}));
+    PIPER_ASSIGN(const int64_t size, read_size(dim.value, scope));
     out.emplace_back(dim.key.text, size);
   }
   return out;

@@ -45,7 +45,6 @@ Result<Strategy> parse_strategy(const std::string& path, const std::vector<Defin
   Sections sections = join_files(files, choice, errors);
   Strategy out;
   out.path = path;
-  for (const StrategyFile& file : files) out.text += file.text;
   Scope scope = read_params(files, sections, defines, errors);
   check_paths(files, scope, errors);
   out.params = scope.integers;

@@ -348,6 +348,27 @@ class Ruled(nn.Module):
 
 # static: as the exporter is by default, the batch of the example's size; of tables it keeps the rows that are looked up.
 # older: the opset for the older exporter, which folds constants and merges what is equal. plain: nothing is computed, merged or fused.
+class Scattered(nn.Module):
+    """Messages along the edges of a graph, added where they arrive; rows that are written over; sums at places of the data."""
+    def __init__(self):
+        super().__init__()
+        self.message, self.update, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+        self.register_buffer("sources", torch.tensor([1, 2, 3, 4, 5, 0, 3, 5]), False)
+        self.register_buffer("targets", torch.tensor([0, 1, 2, 3, 4, 5, 0, 2]), False)
+
+    def forward(self, x, places, y):
+        h = x + torch.zeros_like(x).index_add(1, self.targets, torch.tanh(self.message(x))[:, self.sources])
+        h, rows = h.clone(), self.update(h)[:, 1:3]
+        h[:, 1:3] = rows
+        sums = torch.zeros_like(h).scatter_add(1, places[..., None].expand_as(h), h)
+        return F.mse_loss(self.head(torch.tanh(sums)), y)
+
+
+def nodes(g):
+    places = torch.randint(0, 6, (BATCH, 6), generator=g)
+    return {"x": torch.randn(BATCH, 6, 8, generator=g), "places": places, "y": torch.randn(BATCH, 6, 4, generator=g)}
+
+
 def write(name, build, batch_of, static=False, older=None, plain=False):
     torch.manual_seed(5)
     model = build().eval()
@@ -408,3 +429,4 @@ write("older-converted", lambda: Ruled(Converted), tokens, older=14)
 write("folded", lambda: Folded(False), tokens)
 write("folded-fresh", lambda: Folded(True), tokens)
 write("equal", Equal, vectors, plain=True)
+write("scattered", Scattered, nodes)

@@ -34,6 +34,25 @@ class Language(nn.Module):
         return F.cross_entropy(self.head(self.last(x)).flatten(0, 1), labels.flatten())
 
 
+class Relative(nn.Module):
+    """Tables that the exporter looked up at places that are not in the file: of rows, then turned, of single numbers, and of columns; a
+    table that is repeated."""
+    def __init__(self):
+        super().__init__()
+        self.bias, self.near = nn.Embedding(16, 2), nn.Parameter(torch.randn(11))
+        self.columns, self.tile = nn.Parameter(torch.randn(4, 11)), nn.Parameter(torch.randn(2, 4))
+        self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 4)
+
+    def forward(self, x, y):
+        places = torch.arange(TIME)
+        apart = places[:, None] - places[None] + TIME - 1
+        b = x.shape[0]
+        q, k, v = self.qkv(x).view(b, TIME, 3, 2, 4).permute(2, 0, 3, 1, 4)
+        v = v + self.tile.repeat(TIME // 2, 1) + self.columns[:, apart[1]].t()
+        scores = q @ k.transpose(-1, -2) + self.bias(apart.abs().clamp(max=8)).permute(2, 0, 1).unsqueeze(0) + self.near[apart]
+        return F.mse_loss(self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(b, TIME, 8)), y)
+
+
 class Gates(nn.Module):
     """Functions of parameters that the exporter computes and that have no inverse: the values of the file show which."""
     def __init__(self):
@@ -71,6 +90,10 @@ class Computed(nn.Module):
 
 def rows(g):
     return {"x": torch.randn(BATCH, 8, generator=g), "y": torch.randn(BATCH, 4, generator=g)}
+
+
+def sequences(g):
+    return {"x": torch.randn(BATCH, TIME, 8, generator=g), "y": torch.randn(BATCH, TIME, 4, generator=g)}
 
 
 def tokens(g):
@@ -125,4 +148,5 @@ if __name__ == "__main__":
     OUT.mkdir(exist_ok=True)
     write("language", Language, tokens)
     write("gates", Gates, rows, fresh=False)
+    write("relative", Relative, sequences, fresh=False)
     write("older", Computed, rows, fresh=False, older=True)

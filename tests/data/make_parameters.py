@@ -407,3 +407,39 @@ apart = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[4], data_locati
 for key, value in [("location", "w.bin"), ("offset", "0"), ("length", "16")]:
     apart.external_data.add(key=key, value=value)
 write("external", [product("x", "w", "mul", "%x, %p_w"), *loss("mul")], [apart], ["batch", 4], ["w"])
+# A parameter in two functions of it: the one that is steeper tells it, and the other agrees.
+w = rng.normal(size=4).astype(np.float32) * np.float32(0.01)
+write("two_functions",
+      [node("Mul", "x exp", "mul", ("mul", "aten.mul.Tensor", "%x, %exp")), node("Mul", "mul tanh", "mul_1", ("mul_1", "aten.mul.Tensor", "%mul, %tanh")), *loss("mul_1")],
+      [numpy_helper.from_array(np.exp(w), "exp"), numpy_helper.from_array(np.tanh(w), "tanh")], ["batch", 4], ["w"], {"exp": ["w"], "tanh": ["w"]})
+# What a call makes of its argument bears no name of it: of a parameter itself, and of what was computed from one.
+write("within_calls",
+      [node("Tile", "val_0 val_1", "repeat", ("repeat", "aten.repeat.default", "%p_m_probe, [%batch, 1]"), "m"),
+       node("MatMul", "repeat val_2", "linear", ("linear", "aten.linear.default", "%repeat, %exp"), "m"), *loss("linear")],
+      [tensor("val_0", 1, 4), numpy_helper.from_array(np.array([2, 1]), "val_1"), numpy_helper.from_array(np.exp(rng.normal(size=(4, 3)).astype(np.float32)), "val_2")], ["batch", 4],
+      ["m.probe", "m.w"], {"val_0": ["m.probe", "val_3"], "val_2": ["exp", "m.w"]})
+# A part of a parameter, beside another that was equal to a constant, or a factor of 1.
+write("part_beside_constant",
+      [node("Mul", "x select", "mul", ("mul", "aten.mul.Tensor", "%x, %select")), node("Add", "mul x", "add", ("add", "aten.add.Tensor", "%mul, %x")),
+       node("Mul", "add half", "mul_1", ("mul_1", "aten.mul.Tensor", "%add, %select_1")), *loss("mul_1")],
+      [tensor("select"), numpy_helper.from_array(np.float32(0.5), "half")], ["batch", 4], ["w"], {"select": ["w", "val_0"]})
+write("part_beside_factor",
+      [node("Mul", "x select", "mul", ("mul", "aten.mul.Tensor", "%x, %select")), node("Add", "mul x", "add", ("add", "aten.add.Tensor", "%mul, %mul_1")), *loss("add")],
+      [tensor("select")], ["batch", 4], ["w"], {"select": ["w", "val_0"]})
+# A table looked up: that of negated places, or a table that was negated.
+write("looked_up_of_function", sums("embedding"), [looked_up("embedding", 3, 2, [0, 1, 2])], ["batch", 3, 2], ["t.weight"], {"embedding": ["neg", "arange", "t.weight"]})
+write("looked_up_by_index", sums("index"), [looked_up("index", 3, 2, [0, 1, 2])], ["batch", 3, 2], ["t"], {"index": ["arange", "t"]})
+# Repeated along a dim that it has.
+write("repeated_rows", sums("repeat"), [looked_up("repeat", 2, 2, [0, 1, 0, 1])], ["batch", 4, 2], ["t"], {"repeat": ["t", "val_0"]})
+# A number so small that it does not show, within a function of a parameter that is read itself.
+w = rng.normal(size=4).astype(np.float32) + np.float32(3)
+write("number_within",
+      [node("Mul", "x w", "mul", ("mul", "aten.mul.Tensor", "%x, %p_w")), node("Mul", "mul reciprocal", "mul_1", ("mul_1", "aten.mul.Tensor", "%mul, %reciprocal")),
+       *loss("mul_1")],
+      [numpy_helper.from_array(w, "w"), numpy_helper.from_array(1 / (w + np.float32(1e-9)), "reciprocal")], ["batch", 4], ["w"],
+      {"reciprocal": ["add", "scalar_tensor_default", "w"]})
+# Equal values that two calls transposed, of which the second names another.
+write("merged_within_calls",
+      [node("MatMul", "x val_0", "linear", ("linear", "aten.linear.default", "%x, %exp"), "m"),
+       node("MatMul", "linear val_0", "linear_1", ("linear_1", "aten.linear.default", "%linear, %exp_1"), "m"), *loss("linear_1")],
+      [ones("val_0", 4, 4)], ["batch", 4], ["m.w"], {"val_0": ["exp", "m.w"]})

@@ -90,10 +90,11 @@ inline Result<Compiled> compile_model(const std::string& model, std::string text
 
 // ---- The library of strategies ------------------------------------------------------------------
 
-// The names of all files of strategies/, without their ending, sorted.
-inline std::vector<std::string> library_files() {
+// The names of all files of strategies/ or a folder in it, without their ending, sorted.
+inline std::vector<std::string> library_files(const std::string& folder = "") {
   std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(PIPER_SOURCE_DIR "/strategies"))
+  for (const auto& entry :
+       std::filesystem::directory_iterator(PIPER_SOURCE_DIR "/strategies" + folder))
     if (entry.path().extension() == ".yaml") names.push_back(entry.path().stem().string());
   std::sort(names.begin(), names.end());
   return names;

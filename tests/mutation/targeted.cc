@@ -309,9 +309,11 @@ Done gather_from_replicas(PlanSet& set, Random& random) {
   return fmt::format("{}: arg {} by group {}", name, arg, group);
 }
 
-// What goes from stage to stage goes to the next replica, each rank having a role of its own.
+// What goes from stage to stage goes to the next replica, each rank having a role of its own. (Not
+// sums: they would be the same ones in another order.)
 Done cross_replicas(PlanSet& set, Random& random) {
-  const auto spot = any_spot(set, random, is_send);
+  const auto spot =
+      any_spot(set, random, [](const Instruction& i) { return is_send(i) && i.micro >= 0; });
   if (!spot) return std::nullopt;
   const std::string what = spot->at().label.substr(spot->at().label.find(' ') + 1);
   const size_t axis = below(random, spot->role->mesh.size());

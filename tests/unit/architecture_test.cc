@@ -164,7 +164,7 @@ const std::vector<Foreign>& foreign_headers() {
       {"hwy/", {"backend_cpu"}},
       {"mpi.h", {"transport"}},
       {"CLI/", {"tools"}},
-      {"nlohmann/", {"data", "bundle", "import", "runtime"}},
+      {"nlohmann/", {"data", "bundle", "import", "diff", "runtime"}},
       {"xxhash.h", {"base"}},
   };
   return table;

@@ -294,6 +294,25 @@ TEST_F(Command, AFullDiskCostsNeitherTheRunNorTheSave) {
   EXPECT_EQ(code, 12) << output;
   EXPECT_NE(output.find("what was printed did not arrive: No space left"), std::string::npos);
   EXPECT_EQ(run_shell(run + " 2>/dev/null >&-").first, 12);
+  std::filesystem::remove(path("a"));
+  run_shell(fmt::format("({} 2>&1; echo $? > {}) | true", run, path("code")));
+  EXPECT_EQ(bytes_of(path("code")), "12\n");
+  EXPECT_TRUE(std::filesystem::exists(path("a")));
+}
+
+TEST_F(Command, ARunThatIsToldToEndSaves) {
+  if (kThreadSanitizer) GTEST_SKIP() << "the program itself is another test's";
+  for (const char* signal : {"INT", "TERM", "HUP"}) {
+    std::filesystem::remove(path("a"));
+    std::filesystem::remove(path("m"));
+    auto [code, output] = run_shell(fmt::format(
+        "cd {}; sh -c 'echo $$ > pid; exec {}/bin/piper-run plans --data data.safetensors --steps "
+        "100000000 --threads 1 --metrics m --log-every 1000000000 --save a' 2>&1 & for i in $(seq "
+        "1000); do grep -qs loss m && break; sleep 0.02; done; kill -{} $(cat pid); wait $!",
+        folder_.string(), PIPER_BINARY_DIR, signal));
+    EXPECT_EQ(code, 130) << signal << output;
+    EXPECT_TRUE(std::filesystem::exists(path("a"))) << signal;
+  }
 }
 
 // Two processes of which rank 0 saves into a pipe, so for as long as nobody reads it. Meanwhile
@@ -497,6 +516,34 @@ TEST_F(Command, NothingToDumpIsSaid) {
       std::pair(0, std::string("note: nothing to dump: the strategy has no 'fuse' directive\n")));
   EXPECT_EQ(dump("  - fuse: {where: {kind: send}}\n").second.find("note: nothing"),
             std::string::npos);
+}
+
+TEST_F(Command, PicturesAreTheSameFromBothPrograms) {
+  std::ofstream(path("text.bin")) << std::string(4096, 'a');
+  const auto piperc = [&](const std::string& flags) {
+    return run_shell(
+        fmt::format("{}/bin/piperc {}/samples/gpt/model.onnx "
+                    "{}/samples/gpt/pp2-dp2.yaml {} 2>&1 >{}",
+                    PIPER_BINARY_DIR, PIPER_SOURCE_DIR, PIPER_SOURCE_DIR, flags, path("out")));
+  };
+  EXPECT_EQ(piperc(fmt::format("-o {} --no-oracles --picture", path("drawn"))).first, 0);
+  const std::string drawn = bytes_of(path("out"));
+  EXPECT_NE(drawn.find("F forward, B backward"), drawn.npos) << drawn;
+  const auto [code, output] = run_shell(
+      fmt::format("{}/bin/piper-run {} --data {}:u8 --steps 1 --backend null --picture 2>/dev/null",
+                  PIPER_BINARY_DIR, path("drawn"), path("text.bin")));
+  EXPECT_EQ(code, 0);
+  EXPECT_EQ(output.substr(0, drawn.size()), drawn);
+
+  EXPECT_EQ(piperc(fmt::format("--svg {} --costs unit", path("drawn.svg"))).first, 0);
+  EXPECT_EQ(bytes_of(path("out")), "");
+  EXPECT_TRUE(bytes_of(path("drawn.svg")).ends_with("</svg>\n"));
+  EXPECT_EQ(piperc(fmt::format("--svg {}/none/drawn.svg", path(""))).first,
+            static_cast<int>(ExitCode::kStorage));
+  for (const char* wrong :
+       {"--picture --dump plan", "--dry-run --width 80", "--dry-run --costs unit",
+        "--picture --costs seconds", "--picture --width -1"})
+    EXPECT_EQ(piperc(wrong).first, static_cast<int>(ExitCode::kUsage)) << wrong;
 }
 
 // Not with --explain alone.

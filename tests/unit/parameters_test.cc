@@ -212,7 +212,8 @@ TEST_P(InitialValues, TrainAsPyTorch) {
   EXPECT_GT(std::abs(other->losses[0] / losses[0] - 1), 1e-3);
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, InitialValues, ::testing::Values("language", "gates", "older"),
+INSTANTIATE_TEST_SUITE_P(Models, InitialValues,
+                         ::testing::Values("language", "gates", "older", "relative"),
                          [](const auto& info) { return std::string(info.param); });
 
 // The state with some of it changed.
