@@ -280,10 +280,12 @@ bool Namer::tell_norm(Named& named, int64_t steps) {
   if (!said && role.plus)
     claims_.notes.push_back(
         {role.name,
-         fmt::format("{}, which the file does not say; 'stored: {{match: NAME, plus: NUMBER}}' "
-                     "under 'parameters' says what a norm adds to it",
-                     *role.plus == 0 ? "taken as it stands there, though converted"
-                                     : "the file is taken to have 1 + w of it")});
+         fmt::format(
+             "{}, which the file does not say; 'stored: {{match: NAME, plus: NUMBER}}' "
+             "under 'parameters' says what a norm adds to it, or --init with the values that "
+             "it was exported with what it does",
+             *role.plus == 0 ? "taken as it stands there, though converted"
+                             : "the file is taken to have 1 + w of it")});
   return role.plus.has_value();
 }
 
@@ -399,7 +401,7 @@ void Namer::report_copies() {
 void Namer::report_scopes() {
   constexpr const char* kUnsaid =
       "whether its module computes it (weight_norm, w * scale), as one of dynamo=True or without "
-      "constant folding does";
+      "constant folding does, and --init with the values that it was exported with";
   std::map<std::string, bool> told;  // by name: by the scope alone
   for (const Named& named : named_) {
     const bool by_scope = named.role.evidence == "scope";
