@@ -7,6 +7,7 @@
 
 #include "piper/bundle.h"
 #include "piper/picture.h"
+#include "piper/summary.h"
 #include "piper/verify.h"
 #include "protobuf_change.h"
 #include "targets.h"
@@ -223,6 +224,7 @@ void run_plan_set(std::string_view input) {
   }
   Result<PlanSet> read = read_plan_set(set.folder().path(""));
   if (read) (void)load_params(*read);
+  if (read) (void)summarise(read->directory);
 }
 
 }  // namespace piper::fuzz
