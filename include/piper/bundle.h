@@ -45,10 +45,8 @@ struct ProgramView {
 struct Work {
   int64_t ops = 0;
   int64_t recomputed = 0;  // of these: forward ops that run again for a backward pass
-  double recomputed_flops = 0;
-  // Of one run, by the type of what ops make, ascending; multiply-adds count two.
-  std::vector<std::pair<DType, double>> flops;
-  double total_flops() const;
+  // Matrix products by the type of what they make, ascending.
+  std::vector<std::pair<DType, int64_t>> products;
   bool operator==(const Work&) const = default;
 };
 

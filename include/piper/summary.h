@@ -30,14 +30,14 @@ struct StageSummary {
   int64_t runs = 0;  // forwards
   int64_t ops = 0;   // forward ops
   double forward_flops = 0, backward_flops = 0;
-  std::vector<std::pair<DType, double>> forward_types;  // by the type of what ops make
-  double recomputed = 0, recomputed_flops = 0;          // forward ops that the backward runs again
-  double kept_bytes = 0;                                // what its backward reads of its forward
-  double sent_bytes = 0;                                // what it sends to other devices
-  int64_t weight_bytes = 0, state_bytes = 0;            // of its parameters, on one rank
-  std::vector<std::string> parameters;                  // ascending
-  std::vector<std::string> programs;                    // digests of what it runs, ascending
-  std::vector<int32_t> devices;                         // that run it, ascending; only in a Summary
+  std::vector<std::pair<DType, int64_t>> products;  // of a forward, by type
+  double recomputed = 0;                            // forward ops that the backward runs again
+  double kept_bytes = 0;                            // what its backward reads of its forward
+  double sent_bytes = 0;                            // what it sends to other devices
+  int64_t weight_bytes = 0, state_bytes = 0;        // of its parameters, on one rank
+  std::vector<std::string> parameters;              // ascending
+  std::vector<std::string> programs;                // digests of what it runs, ascending
+  std::vector<int32_t> devices;                     // that run it, ascending; only in a Summary
 };
 
 struct OrderedTask {
@@ -126,10 +126,11 @@ struct Summary {
   int64_t ranks() const;
 };
 
-// Requires roles that check_role accepts.
+// Requires roles that check_role accepts, of ops of the table.
 Summary summarise(const PlanSet& set);
 // Of the set in a directory, read role by role; roles whose digests `known` has are taken from
-// there. Errors: as those of read_plan_set, but rank files are not looked at.
+// there. Errors: as those of read_plan_set, but rank files are not looked at; an op whose FLOPs are
+// unknown.
 Result<Summary> summarise(const std::string& directory, const Summary* known = nullptr);
 
 // ---- In words: lines for people, the same in explanations and differences

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 
 #include "bad.h"
@@ -160,21 +159,19 @@ Status check_order(const Program& program, std::vector<bool> ready) {
   return ok_status();
 }
 
-bool is_count(double number) { return number >= 0 && std::isfinite(number); }
-
 // What is stated for people can be added up.
 Status check_work(const Work& work) {
   if (work.ops < 0 || work.recomputed < 0 || work.recomputed > work.ops)
     return bad("it states {} ops, {} of them recomputed", work.ops, work.recomputed);
-  for (size_t i = 0; i < work.flops.size(); ++i)
-    if (!is_count(work.flops[i].second) || work.flops[i].second == 0 ||
-        (i > 0 && work.flops[i - 1].first >= work.flops[i].first))
-      return bad("it states {} operations in {}, or types out of order", work.flops[i].second,
-                 info(work.flops[i].first).name);
-  if (!is_count(work.recomputed_flops) || !is_count(work.total_flops()) ||
-      work.recomputed_flops > work.total_flops())
-    return bad("it states {} operations, {} of them recomputed", work.total_flops(),
-               work.recomputed_flops);
+  int64_t products = 0;
+  for (size_t i = 0; i < work.products.size(); ++i) {
+    const auto& [dtype, count] = work.products[i];
+    const bool ascends = i == 0 || work.products[i - 1].first < dtype;
+    if (count < 1 || count > work.ops - products || !ascends)
+      return bad("it states {} products in {} among {} ops, or types out of order", count,
+                 info(dtype).name, work.ops);
+    products += count;
+  }
   return ok_status();
 }
 
@@ -190,12 +187,6 @@ Status check_program(const Program& program) {
   PIPER_TRY(check_words(program));
   PIPER_TRY(check_work(program.work));
   return check_order(program, std::move(literal));
-}
-
-double Work::total_flops() const {
-  double sum = 0;
-  for (const auto& [dtype, count] : flops) sum += count;
-  return sum;
 }
 
 std::vector<int32_t> Program::bases() const {

@@ -35,11 +35,10 @@ void encode(const ProgramOp& from, proto::Op* to) {
 void encode(const Work& from, proto::Work* to) {
   to->set_ops(from.ops);
   to->set_recomputed(from.recomputed);
-  to->set_recomputed_flops(from.recomputed_flops);
-  for (const auto& [dtype, count] : from.flops) {
-    proto::Flops* flops = to->add_flops();
-    flops->set_dtype(static_cast<int32_t>(dtype));
-    flops->set_count(count);
+  for (const auto& [dtype, count] : from.products) {
+    proto::Products* products = to->add_products();
+    products->set_dtype(static_cast<int32_t>(dtype));
+    products->set_count(count);
   }
 }
 

@@ -389,11 +389,10 @@ class Parser {
     line.read_fields();
     line.get("ops", work.ops);
     line.get("recomputed", work.recomputed);
-    line.get("recomputed_flops", work.recomputed_flops);
     for (int d = 0; d < kNumDTypes; ++d) {
-      double flops = 0;
-      line.get(info(static_cast<DType>(d)).name, flops);
-      if (flops != 0) work.flops.emplace_back(static_cast<DType>(d), flops);
+      int64_t products = 0;
+      line.get(info(static_cast<DType>(d)).name, products);
+      if (products != 0) work.products.emplace_back(static_cast<DType>(d), products);
     }
   }
 

@@ -55,8 +55,7 @@ void print_work(Printer& print, const Work& work) {
   if (work == Work()) return;
   print.line("  work").field("ops", work.ops, int64_t{0});
   print.field("recomputed", work.recomputed, int64_t{0});
-  print.field("recomputed_flops", work.recomputed_flops, 0.0);
-  for (const auto& [dtype, flops] : work.flops) print.field(info(dtype).name, flops, 0.0);
+  for (const auto& [dtype, count] : work.products) print.field(info(dtype).name, count, int64_t{0});
 }
 
 void print_program(Printer& print, size_t id, const Program& program) {

@@ -87,7 +87,7 @@ std::string explain_topics() { return join(topic_names(), ", "); }
 Result<ExplainTopics> parse_topics(std::string_view text) {
   ExplainTopics topics;
   std::set<std::string> chosen;
-  for (const std::string& name : split_text(text, ',')) {
+  for (const std::string& name : split_text(text.empty() ? "summary" : text, ',')) {
     const Lines known = topic_names();
     if (std::find(known.begin(), known.end(), name) == known.end())
       return fail("there is nothing to explain called '{}'{}; there are {}", quote_control(name),

@@ -123,19 +123,17 @@ void compare_stages(const SetMatch& match, DiffSection& section) {
 }
 
 void compare_recompute(const SetMatch& match, DiffSection& section) {
-  DiffSection::Measure measure{0, 0, DiffUnit::kFlops};
+  DiffSection::Measure measure{0, 0, DiffUnit::kCount};
   for (const SetMatch::StagePair& pair : match.stages()) {
     const StageSummary none, &was = pair.before ? *pair.before : none,
                              &is = pair.after ? *pair.after : none;
     add_number(section, pair.name(), "ops that run again", was.recomputed, is.recomputed,
                DiffUnit::kCount);
-    add_number(section, pair.name(), "operations that run again", was.recomputed_flops,
-               is.recomputed_flops, DiffUnit::kFlops);
-    measure.before = std::max(measure.before, was.recomputed_flops);
-    measure.after = std::max(measure.after, is.recomputed_flops);
+    measure.before = std::max(measure.before, was.recomputed);
+    measure.after = std::max(measure.after, is.recomputed);
   }
   section.measure = measure;
-  section.summary = measure_text("at most of a stage", measure);
+  section.summary = measure_text("ops of a stage, at most", measure);
 }
 
 void compare_offload(const SetMatch& match, DiffSection& section) {

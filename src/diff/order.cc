@@ -88,10 +88,10 @@ std::string counts_text(const RoleSummary& role) {
 using IssueKey = std::tuple<InstructionKind, std::string, int32_t, int32_t>;
 std::map<IssueKey, int32_t> issues_of(const SetMatch& match, const RoleSummary& role, bool is_new) {
   std::map<IssueKey, int32_t> issues;
+  std::map<std::tuple<InstructionKind, std::string, int32_t>, int32_t> counts;
   for (const IssueSummary& issue : role.issues) {
     const std::string over = is_new ? match.old_axes(issue.over) : issue.over;
-    int32_t n = 0;
-    while (issues.contains({issue.kind, over, issue.micro, n})) ++n;
+    const int32_t n = counts[{issue.kind, over, issue.micro}]++;
     issues[{issue.kind, over, issue.micro, n}] = issue.behind;
   }
   return issues;

@@ -65,35 +65,15 @@ void compare_updates(const SetMatch& match, DiffSection& section) {
   }
 }
 
-// Shares of the forward's operations, where they say something: the types, or with equal
-// microbatches how much is done in each.
-std::map<std::string, double> forward_types(const Summary& set) {
-  std::map<std::string, double> shares;
-  double all = 0;
+// Matrix products of a forward: "33 bf16, 1 f32".
+std::string products_text(const Summary& set) {
+  std::map<DType, int64_t> counts;
   for (const StageSummary& stage : set.stages)
-    for (const auto& [dtype, flops] : stage.forward_types)
-      if (info(dtype).is_float) {
-        shares[info(dtype).name] += flops;
-        all += flops;
-      }
-  for (auto& [name, share] : shares) share *= 100 / std::max(all, 1.0);
-  return shares;
-}
-std::string types_text(const std::map<std::string, double>& shares) {
+    for (const auto& [dtype, count] : stage.products) counts[dtype] += count;
   std::string text;
-  for (const auto& [name, share] : shares)
-    text += fmt::format("{}{} {:.1f} %", text.empty() ? "" : ", ", name, share);
+  for (const auto& [dtype, count] : counts)
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", count, info(dtype).name);
   return text;
-}
-void compare_precision(const SetMatch& match, DiffSection& section) {
-  const auto was = forward_types(match.before), is = forward_types(match.after);
-  const bool same_types =
-      std::equal(was.begin(), was.end(), is.begin(), is.end(),
-                 [](const auto& a, const auto& b) { return a.first == b.first; });
-  if (same_types && find_setting(match.before.train, "microbatch_size") !=
-                        find_setting(match.after.train, "microbatch_size"))
-    return;
-  add_text(section, "", "precision of the forward", types_text(was), types_text(is));
 }
 
 const char* kind_text(Kind kind) {
@@ -117,7 +97,8 @@ void compare_train(const SetMatch& match, DiffSection& section) {
   const Settings &was = match.before.train, &is = match.after.train;
   for (const std::string& name : setting_names(was, is))
     add_text(section, "", name, find_setting(was, name), find_setting(is, name));
-  compare_precision(match, section);
+  add_text(section, "", "products of the forward", products_text(match.before),
+           products_text(match.after));
   std::vector<std::string> names;
   for (const Change& change : section.changes)
     if (std::find(names.begin(), names.end(), change.what) == names.end())

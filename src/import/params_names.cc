@@ -100,13 +100,14 @@ void Namer::alias(const std::string& other, const std::string& name) {
 // ---- Names that were kept -----------------------------------------------------------------------
 
 // A head that is an embedding, or a bias that two modules have: read in the scope of a Linear or an
-// Embedding that is not its own.
+// Embedding that is not its own. A table of another name may be handed to a module that has none.
 std::string Namer::other_name(int initializer, const Place& place) const {
   const std::string& scope = readers_.scopes[place.node];
   const std::string& op = node(place).op;
   const bool linear = readers_.is_leaf_of(scope, {"MatMul", "Transpose", "Add"}) ||
                       readers_.is_leaf_of(scope, {"Gemm"});
   const bool looked_up = op == "Gather" && place.input == 0 &&
+                         tensor(initializer).name.ends_with(".weight") &&
                          readers_.is_leaf_of(scope, {"Gather", "Mul", "Constant", "Cast"});
   const bool multiplied = linear && (op == "Transpose" || (op == "Gemm" && place.input == 1));
   const bool added = linear && (op == "Add" || (op == "Gemm" && place.input == 2));
@@ -231,7 +232,11 @@ Status Namer::claim_anonymous(int initializer, const std::vector<Place>& places)
   const auto every = [&](auto holds) { return std::all_of(roles.begin(), roles.end(), holds); };
   if (claim_tied(initializer, places, roles[0])) return ok_status();
   const bool named = every([](const auto& r) { return !!r; });
-  const bool certain = named && every([](const auto& r) { return r->evidence != "scope"; });
+  const bool certain = named && every([&](const auto& r) {
+                         const bool said =
+                             r->form == Role::Form::kNorm && stored_plus(known_, r->name);
+                         return said || r->evidence == kByBias;
+                       });
   std::string why;
   if (!certain && claim_computed(initializer, places, true, why)) return ok_status();
   for (size_t i = 0; named && i < places.size(); ++i)
@@ -255,8 +260,7 @@ bool Namer::name_again(Named& named) {
   const std::string& scope = readers_.scopes[named.place.node];
   const std::string own = modules_.of_first_call(scope);
   const auto call = call_number(scope);
-  if (named.role.evidence == "the name of its bias" || !call || modules_.of(scope) == own)
-    return true;
+  if (named.role.evidence == kByBias || !call || modules_.of(scope) == own) return true;
   const OnnxTensor& lost = tensor(named.initializer);
   const bool same = std::any_of(named_.begin(), named_.end(), [&](const Named& other) {
     return readers_.scopes[other.place.node] == call->first &&

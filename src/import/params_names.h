@@ -32,9 +32,10 @@ struct Readers {
 };
 
 // Which parameter an anonymous tensor is, by the node that reads it.
+inline constexpr const char* kByBias = "the name of its bias";
 struct Role {
   std::string name;      // the framework's
-  std::string evidence;  // "the name of its bias", "scope"
+  std::string evidence;  // kByBias, "scope", "norm"
   enum class Form { kTransposed, kFlat, kNorm } form = Form::kTransposed;
   // Of a norm's weight: in how many steps it was computed, at most, and what was added to it if in
   // one; 0: it was converted; none: nobody can tell.

@@ -109,9 +109,8 @@ class Finder {
       const std::string_view own = module_of(bias);
       const std::string_view last = std::string_view(bias).substr(own.empty() ? 0 : own.size() + 1);
       const bool tells = beside && (leaf ? own == module : add->input == 1);
-      if (tells && last == "bias") return Role{within(own, "weight"), "the name of its bias"};
-      if (tells && last == "in_proj_bias")
-        return Role{within(own, "in_proj_weight"), "the name of its bias"};
+      if (tells && last == "bias") return Role{within(own, "weight"), kByBias};
+      if (tells && last == "in_proj_bias") return Role{within(own, "in_proj_weight"), kByBias};
     }
     if (leaf) return Role{within(module, "weight"), "scope"};
     return {};

@@ -255,13 +255,11 @@ class SegmentBuilder {
     Work& work = program_.work;
     ++work.ops;
     const OpDef* def = find_op(node.op);
-    const double flops = def && def->cost ? def->cost(use_of(graph_, node)).flops : 0;
     const ValueId made = *std::find_if(node.outputs.begin(), node.outputs.end(),
                                        [](ValueId output) { return output.valid(); });
-    if (flops > 0) flops_[static_cast<size_t>(graph_.value(made).type.dtype)] += flops;
-    if (!dag_.variants.is_copy(made)) return;
-    ++work.recomputed;
-    work.recomputed_flops += flops;
+    work.recomputed += dag_.variants.is_copy(made);
+    if (def && def->cost && def->cost(use_of(graph_, node)).is_matmul)
+      ++products_[static_cast<size_t>(graph_.value(made).type.dtype)];
   }
 
   void add_node(const Node& node) {
@@ -343,8 +341,9 @@ class SegmentBuilder {
     }
     program_.offsets.assign(program_.values.size(), -1);
     program_.label = chunk_.name;
-    for (size_t d = 0; d < flops_.size(); ++d)
-      if (flops_[d] > 0) program_.work.flops.emplace_back(static_cast<DType>(d), flops_[d]);
+    for (size_t d = 0; d < products_.size(); ++d)
+      if (products_[d] > 0)
+        program_.work.products.emplace_back(static_cast<DType>(d), products_[d]);
   }
 
   const Dag& dag_;
@@ -363,7 +362,7 @@ class SegmentBuilder {
   std::unordered_map<int32_t, int32_t> slot_of_value_;
   Program program_;
   Segment segment_;
-  std::array<double, kNumDTypes> flops_{};
+  std::array<int64_t, kNumDTypes> products_{};  // by type
 };
 
 ItemId root_of(const Dag& dag, ItemId item) {

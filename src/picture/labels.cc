@@ -25,13 +25,18 @@ size_t label_width(const Picture& picture) {
 double usual_length(const Picture& picture) {
   if (picture.costs == PictureCosts::kUnits) return 1;
   std::vector<double> lengths;
-  for (const PictureRow& row : picture.rows)
+  size_t most = 1;  // of a row
+  for (const PictureRow& row : picture.rows) {
+    most = std::max(most, row.cells.size());
     for (const PictureCell& cell : row.cells)
       if (!is_update(cell)) lengths.push_back(cell.work);
+  }
   if (lengths.empty()) return std::max(picture.length, 1.0);
   const auto middle = lengths.begin() + static_cast<std::ptrdiff_t>((lengths.size() - 1) / 2);
   std::nth_element(lengths.begin(), middle, lengths.end());
-  return *middle;
+  // A picture does not grow without end where few tasks cost a thousand times what most do.
+  constexpr double kTimes = 64;
+  return std::max(*middle, picture.length / (kTimes * static_cast<double>(most)));
 }
 
 std::string ranks_of(const PictureRow& row) {

@@ -46,7 +46,9 @@ class Image {
   }
 
   std::string run() {
-    const double width = std::max(left_ + picture_.length * scale_ + 20, 6 * kLegendGap + 20),
+    const size_t longest = std::max(legend(picture_).size(), title_.size());
+    const double width = std::max({left_ + picture_.length * scale_ + 90, 6 * kLegendGap + 20,
+                                   20 + kLetter * static_cast<double>(longest)}),
                  height = kTop + kRow * static_cast<double>(picture_.rows.size()) + 50;
     add("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0:.0f}\" height=\"{1:.0f}\" "
         "viewBox=\"0 0 {0:.0f} {1:.0f}\">\n",

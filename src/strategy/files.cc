@@ -61,8 +61,9 @@ class Loader {
   static std::vector<std::string> neighbours(const fs::path& path) {
     std::vector<std::string> names;
     std::error_code code;
-    for (const auto& entry : fs::directory_iterator(path.parent_path(), code))
-      if (entry.path().extension() == ".yaml") names.push_back(entry.path().filename().string());
+    const fs::path folder = path.has_parent_path() ? path.parent_path() : ".";
+    for (fs::directory_iterator it(folder, code), end; !code && it != end; it.increment(code))
+      if (it->path().extension() == ".yaml") names.push_back(it->path().filename().string());
     std::sort(names.begin(), names.end());
     return names;
   }

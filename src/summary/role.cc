@@ -4,6 +4,8 @@
 #include <map>
 #include <set>
 
+#include "piper/flops.h"
+
 namespace piper {
 namespace {
 
@@ -27,8 +29,11 @@ std::string region_of(const Instruction& one) {
 
 class RoleWalk {
  public:
-  explicit RoleWalk(const RoleProgram& role)
-      : role_(role), made_(role.buffers.size()), work_(role.streams.size()) {
+  RoleWalk(const RoleProgram& role, std::vector<double> flops)
+      : role_(role),
+        flops_(std::move(flops)),
+        made_(role.buffers.size()),
+        work_(role.streams.size()) {
     for (const Program& program : role.programs) digests_.push_back(program_digest(program));
   }
 
@@ -93,20 +98,15 @@ class RoleWalk {
   // ---- Computations ----
   void compute(const Instruction& one) {
     const Work& work = role_.programs[index_of(one.program)].work;
-    out_.flops += work.total_flops();
+    const double flops = flops_[index_of(one.program)];
+    out_.flops += flops;
     if (std::string_view("FBIW").find(one.pass) == std::string_view::npos || one.micro < 0) return;
     const int32_t stage = stage_of(region_of(one));
     StageSummary& here = out_.stages[index_of(stage)];
     add_item(one, stage, work);
-    (one.pass == 'F' ? here.forward_flops : here.backward_flops) += work.total_flops();
-    if (one.pass == 'F') {
-      for (const auto& [dtype, flops] : work.flops) add_flops(here, dtype, flops);
-      if (forwards_[index_of(stage)].empty()) first_micro_[index_of(stage)] = one.micro;
-      forwards_[index_of(stage)].insert(one.micro);
-      if (one.micro == first_micro_[index_of(stage)]) here.ops += work.ops;
-    }
+    (one.pass == 'F' ? here.forward_flops : here.backward_flops) += flops;
+    if (one.pass == 'F') count_forward(one, stage, work);
     here.recomputed += static_cast<double>(work.recomputed);
-    here.recomputed_flops += work.recomputed_flops;
     programs_[index_of(stage)].insert(one.pass + digests_[index_of(one.program)]);
     use_args(one, stage);
   }
@@ -124,13 +124,16 @@ class RoleWalk {
     return found->second;
   }
 
-  static void add_flops(StageSummary& stage, DType dtype, double flops) {
-    const auto place = std::lower_bound(stage.forward_types.begin(), stage.forward_types.end(),
-                                        dtype, [](const auto& a, DType b) { return a.first < b; });
-    if (place == stage.forward_types.end() || place->first != dtype)
-      stage.forward_types.insert(place, {dtype, flops});
-    else
-      place->second += flops;
+  // Ops and products are those of the first microbatch.
+  void count_forward(const Instruction& one, int32_t stage, const Work& work) {
+    StageSummary& here = out_.stages[index_of(stage)];
+    if (forwards_[index_of(stage)].empty()) first_micro_[index_of(stage)] = one.micro;
+    forwards_[index_of(stage)].insert(one.micro);
+    if (one.micro != first_micro_[index_of(stage)]) return;
+    here.ops += work.ops;
+    std::map<DType, int64_t> products(here.products.begin(), here.products.end());
+    for (const auto& [dtype, count] : work.products) products[dtype] += count;
+    here.products.assign(products.begin(), products.end());
   }
 
   void add_item(const Instruction& one, int32_t stage, const Work& work) {
@@ -188,13 +191,18 @@ class RoleWalk {
     const std::string& stream = role_.streams[index_of(one.stream)].name;
     const std::string where = over(one);
     TrafficSummary& traffic = traffic_[{one.kind, where, dtype, stream}];
-    traffic = {one.kind, where, dtype, stream, traffic.messages + 1, traffic.bytes + bytes};
+    traffic.kind = one.kind;
+    traffic.over = where;
+    traffic.dtype = dtype;
+    traffic.stream = stream;
+    ++traffic.messages;
+    add_bytes(bytes, traffic.bytes);
   }
 
   void send(const Instruction& one) {
     int64_t bytes = 0;
     for (int32_t arg : one.args) {
-      bytes += role_.tensor(arg).type.bytes();
+      add_bytes(role_.tensor(arg).type.bytes(), bytes);
       if (const int32_t stage = made_[index_of(arg)].stage; stage >= 0)
         out_.stages[index_of(stage)].sent_bytes +=
             static_cast<double>(role_.tensor(arg).type.bytes());
@@ -208,7 +216,7 @@ class RoleWalk {
     for (size_t a = 0; a < one.args.size(); ++a) {
       const bool whole =
           !takes_pairs(one.kind) || (one.kind == InstructionKind::kAllGather) == (a % 2 == 1);
-      if (whole) bytes += role_.tensor(one.args[a]).type.bytes();
+      if (whole) add_bytes(role_.tensor(one.args[a]).type.bytes(), bytes);
     }
     add_traffic(one, bytes);
   }
@@ -219,7 +227,9 @@ class RoleWalk {
     if (!to.host || from.host) return;
     const char* what = to.kind == BufferKind::kState ? "optimizer" : "activations";
     OffloadSummary& offload = offloads_[what];
-    offload = {what, offload.values + 1, offload.bytes + to.type.bytes()};
+    offload.what = what;
+    ++offload.values;
+    add_bytes(to.type.bytes(), offload.bytes);
   }
 
   void issue(const Instruction& one) {
@@ -229,6 +239,7 @@ class RoleWalk {
   }
 
   const RoleProgram& role_;
+  const std::vector<double> flops_;  // by program
   RoleSummary out_;
   std::vector<Made> made_;  // by buffer
   std::vector<std::string> digests_;
@@ -246,17 +257,18 @@ void count_memory(const RoleProgram& role, RoleSummary& summary) {
     const int64_t bytes = tensor.type.bytes();
     if (tensor.previous_of >= 0 && tensor.type.dtype != DType::kI64) {
       ++summary.versions;
-      summary.version_bytes += bytes;
+      add_bytes(bytes, summary.version_bytes);
     }
     if (tensor.host) continue;
-    if (tensor.kind == BufferKind::kConstant) summary.constant_bytes += bytes;
+    if (tensor.kind == BufferKind::kConstant) add_bytes(bytes, summary.constant_bytes);
     if (tensor.kind != BufferKind::kState) continue;
     const bool weight = tensor.previous_of >= 0 || !tensor.param.empty();
-    (weight ? summary.weight_bytes : summary.optimizer_bytes) += bytes;
+    add_bytes(bytes, weight ? summary.weight_bytes : summary.optimizer_bytes);
   }
-  summary.step_bytes =
-      role.arena_bytes - summary.weight_bytes - summary.optimizer_bytes - summary.constant_bytes;
-  for (int64_t bytes : role.workspace_bytes) summary.workspace_bytes += bytes;
+  summary.step_bytes = role.arena_bytes;
+  for (int64_t kept : {summary.weight_bytes, summary.optimizer_bytes, summary.constant_bytes})
+    summary.step_bytes = std::max<int64_t>(summary.step_bytes - kept, 0);
+  for (int64_t bytes : role.workspace_bytes) add_bytes(bytes, summary.workspace_bytes);
   summary.packed_bytes = role.packed_bytes();
   summary.transport_bytes = role.transport_bytes;
   summary.peak_bytes = role.peak_bytes();
@@ -277,8 +289,8 @@ void add_parameters(const RoleProgram& role, const Training& training, RoleSumma
     ParameterSummary& parameter = summary.parameters[found->second];
     parameter.name = tensor.param;
     parameter.type = tensor.part_of < 0 ? tensor.type : TensorType{tensor.type.dtype, tensor.whole};
-    parameter.weight_bytes += tensor.type.bytes();
-    summary.elements += num_elements(tensor.type.shape);
+    add_bytes(tensor.type.bytes(), parameter.weight_bytes);
+    add_bytes(num_elements(tensor.type.shape), summary.elements);
     const auto update = updates.find(tensor.param);
     if (running.contains(tensor.param)) parameter.kind = ParameterSummary::Kind::kRunning;
     if (update == updates.end()) continue;
@@ -294,8 +306,8 @@ void sum_by_stage(RoleSummary& summary) {
   for (StageSummary& stage : summary.stages)
     for (const std::string& name : stage.parameters)
       if (const auto found = by_name.find(name); found != by_name.end()) {
-        stage.weight_bytes += found->second->weight_bytes;
-        stage.state_bytes += found->second->state_bytes;
+        add_bytes(found->second->weight_bytes, stage.weight_bytes);
+        add_bytes(found->second->state_bytes, stage.state_bytes);
       }
 }
 
@@ -322,8 +334,9 @@ int64_t RoleSummary::ops() const {
   return sum;
 }
 
-RoleSummary summarise_role(const RoleProgram& role) {
-  RoleSummary summary = RoleWalk(role).run();
+Result<RoleSummary> summarise_role(const RoleProgram& role) {
+  PIPER_ASSIGN(std::vector<double> flops, program_flops(role));
+  RoleSummary summary = RoleWalk(role, std::move(flops)).run();
   Training training = find_training(role);
   count_memory(role, summary);
   add_parameters(role, training, summary);

@@ -5,7 +5,13 @@
 
 namespace piper {
 
-RoleSummary summarise_role(const RoleProgram& role);
+// Files may state sizes whose sum has no number.
+inline void add_bytes(int64_t bytes, int64_t& sum) {
+  if (__builtin_add_overflow(sum, bytes, &sum)) sum = INT64_MAX;
+}
+
+// Error: an op whose FLOPs are unknown.
+Result<RoleSummary> summarise_role(const RoleProgram& role);
 
 // The optimizer of each parameter, and what all updates of a step share.
 struct Training {

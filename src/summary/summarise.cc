@@ -2,6 +2,7 @@
 #include <map>
 #include <set>
 
+#include "piper/parallel.h"
 #include "role.h"
 
 namespace piper {
@@ -37,26 +38,13 @@ void add_devices(const std::vector<int32_t>& role_of_rank, Summary& summary) {
   }
 }
 
-void merge_types(const StageSummary& from, StageSummary& to) {
-  for (const auto& [dtype, flops] : from.forward_types) {
-    const auto known = std::find_if(to.forward_types.begin(), to.forward_types.end(),
-                                    [&](const auto& one) { return one.first == dtype; });
-    if (known == to.forward_types.end())
-      to.forward_types.emplace_back(dtype, flops);
-    else
-      known->second += flops;
-  }
-  std::sort(to.forward_types.begin(), to.forward_types.end());
-}
-
 void merge(const StageSummary& from, StageSummary& to) {
   to.runs += from.runs;
   to.ops = std::max(to.ops, from.ops);
   to.forward_flops += from.forward_flops;
   to.backward_flops += from.backward_flops;
-  merge_types(from, to);
+  if (to.products.empty()) to.products = from.products;
   to.recomputed += from.recomputed;
-  to.recomputed_flops += from.recomputed_flops;
   to.kept_bytes += from.kept_bytes;
   to.sent_bytes += from.sent_bytes;
   to.weight_bytes = std::max(to.weight_bytes, from.weight_bytes);
@@ -82,9 +70,8 @@ void add_stages(Summary& summary) {
     const auto runs = static_cast<double>(std::max<int64_t>(stage.runs, 1));
     for (double StageSummary::*sum :
          {&StageSummary::forward_flops, &StageSummary::backward_flops, &StageSummary::recomputed,
-          &StageSummary::recomputed_flops, &StageSummary::kept_bytes, &StageSummary::sent_bytes})
+          &StageSummary::kept_bytes, &StageSummary::sent_bytes})
       stage.*sum /= runs;
-    for (auto& [dtype, flops] : stage.forward_types) flops /= runs;
   }
 }
 
@@ -149,6 +136,18 @@ const RoleSummary* find_role(const Summary* known, const std::string& digest) {
   return nullptr;
 }
 
+Status summarise_file(const PlanOutline& outline, size_t r, const Summary* known,
+                      RoleSummary& summary) {
+  if (const RoleSummary* equal = find_role(known, outline.roles[r])) {
+    summary = *equal;
+    return ok_status();
+  }
+  PIPER_ASSIGN(const RoleProgram role, read_role(outline, r));
+  PIPER_ASSIGN(summary, summarise_role(role));
+  summary.digest = outline.roles[r];
+  return ok_status();
+}
+
 }  // namespace
 
 int64_t Summary::ranks() const {
@@ -160,7 +159,9 @@ int64_t Summary::ranks() const {
 Summary summarise(const PlanSet& set) {
   std::vector<RoleSummary> roles;
   for (const RoleProgram& role : set.roles) {
-    roles.push_back(summarise_role(role));
+    Result<RoleSummary> summary = summarise_role(role);
+    PIPER_CHECK(summary.ok(), "{}", summary.ok() ? "" : summary.error().message);
+    roles.push_back(*std::move(summary));
     roles.back().digest = role_digest(role);
   }
   return assemble(set.manifest, set.role_of_rank, std::move(roles));
@@ -168,17 +169,11 @@ Summary summarise(const PlanSet& set) {
 
 Result<Summary> summarise(const std::string& directory, const Summary* known) {
   PIPER_ASSIGN(const PlanOutline outline, read_plan_outline(directory));
-  std::vector<RoleSummary> roles;
-  for (size_t r = 0; r < outline.roles.size(); ++r) {
-    const RoleSummary* equal = find_role(known, outline.roles[r]);
-    if (equal) {
-      roles.push_back(*equal);
-      continue;
-    }
-    PIPER_ASSIGN(const RoleProgram role, read_role(outline, r));
-    roles.push_back(summarise_role(role));
-    roles.back().digest = outline.roles[r];
-  }
+  std::vector<RoleSummary> roles(outline.roles.size());
+  std::vector<Status> statuses(roles.size(), ok_status());
+  in_parallel(roles.size(),
+              [&](size_t r) { statuses[r] = summarise_file(outline, r, known, roles[r]); });
+  for (Status& status : statuses) PIPER_TRY(std::move(status));
   return assemble(outline.manifest, outline.role_of_rank, std::move(roles));
 }
 

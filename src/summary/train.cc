@@ -143,7 +143,7 @@ class TrainingFinder {
     update.settings.insert(update.settings.begin() + 1, of_rate.begin(), of_rate.end());
     for (size_t s = 2; s < 2 + optimizer.states; ++s)
       if (const int32_t state = buffer_of(op.inputs[s]); state >= 0)
-        update.state_bytes += role_.tensor(state).type.bytes();
+        add_bytes(role_.tensor(state).type.bytes(), update.state_bytes);
     out_.updates.push_back(std::move(update));
   }
 

@@ -144,9 +144,9 @@ std::vector<std::string> traffic_lines(const Summary& summary) {
   for (const DeviceSummary& device : summary.devices)
     for (const TrafficSummary& traffic : summary.role(device).traffic)
       lines.emplace_back(device.where,
-                         fmt::format("{} over {}: {} of {}, {}", to_string(traffic.kind), traffic.over,
-                                     plural(traffic.messages, "message"), info(traffic.dtype).name,
-                                     human_bytes(traffic.bytes)));
+                         fmt::format("{} over {}: {} of {}, {}", to_string(traffic.kind),
+                                     traffic.over, plural(traffic.messages, "message"),
+                                     info(traffic.dtype).name, human_bytes(traffic.bytes)));
   std::vector<std::string> out;
   for (const auto& [where, text] : joined(std::move(lines)))
     out.push_back(fmt::format("{}: a step of a rank has {}", where, text));

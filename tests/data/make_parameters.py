@@ -381,7 +381,7 @@ write("merged_beside_removed",
 
 
 # Norms of the older exporter that convert their weight or add to it, in one step; a table under the names of two modules that double
-# it; a convolution whose weight was computed.
+# it, and one that is handed to a module; a convolution whose weight was computed.
 def older_norm(scope, x, weight, converts):
     at = f"/{scope}"
     root = [old(scope, "Mul", f"{x} {x}", f"{at}/square"), old(scope, "ReduceMean", f"{at}/square", axes=[-1]), old(scope, "Sqrt", f"{at}/ReduceMean_output_0"),
@@ -393,10 +393,20 @@ write_older("older_norms", [*older_norm("n.0", "x", "onnx::Mul_7", True), *older
             [tensor("onnx::Mul_7", 4), tensor("onnx::Mul_8", 4)], ["batch", 4])
 write_older("older_plus_one", older_norm("n", "x", "onnx::Mul_7", False), [tensor("onnx::Mul_7", 4)], ["batch", 4])
 write_older("older_shared", [old("a", "Gather", "t.weight x"), old("a", "Mul", "/a/Gather_output_0 two"), old("b", "Gather", "t.weight x"), old("b", "Mul", "/b/Gather_output_0 two"),
-                             old("", "Add", "/a/Mul_output_0 /b/Mul_output_0"), helper.make_node("Tanh", ["/Add_output_0"], ["y"], name="/Tanh")],
-            [tensor("t.weight", 5, 4), tensor("two")], ["ids"])
+                             old("c", "Gather", "table x"), old("", "Sum", "/a/Mul_output_0 /b/Mul_output_0 /c/Gather_output_0"),
+             helper.make_node("Tanh", ["/Sum_output_0"], ["y"], name="/Tanh")],
+            [tensor("t.weight", 5, 4), tensor("two"), tensor("table", 5, 4)], ["ids"])
 write_older("older_conv", [old("conv", "Conv", "x onnx::Conv_9 conv.bias", kernel_shape=[2, 2], strides=[2, 2])],
             [tensor("onnx::Conv_9", 4, 3, 2, 2), tensor("conv.bias", 4)], IMAGE)
+
+# What opset 18 has no operator for, beside the parameter's own place.
+write("computed_swish", [product("x", "w", "mul", "%x, %p_w"), product("mul", "silu", "mul_1", "%mul, %silu"), *loss("mul_1")],
+      [values("w", w), values("silu", np.float32(w) / (1 + np.exp(-np.float32(w))))], ["batch", 4], ["w"], {"silu": ["w"]})
+# A parameter in a file beside it.
+apart = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[4], data_location=TensorProto.EXTERNAL)
+for key, value in [("location", "w.bin"), ("offset", "0"), ("length", "16")]:
+    apart.external_data.add(key=key, value=value)
+write("external", [product("x", "w", "mul", "%x, %p_w"), *loss("mul")], [apart], ["batch", 4], ["w"])
 # A parameter in two functions of it: the one that is steeper tells it, and the other agrees.
 w = rng.normal(size=4).astype(np.float32) * np.float32(0.01)
 write("two_functions",

@@ -16,6 +16,8 @@ namespace {
 
 using namespace plans;  // NOLINT: the fixtures of this test
 
+const std::string kModels = PIPER_SOURCE_DIR "/tests/data/parameters/";
+
 // A written plan set and its data, gone with the test.
 class Command : public testing::Test {
  protected:
@@ -65,6 +67,11 @@ class Command : public testing::Test {
     while (size_t got = fread(buffer, 1, sizeof buffer, pipe)) output.append(buffer, got);
     int status = pclose(pipe);
     return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, output};
+  }
+  static std::pair<int, std::string> run_piperc(const std::string& model, const std::string& to) {
+    std::ofstream(to + ".yaml") << "piper: 1\ntrain: {global_batch: 4}\n";
+    return run_shell(fmt::format("{0}/bin/piperc {1} {2}.yaml -o {2} --force --no-oracles 2>&1",
+                                 PIPER_BINARY_DIR, model, to));
   }
 
   std::filesystem::path folder_;
@@ -509,6 +516,71 @@ TEST_F(Command, NothingToDumpIsSaid) {
       std::pair(0, std::string("note: nothing to dump: the strategy has no 'fuse' directive\n")));
   EXPECT_EQ(dump("  - fuse: {where: {kind: send}}\n").second.find("note: nothing"),
             std::string::npos);
+}
+
+TEST_F(Command, PicturesAreTheSameFromBothPrograms) {
+  std::ofstream(path("text.bin")) << std::string(4096, 'a');
+  const auto piperc = [&](const std::string& flags) {
+    return run_shell(
+        fmt::format("{}/bin/piperc {}/samples/gpt/model.onnx "
+                    "{}/samples/gpt/pp2-dp2.yaml {} 2>&1 >{}",
+                    PIPER_BINARY_DIR, PIPER_SOURCE_DIR, PIPER_SOURCE_DIR, flags, path("out")));
+  };
+  EXPECT_EQ(piperc(fmt::format("-o {} --no-oracles --picture", path("drawn"))).first, 0);
+  const std::string drawn = bytes_of(path("out"));
+  EXPECT_NE(drawn.find("F forward, B backward"), drawn.npos) << drawn;
+  const auto [code, output] = run_shell(
+      fmt::format("{}/bin/piper-run {} --data {}:u8 --steps 1 --backend null --picture 2>/dev/null",
+                  PIPER_BINARY_DIR, path("drawn"), path("text.bin")));
+  EXPECT_EQ(code, 0);
+  EXPECT_EQ(output.substr(0, drawn.size()), drawn);
+
+  EXPECT_EQ(piperc(fmt::format("--svg {} --costs unit", path("drawn.svg"))).first, 0);
+  EXPECT_EQ(bytes_of(path("out")), "");
+  EXPECT_TRUE(bytes_of(path("drawn.svg")).ends_with("</svg>\n"));
+  EXPECT_EQ(piperc(fmt::format("--svg {}/none/drawn.svg", path(""))).first,
+            static_cast<int>(ExitCode::kStorage));
+  for (const char* wrong :
+       {"--picture --dump plan", "--dry-run --width 80", "--dry-run --costs unit",
+        "--picture --costs seconds", "--picture --width -1"})
+    EXPECT_EQ(piperc(wrong).first, static_cast<int>(ExitCode::kUsage)) << wrong;
+}
+
+// Not with --explain alone.
+TEST_F(Command, WhatIsNotSureOfParametersIsSaidOnEveryRun) {
+  for (int k = 0; k < 2; ++k) {
+    const auto [code, said] = run_piperc(kModels + "older_tied.onnx", path("tied"));
+    EXPECT_EQ(code, 0) << said;
+    for (const char* line :
+         {"note: words.weight: has a row of zeros", "note: scale: perhaps a buffer",
+          "note: head.weight: tied to words.weight\n"})
+      EXPECT_NE(said.find(line), std::string::npos) << line << "\n" << said;
+  }
+}
+
+TEST_F(Command, ARefusedModelOfTheOlderExporterGetsHelpThatFitsIt) {
+  const auto [code, said] = run_piperc(kModels + "older_folded.onnx", path("folded"));
+  EXPECT_EQ(code, 1) << said;
+  EXPECT_NE(said.find("  = help: export the model with dynamo=True, or with "
+                      "do_constant_folding=False and training=TrainingMode.PRESERVE\n"),
+            std::string::npos)
+      << said;
+  EXPECT_EQ(said.find("optimize=False"), std::string::npos) << said;
+  EXPECT_FALSE(std::filesystem::exists(path("folded")));
+}
+
+// Data beside the model: there, not there, and not all of it.
+TEST_F(Command, DataBesideAModelThatAreMissingOrCutAreItsFault) {
+  const std::string model = path("external.onnx"), data = path("w.bin");
+  std::filesystem::copy_file(kModels + "external.onnx", model);
+  EXPECT_EQ(run_piperc(model, path("external")).first, 1);
+  EXPECT_NE(run_piperc(model, path("external")).second.find("w.bin"), std::string::npos);
+  std::ofstream(data) << std::string(15, 'x');
+  const auto [code, said] = run_piperc(model, path("external"));
+  EXPECT_EQ(code, 1) << said;
+  EXPECT_NE(said.find("w.bin"), std::string::npos) << said;
+  std::ofstream(data) << std::string(16, 'x');
+  EXPECT_EQ(run_piperc(model, path("external")).first, 0);
 }
 
 // What a run says when it is refused.

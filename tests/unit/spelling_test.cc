@@ -113,6 +113,69 @@ piper: 1
   EXPECT_EQ(printed(quotes), quotes);
 }
 
+// What else can be said, as it is printed: nothing is lost.
+TEST(Spelling, HasAllThatCanBeSaid) {
+  const std::string head = "piper: 1\nmesh: {pp: 2}\n";
+  const std::string stages =
+      "annotate:\n  strict: true\n  rules:\n"
+      "    - {match: \"**\", tags: {stage: 0, part: 1}}\n";
+  const std::string all[] = {
+      "parameters:\n"
+      "  - include: \"c/**\"\n"
+      "  - include: {match: d, as: \"m.d\", transposed: true}\n"
+      "  - exclude: \"e/**\"\n"
+      "  - thaw: \"t/**\"\n"
+      "  - tie: [\"a.b\", \"c.d\"]\n"
+      "  - stored: {match: \"**/norm/**\", plus: 1}\n"
+      "loss: {cross_entropy: {logits: \"lo.g\", labels: labels, ignore_index: -1}}\n",
+      "train:\n  optimizer: {sgd: {lr: 0.1, momentum: 0.9, dampening: 0, nesterov: true, "
+      "weight_decay: 1e-05}}\n  microbatch_size: 2\n",
+      "train:\n  optimizer: {adagrad: {lr: 0.01, lr_decay: 0.5, eps: 1e-10, weight_decay: 0, "
+      "initial_accumulator_value: 0.25}}\n",
+      "train:\n  optimizer: {onnx_adam: {lr: 0.001, betas: [0.5, 0.75], eps: 1e-06, "
+      "weight_decay: 0, weight_decay_after: 0.125}}\n",
+      "train:\n  optimizer: {adam: {lr: 0.001, betas: [0.9, 0.999], eps: 1e-08, "
+      "weight_decay: 0}}\n",
+      stages +
+          "directives:\n"
+          "  - precision: {compute: f16, match: \"h/**\", where: {stage: 0}, accumulate: f16, "
+          "reduce: bf16, master: none, loss_scale: {init_scale: 8, growth_factor: 3, "
+          "backoff_factor: 0.25, growth_interval: 10}}\n"
+          "  - recompute: {where: {stage: absent}, ops: [Gelu, Tanh]}\n"
+          "  - recompute: {budget: 64MiB}\n"
+          "  - place: {where: {stage: s, part: \"*\"}, tags: {dir: \"mb % 2\"}, on: {pp: dir}}\n"
+          "  - replicate: {over: pp, stream: r2, shard: [optimizer, gradients, parameters], "
+          "persist: 1KiB, gather: {prefetch: 2, when: per_step, stream: g2}}\n"
+          "  - offload: {what: optimizer, in_flight: 3}\n"
+          "  - offload: {what: activations, match: \"h/**\", where: {stage: \"!=1\"}}\n"
+          "  - stream: {where: {pass: [B, BW]}, name: w, priority: -1, sms: 8}\n"
+          "  - stream: {name: w2, sms: 9}\n"
+          "  - prefetch: {where: {kind: input}, distance: 3}\n"
+          "  - fuse: {where: {kind: send}, microbatches: 2}\n"
+          "  - order:\n      each: pp\n      lists:\n"
+          "        - \"0F0 0F1&0B0 0BI1 0BW1\"\n        - \"1F0 1B0 1F1 1B1\"\n",
+      "directives:\n"
+      "  - replicate: {over: pp, reduce: {dtype: bf16}}\n"
+      "  - order:\n      each: pp\n"
+      "      policy: {prefer: [BI, F, BW], in_flight: 2 * P - r, memory: 2GiB, costs: unit}\n"};
+  for (std::string text : all) {
+    for (const char* plain : {": 2 * P - r"})
+      if (const size_t at = text.find(plain); at != text.npos)
+        text.replace(at, 11, ": \"2 * P - r\"");
+    EXPECT_EQ(printed(head + text), head + text);
+  }
+}
+
+TEST(Spelling, OfAPipelineFileIsItsLists) {
+  const Folder folder;
+  const std::string csv = folder.write("order.csv", "0F0,0F1,0I0,0W0,0B1\n,1F0,1B0,1F1,1B1\n");
+  const std::string head = "piper: 1\nmesh: {pp: 2}\ndirectives:\n  - order:\n      each: pp\n";
+  EXPECT_EQ(printed(fmt::format("{}      csv: \"{}\"\n      dialect: new\n", head, csv)),
+            head +
+                "      lists:\n        - \"0F0 0F1 0BI0 0BW0 0B1\"\n"
+                "        - \"1F0 1B0 1F1 1B1\"\n");
+}
+
 // Of all strategies that stand in golden tests and on the user's page.
 TEST(Spelling, ReadsBack) {
   int read = 0;

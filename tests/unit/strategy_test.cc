@@ -27,12 +27,13 @@ TEST(Strategy, ReadsParams) {
       "  later: min(last, 3)\n"
       "  last: 7\n"
       "  model: gpt\n"
+      "  schedule: 1f1b\n"
       "  path: \"h/0/mlp\"\n"
       "  tenth: \"10\"\n"
       "  copy: $model\n"
       "  block: \"${model}/x$stages\"\n"
       "  lr: \"3e-4\"\n"
-      "require: [{that: twice + same + later + tenth, why: $path $copy $block $lr}]\n";
+      "require: [{that: twice + same + later + tenth, why: $path $copy $block $lr $schedule}]\n";
   const Strategy strategy = parsed(text);
   EXPECT_EQ(strategy.params, (Variables{{"stages", 4},
                                         {"dp", 2},
@@ -43,13 +44,14 @@ TEST(Strategy, ReadsParams) {
                                         {"last", 7},
                                         {"tenth", 10}}));
   const std::vector<std::pair<std::string, std::string>> texts = {
-      {"model", "gpt"}, {"path", "h/0/mlp"}, {"copy", "gpt"}, {"block", "gpt/x4"}, {"lr", "3e-4"}};
+      {"model", "gpt"}, {"schedule", "1f1b"}, {"path", "h/0/mlp"},
+      {"copy", "gpt"},  {"block", "gpt/x4"},  {"lr", "3e-4"}};
   EXPECT_EQ(strategy.text_params, texts);
   const Strategy other = parsed(text, {{"stages", "8"}, {"model", "bert"}, {"stages", "16"}});
   EXPECT_EQ(other.params[0].second, 16);
   EXPECT_EQ(other.params[2].second, 32);
   EXPECT_EQ(other.params[3].second, 64);
-  EXPECT_EQ(other.text_params[3].second, "bert/x16");
+  EXPECT_EQ(other.text_params[4].second, "bert/x16");
 }
 
 TEST(Strategy, ReadsParamsThatAreNumbers) {
