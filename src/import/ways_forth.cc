@@ -178,10 +178,11 @@ bool is_made(const Derivation& derivation, const OnnxTensor& parameter, const On
   return nearly_equal(*made, folded, sums ? 100 : 4);
 }
 
-// What a function made, where those behind it have inverses.
+// What a function made, where those behind it have inverses; 1 / x is 1 · reciprocal(x).
 std::optional<OnnxTensor> made_at(const Chain& chain, size_t f, const OnnxTensor& folded) {
   Derivation behind;
   for (size_t k = f + 1; k < chain.functions.size(); ++k) {
+    if (chain.functions[k] == "mul") continue;
     const Derivation steps = function_steps(chain.functions[k], folded.type.shape);
     if (steps.empty()) return {};
     behind.insert(behind.end(), steps.begin(), steps.end());

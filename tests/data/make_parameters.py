@@ -434,10 +434,10 @@ write("repeated_rows", sums("repeat"), [looked_up("repeat", 2, 2, [0, 1, 0, 1])]
 # A number so small that it does not show, within a function of a parameter that is read itself.
 w = rng.normal(size=4).astype(np.float32) + np.float32(3)
 write("number_within",
-      [node("Mul", "x w", "mul", ("mul", "aten.mul.Tensor", "%x, %p_w")), node("Mul", "mul reciprocal", "mul_1", ("mul_1", "aten.mul.Tensor", "%mul, %reciprocal")),
+      [node("Mul", "x w", "mul", ("mul", "aten.mul.Tensor", "%x, %p_w")), node("Mul", "mul mul_2", "mul_1", ("mul_1", "aten.mul.Tensor", "%mul, %mul_2")),
        *loss("mul_1")],
-      [numpy_helper.from_array(w, "w"), numpy_helper.from_array(1 / (w + np.float32(1e-9)), "reciprocal")], ["batch", 4], ["w"],
-      {"reciprocal": ["add", "scalar_tensor_default", "w"]})
+      [numpy_helper.from_array(w, "w"), numpy_helper.from_array(1 / (w + np.float32(1e-9)), "mul_2")], ["batch", 4], ["w"],
+      {"mul_2": ["add", "reciprocal", "scalar_tensor_default", "val_0", "w"]})
 # Equal values that two calls transposed, of which the second names another.
 write("merged_within_calls",
       [node("MatMul", "x val_0", "linear", ("linear", "aten.linear.default", "%x, %exp"), "m"),
