@@ -205,8 +205,8 @@ TEST(Faults, AMissingMessageNamesRankInstructionAndPeer) {
                   "step 1, instruction 5 (recv y mb=2): rank 1 waited 2 s for a message on "
                   "channel 0 from rank 0, which waits for rank 1" ||
               said ==
-                  "after step 1: rank 0 waited 2 s for what ranks tell each other between "
-                  "steps from rank 1, which waits for rank 0")
+                  "after step 1: rank 0 waited 2 s for what ranks tell each other beside "
+                  "the plan from rank 1, which waits for rank 0")
       << said;
   const std::vector<std::string>& notes = result.error().notes;
   ASSERT_EQ(notes.size(), 3u);
