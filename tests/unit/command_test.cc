@@ -519,6 +519,7 @@ TEST_F(Command, NothingToDumpIsSaid) {
 }
 
 TEST_F(Command, PicturesAreTheSameFromBothPrograms) {
+  if (kThreadSanitizer) GTEST_SKIP() << "the program itself is another test's";
   std::ofstream(path("text.bin")) << std::string(4096, 'a');
   const auto piperc = [&](const std::string& flags) {
     return run_shell(
@@ -548,6 +549,7 @@ TEST_F(Command, PicturesAreTheSameFromBothPrograms) {
 
 // Not with --explain alone.
 TEST_F(Command, WhatIsNotSureOfParametersIsSaidOnEveryRun) {
+  if (kThreadSanitizer) GTEST_SKIP() << "the program itself is another test's";
   for (int k = 0; k < 2; ++k) {
     const auto [code, said] = run_piperc(kModels + "older_tied.onnx", path("tied"));
     EXPECT_EQ(code, 0) << said;
@@ -559,6 +561,7 @@ TEST_F(Command, WhatIsNotSureOfParametersIsSaidOnEveryRun) {
 }
 
 TEST_F(Command, ARefusedModelOfTheOlderExporterGetsHelpThatFitsIt) {
+  if (kThreadSanitizer) GTEST_SKIP() << "the program itself is another test's";
   const auto [code, said] = run_piperc(kModels + "older_folded.onnx", path("folded"));
   EXPECT_EQ(code, 1) << said;
   EXPECT_NE(said.find("  = help: export the model with dynamo=True, or with "
@@ -571,6 +574,7 @@ TEST_F(Command, ARefusedModelOfTheOlderExporterGetsHelpThatFitsIt) {
 
 // Data beside the model: there, not there, and not all of it.
 TEST_F(Command, DataBesideAModelThatAreMissingOrCutAreItsFault) {
+  if (kThreadSanitizer) GTEST_SKIP() << "the program itself is another test's";
   const std::string model = path("external.onnx"), data = path("w.bin");
   std::filesystem::copy_file(kModels + "external.onnx", model);
   EXPECT_EQ(run_piperc(model, path("external")).first, 1);
