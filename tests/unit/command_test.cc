@@ -9,6 +9,7 @@
 #include <fstream>
 #include <thread>
 
+#include "shell.h"
 #include "unit/runtime_plans.h"
 
 namespace piper {
@@ -53,20 +54,9 @@ class Command : public testing::Test {
   // plan.
   std::pair<int, std::string> spawn(const std::string& launcher, const std::string& arguments) {
     std::string self = std::filesystem::read_symlink("/proc/self/exe").string();
-    std::string command = fmt::format(
-        "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
-        "OMPI_MCA_rmaps_base_oversubscribe=1 "
-        "ASAN_OPTIONS=detect_leaks=0 {} '{}' --run-plan {} 2>&1",
-        launcher, self, arguments);
+    std::string command = fmt::format("{}{} '{}' --run-plan {} 2>&1", launcher.empty() ? "" : kMpi,
+                                      launcher, self, arguments);
     return run_shell(command);
-  }
-  static std::pair<int, std::string> run_shell(const std::string& command) {
-    std::string output;
-    FILE* pipe = popen(command.c_str(), "r");
-    char buffer[4096];
-    while (size_t got = fread(buffer, 1, sizeof buffer, pipe)) output.append(buffer, got);
-    int status = pclose(pipe);
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, output};
   }
   static std::pair<int, std::string> run_piperc(const std::string& model, const std::string& to) {
     std::ofstream(to + ".yaml") << "piper: 1\ntrain: {global_batch: 4}\n";
@@ -329,9 +319,8 @@ class Saving : public Command {
     return run_shell(fmt::format(
         "cd {}; mkfifo pipe; (for i in $(seq 1000); do grep -qs '\"step\":2' m && break; "
         "sleep 0.02; done; sleep 0.3; PID=$(cat pid); {}) >/dev/null 2>&1 & "
-        "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
-        "OMPI_MCA_rmaps_base_oversubscribe=1 mpirun -n 1 {} : -n 1 {} 2>&1; exit $?",
-        folder_.string(), act, rank == 0 ? told : run, rank == 0 ? run : told));
+        "{}mpirun -n 1 {} : -n 1 {} 2>&1; exit $?",
+        folder_.string(), act, kMpi, rank == 0 ? told : run, rank == 0 ? run : told));
   }
 };
 
@@ -420,10 +409,9 @@ TEST_F(Command, ProcessesWithOtherFlagsAreRefused) {
   std::ofstream(path("other.safetensors"), std::ios::binary) << other;
   const auto run = [&](const std::string& first, const std::string& second) {
     return run_shell(fmt::format(
-        "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
-        "OMPI_MCA_rmaps_base_oversubscribe=1 mpirun -n 1 {0}/bin/piper-run {1}/plans --data "
-        "{1}/{2} : -n 1 {0}/bin/piper-run {1}/plans --data {1}/{3} 2>&1",
-        PIPER_BINARY_DIR, folder_.string(), first, second));
+        "{4}mpirun -n 1 {0}/bin/piper-run {1}/plans --data {1}/{2} : -n 1 {0}/bin/piper-run "
+        "{1}/plans --data {1}/{3} 2>&1",
+        PIPER_BINARY_DIR, folder_.string(), first, second, kMpi));
   };
   const std::string same = "data.safetensors";
   const std::tuple<std::string, std::string, std::string> cases[] = {

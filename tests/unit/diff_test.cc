@@ -2,12 +2,12 @@
 #include "piper/diff.h"
 
 #include <gmock/gmock.h>
-#include <sys/wait.h>
 
 #include <nlohmann/json.hpp>
 
 #include "folder.h"
 #include "piper/compile.h"
+#include "shell.h"
 
 namespace piper {
 namespace {
@@ -367,16 +367,8 @@ TEST(DiffForms, ColoursAreForTerminalsAlone) {
 
 // ---- The program --------------------------------------------------------------------------------
 
-std::pair<int, std::string> shell(const std::string& command) {
-  std::string output;
-  FILE* pipe = popen(command.c_str(), "r");
-  char buffer[4096];
-  while (const size_t got = fread(buffer, 1, sizeof buffer, pipe)) output.append(buffer, got);
-  const int status = pclose(pipe);
-  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, output};
-}
 std::pair<int, std::string> piper_diff(const std::string& args) {
-  return shell(fmt::format("{}/bin/piper-diff {} 2>&1", PIPER_BINARY_DIR, args));
+  return run_shell(fmt::format("{}/bin/piper-diff {} 2>&1", PIPER_BINARY_DIR, args));
 }
 
 TEST(DiffProgram, ExitCodesAreThoseOfDiff) {
@@ -429,12 +421,12 @@ TEST(DiffProgram, DumpsAndExplanationsDoNotMix) {
   const std::string command =
       fmt::format("{}/bin/piperc {} {} --dry-run", PIPER_BINARY_DIR,
                   source("samples/gpt/model.onnx"), folder.write("a.yaml", kStrategy));
-  const std::string dump = shell(command + " --dump schedule 2>/dev/null").second;
-  EXPECT_EQ(shell(command + " --dump schedule --explain 2>/dev/null").second, dump);
+  const std::string dump = run_shell(command + " --dump schedule 2>/dev/null").second;
+  EXPECT_EQ(run_shell(command + " --dump schedule --explain 2>/dev/null").second, dump);
   EXPECT_THAT(dump, Not(HasSubstr("GFLOP")));
-  EXPECT_THAT(shell(command + " --dump schedule --explain 2>&1 >/dev/null").second,
+  EXPECT_THAT(run_shell(command + " --dump schedule --explain 2>&1 >/dev/null").second,
               HasSubstr("GFLOP"));
-  EXPECT_THAT(shell(command + " --explain 2>/dev/null").second, HasSubstr("GFLOP"));
+  EXPECT_THAT(run_shell(command + " --explain 2>/dev/null").second, HasSubstr("GFLOP"));
 }
 
 }  // namespace

@@ -1,10 +1,10 @@
 // What the verifier says of sums that do not hold what they should, and the program that says it.
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdio>
 #include <filesystem>
 
+#include "shell.h"
 #include "unit/verify_plans.h"
 
 namespace piper {
@@ -329,19 +329,8 @@ TEST(VerifySums, ReportsComeFromWhatTheirNamesSay) {
 
 // ---- The program -------------------------------------------------------------------------------
 
-struct Said {
-  int exit_code = -1;
-  std::string text;
-};
-Said piper_verify(const std::string& arguments) {
-  const std::string command = PIPER_BINARY_DIR "/bin/piper-verify " + arguments + " 2>&1";
-  Said said;
-  FILE* pipe = popen(command.c_str(), "r");
-  for (int c = std::fgetc(pipe); c != EOF; c = std::fgetc(pipe))
-    said.text.push_back(static_cast<char>(c));
-  const int status = pclose(pipe);
-  said.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  return said;
+std::pair<int, std::string> piper_verify(const std::string& arguments) {
+  return run_shell(PIPER_BINARY_DIR "/bin/piper-verify " + arguments + " 2>&1");
 }
 
 class PiperVerify : public ::testing::Test {
@@ -363,10 +352,10 @@ class PiperVerify : public ::testing::Test {
 
 TEST_F(PiperVerify, SaysWhatItProved) {
   write(kStage0);
-  const Said said = piper_verify(folder_);
-  EXPECT_EQ(said.exit_code, 0);
+  const auto [code, text] = piper_verify(folder_);
+  EXPECT_EQ(code, 0);
   EXPECT_EQ(
-      said.text,
+      text,
       folder_ +
           ": ok: 4 ranks in 2 cells, 20 instructions\n"
           "  transfer    4 messages are received once, in order\n"
@@ -382,18 +371,17 @@ TEST_F(PiperVerify, SaysWhatItProved) {
 }
 
 TEST_F(PiperVerify, ExitCodes) {
-  EXPECT_EQ(piper_verify("").exit_code, 2);
-  EXPECT_EQ(piper_verify("--help").exit_code, 0);
-  EXPECT_EQ(piper_verify(folder_).exit_code, 4);
+  EXPECT_EQ(piper_verify("").first, 2);
+  EXPECT_EQ(piper_verify("--help").first, 0);
+  EXPECT_EQ(piper_verify(folder_).first, 4);
   write(edited(kStage0,
                {{"buffer 3 \"a@0\" f32[1,2] step at=192", "buffer 3 \"a@0\" f32[1,2] step at=0"}}));
-  const Said said = piper_verify("--json " + folder_);
-  EXPECT_EQ(said.exit_code, 3);
-  EXPECT_NE(
-      said.text.find("{\"rule\": \"memory\", \"text\": \"'a@0' shares bytes with 'w0' on rank 0 "
-                     "(and 1 like it), which is kept for ever\"}"),
-      said.text.npos)
-      << said.text;
+  const auto [code, text] = piper_verify("--json " + folder_);
+  EXPECT_EQ(code, 3);
+  EXPECT_NE(text.find("{\"rule\": \"memory\", \"text\": \"'a@0' shares bytes with 'w0' on rank 0 "
+                      "(and 1 like it), which is kept for ever\"}"),
+            text.npos)
+      << text;
 }
 
 }  // namespace
