@@ -7,11 +7,12 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "piper/picture.h"
 #include "piper/runtime.h"
 
 namespace {
 
-// Set by the first SIGINT or SIGTERM; the second ends the process as usual.
+// Set by the first SIGINT, SIGTERM or SIGHUP; the second ends the process as usual.
 std::atomic<bool> stop_requested{false};
 static_assert(std::atomic<bool>::is_always_lock_free);
 
@@ -47,7 +48,7 @@ Exit codes:
   11  the loss is not finite, a comparison failed or the target was missed; starting again is not
   12  the disk or the operating system refused; a run that lost only metrics, trace or report went
       on to its end and has saved what it trained
- 130  interrupted (SIGINT, SIGTERM; of several processes rank 0): ended after the step under way,
+ 130  interrupted (SIGINT, SIGTERM, SIGHUP; of several processes rank 0): ended after the step under way,
       results written
 
 All processes of a job are given the same flags; paths and --threads may differ. Of several
@@ -60,8 +61,15 @@ struct Flags {
   piper::RunOptions run;
   std::string verify;
   double target = 0;
-  bool no_shuffle = false;
+  bool no_shuffle = false, picture = false;
 };
+
+piper::Status draw(const piper::PlanSet& set) {
+  PIPER_ASSIGN(const piper::Picture picture, piper::make_picture(set, piper::PictureCosts::kFlops));
+  std::fputs(piper::draw_text(picture, piper::text_for(stdout)).c_str(), stdout);
+  std::fflush(stdout);
+  return piper::ok_status();
+}
 
 // As CLI::Range, which says its bounds with all 309 digits of the largest double.
 CLI::Validator between(double least, double most, std::string text) {
@@ -113,8 +121,10 @@ void add_flags(CLI::App& app, Flags& flags) {
                  "times the longest step so far (default: 10, in the first step --start-timeout)")
       ->type_name("SECONDS")
       ->check(seconds);
-  app.add_option("--start-timeout", run.job.start_timeout_s,
-                 "seconds for all ranks to start and to load")
+  app.add_option(
+         "--start-timeout", run.job.start_timeout_s,
+         "seconds for all ranks to start and to load; and for one that is heard of no more while "
+         "others save")
       ->type_name("SECONDS")
       ->capture_default_str()
       ->check(seconds);
@@ -150,7 +160,8 @@ void add_flags(CLI::App& app, Flags& flags) {
                  "steps between lines where there is no terminal (default: about 20 lines in all)")
       ->type_name("N")
       ->check(a_count(1));
-  app.add_flag("--picture", run.picture, "draw the schedule before the run");
+  app.add_flag("--picture", flags.picture,
+               "draw the schedule before the run, as piperc --picture does");
 }
 
 }  // namespace
@@ -174,9 +185,12 @@ int main(int argc, char** argv) {
   if (flags.verify == "single") flags.run.job.verify.against = piper::VerifyAgainst::kSingle;
   if (flags.verify == "uncut") flags.run.job.verify.against = piper::VerifyAgainst::kUncut;
   if (app.count("--target-loss") > 0) flags.run.job.target_loss = flags.target;
+  if (flags.picture) flags.run.on_plans = draw;
   flags.run.job.stop = &stop_requested;
   std::signal(SIGINT, request_stop);
   std::signal(SIGTERM, request_stop);
+  if (std::signal(SIGHUP, request_stop) == SIG_IGN) std::signal(SIGHUP, SIG_IGN);  // nohup's
+  std::signal(SIGPIPE, SIG_IGN);  // that nobody reads what is printed ends no run
   piper::Result<piper::RunOutcome> outcome = piper::run_plans(std::move(flags.run));
   if (!outcome) return static_cast<int>(outcome.error().code);
   if (outcome->code != piper::ExitCode::kOk) return static_cast<int>(outcome->code);

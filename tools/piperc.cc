@@ -7,6 +7,7 @@
 #include <cstdlib>
 
 #include "piper/compile.h"
+#include "piper/picture.h"
 
 namespace {
 
@@ -25,7 +26,8 @@ constexpr const char* kFooter =
     "wrong command line;\n"
     "3 the plan was refused (deadlock, unproved); 4 plan files unreadable; 12 the disk or the "
     "system refused.\n"
-    "Pages: strategies/README.md (strategies to begin with), formats/strategy.md (the language), "
+    "Pages: strategies/README.md (strategies to begin with, halves that combine), "
+    "formats/strategy.md (the language), "
     "formats/plan.md (what is written).";
 
 std::string footer() {
@@ -37,10 +39,14 @@ std::string footer() {
 
 struct Flags {
   CompileOptions compile;
-  std::string output, dump, topic;
+  std::string output, dump;
+  ExplainTopics topics;
   std::vector<std::string> defines;
   std::vector<std::string> dims;
   std::string emit, emit_order, order_form = "compute";
+  std::string svg, costs = "flops";
+  std::optional<size_t> width;
+  bool picture = false;
   bool describe = false;
   bool force = false, dry_run = false, timings = false, no_oracles = false, oracles = false;
 };
@@ -48,62 +54,6 @@ struct Flags {
 int report(const Error& error) {
   std::fputs(print_error(error).c_str(), stderr);
   return static_cast<int>(error.code);
-}
-
-void explain_directives(const Compiled& compiled) {
-  for (const Explanation& e : compiled.explanations) {
-    fmt::print("{}:{}: {}\n", e.at.file, e.at.line, e.directive);
-    for (const std::string& line : e.lines) fmt::print("    {}\n", line);
-  }
-  for (const auto& [op, count] : compiled.patterns) fmt::print("recognised: {} {}\n", count, op);
-  const FuseCounts& fused = compiled.fused;
-  fmt::print("fused: {} pointwise ops in {} groups, {} behind other ops, {} copies became views\n",
-             fused.ops, fused.groups, fused.finished, fused.views);
-}
-
-void explain_parameters(const Compiled& compiled) {
-  int64_t elements = 0, count = 0;
-  std::vector<const Tensor*> seen;
-  for (const RoleProgram& role : compiled.set.roles)
-    for (const Tensor& tensor : role.tensors) {
-      const bool is_new = !tensor.param.empty() &&
-                          std::none_of(seen.begin(), seen.end(),
-                                       [&](const Tensor* b) { return b->param == tensor.param; });
-      if (!is_new) continue;
-      seen.push_back(&tensor);
-      elements += num_elements(tensor.type.shape);
-      ++count;
-    }
-  fmt::print("parameters: {} found, {} held by the plans with {} elements\n",
-             compiled.parameters.size(), count, elements);
-  for (const ParamReport& p : compiled.parameters)
-    fmt::print("  {:<40} {:<28} {}\n", quote_control(p.name), quote_control(p.initializer),
-               p.evidence);
-  for (const std::string& line : compiled.separated) fmt::print("separated: {}\n", line);
-  for (const std::string& line : compiled.constants) fmt::print("constant: {}\n", line);
-  for (const std::string& line : lines_of(compiled.notes))
-    fmt::print("note: {}\n", quote_control(line));
-}
-
-// What lies on the host, where something does.
-void explain_host(const Compiled& compiled) {
-  for (const RoleSummary& r : compiled.roles)
-    if (r.host_bytes > 0) fmt::print("{:<14}{} on the host\n", r.where, human_bytes(r.host_bytes));
-}
-
-void explain_memory(const Compiled& compiled) {
-  fmt::print("{:<14}{:>6}{:>7}{:>8}{:>12}{:>11}{:>11}{:>11}{:>11}{:>11}{:>11}\n", "device", "ranks",
-             "ops", "params", "elements", "GFLOP", "weights", "optimizer", "step", "workspace",
-             "peak");
-  for (const RoleSummary& r : compiled.roles)
-    fmt::print("{:<14}{:>6}{:>7}{:>8}{:>12}{:>11.3f}{:>11}{:>11}{:>11}{:>11}{:>11}\n", r.where,
-               r.ranks, r.ops, r.parameters, r.elements, r.flops / 1e9, human_bytes(r.weight_bytes),
-               human_bytes(r.optimizer_bytes), human_bytes(r.step_bytes),
-               human_bytes(r.workspace_bytes), human_bytes(r.peak_bytes));
-  for (const RoleSummary& r : compiled.roles)
-    if (r.packed_bytes > 0)
-      fmt::print("{:<14}{} of the step are packed weights\n", r.where, human_bytes(r.packed_bytes));
-  explain_host(compiled);
 }
 
 // What was made of parameters concerns whoever trains them, also who asks for no explanation.
@@ -116,22 +66,23 @@ void print_notes(const Compiled& compiled) {
     fmt::print(stderr, "note: {} more with --explain=parameters\n", lines.size() - kMostLines);
 }
 
-void explain(const std::string& topic, const Compiled& compiled) {
-  const bool summary = topic.empty() || topic == "summary", all = topic == "all";
-  if (topic == "directives" || summary || all) explain_directives(compiled);
-  if (topic == "parameters" || all) explain_parameters(compiled);
-  if (topic == "memory" || summary || all) explain_memory(compiled);
-}
+std::string file_name(const std::string& path) { return path.substr(path.rfind('/') + 1); }
 
-Result<std::vector<Definition>> read_defines(const std::vector<std::string>& texts) {
-  std::vector<Definition> defines;
-  for (const std::string& text : texts) {
-    const size_t equals = text.find('=');
-    if (equals == text.npos || equals == 0)
-      return fail("-D {}: expected name=value", quote_control(text)).with_code(ExitCode::kUsage);
-    defines.push_back({text.substr(0, equals), text.substr(equals + 1)});
+// The schedule as text and as an image, where they are asked for.
+Status draw(const Flags& flags, const PlanSet& set) {
+  if (!flags.picture && flags.svg.empty()) return ok_status();
+  const bool units = flags.costs == "unit";
+  PIPER_ASSIGN(const Picture picture,
+               make_picture(set, units ? PictureCosts::kUnits : PictureCosts::kFlops));
+  if (flags.picture) {
+    PictureText form = text_for(stdout);
+    form.width = flags.width.value_or(form.width);
+    std::fputs(draw_text(picture, form).c_str(), stdout);
   }
-  return defines;
+  if (flags.svg.empty()) return ok_status();
+  const std::string title =
+      fmt::format("{} with {}", file_name(flags.compile.model), file_name(flags.compile.strategy));
+  return write_file(flags.svg, draw_svg(picture, title));
 }
 
 int describe_model(const Flags& flags) {
@@ -153,6 +104,14 @@ int describe_model(const Flags& flags) {
   return static_cast<int>(described->supported ? ExitCode::kOk : ExitCode::kInput);
 }
 
+// "": the topics are known; as CLI11 wants it.
+std::string read_topics(const std::string& text, ExplainTopics& topics) {
+  Result<ExplainTopics> read = parse_topics(text);
+  if (!read) return read.error().message;
+  topics = *std::move(read);
+  return {};
+}
+
 // The order as PyTorch's pipeline file.
 Status emit_order(const Flags& flags, OrderRows rows) {
   const bool comms = flags.order_form.starts_with("comms");
@@ -166,7 +125,7 @@ Status emit_order(const Flags& flags, OrderRows rows) {
 
 int run(Flags& flags, std::optional<Result<Compiled>>& compiled_or_error) {
   if (flags.describe) return describe_model(flags);
-  auto defines = read_defines(flags.defines);
+  auto defines = parse_definitions(flags.defines);
   if (!defines) return report(defines.error());
   flags.compile.defines = *defines;
   if (!flags.emit.empty()) {
@@ -189,14 +148,17 @@ int run(Flags& flags, std::optional<Result<Compiled>>& compiled_or_error) {
   if (!dumped)
     fmt::print(stderr, "note: nothing to dump: the strategy has no '{}' directive\n", flags.dump);
   for (const std::string& warning : compiled->warnings) fmt::print(stderr, "note: {}\n", warning);
-  if (flags.topic != "parameters" && flags.topic != "all") print_notes(*compiled);
-  if (!flags.topic.empty() || flags.dry_run) explain(flags.topic, *compiled);
+  if (!flags.topics.has("parameters")) print_notes(*compiled);
+  // stdout belongs to what is dumped.
+  if (!flags.topics.names.empty())
+    std::fputs(explain(*compiled, flags.topics).c_str(), flags.dump.empty() ? stdout : stderr);
   for (const auto& [step, seconds] : compiled->seconds)
     if (flags.timings) fmt::print(stderr, "{:>10.1f} ms  {}\n", seconds * 1e3, step);
   if (flags.compile.order) {
     const Status emitted = emit_order(flags, std::move(compiled->order));
     if (!emitted) return report(emitted.error());
   }
+  if (const Status drawn = draw(flags, compiled->set); !drawn) return report(drawn.error());
   if (flags.output.empty()) return 0;
   const Status written =
       write_plan_set(compiled->set, compiled->single ? &*compiled->single : nullptr,
@@ -248,19 +210,37 @@ int main(int argc, char** argv) {
       ->excludes(describe);
   app.add_option("-D", flags.defines, "override one of the strategy's params")
       ->type_name("NAME=VALUE");
-  app.add_flag("--explain{summary}", flags.topic,
-               "print what was found and done; =directives, =parameters, =memory or =all (default: "
-               "directives and memory)")
-      ->check(CLI::IsMember({"summary", "directives", "parameters", "memory", "all"}));
+  std::string topics;
+  app.add_flag("--explain{summary}", topics,
+               "print what was found and done; =TOPIC,… of " + explain_topics() +
+                   "; on stderr where --dump has stdout")
+      ->check([&](const std::string& text) { return read_topics(text, flags.topics); });
   std::vector<std::string> steps(dump_steps().begin(), dump_steps().end());
-  app.add_option("--dump", flags.dump, "print the text form after a step: " + join(steps, ", "))
-      ->check(CLI::IsMember(steps))
-      ->type_name("STEP");
+  CLI::Option* dump =
+      app.add_option("--dump", flags.dump, "print the text form after a step: " + join(steps, ", "))
+          ->check(CLI::IsMember(steps))
+          ->type_name("STEP");
+  CLI::Option* picture = app.add_flag("--picture", flags.picture,
+                                      "draw the schedule, as far as the terminal is wide, then "
+                                      "below: what each device does when, and how long it is idle")
+                             ->excludes(dump);
+  app.add_option("--width", flags.width,
+                 "of --picture: columns of a line; 0: as many as it takes, as where there is no "
+                 "terminal")
+      ->type_name("N")
+      ->check(CLI::Range(size_t{0}, size_t{1000000}))
+      ->needs(picture);
+  app.add_option("--svg", flags.svg, "write the picture as an image")->type_name("FILE.svg");
+  app.add_option("--costs", flags.costs,
+                 "of --picture and --svg: the FLOPs of what each task runs, recomputation "
+                 "included, or unit: a forward 1, a backward 2, its input and weight parts 1 each")
+      ->check(CLI::IsMember({"flops", "unit"}))
+      ->capture_default_str();
   app.add_flag("!--no-fuse", flags.compile.fuse,
                "plans that run every op on its own, with the same bits: to look for a fault");
   app.add_flag("--force", flags.force, "replace a directory that holds plans");
   app.add_flag("--dry-run", flags.dry_run,
-               "write nothing; print the explanation and the memory table");
+               "write nothing; print the explanation, unless --dump or --explain say what");
   CLI::Option* no_oracles =
       app.add_flag("--no-oracles", flags.no_oracles,
                    "leave out the single-device plans for piper-run --verify-against");
@@ -274,10 +254,13 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", "piperc 0.1.0");
   try {
     app.parse(argc, argv);
+    if (flags.dry_run && flags.dump.empty() && topics.empty()) read_topics("summary", flags.topics);
     if (!flags.describe && flags.compile.strategy.empty()) throw CLI::RequiredError("strategy");
     if (!flags.describe && flags.emit.empty() && flags.output.empty() && !flags.dry_run &&
-        flags.dump.empty() && flags.emit_order.empty())
+        flags.dump.empty() && flags.emit_order.empty() && !flags.picture && flags.svg.empty())
       throw CLI::RequiredError("-o DIR (or --dry-run)");
+    if (app.count("--costs") > 0 && !flags.picture && flags.svg.empty())
+      throw CLI::RequiredError("--costs: --picture or --svg");
   } catch (const CLI::ParseError& e) {
     return app.exit(e) == 0 ? 0 : static_cast<int>(ExitCode::kUsage);
   }

@@ -17,7 +17,7 @@
 
 namespace piper {
 
-inline constexpr int kPlanFormatVersion = 5;
+inline constexpr int kPlanFormatVersion = 6;
 
 // ---- Programs: what one compute instruction runs ------------------------------------------------
 
@@ -40,6 +40,16 @@ struct ProgramView {
   bool operator==(const ProgramView&) const = default;
 };
 
+// What a program was made of, before ops were joined or widened: stated by the compiler for whoever
+// explains or compares plans; nothing is run by it.
+struct Work {
+  int64_t ops = 0;
+  int64_t recomputed = 0;  // of these: forward ops that run again for a backward pass
+  // Matrix products by the type of what they make, ascending.
+  std::vector<std::pair<DType, int64_t>> products;
+  bool operator==(const Work&) const = default;
+};
+
 // A chunk program, shared by content: equal layers have one. Values [0, num_args) are bound by each
 // instruction, the others live in the workspace of the instruction's stream while the program runs.
 struct Program {
@@ -54,9 +64,10 @@ struct Program {
   std::vector<ProgramOp> ops;  // in execution order
   // By argument: the program writes it (it may read it too: in-place accumulation).
   std::vector<bool> arg_written;
-  std::vector<bool> arg_read;          // by argument: the program reads what was there before
-  int64_t workspace_bytes = 0;         // greatest offset + size
-  std::vector<ProgramView> views;      // by value, ascending
+  std::vector<bool> arg_read;      // by argument: the program reads what was there before
+  int64_t workspace_bytes = 0;     // greatest offset + size
+  std::vector<ProgramView> views;  // by value, ascending
+  Work work;
   std::vector<int32_t> bases() const;  // by value: its base, itself when it is no view
   bool operator==(const Program&) const = default;
 };
@@ -333,6 +344,16 @@ Status write_plan_set(const PlanSet& set, const PlanSet* single, const PlanSet* 
 // Reads and checks a set: versions, digests, ids in range, sizes, programs in SSA form. Nothing is
 // believed.
 Result<PlanSet> read_plan_set(const std::string& directory);
+// The manifest of a set, and which role each rank runs, from its manifest alone: rank files add
+// nothing to it. For readers that take one role at a time.
+struct PlanOutline {
+  std::string directory;
+  Manifest manifest;
+  std::vector<std::string> roles;     // digests, each once
+  std::vector<int32_t> role_of_rank;  // index into roles
+};
+Result<PlanOutline> read_plan_outline(const std::string& directory);
+Result<RoleProgram> read_role(const PlanOutline& outline, size_t role);
 // Reads the header of one rank and the set it belongs to (the directory that holds the file).
 struct RankPlan {
   RankHeader header;
@@ -352,6 +373,8 @@ Status check_role(const RoleProgram& role);
 std::string print_plan(const RoleProgram& role);
 Result<RoleProgram> parse_plan(std::string_view text);
 
+// The name of the role program's file in a set: equal for equal programs.
+std::string role_digest(const RoleProgram& role);
 // Content id of a program: equal for programs that print the same but for the label.
 std::string program_digest(const Program& program);
 

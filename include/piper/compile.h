@@ -30,23 +30,11 @@ struct CompileOptions {
   std::function<void(std::string_view step, const std::function<std::string()>& text)> dump;
 };
 
+// The values of -D. Error (kUsage): a text that is not name=value.
+Result<std::vector<Definition>> parse_definitions(std::span<const std::string> texts);
+
 // Names that --dump accepts, in order of the steps.
 std::span<const std::string_view> dump_steps();
-
-// One line of the table that --explain prints for each device role.
-struct RoleSummary {
-  std::string where;  // "pp=1"
-  int64_t ranks = 1;
-  int64_t ops = 0;  // forward ops
-  int64_t parameters = 0, elements = 0;
-  double flops = 0;  // of one step on one rank
-  int64_t weight_bytes = 0, optimizer_bytes = 0, constant_bytes = 0;
-  int64_t step_bytes = 0;    // gradients, activations in flight, inputs, packed weights
-  int64_t packed_bytes = 0;  // the latter
-  int64_t workspace_bytes = 0, transport_bytes = 0, peak_bytes = 0;
-  int64_t host_bytes = 0;  // what is offloaded
-  int64_t instructions = 0, programs = 0;
-};
 
 struct Compiled {
   PlanSet set;
@@ -58,9 +46,9 @@ struct Compiled {
   std::vector<Note> notes;
   // Composite ops found in the model and its gradient.
   std::vector<std::pair<std::string, int64_t>> patterns;
-  FuseCounts fused;  // over distinct programs
-  std::vector<RoleSummary> roles;
-  OrderRows order;  // the computations of each device, if asked for
+  FuseCounts fused;          // over distinct programs
+  int64_t instructions = 0;  // of a step, over devices that run different ones
+  OrderRows order;           // the computations of each device, if asked for
   std::vector<std::pair<std::string, double>> seconds;  // by step
   // What the steps made on the way, of the last plans: a program that ends now need not take it
   // apart.
@@ -69,6 +57,17 @@ struct Compiled {
 
 // Ensures that the verifier has accepted every set it returns.
 Result<Compiled> compile(const CompileOptions& options);
+
+// ---- What --explain prints
+struct ExplainTopics {
+  std::vector<std::string> names;  // without "summary" and "all": what these stand for
+  bool lines = false;              // say where in the strategy each directive stands
+  bool has(std::string_view topic) const;
+};
+// Of "order,memory"; "" and "summary": the usual ones. Error: an unknown topic, with the nearest.
+Result<ExplainTopics> parse_topics(std::string_view text);
+std::string explain_topics();  // "summary, train, …, all, lines"
+std::string explain(const Compiled& compiled, const ExplainTopics& topics);
 
 // The order of the computations that the strategy asks for; list scheduling where it gives a policy
 // or, like none (null), nothing. Requires tasks.

@@ -233,11 +233,14 @@ struct Variants {
     const auto& here = made[static_cast<size_t>(variant)];
     return std::binary_search(here.begin(), here.end(), copy);
   }
+  bool is_copy(ValueId value) const {
+    const auto at = std::lower_bound(copies.begin(), copies.end(), std::pair(value, ValueId()));
+    return at != copies.end() && at->first == value;
+  }
   // What stands for the value.
   ValueId read(ValueId value, int32_t variant) const {
     const auto at = std::lower_bound(copies.begin(), copies.end(), std::pair(value, ValueId()));
-    const bool is_copy = at != copies.end() && at->first == value;
-    return is_copy && !makes(variant, value) ? at->second : value;
+    return is_copy(value) && !makes(variant, value) ? at->second : value;
   }
 };
 

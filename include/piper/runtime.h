@@ -158,9 +158,6 @@ Result<JobResult> run_mpi_rank(const PlanSet& set, const BatchSource* data,
 
 // ---- What people see ----------------------------------------------------------------------------
 
-// The schedule as a picture of text: a row per role, a unit of time per F (two per B), dependencies
-// from sends and receives.
-std::string draw_schedule(const PlanSet& set, bool colour);
 // Chrome's trace form: a process per rank, a row per stream.
 std::string print_trace(std::span<const RankTrace> traces);
 // {"step":1,"loss":2.5,…} on one line: steps count from 1.
@@ -173,7 +170,8 @@ struct RunOptions {
   std::optional<uint64_t> seed;
   std::string save, metrics, trace;
   int64_t log_every = 0;  // 0: chosen by the number of steps
-  bool picture = false;
+  // Told the plans before they run, by the process that speaks for the job; an error ends it.
+  std::function<Status(const PlanSet& set)> on_plans;
   // Told each error once, as soon as it is known, from any thread. Nothing: they go to stderr.
   std::function<void(const Error&)> on_error;
   JobOptions job;

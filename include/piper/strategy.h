@@ -29,6 +29,8 @@ class Expr {
   // captures and bound variables.
   Expr with(Variables bound) const;
   const std::string& text() const { return text_; }
+  // In one spelling: bound names are their values, what is constant is one number.
+  std::string spelled() const;
   const SourceSpan& at() const { return at_; }
 
  private:
@@ -268,7 +270,6 @@ struct Strategy {
   std::vector<FuseRule> fuses;
   std::vector<OffloadRule> offloads;
   std::vector<Order> orders;
-  std::string text;  // all files read, concatenated: for the digest
 };
 
 struct Definition {  // -D name=value
@@ -277,6 +278,12 @@ struct Definition {  // -D name=value
 // Reads the file and its includes. `defines` override `params`; a name that no params section has
 // is an error with the nearest, and so is a param that nothing names.
 Result<Strategy> parse_strategy(const std::string& path, const std::vector<Definition>& defines);
+
+// The strategy that counts, after includes, definitions and expressions: one file without params,
+// sections and keys in one order, numbers with their defaults. Read again it is the same strategy,
+// and prints the same; what a user writes otherwise but means alike (comments, names of params,
+// blanks, the order of unordered entries) prints alike.
+std::string print_strategy(const Strategy& strategy);
 
 // JSON Schema (draft-07) of a strategy file, made from the same table of keys that the parser
 // reads: formats/strategy.schema.json is this text.

@@ -15,6 +15,9 @@
 #include "mapped.h"
 #include "piper/base.h"
 
+// Of mimalloc, in programs that have it.
+extern "C" [[gnu::weak]] void mi_register_error(void (*tell)(int problem, void* with), void* with);
+
 namespace piper {
 namespace {
 
@@ -63,6 +66,15 @@ void end_without_file(int, siginfo_t* about, void*) {
   _exit(static_cast<int>(ExitCode::kStorage));
 }
 
+// Libraries allocate before main, and not all allocators know the handler of operator new: mimalloc
+// aborts unless it is told what else to do.
+[[gnu::section(".preinit_array"), gnu::used]] void (*before_all)() = [] {
+  std::set_new_handler(end_without_memory);
+  if (mi_register_error == nullptr) return;
+  mi_register_error([](int problem, void*) { problem == ENOMEM ? end_without_memory() : void(); },
+                    nullptr);
+};
+
 }  // namespace
 
 void prepare_process() {
@@ -70,7 +82,6 @@ void prepare_process() {
   // can be written to these.
   for (int stream = STDIN_FILENO; stream <= STDERR_FILENO; ++stream)
     if (fcntl(stream, F_GETFD) < 0) static_cast<void>(!open("/dev/null", O_RDONLY));
-  std::set_new_handler(end_without_memory);
   std::set_terminate(end_on_exception);
   std::signal(SIGXFSZ, SIG_IGN);  // the write fails instead
   struct sigaction cut = {};

@@ -66,16 +66,24 @@ std::string named(const RoleProgram& role, size_t buffer) {
   return quote_control(role.name(role.buffers[buffer]));
 }
 
-// A part of a tensor: over a group, and long enough that all parts together hold the whole.
+// Parts are equal runs of the whole. The elements behind its end are fewer than all ranks: what is
+// cut over some of them is cut so that it could be over more.
+bool is_part(const RoleProgram& role, int64_t own, int64_t whole, int64_t members) {
+  int64_t together = 0, ranks = 1;
+  for (const auto& [axis, size] : role.mesh) ranks *= size;
+  return !__builtin_mul_overflow(own, members, &together) && together >= whole &&
+         together - whole < ranks;
+}
+
+// A part of a tensor over a group.
 Status check_part(const RoleProgram& role, const Tensor& tensor, size_t b) {
   if (tensor.part_of == -1 && tensor.whole.empty()) return ok_status();
   const auto name = [&] { return named(role, b); };
   const auto whole = bytes_of({tensor.type.dtype, tensor.whole});
   if (tensor.kind != BufferKind::kState || !in_range(tensor.part_of, role.groups.size()) || !whole)
     return bad("buffer {} '{}' is a part of nothing possible", b, name());
-  const int64_t own = num_elements(tensor.type.shape), all = num_elements(tensor.whole);
-  int64_t together = 0;
-  if (__builtin_mul_overflow(own, members_of(role, tensor.part_of), &together) || together < all)
+  if (!is_part(role, num_elements(tensor.type.shape), num_elements(tensor.whole),
+               members_of(role, tensor.part_of)))
     return bad("buffer {} '{}' is {}, no part of {} over {} ranks", b, name(),
                to_string(tensor.type), to_string(TensorType{tensor.type.dtype, tensor.whole}),
                members_of(role, tensor.part_of));
@@ -410,14 +418,11 @@ class InstructionCheck {
       return wrong("it has {} args instead of pairs", one_.args.size());
     const int64_t size = members_of(role_, one_.group);
     const size_t whole = one_.kind == InstructionKind::kAllGather ? 1 : 0;
-    for (size_t k = 0; k < one_.args.size(); k += 2) {
-      const int64_t all = elements(k + whole), part = elements(k + 1 - whole);
-      int64_t together = 0;
-      if (type(k).dtype != type(k + 1).dtype || __builtin_mul_overflow(part, size, &together) ||
-          together < all)
+    for (size_t k = 0; k < one_.args.size(); k += 2)
+      if (type(k).dtype != type(k + 1).dtype ||
+          !is_part(role_, elements(k + 1 - whole), elements(k + whole), size))
         return wrong("{} and {} do not fit a group of {}", to_string(type(k)),
                      to_string(type(k + 1)), size);
-    }
     return ok_status();
   }
 

@@ -159,6 +159,22 @@ Status check_order(const Program& program, std::vector<bool> ready) {
   return ok_status();
 }
 
+// What is stated for people can be added up.
+Status check_work(const Work& work) {
+  if (work.ops < 0 || work.recomputed < 0 || work.recomputed > work.ops)
+    return bad("it states {} ops, {} of them recomputed", work.ops, work.recomputed);
+  int64_t products = 0;
+  for (size_t i = 0; i < work.products.size(); ++i) {
+    const auto& [dtype, count] = work.products[i];
+    const bool ascends = i == 0 || work.products[i - 1].first < dtype;
+    if (count < 1 || count > work.ops - products || !ascends)
+      return bad("it states {} products in {} among {} ops, or types out of order", count,
+                 info(dtype).name, work.ops);
+    products += count;
+  }
+  return ok_status();
+}
+
 }  // namespace
 
 Status check_program(const Program& program) {
@@ -169,6 +185,7 @@ Status check_program(const Program& program) {
   for (size_t v = 0; v < literal.size(); ++v) placed[v] = placed[v] || literal[v];
   PIPER_TRY(check_places(program, placed));
   PIPER_TRY(check_words(program));
+  PIPER_TRY(check_work(program.work));
   return check_order(program, std::move(literal));
 }
 

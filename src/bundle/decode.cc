@@ -1,5 +1,7 @@
 // From bytes to structures. Only what a structure cannot hold is refused here (enums, sizes of the
 // file); check.cc judges the rest.
+#include <google/protobuf/arena.h>
+
 #include "bad.h"
 #include "files.h"
 #include "plan.pb.h"
@@ -113,6 +115,16 @@ class Decoder {
     copy_from(from.arg_written(), to.arg_written);
     copy_from(from.arg_read(), to.arg_read);
     to.workspace_bytes = from.workspace_bytes();
+    to.work = work(from.work());
+    return to;
+  }
+
+  Work work(const proto::Work& from) {
+    Work to{from.ops(), from.recomputed(), {}};
+    for (const proto::Products& products : from.products())
+      to.products.emplace_back(
+          static_cast<DType>(enumerator(products.dtype(), kNumDTypes, "element type")),
+          products.count());
     return to;
   }
 
@@ -205,7 +217,8 @@ Result<std::string_view> unwrap(std::string_view magic, std::string_view file,
 }
 
 Result<RoleProgram> decode_role(std::string_view payload, const std::string& path) {
-  proto::RoleProgram message;
+  google::protobuf::Arena arena;
+  auto& message = *google::protobuf::Arena::CreateMessage<proto::RoleProgram>(&arena);
   if (payload.size() > (size_t{1} << 28) ||
       !message.ParseFromArray(payload.data(), static_cast<int>(payload.size())))
     return bad_at(path, "the role program cannot be decoded");

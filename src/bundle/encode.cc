@@ -32,6 +32,16 @@ void encode(const ProgramOp& from, proto::Op* to) {
   copy_to(from.outputs, to->mutable_outputs());
 }
 
+void encode(const Work& from, proto::Work* to) {
+  to->set_ops(from.ops);
+  to->set_recomputed(from.recomputed);
+  for (const auto& [dtype, count] : from.products) {
+    proto::Products* products = to->add_products();
+    products->set_dtype(static_cast<int32_t>(dtype));
+    products->set_count(count);
+  }
+}
+
 void encode(const Program& from, proto::Program* to) {
   to->set_label(from.label);
   for (const TensorType& type : from.values) encode(type, to->add_values());
@@ -52,6 +62,7 @@ void encode(const Program& from, proto::Program* to) {
   for (bool written : from.arg_written) to->add_arg_written(written);
   for (bool read : from.arg_read) to->add_arg_read(read);
   to->set_workspace_bytes(from.workspace_bytes);
+  encode(from.work, to->mutable_work());
 }
 
 void encode(const Tensor& from, proto::Tensor* to) {
@@ -193,6 +204,8 @@ std::string encode_role(const RoleProgram& role) {
   to.set_host_bytes(role.host_bytes);
   return serialize(to);
 }
+
+std::string role_digest(const RoleProgram& role) { return digest(encode_role(role)); }
 
 std::string program_digest(const Program& program) {
   google::protobuf::Arena arena;

@@ -15,10 +15,11 @@ Json to_json(const Manifest& manifest, bool with_id) {
   json["format_version"] = manifest.format_version;
   if (with_id) json["set_id"] = manifest.set_id;
   json["compiler"] = manifest.compiler;
-  json["model"] = manifest.model;
+  if (with_id) json["model"] = manifest.model;  // names say nothing of what is in the set
   json["model_digest"] = manifest.model_digest;
-  json["strategy"] = manifest.strategy;
+  if (with_id) json["strategy"] = manifest.strategy;
   json["strategy_digest"] = manifest.strategy_digest;
+  json["seed"] = manifest.seed;
   json["mesh"] = Json::array();
   for (const auto& [name, size] : manifest.mesh) json["mesh"].push_back(Json::array({name, size}));
   json["role_axes"] = manifest.role_axes;
@@ -57,6 +58,8 @@ bool fill_texts(const Json& json, Manifest& manifest) {
     if (!json.contains(key) || !json[key].is_string()) return false;
     *text = json[key].get<std::string>();
   }
+  if (!json.contains("seed") || !json["seed"].is_number_unsigned()) return false;
+  manifest.seed = json["seed"].get<uint64_t>();
   return true;
 }
 

@@ -358,6 +358,7 @@ class Parser {
       op.attrs = *std::move(attrs);
       return;
     }
+    if (word == "work") return parse_work(line, program.work);
     if (word != "value") return line.wrong(fmt::format("a program has no '{}'", word));
     const size_t id = program.values.size();
     line.expect_position(id);
@@ -381,6 +382,17 @@ class Parser {
       program.literals.emplace_back(
           static_cast<int32_t>(id),
           from_hex(literal->substr(std::min<size_t>(2, literal->size()))));
+    }
+  }
+
+  void parse_work(Line& line, Work& work) {
+    line.read_fields();
+    line.get("ops", work.ops);
+    line.get("recomputed", work.recomputed);
+    for (int d = 0; d < kNumDTypes; ++d) {
+      int64_t products = 0;
+      line.get(info(static_cast<DType>(d)).name, products);
+      if (products != 0) work.products.emplace_back(static_cast<DType>(d), products);
     }
   }
 

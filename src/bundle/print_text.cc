@@ -51,6 +51,13 @@ class Printer {
   std::string out;
 };
 
+void print_work(Printer& print, const Work& work) {
+  if (work == Work()) return;
+  print.line("  work").field("ops", work.ops, int64_t{0});
+  print.field("recomputed", work.recomputed, int64_t{0});
+  for (const auto& [dtype, count] : work.products) print.field(info(dtype).name, count, int64_t{0});
+}
+
 void print_program(Printer& print, size_t id, const Program& program) {
   print.line("program {}", id).text("label", program.label);
   print.field("args", program.num_args, 0).field("workspace", program.workspace_bytes, int64_t{0});
@@ -73,6 +80,7 @@ void print_program(Printer& print, size_t id, const Program& program) {
     print.line("  op {} in={} out={}", op.op, list(op.inputs), list(op.outputs));
     if (!op.attrs.items().empty()) print.out += " " + print_attrs(op.attrs);
   }
+  print_work(print, program.work);
 }
 
 void print_samples(Printer& print, const SampleRange& range, size_t axes) {

@@ -28,10 +28,11 @@ Result<Manifest> read_manifest(const std::string& directory) {
   return parse_manifest(text, path);
 }
 
-Result<RoleProgram> read_role(const PlanSet& set, const std::string& id) {
-  const std::string name = role_file(id), path = set.directory + "/" + name;
-  const auto listed = set.manifest.files.find(name);
-  if (listed == set.manifest.files.end())
+Result<RoleProgram> read_role(const std::string& directory, const Manifest& manifest,
+                              const std::string& id) {
+  const std::string name = role_file(id), path = directory + "/" + name;
+  const auto listed = manifest.files.find(name);
+  if (listed == manifest.files.end())
     return bad_at(path, "the manifest does not list this role program");
   PIPER_ASSIGN(const Bytes file, as_plan_error(map_file(path)));
   PIPER_ASSIGN(const std::string_view payload, unwrap(kRoleMagic, as_text(file.span()), path));
@@ -40,7 +41,7 @@ Result<RoleProgram> read_role(const PlanSet& set, const std::string& id) {
         path, "the role program is of another compilation: its digest is {}, the manifest names {}",
         digest(payload), id);
   PIPER_ASSIGN(RoleProgram role, decode_role(payload, path));
-  if (role.mesh != set.manifest.mesh)
+  if (role.mesh != manifest.mesh)
     return bad_at(path, "the role program is for another mesh than the manifest");
   return role;
 }
@@ -53,7 +54,7 @@ Result<RankHeader> read_header(const std::string& path) {
 
 // Everything that a header says follows from the manifest.
 Status check_header(const std::string& path, const RankHeader& header, int64_t rank,
-                    const PlanSet& set, const std::vector<std::string>& role_of_rank) {
+                    const PlanSet& set, const PlanOutline& outline) {
   if (header.set_id != set.manifest.set_id)
     return bad_at(path,
                   "this plan is of another compilation: its plan set is {}, the manifest's is {}",
@@ -64,9 +65,10 @@ Status check_header(const std::string& path, const RankHeader& header, int64_t r
     return bad_at(path, "this is the plan of rank {}", header.rank);
   if (header.coordinates != coordinates_of(set.manifest.mesh, header.rank))
     return bad_at(path, "the coordinates are not those of rank {}", header.rank);
-  if (header.role != role_of_rank[header.rank])
+  const std::string& role = outline.roles[set.role_of_rank[header.rank]];
+  if (header.role != role)
     return bad_at(path, "rank {} binds role {}, the manifest says {}", header.rank,
-                  quote_control(header.role), role_of_rank[header.rank]);
+                  quote_control(header.role), role);
   return ok_status();
 }
 
@@ -101,26 +103,14 @@ Status read_tensor_types(PlanSet& set) {
   return ok_status();
 }
 
-struct Opened {
-  PlanSet set;  // without roles
-  std::vector<std::string> role_of_rank;
-};
-Result<Opened> open_set(const std::string& directory) {
-  Opened opened;
-  opened.set.directory = directory;
-  PIPER_ASSIGN(opened.set.manifest, read_manifest(directory));
-  const Manifest& manifest = opened.set.manifest;
-  const std::string path = directory + "/manifest.json";
-  PIPER_ASSIGN(opened.role_of_rank,
-               unfold_roles(manifest.mesh, {manifest.role_axes, manifest.role_of_rank}, path));
-  std::vector<std::string> roles;
-  for (const std::string& role : opened.role_of_rank) {
-    auto found = std::find(roles.begin(), roles.end(), role);
-    if (found == roles.end()) found = roles.insert(roles.end(), role);
-    opened.set.role_of_rank.push_back(static_cast<int32_t>(found - roles.begin()));
-  }
-  opened.set.roles.resize(roles.size());
-  return opened;
+// A set without its roles.
+PlanSet opened(const PlanOutline& outline) {
+  PlanSet set;
+  set.directory = outline.directory;
+  set.manifest = outline.manifest;
+  set.role_of_rank = outline.role_of_rank;
+  set.roles.resize(outline.roles.size());
+  return set;
 }
 
 // A window of a mapped file whose pages leave memory with the last reader: initial values are read
@@ -139,17 +129,37 @@ Bytes passing(Bytes mapped) {
 
 }  // namespace
 
+Result<PlanOutline> read_plan_outline(const std::string& directory) {
+  PlanOutline outline{directory, {}, {}, {}};
+  PIPER_ASSIGN(outline.manifest, read_manifest(directory));
+  const Manifest& manifest = outline.manifest;
+  PIPER_ASSIGN(const std::vector<std::string> role_of_rank,
+               unfold_roles(manifest.mesh, {manifest.role_axes, manifest.role_of_rank},
+                            directory + "/manifest.json"));
+  std::map<std::string_view, int32_t> known;
+  for (const std::string& role : role_of_rank) {
+    const auto [found, is_new] = known.try_emplace(role, static_cast<int32_t>(known.size()));
+    if (is_new) outline.roles.push_back(role);
+    outline.role_of_rank.push_back(found->second);
+  }
+  return outline;
+}
+
+Result<RoleProgram> read_role(const PlanOutline& outline, size_t role) {
+  return read_role(outline.directory, outline.manifest, outline.roles[role]);
+}
+
 Result<PlanSet> read_plan_set(const std::string& directory) {
-  PIPER_ASSIGN(Opened opened, open_set(directory));
-  PlanSet set = std::move(opened.set);
+  PIPER_ASSIGN(const PlanOutline outline, read_plan_outline(directory));
+  PlanSet set = opened(outline);
   std::vector<bool> read(set.roles.size());
   for (int64_t rank = 0; rank < set.world(); ++rank) {
     const std::string path = directory + "/" + rank_file(rank);
     PIPER_ASSIGN(const RankHeader header, read_header(path));
-    PIPER_TRY(check_header(path, header, rank, set, opened.role_of_rank));
+    PIPER_TRY(check_header(path, header, rank, set, outline));
     const auto role = static_cast<size_t>(set.role_of_rank[rank]);
     if (read[role]) continue;
-    PIPER_ASSIGN(set.roles[role], read_role(set, header.role));
+    PIPER_ASSIGN(set.roles[role], read_role(outline, role));
     read[role] = true;
   }
   PIPER_TRY(read_tensor_types(set));
@@ -168,13 +178,14 @@ Result<RankPlan> read_rank_plan(const std::string& file) {
   PIPER_ASSIGN(RankHeader header, read_header(file));
   const std::filesystem::path path(file);
   const std::string parent = path.has_parent_path() ? path.parent_path().string() : ".";
-  PIPER_ASSIGN(Opened opened, open_set(parent));
-  PlanSet set = std::move(opened.set);
-  PIPER_TRY(check_header(file, header, -1, set, opened.role_of_rank));
+  PIPER_ASSIGN(const PlanOutline outline, read_plan_outline(parent));
+  PlanSet set = opened(outline);
+  PIPER_TRY(check_header(file, header, -1, set, outline));
   if (path.filename() != rank_file(header.rank))
     return bad_at(file, "this is the plan of rank {}; its file is named {}", header.rank,
                   rank_file(header.rank));
-  PIPER_ASSIGN(set.roles[set.role_of_rank[header.rank]], read_role(set, header.role));
+  const auto role = static_cast<size_t>(set.role_of_rank[header.rank]);
+  PIPER_ASSIGN(set.roles[role], read_role(outline, role));
   PIPER_TRY(read_tensor_types(set));
   return RankPlan{std::move(header), std::move(set)};
 }

@@ -17,8 +17,9 @@
 namespace piper {
 namespace {
 
-constexpr std::string_view kSteps[] = {"import",   "patterns", "annotate", "precision", "autodiff",
-                                       "sharding", "dag",      "fuse",     "schedule",  "plan"};
+constexpr std::string_view kSteps[] = {"strategy",  "import",   "patterns", "annotate",
+                                       "precision", "autodiff", "sharding", "dag",
+                                       "fuse",      "schedule", "plan"};
 
 Result<Graph> find_patterns(Graph graph, Steps& steps, Compiled& compiled) {
   const auto find = [&] { return recognise(std::move(graph)); };
@@ -80,19 +81,6 @@ Result<T> located(Result<T> made, const Strategy& strategy) {
   if (!made && made.error().at.line == 0 && !strategy.orders.empty())
     made.error().at = strategy.orders.front().at;
   return made;
-}
-
-// What replicate's collectives came to, where there are several: of the role with most.
-void explain_collectives(const Lowered& lowered, const Strategy& strategy, Explanations& explain) {
-  if (strategy.replicates.empty()) return;
-  std::vector<std::vector<std::string>> lines(lowered.roles.size());
-  in_parallel(lines.size(), [&](size_t c) { lines[c] = count_collectives(lowered.roles[c]); });
-  std::vector<std::string> most;
-  for (auto& of_role : lines)
-    if (of_role.size() > most.size()) most = std::move(of_role);
-  if (most.empty()) return;
-  for (std::string& line : most) line = "a step of a rank has " + line;
-  explain.push_back({strategy.replicates.back().at, "replicate", std::move(most)});
 }
 
 void explain_versions(const Dag& dag, const Strategy& strategy, Explanations& explain) {
@@ -274,7 +262,7 @@ std::string print_roles(const Lowered& lowered) {
 }
 
 // What the strategy's plans came to.
-Status explain_plans(const Dag& dag, const Lowered& lowered, Making& making) {
+Status explain_plans(const Lowered& lowered, Making& making) {
   if (making.is_oracle()) return ok_status();
   for (size_t o = 0; o < lowered.offloads.size(); ++o) {
     const OffloadCount& count = lowered.offloads[o];
@@ -283,8 +271,8 @@ Status explain_plans(const Dag& dag, const Lowered& lowered, Making& making) {
     making.explain().push_back(std::move(report));
   }
   making.compiled.fused = lowered.fused;
-  making.compiled.roles = summarise(dag, lowered);
-  explain_collectives(lowered, making.strategy, making.explain());
+  for (const RoleProgram& role : lowered.roles)
+    making.compiled.instructions += static_cast<int64_t>(role.body.size());
   return ok_status();
 }
 
@@ -303,7 +291,7 @@ Result<PlanSet> make_plans(const Graph& step, const Cut& cut, Making making) {
     return located(lower(scheduled.dag, scheduled.schedule, {.fuse = options.fuse}), strategy);
   };
   PIPER_ASSIGN(Lowered lowered, steps.run("plan", to_plans, print_roles));
-  PIPER_TRY(explain_plans(scheduled.dag, lowered, making));
+  PIPER_TRY(explain_plans(lowered, making));
   PlanSet set = make_plan_set(scheduled.dag, std::move(lowered));
   set.manifest.seed = strategy.seed;
   if (making.is_oracle() || !options.oracles)
@@ -314,9 +302,7 @@ Result<PlanSet> make_plans(const Graph& step, const Cut& cut, Making making) {
 
 // The single-device plan plays the replicas one after the other.
 bool leaves_single_out(const CompileOptions& options, const Cut& cut, Compiled& compiled) {
-  int64_t instructions = 0;
-  for (const RoleSummary& role : compiled.roles) instructions += role.instructions;
-  instructions *= cut.replicas;
+  const int64_t instructions = compiled.instructions * cut.replicas;
   if (options.largest_single == 0 || cut.replicas == 1 || instructions <= options.largest_single)
     return false;
   compiled.set.manifest.predictions["single_instructions"] = static_cast<double>(instructions);
@@ -335,7 +321,7 @@ Result<Compiled> compile(const CompileOptions& options) {
   Compiled compiled;
   Steps steps(options, compiled);
   const auto read_strategy = [&] { return parse_strategy(options.strategy, options.defines); };
-  PIPER_ASSIGN(Strategy strategy, steps.run("strategy", read_strategy));
+  PIPER_ASSIGN(Strategy strategy, steps.run("strategy", read_strategy, print_strategy));
   const auto read_model = [&] {
     return import_onnx(options.model, import_options(strategy, options));
   };

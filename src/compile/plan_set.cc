@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <map>
 
-#include "piper/cost.h"
-#include "piper/parallel.h"
 #include "piper/verify.h"
 
 namespace piper {
@@ -37,30 +35,6 @@ std::vector<int32_t> cells_of_ranks(const Dag& dag) {
   return result;
 }
 
-void count_memory(const RoleProgram& role, RoleSummary& summary) {
-  for (const Tensor& tensor : role.tensors) {
-    if (tensor.host) continue;
-    if (tensor.kind == BufferKind::kConstant) summary.constant_bytes += tensor.type.bytes();
-    if (tensor.kind != BufferKind::kState) continue;
-    if (tensor.previous_of >= 0) {
-      summary.weight_bytes += tensor.type.bytes();
-    } else if (tensor.param.empty()) {
-      summary.optimizer_bytes += tensor.type.bytes();
-    } else {
-      ++summary.parameters;
-      summary.elements += num_elements(tensor.type.shape);
-      summary.weight_bytes += tensor.type.bytes();
-    }
-  }
-  summary.step_bytes =
-      role.arena_bytes - summary.weight_bytes - summary.optimizer_bytes - summary.constant_bytes;
-  for (int64_t bytes : role.workspace_bytes) summary.workspace_bytes += bytes;
-  summary.packed_bytes = role.packed_bytes();
-  summary.transport_bytes = role.transport_bytes;
-  summary.peak_bytes = role.peak_bytes();
-  summary.host_bytes = role.host_bytes;
-}
-
 }  // namespace
 
 PlanSet make_plan_set(const Dag& dag, Lowered lowered) {
@@ -83,53 +57,6 @@ PlanSet make_plan_set(const Dag& dag, Lowered lowered) {
   return set;
 }
 
-std::vector<RoleSummary> summarise(const Dag& dag, const Lowered& lowered) {
-  std::vector<RoleSummary> summaries(dag.cells.size());
-  const std::vector<int32_t> ranks = cells_of_ranks(dag);
-  const std::vector<ChunkCost> costs = chunk_costs(dag);
-  for (size_t c = 0; c < dag.chunks.size(); ++c) {
-    const std::vector<int32_t>& variants = dag.chunks[c].variants;
-    if (dag.chunks[c].pass == 'F' && (variants.empty() || variants.front() == 0))
-      summaries[static_cast<size_t>(dag.chunks[c].cell)].ops +=
-          static_cast<int64_t>(dag.chunks[c].nodes.size());
-  }
-  for (const Task& task : dag.tasks)
-    if (task.chunk.valid())
-      summaries[static_cast<size_t>(task.cell)].flops += costs[task.chunk.index()].flops;
-  in_parallel(summaries.size(), [&](size_t c) {
-    RoleSummary& summary = summaries[c];
-    summary.where = cell_name(dag, c);
-    summary.ranks = std::count(ranks.begin(), ranks.end(), static_cast<int32_t>(c));
-    summary.instructions = static_cast<int64_t>(lowered.roles[c].body.size());
-    summary.programs = static_cast<int64_t>(lowered.roles[c].programs.size());
-    count_memory(lowered.roles[c], summary);
-  });
-  return summaries;
-}
-
-std::vector<std::string> count_collectives(const RoleProgram& role) {
-  struct Count {
-    int64_t messages = 0, bytes = 0;
-  };
-  std::map<std::pair<InstructionKind, std::string>, Count> counts;
-  for (const Instruction& one : role.body) {
-    if (!is_collective(one.kind)) continue;
-    Count& count = counts[{one.kind, role.groups[static_cast<size_t>(one.group)].name}];
-    ++count.messages;
-    for (size_t a = 0; a < one.args.size(); ++a) {
-      const bool whole =
-          !takes_pairs(one.kind) || (one.kind == InstructionKind::kAllGather) == (a % 2 == 1);
-      if (whole) count.bytes += role.tensor(one.args[a]).type.bytes();
-    }
-  }
-  std::vector<std::string> lines;
-  for (const auto& [key, count] : counts)
-    lines.push_back(fmt::format("{} over {}: {} message{}, {}", to_string(key.first), key.second,
-                                count.messages, count.messages == 1 ? "" : "s",
-                                human_bytes(count.bytes)));
-  return lines;
-}
-
 Status check_plans(const PlanSet& set, const PlanSet* single) {
   PIPER_ASSIGN(const VerifyReport report, verify_plan_set(set, single));
   if (report.findings.empty()) return ok_status();
@@ -146,19 +73,18 @@ Status check_plans(const PlanSet& set, const PlanSet* single) {
 
 Status name_plan_sets(const CompileOptions& options, const Strategy& strategy, Compiled& compiled) {
   PIPER_ASSIGN(const Bytes model, map_file(options.model));
-  std::string strategy_text = strategy.text;
-  for (const Definition& define : options.defines)
-    strategy_text += fmt::format("\n-D {}={}", define.name, define.value);
+  const std::string strategy_digest = digest(print_strategy(strategy));
   const auto name = [&](PlanSet& set) {
     set.manifest.compiler = "piperc 0.1.0";
-    set.manifest.model = options.model;
-    set.manifest.strategy = options.strategy;
     set.manifest.model_digest = digest(as_text(model.span()));
-    set.manifest.strategy_digest = digest(strategy_text);
+    set.manifest.strategy_digest = strategy_digest;
   };
   name(compiled.set);
   if (compiled.single) name(*compiled.single);
   if (compiled.uncut) name(*compiled.uncut);
+  // Not those of the oracles, whose manifests count for the set's id.
+  compiled.set.manifest.model = options.model;
+  compiled.set.manifest.strategy = options.strategy;
   return ok_status();
 }
 

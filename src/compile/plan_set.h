@@ -7,9 +7,6 @@
 namespace piper {
 
 PlanSet make_plan_set(const Dag& dag, Lowered lowered);
-std::vector<RoleSummary> summarise(const Dag& dag, const Lowered& lowered);
-// What the ranks of a role send to their group in a step: "all_gather: 6 messages, 20.5 KiB".
-std::vector<std::string> count_collectives(const RoleProgram& role);
 // The verifier's word on the set, beside the plan for one device where there is one; its findings
 // become one error (kRefused).
 Status check_plans(const PlanSet& set, const PlanSet* single);

@@ -327,10 +327,9 @@ class Recomputer {
   }
   Variants describe() const {
     Variants out;
-    if (variants_.size() < 2) return out;
-    out.of_micro.resize(static_cast<size_t>(microbatches_));
     out.made.resize(variants_.size());
-    for (size_t v = 0; v < variants_.size(); ++v)
+    if (variants_.size() > 1) out.of_micro.resize(static_cast<size_t>(microbatches_));
+    for (size_t v = 0; v < variants_.size() && variants_.size() > 1; ++v)
       for (int32_t micro : variants_[v].micros)
         out.of_micro[static_cast<size_t>(micro)] = static_cast<int32_t>(v);
     for (size_t i = 0; i < count_; ++i) {

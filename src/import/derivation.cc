@@ -184,6 +184,12 @@ Step expand_step(const Shape& from, const Shape& to) {
 Step slice_step(const Shape& from, int64_t axis, int64_t start, int64_t end) {
   return make_step("Slice", from, {integers({start}), integers({end}), integers({axis})});
 }
+Step tile_step(const Shape& from, const std::vector<int64_t>& times) {
+  return make_step("Tile", from, {integers(times)});
+}
+Step gather_step(const Shape& from, OnnxTensor rows) {
+  return make_step("Gather", from, {std::move(rows)});
+}
 Step sum_step(const Shape& from, const std::vector<int64_t>& axes, bool keepdims) {
   Step step = make_step("ReduceSum", from, {integers(axes)});
   step.node.attrs.push_back({"keepdims", int64_t{keepdims}});

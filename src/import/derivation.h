@@ -22,6 +22,8 @@ Step permute_step(const Shape& from, std::vector<int64_t> perm);
 Step reshape_step(const Shape& from, const Shape& to);
 Step expand_step(const Shape& from, const Shape& to);
 Step slice_step(const Shape& from, int64_t axis, int64_t start, int64_t end);
+Step tile_step(const Shape& from, const std::vector<int64_t>& times);
+Step gather_step(const Shape& from, OnnxTensor rows);  // along its first dim
 Step sum_step(const Shape& from, const std::vector<int64_t>& axes, bool keepdims);
 Step function_step(std::string op, const Shape& from);
 // "Add" and 1: value + 1; `last`: 1 + value, which matters to "Sub" and "Div".

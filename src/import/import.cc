@@ -334,8 +334,9 @@ void note_possible_buffers(const OnnxModel& model, const Recovery& recovery,
     const std::string leaf = param.name.substr(param.name.rfind('.') + 1);
     if (leaf == "weight" || leaf == "bias" || param.running || param.frozen) continue;
     notes.push_back({param.name,
-                     "perhaps a buffer, which files of this exporter do not tell from parameters: "
-                     "'exclude' under 'parameters' leaves it as it is"});
+                     "perhaps a buffer, which files of this exporter do not tell from parameters, "
+                     "nor what forward changes it to: 'exclude' under 'parameters' leaves it as it "
+                     "is"});
   }
 }
 

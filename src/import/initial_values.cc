@@ -172,18 +172,19 @@ Error InitialValues::missing(const std::vector<std::string>& names) const {
               names.size() == 1 ? "" : "s", join(shown, ", "), names.size() > kShown ? ", …" : "");
 }
 
-// What is neither a parameter nor a buffer belongs to another model.
+// What is neither a parameter nor a buffer belongs to another model, if the file names them all.
 Status InitialValues::check_rest() {
   std::set<std::string_view> others;
   const auto signature = parse_signature(find_metadata(model_.metadata, kSignatureKey));
   for (const SignatureInput& input : signature) others.insert(input.target);
   for (const OnnxTensor& tensor : model_.initializers) others.insert(tensor.name);
+  const bool names_all = !signature.empty() || model_.training;
   std::vector<std::string> names;
   for (const RecoveredParam& param : out_.params) names.push_back(param.name);
   for (const auto& [name, value] : values_) {
     if (taken_.count(name)) continue;
     const bool is_float = info(value.type.dtype).is_float;
-    if (!others.count(name) && is_float)
+    if (!others.count(name) && is_float && names_all)
       return fail(at_, "the model has no parameter '{}'{}", quote_control(name),
                   did_you_mean(name, names));
     if (is_float) out_.notes.push_back({name, "no parameter: its value of --init is not used"});
@@ -215,14 +216,16 @@ Result<Recovery> recover_params(OnnxModel& model, std::vector<std::string>& scop
   const OnnxModel file = model;
   const std::vector<std::string> file_scopes = scopes;
   PIPER_ASSIGN(Recovery recovery, recover_params(model, scopes, known));
+  const bool told = !find_metadata(model.metadata, kSignatureKey).empty() || model.training;
   for (const NamedTensor& value : values)
-    if (recovery.is_swallowed(value.name))
+    if (!told || recovery.is_swallowed(value.name))
       known.values[value.name] = {value.name, value.type, value.data};
   if (!known.values.empty()) {
     model = file;
     scopes = file_scopes;
     PIPER_ASSIGN(recovery, recover_params(model, scopes, known));
   }
+  recovery.given = true;
   PIPER_TRY(InitialValues(model, path, values, recovery).run());
   return recovery;
 }

@@ -156,6 +156,7 @@ Status Assembly::run() {
   out_.lost = claims_.lost;
   out_.swallowed = claims_.swallowed;
   out_.unnamed = claims_.unnamed;
+  out_.stored = claims_.stored;
   for (const Claim& claim : claims_.list)
     if (!claim.copy && claim.derivation.size() == 1 && claim.derivation[0].node.op == "Add")
       out_.stored.push_back(claim.name);
@@ -194,6 +195,15 @@ int InitializerIndex::find(std::string_view name) const {
 int InitializerIndex::find_float(std::string_view name) const {
   const int i = find(name);
   return i >= 0 && info(model.initializers[static_cast<size_t>(i)].type.dtype).is_float ? i : -1;
+}
+
+std::optional<double> stored_plus(const Known& known, const std::string& name) {
+  for (const ParamRule& rule : known.rules) {
+    if (rule.kind != ParamRule::Kind::kStored) continue;
+    const Result<Glob> glob = Glob::parse(rule.match, rule.at);
+    if (glob && (glob->match(scope_of_name(name)) || glob->match(name))) return rule.plus;
+  }
+  return {};
 }
 
 // Each parameter is an initializer under its own name. Our own files say their other names, and
@@ -242,7 +252,7 @@ Result<Recovery> recover_params(OnnxModel& model, std::vector<std::string>& scop
                   [](const SignatureInput& s) { return s.kind == "PARAMETER"; });
   Result<Claims> claims = model.training   ? claims_by_training(model)
                           : has_parameters ? claims_by_calls(model, scopes, signature, known)
-                                           : claims_by_names(model, scopes);
+                                           : claims_by_names(model, scopes, known);
   if (!claims) return std::move(claims).error();
   Assembly assembly(model, *claims);
   PIPER_TRY(assembly.run());

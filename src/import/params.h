@@ -52,7 +52,8 @@ struct Unnamed {
 // A parameter that the file has not, or not alone: trained without it the model would be another.
 struct Swallowed {
   std::string name, why;
-  bool unnamed = false;  // no call names it: it may be of no use, or another name of a tied tensor
+  bool unnamed = false;   // no call names it: it may be of no use, or another name of a tied tensor
+  bool by_value = false;  // its value may show what the file has of it
 };
 
 struct Recovery {
@@ -66,6 +67,7 @@ struct Recovery {
   std::vector<Swallowed> swallowed;
   std::vector<Unnamed> unnamed;
   std::vector<std::string> stored;  // parameters that the file has with a number added
+  bool given = false;               // initial values were brought
   bool is_swallowed(std::string_view name) const {
     return std::any_of(swallowed.begin(), swallowed.end(),
                        [&](const Swallowed& s) { return s.name == name; });
@@ -77,6 +79,8 @@ struct Known {
   std::vector<ParamRule> rules;              // of the strategy, of which kStored is looked at
   std::map<std::string, OnnxTensor> values;  // initial values by name: they go before the file's
 };
+// The number that the strategy says was added to the parameter.
+std::optional<double> stored_plus(const Known& known, const std::string& name);
 
 // May add to the model what the exporter deleted: inputs for zero biases, copies of merged nodes.
 // `scopes` is by node.
@@ -107,6 +111,7 @@ struct Claims {
   std::vector<Swallowed> swallowed;         // likewise
   std::map<std::string, OnnxTensor> given;  // values that go before the file's
   std::vector<Unnamed> unnamed;             // likewise
+  std::vector<std::string> stored;          // to which the number 0 was added
 };
 struct InitializerIndex {
   explicit InitializerIndex(const OnnxModel& model);
@@ -147,6 +152,7 @@ Result<Claims> claims_by_calls(OnnxModel& model, std::vector<std::string>& scope
 // By the file's training_info.
 Result<Claims> claims_by_training(const OnnxModel& model);
 // By names, scopes and contents, for files without them; makes the scopes those of the modules.
-Result<Claims> claims_by_names(OnnxModel& model, std::vector<std::string>& scopes);
+Result<Claims> claims_by_names(OnnxModel& model, std::vector<std::string>& scopes,
+                               const Known& known);
 
 }  // namespace piper::onnx_import

@@ -25,6 +25,7 @@ struct RolePlace {
   bool transposed;        // as against PyTorch's orientation; Gemm: unless transB says otherwise
   bool channels = false;  // one dim in PyTorch; here with dims of 1 around it
   bool indexed = false;   // the dims that are indexed stand first
+  bool padded = false;    // dims of 1 may have been put in front
 };
 struct Role {
   std::string_view function;
@@ -49,6 +50,7 @@ const std::vector<Role>& roles() {
       {"aten.group_norm", 2, {{"GroupNormalization", 1, false}, {"Mul", 1, false, true}}},
       {"aten.group_norm", 3, {{"GroupNormalization", 2, false}, {"Add", 1, false, true}}},
       {"aten.prelu", 1, {{"PRelu", 1, false, true}}},
+      {"aten.repeat", 0, {{"Tile", 0, false, false, false, true}}},
       {"aten.conv1d", 1, {{"Conv", 1, false}}},
       {"aten.conv1d", 2, {{"Conv", 2, false}}},
       {"aten.conv2d", 1, {{"Conv", 1, false}}},
@@ -108,7 +110,7 @@ bool may_stand(const RolePlace& place, const OnnxTensor& tensor, const Signature
   const auto ones = static_cast<size_t>(std::count(shape.begin(), shape.end(), 1));
   if (place.channels) return !shape.empty() && ones + 1 >= shape.size();
   const std::vector<std::string>& of = tensor.folded_from;
-  return of.size() < 2 || !std::count(of.begin(), of.end(), input.target);
+  return place.padded || of.size() < 2 || !std::count(of.begin(), of.end(), input.target);
 }
 
 // Numbers of which a program has literals.
@@ -164,8 +166,8 @@ bool CallClaims::is_parameter(std::string_view target) const {
   return at != by_target_.end() && at->second->kind == "PARAMETER";
 }
 
-void CallClaims::swallow(const std::string& name, std::string why, bool unnamed) {
-  swallowed_.emplace(name, Swallowed{name, std::move(why), unnamed});
+Swallowed& CallClaims::swallow(const std::string& name, std::string why, bool unnamed) {
+  return swallowed_.emplace(name, Swallowed{name, std::move(why), unnamed}).first->second;
 }
 
 std::string CallClaims::place_of(const Slot& slot) const {
@@ -197,6 +199,8 @@ bool CallClaims::assign_by_role(Group& group, const CallArg& arg, const Signatur
       if (!may_stand(place, stored, input)) continue;
       if (place.op == "Clip" && !unknowns(group).empty()) continue;  // a bound of two
       const bool itself = place.indexed && stored.name == input.target;
+      if (place.padded && stored.name != input.target && stored.type.shape.front() == 1)
+        claims_.notes.push_back({input.target, kKeepsShape});
       take(slot, input,
            itself ? Derivation() : layout_at(place, node, group.call, stored.type.shape),
            "signature + call " + group.call.name);
@@ -204,6 +208,23 @@ bool CallClaims::assign_by_role(Group& group, const CallArg& arg, const Signatur
     }
   }
   return false;
+}
+
+// That of what the call names, and the exporter computed, at a place of a known role.
+std::optional<Derivation> CallClaims::layout_in_call(const Slot& slot) const {
+  const Group* group = group_at(slot.node);
+  const OnnxTensor& stored = tensor(slot.initializer);
+  const OnnxNode& node = model_.nodes[slot.node];
+  if (!group) return {};
+  for (const CallArg& arg : group->call.args) {
+    const Role* role = find_role(group->call, arg.position);
+    if (!role || !std::count(stored.folded_from.begin(), stored.folded_from.end(), arg.name))
+      continue;
+    for (const RolePlace& place : role->places)
+      if (place.op == node.op && place.input == slot.input && !place.padded)
+        return layout_at(place, node, group->call, stored.type.shape);
+  }
+  return {};
 }
 
 // All-zero biases are deleted from Gemm and Conv: the call still names them.

@@ -60,7 +60,7 @@ class CallClaims {
   const Group* group_at(size_t node) const;
   std::vector<std::string> missing() const;  // parameters without a claim or tie
   std::string place_of(const Slot& slot) const;
-  void swallow(const std::string& name, std::string why, bool unnamed = false);
+  Swallowed& swallow(const std::string& name, std::string why, bool unnamed = false);
   void swallow_unseen(const std::vector<std::string>& names, const std::string& why);
   bool names(const Group& group, std::string_view value) const;
   std::vector<std::string> unknowns(const Group& group) const;  // tensors that no node makes
@@ -69,6 +69,7 @@ class CallClaims {
     int initializer = -1;
     std::vector<std::string> sources = {};  // parameters
     Chain chain = {};
+    Derivation layout = {};                   // after the chain, by the call that reads it
     std::vector<Slot> own = {}, copies = {};  // read for itself, and for what was merged with it
     Derivation derivation = {};
     bool solved = false;
@@ -76,17 +77,24 @@ class CallClaims {
   };
   void claim_folded();
   std::vector<Fold> find_folds() const;
+  bool is_made_of(const OnnxTensor& folded, const CallArg& arg) const;
+  void find_layout(Fold& fold) const;
+  std::optional<Derivation> layout_in_call(const Slot& slot) const;
+  OnnxTensor made_by_chain(const Fold& fold) const;
   Chain chain_of(const OnnxTensor& folded, const std::string& source) const;
-  std::optional<double> stored_plus(const std::string& source) const;
   std::optional<double> added_number(const Fold& fold) const;
   bool scales_a_norm(const Slot& slot) const;
   bool is_plain_softplus(const Fold& fold) const;
   bool differs_beside(const std::string& source, const std::string& name) const;
   bool comes_from(const std::string& value, const std::string& source) const;
   std::optional<OnnxTensor> value_of_parameter(const std::string& name) const;
-  void solve_back(Fold& fold, bool cut);
+  void solve_back(Fold& fold, const std::vector<Fold>& folds, bool cut);
+  bool explains_others(const Fold& fold, const Derivation& derivation,
+                       const std::vector<Fold>& folds) const;
   void solve_forth(Fold& fold);
+  void claim_solved(Fold& fold, Derivation derivation, bool copy);
   void swallow_fold(const Fold& fold);
+  void check_whole(const Fold& fold);
   void claim_fold(const Fold& fold, const Slot& slot, const std::string& name, bool copy);
   std::vector<std::string> makers_of(const OnnxTensor& value, const Chain& chain) const;
   std::vector<std::string> unseen_in(const std::string& scope) const;
@@ -130,6 +138,7 @@ class CallClaims {
   std::map<size_t, size_t> group_at_;                 // by node
   std::map<std::string, size_t, std::less<>> maker_;  // node, by its results
   std::map<std::string, Swallowed> swallowed_;
+  std::map<std::string, int> partial_;  // parameters of which the file may have a part: what it has
   std::map<std::string, std::vector<std::string>> stored_;  // parameters, by how they are
   std::map<std::string, std::vector<std::string>> chains_;  // functions, by what is folded
   std::map<std::string, std::string> unseen_;  // why parameters that no call names may be lost

@@ -10,8 +10,6 @@
 namespace piper::onnx_import {
 namespace {
 
-bool is_lookup(std::string_view stem) { return stem == "embedding"; }
-
 // Softplus is a function of its own in ONNX, with values under names of its own.
 bool is_inlined(std::string_view stem) { return stem == "softplus"; }
 bool is_temporary(std::string_view name) {
@@ -95,6 +93,13 @@ Chain CallClaims::chain_of(const OnnxTensor& folded, const std::string& source) 
   return chain;
 }
 
+// The call names it; or, of what the call computed itself, that of which it did.
+bool CallClaims::is_made_of(const OnnxTensor& folded, const CallArg& arg) const {
+  const std::vector<std::string>& from = folded.folded_from;
+  return arg.name == folded.name ||
+         (is_literal(folded.name) && std::count(from.begin(), from.end(), arg.name) > 0);
+}
+
 std::vector<CallClaims::Fold> CallClaims::find_folds() const {
   std::map<int, Fold> folds;
   std::map<std::pair<int, const Group*>, size_t> seen;
@@ -109,9 +114,10 @@ std::vector<CallClaims::Fold> CallClaims::find_folds() const {
       if (fold.sources.empty()) continue;
       Fold& known = folds.emplace(found, std::move(fold)).first->second;
       const Group* group = group_at(n);
-      const auto named = group ? std::count_if(group->call.args.begin(), group->call.args.end(),
-                                               [&](const CallArg& a) { return a.name == t.name; })
-                               : 0;
+      const auto named = group
+                             ? std::count_if(group->call.args.begin(), group->call.args.end(),
+                                             [&](const CallArg& arg) { return is_made_of(t, arg); })
+                             : 0;
       const bool own =
           !group || unknowns(*group).empty() || seen[{found, group}]++ < static_cast<size_t>(named);
       (own ? known.own : known.copies).push_back({n, i, found});
@@ -120,21 +126,34 @@ std::vector<CallClaims::Fold> CallClaims::find_folds() const {
   std::vector<Fold> out;
   for (auto& [initializer, fold] : folds) {
     fold.chain = chain_of(tensor(initializer), fold.sources[0]);
+    find_layout(fold);
     out.push_back(std::move(fold));
   }
   return out;
 }
 
-// ---- 1 + w --------------------------------------------------------------------------------------
-
-std::optional<double> CallClaims::stored_plus(const std::string& source) const {
-  for (const ParamRule& rule : known_.rules) {
-    if (rule.kind != ParamRule::Kind::kStored) continue;
-    const Result<Glob> glob = Glob::parse(rule.match, rule.at);
-    if (glob && (glob->match(scope_of_name(source)) || glob->match(source))) return rule.plus;
+// What a call made of its argument has no name of its own: as of which argument, the call says.
+void CallClaims::find_layout(Fold& fold) const {
+  if (!is_literal(tensor(fold.initializer).name) || fold.chain.functions.size() < 2) return;
+  std::optional<Derivation> layout;
+  for (const Slot& slot : fold.own) {
+    std::optional<Derivation> here = layout_in_call(slot);
+    if (!here || (!here->empty() && !is_transpose(*here))) return;
+    if (layout && layout->size() != here->size()) return;
+    layout = std::move(here);
   }
-  return {};
+  if (!layout) return;
+  fold.layout = *std::move(layout);
+  fold.chain.functions.pop_back();
 }
+
+OnnxTensor CallClaims::made_by_chain(const Fold& fold) const {
+  const OnnxTensor& folded = tensor(fold.initializer);
+  if (fold.layout.empty()) return folded;
+  return {folded.name, {folded.type.dtype, fold.layout[0].from}, undo_layout(fold.layout, folded)};
+}
+
+// ---- 1 + w --------------------------------------------------------------------------------------
 
 // A norm multiplies by 1 + w what it has divided by a root.
 bool CallClaims::scales_a_norm(const Slot& slot) const {
@@ -167,7 +186,7 @@ bool CallClaims::comes_from(const std::string& value, const std::string& source)
 std::optional<double> CallClaims::added_number(const Fold& fold) const {
   const OnnxTensor& folded = tensor(fold.initializer);
   const std::string& source = fold.sources[0];
-  if (const auto said = stored_plus(source)) return said;
+  if (const auto said = stored_plus(known_, source)) return said;
   for (const std::string& name : folded.folded_from) {
     const int literal = index_.find_float(name);
     if (literal >= 0 && name != source && tensor(literal).type.shape.empty())
@@ -228,8 +247,26 @@ bool CallClaims::is_plain_softplus(const Fold& fold) const {
   });
 }
 
+void CallClaims::claim_solved(Fold& fold, Derivation derivation, bool copy) {
+  fold.solved = true;
+  fold.derivation = std::move(derivation);
+  fold.derivation.insert(fold.derivation.end(), fold.layout.begin(), fold.layout.end());
+  for (const Slot& slot : fold.own) claim_fold(fold, slot, fold.sources[0], copy);
+}
+
+// What was computed of one parameter in several ways comes back by that which the others agree to:
+// near where it is flat, a function tells its parameter less well.
+bool CallClaims::explains_others(const Fold& fold, const Derivation& derivation,
+                                 const std::vector<Fold>& folds) const {
+  const Result<OnnxTensor> parameter = parameter_of(derivation, made_by_chain(fold));
+  return parameter && std::all_of(folds.begin(), folds.end(), [&](const Fold& other) {
+           return &other == &fold || other.sources != fold.sources ||
+                  way_forth(*parameter, made_by_chain(other), other.chain);
+         });
+}
+
 // From the value alone. `cut`: also where only a part of the parameter is left, or its shape lost.
-void CallClaims::solve_back(Fold& fold, bool cut) {
+void CallClaims::solve_back(Fold& fold, const std::vector<Fold>& folds, bool cut) {
   if (fold.solved || fold.sources.size() > 1 || value_of_parameter(fold.sources[0])) return;
   const auto& functions = fold.chain.functions;
   if (std::count(functions.begin(), functions.end(), "softplus") && !is_plain_softplus(fold)) {
@@ -238,14 +275,18 @@ void CallClaims::solve_back(Fold& fold, bool cut) {
   }
   const bool adds = std::count(functions.begin(), functions.end(), "add");
   if (adds) fold.chain.plus = added_number(fold);
-  Result<Way> way = way_back(tensor(fold.initializer), fold.chain);
+  Result<Way> way = way_back(made_by_chain(fold), fold.chain);
   if (!way) fold.why = ": " + way.error().message;
   if (!way || (!cut && !way->note.empty())) return;
-  fold.solved = true;
-  fold.derivation = std::move(way->derivation);
-  if (!way->note.empty() && !fold.own.empty())
+  if (!explains_others(fold, way->derivation, folds)) {
+    fold.why = ", and so was another value, which its bytes do not show";
+    return;
+  }
+  if (!way->note.empty() && !fold.own.empty()) {
     claims_.notes.push_back({fold.sources[0], way->note});
-  for (const Slot& slot : fold.own) claim_fold(fold, slot, fold.sources[0], false);
+    partial_.emplace(fold.sources[0], fold.initializer);
+  }
+  claim_solved(fold, std::move(way->derivation), false);
 }
 
 // From the parameter that another place has: the bytes tell how.
@@ -253,18 +294,14 @@ void CallClaims::solve_forth(Fold& fold) {
   if (fold.solved || fold.sources.size() > 1) return;
   const auto value = value_of_parameter(fold.sources[0]);
   if (!value) return;
-  auto derivation = way_forth(*value, tensor(fold.initializer), fold.chain);
-  if (!derivation) {
+  auto derivation = way_forth(*value, made_by_chain(fold), fold.chain);
+  if (derivation)
+    claim_solved(fold, *std::move(derivation), true);
+  else
     fold.why = ", which its bytes do not show";
-    return;
-  }
-  fold.solved = true;
-  fold.derivation = *std::move(derivation);
-  for (const Slot& slot : fold.own) claim_fold(fold, slot, fold.sources[0], true);
 }
 
-// ---- Values that were merged with those
-// -----------------------------------------------------------
+// ---- Values that were merged with those ---------------------------------------------------------
 
 // Parameters with a place that give `value` by the chain.
 std::vector<std::string> CallClaims::makers_of(const OnnxTensor& value, const Chain& chain) const {
@@ -355,7 +392,9 @@ void CallClaims::claim_copy(const Fold& fold, const Slot& slot) {
   if (!unseen.empty()) return swallow_unseen(unseen, why);
   Fold copy = fold;
   if (same == values.end()) copy.chain = {{std::string(stem_of(value))}};
-  std::vector<std::string> makers = makers_of(folded, copy.chain);
+  // What a call made of its argument is in no layout that the function would tell.
+  std::vector<std::string> makers;
+  if (!is_literal(folded.name)) makers = makers_of(folded, copy.chain);
   if (makers.size() > 1)
     std::erase_if(makers, [&](const std::string& name) {
       return scope_of_name(name.substr(0, name.rfind('.'))) != scopes_[slot.node];
@@ -375,7 +414,7 @@ void CallClaims::claim_stand_in(const Slot& slot) {
   const std::string why = fmt::format("'{}' was merged into {}", values[0], place_of(slot));
   const std::vector<std::string> unseen = unseen_in(scopes_[slot.node]);
   if (!unseen.empty()) return swallow_unseen(unseen, why);
-  if (is_uniform(stored.data, stored.type.dtype)) return swallow(stored.name, why);
+  if (is_uniform(stored.data, stored.type.dtype)) return void(swallow(stored.name, why));
   Fold fold{.initializer = slot.initializer, .chain = {{std::string(stem_of(values[0]))}}};
   const auto own = value_of_parameter(stored.name);
   const auto derivation = way_forth(own ? *own : stored, stored, fold.chain);
@@ -383,17 +422,35 @@ void CallClaims::claim_stand_in(const Slot& slot) {
   constexpr std::string_view kRemoved[] = {"mul", "add", "sub", "div"};
   const bool removed =
       std::count(std::begin(kRemoved), std::end(kRemoved), fold.chain.functions[0]);
-  if (!derivation && !removed) return swallow(stored.name, why);
+  if (!derivation && !removed) return void(swallow(stored.name, why));
   if (derivation) fold.derivation = *derivation;
   claim_fold(fold, slot, stored.name, own.has_value());
 }
 
 void CallClaims::swallow_fold(const Fold& fold) {
   const std::string place = place_of(fold.own.empty() ? fold.copies[0] : fold.own[0]);
-  for (const std::string& source : fold.sources)
-    swallow(source, fold.sources.size() > 1
-                        ? fmt::format("{} was computed from {}", place, join(fold.sources, " and "))
-                        : fmt::format("{} was computed from it{}", place, fold.why));
+  const bool one = fold.sources.size() == 1;
+  for (const std::string& source : fold.sources) {
+    Swallowed& lost = swallow(
+        source, one ? fmt::format("{} was computed from it{}", place, fold.why)
+                    : fmt::format("{} was computed from {}", place, join(fold.sources, " and ")));
+    lost.by_value = one && has_way_forth(fold.chain) && !claims_.given.count(source);
+  }
+}
+
+// A part of a parameter stands for it where the others are of no use. One of them may be read where
+// a call names a part that no node makes, and a constant stands that was equal to it.
+void CallClaims::check_whole(const Fold& fold) {
+  const auto part = std::find_if(fold.chain.functions.begin(), fold.chain.functions.end(), is_part);
+  if (!fold.solved || !partial_.count(fold.sources[0]) || part == fold.chain.functions.end())
+    return;
+  for (const Group& group : groups_) {
+    if (group.slots.empty()) continue;
+    for (const std::string& value : unknowns(group))
+      if (is_part(stem_of(value)))
+        swallow(fold.sources[0], fmt::format("'{}', which {} reads, may be another part of it",
+                                             value, model_.nodes[group.slots[0].node].label()));
+  }
 }
 
 // What users would not expect, since it is saved otherwise than the file has it.
@@ -411,13 +468,14 @@ void CallClaims::claim_folded() {
     return true;
   });
   for (const bool cut : {false, true})
-    for (Fold& fold : folds) solve_back(fold, cut);
+    for (Fold& fold : folds) solve_back(fold, folds, cut);
   for (Fold& fold : folds) solve_forth(fold);
   for (const Fold& fold : folds)
     if (!fold.solved) swallow_fold(fold);
   for (const Fold& fold : folds) chains_.emplace(fold.sources[0], fold.chain.functions);
   for (const Fold& fold : folds)
     for (const Slot& slot : fold.copies) claim_copy(fold, slot);
+  for (const Fold& fold : folds) check_whole(fold);
   note_stored();
 }
 

@@ -293,10 +293,15 @@ void CallClaims::find_removed() {
       if (!std::count(std::begin(kRemoved), std::end(kRemoved), stem_of(value))) continue;
       if (reads_integers_alone(group)) continue;
       const std::string around = around_removed(group);
+      const std::string why = fmt::format("'{}', which {} reads, was removed", value,
+                                          model_.nodes[group.nodes[0]].label());
       for (const std::string& name : claims_.lost)
-        if (is_within(scope_of_name(parent_of(name)), around))
-          unseen_.emplace(name, fmt::format("'{}', which {} reads, was removed", value,
-                                            model_.nodes[group.nodes[0]].label()));
+        if (is_within(scope_of_name(parent_of(name)), around)) unseen_.emplace(name, why);
+      for (const auto& [name, initializer] : partial_)
+        if (stem_of(tensor(initializer).name) == "select" &&
+            is_within(scope_of_name(parent_of(name)), around))
+          swallow(name,
+                  fmt::format("{}, and of it '{}' alone is there", why, tensor(initializer).name));
     }
   }
 }

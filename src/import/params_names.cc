@@ -5,7 +5,7 @@
 #include "params_names.h"
 
 #include <algorithm>
-#include <cstring>
+#include <limits>
 #include <set>
 
 #include "host.h"
@@ -24,57 +24,16 @@ bool is_bound(std::string_view op, size_t input) {
   return (op == "Clip" && input >= 1) || (op == "Pad" && input == 2);
 }
 
-// Three different numbers: what is neither a repeated one nor an identity matrix.
-bool is_telling(const OnnxTensor& tensor) {
-  const size_t size = static_cast<size_t>(info(tensor.type.dtype).bytes);
-  std::string_view first, second;
-  for (size_t at = 0; at < tensor.data.size; at += size) {
-    const std::string_view one = as_text(tensor.data.span()).substr(at, size);
-    if (first.empty() || one == first) {
-      first = one;
-    } else if (second.empty() || one == second) {
-      second = one;
-    } else {
-      return true;
-    }
-  }
-  return false;
-}
-
-bool is_transpose(const OnnxTensor& a, const OnnxTensor& b) {
-  const Shape &of = a.type.shape, &to = b.type.shape;
-  if (a.type.dtype != b.type.dtype || of != Shape(to.rbegin(), to.rend())) return false;
-  const size_t size = static_cast<size_t>(info(a.type.dtype).bytes);
-  const size_t rows = static_cast<size_t>(of[0]), columns = static_cast<size_t>(of[1]);
-  for (size_t r = 0; r < rows; ++r)
-    for (size_t c = 0; c < columns; ++c)
-      if (std::memcmp(a.data.data + (r * columns + c) * size, b.data.data + (c * rows + r) * size,
-                      size) != 0)
-        return false;
-  return true;
-}
-
-// Zeros, and one number where attention must not look: no parameter is like that.
-bool is_mask(const OnnxTensor& tensor) {
-  constexpr double kHuge = -1e4;
-  bool huge = false;
-  const auto count = static_cast<size_t>(num_elements(tensor.type.shape));
-  for (size_t i = 0; i < count; ++i) {
-    const double x = read_number(tensor.data, tensor.type.dtype, i);
-    if (x != 0 && !(x <= kHuge)) return false;
-    huge = huge || x != 0;
-  }
-  return huge;
-}
-
 class Namer {
  public:
-  Namer(const OnnxModel& model, const std::vector<std::string>& scopes,
+  Namer(const OnnxModel& model, const std::vector<std::string>& scopes, const Known& known,
         std::map<std::string, std::string> copies)
       : model_(model),
+        known_(known),
         copies_(std::move(copies)),
         readers_(model, scopes),
         modules_(model, scopes),
+        sources_(model, known),
         exported_(model.producer.starts_with("pytorch")) {}
   Result<Claims> run();
   // Scopes by node, as the modules are called.
@@ -92,11 +51,18 @@ class Namer {
            Derivation derivation, std::string evidence);
   Status claim(int initializer, const std::vector<Place>& places);
   Status claim_kept(int initializer, const std::vector<Place>& places);
+  Status check_not_fused(const Place& place) const;
   Status claim_anonymous(int initializer, const std::vector<Place>& places);
   bool claim_tied(int initializer, const std::vector<Place>& places,
                   const std::optional<Role>& role);
+  bool is_mixed_with(const Place& place, const std::string& name) const;
+  bool claim_computed(int initializer, const std::vector<Place>& places, bool lost,
+                      std::string& why);
   void claim_named();
   bool name_again(Named& named);
+  bool tell_norm(Named& named, int64_t steps);
+  void leave_named();
+  void leave_shared();
   void leave(int initializer, const Place& place, std::string_view why);
   Status check_exporter() const;
   Status check_unmerged(int initializer, const std::vector<Place>& places) const;
@@ -107,9 +73,11 @@ class Namer {
   void report_scopes();
 
   const OnnxModel& model_;
+  const Known& known_;
   const std::map<std::string, std::string> copies_;
   const Readers readers_;
   const ModulePaths modules_;
+  const Sources sources_;
   const bool exported_;  // by PyTorch: what kept a name is a parameter or a buffer
   std::vector<Named> named_;
   Claims claims_;
@@ -132,14 +100,15 @@ void Namer::alias(const std::string& other, const std::string& name) {
 // ---- Names that were kept -----------------------------------------------------------------------
 
 // A head that is an embedding, or a bias that two modules have: read in the scope of a Linear or an
-// Embedding that is not its own.
+// Embedding that is not its own. A table of another name may be handed to a module that has none.
 std::string Namer::other_name(int initializer, const Place& place) const {
   const std::string& scope = readers_.scopes[place.node];
   const std::string& op = node(place).op;
   const bool linear = readers_.is_leaf_of(scope, {"MatMul", "Transpose", "Add"}) ||
                       readers_.is_leaf_of(scope, {"Gemm"});
-  const bool looked_up =
-      op == "Gather" && place.input == 0 && readers_.is_leaf_of(scope, {"Gather"});
+  const bool looked_up = op == "Gather" && place.input == 0 &&
+                         tensor(initializer).name.ends_with(".weight") &&
+                         readers_.is_leaf_of(scope, {"Gather", "Mul", "Constant", "Cast"});
   const bool multiplied = linear && (op == "Transpose" || (op == "Gemm" && place.input == 1));
   const bool added = linear && (op == "Add" || (op == "Gemm" && place.input == 2));
   if (!looked_up && !multiplied && !added) return {};
@@ -206,26 +175,75 @@ bool Namer::claim_tied(int initializer, const std::vector<Place>& places,
   return false;
 }
 
+// A convolution has its weight and bias under their names, unless they were computed, both of them
+// where a batch norm was multiplied into it.
+Status Namer::check_not_fused(const Place& place) const {
+  const OnnxNode& conv = node(place);
+  const bool fused = (conv.op == "Conv" || conv.op == "ConvTranspose") && conv.inputs.size() > 2 &&
+                     readers_.anonymous.count(conv.inputs[1]) &&
+                     readers_.anonymous.count(conv.inputs[2]);
+  if (!fused) return ok_status();
+  return fail(
+             "{}: its weight and bias have lost their names, as when the exporter multiplies a "
+             "batch norm into it",
+             conv.label())
+      .with_note(
+          "help: export the model with training=TrainingMode.PRESERVE, or with dynamo=True and "
+          "optimize=False");
+}
+
+// x · w + y · (1 - w): whether what is read here has its results added to those of the parameter.
+bool Namer::is_mixed_with(const Place& place, const std::string& name) const {
+  const auto add = readers_.only(place.node, "Add");
+  if (!add) return false;
+  const std::string& other = model_.nodes[add->node].inputs[1 - add->input];
+  const auto makes = [&](const Place& reader) { return node(reader).outputs[0] == other; };
+  const std::vector<Place>& places = readers_.of.at(name);
+  return std::any_of(places.begin(), places.end(), makes);
+}
+
+// Of a parameter whose values are known: one that the file has too, or, `lost`, of --init.
+bool Namer::claim_computed(int initializer, const std::vector<Place>& places, bool lost,
+                           std::string& why) {
+  const OnnxTensor& computed = tensor(initializer);
+  std::vector<Claim> claims;
+  for (const Place& place : places) {
+    auto found = sources_.of(computed, modules_.of(readers_.scopes[place.node]), lost);
+    if (found.size() > 1 && !lost)
+      std::erase_if(found,
+                    [&](const auto& one) { return !is_mixed_with(place, one.parameter->name); });
+    if (found.size() > 1)
+      why = fmt::format(": of '{}' or '{}', which are equal", found[0].parameter->name,
+                        found[1].parameter->name);
+    if (found.size() != 1) return false;
+    const OnnxTensor& parameter = *found[0].parameter;
+    claims.push_back({place.node, place.input, initializer, parameter.name, found[0].derivation,
+                      parameter.type, "values", true});
+    claims_.given.emplace(parameter.name, parameter);
+  }
+  claims_.list.insert(claims_.list.end(), claims.begin(), claims.end());
+  return true;
+}
+
 Status Namer::claim_anonymous(int initializer, const std::vector<Place>& places) {
   const OnnxTensor& lost = tensor(initializer);
   std::vector<std::optional<Role>> roles;
-  for (const Place& place : places) {
-    if (node(place).op == "Conv" || node(place).op == "ConvTranspose") {
-      return fail(
-                 "{}: its weight has lost its name, as when the exporter multiplies a batch norm "
-                 "into it",
-                 node(place).label())
-          .with_note(
-              "help: export the model with training=TrainingMode.PRESERVE, or with dynamo=True and "
-              "optimize=False");
-    }
-    roles.push_back(role_of(readers_, modules_, lost, place));
-  }
+  for (const Place& place : places) roles.push_back(role_of(readers_, modules_, lost, place));
+  const auto every = [&](auto holds) { return std::all_of(roles.begin(), roles.end(), holds); };
   if (claim_tied(initializer, places, roles[0])) return ok_status();
-  const bool all = std::all_of(roles.begin(), roles.end(), [](const auto& r) { return !!r; });
-  for (size_t i = 0; all && i < places.size(); ++i)
+  const bool named = every([](const auto& r) { return !!r; });
+  const bool certain = named && every([&](const auto& r) {
+                         const bool said =
+                             r->form == Role::Form::kNorm && stored_plus(known_, r->name);
+                         return said || r->evidence == kByBias;
+                       });
+  std::string why;
+  if (!certain && claim_computed(initializer, places, true, why)) return ok_status();
+  for (size_t i = 0; named && i < places.size(); ++i)
     named_.push_back({initializer, places[i], *roles[i]});
-  if (!all && !is_mask(lost)) leave(initializer, places[0], "");
+  if (named || is_mask(lost) || claim_computed(initializer, places, false, why)) return ok_status();
+  for (const Place& place : places) PIPER_TRY(check_not_fused(place));
+  leave(initializer, places[0], why);
   return ok_status();
 }
 
@@ -242,7 +260,7 @@ bool Namer::name_again(Named& named) {
   const std::string& scope = readers_.scopes[named.place.node];
   const std::string own = modules_.of_first_call(scope);
   const auto call = call_number(scope);
-  if (named.role.evidence != "scope" || !call || modules_.of(scope) == own) return true;
+  if (named.role.evidence == kByBias || !call || modules_.of(scope) == own) return true;
   const OnnxTensor& lost = tensor(named.initializer);
   const bool same = std::any_of(named_.begin(), named_.end(), [&](const Named& other) {
     return readers_.scopes[other.place.node] == call->first &&
@@ -253,24 +271,83 @@ bool Namer::name_again(Named& named) {
   return true;
 }
 
-void Namer::claim_named() {
+// What was added to the weight of a norm, in at most so many steps: two are a conversion and a sum.
+bool Namer::tell_norm(Named& named, int64_t steps) {
+  Role& role = named.role;
+  if (role.form != Role::Form::kNorm) return true;
+  const std::optional<double> said = stored_plus(known_, role.name);
+  if (said || steps > 1) role.plus = said.value_or(1);
+  if (!said && role.plus)
+    claims_.notes.push_back(
+        {role.name,
+         fmt::format(
+             "{}, which the file does not say; 'stored: {{match: NAME, plus: NUMBER}}' "
+             "under 'parameters' says what a norm adds to it, or --init with the values that "
+             "it was exported with what it does",
+             *role.plus == 0 ? "taken as it stands there, though converted"
+                             : "the file is taken to have 1 + w of it")});
+  return role.plus.has_value();
+}
+
+// Those of which the file does not say enough go.
+void Namer::leave_named() {
+  int64_t steps = std::numeric_limits<int64_t>::max();  // norms of one model are of one class
+  for (const Named& named : named_)
+    if (named.role.form == Role::Form::kNorm) steps = std::min(steps, named.role.steps);
   std::vector<Named> told;
   for (Named named : named_) {
-    if (name_again(named)) {
-      told.push_back(std::move(named));
-    } else {
+    if (!name_again(named)) {
       leave(named.initializer, named.place,
             fmt::format(": '{}', called again, or a module of its own",
                         modules_.of(readers_.scopes[named.place.node])));
+    } else if (!tell_norm(named, steps)) {
+      leave(named.initializer, named.place,
+            fmt::format(": '{0}', or that and a number, as 'stored: {{match: {0}, plus: NUMBER}}' "
+                        "under 'parameters' says",
+                        named.role.name));
+    } else {
+      told.push_back(std::move(named));
     }
   }
   named_ = std::move(told);
+}
+
+// From the framework's parameter to what the file has.
+std::pair<TensorType, Derivation> undone(const Role& role, TensorType type) {
+  const Shape file = type.shape;
+  if (role.form == Role::Form::kNorm) {
+    if (*role.plus == 0) return {type, {}};
+    return {type, {literal_step("Add", file, scalar_literal(*role.plus, type.dtype))}};
+  }
+  if (role.form == Role::Form::kFlat) {
+    type.shape = {file[0]};
+    return {type, {reshape_step(type.shape, file)}};
+  }
+  type.shape = Shape(file.rbegin(), file.rend());
+  return {type, transposition(type.shape)};
+}
+
+// A factor of ones beside a parameter may have made a tensor of its values, and is in no other.
+void Namer::leave_shared() {
+  std::set<std::string> seen;
+  for (const Claim& claim : claims_.list) seen.insert(claim.name);
+  for (const Named& named : named_) seen.insert(named.role.name);
+  std::erase_if(claims_.list, [&](const Claim& claim) {
+    if (claim.evidence != "values") return false;
+    const std::string other = sources_.unseen(std::string(module_of(claim.name)), seen);
+    if (!other.empty())
+      leave(claim.initializer, {claim.node, claim.input},
+            fmt::format(": of '{}' alone, or of '{}' too", claim.name, other));
+    return !other.empty();
+  });
+}
+
+void Namer::claim_named() {
+  leave_named();
+  leave_shared();
   for (const Named& named : named_) {
-    TensorType type = tensor(named.initializer).type;
-    const Shape file = type.shape;
-    const bool flat = named.role.form == Role::Form::kFlat;
-    type.shape = flat ? Shape{file[0]} : Shape(file.rbegin(), file.rend());
-    Derivation from = flat ? Derivation{reshape_step(type.shape, file)} : transposition(type.shape);
+    auto [type, from] = undone(named.role, tensor(named.initializer).type);
+    if (named.role.plus == 0.0) claims_.stored.push_back(named.role.name);
     add(named.initializer, named.place, named.role.name, std::move(type), std::move(from),
         named.role.evidence);
   }
@@ -320,19 +397,25 @@ void Namer::report_copies() {
   }
 }
 
+// One step is the transpose that a Linear needs; more may have been of a weight_norm.
 void Namer::report_scopes() {
-  if (named_.empty()) return;
-  claims_.notes.push_back(
-      {"",
-       "weights without a name in the file are taken as they stand there; where a module computes "
-       "its weight (weight_norm, w * scale), only a file of dynamo=True or without constant "
-       "folding says so"});
-  std::set<std::string> names;
-  for (const Named& named : named_)
-    if (named.role.evidence == "scope") names.insert(named.role.name);
-  for (const std::string& name : names)
-    claims_.notes.push_back(
-        {name, "named by the scope of the node that reads it, since the file keeps no name"});
+  constexpr const char* kUnsaid =
+      "whether its module computes it (weight_norm, w * scale), as one of dynamo=True or without "
+      "constant folding does, and --init with the values that it was exported with";
+  std::map<std::string, bool> told;  // by name: by the scope alone
+  for (const Named& named : named_) {
+    const bool by_scope = named.role.evidence == "scope";
+    const bool many = readers_.most_steps(tensor(named.initializer).name) > 1;
+    if (named.role.form != Role::Form::kNorm && (by_scope || many))
+      told[named.role.name] = told[named.role.name] || by_scope;
+  }
+  for (const bool by_scope : {false, true})
+    for (const auto& [name, scope] : told)
+      if (scope == by_scope)
+        claims_.notes.push_back(
+            {name, fmt::format("{}taken as it stands in the file, which {} {}",
+                               scope ? "named by the scope of the node that reads it and " : "",
+                               scope ? "says neither its name nor" : "does not say", kUnsaid)});
 }
 
 // ---- All of them --------------------------------------------------------------------------------
@@ -388,9 +471,10 @@ std::vector<std::string> Namer::paths() const {
 
 }  // namespace
 
-Result<Claims> claims_by_names(OnnxModel& model, std::vector<std::string>& scopes) {
+Result<Claims> claims_by_names(OnnxModel& model, std::vector<std::string>& scopes,
+                               const Known& known) {
   std::map<std::string, std::string> copies = separate_copies(model, scopes);
-  Namer namer(model, scopes, std::move(copies));
+  Namer namer(model, scopes, known, std::move(copies));
   PIPER_ASSIGN(Claims claims, namer.run());
   scopes = namer.paths();
   return claims;

@@ -1,6 +1,8 @@
 // Anonymous tensors are what the exporter computed from a parameter: the transposed weight of a
-// Linear, and the weights of PReLU and GroupNorm with dims of one behind the channels.
+// Linear, the weights of PReLU and GroupNorm with dims of one behind the channels, and the weights
+// of norms that add to them or convert them.
 #include <algorithm>
+#include <charconv>
 #include <set>
 
 #include "params_names.h"
@@ -8,6 +10,9 @@
 namespace piper::onnx_import {
 
 Readers::Readers(const OnnxModel& m, const std::vector<std::string>& s) : model(m), scopes(s) {
+  for (const OnnxTensor& tensor : model.initializers)
+    if (info(tensor.type.dtype).is_float && is_anonymous(tensor.name))
+      anonymous.insert(tensor.name);
   for (size_t n = 0; n < model.nodes.size(); ++n) {
     within[scopes[n]].push_back(n);
     for (size_t i = 0; i < model.nodes[n].inputs.size(); ++i)
@@ -42,6 +47,21 @@ bool Readers::is_leaf_of(const std::string& scope,
   return !calls.empty();
 }
 
+// The exporter numbers the values that it makes, also those of which it computes others: behind
+// "onnx::MatMul_723", "onnx::Mul_725" was made in two steps at most.
+int64_t Readers::most_steps(std::string_view name) const {
+  const auto number = [](std::string_view text) {
+    int64_t out = 0;
+    const std::string_view digits = text.substr(text.find_last_not_of("0123456789") + 1);
+    std::from_chars(digits.data(), digits.data() + digits.size(), out);
+    return out;
+  };
+  int64_t before = 0;
+  for (const std::string_view other : anonymous)
+    if (number(other) < number(name)) before = std::max(before, number(other));
+  return number(name) - before;
+}
+
 namespace {
 
 std::string within(std::string_view module, std::string_view name) {
@@ -62,6 +82,7 @@ class Finder {
   std::optional<Role> run() const {
     const Shape& shape = tensor_.type.shape;
     if (node_.op == "MatMul" && place_.input == 1 && shape.size() == 2) return weight();
+    if (scales_a_norm()) return norm_weight();
     const bool flat =
         shape.size() > 1 && num_elements(shape) == shape[0];  // dims of one behind the channels
     if (!flat || place_.input != 1) return {};
@@ -80,7 +101,7 @@ class Finder {
   // A Linear has a scope of its own; elsewhere the bias that is added tells, which linear() writes
   // first.
   std::optional<Role> weight() const {
-    const bool leaf = readers_.is_leaf_of(scope_, {"MatMul", "Add"});
+    const bool leaf = readers_.is_leaf_of(scope_, {"MatMul", "Add"}) || is_router();
     const std::string module = modules_.of(scope_);
     if (const auto add = readers_.only(place_.node, "Add")) {
       const std::string& bias = readers_.model.nodes[add->node].inputs[1 - add->input];
@@ -88,12 +109,45 @@ class Finder {
       const std::string_view own = module_of(bias);
       const std::string_view last = std::string_view(bias).substr(own.empty() ? 0 : own.size() + 1);
       const bool tells = beside && (leaf ? own == module : add->input == 1);
-      if (tells && last == "bias") return Role{within(own, "weight"), "the name of its bias"};
-      if (tells && last == "in_proj_bias")
-        return Role{within(own, "in_proj_weight"), "the name of its bias"};
+      if (tells && last == "bias") return Role{within(own, "weight"), kByBias};
+      if (tells && last == "in_proj_bias") return Role{within(own, "in_proj_weight"), kByBias};
     }
     if (leaf) return Role{within(module, "weight"), "scope"};
     return {};
+  }
+  // A product alone, and the choice of experts by it.
+  bool is_router() const {
+    return reads_one() && readers_.is_leaf(scope_) && count("MatMul") == 1 && count("TopK") > 0;
+  }
+  int64_t count(std::string_view op) const {  // of nodes in its scope
+    const std::vector<size_t>& nodes = readers_.within.at(scope_);
+    return std::count_if(nodes.begin(), nodes.end(),
+                         [&](size_t n) { return readers_.model.nodes[n].op == op; });
+  }
+  bool reads_one() const {  // anonymous tensor in its scope
+    std::set<std::string_view> read;
+    for (const size_t n : readers_.within.at(scope_))
+      for (const std::string& input : readers_.model.nodes[n].inputs)
+        if (readers_.anonymous.count(input)) read.insert(input);
+    return read.size() == 1;
+  }
+  bool scales_a_norm() const {
+    if (!reads_one()) return false;
+    if (node_.op == "LayerNormalization")
+      return place_.input == 1 && readers_.is_leaf_of(scope_, {"LayerNormalization", "Cast"});
+    return node_.op == "Mul" &&
+           readers_.is_leaf_of(scope_, {"Sqrt", "Cast", "Constant", "Pow", "Mul", "ReduceMean",
+                                        "Sub", "Add", "Div", "Reciprocal"});
+  }
+  // Either 1 + w or w converted, which the file keeps where the types are the same. A norm that
+  // converts nothing else does not convert its weight.
+  std::optional<Role> norm_weight() const {
+    Role role{within(modules_.of(scope_), "weight"), "norm", Role::Form::kNorm,
+              readers_.most_steps(tensor_.name)};
+    const bool converts = count("Cast") > 0;
+    if (!converts) role.plus = 1;
+    if (converts && node_.op == "Mul" && place_.input == 0) role.plus = 0;
+    return role;
   }
 
   const Readers& readers_;

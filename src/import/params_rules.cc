@@ -440,8 +440,11 @@ Result<std::vector<RuleMatch>> apply_param_rules(const OnnxModel& model, Recover
 namespace {
 
 constexpr size_t kShown = 8;
+constexpr const char* kInitHelp =
+    "help: or bring the values that the file was exported with: --init STATE.safetensors";
 
-Status check_unnamed(const OnnxModel& model, const std::vector<Unnamed>& unnamed) {
+Status check_unnamed(const OnnxModel& model, const Recovery& recovery) {
+  const std::vector<Unnamed>& unnamed = recovery.unnamed;
   if (unnamed.empty()) return ok_status();
   Error error = fail(
       "the exporter computed {} tensor{} from parameters or constants, and the file "
@@ -451,6 +454,7 @@ Status check_unnamed(const OnnxModel& model, const std::vector<Unnamed>& unnamed
     error.notes.push_back(quote_control(unnamed[i].text));
   if (unnamed.size() > kShown) error.notes.emplace_back("…");
   error.notes.push_back(export_help(model));
+  if (!recovery.given) error.notes.emplace_back(kInitHelp);
   error.notes.push_back(fmt::format(
       "help: or say under 'parameters' what they are: {{include: {{match: \"{0}\", as: NAME}}}} "
       "trains such a tensor, {{exclude: \"{0}\"}} leaves it as it is",
@@ -461,7 +465,7 @@ Status check_unnamed(const OnnxModel& model, const std::vector<Unnamed>& unnamed
 }  // namespace
 
 Status check_swallowed(const OnnxModel& model, const Recovery& recovery) {
-  PIPER_TRY(check_unnamed(model, recovery.unnamed));
+  PIPER_TRY(check_unnamed(model, recovery));
   const std::vector<Swallowed>& all = recovery.swallowed;
   if (all.empty()) return ok_status();
   std::vector<std::string> names;
@@ -470,17 +474,17 @@ Status check_swallowed(const OnnxModel& model, const Recovery& recovery) {
   Error error = fail("the exporter merged or folded {} parameter{}, which cannot be had back: {}{}",
                      names.size(), names.size() == 1 ? "" : "s", quote_control(join(shown, ", ")),
                      names.size() > kShown ? ", …" : "");
-  bool unnamed = false, adds = false;
+  bool unnamed = false, adds = false, by_value = false;
   for (size_t i = 0; i < all.size(); ++i) {
     unnamed = unnamed || all[i].unnamed;
+    by_value = by_value || all[i].by_value;
     adds = adds || all[i].why.find("'add'") != std::string::npos;
     if (i >= kShown) continue;
     error.notes.push_back(quote_control(fmt::format(
         "'{}': {}{}", all[i].name, all[i].unnamed ? "no call names it, and " : "", all[i].why)));
   }
   error.notes.push_back(export_help(model));
-  error.notes.push_back(
-      "help: or bring the values that the file was exported with: --init STATE.safetensors");
+  if (by_value) error.notes.emplace_back(kInitHelp);
   if (adds)
     error.notes.push_back(
         "help: or say under 'parameters' what was added: 'stored: {match: NAME, plus: NUMBER}'");

@@ -130,7 +130,7 @@ Result<OnnxTensor> read_tensor(const std::string& who, onnx::TensorProto& tensor
                                ExternalData& files) {
   PIPER_ASSIGN(TensorType type, tensor_type(who, tensor));
   Result<Bytes> data = tensor_bytes(tensor, type, files);
-  if (!data) return fail("{}: {}", who, data.error().message);
+  if (!data) return fail("{}: {}", who, data.error().message).with_code(data.error().code);
   if (static_cast<int64_t>(data->size) != type.bytes()) {
     return fail("{} is {}, which takes {} bytes, but {} are stored", who, to_string(type),
                 type.bytes(), data->size);

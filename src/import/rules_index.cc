@@ -67,6 +67,55 @@ bool counts(const Val& index, int64_t size) {  // 0, 1, … size - 1
   return true;
 }
 
+// i · rows + v[i, …] of a v for each sample i: v. None where the value is not made so.
+std::optional<ValueId> places_in_own_rows(const Graph& graph, ValueId index, int64_t samples,
+                                          int64_t rows) {
+  const NodeId producer = graph.value(index).producer;
+  if (!producer.valid() || graph.node(producer).op != "Add") return {};
+  const Shape& shape = graph.value(index).type.shape;
+  for (const size_t k : {0, 1}) {
+    const Value& own = graph.value(graph.node(producer).inputs[k]);
+    const ValueId places = graph.node(producer).inputs[1 - k];
+    if (own.kind != ValueKind::kConstant || own.type.dtype != DType::kI64 ||
+        own.type.shape.size() != shape.size() || shape.empty() || own.type.shape[0] != samples ||
+        num_elements(own.type.shape) != samples || graph.value(places).type.shape != shape)
+      continue;
+    const std::vector<int64_t> values = read_integers(own.data, DType::kI64);
+    bool counts = true;
+    for (size_t i = 0; i < values.size(); ++i)
+      counts = counts && values[i] == static_cast<int64_t>(i) * rows;
+    if (counts) return places;
+  }
+  return {};
+}
+
+Val graph_val(const Graph& graph, ValueId id) {
+  const TensorType& type = graph.value(id).type;
+  return {Val::Kind::kGraph, type.dtype, type.shape, type.shape, id, {}, {}};
+}
+
+// x[arange, v], which the older exporter writes as rows of x.flatten(0, 1).
+Result<std::optional<Val>> gather_own_row(RuleContext& c, const Val& data, const Val& index) {
+  const std::optional<Val> none;
+  if (data.kind != Val::Kind::kGraph || index.kind != Val::Kind::kGraph || data.is_broadcast() ||
+      index.is_broadcast())
+    return none;
+  const Graph& graph = c.emit.graph();
+  const NodeId flat = graph.value(data.id).producer;
+  if (!flat.valid() || graph.node(flat).op != "Reshape") return none;
+  const Val whole = graph_val(graph, graph.node(flat).inputs[0]);
+  if (whole.rank() != data.rank() + 1 ||
+      !std::equal(whole.shape.begin() + 2, whole.shape.end(), data.shape.begin() + 1))
+    return none;
+  const auto places = places_in_own_rows(graph, index.id, whole.shape[0], whole.shape[1]);
+  if (!places) return none;
+  Shape one = index.shape;
+  one.push_back(1);
+  PIPER_ASSIGN(const Val each, c.reshape(graph_val(graph, *places), one));
+  PIPER_ASSIGN(Val out, c.op("GatherND", {whole, each}, {{"batch_dims", int64_t{1}}}));
+  return std::optional<Val>(std::move(out));
+}
+
 Result<Vals> gather(RuleContext& c) {
   PIPER_TRY(c.need(2, 2));
   const Val& data = c.in(0);
@@ -88,6 +137,10 @@ Result<Vals> gather(RuleContext& c) {
     one[axis] = 1;
     PIPER_ASSIGN(const Val row, c.slice(data, starts, std::vector<int64_t>(data.rank(), 1), one));
     return single(c.reshape(row, out));
+  }
+  if (axis == 0) {
+    PIPER_ASSIGN(auto own_row, gather_own_row(c, data, index));
+    if (own_row) return Vals{*std::move(own_row)};
   }
   PIPER_ASSIGN(const std::optional<int64_t> padding, padding_of(c));
   return single(gather_along(c, data, index, axis, padding));
@@ -176,10 +229,7 @@ Result<std::optional<Val>> gather_own_rows(RuleContext& c, const Val& data, cons
                   data.shape.begin()))
     return none;
   Vals rest;
-  for (size_t i = taken; i < parts.size(); ++i) {
-    const TensorType& type = graph.value(parts[i]).type;
-    rest.push_back({Val::Kind::kGraph, type.dtype, type.shape, type.shape, parts[i], {}, {}});
-  }
+  for (size_t i = taken; i < parts.size(); ++i) rest.push_back(graph_val(graph, parts[i]));
   Val places = rest[0];
   const auto last = static_cast<int64_t>(index.rank()) - 1;
   if (rest.size() > 1) {

@@ -1,6 +1,7 @@
 // Elements by their place: GatherElements, the scatters, the greatest ones, and tensors whose shape
 // depends on values, which must be known.
 #include <algorithm>
+#include <numeric>
 
 #include "rules.h"
 
@@ -29,9 +30,99 @@ Result<Vals> scatter_elements(RuleContext& c) {
                      {{"axis", static_cast<int64_t>(axis)}, {"reduction", reduction}}));
 }
 
+// x[:, t] = y: by each of x's first dims, the places that are written over.
+using Region = std::vector<std::vector<int64_t>>;
+
+// Those that the indices name, one after the other; none where they name other than a product of
+// places.
+std::optional<Region> region_of(const Val& index, const Shape& data) {
+  if (!index.is_constant() || index.rank() == 0 || num_elements(index.shape) == 0 ||
+      num_elements(index.shape) > kMostListed)
+    return {};
+  const auto depth = static_cast<size_t>(index.shape.back());
+  std::vector<int64_t> all =
+      read_integers(expand_bytes(index.data, index.stored, index.shape, index.dtype), index.dtype);
+  if (depth > data.size()) return {};
+  Region region(depth);
+  for (size_t d = 0; d < depth; ++d) {
+    std::vector<bool> seen(static_cast<size_t>(data[d]));
+    for (size_t i = d; i < all.size(); i += depth) {
+      if (all[i] < 0) all[i] += data[d];  // counted from the end
+      if (all[i] < 0 || all[i] >= data[d]) return {};
+      if (!seen[static_cast<size_t>(all[i])]) region[d].push_back(all[i]);
+      seen[static_cast<size_t>(all[i])] = true;
+    }
+  }
+  size_t count = 1;
+  for (const std::vector<int64_t>& places : region) count *= places.size();
+  if (count * depth != all.size()) return {};
+  for (size_t i = 0; i < all.size(); i += depth) {
+    size_t place = i / depth;
+    for (size_t d = depth; d-- > 0; place /= region[d].size())
+      if (all[i + d] != region[d][place % region[d].size()]) return {};
+  }
+  return region;
+}
+
+bool follow_each_other(const std::vector<int64_t>& places) {
+  return std::adjacent_find(places.begin(), places.end(),
+                            [](int64_t a, int64_t b) { return b != a + 1; }) == places.end();
+}
+
+// Along one dim, y at these places and x at the others: beside each other where they can be.
+Result<Val> put_along(RuleContext& c, const Val& x, const Val& y, size_t d,
+                      const std::vector<int64_t>& places) {
+  const Attrs axis{{"axis", static_cast<int64_t>(d)}};
+  if (!follow_each_other(places)) {
+    std::vector<int64_t> from(static_cast<size_t>(x.shape[d]));
+    std::iota(from.begin(), from.end(), 0);
+    for (size_t i = 0; i < places.size(); ++i)
+      from[static_cast<size_t>(places[i])] = x.shape[d] + static_cast<int64_t>(i);
+    PIPER_ASSIGN(const Val both, c.op("Concat", {x, y}, axis));
+    return c.op("Gather", {both, integers_val(from)}, axis);
+  }
+  const auto cut = [&](int64_t from, int64_t to) {
+    std::vector<int64_t> starts(x.rank(), 0);
+    Shape shape = x.shape;
+    starts[d] = from;
+    shape[d] = to - from;
+    return c.slice(x, starts, std::vector<int64_t>(x.rank(), 1), shape);
+  };
+  Vals parts;
+  if (places.front() > 0) {
+    PIPER_ASSIGN(parts.emplace_back(), cut(0, places.front()));
+  }
+  parts.push_back(y);
+  if (places.back() + 1 < x.shape[d]) {
+    PIPER_ASSIGN(parts.emplace_back(), cut(places.back() + 1, x.shape[d]));
+  }
+  return c.op("Concat", parts, axis);
+}
+
+Result<Val> put(RuleContext& c, const Val& x, const Val& y, const Region& region, size_t d) {
+  const auto is_whole = [&](size_t k) {
+    return static_cast<int64_t>(region[k].size()) == x.shape[k] && follow_each_other(region[k]);
+  };
+  while (d < region.size() && is_whole(d)) ++d;
+  if (d == region.size()) return c.reshape(y, x.shape);
+  PIPER_ASSIGN(Val middle,
+               c.op("Gather", {x, integers_val(region[d])}, {{"axis", static_cast<int64_t>(d)}}));
+  PIPER_ASSIGN(middle, put(c, middle, y, region, d + 1));
+  return put_along(c, x, middle, d, region[d]);
+}
+
 Result<Vals> scatter_nd(RuleContext& c) {
   PIPER_TRY(c.need(3, 3));
   PIPER_ASSIGN(const std::string reduction, reduction_of(c));
+  const Shape& data = c.in(0).shape;
+  const auto region = region_of(c.in(1), data);
+  if (region && reduction == "none") {
+    Shape written(data.begin() + static_cast<int64_t>(region->size()), data.end());
+    for (const std::vector<int64_t>& places : *region)
+      written.push_back(static_cast<int64_t>(places.size()));
+    if (num_elements(written) == num_elements(c.in(2).shape))
+      return single(put(c, c.in(0), c.in(2), *region, 0));
+  }
   return single(c.op("ScatterND", {c.in(0), c.in(1), c.in(2)}, {{"reduction", reduction}}));
 }
 

@@ -122,6 +122,7 @@ class Writer {
  private:
   void forward();
   void write_nodes();
+  Status check_steps() const;
   std::string write_step(const Step& step, const std::string& of);
   std::string at_use(const ParamUse& use);
   void write_constants();
@@ -364,9 +365,27 @@ Status Writer::algorithm(const TrainingExport& training) {
   return ok_status();
 }
 
+// What is made of parameters is written in the model's opset, which may not have the ops.
+Status Writer::check_steps() const {
+  constexpr std::pair<std::string_view, int64_t> kSince[] = {
+      {"Gelu", 20}, {"Mish", 18}, {"ReduceMean", 18}, {"Swish", 24}};
+  for (const ParamUse& use : recovery_.uses)
+    for (const Step& step : use.derivation)
+      for (const auto& [op, opset] : kSince)
+        if (step.node.op == op && model_.opset < opset)
+          return fail("the model reads {} of '{}', which opset {} of ONNX has no operator for", op,
+                      quote_control(recovery_.params[use.param].name), model_.opset)
+              .with_note(export_help(model_));
+  return ok_status();
+}
+
 Result<onnx::ModelProto> Writer::run(const TrainingExport& training) {
   for (const OnnxNode& node : model_.nodes)
     if (!node.branches.empty()) return fail("{} cannot be written", node.label());
+  for (const ChangedBuffer& buffer : recovery_.changed)
+    return fail("forward changes the buffer '{}', which cannot be said in training_info",
+                quote_control(buffer.name));
+  PIPER_TRY(check_steps());
   proto_.set_ir_version(static_cast<onnx::Version>(10));
   proto_.set_producer_name("piper");
   proto_.add_opset_import()->set_version(model_.opset);

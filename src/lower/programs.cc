@@ -1,6 +1,7 @@
 #include "programs.h"
 
 #include <algorithm>
+#include <array>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -152,7 +153,8 @@ class SegmentBuilder {
                  const std::vector<bool>& first,
                  const std::unordered_map<int32_t, ValueId>& same_memory, const TaskUses& uses,
                  std::unordered_map<int32_t, int32_t>& inner_index, ChunkPrograms& result)
-      : graph_(dag.graph),
+      : dag_(dag),
+        graph_(dag.graph),
         chunk_(dag.chunks[task.chunk.index()]),
         task_(task),
         literal_(literal),
@@ -249,7 +251,19 @@ class SegmentBuilder {
         {std::move(op), std::move(attrs), std::move(inputs), std::move(outputs)});
   }
 
+  void count(const Node& node) {
+    Work& work = program_.work;
+    ++work.ops;
+    const OpDef* def = find_op(node.op);
+    const ValueId made = *std::find_if(node.outputs.begin(), node.outputs.end(),
+                                       [](ValueId output) { return output.valid(); });
+    work.recomputed += dag_.variants.is_copy(made);
+    if (def && def->cost && def->cost(use_of(graph_, node)).is_matmul)
+      ++products_[static_cast<size_t>(graph_.value(made).type.dtype)];
+  }
+
   void add_node(const Node& node) {
+    count(node);
     std::vector<int32_t> inputs, outputs;
     for (ValueId input : node.inputs) inputs.push_back(input.valid() ? slot_of(input) : -1);
     struct Later {
@@ -327,8 +341,12 @@ class SegmentBuilder {
     }
     program_.offsets.assign(program_.values.size(), -1);
     program_.label = chunk_.name;
+    for (size_t d = 0; d < products_.size(); ++d)
+      if (products_[d] > 0)
+        program_.work.products.emplace_back(static_cast<DType>(d), products_[d]);
   }
 
+  const Dag& dag_;
   const Graph& graph_;
   const Chunk& chunk_;
   const Task& task_;
@@ -344,6 +362,7 @@ class SegmentBuilder {
   std::unordered_map<int32_t, int32_t> slot_of_value_;
   Program program_;
   Segment segment_;
+  std::array<int64_t, kNumDTypes> products_{};  // by type
 };
 
 ItemId root_of(const Dag& dag, ItemId item) {

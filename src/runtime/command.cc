@@ -8,6 +8,7 @@
 #include <filesystem>
 
 #include "cores.h"
+#include "finish.h"
 #include "outputs.h"
 #include "progress.h"
 
@@ -122,10 +123,6 @@ Status load_reference(const RunOptions& options, Loaded& loaded) {
   return ok_status();
 }
 
-bool wants_colour(FILE* file) {
-  return isatty(fileno(file)) != 0 && std::getenv("NO_COLOR") == nullptr;
-}
-
 // What a rank keeps on the host at most.
 int64_t most_on_host(const PlanSet& set) {
   int64_t most = 0;
@@ -217,26 +214,32 @@ class Watch {
   Clock::time_point looked_ = Clock::now();
 };
 
+// What is said before the first step. (Whoever does not read it hinders nothing.)
+std::string introduce(const RunOptions& options, const PlanSet& set) {
+  std::string text = print_cores(options.job, set.world()) + "\n";
+  if (const int64_t host = most_on_host(set); host > 0)
+    text += fmt::format("what is offloaded takes at most {} of the host's memory a rank\n",
+                        human_bytes(host));
+  if (asks_for_more(set))
+    text += fmt::format(
+        "the {} backend runs a rank's streams in issue order: their priorities and SM limits have "
+        "no effect\n",
+        options.job.backend);
+  return text;
+}
+
 Result<RunOutcome> run_loaded(RunOptions& options, const Loaded& loaded, Transport* transport,
                               Voice& voice) {
   const bool speaks = loaded.rank == 0 || !loaded.mpi;
-  if (speaks && options.picture) {
-    std::fputs(draw_schedule(loaded.set, wants_colour(stdout)).c_str(), stdout);
-    std::fflush(stdout);
-  }
-  if (speaks) fmt::print(stderr, "{}\n", print_cores(options.job, loaded.set.world()));
-  if (const int64_t host = most_on_host(loaded.set); speaks && host > 0)
-    fmt::print(stderr, "what is offloaded takes at most {} of the host's memory a rank\n",
-               human_bytes(host));
-  if (speaks && asks_for_more(loaded.set))
-    fmt::print(
-        stderr,
-        "the {} backend runs a rank's streams in issue order: their priorities and SM limits "
-        "have no effect\n",
-        options.job.backend);
+  if (speaks && options.on_plans) PIPER_TRY(options.on_plans(loaded.set));
+  if (speaks) std::fputs(introduce(options, loaded.set).c_str(), stderr);
   Watch watch(options, loaded.set, voice, speaks);
   PIPER_ASSIGN(const JobResult result, run_ranks(options, loaded, transport));
-  write_results(options, result, loaded.mpi ? loaded.rank : -1, voice);
+  const auto write = [&] { write_results(options, result, loaded.mpi ? loaded.rank : -1, voice); };
+  if (transport == nullptr)
+    write();
+  else
+    PIPER_TRY(finish_together(*transport, end_timeout(options.job), write));
   return RunOutcome{watch.interrupted() && result.interrupted, voice.code()};
 }
 

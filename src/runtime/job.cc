@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "cores.h"
+#include "finish.h"
 #include "rank_loop.h"
 
 namespace piper {
@@ -194,7 +195,7 @@ Result<JobResult> run_mpi_rank(const PlanSet& set, const BatchSource* data,
               result};
   PIPER_TRY(run_rank(run));
   if (options.parameters) {
-    transport.set_timeout(std::max(options.start_timeout_s, options.timeout_s.value_or(0)));
+    transport.set_timeout(end_timeout(options));
     PIPER_ASSIGN(result.parameters, gather_parameters(*executor, transport));
   }
   if (options.trace_steps > 0) {

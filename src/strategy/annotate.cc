@@ -100,7 +100,7 @@ Status read_annotate(const yaml::Entry& entry, const Scope& scope, Annotate& out
   }
   PIPER_ASSIGN(const Fields map, fields::read(entry.value, entry.key.at, "annotate"));
   if (const yaml::Node* strict = map["strict"]) {
-    PIPER_ASSIGN(const bool value, read_bool(*strict));
+    PIPER_ASSIGN(const bool value, read_bool(*strict, scope));
     out.strict = out.strict || value;
   }
   if (!map["rules"]->is(yaml::Node::Kind::kList)) return no_list(*map["rules"], "a list of rules");

@@ -122,19 +122,15 @@ Status read_recompute(const Fields& map, const Scope& scope, const Names& names,
 }
 
 // Those that are maps of one known key.
-std::vector<const yaml::Entry*> list_directives(const std::vector<const yaml::Entry*>& entries,
+std::vector<const yaml::Entry*> list_directives(const std::vector<Sections::Item>& items,
                                                 ErrorList& errors) {
   std::vector<const yaml::Entry*> out;
-  for (const yaml::Entry* entry : entries) {
-    if (!entry->value.is(yaml::Node::Kind::kList))
-      errors.add(no_list(entry->value, "a list of directives"));
-    for (const yaml::Node& item : entry->value.items) {
-      auto map = fields::read(item, item.at, "directive");
-      if (map)
-        out.push_back(&map->only());
-      else
-        errors.add(std::move(map).error());
-    }
+  for (const auto& [file, item] : items) {
+    auto map = fields::read(item, item.at, "directive");
+    if (map)
+      out.push_back(&map->only());
+    else
+      errors.add(std::move(map).error());
   }
   return out;
 }
@@ -204,7 +200,7 @@ Status check_axis(std::string_view name, const SourceSpan& at, const Names& name
   return std::move(error).with_note(fmt::format("the axes are {}", join(names.axes, ", ")));
 }
 
-Status read_directives(const std::vector<const yaml::Entry*>& entries, const Scope& scope,
+Status read_directives(const std::vector<Sections::Item>& entries, const Scope& scope,
                        Strategy& out) {
   ErrorList errors;
   const std::vector<const yaml::Entry*> all = list_directives(entries, errors);

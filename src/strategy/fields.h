@@ -29,7 +29,8 @@ enum class Type {
   kWords,          // a list of them, or one
   kIntegerOrWord,  // an integer, or one of the words in `object`
 };
-enum class Presence { kOptional, kRequired, kUnsupported };
+// kBeside: stands also beside the one key of a `single` object.
+enum class Presence { kOptional, kRequired, kBeside, kUnsupported };
 
 struct Field {
   std::string_view name;
@@ -41,19 +42,21 @@ struct Field {
 struct Object {
   std::string_view name;
   std::span<const Field> fields;
-  bool single = false;  // exactly one of its keys is given
+  bool single = false;  // exactly one of its keys is given, but for those beside
 };
 const Object& object(std::string_view name);
 std::span<const Object> objects();
+const Field* find_field(const Object& object, std::string_view name);  // or null
 
 // A map whose keys have been checked against an Object.
 class Fields {
  public:
   Fields(const yaml::Node& node, SourceSpan at) : node_(&node), at_(std::move(at)) {}
   const yaml::Node* operator[](std::string_view name) const;
-  const SourceSpan& key_at(std::string_view name) const;         // of a key that is there
-  const yaml::Entry& only() const { return node_->entries[0]; }  // of a single Object
-  const SourceSpan& at() const { return at_; }                   // the key above the map
+  const SourceSpan& key_at(std::string_view name) const;  // of a key that is there
+  // Of a single Object, with nothing beside it.
+  const yaml::Entry& only() const { return node_->entries[0]; }
+  const SourceSpan& at() const { return at_; }  // the key above the map
 
  private:
   const yaml::Node* node_;
@@ -61,5 +64,7 @@ class Fields {
 };
 // `at` is what names the map in errors: the key above it.
 Result<Fields> read(const yaml::Node& node, const SourceSpan& at, std::string_view object);
+// The same of a map that nothing reads, and of the maps in it.
+Status check(const yaml::Node& node, const SourceSpan& at, std::string_view object);
 
 }  // namespace piper::fields

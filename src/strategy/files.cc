@@ -1,44 +1,81 @@
+// Strategy files and the files that they include.
 #include <algorithm>
 #include <filesystem>
-#include <utility>
 
 #include "sections.h"
 
 namespace piper {
 namespace {
 
+namespace fs = std::filesystem;
+
 constexpr size_t kMaxFiles = 64;
 
 // Reads a file after the files it includes; each file once.
 class Loader {
  public:
-  explicit Loader(ErrorList& errors) : errors_(errors) {}
-  Status load(const std::string& path, const SourceSpan& from) {
+  Loader(const std::vector<Definition>& defines, ErrorList& errors)
+      : defines_(defines), errors_(errors) {}
+  // Which of the files it is.
+  Result<size_t> load(const std::string& path, const SourceSpan& from) {
     const std::string key = identity(path);
-    if (std::find(seen_.begin(), seen_.end(), key) != seen_.end()) return ok_status();
-    if (auto it = std::find(open_.begin(), open_.end(), key); it != open_.end()) {
-      return fail(from, "the file '{}' includes itself", path)
-          .with_note(
-              fmt::format("the way is {} -> {}", join(std::span(it, open_.end()), " -> "), key));
-    }
-    if (open_.size() + seen_.size() >= kMaxFiles) {
-      return fail(from, "more than {} files are included", kMaxFiles);
-    }
+    if (auto it = std::find(seen_.begin(), seen_.end(), key); it != seen_.end())
+      return static_cast<size_t>(it - seen_.begin());
+    PIPER_TRY(check_open(path, key, from));
     PIPER_ASSIGN(StrategyFile file, read(path, from));
-    open_.push_back(key);
+    open_.push_back({key, &file});
     PIPER_TRY(load_included(file));
     open_.pop_back();
     seen_.push_back(key);
     files_.push_back(std::move(file));
-    return ok_status();
+    return files_.size() - 1;
   }
   std::vector<StrategyFile> take() { return std::move(files_); }
 
  private:
+  struct Open {
+    std::string key;
+    const StrategyFile* file;
+  };
+
   static std::string identity(const std::string& path) {
     std::error_code code;
-    const auto full = std::filesystem::weakly_canonical(path, code);
+    const auto full = fs::weakly_canonical(path, code);
     return code ? path : full.string();
+  }
+
+  Status check_open(const std::string& path, const std::string& key, const SourceSpan& from) const {
+    auto it = std::find_if(open_.begin(), open_.end(), [&](const Open& o) { return o.key == key; });
+    if (it != open_.end()) {
+      Error error = fail(from, "the file '{}' includes itself", path);
+      for (++it; it != open_.end(); ++it)
+        error.notes.push_back(
+            fmt::format("'{}' is included at {}", it->file->path, yaml::place(it->file->from)));
+      return error;
+    }
+    if (open_.size() + seen_.size() < kMaxFiles) return ok_status();
+    return fail(from, "more than {} files are included", kMaxFiles);
+  }
+
+  // The strategy files beside one that is not there.
+  static std::vector<std::string> neighbours(const fs::path& path) {
+    std::vector<std::string> names;
+    std::error_code code;
+    const fs::path folder = path.has_parent_path() ? path.parent_path() : ".";
+    for (fs::directory_iterator it(folder, code), end; !code && it != end; it.increment(code))
+      if (it->path().extension() == ".yaml") names.push_back(it->path().filename().string());
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+
+  static Error cannot_include(const fs::path& path, const SourceSpan& from, std::string_view why) {
+    const std::vector<std::string> names = neighbours(path);
+    const std::string near = did_you_mean(path.filename().string(), names);
+    Error error =
+        fail(from, "cannot include '{}'{}", path.string(), near).with_note(std::string(why));
+    if (near.empty() && names.size() > 1 && names.size() <= kMaxFiles)
+      error.notes.push_back(fmt::format("the files there are {}", join(names, ", ")));
+    return std::move(error).with_note("help: paths are relative to the folder of this file");
   }
 
   Result<StrategyFile> read(const std::string& path, const SourceSpan& from) {
@@ -46,11 +83,9 @@ class Loader {
     if (!text) {
       Error error = std::move(text).error();
       if (from.line == 0) return error;
-      return fail(from, "cannot include '{}'", path)
-          .with_note(error.message)
-          .with_note("help: paths are relative to the folder of this file");
+      return cannot_include(path, from, error.message);
     }
-    StrategyFile file{path, *std::move(text), {}};
+    StrategyFile file{path, *std::move(text), from, {}, {}, {}};
     PIPER_ASSIGN(file.root, yaml::parse_yaml(path, file.text));
     PIPER_TRY(check_version(file));
     return file;
@@ -76,87 +111,66 @@ class Loader {
     return ok_status();
   }
 
-  Status load_included(const StrategyFile& file) {
+  Status load_included(StrategyFile& file) {
     const yaml::Entry* include = file.root.find("include");
     if (include == nullptr) return ok_status();
     const yaml::Node& value = include->value;
-    std::vector<const yaml::Node*> paths;
-    if (value.is(yaml::Node::Kind::kList)) {
-      for (const yaml::Node& item : value.items) paths.push_back(&item);
-    } else {
-      paths.push_back(&value);
-    }
-    for (const yaml::Node* node : paths) {
-      if (!node->is(yaml::Node::Kind::kScalar) || node->text.empty()) {
-        return wrong_type(*node, "the path of a strategy file");
-      }
-      const auto beside = std::filesystem::path(file.path).parent_path() / node->text;
-      PIPER_TRY(load(beside.lexically_normal().string(), node->at));
+    const bool is_list = value.is(yaml::Node::Kind::kList);
+    for (const yaml::Node& node : is_list ? std::span(value.items) : std::span(&value, 1)) {
+      if (!node.is(yaml::Node::Kind::kScalar) || node.text.empty())
+        return wrong_type(node, "the path of a strategy file");
+      PIPER_ASSIGN(std::string path, read_path(node, open_params(), defines_));
+      const auto beside = fs::path(file.path).parent_path() / path;
+      if (path != node.text) file.paths.push_back({node, std::move(path)});
+      PIPER_ASSIGN(const size_t below, load(beside.lexically_normal().string(), node.at));
+      file.below.insert(below);
+      file.below.insert(files_[below].below.begin(), files_[below].below.end());
     }
     return ok_status();
   }
 
+  // Of a name that of the outermost file, which is the one that counts.
+  std::vector<const yaml::Entry*> open_params() const {
+    std::vector<const yaml::Entry*> out;
+    for (const Open& open : open_) {
+      const yaml::Entry* params = open.file->root.find("params");
+      if (params == nullptr) continue;
+      for (const yaml::Entry& param : params->value.entries)
+        if (std::none_of(out.begin(), out.end(),
+                         [&](const yaml::Entry* e) { return e->key.text == param.key.text; }))
+          out.push_back(&param);
+    }
+    return out;
+  }
+
+  const std::vector<Definition>& defines_;
   ErrorList& errors_;
   std::vector<StrategyFile> files_;
-  std::vector<std::string> seen_, open_;
+  std::vector<std::string> seen_;  // by file
+  std::vector<Open> open_;
 };
-
-void add_params(const yaml::Entry& section, Sections& out, ErrorList& errors) {
-  if (!section.value.is(yaml::Node::Kind::kMap))
-    errors.add(wrong_type(section.value, "a map of params"));
-  for (const yaml::Entry& param : section.value.entries) {
-    if (Status named = check_new_name(param.key, "a param"); !named) {
-      errors.add(std::move(named));
-      continue;
-    }
-    auto it = std::find_if(out.params.begin(), out.params.end(),
-                           [&](const yaml::Entry* e) { return e->key.text == param.key.text; });
-    if (it != out.params.end()) {
-      out.overridden.push_back(std::exchange(*it, &param));
-    } else {
-      out.params.push_back(&param);
-    }
-  }
-}
 
 }  // namespace
 
-Result<std::vector<StrategyFile>> load_files(const std::string& path, ErrorList& errors) {
-  Loader loader(errors);
-  PIPER_TRY(loader.load(path, {path}));
+Result<std::vector<StrategyFile>> load_files(const std::string& path,
+                                             const std::vector<Definition>& defines,
+                                             ErrorList& errors) {
+  Loader loader(defines, errors);
+  PIPER_TRY(loader.load(path, {}));
   return loader.take();
 }
 
-const yaml::Entry* Sections::find(std::string_view name) const {
-  for (const auto& [key, entry] : once) {
-    if (key == name) return entry;
-  }
-  return nullptr;
-}
-
-Sections gather_sections(const std::vector<StrategyFile>& files, ErrorList& errors) {
-  Sections out;
-  for (const StrategyFile& file : files) {
-    for (const yaml::Entry& entry : file.root.entries) {
-      const std::string& name = entry.key.text;
-      if (name == "piper" || name == "include" || entry.value.is(yaml::Node::Kind::kNull)) continue;
-      if (name == "params") {
-        add_params(entry, out, errors);
-      } else if (name == "annotate") {
-        out.annotate.push_back(&entry);
-      } else if (name == "directives") {
-        out.directives.push_back(&entry);
-      } else if (name == "require") {
-        out.require.push_back(&entry);
-      } else if (const yaml::Entry* first = out.find(name)) {
-        errors.add(fail(entry.key.at, "'{}' is given in two files", name)
-                       .with_note(fmt::format("first at {}", yaml::place(first->key.at))));
-      } else {
-        out.once.emplace_back(name, &entry);
-      }
+void check_paths(const std::vector<StrategyFile>& files, const Scope& scope, ErrorList& errors) {
+  for (const StrategyFile& file : files)
+    for (const auto& [node, path] : file.paths) {
+      const Result<std::string> now = read_text(node, scope);
+      if (!now)
+        errors.add(now.error());
+      else if (*now != path)
+        errors.add(fail(node.at, "the path is '{}' where the file is read first, and '{}' in all",
+                        path, *now)
+                       .with_note("help: give its params in the outermost file"));
     }
-  }
-  return out;
 }
 
 }  // namespace piper

@@ -16,7 +16,8 @@ constexpr Row kRows[] = {
      "fsdp fsdp2 fully_shard fsdp_config sharding_strategy reshard_after_forward "
      "distributed_optimizer use_distributed_optimizer",
      "ZeRO-1 is '- replicate: {over: dp, shard: [optimizer]}' under 'directives', ZeRO-2 "
-     "'[optimizer, gradients]', ZeRO-3 and FSDP '[optimizer, gradients, parameters]'"},
+     "'[optimizer, gradients]', ZeRO-3 and FSDP '[optimizer, gradients, parameters]'; "
+     "strategies/memory/ has files to include"},
     {"shard tensor_parallel tensor_parallel_size tensor_model_parallel_size tensor_parallel_degree "
      "tp tp_size tp_degree sequence_parallel sequence_parallel_size context_parallel "
      "context_parallel_size cp cp_size expert_parallel expert_parallel_size "

@@ -36,6 +36,15 @@ Result<int64_t> read_axis(const yaml::Entry& axis, int64_t devices, const Scope&
   return size;
 }
 
+Result<int64_t> read_size(const yaml::Node& node, const Scope& scope) {
+  PIPER_ASSIGN(const int64_t size, read_integer(node, scope));
+  if (size != 0) return read_integer(node, scope, {1, kMaxDim});
+  return fail(node.at, "a dim of size 0 leaves nothing to train on")
+      .with_note(
+          "help: a past of length 0 is asked for by files for text generation (past_key_values); "
+          "export the model without its cache");
+}
+
 Result<InputBinding> read_input(const yaml::Entry& entry, const Scope& scope) {
   PIPER_ASSIGN(const fields::Fields map, fields::read(entry.value, entry.key.at, "input"));
   InputBinding out;
@@ -45,7 +54,7 @@ Result<InputBinding> read_input(const yaml::Entry& entry, const Scope& scope) {
     if (!shape->is(yaml::Node::Kind::kList)) return wrong_type(*shape, "a list of integers");
     out.shape.emplace();
     for (const yaml::Node& dim : shape->items) {
-      PIPER_ASSIGN(const int64_t size, read_integer(dim, scope, {1, kMaxDim}));
+      PIPER_ASSIGN(const int64_t size, read_size(dim, scope));
       out.shape->push_back(size);
     }
   }
@@ -105,7 +114,7 @@ Result<ParamRule> read_param_rule(const yaml::Node& item, const Scope& scope) {
     PIPER_ASSIGN(rule.to, read_text(*parts["as"], scope));
     rule.to_at = parts["as"]->at;
     if (const yaml::Node* transposed = parts["transposed"]) {
-      PIPER_ASSIGN(rule.transposed, read_bool(*transposed));
+      PIPER_ASSIGN(rule.transposed, read_bool(*transposed, scope));
     }
   }
   if (rule.kind == ParamRule::Kind::kRename) {
@@ -165,17 +174,16 @@ Result<std::vector<std::pair<std::string, int64_t>>> read_dims(const yaml::Entry
   PIPER_TRY(check_map(entry));
   std::vector<std::pair<std::string, int64_t>> out;
   for (const yaml::Entry& dim : entry.value.entries) {
-    PIPER_ASSIGN(const int64_t size, read_integer(dim.value, scope, {1, kMaxDim}));
+    PIPER_ASSIGN(const int64_t size, read_size(dim.value, scope));
     out.emplace_back(dim.key.text, size);
   }
   return out;
 }
 
-Result<std::vector<ParamRule>> read_parameters(const yaml::Entry& entry, const Scope& scope) {
-  if (!entry.value.is(yaml::Node::Kind::kList))
-    return no_list(entry.value, "a list of entries for 'parameters'");
+Result<std::vector<ParamRule>> read_parameters(const std::vector<Sections::Item>& entries,
+                                               const Scope& scope) {
   std::vector<ParamRule> out;
-  for (const yaml::Node& item : entry.value.items) {
+  for (const auto& [file, item] : entries) {
     PIPER_ASSIGN(ParamRule rule, read_param_rule(item, scope));
     out.push_back(std::move(rule));
   }

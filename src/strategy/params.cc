@@ -21,8 +21,8 @@ struct Value {
 // says.
 class Resolver {
  public:
-  Resolver(const Sections& sections, const std::vector<Definition>& defines)
-      : entries_(sections.params),
+  Resolver(std::vector<const yaml::Entry*> entries, const std::vector<Definition>& defines)
+      : entries_(std::move(entries)),
         values_(entries_.size()),
         state_(entries_.size(), State::kFresh) {
     for (const yaml::Entry* entry : entries_) names_.push_back(entry->key.text);
@@ -37,6 +37,12 @@ class Resolver {
   }
 
   Scope scope() const { return done_scope(); }
+
+  // Params that it inserts are resolved first.
+  Result<std::string> read_inserting(const yaml::Node& node) {
+    PIPER_TRY(resolve_inserted(node));
+    return insert_params(node, done_scope());
+  }
 
  private:
   enum class State { kFresh, kOpen, kDone, kFailed };
@@ -151,8 +157,7 @@ class Resolver {
   }
 
   Result<Value> text_value(const yaml::Node& node) {
-    PIPER_TRY(resolve_inserted(node));
-    PIPER_ASSIGN(std::string text, insert_params(node, done_scope()));
+    PIPER_ASSIGN(std::string text, read_inserting(node));
     return Value{true, false, 0, std::move(text)};
   }
 
@@ -186,7 +191,9 @@ class Resolver {
     const bool lone_word = expr::is_identifier(node.text);
     if (!tree) {
       const char first = node.text.empty() ? '\0' : node.text[0];
-      const bool numeric = !quoted && ((first >= '0' && first <= '9') || first == '(');
+      const bool digits = node.text.find_first_not_of("0123456789") == std::string::npos;
+      const bool word = !digits && expr::is_identifier("_" + node.text);  // 2d
+      const bool numeric = !quoted && !word && ((first >= '0' && first <= '9') || first == '(');
       if (numeric) return tree.error();
       return text_value(node);
     }
@@ -219,19 +226,44 @@ void note_names(const yaml::Node& value, const Scope& scope) {
 
 }  // namespace
 
-Scope read_params(const Sections& sections, const std::vector<Definition>& defines,
-                  ErrorList& errors) {
+void note_words(const yaml::Node& value, const Scope& scope) {
+  for (const yaml::Node& item : value.items) note_words(item, scope);
+  for (const yaml::Entry& entry : value.entries) note_words(entry.value, scope);
+  const auto is_word = [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) || c == '_';
+  };
+  const std::string_view text = value.text;
+  for (size_t begin = 0, end = 0; begin < text.size(); begin = end + 1) {
+    end = begin;
+    while (end < text.size() && is_word(text[end])) ++end;
+    if (end > begin) scope.used.emplace(text.substr(begin, end - begin));
+  }
+}
+
+Scope read_params(const std::vector<StrategyFile>& files, const Sections& sections,
+                  const std::vector<Definition>& defines, ErrorList& errors) {
   if (sections.params.size() > kMaxParams) {
     errors.add(
         fail(sections.params[kMaxParams]->key.at, "a strategy has at most {} params", kMaxParams));
     return {};
   }
-  Resolver resolver(sections, defines);
+  Resolver resolver(sections.params, defines);
   resolver.resolve_all(errors);
   Scope scope = resolver.scope();
-  for (const yaml::Entry* entry : sections.params) note_names(entry->value, scope);
-  for (const yaml::Entry* entry : sections.overridden) note_names(entry->value, scope);
+  for (const StrategyFile& file : files)
+    if (file.from.line > 0) scope.included_at[file.path] = file.from;
+  for (const auto* entries : {&sections.params, &sections.overridden_params})
+    for (const yaml::Entry* entry : *entries) note_names(entry->value, scope);
+  for (const yaml::Node* value : sections.overridden) note_words(*value, scope);
   return scope;
+}
+
+Result<std::string> read_path(const yaml::Node& path, std::vector<const yaml::Entry*> params,
+                              const std::vector<Definition>& defines) {
+  Result<std::string> text = Resolver(std::move(params), defines).read_inserting(path);
+  if (text) return text;
+  return std::move(text).error().with_note(
+      "help: a path inserts params of its file and of those that include it");
 }
 
 void check_used(const Sections& sections, const Scope& scope,

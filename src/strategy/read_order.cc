@@ -132,8 +132,8 @@ Result<CsvDialect> read_dialect(const Fields& map, const Scope& scope) {
       .with_note("old: B, W and BW for the halves of a backward and the whole; new: I, W and B");
 }
 
-// A pipeline file, relative to the strategy file. Its text counts as the strategy's.
-Status read_csv(const Fields& map, const Scope& scope, Order& order, std::string& text) {
+// A pipeline file, relative to the strategy file.
+Status read_csv(const Fields& map, const Scope& scope, Order& order) {
   PIPER_ASSIGN(const std::string name, read_text(*map["csv"], scope));
   PIPER_ASSIGN(const CsvDialect dialect, read_dialect(map, scope));
   const auto path = std::filesystem::path(map["csv"]->at.file).parent_path() / name;
@@ -146,7 +146,6 @@ Status read_csv(const Fields& map, const Scope& scope, Order& order, std::string
   for (auto& row : file.rows)
     std::erase_if(row, [](const OrderCell& cell) { return !order_cells::is_compute(cell); });
   order.rows = std::move(file.rows);
-  text += *csv;
   return ok_status();
 }
 
@@ -229,7 +228,7 @@ Status read_order(const Fields& map, const Scope& scope, const Names& names, Str
   const std::string_view form = forms[0];
   if (form == "program") PIPER_TRY(read_program(*map["program"], scope, order));
   if (form == "lists") PIPER_TRY(read_lists(*map["lists"], scope, order));
-  if (form == "csv") PIPER_TRY(read_csv(map, scope, order, out.text));
+  if (form == "csv") PIPER_TRY(read_csv(map, scope, order));
   if (form == "policy") PIPER_TRY(read_policy(*map["policy"], map.key_at("policy"), scope, order));
   if (!order.rows.empty() || form == "lists")
     PIPER_TRY(check_row_count(out, scope, order, map.key_at(form)));

@@ -22,22 +22,18 @@ std::string given(const std::string& name, int64_t value, const Sections& sectio
 
 Status check_required(const Sections& sections, const Scope& scope,
                       const std::vector<Definition>& defines) {
-  for (const yaml::Entry* section : sections.require) {
-    if (!section->value.is(yaml::Node::Kind::kList))
-      return no_list(section->value, "a list of requirements");
-    for (const yaml::Node& item : section->value.items) {
-      PIPER_ASSIGN(const fields::Fields map, fields::read(item, item.at, "requirement"));
-      const yaml::Node& that = *map["that"];
-      PIPER_ASSIGN(const int64_t holds, read_integer(that, scope));
-      PIPER_ASSIGN(const std::string why, read_text(*map["why"], scope));
-      if (holds != 0) continue;
-      PIPER_ASSIGN(const Expr expr, Expr::parse(that.text, that.at));
-      Error error = fail(that.at, "{}", why).with_code(ExitCode::kRefused);
-      for (const std::string& name : expr.names())
-        for (const auto& [known, value] : scope.integers)
-          if (known == name) error.notes.push_back(given(name, value, sections, defines));
-      return error;
-    }
+  for (const auto& [file, item] : sections.require) {
+    PIPER_ASSIGN(const fields::Fields map, fields::read(item, item.at, "requirement"));
+    const yaml::Node& that = *map["that"];
+    PIPER_ASSIGN(const int64_t holds, read_integer(that, scope));
+    PIPER_ASSIGN(const std::string why, read_text(*map["why"], scope));
+    if (holds != 0) continue;
+    PIPER_ASSIGN(const Expr expr, Expr::parse(that.text, that.at));
+    Error error = fail(that.at, "{}", why).with_code(ExitCode::kRefused);
+    for (const std::string& name : expr.names())
+      for (const auto& [known, value] : scope.integers)
+        if (known == name) error.notes.push_back(given(name, value, sections, defines));
+    return error;
   }
   return ok_status();
 }

@@ -1,4 +1,6 @@
 // The JSON Schema of a strategy file, printed from the table of keys.
+#include <algorithm>
+
 #include "fields.h"
 
 namespace piper {
@@ -74,7 +76,7 @@ std::string type_of(const Field& field) {
     case Type::kReal:
       return R"("type": ["number", "string"])";
     case Type::kBool:
-      return R"("type": "boolean")";
+      return R"("type": ["boolean", "integer", "string"])";
     case Type::kText:
     case Type::kGlob:
     case Type::kProgram:
@@ -113,8 +115,18 @@ std::string type_of(const Field& field) {
   return text;
 }
 
-bool is_shown(const Field& field) {
-  return field.presence == Presence::kOptional || field.presence == Presence::kRequired;
+bool is_shown(const Field& field) { return field.presence != Presence::kUnsupported; }
+bool is_beside(const Field& field) { return field.presence == Presence::kBeside; }
+
+// That one of the keys is given, but for those beside.
+std::string one_key(const Object& object, std::string_view indent) {
+  std::vector<std::string> keys;
+  for (const Field& field : object.fields)
+    if (is_shown(field) && !is_beside(field))
+      keys.push_back(fmt::format("{{\"required\": [\"{}\"]}}", field.name));
+  if (std::none_of(object.fields.begin(), object.fields.end(), is_beside))
+    return fmt::format("{}\"minProperties\": 1,\n{}\"maxProperties\": 1,\n", indent, indent);
+  return fmt::format("{}\"oneOf\": [{}],\n", indent, join(keys, ", "));
 }
 
 // The members of one object's schema, a key a line.
@@ -131,8 +143,7 @@ std::string members(const Object& object, std::string_view indent) {
       fmt::format("{}\"type\": \"object\",\n{}\"additionalProperties\": false,\n", indent, indent);
   if (!required.empty())
     out += fmt::format("{}\"required\": [{}],\n", indent, join(required, ", "));
-  if (object.single)
-    out += fmt::format("{}\"minProperties\": 1,\n{}\"maxProperties\": 1,\n", indent, indent);
+  if (object.single) out += one_key(object, indent);
   return out +
          fmt::format("{}\"properties\": {{\n{}\n{}}}", indent, join(properties, ",\n"), indent);
 }
@@ -142,7 +153,7 @@ std::string members(const Object& object, std::string_view indent) {
 std::vector<std::pair<std::string_view, std::string_view>> known_directives() {
   std::vector<std::pair<std::string_view, std::string_view>> known;
   for (const Field& field : fields::object("directive").fields)
-    if (is_shown(field)) known.emplace_back(field.name, field.doc);
+    if (is_shown(field) && !is_beside(field)) known.emplace_back(field.name, field.doc);
   return known;
 }
 

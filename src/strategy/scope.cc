@@ -17,6 +17,14 @@ bool contains(const Names& names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
+// Params of an included file may be missing in the file that includes it.
+Error with_includer(Error error, const Scope& scope) {
+  const auto from = scope.included_at.find(error.at.file);
+  if (from == scope.included_at.end()) return error;
+  const std::string place = yaml::place(from->second);
+  return std::move(error).with_note(fmt::format("the file is included at {}", place));
+}
+
 // The value that `$name` inserts.
 Result<std::string> inserted(const yaml::Node& node, size_t offset, std::string_view name,
                              const Scope& scope) {
@@ -28,7 +36,7 @@ Result<std::string> inserted(const yaml::Node& node, size_t offset, std::string_
   }
   std::vector<std::string> known = scope.integer_names();
   for (const Scope::Text& text : scope.texts) known.push_back(text.name);
-  return expr::unknown_name(span_in(node, offset, name.size()), name, known);
+  return with_includer(expr::unknown_name(span_in(node, offset, name.size()), name, known), scope);
 }
 
 // What an expression may name: params and axes, and `free`, of which none may be both.
@@ -51,7 +59,8 @@ Status check_expression(const expr::Tree& tree, const Scope& scope,
     if (text) return no_integer(*text, at, scope);
     follows = follows || contains(scope.failed, name);
   }
-  PIPER_TRY(expr::check_names(tree, known));
+  if (Status names = expr::check_names(tree, known); !names)
+    return with_includer(std::move(names).error(), scope);
   return follows ? Status(consequence()) : ok_status();
 }
 
@@ -237,11 +246,12 @@ Result<double> read_real(const yaml::Node& node, const Scope& scope) {
   return value;
 }
 
-Result<bool> read_bool(const yaml::Node& node) {
+Result<bool> read_bool(const yaml::Node& node, const Scope& scope, IntegerRange range) {
   if (!node.is(yaml::Node::Kind::kScalar)) return wrong_type(node, "true or false");
   if (node.text == "true") return true;
   if (node.text == "false") return false;
-  return wrong_type(node, "true or false");
+  PIPER_ASSIGN(const int64_t value, read_integer(node, scope, range));
+  return value != 0;
 }
 
 namespace {

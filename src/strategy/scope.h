@@ -2,6 +2,7 @@
 // a glob, ….
 #pragma once
 
+#include <map>
 #include <set>
 
 #include "piper/strategy.h"
@@ -20,7 +21,8 @@ struct Scope {
   std::vector<Text> texts;
   // Params and axes whose values are wrong: what names them is a consequence of that.
   std::vector<std::string> failed;
-  mutable std::set<std::string, std::less<>> used;  // names that something named
+  std::map<std::string, SourceSpan, std::less<>> included_at;  // by file
+  mutable std::set<std::string, std::less<>> used;             // names that something named
 
   std::vector<std::string> integer_names() const;  // and those that failed
   bool has_integer(std::string_view name) const;
@@ -49,7 +51,8 @@ Result<std::string> read_name(const yaml::Node& node, const Scope& scope);  // a
 Result<Glob> read_glob(const yaml::Node& node, const Scope& scope);
 Result<int64_t> read_integer(const yaml::Node& node, const Scope& scope, IntegerRange range = {});
 Result<double> read_real(const yaml::Node& node, const Scope& scope);
-Result<bool> read_bool(const yaml::Node& node);
+// true, false, or an integer that is not 0.
+Result<bool> read_bool(const yaml::Node& node, const Scope& scope, IntegerRange range = {0, 1});
 Result<int64_t> read_bytes(const yaml::Node& node, const Scope& scope);
 bool is_byte_count(std::string_view text);  // 25MiB
 

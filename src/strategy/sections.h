@@ -1,34 +1,83 @@
 // One function for each top-level key of a strategy file.
 #pragma once
 
+#include <set>
+
 #include "errors.h"
 #include "fields.h"
 
 namespace piper {
 
-// A file and, before it, the files that it includes.
+// A file; those that it includes stand before it.
 struct StrategyFile {
+  struct Path {  // with params inserted
+    yaml::Node node;
+    std::string text;
+  };
   std::string path, text;
+  SourceSpan from;  // where it is included first
   yaml::Node root;
+  std::set<size_t> below;   // the files that it includes, also through others
+  std::vector<Path> paths;  // of `include`, those that insert params
 };
 // Wrong top-level keys join the errors; what cannot be read at all is returned.
-Result<std::vector<StrategyFile>> load_files(const std::string& path, ErrorList& errors);
+Result<std::vector<StrategyFile>> load_files(const std::string& path,
+                                             const std::vector<Definition>& defines,
+                                             ErrorList& errors);
+// Errors: paths of `include` that would be others with the params of all files.
+void check_paths(const std::vector<StrategyFile>& files, const Scope& scope, ErrorList& errors);
 
-// What the files say together: params by name, the last file first to be heard; lists joined; the
-// rest once.
-struct Sections {
-  std::vector<const yaml::Entry*> params;      // of a name, the entry that counts
-  std::vector<const yaml::Entry*> overridden;  // and those that do not
-  std::vector<std::pair<std::string, const yaml::Entry*>> once;
-  // The top-level entries of all files.
-  std::vector<const yaml::Entry*> annotate, directives, require;
-  const yaml::Entry* find(std::string_view name) const;
+// What a file says of one thing.
+struct Given {
+  size_t file = 0;
+  const yaml::Node* key = nullptr;
+  const yaml::Node* value = nullptr;  // null: that it is dropped
 };
-Sections gather_sections(const std::vector<StrategyFile>& files, ErrorList& errors);
+// Of what several files say of one thing that of the file which includes the others counts. Files
+// of which neither includes the other must agree.
+class Choice {
+ public:
+  Choice(const std::vector<StrategyFile>& files, ErrorList& errors)
+      : files_(files), errors_(errors) {}
+  // The index of what counts. Where files do not agree, the first time for each two: an error.
+  size_t among(const std::vector<Given>& given, std::string_view what);
+  bool clashed() const { return !clashes_.empty(); }
+
+ private:
+  void clash(const Given& first, const Given& second, std::string_view what);
+  const std::vector<StrategyFile>& files_;
+  ErrorList& errors_;
+  std::set<std::pair<size_t, size_t>> clashes_;
+};
+
+// What the files say together: maps joined by key, lists one after the other, the rest once.
+struct Sections {
+  struct Item {  // of a list
+    size_t file = 0;
+    yaml::Node node;
+  };
+  std::vector<const yaml::Entry*> params;
+  std::vector<const yaml::Entry*> overridden_params;
+  std::vector<const yaml::Node*> overridden;  // values of other maps
+  std::vector<yaml::Entry> once;
+  std::vector<yaml::Entry> annotate;  // of each file
+  std::vector<Item> directives, require, parameters;
+  const yaml::Entry* find(std::string_view name) const;  // of `once`
+};
+Sections join_files(const std::vector<StrategyFile>& files, Choice& choice, ErrorList& errors);
+// Takes `when` out of the entries of lists, and those out of which it says that they do not count;
+// then `name` and `drop` out of the directives. Requires mesh sizes in the scope.
+void choose_entries(Sections& sections, const std::vector<StrategyFile>& files, Choice& choice,
+                    const Scope& scope, ErrorList& errors);
 
 // Params and definitions -> scope. Params may refer to each other in any order.
-Scope read_params(const Sections& sections, const std::vector<Definition>& defines,
-                  ErrorList& errors);
+Scope read_params(const std::vector<StrategyFile>& files, const Sections& sections,
+                  const std::vector<Definition>& defines, ErrorList& errors);
+// A path with params inserted; `params` are all that there are.
+Result<std::string> read_path(const yaml::Node& path, std::vector<const yaml::Entry*> params,
+                              const std::vector<Definition>& defines);
+// Of a value that does not count: each of its words may name a param, which then is used.
+void note_words(const yaml::Node& value, const Scope& scope);
 // Errors: params that nothing named while all sections were read.
 void check_used(const Sections& sections, const Scope& scope,
                 const std::vector<Definition>& defines, ErrorList& errors);
@@ -40,7 +89,8 @@ std::vector<MeshAxis> read_mesh(const yaml::Entry& entry, Scope& scope, ErrorLis
 Result<std::vector<InputBinding>> read_inputs(const yaml::Entry& entry, const Scope& scope);
 Result<std::vector<std::pair<std::string, int64_t>>> read_dims(const yaml::Entry& entry,
                                                                const Scope& scope);
-Result<std::vector<ParamRule>> read_parameters(const yaml::Entry& entry, const Scope& scope);
+Result<std::vector<ParamRule>> read_parameters(const std::vector<Sections::Item>& entries,
+                                               const Scope& scope);
 Status read_loss(const yaml::Entry& entry, const Scope& scope, Strategy& out);
 // `entry` may be null: everything has a default.
 Status read_train(const yaml::Entry* entry, const Scope& scope, Strategy& out);
@@ -71,9 +121,8 @@ Status read_offload(const fields::Fields& map, const Scope& scope, const Names& 
                     Strategy& out);
 Status read_prefetch(const fields::Fields& map, const Scope& scope, Names names, Strategy& out);
 Status read_fuse(const fields::Fields& map, const Scope& scope, Names names, Strategy& out);
-Status read_directives(const std::vector<const yaml::Entry*>& entries, const Scope& scope,
+Status read_directives(const std::vector<Sections::Item>& entries, const Scope& scope,
                        Strategy& out);
-Status check_axis(std::string_view name, const SourceSpan& at, const Names& names);
 Status read_order(const fields::Fields& map, const Scope& scope, const Names& names, Strategy& out);
 Result<Where> read_where(const yaml::Node& node, const Scope& scope, const Names& names);
 

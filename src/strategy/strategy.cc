@@ -30,8 +30,7 @@ void read_model_sections(const Sections& sections, const Scope& scope, Strategy&
     keep(read_inputs(*inputs, scope), out.inputs, errors);
   if (const yaml::Entry* dims = sections.find("dims"))
     keep(read_dims(*dims, scope), out.dims, errors);
-  if (const yaml::Entry* parameters = sections.find("parameters"))
-    keep(read_parameters(*parameters, scope), out.parameters, errors);
+  keep(read_parameters(sections.parameters, scope), out.parameters, errors);
   if (const yaml::Entry* loss = sections.find("loss")) errors.add(read_loss(*loss, scope, out));
   errors.add(read_versions(sections.find("weight_versions"), scope, out));
   errors.add(read_train(sections.find("train"), scope, out));
@@ -41,12 +40,13 @@ void read_model_sections(const Sections& sections, const Scope& scope, Strategy&
 
 Result<Strategy> parse_strategy(const std::string& path, const std::vector<Definition>& defines) {
   ErrorList errors;
-  PIPER_ASSIGN(const std::vector<StrategyFile> files, load_files(path, errors));
-  const Sections sections = gather_sections(files, errors);
+  PIPER_ASSIGN(const std::vector<StrategyFile> files, load_files(path, defines, errors));
+  Choice choice(files, errors);
+  Sections sections = join_files(files, choice, errors);
   Strategy out;
   out.path = path;
-  for (const StrategyFile& file : files) out.text += file.text;
-  Scope scope = read_params(sections, defines, errors);
+  Scope scope = read_params(files, sections, defines, errors);
+  check_paths(files, scope, errors);
   out.params = scope.integers;
   for (const Scope::Text& text : scope.texts) out.text_params.emplace_back(text.name, text.value);
   bool named = true;  // axes and tags
@@ -54,12 +54,15 @@ Result<Strategy> parse_strategy(const std::string& path, const std::vector<Defin
     out.mesh = read_mesh(*mesh, scope, errors);
     named = mesh->value.is(yaml::Node::Kind::kMap);
   }
+  choose_entries(sections, files, choice, scope, errors);
+  // What is wrong behind a clash may come of it.
+  if (choice.clashed()) return errors.status().error();
   // What a strategy asks of its params is said alone: further errors may come of them.
   if (errors.empty()) PIPER_TRY(check_required(sections, scope, defines));
   read_model_sections(sections, scope, out, errors);
   out.annotate.at = {path};
-  for (const yaml::Entry* entry : sections.annotate) {
-    Status read = read_annotate(*entry, scope, out.annotate);
+  for (const yaml::Entry& entry : sections.annotate) {
+    Status read = read_annotate(entry, scope, out.annotate);
     named = named && read.ok();
     errors.add(std::move(read));
   }

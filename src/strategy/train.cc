@@ -52,7 +52,7 @@ Status read_sgd(const Fields& map, const Scope& scope, OptimizerSpec& out) {
   PIPER_TRY(real(map, "dampening", scope, kUnit, out.dampening));
   const yaml::Node* nesterov = map["nesterov"];
   if (nesterov == nullptr) return ok_status();
-  PIPER_ASSIGN(out.nesterov, read_bool(*nesterov));
+  PIPER_ASSIGN(out.nesterov, read_bool(*nesterov, scope));
   if (out.nesterov && (out.momentum <= 0 || out.dampening != 0)) {
     return fail(nesterov->at, "nesterov needs a momentum above 0 and no dampening");
   }

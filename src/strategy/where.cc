@@ -112,12 +112,15 @@ Result<bool> read_comparison(const yaml::Node& node, const Scope& scope,
   return false;
 }
 
-Status read_scalar(const yaml::Node& node, const Scope& scope, std::span<const std::string> bound,
+Status read_scalar(const yaml::Node& given, const Scope& scope, std::span<const std::string> bound,
                    Condition& out) {
-  if (!node.is(yaml::Node::Kind::kScalar) || node.style == yaml::Node::Style::kBlock) {
-    return wrong_type(node, "a condition")
+  if (!given.is(yaml::Node::Kind::kScalar) || given.style == yaml::Node::Style::kBlock) {
+    return wrong_type(given, "a condition")
         .with_note("help: a value, a variable, \"*\", absent, a..b, [a, b] or \"<3\"");
   }
+  PIPER_ASSIGN(yaml::Node node, with_texts(given, scope));
+  // A lone word of a param is no variable.
+  if (expr::is_identifier(node.text) && node.text != "absent") node = given;
   if (node.text == "*" || node.text == "absent") {
     out.kind = node.text == "*" ? Kind::kAny : Kind::kAbsent;
     return ok_status();

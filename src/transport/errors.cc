@@ -26,7 +26,7 @@ Error timed_out(int64_t rank, double seconds, const std::string& what,
 }
 
 std::string name_message(int32_t channel) {
-  if (channel >= kOwnChannels) return "what ranks tell each other between steps";
+  if (channel >= kOwnChannels) return "what ranks tell each other beside the plan";
   return fmt::format("a message on channel {}", channel);
 }
 

@@ -110,11 +110,8 @@ MpiTransport::~MpiTransport() {
     MPI_Wait(&stop_request_, MPI_STATUS_IGNORE);
   }
   for (auto& [parts, type] : messages_of_parts_) MPI_Type_free(&type);
-  // Rank 0 comes last, for it writes what was trained; the others wait for it as long as it takes.
-  std::optional<Watchdog> guard;
-  if (rank_ == 0)
-    guard.emplace(start_timeout_, alone_text(start_timeout_, "MPI_Finalize"),
-                  static_cast<int>(ExitCode::kPeer));
+  const Watchdog guard(start_timeout_, alone_text(start_timeout_, "MPI_Finalize"),
+                       static_cast<int>(ExitCode::kPeer));
   MPI_Finalize();
 }
 

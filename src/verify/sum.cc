@@ -32,9 +32,7 @@ void SumCheck::step(Spot place, const Instruction& one) {
       for (int32_t arg : one.args) sent_.post(place, held(place, arg));
       return;
     case InstructionKind::kRecv:
-      return sent_.fetch(section_.partner[place.cell][place.index], [&](size_t a, Content&& what) {
-        held(place, one.args[a]) = std::move(what);
-      });
+      return receive(place, one);
     case InstructionKind::kCopy:
       return copy(place, one);
     case InstructionKind::kOwnPart:
@@ -47,6 +45,20 @@ void SumCheck::step(Spot place, const Instruction& one) {
         return copy(place, one);
       compute(place, one);
   }
+}
+
+// Of what ranks cut, a sender at another place among them has other elements.
+void SumCheck::receive(Spot place, const Instruction& one) {
+  const Spot send = section_.partner[place.cell][place.index];
+  const std::vector<int64_t>&from = model_.cells[send.cell].coordinates,
+        &to = model_.cells[place.cell].coordinates;
+  uint32_t apart = 0;
+  for (size_t axis = 0; axis < from.size(); ++axis)
+    if (from[axis] != to[axis]) apart |= uint32_t{1} << axis;
+  sent_.fetch(send, [&](size_t a, Content&& what) {
+    if ((what.cut & apart) != 0) what.scramble();
+    held(place, one.args[a]) = std::move(what);
+  });
 }
 
 int32_t SumCheck::samples(Spot place, const SampleRange& in_step) {
@@ -116,8 +128,10 @@ int32_t SumCheck::find_sources(Spot place, const Instruction& one, const Program
     }
     source = sets_.unite(source, flow.from);
     if (content.is_part())
-      findings_.add("sum", "{} reads {}, which holds a part of a sum, without saying so",
-                    name(place), buffer_name(place, one.args[a]));
+      findings_.add("sum", "{} reads {}, which holds {}", name(place),
+                    buffer_name(place, one.args[a]),
+                    content.parts.empty() ? "parts that do not belong together"
+                                          : "a part of a sum, without saying so");
   }
   return source;
 }

@@ -65,9 +65,15 @@ struct Content {
   int32_t param = -1;
   int32_t updated_by = -1;
   int16_t version = 0;   // of a state: before this training step; the first is 0
-  bool foreign = false;  // something else was added to a part
+  bool foreign = false;  // something else was added to a part, or parts do not belong together
 
   bool is_part() const { return foreign || !parts.empty(); }
+  // Elements are not where whoever holds them looks for them: nobody may read them as what they
+  // were.
+  void scramble() {
+    foreign = is_part() || param >= 0;
+    param = -1;
+  }
   void add(const Content& other) {
     if (is_part() && cut != other.cut) foreign = true;
     cut = other.cut;
@@ -180,6 +186,7 @@ class SumCheck {
   }
 
   void step(Spot place, const Instruction& one);
+  void receive(Spot place, const Instruction& one);
   // Follows the numbers of the step.
   void share(Spot place, const Instruction& one);
   int32_t samples(Spot place, const SampleRange& range);
@@ -277,6 +284,7 @@ class SumCheck {
   SampleRun summed_over(uint32_t axes, const SampleRun& run);
   // Of what is computed from all members' samples.
   SampleRun known_to(uint32_t axes, int32_t samples);
+  int32_t known_to_all(uint32_t axes, int32_t sets);
   SampleRun given_by(const std::vector<int64_t>& coordinates, uint32_t axes, const SampleRun& run);
 
   // SumParts that belong together become what they are parts of.

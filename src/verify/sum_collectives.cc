@@ -37,8 +37,7 @@ void SumCheck::reduce(const std::vector<Spot>& members, bool scatter) {
       all_part = all_part && content.is_part();
       sum.add(content);
       sum.finished = sets_.unite(sum.finished, content.finished);
-      for (int32_t set : std::vector<int32_t>(sets_.at(content.from)))
-        sum.from = sets_.unite(sum.from, sets_.single(samples_.id_of(known_to(over, set))));
+      sum.from = sets_.unite(sum.from, known_to_all(over, content.from));
     }
     sum.foreign = sum.foreign || (some_part && !all_part);
     for (SumPart& part : sum.parts.all())
@@ -66,6 +65,13 @@ SampleRun SumCheck::known_to(uint32_t axes, int32_t samples) {
   return run;
 }
 
+int32_t SumCheck::known_to_all(uint32_t axes, int32_t sets) {
+  int32_t known = IdSets::kEmpty;
+  for (const int32_t set : std::vector<int32_t>(sets_.at(sets)))
+    known = sets_.unite(known, sets_.single(samples_.id_of(known_to(axes, set))));
+  return known;
+}
+
 SampleRun SumCheck::given_by(const std::vector<int64_t>& coordinates, uint32_t axes,
                              const SampleRun& run) {
   SampleSet set = samples_.set_of(run);
@@ -77,7 +83,11 @@ SampleRun SumCheck::given_by(const std::vector<int64_t>& coordinates, uint32_t a
 void SumCheck::gather(const std::vector<Spot>& members) {
   const size_t args = section_.at(members[0]).args.size();
   for (size_t a = 0; a < args; a += 2) {
-    const Content& first = held(members[0], section_.at(members[0]).args[a]);
+    const Content first = held(members[0], section_.at(members[0]).args[a]);
+    int32_t from = IdSets::kEmpty;
+    for (Spot member : members)
+      from = sets_.unite(
+          from, known_to_all(axes(member), held(member, section_.at(member).args[a]).from));
     const bool alike = std::all_of(members.begin(), members.end(), [&](Spot member) {
       const Content& other = held(member, section_.at(member).args[a]);
       return other.cut == axes(member) && other.param == first.param &&
@@ -86,12 +96,9 @@ void SumCheck::gather(const std::vector<Spot>& members) {
     for (Spot member : members) {
       const int32_t to = section_.at(member).args[a + 1];
       Content content = held(member, section_.at(member).args[a]);
-      if (!alike) {
-        content.foreign = content.is_part();
-        content.param = -1;
-      }
+      if (!alike) content.scramble();
       content.cut = 0;
-      content.from = IdSets::kEmpty;
+      content.from = from;
       check_gathered(member, to, content);
       held(member, to) = std::move(content);
     }
@@ -112,10 +119,7 @@ void SumCheck::check_gathered(Spot place, int32_t to, const Content& content) {
 
 void SumCheck::take_part(Spot place, int32_t from, int32_t to) {
   Content content = held(place, from);
-  if (content.cut != 0) {
-    content.foreign = content.is_part();
-    content.param = -1;
-  }
+  if (content.cut != 0) content.scramble();
   content.cut = axes(place);
   held(place, to) = std::move(content);
 }
@@ -131,6 +135,7 @@ void SumCheck::broadcast(const std::vector<Spot>& members) {
   });
   Content content = held(*from, section_.at(*from).args[0]);
   const uint32_t over = axes(members[0]);
+  if ((content.cut & over) != 0) content.scramble();
   for (SumPart& part : content.parts.all())
     for (SampleRun& run : part.runs) run = given_by(coordinates, over, run);
   int32_t given = IdSets::kEmpty;

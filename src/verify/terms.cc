@@ -4,6 +4,13 @@ namespace piper {
 namespace {
 
 constexpr int64_t kMostTimes = int64_t{1} << 30;
+// More spans than gradients on all ranks: what would have more is not known, so that no program
+// costs more than its ops.
+constexpr int64_t kMostSpans = int64_t{1} << 22;
+
+Terms unknown(int64_t count, uint32_t cut) {
+  return {{{.target = Term::kOther, .count = count}}, 1, cut};
+}
 
 Term cut_from(const Term& span, int64_t first, int64_t count) {
   Term part = span;
@@ -26,6 +33,7 @@ Terms picked(const Terms& from, const Shape& to, int64_t first,
   int64_t end = 0;
   for (const Term& span : plain.spans) begins.push_back(std::exchange(end, end + span.count));
   Terms result{{}, 1, from.cut};
+  if (num_elements(to) > kMostSpans) return unknown(num_elements(to), from.cut);
   for (int64_t e = 0; e < num_elements(to); ++e) {
     int64_t at = first, rest = e;
     for (size_t d = to.size(); d-- > 0; rest /= to[d]) at += rest % to[d] * strides[d];
@@ -97,6 +105,10 @@ int64_t Terms::size() const {
 
 void Terms::append(const Term& span) {
   if (span.count == 0) return;
+  if (static_cast<int64_t>(spans.size()) == kMostSpans) {
+    spans.back() = {.target = Term::kOther, .count = spans.back().count + span.count};
+    return;
+  }
   if (!spans.empty()) {
     Term& last = spans.back();
     const bool same = last.target == span.target && last.total == span.total &&
@@ -124,6 +136,8 @@ Terms Terms::part(int64_t first, int64_t count) const {
 
 Terms Terms::plain() const {
   if (repeats == 1) return *this;
+  if (repeats > kMostSpans / std::max<int64_t>(static_cast<int64_t>(spans.size()), 1))
+    return unknown(size(), cut);
   Terms result{{}, 1, cut};
   for (int64_t rank = 0; rank < repeats; ++rank)
     for (Term span : spans) {
@@ -163,6 +177,8 @@ std::optional<Terms> moved(const ProgramOp& op, const Program& program,
   if (op.op == "Reshape" || op.op == "Cast") return input;
   if (op.op == "Transpose") return transposed(op, from.shape, to.shape, input);
   if (op.op == "Slice") return sliced(op, from.shape, to.shape, input);
+  if (op.op == "Expand" && input.size() == 1 && input.spans[0].is_zero())
+    return Terms{{{.count = num_elements(to.shape)}}, 1, input.cut};
   if (op.op == "Expand" && input.size() == 1)
     return picked(input, to.shape, 0, std::vector<int64_t>(to.shape.size()));
   return std::nullopt;

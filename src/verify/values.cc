@@ -191,7 +191,7 @@ class Run {
   uint64_t columns_of(uint64_t symbol, int64_t elements, int64_t first, int64_t count,
                       int64_t row) {
     if (row == elements) return values_.run_of(symbol, first, count);
-    return values_.moved({joined(symbol_of("columns"), {first, count, row}), {symbol}});
+    return values_.moved(joined(symbol_of("columns"), {first, count, row}), {symbol});
   }
   uint64_t sliced(const ProgramOp& op) {
     const Shape &from = shape(op.inputs[0]), &to = shape(op.outputs[0]);
@@ -201,7 +201,7 @@ class Run {
     const auto otherwise = [&] {
       const uint64_t how = join_symbols(symbol_of(op.op + print_attrs(op.attrs)),
                                         join_symbols(shape_symbol(from), shape_symbol(to)));
-      return values_.moved({how, {symbol}});
+      return values_.moved(how, {symbol});
     };
     if (starts.size() != from.size() || to.size() != from.size() || num_elements(to) == 0 ||
         num_elements(from) == 0 || (!steps.empty() && steps.size() != from.size()))
@@ -225,12 +225,13 @@ class Run {
     return columns_of(symbol, num_elements(from), first, behind(to, last), behind(from, last));
   }
   uint64_t concatenated(std::span<const std::pair<uint64_t, int64_t>> pieces) {
-    Values::Moved made{symbol_of("Concat"), {}};
+    uint64_t how = symbol_of("Concat");
+    std::vector<uint64_t> of;
     for (const auto& [symbol, count] : pieces) {
-      made.how = joined(made.how, {count});
-      made.of.push_back(symbol);
+      how = joined(how, {count});
+      of.push_back(symbol);
     }
-    return pieces.size() == 1 ? pieces[0].first : values_.moved(made);
+    return pieces.size() == 1 ? of[0] : values_.moved(how, std::move(of));
   }
   uint64_t concatenated(const ProgramOp& op) {
     int64_t axis = op.attrs.integer("axis");
@@ -435,29 +436,54 @@ std::vector<uint64_t> Values::run(const Program& program, std::span<const uint64
   return Run(*this, program, args, sums).run();
 }
 
-uint64_t Values::moved(const Moved& made) {
-  uint64_t symbol = made.how;
-  for (const uint64_t each : made.of) symbol = join_symbols(symbol, each);
-  moved_.try_emplace(symbol, made);
+uint64_t Values::cast_to(uint64_t symbol, uint64_t to) {
+  const uint64_t made = join_symbols(symbol_of("Cast"), join_symbols(to, symbol));
+  casts_.try_emplace(made, Cast{symbol, to});
+  return made;
+}
+
+std::vector<uint64_t> Values::take_casts(std::span<uint64_t> symbols) const {
+  constexpr size_t kMost = 8;  // so that a chain of casts costs each move behind it little
+  std::vector<uint64_t> taken;
+  while (!symbols.empty() && taken.size() < kMost) {
+    const auto first = casts_.find(symbols[0]);
+    if (first == casts_.end()) break;
+    const uint64_t to = first->second.to;
+    const bool all = std::all_of(symbols.begin(), symbols.end(), [&](uint64_t symbol) {
+      const auto known = casts_.find(symbol);
+      return known != casts_.end() && known->second.to == to;
+    });
+    if (!all) break;
+    for (uint64_t& symbol : symbols) symbol = casts_.find(symbol)->second.of;
+    taken.push_back(to);
+  }
+  return taken;
+}
+
+uint64_t Values::put_casts(uint64_t symbol, const std::vector<uint64_t>& casts) {
+  for (auto to = casts.rbegin(); to != casts.rend(); ++to) symbol = cast_to(symbol, *to);
   return symbol;
 }
 
+uint64_t Values::moved(uint64_t how, std::vector<uint64_t> of) {
+  const std::vector<uint64_t> casts = take_casts(of);
+  for (const uint64_t each : of) how = join_symbols(how, each);
+  return put_casts(how, casts);
+}
+
 uint64_t Values::run_of(uint64_t symbol, int64_t first, int64_t count) {
-  const auto of = moved_.find(symbol);
-  if (of != moved_.end() && of->second.first >= 0) {
-    first += of->second.first;
-    symbol = of->second.of[0];
+  const std::vector<uint64_t> casts = take_casts(std::span(&symbol, 1));
+  if (const auto known = runs_.find(symbol); known != runs_.end()) {
+    first += known->second.first;
+    symbol = known->second.of;
   }
-  return moved({joined(symbol_of("run"), {first, count}), {symbol}, first});
+  const uint64_t made = join_symbols(joined(symbol_of("run"), {first, count}), symbol);
+  runs_.try_emplace(made, Begun{symbol, first});
+  return put_casts(made, casts);
 }
 
 uint64_t Values::cast(uint64_t symbol, std::string_view to) {
-  const auto known = moved_.find(symbol);
-  if (known == moved_.end())
-    return join_symbols(symbol_of("Cast"), join_symbols(symbol_of(to), symbol));
-  Moved made = known->second;
-  for (uint64_t& each : made.of) each = cast(each, to);
-  return moved(made);
+  return cast_to(symbol, symbol_of(to));
 }
 
 }  // namespace piper

@@ -1,8 +1,9 @@
 // What ops make, as symbols: equal ones for equal values, in whatever form plans give the ops. An
 // expression counts as its ops one by one, what a product or a gradient takes along as ops behind
 // it, a view or slice as the run of elements that it is, a packed copy as its matrix, and a cast
-// stands in front of what only moves elements. What is added to a sum over the step is added to its
-// symbol. Private to the verify room.
+// stands behind what only moves elements. What is added to a sum over the step is added to its
+// symbol. The time that a plan takes follows its size, however its ops are nested. Private to the
+// verify room.
 #pragma once
 
 #include <unordered_map>
@@ -22,13 +23,8 @@ class Values {
   std::vector<uint64_t> run(const Program& program, std::span<const uint64_t> args,
                             std::span<const int32_t> sums = {});
 
-  // What a symbol is of that only moves elements of others, and how.
-  struct Moved {
-    uint64_t how = 0;
-    std::vector<uint64_t> of;
-    int64_t first = -1;  // of a run: where it begins
-  };
-  uint64_t moved(const Moved& made);
+  // Of what only moves elements of others: how, and which.
+  uint64_t moved(uint64_t how, std::vector<uint64_t> of);
   uint64_t run_of(uint64_t symbol, int64_t first, int64_t count);
   uint64_t cast(uint64_t symbol, std::string_view to);
 
@@ -42,7 +38,21 @@ class Values {
   std::unordered_map<uint64_t, uint64_t> squares;  // by the symbol of their sum: of what
 
  private:
-  std::unordered_map<uint64_t, Moved> moved_;
+  // What is cast or is a run, and to which type or from which element on.
+  struct Cast {
+    uint64_t of = 0, to = 0;
+  };
+  struct Begun {
+    uint64_t of = 0;
+    int64_t first = 0;
+  };
+  uint64_t cast_to(uint64_t symbol, uint64_t to);
+  // Takes off the casts that all have, and says which, the outermost first.
+  std::vector<uint64_t> take_casts(std::span<uint64_t> symbols) const;
+  uint64_t put_casts(uint64_t symbol, const std::vector<uint64_t>& casts);
+
+  std::unordered_map<uint64_t, Cast> casts_;
+  std::unordered_map<uint64_t, Begun> runs_;  // none is of a run
 };
 
 }  // namespace piper

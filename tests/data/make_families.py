@@ -291,8 +291,84 @@ def falcon():  # multi-query attention, weights transposed by the exporter under
         bos_token_id=0, eos_token_id=1, initializer_range=0.1)))
 
 
+class Doubled(nn.Embedding):
+    def forward(self, ids):
+        return super().forward(ids) * 2.0
+
+
+class OnePlus(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(width))
+
+    def forward(self, x):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * (1.0 + self.weight)
+
+
+class Converted(OnePlus):
+    """In a type of its own, and the weight too."""
+    def forward(self, x):
+        wide = x.to(torch.float32)
+        return (self.weight.to(torch.float32) * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6))).to(x.dtype)
+
+
+class Router(nn.Module):
+    def __init__(self, width, experts):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(experts, width) * 0.5)
+
+    def forward(self, x):
+        return torch.topk(F.linear(x, self.weight).softmax(-1), 2)
+
+
+class Ruled(nn.Module):
+    """What the older exporter computes of parameters beside which the file says what it was: norms, a router, 1 - w of a w that is read too;
+    a table under three names; parts of values that are written over; a row for each sample."""
+    def __init__(self, norm):
+        super().__init__()
+        self.shared, self.left, self.right = (Doubled(VOCAB, 16) for _ in range(3))
+        self.left.weight = self.right.weight = self.shared.weight
+        self.norm, self.last, self.router, self.mix = norm(16), norm(16), Router(16, 3), nn.Parameter(torch.rand(16))
+        self.experts, self.head = nn.Parameter(torch.randn(3, 16, 16) * 0.3), nn.Linear(16, VOCAB)
+
+    def forward(self, ids, labels):
+        x = self.left(ids) * self.mix + self.right(ids.flip(1)) * (1 - self.mix)
+        weights, places = self.router(self.norm(x))
+        x = x + (weights.unsqueeze(-1) * (x[:, :, None, None] @ self.experts[places]).squeeze(-2)).sum(2)
+        y = torch.zeros_like(x)
+        y[:, 0] = x[:, 0]
+        y[:, 1:, :8] = x[:, :-1, 8:]
+        y[:, ::3, 1::4] = 0.5
+        y[..., -1] = 0.0
+        y = self.last(x + y)
+        own = torch.arange(ids.shape[0])
+        row = y[own, ids.argmax(-1)] + y[own[:, None], labels % TIME].mean(1)
+        return F.cross_entropy(self.head(y).flatten(0, 1), labels.flatten()) + F.cross_entropy(self.head(row), labels[:, 0])
+
+
 # static: as the exporter is by default, the batch of the example's size; of tables it keeps the rows that are looked up.
 # older: the opset for the older exporter, which folds constants and merges what is equal. plain: nothing is computed, merged or fused.
+class Scattered(nn.Module):
+    """Messages along the edges of a graph, added where they arrive; rows that are written over; sums at places of the data."""
+    def __init__(self):
+        super().__init__()
+        self.message, self.update, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+        self.register_buffer("sources", torch.tensor([1, 2, 3, 4, 5, 0, 3, 5]), False)
+        self.register_buffer("targets", torch.tensor([0, 1, 2, 3, 4, 5, 0, 2]), False)
+
+    def forward(self, x, places, y):
+        h = x + torch.zeros_like(x).index_add(1, self.targets, torch.tanh(self.message(x))[:, self.sources])
+        h, rows = h.clone(), self.update(h)[:, 1:3]
+        h[:, 1:3] = rows
+        sums = torch.zeros_like(h).scatter_add(1, places[..., None].expand_as(h), h)
+        return F.mse_loss(self.head(torch.tanh(sums)), y)
+
+
+def nodes(g):
+    places = torch.randint(0, 6, (BATCH, 6), generator=g)
+    return {"x": torch.randn(BATCH, 6, 8, generator=g), "places": places, "y": torch.randn(BATCH, 6, 4, generator=g)}
+
+
 def write(name, build, batch_of, static=False, older=None, plain=False):
     torch.manual_seed(5)
     model = build().eval()
@@ -348,6 +424,9 @@ write("static-tables", Typed, tokens, static=True)
 write("quantised", Quantised, vectors)
 write("older-fresh", Fresh, tokens, older=17)
 write("older-images", FreshImages, images, older=14)
+write("older-norms", lambda: Ruled(OnePlus), tokens, older=17)
+write("older-converted", lambda: Ruled(Converted), tokens, older=14)
 write("folded", lambda: Folded(False), tokens)
 write("folded-fresh", lambda: Folded(True), tokens)
 write("equal", Equal, vectors, plain=True)
+write("scattered", Scattered, nodes)

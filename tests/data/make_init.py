@@ -34,6 +34,25 @@ class Language(nn.Module):
         return F.cross_entropy(self.head(self.last(x)).flatten(0, 1), labels.flatten())
 
 
+class Relative(nn.Module):
+    """Tables that the exporter looked up at places that are not in the file: of rows, then turned, of single numbers, and of columns; a
+    table that is repeated."""
+    def __init__(self):
+        super().__init__()
+        self.bias, self.near = nn.Embedding(16, 2), nn.Parameter(torch.randn(11))
+        self.columns, self.tile = nn.Parameter(torch.randn(4, 11)), nn.Parameter(torch.randn(2, 4))
+        self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 4)
+
+    def forward(self, x, y):
+        places = torch.arange(TIME)
+        apart = places[:, None] - places[None] + TIME - 1
+        b = x.shape[0]
+        q, k, v = self.qkv(x).view(b, TIME, 3, 2, 4).permute(2, 0, 3, 1, 4)
+        v = v + self.tile.repeat(TIME // 2, 1) + self.columns[:, apart[1]].t()
+        scores = q @ k.transpose(-1, -2) + self.bias(apart.abs().clamp(max=8)).permute(2, 0, 1).unsqueeze(0) + self.near[apart]
+        return F.mse_loss(self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(b, TIME, 8)), y)
+
+
 class Gates(nn.Module):
     """Functions of parameters that the exporter computes and that have no inverse: the values of the file show which."""
     def __init__(self):
@@ -46,8 +65,35 @@ class Gates(nn.Module):
         return F.mse_loss(self.down(F.gelu(self.up(x))), y)
 
 
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(8))
+
+    def forward(self, x):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * (self.weight * 2)
+
+
+class Computed(nn.Module):
+    """What the older exporter computes of parameters, whose names are in the file no more: the values of the file show which."""
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.scale = nn.Parameter(torch.zeros(3, 8)), nn.Parameter(torch.zeros(8, 3)), nn.Parameter(torch.zeros(8))
+        self.sink, self.table, self.unused = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(5, 4)), nn.Parameter(torch.zeros(2))
+        self.up, self.down, self.norm = nn.Linear(8, 16), nn.Linear(16, 4), Twice()
+
+    def forward(self, x, y):
+        x = x + self.norm(x) @ self.a.T @ self.b.T
+        x = (x.view(-1, 2, 4) * self.sink.reshape(1, 2, 1) + self.table[1:3]).flatten(1) * (2 - self.scale)
+        return F.mse_loss(self.down(F.gelu(self.up(x))), y)
+
+
 def rows(g):
     return {"x": torch.randn(BATCH, 8, generator=g), "y": torch.randn(BATCH, 4, generator=g)}
+
+
+def sequences(g):
+    return {"x": torch.randn(BATCH, TIME, 8, generator=g), "y": torch.randn(BATCH, TIME, 4, generator=g)}
 
 
 def tokens(g):
@@ -63,7 +109,7 @@ def randomise(module, seed):
 
 
 # fresh: the export of a module before it has the state.
-def write(name, kind, batch_of, fresh=True):
+def write(name, kind, batch_of, fresh=True, older=False):
     torch.manual_seed(2)
     module = kind().eval()
     if not fresh:
@@ -71,8 +117,8 @@ def write(name, kind, batch_of, fresh=True):
     g = torch.Generator().manual_seed(4)
     batches = [batch_of(g) for _ in range(STEPS)]
     file = str(OUT / f"{name}.onnx")
-    torch.onnx.export(module, tuple(batches[0].values()), file, dynamo=True, input_names=list(batches[0]), output_names=["loss"],
-                      opset_version=18, external_data=False, verbose=False)
+    options = dict(dynamo=False, opset_version=17) if older else dict(dynamo=True, opset_version=18, external_data=False)
+    torch.onnx.export(module, tuple(batches[0].values()), file, input_names=list(batches[0]), output_names=["loss"], verbose=False, **options)
     proto = onnx.load(file)
     for node in proto.graph.node:
         kept = [(p.key, p.value) for p in node.metadata_props if p.key in KEEP]
@@ -94,7 +140,7 @@ def write(name, kind, batch_of, fresh=True):
         optimizer.step()
         losses.append(loss.item())
     out = {f"batch/{k}/{n}": v.numpy() for k, b in enumerate(batches) for n, v in b.items()}
-    out |= {f"after/{n}": p.detach().float().numpy() for n, p in exact.named_parameters()}
+    out |= {f"after/{n}": p.detach().float().numpy() for n, p in exact.named_parameters() if p.grad is not None}
     save_file({k: np.ascontiguousarray(v) for k, v in {**out, "losses": np.array(losses)}.items()}, str(OUT / f"{name}.safetensors"))
 
 
@@ -102,3 +148,5 @@ if __name__ == "__main__":
     OUT.mkdir(exist_ok=True)
     write("language", Language, tokens)
     write("gates", Gates, rows, fresh=False)
+    write("relative", Relative, sequences, fresh=False)
+    write("older", Computed, rows, fresh=False, older=True)

@@ -378,3 +378,68 @@ write("merged_beside_removed",
        node("Mul", "add add_1", "mul_2", ("mul_2", "aten.mul.Tensor", "%add, %add_1")), *loss("mul_2")],
       [tensor("m.e.weight", 8, 4), tensor("embedding_1", 6, 4)], ["batch", 6], ["shared.weight", "m.e.weight", "m.a.p.weight", "m.b.p.weight"],
       {"embedding_1": ["arange", "m.a.p.weight"]})
+
+
+# Norms of the older exporter that convert their weight or add to it, in one step; a table under the names of two modules that double
+# it, and one that is handed to a module; a convolution whose weight was computed.
+def older_norm(scope, x, weight, converts):
+    at = f"/{scope}"
+    root = [old(scope, "Mul", f"{x} {x}", f"{at}/square"), old(scope, "ReduceMean", f"{at}/square", axes=[-1]), old(scope, "Sqrt", f"{at}/ReduceMean_output_0"),
+            old(scope, "Div", f"{x} {at}/Sqrt_output_0"), old(scope, "Mul", f"{at}/Div_output_0 {weight}")]
+    return root + ([old(scope, "Cast", f"{at}/Mul_output_0", to=1)] if converts else [])
+
+
+write_older("older_norms", [*older_norm("n.0", "x", "onnx::Mul_7", True), *older_norm("n.1", "/n.0/Cast_output_0", "onnx::Mul_8", True)],
+            [tensor("onnx::Mul_7", 4), tensor("onnx::Mul_8", 4)], ["batch", 4])
+write_older("older_plus_one", older_norm("n", "x", "onnx::Mul_7", False), [tensor("onnx::Mul_7", 4)], ["batch", 4])
+write_older("older_shared", [old("a", "Gather", "t.weight x"), old("a", "Mul", "/a/Gather_output_0 two"), old("b", "Gather", "t.weight x"), old("b", "Mul", "/b/Gather_output_0 two"),
+                             old("c", "Gather", "table x"), old("", "Sum", "/a/Mul_output_0 /b/Mul_output_0 /c/Gather_output_0"),
+             helper.make_node("Tanh", ["/Sum_output_0"], ["y"], name="/Tanh")],
+            [tensor("t.weight", 5, 4), tensor("two"), tensor("table", 5, 4)], ["ids"])
+write_older("older_conv", [old("conv", "Conv", "x onnx::Conv_9 conv.bias", kernel_shape=[2, 2], strides=[2, 2])],
+            [tensor("onnx::Conv_9", 4, 3, 2, 2), tensor("conv.bias", 4)], IMAGE)
+
+# What opset 18 has no operator for, beside the parameter's own place.
+write("computed_swish", [product("x", "w", "mul", "%x, %p_w"), product("mul", "silu", "mul_1", "%mul, %silu"), *loss("mul_1")],
+      [values("w", w), values("silu", np.float32(w) / (1 + np.exp(-np.float32(w))))], ["batch", 4], ["w"], {"silu": ["w"]})
+# A parameter in a file beside it.
+apart = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[4], data_location=TensorProto.EXTERNAL)
+for key, value in [("location", "w.bin"), ("offset", "0"), ("length", "16")]:
+    apart.external_data.add(key=key, value=value)
+write("external", [product("x", "w", "mul", "%x, %p_w"), *loss("mul")], [apart], ["batch", 4], ["w"])
+# A parameter in two functions of it: the one that is steeper tells it, and the other agrees.
+w = rng.normal(size=4).astype(np.float32) * np.float32(0.01)
+write("two_functions",
+      [node("Mul", "x exp", "mul", ("mul", "aten.mul.Tensor", "%x, %exp")), node("Mul", "mul tanh", "mul_1", ("mul_1", "aten.mul.Tensor", "%mul, %tanh")), *loss("mul_1")],
+      [numpy_helper.from_array(np.exp(w), "exp"), numpy_helper.from_array(np.tanh(w), "tanh")], ["batch", 4], ["w"], {"exp": ["w"], "tanh": ["w"]})
+# What a call makes of its argument bears no name of it: of a parameter itself, and of what was computed from one.
+write("within_calls",
+      [node("Tile", "val_0 val_1", "repeat", ("repeat", "aten.repeat.default", "%p_m_probe, [%batch, 1]"), "m"),
+       node("MatMul", "repeat val_2", "linear", ("linear", "aten.linear.default", "%repeat, %exp"), "m"), *loss("linear")],
+      [tensor("val_0", 1, 4), numpy_helper.from_array(np.array([2, 1]), "val_1"), numpy_helper.from_array(np.exp(rng.normal(size=(4, 3)).astype(np.float32)), "val_2")], ["batch", 4],
+      ["m.probe", "m.w"], {"val_0": ["m.probe", "val_3"], "val_2": ["exp", "m.w"]})
+# A part of a parameter, beside another that was equal to a constant, or a factor of 1.
+write("part_beside_constant",
+      [node("Mul", "x select", "mul", ("mul", "aten.mul.Tensor", "%x, %select")), node("Add", "mul x", "add", ("add", "aten.add.Tensor", "%mul, %x")),
+       node("Mul", "add half", "mul_1", ("mul_1", "aten.mul.Tensor", "%add, %select_1")), *loss("mul_1")],
+      [tensor("select"), numpy_helper.from_array(np.float32(0.5), "half")], ["batch", 4], ["w"], {"select": ["w", "val_0"]})
+write("part_beside_factor",
+      [node("Mul", "x select", "mul", ("mul", "aten.mul.Tensor", "%x, %select")), node("Add", "mul x", "add", ("add", "aten.add.Tensor", "%mul, %mul_1")), *loss("add")],
+      [tensor("select")], ["batch", 4], ["w"], {"select": ["w", "val_0"]})
+# A table looked up: that of negated places, or a table that was negated.
+write("looked_up_of_function", sums("embedding"), [looked_up("embedding", 3, 2, [0, 1, 2])], ["batch", 3, 2], ["t.weight"], {"embedding": ["neg", "arange", "t.weight"]})
+write("looked_up_by_index", sums("index"), [looked_up("index", 3, 2, [0, 1, 2])], ["batch", 3, 2], ["t"], {"index": ["arange", "t"]})
+# Repeated along a dim that it has.
+write("repeated_rows", sums("repeat"), [looked_up("repeat", 2, 2, [0, 1, 0, 1])], ["batch", 4, 2], ["t"], {"repeat": ["t", "val_0"]})
+# A number so small that it does not show, within a function of a parameter that is read itself.
+w = rng.normal(size=4).astype(np.float32) + np.float32(3)
+write("number_within",
+      [node("Mul", "x w", "mul", ("mul", "aten.mul.Tensor", "%x, %p_w")), node("Mul", "mul mul_2", "mul_1", ("mul_1", "aten.mul.Tensor", "%mul, %mul_2")),
+       *loss("mul_1")],
+      [numpy_helper.from_array(w, "w"), numpy_helper.from_array(1 / (w + np.float32(1e-9)), "mul_2")], ["batch", 4], ["w"],
+      {"mul_2": ["add", "reciprocal", "scalar_tensor_default", "val_0", "w"]})
+# Equal values that two calls transposed, of which the second names another.
+write("merged_within_calls",
+      [node("MatMul", "x val_0", "linear", ("linear", "aten.linear.default", "%x, %exp"), "m"),
+       node("MatMul", "linear val_0", "linear_1", ("linear_1", "aten.linear.default", "%linear, %exp_1"), "m"), *loss("linear_1")],
+      [ones("val_0", 4, 4)], ["batch", 4], ["m.w"], {"val_0": ["exp", "m.w"]})

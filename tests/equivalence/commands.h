@@ -2,22 +2,9 @@
 #pragma once
 
 #include "equivalence/jobs.h"
+#include "shell.h"
 
 namespace piper::jobs {
-
-// Exit code and output.
-inline std::pair<int, std::string> run_command(const std::string& command) {
-  const std::string all =
-      "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
-      "OMPI_MCA_rmaps_base_oversubscribe=1 ASAN_OPTIONS=detect_leaks=0 " +
-      command + " 2>&1";
-  std::string output;
-  FILE* pipe = popen(all.c_str(), "r");
-  char buffer[4096];
-  while (const size_t got = fread(buffer, 1, sizeof buffer, pipe)) output.append(buffer, got);
-  const int status = pclose(pipe);
-  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, output};
-}
 
 // Ranks as threads and as four processes train as the plan of one device, which must be there, and
 // save the same file; returned.
@@ -29,10 +16,11 @@ inline std::string expect_processes_save_the_same(const Compiled& compiled,
       write_plan_set(compiled.set, &*compiled.single, nullptr, path("plans"), {});
   EXPECT_TRUE(written) << print_error(written.error());
   const auto run = [&](const std::string& launcher, const char* save) {
-    const auto [code, output] = run_command(fmt::format(
-        "{} {}/bin/piper-run {} --data {} --steps 5 --threads 1 --verify-against single --save {}",
-        launcher, PIPER_BINARY_DIR, path("plans"), model_path(model, "reference.safetensors"),
-        path(save)));
+    const auto [code, output] =
+        run_shell(fmt::format("{}{} {}/bin/piper-run {} --data {} --steps 5 --threads 1 "
+                              "--verify-against single --save {}",
+                              kMpi, launcher, PIPER_BINARY_DIR, path("plans"),
+                              model_path(model, "reference.safetensors"), path(save)));
     EXPECT_EQ(code, 0) << output;
     EXPECT_NE(output.find("equal to the single-device plan bit for bit"), std::string::npos)
         << output;

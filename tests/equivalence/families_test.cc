@@ -65,7 +65,8 @@ TEST_P(Families, TrainAsPyTorch) {
 INSTANTIATE_TEST_SUITE_P(All, Families,
                          ::testing::Values("conv-group-norm", "unet", "mixer", "dlrm", "gptj",
                                            "falcon", "static-tables", "quantised", "older-fresh",
-                                           "older-images", "folded", "folded-fresh", "equal"),
+                                           "older-norms", "older-converted", "older-images",
+                                           "folded", "folded-fresh", "equal", "scattered"),
                          [](const auto& info) { return identifier(info.param); });
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "folder.h"
+#include "library_text.h"
 #include "piper/compile.h"
 #include "piper/runtime.h"
 
@@ -38,13 +39,13 @@ inline const char* kAdamW =
     "optimizer: {adamw: {lr: 3e-3, betas: [0.9, 0.95], eps: 1e-6, weight_decay: 0.1}}, clip_norm: "
     "1.0";
 
-// Of a file of the library, or of tests/data/schedules/: schedules that are not in the library,
-// written from formats/strategy.md alone.
+// A file of the library, or of tests/data/schedules/ (schedules that are not in the library,
+// written from formats/strategy.md alone), and those that it includes as one text.
 inline std::string library_text(const std::string& file) {
   for (const char* folder : {"strategies", "tests/data/schedules"})
-    if (const auto text =
-            read_text_file(fmt::format("{}/{}/{}.yaml", PIPER_SOURCE_DIR, folder, file), 1 << 20))
-      return *text;
+    if (const std::string path = fmt::format("{}/{}/{}.yaml", PIPER_SOURCE_DIR, folder, file);
+        std::filesystem::exists(path))
+      return StrategyText::read(path).text();
   return "";
 }
 // The sizes as definitions of those params that the text has.
@@ -89,10 +90,11 @@ inline Result<Compiled> compile_model(const std::string& model, std::string text
 
 // ---- The library of strategies ------------------------------------------------------------------
 
-// The names of all files of strategies/, without their ending, sorted.
-inline std::vector<std::string> library_files() {
+// The names of all files of strategies/ or a folder in it, without their ending, sorted.
+inline std::vector<std::string> library_files(const std::string& folder = "") {
   std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(PIPER_SOURCE_DIR "/strategies"))
+  for (const auto& entry :
+       std::filesystem::directory_iterator(PIPER_SOURCE_DIR "/strategies" + folder))
     if (entry.path().extension() == ".yaml") names.push_back(entry.path().stem().string());
   std::sort(names.begin(), names.end());
   return names;

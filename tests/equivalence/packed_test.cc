@@ -93,7 +93,6 @@ TEST(Packed, CopiesAreWhatThePlanStates) {
   }
   EXPECT_GE(copies.size(), 16u);
   EXPECT_EQ(bytes, role.packed_bytes());
-  EXPECT_EQ(bytes, made->roles[0].packed_bytes);
 }
 
 TEST(Packed, OnlyWhereItPays) {

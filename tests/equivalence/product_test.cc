@@ -27,6 +27,10 @@ namespace {
 
 using namespace jobs;
 
+#define NEED_MODELS()                                             \
+  if (!std::filesystem::exists(model_path(kModel, "model.onnx"))) \
+  GTEST_SKIP() << "no models in " << models_folder()
+
 constexpr const char* kModel = "gpt-deep";
 constexpr int64_t kLayers = 8, kRanks = 8, kSamples = 8;
 constexpr int64_t kSteps = kSanitized ? 1 : 5;
@@ -119,7 +123,7 @@ int64_t devices_of(const Row& row, int64_t replicas) {
 
 // The file with a fused or a split backward, if it has that form.
 std::optional<std::string> in_form(const std::string& text, bool split) {
-  const size_t at = text.find("  - order:");
+  const size_t at = text.find("order:\n");
   if (at == std::string::npos) return split ? std::nullopt : std::optional(text);
   const std::string head = text.substr(0, at), order = text.substr(at);
   if ((order.find("BW") != std::string::npos) == split) return text;
@@ -272,10 +276,7 @@ Ran run_cell(const Cell& cell) {
 
 class Product : public ::testing::TestWithParam<Row> {
  protected:
-  void SetUp() override {
-    if (!std::filesystem::exists(model_path(kModel, "model.onnx")))
-      GTEST_SKIP() << "no models in " << models_folder();
-  }
+  void SetUp() override { NEED_MODELS(); }
 };
 
 TEST_P(Product, TrainsAsOneDevice) {
@@ -312,6 +313,105 @@ std::string name_of(const ::testing::TestParamInfo<Row>& info) {
 INSTANTIATE_TEST_SUITE_P(Library, Product, ::testing::ValuesIn(rows()), name_of);
 INSTANTIATE_TEST_SUITE_P(New, Product, ::testing::ValuesIn(new_rows()), name_of);
 
+// ---- Halves -------------------------------------------------------------------------------------
+
+struct Halves {
+  std::string schedule, memory;
+  bool recompute = false;
+  int64_t stages = 2, microbatches = 4, batch = 16;
+  int64_t nodes = 2;  // hsdp: of two devices
+
+  std::string name() const {
+    return fmt::format("{} {} recompute={} P={} M={}", schedule, memory, recompute, stages,
+                       microbatches);
+  }
+};
+
+// One file for all; definitions choose what it includes.
+Result<Compiled> compile_halves(const Halves& of, bool oracles = false) {
+  const Folder folder;
+  const std::string text = fmt::format(
+      "piper: 1\nparams: {{schedule: 1f1b, memory: ddp, recompute: 0}}\n"
+      "include: [\"{0}/schedules/$schedule.yaml\", \"{0}/memory/$memory.yaml\", "
+      "{0}/memory/recompute.yaml]\ntrain: {{global_batch: {1}, {2}}}\n",
+      PIPER_SOURCE_DIR "/strategies", of.batch, kAdamW);
+  CompileOptions options;
+  options.model = model_path(kModel, "model.onnx");
+  options.strategy = folder.write("strategy.yaml", text);
+  options.defines = {{"schedule", of.schedule},
+                     {"memory", of.memory},
+                     {"recompute", of.recompute ? "1" : "0"},
+                     {"stages", std::to_string(of.stages)},
+                     {"microbatches", std::to_string(of.microbatches)}};
+  if (of.memory == "hsdp") {
+    options.defines.push_back({"nodes", std::to_string(of.nodes)});
+    options.defines.push_back({"gpus", "2"});
+  } else {
+    options.defines.push_back({"dp", "2"});
+  }
+  options.oracles = oracles;
+  return compile(options);
+}
+
+// The directives of a kind that say what they did.
+size_t count_directives(const Compiled& compiled, std::string_view directive) {
+  std::set<int> lines;
+  for (const Explanation& one : compiled.explanations)
+    if (one.directive == directive) lines.insert(one.at.line);
+  return lines.size();
+}
+
+const char* const kMemories[] = {"ddp", "zero1", "zero2", "zero3", "hsdp"};
+
+// With two stages and four microbatches every schedule has every memory.
+TEST(Halves, EveryScheduleHasEveryMemory) {
+  NEED_MODELS();
+  for (const std::string& schedule : library_files("/schedules"))
+    for (const char* memory : kMemories)
+      for (const bool recompute : {false, true}) {
+        const Halves of{schedule, memory, recompute};
+        const auto compiled = compile_halves(of);
+        ASSERT_TRUE(compiled) << of.name() << "\n" << print_error(compiled.error());
+        const bool nodes = of.memory == "hsdp";
+        EXPECT_EQ(compiled->set.role_of_rank.size(), nodes ? 8U : 4U) << of.name();
+        EXPECT_EQ(count_directives(*compiled, "recompute"), recompute ? 1U : 0U) << of.name();
+        EXPECT_EQ(count_directives(*compiled, "replicate"), nodes ? 2U : 1U) << of.name();
+      }
+}
+
+// What a schedule does not have is refused at a line of its file, in one error.
+TEST(Halves, WhatDoesNotFitIsRefusedAtALine) {
+  NEED_MODELS();
+  std::set<std::string> refused;
+  for (const std::string& schedule : library_files("/schedules"))
+    for (const char* memory : kMemories) {
+      const Halves of{schedule, memory, true, 3, 2, 24};
+      const auto compiled = compile_halves(of);
+      if (compiled) continue;
+      refused.insert(schedule);
+      const Error& error = compiled.error();
+      EXPECT_TRUE(error.at.file.ends_with("/schedules/" + schedule + ".yaml")) << of.name();
+      EXPECT_GT(error.at.line, 0) << of.name();
+      for (const std::string& note : error.notes) EXPECT_FALSE(note.starts_with("also:")) << note;
+    }
+  EXPECT_EQ(refused, (std::set<std::string>{"chimera", "dualpipe", "dualpipev", "pipedream-2bw"}));
+}
+
+TEST(Halves, TrainAsOneDevice) {
+  NEED_MODELS();
+  for (const Halves& of : {Halves{"zbv", "zero3", true, 2, 4, 8},
+                           {"1f1b", "zero2", false, 2, 4, 8},
+                           {"dualpipe", "hsdp", true, 2, 4, 8, 1},
+                           {"hanayo", "zero1", true, 2, 4, 8}}) {
+    const auto compiled = compile_halves(of, true);
+    ASSERT_TRUE(compiled) << of.name() << "\n" << print_error(compiled.error());
+    const auto trained = train(compiled->set, kModel, 2);
+    const auto single = train(*compiled->single, kModel, 2);
+    ASSERT_TRUE(trained && single) << of.name();
+    expect_equal_bits(*trained, *single, of.name());
+  }
+}
+
 // ---- Controls -----------------------------------------------------------------------------------
 
 TEST(ProductTable, CoversTheLibrary) {
@@ -321,13 +421,18 @@ TEST(ProductTable, CoversTheLibrary) {
   files.insert("new");
   EXPECT_EQ(without_row(files), std::set<std::string>{"new"});
   for (const Row& row : rows()) EXPECT_TRUE(files.contains(row.file)) << row.file;
+  for (const std::string& schedule : library_files("/schedules"))
+    EXPECT_TRUE(files.contains(schedule)) << "a schedule without a complete file: " << schedule;
+  for (const char* memory : kMemories) {
+    const std::vector<std::string> memories = library_files("/memory");
+    EXPECT_EQ(std::count(memories.begin(), memories.end(), memory), 1) << memory;
+  }
 }
 
 // Sums in another order are seen by the comparison of bits and lie within the bounds; other losses
 // and other values are seen by the bounds.
 TEST(ProductControl, ComparisonsCanFail) {
-  if (!std::filesystem::exists(model_path(kModel, "model.onnx")))
-    GTEST_SKIP() << "no models in " << models_folder();
+  NEED_MODELS();
   Oracles oracles;
   const Ran last_first = run_cell({{.file = "looped-bfs", .chunks = 2}, 1, 2});
   const Ran each = run_cell({{.file = "1f1b"}, 2, 2, 2, true});

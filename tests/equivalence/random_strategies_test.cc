@@ -88,12 +88,59 @@ std::string with_other_sums(std::string text) {
   return text;
 }
 
+// A schedule of the library with what replicas hold.
+std::string composed_strategy(mutation::Random& random) {
+  using namespace mutation;
+  std::vector<std::string> schedules = jobs::library_files("/schedules");
+  std::erase(schedules, "pipedream-2bw");  // another rule of training: tests of its own
+  size_t pp = 1 + pick(random, 4), mb = 1 + pick(random, 5);
+  const size_t dp = 1 + pick(random, 2);
+  const std::string schedule = schedules[pick(random, schedules.size())];
+  if (schedule == "dualpipe" || schedule == "chimera") {
+    pp = 2 * (1 + pick(random, 2));
+    mb = 2 * pp;
+  }
+  const std::string memory =
+      one_of<const char*>(random, {"ddp", "ddp", "zero1", "zero2", "zero3", "hsdp"});
+  const size_t nodes = memory == "hsdp" ? 1 + pick(random, 2) : 1;
+  std::string params = fmt::format("stages: {}, microbatches: {}, recompute: {}", pp, mb,
+                                   pick(random, 3) == 0 ? 1 : 0);
+  params += memory == "hsdp" ? fmt::format(", nodes: {}, gpus: {}", nodes, dp)
+                             : fmt::format(", dp: {}", dp);
+  // The order of sums, so that bits can be compared.
+  if (schedule == "looped-bfs") params += ", ascending: 1";
+  std::string text = fmt::format(
+      "piper: 1\ninclude: [{0}/schedules/{1}.yaml, {0}/memory/{2}.yaml, "
+      "{0}/memory/recompute.yaml]\n"
+      "params: {{{3}}}\n",
+      PIPER_SOURCE_DIR "/strategies", schedule, memory, params);
+  text += random_train(random, nodes * dp * mb * (1 + pick(random, 2)));
+  const std::string more =
+      random_recompute(random, pp) + random_precision(random) + random_fuse(random, pp, 1);
+  return more.empty() ? text : text + "directives:\n" + more;
+}
+
+// The strategy that counts, printed and read again, makes the same plans.
+void expect_printed_alike(CompileOptions options, const PlanSet& plans, const std::string& what) {
+  const Folder folder;
+  const auto strategy = parse_strategy(options.strategy, options.defines);
+  ASSERT_TRUE(strategy) << what;
+  const std::string text = print_strategy(*strategy);
+  options.strategy = folder.write("printed.yaml", text);
+  options.oracles = false;
+  const auto again = compile(options);
+  ASSERT_TRUE(again) << what << print_error(again.error()) << text;
+  EXPECT_TRUE(again->set.roles == plans.roles) << what << text;
+  EXPECT_EQ(again->set.manifest.strategy_digest, plans.manifest.strategy_digest) << what << text;
+}
+
 Tried try_one(uint64_t seed) {
   mutation::Random random(seed);
   const Folder folder;
   CompileOptions options;
   options.model = folder.write("model.onnx", RandomModel(seed).bytes());
-  std::string text = mutation::random_strategy(random, 1);
+  std::string text =
+      seed % 3 == 0 ? composed_strategy(random) : mutation::random_strategy(random, 1);
   if (seed % 2 == 0) text = with_other_sums(std::move(text));
   options.strategy = folder.write("strategy.yaml", text);
   const std::string what = fmt::format("seed {}\n{}", seed, text);
@@ -105,6 +152,7 @@ Tried try_one(uint64_t seed) {
     if (given_seed()) std::printf("%s\n%s", what.c_str(), print_error(compiled.error()).c_str());
     return {true};
   }
+  expect_printed_alike(options, compiled->set, what);
   const auto got = train(compiled->set), single = train(*compiled->single);
   const auto uncut = train(*compiled->uncut);
   if (!got || !single || !uncut) {

@@ -1,5 +1,6 @@
 // Recomputed activations: less memory, the same bits.
 #include "equivalence/jobs.h"
+#include "piper/summary.h"
 #include "piper/verify.h"
 
 namespace piper {
@@ -24,7 +25,8 @@ std::string text_for(const Case& c, bool recomputed) {
 
 int64_t step_bytes(const Compiled& compiled) {
   int64_t bytes = 0;
-  for (const RoleSummary& role : compiled.roles) bytes += role.step_bytes + role.workspace_bytes;
+  for (const RoleSummary& role : summarise(compiled.set).roles)
+    bytes += role.step_bytes + role.workspace_bytes;
   return bytes;
 }
 

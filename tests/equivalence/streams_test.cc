@@ -65,7 +65,7 @@ std::vector<std::string> pipelines() {
   std::vector<std::string> files;
   for (const std::string& file : jobs::library_files())
     if (jobs::library_text(file).find("weight_versions") == std::string::npos &&
-        jobs::library_text(file).find("- place:") != std::string::npos)
+        jobs::library_text(file).find("place: {") != std::string::npos)
       files.push_back(file);
   return files;
 }

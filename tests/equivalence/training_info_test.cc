@@ -210,5 +210,22 @@ TEST(TrainingInfo, WritesNothingThatItCannotSay) {
   }
 }
 
+// Nor of models: an operator that their opset has not, and buffers that forward changes.
+TEST(TrainingInfo, WritesNoModelThatWouldBeAnother) {
+  const Folder folder;
+  const std::pair<const char*, const char*> kRefused[] = {
+      {"parameters/computed_swish",
+       "the model reads Swish of 'w', which opset 18 of ONNX has no operator for"},
+      {"batch_norm/codes", "forward changes the buffer "},
+  };
+  for (const auto& [model, message] : kRefused) {
+    const std::string file = fmt::format("{}/tests/data/{}.onnx", PIPER_SOURCE_DIR, model);
+    const Status emitted = emit(folder, file, with_optimizer(kWritten[0]));
+    ASSERT_FALSE(emitted) << model;
+    EXPECT_TRUE(emitted.error().message.starts_with(message)) << emitted.error().message;
+    EXPECT_EQ(emitted.error().at.file, file);
+  }
+}
+
 }  // namespace
 }  // namespace piper

@@ -39,7 +39,7 @@ TEST_P(Hostile, WhatWouldDoHarm) {
 
 TEST_P(Hostile, RandomChanges) {
   static const Seeds seeds =
-      make_seeds({kSource + "/samples/gpt/pp2-dp2.yaml", kSource + "/strategies/1f1b.yaml",
+      make_seeds({kSource + "/samples/gpt/pp2-dp2.yaml", kSource + "/strategies/schedules/1f1b.yaml",
                   kSource + "/tests/data/hostile/pp2.yaml"},
                  {kSource + "/tests/data/mlp.onnx", kSource + "/tests/data/two_tower.onnx",
                   kSource + "/tests/data/dropout/dynamo.onnx"});

@@ -6,6 +6,8 @@
 #include <nlohmann/json.hpp>
 
 #include "piper/bundle.h"
+#include "piper/picture.h"
+#include "piper/summary.h"
 #include "piper/verify.h"
 #include "protobuf_change.h"
 #include "targets.h"
@@ -33,7 +35,7 @@ std::string print(const Json& json) {
 std::string with_set_id(const Json& json) {
   Json without = Json::object(), out = Json::object();
   for (const auto& [key, value] : json.items())
-    if (key != "set_id") without[key] = value;
+    if (key != "set_id" && key != "model" && key != "strategy") without[key] = value;
   for (const auto& [key, value] : json.items())
     out[key] = key == "set_id" ? Json(digest(print(without))) : value;
   return print(out);
@@ -49,6 +51,7 @@ std::string manifest_of(const Mesh& mesh, const std::string& role, std::string_v
                {"model_digest", ""},
                {"strategy", "s"},
                {"strategy_digest", ""},
+               {"seed", 0U},
                {"mesh", Json::array()},
                {"role_axes", Json::array()},
                {"roles", {role}},
@@ -106,6 +109,11 @@ void verify(std::vector<RoleProgram> roles) {
   set.manifest.mesh = roles[0].mesh;
   set.roles = std::move(roles);
   (void)verify_plan_set(set);
+  for (const PictureCosts costs : {PictureCosts::kFlops, PictureCosts::kUnits})
+    if (const auto picture = make_picture(set, costs)) {
+      (void)draw_text(*picture, {.width = 80});
+      (void)draw_svg(*picture, "fuzz");
+    }
 }
 
 // A role that passed its checks prints, and reads back the same.
@@ -216,6 +224,7 @@ void run_plan_set(std::string_view input) {
   }
   Result<PlanSet> read = read_plan_set(set.folder().path(""));
   if (read) (void)load_params(*read);
+  if (read) (void)summarise(read->directory);
 }
 
 }  // namespace piper::fuzz

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 
 namespace piper::mutation {
 namespace {
@@ -29,12 +30,61 @@ bool only_moves(std::string_view op) {
   return op == "Reshape" || op == "Expand" || op == "Concat" || op == "Transpose" ||
          op == "Slice" || op == "Cast";
 }
-// Two 16-bit floats added in f32 and rounded: a sum like any other, in whatever order.
-bool adds_rounded(const ProgramOp& op, const std::vector<TensorType>& outputs) {
-  return op.op == "Fused" && outputs.size() == 1 &&
-         op.attrs.text("expr") ==
-             fmt::format("0 Cast:f32 1 Cast:f32 Add Cast:{}", info(outputs[0].dtype).name);
+// ---- Sums of 16-bit floats ----
+// They are added in f32 and rounded: sums like any other, in whatever order. A cell holds two, so
+// each of them is the cell times an odd number, which sums keep and an inverse undoes.
+Symbol factor(DType dtype, size_t half) { return scramble(symbol_of(info(dtype).name) + half) | 1; }
+Symbol inverse(Symbol odd) {  // modulo 2^64, by Newton's iteration
+  Symbol x = odd;
+  for (int i = 0; i < 5; ++i) x *= 2 - odd * x;
+  return x;
 }
+bool is_half(DType dtype) { return info(dtype).is_float && info(dtype).bytes == 2; }
+// Nothing: more than a sum of such numbers.
+std::optional<Symbols> converted(const Operand& from, DType to) {
+  const DType own = from.type.dtype;
+  if (own == to) return from.cells;
+  const auto count = static_cast<size_t>(num_elements(from.type.shape));
+  Symbols made(is_half(to) ? from.cells.size() / 2 + from.cells.size() % 2 : count);
+  if (is_half(own) && to == DType::kF32) {
+    for (size_t i = 0; i < count; ++i) made[i] = from.cells[i / 2] * factor(own, i % 2);
+    return made;
+  }
+  if (!is_half(to) || own != DType::kF32) return std::nullopt;
+  const Symbol undo[] = {inverse(factor(to, 0)), inverse(factor(to, 1))};
+  for (size_t i = 0; i < count; ++i) {
+    const Symbol cell = from.cells[i] * undo[i % 2];
+    if (i % 2 == 1 && made[i / 2] != cell) return std::nullopt;
+    made[i / 2] = cell;
+  }
+  return made;
+}
+// Of an expression that only converts and adds.
+std::optional<Symbols> sum_of(const ProgramOp& op, const std::vector<Operand>& inputs,
+                              const TensorType& output) {
+  std::vector<Operand> stack;
+  for (const std::string& word : split_text(op.attrs.text("expr"), ' ')) {
+    if (word[0] >= '0' && word[0] <= '9') {
+      stack.push_back(inputs.at(static_cast<size_t>(std::stoi(word))));
+      if (stack.back().type.shape != output.shape) return std::nullopt;
+    } else if (word.starts_with("Cast:") && !stack.empty()) {
+      const auto to = parse_dtype(word.substr(5));
+      const auto cells = to ? converted(stack.back(), *to) : std::nullopt;
+      if (!cells) return std::nullopt;
+      stack.back() = {{*to, output.shape}, *cells};
+    } else if (word == "Add" && stack.size() > 1) {
+      const Operand other = stack.back();
+      stack.pop_back();
+      if (other.type != stack.back().type) return std::nullopt;
+      stack.back().cells = added(stack.back().cells, other.cells);
+    } else {
+      return std::nullopt;
+    }
+  }
+  if (stack.size() != 1 || stack[0].type != output) return std::nullopt;
+  return stack[0].cells;
+}
+
 // Word by word, so that operands of sums and products may change places.
 std::vector<Symbols> expression(const ProgramOp& op, const std::vector<Operand>& inputs,
                                 const std::vector<TensorType>& outputs) {
@@ -83,8 +133,8 @@ Attrs without(const Attrs& attrs, std::string_view name) {
 
 std::vector<Symbols> apply(const ProgramOp& op, const std::vector<Operand>& inputs,
                            const std::vector<TensorType>& outputs) {
-  if ((op.op == "Add" || adds_rounded(op, outputs)) && inputs.size() == 2 &&
-      inputs[0].type == outputs[0] && inputs[1].type == outputs[0])
+  if (op.op == "Add" && inputs.size() == 2 && inputs[0].type == outputs[0] &&
+      inputs[1].type == outputs[0])
     return {added(inputs[0].cells, inputs[1].cells)};
   if (op.attrs.integer("accumulate") != 0 && inputs.size() == 3 && inputs[2].type == outputs[0]) {
     const Symbols term =
@@ -94,6 +144,13 @@ std::vector<Symbols> apply(const ProgramOp& op, const std::vector<Operand>& inpu
   if (only_moves(op.op) && outputs.size() == 1 &&
       std::all_of(inputs.begin(), inputs.end(), is_zero))
     return {Symbols(static_cast<size_t>(cells_of(outputs[0])))};
+  if (op.op == "Reshape" && inputs.size() == 1 && inputs[0].type.dtype == outputs[0].dtype &&
+      inputs[0].type.bytes() == outputs[0].bytes())
+    return {inputs[0].cells};
+  if (op.op == "Cast" && inputs.size() == 1)
+    if (const auto same = converted(inputs[0], outputs[0].dtype)) return {*same};
+  if (op.op == "Fused" && outputs.size() == 1)
+    if (const auto sum = sum_of(op, inputs, outputs[0])) return {*sum};
   if (op.op == "Fused") return expression(op, inputs, outputs);
   std::vector<Symbols> made;
   for (size_t i = 0; i < outputs.size(); ++i)

@@ -227,13 +227,128 @@ Done swap_reports(PlanSet& set, Random& random) {
   return fmt::format("'{}' and '{}'", rate->name, other.name);
 }
 
+// ---- Parts --------------------------------------------------------------------------------------
+int64_t members_of(const RoleProgram& role, int32_t group) {
+  int64_t members = 1;
+  for (const int32_t axis : role.groups[static_cast<size_t>(group)].axes)
+    members *= role.mesh[static_cast<size_t>(axis)].second;
+  return members;
+}
+// In all roles the instructions of this label are followed (behind = 1) or preceded by what `make`
+// makes of them; it says how many they are.
+template <class Make>
+void insert_beside(PlanSet& set, std::string label, size_t behind, Make make) {
+  for (RoleProgram& role : set.roles)
+    for (size_t i = 0; i < role.body.size(); ++i) {
+      if (role.body[i].label != label) continue;
+      std::vector<Instruction> more = make(role, role.body[i]);
+      const size_t count = more.size(), at = i + behind;
+      role.body.insert(role.body.begin() + static_cast<std::ptrdiff_t>(at), more.begin(),
+                       more.end());
+      for (Instruction& one : role.body)
+        for (int32_t& wait : one.waits)
+          if (static_cast<size_t>(wait) >= at) wait += static_cast<int32_t>(count);
+      role.transport_bytes = int64_t{2} << 20;
+      i += count;
+    }
+}
+Instruction communicate(InstructionKind kind, std::vector<int32_t> args, const Instruction& like,
+                        int32_t group) {
+  Instruction made;
+  made.kind = kind;
+  made.pass = '-';
+  made.args = std::move(args);
+  made.stream = like.stream;
+  made.group = group;
+  made.label = "detour";
+  return made;
+}
+
+// What each rank has its own part of, all have the first one's part of.
+Done give_first_part(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, [](const Instruction& i) {
+    return i.kind == InstructionKind::kReduceScatter && i.args.size() == 2;
+  });
+  if (!spot || members_of(*spot->role, spot->at().group) == 1) return std::nullopt;
+  const std::string name = spot->name();
+  insert_beside(set, spot->at().label, 1, [](RoleProgram&, const Instruction& one) {
+    return std::vector{communicate(InstructionKind::kBroadcast, {one.args[1]}, one, one.group)};
+  });
+  return name;
+}
+
+// A value that is computed with is put together from the parts that replicas have of their own.
+Done gather_from_replicas(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, of_later_microbatch);
+  if (!spot || spot->role->groups.empty()) return std::nullopt;
+  const auto group = static_cast<int32_t>(below(random, spot->role->groups.size()));
+  const size_t arg = below(random, spot->at().args.size());
+  const std::string label = spot->at().label, name = spot->name();
+  const TensorType type = tensor_of(*spot->role, spot->at(), arg).type;
+  const int64_t members = members_of(*spot->role, group), elements = num_elements(type.shape);
+  if (members == 1 || elements % members != 0) return std::nullopt;
+  for (const RoleProgram& role : set.roles)
+    for (const Instruction& one : role.body)
+      if (one.label == label &&
+          (static_cast<size_t>(group) >= role.groups.size() || members_of(role, group) != members ||
+           arg >= one.args.size() || tensor_of(role, one, arg).type != type))
+        return std::nullopt;
+  insert_beside(set, label, 0, [&](RoleProgram& role, Instruction& one) {
+    const auto add = [&](const char* of, const TensorType& as) {
+      const int32_t buffer = role.add_buffer({.name = of, .type = as});
+      role.buffers[static_cast<size_t>(buffer)].offset = role.arena_bytes;
+      role.arena_bytes += (as.bytes() + 63) / 64 * 64;
+      return buffer;
+    };
+    const int32_t whole = one.args[arg], part = add("part", {type.dtype, {elements / members}}),
+                  again = add("again", type);
+    one.args[arg] = again;
+    return std::vector{communicate(InstructionKind::kOwnPart, {whole, part}, one, group),
+                       communicate(InstructionKind::kAllGather, {part, again}, one, group)};
+  });
+  return fmt::format("{}: arg {} by group {}", name, arg, group);
+}
+
+// What goes from stage to stage goes to the next replica, each rank having a role of its own. (Not
+// sums: they would be the same ones in another order.)
+Done cross_replicas(PlanSet& set, Random& random) {
+  const auto spot =
+      any_spot(set, random, [](const Instruction& i) { return is_send(i) && i.micro >= 0; });
+  if (!spot) return std::nullopt;
+  const std::string what = spot->at().label.substr(spot->at().label.find(' ') + 1);
+  const size_t axis = below(random, spot->role->mesh.size());
+  const int64_t size = spot->role->mesh[axis].second;
+  if (size == 1 || spot->at().peer[axis] >= 0) return std::nullopt;
+  std::vector<RoleProgram> roles;
+  for (size_t rank = 0; rank < set.role_of_rank.size(); ++rank) {
+    RoleProgram& role = roles.emplace_back(set.roles[static_cast<size_t>(set.role_of_rank[rank])]);
+    const int64_t own = coordinates_of(role.mesh, static_cast<int64_t>(rank))[axis];
+    for (Instruction& one : role.body) {
+      const bool sends = is_send(one), receives = one.kind == InstructionKind::kRecv;
+      if ((sends || receives) && one.label.substr(one.label.find(' ') + 1) == what)
+        one.peer[axis] = static_cast<int32_t>((own + (sends ? 1 : size - 1)) % size);
+    }
+  }
+  set.roles = std::move(roles);
+  std::iota(set.role_of_rank.begin(), set.role_of_rank.end(), 0);
+  return fmt::format("'{}' along axis {}", what, axis);
+}
+
 constexpr Mutation kTargeted[] = {
-    {"swap messages", swap_messages},     {"swap collectives", swap_collectives},
-    {"update twice", update_twice},       {"gather early", gather_early},
-    {"swap pairs", swap_pairs},           {"change an end", change_end},
-    {"drop all waits", drop_waits},       {"change a computation", change_computation},
-    {"round once more", round_once_more}, {"change initial values", change_start},
+    {"swap messages", swap_messages},
+    {"swap collectives", swap_collectives},
+    {"update twice", update_twice},
+    {"gather early", gather_early},
+    {"swap pairs", swap_pairs},
+    {"change an end", change_end},
+    {"drop all waits", drop_waits},
+    {"change a computation", change_computation},
+    {"round once more", round_once_more},
+    {"change initial values", change_start},
     {"swap reports", swap_reports},
+    {"give the first's part", give_first_part},
+    {"gather from replicas", gather_from_replicas},
+    {"cross replicas", cross_replicas},
 };
 
 }  // namespace

@@ -31,6 +31,7 @@ program 0 label="F stage=0" args=3 workspace=64
   value 5 f32[2] view=3 from=8
   op Mul in=[0,4] out=[3]
   op Gather in=[3,1,-1] out=[2] {axis=1, epsilon=1e-05, mode="a b", perm=[0,2,1]}
+  work ops=3 recomputed=1 f32=1 bf16=2
 prologue
   0 copy args=[3,3]
 body

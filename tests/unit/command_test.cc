@@ -9,12 +9,15 @@
 #include <fstream>
 #include <thread>
 
+#include "shell.h"
 #include "unit/runtime_plans.h"
 
 namespace piper {
 namespace {
 
 using namespace plans;  // NOLINT: the fixtures of this test
+
+const std::string kModels = PIPER_SOURCE_DIR "/tests/data/parameters/";
 
 // A written plan set and its data, gone with the test.
 class Command : public testing::Test {
@@ -51,20 +54,14 @@ class Command : public testing::Test {
   // plan.
   std::pair<int, std::string> spawn(const std::string& launcher, const std::string& arguments) {
     std::string self = std::filesystem::read_symlink("/proc/self/exe").string();
-    std::string command = fmt::format(
-        "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
-        "OMPI_MCA_rmaps_base_oversubscribe=1 "
-        "ASAN_OPTIONS=detect_leaks=0 {} '{}' --run-plan {} 2>&1",
-        launcher, self, arguments);
+    std::string command = fmt::format("{}{} '{}' --run-plan {} 2>&1", launcher.empty() ? "" : kMpi,
+                                      launcher, self, arguments);
     return run_shell(command);
   }
-  static std::pair<int, std::string> run_shell(const std::string& command) {
-    std::string output;
-    FILE* pipe = popen(command.c_str(), "r");
-    char buffer[4096];
-    while (size_t got = fread(buffer, 1, sizeof buffer, pipe)) output.append(buffer, got);
-    int status = pclose(pipe);
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, output};
+  static std::pair<int, std::string> run_piperc(const std::string& model, const std::string& to) {
+    std::ofstream(to + ".yaml") << "piper: 1\ntrain: {global_batch: 4}\n";
+    return run_shell(fmt::format("{0}/bin/piperc {1} {2}.yaml -o {2} --force --no-oracles 2>&1",
+                                 PIPER_BINARY_DIR, model, to));
   }
 
   std::filesystem::path folder_;
@@ -74,6 +71,11 @@ class Command : public testing::Test {
 constexpr bool kThreadSanitizer = true;  // a process under mpirun has one thread of ours
 #else
 constexpr bool kThreadSanitizer = false;
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+constexpr bool kSanitized = true;
+#else
+constexpr bool kSanitized = kThreadSanitizer;
 #endif
 
 TEST_F(Command, ThreadsAndProcessesSaveTheSameBytes) {
@@ -282,6 +284,101 @@ TEST_F(Command, AFullDiskCostsNeitherTheRunNorTheSave) {
   EXPECT_EQ(code, 12) << output;
   EXPECT_NE(output.find("what was printed did not arrive: No space left"), std::string::npos);
   EXPECT_EQ(run_shell(run + " 2>/dev/null >&-").first, 12);
+  std::filesystem::remove(path("a"));
+  run_shell(fmt::format("({} 2>&1; echo $? > {}) | true", run, path("code")));
+  EXPECT_EQ(bytes_of(path("code")), "12\n");
+  EXPECT_TRUE(std::filesystem::exists(path("a")));
+}
+
+TEST_F(Command, ARunThatIsToldToEndSaves) {
+  if (kThreadSanitizer) GTEST_SKIP() << "the program itself is another test's";
+  for (const char* signal : {"INT", "TERM", "HUP"}) {
+    std::filesystem::remove(path("a"));
+    std::filesystem::remove(path("m"));
+    auto [code, output] = run_shell(fmt::format(
+        "cd {}; sh -c 'echo $$ > pid; exec {}/bin/piper-run plans --data data.safetensors --steps "
+        "100000000 --threads 1 --metrics m --log-every 1000000000 --save a' 2>&1 & for i in $(seq "
+        "1000); do grep -qs loss m && break; sleep 0.02; done; kill -{} $(cat pid); wait $!",
+        folder_.string(), PIPER_BINARY_DIR, signal));
+    EXPECT_EQ(code, 130) << signal << output;
+    EXPECT_TRUE(std::filesystem::exists(path("a"))) << signal;
+  }
+}
+
+// Two processes of which rank 0 saves into a pipe, so for as long as nobody reads it. Meanwhile
+// `act` is done, where $PID is the process of `rank`.
+class Saving : public Command {
+ protected:
+  std::pair<int, std::string> save(int rank, const std::string& act) {
+    const std::string run = fmt::format(
+        "{}/bin/piper-run {}/plans --data {}/data.safetensors --steps 2 --threads 1 "
+        "--start-timeout 1 --metrics {}/m --save {}/pipe",
+        PIPER_BINARY_DIR, folder_.string(), folder_.string(), folder_.string(), folder_.string());
+    const std::string told =
+        fmt::format("sh -c 'echo $$ > {}/pid; exec {}'", folder_.string(), run);
+    return run_shell(fmt::format(
+        "cd {}; mkfifo pipe; (for i in $(seq 1000); do grep -qs '\"step\":2' m && break; "
+        "sleep 0.02; done; sleep 0.3; PID=$(cat pid); {}) >/dev/null 2>&1 & "
+        "{}mpirun -n 1 {} : -n 1 {} 2>&1; exit $?",
+        folder_.string(), act, kMpi, rank == 0 ? told : run, rank == 0 ? run : told));
+  }
+};
+
+TEST_F(Saving, TakesAsLongAsItTakes) {
+  if (kThreadSanitizer) GTEST_SKIP() << "nothing of ours to find in processes of one thread";
+  auto [code, output] = save(0, "sleep 2.5; cat pipe > a");
+  EXPECT_EQ(code, 0) << output;
+  EXPECT_NE(output.find("saved 2 parameters to "), std::string::npos) << output;
+  EXPECT_FALSE(bytes_of(path("a")).empty());
+}
+
+TEST_F(Saving, ARankThatStopsIsNamed) {
+  if (kThreadSanitizer) GTEST_SKIP() << "nothing of ours to find in processes of one thread";
+  auto [code, output] = save(0, "kill -STOP $PID");
+  EXPECT_EQ(code, 10) << output;
+  EXPECT_NE(output.find("error: after the last step: rank 1 waited 1 s for what ranks tell each "
+                        "other beside the plan from rank 0\n"
+                        "  = note: rank 0 is at what it does after the last step\n"),
+            std::string::npos)
+      << output;
+}
+
+TEST_F(Saving, IsDoneBeforeAnotherRankIsMissed) {
+  if (kThreadSanitizer) GTEST_SKIP() << "nothing of ours to find in processes of one thread";
+  auto [code, output] = save(1, "kill -STOP $PID; sleep 1.5; cat pipe > a");
+  EXPECT_EQ(code, 10) << output;
+  EXPECT_NE(output.find("saved 2 parameters to "), std::string::npos) << output;
+  EXPECT_NE(output.find("error: after the last step: rank 0 waited 1 s for what ranks tell each "
+                        "other beside the plan from rank 1\n"),
+            std::string::npos)
+      << output;
+  EXPECT_FALSE(bytes_of(path("a")).empty());
+}
+
+// Libraries that cannot be loaded at all are the loader's, which says so with 127.
+TEST_F(Command, LittleMemoryIsSaid) {
+  if (kSanitized) GTEST_SKIP() << "sanitizers want more";
+  const std::string bin = PIPER_BINARY_DIR "/bin/", gpt = PIPER_SOURCE_DIR "/samples/gpt/";
+  const std::string programs[] = {
+      fmt::format("{}piperc {}model.onnx {}pp2-dp2.yaml --dry-run", bin, gpt, gpt),
+      fmt::format("{}piper-verify {}", bin, path("plans")),
+      fmt::format("{0}piper-run {1} --data {2} --steps 1", bin, path("plans"),
+                  path("data.safetensors"))};
+  std::string refused;
+  for (const std::string& program : programs) {
+    const int enough = run_shell(program + " 2>&1 >/dev/null").first;
+    for (int megabytes = 20; megabytes <= 200; megabytes += megabytes < 80 ? 4 : 30) {
+      const auto [code, output] =
+          run_shell(fmt::format("ulimit -v {}000; {} 2>&1 >/dev/null", megabytes, program));
+      const bool said = code == 12 ? output.find("error: ") != output.npos
+                                   : code == 127 && output.find("shared") != output.npos;
+      EXPECT_TRUE(code == enough || said)
+          << megabytes << " MB: " << program << ": " << code << output;
+      if (code == 12) refused += program.substr(bin.size(), 8);
+    }
+  }
+  for (const char* name : {"piperc", "piper-ve", "piper-ru"})
+    EXPECT_NE(refused.find(name), std::string::npos) << name;
 }
 
 TEST_F(Command, MetricsOfEarlierRunsStay) {
@@ -312,10 +409,9 @@ TEST_F(Command, ProcessesWithOtherFlagsAreRefused) {
   std::ofstream(path("other.safetensors"), std::ios::binary) << other;
   const auto run = [&](const std::string& first, const std::string& second) {
     return run_shell(fmt::format(
-        "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
-        "OMPI_MCA_rmaps_base_oversubscribe=1 mpirun -n 1 {0}/bin/piper-run {1}/plans --data "
-        "{1}/{2} : -n 1 {0}/bin/piper-run {1}/plans --data {1}/{3} 2>&1",
-        PIPER_BINARY_DIR, folder_.string(), first, second));
+        "{4}mpirun -n 1 {0}/bin/piper-run {1}/plans --data {1}/{2} : -n 1 {0}/bin/piper-run "
+        "{1}/plans --data {1}/{3} 2>&1",
+        PIPER_BINARY_DIR, folder_.string(), first, second, kMpi));
   };
   const std::string same = "data.safetensors";
   const std::tuple<std::string, std::string, std::string> cases[] = {
@@ -408,6 +504,75 @@ TEST_F(Command, NothingToDumpIsSaid) {
       std::pair(0, std::string("note: nothing to dump: the strategy has no 'fuse' directive\n")));
   EXPECT_EQ(dump("  - fuse: {where: {kind: send}}\n").second.find("note: nothing"),
             std::string::npos);
+}
+
+TEST_F(Command, PicturesAreTheSameFromBothPrograms) {
+  if (kThreadSanitizer) GTEST_SKIP() << "the program itself is another test's";
+  std::ofstream(path("text.bin")) << std::string(4096, 'a');
+  const auto piperc = [&](const std::string& flags) {
+    return run_shell(
+        fmt::format("{}/bin/piperc {}/samples/gpt/model.onnx "
+                    "{}/samples/gpt/pp2-dp2.yaml {} 2>&1 >{}",
+                    PIPER_BINARY_DIR, PIPER_SOURCE_DIR, PIPER_SOURCE_DIR, flags, path("out")));
+  };
+  EXPECT_EQ(piperc(fmt::format("-o {} --no-oracles --picture", path("drawn"))).first, 0);
+  const std::string drawn = bytes_of(path("out"));
+  EXPECT_NE(drawn.find("F forward, B backward"), drawn.npos) << drawn;
+  const auto [code, output] = run_shell(
+      fmt::format("{}/bin/piper-run {} --data {}:u8 --steps 1 --backend null --picture 2>/dev/null",
+                  PIPER_BINARY_DIR, path("drawn"), path("text.bin")));
+  EXPECT_EQ(code, 0);
+  EXPECT_EQ(output.substr(0, drawn.size()), drawn);
+
+  EXPECT_EQ(piperc(fmt::format("--svg {} --costs unit", path("drawn.svg"))).first, 0);
+  EXPECT_EQ(bytes_of(path("out")), "");
+  EXPECT_TRUE(bytes_of(path("drawn.svg")).ends_with("</svg>\n"));
+  EXPECT_EQ(piperc(fmt::format("--svg {}/none/drawn.svg", path(""))).first,
+            static_cast<int>(ExitCode::kStorage));
+  for (const char* wrong :
+       {"--picture --dump plan", "--dry-run --width 80", "--dry-run --costs unit",
+        "--picture --costs seconds", "--picture --width -1"})
+    EXPECT_EQ(piperc(wrong).first, static_cast<int>(ExitCode::kUsage)) << wrong;
+}
+
+// Not with --explain alone.
+TEST_F(Command, WhatIsNotSureOfParametersIsSaidOnEveryRun) {
+  if (kThreadSanitizer) GTEST_SKIP() << "the program itself is another test's";
+  for (int k = 0; k < 2; ++k) {
+    const auto [code, said] = run_piperc(kModels + "older_tied.onnx", path("tied"));
+    EXPECT_EQ(code, 0) << said;
+    for (const char* line :
+         {"note: words.weight: has a row of zeros", "note: scale: perhaps a buffer",
+          "note: head.weight: tied to words.weight\n"})
+      EXPECT_NE(said.find(line), std::string::npos) << line << "\n" << said;
+  }
+}
+
+TEST_F(Command, ARefusedModelOfTheOlderExporterGetsHelpThatFitsIt) {
+  if (kThreadSanitizer) GTEST_SKIP() << "the program itself is another test's";
+  const auto [code, said] = run_piperc(kModels + "older_folded.onnx", path("folded"));
+  EXPECT_EQ(code, 1) << said;
+  EXPECT_NE(said.find("  = help: export the model with dynamo=True, or with "
+                      "do_constant_folding=False and training=TrainingMode.PRESERVE\n"),
+            std::string::npos)
+      << said;
+  EXPECT_EQ(said.find("optimize=False"), std::string::npos) << said;
+  EXPECT_FALSE(std::filesystem::exists(path("folded")));
+}
+
+// Data beside the model: there, not there, and not all of it.
+TEST_F(Command, DataBesideAModelThatAreMissingOrCutAreItsFault) {
+  if (kThreadSanitizer) GTEST_SKIP() << "the program itself is another test's";
+  const std::string model = path("external.onnx"), data = path("w.bin");
+  std::filesystem::copy_file(kModels + "external.onnx", model);
+  EXPECT_EQ(run_piperc(model, path("external")).first, 1);
+  EXPECT_NE(run_piperc(model, path("external")).second.find("w.bin"), std::string::npos);
+  std::ofstream(data) << std::string(15, 'x');
+  const auto [code, said] = run_piperc(model, path("external"));
+  EXPECT_EQ(code, 1) << said;
+  EXPECT_NE(said.find("w.bin"), std::string::npos) << said;
+  std::ofstream(data) << std::string(16, 'x');
+  EXPECT_EQ(run_piperc(model, path("external")).first, 0);
 }
 
 // What a run says when it is refused.

@@ -45,6 +45,45 @@ TEST(Compile, SameInputsGiveTheSameBytes) {
   }
 }
 
+// What says the same makes the same set; what trains otherwise does not.
+TEST(Compile, SpellingsAndNamesAreNoPartOfASet) {
+  const Folder folder;
+  const auto id_of = [&](const std::string& name, const std::string& text,
+                         const std::vector<Definition>& defines) {
+    CompileOptions options;
+    options.model = PIPER_SOURCE_DIR "/samples/gpt/model.onnx";
+    options.strategy = folder.write(name + ".yaml", text);
+    options.defines = defines;
+    const auto compiled = compile(options);
+    EXPECT_TRUE(compiled) << name << (compiled ? "" : print_error(compiled.error()));
+    const std::string out = folder.path() + "/" + name;
+    EXPECT_TRUE(compiled &&
+                write_plan_set(compiled->set, &*compiled->single, &*compiled->uncut, out, {}));
+    const auto read = read_plan_set(out);
+    EXPECT_TRUE(read) << name << (read ? "" : print_error(read.error()));
+    return read ? read->manifest.set_id : name;
+  };
+  const std::string include = "piper: 1\ninclude: " PIPER_SOURCE_DIR "/strategies/gpipe.yaml\n";
+  const std::string rate = "train: {optimizer: {sgd: {lr: 1e-2}}, global_batch: 8}\n";
+  const std::string id = id_of("plain", include + rate + "params: {stages: 2}\n", {});
+  EXPECT_EQ(id_of("defined", include + rate, {{"stages", "2"}}), id);
+  EXPECT_EQ(id_of("spelled",
+                  "# A comment.\npiper: 1\nparams: {S: 1 + 1, m: 1}\n"
+                  "train:\n  global_batch: 8 * m\n  optimizer:\n    sgd: {momentum: 0, lr: 0.01}\n"
+                  "directives:\n"
+                  "  - order: {each: pp, program: \"repeat M:F; repeat(M):  B\"}\n"
+                  "  - replicate: {bucket: 25600 KiB, over: dp}\n"
+                  "  - place: {where: {stage: s}, on: {pp: (s)}}\n"
+                  "  - split: {dim: batch, into: $m}\n"
+                  "annotate:\n  rules: [{balance: {tag: stage, into: S}}]\n"
+                  "mesh: {pp: $S, dp: 1}\n",
+                  {}),
+            id);
+  EXPECT_NE(id_of("faster", include + "train: {optimizer: {sgd: {lr: 2e-2}}, global_batch: 8}\n",
+                  {{"stages", "2"}}),
+            id);
+}
+
 TEST(Compile, PlansReadBackAndPrintTheSame) {
   NEED_MODELS();
   const auto compiled =

@@ -5,9 +5,29 @@
 
 #include "equivalence/jobs.h"
 #include "golden.h"
+#include "piper/summary.h"
 
 namespace piper {
 namespace {
+
+// The strategy that counts, as piperc prints it, makes the same plans.
+void expect_same_plans(const CompileOptions& options, const PlanSet& plans,
+                       const std::string& what) {
+  const Folder folder;
+  const auto strategy = parse_strategy(options.strategy, options.defines);
+  ASSERT_TRUE(strategy) << what;
+  const std::string text = print_strategy(*strategy);
+  CompileOptions printed = options;
+  printed.strategy = folder.write("printed.yaml", text);
+  printed.defines.clear();
+  printed.dump = {};
+  const auto again = compile(printed);
+  ASSERT_TRUE(again) << what << print_error(again.error()) << text;
+  EXPECT_TRUE(again->set.roles == plans.roles) << what << text;
+  EXPECT_EQ(again->set.role_of_rank, plans.role_of_rank) << what << text;
+  EXPECT_EQ(again->set.manifest.seed, plans.manifest.seed) << what << text;
+  EXPECT_EQ(again->set.manifest.strategy_digest, plans.manifest.strategy_digest) << what << text;
+}
 
 golden::Section compile_case(const golden::Case& c) {
   const Folder folder;
@@ -29,11 +49,16 @@ golden::Section compile_case(const golden::Case& c) {
     for (const std::string& note : error.notes) text += "\n" + note;
     return {"error", text};
   }
+  expect_same_plans(options, compiled->set, fmt::format("{}:{}\n", c.file, c.line));
   std::string text;
   for (const Explanation& e : compiled->explanations) {
     text += fmt::format("{}: {}\n", e.at.line, e.directive);
     for (const std::string& line : e.lines) text += fmt::format("  {}\n", line);
   }
+  const bool reduces = std::any_of(compiled->explanations.begin(), compiled->explanations.end(),
+                                   [](const Explanation& e) { return e.directive == "replicate"; });
+  for (const std::string& line : traffic_lines(summarise(compiled->set)))
+    if (reduces && line.find("send over") == line.npos) text += line + "\n";
   return {"after", text + schedule};
 }
 
@@ -153,6 +178,23 @@ TEST(Directives, ABudgetIsMetWithTheFewestBytes) {
       if (!again) continue;
       ASSERT_TRUE(check_graph(again->graph)) << text;
     }
+  }
+}
+
+TEST(Directives, OfTheLibraryPrintAsTheyAre) {
+  for (const std::string& file : jobs::library_files()) {
+    const Folder folder;
+    CompileOptions options;
+    options.model = PIPER_SOURCE_DIR "/samples/gpt/model.onnx";
+    options.strategy =
+        folder.write("strategy.yaml", fmt::format("piper: 1\ninclude: {}/strategies/{}.yaml\n"
+                                                  "train: {{global_batch: 16}}\n",
+                                                  PIPER_SOURCE_DIR, file));
+    options.defines = jobs::definitions_of(jobs::library_text(file), {2, 2, 4});
+    options.oracles = false;
+    const auto compiled = compile(options);
+    ASSERT_TRUE(compiled) << file << print_error(compiled.error());
+    expect_same_plans(options, compiled->set, file);
   }
 }
 

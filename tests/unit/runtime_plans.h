@@ -191,29 +191,4 @@ inline PlanSet replicas_oracle(int32_t ranks) {
   return finish({role}, {0});
 }
 
-// Two stages, four microbatches: only passes and messages, for pictures.
-inline PlanSet one_forward_one_backward() {
-  RoleProgram roles[2];
-  for (int32_t r = 0; r < 2; ++r) {
-    RoleProgram& role = roles[r];
-    role.mesh = {{"pp", 2}};
-    auto run = [&](char pass, int32_t mb) {
-      bool forward = pass == 'F';
-      // What comes in before: activations from stage 0, gradients from stage 1; and out after.
-      int32_t channel = forward ? 0 : 1;
-      Instruction in = message(InstructionKind::kRecv, 0, 1 - r, "in");
-      Instruction out = message(InstructionKind::kSend, 0, 1 - r, "out");
-      in.channel = out.channel = channel;
-      bool receives = forward == (r == 1);
-      if (receives) role.body.push_back(in);
-      role.body.push_back(compute(0, {}, "chunk", pass, r, mb));
-      role.body.push_back(compute(0, {}, "more of the chunk", pass, r, mb));
-      if (!receives) role.body.push_back(out);
-    };
-    const char* order = r == 0 ? "F0F1B0F2B1F3B2B3" : "F0B0F1B1F2B2F3B3";
-    for (const char* at = order; *at != '\0'; at += 2) run(at[0], at[1] - '0');
-  }
-  return finish({roles[0], roles[1]}, {0, 1});
-}
-
 }  // namespace piper::plans

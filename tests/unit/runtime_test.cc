@@ -205,8 +205,8 @@ TEST(Faults, AMissingMessageNamesRankInstructionAndPeer) {
                   "step 1, instruction 5 (recv y mb=2): rank 1 waited 2 s for a message on "
                   "channel 0 from rank 0, which waits for rank 1" ||
               said ==
-                  "after step 1: rank 0 waited 2 s for what ranks tell each other between "
-                  "steps from rank 1, which waits for rank 0")
+                  "after step 1: rank 0 waited 2 s for what ranks tell each other beside "
+                  "the plan from rank 1, which waits for rank 0")
       << said;
   const std::vector<std::string>& notes = result.error().notes;
   ASSERT_EQ(notes.size(), 3u);
@@ -455,15 +455,6 @@ TEST(Job, StopsAtTheTarget) {
 }
 
 // ---- What people see ----------------------------------------------------------------------------
-
-TEST(Picture, OneForwardOneBackward) {
-  EXPECT_EQ(
-      draw_schedule(one_forward_one_backward(), false),
-      "rank  time ->\n"
-      "   0  F0 F1 .. .. B0=== F2 B1=== F3 B2=== .. B3===\n"
-      "   1  .. F0 B0=== F1 B1=== F2 B2=== F3 B3=== .. ..\n"
-      "      F forward 1, B backward 2 (I its input part 1, W its weight part 1), .. idle 20 %\n");
-}
 
 TEST(Trace, HoldsTheLastStepOfEveryRank) {
   PlanSet set = pipeline(2);

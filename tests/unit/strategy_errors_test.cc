@@ -41,6 +41,9 @@ TEST(Strategy, ExplainsWrongParameters) {
 TEST(Strategy, ExplainsWrongIncludes) {
   golden::run("strategy/includes.test", {"error"}, strategy_error);
 }
+TEST(Strategy, ExplainsWhatDoesNotCompose) {
+  golden::run("strategy/composing.test", {"error"}, strategy_error);
+}
 
 TEST(Strategy, ExplainsUnusedParams) {
   golden::run("strategy/unused_params.test", {"error"}, strategy_error);
@@ -84,6 +87,9 @@ TEST(Strategy, RefusesWhatIsTooLarge) {
   std::string params = "piper: 1\nparams:\n";
   for (int i = 0; i < 1001; ++i) params += fmt::format("  p{}: {}\n", i, i);
   EXPECT_EQ(message(params), "a strategy has at most 1000 params");
+  std::string names = "piper: 1\ndirectives:\n";
+  for (int i = 0; i < 1001; ++i) names += fmt::format("  - {{name: n{}, recompute: {{}}}}\n", i);
+  EXPECT_EQ(message(names), "a strategy has at most 1000 names of directives");
   std::string chain = "piper: 1\nparams:\n";
   for (int i = 0; i < 999; ++i) chain += fmt::format("  p{}: p{} + 1\n", i, i + 1);
   EXPECT_EQ(parsed(chain + "  p999: 1\nmesh: {x: p0}\n").params[0].second, 1000);

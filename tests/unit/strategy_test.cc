@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <random>
+#include <set>
 
 #include "golden.h"
 #include "seed.h"
@@ -25,12 +27,13 @@ TEST(Strategy, ReadsParams) {
       "  later: min(last, 3)\n"
       "  last: 7\n"
       "  model: gpt\n"
+      "  schedule: 1f1b\n"
       "  path: \"h/0/mlp\"\n"
       "  tenth: \"10\"\n"
       "  copy: $model\n"
       "  block: \"${model}/x$stages\"\n"
       "  lr: \"3e-4\"\n"
-      "require: [{that: twice + same + later + tenth, why: $path $copy $block $lr}]\n";
+      "require: [{that: twice + same + later + tenth, why: $path $copy $block $lr $schedule}]\n";
   const Strategy strategy = parsed(text);
   EXPECT_EQ(strategy.params, (Variables{{"stages", 4},
                                         {"dp", 2},
@@ -41,13 +44,14 @@ TEST(Strategy, ReadsParams) {
                                         {"last", 7},
                                         {"tenth", 10}}));
   const std::vector<std::pair<std::string, std::string>> texts = {
-      {"model", "gpt"}, {"path", "h/0/mlp"}, {"copy", "gpt"}, {"block", "gpt/x4"}, {"lr", "3e-4"}};
+      {"model", "gpt"}, {"schedule", "1f1b"}, {"path", "h/0/mlp"},
+      {"copy", "gpt"},  {"block", "gpt/x4"},  {"lr", "3e-4"}};
   EXPECT_EQ(strategy.text_params, texts);
   const Strategy other = parsed(text, {{"stages", "8"}, {"model", "bert"}, {"stages", "16"}});
   EXPECT_EQ(other.params[0].second, 16);
   EXPECT_EQ(other.params[2].second, 32);
   EXPECT_EQ(other.params[3].second, 64);
-  EXPECT_EQ(other.text_params[3].second, "bert/x16");
+  EXPECT_EQ(other.text_params[4].second, "bert/x16");
 }
 
 TEST(Strategy, ReadsParamsThatAreNumbers) {
@@ -278,9 +282,176 @@ TEST(Strategy, IncludesFiles) {
   ASSERT_EQ(strategy->annotate.rules.size(), 2u);
   EXPECT_EQ(std::get<BalanceRule>(strategy->annotate.rules[0]).into, 10);
   EXPECT_TRUE(std::holds_alternative<AnnotateRule>(strategy->annotate.rules[1]));
-  EXPECT_NE(strategy->text.find("tag: stage"), std::string::npos);
   const Result<Strategy> defined = parse_strategy(path, {{"more", "1"}});
   EXPECT_EQ(defined->mesh[0].size, 2);
+}
+
+// Maps are joined by key, lists one after the other; the file that includes the others decides.
+TEST(Strategy, JoinsFiles) {
+  const Folder folder;
+  folder.write("base.yaml",
+               "piper: 1\nparams: {stages: 2, dp: 1}\nmesh: {pp: $stages, dp: $dp}\n"
+               "train: {seed: 3, clip_norm: 1}\nloss: total\nweight_versions: 2\n"
+               "parameters: [{freeze: \"a/**\"}]\n"
+               "require: [{that: stages > 9, why: of base, when: stages == 2}]\n");
+  folder.write("memory.yaml",
+               "piper: 1\nparams: {dp: 1}\nmesh: {dp: $dp, gpu: 2}\n"
+               "train: {global_batch: 8}\ninputs: {x: {batch_dim: 1}}\n");
+  const std::string path =
+      folder.write("top.yaml",
+                   "piper: 1\ninclude: [base.yaml, memory.yaml]\nparams: {stages: 4}\n"
+                   "mesh: {gpu: 8}\ntrain: {seed: 5}\nloss: own\nweight_versions: 1\ndims: {n: 3}\n"
+                   "parameters: [{freeze: \"b/**\"}]\n");
+  const Result<Strategy> strategy = parse_strategy(path, {{"dp", "2"}});
+  ASSERT_TRUE(strategy.ok()) << print_error(strategy.error());
+  std::string mesh;
+  for (const MeshAxis& axis : strategy->mesh) mesh += fmt::format("{}={} ", axis.name, axis.size);
+  EXPECT_EQ(mesh, "pp=4 dp=2 gpu=8 ");
+  EXPECT_EQ(strategy->seed, 5u);
+  EXPECT_EQ(strategy->train.clip_norm, 1);
+  EXPECT_EQ(strategy->global_batch, 8);
+  EXPECT_EQ(std::get<std::string>(strategy->loss), "own");
+  EXPECT_EQ(strategy->weight_versions, 1);
+  EXPECT_EQ(strategy->inputs.size() + strategy->dims.size(), 2u);
+  ASSERT_EQ(strategy->parameters.size(), 2u);
+  EXPECT_EQ(strategy->parameters[1].match, "b/**");
+  const Result<Strategy> small = parse_strategy(path, {{"stages", "2"}});
+  ASSERT_FALSE(small.ok());
+  EXPECT_EQ(small.error().message, "of base");
+}
+
+// Of random files that include each other, those that give the loss and that no other such file
+// includes must be one, or agree.
+TEST(Strategy, TheFileThatIncludesTheOthersDecides) {
+  const auto seed = static_cast<uint32_t>(given_seed().value_or(20261122));
+  std::printf("seed %u (set PIPER_SEED for another)\n", seed);
+  std::mt19937 random(seed);
+  int clashes = 0;
+  for (int round = 0; round < 100; ++round) {
+    constexpr size_t kFiles = 6;
+    const Folder folder;
+    std::array<std::set<size_t>, kFiles> below;
+    std::array<int, kFiles> loss{};
+    for (size_t i = 0; i < kFiles; ++i) {
+      std::vector<std::string> paths;
+      for (size_t j = 0; j < i; ++j) {
+        if (random() % 2 && i + 1 < kFiles) continue;
+        paths.push_back(fmt::format("f{}.yaml", j));
+        below[i].insert(j);
+        below[i].insert(below[j].begin(), below[j].end());
+      }
+      std::shuffle(paths.begin(), paths.end(), random);
+      loss[i] = random() % 2 ? static_cast<int>(1 + random() % 3) : 0;
+      std::string text = fmt::format("piper: 1\ninclude: [{}]\n", join(paths, ", "));
+      if (loss[i]) text += fmt::format("loss: l{}\n", loss[i]);
+      folder.write(fmt::format("f{}.yaml", i), text);
+    }
+    std::set<int> uppermost;
+    for (size_t i = 0; i < kFiles; ++i) {
+      bool overridden = loss[i] == 0;
+      for (size_t j = 0; j < kFiles; ++j) overridden |= loss[j] && below[j].contains(i);
+      if (!overridden) uppermost.insert(loss[i]);
+    }
+    const auto strategy = parse_strategy(folder.path() + "/f5.yaml", {});
+    ASSERT_EQ(strategy.ok(), uppermost.size() < 2) << "round " << round;
+    clashes += !strategy.ok();
+    if (!strategy.ok()) {
+      EXPECT_EQ(strategy.error().message, "'loss' is given twice");
+    } else if (!uppermost.empty()) {
+      EXPECT_EQ(std::get<std::string>(strategy->loss), fmt::format("l{}", *uppermost.begin()));
+    }
+  }
+  EXPECT_GT(clashes, 5);
+  EXPECT_LT(clashes, 80);
+}
+
+// Directives of included files by their names: overridden in their place, dropped, or neither.
+TEST(Strategy, OverridesAndDropsByName) {
+  const Folder folder;
+  folder.write("base.yaml",
+               "piper: 1\nmesh: {dp: 2, pp: 2}\ndirectives:\n"
+               "  - {name: first, recompute: {ops: Gelu}}\n"
+               "  - recompute: {ops: Tanh}\n"
+               "  - {name: last, recompute: {ops: Relu}, when: dp > 2}\n"
+               "  - {name: replicas, replicate: {over: dp}}\n");
+  folder.write("middle.yaml", "piper: 1\ninclude: base.yaml\n");
+  const auto ops = [&](const std::string& directives) {
+    const Result<Strategy> strategy = parse_strategy(
+        folder.write("top.yaml", "piper: 1\ninclude: middle.yaml\nparams: {flag: 1}\n" +
+                                     directives + "require: [{that: flag < 2, why: \"\"}]\n"),
+        {});
+    if (!strategy) return print_error(strategy.error());
+    std::string text;
+    for (const Recompute& one : strategy->recomputes) text += one.ops[0].first + " ";
+    return text + std::to_string(strategy->replicates.size());
+  };
+  EXPECT_EQ(ops(""), "Gelu Tanh 1");
+  EXPECT_EQ(ops("mesh: {dp: 4}\n"), "Gelu Tanh Relu 1");
+  EXPECT_EQ(ops("directives: [{name: first, recompute: {ops: Exp}}]\n"), "Exp Tanh 1");
+  EXPECT_EQ(ops("directives: [{name: first, recompute: {ops: Exp}, when: flag}]\n"), "Exp Tanh 1");
+  EXPECT_EQ(ops("directives: [{name: first, recompute: {ops: Exp}, when: flag - 1}]\n"),
+            "Gelu Tanh 1");
+  EXPECT_EQ(ops("directives: [{name: last, recompute: {ops: Exp}}]\n"), "Gelu Tanh Exp 1");
+  EXPECT_EQ(ops("directives: [{name: new, recompute: {ops: Exp}}]\n"), "Gelu Tanh Exp 1");
+  EXPECT_EQ(ops("directives: [{name: first, recompute: {ops: Exp}, when: flag},\n"
+                "             {name: first, recompute: {ops: Log}, when: \"!flag\"}]\n"),
+            "Exp Tanh 1");
+  EXPECT_EQ(ops("directives: [{drop: [first, replicas, last]}]\n"), "Tanh 0");
+  EXPECT_EQ(ops("directives: [{drop: first, when: $flag}, {drop: replicas, when: false}]\n"),
+            "Tanh 1");
+}
+
+// Entries that do not count are not there, but for the params that they name.
+TEST(Strategy, LeavesOutEntries) {
+  const std::string text =
+      "piper: 1\nparams: {flag: 0, parts: 0, out: own}\nmesh: {dp: 2}\n"
+      "annotate: [{balance: {tag: stage, into: 2}, when: $flag},\n"
+      "           {match: \"**\", tags: {half: 1}, when: dp == 2}]\n"
+      "parameters: [{freeze: \"a/**\", when: flag}, {freeze: \"b/**\", when: \"!flag\"}]\n"
+      "train: {groups: [{match: \"$out/**\", lr: 1, when: $flag}]}\n"
+      "require: [{that: 0, why: never, when: flag}]\n"
+      "directives:\n"
+      "  - {split: {dim: batch, into: 8 / parts}, when: parts > 0}\n"
+      "  - {replicate: {over: dp}, when: flag}\n"
+      "  - {replicate: {over: dp, bucket: 1MiB}, when: flag == 0}\n";
+  const Strategy off = parsed(text);
+  EXPECT_EQ(off.annotate.rules.size(), 1u);
+  ASSERT_EQ(off.parameters.size(), 1u);
+  EXPECT_EQ(off.parameters[0].match, "b/**");
+  EXPECT_EQ(off.train.groups.size(), 1u);
+  EXPECT_TRUE(off.splits.empty());
+  ASSERT_EQ(off.replicates.size(), 1u);
+  EXPECT_EQ(off.replicates[0].bucket_bytes, 1 << 20);
+  const auto on = parse(text, {{"flag", "1"}, {"parts", "2"}});
+  ASSERT_FALSE(on.ok());
+  EXPECT_EQ(on.error().message, "never");
+}
+
+// One file is a sweep: its params choose what it includes.
+TEST(Strategy, InsertsParamsIntoPaths) {
+  const Folder folder;
+  folder.write("a1.yaml", "piper: 1\nloss: first\n");
+  folder.write("a2.yaml", "piper: 1\ninclude: \"${kind}x.yaml\"\nloss: second\n");
+  folder.write("bx.yaml", "piper: 1\nmesh: {dp: $n}\n");
+  const std::string path = folder.write(
+      "top.yaml", "piper: 1\nparams: {n: 1, kind: a, file: \"a$n\"}\ninclude: \"$file.yaml\"\n");
+  const auto loss = [&](const std::vector<Definition>& defines) {
+    const Result<Strategy> strategy = parse_strategy(path, defines);
+    return strategy ? std::get<std::string>(strategy->loss) +
+                          std::to_string(strategy->mesh.empty() ? 0 : strategy->mesh[0].size)
+                    : strategy.error().message;
+  };
+  EXPECT_EQ(loss({{"kind", "b"}}), "nothing uses the param 'kind'");
+  EXPECT_EQ(loss({{"kind", "b"}, {"n", "2"}}), "second2");
+  EXPECT_NE(loss({{"n", "2"}}).find("ax.yaml'"), std::string::npos);
+}
+
+TEST(Strategy, ReadsTruthValues) {
+  const std::string text =
+      "piper: 1\nparams: {x: 1}\ntrain: {optimizer: {sgd: {momentum: 0.9, nesterov: $x}}}\n";
+  EXPECT_TRUE(parsed(text).train.optimizer.nesterov);
+  EXPECT_FALSE(parsed(text, {{"x", "0"}}).train.optimizer.nesterov);
+  EXPECT_EQ(parse(text, {{"x", "2"}}).error().message, "$x = 2 is too large; the most here is 1");
 }
 
 // ---- Library, schema, noise ---------------------------------------------------------------------
@@ -288,7 +459,7 @@ TEST(Strategy, IncludesFiles) {
 TEST(Library, WorksForAnySizes) {
   const std::filesystem::path folder = std::filesystem::path(PIPER_SOURCE_DIR) / "strategies";
   int files = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
     if (entry.path().extension() != ".yaml") continue;
     ++files;
     const auto defaults = parse_strategy(entry.path().string(), {});
@@ -301,7 +472,7 @@ TEST(Library, WorksForAnySizes) {
     ASSERT_TRUE(sized.ok()) << print_error(sized.error());
     for (const MeshAxis& axis : sized->mesh) EXPECT_EQ(axis.size, 4) << entry.path();
   }
-  EXPECT_GE(files, 3);
+  EXPECT_GE(files, 40);
 }
 
 TEST(Schema, IsTheOneInTheRepository) {
@@ -355,10 +526,10 @@ TEST(Page, ShowsTrueExpansions) {
   EXPECT_EQ(checked, 7);
 }
 
-// The first example of the page, and every other block of YAML in it, is a strategy that is read.
-TEST(Page, ShowsTrueExamples) {
-  const auto page = read_text_file(std::string(PIPER_SOURCE_DIR) + "/formats/strategy.md", 1 << 20);
-  ASSERT_TRUE(page.ok());
+// Every block of YAML on a page is a strategy that is read.
+int read_examples(const std::string& name) {
+  const auto page = read_text_file(PIPER_SOURCE_DIR "/" + name, 1 << 20);
+  EXPECT_TRUE(page.ok());
   int checked = 0;
   for (size_t at = page->find("```yaml\n"); at != std::string::npos;
        at = page->find("```yaml\n", at + 1)) {
@@ -366,10 +537,18 @@ TEST(Page, ShowsTrueExamples) {
     const bool names_stages = text.find("stages") != std::string::npos;
     if (!text.starts_with("piper"))
       text = (names_stages ? "piper: 1\nparams: {stages: 2}\n" : "piper: 1\n") + text;
+    // As beside the page.
+    for (size_t path = text.find("../"); path != std::string::npos; path = text.find("../"))
+      text.replace(path, 3, PIPER_SOURCE_DIR "/");
     (void)parsed(text);
     ++checked;
   }
-  EXPECT_EQ(checked, 9);
+  return checked;
+}
+
+TEST(Page, ShowsTrueExamples) {
+  EXPECT_EQ(read_examples("formats/strategy.md"), 11);
+  EXPECT_EQ(read_examples("strategies/README.md"), 3);
 }
 
 const char* const kEverything =

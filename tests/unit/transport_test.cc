@@ -11,8 +11,10 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <thread>
 
+#include "shell.h"
 #include "unit/transport_suite.h"
 
 namespace piper {
@@ -172,46 +174,28 @@ TEST(Agree, NamesBothSidesOnEveryRank) {
 
 // ---- The same suite under mpirun ----------------------------------------------------------------
 
-struct Ran {
-  int exit_code = -1;
-  std::string output;
-};
-
-Ran mpirun(int ranks, const std::string& rank_case) {
-  std::string self(4096, '\0');
-  ssize_t length = readlink("/proc/self/exe", self.data(), self.size());
-  self.resize(length > 0 ? static_cast<size_t>(length) : 0);
-  // Open MPI keeps its memory until the end; the sanitizer for leaks is for our own programs.
-  std::string command = fmt::format(
-      "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
-      "OMPI_MCA_rmaps_base_oversubscribe=1 "
-      "ASAN_OPTIONS=detect_leaks=0 mpirun --mca btl vader,self -n {} '{}' --rank-case {} 2>&1",
-      ranks, self, rank_case);
-  Ran ran;
-  FILE* pipe = popen(command.c_str(), "r");
-  if (pipe == nullptr) return ran;
-  char buffer[4096];
-  while (size_t got = fread(buffer, 1, sizeof buffer, pipe)) ran.output.append(buffer, got);
-  int status = pclose(pipe);
-  ran.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  return ran;
+// This program again on each rank; exit code and output.
+std::pair<int, std::string> mpirun(int ranks, const std::string& rank_case) {
+  const std::string self = std::filesystem::read_symlink("/proc/self/exe").string();
+  return run_shell(fmt::format("{}mpirun --mca btl vader,self -n {} '{}' --rank-case {} 2>&1", kMpi,
+                               ranks, self, rank_case));
 }
 
 class Mpi : public testing::TestWithParam<int> {};
 
 TEST_P(Mpi, Conforms) {
   SKIP_UNDER_THREAD_SANITIZER();
-  Ran ran = mpirun(GetParam(), "suite");
-  EXPECT_EQ(ran.exit_code, 0) << ran.output;
-  EXPECT_NE(ran.output.find(fmt::format("suite passed on {} ranks", GetParam())), std::string::npos)
-      << ran.output;
+  const auto [code, output] = mpirun(GetParam(), "suite");
+  EXPECT_EQ(code, 0) << output;
+  EXPECT_NE(output.find(fmt::format("suite passed on {} ranks", GetParam())), std::string::npos)
+      << output;
 }
 INSTANTIATE_TEST_SUITE_P(Suite, Mpi, testing::Values(1, 2, 4));
 
 TEST(MpiApart, ConformsWithoutSharedMemory) {
   SKIP_UNDER_THREAD_SANITIZER();
-  const Ran ran = mpirun(3, "apart");
-  EXPECT_NE(ran.output.find("suite passed on 3 ranks"), std::string::npos) << ran.output;
+  const auto [code, output] = mpirun(3, "apart");
+  EXPECT_NE(output.find("suite passed on 3 ranks"), std::string::npos) << output;
 }
 
 class MpiFault : public testing::TestWithParam<size_t> {};
@@ -220,60 +204,58 @@ TEST_P(MpiFault, NamesBothSides) {
   SKIP_UNDER_THREAD_SANITIZER();
   const Fault& fault = suite::kFaults[GetParam()];
   auto start = std::chrono::steady_clock::now();
-  Ran ran = mpirun(4, fault.name);
+  const auto [code, output] = mpirun(4, fault.name);
   std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
   EXPECT_LT(took.count(), 20);
-  EXPECT_NE(ran.output.find(fault.expected), std::string::npos) << ran.output;
-  EXPECT_NE(ran.output.find(fault.note != nullptr ? fault.note : ""), std::string::npos)
-      << ran.output;
-  EXPECT_NE(ran.exit_code, 0);
+  EXPECT_NE(output.find(fault.expected), std::string::npos) << output;
+  EXPECT_NE(output.find(fault.note != nullptr ? fault.note : ""), std::string::npos) << output;
+  EXPECT_NE(code, 0);
 }
 INSTANTIATE_TEST_SUITE_P(Suite, MpiFault, testing::Range(size_t{0}, std::size(suite::kFaults)),
                          [](const auto& info) { return suite::kFaults[info.param].name; });
 
 TEST(MpiAgree, RefusesPlansOfTwoCompilations) {
   SKIP_UNDER_THREAD_SANITIZER();
-  Ran ran = mpirun(2, "two_sets");
-  EXPECT_NE(ran.output.find("plans of two compilations: rank 0 holds set set0 (rank0.plan), rank 1 "
-                            "holds set set1 (rank1.plan)"),
+  const auto [code, output] = mpirun(2, "two_sets");
+  EXPECT_NE(output.find("plans of two compilations: rank 0 holds set set0 (rank0.plan), rank 1 "
+                        "holds set set1 (rank1.plan)"),
             std::string::npos)
-      << ran.output;
-  EXPECT_EQ(ran.exit_code, static_cast<int>(ExitCode::kPlan)) << ran.output;
+      << output;
+  EXPECT_EQ(code, static_cast<int>(ExitCode::kPlan)) << output;
 }
 
 // mpirun itself waits for ever when a process ends with 0 before it has begun.
 TEST(MpiStart, AProcessThatEndsBeforeMpiBeginsEndsTheJob) {
   SKIP_UNDER_THREAD_SANITIZER();
-  const Ran ran = mpirun(2, "early_exit");
-  EXPECT_NE(ran.output.find("process 0 of 2 waited 1.5 s for the others in MPI_Init: one of them "
-                            "ended or stopped before"),
+  const auto [code, output] = mpirun(2, "early_exit");
+  EXPECT_NE(output.find("process 0 of 2 waited 1.5 s for the others in MPI_Init: one of them "
+                        "ended or stopped before"),
             std::string::npos)
-      << ran.output;
-  EXPECT_EQ(ran.exit_code, static_cast<int>(ExitCode::kPeer)) << ran.output;
+      << output;
+  EXPECT_EQ(code, static_cast<int>(ExitCode::kPeer)) << output;
 }
 
 TEST(MpiStart, AProcessThatStopsBeforePlansAreComparedIsNamed) {
   SKIP_UNDER_THREAD_SANITIZER();
-  const Ran ran = mpirun(2, "late_stop");
-  EXPECT_NE(ran.output.find("in the comparison of plans of ranks [0,1] for rank 1"),
-            std::string::npos)
-      << ran.output;
-  EXPECT_EQ(ran.exit_code, static_cast<int>(ExitCode::kPeer)) << ran.output;
+  const auto [code, output] = mpirun(2, "late_stop");
+  EXPECT_NE(output.find("in the comparison of plans of ranks [0,1] for rank 1"), std::string::npos)
+      << output;
+  EXPECT_EQ(code, static_cast<int>(ExitCode::kPeer)) << output;
 }
 
 TEST(MpiFaults, AStoppedProcessIsNamedWithWhatItDoes) {
   SKIP_UNDER_THREAD_SANITIZER();
-  const Ran ran = mpirun(3, "stopped");
-  EXPECT_NE(ran.output.find("for rank 1\n  = note: rank 1 is at F stage=1 mb=7"), std::string::npos)
-      << ran.output;
-  EXPECT_EQ(ran.exit_code, static_cast<int>(ExitCode::kPeer)) << ran.output;
+  const auto [code, output] = mpirun(3, "stopped");
+  EXPECT_NE(output.find("for rank 1\n  = note: rank 1 is at F stage=1 mb=7"), std::string::npos)
+      << output;
+  EXPECT_EQ(code, static_cast<int>(ExitCode::kPeer)) << output;
 }
 
 TEST(MpiAgree, RanksAreThoseOfThePlans) {
   SKIP_UNDER_THREAD_SANITIZER();
-  Ran ran = mpirun(3, "reversed");
-  EXPECT_EQ(ran.exit_code, 0) << ran.output;
-  EXPECT_NE(ran.output.find("suite passed on 3 ranks"), std::string::npos) << ran.output;
+  const auto [code, output] = mpirun(3, "reversed");
+  EXPECT_EQ(code, 0) << output;
+  EXPECT_NE(output.find("suite passed on 3 ranks"), std::string::npos) << output;
 }
 
 // ---- What a process under mpirun does -----------------------------------------------------------

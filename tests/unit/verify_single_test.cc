@@ -132,6 +132,74 @@ TEST(VerifySingle, WordsTakeTheOperandsOfTheirOps) {
   EXPECT_GT(seen, 40u);
 }
 
+// A product of `from` and what moves it through 64 levels, each of which doubles what is read, with
+// a cast there and back in front of all levels or behind them. Values from `next` on are its own.
+struct Nested {
+  std::string values, ops;
+  int made = 0;
+};
+Nested nested(const char* product, int next, int at, bool early, int first) {
+  Nested text;
+  const auto value = [&](const char* type) {
+    text.values += fmt::format("  value {} {} at={}\n", next, type, at);
+    at += 64;
+    return next++;
+  };
+  const auto cast = [&](const std::string& type) {
+    const int to = value(type.c_str());
+    text.ops +=
+        fmt::format("  op Cast in=[{}] out=[{}] {{to=\"{}\"}}\n", text.made, to, type.substr(0, 3));
+    text.made = to;
+  };
+  text.made = value("f32[1,2]");
+  text.ops = fmt::format("  op Mul in={} out=[{}]\n", product, text.made);
+  if (early) cast("f64[1,2]");
+  for (int level = 0; level < 64; ++level) {
+    const int wide = value(early ? "f64[2,2]" : "f32[2,2]"),
+              one = value(early ? "f64[1,2]" : "f32[1,2]");
+    text.ops += fmt::format(
+        "  op Concat in=[{0},{0}] out=[{1}] {{axis=0}}\n"
+        "  op Slice in=[{1}] out=[{2}] {{starts=[{3},0]}}\n",
+        text.made, wide, one, level == 30 ? first : 0);
+    text.made = one;
+  }
+  if (!early) cast("f64[1,2]");
+  cast("f32[1,2]");
+  return text;
+}
+
+TEST(VerifySingle, MovesAndCastsMayBeNestedDeeply) {
+  const Nested first = nested("[0,2]", 6, 0, false, 0), next = nested("[0,2]", 9, 192, false, 0);
+  const std::string begin = "  value 6 f32[1,2] at=0\n  op Mul in=[0,2] out=[6]\n",
+                    again = "at=128\n  op Mul in=[0,2] out=[6]\n";
+  const auto after = [](const Nested& text, const char* ops) {
+    return text.ops + fmt::format(fmt::runtime(ops), text.made);
+  };
+  Edits single = {
+      {"workspace=[192]", "workspace=[8576]"},
+      {"args=6 workspace=64", "args=6 workspace=8384"},
+      {begin + "  op Mul in=[1,6] out=[3]\n  op Mul in=[6,6] out=[5]\n",
+       first.values + after(first, "  op Mul in=[1,{0}] out=[3]\n  op Mul in=[{0},{0}] out=[5]\n")},
+      {"args=6 workspace=192", "args=6 workspace=8576"},
+      {again + "  op Mul in=[1,6] out=[3]\n  op Fused in=[6] out=[7]",
+       "at=128\n" + next.values +
+           after(next,
+                 "  op Reshape in=[{0}] out=[6]\n  op Mul in=[1,6] out=[3]\n"
+                 "  op Fused in=[6] out=[7]")}};
+  const auto spread = [&](bool early, int from) {
+    const Nested stage = nested("[0,1]", 3, 0, early, from);
+    return said({{"workspace=[64,0]", "workspace=[8384,0]"},
+                 {"args=3\n", "args=3 workspace=8384\n"},
+                 {"  op Mul in=[0,1] out=[2]\n",
+                  stage.values + after(stage, "  op Reshape in=[{}] out=[2]\n")}},
+                {}, single);
+  };
+  for (const bool early : {false, true}) {
+    EXPECT_EQ(spread(early, 0), Said()) << early;
+    EXPECT_NE(spread(early, 1), Said()) << early;
+  }
+}
+
 // Nobody has looked yet whether an op has the operands that it takes.
 TEST(VerifySingle, OperandsThatAreMissing) {
   for (const OpDef* def : all_ops())

@@ -1,10 +1,10 @@
 // What the verifier says of sums that do not hold what they should, and the program that says it.
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdio>
 #include <filesystem>
 
+#include "shell.h"
 #include "unit/verify_plans.h"
 
 namespace piper {
@@ -216,6 +216,84 @@ TEST(VerifySums, ParametersAreUpdatedOnce) {
   });
 }
 
+// Two replicas keep a parameter in parts, and gather it.
+constexpr const char* kParts =
+    R"(plan batch=2 arena=576 workspace=[0] transport=2097152 scratch=4194304
+axis "dp" 2
+stream 0 "compute"
+group 0 "dp" axes=[0]
+input "x" f32[2,4]
+sum 0 "w.grad"
+buffer 0 "w" f32[2] state at=0 init="w" param="w" part_of=0 whole=[1,4]
+buffer 1 "w.whole" f32[1,4] step at=64 param="w"
+buffer 2 "x" f32[1,4] step at=128
+buffer 3 "g" f32[1,4] step at=192
+buffer 4 "g.part" f32[2] step at=256
+buffer 5 "x.part" f32[2] step at=320
+buffer 6 "x.again" f32[1,4] step at=384
+buffer 7 "g.other" f32[2] step at=448
+buffer 8 "w.again" f32[1,4] step at=512
+program 0 label="B" args=3
+  value 0 f32[1,4] read
+  value 1 f32[1,4] read
+  value 2 f32[1,4] written
+  op Mul in=[0,1] out=[2]
+program 1 label="U" args=2
+  value 0 f32[2] read
+  value 1 f32[2] read written
+  op Sub in=[1,0] out=[1]
+body
+  0 all_gather label="gather" args=[0,1] group=0
+  1 input label="input x" args=[2] input="x" count=1 stride=[1]
+  2 own_part label="part" args=[2,5] group=0
+  3 copy label="copy x" args=[2,6]
+  4 copy label="copy w" args=[1,8]
+  5 compute label="B" program=0 args=[8,6,3]
+    contribution arg=2 count=1 stride=[1]
+  6 reduce_scatter label="reduce" args=[3,4] group=0
+  7 copy label="copy g" args=[4,7]
+  8 compute label="U" program=1 args=[7,0]
+    sum_read
+)";
+
+TEST(VerifySums, PartsAreReadWhereTheyBelong) {
+  using Edits = std::vector<std::pair<std::string, std::string>>;
+  const auto said = [](const Edits& edits) {
+    return findings_of(set_of({edited(kParts, edits)}, 2));
+  };
+  const auto first = [&](const Edits& edits) {
+    const auto all = said(edits);
+    return all.empty() ? std::string() : all[0];
+  };
+  EXPECT_EQ(said({}), std::vector<std::string>());
+  const Edits again = {{"copy label=\"copy w\" args=[1,8]", "all_gather args=[0,8] group=0"}};
+  EXPECT_EQ(said(again), std::vector<std::string>());
+  const auto role = parse_plan(edited(kParts, {{"part\" args=[2,5]", "part\" args=[5,2]"}}));
+  const Status checked = role ? check_role(*role) : Status(role.error());
+  EXPECT_TRUE(!checked && checked.error().message.find("f32[2] and f32[1,4] do not fit a group of "
+                                                       "2") != std::string::npos);
+  // Parts of what two replicas computed from their own samples.
+  EXPECT_EQ(first({{"copy label=\"copy x\" args=[2,6]", "all_gather args=[5,6] group=0"}}),
+            "sum: 'B' on rank 0 (and 1 like it) adds to 'w.grad' for samples [0, 1) + 1 × dp, but "
+            "computes from samples [0, 1) and 1 more at distance 1");
+  // The first rank's part, on all of them.
+  EXPECT_EQ(first({{"copy label=\"copy g\" args=[4,7]",
+                    "broadcast label=\"give\" args=[4] group=0\n  8 copy args=[4,7]"},
+                   {"8 compute label=\"U\"", "9 compute label=\"U\""}}),
+            "sum: 'U' on rank 0 (and 1 like it) reads the sum 'w.grad' from 'g.other', which also "
+            "holds something that is no part of it");
+  // The other rank's part.
+  const auto crossed = [&](int other) {
+    return edited(kParts,
+                  {{"7 copy label=\"copy g\" args=[4,7]",
+                    fmt::format("7 send args=[4] peer=[{0}]\n  8 recv args=[7] peer=[{0}]", other)},
+                   {"8 compute label=\"U\"", "9 compute label=\"U\""}});
+  };
+  EXPECT_EQ(findings_of(set_of({crossed(1), crossed(0)}, 1))[0],
+            "sum: 'U' on rank 0 reads the sum 'w.grad' from 'g.other', which also holds something "
+            "that is no part of it");
+}
+
 TEST(VerifySums, ReportsComeFromWhatTheirNamesSay) {
   const auto reported = [](const char* name) {
     const PlanSet set = set_of(
@@ -251,19 +329,8 @@ TEST(VerifySums, ReportsComeFromWhatTheirNamesSay) {
 
 // ---- The program -------------------------------------------------------------------------------
 
-struct Said {
-  int exit_code = -1;
-  std::string text;
-};
-Said piper_verify(const std::string& arguments) {
-  const std::string command = PIPER_BINARY_DIR "/bin/piper-verify " + arguments + " 2>&1";
-  Said said;
-  FILE* pipe = popen(command.c_str(), "r");
-  for (int c = std::fgetc(pipe); c != EOF; c = std::fgetc(pipe))
-    said.text.push_back(static_cast<char>(c));
-  const int status = pclose(pipe);
-  said.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  return said;
+std::pair<int, std::string> piper_verify(const std::string& arguments) {
+  return run_shell(PIPER_BINARY_DIR "/bin/piper-verify " + arguments + " 2>&1");
 }
 
 class PiperVerify : public ::testing::Test {
@@ -285,10 +352,10 @@ class PiperVerify : public ::testing::Test {
 
 TEST_F(PiperVerify, SaysWhatItProved) {
   write(kStage0);
-  const Said said = piper_verify(folder_);
-  EXPECT_EQ(said.exit_code, 0);
+  const auto [code, text] = piper_verify(folder_);
+  EXPECT_EQ(code, 0);
   EXPECT_EQ(
-      said.text,
+      text,
       folder_ +
           ": ok: 4 ranks in 2 cells, 20 instructions\n"
           "  transfer    4 messages are received once, in order\n"
@@ -304,18 +371,17 @@ TEST_F(PiperVerify, SaysWhatItProved) {
 }
 
 TEST_F(PiperVerify, ExitCodes) {
-  EXPECT_EQ(piper_verify("").exit_code, 2);
-  EXPECT_EQ(piper_verify("--help").exit_code, 0);
-  EXPECT_EQ(piper_verify(folder_).exit_code, 4);
+  EXPECT_EQ(piper_verify("").first, 2);
+  EXPECT_EQ(piper_verify("--help").first, 0);
+  EXPECT_EQ(piper_verify(folder_).first, 4);
   write(edited(kStage0,
                {{"buffer 3 \"a@0\" f32[1,2] step at=192", "buffer 3 \"a@0\" f32[1,2] step at=0"}}));
-  const Said said = piper_verify("--json " + folder_);
-  EXPECT_EQ(said.exit_code, 3);
-  EXPECT_NE(
-      said.text.find("{\"rule\": \"memory\", \"text\": \"'a@0' shares bytes with 'w0' on rank 0 "
-                     "(and 1 like it), which is kept for ever\"}"),
-      said.text.npos)
-      << said.text;
+  const auto [code, text] = piper_verify("--json " + folder_);
+  EXPECT_EQ(code, 3);
+  EXPECT_NE(text.find("{\"rule\": \"memory\", \"text\": \"'a@0' shares bytes with 'w0' on rank 0 "
+                      "(and 1 like it), which is kept for ever\"}"),
+            text.npos)
+      << text;
 }
 
 }  // namespace

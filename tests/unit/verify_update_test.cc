@@ -65,6 +65,21 @@ std::vector<std::string> said(const Edits& stage0, const Edits& stage1) {
 }
 using Said = std::vector<std::string>;
 
+// Vectors of 2^33 squares, which nobody holds.
+TEST(VerifyUpdate, WhatAProgramStatesCostsNoMoreThanItsOps) {
+  const std::string values = "  value 4 f64[8589934592] at=64\n",
+                    ops = "  op Expand in=[2] out=[4] {shape=[8589934592]}\n";
+  const int64_t bytes = 64 + (int64_t{8} << 33);
+  const std::string literal = "  value 3 f64[1] literal=0x0000000000000000\n",
+                    squares = "op SumSquares in=[0] out=[2] {parts=1}\n";
+  EXPECT_EQ(said({{literal, literal + values},
+                  {squares, squares + ops},
+                  {"workspace=[64,0]", fmt::format("workspace=[{},0]", bytes)},
+                  {"args=2 workspace=64", fmt::format("args=2 workspace={}", bytes)}},
+                 {}),
+            Said());
+}
+
 TEST(VerifyUpdate, AcceptsOneRuleForAll) { EXPECT_EQ(said({}, {}), Said()); }
 
 TEST(VerifyUpdate, NumbersDifferBetweenRanks) {

@@ -1,0 +1,156 @@
+#include <algorithm>
+
+#include "match.h"
+
+namespace piper {
+namespace {
+
+struct SectionDef {
+  std::string_view name;
+  void (*compare)(const SetMatch& match, DiffSection& section);
+  bool has_measure = false;
+};
+// The most important first: what is trained, what it costs, how it is done.
+constexpr SectionDef kSections[] = {{"model", compare_model},
+                                    {"train", compare_train},
+                                    {"parameters", compare_parameters},
+                                    {"memory", compare_memory, true},
+                                    {"flops", compare_flops, true},
+                                    {"placement", compare_placement},
+                                    {"stages", compare_stages},
+                                    {"order", compare_order},
+                                    {"recompute", compare_recompute, true},
+                                    {"offload", compare_offload, true},
+                                    {"versions", compare_versions},
+                                    {"collectives", compare_collectives, true},
+                                    {"messages", compare_messages, true},
+                                    {"streams", compare_streams},
+                                    {"other", nullptr}};
+
+constexpr auto kNames = [] {
+  std::array<std::string_view, std::size(kSections)> names;
+  for (size_t s = 0; s < names.size(); ++s) names[s] = kSections[s].name;
+  return names;
+}();
+
+std::vector<std::string> digests_of(const Summary& set) {
+  std::vector<std::string> digests;
+  for (const RoleSummary& role : set.roles) digests.push_back(role.digest);
+  std::sort(digests.begin(), digests.end());
+  return digests;
+}
+
+// What no section tells must not be called the same.
+void compare_rest(const SetMatch& match, Diff& diff) {
+  if (!diff.same()) return;
+  const auto in_words = [](bool differs) { return differs ? "others" : "the same"; };
+  DiffSection rest{"other", "", {}, {}};
+  if (match.notes.empty() && digests_of(match.before) != digests_of(match.after))
+    add_text(rest, "", "role programs", std::string(in_words(false)),
+             std::string("others, in what no section tells: places in memory, waits, labels"));
+  const std::string &was = match.before.initial_values, &is = match.after.initial_values;
+  if (!was.empty() && !is.empty() && was != is && match.notes.empty())
+    add_text(rest, "", "initial values", std::string("the same"), std::string("others"));
+  if (rest.changes.empty()) return;
+  rest.summary = rest.changes.front().what + " differ";
+  diff.sections.push_back(std::move(rest));
+}
+
+const SectionDef* find_section(std::string_view name) {
+  for (const SectionDef& section : kSections)
+    if (section.name == name) return &section;
+  return nullptr;
+}
+
+Error unknown(const std::string& name) {
+  const std::vector<std::string> known(kNames.begin(), kNames.end());
+  return fail("there is no section '{}'{}; there are {}", quote_control(name),
+              did_you_mean(name, known), join(known, ", "))
+      .with_code(ExitCode::kUsage);
+}
+
+Result<DiffGate> parse_gate(const std::string& text) {
+  const size_t colon = text.find(':');
+  DiffGate gate{text.substr(0, colon), {}};
+  const SectionDef* section = find_section(gate.section);
+  if (!section) return unknown(gate.section);
+  if (colon == text.npos) return gate;
+  const std::string limit = text.substr(colon + 1);
+  char* end = nullptr;
+  const double percent = std::strtod(limit.c_str(), &end);
+  if (!limit.starts_with('+') || std::string_view(end) != "%" || !(percent >= 0))
+    return fail("'{}' is no limit: write {}:+5%", quote_control(text), gate.section)
+        .with_code(ExitCode::kUsage);
+  if (!section->has_measure)
+    return fail("'{}' has no measure to grow: write {} alone, to fail when it differs",
+                gate.section, gate.section)
+        .with_code(ExitCode::kUsage);
+  gate.percent = percent;
+  return gate;
+}
+
+}  // namespace
+
+const DiffSection* Diff::find(std::string_view section) const {
+  for (const DiffSection& one : sections)
+    if (one.name == section) return &one;
+  return nullptr;
+}
+
+Diff compare(const Summary& before, const Summary& after) {
+  const SetMatch match(before, after);
+  Diff diff;
+  diff.notes = match.notes;
+  for (const SectionDef& def : kSections) {
+    if (!def.compare) continue;
+    DiffSection section{std::string(def.name), "", {}, {}};
+    def.compare(match, section);
+    if (!section.changes.empty()) diff.sections.push_back(std::move(section));
+  }
+  compare_rest(match, diff);
+  return diff;
+}
+
+std::span<const std::string_view> diff_sections() { return kNames; }
+
+Result<std::vector<std::string>> parse_sections(std::string_view text) {
+  std::vector<std::string> names = split_text(text, ',');
+  for (const std::string& name : names)
+    if (!find_section(name)) return unknown(name);
+  return names;
+}
+
+void keep_sections(Diff& diff, const std::vector<std::string>& names) {
+  std::erase_if(diff.sections, [&](const DiffSection& section) {
+    return std::find(names.begin(), names.end(), section.name) == names.end();
+  });
+}
+
+Result<std::vector<DiffGate>> parse_gates(std::string_view text) {
+  std::vector<DiffGate> gates;
+  for (const std::string& part : split_text(text, ',')) {
+    PIPER_ASSIGN(DiffGate gate, parse_gate(part));
+    gates.push_back(std::move(gate));
+  }
+  return gates;
+}
+
+void apply_gates(const std::vector<DiffGate>& gates, Diff& diff) {
+  for (const DiffGate& gate : gates) {
+    const DiffSection* section = diff.find(gate.section);
+    if (!section) continue;
+    if (!gate.percent) {
+      diff.failed.push_back(gate.section + " differs");
+      continue;
+    }
+    const DiffSection::Measure measure = section->measure.value_or(DiffSection::Measure());
+    if (measure.after <= measure.before * (1 + *gate.percent / 100)) continue;
+    const std::string growth = growth_text(measure.before, measure.after);
+    diff.failed.push_back(fmt::format("{} grew from {} to {}{}, more than {} %", gate.section,
+                                      value_text(measure.before, measure.unit),
+                                      value_text(measure.after, measure.unit),
+                                      growth.empty() ? "" : " (" + growth + ")", *gate.percent));
+  }
+}
+
+}  // namespace piper

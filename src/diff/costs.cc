@@ -1,0 +1,172 @@
+// Sections about what it costs: memory, FLOPs, stages, recomputation, offloading, versions.
+#include <algorithm>
+
+#include "match.h"
+
+namespace piper {
+namespace {
+
+// A role that is not there costs nothing.
+template <class Field>
+std::optional<double> perhaps(const RoleSummary* role, Field field) {
+  if (!role) return {};
+  return static_cast<double>(role->*field);
+}
+template <class Field>
+double of(const RoleSummary* role, Field field) {
+  return role ? static_cast<double>(role->*field) : 0;
+}
+template <class Field>
+DiffSection::Measure greatest(const SetMatch& match, Field field, DiffUnit unit) {
+  DiffSection::Measure measure{0, 0, unit};
+  for (const DevicePair& pair : match.devices) {
+    measure.before = std::max(measure.before, of(match.role_before(pair), field));
+    measure.after = std::max(measure.after, of(match.role_after(pair), field));
+  }
+  return measure;
+}
+
+std::string stage_text(const StageSummary& stage) {
+  return fmt::format("{} ops, {} forward, {} of weights", stage.ops,
+                     human_flops(stage.forward_flops), human_bytes(stage.weight_bytes));
+}
+
+struct StageField {
+  const char* what;
+  double (*get)(const StageSummary&);
+  DiffUnit unit;
+};
+constexpr StageField kStageFields[] = {
+    {"forward ops", [](const StageSummary& s) { return double(s.ops); }, DiffUnit::kCount},
+    {"forward", [](const StageSummary& s) { return s.forward_flops; }, DiffUnit::kFlops},
+    {"backward", [](const StageSummary& s) { return s.backward_flops; }, DiffUnit::kFlops},
+    {"weights", [](const StageSummary& s) { return double(s.weight_bytes); }, DiffUnit::kBytes},
+    {"optimizer states", [](const StageSummary& s) { return double(s.state_bytes); },
+     DiffUnit::kBytes},
+    {"kept for the backward", [](const StageSummary& s) { return s.kept_bytes; }, DiffUnit::kBytes},
+    {"sent", [](const StageSummary& s) { return s.sent_bytes; }, DiffUnit::kBytes}};
+
+OffloadSummary offload_of(const RoleSummary* role, const std::string& what) {
+  if (role)
+    for (const OffloadSummary& offload : role->offloads)
+      if (offload.what == what) return offload;
+  return {what};
+}
+
+std::string passes_text(const StageSummary& stage) {
+  std::set<std::string> passes;
+  for (const std::string& program : stage.programs) passes.insert(pass_text(program[0]));
+  return join(std::vector<std::string>(passes.begin(), passes.end()), ", ");
+}
+
+void compare_stage(const SetMatch::StagePair& pair, DiffSection& section) {
+  for (const StageField& field : kStageFields)
+    add_number(section, pair.name(), field.what, field.get(*pair.before), field.get(*pair.after),
+               field.unit);
+  if (!section.changes.empty() || pair.before->runs != pair.after->runs) return;
+  add_text(section, pair.name(), "passes", passes_text(*pair.before), passes_text(*pair.after));
+  if (section.changes.empty() && pair.before->programs != pair.after->programs)
+    add_text(section, pair.name(), "programs", std::string("the same"),
+             std::string("others of as many operations"));
+}
+
+}  // namespace
+
+void compare_memory(const SetMatch& match, DiffSection& section) {
+  struct Field {
+    const char* what;
+    int64_t RoleSummary::*bytes;
+  };
+  constexpr Field kFields[] = {{"peak", &RoleSummary::peak_bytes},
+                               {"weights", &RoleSummary::weight_bytes},
+                               {"optimizer states", &RoleSummary::optimizer_bytes},
+                               {"constants", &RoleSummary::constant_bytes},
+                               {"of the step", &RoleSummary::step_bytes},
+                               {"workspaces", &RoleSummary::workspace_bytes},
+                               {"transport", &RoleSummary::transport_bytes},
+                               {"on the host", &RoleSummary::host_bytes}};
+  for (const Field& field : kFields)
+    for (const DevicePair& pair : match.devices) {
+      const auto was = perhaps(match.role_before(pair), field.bytes),
+                 is = perhaps(match.role_after(pair), field.bytes);
+      // Of a device that came or went the peak says enough.
+      if ((was && is) || field.bytes == &RoleSummary::peak_bytes)
+        add_numbers(section, match.where(pair), field.what, was, is, DiffUnit::kBytes);
+    }
+  section.measure = greatest(match, &RoleSummary::peak_bytes, DiffUnit::kBytes);
+  section.summary = measure_text("the greatest peak", *section.measure);
+}
+
+void compare_flops(const SetMatch& match, DiffSection& section) {
+  for (const DevicePair& pair : match.devices)
+    add_numbers(section, match.where(pair), "a step",
+                perhaps(match.role_before(pair), &RoleSummary::flops),
+                perhaps(match.role_after(pair), &RoleSummary::flops), DiffUnit::kFlops);
+  section.measure = greatest(match, &RoleSummary::flops, DiffUnit::kFlops);
+  section.summary = measure_text("the busiest device", *section.measure);
+}
+
+void compare_stages(const SetMatch& match, DiffSection& section) {
+  size_t differ = 0;
+  for (const SetMatch::StagePair& pair : match.stages()) {
+    DiffSection here;
+    if (!pair.before || !pair.after)
+      add_text(here, pair.name(), pair.before ? "gone" : "added",
+               pair.before ? DiffValue(stage_text(*pair.before)) : DiffValue(),
+               pair.after ? DiffValue(stage_text(*pair.after)) : DiffValue());
+    else
+      compare_stage(pair, here);
+    differ += !here.changes.empty();
+    for (Change& change : here.changes) add_change(section, std::move(change));
+  }
+  section.summary = fmt::format("{} of {} differ, a microbatch", differ, match.stages().size());
+}
+
+void compare_recompute(const SetMatch& match, DiffSection& section) {
+  DiffSection::Measure measure{0, 0, DiffUnit::kCount};
+  for (const SetMatch::StagePair& pair : match.stages()) {
+    const StageSummary none, &was = pair.before ? *pair.before : none,
+                             &is = pair.after ? *pair.after : none;
+    add_number(section, pair.name(), "ops that run again", was.recomputed, is.recomputed,
+               DiffUnit::kCount);
+    measure.before = std::max(measure.before, was.recomputed);
+    measure.after = std::max(measure.after, is.recomputed);
+  }
+  section.measure = measure;
+  section.summary = measure_text("ops of a stage, at most", measure);
+}
+
+void compare_offload(const SetMatch& match, DiffSection& section) {
+  DiffSection::Measure measure{0, 0, DiffUnit::kBytes};
+  for (const DevicePair& pair : match.devices) {
+    double bytes[2] = {0, 0};
+    for (const char* what : {"activations", "optimizer"}) {
+      const OffloadSummary was = offload_of(match.role_before(pair), what),
+                           is = offload_of(match.role_after(pair), what);
+      add_number(section, match.where(pair), fmt::format("{} to the host: copies", what),
+                 double(was.values), double(is.values), DiffUnit::kCount);
+      add_number(section, match.where(pair), fmt::format("{} to the host", what), double(was.bytes),
+                 double(is.bytes), DiffUnit::kBytes);
+      bytes[0] += double(was.bytes);
+      bytes[1] += double(is.bytes);
+    }
+    measure.before = std::max(measure.before, bytes[0]);
+    measure.after = std::max(measure.after, bytes[1]);
+  }
+  section.measure = measure;
+  section.summary = measure_text("at most of a rank and step", measure);
+}
+
+void compare_versions(const SetMatch& match, DiffSection& section) {
+  for (const DevicePair& pair : match.devices) {
+    add_number(section, match.where(pair), "parameters kept twice",
+               of(match.role_before(pair), &RoleSummary::versions),
+               of(match.role_after(pair), &RoleSummary::versions), DiffUnit::kCount);
+    add_number(section, match.where(pair), "for it",
+               of(match.role_before(pair), &RoleSummary::version_bytes),
+               of(match.role_after(pair), &RoleSummary::version_bytes), DiffUnit::kBytes);
+  }
+  section.summary = "weights of the step before, kept for the backward";
+}
+
+}  // namespace piper

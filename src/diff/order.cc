@@ -1,0 +1,186 @@
+// Sections about where and when: placement, order.
+#include <algorithm>
+#include <map>
+
+#include "match.h"
+
+namespace piper {
+namespace {
+
+// ---- Placement ----
+std::string mesh_text(const Summary& set, const SetMatch* match) {
+  std::string text;
+  for (const auto& [name, size] : set.mesh)
+    text += fmt::format("{}{}: {}", text.empty() ? "" : ", ", match ? match->old_axes(name) : name,
+                        size);
+  return text.empty() ? "one device" : "{" + text + "}";
+}
+
+std::string devices_text(const SetMatch& match, const StageSummary* stage, bool is_new) {
+  std::vector<std::string> names;
+  if (!stage) return "none";
+  for (int32_t device : stage->devices)
+    for (const DevicePair& pair : match.devices)
+      if ((is_new ? pair.after : pair.before) == device) names.push_back(match.where(pair));
+  std::sort(names.begin(), names.end());
+  return list_text(names, 60);
+}
+
+void compare_places(const SetMatch& match, DiffSection& section) {
+  for (const DevicePair& pair : match.devices) {
+    if (pair.before < 0 || pair.after < 0) {
+      const std::string where = match.where(pair);
+      add_text(section, where, pair.before < 0 ? "added" : "gone",
+               pair.before < 0 ? DiffValue() : DiffValue(where),
+               pair.after < 0 ? DiffValue() : DiffValue(where));
+      continue;
+    }
+    const DeviceSummary& was = match.before.devices[index_of(pair.before)];
+    const DeviceSummary& is = match.after.devices[index_of(pair.after)];
+    add_number(section, was.where, "ranks that do the same", double(was.ranks), double(is.ranks),
+               DiffUnit::kCount);
+    if (pair.moved) add_text(section, was.where, "its work is on", was.where, is.where);
+  }
+}
+
+// ---- Order ----
+struct Step {
+  int32_t stage, micro;
+  char pass;
+  bool paired, ahead;
+  bool operator==(const Step&) const = default;
+};
+std::vector<Step> steps_of(const RoleSummary& role, const std::vector<int32_t>& stages) {
+  std::vector<Step> steps;
+  for (const OrderedTask& item : role.order)
+    steps.push_back({stages[index_of(item.stage)], item.micro, item.pass, item.paired, item.ahead});
+  return steps;
+}
+
+// Forwards whose backward has not begun.
+int64_t most_in_flight(const RoleSummary& role) {
+  int64_t now = 0, most = 0;
+  for (const OrderedTask& item : role.order) {
+    now += item.pass == 'F' ? 1 : item.pass == 'W' ? 0 : -1;
+    most = std::max(most, now);
+  }
+  return most;
+}
+
+std::string around(const RoleSummary& role, size_t place) {
+  constexpr size_t kBefore = 2, kBehind = 6;
+  const size_t first = place > kBefore ? place - kBefore : 0, end = place + kBehind;
+  return fmt::format("{}{}{}", first > 0 ? "… " : "", order_text(role, first, end),
+                     end < role.order.size() ? " …" : "");
+}
+
+std::string counts_text(const RoleSummary& role) {
+  std::map<char, int64_t> counts;
+  for (const OrderedTask& item : role.order) ++counts[item.pass];
+  std::string text;
+  for (const auto& [pass, count] : counts) {
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", count, pass_text(pass));
+  }
+  return text;
+}
+
+// Where what is no computation is issued: by kind, axes and microbatch, the n-th of these.
+using IssueKey = std::tuple<InstructionKind, std::string, int32_t, int32_t>;
+std::map<IssueKey, int32_t> issues_of(const SetMatch& match, const RoleSummary& role, bool is_new) {
+  std::map<IssueKey, int32_t> issues;
+  std::map<std::tuple<InstructionKind, std::string, int32_t>, int32_t> counts;
+  for (const IssueSummary& issue : role.issues) {
+    const std::string over = is_new ? match.old_axes(issue.over) : issue.over;
+    const int32_t n = counts[{issue.kind, over, issue.micro}]++;
+    issues[{issue.kind, over, issue.micro, n}] = issue.behind;
+  }
+  return issues;
+}
+
+std::string issue_text(InstructionKind kind, const std::string& over) {
+  const char* of = kind == InstructionKind::kInput ? " of " : " over ";
+  return to_string(kind) + (over.empty() ? "" : of + over);
+}
+
+void compare_issues(const SetMatch& match, const DevicePair& pair, DiffSection& section) {
+  const auto was = issues_of(match, *match.role_before(pair), false);
+  const auto is = issues_of(match, *match.role_after(pair), true);
+  struct Moved {
+    int64_t all = 0, earlier = 0, later = 0, missing = 0;
+  };
+  std::map<std::string, Moved> moved;
+  for (const auto& [key, behind] : was) {
+    const auto found = is.find(key);
+    Moved& here = moved[issue_text(std::get<0>(key), std::get<1>(key))];
+    ++here.all;
+    here.missing += found == is.end();
+    if (found == is.end() || found->second == behind) continue;
+    ++(found->second < behind ? here.earlier : here.later);
+  }
+  for (const auto& [key, behind] : is)
+    moved[issue_text(std::get<0>(key), std::get<1>(key))].missing += !was.contains(key);
+  for (const auto& [what, count] : moved) {
+    // Where messages came or went, nothing says which of them is which.
+    if (count.missing > 0 || count.earlier + count.later == 0) continue;
+    std::string text;
+    if (count.earlier > 0) text = fmt::format("{} of them issued earlier", count.earlier);
+    if (count.later > 0) text += fmt::format("{}{} later", text.empty() ? "" : ", ", count.later);
+    add_text(section, match.where(pair), what, fmt::format("{} at their places", count.all), text);
+  }
+}
+
+}  // namespace
+
+void compare_placement(const SetMatch& match, DiffSection& section) {
+  add_text(section, "", "mesh", mesh_text(match.before, nullptr), mesh_text(match.after, &match));
+  add_number(section, "", "ranks", double(match.before.ranks()), double(match.after.ranks()),
+             DiffUnit::kCount);
+  compare_places(match, section);
+  for (const SetMatch::StagePair& pair : match.stages())
+    add_text(section, pair.name(), "runs on", devices_text(match, pair.before, false),
+             devices_text(match, pair.after, true));
+  const auto moved = std::count_if(match.devices.begin(), match.devices.end(),
+                                   [](const DevicePair& pair) { return pair.moved; });
+  section.summary = moved > 0
+                        ? fmt::format("{} devices are permuted: each does what another did", moved)
+                    : match.before.ranks() != match.after.ranks()
+                        ? fmt::format("{} → {} ranks", match.before.ranks(), match.after.ranks())
+                        : fmt::format("{} changes", section.changes.size());
+}
+
+void compare_order(const SetMatch& match, DiffSection& section) {
+  size_t differ = 0, first = SIZE_MAX;
+  for (const DevicePair& pair : match.devices) {
+    const RoleSummary *was = match.role_before(pair), *is = match.role_after(pair);
+    if (!was || !is) continue;
+    const std::string where = match.where(pair);
+    const auto old_steps = steps_of(*was, match.stages_before(*was));
+    const auto new_steps = steps_of(*is, match.stages_after(*is));
+    if (old_steps == new_steps) {
+      compare_issues(match, pair, section);
+      continue;
+    }
+    const auto place = static_cast<size_t>(
+        std::mismatch(old_steps.begin(), old_steps.end(), new_steps.begin(), new_steps.end())
+            .first -
+        old_steps.begin());
+    ++differ;
+    first = std::min(first, place);
+    Change change{{where},
+                  fmt::format("from task {} on", place + 1),
+                  around(*was, place),
+                  around(*is, place),
+                  DiffUnit::kCount,
+                  true};
+    add_change(section, std::move(change));
+    add_text(section, where, "tasks", counts_text(*was), counts_text(*is));
+    add_number(section, where, "forwards in flight, at most", double(most_in_flight(*was)),
+               double(most_in_flight(*is)), DiffUnit::kCount);
+  }
+  section.summary = differ > 0
+                        ? fmt::format("{} of {} devices, the first from task {} on", differ,
+                                      match.devices.size(), first + 1)
+                        : "computations as before; other work is issued elsewhere among them";
+}
+
+}  // namespace piper

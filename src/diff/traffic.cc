@@ -1,0 +1,123 @@
+// Sections about what moves: collectives, messages, streams.
+#include <algorithm>
+#include <set>
+
+#include "match.h"
+
+namespace piper {
+namespace {
+
+struct Count {
+  int64_t messages = 0, bytes = 0;
+};
+// By what it is, in the old names of axes.
+std::map<std::string, Count> counts_of(const SetMatch& match, const RoleSummary* role, bool is_new,
+                                       bool collectives) {
+  std::map<std::string, Count> counts;
+  if (!role) return counts;
+  for (const TrafficSummary& traffic : role->traffic) {
+    if (is_collective(traffic.kind) != collectives) continue;
+    Count& count = counts[fmt::format("{} over {}, {}", to_string(traffic.kind),
+                                      is_new ? match.old_axes(traffic.over) : traffic.over,
+                                      info(traffic.dtype).name)];
+    count.messages += traffic.messages;
+    count.bytes += traffic.bytes;
+  }
+  return counts;
+}
+DiffValue count_text(const std::map<std::string, Count>& counts, const std::string& what) {
+  const auto found = counts.find(what);
+  if (found == counts.end()) return {};
+  return fmt::format("{} message{}, {}", found->second.messages,
+                     found->second.messages == 1 ? "" : "s", human_bytes(found->second.bytes));
+}
+double bytes_of(const std::map<std::string, Count>& counts) {
+  double bytes = 0;
+  for (const auto& [what, count] : counts) bytes += static_cast<double>(count.bytes);
+  return bytes;
+}
+
+void compare_traffic(const SetMatch& match, bool collectives, DiffSection& section) {
+  DiffSection::Measure measure{0, 0, DiffUnit::kBytes};
+  for (const DevicePair& pair : match.devices) {
+    const auto was = counts_of(match, match.role_before(pair), false, collectives);
+    const auto is = counts_of(match, match.role_after(pair), true, collectives);
+    std::set<std::string> names;
+    for (const auto* counts : {&was, &is})
+      for (const auto& [name, count] : *counts) names.insert(name);
+    for (const std::string& name : names)
+      add_text(section, match.where(pair), name, count_text(was, name), count_text(is, name));
+    measure.before = std::max(measure.before, bytes_of(was));
+    measure.after = std::max(measure.after, bytes_of(is));
+  }
+  section.measure = measure;
+  section.summary = measure_text("at most of a rank and step", measure);
+}
+
+// By kind of work the streams that it is on, in the old names.
+std::map<std::string, std::set<std::string>> streams_by_kind(
+    const SetMatch& match, const std::map<std::string, StreamUse>& uses, bool is_new) {
+  std::map<std::string, std::set<std::string>> streams;
+  for (const auto& [name, use] : uses)
+    for (const std::string& kind : use.kinds)
+      streams[kind].insert(is_new ? match.old_stream(name) : name);
+  return streams;
+}
+DiffValue streams_text(const std::set<std::string>& names) {
+  if (names.empty()) return {};
+  std::string text;
+  for (const std::string& name : names)
+    text += fmt::format("{}'{}'", text.empty() ? "on " : ", ", name);
+  return text;
+}
+
+}  // namespace
+
+void compare_collectives(const SetMatch& match, DiffSection& section) {
+  compare_traffic(match, true, section);
+}
+void compare_messages(const SetMatch& match, DiffSection& section) {
+  compare_traffic(match, false, section);
+}
+
+std::map<std::string, StreamUse> stream_uses(const Summary& set) {
+  std::map<std::string, StreamUse> uses;
+  for (const RoleSummary& role : set.roles)
+    for (const StreamSummary& stream : role.streams) {
+      StreamUse& use = uses[stream.name];
+      for (const auto& [what, count] : stream.work) {
+        const bool pass = what.size() <= 2;
+        use.kinds.insert(pass ? "compute" : what);
+      }
+      use.limits = fmt::format("priority {}{}", stream.priority,
+                               stream.sms > 0 ? fmt::format(", {} SMs", stream.sms) : "");
+    }
+  return uses;
+}
+
+void compare_streams(const SetMatch& match, DiffSection& section) {
+  const auto was = stream_uses(match.before), is = stream_uses(match.after);
+  auto old_streams = streams_by_kind(match, was, false);
+  auto new_streams = streams_by_kind(match, is, true);
+  std::set<std::string> kinds;
+  for (const auto* streams : {&old_streams, &new_streams})
+    for (const auto& [kind, names] : *streams) kinds.insert(kind);
+  for (const std::string& kind : kinds) {
+    const auto &a = old_streams[kind], &b = new_streams[kind];
+    const auto known = [](const std::set<std::string>& names, const auto& uses) {
+      return std::all_of(names.begin(), names.end(),
+                         [&](const std::string& name) { return uses.contains(name); });
+    };
+    // What is new, or gone, on streams that both have is no matter of streams.
+    if ((a.empty() && known(b, was)) || (b.empty() && known(a, is))) continue;
+    add_text(section, "", kind, streams_text(a), streams_text(b));
+  }
+  for (const auto& [name, use] : is)
+    if (const auto old = was.find(name); old != was.end())
+      add_text(section, "", fmt::format("'{}' has", quote_control(name)), old->second.limits,
+               use.limits);
+  section.summary =
+      fmt::format("{} change{}", section.changes.size(), section.changes.size() == 1 ? "" : "s");
+}
+
+}  // namespace piper

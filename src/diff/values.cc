@@ -1,0 +1,81 @@
+#include <algorithm>
+
+#include "match.h"
+
+namespace piper {
+void add_change(DiffSection& section, Change change) {
+  for (Change& known : section.changes)
+    if (known.what == change.what && known.before == change.before && known.after == change.after &&
+        !known.where.empty() && !change.where.empty()) {
+      known.where.push_back(std::move(change.where.front()));
+      return;
+    }
+  section.changes.push_back(std::move(change));
+}
+
+void add_number(DiffSection& section, std::string where, std::string what, double before,
+                double after, DiffUnit unit) {
+  if (is_close(before, after)) return;
+  Change change{{}, std::move(what), before, after, unit};
+  if (!where.empty()) change.where.push_back(std::move(where));
+  add_change(section, std::move(change));
+}
+
+void add_numbers(DiffSection& section, std::string where, std::string what,
+                 std::optional<double> before, std::optional<double> after, DiffUnit unit) {
+  const auto value = [](std::optional<double> number) {
+    return number ? DiffValue(*number) : DiffValue();
+  };
+  if (before && after)
+    add_number(section, std::move(where), std::move(what), *before, *after, unit);
+  else
+    add_change(section, {{std::move(where)}, std::move(what), value(before), value(after), unit});
+}
+
+void add_text(DiffSection& section, std::string where, std::string what, DiffValue before,
+              DiffValue after) {
+  if (before == after) return;
+  Change change{{}, std::move(what), std::move(before), std::move(after)};
+  if (!where.empty()) change.where.push_back(std::move(where));
+  add_change(section, std::move(change));
+}
+
+std::string value_text(const DiffValue& value, DiffUnit unit) {
+  if (const auto* text = std::get_if<std::string>(&value)) return quote_control(*text);
+  const auto* number = std::get_if<double>(&value);
+  if (!number) return "none";
+  if (unit == DiffUnit::kBytes) return human_bytes(static_cast<int64_t>(*number));
+  if (unit == DiffUnit::kFlops) return human_flops(*number);
+  return *number == static_cast<double>(static_cast<int64_t>(*number))
+             ? fmt::format("{:.0f}", *number)
+             : fmt::format("{:.1f}", *number);
+}
+
+std::string growth_text(double before, double after) {
+  if (before <= 0 || is_close(before, after)) return {};
+  const double percent = 100 * (after / before - 1);
+  return std::abs(percent) < 0.05 ? (percent > 0 ? "+<0.1 %" : "-<0.1 %")
+                                  : fmt::format("{:+.1f} %", percent);
+}
+
+std::string measure_text(const char* what, const DiffSection::Measure& measure) {
+  if (is_close(measure.before, measure.after))
+    return fmt::format("{} stays {}", what, value_text(measure.after, measure.unit));
+  const std::string growth = growth_text(measure.before, measure.after);
+  return fmt::format("{} {} → {}{}", what, value_text(measure.before, measure.unit),
+                     value_text(measure.after, measure.unit),
+                     growth.empty() ? "" : " (" + growth + ")");
+}
+
+std::string list_text(const std::vector<std::string>& names, size_t width) {
+  std::string text;
+  for (size_t i = 0; i < names.size(); ++i) {
+    const std::string name = quote_control(names[i]);
+    if (i > 0 && text.size() + name.size() > width)
+      return fmt::format("{}, … ({})", text, names.size());
+    text += (i == 0 ? "" : ", ") + name;
+  }
+  return text;
+}
+
+}  // namespace piper

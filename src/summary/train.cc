@@ -1,0 +1,162 @@
+// How parameters are trained, read off the ops of the update.
+#include <algorithm>
+#include <map>
+
+#include "role.h"
+
+namespace piper {
+namespace {
+
+std::string number(double value) { return fmt::format("{}", value); }
+
+struct OptimizerOp {
+  const char* op;
+  const char* word;
+  size_t states;  // inputs behind the parameter and its gradient; then comes the rate
+};
+constexpr OptimizerOp kOptimizers[] = {{"Sgd", "sgd", 1},
+                                       {"AdamW", "adamw", 2},
+                                       {"OnnxAdam", "onnx adam", 2},
+                                       {"Adagrad", "adagrad", 1}};
+
+const OptimizerOp* find_optimizer(const std::string& op) {
+  for (const OptimizerOp& known : kOptimizers)
+    if (op == known.op) return &known;
+  return nullptr;
+}
+
+std::string attr_text(const AttrValue& value) {
+  if (const auto* integer = std::get_if<int64_t>(&value)) return std::to_string(*integer);
+  if (const auto* real = std::get_if<double>(&value)) return number(*real);
+  if (const auto* text = std::get_if<std::string>(&value)) return *text;
+  return to_string(std::get<std::vector<int64_t>>(value));
+}
+
+// In the strategy's words.
+Settings settings_of(const OptimizerOp& optimizer, const Attrs& attrs) {
+  Settings out{{"optimizer", optimizer.word}};
+  for (const auto& [name, value] : attrs.items()) {
+    if (name == "decoupled") {
+      if (attr_text(value) == "0") out[0].second = "adam";
+    } else if (name == "beta1" || name == "beta2") {
+      if (name == "beta1")
+        out.emplace_back("betas",
+                         fmt::format("[{}, {}]", attr_text(value),
+                                     attrs.find("beta2") ? attr_text(*attrs.find("beta2")) : ""));
+    } else {
+      out.emplace_back(name, attr_text(value));
+    }
+  }
+  return out;
+}
+
+Settings rate_of(const Attrs& attrs) {
+  Settings out;
+  for (const auto& [name, value] : attrs.items()) {
+    const std::string text = attr_text(value);
+    if (name == "base") out.insert(out.begin(), {"lr", text});
+    if (name == "warmup" && text != "0") out.emplace_back("warmup", text);
+    if (name == "cosine" && text != "0") out.emplace_back("decay", "cosine");
+    const bool decays = attrs.find("cosine") && attr_text(*attrs.find("cosine")) != "0";
+    if (decays && (name == "total" || name == "min_ratio")) out.emplace_back(name, text);
+  }
+  return out;
+}
+
+class TrainingFinder {
+ public:
+  explicit TrainingFinder(const RoleProgram& role)
+      : role_(role), origin_(role.buffers.size(), -1) {}
+
+  Training run() {
+    for (const Instruction& one : role_.body) {
+      const bool pairs = one.kind == InstructionKind::kOwnPart;
+      if (one.kind == InstructionKind::kCopy || pairs)
+        for (size_t a = 0; a + 1 < one.args.size(); a += 2)
+          origin_[index_of(one.args[a + 1])] = one.args[a];
+      if (one.kind == InstructionKind::kCompute && one.pass == 'U') visit(one);
+    }
+    return std::move(out_);
+  }
+
+ private:
+  void visit(const Instruction& one) {
+    program_ = &role_.programs[index_of(one.program)];
+    args_ = one.args;
+    local_rates_.clear();
+    for (const ProgramOp& op : program_->ops) {
+      if (op.op == "LearningRate" && !op.outputs.empty())
+        set_rate(op.outputs[0], rate_of(op.attrs));
+      if (op.op == "ClipFactor") share("clip_norm", op.attrs, "max_norm");
+      if (op.op == "NextLossScale") loss_scale(op);
+      const OptimizerOp* optimizer = find_optimizer(op.op);
+      if (optimizer && op.inputs.size() > 2 + optimizer->states) update(*optimizer, op);
+    }
+  }
+
+  void share(std::string name, const Attrs& attrs, const char* attr) {
+    if (const AttrValue* value = attrs.find(attr)) set_shared(std::move(name), attr_text(*value));
+  }
+  void set_shared(std::string name, std::string value) {
+    for (const auto& [known, old] : out_.shared)
+      if (known == name) return;
+    out_.shared.emplace_back(std::move(name), std::move(value));
+  }
+  void loss_scale(const ProgramOp& op) {
+    std::string text = "dynamic";
+    const int32_t scale = op.inputs.empty() ? -1 : buffer_of(op.inputs[0]);
+    if (scale >= 0) text += " init=" + number(role_.tensor(scale).fill);
+    for (const auto& [name, value] : op.attrs.items())
+      text += fmt::format(" {}={}", name, attr_text(value));
+    set_shared("loss_scale", std::move(text));
+  }
+
+  int32_t buffer_of(int32_t value) const {
+    return value >= 0 && value < program_->num_args ? args_[index_of(value)] : -1;
+  }
+  void set_rate(int32_t value, Settings rate) {
+    if (const int32_t buffer = buffer_of(value); buffer >= 0) rates_[buffer] = rate;
+    local_rates_[value] = std::move(rate);
+  }
+  Settings rate(int32_t value) const {
+    if (const auto local = local_rates_.find(value); local != local_rates_.end())
+      return local->second;
+    const auto found = rates_.find(buffer_of(value));
+    return found == rates_.end() ? Settings() : found->second;
+  }
+
+  // Of the state that a buffer is, or is a copy or a part of; "" where it is none.
+  std::string parameter_of(int32_t buffer) const {
+    for (size_t steps = 0; buffer >= 0 && steps < origin_.size(); ++steps) {
+      const Tensor& tensor = role_.tensor(buffer);
+      if (!tensor.param.empty()) return tensor.param;
+      buffer = origin_[index_of(buffer)];
+    }
+    return {};
+  }
+
+  void update(const OptimizerOp& optimizer, const ProgramOp& op) {
+    Training::Update update{parameter_of(buffer_of(op.inputs[0])), settings_of(optimizer, op.attrs),
+                            0};
+    if (update.parameter.empty()) return;
+    const Settings of_rate = rate(op.inputs[2 + optimizer.states]);
+    update.settings.insert(update.settings.begin() + 1, of_rate.begin(), of_rate.end());
+    for (size_t s = 2; s < 2 + optimizer.states; ++s)
+      if (const int32_t state = buffer_of(op.inputs[s]); state >= 0)
+        add_bytes(role_.tensor(state).type.bytes(), update.state_bytes);
+    out_.updates.push_back(std::move(update));
+  }
+
+  const RoleProgram& role_;
+  std::vector<int32_t> origin_;                      // by buffer: what it is a copy or a part of
+  std::map<int32_t, Settings> rates_, local_rates_;  // by buffer; by value of the program
+  const Program* program_ = nullptr;
+  std::span<const int32_t> args_;
+  Training out_;
+};
+
+}  // namespace
+
+Training find_training(const RoleProgram& role) { return TrainingFinder(role).run(); }
+
+}  // namespace piper

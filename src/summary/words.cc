@@ -1,0 +1,156 @@
+#include <algorithm>
+#include <map>
+
+#include "role.h"
+
+namespace piper {
+namespace {
+
+// "1" of "stage=1", "1.0" of "stage=1 dir=0".
+std::string values_of(const std::string& stage) {
+  std::string values;
+  for (const std::string& tag : split_text(stage, ' '))
+    values += (values.empty() ? "" : ".") + tag.substr(tag.find('=') + 1);
+  return quote_control(values);
+}
+
+std::string plural(int64_t count, const char* what) {
+  return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
+}
+
+// Devices that say the same are named once: "pp=0, pp=1".
+std::vector<std::pair<std::string, std::string>> joined(
+    std::vector<std::pair<std::string, std::string>> lines) {
+  std::vector<std::pair<std::string, std::string>> out;
+  for (auto& [where, text] : lines) {
+    const auto known =
+        std::find_if(out.begin(), out.end(), [&](const auto& line) { return line.second == text; });
+    if (known == out.end())
+      out.emplace_back(std::move(where), std::move(text));
+    else
+      known->first += ", " + where;
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string human_flops(double flops) {
+  if (flops == 0) return "0 FLOP";
+  if (flops >= 1e12) return fmt::format("{:.3f} TFLOP", flops / 1e12);
+  if (flops >= 1e8) return fmt::format("{:.3f} GFLOP", flops / 1e9);
+  return fmt::format("{:.3f} MFLOP", flops / 1e6);
+}
+
+std::string pass_text(char pass) {
+  return pass == 'I' ? "BI" : pass == 'W' ? "BW" : std::string(1, pass);
+}
+
+std::string item_text(const RoleSummary& role, const OrderedTask& item) {
+  const std::string stage =
+      role.stages.size() > 1 ? values_of(role.stages[index_of(item.stage)].name) : "";
+  return fmt::format("{}{}{}{}{}", stage, pass_text(item.pass), item.micro,
+                     item.recomputes ? "*" : "", item.ahead ? "'" : "");
+}
+
+std::string order_text(const RoleSummary& role, size_t first, size_t end) {
+  std::string text;
+  for (size_t i = first; i < std::min(end, role.order.size()); ++i) {
+    const bool paired = role.order[i].paired && i > 0 && !role.order[i - 1].paired;
+    if (i > first) text += paired ? "&" : " ";
+    text += item_text(role, role.order[i]);
+  }
+  return text;
+}
+
+std::string setting_text(const std::string& name, const std::string& value) {
+  return name == "optimizer" ? value : name + " " + value;
+}
+
+std::vector<std::string> train_lines(const Summary& summary) {
+  std::string shared;
+  for (const auto& [name, value] : summary.train)
+    shared += (shared.empty() ? "" : ", ") + setting_text(name, value);
+  std::vector<std::string> lines{shared};
+  std::map<Settings, std::vector<const ParameterSummary*>> groups;
+  int64_t frozen = 0, running = 0;
+  for (const ParameterSummary& parameter : summary.parameters) {
+    if (parameter.kind == ParameterSummary::Kind::kTrained)
+      groups[parameter.settings].push_back(&parameter);
+    frozen += parameter.kind == ParameterSummary::Kind::kFrozen;
+    running += parameter.kind == ParameterSummary::Kind::kRunning;
+  }
+  for (const auto& [settings, parameters] : groups) {
+    std::string line;
+    int64_t elements = 0;
+    for (const auto& [name, value] : settings)
+      line += (line.empty() ? "" : ", ") + setting_text(name, value);
+    for (const ParameterSummary* parameter : parameters)
+      elements += num_elements(parameter->type.shape);
+    lines.push_back(fmt::format("{}: {}, {} elements", line,
+                                plural(std::ssize(parameters), "parameter"), elements));
+  }
+  if (frozen > 0) lines.push_back("frozen: " + plural(frozen, "parameter"));
+  if (running > 0) lines.push_back("running statistics: " + plural(running, "parameter"));
+  return lines;
+}
+
+std::vector<std::string> order_lines(const Summary& summary) {
+  std::vector<std::string> lines;
+  for (const DeviceSummary& device : summary.devices) {
+    const RoleSummary& role = summary.role(device);
+    lines.push_back(fmt::format("{}: {}", device.where, order_text(role, 0, role.order.size())));
+    for (const StreamSummary& stream : role.streams) {
+      std::string work;
+      for (const auto& [what, count] : stream.work)
+        work += fmt::format("{}{} {}", work.empty() ? "" : ", ", count, what);
+      if (role.streams.size() > 1)
+        lines.push_back(fmt::format("    stream '{}': {}", quote_control(stream.name), work));
+    }
+    for (const StageSummary& stage : role.stages)
+      if (stage.recomputed > 0)
+        lines.push_back(fmt::format(
+            "    * recomputes {:.0f} forward ops of {} in {} microbatches", stage.recomputed,
+            stage.name.empty() ? "the model" : quote_control(stage.name), stage.runs));
+  }
+  return lines;
+}
+
+std::vector<std::string> memory_lines(const Summary& summary) {
+  std::vector<std::string> lines{fmt::format(
+      "{:<14}{:>6}{:>7}{:>8}{:>12}{:>11}{:>11}{:>11}{:>11}{:>11}{:>11}", "device", "ranks", "ops",
+      "params", "elements", "GFLOP", "weights", "optimizer", "step", "workspace", "peak")};
+  for (const DeviceSummary& device : summary.devices) {
+    const RoleSummary& r = summary.role(device);
+    lines.push_back(fmt::format(
+        "{:<14}{:>6}{:>7}{:>8}{:>12}{:>11.3f}{:>11}{:>11}{:>11}{:>11}{:>11}", device.where,
+        device.ranks, r.ops(), r.parameters.size(), r.elements, r.flops / 1e9,
+        human_bytes(r.weight_bytes), human_bytes(r.optimizer_bytes), human_bytes(r.step_bytes),
+        human_bytes(r.workspace_bytes), human_bytes(r.peak_bytes)));
+  }
+  for (const DeviceSummary& device : summary.devices) {
+    const RoleSummary& r = summary.role(device);
+    if (r.packed_bytes > 0)
+      lines.push_back(fmt::format("{:<14}{} of the step are packed weights", device.where,
+                                  human_bytes(r.packed_bytes)));
+    if (r.host_bytes > 0)
+      lines.push_back(fmt::format("{:<14}{} on the host", device.where, human_bytes(r.host_bytes)));
+  }
+  return lines;
+}
+
+std::vector<std::string> traffic_lines(const Summary& summary) {
+  std::vector<std::pair<std::string, std::string>> lines;
+  for (const DeviceSummary& device : summary.devices)
+    for (const TrafficSummary& traffic : summary.role(device).traffic)
+      lines.emplace_back(device.where,
+                         fmt::format("{} over {}: {} of {}, {}", to_string(traffic.kind),
+                                     traffic.over, plural(traffic.messages, "message"),
+                                     info(traffic.dtype).name, human_bytes(traffic.bytes)));
+  std::vector<std::string> out;
+  for (const auto& [where, text] : joined(std::move(lines)))
+    out.push_back(fmt::format("{}: a step of a rank has {}", where, text));
+  return out;
+}
+
+}  // namespace piper

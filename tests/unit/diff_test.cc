@@ -1,0 +1,433 @@
+// What a change of a strategy shows as, and what never shows.
+#include "piper/diff.h"
+
+#include <gmock/gmock.h>
+
+#include <nlohmann/json.hpp>
+
+#include "folder.h"
+#include "piper/compile.h"
+#include "shell.h"
+
+namespace piper {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+constexpr const char* kStrategy = R"(piper: 1
+params: {stages: 2, dp: 2, microbatches: 4}
+mesh: {pp: $stages, dp: $dp}
+train:
+  global_batch: 16
+  optimizer: {adamw: {lr: 2e-3, weight_decay: 0.1}}
+  groups:
+    - {match: "**/bias", weight_decay: 0}
+  clip_norm: 1.0
+annotate:
+  - balance: {tag: stage, into: $stages}
+directives:
+  - split: {dim: batch, into: $microbatches, as: mb}
+  - place: {where: {stage: s}, on: {pp: s}}
+  - replicate: {over: dp, bucket: 25MiB}
+  - order:
+      each: pp
+      program: |
+        repeat min(M, P-r-1):      F
+        repeat M - min(M, P-r-1):  F B
+        repeat min(M, P-r-1):      B
+)";
+
+std::string source(const std::string& path) { return std::string(PIPER_SOURCE_DIR) + "/" + path; }
+
+Result<Compiled> compile_text(const std::string& text) {
+  const Folder folder;
+  return compile({.model = source("samples/gpt/model.onnx"),
+                  .strategy = folder.write("strategy.yaml", text),
+                  .oracles = false});
+}
+Summary summary_of(const std::string& text) {
+  const auto compiled = compile_text(text);
+  EXPECT_TRUE(compiled) << print_error(compiled.error()) << text;
+  return compiled ? summarise(compiled->set) : Summary();
+}
+const Summary& base() {
+  static const Summary summary = summary_of(kStrategy);
+  return summary;
+}
+
+std::string replaced(std::string text, const std::string& from, const std::string& to) {
+  size_t at = text.find(from);
+  EXPECT_NE(at, text.npos) << from;
+  for (; at != text.npos; at = text.find(from, at + to.size())) text.replace(at, from.size(), to);
+  return text;
+}
+
+std::string names_of(const Diff& diff) {
+  std::string names;
+  for (const DiffSection& section : diff.sections)
+    names += (names.empty() ? "" : " ") + section.name;
+  return names;
+}
+
+// A change of kStrategy: `from` becomes `to`, or `to` is a directive more.
+struct Case {
+  const char* name;
+  const char* from;
+  const char* to;
+  const char* sections;                // that differ, all of them
+  std::vector<const char*> says = {};  // in the text
+};
+
+class DiffOf : public testing::TestWithParam<Case> {};
+
+TEST_P(DiffOf, SaysThisAndNothingElse) {
+  const Case& c = GetParam();
+  const std::string text =
+      *c.from ? replaced(kStrategy, c.from, c.to) : std::string(kStrategy) + c.to;
+  Diff diff = compare(base(), summary_of(text));
+  EXPECT_EQ(names_of(diff), c.sections) << print_diff(diff, false);
+  const std::string printed = print_diff(diff, false);
+  for (const char* words : c.says) EXPECT_THAT(printed, HasSubstr(words));
+  EXPECT_THAT(printed, Not(HasSubstr(".yaml")));
+  if (*c.sections == '\0') {
+    EXPECT_THAT(printed, HasSubstr("no difference in what runs"));
+  }
+}
+
+constexpr const char* kBackwards = "        repeat min(M, P-r-1):      B\n";
+const Case kCases[] = {
+    {"Comment", "train:", "\n# a comment\ntrain:", ""},
+    {"Format", "{adamw: {lr: 2e-3, weight_decay: 0.1}}",
+     "\n    adamw:\n      weight_decay: 1e-1\n      lr: 0.002", ""},
+    {"OrderInOtherWords", kBackwards, "        for i in 0..min(M, P-r-1): B\n", ""},
+    {"Tag", "stage", "part", "", {"tag 'stage' is now called 'part'"}},
+    {"Axis", "pp", "line", "", {"axis 'pp' is now called 'line'"}},
+    {"AxisOfOne",
+     "dp: $dp}",
+     "dp: $dp, tp: 1}",
+     "",
+     {"mesh axis 'tp' is new; it has one rank, which is no difference in what runs"}},
+    {"Rate", "lr: 2e-3", "lr: 4e-3", "train", {"  lr  0.002 → 0.004\n"}},
+    {"Optimizer",
+     "adamw: {lr: 2e-3, weight_decay: 0.1}",
+     "sgd: {lr: 0.1, momentum: 0.9}",
+     "train memory flops stages",
+     {"optimizer     adamw → sgd", "momentum      none → 0.9"}},
+    {"Group",
+     "\"**/bias\"",
+     "\"**/qkv/bias\"",
+     "train",
+     {"model.h.0.proj.bias", "weight_decay  0 → 0.1"}},
+    {"Clip", "clip_norm: 1.0", "clip_norm: 0.5", "train", {"clip_norm  1 → 0.5"}},
+    {"Schedule",
+     "clip_norm: 1.0",
+     "schedule: {warmup: 5}\n  clip_norm: 1.0",
+     "train",
+     {"warmup  none → 5"}},
+    {"Seed", "  clip_norm", "  seed: 7\n  clip_norm", "train", {"seed  0 → 7"}},
+    {"Batch",
+     "global_batch: 16",
+     "global_batch: 32",
+     "train memory flops stages messages",
+     {"global_batch     16 → 32", "microbatch_size  2 → 4"}},
+    {"Precision",
+     "",
+     "  - precision: {compute: bf16}\n",
+     "train memory flops stages",
+     {"products of the forward  21 f32 → 21 bf16"}},
+    {"Frozen",
+     "annotate:",
+     "parameters: [{freeze: \"model/wpe/**\"}]\nannotate:",
+     "parameters memory flops stages collectives",
+     {"parameters  1 of 52\n  model.wpe.weight  now  trained → frozen"}},
+    {"Renamed",
+     "annotate:",
+     "parameters: [{rename: {from: \"model/wpe/**\", to: \"positions/**\"}}]\nannotate:",
+     "parameters",
+     {"name  model.wpe.weight → positions.weight"}},
+    {"WarmUp",
+     "P-r-1",
+     "P-r",
+     "memory order",
+     {"order  2 of 2 devices, the first from task 2 on",
+      "  pp=0  from task 3 on\n    - F0 F1 B0 F2 B1 F3 B2 B3\n    + F0 F1 F2 B0 F3 B1 B2 B3\n",
+      "forwards in flight, at most  2 → 3"}},
+    {"Gpipe",
+     "repeat min(M, P-r-1):      F\n        repeat M - min(M, P-r-1):  F B\n        "
+     "repeat min(M, P-r-1):      B",
+     "repeat M: F\n        repeat M: B",
+     "memory order",
+     {"forwards in flight, at most  1 → 4"}},
+    {"SplitBackward", "F B\n", "F BI BW\n", "memory stages", {"passes  B, F → BI, BW, F"}},
+    {"MoreReplicas",
+     "dp: 2,",
+     "dp: 4,",
+     "train memory flops placement stages collectives messages",
+     {"{pp: 2, dp: 2} → {pp: 2, dp: 4}", "ranks that do the same  2 → 4"}},
+    {"MoreStages",
+     "stages: 2,",
+     "stages: 4,",
+     "memory flops placement stages order collectives messages",
+     {"stage=2  runs on  none → pp=2"}},
+    {"Recompute",
+     "",
+     "  - recompute: {match: \"model/h/{l}/**\", where: {stage: 0}}\n",
+     "memory flops stages recompute",
+     {"stage=0  ops that run again  0 → 36", "stage=0  kept for the backward"}},
+    {"OffloadedStates",
+     "",
+     "  - offload: {what: optimizer}\n",
+     "memory offload streams",
+     {"on the host", "optimizer to the host"}},
+    {"Versions",
+     "piper: 1",
+     "piper: 1\nweight_versions: 2",
+     "memory versions",
+     {"parameters kept twice  0 → 26"}},
+    {"Bucket",
+     "25MiB",
+     "100KiB",
+     "collectives",
+     {"all_reduce over dp, f32  1 message, 1.6 MiB → 7 messages, 1.6 MiB"}},
+    {"Zero1",
+     "25MiB",
+     "25MiB, shard: [optimizer]",
+     "memory flops stages collectives messages streams",
+     {"optimizer states  3.4 MiB → 1.7 MiB  -50.0 %", "reduce_scatter over dp"}},
+    {"ReduceType",
+     "",
+     "  - precision: {match: \"model/wpe/**\", compute: f32, reduce: bf16}\n",
+     "flops collectives",
+     {"all_reduce over dp, bf16"}},
+    {"Stream",
+     "",
+     "  - stream: {where: {kind: send}, name: sends}\n",
+     "memory order streams",
+     {"send  on 'compute' → on 'sends'"}},
+    {"StreamsName",
+     "bucket: 25MiB",
+     "bucket: 25MiB, stream: sums",
+     "",
+     {"stream 'reduce' is now called 'sums'"}},
+    {"Priority",
+     "",
+     "  - stream: {name: reduce, priority: high}\n",
+     "streams",
+     {"'reduce' has  priority 0 → priority 1"}},
+    {"Prefetch",
+     "",
+     "  - prefetch: {where: {kind: recv}, distance: 1}\n",
+     "memory order",
+     {"recv over pp  5 at their places → 3 of them issued earlier"}},
+    {"JoinedMessages",
+     "",
+     "  - fuse: {where: {kind: send}, microbatches: 2}\n",
+     "messages",
+     {"send over pp, f32  5 messages, 640.0 KiB → 3 messages, 640.0 KiB"}}};
+INSTANTIATE_TEST_SUITE_P(, DiffOf, testing::ValuesIn(kCases),
+                         [](const auto& test) { return std::string(test.param.name); });
+
+TEST(DiffPlaces, PermutedDevicesAreComparedByTheirWork) {
+  const std::string turned =
+      replaced(replaced(kStrategy, "{pp: s}", "{pp: \"P-1-s\"}"), "P-r-1", "r");
+  const Diff diff = compare(base(), summary_of(turned));
+  EXPECT_EQ(names_of(diff), "placement") << print_diff(diff, false);
+  EXPECT_EQ(diff.sections[0].summary, "2 devices are permuted: each does what another did");
+  EXPECT_THAT(print_diff(diff, false), HasSubstr("pp=0  its work is on  pp=0 → pp=1"));
+}
+
+// ---- Sets on the disk ---------------------------------------------------------------------------
+
+std::string write_set(const Folder& folder, const std::string& text, const char* name) {
+  const auto compiled = compile_text(text);
+  EXPECT_TRUE(compiled);
+  const std::string path = folder.path() + "/" + name;
+  const Status written = write_plan_set(compiled->set, nullptr, nullptr, path, {});
+  EXPECT_TRUE(written) << print_error(written.error());
+  return path;
+}
+
+TEST(DiffSets, FoldersSayWhatPlansInMemorySay) {
+  const Folder folder;
+  const std::string text = replaced(kStrategy, "  clip_norm", "  seed: 7\n  clip_norm");
+  const std::string path = write_set(folder, text, "a");
+  // Nothing is read for each rank.
+  for (int rank = 0; rank < 4; ++rank)
+    std::filesystem::remove(fmt::format("{}/rank{}.plan", path, rank));
+  const auto read = summarise(path);
+  ASSERT_TRUE(read) << print_error(read.error());
+  EXPECT_EQ(read->manifest.seed, 7U);
+  const Summary made = summary_of(text);
+  EXPECT_TRUE(compare(*read, made).same());
+  EXPECT_EQ(names_of(compare(base(), *read)), "train");
+  EXPECT_EQ(memory_lines(*read), memory_lines(made));
+  EXPECT_EQ(train_lines(*read), train_lines(made));
+}
+
+TEST(DiffSets, RolesThatAreKnownAreNotRead) {
+  const Folder folder;
+  const std::string path = write_set(folder, kStrategy, "a");
+  std::filesystem::remove_all(path + "/roles");
+  const auto known = summarise(path, &base());
+  ASSERT_TRUE(known) << print_error(known.error());
+  EXPECT_TRUE(compare(base(), *known).same());
+  EXPECT_FALSE(summarise(path));
+}
+
+TEST(DiffSets, WhatNoSectionTellsIsNotCalledTheSame) {
+  Summary other = base();
+  other.roles[0].digest[0] ^= 1;
+  EXPECT_EQ(names_of(compare(base(), other)), "other");
+  other = base();
+  other.stages[1].programs[0][1] ^= 1;
+  EXPECT_EQ(names_of(compare(base(), other)), "stages");
+  other = base();
+  other.manifest.model_digest[0] ^= 1;
+  other.roles[1].peak_bytes *= 2;
+  EXPECT_EQ(names_of(compare(base(), other)), "model memory");
+}
+
+// ---- Gates and forms ----------------------------------------------------------------------------
+
+Diff grown() {
+  Summary other = base();
+  for (RoleSummary& role : other.roles) role.peak_bytes = role.peak_bytes * 107 / 100;
+  other.roles[0].order.pop_back();
+  Diff diff = compare(base(), other);
+  diff.before = "old";
+  diff.after = "new";
+  return diff;
+}
+
+std::vector<std::string> failed(const std::string& gates) {
+  Diff diff = grown();
+  const auto parsed = parse_gates(gates);
+  EXPECT_TRUE(parsed) << print_error(parsed.error());
+  apply_gates(*parsed, diff);
+  return diff.failed;
+}
+
+TEST(DiffGates, FailForWhatTheyName) {
+  EXPECT_THAT(failed("memory:+5%"),
+              testing::ElementsAre(testing::AllOf(
+                  HasSubstr("memory grew from 21.8 MiB to 23.4 MiB"), HasSubstr("more than 5 %"))));
+  EXPECT_THAT(failed("memory:+8%,collectives,flops:+0%"), testing::IsEmpty());
+  EXPECT_THAT(failed("order,memory"), testing::ElementsAre("order differs", "memory differs"));
+}
+
+TEST(DiffGates, WrongOnesAreUsageErrors) {
+  const std::pair<const char*, const char*> kWrong[] = {
+      {"memry", "did you mean 'memory'"},      {"memory:5%", "write memory:+5%"},
+      {"memory:+5", "write memory:+5%"},       {"memory:+nan%", "write memory:+5%"},
+      {"order:+5%", "'order' has no measure"}, {"", "there is no section ''"}};
+  for (const auto& [text, says] : kWrong) {
+    const auto parsed = parse_gates(text);
+    ASSERT_FALSE(parsed) << text;
+    EXPECT_EQ(parsed.error().code, ExitCode::kUsage);
+    EXPECT_THAT(parsed.error().message, HasSubstr(says));
+  }
+  EXPECT_FALSE(parse_sections("order,memry"));
+}
+
+TEST(DiffForms, JsonIsAsThePageSays) {
+  const auto json = nlohmann::json::parse(print_diff_json(grown()));
+  EXPECT_EQ(json["format"], "piper diff");
+  EXPECT_EQ(json["format_version"], 1);
+  EXPECT_EQ(json["same"], false);
+  EXPECT_EQ(json["sections"][0]["name"], "memory");
+  EXPECT_EQ(json["sections"][0]["measure"]["unit"], "bytes");
+  const auto& change = json["sections"][0]["changes"][0];
+  EXPECT_EQ(change["what"], "peak");
+  EXPECT_EQ(change["where"], nlohmann::json({"pp=0"}));
+  EXPECT_EQ(change["before"], base().roles[0].peak_bytes);
+  EXPECT_EQ(change["unit"], "bytes");
+}
+
+TEST(DiffForms, MarkdownIsFoldedAndFitsAComment) {
+  Diff diff = grown();
+  const std::string text = print_diff_markdown(diff);
+  EXPECT_THAT(text, HasSubstr("<details><summary><b>memory</b> – the greatest peak"));
+  EXPECT_THAT(text, HasSubstr("| pp=0 | peak | 21.8 MiB | 23.4 MiB | +7.0 % |"));
+  EXPECT_THAT(text, HasSubstr("```diff\npp=0 from task 8 on\n- … F3 B2 B3\n"));
+  for (int i = 0; i < 5000; ++i)
+    diff.sections[0].changes.push_back({{fmt::format("a|b<c>`{}`", i)}, "peak", 1.0, 2.0});
+  const std::string large = print_diff_markdown(diff);
+  EXPECT_LE(large.size(), 60'000U);
+  EXPECT_GE(large.size(), 50'000U);
+  EXPECT_THAT(large, HasSubstr("a\\|b&lt;c>\\`0\\`"));
+  EXPECT_THAT(large, testing::ContainsRegex("… [0-9]+ more\n"));
+  EXPECT_THAT(large, HasSubstr("<b>order</b>"));
+}
+
+TEST(DiffForms, ColoursAreForTerminalsAlone) {
+  EXPECT_THAT(print_diff(grown(), true), HasSubstr("\x1b[31m    - "));
+  EXPECT_THAT(print_diff(grown(), false), Not(HasSubstr("\x1b")));
+}
+
+// ---- The program --------------------------------------------------------------------------------
+
+std::pair<int, std::string> piper_diff(const std::string& args) {
+  return run_shell(fmt::format("{}/bin/piper-diff {} 2>&1", PIPER_BINARY_DIR, args));
+}
+
+TEST(DiffProgram, ExitCodesAreThoseOfDiff) {
+  const Folder folder;
+  const std::string model = "--model " + source("samples/gpt/model.onnx ");
+  const std::string a = folder.write("a.yaml", kStrategy);
+  const std::string b = folder.write("b.yaml", replaced(kStrategy, "lr: 2e-3", "lr: 4e-3"));
+  const std::string sets = write_set(folder, kStrategy, "x") + " " +
+                           write_set(folder, replaced(kStrategy, "25MiB", "1MiB"), "y");
+  EXPECT_EQ(piper_diff(model + a + " " + a).first, 0);
+  EXPECT_EQ(piper_diff(model + a + " " + b).first, 1);
+  EXPECT_EQ(piper_diff(model + a + " " + b + " -D dp=1 --only order,memory").first, 0);
+  EXPECT_EQ(piper_diff(model + a + " " + b + " --fail-on order").first, 0);
+  EXPECT_EQ(piper_diff(model + a + " " + b + " --fail-on order,train").first, 1);
+  EXPECT_EQ(piper_diff(sets).first, 1);
+}
+
+TEST(DiffProgram, BadInputIsSaidAndExitsWithTwo) {
+  const Folder folder;
+  const std::string set = write_set(folder, kStrategy, "set");
+  const std::string other = write_set(folder, kStrategy, "other");
+  auto manifest = read_text_file(other + "/manifest.json", 1 << 20);
+  ASSERT_TRUE(manifest);
+  folder.write("other/manifest.json",
+               replaced(*manifest, "\"format_version\": 6", "\"format_version\": 3"));
+  const std::string strategy = folder.write("a.yaml", kStrategy);
+  const std::string wrong = folder.write("wrong.yaml", replaced(kStrategy, "stage: s", "stge: s"));
+  const std::string model = " --model " + source("samples/gpt/model.onnx");
+  std::filesystem::create_directory(folder.path() + "/empty");
+  const std::pair<std::string, const char*> kWrong[] = {
+      {set + " " + folder.path() + "/empty", "this is no plan set"},
+      {set + " " + folder.path() + "/nowhere", "this is no plan set"},
+      {other + " " + set, "format version 3"},
+      {set + " " + strategy, "--model MODEL.onnx"},
+      {strategy + " " + wrong + model, "wrong.yaml:"},
+      {set + " " + set + " -D dp=2", "--model MODEL.onnx"},
+      {set + " " + set + " --only memry", "did you mean 'memory'"},
+      {set + " " + set + " --json --markdown", "excludes"},
+      {set, "AFTER is required"}};
+  for (const auto& [args, says] : kWrong) {
+    const auto [code, output] = piper_diff(args);
+    EXPECT_EQ(code, 2) << args << output;
+    EXPECT_THAT(output, HasSubstr(says)) << args;
+  }
+}
+
+// What is dumped has stdout for itself.
+TEST(DiffProgram, DumpsAndExplanationsDoNotMix) {
+  const Folder folder;
+  const std::string command =
+      fmt::format("{}/bin/piperc {} {} --dry-run", PIPER_BINARY_DIR,
+                  source("samples/gpt/model.onnx"), folder.write("a.yaml", kStrategy));
+  const std::string dump = run_shell(command + " --dump schedule 2>/dev/null").second;
+  EXPECT_EQ(run_shell(command + " --dump schedule --explain 2>/dev/null").second, dump);
+  EXPECT_THAT(dump, Not(HasSubstr("GFLOP")));
+  EXPECT_THAT(run_shell(command + " --dump schedule --explain 2>&1 >/dev/null").second,
+              HasSubstr("GFLOP"));
+  EXPECT_THAT(run_shell(command + " --explain 2>/dev/null").second, HasSubstr("GFLOP"));
+}
+
+}  // namespace
+}  // namespace piper

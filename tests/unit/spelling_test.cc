@@ -1,0 +1,256 @@
+// The strategy that counts as one text: what means alike prints alike, and reads back.
+#include <random>
+
+#include "golden.h"
+#include "seed.h"
+#include "unit/strategy_texts.h"
+
+namespace piper {
+namespace {
+
+std::string printed(const std::string& text, const std::vector<Definition>& defines = {}) {
+  return print_strategy(parsed(text, defines));
+}
+
+TEST(Spelling, IsOneForAllThatMeansAlike) {
+  const std::string wanted = R"y(piper: 1
+mesh: {pp: 4, dp: 2}
+inputs:
+  "a:0": {shape: [8, 2], dtype: i64, batch_dim: 0}
+  b: {dtype: f32}
+dims: {k: 3, n: 5}
+parameters:
+  - freeze: "h/0/**"
+  - rename: {from: "a/{x}", to: "b/$$/{x}"}
+loss: {output: loss}
+train:
+  optimizer: {adamw: {lr: 0.0003, betas: [0.9, 0.999], eps: 1e-08, weight_decay: 0.01}}
+  groups:
+    - {match: "**/bias", lr: 0.0003, weight_decay: 0}
+  clip_norm: 1
+  schedule: {warmup: 3, cosine: {total: 10, min_ratio: 0}}
+  global_batch: 16
+  seed: 7
+weight_versions: 2
+annotate:
+  - balance: {tag: stage, into: 8}
+  - {match: "h/{layer}/**", tags: {odd: layer % 2, stage: "layer > 3 ? 1 : 0"}}
+directives:
+  - precision: {compute: bf16, keep: [Gelu], loss_scale: {static: 8}}
+  - split: {dim: batch, into: 4, as: mb}
+  - recompute: {match: "h/**", where: {stage: "<3", odd: [0, 1]}}
+  - place: {where: {stage: s, mb: "0..M - 1"}, on: {pp: s % 4}}
+  - replicate: {over: dp, bucket: 25MiB, shard: [optimizer, gradients], reduce: {when: per_microbatch}}
+  - offload: {what: activations, min: 512B, distance: 2}
+  - stream: {where: {kind: [send, recv]}, name: tx, priority: 1}
+  - prefetch: {where: {kind: recv}, distance: eager}
+  - fuse: {where: {kind: send, value: ["h/*"]}, bucket: 1KiB}
+  - order:
+      each: pp
+      program: |
+        let k = M - 4
+        repeat min(k, 3, r): F
+        for i in 0..M:
+          if i % 2 == 0: F[chunk=0] & B[chunk=i]?
+          else if i > 2: F
+          else:
+            repeat 2: B
+            BW?
+)y";
+  std::string quotes = wanted;
+  for (const char* plain : {"layer % 2", "s % 4"})
+    quotes.replace(quotes.find(plain), std::string(plain).size(), fmt::format("\"{}\"", plain));
+  EXPECT_EQ(printed(R"y(
+directives:   # in any order, with params, blanks and units
+  - order:
+      each: $axis
+      program: |
+        let k = M - stages      # so many
+        repeat min(min(k, 1+2), (r)): F
+
+        for i in 0*2 .. M:
+            if (i%2)==0: F[chunk = 0]&B[chunk=i]?
+            else if i>2:   F
+            else:
+              repeat 4/2: B
+              BW?
+  - fuse: {where: {kind: send, value: "h/*"}, bucket: 1024}
+  - prefetch: {where: {kind: recv}, distance: eager}
+  - stream: {name: tx, where: {kind: [send, recv]}, priority: high}
+  - offload: {what: activations, in_flight: 1, min: 512 B, distance: stages - 2}
+  - replicate:
+      bucket: mib MiB
+      over: dp
+      shard: [optimizer, gradients]
+      reduce: {when: per_microbatch, stream: reduce}
+  - recompute: {where: {stage: "<stages-1", odd: [0, 3 - 2]}, match: "h/**"}
+  - place: {on: {pp: "s%stages"}, where: {stage: s, mb: "(0) .. M-1"}}
+  - precision: {keep: Gelu, compute: bf16, loss_scale: {static: 8.0}}
+  - split: {into: "1 ? stages : 1/0", dim: batch}
+annotate:
+  strict: false
+  rules:
+    - balance: {into: 2*$stages, tag: stage}
+    - {tags: {odd: layer%2, stage: "(layer > (stages - 1)) ? 1 : (0)"}, match: "h/{layer}/**"}
+weight_versions: 2
+train:
+  seed: 7
+  global_batch: 16
+  schedule: {cosine: {total: 10}, warmup: 3}
+  clip_norm: 1.0
+  groups: [{match: "**/bias", weight_decay: 0.0}]
+  optimizer: {adamw: {lr: $rate}}
+loss: loss
+parameters: [freeze: "h/0/**", rename: {to: "b/$$/{x}", from: "a/{x}"}]
+dims: {n: 5, k: 3}
+inputs: {b: {dtype: f32}, "a:0": {dtype: i64, shape: [2*stages, 2], batch_dim: 0}}
+mesh: {pp: $stages, dp: stages / 2}
+params: {stages: 4, mib: 5*5, rate: 3e-4, axis: pp}
+require: [{that: stages > 1, why: "two at least"}]
+piper: 1
+)y"),
+            quotes);
+  EXPECT_EQ(printed(quotes), quotes);
+}
+
+// What else can be said, as it is printed: nothing is lost.
+TEST(Spelling, HasAllThatCanBeSaid) {
+  const std::string head = "piper: 1\nmesh: {pp: 2}\n";
+  const std::string stages =
+      "annotate:\n  strict: true\n  rules:\n"
+      "    - {match: \"**\", tags: {stage: 0, part: 1}}\n";
+  const std::string all[] = {
+      "parameters:\n"
+      "  - include: \"c/**\"\n"
+      "  - include: {match: d, as: \"m.d\", transposed: true}\n"
+      "  - exclude: \"e/**\"\n"
+      "  - thaw: \"t/**\"\n"
+      "  - tie: [\"a.b\", \"c.d\"]\n"
+      "  - stored: {match: \"**/norm/**\", plus: 1}\n"
+      "loss: {cross_entropy: {logits: \"lo.g\", labels: labels, ignore_index: -1}}\n",
+      "train:\n  optimizer: {sgd: {lr: 0.1, momentum: 0.9, dampening: 0, nesterov: true, "
+      "weight_decay: 1e-05}}\n  microbatch_size: 2\n",
+      "train:\n  optimizer: {adagrad: {lr: 0.01, lr_decay: 0.5, eps: 1e-10, weight_decay: 0, "
+      "initial_accumulator_value: 0.25}}\n",
+      "train:\n  optimizer: {onnx_adam: {lr: 0.001, betas: [0.5, 0.75], eps: 1e-06, "
+      "weight_decay: 0, weight_decay_after: 0.125}}\n",
+      "train:\n  optimizer: {adam: {lr: 0.001, betas: [0.9, 0.999], eps: 1e-08, "
+      "weight_decay: 0}}\n",
+      stages +
+          "directives:\n"
+          "  - precision: {compute: f16, match: \"h/**\", where: {stage: 0}, accumulate: f16, "
+          "reduce: bf16, master: none, loss_scale: {init_scale: 8, growth_factor: 3, "
+          "backoff_factor: 0.25, growth_interval: 10}}\n"
+          "  - recompute: {where: {stage: absent}, ops: [Gelu, Tanh]}\n"
+          "  - recompute: {budget: 64MiB}\n"
+          "  - place: {where: {stage: s, part: \"*\"}, tags: {dir: \"mb % 2\"}, on: {pp: dir}}\n"
+          "  - replicate: {over: pp, stream: r2, shard: [optimizer, gradients, parameters], "
+          "persist: 1KiB, gather: {prefetch: 2, when: per_step, stream: g2}}\n"
+          "  - offload: {what: optimizer, in_flight: 3}\n"
+          "  - offload: {what: activations, match: \"h/**\", where: {stage: \"!=1\"}}\n"
+          "  - stream: {where: {pass: [B, BW]}, name: w, priority: -1, sms: 8}\n"
+          "  - stream: {name: w2, sms: 9}\n"
+          "  - prefetch: {where: {kind: input}, distance: 3}\n"
+          "  - fuse: {where: {kind: send}, microbatches: 2}\n"
+          "  - order:\n      each: pp\n      lists:\n"
+          "        - \"0F0 0F1&0B0 0BI1 0BW1\"\n        - \"1F0 1B0 1F1 1B1\"\n",
+      "directives:\n"
+      "  - replicate: {over: pp, reduce: {dtype: bf16}}\n"
+      "  - order:\n      each: pp\n"
+      "      policy: {prefer: [BI, F, BW], in_flight: 2 * P - r, memory: 2GiB, costs: unit}\n"};
+  for (std::string text : all) {
+    for (const char* plain : {": 2 * P - r"})
+      if (const size_t at = text.find(plain); at != text.npos)
+        text.replace(at, 11, ": \"2 * P - r\"");
+    EXPECT_EQ(printed(head + text), head + text);
+  }
+}
+
+TEST(Spelling, OfAPipelineFileIsItsLists) {
+  const Folder folder;
+  const std::string csv = folder.write("order.csv", "0F0,0F1,0I0,0W0,0B1\n,1F0,1B0,1F1,1B1\n");
+  const std::string head = "piper: 1\nmesh: {pp: 2}\ndirectives:\n  - order:\n      each: pp\n";
+  EXPECT_EQ(printed(fmt::format("{}      csv: \"{}\"\n      dialect: new\n", head, csv)),
+            head +
+                "      lists:\n        - \"0F0 0F1 0BI0 0BW0 0B1\"\n"
+                "        - \"1F0 1B0 1F1 1B1\"\n");
+}
+
+// Of all strategies that stand in golden tests and on the user's page.
+TEST(Spelling, ReadsBack) {
+  int read = 0;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(
+           std::string(PIPER_SOURCE_DIR) + "/tests/golden")) {
+    if (entry.path().extension() != ".test") continue;
+    const auto text = read_text_file(entry.path().string(), 1 << 24);
+    ASSERT_TRUE(text);
+    for (size_t at = text->find("--- strategy\n"); at != text->npos;
+         at = text->find("--- strategy\n", at + 1)) {
+      const size_t begin = at + 13;
+      const size_t end = std::min(text->find("\n--- ", begin), text->find("\n#", begin));
+      const auto strategy = parse(text->substr(begin, end - begin) + "\n");
+      if (!strategy) continue;
+      const std::string once = print_strategy(*strategy);
+      EXPECT_EQ(printed(once), once) << entry.path();
+      ++read;
+    }
+  }
+  EXPECT_GT(read, 50);
+}
+
+// ---- Expressions --------------------------------------------------------------------------------
+
+std::string random_expression(std::mt19937_64& random, int depth) {
+  const auto part = [&] { return random_expression(random, depth - 1); };
+  static const char* const kOps[] = {"+",  "-", "*",  "/",  "%",  "<",
+                                     "<=", ">", "==", "!=", "&&", "||"};
+  switch (depth == 0 ? random() % 3 : random() % 8) {
+    case 0:
+      return std::to_string(random() % 4);
+    case 1:
+      return random() % 2 ? "x" : "y";
+    case 2:
+      return random() % 2 ? "a" : "b";
+    case 3:
+      return fmt::format("{}({})", random() % 2 ? "-" : "!", part());
+    case 4:
+      return fmt::format("{}({}, {})", random() % 2 ? "min" : "max", part(), part());
+    case 5:
+      return fmt::format("({}) ? ({}) : ({})", part(), part(), part());
+    default:
+      return fmt::format("({}) {} ({})", part(), kOps[random() % std::size(kOps)], part());
+  }
+}
+
+TEST(Spelling, OfExpressionsKeepsTheirValues) {
+  const uint64_t seed = given_seed().value_or(5);
+  SCOPED_TRACE(fmt::format("PIPER_SEED={}", seed));
+  std::mt19937_64 random(seed);
+  int values = 0;
+  for (int tries = 0; tries < 4000; ++tries) {
+    const std::string text = random_expression(random, 3);
+    const auto bound = Expr::parse(text, {});
+    ASSERT_TRUE(bound) << text;
+    const Variables params = {{"a", 1}, {"a", static_cast<int64_t>(random() % 5) - 2}, {"b", 0}};
+    const Expr expression = bound->with(params);
+    const auto spelled = Expr::parse(expression.spelled(), {});
+    ASSERT_TRUE(spelled) << text << " became " << expression.spelled();
+    EXPECT_EQ(spelled->spelled(), expression.spelled()) << text;
+    for (const auto& name : spelled->names()) EXPECT_TRUE(name == "x" || name == "y") << text;
+    for (const Variables& variables : {Variables{{"x", 0}, {"y", 3}}, {{"x", -2}, {"y", 1}}}) {
+      const auto before = expression.evaluate(variables), after = spelled->evaluate(variables);
+      ASSERT_EQ(before.ok(), after.ok()) << text << " became " << expression.spelled();
+      if (!before) continue;
+      EXPECT_EQ(*before, *after) << text << " became " << expression.spelled();
+      ++values;
+    }
+  }
+  EXPECT_GT(values, 2000);
+  EXPECT_EQ(Expr::constant(std::numeric_limits<int64_t>::min()).spelled(),
+            "-9223372036854775807 - 1");
+  const auto lowest = Expr::parse("x - (-9223372036854775807 - 1)", {});
+  EXPECT_EQ(lowest->spelled(), "x - (-9223372036854775807 - 1)");
+}
+
+}  // namespace
+}  // namespace piper

@@ -1,0 +1,127 @@
+// piper-diff A B: what differs between two plan sets, or what two strategies make of a model.
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+
+#include "piper/compile.h"
+#include "piper/diff.h"
+
+namespace piper {
+namespace {
+
+enum Exit { kSame = 0, kDifferent = 1, kError = 2 };
+
+struct Flags {
+  std::string before, after, model, only, fail_on;
+  std::vector<std::string> defines;
+  bool markdown = false, json = false;
+};
+
+int report(const Error& error) {
+  std::fputs(print_error(error).c_str(), stderr);
+  return kError;
+}
+
+Result<Summary> read_set(const std::string& path, const Summary* known) {
+  if (!std::filesystem::is_directory(path) && std::filesystem::exists(path))
+    return fail("'{}' is no directory with plans", quote_control(path))
+        .with_note("help: to compare strategies, say of which model: --model MODEL.onnx");
+  return summarise(path, known);
+}
+
+Result<Summary> compiled(const Flags& flags, const std::string& strategy) {
+  CompileOptions options{.model = flags.model, .strategy = strategy, .oracles = false};
+  PIPER_ASSIGN(options.defines, parse_definitions(flags.defines));
+  PIPER_ASSIGN(const Compiled compiled, compile(options));
+  return summarise(compiled.set);
+}
+
+Result<Diff> compare_sets(const Flags& flags) {
+  const bool compiles = !flags.model.empty();
+  PIPER_ASSIGN(const Summary before,
+               compiles ? compiled(flags, flags.before) : read_set(flags.before, nullptr));
+  PIPER_ASSIGN(const Summary after,
+               compiles ? compiled(flags, flags.after) : read_set(flags.after, &before));
+  Diff diff = compare(before, after);
+  diff.before = flags.before;
+  diff.after = flags.after;
+  return diff;
+}
+
+bool wants_colour() {
+  const char* no_colour = std::getenv("NO_COLOR");
+  return isatty(1) && (no_colour == nullptr || *no_colour == '\0');
+}
+
+int run(const Flags& flags) {
+  std::vector<std::string> only(diff_sections().begin(), diff_sections().end());
+  std::vector<DiffGate> gates;
+  if (!flags.only.empty()) {
+    auto read = parse_sections(flags.only);
+    if (!read) return report(read.error());
+    only = *std::move(read);
+  }
+  if (!flags.fail_on.empty()) {
+    auto read = parse_gates(flags.fail_on);
+    if (!read) return report(read.error());
+    gates = *std::move(read);
+  }
+  auto diff = compare_sets(flags);
+  if (!diff) return report(diff.error());
+  apply_gates(gates, *diff);
+  keep_sections(*diff, only);
+  const std::string text = flags.json       ? print_diff_json(*diff)
+                           : flags.markdown ? print_diff_markdown(*diff)
+                                            : print_diff(*diff, wants_colour());
+  std::fputs(text.c_str(), stdout);
+  if (const Status printed = flush_output(); !printed) return report(printed.error());
+  if (!gates.empty()) return diff->failed.empty() ? kSame : kDifferent;
+  return diff->same() ? kSame : kDifferent;
+}
+
+}  // namespace
+}  // namespace piper
+
+int main(int argc, char** argv) {
+  using namespace piper;
+  prepare_process();
+  Flags flags;
+  CLI::App app(
+      "Says what differs between two plan sets in what they train, cost and do.\n\n"
+      "  piper-diff old/ new/                                    two folders of plans\n"
+      "  piper-diff --model model.onnx old.yaml new.yaml -D dp=2 what two strategies make of a "
+      "model\n"
+      "  piper-diff old/ new/ --fail-on memory:+5%,order         a gate: fails for these alone",
+      "piper-diff");
+  const std::vector<std::string> sections(diff_sections().begin(), diff_sections().end());
+  app.footer("\nSections: " + join(sections, ", ") +
+             "\n\nExit codes: 0 no difference in what runs, 1 different (with --fail-on: what it "
+             "names fails), 2 error.\nPage: formats/diff.md");
+  app.add_option("BEFORE", flags.before, "plan set, or strategy")->required();
+  app.add_option("AFTER", flags.after, "plan set, or strategy")->required();
+  app.add_option("--model", flags.model, "compile two strategies for this model")
+      ->type_name("MODEL.onnx");
+  app.add_option("-D", flags.defines, "override a param of both strategies")
+      ->type_name("NAME=VALUE");
+  app.add_option("--only", flags.only, "compare these sections alone")->type_name("SECTION,…");
+  app.add_option("--fail-on", flags.fail_on,
+                 "exit with 1 only where one of these sections differs, or with :+N% where its "
+                 "greatest value of any device grows by more")
+      ->type_name("SECTION[:+N%],…");
+  CLI::Option* markdown =
+      app.add_flag("--markdown", flags.markdown, "for a comment: folded sections, at most 60 kB");
+  app.add_flag("--json", flags.json, "one object, of the form that formats/diff.md describes")
+      ->excludes(markdown);
+  app.set_version_flag("--version", "piper-diff 0.1.0");
+  try {
+    app.parse(argc, argv);
+    if (!flags.defines.empty() && flags.model.empty())
+      throw CLI::RequiredError("--model MODEL.onnx (for -D)");
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? kSame : kError;
+  }
+  return run(flags);
+}
