@@ -79,6 +79,13 @@ enum class BufferKind : uint8_t {
   kConstant,  // loaded before the first step, never written
   kStep,      // made and consumed inside one step
 };
+// A dim is `outer` equal stretches; of each, the rank holds as many equal blocks as the mesh axis
+// has coordinates: the one of its own.
+struct TensorCut {
+  int32_t axis = 0, dim = 0;
+  int64_t outer = 1;
+  bool operator==(const TensorCut&) const = default;
+};
 // What a buffer is of: one for the buffers of all microbatches.
 struct Tensor {
   std::string name;
@@ -92,9 +99,10 @@ struct Tensor {
   // parameter that is gathered here from its parts, whole.
   std::string param;
   std::vector<std::string> aliases;  // of the parameter (ties)
-  // kState: the own part of a tensor `whole`, cut over the ranks of this group: member k holds the
-  // flat elements [k × own size, …), zeros behind the end. -1: all of it. `init` names the whole
-  // tensor.
+  // kState: what the rank holds of a tensor of shape `whole`, which `init` names: its blocks by
+  // `cuts`, one after the other; then, with `part_of`, of the flat elements of these the run
+  // [k × own size, …) as member k of that group, zeros behind the end. Neither: all of it.
+  std::vector<TensorCut> cuts;
   int32_t part_of = -1;
   std::vector<int64_t> whole;
   // kState: the version before the last update of that parameter (a buffer); -1: none.
