@@ -130,9 +130,10 @@ enum class InstructionKind : uint8_t {
   kInput,      // args[0] := samples of a data input, or their numbers in the global batch
   kSend,       // args to `peer`, as one message
   kRecv,       // args from `peer`
-  kAllReduce,  // args, in place, as one message: element-wise sum over `group` in rank order
-  // Pairs (whole, own part) as one message: parts are equal runs of the flat elements, by position
-  // in the group; behind the whole's end they are zero.
+  kAllReduce,  // args, in place, as one message: `reduction` of the elements over `group`, in rank
+               // order
+  // Pairs (whole, own part) as one message. Parts are blocks of Instruction::dim, or equal runs of
+  // the flat elements, by position in the group; behind the whole's end these are zero.
   kReduceScatter,
   kAllGather,  // pairs (own part, whole), as one message
   kAllToAll,   // args[0] -> args[1], equal parts
@@ -145,6 +146,8 @@ inline constexpr int kNumInstructionKinds = 11;
 bool takes_pairs(InstructionKind kind);
 bool is_collective(InstructionKind kind);
 const char* to_string(InstructionKind kind);
+
+enum class Reduction : uint8_t { kSum, kMax };
 
 // Samples of the global batch: [first + sum over axes of coordinate × stride, + count).
 struct SampleRange {
@@ -196,8 +199,13 @@ struct Instruction {
   std::vector<int32_t> waits;
   // kSend, kRecv: the peer's mesh coordinates; -1 keeps the own coordinate.
   std::vector<int32_t> peer;
-  int32_t group = -1;  // collectives and kOwnPart: index of RoleProgram::groups
-  int32_t root = 0;    // kBroadcast
+  int32_t group = -1;                     // collectives and kOwnPart: index of RoleProgram::groups
+  int32_t root = 0;                       // kBroadcast
+  Reduction reduction = Reduction::kSum;  // kAllReduce
+  // Of pairs: this dim of the whole is `outer` equal stretches, each of as many equal blocks as the
+  // group has members; the part has the own block of every stretch. -1: parts are flat runs.
+  int32_t dim = -1;
+  int64_t outer = 1;
   // kSend, kRecv: messages of one (sender, receiver, channel) arrive in order.
   int32_t channel = 0;
   // kInput: name of the data input; empty: the numbers of the samples, i64 [count].
