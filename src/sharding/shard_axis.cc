@@ -190,7 +190,8 @@ class AxisWalk {
       const Node& node = graph_.node(made.producer);
       const Loops loops = loops_of(node);
       const auto cut = cut_of(loops.output(static_cast<size_t>(made.output_index)), lies, ranks_);
-      if (!cut || !is_legal(loops, *cut) || sums(loops)) continue;
+      const auto output = static_cast<size_t>(made.output_index);
+      if (!cut || !is_legal(loops, *cut) || sums(loops.output(output))) continue;
       for (size_t i = 0; i < node.inputs.size(); ++i) {
         if (!node.inputs[i].valid() || graph_.value(node.inputs[i]).kind != ValueKind::kNode)
           continue;
@@ -200,13 +201,10 @@ class AxisWalk {
     }
   }
 
-  // Whether some loop of the op is not one of its results.
-  static bool sums(const Loops& loops) {
-    return std::any_of(loops.rule.sizes.begin(), loops.rule.sizes.end(), [&](const auto& letter) {
-      for (size_t o = 0; o < loops.rule.outputs.size(); ++o)
-        if (occurrences(loops.output(o), letter.first) == 0) return true;
-      return false;
-    });
+  // Whether some loop of the op is not one of this result's.
+  static bool sums(const Operand& output) {
+    return std::any_of(output.rule.sizes.begin(), output.rule.sizes.end(),
+                       [&](const auto& letter) { return occurrences(output, letter.first) == 0; });
   }
 
   // How a reader wants a sum that meets there what is cut already: a gradient beside the value that
@@ -506,12 +504,13 @@ class AxisWalk {
     if (from == to || from.kind == kWhole) return 0;
     if (is_apart(from)) return to.kind == kWhole ? 2 * most : most;
     if (to.kind == kWhole) return most;
-    return from.dim == to.dim ? most : most / n;
+    return most;  // put together, then cut
   }
 
   double cost(ValueId id, const Layout& to) const {
     const Value& value = graph_.value(id);
     if (value.kind == ValueKind::kState && may_adopt(id)) return 0;
+    if (is_there(id, to, NodeId(visited_))) return 0;
     return cost_of(value.type, lies_[id.index()], to);
   }
 
@@ -565,7 +564,7 @@ class AxisWalk {
     ValueId made = now_[id.index()];
     if (const std::optional<ValueId> moved = convert_source(id, to, reader))
       return converted_[key] = *moved;
-    if (from.kind == kCut && to.kind == kCut && from.dim == to.dim) {  // other blocks of one dim
+    if (from.kind == kCut && to.kind == kCut) {
       made = emit("AllGather", made, id, from, Layout{}, near, reader);
       made = emit("OwnBlock", made, id, to, to, near, reader);
     } else if (from.kind == kGreatest) {
@@ -576,33 +575,43 @@ class AxisWalk {
                                : emit("ReduceScatter", made, id, to, to, near, reader);
     } else if (from.kind == kWhole) {
       made = emit("OwnBlock", made, id, to, to, near, reader);
-    } else if (to.kind == kWhole) {
-      made = emit("AllGather", made, id, from, to, near, reader);
     } else {
-      made = emit("AllToAll", made, id, from, to, near, reader);
+      made = emit("AllGather", made, id, from, to, near, reader);
     }
     return converted_[key] = made;
+  }
+
+  // How the source of what only moves elements must lie, for that to lie so.
+  std::optional<Layout> layout_of_source(ValueId id, const Layout& to) const {
+    const Value& value = graph_.value(id);
+    if (value.kind != ValueKind::kNode || fixed_.count(id.value)) return std::nullopt;
+    const Node& node = graph_.node(value.producer);
+    const Loops loops = loops_of(node);
+    if (!only_moves(loops, node)) return std::nullopt;
+    if (to.kind != kCut) return to;
+    const std::optional<LoopCut> cut = cut_of(loops.output(0), to, ranks_);
+    if (!cut || !is_legal(loops, *cut)) return std::nullopt;
+    return layout_of(loops.input(0), *cut);
+  }
+
+  // Whether it lies so already, or has been converted for another reader.
+  bool is_there(ValueId id, const Layout& to, NodeId reader) const {
+    if (lies_[id.index()] == to || known(id, to, reader)) return true;
+    const std::optional<Layout> source = layout_of_source(id, to);
+    return source && is_there(graph_.node(graph_.value(id).producer).inputs[0], *source, reader);
   }
 
   // What only moves elements is done again on its converted source: one collective for all that
   // is the same but for its shape.
   std::optional<ValueId> convert_source(ValueId id, const Layout& to, NodeId reader) {
+    const std::optional<Layout> source = layout_of_source(id, to);
+    if (!source) return std::nullopt;
     const Value value = graph_.value(id);
-    if (value.kind != ValueKind::kNode || fixed_.count(id.value)) return std::nullopt;
     const Node node = graph_.node(value.producer);
     const Loops loops = loops_of(node);
-    if (!only_moves(loops, node)) return std::nullopt;
-    Layout source = to;
-    if (to.kind == kCut) {
-      const std::optional<LoopCut> cut = cut_of(loops.output(0), to, ranks_);
-      if (!cut || !is_legal(loops, *cut)) return std::nullopt;
-      const auto layout = layout_of(loops.input(0), *cut);
-      if (!layout) return std::nullopt;
-      source = *layout;
-    }
     const ValueId from = node.inputs[0];
     const ValueId read =
-        lies_[from.index()] == source ? now_[from.index()] : convert(from, source, reader);
+        lies_[from.index()] == *source ? now_[from.index()] : convert(from, *source, reader);
     Attrs attrs = node.attrs;
     const Shape shape = local(value.type.shape, to);
     if (loops.def->localise && shape != value.type.shape)
@@ -632,10 +641,6 @@ class AxisWalk {
       node.attrs.set("ranks", ranks_);
       node.attrs.set("dim", int64_t{blocks.dim});
       node.attrs.set("outer", blocks.outer);
-    }
-    if (op == "AllToAll") {
-      node.attrs.set("to_dim", int64_t{to.dim});
-      node.attrs.set("to_outer", to.outer);
     }
     node.name = fmt::format("{}/{}.{}", graph_.value(origin).name, cut_.name, op);
     node.scope = near.scope;
