@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "folder.h"
+#include "piper/diff.h"
 #include "piper/runtime.h"
 #include "shell.h"
 
@@ -393,6 +394,40 @@ TEST(Blocks, ReplicasOfABlockAreCompared) {
             "step 2: parameter 'w2' differs between ranks at [4");
   // Rank 3 of products(2, 2) has a block of w2 that nobody else has.
   EXPECT_EQ(message_of(run(kModels[0], products(2, 2), options)), "ok");
+}
+
+TEST(Blocks, AreSummarised) {
+  const Summary cut = summarise(products(2, 2)), alone = summarise(products(1, 1));
+  const auto named = [&](const Summary& summary, const char* name) {
+    const auto found = std::find_if(summary.parameters.begin(), summary.parameters.end(),
+                                    [&](const auto& one) { return one.name == name; });
+    EXPECT_NE(found, summary.parameters.end());
+    return *found;
+  };
+  EXPECT_EQ(named(cut, "w1").type, named(alone, "w1").type);
+  EXPECT_EQ(named(cut, "w1").layout, "dim 1 over tp");
+  EXPECT_EQ(named(cut, "w1").weight_bytes, 40);
+  EXPECT_EQ(named(cut, "w2").layout, "dim 0 over tp, dim 1 over dp");
+  EXPECT_EQ(named(cut, "w2").weight_bytes, 48);
+  EXPECT_EQ(named(alone, "w2").layout, "");
+  const std::vector<std::string> lines = train_lines(cut);
+  EXPECT_EQ(
+      std::count(lines.begin(), lines.end(), "cut along dim 1 over tp: 1 parameter, 40 elements"),
+      1);
+  EXPECT_EQ(traffic_lines(cut),
+            (std::vector<std::string>{
+                "all: a step of a rank has all_reduce over dp: 2 messages of f32, 8 B",
+                "all: a step of a rank has all_reduce over tp: 1 message of f32, 144 B",
+                "all: a step of a rank has reduce_scatter over dp: 2 messages of f32, 176 B",
+                "all: a step of a rank has all_gather over dp: 2 messages of f32, 176 B"}));
+  EXPECT_EQ(traffic_lines(alone), std::vector<std::string>());
+  const Diff diff = compare(alone, cut);
+  ASSERT_TRUE(diff.find("parameters"));
+  const auto& changes = diff.find("parameters")->changes;
+  EXPECT_TRUE(std::any_of(changes.begin(), changes.end(), [](const Change& change) {
+    return change.what == "along dims" && change.where == std::vector<std::string>{"w1"} &&
+           change.before == DiffValue("whole") && change.after == DiffValue("dim 1 over tp");
+  }));
 }
 
 // The same as processes, with whatever they have in files.
