@@ -136,22 +136,51 @@ Result<std::vector<AxisCut>> apply_shard(const Graph& step, const Strategy& stra
   return cuts;
 }
 
-void explain_axis(const ShardedGraph& made, const AxisCut& cut, Explanations& out) {
+void explain_axis(const ShardedGraph& made, const AxisCut& cut, Explanations& out,
+                  std::vector<std::string>& each) {
   struct Sum {
     int64_t count = 0, bytes = 0;
   };
-  std::map<std::pair<std::string, std::string>, Sum> sums;  // by pass and op
-  for (const Conversion& each : made.conversions) {
-    const Node& node = made.graph.node(each.node);
-    Sum& sum = sums[{kPassNames[static_cast<size_t>(node.pass)], node.op}];
+  std::map<std::pair<Pass, std::string>, Sum> sums;
+  for (const Conversion& conversion : made.conversions) {
+    const Node& node = made.graph.node(conversion.node);
+    Sum& sum = sums[{node.pass, node.op}];
     ++sum.count;
-    sum.bytes += each.bytes;
+    sum.bytes += conversion.bytes;
+    const Node* reader = conversion.reader.valid() ? &made.graph.node(conversion.reader) : nullptr;
+    each.push_back(fmt::format(
+        "{} {} over {} of '{}' ({}), {}, {}", kPassNames[static_cast<size_t>(node.pass)], node.op,
+        cut.name, made.graph.value(conversion.value).name,
+        to_string(made.graph.value(conversion.value).type), human_bytes(conversion.bytes),
+        reader ? fmt::format("for {} in {}", reader->op,
+                             reader->scope.empty() ? "the model" : reader->scope)
+               : "for the end of the step"));
   }
   Explanation report{cut.seeds.front().at, "shard", {}};
   for (const auto& [of, sum] : sums)
-    report.lines.push_back(fmt::format("{}: {} × {} over {}, {} a rank and microbatch", of.first,
-                                       sum.count, of.second, cut.name, human_bytes(sum.bytes)));
+    report.lines.push_back(fmt::format("{}: {} × {} over {}, {} a rank and microbatch",
+                                       kPassNames[static_cast<size_t>(of.first)], sum.count,
+                                       of.second, cut.name, human_bytes(sum.bytes)));
   out.push_back(std::move(report));
+}
+
+std::vector<std::string> layouts_of(const Graph& graph, const std::vector<AxisCut>& cuts) {
+  std::vector<std::string> lines;
+  for (const Param& param : graph.params) {
+    const Value& value = graph.value(param.value);
+    std::vector<std::string> dims;
+    for (const AxisLayout& lies : value.over)
+      for (const AxisCut& cut : cuts)
+        if (cut.axis == lies.axis)
+          dims.push_back(fmt::format("dim {} over {}{}", lies.layout.dim, cut.name,
+                                     lies.layout.outer > 1
+                                         ? fmt::format(", in each of {} parts", lies.layout.outer)
+                                         : ""));
+    if (!dims.empty())
+      lines.push_back(
+          fmt::format("{}: {} a rank, {}", param.name, to_string(value.type), join(dims, ", ")));
+  }
+  return lines;
 }
 
 }  // namespace piper
