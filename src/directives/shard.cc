@@ -42,8 +42,12 @@ class Seeds {
     std::vector<std::string> all;
     for (ValueId id : graph_.inputs) {
       all.push_back(graph_.value(id).name);
-      if (all.back() == shard_.input)
-        PIPER_TRY(add(id, fmt::format("input '{}'", quote_control(all.back()))));
+      if (all.back() != shard_.input) continue;
+      if (shard_.dim && *shard_.dim == graph_.value(id).batch_dim)
+        return fail(shard_.dim_at, "shard: dim {} of input '{}' counts samples", *shard_.dim,
+                    quote_control(all.back()))
+            .with_note("help: `replicate` cuts the batch over an axis");
+      PIPER_TRY(add(id, fmt::format("input '{}'", quote_control(all.back()))));
     }
     return nothing("input", shard_.input, all);
   }
@@ -75,8 +79,11 @@ class Seeds {
   Status nothing(std::string_view what, const std::string& wanted,
                  const std::vector<std::string>& all) const {
     if (!seeds_.empty()) return ok_status();
-    return fail(shard_.of_at, "shard: no {} matches '{}'{}", what, quote_control(wanted),
-                did_you_mean(wanted, all));
+    Error error = fail(shard_.of_at, "shard: no {} matches '{}'{}", what, quote_control(wanted),
+                       did_you_mean(wanted, all));
+    if (all.size() <= 8) error.notes.push_back(fmt::format("there are {}", join(all, ", ")));
+    error.notes.push_back("help: `piperc MODEL --describe` lists parameters, inputs and modules");
+    return error;
   }
 
   Status add(ValueId id, const std::string& what) {
@@ -106,7 +113,7 @@ Status add_seeds(const Graph& graph, AxisCut& cut, std::vector<ShardSeed> seeds)
     if (other != cut.seeds.end())
       return fail(seed.at, "shard: two directives cut '{}' over '{}'",
                   quote_control(graph.value(seed.value).name), cut.name)
-          .with_note(fmt::format("the other is at {}:{}", other->at.file, other->at.line));
+          .with_note(fmt::format("the other one is at line {}", other->at.line));
     cut.seeds.push_back(std::move(seed));
   }
   return ok_status();
@@ -123,12 +130,11 @@ Result<std::vector<AxisCut>> apply_shard(const Graph& step, const Strategy& stra
     for (const ShardRule& shard : strategy.shards) {
       if (shard.over != axis.name) continue;
       PIPER_ASSIGN(std::vector<ShardSeed> seeds, Seeds(step, shard).find());
-      out.push_back(
-          {shard.at,
-           "shard",
-           {fmt::format("{} tensors {} over {}", seeds.size(),
-                        shard.dim ? fmt::format("are cut along dim {}", *shard.dim) : "stay whole",
-                        axis.name)}});
+      out.push_back({shard.at,
+                     "shard",
+                     {fmt::format("{} over {}: {} tensor{}",
+                                  shard.dim ? fmt::format("dim {}", *shard.dim) : "all", axis.name,
+                                  seeds.size(), seeds.size() == 1 ? "" : "s")}});
       PIPER_TRY(add_seeds(step, cut, std::move(seeds)));
     }
     if (!cut.seeds.empty() && cut.ranks > 1) cuts.push_back(std::move(cut));
