@@ -135,12 +135,13 @@ void add_flags(CLI::App& app, Flags& flags) {
       ->check(a_count(1));
   CLI::Option* verify =
       app.add_option("--verify-against", flags.verify,
-                     "run the plan DIR/single (equal bits) or DIR/uncut (within bounds) beside the "
-                     "job and compare the loss and all parameters after each step")
+                     "run the plan DIR/single (equal bits; within bounds where plans cut more than "
+                     "the batch) or DIR/uncut (within bounds) beside the job and compare the loss "
+                     "and all parameters after each step")
           ->check(CLI::IsMember({"single", "uncut"}));
   for (const auto& [name, bound] : {std::pair("--loss-bound", &run.job.verify.loss_bound),
                                     std::pair("--param-bound", &run.job.verify.param_bound)})
-    app.add_option(name, *bound, "of --verify-against uncut")
+    app.add_option(name, *bound, "of --verify-against, where it compares within bounds")
         ->type_name("X")
         ->capture_default_str()
         ->check(between(0, 1e30, "a number from 0 on"))

@@ -17,7 +17,7 @@
 
 namespace piper {
 
-inline constexpr int kPlanFormatVersion = 6;
+inline constexpr int kPlanFormatVersion = 7;
 
 // ---- Programs: what one compute instruction runs ------------------------------------------------
 
@@ -110,6 +110,8 @@ struct Tensor {
   // kStep: a copy of that state (a buffer), a matrix, as the op Pack lays it out for matrix
   // products; -1: none.
   int32_t packed_of = -1;
+  bool is_whole() const { return cuts.empty() && part_of < 0; }
+  TensorType whole_type() const { return is_whole() ? type : TensorType{type.dtype, whole}; }
   bool operator==(const Tensor&) const = default;
 };
 struct Buffer {
@@ -345,9 +347,48 @@ int64_t rank_of(const std::vector<std::pair<std::string, int64_t>>& mesh,
 // The ranks of `group` as seen from `coordinates`, ascending.
 std::vector<int64_t> group_ranks(const RoleProgram& role, const Group& group,
                                  const std::vector<int64_t>& coordinates);
+// Where the rank at `coordinates` stands among them.
+int64_t group_position(const RoleProgram& role, const Group& group,
+                       const std::vector<int64_t>& coordinates);
 // The rank that `peer` (Instruction::peer) names, seen from `coordinates`.
 int64_t peer_rank(const RoleProgram& role, const std::vector<int32_t>& peer,
                   const std::vector<int64_t>& coordinates);
+
+// What a rank holds of a tensor: its blocks; of the elements of these, one after the other, those
+// from `first` on.
+struct Held {
+  // Number `index` of `parts` blocks of each of the `outer` equal stretches of a dim.
+  struct Block {
+    int32_t dim = 0;
+    int64_t outer = 1, parts = 1, index = 0;
+    bool operator==(const Block&) const = default;
+  };
+  // Elements that lie side by side in the whole and in what is held.
+  struct Run {
+    int64_t whole = 0, held = 0, count = 0;
+  };
+  TensorType whole;
+  std::vector<Block> blocks;  // each of what those before it left
+  int64_t first = 0, count = 0;
+  bool is_whole() const { return blocks.empty() && count == num_elements(whole.shape); }
+  Run run_at(int64_t held) const;  // the run that begins at this element of what is held
+  template <class Visit>
+  void for_each_run(Visit visit) const {  // ascending in what is held
+    for (int64_t at = 0; at < count;) {
+      const Run run = run_at(at);
+      visit(run);
+      at += run.count;
+    }
+  }
+  bool operator==(const Held&) const = default;
+};
+Held held_of(const RoleProgram& role, const Tensor& tensor,
+             const std::vector<int64_t>& coordinates);
+// "f32[4,6] block 1 of 2 of dim 0, elements [0, 6)": equal where the same elements are held.
+std::string to_string(const Held& held);
+// Whether states or values are cut along dims: then sums within an op are formed in parts, and the
+// bits are not those of one device.
+bool cuts_dims(const RoleProgram& role);
 
 struct WriteOptions {
   // Replace a directory that holds another plan set (never one that holds anything else).

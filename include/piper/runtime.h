@@ -29,10 +29,11 @@ struct RankSource {
 struct ParameterView {
   std::string name;
   std::vector<std::string> aliases;
-  TensorType type;  // of the whole parameter
+  Held held;
   const std::byte* data = nullptr;
-  int64_t first = 0, count = 0;  // the flat elements that this rank holds
-  bool trained = true;           // a parameter; else another state
+  bool trained = true;  // a parameter; else another state
+  const TensorType& type() const { return held.whole; }
+  int64_t bytes() const { return held.count * info(held.whole.dtype).bytes; }
 };
 
 struct TraceEvent {
@@ -90,13 +91,15 @@ struct StepMetrics {
 
 enum class VerifyAgainst {
   kNone,
-  kSingle,  // the single-device plan with the same cut of the batch: equal bits
-  kUncut,   // the single-device plan without microbatches: within bounds
+  // The single-device plan with the same cut of the batch: equal bits, or within bounds where sums
+  // within ops are cut.
+  kSingle,
+  kUncut,  // the single-device plan without microbatches: within bounds
 };
 struct VerifyOptions {
   VerifyAgainst against = VerifyAgainst::kNone;
-  double loss_bound = 1e-4;  // kUncut: |difference| ÷ max(|reference|, 0.05)
-  // kUncut: largest |difference| ÷ max(largest |reference|, 0.05), per tensor.
+  double loss_bound = 1e-4;  // |difference| ÷ max(|reference|, 0.05)
+  // Largest |difference| ÷ max(largest |reference|, 0.05), per tensor.
   double param_bound = 3e-4;
 };
 
@@ -142,6 +145,7 @@ struct JobResult {
   std::vector<RankTrace> traces;
   bool interrupted = false, reached_target = false;
   int64_t compared_parameters = 0;  // by --verify-against, in every step
+  bool bitwise = false;             // how; else within bounds
   double worst_loss_error = 0, worst_param_error = 0;
 };
 

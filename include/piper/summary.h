@@ -17,6 +17,8 @@ using Settings = std::vector<std::pair<std::string, std::string>>;  // "lr" "0.0
 struct ParameterSummary {
   std::string name;
   TensorType type;  // of all of it
+  std::string
+      layout;  // "dim 0 over tp, dim 1 in 3 stretches over dp"; empty: along dims it is whole
   // kRunning: forward changes it (statistics of a batch norm).
   enum class Kind { kFrozen, kTrained, kRunning } kind = Kind::kFrozen;
   int64_t weight_bytes = 0, state_bytes = 0;  // on one rank; states: the optimizer's

@@ -1,6 +1,7 @@
 // How ranks talk: one small interface, implemented by inproc (ranks are threads of one process) and
 // mpi (processes, Open MPI). Both give the same bits: a reduction adds in rank order per element,
-// (((r0 + r1) + r2) + …), whatever the message's size; 16-bit floats in f32, rounded once.
+// (((r0 + r1) + r2) + …), whatever the message's size; 16-bit floats in f32, rounded once. The
+// greatest of numbers is no number where one of them is none.
 //
 // A transport belongs to one rank and is used from that rank's thread alone. Everything that a step
 // needs is registered first (add_send, add_recv, add_group: these may allocate and lock); the calls
@@ -13,7 +14,7 @@
 
 #include <atomic>
 
-#include "piper/base.h"
+#include "piper/bundle.h"
 
 namespace piper {
 
@@ -47,6 +48,7 @@ struct Piece {
   std::byte* data = nullptr;
   DType dtype = DType::kF32;
   int64_t count = 0;
+  Reduction reduction = Reduction::kSum;
 };
 
 // A part of a message of several tensors.
@@ -55,14 +57,40 @@ struct MessagePart {
   int64_t bytes = 0;
 };
 
-// One tensor of a reduce-scatter or all-gather. Member k of the group has the elements
-// [k × part_count, …) of `whole` as its part; behind the end of `whole` parts are zero.
+// One tensor of a reduce-scatter or all-gather. `whole` is so many equal stretches of a run for
+// each member: member k's part is the k-th of every stretch, one after the other. Of one stretch
+// the last runs may be shorter; behind its end parts are zero.
 struct Shard {
   std::byte* whole = nullptr;
   std::byte* part = nullptr;
   DType dtype = DType::kF32;
-  int64_t count = 0, part_count = 0;  // members × part_count >= count
+  int64_t count = 0, part_count = 0;  // members × part_count >= count; equal for several stretches
+  int64_t stretches = 1;
+  // Bytes that lie side by side in the whole and in a part.
+  struct Run {
+    int64_t whole = 0, part = 0, bytes = 0;
+  };
+  // Of the bytes [begin, end) of member k's part, what lies in the whole.
+  template <class Visit>
+  void for_each_run(int64_t k, int64_t begin, int64_t end, Visit visit) const {
+    const int64_t size = info(dtype).bytes, stretch = count / stretches * size,
+                  run = part_count / stretches * size;
+    const int64_t from = std::min(k * run, stretch), length = std::min(run, stretch - from);
+    for (int64_t at = begin; at < end && length > 0;) {
+      const int64_t s = at / run, inside = at - s * run;
+      const int64_t bytes = std::min(length - inside, end - at);
+      if (bytes <= 0) return;  // the rest is padding, of the one stretch
+      visit(Run{s * stretch + from + inside, at, bytes});
+      at += bytes;
+    }
+  }
+  template <class Visit>
+  void for_each_run(int64_t k, Visit visit) const {
+    for_each_run(k, 0, part_count * info(dtype).bytes, visit);
+  }
 };
+// The part becomes member k's of what lies in the whole, without communication.
+void take_part(const Shard& shard, int64_t k);
 
 class Transport {
  public:
@@ -97,11 +125,12 @@ class Transport {
   // bytes, in parts of any size.
   virtual Status send(int32_t route, std::span<const MessagePart> parts) = 0;
   virtual Status recv(int32_t route, std::span<const MessagePart> parts) = 0;
-  // All pieces as one message, in place; all members bring the same dtypes and counts (not bool).
+  // All pieces as one message, in place; all members bring the same dtypes, counts and
+  // reductions (not of bool).
   virtual Status all_reduce(int32_t group, std::span<const Piece> pieces) = 0;
-  // All shards as one message; all members bring the same dtypes and counts. A part becomes the own
-  // part of the sum of all wholes; a whole is put together from all parts, its own one may lie in
-  // it. Wholes of a reduce-scatter are left alone.
+  // All shards as one message; all members bring the same dtypes, counts and stretches. A part
+  // becomes the own part of the sum of all wholes; a whole is put together from all parts, its own
+  // one may lie in it where there is one stretch. Wholes of a reduce-scatter are left alone.
   virtual Status reduce_scatter(int32_t group, std::span<const Shard> shards) = 0;
   virtual Status all_gather(int32_t group, std::span<const Shard> shards) = 0;
   // Part k of `from` goes to member k, whose part lands at the own position of its `to`.

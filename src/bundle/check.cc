@@ -56,130 +56,6 @@ Status check_inputs(const RoleProgram& role) {
   return ok_status();
 }
 
-int64_t members_of(const RoleProgram& role, int32_t group) {
-  int64_t size = 1;
-  for (int32_t axis : role.groups[group].axes) size *= role.mesh[axis].second;
-  return size;
-}
-
-std::string named(const RoleProgram& role, size_t buffer) {
-  return quote_control(role.name(role.buffers[buffer]));
-}
-
-// Parts are equal runs of the whole. The elements behind its end are fewer than all ranks: what is
-// cut over some of them is cut so that it could be over more.
-bool is_part(const RoleProgram& role, int64_t own, int64_t whole, int64_t members) {
-  int64_t together = 0, ranks = 1;
-  for (const auto& [axis, size] : role.mesh) ranks *= size;
-  return !__builtin_mul_overflow(own, members, &together) && together >= whole &&
-         together - whole < ranks;
-}
-
-// A part of a tensor over a group.
-Status check_part(const RoleProgram& role, const Tensor& tensor, size_t b) {
-  if (tensor.part_of == -1 && tensor.whole.empty()) return ok_status();
-  const auto name = [&] { return named(role, b); };
-  const auto whole = bytes_of({tensor.type.dtype, tensor.whole});
-  if (tensor.kind != BufferKind::kState || !in_range(tensor.part_of, role.groups.size()) || !whole)
-    return bad("buffer {} '{}' is a part of nothing possible", b, name());
-  if (!is_part(role, num_elements(tensor.type.shape), num_elements(tensor.whole),
-               members_of(role, tensor.part_of)))
-    return bad("buffer {} '{}' is {}, no part of {} over {} ranks", b, name(),
-               to_string(tensor.type), to_string(TensorType{tensor.type.dtype, tensor.whole}),
-               members_of(role, tensor.part_of));
-  return ok_status();
-}
-
-// The previous version of a parameter, cut alike, or of the step's number.
-Status check_version(const RoleProgram& role, const Tensor& tensor, size_t b) {
-  if (tensor.previous_of == -1) return ok_status();
-  const auto fits = [&] {
-    if (tensor.kind != BufferKind::kState || !in_range(tensor.previous_of, role.buffers.size()))
-      return false;
-    const Tensor& newest = role.tensor(tensor.previous_of);
-    const bool number = newest.type == TensorType{DType::kI64, {}};
-    return newest.kind == BufferKind::kState && newest.param.empty() == number &&
-           tensor.param.empty() && newest.part_of == tensor.part_of &&
-           newest.whole == tensor.whole && newest.type == tensor.type;
-  };
-  if (fits()) return ok_status();
-  return bad("buffer {} '{}' is the previous version of no parameter or step", b, named(role, b));
-}
-
-// A matrix packed for products, from a state that is kept whole.
-Status check_packed(const RoleProgram& role, const Tensor& tensor, size_t b) {
-  if (tensor.packed_of == -1) return ok_status();
-  const auto fits = [&] {
-    if (tensor.kind != BufferKind::kStep || tensor.host ||
-        !in_range(tensor.packed_of, role.buffers.size()))
-      return false;
-    const Tensor& from = role.tensor(tensor.packed_of);
-    const Shape& shape = from.type.shape;
-    return from.kind == BufferKind::kState && from.part_of < 0 && shape.size() == 2 &&
-           from.type.dtype == tensor.type.dtype &&
-           (tensor.type.shape == packed_shape(shape[0], shape[1]) ||
-            tensor.type.shape == packed_shape(shape[1], shape[0]));
-  };
-  if (fits()) return ok_status();
-  return bad("buffer {} '{}' is the packed copy of no matrix", b, named(role, b));
-}
-
-Status check_tensor(const RoleProgram& role, const Tensor& tensor, size_t b) {
-  if (tensor.host && (tensor.kind == BufferKind::kConstant || !tensor.param.empty()))
-    return bad("buffer {} '{}' on the host is a constant or a parameter", b, named(role, b));
-  if (tensor.kind == BufferKind::kStep && !tensor.init.empty())
-    return bad("step buffer {} '{}' has an initial value", b, named(role, b));
-  if (tensor.kind == BufferKind::kConstant && !tensor.param.empty())
-    return bad("buffer {} '{}' is a parameter but constant", b, named(role, b));
-  PIPER_TRY(check_part(role, tensor, b));
-  PIPER_TRY(check_version(role, tensor, b));
-  return check_packed(role, tensor, b);
-}
-
-// Each buffer is of a tensor, each tensor of a buffer, and what is kept of one alone.
-Status check_tensors(const RoleProgram& role) {
-  std::vector<int32_t> buffers(role.tensors.size());
-  for (size_t b = 0; b < role.buffers.size(); ++b) {
-    const auto [tensor, micro, offset] = role.buffers[b];
-    if (!in_range(tensor, role.tensors.size()))
-      return bad("buffer {} is of tensor {}, which is not there", b, tensor);
-    const bool kept = role.tensors[tensor].kind != BufferKind::kStep;
-    if (micro < -1 || (kept && (micro >= 0 || buffers[tensor] > 0)))
-      return bad("buffer {} '{}' cannot be of microbatch {}", b, named(role, b), micro);
-    ++buffers[tensor];
-  }
-  const auto none = std::find(buffers.begin(), buffers.end(), 0);
-  if (none == buffers.end()) return ok_status();
-  const std::string& name = role.tensors[none - buffers.begin()].name;
-  return bad("tensor '{}' has no buffer", quote_control(name));
-}
-
-Status check_buffers(const RoleProgram& role) {
-  PIPER_TRY(check_tensors(role));
-  std::vector<int64_t> bytes(role.tensors.size(), -1);  // -1: not seen yet
-  for (size_t b = 0; b < role.buffers.size(); ++b) {
-    const Buffer& buffer = role.buffers[b];
-    const Tensor& tensor = role.tensor(buffer);
-    int64_t& size = bytes[buffer.tensor];
-    const bool is_new = size < 0;
-    if (is_new) {
-      const auto possible = bytes_of(tensor.type);
-      if (!possible) return bad("buffer {} '{}' has no possible type", b, named(role, b));
-      size = *possible;
-    }
-    if (buffer.offset < 0 || buffer.offset % 64 != 0)
-      return bad("buffer {} '{}' has the offset {}, which is no multiple of 64", b, named(role, b),
-                 buffer.offset);
-    const int64_t arena = tensor.host ? role.host_bytes : role.arena_bytes;
-    int64_t end = 0;
-    if (__builtin_add_overflow(buffer.offset, size, &end) || end > arena)
-      return bad("buffer {} '{}' at {} with {} bytes ends after the arena of {}", b, named(role, b),
-                 buffer.offset, size, arena);
-    if (is_new) PIPER_TRY(check_tensor(role, tensor, b));
-  }
-  return ok_status();
-}
-
 Status check_memory(const RoleProgram& role) {
   int64_t total = 0;
   bool overflow = role.arena_bytes < 0 || role.transport_bytes < 0 || role.scratch_bytes < 0 ||
@@ -305,6 +181,11 @@ class InstructionCheck {
     if (one_.channel < 0 || (!is_message() && one_.channel != 0))
       return wrong("it cannot use channel {}", one_.channel);
     if (one_.kind != InstructionKind::kBroadcast && one_.root != 0) return wrong("it has a root");
+    if (takes_pairs(one_.kind) ? one_.dim < -1 || (one_.dim < 0 && one_.outer != 1)
+                               : one_.dim != -1 || one_.outer != 1)
+      return wrong("it cannot have blocks of dim {} in {} stretches", one_.dim, one_.outer);
+    if (one_.kind != InstructionKind::kAllReduce && one_.reduction != Reduction::kSum)
+      return wrong("it has a reduction");
     const bool of_samples = input || !one_.contributions.empty();
     if ((!input && !one_.input.empty()) ||
         (!of_samples && (one_.samples.count != 0 || one_.samples.first != 0)))
@@ -416,14 +297,20 @@ class InstructionCheck {
       return wrong("there is no group {}", one_.group);
     if (one_.args.empty() || one_.args.size() % 2 != 0)
       return wrong("it has {} args instead of pairs", one_.args.size());
-    const int64_t size = members_of(role_, one_.group);
     const size_t whole = one_.kind == InstructionKind::kAllGather ? 1 : 0;
     for (size_t k = 0; k < one_.args.size(); k += 2)
-      if (type(k).dtype != type(k + 1).dtype ||
-          !is_part(role_, elements(k + 1 - whole), elements(k + whole), size))
-        return wrong("{} and {} do not fit a group of {}", to_string(type(k)),
-                     to_string(type(k + 1)), size);
+      if (type(k).dtype != type(k + 1).dtype || !fit(k + whole, k + 1 - whole))
+        return wrong("{} and {} do not fit a group of {}{}", to_string(type(k)),
+                     to_string(type(k + 1)), members_of(role_, one_.group),
+                     one_.dim < 0 ? "" : fmt::format(" along dim {}", one_.dim));
     return ok_status();
+  }
+  // Whether an arg can be a member's part of another.
+  bool fit(size_t whole, size_t part) const {
+    const int64_t members = members_of(role_, one_.group);
+    if (one_.dim < 0) return is_part(role_, elements(part), elements(whole), members);
+    Shape left = type(whole).shape;
+    return cut_dim(left, one_.dim, one_.outer, members) && left == type(part).shape;
   }
 
   Status check_copy() const {

@@ -138,6 +138,8 @@ class Decoder {
     to.fill = from.fill();
     to.param = from.param();
     copy_from(from.aliases(), to.aliases);
+    for (const proto::TensorCut& cut : from.cuts())
+      to.cuts.push_back({cut.axis(), cut.dim(), cut.outer()});
     to.part_of = from.part_of();
     copy_from(from.whole(), to.whole);
     to.previous_of = from.previous_of();
@@ -173,6 +175,11 @@ class Decoder {
     copy_from(from.peer(), to.peer);
     to.group = from.group();
     to.root = from.root();
+    to.reduction = static_cast<Reduction>(enumerator(from.reduction(), 2, "reduction"));
+    if (from.has_blocks()) {
+      to.dim = from.blocks().dim();
+      to.outer = from.blocks().outer();
+    }
     to.channel = from.channel();
     to.input = from.input();
     to.samples = samples(from.samples());

@@ -74,6 +74,12 @@ void encode(const Tensor& from, proto::Tensor* to) {
   to->set_fill(from.fill);
   to->set_param(from.param);
   for (const std::string& alias : from.aliases) to->add_aliases(alias);
+  for (const TensorCut& part : from.cuts) {
+    proto::TensorCut* cut = to->add_cuts();
+    cut->set_axis(part.axis);
+    cut->set_dim(part.dim);
+    cut->set_outer(part.outer);
+  }
   to->set_part_of(from.part_of);
   copy_to(from.whole, to->mutable_whole());
   to->set_previous_of(from.previous_of);
@@ -121,6 +127,11 @@ void encode(const Instruction& from, proto::Instruction* to) {
   copy_to(from.peer, to->mutable_peer());
   to->set_group(from.group);
   to->set_root(from.root);
+  to->set_reduction(static_cast<int32_t>(from.reduction));
+  if (from.dim != -1 || from.outer != 1) {
+    to->mutable_blocks()->set_dim(from.dim);
+    to->mutable_blocks()->set_outer(from.outer);
+  }
   to->set_channel(from.channel);
   to->set_input(from.input);
   encode(from.samples, to->mutable_samples());

@@ -49,6 +49,15 @@ std::optional<int64_t> world_of(const Mesh& mesh);
 std::optional<int64_t> bytes_of(const TensorType& type);
 
 Status check_program(const Program& program);
+// Of a role program whose groups and memory are possible.
+Status check_buffers(const RoleProgram& role);
+int64_t members_of(const RoleProgram& role, int32_t group);
+// Whether flat runs of `own` elements are parts of a whole over so many members. The elements
+// behind its end are fewer than all ranks: what is cut over some of them is cut so that it could be
+// over more.
+bool is_part(const RoleProgram& role, int64_t own, int64_t whole, int64_t members);
+// To a member's blocks of a dim; false where these are not equal.
+bool cut_dim(Shape& shape, int64_t dim, int64_t outer, int64_t parts);
 // Of a role program that is sound otherwise.
 Status check_sizes(const RoleProgram& role);
 

@@ -30,6 +30,13 @@ std::vector<int64_t> group_ranks(const RoleProgram& role, const Group& group,
   }
 }
 
+int64_t group_position(const RoleProgram& role, const Group& group,
+                       const std::vector<int64_t>& coordinates) {
+  int64_t position = 0;
+  for (int32_t axis : group.axes) position = position * role.mesh[axis].second + coordinates[axis];
+  return position;
+}
+
 int64_t peer_rank(const RoleProgram& role, const std::vector<int32_t>& peer,
                   const std::vector<int64_t>& coordinates) {
   std::vector<int64_t> at = coordinates;

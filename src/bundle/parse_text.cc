@@ -79,6 +79,18 @@ class Line {
   void get(std::string_view key, std::vector<std::string>& to) {
     for (const std::string_view item : items(take_value(key))) to.push_back(unquote(item));
   }
+  // "S1/3@0": dim, stretches where there are several, axis.
+  void get(std::string_view key, std::vector<TensorCut>& to) {
+    for (const std::string_view item : items(take_value(key))) {
+      const size_t at = item.find('@'), slash = item.find('/');
+      if (!item.starts_with('S') || at == item.npos)
+        return wrong(fmt::format("'{}' is no cut", item));
+      TensorCut& cut = to.emplace_back();
+      cut.dim = narrow<int32_t>(to_integer(item.substr(1, std::min(at, slash) - 1)));
+      if (slash < at) cut.outer = to_integer(item.substr(slash + 1, at - slash - 1));
+      cut.axis = narrow<int32_t>(to_integer(item.substr(at + 1)));
+    }
+  }
   std::optional<std::string_view> take_value(std::string_view key) {
     for (size_t i = 0; i < fields_.size(); ++i)
       if (fields_[i].starts_with(key) && fields_[i].substr(key.size()).starts_with('=')) {
@@ -295,6 +307,7 @@ class Parser {
     line.get("fill", tensor.fill);
     line.get("param", tensor.param);
     line.get("aliases", tensor.aliases);
+    line.get("cuts", tensor.cuts);
     line.get("part_of", tensor.part_of);
     line.get("whole", tensor.whole);
     line.get("previous_of", tensor.previous_of);
@@ -422,6 +435,9 @@ class Parser {
     line.get("channel", one.channel);
     line.get("group", one.group);
     line.get("root", one.root);
+    line.get("dim", one.dim);
+    line.get("outer", one.outer);
+    if (line.flag("max")) one.reduction = Reduction::kMax;
     line.get("input", one.input);
     one.samples = parse_samples(line, one.kind == InstructionKind::kInput);
     std::string pass = " ";

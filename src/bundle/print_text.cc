@@ -20,6 +20,15 @@ std::string texts(const std::vector<std::string>& values) {
   return text + "]";
 }
 
+// "S1/3@0": blocks of dim 1 over axis 0, of each of 3 stretches.
+std::string cuts_text(const std::vector<TensorCut>& cuts) {
+  std::string text = "[";
+  for (const auto& [axis, dim, outer] : cuts)
+    text += fmt::format("{}S{}{}@{}", text.size() > 1 ? "," : "", dim,
+                        outer == 1 ? "" : fmt::format("/{}", outer), axis);
+  return text + "]";
+}
+
 // Appends lines; a field is printed unless it has its default.
 class Printer {
  public:
@@ -96,6 +105,8 @@ void print_instruction(Printer& print, size_t id, const Instruction& one, size_t
   print.field("stream", one.stream, 0).field("program", one.program, -1).integers("args", one.args);
   print.integers("waits", one.waits).integers("peer", one.peer).field("channel", one.channel, 0);
   print.field("group", one.group, -1).field("root", one.root, 0).text("input", one.input);
+  print.field("dim", one.dim, -1).field("outer", one.outer, int64_t{1});
+  print.flag("max", one.reduction == Reduction::kMax);
   if (one.kind == InstructionKind::kInput) print_samples(print, one.samples, axes);
   if (one.pass != ' ') print.text("pass", std::string(1, one.pass));
   print.field("stage", one.stage, -1).field("micro", one.micro, -1);
@@ -123,6 +134,7 @@ void print_buffer(Printer& print, const RoleProgram& role, size_t b) {
     print.out += fmt::format(" fill={}", tensor.fill);
   print.text("param", tensor.param);
   if (!tensor.aliases.empty()) print.out += " aliases=" + texts(tensor.aliases);
+  if (!tensor.cuts.empty()) print.out += " cuts=" + cuts_text(tensor.cuts);
   print.field("part_of", tensor.part_of, -1).integers("whole", tensor.whole);
   print.field("previous_of", tensor.previous_of, -1);
   print.field("packed_of", tensor.packed_of, -1);

@@ -94,11 +94,10 @@ Status read_tensor_types(PlanSet& set) {
         return bad_at(path, "buffer '{}' wants the initial value '{}', which is not there",
                       quote_control(tensor.name), quote_control(tensor.init));
       if (found->second->dtype != tensor.type.dtype ||
-          num_elements(found->second->shape) !=
-              num_elements(tensor.part_of < 0 ? tensor.type.shape : tensor.whole))
+          num_elements(found->second->shape) != num_elements(tensor.whole_type().shape))
         return bad_at(path, "'{}' is {}, but buffer '{}' is {}", quote_control(tensor.init),
                       to_string(*found->second), quote_control(tensor.name),
-                      to_string(tensor.type));
+                      to_string(tensor.whole_type()));
     }
   return ok_status();
 }

@@ -118,6 +118,10 @@ void compare_parameters(const SetMatch& match, DiffSection& section) {
     }
     add_text(section, name, "name", was->name, is->name);
     add_text(section, name, "type", to_string(was->type), to_string(is->type));
+    const auto layout = [](const ParameterSummary& one) {
+      return one.layout.empty() ? "whole" : one.layout;
+    };
+    add_text(section, name, "along dims", layout(*was), layout(*is));
     add_text(section, name, "now", std::string(kind_text(was->kind)),
              std::string(kind_text(is->kind)));
   }

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 
 #include "piper/halves.h"
 
@@ -50,6 +51,10 @@ std::string print_index(const Shape& shape, int64_t index) {
   return to_string(at);
 }
 
+uint64_t number_of(std::string_view bytes) {
+  return std::strtoull(digest(bytes).substr(0, 16).c_str(), nullptr, 16);
+}
+
 // The first element whose bits differ, or -1.
 int64_t first_difference(DType dtype, int64_t count, const std::byte* a, const std::byte* b) {
   size_t width = static_cast<size_t>(info(dtype).bytes);
@@ -88,7 +93,7 @@ Result<std::unique_ptr<Backend>> make_backend(const std::string& name, const Cor
 
 Result<std::unique_ptr<Comparison>> Comparison::open(const PlanSet& reference,
                                                      const BatchSource* data,
-                                                     const JobOptions& options) {
+                                                     const JobOptions& options, bool dims_are_cut) {
   if (reference.world() != 1) {
     return fail("{} is for {} ranks, not for one", oracle_name(options.verify.against),
                 reference.world())
@@ -97,6 +102,7 @@ Result<std::unique_ptr<Comparison>> Comparison::open(const PlanSet& reference,
   auto comparison = std::make_unique<Comparison>();
   comparison->least_eps_ = least_eps(reference);
   comparison->options_ = options.verify;
+  comparison->bitwise_ = options.verify.against == VerifyAgainst::kSingle && !dims_are_cut;
   comparison->world_ = make_inproc_world(1, TransportOptions{});
   Cores cores = cores_of(options, 0, 1);
   cores.pinned.clear();  // the ranks have the cores
@@ -124,12 +130,12 @@ Status Comparison::watch(int64_t rank, const Executor& executor) {
                   oracle_name(options_.against))
           .with_code(ExitCode::kPlan);
     }
-    if (entry->reference.type != view.type) {
-      return fail("parameter '{}' is {} on rank {} and {} in {}", view.name, to_string(view.type),
-                  rank, to_string(entry->reference.type), oracle_name(options_.against))
+    if (entry->reference.type() != view.type()) {
+      return fail("parameter '{}' is {} on rank {} and {} in {}", view.name, to_string(view.type()),
+                  rank, to_string(entry->reference.type()), oracle_name(options_.against))
           .with_code(ExitCode::kPlan);
     }
-    entry->holders.push_back({rank, view.data, view.first, view.count});
+    entry->holders.push_back({rank, view.data, view.held});
   }
   return ok_status();
 }
@@ -153,8 +159,7 @@ Status Comparison::check(int64_t step, std::optional<double> loss) {
   if (loss) PIPER_TRY(check_loss(step, *loss));
   for (const Entry& entry : entries_) {
     if (entry.holders.empty()) continue;
-    PIPER_TRY(options_.against == VerifyAgainst::kSingle ? check_equal(step, entry)
-                                                         : check_close(step, entry));
+    PIPER_TRY(bitwise_ ? check_equal(step, entry) : check_close(step, entry));
   }
   return ok_status();
 }
@@ -162,18 +167,14 @@ Status Comparison::check(int64_t step, std::optional<double> loss) {
 std::vector<uint64_t> Comparison::digests() const {
   std::vector<uint64_t> all;
   for (const Entry& entry : entries_) {
-    uint64_t value = 0;
-    // Each process compares its part with the oracle's; there is nobody else to compare it with.
-    const bool part = !entry.holders.empty() &&
-                      entry.holders[0].count != num_elements(entry.reference.type.shape);
-    if (part) {
-      value = 1;
-    } else if (!entry.holders.empty()) {
-      size_t bytes = static_cast<size_t>(entry.reference.type.bytes());
-      std::string text = digest(as_text({entry.holders[0].data, bytes}));
-      value = std::strtoull(text.substr(0, 16).c_str(), nullptr, 16) | 1;
+    uint64_t which = 0, values = 0;
+    if (!entry.holders.empty()) {
+      const auto& [rank, data, held] = entry.holders[0];
+      const auto bytes = static_cast<size_t>(held.count * info(held.whole.dtype).bytes);
+      which = number_of(to_string(held)) | 1;
+      values = number_of(as_text({data, bytes}));
     }
-    all.push_back(value);
+    all.insert(all.end(), {which, values});
   }
   return all;
 }
@@ -181,28 +182,35 @@ std::vector<uint64_t> Comparison::digests() const {
 Status Comparison::check_digests(int64_t step,
                                  std::span<const std::vector<uint64_t>> by_rank) const {
   for (size_t i = 0; i < entries_.size(); ++i) {
-    std::optional<size_t> first;
+    std::map<uint64_t, size_t> first;  // rank, by what is held
     for (size_t rank = 0; rank < by_rank.size(); ++rank) {
-      if (by_rank[rank][i] == 0) continue;
-      if (!first) first = rank;
-      if (by_rank[rank][i] == by_rank[*first][i]) continue;
+      const uint64_t which = by_rank[rank][2 * i], values = by_rank[rank][2 * i + 1];
+      if (which == 0) continue;
+      const size_t with = first.emplace(which, rank).first->second;
+      if (values == by_rank[with][2 * i + 1]) continue;
       return numeric(fmt::format("step {}: parameter '{}' differs between rank {} and rank {}",
-                                 step + 1, entries_[i].reference.name, *first, rank));
+                                 step + 1, entries_[i].reference.name, with, rank));
     }
-    if (!first) return not_trained(entries_[i]);
+    if (first.empty()) return not_trained(entries_[i]);
   }
   return ok_status();
+}
+
+void Comparison::report(JobResult& result) const {
+  result.compared_parameters = std::ssize(entries_);
+  result.bitwise = bitwise_;
+  result.worst_loss_error = worst_loss_error_;
+  result.worst_param_error = worst_param_error_;
 }
 
 Status Comparison::check_loss(int64_t step, double loss) {
   double reference = executor_->report("loss").value_or(std::nan(""));
   double error = std::abs(loss - reference) / std::max(std::abs(reference), kFloor);
-  bool single = options_.against == VerifyAgainst::kSingle;
-  bool fits =
-      single ? std::memcmp(&loss, &reference, sizeof loss) == 0 : error <= options_.loss_bound;
+  const bool fits =
+      bitwise_ ? std::memcmp(&loss, &reference, sizeof loss) == 0 : error <= options_.loss_bound;
   if (!fits) {
     std::string bound =
-        single ? "" : fmt::format(" (error {:.3g}, bound {:.3g})", error, options_.loss_bound);
+        bitwise_ ? "" : fmt::format(" (error {:.3g}, bound {:.3g})", error, options_.loss_bound);
     return numeric(fmt::format("step {}: the loss differs from {}: {:.9g} here, {:.9g} there{}",
                                step + 1, oracle_name(options_.against), loss, reference, bound));
   }
@@ -211,51 +219,66 @@ Status Comparison::check_loss(int64_t step, double loss) {
 }
 
 Status Comparison::check_equal(int64_t step, const Entry& entry) const {
-  const TensorType& type = entry.reference.type;
+  const auto& [dtype, shape] = entry.reference.type();
   for (const Holder& holder : entry.holders) {
-    const std::byte* want = entry.reference.data + holder.first * info(type.dtype).bytes;
-    int64_t i = first_difference(type.dtype, holder.count, holder.data, want);
-    if (i < 0) continue;
-    return numeric(
-        fmt::format("step {}: parameter '{}' differs from {} at {}: {} on rank {}, {} there",
-                    step + 1, entry.reference.name, oracle_name(options_.against),
-                    print_index(type.shape, holder.first + i),
-                    print_value(type.dtype, element(type.dtype, holder.data, i)), holder.rank,
-                    print_value(type.dtype, element(type.dtype, want, i))));
+    std::optional<Held::Run> other;  // of the first element that differs
+    holder.held.for_each_run([&, dtype = dtype](const Held::Run& run) {
+      const int64_t size = info(dtype).bytes;
+      const int64_t i = other ? -1
+                              : first_difference(dtype, run.count, holder.data + run.held * size,
+                                                 entry.reference.data + run.whole * size);
+      if (i >= 0) other = {run.whole + i, run.held + i, 1};
+    });
+    if (!other) continue;
+    return numeric(fmt::format(
+        "step {}: parameter '{}' differs from {} at {}: {} on rank {}, {} there", step + 1,
+        entry.reference.name, oracle_name(options_.against), print_index(shape, other->whole),
+        print_value(dtype, element(dtype, holder.data, other->held)), holder.rank,
+        print_value(dtype, element(dtype, entry.reference.data, other->whole))));
   }
   return ok_status();
 }
 
 const Comparison::Holder& Comparison::first_with(const Entry& entry, const Holder& holder) {
   return *std::find_if(entry.holders.begin(), entry.holders.end(),
-                       [&](const Holder& other) { return other.first == holder.first; });
+                       [&](const Holder& other) { return other.held == holder.held; });
+}
+
+// What several ranks hold is the same.
+Status Comparison::check_alike(int64_t step, const Entry& entry, const Holder& holder) const {
+  const auto& [dtype, shape] = entry.reference.type();
+  const Holder& first = first_with(entry, holder);
+  const int64_t i = first_difference(dtype, holder.held.count, holder.data, first.data);
+  if (i < 0) return ok_status();
+  return numeric(
+      fmt::format("step {}: parameter '{}' differs between ranks at {}: {} on rank {}, {} on rank "
+                  "{}",
+                  step + 1, entry.reference.name, print_index(shape, holder.held.run_at(i).whole),
+                  print_value(dtype, element(dtype, first.data, i)), first.rank,
+                  print_value(dtype, element(dtype, holder.data, i)), holder.rank));
 }
 
 Status Comparison::check_close(int64_t step, const Entry& entry) {
-  const TensorType& type = entry.reference.type;
+  const TensorType& type = entry.reference.type();
   double largest = kFloor;
   double worst = 0, here = 0;
   int64_t where = 0, rank = 0;
   for (const Holder& holder : entry.holders) {
-    const Holder& first = first_with(entry, holder);
-    if (int64_t i = first_difference(type.dtype, holder.count, holder.data, first.data); i >= 0)
-      return numeric(fmt::format(
-          "step {}: parameter '{}' differs between ranks at {}: {} on rank {}, {} on rank {}",
-          step + 1, entry.reference.name, print_index(type.shape, holder.first + i),
-          print_value(type.dtype, element(type.dtype, first.data, i)), first.rank,
-          print_value(type.dtype, element(type.dtype, holder.data, i)), holder.rank));
-    if (&first != &holder) continue;
-    for (int64_t i = 0; i < holder.count; ++i) {
-      const double value = element(type.dtype, holder.data, i);
-      const double reference = element(type.dtype, entry.reference.data, holder.first + i);
-      const double difference = std::abs(value - reference);
-      largest = std::max(largest, std::abs(reference));
-      if (difference <= worst) continue;  // also kept when it is not a number
-      worst = difference;
-      where = holder.first + i;
-      here = value;
-      rank = holder.rank;
-    }
+    PIPER_TRY(check_alike(step, entry, holder));
+    if (&first_with(entry, holder) != &holder) continue;
+    holder.held.for_each_run([&](const Held::Run& run) {
+      for (int64_t i = 0; i < run.count; ++i) {
+        const double value = element(type.dtype, holder.data, run.held + i);
+        const double reference = element(type.dtype, entry.reference.data, run.whole + i);
+        const double difference = std::abs(value - reference);
+        largest = std::max(largest, std::abs(reference));
+        if (difference <= worst) continue;  // also kept when it is not a number
+        worst = difference;
+        where = run.whole + i;
+        here = value;
+        rank = holder.rank;
+      }
+    });
   }
   double error = worst / largest;
   if (!(error <= options_.param_bound)) {

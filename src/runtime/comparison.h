@@ -9,8 +9,10 @@ namespace piper {
 
 class Comparison {
  public:
+  // Bit for bit with the plan of the same cut of the batch, unless dims are cut (cuts_dims, on any
+  // rank); else within bounds.
   static Result<std::unique_ptr<Comparison>> open(const PlanSet& reference, const BatchSource* data,
-                                                  const JobOptions& options);
+                                                  const JobOptions& options, bool dims_are_cut);
   // A rank whose parameters are compared. Each must be the oracle's, whole.
   Status watch(int64_t rank, const Executor& executor);
   // After the last watch, when all ranks of the job are watched: each of the oracle's parameters is
@@ -20,21 +22,19 @@ class Comparison {
   // process knows it.
   Status check(int64_t step, std::optional<double> loss);
 
-  // Where each process compares its own parameters: digests of their values, by parameter, 0 for
-  // those it does not hold, 1 for parts; and the check on rank 0 that what several hold is the same
-  // and each is held, given all ranks' digests.
+  // Where each process compares its own parameters: two numbers a parameter, a digest of which
+  // elements it holds, 0 for none, and one of their values; and the check on rank 0 that what
+  // several hold is the same and each is held, given all ranks' digests.
   std::vector<uint64_t> digests() const;
   Status check_digests(int64_t step, std::span<const std::vector<uint64_t>> by_rank) const;
 
-  int64_t parameters() const { return static_cast<int64_t>(entries_.size()); }
-  double worst_loss_error() const { return worst_loss_error_; }
-  double worst_param_error() const { return worst_param_error_; }
+  void report(JobResult& result) const;
 
  private:
   struct Holder {
     int64_t rank = 0;
     const std::byte* data = nullptr;
-    int64_t first = 0, count = 0;  // its part of the parameter, in flat elements
+    Held held;
   };
   struct Entry {
     ParameterView reference;
@@ -44,9 +44,11 @@ class Comparison {
   Error not_trained(const Entry& entry) const;
   Status check_loss(int64_t step, double loss);
   Status check_equal(int64_t step, const Entry& entry) const;
+  Status check_alike(int64_t step, const Entry& entry, const Holder& holder) const;
   Status check_close(int64_t step, const Entry& entry);
 
   VerifyOptions options_;
+  bool bitwise_ = false;
   std::unique_ptr<InprocWorld> world_;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Executor> executor_;

@@ -16,6 +16,7 @@ constexpr int32_t kGatherChannel = kReportChannel + 5;
 struct Facts {
   int64_t reports = 0;  // bit k: kNames[k]
   int64_t peak_bytes = 0;
+  int64_t cuts_dims = 0;
 };
 
 // Everyone's facts, by way of rank 0: a group would make some transports allocate for sums.
@@ -57,6 +58,7 @@ Result<Control> Control::open(Transport& transport, const Executor& executor) {
   int64_t world = transport.world();
   Facts own;
   own.peak_bytes = executor.role().peak_bytes();
+  own.cuts_dims = cuts_dims(executor.role()) ? 1 : 0;
   for (int k = 0; k < kValues; ++k) {
     if (reports(executor.role(), kNames[k])) own.reports |= int64_t{1} << k;
   }
@@ -69,8 +71,10 @@ Result<Control> Control::open(Transport& transport, const Executor& executor) {
     }
     if (control.source_[k] >= 0) speaks[static_cast<size_t>(control.source_[k])] = true;
   }
-  for (const Facts& one : facts)
+  for (const Facts& one : facts) {
     control.peak_bytes_ = std::max(control.peak_bytes_, one.peak_bytes);
+    control.dims_are_cut_ = control.dims_are_cut_ || one.cuts_dims != 0;
+  }
   if (transport.rank() != 0) {
     PIPER_ASSIGN(int32_t go, transport.add_recv(0, kGoChannel));
     control.go_ = {go};

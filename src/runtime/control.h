@@ -22,11 +22,13 @@ class Control {
   // Every rank's numbers, the same count on all, reach rank 0; `by_rank` stays empty on the others.
   Status gather(std::span<const uint64_t> own, std::vector<std::vector<uint64_t>>& by_rank);
   int64_t peak_bytes() const { return peak_bytes_; }
+  bool dims_are_cut() const { return dims_are_cut_; }  // on any rank
 
  private:
   static constexpr int kValues = 5;
   Transport* transport_ = nullptr;
-  int64_t peak_bytes_ = 0;                         // the largest of any rank
+  int64_t peak_bytes_ = 0;  // the largest of any rank
+  bool dims_are_cut_ = false;
   int64_t source_[kValues] = {};                   // rank that reports a value; -1: none
   std::vector<std::pair<int64_t, int32_t>> from_;  // rank 0: ranks that report, and their routes
   int32_t to_zero_ = -1;                           // a rank that reports: route to rank 0

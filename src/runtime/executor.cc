@@ -17,17 +17,6 @@ double now_us() {
   return std::chrono::duration<double, std::micro>(since).count();
 }
 
-void copy_own_parts(const Op& op) {
-  for (int64_t s = 0; s < op.count; ++s) {
-    const Shard& shard = op.shards[s];
-    const int64_t size = info(shard.dtype).bytes;
-    const int64_t first = std::min(op.root * shard.part_count, shard.count);
-    const int64_t bytes = std::min(shard.part_count, shard.count - first) * size;
-    if (bytes > 0) std::memcpy(shard.part, shard.whole + first * size, static_cast<size_t>(bytes));
-    std::memset(shard.part + bytes, 0, static_cast<size_t>(shard.part_count * size - bytes));
-  }
-}
-
 // All but compute: what may wait or fail.
 Status run_op(State& state, const Op& op, int64_t step) {
   Transport& transport = state.transport;
@@ -52,7 +41,7 @@ Status run_op(State& state, const Op& op, int64_t step) {
     case InstructionKind::kAllGather:
       return transport.all_gather(op.handle, {op.shards, static_cast<size_t>(op.count)});
     case InstructionKind::kOwnPart:
-      copy_own_parts(op);
+      for (int64_t s = 0; s < op.count; ++s) take_part(op.shards[s], op.root);
       return ok_status();
     case InstructionKind::kAllToAll:
       return transport.all_to_all(op.handle, op.a, op.b, op.size);
@@ -181,15 +170,15 @@ std::vector<ParameterView> Executor::states() const {
   for (const Buffer& buffer : state_->role->buffers) {
     const Tensor& tensor = state_->role->tensor(buffer);
     if (tensor.kind != BufferKind::kState) continue;
-    const Held part = held_of(*state_, tensor);
     const bool trained = !tensor.param.empty();
     std::string name =
         trained ? tensor.param
                 : fmt::format("{} (state {} of role {})", tensor.name,
                               &buffer - state_->role->buffers.data(),
                               set.role_of_rank[static_cast<size_t>(state_->source.rank)]);
-    views.push_back({std::move(name), tensor.aliases, part.whole, state_->at(buffer), part.first,
-                     part.count, trained});
+    views.push_back({std::move(name), tensor.aliases,
+                     held_of(*state_->role, tensor, state_->coordinates), state_->at(buffer),
+                     trained});
   }
   return views;
 }

@@ -21,27 +21,6 @@ Error wrong_plan(const State& state, const Op& op, const std::string& what) {
   return fail("rank {}, {}: {}", state.source.rank, op.label, what).with_code(ExitCode::kPlan);
 }
 
-}  // namespace
-
-int64_t position_in(const State& state, int32_t group) {
-  const auto ranks =
-      group_ranks(*state.role, state.role->groups[static_cast<size_t>(group)], state.coordinates);
-  return std::find(ranks.begin(), ranks.end(), state.source.rank) - ranks.begin();
-}
-
-Held held_of(const State& state, const Tensor& tensor) {
-  const int64_t own = num_elements(tensor.type.shape);
-  if (tensor.part_of < 0) return {tensor.type, 0, own};
-  Held part;
-  part.whole = {tensor.type.dtype, tensor.whole};
-  const int64_t all = num_elements(tensor.whole);
-  part.first = std::min(position_in(state, tensor.part_of) * own, all);
-  part.count = std::min(own, all - part.first);
-  return part;
-}
-
-namespace {
-
 // ---- Memory -------------------------------------------------------------------------------------
 
 Status allocate(State& state) {
@@ -79,14 +58,16 @@ Status fill_buffers(State& state) {
           .with_code(ExitCode::kPlan);
     }
     const Bytes value = found->second->made();
-    const Held part = held_of(state, tensor);
-    if (static_cast<int64_t>(value.size) != part.whole.bytes()) {
+    const Held held = held_of(*state.role, tensor, state.coordinates);
+    if (static_cast<int64_t>(value.size) != held.whole.bytes()) {
       return fail("the initial value '{}' has {} bytes, buffer '{}' is {}", tensor.init, value.size,
-                  tensor.name, to_string(part.whole))
+                  tensor.name, to_string(held.whole))
           .with_code(ExitCode::kPlan);
     }
     const int64_t size = info(tensor.type.dtype).bytes;
-    if (part.count > 0) state.backend.copy(to, value.data + part.first * size, part.count * size);
+    held.for_each_run([&](const Held::Run& run) {
+      state.backend.copy(to + run.held * size, value.data + run.whole * size, run.count * size);
+    });
   }
   return ok_status();
 }
@@ -196,7 +177,7 @@ Status bind_all_reduce(State& state, const Instruction& from, Op& op) {
     if (!is_summable(type.dtype)) {
       return wrong_plan(state, op, fmt::format("no sum of {}", info(type.dtype).name));
     }
-    pieces.push_back({state.at(id), type.dtype, num_elements(type.shape)});
+    pieces.push_back({state.at(id), type.dtype, num_elements(type.shape), from.reduction});
   }
   op.pieces = pieces.data();
   op.count = static_cast<int64_t>(pieces.size());
@@ -222,22 +203,37 @@ Status bind_collective(State& state, const Instruction& from, std::span<const in
   return wrong_plan(state, op, fmt::format("{} bytes do not fit {} members", first, members));
 }
 
+// Of the whole: as many as the dims before the one that is cut have places, times its own.
+int64_t stretches_of(const Shape& whole, const Instruction& from) {
+  int64_t stretches = from.dim < 0 ? 1 : from.outer;
+  for (int32_t d = 0; d < std::min(from.dim, static_cast<int32_t>(whole.size())); ++d)
+    stretches *= whole[static_cast<size_t>(d)];
+  return std::max<int64_t>(stretches, 1);  // of nothing
+}
+
 Status bind_shards(State& state, const Instruction& from, std::span<const int32_t> groups,
                    std::span<const int64_t> group_sizes, Op& op) {
   const auto group = static_cast<size_t>(from.group);
   op.handle = groups[group];
   if (from.kind == InstructionKind::kOwnPart)
-    op.root = static_cast<int32_t>(position_in(state, from.group));
+    op.root = static_cast<int32_t>(
+        group_position(*state.role, state.role->groups[group], state.coordinates));
   std::vector<Shard>& shards = state.shards.emplace_back();
   const size_t whole_first = from.kind == InstructionKind::kAllGather ? 1 : 0;
   for (size_t k = 0; k + 1 < from.args.size(); k += 2) {
     const int32_t whole = from.args[k + whole_first], part = from.args[k + 1 - whole_first];
     const DType dtype = state.type(whole).dtype;
-    Shard shard{state.at(whole), state.at(part), dtype, num_elements(state.type(whole).shape),
-                num_elements(state.type(part).shape)};
+    Shard shard{state.at(whole),
+                state.at(part),
+                dtype,
+                num_elements(state.type(whole).shape),
+                num_elements(state.type(part).shape),
+                stretches_of(state.type(whole).shape, from)};
     if (from.kind == InstructionKind::kReduceScatter && !is_summable(dtype))
       return wrong_plan(state, op, fmt::format("no sum of {}", info(dtype).name));
-    if (dtype != state.type(part).dtype || shard.part_count * group_sizes[group] < shard.count)
+    const int64_t together = shard.part_count * group_sizes[group];
+    if (dtype != state.type(part).dtype || together < shard.count ||
+        (from.dim >= 0 && (together > shard.count || shard.part_count % shard.stretches != 0)))
       return wrong_plan(state, op,
                         fmt::format("{} and {} do not fit {} members", to_string(state.type(whole)),
                                     to_string(state.type(part)), group_sizes[group]));

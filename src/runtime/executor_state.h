@@ -57,13 +57,4 @@ struct Executor::State {
   const TensorType& type(int32_t buffer) const { return role->tensor(buffer).type; }
 };
 
-// Which flat elements of its tensor a buffer holds.
-struct Held {
-  TensorType whole;
-  int64_t first = 0, count = 0;
-};
-Held held_of(const Executor::State& state, const Tensor& tensor);
-// Where the rank stands in a group.
-int64_t position_in(const Executor::State& state, int32_t group);
-
 }  // namespace piper

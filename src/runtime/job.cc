@@ -115,7 +115,7 @@ class Job {
     PIPER_ASSIGN(executors_[index], Executor::load(source, *backends_[index], transport));
     PIPER_ASSIGN(Control control, Control::open(transport, *executors_[index]));
     PIPER_ASSIGN(auto replicas, open_replicas(options_, transport, *executors_[index]));
-    if (rank == 0) PIPER_TRY(open_comparison());
+    if (rank == 0) PIPER_TRY(open_comparison(control.dims_are_cut()));
     JobResult unused;
     RankRun run{*executors_[index],
                 transport,
@@ -127,18 +127,15 @@ class Job {
                 replicas.get(),
                 rank == 0 ? result_ : unused};
     PIPER_TRY(run_rank(run));
-    if (rank == 0 && comparison_) {
-      result_.compared_parameters = comparison_->parameters();
-      result_.worst_loss_error = comparison_->worst_loss_error();
-      result_.worst_param_error = comparison_->worst_param_error();
-    }
+    if (rank == 0 && comparison_) comparison_->report(result_);
     return ok_status();
   }
 
   // All executors are loaded: Control::open has seen everyone.
-  Status open_comparison() {
+  Status open_comparison(bool dims_are_cut) {
     if (options_.verify.against == VerifyAgainst::kNone) return ok_status();
-    PIPER_ASSIGN(comparison_, Comparison::open(*reference_, reference_data_, options_));
+    PIPER_ASSIGN(comparison_,
+                 Comparison::open(*reference_, reference_data_, options_, dims_are_cut));
     for (size_t rank = 0; rank < executors_.size(); ++rank) {
       PIPER_TRY(comparison_->watch(static_cast<int64_t>(rank), *executors_[rank]));
     }
@@ -180,7 +177,8 @@ Result<JobResult> run_mpi_rank(const PlanSet& set, const BatchSource* data,
   // Every process runs the oracle for its own parameters: then nothing but the loss has to travel.
   std::unique_ptr<Comparison> comparison;
   if (options.verify.against != VerifyAgainst::kNone) {
-    PIPER_ASSIGN(comparison, Comparison::open(*reference, reference_data, options));
+    PIPER_ASSIGN(comparison,
+                 Comparison::open(*reference, reference_data, options, control.dims_are_cut()));
     PIPER_TRY(comparison->watch(transport.rank(), *executor));
   }
   JobResult result;
@@ -201,11 +199,7 @@ Result<JobResult> run_mpi_rank(const PlanSet& set, const BatchSource* data,
   if (options.trace_steps > 0) {
     result.traces.push_back({transport.rank(), &executor->role(), executor->trace()});
   }
-  if (comparison) {
-    result.compared_parameters = comparison->parameters();
-    result.worst_loss_error = comparison->worst_loss_error();
-    result.worst_param_error = comparison->worst_param_error();
-  }
+  if (comparison) comparison->report(result);
   return result;
 }
 

@@ -109,6 +109,22 @@ Status MetricsFile::broken() {
 
 namespace {
 
+std::string comparison_text(const VerifyOptions& verify, const JobResult& result) {
+  if (verify.against == VerifyAgainst::kNone) return "";
+  if (result.bitwise)
+    return fmt::format(
+        "equal to the single-device plan bit for bit: loss and {} parameters after each of {} "
+        "steps\n",
+        result.compared_parameters, result.steps.size());
+  const bool single = verify.against == VerifyAgainst::kSingle;
+  return fmt::format(
+      "within bounds of the {} plan after each of {} steps{}: loss within {:.2g} (bound {:.2g}), "
+      "{} parameters within {:.2g} (bound {:.2g})\n",
+      single ? "single-device" : "uncut", result.steps.size(),
+      single ? ", as sums within ops are cut here" : "", result.worst_loss_error, verify.loss_bound,
+      result.compared_parameters, result.worst_param_error, verify.param_bound);
+}
+
 std::string summary(const RunOptions& options, const JobResult& result) {
   std::string text;
   if (result.interrupted) text += fmt::format("interrupted after step {}\n", result.steps.size());
@@ -124,20 +140,7 @@ std::string summary(const RunOptions& options, const JobResult& result) {
   text += fmt::format(", {:.1f} ms a step, at most {} a rank\n", ms, human_bytes(last.peak_bytes));
   if (result.reached_target)
     text += fmt::format("the target loss {} is reached\n", *options.job.target_loss);
-  if (options.job.verify.against == VerifyAgainst::kSingle) {
-    text += fmt::format(
-        "equal to the single-device plan bit for bit: loss and {} parameters after each of {} "
-        "steps\n",
-        result.compared_parameters, result.steps.size());
-  } else if (options.job.verify.against == VerifyAgainst::kUncut) {
-    text += fmt::format(
-        "within bounds of the uncut plan after each of {} steps: loss within {:.2g} (bound "
-        "{:.2g}), {} parameters within "
-        "{:.2g} (bound {:.2g})\n",
-        result.steps.size(), result.worst_loss_error, options.job.verify.loss_bound,
-        result.compared_parameters, result.worst_param_error, options.job.verify.param_bound);
-  }
-  return text;
+  return text + comparison_text(options.job.verify, result);
 }
 
 // "run.json" becomes "run.rank3.json": processes write side by side.

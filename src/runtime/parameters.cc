@@ -16,34 +16,31 @@ struct Gathered {
   TensorType type;
   std::vector<std::string> names;  // its own and its aliases
   std::vector<std::byte> data;
-  std::set<int64_t> parts;  // by first element
+  std::set<std::string> held;  // of whom it has the elements
 };
 using ByName = std::map<std::string, Gathered>;
 
 bool has(const ByName& all, const ParameterView& view) {
   const auto found = all.find(view.name);
-  return found != all.end() && found->second.parts.contains(view.first);
+  return found != all.end() && found->second.held.contains(to_string(view.held));
 }
 
 // Unless somebody already gave it.
-std::byte* room_for(ByName& all, const ParameterView& view) {
-  Gathered& gathered = all[view.name];
-  if (gathered.names.empty()) {
-    gathered.type = view.type;
-    gathered.names = view.aliases;
-    gathered.names.push_back(view.name);
-    gathered.data.resize(static_cast<size_t>(view.type.bytes()));
-  }
-  gathered.parts.insert(view.first);
-  return gathered.data.data() + view.first * info(view.type.dtype).bytes;
-}
-
-int64_t bytes_of(const ParameterView& view) { return view.count * info(view.type.dtype).bytes; }
-
 void take(ByName& all, const ParameterView& view) {
   if (has(all, view)) return;
-  std::byte* to = room_for(all, view);
-  if (view.count > 0) std::memcpy(to, view.data, static_cast<size_t>(bytes_of(view)));
+  Gathered& gathered = all[view.name];
+  if (gathered.names.empty()) {
+    gathered.type = view.type();
+    gathered.names = view.aliases;
+    gathered.names.push_back(view.name);
+    gathered.data.resize(static_cast<size_t>(gathered.type.bytes()));
+  }
+  gathered.held.insert(to_string(view.held));
+  const int64_t size = info(gathered.type.dtype).bytes;
+  view.held.for_each_run([&](const Held::Run& run) {
+    std::memcpy(gathered.data.data() + run.whole * size, view.data + run.held * size,
+                static_cast<size_t>(run.count * size));
+  });
 }
 
 // Aliases share the data; nothing is copied.
@@ -69,15 +66,22 @@ void put(std::string& to, const std::string& text) {
   to += text;
 }
 
+void put(std::string& to, const Held& held) {
+  put(to, static_cast<int64_t>(held.whole.dtype));
+  put(to, std::ssize(held.whole.shape));
+  for (int64_t dim : held.whole.shape) put(to, dim);
+  put(to, std::ssize(held.blocks));
+  for (const auto& [dim, outer, parts, index] : held.blocks)
+    for (int64_t number : {int64_t{dim}, outer, parts, index}) put(to, number);
+  put(to, held.first);
+  put(to, held.count);
+}
+
 std::string encode(std::span<const ParameterView> views) {
   std::string text;
   for (const ParameterView& view : views) {
     put(text, view.name);
-    put(text, static_cast<int64_t>(view.type.dtype));
-    put(text, static_cast<int64_t>(view.type.shape.size()));
-    for (int64_t dim : view.type.shape) put(text, dim);
-    put(text, view.first);
-    put(text, view.count);
+    put(text, view.held);
     put(text, static_cast<int64_t>(view.aliases.size()));
     for (const std::string& alias : view.aliases) put(text, alias);
   }
@@ -98,6 +102,20 @@ struct Reader {
     text.remove_prefix(size);
     return value;
   }
+  Held held() {
+    Held held;
+    held.whole.dtype = static_cast<DType>(number());
+    held.whole.shape.resize(static_cast<size_t>(number()));
+    for (int64_t& dim : held.whole.shape) dim = number();
+    held.blocks.resize(static_cast<size_t>(number()));
+    for (Held::Block& block : held.blocks) {
+      block.dim = static_cast<int32_t>(number());
+      for (int64_t* value : {&block.outer, &block.parts, &block.index}) *value = number();
+    }
+    held.first = number();
+    held.count = number();
+    return held;
+  }
 };
 
 std::vector<ParameterView> decode(std::string_view text) {
@@ -105,11 +123,7 @@ std::vector<ParameterView> decode(std::string_view text) {
   for (Reader reader{text}; !reader.text.empty();) {
     ParameterView& view = views.emplace_back();
     view.name = reader.string();
-    view.type.dtype = static_cast<DType>(reader.number());
-    view.type.shape.resize(static_cast<size_t>(reader.number()));
-    for (int64_t& dim : view.type.shape) dim = reader.number();
-    view.first = reader.number();
-    view.count = reader.number();
+    view.held = reader.held();
     view.aliases.resize(static_cast<size_t>(reader.number()));
     for (std::string& alias : view.aliases) alias = reader.string();
   }
@@ -129,7 +143,7 @@ Status offer(std::span<const ParameterView> views, Transport& transport) {
   PIPER_TRY(transport.recv(from, raw(wanted.data()), static_cast<int64_t>(wanted.size())));
   for (size_t i = 0; i < views.size(); ++i) {
     if (wanted[i] == 0) continue;
-    PIPER_TRY(transport.send(to, views[i].data, bytes_of(views[i])));
+    PIPER_TRY(transport.send(to, views[i].data, views[i].bytes()));
   }
   return transport.wait_sends();
 }
@@ -147,8 +161,10 @@ Status fetch(int64_t rank, Transport& transport, ByName& all) {
   PIPER_TRY(transport.send(to, raw(wanted.data()), static_cast<int64_t>(wanted.size())));
   for (size_t i = 0; i < views.size(); ++i) {
     if (wanted[i] == 0) continue;
-    std::byte* to_place = room_for(all, views[i]);
-    PIPER_TRY(transport.recv(from, to_place, bytes_of(views[i])));
+    std::vector<std::byte> data(static_cast<size_t>(views[i].bytes()));
+    PIPER_TRY(transport.recv(from, data.data(), views[i].bytes()));
+    views[i].data = data.data();
+    take(all, views[i]);
   }
   return transport.wait_sends();
 }

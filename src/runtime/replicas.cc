@@ -14,15 +14,13 @@ constexpr int32_t kChannel = kOwnChannels + 6;
 
 // The same where two ranks hold the same elements of the same state.
 std::string key_of(const ParameterView& view) {
-  return fmt::format("{}\t{} from {} of {}", view.name, view.count, view.first,
-                     to_string(view.type));
+  return fmt::format("{}\t{}", view.name, to_string(view.held));
 }
 
 std::string name_of(const std::string& key) { return key.substr(0, key.find('\t')); }
 
 uint64_t digest_of(const ParameterView& view) {
-  const auto bytes = static_cast<size_t>(view.count * info(view.type.dtype).bytes);
-  const std::string text = digest(as_text({view.data, bytes}));
+  const std::string text = digest(as_text({view.data, static_cast<size_t>(view.bytes())}));
   return std::strtoull(text.substr(0, 16).c_str(), nullptr, 16);
 }
 

@@ -25,7 +25,8 @@ class Replicas {
   Transport* transport_ = nullptr;
   std::vector<ParameterView> own_;
   int32_t to_zero_ = -1;
-  // On rank 0: routes from the others, what each sent last, and who holds what, by name and part.
+  // On rank 0: routes from the others, what each sent last, and who holds what, by name and
+  // elements.
   std::vector<int32_t> from_;
   std::vector<std::vector<uint64_t>> digests_;
   std::map<std::string, std::vector<Holder>> holders_;

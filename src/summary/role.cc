@@ -211,6 +211,10 @@ class RoleWalk {
   }
 
   void collective(const Instruction& one) {
+    for (size_t a = 0; takes_pairs(one.kind) && a + 1 < one.args.size(); a += 2) {
+      const Made& from = made_[index_of(one.args[a])];
+      made_[index_of(one.args[a + 1])] = {from.stage, from.forward, from.received, false};
+    }
     if (!is_collective(one.kind) || is_local(one)) return;
     int64_t bytes = 0;
     for (size_t a = 0; a < one.args.size(); ++a) {
@@ -275,6 +279,17 @@ void count_memory(const RoleProgram& role, RoleSummary& summary) {
   summary.host_bytes = role.host_bytes;
 }
 
+std::string layout_of(const RoleProgram& role, const Tensor& tensor) {
+  std::string text;
+  for (const auto& [axis, dim, outer] : tensor.cuts) {
+    const std::string over = axes_text(role, {axis});
+    if (over.empty()) continue;
+    text += fmt::format("{}dim {}{} over {}", text.empty() ? "" : ", ", dim,
+                        outer == 1 ? "" : fmt::format(" in {} stretches", outer), over);
+  }
+  return text;
+}
+
 void add_parameters(const RoleProgram& role, const Training& training, RoleSummary& summary) {
   std::map<std::string, const Training::Update*> updates;
   for (const Training::Update& update : training.updates) updates[update.parameter] = &update;
@@ -288,7 +303,8 @@ void add_parameters(const RoleProgram& role, const Training& training, RoleSumma
     if (is_new) summary.parameters.emplace_back();
     ParameterSummary& parameter = summary.parameters[found->second];
     parameter.name = tensor.param;
-    parameter.type = tensor.part_of < 0 ? tensor.type : TensorType{tensor.type.dtype, tensor.whole};
+    parameter.type = tensor.whole_type();
+    parameter.layout = layout_of(role, tensor);
     add_bytes(tensor.type.bytes(), parameter.weight_bytes);
     add_bytes(num_elements(tensor.type.shape), summary.elements);
     const auto update = updates.find(tensor.param);

@@ -18,6 +18,13 @@ std::string plural(int64_t count, const char* what) {
   return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
 }
 
+int64_t elements_of(const std::vector<const ParameterSummary*>& parameters) {
+  int64_t elements = 0;
+  for (const ParameterSummary* parameter : parameters)
+    add_bytes(num_elements(parameter->type.shape), elements);
+  return elements;
+}
+
 // Devices that say the same are named once: "pp=0, pp=1".
 std::vector<std::pair<std::string, std::string>> joined(
     std::vector<std::pair<std::string, std::string>> lines) {
@@ -82,14 +89,19 @@ std::vector<std::string> train_lines(const Summary& summary) {
   }
   for (const auto& [settings, parameters] : groups) {
     std::string line;
-    int64_t elements = 0;
     for (const auto& [name, value] : settings)
       line += (line.empty() ? "" : ", ") + setting_text(name, value);
-    for (const ParameterSummary* parameter : parameters)
-      elements += num_elements(parameter->type.shape);
     lines.push_back(fmt::format("{}: {}, {} elements", line,
-                                plural(std::ssize(parameters), "parameter"), elements));
+                                plural(std::ssize(parameters), "parameter"),
+                                elements_of(parameters)));
   }
+  std::map<std::string, std::vector<const ParameterSummary*>> layouts;
+  for (const ParameterSummary& parameter : summary.parameters)
+    if (!parameter.layout.empty()) layouts[parameter.layout].push_back(&parameter);
+  for (const auto& [layout, parameters] : layouts)
+    lines.push_back(fmt::format("cut along {}: {}, {} elements", layout,
+                                plural(std::ssize(parameters), "parameter"),
+                                elements_of(parameters)));
   if (frozen > 0) lines.push_back("frozen: " + plural(frozen, "parameter"));
   if (running > 0) lines.push_back("running statistics: " + plural(running, "parameter"));
   return lines;

@@ -371,10 +371,11 @@ Status InprocTransport::compare(Seated& seated, const char* what) {
   for (size_t i = 0; i < seated.size(); ++i) {
     const Member& other = seated.group->members[i];
     auto same = [](const Piece& a, const Piece& b) {
-      return a.dtype == b.dtype && a.count == b.count;
+      return a.dtype == b.dtype && a.count == b.count && a.reduction == b.reduction;
     };
     auto same_shard = [](const Shard& a, const Shard& b) {
-      return a.dtype == b.dtype && a.count == b.count && a.part_count == b.part_count;
+      return a.dtype == b.dtype && a.count == b.count && a.part_count == b.part_count &&
+             a.stretches == b.stretches;
     };
     if (other.bytes == own.bytes &&
         std::equal(own.pieces.begin(), own.pieces.end(), other.pieces.begin(), other.pieces.end(),
@@ -387,7 +388,7 @@ Status InprocTransport::compare(Seated& seated, const char* what) {
       return size_mismatch(rank_, seated.group->ranks[i], fmt::format("in the {} with", what),
                            other.bytes, own.bytes);
     }
-    return fail("rank {} brings other element types or counts to the {} than rank {}", rank_, what,
+    return fail("rank {} brings other elements to the {} than rank {}", rank_, what,
                 seated.group->ranks[i])
         .with_code(ExitCode::kPlan);
   }
@@ -412,7 +413,8 @@ Status InprocTransport::all_reduce(int32_t group, std::span<const Piece> pieces)
                    seated.from[i] = seated.to[i];
                  }
                  DType dtype = pieces[p].dtype;
-                 ordered_sum(dtype, seated.to, seated.from, bytes / info(dtype).bytes);
+                 reduce_in_order(pieces[p].reduction, dtype, seated.to, seated.from,
+                                 bytes / info(dtype).bytes);
                });
   return arrive(seated, "all-reduce");
 }
@@ -423,12 +425,16 @@ Status InprocTransport::reduce_scatter(int32_t group, std::span<const Shard> sha
   brings.shards = shards;
   brings.bytes = whole_bytes(shards);
   PIPER_TRY(meet(seated, brings, "reduce-scatter"));
+  const auto own = static_cast<int64_t>(seated.position);
   for (size_t s = 0; s < shards.size(); ++s) {
-    const Run own = part_of(shards[s], static_cast<int64_t>(seated.position));
-    for (size_t i = 0; i < seated.size(); ++i)
-      seated.from[i] = seated.group->members[i].shards[s].whole + own.begin;
-    ordered_sum(shards[s].dtype, std::span(&shards[s].part, 1), seated.from,
-                own.bytes / info(shards[s].dtype).bytes);
+    const DType dtype = shards[s].dtype;
+    shards[s].for_each_run(own, [&](const Shard::Run& run) {
+      for (size_t i = 0; i < seated.size(); ++i)
+        seated.from[i] = seated.group->members[i].shards[s].whole + run.whole;
+      std::byte* to = shards[s].part + run.part;
+      reduce_in_order(Reduction::kSum, dtype, std::span(&to, 1), seated.from,
+                      run.bytes / info(dtype).bytes);
+    });
     clear_rest(shards[s], own);
   }
   return arrive(seated, "reduce-scatter");
@@ -442,10 +448,11 @@ Status InprocTransport::all_gather(int32_t group, std::span<const Shard> shards)
   PIPER_TRY(meet(seated, brings, "all-gather"));
   for (size_t s = 0; s < shards.size(); ++s)
     for (size_t i = 0; i < seated.size(); ++i) {
-      const Run run = part_of(shards[s], static_cast<int64_t>(i));
-      std::byte* to = shards[s].whole + run.begin;
       const std::byte* from = seated.group->members[i].shards[s].part;
-      if (to != from && run.bytes > 0) std::memcpy(to, from, static_cast<size_t>(run.bytes));
+      shards[s].for_each_run(static_cast<int64_t>(i), [&](const Shard::Run& run) {
+        std::byte* to = shards[s].whole + run.whole;
+        if (to != from + run.part) std::memcpy(to, from + run.part, static_cast<size_t>(run.bytes));
+      });
     }
   return arrive(seated, "all-gather");
 }

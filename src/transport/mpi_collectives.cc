@@ -81,8 +81,8 @@ Status MpiTransport::reduce_segment(Group& group, std::span<const Piece> pieces,
       group.from[static_cast<size_t>(i)] = i == own ? out + (flat - begin) : theirs;
     }
     std::byte* sum = out + (flat - begin);
-    ordered_sum(pieces[p].dtype, std::span(&sum, 1), group.from,
-                bytes / info(pieces[p].dtype).bytes);
+    reduce_in_order(pieces[p].reduction, pieces[p].dtype, std::span(&sum, 1), group.from,
+                    bytes / info(pieces[p].dtype).bytes);
   });
   PIPER_TRY(with_others(group, [&](int64_t i) -> Status {
     PIPER_TRY(start_recv(group, collectives_, i, out + bound(i), length(i)));
@@ -97,39 +97,63 @@ Status MpiTransport::reduce_segment(Group& group, std::span<const Piece> pieces,
 
 namespace {
 
-// Bytes [at, at + bytes) of every member's part of a shard; they travel together with other
-// stretches.
-struct Stretch {
+// Bytes [at, at + bytes) of every member's part of a shard; they travel together with others.
+struct Portion {
   const Shard* shard = nullptr;
   int64_t at = 0, bytes = 0;
   int64_t slot = 0;  // where they begin in a member's room
+  template <class Visit>
+  void for_each_run(int64_t member, Visit visit) const {
+    shard->for_each_run(member, at, at + bytes, visit);
+  }
+  bool is_scattered() const { return shard->stretches > 1; }  // over the whole
   // What of them lies in the whole, for the last members may have less.
   int64_t length(int64_t member) const {
-    return std::clamp<int64_t>(part_of(*shard, member).bytes - at, 0, bytes);
+    int64_t sum = 0;
+    for_each_run(member, [&](const Shard::Run& run) { sum += run.bytes; });
+    return sum;
   }
-  std::byte* of(int64_t member) const { return shard->whole + part_of(*shard, member).begin + at; }
+  // Where they lie in the whole, of those that are not scattered.
+  std::byte* of(int64_t member) const {
+    std::byte* place = shard->whole;
+    for_each_run(member, [&](const Shard::Run& run) { place += run.whole; });
+    return place;
+  }
+  // The member's in one piece: where they lie, or in `room`.
+  std::byte* joined(int64_t member, std::byte* room) const {
+    if (!is_scattered()) return of(member);
+    for_each_run(member, [&](const Shard::Run& run) {
+      std::memcpy(room + run.part - at, shard->whole + run.whole, static_cast<size_t>(run.bytes));
+    });
+    return room;
+  }
+  void scatter(int64_t member, const std::byte* from) const {
+    for_each_run(member, [&](const Shard::Run& run) {
+      std::memcpy(shard->whole + run.whole, from + run.part - at, static_cast<size_t>(run.bytes));
+    });
+  }
 };
 
-// Cuts the parts of a message's shards into stretches of which a round takes as many as fit its
+// Cuts the parts of a message's shards into portions of which a round takes as many as fit its
 // room.
 class Rounds {
  public:
   Rounds(std::span<const Shard> shards, int64_t room) : shards_(shards), room_(room) {}
   // Empty: none is left.
-  std::span<const Stretch> next() {
+  std::span<const Portion> next() {
     size_t count = 0;
     for (int64_t used = 0; shard_ < shards_.size() && count < kTogether && used < room_;) {
       const Shard& shard = shards_[shard_];
       const int64_t part = shard.part_count * info(shard.dtype).bytes;
       const int64_t bytes = std::min(part - at_, room_ - used);
-      stretches_[count++] = {&shard, at_, bytes, used};
+      portions_[count++] = {&shard, at_, bytes, used};
       used += (bytes + kFlatAlign - 1) / kFlatAlign * kFlatAlign;
       at_ += bytes;
       if (at_ < part) continue;
       ++shard_;
       at_ = 0;
     }
-    return std::span(stretches_).first(count);
+    return std::span(portions_).first(count);
   }
 
  private:
@@ -137,56 +161,77 @@ class Rounds {
   int64_t room_;  // a multiple of kFlatAlign, so that no cut divides an element
   size_t shard_ = 0;
   int64_t at_ = 0;
-  std::array<Stretch, kTogether> stretches_;
+  std::array<Portion, kTogether> portions_;
 };
 
 }  // namespace
 
+// Of each member, of what arrives scattered or is added here.
+int64_t MpiTransport::member_room(const Group& group) const {
+  return std::max(segment_bytes(group) / group.size() / kFlatAlign, int64_t{1}) * kFlatAlign;
+}
+
 Status MpiTransport::reduce_scatter(int32_t group_id, std::span<const Shard> shards) {
   Group& group = groups_[static_cast<size_t>(group_id)];
-  const int64_t own = group.position;
-  const int64_t room =
-      group.size() == 1
-          ? kLargest
-          : std::max(segment_bytes(group) / group.size() / kFlatAlign, int64_t{1}) * kFlatAlign;
+  const int64_t own = group.position, room = member_room(group);
+  if (group.size() == 1) {
+    for (const Shard& shard : shards) take_part(shard, own);
+    return ok_status();
+  }
+  const auto place = [&](std::vector<std::byte>& rooms, int64_t i, const Portion& one) {
+    return rooms.data() + i * room + one.slot;
+  };
   Rounds rounds(shards, room);
-  for (auto stretches = rounds.next(); !stretches.empty(); stretches = rounds.next()) {
-    for (const Stretch& one : stretches)
+  for (auto portions = rounds.next(); !portions.empty(); portions = rounds.next()) {
+    for (const Portion& one : portions)
       PIPER_TRY(with_others(group, [&](int64_t i) -> Status {
-        std::byte* to = in_.data() + i * room + one.slot;
-        PIPER_TRY(start_recv(group, collectives_, i, to, one.length(own)));
-        return start_send(group, collectives_, i, one.of(i), one.length(i));
+        PIPER_TRY(start_recv(group, collectives_, i, place(in_, i, one), one.length(own)));
+        const std::byte* theirs = one.joined(i, place(out_, i, one));
+        return start_send(group, collectives_, i, theirs, one.length(i));
       }));
     PIPER_TRY(finish(group, "reduce-scatter"));
-    for (const Stretch& one : stretches) {
+    for (const Portion& one : portions) {
       for (int64_t i = 0; i < group.size(); ++i)
         group.from[static_cast<size_t>(i)] =
-            i == own ? one.of(own) : in_.data() + i * room + one.slot;
+            i == own ? one.joined(own, place(out_, own, one)) : place(in_, i, one);
       std::byte* sum = one.shard->part + one.at;
       const DType dtype = one.shard->dtype;
-      ordered_sum(dtype, std::span(&sum, 1), group.from, one.length(own) / info(dtype).bytes);
+      reduce_in_order(Reduction::kSum, dtype, std::span(&sum, 1), group.from,
+                      one.length(own) / info(dtype).bytes);
     }
   }
-  for (const Shard& shard : shards) clear_rest(shard, part_of(shard, own));
+  for (const Shard& shard : shards) clear_rest(shard, own);
   return ok_status();
 }
 
 Status MpiTransport::all_gather(int32_t group_id, std::span<const Shard> shards) {
   Group& group = groups_[static_cast<size_t>(group_id)];
   const int64_t own = group.position;
+  bool scattered = false;
   for (const Shard& shard : shards) {
-    const auto [begin, bytes] = part_of(shard, own);
-    if (shard.whole + begin != shard.part && bytes > 0)
-      std::memcpy(shard.whole + begin, shard.part, static_cast<size_t>(bytes));
+    scattered = scattered || shard.stretches > 1;
+    shard.for_each_run(own, [&](const Shard::Run& run) {
+      if (shard.whole + run.whole != shard.part + run.part)
+        std::memcpy(shard.whole + run.whole, shard.part + run.part, static_cast<size_t>(run.bytes));
+    });
   }
-  Rounds rounds(shards, kLargest);
-  for (auto stretches = rounds.next(); !stretches.empty(); stretches = rounds.next()) {
-    for (const Stretch& one : stretches)
+  const int64_t room = scattered ? member_room(group) : kLargest;
+  const auto place = [&](int64_t i, const Portion& one) {
+    return one.is_scattered() ? in_.data() + i * room + one.slot : one.of(i);
+  };
+  Rounds rounds(shards, room);
+  for (auto portions = rounds.next(); !portions.empty(); portions = rounds.next()) {
+    for (const Portion& one : portions)
       PIPER_TRY(with_others(group, [&](int64_t i) -> Status {
-        PIPER_TRY(start_recv(group, collectives_, i, one.of(i), one.length(i)));
-        return start_send(group, collectives_, i, one.of(own), one.length(own));
+        PIPER_TRY(start_recv(group, collectives_, i, place(i, one), one.length(i)));
+        return start_send(group, collectives_, i, one.shard->part + one.at, one.length(own));
       }));
     PIPER_TRY(finish(group, "all-gather"));
+    for (const Portion& one : portions)
+      PIPER_TRY(with_others(group, [&](int64_t i) -> Status {
+        if (one.is_scattered()) one.scatter(i, place(i, one));
+        return ok_status();
+      }));
   }
   return ok_status();
 }

@@ -125,7 +125,8 @@ Status MpiTransport::sum_slice(Group& group, std::span<const Piece> pieces,
                  for (int64_t i = 0; i < group.size(); ++i)
                    group.from[static_cast<size_t>(i)] =
                        i == own ? to[1] : slot_of(group, i, segment) + (flat - segment.begin);
-                 ordered_sum(pieces[p].dtype, to, group.from, bytes / info(pieces[p].dtype).bytes);
+                 reduce_in_order(pieces[p].reduction, pieces[p].dtype, to, group.from,
+                                 bytes / info(pieces[p].dtype).bytes);
                });
   counters.summed.store(segment.number + 1);
   return ok_status();

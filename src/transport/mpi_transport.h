@@ -122,6 +122,7 @@ class MpiTransport final : public Transport {
   Status exchange(Group& group, MPI_Comm comm, std::span<T> entries, int64_t count = 1);
   Status reduce_segment(Group& group, std::span<const Piece> pieces, int64_t begin, int64_t end);
   int64_t segment_bytes(const Group& group) const;
+  int64_t member_room(const Group& group) const;
   Status share_memory(std::span<const HostAddress> addresses);
   Status join(Group& group);
   Status wait_counter(Group& group, int64_t member, std::atomic<uint64_t> SharedCounters::*counter,

@@ -1,4 +1,4 @@
-// Sums in rank order, and how a message of several pieces is cut into slices. Shared by the
+// Reductions in rank order, and how a message of several pieces is cut into slices. Shared by the
 // transports, so that they cannot differ in a bit.
 #pragma once
 
@@ -9,10 +9,10 @@
 
 namespace piper {
 
-// Every `to` becomes the sum of `from` in order, element by element; 16-bit floats are summed in
-// f32 and rounded once. `to` may be among `from`, at the same place.
-void ordered_sum(DType dtype, std::span<std::byte* const> to,
-                 std::span<const std::byte* const> from, int64_t count);
+// Every `to` becomes the sum of `from` in order, or the greatest, element by element; 16-bit floats
+// are summed in f32 and rounded once. `to` may be among `from`, at the same place.
+void reduce_in_order(Reduction reduction, DType dtype, std::span<std::byte* const> to,
+                     std::span<const std::byte* const> from, int64_t count);
 
 // A message's flat form: its pieces one after another, each from a multiple of kFlatAlign on, so
 // that a cut at such a multiple never divides an element.
@@ -45,20 +45,12 @@ void for_each_run(std::span<const Piece> pieces, int64_t begin, int64_t end, Vis
   }
 }
 
-// Where member `position`'s part lies in the whole, in bytes: less than a part for the last ones.
-struct Run {
-  int64_t begin = 0, bytes = 0;
-};
-inline Run part_of(const Shard& shard, int64_t position) {
-  const int64_t first = std::min(position * shard.part_count, shard.count);
-  const int64_t end = std::min(first + shard.part_count, shard.count);
-  const int64_t size = info(shard.dtype).bytes;
-  return {first * size, (end - first) * size};
-}
-inline void clear_rest(const Shard& shard, const Run& own) {
+// Behind what of member k's part lies in the whole.
+inline void clear_rest(const Shard& shard, int64_t k) {
+  int64_t end = 0;
+  shard.for_each_run(k, [&](const Shard::Run& run) { end = run.part + run.bytes; });
   const int64_t bytes = shard.part_count * info(shard.dtype).bytes;
-  if (own.bytes < bytes)
-    std::memset(shard.part + own.bytes, 0, static_cast<size_t>(bytes - own.bytes));
+  if (end < bytes) std::memset(shard.part + end, 0, static_cast<size_t>(bytes - end));
 }
 inline int64_t whole_bytes(std::span<const Shard> shards) {
   int64_t bytes = 0;

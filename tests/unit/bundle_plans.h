@@ -48,6 +48,27 @@ epilogue
 report "loss" buffer=3
 )";
 
+// States that are blocks, and flat runs of blocks; collectives of blocks, and of the greatest.
+inline constexpr const char* kBlocks =
+    R"(plan arena=392 workspace=[0]
+axis "tp" 2
+axis "dp" 3
+stream 0 "compute"
+group 0 "tp" axes=[0]
+group 1 "dp" axes=[1]
+buffer 0 "w" f32[4,6] state at=0 init="w" param="w" cuts=[S1/3@0] whole=[4,12]
+buffer 1 "m" f32[9] state at=128 cuts=[S1/3@0] part_of=1 whole=[4,12]
+buffer 2 "both" f32[2,2] state at=192 cuts=[S0@0,S1@1] whole=[4,6]
+buffer 3 "twice" f32[2] state at=256 cuts=[S0/2@1,S0@0] whole=[12]
+buffer 4 "x" f32[1,4] step at=320
+buffer 5 "y" f32[1,2] step at=384
+body
+  0 own_part args=[4,5] group=0 dim=1 outer=2
+  1 all_gather args=[5,4] group=0 dim=1
+  2 all_reduce args=[5] group=0 max
+  3 reduce_scatter args=[4,5] group=0
+)";
+
 inline RoleProgram role_of(std::string_view text) {
   auto role = parse_plan(text);
   EXPECT_TRUE(role) << (role ? "" : print_error(role.error()));

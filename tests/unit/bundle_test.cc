@@ -3,6 +3,8 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <map>
+#include <numeric>
 #include <random>
 #include <sstream>
 
@@ -81,6 +83,19 @@ TEST(PlanText, PrintsParsesAndPrintsTheSame) {
   EXPECT_TRUE(check_role(role)) << check_role(role).error().message;
 }
 
+TEST(PlanText, BlocksPrintParseAndPrintTheSame) {
+  const RoleProgram role = role_of(kBlocks);
+  EXPECT_EQ(print_plan(role), kBlocks);
+  EXPECT_EQ(role.tensor(0).cuts, (std::vector<TensorCut>{{0, 1, 3}}));
+  EXPECT_EQ(role.tensor(2).cuts, (std::vector<TensorCut>{{0, 0, 1}, {1, 1, 1}}));
+  EXPECT_EQ(role.body[0].outer, 2);
+  EXPECT_EQ(role.body[2].reduction, Reduction::kMax);
+  EXPECT_EQ(role.body[3].dim, -1);
+  EXPECT_TRUE(check_role(role)) << check_role(role).error().message;
+  EXPECT_TRUE(cuts_dims(role));
+  EXPECT_FALSE(cuts_dims(role_of(kStage0)));
+}
+
 TEST(PlanText, MicrobatchesShareATensor) {
   const char* text = R"(plan arena=64
 buffer 0 "h@0" f32[] step at=0
@@ -108,6 +123,9 @@ TEST(PlanText, SaysWhatIsWrongInWhichLine) {
       {"buffer 0 \"b\" f32[2] stop at=0", "'stop' is no kind of buffer"},
       {"body\n  0 jump", "there is no instruction 'jump'"},
       {"  op Mul", "this line belongs to nothing"},
+      {"buffer 0 \"b\" f32[2] state at=0 cuts=[0@1]", "'0@1' is no cut"},
+      {"buffer 0 \"b\" f32[2] state at=0 cuts=[S0]", "'S0' is no cut"},
+      {"buffer 0 \"b\" f32[2] state at=0 cuts=[S0/@1]", "'' is no integer"},
       {"body\n  0 compute\n    contribution count=1\n    contribution count=2",
        "contributions of one instruction are of the same samples"},
       {"body\n  0 compute program=99999999999", "99999999999 is too large"}};
@@ -137,6 +155,116 @@ TEST(Mesh, RanksCoordinatesGroupsAndPeers) {
   EXPECT_EQ(group_ranks(role, {"ac", {0, 2}}, {1, 1, 1}), (std::vector<int64_t>{2, 3, 8, 9}));
   EXPECT_EQ(group_ranks(role, {"", {}}, {1, 1, 1}), (std::vector<int64_t>{9}));
   EXPECT_EQ(peer_rank(role, {0, -1, -1}, {1, 1, 1}), 3);
+}
+
+// The numbers of the elements that a rank holds, by cutting them step by step.
+std::vector<int64_t> numbers_held(const RoleProgram& role, const Tensor& tensor,
+                                  const std::vector<int64_t>& at) {
+  Shape shape = tensor.whole_type().shape;
+  std::vector<int64_t> numbers(static_cast<size_t>(num_elements(shape)));
+  std::iota(numbers.begin(), numbers.end(), 0);
+  for (const auto& [axis, dim, outer] : tensor.cuts) {
+    const auto a = static_cast<size_t>(axis), d = static_cast<size_t>(dim);
+    const int64_t parts = role.mesh[a].second, block = shape[d] / outer / parts;
+    int64_t inner = 1;
+    for (size_t i = d + 1; i < shape.size(); ++i) inner *= shape[i];
+    std::vector<int64_t> left;
+    for (size_t i = 0; i < numbers.size(); ++i)
+      if (static_cast<int64_t>(i) / inner / block % parts == at[a]) left.push_back(numbers[i]);
+    numbers = left;
+    shape[d] /= parts;
+  }
+  if (tensor.part_of < 0) return numbers;
+  const auto ranks = group_ranks(role, role.groups[static_cast<size_t>(tensor.part_of)], at);
+  const int64_t k = std::find(ranks.begin(), ranks.end(), rank_of(role.mesh, at)) - ranks.begin(),
+                own = num_elements(tensor.type.shape), size = std::ssize(numbers);
+  return {numbers.begin() + std::min(k * own, size),
+          numbers.begin() + std::min((k + 1) * own, size)};
+}
+
+void expect_held(const RoleProgram& role, const Tensor& tensor, const std::string& what) {
+  std::map<std::string, std::vector<int64_t>> by_text;
+  std::vector<int64_t> held_by(static_cast<size_t>(num_elements(tensor.whole_type().shape)));
+  for (int64_t rank = 0; rank < 12; ++rank) {
+    const auto at = coordinates_of(role.mesh, rank);
+    const Held held = held_of(role, tensor, at);
+    std::vector<int64_t> numbers;
+    held.for_each_run([&](const Held::Run& run) {
+      EXPECT_EQ(run.held, std::ssize(numbers)) << what;
+      for (int64_t i = 0; i < run.count; ++i) numbers.push_back(run.whole + i);
+    });
+    EXPECT_EQ(numbers, numbers_held(role, tensor, at)) << what << " rank " << rank;
+    EXPECT_EQ(held.is_whole(), numbers.size() == held_by.size()) << what;
+    const auto same = by_text.emplace(to_string(held), numbers).first;
+    EXPECT_EQ(same->second, numbers) << what;
+    for (const int64_t number : numbers) ++held_by[static_cast<size_t>(number)];
+  }
+  EXPECT_EQ(std::count(held_by.begin(), held_by.end(), held_by[0]), std::ssize(held_by)) << what;
+}
+
+TEST(Held, IsWhatCutsLeave) {
+  const uint32_t seed = 20261123;
+  std::mt19937 random(seed);
+  const auto below = [&](int64_t n) {
+    return static_cast<int64_t>(random() % static_cast<uint64_t>(n));
+  };
+  for (int trial = 0; trial < 300; ++trial) {
+    RoleProgram role;
+    role.mesh = {{"a", 2}, {"b", 3}, {"c", 1}, {"d", 2}};
+    Tensor tensor{.name = "t", .kind = BufferKind::kState};
+    std::vector<int32_t> axes = {0, 1, 2, 3};
+    std::shuffle(axes.begin(), axes.end(), random);
+    Shape left(static_cast<size_t>(1 + below(3)), 1);
+    tensor.whole = left;
+    for (int64_t cuts = below(4); cuts > 0; --cuts) {  // from the last one to the first
+      const int32_t axis = axes.back(), dim = static_cast<int32_t>(below(std::ssize(left)));
+      axes.pop_back();
+      const int64_t outer = 1 + below(2);
+      tensor.cuts.insert(tensor.cuts.begin(), {axis, dim, outer});
+    }
+    // Every dim divides by all that cuts it.
+    for (const auto& [axis, dim, outer] : tensor.cuts)
+      tensor.whole[static_cast<size_t>(dim)] *= outer * role.mesh[static_cast<size_t>(axis)].second;
+    for (int64_t& extent : tensor.whole) extent *= 1 + below(3);
+    left = tensor.whole;
+    for (const auto& [axis, dim, outer] : tensor.cuts)
+      left[static_cast<size_t>(dim)] /= role.mesh[static_cast<size_t>(axis)].second;
+    tensor.type.shape = left;
+    if (below(2) == 0) {
+      role.groups = {{"g", {axes.back()}}};
+      tensor.part_of = 0;
+      const int64_t members = role.mesh[static_cast<size_t>(axes.back())].second;
+      tensor.type.shape = {(num_elements(left) + members - 1) / members};
+    }
+    if (tensor.is_whole()) tensor.whole.clear();
+    expect_held(role, tensor, fmt::format("seed {} trial {}", seed, trial));
+  }
+}
+
+TEST(Held, SaysWhat) {
+  const RoleProgram role = role_of(kBlocks);
+  EXPECT_EQ(to_string(held_of(role, role.tensor(1), {1, 2})),
+            "f32[4,12] block 1 of 2 of dim 1/3, elements [18, 24)");
+  EXPECT_EQ(to_string(held_of(role, role.tensor(3), {1, 2})),
+            "f32[12] block 2 of 3 of dim 0/2, block 1 of 2 of dim 0, elements [0, 2)");
+  EXPECT_EQ(held_of(role, role.tensor(3), {1, 2}).run_at(0).whole, 10);
+}
+
+TEST_F(BundleTest, RoundTripOfBlocks) {
+  PlanSet set;
+  set.roles = {role_of(kBlocks)};
+  set.role_of_rank.assign(6, 0);
+  set.tensor_types.emplace_back("w", TensorType{DType::kF32, {4, 12}});
+  set.tensors.emplace_back("w", Bytes::zeros(4 * 12 * 4));
+  ASSERT_TRUE(write_plan_set(set, nullptr, nullptr, path("plans"), {}));
+  const auto read = read_plan_set(path("plans"));
+  ASSERT_TRUE(read) << print_error(read.error());
+  EXPECT_TRUE(read->roles[0] == set.roles[0]);
+  set.tensor_types[0].second.shape = {4, 6};  // what one rank holds
+  set.tensors[0].second = Bytes::zeros(4 * 6 * 4);
+  ASSERT_TRUE(write_plan_set(set, nullptr, nullptr, path("other"), {}));
+  EXPECT_EQ(error_of(path("other")),
+            "init.safetensors: 'w' is f32[4,6], but buffer 'w' is f32[4,12]");
 }
 
 TEST_F(BundleTest, RoundTrip) {

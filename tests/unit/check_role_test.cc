@@ -6,6 +6,18 @@
 namespace piper {
 namespace {
 
+void expect_refused(std::string text, std::string_view from, const char* to, const char* message) {
+  const size_t at = text.find(from);
+  ASSERT_NE(at, text.npos) << from;
+  text.replace(at, from.size(), to);
+  const auto role = parse_plan(text);
+  ASSERT_TRUE(role) << to << print_error(role.error());
+  const Status status = check_role(*role);
+  ASSERT_FALSE(status) << to;
+  EXPECT_EQ(status.error().message, message);
+  EXPECT_EQ(status.error().code, ExitCode::kPlan);
+}
+
 // Every edit of a good plan by one line is refused for the reason given.
 TEST(CheckRole, RefusesEachFault) {
   struct Case {
@@ -143,18 +155,69 @@ TEST(CheckRole, RefusesEachFault) {
       {"copy args=[3,3]", "copy args=[3,2]",
        "instruction 0 '' (copy): it copies f32[] to f32[2,2]"},
   };
-  for (const Case& each : cases) {
-    std::string text = kStage0;
-    const size_t at = text.find(each.from);
-    ASSERT_NE(at, text.npos) << each.from;
-    text.replace(at, std::string_view(each.from).size(), each.to);
-    const auto role = parse_plan(text);
-    ASSERT_TRUE(role) << each.to << print_error(role.error());
-    const Status status = check_role(*role);
-    ASSERT_FALSE(status) << each.to;
-    EXPECT_EQ(status.error().message, each.message);
-    EXPECT_EQ(status.error().code, ExitCode::kPlan);
-  }
+  for (const Case& each : cases) expect_refused(kStage0, each.from, each.to, each.message);
+}
+
+// The same of blocks.
+TEST(CheckRole, RefusesImpossibleBlocks) {
+  struct Case {
+    const char *from, *to, *message;
+  };
+  const Case cases[] = {
+      {"cuts=[S1/3@0] whole=[4,12]", "cuts=[S1/3@2] whole=[4,12]",
+       "buffer 0 'w' is cut over axis 2, which is not there"},
+      {"cuts=[S1/3@0] whole=[4,12]", "cuts=[S1/3@-1] whole=[4,12]",
+       "buffer 0 'w' is cut over axis -1, which is not there"},
+      {"cuts=[S0@0,S1@1]", "cuts=[S0@0,S1@0]", "buffer 2 'both' is cut twice over axis 'tp'"},
+      {"cuts=[S1/3@0] part_of=1", "cuts=[S1/3@1] part_of=1",
+       "buffer 1 'm' is cut twice over axis 'dp'"},
+      {"cuts=[S1/3@0] whole=[4,12]", "cuts=[S2@0] whole=[4,12]",
+       "buffer 0 'w': dim 2 of [4,12] has no 1 x 2 equal blocks for axis 'tp'"},
+      {"cuts=[S1/3@0] whole=[4,12]", "cuts=[S-1@0] whole=[4,12]",
+       "buffer 0 'w': dim -1 of [4,12] has no 1 x 2 equal blocks for axis 'tp'"},
+      {"cuts=[S1/3@0] whole=[4,12]", "cuts=[S1/0@0] whole=[4,12]",
+       "buffer 0 'w': dim 1 of [4,12] has no 0 x 2 equal blocks for axis 'tp'"},
+      {"cuts=[S1/3@0] whole=[4,12]", "cuts=[S1/9223372036854775807@0] whole=[4,12]",
+       "buffer 0 'w': dim 1 of [4,12] has no 9223372036854775807 x 2 equal blocks for axis 'tp'"},
+      {"cuts=[S0/2@1,S0@0] whole=[12]", "cuts=[S0/2@1,S0/4@0] whole=[12]",
+       "buffer 3 'twice': dim 0 of [4] has no 4 x 2 equal blocks for axis 'tp'"},
+      {"cuts=[S1/3@0] whole=[4,12]", "cuts=[S1/3@0] whole=[6,12]",
+       "buffer 0 'w' is f32[4,6], not the f32[6,6] that its cuts leave"},
+      {"cuts=[S1/3@0] whole=[4,12]", "cuts=[S0@0] whole=[4,12]",
+       "buffer 0 'w' is f32[4,6], not the f32[2,12] that its cuts leave"},
+      {"part_of=1 whole=[4,12]", "part_of=1 whole=[8,12]",
+       "buffer 1 'm' is f32[9], no part of f32[8,6] over 3 ranks"},
+      {"cuts=[S1/3@0] whole=[4,12]", "cuts=[S1/3@0]",
+       "buffer 0 'w': dim 1 of [] has no 3 x 2 equal blocks for axis 'tp'"},
+      {"cuts=[S1/3@0] whole=[4,12]", "whole=[4,12]", "buffer 0 'w' is a part of nothing possible"},
+      {"cuts=[S1/3@0] whole=[4,12]", "cuts=[S1/3@0] part_of=-2 whole=[4,12]",
+       "buffer 0 'w' is a part of nothing possible"},
+      {"x\" f32[1,4] step", "x\" f32[1,4] step cuts=[S1@0] whole=[1,8]",
+       "buffer 4 'x' is a part of nothing possible"},
+      {"twice\" f32[2] state at=256", "twice\" f32[2] state at=256 previous_of=2",
+       "buffer 3 'twice' is the previous version of no parameter or step"},
+      {"dim=1 outer=2", "dim=2 outer=2",
+       "instruction 0 '' (own_part): f32[1,4] and f32[1,2] do not fit a group of 2 along dim 2"},
+      {"dim=1 outer=2", "dim=0",
+       "instruction 0 '' (own_part): f32[1,4] and f32[1,2] do not fit a group of 2 along dim 0"},
+      {"dim=1 outer=2", "dim=1 outer=4",
+       "instruction 0 '' (own_part): f32[1,4] and f32[1,2] do not fit a group of 2 along dim 1"},
+      {"dim=1 outer=2", "dim=1 outer=0",
+       "instruction 0 '' (own_part): f32[1,4] and f32[1,2] do not fit a group of 2 along dim 1"},
+      {"group=0 dim=1 outer=2", "group=1 dim=1 outer=2",
+       "instruction 0 '' (own_part): f32[1,4] and f32[1,2] do not fit a group of 3 along dim 1"},
+      {"dim=1 outer=2", "outer=2",
+       "instruction 0 '' (own_part): it cannot have blocks of dim -1 in 2 stretches"},
+      {"dim=1 outer=2", "dim=-2",
+       "instruction 0 '' (own_part): it cannot have blocks of dim -2 in 1 stretches"},
+      {"group=0 max", "group=0 dim=1",
+       "instruction 2 '' (all_reduce): it cannot have blocks of dim 1 in 1 stretches"},
+      {"group=0 max", "group=0 outer=2",
+       "instruction 2 '' (all_reduce): it cannot have blocks of dim -1 in 2 stretches"},
+      {"dim=1 outer=2", "dim=1 outer=2 max", "instruction 0 '' (own_part): it has a reduction"},
+  };
+  ASSERT_TRUE(check_role(role_of(kBlocks)));
+  for (const Case& each : cases) expect_refused(kBlocks, each.from, each.to, each.message);
 }
 
 // Which buffers a tensor may have; the text form cannot say it wrong.
@@ -187,11 +250,10 @@ TEST(CheckRole, BuffersAreOfTensors) {
 TEST(CheckRole, RandomIdsNeverCrash) {
   const uint32_t seed = 20240229;
   std::mt19937 random(seed);
-  const std::string text = kStage0;
   const std::string digits = "0123456789";
   int refused = 0;
   for (int trial = 0; trial < 3000; ++trial) {
-    std::string changed = text;
+    std::string changed = trial % 3 == 0 ? kBlocks : kStage0;
     for (int edit = 0; edit < 2; ++edit) {
       const size_t at = changed.find_first_of(digits, random() % changed.size());
       if (at == changed.npos) continue;

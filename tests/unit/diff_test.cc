@@ -393,7 +393,8 @@ TEST(DiffProgram, BadInputIsSaidAndExitsWithTwo) {
   auto manifest = read_text_file(other + "/manifest.json", 1 << 20);
   ASSERT_TRUE(manifest);
   folder.write("other/manifest.json",
-               replaced(*manifest, "\"format_version\": 6", "\"format_version\": 3"));
+               replaced(*manifest, fmt::format("\"format_version\": {}", kPlanFormatVersion),
+                        "\"format_version\": 3"));
   const std::string strategy = folder.write("a.yaml", kStrategy);
   const std::string wrong = folder.write("wrong.yaml", replaced(kStrategy, "stage: s", "stge: s"));
   const std::string model = " --model " + source("samples/gpt/model.onnx");

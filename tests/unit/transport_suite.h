@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <string>
@@ -298,6 +299,143 @@ inline std::string reduce_scatter(Transport& t) {
   return wrong;
 }
 
+// Member k's blocks of a whole of `stretches` times one run a member.
+template <class T>
+std::vector<T> block_of(const std::vector<T>& whole, int64_t k, int64_t members,
+                        int64_t stretches) {
+  const int64_t run = std::ssize(whole) / members / stretches;
+  std::vector<T> block;
+  for (int64_t i = 0; i < std::ssize(whole); ++i)
+    if (i / run % members == k) block.push_back(whole[static_cast<size_t>(i)]);
+  return block;
+}
+
+// Blocks beside flat parts in one message: runs of one element and runs that travel in pieces.
+inline std::string blocks_in(Transport& t, const std::vector<int64_t>& ranks) {
+  auto group = t.add_group(ranks);
+  SUITE_OK(group);
+  const int64_t members = std::ssize(ranks);
+  const int64_t own = std::find(ranks.begin(), ranks.end(), t.rank()) - ranks.begin();
+  const std::pair<int64_t, int64_t> forms[] = {
+      // stretches, elements of a run
+      {1, 5}, {2, 1}, {3000, 1}, {7, 13}, {1, 70001}, {3, 30011}, {40, 997}};
+  struct Tensor {
+    std::vector<double> whole, part, gathered;
+  };
+  std::vector<Tensor> tensors;
+  std::vector<Shard> shards;
+  for (const auto& [stretches, run] : forms) {
+    const int64_t part = stretches * run, salt = std::ssize(tensors);
+    tensors.push_back({data_of<double>(t.rank(), salt, members * part),
+                       std::vector<double>(static_cast<size_t>(part), 7.0),
+                       std::vector<double>(static_cast<size_t>(members * part), 7.0)});
+    shards.push_back({nullptr, nullptr, DType::kF64, members * part, part, stretches});
+  }
+  for (size_t k = 0; k < shards.size(); ++k) {
+    shards[k].whole = bytes_of(tensors[k].whole.data());
+    shards[k].part = bytes_of(tensors[k].part.data());
+  }
+  SUITE_OK(t.reduce_scatter(*group, shards));
+  for (size_t k = 0; k < shards.size(); ++k) shards[k].whole = bytes_of(tensors[k].gathered.data());
+  SUITE_OK(t.all_gather(*group, shards));
+  for (size_t k = 0; k < shards.size(); ++k) {
+    const auto salt = static_cast<int64_t>(k);
+    const auto sum = sum_of<double>(ranks, salt, shards[k].count);
+    const auto part = block_of(sum, own, members, shards[k].stretches);
+    SUITE_CHECK(same_bits(tensors[k].part, part));
+    SUITE_CHECK(same_bits(tensors[k].gathered, sum));
+    SUITE_CHECK(same_bits(tensors[k].whole, data_of<double>(t.rank(), salt, shards[k].count)));
+    take_part(shards[k], (own + 1) % members);
+    SUITE_CHECK(same_bits(tensors[k].part,
+                          block_of(sum, (own + 1) % members, members, shards[k].stretches)));
+  }
+  return "";
+}
+inline std::string blocks(Transport& t) {
+  std::string wrong = blocks_in(t, everyone(t));
+  if (wrong.empty()) wrong = blocks_in(t, {t.rank()});
+  return wrong;
+}
+
+// A mesh [2, world / 2]: the groups of both axes take turns, those of the outer one are no
+// neighbours.
+inline std::string two_axes(Transport& t) {
+  const int64_t half = t.world() / 2, n = 12 * t.world();
+  if (t.world() % 2 != 0) return "";
+  const auto outer_of = [&](int64_t i) { return std::vector<int64_t>{i, half + i}; };
+  std::vector<int64_t> inner;
+  for (int64_t i = 0; i < half; ++i) inner.push_back(t.rank() / half * half + i);
+  auto outer_group = t.add_group(outer_of(t.rank() % half)), inner_group = t.add_group(inner);
+  SUITE_OK(outer_group);
+  SUITE_OK(inner_group);
+  // [6, n] is summed over the outer axis, cut along dim 1, then over the inner one, along dim 0.
+  auto whole = data_of<float>(t.rank(), 1, 6 * n);
+  std::vector<float> half_of_it(static_cast<size_t>(3 * n)), part(half_of_it.size() / size_t(half));
+  const Shard by_outer{
+      bytes_of(whole.data()), bytes_of(half_of_it.data()), DType::kF32, 6 * n, 3 * n, 6};
+  const Shard by_inner{bytes_of(half_of_it.data()), bytes_of(part.data()), DType::kF32, 3 * n,
+                       3 * n / half};
+  SUITE_OK(t.reduce_scatter(*outer_group, std::span(&by_outer, 1)));
+  SUITE_OK(t.reduce_scatter(*inner_group, std::span(&by_inner, 1)));
+  std::vector<float> sum = sum_of<float>(outer_of(0), 1, 6 * n);
+  for (int64_t i = 1; i < half; ++i) {
+    const auto next = sum_of<float>(outer_of(i), 1, 6 * n);
+    for (size_t e = 0; e < sum.size(); ++e) sum[e] += next[e];
+  }
+  const auto want = block_of(block_of(sum, t.rank() / half, 2, 6), t.rank() % half, half, 1);
+  SUITE_CHECK(same_bits(part, want));
+  SUITE_OK(t.all_gather(*inner_group, std::span(&by_inner, 1)));
+  SUITE_OK(t.all_gather(*outer_group, std::span(&by_outer, 1)));
+  SUITE_CHECK(same_bits(whole, sum));
+  return "";
+}
+
+template <class T>
+std::string greatest_in(Transport& t, int32_t group, DType dtype, int64_t count) {
+  auto own = data_of<T>(t.rank(), 6, count), want = data_of<T>(0, 6, count);
+  for (int64_t rank = 1; rank < t.world(); ++rank) {
+    const auto theirs = data_of<T>(rank, 6, count);
+    for (size_t i = 0; i < want.size(); ++i) want[i] = std::max(want[i], theirs[i]);
+  }
+  const Piece piece{bytes_of(own.data()), dtype, count, Reduction::kMax};
+  SUITE_OK(t.all_reduce(group, std::span(&piece, 1)));
+  SUITE_CHECK(same_bits(own, want));
+  return "";
+}
+
+// The greatest, of numbers below zero too; what is no number stays so, whoever has it. Beside a sum
+// in one message.
+inline std::string greatest(Transport& t) {
+  auto group = t.add_group(everyone(t));
+  SUITE_OK(group);
+  for (const int64_t count : {int64_t{1}, int64_t{300001}}) {
+    std::string wrong = greatest_in<float>(t, *group, DType::kF32, count);
+    if (wrong.empty()) wrong = greatest_in<double>(t, *group, DType::kF64, count);
+    if (wrong.empty()) wrong = greatest_in<int32_t>(t, *group, DType::kI32, count);
+    if (wrong.empty()) wrong = greatest_in<int64_t>(t, *group, DType::kI64, count);
+    if (!wrong.empty()) return wrong;
+  }
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    const float own = static_cast<float>(t.rank()) - 8;
+    std::vector<uint16_t> half(1), want(1);
+    round_to_halves(dtype, &own, bytes_of(half.data()), 1);
+    const float last = static_cast<float>(t.world()) - 9;
+    round_to_halves(dtype, &last, bytes_of(want.data()), 1);
+    const Piece piece{bytes_of(half.data()), dtype, 1, Reduction::kMax};
+    SUITE_OK(t.all_reduce(*group, std::span(&piece, 1)));
+    SUITE_CHECK(same_bits(half, want));
+  }
+  for (int64_t who = 0; who < t.world(); ++who) {
+    float value = t.rank() == who ? std::nanf("") : static_cast<float>(t.rank()), one = 1;
+    const Piece pieces[] = {{bytes_of(&value), DType::kF32, 1, Reduction::kMax},
+                            {bytes_of(&one), DType::kF32, 1}};
+    SUITE_OK(t.all_reduce(*group, pieces));
+    SUITE_CHECK(std::isnan(value));
+    SUITE_CHECK(one == static_cast<float>(t.world()));
+  }
+  return "";
+}
+
 // Many tensors in one message, some of them larger than what travels at once.
 inline std::string reduce_scatter_of_many(Transport& t) {
   const std::vector<int64_t> ranks = everyone(t);
@@ -391,6 +529,9 @@ inline constexpr Case kCases[] = {
     {"all_to_all", all_to_all},
     {"reduce_scatter", reduce_scatter},
     {"reduce_scatter_of_many", reduce_scatter_of_many},
+    {"blocks", blocks},
+    {"two_axes", two_axes},
+    {"greatest", greatest},
     {"broadcast", broadcast},
     {"barriers", barriers},
     {"wrong_registration", wrong_registration},

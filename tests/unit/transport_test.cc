@@ -99,6 +99,25 @@ TEST(InprocWorld, TellsWhereThePeerStands) {
   EXPECT_EQ(got.error().notes[0], "rank 1 is at F stage=1 mb=3");
 }
 
+TEST(InprocWorld, RefusesOtherReductionsAndBlocks) {
+  Status reduced = ok_status(), gathered = ok_status();
+  run_ranks(2, 5, [&](Transport& t) {
+    auto group = t.add_group(suite::everyone(t));
+    float values[4] = {}, part[2] = {};
+    const bool second = t.rank() == 1;
+    const Piece piece{suite::bytes_of(values), DType::kF32, 4,
+                      second ? Reduction::kMax : Reduction::kSum};
+    const Status one = t.all_reduce(*group, std::span(&piece, 1));
+    const Shard shard{suite::bytes_of(values), suite::bytes_of(part), DType::kF32, 4, 2,
+                      second ? 2 : 1};
+    const Status two = t.all_gather(*group, std::span(&shard, 1));
+    if (second) reduced = one, gathered = two;
+  });
+  ASSERT_FALSE(reduced.ok() || gathered.ok());
+  EXPECT_EQ(reduced.error().message, "rank 1 brings other elements to the all-reduce than rank 0");
+  EXPECT_EQ(gathered.error().message, "rank 1 brings other elements to the all-gather than rank 0");
+}
+
 // A laptop that slept, a node that was suspended: nobody is to blame.
 TEST(InprocWorld, TimeInWhichTheProcessStoodStillDoesNotCount) {
   if (kThreadSanitizer) GTEST_SKIP() << "a fork with threads";

@@ -1,0 +1,97 @@
+// What a rank holds of a tensor.
+#include <algorithm>
+
+#include "piper/bundle.h"
+
+namespace piper {
+namespace {
+
+// Where element `at` of what is held of a dim lies in all of it, and how many follow it there.
+struct DimPlace {
+  int64_t at = 0, run = 0;
+};
+DimPlace place_in(const Held& held, int32_t dim, int64_t extent, int64_t at) {
+  DimPlace place{at, extent - at};
+  for (size_t b = held.blocks.size(); b-- > 0;) {
+    const auto& [of, outer, parts, index] = held.blocks[b];
+    if (of != dim) continue;
+    const int64_t block = extent / outer, inside = place.at % block;
+    place.run = std::min(place.run, block - inside);
+    place.at = (place.at / block * parts + index) * block + inside;
+    extent *= parts;
+  }
+  return place;
+}
+
+// The extent of a dim that the blocks leave.
+int64_t extent_of(const Held& held, int32_t dim) {
+  int64_t extent = held.whole.shape[static_cast<size_t>(dim)];
+  for (const Held::Block& block : held.blocks)
+    if (block.dim == dim) extent /= block.parts;
+  return extent;
+}
+
+}  // namespace
+
+Held::Run Held::run_at(int64_t held) const {
+  int32_t last = -1;  // dim that is cut: what lies behind it stays together
+  for (const Block& block : blocks) last = std::max(last, block.dim);
+  int64_t stride = 1;
+  for (size_t d = static_cast<size_t>(last + 1); d < whole.shape.size(); ++d)
+    stride *= whole.shape[d];
+  int64_t rest = first + held;
+  if (last < 0) return {rest, held, count - held};
+  const int64_t inside = rest % stride;
+  Run run{inside, held, count - held};
+  rest /= stride;
+  for (int32_t d = last; d >= 0; --d) {
+    const int64_t extent = extent_of(*this, d);
+    const DimPlace place = place_in(*this, d, extent, rest % extent);
+    if (d == last) run.count = std::min(run.count, place.run * stride - inside);
+    run.whole += place.at * stride;
+    rest /= extent;
+    stride *= whole.shape[static_cast<size_t>(d)];
+  }
+  return run;
+}
+
+Held held_of(const RoleProgram& role, const Tensor& tensor,
+             const std::vector<int64_t>& coordinates) {
+  Held held{tensor.whole_type(), {}, 0, num_elements(tensor.type.shape)};
+  int64_t left = num_elements(held.whole.shape);
+  for (const auto& [axis, dim, outer] : tensor.cuts) {
+    const int64_t parts = role.mesh[static_cast<size_t>(axis)].second;
+    if (parts == 1) continue;
+    held.blocks.push_back({dim, outer, parts, coordinates[static_cast<size_t>(axis)]});
+    left /= parts;
+  }
+  if (tensor.part_of < 0) return held;
+  const Group& group = role.groups[static_cast<size_t>(tensor.part_of)];
+  held.first = std::min(group_position(role, group, coordinates) * held.count, left);
+  held.count = std::min(held.count, left - held.first);
+  return held;
+}
+
+std::string to_string(const Held& held) {
+  std::string text = to_string(held.whole);
+  for (const auto& [dim, outer, parts, index] : held.blocks)
+    text += fmt::format(" block {} of {} of dim {}{},", index, parts, dim,
+                        outer == 1 ? "" : fmt::format("/{}", outer));
+  return text + fmt::format(" elements [{}, {})", held.first, held.first + held.count);
+}
+
+bool cuts_dims(const RoleProgram& role) {
+  const auto ranks_on = [&](int32_t axis) { return role.mesh[static_cast<size_t>(axis)].second; };
+  for (const Tensor& tensor : role.tensors)
+    for (const TensorCut& cut : tensor.cuts)
+      if (ranks_on(cut.axis) > 1) return true;
+  for (const auto* list : {&role.prologue, &role.body, &role.epilogue})
+    for (const Instruction& one : *list) {
+      if (one.dim < 0) continue;
+      for (int32_t axis : role.groups[static_cast<size_t>(one.group)].axes)
+        if (ranks_on(axis) > 1) return true;
+    }
+  return false;
+}
+
+}  // namespace piper
