@@ -110,6 +110,7 @@ class Walk {
             std::span<const TensorType> outputs) {
     if (auto made = ops_.make(op, attrs, inputs, outputs)) return *std::move(made);
     shown_.assign(inputs.begin(), inputs.end());
+    if (!where_.ends_with(op)) where_ += fmt::format(" ({})", op);
     refuse(ops_.wrong);
     return Made(outputs.size(), Lies{Lies::kUnknown});
   }
@@ -199,7 +200,7 @@ class Walk {
     if (lies.kind != Lies::kCut) return {own, lies};
     const int64_t row = tokens > 0 ? all / tokens : 0, width = tokens > 0 ? count / tokens : 0;
     const int64_t block = lies.outer > 0 ? all / lies.outer : 0;  // elements
-    const bool rows = row > 0 && block % row == 0;
+    const bool rows = row > 0 && block > row && block % row == 0;
     if (!rows && (block == 0 || lies.run != 0 || row % block != 0 || first % block != 0 ||
                   width % block != 0))
       return {own, {Lies::kUnknown}};
