@@ -249,6 +249,7 @@ struct DagAxis {
   int64_t size = 1;
   bool placed = false;      // some place directive names it
   bool replicated = false;  // some replicate directive names it
+  bool sharded = false;     // some shard directive names it
 };
 
 struct Dag {
@@ -332,6 +333,8 @@ struct ComputeOrder {
   std::vector<SourceSpan> places;
 };
 
+// The type of all that the ranks of its mesh axes hold of a value, of which each has this much.
+TensorType uncut(const Dag& dag, const Value& value, TensorType held);
 // The stream of this name, added if there is none.
 int32_t stream_of(Dag& dag, const std::string& name);
 // For each item the tasks that write it (several for accumulators), ascending.

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "piper/dag.h"
+#include "piper/sharding.h"
 #include "piper/strategy.h"
 
 namespace piper {
@@ -73,6 +74,14 @@ struct Cut {
   SourceSpan at;  // of the split, or else the replicate directive
 };
 Result<Cut> apply_split(const Strategy& strategy, int64_t batch, Explanations& out);
+
+// What `shard` directives ask for: a cut for each axis that they name, in the order of the mesh.
+// Requires a graph whose batch is cut. Errors: nothing matches, a dim that the tensor has not, a
+// tensor that two directives cut over one axis.
+Result<std::vector<AxisCut>> apply_shard(const Graph& step, const Strategy& strategy,
+                                         Explanations& out);
+// How the tensors lie that an axis cuts, and which collectives stand between.
+void explain_axis(const ShardedGraph& made, const AxisCut& cut, Explanations& out);
 
 // Chunks to cells. Axis coordinates outside the mesh, chunks without a place or with two, and
 // coordinates without work are errors.

@@ -66,8 +66,8 @@ struct Value {
   int batch_dim = -1;    // kInput: the dim that counts samples, or -1
   // kConstant: the elements; kState: initial elements, or empty: filled with `fill`.
   Bytes data;
-  double fill = 0;  // kState without data
-  Layout layout;    // of the local shape in `type`; kReplicated until sharding has run
+  double fill = 0;               // kState without data
+  Layout layout;                 // of the local shape in `type`; kReplicated until sharding has run
   std::vector<AxisLayout> over;  // in the order in which the axes were applied
   // Stands for `data` in a graph read from text that left the elements out.
   std::string data_digest;

@@ -44,8 +44,8 @@ struct AxisCut {
 // A collective that a cut needs.
 struct Conversion {
   NodeId node;
-  ValueId value;     // what changes its layout
-  NodeId reader;     // the first op that needs it so; invalid: the end of the step
+  ValueId value;      // what changes its layout
+  NodeId reader;      // the first op that needs it so; invalid: the end of the step
   int64_t bytes = 0;  // that a rank sends, once
 };
 

@@ -144,6 +144,15 @@ struct OffloadRule {
   int64_t min_bytes = 0;  // smaller values stay
   SourceSpan at;
 };
+// Tensors that are cut over a mesh axis; how all others lie follows.
+struct Shard {                 // - shard: {match: "**/qkv/weight", dim: 0, over: tp}
+  std::vector<Glob> match;     // parameters, by path
+  std::string input;           // or a data input
+  std::vector<Glob> scope;     // or what modules make for others, by scope
+  std::optional<int64_t> dim;  // from the end if negative; none: every rank holds all of it
+  std::string over;            // a mesh axis
+  SourceSpan at, of_at, dim_at, over_at;
+};
 // Forward ops that run again in the backward pass, so that what they make need not be kept until
 // then.
 // - recompute: {match: "h/{layer}/**", where: {stage: 0}, ops: [Gelu]}
@@ -263,6 +272,7 @@ struct Strategy {
   std::vector<Split> splits;
   std::vector<Place> places;
   std::vector<Replicate> replicates;
+  std::vector<Shard> shards;
   std::vector<Recompute> recomputes;
   std::vector<Precision> precisions;  // loss scaling is in `train`
   std::vector<StreamRule> streams;

@@ -160,6 +160,18 @@ Result<DagSpec> spec_of(const Graph& step, const Cut& cut, const Making& making)
   return spec;
 }
 
+// One axis after the other: what one cuts is what those before it left to a rank.
+Result<Graph> shard_axes(Graph graph, Making& making) {
+  PIPER_ASSIGN(const std::vector<AxisCut> cuts,
+               apply_shard(graph, making.strategy, making.explain()));
+  for (const AxisCut& cut : cuts) {
+    PIPER_ASSIGN(ShardedGraph made, shard_axis(std::move(graph), cut));
+    explain_axis(made, cut, making.explain());
+    graph = std::move(made.graph);
+  }
+  return graph;
+}
+
 // Chunks that have their places.
 Result<Dag> make_chunks(const Graph& step, Cut cut, Making& making) {
   if (making.target == Target::kUncut) {
@@ -170,7 +182,11 @@ Result<Dag> make_chunks(const Graph& step, Cut cut, Making& making) {
   Explanations& explain = making.explain();
   PIPER_ASSIGN(DagSpec spec, spec_of(step, cut, making));
   const auto shard = [&] { return shard_batch(step, {cut.replicas, cut.microbatches, cut.at}); };
-  PIPER_ASSIGN(Graph graph, making.steps.run("sharding", shard, print_graph));
+  const auto shard_all = [&]() -> Result<Graph> {
+    PIPER_ASSIGN(Graph graph, shard());
+    return making.is_oracle() ? std::move(graph) : shard_axes(std::move(graph), making);
+  };
+  PIPER_ASSIGN(Graph graph, making.steps.run("sharding", shard_all, print_graph));
   if (!making.is_oracle()) {
     PIPER_ASSIGN(Recomputed recomputed,
                  apply_recompute(std::move(graph), strategy.recomputes, making.variables,

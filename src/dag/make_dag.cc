@@ -312,6 +312,7 @@ void keep_previous_weights(Dag& dag) {
     value.kind = ValueKind::kState;
     value.fill = graph.value(param.value).fill;
     value.layout = graph.value(param.value).layout;
+    value.over = graph.value(param.value).over;
     previous[param.value.index()] = graph.add_value(std::move(value));
     dag.versions.push_back({param.value, previous[param.value.index()]});
   }
@@ -391,6 +392,14 @@ Result<Dag> make_dag(Graph graph, const DagSpec& spec) {
       dag.sums.push_back({node.outputs[0], node.inputs, dag.graph.value(node.outputs[0]).name});
   dag.cells.push_back(std::vector<int32_t>(dag.mesh.size(), -1));
   return dag;
+}
+
+TensorType uncut(const Dag& dag, const Value& value, TensorType held) {
+  for (const AxisLayout& lies : value.over)
+    if (lies.layout.kind == LayoutKind::kSharded)
+      held.shape[static_cast<size_t>(lies.layout.dim)] *=
+          dag.mesh[static_cast<size_t>(lies.axis)].size;
+  return held;
 }
 
 int32_t stream_of(Dag& dag, const std::string& name) {

@@ -1,6 +1,7 @@
 #include "update.h"
 
 #include <algorithm>
+#include <map>
 
 #include "piper/ops.h"
 
@@ -56,14 +57,62 @@ const Node* norm_node(const Graph& graph) {
 
 }  // namespace
 
+namespace {
+
+// What a number of the norm is the squares of. Those of cut gradients are summed over their axes as
+// one vector: Slice(AllReduce(Concat(…))).
+ValueId squared(const Graph& graph, ValueId number) {
+  int64_t position = 0;
+  for (;;) {
+    const Node& node = graph.node(graph.value(number).producer);
+    if (node.op == "SumSquares") return node.inputs[0];
+    if (node.op == "Slice") position = node.attrs.integers("starts")[0];
+    number = node.inputs[node.op == "Concat" ? static_cast<size_t>(position) : 0];
+  }
+}
+
+// The mesh axes that cut a value.
+std::vector<int32_t> cut_over(const Value& value) {
+  std::vector<int32_t> axes;
+  for (const AxisLayout& lies : value.over)
+    if (lies.layout.kind == LayoutKind::kSharded) axes.push_back(lies.axis);
+  return axes;
+}
+
+// Squares of what lies over the same axes are summed over these together. By source; invalid: none.
+std::vector<ValueId> sum_over_axes(Builder& build, const std::vector<ValueId>& squares,
+                                   const std::vector<std::vector<int32_t>>& axes) {
+  std::map<std::vector<int32_t>, std::vector<size_t>> groups;
+  for (size_t i = 0; i < squares.size(); ++i)
+    if (squares[i].valid()) groups[axes[i]].push_back(i);
+  std::vector<ValueId> sums(squares.size());
+  for (const auto& [over, members] : groups) {
+    std::vector<ValueId> parts;
+    for (size_t i : members) parts.push_back(squares[i]);
+    ValueId all = build.op1("Concat", parts, {{"axis", int64_t{0}}});
+    for (int32_t axis : over) all = build.op1("AllReduce", {all}, {{"over", int64_t{axis}}});
+    int64_t begin = 0;
+    for (size_t i : members) {
+      const int64_t end = begin + build.type(squares[i]).shape[0];
+      sums[i] = build.op1("Slice", {all},
+                          {{"starts", std::vector<int64_t>{begin}},
+                           {"ends", std::vector<int64_t>{end}},
+                           {"steps", std::vector<int64_t>{1}}});
+      begin = end;
+    }
+  }
+  return sums;
+}
+
+}  // namespace
+
 ScalarVector scalar_vector(Dag& dag) {
   Graph& graph = dag.graph;
   ScalarVector scalars;
   ValueId whole_norm;
   if (const Node* norm = norm_node(graph)) {
     whole_norm = norm->outputs[0];
-    for (ValueId square : norm->inputs)
-      scalars.sources.push_back(graph.node(graph.value(square).producer).inputs[0]);
+    for (ValueId square : norm->inputs) scalars.sources.push_back(squared(graph, square));
   }
   const int64_t squares = static_cast<int64_t>(scalars.sources.size()) * dag.replicas;
   scalars.sources.push_back(graph.loss);
@@ -135,6 +184,18 @@ Chunk scalar_chunk(Dag& dag, const ScalarVector& scalars, const std::vector<bool
                    {"steps", std::vector<int64_t>{1, 1, 1}}});
     return build.reshape(own, {dag.replicas});
   };
+  const auto squares_of = [&](size_t i) {
+    return !squares.position.empty() && squares.position[i] >= 0
+               ? gathered(squares.position[i])
+               : build.op1("SumSquares", {scalars.sources[i]}, {{"parts", dag.replicas}});
+  };
+  std::vector<ValueId> cut(scalars.sources.size());
+  std::vector<std::vector<int32_t>> axes;
+  for (size_t i = 0; i < scalars.sources.size(); ++i) {
+    axes.push_back(cut_over(graph.value(scalars.sources[i])));
+    if (here[i] && !axes[i].empty()) cut[i] = squares_of(i);
+  }
+  const std::vector<ValueId> summed = sum_over_axes(build, cut, axes);
   for (size_t i = 0; i < scalars.sources.size(); ++i) {
     const bool is_loss = i + 1 == scalars.sources.size();
     if (!here[i]) {
@@ -147,10 +208,8 @@ Chunk scalar_chunk(Dag& dag, const ScalarVector& scalars, const std::vector<bool
       if (build.type(loss).dtype != DType::kF64)
         loss = build.op1("Cast", {loss}, {{"to", std::string("f64")}});
       parts.push_back(build.reshape(loss, {1}));
-    } else if (!squares.position.empty() && squares.position[i] >= 0) {
-      parts.push_back(gathered(squares.position[i]));
     } else {
-      parts.push_back(build.op1("SumSquares", {scalars.sources[i]}, {{"parts", dag.replicas}}));
+      parts.push_back(summed[i].valid() ? summed[i] : squares_of(i));
     }
   }
   add_zeros();

@@ -95,6 +95,15 @@ Error unused_axis(const Strategy& strategy, const MeshAxis& axis) {
   return error;
 }
 
+Status check_sharded(const Strategy& strategy, const DagAxis& axis) {
+  if (!axis.sharded || (!axis.placed && !axis.replicated)) return ok_status();
+  const auto shard = std::find_if(strategy.shards.begin(), strategy.shards.end(),
+                                  [&](const Shard& each) { return each.over == axis.name; });
+  return fail(shard->over_at, "not supported: shard over axis '{}', which {} uses", axis.name,
+              axis.placed ? "place" : "replicate")
+      .with_note("help: an axis of its own");
+}
+
 }  // namespace
 
 Result<Cut> apply_split(const Strategy& strategy, int64_t batch, Explanations& out) {
@@ -107,10 +116,12 @@ Result<Cut> apply_split(const Strategy& strategy, int64_t batch, Explanations& o
       dag_axis.replicated |= replicate.over == axis.name;
     for (const Place& place : strategy.places)
       for (const auto& [name, expr] : place.on) dag_axis.placed |= name == axis.name;
+    for (const Shard& shard : strategy.shards) dag_axis.sharded |= shard.over == axis.name;
     if (dag_axis.placed && dag_axis.replicated)
       return fail(strategy.replicates.front().over_at,
                   "replicate: axis '{}' is already used by place", axis.name);
-    if (!dag_axis.placed && !dag_axis.replicated && axis.size > 1)
+    PIPER_TRY(check_sharded(strategy, dag_axis));
+    if (!dag_axis.placed && !dag_axis.replicated && !dag_axis.sharded && axis.size > 1)
       return unused_axis(strategy, axis);
     if (dag_axis.replicated) cut.replicas *= axis.size;
     cut.mesh.push_back(std::move(dag_axis));

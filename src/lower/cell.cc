@@ -158,10 +158,11 @@ class CellLowerer {
     tensor.kind = BufferKind::kState;
     tensor.fill = newest.valid() ? dag_.graph.value(state).fill : initial.fill;
     if (initial.data.size > 0) tensor.init = initial.name;
-    if (part) {
-      tensor.part_of = group_of({dag_.levels[0].axis});
-      tensor.whole = part->whole.shape;
-    }
+    for (const AxisLayout& lies : initial.over)
+      tensor.cuts.push_back({lies.axis, lies.layout.dim, lies.layout.outer});
+    if (part) tensor.part_of = group_of({dag_.levels[0].axis});
+    if (part || !tensor.cuts.empty())
+      tensor.whole = uncut(dag_, initial, part ? part->whole : initial.type).shape;
     if (newest.valid()) return;  // it is not what is saved
     if (const Param* param = places_.param[whole.index()]) {
       tensor.param = param->name;
@@ -281,22 +282,47 @@ class CellLowerer {
     inner.reserve(programs.inner.size());
     for (ValueId value : programs.inner) inner.push_back(add_buffer(value, task.micro));
     SumsRead sums;
+    bool is_first = true;
     for (const Segment& segment : programs.segments) {
       std::vector<int32_t> args;
       args.reserve(segment.args.size());
       for (const SegmentArg& arg : segment.args) args.push_back(argument_buffer(task, arg, inner));
+      if (segment.collective.valid()) {
+        lower_collective(task, dag_.graph.node(segment.collective), std::move(args));
+        continue;
+      }
       const int32_t program = program_of(segment.program);
       Instruction& instruction = add_instruction(InstructionKind::kCompute, task);
       reserve_workspace(program, instruction.stream);
       instruction.program = program;
       instruction.args = std::move(args);
-      if (&segment == &programs.segments.front()) {
+      if (std::exchange(is_first, false)) {
         for (ItemId item : task.reads)
           if (const int32_t sum = dag_.items[item.index()].sum; sum >= 0)
             sums.emplace_back(buffer_of(item), sum);
       }
       declare_sums(task, segment, programs.first, sums, instruction);
     }
+  }
+  // Between two programs of a task. `args`: what it reads, and what it makes.
+  void lower_collective(const Task& task, const Node& node, std::vector<int32_t> args) {
+    const bool reduces = node.op == "AllReduce" || node.op == "AllReduceMax";
+    const auto kind = reduces                      ? InstructionKind::kAllReduce
+                      : node.op == "ReduceScatter" ? InstructionKind::kReduceScatter
+                      : node.op == "AllGather"     ? InstructionKind::kAllGather
+                                                   : InstructionKind::kOwnPart;
+    if (reduces && args[0] != args[1]) add_instruction(InstructionKind::kCopy, task).args = args;
+    if (reduces) args.erase(args.begin());
+    const int32_t group = group_of({static_cast<int32_t>(node.attrs.integer("over"))});
+    Instruction& one = add_instruction(kind, task);
+    one.label += fmt::format(" {}", to_string(kind));
+    one.pass = '-';
+    one.args = std::move(args);
+    one.group = group;
+    if (node.op == "AllReduceMax") one.reduction = Reduction::kMax;
+    if (reduces) return;
+    one.dim = static_cast<int32_t>(node.attrs.integer("dim"));
+    one.outer = node.attrs.integer("outer");
   }
   int32_t argument_buffer(const Task& task, const SegmentArg& arg,
                           const std::vector<int32_t>& inner) {

@@ -230,8 +230,9 @@ bool rises(const RoleProgram& role, const Instruction& one, const Dag& dag) {
   if (one.kind != InstructionKind::kReduceScatter && one.kind != InstructionKind::kAllReduce)
     return false;
   const auto& axes = role.groups[at(one.group)].axes;
-  return std::none_of(axes.begin(), axes.end(),
-                      [&](int32_t axis) { return dag.mesh[at(axis)].placed; });
+  return std::none_of(axes.begin(), axes.end(), [&](int32_t axis) {
+    return dag.mesh[at(axis)].placed || dag.mesh[at(axis)].sharded;
+  });
 }
 
 // By instruction: the last one of the overlap that it is in, or -1.

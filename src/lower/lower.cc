@@ -59,8 +59,8 @@ void add_tensors(const Dag& dag, const Places& places, Lowered& lowered) {
     const bool has_data = value.kind == ValueKind::kState || value.kind == ValueKind::kConstant;
     if (!has_data || value.data.size == 0 || !wanted.contains(value.name)) continue;
     // Parts are stored whole.
-    lowered.tensor_types.emplace_back(value.name,
-                                      places.part[v] ? places.part[v]->whole : value.type);
+    const TensorType& held = places.part[v] ? places.part[v]->whole : value.type;
+    lowered.tensor_types.emplace_back(value.name, uncut(dag, value, held));
     lowered.tensors.emplace_back(value.name, value.data);
   }
 }

@@ -21,9 +21,13 @@ std::vector<bool> find_literals(const Graph& graph) {
   for (const Value& value : graph.values)
     literal.push_back(value.kind == ValueKind::kConstant && value.type.bytes() <= 64 &&
                       value.data.data != nullptr);
-  for (const Node& node : graph.nodes)
-    if (const OpDef* def = find_op(node.op); def && def->draws >= 0)
+  for (const Node& node : graph.nodes) {
+    const OpDef* def = find_op(node.op);
+    if (def && def->draws >= 0)
       literal[node.inputs[static_cast<size_t>(def->draws)].index()] = false;
+    for (ValueId input : node.inputs)
+      if (def && def->collective && input.valid()) literal[input.index()] = false;
+  }
   return literal;
 }
 
@@ -40,15 +44,23 @@ std::string_view layer_of(std::string_view scope) {
   return scope;
 }
 
-// Consecutive nodes of one layer; nodes without scope stay with their neighbours.
+bool is_collective(const Node& node) {
+  const OpDef* def = find_op(node.op);
+  return def && def->collective;
+}
+
+// Consecutive nodes of one layer, and each collective alone; nodes without scope stay with their
+// neighbours.
 std::vector<std::vector<NodeId>> cut_by_layer(const Graph& graph,
                                               const std::vector<NodeId>& nodes) {
   std::vector<std::vector<NodeId>> segments;
   std::string_view current;
+  bool alone = false;
   for (NodeId id : nodes) {
     const std::string_view layer = layer_of(graph.node(id).scope);
-    if (segments.empty() || (!layer.empty() && !current.empty() && layer != current))
-      segments.emplace_back();
+    const bool other_layer = !layer.empty() && !current.empty() && layer != current;
+    const bool was_alone = std::exchange(alone, is_collective(graph.node(id)));
+    if (segments.empty() || other_layer || alone || was_alone) segments.emplace_back();
     if (!layer.empty()) current = layer;
     segments.back().push_back(id);
   }
@@ -175,6 +187,18 @@ class SegmentBuilder {
     return {std::move(program_), std::move(segment_)};
   }
 
+  Segment build_collective(NodeId id, const std::vector<bool>& made_here,
+                           const std::vector<bool>& read_elsewhere) {
+    made_here_ = &made_here;
+    read_elsewhere_ = &read_elsewhere;
+    const Node& node = graph_.node(id);
+    Segment segment;
+    segment.collective = id;
+    for (const auto* values : {&node.inputs, &node.outputs})
+      for (ValueId value : *values) segment.args.push_back(*argument(canonical(value)));
+    return segment;
+  }
+
  private:
   struct Slot {
     TensorType type;
@@ -184,8 +208,10 @@ class SegmentBuilder {
   };
 
   ValueId canonical(ValueId id) const {
-    const auto it = same_memory_.find(id.value);
-    return it == same_memory_.end() ? id : it->second;
+    for (auto it = same_memory_.find(id.value); it != same_memory_.end();
+         it = same_memory_.find(id.value))
+      id = it->second;
+    return id;
   }
   static int32_t position(const std::vector<ValueId>& list, ValueId id) {
     const auto it = std::lower_bound(list.begin(), list.end(), id);
@@ -370,6 +396,24 @@ ItemId root_of(const Dag& dag, ItemId item) {
   return item;
 }
 
+// What one all-reduce alone reads of what the chunk makes is made where its result lies.
+void add_reduced_in_place(const Graph& graph, const Chunk& chunk,
+                          std::unordered_map<int32_t, ValueId>& same) {
+  std::unordered_map<int32_t, int32_t> reads;
+  for (NodeId id : chunk.nodes)
+    for (ValueId input : graph.node(id).inputs) ++reads[input.value];
+  for (NodeId id : chunk.nodes) {
+    const Node& node = graph.node(id);
+    if (node.op != "AllReduce" && node.op != "AllReduceMax") continue;
+    const ValueId from = node.inputs[0];
+    const auto is_in = [&](const std::vector<ValueId>& list) {
+      return std::binary_search(list.begin(), list.end(), from);
+    };
+    if (reads[from.value] == 1 && !is_in(chunk.reads) && !is_in(chunk.writes))
+      same[from.value] = node.outputs[0];
+  }
+}
+
 // Values written into the memory of a value read: updated state, sums in place.
 std::unordered_map<int32_t, ValueId> find_same_memory(const Dag& dag, const Task& task) {
   const Chunk& chunk = dag.chunks[task.chunk.index()];
@@ -381,6 +425,7 @@ std::unordered_map<int32_t, ValueId> find_same_memory(const Dag& dag, const Task
     const auto found = read.find(root_of(dag, task.writes[w]).value);
     if (found != read.end()) same[chunk.writes[w].value] = found->second;
   }
+  add_reduced_in_place(dag.graph, chunk, same);
   return same;
 }
 
@@ -437,9 +482,13 @@ void ProgramPool::build(const Task& task, const std::vector<bool>& first, ChunkP
   std::unordered_map<int32_t, int32_t> inner_index;
   std::vector<bool> made_here(graph.values.size());
   for (const auto& nodes : segments) {
+    SegmentBuilder builder(dag_, task, literal_, first, same_memory, uses, inner_index, result);
+    if (is_collective(graph.node(nodes[0]))) {
+      result.segments.push_back(builder.build_collective(nodes[0], made_here, read_elsewhere));
+      continue;
+    }
     for (NodeId id : nodes)
       for (ValueId output : graph.node(id).outputs) made_here[output.index()] = true;
-    SegmentBuilder builder(dag_, task, literal_, first, same_memory, uses, inner_index, result);
     auto [program, segment] = builder.build(nodes, made_here, read_elsewhere);
     for (NodeId id : nodes)
       for (ValueId output : graph.node(id).outputs) made_here[output.index()] = false;

@@ -17,8 +17,10 @@ struct SegmentArg {
   // kSum: of its accumulates.
   int32_t index = 0;
 };
+// A program, or a collective between two of them: then `args` are what it reads and makes.
 struct Segment {
-  int32_t program = 0;  // index of ProgramPool::programs
+  int32_t program = -1;  // index of ProgramPool::programs
+  NodeId collective;
   std::vector<SegmentArg> args;
   std::vector<int32_t> sums;      // accumulates (by index) that this segment makes
   std::vector<int32_t> sum_args;  // by sum: its position in args

@@ -31,9 +31,7 @@ struct Loops {
   bool is_product() const { return def->cost(types).is_matmul; }
 };
 
-bool is_apart(const Layout& layout) {
-  return layout.kind == kTerms || layout.kind == kGreatest;
-}
+bool is_apart(const Layout& layout) { return layout.kind == kTerms || layout.kind == kGreatest; }
 
 // What an op could do: how it wants its operands, and how its results lie then.
 struct Choice {
@@ -88,7 +86,7 @@ class AxisWalk {
   }
 
  private:
-  using Region = std::pair<bool, std::vector<int32_t>>;           // backward or not, and its tags
+  using Region = std::pair<bool, std::vector<int32_t>>;        // backward or not, and its tags
   using Key = std::tuple<int32_t, int, int, int64_t, Region>;  // value, layout and where
 
   Loops loops_of(const Node& node) const {
@@ -192,7 +190,8 @@ class AxisWalk {
       const Node& node = graph_.node(made.producer);
       const Loops loops = loops_of(node);
       const auto cut = cut_of(loops.output(static_cast<size_t>(made.output_index)), lies, ranks_);
-      if (!cut || !is_legal(loops, *cut) || sums(loops)) continue;
+      const auto output = static_cast<size_t>(made.output_index);
+      if (!cut || !is_legal(loops, *cut) || sums(loops.output(output))) continue;
       for (size_t i = 0; i < node.inputs.size(); ++i) {
         if (!node.inputs[i].valid() || graph_.value(node.inputs[i]).kind != ValueKind::kNode)
           continue;
@@ -202,13 +201,10 @@ class AxisWalk {
     }
   }
 
-  // Whether some loop of the op is not one of its results.
-  static bool sums(const Loops& loops) {
-    return std::any_of(loops.rule.sizes.begin(), loops.rule.sizes.end(), [&](const auto& letter) {
-      for (size_t o = 0; o < loops.rule.outputs.size(); ++o)
-        if (occurrences(loops.output(o), letter.first) == 0) return true;
-      return false;
-    });
+  // Whether some loop of the op is not one of this result's.
+  static bool sums(const Operand& output) {
+    return std::any_of(output.rule.sizes.begin(), output.rule.sizes.end(),
+                       [&](const auto& letter) { return occurrences(output, letter.first) == 0; });
   }
 
   // How a reader wants a sum that meets there what is cut already: a gradient beside the value that
@@ -297,8 +293,9 @@ class AxisWalk {
     } else {
       choices = {choose(node, loops, {})};
     }
-    const Choice& best = *std::min_element(
-        choices.begin(), choices.end(), [](const Choice& a, const Choice& b) { return a.before(b); });
+    const Choice& best =
+        *std::min_element(choices.begin(), choices.end(),
+                          [](const Choice& a, const Choice& b) { return a.before(b); });
     for (size_t i = 0; loops.def->apart && i < node.inputs.size(); ++i)
       if (node.inputs[i].valid() && lies_[node.inputs[i].index()].kind == kCut &&
           best.needs[i].kind == kWhole && !loops.def->apart(loops.types).steps.empty())
@@ -337,8 +334,8 @@ class AxisWalk {
   Choice choose(const Node& node, const Loops& loops, const std::optional<LoopCut>& cut) const {
     Choice choice{cut};
     for (size_t i = 0; i < node.inputs.size(); ++i) {
-      const auto layout = cut && node.inputs[i].valid() ? layout_of(loops.input(i), *cut)
-                                                        : std::optional<Layout>();
+      const auto layout =
+          cut && node.inputs[i].valid() ? layout_of(loops.input(i), *cut) : std::optional<Layout>();
       choice.needs.push_back(layout.value_or(Layout{}));
       if (!node.inputs[i].valid()) continue;
       const double bytes = cost(node.inputs[i], choice.needs.back());
@@ -362,6 +359,7 @@ class AxisWalk {
   // Terms of a sum stay so where several become one, and where an op moves or scales one: it costs
   // nothing later. (Where else an op is linear, its results would be sums as well, and more bytes.)
   std::optional<Choice> keep_terms(const Node& node, const Loops& loops) const {
+    if (node.op == "StepSum") return std::nullopt;  // its terms are those of the batch
     std::vector<int> terms;
     for (size_t i = 0; i < node.inputs.size(); ++i)
       if (node.inputs[i].valid() && lies_[node.inputs[i].index()].kind == kTerms)
@@ -374,7 +372,8 @@ class AxisWalk {
                            num_elements(type_of(node.inputs[static_cast<size_t>(terms[0])]).shape);
     for (size_t i = 0; i < node.inputs.size(); ++i) {
       const ValueId id = node.inputs[i];
-      const bool is_term = std::find(terms.begin(), terms.end(), static_cast<int>(i)) != terms.end();
+      const bool is_term =
+          std::find(terms.begin(), terms.end(), static_cast<int>(i)) != terms.end();
       if (!id.valid() || is_term) continue;
       if (!moves || num_elements(type_of(id).shape) != 1 || lies_[id.index()].kind != kWhole)
         return std::nullopt;
@@ -392,6 +391,9 @@ class AxisWalk {
     std::vector<ValueId> inputs = node.inputs;
     for (size_t i = 0; i < inputs.size(); ++i)
       if (inputs[i].valid()) inputs[i] = read(inputs[i], choice.needs[i], id);
+    for (size_t i = 0; node.op == "StepSum" && i < inputs.size(); ++i)
+      if (inputs[i] != now_[node.inputs[i].index()])
+        inputs[i] = as_contribution(inputs[i], node.inputs[i], choice.needs[i]);
     Node made = node;
     made.inputs = std::move(inputs);
     if (choice.cut) place_first(made, loops_of(node).rule, *choice.cut);
@@ -409,6 +411,12 @@ class AxisWalk {
     }
   }
 
+  // An op adds to a sum over the step, no collective does.
+  ValueId as_contribution(ValueId from, ValueId origin, const Layout& layout) {
+    const Node near = graph_.node(graph_.value(origin).producer);
+    return add("Reshape", {from}, {{"shape", type_of(from).shape}}, near, layout);
+  }
+
   // Tells a part where it begins, among the parts of axes before it too.
   void place_first(Node& node, const LoopRule& rule, const LoopCut& cut) {
     for (const auto& [letter, input] : rule.firsts) {
@@ -417,8 +425,9 @@ class AxisWalk {
       const auto size = std::find_if(rule.sizes.begin(), rule.sizes.end(),
                                      [&](const auto& s) { return s.first == cut.letter; });
       PIPER_CHECK(cut.outer == 1, "a part of {} that begins more than once", node.op);
-      ValueId first = add("OwnFirst", {},
-                          {{"over", int64_t{cut_.axis}}, {"size", size->second / ranks_}}, node, {});
+      ValueId first =
+          add("OwnFirst", {}, {{"over", int64_t{cut_.axis}}, {"size", size->second / ranks_}}, node,
+              {});
       if (node.inputs.size() <= at) node.inputs.resize(at + 1);
       if (node.inputs[at].valid()) first = add("Add", {node.inputs[at], first}, {}, node, {});
       node.inputs[at] = first;
@@ -442,7 +451,8 @@ class AxisWalk {
     if (numbers.size() < 2) return;
     std::vector<ValueId> parts;
     for (ValueId number : numbers)
-      parts.push_back(add("Reshape", {now_[number.index()]}, {{"shape", Shape{1}}}, node, {kTerms}));
+      parts.push_back(
+          add("Reshape", {now_[number.index()]}, {{"shape", Shape{1}}}, node, {kTerms}));
     const ValueId joined = add("Concat", parts, {{"axis", int64_t{0}}}, node, {kTerms});
     const ValueId sums = add("AllReduce", {joined}, {{"over", int64_t{cut_.axis}}}, node, {});
     conversions_.push_back({NodeId(nodes_.size() - 1), joined, id,
@@ -473,7 +483,7 @@ class AxisWalk {
     Result<std::vector<TensorType>> types = find_op(op)->types(use);
     PIPER_CHECK(types.ok(), "{} '{}': {}", op, node.name, types.error().message);
     Value value;
-    value.name = node.name;
+    value.name = fmt::format("{}{}", node.name, graph_.values.size());
     value.type = (*types)[0];
     if (!inputs.empty()) value.layout = graph_.value(inputs[0]).layout;
     if (!inputs.empty()) value.over = graph_.value(inputs[0]).over;
@@ -494,12 +504,13 @@ class AxisWalk {
     if (from == to || from.kind == kWhole) return 0;
     if (is_apart(from)) return to.kind == kWhole ? 2 * most : most;
     if (to.kind == kWhole) return most;
-    return from.dim == to.dim ? most : most / n;
+    return most;  // put together, then cut
   }
 
   double cost(ValueId id, const Layout& to) const {
     const Value& value = graph_.value(id);
     if (value.kind == ValueKind::kState && may_adopt(id)) return 0;
+    if (is_there(id, to, NodeId(visited_))) return 0;
     return cost_of(value.type, lies_[id.index()], to);
   }
 
@@ -510,12 +521,23 @@ class AxisWalk {
   }
 
   ValueId read(ValueId id, const Layout& need, NodeId reader) {
+    if (is_seed_[id.index()] && graph_.value(id).kind == ValueKind::kInput)
+      return read_input(id, need, reader);
     if (need.kind == kCut && may_adopt(id)) lies_[id.index()] = need;
     if (lies_[id.index()] == need) {
       if (need.kind == kWhole) read_whole_[id.index()] = true;
       return now_[id.index()];
     }
     return convert(id, need, reader);
+  }
+
+  // Every rank loads all of an input, and each region takes the blocks that it works on.
+  ValueId read_input(ValueId id, const Layout& need, NodeId reader) {
+    if (need.kind == kWhole) return id;
+    const Key key = key_of(id, need, reader);
+    if (const auto known = converted_.find(key); known != converted_.end()) return known->second;
+    const Node near = graph_.node(reader);
+    return converted_[key] = emit("OwnBlock", id, id, need, need, near, reader);
   }
 
   static Region region_of(const Node& node) { return {is_backward(node), node.tags}; }
@@ -542,7 +564,7 @@ class AxisWalk {
     ValueId made = now_[id.index()];
     if (const std::optional<ValueId> moved = convert_source(id, to, reader))
       return converted_[key] = *moved;
-    if (from.kind == kCut && to.kind == kCut && from.dim == to.dim) {  // other blocks of one dim
+    if (from.kind == kCut && to.kind == kCut) {
       made = emit("AllGather", made, id, from, Layout{}, near, reader);
       made = emit("OwnBlock", made, id, to, to, near, reader);
     } else if (from.kind == kGreatest) {
@@ -553,33 +575,43 @@ class AxisWalk {
                                : emit("ReduceScatter", made, id, to, to, near, reader);
     } else if (from.kind == kWhole) {
       made = emit("OwnBlock", made, id, to, to, near, reader);
-    } else if (to.kind == kWhole) {
-      made = emit("AllGather", made, id, from, to, near, reader);
     } else {
-      made = emit("AllToAll", made, id, from, to, near, reader);
+      made = emit("AllGather", made, id, from, to, near, reader);
     }
     return converted_[key] = made;
+  }
+
+  // How the source of what only moves elements must lie, for that to lie so.
+  std::optional<Layout> layout_of_source(ValueId id, const Layout& to) const {
+    const Value& value = graph_.value(id);
+    if (value.kind != ValueKind::kNode || fixed_.count(id.value)) return std::nullopt;
+    const Node& node = graph_.node(value.producer);
+    const Loops loops = loops_of(node);
+    if (!only_moves(loops, node)) return std::nullopt;
+    if (to.kind != kCut) return to;
+    const std::optional<LoopCut> cut = cut_of(loops.output(0), to, ranks_);
+    if (!cut || !is_legal(loops, *cut)) return std::nullopt;
+    return layout_of(loops.input(0), *cut);
+  }
+
+  // Whether it lies so already, or has been converted for another reader.
+  bool is_there(ValueId id, const Layout& to, NodeId reader) const {
+    if (lies_[id.index()] == to || known(id, to, reader)) return true;
+    const std::optional<Layout> source = layout_of_source(id, to);
+    return source && is_there(graph_.node(graph_.value(id).producer).inputs[0], *source, reader);
   }
 
   // What only moves elements is done again on its converted source: one collective for all that
   // is the same but for its shape.
   std::optional<ValueId> convert_source(ValueId id, const Layout& to, NodeId reader) {
+    const std::optional<Layout> source = layout_of_source(id, to);
+    if (!source) return std::nullopt;
     const Value value = graph_.value(id);
-    if (value.kind != ValueKind::kNode || fixed_.count(id.value)) return std::nullopt;
     const Node node = graph_.node(value.producer);
     const Loops loops = loops_of(node);
-    if (!only_moves(loops, node)) return std::nullopt;
-    Layout source = to;
-    if (to.kind == kCut) {
-      const std::optional<LoopCut> cut = cut_of(loops.output(0), to, ranks_);
-      if (!cut || !is_legal(loops, *cut)) return std::nullopt;
-      const auto layout = layout_of(loops.input(0), *cut);
-      if (!layout) return std::nullopt;
-      source = *layout;
-    }
     const ValueId from = node.inputs[0];
-    const ValueId read = lies_[from.index()] == source ? now_[from.index()]
-                                                       : convert(from, source, reader);
+    const ValueId read =
+        lies_[from.index()] == *source ? now_[from.index()] : convert(from, *source, reader);
     Attrs attrs = node.attrs;
     const Shape shape = local(value.type.shape, to);
     if (loops.def->localise && shape != value.type.shape)
@@ -610,10 +642,6 @@ class AxisWalk {
       node.attrs.set("dim", int64_t{blocks.dim});
       node.attrs.set("outer", blocks.outer);
     }
-    if (op == "AllToAll") {
-      node.attrs.set("to_dim", int64_t{to.dim});
-      node.attrs.set("to_outer", to.outer);
-    }
     node.name = fmt::format("{}/{}.{}", graph_.value(origin).name, cut_.name, op);
     node.scope = near.scope;
     node.tags = near.tags;
@@ -628,8 +656,7 @@ class AxisWalk {
     if (to.kind != kWhole) value.over.push_back({cut_.axis, to});
     const ValueId made = graph_.add_value(std::move(value));
     node.outputs = {made};
-    const int64_t bytes =
-        static_cast<int64_t>(cost_of(source.type, lies_[origin.index()], to));
+    const int64_t bytes = static_cast<int64_t>(cost_of(source.type, lies_[origin.index()], to));
     conversions_.push_back({NodeId(nodes_.size()), origin, reader, bytes});
     nodes_.push_back(std::move(node));
     was_.emplace_back();
@@ -647,8 +674,7 @@ class AxisWalk {
       else
         id = now_[id.index()];
     };
-    for (StateUpdate& update : graph_.updates)
-      finish(update.next, lies_[update.state.index()]);
+    for (StateUpdate& update : graph_.updates) finish(update.next, lies_[update.state.index()]);
     for (Param& param : graph_.params) finish(param.gradient, lies_[param.value.index()]);
     finish(graph_.loss, {});
     finish(graph_.grad_norm, {});
@@ -663,7 +689,7 @@ class AxisWalk {
   void localise() {
     std::vector<Layout> made = made_;
     for (size_t i = 0; i < global_; ++i)
-      if (graph_.values[i].kind != ValueKind::kNode) made[i] = lies_[i];
+      if (graph_.values[i].kind == ValueKind::kState) made[i] = lies_[i];
     for (size_t n = 0; n < nodes_.size(); ++n) {
       if (!was_[n].valid()) continue;
       const Node& whole = graph_.node(was_[n]);
@@ -757,9 +783,10 @@ Graph taken_apart(Graph graph, const std::vector<NodeId>& which) {
       const auto types = find_op(node.op)->types(use_of(graph, node));
       PIPER_CHECK(types.ok(), "{} of {}: {}", node.op, whole.op, types.error().message);
       for (size_t o = 0; o < types->size(); ++o) {
-        const auto own = std::find_if(apart.outputs.begin(), apart.outputs.end(), [&](const auto& x) {
-          return x.step == static_cast<int>(s) && x.index == static_cast<int>(o);
-        });
+        const auto own =
+            std::find_if(apart.outputs.begin(), apart.outputs.end(), [&](const auto& x) {
+              return x.step == static_cast<int>(s) && x.index == static_cast<int>(o);
+            });
         if (own != apart.outputs.end()) {
           node.outputs.push_back(whole.outputs[static_cast<size_t>(own - apart.outputs.begin())]);
         } else {

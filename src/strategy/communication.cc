@@ -11,17 +11,6 @@ using fields::Fields;
 
 constexpr int64_t kMostPriority = 100, kMostSms = 1024, kMostDistance = 1 << 20;
 
-// An integer, or one of a few words: what is another word.
-Status check_word(const yaml::Node& node, const Scope& scope,
-                  const std::vector<std::string>& words) {
-  const std::string name = node.text.substr(node.text.starts_with('$') ? 1 : 0);
-  if (!node.is(yaml::Node::Kind::kScalar) || !expr::is_identifier(name) ||
-      scope.has_integer(name) || scope.text(name))
-    return ok_status();
-  return fail(node.at, "expected {} or an integer, found {}{}", join(words, ", "),
-              yaml::shown(node.text), did_you_mean(node.text, words));
-}
-
 Status read_priority(const yaml::Node& given, const Scope& scope, StreamRule& out) {
   PIPER_ASSIGN(const yaml::Node node, with_texts(given, scope));
   if (node.text == "low" || node.text == "high") {

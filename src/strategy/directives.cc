@@ -142,6 +142,7 @@ Status read_directive(const yaml::Entry& entry, const Scope& scope, const Names&
   if (kind == "split") return read_split(map, scope, names, out);
   if (kind == "place") return read_place(map, scope, names, out);
   if (kind == "replicate") return read_replicate(map, scope, names, out);
+  if (kind == "shard") return read_shard_directive(map, scope, names, out);
   if (kind == "precision") return read_precision(map, scope, names, out);
   if (kind == "recompute") return read_recompute(map, scope, names, out);
   if (kind == "stream") return read_stream(map, scope, names, out);

@@ -18,13 +18,12 @@ constexpr Row kRows[] = {
      "ZeRO-1 is '- replicate: {over: dp, shard: [optimizer]}' under 'directives', ZeRO-2 "
      "'[optimizer, gradients]', ZeRO-3 and FSDP '[optimizer, gradients, parameters]'; "
      "strategies/memory/ has files to include"},
-    {"shard tensor_parallel tensor_parallel_size tensor_model_parallel_size tensor_parallel_degree "
+    {"tensor_parallel tensor_parallel_size tensor_model_parallel_size tensor_parallel_degree "
      "tp tp_size tp_degree sequence_parallel sequence_parallel_size context_parallel "
      "context_parallel_size cp cp_size expert_parallel expert_parallel_size "
      "expert_model_parallel_size ep ep_size ulysses_degree ring_attention",
-     "not supported yet: an op runs on one device. 'place' puts whole layers on devices; 'shard' "
-     "of "
-     "'replicate' cuts parameters, gradients and states over replicas"},
+     "'mesh: {tp: 2}', and '- shard: {match: \"**/qkv/weight\", dim: 0, over: tp}' under "
+     "'directives' for each kind of tensor that is cut; how all others lie follows"},
     {"pipeline pipeline_parallel pipeline_parallel_size pipeline_model_parallel_size "
      "pipeline_parallel_degree pp pp_size pp_degree num_stages n_stages stages split_points",
      "'include: strategies/1f1b.yaml' with its params, or 'mesh: {pp: 4}', 'annotate: [{balance: "

@@ -152,6 +152,7 @@ constexpr Field kDirective[] = {
     {"split", kOne, kOptional, "Cut the batch into microbatches.", "split"},
     {"place", kOne, kOptional, "Put tasks on mesh coordinates.", "place"},
     {"replicate", kOne, kOptional, "Data parallelism.", "replicate"},
+    {"shard", kOne, kOptional, "Cut tensors over a mesh axis.", "shard"},
     {"order", kOne, kOptional, "In which order each device works.", "order"},
     {"recompute", kOne, kOptional, "Run forward ops again in the backward pass.", "recompute"},
     {"precision", kOne, kOptional, "In which types ops compute.", "precision"},
@@ -192,6 +193,15 @@ constexpr Field kReplicate[] = {
     {"gather", kOne, kOptional, "How whole parameters are put together.", "gather"},
     {"reduce", kOne, kOptional, "How gradients are summed.", "reduce"},
     {"where", kWhere, kUnsupported, ""},
+};
+constexpr Field kShard[] = {
+    {"match", kPaths, kOptional, "Parameters: patterns over their paths."},
+    {"input", kText, kOptional, "Or a data input."},
+    {"scope", kPaths, kOptional, "Or what modules make for others: patterns over scope paths."},
+    {"dim", kIntegerOrWord, kRequired,
+     "Which dim is cut, from the end if negative; none: every rank holds all of it.", "none"},
+    {"over", kText, kRequired, "A mesh axis."},
+    {"pad", kBool, kUnsupported, ""},
 };
 constexpr Field kGather[] = {
     {"prefetch", kInteger, kOptional, "Buckets gathered ahead of their use. Default 1."},
@@ -301,6 +311,7 @@ constexpr Object kObjects[] = {
     {"split", kSplit},
     {"place", kPlace},
     {"replicate", kReplicate},
+    {"shard", kShard},
     {"recompute", kRecompute},
     {"precision", kPrecision},
     {"loss_scale", kLossScale},

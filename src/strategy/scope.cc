@@ -182,6 +182,16 @@ Result<std::string> read_name(const yaml::Node& node, const Scope& scope) {
   return text;
 }
 
+Status check_word(const yaml::Node& node, const Scope& scope,
+                  const std::vector<std::string>& words) {
+  const std::string name = node.text.substr(node.text.starts_with('$') ? 1 : 0);
+  if (!node.is(yaml::Node::Kind::kScalar) || !expr::is_identifier(name) ||
+      scope.has_integer(name) || scope.text(name))
+    return ok_status();
+  return fail(node.at, "expected {} or an integer, found {}{}", join(words, ", "),
+              yaml::shown(node.text), did_you_mean(node.text, words));
+}
+
 Result<Glob> read_glob(const yaml::Node& node, const Scope& scope) {
   if (!node.is(yaml::Node::Kind::kScalar)) return wrong_type(node, "a pattern");
   PIPER_ASSIGN(const std::string text, read_text(node, scope));

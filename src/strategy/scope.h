@@ -48,6 +48,9 @@ std::vector<std::string_view> inserted_names(std::string_view text);
 // A node that inserts a text param with its text; any other as it is.
 Result<yaml::Node> with_texts(const yaml::Node& node, const Scope& scope);
 Result<std::string> read_name(const yaml::Node& node, const Scope& scope);  // an identifier
+// Error: what is neither an integer nor one of a few words.
+Status check_word(const yaml::Node& node, const Scope& scope,
+                  const std::vector<std::string>& words);
 Result<Glob> read_glob(const yaml::Node& node, const Scope& scope);
 Result<int64_t> read_integer(const yaml::Node& node, const Scope& scope, IntegerRange range = {});
 Result<double> read_real(const yaml::Node& node, const Scope& scope);

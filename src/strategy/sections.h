@@ -104,6 +104,8 @@ struct Names {
 Status check_axis(std::string_view name, const SourceSpan& at, const Names& names);
 Status read_replicate(const fields::Fields& map, const Scope& scope, const Names& names,
                       Strategy& out);
+Status read_shard_directive(const fields::Fields& map, const Scope& scope, const Names& names,
+                            Strategy& out);
 // `reduce` of precision is that of all replicate directives.
 Status share_reduce_type(Strategy& out);
 // `accumulate` is one type, wherever it stands.

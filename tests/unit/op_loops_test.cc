@@ -113,7 +113,8 @@ Use local_use(const Use& use, const LoopRule& rule, char letter, int64_t from, i
     local.inputs[at] = Tensor{{DType::kI64, {}}, {static_cast<double>(from)}};
   }
   if (use.def->draws >= 0) {
-    place_draw(local, use, *place_of(rule, rule.outputs[0], use.types.outputs[0].shape, letter), from);
+    place_draw(local, use, *place_of(rule, rule.outputs[0], use.types.outputs[0].shape, letter),
+               from);
   }
   local.types.outputs = must(use.def->types(local.types));
   return local;
@@ -134,7 +135,11 @@ std::vector<Tensor> run_in_shards(const Use& use, const LoopRule& rule, char let
       EXPECT_EQ(parts[o].type.shape, local_shape(use, rule, o, letter, count)) << "output " << o;
       const auto place = place_of(rule, rule.outputs[o], use.types.outputs[o].shape, letter);
       for (size_t i = 0; !place && i < parts[o].values.size(); ++i) {
-        joined[o].values[i] += parts[o].values[i];
+        double& all = joined[o].values[i];
+        const double part = parts[o].values[i];
+        all = rule.reduces == LoopRule::kMax && shard > 0 ? std::max(all, part)
+              : rule.reduces == LoopRule::kMax            ? part
+                                                          : all + part;
       }
       if (!place) continue;
       for_block(joined[o].type.shape, *place, from, count,

@@ -1,0 +1,157 @@
+#include <algorithm>
+#include <map>
+
+#include "piper/directives.h"
+#include "piper/ops.h"
+
+namespace piper {
+namespace {
+
+class Seeds {
+ public:
+  Seeds(const Graph& graph, const Shard& shard) : graph_(graph), shard_(shard) {}
+
+  Result<std::vector<ShardSeed>> find() {
+    if (!shard_.match.empty()) {
+      PIPER_TRY(find_parameters());
+    } else if (!shard_.scope.empty()) {
+      PIPER_TRY(find_made());
+    } else {
+      PIPER_TRY(find_input());
+    }
+    return std::move(seeds_);
+  }
+
+ private:
+  static bool is_any(const std::vector<Glob>& globs, const std::string& path) {
+    return std::any_of(globs.begin(), globs.end(),
+                       [&](const Glob& glob) { return glob.match(path).has_value(); });
+  }
+
+  Status find_parameters() {
+    std::vector<std::string> all;
+    for (const Param& param : graph_.params) {
+      all.push_back(param.scope);
+      if (is_any(shard_.match, param.scope) || is_any(shard_.match, param.name))
+        PIPER_TRY(add(param.value, fmt::format("parameter '{}'", quote_control(param.name))));
+    }
+    return nothing("parameter", shard_.match.front().pattern(), all);
+  }
+
+  Status find_input() {
+    std::vector<std::string> all;
+    for (ValueId id : graph_.inputs) {
+      all.push_back(graph_.value(id).name);
+      if (all.back() == shard_.input)
+        PIPER_TRY(add(id, fmt::format("input '{}'", quote_control(all.back()))));
+    }
+    return nothing("input", shard_.input, all);
+  }
+
+  // What modules make that others read.
+  Status find_made() {
+    std::vector<bool> inside(graph_.nodes.size());
+    std::vector<std::string> all;
+    for (size_t i = 0; i < graph_.nodes.size(); ++i) {
+      const Node& node = graph_.nodes[i];
+      if (node.pass != Pass::kF) continue;
+      if (all.empty() || all.back() != node.scope) all.push_back(node.scope);
+      inside[i] = is_any(shard_.scope, node.scope);
+    }
+    const auto all_readers = readers(graph_);
+    for (size_t i = 0; i < graph_.nodes.size(); ++i)
+      for (ValueId output : graph_.nodes[i].outputs) {
+        const auto& by = all_readers[output.index()];
+        const bool leaves = std::any_of(by.begin(), by.end(), [&](NodeId reader) {
+          return graph_.node(reader).pass == Pass::kF && !inside[reader.index()];
+        });
+        if (inside[i] && leaves)
+          PIPER_TRY(add(output, fmt::format("'{}' of {}", quote_control(graph_.value(output).name),
+                                            graph_.nodes[i].scope)));
+      }
+    return nothing("module", shard_.scope.front().pattern(), all);
+  }
+
+  Status nothing(std::string_view what, const std::string& wanted,
+                 const std::vector<std::string>& all) const {
+    if (!seeds_.empty()) return ok_status();
+    return fail(shard_.of_at, "shard: no {} matches '{}'{}", what, quote_control(wanted),
+                did_you_mean(wanted, all));
+  }
+
+  Status add(ValueId id, const std::string& what) {
+    const auto rank = static_cast<int64_t>(graph_.value(id).type.shape.size());
+    ShardSeed seed{id, -1, shard_.at};
+    if (shard_.dim) {
+      const int64_t dim = *shard_.dim < 0 ? *shard_.dim + rank : *shard_.dim;
+      if (dim < 0 || dim >= rank)
+        return fail(shard_.dim_at, "shard: {} has no dim {}", what, *shard_.dim)
+            .with_note(fmt::format("its type is {}", to_string(graph_.value(id).type)));
+      seed.dim = static_cast<int>(dim);
+    }
+    seeds_.push_back(seed);
+    return ok_status();
+  }
+
+  const Graph& graph_;
+  const Shard& shard_;
+  std::vector<ShardSeed> seeds_;
+};
+
+Status add_seeds(const Graph& graph, AxisCut& cut, std::vector<ShardSeed> seeds) {
+  for (ShardSeed& seed : seeds) {
+    const auto other = std::find_if(cut.seeds.begin(), cut.seeds.end(), [&](const ShardSeed& each) {
+      return each.value == seed.value;
+    });
+    if (other != cut.seeds.end())
+      return fail(seed.at, "shard: two directives cut '{}' over '{}'",
+                  quote_control(graph.value(seed.value).name), cut.name)
+          .with_note(fmt::format("the other is at {}:{}", other->at.file, other->at.line));
+    cut.seeds.push_back(std::move(seed));
+  }
+  return ok_status();
+}
+
+}  // namespace
+
+Result<std::vector<AxisCut>> apply_shard(const Graph& step, const Strategy& strategy,
+                                         Explanations& out) {
+  std::vector<AxisCut> cuts;
+  for (size_t a = 0; a < strategy.mesh.size(); ++a) {
+    const MeshAxis& axis = strategy.mesh[a];
+    AxisCut cut{static_cast<int32_t>(a), axis.name, axis.size, {}};
+    for (const Shard& shard : strategy.shards) {
+      if (shard.over != axis.name) continue;
+      PIPER_ASSIGN(std::vector<ShardSeed> seeds, Seeds(step, shard).find());
+      out.push_back(
+          {shard.at,
+           "shard",
+           {fmt::format("{} tensors {} over {}", seeds.size(),
+                        shard.dim ? fmt::format("are cut along dim {}", *shard.dim) : "stay whole",
+                        axis.name)}});
+      PIPER_TRY(add_seeds(step, cut, std::move(seeds)));
+    }
+    if (!cut.seeds.empty() && cut.ranks > 1) cuts.push_back(std::move(cut));
+  }
+  return cuts;
+}
+
+void explain_axis(const ShardedGraph& made, const AxisCut& cut, Explanations& out) {
+  struct Sum {
+    int64_t count = 0, bytes = 0;
+  };
+  std::map<std::pair<std::string, std::string>, Sum> sums;  // by pass and op
+  for (const Conversion& each : made.conversions) {
+    const Node& node = made.graph.node(each.node);
+    Sum& sum = sums[{kPassNames[static_cast<size_t>(node.pass)], node.op}];
+    ++sum.count;
+    sum.bytes += each.bytes;
+  }
+  Explanation report{cut.seeds.front().at, "shard", {}};
+  for (const auto& [of, sum] : sums)
+    report.lines.push_back(fmt::format("{}: {} × {} over {}, {} a rank and microbatch", of.first,
+                                       sum.count, of.second, cut.name, human_bytes(sum.bytes)));
+  out.push_back(std::move(report));
+}
+
+}  // namespace piper

@@ -1,0 +1,119 @@
+// Tensors cut over mesh axes, five steps of real exports: every rank of tensor-parallel,
+// sequence-parallel and context-parallel meshes, beside pipelines, replicas and ZeRO, trains as one
+// device does that cuts nothing, in f64 to the last digits.
+#include "equivalence/jobs.h"
+
+namespace piper {
+namespace {
+
+using namespace jobs;
+
+#define NEED_MODELS()                                           \
+  if (!std::filesystem::exists(model_path("gpt", "model.onnx"))) \
+  GTEST_SKIP() << "no models in " << models_folder()
+
+// What a user writes to cut a model's tensors; one directive a line.
+const std::map<std::string, std::string> kTensor = {
+    {"gpt-deep", R"(  - shard: {match: "**/qkv/*", dim: 0, over: tp}
+  - shard: {match: "**/proj/weight", dim: 1, over: tp}
+  - shard: {match: "**/fc/*", dim: 0, over: tp}
+  - shard: {match: "**/fc_out/weight", dim: 1, over: tp}
+)"},
+    {"llama-hf", R"(  - shard: {match: "**/q_proj/weight", dim: 0, over: tp}
+  - shard: {match: "**/k_proj/weight", dim: 0, over: tp}
+  - shard: {match: "**/v_proj/weight", dim: 0, over: tp}
+  - shard: {match: "**/o_proj/weight", dim: 1, over: tp}
+  - shard: {match: "**/gate_proj/weight", dim: 0, over: tp}
+  - shard: {match: "**/up_proj/weight", dim: 0, over: tp}
+  - shard: {match: "**/down_proj/weight", dim: 1, over: tp}
+)"},
+};
+const std::map<std::string, std::string> kSequence = {
+    {"gpt-deep", R"(  - shard: {scope: "**/ln_{i}", dim: 1, over: tp}
+)"},
+    {"llama-hf", R"(  - shard: {scope: "**/*_layernorm", dim: 1, over: tp}
+)"},
+};
+
+struct Case {
+  std::string name, model, mesh, directives;
+};
+
+std::string strategy_of(const Case& c, const std::string& train, bool wide) {
+  return fmt::format(
+      "piper: 1\nmesh: {}\ntrain: {{global_batch: 8, {}}}\ndirectives:\n{}{}", c.mesh, train,
+      wide ? "  - precision: {compute: f64}\n" : "", c.directives);
+}
+
+Result<Compiled> compile_case(const Case& c, const std::string& train, bool wide) {
+  const Folder folder;
+  CompileOptions options;
+  options.model = model_path(c.model, "model.onnx");
+  options.strategy = folder.write("strategy.yaml", strategy_of(c, train, wide));
+  return compile(options);
+}
+
+// Of the largest element, over all parameters.
+double largest_error(const Trained& a, const Trained& b) {
+  double worst = 0;
+  for (const auto& [name, tensor] : a.parameters) {
+    const NamedTensor& other = b.parameters.at(name);
+    EXPECT_EQ(tensor.type, other.type) << name;
+    const auto n = static_cast<size_t>(num_elements(tensor.type.shape));
+    const bool wide = tensor.type.dtype == DType::kF64;
+    const auto at = [&](const NamedTensor& t, size_t i) {
+      return wide ? reinterpret_cast<const double*>(t.data.data)[i]
+                  : static_cast<double>(reinterpret_cast<const float*>(t.data.data)[i]);
+    };
+    double size = 0.05, difference = 0;
+    for (size_t i = 0; i < n; ++i) {
+      size = std::max(size, std::abs(at(other, i)));
+      difference = std::max(difference, std::abs(at(tensor, i) - at(other, i)));
+    }
+    worst = std::max(worst, difference / size);
+  }
+  return worst;
+}
+
+class Axes : public ::testing::TestWithParam<Case> {};
+
+TEST_P(Axes, TrainAsOneDeviceDoes) {
+  NEED_MODELS();
+  const Case& c = GetParam();
+  for (const bool wide : {true, false}) {
+    SCOPED_TRACE(wide ? "f64" : "f32");
+    const Result<Compiled> compiled = compile_case(c, kAdamW, wide);
+    ASSERT_TRUE(compiled) << print_error(compiled.error());
+    const Result<Trained> uncut = train(*compiled->uncut, c.model, 5);
+    ASSERT_TRUE(uncut) << print_error(uncut.error());
+    const Result<Trained> spread = train(compiled->set, c.model, 5);
+    ASSERT_TRUE(spread) << print_error(spread.error());
+    for (size_t k = 0; k < uncut->losses.size(); ++k) {
+      EXPECT_NEAR(spread->losses[k], uncut->losses[k], wide ? 1e-12 : 1e-5) << "step " << k;
+      EXPECT_NEAR(spread->norms[k], uncut->norms[k], wide ? 1e-11 : 1e-4) << "step " << k;
+    }
+    EXPECT_LT(largest_error(*spread, *uncut), wide ? 1e-12 : 3e-4);
+  }
+}
+
+std::vector<Case> cases() {
+  const std::string split = "  - split: {dim: batch, into: 2}\n";
+  const std::string zero = "  - replicate: {over: dp, shard: [optimizer, gradients, parameters]}\n";
+  std::vector<Case> all;
+  for (const auto& [model, tensor] : kTensor) {
+    const std::string sequence = tensor + kSequence.at(model), id = identifier(model);
+    all.push_back({"tensor2_" + id, model, "{tp: 2}", tensor});
+    all.push_back({"sequence2_" + id, model, "{tp: 2}", sequence});
+    all.push_back({"tensor2_data2_" + id, model, "{dp: 2, tp: 2}",
+                   split + tensor + "  - replicate: {over: dp}\n"});
+    all.push_back({"sequence2_zero2_" + id, model, "{dp: 2, tp: 2}", split + sequence + zero});
+    all.push_back({"tensor2_zero2_inner_" + id, model, "{tp: 2, dp: 2}", tensor + zero});
+  }
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, Axes, ::testing::ValuesIn(cases()),
+                         [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace piper
