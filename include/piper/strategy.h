@@ -145,7 +145,7 @@ struct OffloadRule {
   SourceSpan at;
 };
 // Tensors that are cut over a mesh axis; how all others lie follows.
-struct Shard {                 // - shard: {match: "**/qkv/weight", dim: 0, over: tp}
+struct ShardRule {             // - shard: {match: "**/qkv/weight", dim: 0, over: tp}
   std::vector<Glob> match;     // parameters, by path
   std::string input;           // or a data input
   std::vector<Glob> scope;     // or what modules make for others, by scope
@@ -272,7 +272,7 @@ struct Strategy {
   std::vector<Split> splits;
   std::vector<Place> places;
   std::vector<Replicate> replicates;
-  std::vector<Shard> shards;
+  std::vector<ShardRule> shards;
   std::vector<Recompute> recomputes;
   std::vector<Precision> precisions;  // loss scaling is in `train`
   std::vector<StreamRule> streams;

@@ -85,15 +85,6 @@ int64_t part_elements(const Dag& dag, int64_t elements) {
   return (elements + dag.replicas - 1) / dag.replicas * runs_of_part(dag);
 }
 
-void square_by_runs(Dag& dag) {
-  if (dag.replicas == 1) return;
-  for (Node& node : dag.graph.nodes) {
-    if (node.op != "SumSquares") continue;
-    node.attrs.set("parts", dag.replicas);
-    dag.graph.value(node.outputs[0]).type = {DType::kF64, {dag.replicas}};
-  }
-}
-
 std::vector<ShardedParam> shard_states(Dag& dag) {
   std::vector<ShardedParam> sharded;
   if (num_shards(dag) == 1) return sharded;

@@ -20,8 +20,6 @@ int64_t num_shards(const Dag& dag);
 int64_t runs_of_part(const Dag& dag);
 int64_t part_elements(const Dag& dag, int64_t elements);
 
-// Lets every SumSquares sum run by run.
-void square_by_runs(Dag& dag);
 // Cuts the states of all parameters that are to be cut, and lets their optimizers work on parts.
 // Fills dag.parts. In canonical parameter order.
 std::vector<ShardedParam> shard_states(Dag& dag);

@@ -66,8 +66,12 @@ ValueId squared(const Graph& graph, ValueId number) {
   for (;;) {
     const Node& node = graph.node(graph.value(number).producer);
     if (node.op == "SumSquares") return node.inputs[0];
+    size_t from = 0;
     if (node.op == "Slice") position = node.attrs.integers("starts")[0];
-    number = node.inputs[node.op == "Concat" ? static_cast<size_t>(position) : 0];
+    if (node.op == "Concat")
+      for (; position > 0; ++from)
+        position -= num_elements(graph.value(node.inputs[from]).type.shape);
+    number = node.inputs[from];
   }
 }
 
@@ -105,6 +109,36 @@ std::vector<ValueId> sum_over_axes(Builder& build, const std::vector<ValueId>& s
 }
 
 }  // namespace
+
+void square_by_runs(Dag& dag) {
+  Graph& graph = dag.graph;
+  std::map<ValueId, ValueId> squares_of;  // by gradient
+  bool any_cut = false;
+  for (Node& node : graph.nodes) {
+    if (node.op != "SumSquares") continue;
+    squares_of[node.inputs[0]] = node.outputs[0];
+    const bool is_cut = !cut_over(graph.value(node.inputs[0])).empty();
+    any_cut = any_cut || is_cut;
+    if (dag.replicas == 1 && !is_cut) continue;
+    node.attrs.set("parts", dag.replicas);
+    graph.value(node.outputs[0]).type = {DType::kF64, {dag.replicas}};
+  }
+  if (!any_cut) return;
+  std::vector<ValueId> squares = norm_node(graph)->inputs, cut(squares.size());
+  std::vector<std::vector<int32_t>> axes;
+  for (size_t i = 0; i < squares.size(); ++i) {
+    const ValueId source = squared(graph, squares[i]);
+    axes.push_back(cut_over(graph.value(source)));
+    squares[i] = squares_of.at(source);
+    if (!axes[i].empty()) cut[i] = squares[i];
+  }
+  Builder build = update_builder(graph, "squares/");
+  const std::vector<ValueId> summed = sum_over_axes(build, cut, axes);
+  for (size_t i = 0; i < squares.size(); ++i)
+    if (summed[i].valid()) squares[i] = summed[i];
+  for (Node& node : graph.nodes)
+    if (node.op == "GlobalNorm") node.inputs = squares;
+}
 
 ScalarVector scalar_vector(Dag& dag) {
   Graph& graph = dag.graph;

@@ -7,6 +7,10 @@
 
 namespace piper {
 
+// Lets every SumSquares sum run by run; those of gradients that mesh axes cut are summed over
+// these.
+void square_by_runs(Dag& dag);
+
 // Scalars that every cell needs and one cell knows: squares of the gradients in canonical parameter
 // order, then the loss.
 struct ScalarVector {

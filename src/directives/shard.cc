@@ -9,7 +9,7 @@ namespace {
 
 class Seeds {
  public:
-  Seeds(const Graph& graph, const Shard& shard) : graph_(graph), shard_(shard) {}
+  Seeds(const Graph& graph, const ShardRule& shard) : graph_(graph), shard_(shard) {}
 
   Result<std::vector<ShardSeed>> find() {
     if (!shard_.match.empty()) {
@@ -94,7 +94,7 @@ class Seeds {
   }
 
   const Graph& graph_;
-  const Shard& shard_;
+  const ShardRule& shard_;
   std::vector<ShardSeed> seeds_;
 };
 
@@ -120,7 +120,7 @@ Result<std::vector<AxisCut>> apply_shard(const Graph& step, const Strategy& stra
   for (size_t a = 0; a < strategy.mesh.size(); ++a) {
     const MeshAxis& axis = strategy.mesh[a];
     AxisCut cut{static_cast<int32_t>(a), axis.name, axis.size, {}};
-    for (const Shard& shard : strategy.shards) {
+    for (const ShardRule& shard : strategy.shards) {
       if (shard.over != axis.name) continue;
       PIPER_ASSIGN(std::vector<ShardSeed> seeds, Seeds(step, shard).find());
       out.push_back(

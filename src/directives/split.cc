@@ -98,7 +98,7 @@ Error unused_axis(const Strategy& strategy, const MeshAxis& axis) {
 Status check_sharded(const Strategy& strategy, const DagAxis& axis) {
   if (!axis.sharded || (!axis.placed && !axis.replicated)) return ok_status();
   const auto shard = std::find_if(strategy.shards.begin(), strategy.shards.end(),
-                                  [&](const Shard& each) { return each.over == axis.name; });
+                                  [&](const ShardRule& each) { return each.over == axis.name; });
   return fail(shard->over_at, "not supported: shard over axis '{}', which {} uses", axis.name,
               axis.placed ? "place" : "replicate")
       .with_note("help: an axis of its own");
@@ -116,7 +116,7 @@ Result<Cut> apply_split(const Strategy& strategy, int64_t batch, Explanations& o
       dag_axis.replicated |= replicate.over == axis.name;
     for (const Place& place : strategy.places)
       for (const auto& [name, expr] : place.on) dag_axis.placed |= name == axis.name;
-    for (const Shard& shard : strategy.shards) dag_axis.sharded |= shard.over == axis.name;
+    for (const ShardRule& shard : strategy.shards) dag_axis.sharded |= shard.over == axis.name;
     if (dag_axis.placed && dag_axis.replicated)
       return fail(strategy.replicates.front().over_at,
                   "replicate: axis '{}' is already used by place", axis.name);

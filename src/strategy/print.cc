@@ -302,7 +302,7 @@ class StrategyPrinter {
     for (const Recompute& one : s_.recomputes) add("recompute", recompute(one));
     for (const Place& one : s_.places) add("place", place(one));
     for (const Replicate& one : s_.replicates) add("replicate", replicate(one));
-    for (const Shard& one : s_.shards) add("shard", shard(one));
+    for (const ShardRule& one : s_.shards) add("shard", shard(one));
     for (const OffloadRule& one : s_.offloads) add("offload", offload(one));
     for (const StreamRule& one : s_.streams) add("stream", stream(one));
     for (const Prefetch& one : s_.prefetches)
@@ -382,7 +382,7 @@ class StrategyPrinter {
     map.add_if(!reduce.empty(), "reduce", reduce.text());
     return map.text();
   }
-  static std::string shard(const Shard& one) {
+  static std::string shard(const ShardRule& one) {
     Map map;
     const auto pattern = [](const Glob& glob) { return text_of(glob.pattern()); };
     map.add_if(!one.match.empty(), "match", list_of(one.match, pattern));

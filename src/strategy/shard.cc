@@ -20,7 +20,7 @@ Result<std::vector<Glob>> read_globs(const yaml::Node& node, const Scope& scope)
 
 Status read_shard_directive(const fields::Fields& map, const Scope& scope, const Names& names,
                             Strategy& out) {
-  Shard shard;
+  ShardRule shard;
   shard.at = map.at();
   int given = 0;
   for (const char* key : {"match", "input", "scope"})
