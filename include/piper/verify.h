@@ -16,9 +16,13 @@
 //   order        nothing is read before it is written; streams wait for what they use; a state is
 //                read before its update
 //   memory       no two buffers alive at once share bytes; the stated peak is the real one
+//   layout       over each mesh axis along which ranks have blocks of values: every op takes and
+//                makes blocks, terms of a sum or whole values as the letters of its loops allow,
+//                collectives turn one into the other, and states, updates and reports get what
+//                they are stated to hold
 //   single       every block of samples adds to each sum what it does on one device, op by op;
 //                states, parameters and reports start as there and become the same
-//   microbatch   without a plan for one device: every block of samples adds the same to each sum,
+//   microbatch   without a plan for one device, or where ranks have blocks of values: every block of samples adds the same to each sum,
 //                on whichever ranks. Where steps overlap, a body does what prologue and epilogue
 //                do; what a backward draws at random, a forward has drawn
 //   copies       what several ranks keep of one parameter is updated alike, from sums formed in

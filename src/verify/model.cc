@@ -56,6 +56,7 @@ Result<Model> make_model(const PlanSet& set) {
       return fail("a rank has no role").with_code(ExitCode::kPlan);
   PIPER_TRY(find_facts(set, model));
   model.free_axis = find_free_axes(set);
+  model.followed = find_followed_axes(set);
   model.cell_of_rank.resize(static_cast<size_t>(world));
   for (int64_t rank = 0; rank < world; ++rank) {
     std::vector<int64_t> at = coordinates_of(model.mesh, rank);
@@ -209,10 +210,11 @@ constexpr int32_t kSteps = 3;  // that are followed where steps overlap
 constexpr SectionPart kPrologue{&RoleProgram::prologue}, kBody{&RoleProgram::body, 0, true},
     kEpilogue{&RoleProgram::epilogue};
 
-// What the blocks of samples do: what one device does, or all the same.
+// What the blocks of samples do: what one device does, or all the same. One device adds up at once
+// what ranks with blocks of values add up apart.
 void check_doings(const Model& model, const Section& section, const Single* single,
                   Findings& findings) {
-  if (single)
+  if (single && model.followed == 0)
     check_effects(model, section, *single, findings);
   else
     check_microbatches(model, section, findings);
@@ -241,8 +243,9 @@ void check_run(const Model& model, const Section& section, const Single* single,
         [&](Findings& found, VerifyReport&) { check_equal_copies(model, section, found); });
     parts.push_back(
         [&](Findings& found, VerifyReport& counts) { check_sums(model, section, found, counts); });
+    parts.push_back([&](Findings& found, VerifyReport&) { check_layouts(model, section, found); });
   }
-  prove(model, parts, body ? std::vector<size_t>{0, 3, 1} : std::vector<size_t>{}, findings,
+  prove(model, parts, body ? std::vector<size_t>{0, 3, 1, 4} : std::vector<size_t>{}, findings,
         report);
 }
 
@@ -261,7 +264,8 @@ void check_overlapping(const Model& model, const Single* single, Findings& findi
            check_memory(model, section, make_clocks(section), found);
          },
          [&](Findings& found, VerifyReport&) { check_equal_copies(model, section, found); },
-         [&](Findings& found, VerifyReport& counts) { check_sums(model, section, found, counts); }},
+         [&](Findings& found, VerifyReport& counts) { check_sums(model, section, found, counts); },
+         [&](Findings& found, VerifyReport&) { check_layouts(model, section, found); }},
         {4, 2, 3}, findings, report);
 }
 

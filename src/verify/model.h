@@ -93,6 +93,9 @@ struct Spot {
 struct Model {
   std::vector<std::pair<std::string, int64_t>> mesh;
   std::vector<bool> free_axis;
+  // Mesh axes along which ranks have blocks of values, a bit each: rule layout follows these, and
+  // what it lets add up over them is one sum. Others repeat work, or share its sums alone.
+  uint32_t followed = 0;
   std::vector<Cell> cells;
   std::vector<int32_t> cell_of_rank;
   std::vector<RoleFacts> facts;  // by role
@@ -220,6 +223,7 @@ inline uint64_t join_symbols(uint64_t a, uint64_t b) {
   return x ^ x >> 31;
 }
 ProgramFacts facts_of(const Program& program);
+uint32_t find_followed_axes(const PlanSet& set);
 // Fills facts, names and gradients, of roles that are what check_role() wants.
 Status find_facts(const PlanSet& set, Model& model);
 
@@ -280,6 +284,8 @@ void check_state(const Model& model, const Section& section, const Clocks& clock
 void check_host_states(const Model& model, const Section& section, Findings& findings);
 // microbatch, over the body, or all parts
 void check_microbatches(const Model& model, const Section& section, Findings& findings);
+// layout, over the body, or all parts
+void check_layouts(const Model& model, const Section& section, Findings& findings);
 // copies, over the body, or all parts
 void check_equal_copies(const Model& model, const Section& section, Findings& findings);
 // microbatch, where training steps overlap: bodies do what prologue and epilogue do.

@@ -69,7 +69,7 @@ Number StepScalars::reduced(const std::vector<Spot>& members, size_t arg) const 
   }
   const Group& group = role(members[0]).groups[section_.at(members[0]).group];
   for (int32_t axis : group.axes)
-    if (model_.free_axis[static_cast<size_t>(axis)])
+    if (model_.free_axis[static_cast<size_t>(axis)] && !(model_.followed >> axis & 1))
       repeat(sum.terms, uint32_t{1} << axis, model_.mesh[static_cast<size_t>(axis)].second);
   return sum;
 }

@@ -17,7 +17,7 @@ Tensors kept_of(const RoleProgram& role) {
 }
 // Of the whole, where a rank keeps a part.
 TensorType type_of(const Tensor& tensor) {
-  return {tensor.type.dtype, tensor.part_of < 0 ? tensor.type.shape : tensor.whole};
+  return {tensor.type.dtype, tensor.whole.empty() ? tensor.type.shape : tensor.whole};
 }
 // In which way a tensor is another than on one device; empty: in none.
 std::string difference(const Tensor& own, const Tensor& other) {

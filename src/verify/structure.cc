@@ -111,11 +111,11 @@ class RoleCheck {
 
 // The life of each local value: from the op that makes it to the last that reads it or a view of
 // it.
-struct Life {
+struct LocalLife {
   int64_t first = -1, last = -1;
 };
-std::vector<Life> lives_of(const Program& program) {
-  std::vector<Life> lives(program.values.size());
+std::vector<LocalLife> lives_of(const Program& program) {
+  std::vector<LocalLife> lives(program.values.size());
   const std::vector<int32_t> base = program.bases();
   for (size_t o = 0; o < program.ops.size(); ++o) {
     for (int32_t output : program.ops[o].outputs)
@@ -130,7 +130,7 @@ std::vector<Life> lives_of(const Program& program) {
 // Two locals that share bytes are not alive at once; one may take the place of another in the op
 // that reads it last.
 void RoleCheck::check_locals(const Program& program) {
-  const std::vector<Life> lives = lives_of(program);
+  const std::vector<LocalLife> lives = lives_of(program);
   std::vector<size_t> locals;
   for (size_t v = 0; v < program.values.size(); ++v)
     if (program.offsets[v] >= 0 && lives[v].first >= 0 && program.values[v].bytes() > 0)
@@ -170,7 +170,7 @@ void check_copies(const Model& model, Findings& findings) {
       if (!first[param].tensor) first[param] = {&tensor, c};
       const Tensor& other = *first[param].tensor;
       if (other.init == tensor.init && other.fill == tensor.fill && other.type == tensor.type &&
-          other.whole == tensor.whole)
+          other.whole == tensor.whole && other.cuts == tensor.cuts)
         continue;
       findings.add("structure", "parameter '{}' starts differently on {} and {}",
                    quote_control(tensor.param), model.who(first[param].cell), model.who(c));

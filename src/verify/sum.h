@@ -281,6 +281,7 @@ class SumCheck {
   // axes.
   void reduce(const std::vector<Spot>& members, bool scatter);
 
+  // Along an axis that is followed each rank has terms of one sum: its samples count once.
   SampleRun summed_over(uint32_t axes, const SampleRun& run);
   // Of what is computed from all members' samples.
   SampleRun known_to(uint32_t axes, int32_t samples);

@@ -43,19 +43,21 @@ void SumCheck::reduce(const std::vector<Spot>& members, bool scatter) {
     for (SumPart& part : sum.parts.all())
       for (SampleRun& run : part.runs) run = summed_over(over, run);
     // Ranks that hold different runs of the elements cannot be added to one another.
-    const bool mixes = (sum.cut & over) != 0;
+    const bool mixes = (sum.cut & over) != 0, in_runs = section_.at(members[0]).dim < 0;
     if (mixes || (scatter && sum.cut != 0)) sum.foreign = sum.foreign || sum.is_part();
     if (mixes) sum.cut = 0;
-    if (scatter) sum.cut = over;
+    if (scatter && in_runs) sum.cut = over;
     for (Spot member : members) held(member, section_.at(member).args[scatter ? a + 1 : a]) = sum;
   }
 }
 
 SampleRun SumCheck::summed_over(uint32_t axes, const SampleRun& run) {
   SampleSet set = samples_.set_of(run);
-  for (size_t axis = 0; axis < model_.mesh.size(); ++axis)
-    if (axes >> axis & 1 && model_.free_axis[axis])
+  for (size_t axis = 0; axis < model_.mesh.size(); ++axis) {
+    const bool of_all = model_.followed >> axis & 1 && set.stride[axis] == 0;
+    if (axes >> axis & 1 && model_.free_axis[axis] && !of_all)
       sum_over_axis(set, axis, model_.mesh[axis].second);
+  }
   return samples_.run_of(set);
 }
 
@@ -82,6 +84,7 @@ SampleRun SumCheck::given_by(const std::vector<int64_t>& coordinates, uint32_t a
 
 void SumCheck::gather(const std::vector<Spot>& members) {
   const size_t args = section_.at(members[0]).args.size();
+  const bool in_runs = section_.at(members[0]).dim < 0;
   for (size_t a = 0; a < args; a += 2) {
     const Content first = held(members[0], section_.at(members[0]).args[a]);
     int32_t from = IdSets::kEmpty;
@@ -90,14 +93,14 @@ void SumCheck::gather(const std::vector<Spot>& members) {
           from, known_to_all(axes(member), held(member, section_.at(member).args[a]).from));
     const bool alike = std::all_of(members.begin(), members.end(), [&](Spot member) {
       const Content& other = held(member, section_.at(member).args[a]);
-      return other.cut == axes(member) && other.param == first.param &&
+      return other.cut == (in_runs ? axes(member) : first.cut) && other.param == first.param &&
              (other.updated_by < 0) == (first.updated_by < 0);
     });
     for (Spot member : members) {
       const int32_t to = section_.at(member).args[a + 1];
       Content content = held(member, section_.at(member).args[a]);
       if (!alike) content.scramble();
-      content.cut = 0;
+      if (in_runs) content.cut = 0;
       content.from = from;
       check_gathered(member, to, content);
       held(member, to) = std::move(content);
@@ -119,8 +122,9 @@ void SumCheck::check_gathered(Spot place, int32_t to, const Content& content) {
 
 void SumCheck::take_part(Spot place, int32_t from, int32_t to) {
   Content content = held(place, from);
-  if (content.cut != 0) content.scramble();
-  content.cut = axes(place);
+  const bool in_runs = section_.at(place).dim < 0;
+  if (in_runs && content.cut != 0) content.scramble();
+  if (in_runs) content.cut = axes(place);
   held(place, to) = std::move(content);
 }
 

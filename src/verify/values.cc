@@ -36,12 +36,6 @@ std::string word_of(std::string_view op, const Attrs& attrs) {
   if (!flag || *flag < 0 || *flag > 1) return std::string(op) + print_attrs(attrs);
   return *flag ? fmt::format("{}:{}", op, name) : std::string(op);
 }
-Attrs without(const Attrs& attrs, std::initializer_list<std::string_view> names) {
-  Attrs rest;
-  for (const auto& [name, value] : attrs.items())
-    if (std::find(names.begin(), names.end(), name) == names.end()) rest.set(name, value);
-  return rest;
-}
 
 // An operand; the shape where it is not that of the result.
 struct Operand {
@@ -422,6 +416,13 @@ class Run {
 };
 
 }  // namespace
+
+Attrs without(const Attrs& attrs, std::initializer_list<std::string_view> names) {
+  Attrs rest;
+  for (const auto& [name, value] : attrs.items())
+    if (std::find(names.begin(), names.end(), name) == names.end()) rest.set(name, value);
+  return rest;
+}
 
 size_t operands_of(std::string_view word) {
   constexpr auto kTwo = std::to_array<std::string_view>(

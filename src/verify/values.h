@@ -15,6 +15,8 @@ namespace piper {
 
 // The words of expressions that take two operands or three; all others take one.
 size_t operands_of(std::string_view word);
+// All attributes but these.
+Attrs without(const Attrs& attrs, std::initializer_list<std::string_view> names);
 
 class Values {
  public:

@@ -71,13 +71,50 @@ class Interpreter {
       const Symbol from = one.init.empty()
                               ? join(symbol_of("fill"), symbol_of(fmt::format("{}", one.fill)))
                               : join(symbol_of("init"), symbol_of(one.init));
-      rank.memory(buffer).write(
-          buffer.offset,
-          one.part_of < 0
-              ? spread(from, cells_of(one.type))
-              : own_part(rank, one.part_of, spread(from, cells_of({one.type.dtype, one.whole})),
-                         cells_of(one.type)));
+      rank.memory(buffer).write(buffer.offset, initial(rank, one, from));
     }
+  }
+  Symbols initial(const Rank& rank, const Tensor& one, Symbol from) const {
+    Shape shape = one.whole.empty() ? one.type.shape : one.whole;
+    Symbols cells = spread(from, cells_of({one.type.dtype, shape}));
+    for (const TensorCut& cut : one.cuts) {
+      const auto axis = static_cast<size_t>(cut.axis), dim = static_cast<size_t>(cut.dim);
+      const auto ranks = static_cast<size_t>(rank.role->mesh[axis].second);
+      cells = block_of(cells, stretches(shape, cut.dim, cut.outer), ranks,
+                       static_cast<size_t>(rank.coordinates[axis]));
+      shape[dim] /= static_cast<int64_t>(ranks);
+    }
+    return one.part_of < 0 ? cells : own_part(rank, one.part_of, cells, cells_of(one.type));
+  }
+  static size_t stretches(const Shape& shape, int32_t dim, int64_t outer) {
+    for (int32_t d = 0; d < dim; ++d) outer *= shape[static_cast<size_t>(d)];
+    return static_cast<size_t>(outer);
+  }
+  // Of each stretch, the k-th of so many equal blocks.
+  static Symbols block_of(const Symbols& whole, size_t stretches, size_t blocks, size_t k) {
+    const size_t size = whole.size() / (stretches * blocks);
+    Symbols own;
+    for (size_t s = 0; s < stretches; ++s) {
+      const auto first = whole.begin() + static_cast<std::ptrdiff_t>((s * blocks + k) * size);
+      own.insert(own.end(), first, first + static_cast<std::ptrdiff_t>(size));
+    }
+    return own;
+  }
+  static Symbols put_together(const std::vector<Symbols>& parts, size_t stretches) {
+    Symbols whole;
+    for (size_t s = 0; s < stretches; ++s)
+      for (const Symbols& part : parts) {
+        const Symbols block = block_of(part, 1, stretches, s);
+        whole.insert(whole.end(), block.begin(), block.end());
+      }
+    return whole;
+  }
+  Symbols own_block(const Rank& rank, const Instruction& one, int32_t from) const {
+    const std::vector<int64_t> members = members_of(rank, one.group);
+    const auto self = rank_of(rank.role->mesh, rank.coordinates);
+    const auto k = std::find(members.begin(), members.end(), self) - members.begin();
+    return block_of(read(rank, from), stretches(type(rank, from).shape, one.dim, one.outer),
+                    members.size(), static_cast<size_t>(k));
   }
   // The k-th run of `size` cells, zeros behind the end; k is the rank's position in the group.
   Symbols own_part(const Rank& rank, int32_t group, const Symbols& whole, int64_t size) const {
@@ -240,8 +277,9 @@ class Interpreter {
       case InstructionKind::kOwnPart:
         for (size_t k = 0; k + 1 < one.args.size(); k += 2)
           write(rank, one.args[k + 1],
-                own_part(rank, one.group, read(rank, one.args[k]),
-                         cells_of(type(rank, one.args[k + 1]))));
+                one.dim >= 0 ? own_block(rank, one, one.args[k])
+                             : own_part(rank, one.group, read(rank, one.args[k]),
+                                        cells_of(type(rank, one.args[k + 1]))));
         break;
       case InstructionKind::kCopy:
         write(rank, arg(one, 1), read(rank, arg(one, 0)));
@@ -400,7 +438,9 @@ class Interpreter {
         fault("no room to add '{}'", first.label);
     for (const Choice& each : all) {
       const Instruction& one = instruction(each);
-      if (one.kind != first.kind || one.args.size() != first.args.size() || one.root != first.root)
+      if (one.kind != first.kind || one.args.size() != first.args.size() ||
+          one.root != first.root || one.dim != first.dim || one.outer != first.outer ||
+          one.reduction != first.reduction)
         fault("'{}' meets '{}'", first.label, one.label);
       for (size_t k = 0; k < one.args.size(); ++k)
         if (type(ranks_[each.rank], one.args[k]) != type(ranks_[all[0].rank], first.args[k]))
@@ -424,14 +464,29 @@ class Interpreter {
       }
     }
   }
+  // Or the greatest, which is another symbol than the sum, and of one number that number.
   Symbols sum(const std::vector<Choice>& all, size_t k) const {
+    const bool greatest = instruction(all[0]).reduction == Reduction::kMax && all.size() > 1;
     Symbols total;
     for (const Choice& each : all) {
       const Symbols part = read(ranks_[each.rank], instruction(each).args[k]);
       total.resize(part.size());
-      for (size_t i = 0; i < part.size(); ++i) total[i] += part[i];
+      for (size_t i = 0; i < part.size(); ++i) total[i] += greatest ? scramble(part[i]) : part[i];
     }
     return total;
+  }
+  std::vector<Symbols> moved_blocks(const Instruction& one, size_t k,
+                                    const std::vector<Choice>& all,
+                                    const std::vector<Symbols>& given) const {
+    const Shape& shape = type(ranks_[all[0].rank], instruction(all[0]).args[k]).shape;
+    const size_t of_whole = stretches(shape, one.dim, one.outer);
+    if (one.kind == InstructionKind::kAllGather)
+      return std::vector<Symbols>(all.size(), put_together(given, of_whole));
+    const Symbols total = sum(all, k);
+    std::vector<Symbols> results;
+    for (size_t i = 0; i < all.size(); ++i)
+      results.push_back(block_of(total, of_whole, all.size(), i));
+    return results;
   }
   // By member what it receives.
   std::vector<Symbols> moved(const Instruction& one, size_t k,
@@ -439,6 +494,7 @@ class Interpreter {
     std::vector<Symbols> given, results(all.size());
     for (const Choice& each : all)
       given.push_back(read(ranks_[each.rank], instruction(each).args[k]));
+    if (one.dim >= 0) return moved_blocks(one, k, all, given);
     for (size_t i = 0; i < all.size(); ++i) {
       if (one.kind == InstructionKind::kReduceScatter) {
         const auto size = static_cast<size_t>(

@@ -70,6 +70,10 @@ TEST(RightPlans, ThatDrawRandomNumbersAreAcceptedToo) {
   accept_right_plans(drawing_strategy, jobs::kSanitized ? 3 : 15);
 }
 
+TEST(RightPlans, WithBlocksOfWeightsAreAcceptedToo) {
+  accept_right_plans(blocks_strategy, jobs::kSanitized ? 5 : 60);
+}
+
 struct Count {
   int wrong = 0, caught = 0, equal = 0, equal_refused = 0;
 };
@@ -156,6 +160,14 @@ TEST(Mutants, OfRunningStatisticsAreCaughtToo) {
   });
   catch_mutants(uncut_strategy, known, jobs::kSanitized ? 2 : 8, jobs::kSanitized ? 1 : 3,
                 jobs::kSanitized ? 10 : 150);
+}
+
+TEST(Mutants, OfBlocksAreCaughtToo) {
+  std::vector<Mutation> all = mutations();
+  const auto more = block_mutations();
+  for (int k = 0; k < 4; ++k) all.insert(all.end(), more.begin(), more.end());
+  catch_mutants(blocks_strategy, all, jobs::kSanitized ? 1 : 8, jobs::kSanitized ? 1 : 2,
+                jobs::kSanitized ? 5 : 200);
 }
 
 // Beside the plan for one device; also of one microbatch.

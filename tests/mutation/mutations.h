@@ -25,6 +25,8 @@ std::span<const Mutation> targeted_mutations();
 // Those of what all ranks and parameters have in common.
 std::span<const Mutation> agreement_mutations();
 
+// Those of blocks that ranks have along a mesh axis, and of what adds up or moves them.
+std::span<const Mutation> block_mutations();
 // Those of what plans do, which the plan for one device tells.
 std::span<const Mutation> doing_mutations();
 

@@ -236,6 +236,34 @@ inline std::string drawing_strategy(Random& random, size_t microbatches) {
   return random_strategy(random, microbatches);
 }
 
+// Weights in blocks: the columns of one product and the rows of the next, or others that need more
+// collectives.
+inline std::string blocks_strategy(Random& random, size_t microbatches) {
+  const size_t pp = 1 + pick(random, 2), dp = 1 + pick(random, 2);
+  const std::string sizes =
+      one_of<std::string>(random, {fmt::format("pp: {}, dp: {}, tp: 2", pp, dp),
+                                   fmt::format("tp: 2, pp: {}, dp: {}", pp, dp),
+                                   fmt::format("pp: {}, dp: {}, tp: 4", pp, dp)});
+  std::string text = fmt::format("piper: 1\nmesh: {{{}}}\n", sizes);
+  text += random_train(random, dp * microbatches * (1 + pick(random, 2)));
+  text += fmt::format("annotate:\n  - balance: {{tag: stage, into: {}}}\n", pp);
+  text += fmt::format("directives:\n  - split: {{dim: batch, into: {}}}\n", microbatches);
+  text += "  - place: {where: {stage: s}, on: {pp: s}}\n";
+  text += one_of<const char*>(
+      random, {"  - shard: {match: \"model/0/*\", dim: 0, over: tp}\n"
+               "  - shard: {match: \"model/2/weight\", dim: 1, over: tp}\n",
+               "  - shard: {match: \"model/2/*\", dim: 0, over: tp}\n"
+               "  - shard: {match: \"model/4/weight\", dim: 1, over: tp}\n",
+               "  - shard: {match: [\"model/0/*\", \"model/2/*\"], dim: 0, over: tp}\n",
+               "  - shard: {match: \"model/2/weight\", dim: 1, over: tp}\n",
+               "  - shard: {scope: \"model/1\", dim: 1, over: tp}\n"});
+  if (dp > 1)
+    text += fmt::format("  - replicate: {{over: dp, bucket: {}{}}}\n",
+                        one_of<const char*>(random, {"64B", "25MiB"}),
+                        one_of<const char*>(random, kShards));
+  return text + random_precision(random) + random_order(random);
+}
+
 using MakeStrategy = std::string (*)(Random& random, size_t microbatches);
 
 inline Made make_plan(Random& random, size_t microbatches, MakeStrategy strategy,
@@ -247,12 +275,14 @@ inline Made make_plan(Random& random, size_t microbatches, MakeStrategy strategy
   CompileOptions options;
   const std::initializer_list<const char*> cut = {"mlp.onnx", "mlp.onnx", "two_tower.onnx",
                                                   "coupled/plain_mean.onnx"};
+  const std::initializer_list<const char*> layers = {"mlp.onnx"};
   const std::initializer_list<const char*> uncut = {"batch_norm/residual.onnx",
                                                     "batch_norm/twice.onnx"};
   const std::initializer_list<const char*> drawing = {"dropout/dynamo.onnx",
                                                       "dropout/torchscript.onnx"};
   options.model = std::string(PIPER_SOURCE_DIR "/tests/data/") +
-                  one_of<const char*>(random, strategy == uncut_strategy     ? uncut
+                  one_of<const char*>(random, strategy == blocks_strategy    ? layers
+                                              : strategy == uncut_strategy   ? uncut
                                               : strategy == drawing_strategy ? drawing
                                                                              : cut);
   options.strategy = folder.write("strategy.yaml", made.strategy);

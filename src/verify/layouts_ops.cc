@@ -1,0 +1,246 @@
+// The letters of an op's loops, at the shapes that a rank has: a cut of an operand is one of a
+// letter, if all other operands lie as that cut has them.
+#include "layouts_ops.h"
+
+namespace piper {
+namespace {
+
+using Dim = LoopRule::Dim;
+using Dims = std::vector<Dim>;
+
+bool is_whole(const LoopRule& rule, char letter) {
+  return rule.whole.find(letter) != std::string::npos;
+}
+
+// The extent of each letter of the dim; a whole letter has what the others leave of it.
+std::vector<int64_t> extents_of(const LoopRule& rule, const Dim& dim, int64_t extent) {
+  std::vector<int64_t> extents;
+  int64_t product = 1;
+  std::optional<size_t> open;
+  for (size_t i = 0; i < dim.size(); ++i) {
+    const bool whole = is_whole(rule, dim[i]);
+    if (whole && open) return {};
+    if (whole) open = i;
+    const auto size = std::find_if(rule.sizes.begin(), rule.sizes.end(),
+                                   [&](const auto& known) { return known.first == dim[i]; });
+    extents.push_back(whole || size == rule.sizes.end() ? 1 : size->second);
+    product *= extents.back();
+  }
+  if (open && product > 0) extents[*open] = extent / product;
+  return extents;
+}
+
+size_t occurrences(const Dims& dims, char letter) {
+  size_t count = 0;
+  for (const Dim& dim : dims)
+    count += static_cast<size_t>(std::count(dim.begin(), dim.end(), letter));
+  return count;
+}
+
+// How an operand lies whose letter is cut; nothing: it does not have it, or not as one block.
+std::optional<Lies> placed(const LoopRule& rule, const Dims& dims, const Shape& shape, char letter,
+                           int64_t outer) {
+  for (size_t d = 0; d < dims.size(); ++d) {
+    const auto found = std::find(dims[d].begin(), dims[d].end(), letter);
+    if (found == dims[d].end()) continue;
+    const std::vector<int64_t> extents = extents_of(rule, dims[d], shape[d]);
+    if (extents.empty()) return std::nullopt;
+    for (auto before = dims[d].begin(); before != found; ++before)
+      outer *= extents[static_cast<size_t>(before - dims[d].begin())];
+    return blocks_of(shape, d, outer);
+  }
+  return std::nullopt;
+}
+
+int64_t extent_in(const LoopRule& rule, const Dims& dims, const Shape& shape, char letter) {
+  for (size_t d = 0; d < dims.size(); ++d) {
+    const auto found = std::find(dims[d].begin(), dims[d].end(), letter);
+    const std::vector<int64_t> extents = extents_of(rule, dims[d], shape[d]);
+    if (found != dims[d].end() && !extents.empty())
+      return extents[static_cast<size_t>(found - dims[d].begin())];
+  }
+  return 0;
+}
+
+}  // namespace
+
+std::string print_operands(std::span<const LaidOut> operands) {
+  std::string text;
+  for (const LaidOut& one : operands)
+    if (one.present)
+      text += fmt::format("{}{} {}", text.empty() ? "" : ", ", to_string(one.type),
+                          to_string(one.lies, one.type.shape));
+  return text;
+}
+
+OpLayouts::Made OpLayouts::refuse(std::string reason) {
+  wrong = std::move(reason);
+  return std::nullopt;
+}
+
+OpLayouts::Made OpLayouts::make(std::string_view op, const Attrs& attrs,
+                                std::span<const LaidOut> inputs,
+                                std::span<const TensorType> outputs) {
+  const auto any = [&](auto is) {
+    return std::any_of(inputs.begin(), inputs.end(),
+                       [&](const LaidOut& one) { return one.present && is(one.lies); });
+  };
+  const auto kind = [](Lies::Kind kind) {
+    return [kind](const Lies& lies) { return lies.kind == kind; };
+  };
+  const auto all = [&](Lies lies) { return std::vector<Lies>(outputs.size(), lies); };
+  if (any(kind(Lies::kUnset)) || any(kind(Lies::kUnknown))) return all({Lies::kUnknown});
+  if (!any([](const Lies& lies) { return lies.kind != Lies::kWhole; })) return all({Lies::kWhole});
+  Use use{find_op(op), {}, {}, inputs};
+  if (!use.def || !use.def->loops) return refuse("which is not known to be done in parts");
+  use.types.attrs = attrs;
+  for (const LaidOut& one : inputs) {
+    use.types.inputs.push_back(one.type);
+    use.types.present.push_back(one.present);
+  }
+  const auto types = use.def->types(use.types);
+  if (!types) return refuse(types.error().message);
+  if (!std::equal(types->begin(), types->end(), outputs.begin(), outputs.end()))
+    return refuse("which makes values of other types");
+  use.types.outputs = *types;
+  use.rule = use.def->loops(use.types);
+  if (use.rule.inputs.size() != inputs.size() || use.rule.outputs.size() != outputs.size())
+    return refuse("of which not all operands are known to be taken in parts");
+  if (any(kind(Lies::kTerms)) || any(kind(Lies::kGreatest)))
+    return pass_terms(use, any(kind(Lies::kGreatest)));
+  const auto of = [&](auto is) {
+    return static_cast<size_t>(
+        std::find_if(inputs.begin(), inputs.end(),
+                     [&](const LaidOut& one) { return one.present && is(one.lies); }) -
+        inputs.begin());
+  };
+  if (any([](const Lies& lies) { return lies.run != 0; }))
+    return cut_runs(use, of([](const Lies& lies) { return lies.run != 0; }));
+  if (any(kind(Lies::kCut))) return cut_blocks(use, of(kind(Lies::kCut)));
+  // Own numbers: those of one axis beside what all ranks of another have alike.
+  const bool moves = inputs.size() == 1 && (op == "Reshape" || op == "Cast" || op == "Expand");
+  if (moves || (op == "Add" && any(kind(Lies::kWhole)) && outputs[0].shape.empty()))
+    return all(inputs[of(kind(Lies::kFirst))].lies);
+  return refuse("to which each rank gives another number");
+}
+
+// A sum passes where the op is linear in its terms, all others being whole; the greatest where
+// elements only move.
+OpLayouts::Made OpLayouts::pass_terms(const Use& use, bool greatest) {
+  std::vector<int> terms;
+  for (size_t i = 0; i < use.inputs.size(); ++i) {
+    const LaidOut& one = use.inputs[i];
+    if (!one.present || one.lies.kind == Lies::kWhole) continue;
+    if (one.lies.kind != (greatest ? Lies::kGreatest : Lies::kTerms))
+      return refuse("which cannot take them together");
+    terms.push_back(static_cast<int>(i));
+  }
+  const auto& sets = use.rule.linear;
+  if (std::find(sets.begin(), sets.end(), terms) == sets.end())
+    return refuse("which is not linear in its terms: they must be summed up before");
+  const bool moves = use.inputs.size() == 1 && use.def->cost(use.types).flops == 0;
+  if (greatest && !moves) return refuse("of which the greatest must be found before");
+  return std::vector<Lies>(use.types.outputs.size(),
+                           Lies{greatest ? Lies::kGreatest : Lies::kTerms});
+}
+
+// Flat runs of elements are taken one by one: all operands are alike, or numbers.
+OpLayouts::Made OpLayouts::cut_runs(const Use& use, size_t from) {
+  const Dims& dims = use.rule.inputs[from];
+  if (dims.size() != 1 || dims[0].size() != 1 || is_whole(use.rule, dims[0][0]))
+    return refuse("which does not take elements one by one");
+  const char letter = dims[0][0];
+  for (size_t i = 0; i < use.inputs.size(); ++i) {
+    const LaidOut& one = use.inputs[i];
+    if (!one.present) continue;
+    const bool has = occurrences(use.rule.inputs[i], letter) > 0;
+    if (has ? one.lies != use.inputs[from].lies : one.lies.kind != Lies::kWhole)
+      return refuse("whose operands are not the same parts");
+  }
+  std::vector<Lies> made;
+  for (const Dims& output : use.rule.outputs)
+    made.push_back(occurrences(output, letter) > 0 ? use.inputs[from].lies : Lies{Lies::kTerms});
+  const bool sums = std::find(made.begin(), made.end(), Lies{Lies::kTerms}) != made.end();
+  if (sums && use.rule.reduces != LoopRule::kSum)
+    return refuse("which does not add up what ranks have");
+  return made;
+}
+
+// The letters that may be the one that is cut, those with blocks of several turns first.
+std::vector<OpLayouts::Cut> OpLayouts::cuts_of(const Use& use, size_t input) const {
+  const LaidOut& one = use.inputs[input];
+  const Dims& dims = use.rule.inputs[input];
+  std::vector<Cut> cuts, single;
+  for (size_t d = 0; d < dims.size() && d < 32; ++d) {
+    const int64_t before = elements_of(one.type.shape, d);
+    if (!(one.lies.dims >> d & 1) || before == 0 || one.lies.outer % before != 0) continue;
+    int64_t left = one.lies.outer / before;
+    const std::vector<int64_t> extents = extents_of(use.rule, dims[d], one.type.shape[d]);
+    for (size_t i = 0; i < extents.size() && extents[i] > 0; ++i) {
+      if (left <= extents[i] && extents[i] % left == 0)
+        (left == extents[i] && left > 1 ? single : cuts).push_back({dims[d][i], left});
+      if (left % extents[i] != 0) break;
+      left /= extents[i];
+    }
+  }
+  cuts.insert(cuts.end(), single.begin(), single.end());
+  return cuts;
+}
+
+OpLayouts::Made OpLayouts::cut_blocks(const Use& use, size_t from) {
+  if (use.def->draws >= 0) return refuse("which draws for all elements together");
+  for (const Cut& cut : cuts_of(use, from))
+    if (Made made = by_cut(use, cut)) return made;
+  return refuse("which cannot be done on these parts alone");
+}
+
+OpLayouts::Made OpLayouts::by_cut(const Use& use, const Cut& cut) {
+  const LoopRule& rule = use.rule;
+  if (is_whole(rule, cut.letter)) return std::nullopt;
+  for (size_t i = 0; i < use.inputs.size(); ++i)
+    if (use.inputs[i].present && !takes(use, i, cut)) return std::nullopt;
+  for (const auto& [letter, input] : rule.firsts)
+    if (letter == cut.letter && !begins(use, static_cast<size_t>(input), cut)) return std::nullopt;
+  std::vector<Lies> made;
+  for (size_t o = 0; o < rule.outputs.size(); ++o) {
+    const size_t times = occurrences(rule.outputs[o], cut.letter);
+    const Shape& shape = use.types.outputs[o].shape;
+    const auto lies = placed(rule, rule.outputs[o], shape, cut.letter, cut.outer);
+    if (times > 1 || (times == 1 && !lies)) return std::nullopt;
+    if (times == 0 && rule.reduces == LoopRule::kNone) return std::nullopt;
+    const bool sums = rule.reduces == LoopRule::kSum;
+    made.push_back(lies ? *lies : Lies{sums ? Lies::kTerms : Lies::kGreatest});
+  }
+  return made;
+}
+
+// Of one turn a whole operand has the same for all: it is repeated.
+bool OpLayouts::takes(const Use& use, size_t input, const Cut& cut) const {
+  const LaidOut& one = use.inputs[input];
+  const Dims& dims = use.rule.inputs[input];
+  const auto begins_here = [&](const auto& first) {
+    return first.first == cut.letter && static_cast<size_t>(first.second) == input;
+  };
+  if (std::any_of(use.rule.firsts.begin(), use.rule.firsts.end(), begins_here)) return true;
+  const size_t times = occurrences(dims, cut.letter);
+  if (times == 0) return one.lies.kind == Lies::kWhole;
+  const auto wanted = placed(use.rule, dims, one.type.shape, cut.letter, cut.outer);
+  if (times > 1 || !wanted) return false;
+  if (one.lies.kind == Lies::kWhole)
+    return extent_in(use.rule, dims, one.type.shape, cut.letter) == 1;
+  return one.lies.fits(*wanted);
+}
+
+// A part must know where it begins: the own part of this axis, of those before it or behind.
+bool OpLayouts::begins(const Use& use, size_t input, const Cut& cut) const {
+  if (cut.outer != 1 || input >= use.inputs.size() || !use.inputs[input].present) return false;
+  const Lies& first = use.inputs[input].lies;
+  if (first.kind != Lies::kFirst) return false;
+  const auto size = std::find_if(use.rule.sizes.begin(), use.rule.sizes.end(),
+                                 [&](const auto& known) { return known.first == cut.letter; });
+  return first.outer == size->second ||
+         (first.outer > size->second &&
+          first.outer * ranks_ == use.types.attrs.integer("whole", -1));
+}
+
+}  // namespace piper

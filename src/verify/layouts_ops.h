@@ -1,0 +1,52 @@
+// Rule layout: what one op makes of operands that lie so or so. Private to the verify room.
+#pragma once
+
+#include "layouts.h"
+#include "piper/ops.h"
+
+namespace piper {
+
+struct LaidOut {  // an operand; absent: kUnset with an empty type
+  TensorType type;
+  Lies lies;
+  bool present = true;
+};
+
+// One use of an op of the table.
+class OpLayouts {
+ public:
+  explicit OpLayouts(int64_t ranks) : ranks_(ranks) {}
+  // How its results lie. Nothing: `wrong` says why it cannot take its operands.
+  std::optional<std::vector<Lies>> make(std::string_view op, const Attrs& attrs,
+                                        std::span<const LaidOut> inputs,
+                                        std::span<const TensorType> outputs);
+  std::string wrong;
+
+ private:
+  using Made = std::optional<std::vector<Lies>>;
+  struct Cut {
+    char letter = 0;
+    int64_t outer = 1;  // of the loop
+  };
+  struct Use {
+    const OpDef* def = nullptr;
+    OpTypes types;
+    LoopRule rule;
+    std::span<const LaidOut> inputs;
+  };
+  Made refuse(std::string reason);
+  Made pass_terms(const Use& use, bool greatest);
+  Made cut_runs(const Use& use, size_t from);
+  Made cut_blocks(const Use& use, size_t from);
+  std::vector<Cut> cuts_of(const Use& use, size_t input) const;
+  Made by_cut(const Use& use, const Cut& cut);
+  bool takes(const Use& use, size_t input, const Cut& cut) const;
+  bool begins(const Use& use, size_t input, const Cut& cut) const;
+
+  int64_t ranks_;
+};
+
+// "f32[2,4] cut at dim 1, f32[4] whole"
+std::string print_operands(std::span<const LaidOut> operands);
+
+}  // namespace piper

@@ -1,0 +1,157 @@
+// Mutations of blocks along mesh axes.
+#include <array>
+
+#include "mutation/mutations.h"
+#include "mutation/places.h"
+
+namespace piper::mutation {
+namespace {
+
+bool of_blocks(const Instruction& i) { return takes_pairs(i.kind) && i.dim >= 0; }
+bool reduces(const Instruction& i) { return i.kind == InstructionKind::kAllReduce; }
+bool of_values(const Instruction& i) {  // not of sums over the step
+  return of_blocks(i) || (reduces(i) && i.micro >= 0);
+}
+
+int64_t members_of(const RoleProgram& role, int32_t group) {
+  int64_t members = 1;
+  for (const int32_t axis : role.groups[static_cast<size_t>(group)].axes)
+    members *= role.mesh[static_cast<size_t>(axis)].second;
+  return members;
+}
+// Another number of stretches into which the dim can be cut.
+std::optional<int64_t> other_outer(Random& random, int64_t extent, int64_t members, int64_t known) {
+  std::vector<int64_t> others;
+  for (int64_t outer = 1; outer * members <= extent; ++outer)
+    if (outer != known && extent % (outer * members) == 0) others.push_back(outer);
+  if (others.empty()) return std::nullopt;
+  return others[below(random, others.size())];
+}
+
+Done drop_value_collective(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, of_values);
+  if (!spot) return std::nullopt;
+  const std::string name = spot->name();
+  auto order = positions(*spot->role);
+  order.erase(order.begin() + static_cast<std::ptrdiff_t>(spot->index));
+  reorder(*spot->role, order);
+  return name;
+}
+Done repeat_value_collective(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, of_values);
+  if (!spot) return std::nullopt;
+  const std::string name = spot->name();
+  auto order = positions(*spot->role);
+  order.insert(order.begin() + static_cast<std::ptrdiff_t>(spot->index), spot->index);
+  reorder(*spot->role, order);
+  return name;
+}
+Done change_value_group(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, of_values);
+  if (!spot || spot->role->groups.size() < 2) return std::nullopt;
+  int32_t& group = spot->at().group;
+  group = static_cast<int32_t>(
+      (static_cast<size_t>(group) + 1 + below(random, spot->role->groups.size() - 1)) %
+      spot->role->groups.size());
+  return fmt::format("{} over group {}", spot->name(), group);
+}
+Done change_blocks(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, of_blocks);
+  if (!spot) return std::nullopt;
+  Instruction& one = spot->at();
+  const bool gathers = one.kind == InstructionKind::kAllGather;
+  const Shape& whole = spot->role->tensor(one.args[gathers ? 1 : 0]).type.shape;
+  const auto outer = other_outer(random, whole[static_cast<size_t>(one.dim)],
+                                 members_of(*spot->role, one.group), one.outer);
+  if (!outer) return std::nullopt;
+  one.outer = *outer;
+  return fmt::format("{}: outer {}", spot->name(), *outer);
+}
+Done take_greatest(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, reduces);
+  if (!spot) return std::nullopt;
+  Reduction& reduction = spot->at().reduction;
+  reduction = reduction == Reduction::kSum ? Reduction::kMax : Reduction::kSum;
+  return fmt::format("{} takes another reduction", spot->name());
+}
+Done change_pairs(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, [](const Instruction& i) {
+    return of_blocks(i) && i.kind != InstructionKind::kAllGather;
+  });
+  if (!spot) return std::nullopt;
+  InstructionKind& kind = spot->at().kind;
+  kind = kind == InstructionKind::kOwnPart ? InstructionKind::kReduceScatter
+                                           : InstructionKind::kOwnPart;
+  return fmt::format("{} is a {}", spot->name(), to_string(kind));
+}
+
+// ---- States -------------------------------------------------------------------------------------
+Tensor* any_cut(PlanSet& set, Random& random, RoleProgram*& role) {
+  role = &any_role(set, random);
+  std::vector<Tensor*> cut;
+  for (Tensor& tensor : role->tensors)
+    if (tensor.cuts.size() == 1 && tensor.part_of < 0) cut.push_back(&tensor);
+  return cut.empty() ? nullptr : cut[below(random, cut.size())];
+}
+Done change_cut_outer(PlanSet& set, Random& random) {
+  RoleProgram* role = nullptr;
+  Tensor* tensor = any_cut(set, random, role);
+  if (!tensor) return std::nullopt;
+  TensorCut& cut = tensor->cuts[0];
+  const auto outer = other_outer(random, tensor->whole[static_cast<size_t>(cut.dim)],
+                                 role->mesh[static_cast<size_t>(cut.axis)].second, cut.outer);
+  if (!outer) return std::nullopt;
+  cut.outer = *outer;
+  return fmt::format("'{}' cut with outer {}", tensor->name, *outer);
+}
+Done change_cut_dim(PlanSet& set, Random& random) {
+  RoleProgram* role = nullptr;
+  Tensor* tensor = any_cut(set, random, role);
+  if (!tensor || tensor->whole.size() < 2) return std::nullopt;
+  TensorCut& cut = tensor->cuts[0];
+  cut.dim = static_cast<int32_t>((static_cast<size_t>(cut.dim) + 1) % tensor->whole.size());
+  cut.outer = 1;
+  tensor->whole = tensor->type.shape;
+  tensor->whole[static_cast<size_t>(cut.dim)] *= role->mesh[static_cast<size_t>(cut.axis)].second;
+  return fmt::format("'{}' cut at dim {}", tensor->name, cut.dim);
+}
+Done change_cut_axis(PlanSet& set, Random& random) {
+  RoleProgram* role = nullptr;
+  Tensor* tensor = any_cut(set, random, role);
+  if (!tensor) return std::nullopt;
+  TensorCut& cut = tensor->cuts[0];
+  for (size_t axis = 0; axis < role->mesh.size(); ++axis)
+    if (static_cast<int32_t>(axis) != cut.axis &&
+        role->mesh[axis].second == role->mesh[static_cast<size_t>(cut.axis)].second) {
+      cut.axis = static_cast<int32_t>(axis);
+      return fmt::format("'{}' cut over axis {}", tensor->name, axis);
+    }
+  return std::nullopt;
+}
+Done keep_whole(PlanSet& set, Random& random) {
+  RoleProgram* role = nullptr;
+  Tensor* tensor = any_cut(set, random, role);
+  if (!tensor) return std::nullopt;
+  tensor->cuts.clear();
+  tensor->whole.clear();
+  return fmt::format("'{}' is kept whole", tensor->name);
+}
+
+constexpr auto kMutations = std::to_array<Mutation>({
+    {"drop value collective", drop_value_collective},
+    {"repeat value collective", repeat_value_collective},
+    {"change value group", change_value_group},
+    {"change blocks", change_blocks},
+    {"take the greatest", take_greatest},
+    {"change pairs", change_pairs},
+    {"change cut outer", change_cut_outer},
+    {"change cut dim", change_cut_dim},
+    {"change cut axis", change_cut_axis},
+    {"keep whole", keep_whole},
+});
+
+}  // namespace
+
+std::span<const Mutation> block_mutations() { return kMutations; }
+
+}  // namespace piper::mutation

@@ -1,0 +1,397 @@
+// What the verifier says of values that ranks have in blocks, or as terms of a sum.
+#include "unit/verify_plans.h"
+
+namespace piper {
+namespace {
+
+using Edits = std::vector<std::pair<std::string, std::string>>;
+using Said = std::vector<std::string>;
+
+// Fills in where buffers lie: "at=?", 128 bytes each and the last 64.
+std::string placed(std::string text) {
+  int64_t at = 0;
+  for (size_t mark = text.find("at=?"); mark != text.npos; mark = text.find("at=?"), at += 128)
+    text.replace(mark, 4, fmt::format("at={}", at));
+  return edited(std::move(text), {{"arena=?", fmt::format("arena={}", at - 64)}});
+}
+
+// a = x · s;  h = a w1 (columns);  y = h w2 (rows), summed;  dy = (y + b)².
+const std::string kColumnsAndRows = placed(
+    R"(plan batch=2 arena=? workspace=[88] transport=2097152 scratch=4194304
+axis "tp" 2
+stream 0 "compute"
+group 0 "tp" axes=[0]
+input "x" f32[2,4]
+sum 0 "w1.grad"
+sum 1 "w2.grad"
+sum 2 "s.grad"
+sum 3 "b.grad"
+buffer 0 "w1" f32[4,3] state at=? init="w1" param="w1" cuts=[S1@0] whole=[4,6]
+buffer 1 "w2" f32[3,4] state at=? init="w2" param="w2" cuts=[S0@0] whole=[6,4]
+buffer 2 "s" f32[4] state at=? init="s" param="s"
+buffer 3 "b" f32[4] state at=? init="b" param="b"
+buffer 4 "x@0" f32[2,4] step at=?
+buffer 5 "a@0" f32[2,4] step at=?
+buffer 6 "h@0" f32[2,3] step at=?
+buffer 7 "y@0" f32[2,4] step at=?
+buffer 8 "da@0" f32[2,4] step at=?
+buffer 9 "g1" f32[4,3] step at=?
+buffer 10 "g2" f32[3,4] step at=?
+buffer 11 "gs" f32[4] step at=?
+buffer 12 "gb" f32[4] step at=?
+program 0 label="F" args=7
+  value 0 f32[2,4] read
+  value 1 f32[4] read
+  value 2 f32[4,3] read
+  value 3 f32[3,4] read
+  value 4 f32[2,4] written
+  value 5 f32[2,3] written
+  value 6 f32[2,4] written
+  op Mul in=[0,1] out=[4]
+  op MatMul in=[4,2] out=[5]
+  op MatMul in=[5,3] out=[6]
+program 1 label="B" args=10 workspace=88
+  value 0 f32[2,4] read
+  value 1 f32[4] read
+  value 2 f32[2,3] read
+  value 3 f32[2,4] read
+  value 4 f32[4,3] read
+  value 5 f32[3,4] read
+  value 6 f32[2,4] written
+  value 7 f32[4,3] written
+  value 8 f32[3,4] written
+  value 9 f32[4] written
+  value 10 f32[2,4] at=0
+  value 11 f32[2,3] at=64
+  op Fused in=[0,1] out=[10] {expr="0 1 Add =0 @0 Mul"}
+  op ReduceSum in=[10] out=[9] {axes=[0], keepdims=0}
+  op MatMul in=[2,10] out=[8] {trans_a=1}
+  op MatMul in=[10,5] out=[11] {trans_b=1}
+  op MatMul in=[3,11] out=[7] {trans_a=1}
+  op MatMul in=[11,4] out=[6] {trans_b=1}
+program 2 label="B scale" args=3 workspace=32
+  value 0 f32[2,4] read
+  value 1 f32[2,4] read
+  value 2 f32[4] written
+  value 3 f32[2,4] at=0
+  op Mul in=[0,1] out=[3]
+  op ReduceSum in=[3] out=[2] {axes=[0], keepdims=0}
+program 3 label="U" args=8
+  value 0 f32[4,3] read
+  value 1 f32[4,3] read written
+  value 2 f32[3,4] read
+  value 3 f32[3,4] read written
+  value 4 f32[4] read
+  value 5 f32[4] read written
+  value 6 f32[4] read
+  value 7 f32[4] read written
+  op Sub in=[1,0] out=[1]
+  op Sub in=[3,2] out=[3]
+  op Sub in=[5,4] out=[5]
+  op Sub in=[7,6] out=[7]
+body
+  0 input label="input x" args=[4] input="x" count=2
+  1 compute label="F" program=0 args=[4,2,0,1,5,6,7] pass="F" micro=0
+  2 all_reduce label="sum y" args=[7] group=0 micro=0
+  3 compute label="B" program=1 args=[7,3,6,5,0,1,8,9,10,12] pass="B" micro=0
+    contribution arg=7 count=2
+    contribution arg=8 target=1 count=2
+    contribution arg=9 target=3 count=2
+  4 all_reduce label="sum da" args=[8] group=0 micro=0
+  5 compute label="B scale" program=2 args=[8,4,11] pass="B" micro=0
+    contribution arg=2 target=2 count=2
+  6 compute label="U" program=3 args=[9,0,10,1,11,2,12,3] pass="U"
+    sum_read
+    sum_read arg=2 target=1
+    sum_read arg=4 target=2
+    sum_read arg=6 target=3
+)");
+
+// The same with tokens in blocks where nothing is multiplied: gathered before, scattered behind.
+const std::string kTokens = placed(
+    R"(plan batch=1 arena=? workspace=[48] transport=2097152 scratch=4194304
+axis "tp" 2
+stream 0 "compute"
+group 0 "tp" axes=[0]
+input "x" f32[1,4,4]
+sum 0 "w1.grad"
+sum 1 "w2.grad"
+sum 2 "s.grad"
+buffer 0 "w1" f32[4,3] state at=? init="w1" param="w1" cuts=[S1@0] whole=[4,6]
+buffer 1 "w2" f32[3,4] state at=? init="w2" param="w2" cuts=[S0@0] whole=[6,4]
+buffer 2 "s" f32[4] state at=? init="s" param="s"
+buffer 3 "x@0" f32[1,4,4] step at=?
+buffer 4 "own x@0" f32[1,2,4] step at=?
+buffer 5 "a@0" f32[1,2,4] step at=?
+buffer 6 "all a@0" f32[1,4,4] step at=?
+buffer 7 "h@0" f32[1,4,3] step at=?
+buffer 8 "all y@0" f32[1,4,4] step at=?
+buffer 9 "y@0" f32[1,2,4] step at=?
+buffer 10 "dy@0" f32[1,2,4] step at=?
+buffer 11 "all dy@0" f32[1,4,4] step at=?
+buffer 12 "all da@0" f32[1,4,4] step at=?
+buffer 13 "da@0" f32[1,2,4] step at=?
+buffer 14 "g1" f32[4,3] step at=?
+buffer 15 "g2" f32[3,4] step at=?
+buffer 16 "gs" f32[4] step at=?
+program 0 label="F scale" args=3
+  value 0 f32[1,2,4] read
+  value 1 f32[4] read
+  value 2 f32[1,2,4] written
+  op Mul in=[0,1] out=[2]
+program 1 label="F" args=5
+  value 0 f32[1,4,4] read
+  value 1 f32[4,3] read
+  value 2 f32[3,4] read
+  value 3 f32[1,4,3] written
+  value 4 f32[1,4,4] written
+  op MatMul in=[0,1] out=[3]
+  op MatMul in=[3,2] out=[4]
+program 2 label="B loss" args=2
+  value 0 f32[1,2,4] read
+  value 1 f32[1,2,4] written
+  op Mul in=[0,0] out=[1]
+program 3 label="B" args=8 workspace=48
+  value 0 f32[1,4,4] read
+  value 1 f32[1,4,3] read
+  value 2 f32[1,4,4] read
+  value 3 f32[4,3] read
+  value 4 f32[3,4] read
+  value 5 f32[4,3] written
+  value 6 f32[3,4] written
+  value 7 f32[1,4,4] written
+  value 8 f32[1,4,3] at=0
+  value 9 f32[4,4] view=0
+  value 10 f32[4,3] view=1
+  value 11 f32[4,4] view=2
+  value 12 f32[4,3] view=8
+  op MatMul in=[10,9] out=[6] {trans_a=1}
+  op MatMul in=[0,4] out=[8] {trans_b=1}
+  op MatMul in=[11,12] out=[5] {trans_a=1}
+  op MatMul in=[8,3] out=[7] {trans_b=1}
+program 4 label="B scale" args=3 workspace=32
+  value 0 f32[1,2,4] read
+  value 1 f32[1,2,4] read
+  value 2 f32[4] written
+  value 3 f32[1,2,4] at=0
+  op Mul in=[0,1] out=[3]
+  op ReduceSum in=[3] out=[2] {axes=[0,1], keepdims=0}
+program 5 label="U" args=6
+  value 0 f32[4,3] read
+  value 1 f32[4,3] read written
+  value 2 f32[3,4] read
+  value 3 f32[3,4] read written
+  value 4 f32[4] read
+  value 5 f32[4] read written
+  op Sub in=[1,0] out=[1]
+  op Sub in=[3,2] out=[3]
+  op Sub in=[5,4] out=[5]
+body
+  0 input label="input x" args=[3] input="x" count=1
+  1 own_part label="own x" args=[3,4] group=0 dim=1
+  2 compute label="F scale" program=0 args=[4,2,5] pass="F" micro=0
+  3 all_gather label="gather a" args=[5,6] group=0 micro=0 dim=1
+  4 compute label="F" program=1 args=[6,0,1,7,8] pass="F" micro=0
+  5 reduce_scatter label="scatter y" args=[8,9] group=0 micro=0 dim=1
+  6 compute label="B loss" program=2 args=[9,10] pass="B" micro=0
+  7 all_gather label="gather dy" args=[10,11] group=0 micro=0 dim=1
+  8 compute label="B" program=3 args=[11,7,6,0,1,14,15,12] pass="B" micro=0
+    contribution arg=5 count=1
+    contribution arg=6 target=1 count=1
+  9 reduce_scatter label="scatter da" args=[12,13] group=0 micro=0 dim=1
+  10 compute label="B scale" program=4 args=[13,4,16] pass="B" micro=0
+    contribution arg=2 target=2 count=1
+  11 all_reduce label="sum gs" args=[16] group=0
+  12 compute label="U" program=5 args=[14,0,15,1,16,2] pass="U"
+    sum_read
+    sum_read arg=2 target=1
+    sum_read arg=4 target=2
+)");
+
+// q, k and v of one head of two, from one weight that nothing trains; then the rows of another.
+const std::string kHeads = placed(
+    R"(plan batch=1 arena=? workspace=[208] transport=2097152 scratch=4194304
+axis "tp" 2
+stream 0 "compute"
+group 0 "tp" axes=[0]
+input "x" f32[1,4,4]
+buffer 0 "qkv" f32[4,6] state at=? init="qkv" param="qkv" cuts=[S1/3@0] whole=[4,12]
+buffer 1 "out" f32[2,4] state at=? init="out" param="out" cuts=[S0@0] whole=[4,4]
+buffer 2 "x@0" f32[1,4,4] step at=?
+buffer 3 "y@0" f32[1,4,4] step at=?
+buffer 4 "z@0" f32[1,4] step at=?
+program 0 label="F" args=4 workspace=208
+  value 0 f32[1,4,4] read
+  value 1 f32[4,6] read
+  value 2 f32[2,4] read
+  value 3 f32[1,4,4] written
+  value 4 f32[1,4,6] at=0
+  value 5 f32[1,4,1,2] at=128
+  value 6 f32[1,1,4] at=192
+  value 7 f32[1,4,2] view=5
+  op MatMul in=[0,1] out=[4]
+  op Attention in=[4,4,4] out=[5,6] {columns=[0,2,4], kv_heads=1, scale=1.0, tokens_first=[1,1,1,1]}
+  op MatMul in=[7,2] out=[3]
+program 1 label="F square" args=2 workspace=64
+  value 0 f32[1,4,4] read
+  value 1 f32[1,4] written
+  value 2 f32[1,4,4] at=0
+  op Mul in=[0,0] out=[2]
+  op ReduceSum in=[2] out=[1] {axes=[2], keepdims=0}
+body
+  0 input label="input x" args=[2] input="x" count=1
+  1 compute label="F" program=0 args=[2,0,1,3] pass="F" micro=0
+  2 all_reduce label="sum y" args=[3] group=0 micro=0
+  3 compute label="F square" program=1 args=[3,4] pass="F" micro=0
+)");
+// The same with slices.
+const Edits kSlices = {
+    {"workspace=[208]", "workspace=[416]"},
+    {"args=4 workspace=208", "args=4 workspace=416"},
+    {"  op MatMul in=[0,1] out=[4]\n",
+     "  value 8 f32[1,4,2] at=256\n  value 9 f32[1,4,2] at=320\n  value 10 f32[1,4,2] at=384\n"
+     "  value 11 f32[1,4,1,2] view=8\n  value 12 f32[1,4,1,2] view=9\n"
+     "  value 13 f32[1,4,1,2] view=10\n"
+     "  op MatMul in=[0,1] out=[4]\n"
+     "  op Slice in=[4] out=[8] {ends=[1,4,2], starts=[0,0,0], steps=[1,1,1]}\n"
+     "  op Slice in=[4] out=[9] {ends=[1,4,4], starts=[0,0,2], steps=[1,1,1]}\n"
+     "  op Slice in=[4] out=[10] {ends=[1,4,6], starts=[0,0,4], steps=[1,1,1]}\n"},
+    {"in=[4,4,4] out=[5,6] {columns=[0,2,4], kv_heads=1, ", "in=[11,12,13] out=[5,6] {"}};
+
+Said said(const std::string& text, const Edits& edits) {
+  return findings_of(set_of({edited(text, edits)}, 2));
+}
+
+TEST(VerifyLayout, BlocksOfWeightsAreAccepted) { EXPECT_EQ(said(kColumnsAndRows, {}), Said()); }
+TEST(VerifyLayout, BlocksOfTokensAreAccepted) { EXPECT_EQ(said(kTokens, {}), Said()); }
+TEST(VerifyLayout, BlocksOfThreeProjectionsAreAccepted) {
+  EXPECT_EQ(said(kHeads, {}), Said());
+  EXPECT_EQ(said(kHeads, kSlices), Said());
+}
+
+// Whether rule layout refuses each, and what it says of the last.
+std::string refused(const std::string& text, const std::vector<Edits>& mutants) {
+  std::string last;
+  for (const Edits& edits : mutants) {
+    const Said all = said(text, edits);
+    const auto found = std::find_if(all.begin(), all.end(), [](const std::string& finding) {
+      return finding.starts_with("layout: ");
+    });
+    EXPECT_NE(found, all.end()) << edits[0].first << "\n -> " << edits[0].second
+                                << (all.empty() ? "" : "\nsaid: " + all[0]);
+    last = found == all.end() ? "" : *found;
+  }
+  return last;
+}
+
+TEST(VerifyLayout, TermsAreAddedUpOnce) {
+  EXPECT_EQ(refused(kColumnsAndRows,
+                    {{{"  3 compute label=\"B\"",
+                       "  3 all_reduce args=[7] group=0 micro=0\n  4 compute label=\"B\""},
+                      {"  4 all_reduce", "  5 all_reduce"},
+                      {"  5 compute", "  6 compute"},
+                      {"  6 compute label=\"U\"", "  7 compute label=\"U\""}},
+                     {{"2 all_reduce label=\"sum y\" args=[7]", "2 all_reduce args=[5]"}},
+                     {{"4 all_reduce label=\"sum da\" args=[8]", "4 all_reduce args=[5]"}},
+                     {{"args=[8] group=0 micro=0", "args=[8] group=0 micro=0 max"}},
+                     {{"args=[7] group=0 micro=0", "args=[7] group=0 micro=0 max"}}}),
+            "layout: over 'tp', 'sum y' on rank 0 (and 1 like it) takes the greatest of 'y@0', "
+            "terms of a sum");
+  // A bias that each rank adds.
+  EXPECT_EQ(
+      refused(
+          kColumnsAndRows,
+          {{{"program 0 label=\"F\" args=7", "program 0 label=\"F\" args=8 workspace=32"},
+            {"  value 6 f32[2,4] written\n",
+             "  value 6 f32[2,4] written\n  value 7 f32[4] read\n  value 8 f32[2,4] at=0\n"},
+            {"op MatMul in=[5,3] out=[6]", "op MatMul in=[5,3] out=[8]\n  op Add in=[8,7] out=[6]"},
+            {"args=[4,2,0,1,5,6,7]", "args=[4,2,0,1,5,6,7,3]"}}}),
+      "layout: over 'tp', 'F' on rank 0 (and 1 like it) cannot do op 3, Add, of f32[2,4] "
+      "terms of a sum, f32[4] whole: which is not linear in its terms: they must be summed "
+      "up before");
+  EXPECT_EQ(
+      refused(kColumnsAndRows,
+              {{{"op MatMul in=[5,3] out=[6]", "op MatMul in=[5,3,1] out=[6] {then=\"Add\"}"}}}),
+      "layout: over 'tp', 'F' on rank 0 (and 1 like it) cannot do op 2, MatMul (Add), of f32[2,4] "
+      "terms of a sum, f32[4] whole: which is not linear in its terms: they must be summed "
+      "up before");
+}
+
+const char* const kSumY = "  2 all_reduce label=\"sum y\" args=[7] group=0 micro=0\n";
+const char* const kSumDa = "  4 all_reduce label=\"sum da\" args=[8] group=0 micro=0\n";
+
+// The text without an instruction, the ones behind it numbered anew.
+std::string without(std::string text, const std::string& line) {
+  text = edited(std::move(text), {{line, ""}});
+  for (int64_t i = std::stoll(line); i < 20; ++i) {
+    const size_t at = text.find(fmt::format("\n  {} ", i + 1), text.find("body\n"));
+    if (at != text.npos)
+      text.replace(at, fmt::format("\n  {} ", i + 1).size(), fmt::format("\n  {} ", i));
+  }
+  return text;
+}
+
+TEST(VerifyLayout, NoSumIsLeftOut) {
+  EXPECT_EQ(
+      refused(without(kColumnsAndRows, kSumY), {{}}),
+      "layout: over 'tp', 'B' on rank 0 (and 1 like it) cannot do op 0, Fused (Add), of f32[2,4] "
+      "terms of a sum, f32[4] whole: which is not linear in its terms: they must be summed "
+      "up before");
+  EXPECT_EQ(refused(without(kColumnsAndRows, kSumDa), {{}}),
+            "layout: over 'tp', 'U' on rank 0 (and 1 like it) cannot do op 2, Sub, of f32[4] "
+            "whole, f32[4] terms of a sum: which is not linear in its terms: they must be summed "
+            "up before");
+  for (const char* line : {"  1 own_part label=\"own x\" args=[3,4] group=0 dim=1\n",
+                           "  3 all_gather label=\"gather a\" args=[5,6] group=0 micro=0 dim=1\n",
+                           "  11 all_reduce label=\"sum gs\" args=[16] group=0\n"})
+    EXPECT_NE(findings_of(set_of({without(kTokens, line)}, 2)), Said()) << line;
+  refused(without(kTokens, "  11 all_reduce label=\"sum gs\" args=[16] group=0\n"), {{}});
+}
+
+TEST(VerifyLayout, CollectivesNameTheBlocksThatRanksHave) {
+  refused(
+      kTokens,
+      {{{"[5,6] group=0 micro=0 dim=1", "[5,6] group=0 micro=0 dim=1 outer=2"}},
+       {{"[3,4] group=0 dim=1", "[3,4] group=0 dim=1 outer=2"}},
+       {{"[8,9] group=0 micro=0 dim=1", "[8,9] group=0 micro=0 dim=1 outer=2"}},
+       {{"5 reduce_scatter label=\"scatter y\" args=[8,9] group=0 micro=0 dim=1",
+         "5 own_part label=\"own y\" args=[8,9] group=0 dim=1"}},
+       {{"1 own_part label=\"own x\" args=[3,4] group=0 dim=1",
+         "1 reduce_scatter label=\"scatter x\" args=[3,4] group=0 micro=0 dim=1"}},
+       {{"11 all_reduce label=\"sum gs\" args=[16]", "11 all_reduce label=\"sum gs\" args=[14]"}}});
+  EXPECT_EQ(refused(kTokens,
+                    {{{"[10,11] group=0 micro=0 dim=1", "[10,11] group=0 micro=0 dim=1 outer=2"}}}),
+            "layout: over 'tp', 'gather dy' on rank 0 (and 1 like it) puts together 'dy@0', cut at "
+            "dim 1, as if it were cut at dim 1, outer 2");
+}
+
+TEST(VerifyLayout, StatesLieAsTheyAreStated) {
+  refused(kColumnsAndRows, {{{"cuts=[S1@0] whole=[4,6]", "cuts=[S0@0] whole=[8,3]"}},
+                            {{"cuts=[S1@0] whole=[4,6]", "cuts=[S1/3@0] whole=[4,6]"}},
+                            {{" cuts=[S1@0] whole=[4,6]", ""}},
+                            {{"cuts=[S0@0] whole=[6,4]", "cuts=[S1@0] whole=[3,8]"}},
+                            {{" cuts=[S0@0] whole=[6,4]", ""}}});
+  refused(kHeads, {{{"cuts=[S1/3@0]", "cuts=[S1@0]"}},
+                   {{"cuts=[S1/3@0]", "cuts=[S1/6@0]"}},
+                   {{"cuts=[S1/3@0] whole=[4,12]", "cuts=[S0@0] whole=[8,6]"}},
+                   {{"columns=[0,2,4]", "columns=[0,1,4]"}},
+                   {{"cuts=[S0@0] whole=[4,4]", "cuts=[S1@0] whole=[2,8]"}}});
+  EXPECT_EQ(refused(edited(kHeads, kSlices), {{{"cuts=[S1/3@0]", "cuts=[S1@0]"}}}),
+            "layout: over 'tp', 'F' on rank 0 (and 1 like it) cannot do op 1, Slice, of f32[1,4,6] "
+            "cut at dim 2: which cannot be done on these parts alone");
+  // The gradient of a whole weight, for one of which each rank has a block.
+  EXPECT_EQ(
+      refused(
+          kColumnsAndRows,
+          {{{"workspace=[88]", "workspace=[152]"},
+            {"args=10 workspace=88", "args=10 workspace=152"},
+            {"value 11 f32[2,3] at=64\n", "value 11 f32[2,3] at=64\n  value 12 f32[2,3] at=128\n"},
+            {"op MatMul in=[3,11] out=[7] {trans_a=1}",
+             "op Slice in=[10] out=[12] {ends=[2,3], starts=[0,0], steps=[1,1]}\n"
+             "  op MatMul in=[3,12] out=[7] {trans_a=1}"}}}),
+      "layout: over 'tp', 'U' on rank 0 (and 1 like it) cannot do op 0, Sub, of f32[4,3] cut "
+      "at dim 1, f32[4,3] whole: which cannot be done on these parts alone");
+}
+
+}  // namespace
+}  // namespace piper
