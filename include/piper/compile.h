@@ -44,6 +44,8 @@ struct Compiled {
   std::vector<ParamReport> parameters;  // and what else the importer reports
   std::vector<std::string> constants, separated;
   std::vector<Note> notes;
+  // Where mesh axes cut tensors: how parameters lie, and each collective with what it is for.
+  std::vector<std::string> layouts;
   // Composite ops found in the model and its gradient.
   std::vector<std::pair<std::string, int64_t>> patterns;
   FuseCounts fused;          // over distinct programs

@@ -80,8 +80,12 @@ Result<Cut> apply_split(const Strategy& strategy, int64_t batch, Explanations& o
 // tensor that two directives cut over one axis.
 Result<std::vector<AxisCut>> apply_shard(const Graph& step, const Strategy& strategy,
                                          Explanations& out);
-// How the tensors lie that an axis cuts, and which collectives stand between.
-void explain_axis(const ShardedGraph& made, const AxisCut& cut, Explanations& out);
+// Which collectives an axis has come to, in sums, and one by one with what each is for.
+void explain_axis(const ShardedGraph& made, const AxisCut& cut, Explanations& out,
+                  std::vector<std::string>& each);
+// How the parameters and inputs lie that some axis cuts: "model.h.0.fc.weight  f32[64,32]: dim 0
+// over tp".
+std::vector<std::string> layouts_of(const Graph& graph, const std::vector<AxisCut>& cuts);
 
 // Chunks to cells. Axis coordinates outside the mesh, chunks without a place or with two, and
 // coordinates without work are errors.

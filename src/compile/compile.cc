@@ -166,9 +166,11 @@ Result<Graph> shard_axes(Graph graph, Making& making) {
                apply_shard(graph, making.strategy, making.explain()));
   for (const AxisCut& cut : cuts) {
     PIPER_ASSIGN(ShardedGraph made, shard_axis(std::move(graph), cut));
-    explain_axis(made, cut, making.explain());
+    explain_axis(made, cut, making.explain(), making.compiled.layouts);
     graph = std::move(made.graph);
   }
+  const std::vector<std::string> lines = layouts_of(graph, cuts);
+  making.compiled.layouts.insert(making.compiled.layouts.begin(), lines.begin(), lines.end());
   return graph;
 }
 

@@ -50,6 +50,14 @@ void add_parameters(const Compiled& compiled, const Summary& summary, bool, std:
     text += fmt::format("note: {}\n", quote_control(line));
 }
 
+void add_layouts(const Compiled& compiled, const Summary&, bool, std::string& text) {
+  add_section("layouts", compiled.layouts, text);
+}
+
+void add_comm(const Compiled&, const Summary& summary, bool, std::string& text) {
+  add_section("messages", traffic_lines(summary), text);
+}
+
 void add_order(const Compiled&, const Summary& summary, bool, std::string& text) {
   add_section("order", order_lines(summary), text);
 }
@@ -66,6 +74,8 @@ struct Topic {
 constexpr Topic kTopics[] = {{"train", add_train, true},
                              {"directives", add_directives, true},
                              {"parameters", add_parameters, false},
+                             {"layouts", add_layouts, false},
+                             {"comm", add_comm, false},
                              {"order", add_order, false},
                              {"memory", add_memory, true}};
 

@@ -42,8 +42,12 @@ class Seeds {
     std::vector<std::string> all;
     for (ValueId id : graph_.inputs) {
       all.push_back(graph_.value(id).name);
-      if (all.back() == shard_.input)
-        PIPER_TRY(add(id, fmt::format("input '{}'", quote_control(all.back()))));
+      if (all.back() != shard_.input) continue;
+      if (shard_.dim && *shard_.dim == graph_.value(id).batch_dim)
+        return fail(shard_.dim_at, "shard: dim {} of input '{}' counts samples", *shard_.dim,
+                    quote_control(all.back()))
+            .with_note("help: `replicate` cuts the batch over an axis");
+      PIPER_TRY(add(id, fmt::format("input '{}'", quote_control(all.back()))));
     }
     return nothing("input", shard_.input, all);
   }
@@ -75,8 +79,11 @@ class Seeds {
   Status nothing(std::string_view what, const std::string& wanted,
                  const std::vector<std::string>& all) const {
     if (!seeds_.empty()) return ok_status();
-    return fail(shard_.of_at, "shard: no {} matches '{}'{}", what, quote_control(wanted),
-                did_you_mean(wanted, all));
+    Error error = fail(shard_.of_at, "shard: no {} matches '{}'{}", what, quote_control(wanted),
+                       did_you_mean(wanted, all));
+    if (all.size() <= 8) error.notes.push_back(fmt::format("there are {}", join(all, ", ")));
+    error.notes.push_back("help: `piperc MODEL --describe` lists parameters, inputs and modules");
+    return error;
   }
 
   Status add(ValueId id, const std::string& what) {
@@ -106,7 +113,7 @@ Status add_seeds(const Graph& graph, AxisCut& cut, std::vector<ShardSeed> seeds)
     if (other != cut.seeds.end())
       return fail(seed.at, "shard: two directives cut '{}' over '{}'",
                   quote_control(graph.value(seed.value).name), cut.name)
-          .with_note(fmt::format("the other is at {}:{}", other->at.file, other->at.line));
+          .with_note(fmt::format("the other one is at line {}", other->at.line));
     cut.seeds.push_back(std::move(seed));
   }
   return ok_status();
@@ -123,12 +130,11 @@ Result<std::vector<AxisCut>> apply_shard(const Graph& step, const Strategy& stra
     for (const ShardRule& shard : strategy.shards) {
       if (shard.over != axis.name) continue;
       PIPER_ASSIGN(std::vector<ShardSeed> seeds, Seeds(step, shard).find());
-      out.push_back(
-          {shard.at,
-           "shard",
-           {fmt::format("{} tensors {} over {}", seeds.size(),
-                        shard.dim ? fmt::format("are cut along dim {}", *shard.dim) : "stay whole",
-                        axis.name)}});
+      out.push_back({shard.at,
+                     "shard",
+                     {fmt::format("{} over {}: {} tensor{}",
+                                  shard.dim ? fmt::format("dim {}", *shard.dim) : "all", axis.name,
+                                  seeds.size(), seeds.size() == 1 ? "" : "s")}});
       PIPER_TRY(add_seeds(step, cut, std::move(seeds)));
     }
     if (!cut.seeds.empty() && cut.ranks > 1) cuts.push_back(std::move(cut));
@@ -136,22 +142,51 @@ Result<std::vector<AxisCut>> apply_shard(const Graph& step, const Strategy& stra
   return cuts;
 }
 
-void explain_axis(const ShardedGraph& made, const AxisCut& cut, Explanations& out) {
+void explain_axis(const ShardedGraph& made, const AxisCut& cut, Explanations& out,
+                  std::vector<std::string>& each) {
   struct Sum {
     int64_t count = 0, bytes = 0;
   };
-  std::map<std::pair<std::string, std::string>, Sum> sums;  // by pass and op
-  for (const Conversion& each : made.conversions) {
-    const Node& node = made.graph.node(each.node);
-    Sum& sum = sums[{kPassNames[static_cast<size_t>(node.pass)], node.op}];
+  std::map<std::pair<Pass, std::string>, Sum> sums;
+  for (const Conversion& conversion : made.conversions) {
+    const Node& node = made.graph.node(conversion.node);
+    Sum& sum = sums[{node.pass, node.op}];
     ++sum.count;
-    sum.bytes += each.bytes;
+    sum.bytes += conversion.bytes;
+    const Node* reader = conversion.reader.valid() ? &made.graph.node(conversion.reader) : nullptr;
+    each.push_back(fmt::format(
+        "{} {} over {} of '{}' ({}), {}, {}", kPassNames[static_cast<size_t>(node.pass)], node.op,
+        cut.name, made.graph.value(conversion.value).name,
+        to_string(made.graph.value(conversion.value).type), human_bytes(conversion.bytes),
+        reader ? fmt::format("for {} in {}", reader->op,
+                             reader->scope.empty() ? "the model" : reader->scope)
+               : "for the end of the step"));
   }
   Explanation report{cut.seeds.front().at, "shard", {}};
   for (const auto& [of, sum] : sums)
-    report.lines.push_back(fmt::format("{}: {} × {} over {}, {} a rank and microbatch", of.first,
-                                       sum.count, of.second, cut.name, human_bytes(sum.bytes)));
+    report.lines.push_back(fmt::format("{}: {} × {} over {}, {} a rank and microbatch",
+                                       kPassNames[static_cast<size_t>(of.first)], sum.count,
+                                       of.second, cut.name, human_bytes(sum.bytes)));
   out.push_back(std::move(report));
+}
+
+std::vector<std::string> layouts_of(const Graph& graph, const std::vector<AxisCut>& cuts) {
+  std::vector<std::string> lines;
+  for (const Param& param : graph.params) {
+    const Value& value = graph.value(param.value);
+    std::vector<std::string> dims;
+    for (const AxisLayout& lies : value.over)
+      for (const AxisCut& cut : cuts)
+        if (cut.axis == lies.axis)
+          dims.push_back(fmt::format("dim {} over {}{}", lies.layout.dim, cut.name,
+                                     lies.layout.outer > 1
+                                         ? fmt::format(", in each of {} parts", lies.layout.outer)
+                                         : ""));
+    if (!dims.empty())
+      lines.push_back(
+          fmt::format("{}: {} a rank, {}", param.name, to_string(value.type), join(dims, ", ")));
+  }
+  return lines;
 }
 
 }  // namespace piper

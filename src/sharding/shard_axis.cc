@@ -80,6 +80,7 @@ class AxisWalk {
       }
       visit(NodeId(i));
     }
+    name_readers();
     end_step();
     localise();
     return ShardedGraph{std::move(graph_), std::move(conversions_)};
@@ -663,9 +664,18 @@ class AxisWalk {
     return made;
   }
 
+  // By their places among the nodes that are made.
+  void name_readers() {
+    std::vector<NodeId> now(graph_.nodes.size());
+    for (size_t n = 0; n < was_.size(); ++n)
+      if (was_[n].valid()) now[was_[n].index()] = NodeId(n);
+    for (Conversion& conversion : conversions_) conversion.reader = now[conversion.reader.index()];
+  }
+
   // ---- The end ----------------------------------------------------------------------------------
 
   void end_step() {
+    const size_t before = conversions_.size();
     const auto finish = [&](ValueId& id, const Layout& to) {
       if (!id.valid()) return;
       const NodeId producer = graph_.value(id).producer;
@@ -678,6 +688,7 @@ class AxisWalk {
     for (Param& param : graph_.params) finish(param.gradient, lies_[param.value.index()]);
     finish(graph_.loss, {});
     finish(graph_.grad_norm, {});
+    for (size_t c = before; c < conversions_.size(); ++c) conversions_[c].reader = {};
   }
 
   Shape local(Shape shape, const Layout& layout) const {

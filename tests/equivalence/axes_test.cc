@@ -8,7 +8,7 @@ namespace {
 
 using namespace jobs;
 
-#define NEED_MODELS()                                           \
+#define NEED_MODELS()                                            \
   if (!std::filesystem::exists(model_path("gpt", "model.onnx"))) \
   GTEST_SKIP() << "no models in " << models_folder()
 
@@ -37,12 +37,13 @@ const std::map<std::string, std::string> kSequence = {
 
 struct Case {
   std::string name, model, mesh, directives;
+  std::string include = "";  // a file of the library
 };
 
 std::string strategy_of(const Case& c, const std::string& train, bool wide) {
-  return fmt::format(
-      "piper: 1\nmesh: {}\ntrain: {{global_batch: 8, {}}}\ndirectives:\n{}{}", c.mesh, train,
-      wide ? "  - precision: {compute: f64}\n" : "", c.directives);
+  return fmt::format("piper: 1\n{}mesh: {}\ntrain: {{global_batch: 8, {}}}\ndirectives:\n{}{}",
+                     c.include, c.mesh, train, wide ? "  - precision: {compute: f64}\n" : "",
+                     c.directives);
 }
 
 Result<Compiled> compile_case(const Case& c, const std::string& train, bool wide) {
@@ -108,6 +109,21 @@ std::vector<Case> cases() {
                    split + tensor + "  - replicate: {over: dp}\n"});
     all.push_back({"sequence2_zero2_" + id, model, "{dp: 2, tp: 2}", split + sequence + zero});
     all.push_back({"tensor2_zero2_inner_" + id, model, "{tp: 2, dp: 2}", tensor + zero});
+    const auto pipeline = [&](const std::string& name, const std::string& mesh,
+                              const std::string& file, const std::string& more) {
+      const std::string sizes = "params: {stages: 2, microbatches: 4}\n";
+      all.push_back({name + "_" + id, model, mesh, more,
+                     fmt::format("include: [{}/strategies/schedules/{}.yaml]\n{}", PIPER_SOURCE_DIR,
+                                 file, sizes)});
+    };
+    pipeline("pipeline2_tensor2", "{tp: 2}", "1f1b", tensor);
+    pipeline("pipeline2_sequence2", "{tp: 2}", "zb-h1", sequence);
+    pipeline("pipeline2_sequence2_zero2", "{tp: 2, dp: 2}", "zbv", sequence + zero);
+    pipeline("pipeline2_sequence2_recompute", "{tp: 2}", "1f1b", sequence + "  - recompute: {}\n");
+    pipeline("pipeline2_tensor2_dualpipev", "{tp: 2}", "dualpipev", tensor);
+    all.push_back({"tensor4_" + id, model, "{tp: 4}", tensor});
+    all.push_back({"sequence4_data2_" + id, model, "{dp: 2, tp: 4}",
+                   sequence + "  - replicate: {over: dp, shard: [optimizer], bucket: 16KiB}\n"});
   }
   return all;
 }

@@ -56,6 +56,10 @@ TEST(Strategy, ExplainsWrongPrecisions) {
   golden::run("strategy/precision.test", {"error"}, strategy_error);
 }
 
+TEST(Strategy, ExplainsWrongShards) {
+  golden::run("strategy/shard.test", {"error"}, strategy_error);
+}
+
 TEST(Strategy, RefusesBytesThatAreNoText) {
   EXPECT_EQ(message(std::string("piper: 1\nloss: a\0b\n", 19)),
             "the file has a control character here");

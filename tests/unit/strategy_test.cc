@@ -547,7 +547,7 @@ int read_examples(const std::string& name) {
 }
 
 TEST(Page, ShowsTrueExamples) {
-  EXPECT_EQ(read_examples("formats/strategy.md"), 11);
+  EXPECT_EQ(read_examples("formats/strategy.md"), 12);
   EXPECT_EQ(read_examples("strategies/README.md"), 3);
 }
 

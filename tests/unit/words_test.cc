@@ -32,6 +32,7 @@ const std::map<std::string, std::string> kUses = {
     {"order.dialect", "directives: [{order: {each: dp, csv: order.csv, dialect: WORD}}]"},
     {"policy.prefer", "directives: [{order: {each: dp, policy: {prefer: [WORD]}}}]"},
     {"offload.what", "directives: [{offload: {what: WORD}}]"},
+    {"shard.dim", "directives: [{shard: {match: \"**\", dim: WORD, over: dp}}]"},
     {"policy.costs", "directives: [{order: {each: dp, policy: {prefer: [B, F], costs: WORD}}}]"},
 };
 
