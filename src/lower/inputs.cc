@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <set>
 
+#include "piper/ops.h"
 #include "place.h"
 
 namespace piper {
@@ -38,8 +39,9 @@ DataInput describe_input(const Graph& graph, ValueId id,
     if (!seen.insert(at.value).second) continue;
     for (NodeId reader : readers[at.index()]) {
       const Node& node = graph.node(reader);
+      const OpDef* def = find_op(node.op);
       if (node.op == "Reshape" || node.op == "Transpose" || node.op == "Slice" ||
-          node.op == "OwnBlock")
+          (def && def->collective))
         open.push_back(node.outputs[0]);
       const bool indexes = node.inputs.size() > 1 && node.inputs[1] == at;
       if (node.op == "Gather" && indexes)

@@ -16,8 +16,9 @@ uint32_t axes_of(const Group& group) {
 }  // namespace
 
 std::string to_string(const Lies& lies, const Shape& shape) {
-  constexpr const char* kNames[] = {"unset",          "unknown",        "whole",     "cut",
-                                    "terms of a sum", "greatest apart", "own number"};
+  constexpr const char* kNames[] = {
+      "unset",          "unknown",        "whole",      "cut",
+      "terms of a sum", "greatest apart", "own number", "whole and terms of sums"};
   if (lies.kind == Lies::kCut && lies.run != 0) return "cut into runs";
   std::string text = kNames[lies.kind];
   if (lies.kind != Lies::kCut) return text;
@@ -57,7 +58,30 @@ Lies reshaped(const Lies& lies, const Shape& from, const Shape& to) {
   return made;
 }
 
+Lies mixed(int64_t outer, std::vector<bool> terms) {
+  if (std::find(terms.begin(), terms.end(), false) == terms.end()) return {Lies::kTerms};
+  if (std::find(terms.begin(), terms.end(), true) == terms.end()) return {Lies::kWhole};
+  return {Lies::kMixed, 0, 0, outer, std::move(terms)};
+}
+
+namespace {
+
+Lies run_of_mixed(const Lies& lies, int64_t all, int64_t first, int64_t count) {
+  const auto pieces = static_cast<int64_t>(lies.terms.size());
+  const int64_t stretch = all / lies.outer, piece = stretch / pieces;
+  if (piece == 0 || stretch % pieces != 0) return {Lies::kUnknown};
+  if (first % stretch == 0 && count % stretch == 0) return mixed(count / stretch, lies.terms);
+  first %= stretch;
+  const auto begin = lies.terms.begin() + first / piece;
+  if (first / piece == (first + count - 1) / piece) return {*begin ? Lies::kTerms : Lies::kWhole};
+  if (first % piece != 0 || count % piece != 0 || first + count > stretch) return {Lies::kUnknown};
+  return mixed(1, std::vector<bool>(begin, begin + count / piece));
+}
+
+}  // namespace
+
 Lies run_of(const Lies& lies, int64_t all, int64_t first, int64_t count, const Shape& to) {
+  if (lies.kind == Lies::kMixed) return run_of_mixed(lies, all, first, count);
   if (lies.kind != Lies::kCut) return lies;
   const int64_t block = lies.outer > 0 ? all / lies.outer : 0;
   if (lies.run != 0 || block == 0 || first % block != 0 || count % block != 0)
@@ -329,6 +353,7 @@ class LayoutCheck {
     const bool sums = one.reduction == Reduction::kSum;
     if (!of_axis(axes(place, one))) {
       const bool keeps = from.kind == Lies::kWhole || from.kind == Lies::kCut ||
+                         (sums && from.kind == Lies::kMixed) ||
                          from.kind == (sums ? Lies::kTerms : Lies::kGreatest);
       return keeps ? from : wrong(place, "reduces along another axis", one.args[a], from);
     }
@@ -371,14 +396,17 @@ class LayoutCheck {
     return blocks_of(shape(place, part), static_cast<size_t>(one.dim), one.outer);
   }
   Lies in_runs(Spot place, int32_t buffer, const Lies& from, uint32_t over) {
+    if (from.kind == Lies::kMixed || from.run != 0)
+      return wrong(place, "takes a run of", buffer, from);
     if (from.kind != Lies::kCut) return from;
-    if (from.run != 0) return wrong(place, "takes a run of", buffer, from);
     return {Lies::kCut, 0, over, from.outer};
   }
   Lies gathered(Spot place, const Instruction& one, size_t a, const Lies& from) {
     const int32_t part = one.args[a], whole = one.args[a + 1];
     const uint32_t over = axes(place, one);
     if (one.dim < 0) {
+      if (!of_axis(over) && from.kind == Lies::kMixed)
+        return mixed(from.outer * members(place, one), from.terms);
       if (!of_axis(over) && from.kind != Lies::kCut) return from;
       if (from.kind != Lies::kCut || from.run != over)
         return wrong(place, "puts runs together of", part, from);

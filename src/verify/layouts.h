@@ -21,15 +21,17 @@ struct Lies {
     kTerms,     // of a sum
     kGreatest,  // numbers of which the greatest counts
     kFirst,     // a number: `outer` times the rank's own along the axis
+    kMixed,     // numbers side by side: `outer` times over pieces that are terms or whole
   };
   Kind kind = kUnset;
   uint32_t dims = 0;  // kCut: those that may be the one, a bit each
   // kCut: mesh axes whose ranks hold flat runs, of the blocks or, with this axis, of the elements.
   uint32_t run = 0;
   int64_t outer = 1;
+  std::vector<bool> terms;  // kMixed: by piece
   // One reading of both is the same; dims that are not known fit all.
   bool fits(const Lies& other) const {
-    return kind == other.kind && outer == other.outer && run == other.run &&
+    return kind == other.kind && outer == other.outer && run == other.run && terms == other.terms &&
            (kind != kCut || run != 0 || (dims & other.dims) != 0);
   }
   bool operator==(const Lies&) const = default;
@@ -51,6 +53,9 @@ uint32_t dims_of(const Shape& shape, int64_t outer, bool several);
 Lies reshaped(const Lies& lies, const Shape& from, const Shape& to);
 // Elements [first, first + count) of `all`; kUnknown: not whole blocks.
 Lies run_of(const Lies& lies, int64_t all, int64_t first, int64_t count, const Shape& to);
+
+// Pieces side by side, `outer` times over.
+Lies mixed(int64_t outer, std::vector<bool> terms);
 
 struct LiesAfter {
   std::vector<Lies> args;

@@ -106,6 +106,7 @@ OpLayouts::Made OpLayouts::make(std::string_view op, const Attrs& attrs,
   use.rule = use.def->loops(use.types);
   if (use.rule.inputs.size() != inputs.size() || use.rule.outputs.size() != outputs.size())
     return refuse("of which not all operands are known to be taken in parts");
+  if (any(kind(Lies::kMixed))) return refuse("of which only some numbers are summed up");
   if (any(kind(Lies::kTerms)) || any(kind(Lies::kGreatest)))
     return pass_terms(use, any(kind(Lies::kGreatest)));
   const auto of = [&](auto is) {
