@@ -414,6 +414,31 @@ void add_reduced_in_place(const Graph& graph, const Chunk& chunk,
   }
 }
 
+// The own block of a parameter is updated where it lies.
+void add_updated_blocks(const Graph& graph, const Chunk& chunk,
+                        std::unordered_map<int32_t, ValueId>& same) {
+  std::unordered_map<int32_t, int32_t> blocks;  // and how often they are read
+  for (NodeId id : chunk.nodes) {
+    const Node& node = graph.node(id);
+    for (ValueId input : node.inputs)
+      if (const auto block = blocks.find(input.value); block != blocks.end()) ++block->second;
+    if (node.op == "OwnBlock") blocks.emplace(node.outputs[0].value, 0);
+  }
+  for (NodeId id : chunk.nodes) {
+    const Node& node = graph.node(id);
+    const OpDef* def = find_op(node.op);
+    if (node.pass != Pass::kU || !def) continue;
+    for (const auto& [to, from] : def->in_place) {
+      const ValueId made = node.outputs[static_cast<size_t>(to)],
+                    read = node.inputs[static_cast<size_t>(from)];
+      const auto block = blocks.find(read.value);
+      if (block != blocks.end() && block->second == 1 &&
+          !std::binary_search(chunk.writes.begin(), chunk.writes.end(), made))
+        same.emplace(made.value, read);
+    }
+  }
+}
+
 // Values written into the memory of a value read: updated state, sums in place.
 std::unordered_map<int32_t, ValueId> find_same_memory(const Dag& dag, const Task& task) {
   const Chunk& chunk = dag.chunks[task.chunk.index()];
@@ -426,6 +451,7 @@ std::unordered_map<int32_t, ValueId> find_same_memory(const Dag& dag, const Task
     if (found != read.end()) same[chunk.writes[w].value] = found->second;
   }
   add_reduced_in_place(dag.graph, chunk, same);
+  add_updated_blocks(dag.graph, chunk, same);
   return same;
 }
 

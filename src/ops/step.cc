@@ -10,6 +10,8 @@
 //     loss scaling (Micikevicius et al., Mixed Precision Training, 2018) as torch.amp.GradScaler
 //     does it: a skipped step takes the scale times `backoff`, `interval` others in a row take it
 //     times `growth`, if that is finite. `good` counts them.
+#include <algorithm>
+
 #include "rules.h"
 
 namespace piper {
@@ -92,6 +94,12 @@ TypesResult next_types(const OpTypes& use) {
 }
 
 LoopRule scalar_rule(const OpTypes& use) { return pointwise_loops(use, {}); }
+// Vectors of squares are whole.
+LoopRule norm_rule(const OpTypes& use) {
+  const auto is_scalar = [](const TensorType& type) { return type.shape.empty(); };
+  return std::all_of(use.inputs.begin(), use.inputs.end(), is_scalar) ? scalar_rule(use)
+                                                                      : whole_loops(use);
+}
 
 OpDef scalar_op(std::string_view name, TypesResult (*types)(const OpTypes&), OpSample sample) {
   OpDef def{.name = name, .types = types, .loops = scalar_rule};
@@ -118,6 +126,10 @@ std::vector<OpDef> step_ops() {
                           {.inputs = {kScale, i64({}), boolean({})},
                            .attrs = {{"growth", 2.0}, {"backoff", 0.5}, {"interval", int64_t{2}}}});
   scale.in_place = {{0, 0}, {1, 1}};
+  OpDef norm =
+      scalar_op("GlobalNorm", norm_types, {.inputs = {f64({}), f64({}), f64({})}, .low = 0.5});
+  norm.loops = norm_rule;
+  norm.samples.push_back({.inputs = {f64({}), f64({4})}, .low = 0.5});
   const Attrs warm{{"base", 0.5},
                    {"warmup", int64_t{4}},
                    {"cosine", int64_t{1}},
@@ -126,7 +138,7 @@ std::vector<OpDef> step_ops() {
   return {
       sum,
       squares,
-      scalar_op("GlobalNorm", norm_types, {.inputs = {f64({}), f64({}), f64({})}, .low = 0.5}),
+      norm,
       scalar_op("ClipFactor", clip_types,
                 {.inputs = {f64({})}, .attrs = {{"max_norm", 0.75}}, .low = 0.5}),
       scalar_op("LearningRate", rate_types, {.inputs = {i64({})}, .attrs = warm, .int_high = 20}),

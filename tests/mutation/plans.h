@@ -254,7 +254,9 @@ inline std::string blocks_strategy(Random& random, size_t microbatches) {
                "  - shard: {match: \"model/2/weight\", dim: 1, over: tp}\n",
                "  - shard: {match: \"model/2/*\", dim: 0, over: tp}\n"
                "  - shard: {match: \"model/4/weight\", dim: 1, over: tp}\n",
-               "  - shard: {match: [\"model/0/*\", \"model/2/*\"], dim: 0, over: tp}\n"});
+               "  - shard: {match: [\"model/0/*\", \"model/2/*\"], dim: 0, over: tp}\n",
+               "  - shard: {match: \"model/2/weight\", dim: 1, over: tp}\n",
+               "  - shard: {scope: \"model/1\", dim: 1, over: tp}\n"});
   if (dp > 1)
     text += fmt::format("  - replicate: {{over: dp, bucket: {}{}}}\n",
                         one_of<const char*>(random, {"64B", "25MiB"}),
