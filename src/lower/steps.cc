@@ -101,10 +101,10 @@ Result<Positions> split(RoleProgram& role, int32_t channels, const Steady& made)
 }
 
 // By cell: until when the sends of a section are under way.
-using Held = std::vector<std::vector<int64_t>>;
+using HeldUntil = std::vector<std::vector<int64_t>>;
 
-Held held_in(std::vector<RoleProgram>& roles, Section section,
-             const std::vector<Transfer>& transfers, const std::vector<Positions>& positions) {
+HeldUntil held_in(std::vector<RoleProgram>& roles, Section section,
+                  const std::vector<Transfer>& transfers, const std::vector<Positions>& positions) {
   std::vector<RoleProgram> sections;
   for (RoleProgram& role : roles) {
     sections.emplace_back();
@@ -118,7 +118,7 @@ Held held_in(std::vector<RoleProgram>& roles, Section section,
     one.recv_position = positions[at(one.to_cell)][section][at(one.recv_position)];
     if (one.send_position >= 0) here.push_back(one);
   }
-  Held held = send_lifetimes(sections, here);
+  HeldUntil held = send_lifetimes(sections, here);
   for (size_t c = 0; c < roles.size(); ++c) sections[c].body.swap(list_of(roles[c], section));
   return held;
 }
@@ -295,7 +295,7 @@ Status split_steps(std::vector<RoleProgram>& roles, const std::vector<StepOrder>
     return ok_status();
   }));
   for (const Steady& each : steady) add_counts(each.offloads, offloads);
-  Held held[3];
+  HeldUntil held[3];
   for (Section section : kSections) held[section] = held_in(roles, section, transfers, positions);
   return for_all_roles(roles, [&](size_t c) -> Status {
     RoleProgram& role = roles[c];
