@@ -188,11 +188,22 @@ std::vector<OpLayouts::Cut> OpLayouts::cuts_of(const Use& use, size_t input) con
   return cuts;
 }
 
+// Where several letters may be cut, results lie as with any of them.
 OpLayouts::Made OpLayouts::cut_blocks(const Use& use, size_t from) {
   if (use.def->draws >= 0) return refuse("which draws for all elements together");
-  for (const Cut& cut : cuts_of(use, from))
-    if (Made made = by_cut(use, cut)) return made;
-  return refuse("which cannot be done on these parts alone");
+  Made all;
+  for (const Cut& cut : cuts_of(use, from)) {
+    const Made made = by_cut(use, cut);
+    if (!made) continue;
+    if (!all) all = made;
+    for (size_t o = 0; o < made->size(); ++o) {
+      Lies& known = (*all)[o];
+      const Lies& other = (*made)[o];
+      if (known.kind == Lies::kCut && other.kind == Lies::kCut && known.outer == other.outer)
+        known.dims |= other.dims;
+    }
+  }
+  return all ? all : refuse("which cannot be done on these parts alone");
 }
 
 OpLayouts::Made OpLayouts::by_cut(const Use& use, const Cut& cut) {
