@@ -188,14 +188,15 @@ std::vector<OpLayouts::Cut> OpLayouts::cuts_of(const Use& use, size_t input) con
   return cuts;
 }
 
+// Where several letters may be cut, results lie as with any of them.
 OpLayouts::Made OpLayouts::cut_blocks(const Use& use, size_t from) {
   if (use.def->draws >= 0) return refuse("which draws for all elements together");
   Made all;
   for (const Cut& cut : cuts_of(use, from)) {
     const Made made = by_cut(use, cut);
+    if (!made) continue;
     if (!all) all = made;
-    // A dim of one element may be cut as well as the next one: which of them it is shows later.
-    for (size_t o = 0; made && o < made->size(); ++o) {
+    for (size_t o = 0; o < made->size(); ++o) {
       Lies& known = (*all)[o];
       const Lies& other = (*made)[o];
       if (known.kind == Lies::kCut && other.kind == Lies::kCut && known.outer == other.outer)

@@ -128,7 +128,7 @@ class Walk {
 
   Made results(const ProgramOp& op) {
     if (op.op == "Fused") return expression(op);
-    if (op.op == "Pack") return {shown_[0].lies};
+    if (op.op == "Pack" && shown_.size() == 1) return {shown_[0].lies};
     if (op.op == "Reshape" && shown_.size() == 1)
       return {reshaped(shown_[0].lies, shown_[0].type.shape, type(op.outputs[0]).shape)};
     if (op.op == "MatMul") return product_of(op);

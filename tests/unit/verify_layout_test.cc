@@ -269,6 +269,16 @@ TEST(VerifyLayout, BlocksOfThreeProjectionsAreAccepted) {
   EXPECT_EQ(said(kHeads, kSlices), Said());
 }
 
+// Of one sample, whose dim may be the one that is cut just as well.
+TEST(VerifyLayout, DimsThatCannotBeToldApartAreKeptOpen) {
+  EXPECT_EQ(said(kTokens, {{"  value 1 f32[1,2,4] written\n  op Mul in=[0,0] out=[1]",
+                            "  value 1 f32[1,2,4] written\n  value 2 f32[2,4] view=0\n"
+                            "  value 3 f32[2,4] at=0\n  value 4 f32[1,2,4] view=3\n"
+                            "  op Mul in=[2,2] out=[3]\n  op Neg in=[4] out=[1]"},
+                           {"label=\"B loss\" args=2", "label=\"B loss\" args=2 workspace=32"}}),
+            Said());
+}
+
 // Whether rule layout refuses each, and what it says of the last.
 std::string refused(const std::string& text, const std::vector<Edits>& mutants) {
   std::string last;
