@@ -24,7 +24,8 @@ struct Entry {
   Node key, value;
 };
 
-inline constexpr int64_t kMaxBytes = int64_t{1} << 20;
+// Twice what an order file may have: as lists its rows are somewhat longer.
+inline constexpr int64_t kMaxBytes = int64_t{8} << 20;
 inline constexpr int kMaxDepth = 64;
 inline constexpr int kMaxNodes = 100000;
 
