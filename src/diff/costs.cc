@@ -84,6 +84,7 @@ void compare_memory(const SetMatch& match, DiffSection& section) {
                                {"of the step", &RoleSummary::step_bytes},
                                {"workspaces", &RoleSummary::workspace_bytes},
                                {"transport", &RoleSummary::transport_bytes},
+                               {"scratch of kernels", &RoleSummary::scratch_bytes},
                                {"on the host", &RoleSummary::host_bytes}};
   for (const Field& field : kFields)
     for (const DevicePair& pair : match.devices) {
@@ -119,7 +120,8 @@ void compare_stages(const SetMatch& match, DiffSection& section) {
     differ += !here.changes.empty();
     for (Change& change : here.changes) add_change(section, std::move(change));
   }
-  section.summary = fmt::format("{} of {} differ, a microbatch", differ, match.stages().size());
+  section.summary =
+      fmt::format("{} of {} differ; of one microbatch:", differ, match.stages().size());
 }
 
 void compare_recompute(const SetMatch& match, DiffSection& section) {
@@ -133,7 +135,7 @@ void compare_recompute(const SetMatch& match, DiffSection& section) {
     measure.after = std::max(measure.after, is.recomputed);
   }
   section.measure = measure;
-  section.summary = measure_text("ops of a stage, at most", measure);
+  section.summary = measure_text("ops of the stage with most:", measure);
 }
 
 void compare_offload(const SetMatch& match, DiffSection& section) {
@@ -154,7 +156,7 @@ void compare_offload(const SetMatch& match, DiffSection& section) {
     measure.after = std::max(measure.after, bytes[1]);
   }
   section.measure = measure;
-  section.summary = measure_text("at most of a rank and step", measure);
+  section.summary = measure_text("of the device with most, a step:", measure);
 }
 
 void compare_versions(const SetMatch& match, DiffSection& section) {

@@ -34,7 +34,7 @@ std::string growth_of(const Change& change) {
   const auto *before = std::get_if<double>(&change.before),
              *after = std::get_if<double>(&change.after);
   const bool says = before && after && change.unit != DiffUnit::kCount;
-  return says ? growth_text(*before, *after) : "";
+  return says ? growth_text(*before, *after, change.unit) : "";
 }
 
 void print_section(const DiffSection& section, const Paint& paint, std::string& text) {
@@ -67,7 +67,9 @@ std::string escaped(std::string_view text) {
   for (const char c : quote_control(text)) {
     if (c == '<')
       out += "&lt;";
-    else if (std::string_view("|`*_[]\\#@").find(c) != std::string_view::npos)
+    else if (c == '&')
+      out += "&amp;";
+    else if (std::string_view("|`*_[]\\#@~$").find(c) != std::string_view::npos)
       out += fmt::format("\\{}", c);
     else
       out += c;
@@ -81,7 +83,7 @@ std::string row_of(const Change& change) {
                      escaped(value_text(change.after, change.unit)), growth_of(change));
 }
 std::string run_of(const Change& change) {
-  return fmt::format("{} {}\n- {}\n+ {}\n", where_text(change), change.what,
+  return fmt::format("@@ {} {} @@\n- {}\n+ {}\n", where_text(change), change.what,
                      value_text(change.before, change.unit), value_text(change.after, change.unit));
 }
 
@@ -110,15 +112,19 @@ std::string markdown_section(const DiffSection& section, size_t room) {
 std::string headline(const Diff& diff) {
   const std::string names =
       fmt::format("{} → {}", quote_control(diff.before), quote_control(diff.after));
-  if (diff.same()) return fmt::format("{}: no difference in what runs", names);
+  if (diff.same())
+    return fmt::format("{}: no difference in {}", names,
+                       diff.only.empty() ? "what runs" : join(diff.only, ", "));
   std::string text;
   for (const DiffSection& section : diff.sections) {
     text += (text.empty() ? "" : ", ") + section.name;
     if (!section.measure) continue;
-    const std::string growth = growth_text(section.measure->before, section.measure->after);
-    if (!growth.empty() && growth.find('<') == growth.npos) text += " " + growth;
+    const auto& [before, after, unit] = *section.measure;
+    const std::string growth = is_slight(before, after) ? "" : growth_text(before, after, unit);
+    if (!growth.empty()) text += " " + growth;
   }
-  return fmt::format("{}: {} differ{}", names, text, diff.sections.size() == 1 ? "s" : "");
+  return fmt::format("{}: {}{}", names, text,
+                     diff.sections.size() == 1 ? verb_of(diff.sections[0].name) : " differ");
 }
 
 std::string print_diff(const Diff& diff, bool colour) {

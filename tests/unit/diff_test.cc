@@ -146,6 +146,22 @@ const Case kCases[] = {
      "parameters: [{rename: {from: \"model/wpe/**\", to: \"positions/**\"}}]\nannotate:",
      "parameters",
      {"name  model.wpe.weight → positions.weight"}},
+    {"RenamedTogether",
+     "annotate:",
+     "parameters: [{rename: {from: \"model/h/0/**\", to: \"blocks/first/**\"}}]\nannotate:",
+     "parameters",
+     {"parameters  12 of 52\n  model.h.0.ln_1.weight, model.h.0.ln_1.bias, … (12)  name  "
+      "model.h.0.… → blocks.first.…\n"}},
+    {"Tied",
+     "annotate:",
+     "parameters: [{tie: [model.h.0.ln_1.bias, model.h.0.ln_2.bias]}]\nannotate:",
+     "parameters memory flops stages collectives",
+     {"parameters  1 of 52\n  model.h.0.ln_2.bias  now  its own → tied to model.h.0.ln_1.bias"}},
+    {"StaticLossScale",
+     "",
+     "  - precision: {compute: f16, loss_scale: {static: 128}}\n",
+     "train memory flops stages",
+     {"loss_scale               none → static 128\n"}},
     {"WarmUp",
      "P-r-1",
      "P-r",
@@ -160,6 +176,11 @@ const Case kCases[] = {
      "memory order",
      {"forwards in flight, at most  1 → 4"}},
     {"SplitBackward", "F B\n", "F BI BW\n", "memory stages", {"passes  B, F → BI, BW, F"}},
+    {"LateWeightGradients",
+     "F B\n        repeat min(M, P-r-1):      B\n",
+     "F BI\n        repeat min(M, P-r-1): BI\n        repeat M: BW\n",
+     "memory stages order",
+     {"forwards in flight, at most  1 → 4"}},
     {"MoreReplicas",
      "dp: 2,",
      "dp: 4,",
@@ -183,8 +204,8 @@ const Case kCases[] = {
     {"Versions",
      "piper: 1",
      "piper: 1\nweight_versions: 2",
-     "memory versions",
-     {"parameters kept twice  0 → 26"}},
+     "train memory versions",
+     {"weight_versions  none → 2", "parameters kept twice  0 → 26"}},
     {"Bucket",
      "25MiB",
      "100KiB",
@@ -194,7 +215,8 @@ const Case kCases[] = {
      "25MiB",
      "25MiB, shard: [optimizer]",
      "memory flops stages collectives messages streams",
-     {"optimizer states  3.4 MiB → 1.7 MiB  -50.0 %", "reduce_scatter over dp"}},
+     {"optimizer states  3.4 MiB → 1.7 MiB  -50.0 %", "reduce_scatter over dp",
+      "send of sums of the step over pp, f32  1 message, 128.0 KiB → 1 message, 64.0 KiB"}},
     {"ReduceType",
      "",
      "  - precision: {match: \"model/wpe/**\", compute: f32, reduce: bf16}\n",
@@ -205,6 +227,11 @@ const Case kCases[] = {
      "  - stream: {where: {kind: send}, name: sends}\n",
      "memory order streams",
      {"send  on 'compute' → on 'sends'"}},
+    {"StreamWithLimits",
+     "",
+     "  - stream: {where: {kind: all_reduce}, name: sums, priority: high, sms: 20}\n",
+     "streams",
+     {"streams  2 changes", "'sums' has  priority 0 → priority 1, 20 SMs"}},
     {"StreamsName",
      "bucket: 25MiB",
      "bucket: 25MiB, stream: sums",
@@ -224,7 +251,14 @@ const Case kCases[] = {
      "",
      "  - fuse: {where: {kind: send}, microbatches: 2}\n",
      "messages",
-     {"send over pp, f32  5 messages, 640.0 KiB → 3 messages, 640.0 KiB"}}};
+     {"send of activations over pp, f32  4 messages, 512.0 KiB → 2 messages, 512.0 KiB",
+      "send of gradients over pp, f32    4 messages, 512.0 KiB → 2 messages, 512.0 KiB"}},
+    {"Slight",
+     "weight_decay: 0}",
+     "weight_decay: 0, lr: 1e-4}",
+     "train memory",
+     {"train, memory differ\n", "memory  the greatest peak 21.8 MiB → 21.8 MiB (+64 B)\n",
+      "peak         21.8 MiB → 21.8 MiB  +64 B\n"}}};
 INSTANTIATE_TEST_SUITE_P(, DiffOf, testing::ValuesIn(kCases),
                          [](const auto& test) { return std::string(test.param.name); });
 
@@ -235,6 +269,32 @@ TEST(DiffPlaces, PermutedDevicesAreComparedByTheirWork) {
   EXPECT_EQ(names_of(diff), "placement") << print_diff(diff, false);
   EXPECT_EQ(diff.sections[0].summary, "2 devices are permuted: each does what another did");
   EXPECT_THAT(print_diff(diff, false), HasSubstr("pp=0  its work is on  pp=0 → pp=1"));
+}
+
+TEST(DiffPlaces, DevicesOfAnAxisThatIsGoneAreNotPermuted) {
+  const Diff diff = compare(base(), summary_of(replaced(kStrategy, "stages: 2", "stages: 1")));
+  const DiffSection* placement = diff.find("placement");
+  ASSERT_NE(placement, nullptr);
+  EXPECT_EQ(placement->summary, "4 → 2 ranks");
+  EXPECT_THAT(print_diff(diff, false), Not(HasSubstr("its work is on")));
+}
+
+// A stage runs as many forwards ahead as 1F1B does, and keeps as much: in part for the step before.
+TEST(DiffOrder, WhatTheStepBeforeHasBegunCounts) {
+  std::string text = replaced(kStrategy, "piper: 1", "piper: 1\nweight_versions: 2");
+  text = text.substr(0, text.find("        repeat")) +
+         "        repeat M - (P-r-1): F B\n        repeat P-r-1:       F[step=1] B\n";
+  const std::string said = print_diff(compare(base(), summary_of(text)), false);
+  EXPECT_THAT(said, HasSubstr("    + F1 B0 F2 B1 F3 B2 …\n"));
+  EXPECT_THAT(said, Not(HasSubstr("forwards in flight")));
+  EXPECT_THAT(said, Not(HasSubstr("  kept for the backward")));
+}
+
+TEST(DiffOrder, BothSidesNameStagesWhereOneHasSeveral) {
+  const std::string text = replaced(replaced(kStrategy, "into: $stages", "into: 2 * stages"),
+                                    "{pp: s}", "{pp: s % stages}");
+  const Diff diff = compare(base(), summary_of(text.substr(0, text.find("  - order"))));
+  EXPECT_THAT(print_diff(diff, false), HasSubstr("    - 0F0 0F1 0B0 "));
 }
 
 // ---- Sets on the disk ---------------------------------------------------------------------------
@@ -288,6 +348,24 @@ TEST(DiffSets, WhatNoSectionTellsIsNotCalledTheSame) {
   EXPECT_EQ(names_of(compare(base(), other)), "model memory");
 }
 
+TEST(DiffSets, ModelsAreToldByWhatTheySay) {
+  Summary before = base(), after = base();
+  before.initial_values = after.initial_values = "values";
+  after.manifest.model_digest[0] ^= 1;
+  after.manifest.model = "copy.onnx";
+  const Diff same = compare(before, after);
+  EXPECT_TRUE(same.same());
+  EXPECT_THAT(same.notes, testing::ElementsAre(HasSubstr("'copy.onnx', which says the same")));
+  after.initial_values = "others";
+  EXPECT_THAT(print_diff(compare(before, after), false), HasSubstr("initial values  the same → "));
+  after.manifest.model_digest = before.manifest.model_digest;
+  const Diff values = compare(before, after);
+  EXPECT_EQ(names_of(values), "model");
+  EXPECT_EQ(values.sections[0].summary, "it begins with other values");
+  after.parameters[0].type.dtype = DType::kF64;  // its values are others, then
+  EXPECT_EQ(names_of(compare(before, after)), "parameters");
+}
+
 // ---- Gates and forms ----------------------------------------------------------------------------
 
 Diff grown() {
@@ -314,6 +392,10 @@ TEST(DiffGates, FailForWhatTheyName) {
                   HasSubstr("memory grew from 21.8 MiB to 23.4 MiB"), HasSubstr("more than 5 %"))));
   EXPECT_THAT(failed("memory:+8%,collectives,flops:+0%"), testing::IsEmpty());
   EXPECT_THAT(failed("order,memory"), testing::ElementsAre("order differs", "memory differs"));
+  EXPECT_EQ(headline(grown()), "old → new: memory +7.0 %, order differ");
+  Diff diff = grown();
+  keep_sections(diff, {"train", "streams"});
+  EXPECT_EQ(headline(diff), "old → new: no difference in train, streams");
 }
 
 TEST(DiffGates, WrongOnesAreUsageErrors) {
@@ -349,13 +431,13 @@ TEST(DiffForms, MarkdownIsFoldedAndFitsAComment) {
   const std::string text = print_diff_markdown(diff);
   EXPECT_THAT(text, HasSubstr("<details><summary><b>memory</b> – the greatest peak"));
   EXPECT_THAT(text, HasSubstr("| pp=0 | peak | 21.8 MiB | 23.4 MiB | +7.0 % |"));
-  EXPECT_THAT(text, HasSubstr("```diff\npp=0 from task 8 on\n- … F3 B2 B3\n"));
+  EXPECT_THAT(text, HasSubstr("```diff\n@@ pp=0 from task 8 on @@\n- … F3 B2 B3\n"));
   for (int i = 0; i < 5000; ++i)
-    diff.sections[0].changes.push_back({{fmt::format("a|b<c>`{}`", i)}, "peak", 1.0, 2.0});
+    diff.sections[0].changes.push_back({{fmt::format("a|b<c>&~`{}`", i)}, "peak", 1.0, 2.0});
   const std::string large = print_diff_markdown(diff);
   EXPECT_LE(large.size(), 60'000U);
   EXPECT_GE(large.size(), 50'000U);
-  EXPECT_THAT(large, HasSubstr("a\\|b&lt;c>\\`0\\`"));
+  EXPECT_THAT(large, HasSubstr("a\\|b&lt;c>&amp;\\~\\`0\\`"));
   EXPECT_THAT(large, testing::ContainsRegex("… [0-9]+ more\n"));
   EXPECT_THAT(large, HasSubstr("<b>order</b>"));
 }
@@ -406,6 +488,9 @@ TEST(DiffProgram, BadInputIsSaidAndExitsWithTwo) {
       {strategy + " " + wrong + model, "wrong.yaml:"},
       {set + " " + set + " -D dp=2", "--model MODEL.onnx"},
       {set + " " + set + " --only memry", "did you mean 'memory'"},
+      {set + " " + set + " --only ''", "there is no section ''"},
+      {set + " " + set + " --fail-on ''", "there is no section ''"},
+      {set + " " + set + " --only order --fail-on memory", "--only leaves out memory"},
       {set + " " + set + " --json --markdown", "excludes"},
       {set, "AFTER is required"}};
   for (const auto& [args, says] : kWrong) {
