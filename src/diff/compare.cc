@@ -37,7 +37,7 @@ constexpr auto kNames = [] {
 void compare_rest(const SetMatch& match, Diff& diff) {
   if (!diff.same() || !match.notes.empty() || match.same_roles()) return;
   DiffSection rest{"other", "role programs differ", {}, {}};
-  add_text(rest, "", "role programs", std::string("the same"),
+  add_text(rest, "", "role programs", std::string("those of before"),
            std::string("others, in what no section tells: places in memory, waits, labels"));
   diff.sections.push_back(std::move(rest));
 }

@@ -66,7 +66,7 @@ void compare_stage(const SetMatch::StagePair& pair, DiffSection& section) {
   if (!section.changes.empty() || pair.before->runs != pair.after->runs) return;
   add_text(section, pair.name(), "passes", passes_text(*pair.before), passes_text(*pair.after));
   if (section.changes.empty() && pair.before->programs != pair.after->programs)
-    add_text(section, pair.name(), "programs", std::string("the same"),
+    add_text(section, pair.name(), "programs", std::string("those of before"),
              std::string("others of as many operations"));
 }
 

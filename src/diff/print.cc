@@ -9,6 +9,7 @@ namespace {
 constexpr size_t kMostRows = 24;                   // of a section, in text
 constexpr size_t kMostMarkdown = 60 * 1000 - 200;  // bytes
 constexpr size_t kNamesWidth = 40;
+constexpr size_t kColumn = 60;  // that others of a section are aligned with, at most
 
 struct Paint {
   bool on;
@@ -44,6 +45,8 @@ void print_section(const DiffSection& section, const Paint& paint, std::string& 
     where = std::max(where, width_of(where_text(section.changes[i])));
     if (!section.changes[i].is_run) what = std::max(what, width_of(section.changes[i].what));
   }
+  where = std::min(where, kColumn);
+  what = std::min(what, kColumn);
   const size_t gap = where > 0 ? 2 : 0;
   for (size_t i = 0; i < std::min(section.changes.size(), kMostRows); ++i) {
     const Change& change = section.changes[i];
@@ -139,8 +142,16 @@ std::string print_diff(const Diff& diff, bool colour) {
 std::string print_diff_markdown(const Diff& diff) {
   std::string text = fmt::format("**{}**\n\n", escaped(headline(diff)));
   for (const std::string& failed : diff.failed) text += "**fails:** " + escaped(failed) + "\n\n";
-  for (const std::string& note : diff.notes) text += "*" + escaped(note) + "*\n\n";
   size_t left_out = 0;
+  for (const std::string& note : diff.notes) {
+    const std::string line = "*" + escaped(note) + "*\n\n";
+    if (text.size() + line.size() > kMostMarkdown / 2)
+      ++left_out;
+    else
+      text += line;
+  }
+  if (left_out > 0) text += fmt::format("… {} more notes\n\n", left_out);
+  left_out = 0;
   for (const DiffSection& section : diff.sections) {
     const std::string part =
         markdown_section(section, (kMostMarkdown - std::min(kMostMarkdown, text.size())));

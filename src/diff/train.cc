@@ -153,7 +153,7 @@ void compare_model(const SetMatch& match, DiffSection& section) {
              fmt::format("{} ({:.8})", is.model, is.model_digest));
   // Of other parameters the values are others.
   if (match.same_tensors() && !match.same_values())
-    add_text(section, "", "initial values", std::string("the same"), std::string("others"));
+    add_text(section, "", "initial values", std::string("those of before"), std::string("others"));
   section.summary = other_file ? "the models differ" : "it begins with other values";
 }
 

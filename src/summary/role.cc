@@ -355,6 +355,9 @@ void add_batch(const RoleProgram& role, RoleSummary& summary) {
 
 std::string input_text(const DataInput& input) {
   std::string text = to_string(input.type);
+  if (input.batch_dim != 0)
+    text +=
+        input.batch_dim < 0 ? ", uncut" : fmt::format(", samples along dim {}", input.batch_dim);
   if (input.low <= input.high) text += fmt::format(" from {} to {}", input.low, input.high);
   if (input.ignore != INT64_MIN) text += fmt::format(", {} ignored", input.ignore);
   return text;

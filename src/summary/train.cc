@@ -14,11 +14,12 @@ struct OptimizerOp {
   const char* op;
   const char* word;
   size_t states;  // inputs behind the parameter and its gradient; then comes the rate
+  const char* begins = nullptr;  // what the strategy calls their first value
 };
 constexpr OptimizerOp kOptimizers[] = {{"Sgd", "sgd", 1},
                                        {"AdamW", "adamw", 2},
                                        {"OnnxAdam", "onnx adam", 2},
-                                       {"Adagrad", "adagrad", 1}};
+                                       {"Adagrad", "adagrad", 1, "initial_accumulator_value"}};
 
 const OptimizerOp* find_optimizer(const std::string& op) {
   for (const OptimizerOp& known : kOptimizers)
@@ -144,25 +145,28 @@ class TrainingFinder {
     return found == rates_.end() ? Settings() : found->second;
   }
 
-  // Of the state that a buffer is, or is a copy or a part of; "" where it is none.
-  std::string parameter_of(int32_t buffer) const {
+  // That a buffer is, or is a copy or a part of; null where it is none.
+  const Tensor* state_of(int32_t buffer) const {
     for (size_t steps = 0; buffer >= 0 && steps < origin_.size(); ++steps) {
       const Tensor& tensor = role_.tensor(buffer);
-      if (!tensor.param.empty()) return tensor.param;
+      if (tensor.kind == BufferKind::kState || !tensor.param.empty()) return &tensor;
       buffer = origin_[index_of(buffer)];
     }
-    return {};
+    return nullptr;
   }
 
   void update(const OptimizerOp& optimizer, const ProgramOp& op) {
-    Training::Update update{parameter_of(buffer_of(op.inputs[0])), settings_of(optimizer, op.attrs),
-                            0};
-    if (update.parameter.empty()) return;
+    const Tensor* weight = state_of(buffer_of(op.inputs[0]));
+    if (!weight || weight->param.empty()) return;
+    Training::Update update{weight->param, settings_of(optimizer, op.attrs), 0};
     const Settings of_rate = rate(op.inputs[2 + optimizer.states]);
     update.settings.insert(update.settings.begin() + 1, of_rate.begin(), of_rate.end());
     for (size_t s = 2; s < 2 + optimizer.states; ++s)
-      if (const int32_t state = buffer_of(op.inputs[s]); state >= 0)
+      if (const int32_t state = buffer_of(op.inputs[s]); state >= 0) {
         add_bytes(role_.tensor(state).type.bytes(), update.state_bytes);
+        if (const Tensor* held = state_of(state); held && optimizer.begins)
+          update.settings.emplace_back(optimizer.begins, number(held->fill));
+      }
     out_.updates.push_back(std::move(update));
   }
 

@@ -114,6 +114,11 @@ const Case kCases[] = {
      "sgd: {lr: 0.1, momentum: 0.9}",
      "train memory flops stages",
      {"optimizer     adamw → sgd", "momentum      none → 0.9"}},
+    {"FirstState",
+     "adamw: {lr: 2e-3, weight_decay: 0.1}",
+     "adagrad: {lr: 0.1, initial_accumulator_value: 0.5}",
+     "train memory flops stages",
+     {"initial_accumulator_value  none → 0.5"}},
     {"Group",
      "\"**/bias\"",
      "\"**/qkv/bias\"",
@@ -357,7 +362,8 @@ TEST(DiffSets, ModelsAreToldByWhatTheySay) {
   EXPECT_TRUE(same.same());
   EXPECT_THAT(same.notes, testing::ElementsAre(HasSubstr("'copy.onnx', which says the same")));
   after.initial_values = "others";
-  EXPECT_THAT(print_diff(compare(before, after), false), HasSubstr("initial values  the same → "));
+  EXPECT_THAT(print_diff(compare(before, after), false),
+              HasSubstr("initial values  those of before → "));
   after.manifest.model_digest = before.manifest.model_digest;
   const Diff values = compare(before, after);
   EXPECT_EQ(names_of(values), "model");
@@ -424,6 +430,12 @@ TEST(DiffForms, JsonIsAsThePageSays) {
   EXPECT_EQ(change["where"], nlohmann::json({"pp=0"}));
   EXPECT_EQ(change["before"], base().roles[0].peak_bytes);
   EXPECT_EQ(change["unit"], "bytes");
+  Summary more = base();
+  more.devices.push_back(more.devices[0]);
+  more.devices.back().at = {7};
+  const auto added = nlohmann::json::parse(print_diff_json(compare(base(), more)));
+  EXPECT_EQ(added["sections"][0]["changes"][0]["before"], nullptr);
+  EXPECT_EQ(added["sections"][0]["changes"][0]["unit"], "bytes");
 }
 
 TEST(DiffForms, MarkdownIsFoldedAndFitsAComment) {
@@ -440,6 +452,10 @@ TEST(DiffForms, MarkdownIsFoldedAndFitsAComment) {
   EXPECT_THAT(large, HasSubstr("a\\|b&lt;c>&amp;\\~\\`0\\`"));
   EXPECT_THAT(large, testing::ContainsRegex("… [0-9]+ more\n"));
   EXPECT_THAT(large, HasSubstr("<b>order</b>"));
+  diff.notes.assign(2000, std::string(100, '*'));
+  const std::string noted = print_diff_markdown(diff);
+  EXPECT_LE(noted.size(), 60'000U);
+  EXPECT_THAT(noted, testing::ContainsRegex("… [0-9]+ more notes\n"));
 }
 
 TEST(DiffForms, ColoursAreForTerminalsAlone) {
