@@ -120,7 +120,7 @@ struct Summary {
   std::vector<std::string> device_axes;
   Settings train;  // batch, microbatches, clipping, loss scale, seed, inputs, …
   std::vector<ParameterSummary> parameters;  // each once, by role
-  std::vector<StageSummary> stages;          // in order of their first device
+  std::vector<StageSummary> stages;          // by name, numbers ascending
   std::vector<DeviceSummary> devices;
   std::vector<RoleSummary> roles;
   const RoleSummary& role(const DeviceSummary& device) const {

@@ -35,6 +35,9 @@ bool is_elsewhere(const Place& before, const Place& after) {
          std::equal(before.begin(), before.end(), after.begin(), after.end(), same_axis);
 }
 
+std::string stage_text(const std::string& stage) {
+  return stage.empty() ? "the whole model" : fmt::format("stage '{}'", stage);
+}
 std::string tag_of(const std::string& stage) {
   return stage.find(' ') == stage.npos ? stage.substr(0, stage.find('=')) : "";
 }
@@ -179,9 +182,11 @@ void SetMatch::note_stages() {
     const std::string &was = before.stages[index_of(stage[b])].name, &is = after.stages[b].name;
     if (was == is) continue;
     const bool of_tag = !tag_of(was).empty() && !tag_of(is).empty() && rest_of(was) == rest_of(is);
+    const bool of_whole = was.empty() || is.empty();
     const std::string note =
-        of_tag ? fmt::format("tag '{}' is now called '{}'", tag_of(was), tag_of(is))
-               : fmt::format("stage '{}' is now called '{}'", was, is);
+        of_tag     ? fmt::format("tag '{}' is now called '{}'", tag_of(was), tag_of(is))
+        : of_whole ? fmt::format("{} is now {}", stage_text(was), stage_text(is))
+                   : fmt::format("stage '{}' is now called '{}'", was, is);
     if (tags.insert(note).second) notes.push_back(note);
   }
 }

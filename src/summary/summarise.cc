@@ -57,6 +57,11 @@ void merge(const StageSummary& from, StageSummary& to) {
   }
 }
 
+// "stage=2" before "stage=10".
+bool is_before(const StageSummary& a, const StageSummary& b) {
+  return std::pair(a.name.size(), a.name) < std::pair(b.name.size(), b.name);
+}
+
 void add_stages(Summary& summary) {
   std::map<std::string, size_t> known;
   for (size_t d = 0; d < summary.devices.size(); ++d)
@@ -66,6 +71,7 @@ void add_stages(Summary& summary) {
       merge(stage, summary.stages[found->second]);
       summary.stages[found->second].devices.push_back(static_cast<int32_t>(d));
     }
+  std::sort(summary.stages.begin(), summary.stages.end(), is_before);
   for (StageSummary& stage : summary.stages) {
     const auto runs = static_cast<double>(std::max<int64_t>(stage.runs, 1));
     for (double StageSummary::*sum :

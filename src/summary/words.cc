@@ -109,7 +109,8 @@ std::vector<std::string> order_lines(const Summary& summary) {
     for (const StreamSummary& stream : role.streams) {
       std::string work;
       for (const auto& [what, count] : stream.work)
-        work += fmt::format("{}{} {}", work.empty() ? "" : ", ", count, what);
+        work += fmt::format("{}{} {}", work.empty() ? "" : ", ", count,
+                            what == "P" ? "packing of weights" : what);
       if (role.streams.size() > 1)
         lines.push_back(fmt::format("    stream '{}': {}", quote_control(stream.name), work));
     }

@@ -276,6 +276,15 @@ TEST(DiffPlaces, PermutedDevicesAreComparedByTheirWork) {
   EXPECT_THAT(print_diff(diff, false), HasSubstr("pp=0  its work is on  pp=0 → pp=1"));
 }
 
+TEST(DiffPlaces, AModelOfOneStageMayHaveNoTag) {
+  const std::string one = replaced(kStrategy, "stages: 2", "stages: 1");
+  std::string none = replaced(one, "  - place: {where: {stage: s}, on: {pp: s}}\n", "");
+  none.resize(none.find("  - order"));
+  const Diff diff = compare(summary_of(none), summary_of(one));
+  EXPECT_TRUE(diff.same()) << print_diff(diff, false);
+  EXPECT_THAT(diff.notes, testing::ElementsAre("the whole model is now stage 'stage=0'"));
+}
+
 TEST(DiffPlaces, DevicesOfAnAxisThatIsGoneAreNotPermuted) {
   const Diff diff = compare(base(), summary_of(replaced(kStrategy, "stages: 2", "stages: 1")));
   const DiffSection* placement = diff.find("placement");

@@ -170,6 +170,8 @@ TEST(Summary, AStageKeepsWhatItsBackwardReads) {
       if (stage.name == name) return stage.kept_bytes;
     return 0.0;
   };
+  ASSERT_EQ(summary.stages.size(), 4U);
+  EXPECT_EQ(summary.stages[2].name, "stage=2");  // the last to run on the first device is 3
   EXPECT_GT(kept("stage=1"), 0);
   EXPECT_EQ(kept("stage=1"), kept("stage=2"));
 }
