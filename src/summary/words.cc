@@ -124,19 +124,20 @@ std::vector<std::string> order_lines(const Summary& summary) {
 }
 
 std::vector<std::string> memory_lines(const Summary& summary) {
-  std::vector<std::string> lines{
-      fmt::format("{:<14}{:>6}{:>7}{:>8}{:>12}{:>11}{:>11}{:>11}{:>11}{:>11}{:>11}{:>11}", "device",
-                  "ranks", "ops", "params", "elements", "GFLOP", "weights", "optimizer", "step",
-                  "workspace", "other", "peak")};
+  constexpr const char* kRow =
+      "{:<14}{:>6}{:>7}{:>8}{:>12}{:>14}{:>11}{:>11}{:>11}{:>11}{:>11}{:>11}";
+  std::vector<std::string> lines{fmt::format(kRow, "device", "ranks", "ops", "params", "elements",
+                                             "FLOPs", "weights", "optimizer", "step", "workspace",
+                                             "other", "peak")};
   for (const DeviceSummary& device : summary.devices) {
     const RoleSummary& r = summary.role(device);
-    lines.push_back(
-        fmt::format("{:<14}{:>6}{:>7}{:>8}{:>12}{:>11.3f}{:>11}{:>11}{:>11}{:>11}{:>11}{:>11}",
-                    device.where, device.ranks, r.ops(), r.parameters.size(), r.elements,
-                    r.flops / 1e9, human_bytes(r.weight_bytes), human_bytes(r.optimizer_bytes),
-                    human_bytes(r.step_bytes), human_bytes(r.workspace_bytes),
-                    human_bytes(r.constant_bytes + r.transport_bytes + r.scratch_bytes),
-                    human_bytes(r.peak_bytes)));
+    int64_t other = r.constant_bytes;
+    for (int64_t bytes : {r.transport_bytes, r.scratch_bytes}) add_bytes(bytes, other);
+    lines.push_back(fmt::format(kRow, device.where, device.ranks, r.ops(), r.parameters.size(),
+                                r.elements, human_flops(r.flops), human_bytes(r.weight_bytes),
+                                human_bytes(r.optimizer_bytes), human_bytes(r.step_bytes),
+                                human_bytes(r.workspace_bytes), human_bytes(other),
+                                human_bytes(r.peak_bytes)));
   }
   for (const DeviceSummary& device : summary.devices) {
     const RoleSummary& r = summary.role(device);
