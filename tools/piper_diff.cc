@@ -36,6 +36,9 @@ Result<Summary> read_set(const std::string& path, const Summary* known) {
 }
 
 Result<Summary> compiled(const Flags& flags, const std::string& strategy) {
+  if (std::filesystem::is_directory(strategy))
+    return fail("'{}' is a directory, no strategy", quote_control(strategy))
+        .with_note("help: folders of plans are compared without --model");
   CompileOptions options{.model = flags.model, .strategy = strategy, .oracles = false};
   PIPER_ASSIGN(options.defines, parse_definitions(flags.defines));
   PIPER_ASSIGN(const Compiled compiled, compile(options));

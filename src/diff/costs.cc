@@ -81,7 +81,7 @@ void compare_memory(const SetMatch& match, DiffSection& section) {
                                {"weights", &RoleSummary::weight_bytes},
                                {"optimizer states", &RoleSummary::optimizer_bytes},
                                {"constants", &RoleSummary::constant_bytes},
-                               {"of the step", &RoleSummary::step_bytes},
+                               {"within the step", &RoleSummary::step_bytes},
                                {"workspaces", &RoleSummary::workspace_bytes},
                                {"transport", &RoleSummary::transport_bytes},
                                {"scratch of kernels", &RoleSummary::scratch_bytes},

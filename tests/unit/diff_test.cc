@@ -263,7 +263,7 @@ const Case kCases[] = {
      "weight_decay: 0, lr: 1e-4}",
      "train memory",
      {"train, memory differ\n", "memory  the greatest peak 21.8 MiB → 21.8 MiB (+64 B)\n",
-      "peak         21.8 MiB → 21.8 MiB  +64 B\n"}}};
+      "peak             21.8 MiB → 21.8 MiB  +64 B\n"}}};
 INSTANTIATE_TEST_SUITE_P(, DiffOf, testing::ValuesIn(kCases),
                          [](const auto& test) { return std::string(test.param.name); });
 
@@ -510,6 +510,7 @@ TEST(DiffProgram, BadInputIsSaidAndExitsWithTwo) {
       {set + " " + folder.path() + "/nowhere", "this is no plan set"},
       {other + " " + set, "format version 3"},
       {set + " " + strategy, "--model MODEL.onnx"},
+      {set + " " + set + model, "are compared without --model"},
       {strategy + " " + wrong + model, "wrong.yaml:"},
       {set + " " + set + " -D dp=2", "--model MODEL.onnx"},
       {set + " " + set + " --only memry", "did you mean 'memory'"},
