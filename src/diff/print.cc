@@ -6,7 +6,7 @@
 namespace piper {
 namespace {
 
-constexpr size_t kMostRows = 24;                   // of a section, in text
+constexpr size_t kMostRows = 36, kMostAlike = 12;  // of a section, in text
 constexpr size_t kMostMarkdown = 60 * 1000 - 200;  // bytes
 constexpr size_t kNamesWidth = 40;
 constexpr size_t kColumn = 60;  // that others of a section are aligned with, at most
@@ -38,30 +38,43 @@ std::string growth_of(const Change& change) {
   return says ? growth_text(*before, *after, change.unit) : "";
 }
 
+// The rows for which there is room: some of each kind, so that many devices hide no other figure.
+std::vector<const Change*> rows_of(const DiffSection& section) {
+  std::vector<const Change*> rows;
+  std::map<std::string_view, size_t> alike;
+  for (const Change& change : section.changes)
+    if (rows.size() < kMostRows && ++alike[change.is_run ? "" : change.what] <= kMostAlike)
+      rows.push_back(&change);
+  return rows;
+}
+
+void print_row(const Change& change, const std::string& head, size_t what, const Paint& paint,
+               std::string& text) {
+  const std::string before = value_text(change.before, change.unit),
+                    after = value_text(change.after, change.unit), growth = growth_of(change);
+  if (change.is_run)
+    text += fmt::format("{}{}\n{}\n{}\n", head, change.what, paint(kRed, "    - " + before),
+                        paint(kGreen, "    + " + after));
+  else
+    text += fmt::format("{}{}{} → {}{}\n", head, padded(quote_control(change.what), what), before,
+                        after, growth.empty() ? "" : "  " + growth);
+}
+
 void print_section(const DiffSection& section, const Paint& paint, std::string& text) {
   text += fmt::format("\n{}  {}\n", paint(kBold, section.name), section.summary);
+  const std::vector<const Change*> rows = rows_of(section);
   size_t where = 0, what = 0;
-  for (size_t i = 0; i < std::min(section.changes.size(), kMostRows); ++i) {
-    where = std::max(where, width_of(where_text(section.changes[i])));
-    if (!section.changes[i].is_run) what = std::max(what, width_of(section.changes[i].what));
+  for (const Change* row : rows) {
+    where = std::max(where, width_of(where_text(*row)));
+    if (!row->is_run) what = std::max(what, width_of(row->what));
   }
-  where = std::min(where, kColumn);
-  what = std::min(what, kColumn);
   const size_t gap = where > 0 ? 2 : 0;
-  for (size_t i = 0; i < std::min(section.changes.size(), kMostRows); ++i) {
-    const Change& change = section.changes[i];
-    const std::string head = "  " + padded(where_text(change), where + gap);
-    const std::string before = value_text(change.before, change.unit),
-                      after = value_text(change.after, change.unit), growth = growth_of(change);
-    if (change.is_run)
-      text += fmt::format("{}{}\n{}\n{}\n", head, change.what, paint(kRed, "    - " + before),
-                          paint(kGreen, "    + " + after));
-    else
-      text += fmt::format("{}{}{} → {}{}\n", head, padded(quote_control(change.what), what + 2),
-                          before, after, growth.empty() ? "" : "  " + growth);
-  }
-  if (section.changes.size() > kMostRows)
-    text += fmt::format("  … {} more, which --json has\n", section.changes.size() - kMostRows);
+  where = std::min(where, kColumn) + gap;
+  what = std::min(what, kColumn) + 2;
+  for (const Change* row : rows)
+    print_row(*row, "  " + padded(where_text(*row), where), what, paint, text);
+  if (section.changes.size() > rows.size())
+    text += fmt::format("  … {} more, which --json has\n", section.changes.size() - rows.size());
 }
 
 // ---- Markdown ----

@@ -455,6 +455,9 @@ TEST(DiffForms, MarkdownIsFoldedAndFitsAComment) {
   EXPECT_THAT(text, HasSubstr("```diff\n@@ pp=0 from task 8 on @@\n- … F3 B2 B3\n"));
   for (int i = 0; i < 5000; ++i)
     diff.sections[0].changes.push_back({{fmt::format("a|b<c>&~`{}`", i)}, "peak", 1.0, 2.0});
+  diff.sections[0].changes.push_back({{"pp=9"}, "weights", 1.0, 2.0});
+  EXPECT_THAT(print_diff(diff, false), HasSubstr("  pp=9         weights"));
+  EXPECT_THAT(print_diff(diff, false), HasSubstr("  … 4990 more, which --json has\n"));
   const std::string large = print_diff_markdown(diff);
   EXPECT_LE(large.size(), 60'000U);
   EXPECT_GE(large.size(), 50'000U);
