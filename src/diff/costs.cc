@@ -164,7 +164,7 @@ void compare_versions(const SetMatch& match, DiffSection& section) {
     add_number(section, match.where(pair), "parameters kept twice",
                of(match.role_before(pair), &RoleSummary::versions),
                of(match.role_after(pair), &RoleSummary::versions), DiffUnit::kCount);
-    add_number(section, match.where(pair), "for it",
+    add_number(section, match.where(pair), "the second copies",
                of(match.role_before(pair), &RoleSummary::version_bytes),
                of(match.role_after(pair), &RoleSummary::version_bytes), DiffUnit::kBytes);
   }
