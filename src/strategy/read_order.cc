@@ -137,7 +137,7 @@ Status read_csv(const Fields& map, const Scope& scope, Order& order) {
   PIPER_ASSIGN(const std::string name, read_text(*map["csv"], scope));
   PIPER_ASSIGN(const CsvDialect dialect, read_dialect(map, scope));
   const auto path = std::filesystem::path(map["csv"]->at.file).parent_path() / name;
-  Result<std::string> csv = read_text_file(path.string(), yaml::kMaxBytes / 2);
+  Result<std::string> csv = read_text_file(path.string(), int64_t{64} << 20);
   if (!csv) {
     csv.error().at = map["csv"]->at;
     return std::move(csv.error());
