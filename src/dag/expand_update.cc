@@ -142,7 +142,7 @@ GatheredSquares Expander::gather_squares(const ScalarVector& scalars, int32_t ce
     any = any || here;
   }
   if (!any) return squares;
-  dag_.chunks.push_back(squares_chunk(dag_, parts, cell, squares));
+  dag_.chunks.push_back(squares_chunk(dag_, scalars, parts, cell, squares));
   const ItemId own = add_update_task(ChunkId(dag_.chunks.size() - 1));
   Task gather = first_level_task(TaskKind::kAllGather, cell);
   gather.reads = {own};

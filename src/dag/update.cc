@@ -172,15 +172,25 @@ ScalarVector scalar_vector(Dag& dag) {
   return scalars;
 }
 
-Chunk squares_chunk(Dag& dag, const std::vector<ValueId>& gradient_parts, int32_t cell,
+Chunk squares_chunk(Dag& dag, const ScalarVector& scalars,
+                    const std::vector<ValueId>& gradient_parts, int32_t cell,
                     GatheredSquares& squares) {
   Graph& graph = dag.graph;
   Builder build = update_builder(graph, fmt::format("squares/{}/", cell));
   const size_t first = graph.nodes.size();
-  std::vector<ValueId> sums;
-  for (ValueId part : gradient_parts) {
-    squares.position.push_back(part.valid() ? static_cast<int32_t>(sums.size()) : -1);
-    if (part.valid()) sums.push_back(build.op1("SumSquares", {part}, {{"parts", squares.runs}}));
+  std::vector<ValueId> sums, of_source, cut(gradient_parts.size());
+  std::vector<std::vector<int32_t>> axes;
+  for (size_t i = 0; i < gradient_parts.size(); ++i) {
+    const ValueId part = gradient_parts[i];
+    of_source.push_back(part.valid() ? build.op1("SumSquares", {part}, {{"parts", squares.runs}})
+                                     : ValueId());
+    axes.push_back(cut_over(graph.value(scalars.sources[i])));
+    if (!axes[i].empty()) cut[i] = of_source[i];
+  }
+  const std::vector<ValueId> summed = sum_over_axes(build, cut, axes);
+  for (size_t i = 0; i < gradient_parts.size(); ++i) {
+    squares.position.push_back(of_source[i].valid() ? static_cast<int32_t>(sums.size()) : -1);
+    if (of_source[i].valid()) sums.push_back(summed[i].valid() ? summed[i] : of_source[i]);
   }
   squares.sources = static_cast<int64_t>(sums.size());
   squares.own = build.op1("Concat", sums, {{"axis", int64_t{0}}});
@@ -218,16 +228,17 @@ Chunk scalar_chunk(Dag& dag, const ScalarVector& scalars, const std::vector<bool
                    {"steps", std::vector<int64_t>{1, 1, 1}}});
     return build.reshape(own, {dag.replicas});
   };
+  const auto is_gathered = [&](size_t i) {
+    return !squares.position.empty() && squares.position[i] >= 0;
+  };
   const auto squares_of = [&](size_t i) {
-    return !squares.position.empty() && squares.position[i] >= 0
-               ? gathered(squares.position[i])
-               : build.op1("SumSquares", {scalars.sources[i]}, {{"parts", dag.replicas}});
+    return build.op1("SumSquares", {scalars.sources[i]}, {{"parts", dag.replicas}});
   };
   std::vector<ValueId> cut(scalars.sources.size());
   std::vector<std::vector<int32_t>> axes;
   for (size_t i = 0; i < scalars.sources.size(); ++i) {
     axes.push_back(cut_over(graph.value(scalars.sources[i])));
-    if (here[i] && !axes[i].empty()) cut[i] = squares_of(i);
+    if (here[i] && !axes[i].empty() && !is_gathered(i)) cut[i] = squares_of(i);
   }
   const std::vector<ValueId> summed = sum_over_axes(build, cut, axes);
   for (size_t i = 0; i < scalars.sources.size(); ++i) {
@@ -243,7 +254,9 @@ Chunk scalar_chunk(Dag& dag, const ScalarVector& scalars, const std::vector<bool
         loss = build.op1("Cast", {loss}, {{"to", std::string("f64")}});
       parts.push_back(build.reshape(loss, {1}));
     } else {
-      parts.push_back(summed[i].valid() ? summed[i] : squares_of(i));
+      parts.push_back(is_gathered(i)      ? gathered(squares.position[i])
+                      : summed[i].valid() ? summed[i]
+                                          : squares_of(i));
     }
   }
   add_zeros();

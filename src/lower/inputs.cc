@@ -26,7 +26,9 @@ DataInput describe_input(const Graph& graph, ValueId id,
   if (value.batch_dim >= 0) input.type.shape[static_cast<size_t>(value.batch_dim)] *= graph.shards;
   input.low = 0;
   input.high = -1;
-  const auto bound = [&](int64_t extent) {
+  // A part of a table knows how much there is in all.
+  const auto bound = [&](const Node& node, int64_t extent) {
+    extent = node.attrs.integer("whole", extent);
     input.high = input.high < 0 ? extent - 1 : std::min(input.high, extent - 1);
   };
   std::vector<ValueId> open{id};
@@ -43,10 +45,10 @@ DataInput describe_input(const Graph& graph, ValueId id,
         open.push_back(node.outputs[0]);
       const bool indexes = node.inputs.size() > 1 && node.inputs[1] == at;
       if (node.op == "Gather" && indexes)
-        bound(graph.value(node.inputs[0])
-                  .type.shape[static_cast<size_t>(node.attrs.integer("axis"))]);
-      if (node.op == "CrossEntropySum" && indexes) {
-        bound(graph.value(node.inputs[0]).type.shape.back());
+        bound(node, graph.value(node.inputs[0])
+                        .type.shape[static_cast<size_t>(node.attrs.integer("axis"))]);
+      if ((node.op == "CrossEntropySum" || node.op == "CrossEntropyTerms") && indexes) {
+        bound(node, graph.value(node.inputs[0]).type.shape.back());
         input.ignore = node.attrs.integer("ignore_index", -100);
       }
     }

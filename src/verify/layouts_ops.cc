@@ -188,7 +188,6 @@ std::vector<OpLayouts::Cut> OpLayouts::cuts_of(const Use& use, size_t input) con
   return cuts;
 }
 
-// Where several letters may be cut, results lie as with any of them.
 OpLayouts::Made OpLayouts::cut_blocks(const Use& use, size_t from) {
   if (use.def->draws >= 0) return refuse("which draws for all elements together");
   Made all;
@@ -196,6 +195,7 @@ OpLayouts::Made OpLayouts::cut_blocks(const Use& use, size_t from) {
     const Made made = by_cut(use, cut);
     if (!made) continue;
     if (!all) all = made;
+    // A dim of one element may be cut as well as the next one: which of them it is shows later.
     for (size_t o = 0; o < made->size(); ++o) {
       Lies& known = (*all)[o];
       const Lies& other = (*made)[o];

@@ -177,12 +177,14 @@ def strategy_files():
 
 
 def role(**changes):
-    made = plan_pb2.RoleProgram(batch=4, arena_bytes=192, streams=[b"compute"], workspace_bytes=[64], scratch_bytes=1 << 22)
+    made = plan_pb2.RoleProgram(batch=4, arena_bytes=192, workspace_bytes=[64], scratch_bytes=1 << 22)
+    made.streams.add(name=b"compute")
     made.mesh.add(name=b"dp", size=1)
     f32 = plan_pb2.TensorType(dtype=0, shape=[4, 2])
     made.inputs.add(name=b"x", type=f32, batch_dim=0, low=0, high=-1)
     for i, name in enumerate((b"w", b"x", b"y")):
-        made.buffers.add(name=name, type=f32, kind=0 if i == 0 else 2, offset=64 * i)
+        made.tensors.add(name=name, type=f32, kind=0 if i == 0 else 2, part_of=-1, previous_of=-1, packed_of=-1)
+        made.buffers.add(tensor=i, micro=-1, offset=64 * i)
     program = made.programs.add(label=b"F", num_args=3, workspace_bytes=64, arg_read=[True, True, False],
                                 arg_written=[False, False, True], offsets=[-1, -1, -1, 0])
     for _ in range(4):
@@ -190,8 +192,8 @@ def role(**changes):
     program.ops.add(op=b"Mul", inputs=[0, 1], outputs=[3])
     program.ops.add(op=b"Neg", inputs=[3], outputs=[2])
     samples = plan_pb2.SampleRange(count=4, stride=[0])
-    made.body.add(kind=1, program=-1, args=[1], input=b"x", samples=samples, group=-1, stage=-1, micro=-1)
-    made.body.add(kind=0, program=0, args=[0, 1, 2], group=-1, stage=-1, micro=-1)
+    made.body.add(kind=1, program=-1, args=[1], input=b"x", samples=samples, group=-1, stage=-1, micro=-1, micros=1)
+    made.body.add(kind=0, program=0, args=[0, 1, 2], group=-1, stage=-1, micro=-1, micros=1)
     return made
 
 
@@ -209,11 +211,11 @@ def plan_files():
     put("mesh_of_all_devices", lambda r: setattr(r.mesh[0], "size", 2 ** 62))
     put("mesh_that_overflows", lambda r: [r.mesh.add(name=b"a%d" % i, size=2 ** 40) for i in range(4)])
     put("negative_mesh", lambda r: setattr(r.mesh[0], "size", -1))
-    put("huge_buffer", lambda r: r.buffers[2].type.shape.__setitem__(0, 2 ** 61))
-    put("buffer_that_overflows", lambda r: r.buffers[2].type.shape.extend([2 ** 32, 2 ** 32]))
-    put("negative_buffer", lambda r: r.buffers[2].type.shape.__setitem__(0, -4))
-    put("buffer_of_many_dims", lambda r: r.buffers[2].type.shape.extend([1] * 30000))
-    put("buffer_of_no_type", lambda r: setattr(r.buffers[2].type, "dtype", 77))
+    put("huge_buffer", lambda r: r.tensors[2].type.shape.__setitem__(0, 2 ** 61))
+    put("buffer_that_overflows", lambda r: r.tensors[2].type.shape.extend([2 ** 32, 2 ** 32]))
+    put("negative_buffer", lambda r: r.tensors[2].type.shape.__setitem__(0, -4))
+    put("buffer_of_many_dims", lambda r: r.tensors[2].type.shape.extend([1] * 30000))
+    put("buffer_of_no_type", lambda r: setattr(r.tensors[2].type, "dtype", 77))
     put("buffer_beyond_the_arena", lambda r: setattr(r.buffers[2], "offset", 2 ** 62))
     put("buffer_before_the_arena", lambda r: setattr(r.buffers[2], "offset", -64))
     put("arena_of_everything", lambda r: setattr(r, "arena_bytes", 2 ** 63 - 1))
@@ -240,6 +242,13 @@ def plan_files():
                                             r.body[1].contributions.add(arg=2, target=0, use=2 ** 31 - 1)))
     put("group_of_no_axis", lambda r: r.groups.add(name=b"g", axes=[-3, 99]))
     put("axis_twice_in_a_group", lambda r: r.groups.add(name=b"g", axes=[0, 0]))
+    put("cut_over_no_axis", lambda r: (r.tensors[0].whole.extend([8, 2]),
+                                       r.tensors[0].cuts.add(axis=2 ** 31 - 1, dim=0, outer=1)))
+    put("cut_that_overflows", lambda r: (r.tensors[0].whole.extend([4, 2]), setattr(r.mesh[0], "size", 2 ** 20),
+                                         r.tensors[0].cuts.add(axis=0, dim=1, outer=2 ** 62)))
+    put("blocks_before_the_dims", lambda r: (r.groups.add(name=b"g", axes=[0]), r.body.add(
+        kind=5, program=-1, args=[1, 2], group=0, stage=-1, micro=-1, micros=1,
+        blocks=plan_pb2.Blocks(dim=-2 ** 31, outer=-2 ** 63))))
     put("input_without_a_name", lambda r: setattr(r.inputs[0], "name", b""))
     put("batch_dim_of_no_dim", lambda r: setattr(r.inputs[0], "batch_dim", 2 ** 31 - 1))
     put("unknown_kind", lambda r: setattr(r.body[1], "kind", 2 ** 31 - 1))
@@ -258,6 +267,10 @@ def plan_files():
     write("plan_text", "numbers_beyond", "plan batch=99999999999999999999999 arena=-9223372036854775808\n")
     write("plan_text", "positions_beyond", "plan batch=1\nbuffer 4294967295 \"w\" f32[1] step at=0\n")
     write("plan_text", "list_without_end", "plan batch=1\nbuffer 0 \"w\" f32[" + "1," * 10000)
+    write("plan_text", "blocks_of_nothing",
+          'plan workspace=[0]\naxis "tp" 2\nstream 0 "compute"\n'
+          'buffer 0 "w" f32[1152921504606846975,0] state at=0 '
+          'cuts=[S0/1152921504606846975@0] whole=[2305843009213693950,0]\n')
     write("plan_text", "quote_without_end", "plan batch=1\naxis \"" + "x" * 50000)
 
 

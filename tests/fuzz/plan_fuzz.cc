@@ -81,12 +81,12 @@ std::string zeros_for(const proto::RoleProgram& message) {
     if (tensor.type().dtype() < 0 || tensor.type().dtype() >= kNumDTypes) continue;
     const DTypeInfo& type = info(static_cast<DType>(tensor.type().dtype()));
     int64_t bytes = type.bytes;
-    for (const int64_t dim : tensor.type().shape())
+    const auto& shape = tensor.whole_size() > 0 ? tensor.whole() : tensor.type().shape();
+    for (const int64_t dim : shape)
       bytes = dim < 0 || dim > 1 << 16 || bytes > 1 << 16 ? 1 << 20 : bytes * dim;
     if (bytes > 1 << 18) continue;
-    header[tensor.init()] = {{"dtype", type.safetensors},
-                             {"shape", tensor.type().shape()},
-                             {"data_offsets", {end, end + bytes}}};
+    header[tensor.init()] = {
+        {"dtype", type.safetensors}, {"shape", shape}, {"data_offsets", {end, end + bytes}}};
     end += bytes;
   }
   const std::string text = header.dump(-1, ' ', false, Json::error_handler_t::replace);
@@ -122,6 +122,20 @@ void check_text(const RoleProgram& role) {
   const Result<RoleProgram> again = parse_plan(text);
   PIPER_CHECK(again.ok(), "{}", print_error(again.error()));
   PIPER_CHECK(print_plan(*again) == text);
+}
+
+// So does what it says that the first rank holds.
+void check_held(const RoleProgram& role) {
+  const std::vector<int64_t> first(role.mesh.size());
+  for (const Tensor& tensor : role.tensors) {
+    const Held held = held_of(role, tensor, first);
+    for (const int64_t at : {int64_t{0}, held.count - 1}) {
+      if (held.count == 0) continue;
+      const Held::Run run = held.run_at(at);
+      PIPER_CHECK(run.count > 0 && run.held + run.count <= held.count);
+      PIPER_CHECK(run.whole + run.count <= num_elements(held.whole.shape), "{}", to_string(held));
+    }
+  }
 }
 
 // A set of one role in a folder, one of whose files is then exchanged.
@@ -177,6 +191,7 @@ void run_plan(std::string_view payload) {
   if (!plan) return;
   const RoleProgram& role = plan->set.roles.at(0);
   check_text(role);
+  check_held(role);
   verify({role});
 }
 
@@ -196,6 +211,7 @@ void run_plan_text(std::string_view text) {
     const Result<RoleProgram> role = parse_plan(text.substr(0, end));
     if (!role || !check_role(*role)) return;
     check_text(*role);
+    check_held(*role);
     roles.push_back(*role);
     text.remove_prefix(end);
   }

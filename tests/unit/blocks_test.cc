@@ -250,13 +250,13 @@ program 4 label="dg" args=3
   text += fmt::format(R"(body
   0 input label="x" args=[3] input="x" count={b} stride=[{b},0]
   1 own_part label="x" args=[3,4] group=0 dim=1
-  2 compute label="scale" program=0 args=[4,0,5]
+  2 compute label="scale" program=0 args=[4,0,5] pass="F" micro=0
   3 all_gather label="z" args=[5,6] group=0 dim=1
-  4 compute label="F" program=1 args=[6,1,2,7,8]
+  4 compute label="F" program=1 args=[6,1,2,7,8] pass="F" micro=0
   5 reduce_scatter label="y" args=[8,9] group=0 dim=1
   6 compute label="loss" program=2 args=[9,16]
   7 all_gather label="dy" args=[9,10] group=0 dim=1
-  8 compute label="B" program=3 args=[6,7,10,1,2,14,15,11]
+  8 compute label="B" program=3 args=[6,7,10,1,2,14,15,11] pass="B" micro=0
   9 reduce_scatter label="dz" args=[11,12] group=0 dim=1
   10 compute label="dg" program=4 args=[12,4,13]
   11 all_reduce label="dg, loss" args=[13,16] group=2
@@ -421,6 +421,8 @@ TEST(Blocks, AreSummarised) {
                 "all: a step of a rank has reduce_scatter over dp: 2 messages of f32, 176 B",
                 "all: a step of a rank has all_gather over dp: 2 messages of f32, 176 B"}));
   EXPECT_EQ(traffic_lines(alone), std::vector<std::string>());
+  // z and dy, which forward made in parts, and h.
+  EXPECT_EQ(summarise(tokens(2, 2)).stages.at(0).kept_bytes, 4.0 * (48 + 48 + 32));
   const Diff diff = compare(alone, cut);
   ASSERT_TRUE(diff.find("parameters"));
   const auto& changes = diff.find("parameters")->changes;
