@@ -2,6 +2,7 @@
 // sequence-parallel and context-parallel meshes, beside pipelines, replicas and ZeRO, trains as one
 // device does that cuts nothing, in f64 to the last digits.
 #include "equivalence/jobs.h"
+#include "piper/summary.h"
 
 namespace piper {
 namespace {
@@ -29,7 +30,7 @@ const std::map<std::string, std::string> kTensor = {
 )"},
 };
 const std::map<std::string, std::string> kSequence = {
-    {"gpt-deep", R"(  - shard: {scope: "**/ln_{i}", dim: 1, over: tp}
+    {"gpt-deep", R"(  - shard: {scope: "**/ln_*", dim: 1, over: tp}
 )"},
     {"llama-hf", R"(  - shard: {scope: "**/*_layernorm", dim: 1, over: tp}
 )"},
@@ -38,6 +39,7 @@ const std::map<std::string, std::string> kSequence = {
 struct Case {
   std::string name, model, mesh, directives;
   std::string include = "";  // a file of the library
+  friend std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.name; }
 };
 
 std::string strategy_of(const Case& c, const std::string& train, bool wide) {
@@ -95,6 +97,44 @@ TEST_P(Axes, TrainAsOneDeviceDoes) {
     }
     EXPECT_LT(largest_error(*spread, *uncut), wide ? 1e-12 : 3e-4);
   }
+}
+
+// What a step of a rank sends over tp, in f32: messages and bytes by kind.
+std::map<InstructionKind, std::pair<int64_t, int64_t>> traffic(const Case& c) {
+  const Result<Compiled> compiled = compile_case(c, kSgd, false);
+  EXPECT_TRUE(compiled) << print_error(compiled.error());
+  std::map<InstructionKind, std::pair<int64_t, int64_t>> sent;
+  const Summary summary = summarise(compiled->set);
+  for (const TrafficSummary& each : summary.roles[0].traffic)
+    if (each.over == "tp" && each.dtype == DType::kF32)
+      sent[each.kind] = {each.messages, each.bytes};
+  return sent;
+}
+
+// Shoeybi et al., 2019: 2 + 2 all-reduces a block of what a block hands on; Korthikanti et al.,
+// 2022: each is a gather and a scatter, and what products read is gathered again for the gradients
+// of their weights.
+TEST(Axes, SendWhatTheirFormulasSay) {
+  NEED_MODELS();
+  const std::pair<std::string, int64_t> models[] = {{"gpt-deep", 8}, {"llama-hf", 4}};
+  for (const auto& [model, layers] : models)
+    for (const int64_t tp : {2, 4}) {
+      SCOPED_TRACE(fmt::format("{} over {}", model, tp));
+      const int64_t kTokens = 8 * 32, kWidth = 32, bytes = kTokens * kWidth * 4;
+      const std::string mesh = fmt::format("{{tp: {}}}", tp);
+      if (model != "llama-hf" || tp == 2) {  // whose two heads of keys cannot be cut in four
+        const auto tensor = traffic({"", model, mesh, kTensor.at(model)});
+        EXPECT_EQ(tensor.size(), 1U);
+        EXPECT_EQ(tensor.at(InstructionKind::kAllReduce),
+                  std::pair(4 * layers, 4 * layers * bytes));
+      }
+      if (model == "llama-hf") continue;
+      const auto sequence = traffic({"", model, mesh, kTensor.at(model) + kSequence.at(model)});
+      EXPECT_EQ(sequence.at(InstructionKind::kAllGather),
+                std::pair(6 * layers, 6 * layers * bytes));
+      EXPECT_EQ(sequence.at(InstructionKind::kReduceScatter),
+                std::pair(4 * layers, 4 * layers * bytes));
+    }
 }
 
 std::vector<Case> cases() {
