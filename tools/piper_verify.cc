@@ -35,12 +35,15 @@ void print_json(const std::string& directory, const PlanSet& set, const VerifyRe
     findings +=
         fmt::format("{}\n  {{\"rule\": \"{}\", \"text\": \"{}\"}}", findings.empty() ? "" : ",",
                     escape(finding.rule), escape(finding.text));
+  std::string axes;
+  for (const std::string& axis : report.axes)
+    axes += fmt::format("{}\"{}\"", axes.empty() ? "" : ", ", escape(axis));
   fmt::print(
       "{{\"directory\": \"{}\", \"ranks\": {}, \"cells\": {}, \"instructions\": {}, \"transfers\": "
-      "{}, \"collectives\": {}, \"sums\": {}, \"parameters\": {}, \"peak_bytes\": {},\n "
-      "\"findings\": [{}]}}\n",
+      "{}, \"collectives\": {}, \"sums\": {}, \"parameters\": {}, \"peak_bytes\": {}, "
+      "\"axes\": [{}],\n \"findings\": [{}]}}\n",
       escape(directory), report.ranks, report.cells, report.instructions, report.transfers,
-      report.collectives, report.sums, report.parameters, largest_peak(set), findings);
+      report.collectives, report.sums, report.parameters, largest_peak(set), axes, findings);
 }
 
 void print_text(const std::string& directory, const PlanSet& set, const VerifyReport& report,
@@ -60,6 +63,11 @@ void print_text(const std::string& directory, const PlanSet& set, const VerifyRe
   line("order", "all is written before it is read, and streams wait for what they use");
   line("memory", fmt::format("no two buffers share bytes while they are needed; at most {} a rank",
                              human_bytes(largest_peak(set))));
+  const bool blocks = !report.axes.empty();  // of which one device has none
+  if (blocks)
+    line("layout",
+         fmt::format("every op does its part along {}", quote_control(join(report.axes, ", "))));
+  compared = compared && !blocks;
   line(compared ? "single" : "microbatch",
        compared ? "all blocks of samples and updates do what one device does"
                 : "all blocks of samples do the same");

@@ -22,7 +22,8 @@
 //                they are stated to hold
 //   single       every block of samples adds to each sum what it does on one device, op by op;
 //                states, parameters and reports start as there and become the same
-//   microbatch   without a plan for one device, or where ranks have blocks of values: every block of samples adds the same to each sum,
+//   microbatch   without a plan for one device, or where ranks have blocks of values: every block
+//   of samples adds the same to each sum,
 //                on whichever ranks. Where steps overlap, a body does what prologue and epilogue
 //                do; what a backward draws at random, a forward has drawn
 //   copies       what several ranks keep of one parameter is updated alike, from sums formed in
@@ -52,8 +53,9 @@ struct Finding {
 struct VerifyReport {
   std::vector<Finding> findings;  // empty: proved
   int64_t ranks = 0, cells = 0, instructions = 0, transfers = 0, collectives = 0;
-  int64_t sums = 0;        // read when finished
-  int64_t parameters = 0;  // trained: updated once a step where they are kept
+  int64_t sums = 0;               // read when finished
+  int64_t parameters = 0;         // trained: updated once a step where they are kept
+  std::vector<std::string> axes;  // of the mesh, that rule layout has followed
 };
 
 // `single`: the plan for one device with the same cut of the batch; null: nothing is compared. An

@@ -62,6 +62,14 @@ int64_t extent_in(const LoopRule& rule, const Dims& dims, const Shape& shape, ch
   return 0;
 }
 
+// Where the first operand is that lies so; their number: none does.
+template <class Is>
+size_t first_of(std::span<const LaidOut> inputs, const Is& is) {
+  size_t i = 0;
+  while (i < inputs.size() && !(inputs[i].present && is(inputs[i].lies))) ++i;
+  return i;
+}
+
 }  // namespace
 
 std::string print_operands(std::span<const LaidOut> operands) {
@@ -81,48 +89,58 @@ OpLayouts::Made OpLayouts::refuse(std::string reason) {
 OpLayouts::Made OpLayouts::make(std::string_view op, const Attrs& attrs,
                                 std::span<const LaidOut> inputs,
                                 std::span<const TensorType> outputs) {
-  const auto any = [&](auto is) {
-    return std::any_of(inputs.begin(), inputs.end(),
-                       [&](const LaidOut& one) { return one.present && is(one.lies); });
+  const auto any = [&](auto is) { return first_of(inputs, is) < inputs.size(); };
+  const auto all = [&](Lies::Kind kind) { return std::vector<Lies>(outputs.size(), {kind}); };
+  if (any([](const Lies& l) { return l.kind == Lies::kUnset || l.kind == Lies::kUnknown; }))
+    return all(Lies::kUnknown);
+  if (!any([](const Lies& l) { return l.kind != Lies::kWhole; })) return all(Lies::kWhole);
+  const std::optional<Use> use = use_of(op, attrs, inputs, outputs);
+  if (!use) return std::nullopt;
+  const auto first = [&](Lies::Kind kind) {
+    return first_of(inputs, [&](const Lies& l) { return l.kind == kind; });
   };
-  const auto kind = [](Lies::Kind kind) {
-    return [kind](const Lies& lies) { return lies.kind == kind; };
-  };
-  const auto all = [&](Lies lies) { return std::vector<Lies>(outputs.size(), lies); };
-  if (any(kind(Lies::kUnset)) || any(kind(Lies::kUnknown))) return all({Lies::kUnknown});
-  if (!any([](const Lies& lies) { return lies.kind != Lies::kWhole; })) return all({Lies::kWhole});
+  const auto has = [&](Lies::Kind kind) { return first(kind) < inputs.size(); };
+  if (has(Lies::kMixed)) return refuse("of which only some numbers are summed up");
+  if (has(Lies::kTerms) || has(Lies::kGreatest)) return pass_terms(*use, has(Lies::kGreatest));
+  const size_t run = first_of(inputs, [](const Lies& l) { return l.run != 0; });
+  if (run < inputs.size()) return cut_runs(*use, run);
+  if (has(Lies::kCut)) return cut_blocks(*use, first(Lies::kCut));
+  return pass_number(*use, op, first(Lies::kFirst));
+}
+
+std::optional<OpLayouts::Use> OpLayouts::use_of(std::string_view op, const Attrs& attrs,
+                                                std::span<const LaidOut> inputs,
+                                                std::span<const TensorType> outputs) {
   Use use{find_op(op), {}, {}, inputs};
-  if (!use.def || !use.def->loops) return refuse("which is not known to be done in parts");
+  const auto none = [&](std::string reason) {
+    wrong = std::move(reason);
+    return std::nullopt;
+  };
+  if (!use.def || !use.def->loops) return none("which is not known to be done in parts");
   use.types.attrs = attrs;
   for (const LaidOut& one : inputs) {
     use.types.inputs.push_back(one.type);
     use.types.present.push_back(one.present);
   }
   const auto types = use.def->types(use.types);
-  if (!types) return refuse(types.error().message);
+  if (!types) return none(types.error().message);
   if (!std::equal(types->begin(), types->end(), outputs.begin(), outputs.end()))
-    return refuse("which makes values of other types");
+    return none("which makes values of other types");
   use.types.outputs = *types;
   use.rule = use.def->loops(use.types);
   if (use.rule.inputs.size() != inputs.size() || use.rule.outputs.size() != outputs.size())
-    return refuse("of which not all operands are known to be taken in parts");
-  if (any(kind(Lies::kMixed))) return refuse("of which only some numbers are summed up");
-  if (any(kind(Lies::kTerms)) || any(kind(Lies::kGreatest)))
-    return pass_terms(use, any(kind(Lies::kGreatest)));
-  const auto of = [&](auto is) {
-    return static_cast<size_t>(
-        std::find_if(inputs.begin(), inputs.end(),
-                     [&](const LaidOut& one) { return one.present && is(one.lies); }) -
-        inputs.begin());
-  };
-  if (any([](const Lies& lies) { return lies.run != 0; }))
-    return cut_runs(use, of([](const Lies& lies) { return lies.run != 0; }));
-  if (any(kind(Lies::kCut))) return cut_blocks(use, of(kind(Lies::kCut)));
-  // Own numbers: those of one axis beside what all ranks of another have alike.
-  const bool moves = inputs.size() == 1 && (op == "Reshape" || op == "Cast" || op == "Expand");
-  if (moves || (op == "Add" && any(kind(Lies::kWhole)) && outputs[0].shape.empty()))
-    return all(inputs[of(kind(Lies::kFirst))].lies);
-  return refuse("to which each rank gives another number");
+    return none("of which not all operands are known to be taken in parts");
+  return use;
+}
+
+// Own numbers: those of one axis beside what all ranks of another have alike.
+OpLayouts::Made OpLayouts::pass_number(const Use& use, std::string_view op, size_t from) {
+  const bool moves = use.inputs.size() == 1 && (op == "Reshape" || op == "Cast" || op == "Expand");
+  const bool adds = op == "Add" && use.types.outputs[0].shape.empty() &&
+                    std::any_of(use.inputs.begin(), use.inputs.end(),
+                                [](const LaidOut& one) { return one.lies.kind == Lies::kWhole; });
+  if (!moves && !adds) return refuse("to which each rank gives another number");
+  return std::vector<Lies>(use.types.outputs.size(), use.inputs[from].lies);
 }
 
 // A sum passes where the op is linear in its terms, all others being whole; the greatest where
@@ -188,7 +206,6 @@ std::vector<OpLayouts::Cut> OpLayouts::cuts_of(const Use& use, size_t input) con
   return cuts;
 }
 
-// Where several letters may be cut, results lie as with any of them.
 OpLayouts::Made OpLayouts::cut_blocks(const Use& use, size_t from) {
   if (use.def->draws >= 0) return refuse("which draws for all elements together");
   Made all;
@@ -196,6 +213,7 @@ OpLayouts::Made OpLayouts::cut_blocks(const Use& use, size_t from) {
     const Made made = by_cut(use, cut);
     if (!made) continue;
     if (!all) all = made;
+    // A dim of one element may be cut as well as the next one: which of them it is shows later.
     for (size_t o = 0; o < made->size(); ++o) {
       Lies& known = (*all)[o];
       const Lies& other = (*made)[o];

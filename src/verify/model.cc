@@ -318,6 +318,8 @@ Result<VerifyReport> verify_plan_set(const PlanSet& set, const PlanSet* one_devi
   VerifyReport report;
   report.ranks = set.world();
   report.cells = static_cast<int64_t>(model.cells.size());
+  for (size_t axis = 0; axis < model.mesh.size(); ++axis)
+    if (model.followed >> axis & 1) report.axes.push_back(model.mesh[axis].first);
   Findings findings(report);
   std::vector<Section> sections;
   sections.push_back(make_section(model, "prologue", {kPrologue}));

@@ -258,25 +258,41 @@ const Edits kSlices = {
      "  op Slice in=[4] out=[10] {ends=[1,4,6], starts=[0,0,4], steps=[1,1,1]}\n"},
     {"in=[4,4,4] out=[5,6] {columns=[0,2,4], kv_heads=1, ", "in=[11,12,13] out=[5,6] {"}};
 
+// Rows of a table of which each rank has its own: it must know where they begin.
+const std::string kRows = placed(
+    R"(plan batch=8 arena=? workspace=[128] transport=2097152 scratch=4194304
+axis "tp" 2
+stream 0 "compute"
+group 0 "tp" axes=[0]
+input "tokens" i64[8] high=5
+buffer 0 "table" f32[3,4] state at=? init="table" param="table" cuts=[S0@0] whole=[6,4]
+buffer 1 "tokens@0" i64[8] step at=?
+buffer 2 "first@0" i64[1] step at=?
+buffer 3 "y@0" f32[8,4] step at=?
+buffer 4 "z@0" f32[8] step at=?
+program 0 label="F" args=4
+  value 0 f32[3,4] read
+  value 1 i64[8] read
+  value 2 i64[1] read
+  value 3 f32[8,4] written
+  value 4 i64[] view=2
+  op Gather in=[0,1,4] out=[3] {axis=0, whole=6}
+program 1 label="F square" args=2 workspace=128
+  value 0 f32[8,4] read
+  value 1 f32[8] written
+  value 2 f32[8,4] at=0
+  op Mul in=[0,0] out=[2]
+  op ReduceSum in=[2] out=[1] {axes=[1], keepdims=0}
+body
+  0 input label="input tokens" args=[1] input="tokens" count=8
+  1 input label="first row" args=[2] count=1 stride=[3]
+  2 compute label="F" program=0 args=[0,1,2,3] pass="F" micro=0
+  3 all_reduce label="sum y" args=[3] group=0 micro=0
+  4 compute label="F square" program=1 args=[3,4] pass="F" micro=0
+)");
+
 Said said(const std::string& text, const Edits& edits) {
   return findings_of(set_of({edited(text, edits)}, 2));
-}
-
-TEST(VerifyLayout, BlocksOfWeightsAreAccepted) { EXPECT_EQ(said(kColumnsAndRows, {}), Said()); }
-TEST(VerifyLayout, BlocksOfTokensAreAccepted) { EXPECT_EQ(said(kTokens, {}), Said()); }
-TEST(VerifyLayout, BlocksOfThreeProjectionsAreAccepted) {
-  EXPECT_EQ(said(kHeads, {}), Said());
-  EXPECT_EQ(said(kHeads, kSlices), Said());
-}
-
-// Of one sample, whose dim may be the one that is cut just as well.
-TEST(VerifyLayout, DimsThatCannotBeToldApartAreKeptOpen) {
-  EXPECT_EQ(said(kTokens, {{"  value 1 f32[1,2,4] written\n  op Mul in=[0,0] out=[1]",
-                            "  value 1 f32[1,2,4] written\n  value 2 f32[2,4] view=0\n"
-                            "  value 3 f32[2,4] at=0\n  value 4 f32[1,2,4] view=3\n"
-                            "  op Mul in=[2,2] out=[3]\n  op Neg in=[4] out=[1]"},
-                           {"label=\"B loss\" args=2", "label=\"B loss\" args=2 workspace=32"}}),
-            Said());
 }
 
 // Whether rule layout refuses each, and what it says of the last.
@@ -292,6 +308,41 @@ std::string refused(const std::string& text, const std::vector<Edits>& mutants) 
     last = found == all.end() ? "" : *found;
   }
   return last;
+}
+
+TEST(VerifyLayout, BlocksOfWeightsAreAccepted) { EXPECT_EQ(said(kColumnsAndRows, {}), Said()); }
+TEST(VerifyLayout, BlocksOfTokensAreAccepted) { EXPECT_EQ(said(kTokens, {}), Said()); }
+TEST(VerifyLayout, BlocksOfThreeProjectionsAreAccepted) {
+  EXPECT_EQ(said(kHeads, {}), Said());
+  EXPECT_EQ(said(kHeads, kSlices), Said());
+}
+
+TEST(VerifyLayout, BlocksKnowWhereTheyBegin) {
+  EXPECT_EQ(said(kRows, {}), Said());
+  EXPECT_EQ(
+      refused(kRows, {{{"stride=[3]", "stride=[2]"}},
+                      {{"stride=[3]", "stride=[0]"}},
+                      {{"in=[0,1,4] out=[3] {axis=0, whole=6}", "in=[0,1] out=[3] {axis=0}"}}}),
+      "layout: over 'tp', 'F' on rank 0 (and 1 like it) cannot do op 0, Gather, of f32[3,4] "
+      "cut at dim 0, i64[8] whole: which cannot be done on these parts alone");
+}
+
+TEST(VerifyLayout, AxesWithBlocksAreNamed) {
+  const auto with = verify_plan_set(set_of({kTokens}, 2)),
+             without_any = verify_plan_set(set_of({kStage0, kStage1}, 2));
+  ASSERT_TRUE(with && without_any);
+  EXPECT_EQ(with->axes, Said{"tp"});
+  EXPECT_EQ(without_any->axes, Said());
+}
+
+// Of one sample, whose dim may be the one that is cut just as well.
+TEST(VerifyLayout, DimsThatCannotBeToldApartAreKeptOpen) {
+  EXPECT_EQ(said(kTokens, {{"  value 1 f32[1,2,4] written\n  op Mul in=[0,0] out=[1]",
+                            "  value 1 f32[1,2,4] written\n  value 2 f32[2,4] view=0\n"
+                            "  value 3 f32[2,4] at=0\n  value 4 f32[1,2,4] view=3\n"
+                            "  op Mul in=[2,2] out=[3]\n  op Neg in=[4] out=[1]"},
+                           {"label=\"B loss\" args=2", "label=\"B loss\" args=2 workspace=32"}}),
+            Said());
 }
 
 TEST(VerifyLayout, TermsAreAddedUpOnce) {
