@@ -137,6 +137,22 @@ TEST(Axes, SendWhatTheirFormulasSay) {
     }
 }
 
+TEST(Axes, PartsThatMustKnowWhereTheyBeginAreRefused) {
+  const Folder folder;
+  CompileOptions options;
+  options.model = PIPER_SOURCE_DIR "/samples/gpt/model.onnx";
+  const auto refused = [&](const std::string& shard) {
+    const Case c{"", "", "{tp: 2}", "  - shard: {" + shard + ", over: tp}\n"};
+    options.strategy = folder.write("strategy.yaml", strategy_of(c, kSgd, false));
+    const Result<Compiled> compiled = compile(options);
+    return compiled ? "" : print_error(compiled.error());
+  };
+  EXPECT_NE(refused("match: \"**/wte/*\", dim: 0").find("not supported: Gather in model/wte"),
+            std::string::npos);
+  EXPECT_NE(refused("input: input_ids, dim: 1").find("not supported: Attention in model/h/0"),
+            std::string::npos);
+}
+
 std::vector<Case> cases() {
   const std::string split = "  - split: {dim: batch, into: 2}\n";
   const std::string zero = "  - replicate: {over: dp, shard: [optimizer, gradients, parameters]}\n";
