@@ -18,12 +18,6 @@
 namespace piper {
 namespace {
 
-int64_t bytes_of(std::span<const MessagePart> parts) {
-  int64_t bytes = 0;
-  for (const MessagePart& part : parts) bytes += part.bytes;
-  return bytes;
-}
-
 struct Message {
   const std::byte* data = nullptr;
   int64_t bytes = 0;
@@ -377,13 +371,9 @@ Status InprocTransport::compare(Seated& seated, const char* what) {
       return a.dtype == b.dtype && a.count == b.count && a.part_count == b.part_count &&
              a.stretches == b.stretches;
     };
-    if (other.bytes == own.bytes &&
-        std::equal(own.pieces.begin(), own.pieces.end(), other.pieces.begin(), other.pieces.end(),
-                   same) &&
-        std::equal(own.shards.begin(), own.shards.end(), other.shards.begin(), other.shards.end(),
-                   same_shard)) {
+    if (other.bytes == own.bytes && std::ranges::equal(own.pieces, other.pieces, same) &&
+        std::ranges::equal(own.shards, other.shards, same_shard))
       continue;
-    }
     if (other.bytes != own.bytes) {
       return size_mismatch(rank_, seated.group->ranks[i], fmt::format("in the {} with", what),
                            other.bytes, own.bytes);
@@ -448,10 +438,10 @@ Status InprocTransport::all_gather(int32_t group, std::span<const Shard> shards)
   PIPER_TRY(meet(seated, brings, "all-gather"));
   for (size_t s = 0; s < shards.size(); ++s)
     for (size_t i = 0; i < seated.size(); ++i) {
-      const std::byte* from = seated.group->members[i].shards[s].part;
       shards[s].for_each_run(static_cast<int64_t>(i), [&](const Shard::Run& run) {
         std::byte* to = shards[s].whole + run.whole;
-        if (to != from + run.part) std::memcpy(to, from + run.part, static_cast<size_t>(run.bytes));
+        const std::byte* from = seated.group->members[i].shards[s].part + run.part;
+        if (to != from) std::memcpy(to, from, static_cast<size_t>(run.bytes));
       });
     }
   return arrive(seated, "all-gather");

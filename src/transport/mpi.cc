@@ -22,12 +22,6 @@ struct IdentityRecord {
   HostAddress memory;
 };
 
-int64_t bytes_of(std::span<const MessagePart> parts) {
-  int64_t bytes = 0;
-  for (const MessagePart& part : parts) bytes += part.bytes;
-  return bytes;
-}
-
 template <size_t N>
 void copy_text(char (&to)[N], const std::string& from) {
   std::memcpy(to, from.data(), std::min(from.size(), N - 1));

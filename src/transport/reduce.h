@@ -52,6 +52,12 @@ inline void clear_rest(const Shard& shard, int64_t k) {
   const int64_t bytes = shard.part_count * info(shard.dtype).bytes;
   if (end < bytes) std::memset(shard.part + end, 0, static_cast<size_t>(bytes - end));
 }
+inline int64_t bytes_of(std::span<const MessagePart> parts) {
+  int64_t bytes = 0;
+  for (const MessagePart& part : parts) bytes += part.bytes;
+  return bytes;
+}
+
 inline int64_t whole_bytes(std::span<const Shard> shards) {
   int64_t bytes = 0;
   for (const Shard& shard : shards) bytes += shard.count * info(shard.dtype).bytes;
