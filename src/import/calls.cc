@@ -211,4 +211,21 @@ std::vector<std::string> scopes_of(const OnnxModel& model) {
 
 std::string scope_of_name(std::string_view dotted) { return dots_to_slashes(dotted); }
 
+std::string common_scope(const std::string& a, const std::string& b) {
+  const std::vector<std::string> x = split_text(a, '/'), y = split_text(b, '/');
+  size_t same = 0;
+  while (same < x.size() && same < y.size() && x[same] == y[same]) ++same;
+  return join(std::span(x.data(), same), "/");
+}
+
+bool is_within(const std::string& inner, const std::string& outer) {
+  return outer.empty() || inner == outer || inner.starts_with(outer + "/");
+}
+
+std::string module_of(std::string_view name) {
+  const size_t dot = name.rfind('.');
+  return std::string(dot == name.npos ? std::string_view() : name.substr(0, dot));
+}
+std::string leaf_of(const std::string& name) { return name.substr(name.rfind('.') + 1); }
+
 }  // namespace piper::onnx_import

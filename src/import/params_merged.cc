@@ -2,18 +2,11 @@
 // of one tensor, and what is lost for good.
 #include <algorithm>
 
+#include "host.h"
 #include "params_calls.h"
 
 namespace piper::onnx_import {
 namespace {
-
-std::string parent_of(const std::string& dotted_name) {
-  const size_t dot = dotted_name.rfind('.');
-  return dot == std::string::npos ? "" : dotted_name.substr(0, dot);
-}
-std::string leaf_of(const std::string& dotted_name) {
-  return dotted_name.substr(dotted_name.rfind('.') + 1);
-}
 
 // "a.0.w" and "a.1.w".
 bool differ_in_one_part(const std::string& a, const std::string& b) {
@@ -22,19 +15,6 @@ bool differ_in_one_part(const std::string& a, const std::string& b) {
   size_t differing = 0;
   for (size_t i = 0; i < x.size(); ++i) differing += x[i] != y[i];
   return differing == 1;
-}
-
-// The innermost scope that both are in.
-std::string common_scope(const std::string& a, const std::string& b) {
-  const std::vector<std::string> x = split_text(a, '/'), y = split_text(b, '/');
-  size_t same = 0;
-  while (same < x.size() && same < y.size() && x[same] == y[same]) ++same;
-  return join(std::span(x.data(), same), "/");
-}
-
-// Scopes: "a/b" is within "a", "a/b" and "".
-bool is_within(const std::string& inner, const std::string& outer) {
-  return outer.empty() || inner == outer || inner.starts_with(outer + "/");
 }
 
 }  // namespace
@@ -61,15 +41,45 @@ void CallClaims::swallow_unseen(const std::vector<std::string>& names, const std
   for (const std::string& name : names) unseen_.emplace(name, why);
 }
 
+// That the call's arguments are the inputs of its one node, in their order.
+bool CallClaims::stands_in_place(const Group& group) const {
+  const std::vector<std::string>& inputs = model_.nodes[group.nodes[0]].inputs;
+  const std::vector<CallArg>& args = group.call.args;
+  if (group.nodes.size() != 1 || args.size() != inputs.size()) return false;
+  for (size_t i = 0; i < args.size(); ++i)
+    if (group_of_.count(args[i].name) && args[i].name != inputs[i]) return false;
+  return true;
+}
+
+// Where the group reads `merged` for `value`: at its place in the call, else everywhere. None where
+// the call names another such value, and which input is which is lost.
+std::vector<std::string*> CallClaims::places_of(const Group& group, const std::string& value,
+                                                const std::string& merged) {
+  const std::vector<CallArg>& args = group.call.args;
+  const bool in_place = stands_in_place(group);
+  const bool several = std::any_of(args.begin(), args.end(), [&](const CallArg& arg) {
+    const bool other = arg.name != value && is_unknown(arg);
+    return arg.name == merged || (other && stem_of(arg.name) == stem_of(value));
+  });
+  std::vector<std::string*> out;
+  if (several && !in_place) return out;
+  for (const size_t n : group.nodes) {
+    std::vector<std::string>& inputs = model_.nodes[n].inputs;
+    for (size_t i = 0; i < inputs.size(); ++i)
+      if (inputs[i] == merged && (!in_place || args[i].name == value)) out.push_back(&inputs[i]);
+  }
+  return out;
+}
+
 // The results that the group's nodes read where its call names one that no node makes: of the same
 // function, and not at the place of another such argument, as beside a product with 1 that was
 // removed.
 std::vector<std::string> CallClaims::read_instead(const Group& group, const CallArg& arg) const {
   std::vector<std::string> out;
   const std::vector<CallArg>& args = group.call.args;
+  const bool in_place = stands_in_place(group);
   for (const size_t reader : group.nodes) {
     const std::vector<std::string>& inputs = model_.nodes[reader].inputs;
-    const bool in_place = group.nodes.size() == 1 && args.size() == inputs.size();
     for (size_t i = 0; i < inputs.size(); ++i) {
       if (!group_of_.count(inputs[i]) || stem_of(inputs[i]) != stem_of(arg.name)) continue;
       if (in_place && args[i].name != arg.name && is_unknown(args[i])) continue;
@@ -98,15 +108,15 @@ bool CallClaims::restore_merged_module() {
 // one.
 std::string CallClaims::module_beside(const std::vector<Claim>& own, const std::string& reader) {
   const std::vector<std::string> lost = missing();
-  const std::string module = parent_of(own[0].name);
+  const std::string module = module_of(own[0].name);
   std::map<size_t, std::set<std::string>> found;  // by nearness
   for (const std::string& candidate : lost) {
-    const std::string beside = parent_of(candidate);
-    if (parent_of(beside) != parent_of(module) &&
-        !is_within(reader, scope_of_name(parent_of(beside))))
+    const std::string beside = module_of(candidate);
+    if (module_of(beside) != module_of(module) &&
+        !is_within(reader, scope_of_name(module_of(beside))))
       continue;
     const bool all = std::all_of(own.begin(), own.end(), [&](const Claim& claim) {
-      return parent_of(claim.name) == module &&
+      return module_of(claim.name) == module &&
              std::count(lost.begin(), lost.end(), beside + "." + leaf_of(claim.name)) > 0;
     });
     if (all) found[common_scope(scope_of_name(beside), reader).size()].insert(beside);
@@ -116,47 +126,158 @@ std::string CallClaims::module_beside(const std::vector<Claim>& own, const std::
   if (nearest.size() == 1) return *nearest.begin();
   const std::string which = join(std::vector<std::string>(nearest.begin(), nearest.end()), ", ");
   for (const std::string& name : lost)
-    if (nearest.count(parent_of(name)))
+    if (nearest.count(module_of(name)))
       unseen_.emplace(name, fmt::format("which of {} is read in '{}' is lost", which, reader));
   return {};
 }
 
-bool CallClaims::copy_merged(size_t source, const std::string& name, const Group& readers) {
-  if (groups_[source].nodes.size() != 1) return false;
-  for (const CallArg& arg : readers.call.args) {
-    if (arg.name == groups_[source].call.name)
-      return false;  // reads both: which input is which is lost
+// The parameters of which a copy of what was made of `own` is made: those of a module beside, else,
+// of one that has not been trained, the only other one of its module without a place.
+std::vector<std::string> CallClaims::counterparts(const std::vector<Claim>& own,
+                                                  const std::string& reader) {
+  std::vector<std::string> out;
+  if (own.empty()) return out;
+  const std::string module = module_beside(own, reader);
+  if (!module.empty()) {
+    for (const Claim& claim : own) out.push_back(module + "." + leaf_of(claim.name));
+    return out;
   }
-  const size_t original = groups_[source].nodes[0];
-  std::vector<Claim> own;
-  for (const Claim& claim : claims_.list) {
-    if (claim.node == original && !claim.name.empty()) own.push_back(claim);
-  }
-  const std::string module =
-      own.empty() ? std::string() : module_beside(own, scopes_[readers.nodes[0]]);
-  if (module.empty() || model_.nodes[original].outputs.size() != 1) return false;
-  OnnxNode copy = model_.nodes[original];
-  const std::string merged = copy.outputs[0];
-  copy.outputs[0] = name;
-  copy.name += " for " + module;
+  const int initializer = own[0].initializer;
+  if (own.size() != 1 || initializer < 0 ||
+      !is_uniform(tensor(initializer).data, tensor(initializer).type.dtype))
+    return out;
+  for (const std::string& name : unseen_in(scope_of_name(module_of(own[0].name))))
+    if (module_of(name) == module_of(own[0].name)) out.push_back(name);
+  if (out.size() != 1) return {};
+  claims_.notes.push_back(
+      {out[0], fmt::format("taken for what was merged with '{}', of which it has the value; "
+                           "'exclude' it if it is unused",
+                           own[0].name)});
+  return out;
+}
+
+// A copy of the node, made of `names` instead of what `own` claims of it, with results of its own.
+void CallClaims::copy_node(size_t original, const std::vector<Claim>& own,
+                           const std::vector<std::string>& names,
+                           const std::vector<std::string>& outputs) {
   const size_t n = model_.nodes.size();
-  for (Claim& claim : own) {
+  OnnxNode copy = model_.nodes[original];
+  const std::string module = module_of(names[0]);
+  copy.name += " for " + module;
+  copy.outputs = outputs;
+  for (const std::string& output : outputs) maker_.emplace(output, n);
+  for (size_t k = 0; k < own.size(); ++k) {
+    Claim claim = own[k];
     claim.node = n;
-    claim.name = module + "." + leaf_of(claim.name);
-    claim.evidence = fmt::format("call {} merged into {}", name, merged);
+    claim.name = names[k];
+    claim.evidence =
+        fmt::format("call {} merged into {}", outputs[0], model_.nodes[original].outputs[0]);
     claimed_.insert(claim.name);
     taken_.emplace(n, claim.input);
-    claims_.list.push_back(claim);
+    claims_.list.push_back(std::move(claim));
   }
   model_.nodes.push_back(std::move(copy));
   scopes_.push_back(scope_of_name(module));
+}
+
+// Those of the group's one node that has parameters.
+std::vector<Claim> CallClaims::claims_at(const Group& group, size_t node) const {
+  std::vector<Claim> own;
+  for (const Claim& claim : claims_.list) {
+    if (claim.name.empty() || group_at(claim.node) != &group) continue;
+    if (claim.node != node) return {};
+    own.push_back(claim);
+  }
+  return own;
+}
+
+bool CallClaims::copy_merged(size_t source, const std::string& name, const Group& readers) {
+  const std::string merged = groups_[source].call.name;
+  const auto made = maker_.find(merged);
+  if (made == maker_.end() || model_.nodes[made->second].outputs.size() != 1) return false;
+  const std::vector<std::string*> places = places_of(readers, name, merged);
+  if (places.empty()) return false;
+  const std::vector<Claim> own = claims_at(groups_[source], made->second);
+  const std::vector<std::string> names = counterparts(own, scopes_[readers.nodes[0]]);
+  if (names.empty()) return false;
+  for (std::string* input : places) *input = name;
+  copy_node(made->second, own, names, {name});
   group_of_.emplace(name, source);
-  for (const size_t reader : readers.nodes) {
-    for (std::string& input : model_.nodes[reader].inputs) {
-      if (input == merged) input = name;
+  return true;
+}
+
+// ---- Parts of parameters ------------------------------------------------------------------------
+
+std::vector<const Group*> CallClaims::readers_of(const std::string& value) const {
+  std::vector<const Group*> out;
+  for (const Group& group : groups_)
+    if (std::any_of(group.nodes.begin(), group.nodes.end(), [&](size_t n) {
+          const std::vector<std::string>& inputs = model_.nodes[n].inputs;
+          return std::count(inputs.begin(), inputs.end(), value) > 0;
+        }))
+      out.push_back(&group);
+  return out;
+}
+
+// That a call knows a value under another name than all of `others` do.
+bool CallClaims::names_apart(const Group& group, const std::vector<const Group*>& others) const {
+  const std::vector<std::string> own = unknowns(group);
+  return !own.empty() && std::all_of(others.begin(), others.end(), [&](const Group* other) {
+    return std::none_of(own.begin(), own.end(),
+                        [&](const std::string& value) { return names(*other, value); });
+  });
+}
+
+// Nodes without a call make parts of a parameter, and those of equal ones are merged: where the
+// calls of another module read them, under other names, they are those of its own.
+bool CallClaims::restore_merged_parts() {
+  for (const Claim& claim : claims_.list) {
+    if (claim.name.empty() || claim.initializer < 0 || group_at(claim.node)) continue;
+    const OnnxTensor& t = tensor(claim.initializer);
+    if (!is_uniform(t.data, t.type.dtype)) continue;
+    for (const std::string& lost : missing())
+      if (leaf_of(lost) == leaf_of(claim.name) && copy_parts(Claim(claim), lost)) return true;
+  }
+  return false;
+}
+
+bool CallClaims::copy_parts(const Claim& claim, const std::string& name) {
+  const std::vector<std::string> outputs = model_.nodes[claim.node].outputs;
+  const std::string scope = scope_of_name(module_of(name));
+  std::vector<std::pair<std::string*, size_t>> places;  // and which output
+  for (size_t k = 0; k < outputs.size(); ++k) {
+    std::vector<const Group*> here, others;
+    for (const Group* reader : readers_of(outputs[k]))
+      (scopes_[reader->nodes[0]] == scope ? here : others).push_back(reader);
+    for (const Group* reader : here) {
+      if (others.empty() || !names_apart(*reader, others)) return false;
+      for (const size_t n : reader->nodes)
+        for (std::string& input : model_.nodes[n].inputs)
+          if (input == outputs[k]) places.emplace_back(&input, k);
     }
   }
+  if (places.empty()) return false;
+  std::vector<std::string> own;
+  for (const std::string& output : outputs) own.push_back(output + " of " + name);
+  for (const auto& [input, k] : places) *input = own[k];
+  copy_node(claim.node, {claim}, {name}, own);
   return true;
+}
+
+// Those that did not come apart: a parameter of a module that reads such a part has its own in it.
+void CallClaims::find_merged_parts() {
+  for (const Claim& claim : claims_.list) {
+    if (claim.name.empty() || group_at(claim.node)) continue;
+    for (const std::string& part : model_.nodes[claim.node].outputs) {
+      const std::vector<const Group*> readers = readers_of(part);
+      for (const Group* reader : readers)
+        for (const Group* other : readers)
+          if (reader != other && names_apart(*reader, {other}))
+            swallow_module(
+                scopes_[reader->nodes[0]],
+                fmt::format("'{}', a part of '{}', stands for several values", part, claim.name));
+    }
+  }
 }
 
 // Modules that read no parameters but their own, unless these are tied.
@@ -172,12 +293,12 @@ bool CallClaims::ties_alone(size_t node) const {
 // A parameter that no call names is another name of one that does the work in its module.
 void CallClaims::tie_unused() {
   for (const std::string& name : missing()) {
-    const std::string scope = scope_of_name(parent_of(name));
+    const std::string scope = scope_of_name(module_of(name));
     for (const Claim& claim : claims_.list) {
       if (claim.name.empty() || scopes_[claim.node] != scope ||
           leaf_of(claim.name) != leaf_of(name))
         continue;
-      if (parent_of(claim.name) == parent_of(name) || !ties_alone(claim.node)) continue;
+      if (module_of(claim.name) == module_of(name) || !ties_alone(claim.node)) continue;
       tie(name, claim.name);
       break;
     }
@@ -204,7 +325,7 @@ void CallClaims::tie(const std::string& a, const std::string& b) {
 
 void CallClaims::swallow_module(const std::string& scope, const std::string& why) {
   for (const std::string& name : claims_.lost)
-    if (scope_of_name(parent_of(name)) == scope) unseen_.emplace(name, why);
+    if (scope_of_name(module_of(name)) == scope) unseen_.emplace(name, why);
 }
 
 // Equal results of calls are merged, and not all of them come apart again: a node reads twice what
@@ -265,56 +386,6 @@ void CallClaims::find_merged_beside() {
   }
 }
 
-// The scope around what a removed factor or summand stood between: what the group reads in its
-// stead, and the group. Integers are no products of parameters.
-std::string CallClaims::around_removed(const Group& group) const {
-  std::string around = scopes_[group.nodes[0]];
-  for (const size_t n : group.nodes) {
-    for (const std::string& input : model_.nodes[n].inputs) {
-      const auto made = maker_.find(input);
-      if (made == maker_.end()) {
-        if (index_.find(input) < 0 && !input.empty() && !names(group, input)) around = "";
-        continue;
-      }
-      const Group* maker = group_at(made->second);
-      if (maker == &group || (maker && names(group, maker->call.name))) continue;
-      if (!model_.integers.count(input)) around = common_scope(around, scopes_[made->second]);
-    }
-  }
-  return around;
-}
-
-// A product with 1 and a sum with 0 are removed, be they parameters: a call names the result, which
-// no node makes. What has no place near it may have been that number.
-void CallClaims::find_removed() {
-  constexpr std::string_view kRemoved[] = {"mul", "add", "sub", "div"};
-  for (const Group& group : groups_) {
-    for (const std::string& value : unknowns(group)) {
-      if (!std::count(std::begin(kRemoved), std::end(kRemoved), stem_of(value))) continue;
-      if (reads_integers_alone(group)) continue;
-      const std::string around = around_removed(group);
-      const std::string why = fmt::format("'{}', which {} reads, was removed", value,
-                                          model_.nodes[group.nodes[0]].label());
-      for (const std::string& name : claims_.lost)
-        if (is_within(scope_of_name(parent_of(name)), around)) unseen_.emplace(name, why);
-      for (const auto& [name, initializer] : partial_)
-        if (stem_of(tensor(initializer).name) == "select" &&
-            is_within(scope_of_name(parent_of(name)), around))
-          swallow(name,
-                  fmt::format("{}, and of it '{}' alone is there", why, tensor(initializer).name));
-    }
-  }
-}
-
-bool CallClaims::reads_integers_alone(const Group& group) const {
-  return std::all_of(group.nodes.begin(), group.nodes.end(), [&](size_t n) {
-    const std::vector<std::string>& inputs = model_.nodes[n].inputs;
-    return std::all_of(inputs.begin(), inputs.end(), [&](const std::string& input) {
-      return input.empty() || model_.integers.count(input) || index_.find(input) >= 0;
-    });
-  });
-}
-
 // Equal results of folding are merged too, and only the first says what it was made of. The others
 // show in a module with a parameter that has no place: a call there names a value that no node
 // makes, and a node reads a constant in its stead. One made of no parameter explains itself.
@@ -337,6 +408,7 @@ void CallClaims::find_unexplained() {
 
 void CallClaims::find_swallowed() {
   find_merged();
+  find_merged_parts();
   find_unexplained();
   find_merged_beside();
   find_removed();

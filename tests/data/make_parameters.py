@@ -1,13 +1,17 @@
 """Writes parameters/*.onnx: small files with the metadata of an export, for what the exporter may do to parameters.
 
     pip install onnx numpy
-    python tests/data/make_parameters.py
+    python tests/data/make_parameters.py            # --check: says whether these are the files that are stored
 """
+import filecmp
 import pathlib
+import sys
+import tempfile
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper, save
 
-OUT = pathlib.Path(__file__).parent / "parameters"
+STORED = pathlib.Path(__file__).parent / "parameters"
+OUT = pathlib.Path(tempfile.mkdtemp()) if "--check" in sys.argv else STORED
 rng = np.random.default_rng(3)
 
 
@@ -443,3 +447,56 @@ write("merged_within_calls",
       [node("MatMul", "x val_0", "linear", ("linear", "aten.linear.default", "%x, %exp"), "m"),
        node("MatMul", "linear val_0", "linear_1", ("linear_1", "aten.linear.default", "%linear, %exp_1"), "m"), *loss("linear_1")],
       [ones("val_0", 4, 4)], ["batch", 4], ["m.w"], {"val_0": ["exp", "m.w"]})
+# Two tokens that are equal before any training, put beside each other: the places of the call's arguments tell them apart.
+write("merged_tokens",
+      [node("Expand", "m.token size", "expand", ("expand", "aten.expand.default", "%p_m_token, [4, -1, -1]"), "m"),
+       node("Concat", "expand expand x", "cat", ("cat", "aten.cat.default", "[%expand, %expand_1, %x], 1"), "m", axis=1), *loss("cat")],
+      [zeros("m.token", 1, 1, 4), numpy_helper.from_array(np.array([4, 1, 4]), "size")], [4, 3, 4], ["m.token", "m.other"])
+# Parts of parameters are made by nodes without a call. Those of equal ones are merged: of two modules, and of one.
+def parts(name, modules, leaves):
+    nodes, x = [], "x"
+    split = helper.make_node("Split", [f"{modules[0]}.{leaves[0]}", "sizes"], ["split_split_0", "split_split_1"], name="node_Split")
+    for k, module in enumerate(modules * (3 - len(modules))):
+        for part in range(2):
+            call = f"add_{2 * k + part}"
+            nodes.append(node("Add", f"{x} split_split_{part}", call, (call, "aten.add.Tensor", f"%{x}, %getitem_{2 * k + part}"), module, cls="net.Own"))
+            nodes.append(node("Tanh", call, f"t_{call}", (f"t_{call}", "aten.tanh.default", f"%{call}"), module, cls="net.Own"))
+            x = f"t_{call}"
+    write(name, [split, *nodes, *loss(x)], [zeros(f"{modules[0]}.{leaves[0]}", 8), numpy_helper.from_array(np.array([4, 4]), "sizes")], ["batch", 4],
+          [f"{module}.{leaf}" for module in modules for leaf in leaves])
+
+
+parts("merged_parts", ["a", "b"], ["bias"])
+parts("merged_parts_within", ["a"], ["first", "second"])
+# Norms of a class of their own, of which the equal scales and the equal offsets were merged: each is of the parameter of its name.
+def own_norm(x, k, scope):
+    trace = dict(scope=scope, cls="net.Norm2d")
+    own = ["", "_1"] if k == 0 else ["_2", "_3"]
+    return [node("Mul", f"unsqueeze {x}", f"mul_{k}", (f"mul_{k}", "aten.mul.Tensor", f"%unsqueeze{own[0]}, %{x}"), **trace),
+            node("Add", f"mul_{k} unsqueeze_1", f"add_{k}", (f"add_{k}", "aten.add.Tensor", f"%mul_{k}, %unsqueeze{own[1]}"), **trace),
+            node("Tanh", f"add_{k}", f"tanh_{k}", (f"tanh_{k}", "aten.tanh.default", f"%add_{k}"))]
+
+
+write("merged_in_class", [*own_norm("x", 0, "a"), *own_norm("tanh_0", 1, "b"), *loss("tanh_1")], [ones("unsqueeze", 3, 1), zeros("unsqueeze_1", 3, 1)],
+      ["batch", 3, 4], ["a.weight", "a.bias", "b.weight", "b.bias"], {"unsqueeze": ["a.weight", "val_0"], "unsqueeze_1": ["a.bias", "val_0"]})
+# A sum of scales' logarithms that was 0, and was removed where it was added; and a number of the module's own that is 1 and is read elsewhere.
+def removed(name, missing, scale, folded):
+    flow = dict(scope="flow", cls="net.Flow")
+    write(name, [node("Mul", f"x {scale}", "mul", ("mul", "aten.mul.Tensor", f"%x, %{'exp' if folded else 'p_flow_scale'}"), **flow),
+                 node("ReduceSum", "mul", "sum_2", ("sum_2", "aten.sum.default", "%mul"), keepdims=0, **flow),
+                 node("Tanh", "sum_2", "tanh", ("tanh", "aten.tanh.default", f"%{missing}"), **flow), *loss("tanh")],
+          [ones(scale, 4)], ["batch", 4], ["flow.scale"], {scale: ["flow.scale"]} if folded else {})
+
+
+removed("removed_sum", "add_7", "exp", True)
+removed("removed_product", "mul_7", "flow.scale", False)
+# Rows of a table that are repeated along the batch.
+write("repeated_query",
+      [node("Tile", "val_0 size", "repeat", ("repeat", "aten.repeat.default", "%unsqueeze, [%batch, 1, 1]"), "m"),
+       node("Add", "repeat x", "add", ("add", "aten.add.Tensor", "%repeat, %x"), "m"), *loss("add")],
+      [tensor("val_0", 1, 3, 4), numpy_helper.from_array(np.array([4, 1, 1]), "size")], [4, 3, 4], ["q.weight"], {"val_0": ["q.weight", "unsqueeze", "val_1", "val_2"]})
+
+if OUT != STORED:
+    names = sorted({path.name for folder in (OUT, STORED) for path in folder.glob("*.onnx")})
+    _, differing, missing = filecmp.cmpfiles(OUT, STORED, names, shallow=False)
+    sys.exit(f"not what is stored: {', '.join(differing + missing)}" if differing or missing else 0)
