@@ -2,6 +2,7 @@
 // of parameters.
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 
 #include "host.h"
 #include "params_calls.h"
@@ -111,11 +112,12 @@ std::vector<CallClaims::Constant> CallClaims::constants() const {
 }
 
 // A summand that was 0, or a factor that was 1, may be made of a parameter that has a place, too:
-// one of the module that computed it, or one of which a function has vanished.
+// one of the module that computed it, as 1 + 0, or one of which a function has vanished.
 bool CallClaims::may_be_of(const Constant& constant, std::string_view removed,
                            const std::string& around) const {
   if (!is_within(constant.module, around)) return false;
-  if (constant.module == around && !constant.alone) return true;
+  const bool usual = constant.number == 0 || std::fabs(constant.number) == 1;
+  if (constant.module == around && !constant.alone && usual) return true;
   const double number = removed == "add" || removed == "sub" ? 0 : 1;
   return std::any_of(vanished_.begin(), vanished_.end(), [&](const std::string& function) {
     return gives(function, constant.number) == number;
