@@ -113,9 +113,18 @@ class CallClaims {
   bool copy_merged(size_t source, const std::string& name, const Group& readers);
   std::string module_beside(const std::vector<Claim>& own, const std::string& reader);
   std::vector<std::string> counterparts(const std::vector<Claim>& own, const std::string& reader);
-  std::vector<Claim> claims_at(const Group& group, size_t node) const;
+  std::string twin_of(const std::string& name, const std::string& from,
+                      const std::string& to) const;
+  std::vector<Claim> claims_at(size_t node) const;
+  std::vector<Claim> claims_of(const Group& group) const;
+  std::string equal_module(const std::vector<Claim>& own, const std::string& reader) const;
+  bool comes_from(size_t node, std::map<size_t, bool>& known) const;
+  std::vector<size_t> twins_of(size_t node, const std::string& from, const std::string& to) const;
+  void copy_twins(size_t node, const std::string& result, const std::string& from,
+                  const std::string& to);
   void copy_node(size_t original, const std::vector<Claim>& own,
                  const std::vector<std::string>& names, const std::vector<std::string>& outputs);
+  // params_parts.cc:
   std::vector<const Group*> readers_of(const std::string& value) const;
   bool names_apart(const Group& group, const std::vector<const Group*>& others) const;
   bool copy_parts(const Claim& claim, const std::string& name);
@@ -141,8 +150,8 @@ class CallClaims {
   bool reads_integers_alone(const Group& group) const;
   std::set<std::string> vanished() const;
   std::vector<Constant> constants() const;
-  bool may_be_of(const Constant& constant, std::string_view removed,
-                 const std::string& around) const;
+  enum class Part { kNone, kPossible, kLikely };  // in what was removed
+  Part part_of(const Constant& constant, std::string_view removed, const std::string& around) const;
   const OnnxTensor& tensor(int i) const { return model_.initializers[static_cast<size_t>(i)]; }
 
   OnnxModel& model_;

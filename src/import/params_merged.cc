@@ -156,14 +156,80 @@ std::vector<std::string> CallClaims::counterparts(const std::vector<Claim>& own,
   return out;
 }
 
-// A copy of the node, made of `names` instead of what `own` claims of it, with results of its own.
+// The name that `name` has among the parameters without a place, as `from` has there that of `to`:
+// in another module, or where one part of both differs. "" where there is none.
+std::string CallClaims::twin_of(const std::string& name, const std::string& from,
+                                const std::string& to) const {
+  std::string twin;
+  if (name == from) {
+    twin = to;
+  } else if (module_of(name) == module_of(from)) {
+    twin = module_of(to) + "." + leaf_of(name);
+  } else if (differ_in_one_part(from, to)) {
+    std::vector<std::string> x = split_text(from, '.'), y = split_text(to, '.');
+    std::vector<std::string> parts = split_text(name, '.');
+    for (size_t k = 0; k < std::min(x.size(), parts.size()) && parts[k] == x[k]; ++k)
+      if (x[k] != y[k]) {
+        parts[k] = y[k];
+        twin = join(parts, ".");
+        break;
+      }
+  }
+  return is_parameter(twin) && !claimed_.count(twin) ? twin : std::string();
+}
+
+std::vector<Claim> CallClaims::claims_at(size_t node) const {
+  std::vector<Claim> own;
+  std::copy_if(claims_.list.begin(), claims_.list.end(), std::back_inserter(own),
+               [&](const Claim& claim) { return claim.node == node && !claim.name.empty(); });
+  return own;
+}
+
+// Whether the node is among `known`, or made of one that is.
+bool CallClaims::comes_from(size_t node, std::map<size_t, bool>& known) const {
+  const auto [entry, fresh] = known.emplace(node, false);
+  if (!fresh) return entry->second;
+  bool found = false;
+  for (const std::string& input : model_.nodes[node].inputs)
+    if (const auto made = maker_.find(input); made != maker_.end())
+      found = comes_from(made->second, known) || found;
+  return known[node] = found;
+}
+
+// The nodes that are copied with `node`: those made of parameters of which a twin has no place, and
+// what is made of them.
+std::vector<size_t> CallClaims::twins_of(size_t node, const std::string& from,
+                                         const std::string& to) const {
+  std::map<size_t, bool> known;
+  for (const Claim& claim : claims_.list)
+    if (!twin_of(claim.name, from, to).empty()) known.emplace(claim.node, true);
+  const std::map<size_t, bool> own = known;
+  bool others = false;
+  for (const std::string& input : model_.nodes[node].inputs)
+    if (const auto made = maker_.find(input); made != maker_.end() && own.size() > 1)
+      others = comes_from(made->second, known) || others;
+  std::vector<size_t> out{node}, open{node};
+  while (others && !open.empty()) {
+    const size_t at = open.back();
+    open.pop_back();
+    for (const std::string& input : model_.nodes[at].inputs) {
+      const auto made = maker_.find(input);
+      if (made == maker_.end() || !known[made->second]) continue;
+      if (std::count(out.begin(), out.end(), made->second)) continue;
+      out.push_back(made->second);
+      open.push_back(made->second);
+    }
+  }
+  return out;
+}
+
+// A copy of the node with results of its own, made of `names` instead of what `own` claims of it.
 void CallClaims::copy_node(size_t original, const std::vector<Claim>& own,
                            const std::vector<std::string>& names,
                            const std::vector<std::string>& outputs) {
   const size_t n = model_.nodes.size();
   OnnxNode copy = model_.nodes[original];
-  const std::string module = module_of(names[0]);
-  copy.name += " for " + module;
+  std::string scope = scopes_[original];
   copy.outputs = outputs;
   for (const std::string& output : outputs) maker_.emplace(output, n);
   for (size_t k = 0; k < own.size(); ++k) {
@@ -175,20 +241,36 @@ void CallClaims::copy_node(size_t original, const std::vector<Claim>& own,
     claimed_.insert(claim.name);
     taken_.emplace(n, claim.input);
     claims_.list.push_back(std::move(claim));
+    copy.name = model_.nodes[original].name + " for " + module_of(names[k]);
+    scope = scope_of_name(module_of(names[k]));
   }
   model_.nodes.push_back(std::move(copy));
-  scopes_.push_back(scope_of_name(module));
+  scopes_.push_back(scope);
 }
 
-// Those of the group's one node that has parameters.
-std::vector<Claim> CallClaims::claims_at(const Group& group, size_t node) const {
-  std::vector<Claim> own;
-  for (const Claim& claim : claims_.list) {
-    if (claim.name.empty() || group_at(claim.node) != &group) continue;
-    if (claim.node != node) return {};
-    own.push_back(claim);
+// With all that is copied with it.
+void CallClaims::copy_twins(size_t node, const std::string& result, const std::string& from,
+                            const std::string& to) {
+  const std::vector<size_t> twins = twins_of(node, from, to);
+  std::map<std::string, std::string> renamed{{model_.nodes[node].outputs[0], result}};
+  std::vector<std::vector<std::string>> names;
+  for (const size_t n : twins) {
+    for (const std::string& output : model_.nodes[n].outputs)
+      renamed.emplace(output, output + " for " + to);
+    names.emplace_back();
+    for (const Claim& claim : claims_at(n)) {
+      const std::string twin = twin_of(claim.name, from, to);
+      names.back().push_back(twin.empty() ? claim.name : twin);
+    }
   }
-  return own;
+  for (size_t k = 0; k < twins.size(); ++k) {
+    std::vector<std::string> outputs;
+    for (const std::string& output : model_.nodes[twins[k]].outputs)
+      outputs.push_back(renamed.at(output));
+    copy_node(twins[k], claims_at(twins[k]), names[k], outputs);
+    for (std::string& input : model_.nodes.back().inputs)
+      if (const auto at = renamed.find(input); at != renamed.end()) input = at->second;
+  }
 }
 
 bool CallClaims::copy_merged(size_t source, const std::string& name, const Group& readers) {
@@ -197,87 +279,13 @@ bool CallClaims::copy_merged(size_t source, const std::string& name, const Group
   if (made == maker_.end() || model_.nodes[made->second].outputs.size() != 1) return false;
   const std::vector<std::string*> places = places_of(readers, name, merged);
   if (places.empty()) return false;
-  const std::vector<Claim> own = claims_at(groups_[source], made->second);
+  const std::vector<Claim> own = claims_at(made->second);
   const std::vector<std::string> names = counterparts(own, scopes_[readers.nodes[0]]);
   if (names.empty()) return false;
   for (std::string* input : places) *input = name;
-  copy_node(made->second, own, names, {name});
+  copy_twins(made->second, name, own[0].name, names[0]);
   group_of_.emplace(name, source);
   return true;
-}
-
-// ---- Parts of parameters ------------------------------------------------------------------------
-
-std::vector<const Group*> CallClaims::readers_of(const std::string& value) const {
-  std::vector<const Group*> out;
-  for (const Group& group : groups_)
-    if (std::any_of(group.nodes.begin(), group.nodes.end(), [&](size_t n) {
-          const std::vector<std::string>& inputs = model_.nodes[n].inputs;
-          return std::count(inputs.begin(), inputs.end(), value) > 0;
-        }))
-      out.push_back(&group);
-  return out;
-}
-
-// That a call knows a value under another name than all of `others` do.
-bool CallClaims::names_apart(const Group& group, const std::vector<const Group*>& others) const {
-  const std::vector<std::string> own = unknowns(group);
-  return !own.empty() && std::all_of(others.begin(), others.end(), [&](const Group* other) {
-    return std::none_of(own.begin(), own.end(),
-                        [&](const std::string& value) { return names(*other, value); });
-  });
-}
-
-// Nodes without a call make parts of a parameter, and those of equal ones are merged: where the
-// calls of another module read them, under other names, they are those of its own.
-bool CallClaims::restore_merged_parts() {
-  for (const Claim& claim : claims_.list) {
-    if (claim.name.empty() || claim.initializer < 0 || group_at(claim.node)) continue;
-    const OnnxTensor& t = tensor(claim.initializer);
-    if (!is_uniform(t.data, t.type.dtype)) continue;
-    for (const std::string& lost : missing())
-      if (leaf_of(lost) == leaf_of(claim.name) && copy_parts(Claim(claim), lost)) return true;
-  }
-  return false;
-}
-
-bool CallClaims::copy_parts(const Claim& claim, const std::string& name) {
-  const std::vector<std::string> outputs = model_.nodes[claim.node].outputs;
-  const std::string scope = scope_of_name(module_of(name));
-  std::vector<std::pair<std::string*, size_t>> places;  // and which output
-  for (size_t k = 0; k < outputs.size(); ++k) {
-    std::vector<const Group*> here, others;
-    for (const Group* reader : readers_of(outputs[k]))
-      (scopes_[reader->nodes[0]] == scope ? here : others).push_back(reader);
-    for (const Group* reader : here) {
-      if (others.empty() || !names_apart(*reader, others)) return false;
-      for (const size_t n : reader->nodes)
-        for (std::string& input : model_.nodes[n].inputs)
-          if (input == outputs[k]) places.emplace_back(&input, k);
-    }
-  }
-  if (places.empty()) return false;
-  std::vector<std::string> own;
-  for (const std::string& output : outputs) own.push_back(output + " of " + name);
-  for (const auto& [input, k] : places) *input = own[k];
-  copy_node(claim.node, {claim}, {name}, own);
-  return true;
-}
-
-// Those that did not come apart: a parameter of a module that reads such a part has its own in it.
-void CallClaims::find_merged_parts() {
-  for (const Claim& claim : claims_.list) {
-    if (claim.name.empty() || group_at(claim.node)) continue;
-    for (const std::string& part : model_.nodes[claim.node].outputs) {
-      const std::vector<const Group*> readers = readers_of(part);
-      for (const Group* reader : readers)
-        for (const Group* other : readers)
-          if (reader != other && names_apart(*reader, {other}))
-            swallow_module(
-                scopes_[reader->nodes[0]],
-                fmt::format("'{}', a part of '{}', stands for several values", part, claim.name));
-    }
-  }
 }
 
 // Modules that read no parameters but their own, unless these are tied.
@@ -334,11 +342,47 @@ void CallClaims::find_merged() {
   for (const Group& group : groups_) {
     for (const CallArg& arg : group.call.args) {
       if (!is_unknown(arg)) continue;
-      for (const std::string& input : read_instead(group, arg))
-        swallow_module(scopes_[group.nodes[0]],
-                       fmt::format("'{}' was merged into '{}'", arg.name, input));
+      for (const std::string& input : read_instead(group, arg)) {
+        const std::string why = fmt::format("'{}' was merged into '{}'", arg.name, input);
+        swallow_module(scopes_[group.nodes[0]], why);
+        const std::vector<Claim> own = claims_of(groups_[group_of_.at(input)]);
+        const std::string other = equal_module(own, scopes_[group.nodes[0]]);
+        if (other.empty()) continue;
+        for (const Claim& claim : own)
+          swallow(claim.name, fmt::format("{}, and may be of the equal '{}'", why, other));
+      }
     }
   }
+}
+
+std::vector<Claim> CallClaims::claims_of(const Group& group) const {
+  std::vector<Claim> own;
+  for (const size_t n : group.nodes) {
+    const std::vector<Claim> here = claims_at(n);
+    own.insert(own.end(), here.begin(), here.end());
+  }
+  return own;
+}
+
+// Another module with a place, of which all parameters in `own` have the values, and which the
+// reader may have called.
+std::string CallClaims::equal_module(const std::vector<Claim>& own,
+                                     const std::string& reader) const {
+  if (own.empty()) return {};
+  const auto has = [&](const Claim& of, const std::string& module) {
+    return std::any_of(claims_.list.begin(), claims_.list.end(), [&](const Claim& claim) {
+      return claim.initializer == of.initializer && claim.type == of.type &&
+             claim.name == module + "." + leaf_of(of.name);
+    });
+  };
+  for (const Claim& claim : claims_.list) {
+    const std::string module = module_of(claim.name);
+    if (claim.initializer != own[0].initializer || module == module_of(own[0].name)) continue;
+    if (!is_within(reader, scope_of_name(module_of(module)))) continue;
+    if (std::all_of(own.begin(), own.end(), [&](const Claim& of) { return has(of, module); }))
+      return module;
+  }
+  return {};
 }
 
 // The parameters of the calls that a value comes from by way of calls without any.

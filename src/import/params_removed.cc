@@ -21,6 +21,10 @@ std::optional<double> gives(const std::string& function, double number) {
   return made ? std::optional(read_number(made->data, DType::kF64, 0)) : std::nullopt;
 }
 
+constexpr const char* kPossible =
+    "the exporter removed a summand of 0 or a factor of 1 near its module: if that was computed of "
+    "this parameter, too, the file has lost it, and one of optimize=False has not";
+
 }  // namespace
 
 // The scope around what a removed factor or summand stood between: what the group reads in its
@@ -48,6 +52,7 @@ void CallClaims::find_removed() {
   constexpr std::string_view kRemoved[] = {"mul", "add", "sub", "div"};
   const std::vector<Constant> known = constants();
   vanished_ = vanished();
+  std::set<std::string> noted;
   for (const Group& group : groups_) {
     for (const std::string& value : unknowns(group)) {
       if (!std::count(std::begin(kRemoved), std::end(kRemoved), stem_of(value))) continue;
@@ -57,9 +62,13 @@ void CallClaims::find_removed() {
                                           model_.nodes[group.nodes[0]].label());
       for (const std::string& name : claims_.lost)
         if (is_within(scope_of_name(module_of(name)), around)) unseen_.emplace(name, why);
-      for (const Constant& constant : known)
-        if (may_be_of(constant, stem_of(value), around))
+      for (const Constant& constant : known) {
+        const Part part = part_of(constant, stem_of(value), around);
+        if (part == Part::kLikely)
           swallow(constant.name, why + ", and may have been made of it");
+        else if (part == Part::kPossible && noted.insert(constant.name).second)
+          claims_.notes.push_back({constant.name, kPossible});
+      }
       for (const auto& [name, initializer] : partial_)
         if (stem_of(tensor(initializer).name) == "select" &&
             is_within(scope_of_name(module_of(name)), around))
@@ -112,16 +121,17 @@ std::vector<CallClaims::Constant> CallClaims::constants() const {
 }
 
 // A summand that was 0, or a factor that was 1, may be made of a parameter that has a place, too:
-// one of the module that computed it, as 1 + 0, or one of which a function has vanished.
-bool CallClaims::may_be_of(const Constant& constant, std::string_view removed,
-                           const std::string& around) const {
-  if (!is_within(constant.module, around)) return false;
-  const bool usual = constant.number == 0 || std::fabs(constant.number) == 1;
-  if (constant.module == around && !constant.alone && usual) return true;
+// likely one of the module that computed it, as 1 + 0, or one of which a function has vanished.
+CallClaims::Part CallClaims::part_of(const Constant& constant, std::string_view removed,
+                                     const std::string& around) const {
+  if (!is_within(constant.module, around)) return Part::kNone;
+  const bool usual = !constant.alone && (constant.number == 0 || std::fabs(constant.number) == 1);
+  if (constant.module == around && usual) return Part::kLikely;
   const double number = removed == "add" || removed == "sub" ? 0 : 1;
-  return std::any_of(vanished_.begin(), vanished_.end(), [&](const std::string& function) {
-    return gives(function, constant.number) == number;
-  });
+  const bool vanished = std::any_of(
+      vanished_.begin(), vanished_.end(),
+      [&](const std::string& function) { return gives(function, constant.number) == number; });
+  return vanished ? Part::kLikely : usual ? Part::kPossible : Part::kNone;
 }
 
 bool CallClaims::reads_integers_alone(const Group& group) const {

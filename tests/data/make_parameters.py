@@ -495,6 +495,22 @@ write("repeated_query",
       [node("Tile", "val_0 size", "repeat", ("repeat", "aten.repeat.default", "%unsqueeze, [%batch, 1, 1]"), "m"),
        node("Add", "repeat x", "add", ("add", "aten.add.Tensor", "%repeat, %x"), "m"), *loss("add")],
       [tensor("val_0", 1, 3, 4), numpy_helper.from_array(np.array([4, 1, 1]), "size")], [4, 3, 4], ["q.weight"], {"val_0": ["q.weight", "unsqueeze", "val_1", "val_2"]})
+# Two equal modules of several calls on one input. And a module's result that was merged with that of an equal one, which has a place elsewhere.
+write("merged_chain",
+      [product("x", "a.scale", "mul", "%x, %p_a_scale", "a"), node("Add", "mul a.shift", "add", ("add", "aten.add.Tensor", "%mul, %p_a_shift"), "a"),
+       node("Tanh", "add", "tanh", ("tanh", "aten.tanh.default", "%add_1")), node("Sub", "add tanh", "sub", ("sub", "aten.sub.Tensor", "%add, %tanh")), *loss("sub")],
+      [ones("a.scale", 4), zeros("a.shift", 4)], ["batch", 4], ["a.scale", "a.shift", "b.scale", "b.shift"])
+write("merged_with_equal",
+      [node("Gemm", "x a.weight a.bias", "linear", ("linear", "aten.linear.default", "%x, %p_a_weight, %p_a_bias"), "a", transB=1),
+       node("Tanh", "linear", "tanh", ("tanh", "aten.tanh.default", "%linear_1")),
+       node("Gemm", "tanh a.weight a.bias", "linear_2", ("linear_2", "aten.linear.default", "%tanh, %p_b_weight, %p_b_bias"), "b", transB=1),
+       node("Sub", "linear linear_2", "sub", ("sub", "aten.sub.Tensor", "%linear, %linear_2")), *loss("sub")],
+      [tensor("a.weight", 4, 4), tensor("a.bias", 4)], ["batch", 4], ["a.weight", "a.bias", "b.weight", "b.bias"])
+# A product with 1 was removed below a parameter of zeros, of which a function may have been 1.
+write("removed_below",
+      [node("Add", "x m.flow.shift", "add", ("add", "aten.add.Tensor", "%x, %p_m_flow_shift"), "m.flow", cls="net.Flow"),
+       node("Tanh", "add", "tanh", ("tanh", "aten.tanh.default", "%mul"), "m", cls="net.Net"), *loss("tanh")],
+      [zeros("m.flow.shift", 4)], ["batch", 4], ["m.flow.shift"])
 
 if OUT != STORED:
     names = sorted({path.name for folder in (OUT, STORED) for path in folder.glob("*.onnx")})
