@@ -161,7 +161,8 @@ class CallClaims {
   std::map<std::string, const SignatureInput*, std::less<>> targets_;    // by placeholder
   std::map<std::string, const SignatureInput*, std::less<>> by_target_;  // by name
   std::set<std::string, std::less<>> user_inputs_;
-  bool merges_ = true;           // the exporter may have merged equal tensors
+  bool merges_ = true;  // the exporter may have merged equal tensors
+  std::vector<std::pair<size_t, std::string>> restored_;  // copied nodes, the scope around both
   std::vector<Slot> stand_ins_;  // tensors of parameters, read for values that no node makes
   std::map<std::string, size_t> group_of_;
   std::vector<Group> groups_;

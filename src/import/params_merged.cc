@@ -285,6 +285,8 @@ bool CallClaims::copy_merged(size_t source, const std::string& name, const Group
   for (std::string* input : places) *input = name;
   copy_twins(made->second, name, own[0].name, names[0]);
   group_of_.emplace(name, source);
+  restored_.emplace_back(made->second, common_scope(scope_of_name(module_of(own[0].name)),
+                                                    scope_of_name(module_of(names[0]))));
   return true;
 }
 
@@ -418,6 +420,13 @@ std::vector<std::string> CallClaims::trained_just_before(std::string_view value)
 // without a place is lost whose name differs in one part from that of one with a place before it.
 void CallClaims::find_merged_beside() {
   if (claims_.lost.empty()) return;
+  for (const auto& [node, around] : restored_)  // whose copy reads what the original reads
+    for (const std::string& input : model_.nodes[node].inputs)
+      for (const std::string& trained : trained_just_before(input))
+        for (const std::string& name : claims_.lost)
+          if (leaf_of(name) == leaf_of(trained) &&
+              is_within(scope_of_name(module_of(name)), around))
+            unseen_.emplace(name, fmt::format("it may have been merged with '{}'", trained));
   for (const Group& group : groups_) {
     for (const CallArg& arg : group.call.args) {
       if (!is_unknown(arg)) continue;

@@ -511,6 +511,11 @@ write("removed_below",
       [node("Add", "x m.flow.shift", "add", ("add", "aten.add.Tensor", "%x, %p_m_flow_shift"), "m.flow", cls="net.Flow"),
        node("Tanh", "add", "tanh", ("tanh", "aten.tanh.default", "%mul"), "m", cls="net.Net"), *loss("tanh")],
       [zeros("m.flow.shift", 4)], ["batch", 4], ["m.flow.shift"])
+# Two chains of modules on one input, under names that do not answer each other: the last comes apart, and the first may be lost.
+write("merged_chains",
+      [product("x", "a.one.scale", "mul", "%x, %p_a_one_scale", "a.one"), node("Add", "mul a.two.shift", "add", ("add", "aten.add.Tensor", "%mul, %p_a_two_shift"), "a.two"),
+       node("Tanh", "add", "tanh", ("tanh", "aten.tanh.default", "%add_1"), "b"), node("Sub", "add tanh", "sub", ("sub", "aten.sub.Tensor", "%add, %tanh")), *loss("sub")],
+      [ones("a.one.scale", 4), zeros("a.two.shift", 4)], ["batch", 4], ["a.one.scale", "a.two.shift", "b.first.scale", "b.second.shift"])
 
 if OUT != STORED:
     names = sorted({path.name for folder in (OUT, STORED) for path in folder.glob("*.onnx")})
