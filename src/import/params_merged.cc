@@ -157,24 +157,20 @@ std::vector<std::string> CallClaims::counterparts(const std::vector<Claim>& own,
 }
 
 // The name that `name` has among the parameters without a place, as `from` has there that of `to`:
-// in another module, or where one part of both differs. "" where there is none.
+// "a.0.v" that of "b.0.v" where "a.1.w" has that of "b.1.w". "" where there is none.
 std::string CallClaims::twin_of(const std::string& name, const std::string& from,
                                 const std::string& to) const {
-  std::string twin;
-  if (name == from) {
-    twin = to;
-  } else if (module_of(name) == module_of(from)) {
-    twin = module_of(to) + "." + leaf_of(name);
-  } else if (differ_in_one_part(from, to)) {
-    std::vector<std::string> x = split_text(from, '.'), y = split_text(to, '.');
-    std::vector<std::string> parts = split_text(name, '.');
-    for (size_t k = 0; k < std::min(x.size(), parts.size()) && parts[k] == x[k]; ++k)
-      if (x[k] != y[k]) {
-        parts[k] = y[k];
-        twin = join(parts, ".");
-        break;
-      }
+  size_t alike = 0;  // of the parts at their ends
+  for (size_t k = 1; k < std::min(from.size(), to.size()); ++k) {
+    if (from[from.size() - k] != to[to.size() - k]) break;
+    if (from[from.size() - k] == '.') alike = k;
   }
+  const std::string before = from.substr(0, from.size() - alike);
+  std::string twin;
+  if (name == from)
+    twin = to;
+  else if (alike > 0 && name.starts_with(before + "."))
+    twin = to.substr(0, to.size() - alike) + name.substr(before.size());
   return is_parameter(twin) && !claimed_.count(twin) ? twin : std::string();
 }
 
