@@ -154,6 +154,13 @@ std::vector<BufferMutation> parse_mutations(std::string_view text) {
   return out;
 }
 
+std::vector<std::string> parse_outputs(std::string_view text) {
+  std::vector<std::string> out;
+  for (SignatureInput& output : parse_section(text, "# outputs"))
+    if (output.kind == "USER_OUTPUT") out.push_back(std::move(output.placeholder));
+  return out;
+}
+
 std::string export_help(const OnnxModel& model) {
   const bool dynamo = !find_metadata(model.metadata, kSignatureKey).empty();
   return dynamo ? "help: export the model with optimize=False"

@@ -18,6 +18,8 @@ struct BufferMutation {
   std::string value, target;
 };
 std::vector<BufferMutation> parse_mutations(std::string_view text);
+// "add_8: USER_OUTPUT": the results that the module returns.
+std::vector<std::string> parse_outputs(std::string_view text);
 inline constexpr std::string_view kSignatureKey =
     "pkg.torch.export.ExportedProgram.graph_signature";
 // How to export it so that nothing is lost, by the exporter that wrote it: "help: …".

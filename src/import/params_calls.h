@@ -144,8 +144,10 @@ class CallClaims {
     std::string name, module;
     double number = 0;
     bool alone = false;  // its module reads no parameters but its own
+    bool noted = false;
   };
   void find_removed();
+  void find_removed(const std::string& value, const std::string& around, const std::string& why);
   std::string around_removed(const Group& group) const;
   bool reads_integers_alone(const Group& group) const;
   std::set<std::string> vanished() const;
@@ -175,7 +177,8 @@ class CallClaims {
   std::map<std::string, std::vector<std::string>> stored_;  // parameters, by how they are
   std::map<std::string, std::vector<std::string>> chains_;  // functions, by what is folded
   std::map<std::string, std::string> unseen_;  // why parameters that no call names may be lost
-  std::set<std::string> vanished_;             // functions of which a result is in no place
+  std::vector<Constant> constants_;
+  std::set<std::string> vanished_;  // functions of which a result is in no place
   Claims claims_;
 };
 

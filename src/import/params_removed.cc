@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <utility>
 
 #include "host.h"
 #include "params_calls.h"
@@ -24,6 +25,11 @@ std::optional<double> gives(const std::string& function, double number) {
 constexpr const char* kPossible =
     "the exporter removed a summand of 0 or a factor of 1 near its module: if that was computed of "
     "this parameter, too, the file has lost it, and one of optimize=False has not";
+
+bool is_removable(const std::string& value) {
+  constexpr std::string_view kRemoved[] = {"mul", "add", "sub", "div"};
+  return std::count(std::begin(kRemoved), std::end(kRemoved), stem_of(value)) > 0;
+}
 
 }  // namespace
 
@@ -49,33 +55,35 @@ std::string CallClaims::around_removed(const Group& group) const {
 // A product with 1 and a sum with 0 are removed, be they parameters: a call names the result, which
 // no node makes. What has no place near it may have been that number.
 void CallClaims::find_removed() {
-  constexpr std::string_view kRemoved[] = {"mul", "add", "sub", "div"};
-  const std::vector<Constant> known = constants();
+  constants_ = constants();
   vanished_ = vanished();
-  std::set<std::string> noted;
-  for (const Group& group : groups_) {
-    for (const std::string& value : unknowns(group)) {
-      if (!std::count(std::begin(kRemoved), std::end(kRemoved), stem_of(value))) continue;
-      if (reads_integers_alone(group)) continue;
-      const std::string around = around_removed(group);
-      const std::string why = fmt::format("'{}', which {} reads, was removed", value,
-                                          model_.nodes[group.nodes[0]].label());
-      for (const std::string& name : claims_.lost)
-        if (is_within(scope_of_name(module_of(name)), around)) unseen_.emplace(name, why);
-      for (const Constant& constant : known) {
-        const Part part = part_of(constant, stem_of(value), around);
-        if (part == Part::kLikely)
-          swallow(constant.name, why + ", and may have been made of it");
-        else if (part == Part::kPossible && noted.insert(constant.name).second)
-          claims_.notes.push_back({constant.name, kPossible});
-      }
-      for (const auto& [name, initializer] : partial_)
-        if (stem_of(tensor(initializer).name) == "select" &&
-            is_within(scope_of_name(module_of(name)), around))
-          swallow(name,
-                  fmt::format("{}, and of it '{}' alone is there", why, tensor(initializer).name));
-    }
+  for (const Group& group : groups_)
+    for (const std::string& value : unknowns(group))
+      if (is_removable(value) && !reads_integers_alone(group))
+        find_removed(value, around_removed(group),
+                     fmt::format("'{}', which {} reads, was removed", value,
+                                 model_.nodes[group.nodes[0]].label()));
+  for (const std::string& value : parse_outputs(find_metadata(model_.metadata, kSignatureKey)))
+    if (is_removable(value) && is_unknown({0, value}))
+      find_removed(value, "", fmt::format("'{}', which the model returns, was removed", value));
+}
+
+void CallClaims::find_removed(const std::string& value, const std::string& around,
+                              const std::string& why) {
+  for (const std::string& name : claims_.lost)
+    if (is_within(scope_of_name(module_of(name)), around)) unseen_.emplace(name, why);
+  for (Constant& constant : constants_) {
+    const Part part = part_of(constant, stem_of(value), around);
+    if (part == Part::kLikely)
+      swallow(constant.name, why + ", and may have been made of it");
+    else if (part == Part::kPossible && !std::exchange(constant.noted, true))
+      claims_.notes.push_back({constant.name, kPossible});
   }
+  for (const auto& [name, initializer] : partial_)
+    if (stem_of(tensor(initializer).name) == "select" &&
+        is_within(scope_of_name(module_of(name)), around))
+      swallow(name,
+              fmt::format("{}, and of it '{}' alone is there", why, tensor(initializer).name));
 }
 
 // The functions of which a result is in no place of the file: the results of each are numbered.

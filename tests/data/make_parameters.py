@@ -39,7 +39,7 @@ def node(op, inputs, output, call=None, scope="", rule=None, trace=None, cls=Non
     return made
 
 
-def write(name, nodes, initializers, x, parameters, folded=None, buffers=(), integers=(), outputs=()):
+def write(name, nodes, initializers, x, parameters, folded=None, buffers=(), integers=(), outputs=(), returns="loss"):
     infos = [helper.make_tensor_value_info(i, TensorProto.INT64, [1]) for i in integers]
     for value, sources in (folded or {}).items():
         shape, dtype = next((list(i.dims), i.data_type) for i in initializers if i.name == value)
@@ -50,7 +50,7 @@ def write(name, nodes, initializers, x, parameters, folded=None, buffers=(), int
                                *(helper.make_tensor_value_info(o, TensorProto.FLOAT, None) for o in outputs)], initializers, value_info=infos)
     lines = ["", "# inputs", *[f"p_{p.lower().replace('.', '_')}: PARAMETER target='{p}'" for p in parameters],
              *[f"b_{b.replace('.', '_')}: BUFFER target='{b}'" for b in buffers], "x: USER_INPUT", "", "# outputs",
-             "loss: USER_OUTPUT", ""]
+             f"{returns}: USER_OUTPUT", ""]
     if parameters:
         graph.metadata_props.add(key="pkg.torch.export.ExportedProgram.graph_signature", value="\n".join(lines))
     save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), OUT / f"{name}.onnx")
@@ -516,6 +516,10 @@ write("merged_chains",
       [product("x", "a.one.scale", "mul", "%x, %p_a_one_scale", "a.one"), node("Add", "mul a.two.shift", "add", ("add", "aten.add.Tensor", "%mul, %p_a_two_shift"), "a.two"),
        node("Tanh", "add", "tanh", ("tanh", "aten.tanh.default", "%add_1"), "b"), node("Sub", "add tanh", "sub", ("sub", "aten.sub.Tensor", "%add, %tanh")), *loss("sub")],
       [ones("a.one.scale", 4), zeros("a.two.shift", 4)], ["batch", 4], ["a.one.scale", "a.two.shift", "b.first.scale", "b.second.shift"])
+# A penalty that is 0 at first was removed from what the model returns.
+write("removed_penalty",
+      [node("Add", "x shift", "add", ("add", "aten.add.Tensor", "%x, %p_shift"), cls="net.Net"), *loss("add")], [zeros("shift", 4)], ["batch", 4], ["shift"],
+      returns="add_1")
 
 if OUT != STORED:
     names = sorted({path.name for folder in (OUT, STORED) for path in folder.glob("*.onnx")})
