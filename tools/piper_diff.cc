@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -15,8 +16,10 @@ namespace {
 enum Exit { kSame = 0, kDifferent = 1, kError = 2 };
 
 struct Flags {
-  std::string before, after, model, only, fail_on;
+  std::string before, after, model;
   std::vector<std::string> defines;
+  std::vector<std::string> only;  // sections; none: all
+  std::vector<DiffGate> gates;
   bool markdown = false, json = false;
 };
 
@@ -33,6 +36,9 @@ Result<Summary> read_set(const std::string& path, const Summary* known) {
 }
 
 Result<Summary> compiled(const Flags& flags, const std::string& strategy) {
+  if (std::filesystem::is_directory(strategy))
+    return fail("'{}' is a directory, no strategy", quote_control(strategy))
+        .with_note("help: folders of plans are compared without --model");
   CompileOptions options{.model = flags.model, .strategy = strategy, .oracles = false};
   PIPER_ASSIGN(options.defines, parse_definitions(flags.defines));
   PIPER_ASSIGN(const Compiled compiled, compile(options));
@@ -56,29 +62,25 @@ bool wants_colour() {
   return isatty(1) && (no_colour == nullptr || *no_colour == '\0');
 }
 
+// "": the text is read; as CLI11 wants it.
+template <class T>
+std::string take(Result<T> read, T& out) {
+  if (!read) return read.error().message;
+  out = *std::move(read);
+  return {};
+}
+
 int run(const Flags& flags) {
-  std::vector<std::string> only(diff_sections().begin(), diff_sections().end());
-  std::vector<DiffGate> gates;
-  if (!flags.only.empty()) {
-    auto read = parse_sections(flags.only);
-    if (!read) return report(read.error());
-    only = *std::move(read);
-  }
-  if (!flags.fail_on.empty()) {
-    auto read = parse_gates(flags.fail_on);
-    if (!read) return report(read.error());
-    gates = *std::move(read);
-  }
   auto diff = compare_sets(flags);
   if (!diff) return report(diff.error());
-  apply_gates(gates, *diff);
-  keep_sections(*diff, only);
+  apply_gates(flags.gates, *diff);
+  if (!flags.only.empty()) keep_sections(*diff, flags.only);
   const std::string text = flags.json       ? print_diff_json(*diff)
                            : flags.markdown ? print_diff_markdown(*diff)
                                             : print_diff(*diff, wants_colour());
   std::fputs(text.c_str(), stdout);
   if (const Status printed = flush_output(); !printed) return report(printed.error());
-  if (!gates.empty()) return diff->failed.empty() ? kSame : kDifferent;
+  if (!flags.gates.empty()) return diff->failed.empty() ? kSame : kDifferent;
   return diff->same() ? kSame : kDifferent;
 }
 
@@ -106,10 +108,14 @@ int main(int argc, char** argv) {
       ->type_name("MODEL.onnx");
   app.add_option("-D", flags.defines, "override a param of both strategies")
       ->type_name("NAME=VALUE");
-  app.add_option("--only", flags.only, "compare these sections alone")->type_name("SECTION,…");
-  app.add_option("--fail-on", flags.fail_on,
+  std::string only, gates;
+  app.add_option("--only", only, "compare these sections alone")
+      ->check([&](const std::string& text) { return take(parse_sections(text), flags.only); })
+      ->type_name("SECTION,…");
+  app.add_option("--fail-on", gates,
                  "exit with 1 only where one of these sections differs, or with :+N% where its "
                  "greatest value of any device grows by more")
+      ->check([&](const std::string& text) { return take(parse_gates(text), flags.gates); })
       ->type_name("SECTION[:+N%],…");
   CLI::Option* markdown =
       app.add_flag("--markdown", flags.markdown, "for a comment: folded sections, at most 60 kB");
@@ -120,6 +126,10 @@ int main(int argc, char** argv) {
     app.parse(argc, argv);
     if (!flags.defines.empty() && flags.model.empty())
       throw CLI::RequiredError("--model MODEL.onnx (for -D)");
+    for (const DiffGate& gate : flags.gates)
+      if (!flags.only.empty() &&
+          std::find(flags.only.begin(), flags.only.end(), gate.section) == flags.only.end())
+        throw CLI::ValidationError("--fail-on", "--only leaves out " + gate.section);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? kSame : kError;
   }

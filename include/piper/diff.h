@@ -37,6 +37,7 @@ struct Diff {
   std::vector<std::string> notes;     // differences that are none in what runs
   std::vector<DiffSection> sections;  // that differ, the most important first
   std::vector<std::string> failed;    // what --fail-on found: "memory grew by 7.1 %, more than 5 %"
+  std::vector<std::string> only;      // sections that were kept; empty: all
   bool same() const { return sections.empty(); }
   const DiffSection* find(std::string_view section) const;
 };

@@ -239,11 +239,16 @@ struct MeshAxis {
   SourceSpan at;
 };
 
+// An entry that does not count.
+struct LeftOut {
+  SourceSpan at;
+  std::string what, why;  // "recompute", "its 'when' is 0"
+};
+
 struct Strategy {
   std::string path;
   Variables params;  // with -D applied
-  // String-valued params (for globs, names).
-  std::vector<std::pair<std::string, std::string>> text_params;
+  std::vector<LeftOut> left_out;
   std::vector<MeshAxis> mesh;  // row-major ranks; empty: one device
   // 0: not given. What one does not divide is refused by apply_split, naming the nearest numbers.
   int64_t global_batch = 0, microbatch_size = 0;

@@ -16,7 +16,8 @@ using Settings = std::vector<std::pair<std::string, std::string>>;  // "lr" "0.0
 // What is held of a parameter, and how it is trained.
 struct ParameterSummary {
   std::string name;
-  TensorType type;  // of all of it
+  std::vector<std::string> aliases;  // under which it is saved, too
+  TensorType type;                   // of all of it
   // kRunning: forward changes it (statistics of a batch norm).
   enum class Kind { kFrozen, kTrained, kRunning } kind = Kind::kFrozen;
   int64_t weight_bytes = 0, state_bytes = 0;  // on one rank; states: the optimizer's
@@ -32,12 +33,12 @@ struct StageSummary {
   double forward_flops = 0, backward_flops = 0;
   std::vector<std::pair<DType, int64_t>> products;  // of a forward, by type
   double recomputed = 0;                            // forward ops that the backward runs again
-  double kept_bytes = 0;                            // what its backward reads of its forward
-  double sent_bytes = 0;                            // what it sends to other devices
-  int64_t weight_bytes = 0, state_bytes = 0;        // of its parameters, on one rank
-  std::vector<std::string> parameters;              // ascending
-  std::vector<std::string> programs;                // digests of what it runs, ascending
-  std::vector<int32_t> devices;                     // that run it, ascending; only in a Summary
+  double kept_bytes = 0;                            // what its backward reads of forwards
+  double sent_bytes = 0;                      // what it sends to other devices for a microbatch
+  int64_t weight_bytes = 0, state_bytes = 0;  // of its parameters, on one rank
+  std::vector<std::string> parameters;        // ascending
+  std::vector<std::string> programs;          // digests of what it runs, ascending
+  std::vector<int32_t> devices;               // that run it, ascending; only in a Summary
 };
 
 struct OrderedTask {
@@ -54,6 +55,7 @@ struct OrderedTask {
 // Messages of one kind that a rank takes part in, in a step.
 struct TrafficSummary {
   InstructionKind kind = InstructionKind::kSend;
+  std::string of;    // messages: "activations", "gradients", "sums of the step"
   std::string over;  // mesh axes: "pp"
   DType dtype = DType::kF32;
   std::string stream;
@@ -90,14 +92,15 @@ struct RoleSummary {
   std::vector<IssueSummary> issues;
   std::vector<StreamSummary> streams;  // on which something runs
   std::vector<OffloadSummary> offloads;
-  Settings train;  // of the whole step: see Summary
-  std::vector<std::pair<std::string, TensorType>> inputs;
+  Settings train;    // of the whole step: see Summary
+  Settings inputs;   // "i64[16,128] from 0 to 255"
   double flops = 0;  // of a step
   int64_t elements = 0;
   int64_t weight_bytes = 0, optimizer_bytes = 0, constant_bytes = 0;
   int64_t step_bytes = 0;    // gradients, activations in flight, inputs, packed weights
   int64_t packed_bytes = 0;  // the latter
-  int64_t workspace_bytes = 0, transport_bytes = 0, peak_bytes = 0, host_bytes = 0;
+  int64_t workspace_bytes = 0, transport_bytes = 0, scratch_bytes = 0;
+  int64_t peak_bytes = 0, host_bytes = 0;
   int64_t versions = 0, version_bytes = 0;  // parameters kept twice
   int64_t ops() const;                      // forward
 };
@@ -117,7 +120,7 @@ struct Summary {
   std::vector<std::string> device_axes;
   Settings train;  // batch, microbatches, clipping, loss scale, seed, inputs, …
   std::vector<ParameterSummary> parameters;  // each once, by role
-  std::vector<StageSummary> stages;          // in order of their first device
+  std::vector<StageSummary> stages;          // by name, numbers ascending
   std::vector<DeviceSummary> devices;
   std::vector<RoleSummary> roles;
   const RoleSummary& role(const DeviceSummary& device) const {
@@ -134,13 +137,14 @@ Summary summarise(const PlanSet& set);
 Result<Summary> summarise(const std::string& directory, const Summary* known = nullptr);
 
 // ---- In words: lines for people, the same in explanations and differences
-std::string human_flops(double flops);  // "1.234 GFLOP"
-std::string pass_text(char pass);       // "F", "B", "BI", "BW"
-// "F0", "B3" behind "1" where a device has several stages; "*" where it recomputes, "'" of the next
-// step.
-std::string item_text(const RoleSummary& role, const OrderedTask& item);
-// "F0 F1 B0&F2 …" of the items [first, end).
-std::string order_text(const RoleSummary& role, size_t first, size_t end);
+std::string plural(int64_t count, const char* what);  // "1 message", "2 messages"
+std::string human_flops(double flops);                // "1.234 GFLOP"
+std::string pass_text(char pass);                     // "F", "B", "BI", "BW"
+// "F0 F1 B0&F2 …" of the items [first, end), of a stage "1F0": "*" where one recomputes, "'" of the
+// next step.
+std::string order_text(const RoleSummary& role, size_t first, size_t end, bool with_stages);
+// "send of activations over pp", the axes as they are to be called.
+std::string traffic_text(const TrafficSummary& traffic, const std::string& over);
 std::string setting_text(const std::string& name, const std::string& value);  // "lr 0.002"
 std::vector<std::string> train_lines(const Summary& summary);
 std::vector<std::string> order_lines(const Summary& summary);

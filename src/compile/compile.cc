@@ -362,6 +362,8 @@ Result<Compiled> compile(const CompileOptions& options) {
                       {target, options, strategy, steps, compiled, variables, summing});
   };
   PIPER_ASSIGN(compiled.set, plans_of(Target::kStrategy));
+  for (const LeftOut& one : strategy.left_out)
+    compiled.explanations.push_back({one.at, one.what, {"left out: " + one.why}});
   if (options.oracles) {
     steps.quiet = true;
     if (!leaves_single_out(options, cut, compiled)) {

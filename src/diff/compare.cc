@@ -33,26 +33,12 @@ constexpr auto kNames = [] {
   return names;
 }();
 
-std::vector<std::string> digests_of(const Summary& set) {
-  std::vector<std::string> digests;
-  for (const RoleSummary& role : set.roles) digests.push_back(role.digest);
-  std::sort(digests.begin(), digests.end());
-  return digests;
-}
-
 // What no section tells must not be called the same.
 void compare_rest(const SetMatch& match, Diff& diff) {
-  if (!diff.same()) return;
-  const auto in_words = [](bool differs) { return differs ? "others" : "the same"; };
-  DiffSection rest{"other", "", {}, {}};
-  if (match.notes.empty() && digests_of(match.before) != digests_of(match.after))
-    add_text(rest, "", "role programs", std::string(in_words(false)),
-             std::string("others, in what no section tells: places in memory, waits, labels"));
-  const std::string &was = match.before.initial_values, &is = match.after.initial_values;
-  if (!was.empty() && !is.empty() && was != is && match.notes.empty())
-    add_text(rest, "", "initial values", std::string("the same"), std::string("others"));
-  if (rest.changes.empty()) return;
-  rest.summary = rest.changes.front().what + " differ";
+  if (!diff.same() || !match.notes.empty() || match.same_roles()) return;
+  DiffSection rest{"other", "role programs differ", {}, {}};
+  add_text(rest, "", "role programs", std::string("those of before"),
+           std::string("others, in what no section tells: places in memory, waits, labels"));
   diff.sections.push_back(std::move(rest));
 }
 
@@ -121,6 +107,7 @@ Result<std::vector<std::string>> parse_sections(std::string_view text) {
 }
 
 void keep_sections(Diff& diff, const std::vector<std::string>& names) {
+  diff.only = names;
   std::erase_if(diff.sections, [&](const DiffSection& section) {
     return std::find(names.begin(), names.end(), section.name) == names.end();
   });
@@ -140,12 +127,12 @@ void apply_gates(const std::vector<DiffGate>& gates, Diff& diff) {
     const DiffSection* section = diff.find(gate.section);
     if (!section) continue;
     if (!gate.percent) {
-      diff.failed.push_back(gate.section + " differs");
+      diff.failed.push_back(gate.section + verb_of(gate.section));
       continue;
     }
     const DiffSection::Measure measure = section->measure.value_or(DiffSection::Measure());
     if (measure.after <= measure.before * (1 + *gate.percent / 100)) continue;
-    const std::string growth = growth_text(measure.before, measure.after);
+    const std::string growth = growth_text(measure.before, measure.after, measure.unit);
     diff.failed.push_back(fmt::format("{} grew from {} to {}{}, more than {} %", gate.section,
                                       value_text(measure.before, measure.unit),
                                       value_text(measure.after, measure.unit),

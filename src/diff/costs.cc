@@ -66,7 +66,7 @@ void compare_stage(const SetMatch::StagePair& pair, DiffSection& section) {
   if (!section.changes.empty() || pair.before->runs != pair.after->runs) return;
   add_text(section, pair.name(), "passes", passes_text(*pair.before), passes_text(*pair.after));
   if (section.changes.empty() && pair.before->programs != pair.after->programs)
-    add_text(section, pair.name(), "programs", std::string("the same"),
+    add_text(section, pair.name(), "programs", std::string("those of before"),
              std::string("others of as many operations"));
 }
 
@@ -81,9 +81,10 @@ void compare_memory(const SetMatch& match, DiffSection& section) {
                                {"weights", &RoleSummary::weight_bytes},
                                {"optimizer states", &RoleSummary::optimizer_bytes},
                                {"constants", &RoleSummary::constant_bytes},
-                               {"of the step", &RoleSummary::step_bytes},
+                               {"within the step", &RoleSummary::step_bytes},
                                {"workspaces", &RoleSummary::workspace_bytes},
                                {"transport", &RoleSummary::transport_bytes},
+                               {"scratch of kernels", &RoleSummary::scratch_bytes},
                                {"on the host", &RoleSummary::host_bytes}};
   for (const Field& field : kFields)
     for (const DevicePair& pair : match.devices) {
@@ -119,7 +120,8 @@ void compare_stages(const SetMatch& match, DiffSection& section) {
     differ += !here.changes.empty();
     for (Change& change : here.changes) add_change(section, std::move(change));
   }
-  section.summary = fmt::format("{} of {} differ, a microbatch", differ, match.stages().size());
+  section.summary =
+      fmt::format("{} of {} differ; of one microbatch:", differ, match.stages().size());
 }
 
 void compare_recompute(const SetMatch& match, DiffSection& section) {
@@ -133,7 +135,7 @@ void compare_recompute(const SetMatch& match, DiffSection& section) {
     measure.after = std::max(measure.after, is.recomputed);
   }
   section.measure = measure;
-  section.summary = measure_text("ops of a stage, at most", measure);
+  section.summary = measure_text("ops of the stage with most:", measure);
 }
 
 void compare_offload(const SetMatch& match, DiffSection& section) {
@@ -154,7 +156,7 @@ void compare_offload(const SetMatch& match, DiffSection& section) {
     measure.after = std::max(measure.after, bytes[1]);
   }
   section.measure = measure;
-  section.summary = measure_text("at most of a rank and step", measure);
+  section.summary = measure_text("of the device with most, a step:", measure);
 }
 
 void compare_versions(const SetMatch& match, DiffSection& section) {
@@ -162,7 +164,7 @@ void compare_versions(const SetMatch& match, DiffSection& section) {
     add_number(section, match.where(pair), "parameters kept twice",
                of(match.role_before(pair), &RoleSummary::versions),
                of(match.role_after(pair), &RoleSummary::versions), DiffUnit::kCount);
-    add_number(section, match.where(pair), "for it",
+    add_number(section, match.where(pair), "the second copies",
                of(match.role_before(pair), &RoleSummary::version_bytes),
                of(match.role_after(pair), &RoleSummary::version_bytes), DiffUnit::kBytes);
   }

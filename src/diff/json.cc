@@ -23,7 +23,8 @@ Json json_of(const Change& change) {
                {"what", change.what},
                {"before", json_of(change.before)},
                {"after", json_of(change.after)}};
-  if (std::holds_alternative<double>(change.before)) json["unit"] = unit_text(change.unit);
+  for (const DiffValue* value : {&change.before, &change.after})
+    if (std::holds_alternative<double>(*value)) json["unit"] = unit_text(change.unit);
   return json;
 }
 

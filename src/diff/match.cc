@@ -27,6 +27,17 @@ Share share_of(const RoleSummary& role, const std::vector<int32_t>& stages) {
   return share;
 }
 
+// Coordinates by axis. Where axes came or went, nothing says what is elsewhere.
+using Place = std::map<std::string, int64_t>;
+bool is_elsewhere(const Place& before, const Place& after) {
+  const auto same_axis = [](const auto& a, const auto& b) { return a.first == b.first; };
+  return before != after &&
+         std::equal(before.begin(), before.end(), after.begin(), after.end(), same_axis);
+}
+
+std::string stage_text(const std::string& stage) {
+  return stage.empty() ? "the whole model" : fmt::format("stage '{}'", stage);
+}
 std::string tag_of(const std::string& stage) {
   return stage.find(' ') == stage.npos ? stage.substr(0, stage.find('=')) : "";
 }
@@ -44,6 +55,38 @@ SetMatch::SetMatch(const Summary& before_set, const Summary& after_set)
   note_stages();
   match_devices();
   match_streams();
+  note_model();
+}
+
+// ---- The model: another file may say the same ----
+bool SetMatch::same_roles() const {
+  const auto digests_of = [](const Summary& set) {
+    std::multiset<std::string> digests;
+    for (const RoleSummary& role : set.roles) digests.insert(role.digest);
+    return digests;
+  };
+  return digests_of(before) == digests_of(after);
+}
+bool SetMatch::same_values() const {
+  const std::string &was = before.initial_values, &is = after.initial_values;
+  return was.empty() || is.empty() || was == is;
+}
+bool SetMatch::same_tensors() const {
+  const auto tensors_of = [](const Summary& set) {
+    std::map<std::string, TensorType> tensors;
+    for (const ParameterSummary& one : set.parameters) tensors.emplace(one.name, one.type);
+    return tensors;
+  };
+  return tensors_of(before) == tensors_of(after);
+}
+bool SetMatch::same_model() const {
+  const bool known = !before.initial_values.empty() && !after.initial_values.empty();
+  return known && same_roles() && same_values();
+}
+void SetMatch::note_model() {
+  const Manifest &was = before.manifest, &is = after.manifest;
+  if (was.model_digest == is.model_digest || !same_model()) return;
+  notes.push_back(fmt::format("the model is another file, '{}', which says the same", is.model));
 }
 
 // ---- Axes ----
@@ -139,9 +182,11 @@ void SetMatch::note_stages() {
     const std::string &was = before.stages[index_of(stage[b])].name, &is = after.stages[b].name;
     if (was == is) continue;
     const bool of_tag = !tag_of(was).empty() && !tag_of(is).empty() && rest_of(was) == rest_of(is);
+    const bool of_whole = was.empty() || is.empty();
     const std::string note =
-        of_tag ? fmt::format("tag '{}' is now called '{}'", tag_of(was), tag_of(is))
-               : fmt::format("stage '{}' is now called '{}'", was, is);
+        of_tag     ? fmt::format("tag '{}' is now called '{}'", tag_of(was), tag_of(is))
+        : of_whole ? fmt::format("{} is now {}", stage_text(was), stage_text(is))
+                   : fmt::format("stage '{}' is now called '{}'", was, is);
     if (tags.insert(note).second) notes.push_back(note);
   }
 }
@@ -173,7 +218,7 @@ std::vector<int32_t> SetMatch::stages_after(const RoleSummary& role) const {
 // ---- Devices: the same place and work, then the same work elsewhere, then the same place ----
 void SetMatch::match_devices() {
   const auto place = [&](const Summary& set, const DeviceSummary& device) {
-    std::map<std::string, int64_t> at;
+    Place at;
     for (size_t a = 0; a < device.at.size(); ++a) at[old_axes(set.device_axes[a])] = device.at[a];
     return at;
   };
@@ -185,7 +230,7 @@ void SetMatch::match_devices() {
   std::vector<int32_t> of_old(before.devices.size(), -1);
   std::vector<bool> taken(after.devices.size());
   const auto take = [&](bool same_place, bool same_share) {
-    std::multimap<std::map<std::string, int64_t>, size_t> by_place;
+    std::multimap<Place, size_t> by_place;
     std::multimap<Share, size_t> by_share;
     for (size_t b = 0; b < after.devices.size(); ++b) {
       if (taken[b]) continue;
@@ -210,8 +255,8 @@ void SetMatch::match_devices() {
   take(true, false);
   for (size_t a = 0; a < before.devices.size(); ++a) {
     const int32_t b = of_old[a];
-    const bool moved =
-        b >= 0 && place(before, before.devices[a]) != place(after, after.devices[index_of(b)]);
+    const bool moved = b >= 0 && is_elsewhere(place(before, before.devices[a]),
+                                              place(after, after.devices[index_of(b)]));
     devices.push_back({static_cast<int32_t>(a), b, moved});
   }
   for (size_t b = 0; b < after.devices.size(); ++b)
@@ -233,6 +278,12 @@ void SetMatch::match_streams() {
 std::string SetMatch::old_stream(const std::string& name) const {
   const auto found = stream.find(name);
   return found == stream.end() ? name : found->second;
+}
+
+std::string SetMatch::new_stream(const std::string& name) const {
+  for (const auto& [new_name, old_name] : stream)
+    if (old_name == name) return new_name;
+  return name;
 }
 
 std::string SetMatch::where(const DevicePair& pair) const {

@@ -35,6 +35,7 @@ struct SetMatch {
   std::string old_axes(const std::string& over) const;  // "dp+node" in the old names
   std::string old_parameter(const std::string& name) const;
   std::string old_stream(const std::string& name) const;
+  std::string new_stream(const std::string& name) const;
   std::string where(const DevicePair& pair) const;
   const RoleSummary* role_before(const DevicePair& pair) const;
   const RoleSummary* role_after(const DevicePair& pair) const;
@@ -47,8 +48,13 @@ struct SetMatch {
     std::string name() const;
   };
   std::vector<StagePair> stages() const;
+  bool same_roles() const;    // equal programs
+  bool same_values() const;   // equal initial values, as far as both are known
+  bool same_tensors() const;  // parameters of equal names and types
+  bool same_model() const;    // whatever its file; false where that is not known
 
  private:
+  void note_model();
   void match_axes();
   void match_parameters();
   void match_stages();
@@ -76,9 +82,12 @@ void add_numbers(DiffSection& section, std::string where, std::string what,
 void add_text(DiffSection& section, std::string where, std::string what, DiffValue before,
               DiffValue after);
 std::string value_text(const DiffValue& value, DiffUnit unit);
-// "+5.1 %"; "" where it is none.
-std::string growth_text(double before, double after);
-// "the greatest peak 1 MiB → 2 MiB +100.0 %"
+// Too little for a percentage of one decimal.
+bool is_slight(double before, double after);
+// "+5.1 %"; "+64 B" where that is slight; "" where it is none.
+std::string growth_text(double before, double after, DiffUnit unit);
+std::string verb_of(const std::string& section);  // " differs", of several " differ"
+// "the greatest peak 1 MiB → 2 MiB (+100.0 %)"
 std::string measure_text(const char* what, const DiffSection::Measure& measure);
 // Names, as many as `width` columns hold.
 std::string list_text(const std::vector<std::string>& names, size_t most);

@@ -57,29 +57,40 @@ std::vector<Step> steps_of(const RoleSummary& role, const std::vector<int32_t>& 
   return steps;
 }
 
-// Forwards whose backward has not begun.
+// Forwards whose backward has not ended; of those without one nothing is kept.
 int64_t most_in_flight(const RoleSummary& role) {
-  int64_t now = 0, most = 0;
-  for (const OrderedTask& item : role.order) {
-    now += item.pass == 'F' ? 1 : item.pass == 'W' ? 0 : -1;
-    most = std::max(most, now);
+  std::map<std::pair<int32_t, int32_t>, size_t> end;  // of the backward, by stage and microbatch
+  for (size_t i = 0; i < role.order.size(); ++i)
+    if (role.order[i].pass != 'F') end[{role.order[i].stage, role.order[i].micro}] = i;
+  const auto has_backward = [&](const OrderedTask& item) {
+    return item.pass == 'F' && end.contains({item.stage, item.micro});
+  };
+  // Those of the next step were begun in the step before.
+  int64_t now = std::count_if(role.order.begin(), role.order.end(), [&](const OrderedTask& item) {
+    return item.ahead && has_backward(item);
+  });
+  int64_t most = now;
+  for (size_t i = 0; i < role.order.size(); ++i) {
+    const OrderedTask& item = role.order[i];
+    if (has_backward(item)) most = std::max(most, ++now);
+    if (item.pass != 'F' && end[{item.stage, item.micro}] == i) --now;
   }
   return most;
 }
 
-std::string around(const RoleSummary& role, size_t place) {
+std::string around(const RoleSummary& role, size_t place, bool with_stages) {
   constexpr size_t kBefore = 2, kBehind = 6;
   const size_t first = place > kBefore ? place - kBefore : 0, end = place + kBehind;
-  return fmt::format("{}{}{}", first > 0 ? "… " : "", order_text(role, first, end),
+  return fmt::format("{}{}{}", first > 0 ? "… " : "", order_text(role, first, end, with_stages),
                      end < role.order.size() ? " …" : "");
 }
 
 std::string counts_text(const RoleSummary& role) {
-  std::map<char, int64_t> counts;
-  for (const OrderedTask& item : role.order) ++counts[item.pass];
   std::string text;
-  for (const auto& [pass, count] : counts) {
-    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", count, pass_text(pass));
+  for (const char pass : {'F', 'B', 'I', 'W'}) {
+    const auto count = std::count_if(role.order.begin(), role.order.end(),
+                                     [&](const OrderedTask& item) { return item.pass == pass; });
+    if (count > 0) text += fmt::format("{}{} {}", text.empty() ? "" : ", ", count, pass_text(pass));
   }
   return text;
 }
@@ -123,8 +134,9 @@ void compare_issues(const SetMatch& match, const DevicePair& pair, DiffSection& 
     // Where messages came or went, nothing says which of them is which.
     if (count.missing > 0 || count.earlier + count.later == 0) continue;
     std::string text;
-    if (count.earlier > 0) text = fmt::format("{} of them issued earlier", count.earlier);
-    if (count.later > 0) text += fmt::format("{}{} later", text.empty() ? "" : ", ", count.later);
+    for (const auto& [some, when] : {std::pair(count.earlier, "earlier"), {count.later, "later"}})
+      if (some > 0)
+        text += fmt::format("{}{} of them issued {}", text.empty() ? "" : ", ", some, when);
     add_text(section, match.where(pair), what, fmt::format("{} at their places", count.all), text);
   }
 }
@@ -139,13 +151,19 @@ void compare_placement(const SetMatch& match, DiffSection& section) {
   for (const SetMatch::StagePair& pair : match.stages())
     add_text(section, pair.name(), "runs on", devices_text(match, pair.before, false),
              devices_text(match, pair.after, true));
-  const auto moved = std::count_if(match.devices.begin(), match.devices.end(),
-                                   [](const DevicePair& pair) { return pair.moved; });
-  section.summary = moved > 0
-                        ? fmt::format("{} devices are permuted: each does what another did", moved)
-                    : match.before.ranks() != match.after.ranks()
-                        ? fmt::format("{} → {} ranks", match.before.ranks(), match.after.ranks())
-                        : fmt::format("{} changes", section.changes.size());
+  std::multiset<std::string> from, to;
+  for (const DevicePair& pair : match.devices) {
+    if (!pair.moved) continue;
+    from.insert(match.before.devices[index_of(pair.before)].where);
+    to.insert(match.after.devices[index_of(pair.after)].where);
+  }
+  if (match.before.ranks() != match.after.ranks())
+    section.summary = fmt::format("{} → {} ranks", match.before.ranks(), match.after.ranks());
+  else if (from.size() > 1 && from == to)
+    section.summary =
+        fmt::format("{} devices are permuted: each does what another did", from.size());
+  else
+    section.summary = plural(std::ssize(section.changes), "change");
 }
 
 void compare_order(const SetMatch& match, DiffSection& section) {
@@ -166,10 +184,11 @@ void compare_order(const SetMatch& match, DiffSection& section) {
         old_steps.begin());
     ++differ;
     first = std::min(first, place);
+    const bool with_stages = was->stages.size() > 1 || is->stages.size() > 1;
     Change change{{where},
                   fmt::format("from task {} on", place + 1),
-                  around(*was, place),
-                  around(*is, place),
+                  around(*was, place, with_stages),
+                  around(*is, place, with_stages),
                   DiffUnit::kCount,
                   true};
     add_change(section, std::move(change));

@@ -6,9 +6,10 @@
 namespace piper {
 namespace {
 
-constexpr size_t kMostRows = 24;                   // of a section, in text
+constexpr size_t kMostRows = 36, kMostAlike = 12;  // of a section, in text
 constexpr size_t kMostMarkdown = 60 * 1000 - 200;  // bytes
 constexpr size_t kNamesWidth = 40;
+constexpr size_t kColumn = 60;  // that others of a section are aligned with, at most
 
 struct Paint {
   bool on;
@@ -34,31 +35,46 @@ std::string growth_of(const Change& change) {
   const auto *before = std::get_if<double>(&change.before),
              *after = std::get_if<double>(&change.after);
   const bool says = before && after && change.unit != DiffUnit::kCount;
-  return says ? growth_text(*before, *after) : "";
+  return says ? growth_text(*before, *after, change.unit) : "";
+}
+
+// The rows for which there is room: some of each kind, so that many devices hide no other figure.
+std::vector<const Change*> rows_of(const DiffSection& section) {
+  std::vector<const Change*> rows;
+  std::map<std::string_view, size_t> alike;
+  for (const Change& change : section.changes)
+    if (rows.size() < kMostRows && ++alike[change.is_run ? "" : change.what] <= kMostAlike)
+      rows.push_back(&change);
+  return rows;
+}
+
+void print_row(const Change& change, const std::string& head, size_t what, const Paint& paint,
+               std::string& text) {
+  const std::string before = value_text(change.before, change.unit),
+                    after = value_text(change.after, change.unit), growth = growth_of(change);
+  if (change.is_run)
+    text += fmt::format("{}{}\n{}\n{}\n", head, change.what, paint(kRed, "    - " + before),
+                        paint(kGreen, "    + " + after));
+  else
+    text += fmt::format("{}{}{} → {}{}\n", head, padded(quote_control(change.what), what), before,
+                        after, growth.empty() ? "" : "  " + growth);
 }
 
 void print_section(const DiffSection& section, const Paint& paint, std::string& text) {
   text += fmt::format("\n{}  {}\n", paint(kBold, section.name), section.summary);
+  const std::vector<const Change*> rows = rows_of(section);
   size_t where = 0, what = 0;
-  for (size_t i = 0; i < std::min(section.changes.size(), kMostRows); ++i) {
-    where = std::max(where, width_of(where_text(section.changes[i])));
-    if (!section.changes[i].is_run) what = std::max(what, width_of(section.changes[i].what));
+  for (const Change* row : rows) {
+    where = std::max(where, width_of(where_text(*row)));
+    if (!row->is_run) what = std::max(what, width_of(row->what));
   }
   const size_t gap = where > 0 ? 2 : 0;
-  for (size_t i = 0; i < std::min(section.changes.size(), kMostRows); ++i) {
-    const Change& change = section.changes[i];
-    const std::string head = "  " + padded(where_text(change), where + gap);
-    const std::string before = value_text(change.before, change.unit),
-                      after = value_text(change.after, change.unit), growth = growth_of(change);
-    if (change.is_run)
-      text += fmt::format("{}{}\n{}\n{}\n", head, change.what, paint(kRed, "    - " + before),
-                          paint(kGreen, "    + " + after));
-    else
-      text += fmt::format("{}{}{} → {}{}\n", head, padded(quote_control(change.what), what + 2),
-                          before, after, growth.empty() ? "" : "  " + growth);
-  }
-  if (section.changes.size() > kMostRows)
-    text += fmt::format("  … {} more, which --json has\n", section.changes.size() - kMostRows);
+  where = std::min(where, kColumn) + gap;
+  what = std::min(what, kColumn) + 2;
+  for (const Change* row : rows)
+    print_row(*row, "  " + padded(where_text(*row), where), what, paint, text);
+  if (section.changes.size() > rows.size())
+    text += fmt::format("  … {} more, which --json has\n", section.changes.size() - rows.size());
 }
 
 // ---- Markdown ----
@@ -67,7 +83,9 @@ std::string escaped(std::string_view text) {
   for (const char c : quote_control(text)) {
     if (c == '<')
       out += "&lt;";
-    else if (std::string_view("|`*_[]\\#@").find(c) != std::string_view::npos)
+    else if (c == '&')
+      out += "&amp;";
+    else if (std::string_view("|`*_[]\\#@~$").find(c) != std::string_view::npos)
       out += fmt::format("\\{}", c);
     else
       out += c;
@@ -81,7 +99,7 @@ std::string row_of(const Change& change) {
                      escaped(value_text(change.after, change.unit)), growth_of(change));
 }
 std::string run_of(const Change& change) {
-  return fmt::format("{} {}\n- {}\n+ {}\n", where_text(change), change.what,
+  return fmt::format("@@ {} {} @@\n- {}\n+ {}\n", where_text(change), change.what,
                      value_text(change.before, change.unit), value_text(change.after, change.unit));
 }
 
@@ -110,15 +128,19 @@ std::string markdown_section(const DiffSection& section, size_t room) {
 std::string headline(const Diff& diff) {
   const std::string names =
       fmt::format("{} → {}", quote_control(diff.before), quote_control(diff.after));
-  if (diff.same()) return fmt::format("{}: no difference in what runs", names);
+  if (diff.same())
+    return fmt::format("{}: no difference in {}", names,
+                       diff.only.empty() ? "what runs" : join(diff.only, ", "));
   std::string text;
   for (const DiffSection& section : diff.sections) {
     text += (text.empty() ? "" : ", ") + section.name;
     if (!section.measure) continue;
-    const std::string growth = growth_text(section.measure->before, section.measure->after);
-    if (!growth.empty() && growth.find('<') == growth.npos) text += " " + growth;
+    const auto& [before, after, unit] = *section.measure;
+    const std::string growth = is_slight(before, after) ? "" : growth_text(before, after, unit);
+    if (!growth.empty()) text += " " + growth;
   }
-  return fmt::format("{}: {} differ{}", names, text, diff.sections.size() == 1 ? "s" : "");
+  return fmt::format("{}: {}{}", names, text,
+                     diff.sections.size() == 1 ? verb_of(diff.sections[0].name) : " differ");
 }
 
 std::string print_diff(const Diff& diff, bool colour) {
@@ -133,8 +155,16 @@ std::string print_diff(const Diff& diff, bool colour) {
 std::string print_diff_markdown(const Diff& diff) {
   std::string text = fmt::format("**{}**\n\n", escaped(headline(diff)));
   for (const std::string& failed : diff.failed) text += "**fails:** " + escaped(failed) + "\n\n";
-  for (const std::string& note : diff.notes) text += "*" + escaped(note) + "*\n\n";
   size_t left_out = 0;
+  for (const std::string& note : diff.notes) {
+    const std::string line = "*" + escaped(note) + "*\n\n";
+    if (text.size() + line.size() > kMostMarkdown / 2)
+      ++left_out;
+    else
+      text += line;
+  }
+  if (left_out > 0) text += fmt::format("… {} more notes\n\n", left_out);
+  left_out = 0;
   for (const DiffSection& section : diff.sections) {
     const std::string part =
         markdown_section(section, (kMostMarkdown - std::min(kMostMarkdown, text.size())));

@@ -17,9 +17,9 @@ std::map<std::string, Count> counts_of(const SetMatch& match, const RoleSummary*
   if (!role) return counts;
   for (const TrafficSummary& traffic : role->traffic) {
     if (is_collective(traffic.kind) != collectives) continue;
-    Count& count = counts[fmt::format("{} over {}, {}", to_string(traffic.kind),
-                                      is_new ? match.old_axes(traffic.over) : traffic.over,
-                                      info(traffic.dtype).name)];
+    const std::string over = is_new ? match.old_axes(traffic.over) : traffic.over;
+    Count& count =
+        counts[fmt::format("{}, {}", traffic_text(traffic, over), info(traffic.dtype).name)];
     count.messages += traffic.messages;
     count.bytes += traffic.bytes;
   }
@@ -28,8 +28,8 @@ std::map<std::string, Count> counts_of(const SetMatch& match, const RoleSummary*
 DiffValue count_text(const std::map<std::string, Count>& counts, const std::string& what) {
   const auto found = counts.find(what);
   if (found == counts.end()) return {};
-  return fmt::format("{} message{}, {}", found->second.messages,
-                     found->second.messages == 1 ? "" : "s", human_bytes(found->second.bytes));
+  return fmt::format("{}, {}", plural(found->second.messages, "message"),
+                     human_bytes(found->second.bytes));
 }
 double bytes_of(const std::map<std::string, Count>& counts) {
   double bytes = 0;
@@ -51,7 +51,7 @@ void compare_traffic(const SetMatch& match, bool collectives, DiffSection& secti
     measure.after = std::max(measure.after, bytes_of(is));
   }
   section.measure = measure;
-  section.summary = measure_text("at most of a rank and step", measure);
+  section.summary = measure_text("of the device with most, a step:", measure);
 }
 
 // By kind of work the streams that it is on, in the old names.
@@ -69,6 +69,16 @@ DiffValue streams_text(const std::set<std::string>& names) {
   for (const std::string& name : names)
     text += fmt::format("{}'{}'", text.empty() ? "on " : ", ", name);
   return text;
+}
+
+std::string limits_text(int32_t priority, int64_t sms) {
+  return fmt::format("priority {}{}", priority, sms > 0 ? fmt::format(", {} SMs", sms) : "");
+}
+
+// Of a stream that is not there: the usual ones.
+std::string limits_of(const std::map<std::string, StreamUse>& uses, const std::string& name) {
+  const auto found = uses.find(name);
+  return found == uses.end() ? limits_text(0, 0) : found->second.limits;
 }
 
 }  // namespace
@@ -89,8 +99,7 @@ std::map<std::string, StreamUse> stream_uses(const Summary& set) {
         const bool pass = what.size() <= 2;
         use.kinds.insert(pass ? "compute" : what);
       }
-      use.limits = fmt::format("priority {}{}", stream.priority,
-                               stream.sms > 0 ? fmt::format(", {} SMs", stream.sms) : "");
+      use.limits = limits_text(stream.priority, stream.sms);
     }
   return uses;
 }
@@ -112,12 +121,13 @@ void compare_streams(const SetMatch& match, DiffSection& section) {
     if ((a.empty() && known(b, was)) || (b.empty() && known(a, is))) continue;
     add_text(section, "", kind, streams_text(a), streams_text(b));
   }
-  for (const auto& [name, use] : is)
-    if (const auto old = was.find(name); old != was.end())
-      add_text(section, "", fmt::format("'{}' has", quote_control(name)), old->second.limits,
-               use.limits);
-  section.summary =
-      fmt::format("{} change{}", section.changes.size(), section.changes.size() == 1 ? "" : "s");
+  std::set<std::string> names;
+  for (const auto& [name, use] : was) names.insert(name);
+  for (const auto& [name, use] : is) names.insert(match.old_stream(name));
+  for (const std::string& name : names)
+    add_text(section, "", fmt::format("'{}' has", quote_control(name)), limits_of(was, name),
+             limits_of(is, match.new_stream(name)));
+  section.summary = plural(std::ssize(section.changes), "change");
 }
 
 }  // namespace piper

@@ -82,14 +82,79 @@ const char* kind_text(Kind kind) {
                                  : "running statistics";
 }
 
+// Of "a.h.weight" and "b.h.weight": "a" and "b".
+std::pair<std::string, std::string> renamed_part(std::string was, std::string is) {
+  const auto last = [](const std::string& name) { return name.substr(name.rfind('.') + 1); };
+  const auto cut = [](std::string& name) {
+    name.resize(name.rfind('.') == name.npos ? 0 : name.rfind('.'));
+  };
+  while (!was.empty() && !is.empty() && last(was) == last(is)) {
+    cut(was);
+    cut(is);
+  }
+  return {was, is};
+}
+
+// Where a module is called otherwise, its parameters are.
+void compare_names(const std::vector<ParameterPair>& pairs, DiffSection& section) {
+  std::map<std::pair<std::string, std::string>, size_t> counts;
+  const auto is_renamed = [](const ParameterPair& pair) {
+    return pair.before && pair.after && pair.before->name != pair.after->name;
+  };
+  for (const ParameterPair& pair : pairs)
+    if (is_renamed(pair)) ++counts[renamed_part(pair.before->name, pair.after->name)];
+  const auto all_below = [](const std::string& part) { return part.empty() ? "…" : part + ".…"; };
+  for (const ParameterPair& pair : pairs) {
+    if (!is_renamed(pair)) continue;
+    const auto part = renamed_part(pair.before->name, pair.after->name);
+    if (counts[part] == 1)
+      add_text(section, pair.before->name, "name", pair.before->name, pair.after->name);
+    else
+      add_text(section, pair.before->name, "name", all_below(part.first), all_below(part.second));
+  }
+}
+
+bool has_alias(const ParameterSummary& parameter, const std::string& name) {
+  return std::find(parameter.aliases.begin(), parameter.aliases.end(), name) !=
+         parameter.aliases.end();
+}
+
+// Under which it is saved, but those which are parameters of their own in the other set.
+DiffValue other_names(const ParameterSummary& parameter, const Summary& other) {
+  std::vector<std::string> names;
+  for (const std::string& name : parameter.aliases)
+    if (std::none_of(other.parameters.begin(), other.parameters.end(),
+                     [&](const ParameterSummary& one) { return one.name == name; }))
+      names.push_back(name);
+  std::sort(names.begin(), names.end());
+  return names.empty() ? DiffValue() : DiffValue(join(names, ", "));
+}
+
+// In one of the sets alone; in the other it may be tied to another one.
+void compare_presence(const SetMatch& match, const std::string& name, const ParameterSummary* was,
+                      const ParameterSummary* is, DiffSection& section) {
+  for (const ParameterSummary& one : (was ? match.after : match.before).parameters)
+    if (has_alias(one, name)) {
+      const std::string own = "its own", tied = "tied to " + one.name;
+      return add_text(section, name, "now", was ? own : tied, was ? tied : own);
+    }
+  add_text(section, name, was ? "gone" : "added",
+           was ? DiffValue(to_string(was->type)) : DiffValue(),
+           is ? DiffValue(to_string(is->type)) : DiffValue());
+}
+
 }  // namespace
 
 void compare_model(const SetMatch& match, DiffSection& section) {
   const Manifest &was = match.before.manifest, &is = match.after.manifest;
-  if (was.model_digest == is.model_digest) return;
-  add_text(section, "", "file", fmt::format("{} ({:.8})", was.model, was.model_digest),
-           fmt::format("{} ({:.8})", is.model, is.model_digest));
-  section.summary = "the models differ";
+  const bool other_file = was.model_digest != is.model_digest && !match.same_model();
+  if (other_file)
+    add_text(section, "", "file", fmt::format("{} ({:.8})", was.model, was.model_digest),
+             fmt::format("{} ({:.8})", is.model, is.model_digest));
+  // Of other parameters the values are others.
+  if (match.same_tensors() && !match.same_values())
+    add_text(section, "", "initial values", std::string("those of before"), std::string("others"));
+  section.summary = other_file ? "the models differ" : "it begins with other values";
 }
 
 void compare_train(const SetMatch& match, DiffSection& section) {
@@ -107,23 +172,25 @@ void compare_train(const SetMatch& match, DiffSection& section) {
 }
 
 void compare_parameters(const SetMatch& match, DiffSection& section) {
-  for (const ParameterPair& pair : parameter_pairs(match)) {
+  const std::vector<ParameterPair> pairs = parameter_pairs(match);
+  compare_names(pairs, section);
+  for (const ParameterPair& pair : pairs) {
     const auto *was = pair.before, *is = pair.after;
     const std::string name = was ? was->name : is->name;
     if (!was || !is) {
-      add_text(section, name, was ? "gone" : "added",
-               was ? DiffValue(to_string(was->type)) : DiffValue(),
-               is ? DiffValue(to_string(is->type)) : DiffValue());
+      compare_presence(match, name, was, is, section);
       continue;
     }
-    add_text(section, name, "name", was->name, is->name);
     add_text(section, name, "type", to_string(was->type), to_string(is->type));
     add_text(section, name, "now", std::string(kind_text(was->kind)),
              std::string(kind_text(is->kind)));
+    add_text(section, name, "other names", other_names(*was, match.after),
+             other_names(*is, match.before));
   }
-  size_t count = 0;
-  for (const Change& change : section.changes) count += change.where.size();
-  section.summary = fmt::format("{} of {}", count, match.before.parameters.size());
+  std::set<std::string> names;
+  for (const Change& change : section.changes)
+    names.insert(change.where.begin(), change.where.end());
+  section.summary = fmt::format("{} of {}", names.size(), pairs.size());
 }
 
 }  // namespace piper

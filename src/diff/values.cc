@@ -51,17 +51,24 @@ std::string value_text(const DiffValue& value, DiffUnit unit) {
              : fmt::format("{:.1f}", *number);
 }
 
-std::string growth_text(double before, double after) {
+bool is_slight(double before, double after) {
+  return std::abs(after - before) < 0.0005 * std::abs(before);
+}
+
+std::string growth_text(double before, double after, DiffUnit unit) {
   if (before <= 0 || is_close(before, after)) return {};
-  const double percent = 100 * (after / before - 1);
-  return std::abs(percent) < 0.05 ? (percent > 0 ? "+<0.1 %" : "-<0.1 %")
-                                  : fmt::format("{:+.1f} %", percent);
+  if (!is_slight(before, after)) return fmt::format("{:+.1f} %", 100 * (after / before - 1));
+  return (after > before ? "+" : "-") + value_text(std::abs(after - before), unit);
+}
+
+std::string verb_of(const std::string& section) {
+  return section.ends_with("s") ? " differ" : " differs";
 }
 
 std::string measure_text(const char* what, const DiffSection::Measure& measure) {
   if (is_close(measure.before, measure.after))
     return fmt::format("{} stays {}", what, value_text(measure.after, measure.unit));
-  const std::string growth = growth_text(measure.before, measure.after);
+  const std::string growth = growth_text(measure.before, measure.after, measure.unit);
   return fmt::format("{} {} → {}{}", what, value_text(measure.before, measure.unit),
                      value_text(measure.after, measure.unit),
                      growth.empty() ? "" : " (" + growth + ")");

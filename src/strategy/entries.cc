@@ -26,19 +26,31 @@ Result<bool> take_when(yaml::Node& entry, const Scope& scope) {
   return read_bool(value, scope, {});
 }
 
-// Whether the entry counts; one with a wrong `when` does, so that the rest of it is read.
-bool counts(yaml::Node& entry, const Scope& scope, std::string_view object, ErrorList& errors) {
-  const Result<bool> when = take_when(entry, scope);
-  if (!when) errors.add(when.error());
-  if (!when || *when) return true;
-  errors.add(put_aside(entry, scope, object));
-  return false;
-}
+constexpr const char* kWhen = "its 'when' is 0";
 
-void filter(std::vector<yaml::Node>& list, const Scope& scope, std::string_view object,
-            ErrorList& errors) {
-  std::erase_if(list, [&](yaml::Node& e) { return !counts(e, scope, object, errors); });
-}
+// An entry of `section`, which holds those of `object`.
+struct Entries {
+  std::string_view object, section;
+  const Scope& scope;
+  std::vector<LeftOut>& left_out;
+  ErrorList& errors;
+
+  // One with a wrong `when` counts, so that the rest of it is read.
+  bool counts(yaml::Node& entry) const {
+    const Result<bool> when = take_when(entry, scope);
+    if (!when) errors.add(when.error());
+    if (!when || *when) return true;
+    errors.add(put_aside(entry, scope, object));
+    left_out.push_back({entry.at, std::string(section), kWhen});
+    return false;
+  }
+  void filter(std::vector<yaml::Node>& list) const {
+    std::erase_if(list, [&](yaml::Node& entry) { return !counts(entry); });
+  }
+  void filter(Items& items) const {
+    std::erase_if(items, [&](Sections::Item& item) { return !counts(item.node); });
+  }
+};
 
 yaml::Node* value_of(yaml::Node& map, std::string_view key) {
   for (yaml::Entry& entry : map.entries)
@@ -51,8 +63,8 @@ yaml::Node* value_of(yaml::Node& map, std::string_view key) {
 class Directives {
  public:
   Directives(const std::vector<StrategyFile>& files, Choice& choice, const Scope& scope,
-             ErrorList& errors)
-      : files_(files), choice_(choice), scope_(scope), errors_(errors) {}
+             std::vector<LeftOut>& left_out, ErrorList& errors)
+      : files_(files), choice_(choice), scope_(scope), left_out_(left_out), errors_(errors) {}
 
   void choose_all(Items& items) {
     for (Sections::Item& item : items) errors_.add(add(item));
@@ -88,7 +100,7 @@ class Directives {
     if (const yaml::Node* drop = value_of(item.node, "drop")) return add_drops(item, *drop, counts);
     const yaml::Node* name = value_of(item.node, "name");
     if (name) return add_named(item, *name, counts);
-    if (!counts) return put_aside(item.node, scope_, "directive");
+    if (!counts) return leave_out(item, kWhen);
     slots_.push_back(&item);
     return ok_status();
   }
@@ -164,6 +176,13 @@ class Directives {
     return std::move(error).with_note(fmt::format("the names are {}", join(known, ", ")));
   }
 
+  // `why` is null where nothing needs to be said.
+  Status leave_out(const Sections::Item& item, const char* why) {
+    PIPER_TRY(put_aside(item.node, scope_, "directive"));
+    if (why) left_out_.push_back({item.node.at, kind_of(item).key.text, why});
+    return ok_status();
+  }
+
   void choose(const Named& named) {
     std::vector<Given> given;
     std::vector<Sections::Item*> items;
@@ -175,9 +194,15 @@ class Directives {
     Sections::Item* chosen =
         items.empty() ? nullptr
                       : items[choice_.among(given, fmt::format("the directive '{}'", named.name))];
-    for (const Claim& claim : named.claims)
-      if (claim.item && claim.item != chosen)
-        errors_.add(put_aside(claim.item->node, scope_, "directive"));
+    for (const Claim& claim : named.claims) {
+      if (!claim.item || claim.item == chosen) continue;
+      // Of files of which neither includes the other both say the same.
+      const bool is_said = chosen && !files_[chosen->file].below.contains(claim.item->file);
+      const char* why = !claim.counts ? kWhen
+                        : chosen      ? "a file that includes it has its own"
+                                      : "it is dropped";
+      errors_.add(leave_out(*claim.item, claim.counts && is_said ? nullptr : why));
+    }
     if (!chosen) return;
     std::erase_if(chosen->node.entries, [](const yaml::Entry& e) { return e.key.text == "name"; });
     slots_[named.slot] = chosen;
@@ -186,6 +211,7 @@ class Directives {
   const std::vector<StrategyFile>& files_;
   Choice& choice_;
   const Scope& scope_;
+  std::vector<LeftOut>& left_out_;
   ErrorList& errors_;
   std::vector<Sections::Item*> slots_;
   std::vector<Named> named_;
@@ -195,20 +221,20 @@ class Directives {
 
 void choose_entries(Sections& sections, const std::vector<StrategyFile>& files, Choice& choice,
                     const Scope& scope, ErrorList& errors) {
+  const auto entries = [&](std::string_view object, std::string_view section) {
+    return Entries{object, section, scope, sections.left_out, errors};
+  };
   for (yaml::Entry& entry : sections.annotate) {
     yaml::Node* rules =
         entry.value.is(yaml::Node::Kind::kMap) ? value_of(entry.value, "rules") : &entry.value;
-    if (rules) filter(rules->items, scope, "rule", errors);
+    if (rules) entries("rule", "annotate").filter(rules->items);
   }
   for (yaml::Entry& entry : sections.once)
     if (yaml::Node* groups = entry.key.text == "train" ? value_of(entry.value, "groups") : nullptr)
-      filter(groups->items, scope, "group", errors);
-  const auto filter_items = [&](Items& items, std::string_view object) {
-    std::erase_if(items, [&](Sections::Item& i) { return !counts(i.node, scope, object, errors); });
-  };
-  filter_items(sections.require, "requirement");
-  filter_items(sections.parameters, "parameter");
-  Directives(files, choice, scope, errors).choose_all(sections.directives);
+      entries("group", "groups").filter(groups->items);
+  entries("requirement", "require").filter(sections.require);
+  entries("parameter", "parameters").filter(sections.parameters);
+  Directives(files, choice, scope, sections.left_out, errors).choose_all(sections.directives);
 }
 
 }  // namespace piper

@@ -89,7 +89,7 @@ constexpr Field kTrain[] = {
 constexpr Field kOptimizer[] = {
     {"sgd", kOne, kOptional, "Stochastic gradient descent.", "sgd"},
     {"adam", kOne, kOptional, "Adam; weight decay is added to the gradient.", "adam"},
-    {"adamw", kOne, kOptional, "Adam with decoupled weight decay.", "adam"},
+    {"adamw", kOne, kOptional, "Adam with decoupled weight decay.", "adamw"},
     {"adagrad", kOne, kOptional, "Adagrad.", "adagrad"},
     {"onnx_adam", kOne, kOptional, "Adam as ai.onnx.preview.training defines it.", "onnx_adam"},
 };
@@ -289,6 +289,7 @@ constexpr Object kObjects[] = {
     {"optimizer", kOptimizer, true},
     {"sgd", kSgd},
     {"adam", kAdam},
+    {"adamw", kAdam},
     {"adagrad", kAdagrad},
     {"onnx_adam", kOnnxAdam},
     {"group", kGroup},

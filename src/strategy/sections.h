@@ -62,11 +62,13 @@ struct Sections {
   std::vector<yaml::Entry> once;
   std::vector<yaml::Entry> annotate;  // of each file
   std::vector<Item> directives, require, parameters;
+  std::vector<LeftOut> left_out;
   const yaml::Entry* find(std::string_view name) const;  // of `once`
 };
 Sections join_files(const std::vector<StrategyFile>& files, Choice& choice, ErrorList& errors);
 // Takes `when` out of the entries of lists, and those out of which it says that they do not count;
-// then `name` and `drop` out of the directives. Requires mesh sizes in the scope.
+// then `name` and `drop` out of the directives. What is taken out is noted. Requires mesh sizes in
+// the scope.
 void choose_entries(Sections& sections, const std::vector<StrategyFile>& files, Choice& choice,
                     const Scope& scope, ErrorList& errors);
 

@@ -48,13 +48,13 @@ Result<Strategy> parse_strategy(const std::string& path, const std::vector<Defin
   Scope scope = read_params(files, sections, defines, errors);
   check_paths(files, scope, errors);
   out.params = scope.integers;
-  for (const Scope::Text& text : scope.texts) out.text_params.emplace_back(text.name, text.value);
   bool named = true;  // axes and tags
   if (const yaml::Entry* mesh = sections.find("mesh")) {
     out.mesh = read_mesh(*mesh, scope, errors);
     named = mesh->value.is(yaml::Node::Kind::kMap);
   }
   choose_entries(sections, files, choice, scope, errors);
+  out.left_out = std::move(sections.left_out);
   // What is wrong behind a clash may come of it.
   if (choice.clashed()) return errors.status().error();
   // What a strategy asks of its params is said alone: further errors may come of them.

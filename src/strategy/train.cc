@@ -59,26 +59,23 @@ Status read_sgd(const Fields& map, const Scope& scope, OptimizerSpec& out) {
   return ok_status();
 }
 
-struct OptimizerName {
-  std::string_view key, fields;
-  OptimizerKind kind;
-};
-constexpr OptimizerName kOptimizers[] = {
-    {"sgd", "sgd", OptimizerKind::kSgd},
-    {"adam", "adam", OptimizerKind::kAdam},
-    {"adamw", "adam", OptimizerKind::kAdamW},
-    {"adagrad", "adagrad", OptimizerKind::kAdagrad},
-    {"onnx_adam", "onnx_adam", OptimizerKind::kOnnxAdam},
+constexpr std::pair<std::string_view, OptimizerKind> kOptimizers[] = {
+    {"sgd", OptimizerKind::kSgd},
+    {"adam", OptimizerKind::kAdam},
+    {"adamw", OptimizerKind::kAdamW},
+    {"adagrad", OptimizerKind::kAdagrad},
+    {"onnx_adam", OptimizerKind::kOnnxAdam},
 };
 
 // The optimizer, and in `defaults` what groups inherit.
 Status read_optimizer(const Fields& map, const Scope& scope, OptimizerSpec& out,
                       ParamGroup& defaults) {
   const yaml::Entry& given = map.only();
-  const OptimizerName& name = *std::find_if(std::begin(kOptimizers), std::end(kOptimizers),
-                                            [&](const auto& o) { return o.key == given.key.text; });
-  out.kind = name.kind;
-  PIPER_ASSIGN(const Fields parts, fields::read(given.value, given.key.at, name.fields));
+  const auto& [name, kind] =
+      *std::find_if(std::begin(kOptimizers), std::end(kOptimizers),
+                    [&](const auto& known) { return known.first == given.key.text; });
+  out.kind = kind;
+  PIPER_ASSIGN(const Fields parts, fields::read(given.value, given.key.at, name));
   defaults.at = given.key.at;
   if (out.kind == OptimizerKind::kAdamW) defaults.weight_decay = 1e-2;
   if (out.kind == OptimizerKind::kAdagrad) defaults.lr = 1e-2, out.eps = 1e-10;

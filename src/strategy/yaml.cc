@@ -277,7 +277,7 @@ const Entry* Node::find(std::string_view key) const {
 Result<Node> parse_yaml(const std::string& path, const std::string& text) {
   const Places places(path, text);
   if (static_cast<int64_t>(text.size()) > kMaxBytes) {
-    return fail(SourceSpan{path}, "the file is larger than 1 MiB");
+    return fail(SourceSpan{path}, "the file is larger than 8 MiB");
   }
   PIPER_TRY(check_text(text, places));
   TreeBuilder builder(text, places);

@@ -24,7 +24,8 @@ struct Entry {
   Node key, value;
 };
 
-inline constexpr int64_t kMaxBytes = int64_t{1} << 20;
+// An order's lists of about a million computations, as a pipeline file may bring them.
+inline constexpr int64_t kMaxBytes = int64_t{8} << 20;
 inline constexpr int kMaxDepth = 64;
 inline constexpr int kMaxNodes = 100000;
 

@@ -33,6 +33,7 @@ class RoleWalk {
       : role_(role),
         flops_(std::move(flops)),
         made_(role.buffers.size()),
+        awaited_(role.buffers.size(), -1),
         work_(role.streams.size()) {
     for (const Program& program : role.programs) digests_.push_back(program_digest(program));
   }
@@ -56,7 +57,7 @@ class RoleWalk {
   }
 
  private:
-  // Which forward made what a buffer holds.
+  // What a buffer holds: by which stage, if any, in a forward or not.
   struct Made {
     int32_t stage = -1;
     bool forward = false, received = false, counted = false;
@@ -71,7 +72,7 @@ class RoleWalk {
         send(one);
         break;
       case InstructionKind::kRecv:
-        for (int32_t arg : one.args) made_[index_of(arg)] = {.received = true};
+        for (int32_t arg : one.args) receive(one, arg);
         break;
       case InstructionKind::kCopy:
         copy(one);
@@ -157,18 +158,34 @@ class RoleWalk {
   void use_args(const Instruction& one, int32_t stage) {
     const Program& program = role_.programs[index_of(one.program)];
     for (size_t a = 0; a < one.args.size(); ++a) {
-      const Tensor& tensor = role_.tensor(one.args[a]);
-      Made& made = made_[index_of(one.args[a])];
-      if (program.arg_read[a]) {
-        note_parameter(tensor, stage);
-        if (one.pass == 'F' && made.received) made = {stage, true, false, false};
-        if (one.pass != 'F' && made.forward && !made.counted && tensor.kind == BufferKind::kStep) {
-          made.counted = true;
-          out_.stages[index_of(made.stage)].kept_bytes += static_cast<double>(tensor.type.bytes());
-        }
-      }
-      if (program.arg_written[a]) made = {stage, one.pass == 'F', false, false};
+      const int32_t buffer = one.args[a];
+      Made& made = made_[index_of(buffer)];
+      const bool writes = program.arg_written[a];
+      if (program.arg_read[a]) note_parameter(role_.tensor(buffer), stage);
+      if (program.arg_read[a] && one.pass != 'F') keep(buffer, stage);
+      if (writes || (program.arg_read[a] && one.pass == 'F' && made.received))
+        made = {stage, one.pass == 'F', false, false};
+      // The backward stands before it in a body: it reads what the step before has begun.
+      if (one.ahead > 0 && awaited_[index_of(buffer)] >= 0)
+        keep(buffer, awaited_[index_of(buffer)]);
     }
+  }
+  // A backward of the stage reads it.
+  void keep(int32_t buffer, int32_t stage) {
+    Made& made = made_[index_of(buffer)];
+    const Tensor& tensor = role_.tensor(buffer);
+    if (made.stage < 0 && !made.received) awaited_[index_of(buffer)] = stage;
+    if (!made.forward || made.counted || tensor.kind != BufferKind::kStep) return;
+    made.counted = true;
+    count_kept(tensor, stage);
+  }
+  void count_kept(const Tensor& tensor, int32_t stage) {
+    out_.stages[index_of(stage)].kept_bytes += static_cast<double>(tensor.type.bytes());
+  }
+  void receive(const Instruction& one, int32_t buffer) {
+    made_[index_of(buffer)] = {.received = true};
+    const int32_t reader = awaited_[index_of(buffer)];
+    if (one.ahead > 0 && reader >= 0) count_kept(role_.tensor(buffer), reader);
   }
   void note_parameter(const Tensor& tensor, int32_t stage) {
     const Tensor* of = tensor.previous_of < 0 ? &tensor : &role_.tensor(tensor.previous_of);
@@ -186,12 +203,13 @@ class RoleWalk {
     return axes_text(role_, axes);
   }
 
-  void add_traffic(const Instruction& one, int64_t bytes) {
+  void add_traffic(const Instruction& one, int64_t bytes, const char* of = "") {
     const DType dtype = role_.tensor(one.args[0]).type.dtype;
     const std::string& stream = role_.streams[index_of(one.stream)].name;
     const std::string where = over(one);
-    TrafficSummary& traffic = traffic_[{one.kind, where, dtype, stream}];
+    TrafficSummary& traffic = traffic_[{one.kind, of, where, dtype, stream}];
     traffic.kind = one.kind;
+    traffic.of = of;
     traffic.over = where;
     traffic.dtype = dtype;
     traffic.stream = stream;
@@ -201,13 +219,17 @@ class RoleWalk {
 
   void send(const Instruction& one) {
     int64_t bytes = 0;
+    bool forward = false;
     for (int32_t arg : one.args) {
+      const Made& made = made_[index_of(arg)];
+      forward |= made.forward;
       add_bytes(role_.tensor(arg).type.bytes(), bytes);
-      if (const int32_t stage = made_[index_of(arg)].stage; stage >= 0)
-        out_.stages[index_of(stage)].sent_bytes +=
+      if (made.stage >= 0 && one.micro >= 0)
+        out_.stages[index_of(made.stage)].sent_bytes +=
             static_cast<double>(role_.tensor(arg).type.bytes());
     }
-    add_traffic(one, bytes);
+    const char* of_micro = forward ? "activations" : "gradients";
+    add_traffic(one, bytes, one.micro < 0 ? "sums of the step" : of_micro);
   }
 
   void collective(const Instruction& one) {
@@ -241,13 +263,16 @@ class RoleWalk {
   const RoleProgram& role_;
   const std::vector<double> flops_;  // by program
   RoleSummary out_;
-  std::vector<Made> made_;  // by buffer
+  std::vector<Made> made_;        // by buffer
+  std::vector<int32_t> awaited_;  // by buffer: the stage whose backward reads it before it is made
   std::vector<std::string> digests_;
   std::map<std::string, int32_t> stages_;
   std::vector<std::set<std::string>> parameters_, programs_;  // by stage
   std::vector<std::set<int32_t>> forwards_;
   std::vector<int32_t> first_micro_;
-  std::map<std::tuple<InstructionKind, std::string, DType, std::string>, TrafficSummary> traffic_;
+  std::map<std::tuple<InstructionKind, std::string, std::string, DType, std::string>,
+           TrafficSummary>
+      traffic_;
   std::map<std::string, OffloadSummary> offloads_;
   std::vector<std::map<std::string, int64_t>> work_;  // by stream
 };
@@ -271,6 +296,7 @@ void count_memory(const RoleProgram& role, RoleSummary& summary) {
   for (int64_t bytes : role.workspace_bytes) add_bytes(bytes, summary.workspace_bytes);
   summary.packed_bytes = role.packed_bytes();
   summary.transport_bytes = role.transport_bytes;
+  summary.scratch_bytes = role.scratch_bytes;
   summary.peak_bytes = role.peak_bytes();
   summary.host_bytes = role.host_bytes;
 }
@@ -288,6 +314,7 @@ void add_parameters(const RoleProgram& role, const Training& training, RoleSumma
     if (is_new) summary.parameters.emplace_back();
     ParameterSummary& parameter = summary.parameters[found->second];
     parameter.name = tensor.param;
+    parameter.aliases = tensor.aliases;
     parameter.type = tensor.part_of < 0 ? tensor.type : TensorType{tensor.type.dtype, tensor.whole};
     add_bytes(tensor.type.bytes(), parameter.weight_bytes);
     add_bytes(num_elements(tensor.type.shape), summary.elements);
@@ -326,6 +353,16 @@ void add_batch(const RoleProgram& role, RoleSummary& summary) {
         "gradients", join(std::vector<std::string>(gradients.begin(), gradients.end()), ", "));
 }
 
+std::string input_text(const DataInput& input) {
+  std::string text = to_string(input.type);
+  if (input.batch_dim != 0)
+    text +=
+        input.batch_dim < 0 ? ", uncut" : fmt::format(", samples along dim {}", input.batch_dim);
+  if (input.low <= input.high) text += fmt::format(" from {} to {}", input.low, input.high);
+  if (input.ignore != INT64_MIN) text += fmt::format(", {} ignored", input.ignore);
+  return text;
+}
+
 }  // namespace
 
 int64_t RoleSummary::ops() const {
@@ -343,7 +380,8 @@ Result<RoleSummary> summarise_role(const RoleProgram& role) {
   sum_by_stage(summary);
   add_batch(role, summary);
   summary.train.insert(summary.train.end(), training.shared.begin(), training.shared.end());
-  for (const DataInput& input : role.inputs) summary.inputs.emplace_back(input.name, input.type);
+  for (const DataInput& input : role.inputs)
+    summary.inputs.emplace_back(input.name, input_text(input));
   return summary;
 }
 

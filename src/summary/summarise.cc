@@ -57,6 +57,11 @@ void merge(const StageSummary& from, StageSummary& to) {
   }
 }
 
+// "stage=2" before "stage=10".
+bool is_before(const StageSummary& a, const StageSummary& b) {
+  return std::pair(a.name.size(), a.name) < std::pair(b.name.size(), b.name);
+}
+
 void add_stages(Summary& summary) {
   std::map<std::string, size_t> known;
   for (size_t d = 0; d < summary.devices.size(); ++d)
@@ -66,6 +71,7 @@ void add_stages(Summary& summary) {
       merge(stage, summary.stages[found->second]);
       summary.stages[found->second].devices.push_back(static_cast<int32_t>(d));
     }
+  std::sort(summary.stages.begin(), summary.stages.end(), is_before);
   for (StageSummary& stage : summary.stages) {
     const auto runs = static_cast<double>(std::max<int64_t>(stage.runs, 1));
     for (double StageSummary::*sum :
@@ -93,17 +99,19 @@ bool has(const Settings& settings, const std::string& name) {
 
 void add_train(Summary& summary) {
   std::set<int32_t> micros;
-  std::map<std::string, TensorType> inputs;
+  std::map<std::string, std::string> inputs;
+  bool two_versions = false;
   for (const RoleSummary& role : summary.roles) {
     for (const OrderedTask& item : role.order) micros.insert(item.micro);
     for (const auto& [name, value] : role.train)
       if (!has(summary.train, name)) summary.train.emplace_back(name, value);
     inputs.insert(role.inputs.begin(), role.inputs.end());
+    two_versions |= role.versions > 0;
   }
   summary.train.insert(summary.train.begin() + std::min<ptrdiff_t>(1, std::ssize(summary.train)),
                        {"microbatches", std::to_string(micros.size())});
-  for (const auto& [name, type] : inputs)
-    summary.train.emplace_back("input " + name, to_string(type));
+  if (two_versions) summary.train.emplace_back("weight_versions", "2");
+  for (const auto& [name, text] : inputs) summary.train.emplace_back("input " + name, text);
   summary.train.emplace_back("seed", std::to_string(summary.manifest.seed));
 }
 

@@ -1,5 +1,6 @@
 // How parameters are trained, read off the ops of the update.
 #include <algorithm>
+#include <cstring>
 #include <map>
 
 #include "role.h"
@@ -13,11 +14,12 @@ struct OptimizerOp {
   const char* op;
   const char* word;
   size_t states;  // inputs behind the parameter and its gradient; then comes the rate
+  const char* begins = nullptr;  // what the strategy calls their first value
 };
 constexpr OptimizerOp kOptimizers[] = {{"Sgd", "sgd", 1},
                                        {"AdamW", "adamw", 2},
                                        {"OnnxAdam", "onnx adam", 2},
-                                       {"Adagrad", "adagrad", 1}};
+                                       {"Adagrad", "adagrad", 1, "initial_accumulator_value"}};
 
 const OptimizerOp* find_optimizer(const std::string& op) {
   for (const OptimizerOp& known : kOptimizers)
@@ -84,11 +86,15 @@ class TrainingFinder {
     program_ = &role_.programs[index_of(one.program)];
     args_ = one.args;
     local_rates_.clear();
+    same_as_ = program_->bases();
     for (const ProgramOp& op : program_->ops) {
+      if (op.op == "Cast" && !op.inputs.empty() && op.outputs[0] >= program_->num_args)
+        same_as_[index_of(op.outputs[0])] = op.inputs[0];
       if (op.op == "LearningRate" && !op.outputs.empty())
         set_rate(op.outputs[0], rate_of(op.attrs));
       if (op.op == "ClipFactor") share("clip_norm", op.attrs, "max_norm");
-      if (op.op == "NextLossScale") loss_scale(op);
+      if (op.op == "LossScale" && !op.inputs.empty()) static_scale(op.inputs[0]);
+      if (op.op == "NextLossScale") dynamic_scale(op);
       const OptimizerOp* optimizer = find_optimizer(op.op);
       if (optimizer && op.inputs.size() > 2 + optimizer->states) update(*optimizer, op);
     }
@@ -102,16 +108,30 @@ class TrainingFinder {
       if (known == name) return;
     out_.shared.emplace_back(std::move(name), std::move(value));
   }
-  void loss_scale(const ProgramOp& op) {
-    std::string text = "dynamic";
+  void static_scale(int32_t value) {
+    for (const auto& [literal, bytes] : program_->literals) {
+      float scale = 0;
+      if (literal != value || bytes.size() != sizeof scale) continue;
+      std::memcpy(&scale, bytes.data(), sizeof scale);
+      set_shared("loss_scale", fmt::format("static {}", scale));
+    }
+  }
+  void dynamic_scale(const ProgramOp& op) {
+    std::string text;
     const int32_t scale = op.inputs.empty() ? -1 : buffer_of(op.inputs[0]);
-    if (scale >= 0) text += " init=" + number(role_.tensor(scale).fill);
-    for (const auto& [name, value] : op.attrs.items())
-      text += fmt::format(" {}={}", name, attr_text(value));
+    if (scale >= 0) text = "init_scale=" + number(role_.tensor(scale).fill);
+    for (const auto& [attr, word] : {std::pair("backoff", "backoff_factor"),
+                                     {"growth", "growth_factor"},
+                                     {"interval", "growth_interval"}})
+      if (const AttrValue* value = op.attrs.find(attr))
+        text += fmt::format("{}{}={}", text.empty() ? "" : " ", word, attr_text(*value));
     set_shared("loss_scale", std::move(text));
   }
 
+  // That the value is, or is a part of or converted from; -1: none.
   int32_t buffer_of(int32_t value) const {
+    for (size_t steps = 0; value >= program_->num_args && steps < same_as_.size(); ++steps)
+      value = same_as_[index_of(value)];
     return value >= 0 && value < program_->num_args ? args_[index_of(value)] : -1;
   }
   void set_rate(int32_t value, Settings rate) {
@@ -125,25 +145,28 @@ class TrainingFinder {
     return found == rates_.end() ? Settings() : found->second;
   }
 
-  // Of the state that a buffer is, or is a copy or a part of; "" where it is none.
-  std::string parameter_of(int32_t buffer) const {
+  // That a buffer is, or is a copy or a part of; null where it is none.
+  const Tensor* state_of(int32_t buffer) const {
     for (size_t steps = 0; buffer >= 0 && steps < origin_.size(); ++steps) {
       const Tensor& tensor = role_.tensor(buffer);
-      if (!tensor.param.empty()) return tensor.param;
+      if (tensor.kind == BufferKind::kState || !tensor.param.empty()) return &tensor;
       buffer = origin_[index_of(buffer)];
     }
-    return {};
+    return nullptr;
   }
 
   void update(const OptimizerOp& optimizer, const ProgramOp& op) {
-    Training::Update update{parameter_of(buffer_of(op.inputs[0])), settings_of(optimizer, op.attrs),
-                            0};
-    if (update.parameter.empty()) return;
+    const Tensor* weight = state_of(buffer_of(op.inputs[0]));
+    if (!weight || weight->param.empty()) return;
+    Training::Update update{weight->param, settings_of(optimizer, op.attrs), 0};
     const Settings of_rate = rate(op.inputs[2 + optimizer.states]);
     update.settings.insert(update.settings.begin() + 1, of_rate.begin(), of_rate.end());
     for (size_t s = 2; s < 2 + optimizer.states; ++s)
-      if (const int32_t state = buffer_of(op.inputs[s]); state >= 0)
+      if (const int32_t state = buffer_of(op.inputs[s]); state >= 0) {
         add_bytes(role_.tensor(state).type.bytes(), update.state_bytes);
+        if (const Tensor* held = state_of(state); held && optimizer.begins)
+          update.settings.emplace_back(optimizer.begins, number(held->fill));
+      }
     out_.updates.push_back(std::move(update));
   }
 
@@ -151,6 +174,7 @@ class TrainingFinder {
   std::vector<int32_t> origin_;                      // by buffer: what it is a copy or a part of
   std::map<int32_t, Settings> rates_, local_rates_;  // by buffer; by value of the program
   const Program* program_ = nullptr;
+  std::vector<int32_t> same_as_;  // by value of the program: what it is a view or a cast of
   std::span<const int32_t> args_;
   Training out_;
 };

@@ -14,10 +14,6 @@ std::string values_of(const std::string& stage) {
   return quote_control(values);
 }
 
-std::string plural(int64_t count, const char* what) {
-  return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
-}
-
 // Devices that say the same are named once: "pp=0, pp=1".
 std::vector<std::pair<std::string, std::string>> joined(
     std::vector<std::pair<std::string, std::string>> lines) {
@@ -33,34 +29,43 @@ std::vector<std::pair<std::string, std::string>> joined(
   return out;
 }
 
+std::string item_text(const RoleSummary& role, const OrderedTask& item, bool with_stage) {
+  const std::string stage = with_stage ? values_of(role.stages[index_of(item.stage)].name) : "";
+  return fmt::format("{}{}{}{}{}", stage, pass_text(item.pass), item.micro,
+                     item.recomputes ? "*" : "", item.ahead ? "'" : "");
+}
+
 }  // namespace
 
+std::string plural(int64_t count, const char* what) {
+  return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
+}
+
 std::string human_flops(double flops) {
-  if (flops == 0) return "0 FLOP";
   if (flops >= 1e12) return fmt::format("{:.3f} TFLOP", flops / 1e12);
   if (flops >= 1e8) return fmt::format("{:.3f} GFLOP", flops / 1e9);
-  return fmt::format("{:.3f} MFLOP", flops / 1e6);
+  if (flops >= 1e5) return fmt::format("{:.3f} MFLOP", flops / 1e6);
+  if (flops >= 1e3) return fmt::format("{:.3f} kFLOP", flops / 1e3);
+  return fmt::format("{:.0f} FLOP", flops);
 }
 
 std::string pass_text(char pass) {
   return pass == 'I' ? "BI" : pass == 'W' ? "BW" : std::string(1, pass);
 }
 
-std::string item_text(const RoleSummary& role, const OrderedTask& item) {
-  const std::string stage =
-      role.stages.size() > 1 ? values_of(role.stages[index_of(item.stage)].name) : "";
-  return fmt::format("{}{}{}{}{}", stage, pass_text(item.pass), item.micro,
-                     item.recomputes ? "*" : "", item.ahead ? "'" : "");
-}
-
-std::string order_text(const RoleSummary& role, size_t first, size_t end) {
+std::string order_text(const RoleSummary& role, size_t first, size_t end, bool with_stages) {
   std::string text;
   for (size_t i = first; i < std::min(end, role.order.size()); ++i) {
     const bool paired = role.order[i].paired && i > 0 && !role.order[i - 1].paired;
     if (i > first) text += paired ? "&" : " ";
-    text += item_text(role, role.order[i]);
+    text += item_text(role, role.order[i], with_stages);
   }
   return text;
+}
+
+std::string traffic_text(const TrafficSummary& traffic, const std::string& over) {
+  return fmt::format("{}{} over {}", to_string(traffic.kind),
+                     traffic.of.empty() ? "" : " of " + traffic.of, over);
 }
 
 std::string setting_text(const std::string& name, const std::string& value) {
@@ -99,11 +104,13 @@ std::vector<std::string> order_lines(const Summary& summary) {
   std::vector<std::string> lines;
   for (const DeviceSummary& device : summary.devices) {
     const RoleSummary& role = summary.role(device);
-    lines.push_back(fmt::format("{}: {}", device.where, order_text(role, 0, role.order.size())));
+    lines.push_back(fmt::format("{}: {}", device.where,
+                                order_text(role, 0, role.order.size(), role.stages.size() > 1)));
     for (const StreamSummary& stream : role.streams) {
       std::string work;
       for (const auto& [what, count] : stream.work)
-        work += fmt::format("{}{} {}", work.empty() ? "" : ", ", count, what);
+        work += fmt::format("{}{} {}", work.empty() ? "" : ", ", count,
+                            what == "P" ? "packing of weights" : what);
       if (role.streams.size() > 1)
         lines.push_back(fmt::format("    stream '{}': {}", quote_control(stream.name), work));
     }
@@ -117,16 +124,20 @@ std::vector<std::string> order_lines(const Summary& summary) {
 }
 
 std::vector<std::string> memory_lines(const Summary& summary) {
-  std::vector<std::string> lines{fmt::format(
-      "{:<14}{:>6}{:>7}{:>8}{:>12}{:>11}{:>11}{:>11}{:>11}{:>11}{:>11}", "device", "ranks", "ops",
-      "params", "elements", "GFLOP", "weights", "optimizer", "step", "workspace", "peak")};
+  constexpr const char* kRow =
+      "{:<14}{:>6}{:>7}{:>8}{:>12}{:>14}{:>11}{:>11}{:>11}{:>11}{:>11}{:>11}";
+  std::vector<std::string> lines{fmt::format(kRow, "device", "ranks", "ops", "params", "elements",
+                                             "FLOPs", "weights", "optimizer", "step", "workspace",
+                                             "other", "peak")};
   for (const DeviceSummary& device : summary.devices) {
     const RoleSummary& r = summary.role(device);
-    lines.push_back(fmt::format(
-        "{:<14}{:>6}{:>7}{:>8}{:>12}{:>11.3f}{:>11}{:>11}{:>11}{:>11}{:>11}", device.where,
-        device.ranks, r.ops(), r.parameters.size(), r.elements, r.flops / 1e9,
-        human_bytes(r.weight_bytes), human_bytes(r.optimizer_bytes), human_bytes(r.step_bytes),
-        human_bytes(r.workspace_bytes), human_bytes(r.peak_bytes)));
+    int64_t other = r.constant_bytes;
+    for (int64_t bytes : {r.transport_bytes, r.scratch_bytes}) add_bytes(bytes, other);
+    lines.push_back(fmt::format(kRow, device.where, device.ranks, r.ops(), r.parameters.size(),
+                                r.elements, human_flops(r.flops), human_bytes(r.weight_bytes),
+                                human_bytes(r.optimizer_bytes), human_bytes(r.step_bytes),
+                                human_bytes(r.workspace_bytes), human_bytes(other),
+                                human_bytes(r.peak_bytes)));
   }
   for (const DeviceSummary& device : summary.devices) {
     const RoleSummary& r = summary.role(device);
@@ -144,9 +155,9 @@ std::vector<std::string> traffic_lines(const Summary& summary) {
   for (const DeviceSummary& device : summary.devices)
     for (const TrafficSummary& traffic : summary.role(device).traffic)
       lines.emplace_back(device.where,
-                         fmt::format("{} over {}: {} of {}, {}", to_string(traffic.kind),
-                                     traffic.over, plural(traffic.messages, "message"),
-                                     info(traffic.dtype).name, human_bytes(traffic.bytes)));
+                         fmt::format("{}: {} of {}, {}", traffic_text(traffic, traffic.over),
+                                     plural(traffic.messages, "message"), info(traffic.dtype).name,
+                                     human_bytes(traffic.bytes)));
   std::vector<std::string> out;
   for (const auto& [where, text] : joined(std::move(lines)))
     out.push_back(fmt::format("{}: a step of a rank has {}", where, text));

@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "diff_cases.h"
 #include "folder.h"
 #include "piper/compile.h"
 #include "shell.h"
@@ -14,29 +15,6 @@ namespace {
 
 using testing::HasSubstr;
 using testing::Not;
-
-constexpr const char* kStrategy = R"(piper: 1
-params: {stages: 2, dp: 2, microbatches: 4}
-mesh: {pp: $stages, dp: $dp}
-train:
-  global_batch: 16
-  optimizer: {adamw: {lr: 2e-3, weight_decay: 0.1}}
-  groups:
-    - {match: "**/bias", weight_decay: 0}
-  clip_norm: 1.0
-annotate:
-  - balance: {tag: stage, into: $stages}
-directives:
-  - split: {dim: batch, into: $microbatches, as: mb}
-  - place: {where: {stage: s}, on: {pp: s}}
-  - replicate: {over: dp, bucket: 25MiB}
-  - order:
-      each: pp
-      program: |
-        repeat min(M, P-r-1):      F
-        repeat M - min(M, P-r-1):  F B
-        repeat min(M, P-r-1):      B
-)";
 
 std::string source(const std::string& path) { return std::string(PIPER_SOURCE_DIR) + "/" + path; }
 
@@ -70,19 +48,10 @@ std::string names_of(const Diff& diff) {
   return names;
 }
 
-// A change of kStrategy: `from` becomes `to`, or `to` is a directive more.
-struct Case {
-  const char* name;
-  const char* from;
-  const char* to;
-  const char* sections;                // that differ, all of them
-  std::vector<const char*> says = {};  // in the text
-};
-
-class DiffOf : public testing::TestWithParam<Case> {};
+class DiffOf : public testing::TestWithParam<DiffCase> {};
 
 TEST_P(DiffOf, SaysThisAndNothingElse) {
-  const Case& c = GetParam();
+  const DiffCase& c = GetParam();
   const std::string text =
       *c.from ? replaced(kStrategy, c.from, c.to) : std::string(kStrategy) + c.to;
   Diff diff = compare(base(), summary_of(text));
@@ -95,136 +64,6 @@ TEST_P(DiffOf, SaysThisAndNothingElse) {
   }
 }
 
-constexpr const char* kBackwards = "        repeat min(M, P-r-1):      B\n";
-const Case kCases[] = {
-    {"Comment", "train:", "\n# a comment\ntrain:", ""},
-    {"Format", "{adamw: {lr: 2e-3, weight_decay: 0.1}}",
-     "\n    adamw:\n      weight_decay: 1e-1\n      lr: 0.002", ""},
-    {"OrderInOtherWords", kBackwards, "        for i in 0..min(M, P-r-1): B\n", ""},
-    {"Tag", "stage", "part", "", {"tag 'stage' is now called 'part'"}},
-    {"Axis", "pp", "line", "", {"axis 'pp' is now called 'line'"}},
-    {"AxisOfOne",
-     "dp: $dp}",
-     "dp: $dp, tp: 1}",
-     "",
-     {"mesh axis 'tp' is new; it has one rank, which is no difference in what runs"}},
-    {"Rate", "lr: 2e-3", "lr: 4e-3", "train", {"  lr  0.002 → 0.004\n"}},
-    {"Optimizer",
-     "adamw: {lr: 2e-3, weight_decay: 0.1}",
-     "sgd: {lr: 0.1, momentum: 0.9}",
-     "train memory flops stages",
-     {"optimizer     adamw → sgd", "momentum      none → 0.9"}},
-    {"Group",
-     "\"**/bias\"",
-     "\"**/qkv/bias\"",
-     "train",
-     {"model.h.0.proj.bias", "weight_decay  0 → 0.1"}},
-    {"Clip", "clip_norm: 1.0", "clip_norm: 0.5", "train", {"clip_norm  1 → 0.5"}},
-    {"Schedule",
-     "clip_norm: 1.0",
-     "schedule: {warmup: 5}\n  clip_norm: 1.0",
-     "train",
-     {"warmup  none → 5"}},
-    {"Seed", "  clip_norm", "  seed: 7\n  clip_norm", "train", {"seed  0 → 7"}},
-    {"Batch",
-     "global_batch: 16",
-     "global_batch: 32",
-     "train memory flops stages messages",
-     {"global_batch     16 → 32", "microbatch_size  2 → 4"}},
-    {"Precision",
-     "",
-     "  - precision: {compute: bf16}\n",
-     "train memory flops stages",
-     {"products of the forward  21 f32 → 21 bf16"}},
-    {"Frozen",
-     "annotate:",
-     "parameters: [{freeze: \"model/wpe/**\"}]\nannotate:",
-     "parameters memory flops stages collectives",
-     {"parameters  1 of 52\n  model.wpe.weight  now  trained → frozen"}},
-    {"Renamed",
-     "annotate:",
-     "parameters: [{rename: {from: \"model/wpe/**\", to: \"positions/**\"}}]\nannotate:",
-     "parameters",
-     {"name  model.wpe.weight → positions.weight"}},
-    {"WarmUp",
-     "P-r-1",
-     "P-r",
-     "memory order",
-     {"order  2 of 2 devices, the first from task 2 on",
-      "  pp=0  from task 3 on\n    - F0 F1 B0 F2 B1 F3 B2 B3\n    + F0 F1 F2 B0 F3 B1 B2 B3\n",
-      "forwards in flight, at most  2 → 3"}},
-    {"Gpipe",
-     "repeat min(M, P-r-1):      F\n        repeat M - min(M, P-r-1):  F B\n        "
-     "repeat min(M, P-r-1):      B",
-     "repeat M: F\n        repeat M: B",
-     "memory order",
-     {"forwards in flight, at most  1 → 4"}},
-    {"SplitBackward", "F B\n", "F BI BW\n", "memory stages", {"passes  B, F → BI, BW, F"}},
-    {"MoreReplicas",
-     "dp: 2,",
-     "dp: 4,",
-     "train memory flops placement stages collectives messages",
-     {"{pp: 2, dp: 2} → {pp: 2, dp: 4}", "ranks that do the same  2 → 4"}},
-    {"MoreStages",
-     "stages: 2,",
-     "stages: 4,",
-     "memory flops placement stages order collectives messages",
-     {"stage=2  runs on  none → pp=2"}},
-    {"Recompute",
-     "",
-     "  - recompute: {match: \"model/h/{l}/**\", where: {stage: 0}}\n",
-     "memory flops stages recompute",
-     {"stage=0  ops that run again  0 → 36", "stage=0  kept for the backward"}},
-    {"OffloadedStates",
-     "",
-     "  - offload: {what: optimizer}\n",
-     "memory offload streams",
-     {"on the host", "optimizer to the host"}},
-    {"Versions",
-     "piper: 1",
-     "piper: 1\nweight_versions: 2",
-     "memory versions",
-     {"parameters kept twice  0 → 26"}},
-    {"Bucket",
-     "25MiB",
-     "100KiB",
-     "collectives",
-     {"all_reduce over dp, f32  1 message, 1.6 MiB → 7 messages, 1.6 MiB"}},
-    {"Zero1",
-     "25MiB",
-     "25MiB, shard: [optimizer]",
-     "memory flops stages collectives messages streams",
-     {"optimizer states  3.4 MiB → 1.7 MiB  -50.0 %", "reduce_scatter over dp"}},
-    {"ReduceType",
-     "",
-     "  - precision: {match: \"model/wpe/**\", compute: f32, reduce: bf16}\n",
-     "flops collectives",
-     {"all_reduce over dp, bf16"}},
-    {"Stream",
-     "",
-     "  - stream: {where: {kind: send}, name: sends}\n",
-     "memory order streams",
-     {"send  on 'compute' → on 'sends'"}},
-    {"StreamsName",
-     "bucket: 25MiB",
-     "bucket: 25MiB, stream: sums",
-     "",
-     {"stream 'reduce' is now called 'sums'"}},
-    {"Priority",
-     "",
-     "  - stream: {name: reduce, priority: high}\n",
-     "streams",
-     {"'reduce' has  priority 0 → priority 1"}},
-    {"Prefetch",
-     "",
-     "  - prefetch: {where: {kind: recv}, distance: 1}\n",
-     "memory order",
-     {"recv over pp  5 at their places → 3 of them issued earlier"}},
-    {"JoinedMessages",
-     "",
-     "  - fuse: {where: {kind: send}, microbatches: 2}\n",
-     "messages",
-     {"send over pp, f32  5 messages, 640.0 KiB → 3 messages, 640.0 KiB"}}};
 INSTANTIATE_TEST_SUITE_P(, DiffOf, testing::ValuesIn(kCases),
                          [](const auto& test) { return std::string(test.param.name); });
 
@@ -235,6 +74,41 @@ TEST(DiffPlaces, PermutedDevicesAreComparedByTheirWork) {
   EXPECT_EQ(names_of(diff), "placement") << print_diff(diff, false);
   EXPECT_EQ(diff.sections[0].summary, "2 devices are permuted: each does what another did");
   EXPECT_THAT(print_diff(diff, false), HasSubstr("pp=0  its work is on  pp=0 → pp=1"));
+}
+
+TEST(DiffPlaces, AModelOfOneStageMayHaveNoTag) {
+  const std::string one = replaced(kStrategy, "stages: 2", "stages: 1");
+  std::string none = replaced(one, "  - place: {where: {stage: s}, on: {pp: s}}\n", "");
+  none.resize(none.find("  - order"));
+  const Diff diff = compare(summary_of(none), summary_of(one));
+  EXPECT_TRUE(diff.same()) << print_diff(diff, false);
+  EXPECT_THAT(diff.notes, testing::ElementsAre("the whole model is now stage 'stage=0'"));
+}
+
+TEST(DiffPlaces, DevicesOfAnAxisThatIsGoneAreNotPermuted) {
+  const Diff diff = compare(base(), summary_of(replaced(kStrategy, "stages: 2", "stages: 1")));
+  const DiffSection* placement = diff.find("placement");
+  ASSERT_NE(placement, nullptr);
+  EXPECT_EQ(placement->summary, "4 → 2 ranks");
+  EXPECT_THAT(print_diff(diff, false), Not(HasSubstr("its work is on")));
+}
+
+// A stage runs as many forwards ahead as 1F1B does, and keeps as much: in part for the step before.
+TEST(DiffOrder, WhatTheStepBeforeHasBegunCounts) {
+  std::string text = replaced(kStrategy, "piper: 1", "piper: 1\nweight_versions: 2");
+  text = text.substr(0, text.find("        repeat")) +
+         "        repeat M - (P-r-1): F B\n        repeat P-r-1:       F[step=1] B\n";
+  const std::string said = print_diff(compare(base(), summary_of(text)), false);
+  EXPECT_THAT(said, HasSubstr("    + F1 B0 F2 B1 F3 B2 …\n"));
+  EXPECT_THAT(said, Not(HasSubstr("forwards in flight")));
+  EXPECT_THAT(said, Not(HasSubstr("  kept for the backward")));
+}
+
+TEST(DiffOrder, BothSidesNameStagesWhereOneHasSeveral) {
+  const std::string text = replaced(replaced(kStrategy, "into: $stages", "into: 2 * stages"),
+                                    "{pp: s}", "{pp: s % stages}");
+  const Diff diff = compare(base(), summary_of(text.substr(0, text.find("  - order"))));
+  EXPECT_THAT(print_diff(diff, false), HasSubstr("    - 0F0 0F1 0B0 "));
 }
 
 // ---- Sets on the disk ---------------------------------------------------------------------------
@@ -288,6 +162,25 @@ TEST(DiffSets, WhatNoSectionTellsIsNotCalledTheSame) {
   EXPECT_EQ(names_of(compare(base(), other)), "model memory");
 }
 
+TEST(DiffSets, ModelsAreToldByWhatTheySay) {
+  Summary before = base(), after = base();
+  before.initial_values = after.initial_values = "values";
+  after.manifest.model_digest[0] ^= 1;
+  after.manifest.model = "copy.onnx";
+  const Diff same = compare(before, after);
+  EXPECT_TRUE(same.same());
+  EXPECT_THAT(same.notes, testing::ElementsAre(HasSubstr("'copy.onnx', which says the same")));
+  after.initial_values = "others";
+  EXPECT_THAT(print_diff(compare(before, after), false),
+              HasSubstr("initial values  those of before → "));
+  after.manifest.model_digest = before.manifest.model_digest;
+  const Diff values = compare(before, after);
+  EXPECT_EQ(names_of(values), "model");
+  EXPECT_EQ(values.sections[0].summary, "it begins with other values");
+  after.parameters[0].type.dtype = DType::kF64;  // its values are others, then
+  EXPECT_EQ(names_of(compare(before, after)), "parameters");
+}
+
 // ---- Gates and forms ----------------------------------------------------------------------------
 
 Diff grown() {
@@ -314,6 +207,10 @@ TEST(DiffGates, FailForWhatTheyName) {
                   HasSubstr("memory grew from 21.8 MiB to 23.4 MiB"), HasSubstr("more than 5 %"))));
   EXPECT_THAT(failed("memory:+8%,collectives,flops:+0%"), testing::IsEmpty());
   EXPECT_THAT(failed("order,memory"), testing::ElementsAre("order differs", "memory differs"));
+  EXPECT_EQ(headline(grown()), "old → new: memory +7.0 %, order differ");
+  Diff diff = grown();
+  keep_sections(diff, {"train", "streams"});
+  EXPECT_EQ(headline(diff), "old → new: no difference in train, streams");
 }
 
 TEST(DiffGates, WrongOnesAreUsageErrors) {
@@ -342,6 +239,12 @@ TEST(DiffForms, JsonIsAsThePageSays) {
   EXPECT_EQ(change["where"], nlohmann::json({"pp=0"}));
   EXPECT_EQ(change["before"], base().roles[0].peak_bytes);
   EXPECT_EQ(change["unit"], "bytes");
+  Summary more = base();
+  more.devices.push_back(more.devices[0]);
+  more.devices.back().at = {7};
+  const auto added = nlohmann::json::parse(print_diff_json(compare(base(), more)));
+  EXPECT_EQ(added["sections"][0]["changes"][0]["before"], nullptr);
+  EXPECT_EQ(added["sections"][0]["changes"][0]["unit"], "bytes");
 }
 
 TEST(DiffForms, MarkdownIsFoldedAndFitsAComment) {
@@ -349,15 +252,22 @@ TEST(DiffForms, MarkdownIsFoldedAndFitsAComment) {
   const std::string text = print_diff_markdown(diff);
   EXPECT_THAT(text, HasSubstr("<details><summary><b>memory</b> – the greatest peak"));
   EXPECT_THAT(text, HasSubstr("| pp=0 | peak | 21.8 MiB | 23.4 MiB | +7.0 % |"));
-  EXPECT_THAT(text, HasSubstr("```diff\npp=0 from task 8 on\n- … F3 B2 B3\n"));
+  EXPECT_THAT(text, HasSubstr("```diff\n@@ pp=0 from task 8 on @@\n- … F3 B2 B3\n"));
   for (int i = 0; i < 5000; ++i)
-    diff.sections[0].changes.push_back({{fmt::format("a|b<c>`{}`", i)}, "peak", 1.0, 2.0});
+    diff.sections[0].changes.push_back({{fmt::format("a|b<c>&~`{}`", i)}, "peak", 1.0, 2.0});
+  diff.sections[0].changes.push_back({{"pp=9"}, "weights", 1.0, 2.0});
+  EXPECT_THAT(print_diff(diff, false), HasSubstr("  pp=9         weights"));
+  EXPECT_THAT(print_diff(diff, false), HasSubstr("  … 4990 more, which --json has\n"));
   const std::string large = print_diff_markdown(diff);
   EXPECT_LE(large.size(), 60'000U);
   EXPECT_GE(large.size(), 50'000U);
-  EXPECT_THAT(large, HasSubstr("a\\|b&lt;c>\\`0\\`"));
+  EXPECT_THAT(large, HasSubstr("a\\|b&lt;c>&amp;\\~\\`0\\`"));
   EXPECT_THAT(large, testing::ContainsRegex("… [0-9]+ more\n"));
   EXPECT_THAT(large, HasSubstr("<b>order</b>"));
+  diff.notes.assign(2000, std::string(100, '*'));
+  const std::string noted = print_diff_markdown(diff);
+  EXPECT_LE(noted.size(), 60'000U);
+  EXPECT_THAT(noted, testing::ContainsRegex("… [0-9]+ more notes\n"));
 }
 
 TEST(DiffForms, ColoursAreForTerminalsAlone) {
@@ -403,9 +313,13 @@ TEST(DiffProgram, BadInputIsSaidAndExitsWithTwo) {
       {set + " " + folder.path() + "/nowhere", "this is no plan set"},
       {other + " " + set, "format version 3"},
       {set + " " + strategy, "--model MODEL.onnx"},
+      {set + " " + set + model, "are compared without --model"},
       {strategy + " " + wrong + model, "wrong.yaml:"},
       {set + " " + set + " -D dp=2", "--model MODEL.onnx"},
       {set + " " + set + " --only memry", "did you mean 'memory'"},
+      {set + " " + set + " --only ''", "there is no section ''"},
+      {set + " " + set + " --fail-on ''", "there is no section ''"},
+      {set + " " + set + " --only order --fail-on memory", "--only leaves out memory"},
       {set + " " + set + " --json --markdown", "excludes"},
       {set, "AFTER is required"}};
   for (const auto& [args, says] : kWrong) {

@@ -58,7 +58,7 @@ golden::Section compile_case(const golden::Case& c) {
   const bool reduces = std::any_of(compiled->explanations.begin(), compiled->explanations.end(),
                                    [](const Explanation& e) { return e.directive == "replicate"; });
   for (const std::string& line : traffic_lines(summarise(compiled->set)))
-    if (reduces && line.find("send over") == line.npos) text += line + "\n";
+    if (reduces && line.find("has send of") == line.npos) text += line + "\n";
   return {"after", text + schedule};
 }
 

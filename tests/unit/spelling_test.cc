@@ -176,6 +176,19 @@ TEST(Spelling, OfAPipelineFileIsItsLists) {
                 "        - \"1F0 1B0 1F1 1B1\"\n");
 }
 
+// Lists are longer than the file that they come of, and are read again all the same.
+TEST(Spelling, OfALongPipelineFileIsReadAgain) {
+  std::string row;
+  for (int micro = 0; micro < 1 << 16; ++micro) row += fmt::format("0F{},0I{},", micro, micro);
+  row.back() = '\n';
+  const Folder folder;
+  const std::string csv = folder.write("order.csv", row);
+  const std::string lists = printed(fmt::format(
+      "piper: 1\nmesh: {{pp: 1}}\ndirectives:\n  - order: {{each: pp, csv: \"{}\"}}\n", csv));
+  EXPECT_GT(lists.size(), row.size());
+  EXPECT_EQ(printed(lists), lists);
+}
+
 // Of all strategies that stand in golden tests and on the user's page.
 TEST(Spelling, ReadsBack) {
   int read = 0;

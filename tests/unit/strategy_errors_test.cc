@@ -80,7 +80,7 @@ TEST(Strategy, RefusesWhatIsTooLarge) {
   EXPECT_EQ(message(head + std::string(64, '[') + std::string(64, ']') + "}\n"),
             "lists and maps are nested more than 64 deep");
   EXPECT_NE(message(head + std::string(200000, '[')), "");
-  EXPECT_NE(message(std::string((1 << 20) + 1, '#')), "");
+  EXPECT_NE(message(std::string((8 << 20) + 1, '#')), "");
   std::string many = "piper: 1\ninputs: {x: {shape: [1";
   for (int i = 0; i < 100000; ++i) many += ", 1";
   EXPECT_EQ(message(many + "]}}\n"), "the file has more than 100000 values");

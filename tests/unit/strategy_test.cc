@@ -33,7 +33,8 @@ TEST(Strategy, ReadsParams) {
       "  copy: $model\n"
       "  block: \"${model}/x$stages\"\n"
       "  lr: \"3e-4\"\n"
-      "require: [{that: twice + same + later + tenth, why: $path $copy $block $lr $schedule}]\n";
+      "require: [{that: twice + same + later + tenth < 100, why: $path $copy $block $lr "
+      "$schedule}]\n";
   const Strategy strategy = parsed(text);
   EXPECT_EQ(strategy.params, (Variables{{"stages", 4},
                                         {"dp", 2},
@@ -43,15 +44,13 @@ TEST(Strategy, ReadsParams) {
                                         {"later", 3},
                                         {"last", 7},
                                         {"tenth", 10}}));
-  const std::vector<std::pair<std::string, std::string>> texts = {
-      {"model", "gpt"}, {"schedule", "1f1b"}, {"path", "h/0/mlp"},
-      {"copy", "gpt"},  {"block", "gpt/x4"},  {"lr", "3e-4"}};
-  EXPECT_EQ(strategy.text_params, texts);
   const Strategy other = parsed(text, {{"stages", "8"}, {"model", "bert"}, {"stages", "16"}});
   EXPECT_EQ(other.params[0].second, 16);
   EXPECT_EQ(other.params[2].second, 32);
   EXPECT_EQ(other.params[3].second, 64);
-  EXPECT_EQ(other.text_params[4].second, "bert/x16");
+  const auto refused = parse(text, {{"stages", "32"}, {"model", "bert"}});
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().message, "h/0/mlp bert bert/x32 3e-4 1f1b");
 }
 
 TEST(Strategy, ReadsParamsThatAreNumbers) {
@@ -422,6 +421,9 @@ TEST(Strategy, LeavesOutEntries) {
   EXPECT_TRUE(off.splits.empty());
   ASSERT_EQ(off.replicates.size(), 1u);
   EXPECT_EQ(off.replicates[0].bucket_bytes, 1 << 20);
+  std::string left_out;
+  for (const LeftOut& one : off.left_out) left_out += fmt::format("{} {}, ", one.at.line, one.what);
+  EXPECT_EQ(left_out, "4 annotate, 7 groups, 8 require, 6 parameters, 10 split, 11 replicate, ");
   const auto on = parse(text, {{"flag", "1"}, {"parts", "2"}});
   ASSERT_FALSE(on.ok());
   EXPECT_EQ(on.error().message, "never");

@@ -124,5 +124,85 @@ TEST(Summary, RecomputationKeepsWhatItsDirectiveSays) {
                                                        human_bytes(static_cast<int64_t>(less))))));
 }
 
+// A model that is stored in 16 bits is updated in 32: its weights are converted there and back.
+constexpr const char* kHalves = R"(plan batch=2 arena=192 workspace=[256]
+stream 0 "compute"
+input "x" i64[2] high=9 ignore=-100
+buffer 0 "w" bf16[4] state at=0 init="w" param="w"
+buffer 1 "g" f32[4] step at=64
+buffer 2 "step" i64[] state at=128
+program 0 label="U" args=3 workspace=256
+  value 0 bf16[4] read written
+  value 1 f32[4] read
+  value 2 i64[] read
+  value 3 f32[4] at=0
+  value 4 f32[4] at=0
+  value 5 f64[] at=64
+  value 6 f32[] literal=0x00000043
+  value 7 f64[] at=128
+  op LearningRate in=[2] out=[5] {base=0.25, cosine=0, min_ratio=0.0, total=0, warmup=0}
+  op LossScale in=[6] out=[7]
+  op Cast in=[0] out=[3] {to="f32"}
+  op Sgd in=[3,1,-1,5,-1,2] out=[4] {dampening=0.0, momentum=0.0, nesterov=0, weight_decay=0.0}
+  op Cast in=[4] out=[0] {to="bf16"}
+body
+  0 compute label="U" program=0 args=[0,1,2] pass="U"
+)";
+
+TEST(Summary, WeightsThatAreConvertedAreTrained) {
+  const auto role = parse_plan(kHalves);
+  ASSERT_TRUE(role) << print_error(role.error());
+  PlanSet set;
+  set.roles = {*role};
+  set.role_of_rank = {0};
+  const auto lines = train_lines(summarise(set));
+  ASSERT_EQ(lines.size(), 2U) << join(lines, "\n");
+  EXPECT_THAT(lines[0], HasSubstr("loss_scale static 128"));
+  EXPECT_THAT(lines[0], HasSubstr("input x i64[2] from 0 to 9, -100 ignored"));
+  EXPECT_THAT(lines[1], testing::StartsWith("sgd, lr 0.25, "));
+}
+
+// Of two chunks on a device: what the first hands to the second is kept for the second.
+TEST(Summary, AStageKeepsWhatItsBackwardReads) {
+  const Summary summary = summary_of("zbv.yaml", "{stages: 2, microbatches: 4}", kTrain);
+  const auto kept = [&](const char* name) {
+    for (const StageSummary& stage : summary.stages)
+      if (stage.name == name) return stage.kept_bytes;
+    return 0.0;
+  };
+  ASSERT_EQ(summary.stages.size(), 4U);
+  EXPECT_EQ(summary.stages[2].name, "stage=2");  // the last to run on the first device is 3
+  EXPECT_GT(kept("stage=1"), 0);
+  EXPECT_EQ(kept("stage=1"), kept("stage=2"));
+}
+
+TEST(Summary, ColumnsOfMemoryAddUp) {
+  const Summary summary = summary_of("1f1b.yaml", "{stages: 2, microbatches: 4}", kTrain);
+  for (const RoleSummary& role : summary.roles)
+    EXPECT_EQ(role.weight_bytes + role.optimizer_bytes + role.step_bytes + role.workspace_bytes +
+                  role.constant_bytes + role.transport_bytes + role.scratch_bytes,
+              role.peak_bytes);
+}
+
+TEST(Summary, SmallNumbersOfOperationsAreReadable) {
+  EXPECT_EQ(human_flops(0), "0 FLOP");
+  EXPECT_EQ(human_flops(12), "12 FLOP");
+  EXPECT_EQ(human_flops(4567), "4.567 kFLOP");
+  EXPECT_EQ(human_flops(2.5e5), "0.250 MFLOP");
+}
+
+TEST(Explain, SaysWhatIsLeftOut) {
+  const auto compiled = compile_like(
+      "zero1.yaml", "{stages: 2, dp: 2, microbatches: 4, again: 0}",
+      std::string(kTrain) +
+          "directives:\n  - {name: replicate, replicate: {over: dp}}\n  - drop: order\n"
+          "  - {recompute: {}, when: $again}\n");
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  const std::string text = explain(*compiled, *parse_topics(""));
+  EXPECT_THAT(text, HasSubstr("recompute\n    left out: its 'when' is 0\n"));
+  EXPECT_THAT(text, HasSubstr("replicate\n    left out: a file that includes it has its own\n"));
+  EXPECT_THAT(text, HasSubstr("order\n    left out: it is dropped\n"));
+}
+
 }  // namespace
 }  // namespace piper
