@@ -154,6 +154,13 @@ std::vector<BufferMutation> parse_mutations(std::string_view text) {
   return out;
 }
 
+std::vector<std::string> parse_outputs(std::string_view text) {
+  std::vector<std::string> out;
+  for (SignatureInput& output : parse_section(text, "# outputs"))
+    if (output.kind == "USER_OUTPUT") out.push_back(std::move(output.placeholder));
+  return out;
+}
+
 std::string export_help(const OnnxModel& model) {
   const bool dynamo = !find_metadata(model.metadata, kSignatureKey).empty();
   return dynamo ? "help: export the model with optimize=False"
@@ -210,5 +217,22 @@ std::vector<std::string> scopes_of(const OnnxModel& model) {
 }
 
 std::string scope_of_name(std::string_view dotted) { return dots_to_slashes(dotted); }
+
+std::string common_scope(const std::string& a, const std::string& b) {
+  const std::vector<std::string> x = split_text(a, '/'), y = split_text(b, '/');
+  size_t same = 0;
+  while (same < x.size() && same < y.size() && x[same] == y[same]) ++same;
+  return join(std::span(x.data(), same), "/");
+}
+
+bool is_within(const std::string& inner, const std::string& outer) {
+  return outer.empty() || inner == outer || inner.starts_with(outer + "/");
+}
+
+std::string module_of(std::string_view name) {
+  const size_t dot = name.rfind('.');
+  return std::string(dot == name.npos ? std::string_view() : name.substr(0, dot));
+}
+std::string leaf_of(const std::string& name) { return name.substr(name.rfind('.') + 1); }
 
 }  // namespace piper::onnx_import

@@ -18,6 +18,8 @@ struct BufferMutation {
   std::string value, target;
 };
 std::vector<BufferMutation> parse_mutations(std::string_view text);
+// "add_8: USER_OUTPUT": the results that the module returns.
+std::vector<std::string> parse_outputs(std::string_view text);
 inline constexpr std::string_view kSignatureKey =
     "pkg.torch.export.ExportedProgram.graph_signature";
 // How to export it so that nothing is lost, by the exporter that wrote it: "help: …".
@@ -46,5 +48,12 @@ bool is_tensor(const Call& call, const CallArg& arg);
 std::vector<std::string> scopes_of(const OnnxModel& model);
 // "h.0.qkv" -> "h/0/qkv".
 std::string scope_of_name(std::string_view dotted);
+// The innermost that both are in.
+std::string common_scope(const std::string& a, const std::string& b);
+// "a/b" is within "a", "a/b" and "".
+bool is_within(const std::string& inner, const std::string& outer);
+// "h.0.qkv" and "weight" of "h.0.qkv.weight"; "" and "weight" of "weight".
+std::string module_of(std::string_view name);
+std::string leaf_of(const std::string& name);
 
 }  // namespace piper::onnx_import

@@ -1,5 +1,7 @@
-// Names: well-formed, each defined once; and the branch of an If put in its place.
+// Names: well-formed, each defined once; an order in which each is; and the branch of an If put in
+// its place.
 #include <set>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "onnx_model.h"
@@ -68,6 +70,39 @@ Status check_defined(const OnnxModel& model) {
   }
   if (model.outputs.empty()) return fail("the graph has no outputs");
   return ok_status();
+}
+
+Result<std::vector<size_t>> node_order(const OnnxModel& model) {
+  std::unordered_map<std::string_view, size_t> producer;
+  for (size_t n = 0; n < model.nodes.size(); ++n) {
+    for (const std::string& output : model.nodes[n].outputs) producer.emplace(output, n);
+  }
+  enum class State : uint8_t { kNew, kOpen, kDone };
+  std::vector<State> state(model.nodes.size(), State::kNew);
+  std::vector<size_t> order;
+  std::vector<std::pair<size_t, size_t>> stack;  // node, next input
+  for (size_t root = 0; root < model.nodes.size(); ++root) {
+    if (state[root] == State::kNew) stack.emplace_back(root, 0);
+    while (!stack.empty()) {
+      auto& [n, next] = stack.back();
+      state[n] = State::kOpen;
+      const std::vector<std::string>& inputs = model.nodes[n].inputs;
+      if (next == inputs.size()) {
+        state[n] = State::kDone;
+        order.push_back(n);
+        stack.pop_back();
+        continue;
+      }
+      const auto found = producer.find(inputs[next++]);
+      if (found == producer.end() || state[found->second] == State::kDone) continue;
+      if (state[found->second] == State::kOpen) {
+        return fail(model.at(), "{} depends on its own result: the graph has a cycle",
+                    model.nodes[found->second].label());
+      }
+      stack.emplace_back(found->second, 0);
+    }
+  }
+  return order;
 }
 
 Status take_branch(OnnxModel& model, size_t n, bool condition) {

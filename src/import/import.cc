@@ -16,42 +16,6 @@
 namespace piper::onnx_import {
 namespace {
 
-// ---- Order --------------------------------------------------------------------------------------
-
-// Nodes so that each stands behind what it reads; the file's order wherever it can be kept.
-Result<std::vector<size_t>> node_order(const OnnxModel& model) {
-  std::unordered_map<std::string_view, size_t> producer;
-  for (size_t n = 0; n < model.nodes.size(); ++n) {
-    for (const std::string& output : model.nodes[n].outputs) producer.emplace(output, n);
-  }
-  enum class State : uint8_t { kNew, kOpen, kDone };
-  std::vector<State> state(model.nodes.size(), State::kNew);
-  std::vector<size_t> order;
-  std::vector<std::pair<size_t, size_t>> stack;  // node, next input
-  for (size_t root = 0; root < model.nodes.size(); ++root) {
-    if (state[root] == State::kNew) stack.emplace_back(root, 0);
-    while (!stack.empty()) {
-      auto& [n, next] = stack.back();
-      state[n] = State::kOpen;
-      const std::vector<std::string>& inputs = model.nodes[n].inputs;
-      if (next == inputs.size()) {
-        state[n] = State::kDone;
-        order.push_back(n);
-        stack.pop_back();
-        continue;
-      }
-      const auto found = producer.find(inputs[next++]);
-      if (found == producer.end() || state[found->second] == State::kDone) continue;
-      if (state[found->second] == State::kOpen) {
-        return fail(model.at(), "{} depends on its own result: the graph has a cycle",
-                    model.nodes[found->second].label());
-      }
-      stack.emplace_back(found->second, 0);
-    }
-  }
-  return order;
-}
-
 // ---- The walk -----------------------------------------------------------------------------------
 
 int64_t stored_bytes(const OnnxModel& model) {

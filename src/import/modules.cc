@@ -42,11 +42,6 @@ bool is_anonymous(std::string_view name) {
   return name.find("::") != kNone || name.find('/') != kNone || all_digits(name);
 }
 
-std::string_view module_of(std::string_view name) {
-  const size_t dot = name.rfind('.');
-  return dot == kNone ? std::string_view() : name.substr(0, dot);
-}
-
 std::optional<CallNumber> call_number(const std::string& scope) {
   const size_t end = scope.rfind('_');
   if (end == kNone || end + 1 == scope.size() || end == 0 || scope[end - 1] == '/' ||

@@ -89,6 +89,8 @@ Result<OnnxModel> read_onnx(const std::string& path, int64_t max_file_bytes);
 Status check_name(std::string_view role, const std::string& name);
 // Every name is defined once and before it is used; what read_onnx ensures.
 Status check_defined(const OnnxModel& model);
+// Nodes so that each stands behind what it reads; the file's order wherever it can be kept.
+Result<std::vector<size_t>> node_order(const OnnxModel& model);
 // Puts a branch of the If at model.nodes[n] in its place; names are not checked again.
 Status take_branch(OnnxModel& model, size_t n, bool condition);
 

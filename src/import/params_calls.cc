@@ -221,7 +221,7 @@ std::optional<Derivation> CallClaims::layout_in_call(const Slot& slot) const {
     if (!role || !std::count(stored.folded_from.begin(), stored.folded_from.end(), arg.name))
       continue;
     for (const RolePlace& place : role->places)
-      if (place.op == node.op && place.input == slot.input && !place.padded)
+      if (place.op == node.op && place.input == slot.input)
         return layout_at(place, node, group->call, stored.type.shape);
   }
   return {};
@@ -363,7 +363,7 @@ Result<Claims> CallClaims::run() {
   tie_unused();
   claim_folded();
   for (const Slot& slot : stand_ins_) claim_stand_in(slot);
-  while (restore_merged_module()) {
+  while (restore_merged_module() || restore_merged_parts()) {
   }
   claims_.lost = missing();
   find_swallowed();

@@ -85,6 +85,7 @@ class CallClaims {
   std::optional<double> added_number(const Fold& fold) const;
   bool scales_a_norm(const Slot& slot) const;
   bool is_plain_softplus(const Fold& fold) const;
+  bool is_read_alike(const Fold& fold, const Slot& slot) const;
   bool differs_beside(const std::string& source, const std::string& name) const;
   bool comes_from(const std::string& value, const std::string& source) const;
   std::optional<OnnxTensor> value_of_parameter(const std::string& name) const;
@@ -104,9 +105,30 @@ class CallClaims {
   void note_stored();
   // params_merged.cc:
   bool restore_merged_module();
+  bool restore_merged_parts();
+  bool stands_in_place(const Group& group) const;
+  std::vector<std::string*> places_of(const Group& group, const std::string& value,
+                                      const std::string& merged);
   std::vector<std::string> read_instead(const Group& group, const CallArg& arg) const;
   bool copy_merged(size_t source, const std::string& name, const Group& readers);
   std::string module_beside(const std::vector<Claim>& own, const std::string& reader);
+  std::vector<std::string> counterparts(const std::vector<Claim>& own, const std::string& reader);
+  std::string twin_of(const std::string& name, const std::string& from,
+                      const std::string& to) const;
+  std::vector<Claim> claims_at(size_t node) const;
+  std::vector<Claim> claims_of(const Group& group) const;
+  std::string equal_module(const std::vector<Claim>& own, const std::string& reader) const;
+  bool comes_from(size_t node, std::map<size_t, bool>& known) const;
+  std::vector<size_t> twins_of(size_t node, const std::string& from, const std::string& to) const;
+  void copy_twins(size_t node, const std::string& result, const std::string& from,
+                  const std::string& to);
+  void copy_node(size_t original, const std::vector<Claim>& own,
+                 const std::vector<std::string>& names, const std::vector<std::string>& outputs);
+  // params_parts.cc:
+  std::vector<const Group*> readers_of(const std::string& value) const;
+  bool names_apart(const Group& group, const std::vector<const Group*>& others) const;
+  bool copy_parts(const Claim& claim, const std::string& name);
+  void find_merged_parts();
   void tie(const std::string& a, const std::string& b);
   void tie_unused();
   void find_swallowed();
@@ -115,11 +137,23 @@ class CallClaims {
   void find_unexplained();
   void swallow_module(const std::string& scope, const std::string& why);
   void find_merged_beside();
-  std::string around_removed(const Group& group) const;
-  bool reads_integers_alone(const Group& group) const;
   std::vector<std::string> trained_just_before(std::string_view value) const;
   bool ties_alone(size_t node) const;
+  // params_removed.cc:
+  struct Constant {  // a parameter all of one number
+    std::string name, module;
+    double number = 0;
+    bool alone = false;  // its module reads no parameters but its own
+    bool noted = false;
+  };
   void find_removed();
+  void find_removed(const std::string& value, const std::string& around, const std::string& why);
+  std::string around_removed(const Group& group) const;
+  bool reads_integers_alone(const Group& group) const;
+  std::set<std::string> vanished() const;
+  std::vector<Constant> constants() const;
+  enum class Part { kNone, kPossible, kLikely };  // in what was removed
+  Part part_of(const Constant& constant, std::string_view removed, const std::string& around) const;
   const OnnxTensor& tensor(int i) const { return model_.initializers[static_cast<size_t>(i)]; }
 
   OnnxModel& model_;
@@ -129,7 +163,8 @@ class CallClaims {
   std::map<std::string, const SignatureInput*, std::less<>> targets_;    // by placeholder
   std::map<std::string, const SignatureInput*, std::less<>> by_target_;  // by name
   std::set<std::string, std::less<>> user_inputs_;
-  bool merges_ = true;           // the exporter may have merged equal tensors
+  bool merges_ = true;  // the exporter may have merged equal tensors
+  std::vector<std::pair<size_t, std::string>> restored_;  // copied nodes, the scope around both
   std::vector<Slot> stand_ins_;  // tensors of parameters, read for values that no node makes
   std::map<std::string, size_t> group_of_;
   std::vector<Group> groups_;
@@ -142,6 +177,8 @@ class CallClaims {
   std::map<std::string, std::vector<std::string>> stored_;  // parameters, by how they are
   std::map<std::string, std::vector<std::string>> chains_;  // functions, by what is folded
   std::map<std::string, std::string> unseen_;  // why parameters that no call names may be lost
+  std::vector<Constant> constants_;
+  std::set<std::string> vanished_;  // functions of which a result is in no place
   Claims claims_;
 };
 

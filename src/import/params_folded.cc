@@ -353,6 +353,16 @@ bool CallClaims::differs_beside(const std::string& source, const std::string& na
   return otherwise || (a && b && *a != *b);
 }
 
+// As in another module of the class: of this one, it is the parameter of the same name.
+bool CallClaims::is_read_alike(const Fold& fold, const Slot& slot) const {
+  const std::string of = class_of(model_.nodes[slot.node]);
+  return !of.empty() && std::any_of(fold.own.begin(), fold.own.end(), [&](const Slot& own) {
+    return own.input == slot.input && scopes_[own.node] != scopes_[slot.node] &&
+           class_of(model_.nodes[own.node]) == of && group_at(own.node) &&
+           group_at(own.node)->call.function == group_at(slot.node)->call.function;
+  });
+}
+
 // The values merged into `fold` that are read in the slot's scope are several, or its call stands
 // for another, too: then one of them may be of a parameter of elsewhere.
 bool CallClaims::stands_for_several(const Fold& fold, const Slot& slot) const {
@@ -385,7 +395,10 @@ void CallClaims::claim_copy(const Fold& fold, const Slot& slot) {
   const std::vector<std::string> unseen = unseen_in(scopes_[slot.node]);
   std::vector<std::string> fit = unseen;
   if (unseen.size() > 1)
-    std::erase_if(fit, [&](const std::string& n) { return differs_beside(fold.sources[0], n); });
+    std::erase_if(fit, [&](const std::string& n) {
+      return differs_beside(fold.sources[0], n) ||
+             (is_read_alike(fold, slot) && leaf_of(n) != leaf_of(fold.sources[0]));
+    });
   const std::string why = fmt::format("'{}' was merged into {}", value, place_of(slot));
   if (same != values.end() && fold.solved && fit.size() == 1 && !stands_for_several(fold, slot))
     return claim_fold(fold, slot, fit[0], false);

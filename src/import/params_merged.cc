@@ -2,18 +2,11 @@
 // of one tensor, and what is lost for good.
 #include <algorithm>
 
+#include "host.h"
 #include "params_calls.h"
 
 namespace piper::onnx_import {
 namespace {
-
-std::string parent_of(const std::string& dotted_name) {
-  const size_t dot = dotted_name.rfind('.');
-  return dot == std::string::npos ? "" : dotted_name.substr(0, dot);
-}
-std::string leaf_of(const std::string& dotted_name) {
-  return dotted_name.substr(dotted_name.rfind('.') + 1);
-}
 
 // "a.0.w" and "a.1.w".
 bool differ_in_one_part(const std::string& a, const std::string& b) {
@@ -22,19 +15,6 @@ bool differ_in_one_part(const std::string& a, const std::string& b) {
   size_t differing = 0;
   for (size_t i = 0; i < x.size(); ++i) differing += x[i] != y[i];
   return differing == 1;
-}
-
-// The innermost scope that both are in.
-std::string common_scope(const std::string& a, const std::string& b) {
-  const std::vector<std::string> x = split_text(a, '/'), y = split_text(b, '/');
-  size_t same = 0;
-  while (same < x.size() && same < y.size() && x[same] == y[same]) ++same;
-  return join(std::span(x.data(), same), "/");
-}
-
-// Scopes: "a/b" is within "a", "a/b" and "".
-bool is_within(const std::string& inner, const std::string& outer) {
-  return outer.empty() || inner == outer || inner.starts_with(outer + "/");
 }
 
 }  // namespace
@@ -61,15 +41,45 @@ void CallClaims::swallow_unseen(const std::vector<std::string>& names, const std
   for (const std::string& name : names) unseen_.emplace(name, why);
 }
 
+// That the call's arguments are the inputs of its one node, in their order.
+bool CallClaims::stands_in_place(const Group& group) const {
+  const std::vector<std::string>& inputs = model_.nodes[group.nodes[0]].inputs;
+  const std::vector<CallArg>& args = group.call.args;
+  if (group.nodes.size() != 1 || args.size() != inputs.size()) return false;
+  for (size_t i = 0; i < args.size(); ++i)
+    if (group_of_.count(args[i].name) && args[i].name != inputs[i]) return false;
+  return true;
+}
+
+// Where the group reads `merged` for `value`: at its place in the call, else everywhere. None where
+// the call names another such value, and which input is which is lost.
+std::vector<std::string*> CallClaims::places_of(const Group& group, const std::string& value,
+                                                const std::string& merged) {
+  const std::vector<CallArg>& args = group.call.args;
+  const bool in_place = stands_in_place(group);
+  const bool several = std::any_of(args.begin(), args.end(), [&](const CallArg& arg) {
+    const bool other = arg.name != value && is_unknown(arg);
+    return arg.name == merged || (other && stem_of(arg.name) == stem_of(value));
+  });
+  std::vector<std::string*> out;
+  if (several && !in_place) return out;
+  for (const size_t n : group.nodes) {
+    std::vector<std::string>& inputs = model_.nodes[n].inputs;
+    for (size_t i = 0; i < inputs.size(); ++i)
+      if (inputs[i] == merged && (!in_place || args[i].name == value)) out.push_back(&inputs[i]);
+  }
+  return out;
+}
+
 // The results that the group's nodes read where its call names one that no node makes: of the same
 // function, and not at the place of another such argument, as beside a product with 1 that was
 // removed.
 std::vector<std::string> CallClaims::read_instead(const Group& group, const CallArg& arg) const {
   std::vector<std::string> out;
   const std::vector<CallArg>& args = group.call.args;
+  const bool in_place = stands_in_place(group);
   for (const size_t reader : group.nodes) {
     const std::vector<std::string>& inputs = model_.nodes[reader].inputs;
-    const bool in_place = group.nodes.size() == 1 && args.size() == inputs.size();
     for (size_t i = 0; i < inputs.size(); ++i) {
       if (!group_of_.count(inputs[i]) || stem_of(inputs[i]) != stem_of(arg.name)) continue;
       if (in_place && args[i].name != arg.name && is_unknown(args[i])) continue;
@@ -98,15 +108,15 @@ bool CallClaims::restore_merged_module() {
 // one.
 std::string CallClaims::module_beside(const std::vector<Claim>& own, const std::string& reader) {
   const std::vector<std::string> lost = missing();
-  const std::string module = parent_of(own[0].name);
+  const std::string module = module_of(own[0].name);
   std::map<size_t, std::set<std::string>> found;  // by nearness
   for (const std::string& candidate : lost) {
-    const std::string beside = parent_of(candidate);
-    if (parent_of(beside) != parent_of(module) &&
-        !is_within(reader, scope_of_name(parent_of(beside))))
+    const std::string beside = module_of(candidate);
+    if (module_of(beside) != module_of(module) &&
+        !is_within(reader, scope_of_name(module_of(beside))))
       continue;
     const bool all = std::all_of(own.begin(), own.end(), [&](const Claim& claim) {
-      return parent_of(claim.name) == module &&
+      return module_of(claim.name) == module &&
              std::count(lost.begin(), lost.end(), beside + "." + leaf_of(claim.name)) > 0;
     });
     if (all) found[common_scope(scope_of_name(beside), reader).size()].insert(beside);
@@ -116,46 +126,163 @@ std::string CallClaims::module_beside(const std::vector<Claim>& own, const std::
   if (nearest.size() == 1) return *nearest.begin();
   const std::string which = join(std::vector<std::string>(nearest.begin(), nearest.end()), ", ");
   for (const std::string& name : lost)
-    if (nearest.count(parent_of(name)))
+    if (nearest.count(module_of(name)))
       unseen_.emplace(name, fmt::format("which of {} is read in '{}' is lost", which, reader));
   return {};
 }
 
-bool CallClaims::copy_merged(size_t source, const std::string& name, const Group& readers) {
-  if (groups_[source].nodes.size() != 1) return false;
-  for (const CallArg& arg : readers.call.args) {
-    if (arg.name == groups_[source].call.name)
-      return false;  // reads both: which input is which is lost
+// The parameters of which a copy of what was made of `own` is made: those of a module beside, else,
+// of one that has not been trained, the only other one of its module without a place.
+std::vector<std::string> CallClaims::counterparts(const std::vector<Claim>& own,
+                                                  const std::string& reader) {
+  std::vector<std::string> out;
+  if (own.empty()) return out;
+  const std::string module = module_beside(own, reader);
+  if (!module.empty()) {
+    for (const Claim& claim : own) out.push_back(module + "." + leaf_of(claim.name));
+    return out;
   }
-  const size_t original = groups_[source].nodes[0];
+  const int initializer = own[0].initializer;
+  if (own.size() != 1 || initializer < 0 ||
+      !is_uniform(tensor(initializer).data, tensor(initializer).type.dtype))
+    return out;
+  for (const std::string& name : unseen_in(scope_of_name(module_of(own[0].name))))
+    if (module_of(name) == module_of(own[0].name)) out.push_back(name);
+  if (out.size() != 1) return {};
+  claims_.notes.push_back(
+      {out[0], fmt::format("taken for what was merged with '{}', of which it has the value; "
+                           "'exclude' it if it is unused",
+                           own[0].name)});
+  return out;
+}
+
+// The name that `name` has among the parameters without a place, as `from` has there that of `to`:
+// "a.0.v" that of "b.0.v" where "a.1.w" has that of "b.1.w". "" where there is none.
+std::string CallClaims::twin_of(const std::string& name, const std::string& from,
+                                const std::string& to) const {
+  size_t alike = 0;  // of the parts at their ends
+  for (size_t k = 1; k < std::min(from.size(), to.size()); ++k) {
+    if (from[from.size() - k] != to[to.size() - k]) break;
+    if (from[from.size() - k] == '.') alike = k;
+  }
+  const std::string before = from.substr(0, from.size() - alike);
+  std::string twin;
+  if (name == from)
+    twin = to;
+  else if (alike > 0 && name.starts_with(before + "."))
+    twin = to.substr(0, to.size() - alike) + name.substr(before.size());
+  return is_parameter(twin) && !claimed_.count(twin) ? twin : std::string();
+}
+
+std::vector<Claim> CallClaims::claims_at(size_t node) const {
   std::vector<Claim> own;
-  for (const Claim& claim : claims_.list) {
-    if (claim.node == original && !claim.name.empty()) own.push_back(claim);
-  }
-  const std::string module =
-      own.empty() ? std::string() : module_beside(own, scopes_[readers.nodes[0]]);
-  if (module.empty() || model_.nodes[original].outputs.size() != 1) return false;
-  OnnxNode copy = model_.nodes[original];
-  const std::string merged = copy.outputs[0];
-  copy.outputs[0] = name;
-  copy.name += " for " + module;
-  const size_t n = model_.nodes.size();
-  for (Claim& claim : own) {
-    claim.node = n;
-    claim.name = module + "." + leaf_of(claim.name);
-    claim.evidence = fmt::format("call {} merged into {}", name, merged);
-    claimed_.insert(claim.name);
-    taken_.emplace(n, claim.input);
-    claims_.list.push_back(claim);
-  }
-  model_.nodes.push_back(std::move(copy));
-  scopes_.push_back(scope_of_name(module));
-  group_of_.emplace(name, source);
-  for (const size_t reader : readers.nodes) {
-    for (std::string& input : model_.nodes[reader].inputs) {
-      if (input == merged) input = name;
+  std::copy_if(claims_.list.begin(), claims_.list.end(), std::back_inserter(own),
+               [&](const Claim& claim) { return claim.node == node && !claim.name.empty(); });
+  return own;
+}
+
+// Whether the node is among `known`, or made of one that is.
+bool CallClaims::comes_from(size_t node, std::map<size_t, bool>& known) const {
+  const auto [entry, fresh] = known.emplace(node, false);
+  if (!fresh) return entry->second;
+  bool found = false;
+  for (const std::string& input : model_.nodes[node].inputs)
+    if (const auto made = maker_.find(input); made != maker_.end())
+      found = comes_from(made->second, known) || found;
+  return known[node] = found;
+}
+
+// The nodes that are copied with `node`: those made of parameters of which a twin has no place, and
+// what is made of them.
+std::vector<size_t> CallClaims::twins_of(size_t node, const std::string& from,
+                                         const std::string& to) const {
+  std::map<size_t, bool> known;
+  for (const Claim& claim : claims_.list)
+    if (!twin_of(claim.name, from, to).empty()) known.emplace(claim.node, true);
+  const std::map<size_t, bool> own = known;
+  bool others = false;
+  for (const std::string& input : model_.nodes[node].inputs)
+    if (const auto made = maker_.find(input); made != maker_.end() && own.size() > 1)
+      others = comes_from(made->second, known) || others;
+  std::vector<size_t> out{node}, open{node};
+  while (others && !open.empty()) {
+    const size_t at = open.back();
+    open.pop_back();
+    for (const std::string& input : model_.nodes[at].inputs) {
+      const auto made = maker_.find(input);
+      if (made == maker_.end() || !known[made->second]) continue;
+      if (std::count(out.begin(), out.end(), made->second)) continue;
+      out.push_back(made->second);
+      open.push_back(made->second);
     }
   }
+  return out;
+}
+
+// A copy of the node with results of its own, made of `names` instead of what `own` claims of it.
+void CallClaims::copy_node(size_t original, const std::vector<Claim>& own,
+                           const std::vector<std::string>& names,
+                           const std::vector<std::string>& outputs) {
+  const size_t n = model_.nodes.size();
+  OnnxNode copy = model_.nodes[original];
+  std::string scope = scopes_[original];
+  copy.outputs = outputs;
+  for (const std::string& output : outputs) maker_.emplace(output, n);
+  for (size_t k = 0; k < own.size(); ++k) {
+    Claim claim = own[k];
+    claim.node = n;
+    claim.name = names[k];
+    claim.evidence =
+        fmt::format("call {} merged into {}", outputs[0], model_.nodes[original].outputs[0]);
+    claimed_.insert(claim.name);
+    taken_.emplace(n, claim.input);
+    claims_.list.push_back(std::move(claim));
+    copy.name = model_.nodes[original].name + " for " + module_of(names[k]);
+    scope = scope_of_name(module_of(names[k]));
+  }
+  model_.nodes.push_back(std::move(copy));
+  scopes_.push_back(scope);
+}
+
+// With all that is copied with it.
+void CallClaims::copy_twins(size_t node, const std::string& result, const std::string& from,
+                            const std::string& to) {
+  const std::vector<size_t> twins = twins_of(node, from, to);
+  std::map<std::string, std::string> renamed{{model_.nodes[node].outputs[0], result}};
+  std::vector<std::vector<std::string>> names;
+  for (const size_t n : twins) {
+    for (const std::string& output : model_.nodes[n].outputs)
+      renamed.emplace(output, output + " for " + to);
+    names.emplace_back();
+    for (const Claim& claim : claims_at(n)) {
+      const std::string twin = twin_of(claim.name, from, to);
+      names.back().push_back(twin.empty() ? claim.name : twin);
+    }
+  }
+  for (size_t k = 0; k < twins.size(); ++k) {
+    std::vector<std::string> outputs;
+    for (const std::string& output : model_.nodes[twins[k]].outputs)
+      outputs.push_back(renamed.at(output));
+    copy_node(twins[k], claims_at(twins[k]), names[k], outputs);
+    for (std::string& input : model_.nodes.back().inputs)
+      if (const auto at = renamed.find(input); at != renamed.end()) input = at->second;
+  }
+}
+
+bool CallClaims::copy_merged(size_t source, const std::string& name, const Group& readers) {
+  const std::string merged = groups_[source].call.name;
+  const auto made = maker_.find(merged);
+  if (made == maker_.end() || model_.nodes[made->second].outputs.size() != 1) return false;
+  const std::vector<std::string*> places = places_of(readers, name, merged);
+  if (places.empty()) return false;
+  const std::vector<Claim> own = claims_at(made->second);
+  const std::vector<std::string> names = counterparts(own, scopes_[readers.nodes[0]]);
+  if (names.empty()) return false;
+  for (std::string* input : places) *input = name;
+  copy_twins(made->second, name, own[0].name, names[0]);
+  group_of_.emplace(name, source);
+  restored_.emplace_back(made->second, common_scope(scope_of_name(module_of(own[0].name)),
+                                                    scope_of_name(module_of(names[0]))));
   return true;
 }
 
@@ -172,12 +299,12 @@ bool CallClaims::ties_alone(size_t node) const {
 // A parameter that no call names is another name of one that does the work in its module.
 void CallClaims::tie_unused() {
   for (const std::string& name : missing()) {
-    const std::string scope = scope_of_name(parent_of(name));
+    const std::string scope = scope_of_name(module_of(name));
     for (const Claim& claim : claims_.list) {
       if (claim.name.empty() || scopes_[claim.node] != scope ||
           leaf_of(claim.name) != leaf_of(name))
         continue;
-      if (parent_of(claim.name) == parent_of(name) || !ties_alone(claim.node)) continue;
+      if (module_of(claim.name) == module_of(name) || !ties_alone(claim.node)) continue;
       tie(name, claim.name);
       break;
     }
@@ -204,7 +331,7 @@ void CallClaims::tie(const std::string& a, const std::string& b) {
 
 void CallClaims::swallow_module(const std::string& scope, const std::string& why) {
   for (const std::string& name : claims_.lost)
-    if (scope_of_name(parent_of(name)) == scope) unseen_.emplace(name, why);
+    if (scope_of_name(module_of(name)) == scope) unseen_.emplace(name, why);
 }
 
 // Equal results of calls are merged, and not all of them come apart again: a node reads twice what
@@ -213,11 +340,47 @@ void CallClaims::find_merged() {
   for (const Group& group : groups_) {
     for (const CallArg& arg : group.call.args) {
       if (!is_unknown(arg)) continue;
-      for (const std::string& input : read_instead(group, arg))
-        swallow_module(scopes_[group.nodes[0]],
-                       fmt::format("'{}' was merged into '{}'", arg.name, input));
+      for (const std::string& input : read_instead(group, arg)) {
+        const std::string why = fmt::format("'{}' was merged into '{}'", arg.name, input);
+        swallow_module(scopes_[group.nodes[0]], why);
+        const std::vector<Claim> own = claims_of(groups_[group_of_.at(input)]);
+        const std::string other = equal_module(own, scopes_[group.nodes[0]]);
+        if (other.empty()) continue;
+        for (const Claim& claim : own)
+          swallow(claim.name, fmt::format("{}, and may be of the equal '{}'", why, other));
+      }
     }
   }
+}
+
+std::vector<Claim> CallClaims::claims_of(const Group& group) const {
+  std::vector<Claim> own;
+  for (const size_t n : group.nodes) {
+    const std::vector<Claim> here = claims_at(n);
+    own.insert(own.end(), here.begin(), here.end());
+  }
+  return own;
+}
+
+// Another module with a place, of which all parameters in `own` have the values, and which the
+// reader may have called.
+std::string CallClaims::equal_module(const std::vector<Claim>& own,
+                                     const std::string& reader) const {
+  if (own.empty()) return {};
+  const auto has = [&](const Claim& of, const std::string& module) {
+    return std::any_of(claims_.list.begin(), claims_.list.end(), [&](const Claim& claim) {
+      return claim.initializer == of.initializer && claim.type == of.type &&
+             claim.name == module + "." + leaf_of(of.name);
+    });
+  };
+  for (const Claim& claim : claims_.list) {
+    const std::string module = module_of(claim.name);
+    if (claim.initializer != own[0].initializer || module == module_of(own[0].name)) continue;
+    if (!is_within(reader, scope_of_name(module_of(module)))) continue;
+    if (std::all_of(own.begin(), own.end(), [&](const Claim& of) { return has(of, module); }))
+      return module;
+  }
+  return {};
 }
 
 // The parameters of the calls that a value comes from by way of calls without any.
@@ -253,6 +416,13 @@ std::vector<std::string> CallClaims::trained_just_before(std::string_view value)
 // without a place is lost whose name differs in one part from that of one with a place before it.
 void CallClaims::find_merged_beside() {
   if (claims_.lost.empty()) return;
+  for (const auto& [node, around] : restored_)  // whose copy reads what the original reads
+    for (const std::string& input : model_.nodes[node].inputs)
+      for (const std::string& trained : trained_just_before(input))
+        for (const std::string& name : claims_.lost)
+          if (leaf_of(name) == leaf_of(trained) &&
+              is_within(scope_of_name(module_of(name)), around))
+            unseen_.emplace(name, fmt::format("it may have been merged with '{}'", trained));
   for (const Group& group : groups_) {
     for (const CallArg& arg : group.call.args) {
       if (!is_unknown(arg)) continue;
@@ -263,56 +433,6 @@ void CallClaims::find_merged_beside() {
               unseen_.emplace(name, fmt::format("'{}' was merged into '{}'", arg.name, input));
     }
   }
-}
-
-// The scope around what a removed factor or summand stood between: what the group reads in its
-// stead, and the group. Integers are no products of parameters.
-std::string CallClaims::around_removed(const Group& group) const {
-  std::string around = scopes_[group.nodes[0]];
-  for (const size_t n : group.nodes) {
-    for (const std::string& input : model_.nodes[n].inputs) {
-      const auto made = maker_.find(input);
-      if (made == maker_.end()) {
-        if (index_.find(input) < 0 && !input.empty() && !names(group, input)) around = "";
-        continue;
-      }
-      const Group* maker = group_at(made->second);
-      if (maker == &group || (maker && names(group, maker->call.name))) continue;
-      if (!model_.integers.count(input)) around = common_scope(around, scopes_[made->second]);
-    }
-  }
-  return around;
-}
-
-// A product with 1 and a sum with 0 are removed, be they parameters: a call names the result, which
-// no node makes. What has no place near it may have been that number.
-void CallClaims::find_removed() {
-  constexpr std::string_view kRemoved[] = {"mul", "add", "sub", "div"};
-  for (const Group& group : groups_) {
-    for (const std::string& value : unknowns(group)) {
-      if (!std::count(std::begin(kRemoved), std::end(kRemoved), stem_of(value))) continue;
-      if (reads_integers_alone(group)) continue;
-      const std::string around = around_removed(group);
-      const std::string why = fmt::format("'{}', which {} reads, was removed", value,
-                                          model_.nodes[group.nodes[0]].label());
-      for (const std::string& name : claims_.lost)
-        if (is_within(scope_of_name(parent_of(name)), around)) unseen_.emplace(name, why);
-      for (const auto& [name, initializer] : partial_)
-        if (stem_of(tensor(initializer).name) == "select" &&
-            is_within(scope_of_name(parent_of(name)), around))
-          swallow(name,
-                  fmt::format("{}, and of it '{}' alone is there", why, tensor(initializer).name));
-    }
-  }
-}
-
-bool CallClaims::reads_integers_alone(const Group& group) const {
-  return std::all_of(group.nodes.begin(), group.nodes.end(), [&](size_t n) {
-    const std::vector<std::string>& inputs = model_.nodes[n].inputs;
-    return std::all_of(inputs.begin(), inputs.end(), [&](const std::string& input) {
-      return input.empty() || model_.integers.count(input) || index_.find(input) >= 0;
-    });
-  });
 }
 
 // Equal results of folding are merged too, and only the first says what it was made of. The others
@@ -337,6 +457,7 @@ void CallClaims::find_unexplained() {
 
 void CallClaims::find_swallowed() {
   find_merged();
+  find_merged_parts();
   find_unexplained();
   find_merged_beside();
   find_removed();

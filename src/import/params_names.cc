@@ -122,7 +122,7 @@ std::string Namer::other_name(int initializer, const Place& place) const {
 // and by others.
 Status Namer::check_unmerged(int initializer, const std::vector<Place>& places) const {
   const OnnxTensor& kept = tensor(initializer);
-  const std::string module(module_of(kept.name));
+  const std::string module = module_of(kept.name);
   if (module.empty() || !is_uniform(kept.data, kept.type.dtype)) return ok_status();
   std::string own, other;
   for (const Place& place : places) {
@@ -334,7 +334,7 @@ void Namer::leave_shared() {
   for (const Named& named : named_) seen.insert(named.role.name);
   std::erase_if(claims_.list, [&](const Claim& claim) {
     if (claim.evidence != "values") return false;
-    const std::string other = sources_.unseen(std::string(module_of(claim.name)), seen);
+    const std::string other = sources_.unseen(module_of(claim.name), seen);
     if (!other.empty())
       leave(claim.initializer, {claim.node, claim.input},
             fmt::format(": of '{}' alone, or of '{}' too", claim.name, other));

@@ -106,7 +106,7 @@ class Finder {
     if (const auto add = readers_.only(place_.node, "Add")) {
       const std::string& bias = readers_.model.nodes[add->node].inputs[1 - add->input];
       const bool beside = readers_.scopes[add->node] == scope_ && !is_anonymous(bias);
-      const std::string_view own = module_of(bias);
+      const std::string own = module_of(bias);
       const std::string_view last = std::string_view(bias).substr(own.empty() ? 0 : own.size() + 1);
       const bool tells = beside && (leaf ? own == module : add->input == 1);
       if (tells && last == "bias") return Role{within(own, "weight"), kByBias};

@@ -91,8 +91,7 @@ bool looks_up(const Chain& chain) {
 }
 
 std::vector<Chain> orders(const Chain& chain) {
-  constexpr size_t kMost = 4;
-  if (chain.functions.size() < 2 || chain.functions.size() > kMost) return {chain};
+  if (chain.functions.size() < 2 || chain.functions.size() > kMostOrdered) return {chain};
   std::vector<Chain> out;
   Chain next = chain;
   const auto inner_end = next.functions.end() - 1;

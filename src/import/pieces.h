@@ -21,7 +21,8 @@ enum class PieceKind {
 PieceKind kind_of(std::string_view stem);
 Derivation function_steps(std::string_view stem, const Shape& shape);  // empty: it is not known
 bool looks_up(const Chain& chain);
-// Which of the inner functions came first is not in the file.
+// Which of the inner functions came first is not in the file: all orders, of so many at most.
+inline constexpr size_t kMostOrdered = 5;
 std::vector<Chain> orders(const Chain& chain);
 Bytes slice_of(const OnnxTensor& whole, size_t axis, int64_t start, const Shape& part);
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <utility>
 
 #include "host.h"
 #include "pieces.h"
@@ -43,7 +44,9 @@ Ways parts(const OnnxTensor& whole, const OnnxTensor& part) {
     dropped.erase(dropped.begin() + static_cast<int64_t>(axis));
     if (part.type.shape != cut && !(length == 1 && part.type.shape == dropped)) continue;
     for (int64_t start = 0; start + length <= shape[axis]; ++start) {
-      if (as_text(slice_of(whole, axis, start, cut).span()) != as_text(part.data.span())) continue;
+      const OnnxTensor here{
+          "", {whole.type.dtype, part.type.shape}, slice_of(whole, axis, start, cut)};
+      if (!nearly_equal(here, part, 4)) continue;
       out.push_back({slice_step(shape, static_cast<int64_t>(axis), start, start + length)});
       if (part.type.shape != cut) out.back().push_back(reshape_step(cut, part.type.shape));
     }
@@ -65,15 +68,21 @@ Ways tiles(const Shape& from, const Shape& to) {
   return {{reshape_step(from, padded), tile_step(padded, times)}};
 }
 
-// All parts along one dim of so many elements.
-Ways parts_of_size(const Shape& shape, int64_t size) {
+// All parts along one dim of so many elements; a selected one has lost the dim.
+Ways parts_of_size(const Shape& shape, int64_t size, bool selected) {
   Ways out;
   for (size_t axis = 0; axis < shape.size(); ++axis) {
     const int64_t others = num_elements(shape) / std::max<int64_t>(1, shape[axis]);
     const int64_t length = others == 0 ? 0 : size / others;
     if (length == 0 || length >= shape[axis] || length * others != size) continue;
-    for (int64_t start = 0; start + length <= shape[axis]; ++start)
+    if (selected && length != 1) continue;
+    Shape cut = shape, dropped = shape;
+    cut[axis] = length;
+    dropped.erase(dropped.begin() + static_cast<int64_t>(axis));
+    for (int64_t start = 0; start + length <= shape[axis]; ++start) {
       out.push_back({slice_step(shape, static_cast<int64_t>(axis), start, start + length)});
+      if (selected) out.back().push_back(reshape_step(cut, dropped));
+    }
   }
   return out;
 }
@@ -152,7 +161,7 @@ Ways pieces_forth(std::string_view stem, const OnnxTensor& from, const OnnxTenso
       if (!aligns(shape, to->type.shape)) return {};
       return {{expand_step(shape, to->type.shape)}};
     case PieceKind::kPart: {
-      Ways ways = to ? parts(from, *to) : parts_of_size(shape, size);
+      Ways ways = to ? parts(from, *to) : parts_of_size(shape, size, stem == "select");
       ways.push_back({});
       return ways;
     }
@@ -217,18 +226,47 @@ std::optional<Derivation> forth_from(const OnnxTensor& parameter, const OnnxTens
   return found;
 }
 
+bool is_elementwise(const std::string& stem) {
+  return kind_of(stem) == PieceKind::kNumber || (is_function(stem) && stem != "softmax");
+}
+bool keeps_elements(const std::string& stem) {
+  return kind_of(stem) == PieceKind::kReshape || kind_of(stem) == PieceKind::kSame;
+}
+
+// What is done to each element, if that is all beside other shapes: these may come last.
+std::optional<Chain> by_element(const Chain& chain) {
+  Chain out = chain;
+  std::erase_if(out.functions, keeps_elements);
+  const bool only = std::all_of(out.functions.begin(), out.functions.end(), is_elementwise);
+  return only && !out.functions.empty() ? std::optional(out) : std::nullopt;
+}
+
+std::optional<Derivation> forth_by_element(const OnnxTensor& parameter, OnnxTensor folded,
+                                           const Chain& chain) {
+  const Shape to = std::exchange(folded.type.shape, parameter.type.shape);
+  if (num_elements(to) != num_elements(parameter.type.shape)) return {};
+  for (const Chain& order : orders(chain))
+    if (auto found = forth_from(parameter, parameter, {}, folded, order, 0)) {
+      if (to != parameter.type.shape) found->push_back(reshape_step(parameter.type.shape, to));
+      return found;
+    }
+  return {};
+}
+
 }  // namespace
 
 std::optional<Derivation> way_forth(const OnnxTensor& parameter, const OnnxTensor& folded,
                                     const Chain& chain) {
   if (looks_up(chain)) return looked_up_forth(parameter, folded, chain);
+  if (const auto plain = by_element(chain)) return forth_by_element(parameter, folded, *plain);
   for (const Chain& order : orders(chain))
     if (auto found = forth_from(parameter, parameter, {}, folded, order, 0)) return found;
   return {};
 }
 
 bool has_way_forth(const Chain& chain) {
-  return looks_up(chain) ||
+  if (looks_up(chain)) return true;
+  return by_element(chain).value_or(chain).functions.size() <= kMostOrdered &&
          std::all_of(chain.functions.begin(), chain.functions.end(), [](const std::string& stem) {
            return kind_of(stem) != PieceKind::kUnknown || is_function(stem);
          });

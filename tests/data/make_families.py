@@ -364,6 +364,51 @@ class Scattered(nn.Module):
         return F.mse_loss(self.head(torch.tanh(sums)), y)
 
 
+class Offset(nn.Module):
+    """Of channels in the middle, as norms of images are: scales and offsets have another shape where they are used."""
+    def __init__(self):
+        super().__init__()
+        self.scale, self.offset = nn.Parameter(torch.ones(8)), nn.Parameter(torch.zeros(8))
+
+    def forward(self, x):
+        return torch.tanh(self.scale[:, None] * (x - x.mean(1, keepdim=True)) + self.offset[:, None])
+
+
+class Attend(nn.Module):
+    """Queries of one input, keys and values of another, by parts of one weight and one bias."""
+    def __init__(self):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(24, 8) * 0.3), nn.Parameter(torch.zeros(24))
+
+    def forward(self, q, x):
+        (a, b), (c, d) = self.weight.split([8, 16]), self.bias.split([8, 16])
+        k, v = F.linear(x, b, d).chunk(2, -1)
+        return torch.softmax(F.linear(q, a, c) @ k.transpose(1, 2), -1) @ v
+
+
+class FreshParts(nn.Module):
+    """Equal before any training: tokens beside each other, parts of biases, scales and offsets of two modules; queries that are repeated."""
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Parameter(torch.zeros(1, 1, 8)), nn.Parameter(torch.zeros(1, 1, 8))
+        self.queries = nn.Embedding(3, 8)
+        self.one, self.two, self.near, self.far = Attend(), Attend(), Offset(), Offset()
+        self.mix, self.out = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x, y):
+        b = x.shape[0]
+        x = torch.cat([self.first.expand(b, -1, -1), x, self.last.expand(b, -1, -1)], 1)
+        x = x + self.mix(self.near(x.transpose(1, 2)).transpose(1, 2)) * torch.linspace(0.5, 1.2, 8)[:, None]
+        q = self.queries.weight.unsqueeze(0).repeat(b, 1, 1)
+        q = q + self.one(q, x)
+        q = q + self.two(self.far(q.transpose(1, 2)).transpose(1, 2), x)
+        return F.mse_loss(self.out(q.mean(1)), y)
+
+
+def sequences(g):
+    return {"x": torch.randn(BATCH, 6, 8, generator=g), "y": torch.randn(BATCH, 4, generator=g)}
+
+
 def nodes(g):
     places = torch.randint(0, 6, (BATCH, 6), generator=g)
     return {"x": torch.randn(BATCH, 6, 8, generator=g), "places": places, "y": torch.randn(BATCH, 6, 4, generator=g)}
@@ -387,7 +432,7 @@ def write(name, build, batch_of, static=False, older=None, plain=False):
                           external_data=False, optimize=not plain, **names)
     proto = onnx.load(file)
     keep = {"pkg.torch.onnx.fx_node", "pkg.torch.onnx.name_scopes", "pkg.onnxscript.rewriter.rule_name"}
-    keep |= {"pkg.torch.onnx.class_hierarchy"} if name.startswith("folded") else set()
+    keep |= {"pkg.torch.onnx.class_hierarchy"} if name.startswith(("folded", "fresh-parts")) else set()
     for node in proto.graph.node:
         kept = [(p.key, p.value) for p in node.metadata_props if p.key in keep]
         del node.metadata_props[:]
@@ -430,3 +475,4 @@ write("folded", lambda: Folded(False), tokens)
 write("folded-fresh", lambda: Folded(True), tokens)
 write("equal", Equal, vectors, plain=True)
 write("scattered", Scattered, nodes)
+write("fresh-parts", FreshParts, sequences)

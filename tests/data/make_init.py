@@ -58,10 +58,15 @@ class Gates(nn.Module):
     def __init__(self):
         super().__init__()
         self.open, self.mix, self.sign = nn.Parameter(torch.zeros(8)), nn.Parameter(torch.zeros(8)), nn.Parameter(torch.zeros(8))
+        self.parts, self.noise, self.rate = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(8))
         self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 4)
 
     def forward(self, x, y):
         x = x * F.relu(self.open) + x * self.mix.softmax(0) + x * self.sign.abs()
+        part = self.parts.softmax(0)
+        x = part[0] * x + part[1] * x.sin() + part[2] * x.cos()
+        x = x * torch.exp(-self.noise[0]) + x.tanh() * torch.exp(-self.noise[1])
+        x = x * (1.0 / (torch.exp(self.rate)[None, :, None].squeeze(2) + 1e-2))
         return F.mse_loss(self.down(F.gelu(self.up(x))), y)
 
 

@@ -1,13 +1,17 @@
 """Writes parameters/*.onnx: small files with the metadata of an export, for what the exporter may do to parameters.
 
     pip install onnx numpy
-    python tests/data/make_parameters.py
+    python tests/data/make_parameters.py            # --check: says whether these are the files that are stored
 """
+import filecmp
 import pathlib
+import sys
+import tempfile
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper, save
 
-OUT = pathlib.Path(__file__).parent / "parameters"
+STORED = pathlib.Path(__file__).parent / "parameters"
+OUT = pathlib.Path(tempfile.mkdtemp()) if "--check" in sys.argv else STORED
 rng = np.random.default_rng(3)
 
 
@@ -35,7 +39,7 @@ def node(op, inputs, output, call=None, scope="", rule=None, trace=None, cls=Non
     return made
 
 
-def write(name, nodes, initializers, x, parameters, folded=None, buffers=(), integers=(), outputs=()):
+def write(name, nodes, initializers, x, parameters, folded=None, buffers=(), integers=(), outputs=(), returns="loss"):
     infos = [helper.make_tensor_value_info(i, TensorProto.INT64, [1]) for i in integers]
     for value, sources in (folded or {}).items():
         shape, dtype = next((list(i.dims), i.data_type) for i in initializers if i.name == value)
@@ -46,7 +50,7 @@ def write(name, nodes, initializers, x, parameters, folded=None, buffers=(), int
                                *(helper.make_tensor_value_info(o, TensorProto.FLOAT, None) for o in outputs)], initializers, value_info=infos)
     lines = ["", "# inputs", *[f"p_{p.lower().replace('.', '_')}: PARAMETER target='{p}'" for p in parameters],
              *[f"b_{b.replace('.', '_')}: BUFFER target='{b}'" for b in buffers], "x: USER_INPUT", "", "# outputs",
-             "loss: USER_OUTPUT", ""]
+             f"{returns}: USER_OUTPUT", ""]
     if parameters:
         graph.metadata_props.add(key="pkg.torch.export.ExportedProgram.graph_signature", value="\n".join(lines))
     save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), OUT / f"{name}.onnx")
@@ -443,3 +447,81 @@ write("merged_within_calls",
       [node("MatMul", "x val_0", "linear", ("linear", "aten.linear.default", "%x, %exp"), "m"),
        node("MatMul", "linear val_0", "linear_1", ("linear_1", "aten.linear.default", "%linear, %exp_1"), "m"), *loss("linear_1")],
       [ones("val_0", 4, 4)], ["batch", 4], ["m.w"], {"val_0": ["exp", "m.w"]})
+# Two tokens that are equal before any training, put beside each other: the places of the call's arguments tell them apart.
+write("merged_tokens",
+      [node("Expand", "m.token size", "expand", ("expand", "aten.expand.default", "%p_m_token, [4, -1, -1]"), "m"),
+       node("Concat", "expand expand x", "cat", ("cat", "aten.cat.default", "[%expand, %expand_1, %x], 1"), "m", axis=1), *loss("cat")],
+      [zeros("m.token", 1, 1, 4), numpy_helper.from_array(np.array([4, 1, 4]), "size")], [4, 3, 4], ["m.token", "m.other"])
+# Parts of parameters are made by nodes without a call. Those of equal ones are merged: of two modules, and of one.
+def parts(name, modules, leaves):
+    nodes, x = [], "x"
+    split = helper.make_node("Split", [f"{modules[0]}.{leaves[0]}", "sizes"], ["split_split_0", "split_split_1"], name="node_Split")
+    for k, module in enumerate(modules * (3 - len(modules))):
+        for part in range(2):
+            call = f"add_{2 * k + part}"
+            nodes.append(node("Add", f"{x} split_split_{part}", call, (call, "aten.add.Tensor", f"%{x}, %getitem_{2 * k + part}"), module, cls="net.Own"))
+            nodes.append(node("Tanh", call, f"t_{call}", (f"t_{call}", "aten.tanh.default", f"%{call}"), module, cls="net.Own"))
+            x = f"t_{call}"
+    write(name, [split, *nodes, *loss(x)], [zeros(f"{modules[0]}.{leaves[0]}", 8), numpy_helper.from_array(np.array([4, 4]), "sizes")], ["batch", 4],
+          [f"{module}.{leaf}" for module in modules for leaf in leaves])
+
+
+parts("merged_parts", ["a", "b"], ["bias"])
+parts("merged_parts_within", ["a"], ["first", "second"])
+# Norms of a class of their own, of which the equal scales and the equal offsets were merged: each is of the parameter of its name.
+def own_norm(x, k, scope):
+    trace = dict(scope=scope, cls="net.Norm2d")
+    own = ["", "_1"] if k == 0 else ["_2", "_3"]
+    return [node("Mul", f"unsqueeze {x}", f"mul_{k}", (f"mul_{k}", "aten.mul.Tensor", f"%unsqueeze{own[0]}, %{x}"), **trace),
+            node("Add", f"mul_{k} unsqueeze_1", f"add_{k}", (f"add_{k}", "aten.add.Tensor", f"%mul_{k}, %unsqueeze{own[1]}"), **trace),
+            node("Tanh", f"add_{k}", f"tanh_{k}", (f"tanh_{k}", "aten.tanh.default", f"%add_{k}"))]
+
+
+write("merged_in_class", [*own_norm("x", 0, "a"), *own_norm("tanh_0", 1, "b"), *loss("tanh_1")], [ones("unsqueeze", 3, 1), zeros("unsqueeze_1", 3, 1)],
+      ["batch", 3, 4], ["a.weight", "a.bias", "b.weight", "b.bias"], {"unsqueeze": ["a.weight", "val_0"], "unsqueeze_1": ["a.bias", "val_0"]})
+# A sum of scales' logarithms that was 0, and was removed where it was added; and a number of the module's own that is 1 and is read elsewhere.
+def removed(name, missing, scale, folded):
+    flow = dict(scope="flow", cls="net.Flow")
+    write(name, [node("Mul", f"x {scale}", "mul", ("mul", "aten.mul.Tensor", f"%x, %{'exp' if folded else 'p_flow_scale'}"), **flow),
+                 node("ReduceSum", "mul", "sum_2", ("sum_2", "aten.sum.default", "%mul"), keepdims=0, **flow),
+                 node("Tanh", "sum_2", "tanh", ("tanh", "aten.tanh.default", f"%{missing}"), **flow), *loss("tanh")],
+          [ones(scale, 4)], ["batch", 4], ["flow.scale"], {scale: ["flow.scale"]} if folded else {})
+
+
+removed("removed_sum", "add_7", "exp", True)
+removed("removed_product", "mul_7", "flow.scale", False)
+# Rows of a table that are repeated along the batch.
+write("repeated_query",
+      [node("Tile", "val_0 size", "repeat", ("repeat", "aten.repeat.default", "%unsqueeze, [%batch, 1, 1]"), "m"),
+       node("Add", "repeat x", "add", ("add", "aten.add.Tensor", "%repeat, %x"), "m"), *loss("add")],
+      [tensor("val_0", 1, 3, 4), numpy_helper.from_array(np.array([4, 1, 1]), "size")], [4, 3, 4], ["q.weight"], {"val_0": ["q.weight", "unsqueeze", "val_1", "val_2"]})
+# Two equal modules of several calls on one input. And a module's result that was merged with that of an equal one, which has a place elsewhere.
+write("merged_chain",
+      [product("x", "a.scale", "mul", "%x, %p_a_scale", "a"), node("Add", "mul a.shift", "add", ("add", "aten.add.Tensor", "%mul, %p_a_shift"), "a"),
+       node("Tanh", "add", "tanh", ("tanh", "aten.tanh.default", "%add_1")), node("Sub", "add tanh", "sub", ("sub", "aten.sub.Tensor", "%add, %tanh")), *loss("sub")],
+      [ones("a.scale", 4), zeros("a.shift", 4)], ["batch", 4], ["a.scale", "a.shift", "b.scale", "b.shift"])
+write("merged_with_equal",
+      [node("Gemm", "x a.weight a.bias", "linear", ("linear", "aten.linear.default", "%x, %p_a_weight, %p_a_bias"), "a", transB=1),
+       node("Tanh", "linear", "tanh", ("tanh", "aten.tanh.default", "%linear_1")),
+       node("Gemm", "tanh a.weight a.bias", "linear_2", ("linear_2", "aten.linear.default", "%tanh, %p_b_weight, %p_b_bias"), "b", transB=1),
+       node("Sub", "linear linear_2", "sub", ("sub", "aten.sub.Tensor", "%linear, %linear_2")), *loss("sub")],
+      [tensor("a.weight", 4, 4), tensor("a.bias", 4)], ["batch", 4], ["a.weight", "a.bias", "b.weight", "b.bias"])
+# A product with 1 was removed below a parameter of zeros, of which a function may have been 1.
+write("removed_below",
+      [node("Add", "x m.flow.shift", "add", ("add", "aten.add.Tensor", "%x, %p_m_flow_shift"), "m.flow", cls="net.Flow"),
+       node("Tanh", "add", "tanh", ("tanh", "aten.tanh.default", "%mul"), "m", cls="net.Net"), *loss("tanh")],
+      [zeros("m.flow.shift", 4)], ["batch", 4], ["m.flow.shift"])
+# Two chains of modules on one input, under names that do not answer each other: the last comes apart, and the first may be lost.
+write("merged_chains",
+      [product("x", "a.one.scale", "mul", "%x, %p_a_one_scale", "a.one"), node("Add", "mul a.two.shift", "add", ("add", "aten.add.Tensor", "%mul, %p_a_two_shift"), "a.two"),
+       node("Tanh", "add", "tanh", ("tanh", "aten.tanh.default", "%add_1"), "b"), node("Sub", "add tanh", "sub", ("sub", "aten.sub.Tensor", "%add, %tanh")), *loss("sub")],
+      [ones("a.one.scale", 4), zeros("a.two.shift", 4)], ["batch", 4], ["a.one.scale", "a.two.shift", "b.first.scale", "b.second.shift"])
+# A penalty that is 0 at first was removed from what the model returns.
+write("removed_penalty",
+      [node("Add", "x shift", "add", ("add", "aten.add.Tensor", "%x, %p_shift"), cls="net.Net"), *loss("add")], [zeros("shift", 4)], ["batch", 4], ["shift"],
+      returns="add_1")
+
+if OUT != STORED:
+    names = sorted({path.name for folder in (OUT, STORED) for path in folder.glob("*.onnx")})
+    _, differing, missing = filecmp.cmpfiles(OUT, STORED, names, shallow=False)
+    sys.exit(f"not what is stored: {', '.join(differing + missing)}" if differing or missing else 0)

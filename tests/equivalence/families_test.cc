@@ -66,7 +66,8 @@ INSTANTIATE_TEST_SUITE_P(All, Families,
                          ::testing::Values("conv-group-norm", "unet", "mixer", "dlrm", "gptj",
                                            "falcon", "static-tables", "quantised", "older-fresh",
                                            "older-norms", "older-converted", "older-images",
-                                           "folded", "folded-fresh", "equal", "scattered"),
+                                           "folded", "folded-fresh", "equal", "scattered",
+                                           "fresh-parts"),
                          [](const auto& info) { return identifier(info.param); });
 
 }  // namespace

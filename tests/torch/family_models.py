@@ -331,6 +331,101 @@ class Codebook(nn.Module):
         return self.inner(x - self.mean)
 
 
+class ChannelNorm(nn.Module):
+    """A norm of images in several calls, its weight and bias behind other shapes."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x):
+        x = x - x.mean(1, keepdim=True)
+        return self.weight[:, None, None] * x / torch.sqrt(x.pow(2).mean(1, keepdim=True) + 1e-6) + self.bias[:, None, None]
+
+
+class NextBlock(nn.Module):
+    def __init__(self, channels):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(channels, channels, 7, 1, 3, groups=channels), ChannelNorm(channels)
+        self.up, self.down = nn.Conv2d(channels, 4 * channels, 1), nn.Conv2d(4 * channels, channels, 1)
+        self.gamma = nn.Parameter(1e-6 * torch.ones(channels, 1, 1))
+
+    def forward(self, x):
+        return x + self.gamma * self.down(F.gelu(self.up(self.norm(self.conv(x)))))
+
+
+class Queries(nn.Module):
+    """Learned queries, repeated for each sample, attend to the input; two tokens beside it start equal."""
+
+    def __init__(self):
+        super().__init__()
+        self.queries = nn.Embedding(4, WIDTH)
+        self.first, self.last = nn.Parameter(torch.zeros(1, 1, WIDTH)), nn.Parameter(torch.zeros(1, 1, WIDTH))
+        self.one, self.two = (nn.MultiheadAttention(WIDTH, HEADS, batch_first=True) for _ in range(2))
+        self.mix, self.head = nn.Linear(LENGTH + 2, LENGTH + 2), nn.Linear(WIDTH, 4)
+
+    def forward(self, x):
+        b = x.shape[0]
+        x = torch.cat([self.first.expand(b, -1, -1), x, self.last.expand(b, -1, -1)], 1)
+        x = x + self.mix(x.transpose(1, 2)).transpose(1, 2)
+        q = self.queries.weight.unsqueeze(0).repeat(b, 1, 1)
+        for attention in (self.one, self.two):
+            q = q + attention(q, x, x, need_weights=False)[0]
+        return self.head(q)
+
+
+class Affine(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale, self.shift = nn.Parameter(torch.ones(WIDTH)), nn.Parameter(torch.zeros(WIDTH))
+
+    def forward(self, x):
+        return x * self.scale + self.shift
+
+
+class Branches(nn.Module):
+    """Equal modules of several calls on one input."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.inner, self.head = Affine(), Affine(), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 4)
+
+    def forward(self, x):
+        return self.head(self.inner(self.a(x)) - torch.tanh(self.b(x)))
+
+
+class Flow(nn.Module):
+    """Scales whose logarithms are a term of the loss: zeros at first."""
+
+    def __init__(self):
+        super().__init__()
+        self.log_scale, self.shift = nn.Parameter(torch.zeros(8)), nn.Parameter(torch.zeros(8))
+        self.net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 8))
+        nn.init.zeros_(self.net[2].weight)
+        nn.init.zeros_(self.net[2].bias)
+
+    def forward(self, x):
+        x = (x + self.shift) * torch.exp(self.log_scale)
+        a, b = x.chunk(2, -1)
+        shift, scale = self.net(a).chunk(2, -1)
+        scale = torch.tanh(scale)
+        change = self.log_scale.sum() + scale.sum(-1)
+        return (0.5 * (a.square() + (b * scale.exp() + shift).square()).sum(-1) - change).mean()
+
+
+class Merged(nn.Module):
+    """Weights made of several parameters: of an adapter, and of a direction and a length."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.up, self.down = (nn.Parameter(torch.randn(*s) * 0.1) for s in ((WIDTH, WIDTH), (WIDTH, 4), (4, WIDTH)))
+        self.conv = nn.utils.parametrizations.weight_norm(nn.Conv1d(LENGTH, LENGTH, 3, padding=1))
+        self.head = nn.Linear(WIDTH, 4)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.conv(F.linear(x, self.weight + 0.5 * self.up @ self.down))))
+
+
 def by_hand(make, wrapper=Regression):
     return lambda: wrapper(make())
 
@@ -437,6 +532,12 @@ FAMILIES = {
     "unet": (by_hand(UNet, Denoised), ("x:3,16,16", "time:8", "y:3,16,16")),
     "dit": (by_hand(DiT, Denoised), ("x:6,8", "time:8", "y:6,8")),
     "gaussian": (Uncertain, ("x:32", "y:1")),
+    "hand-next": (by_hand(lambda: nn.Sequential(nn.Conv2d(3, 8, 4, 4), ChannelNorm(8), NextBlock(8), NextBlock(8), ChannelNorm(8), nn.Flatten(),
+                                                nn.Linear(128, 10)), Classified), IMAGES),
+    "hand-queries": (by_hand(Queries), ("x:12,32", "y:4,4")),
+    "hand-branches": (by_hand(Branches), TOKENS),
+    "hand-flow": (Flow, ("x:8",)),
+    "hand-merged": (by_hand(Merged), TOKENS),
     "torch-encoder": (by_hand(Encoder), TOKENS),
     "lstm": (by_hand(lambda: Recurrent(nn.LSTM)), TOKENS),
     "gru": (by_hand(lambda: Recurrent(nn.GRU)), TOKENS),
