@@ -59,7 +59,8 @@ class Seeds {
     for (size_t i = 0; i < graph_.nodes.size(); ++i) {
       const Node& node = graph_.nodes[i];
       if (node.pass != Pass::kF) continue;
-      if (all.empty() || all.back() != node.scope) all.push_back(node.scope);
+      if (!node.scope.empty() && (all.empty() || all.back() != node.scope))
+        all.push_back(node.scope);
       inside[i] = is_any(shard_.scope, node.scope);
     }
     const auto all_readers = readers(graph_);

@@ -4,8 +4,6 @@
 //   AllGather{over, ranks, dim, outer}(x): blocks of `dim` put together.
 //   ReduceScatter{over, ranks, dim, outer}(x): the own block of the sum.
 //   OwnBlock{over, ranks, dim, outer}(x): the own block of what all ranks have alike.
-//   AllToAll{over, ranks, dim, outer, to_dim, to_outer}(x): from blocks of `dim` to blocks of
-//     `to_dim`.
 //   OwnFirst{over, size}() -> i64[]: `size` times the rank's number along the axis, where its own
 //     block of so many begins.
 // `over` is an index of the mesh. A dim that is cut is [outer, ranks × block], as Layout says.
@@ -19,9 +17,9 @@ struct Blocks {
   int64_t outer = 1;
 };
 
-Result<Blocks> blocks_of(const OpTypes& use, std::string_view dim, std::string_view outer) {
-  PIPER_ASSIGN(const size_t d, check_axis(use.attrs, dim, use.inputs[0].shape.size()));
-  const int64_t parts = use.attrs.integer(outer, 1);
+Result<Blocks> blocks_of(const OpTypes& use) {
+  PIPER_ASSIGN(const size_t d, check_axis(use.attrs, "dim", use.inputs[0].shape.size()));
+  const int64_t parts = use.attrs.integer("outer", 1);
   if (parts < 1) return fail("{} outer blocks", parts);
   return Blocks{d, parts};
 }
@@ -56,7 +54,7 @@ TypesResult same_types(const OpTypes& use) {
 
 TypesResult changed(const OpTypes& use, Status (*change)(Shape&, const Blocks&, int64_t)) {
   PIPER_TRY(check_arity(use, 1, 1));
-  PIPER_ASSIGN(const Blocks blocks, blocks_of(use, "dim", "outer"));
+  PIPER_ASSIGN(const Blocks blocks, blocks_of(use));
   PIPER_ASSIGN(const int64_t ranks, ranks_of(use));
   TensorType type = use.inputs[0];
   PIPER_TRY(change(type.shape, blocks, ranks));
@@ -65,14 +63,6 @@ TypesResult changed(const OpTypes& use, Status (*change)(Shape&, const Blocks&, 
 
 TypesResult joined_types(const OpTypes& use) { return changed(use, join); }
 TypesResult cut_types(const OpTypes& use) { return changed(use, cut); }
-
-TypesResult exchanged_types(const OpTypes& use) {
-  PIPER_ASSIGN(std::vector<TensorType> types, changed(use, join));
-  PIPER_ASSIGN(const Blocks to, blocks_of(use, "to_dim", "to_outer"));
-  PIPER_ASSIGN(const int64_t ranks, ranks_of(use));
-  PIPER_TRY(cut(types[0].shape, to, ranks));
-  return types;
-}
 
 TypesResult first_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 0, 0));
@@ -88,10 +78,8 @@ LoopRule block_loops(const OpTypes& use) {
   const Shape& shape = use.inputs[0].shape;
   Dims dims;
   for (size_t d = 0; d < shape.size(); ++d) {
-    int64_t outer = -1;
-    for (const auto& [dim, parts] : {std::pair("dim", "outer"), {"to_dim", "to_outer"}})
-      if (use.attrs.find(dim) && use.attrs.integer(dim) == static_cast<int64_t>(d))
-        outer = use.attrs.integer(parts, 1);
+    const bool is_cut = use.attrs.integer("dim") == static_cast<int64_t>(d);
+    const int64_t outer = is_cut ? use.attrs.integer("outer", 1) : -1;
     if (outer < 0) {
       dims.push_back({build.letter(shape[d])});
     } else if (outer == 1) {
@@ -109,12 +97,9 @@ LoopRule block_loops(const OpTypes& use) {
 // A cut of the outer blocks leaves fewer of them.
 Attrs localise(const OpTypes& use, const std::vector<Shape>& local_outputs) {
   Attrs attrs = use.attrs;
-  for (const auto& [dim, parts] : {std::pair("dim", "outer"), {"to_dim", "to_outer"}}) {
-    if (!attrs.find(dim)) continue;
-    const auto d = static_cast<size_t>(attrs.integer(dim));
-    const int64_t whole = use.outputs[0].shape[d], local = local_outputs[0][d];
-    if (local != whole && local > 0) attrs.set(parts, attrs.integer(parts, 1) / (whole / local));
-  }
+  const auto dim = static_cast<size_t>(attrs.integer("dim"));
+  const int64_t whole = use.outputs[0].shape[dim], local = local_outputs[0][dim];
+  if (local != whole && local > 0) attrs.set("outer", attrs.integer("outer", 1) / (whole / local));
   return attrs;
 }
 
@@ -133,9 +118,6 @@ OpDef collective(std::string_view name, TypesResult (*types)(const OpTypes&), Sh
 
 std::vector<OpDef> collective_ops() {
   const Attrs blocks{{"ranks", int64_t{2}}, {"dim", int64_t{1}}, {"outer", int64_t{3}}};
-  Attrs both = blocks;
-  both.set("to_dim", int64_t{0});
-  both.set("to_outer", int64_t{1});
   OpDef sum = collective("AllReduce", same_types, {4, 6}, {});
   sum.loops = sum_loops;
   OpDef greatest = collective("AllReduceMax", same_types, {4, 6}, {});
@@ -144,10 +126,12 @@ std::vector<OpDef> collective_ops() {
   first.samples = {{.inputs = {}, .attrs = {{"over", int64_t{0}}, {"size", int64_t{4}}}}};
   first.loops = [](const OpTypes& use) { return pointwise_loops(use, {}); };
   first.localise = nullptr;
-  return {sum, greatest, first, collective("AllGather", joined_types, {4, 6}, blocks),
+  return {sum,
+          greatest,
+          first,
+          collective("AllGather", joined_types, {4, 6}, blocks),
           collective("ReduceScatter", cut_types, {4, 12}, blocks),
-          collective("OwnBlock", cut_types, {4, 12}, blocks),
-          collective("AllToAll", exchanged_types, {4, 6}, both)};
+          collective("OwnBlock", cut_types, {4, 12}, blocks)};
 }
 
 }  // namespace piper

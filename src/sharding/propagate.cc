@@ -183,7 +183,14 @@ void Propagation::visit(NodeId id) {
 // The one loop that inputs, or readers of the outputs, cut.
 bool Propagation::find_cuts(Use& use) {
   const Node& node = use.node;
+  const auto is_across = [&](size_t input) {  // blocks of which the op takes some
+    const auto dim = static_cast<size_t>(layouts_[node.inputs[input].index()].dim);
+    const LoopRule::Dim& letters = use.rule.inputs[input][dim];
+    return std::any_of(letters.begin(), letters.end(),
+                       [&](char letter) { return is_whole(use.rule, letter); });
+  };
   auto join = [&](std::optional<LoopCut> cut, size_t input, ValueId id) {
+    if (!cut && input < node.inputs.size() && is_across(input)) return couples(use, input);
     if (!cut) {
       return problem(node, fail(cut_.at, "the batch cannot be cut into {}: {} splits {} unevenly",
                                 shards_, place_of(node), name_of(id)));

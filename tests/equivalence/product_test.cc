@@ -353,11 +353,12 @@ Result<Compiled> compile_halves(const Halves& of, bool oracles = false) {
   return compile(options);
 }
 
-// The directives of a kind that say what they did.
+// The directives of a kind that say what they did, not that they are left out.
 size_t count_directives(const Compiled& compiled, std::string_view directive) {
   std::set<int> lines;
   for (const Explanation& one : compiled.explanations)
-    if (one.directive == directive) lines.insert(one.at.line);
+    if (one.directive == directive && !one.lines.front().starts_with("left out"))
+      lines.insert(one.at.line);
   return lines.size();
 }
 

@@ -135,6 +135,8 @@ constexpr std::pair<std::string_view, std::string_view> kNoGradient[] = {
     {"AttentionGrad", "a gradient"},
     {"ClipFactor", "a scalar of the update"},
     {"CrossEntropyGrad", "a gradient"},
+    {"CrossEntropyOfTerms", "a part of CrossEntropySum, taken apart behind the backward pass"},
+    {"CrossEntropyTerms", "a part of CrossEntropySum, taken apart behind the backward pass"},
     {"GatherGrad", "a gradient"},
     {"GeluAndSlope", "made beside a gradient"},
     {"GeluGrad", "a gradient"},

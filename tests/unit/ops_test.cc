@@ -119,8 +119,7 @@ TEST(Ops, HalfPrecisionRoundsTheResultsOfSingle) {
         });
     const std::set<std::string_view> wide{"ClipFactor",    "GlobalNorm", "LossScale",
                                           "NextLossScale", "NotFinite",  "StepSum"};
-    EXPECT_EQ(ran.count(def->name) == 1,
-              floats && !def->collective && !wide.contains(def->name))
+    EXPECT_EQ(ran.count(def->name) == 1, floats && !def->collective && !wide.contains(def->name))
         << def->name;
   }
 }
