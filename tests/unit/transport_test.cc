@@ -243,10 +243,15 @@ TEST(MpiAgree, RefusesPlansOfTwoCompilations) {
   EXPECT_EQ(code, static_cast<int>(ExitCode::kPlan)) << output;
 }
 
-// mpirun itself waits for ever when a process ends with 0 before it has begun.
+// mpirun itself waits for ever when a process ends with 0 before it has begun; what ends when others
+// have begun it sees.
 TEST(MpiStart, AProcessThatEndsBeforeMpiBeginsEndsTheJob) {
   SKIP_UNDER_THREAD_SANITIZER();
   const auto [code, output] = mpirun(2, "early_exit");
+  if (output.find("process rank 1 with PID") != std::string::npos) {
+    EXPECT_NE(code, 0) << output;
+    return;
+  }
   EXPECT_NE(output.find("process 0 of 2 waited 1.5 s for the others in MPI_Init: one of them "
                         "ended or stopped before"),
             std::string::npos)
