@@ -357,7 +357,11 @@ Status InprocTransport::meet(Seated& seated, const Member& brings, const char* w
   own.to = brings.to;
   own.bytes = brings.bytes;
   PIPER_TRY(arrive(seated, what));
-  return compare(seated, what);
+  Status same = compare(seated, what);
+  // If any two differ, every member finds one that differs from it: all wait here, so that none
+  // goes on while another still reads what it brought.
+  if (!same) PIPER_TRY(arrive(seated, what));
+  return same;
 }
 
 Status InprocTransport::compare(Seated& seated, const char* what) {

@@ -12,14 +12,9 @@
 #include "library_text.h"
 #include "piper/compile.h"
 #include "piper/runtime.h"
+#include "sanitizer.h"
 
 namespace piper::jobs {
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-inline constexpr bool kSanitized = true;
-#else
-inline constexpr bool kSanitized = false;
-#endif
 
 inline std::string models_folder() {
   const char* folder = std::getenv("PIPER_MODELS");

@@ -10,6 +10,7 @@
 #include "folder.h"
 #include "piper/diff.h"
 #include "piper/runtime.h"
+#include "sanitizer.h"
 #include "shell.h"
 
 namespace piper {
@@ -435,6 +436,8 @@ TEST(Blocks, AreSummarised) {
 // The same as processes, with whatever they have in files.
 class BlocksAsProcesses : public testing::Test {
  protected:
+  void SetUp() override { SKIP_UNDER_THREAD_SANITIZER(); }
+
   void write(const Model& model, const PlanSet& set) {
     const PlanSet reference = model.make(1, 1);
     const Status written = write_plan_set(set, &reference, &reference, path("plans"), {true});

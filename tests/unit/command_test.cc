@@ -9,6 +9,7 @@
 #include <fstream>
 #include <thread>
 
+#include "sanitizer.h"
 #include "shell.h"
 #include "unit/runtime_plans.h"
 
@@ -67,19 +68,8 @@ class Command : public testing::Test {
   std::filesystem::path folder_;
 };
 
-#if defined(__SANITIZE_THREAD__)
-constexpr bool kThreadSanitizer = true;  // a process under mpirun has one thread of ours
-#else
-constexpr bool kThreadSanitizer = false;
-#endif
-#if defined(__SANITIZE_ADDRESS__)
-constexpr bool kSanitized = true;
-#else
-constexpr bool kSanitized = kThreadSanitizer;
-#endif
-
 TEST_F(Command, ThreadsAndProcessesSaveTheSameBytes) {
-  if (kThreadSanitizer) GTEST_SKIP() << "nothing of ours to find in processes of one thread";
+  SKIP_UNDER_THREAD_SANITIZER();
   auto [code, output] =
       spawn("", fmt::format("{} {} {}", path("plans"), path("data.safetensors"), path("a")));
   ASSERT_EQ(code, 0) << output;
@@ -143,7 +133,7 @@ TEST_F(Command, SaysWhyThereIsNoSingleDevicePlan) {
 }
 
 TEST_F(Command, RefusesAWorldOfAnotherSize) {
-  if (kThreadSanitizer) GTEST_SKIP() << "nothing of ours to find in processes of one thread";
+  SKIP_UNDER_THREAD_SANITIZER();
   auto [code, output] = spawn(
       "mpirun -n 3", fmt::format("{} {} {}", path("plans"), path("data.safetensors"), path("a")));
   EXPECT_NE(code, 0);
@@ -166,7 +156,7 @@ TEST_F(Command, RefusesAWorldOfAnotherSize) {
 }
 
 TEST_F(Command, AFailingRankEndsTheJobWithItsReason) {
-  if (kThreadSanitizer) GTEST_SKIP() << "nothing of ours to find in processes of one thread";
+  SKIP_UNDER_THREAD_SANITIZER();
   auto start = std::chrono::steady_clock::now();
   auto [code, output] = spawn("mpirun -n 2", fmt::format("{} {} {} fail", path("plans"),
                                                          path("data.safetensors"), path("a")));
@@ -325,7 +315,7 @@ class Saving : public Command {
 };
 
 TEST_F(Saving, TakesAsLongAsItTakes) {
-  if (kThreadSanitizer) GTEST_SKIP() << "nothing of ours to find in processes of one thread";
+  SKIP_UNDER_THREAD_SANITIZER();
   auto [code, output] = save(0, "sleep 2.5; cat pipe > a");
   EXPECT_EQ(code, 0) << output;
   EXPECT_NE(output.find("saved 2 parameters to "), std::string::npos) << output;
@@ -333,7 +323,7 @@ TEST_F(Saving, TakesAsLongAsItTakes) {
 }
 
 TEST_F(Saving, ARankThatStopsIsNamed) {
-  if (kThreadSanitizer) GTEST_SKIP() << "nothing of ours to find in processes of one thread";
+  SKIP_UNDER_THREAD_SANITIZER();
   auto [code, output] = save(0, "kill -STOP $PID");
   EXPECT_EQ(code, 10) << output;
   EXPECT_NE(output.find("error: after the last step: rank 1 waited 1 s for what ranks tell each "
@@ -344,7 +334,7 @@ TEST_F(Saving, ARankThatStopsIsNamed) {
 }
 
 TEST_F(Saving, IsDoneBeforeAnotherRankIsMissed) {
-  if (kThreadSanitizer) GTEST_SKIP() << "nothing of ours to find in processes of one thread";
+  SKIP_UNDER_THREAD_SANITIZER();
   auto [code, output] = save(1, "kill -STOP $PID; sleep 1.5; cat pipe > a");
   EXPECT_EQ(code, 10) << output;
   EXPECT_NE(output.find("saved 2 parameters to "), std::string::npos) << output;
@@ -403,7 +393,7 @@ TEST_F(Command, MetricsOfEarlierRunsStay) {
 
 // Of all flags that change what runs: two that would train silently, one that would wait in vain.
 TEST_F(Command, ProcessesWithOtherFlagsAreRefused) {
-  if (kThreadSanitizer) GTEST_SKIP() << "nothing of ours to find in processes of one thread";
+  SKIP_UNDER_THREAD_SANITIZER();
   std::string other = bytes_of(path("data.safetensors"));
   other.back() ^= 1;
   std::ofstream(path("other.safetensors"), std::ios::binary) << other;
@@ -479,7 +469,7 @@ TEST(Replicas, EqualReplicasPass) {
 }
 
 TEST_F(Command, AFlippedBitOfAProcessIsFound) {
-  if (kThreadSanitizer) GTEST_SKIP() << "nothing of ours to find in processes of one thread";
+  SKIP_UNDER_THREAD_SANITIZER();
   auto [code, output] = spawn("mpirun -n 2", fmt::format("{} {} {} flip", path("plans"),
                                                          path("data.safetensors"), path("a")));
   EXPECT_EQ(code, static_cast<int>(ExitCode::kNumeric)) << output;

@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "sanitizer.h"
 #include "unit/runtime_plans.h"
 
 // ---- Counting every allocation of the program ---------------------------------------------------
@@ -261,10 +262,10 @@ TEST(Faults, ARankThatHangsIsNamedWithItsInstruction) {
 
 // Threads cannot be ended: the process is.
 TEST(Faults, ARankThatNeverComesBackEndsTheProcess) {
-#ifdef __SANITIZE_THREAD__
-  GTEST_SKIP()
-      << "such a thread is a leak to the thread sanitizer, which has an exit code of its own";
-#endif
+  if (kThreadSanitizer) {
+    GTEST_SKIP()
+        << "such a thread is a leak to the thread sanitizer, which has an exit code of its own";
+  }
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto stuck = [] {
     PlanSet set = replicas(2);

@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <thread>
 
+#include "sanitizer.h"
 #include "shell.h"
 #include "unit/transport_suite.h"
 
@@ -22,16 +23,6 @@ namespace {
 
 using suite::Case;
 using suite::Fault;
-
-// A process under mpirun has one thread of ours, and Open MPI's own threads are not built for the
-// thread sanitizer.
-#if defined(__SANITIZE_THREAD__)
-constexpr bool kThreadSanitizer = true;
-#else
-constexpr bool kThreadSanitizer = false;
-#endif
-#define SKIP_UNDER_THREAD_SANITIZER() \
-  if (kThreadSanitizer) GTEST_SKIP() << "nothing of ours to find in processes of one thread"
 
 // Runs `body` on `world` threads, each with its transport.
 template <class Body>
