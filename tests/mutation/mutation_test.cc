@@ -166,18 +166,17 @@ TEST(Mutants, OfBlocksAreCaughtToo) {
   std::vector<Mutation> all = mutations();
   const auto more = block_mutations();
   for (int k = 0; k < 4; ++k) all.insert(all.end(), more.begin(), more.end());
-  catch_mutants(blocks_strategy, all, kSanitized ? 1 : 8, kSanitized ? 1 : 2,
-                kSanitized ? 5 : 200);
+  catch_mutants(blocks_strategy, all, kSanitized ? 1 : 8, kSanitized ? 1 : 2, kSanitized ? 5 : 200);
 }
 
 // Beside the plan for one device; also of one microbatch.
 TEST(Mutants, ThatDoSomethingElseAreCaughtBesideOneDevice) {
-  catch_mutants(random_strategy, doing_mutations(), kSanitized ? 2 : 12,
-                kSanitized ? 1 : 6, kSanitized ? 10 : 300, true);
+  catch_mutants(random_strategy, doing_mutations(), kSanitized ? 2 : 12, kSanitized ? 1 : 6,
+                kSanitized ? 10 : 300, true);
 }
 TEST(Mutants, OfTwoVersionsAreCaughtBesideOneDevice) {
-  catch_mutants(overlapping_strategy, doing_mutations(), kSanitized ? 1 : 6,
-                kSanitized ? 1 : 4, kSanitized ? 5 : 100, true);
+  catch_mutants(overlapping_strategy, doing_mutations(), kSanitized ? 1 : 6, kSanitized ? 1 : 4,
+                kSanitized ? 5 : 100, true);
 }
 
 }  // namespace
