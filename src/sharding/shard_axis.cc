@@ -352,17 +352,27 @@ class AxisWalk {
       const bool sums = loops.rule.reduces == LoopRule::kSum;
       choice.makes.push_back(layout.value_or(Layout{sums ? kTerms : kGreatest}));
       const auto& wanted = hints_[node.outputs[o].index()];
-      if (wanted || is_apart(choice.makes.back()))
+      if ((wanted || is_apart(choice.makes.back())) && !is_contribution(node.outputs[o]))
         choice.bytes +=
             cost_of(type_of(node.outputs[o]), choice.makes.back(), wanted.value_or(Layout{}));
     }
     return choice;
   }
 
+  // What only sums over the step read is reduced with them.
+  bool is_contribution(ValueId id) const {
+    const auto& by = readers_[id.index()];
+    return !by.empty() && !is_kept_cut(id) && std::all_of(by.begin(), by.end(), [&](NodeId reader) {
+      return graph_.node(reader).op == "StepSum";
+    });
+  }
+
   // Terms of a sum stay so where several become one, and where an op moves or scales one: it costs
   // nothing later. (Where else an op is linear, its results would be sums as well, and more bytes.)
+  // A sum over the step ends them, unless its result is kept in blocks.
   std::optional<Choice> keep_terms(const Node& node, const Loops& loops) const {
-    if (node.op == "StepSum") return std::nullopt;  // its terms are those of the batch
+    const bool ends = node.op == "StepSum";
+    if (ends && is_kept_cut(node.outputs[0])) return std::nullopt;
     std::vector<int> terms;
     for (size_t i = 0; i < node.inputs.size(); ++i)
       if (node.inputs[i].valid() && lies_[node.inputs[i].index()].kind == kTerms)
@@ -385,8 +395,12 @@ class AxisWalk {
     Choice choice;
     choice.needs.resize(node.inputs.size());
     for (int i : terms) choice.needs[static_cast<size_t>(i)] = {kTerms};
-    choice.makes.assign(node.outputs.size(), Layout{kTerms});
+    choice.makes.assign(node.outputs.size(), Layout{ends ? kWhole : kTerms});
     return choice;
+  }
+  bool is_kept_cut(ValueId id) const {
+    const auto& wanted = hints_[id.index()];
+    return wanted && wanted->kind == kCut;
   }
 
   void take(NodeId id, const Node& node, const Choice& choice) {

@@ -134,6 +134,16 @@ TEST(Axes, SendWhatTheirFormulasSay) {
                 std::pair(6 * layers, 6 * layers * bytes));
       EXPECT_EQ(sequence.at(InstructionKind::kReduceScatter),
                 std::pair(4 * layers, 4 * layers * bytes));
+      // The loss and the gradients of norms, of biases added to tokens and of both embeddings
+      // travel once a step.
+      const int64_t vocabulary = 96, positions = 32;
+      const int64_t terms = (6 * layers + 2 + vocabulary + positions) * kWidth + 1;
+      const auto step = sequence.at(InstructionKind::kAllReduce);
+      for (const char* split : {"", "  - split: {dim: batch, into: 4}\n"})
+        EXPECT_EQ(traffic({"", model, mesh, split + kTensor.at(model) + kSequence.at(model)})
+                      .at(InstructionKind::kAllReduce),
+                  step);
+      EXPECT_EQ(step.second, terms * 4);
     }
 }
 
@@ -160,6 +170,8 @@ std::vector<Case> cases() {
     pipeline("pipeline2_sequence2", "{tp: 2}", "zb-h1", sequence);
     pipeline("pipeline2_sequence2_zero2", "{tp: 2, dp: 2}", "zbv", sequence + zero);
     pipeline("pipeline2_sequence2_recompute", "{tp: 2}", "1f1b", sequence + "  - recompute: {}\n");
+    pipeline("pipeline2_sequence2_offload", "{tp: 2}", "gpipe",
+             sequence + "  - offload: {what: activations}\n");
     pipeline("pipeline2_tensor2_dualpipev", "{tp: 2}", "dualpipev", tensor);
     const std::string context =
         "  - shard: {input: input_ids, dim: 1, over: cp}\n  - shard: "
@@ -177,6 +189,14 @@ std::vector<Case> cases() {
                    split + context + sequence + rows + zero});
     pipeline("pipeline2_context2_tensor2", "{cp: 2, tp: 2}", "zb-h1", context + tensor + rows);
     all.push_back({"tensor4_" + id, model, "{tp: 4}", tensor});
+    // Samples over two axes: one of replicas, one that cuts what each replica has.
+    const std::string samples = "  - shard: {input: \"*\", dim: 0, over: ep}\n";
+    const std::string replicas = "  - replicate: {over: edp, bucket: 16KiB";
+    all.push_back(
+        {"batch2_data2_" + id, model, "{edp: 2, ep: 2}", split + samples + replicas + "}\n"});
+    all.push_back({"batch2_zero2_" + id, model, "{ep: 2, edp: 2}",
+                   split + samples + replicas + ", shard: [optimizer, gradients, parameters]}\n"});
+    all.push_back({"batch2_tensor2_" + id, model, "{ep: 2, tp: 2}", split + samples + sequence});
     all.push_back({"sequence4_data2_" + id, model, "{dp: 2, tp: 4}",
                    sequence + "  - replicate: {over: dp, shard: [optimizer], bucket: 16KiB}\n"});
   }
