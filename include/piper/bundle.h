@@ -367,7 +367,8 @@ struct Held {
     int64_t outer = 1, parts = 1, index = 0;
     bool operator==(const Block&) const = default;
   };
-  // Elements that lie side by side in the whole and in what is held.
+  // Elements that lie side by side in the whole and in what is held; whole -1: behind the end of a
+  // dim, where zeros are held.
   struct Run {
     int64_t whole = 0, held = 0, count = 0;
   };
@@ -380,7 +381,7 @@ struct Held {
   void for_each_run(Visit visit) const {  // ascending in what is held
     for (int64_t at = 0; at < count;) {
       const Run run = run_at(at);
-      visit(run);
+      if (run.whole >= 0) visit(run);
       at += run.count;
     }
   }

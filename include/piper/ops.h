@@ -155,6 +155,9 @@ struct OpDef {
   bool pointwise = false;
   // Made by the ranks of a mesh axis together: no backend has it.
   bool collective = false;
+  // An element of the least number, of the first input, in a letter that is whole, counts as none:
+  // it changes no result, and is 0 in those that have the letter.
+  bool least_is_absent = false;
   // Draws random numbers, see ops/random.cc: this input is the key, the next one the step, the one
   // behind the numbers of the samples, which sharding adds. -1: draws none.
   int draws = -1;

@@ -32,6 +32,7 @@ struct ShardSeed {
   ValueId value;  // state, an input or what a node makes
   int dim = -1;   // -1: every rank holds all of it
   SourceSpan at;
+  bool pad = false;  // with zeros behind the dim, where it does not divide
 };
 
 struct AxisCut {
@@ -58,7 +59,8 @@ struct ShardedGraph {
 // its own part where one of its loops allows that (LoopRule), other states of the same loop are cut
 // alike, and where two layouts meet, the collective that sends fewest bytes stands between. Every
 // value of the result has its layout in Value::over, and its local shape; the graph is legal for
-// the next axis. Error: a seed that does not divide, naming tensor, dim, ranks and line.
+// the next axis. Error: a seed that does not divide and cannot be padded, naming tensor, dim, ranks
+// and line.
 Result<ShardedGraph> shard_axis(Graph graph, const AxisCut& cut);
 
 }  // namespace piper

@@ -150,6 +150,7 @@ struct ShardRule {             // - shard: {match: "**/qkv/weight", dim: 0, over
   std::vector<Glob> input;     // or data inputs
   std::vector<Glob> scope;     // or what modules make for others, by scope
   std::optional<int64_t> dim;  // from the end if negative; none: every rank holds all of it
+  bool pad = false;            // with zeros behind the dim, where it does not divide
   std::string over;            // a mesh axis
   SourceSpan at, of_at, dim_at, over_at;
 };

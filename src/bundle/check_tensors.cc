@@ -34,6 +34,13 @@ std::string named(const RoleProgram& role, size_t buffer) {
   return quote_control(role.name(role.buffers[buffer]));
 }
 
+// The last of equal blocks may go on behind the end of the dim.
+bool cut_state(Shape& shape, int64_t dim, int64_t outer, int64_t parts) {
+  if (outer != 1 || !in_range(dim, shape.size())) return cut_dim(shape, dim, outer, parts);
+  shape[dim] = shape[dim] / parts + (shape[dim] % parts != 0);
+  return true;
+}
+
 // Blocks of what the cuts before left, each over an axis of its own.
 Status check_cuts(const RoleProgram& role, const Tensor& tensor, size_t b, Shape& left) {
   std::vector<bool> used(role.mesh.size());
@@ -47,7 +54,7 @@ Status check_cuts(const RoleProgram& role, const Tensor& tensor, size_t b, Shape
       return bad("buffer {} '{}' is cut twice over axis '{}'", b, named(role, b),
                  quote_control(name));
     used[axis] = true;
-    if (!cut_dim(left, dim, outer, size))
+    if (!cut_state(left, dim, outer, size))
       return bad("buffer {} '{}': dim {} of {} has no {} x {} equal blocks for axis '{}'", b,
                  named(role, b), dim, to_string(left), outer, size, quote_control(name));
   }

@@ -6,10 +6,21 @@
 namespace piper {
 namespace {
 
-// Where element `at` of what is held of a dim lies in all of it, and how many follow it there.
+// Where element `at` of what is held of a dim lies in all of it, or -1 behind its end, and how many
+// follow it there.
 struct DimPlace {
   int64_t at = 0, run = 0;
 };
+
+// The extent of a dim that the first `count` blocks leave.
+int64_t extent_of(const Held& held, int32_t dim, size_t count) {
+  int64_t extent = held.whole.shape[static_cast<size_t>(dim)];
+  for (size_t b = 0; b < count; ++b)
+    if (held.blocks[b].dim == dim)
+      extent = (extent + held.blocks[b].parts - 1) / held.blocks[b].parts;
+  return extent;
+}
+
 DimPlace place_in(const Held& held, int32_t dim, int64_t extent, int64_t at) {
   DimPlace place{at, extent - at};
   for (size_t b = held.blocks.size(); b-- > 0;) {
@@ -18,17 +29,11 @@ DimPlace place_in(const Held& held, int32_t dim, int64_t extent, int64_t at) {
     const int64_t block = extent / outer, inside = place.at % block;
     place.run = std::min(place.run, block - inside);
     place.at = (place.at / block * parts + index) * block + inside;
-    extent *= parts;
+    extent = extent_of(held, dim, b);
+    if (place.at >= extent) return {-1, place.run};
+    place.run = std::min(place.run, extent - place.at);
   }
   return place;
-}
-
-// The extent of a dim that the blocks leave.
-int64_t extent_of(const Held& held, int32_t dim) {
-  int64_t extent = held.whole.shape[static_cast<size_t>(dim)];
-  for (const Held::Block& block : held.blocks)
-    if (block.dim == dim) extent /= block.parts;
-  return extent;
 }
 
 }  // namespace
@@ -44,28 +49,32 @@ Held::Run Held::run_at(int64_t held) const {
   const int64_t inside = rest % stride;
   Run run{inside, held, count - held};
   rest /= stride;
+  bool is_there = true;
   for (int32_t d = last; d >= 0; --d) {
-    const int64_t extent = extent_of(*this, d);
+    const int64_t extent = extent_of(*this, d, blocks.size());
     const DimPlace place = place_in(*this, d, extent, rest % extent);
     if (d == last) run.count = std::min(run.count, place.run * stride - inside);
+    is_there = is_there && place.at >= 0;
     run.whole += place.at * stride;
     rest /= extent;
     stride *= whole.shape[static_cast<size_t>(d)];
   }
+  if (!is_there) run.whole = -1;
   return run;
 }
 
 Held held_of(const RoleProgram& role, const Tensor& tensor,
              const std::vector<int64_t>& coordinates) {
   Held held{tensor.whole_type(), {}, 0, num_elements(tensor.type.shape)};
-  int64_t left = num_elements(held.whole.shape);
   for (const auto& [axis, dim, outer] : tensor.cuts) {
     const int64_t parts = role.mesh[static_cast<size_t>(axis)].second;
     if (parts == 1) continue;
     held.blocks.push_back({dim, outer, parts, coordinates[static_cast<size_t>(axis)]});
-    left /= parts;
   }
   if (tensor.part_of < 0) return held;
+  int64_t left = 1;
+  for (size_t d = 0; d < held.whole.shape.size(); ++d)
+    left *= extent_of(held, static_cast<int32_t>(d), held.blocks.size());
   const Group& group = role.groups[static_cast<size_t>(tensor.part_of)];
   held.first = std::min(group_position(role, group, coordinates) * held.count, left);
   held.count = std::min(held.count, left - held.first);

@@ -85,7 +85,7 @@ class Seeds {
 
   Status add(ValueId id, const std::string& what) {
     const auto rank = static_cast<int64_t>(graph_.value(id).type.shape.size());
-    ShardSeed seed{id, -1, shard_.at};
+    ShardSeed seed{id, -1, shard_.at, shard_.pad};
     if (shard_.dim) {
       const int64_t dim = *shard_.dim < 0 ? *shard_.dim + rank : *shard_.dim;
       if (dim < 0 || dim >= rank)

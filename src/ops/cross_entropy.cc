@@ -73,8 +73,9 @@ OpDef::Steps sum_apart(const OpTypes& use) {
 
 OpDef::Steps grad_apart(const OpTypes& use) {
   if (has_input(use, 4)) return {};
-  return {{top_of(use), {"CrossEntropyGrad", {{-1, 0}, {-1, 1}, {-1, 2}, {-1, 3}, {0, 0}}, use.attrs}},
-          {{1, 0}}};
+  return {
+      {top_of(use), {"CrossEntropyGrad", {{-1, 0}, {-1, 1}, {-1, 2}, {-1, 3}, {0, 0}}, use.attrs}},
+      {{1, 0}}};
 }
 
 TypesResult count_types(const OpTypes& use) {
@@ -162,12 +163,14 @@ std::vector<OpDef> cross_entropy_ops() {
       .name = "CrossEntropySum", .types = sum_types, .gradient = sum_gradient, .loops = sum_rule};
   sum.cost = element_cost<12>;
   sum.apart = sum_apart;
+  sum.least_is_absent = true;
   sum.samples = {{.inputs = {f64({6, 5}), i64({6})}, .attrs = ignore},
                  {.inputs = {f64({2, 4, 3}), i64({2, 4})}, .attrs = ignore},
                  {.inputs = {f64({5}), i64({})}, .attrs = {{"ignore_index", int64_t{-100}}}}};
   OpDef grad{.name = "CrossEntropyGrad", .types = grad_types, .loops = grad_rule};
   grad.cost = element_cost<12>;
   grad.apart = grad_apart;
+  grad.least_is_absent = true;
   OpDef terms{.name = "CrossEntropyTerms", .types = terms_types, .loops = terms_rule};
   terms.cost = element_cost<12>;
   terms.samples = {

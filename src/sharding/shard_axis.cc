@@ -9,6 +9,7 @@
 #include <set>
 
 #include "letters.h"
+#include "pad.h"
 #include "piper/ops.h"
 #include "piper/sharding.h"
 
@@ -110,7 +111,8 @@ class AxisWalk {
       const int64_t extent = value.type.shape[static_cast<size_t>(seed.dim)];
       if (extent % ranks_ != 0)
         return fail(seed.at, "dim {} of '{}' ({}) cannot be cut into {} equal parts over '{}'",
-                    seed.dim, quote_control(value.name), to_string(value.type), ranks_, cut_.name);
+                    seed.dim, quote_control(value.name), to_string(value.type), ranks_, cut_.name)
+            .with_note("help: `pad: true` adds zeros behind it that never count");
       layout = {kCut, seed.dim, outer_of(seed)};
     }
     is_seed_[seed.value.index()] = true;
@@ -868,6 +870,7 @@ Graph taken_apart(Graph graph, const std::vector<NodeId>& which) {
 }
 
 Result<ShardedGraph> shard_axis(Graph graph, const AxisCut& cut) {
+  PIPER_ASSIGN(graph, pad(std::move(graph), cut));
   const std::vector<NodeId> whole = AxisWalk(graph, cut).find_whole();
   if (!whole.empty()) graph = taken_apart(std::move(graph), whole);
   return AxisWalk(std::move(graph), cut).run();

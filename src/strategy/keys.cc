@@ -201,7 +201,8 @@ constexpr Field kShard[] = {
     {"dim", kIntegerOrWord, kRequired,
      "Which dim is cut, from the end if negative; none: every rank holds all of it.", "none"},
     {"over", kText, kRequired, "A mesh axis."},
-    {"pad", kBool, kUnsupported, ""},
+    {"pad", kBool, kOptional,
+     "Where the axis does not divide the dim: zeros behind it, which never count. Default false."},
 };
 constexpr Field kGather[] = {
     {"prefetch", kInteger, kOptional, "Buckets gathered ahead of their use. Default 1."},

@@ -44,6 +44,11 @@ Status read_shard_directive(const fields::Fields& map, const Scope& scope, const
     PIPER_TRY(check_word(dim, scope, {"none"}));
     PIPER_ASSIGN(shard.dim, read_integer(dim, scope, {-64, 63}));
   }
+  if (const yaml::Node* pad = map["pad"]) {
+    PIPER_ASSIGN(shard.pad, read_bool(*pad, scope));
+    if (shard.pad && (!shard.dim || shard.match.empty()))
+      return fail(map.key_at("pad"), "shard: 'pad' is for dims of parameters");
+  }
   shard.over_at = map["over"]->at;
   PIPER_ASSIGN(shard.over, read_text(*map["over"], scope));
   PIPER_TRY(check_axis(shard.over, shard.over_at, names));

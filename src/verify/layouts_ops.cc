@@ -274,7 +274,7 @@ bool OpLayouts::begins(const Use& use, size_t input, const Cut& cut) const {
                                  [&](const auto& known) { return known.first == cut.letter; });
   return first.outer == size->second ||
          (first.outer > size->second &&
-          first.outer * ranks_ == use.types.attrs.integer("whole", -1));
+          first.outer == (use.types.attrs.integer("whole", -1) + ranks_ - 1) / ranks_);
 }
 
 }  // namespace piper

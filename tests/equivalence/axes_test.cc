@@ -214,6 +214,11 @@ std::vector<Case> cases() {
                                  ? "  - shard: {match: \"**/wte/*\", dim: 0, over: tp}\n"
                                  : "  - shard: {match: [\"**/embed_tokens/*\", \"**/lm_head/*\"], "
                                    "dim: 0, over: tp}\n";
+    // 128 rows over 3 ranks.
+    const std::string padded = rows.substr(0, rows.size() - 2) + ", pad: true}\n";
+    all.push_back({"padded3_" + id, model, "{tp: 3}", padded});
+    all.push_back({"padded3_data2_" + id, model, "{dp: 2, tp: 3}", split + padded + zero});
+    pipeline("pipeline2_padded3", "{tp: 3}", "1f1b", padded);
     all.push_back({"context2_" + id, model, "{cp: 2}", context});
     all.push_back({"context4_data2_" + id, model, "{dp: 2, cp: 4}", split + context + zero});
     all.push_back({"vocabulary2_" + id, model, "{tp: 2}", tensor + rows});
