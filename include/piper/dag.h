@@ -275,6 +275,9 @@ struct Dag {
   // In canonical parameter order, the number last; empty: one version of each.
   std::vector<Version> versions;
   std::vector<Offload> offloads;
+  // By value: mesh axes whose ranks hold it alike and send a run of its elements each. Ascending;
+  // may be shorter than the values.
+  std::vector<std::vector<int32_t>> sliced;
   // Coordinates by mesh axis; -1 on axes that are not placed.
   std::vector<std::vector<int32_t>> cells;
   std::vector<Chunk> chunks;

@@ -196,6 +196,15 @@ class Expander {
   // The item in `cell`, sent there if it lives elsewhere.
   ItemId move_to(ItemId from, int32_t cell);
 
+  // The same by way of parts, of which each rank of the axes sends one.
+  ItemId move_in_parts(ItemId from, int32_t cell);
+  ItemId own_part(ItemId whole);
+  const std::vector<int32_t>* sliced(const Item& item) const {
+    const bool any = item.micro >= 0 && item.value.index() < dag_.sliced.size() &&
+                     !dag_.sliced[item.value.index()].empty();
+    return any ? &dag_.sliced[item.value.index()] : nullptr;
+  }
+
   // The item that holds `value` for `micro` in `cell`, with the tasks that bring it there.
   ItemId ensure(ValueId id, int32_t micro, int32_t cell);
 
@@ -275,6 +284,7 @@ class Expander {
   std::vector<std::vector<Contribution>> contributions_;  // by chunk
   std::vector<int32_t> chunk_of_;                         // main chunks, by slot()
   std::vector<int32_t> bringing_labels_;                  // by value; -1: none yet
+  std::unordered_map<int32_t, ValueId> slice_of_;         // by value: the own part that is sent
 };
 
 }  // namespace piper

@@ -147,6 +147,42 @@ TEST(Axes, SendWhatTheirFormulasSay) {
     }
 }
 
+// Between stages each rank of the axis sends its part of what all of them hold.
+TEST(Axes, MessagesInPartsBringTheSameBits) {
+  NEED_MODELS();
+  const std::string more[] = {
+      "", "  - prefetch: {where: {kind: recv}, distance: 1}\n",
+      "  - fuse: {where: {kind: send}, microbatches: 2}\n",
+      "  - stream: {where: {kind: [own_part, send, recv, all_gather]}, name: messages}\n"};
+  for (const char* schedule : {"1f1b", "zbv", "dualpipev"})
+    for (const std::string& also : more) {
+      SCOPED_TRACE(std::string(schedule) + also);
+      Case c{"", "gpt-deep", "{tp: 2}", kTensor.at("gpt-deep") + also,
+             fmt::format("include: [{}/strategies/schedules/{}.yaml]\n"
+                         "params: {{stages: 2, microbatches: 4}}\n",
+                         PIPER_SOURCE_DIR, schedule)};
+      const Result<Compiled> whole = compile_case(c, kAdamW, false);
+      ASSERT_TRUE(whole) << print_error(whole.error());
+      c.directives += "  - shard: {sends: \"**\", over: tp}\n";
+      const Result<Compiled> parts = compile_case(c, kAdamW, false);
+      ASSERT_TRUE(parts) << print_error(parts.error());
+      const auto sent = [](const Result<Compiled>& compiled) {
+        int64_t bytes = 0;
+        const Summary summary = summarise(compiled->set);
+        for (const TrafficSummary& each : summary.roles[0].traffic)
+          if (each.kind == InstructionKind::kSend && each.of != "sums of the step")
+            bytes += each.bytes;
+        return bytes;
+      };
+      EXPECT_EQ(2 * sent(parts), sent(whole));
+      const Result<Trained> a = train(whole->set, c.model, 2), b = train(parts->set, c.model, 2);
+      ASSERT_TRUE(a && b);
+      EXPECT_EQ(a->losses, b->losses);
+      for (const auto& [name, tensor] : a->parameters)
+        EXPECT_EQ(as_text(tensor.data.span()), as_text(b->parameters.at(name).data.span())) << name;
+    }
+}
+
 TEST(Axes, PartsThatMustKnowWhereTheyBeginAreRefused) {
   const Folder folder;
   CompileOptions options;

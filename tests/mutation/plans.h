@@ -260,6 +260,7 @@ inline std::string blocks_strategy(Random& random, size_t microbatches) {
                "  - shard: {input: \"*\", dim: 0, over: tp}\n",
                "  - shard: {match: \"model/2/weight\", dim: 1, over: tp}\n"
                "  - shard: {input: \"*\", dim: 0, over: tp}\n"});
+  if (pp > 1) text += one_of<const char*>(random, {"", "  - shard: {sends: \"**\", over: tp}\n"});
   if (dp > 1)
     text += fmt::format("  - replicate: {{over: dp, bucket: {}{}}}\n",
                         one_of<const char*>(random, {"64B", "25MiB"}),
