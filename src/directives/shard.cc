@@ -172,12 +172,12 @@ Result<Dag> apply_sends(Dag dag, const std::vector<ShardRule>& shards, Explanati
     const auto named = std::find_if(dag.mesh.begin(), dag.mesh.end(),
                                     [&](const DagAxis& axis) { return axis.name == shard.over; });
     const auto axis = static_cast<int32_t>(named - dag.mesh.begin());
-    int64_t count = 0, bytes = 0;
+    int64_t count = 0, bytes = 0, alike = 0;
     for (size_t v = 0; v < dag.sliced.size(); ++v) {
       const Value& value = dag.graph.values[v];
-      if (!sent[v] || !can_be_sliced(dag, value, axis) ||
-          !is_any(shard.sends, dag.graph.node(value.producer).scope))
-        continue;
+      if (!sent[v] || !can_be_sliced(dag, value, axis)) continue;
+      ++alike;
+      if (!is_any(shard.sends, dag.graph.node(value.producer).scope)) continue;
       std::vector<int32_t>& axes = dag.sliced[v];
       if (std::find(axes.begin(), axes.end(), axis) != axes.end()) continue;
       axes.insert(std::lower_bound(axes.begin(), axes.end(), axis), axis);
@@ -187,9 +187,9 @@ Result<Dag> apply_sends(Dag dag, const std::vector<ShardRule>& shards, Explanati
     if (count == 0)
       return fail(shard.of_at, "shard: no message between stages matches '{}'",
                   quote_control(shard.sends.front().pattern()))
-          .with_note(
-              fmt::format("what ranks hold in blocks along '{}' is sent in these", shard.over))
-          .with_note("help: `sends: \"**\"` takes all that the ranks hold alike");
+          .with_note(fmt::format("of {} values that stages send, ranks along '{}' hold {} alike",
+                                 std::count(sent.begin(), sent.end(), true), shard.over, alike))
+          .with_note("help: `--explain=comm` lists the messages");
     out.push_back(
         {shard.at,
          "shard",

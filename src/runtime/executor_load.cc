@@ -289,6 +289,11 @@ Status bind_instruction(State& state, const Instruction& from, Bound& bound, Op&
     case InstructionKind::kAllGather:
     case InstructionKind::kOwnPart:
       return bind_shards(state, from, bound.groups, bound.group_sizes, op);
+    case InstructionKind::kPosition:
+      op.size = from.outer * group_position(*state.role,
+                                            state.role->groups[static_cast<size_t>(from.group)],
+                                            state.coordinates);
+      return ok_status();
     default:
       return bind_collective(state, from, bound.groups, bound.group_sizes, op);
   }

@@ -87,7 +87,7 @@ class AxisWalk {
   }
 
  private:
-  using Region = std::pair<bool, std::vector<int32_t>>;        // backward or not, and its tags
+  using Region = std::pair<int, std::vector<int32_t>>;         // part of the step, and its tags
   using Key = std::tuple<int32_t, int, int, int64_t, Region>;  // value, layout and where
 
   Loops loops_of(const Node& node) const {
@@ -282,6 +282,8 @@ class AxisWalk {
     visited_ = id.value;
     const Node node = graph_.node(id);
     const Loops loops = loops_of(node);
+    if (only_moves(loops, node) && may_adopt(node.inputs[0]) && !hints_[node.outputs[0].index()])
+      hints_[node.outputs[0].index()] = wanted_beside(node.outputs[0]);
     std::vector<Choice> choices;
     if (is_touched(node)) {
       if (std::optional<Choice> terms = keep_terms(node, loops)) {
@@ -555,7 +557,9 @@ class AxisWalk {
     return converted_[key] = emit("OwnBlock", id, id, need, need, near, reader);
   }
 
-  static Region region_of(const Node& node) { return {is_backward(node), node.tags}; }
+  static Region region_of(const Node& node) {
+    return {node.pass == Pass::kU ? 2 : is_backward(node), node.tags};
+  }
 
   // A sum is finished where its terms are made; the rest happens where it is wanted.
   NodeId place_of(ValueId id, NodeId reader) const {

@@ -73,6 +73,7 @@ TEST(RightPlans, ThatDrawRandomNumbersAreAcceptedToo) {
 TEST(RightPlans, WithBlocksOfWeightsAreAcceptedToo) {
   accept_right_plans(blocks_strategy, kSanitized ? 5 : 60);
 }
+TEST(RightPlans, OfRowsAreAccepted) { accept_right_plans(rows_strategy, kSanitized ? 3 : 30); }
 
 struct Count {
   int wrong = 0, caught = 0, equal = 0, equal_refused = 0;
@@ -167,6 +168,13 @@ TEST(Mutants, OfBlocksAreCaughtToo) {
   const auto more = block_mutations();
   for (int k = 0; k < 4; ++k) all.insert(all.end(), more.begin(), more.end());
   catch_mutants(blocks_strategy, all, kSanitized ? 1 : 8, kSanitized ? 1 : 2, kSanitized ? 5 : 200);
+}
+
+TEST(Mutants, OfRowsAreCaughtToo) {
+  std::vector<Mutation> all = mutations();
+  const auto more = block_mutations();
+  for (int k = 0; k < 4; ++k) all.insert(all.end(), more.begin(), more.end());
+  catch_mutants(rows_strategy, all, kSanitized ? 1 : 4, 1, kSanitized ? 5 : 60);
 }
 
 // Beside the plan for one device; also of one microbatch.
