@@ -232,6 +232,13 @@ std::vector<Case> cases() {
         {"batch2_data2_" + id, model, "{edp: 2, ep: 2}", split + samples + replicas + "}\n"});
     all.push_back({"batch2_zero2_" + id, model, "{ep: 2, edp: 2}",
                    split + samples + replicas + ", shard: [optimizer, gradients, parameters]}\n"});
+    // Reduced in every microbatch; and over a third axis, of whole replicas.
+    all.push_back({"sequence2_zero2_each_" + id, model, "{dp: 2, tp: 2}",
+                   split + sequence +
+                       "  - replicate: {over: dp, shard: [optimizer, gradients], reduce: {when: "
+                       "per_microbatch}}\n"});
+    all.push_back({"batch2_hybrid4_" + id, model, "{dp: 2, edp: 2, ep: 2}",
+                   samples + replicas + ", shard: [optimizer]}\n  - replicate: {over: dp}\n"});
     all.push_back({"batch2_tensor2_" + id, model, "{ep: 2, tp: 2}", split + samples + sequence});
     all.push_back({"sequence4_data2_" + id, model, "{dp: 2, tp: 4}",
                    sequence + "  - replicate: {over: dp, shard: [optimizer], bucket: 16KiB}\n"});
