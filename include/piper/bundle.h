@@ -138,7 +138,7 @@ enum class InstructionKind : uint8_t {
   // the flat elements, by position in the group; behind the whole's end these are zero.
   kReduceScatter,
   kAllGather,  // pairs (own part, whole), as one message
-  kAllToAll,   // args[0] -> args[1], equal parts
+  kAllToAll,   // pairs (own part by `dim`, own part by `to_dim`), as one message
   kBroadcast,  // args[0] from position `root` of `group`
   kCopy,       // args[0] -> args[1]
   kOwnPart,    // pairs (whole, own part), without communication
@@ -209,6 +209,9 @@ struct Instruction {
   // group has members; the part has the own block of every stretch. -1: parts are flat runs.
   int32_t dim = -1;
   int64_t outer = 1;
+  // kAllToAll: of the whole, into what its other part has blocks.
+  int32_t to_dim = -1;
+  int64_t to_outer = 1;
   // kSend, kRecv: messages of one (sender, receiver, channel) arrive in order.
   int32_t channel = 0;
   // kInput: name of the data input; empty: the numbers of the samples, i64 [count].

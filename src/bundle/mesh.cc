@@ -54,7 +54,7 @@ const char* to_string(InstructionKind kind) {
 
 bool takes_pairs(InstructionKind kind) {
   return kind == InstructionKind::kReduceScatter || kind == InstructionKind::kAllGather ||
-         kind == InstructionKind::kOwnPart;
+         kind == InstructionKind::kAllToAll || kind == InstructionKind::kOwnPart;
 }
 
 bool is_collective(InstructionKind kind) {

@@ -319,6 +319,7 @@ class CellLowerer {
     const auto kind = reduces                      ? InstructionKind::kAllReduce
                       : node.op == "ReduceScatter" ? InstructionKind::kReduceScatter
                       : node.op == "AllGather"     ? InstructionKind::kAllGather
+                      : node.op == "AllToAll"      ? InstructionKind::kAllToAll
                                                    : InstructionKind::kOwnPart;
     if (reduces && args[0] != args[1]) add_instruction(InstructionKind::kCopy, task).args = args;
     if (reduces) args.erase(args.begin());
@@ -331,6 +332,8 @@ class CellLowerer {
     if (reduces) return;
     one.dim = static_cast<int32_t>(node.attrs.integer("dim"));
     one.outer = node.attrs.integer("outer");
+    one.to_dim = static_cast<int32_t>(node.attrs.integer("to_dim", -1));
+    one.to_outer = node.attrs.integer("to_outer", 1);
   }
   int32_t argument_buffer(const Task& task, const SegmentArg& arg,
                           const std::vector<int32_t>& inner) {

@@ -47,7 +47,7 @@ Status run_op(State& state, const Op& op, int64_t step) {
       *reinterpret_cast<int64_t*>(op.a) = op.size;
       return ok_status();
     case InstructionKind::kAllToAll:
-      return transport.all_to_all(op.handle, op.a, op.b, op.size);
+      return transport.all_to_all(op.handle, {op.exchanges, static_cast<size_t>(op.count)});
     case InstructionKind::kBroadcast:
       return transport.broadcast(op.handle, op.a, op.size, op.root);
     case InstructionKind::kCopy:

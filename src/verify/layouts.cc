@@ -135,17 +135,17 @@ Lies kept_of(const RoleProgram& role, const Tensor& tensor, int32_t axis) {
 
 // What of a cut along one axis a collective along another leaves, which has `members` blocks of
 // each of `outer` stretches of `dim`. `joins`: it puts them together, from `shape`.
-Lies beside(const Lies& lies, const Shape& shape, const Instruction& one, int64_t members,
+Lies beside(const Lies& lies, const Shape& shape, int32_t of_dim, int64_t outer, int64_t members,
             bool joins) {
   if (lies.kind != Lies::kCut) return lies;
   if (lies.run != 0 || lies.dims == 0) return {Lies::kUnknown};
   const auto own = static_cast<size_t>(std::countr_zero(lies.dims)),
-             dim = static_cast<size_t>(one.dim);
+             dim = static_cast<size_t>(of_dim);
   const int64_t before = elements_of(shape, own), stretches = before > 0 ? lies.outer / before : 0;
   Lies made = lies;
   made.dims = uint32_t{1} << own;
-  if (own < dim || (own == dim && stretches > 0 && one.outer % stretches == 0)) return made;
-  if (own == dim && stretches % (one.outer * (joins ? 1 : members)) != 0) return {Lies::kUnknown};
+  if (own < dim || (own == dim && stretches > 0 && outer % stretches == 0)) return made;
+  if (own == dim && stretches % (outer * (joins ? 1 : members)) != 0) return {Lies::kUnknown};
   made.outer = joins ? lies.outer * members : lies.outer / members;
   return made;
 }
@@ -347,9 +347,8 @@ class LayoutCheck {
       case InstructionKind::kBroadcast:
         if (!of_axis(axes(place, one)) || from.kind == Lies::kWhole) return from;
         return wrong(place, "gives to others", one.args[a], from);
-      default:  // all_to_all, whose blocks no plan states
-        if (!of_axis(axes(place, one)) && from.kind != Lies::kCut) return from;
-        return wrong(place, "exchanges", one.args[a], from);
+      default:
+        return exchanged(place, one, a, from);
     }
   }
   uint32_t axes(Spot place, const Instruction& one) const {
@@ -394,7 +393,8 @@ class LayoutCheck {
     const uint32_t over = axes(place, one);
     if (!of_axis(over)) {
       if (one.dim < 0) return in_runs(place, one.args[a], from, over);
-      const Lies made = beside(from, shape(place, one.args[a]), one, members(place, one), false);
+      const Lies made =
+          beside(from, shape(place, one.args[a]), one.dim, one.outer, members(place, one), false);
       return made.kind == Lies::kUnknown ? wrong(place, "takes blocks of", one.args[a], from)
                                          : made;
     }
@@ -423,17 +423,32 @@ class LayoutCheck {
       if (of_axis(over)) return {Lies::kWhole};
       return {Lies::kCut, dims_of(shape(place, whole), from.outer, false), 0, from.outer};
     }
-    if (!of_axis(over)) {
-      const Lies made = beside(from, shape(place, part), one, members(place, one), true);
+    return joined(place, one, part, from);
+  }
+  // Blocks put together, by a collective that does no more, or gives each its block of another dim.
+  Lies joined(Spot place, const Instruction& one, int32_t part, const Lies& from) {
+    const Shape& own = shape(place, part);
+    if (!of_axis(axes(place, one))) {
+      const Lies made = beside(from, own, one.dim, one.outer, members(place, one), true);
       return made.kind == Lies::kUnknown ? wrong(place, "puts blocks together of", part, from)
                                          : made;
     }
     if (!is_alone(place, one)) return {Lies::kUnknown};
-    const Lies wanted = blocks_of(shape(place, part), static_cast<size_t>(one.dim), one.outer);
+    const Lies wanted = blocks_of(own, static_cast<size_t>(one.dim), one.outer);
     if (from.fits(wanted)) return {Lies::kWhole};
     add(place, "puts together {}, as if it were {}", shown(place, part, from),
-        to_string(wanted, shape(place, part)));
+        to_string(wanted, own));
     return {Lies::kUnknown};
+  }
+  Lies exchanged(Spot place, const Instruction& one, size_t a, const Lies& from) {
+    const Lies whole = joined(place, one, one.args[a], from);
+    if (whole.kind == Lies::kUnknown) return whole;
+    const Shape& to = shape(place, one.args[a + 1]);
+    if (of_axis(axes(place, one)))
+      return blocks_of(to, static_cast<size_t>(one.to_dim), one.to_outer);
+    Shape together = to;
+    together[static_cast<size_t>(one.to_dim)] *= members(place, one);
+    return beside(whole, together, one.to_dim, one.to_outer, members(place, one), false);
   }
 
   void check_reports(int32_t cell) {

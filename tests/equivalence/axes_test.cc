@@ -36,6 +36,19 @@ const std::map<std::string, std::string> kSequence = {
 )"},
 };
 
+// Tokens in blocks, and heads where attention meets them all.
+const std::string kTokens = R"(  - shard: {input: input_ids, dim: 1, over: cp}
+  - shard: {input: labels, dim: 1, over: cp}
+  - shard: {match: "**", dim: none, over: cp}
+)";
+const std::map<std::string, std::string> kHeads = {
+    {"gpt-deep", kTokens + R"(  - shard: {scope: "**/qkv", dim: 2, over: cp}
+)"},
+    {"llama-hf",
+     kTokens + R"(  - shard: {scope: ["**/q_proj", "**/k_proj", "**/v_proj"], dim: 2, over: cp}
+)"},
+};
+
 struct Case {
   std::string name, model, mesh, directives;
   std::string include = "";  // a file of the library
@@ -99,14 +112,15 @@ TEST_P(Axes, TrainAsOneDeviceDoes) {
   }
 }
 
-// What a step of a rank sends over tp, in f32: messages and bytes by kind.
-std::map<InstructionKind, std::pair<int64_t, int64_t>> traffic(const Case& c) {
+// What a step of a rank sends over an axis, in f32: messages and bytes by kind.
+std::map<InstructionKind, std::pair<int64_t, int64_t>> traffic(const Case& c,
+                                                               std::string_view over = "tp") {
   const Result<Compiled> compiled = compile_case(c, kSgd, false);
   EXPECT_TRUE(compiled) << print_error(compiled.error());
   std::map<InstructionKind, std::pair<int64_t, int64_t>> sent;
   const Summary summary = summarise(compiled->set);
   for (const TrafficSummary& each : summary.roles[0].traffic)
-    if (each.over == "tp" && each.dtype == DType::kF32)
+    if (each.over == over && each.dtype == DType::kF32)
       sent[each.kind] = {each.messages, each.bytes};
   return sent;
 }
@@ -183,6 +197,26 @@ TEST(Axes, MessagesInPartsBringTheSameBits) {
     }
 }
 
+// Jacobs et al., 2023 (DeepSpeed Ulysses): q, k, v and the result of attention change from tokens
+// to heads or back, and their gradients the other way, each a message of 1/cp of the tensor.
+TEST(Axes, HeadsForTokensAreExchanged) {
+  NEED_MODELS();
+  struct Model {
+    std::string name;
+    int64_t layers, messages, widths;  // of a layer, each way
+  };
+  // One product makes q, k and v; and two heads of keys and values serve four of queries.
+  for (const Model& m : {Model{"gpt-deep", 8, 2, 4}, {"llama-hf", 4, 4, 3}})
+    for (const int64_t cp : {2, 4}) {
+      if (m.name == "llama-hf" && cp == 4) continue;
+      const auto sent =
+          traffic({"", m.name, fmt::format("{{cp: {}}}", cp), kHeads.at(m.name)}, "cp");
+      const int64_t bytes = 8 * 32 * 32 * 4 / cp;
+      EXPECT_EQ(sent.at(InstructionKind::kAllToAll),
+                std::pair(2 * m.layers * m.messages, 2 * m.layers * m.widths * bytes));
+    }
+}
+
 std::vector<Case> cases() {
   const std::string split = "  - split: {dim: batch, into: 2}\n";
   const std::string zero = "  - replicate: {over: dp, shard: [optimizer, gradients, parameters]}\n";
@@ -224,6 +258,12 @@ std::vector<Case> cases() {
     all.push_back({"context2_sequence2_data2_" + id, model, "{dp: 2, cp: 2, tp: 2}",
                    split + context + sequence + rows + zero});
     pipeline("pipeline2_context2_tensor2", "{cp: 2, tp: 2}", "zb-h1", context + tensor + rows);
+    const std::string& heads = kHeads.at(model);
+    all.push_back({"heads2_" + id, model, "{cp: 2}", heads});
+    all.push_back({"heads2_data2_" + id, model, "{dp: 2, cp: 2}", split + heads + zero});
+    all.push_back({"heads2_tensor2_" + id, model, "{cp: 2, tp: 2}", heads + tensor});
+    pipeline("pipeline2_heads2_recompute", "{cp: 2}", "zbv", heads + "  - recompute: {}\n");
+    if (model == "gpt-deep") all.push_back({"heads4_" + id, model, "{cp: 4}", heads});
     all.push_back({"tensor4_" + id, model, "{tp: 4}", tensor});
     // Samples over two axes: one of replicas, one that cuts what each replica has.
     const std::string samples = "  - shard: {input: \"*\", dim: 0, over: ep}\n";

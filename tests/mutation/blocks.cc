@@ -76,13 +76,28 @@ Done change_blocks(PlanSet& set, Random& random) {
   });
   if (!spot) return std::nullopt;
   Instruction& one = spot->at();
-  const bool gathers = one.kind == InstructionKind::kAllGather;
-  const Shape& whole = spot->role->tensor(one.args[gathers ? 1 : 0]).type.shape;
-  const auto outer = other_outer(random, whole[static_cast<size_t>(one.dim)],
-                                 members_of(*spot->role, one.group), one.outer);
+  const bool joins =
+      one.kind == InstructionKind::kAllGather || one.kind == InstructionKind::kAllToAll;
+  const bool other = one.kind == InstructionKind::kAllToAll && below(random, 2) == 0;
+  const Shape& whole = spot->role->tensor(one.args[joins && !other ? 1 : 0]).type.shape;
+  int64_t& known = other ? one.to_outer : one.outer;
+  const auto outer = other_outer(random, whole[static_cast<size_t>(other ? one.to_dim : one.dim)],
+                                 members_of(*spot->role, one.group), known);
   if (!outer) return std::nullopt;
-  one.outer = *outer;
-  return fmt::format("{}: outer {}", spot->name(), *outer);
+  known = *outer;
+  return fmt::format("{}: {} {}", spot->name(), other ? "to_outer" : "outer", *outer);
+}
+// Each keeps its own blocks, as if they were those of the other dim.
+Done keep_own_blocks(PlanSet& set, Random& random) {
+  const auto spot = any_spot(
+      set, random, [](const Instruction& i) { return i.kind == InstructionKind::kAllToAll; });
+  if (!spot) return std::nullopt;
+  const std::string name = spot->name();
+  Instruction& one = spot->at();
+  one.kind = InstructionKind::kCopy;
+  one.group = one.dim = one.to_dim = -1;
+  one.outer = one.to_outer = 1;
+  return fmt::format("{} is a copy", name);
 }
 Done take_greatest(PlanSet& set, Random& random) {
   const auto spot = any_spot(set, random, reduces);
@@ -93,7 +108,7 @@ Done take_greatest(PlanSet& set, Random& random) {
 }
 Done change_pairs(PlanSet& set, Random& random) {
   const auto spot = any_spot(set, random, [](const Instruction& i) {
-    return of_blocks(i) && i.kind != InstructionKind::kAllGather;
+    return i.kind == InstructionKind::kOwnPart || i.kind == InstructionKind::kReduceScatter;
   });
   if (!spot) return std::nullopt;
   InstructionKind& kind = spot->at().kind;
@@ -173,6 +188,7 @@ constexpr auto kMutations = std::to_array<Mutation>({
     {"change value group", change_value_group},
     {"narrow a sum", narrow_sum},
     {"change blocks", change_blocks},
+    {"keep own blocks", keep_own_blocks},
     {"take the greatest", take_greatest},
     {"change pairs", change_pairs},
     {"change position", change_position},

@@ -245,7 +245,7 @@ inline std::string blocks_strategy(Random& random, size_t microbatches) {
                                    fmt::format("tp: 2, pp: {}, dp: {}", pp, dp),
                                    fmt::format("pp: {}, dp: {}, tp: 4", pp, dp)});
   std::string text = fmt::format("piper: 1\nmesh: {{{}}}\n", sizes);
-  text += random_train(random, dp * microbatches * 4);
+  text += random_train(random, dp * microbatches * 4 * (1 + pick(random, 2)));
   text += fmt::format("annotate:\n  - balance: {{tag: stage, into: {}}}\n", pp);
   text += fmt::format("directives:\n  - split: {{dim: batch, into: {}}}\n", microbatches);
   text += "  - place: {where: {stage: s}, on: {pp: s}}\n";
@@ -259,7 +259,9 @@ inline std::string blocks_strategy(Random& random, size_t microbatches) {
                "  - shard: {scope: \"model/1\", dim: 1, over: tp}\n",
                "  - shard: {input: \"*\", dim: 0, over: tp}\n",
                "  - shard: {match: \"model/2/weight\", dim: 1, over: tp}\n"
-               "  - shard: {input: \"*\", dim: 0, over: tp}\n"});
+               "  - shard: {input: \"*\", dim: 0, over: tp}\n",
+               "  - shard: {scope: \"model/0\", dim: 0, over: tp}\n"
+               "  - shard: {scope: \"model/1\", dim: 1, over: tp}\n"});
   if (pp > 1) text += one_of<const char*>(random, {"", "  - shard: {sends: \"**\", over: tp}\n"});
   if (dp > 1)
     text += fmt::format("  - replicate: {{over: dp, bucket: {}{}}}\n",
