@@ -153,8 +153,8 @@ class Expander {
     const SumLevel& of = dag_.levels[level];
     return of.dtype && of.size > 1 ? *of.dtype : own_type(s);
   }
-  // The messages that finish a sum: one a level of replicas, the last of them also over the sum's
-  // own axes. Where that leaves parts, these are reduced over the axes by themselves.
+  // The messages that finish a sum: one a level of replicas, one of them also over the sum's own
+  // axes: the one that leaves parts, else the last.
   struct Round {
     TaskKind kind;
     std::vector<int32_t> axes;
@@ -238,7 +238,8 @@ class Expander {
 
   // Parameters that stay whole and are updated in parts.
   std::vector<const ShardedParam*> cut_in_step(int32_t cell, const UpdateIndex& index) const;
-  Task first_level_task(TaskKind kind, int32_t cell) const;
+  // Of whole values and parts of them over these axes.
+  static Task parts_task(TaskKind kind, int32_t cell, const std::vector<int32_t>& over);
   void add_own_parts(int32_t cell, const std::vector<const ShardedParam*>& cut);
   // Back into whole parameters, joined into buckets.
   void gather_updated(int32_t cell, const std::vector<const ShardedParam*>& cut);

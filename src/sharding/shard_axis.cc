@@ -110,7 +110,11 @@ class AxisWalk {
       const int64_t extent = value.type.shape[static_cast<size_t>(seed.dim)];
       if (extent % ranks_ != 0)
         return fail(seed.at, "dim {} of '{}' ({}) cannot be cut into {} equal parts over '{}'",
-                    seed.dim, quote_control(value.name), to_string(value.type), ranks_, cut_.name);
+                    seed.dim, quote_control(value.name), to_string(value.type), ranks_, cut_.name)
+            .with_note(
+                seed.dim == value.batch_dim
+                    ? fmt::format("help: a replica has {} samples of each microbatch", extent)
+                    : fmt::format("help: another dim, or an axis whose size divides {}", extent));
       layout = {kCut, seed.dim, outer_of(seed)};
     }
     is_seed_[seed.value.index()] = true;
