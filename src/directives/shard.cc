@@ -179,8 +179,8 @@ Result<Dag> apply_sends(Dag dag, const std::vector<ShardRule>& shards, Explanati
       ++alike;
       if (!is_any(shard.sends, dag.graph.node(value.producer).scope)) continue;
       std::vector<int32_t>& axes = dag.sliced[v];
-      if (std::find(axes.begin(), axes.end(), axis) != axes.end()) continue;
-      axes.insert(std::lower_bound(axes.begin(), axes.end(), axis), axis);
+      const auto at = std::lower_bound(axes.begin(), axes.end(), axis);
+      if (at == axes.end() || *at != axis) axes.insert(at, axis);
       ++count;
       bytes += value.type.bytes();
     }

@@ -261,7 +261,8 @@ inline std::string blocks_strategy(Random& random, size_t microbatches) {
                "  - shard: {match: \"model/2/weight\", dim: 1, over: tp}\n"
                "  - shard: {input: \"*\", dim: 0, over: tp}\n",
                "  - shard: {scope: \"model/0\", dim: 0, over: tp}\n"
-               "  - shard: {scope: \"model/1\", dim: 1, over: tp}\n"});
+               "  - shard: {scope: \"model/1\", dim: 1, over: tp}\n",
+               "  - shard: {sends: \"**\", over: tp}\n"});
   if (pp > 1) text += one_of<const char*>(random, {"", "  - shard: {sends: \"**\", over: tp}\n"});
   if (dp > 1)
     text += fmt::format("  - replicate: {{over: dp, bucket: {}{}}}\n",
