@@ -135,6 +135,7 @@ class InstructionCheck {
     else if (is_collective(one_.kind))
       PIPER_TRY(check_collective());
     if (one_.kind == InstructionKind::kCopy) PIPER_TRY(check_copy());
+    if (one_.kind == InstructionKind::kPosition) PIPER_TRY(check_position());
     return check_sums();
   }
 
@@ -174,7 +175,8 @@ class InstructionCheck {
                input = one_.kind == InstructionKind::kInput;
     if (compute != (one_.program >= 0))
       return wrong("a compute instruction, and no other, has a program");
-    if ((is_collective(one_.kind) || takes_pairs(one_.kind)) != (one_.group >= 0))
+    const bool position = one_.kind == InstructionKind::kPosition;
+    if ((is_collective(one_.kind) || takes_pairs(one_.kind) || position) != (one_.group >= 0))
       return wrong("a collective, and nothing else, has a group");
     if (is_message() ? one_.peer.size() != role_.mesh.size() : !one_.peer.empty())
       return wrong("a send or receive, and nothing else, has a peer coordinate per axis");
@@ -182,7 +184,7 @@ class InstructionCheck {
       return wrong("it cannot use channel {}", one_.channel);
     if (one_.kind != InstructionKind::kBroadcast && one_.root != 0) return wrong("it has a root");
     if (takes_pairs(one_.kind) ? one_.dim < -1 || (one_.dim < 0 && one_.outer != 1)
-                               : one_.dim != -1 || one_.outer != 1)
+                               : one_.dim != -1 || (!position && one_.outer != 1))
       return wrong("it cannot have blocks of dim {} in {} stretches", one_.dim, one_.outer);
     if (one_.kind == InstructionKind::kAllToAll ? one_.dim < 0 || one_.to_dim == one_.dim
                                                 : one_.to_dim != -1 || one_.to_outer != 1)
@@ -317,6 +319,18 @@ class InstructionCheck {
     Shape from = type(arg).shape, to = type(arg + 1).shape;
     return cut_dim(from, one_.to_dim, one_.to_outer, members) &&
            cut_dim(to, one_.dim, one_.outer, members) && from == to;
+  }
+
+  Status check_position() const {
+    if (!in_range(one_.group, role_.groups.size()))
+      return wrong("there is no group {}", one_.group);
+    int64_t end = 0;
+    const int64_t members = members_of(role_, one_.group);
+    if (one_.outer < 0 || __builtin_mul_overflow(members, one_.outer, &end))
+      return wrong("{} times its position among {} is no number", one_.outer, members);
+    PIPER_TRY(needs_args(1));
+    if (type(0) == TensorType{DType::kI64, {}}) return ok_status();
+    return wrong("it writes a number into {}", to_string(type(0)));
   }
 
   Status check_copy() const {

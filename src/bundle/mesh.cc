@@ -48,7 +48,7 @@ int64_t peer_rank(const RoleProgram& role, const std::vector<int32_t>& peer,
 const char* to_string(InstructionKind kind) {
   static constexpr const char* kNames[kNumInstructionKinds] = {
       "compute",    "input",      "send",      "recv", "all_reduce", "reduce_scatter",
-      "all_gather", "all_to_all", "broadcast", "copy", "own_part"};
+      "all_gather", "all_to_all", "broadcast", "copy", "own_part", "position"};
   return kNames[static_cast<size_t>(kind)];
 }
 

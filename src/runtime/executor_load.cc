@@ -340,6 +340,11 @@ Status bind_instruction(State& state, const Instruction& from, Bound& bound, Op&
       return bind_shards(state, from, bound.groups, bound.group_sizes, op);
     case InstructionKind::kAllToAll:
       return bind_exchanges(state, from, bound.groups, bound.group_sizes, op);
+    case InstructionKind::kPosition:
+      op.size = from.outer * group_position(*state.role,
+                                            state.role->groups[static_cast<size_t>(from.group)],
+                                            state.coordinates);
+      return ok_status();
     default:
       return bind_collective(state, from, bound.groups, bound.group_sizes, op);
   }

@@ -89,7 +89,7 @@ class AxisWalk {
   }
 
  private:
-  using Region = std::pair<Pass, std::vector<int32_t>>;        // F, U or BI for both, and its tags
+  using Region = std::pair<int, std::vector<int32_t>>;         // part of the step, and its tags
   using Key = std::tuple<int32_t, int, int, int64_t, Region>;  // value, layout and where
 
   Loops loops_of(const Node& node) const {
@@ -292,6 +292,8 @@ class AxisWalk {
     visited_ = id.value;
     const Node node = graph_.node(id);
     const Loops loops = loops_of(node);
+    if (only_moves(loops, node) && may_adopt(node.inputs[0]) && !hints_[node.outputs[0].index()])
+      hints_[node.outputs[0].index()] = wanted_beside(node.outputs[0]);
     std::vector<Choice> choices;
     if (is_touched(node)) {
       for (ValueId output : node.outputs)
@@ -559,7 +561,7 @@ class AxisWalk {
   }
 
   static Region region_of(const Node& node) {
-    return {is_backward(node) ? Pass::kBI : node.pass, node.tags};
+    return {node.pass == Pass::kU ? 2 : is_backward(node), node.tags};
   }
 
   // A sum is finished where its terms are made, and what adds to a sum over the step is converted

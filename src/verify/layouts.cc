@@ -237,6 +237,8 @@ class LayoutCheck {
         return compute(place, one);
       case InstructionKind::kInput:
         return put(place, one.args[0], read(place, one));
+      case InstructionKind::kPosition:
+        return put(place, one.args[0], position(place, one));
       case InstructionKind::kSend:
         for (const int32_t arg : one.args) sent_.post(place, held(place, arg));
         return;
@@ -250,6 +252,14 @@ class LayoutCheck {
         for (size_t a = 0; a + 1 < one.args.size(); a += 2)
           put(place, one.args[a + 1], held(place, one.args[a]));
     }
+  }
+
+  // Of a group along the axis alone; of another it is the same for all.
+  Lies position(Spot place, const Instruction& one) const {
+    const uint32_t axes = axes_of(role(place).groups[one.group]);
+    if ((axes >> axis_ & 1) == 0) return {Lies::kWhole};
+    if (axes != uint32_t{1} << axis_) return {Lies::kUnknown};
+    return {Lies::kFirst, 0, 0, one.outer};
   }
 
   // Samples of its own where its range moves with the axis; of the numbers of samples one alone is

@@ -171,22 +171,6 @@ TEST(Axes, HeadsForTokensAreExchanged) {
     }
 }
 
-TEST(Axes, PartsThatMustKnowWhereTheyBeginAreRefused) {
-  const Folder folder;
-  CompileOptions options;
-  options.model = PIPER_SOURCE_DIR "/samples/gpt/model.onnx";
-  const auto refused = [&](const std::string& shard) {
-    const Case c{"", "", "{tp: 2}", "  - shard: {" + shard + ", over: tp}\n"};
-    options.strategy = folder.write("strategy.yaml", strategy_of(c, kSgd, false));
-    const Result<Compiled> compiled = compile(options);
-    return compiled ? "" : print_error(compiled.error());
-  };
-  EXPECT_NE(refused("match: \"**/wte/*\", dim: 0").find("not supported: Gather in model/wte"),
-            std::string::npos);
-  EXPECT_NE(refused("input: input_ids, dim: 1").find("not supported: Attention in model/h/0"),
-            std::string::npos);
-}
-
 std::vector<Case> cases() {
   const std::string split = "  - split: {dim: batch, into: 2}\n";
   const std::string zero = "  - replicate: {over: dp, shard: [optimizer, gradients, parameters]}\n";
@@ -217,6 +201,21 @@ std::vector<Case> cases() {
     all.push_back({"heads2_tensor2_" + id, model, "{cp: 2, tp: 2}", heads + tensor});
     pipeline("pipeline2_heads2_recompute", "{cp: 2}", "zbv", heads + "  - recompute: {}\n");
     if (model == "gpt-deep") all.push_back({"heads4_" + id, model, "{cp: 4}", heads});
+    const std::string context =
+        "  - shard: {input: input_ids, dim: 1, over: cp}\n  - shard: "
+        "{input: labels, dim: 1, over: cp}\n";
+    const std::string rows = model == "gpt-deep"
+                                 ? "  - shard: {match: \"**/wte/*\", dim: 0, over: tp}\n"
+                                 : "  - shard: {match: [\"**/embed_tokens/*\", \"**/lm_head/*\"], "
+                                   "dim: 0, over: tp}\n";
+    all.push_back({"context2_" + id, model, "{cp: 2}", context});
+    all.push_back({"context4_data2_" + id, model, "{dp: 2, cp: 4}", split + context + zero});
+    all.push_back({"vocabulary2_" + id, model, "{tp: 2}", tensor + rows});
+    all.push_back({"vocabulary4_data2_" + id, model, "{tp: 4, dp: 2}", sequence + rows + zero});
+    all.push_back({"context2_tensor2_" + id, model, "{cp: 2, tp: 2}", context + tensor + rows});
+    all.push_back({"context2_sequence2_data2_" + id, model, "{dp: 2, cp: 2, tp: 2}",
+                   split + context + sequence + rows + zero});
+    pipeline("pipeline2_context2_tensor2", "{cp: 2, tp: 2}", "zb-h1", context + tensor + rows);
     all.push_back({"tensor4_" + id, model, "{tp: 4}", tensor});
     all.push_back({"sequence4_data2_" + id, model, "{dp: 2, tp: 4}",
                    sequence + "  - replicate: {over: dp, shard: [optimizer], bucket: 16KiB}\n"});

@@ -55,8 +55,11 @@ Done change_value_group(PlanSet& set, Random& random) {
       spot->role->groups.size());
   return fmt::format("{} over group {}", spot->name(), group);
 }
+// Not where labels are counted: their number is the same in whatever blocks.
 Done change_blocks(PlanSet& set, Random& random) {
-  const auto spot = any_spot(set, random, of_blocks);
+  const auto spot = any_spot(set, random, [](const Instruction& i) {
+    return of_blocks(i) && !i.label.starts_with("count");
+  });
   if (!spot) return std::nullopt;
   Instruction& one = spot->at();
   const bool joins =
@@ -98,6 +101,19 @@ Done change_pairs(PlanSet& set, Random& random) {
   kind = kind == InstructionKind::kOwnPart ? InstructionKind::kReduceScatter
                                            : InstructionKind::kOwnPart;
   return fmt::format("{} is a {}", spot->name(), to_string(kind));
+}
+
+Done change_position(PlanSet& set, Random& random) {
+  const auto spot = any_spot(
+      set, random, [](const Instruction& i) { return i.kind == InstructionKind::kPosition; });
+  if (!spot) return std::nullopt;
+  Instruction& one = spot->at();
+  const auto groups = static_cast<int32_t>(spot->role->groups.size());
+  if (groups > 1 && below(random, 2) == 0)
+    one.group = (one.group + 1) % groups;
+  else
+    one.outer = below(random, 2) == 0 ? 2 * one.outer : 0;
+  return fmt::format("{}: {} times the position in group {}", spot->name(), one.outer, one.group);
 }
 
 // ---- States -------------------------------------------------------------------------------------
@@ -160,6 +176,7 @@ constexpr auto kMutations = std::to_array<Mutation>({
     {"keep own blocks", keep_own_blocks},
     {"take the greatest", take_greatest},
     {"change pairs", change_pairs},
+    {"change position", change_position},
     {"change cut outer", change_cut_outer},
     {"change cut dim", change_cut_dim},
     {"change cut axis", change_cut_axis},

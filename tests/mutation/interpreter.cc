@@ -284,6 +284,14 @@ class Interpreter {
       case InstructionKind::kCopy:
         write(rank, arg(one, 1), read(rank, arg(one, 0)));
         break;
+      case InstructionKind::kPosition: {
+        const auto& group = rank.role->groups.at(static_cast<size_t>(one.group));
+        const int64_t position = one.outer * group_position(*rank.role, group, rank.coordinates);
+        write(rank, arg(one, 0),
+              spread(join(symbol_of("position"), static_cast<Symbol>(position)),
+                     cells_of(type(rank, arg(one, 0)))));
+        break;
+      }
       default:
         return arrive(c);
     }

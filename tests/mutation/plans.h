@@ -266,6 +266,23 @@ inline std::string blocks_strategy(Random& random, size_t microbatches) {
   return text + random_precision(random) + random_order(random);
 }
 
+// Rows of a table that is looked up and read by a cross-entropy, and tokens.
+inline std::string rows_strategy(Random& random, size_t microbatches) {
+  const size_t dp = 1 + pick(random, 2);
+  std::string text = fmt::format("piper: 1\nmesh: {{dp: {}, tp: 2}}\n", dp);
+  text += random_train(random, 4);
+  text += fmt::format("directives:\n  - split: {{dim: batch, into: {}}}\n", microbatches);
+  text += one_of<const char*>(random, {"  - shard: {match: \"words/*\", dim: 0, over: tp}\n",
+                                       "  - shard: {match: \"words/*\", dim: 0, over: tp}\n"
+                                       "  - shard: {scope: \"{norm,last}\", dim: 1, over: tp}\n",
+                                       "  - shard: {input: ids, dim: 1, over: tp}\n"
+                                       "  - shard: {input: labels, dim: 1, over: tp}\n"});
+  if (dp > 1)
+    text += fmt::format("  - replicate: {{over: dp, bucket: 64B{}}}\n",
+                        one_of<const char*>(random, kShards));
+  return text + random_precision(random);
+}
+
 using MakeStrategy = std::string (*)(Random& random, size_t microbatches);
 
 inline Made make_plan(Random& random, size_t microbatches, MakeStrategy strategy,
@@ -278,12 +295,14 @@ inline Made make_plan(Random& random, size_t microbatches, MakeStrategy strategy
   const std::initializer_list<const char*> cut = {"mlp.onnx", "mlp.onnx", "two_tower.onnx",
                                                   "coupled/plain_mean.onnx"};
   const std::initializer_list<const char*> layers = {"mlp.onnx"};
+  const std::initializer_list<const char*> rows = {"init/language.onnx"};
   const std::initializer_list<const char*> uncut = {"batch_norm/residual.onnx",
                                                     "batch_norm/twice.onnx"};
   const std::initializer_list<const char*> drawing = {"dropout/dynamo.onnx",
                                                       "dropout/torchscript.onnx"};
   options.model = std::string(PIPER_SOURCE_DIR "/tests/data/") +
                   one_of<const char*>(random, strategy == blocks_strategy    ? layers
+                                              : strategy == rows_strategy    ? rows
                                               : strategy == uncut_strategy   ? uncut
                                               : strategy == drawing_strategy ? drawing
                                                                              : cut);
