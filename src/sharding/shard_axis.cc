@@ -89,7 +89,7 @@ class AxisWalk {
   }
 
  private:
-  using Region = std::pair<int, std::vector<int32_t>>;         // part of the step, and its tags
+  using Region = std::pair<Pass, std::vector<int32_t>>;        // F, U or BI for both, and its tags
   using Key = std::tuple<int32_t, int, int, int64_t, Region>;  // value, layout and where
 
   Loops loops_of(const Node& node) const {
@@ -370,17 +370,27 @@ class AxisWalk {
       choice.makes.push_back(layout.value_or(Layout{sums ? kTerms : kGreatest}));
       const auto& wanted = hints_[node.outputs[o].index()];
       choice.against += wanted && wanted->kind == kWhole && choice.makes.back().kind == kCut;
-      if (wanted || is_apart(choice.makes.back()))
+      if ((wanted || is_apart(choice.makes.back())) && !is_contribution(node.outputs[o]))
         choice.bytes +=
             cost_of(type_of(node.outputs[o]), choice.makes.back(), wanted.value_or(Layout{}));
     }
     return choice;
   }
 
+  // What only sums over the step read is reduced with them.
+  bool is_contribution(ValueId id) const {
+    const auto& by = readers_[id.index()];
+    return !by.empty() && !is_kept_cut(id) && std::all_of(by.begin(), by.end(), [&](NodeId reader) {
+      return graph_.node(reader).op == "StepSum";
+    });
+  }
+
   // Terms of a sum stay so where several become one, and where an op moves or scales one: it costs
   // nothing later. (Where else an op is linear, its results would be sums as well, and more bytes.)
+  // A sum over the step ends them, unless its result is kept in blocks.
   std::optional<Choice> keep_terms(const Node& node, const Loops& loops) const {
-    if (node.op == "StepSum") return std::nullopt;  // its terms are those of the batch
+    const bool ends = node.op == "StepSum";
+    if (ends && is_kept_cut(node.outputs[0])) return std::nullopt;
     std::vector<int> terms;
     for (size_t i = 0; i < node.inputs.size(); ++i)
       if (node.inputs[i].valid() && lies_[node.inputs[i].index()].kind == kTerms)
@@ -403,8 +413,12 @@ class AxisWalk {
     Choice choice;
     choice.needs.resize(node.inputs.size());
     for (int i : terms) choice.needs[static_cast<size_t>(i)] = {kTerms};
-    choice.makes.assign(node.outputs.size(), Layout{kTerms});
+    choice.makes.assign(node.outputs.size(), Layout{ends ? kWhole : kTerms});
     return choice;
+  }
+  bool is_kept_cut(ValueId id) const {
+    const auto& wanted = hints_[id.index()];
+    return wanted && wanted->kind == kCut;
   }
 
   void take(NodeId id, const Node& node, const Choice& choice) {
@@ -561,7 +575,7 @@ class AxisWalk {
   }
 
   static Region region_of(const Node& node) {
-    return {node.pass == Pass::kU ? 2 : is_backward(node), node.tags};
+    return {is_backward(node) ? Pass::kBI : node.pass, node.tags};
   }
 
   // A sum is finished where its terms are made, and what adds to a sum over the step is converted
@@ -761,7 +775,19 @@ class AxisWalk {
     graph_.nodes = std::move(nodes_);
     for (size_t n = 0; n < graph_.nodes.size(); ++n)
       for (ValueId output : graph_.nodes[n].outputs) graph_.value(output).producer = NodeId(n);
+    for (Node& node : graph_.nodes) keep_transpose(node);
     check_types();
+  }
+
+  // Where a part has one index of its dim, a transposition of that dim moves no byte, and yet the
+  // part lies elsewhere in the whole: it must stay an op, for who reads the plan to follow it.
+  void keep_transpose(Node& node) const {
+    if (node.op != "Transpose") return;
+    const Value& from = graph_.value(node.inputs[0]);
+    for (const auto& [axis, lies] : from.over)
+      if (axis == cut_.axis && lies.kind == kCut &&
+          from.type.shape[static_cast<size_t>(lies.dim)] == 1)
+        node.attrs.set("copy", int64_t{1});
   }
 
   // Every op must be legal on what it reads now.

@@ -49,6 +49,15 @@ const std::map<std::string, std::string> kHeads = {
 )"},
 };
 
+// Samples in blocks, and experts where they meet the tokens of all.
+const std::string kExperts = R"(  - shard: {input: "*", dim: 0, over: ep}
+  - shard: {match: ["**/w_in", "**/w_out"], dim: 0, over: ep}
+)";
+// Each expert's own products in blocks, too.
+const std::string kExpertTensor = R"(  - shard: {match: "**/w_in", dim: 2, over: tp}
+  - shard: {match: "**/w_out", dim: 1, over: tp}
+)";
+
 struct Case {
   std::string name, model, mesh, directives;
   std::string include = "";  // a file of the library
@@ -148,6 +157,16 @@ TEST(Axes, SendWhatTheirFormulasSay) {
                 std::pair(6 * layers, 6 * layers * bytes));
       EXPECT_EQ(sequence.at(InstructionKind::kReduceScatter),
                 std::pair(4 * layers, 4 * layers * bytes));
+      // The loss and the gradients of norms, of biases added to tokens and of both embeddings
+      // travel once a step.
+      const int64_t vocabulary = 96, positions = 32;
+      const int64_t terms = (6 * layers + 2 + vocabulary + positions) * kWidth + 1;
+      const auto step = sequence.at(InstructionKind::kAllReduce);
+      for (const char* split : {"", "  - split: {dim: batch, into: 4}\n"})
+        EXPECT_EQ(traffic({"", model, mesh, split + kTensor.at(model) + kSequence.at(model)})
+                      .at(InstructionKind::kAllReduce),
+                  step);
+      EXPECT_EQ(step.second, terms * 4);
     }
 }
 
@@ -169,6 +188,20 @@ TEST(Axes, HeadsForTokensAreExchanged) {
       EXPECT_EQ(sent.at(InstructionKind::kAllToAll),
                 std::pair(2 * m.layers * m.messages, 2 * m.layers * m.widths * bytes));
     }
+}
+
+// Lepikhin et al., 2020 (GShard): what each sample sends to each expert's slots goes there and
+// back, and its gradient; what is dense is summed once a step.
+TEST(Axes, TokensGoToTheirExpertsAndBack) {
+  NEED_MODELS();
+  const int64_t layers = 4, samples = 8, experts = 4, slots = 24, width = 32;
+  for (const int64_t ep : {2, 4}) {
+    const auto sent = traffic({"", "moe-gshard", fmt::format("{{ep: {}}}", ep), kExperts}, "ep");
+    EXPECT_EQ(sent.at(InstructionKind::kAllToAll),
+              std::pair(4 * layers, 4 * layers * samples * experts * slots * width * 4 / ep));
+    EXPECT_EQ(sent.count(InstructionKind::kAllGather), 0U);
+    EXPECT_EQ(sent.count(InstructionKind::kReduceScatter), 0U);
+  }
 }
 
 std::vector<Case> cases() {
@@ -194,13 +227,9 @@ std::vector<Case> cases() {
     pipeline("pipeline2_sequence2", "{tp: 2}", "zb-h1", sequence);
     pipeline("pipeline2_sequence2_zero2", "{tp: 2, dp: 2}", "zbv", sequence + zero);
     pipeline("pipeline2_sequence2_recompute", "{tp: 2}", "1f1b", sequence + "  - recompute: {}\n");
+    pipeline("pipeline2_sequence2_offload", "{tp: 2}", "gpipe",
+             sequence + "  - offload: {what: activations}\n");
     pipeline("pipeline2_tensor2_dualpipev", "{tp: 2}", "dualpipev", tensor);
-    const std::string& heads = kHeads.at(model);
-    all.push_back({"heads2_" + id, model, "{cp: 2}", heads});
-    all.push_back({"heads2_data2_" + id, model, "{dp: 2, cp: 2}", split + heads + zero});
-    all.push_back({"heads2_tensor2_" + id, model, "{cp: 2, tp: 2}", heads + tensor});
-    pipeline("pipeline2_heads2_recompute", "{cp: 2}", "zbv", heads + "  - recompute: {}\n");
-    if (model == "gpt-deep") all.push_back({"heads4_" + id, model, "{cp: 4}", heads});
     const std::string context =
         "  - shard: {input: input_ids, dim: 1, over: cp}\n  - shard: "
         "{input: labels, dim: 1, over: cp}\n";
@@ -216,10 +245,37 @@ std::vector<Case> cases() {
     all.push_back({"context2_sequence2_data2_" + id, model, "{dp: 2, cp: 2, tp: 2}",
                    split + context + sequence + rows + zero});
     pipeline("pipeline2_context2_tensor2", "{cp: 2, tp: 2}", "zb-h1", context + tensor + rows);
+    const std::string& heads = kHeads.at(model);
+    all.push_back({"heads2_" + id, model, "{cp: 2}", heads});
+    all.push_back({"heads2_data2_" + id, model, "{dp: 2, cp: 2}", split + heads + zero});
+    all.push_back({"heads2_tensor2_" + id, model, "{cp: 2, tp: 2}", heads + tensor});
+    pipeline("pipeline2_heads2_recompute", "{cp: 2}", "zbv", heads + "  - recompute: {}\n");
+    if (model == "gpt-deep") all.push_back({"heads4_" + id, model, "{cp: 4}", heads});
     all.push_back({"tensor4_" + id, model, "{tp: 4}", tensor});
+    // Samples over two axes: one of replicas, one that cuts what each replica has.
+    const std::string samples = "  - shard: {input: \"*\", dim: 0, over: ep}\n";
+    const std::string replicas = "  - replicate: {over: edp, bucket: 16KiB";
+    all.push_back(
+        {"batch2_data2_" + id, model, "{edp: 2, ep: 2}", split + samples + replicas + "}\n"});
+    all.push_back({"batch2_zero2_" + id, model, "{ep: 2, edp: 2}",
+                   split + samples + replicas + ", shard: [optimizer, gradients, parameters]}\n"});
+    all.push_back({"batch2_tensor2_" + id, model, "{ep: 2, tp: 2}", split + samples + sequence});
     all.push_back({"sequence4_data2_" + id, model, "{dp: 2, tp: 4}",
                    sequence + "  - replicate: {over: dp, shard: [optimizer], bucket: 16KiB}\n"});
   }
+  const auto experts = [&](const std::string& name, const std::string& mesh,
+                           const std::string& more, const std::string& include = "") {
+    all.push_back({name + "_moe", "moe-gshard", mesh, kExperts + more, include});
+  };
+  experts("experts2", "{ep: 2}", "");
+  experts("experts4", "{ep: 4}", split);
+  experts("experts2_zero2", "{edp: 2, ep: 2}",
+          split + "  - replicate: {over: edp, shard: [optimizer]}\n");
+  experts("experts2_tensor2", "{ep: 2, tp: 2}", kExpertTensor);
+  experts("experts2_pipeline2", "{ep: 2}", "",
+          fmt::format("include: [{}/strategies/schedules/1f1b.yaml]\nparams: {{stages: 2, "
+                      "microbatches: 4}}\n",
+                      PIPER_SOURCE_DIR));
   return all;
 }
 

@@ -55,6 +55,20 @@ Done change_value_group(PlanSet& set, Random& random) {
       spot->role->groups.size());
   return fmt::format("{} over group {}", spot->name(), group);
 }
+// A sum over the step that leaves out one of its axes.
+Done narrow_sum(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, reduces);
+  if (!spot) return std::nullopt;
+  RoleProgram& role = *spot->role;
+  Group group = role.groups[static_cast<size_t>(spot->at().group)];
+  if (group.axes.size() < 2) return std::nullopt;
+  const size_t out = below(random, group.axes.size());
+  if (role.mesh[static_cast<size_t>(group.axes[out])].second == 1) return std::nullopt;
+  group.axes.erase(group.axes.begin() + static_cast<std::ptrdiff_t>(out));
+  spot->at().group = static_cast<int32_t>(role.groups.size());
+  role.groups.push_back(std::move(group));
+  return fmt::format("{} without one of its axes", spot->name());
+}
 // Not where labels are counted: their number is the same in whatever blocks.
 Done change_blocks(PlanSet& set, Random& random) {
   const auto spot = any_spot(set, random, [](const Instruction& i) {
@@ -172,6 +186,7 @@ constexpr auto kMutations = std::to_array<Mutation>({
     {"drop value collective", drop_value_collective},
     {"repeat value collective", repeat_value_collective},
     {"change value group", change_value_group},
+    {"narrow a sum", narrow_sum},
     {"change blocks", change_blocks},
     {"keep own blocks", keep_own_blocks},
     {"take the greatest", take_greatest},

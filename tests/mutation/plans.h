@@ -257,6 +257,9 @@ inline std::string blocks_strategy(Random& random, size_t microbatches) {
                "  - shard: {match: [\"model/0/*\", \"model/2/*\"], dim: 0, over: tp}\n",
                "  - shard: {match: \"model/2/weight\", dim: 1, over: tp}\n",
                "  - shard: {scope: \"model/1\", dim: 1, over: tp}\n",
+               "  - shard: {input: \"*\", dim: 0, over: tp}\n",
+               "  - shard: {match: \"model/2/weight\", dim: 1, over: tp}\n"
+               "  - shard: {input: \"*\", dim: 0, over: tp}\n",
                "  - shard: {scope: \"model/0\", dim: 0, over: tp}\n"
                "  - shard: {scope: \"model/1\", dim: 1, over: tp}\n"});
   if (dp > 1)
