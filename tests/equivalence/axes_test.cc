@@ -276,6 +276,13 @@ std::vector<Case> cases() {
           fmt::format("include: [{}/strategies/schedules/1f1b.yaml]\nparams: {{stages: 2, "
                       "microbatches: 4}}\n",
                       PIPER_SOURCE_DIR));
+  // Experts that are looked up for each token: of all tokens, or of samples in blocks.
+  const std::string lookups = "  - shard: {match: \"**/experts/*\", dim: 0, over: ep}\n";
+  const std::string samples = "  - shard: {input: \"*\", dim: 0, over: ep}\n";
+  all.push_back({"lookups2_qwen", "qwen3-moe-hf", "{ep: 2}", lookups});
+  all.push_back({"lookups4_data2_qwen", "qwen3-moe-hf", "{edp: 2, ep: 4}",
+                 split + lookups + "  - replicate: {over: edp, shard: [optimizer]}\n"});
+  all.push_back({"lookups2_samples2_qwen", "qwen3-moe-hf", "{ep: 2}", lookups + samples});
   return all;
 }
 
