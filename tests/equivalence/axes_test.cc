@@ -250,7 +250,7 @@ std::vector<Case> cases() {
     all.push_back({"heads2_data2_" + id, model, "{dp: 2, cp: 2}", split + heads + zero});
     all.push_back({"heads2_tensor2_" + id, model, "{cp: 2, tp: 2}", heads + tensor});
     pipeline("pipeline2_heads2_recompute", "{cp: 2}", "zbv", heads + "  - recompute: {}\n");
-    if (model == "gpt-deep") all.push_back({"heads4_" + id, model, "{cp: 4}", heads});
+    all.push_back({"heads4_" + id, model, "{cp: 4}", heads});  // llama-hf: half heads of keys
     all.push_back({"tensor4_" + id, model, "{tp: 4}", tensor});
     // Samples over two axes: one of replicas, one that cuts what each replica has.
     const std::string samples = "  - shard: {input: \"*\", dim: 0, over: ep}\n";
