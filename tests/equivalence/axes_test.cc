@@ -276,6 +276,12 @@ std::vector<Case> cases() {
           fmt::format("include: [{}/strategies/schedules/1f1b.yaml]\nparams: {{stages: 2, "
                       "microbatches: 4}}\n",
                       PIPER_SOURCE_DIR));
+  experts("experts2_heads2", "{ep: 2, cp: 2}", kHeads.at("gpt-deep"));
+  experts("experts2_pipeline2_zero2", "{edp: 2, ep: 2}",
+          "  - replicate: {over: edp, shard: [optimizer, gradients, parameters]}\n",
+          fmt::format("include: [{}/strategies/schedules/zb-h1.yaml]\nparams: {{stages: 2, "
+                      "microbatches: 2}}\n",
+                      PIPER_SOURCE_DIR));
   // Experts that are looked up for each token: of all tokens, or of samples in blocks.
   const std::string lookups = "  - shard: {match: \"**/experts/*\", dim: 0, over: ep}\n";
   const std::string samples = "  - shard: {input: \"*\", dim: 0, over: ep}\n";
