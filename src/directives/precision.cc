@@ -16,7 +16,8 @@ namespace {
 constexpr int32_t kUnchosen = -1;
 
 // In the low type: what takes the time.
-constexpr std::array kLowOps = std::to_array<std::string_view>({"Attention", "MatMul"});
+constexpr std::array kLowOps =
+    std::to_array<std::string_view>({"Attention", "GroupedMatMul", "MatMul"});
 // In f32: what loses most by rounding, or leaves the range of f16. All others take the widest type
 // of their operands.
 constexpr std::array kWideOps = std::to_array<std::string_view>(

@@ -20,6 +20,7 @@ std::vector<OpDef> concat_ops();
 std::vector<OpDef> pad_ops();
 std::vector<OpDef> gather_ops();
 std::vector<OpDef> gather_nd_ops();
+std::vector<OpDef> grouped_ops();
 std::vector<OpDef> gather_elements_ops();
 std::vector<OpDef> top_k_ops();
 std::vector<OpDef> window_ops();

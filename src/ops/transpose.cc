@@ -1,4 +1,5 @@
-// Transpose{perm}: output dim d is input dim perm[d].
+// Transpose{perm, copy}: output dim d is input dim perm[d]. With `copy` it stays an op where it moves
+// no byte.
 #include "rules.h"
 
 namespace piper {

@@ -172,6 +172,28 @@ Values group_norm_grad_params(Builder& b, const Node& node) {
   return {sum(b.mul(dy, normal)), sum(dy)};
 }
 
+// ---- Experts ----
+
+// As a matrix of one row for each of x.
+ValueId as_matrices(Builder& b, ValueId x, bool column) {
+  Shape shape = b.shape(x);
+  shape.insert(shape.end() - (column ? 0 : 1), 1);
+  return b.reshape(x, std::move(shape));
+}
+Values grouped_matmul(Builder& b, const Node& node) {
+  const bool trans = node.attrs.integer("trans_b") != 0;
+  const ValueId w = b.op1("Gather", {node.inputs[2], node.inputs[1]}, {{"axis", int64_t{0}}});
+  const ValueId y = b.matmul(as_matrices(b, node.inputs[0], false), w, false, trans);
+  return {b.reshape(y, b.shape(node.outputs[0]))};
+}
+Values grouped_matmul_grad(Builder& b, const Node& node) {
+  const bool trans = node.attrs.integer("trans_b") != 0;
+  const ValueId x = node.inputs[trans ? 2 : 0], dy = node.inputs[trans ? 0 : 2];
+  const ValueId each = b.matmul(as_matrices(b, x, true), as_matrices(b, dy, false), false, false);
+  return {b.op1("GatherGrad", {each, node.inputs[1]},
+                {{"axis", int64_t{0}}, {"size", node.attrs.integer("groups")}})};
+}
+
 // ---- Rotary positions ----
 
 ValueId part(Builder& b, ValueId x, int64_t start, int64_t step) {
@@ -266,6 +288,8 @@ constexpr Expansion kExpansions[] = {
     {"GroupNorm", group_norm},
     {"GroupNormGradParams", group_norm_grad_params},
     {"GroupNormGradX", group_norm_grad_x},
+    {"GroupedMatMul", grouped_matmul},
+    {"GroupedMatMulGrad", grouped_matmul_grad},
     {"LayerNorm", layer_norm},
     {"LayerNormGradParams", layer_norm_grad_params},
     {"LayerNormGradX", layer_norm_grad_x},

@@ -56,6 +56,7 @@ Count recognise_picked_cross_entropy(Graph& graph);
 Count recognise_cross_entropy(Graph& graph);
 Count recognise_attention(Graph& graph);
 Count recognise_gelu(Graph& graph);
+Count recognise_grouped(Graph& graph);
 Count fold_transposes(Graph& graph);
 Count join_padded_parts(Graph& graph);
 

@@ -47,6 +47,10 @@ constexpr Pattern kPatterns[] = {
       "Of log-probabilities that a LogSoftmax over the classes makes, also transposed: the logits "
       "are read once."},
      patterns::recognise_cross_entropy},
+    {{"GroupedMatMul",
+      "Rows times matrices of a stack that GatherND or Gather look up for each: experts of a "
+      "mixture. No matrix is copied."},
+     patterns::recognise_grouped},
     {{"MatMul",
       "Of a transposed operand, also through Reshapes of the leading dims and a factor: the "
       "transposition becomes a flag."},

@@ -804,7 +804,19 @@ class AxisWalk {
     graph_.nodes = std::move(nodes_);
     for (size_t n = 0; n < graph_.nodes.size(); ++n)
       for (ValueId output : graph_.nodes[n].outputs) graph_.value(output).producer = NodeId(n);
+    for (Node& node : graph_.nodes) keep_transpose(node);
     check_types();
+  }
+
+  // Where a part has one index of its dim, a transposition of that dim moves no byte, and yet the
+  // part lies elsewhere in the whole: it must stay an op, for who reads the plan to follow it.
+  void keep_transpose(Node& node) const {
+    if (node.op != "Transpose") return;
+    const Value& from = graph_.value(node.inputs[0]);
+    for (const auto& [axis, lies] : from.over)
+      if (axis == cut_.axis && lies.kind == kCut &&
+          from.type.shape[static_cast<size_t>(lies.dim)] == 1)
+        node.attrs.set("copy", int64_t{1});
   }
 
   // Every op must be legal on what it reads now.

@@ -368,20 +368,10 @@ Status InprocTransport::compare(Seated& seated, const char* what) {
   const Member& own = seated.own();
   for (size_t i = 0; i < seated.size(); ++i) {
     const Member& other = seated.group->members[i];
-    auto same = [](const Piece& a, const Piece& b) {
-      return a.dtype == b.dtype && a.count == b.count && a.reduction == b.reduction;
-    };
-    auto same_shard = [](const Shard& a, const Shard& b) {
-      return a.dtype == b.dtype && a.count == b.count && a.part_count == b.part_count &&
-             a.stretches == b.stretches;
-    };
-    auto is_alike = [](const Exchange& a, const Exchange& b) {
-      return a.loops == b.loops && a.run == b.run && a.from_block == b.from_block &&
-             a.to_block == b.to_block;
-    };
-    if (other.bytes == own.bytes && std::ranges::equal(own.pieces, other.pieces, same) &&
-        std::ranges::equal(own.shards, other.shards, same_shard) &&
-        std::ranges::equal(own.exchanges, other.exchanges, is_alike))
+    const auto alike = [](const auto& a, const auto& b) { return are_alike(a, b); };
+    if (other.bytes == own.bytes && std::ranges::equal(own.pieces, other.pieces, alike) &&
+        std::ranges::equal(own.shards, other.shards, alike) &&
+        std::ranges::equal(own.exchanges, other.exchanges, alike))
       continue;
     if (other.bytes != own.bytes) {
       return size_mismatch(rank_, seated.group->ranks[i], fmt::format("in the {} with", what),

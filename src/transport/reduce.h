@@ -58,6 +58,19 @@ inline int64_t bytes_of(std::span<const MessagePart> parts) {
   return bytes;
 }
 
+// Whether two members bring the same, but for where it lies.
+inline bool are_alike(const Piece& a, const Piece& b) {
+  return a.dtype == b.dtype && a.count == b.count && a.reduction == b.reduction;
+}
+inline bool are_alike(const Shard& a, const Shard& b) {
+  return a.dtype == b.dtype && a.count == b.count && a.part_count == b.part_count &&
+         a.stretches == b.stretches;
+}
+inline bool are_alike(const Exchange& a, const Exchange& b) {
+  return a.loops == b.loops && a.run == b.run && a.from_block == b.from_block &&
+         a.to_block == b.to_block;
+}
+
 inline int64_t whole_bytes(std::span<const Shard> shards) {
   int64_t bytes = 0;
   for (const Shard& shard : shards) bytes += shard.count * info(shard.dtype).bytes;

@@ -49,6 +49,15 @@ const std::map<std::string, std::string> kHeads = {
 )"},
 };
 
+// Samples in blocks, and experts where they meet the tokens of all.
+const std::string kExperts = R"(  - shard: {input: "*", dim: 0, over: ep}
+  - shard: {match: ["**/w_in", "**/w_out"], dim: 0, over: ep}
+)";
+// Each expert's own products in blocks, too.
+const std::string kExpertTensor = R"(  - shard: {match: "**/w_in", dim: 2, over: tp}
+  - shard: {match: "**/w_out", dim: 1, over: tp}
+)";
+
 struct Case {
   std::string name, model, mesh, directives;
   std::string include = "";  // a file of the library
@@ -217,6 +226,20 @@ TEST(Axes, HeadsForTokensAreExchanged) {
     }
 }
 
+// Lepikhin et al., 2020 (GShard): what each sample sends to each expert's slots goes there and
+// back, and its gradient; what is dense is summed once a step.
+TEST(Axes, TokensGoToTheirExpertsAndBack) {
+  NEED_MODELS();
+  const int64_t layers = 4, samples = 8, experts = 4, slots = 24, width = 32;
+  for (const int64_t ep : {2, 4}) {
+    const auto sent = traffic({"", "moe-gshard", fmt::format("{{ep: {}}}", ep), kExperts}, "ep");
+    EXPECT_EQ(sent.at(InstructionKind::kAllToAll),
+              std::pair(4 * layers, 4 * layers * samples * experts * slots * width * 4 / ep));
+    EXPECT_EQ(sent.count(InstructionKind::kAllGather), 0U);
+    EXPECT_EQ(sent.count(InstructionKind::kReduceScatter), 0U);
+  }
+}
+
 std::vector<Case> cases() {
   const std::string split = "  - split: {dim: batch, into: 2}\n";
   const std::string zero = "  - replicate: {over: dp, shard: [optimizer, gradients, parameters]}\n";
@@ -268,7 +291,7 @@ std::vector<Case> cases() {
     all.push_back({"heads2_data2_" + id, model, "{dp: 2, cp: 2}", split + heads + zero});
     all.push_back({"heads2_tensor2_" + id, model, "{cp: 2, tp: 2}", heads + tensor});
     pipeline("pipeline2_heads2_recompute", "{cp: 2}", "zbv", heads + "  - recompute: {}\n");
-    if (model == "gpt-deep") all.push_back({"heads4_" + id, model, "{cp: 4}", heads});
+    all.push_back({"heads4_" + id, model, "{cp: 4}", heads});  // llama-hf: half heads of keys
     all.push_back({"tensor4_" + id, model, "{tp: 4}", tensor});
     // Samples over two axes: one of replicas, one that cuts what each replica has.
     const std::string samples = "  - shard: {input: \"*\", dim: 0, over: ep}\n";
@@ -288,6 +311,32 @@ std::vector<Case> cases() {
     all.push_back({"sequence4_data2_" + id, model, "{dp: 2, tp: 4}",
                    sequence + "  - replicate: {over: dp, shard: [optimizer], bucket: 16KiB}\n"});
   }
+  const auto experts = [&](const std::string& name, const std::string& mesh,
+                           const std::string& more, const std::string& include = "") {
+    all.push_back({name + "_moe", "moe-gshard", mesh, kExperts + more, include});
+  };
+  experts("experts2", "{ep: 2}", "");
+  experts("experts4", "{ep: 4}", split);
+  experts("experts2_zero2", "{edp: 2, ep: 2}",
+          split + "  - replicate: {over: edp, shard: [optimizer]}\n");
+  experts("experts2_tensor2", "{ep: 2, tp: 2}", kExpertTensor);
+  experts("experts2_pipeline2", "{ep: 2}", "",
+          fmt::format("include: [{}/strategies/schedules/1f1b.yaml]\nparams: {{stages: 2, "
+                      "microbatches: 4}}\n",
+                      PIPER_SOURCE_DIR));
+  experts("experts2_heads2", "{ep: 2, cp: 2}", kHeads.at("gpt-deep"));
+  experts("experts2_pipeline2_zero2", "{edp: 2, ep: 2}",
+          "  - replicate: {over: edp, shard: [optimizer, gradients, parameters]}\n",
+          fmt::format("include: [{}/strategies/schedules/zb-h1.yaml]\nparams: {{stages: 2, "
+                      "microbatches: 2}}\n",
+                      PIPER_SOURCE_DIR));
+  // Experts that are looked up for each token: of all tokens, or of samples in blocks.
+  const std::string lookups = "  - shard: {match: \"**/experts/*\", dim: 0, over: ep}\n";
+  const std::string samples = "  - shard: {input: \"*\", dim: 0, over: ep}\n";
+  all.push_back({"lookups2_qwen", "qwen3-moe-hf", "{ep: 2}", lookups});
+  all.push_back({"lookups4_data2_qwen", "qwen3-moe-hf", "{edp: 2, ep: 4}",
+                 split + lookups + "  - replicate: {over: edp, shard: [optimizer]}\n"});
+  all.push_back({"lookups2_samples2_qwen", "qwen3-moe-hf", "{ep: 2}", lookups + samples});
   return all;
 }
 

@@ -348,6 +348,53 @@ TEST(Gather, IndicesOutsideTouchNoMemory) {
             (std::vector<double>{0, 0, 1, 2, 0, 0}));
 }
 
+// Experts without tokens, with all of them, and with more than are multiplied at once; tiles that
+// end inside of a matrix; indices of no matrix; parts of the matrices.
+TEST(Grouped, EachRowMeetsItsMatrix) {
+  Random random(16);
+  const int64_t rows = 300, k = 37, n = 270, groups = 5;
+  for (const int kind : {0, 1, 2})
+    for (const bool trans : {false, true}) {
+      const Tensor x = random.uniform(DType::kF64, {rows, k}, -1, 1),
+                   dy = random.uniform(DType::kF64, {rows, n}, -1, 1),
+                   w = random.uniform(DType::kF64,
+                                      trans ? Shape{groups, n, k} : Shape{groups, k, n}, -1, 1);
+      std::vector<double> index;
+      for (int64_t r = 0; r < rows; ++r)
+        index.push_back(static_cast<double>(kind == 0 ? 3 : kind == 1 ? r * r % 4 : r % 7 - 1));
+      const Tensor at = tensor(DType::kI64, {rows}, index), first = tensor(DType::kI64, {}, {1});
+      const auto weight = [&](int64_t g, int64_t c, int64_t j) -> size_t {
+        return static_cast<size_t>(trans ? (g * n + j) * k + c : (g * k + c) * n + j);
+      };
+      for (const bool part : {false, true}) {  // matrices 1 to 5 of 7
+        std::vector<double> y(static_cast<size_t>(rows * n)), dw(w.v.size());
+        for (int64_t r = 0; r < rows; ++r) {
+          int64_t g = static_cast<int64_t>(index[static_cast<size_t>(r)]);
+          const int64_t whole = part ? 7 : groups, wrapped = g < 0 ? g + whole : g;
+          g = wrapped - (part ? 1 : 0);
+          const bool here = wrapped < whole && g >= 0 && g < groups;
+          for (int64_t j = 0; j < n; ++j) {
+            double& sum = y[static_cast<size_t>(r * n + j)];
+            sum = wrapped < whole ? 0 : kNaN;
+            for (int64_t c = 0; c < k && here; ++c) {
+              const auto xs = static_cast<size_t>(r * k + c), ys = static_cast<size_t>(r * n + j);
+              sum += x.v[xs] * w.v[weight(g, c, j)];
+              dw[weight(g, c, j)] += x.v[xs] * dy.v[ys];
+            }
+          }
+        }
+        Attrs attrs{{"trans_b", int64_t{trans}}};
+        std::vector<Tensor> forward{x, at, w}, backward{x, at, dy};
+        if (part) attrs.set("whole", int64_t{7});
+        if (part) forward.push_back(first), backward.push_back(first);
+        const std::string what = fmt::format("kind {} trans {} part {}", kind, trans, part);
+        expect_near(run1("GroupedMatMul", attrs, forward, dy.type), y, 1e-12, 1e-12, what);
+        attrs.set("groups", groups);
+        expect_near(run1("GroupedMatMulGrad", attrs, backward, w.type), dw, 1e-12, 1e-12, what);
+      }
+    }
+}
+
 TEST(Gather, OfTuples) {
   const Tensor data = numbered(DType::kI64, {2, 3, 4});
   const Tensor at = tensor(DType::kI64, {2, 2}, {1, 2, 0, -1});

@@ -259,6 +259,28 @@ const Case kCases[] = {
        return f.b.matmul(f.op("Softmax", {scores(f, h)}, {{"axis", int64_t{2}}}), h.v);
      },
      {{"MatMul", 1}}},
+    {"experts_of_rows",
+     [](Form& f) {
+       const ValueId x = f.input({6, 4}), index = f.input({6}, DType::kI64);
+       const ValueId w = f.op("GatherND", {f.input({7, 5, 4}), f.b.reshape(index, {6, 1})},
+                              {{"batch_dims", int64_t{0}}});
+       return f.b.reshape(f.b.matmul(w, f.b.reshape(x, {6, 4, 1})), {6, 5});
+     },
+     {{"GroupedMatMul", 1}}},
+    {"experts_of_columns",
+     [](Form& f) {
+       const ValueId x = f.input({2, 3, 1, 4}), index = f.input({2, 3}, DType::kI64);
+       const ValueId w = f.op("Gather", {f.input({7, 4, 5}), index}, {{"axis", int64_t{0}}});
+       return f.b.matmul(x, w);
+     },
+     {{"GroupedMatMul", 1}}},
+    {"experts_of_several_rows",  // of one matrix: no copy for each
+     [](Form& f) {
+       const ValueId x = f.input({3, 2, 4}), index = f.input({3}, DType::kI64);
+       const ValueId w = f.op("Gather", {f.input({7, 4, 5}), index}, {{"axis", int64_t{0}}});
+       return f.b.matmul(x, w);
+     },
+     {}},
     {"cross_entropy_of_log_softmax",
      [](Form& f) {
        const ValueId log = f.op("LogSoftmax", {f.input({3, 4, 7})}, {{"axis", int64_t{2}}});

@@ -143,6 +143,7 @@ constexpr std::pair<std::string_view, std::string_view> kNoGradient[] = {
     {"GlobalNorm", "a scalar of the update"},
     {"GroupNormGradParams", "a gradient"},
     {"GroupNormGradX", "a gradient"},
+    {"GroupedMatMulGrad", "a gradient"},
     {"LayerNormGradParams", "a gradient"},
     {"LayerNormGradX", "a gradient"},
     {"LogSoftmaxGrad", "a gradient"},

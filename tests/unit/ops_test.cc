@@ -129,7 +129,8 @@ TEST(Ops, CostsAreNumbers) {
     const Cost cost = use.def->cost(use.types);
     EXPECT_GE(cost.flops, 0);
     EXPECT_TRUE(std::isfinite(cost.flops));
-    const std::set<std::string_view> products{"MatMul", "Attention", "AttentionGrad"};
+    const std::set<std::string_view> products{"MatMul", "GroupedMatMul", "GroupedMatMulGrad",
+                                              "Attention", "AttentionGrad"};
     EXPECT_EQ(cost.is_matmul, products.count(use.def->name) == 1);
   });
 }

@@ -29,6 +29,9 @@ Result<KernelPtr> make_dropout(const Use& use);
 Result<KernelPtr> make_gather(const Use& use);
 Result<KernelPtr> make_gather_grad(const Use& use);
 Result<KernelPtr> make_gather_nd(const Use& use);
+// grouped.cc
+Result<KernelPtr> make_grouped_matmul(const Use& use);
+Result<KernelPtr> make_grouped_matmul_grad(const Use& use);
 // scatter.cc
 Result<KernelPtr> make_gather_elements(const Use& use);
 Result<KernelPtr> make_gather_elements_grad(const Use& use);

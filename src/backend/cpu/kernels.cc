@@ -64,6 +64,8 @@ constexpr std::array kKernels = std::to_array<Entry>({
     {"GroupNorm", make_group_norm},
     {"GroupNormGradParams", make_group_norm_grad_params},
     {"GroupNormGradX", make_group_norm_grad_x},
+    {"GroupedMatMul", make_grouped_matmul},
+    {"GroupedMatMulGrad", make_grouped_matmul_grad},
     {"IsNaN", make_pointwise},
     {"LabelCount", make_label_count},
     {"LayerNorm", make_layer_norm},

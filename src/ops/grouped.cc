@@ -1,0 +1,132 @@
+// GroupedMatMul{trans_b}(x, index, w, first?): each row of x[…, k] times the matrix w[index] of
+// w[groups, k, n], or [groups, n, k] with trans_b, as the experts of a mixture work on their
+// tokens. GroupedMatMulGrad{trans_b, groups}(x, index, dy, first?) is the gradient of w. With
+// `first`, the matrices are those from that number on of `whole`: rows of others are zero, or left
+// out of the sum.
+#include "rules.h"
+
+namespace piper {
+namespace {
+
+constexpr size_t kX = 0, kIndex = 1, kLast = 2, kFirst = 3;  // w, or dy in the gradient
+
+Status check_rows(const OpTypes& use) {
+  PIPER_TRY(check_arity(use, 3, 4));
+  PIPER_TRY(check_float(use, kX));
+  PIPER_TRY(check_index(use, kIndex));
+  PIPER_TRY(check_first(use, kFirst));
+  const TensorType &x = use.inputs[kX], &last = use.inputs[kLast];
+  Shape rows = x.shape;
+  if (!rows.empty()) rows.pop_back();
+  if (x.shape.empty() || rows != use.inputs[kIndex].shape || last.dtype != x.dtype)
+    return fail("no rows with an index each: {}", operands(use));
+  return ok_status();
+}
+
+TypesResult types(const OpTypes& use) {
+  PIPER_TRY(check_rows(use));
+  const Shape &x = use.inputs[kX].shape, &w = use.inputs[kLast].shape;
+  const bool trans = use.attrs.integer("trans_b");
+  if (w.size() != 3 || w[trans ? 2 : 1] != x.back())
+    return fail("rows of {} have no product with matrices {}{}", to_string(x), to_string(w),
+                trans ? " (trans_b=1)" : "");
+  Shape made = x;
+  made.back() = w[trans ? 1 : 2];
+  return std::vector<TensorType>{{use.inputs[kX].dtype, std::move(made)}};
+}
+
+TypesResult grad_types(const OpTypes& use) {
+  PIPER_TRY(check_rows(use));
+  const int64_t groups = use.attrs.integer("groups", -1);
+  const Shape &x = use.inputs[kX].shape, &dy = use.inputs[kLast].shape;
+  if (groups < 0 || dy.size() != x.size() || !std::equal(x.begin(), x.end() - 1, dy.begin()))
+    return fail("{} with {} groups is not the gradient of a GroupedMatMul", operands(use), groups);
+  Shape made{groups, x.back(), dy.back()};
+  if (use.attrs.integer("trans_b")) std::swap(made[1], made[2]);
+  return std::vector<TensorType>{{use.inputs[kX].dtype, std::move(made)}};
+}
+
+Grads gradient(Builder& build, const GradientArgs& args) {
+  const ValueId x = args.inputs[kX], index = args.inputs[kIndex], w = args.inputs[kLast],
+                dy = args.output_grads[0];
+  const int64_t trans = args.attrs.integer("trans_b");
+  Grads grads(3);
+  if (args.wanted[kX])
+    grads[kX] = build.op1("GroupedMatMul", {dy, index, w}, {{"trans_b", 1 - trans}});
+  if (args.wanted[kLast])
+    grads[kLast] = build.op1("GroupedMatMulGrad", {x, index, dy},
+                             {{"trans_b", trans}, {"groups", build.shape(w)[0]}});
+  return grads;
+}
+
+struct Letters {
+  LoopBuilder build;
+  Dims rows, x, y, w;
+};
+Letters letters_of(const OpTypes& use, const Shape& w) {
+  Letters l;
+  const bool trans = use.attrs.integer("trans_b");
+  l.rows = l.build.letters(use.inputs[kIndex].shape);
+  const char group = l.build.letter(w[0]), k = l.build.letter(w[trans ? 2 : 1]),
+             n = l.build.letter(w[trans ? 1 : 2]);
+  l.x = l.y = l.rows;
+  l.x.push_back({k});
+  l.y.push_back({n});
+  l.w = trans ? Dims{{group}, {n}, {k}} : Dims{{group}, {k}, {n}};
+  l.build.rule.firsts = {{group, static_cast<int>(kFirst)}};
+  l.build.rule.linear = {{static_cast<int>(kX)}, {static_cast<int>(kLast)}};
+  return l;
+}
+
+LoopRule rule(const OpTypes& use) {
+  Letters l = letters_of(use, use.inputs[kLast].shape);
+  l.build.rule.inputs = {l.x, l.rows, l.w};
+  if (use.inputs.size() > kFirst) l.build.rule.inputs.push_back({});
+  l.build.rule.outputs = {l.y};
+  return std::move(l.build.rule);
+}
+
+LoopRule grad_rule(const OpTypes& use) {
+  Letters l = letters_of(use, use.outputs[0].shape);
+  l.build.rule.inputs = {l.x, l.rows, l.y};
+  if (use.inputs.size() > kFirst) l.build.rule.inputs.push_back({});
+  l.build.rule.outputs = {l.w};
+  return std::move(l.build.rule);
+}
+
+Attrs grad_localise(const OpTypes& use, const std::vector<Shape>& local_outputs) {
+  Attrs attrs = use.attrs;
+  attrs.set("groups", local_outputs[0][0]);
+  return attrs;
+}
+
+// Of all rows, as if the matrices of all of them were here.
+Cost cost(const OpTypes& use) {
+  const Shape& x = use.inputs[kX].shape;
+  const bool forward = use.outputs[0].shape.size() == x.size() && !use.attrs.find("groups");
+  const Shape& y = forward ? use.outputs[0].shape : use.inputs[kLast].shape;
+  return {.flops = 2.0 * static_cast<double>(num_elements(x)) * static_cast<double>(y.back()),
+          .is_matmul = true};
+}
+
+}  // namespace
+
+std::vector<OpDef> grouped_ops() {
+  OpDef def{.name = "GroupedMatMul", .types = types, .gradient = gradient, .loops = rule};
+  def.cost = cost;
+  OpDef grad{.name = "GroupedMatMulGrad", .types = grad_types, .loops = grad_rule};
+  grad.cost = cost;
+  grad.localise = grad_localise;
+  const Attrs plain{{"trans_b", int64_t{0}}}, trans{{"trans_b", int64_t{1}}};
+  def.samples = {{.inputs = {f64({6, 4}), i64({6}), f64({3, 4, 2})}, .attrs = plain},
+                 {.inputs = {f64({2, 3, 4}), i64({2, 3}), f64({6, 2, 4})}, .attrs = trans}};
+  const auto of = [](Attrs attrs, int64_t groups) {
+    attrs.set("groups", groups);
+    return attrs;
+  };
+  grad.samples = {{.inputs = {f64({6, 4}), i64({6}), f64({6, 2})}, .attrs = of(plain, 3)},
+                  {.inputs = {f64({2, 3, 4}), i64({2, 3}), f64({2, 3, 2})}, .attrs = of(trans, 6)}};
+  return {def, grad};
+}
+
+}  // namespace piper
