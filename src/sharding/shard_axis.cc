@@ -283,7 +283,9 @@ class AxisWalk {
     const Node node = graph_.node(id);
     const Loops loops = loops_of(node);
     std::vector<Choice> choices;
-    if (is_touched(node)) {
+    if (std::optional<Choice> gradient = as_parameter(node)) {
+      choices = {*std::move(gradient)};
+    } else if (is_touched(node)) {
       if (std::optional<Choice> terms = keep_terms(node, loops)) {
         choices = {*std::move(terms)};
       } else {
@@ -302,6 +304,16 @@ class AxisWalk {
           best.needs[i].kind == kWhole && !loops.def->apart(loops.types).steps.empty())
         put_together_.push_back(id);
     take(id, node, best);
+  }
+
+  // A gradient lies as its parameter, so that what updates one by the other converts nothing.
+  std::optional<Choice> as_parameter(const Node& node) const {
+    if (node.op != "StepSum") return std::nullopt;
+    const auto is_own = [&](const Param& param) { return param.gradient == node.outputs[0]; };
+    const auto param = std::find_if(graph_.params.begin(), graph_.params.end(), is_own);
+    if (param == graph_.params.end()) return std::nullopt;
+    const Layout& lies = lies_[param->value.index()];
+    return Choice{{}, std::vector(node.inputs.size(), lies), {lies}};
   }
 
   bool is_touched(const Node& node) const {
@@ -543,11 +555,12 @@ class AxisWalk {
 
   static Region region_of(const Node& node) { return {is_backward(node), node.tags}; }
 
-  // A sum is finished where its terms are made; the rest happens where it is wanted.
+  // A sum is finished where its terms are made, and so is what a sum over the step adds up; the
+  // rest happens where it is wanted.
   NodeId place_of(ValueId id, NodeId reader) const {
     const Value& value = graph_.value(id);
-    const bool is_sum = is_apart(lies_[id.index()]) && value.kind == ValueKind::kNode;
-    return is_sum ? value.producer : reader;
+    const bool early = is_apart(lies_[id.index()]) || graph_.node(reader).op == "StepSum";
+    return early && value.kind == ValueKind::kNode ? value.producer : reader;
   }
   Key key_of(ValueId id, const Layout& to, NodeId reader) const {
     return {id.value, static_cast<int>(to.kind), to.dim, to.outer,
