@@ -138,12 +138,13 @@ enum class InstructionKind : uint8_t {
   // the flat elements, by position in the group; behind the whole's end these are zero.
   kReduceScatter,
   kAllGather,  // pairs (own part, whole), as one message
-  kAllToAll,   // args[0] -> args[1], equal parts
+  kAllToAll,   // pairs (own part by `dim`, own part by `to_dim`), as one message
   kBroadcast,  // args[0] from position `root` of `group`
   kCopy,       // args[0] -> args[1]
   kOwnPart,    // pairs (whole, own part), without communication
+  kPosition,   // args[0], i64[]: the own position in `group`, times `outer`
 };
-inline constexpr int kNumInstructionKinds = 11;
+inline constexpr int kNumInstructionKinds = 12;
 // Whether args come in pairs: read, written.
 bool takes_pairs(InstructionKind kind);
 bool is_collective(InstructionKind kind);
@@ -201,13 +202,16 @@ struct Instruction {
   std::vector<int32_t> waits;
   // kSend, kRecv: the peer's mesh coordinates; -1 keeps the own coordinate.
   std::vector<int32_t> peer;
-  int32_t group = -1;                     // collectives and kOwnPart: index of RoleProgram::groups
-  int32_t root = 0;                       // kBroadcast
+  int32_t group = -1;  // collectives, kOwnPart, kPosition: index of RoleProgram::groups
+  int32_t root = 0;    // kBroadcast
   Reduction reduction = Reduction::kSum;  // kAllReduce
   // Of pairs: this dim of the whole is `outer` equal stretches, each of as many equal blocks as the
   // group has members; the part has the own block of every stretch. -1: parts are flat runs.
   int32_t dim = -1;
   int64_t outer = 1;
+  // kAllToAll: of the whole, into what its other part has blocks.
+  int32_t to_dim = -1;
+  int64_t to_outer = 1;
   // kSend, kRecv: messages of one (sender, receiver, channel) arrive in order.
   int32_t channel = 0;
   // kInput: name of the data input; empty: the numbers of the samples, i64 [count].

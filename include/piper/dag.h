@@ -165,6 +165,8 @@ struct Sum {
   ValueId value;              // output of the StepSum
   std::vector<ValueId> uses;  // contributions
   std::string name;
+  // Of the mesh: axes over which contributions are terms, beside those of replicas. Ascending.
+  std::vector<int32_t> axes = {};
 };
 
 // Replicas are summed level by level, in rank order on each: replica numbers that differ by

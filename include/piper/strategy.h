@@ -147,7 +147,7 @@ struct OffloadRule {
 // Tensors that are cut over a mesh axis; how all others lie follows.
 struct ShardRule {             // - shard: {match: "**/qkv/weight", dim: 0, over: tp}
   std::vector<Glob> match;     // parameters, by path
-  std::string input;           // or a data input
+  std::vector<Glob> input;     // or data inputs
   std::vector<Glob> scope;     // or what modules make for others, by scope
   std::optional<int64_t> dim;  // from the end if negative; none: every rank holds all of it
   std::string over;            // a mesh axis

@@ -89,6 +89,38 @@ struct Shard {
     for_each_run(k, 0, part_count * info(dtype).bytes, visit);
   }
 };
+// One tensor of an all-to-all: for each member a block of bytes, which are found by nested loops
+// around runs that lie side by side. All members have the same loops.
+struct Exchange {
+  struct Loop {
+    int64_t count = 0, from = 0, to = 0;  // bytes from one turn to the next
+    bool operator==(const Loop&) const = default;
+  };
+  const std::byte* from = nullptr;
+  std::byte* to = nullptr;
+  std::vector<Loop> loops;               // the outermost first
+  int64_t run = 0;                       // bytes
+  int64_t from_block = 0, to_block = 0;  // bytes from one member's block to the next one's
+  int64_t block_bytes() const {
+    int64_t bytes = run;
+    for (const Loop& loop : loops) bytes *= loop.count;
+    return bytes;
+  }
+  // Of the bytes [begin, end) of a block: visit(offset in `from`, offset in `to`, place, bytes).
+  template <class Visit>
+  void for_each_run(int64_t begin, int64_t end, Visit visit) const {
+    for (int64_t at = begin; at < end;) {
+      int64_t turn = at / run, inside = at % run, source = inside, target = inside;
+      for (auto loop = loops.rbegin(); loop != loops.rend(); turn /= loop++->count) {
+        source += turn % loop->count * loop->from;
+        target += turn % loop->count * loop->to;
+      }
+      const int64_t bytes = std::min(run - inside, end - at);
+      visit(source, target, at, bytes);
+      at += bytes;
+    }
+  }
+};
 // The part becomes member k's of what lies in the whole, without communication.
 void take_part(const Shard& shard, int64_t k);
 
@@ -133,8 +165,9 @@ class Transport {
   // one may lie in it where there is one stretch. Wholes of a reduce-scatter are left alone.
   virtual Status reduce_scatter(int32_t group, std::span<const Shard> shards) = 0;
   virtual Status all_gather(int32_t group, std::span<const Shard> shards) = 0;
-  // Part k of `from` goes to member k, whose part lands at the own position of its `to`.
-  virtual Status all_to_all(int32_t group, const std::byte* from, std::byte* to, int64_t bytes) = 0;
+  // All exchanges as one message: block k of `from` goes to member k, where it lands as the block
+  // of the own position of `to`.
+  virtual Status all_to_all(int32_t group, std::span<const Exchange> exchanges) = 0;
   // root: a position in the group.
   virtual Status broadcast(int32_t group, std::byte* data, int64_t bytes, int32_t root) = 0;
   virtual Status wait_sends() = 0;

@@ -135,6 +135,7 @@ class InstructionCheck {
     else if (is_collective(one_.kind))
       PIPER_TRY(check_collective());
     if (one_.kind == InstructionKind::kCopy) PIPER_TRY(check_copy());
+    if (one_.kind == InstructionKind::kPosition) PIPER_TRY(check_position());
     return check_sums();
   }
 
@@ -174,7 +175,8 @@ class InstructionCheck {
                input = one_.kind == InstructionKind::kInput;
     if (compute != (one_.program >= 0))
       return wrong("a compute instruction, and no other, has a program");
-    if ((is_collective(one_.kind) || takes_pairs(one_.kind)) != (one_.group >= 0))
+    const bool position = one_.kind == InstructionKind::kPosition;
+    if ((is_collective(one_.kind) || takes_pairs(one_.kind) || position) != (one_.group >= 0))
       return wrong("a collective, and nothing else, has a group");
     if (is_message() ? one_.peer.size() != role_.mesh.size() : !one_.peer.empty())
       return wrong("a send or receive, and nothing else, has a peer coordinate per axis");
@@ -182,8 +184,11 @@ class InstructionCheck {
       return wrong("it cannot use channel {}", one_.channel);
     if (one_.kind != InstructionKind::kBroadcast && one_.root != 0) return wrong("it has a root");
     if (takes_pairs(one_.kind) ? one_.dim < -1 || (one_.dim < 0 && one_.outer != 1)
-                               : one_.dim != -1 || one_.outer != 1)
+                               : one_.dim != -1 || (!position && one_.outer != 1))
       return wrong("it cannot have blocks of dim {} in {} stretches", one_.dim, one_.outer);
+    if (one_.kind == InstructionKind::kAllToAll ? one_.dim < 0 || one_.to_dim == one_.dim
+                                                : one_.to_dim != -1 || one_.to_outer != 1)
+      return wrong("it cannot have blocks of dim {} in {} stretches", one_.to_dim, one_.to_outer);
     if (one_.kind != InstructionKind::kAllReduce && one_.reduction != Reduction::kSum)
       return wrong("it has a reduction");
     const bool of_samples = input || !one_.contributions.empty();
@@ -280,15 +285,9 @@ class InstructionCheck {
         if (type(a).dtype != type(0).dtype) return wrong("its args have several element types");
       return ok_status();
     }
-    if (one_.kind == InstructionKind::kBroadcast) {
-      if (!in_range(one_.root, static_cast<size_t>(size)))
-        return wrong("its root {} is not in the group of {}", one_.root, size);
-      return needs_args(1);
-    }
-    PIPER_TRY(needs_args(2));
-    if (type(0).dtype != type(1).dtype || elements(0) != elements(1) || elements(0) % size != 0)
-      return wrong("{} and {} do not fit a group of {}", to_string(type(0)), to_string(type(1)),
-                   size);
+    if (!in_range(one_.root, static_cast<size_t>(size)))
+      return wrong("its root {} is not in the group of {}", one_.root, size);
+    PIPER_TRY(needs_args(1));
     return ok_status();
   }
 
@@ -299,7 +298,9 @@ class InstructionCheck {
       return wrong("it has {} args instead of pairs", one_.args.size());
     const size_t whole = one_.kind == InstructionKind::kAllGather ? 1 : 0;
     for (size_t k = 0; k < one_.args.size(); k += 2)
-      if (type(k).dtype != type(k + 1).dtype || !fit(k + whole, k + 1 - whole))
+      if (type(k).dtype != type(k + 1).dtype ||
+          !(one_.kind == InstructionKind::kAllToAll ? is_exchanged(k)
+                                                    : fit(k + whole, k + 1 - whole)))
         return wrong("{} and {} do not fit a group of {}{}", to_string(type(k)),
                      to_string(type(k + 1)), members_of(role_, one_.group),
                      one_.dim < 0 ? "" : fmt::format(" along dim {}", one_.dim));
@@ -311,6 +312,25 @@ class InstructionCheck {
     if (one_.dim < 0) return is_part(role_, elements(part), elements(whole), members);
     Shape left = type(whole).shape;
     return cut_dim(left, one_.dim, one_.outer, members) && left == type(part).shape;
+  }
+  // Whether each arg has the blocks that a member would make of the other.
+  bool is_exchanged(size_t arg) const {
+    const int64_t members = members_of(role_, one_.group);
+    Shape from = type(arg).shape, to = type(arg + 1).shape;
+    return cut_dim(from, one_.to_dim, one_.to_outer, members) &&
+           cut_dim(to, one_.dim, one_.outer, members) && from == to;
+  }
+
+  Status check_position() const {
+    if (!in_range(one_.group, role_.groups.size()))
+      return wrong("there is no group {}", one_.group);
+    int64_t end = 0;
+    const int64_t members = members_of(role_, one_.group);
+    if (one_.outer < 0 || __builtin_mul_overflow(members, one_.outer, &end))
+      return wrong("{} times its position among {} is no number", one_.outer, members);
+    PIPER_TRY(needs_args(1));
+    if (type(0) == TensorType{DType::kI64, {}}) return ok_status();
+    return wrong("it writes a number into {}", to_string(type(0)));
   }
 
   Status check_copy() const {

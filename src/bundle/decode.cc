@@ -180,6 +180,10 @@ class Decoder {
       to.dim = from.blocks().dim();
       to.outer = from.blocks().outer();
     }
+    if (from.has_to_blocks()) {
+      to.to_dim = from.to_blocks().dim();
+      to.to_outer = from.to_blocks().outer();
+    }
     to.channel = from.channel();
     to.input = from.input();
     to.samples = samples(from.samples());

@@ -132,6 +132,10 @@ void encode(const Instruction& from, proto::Instruction* to) {
     to->mutable_blocks()->set_dim(from.dim);
     to->mutable_blocks()->set_outer(from.outer);
   }
+  if (from.to_dim != -1 || from.to_outer != 1) {
+    to->mutable_to_blocks()->set_dim(from.to_dim);
+    to->mutable_to_blocks()->set_outer(from.to_outer);
+  }
   to->set_channel(from.channel);
   to->set_input(from.input);
   encode(from.samples, to->mutable_samples());

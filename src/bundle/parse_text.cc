@@ -437,6 +437,8 @@ class Parser {
     line.get("root", one.root);
     line.get("dim", one.dim);
     line.get("outer", one.outer);
+    line.get("to_dim", one.to_dim);
+    line.get("to_outer", one.to_outer);
     if (line.flag("max")) one.reduction = Reduction::kMax;
     line.get("input", one.input);
     one.samples = parse_samples(line, one.kind == InstructionKind::kInput);

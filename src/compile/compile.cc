@@ -160,31 +160,12 @@ Result<DagSpec> spec_of(const Graph& step, const Cut& cut, const Making& making)
   return spec;
 }
 
-// Plans have no number that differs by rank, but those of samples.
-Status refuse_firsts(const ShardedGraph& made, const AxisCut& cut) {
-  for (const Node& node : made.graph.nodes)
-    for (ValueId input : node.inputs) {
-      if (!input.valid() || made.graph.value(input).kind != ValueKind::kNode) continue;
-      if (made.graph.node(made.graph.value(input).producer).op != "OwnFirst") continue;
-      return fail(cut.seeds.front().at,
-                  "not supported: {} over {} in parts that must know where they begin",
-                  node.scope.empty() ? node.op : node.op + " in " + node.scope, cut.name)
-          .with_note(
-              "these are rows of a table that is looked up, classes of a cross-entropy and "
-              "tokens of causal attention")
-          .with_note(fmt::format("help: `shard: {{…, dim: none, over: {}}}` keeps a tensor whole",
-                                 cut.name));
-    }
-  return ok_status();
-}
-
 // One axis after the other: what one cuts is what those before it left to a rank.
 Result<Graph> shard_axes(Graph graph, Making& making) {
   PIPER_ASSIGN(const std::vector<AxisCut> cuts,
                apply_shard(graph, making.strategy, making.explain()));
   for (const AxisCut& cut : cuts) {
     PIPER_ASSIGN(ShardedGraph made, shard_axis(std::move(graph), cut));
-    PIPER_TRY(refuse_firsts(made, cut));
     explain_axis(made, cut, making.explain(), making.compiled.layouts);
     graph = std::move(made.graph);
   }

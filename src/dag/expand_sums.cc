@@ -126,23 +126,24 @@ ItemId Expander::sum_parts(int32_t s) {
   return totals[0];
 }
 
-std::vector<ItemId> Expander::reduce_level(const std::vector<int32_t>& sums,
-                                           const std::vector<ItemId>& totals, size_t level) {
-  const bool last = level + 1 == dag_.levels.size(), scatter = level == 0 && sharded(sums[0]);
-  const DType type = type_on(sums[0], level);
-  const std::vector<ItemId> from = in_type(sums, totals, type, fmt::format(".rounded{}", level));
+std::vector<ItemId> Expander::reduce(const std::vector<int32_t>& sums,
+                                     const std::vector<ItemId>& totals,
+                                     const std::vector<Round>& rounds, size_t r) {
+  const auto& [kind, axes, type, stream] = rounds[r];
+  const bool last = r + 1 == rounds.size(), scatter = kind == TaskKind::kReduceScatter;
+  const std::vector<ItemId> from = in_type(sums, totals, type, fmt::format(".rounded{}", r));
   Task reduce;
-  reduce.kind = scatter ? TaskKind::kReduceScatter : TaskKind::kAllReduce;
+  reduce.kind = kind;
   reduce.cell = dag_.items[totals[0].index()].cell;
-  reduce.stream = dag_.levels[level].stream;
-  reduce.group = {dag_.levels[level].axis};
+  reduce.stream = stream;
+  reduce.group = Few(axes);
   reduce.reads = Few(from);
   for (size_t i = 0; i < sums.size(); ++i) {
     ValueId value = result_of(sums[i]);
     if (!last || type != own_type(sums[i]))
-      value = pseudo_value(
-          fmt::format("{}.level{}", dag_.sums[static_cast<size_t>(sums[i])].name, level),
-          {type, dag_.graph.value(value).type.shape});
+      value =
+          pseudo_value(fmt::format("{}.level{}", dag_.sums[static_cast<size_t>(sums[i])].name, r),
+                       {type, dag_.graph.value(value).type.shape});
     reduce.writes.push_back(new_item(value, -1, reduce.cell, scatter ? ItemId() : from[i]));
   }
   reduce.label =
@@ -156,11 +157,10 @@ std::vector<ItemId> Expander::reduce_level(const std::vector<int32_t>& sums,
 
 void Expander::finish_sums(const std::vector<int32_t>& sums, std::vector<ItemId> totals) {
   const int32_t cell = dag_.items[totals[0].index()].cell;
-  if (reduces_over_ranks()) {
-    for (size_t level = reduces_each(sums[0]) ? 1 : 0; level < dag_.levels.size(); ++level)
-      totals = reduce_level(sums, totals, level);
-    totals = in_type(sums, totals, own_type(sums[0]), ".finished");
-  }
+  const std::vector<Round> rounds = rounds_of(sums[0]);
+  for (size_t r = reduces_each(sums[0]) ? 1 : 0; r < rounds.size(); ++r)
+    totals = reduce(sums, totals, rounds, r);
+  totals = in_type(sums, totals, own_type(sums[0]), ".finished");
   for (size_t i = 0; i < sums.size(); ++i) {
     SumState& state = sums_[static_cast<size_t>(sums[i])];
     state.finished = true;
@@ -196,29 +196,31 @@ void Expander::finish_late_sums() {
   for (int32_t s : order) totals[static_cast<size_t>(s)] = sum_parts(s);
   for (size_t cell = 0; cell < 2 * dag_.cells.size(); ++cell) {
     const bool cut = cell % 2 == 1;  // of each cell first those that stay whole
-    std::vector<int32_t> bucket;
-    std::vector<ItemId> bucket_totals;
-    int64_t bytes = 0;
-    const auto flush = [&] {
-      if (!bucket.empty()) finish_sums(bucket, bucket_totals);
-      bucket.clear();
-      bucket_totals.clear();
-      bytes = 0;
+    struct Bucket {
+      std::vector<int32_t> sums;
+      std::vector<ItemId> totals;
+      int64_t bytes = 0;
+    };
+    std::map<std::vector<int32_t>, Bucket> buckets;  // by the sums' own axes
+    const auto flush = [&](Bucket& bucket) {
+      if (!bucket.sums.empty()) finish_sums(bucket.sums, bucket.totals);
+      bucket = {};
     };
     for (int32_t s : order) {
       const ItemId total = totals[static_cast<size_t>(s)];
       const Item& item = dag_.items[total.index()];
       if (static_cast<size_t>(item.cell) != cell / 2 || cut != (sharded(s) != nullptr)) continue;
-      const TensorType& type = dag_.graph.value(item.value).type;
-      const bool joins = bucket.empty() || (types_of(bucket[0]) == types_of(s) &&
-                                            region_of(bucket.back()) == region_of(s));
-      if (!joins) flush();
-      bucket.push_back(s);
-      bucket_totals.push_back(total);
-      bytes += travelling_bytes(s, type);
-      if (bytes >= dag_.bucket_bytes) flush();
+      Bucket& bucket = buckets[dag_.sums[static_cast<size_t>(s)].axes];
+      const bool joins = bucket.sums.empty() || (own_type(bucket.sums[0]) == own_type(s) &&
+                                                 rounds_of(bucket.sums[0]) == rounds_of(s) &&
+                                                 region_of(bucket.sums.back()) == region_of(s));
+      if (!joins) flush(bucket);
+      bucket.sums.push_back(s);
+      bucket.totals.push_back(total);
+      bucket.bytes += travelling_bytes(s, dag_.graph.value(item.value).type);
+      if (bucket.bytes >= dag_.bucket_bytes) flush(bucket);
     }
-    flush();
+    for (auto& [axes, bucket] : buckets) flush(bucket);
   }
 }
 

@@ -5,10 +5,23 @@
 
 namespace piper {
 
-std::vector<DType> Expander::types_of(int32_t s) const {
-  std::vector<DType> types{own_type(s)};
-  for (size_t level = 0; level < dag_.levels.size(); ++level) types.push_back(type_on(s, level));
-  return types;
+std::vector<Expander::Round> Expander::rounds_of(int32_t s) const {
+  std::vector<Round> rounds;
+  for (size_t l = 0; reduces_over_ranks() && l < dag_.levels.size(); ++l) {
+    const auto& [size, stride, axis, stream, dtype] = dag_.levels[l];
+    const bool scatter = l == 0 && sharded(s);
+    rounds.push_back(
+        {scatter ? TaskKind::kReduceScatter : TaskKind::kAllReduce, {axis}, type_on(s, l), stream});
+  }
+  const std::vector<int32_t>& axes = dag_.sums[static_cast<size_t>(s)].axes;
+  if (axes.empty()) return rounds;
+  if (rounds.empty() || rounds.back().kind == TaskKind::kReduceScatter)
+    rounds.push_back(
+        {TaskKind::kAllReduce, {}, own_type(s), rounds.empty() ? 0 : rounds[0].stream});
+  std::vector<int32_t>& over = rounds.back().axes;
+  over.insert(over.end(), axes.begin(), axes.end());
+  std::sort(over.begin(), over.end());
+  return rounds;
 }
 
 std::string Expander::several(const std::vector<int32_t>& sums, DType type) const {

@@ -153,8 +153,16 @@ class Expander {
     const SumLevel& of = dag_.levels[level];
     return of.dtype && of.size > 1 ? *of.dtype : own_type(s);
   }
-  // Its own type, and those on all levels.
-  std::vector<DType> types_of(int32_t s) const;
+  // The messages that finish a sum: one a level of replicas, the last of them also over the sum's
+  // own axes. Where that leaves parts, these are reduced over the axes by themselves.
+  struct Round {
+    TaskKind kind;
+    std::vector<int32_t> axes;
+    DType type;
+    int32_t stream = 0;
+    bool operator==(const Round&) const = default;
+  };
+  std::vector<Round> rounds_of(int32_t s) const;
   int64_t travelling_bytes(int32_t s, const TensorType& type) const {
     return num_elements(type.shape) * info(type_on(s, 0)).bytes;
   }
@@ -171,11 +179,11 @@ class Expander {
   // memory.
   ItemId add_rounded(int32_t s, const std::vector<ItemId>& members, DType type);
 
-  // One level's share of several sums, as one message.
-  std::vector<ItemId> reduce_level(const std::vector<int32_t>& sums,
-                                   const std::vector<ItemId>& totals, size_t level);
+  // Round `r` of several sums, as one message.
+  std::vector<ItemId> reduce(const std::vector<int32_t>& sums, const std::vector<ItemId>& totals,
+                             const std::vector<Round>& rounds, size_t r);
 
-  // Finishes several sums of one cell, with one message a level. All are cut, or none is.
+  // Finishes several sums of one cell, with one message a round: theirs are alike.
   void finish_sums(const std::vector<int32_t>& sums, std::vector<ItemId> totals);
 
   void finish_sum(int32_t s);

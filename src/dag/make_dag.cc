@@ -366,6 +366,21 @@ void keep_next_step(Dag& dag) {
   dag.versions.push_back({next, graph.step});
 }
 
+// All contributions to a sum are terms over the same axes.
+std::vector<int32_t> axes_of(const Graph& graph, const Node& sum) {
+  const auto axes_of_use = [&](ValueId use) {
+    std::vector<int32_t> axes;
+    for (const AxisLayout& lies : graph.value(use).over)
+      if (lies.layout.kind == LayoutKind::kPartial) axes.push_back(lies.axis);
+    std::sort(axes.begin(), axes.end());
+    return axes;
+  };
+  std::vector<int32_t> axes = axes_of_use(sum.inputs[0]);
+  for (ValueId use : sum.inputs)
+    PIPER_CHECK(axes_of_use(use) == axes, "contributions to '{}' lie differently", sum.name);
+  return axes;
+}
+
 }  // namespace
 
 Result<Dag> make_dag(Graph graph, const DagSpec& spec) {
@@ -389,7 +404,8 @@ Result<Dag> make_dag(Graph graph, const DagSpec& spec) {
   PIPER_TRY(order_chunks(dag));
   for (const Node& node : dag.graph.nodes)
     if (is_step_sum(node))
-      dag.sums.push_back({node.outputs[0], node.inputs, dag.graph.value(node.outputs[0]).name});
+      dag.sums.push_back({node.outputs[0], node.inputs, dag.graph.value(node.outputs[0]).name,
+                          axes_of(dag.graph, node)});
   dag.cells.push_back(std::vector<int32_t>(dag.mesh.size(), -1));
   return dag;
 }

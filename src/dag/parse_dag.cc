@@ -228,10 +228,17 @@ class Parser {
                 [&](const std::string& c) { return small(c, -1); });
     return dag_.cells.back().size() == dag_.mesh.size();
   }
+  template <class Axes>
+  void read_axes(const std::string& names, Axes& axes) const {
+    for (const std::string& name : split_list(names))
+      for (size_t a = 0; a < dag_.mesh.size(); ++a)
+        if (dag_.mesh[a].name == name) axes.push_back(static_cast<int32_t>(a));
+  }
   bool read_sum(const Line& line) {
     Sum sum;
     sum.value = value(line.get("value"));
     read_list(line.get("uses"), sum.uses, [&](const std::string& v) { return value(v); });
+    read_axes(line.get("axes"), sum.axes);
     sum.name = line.label;
     dag_.sums.push_back(std::move(sum));
     return true;
@@ -303,9 +310,7 @@ class Parser {
       if (dag_.streams[s].name == line.get("stream")) task.stream = static_cast<int32_t>(s);
     const std::string distance = line.get("distance");
     task.distance = distance == "earliest" ? kEarliest : small(distance, 0);
-    for (const std::string& name : split_list(line.get("group")))
-      for (size_t a = 0; a < dag_.mesh.size(); ++a)
-        if (dag_.mesh[a].name == name) task.group.push_back(static_cast<int32_t>(a));
+    read_axes(line.get("group"), task.group);
     read_list(line.get("reads"), task.reads, [&](const std::string& i) { return item(i); });
     read_list(line.get("writes"), task.writes, [&](const std::string& i) { return item(i); });
     for (const auto& [key, text] : line.fields)

@@ -135,10 +135,14 @@ std::string print_item(const Dag& dag, ItemId id) {
 
 std::string print_dag(const Dag& dag) {
   std::string text = print_head(dag);
-  for (const Sum& sum : dag.sums)
-    text += fmt::format("sum value={} uses={} \"{}\"\n", dag.graph.value(sum.value).name,
-                        list(sum.uses, [&](ValueId use) { return dag.graph.value(use).name; }),
-                        sum.name);
+  for (const Sum& sum : dag.sums) {
+    std::string line =
+        fmt::format("sum value={} uses={}", dag.graph.value(sum.value).name,
+                    list(sum.uses, [&](ValueId use) { return dag.graph.value(use).name; }));
+    field(line, "axes", sum.axes,
+          [&](int32_t axis) { return dag.mesh[static_cast<size_t>(axis)].name; });
+    text += line + fmt::format(" \"{}\"\n", sum.name);
+  }
   for (const Chunk& chunk : dag.chunks) text += print_chunk(dag, chunk);
   for (size_t i = 0; i < dag.items.size(); ++i) {
     const Item& item = dag.items[i];

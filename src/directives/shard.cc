@@ -42,14 +42,10 @@ class Seeds {
     std::vector<std::string> all;
     for (ValueId id : graph_.inputs) {
       all.push_back(graph_.value(id).name);
-      if (all.back() != shard_.input) continue;
-      if (shard_.dim && *shard_.dim == graph_.value(id).batch_dim)
-        return fail(shard_.dim_at, "shard: dim {} of input '{}' counts samples", *shard_.dim,
-                    quote_control(all.back()))
-            .with_note("help: `replicate` cuts the batch over an axis");
+      if (!is_any(shard_.input, all.back())) continue;
       PIPER_TRY(add(id, fmt::format("input '{}'", quote_control(all.back()))));
     }
-    return nothing("input", shard_.input, all);
+    return nothing("input", shard_.input.front().pattern(), all);
   }
 
   // What modules make that others read.
@@ -163,7 +159,23 @@ void explain_axis(const ShardedGraph& made, const AxisCut& cut, Explanations& ou
                              reader->scope.empty() ? "the model" : reader->scope)
                : "for the end of the step"));
   }
+  Sum terms;
+  for (const Node& node : made.graph.nodes) {
+    if (node.op != "StepSum") continue;
+    const auto& over = made.graph.value(node.inputs[0]).over;
+    if (std::find(over.begin(), over.end(), AxisLayout{cut.axis, {LayoutKind::kPartial}}) ==
+        over.end())
+      continue;
+    ++terms.count;
+    terms.bytes += made.graph.value(node.outputs[0]).type.bytes();
+    each.push_back(fmt::format("U sum over {} of '{}' ({}), once a step", cut.name, node.name,
+                               to_string(made.graph.value(node.outputs[0]).type)));
+  }
   Explanation report{cut.seeds.front().at, "shard", {}};
+  if (terms.count > 0)
+    report.lines.push_back(
+        fmt::format("U: {} sums ({}) are also over {}, once a step, in the messages of replicas",
+                    terms.count, human_bytes(terms.bytes), cut.name));
   for (const auto& [of, sum] : sums)
     report.lines.push_back(fmt::format("{}: {} × {} over {}, {} a rank and microbatch",
                                        kPassNames[static_cast<size_t>(of.first)], sum.count,

@@ -306,14 +306,23 @@ class CellLowerer {
   }
   // Between two programs of a task. `args`: what it reads, and what it makes.
   void lower_collective(const Task& task, const Node& node, std::vector<int32_t> args) {
+    const int32_t group = group_of({static_cast<int32_t>(node.attrs.integer("over"))});
+    if (node.op == "OwnFirst") {
+      Instruction& one = add_instruction(InstructionKind::kPosition, task);
+      one.pass = '-';
+      one.args = std::move(args);
+      one.group = group;
+      one.outer = node.attrs.integer("size");
+      return;
+    }
     const bool reduces = node.op == "AllReduce" || node.op == "AllReduceMax";
     const auto kind = reduces                      ? InstructionKind::kAllReduce
                       : node.op == "ReduceScatter" ? InstructionKind::kReduceScatter
                       : node.op == "AllGather"     ? InstructionKind::kAllGather
+                      : node.op == "AllToAll"      ? InstructionKind::kAllToAll
                                                    : InstructionKind::kOwnPart;
     if (reduces && args[0] != args[1]) add_instruction(InstructionKind::kCopy, task).args = args;
     if (reduces) args.erase(args.begin());
-    const int32_t group = group_of({static_cast<int32_t>(node.attrs.integer("over"))});
     Instruction& one = add_instruction(kind, task);
     one.label += fmt::format(" {}", to_string(kind));
     one.pass = '-';
@@ -323,6 +332,8 @@ class CellLowerer {
     if (reduces) return;
     one.dim = static_cast<int32_t>(node.attrs.integer("dim"));
     one.outer = node.attrs.integer("outer");
+    one.to_dim = static_cast<int32_t>(node.attrs.integer("to_dim", -1));
+    one.to_outer = node.attrs.integer("to_outer", 1);
   }
   int32_t argument_buffer(const Task& task, const SegmentArg& arg,
                           const std::vector<int32_t>& inner) {

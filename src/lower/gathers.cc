@@ -231,7 +231,7 @@ bool rises(const RoleProgram& role, const Instruction& one, const Dag& dag) {
     return false;
   const auto& axes = role.groups[at(one.group)].axes;
   return std::none_of(axes.begin(), axes.end(), [&](int32_t axis) {
-    return dag.mesh[at(axis)].placed || dag.mesh[at(axis)].sharded;
+    return dag.mesh[at(axis)].placed || (dag.mesh[at(axis)].sharded && one.micro >= 0);
   });
 }
 

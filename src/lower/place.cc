@@ -193,6 +193,7 @@ bool is_written(const RoleProgram& role, const Instruction& one, size_t arg) {
     case InstructionKind::kRecv:
     case InstructionKind::kAllReduce:
     case InstructionKind::kBroadcast:
+    case InstructionKind::kPosition:
       return true;
     default:  // pairs
       return arg % 2 == 1;

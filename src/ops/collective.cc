@@ -4,6 +4,8 @@
 //   AllGather{over, ranks, dim, outer}(x): blocks of `dim` put together.
 //   ReduceScatter{over, ranks, dim, outer}(x): the own block of the sum.
 //   OwnBlock{over, ranks, dim, outer}(x): the own block of what all ranks have alike.
+//   AllToAll{over, ranks, dim, outer, to_dim, to_outer}(x): what AllGather would put together, of
+//     which OwnBlock would take its block of `to_dim`, another dim.
 //   OwnFirst{over, size}() -> i64[]: `size` times the rank's number along the axis, where its own
 //     block of so many begins.
 // `over` is an index of the mesh. A dim that is cut is [outer, ranks × block], as Layout says.
@@ -17,9 +19,9 @@ struct Blocks {
   int64_t outer = 1;
 };
 
-Result<Blocks> blocks_of(const OpTypes& use) {
-  PIPER_ASSIGN(const size_t d, check_axis(use.attrs, "dim", use.inputs[0].shape.size()));
-  const int64_t parts = use.attrs.integer("outer", 1);
+Result<Blocks> blocks_of(const OpTypes& use, const std::string& to = "") {
+  PIPER_ASSIGN(const size_t d, check_axis(use.attrs, to + "dim", use.inputs[0].shape.size()));
+  const int64_t parts = use.attrs.integer(to + "outer", 1);
   if (parts < 1) return fail("{} outer blocks", parts);
   return Blocks{d, parts};
 }
@@ -64,6 +66,18 @@ TypesResult changed(const OpTypes& use, Status (*change)(Shape&, const Blocks&, 
 TypesResult joined_types(const OpTypes& use) { return changed(use, join); }
 TypesResult cut_types(const OpTypes& use) { return changed(use, cut); }
 
+TypesResult exchanged_types(const OpTypes& use) {
+  PIPER_TRY(check_arity(use, 1, 1));
+  PIPER_ASSIGN(const Blocks from, blocks_of(use));
+  PIPER_ASSIGN(const Blocks to, blocks_of(use, "to_"));
+  PIPER_ASSIGN(const int64_t ranks, ranks_of(use));
+  if (from.dim == to.dim) return fail("dim {} is both put together and cut", to.dim);
+  TensorType type = use.inputs[0];
+  PIPER_TRY(join(type.shape, from, ranks));
+  PIPER_TRY(cut(type.shape, to, ranks));
+  return std::vector<TensorType>{std::move(type)};
+}
+
 TypesResult first_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 0, 0));
   if (use.attrs.integer("size", -1) < 0) return fail("blocks of no size");
@@ -78,8 +92,10 @@ LoopRule block_loops(const OpTypes& use) {
   const Shape& shape = use.inputs[0].shape;
   Dims dims;
   for (size_t d = 0; d < shape.size(); ++d) {
-    const bool is_cut = use.attrs.integer("dim") == static_cast<int64_t>(d);
-    const int64_t outer = is_cut ? use.attrs.integer("outer", 1) : -1;
+    int64_t outer = -1;
+    for (const char* to : {"", "to_"})
+      if (use.attrs.integer(std::string(to) + "dim", -1) == static_cast<int64_t>(d))
+        outer = use.attrs.integer(std::string(to) + "outer", 1);
     if (outer < 0) {
       dims.push_back({build.letter(shape[d])});
     } else if (outer == 1) {
@@ -97,9 +113,13 @@ LoopRule block_loops(const OpTypes& use) {
 // A cut of the outer blocks leaves fewer of them.
 Attrs localise(const OpTypes& use, const std::vector<Shape>& local_outputs) {
   Attrs attrs = use.attrs;
-  const auto dim = static_cast<size_t>(attrs.integer("dim"));
-  const int64_t whole = use.outputs[0].shape[dim], local = local_outputs[0][dim];
-  if (local != whole && local > 0) attrs.set("outer", attrs.integer("outer", 1) / (whole / local));
+  for (const std::string to : {"", "to_"}) {
+    if (!attrs.find(to + "dim")) continue;
+    const auto dim = static_cast<size_t>(attrs.integer(to + "dim"));
+    const int64_t whole = use.outputs[0].shape[dim], local = local_outputs[0][dim],
+                  outer = attrs.integer(to + "outer", 1);
+    if (local != whole && local > 0) attrs.set(to + "outer", outer / (whole / local));
+  }
   return attrs;
 }
 
@@ -126,12 +146,16 @@ std::vector<OpDef> collective_ops() {
   first.samples = {{.inputs = {}, .attrs = {{"over", int64_t{0}}, {"size", int64_t{4}}}}};
   first.loops = [](const OpTypes& use) { return pointwise_loops(use, {}); };
   first.localise = nullptr;
+  Attrs exchange = blocks;
+  exchange.set("to_dim", int64_t{0});
+  exchange.set("to_outer", int64_t{2});
   return {sum,
           greatest,
           first,
           collective("AllGather", joined_types, {4, 6}, blocks),
           collective("ReduceScatter", cut_types, {4, 12}, blocks),
-          collective("OwnBlock", cut_types, {4, 12}, blocks)};
+          collective("OwnBlock", cut_types, {4, 12}, blocks),
+          collective("AllToAll", exchanged_types, {8, 6}, exchange)};
 }
 
 }  // namespace piper

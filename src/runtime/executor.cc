@@ -43,8 +43,11 @@ Status run_op(State& state, const Op& op, int64_t step) {
     case InstructionKind::kOwnPart:
       for (int64_t s = 0; s < op.count; ++s) take_part(op.shards[s], op.root);
       return ok_status();
+    case InstructionKind::kPosition:
+      *reinterpret_cast<int64_t*>(op.a) = op.size;
+      return ok_status();
     case InstructionKind::kAllToAll:
-      return transport.all_to_all(op.handle, op.a, op.b, op.size);
+      return transport.all_to_all(op.handle, {op.exchanges, static_cast<size_t>(op.count)});
     case InstructionKind::kBroadcast:
       return transport.broadcast(op.handle, op.a, op.size, op.root);
     case InstructionKind::kCopy:

@@ -189,18 +189,67 @@ Status bind_collective(State& state, const Instruction& from, std::span<const in
   op.handle = groups[static_cast<size_t>(from.group)];
   op.root = from.root;
   if (from.kind == InstructionKind::kAllReduce) return bind_all_reduce(state, from, op);
-  int64_t members = group_sizes[static_cast<size_t>(from.group)];
-  int64_t first = bytes_of(state, from, 0);
-  if (from.kind == InstructionKind::kBroadcast) {
-    if (from.root < 0 || from.root >= members) return wrong_plan(state, op, "no such root");
-    op.size = first;
-    return ok_status();
+  if (from.root < 0 || from.root >= group_sizes[static_cast<size_t>(from.group)])
+    return wrong_plan(state, op, "no such root");
+  op.size = bytes_of(state, from, 0);
+  return ok_status();
+}
+
+// Loops over the elements of a block, which has some of two dims and all of the others.
+Exchange exchange_of(const Instruction& from, const TensorType& type, const Shape& to) {
+  Exchange made;
+  int64_t from_step = info(type.dtype).bytes, to_step = from_step;
+  made.run = from_step;
+  const auto add = [&](int64_t count, int64_t from_turn, int64_t to_turn) {
+    if (made.loops.empty() && from_turn == made.run && to_turn == made.run)
+      made.run *= count;
+    else if (!made.loops.empty() && made.loops[0].count * made.loops[0].from == from_turn &&
+             made.loops[0].count * made.loops[0].to == to_turn)
+      made.loops[0].count *= count;
+    else if (count != 1)
+      made.loops.insert(made.loops.begin(), {count, from_turn, to_turn});
+  };
+  for (size_t d = type.shape.size(); d-- > 0;) {
+    const bool joined = static_cast<int32_t>(d) == from.dim,
+               cut = static_cast<int32_t>(d) == from.to_dim;
+    const int64_t blocks = joined ? from.outer
+                           : cut  ? from.to_outer
+                                  : 1,
+                  block = std::min(type.shape[d], to[d]) / blocks;
+    add(block, from_step, to_step);
+    if (joined) made.to_block = block * to_step;
+    if (cut) made.from_block = block * from_step;
+    add(blocks, type.shape[d] / blocks * from_step, to[d] / blocks * to_step);
+    from_step *= type.shape[d];
+    to_step *= to[d];
   }
-  if (first == bytes_of(state, from, 1) && first % members == 0) {  // all_to_all
-    op.size = first / members;
-    return ok_status();
+  return made;
+}
+
+Status bind_exchanges(State& state, const Instruction& from, std::span<const int32_t> groups,
+                      std::span<const int64_t> group_sizes, Op& op) {
+  const auto group = static_cast<size_t>(from.group);
+  op.handle = groups[group];
+  std::vector<Exchange>& exchanges = state.exchanges.emplace_back();
+  for (size_t k = 0; k + 1 < from.args.size(); k += 2) {
+    const TensorType &type = state.type(from.args[k]), &to = state.type(from.args[k + 1]);
+    Shape whole = type.shape, wanted = to.shape;
+    const auto rank = static_cast<int32_t>(whole.size());
+    const bool has_dims = from.dim >= 0 && from.dim < rank && from.to_dim >= 0 &&
+                          from.to_dim < rank && wanted.size() == whole.size();
+    if (has_dims) whole[static_cast<size_t>(from.dim)] *= group_sizes[group];
+    if (has_dims) wanted[static_cast<size_t>(from.to_dim)] *= group_sizes[group];
+    if (!has_dims || whole != wanted || type.dtype != to.dtype)
+      return wrong_plan(state, op,
+                        fmt::format("{} and {} do not fit {} members", to_string(type),
+                                    to_string(to), group_sizes[group]));
+    exchanges.push_back(exchange_of(from, type, to.shape));
+    exchanges.back().from = state.at(from.args[k]);
+    exchanges.back().to = state.at(from.args[k + 1]);
   }
-  return wrong_plan(state, op, fmt::format("{} bytes do not fit {} members", first, members));
+  op.exchanges = exchanges.data();
+  op.count = static_cast<int64_t>(exchanges.size());
+  return ok_status();
 }
 
 // Of the whole: as many as the dims before the one that is cut have places, times its own.
@@ -289,6 +338,13 @@ Status bind_instruction(State& state, const Instruction& from, Bound& bound, Op&
     case InstructionKind::kAllGather:
     case InstructionKind::kOwnPart:
       return bind_shards(state, from, bound.groups, bound.group_sizes, op);
+    case InstructionKind::kAllToAll:
+      return bind_exchanges(state, from, bound.groups, bound.group_sizes, op);
+    case InstructionKind::kPosition:
+      op.size = from.outer * group_position(*state.role,
+                                            state.role->groups[static_cast<size_t>(from.group)],
+                                            state.coordinates);
+      return ok_status();
     default:
       return bind_collective(state, from, bound.groups, bound.group_sizes, op);
   }

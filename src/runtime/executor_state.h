@@ -8,17 +8,18 @@ namespace piper {
 // One instruction, ready to run.
 struct Op {
   InstructionKind kind = InstructionKind::kCompute;
-  int32_t handle = -1;                 // binding, route, group or input
-  int32_t root = 0;                    // kBroadcast; the own position for kOwnPart
-  std::byte* a = nullptr;              // args[0]
-  std::byte* b = nullptr;              // args[1]
-  int32_t ahead = 0;                   // steps ahead of the one under way
-  int64_t size = 0;                    // bytes; first sample for kInput
-  int64_t count = 0;                   // samples of kInput; pieces, shards
-  const Piece* pieces = nullptr;       // kAllReduce
-  const Shard* shards = nullptr;       // kReduceScatter, kAllGather, kOwnPart
-  const MessagePart* parts = nullptr;  // kSend, kRecv of several args
-  const char* label = nullptr;         // "instruction 12 (recv F stage=1 mb=3)"
+  int32_t handle = -1;                  // binding, route, group or input
+  int32_t root = 0;                     // kBroadcast; the own position for kOwnPart
+  std::byte* a = nullptr;               // args[0]
+  std::byte* b = nullptr;               // args[1]
+  int32_t ahead = 0;                    // steps ahead of the one under way
+  int64_t size = 0;                     // bytes; first sample for kInput
+  int64_t count = 0;                    // samples of kInput; pieces, shards
+  const Piece* pieces = nullptr;        // kAllReduce
+  const Shard* shards = nullptr;        // kReduceScatter, kAllGather, kOwnPart
+  const Exchange* exchanges = nullptr;  // kAllToAll
+  const MessagePart* parts = nullptr;   // kSend, kRecv of several args
+  const char* label = nullptr;          // "instruction 12 (recv F stage=1 mb=3)"
 };
 
 struct BoundSection {
@@ -44,6 +45,7 @@ struct Executor::State {
   std::vector<std::string> labels;  // never resized after load: others read them
   std::vector<std::vector<Piece>> pieces;
   std::vector<std::vector<Shard>> shards;
+  std::vector<std::vector<Exchange>> exchanges;
   std::vector<std::vector<MessagePart>> messages;
   std::vector<double> reports;
   // The last `trace_steps` steps, as a ring of whole steps.

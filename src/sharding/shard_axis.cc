@@ -37,10 +37,12 @@ bool is_apart(const Layout& layout) { return layout.kind == kTerms || layout.kin
 struct Choice {
   std::optional<LoopCut> cut;
   std::vector<Layout> needs, makes;
-  int gathered_seeds = 0;  // what the strategy cuts is put together only where nothing else is left
+  // States that do not lie as the strategy says: only where nothing else is left is put together
+  // what it cuts, or is a product or update cut by what it keeps whole.
+  int against = 0;
   double bytes = 0;
   bool before(const Choice& other) const {
-    return std::pair(gathered_seeds, bytes) < std::pair(other.gathered_seeds, other.bytes);
+    return std::pair(against, bytes) < std::pair(other.against, other.bytes);
   }
 };
 
@@ -87,7 +89,7 @@ class AxisWalk {
   }
 
  private:
-  using Region = std::pair<bool, std::vector<int32_t>>;        // backward or not, and its tags
+  using Region = std::pair<Pass, std::vector<int32_t>>;        // F, U or BI for both, and its tags
   using Key = std::tuple<int32_t, int, int, int64_t, Region>;  // value, layout and where
 
   Loops loops_of(const Node& node) const {
@@ -208,15 +210,19 @@ class AxisWalk {
                        [&](const auto& letter) { return occurrences(output, letter.first) == 0; });
   }
 
-  // How a reader wants a sum that meets there what is cut already: a gradient beside the value that
-  // it is multiplied with.
-  std::optional<Layout> wanted_beside(ValueId value) const {
+  // How a reader wants a sum or product that meets there what is cut already: a gradient beside the
+  // value that it is multiplied with. Before that a bias may be added to it.
+  std::optional<Layout> wanted_beside(ValueId value, int further = 3) const {
     for (NodeId reader : readers_[value.index()]) {
       const Node& node = graph_.node(reader);
       const Loops loops = loops_of(node);
       std::optional<LoopCut> cut;
-      const std::optional<Layout> behind =
-          only_moves(loops, node) ? wanted_beside(node.outputs[0]) : std::optional<Layout>();
+      const bool moves = only_moves(loops, node),
+                 is_same = further > 0 && node.outputs.size() == 1 && !loops.is_product() &&
+                           type_of(node.outputs[0]).shape == type_of(value).shape;
+      const std::optional<Layout> behind = moves || is_same
+                                               ? wanted_beside(node.outputs[0], further - !moves)
+                                               : std::optional<Layout>();
       if (behind) cut = cut_of(loops.output(0), *behind, ranks_);
       for (size_t i = 0; i < node.inputs.size() && !cut; ++i)
         if (const Layout lies = will_lie(node.inputs[i]); lies.kind == kCut)
@@ -253,9 +259,13 @@ class AxisWalk {
   }
 
   void hint_gradients() {
-    for (const Param& param : graph_.params)
-      if (param.gradient.valid() && lies_[param.value.index()].kind == kCut)
-        hint(param.gradient, lies_[param.value.index()]);
+    for (const Param& param : graph_.params) {
+      if (!param.gradient.valid()) continue;
+      const Layout& lies = lies_[param.value.index()];
+      if (lies.kind == kCut) hint(param.gradient, lies);
+      if (lies.kind == kWhole && is_seed_[param.value.index()])
+        hints_[param.gradient.index()] = Layout{};
+    }
   }
 
   // ---- One op -----------------------------------------------------------------------------------
@@ -282,10 +292,15 @@ class AxisWalk {
     visited_ = id.value;
     const Node node = graph_.node(id);
     const Loops loops = loops_of(node);
+    if (only_moves(loops, node) && may_adopt(node.inputs[0]) && !hints_[node.outputs[0].index()])
+      hints_[node.outputs[0].index()] = wanted_beside(node.outputs[0]);
     std::vector<Choice> choices;
     if (std::optional<Choice> gradient = as_parameter(node)) {
       choices = {*std::move(gradient)};
     } else if (is_touched(node)) {
+      for (ValueId output : node.outputs)
+        if (loops.is_product() && !hints_[output.index()])
+          hints_[output.index()] = wanted_beside(output);
       if (std::optional<Choice> terms = keep_terms(node, loops)) {
         choices = {*std::move(terms)};
       } else {
@@ -306,14 +321,18 @@ class AxisWalk {
     take(id, node, best);
   }
 
-  // A gradient lies as its parameter, so that what updates one by the other converts nothing.
+  // A gradient lies as its parameter, so that what updates one by the other converts nothing; terms
+  // of a whole one are summed up with the step.
   std::optional<Choice> as_parameter(const Node& node) const {
     if (node.op != "StepSum") return std::nullopt;
     const auto is_own = [&](const Param& param) { return param.gradient == node.outputs[0]; };
     const auto param = std::find_if(graph_.params.begin(), graph_.params.end(), is_own);
     if (param == graph_.params.end()) return std::nullopt;
     const Layout& lies = lies_[param->value.index()];
-    return Choice{{}, std::vector(node.inputs.size(), lies), {lies}};
+    const bool terms = lies.kind == kWhole &&
+                       std::all_of(node.inputs.begin(), node.inputs.end(),
+                                   [&](ValueId id) { return lies_[id.index()].kind == kTerms; });
+    return Choice{{}, std::vector(node.inputs.size(), terms ? Layout{kTerms} : lies), {lies}};
   }
 
   bool is_touched(const Node& node) const {
@@ -335,10 +354,11 @@ class AxisWalk {
       const Layout& lies = lies_[node.inputs[i].index()];
       const auto& wanted = hints_[node.inputs[i].index()];
       if (lies.kind == kCut) add(cut_of(loops.input(i), lies, ranks_));
-      if (lies.kind == kTerms && wanted) add(cut_of(loops.input(i), *wanted, ranks_));
+      if (lies.kind == kTerms && wanted && wanted->kind == kCut)
+        add(cut_of(loops.input(i), *wanted, ranks_));
     }
     for (size_t o = 0; o < node.outputs.size(); ++o)
-      if (const auto& wanted = hints_[node.outputs[o].index()])
+      if (const auto& wanted = hints_[node.outputs[o].index()]; wanted && wanted->kind == kCut)
         add(cut_of(loops.output(o), *wanted, ranks_));
     return cuts;
   }
@@ -355,24 +375,38 @@ class AxisWalk {
       choice.bytes += bytes;
       const bool of_strategy = is_seed_[node.inputs[i].index()] &&
                                graph_.value(node.inputs[i]).kind == ValueKind::kState;
-      choice.gathered_seeds += bytes > 0 && of_strategy;
+      const bool cuts_whole = (loops.is_product() || node.pass == Pass::kU) &&
+                              choice.needs.back().kind == kCut &&
+                              lies_[node.inputs[i].index()].kind == kWhole;
+      choice.against += of_strategy && (bytes > 0 || cuts_whole);
     }
     for (size_t o = 0; o < node.outputs.size(); ++o) {
       const auto layout = cut ? layout_of(loops.output(o), *cut) : std::optional(Layout{});
       const bool sums = loops.rule.reduces == LoopRule::kSum;
       choice.makes.push_back(layout.value_or(Layout{sums ? kTerms : kGreatest}));
       const auto& wanted = hints_[node.outputs[o].index()];
-      if (wanted || is_apart(choice.makes.back()))
+      choice.against += wanted && wanted->kind == kWhole && choice.makes.back().kind == kCut;
+      if ((wanted || is_apart(choice.makes.back())) && !is_contribution(node.outputs[o]))
         choice.bytes +=
             cost_of(type_of(node.outputs[o]), choice.makes.back(), wanted.value_or(Layout{}));
     }
     return choice;
   }
 
+  // What only sums over the step read is reduced with them.
+  bool is_contribution(ValueId id) const {
+    const auto& by = readers_[id.index()];
+    return !by.empty() && !is_kept_cut(id) && std::all_of(by.begin(), by.end(), [&](NodeId reader) {
+      return graph_.node(reader).op == "StepSum";
+    });
+  }
+
   // Terms of a sum stay so where several become one, and where an op moves or scales one: it costs
   // nothing later. (Where else an op is linear, its results would be sums as well, and more bytes.)
+  // A sum over the step ends them, unless its result is kept in blocks.
   std::optional<Choice> keep_terms(const Node& node, const Loops& loops) const {
-    if (node.op == "StepSum") return std::nullopt;  // its terms are those of the batch
+    const bool ends = node.op == "StepSum";
+    if (ends && is_kept_cut(node.outputs[0])) return std::nullopt;
     std::vector<int> terms;
     for (size_t i = 0; i < node.inputs.size(); ++i)
       if (node.inputs[i].valid() && lies_[node.inputs[i].index()].kind == kTerms)
@@ -395,8 +429,12 @@ class AxisWalk {
     Choice choice;
     choice.needs.resize(node.inputs.size());
     for (int i : terms) choice.needs[static_cast<size_t>(i)] = {kTerms};
-    choice.makes.assign(node.outputs.size(), Layout{kTerms});
+    choice.makes.assign(node.outputs.size(), Layout{ends ? kWhole : kTerms});
     return choice;
+  }
+  bool is_kept_cut(ValueId id) const {
+    const auto& wanted = hints_[id.index()];
+    return wanted && wanted->kind == kCut;
   }
 
   void take(NodeId id, const Node& node, const Choice& choice) {
@@ -516,8 +554,7 @@ class AxisWalk {
     const double most = all * (n - 1) / n;
     if (from == to || from.kind == kWhole) return 0;
     if (is_apart(from)) return to.kind == kWhole ? 2 * most : most;
-    if (to.kind == kWhole) return most;
-    return most;  // put together, then cut
+    return is_exchange(from, to) ? most / n : most;  // of one dim: put together, then cut
   }
 
   double cost(ValueId id, const Layout& to) const {
@@ -553,18 +590,28 @@ class AxisWalk {
     return converted_[key] = emit("OwnBlock", id, id, need, need, near, reader);
   }
 
-  static Region region_of(const Node& node) { return {is_backward(node), node.tags}; }
+  static Region region_of(const Node& node) {
+    return {is_backward(node) ? Pass::kBI : node.pass, node.tags};
+  }
 
-  // A sum is finished where its terms are made, and so is what a sum over the step adds up; the
-  // rest happens where it is wanted.
+  // A sum is finished where its terms are made, and what adds to a sum over the step is converted
+  // there; the rest happens where it is wanted.
   NodeId place_of(ValueId id, NodeId reader) const {
     const Value& value = graph_.value(id);
-    const bool early = is_apart(lies_[id.index()]) || graph_.node(reader).op == "StepSum";
-    return early && value.kind == ValueKind::kNode ? value.producer : reader;
+    const bool is_sum = is_apart(lies_[id.index()]) || graph_.node(reader).op == "StepSum";
+    return is_sum && value.kind == ValueKind::kNode ? value.producer : reader;
   }
   Key key_of(ValueId id, const Layout& to, NodeId reader) const {
-    return {id.value, static_cast<int>(to.kind), to.dim, to.outer,
-            region_of(graph_.node(place_of(id, reader)))};
+    Region region = region_of(graph_.node(place_of(id, reader)));
+    const Value& value = graph_.value(id);
+    // Blocks of another dim are no more than those that they are made of: they are kept for the
+    // backward pass.
+    if (value.kind == ValueKind::kNode && is_exchange(lies_[id.index()], to))
+      region.first = region_of(graph_.node(value.producer)).first;
+    return {id.value, static_cast<int>(to.kind), to.dim, to.outer, std::move(region)};
+  }
+  static bool is_exchange(const Layout& from, const Layout& to) {
+    return from.kind == kCut && to.kind == kCut && from.dim != to.dim;
   }
   bool known(ValueId id, const Layout& to, NodeId reader) const {
     return converted_.count(key_of(id, to, reader)) > 0;
@@ -578,7 +625,9 @@ class AxisWalk {
     ValueId made = now_[id.index()];
     if (const std::optional<ValueId> moved = convert_source(id, to, reader))
       return converted_[key] = *moved;
-    if (from.kind == kCut && to.kind == kCut) {
+    if (is_exchange(from, to)) {
+      made = emit("AllToAll", made, id, from, to, near, reader);
+    } else if (from.kind == kCut && to.kind == kCut) {
       made = emit("AllGather", made, id, from, Layout{}, near, reader);
       made = emit("OwnBlock", made, id, to, to, near, reader);
     } else if (from.kind == kGreatest) {
@@ -655,6 +704,10 @@ class AxisWalk {
       node.attrs.set("ranks", ranks_);
       node.attrs.set("dim", int64_t{blocks.dim});
       node.attrs.set("outer", blocks.outer);
+    }
+    if (op == "AllToAll") {
+      node.attrs.set("to_dim", int64_t{to.dim});
+      node.attrs.set("to_outer", to.outer);
     }
     node.name = fmt::format("{}/{}.{}", graph_.value(origin).name, cut_.name, op);
     node.scope = near.scope;

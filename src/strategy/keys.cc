@@ -196,7 +196,7 @@ constexpr Field kReplicate[] = {
 };
 constexpr Field kShard[] = {
     {"match", kPaths, kOptional, "Parameters: patterns over their paths."},
-    {"input", kText, kOptional, "Or a data input."},
+    {"input", kPaths, kOptional, "Or data inputs: patterns over their names."},
     {"scope", kPaths, kOptional, "Or what modules make for others: patterns over scope paths."},
     {"dim", kIntegerOrWord, kRequired,
      "Which dim is cut, from the end if negative; none: every rank holds all of it.", "none"},

@@ -387,7 +387,7 @@ class StrategyPrinter {
     const auto pattern = [](const Glob& glob) { return text_of(glob.pattern()); };
     map.add_if(!one.match.empty(), "match", list_of(one.match, pattern));
     map.add_if(!one.scope.empty(), "scope", list_of(one.scope, pattern));
-    map.add_if(!one.input.empty(), "input", text_of(one.input));
+    map.add_if(!one.input.empty(), "input", list_of(one.input, pattern));
     map.add("dim", one.dim ? std::to_string(*one.dim) : "none");
     return map.add("over", text_of(one.over)).text();
   }

@@ -32,16 +32,12 @@ Status read_shard_directive(const fields::Fields& map, const Scope& scope, const
     }
   if (given == 0)
     return fail(map.at(), "shard: no tensor is named")
-        .with_note("help: 'match' names parameters, 'input' an input, 'scope' what modules make");
-  if (const yaml::Node* match = map["match"]) {
-    PIPER_ASSIGN(shard.match, read_globs(*match, scope));
-  }
-  if (const yaml::Node* input = map["input"]) {
-    PIPER_ASSIGN(shard.input, read_text(*input, scope));
-  }
-  if (const yaml::Node* modules = map["scope"]) {
-    PIPER_ASSIGN(shard.scope, read_globs(*modules, scope));
-  }
+        .with_note("help: 'match' names parameters, 'input' inputs, 'scope' what modules make");
+  for (const auto& [key, globs] :
+       {std::pair("match", &shard.match), {"input", &shard.input}, {"scope", &shard.scope}})
+    if (const yaml::Node* patterns = map[key]) {
+      PIPER_ASSIGN(*globs, read_globs(*patterns, scope));
+    }
   PIPER_ASSIGN(const yaml::Node dim, with_texts(*map["dim"], scope));
   shard.dim_at = dim.at;
   if (dim.text != "none") {

@@ -38,8 +38,8 @@ struct alignas(64) Member {
   std::atomic<uint64_t> arrived{0};  // phases entered
   std::span<const Piece> pieces;
   std::span<const Shard> shards;
+  std::span<const Exchange> exchanges;
   const std::byte* from = nullptr;
-  std::byte* to = nullptr;
   int64_t bytes = 0;
 };
 
@@ -106,7 +106,7 @@ class InprocTransport final : public Transport {
   Status all_reduce(int32_t group, std::span<const Piece> pieces) override;
   Status reduce_scatter(int32_t group, std::span<const Shard> shards) override;
   Status all_gather(int32_t group, std::span<const Shard> shards) override;
-  Status all_to_all(int32_t group, const std::byte* from, std::byte* to, int64_t bytes) override;
+  Status all_to_all(int32_t group, std::span<const Exchange> exchanges) override;
   Status broadcast(int32_t group, std::byte* data, int64_t bytes, int32_t root) override;
   Status wait_sends() override;
   Status barrier() override { return arrive(groups_[0], "barrier"); }
@@ -353,8 +353,8 @@ Status InprocTransport::meet(Seated& seated, const Member& brings, const char* w
   Member& own = seated.own();
   own.pieces = brings.pieces;
   own.shards = brings.shards;
+  own.exchanges = brings.exchanges;
   own.from = brings.from;
-  own.to = brings.to;
   own.bytes = brings.bytes;
   PIPER_TRY(arrive(seated, what));
   Status same = compare(seated, what);
@@ -375,8 +375,13 @@ Status InprocTransport::compare(Seated& seated, const char* what) {
       return a.dtype == b.dtype && a.count == b.count && a.part_count == b.part_count &&
              a.stretches == b.stretches;
     };
+    auto is_alike = [](const Exchange& a, const Exchange& b) {
+      return a.loops == b.loops && a.run == b.run && a.from_block == b.from_block &&
+             a.to_block == b.to_block;
+    };
     if (other.bytes == own.bytes && std::ranges::equal(own.pieces, other.pieces, same) &&
-        std::ranges::equal(own.shards, other.shards, same_shard))
+        std::ranges::equal(own.shards, other.shards, same_shard) &&
+        std::ranges::equal(own.exchanges, other.exchanges, is_alike))
       continue;
     if (other.bytes != own.bytes) {
       return size_mismatch(rank_, seated.group->ranks[i], fmt::format("in the {} with", what),
@@ -451,18 +456,22 @@ Status InprocTransport::all_gather(int32_t group, std::span<const Shard> shards)
   return arrive(seated, "all-gather");
 }
 
-Status InprocTransport::all_to_all(int32_t group, const std::byte* from, std::byte* to,
-                                   int64_t bytes) {
+Status InprocTransport::all_to_all(int32_t group, std::span<const Exchange> exchanges) {
   Seated& seated = groups_[static_cast<size_t>(group)];
   Member brings;
-  brings.from = from;
-  brings.bytes = bytes;
+  brings.exchanges = exchanges;
+  for (const Exchange& one : exchanges) brings.bytes += one.block_bytes();
   PIPER_TRY(meet(seated, brings, "all-to-all"));
-  for (size_t i = 0; i < seated.size(); ++i) {
-    const std::byte* theirs = seated.group->members[i].from;
-    std::memcpy(to + static_cast<int64_t>(i) * bytes,
-                theirs + static_cast<int64_t>(seated.position) * bytes, static_cast<size_t>(bytes));
-  }
+  for (size_t e = 0; e < exchanges.size(); ++e)
+    for (size_t i = 0; i < seated.size(); ++i) {
+      const Exchange& own = exchanges[e];
+      const std::byte* from = seated.group->members[i].exchanges[e].from +
+                              static_cast<int64_t>(seated.position) * own.from_block;
+      std::byte* to = own.to + static_cast<int64_t>(i) * own.to_block;
+      own.for_each_run(0, own.block_bytes(), [&](int64_t f, int64_t t, int64_t, int64_t bytes) {
+        std::memcpy(to + t, from + f, static_cast<size_t>(bytes));
+      });
+    }
   return arrive(seated, "all-to-all");
 }
 

@@ -236,18 +236,34 @@ Status MpiTransport::all_gather(int32_t group_id, std::span<const Shard> shards)
   return ok_status();
 }
 
-Status MpiTransport::all_to_all(int32_t group_id, const std::byte* from, std::byte* to,
-                                int64_t bytes) {
+Status MpiTransport::all_to_all(int32_t group_id, std::span<const Exchange> exchanges) {
   Group& group = groups_[static_cast<size_t>(group_id)];
-  int64_t own = group.position * bytes;
-  std::memcpy(to + own, from + own, static_cast<size_t>(bytes));
-  for (int64_t at = 0; at < bytes; at += kLargest) {
-    int64_t length = std::min(kLargest, bytes - at);
-    PIPER_TRY(with_others(group, [&](int64_t i) -> Status {
-      PIPER_TRY(start_recv(group, collectives_, i, to + i * bytes + at, length));
-      return start_send(group, collectives_, i, from + i * bytes + at, length);
-    }));
-    PIPER_TRY(finish(group, "all-to-all"));
+  const int64_t own = group.position, room = member_room(group);
+  for (const Exchange& one : exchanges) {
+    const auto block = [&](int64_t i) { return one.from + i * one.from_block; };
+    const int64_t all = one.block_bytes();
+    one.for_each_run(0, all, [&](int64_t from, int64_t to, int64_t, int64_t bytes) {
+      std::memcpy(one.to + own * one.to_block + to, block(own) + from, static_cast<size_t>(bytes));
+    });
+    for (int64_t at = 0; at < all && group.size() > 1; at += room) {
+      const int64_t end = std::min(at + room, all);
+      PIPER_TRY(with_others(group, [&](int64_t i) -> Status {
+        PIPER_TRY(start_recv(group, collectives_, i, in_.data() + i * room, end - at));
+        std::byte* out = out_.data() + i * room;
+        one.for_each_run(at, end, [&](int64_t from, int64_t, int64_t place, int64_t bytes) {
+          std::memcpy(out + place - at, block(i) + from, static_cast<size_t>(bytes));
+        });
+        return start_send(group, collectives_, i, out, end - at);
+      }));
+      PIPER_TRY(finish(group, "all-to-all"));
+      PIPER_TRY(with_others(group, [&](int64_t i) -> Status {
+        std::byte* to = one.to + i * one.to_block;
+        one.for_each_run(at, end, [&](int64_t, int64_t target, int64_t place, int64_t bytes) {
+          std::memcpy(to + target, in_.data() + i * room + place - at, static_cast<size_t>(bytes));
+        });
+        return ok_status();
+      }));
+    }
   }
   return ok_status();
 }

@@ -89,8 +89,11 @@ std::map<Ranks, std::map<int32_t, std::vector<Spot>>> find_groups(const Model& m
 
 bool same_collective(const Model& model, const Section& section, Spot a, Spot b) {
   const Instruction &one = section.at(a), &other = section.at(b);
-  if (one.kind != other.kind || one.root != other.root || one.args.size() != other.args.size())
-    return false;
+  const auto form = [](const Instruction& each) {
+    return std::tuple(each.kind, each.root, each.args.size(), each.reduction, each.dim, each.outer,
+                      each.to_dim, each.to_outer);
+  };
+  if (form(one) != form(other)) return false;
   for (size_t k = 0; k < one.args.size(); ++k) {
     const TensorType& type = model.cells[a.cell].role->tensor(one.args[k]).type;
     const TensorType& other_type = model.cells[b.cell].role->tensor(other.args[k]).type;

@@ -78,6 +78,9 @@ class Follower {
       case InstructionKind::kInput:
         held(place, args[0]) = input(place, args[0]);
         return;
+      case InstructionKind::kPosition:
+        held(place, args[0]) = position(place);
+        return;
       case InstructionKind::kSend:
         for (const int32_t arg : args) sent_.post(place, held(place, arg));
         return;
@@ -88,6 +91,14 @@ class Follower {
         for (size_t a = 0; a + 1 < args.size(); a += 2)
           held(place, args[a + 1]) = held(place, args[a]);
     }
+  }
+
+  uint64_t position(Spot place) const {
+    const Instruction& one = section_.at(place);
+    uint64_t symbol = join_symbols(symbol_of("position"), static_cast<uint64_t>(one.outer));
+    for (int32_t axis : model_.cells[place.cell].role->groups[one.group].axes)
+      symbol = join_symbols(symbol, static_cast<uint64_t>(axis));
+    return symbol;
   }
 
   uint64_t input(Spot place, int32_t buffer) const {

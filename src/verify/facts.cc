@@ -199,6 +199,7 @@ Access access_of(const RoleFacts& facts, InstructionKind kind, int32_t program) 
       return Access(facts.programs[program].access.data());
     case InstructionKind::kInput:
     case InstructionKind::kRecv:
+    case InstructionKind::kPosition:
       return {kWrites, kWrites};
     case InstructionKind::kSend:
       return {kReads, kReads};

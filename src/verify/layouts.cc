@@ -140,6 +140,8 @@ class LayoutCheck {
         return compute(place, one);
       case InstructionKind::kInput:
         return put(place, one.args[0], read(place, one));
+      case InstructionKind::kPosition:
+        return put(place, one.args[0], position(place, one));
       case InstructionKind::kSend:
         for (const int32_t arg : one.args) sent_.post(place, held(place, arg));
         return;
@@ -155,6 +157,14 @@ class LayoutCheck {
         for (size_t a = 0; a + 1 < one.args.size(); a += 2)
           put(place, one.args[a + 1], held(place, one.args[a]));
     }
+  }
+
+  // Of a group along the axis alone; of another it is the same for all.
+  Lies position(Spot place, const Instruction& one) const {
+    const uint32_t axes = axes_of(role(place).groups[one.group]);
+    if ((axes >> axis_ & 1) == 0) return {Lies::kWhole};
+    if (axes != uint32_t{1} << axis_) return {Lies::kUnknown};
+    return {Lies::kFirst, 0, 0, one.outer};
   }
 
   // Samples of its own where its range moves with the axis; of the numbers of samples one alone is
@@ -255,9 +265,8 @@ class LayoutCheck {
       case InstructionKind::kBroadcast:
         if (!of_axis(axes(place, one)) || from.kind == Lies::kWhole) return from;
         return wrong(place, "gives to others", one.args[a], from);
-      default:  // all_to_all, whose blocks no plan states
-        if (!of_axis(axes(place, one)) && from.kind != Lies::kCut) return from;
-        return wrong(place, "exchanges", one.args[a], from);
+      default:
+        return exchanged(place, one, a, from);
     }
   }
   uint32_t axes(Spot place, const Instruction& one) const {
@@ -302,8 +311,8 @@ class LayoutCheck {
     const uint32_t over = axes(place, one);
     if (!of_axis(over)) {
       if (one.dim < 0) return in_runs(place, one.args[a], from, over);
-      const Lies made =
-          beside(from, shape(place, one.args[a]), one, over, members(place, one), false);
+      const Lies made = beside(from, shape(place, one.args[a]), one.dim, one.outer, over,
+                               members(place, one), false);
       return made.kind == Lies::kUnknown ? wrong(place, "takes blocks of", one.args[a], from)
                                          : made;
     }
@@ -312,11 +321,16 @@ class LayoutCheck {
                    from);
     if (one.dim < 0) return {Lies::kCut, 0, over};
     if (!is_alone(place, one)) return {Lies::kUnknown};
-    Lies made = blocks_of(shape(place, part), static_cast<size_t>(one.dim), one.outer);
+    return own_blocks(place, part, one.dim, one.outer);
+  }
+  // Of what cuts the same dim at the same stretches, and is not known to be inside, these are
+  // blocks.
+  Lies own_blocks(Spot place, int32_t buffer, int32_t dim, int64_t outer) const {
+    Lies made = blocks_of(shape(place, buffer), static_cast<size_t>(dim), outer);
     const auto are_cut = [&](const Lies& other) {
       return (other.dims & made.dims) != 0 && !(other.outside >> axis_ & 1);
     };
-    made.outside = beside_them(place, part, made, are_cut);
+    made.outside = beside_them(place, buffer, made, are_cut);
     return made;
   }
   Lies in_runs(Spot place, int32_t buffer, const Lies& from, uint32_t over) {
@@ -339,17 +353,34 @@ class LayoutCheck {
           Lies::kCut, dims_of(shape(place, whole), from.outer, false), 0, from.outer, from.outside,
           from.inside};
     }
-    if (!of_axis(over)) {
-      const Lies made = beside(from, shape(place, part), one, over, members(place, one), true);
+    return joined(place, one, part, from);
+  }
+  // Blocks put together, by a collective that does no more, or gives each its block of another dim.
+  Lies joined(Spot place, const Instruction& one, int32_t part, const Lies& from) {
+    const Shape& own = shape(place, part);
+    if (!of_axis(axes(place, one))) {
+      const Lies made =
+          beside(from, own, one.dim, one.outer, axes(place, one), members(place, one), true);
       return made.kind == Lies::kUnknown ? wrong(place, "puts blocks together of", part, from)
                                          : made;
     }
     if (!is_alone(place, one)) return {Lies::kUnknown};
-    const Lies wanted = blocks_of(shape(place, part), static_cast<size_t>(one.dim), one.outer);
+    const Lies wanted = blocks_of(own, static_cast<size_t>(one.dim), one.outer);
     if (from.fits(wanted)) return {Lies::kWhole};
     add(place, "puts together {}, as if it were {}", shown(place, part, from),
-        to_string(wanted, shape(place, part)));
+        to_string(wanted, own));
     return {Lies::kUnknown};
+  }
+  Lies exchanged(Spot place, const Instruction& one, size_t a, const Lies& from) {
+    const Lies whole = joined(place, one, one.args[a], from);
+    if (whole.kind == Lies::kUnknown) return whole;
+    const Shape& to = shape(place, one.args[a + 1]);
+    if (of_axis(axes(place, one)))
+      return own_blocks(place, one.args[a + 1], one.to_dim, one.to_outer);
+    Shape together = to;
+    together[static_cast<size_t>(one.to_dim)] *= members(place, one);
+    return beside(whole, together, one.to_dim, one.to_outer, axes(place, one), members(place, one),
+                  false);
   }
 
   void check_reports(int32_t cell) {

@@ -100,7 +100,7 @@ uint32_t axes_of(const Group& group);
 Lies kept_of(const RoleProgram& role, const Tensor& tensor, int32_t axis);
 // What of a cut along one axis a collective along others leaves, which has `members` blocks of each
 // of `outer` stretches of `dim`. `joins`: it puts them together, from `shape`.
-Lies beside(const Lies& lies, const Shape& shape, const Instruction& one, uint32_t over,
+Lies beside(const Lies& lies, const Shape& shape, int32_t of_dim, int64_t outer, uint32_t over,
             int64_t members, bool joins);
 
 // Pieces side by side, `outer` times over.

@@ -156,30 +156,30 @@ Lies kept_of(const RoleProgram& role, const Tensor& tensor, int32_t axis) {
   return lies;
 }
 
-Lies beside(const Lies& lies, const Shape& shape, const Instruction& one, uint32_t over,
+Lies beside(const Lies& lies, const Shape& shape, int32_t of_dim, int64_t outer, uint32_t over,
             int64_t members, bool joins) {
   if (lies.kind != Lies::kCut) return lies;
-  const auto dim = static_cast<size_t>(one.dim);
+  const auto dim = static_cast<size_t>(of_dim);
   Lies made{Lies::kUnknown};
   for (size_t own = 0; lies.run == 0 && own < shape.size() && own < 32; ++own) {
     if (!(lies.dims >> own & 1)) continue;
     const int64_t before = elements_of(shape, own),
                   stretches = before > 0 ? lies.outer / before : 0;
-    const bool there = own == dim && stretches == one.outer;  // where the others are, or begin
+    const bool there = own == dim && stretches == outer;  // where the others are, or begin
     const bool known = !there || !joins || ((lies.outside | lies.inside) & over) != 0;
     const uint32_t stay = joins ? ~over : ~uint32_t{0};
     Lies reading{Lies::kCut, uint32_t{1} << own,  0,
                  lies.outer, lies.outside & stay, lies.inside & stay};
-    if (own < dim || (own == dim && stretches > 0 && one.outer % stretches == 0 &&
+    if (own < dim || (own == dim && stretches > 0 && outer % stretches == 0 &&
                       !(there && joins && (lies.outside & over)))) {
       if (there && !joins) reading.inside |= over;
       made.add_reading(reading);
       if (known) continue;
     }
-    if (own == dim && stretches % (one.outer * (joins ? 1 : members)) != 0) continue;
+    if (own == dim && stretches % (outer * (joins ? 1 : members)) != 0) continue;
     Lies moved = reading;
     moved.outer = joins ? lies.outer * members : lies.outer / members;
-    if (!joins && own == dim && stretches == one.outer * members) moved.outside |= over;
+    if (!joins && own == dim && stretches == outer * members) moved.outside |= over;
     made.add_reading(moved);
   }
   return made;

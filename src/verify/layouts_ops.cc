@@ -156,8 +156,12 @@ std::optional<OpLayouts::Use> OpLayouts::use_of(std::string_view op, const Attrs
   return use;
 }
 
-// Own numbers: those of one axis beside what all ranks of another have alike.
+// Own numbers: those of one axis beside what all ranks of another have alike, and where the own
+// part of a result begins.
 OpLayouts::Made OpLayouts::pass_number(const Use& use, std::string_view op, size_t from) {
+  for (const auto& [letter, input] : use.rule.firsts)
+    if (static_cast<size_t>(input) == from)
+      if (const Made made = by_cut(use, {letter, 1})) return made;
   const bool moves = use.inputs.size() == 1 && (op == "Reshape" || op == "Cast" || op == "Expand");
   const bool adds = op == "Add" && use.types.outputs[0].shape.empty() &&
                     std::any_of(use.inputs.begin(), use.inputs.end(),

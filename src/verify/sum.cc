@@ -28,6 +28,9 @@ void SumCheck::step(Spot place, const Instruction& one) {
       held(place, one.args[0]) = std::move(content);
       return;
     }
+    case InstructionKind::kPosition:
+      held(place, one.args[0]) = {};
+      return;
     case InstructionKind::kSend:
       for (int32_t arg : one.args) sent_.post(place, held(place, arg));
       return;

@@ -18,9 +18,11 @@ void SumCheck::collective(const std::vector<Spot>& members) {
     default:  // all_to_all: parts of sums are not followed through it
       for (Spot member : members) {
         const Instruction& own = section_.at(member);
-        Content content = held(member, own.args[0]);
-        content.foreign = content.is_part();
-        held(member, own.args[1]) = std::move(content);
+        for (size_t a = 0; a < own.args.size(); a += 2) {
+          Content content = held(member, own.args[a]);
+          content.foreign = content.is_part();
+          held(member, own.args[a + 1]) = std::move(content);
+        }
       }
   }
 }

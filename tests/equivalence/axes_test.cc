@@ -36,6 +36,19 @@ const std::map<std::string, std::string> kSequence = {
 )"},
 };
 
+// Tokens in blocks, and heads where attention meets them all.
+const std::string kTokens = R"(  - shard: {input: input_ids, dim: 1, over: cp}
+  - shard: {input: labels, dim: 1, over: cp}
+  - shard: {match: "**", dim: none, over: cp}
+)";
+const std::map<std::string, std::string> kHeads = {
+    {"gpt-deep", kTokens + R"(  - shard: {scope: "**/qkv", dim: 2, over: cp}
+)"},
+    {"llama-hf",
+     kTokens + R"(  - shard: {scope: ["**/q_proj", "**/k_proj", "**/v_proj"], dim: 2, over: cp}
+)"},
+};
+
 struct Case {
   std::string name, model, mesh, directives;
   std::string include = "";  // a file of the library
@@ -99,14 +112,15 @@ TEST_P(Axes, TrainAsOneDeviceDoes) {
   }
 }
 
-// What a step of a rank sends over tp, in f32: messages and bytes by kind.
-std::map<InstructionKind, std::pair<int64_t, int64_t>> traffic(const Case& c) {
+// What a step of a rank sends over an axis, in f32: messages and bytes by kind.
+std::map<InstructionKind, std::pair<int64_t, int64_t>> traffic(const Case& c,
+                                                               std::string_view over = "tp") {
   const Result<Compiled> compiled = compile_case(c, kSgd, false);
   EXPECT_TRUE(compiled) << print_error(compiled.error());
   std::map<InstructionKind, std::pair<int64_t, int64_t>> sent;
   const Summary summary = summarise(compiled->set);
   for (const TrafficSummary& each : summary.roles[0].traffic)
-    if (each.over == "tp" && each.dtype == DType::kF32)
+    if (each.over == over && each.dtype == DType::kF32)
       sent[each.kind] = {each.messages, each.bytes};
   return sent;
 }
@@ -134,23 +148,37 @@ TEST(Axes, SendWhatTheirFormulasSay) {
                 std::pair(6 * layers, 6 * layers * bytes));
       EXPECT_EQ(sequence.at(InstructionKind::kReduceScatter),
                 std::pair(4 * layers, 4 * layers * bytes));
+      // The loss and the gradients of norms, of biases added to tokens and of both embeddings
+      // travel once a step.
+      const int64_t vocabulary = 96, positions = 32;
+      const int64_t terms = (6 * layers + 2 + vocabulary + positions) * kWidth + 1;
+      const auto step = sequence.at(InstructionKind::kAllReduce);
+      for (const char* split : {"", "  - split: {dim: batch, into: 4}\n"})
+        EXPECT_EQ(traffic({"", model, mesh, split + kTensor.at(model) + kSequence.at(model)})
+                      .at(InstructionKind::kAllReduce),
+                  step);
+      EXPECT_EQ(step.second, terms * 4);
     }
 }
 
-TEST(Axes, PartsThatMustKnowWhereTheyBeginAreRefused) {
-  const Folder folder;
-  CompileOptions options;
-  options.model = PIPER_SOURCE_DIR "/samples/gpt/model.onnx";
-  const auto refused = [&](const std::string& shard) {
-    const Case c{"", "", "{tp: 2}", "  - shard: {" + shard + ", over: tp}\n"};
-    options.strategy = folder.write("strategy.yaml", strategy_of(c, kSgd, false));
-    const Result<Compiled> compiled = compile(options);
-    return compiled ? "" : print_error(compiled.error());
+// Jacobs et al., 2023 (DeepSpeed Ulysses): q, k, v and the result of attention change from tokens
+// to heads or back, and their gradients the other way, each a message of 1/cp of the tensor.
+TEST(Axes, HeadsForTokensAreExchanged) {
+  NEED_MODELS();
+  struct Model {
+    std::string name;
+    int64_t layers, messages, widths;  // of a layer, each way
   };
-  EXPECT_NE(refused("match: \"**/wte/*\", dim: 0").find("not supported: Gather in model/wte"),
-            std::string::npos);
-  EXPECT_NE(refused("input: input_ids, dim: 1").find("not supported: Attention in model/h/0"),
-            std::string::npos);
+  // One product makes q, k and v; and two heads of keys and values serve four of queries.
+  for (const Model& m : {Model{"gpt-deep", 8, 2, 4}, {"llama-hf", 4, 4, 3}})
+    for (const int64_t cp : {2, 4}) {
+      if (m.name == "llama-hf" && cp == 4) continue;
+      const auto sent =
+          traffic({"", m.name, fmt::format("{{cp: {}}}", cp), kHeads.at(m.name)}, "cp");
+      const int64_t bytes = 8 * 32 * 32 * 4 / cp;
+      EXPECT_EQ(sent.at(InstructionKind::kAllToAll),
+                std::pair(2 * m.layers * m.messages, 2 * m.layers * m.widths * bytes));
+    }
 }
 
 std::vector<Case> cases() {
@@ -176,8 +204,39 @@ std::vector<Case> cases() {
     pipeline("pipeline2_sequence2", "{tp: 2}", "zb-h1", sequence);
     pipeline("pipeline2_sequence2_zero2", "{tp: 2, dp: 2}", "zbv", sequence + zero);
     pipeline("pipeline2_sequence2_recompute", "{tp: 2}", "1f1b", sequence + "  - recompute: {}\n");
+    pipeline("pipeline2_sequence2_offload", "{tp: 2}", "gpipe",
+             sequence + "  - offload: {what: activations}\n");
     pipeline("pipeline2_tensor2_dualpipev", "{tp: 2}", "dualpipev", tensor);
+    const std::string context =
+        "  - shard: {input: input_ids, dim: 1, over: cp}\n  - shard: "
+        "{input: labels, dim: 1, over: cp}\n";
+    const std::string rows = model == "gpt-deep"
+                                 ? "  - shard: {match: \"**/wte/*\", dim: 0, over: tp}\n"
+                                 : "  - shard: {match: [\"**/embed_tokens/*\", \"**/lm_head/*\"], "
+                                   "dim: 0, over: tp}\n";
+    all.push_back({"context2_" + id, model, "{cp: 2}", context});
+    all.push_back({"context4_data2_" + id, model, "{dp: 2, cp: 4}", split + context + zero});
+    all.push_back({"vocabulary2_" + id, model, "{tp: 2}", tensor + rows});
+    all.push_back({"vocabulary4_data2_" + id, model, "{tp: 4, dp: 2}", sequence + rows + zero});
+    all.push_back({"context2_tensor2_" + id, model, "{cp: 2, tp: 2}", context + tensor + rows});
+    all.push_back({"context2_sequence2_data2_" + id, model, "{dp: 2, cp: 2, tp: 2}",
+                   split + context + sequence + rows + zero});
+    pipeline("pipeline2_context2_tensor2", "{cp: 2, tp: 2}", "zb-h1", context + tensor + rows);
+    const std::string& heads = kHeads.at(model);
+    all.push_back({"heads2_" + id, model, "{cp: 2}", heads});
+    all.push_back({"heads2_data2_" + id, model, "{dp: 2, cp: 2}", split + heads + zero});
+    all.push_back({"heads2_tensor2_" + id, model, "{cp: 2, tp: 2}", heads + tensor});
+    pipeline("pipeline2_heads2_recompute", "{cp: 2}", "zbv", heads + "  - recompute: {}\n");
+    if (model == "gpt-deep") all.push_back({"heads4_" + id, model, "{cp: 4}", heads});
     all.push_back({"tensor4_" + id, model, "{tp: 4}", tensor});
+    // Samples over two axes: one of replicas, one that cuts what each replica has.
+    const std::string samples = "  - shard: {input: \"*\", dim: 0, over: ep}\n";
+    const std::string replicas = "  - replicate: {over: edp, bucket: 16KiB";
+    all.push_back(
+        {"batch2_data2_" + id, model, "{edp: 2, ep: 2}", split + samples + replicas + "}\n"});
+    all.push_back({"batch2_zero2_" + id, model, "{ep: 2, edp: 2}",
+                   split + samples + replicas + ", shard: [optimizer, gradients, parameters]}\n"});
+    all.push_back({"batch2_tensor2_" + id, model, "{ep: 2, tp: 2}", split + samples + sequence});
     all.push_back({"sequence4_data2_" + id, model, "{dp: 2, tp: 4}",
                    sequence + "  - replicate: {over: dp, shard: [optimizer], bucket: 16KiB}\n"});
   }

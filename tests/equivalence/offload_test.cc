@@ -45,7 +45,7 @@ TEST_P(Offload, SavesMemoryAndKeepsEveryBit) {
   }
   EXPECT_LT(after, before);
   EXPECT_GT(host, 0);
-  const int64_t steps = jobs::kSanitized ? 2 : kSteps;
+  const int64_t steps = kSanitized ? 2 : kSteps;
   const auto want = jobs::train(*plain->single, kModel, steps);
   const auto got = jobs::train(moved->set, kModel, steps);
   ASSERT_TRUE(want) << print_error(want.error());

@@ -63,7 +63,7 @@ TEST_P(PackedWeights, TrainToTheSameBits) {
   ASSERT_TRUE(plain) << print_error(plain.error());
   EXPECT_GT(packed_bytes(packed->set), 0);
   EXPECT_EQ(packed_bytes(plain->set), 0);
-  const int64_t steps = jobs::kSanitized ? 1 : 2;
+  const int64_t steps = kSanitized ? 1 : 2;
   const auto got = train_gpt(packed->set, steps), want = train_gpt(plain->set, steps);
   ASSERT_TRUE(got) << print_error(got.error());
   ASSERT_TRUE(want) << print_error(want.error());

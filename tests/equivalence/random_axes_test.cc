@@ -205,6 +205,12 @@ Tried try_one(uint64_t seed) {
   options.strategy = folder.write("strategy.yaml", text);
   options.fuse = pick(random, 4) != 0;
   const std::string what = fmt::format("seed {}\n{}", seed, text);
+  if (getenv("KEEP")) fprintf(stderr, "seed %lu\n", seed);
+  if (getenv("WRITE")) {
+    std::ofstream(std::string(getenv("WRITE")) + "/model.onnx") << model.bytes();
+    std::ofstream(std::string(getenv("WRITE")) + "/strategy.yaml") << text;
+    exit(0);
+  }
   const auto compiled = compile(options);
   if (!compiled) {
     const std::string error = print_error(compiled.error());
@@ -229,7 +235,7 @@ TEST(RandomAxes, TrainAsOneDeviceDoes) {
   const uint64_t first = given_seed().value_or(1);
   int ran = 0, refused = 0, with_collectives = 0;
   double worst = 0;
-  for (uint64_t seed = first; ran < wanted && !HasFailure(); ++seed) {
+  for (uint64_t seed = first; ran < wanted && (getenv("KEEP") || !HasFailure()); ++seed) {
     const Tried tried = try_one(seed);
     ++(tried.refused ? refused : ran);
     with_collectives += tried.collectives > 0;

@@ -177,7 +177,7 @@ Tried try_one(uint64_t seed) {
 }
 
 TEST(RandomStrategies, EqualOneDevice) {
-  const int wanted = jobs::kSanitized ? 40 : 500;
+  const int wanted = kSanitized ? 40 : 500;
   int ran = 0, refused = 0;
   double worst = 0;
   std::vector<double> differences;

@@ -55,17 +55,49 @@ Done change_value_group(PlanSet& set, Random& random) {
       spot->role->groups.size());
   return fmt::format("{} over group {}", spot->name(), group);
 }
+// A sum over the step that leaves out one of its axes.
+Done narrow_sum(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, reduces);
+  if (!spot) return std::nullopt;
+  RoleProgram& role = *spot->role;
+  Group group = role.groups[static_cast<size_t>(spot->at().group)];
+  if (group.axes.size() < 2) return std::nullopt;
+  const size_t out = below(random, group.axes.size());
+  if (role.mesh[static_cast<size_t>(group.axes[out])].second == 1) return std::nullopt;
+  group.axes.erase(group.axes.begin() + static_cast<std::ptrdiff_t>(out));
+  spot->at().group = static_cast<int32_t>(role.groups.size());
+  role.groups.push_back(std::move(group));
+  return fmt::format("{} without one of its axes", spot->name());
+}
+// Not where labels are counted: their number is the same in whatever blocks.
 Done change_blocks(PlanSet& set, Random& random) {
-  const auto spot = any_spot(set, random, of_blocks);
+  const auto spot = any_spot(set, random, [](const Instruction& i) {
+    return of_blocks(i) && !i.label.starts_with("count");
+  });
   if (!spot) return std::nullopt;
   Instruction& one = spot->at();
-  const bool gathers = one.kind == InstructionKind::kAllGather;
-  const Shape& whole = spot->role->tensor(one.args[gathers ? 1 : 0]).type.shape;
-  const auto outer = other_outer(random, whole[static_cast<size_t>(one.dim)],
-                                 members_of(*spot->role, one.group), one.outer);
+  const bool joins =
+      one.kind == InstructionKind::kAllGather || one.kind == InstructionKind::kAllToAll;
+  const bool other = one.kind == InstructionKind::kAllToAll && below(random, 2) == 0;
+  const Shape& whole = spot->role->tensor(one.args[joins && !other ? 1 : 0]).type.shape;
+  int64_t& known = other ? one.to_outer : one.outer;
+  const auto outer = other_outer(random, whole[static_cast<size_t>(other ? one.to_dim : one.dim)],
+                                 members_of(*spot->role, one.group), known);
   if (!outer) return std::nullopt;
-  one.outer = *outer;
-  return fmt::format("{}: outer {}", spot->name(), *outer);
+  known = *outer;
+  return fmt::format("{}: {} {}", spot->name(), other ? "to_outer" : "outer", *outer);
+}
+// Each keeps its own blocks, as if they were those of the other dim.
+Done keep_own_blocks(PlanSet& set, Random& random) {
+  const auto spot = any_spot(
+      set, random, [](const Instruction& i) { return i.kind == InstructionKind::kAllToAll; });
+  if (!spot) return std::nullopt;
+  const std::string name = spot->name();
+  Instruction& one = spot->at();
+  one.kind = InstructionKind::kCopy;
+  one.group = one.dim = one.to_dim = -1;
+  one.outer = one.to_outer = 1;
+  return fmt::format("{} is a copy", name);
 }
 Done take_greatest(PlanSet& set, Random& random) {
   const auto spot = any_spot(set, random, reduces);
@@ -76,13 +108,26 @@ Done take_greatest(PlanSet& set, Random& random) {
 }
 Done change_pairs(PlanSet& set, Random& random) {
   const auto spot = any_spot(set, random, [](const Instruction& i) {
-    return of_blocks(i) && i.kind != InstructionKind::kAllGather;
+    return i.kind == InstructionKind::kOwnPart || i.kind == InstructionKind::kReduceScatter;
   });
   if (!spot) return std::nullopt;
   InstructionKind& kind = spot->at().kind;
   kind = kind == InstructionKind::kOwnPart ? InstructionKind::kReduceScatter
                                            : InstructionKind::kOwnPart;
   return fmt::format("{} is a {}", spot->name(), to_string(kind));
+}
+
+Done change_position(PlanSet& set, Random& random) {
+  const auto spot = any_spot(
+      set, random, [](const Instruction& i) { return i.kind == InstructionKind::kPosition; });
+  if (!spot) return std::nullopt;
+  Instruction& one = spot->at();
+  const auto groups = static_cast<int32_t>(spot->role->groups.size());
+  if (groups > 1 && below(random, 2) == 0)
+    one.group = (one.group + 1) % groups;
+  else
+    one.outer = below(random, 2) == 0 ? 2 * one.outer : 0;
+  return fmt::format("{}: {} times the position in group {}", spot->name(), one.outer, one.group);
 }
 
 // ---- States -------------------------------------------------------------------------------------
@@ -141,9 +186,12 @@ constexpr auto kMutations = std::to_array<Mutation>({
     {"drop value collective", drop_value_collective},
     {"repeat value collective", repeat_value_collective},
     {"change value group", change_value_group},
+    {"narrow a sum", narrow_sum},
     {"change blocks", change_blocks},
+    {"keep own blocks", keep_own_blocks},
     {"take the greatest", take_greatest},
     {"change pairs", change_pairs},
+    {"change position", change_position},
     {"change cut outer", change_cut_outer},
     {"change cut dim", change_cut_dim},
     {"change cut axis", change_cut_axis},

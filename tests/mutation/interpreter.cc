@@ -284,6 +284,14 @@ class Interpreter {
       case InstructionKind::kCopy:
         write(rank, arg(one, 1), read(rank, arg(one, 0)));
         break;
+      case InstructionKind::kPosition: {
+        const auto& group = rank.role->groups.at(static_cast<size_t>(one.group));
+        const int64_t position = one.outer * group_position(*rank.role, group, rank.coordinates);
+        write(rank, arg(one, 0),
+              spread(join(symbol_of("position"), static_cast<Symbol>(position)),
+                     cells_of(type(rank, arg(one, 0)))));
+        break;
+      }
       default:
         return arrive(c);
     }
@@ -440,6 +448,7 @@ class Interpreter {
       const Instruction& one = instruction(each);
       if (one.kind != first.kind || one.args.size() != first.args.size() ||
           one.root != first.root || one.dim != first.dim || one.outer != first.outer ||
+          one.to_dim != first.to_dim || one.to_outer != first.to_outer ||
           one.reduction != first.reduction)
         fault("'{}' meets '{}'", first.label, one.label);
       for (size_t k = 0; k < one.args.size(); ++k)
@@ -482,8 +491,17 @@ class Interpreter {
     const size_t of_whole = stretches(shape, one.dim, one.outer);
     if (one.kind == InstructionKind::kAllGather)
       return std::vector<Symbols>(all.size(), put_together(given, of_whole));
-    const Symbols total = sum(all, k);
     std::vector<Symbols> results;
+    if (one.kind == InstructionKind::kAllToAll) {
+      Shape together = shape;
+      together[static_cast<size_t>(one.dim)] *= static_cast<int64_t>(all.size());
+      const Symbols total = put_together(given, of_whole);
+      for (size_t i = 0; i < all.size(); ++i)
+        results.push_back(
+            block_of(total, stretches(together, one.to_dim, one.to_outer), all.size(), i));
+      return results;
+    }
+    const Symbols total = sum(all, k);
     for (size_t i = 0; i < all.size(); ++i)
       results.push_back(block_of(total, of_whole, all.size(), i));
     return results;
@@ -504,9 +522,7 @@ class Interpreter {
       }
       for (size_t j = 0; j < all.size(); ++j) {
         Symbols piece;
-        const size_t size = given[j].size() / all.size();
         if (one.kind == InstructionKind::kAllGather) piece = given[j];
-        if (one.kind == InstructionKind::kAllToAll) piece = part_of(given[j], i * size, size);
         if (one.kind == InstructionKind::kBroadcast && j == static_cast<size_t>(one.root))
           piece = given[j];
         results[i].insert(results[i].end(), piece.begin(), piece.end());

@@ -56,23 +56,24 @@ void accept_right_plans(MakeStrategy strategy, int wanted) {
 }
 
 TEST(RightPlans, AreAcceptedAndEndAlikeUnderEveryOrder) {
-  accept_right_plans(random_strategy, jobs::kSanitized ? 100 : 1000);
+  accept_right_plans(random_strategy, kSanitized ? 100 : 1000);
 }
 TEST(RightPlans, WithTwoVersionsAreAcceptedToo) {
-  accept_right_plans(overlapping_strategy, jobs::kSanitized ? 10 : 100);
+  accept_right_plans(overlapping_strategy, kSanitized ? 10 : 100);
 }
 
 TEST(RightPlans, WithRunningStatisticsAreAcceptedToo) {
-  accept_right_plans(uncut_strategy, jobs::kSanitized ? 10 : 50);
+  accept_right_plans(uncut_strategy, kSanitized ? 10 : 50);
 }
 
 TEST(RightPlans, ThatDrawRandomNumbersAreAcceptedToo) {
-  accept_right_plans(drawing_strategy, jobs::kSanitized ? 3 : 15);
+  accept_right_plans(drawing_strategy, kSanitized ? 3 : 15);
 }
 
 TEST(RightPlans, WithBlocksOfWeightsAreAcceptedToo) {
-  accept_right_plans(blocks_strategy, jobs::kSanitized ? 5 : 60);
+  accept_right_plans(blocks_strategy, kSanitized ? 5 : 60);
 }
+TEST(RightPlans, OfRowsAreAccepted) { accept_right_plans(rows_strategy, kSanitized ? 3 : 30); }
 
 struct Count {
   int wrong = 0, caught = 0, equal = 0, equal_refused = 0;
@@ -128,28 +129,28 @@ void catch_mutants(MakeStrategy strategy, std::span<const Mutation> mutations, i
 }
 
 TEST(Mutants, AreCaughtWhenTheyEndOtherwise) {
-  catch_mutants(random_strategy, mutations(), jobs::kSanitized ? 4 : 24, jobs::kSanitized ? 1 : 4,
-                jobs::kSanitized ? 20 : 1000);
+  catch_mutants(random_strategy, mutations(), kSanitized ? 4 : 24, kSanitized ? 1 : 4,
+                kSanitized ? 20 : 1000);
 }
 TEST(Mutants, OfJoinedMessagesAreCaughtToo) {
   std::vector<Mutation> all = mutations();
   const auto more = join_mutations();
   for (int k = 0; k < 4; ++k) all.insert(all.end(), more.begin(), more.end());
-  catch_mutants(joining_strategy, all, jobs::kSanitized ? 2 : 10, jobs::kSanitized ? 1 : 3,
-                jobs::kSanitized ? 10 : 400);
+  catch_mutants(joining_strategy, all, kSanitized ? 2 : 10, kSanitized ? 1 : 3,
+                kSanitized ? 10 : 400);
 }
 TEST(Mutants, OfTwoVersionsAreCaughtToo) {
   std::vector<Mutation> all = mutations();
   const auto more = version_mutations();
   for (int k = 0; k < 3; ++k) all.insert(all.end(), more.begin(), more.end());
-  catch_mutants(overlapping_strategy, all, jobs::kSanitized ? 2 : 10, jobs::kSanitized ? 1 : 3,
-                jobs::kSanitized ? 10 : 500);
+  catch_mutants(overlapping_strategy, all, kSanitized ? 2 : 10, kSanitized ? 1 : 3,
+                kSanitized ? 10 : 500);
 }
 TEST(Mutants, OfRandomNumbersAreCaughtToo) {
   std::vector<Mutation> all = mutations();
   const auto more = agreement_mutations();
   for (int k = 0; k < 3; ++k) all.insert(all.end(), more.begin(), more.end());
-  catch_mutants(drawing_strategy, all, jobs::kSanitized ? 1 : 4, 1, jobs::kSanitized ? 5 : 60);
+  catch_mutants(drawing_strategy, all, kSanitized ? 1 : 4, 1, kSanitized ? 5 : 60);
 }
 TEST(Mutants, OfRunningStatisticsAreCaughtToo) {
   // Which of two values of one type an op takes shows only beside another microbatch.
@@ -158,26 +159,32 @@ TEST(Mutants, OfRunningStatisticsAreCaughtToo) {
     return std::string_view(mutation.name).ends_with("argument") ||
            std::string_view(mutation.name).ends_with("arguments");
   });
-  catch_mutants(uncut_strategy, known, jobs::kSanitized ? 2 : 8, jobs::kSanitized ? 1 : 3,
-                jobs::kSanitized ? 10 : 150);
+  catch_mutants(uncut_strategy, known, kSanitized ? 2 : 8, kSanitized ? 1 : 3,
+                kSanitized ? 10 : 150);
 }
 
 TEST(Mutants, OfBlocksAreCaughtToo) {
   std::vector<Mutation> all = mutations();
   const auto more = block_mutations();
   for (int k = 0; k < 4; ++k) all.insert(all.end(), more.begin(), more.end());
-  catch_mutants(blocks_strategy, all, jobs::kSanitized ? 1 : 8, jobs::kSanitized ? 1 : 2,
-                jobs::kSanitized ? 5 : 200);
+  catch_mutants(blocks_strategy, all, kSanitized ? 1 : 8, kSanitized ? 1 : 2, kSanitized ? 5 : 200);
+}
+
+TEST(Mutants, OfRowsAreCaughtToo) {
+  std::vector<Mutation> all = mutations();
+  const auto more = block_mutations();
+  for (int k = 0; k < 4; ++k) all.insert(all.end(), more.begin(), more.end());
+  catch_mutants(rows_strategy, all, kSanitized ? 1 : 4, 1, kSanitized ? 5 : 60);
 }
 
 // Beside the plan for one device; also of one microbatch.
 TEST(Mutants, ThatDoSomethingElseAreCaughtBesideOneDevice) {
-  catch_mutants(random_strategy, doing_mutations(), jobs::kSanitized ? 2 : 12,
-                jobs::kSanitized ? 1 : 6, jobs::kSanitized ? 10 : 300, true);
+  catch_mutants(random_strategy, doing_mutations(), kSanitized ? 2 : 12, kSanitized ? 1 : 6,
+                kSanitized ? 10 : 300, true);
 }
 TEST(Mutants, OfTwoVersionsAreCaughtBesideOneDevice) {
-  catch_mutants(overlapping_strategy, doing_mutations(), jobs::kSanitized ? 1 : 6,
-                jobs::kSanitized ? 1 : 4, jobs::kSanitized ? 5 : 100, true);
+  catch_mutants(overlapping_strategy, doing_mutations(), kSanitized ? 1 : 6, kSanitized ? 1 : 4,
+                kSanitized ? 5 : 100, true);
 }
 
 }  // namespace

@@ -245,7 +245,7 @@ inline std::string blocks_strategy(Random& random, size_t microbatches) {
                                    fmt::format("tp: 2, pp: {}, dp: {}", pp, dp),
                                    fmt::format("pp: {}, dp: {}, tp: 4", pp, dp)});
   std::string text = fmt::format("piper: 1\nmesh: {{{}}}\n", sizes);
-  text += random_train(random, dp * microbatches * (1 + pick(random, 2)));
+  text += random_train(random, dp * microbatches * 4 * (1 + pick(random, 2)));
   text += fmt::format("annotate:\n  - balance: {{tag: stage, into: {}}}\n", pp);
   text += fmt::format("directives:\n  - split: {{dim: batch, into: {}}}\n", microbatches);
   text += "  - place: {where: {stage: s}, on: {pp: s}}\n";
@@ -256,12 +256,34 @@ inline std::string blocks_strategy(Random& random, size_t microbatches) {
                "  - shard: {match: \"model/4/weight\", dim: 1, over: tp}\n",
                "  - shard: {match: [\"model/0/*\", \"model/2/*\"], dim: 0, over: tp}\n",
                "  - shard: {match: \"model/2/weight\", dim: 1, over: tp}\n",
+               "  - shard: {scope: \"model/1\", dim: 1, over: tp}\n",
+               "  - shard: {input: \"*\", dim: 0, over: tp}\n",
+               "  - shard: {match: \"model/2/weight\", dim: 1, over: tp}\n"
+               "  - shard: {input: \"*\", dim: 0, over: tp}\n",
+               "  - shard: {scope: \"model/0\", dim: 0, over: tp}\n"
                "  - shard: {scope: \"model/1\", dim: 1, over: tp}\n"});
   if (dp > 1)
     text += fmt::format("  - replicate: {{over: dp, bucket: {}{}}}\n",
                         one_of<const char*>(random, {"64B", "25MiB"}),
                         one_of<const char*>(random, kShards));
   return text + random_precision(random) + random_order(random);
+}
+
+// Rows of a table that is looked up and read by a cross-entropy, and tokens.
+inline std::string rows_strategy(Random& random, size_t microbatches) {
+  const size_t dp = 1 + pick(random, 2);
+  std::string text = fmt::format("piper: 1\nmesh: {{dp: {}, tp: 2}}\n", dp);
+  text += random_train(random, 4);
+  text += fmt::format("directives:\n  - split: {{dim: batch, into: {}}}\n", microbatches);
+  text += one_of<const char*>(random, {"  - shard: {match: \"words/*\", dim: 0, over: tp}\n",
+                                       "  - shard: {match: \"words/*\", dim: 0, over: tp}\n"
+                                       "  - shard: {scope: \"{norm,last}\", dim: 1, over: tp}\n",
+                                       "  - shard: {input: ids, dim: 1, over: tp}\n"
+                                       "  - shard: {input: labels, dim: 1, over: tp}\n"});
+  if (dp > 1)
+    text += fmt::format("  - replicate: {{over: dp, bucket: 64B{}}}\n",
+                        one_of<const char*>(random, kShards));
+  return text + random_precision(random);
 }
 
 using MakeStrategy = std::string (*)(Random& random, size_t microbatches);
@@ -276,12 +298,14 @@ inline Made make_plan(Random& random, size_t microbatches, MakeStrategy strategy
   const std::initializer_list<const char*> cut = {"mlp.onnx", "mlp.onnx", "two_tower.onnx",
                                                   "coupled/plain_mean.onnx"};
   const std::initializer_list<const char*> layers = {"mlp.onnx"};
+  const std::initializer_list<const char*> rows = {"init/language.onnx"};
   const std::initializer_list<const char*> uncut = {"batch_norm/residual.onnx",
                                                     "batch_norm/twice.onnx"};
   const std::initializer_list<const char*> drawing = {"dropout/dynamo.onnx",
                                                       "dropout/torchscript.onnx"};
   options.model = std::string(PIPER_SOURCE_DIR "/tests/data/") +
                   one_of<const char*>(random, strategy == blocks_strategy    ? layers
+                                              : strategy == rows_strategy    ? rows
                                               : strategy == uncut_strategy   ? uncut
                                               : strategy == drawing_strategy ? drawing
                                                                              : cut);

@@ -208,6 +208,44 @@ body
     sum_read arg=4 target=2
 )");
 
+// Columns of what a weight makes become rows, each a whole one, of which the greatest is taken
+// away.
+const std::string kExchange = placed(
+    R"(plan batch=1 arena=? workspace=[0] transport=2097152 scratch=4194304
+axis "tp" 2
+stream 0 "compute"
+group 0 "tp" axes=[0]
+input "x" f32[1,4,4]
+buffer 0 "w" f32[4,3] state at=? init="w" param="w" cuts=[S1@0] whole=[4,6]
+buffer 1 "x@0" f32[1,4,4] step at=?
+buffer 2 "h@0" f32[1,4,3] step at=?
+buffer 3 "rows@0" f32[1,2,6] step at=?
+buffer 4 "y@0" f32[1,2,6] step at=?
+buffer 5 "columns@0" f32[1,4,3] step at=?
+buffer 6 "z@0" f32[1,4,3] step at=?
+program 0 label="F" args=3
+  value 0 f32[1,4,4] read
+  value 1 f32[4,3] read
+  value 2 f32[1,4,3] written
+  op MatMul in=[0,1] out=[2]
+program 1 label="F softmax" args=2
+  value 0 f32[1,2,6] read
+  value 1 f32[1,2,6] written
+  op Softmax in=[0] out=[1] {axis=2}
+program 2 label="F add" args=3
+  value 0 f32[1,4,3] read
+  value 1 f32[1,4,3] read
+  value 2 f32[1,4,3] written
+  op Add in=[0,1] out=[2]
+body
+  0 input label="input x" args=[1] input="x" count=1
+  1 compute label="F" program=0 args=[1,0,2] pass="F" micro=0
+  2 all_to_all label="rows" args=[2,3] group=0 micro=0 dim=2 to_dim=1
+  3 compute label="F softmax" program=1 args=[3,4] pass="F" micro=0
+  4 all_to_all label="columns" args=[4,5] group=0 micro=0 dim=1 to_dim=2
+  5 compute label="F add" program=2 args=[2,5,6] pass="F" micro=0
+)");
+
 // q, k and v of one head of two, from one weight that nothing trains; then the rows of another.
 const std::string kHeads = placed(
     R"(plan batch=1 arena=? workspace=[208] transport=2097152 scratch=4194304
@@ -315,6 +353,18 @@ TEST(VerifyLayout, BlocksOfTokensAreAccepted) { EXPECT_EQ(said(kTokens, {}), Sai
 TEST(VerifyLayout, BlocksOfThreeProjectionsAreAccepted) {
   EXPECT_EQ(said(kHeads, {}), Said());
   EXPECT_EQ(said(kHeads, kSlices), Said());
+}
+
+TEST(VerifyLayout, BlocksOfOneDimBecomeThoseOfAnother) {
+  EXPECT_EQ(said(kExchange, {}), Said());
+  EXPECT_EQ(
+      refused(kExchange, {{{"[2,3] group=0 micro=0 dim=2", "[2,3] group=0 micro=0 dim=2 outer=3"}},
+                          {{"dim=2 to_dim=1", "dim=2 to_dim=1 to_outer=2"}},
+                          {{"4 all_to_all label=\"columns\" args=[4,5] group=0 micro=0 dim=1 "
+                            "to_dim=2",
+                            "4 copy label=\"columns\" args=[4,5] micro=0"}}}),
+      "layout: over 'tp', 'F add' on rank 0 (and 1 like it) cannot do op 0, Add, of f32[1,4,3] cut "
+      "at dim 2, f32[1,4,3] cut at dim 1: which cannot be done on these parts alone");
 }
 
 TEST(VerifyLayout, BlocksKnowWhereTheyBegin) {
