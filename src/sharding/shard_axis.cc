@@ -5,6 +5,7 @@
 // results would have to travel. What lies behind is known as a hint: where a result must lie in the
 // end, carried back to what it is made of element by element.
 #include <algorithm>
+#include <climits>
 #include <map>
 #include <set>
 
@@ -108,10 +109,11 @@ class AxisWalk {
     if (seed.dim >= 0) {
       PIPER_CHECK(seed.dim < static_cast<int>(value.type.shape.size()));
       const int64_t extent = value.type.shape[static_cast<size_t>(seed.dim)];
-      if (extent % ranks_ != 0)
+      const int64_t outer = extent % ranks_ == 0 ? outer_of(seed) : 0;
+      if (outer == 0)
         return fail(seed.at, "dim {} of '{}' ({}) cannot be cut into {} equal parts over '{}'",
                     seed.dim, quote_control(value.name), to_string(value.type), ranks_, cut_.name);
-      layout = {kCut, seed.dim, outer_of(seed)};
+      layout = {kCut, seed.dim, outer};
     }
     is_seed_[seed.value.index()] = true;
     if (value.kind == ValueKind::kNode)
@@ -123,20 +125,32 @@ class AxisWalk {
   }
 
   // The parts of a dim that its readers take apart are cut alike: the fewest that let most of the
-  // readers, and those of what these make, work on their part.
+  // readers, and those of what these make, work on their part. 0: none is beside blocks of others.
   int64_t outer_of(const ShardSeed& seed) const {
     const int64_t extent = type_of(seed.value).shape[static_cast<size_t>(seed.dim)];
     std::set<int64_t> outers{1};
-    int64_t best = 1;
-    int least = follow(seed.value, {kCut, seed.dim, 1}, &outers);
+    follow(seed.value, {kCut, seed.dim, 1}, &outers);
+    for (const AxisLayout& before : graph_.value(seed.value).over)
+      if (before.layout.dim == seed.dim) outers.insert(before.layout.outer);
+    int64_t best = 0;
+    int least = INT_MAX;
     for (int64_t outer : outers) {
       if (least == 0) break;
-      if (outer == 1 || extent % (outer * ranks_) != 0) continue;
+      if (extent % (outer * ranks_) != 0 || !is_beside(seed, outer)) continue;
       const int refused = follow(seed.value, {kCut, seed.dim, outer}, nullptr);
       if (refused < least) best = outer;
       least = std::min(least, refused);
     }
     return best;
+  }
+  // Blocks lie inside those of axes before, or have several of them.
+  bool is_beside(const ShardSeed& seed, int64_t outer) const {
+    const auto& over = graph_.value(seed.value).over;
+    return std::all_of(over.begin(), over.end(), [&](const AxisLayout& before) {
+      const int64_t known = before.layout.outer;
+      return before.layout.kind != kCut || before.layout.dim != seed.dim || outer % known == 0 ||
+             known % (outer * ranks_) == 0;
+    });
   }
 
   // How many of the ops behind do not get past the cut, up to where it is summed over; `outers`
@@ -571,8 +585,7 @@ class AxisWalk {
   }
 
   ValueId read(ValueId id, const Layout& need, NodeId reader) {
-    if (is_seed_[id.index()] && graph_.value(id).kind == ValueKind::kInput)
-      return read_input(id, need, reader);
+    if (is_loaded_whole(id)) return read_input(id, need, reader);
     if (need.kind == kCut && may_adopt(id)) lies_[id.index()] = need;
     if (lies_[id.index()] == need) {
       if (need.kind == kWhole) read_whole_[id.index()] = true;
@@ -581,6 +594,9 @@ class AxisWalk {
     return convert(id, need, reader);
   }
 
+  bool is_loaded_whole(ValueId id) const {
+    return is_seed_[id.index()] && graph_.value(id).kind == ValueKind::kInput;
+  }
   // Every rank loads all of an input, and each region takes the blocks that it works on.
   ValueId read_input(ValueId id, const Layout& need, NodeId reader) {
     if (need.kind == kWhole) return id;
@@ -673,8 +689,9 @@ class AxisWalk {
     const Node node = graph_.node(value.producer);
     const Loops loops = loops_of(node);
     const ValueId from = node.inputs[0];
-    const ValueId read =
-        lies_[from.index()] == *source ? now_[from.index()] : convert(from, *source, reader);
+    const ValueId read = is_loaded_whole(from)            ? read_input(from, *source, reader)
+                         : lies_[from.index()] == *source ? now_[from.index()]
+                                                          : convert(from, *source, reader);
     Attrs attrs = node.attrs;
     const Shape shape = local(value.type.shape, to);
     if (loops.def->localise && shape != value.type.shape)

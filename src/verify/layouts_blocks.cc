@@ -13,14 +13,18 @@ std::string to_string(const Lies& lies, const Shape& shape) {
   constexpr const char* kNames[] = {
       "unset",          "unknown",        "whole",      "cut",
       "terms of a sum", "greatest apart", "own number", "whole and terms of sums"};
-  if (lies.kind == Lies::kCut && lies.run != 0) return "cut into runs";
-  std::string text = kNames[lies.kind];
-  if (lies.kind != Lies::kCut) return text;
-  for (size_t d = 0; d < shape.size() && d < 32; ++d) {
-    const int64_t before = elements_of(shape, d);
-    if (!(lies.dims >> d & 1) || before == 0) continue;
-    text += fmt::format(" at dim {}", d);
-    return lies.outer == before ? text : fmt::format("{}, outer {}", text, lies.outer / before);
+  std::string text;
+  for (const Lies& one : lies.readings()) {
+    text += fmt::format("{}{}", text.empty() ? "" : " or ", kNames[one.kind]);
+    if (one.run != 0) text += " into runs";
+    bool known = one.kind != Lies::kCut || one.run != 0;
+    for (size_t d = 0; d < shape.size() && d < 32 && !known; ++d) {
+      const int64_t before = elements_of(shape, d);
+      if (!(one.dims >> d & 1) || before == 0) continue;
+      text += fmt::format(" at dim {}", d);
+      if (one.outer != before) text += fmt::format(", outer {}", one.outer / before);
+      known = true;
+    }
   }
   return text;
 }
@@ -46,10 +50,9 @@ Lies reshaped(const Lies& lies, const Shape& from, const Shape& to) {
   if (from == to) return lies;
   return of_each(lies, [&](Lies one) {
     if (one.kind != Lies::kCut || one.run != 0) return one;
-    bool several = false;
+    const uint32_t known = std::exchange(one.dims, 0);
     for (size_t d = 0; d < from.size() && d < 32; ++d)
-      if (one.dims >> d & 1) several = several || elements_of(from, d + 1) > one.outer;
-    one.dims = dims_of(to, one.outer, several);
+      if (known >> d & 1) one.dims |= dims_of(to, one.outer, elements_of(from, d + 1) > one.outer);
     for (size_t d = 0; d < to.size() && d < 32; ++d)  // a transposition that moves nothing here
       if (to[d] == 1) one.add_reading(blocks_of(to, d, 1));
     return one;
@@ -76,6 +79,14 @@ Lies run_of_mixed(const Lies& lies, int64_t all, int64_t first, int64_t count) {
   return mixed(1, std::vector<bool>(begin, begin + count / piece));
 }
 
+// The same elements of each rank's block: cut at a dim of one element.
+Lies inside_block(const Shape& to) {
+  Lies made{Lies::kUnknown};
+  for (size_t d = 0; d < to.size() && d < 32; ++d)
+    if (to[d] == 1) made.add_reading(blocks_of(to, d, 1));
+  return made;
+}
+
 }  // namespace
 
 Lies run_of(const Lies& lies, int64_t all, int64_t first, int64_t count, const Shape& to) {
@@ -83,8 +94,9 @@ Lies run_of(const Lies& lies, int64_t all, int64_t first, int64_t count, const S
   return of_each(lies, [&](Lies one) {
     if (one.kind != Lies::kCut) return one;
     const int64_t block = one.outer > 0 ? all / one.outer : 0;
-    if (one.run != 0 || block == 0 || first % block != 0 || count % block != 0)
-      return Lies{Lies::kUnknown};
+    if (one.run != 0 || block == 0) return Lies{Lies::kUnknown};
+    if (count < block && first / block == (first + count - 1) / block) return inside_block(to);
+    if (first % block != 0 || count % block != 0) return Lies{Lies::kUnknown};
     one.outer = count / block;
     one.dims = dims_of(to, one.outer, false);
     return one;

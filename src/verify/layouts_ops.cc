@@ -294,9 +294,13 @@ bool OpLayouts::begins(const Use& use, size_t input, const Cut& cut) const {
   if (first.kind != Lies::kFirst) return false;
   const auto size = std::find_if(use.rule.sizes.begin(), use.rule.sizes.end(),
                                  [&](const auto& known) { return known.first == cut.letter; });
+  const int64_t whole = use.types.attrs.integer("whole", -1), all = first.outer * ranks_;
+  const bool between = std::any_of(use.inputs.begin(), use.inputs.end(), [](const LaidOut& one) {
+    return one.lies.outside != 0 && one.lies.inside != 0;
+  });
   return first.outer == size->second ||
-         (first.outer > size->second &&
-          first.outer * ranks_ == use.types.attrs.integer("whole", -1));
+         (first.outer > size->second && first.outer % size->second == 0 &&
+          (all == whole || (between && whole % all == 0)));
 }
 
 }  // namespace piper

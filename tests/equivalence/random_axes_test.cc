@@ -205,19 +205,10 @@ Tried try_one(uint64_t seed) {
   options.strategy = folder.write("strategy.yaml", text);
   options.fuse = pick(random, 4) != 0;
   const std::string what = fmt::format("seed {}\n{}", seed, text);
-  if (getenv("KEEP")) fprintf(stderr, "seed %lu\n", seed);
-  if (getenv("WRITE")) {
-    std::ofstream(std::string(getenv("WRITE")) + "/model.onnx") << model.bytes();
-    std::ofstream(std::string(getenv("WRITE")) + "/strategy.yaml") << text;
-    exit(0);
-  }
   const auto compiled = compile(options);
   if (!compiled) {
     const std::string error = print_error(compiled.error());
-    EXPECT_TRUE(compiled.error().message.starts_with("not supported") ||
-                compiled.error().message.find("equal parts") != std::string::npos)
-        << what << error;
-    EXPECT_GT(compiled.error().at.line, 0) << what << error;
+    EXPECT_GT(compiled.error().at.line, 0) << what << error;  // not a plan that was refused
     if (given_seed()) std::printf("%s\n%s", what.c_str(), error.c_str());
     return {true};
   }
@@ -235,7 +226,7 @@ TEST(RandomAxes, TrainAsOneDeviceDoes) {
   const uint64_t first = given_seed().value_or(1);
   int ran = 0, refused = 0, with_collectives = 0;
   double worst = 0;
-  for (uint64_t seed = first; ran < wanted && (getenv("KEEP") || !HasFailure()); ++seed) {
+  for (uint64_t seed = first; ran < wanted && !HasFailure(); ++seed) {
     const Tried tried = try_one(seed);
     ++(tried.refused ? refused : ran);
     with_collectives += tried.collectives > 0;
@@ -244,7 +235,7 @@ TEST(RandomAxes, TrainAsOneDeviceDoes) {
   std::printf(
       "seeds from %lu: %d ran, %d of them with collectives, %d were refused; at most %.1e\n", first,
       ran, with_collectives, refused, worst);
-  EXPECT_LT(refused, wanted / 4);
+  EXPECT_LT(refused, wanted / 5);
   EXPECT_GT(with_collectives, wanted / 2);
 }
 
