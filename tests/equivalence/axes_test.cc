@@ -3,6 +3,7 @@
 // device does that cuts nothing, in f64 to the last digits.
 #include "equivalence/jobs.h"
 #include "piper/summary.h"
+#include "piper/verify.h"
 
 namespace piper {
 namespace {
@@ -179,6 +180,70 @@ TEST(Axes, HeadsForTokensAreExchanged) {
       EXPECT_EQ(sent.at(InstructionKind::kAllToAll),
                 std::pair(2 * m.layers * m.messages, 2 * m.layers * m.widths * bytes));
     }
+}
+
+// ---- Controls ---------------------------------------------------------------------------------
+
+// Where a step's collectives over tp stand.
+std::vector<size_t> over_tp(const RoleProgram& role) {
+  std::vector<size_t> places;
+  for (size_t i = 0; i < role.body.size(); ++i)
+    if (const Instruction& one = role.body[i];
+        is_collective(one.kind) && role.groups[static_cast<size_t>(one.group)].name == "tp")
+      places.push_back(i);
+  return places;
+}
+void move_to(RoleProgram& role, Instruction& one, const std::string& axis) {
+  for (size_t a = 0; a < role.mesh.size(); ++a)
+    if (role.mesh[a].first == axis) role.groups.push_back({axis, {static_cast<int32_t>(a)}});
+  one.group = static_cast<int32_t>(role.groups.size()) - 1;
+}
+void over_replicas(RoleProgram& role, Instruction& one) { move_to(role, one, "dp"); }
+// Sums of what a rank alone has; what is put together cannot be left out of a plan that runs.
+void left_out(RoleProgram& role, Instruction& one) {
+  if (one.kind == InstructionKind::kReduceScatter)
+    one.kind = InstructionKind::kOwnPart;
+  else
+    move_to(role, one, one.kind == InstructionKind::kAllReduce ? "alone" : "dp");
+}
+
+double apart(const Trained& a, const Trained& b) {
+  double worst = largest_error(a, b);
+  for (size_t k = 0; k < a.losses.size(); ++k)
+    worst =
+        std::max({worst, std::abs(a.losses[k] - b.losses[k]), std::abs(a.norms[k] - b.norms[k])});
+  return worst;
+}
+
+// The verifier refuses every plan that has one collective wrong; of a few the numbers show it, too.
+TEST(Axes, EachCollectiveCounts) {
+  NEED_MODELS();
+  const std::string replicas = "  - replicate: {over: dp}\n", gpt = kTensor.at("gpt-deep");
+  for (const Case& c : {Case{"", "gpt-deep", "", gpt + replicas},
+                        Case{"", "gpt-deep", "", gpt + kSequence.at("gpt-deep") + replicas},
+                        Case{"", "llama-hf", "", kTensor.at("llama-hf") + replicas}}) {
+    const Case on_mesh{"", c.model, "{dp: 2, tp: 2, alone: 1}", c.directives};
+    const Result<Compiled> right = compile_case(on_mesh, kAdamW, true);
+    ASSERT_TRUE(right) << print_error(right.error());
+    const Result<Trained> uncut = train(*right->uncut, c.model, 2);
+    ASSERT_TRUE(uncut) << print_error(uncut.error());
+    ASSERT_EQ(right->set.roles.size(), 1U);
+    const std::vector<size_t> places = over_tp(right->set.roles[0]);
+    EXPECT_GE(places.size(), 16U);
+    for (const auto& change : {over_replicas, left_out})
+      for (size_t k = 0; k < places.size(); ++k) {
+        PlanSet wrong = right->set;
+        Instruction& one = wrong.roles[0].body[places[k]];
+        SCOPED_TRACE(fmt::format("{} {}", one.label, change == left_out ? "left out" : "over dp"));
+        change(wrong.roles[0], one);
+        const Result<VerifyReport> report = verify_plan_set(wrong, nullptr);
+        EXPECT_TRUE(!report || !report->findings.empty());
+        if (k % (places.size() / 4) != 0) continue;
+        const Result<Trained> trained = train(wrong, c.model, 2);
+        ASSERT_TRUE(trained) << print_error(trained.error());
+        EXPECT_GT(apart(*trained, *uncut), 1e-9);
+      }
+  }
 }
 
 std::vector<Case> cases() {
