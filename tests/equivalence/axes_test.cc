@@ -115,12 +115,13 @@ TEST_P(Axes, TrainAsOneDeviceDoes) {
 
 // What a step of a rank sends over an axis, in f32: messages and bytes by kind.
 std::map<InstructionKind, std::pair<int64_t, int64_t>> traffic(const Case& c,
-                                                               std::string_view over = "tp") {
+                                                               std::string_view over = "tp",
+                                                               size_t role = 0) {
   const Result<Compiled> compiled = compile_case(c, kSgd, false);
   EXPECT_TRUE(compiled) << print_error(compiled.error());
   std::map<InstructionKind, std::pair<int64_t, int64_t>> sent;
   const Summary summary = summarise(compiled->set);
-  for (const TrafficSummary& each : summary.roles[0].traffic)
+  for (const TrafficSummary& each : summary.roles[role].traffic)
     if (each.over == over && each.dtype == DType::kF32)
       sent[each.kind] = {each.messages, each.bytes};
   return sent;
@@ -180,6 +181,83 @@ TEST(Axes, HeadsForTokensAreExchanged) {
       EXPECT_EQ(sent.at(InstructionKind::kAllToAll),
                 std::pair(2 * m.layers * m.messages, 2 * m.layers * m.widths * bytes));
     }
+}
+
+// Beside pipelines, replicas and microbatches each stage sends for its layers and its samples; a
+// replica's messages are of the parameters that its stage and its part of the layers keep
+// (Rajbhandari et al., 2020: one gather of each for a use, one sum scattered).
+TEST(Axes, SendWhatTheirFormulasSayBesideOthers) {
+  NEED_MODELS();
+  const int64_t layers = 4, width = 32, tokens = 8 / 2 * 32,
+                bytes = tokens * width * 4;                               // a rank's
+  const int64_t cut = 12 * width * width + 7 * width, whole = 6 * width;  // of a layer
+  const auto send = [&](const std::string& more, const std::string& over, int64_t microbatches,
+                        size_t stage) {
+    const Case c{"", "gpt-deep", "{dp: 2, tp: 2}", kTensor.at("gpt-deep") + more,
+                 fmt::format("include: [{}/strategies/schedules/1f1b.yaml]\n"
+                             "params: {{stages: 2, microbatches: {}}}\n",
+                             PIPER_SOURCE_DIR, microbatches)};
+    return traffic(c, over, stage);
+  };
+  const std::string replicas = "  - replicate: {over: dp}\n";
+  const std::string zero =
+      "  - replicate: {over: dp, shard: [optimizer, gradients, parameters], gather: {when: "
+      "WHEN}}\n";
+  const auto zero_when = [&](const char* when) {
+    return std::string(zero).replace(zero.find("WHEN"), 4, when);
+  };
+  for (const int64_t microbatches : {2, 4}) {
+    const int64_t kept = 4 * (layers * (cut / 2 + whole) + 32 * width);  // and positions
+    for (const size_t stage : {0, 1}) {
+      const auto tensor = send(replicas, "tp", microbatches, stage);
+      EXPECT_EQ(tensor.at(InstructionKind::kAllReduce),
+                std::pair(4 * layers * microbatches, 4 * layers * bytes));
+      const auto sequence = send(replicas + kSequence.at("gpt-deep"), "tp", microbatches, stage);
+      EXPECT_EQ(sequence.at(InstructionKind::kReduceScatter).second, 4 * layers * bytes);
+      EXPECT_EQ(sequence.at(InstructionKind::kAllGather).second, 6 * layers * bytes);
+    }
+    EXPECT_EQ(send(replicas, "dp", microbatches, 0).at(InstructionKind::kAllReduce).second, kept);
+    const auto per_step = send(zero_when("per_step"), "dp", microbatches, 0);
+    EXPECT_EQ(per_step.at(InstructionKind::kReduceScatter).second, kept);
+    const int64_t tied = 4 * 128 * width;  // whose gradient the other stage sums up
+    EXPECT_EQ(per_step.at(InstructionKind::kAllGather).second, kept + tied);
+    // On one stage, for each microbatch all of it.
+    const int64_t all = 4 * (2 * layers * (cut / 2 + whole) + (2 + 128 + 32) * width);
+    const std::string split = fmt::format("  - split: {{dim: batch, into: {}}}\n", microbatches);
+    const Case alone{"", "gpt-deep", "{dp: 2, tp: 2}",
+                     split + kTensor.at("gpt-deep") + zero_when("per_microbatch")};
+    const auto gathers = traffic(alone, "dp").at(InstructionKind::kAllGather);
+    EXPECT_EQ(gathers.second, microbatches * all);
+  }
+}
+
+// Blocks of blocks are put together from the inside, or as stretches.
+TEST(Axes, BlocksOfBlocksKeepTheirOrder) {
+  const Folder folder;
+  CompileOptions options;
+  options.model = PIPER_SOURCE_DIR "/tests/data/mlp.onnx";
+  options.strategy = folder.write("strategy.yaml", R"(piper: 1
+mesh: {a: 2, b: 2}
+train: {global_batch: 8, optimizer: {sgd: {lr: 0.1}}}
+directives:
+  - shard: {match: "model/0/*", dim: 0, over: a}
+  - shard: {match: "model/0/*", dim: 0, over: b}
+  - shard: {scope: "model/1", dim: none, over: a}
+  - shard: {scope: "model/1", dim: none, over: b}
+)");
+  const Result<Compiled> right = compile(options);
+  ASSERT_TRUE(right) << print_error(right.error());
+  int changed = 0;
+  for (size_t i = 0; i < right->set.roles[0].body.size(); ++i) {
+    PlanSet wrong = right->set;
+    Instruction& one = wrong.roles[0].body[i];
+    if (one.kind != InstructionKind::kAllGather || one.dim < 0) continue;
+    one.outer = one.outer == 1 ? 2 : 1;
+    const Result<VerifyReport> report = verify_plan_set(wrong, nullptr);
+    EXPECT_TRUE(!report || !report->findings.empty()) << one.label;
+    ++changed;
+  }
+  EXPECT_GE(changed, 2);
 }
 
 // ---- Controls ---------------------------------------------------------------------------------
