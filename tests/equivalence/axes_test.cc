@@ -383,6 +383,12 @@ std::vector<Case> cases() {
     all.push_back({"sequence4_data2_" + id, model, "{dp: 2, tp: 4}",
                    sequence + "  - replicate: {over: dp, shard: [optimizer], bucket: 16KiB}\n"});
   }
+  // Weights as [in, out], by the library's names.
+  for (const char* file : {"tensor", "sequence"})
+    all.push_back({fmt::format("library_{}2_gpt2", file), "gpt2-hf", "{alone: 1}", split,
+                   fmt::format("include: [{}/strategies/tensor/{}.yaml]\n"
+                               "params: {{tp: 2, out: -1, in: 0}}\n",
+                               PIPER_SOURCE_DIR, file)});
   return all;
 }
 
