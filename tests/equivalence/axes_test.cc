@@ -480,6 +480,12 @@ std::vector<Case> cases() {
   all.push_back({"lookups4_data2_qwen", "qwen3-moe-hf", "{edp: 2, ep: 4}",
                  split + lookups + "  - replicate: {over: edp, shard: [optimizer]}\n"});
   all.push_back({"lookups2_samples2_qwen", "qwen3-moe-hf", "{ep: 2}", lookups + samples});
+  // Weights as [in, out], by the library's names.
+  for (const char* file : {"tensor", "sequence"})
+    all.push_back({fmt::format("library_{}2_gpt2", file), "gpt2-hf", "{alone: 1}", split,
+                   fmt::format("include: [{}/strategies/tensor/{}.yaml]\n"
+                               "params: {{tp: 2, out: -1, in: 0}}\n",
+                               PIPER_SOURCE_DIR, file)});
   return all;
 }
 
