@@ -283,6 +283,10 @@ std::vector<Case> cases() {
     all.push_back({"sequence4_data2_" + id, model, "{dp: 2, tp: 4}",
                    sequence + "  - replicate: {over: dp, shard: [optimizer], bucket: 16KiB}\n"});
   }
+  // One sample a rank: a slice of it is a part of its block.
+  for (const char* model : {"two-tower", "vit-hf"})
+    all.push_back({"batch4_data2_" + identifier(model), model, "{dp: 2, ep: 4}",
+                   "  - shard: {input: \"*\", dim: 0, over: ep}\n  - replicate: {over: dp}\n"});
   return all;
 }
 
