@@ -206,9 +206,10 @@ bool can_be_sliced(const Dag& dag, const Value& value, int32_t axis) {
 }  // namespace
 
 Result<Dag> apply_sends(Dag dag, const std::vector<ShardRule>& shards, Explanations& out) {
-  const std::vector<bool> sent = sent_values(dag);
+  std::vector<bool> sent;
   for (const ShardRule& shard : shards) {
     if (shard.sends.empty()) continue;
+    if (sent.empty()) sent = sent_values(dag);
     dag.sliced.resize(dag.graph.values.size());
     const auto named = std::find_if(dag.mesh.begin(), dag.mesh.end(),
                                     [&](const DagAxis& axis) { return axis.name == shard.over; });

@@ -68,8 +68,21 @@ class Walk {
     if (lies.kind == Lies::kCut && info(own.dtype).bytes != info(whole.dtype).bytes)
       return {Lies::kUnknown};
     if (own.bytes() == whole.bytes()) return reshaped(lies, whole.shape, own.shape);
+    if (const auto part = part_of_one(lies, whole.shape, own.shape)) return *part;
     return run_of(lies, num_elements(whole.shape), first_[at(value)], num_elements(own.shape),
                   own.shape);
+  }
+  // Of a block that is one turn of its dim, all of which is here, a part is a part of the turn:
+  // every rank has the same of its own.
+  static std::optional<Lies> part_of_one(const Lies& lies, const Shape& from, const Shape& to) {
+    if (lies.kind != Lies::kCut || lies.run != 0 || lies.outer != 1) return std::nullopt;
+    for (size_t d = 0; d < from.size() && d < 32; ++d)
+      if ((lies.dims >> d & 1) && from[d] != 1) return std::nullopt;
+    Lies made = lies;
+    made.dims = dims_of(to, 1, false) & (from.size() == to.size() ? lies.dims : ~uint32_t{0});
+    for (size_t d = 0; d < to.size() && d < 32; ++d)
+      if (to[d] != 1) made.dims &= ~(uint32_t{1} << d);
+    return made.dims != 0 ? std::optional(made) : std::nullopt;
   }
   void store(int32_t value, const Lies& lies) {
     const int32_t base = bases_[at(value)];
@@ -86,12 +99,18 @@ class Walk {
         return;
       return refuse("which lies otherwise than what it is a part of");
     }
-    join(base, lies, count);
+    join(base, lies, own.shape, count);
   }
   // Parts of a base, which must lie alike: of blocks, blocks of one size.
-  void join(int32_t base, const Lies& lies, int64_t count) {
+  void join(int32_t base, const Lies& lies, const Shape& shape, int64_t count) {
     Lies& held = held_[at(base)];
     int64_t& known = parts_[at(base)];
+    const auto one = part_of_one(lies, shape, type(base).shape);
+    if (one && (known == 0 || held == *one)) {
+      held = *one, known += count;
+      if (known == num_elements(type(base).shape)) known = 0;
+      return;
+    }
     if (known == 0) {
       held = lies, known = count;
     } else if (held.kind == lies.kind && held.run == 0 && lies.run == 0 &&

@@ -486,6 +486,10 @@ std::vector<Case> cases() {
                    fmt::format("include: [{}/strategies/tensor/{}.yaml]\n"
                                "params: {{tp: 2, out: -1, in: 0}}\n",
                                PIPER_SOURCE_DIR, file)});
+  // One sample a rank: a slice of it is a part of its block.
+  for (const char* model : {"two-tower", "vit-hf"})
+    all.push_back({"batch4_data2_" + identifier(model), model, "{dp: 2, ep: 4}",
+                   "  - shard: {input: \"*\", dim: 0, over: ep}\n  - replicate: {over: dp}\n"});
   return all;
 }
 
