@@ -70,6 +70,10 @@ class Seeds {
           PIPER_TRY(add(output, fmt::format("'{}' of {}", quote_control(graph_.value(output).name),
                                             graph_.nodes[i].scope)));
       }
+    if (seeds_.empty() && std::find(inside.begin(), inside.end(), true) != inside.end())
+      return fail(shard_.of_at, "shard: nothing reads what '{}' makes",
+                  quote_control(shard_.scope.front().pattern()))
+          .with_note("help: 'scope' names modules whose results other modules read");
     return nothing("module", shard_.scope.front().pattern(), all);
   }
 

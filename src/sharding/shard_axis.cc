@@ -5,6 +5,7 @@
 // results would have to travel. What lies behind is known as a hint: where a result must lie in the
 // end, carried back to what it is made of element by element.
 #include <algorithm>
+#include <climits>
 #include <map>
 #include <set>
 
@@ -108,10 +109,11 @@ class AxisWalk {
     if (seed.dim >= 0) {
       PIPER_CHECK(seed.dim < static_cast<int>(value.type.shape.size()));
       const int64_t extent = value.type.shape[static_cast<size_t>(seed.dim)];
-      if (extent % ranks_ != 0)
+      const int64_t outer = extent % ranks_ == 0 ? outer_of(seed) : 0;
+      if (outer == 0)
         return fail(seed.at, "dim {} of '{}' ({}) cannot be cut into {} equal parts over '{}'",
                     seed.dim, quote_control(value.name), to_string(value.type), ranks_, cut_.name);
-      layout = {kCut, seed.dim, outer_of(seed)};
+      layout = {kCut, seed.dim, outer};
     }
     is_seed_[seed.value.index()] = true;
     if (value.kind == ValueKind::kNode)
@@ -123,20 +125,32 @@ class AxisWalk {
   }
 
   // The parts of a dim that its readers take apart are cut alike: the fewest that let most of the
-  // readers, and those of what these make, work on their part.
+  // readers, and those of what these make, work on their part. 0: none is beside blocks of others.
   int64_t outer_of(const ShardSeed& seed) const {
     const int64_t extent = type_of(seed.value).shape[static_cast<size_t>(seed.dim)];
     std::set<int64_t> outers{1};
-    int64_t best = 1;
-    int least = follow(seed.value, {kCut, seed.dim, 1}, &outers);
+    follow(seed.value, {kCut, seed.dim, 1}, &outers);
+    for (const AxisLayout& before : graph_.value(seed.value).over)
+      if (before.layout.dim == seed.dim) outers.insert(before.layout.outer);
+    int64_t best = 0;
+    int least = INT_MAX;
     for (int64_t outer : outers) {
       if (least == 0) break;
-      if (outer == 1 || extent % (outer * ranks_) != 0) continue;
+      if (extent % (outer * ranks_) != 0 || !is_beside(seed, outer)) continue;
       const int refused = follow(seed.value, {kCut, seed.dim, outer}, nullptr);
       if (refused < least) best = outer;
       least = std::min(least, refused);
     }
     return best;
+  }
+  // Blocks lie inside those of axes before, or have several of them.
+  bool is_beside(const ShardSeed& seed, int64_t outer) const {
+    const auto& over = graph_.value(seed.value).over;
+    return std::all_of(over.begin(), over.end(), [&](const AxisLayout& before) {
+      const int64_t known = before.layout.outer;
+      return before.layout.kind != kCut || before.layout.dim != seed.dim || outer % known == 0 ||
+             known % (outer * ranks_) == 0;
+    });
   }
 
   // How many of the ops behind do not get past the cut, up to where it is summed over; `outers`
@@ -259,13 +273,9 @@ class AxisWalk {
   }
 
   void hint_gradients() {
-    for (const Param& param : graph_.params) {
-      if (!param.gradient.valid()) continue;
-      const Layout& lies = lies_[param.value.index()];
-      if (lies.kind == kCut) hint(param.gradient, lies);
-      if (lies.kind == kWhole && is_seed_[param.value.index()])
-        hints_[param.gradient.index()] = Layout{};
-    }
+    for (const Param& param : graph_.params)
+      if (param.gradient.valid() && lies_[param.value.index()].kind == kCut)
+        hint(param.gradient, lies_[param.value.index()]);
   }
 
   // ---- One op -----------------------------------------------------------------------------------
@@ -295,7 +305,9 @@ class AxisWalk {
     if (only_moves(loops, node) && may_adopt(node.inputs[0]) && !hints_[node.outputs[0].index()])
       hints_[node.outputs[0].index()] = wanted_beside(node.outputs[0]);
     std::vector<Choice> choices;
-    if (is_touched(node)) {
+    if (std::optional<Choice> gradient = as_parameter(node)) {
+      choices = {*std::move(gradient)};
+    } else if (is_touched(node)) {
       for (ValueId output : node.outputs)
         if (loops.is_product() && !hints_[output.index()])
           hints_[output.index()] = wanted_beside(output);
@@ -319,6 +331,20 @@ class AxisWalk {
     take(id, node, best);
   }
 
+  // A gradient lies as its parameter, so that what updates one by the other converts nothing; terms
+  // of a whole one are summed up with the step.
+  std::optional<Choice> as_parameter(const Node& node) const {
+    if (node.op != "StepSum") return std::nullopt;
+    const auto is_own = [&](const Param& param) { return param.gradient == node.outputs[0]; };
+    const auto param = std::find_if(graph_.params.begin(), graph_.params.end(), is_own);
+    if (param == graph_.params.end()) return std::nullopt;
+    const Layout& lies = lies_[param->value.index()];
+    const bool terms = lies.kind == kWhole &&
+                       std::all_of(node.inputs.begin(), node.inputs.end(),
+                                   [&](ValueId id) { return lies_[id.index()].kind == kTerms; });
+    return Choice{{}, std::vector(node.inputs.size(), terms ? Layout{kTerms} : lies), {lies}};
+  }
+
   bool is_touched(const Node& node) const {
     const auto lies = [&](ValueId id) { return id.valid() && lies_[id.index()].kind != kWhole; };
     const auto hinted = [&](ValueId id) { return hints_[id.index()].has_value(); };
@@ -338,11 +364,10 @@ class AxisWalk {
       const Layout& lies = lies_[node.inputs[i].index()];
       const auto& wanted = hints_[node.inputs[i].index()];
       if (lies.kind == kCut) add(cut_of(loops.input(i), lies, ranks_));
-      if (lies.kind == kTerms && wanted && wanted->kind == kCut)
-        add(cut_of(loops.input(i), *wanted, ranks_));
+      if (lies.kind == kTerms && wanted) add(cut_of(loops.input(i), *wanted, ranks_));
     }
     for (size_t o = 0; o < node.outputs.size(); ++o)
-      if (const auto& wanted = hints_[node.outputs[o].index()]; wanted && wanted->kind == kCut)
+      if (const auto& wanted = hints_[node.outputs[o].index()])
         add(cut_of(loops.output(o), *wanted, ranks_));
     return cuts;
   }
@@ -369,7 +394,6 @@ class AxisWalk {
       const bool sums = loops.rule.reduces == LoopRule::kSum;
       choice.makes.push_back(layout.value_or(Layout{sums ? kTerms : kGreatest}));
       const auto& wanted = hints_[node.outputs[o].index()];
-      choice.against += wanted && wanted->kind == kWhole && choice.makes.back().kind == kCut;
       if ((wanted || is_apart(choice.makes.back())) && !is_contribution(node.outputs[o]))
         choice.bytes +=
             cost_of(type_of(node.outputs[o]), choice.makes.back(), wanted.value_or(Layout{}));
@@ -555,8 +579,7 @@ class AxisWalk {
   }
 
   ValueId read(ValueId id, const Layout& need, NodeId reader) {
-    if (is_seed_[id.index()] && graph_.value(id).kind == ValueKind::kInput)
-      return read_input(id, need, reader);
+    if (is_loaded_whole(id)) return read_input(id, need, reader);
     if (need.kind == kCut && may_adopt(id)) lies_[id.index()] = need;
     if (lies_[id.index()] == need) {
       if (need.kind == kWhole) read_whole_[id.index()] = true;
@@ -565,6 +588,9 @@ class AxisWalk {
     return convert(id, need, reader);
   }
 
+  bool is_loaded_whole(ValueId id) const {
+    return is_seed_[id.index()] && graph_.value(id).kind == ValueKind::kInput;
+  }
   // Every rank loads all of an input, and each region takes the blocks that it works on.
   ValueId read_input(ValueId id, const Layout& need, NodeId reader) {
     if (need.kind == kWhole) return id;
@@ -657,8 +683,9 @@ class AxisWalk {
     const Node node = graph_.node(value.producer);
     const Loops loops = loops_of(node);
     const ValueId from = node.inputs[0];
-    const ValueId read =
-        lies_[from.index()] == *source ? now_[from.index()] : convert(from, *source, reader);
+    const ValueId read = is_loaded_whole(from)            ? read_input(from, *source, reader)
+                         : lies_[from.index()] == *source ? now_[from.index()]
+                                                          : convert(from, *source, reader);
     Attrs attrs = node.attrs;
     const Shape shape = local(value.type.shape, to);
     if (loops.def->localise && shape != value.type.shape)
@@ -775,19 +802,7 @@ class AxisWalk {
     graph_.nodes = std::move(nodes_);
     for (size_t n = 0; n < graph_.nodes.size(); ++n)
       for (ValueId output : graph_.nodes[n].outputs) graph_.value(output).producer = NodeId(n);
-    for (Node& node : graph_.nodes) keep_transpose(node);
     check_types();
-  }
-
-  // Where a part has one index of its dim, a transposition of that dim moves no byte, and yet the
-  // part lies elsewhere in the whole: it must stay an op, for who reads the plan to follow it.
-  void keep_transpose(Node& node) const {
-    if (node.op != "Transpose") return;
-    const Value& from = graph_.value(node.inputs[0]);
-    for (const auto& [axis, lies] : from.over)
-      if (axis == cut_.axis && lies.kind == kCut &&
-          from.type.shape[static_cast<size_t>(lies.dim)] == 1)
-        node.attrs.set("copy", int64_t{1});
   }
 
   // Every op must be legal on what it reads now.

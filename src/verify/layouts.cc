@@ -5,92 +5,6 @@
 #include "mail.h"
 
 namespace piper {
-namespace {
-
-uint32_t axes_of(const Group& group) {
-  uint32_t axes = 0;
-  for (const int32_t axis : group.axes) axes |= uint32_t{1} << axis;
-  return axes;
-}
-
-}  // namespace
-
-std::string to_string(const Lies& lies, const Shape& shape) {
-  constexpr const char* kNames[] = {
-      "unset",          "unknown",        "whole",      "cut",
-      "terms of a sum", "greatest apart", "own number", "whole and terms of sums"};
-  if (lies.kind == Lies::kCut && lies.run != 0) return "cut into runs";
-  std::string text = kNames[lies.kind];
-  if (lies.kind != Lies::kCut) return text;
-  for (size_t d = 0; d < shape.size() && d < 32; ++d) {
-    const int64_t before = elements_of(shape, d);
-    if (!(lies.dims >> d & 1) || before == 0) continue;
-    text += fmt::format(" at dim {}", d);
-    return lies.outer == before ? text : fmt::format("{}, outer {}", text, lies.outer / before);
-  }
-  return text;
-}
-
-Lies blocks_of(const Shape& shape, size_t dim, int64_t outer) {
-  return {Lies::kCut, uint32_t{1} << dim, 0, elements_of(shape, dim) * outer};
-}
-
-uint32_t dims_of(const Shape& shape, int64_t outer, bool several) {
-  uint32_t all = 0, blocks = 0;
-  int64_t before = 1;
-  for (size_t d = 0; d < shape.size() && d < 32 && before > 0; before *= shape[d++]) {
-    if (outer % before != 0 || shape[d] <= 0) continue;
-    const int64_t stretches = outer / before;
-    if (stretches > shape[d] || shape[d] % stretches != 0) continue;
-    all |= uint32_t{1} << d;
-    if (stretches < shape[d] || stretches == 1) blocks |= uint32_t{1} << d;
-  }
-  return several && blocks != 0 ? blocks : all;
-}
-
-Lies reshaped(const Lies& lies, const Shape& from, const Shape& to) {
-  if (lies.kind != Lies::kCut || lies.run != 0 || from == to) return lies;
-  Lies made = lies;
-  bool several = false;
-  for (size_t d = 0; d < from.size() && d < 32; ++d)
-    if (lies.dims >> d & 1) several = several || elements_of(from, d + 1) > lies.outer;
-  made.dims = dims_of(to, lies.outer, several);
-  return made;
-}
-
-Lies mixed(int64_t outer, std::vector<bool> terms) {
-  if (std::find(terms.begin(), terms.end(), false) == terms.end()) return {Lies::kTerms};
-  if (std::find(terms.begin(), terms.end(), true) == terms.end()) return {Lies::kWhole};
-  return {Lies::kMixed, 0, 0, outer, std::move(terms)};
-}
-
-namespace {
-
-Lies run_of_mixed(const Lies& lies, int64_t all, int64_t first, int64_t count) {
-  const auto pieces = static_cast<int64_t>(lies.terms.size());
-  const int64_t stretch = all / lies.outer, piece = stretch / pieces;
-  if (piece == 0 || stretch % pieces != 0) return {Lies::kUnknown};
-  if (first % stretch == 0 && count % stretch == 0) return mixed(count / stretch, lies.terms);
-  first %= stretch;
-  const auto begin = lies.terms.begin() + first / piece;
-  if (first / piece == (first + count - 1) / piece) return {*begin ? Lies::kTerms : Lies::kWhole};
-  if (first % piece != 0 || count % piece != 0 || first + count > stretch) return {Lies::kUnknown};
-  return mixed(1, std::vector<bool>(begin, begin + count / piece));
-}
-
-}  // namespace
-
-Lies run_of(const Lies& lies, int64_t all, int64_t first, int64_t count, const Shape& to) {
-  if (lies.kind == Lies::kMixed) return run_of_mixed(lies, all, first, count);
-  if (lies.kind != Lies::kCut) return lies;
-  const int64_t block = lies.outer > 0 ? all / lies.outer : 0;
-  if (lies.run != 0 || block == 0 || first % block != 0 || count % block != 0)
-    return {Lies::kUnknown};
-  Lies made = lies;
-  made.outer = count / block;
-  made.dims = dims_of(to, made.outer, false);
-  return made;
-}
 
 uint32_t find_followed_axes(const PlanSet& set) {
   uint32_t axes = 0;
@@ -109,59 +23,19 @@ uint32_t find_followed_axes(const PlanSet& set) {
 
 namespace {
 
-// How what a state keeps lies over the axis. Cuts apply in order, each to what is left; one that
-// cuts a dim again leaves fewer stretches, or smaller blocks, of those before it.
-Lies kept_of(const RoleProgram& role, const Tensor& tensor, int32_t axis) {
-  Shape left = tensor.whole.empty() ? tensor.type.shape : tensor.whole;
-  const TensorCut* own = nullptr;
-  int64_t outer = 1;
-  for (const TensorCut& cut : tensor.cuts) {
-    const auto dim = static_cast<size_t>(cut.dim);
-    const int64_t size = role.mesh[cut.axis].second;
-    if (own && own->dim == cut.dim && cut.outer % outer != 0) {
-      if (outer % (cut.outer * size) != 0) return {Lies::kUnknown};
-      outer /= size;
-    }
-    left[dim] /= size;
-    if (cut.axis == axis) own = &cut, outer = cut.outer;
-  }
-  Lies lies = own ? blocks_of(left, static_cast<size_t>(own->dim), outer) : Lies{Lies::kWhole};
-  if (tensor.part_of < 0) return lies;
-  const uint32_t run = axes_of(role.groups[tensor.part_of]);
-  if (!own && (run >> axis & 1)) return {Lies::kCut, 0, run};
-  if (own) lies.run = run, lies.dims = 0;
-  return lies;
-}
-
-// What of a cut along one axis a collective along another leaves, which has `members` blocks of
-// each of `outer` stretches of `dim`. `joins`: it puts them together, from `shape`.
-Lies beside(const Lies& lies, const Shape& shape, int32_t of_dim, int64_t outer, int64_t members,
-            bool joins) {
-  if (lies.kind != Lies::kCut) return lies;
-  if (lies.run != 0 || lies.dims == 0) return {Lies::kUnknown};
-  const auto own = static_cast<size_t>(std::countr_zero(lies.dims)),
-             dim = static_cast<size_t>(of_dim);
-  const int64_t before = elements_of(shape, own), stretches = before > 0 ? lies.outer / before : 0;
-  Lies made = lies;
-  made.dims = uint32_t{1} << own;
-  if (own < dim || (own == dim && stretches > 0 && outer % stretches == 0)) return made;
-  if (own == dim && stretches % (outer * (joins ? 1 : members)) != 0) return {Lies::kUnknown};
-  made.outer = joins ? lies.outer * members : lies.outer / members;
-  return made;
-}
-
 class LayoutCheck {
  public:
-  LayoutCheck(const Model& model, const Section& section, int32_t axis, Findings& findings)
+  LayoutCheck(const Model& model, const Section& section, int32_t axis, Findings& findings,
+              const std::vector<LayoutCheck>& all)
       : model_(model),
         section_(section),
         axis_(axis),
         ranks_(model.mesh[static_cast<size_t>(axis)].second),
         findings_(findings),
+        all_(all),
         sent_(section) {}
 
-  void run() {
-    if (!all_alike()) return;
+  void begin() {
     for (const Cell& cell : model_.cells) {
       auto& held = held_.emplace_back(cell.facts->buffers.size());
       for (const int32_t b : cell.facts->kept) {
@@ -172,18 +46,21 @@ class LayoutCheck {
                       quote_control(tensor.name));
       }
     }
-    for (const Spot place : section_.order) {
-      if (is_collective(section_.step(place).kind))
-        collective(members_of(place));
-      else
-        step(place, section_.at(place));
-      for (const Spot member : members_of(place))
-        if (section_.ends_step(member)) check_reports(member.cell);
-    }
+  }
+  void visit(Spot place) {
+    if (is_collective(section_.step(place).kind))
+      collective(members_of(place));
+    else
+      step(place, section_.at(place));
+    for (const Spot member : members_of(place))
+      if (section_.ends_step(member)) check_reports(member.cell);
+  }
+  // Whether it is along this axis.
+  bool moves(Spot place) const {
+    const Instruction& one = section_.at(place);
+    return one.group >= 0 && of_axis(axes(place, one));
   }
 
- private:
-  bool of_axis(uint32_t axes) const { return axes >> axis_ & 1; }
   const RoleProgram& role(Spot place) const { return *model_.cells[place.cell].role; }
   Lies& held(Spot place, int32_t buffer) { return held_[place.cell][buffer]; }
   const Shape& shape(Spot place, int32_t buffer) const {
@@ -199,11 +76,35 @@ class LayoutCheck {
   }
   template <class... Args>
   void add(Spot place, fmt::format_string<Args...> text, Args&&... args) {
-    findings_.add("layout", "over '{}', {} {}",
-                  quote_control(model_.mesh[static_cast<size_t>(axis_)].first),
-                  name_of(model_, section_, place), fmt::format(text, std::forward<Args>(args)...));
+    if (!quiet_)
+      findings_.add("layout", "over '{}', {} {}",
+                    quote_control(model_.mesh[static_cast<size_t>(axis_)].first),
+                    name_of(model_, section_, place),
+                    fmt::format(text, std::forward<Args>(args)...));
   }
 
+  // Axes at the same stretches.
+  template <class Is>
+  uint32_t beside_them(Spot place, int32_t buffer, const Lies& lies, const Is& is) const {
+    uint32_t axes = 0;
+    for (const LayoutCheck& other : all_)
+      for (const Lies& reading : other.held_[place.cell][buffer].readings())
+        if (other.axis_ != axis_ && reading.kind == Lies::kCut && reading.run == lies.run &&
+            reading.outer == lies.outer && is(reading))
+          axes |= uint32_t{1} << other.axis_;
+    return axes;
+  }
+  // Without axes that are not there any more.
+  Lies given(Spot place, int32_t buffer) const {
+    return of_each(held_[place.cell][buffer], [&](Lies lies) {
+      if ((lies.outside | lies.inside) == 0) return lies;
+      const uint32_t there = beside_them(place, buffer, lies, [](const Lies&) { return true; });
+      lies.outside &= there, lies.inside &= there;
+      return lies;
+    });
+  }
+
+ public:
   // What all ranks of the axis have alike is so because all do the same.
   bool all_alike() {
     int64_t stride = 1;
@@ -221,6 +122,8 @@ class LayoutCheck {
     return true;
   }
 
+ private:
+  bool of_axis(uint32_t axes) const { return axes >> axis_ & 1; }
   void put(Spot place, int32_t buffer, const Lies& lies) {
     Lies& to = held(place, buffer);
     if (role(place).tensor(buffer).kind != BufferKind::kState) {
@@ -246,7 +149,9 @@ class LayoutCheck {
         return receive(place, one);
       case InstructionKind::kOwnPart:
         for (size_t a = 0; a + 1 < one.args.size(); a += 2)
-          put(place, one.args[a + 1], cut(place, one, a, held(place, one.args[a]), Lies::kWhole));
+          put(place, one.args[a + 1], by_readings(given(place, one.args[a]), [&](const Lies& from) {
+                return cut(place, one, a, from, Lies::kWhole);
+              }));
         return;
       default:  // copies
         for (size_t a = 0; a + 1 < one.args.size(); a += 2)
@@ -279,7 +184,7 @@ class LayoutCheck {
   void compute(Spot place, const Instruction& one) {
     const Program& program = role(place).programs[one.program];
     std::vector<Lies> args;
-    for (const int32_t arg : one.args) args.push_back(held(place, arg));
+    for (const int32_t arg : one.args) args.push_back(given(place, arg));
     auto& known = known_[&program];
     auto after = std::find_if(known.begin(), known.end(),
                               [&](const auto& each) { return each.first == args; });
@@ -302,12 +207,23 @@ class LayoutCheck {
         one.peer[axis] >= 0;
     sent_.fetch(send, [&](size_t a, Lies lies) {
       const int32_t to = one.args[a];
+      if (apart && lies.fits({Lies::kWhole})) lies = {Lies::kWhole};
       if (apart && lies.kind != Lies::kWhole && lies.kind != Lies::kUnknown) {
         add(place, "takes from another rank along it {}", shown(place, to, lies));
         lies = {Lies::kUnknown};
       }
       put(place, to, reshaped(lies, shape(send, section_.at(send).args[a]), shape(place, to)));
     });
+  }
+
+  // What `make` makes of the readings that it can take; it says what is wrong where it can take
+  // none.
+  template <class Make>
+  Lies by_readings(const Lies& from, const Make& make) {
+    quiet_ = !from.also.empty();
+    Lies made = of_each(from, make);
+    if (std::exchange(quiet_, false) && made.kind == Lies::kUnknown) make(from.readings()[0]);
+    return made;
   }
 
   // ---- Collectives ----
@@ -318,13 +234,15 @@ class LayoutCheck {
       const Lies from = common(members, a);
       for (const Spot member : members) {
         const Instruction& own = section_.at(member);
-        put(member, own.args[pairs ? a + 1 : a], made_of(member, own, a, from));
+        put(member, own.args[pairs ? a + 1 : a], by_readings(from, [&](const Lies& reading) {
+              return made_of(member, own, a, reading);
+            }));
       }
     }
   }
   // How all members have it.
   Lies common(const std::vector<Spot>& members, size_t a) {
-    const Lies from = held(members[0], section_.at(members[0]).args[a]);
+    const Lies from = given(members[0], section_.at(members[0]).args[a]);
     for (const Spot member : members) {
       const int32_t buffer = section_.at(member).args[a];
       const Lies other = held(member, buffer);
@@ -393,8 +311,8 @@ class LayoutCheck {
     const uint32_t over = axes(place, one);
     if (!of_axis(over)) {
       if (one.dim < 0) return in_runs(place, one.args[a], from, over);
-      const Lies made =
-          beside(from, shape(place, one.args[a]), one.dim, one.outer, members(place, one), false);
+      const Lies made = beside(from, shape(place, one.args[a]), one.dim, one.outer, over,
+                               members(place, one), false);
       return made.kind == Lies::kUnknown ? wrong(place, "takes blocks of", one.args[a], from)
                                          : made;
     }
@@ -403,13 +321,23 @@ class LayoutCheck {
                    from);
     if (one.dim < 0) return {Lies::kCut, 0, over};
     if (!is_alone(place, one)) return {Lies::kUnknown};
-    return blocks_of(shape(place, part), static_cast<size_t>(one.dim), one.outer);
+    return own_blocks(place, part, one.dim, one.outer);
+  }
+  // Of what cuts the same dim at the same stretches, and is not known to be inside, these are
+  // blocks.
+  Lies own_blocks(Spot place, int32_t buffer, int32_t dim, int64_t outer) const {
+    Lies made = blocks_of(shape(place, buffer), static_cast<size_t>(dim), outer);
+    const auto are_cut = [&](const Lies& other) {
+      return (other.dims & made.dims) != 0 && !(other.outside >> axis_ & 1);
+    };
+    made.outside = beside_them(place, buffer, made, are_cut);
+    return made;
   }
   Lies in_runs(Spot place, int32_t buffer, const Lies& from, uint32_t over) {
     if (from.kind == Lies::kMixed || from.run != 0)
       return wrong(place, "takes a run of", buffer, from);
     if (from.kind != Lies::kCut) return from;
-    return {Lies::kCut, 0, over, from.outer};
+    return {Lies::kCut, 0, over, from.outer, from.outside, from.inside};
   }
   Lies gathered(Spot place, const Instruction& one, size_t a, const Lies& from) {
     const int32_t part = one.args[a], whole = one.args[a + 1];
@@ -421,7 +349,9 @@ class LayoutCheck {
       if (from.kind != Lies::kCut || from.run != over)
         return wrong(place, "puts runs together of", part, from);
       if (of_axis(over)) return {Lies::kWhole};
-      return {Lies::kCut, dims_of(shape(place, whole), from.outer, false), 0, from.outer};
+      return {
+          Lies::kCut, dims_of(shape(place, whole), from.outer, false), 0, from.outer, from.outside,
+          from.inside};
     }
     return joined(place, one, part, from);
   }
@@ -429,7 +359,8 @@ class LayoutCheck {
   Lies joined(Spot place, const Instruction& one, int32_t part, const Lies& from) {
     const Shape& own = shape(place, part);
     if (!of_axis(axes(place, one))) {
-      const Lies made = beside(from, own, one.dim, one.outer, members(place, one), true);
+      const Lies made =
+          beside(from, own, one.dim, one.outer, axes(place, one), members(place, one), true);
       return made.kind == Lies::kUnknown ? wrong(place, "puts blocks together of", part, from)
                                          : made;
     }
@@ -445,17 +376,18 @@ class LayoutCheck {
     if (whole.kind == Lies::kUnknown) return whole;
     const Shape& to = shape(place, one.args[a + 1]);
     if (of_axis(axes(place, one)))
-      return blocks_of(to, static_cast<size_t>(one.to_dim), one.to_outer);
+      return own_blocks(place, one.args[a + 1], one.to_dim, one.to_outer);
     Shape together = to;
     together[static_cast<size_t>(one.to_dim)] *= members(place, one);
-    return beside(whole, together, one.to_dim, one.to_outer, members(place, one), false);
+    return beside(whole, together, one.to_dim, one.to_outer, axes(place, one), members(place, one),
+                  false);
   }
 
   void check_reports(int32_t cell) {
     const RoleProgram& own = *model_.cells[cell].role;
     for (const Report& report : own.reports) {
       const Lies& lies = held_[cell][report.buffer];
-      if (lies.kind == Lies::kWhole || lies.kind == Lies::kUnset || lies.kind == Lies::kUnknown)
+      if (lies.fits({Lies::kWhole}) || lies.kind == Lies::kUnset || lies.kind == Lies::kUnknown)
         continue;
       findings_.add("layout", "over '{}', {} reports '{}', which is {}",
                     quote_control(model_.mesh[static_cast<size_t>(axis_)].first), model_.who(cell),
@@ -469,6 +401,8 @@ class LayoutCheck {
   const int32_t axis_;
   const int64_t ranks_;
   Findings& findings_;
+  const std::vector<LayoutCheck>& all_;  // by axis, this one among them
+  bool quiet_ = false;                   // while readings are tried
   std::vector<std::vector<Lies>> held_;  // by cell and buffer
   Mail<Lies> sent_;
   // By program: arguments that it was given, and what it makes of them.
@@ -477,10 +411,19 @@ class LayoutCheck {
 
 }  // namespace
 
+// Step by step over all axes; those that an instruction is not along first.
 void check_layouts(const Model& model, const Section& section, Findings& findings) {
-  for (size_t axis = 0; axis < model.mesh.size(); ++axis)
-    if (model.followed >> axis & 1)
-      LayoutCheck(model, section, static_cast<int32_t>(axis), findings).run();
+  std::vector<LayoutCheck> checks;
+  for (size_t axis = 0; axis < model.mesh.size(); ++axis) {
+    if (!(model.followed >> axis & 1)) continue;
+    checks.emplace_back(model, section, static_cast<int32_t>(axis), findings, checks);
+    if (!checks.back().all_alike()) checks.pop_back();
+  }
+  for (LayoutCheck& check : checks) check.begin();
+  for (const Spot place : section.order)
+    for (const bool moves : {false, true})
+      for (LayoutCheck& check : checks)
+        if (check.moves(place) == moves) check.visit(place);
 }
 
 }  // namespace piper

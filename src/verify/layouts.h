@@ -28,11 +28,43 @@ struct Lies {
   // kCut: mesh axes whose ranks hold flat runs, of the blocks or, with this axis, of the elements.
   uint32_t run = 0;
   int64_t outer = 1;
+  // kCut: axes at the same stretches, of whose blocks these are blocks, or which cut these blocks.
+  uint32_t outside = 0, inside = 0;
   std::vector<bool> terms;  // kMixed: by piece
+  // More readings. Of [1,6] in blocks the whole may be [2,6] or [1,12]: what moves elements, or
+  // adds them up along a dim, makes other things of these.
+  std::vector<Lies> also;
+
+  // Each by itself.
+  std::vector<Lies> readings() const {
+    std::vector<Lies> all{*this};
+    all[0].also.clear();
+    all.insert(all.end(), also.begin(), also.end());
+    return all;
+  }
+  void add_reading(const Lies& other) {
+    if (other.kind == kUnknown) return;
+    if (kind == kUnknown) {
+      *this = other;
+    } else if (same_stretches(other)) {
+      dims |= other.dims, outside |= other.outside, inside |= other.inside;
+    } else {
+      for (Lies& one : also)
+        if (one.same_stretches(other)) return one.add_reading(other);
+      also.push_back(other);
+    }
+  }
+  bool same_stretches(const Lies& other) const {
+    return kind == other.kind && outer == other.outer && run == other.run && terms == other.terms &&
+           (outside & other.inside) == 0 && (inside & other.outside) == 0;
+  }
   // One reading of both is the same; dims that are not known fit all.
   bool fits(const Lies& other) const {
-    return kind == other.kind && outer == other.outer && run == other.run && terms == other.terms &&
-           (kind != kCut || run != 0 || (dims & other.dims) != 0);
+    for (const Lies& one : readings())
+      for (const Lies& its : other.readings())
+        if (one.same_stretches(its) && (kind != kCut || run != 0 || (one.dims & its.dims) != 0))
+          return true;
+    return false;
   }
   bool operator==(const Lies&) const = default;
 };
@@ -44,6 +76,14 @@ inline int64_t elements_of(const Shape& shape, size_t dims) {  // the first so m
 // "cut at dim 1, outer 3", of a value of that shape.
 std::string to_string(const Lies& lies, const Shape& shape);
 
+// What `change` makes of the readings, without those of which it makes nothing.
+template <class Change>
+Lies of_each(const Lies& lies, const Change& change) {
+  Lies made{Lies::kUnknown};
+  for (const Lies& reading : lies.readings()) made.add_reading(change(reading));
+  return made;
+}
+
 // Blocks at `dim`, which is `outer` stretches.
 Lies blocks_of(const Shape& shape, size_t dim, int64_t outer);
 // Dims at which a value of that shape may be cut into so many stretches. `several`: its blocks are
@@ -53,6 +93,15 @@ uint32_t dims_of(const Shape& shape, int64_t outer, bool several);
 Lies reshaped(const Lies& lies, const Shape& from, const Shape& to);
 // Elements [first, first + count) of `all`; kUnknown: not whole blocks.
 Lies run_of(const Lies& lies, int64_t all, int64_t first, int64_t count, const Shape& to);
+
+// A bit each.
+uint32_t axes_of(const Group& group);
+// How what a state keeps lies over the axis. Cuts apply in order, each to what is left.
+Lies kept_of(const RoleProgram& role, const Tensor& tensor, int32_t axis);
+// What of a cut along one axis a collective along others leaves, which has `members` blocks of each
+// of `outer` stretches of `dim`. `joins`: it puts them together, from `shape`.
+Lies beside(const Lies& lies, const Shape& shape, int32_t of_dim, int64_t outer, uint32_t over,
+            int64_t members, bool joins);
 
 // Pieces side by side, `outer` times over.
 Lies mixed(int64_t outer, std::vector<bool> terms);

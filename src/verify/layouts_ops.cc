@@ -89,6 +89,29 @@ OpLayouts::Made OpLayouts::refuse(std::string reason) {
 OpLayouts::Made OpLayouts::make(std::string_view op, const Attrs& attrs,
                                 std::span<const LaidOut> inputs,
                                 std::span<const TensorType> outputs) {
+  constexpr size_t kMost = 64;  // combinations of readings
+  std::vector<std::vector<LaidOut>> all(1);
+  for (const LaidOut& input : inputs) {
+    const std::vector<Lies> readings = input.lies.readings();
+    const size_t known = all.size(), count = known * readings.size() <= kMost ? readings.size() : 1;
+    all.resize(known * count);
+    for (size_t i = all.size(); i-- > 0;) {
+      all[i] = all[i % known];
+      all[i].push_back({input.type, readings[i / known], input.present});
+    }
+  }
+  Made made;
+  for (const std::vector<LaidOut>& operands : all) {
+    const Made one = make_one(op, attrs, operands, outputs);
+    for (size_t o = 0; made && one && o < one->size(); ++o) (*made)[o].add_reading((*one)[o]);
+    if (!made) made = one;
+  }
+  return made;
+}
+
+OpLayouts::Made OpLayouts::make_one(std::string_view op, const Attrs& attrs,
+                                    std::span<const LaidOut> inputs,
+                                    std::span<const TensorType> outputs) {
   const auto any = [&](auto is) { return first_of(inputs, is) < inputs.size(); };
   const auto all = [&](Lies::Kind kind) { return std::vector<Lies>(outputs.size(), {kind}); };
   if (any([](const Lies& l) { return l.kind == Lies::kUnset || l.kind == Lies::kUnknown; }))
@@ -177,7 +200,7 @@ OpLayouts::Made OpLayouts::cut_runs(const Use& use, size_t from) {
     const LaidOut& one = use.inputs[i];
     if (!one.present) continue;
     const bool has = occurrences(use.rule.inputs[i], letter) > 0;
-    if (has ? one.lies != use.inputs[from].lies : one.lies.kind != Lies::kWhole)
+    if (has ? !one.lies.fits(use.inputs[from].lies) : one.lies.kind != Lies::kWhole)
       return refuse("whose operands are not the same parts");
   }
   std::vector<Lies> made;
@@ -218,12 +241,7 @@ OpLayouts::Made OpLayouts::cut_blocks(const Use& use, size_t from) {
     if (!made) continue;
     if (!all) all = made;
     // A dim of one element may be cut as well as the next one: which of them it is shows later.
-    for (size_t o = 0; o < made->size(); ++o) {
-      Lies& known = (*all)[o];
-      const Lies& other = (*made)[o];
-      if (known.kind == Lies::kCut && other.kind == Lies::kCut && known.outer == other.outer)
-        known.dims |= other.dims;
-    }
+    for (size_t o = 0; o < made->size(); ++o) (*all)[o].add_reading((*made)[o]);
   }
   return all ? all : refuse("which cannot be done on these parts alone");
 }
@@ -235,11 +253,15 @@ OpLayouts::Made OpLayouts::by_cut(const Use& use, const Cut& cut) {
     if (use.inputs[i].present && !takes(use, i, cut)) return std::nullopt;
   for (const auto& [letter, input] : rule.firsts)
     if (letter == cut.letter && !begins(use, static_cast<size_t>(input), cut)) return std::nullopt;
+  uint32_t outside = 0, inside = 0;
+  for (const LaidOut& one : use.inputs) outside |= one.lies.outside, inside |= one.lies.inside;
+  if ((outside & inside) != 0) return std::nullopt;
   std::vector<Lies> made;
   for (size_t o = 0; o < rule.outputs.size(); ++o) {
     const size_t times = occurrences(rule.outputs[o], cut.letter);
     const Shape& shape = use.types.outputs[o].shape;
-    const auto lies = placed(rule, rule.outputs[o], shape, cut.letter, cut.outer);
+    auto lies = placed(rule, rule.outputs[o], shape, cut.letter, cut.outer);
+    if (lies) lies->outside = outside, lies->inside = inside;
     if (times > 1 || (times == 1 && !lies)) return std::nullopt;
     if (times == 0 && rule.reduces == LoopRule::kNone) return std::nullopt;
     const bool sums = rule.reduces == LoopRule::kSum;
@@ -272,9 +294,13 @@ bool OpLayouts::begins(const Use& use, size_t input, const Cut& cut) const {
   if (first.kind != Lies::kFirst) return false;
   const auto size = std::find_if(use.rule.sizes.begin(), use.rule.sizes.end(),
                                  [&](const auto& known) { return known.first == cut.letter; });
+  const int64_t whole = use.types.attrs.integer("whole", -1), all = first.outer * ranks_;
+  const bool between = std::any_of(use.inputs.begin(), use.inputs.end(), [](const LaidOut& one) {
+    return one.lies.outside != 0 && one.lies.inside != 0;
+  });
   return first.outer == size->second ||
-         (first.outer > size->second &&
-          first.outer * ranks_ == use.types.attrs.integer("whole", -1));
+         (first.outer > size->second && first.outer % size->second == 0 &&
+          (all == whole || (between && whole % all == 0)));
 }
 
 }  // namespace piper

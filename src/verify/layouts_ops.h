@@ -35,6 +35,8 @@ class OpLayouts {
     std::span<const LaidOut> inputs;
   };
   Made refuse(std::string reason);
+  Made make_one(std::string_view op, const Attrs& attrs, std::span<const LaidOut> inputs,
+                std::span<const TensorType> outputs);
   std::optional<Use> use_of(std::string_view op, const Attrs& attrs,
                             std::span<const LaidOut> inputs, std::span<const TensorType> outputs);
   Made pass_number(const Use& use, std::string_view op, size_t from);

@@ -269,17 +269,18 @@ class Walk {
   static LaidOut columns_of(const LaidOut& x, int64_t tokens, int64_t first,
                             const TensorType& own) {
     const int64_t all = num_elements(x.type.shape), count = num_elements(own.shape);
-    Lies lies = x.lies;
-    if (lies.kind != Lies::kCut) return {own, lies};
     const int64_t row = tokens > 0 ? all / tokens : 0, width = tokens > 0 ? count / tokens : 0;
-    const int64_t block = lies.outer > 0 ? all / lies.outer : 0;  // elements
-    const bool rows = row > 0 && block > row && block % row == 0;
-    if (!rows && (block == 0 || lies.run != 0 || row % block != 0 || first % block != 0 ||
-                  width % block != 0))
-      return {own, {Lies::kUnknown}};
-    if (!rows) lies.outer = count / block;
-    lies.dims = dims_of(own.shape, lies.outer, true);
-    return {own, lies};
+    return {own, of_each(x.lies, [&](Lies lies) {
+              if (lies.kind != Lies::kCut) return lies;
+              const int64_t block = lies.outer > 0 ? all / lies.outer : 0;  // elements
+              const bool rows = row > 0 && block > row && block % row == 0;
+              if (!rows && (block == 0 || lies.run != 0 || row % block != 0 || first % block != 0 ||
+                            width % block != 0))
+                return Lies{Lies::kUnknown};
+              if (!rows) lies.outer = count / block;
+              lies.dims = dims_of(own.shape, lies.outer, true);
+              return lies;
+            })};
   }
   std::optional<std::vector<LaidOut>> taken_apart(const ProgramOp& op, const Sizes& sizes) {
     const std::vector<int64_t> columns = op.attrs.integers("columns");

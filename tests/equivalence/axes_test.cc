@@ -3,6 +3,7 @@
 // device does that cuts nothing, in f64 to the last digits.
 #include "equivalence/jobs.h"
 #include "piper/summary.h"
+#include "piper/verify.h"
 
 namespace piper {
 namespace {
@@ -123,12 +124,13 @@ TEST_P(Axes, TrainAsOneDeviceDoes) {
 
 // What a step of a rank sends over an axis, in f32: messages and bytes by kind.
 std::map<InstructionKind, std::pair<int64_t, int64_t>> traffic(const Case& c,
-                                                               std::string_view over = "tp") {
+                                                               std::string_view over = "tp",
+                                                               size_t role = 0) {
   const Result<Compiled> compiled = compile_case(c, kSgd, false);
   EXPECT_TRUE(compiled) << print_error(compiled.error());
   std::map<InstructionKind, std::pair<int64_t, int64_t>> sent;
   const Summary summary = summarise(compiled->set);
-  for (const TrafficSummary& each : summary.roles[0].traffic)
+  for (const TrafficSummary& each : summary.roles[role].traffic)
     if (each.over == over && each.dtype == DType::kF32)
       sent[each.kind] = {each.messages, each.bytes};
   return sent;
@@ -201,6 +203,147 @@ TEST(Axes, TokensGoToTheirExpertsAndBack) {
               std::pair(4 * layers, 4 * layers * samples * experts * slots * width * 4 / ep));
     EXPECT_EQ(sent.count(InstructionKind::kAllGather), 0U);
     EXPECT_EQ(sent.count(InstructionKind::kReduceScatter), 0U);
+  }
+}
+
+// Beside pipelines, replicas and microbatches each stage sends for its layers and its samples; a
+// replica's messages are of the parameters that its stage and its part of the layers keep
+// (Rajbhandari et al., 2020: one gather of each for a use, one sum scattered).
+TEST(Axes, SendWhatTheirFormulasSayBesideOthers) {
+  NEED_MODELS();
+  const int64_t layers = 4, width = 32, tokens = 8 / 2 * 32,
+                bytes = tokens * width * 4;                               // a rank's
+  const int64_t cut = 12 * width * width + 7 * width, whole = 6 * width;  // of a layer
+  const auto send = [&](const std::string& more, const std::string& over, int64_t microbatches,
+                        size_t stage) {
+    const Case c{"", "gpt-deep", "{dp: 2, tp: 2}", kTensor.at("gpt-deep") + more,
+                 fmt::format("include: [{}/strategies/schedules/1f1b.yaml]\n"
+                             "params: {{stages: 2, microbatches: {}}}\n",
+                             PIPER_SOURCE_DIR, microbatches)};
+    return traffic(c, over, stage);
+  };
+  const std::string replicas = "  - replicate: {over: dp}\n";
+  const std::string zero =
+      "  - replicate: {over: dp, shard: [optimizer, gradients, parameters], gather: {when: "
+      "WHEN}}\n";
+  const auto zero_when = [&](const char* when) {
+    return std::string(zero).replace(zero.find("WHEN"), 4, when);
+  };
+  for (const int64_t microbatches : {2, 4}) {
+    const int64_t kept = 4 * (layers * (cut / 2 + whole) + 32 * width);  // and positions
+    for (const size_t stage : {0, 1}) {
+      const auto tensor = send(replicas, "tp", microbatches, stage);
+      EXPECT_EQ(tensor.at(InstructionKind::kAllReduce),
+                std::pair(4 * layers * microbatches, 4 * layers * bytes));
+      const auto sequence = send(replicas + kSequence.at("gpt-deep"), "tp", microbatches, stage);
+      EXPECT_EQ(sequence.at(InstructionKind::kReduceScatter).second, 4 * layers * bytes);
+      EXPECT_EQ(sequence.at(InstructionKind::kAllGather).second, 6 * layers * bytes);
+    }
+    EXPECT_EQ(send(replicas, "dp", microbatches, 0).at(InstructionKind::kAllReduce).second, kept);
+    const auto per_step = send(zero_when("per_step"), "dp", microbatches, 0);
+    EXPECT_EQ(per_step.at(InstructionKind::kReduceScatter).second, kept);
+    const int64_t tied = 4 * 128 * width;  // whose gradient the other stage sums up
+    EXPECT_EQ(per_step.at(InstructionKind::kAllGather).second, kept + tied);
+    // On one stage, for each microbatch all of it.
+    const int64_t all = 4 * (2 * layers * (cut / 2 + whole) + (2 + 128 + 32) * width);
+    const std::string split = fmt::format("  - split: {{dim: batch, into: {}}}\n", microbatches);
+    const Case alone{"", "gpt-deep", "{dp: 2, tp: 2}",
+                     split + kTensor.at("gpt-deep") + zero_when("per_microbatch")};
+    const auto gathers = traffic(alone, "dp").at(InstructionKind::kAllGather);
+    EXPECT_EQ(gathers.second, microbatches * all);
+  }
+}
+
+// Blocks of blocks are put together from the inside, or as stretches.
+TEST(Axes, BlocksOfBlocksKeepTheirOrder) {
+  const Folder folder;
+  CompileOptions options;
+  options.model = PIPER_SOURCE_DIR "/tests/data/mlp.onnx";
+  options.strategy = folder.write("strategy.yaml", R"(piper: 1
+mesh: {a: 2, b: 2}
+train: {global_batch: 8, optimizer: {sgd: {lr: 0.1}}}
+directives:
+  - shard: {match: "model/0/*", dim: 0, over: a}
+  - shard: {match: "model/0/*", dim: 0, over: b}
+  - shard: {scope: "model/1", dim: none, over: a}
+  - shard: {scope: "model/1", dim: none, over: b}
+)");
+  const Result<Compiled> right = compile(options);
+  ASSERT_TRUE(right) << print_error(right.error());
+  int changed = 0;
+  for (size_t i = 0; i < right->set.roles[0].body.size(); ++i) {
+    PlanSet wrong = right->set;
+    Instruction& one = wrong.roles[0].body[i];
+    if (one.kind != InstructionKind::kAllGather || one.dim < 0) continue;
+    one.outer = one.outer == 1 ? 2 : 1;
+    const Result<VerifyReport> report = verify_plan_set(wrong, nullptr);
+    EXPECT_TRUE(!report || !report->findings.empty()) << one.label;
+    ++changed;
+  }
+  EXPECT_GE(changed, 2);
+}
+
+// ---- Controls ---------------------------------------------------------------------------------
+
+// Where a step's collectives over tp stand.
+std::vector<size_t> over_tp(const RoleProgram& role) {
+  std::vector<size_t> places;
+  for (size_t i = 0; i < role.body.size(); ++i)
+    if (const Instruction& one = role.body[i];
+        is_collective(one.kind) && role.groups[static_cast<size_t>(one.group)].name == "tp")
+      places.push_back(i);
+  return places;
+}
+void move_to(RoleProgram& role, Instruction& one, const std::string& axis) {
+  for (size_t a = 0; a < role.mesh.size(); ++a)
+    if (role.mesh[a].first == axis) role.groups.push_back({axis, {static_cast<int32_t>(a)}});
+  one.group = static_cast<int32_t>(role.groups.size()) - 1;
+}
+void over_replicas(RoleProgram& role, Instruction& one) { move_to(role, one, "dp"); }
+// Sums of what a rank alone has; what is put together cannot be left out of a plan that runs.
+void left_out(RoleProgram& role, Instruction& one) {
+  if (one.kind == InstructionKind::kReduceScatter)
+    one.kind = InstructionKind::kOwnPart;
+  else
+    move_to(role, one, one.kind == InstructionKind::kAllReduce ? "alone" : "dp");
+}
+
+double apart(const Trained& a, const Trained& b) {
+  double worst = largest_error(a, b);
+  for (size_t k = 0; k < a.losses.size(); ++k)
+    worst =
+        std::max({worst, std::abs(a.losses[k] - b.losses[k]), std::abs(a.norms[k] - b.norms[k])});
+  return worst;
+}
+
+// The verifier refuses every plan that has one collective wrong; of a few the numbers show it, too.
+TEST(Axes, EachCollectiveCounts) {
+  NEED_MODELS();
+  const std::string replicas = "  - replicate: {over: dp}\n", gpt = kTensor.at("gpt-deep");
+  for (const Case& c : {Case{"", "gpt-deep", "", gpt + replicas},
+                        Case{"", "gpt-deep", "", gpt + kSequence.at("gpt-deep") + replicas},
+                        Case{"", "llama-hf", "", kTensor.at("llama-hf") + replicas}}) {
+    const Case on_mesh{"", c.model, "{dp: 2, tp: 2, alone: 1}", c.directives};
+    const Result<Compiled> right = compile_case(on_mesh, kAdamW, true);
+    ASSERT_TRUE(right) << print_error(right.error());
+    const Result<Trained> uncut = train(*right->uncut, c.model, 2);
+    ASSERT_TRUE(uncut) << print_error(uncut.error());
+    ASSERT_EQ(right->set.roles.size(), 1U);
+    const std::vector<size_t> places = over_tp(right->set.roles[0]);
+    EXPECT_GE(places.size(), 16U);
+    for (const auto& change : {over_replicas, left_out})
+      for (size_t k = 0; k < places.size(); ++k) {
+        PlanSet wrong = right->set;
+        Instruction& one = wrong.roles[0].body[places[k]];
+        SCOPED_TRACE(fmt::format("{} {}", one.label, change == left_out ? "left out" : "over dp"));
+        change(wrong.roles[0], one);
+        const Result<VerifyReport> report = verify_plan_set(wrong, nullptr);
+        EXPECT_TRUE(!report || !report->findings.empty());
+        if (k % (places.size() / 4) != 0) continue;
+        const Result<Trained> trained = train(wrong, c.model, 2);
+        ASSERT_TRUE(trained) << print_error(trained.error());
+        EXPECT_GT(apart(*trained, *uncut), 1e-9);
+      }
   }
 }
 

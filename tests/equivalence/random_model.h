@@ -1,4 +1,4 @@
-// Random models: a chain of ops over values of [batch, width], with a mean of squares as its loss.
+// Random models.
 #pragma once
 
 #include <onnx/onnx_pb.h>
@@ -9,48 +9,29 @@
 
 namespace piper {
 
-class RandomModel {
+// An ONNX model that grows node by node.
+class ModelMaker {
  public:
-  explicit RandomModel(uint64_t seed) : random_(seed) {
+  std::string bytes() const { return model_.SerializeAsString(); }
+
+ protected:
+  explicit ModelMaker(uint64_t seed) : random_(seed) {
     model_.set_ir_version(8);
     model_.add_opset_import()->set_version(18);
     graph_.set_name("random");
-    const int64_t width = widths();
-    input("x", width);
-    live_.push_back({"x", width});
-    const int64_t ops = 4 + below(14);
-    for (int64_t i = 0; i < ops; ++i) {
-      scope_ = fmt::format("block.{}", i / 3);
-      add_op();
-    }
-    finish();
-    *model_.mutable_graph() = graph_;
   }
-  std::string bytes() const { return model_.SerializeAsString(); }
-
- private:
-  struct Live {
-    std::string name;
-    int64_t width = 0;
-  };
   int64_t below(int64_t count) {
     return static_cast<int64_t>(random_() % static_cast<uint64_t>(count));
   }
-  int64_t widths() { return 4 * (1 + below(4)); }
-  // Late values more often than early ones: deep models, with skips.
-  Live any() {
-    const auto count = static_cast<int64_t>(live_.size());
-    const int64_t back = std::min(below(count), below(count));
-    return live_[static_cast<size_t>(count - 1 - back)];
-  }
-
-  void input(const std::string& name, int64_t width) {
+  // Of so many samples of that shape.
+  void input(const std::string& name, const Shape& sample,
+             onnx::TensorProto::DataType dtype = onnx::TensorProto::FLOAT) {
     onnx::ValueInfoProto& info = *graph_.add_input();
     info.set_name(name);
     auto& type = *info.mutable_type()->mutable_tensor_type();
-    type.set_elem_type(onnx::TensorProto::FLOAT);
+    type.set_elem_type(dtype);
     type.mutable_shape()->add_dim()->set_dim_param("batch");
-    type.mutable_shape()->add_dim()->set_dim_value(width);
+    for (int64_t dim : sample) type.mutable_shape()->add_dim()->set_dim_value(dim);
   }
   std::string parameter(const Shape& shape, float centre, float spread) {
     onnx::TensorProto& tensor = *graph_.add_initializer();
@@ -94,6 +75,53 @@ class RandomModel {
     if (!list) attr.set_i(values[0]);
     for (size_t i = 0; list && i < values.size(); ++i) attr.add_ints(values[i]);
   }
+  // The mean of the squares is the loss.
+  void squares(const std::string& error) {
+    const std::string square = node("Mul", {error, error}).output(0);
+    attribute(node("ReduceMean", {square}, "loss"), "keepdims", {0}, false);
+  }
+  void finish_with_loss() {
+    onnx::ValueInfoProto& info = *graph_.add_output();
+    info.set_name("loss");
+    info.mutable_type()->mutable_tensor_type()->set_elem_type(onnx::TensorProto::FLOAT);
+    info.mutable_type()->mutable_tensor_type()->mutable_shape();
+    *model_.mutable_graph() = graph_;
+  }
+
+  std::mt19937_64 random_;
+  onnx::ModelProto model_;
+  onnx::GraphProto graph_;
+  std::string scope_;
+};
+
+// A chain of ops over values of [batch, width], with a mean of squares as its loss.
+class RandomModel : public ModelMaker {
+ public:
+  explicit RandomModel(uint64_t seed) : ModelMaker(seed) {
+    const int64_t width = widths();
+    input("x", {width});
+    live_.push_back({"x", width});
+    const int64_t ops = 4 + below(14);
+    for (int64_t i = 0; i < ops; ++i) {
+      scope_ = fmt::format("block.{}", i / 3);
+      add_op();
+    }
+    finish();
+  }
+
+ private:
+  struct Live {
+    std::string name;
+    int64_t width = 0;
+  };
+  int64_t widths() { return 4 * (1 + below(4)); }
+  // Late values more often than early ones: deep models, with skips.
+  Live any() {
+    const auto count = static_cast<int64_t>(live_.size());
+    const int64_t back = std::min(below(count), below(count));
+    return live_[static_cast<size_t>(count - 1 - back)];
+  }
+
   void keep(const onnx::NodeProto& node, int64_t width) {
     live_.push_back({node.output(0), width});
   }
@@ -172,22 +200,13 @@ class RandomModel {
 
   void finish() {
     scope_ = "head";
-    input("y", 4);
+    input("y", {4});
     const Live out = linear(live_.back(), 4);
     const std::string error = node("Sub", {out.name, "y"}).output(0);
-    const std::string square = node("Mul", {error, error}).output(0);
-    onnx::NodeProto& loss = node("ReduceMean", {square}, "loss");
-    attribute(loss, "keepdims", {0}, false);
-    onnx::ValueInfoProto& info = *graph_.add_output();
-    info.set_name("loss");
-    info.mutable_type()->mutable_tensor_type()->set_elem_type(onnx::TensorProto::FLOAT);
-    info.mutable_type()->mutable_tensor_type()->mutable_shape();
+    squares(error);
+    finish_with_loss();
   }
 
-  std::mt19937_64 random_;
-  onnx::ModelProto model_;
-  onnx::GraphProto graph_;
-  std::string scope_;
   std::vector<Live> live_;
   std::map<std::pair<int64_t, int64_t>, std::vector<std::string>> weights_;
 };

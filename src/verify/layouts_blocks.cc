@@ -1,0 +1,200 @@
+// Rule layout: blocks of dims.
+#include "layouts.h"
+
+namespace piper {
+
+uint32_t axes_of(const Group& group) {
+  uint32_t axes = 0;
+  for (const int32_t axis : group.axes) axes |= uint32_t{1} << axis;
+  return axes;
+}
+
+std::string to_string(const Lies& lies, const Shape& shape) {
+  constexpr const char* kNames[] = {
+      "unset",          "unknown",        "whole",      "cut",
+      "terms of a sum", "greatest apart", "own number", "whole and terms of sums"};
+  std::string text;
+  for (const Lies& one : lies.readings()) {
+    text += fmt::format("{}{}", text.empty() ? "" : " or ", kNames[one.kind]);
+    if (one.run != 0) text += " into runs";
+    bool known = one.kind != Lies::kCut || one.run != 0;
+    for (size_t d = 0; d < shape.size() && d < 32 && !known; ++d) {
+      const int64_t before = elements_of(shape, d);
+      if (!(one.dims >> d & 1) || before == 0) continue;
+      text += fmt::format(" at dim {}", d);
+      if (one.outer != before) text += fmt::format(", outer {}", one.outer / before);
+      known = true;
+    }
+  }
+  return text;
+}
+
+Lies blocks_of(const Shape& shape, size_t dim, int64_t outer) {
+  return {Lies::kCut, uint32_t{1} << dim, 0, elements_of(shape, dim) * outer};
+}
+
+uint32_t dims_of(const Shape& shape, int64_t outer, bool several) {
+  uint32_t all = 0, blocks = 0;
+  int64_t before = 1;
+  for (size_t d = 0; d < shape.size() && d < 32 && before > 0; before *= shape[d++]) {
+    if (outer % before != 0 || shape[d] <= 0) continue;
+    const int64_t stretches = outer / before;
+    if (stretches > shape[d] || shape[d] % stretches != 0) continue;
+    all |= uint32_t{1} << d;
+    if (stretches < shape[d] || stretches == 1) blocks |= uint32_t{1} << d;
+  }
+  return several && blocks != 0 ? blocks : all;
+}
+
+Lies reshaped(const Lies& lies, const Shape& from, const Shape& to) {
+  if (from == to) return lies;
+  return of_each(lies, [&](Lies one) {
+    if (one.kind != Lies::kCut || one.run != 0) return one;
+    const uint32_t known = std::exchange(one.dims, 0);
+    for (size_t d = 0; d < from.size() && d < 32; ++d)
+      if (known >> d & 1) one.dims |= dims_of(to, one.outer, elements_of(from, d + 1) > one.outer);
+    for (size_t d = 0; d < to.size() && d < 32; ++d)  // a transposition that moves nothing here
+      if (to[d] == 1) one.add_reading(blocks_of(to, d, 1));
+    return one;
+  });
+}
+
+Lies mixed(int64_t outer, std::vector<bool> terms) {
+  if (std::find(terms.begin(), terms.end(), false) == terms.end()) return {Lies::kTerms};
+  if (std::find(terms.begin(), terms.end(), true) == terms.end()) return {Lies::kWhole};
+  return {Lies::kMixed, 0, 0, outer, 0, 0, std::move(terms)};
+}
+
+namespace {
+
+Lies run_of_mixed(const Lies& lies, int64_t all, int64_t first, int64_t count) {
+  const auto pieces = static_cast<int64_t>(lies.terms.size());
+  const int64_t stretch = all / lies.outer, piece = stretch / pieces;
+  if (piece == 0 || stretch % pieces != 0) return {Lies::kUnknown};
+  if (first % stretch == 0 && count % stretch == 0) return mixed(count / stretch, lies.terms);
+  first %= stretch;
+  const auto begin = lies.terms.begin() + first / piece;
+  if (first / piece == (first + count - 1) / piece) return {*begin ? Lies::kTerms : Lies::kWhole};
+  if (first % piece != 0 || count % piece != 0 || first + count > stretch) return {Lies::kUnknown};
+  return mixed(1, std::vector<bool>(begin, begin + count / piece));
+}
+
+// The same elements of each rank's block: cut at a dim of one element.
+Lies inside_block(const Shape& to) {
+  Lies made{Lies::kUnknown};
+  for (size_t d = 0; d < to.size() && d < 32; ++d)
+    if (to[d] == 1) made.add_reading(blocks_of(to, d, 1));
+  return made;
+}
+
+}  // namespace
+
+Lies run_of(const Lies& lies, int64_t all, int64_t first, int64_t count, const Shape& to) {
+  if (lies.kind == Lies::kMixed) return run_of_mixed(lies, all, first, count);
+  return of_each(lies, [&](Lies one) {
+    if (one.kind != Lies::kCut) return one;
+    const int64_t block = one.outer > 0 ? all / one.outer : 0;
+    if (one.run != 0 || block == 0) return Lies{Lies::kUnknown};
+    if (count < block && first / block == (first + count - 1) / block) return inside_block(to);
+    if (first % block != 0 || count % block != 0) return Lies{Lies::kUnknown};
+    one.outer = count / block;
+    one.dims = dims_of(to, one.outer, false);
+    return one;
+  });
+}
+
+namespace {
+
+// A dim of the whole, from the outside in: what a rank has of it, and the axes that cut it there.
+struct Factor {
+  int32_t axis = -1;
+  int64_t size = 1;
+};
+
+// Cuts what is left of a dim; false: across what is cut already.
+bool cut_factors(std::vector<Factor>& dim, const TensorCut& cut, int64_t parts) {
+  int64_t outer = cut.outer;
+  auto at = dim.begin();
+  for (; at != dim.end() && (outer > 1 || at->axis >= 0 || at->size == 1); ++at) {
+    if (at->axis >= 0) continue;
+    if (outer % at->size == 0) {
+      outer /= at->size;
+    } else if (at->size % outer == 0) {
+      const int64_t inner = at->size / outer;
+      at->size = std::exchange(outer, 1);
+      at = dim.insert(at + 1, {-1, inner}) - 1;
+    } else {
+      return false;
+    }
+  }
+  if (at == dim.end() || at->size % parts != 0) return false;
+  at->size /= parts;
+  dim.insert(at, {cut.axis, parts});
+  return true;
+}
+
+}  // namespace
+
+Lies kept_of(const RoleProgram& role, const Tensor& tensor, int32_t axis) {
+  const Shape& whole = tensor.whole.empty() ? tensor.type.shape : tensor.whole;
+  Shape left = whole;
+  std::vector<std::vector<Factor>> dims;
+  for (const int64_t extent : whole) dims.push_back({{-1, extent}});
+  Lies lies{Lies::kWhole};
+  size_t own = 0;
+  for (const TensorCut& cut : tensor.cuts) {
+    const auto dim = static_cast<size_t>(cut.dim);
+    const int64_t size = role.mesh[cut.axis].second;
+    if (size > 1 && !cut_factors(dims[dim], cut, size)) return {Lies::kUnknown};
+    left[dim] /= size;
+    if (cut.axis == axis) own = dim, lies.kind = Lies::kCut;
+  }
+  if (lies.kind == Lies::kCut) {
+    lies = blocks_of(left, own, 1);
+    bool before = true;
+    for (const Factor& factor : dims[own]) {
+      if (factor.axis < 0 && factor.size > 1 && !before) break;
+      if (factor.axis == axis) before = false;
+      if (factor.axis < 0 && before) lies.outer *= factor.size;
+      if (factor.axis < 0 && factor.size > 1) lies.outside = 0;
+      if (factor.axis >= 0 && factor.axis != axis)
+        (before ? lies.outside : lies.inside) |= uint32_t{1} << factor.axis;
+    }
+  }
+  if (tensor.part_of < 0) return lies;
+  const uint32_t run = axes_of(role.groups[tensor.part_of]);
+  if (lies.kind == Lies::kWhole && (run >> axis & 1)) return {Lies::kCut, 0, run};
+  if (lies.kind == Lies::kCut) lies.run = run, lies.dims = 0;
+  return lies;
+}
+
+Lies beside(const Lies& lies, const Shape& shape, int32_t of_dim, int64_t outer, uint32_t over,
+            int64_t members, bool joins) {
+  if (lies.kind != Lies::kCut) return lies;
+  const auto dim = static_cast<size_t>(of_dim);
+  Lies made{Lies::kUnknown};
+  for (size_t own = 0; lies.run == 0 && own < shape.size() && own < 32; ++own) {
+    if (!(lies.dims >> own & 1)) continue;
+    const int64_t before = elements_of(shape, own),
+                  stretches = before > 0 ? lies.outer / before : 0;
+    const bool there = own == dim && stretches == outer;  // where the others are, or begin
+    const bool known = !there || !joins || ((lies.outside | lies.inside) & over) != 0;
+    const uint32_t stay = joins ? ~over : ~uint32_t{0};
+    Lies reading{Lies::kCut, uint32_t{1} << own,  0,
+                 lies.outer, lies.outside & stay, lies.inside & stay};
+    if (own < dim || (own == dim && stretches > 0 && outer % stretches == 0 &&
+                      !(there && joins && (lies.outside & over)))) {
+      if (there && !joins) reading.inside |= over;
+      made.add_reading(reading);
+      if (known) continue;
+    }
+    if (own == dim && stretches % (outer * (joins ? 1 : members)) != 0) continue;
+    Lies moved = reading;
+    moved.outer = joins ? lies.outer * members : lies.outer / members;
+    if (!joins && own == dim && stretches == outer * members) moved.outside |= over;
+    made.add_reading(moved);
+  }
+  return made;
+}
+
+}  // namespace piper

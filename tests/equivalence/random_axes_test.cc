@@ -1,0 +1,243 @@
+// Random models, cut by random directives over random meshes: the verifier accepts every plan, and
+// its ranks train as one device does that cuts nothing, in f64 to the last digits.
+#include <cmath>
+
+#include "equivalence/random_blocks.h"
+#include "mutation/plans.h"
+#include "seed.h"
+
+namespace piper {
+namespace {
+
+using mutation::one_of;
+using mutation::pick;
+using mutation::Random;
+
+// Numbers that follow from the step, the input and the sample.
+class Numbers : public BatchSource {
+ public:
+  explicit Numbers(std::vector<InputNeed> needs) : needs_(std::move(needs)) {}
+  Status read(int64_t step, int input, int64_t first, int64_t count, std::byte* to) const override {
+    const InputNeed& need = needs_[static_cast<size_t>(input)];
+    const int64_t width = num_elements(need.type.shape) / need.type.shape[0];
+    const auto fill = [&](auto* out) {
+      for (int64_t s = first * width; s < (first + count) * width; ++s)
+        *out++ = static_cast<std::remove_reference_t<decltype(*out)>>(at(need, step * 4096 + s));
+    };
+    switch (need.type.dtype) {
+      case DType::kF64:
+        fill(reinterpret_cast<double*>(to));
+        break;
+      case DType::kF32:
+        fill(reinterpret_cast<float*>(to));
+        break;
+      default:
+        fill(reinterpret_cast<int64_t*>(to));
+    }
+    return ok_status();
+  }
+  int64_t steps() const override { return INT64_MAX; }
+  int64_t tokens_per_step() const override { return 1; }
+
+ private:
+  static double at(const InputNeed& need, int64_t i) {
+    const auto part = static_cast<double>(need.name[0]);
+    if (info(need.type.dtype).is_float) return std::sin(static_cast<double>(i) * 5 + part * 11);
+    return static_cast<double>((i * i * 7 + i + need.name[0]) % RandomBlocks::kClasses);
+  }
+  std::vector<InputNeed> needs_;
+};
+
+jobs::Trained train(const PlanSet& set, const std::string& what) {
+  auto needs = data_needs(set);
+  const Numbers data(*std::move(needs));
+  JobOptions options;
+  options.steps = 3;
+  options.threads = 1;
+  auto job = run_job(set, &data, nullptr, nullptr, options);
+  jobs::Trained trained;
+  if (!job) {
+    ADD_FAILURE() << what << print_error(job.error());
+    return trained;
+  }
+  for (const StepMetrics& step : job->steps) trained.losses.push_back(step.loss.value_or(NAN));
+  for (NamedTensor& tensor : job->parameters) trained.parameters[tensor.name] = std::move(tensor);
+  return trained;
+}
+
+// ---- Strategies ---------------------------------------------------------------------------------
+
+struct Axis {
+  std::string name;
+  size_t size = 1;
+};
+
+class RandomStrategy {
+ public:
+  RandomStrategy(Random& random, const RandomBlocks& model) : random_(random), model_(model) {
+    static const std::vector<std::vector<size_t>> kSizes = {{2}, {2},    {3},    {4},       {4},
+                                                            {5}, {2, 2}, {2, 3}, {2, 2, 2}, {2, 4}};
+    size_t left = 8;
+    for (size_t size : kSizes[pick(random, kSizes.size())]) {
+      shards_.push_back({fmt::format("a{}", shards_.size()), size});
+      left /= size;
+    }
+    if (left >= 2 && pick(random, 2)) dp_ = 2, left /= 2;
+    if (left >= 2 && pick(random, 2)) pp_ = 2;
+    if (shards_.size() > 1 && pick(random, 2)) std::swap(shards_[0], shards_[1]);
+  }
+
+  std::string text() {
+    const size_t microbatches = 1 + pick(random_, 3);
+    const size_t batch = dp_ * microbatches * (1 + pick(random_, 2));
+    std::string text = fmt::format("piper: 1\nmesh: {{{}}}\n", mesh());
+    text += fmt::format(
+        "train: {{global_batch: {}, optimizer: {{{}}}{}}}\n", batch,
+        one_of<const char*>(random_, {"sgd: {lr: 0.05}", "sgd: {lr: 0.05, momentum: 0.9}",
+                                      "adamw: {lr: 1e-3, eps: 1e-4, weight_decay: 0.1}"}),
+        pick(random_, 2) ? ", clip_norm: 1.0" : "");
+    text += fmt::format("annotate:\n  - balance: {{tag: stage, into: {}}}\n", pp_);
+    text += fmt::format("directives:\n  - split: {{dim: batch, into: {}}}\n", microbatches);
+    text += "  - place: {where: {stage: s}, on: {pp: s}}\n  - precision: {compute: f64}\n";
+    if (dp_ > 1)
+      text += fmt::format("  - replicate: {{over: dp, bucket: {}{}}}\n",
+                          one_of<const char*>(random_, {"64B", "25MiB"}), states());
+    for (const Axis& axis : shards_) {
+      const size_t count = 1 + pick(random_, 5);
+      for (size_t k = 0; k < count; ++k) text += directive(axis);
+    }
+    if (pick(random_, 3) == 0) text += "  - recompute: {}\n";
+    return text + mutation::random_order(random_);
+  }
+
+ private:
+  std::string mesh() {
+    std::vector<std::string> axes{fmt::format("pp: {}", pp_), fmt::format("dp: {}", dp_)};
+    for (const Axis& axis : shards_)
+      axes.insert(axes.begin() + static_cast<int64_t>(pick(random_, axes.size() + 1)),
+                  fmt::format("{}: {}", axis.name, axis.size));
+    return join(axes, ", ");
+  }
+  std::string states() {  // gradients travel in their own type
+    while (true)
+      if (const std::string states = one_of<const char*>(random_, mutation::kShards);
+          states.find("dtype") == states.npos)
+        return states;
+  }
+  // Of a tensor that no directive of this axis has named, at a dim that divides.
+  std::string directive(const Axis& axis) {
+    std::string what;
+    Shape shape{1, 12, 12};
+    const size_t kind = pick(random_, 10);
+    if (kind < 7) {
+      const RandomBlocks::Parameter& one = model_.parameters()[pick(random_, count())];
+      what = fmt::format("match: {}", one.name), shape = one.shape;
+    } else if (kind < 9) {
+      std::string scope = model_.scopes()[pick(random_, model_.scopes().size())];
+      std::replace(scope.begin(), scope.end(), '.', '/');
+      what = fmt::format("scope: \"{}\"", scope);
+      shape[0] = shape[1] = 1;  // columns
+    } else {
+      what = fmt::format("input: {}", model_.inputs()[pick(random_, model_.inputs().size())]);
+      shape = {1, 4};
+    }
+    if (!named_.insert(axis.name + what).second) return "";
+    size_t dim = pick(random_, shape.size());
+    auto& left = left_[what];
+    if (left.empty()) left = shape;
+    const auto size = static_cast<int64_t>(axis.size);
+    const bool divides = left[dim] % size == 0;
+    if (divides) left[dim] /= size;
+    return fmt::format("  - shard: {{{}, dim: {}, over: {}}}\n", what,
+                       divides ? std::to_string(dim) : "none", axis.name);
+  }
+  size_t count() const { return model_.parameters().size(); }
+
+  Random& random_;
+  const RandomBlocks& model_;
+  std::vector<Axis> shards_;
+  size_t pp_ = 1, dp_ = 1;
+  std::set<std::string> named_;
+  std::map<std::string, Shape> left_;
+};
+
+// ---- One of each --------------------------------------------------------------------------------
+
+// Largest difference, as a part of the largest element or 0.05.
+double difference(const jobs::Trained& a, const jobs::Trained& b) {
+  double worst = 0;
+  for (const auto& [name, tensor] : a.parameters) {
+    const auto* got = reinterpret_cast<const double*>(tensor.data.data);
+    const auto* want = reinterpret_cast<const double*>(b.parameters.at(name).data.data);
+    double most = 0, size = 0.05;
+    for (int64_t i = 0; i < num_elements(tensor.type.shape); ++i) {
+      if (!(std::abs(got[i] - want[i]) <= most)) most = std::abs(got[i] - want[i]);
+      size = std::max(size, std::abs(want[i]));
+    }
+    if (!(most / size <= worst)) worst = most / size;
+  }
+  return worst;
+}
+
+struct Tried {
+  bool refused = false;
+  int64_t collectives = 0;
+  double apart = 0;
+};
+
+// Of a step, over the axes that shard uses.
+int64_t collectives_of(const PlanSet& set) {
+  int64_t count = 0;
+  for (const RoleProgram& role : set.roles)
+    for (const Instruction& each : role.body)
+      count += is_collective(each.kind) &&
+               role.groups[static_cast<size_t>(each.group)].name.starts_with("a");
+  return count;
+}
+
+Tried try_one(uint64_t seed) {
+  Random random(seed);
+  const Folder folder;
+  const RandomBlocks model(seed);
+  CompileOptions options;
+  options.model = folder.write("model.onnx", model.bytes());
+  const std::string text = RandomStrategy(random, model).text();
+  options.strategy = folder.write("strategy.yaml", text);
+  options.fuse = pick(random, 4) != 0;
+  const std::string what = fmt::format("seed {}\n{}", seed, text);
+  const auto compiled = compile(options);
+  if (!compiled) {
+    const std::string error = print_error(compiled.error());
+    EXPECT_GT(compiled.error().at.line, 0) << what << error;  // not a plan that was refused
+    if (given_seed()) std::printf("%s\n%s", what.c_str(), error.c_str());
+    return {true};
+  }
+  const jobs::Trained spread = train(compiled->set, what), uncut = train(*compiled->uncut, what);
+  if (spread.losses.empty() || uncut.losses.empty()) return {};
+  for (size_t k = 0; k < uncut.losses.size(); ++k)
+    EXPECT_NEAR(spread.losses[k], uncut.losses[k], 1e-12 * std::max(1.0, uncut.losses[k])) << what;
+  const double apart = difference(spread, uncut);
+  EXPECT_LT(apart, 1e-12) << what;
+  return {false, collectives_of(compiled->set), apart};
+}
+
+TEST(RandomAxes, TrainAsOneDeviceDoes) {
+  const int wanted = kSanitized ? 30 : 300;
+  const uint64_t first = given_seed().value_or(1);
+  int ran = 0, refused = 0, with_collectives = 0;
+  double worst = 0;
+  for (uint64_t seed = first; ran < wanted && !HasFailure(); ++seed) {
+    const Tried tried = try_one(seed);
+    ++(tried.refused ? refused : ran);
+    with_collectives += tried.collectives > 0;
+    worst = std::max(worst, tried.apart);
+  }
+  std::printf(
+      "seeds from %lu: %d ran, %d of them with collectives, %d were refused; at most %.1e\n", first,
+      ran, with_collectives, refused, worst);
+  EXPECT_LT(refused, wanted / 5);
+  EXPECT_GT(with_collectives, wanted / 2);
+}
+
+}  // namespace
+}  // namespace piper

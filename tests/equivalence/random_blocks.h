@@ -1,0 +1,241 @@
+// Random models over values of [batch, tokens, width]: blocks of what transformers are made of, and
+// others. Every dim but the batch can be cut in several ways.
+#pragma once
+
+#include <set>
+
+#include "equivalence/random_model.h"
+
+namespace piper {
+
+class RandomBlocks : public ModelMaker {
+ public:
+  struct Parameter {
+    std::string name;
+    Shape shape;
+  };
+  static constexpr int64_t kClasses = 24;
+
+  explicit RandomBlocks(uint64_t seed) : ModelMaker(seed) {
+    tokens_ = 4 * (1 + below(3));
+    scope_ = "block.0";
+    start();
+    const int64_t ops = 3 + below(10);
+    for (int64_t i = 0; i < ops; ++i) {
+      scope_ = fmt::format("block.{}", i / 3);
+      add_op();
+    }
+    scope_ = "head";
+    finish();
+    find_used();
+  }
+  // What the loss depends on.
+  const std::vector<Parameter>& parameters() const { return parameters_; }
+  const std::vector<std::string>& scopes() const { return scopes_; }
+  const std::vector<std::string>& inputs() const { return inputs_; }
+
+ private:
+  struct Live {
+    std::string name;
+    int64_t width = 0;
+  };
+  int64_t widths() { return 12 * (1 + below(2)); }
+  Live any() {
+    const auto count = static_cast<int64_t>(live_.size());
+    const int64_t back = std::min(below(count), below(count));
+    return live_[static_cast<size_t>(count - 1 - back)];
+  }
+  std::string made(const std::string& op, const std::vector<std::string>& inputs) {
+    return node(op, inputs).output(0);
+  }
+  std::string along(const std::string& op, const std::vector<std::string>& inputs, int64_t axis) {
+    onnx::NodeProto& at = node(op, inputs);
+    attribute(at, "axis", {axis}, false);
+    return at.output(0);
+  }
+  std::string turned(const std::string& from, const std::vector<int64_t>& perm) {
+    onnx::NodeProto& at = node("Transpose", {from});
+    attribute(at, "perm", perm, true);
+    return at.output(0);
+  }
+  std::string shaped(const std::string& from, const std::vector<int64_t>& shape) {
+    return made("Reshape", {from, integers(shape)});
+  }
+  void keep(const std::string& name, int64_t width) { live_.push_back({name, width}); }
+
+  void start() {
+    const int64_t width = widths();
+    if (below(2)) {
+      input("x", {tokens_, width});
+      keep("x", width);
+    } else {
+      input("ids", {tokens_}, onnx::TensorProto::INT64);
+      keep(made("Gather", {parameter({kClasses, width}, 0, 0.6f), "ids"}), width);
+    }
+    if (below(2))
+      keep(made("Add", {live_.back().name, parameter({tokens_, width}, 0, 0.4f)}), width);
+  }
+
+  // A weight of its own or of another layer, as [from, to] or turned.
+  std::string weight(int64_t from, int64_t to) {
+    auto& known = weights_[{from, to}];
+    if (known.empty() || below(3) != 0) {
+      const float spread = 1.5f / std::sqrt(static_cast<float>(from));
+      known.push_back(below(2) ? parameter({from, to}, 0, spread)
+                               : turned(parameter({to, from}, 0, spread), {1, 0}));
+    }
+    return known[static_cast<size_t>(below(static_cast<int64_t>(known.size())))];
+  }
+  Live linear(const Live& from, int64_t width) {
+    const std::string product = made("MatMul", {from.name, weight(from.width, width)});
+    if (below(3) == 0) return {product, width};
+    return {made("Add", {product, parameter({width}, 0, 0.3f)}), width};
+  }
+  Live norm(const Live& from) {
+    if (below(2))
+      return {made("LayerNormalization",
+                   {from.name, parameter({from.width}, 1, 0.2f), parameter({from.width}, 0, 0.2f)}),
+              from.width};
+    const std::string square = made("Mul", {from.name, from.name});
+    const std::string mean = made("ReduceMean", {square, integers({-1})});
+    const std::string least = made("Add", {mean, scalar(onnx::TensorProto::FLOAT, 0.01f)});
+    const std::string unit = made("Div", {from.name, made("Sqrt", {least})});
+    return {made("Mul", {unit, parameter({from.width}, 1, 0.2f)}), from.width};
+  }
+  std::string part(const Live& from, int64_t first, int64_t end, int64_t axis = 2) {
+    return made("Slice", {from.name, integers({first}), integers({end}), integers({axis})});
+  }
+  std::string pointwise(const std::string& from) {
+    static const char* const kOps[] = {"Tanh", "Relu", "Sigmoid", "Neg"};
+    return made(kOps[below(4)], {from});
+  }
+
+  void add_op() {
+    const Live v = any();
+    switch (below(12)) {
+      case 0: {
+        const Live made = linear(v, widths());
+        return keep(made.name, made.width);
+      }
+      case 1:
+        return keep(pointwise(v.name), v.width);
+      case 2: {
+        static const char* const kOps[] = {"Add", "Mul", "Sub", "Max"};
+        const Live w = any();
+        const Live same = w.width == v.width ? w : linear(w, v.width);
+        return keep(made(kOps[below(4)], {v.name, same.name}), v.width);
+      }
+      case 3:
+        return keep(made("Mul", {v.name, parameter({v.width}, 1, 0.3f)}), v.width);
+      case 4: {
+        const Live made = norm(v);
+        return keep(made.name, made.width);
+      }
+      case 5:
+        return keep(along("Softmax", {v.name}, below(2) ? -1 : 1), v.width);
+      case 6: {
+        const Live w = any();
+        if (v.width + w.width > 48) return keep(pointwise(v.name), v.width);
+        return keep(along("Concat", {v.name, w.name}, 2), v.width + w.width);
+      }
+      case 7:
+      case 8:
+        return attend(v);
+      case 9:
+      case 10:
+        return feed(v);
+      default:
+        return rearrange(v);
+    }
+  }
+  // Keys, values and queries of one weight or of three; heads; a residual.
+  void attend(const Live& v) {
+    const Live in = below(2) ? norm(v) : v;
+    const int64_t width = widths(), heads = below(2) ? 4 : 2, head = width / heads;
+    std::string q, k, u;
+    if (below(2)) {
+      const Live all = linear(in, 3 * width);
+      q = part(all, 0, width), k = part(all, width, 2 * width), u = part(all, 2 * width, 3 * width);
+    } else {
+      q = linear(in, width).name, k = linear(in, width).name, u = linear(in, width).name;
+    }
+    const auto split = [&](const std::string& from, const std::vector<int64_t>& perm) {
+      return turned(shaped(from, {-1, tokens_, heads, head}), perm);
+    };
+    const std::string scores = made("MatMul", {split(q, {0, 2, 1, 3}), split(k, {0, 2, 3, 1})});
+    const std::string scaled =
+        made("Mul", {scores, scalar(onnx::TensorProto::FLOAT, below(2) ? 0.3f : 0.5f)});
+    const std::string read =
+        made("MatMul", {along("Softmax", {scaled}, -1), split(u, {0, 2, 1, 3})});
+    const std::string joined = shaped(turned(read, {0, 2, 1, 3}), {-1, tokens_, width});
+    const Live out = linear({joined, width}, v.width);
+    keep(made("Add", {v.name, out.name}), v.width);
+  }
+  void feed(const Live& v) {
+    const Live in = below(2) ? norm(v) : v;
+    const Live up = linear(in, 24);
+    std::string inside = pointwise(up.name);
+    if (below(2)) inside = made("Mul", {inside, linear(in, 24).name});
+    keep(made("Add", {v.name, linear({inside, 24}, v.width).name}), v.width);
+  }
+  // Tokens or columns in another order, or some of the columns.
+  void rearrange(const Live& v) {
+    switch (below(4)) {
+      case 0:
+        return keep(part(v, v.width - 12, v.width), 12);
+      case 1: {
+        if (v.width != 48) return keep(pointwise(v.name), v.width);
+        const std::string cube = shaped(v.name, {-1, tokens_, 6, 8});
+        return keep(shaped(turned(cube, {0, 1, 3, 2}), {-1, tokens_, v.width}), v.width);
+      }
+      case 2: {
+        const std::string rows = shaped(v.name, {-1, v.width});
+        return keep(shaped(pointwise(rows), {-1, tokens_, v.width}), v.width);
+      }
+      default: {  // a product along the tokens
+        const std::string mixed =
+            made("MatMul", {turned(v.name, {0, 2, 1}), parameter({tokens_, tokens_}, 0, 0.4f)});
+        return keep(turned(mixed, {0, 2, 1}), v.width);
+      }
+    }
+  }
+
+  void finish() {
+    const Live last = live_.back();
+    if (below(2)) {
+      input("labels", {tokens_}, onnx::TensorProto::INT64);
+      const Live logits = linear(last, kClasses);
+      node("SoftmaxCrossEntropyLoss", {shaped(logits.name, {-1, kClasses}), shaped("labels", {-1})},
+           "loss");
+    } else {
+      input("target", {tokens_, 12});
+      squares(made("Sub", {linear(last, 12).name, "target"}));
+    }
+    finish_with_loss();
+  }
+
+  void find_used() {
+    std::set<std::string> used{"loss"}, scopes;
+    for (int n = graph_.node_size() - 1; n >= 0; --n) {
+      const onnx::NodeProto& node = graph_.node(n);
+      if (!used.count(node.output(0))) continue;
+      used.insert(node.input().begin(), node.input().end());
+      const std::string scope = node.name().substr(1, node.name().rfind('/') - 1);
+      if (scope != "head") scopes.insert(scope);  // of which nothing is read elsewhere
+    }
+    for (const onnx::TensorProto& tensor : graph_.initializer())
+      if (tensor.name()[0] != 'c' && used.count(tensor.name()))
+        parameters_.push_back({tensor.name(), {tensor.dims().begin(), tensor.dims().end()}});
+    scopes_.assign(scopes.begin(), scopes.end());
+    for (const auto& input : graph_.input())
+      if (used.count(input.name())) inputs_.push_back(input.name());
+  }
+
+  int64_t tokens_ = 0;
+  std::vector<Live> live_;
+  std::vector<Parameter> parameters_;
+  std::vector<std::string> scopes_, inputs_;
+  std::map<std::pair<int64_t, int64_t>, std::vector<std::string>> weights_;
+};
+
+}  // namespace piper
