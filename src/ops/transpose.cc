@@ -1,5 +1,4 @@
-// Transpose{perm, copy}: output dim d is input dim perm[d]. With `copy` it stays an op where it moves
-// no byte.
+// Transpose{perm}: output dim d is input dim perm[d].
 #include "rules.h"
 
 namespace piper {

@@ -274,13 +274,9 @@ class AxisWalk {
   }
 
   void hint_gradients() {
-    for (const Param& param : graph_.params) {
-      if (!param.gradient.valid()) continue;
-      const Layout& lies = lies_[param.value.index()];
-      if (lies.kind == kCut) hint(param.gradient, lies);
-      if (lies.kind == kWhole && is_seed_[param.value.index()])
-        hints_[param.gradient.index()] = Layout{};
-    }
+    for (const Param& param : graph_.params)
+      if (param.gradient.valid() && lies_[param.value.index()].kind == kCut)
+        hint(param.gradient, lies_[param.value.index()]);
   }
 
   // ---- One op -----------------------------------------------------------------------------------
@@ -369,11 +365,10 @@ class AxisWalk {
       const Layout& lies = lies_[node.inputs[i].index()];
       const auto& wanted = hints_[node.inputs[i].index()];
       if (lies.kind == kCut) add(cut_of(loops.input(i), lies, ranks_));
-      if (lies.kind == kTerms && wanted && wanted->kind == kCut)
-        add(cut_of(loops.input(i), *wanted, ranks_));
+      if (lies.kind == kTerms && wanted) add(cut_of(loops.input(i), *wanted, ranks_));
     }
     for (size_t o = 0; o < node.outputs.size(); ++o)
-      if (const auto& wanted = hints_[node.outputs[o].index()]; wanted && wanted->kind == kCut)
+      if (const auto& wanted = hints_[node.outputs[o].index()])
         add(cut_of(loops.output(o), *wanted, ranks_));
     return cuts;
   }
@@ -400,7 +395,6 @@ class AxisWalk {
       const bool sums = loops.rule.reduces == LoopRule::kSum;
       choice.makes.push_back(layout.value_or(Layout{sums ? kTerms : kGreatest}));
       const auto& wanted = hints_[node.outputs[o].index()];
-      choice.against += wanted && wanted->kind == kWhole && choice.makes.back().kind == kCut;
       if ((wanted || is_apart(choice.makes.back())) && !is_contribution(node.outputs[o]))
         choice.bytes +=
             cost_of(type_of(node.outputs[o]), choice.makes.back(), wanted.value_or(Layout{}));
@@ -831,19 +825,7 @@ class AxisWalk {
     graph_.nodes = std::move(nodes_);
     for (size_t n = 0; n < graph_.nodes.size(); ++n)
       for (ValueId output : graph_.nodes[n].outputs) graph_.value(output).producer = NodeId(n);
-    for (Node& node : graph_.nodes) keep_transpose(node);
     check_types();
-  }
-
-  // Where a part has one index of its dim, a transposition of that dim moves no byte, and yet the
-  // part lies elsewhere in the whole: it must stay an op, for who reads the plan to follow it.
-  void keep_transpose(Node& node) const {
-    if (node.op != "Transpose") return;
-    const Value& from = graph_.value(node.inputs[0]);
-    for (const auto& [axis, lies] : from.over)
-      if (axis == cut_.axis && lies.kind == kCut &&
-          from.type.shape[static_cast<size_t>(lies.dim)] == 1)
-        node.attrs.set("copy", int64_t{1});
   }
 
   // Every op must be legal on what it reads now.
