@@ -189,12 +189,13 @@ struct Sharding {
   int64_t prefetch = 1;
   int32_t gather_stream = 0;
 };
-// A value of which each rank of the first level holds a run of the flat elements, zeros behind the
-// end.
+// A value of which each rank of some mesh axes holds a run of the flat elements, zeros behind the
+// end: of the first level's axis, and of those over which the gradient is terms.
 struct Part {
   ValueId value;  // the own run
   ValueId param;  // the whole parameter, or its previous version, when it is a part of one
   TensorType whole;
+  std::vector<int32_t> over = {};  // ascending
 };
 
 // Two versions of a trained parameter, or of the step's number where random ops read it: what
@@ -275,6 +276,9 @@ struct Dag {
   // In canonical parameter order, the number last; empty: one version of each.
   std::vector<Version> versions;
   std::vector<Offload> offloads;
+  // By value: mesh axes whose ranks hold it alike and send a run of its elements each. Ascending;
+  // may be shorter than the values.
+  std::vector<std::vector<int32_t>> sliced;
   // Coordinates by mesh axis; -1 on axes that are not placed.
   std::vector<std::vector<int32_t>> cells;
   std::vector<Chunk> chunks;

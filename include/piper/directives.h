@@ -80,6 +80,9 @@ Result<Cut> apply_split(const Strategy& strategy, int64_t batch, Explanations& o
 // tensor that two directives cut over one axis.
 Result<std::vector<AxisCut>> apply_shard(const Graph& step, const Strategy& strategy,
                                          Explanations& out);
+// What stages send one another in parts. Requires chunks that have their places. Error: nothing
+// that all ranks of the axis hold alike is sent and matches.
+Result<Dag> apply_sends(Dag dag, const std::vector<ShardRule>& shards, Explanations& out);
 // Which collectives an axis has come to, in sums, and one by one with what each is for.
 void explain_axis(const ShardedGraph& made, const AxisCut& cut, Explanations& out,
                   std::vector<std::string>& each);

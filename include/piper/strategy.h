@@ -149,6 +149,7 @@ struct ShardRule {             // - shard: {match: "**/qkv/weight", dim: 0, over
   std::vector<Glob> match;     // parameters, by path
   std::vector<Glob> input;     // or data inputs
   std::vector<Glob> scope;     // or what modules make for others, by scope
+  std::vector<Glob> sends;     // or what stages send one another, by scope: flat parts
   std::optional<int64_t> dim;  // from the end if negative; none: every rank holds all of it
   std::string over;            // a mesh axis
   SourceSpan at, of_at, dim_at, over_at;

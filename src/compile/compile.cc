@@ -203,6 +203,7 @@ Result<Dag> make_chunks(const Graph& step, Cut cut, Making& making) {
   explain_versions(dag, strategy, explain);
   PIPER_ASSIGN(dag, apply_place(std::move(dag), strategy.places, making.variables, explain));
   PIPER_ASSIGN(dag, apply_replicate(std::move(dag), strategy.replicates, explain));
+  PIPER_ASSIGN(dag, apply_sends(std::move(dag), strategy.shards, explain));
   making.summing.group_of = dag.group_of;
   making.summing.region_tags = spec.region_tags;
   return dag;

@@ -43,6 +43,7 @@ ItemId Expander::move_to(ItemId from, int32_t cell) {
   if (item.cell == cell) return from;
   const ItemId known = find_item(item.value, item.micro, cell);
   if (known.valid()) return known;
+  if (sliced(item)) return move_in_parts(from, cell);
   const ItemId to = new_item(item.value, item.micro, cell);
   dag_.items[to.index()].sum = item.sum;
   const int32_t label = bringing_label(item.value, {"send", "recv"});
@@ -63,6 +64,47 @@ ItemId Expander::move_to(ItemId from, int32_t cell) {
   recv.label = label + 1;
   dag_.tasks.push_back(std::move(recv));
   return to;
+}
+
+ItemId Expander::own_part(ItemId whole) {
+  const Item item = dag_.items[whole.index()];
+  const auto [slice, is_new] = slice_of_.try_emplace(item.value.value);
+  if (is_new) {
+    const Value& value = dag_.graph.value(item.value);
+    int64_t ranks = 1;
+    for (int32_t axis : *sliced(item)) ranks *= dag_.mesh[static_cast<size_t>(axis)].size;
+    const int64_t elements = (num_elements(value.type.shape) + ranks - 1) / ranks;
+    slice->second = pseudo_value(value.name + ".slice", {value.type.dtype, {elements}});
+  }
+  const ItemId known = find_item(slice->second, item.micro, item.cell);
+  if (known.valid()) return known;
+  const ItemId part = new_item(slice->second, item.micro, item.cell);
+  Task take;
+  take.kind = TaskKind::kOwnPart;
+  take.micro = item.micro;
+  take.cell = item.cell;
+  take.group = Few(*sliced(item));
+  take.reads = {whole};
+  take.writes = {part};
+  take.label = bringing_label(item.value, {"own_part", "all_gather"});
+  dag_.tasks.push_back(std::move(take));
+  return part;
+}
+
+ItemId Expander::move_in_parts(ItemId from, int32_t cell) {
+  const Item item = dag_.items[from.index()];
+  const ItemId part = move_to(own_part(from), cell);
+  const ItemId whole = new_item(item.value, item.micro, cell);
+  Task gather;
+  gather.kind = TaskKind::kAllGather;
+  gather.micro = item.micro;
+  gather.cell = cell;
+  gather.group = Few(*sliced(item));
+  gather.reads = {part};
+  gather.writes = {whole};
+  gather.label = bringing_label(item.value, {"own_part", "all_gather"}) + 1;
+  dag_.tasks.push_back(std::move(gather));
+  return whole;
 }
 
 ItemId Expander::ensure(ValueId id, int32_t micro, int32_t cell) {

@@ -15,10 +15,8 @@ std::vector<Expander::Round> Expander::rounds_of(int32_t s) const {
   }
   const std::vector<int32_t>& axes = dag_.sums[static_cast<size_t>(s)].axes;
   if (axes.empty()) return rounds;
-  if (rounds.empty() || rounds.back().kind == TaskKind::kReduceScatter)
-    rounds.push_back(
-        {TaskKind::kAllReduce, {}, own_type(s), rounds.empty() ? 0 : rounds[0].stream});
-  std::vector<int32_t>& over = rounds.back().axes;
+  if (rounds.empty()) rounds.push_back({TaskKind::kAllReduce, {}, own_type(s)});
+  std::vector<int32_t>& over = (sharded(s) ? rounds.front() : rounds.back()).axes;
   over.insert(over.end(), axes.begin(), axes.end());
   std::sort(over.begin(), over.end());
   return rounds;
@@ -176,7 +174,8 @@ void Expander::reduce_contributions(const Task& task) {
   for (const Accumulate& a : made) {
     bucket.push_back(a);
     bytes += travelling_bytes(a.sum, dag_.graph.value(a.contribution).type);
-    if (bytes < dag_.bucket_bytes && &a != &made.back()) continue;
+    const bool joins = &a != &made.back() && sharded(a.sum)->over == sharded((&a + 1)->sum)->over;
+    if (bytes < dag_.bucket_bytes && joins) continue;
     reduce_bucket(task, bucket);
     bucket.clear();
     bytes = 0;
@@ -188,7 +187,7 @@ void Expander::reduce_bucket(const Task& of, const std::vector<Accumulate>& buck
       fmt::format("{}{}", dag_.sums[static_cast<size_t>(bucket[0].sum)].name,
                   bucket.size() > 1 ? fmt::format(" and {} more", bucket.size() - 1) : "");
   round_bucket(of, bucket);
-  Task reduce = first_level_task(TaskKind::kReduceScatter, of.cell);
+  Task reduce = parts_task(TaskKind::kReduceScatter, of.cell, sharded(bucket[0].sum)->over);
   reduce.stream = dag_.levels[0].stream;
   reduce.micro = of.micro;
   reduce.label = add_label("reduce_scatter " + what);

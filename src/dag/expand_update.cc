@@ -53,50 +53,59 @@ std::vector<const ShardedParam*> Expander::cut_in_step(int32_t cell,
   return cut;
 }
 
-Task Expander::first_level_task(TaskKind kind, int32_t cell) const {
+Task Expander::parts_task(TaskKind kind, int32_t cell, const std::vector<int32_t>& over) {
   Task task;
   task.kind = kind;
   task.cell = cell;
-  task.group = {dag_.levels[0].axis};
+  task.group = Few(over);
   return task;
 }
 
 void Expander::add_own_parts(int32_t cell, const std::vector<const ShardedParam*>& cut) {
-  Task task = first_level_task(TaskKind::kOwnPart, cell);
+  std::map<std::vector<int32_t>, Task> tasks;
   for (const ShardedParam* param : cut) {
+    Task& task = tasks.try_emplace(param->over, parts_task(TaskKind::kOwnPart, cell, param->over))
+                     .first->second;
     task.reads.push_back(ensure(param->whole, -1, cell));
     task.writes.push_back(new_item(param->part, -1, cell));
   }
-  task.label = add_label(fmt::format("own parts of {} parameters", cut.size()));
-  dag_.tasks.push_back(std::move(task));
+  for (auto& [over, task] : tasks) {
+    task.label = add_label(fmt::format("own parts of {} parameters", task.reads.size()));
+    dag_.tasks.push_back(std::move(task));
+  }
 }
 
 void Expander::gather_updated(int32_t cell, const std::vector<const ShardedParam*>& cut) {
-  Task gather;
-  int64_t bytes = 0;
-  const auto flush = [&](const std::string& name) {
-    gather.label = add_label(fmt::format(
-        "all_gather {}{}", name,
-        gather.reads.size() > 1 ? fmt::format(" and {} more", gather.reads.size() - 1) : ""));
-    dag_.tasks.push_back(std::move(gather));
-    bytes = 0;
+  struct Bucket {
+    Task gather;
+    int64_t bytes = 0;
+    std::string first;
   };
-  std::string first;
+  std::map<std::vector<int32_t>, Bucket> buckets;  // by axes
+  const auto flush = [&](Bucket& bucket) {
+    const size_t more = bucket.gather.reads.size() - 1;
+    bucket.gather.label = add_label(fmt::format("all_gather {}{}", bucket.first,
+                                                more > 0 ? fmt::format(" and {} more", more) : ""));
+    dag_.tasks.push_back(std::move(bucket.gather));
+    bucket.bytes = 0;
+  };
   for (const ShardedParam* param : cut) {
     const Value& whole = dag_.graph.value(param->whole);
-    if (bytes == 0) {
-      gather = first_level_task(TaskKind::kAllGather, cell);
-      gather.stream = dag_.sharding.gather_stream;
-      first = whole.name;
+    Bucket& bucket = buckets[param->over];
+    if (bucket.bytes == 0) {
+      bucket.gather = parts_task(TaskKind::kAllGather, cell, param->over);
+      bucket.gather.stream = dag_.sharding.gather_stream;
+      bucket.first = whole.name;
     }
     const TensorType type = whole.type;
     const ValueId gathered = pseudo_value(whole.name + ".gathered", type);
-    gather.reads.push_back(find_item(next_of(param->part), -1, cell));
-    gather.writes.push_back(new_item(gathered, -1, cell, ensure(param->whole, -1, cell)));
-    bytes += std::max<int64_t>(type.bytes(), 1);
-    if (bytes >= dag_.bucket_bytes) flush(first);
+    bucket.gather.reads.push_back(find_item(next_of(param->part), -1, cell));
+    bucket.gather.writes.push_back(new_item(gathered, -1, cell, ensure(param->whole, -1, cell)));
+    bucket.bytes += std::max<int64_t>(type.bytes(), 1);
+    if (bucket.bytes >= dag_.bucket_bytes) flush(bucket);
   }
-  if (bytes > 0) flush(first);
+  for (auto& [over, bucket] : buckets)
+    if (bucket.bytes > 0) flush(bucket);
 }
 
 ValueId Expander::next_of(ValueId state) const {
@@ -142,9 +151,9 @@ GatheredSquares Expander::gather_squares(const ScalarVector& scalars, int32_t ce
     any = any || here;
   }
   if (!any) return squares;
-  dag_.chunks.push_back(squares_chunk(dag_, scalars, parts, cell, squares));
+  dag_.chunks.push_back(squares_chunk(dag_, parts, cell, squares));
   const ItemId own = add_update_task(ChunkId(dag_.chunks.size() - 1));
-  Task gather = first_level_task(TaskKind::kAllGather, cell);
+  Task gather = parts_task(TaskKind::kAllGather, cell, {dag_.levels[0].axis});
   gather.reads = {own};
   gather.writes = {new_item(squares.all, -1, cell)};
   gather.label = add_label("all_gather squares");

@@ -153,8 +153,8 @@ class Expander {
     const SumLevel& of = dag_.levels[level];
     return of.dtype && of.size > 1 ? *of.dtype : own_type(s);
   }
-  // The messages that finish a sum: one a level of replicas, the last of them also over the sum's
-  // own axes. Where that leaves parts, these are reduced over the axes by themselves.
+  // The messages that finish a sum: one a level of replicas, one of them also over the sum's own
+  // axes: the one that leaves parts, else the last.
   struct Round {
     TaskKind kind;
     std::vector<int32_t> axes;
@@ -196,6 +196,15 @@ class Expander {
   // The item in `cell`, sent there if it lives elsewhere.
   ItemId move_to(ItemId from, int32_t cell);
 
+  // The same by way of parts, of which each rank of the axes sends one.
+  ItemId move_in_parts(ItemId from, int32_t cell);
+  ItemId own_part(ItemId whole);
+  const std::vector<int32_t>* sliced(const Item& item) const {
+    const bool any = item.micro >= 0 && item.value.index() < dag_.sliced.size() &&
+                     !dag_.sliced[item.value.index()].empty();
+    return any ? &dag_.sliced[item.value.index()] : nullptr;
+  }
+
   // The item that holds `value` for `micro` in `cell`, with the tasks that bring it there.
   ItemId ensure(ValueId id, int32_t micro, int32_t cell);
 
@@ -229,7 +238,8 @@ class Expander {
 
   // Parameters that stay whole and are updated in parts.
   std::vector<const ShardedParam*> cut_in_step(int32_t cell, const UpdateIndex& index) const;
-  Task first_level_task(TaskKind kind, int32_t cell) const;
+  // Of whole values and parts of them over these axes.
+  static Task parts_task(TaskKind kind, int32_t cell, const std::vector<int32_t>& over);
   void add_own_parts(int32_t cell, const std::vector<const ShardedParam*>& cut);
   // Back into whole parameters, joined into buckets.
   void gather_updated(int32_t cell, const std::vector<const ShardedParam*>& cut);
@@ -275,6 +285,7 @@ class Expander {
   std::vector<std::vector<Contribution>> contributions_;  // by chunk
   std::vector<int32_t> chunk_of_;                         // main chunks, by slot()
   std::vector<int32_t> bringing_labels_;                  // by value; -1: none yet
+  std::unordered_map<int32_t, ValueId> slice_of_;         // by value: the own part that is sent
 };
 
 }  // namespace piper

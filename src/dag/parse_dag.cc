@@ -190,6 +190,7 @@ class Parser {
     const std::string param = line.get("param");
     dag_.parts.push_back(
         {value(line.get("value")), param.empty() ? ValueId() : value(param), *whole});
+    read_axes(line.get("over"), dag_.parts.back().over);
     return true;
   }
   bool read_version(const Line& line) {

@@ -94,14 +94,16 @@ std::string print_head(const Dag& dag) {
     if (value.kind == ValueKind::kNode && !value.producer.valid())
       text += fmt::format("value {}:{}\n", value.name, to_string(value.type));
   const auto name = [&](ValueId value) { return dag.graph.value(value).name; };
+  const auto axis = [&](int32_t a) { return dag.mesh[static_cast<size_t>(a)].name; };
   for (const auto& [copy, original] : dag.variants.copies)
     text += fmt::format("copy value={} of={}\n", name(copy), name(original));
   for (const auto& made : dag.variants.made)
     text += made.empty() ? "variant\n" : fmt::format("variant makes={}\n", list(made, name));
   for (const Part& part : dag.parts)
-    text += fmt::format("part value={} whole={}{}\n", dag.graph.value(part.value).name,
+    text += fmt::format("part value={} whole={}{} over={}\n", dag.graph.value(part.value).name,
                         to_string(part.whole),
-                        part.param.valid() ? " param=" + dag.graph.value(part.param).name : "");
+                        part.param.valid() ? " param=" + dag.graph.value(part.param).name : "",
+                        list(part.over, axis));
   for (const Version& version : dag.versions)
     text += fmt::format("version newest={} previous={}\n", dag.graph.value(version.newest).name,
                         dag.graph.value(version.previous).name);

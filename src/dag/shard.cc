@@ -14,27 +14,43 @@ class Cutter {
 
   ShardedParam cut(const Param& param) {
     const TensorType whole = graph_.value(param.value).type;
-    const TensorType own{whole.dtype, {part_elements(dag_, num_elements(whole.shape))}};
-    ShardedParam result{param.value, {}, param.gradient, {}};
+    ShardedParam result{param.value, {}, param.gradient, {}, {dag_.levels[0].axis}};
+    const std::vector<int32_t> axes = axes_of(param.gradient);
+    result.over.insert(result.over.end(), axes.begin(), axes.end());
+    std::sort(result.over.begin(), result.over.end());
+    const TensorType own{whole.dtype, {part_elements(num_elements(whole.shape), axes)}};
     Value part;
     part.name = param.name + ".part";
     part.type = own;
     if (dag_.sharding.parameters) part.kind = ValueKind::kState;
     result.part = graph_.add_value(std::move(part));
-    dag_.parts.push_back({result.part, param.value, whole});
-    if (dag_.sharding.parameters) cut_previous(param.value, own);
+    dag_.parts.push_back({result.part, param.value, whole, result.over});
+    if (dag_.sharding.parameters) cut_previous(param.value, own, result.over);
     if (!param.gradient.valid()) return result;
     Value gradient;
     gradient.name = param.name + ".grad.part";
     gradient.type = {graph_.value(param.gradient).type.dtype, own.shape};
+    gradient.over = graph_.value(param.gradient).over;
+    for (int32_t axis : axes) gradient.over.push_back({axis, {LayoutKind::kSharded, 0}});
     result.gradient_part = graph_.add_value(std::move(gradient));
     cut_update(result, own.shape);
     return result;
   }
 
  private:
+  std::vector<int32_t> axes_of(ValueId gradient) const {
+    const auto sum = std::find_if(dag_.sums.begin(), dag_.sums.end(),
+                                  [&](const Sum& each) { return each.value == gradient; });
+    return sum == dag_.sums.end() ? std::vector<int32_t>() : sum->axes;
+  }
+  int64_t part_elements(int64_t elements, const std::vector<int32_t>& axes) const {
+    int64_t runs = dag_.replicas;
+    for (int32_t axis : axes) runs *= dag_.mesh[static_cast<size_t>(axis)].size;
+    return (elements + runs - 1) / runs * runs_of_part(dag_);
+  }
+
   // What microbatches read is cut alike, where it is another version.
-  void cut_previous(ValueId newest, const TensorType& own) {
+  void cut_previous(ValueId newest, const TensorType& own, const std::vector<int32_t>& over) {
     const auto known = previous_.find(newest.value);
     if (known == previous_.end()) return;
     const Value whole = graph_.value(known->second);
@@ -43,7 +59,7 @@ class Cutter {
     part.type = own;
     part.kind = ValueKind::kState;
     part.fill = whole.fill;
-    dag_.parts.push_back({graph_.add_value(std::move(part)), known->second, whole.type});
+    dag_.parts.push_back({graph_.add_value(std::move(part)), known->second, whole.type, over});
   }
 
   // The optimizer takes and makes parts; its states are parts.
@@ -58,7 +74,7 @@ class Cutter {
       if (update.state == param.whole) {
         update.state = param.part;
       } else {
-        dag_.parts.push_back({update.state, {}, graph_.value(update.state).type});
+        dag_.parts.push_back({update.state, {}, graph_.value(update.state).type, param.over});
         graph_.value(update.state).type.shape = own;
       }
     }
@@ -80,10 +96,6 @@ int64_t num_shards(const Dag& dag) {
 }
 
 int64_t runs_of_part(const Dag& dag) { return dag.replicas / num_shards(dag); }
-
-int64_t part_elements(const Dag& dag, int64_t elements) {
-  return (elements + dag.replicas - 1) / dag.replicas * runs_of_part(dag);
-}
 
 std::vector<ShardedParam> shard_states(Dag& dag) {
   std::vector<ShardedParam> sharded;

@@ -172,8 +172,7 @@ ScalarVector scalar_vector(Dag& dag) {
   return scalars;
 }
 
-Chunk squares_chunk(Dag& dag, const ScalarVector& scalars,
-                    const std::vector<ValueId>& gradient_parts, int32_t cell,
+Chunk squares_chunk(Dag& dag, const std::vector<ValueId>& gradient_parts, int32_t cell,
                     GatheredSquares& squares) {
   Graph& graph = dag.graph;
   Builder build = update_builder(graph, fmt::format("squares/{}/", cell));
@@ -184,7 +183,7 @@ Chunk squares_chunk(Dag& dag, const ScalarVector& scalars,
     const ValueId part = gradient_parts[i];
     of_source.push_back(part.valid() ? build.op1("SumSquares", {part}, {{"parts", squares.runs}})
                                      : ValueId());
-    axes.push_back(cut_over(graph.value(scalars.sources[i])));
+    axes.push_back(part.valid() ? cut_over(graph.value(part)) : std::vector<int32_t>());
     if (!axes[i].empty()) cut[i] = of_source[i];
   }
   const std::vector<ValueId> summed = sum_over_axes(build, cut, axes);

@@ -27,8 +27,7 @@ struct GatheredSquares {
   ValueId all;  // f64[shards × sources × runs]
 };
 // The chunk that makes `own` from the parts of the gradients (by source; invalid: not among them).
-Chunk squares_chunk(Dag& dag, const ScalarVector& scalars,
-                    const std::vector<ValueId>& gradient_parts, int32_t cell,
+Chunk squares_chunk(Dag& dag, const std::vector<ValueId>& gradient_parts, int32_t cell,
                     GatheredSquares& squares);
 // The chunk in which `cell` writes its part of the vector; `here[i]`: this cell contributes source
 // i, else zero.

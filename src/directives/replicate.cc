@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <map>
 
 #include "piper/directives.h"
 
@@ -35,6 +36,28 @@ std::string travelling(const Dag& dag, const SumLevel& level, int64_t least) {
   return fmt::format(", in {} ({})", info(*level.dtype).name, human_bytes(bytes));
 }
 
+// Gradients that are cut over further axes, for they are terms of a sum over these.
+std::vector<std::string> explain_further(const Dag& dag, const SumLevel& level, int64_t least) {
+  std::map<std::vector<int32_t>, Sums> further;
+  for (const Sum& sum : dag.sums)
+    for (const Param& param : dag.graph.params)
+      if (param.gradient == sum.value && !sum.axes.empty() &&
+          dag.graph.value(param.value).type.bytes() >= least)
+        further[sum.axes].add(dag.graph.value(param.value).type.bytes());
+  std::vector<std::string> lines;
+  for (const auto& [axes, sums] : further) {
+    std::vector<std::string> names;
+    int64_t ranks = level.size;
+    for (int32_t axis : axes) {
+      names.push_back(dag.mesh[static_cast<size_t>(axis)].name);
+      ranks *= dag.mesh[static_cast<size_t>(axis)].size;
+    }
+    lines.push_back(fmt::format("{} of them over {} as well, into {} parts",
+                                sums.print("gradients"), join(names, ", "), ranks));
+  }
+  return lines;
+}
+
 // What a directive that cuts states does to the parameters, in words.
 std::vector<std::string> explain_cut(const Dag& dag, const Replicate& replicate,
                                      const SumLevel& level) {
@@ -51,6 +74,8 @@ std::vector<std::string> explain_cut(const Dag& dag, const Replicate& replicate,
                               trained.print("gradients"), replicate.over, each,
                               travelling(dag, level, replicate.persist_bytes), messages(replicate),
                               replicate.stream));
+  const auto further = explain_further(dag, level, replicate.persist_bytes);
+  lines.insert(lines.end(), further.begin(), further.end());
   if (replicate.reduce == Replicate::When::kMicrobatch && dag.microbatches > 1)
     lines.push_back(
         "note: the single-device plan adds the same numbers in another order, microbatches before "

@@ -1,11 +1,17 @@
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "piper/directives.h"
 #include "piper/ops.h"
 
 namespace piper {
 namespace {
+
+bool is_any(const std::vector<Glob>& globs, const std::string& path) {
+  return std::any_of(globs.begin(), globs.end(),
+                     [&](const Glob& glob) { return glob.match(path).has_value(); });
+}
 
 class Seeds {
  public:
@@ -23,11 +29,6 @@ class Seeds {
   }
 
  private:
-  static bool is_any(const std::vector<Glob>& globs, const std::string& path) {
-    return std::any_of(globs.begin(), globs.end(),
-                       [&](const Glob& glob) { return glob.match(path).has_value(); });
-  }
-
   Status find_parameters() {
     std::vector<std::string> all;
     for (const Param& param : graph_.params) {
@@ -129,7 +130,7 @@ Result<std::vector<AxisCut>> apply_shard(const Graph& step, const Strategy& stra
     const MeshAxis& axis = strategy.mesh[a];
     AxisCut cut{static_cast<int32_t>(a), axis.name, axis.size, {}};
     for (const ShardRule& shard : strategy.shards) {
-      if (shard.over != axis.name) continue;
+      if (shard.over != axis.name || !shard.sends.empty()) continue;
       PIPER_ASSIGN(std::vector<ShardSeed> seeds, Seeds(step, shard).find());
       out.push_back({shard.at,
                      "shard",
@@ -141,6 +142,67 @@ Result<std::vector<AxisCut>> apply_shard(const Graph& step, const Strategy& stra
     if (!cut.seeds.empty() && cut.ranks > 1) cuts.push_back(std::move(cut));
   }
   return cuts;
+}
+
+namespace {
+
+// By value: whether it is made in one cell and read in another.
+std::vector<bool> sent_values(const Dag& dag) {
+  std::vector<std::set<int32_t>> made_in(dag.graph.values.size());
+  for (const Chunk& chunk : dag.chunks)
+    for (ValueId value : chunk.writes) made_in[value.index()].insert(chunk.cell);
+  std::vector<bool> sent(dag.graph.values.size());
+  for (const Chunk& chunk : dag.chunks)
+    for (ValueId value : chunk.reads)
+      for (int32_t cell : made_in[value.index()])
+        if (cell != chunk.cell) sent[value.index()] = true;
+  return sent;
+}
+
+// Whether the ranks of the axis hold the value alike, and it has an element for each.
+bool can_be_sliced(const Dag& dag, const Value& value, int32_t axis) {
+  return num_elements(value.type.shape) >= dag.mesh[static_cast<size_t>(axis)].size &&
+         std::none_of(value.over.begin(), value.over.end(),
+                      [&](const AxisLayout& lies) { return lies.axis == axis; });
+}
+
+}  // namespace
+
+Result<Dag> apply_sends(Dag dag, const std::vector<ShardRule>& shards, Explanations& out) {
+  std::vector<bool> sent;
+  for (const ShardRule& shard : shards) {
+    if (shard.sends.empty()) continue;
+    if (sent.empty()) sent = sent_values(dag);
+    dag.sliced.resize(dag.graph.values.size());
+    const auto named = std::find_if(dag.mesh.begin(), dag.mesh.end(),
+                                    [&](const DagAxis& axis) { return axis.name == shard.over; });
+    const auto axis = static_cast<int32_t>(named - dag.mesh.begin());
+    int64_t count = 0, bytes = 0, alike = 0;
+    for (size_t v = 0; v < dag.sliced.size(); ++v) {
+      const Value& value = dag.graph.values[v];
+      if (!sent[v] || !can_be_sliced(dag, value, axis)) continue;
+      ++alike;
+      if (!is_any(shard.sends, dag.graph.node(value.producer).scope)) continue;
+      std::vector<int32_t>& axes = dag.sliced[v];
+      const auto at = std::lower_bound(axes.begin(), axes.end(), axis);
+      if (at == axes.end() || *at != axis) axes.insert(at, axis);
+      ++count;
+      bytes += value.type.bytes();
+    }
+    if (count == 0)
+      return fail(shard.of_at, "shard: no message between stages matches '{}'",
+                  quote_control(shard.sends.front().pattern()))
+          .with_note(fmt::format("of {} values that stages send, ranks along '{}' hold {} alike",
+                                 std::count(sent.begin(), sent.end(), true), shard.over, alike))
+          .with_note("help: `--explain=comm` lists the messages");
+    out.push_back(
+        {shard.at,
+         "shard",
+         {fmt::format("{} value{} ({}) a microbatch sent in {} parts, each by one rank of "
+                      "{}, and put together on arrival",
+                      count, count == 1 ? "" : "s", human_bytes(bytes), named->size, shard.over)}});
+  }
+  return dag;
 }
 
 void explain_axis(const ShardedGraph& made, const AxisCut& cut, Explanations& out,

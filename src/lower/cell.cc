@@ -68,7 +68,6 @@ class CellLowerer {
                            start[static_cast<size_t>(o.end)]});
     for (const auto& [name, item] : dag_.reports[static_cast<size_t>(cell_)])
       role_.reports.push_back({name, buffer_of(item)});
-    if (!gathered_.empty()) gather_group_ = group_of({dag_.levels[0].axis});
     if (packs_) pack(order);
     find_offloaded();
     if (!steps_overlap) {
@@ -79,9 +78,9 @@ class CellLowerer {
     for (const LeavingCopy& copy : offload_plan_.leaving)
       if (copy.until < static_cast<int32_t>(role_.body.size())) wait_for(copy.until, copy.copy);
     for (const Overlap& o : overlaps_) fork_and_join(o);
-    return {std::move(role_),      std::move(overlaps_),    std::move(starts_),
-            std::move(gathered_),  gather_group_,           std::move(gather_plan_),
-            std::move(offloaded_), std::move(offload_plan_)};
+    return {std::move(role_),        std::move(overlaps_),    std::move(starts_),
+            std::move(gathered_),    std::move(gather_plan_), std::move(offloaded_),
+            std::move(offload_plan_)};
   }
 
  private:
@@ -135,7 +134,7 @@ class CellLowerer {
     const ValueId newest = places_.newest_of[part.param.index()];
     const ValueId param = newest.valid() ? newest : part.param;
     role_.tensor(whole).param = places_.param[param.index()]->name;
-    gathered_.push_back({whole, buffer_of_part(part)});
+    gathered_.push_back({whole, buffer_of_part(part), group_of(part.over)});
     return whole;
   }
   // The update reads it; of a frozen parameter nothing but the gathers.
@@ -160,7 +159,7 @@ class CellLowerer {
     if (initial.data.size > 0) tensor.init = initial.name;
     for (const AxisLayout& lies : initial.over)
       tensor.cuts.push_back({lies.axis, lies.layout.dim, lies.layout.outer});
-    if (part) tensor.part_of = group_of({dag_.levels[0].axis});
+    if (part) tensor.part_of = group_of(part->over);
     if (part || !tensor.cuts.empty())
       tensor.whole = uncut(dag_, initial, part ? part->whole : initial.type).shape;
     if (newest.valid()) return;  // it is not what is saved
@@ -415,7 +414,7 @@ class CellLowerer {
   void move_communication(const std::vector<TaskId>& order) {
     follow(order, raise_reductions(role_, dag_, overlaps_));
     if (gathered_.empty()) return;
-    follow(order, insert_gathers(role_, gathered_, dag_, gather_group_, gather_plan_));
+    follow(order, insert_gathers(role_, gathered_, dag_, gather_plan_));
   }
   void find_offloaded() {
     offloaded_.resize(dag_.offloads.size());
@@ -470,7 +469,6 @@ class CellLowerer {
   std::vector<Overlap> overlaps_;  // by instruction
   std::vector<int32_t> starts_;    // by task in order: its first instruction, and the end
   std::vector<GatheredBuffer> gathered_;
-  int32_t gather_group_ = -1;
   GatherPlan gather_plan_;
   OffloadPlan offload_plan_;
   std::vector<std::vector<int32_t>> offloaded_;    // buffers, by Dag::offloads

@@ -13,7 +13,6 @@ struct LoweredCell {
   std::vector<Overlap> overlaps;  // by instruction
   std::vector<int32_t> starts;    // by task in order: its first instruction, and the end
   std::vector<GatheredBuffer> gathered;
-  int32_t gather_group = -1;
   GatherPlan gathers;
   std::vector<std::vector<int32_t>> offloaded;  // buffers, by Dag::offloads
   OffloadPlan offloads;

@@ -15,9 +15,9 @@ using Gather = Sharding::Gather;
 class Inserter {
  public:
   Inserter(RoleProgram& role, const std::vector<GatheredBuffer>& gathered, const Dag& dag,
-           int32_t group, GatherPlan& plan)
-      : role_(role), dag_(dag), group_(group), plan_(plan), micro_of_(role.body.size(), -1) {
-    for (const GatheredBuffer& each : gathered) part_of_[each.whole] = each.part;
+           GatherPlan& plan)
+      : role_(role), dag_(dag), plan_(plan), micro_of_(role.body.size(), -1) {
+    for (const GatheredBuffer& each : gathered) part_of_[each.whole] = each;
     for (size_t i = 0; i < role.body.size(); ++i) micro_of_[i] = role.body[i].micro;
   }
 
@@ -47,27 +47,26 @@ class Inserter {
     int64_t issue = 0;             // stands just before this one
   };
 
-  // In order of first use; what one instruction uses first stays together.
+  // In order of first use; what one instruction uses first of one group stays together.
   void form_buckets() {
     needs_.resize(role_.body.size());
-    std::map<int32_t, size_t> bucket_of;
-    bool open = false;
+    std::map<int32_t, size_t> bucket_of, open;  // by buffer; by group
     for (size_t i = 0; i < role_.body.size(); ++i) {
       std::set<size_t> needs;
       for (int32_t arg : role_.body[i].args) {
         if (!part_of_.contains(arg)) continue;
         if (!bucket_of.contains(arg)) {
-          if (!open) buckets_.emplace_back();
-          open = true;
-          bucket_of[arg] = buckets_.size() - 1;
-          buckets_.back().buffers.push_back(arg);
-          const int64_t bytes = role_.tensor(arg).type.bytes();
-          buckets_.back().bytes += bytes;
+          const auto [known, is_new] = open.try_emplace(part_of_[arg].group, buckets_.size());
+          if (is_new) buckets_.emplace_back();
+          bucket_of[arg] = known->second;
+          buckets_[known->second].buffers.push_back(arg);
+          buckets_[known->second].bytes += role_.tensor(arg).type.bytes();
         }
         needs.insert(bucket_of[arg]);
       }
       needs_[i].assign(needs.begin(), needs.end());
-      if (open && buckets_.back().bytes >= dag_.bucket_bytes) open = false;
+      std::erase_if(
+          open, [&](const auto& each) { return buckets_[each.second].bytes >= dag_.bucket_bytes; });
     }
   }
 
@@ -183,11 +182,11 @@ class Inserter {
     Instruction one;
     one.kind = InstructionKind::kAllGather;
     one.stream = dag_.sharding.gather_stream;
-    one.group = group_;
+    one.group = part_of_[load.buffers[0]].group;
     one.pass = '-';
     one.ahead = load.ahead;
     for (int32_t buffer : load.buffers) {
-      one.args.push_back(part_of_[buffer]);
+      one.args.push_back(part_of_[buffer].part);
       one.args.push_back(buffer);
     }
     const Tensor& first = role_.tensor(load.buffers[0]);
@@ -213,10 +212,9 @@ class Inserter {
 
   RoleProgram& role_;
   const Dag& dag_;
-  const int32_t group_;
   GatherPlan& plan_;
-  std::map<int32_t, int32_t> part_of_;  // by whole buffer
-  std::vector<int32_t> micro_of_;       // by instruction
+  std::map<int32_t, GatheredBuffer> part_of_;  // by whole buffer
+  std::vector<int32_t> micro_of_;              // by instruction
   std::vector<Bucket> buckets_;
   std::vector<std::vector<size_t>> needs_;  // by instruction: buckets, ascending
   std::vector<Load> loads_;
@@ -230,9 +228,10 @@ bool rises(const RoleProgram& role, const Instruction& one, const Dag& dag) {
   if (one.kind != InstructionKind::kReduceScatter && one.kind != InstructionKind::kAllReduce)
     return false;
   const auto& axes = role.groups[at(one.group)].axes;
-  return std::none_of(axes.begin(), axes.end(), [&](int32_t axis) {
-    return dag.mesh[at(axis)].placed || (dag.mesh[at(axis)].sharded && one.micro >= 0);
-  });
+  const auto placed = [&](int32_t axis) { return dag.mesh[at(axis)].placed; };
+  const auto sharded = [&](int32_t axis) { return dag.mesh[at(axis)].sharded; };
+  const bool of_values = one.micro >= 0 && std::all_of(axes.begin(), axes.end(), sharded);
+  return !of_values && std::none_of(axes.begin(), axes.end(), placed);
 }
 
 // By instruction: the last one of the overlap that it is in, or -1.
@@ -279,8 +278,8 @@ std::vector<int32_t> raise_reductions(RoleProgram& role, const Dag& dag,
 }
 
 std::vector<int32_t> insert_gathers(RoleProgram& role, const std::vector<GatheredBuffer>& gathered,
-                                    const Dag& dag, int32_t group, GatherPlan& plan) {
-  return Inserter(role, gathered, dag, group, plan).run();
+                                    const Dag& dag, GatherPlan& plan) {
+  return Inserter(role, gathered, dag, plan).run();
 }
 
 }  // namespace piper

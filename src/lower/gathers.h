@@ -10,6 +10,7 @@ namespace piper {
 // A whole parameter that is put together when it is used.
 struct GatheredBuffer {
   int32_t whole = 0, part = 0;  // buffers
+  int32_t group = 0;            // of the parts
 };
 // A static piece of the arena that buckets of gathered parameters take in turn.
 struct Slot {
@@ -24,8 +25,8 @@ struct GatherPlan {
 // one.
 std::vector<int32_t> raise_reductions(RoleProgram& role, const Dag& dag,
                                       const std::vector<Overlap>& overlaps);
-// `group`: of the parts. Without waits: they are added later.
+// Without waits: they are added later.
 std::vector<int32_t> insert_gathers(RoleProgram& role, const std::vector<GatheredBuffer>& gathered,
-                                    const Dag& dag, int32_t group, GatherPlan& plan);
+                                    const Dag& dag, GatherPlan& plan);
 
 }  // namespace piper

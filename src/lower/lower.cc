@@ -99,7 +99,7 @@ Result<Lowered> lower(const Dag& dag, const Schedule& schedule, const LowerOptio
     std::vector<StepOrder> orders;
     for (size_t c = 0; c < cells.size(); ++c)
       orders.push_back({cells[c].starts, schedule.body[c], schedule.ahead[c], schedule.overlaps[c],
-                        cells[c].gathered, cells[c].gather_group, cells[c].offloaded});
+                        cells[c].gathered, cells[c].offloaded});
     PIPER_TRY(split_steps(lowered.roles, orders, transfers,
                           values + static_cast<int32_t>(transfers.size()), dag, lowered.offloads));
   } else {

@@ -63,8 +63,7 @@ Steady make_steady(RoleProgram& role, const StepOrder& order, const Dag& dag) {
       steady.numbers.push_back(i);
     }
   if (!order.gathered.empty())
-    follow(steady, role,
-           insert_gathers(role, order.gathered, dag, order.gather_group, steady.gathers));
+    follow(steady, role, insert_gathers(role, order.gathered, dag, steady.gathers));
   if (!dag.offloads.empty())
     follow(steady, role, insert_copies(role, dag, order.offloaded, steady.pairs, steady.offloads));
   return steady;

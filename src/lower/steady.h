@@ -14,7 +14,6 @@ struct StepOrder {
   std::vector<bool> ahead;
   std::vector<Overlap> overlaps;  // positions in `body`
   std::vector<GatheredBuffer> gathered;
-  int32_t gather_group = -1;                    // of the parts
   std::vector<std::vector<int32_t>> offloaded;  // buffers of the items, by Dag::offloads
 };
 

@@ -9,7 +9,8 @@
 //   inputs: key i64[], step i64[], and, where the batch is cut, samples i64[n]: the numbers of the
 //   samples in the global batch; n of them are one shard. Attributes of a cut use: `rows` runs of
 //   equal length are what the shard has of the whole, in which `shards` such runs stand after each
-//   other.
+//   other. `cuts` has the same two numbers for each mesh axis that cuts the use, in the order in
+//   which they do; of each an input follows, i64[]: the own number along it.
 #include "rules.h"
 
 namespace piper {
@@ -23,6 +24,13 @@ Status check_draws(const OpTypes& use, size_t draws, const Shape& shape) {
   if (rows < 1 || shards < 1 || num_elements(shape) % rows != 0) {
     return fail("{} rows of {} shards are no part of {}", rows, shards, to_string(shape));
   }
+  const std::vector<int64_t> cuts = use.attrs.integers("cuts");
+  const bool positive = std::all_of(cuts.begin(), cuts.end(), [](int64_t n) { return n > 0; });
+  const size_t axes = use.inputs.size() - std::min(use.inputs.size(), draws + 3);
+  if (!positive || cuts.size() != 2 * axes)
+    return fail("{} numbers of cuts for {} axes", cuts.size(), axes);
+  for (size_t i = draws + 3; i < use.inputs.size(); ++i)
+    PIPER_TRY(check_type(use, i, "number along an axis", {DType::kI64, {}}));
   if (!has_input(use, draws + 2)) return ok_status();
   const TensorType& samples = use.inputs[draws + 2];
   if (samples.dtype == DType::kI64 && samples.shape.size() == 1 && samples.shape[0] > 0) {
@@ -31,7 +39,7 @@ Status check_draws(const OpTypes& use, size_t draws, const Shape& shape) {
   return fail("input {} (samples) must be i64[n], but is {}", draws + 2, to_string(samples));
 }
 
-// Letters for the result alone; key, step and samples have none.
+// Letters for the result alone; key, step and numbers of parts have none.
 LoopRule draw_loops(const OpTypes& use, size_t draws) {
   LoopBuilder build;
   const Dims dims = build.letters(use.outputs[0].shape);
@@ -44,7 +52,7 @@ LoopRule draw_loops(const OpTypes& use, size_t draws) {
 }
 
 TypesResult random_types(const OpTypes& use) {
-  PIPER_TRY(check_arity(use, 2, 3));
+  PIPER_TRY(check_arity(use, 2, size_t(-1)));
   PIPER_ASSIGN(Shape shape, check_shape(use.attrs, "shape"));
   PIPER_TRY(check_draws(use, 0, shape));
   const std::string name = use.attrs.text("dtype"), kind = use.attrs.text("distribution");
@@ -65,7 +73,7 @@ Attrs random_localise(const OpTypes& use, const std::vector<Shape>& local_output
 }
 
 TypesResult dropout_types(const OpTypes& use) {
-  PIPER_TRY(check_arity(use, 3, 4));
+  PIPER_TRY(check_arity(use, 3, size_t(-1)));
   PIPER_TRY(check_float(use, 0));
   PIPER_TRY(check_draws(use, 1, use.inputs[0].shape));
   const double ratio = use.attrs.real("ratio", 0.5);

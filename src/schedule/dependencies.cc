@@ -28,9 +28,10 @@ bool rounds_sums(const Dag& dag, const Task& task) {
 
 bool runs_by_itself(const Dag& dag, const Task& task) {
   const bool joins = task.pass == 'U' && task.micro >= 0;  // what a reduction has left
+  const bool for_send = task.kind == TaskKind::kOwnPart && task.micro >= 0;
   const bool with_send = task.kind == TaskKind::kRecv && task.distance == kEarliest;
-  return task.kind == TaskKind::kSend || is_peer_reduction(dag, task) || joins || with_send ||
-         adds_parts(task) || rounds_sums(dag, task);
+  return task.kind == TaskKind::kSend || is_peer_reduction(dag, task) || joins || for_send ||
+         with_send || adds_parts(task) || rounds_sums(dag, task);
 }
 
 bool adds_parts(const Task& task) {

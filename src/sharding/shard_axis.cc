@@ -112,7 +112,11 @@ class AxisWalk {
       const int64_t outer = extent % ranks_ == 0 ? outer_of(seed) : 0;
       if (outer == 0)
         return fail(seed.at, "dim {} of '{}' ({}) cannot be cut into {} equal parts over '{}'",
-                    seed.dim, quote_control(value.name), to_string(value.type), ranks_, cut_.name);
+                    seed.dim, quote_control(value.name), to_string(value.type), ranks_, cut_.name)
+            .with_note(
+                seed.dim == value.batch_dim
+                    ? fmt::format("help: a replica has {} samples of each microbatch", extent)
+                    : fmt::format("help: another dim, or an axis whose size divides {}", extent));
       layout = {kCut, seed.dim, outer};
     }
     is_seed_[seed.value.index()] = true;
@@ -282,7 +286,7 @@ class AxisWalk {
 
   bool is_legal(const Loops& loops, const LoopCut& cut) const {
     const LoopRule& rule = loops.rule;
-    if (rule.whole.find(cut.letter) != std::string::npos || loops.def->draws >= 0) return false;
+    if (rule.whole.find(cut.letter) != std::string::npos) return false;
     const bool begins = std::any_of(rule.firsts.begin(), rule.firsts.end(),
                                     [&](const auto& first) { return first.first == cut.letter; });
     if (begins && cut.outer != 1) return false;
@@ -456,6 +460,7 @@ class AxisWalk {
     Node made = node;
     made.inputs = std::move(inputs);
     if (choice.cut) place_first(made, loops_of(node).rule, *choice.cut);
+    if (choice.cut && find_op(node.op)->draws >= 0) place_draw(made, choice.makes[0]);
     nodes_.push_back(std::move(made));
     was_.push_back(id);
     for (size_t o = 0; o < node.outputs.size(); ++o) {
@@ -492,6 +497,26 @@ class AxisWalk {
       node.inputs[at] = first;
       if (!node.attrs.find("whole")) node.attrs.set("whole", size->second);
     }
+  }
+
+  // Tells an op which part of the random numbers it draws (ops/random.cc).
+  void place_draw(Node& node, const Layout& lies) {
+    if (lies.kind != kCut) return;
+    const Shape& shape = type_of(node.outputs[0]).shape;
+    int64_t rows = lies.outer;
+    for (int d = 0; d < lies.dim; ++d) rows *= shape[static_cast<size_t>(d)];
+    std::vector<int64_t> cuts = node.attrs.integers("cuts");
+    cuts.insert(cuts.end(), {rows, ranks_});
+    node.attrs.set("cuts", std::move(cuts));
+    ValueId& own = own_number_[region_of(node)];
+    if (!own.valid()) {
+      Node near = node;
+      near.pass = is_backward(node) ? Pass::kBI : node.pass;
+      own = add("OwnFirst", {}, {{"over", int64_t{cut_.axis}}, {"size", int64_t{1}}}, near, {});
+    }
+    node.inputs.resize(
+        std::max(node.inputs.size(), static_cast<size_t>(find_op(node.op)->draws) + 3));
+    node.inputs.push_back(own);
   }
 
   // Numbers of which the op needs the sums travel together, as one vector.
@@ -791,7 +816,8 @@ class AxisWalk {
       }
       if (!is_cut) continue;
       Attrs local = def->localise(use_of(graph_, whole), shapes);
-      if (const auto* of = nodes_[n].attrs.find("whole")) local.set("whole", *of);
+      for (const char* key : {"whole", "cuts"})
+        if (const auto* of = nodes_[n].attrs.find(key)) local.set(key, *of);
       nodes_[n].attrs = std::move(local);
     }
     for (size_t i = 0; i < global_; ++i) {
@@ -833,6 +859,7 @@ class AxisWalk {
   std::vector<ValueId> now_;         // what stands for a value
   std::map<int32_t, Layout> fixed_;  // by value that a node makes: what its readers get
   std::map<Key, ValueId> converted_;
+  std::map<Region, ValueId> own_number_;  // along the axis
   std::vector<NodeId> put_together_;
   std::vector<Node> nodes_;
   std::vector<NodeId> was_;  // by position in nodes_; invalid: a conversion

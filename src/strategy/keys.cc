@@ -198,7 +198,10 @@ constexpr Field kShard[] = {
     {"match", kPaths, kOptional, "Parameters: patterns over their paths."},
     {"input", kPaths, kOptional, "Or data inputs: patterns over their names."},
     {"scope", kPaths, kOptional, "Or what modules make for others: patterns over scope paths."},
-    {"dim", kIntegerOrWord, kRequired,
+    {"sends", kPaths, kOptional,
+     "Or what stages send one another, in parts that are put together on arrival: patterns over "
+     "scope paths."},
+    {"dim", kIntegerOrWord, kOptional,
      "Which dim is cut, from the end if negative; none: every rank holds all of it.", "none"},
     {"over", kText, kRequired, "A mesh axis."},
     {"pad", kBool, kUnsupported, ""},

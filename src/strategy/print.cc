@@ -388,7 +388,8 @@ class StrategyPrinter {
     map.add_if(!one.match.empty(), "match", list_of(one.match, pattern));
     map.add_if(!one.scope.empty(), "scope", list_of(one.scope, pattern));
     map.add_if(!one.input.empty(), "input", list_of(one.input, pattern));
-    map.add("dim", one.dim ? std::to_string(*one.dim) : "none");
+    map.add_if(!one.sends.empty(), "sends", list_of(one.sends, pattern));
+    map.add_if(one.sends.empty(), "dim", one.dim ? std::to_string(*one.dim) : "none");
     return map.add("over", text_of(one.over)).text();
   }
   static std::string offload(const OffloadRule& one) {

@@ -16,34 +16,45 @@ Result<std::vector<Glob>> read_globs(const yaml::Node& node, const Scope& scope)
   return globs;
 }
 
+// What stages send has flat parts, all else blocks of a dim.
+Status read_dim(const fields::Fields& map, const Scope& scope, ShardRule& shard) {
+  if (!map["dim"])
+    return shard.sends.empty() ? fail(map.at(), "'shard' needs the key 'dim'") : ok_status();
+  PIPER_ASSIGN(const yaml::Node dim, with_texts(*map["dim"], scope));
+  shard.dim_at = dim.at;
+  if (!shard.sends.empty())
+    return fail(dim.at, "shard: 'dim' beside 'sends', whose parts are runs of the elements");
+  if (dim.text == "none") return ok_status();
+  PIPER_TRY(check_word(dim, scope, {"none"}));
+  PIPER_ASSIGN(shard.dim, read_integer(dim, scope, {-64, 63}));
+  return ok_status();
+}
+
 }  // namespace
 
 Status read_shard_directive(const fields::Fields& map, const Scope& scope, const Names& names,
                             Strategy& out) {
   ShardRule shard;
   shard.at = map.at();
-  int given = 0;
-  for (const char* key : {"match", "input", "scope"})
-    if (map[key]) {
-      shard.of_at = map[key]->at;
-      if (++given > 1)
-        return fail(map.key_at(key), "shard: '{}' beside another choice of tensors", key)
-            .with_note("help: a directive for each");
-    }
-  if (given == 0)
-    return fail(map.at(), "shard: no tensor is named")
-        .with_note("help: 'match' names parameters, 'input' inputs, 'scope' what modules make");
-  for (const auto& [key, globs] :
-       {std::pair("match", &shard.match), {"input", &shard.input}, {"scope", &shard.scope}})
-    if (const yaml::Node* patterns = map[key]) {
-      PIPER_ASSIGN(*globs, read_globs(*patterns, scope));
-    }
-  PIPER_ASSIGN(const yaml::Node dim, with_texts(*map["dim"], scope));
-  shard.dim_at = dim.at;
-  if (dim.text != "none") {
-    PIPER_TRY(check_word(dim, scope, {"none"}));
-    PIPER_ASSIGN(shard.dim, read_integer(dim, scope, {-64, 63}));
+  bool given = false;
+  for (const auto& [key, globs] : {std::pair("match", &shard.match),
+                                   {"input", &shard.input},
+                                   {"scope", &shard.scope},
+                                   {"sends", &shard.sends}}) {
+    const yaml::Node* patterns = map[key];
+    if (!patterns) continue;
+    if (std::exchange(given, true))
+      return fail(map.key_at(key), "shard: '{}' beside another choice of tensors", key)
+          .with_note("help: a directive for each");
+    shard.of_at = patterns->at;
+    PIPER_ASSIGN(*globs, read_globs(*patterns, scope));
   }
+  if (!given)
+    return fail(map.at(), "shard: no tensor is named")
+        .with_note(
+            "help: 'match' names parameters, 'input' inputs, 'scope' what modules make, "
+            "'sends' what stages send");
+  PIPER_TRY(read_dim(map, scope, shard));
   shard.over_at = map["over"]->at;
   PIPER_ASSIGN(shard.over, read_text(*map["over"], scope));
   PIPER_TRY(check_axis(shard.over, shard.over_at, names));

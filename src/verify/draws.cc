@@ -58,7 +58,9 @@ class DrawCheck {
       return tensor.previous_of < 0 ? &tensor : &role.tensor(tensor.previous_of);
     };
     const Tensor *key = kept(draw.key), *step = kept(draw.step);
-    uint64_t symbol = join_symbols(symbol_of(op.op), symbol_of(print_attrs(op.attrs)));
+    // Parts may be drawn otherwise than before: rule layout knows which.
+    uint64_t symbol =
+        join_symbols(symbol_of(op.op), symbol_of(print_attrs(without(op.attrs, {"cuts"}))));
     if (key) symbol = join_symbols(symbol, symbol_of(key->init.empty() ? key->name : key->init));
     if (step) symbol = join_symbols(symbol, symbol_of(step->name));
     if (forward)

@@ -13,7 +13,8 @@ uint32_t find_followed_axes(const PlanSet& set) {
       for (const TensorCut& cut : tensor.cuts) axes |= uint32_t{1} << cut.axis;
     for (const auto* list : {&role.prologue, &role.body, &role.epilogue})
       for (const Instruction& one : *list)
-        if (one.group >= 0 && (one.dim >= 0 || one.reduction == Reduction::kMax))
+        if (one.group >= 0 && (one.dim >= 0 || one.reduction == Reduction::kMax ||
+                               (one.kind == InstructionKind::kOwnPart && one.micro >= 0)))
           axes |= axes_of(role.groups[one.group]);
   }
   for (size_t axis = 0; axis < set.roles[0].mesh.size(); ++axis)

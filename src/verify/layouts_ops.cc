@@ -124,6 +124,7 @@ OpLayouts::Made OpLayouts::make_one(std::string_view op, const Attrs& attrs,
   };
   const auto has = [&](Lies::Kind kind) { return first(kind) < inputs.size(); };
   if (has(Lies::kMixed)) return refuse("of which only some numbers are summed up");
+  if (use->def->draws >= 0 && has(Lies::kFirst)) return draw_blocks(*use);
   if (has(Lies::kTerms) || has(Lies::kGreatest)) return pass_terms(*use, has(Lies::kGreatest));
   const size_t run = first_of(inputs, [](const Lies& l) { return l.run != 0; });
   if (run < inputs.size()) return cut_runs(*use, run);
@@ -168,6 +169,29 @@ OpLayouts::Made OpLayouts::pass_number(const Use& use, std::string_view op, size
                                 [](const LaidOut& one) { return one.lies.kind == Lies::kWhole; });
   if (!moves && !adds) return refuse("to which each rank gives another number");
   return std::vector<Lies>(use.types.outputs.size(), use.inputs[from].lies);
+}
+
+// Random numbers of a part: the op is told where along the axis it stands, and in which order axes
+// cut: a later one that cuts further left leaves fewer rows.
+OpLayouts::Made OpLayouts::draw_blocks(const Use& use) {
+  const size_t first = static_cast<size_t>(use.def->draws) + 3;
+  const std::vector<int64_t> cuts = use.types.attrs.integers("cuts");
+  const size_t own = first_of(use.inputs, [](const Lies& l) { return l.kind == Lies::kFirst; });
+  if (own < first || use.inputs[own].lies.outer != 1 || cuts[2 * (own - first) + 1] != ranks_)
+    return refuse("which takes other numbers for its own along the axis");
+  int64_t outer = cuts[2 * (own - first)];
+  for (size_t k = own - first + 1; 2 * k < cuts.size(); ++k)
+    if (cuts[2 * k] < cuts[2 * (own - first)]) outer /= std::min(outer, cuts[2 * k + 1]);
+  const Lies lies{Lies::kCut, dims_of(use.types.outputs[0].shape, outer, use.def->draws == 0), 0,
+                  outer};
+  for (size_t i = 0; i < use.inputs.size(); ++i) {
+    const LaidOut& one = use.inputs[i];
+    if (!one.present || i == own) continue;
+    if (i < static_cast<size_t>(use.def->draws) ? !one.lies.fits(lies)
+                                                : one.lies.kind != Lies::kWhole)
+      return refuse("which draws for other parts than it is given");
+  }
+  return std::vector<Lies>{use.def->draws == 0 ? lies : use.inputs[0].lies};
 }
 
 // A sum passes where the op is linear in its terms, all others being whole; the greatest where

@@ -39,6 +39,7 @@ class OpLayouts {
                 std::span<const TensorType> outputs);
   std::optional<Use> use_of(std::string_view op, const Attrs& attrs,
                             std::span<const LaidOut> inputs, std::span<const TensorType> outputs);
+  Made draw_blocks(const Use& use);
   Made pass_number(const Use& use, std::string_view op, size_t from);
   Made pass_terms(const Use& use, bool greatest);
   Made cut_runs(const Use& use, size_t from);

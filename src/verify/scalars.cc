@@ -156,7 +156,8 @@ class StepScalars::Values {
       const int32_t target = of_.model_.cells[place_.cell].facts->targets[read.target];
       Number number;
       number.target = target;
-      number.terms.cut = known_of_(one_.args[arg]).cut;
+      // Rule layout follows the others.
+      number.terms.cut = known_of_(one_.args[arg]).cut & ~of_.model_.followed;
       number.kind = of_.model_.is_gradient[target] ? kGradient : kTerms;
       if (number.kind == kTerms) {
         if (num_elements(program_.values[arg].shape) != 1) return {};

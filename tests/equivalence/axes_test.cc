@@ -172,6 +172,42 @@ TEST(Axes, SendWhatTheirFormulasSay) {
     }
 }
 
+// Between stages each rank of the axis sends its part of what all of them hold.
+TEST(Axes, MessagesInPartsBringTheSameBits) {
+  NEED_MODELS();
+  const std::string more[] = {
+      "", "  - prefetch: {where: {kind: recv}, distance: 1}\n",
+      "  - fuse: {where: {kind: send}, microbatches: 2}\n",
+      "  - stream: {where: {kind: [own_part, send, recv, all_gather]}, name: messages}\n"};
+  for (const char* schedule : {"1f1b", "zbv", "dualpipev"})
+    for (const std::string& also : more) {
+      SCOPED_TRACE(std::string(schedule) + also);
+      Case c{"", "gpt-deep", "{tp: 2}", kTensor.at("gpt-deep") + also,
+             fmt::format("include: [{}/strategies/schedules/{}.yaml]\n"
+                         "params: {{stages: 2, microbatches: 4}}\n",
+                         PIPER_SOURCE_DIR, schedule)};
+      const Result<Compiled> whole = compile_case(c, kAdamW, false);
+      ASSERT_TRUE(whole) << print_error(whole.error());
+      c.directives += "  - shard: {sends: \"**\", over: tp}\n";
+      const Result<Compiled> parts = compile_case(c, kAdamW, false);
+      ASSERT_TRUE(parts) << print_error(parts.error());
+      const auto sent = [](const Result<Compiled>& compiled) {
+        int64_t bytes = 0;
+        const Summary summary = summarise(compiled->set);
+        for (const TrafficSummary& each : summary.roles[0].traffic)
+          if (each.kind == InstructionKind::kSend && each.of != "sums of the step")
+            bytes += each.bytes;
+        return bytes;
+      };
+      EXPECT_EQ(2 * sent(parts), sent(whole));
+      const Result<Trained> a = train(whole->set, c.model, 2), b = train(parts->set, c.model, 2);
+      ASSERT_TRUE(a && b);
+      EXPECT_EQ(a->losses, b->losses);
+      for (const auto& [name, tensor] : a->parameters)
+        EXPECT_EQ(as_text(tensor.data.span()), as_text(b->parameters.at(name).data.span())) << name;
+    }
+}
+
 // Jacobs et al., 2023 (DeepSpeed Ulysses): q, k, v and the result of attention change from tokens
 // to heads or back, and their gradients the other way, each a message of 1/cp of the tensor.
 TEST(Axes, HeadsForTokensAreExchanged) {
@@ -402,6 +438,13 @@ std::vector<Case> cases() {
         {"batch2_data2_" + id, model, "{edp: 2, ep: 2}", split + samples + replicas + "}\n"});
     all.push_back({"batch2_zero2_" + id, model, "{ep: 2, edp: 2}",
                    split + samples + replicas + ", shard: [optimizer, gradients, parameters]}\n"});
+    // Reduced in every microbatch; and over a third axis, of whole replicas.
+    all.push_back({"sequence2_zero2_each_" + id, model, "{dp: 2, tp: 2}",
+                   split + sequence +
+                       "  - replicate: {over: dp, shard: [optimizer, gradients], reduce: {when: "
+                       "per_microbatch}}\n"});
+    all.push_back({"batch2_hybrid4_" + id, model, "{dp: 2, edp: 2, ep: 2}",
+                   samples + replicas + ", shard: [optimizer]}\n  - replicate: {over: dp}\n"});
     all.push_back({"batch2_tensor2_" + id, model, "{ep: 2, tp: 2}", split + samples + sequence});
     all.push_back({"sequence4_data2_" + id, model, "{dp: 2, tp: 4}",
                    sequence + "  - replicate: {over: dp, shard: [optimizer], bucket: 16KiB}\n"});

@@ -167,6 +167,72 @@ TEST_F(Draws, WithoutTheNumberOfTheSampleTheyDiffer) {
   }
 }
 
+// Blocks of heads, of tokens and of samples draw what the whole tensor draws there.
+TEST_F(Draws, BlocksOverMeshAxesDrawTheSame) {
+  const std::string split = "  - split: {dim: batch, into: 2}\n";
+  const std::string weights =
+      "  - shard: {match: [\"h/*/qkv/*\", \"h/*/up/*\"], dim: 0, over: tp}\n"
+      "  - shard: {match: [\"h/*/proj/weight\", \"h/*/down/weight\"], dim: 1, over: tp}\n";
+  const std::string tokens = "  - shard: {scope: \"h/*/ln_*\", dim: 1, over: tp}\n";
+  const std::string samples = "  - shard: {input: \"*\", dim: 0, over: ep}\n";
+  const auto compiled = [&](const std::string& mesh, const std::string& directives) {
+    CompileOptions options;
+    options.model = PIPER_SOURCE_DIR "/tests/data/dropout/dynamo.onnx";
+    options.strategy = folder_.write(
+        "strategy.yaml", fmt::format("piper: 1\nmesh: {}\ntrain: {{global_batch: 8, {}}}\n"
+                                     "directives:\n  - precision: {{compute: f64}}\n{}",
+                                     mesh, kTrain, directives));
+    options.oracles = false;
+    auto made = compile(options);
+    EXPECT_TRUE(made) << print_error(made.error());
+    return std::move(made->set);
+  };
+  const Trained whole = run(compiled("{}", ""), 3);
+  const auto difference = [&](const PlanSet& set) {
+    const Trained trained = run(set, 3);
+    double most = 0;
+    for (size_t k = 0; k < whole.losses.size(); ++k)
+      most = std::max({most, std::abs(trained.losses[k] - whole.losses[k]),
+                       std::abs(trained.norms[k] - whole.norms[k])});
+    return most;
+  };
+  struct {
+    std::string mesh, directives;
+    size_t axes;  // that cut some of the draws
+  } cases[] = {{"{tp: 2}", weights, 1},
+               {"{tp: 2}", split + weights + tokens, 1},
+               {"{ep: 4}", split + samples, 1},
+               {"{dp: 2, ep: 2}", split + samples + "  - replicate: {over: dp}\n", 1},
+               {"{ep: 2, tp: 2}", weights + tokens + samples, 2},
+               {"{tp: 2, ep: 2}", split + samples + weights + tokens, 2}};
+  for (const auto& [mesh, directives, axes] : cases) {
+    SCOPED_TRACE(mesh + "\n" + directives);
+    PlanSet set = compiled(mesh, directives);
+    size_t most = 0;
+    for (const Program& program : set.roles[0].programs)
+      for (const ProgramOp& op : program.ops)
+        if (op.op == "Dropout") most = std::max(most, op.attrs.integers("cuts").size() / 2);
+    EXPECT_EQ(most, axes);
+    EXPECT_LE(difference(set), 1e-12);
+    const auto is_refused = [](const PlanSet& wrong) {
+      const auto proof = verify_plan_set(wrong);
+      return proof && !proof->findings.empty();
+    };
+    PlanSet other = set;
+    for (Program& program : other.roles[0].programs)
+      for (ProgramOp& op : program.ops)
+        if (std::vector<int64_t> cuts = op.attrs.integers("cuts"); !cuts.empty()) {
+          cuts[0] = cuts[0] == 1 ? 2 : 1;
+          op.attrs.set("cuts", cuts);
+        }
+    EXPECT_TRUE(is_refused(other));
+    for (Instruction& one : set.roles[0].body)
+      if (one.kind == InstructionKind::kPosition) one.outer = 0;
+    EXPECT_GT(difference(set), 1e-4);
+    EXPECT_TRUE(is_refused(set));
+  }
+}
+
 // A step is drawn by its number, wherever a run begins; another seed draws others.
 // Steps that overlap: what begins while the step before is under way draws by its own number.
 TEST_F(Draws, OverlappingStepsDrawByTheirOwnNumber) {

@@ -233,7 +233,16 @@ inline std::string uncut_strategy(Random& random, size_t) {
 
 // For models that draw random numbers.
 inline std::string drawing_strategy(Random& random, size_t microbatches) {
-  return random_strategy(random, microbatches);
+  if (pick(random, 2) == 0) return random_strategy(random, microbatches);
+  const size_t dp = 1 + pick(random, 2);
+  std::string text = fmt::format("piper: 1\nmesh: {{dp: {}, tp: 2}}\n", dp);
+  text += random_train(random, dp * microbatches * 2);
+  text += fmt::format("directives:\n  - split: {{dim: batch, into: {}}}\n", microbatches);
+  if (dp > 1) text += "  - replicate: {over: dp}\n";
+  const char *weights = "  - shard: {match: [\"**/qkv/*\", \"**/up/*\"], dim: 0, over: tp}\n",
+             *tokens = "  - shard: {scope: \"**/ln_*\", dim: 1, over: tp}\n",
+             *samples = "  - shard: {input: \"*\", dim: 0, over: tp}\n";
+  return text + one_of<const char*>(random, {weights, tokens, samples}) + random_precision(random);
 }
 
 // Weights in blocks: the columns of one product and the rows of the next, or others that need more
@@ -261,7 +270,9 @@ inline std::string blocks_strategy(Random& random, size_t microbatches) {
                "  - shard: {match: \"model/2/weight\", dim: 1, over: tp}\n"
                "  - shard: {input: \"*\", dim: 0, over: tp}\n",
                "  - shard: {scope: \"model/0\", dim: 0, over: tp}\n"
-               "  - shard: {scope: \"model/1\", dim: 1, over: tp}\n"});
+               "  - shard: {scope: \"model/1\", dim: 1, over: tp}\n",
+               "  - shard: {sends: \"**\", over: tp}\n"});
+  if (pp > 1) text += one_of<const char*>(random, {"", "  - shard: {sends: \"**\", over: tp}\n"});
   if (dp > 1)
     text += fmt::format("  - replicate: {{over: dp, bucket: {}{}}}\n",
                         one_of<const char*>(random, {"64B", "25MiB"}),

@@ -16,29 +16,39 @@ constexpr double kOneOver24Bits = 1.0 / (1 << 24);
 
 // Where a use finds its key, and which elements of the whole tensor it has.
 struct Draw {
+  // Of what a cut leaves, runs of so many elements are each one of `shards` in what it cuts.
+  struct Cut {
+    int64_t run = 1, shards = 1;
+    size_t operand = 0;  // that has the own number, `unit` times; 0: it is none
+    int64_t unit = 1;
+  };
   size_t key = 0;  // operand
-  bool cut = false;
-  int64_t samples = 1, shards = 1;
-  int64_t elements = 0, run = 1;  // of the use; of one run
+  int64_t elements = 0;
+  std::vector<Cut> cuts;  // the last one first
 
   // f(first element of the use, its place in the whole) for pieces of at most kBlock elements of
   // one run, which begin and end at elements [begin, end) of the use.
   template <class F>
   void each_piece(Pointers p, int64_t begin, int64_t end, F f) const {
-    uint64_t shard = 0;
-    if (cut)
-      shard = static_cast<uint64_t>(*input<int64_t>(p, key + 2)) / static_cast<uint64_t>(samples);
     for (int64_t e = begin; e < end;) {
-      const int64_t row = e / run, inside = e % run;
-      const uint64_t place = (static_cast<uint64_t>(row) * static_cast<uint64_t>(shards) + shard) *
-                                 static_cast<uint64_t>(run) +
-                             static_cast<uint64_t>(inside);
+      auto place = static_cast<uint64_t>(e);
+      int64_t count = end - e;
+      for (const Cut& cut : cuts) {
+        const auto run = static_cast<uint64_t>(cut.run);
+        const uint64_t inside = place % run, own = own_number(p, cut);
+        place = (place / run * static_cast<uint64_t>(cut.shards) + own) * run + inside;
+        count = std::min(count, static_cast<int64_t>(run - inside));
+      }
       // Up to the end of a block of words: the next piece begins at the first word of a counter.
-      const int64_t most = kBlock - static_cast<int64_t>(place % 4);
-      const int64_t count = std::min({end - e, run - inside, most});
+      count = std::min(count, kBlock - static_cast<int64_t>(place % 4));
       f(e, place, count);
       e += count;
     }
+  }
+
+  static uint64_t own_number(Pointers p, const Cut& cut) {
+    if (cut.operand == 0) return 0;
+    return static_cast<uint64_t>(*input<int64_t>(p, cut.operand)) / static_cast<uint64_t>(cut.unit);
   }
 
   // The words of `count` elements from `place` on, in buffer[place % 4] and behind it.
@@ -52,24 +62,38 @@ struct Draw {
 };
 
 Result<Draw> draw_of(const Use& use, size_t key) {
-  PIPER_TRY(use.operands(key + 2, key + 3));
+  PIPER_ASSIGN(const std::vector<int64_t> cuts, use.integers("cuts"));
+  PIPER_TRY(use.operands(key + 2, key + 3 + cuts.size() / 2));
   const TensorType scalar{DType::kI64, {}};
   PIPER_WANT(use.inputs[key] == scalar && use.inputs[key + 1] == scalar,
              "key {} and step {} are not i64[]", to_string(use.inputs[key]),
              to_string(use.inputs[key + 1]));
-  Draw draw{.key = key, .cut = use.inputs.size() > key + 2 && use.present[key + 2]};
-  if (draw.cut) {
-    const TensorType& samples = use.inputs[key + 2];
-    PIPER_WANT(samples.dtype == DType::kI64 && samples.shape.size() == 1 && samples.shape[0] > 0,
-               "samples are {}, not i64[n]", to_string(samples));
-    draw.samples = samples.shape[0];
+  Draw draw{.key = key, .elements = num_elements(use.out())};
+  int64_t elements = draw.elements;  // of what cuts have left so far
+  for (size_t c = cuts.size() / 2; c-- > 0;) {
+    PIPER_WANT(cuts[2 * c] > 0 && cuts[2 * c + 1] > 0 && elements % cuts[2 * c] == 0,
+               "{} rows are no part of {} elements", cuts[2 * c], elements);
+    draw.cuts.push_back(
+        {std::max<int64_t>(elements / cuts[2 * c], 1), cuts[2 * c + 1], key + 3 + c});
+    PIPER_WANT(draw.cuts.back().operand < use.inputs.size() &&
+                   use.inputs[draw.cuts.back().operand] == scalar,
+               "{} cuts without a number each", cuts.size() / 2);
+    PIPER_WANT(elements <= INT64_MAX / cuts[2 * c + 1], "{} parts are too many", cuts[2 * c + 1]);
+    elements *= cuts[2 * c + 1];
   }
-  draw.elements = num_elements(use.out());
   PIPER_ASSIGN(const int64_t rows, use.integer_or("rows", 1));
-  PIPER_ASSIGN(draw.shards, use.integer_or("shards", 1));
-  PIPER_WANT(rows > 0 && draw.shards > 0 && draw.elements % rows == 0,
-             "{} rows of {} shards are no part of {}", rows, draw.shards, to_string(use.out()));
-  draw.run = std::max<int64_t>(draw.elements / rows, 1);
+  PIPER_ASSIGN(const int64_t shards, use.integer_or("shards", 1));
+  PIPER_WANT(rows > 0 && shards > 0 && elements % rows == 0,
+             "{} rows of {} shards are no part of {}", rows, shards, to_string(use.out()));
+  Draw::Cut samples{std::max<int64_t>(elements / rows, 1), shards};
+  if (use.inputs.size() > key + 2 && use.present[key + 2]) {
+    const TensorType& numbers = use.inputs[key + 2];
+    PIPER_WANT(numbers.dtype == DType::kI64 && numbers.shape.size() == 1 && numbers.shape[0] > 0,
+               "samples are {}, not i64[n]", to_string(numbers));
+    samples.operand = key + 2;
+    samples.unit = numbers.shape[0];
+  }
+  draw.cuts.push_back(samples);
   return draw;
 }
 
