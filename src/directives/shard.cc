@@ -36,7 +36,7 @@ class Seeds {
       if (is_any(shard_.match, param.scope) || is_any(shard_.match, param.name))
         PIPER_TRY(add(param.value, fmt::format("parameter '{}'", quote_control(param.name))));
     }
-    return nothing("parameter", shard_.match.front().pattern(), all);
+    return nothing("parameter", shard_.match, all);
   }
 
   Status find_input() {
@@ -46,7 +46,7 @@ class Seeds {
       if (!is_any(shard_.input, all.back())) continue;
       PIPER_TRY(add(id, fmt::format("input '{}'", quote_control(all.back()))));
     }
-    return nothing("input", shard_.input.front().pattern(), all);
+    return nothing("input", shard_.input, all);
   }
 
   // What modules make that others read.
@@ -75,13 +75,18 @@ class Seeds {
       return fail(shard_.of_at, "shard: nothing reads what '{}' makes",
                   quote_control(shard_.scope.front().pattern()))
           .with_note("help: 'scope' names modules whose results other modules read");
-    return nothing("module", shard_.scope.front().pattern(), all);
+    return nothing("module", shard_.scope, all);
   }
 
-  Status nothing(std::string_view what, const std::string& wanted,
+  Status nothing(std::string_view what, const std::vector<Glob>& globs,
                  const std::vector<std::string>& all) const {
     if (!seeds_.empty()) return ok_status();
-    Error error = fail(shard_.of_at, "shard: no {} matches '{}'{}", what, quote_control(wanted),
+    const std::string& wanted = globs.front().pattern();
+    const size_t others = globs.size() - 1;
+    Error error = fail(shard_.of_at, "shard: no {} matches '{}'{}{}", what, quote_control(wanted),
+                       others == 0   ? ""
+                       : others == 1 ? " or the other pattern"
+                                     : fmt::format(" or the other {} patterns", others),
                        did_you_mean(wanted, all));
     if (all.size() <= 8) error.notes.push_back(fmt::format("there are {}", join(all, ", ")));
     error.notes.push_back("help: `piperc MODEL --describe` lists parameters, inputs and modules");
@@ -106,6 +111,34 @@ class Seeds {
   const ShardRule& shard_;
   std::vector<ShardSeed> seeds_;
 };
+
+// All axes that cut a dim divide it together.
+Status check_divides(const Graph& graph, std::span<const AxisCut> before, const AxisCut& cut,
+                     const ShardSeed& seed) {
+  const TensorType& type = graph.value(seed.value).type;
+  if (seed.dim < 0) return ok_status();
+  int64_t parts = cut.ranks;
+  std::string over = fmt::format("'{}'", cut.name);
+  std::vector<std::string> notes;
+  for (const AxisCut& axis : before)
+    for (const ShardSeed& other : axis.seeds) {
+      if (other.value != seed.value || other.dim != seed.dim) continue;
+      parts *= axis.ranks;
+      over = fmt::format("'{}' and {}", axis.name, over);
+      notes.push_back(fmt::format("it is cut over '{}' at line {}", axis.name, other.at.line));
+    }
+  const int64_t extent = type.shape[static_cast<size_t>(seed.dim)];
+  if (extent % parts == 0) return ok_status();
+  Error error =
+      fail(seed.at, "shard: dim {} of '{}' ({}) cannot be cut into {} equal parts over {}",
+           seed.dim, quote_control(graph.value(seed.value).name), to_string(type), parts, over);
+  for (std::string& note : notes) error.notes.push_back(std::move(note));
+  error.notes.push_back(
+      seed.dim == graph.value(seed.value).batch_dim
+          ? fmt::format("help: a replica has {} samples of each microbatch", extent)
+          : fmt::format("help: another dim, or axes whose sizes divide {}", extent));
+  return error;
+}
 
 Status add_seeds(const Graph& graph, AxisCut& cut, std::vector<ShardSeed> seeds) {
   for (ShardSeed& seed : seeds) {
@@ -137,6 +170,7 @@ Result<std::vector<AxisCut>> apply_shard(const Graph& step, const Strategy& stra
                      {fmt::format("{} over {}: {} tensor{}",
                                   shard.dim ? fmt::format("dim {}", *shard.dim) : "all", axis.name,
                                   seeds.size(), seeds.size() == 1 ? "" : "s")}});
+      for (const ShardSeed& seed : seeds) PIPER_TRY(check_divides(step, cuts, cut, seed));
       PIPER_TRY(add_seeds(step, cut, std::move(seeds)));
     }
     if (!cut.seeds.empty() && cut.ranks > 1) cuts.push_back(std::move(cut));

@@ -242,6 +242,27 @@ TEST(Axes, TokensGoToTheirExpertsAndBack) {
   }
 }
 
+// Grattafiori et al., 2024 (Llama 3): keys and values are gathered, for the backward pass again,
+// and their gradients scattered; all gradients are summed up once a step, but those of positions,
+// each rank's own, whose table is gathered.
+TEST(Axes, KeysAndValuesAreGathered) {
+  NEED_MODELS();
+  struct Model {
+    std::string name;
+    int64_t layers, width, parameters, positions;
+  };
+  for (const Model& m : {Model{"gpt-deep", 8, 32, 106816, 32 * 32}, {"llama-hf", 4, 16, 54560, 0}})
+    for (const int64_t cp : {2, 4}) {
+      SCOPED_TRACE(fmt::format("{} over {}", m.name, cp));
+      const auto sent = traffic({"", m.name, fmt::format("{{cp: {}}}", cp), kTokens}, "cp");
+      const int64_t each = 2 * m.layers, bytes = each * 8 * 32 * m.width * 4;
+      EXPECT_EQ(sent.at(InstructionKind::kReduceScatter), std::pair(each, bytes));
+      EXPECT_EQ(sent.at(InstructionKind::kAllGather).second, 2 * bytes + 4 * m.positions);
+      EXPECT_EQ(sent.at(InstructionKind::kAllReduce).second,
+                4 * (m.parameters - m.positions) + 8);  // and the loss and its labels
+    }
+}
+
 // Beside pipelines, replicas and microbatches each stage sends for its layers and its samples; a
 // replica's messages are of the parameters that its stage and its part of the layers keep
 // (Rajbhandari et al., 2020: one gather of each for a use, one sum scattered).
@@ -475,6 +496,12 @@ std::vector<Case> cases() {
   all.push_back({"lookups4_data2_qwen", "qwen3-moe-hf", "{edp: 2, ep: 4}",
                  split + lookups + "  - replicate: {over: edp, shard: [optimizer]}\n"});
   all.push_back({"lookups2_samples2_qwen", "qwen3-moe-hf", "{ep: 2}", lookups + samples});
+  // Weights as [in, out], by the library's names.
+  for (const char* file : {"tensor", "sequence"})
+    all.push_back({fmt::format("library_{}2_gpt2", file), "gpt2-hf", "{alone: 1}", split,
+                   fmt::format("include: [{}/strategies/tensor/{}.yaml]\n"
+                               "params: {{tp: 2, out: -1, in: 0}}\n",
+                               PIPER_SOURCE_DIR, file)});
   return all;
 }
 

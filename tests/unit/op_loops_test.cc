@@ -120,30 +120,41 @@ Use local_use(const Use& use, const LoopRule& rule, char letter, int64_t from, i
   return local;
 }
 
-// What two shards of one letter make together.
-std::vector<Tensor> run_in_shards(const Use& use, const LoopRule& rule, char letter, int64_t size) {
+int64_t size_of(const LoopRule& rule, char letter) {
+  for (const auto& [name, size] : rule.sizes)
+    if (name == letter && rule.whole.find(letter) == std::string::npos) return size;
+  return 0;
+}
+
+// What so many shards of the first letter make together, each made of shards of the others. Of two
+// halves alone a random op can be told which one it has.
+std::vector<Tensor> run_in_shards(const Use& use, const std::string& letters, int64_t parts) {
+  if (letters.empty()) return use.run();
+  const char letter = letters[0];
+  const LoopRule rule = use.def->loops(use.types);
+  const int64_t size = size_of(rule, letter);
+  if (size < parts) return run_in_shards(use, letters.substr(1), parts);
   std::vector<Tensor> joined;
   for (const TensorType& type : use.types.outputs) {
     joined.push_back({type, std::vector<double>(num_elements(type.shape), 0.0)});
   }
-  for (int shard = 0; shard < 2; ++shard) {
-    const int64_t from = shard == 0 ? 0 : size / 2;
-    const int64_t count = shard == 0 ? size / 2 : size - size / 2;
+  for (int64_t shard = 0; shard < parts; ++shard) {
+    const int64_t from = size * shard / parts, count = size * (shard + 1) / parts - from;
     const Use local = local_use(use, rule, letter, from, count);
-    const std::vector<Tensor> parts = local.run();
+    const std::vector<Tensor> made = run_in_shards(local, letters.substr(1), parts);
     for (size_t o = 0; o < joined.size(); ++o) {
-      EXPECT_EQ(parts[o].type.shape, local_shape(use, rule, o, letter, count)) << "output " << o;
+      EXPECT_EQ(made[o].type.shape, local_shape(use, rule, o, letter, count)) << "output " << o;
       const auto place = place_of(rule, rule.outputs[o], use.types.outputs[o].shape, letter);
-      for (size_t i = 0; !place && i < parts[o].values.size(); ++i) {
+      for (size_t i = 0; !place && i < made[o].values.size(); ++i) {
         double& all = joined[o].values[i];
-        const double part = parts[o].values[i];
+        const double part = made[o].values[i];
         all = rule.reduces == LoopRule::kMax && shard > 0 ? std::max(all, part)
               : rule.reduces == LoopRule::kMax            ? part
                                                           : all + part;
       }
       if (!place) continue;
       for_block(joined[o].type.shape, *place, from, count,
-                [&](size_t at, size_t in) { joined[o].values[at] = parts[o].values[in]; });
+                [&](size_t at, size_t in) { joined[o].values[at] = made[o].values[in]; });
     }
   }
   return joined;
@@ -163,8 +174,13 @@ void check_dims(const LoopRule& rule, const std::vector<LoopRule::Dim>& dims, co
   }
 }
 
+// LabelCount and casts make f32, whose sums are exact here too.
+void expect_same(const std::vector<Tensor>& joined, const std::vector<Tensor>& whole) {
+  for (size_t o = 0; o < whole.size(); ++o) expect_near(joined[o], whole[o], 1e-12);
+}
+
 TEST(Ops, EveryLetterCanBeSplit) {
-  int split = 0;
+  int split = 0, pairs = 0;
   for_each_use([&](const Use& use, std::mt19937_64&) {
     const LoopRule rule = use.def->loops(use.types);
     ASSERT_EQ(rule.inputs.size(), use.inputs.size());
@@ -178,15 +194,22 @@ TEST(Ops, EveryLetterCanBeSplit) {
     const std::vector<Tensor> whole = use.run();
     for (const auto& [letter, size] : rule.sizes) {
       if (size < 2 || rule.whole.find(letter) != std::string::npos) continue;
-      SCOPED_TRACE(fmt::format("letter {} of {}", letter, size));
-      const std::vector<Tensor> joined = run_in_shards(use, rule, letter, size);
-      for (size_t o = 0; o < whole.size(); ++o) {
-        // LabelCount and casts make f32, whose sums are exact here too.
-        expect_near(joined[o], whole[o], 1e-12);
+      for (const int64_t parts : {2, 3}) {
+        if (parts > size || (parts > 2 && use.def->draws >= 0)) continue;
+        SCOPED_TRACE(fmt::format("letter {} of {} in {}", letter, size, parts));
+        expect_same(run_in_shards(use, std::string(1, letter), parts), whole);
+        ++split;
       }
-      ++split;
+      // Over two axes at once.
+      for (const auto& [other, extent] : rule.sizes) {
+        if (other == letter || size_of(rule, other) < 2 || use.def->draws >= 0) continue;
+        SCOPED_TRACE(fmt::format("letters {} of {}, {} of {}", letter, size, other, extent));
+        expect_same(run_in_shards(use, {letter, other}, 2), whole);
+        ++pairs;
+      }
     }
   });
+  EXPECT_GT(pairs, 400);
   EXPECT_GT(split, 250);
 }
 
