@@ -137,9 +137,9 @@ Status check_divides(const Graph& graph, std::span<const AxisCut> before, const 
   error.notes.push_back(
       seed.dim == value.batch_dim
           ? fmt::format("help: a replica has {} samples of each microbatch", extent)
-      : value.kind == ValueKind::kState
+      : value.kind == ValueKind::kState && parts == cut.ranks
           ? std::string("help: `pad: true` adds zeros behind it that never count")
-          : fmt::format("help: another dim, or an axis whose size divides {}", extent));
+          : fmt::format("help: another dim, or axes whose sizes divide {}", extent));
   return error;
 }
 

@@ -48,7 +48,8 @@ std::optional<int64_t> renamed_at(const Program& program, const ProgramOp& op) {
   if (op.op == "Slice") return slice_offset(op, from, to.shape);
   const bool same_count = num_elements(from.shape) == num_elements(to.shape);
   const bool same = op.op == "Reshape" || op.op == "Cast" || (op.op == "Expand" && same_count) ||
-                    (op.op == "Transpose" && keeps_order(from.shape, op.attrs.integers("perm")));
+                    (op.op == "Transpose" && !op.attrs.find("blocks") &&
+                     keeps_order(from.shape, op.attrs.integers("perm")));
   return same ? std::optional<int64_t>(0) : std::nullopt;
 }
 

@@ -288,6 +288,15 @@ class SegmentBuilder {
       ++products_[static_cast<size_t>(graph_.value(made).type.dtype)];
   }
 
+  // A dim of which the rank has one element, as its block: to move it past others would be a mere
+  // view here, but not to whoever follows the blocks.
+  static bool has_single_block(const Value& value) {
+    return std::any_of(value.over.begin(), value.over.end(), [&](const AxisLayout& lies) {
+      return lies.layout.kind == LayoutKind::kSharded &&
+             value.type.shape[static_cast<size_t>(lies.layout.dim)] == 1;
+    });
+  }
+
   void add_node(const Node& node) {
     count(node);
     std::vector<int32_t> inputs, outputs;
@@ -317,6 +326,8 @@ class SegmentBuilder {
       // Here, so that args have one order whether something has been added before or not.
       for (; s < sums.size(); ++s) later.push_back({sums[s], sum_slot(sums[s]), slot});
     }
+    if (node.op == "Transpose" && has_single_block(graph_.value(node.outputs[0])))
+      attrs.set("blocks", int64_t{1});
     emit(node.op, std::move(attrs), std::move(inputs), outputs);
     for (const auto& [sum, into, slot] : later) {
       if (first_[static_cast<size_t>(sum)]) {
