@@ -125,7 +125,7 @@ class Padding {
     const Loops loops = loops_of(node);
     const char letter = letter_of(node, loops.rule, mark);
     if (letter == 0) return ok_status();
-    bool any_zero = false, reads_any = false;
+    bool any_zero = false, all_zero = true, reads_any = false;
     std::vector<bool> zero(node.inputs.size());
     for (size_t i = 0; i < node.inputs.size(); ++i) {
       if (!node.inputs[i].valid()) continue;
@@ -137,6 +137,7 @@ class Padding {
       reads_any = reads_any || reads;
       zero[i] = known && known.zero;
       any_zero = any_zero || zero[i];
+      all_zero = all_zero && (zero[i] || !reads);
     }
     const bool masked = is_whole_letter(loops.rule, letter);
     if (masked) PIPER_TRY(mask_input(id, loops, letter));
@@ -146,8 +147,9 @@ class Padding {
     const bool scattered = indexed && !reads_any;  // no index is one behind the end
     for (size_t o = 0; o < node.outputs.size(); ++o) {
       if (has(loops.rule.outputs[o], letter))
-        marks_[node.outputs[o].index()].zero =
-            masked || scattered || node.pass == Pass::kU || keeps_zeros(loops, letter, zero);
+        marks_[node.outputs[o].index()].zero = masked || scattered ||
+                                               (node.pass == Pass::kU && all_zero) ||
+                                               keeps_zeros(loops, letter, zero);
       else if (!masked && (!any_zero || loops.rule.reduces != LoopRule::kSum))
         return refuse(node, node.inputs[0]);
     }

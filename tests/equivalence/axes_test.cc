@@ -501,12 +501,20 @@ std::vector<Case> cases() {
   all.push_back({"lookups4_data2_qwen", "qwen3-moe-hf", "{edp: 2, ep: 4}",
                  split + lookups + "  - replicate: {over: edp, shard: [optimizer]}\n"});
   all.push_back({"lookups2_samples2_qwen", "qwen3-moe-hf", "{ep: 2}", lookups + samples});
-  // Weights as [in, out], by the library's names.
-  for (const char* file : {"tensor", "sequence"})
-    all.push_back({fmt::format("library_{}2_gpt2", file), "gpt2-hf", "{alone: 1}", split,
-                   fmt::format("include: [{}/strategies/tensor/{}.yaml]\n"
-                               "params: {{tp: 2, out: -1, in: 0}}\n",
-                               PIPER_SOURCE_DIR, file)});
+  const auto library = [&](const std::string& name, const std::string& model,
+                           const std::string& file, const std::string& params) {
+    all.push_back({"library_" + name, model, "{alone: 1}", split,
+                   fmt::format("include: [{}/strategies/{}.yaml]\nparams: {{{}}}\n",
+                               PIPER_SOURCE_DIR, file, params)});
+  };
+  library("tensor2_gpt2", "gpt2-hf", "tensor/tensor", "tp: 2, out: -1, in: 0");
+  library("sequence2_gpt2", "gpt2-hf", "tensor/sequence", "tp: 2, out: -1, in: 0");
+  library("vocabulary2_gpt", "gpt-deep", "tensor/vocabulary", "tp: 2");
+  library("vocabulary2_llama", "llama-hf", "tensor/vocabulary", "tp: 2");
+  library("gather2_gpt", "gpt-deep", "context/gather", "cp: 2");
+  library("gather4_llama", "llama-hf", "context/gather", "cp: 4");
+  library("heads2_llama", "llama-hf", "context/heads", "cp: 2");
+  library("experts2_moe", "moe-gshard", "experts/experts", "ep: 2");
   // One sample a rank: a slice of it is a part of its block.
   for (const char* model : {"two-tower", "vit-hf"})
     all.push_back({"batch4_data2_" + identifier(model), model, "{dp: 2, ep: 4}",
