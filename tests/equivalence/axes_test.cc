@@ -59,6 +59,13 @@ const std::string kExpertTensor = R"(  - shard: {match: "**/w_in", dim: 2, over:
   - shard: {match: "**/w_out", dim: 1, over: tp}
 )";
 
+const std::map<std::string, std::string> kRows = {
+    {"gpt-deep", R"(  - shard: {match: "**/wte/*", dim: 0, over: tp}
+)"},
+    {"llama-hf", R"(  - shard: {match: ["**/embed_tokens/*", "**/lm_head/*"], dim: 0, over: tp}
+)"},
+};
+
 struct Case {
   std::string name, model, mesh, directives;
   std::string include = "";  // a file of the library
@@ -152,6 +159,10 @@ TEST(Axes, SendWhatTheirFormulasSay) {
         EXPECT_EQ(tensor.size(), 1U);
         EXPECT_EQ(tensor.at(InstructionKind::kAllReduce),
                   std::pair(4 * layers, 4 * layers * bytes));
+        // And what is looked up, the gradient of the last layer, and four numbers a token.
+        const auto rows = traffic({"", model, mesh, kTensor.at(model) + kRows.at(model)});
+        EXPECT_EQ(rows.at(InstructionKind::kAllReduce),
+                  std::pair(4 * layers + 6, (4 * layers + 2) * bytes + 4 * kTokens * 4));
       }
       if (model == "llama-hf") continue;
       const auto sequence = traffic({"", model, mesh, kTensor.at(model) + kSequence.at(model)});
@@ -433,10 +444,7 @@ std::vector<Case> cases() {
     const std::string context =
         "  - shard: {input: input_ids, dim: 1, over: cp}\n  - shard: "
         "{input: labels, dim: 1, over: cp}\n";
-    const std::string rows = model == "gpt-deep"
-                                 ? "  - shard: {match: \"**/wte/*\", dim: 0, over: tp}\n"
-                                 : "  - shard: {match: [\"**/embed_tokens/*\", \"**/lm_head/*\"], "
-                                   "dim: 0, over: tp}\n";
+    const std::string& rows = kRows.at(model);
     // 128 rows over 3 ranks.
     const std::string padded = rows.substr(0, rows.size() - 2) + ", pad: true}\n";
     all.push_back({"padded3_" + id, model, "{tp: 3}", padded});
