@@ -411,6 +411,7 @@ Result<Dag> make_dag(Graph graph, const DagSpec& spec) {
 }
 
 TensorType uncut(const Dag& dag, const Value& value, TensorType held) {
+  if (!value.unpadded.empty()) return {held.dtype, value.unpadded};
   for (const AxisLayout& lies : value.over)
     if (lies.layout.kind == LayoutKind::kSharded)
       held.shape[static_cast<size_t>(lies.layout.dim)] *=

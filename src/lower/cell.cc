@@ -160,9 +160,7 @@ class CellLowerer {
     for (const AxisLayout& lies : initial.over)
       tensor.cuts.push_back({lies.axis, lies.layout.dim, lies.layout.outer});
     if (part) tensor.part_of = group_of(part->over);
-    if (!initial.unpadded.empty())
-      tensor.whole = initial.unpadded;
-    else if (part || !tensor.cuts.empty())
+    if (part || !tensor.cuts.empty())
       tensor.whole = uncut(dag_, initial, part ? part->whole : initial.type).shape;
     if (newest.valid()) return;  // it is not what is saved
     if (const Param* param = places_.param[whole.index()]) {

@@ -24,18 +24,18 @@ class Padding {
 
   Result<Graph> run() {
     for (const ShardSeed& seed : cut_.seeds) begin(seed);
-    if (!at_) return std::move(graph_);
-    for (changed_ = true; changed_;) {
+    if (!changed_) return std::move(graph_);
+    while (changed_) {
       changed_ = false;
       for (const Node& node : graph_.nodes) spread(node);
     }
     for (size_t n = 0; n < graph_.nodes.size(); ++n) PIPER_TRY(check(NodeId(n)));
     for (const StateUpdate& update : graph_.updates)
       if (marks_[update.state.index()] && !marks_[update.next.index()].zero)
-        return refuse("its update", update.state);
+        return refuse("its update", update.state, marks_[update.state.index()]);
     for (size_t v = 0; v < marks_.size(); ++v)
       if (marks_[v] && graph_.values[v].kind == ValueKind::kState && !graph_.values[v].over.empty())
-        return refuse("blocks over another axis", ValueId(v));
+        return refuse("blocks over another axis", ValueId(v), marks_[v]);
     localise();
     mask();
     return std::move(graph_);
@@ -46,6 +46,7 @@ class Padding {
     int dim = -1;
     int64_t there = 0, extent = 0;  // without the zeros, and with them
     bool zero = false;              // whether they are
+    const ShardSeed* seed = nullptr;
     explicit operator bool() const { return dim >= 0; }
   };
   struct Loops {
@@ -66,8 +67,8 @@ class Padding {
     const Shape& shape = graph_.value(seed.value).type.shape;
     const int64_t extent = shape[static_cast<size_t>(seed.dim)];
     if (extent % cut_.ranks == 0) return;
-    marks_[seed.value.index()] = {seed.dim, extent, round_up(extent, cut_.ranks), true};
-    if (!at_) at_ = seed;
+    marks_[seed.value.index()] = {seed.dim, extent, round_up(extent, cut_.ranks), true, &seed};
+    changed_ = true;
   }
   static int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
@@ -109,7 +110,8 @@ class Padding {
         const ValueKind kind = graph_.value(ids[i]).kind;
         const int dim = dim_of(operands[i], letter);
         if (dim < 0 || (kind != ValueKind::kState && kind != ValueKind::kNode)) continue;
-        marks_[ids[i].index()] = {dim, mark.there, mark.extent, kind == ValueKind::kState};
+        marks_[ids[i].index()] = {dim, mark.there, mark.extent, kind == ValueKind::kState,
+                                  mark.seed};
         changed_ = true;
       }
     };
@@ -133,14 +135,14 @@ class Padding {
       const bool reads = has(loops.rule.inputs[i], letter);
       if (reads != static_cast<bool>(known) ||
           (known && dim_of(loops.rule.inputs[i], letter) != known.dim))
-        return refuse(node, node.inputs[i]);
+        return refuse(node, node.inputs[i], mark);
       reads_any = reads_any || reads;
       zero[i] = known && known.zero;
       any_zero = any_zero || zero[i];
       all_zero = all_zero && (zero[i] || !reads);
     }
     const bool masked = is_whole_letter(loops.rule, letter);
-    if (masked) PIPER_TRY(mask_input(id, loops, letter));
+    if (masked) PIPER_TRY(mask_input(id, loops, letter, mark));
     const bool indexed = std::any_of(loops.rule.firsts.begin(), loops.rule.firsts.end(),
                                      [&](const auto& first) { return first.first == letter; });
     if (indexed) tell_whole(node, loops, letter);
@@ -151,7 +153,7 @@ class Padding {
                                                (node.pass == Pass::kU && all_zero) ||
                                                keeps_zeros(loops, letter, zero);
       else if (!masked && (!any_zero || loops.rule.reduces != LoopRule::kSum))
-        return refuse(node, node.inputs[0]);
+        return refuse(node, node.inputs[0], mark);
     }
     return ok_status();
   }
@@ -177,24 +179,25 @@ class Padding {
       if (name == letter) node.attrs.set("whole", size);
   }
 
-  Status mask_input(NodeId id, const Loops& loops, char letter) {
+  Status mask_input(NodeId id, const Loops& loops, char letter, const Mark& mark) {
     const Node& node = graph_.node(id);
     const int last = static_cast<int>(loops.types.inputs[0].shape.size()) - 1;
     if (!loops.def->least_is_absent || dim_of(loops.rule.inputs[0], letter) != last)
-      return refuse(node, node.inputs[0]);
+      return refuse(node, node.inputs[0], mark);
     tell_whole(graph_.node(id), loops, letter);
     masked_.push_back(id);
     return ok_status();
   }
 
-  Error refuse(const Node& node, ValueId operand) const {
+  Error refuse(const Node& node, ValueId operand, const Mark& mark) const {
     return refuse(
         fmt::format("{}{}", node.op, node.scope.empty() ? "" : " in " + quote_control(node.scope)),
-        operand);
+        operand, mark);
   }
-  Error refuse(const std::string& reader, ValueId operand) const {
-    const Value& seed = graph_.value(at_->value);
-    return fail(at_->at, "dim {} of '{}' ({}) cannot be padded for {} ranks over '{}'", at_->dim,
+  Error refuse(const std::string& reader, ValueId operand, const Mark& mark) const {
+    const auto& [value, dim, at, padded] = *mark.seed;
+    const Value& seed = graph_.value(value);
+    return fail(at, "dim {} of '{}' ({}) cannot be padded for {} ranks over '{}'", dim,
                 quote_control(seed.name), to_string(seed.type), cut_.ranks, cut_.name)
         .with_note(fmt::format("elements behind the end of '{}' ({}) would count in {}",
                                quote_control(graph_.value(operand).name),
@@ -286,7 +289,6 @@ class Padding {
   Graph graph_;
   const AxisCut& cut_;
   std::vector<Mark> marks_;  // by value
-  std::optional<ShardSeed> at_;
   bool changed_ = false;
   std::vector<NodeId> masked_;  // these read the least number
 };

@@ -322,6 +322,27 @@ TEST(Axes, SendWhatTheirFormulasSayBesideOthers) {
   }
 }
 
+// What is written of padded states is what the model has; who reads it starts alike.
+TEST(Axes, PaddedStatesAreStoredAsTheyAre) {
+  NEED_MODELS();
+  const std::string pad = "  - shard: {match: \"**/wte/*\", dim: 0, over: tp, pad: true}\n";
+  const Result<Compiled> made = compile_case({"", "gpt-deep", "{tp: 3}", pad}, kAdamW, true);
+  ASSERT_TRUE(made) << print_error(made.error());
+  const Folder folder;
+  const std::string plans = folder.path() + "/plans";
+  const Status written = write_plan_set(made->set, nullptr, &*made->uncut, plans, {});
+  ASSERT_TRUE(written) << print_error(written.error());
+  Result<PlanSet> read = read_plan_set(plans);
+  ASSERT_TRUE(read) << print_error(read.error());
+  const Status loaded = load_params(*read);
+  ASSERT_TRUE(loaded) << print_error(loaded.error());
+  const Result<Trained> here = train(made->set, "gpt-deep", 2), there = train(*read, "gpt-deep", 2);
+  ASSERT_TRUE(here && there);
+  EXPECT_EQ(here->losses, there->losses);
+  EXPECT_EQ(largest_error(*here, *there), 0);
+  EXPECT_EQ(there->parameters.at("model.wte.weight").type.shape, (Shape{128, 32}));
+}
+
 // Blocks of blocks are put together from the inside, or as stretches.
 TEST(Axes, BlocksOfBlocksKeepTheirOrder) {
   const Folder folder;
