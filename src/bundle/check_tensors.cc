@@ -37,7 +37,7 @@ std::string named(const RoleProgram& role, size_t buffer) {
 // The last of equal blocks may go on behind the end of the dim.
 bool cut_state(Shape& shape, int64_t dim, int64_t outer, int64_t parts) {
   if (outer != 1 || !in_range(dim, shape.size())) return cut_dim(shape, dim, outer, parts);
-  shape[dim] = shape[dim] / parts + (shape[dim] % parts != 0);
+  shape[dim] = block_extent(shape[dim], parts);
   return true;
 }
 

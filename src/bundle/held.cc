@@ -1,7 +1,7 @@
 // What a rank holds of a tensor.
 #include <algorithm>
 
-#include "piper/bundle.h"
+#include "files.h"
 
 namespace piper {
 namespace {
@@ -16,8 +16,7 @@ struct DimPlace {
 int64_t extent_of(const Held& held, int32_t dim, size_t count) {
   int64_t extent = held.whole.shape[static_cast<size_t>(dim)];
   for (size_t b = 0; b < count; ++b)
-    if (held.blocks[b].dim == dim)
-      extent = (extent + held.blocks[b].parts - 1) / held.blocks[b].parts;
+    if (held.blocks[b].dim == dim) extent = block_extent(extent, held.blocks[b].parts);
   return extent;
 }
 

@@ -12,8 +12,9 @@ namespace piper::patterns {
 namespace {
 
 struct Lookup {
-  ValueId stack, index;  // of the index's shape
-  Shape rows;
+  ValueId stack, index;
+  Shape rows;       // the index's shape
+  size_t side = 0;  // which operand of the product holds the matrices
 };
 
 // The matrices that `id` holds, one for each row.
@@ -31,17 +32,19 @@ std::optional<Lookup> looked_up(const Graph& graph, const Matcher& match, ValueI
   return found;
 }
 
-// Which operand of the product holds the matrices; the other one has one row, or column, for each.
-std::optional<size_t> matrices_of(const Graph& graph, const Matcher& match, const Node& node) {
+// One operand of the product holds the matrices; the other one has one row, or column, for each.
+std::optional<Lookup> matrices_of(const Graph& graph, const Matcher& match, const Node& node) {
   if (node.op != "MatMul" || node.inputs.size() != 2) return std::nullopt;
   for (const size_t side : {size_t{0}, size_t{1}}) {
-    const auto found = looked_up(graph, match, node.inputs[side]);
+    auto found = looked_up(graph, match, node.inputs[side]);
     const Shape& other = graph.value(node.inputs[1 - side]).type.shape;
     if (!found || other.size() != found->rows.size() + 2) continue;
     const bool trans = node.attrs.integer(side == 0 ? "trans_b" : "trans_a");
     const size_t single = other.size() - ((side == 0) != trans ? 1 : 2);
-    if (other[single] == 1 && std::equal(found->rows.begin(), found->rows.end(), other.begin()))
-      return side;
+    if (other[single] == 1 && std::equal(found->rows.begin(), found->rows.end(), other.begin())) {
+      found->side = side;
+      return found;
+    }
   }
   return std::nullopt;
 }
@@ -54,23 +57,23 @@ Count recognise_grouped(Graph& graph) {
   const size_t nodes = graph.nodes.size();
   for (size_t i = 0; i < nodes; ++i) {
     const Node node = graph.nodes[i];
-    const std::optional<size_t> side = matrices_of(graph, match, node);
-    if (!side) continue;
-    const Lookup found = *looked_up(graph, match, node.inputs[*side]);
+    const std::optional<Lookup> found = matrices_of(graph, match, node);
+    if (!found) continue;
+    const size_t side = found->side;
     Builder build(graph);
     build.scope = node.scope;
     build.tags = node.tags;
     build.pass = node.pass;
     build.name_prefix = node.name + "/";
-    const ValueId other = node.inputs[1 - *side];
-    Shape x = found.rows;
+    const ValueId other = node.inputs[1 - side];
+    Shape x = found->rows;
     x.push_back(num_elements(graph.value(other).type.shape) /
                 std::max<int64_t>(1, num_elements(x)));
-    const bool trans = node.attrs.integer(*side == 0 ? "trans_a" : "trans_b");
+    const bool trans = node.attrs.integer(side == 0 ? "trans_a" : "trans_b");
     const ValueId made =
         build.op1("GroupedMatMul",
-                  {build.reshape(other, x), build.reshape(found.index, found.rows), found.stack},
-                  {{"trans_b", int64_t{(*side == 0) != trans}}});
+                  {build.reshape(other, x), build.reshape(found->index, found->rows), found->stack},
+                  {{"trans_b", int64_t{(side == 0) != trans}}});
     Node& now = graph.nodes[i];
     now.op = "Reshape";
     now.attrs = Attrs{{"shape", graph.value(node.outputs[0]).type.shape}};

@@ -33,6 +33,13 @@ std::vector<int64_t> extents_of(const Operand& operand, size_t d) {
 
 }  // namespace
 
+Loops loops_of(const Graph& graph, const Node& node) {
+  const OpDef* def = find_op(node.op);
+  Loops loops{def, use_of(graph, node), {}};
+  loops.rule = def->loops(loops.types);
+  return loops;
+}
+
 std::optional<LoopCut> cut_of(const Operand& operand, const Layout& layout, int64_t shards) {
   size_t d = static_cast<size_t>(layout.dim);
   const LoopRule::Dim& dim = operand.dims[d];

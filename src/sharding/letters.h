@@ -20,6 +20,18 @@ struct Operand {
   const Shape& shape;
 };
 
+// An op of a graph, and the loops of this use of it.
+struct Loops {
+  const OpDef* def = nullptr;
+  OpTypes types;
+  LoopRule rule;
+
+  Operand input(size_t i) const { return {rule, rule.inputs[i], types.inputs[i].shape}; }
+  Operand output(size_t i) const { return {rule, rule.outputs[i], types.outputs[i].shape}; }
+  bool is_product() const { return def->cost(types).is_matmul; }
+};
+Loops loops_of(const Graph& graph, const Node& node);
+
 // The loop that `layout` (kSharded) cuts into `shards`; none when the cut does not lie inside one
 // loop.
 //   dim 0 of f32[32,…] is "bt" with b = 8, t = 4:

@@ -49,19 +49,6 @@ class Padding {
     const ShardSeed* seed = nullptr;
     explicit operator bool() const { return dim >= 0; }
   };
-  struct Loops {
-    const OpDef* def = nullptr;
-    OpTypes types;
-    LoopRule rule;
-  };
-
-  Loops loops_of(const Node& node) const {
-    const OpDef* def = find_op(node.op);
-    Loops loops{def, use_of(graph_, node), {}};
-    loops.rule = def->loops(loops.types);
-    return loops;
-  }
-
   void begin(const ShardSeed& seed) {
     if (!seed.pad || seed.dim < 0) return;
     const Shape& shape = graph_.value(seed.value).type.shape;
@@ -77,11 +64,6 @@ class Padding {
     for (size_t d = 0; d < dims.size(); ++d)
       if (dims[d] == LoopRule::Dim{letter}) return static_cast<int>(d);
     return -1;
-  }
-  static bool has(const std::vector<LoopRule::Dim>& dims, char letter) {
-    return std::any_of(dims.begin(), dims.end(), [&](const LoopRule::Dim& dim) {
-      return std::find(dim.begin(), dim.end(), letter) != dim.end();
-    });
   }
 
   // The loop of the op that goes on into zeros; 0: none, '?': only a part of a dim does.
@@ -101,7 +83,7 @@ class Padding {
 
   void spread(const Node& node) {
     Mark mark;
-    const LoopRule rule = loops_of(node).rule;
+    const LoopRule rule = loops_of(graph_, node).rule;
     const char letter = letter_of(node, rule, mark);
     if (letter == 0) return;
     const auto set = [&](const std::vector<ValueId>& ids, const auto& operands) {
@@ -124,7 +106,7 @@ class Padding {
   Status check(NodeId id) {
     Node& node = graph_.node(id);
     Mark mark;
-    const Loops loops = loops_of(node);
+    const Loops loops = loops_of(graph_, node);
     const char letter = letter_of(node, loops.rule, mark);
     if (letter == 0) return ok_status();
     bool any_zero = false, all_zero = true, reads_any = false;
@@ -132,7 +114,7 @@ class Padding {
     for (size_t i = 0; i < node.inputs.size(); ++i) {
       if (!node.inputs[i].valid()) continue;
       const Mark& known = marks_[node.inputs[i].index()];
-      const bool reads = has(loops.rule.inputs[i], letter);
+      const bool reads = occurrences(loops.input(i), letter) > 0;
       if (reads != static_cast<bool>(known) ||
           (known && dim_of(loops.rule.inputs[i], letter) != known.dim))
         return refuse(node, node.inputs[i], mark);
@@ -148,7 +130,7 @@ class Padding {
     if (indexed) tell_whole(node, loops, letter);
     const bool scattered = indexed && !reads_any;  // no index is one behind the end
     for (size_t o = 0; o < node.outputs.size(); ++o) {
-      if (has(loops.rule.outputs[o], letter))
+      if (occurrences(loops.output(o), letter) > 0)
         marks_[node.outputs[o].index()].zero = masked || scattered ||
                                                (node.pass == Pass::kU && all_zero) ||
                                                keeps_zeros(loops, letter, zero);
@@ -167,7 +149,7 @@ class Padding {
     const auto are_zero = [&](const std::vector<int>& set) {
       return std::all_of(set.begin(), set.end(), [&](int i) {
         return zero[static_cast<size_t>(i)] &&
-               has(loops.rule.inputs[static_cast<size_t>(i)], letter);
+               occurrences(loops.input(static_cast<size_t>(i)), letter) > 0;
       });
     };
     return std::any_of(loops.rule.linear.begin(), loops.rule.linear.end(), are_zero);
@@ -221,9 +203,7 @@ class Padding {
         grows = grows || marks_[id.index()];
       }
       if (!grows || !def->localise) continue;
-      const Attrs before = node.attrs;
       node.attrs = def->localise(use_of(graph_, node), shapes);
-      if (const auto* whole = before.find("whole")) node.attrs.set("whole", *whole);
     }
     for (size_t v = 0; v < marks_.size(); ++v) {
       if (!marks_[v]) continue;

@@ -22,17 +22,6 @@ constexpr LayoutKind kCut = LayoutKind::kSharded;
 constexpr LayoutKind kTerms = LayoutKind::kPartial;
 constexpr LayoutKind kGreatest = LayoutKind::kGreatest;
 
-// An op, and the loops of this use of it.
-struct Loops {
-  const OpDef* def = nullptr;
-  OpTypes types;
-  LoopRule rule;
-
-  Operand input(size_t i) const { return {rule, rule.inputs[i], types.inputs[i].shape}; }
-  Operand output(size_t i) const { return {rule, rule.outputs[i], types.outputs[i].shape}; }
-  bool is_product() const { return def->cost(types).is_matmul; }
-};
-
 bool is_apart(const Layout& layout) { return layout.kind == kTerms || layout.kind == kGreatest; }
 
 // What an op could do: how it wants its operands, and how its results lie then.
@@ -94,12 +83,6 @@ class AxisWalk {
   using Region = std::pair<Pass, std::vector<int32_t>>;        // F, U or BI for both, and its tags
   using Key = std::tuple<int32_t, int, int, int64_t, Region>;  // value, layout and where
 
-  Loops loops_of(const Node& node) const {
-    const OpDef* def = find_op(node.op);
-    Loops loops{def, use_of(graph_, node), {}};
-    loops.rule = def->loops(loops.types);
-    return loops;
-  }
   const TensorType& type_of(ValueId id) const { return graph_.value(id).type; }
 
   // ---- Seeds and hints --------------------------------------------------------------------------
@@ -165,7 +148,7 @@ class AxisWalk {
       for (NodeId reader : readers_[value.index()]) {
         const Node& node = graph_.node(reader);
         if (node.pass != Pass::kF) continue;
-        const Loops loops = loops_of(node);
+        const Loops loops = loops_of(graph_, node);
         for (size_t i = 0; i < node.inputs.size(); ++i) {
           if (node.inputs[i] != value) continue;
           if (outers) note_outers(loops, i, lies, *outers);
@@ -206,7 +189,7 @@ class AxisWalk {
       const Value& made = graph_.value(value);
       if (made.kind != ValueKind::kNode) continue;
       const Node& node = graph_.node(made.producer);
-      const Loops loops = loops_of(node);
+      const Loops loops = loops_of(graph_, node);
       const auto cut = cut_of(loops.output(static_cast<size_t>(made.output_index)), lies, ranks_);
       const auto output = static_cast<size_t>(made.output_index);
       if (!cut || !is_legal(loops, *cut) || sums(loops.output(output))) continue;
@@ -230,7 +213,7 @@ class AxisWalk {
   std::optional<Layout> wanted_beside(ValueId value, int further = 3) const {
     for (NodeId reader : readers_[value.index()]) {
       const Node& node = graph_.node(reader);
-      const Loops loops = loops_of(node);
+      const Loops loops = loops_of(graph_, node);
       std::optional<LoopCut> cut;
       const bool moves = only_moves(loops, node),
                  is_same = further > 0 && node.outputs.size() == 1 && !loops.is_product() &&
@@ -256,7 +239,7 @@ class AxisWalk {
     const Value& value = graph_.value(id);
     if (value.kind != ValueKind::kNode || value.producer.value < visited_) return lies_[id.index()];
     const Node& node = graph_.node(value.producer);
-    const Loops loops = loops_of(node);
+    const Loops loops = loops_of(graph_, node);
     if (!only_moves(loops, node)) return {};
     const Layout source = will_lie(node.inputs[0]);
     if (source.kind != kCut) return {};
@@ -302,7 +285,7 @@ class AxisWalk {
   void visit(NodeId id) {
     visited_ = id.value;
     const Node node = graph_.node(id);
-    const Loops loops = loops_of(node);
+    const Loops loops = loops_of(graph_, node);
     if (only_moves(loops, node) && may_adopt(node.inputs[0]) && !hints_[node.outputs[0].index()])
       hints_[node.outputs[0].index()] = wanted_beside(node.outputs[0]);
     std::vector<Choice> choices;
@@ -456,7 +439,7 @@ class AxisWalk {
         inputs[i] = as_contribution(inputs[i], node.inputs[i], choice.needs[i]);
     Node made = node;
     made.inputs = std::move(inputs);
-    if (choice.cut) place_first(made, loops_of(node).rule, *choice.cut);
+    if (choice.cut) place_first(made, loops_of(graph_, node).rule, *choice.cut);
     if (choice.cut && find_op(node.op)->draws >= 0) place_draw(made, choice.makes[0]);
     nodes_.push_back(std::move(made));
     was_.push_back(id);
@@ -681,7 +664,7 @@ class AxisWalk {
     const Value& value = graph_.value(id);
     if (value.kind != ValueKind::kNode || fixed_.count(id.value)) return std::nullopt;
     const Node& node = graph_.node(value.producer);
-    const Loops loops = loops_of(node);
+    const Loops loops = loops_of(graph_, node);
     if (!only_moves(loops, node)) return std::nullopt;
     if (to.kind != kCut) return to;
     const std::optional<LoopCut> cut = cut_of(loops.output(0), to, ranks_);
@@ -703,7 +686,7 @@ class AxisWalk {
     if (!source) return std::nullopt;
     const Value value = graph_.value(id);
     const Node node = graph_.node(value.producer);
-    const Loops loops = loops_of(node);
+    const Loops loops = loops_of(graph_, node);
     const ValueId from = node.inputs[0];
     const ValueId read = is_loaded_whole(from)            ? read_input(from, *source, reader)
                          : lies_[from.index()] == *source ? now_[from.index()]
