@@ -121,7 +121,8 @@ struct Prefetch {  // - prefetch: {where: {kind: recv}, distance: 2}
   // Compute tasks ahead of the first that reads it: 0 is just before it (lazy).
   int32_t distance = 0;
   // A receive when its send is issued, an input at the start of the step.
-  bool eager = false;
+  static constexpr int32_t kEager = -1;
+  bool eager() const { return distance == kEager; }
   SourceSpan at;
 };
 // Messages between the same devices become one.
@@ -168,14 +169,14 @@ struct Recompute {
   SourceSpan at;
 };
 // In which types ops compute, and how the loss is scaled.
-struct Precision {                  // - precision: {compute: bf16, keep: [Gelu]}
-  std::optional<Glob> match;        // over scopes
-  Where where;                      // over tags
-  DType compute = DType::kBF16;     // of products and attention; what else: apply_precision
-  bool masters = true;              // parameters of 16 bits become f32
-  bool scales_loss = false;         // how: train.loss_scale
-  std::optional<DType> reduce;      // Replicate::dtype of all directives
-  std::optional<DType> accumulate;  // of all gradients; all directives that say it say the same
+struct Precision {                      // - precision: {compute: bf16, keep: [Gelu]}
+  std::optional<Glob> match;            // over scopes
+  Where where;                          // over tags
+  DType compute = DType::kBF16;         // of products and attention; what else: apply_precision
+  bool masters = true;                  // parameters of 16 bits become f32
+  std::optional<LossScale> loss_scale;  // train.loss_scale
+  std::optional<DType> reduce;          // Replicate::dtype of all directives
+  std::optional<DType> accumulate;      // of all gradients; all directives that say it say the same
   std::vector<std::pair<std::string, SourceSpan>> keep;  // further ops that compute in f32
   SourceSpan at, reduce_at, accumulate_at;
 };
@@ -205,13 +206,16 @@ struct Policy {
   bool unit_costs = false;          // a forward and each half of a backward take one unit
   SourceSpan at, in_flight_at;
 };
+// Letters of a pipeline file; see below.
+enum class CsvDialect { kDetect, kOld, kNew };
 struct Order {
   std::string each;  // mesh axis; the program runs per coordinate of it
   // Text; parsed when read, expanded by expand_order; empty: `rows` are the order.
   std::string program;
   // By line of the program: where it stands, and its length where columns there are those here.
   std::vector<SourceSpan> lines;
-  OrderRows rows;  // explicit lists, computations alone
+  OrderRows rows;                            // explicit lists, computations alone
+  CsvDialect dialect = CsvDialect::kDetect;  // of the file that they come of
   std::optional<Policy> policy;
   SourceSpan at;
   Variables bound;           // params and mesh sizes; expand_order's own variables come first
@@ -230,7 +234,6 @@ Result<std::vector<std::string>> tags_named(const Order& order);
 // input half of a backward, W the weight half, BW the whole; since then I, W and B. Two kinds:
 // computations alone (cells may be empty), or with the sends and receives between neighbour stages,
 // and UNSHARD, RESHARD and REDUCE_GRAD.
-enum class CsvDialect { kDetect, kOld, kNew };
 struct OrderFile {
   OrderRows rows;
   bool has_communication = false;

@@ -305,7 +305,7 @@ class Caster {
   Status report(size_t d, Explanations& out) const {
     const Precision& precision = precisions_[d];
     const Counts& counts = counts_[d];
-    if (!counts.changes() && !precision.scales_loss && !precision.reduce &&
+    if (!counts.changes() && !precision.loss_scale && !precision.reduce &&
         (!precision.accumulate || *precision.accumulate == DType::kF32))
       return fail(precision.at,
                   "precision: these {} ops compute in f32 anyway, and nothing is cast",

@@ -24,7 +24,7 @@ Status check_kinds(const Prefetch& prefetch) {
 }
 
 std::string print_distance(const Prefetch& prefetch) {
-  if (prefetch.eager) return "as early as possible";
+  if (prefetch.eager()) return "as early as possible";
   if (prefetch.distance == 0) return "just before the first task that reads it";
   return fmt::format("{} compute task{} ahead of the first that reads it", prefetch.distance,
                      prefetch.distance == 1 ? "" : "s");
@@ -70,7 +70,7 @@ Result<Dag> apply_prefetch(Dag dag, const Strategy& strategy, const Variables& v
         return fail(prefetch.at, "prefetch: '{}' has a distance already", print_label(dag, task))
             .with_note("from " + place_of(other->at));
       claimed_by[id.index()] = &prefetch;
-      task.distance = prefetch.eager ? kEarliest : prefetch.distance;
+      task.distance = prefetch.eager() ? kEarliest : prefetch.distance;
       ++counts[kTaskKindNames[static_cast<size_t>(task.kind)]];
     }
     if (counts.empty()) return matcher.nothing(prefetch.where, prefetch.at, "prefetch");

@@ -2,19 +2,19 @@
 #include <algorithm>
 
 #include "expr_tree.h"
-#include "sections.h"
+#include "members.h"
 
 namespace piper {
 namespace {
 
 using fields::Fields;
 
-Status check_tag_name(const yaml::Node& key, const std::string& name) {
+Status check_tag_name(const SourceSpan& at, const std::string& name) {
   if (!expr::is_identifier(name)) {
-    return fail(key.at, "a tag needs a name of letters, digits and '_', not {}", yaml::shown(name));
+    return fail(at, "a tag needs a name of letters, digits and '_', not {}", yaml::shown(name));
   }
   for (const char* own : {"mb", "pass", "kind", "chunk", "step"}) {
-    if (name == own) return fail(key.at, "the tag '{}' is set by the compiler", own);
+    if (name == own) return fail(at, "the tag '{}' is set by the compiler", own);
   }
   return ok_status();
 }
@@ -32,7 +32,7 @@ Result<AnnotateRule> read_rule(const Fields& map, const Scope& scope) {
   if (!tags.is(yaml::Node::Kind::kMap)) return wrong_type(tags, "a map of tags");
   if (tags.entries.empty()) return fail(tags.at, "the rule sets no tag");
   for (const yaml::Entry& tag : tags.entries) {
-    PIPER_TRY(check_tag_name(tag.key, tag.key.text));
+    PIPER_TRY(check_tag_name(tag.key.at, tag.key.text));
     PIPER_ASSIGN(Expr value, or_else(read_expression(tag.value, scope, captures), Expr()));
     out.tags.emplace_back(tag.key.text, std::move(value));
   }
@@ -57,18 +57,6 @@ Status check_first(const BalanceRule& balance, const Annotate& before) {
   return ok_status();
 }
 
-Result<BalanceRule> read_balance(const Fields& rule, const Scope& scope) {
-  const SourceSpan& at = rule.key_at("balance");
-  PIPER_ASSIGN(const Fields map, fields::read(*rule["balance"], at, "balance"));
-  BalanceRule out;
-  out.at = at;
-  PIPER_ASSIGN(out.tag, read_text(*map["tag"], scope));
-  PIPER_TRY(check_tag_name(*map["tag"], out.tag));
-  PIPER_ASSIGN(out.into,
-               or_else(read_integer(*map["into"], scope, {1, int64_t{1} << 20}), int64_t{1}));
-  return out;
-}
-
 Status read_rules(const yaml::Node& list, const Scope& scope, Annotate& out) {
   for (const yaml::Node& item : list.items) {
     PIPER_ASSIGN(const Fields map, fields::read(item, item.at, "rule"));
@@ -79,7 +67,9 @@ Status read_rules(const yaml::Node& list, const Scope& scope, Annotate& out) {
       return fail(item.at, "a rule has either 'match' and 'tags', or 'balance'");
     }
     if (balance) {
-      PIPER_ASSIGN(BalanceRule rule, read_balance(map, scope));
+      BalanceRule rule{.at = map.key_at("balance")};
+      PIPER_TRY(
+          fields::read_map(fields::object("balance"), *map["balance"], rule.at, {scope}, &rule));
       PIPER_TRY(check_first(rule, out));
       out.rules.emplace_back(std::move(rule));
     } else {
@@ -107,4 +97,35 @@ Status read_annotate(const yaml::Entry& entry, const Scope& scope, Annotate& out
   return read_rules(*map["rules"], scope, out);
 }
 
+// ---- Their keys ---------------------------------------------------------------------------------
+
+namespace fields {
+namespace {
+
+Status check_balance(const Fields& map, const Reading&, BalanceRule& rule) {
+  return check_tag_name(map["tag"]->at, rule.tag);
+}
+
+constexpr Field kBalance[] = {
+    {"tag", kText, kRequired, "The tag to set.", member<&BalanceRule::tag>},
+    {"into", kCount, kRequired, "Number of parts.", member<&BalanceRule::into>},
+};
+constexpr Field kRule[] = {
+    {"match", kGlob, kOptional, "A pattern over scope paths; {name} captures an integer."},
+    {"tags", kCounts, kOptional, "Tags and their values."},
+    {"balance", one("balance"), kOptional, "A contiguous cut by cost, for any model."},
+    kWhen,
+};
+constexpr Field kAnnotate[] = {
+    {"strict", kBool, kOptional, "Ops that no rule matches are an error. Default false."},
+    {"rules", many("rule"), kRequired, "The rules; later ones override earlier ones."},
+};
+constexpr Object kAnnotateObjects[] = {
+    {"annotate", kAnnotate}, {"rule", kRule}, {"balance", kBalance, checked<check_balance>}};
+
+}  // namespace
+
+std::span<const Object> annotate_objects() { return kAnnotateObjects; }
+
+}  // namespace fields
 }  // namespace piper

@@ -37,8 +37,8 @@ Status check_single(const yaml::Node& node, const SourceSpan& at, const Object& 
 bool is_item(const Object& object) {
   for (const Object& other : objects())
     for (const Field& field : other.fields)
-      if (field.object == object.name &&
-          (field.type == Type::kMany || field.type == Type::kManyOrOne))
+      if (field.form.object == object.name &&
+          (field.form.type == Type::kMany || field.form.type == Type::kManyOrOne))
         return true;
   return false;
 }
@@ -53,7 +53,7 @@ std::string foreign_help(std::string_view word) {
 std::vector<const Object*> children(const Field& field) {
   std::vector<const Object*> out;
   for (const Object& object : objects())
-    if (object.name == field.object || object.name == field.other) out.push_back(&object);
+    if (object.name == field.form.object || object.name == field.form.other) out.push_back(&object);
   return out;
 }
 

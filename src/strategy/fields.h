@@ -1,4 +1,6 @@
-// The keys of the language, in one table: the parser, its errors and the JSON Schema all read it.
+// The language in tables. An Object has a row for each key: how its value is written, what it is
+// for, and which member of a struct keeps it. Reading, printing, errors about keys and the JSON
+// Schema walk these rows; what no row can say is an Object's `check`.
 #pragma once
 
 #include "scope.h"
@@ -10,6 +12,8 @@ enum class Type {
   kReal,
   kBool,
   kText,
+  kName,  // an identifier
+  kAxis,  // of the mesh
   kGlob,
   kBytes,
   kIntegers,
@@ -22,30 +26,110 @@ enum class Type {
   kParams,         // a map from free names to integers or texts
   kTexts,          // a list of texts
   kPaths,          // a text, or a list of texts
-  kTextOrOne,      // a text, of those in `other` if there are, or a map with the keys of `object`
+  kTextOrOne,      // a text, one of the words if there are any, or a map with the keys of `object`
   kManyOrOne,      // a list of `object` maps, or a map with the keys of `other`
-  kWhere,          // a map from tag names to conditions
-  kWord,           // one of the words in `object`, or a text param
+  kWhere,          // a map from tag names to conditions, which choose ops
+  kWhereTask,      // the same, of tasks
+  kWord,           // one of the words, or a text param
   kWords,          // a list of them, or one
-  kIntegerOrWord,  // an integer, or one of the words in `object`
+  kIntegerOrWord,  // an integer, or one of the words
 };
-// kBeside: stands also beside the one key of a `single` object.
-enum class Presence { kOptional, kRequired, kBeside, kUnsupported };
+// kStated: may be left out, and is printed with its default. kBeside: stands also beside the one
+// key of a `single` object.
+enum class Presence { kOptional, kStated, kRequired, kBeside, kUnsupported };
+using enum Presence;
 
+struct Word {
+  std::string_view name;
+  int64_t value = 0;  // of the enum, bool or integer that the word stands for
+};
+template <class Value>
+constexpr Word word(std::string_view name, Value value) {
+  return {name, static_cast<int64_t>(value)};
+}
+inline constexpr Word kGradientTypes[] = {word("f32", DType::kF32), word("bf16", DType::kBF16),
+                                          word("f16", DType::kF16)};
+
+struct RealRange {
+  double least = -1e300, most = 1e300;
+  bool open_least = false, open_most = false;  // the bound itself is not allowed
+};
+inline constexpr RealRange kNotNegative{0, 1e30}, kPositive{0, 1e30, true}, kUnit{0, 1};
+
+// How a value is written.
+struct Form {
+  Type type = Type::kText;
+  std::string_view object = {}, other = {};
+  std::span<const Word> words = {};
+  IntegerRange integers = {};
+  RealRange reals = {};
+};
+inline constexpr Form kInteger{Type::kInteger}, kReal{Type::kReal}, kBool{Type::kBool},
+    kText{Type::kText}, kName{Type::kName}, kAxis{Type::kAxis}, kGlob{Type::kGlob},
+    kBytes{Type::kBytes}, kIntegers{Type::kIntegers}, kReals{Type::kReals},
+    kProgram{Type::kProgram}, kCounts{Type::kCounts}, kParams{Type::kParams}, kTexts{Type::kTexts},
+    kPaths{Type::kPaths}, kWhere{Type::kWhere}, kWhereTask{Type::kWhereTask};
+constexpr Form integer(int64_t least, int64_t most = IntegerRange{}.most) {
+  return {.type = Type::kInteger, .integers = {least, most}};
+}
+inline constexpr Form kCount = integer(1, int64_t{1} << 20);
+constexpr Form real(RealRange range) { return {.type = Type::kReal, .reals = range}; }
+constexpr Form one(std::string_view object) { return {Type::kOne, object}; }
+constexpr Form many(std::string_view object) { return {Type::kMany, object}; }
+constexpr Form one_of(std::span<const Word> words) { return {.type = Type::kWord, .words = words}; }
+constexpr Form some_of(std::span<const Word> words) {
+  return {.type = Type::kWords, .words = words};
+}
+constexpr Form integer_or(std::span<const Word> words, IntegerRange range) {
+  return {.type = Type::kIntegerOrWord, .words = words, .integers = range};
+}
+
+// What values are read with: what names mean, what directives may name, what is read already.
+inline const Names kNoNames;
+inline const Strategy kNothingYet;
+struct Reading {
+  const Scope& scope;
+  const Names& names = kNoNames;
+  const Strategy& strategy = kNothingYet;
+};
+
+struct Field;
+// How a value gets into a struct, and out of it again. members.h makes them.
+struct Member {
+  Status (*read)(const Field&, const yaml::Entry&, const Reading&, void* object) = nullptr;
+  std::string (*print)(const Field&, const void* object) = nullptr;  // "": it need not be said
+};
 struct Field {
   std::string_view name;
-  Type type;
-  Presence presence;
-  std::string_view doc;
-  std::string_view object = {}, other = {};
+  Form form;
+  Presence presence = kOptional;
+  std::string_view doc = {};
+  Member member = {};
 };
+class Fields;
 struct Object {
   std::string_view name;
   std::span<const Field> fields;
+  // What rows do not say, when all of them have been read.
+  Status (*check)(const Fields&, const Reading&, void* object) = nullptr;
   bool single = false;  // exactly one of its keys is given, but for those beside
+  bool block = false;   // printed with a line for each key
 };
+constexpr Object single(std::string_view name, std::span<const Field> fields) {
+  return {.name = name, .fields = fields, .single = true};
+}
+constexpr Object block(std::string_view name, std::span<const Field> fields,
+                       Status (*check)(const Fields&, const Reading&, void*) = nullptr) {
+  return {.name = name, .fields = fields, .check = check, .block = true};
+}
+// Of the entries of a list.
+inline constexpr Field kWhen = {"when", kBool, kBeside,
+                                "Whether the entry counts, over params and mesh axes. Default 1."};
 const Object& object(std::string_view name);
-std::span<const Object> objects();
+std::span<const Object> objects();        // all of them
+std::span<const Object> model_objects();  // of the sections that are about the model
+std::span<const Object> train_objects();
+std::span<const Object> annotate_objects();
 const Field* find_field(const Object& object, std::string_view name);  // or null
 
 // A map whose keys have been checked against an Object.
@@ -66,5 +150,26 @@ class Fields {
 Result<Fields> read(const yaml::Node& node, const SourceSpan& at, std::string_view object);
 // The same of a map that nothing reads, and of the maps in it.
 Status check(const yaml::Node& node, const SourceSpan& at, std::string_view object);
+
+// ---- Whole maps, row by row ---------------------------------------------------------------------
+
+Status read_map(const Object& object, const yaml::Node& node, const SourceSpan& at,
+                const Reading& reading, void* out);
+std::string print_map(const Object& object, const void* from);      // "{a: 1, b: 2}"
+std::string print_entries(const Object& object, const void* from);  // "a: 1, b: 2"
+// A line for each key, each behind the end of the one before; lists have lines of their own.
+std::string print_block(const Object& object, const void* from, int indent);
+
+// ---- Directives ---------------------------------------------------------------------------------
+
+struct Directive {
+  Object keys;
+  std::string_view doc;
+  Status (*read)(const Object& keys, const yaml::Entry&, const Reading&, Strategy&);
+  std::vector<std::string> (*print)(const Object& keys, const Strategy&);  // one text for each
+  std::span<const Object> parts = {};                                      // the maps in it
+};
+// In the order of their phases.
+std::span<const Directive* const> directives();
 
 }  // namespace piper::fields

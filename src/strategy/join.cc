@@ -58,7 +58,7 @@ class Joiner {
  private:
   void join(const fields::Field& field, const std::vector<FileEntry>& given) {
     if (field.name == "params") return join_params(given);
-    switch (field.type) {
+    switch (field.form.type) {
       case Type::kMany:
         return join_lists(field, given);
       case Type::kManyOrOne:

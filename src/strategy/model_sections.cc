@@ -1,7 +1,8 @@
 // mesh, inputs, dims, parameters, loss: what the file says of the devices and the model.
 #include <algorithm>
 
-#include "sections.h"
+#include "members.h"
+#include "print.h"
 
 namespace piper {
 namespace {
@@ -45,95 +46,6 @@ Result<int64_t> read_size(const yaml::Node& node, const Scope& scope) {
           "export the model without its cache");
 }
 
-Result<InputBinding> read_input(const yaml::Entry& entry, const Scope& scope) {
-  PIPER_ASSIGN(const fields::Fields map, fields::read(entry.value, entry.key.at, "input"));
-  InputBinding out;
-  out.name = entry.key.text;
-  out.at = entry.key.at;
-  if (const yaml::Node* shape = map["shape"]) {
-    if (!shape->is(yaml::Node::Kind::kList)) return wrong_type(*shape, "a list of integers");
-    out.shape.emplace();
-    for (const yaml::Node& dim : shape->items) {
-      PIPER_ASSIGN(const int64_t size, read_size(dim, scope));
-      out.shape->push_back(size);
-    }
-  }
-  if (const yaml::Node* dtype = map["dtype"]) {
-    PIPER_ASSIGN(const std::string name, read_text(*dtype, scope));
-    out.dtype = parse_dtype(name);
-    if (!out.dtype) {
-      std::vector<std::string> known;
-      for (int i = 0; i < kNumDTypes; ++i) known.emplace_back(info(static_cast<DType>(i)).name);
-      return fail(dtype->at, "unknown element type {}{}", yaml::shown(name),
-                  did_you_mean(name, known))
-          .with_note(fmt::format("the element types are {}", join(known, ", ")));
-    }
-  }
-  if (const yaml::Node* dim = map["batch_dim"]) {
-    const int64_t rank = out.shape ? static_cast<int64_t>(out.shape->size()) : 16;
-    PIPER_ASSIGN(const int64_t number,
-                 read_integer(*dim, scope, {0, std::max<int64_t>(rank - 1, 0)}));
-    out.batch_dim = static_cast<int>(number);
-  }
-  return out;
-}
-
-Status read_tie(const yaml::Node& node, const Scope& scope, ParamRule& rule) {
-  rule.at = node.at;
-  if (!node.is(yaml::Node::Kind::kList) || node.items.size() < 2)
-    return fail(node.at, "'tie' needs a list of two or more names; the first is the tensor's own");
-  for (const yaml::Node& name : node.items) {
-    PIPER_ASSIGN(std::string text, read_text(name, scope));
-    rule.names.push_back(std::move(text));
-  }
-  rule.match = join(rule.names, ", ");
-  return ok_status();
-}
-
-Result<ParamRule> read_param_rule(const yaml::Node& item, const Scope& scope) {
-  constexpr std::pair<std::string_view, ParamRule::Kind> kKinds[] = {
-      {"include", ParamRule::Kind::kInclude}, {"exclude", ParamRule::Kind::kExclude},
-      {"freeze", ParamRule::Kind::kFreeze},   {"rename", ParamRule::Kind::kRename},
-      {"tie", ParamRule::Kind::kTie},         {"thaw", ParamRule::Kind::kThaw},
-      {"stored", ParamRule::Kind::kStored},
-  };
-  PIPER_ASSIGN(const fields::Fields map, fields::read(item, item.at, "parameter"));
-  const yaml::Entry& given = map.only();
-  ParamRule rule;
-  for (const auto& [name, kind] : kKinds) {
-    if (name == given.key.text) rule.kind = kind;
-  }
-  if (rule.kind == ParamRule::Kind::kTie) {
-    PIPER_TRY(read_tie(given.value, scope, rule));
-    return rule;
-  }
-  const yaml::Node* pattern = &given.value;
-  if (rule.kind == ParamRule::Kind::kInclude && given.value.is(yaml::Node::Kind::kMap)) {
-    PIPER_ASSIGN(const fields::Fields parts, fields::read(given.value, given.key.at, "include"));
-    pattern = parts["match"];
-    PIPER_ASSIGN(rule.to, read_text(*parts["as"], scope));
-    rule.to_at = parts["as"]->at;
-    if (const yaml::Node* transposed = parts["transposed"]) {
-      PIPER_ASSIGN(rule.transposed, read_bool(*transposed, scope));
-    }
-  }
-  if (rule.kind == ParamRule::Kind::kRename) {
-    PIPER_ASSIGN(const fields::Fields parts, fields::read(given.value, given.key.at, "rename"));
-    pattern = parts["from"];
-    PIPER_ASSIGN(rule.to, read_text(*parts["to"], scope));
-    rule.to_at = parts["to"]->at;
-  }
-  if (rule.kind == ParamRule::Kind::kStored) {
-    PIPER_ASSIGN(const fields::Fields parts, fields::read(given.value, given.key.at, "stored"));
-    pattern = parts["match"];
-    PIPER_ASSIGN(rule.plus, read_real(*parts["plus"], scope));
-  }
-  PIPER_ASSIGN(const Glob glob, read_glob(*pattern, scope));
-  rule.match = glob.pattern();
-  rule.at = pattern->at;
-  return rule;
-}
-
 }  // namespace
 
 std::vector<MeshAxis> read_mesh(const yaml::Entry& entry, Scope& scope, ErrorList& errors) {
@@ -163,7 +75,9 @@ Result<std::vector<InputBinding>> read_inputs(const yaml::Entry& entry, const Sc
   PIPER_TRY(check_map(entry));
   std::vector<InputBinding> out;
   for (const yaml::Entry& input : entry.value.entries) {
-    PIPER_ASSIGN(InputBinding binding, read_input(input, scope));
+    InputBinding binding{.name = input.key.text, .at = input.key.at};
+    PIPER_TRY(
+        fields::read_map(fields::object("input"), input.value, input.key.at, {scope}, &binding));
     out.push_back(std::move(binding));
   }
   return out;
@@ -184,7 +98,8 @@ Result<std::vector<ParamRule>> read_parameters(const std::vector<Sections::Item>
                                                const Scope& scope) {
   std::vector<ParamRule> out;
   for (const auto& [file, item] : entries) {
-    PIPER_ASSIGN(ParamRule rule, read_param_rule(item, scope));
+    ParamRule rule;
+    PIPER_TRY(fields::read_map(fields::object("parameter"), item, item.at, {scope}, &rule));
     out.push_back(std::move(rule));
   }
   return out;
@@ -192,29 +107,171 @@ Result<std::vector<ParamRule>> read_parameters(const std::vector<Sections::Item>
 
 Status read_loss(const yaml::Entry& entry, const Scope& scope, Strategy& out) {
   out.loss_at = entry.value.at;
-  if (!entry.value.is(yaml::Node::Kind::kMap)) {
-    PIPER_ASSIGN(out.loss, read_text(entry.value, scope));
-    return ok_status();
-  }
-  PIPER_ASSIGN(const fields::Fields map, fields::read(entry.value, entry.key.at, "loss"));
-  out.loss_at = map.only().value.at;
-  if (const yaml::Node* output = map["output"]) {
-    PIPER_ASSIGN(out.loss, read_text(*output, scope));
-    return ok_status();
-  }
-  const yaml::Entry& given = map.only();
-  out.loss_at = given.key.at;
-  PIPER_ASSIGN(const fields::Fields parts,
-               fields::read(given.value, given.key.at, "cross_entropy"));
-  CrossEntropyLoss loss;
-  loss.at = given.key.at;
-  PIPER_ASSIGN(loss.logits, read_text(*parts["logits"], scope));
-  PIPER_ASSIGN(loss.labels, read_text(*parts["labels"], scope));
-  if (const yaml::Node* ignored = parts["ignore_index"]) {
-    PIPER_ASSIGN(loss.ignore_index, read_integer(*ignored, scope));
-  }
-  out.loss = std::move(loss);
+  if (entry.value.is(yaml::Node::Kind::kMap))
+    return fields::read_map(fields::object("loss"), entry.value, entry.key.at, {scope}, &out);
+  PIPER_ASSIGN(out.loss, read_text(entry.value, scope));
   return ok_status();
 }
 
+// ---- Their keys ---------------------------------------------------------------------------------
+
+namespace fields {
+namespace {
+
+// ---- inputs ----
+
+Status read_shape(const Field&, const yaml::Entry& entry, const Reading& reading,
+                  InputBinding& input) {
+  Shape& shape = input.shape.emplace();
+  if (!entry.value.is(yaml::Node::Kind::kList))
+    return wrong_type(entry.value, "a list of integers");
+  for (const yaml::Node& dim : entry.value.items) {
+    PIPER_ASSIGN(const int64_t size, read_size(dim, reading.scope));
+    shape.push_back(size);
+  }
+  return ok_status();
+}
+Status read_batch_dim(const Field& field, const yaml::Entry& entry, const Reading& reading,
+                      InputBinding& input) {
+  Field of_rank = field;
+  const int64_t rank = input.shape ? static_cast<int64_t>(input.shape->size()) : 16;
+  of_rank.form.integers = {0, std::max<int64_t>(rank - 1, 0)};
+  return read_value(of_rank, entry.value, reading, input.batch_dim);
+}
+
+constexpr Word kElementTypes[] = {word("f32", DType::kF32),   word("f64", DType::kF64),
+                                  word("bf16", DType::kBF16), word("f16", DType::kF16),
+                                  word("i64", DType::kI64),   word("i32", DType::kI32),
+                                  word("bool", DType::kBool)};
+constexpr Field kInput[] = {
+    {"shape", kIntegers, kOptional, "The whole shape, batch included.",
+     custom<read_shape, print_member<&InputBinding::shape>>},
+    {"dtype", one_of(kElementTypes), kOptional, "Element type.", member<&InputBinding::dtype>},
+    {"batch_dim", kInteger, kOptional, "Which dim is the batch.",
+     custom<read_batch_dim, print_member<&InputBinding::batch_dim>>},
+};
+
+// ---- parameters ----
+
+using Kind = ParamRule::Kind;
+constexpr Member kMatch = located<&ParamRule::match, &ParamRule::at>;
+constexpr Member kTo = located<&ParamRule::to, &ParamRule::to_at>;
+
+template <Kind kind>
+Status read_rule(const Field& field, const yaml::Entry& entry, const Reading& reading,
+                 ParamRule& rule) {
+  rule.kind = kind;
+  if (!field.form.object.empty() &&
+      (field.form.type == Type::kOne || entry.value.is(yaml::Node::Kind::kMap)))
+    return read_inside(field, entry, reading, &rule);
+  Field pattern = field;
+  pattern.form = kGlob;
+  return kMatch.read(pattern, entry, reading, &rule);
+}
+template <Kind kind>
+std::string print_rule(const Field& field, const ParamRule& rule) {
+  if (rule.kind != kind) return "";
+  const bool whole = field.form.type == Type::kOne || (kind == Kind::kInclude && !rule.to.empty());
+  return whole ? print_inside(field, &rule) : print_value(field, rule.match);
+}
+template <Kind kind>
+constexpr Member rule = custom<read_rule<kind>, print_rule<kind>>;
+
+Status read_tie(const Field&, const yaml::Entry& entry, const Reading& reading, ParamRule& rule) {
+  const yaml::Node& node = entry.value;
+  rule.kind = Kind::kTie;
+  rule.at = node.at;
+  if (!node.is(yaml::Node::Kind::kList) || node.items.size() < 2)
+    return fail(node.at, "'tie' needs a list of two or more names; the first is the tensor's own");
+  for (const yaml::Node& name : node.items) {
+    PIPER_ASSIGN(std::string text, read_text(name, reading.scope));
+    rule.names.push_back(std::move(text));
+  }
+  rule.match = join(rule.names, ", ");
+  return ok_status();
+}
+
+constexpr Field kParameter[] = {
+    {"include",
+     {.type = Type::kTextOrOne, .object = "include"},
+     kOptional,
+     "Float constants of the model that are parameters: a pattern, or what they are.",
+     rule<Kind::kInclude>},
+    {"exclude", kGlob, kOptional, "Parameters that are constants.", rule<Kind::kExclude>},
+    {"freeze", kGlob, kOptional, "Parameters that keep their values.", rule<Kind::kFreeze>},
+    {"thaw", kGlob, kOptional, "Parameters that the importer freezes and that are trained.",
+     rule<Kind::kThaw>},
+    {"rename", one("rename"), kOptional, "New names for parameters.", rule<Kind::kRename>},
+    {"tie", kPaths, kOptional, "Names of one tensor; the first is its own.",
+     custom<read_tie, print_member<&ParamRule::names>>},
+    {"stored", one("stored"), kOptional, "What the file has in place of parameters.",
+     rule<Kind::kStored>},
+    kWhen,
+};
+constexpr Field kIncluded[] = {
+    {"match", kGlob, kRequired, "A pattern over names of constants.", kMatch},
+    {"as", kText, kRequired, "The parameter that they are.", kTo},
+    {"transposed", kBool, kOptional, "The file has the transpose of it. Default false.",
+     member<&ParamRule::transposed>},
+};
+constexpr Field kRename[] = {
+    {"from", kGlob, kRequired, "A pattern over paths of parameters.", kMatch},
+    {"to", kText, kRequired, "The new path; {name} and ** are what the pattern found.", kTo},
+};
+constexpr Field kStored[] = {
+    {"match", kGlob, kRequired, "A pattern over paths of parameters.", kMatch},
+    {"plus", kReal, kRequired, "What the file has added to their values.",
+     member<&ParamRule::plus>},
+};
+
+// ---- loss ----
+
+Status read_output(const Field&, const yaml::Entry& entry, const Reading& reading, Strategy& out) {
+  out.loss_at = entry.value.at;
+  PIPER_ASSIGN(out.loss, read_text(entry.value, reading.scope));
+  return ok_status();
+}
+Status read_cross_entropy(const Field& field, const yaml::Entry& entry, const Reading& reading,
+                          Strategy& out) {
+  CrossEntropyLoss& loss = out.loss.emplace<CrossEntropyLoss>();
+  out.loss_at = loss.at = entry.key.at;
+  return read_inside(field, entry, reading, &loss);
+}
+std::string print_output(const Field& field, const Strategy& from) {
+  const auto* output = std::get_if<std::string>(&from.loss);
+  return output ? print_value(field, *output) : "";
+}
+std::string print_cross_entropy(const Field& field, const Strategy& from) {
+  const auto* loss = std::get_if<CrossEntropyLoss>(&from.loss);
+  return loss ? print_inside(field, loss) : "";
+}
+
+constexpr Field kLoss[] = {
+    {"output", kText, kOptional, "A scalar output of the model.",
+     custom<read_output, print_output>},
+    {"cross_entropy", one("cross_entropy"), kOptional, "Mean cross-entropy over labels.",
+     custom<read_cross_entropy, print_cross_entropy>},
+};
+constexpr Field kCrossEntropy[] = {
+    {"logits", kText, kRequired, "An output [..., classes].", member<&CrossEntropyLoss::logits>},
+    {"labels", kText, kRequired, "An input of class numbers.", member<&CrossEntropyLoss::labels>},
+    {"ignore_index", kInteger, kStated, "The label that does not count. Default -100.",
+     member<&CrossEntropyLoss::ignore_index>},
+};
+
+constexpr Object kModelObjects[] = {
+    {"input", kInput},
+    single("parameter", kParameter),
+    {"include", kIncluded},
+    {"rename", kRename},
+    {"stored", kStored},
+    single("loss", kLoss),
+    {"cross_entropy", kCrossEntropy},
+};
+
+}  // namespace
+
+std::span<const Object> model_objects() { return kModelObjects; }
+
+}  // namespace fields
 }  // namespace piper

@@ -1,149 +1,138 @@
 // directives: precision.
-#include <algorithm>
+#include "directives.h"
 
-#include "sections.h"
-
-namespace piper {
+namespace piper::fields {
 namespace {
 
-using fields::Fields;
+// ---- loss_scale ---------------------------------------------------------------------------------
 
-Result<DType> read_type(const yaml::Node& node, const Scope& scope, std::string_view key,
-                        std::initializer_list<DType> legal) {
-  PIPER_ASSIGN(const std::string name, read_text(node, scope));
-  const std::optional<DType> dtype = parse_dtype(name);
-  if (dtype && std::find(legal.begin(), legal.end(), *dtype) != legal.end()) return *dtype;
-  std::vector<std::string> names;
-  for (const DType one : legal) names.emplace_back(info(one).name);
-  return fail(node.at, "precision: {} is not supported as '{}'{}", yaml::shown(name), key,
-              did_you_mean(name, names))
-      .with_note(fmt::format("there {} {}", names.size() == 1 ? "is" : "are", join(names, ", ")));
+constexpr double kMost = 3e38;
+constexpr RealRange kScale{0, kMost, true, true};
+constexpr Field kLossScale[] = {
+    {"static", real(kScale), kOptional, "A scale that stays.", member<&LossScale::init>},
+    {"init_scale", real(kScale), kOptional, "Of the first step. Default 65536.",
+     member<&LossScale::init>},
+    {"growth_factor", real({1, kMost, true, true}), kOptional,
+     "After growth_interval good steps. Default 2.", member<&LossScale::growth>},
+    {"backoff_factor", real({0, 1, true, true}), kOptional,
+     "After a step that was skipped. Default 0.5.", member<&LossScale::backoff>},
+    {"growth_interval", integer(1, int64_t{1} << 53), kOptional, "Default 2000.",
+     member<&LossScale::interval>},
+};
+
+Status check_scale(const Fields& map, const Reading&, LossScale& scale) {
+  scale.dynamic = map["static"] == nullptr;
+  for (const Field& field : kLossScale)
+    if (!scale.dynamic && field.name != "static" && map[field.name])
+      return fail(map.key_at(field.name), "'{}' beside 'static', which is never changed",
+                  field.name);
+  return ok_status();
 }
 
-Result<bool> read_masters(const yaml::Node& node, const Scope& scope) {
-  PIPER_ASSIGN(const std::string text, read_text(node, scope));
-  if (std::string_view(text) == "none") return false;
-  PIPER_TRY(read_type(node, scope, "master", {DType::kF32}));
-  return true;
+Status read_scale(const Field& field, const yaml::Entry& entry, const Reading& reading,
+                  Precision& precision) {
+  LossScale& scale = precision.loss_scale.emplace();
+  scale.at = entry.key.at;
+  if (entry.value.is(yaml::Node::Kind::kMap)) return read_inside(field, entry, reading, &scale);
+  PIPER_ASSIGN(const std::string text, read_text(entry.value, reading.scope));
+  if (text == field.form.words[0].name) return ok_status();
+  return fail(entry.value.at, "'loss_scale' is {}, neither 'dynamic' nor a map", yaml::shown(text))
+      .with_note("help: a number that stays is written 'loss_scale: {static: 1024}'");
 }
 
-Status read_factor(const Fields& map, std::string_view key, const Scope& scope, double least,
-                   double most, double& out) {
-  const yaml::Node* node = map[key];
-  if (node == nullptr) return ok_status();
-  PIPER_ASSIGN(out, read_real(*node, scope));
-  if (out > least && out < most) return ok_status();
-  return fail(node->at, "'{}' must be above {} and below {}, not {}", key, least, most, node->text);
+std::string print_scale(const Field&, const Precision& precision) {
+  const std::optional<LossScale>& scale = precision.loss_scale;
+  if (!scale) return "";
+  if (!scale->dynamic) return fmt::format("{{static: {}}}", scale->init);
+  return fmt::format(
+      "{{init_scale: {}, growth_factor: {}, backoff_factor: {}, growth_interval: {}}}", scale->init,
+      scale->growth, scale->backoff, scale->interval);
 }
 
-Result<LossScale> read_loss_scale(const yaml::Node& node, const SourceSpan& at,
-                                  const Scope& scope) {
-  constexpr double kMost = 3e38;
-  LossScale scale;
-  scale.at = at;
-  if (node.is(yaml::Node::Kind::kMap)) {
-    PIPER_ASSIGN(const Fields map, fields::read(node, at, "loss_scale"));
-    scale.dynamic = map["static"] == nullptr;
-    for (const char* key : {"init_scale", "growth_factor", "backoff_factor", "growth_interval"})
-      if (!scale.dynamic && map[key])
-        return fail(map.key_at(key), "'{}' beside 'static', which is never changed", key);
-    PIPER_TRY(read_factor(map, "static", scope, 0, kMost, scale.init));
-    PIPER_TRY(read_factor(map, "init_scale", scope, 0, kMost, scale.init));
-    PIPER_TRY(read_factor(map, "growth_factor", scope, 1, kMost, scale.growth));
-    PIPER_TRY(read_factor(map, "backoff_factor", scope, 0, 1, scale.backoff));
-    if (const yaml::Node* interval = map["growth_interval"]) {
-      PIPER_ASSIGN(scale.interval, read_integer(*interval, scope, {1, int64_t{1} << 53}));
-    }
-    return scale;
-  }
-  PIPER_ASSIGN(const std::string text, read_text(node, scope));
-  if (text != "dynamic")
-    return fail(node.at, "'loss_scale' is {}, neither 'dynamic' nor a map", yaml::shown(text))
-        .with_note("help: a number that stays is written 'loss_scale: {static: 1024}'");
-  return scale;
-}
+// ---- Checks -------------------------------------------------------------------------------------
 
-}  // namespace
-
-Status read_precision(const Fields& map, const Scope& scope, const Names& names, Strategy& out) {
-  Precision precision;
-  precision.at = map.at();
-  PIPER_ASSIGN(precision.compute, read_type(*map["compute"], scope, "compute",
-                                            {DType::kBF16, DType::kF16, DType::kF32, DType::kF64}));
+Status check_precision(const Fields& map, const Reading& reading, Precision& precision) {
   if (precision.compute == DType::kF64)
     for (const char* key : {"match", "where", "keep", "accumulate", "master"})
       if (map[key])
         return fail(map.key_at(key), "'{}' beside 'compute: f64', which is for the whole model",
                     key);
-  if (const yaml::Node* match = map["match"]) {
-    PIPER_ASSIGN(precision.match, read_glob(*match, scope));
-  }
-  if (const yaml::Node* where = map["where"]) {
-    PIPER_ASSIGN(precision.where, read_where(*where, scope, names));
-    const std::string micro = out.splits.empty() ? "pass" : out.splits.front().as;
-    PIPER_TRY(check_where_of_ops(precision.where, "precision", {"pass", micro}));
-  }
-  if (const yaml::Node* keep = map["keep"]) {
-    PIPER_ASSIGN(precision.keep, read_ops(*keep, scope));
-  }
-  if (const yaml::Node* node = map["accumulate"]) {
-    PIPER_ASSIGN(precision.accumulate,
-                 read_type(*node, scope, "accumulate", {DType::kF32, DType::kBF16, DType::kF16}));
-    precision.accumulate_at = node->at;
-  }
-  if (const yaml::Node* node = map["reduce"]) {
-    PIPER_ASSIGN(precision.reduce,
-                 read_type(*node, scope, "reduce", {DType::kF32, DType::kBF16, DType::kF16}));
-    precision.reduce_at = node->at;
-  }
-  if (const yaml::Node* master = map["master"]) {
-    PIPER_ASSIGN(precision.masters, read_masters(*master, scope));
-  }
-  if (const yaml::Node* given = map["loss_scale"]) {
-    const SourceSpan& at = map.key_at("loss_scale");
-    if (out.train.loss_scale)
-      return fail(at, "the loss is scaled twice")
-          .with_note(fmt::format("first at {}", yaml::place(out.train.loss_scale->at)));
-    precision.scales_loss = true;
-    PIPER_ASSIGN(out.train.loss_scale, read_loss_scale(*given, at, scope));
-  }
-  out.precisions.push_back(std::move(precision));
+  const auto& splits = reading.strategy.splits;
+  const std::string micro = splits.empty() ? "pass" : splits.front().as;
+  PIPER_TRY(check_where_of_ops(precision.where, "precision", {"pass", micro}));
+  for (const Precision& other : reading.strategy.precisions)
+    if (precision.loss_scale && other.loss_scale)
+      return fail(precision.loss_scale->at, "the loss is scaled twice")
+          .with_note(fmt::format("first at {}", yaml::place(other.loss_scale->at)));
   return ok_status();
 }
 
-Status check_accumulate_types(const Strategy& strategy) {
-  const Precision* first = nullptr;
-  for (const Precision& precision : strategy.precisions) {
-    if (!precision.accumulate) continue;
-    if (first && *first->accumulate != *precision.accumulate)
-      return fail(precision.accumulate_at, "gradients are added up in {} and in {}",
-                  info(*first->accumulate).name, info(*precision.accumulate).name)
-          .with_note(fmt::format("first at {}", yaml::place(first->accumulate_at)));
-    first = &precision;
-  }
-  return ok_status();
-}
+// ---- Keys ---------------------------------------------------------------------------------------
 
-Status share_reduce_type(Strategy& out) {
-  std::optional<DType> type;
-  SourceSpan first;
-  for (const Precision& precision : out.precisions) {
-    if (!precision.reduce) continue;
-    if (type && *type != *precision.reduce)
-      return fail(precision.reduce_at, "gradients travel in {} and in {}", info(*type).name,
-                  info(*precision.reduce).name)
-          .with_note(fmt::format("first at {}", yaml::place(first)));
-    type = precision.reduce;
-    first = precision.reduce_at;
+constexpr Word kTypes[] = {word("bf16", DType::kBF16), word("f16", DType::kF16),
+                           word("f32", DType::kF32), word("f64", DType::kF64)};
+constexpr Word kMasters[] = {word("f32", true), word("none", false)};
+constexpr Word kDynamic[] = {{"dynamic"}};
+constexpr Field kPrecisionKeys[] = {
+    {"compute", one_of(kTypes), kRequired, "Type of products and attention; f64: of all.",
+     member<&Precision::compute>},
+    {"match", kGlob, kOptional, "Ops by scope path. Default: all.", member<&Precision::match>},
+    {"where", kWhere, kOptional, "Ops by their tags. Default: all.", member<&Precision::where>},
+    {"keep", kPaths, kOptional, "Names of further ops that compute in f32.",
+     member<&Precision::keep>},
+    {"accumulate", one_of(kGradientTypes), kOptional, "Type in which gradients are added up.",
+     located<&Precision::accumulate, &Precision::accumulate_at>},
+    {"reduce", one_of(kGradientTypes), kOptional, "Type in which gradients travel, over all axes.",
+     located<&Precision::reduce, &Precision::reduce_at>},
+    {"master", one_of(kMasters), kOptional,
+     "none: 16-bit parameters stay as they are. Default f32.", member<&Precision::masters>},
+    {"loss_scale",
+     {.type = Type::kTextOrOne, .object = "loss_scale", .words = kDynamic},
+     kOptional,
+     "dynamic, or its settings. Default: none.",
+     custom<read_scale, print_scale>},
+};
+constexpr Object kPrecisionParts[] = {{"loss_scale", kLossScale, checked<check_scale>}};
+
+}  // namespace
+
+const Directive kPrecision =
+    directive<&Strategy::precisions>({"precision", kPrecisionKeys, checked<check_precision>},
+                                     "In which types ops compute.", kPrecisionParts);
+
+}  // namespace piper::fields
+
+namespace piper {
+
+Status share_precision(Strategy& out) {
+  const Precision *sums = nullptr, *messages = nullptr;
+  const auto agree = [](const Precision*& first, const Precision& one, auto type, auto at,
+                        std::string_view what) -> Status {
+    if (first && first->*type != one.*type)
+      return fail(one.*at, "gradients {} in {} and in {}", what, info(*(first->*type)).name,
+                  info(*(one.*type)).name)
+          .with_note(fmt::format("first at {}", yaml::place(first->*at)));
+    first = &one;
+    return ok_status();
+  };
+  for (const Precision& one : out.precisions) {
+    if (one.loss_scale) out.train.loss_scale = one.loss_scale;
+    if (one.accumulate)
+      PIPER_TRY(
+          agree(sums, one, &Precision::accumulate, &Precision::accumulate_at, "are added up"));
+    if (one.reduce)
+      PIPER_TRY(agree(messages, one, &Precision::reduce, &Precision::reduce_at, "travel"));
   }
-  if (!type) return ok_status();
-  if (out.replicates.empty()) return fail(first, "'reduce' without 'replicate' changes nothing");
+  if (!messages) return ok_status();
+  if (out.replicates.empty())
+    return fail(messages->reduce_at, "'reduce' without 'replicate' changes nothing");
   for (Replicate& replicate : out.replicates) {
-    if (replicate.dtype && *replicate.dtype != *type)
-      return fail(replicate.dtype_at, "gradients travel in {} and in {}", info(*type).name,
-                  info(*replicate.dtype).name)
-          .with_note(fmt::format("first at {}", yaml::place(first)));
-    replicate.dtype = type;
+    if (replicate.dtype && replicate.dtype != messages->reduce)
+      return fail(replicate.dtype_at, "gradients travel in {} and in {}",
+                  info(*messages->reduce).name, info(*replicate.dtype).name)
+          .with_note(fmt::format("first at {}", yaml::place(messages->reduce_at)));
+    replicate.dtype = messages->reduce;
+    replicate.dtype_at = {};  // it is said there
   }
   return ok_status();
 }

@@ -1,15 +1,14 @@
 // order: a program, explicit lists, or a pipeline file.
-#include <algorithm>
 #include <filesystem>
 
+#include "directives.h"
 #include "order_cells.h"
-#include "program.h"
-#include "sections.h"
+#include "print.h"
 
-namespace piper {
+namespace piper::fields {
 namespace {
 
-using fields::Fields;
+// ---- program ------------------------------------------------------------------------------------
 
 // Lines of a program, and where they stand.
 class Lines {
@@ -92,7 +91,9 @@ class Lines {
   const Scope& scope_;
 };
 
-Status read_program(const yaml::Node& text, const Scope& scope, Order& order) {
+Status read_program(const Field&, const yaml::Entry& entry, const Reading& reading, Order& order) {
+  const yaml::Node& text = entry.value;
+  const Scope& scope = reading.scope;
   if (!text.is(yaml::Node::Kind::kScalar)) return wrong_type(text, "an order program");
   PIPER_TRY(Lines(order, scope).add(text));
   PIPER_ASSIGN(const program::Program program, program::parse(order));
@@ -109,95 +110,91 @@ Status read_program(const yaml::Node& text, const Scope& scope, Order& order) {
       "r is the device's coordinate, P the size of the axis, M the number of microbatches");
 }
 
-Status read_lists(const yaml::Node& lists, const Scope& scope, Order& order) {
+std::string print_program_of(const Field&, const Order& order) {
+  if (order.program.empty()) return "";
+  const auto program = program::parse(order);
+  PIPER_CHECK(program.ok(), "a program that was read is none");
+  std::string text = "|";
+  for (const std::string& line : split_text(print_program(*program, order.bound), '\n'))
+    if (!line.empty()) text += "\n        " + line;
+  return text;
+}
+
+// ---- lists, csv ---------------------------------------------------------------------------------
+
+Status read_lists(const Field&, const yaml::Entry& entry, const Reading& reading, Order& order) {
+  const yaml::Node& lists = entry.value;
   if (!lists.is(yaml::Node::Kind::kList)) return wrong_type(lists, "a list of texts, one a device");
   for (const yaml::Node& item : lists.items) {
     if (!item.is(yaml::Node::Kind::kScalar)) return wrong_type(item, "a device's tasks in order");
-    PIPER_ASSIGN(const yaml::Node text, with_texts(item, scope));
+    PIPER_ASSIGN(const yaml::Node text, with_texts(item, reading.scope));
     PIPER_ASSIGN(auto row, order_cells::parse_list(text.text, text.inside));
     order.rows.push_back(std::move(row));
   }
   return order_cells::check_rows(order.rows);
 }
 
-Result<CsvDialect> read_dialect(const Fields& map, const Scope& scope) {
-  const yaml::Node* node = map["dialect"];
-  if (!node) return CsvDialect::kDetect;
-  if (!map["csv"]) return fail(map.key_at("dialect"), "'dialect' belongs to 'csv'");
-  PIPER_ASSIGN(const std::string name, read_text(*node, scope));
-  if (name == "old") return CsvDialect::kOld;
-  if (name == "new") return CsvDialect::kNew;
-  const std::vector<std::string> names = {"old", "new"};
-  return fail(node->at, "unknown dialect {}{}", yaml::shown(name), did_you_mean(name, names))
-      .with_note("old: B, W and BW for the halves of a backward and the whole; new: I, W and B");
+std::string print_lists(const Field&, const Order& order) {
+  std::string text;
+  for (const std::vector<OrderCell>& row : order.rows) {
+    std::string cells;
+    for (const OrderCell& cell : row) {
+      if (!cells.empty() && cells.back() != '&') cells += ' ';
+      cells += order_cells::name(cell) + (cell.paired ? "&" : "");
+    }
+    text += "\n        - " + in_quotes(cells);
+  }
+  return text;
 }
 
 // A pipeline file, relative to the strategy file.
-Status read_csv(const Fields& map, const Scope& scope, Order& order) {
-  PIPER_ASSIGN(const std::string name, read_text(*map["csv"], scope));
-  PIPER_ASSIGN(const CsvDialect dialect, read_dialect(map, scope));
-  const auto path = std::filesystem::path(map["csv"]->at.file).parent_path() / name;
+Status read_csv(const Field&, const yaml::Entry& entry, const Reading& reading, Order& order) {
+  const SourceSpan& at = entry.value.at;
+  PIPER_ASSIGN(const std::string name, read_text(entry.value, reading.scope));
+  const auto path = std::filesystem::path(at.file).parent_path() / name;
   Result<std::string> csv = read_text_file(path.string(), int64_t{64} << 20);
   if (!csv) {
-    csv.error().at = map["csv"]->at;
+    csv.error().at = at;
     return std::move(csv.error());
   }
-  PIPER_ASSIGN(OrderFile file, parse_order_csv(*csv, path.string(), dialect));
+  PIPER_ASSIGN(OrderFile file, parse_order_csv(*csv, path.string(), order.dialect));
   for (auto& row : file.rows)
     std::erase_if(row, [](const OrderCell& cell) { return !order_cells::is_compute(cell); });
   order.rows = std::move(file.rows);
   return ok_status();
 }
 
-Status read_prefer(const yaml::Node& node, const Scope& scope, Policy& policy) {
-  static const std::vector<std::string> kPasses = {"F", "B", "BI", "BW"};
-  if (node.is(yaml::Node::Kind::kMap)) return wrong_type(node, "a list of passes");
-  const bool is_list = node.is(yaml::Node::Kind::kList);
-  for (const yaml::Node& item : is_list ? std::span(node.items) : std::span(&node, 1)) {
-    PIPER_ASSIGN(const std::string pass, read_text(item, scope));
-    if (std::find(kPasses.begin(), kPasses.end(), pass) == kPasses.end())
-      return fail(item.at, "unknown pass {}{}", yaml::shown(pass), did_you_mean(pass, kPasses))
-          .with_note("the passes are F, B, BI and BW");
-    if (std::find(policy.prefer.begin(), policy.prefer.end(), pass) != policy.prefer.end())
-      return fail(item.at, "the pass '{}' is there twice", pass);
-    policy.prefer.push_back(pass);
-  }
+// ---- policy -------------------------------------------------------------------------------------
+
+Status read_limit(const Field&, const yaml::Entry& entry, const Reading& reading, Policy& policy) {
+  static const std::vector<std::string> kFree = {"r", "P", "M"};
+  PIPER_ASSIGN(policy.in_flight, read_expression(entry.value, reading.scope, kFree));
+  policy.in_flight_at = entry.value.at;
   return ok_status();
 }
 
-Status read_policy(const yaml::Node& node, const SourceSpan& at, const Scope& scope, Order& order) {
-  PIPER_ASSIGN(const Fields map, fields::read(node, at, "policy"));
-  Policy policy;
-  policy.at = at;
-  PIPER_TRY(read_prefer(*map["prefer"], scope, policy));
-  if (const yaml::Node* limit = map["in_flight"]) {
-    static const std::vector<std::string> kFree = {"r", "P", "M"};
-    PIPER_ASSIGN(policy.in_flight, read_expression(*limit, scope, kFree));
-    policy.in_flight_at = limit->at;
-  }
-  if (const yaml::Node* memory = map["memory"]) {
-    PIPER_ASSIGN(policy.memory, read_bytes(*memory, scope));
-  }
-  if (const yaml::Node* costs = map["costs"]) {
-    const std::vector<std::string> names = {"model", "unit"};
-    PIPER_ASSIGN(const std::string name, read_text(*costs, scope));
-    if (std::find(names.begin(), names.end(), name) == names.end())
-      return fail(costs->at, "unknown costs {}{}", yaml::shown(name), did_you_mean(name, names))
-          .with_note(
-              "model: operations and bytes; unit: one for a forward and each half of a "
-              "backward");
-    policy.unit_costs = name == "unit";
-  }
-  order.policy = std::move(policy);
-  return ok_status();
-}
+constexpr Word kPasses[] = {{"F"}, {"B"}, {"BI"}, {"BW"}};
+constexpr Word kCosts[] = {word("model", false), word("unit", true)};
+constexpr Field kPolicy[] = {
+    {"prefer", some_of(kPasses), kRequired,
+     "Passes, the most wanted first: [B, F, BW]; BI or BW split it.", member<&Policy::prefer>},
+    {"in_flight", kInteger, kOptional,
+     "Chunks whose activations a device holds at most, over r, P, M.",
+     custom<read_limit, print_member<&Policy::in_flight>>},
+    {"memory", kBytes, kOptional, "Bytes of activations that a device holds at most.",
+     member<&Policy::memory>},
+    {"costs", one_of(kCosts), kOptional,
+     "Operations and bytes of the model (default), or a unit for each.",
+     member<&Policy::unit_costs>},
+};
+
+// ---- Checks -------------------------------------------------------------------------------------
 
 // Rows belong to the coordinates of the axis, one each.
-Status check_row_count(const Strategy& out, const Scope& scope, const Order& order,
-                       const SourceSpan& at) {
-  if (std::find(scope.failed.begin(), scope.failed.end(), order.each) != scope.failed.end())
-    return ok_status();
-  for (const MeshAxis& axis : out.mesh) {
+Status check_row_count(const Reading& reading, const Order& order, const SourceSpan& at) {
+  const auto& failed = reading.scope.failed;
+  if (std::find(failed.begin(), failed.end(), order.each) != failed.end()) return ok_status();
+  for (const MeshAxis& axis : reading.strategy.mesh) {
     if (axis.name != order.each) continue;
     if (axis.size == static_cast<int64_t>(order.rows.size())) return ok_status();
     return fail(at, "{} rows, but the axis '{}' has {} coordinates", order.rows.size(), axis.name,
@@ -206,34 +203,49 @@ Status check_row_count(const Strategy& out, const Scope& scope, const Order& ord
   return ok_status();
 }
 
-}  // namespace
-
-Status read_order(const Fields& map, const Scope& scope, const Names& names, Strategy& out) {
-  if (!out.orders.empty()) {
+Status check_order(const Fields& map, const Reading& reading, Order& order) {
+  const auto& orders = reading.strategy.orders;
+  if (!orders.empty())
     return fail(map.at(), "the order is given twice")
-        .with_note(fmt::format("first at {}", yaml::place(out.orders[0].at)));
-  }
-  Order order;
-  order.at = map.at();
-  PIPER_ASSIGN(order.each, read_text(*map["each"], scope));
-  PIPER_TRY(check_axis(order.each, map["each"]->at, names));
-  order.bound = scope.integers;
-  if (!out.splits.empty()) order.micro = out.splits[0].as;
+        .with_note(fmt::format("first at {}", yaml::place(orders[0].at)));
+  if (map["dialect"] && !map["csv"])
+    return fail(map.key_at("dialect"), "'dialect' belongs to 'csv'");
   std::vector<const char*> forms;
   for (const char* form : {"program", "lists", "csv", "policy"})
     if (map[form]) forms.push_back(form);
   if (forms.size() != 1)
     return fail(forms.empty() ? map.at() : map.key_at(forms[1]),
                 "'order' has exactly one of the keys program, lists, csv, policy");
-  const std::string_view form = forms[0];
-  if (form == "program") PIPER_TRY(read_program(*map["program"], scope, order));
-  if (form == "lists") PIPER_TRY(read_lists(*map["lists"], scope, order));
-  if (form == "csv") PIPER_TRY(read_csv(map, scope, order));
-  if (form == "policy") PIPER_TRY(read_policy(*map["policy"], map.key_at("policy"), scope, order));
-  if (!order.rows.empty() || form == "lists")
-    PIPER_TRY(check_row_count(out, scope, order, map.key_at(form)));
-  out.orders.push_back(std::move(order));
-  return ok_status();
+  order.bound = reading.scope.integers;
+  order.micro = micro_name(reading.strategy);
+  if (order.rows.empty() && !map["lists"]) return ok_status();
+  return check_row_count(reading, order, map.key_at(forms[0]));
 }
 
-}  // namespace piper
+constexpr Word kDialects[] = {word("old", CsvDialect::kOld), word("new", CsvDialect::kNew)};
+constexpr Field kOrderKeys[] = {
+    {"each", kAxis, kRequired, "A mesh axis; the program runs for each coordinate r of it.",
+     member<&Order::each>},
+    {"program", kProgram, kOptional, "The order program.", custom<read_program, print_program_of>},
+    {"lists", kTexts, kOptional, "The tasks of each coordinate, in order: 0F0 0F1 3F0&3B0.",
+     custom<read_lists, print_lists>},
+    {"dialect",
+     one_of(kDialects),
+     kOptional,
+     "Letters of the csv: old (B, W, BW) or new (I, W, B).",
+     {read_member<&Order::dialect>}},
+    {"csv", kText, kOptional, "A PyTorch pipeline file, relative to this file; a row a coordinate.",
+     custom<read_csv>},
+    {"policy", one("policy"), kOptional, "List scheduling over the cost model.",
+     child<&Order::policy>},
+    {"where", kWhere, kUnsupported},
+};
+constexpr Object kOrderParts[] = {{"policy", kPolicy}};
+
+}  // namespace
+
+const Directive kOrder =
+    directive<&Strategy::orders>(block("order", kOrderKeys, checked<check_order>),
+                                 "In which order each device works.", kOrderParts);
+
+}  // namespace piper::fields

@@ -1,133 +1,129 @@
 // directives: replicate.
-#include <algorithm>
-
+#include "directives.h"
 #include "foreign_words.h"
-#include "sections.h"
 
-namespace piper {
+namespace piper::fields {
 namespace {
 
-using fields::Fields;
 using When = Replicate::When;
 
-// One of a few words.
-Result<size_t> read_word(const yaml::Node& node, const Scope& scope,
-                         std::span<const std::string> words, std::string_view what) {
-  PIPER_ASSIGN(const std::string word, read_text(node, scope));
-  const auto found = std::find(words.begin(), words.end(), word);
-  if (found != words.end()) return static_cast<size_t>(found - words.begin());
-  return fail(node.at, "{} is not {}{}", yaml::shown(word), what, did_you_mean(word, words))
-      .with_note(fmt::format("there are {}", join({words.begin(), words.end()}, ", ")));
-}
+// ---- shard: each kind of state is cut with those before it --------------------------------------
 
-// Each kind of state is cut with those before it.
-Status read_shard(const yaml::Node& node, const Scope& scope, Replicate& out) {
-  const std::string kKinds[] = {"optimizer", "gradients", "parameters"};
-  bool* const flags[] = {&out.shard_optimizer, &out.shard_gradients, &out.shard_parameters};
-  out.shard_at = node.at;
-  std::vector<const yaml::Node*> items;
-  if (node.is(yaml::Node::Kind::kList))
-    for (const yaml::Node& item : node.items) items.push_back(&item);
-  else
-    items.push_back(&node);
-  for (const yaml::Node* item : items) {
-    Result<size_t> word = read_word(*item, scope, kKinds, "what can be sharded");
-    if (!word)
-      return std::move(word).error().with_note(fmt::format("help: {}", foreign_word("zero")));
-    const size_t kind = *word;
-    if (*flags[kind]) return fail(item->at, "'{}' stands twice", kKinds[kind]);
-    *flags[kind] = true;
+constexpr Word kStates[] = {{"optimizer"}, {"gradients"}, {"parameters"}};
+constexpr bool Replicate::*kFlags[] = {&Replicate::shard_optimizer, &Replicate::shard_gradients,
+                                       &Replicate::shard_parameters};
+
+Status read_shard(const Field& field, const yaml::Entry& entry, const Reading& reading,
+                  Replicate& out) {
+  out.shard_at = entry.value.at;
+  std::vector<std::string> given;
+  Status read = read_value(field, entry.value, reading, given);
+  if (!read)
+    return std::move(read).error().with_note(fmt::format("help: {}", foreign_word("zero")));
+  for (size_t kind = 0; kind < std::size(kStates); ++kind) {
+    const auto is_kind = [&](const std::string& name) { return name == kStates[kind].name; };
+    out.*kFlags[kind] = std::any_of(given.begin(), given.end(), is_kind);
+    if (out.*kFlags[kind] && kind > 0 && !(out.*kFlags[kind - 1]))
+      return fail(out.shard_at, "to shard {} without {} is not supported", kStates[kind].name,
+                  kStates[kind - 1].name)
+          .with_note(fmt::format("help: add '{}'", kStates[kind - 1].name));
   }
-  for (size_t kind = 1; kind < std::size(kKinds); ++kind)
-    if (*flags[kind] && !*flags[kind - 1])
-      return fail(node.at, "to shard {} without {} is not supported", kKinds[kind],
-                  kKinds[kind - 1])
-          .with_note(fmt::format("help: add '{}'", kKinds[kind - 1]));
   return ok_status();
 }
+std::string print_shard(const Field&, const Replicate& from) {
+  std::vector<std::string> names;
+  for (size_t kind = 0; kind < std::size(kStates); ++kind)
+    if (from.*kFlags[kind]) names.emplace_back(kStates[kind].name);
+  return names.empty() ? "" : fmt::format("[{}]", join(names, ", "));
+}
 
-Status read_gather(const Fields& map, const Scope& scope, Replicate& out) {
-  const std::string kWhen[] = {"per_pass", "per_microbatch", "per_step"};
-  if (const yaml::Node* stream = map["stream"]) {
-    PIPER_ASSIGN(out.gather_stream, read_name(*stream, scope));
-    out.gather_stream_at = map.key_at("stream");
-  }
+// A type that `precision` gives to all is said there.
+std::string print_dtype(const Field& field, const Replicate& replicate) {
+  return replicate.dtype_at.file.empty() ? "" : print_value(field, replicate.dtype);
+}
+
+// ---- Checks -------------------------------------------------------------------------------------
+
+Status check_gather(const Fields& map, const Reading&, Replicate& out) {
   if (!out.shard_optimizer) return fail(map.at(), "'gather' without 'shard' gathers nothing");
   for (const char* key : {"prefetch", "when"})
     if (map[key] && !out.shard_parameters)
       return fail(map.key_at(key), "'{}' needs parameters that are sharded", key)
           .with_note("help: write 'shard: [optimizer, gradients, parameters]'");
-  if (const yaml::Node* prefetch = map["prefetch"]) {
-    PIPER_ASSIGN(out.prefetch, read_integer(*prefetch, scope, {0, 1024}));
-  }
-  if (const yaml::Node* when = map["when"]) {
-    PIPER_ASSIGN(const size_t word, read_word(*when, scope, kWhen, "when to gather"));
-    out.gather = static_cast<When>(word);
-  }
   return ok_status();
 }
 
-Status read_reduce(const Fields& map, const Scope& scope, Replicate& out) {
-  const std::string kWhen[] = {"per_step", "per_microbatch"};
-  if (const yaml::Node* stream = map["stream"]) {
-    PIPER_ASSIGN(out.stream, read_name(*stream, scope));
-    out.stream_at = map.key_at("stream");
-  }
-  if (const yaml::Node* dtype = map["dtype"]) {
-    const std::string kTypes[] = {"f32", "bf16", "f16"};
-    PIPER_ASSIGN(const size_t word, read_word(*dtype, scope, kTypes, "a type to reduce in"));
-    out.dtype = parse_dtype(kTypes[word]);
-    out.dtype_at = dtype->at;
-  }
-  if (const yaml::Node* when = map["when"]) {
-    PIPER_ASSIGN(const size_t word, read_word(*when, scope, kWhen, "when to reduce"));
-    if (word == 1) out.reduce = When::kMicrobatch;
-    if (word == 1 && !out.shard_gradients)
-      return fail(when->at, "'per_microbatch' needs gradients that are sharded")
-          .with_note("help: write 'shard: [optimizer, gradients]'");
-  }
+Status check_reduce(const Fields& map, const Reading&, Replicate& out) {
+  if (out.reduce == When::kMicrobatch && !out.shard_gradients)
+    return fail(map["when"]->at, "'per_microbatch' needs gradients that are sharded")
+        .with_note("help: write 'shard: [optimizer, gradients]'");
   return ok_status();
 }
+
+Status check_replicate(const Fields& map, const Reading& reading, Replicate& out) {
+  for (const Replicate& other : reading.strategy.replicates) {
+    if (other.over != out.over) continue;
+    return fail(out.over_at, "two directives replicate over '{}'", other.over)
+        .with_note(fmt::format("first at {}", yaml::place(other.at)));
+  }
+  if (map["persist"] && !out.shard_optimizer)
+    return fail(map["persist"]->at, "'persist' without 'shard' changes nothing");
+  const yaml::Entry* again = map["reduce"] ? map["reduce"]->find("stream") : nullptr;
+  if (again && map["stream"])
+    return fail(again->value.at, "the stream of the reductions is given twice")
+        .with_note(fmt::format("first at {}", yaml::place(map["stream"]->at)));
+  return ok_status();
+}
+
+// ---- Keys ---------------------------------------------------------------------------------------
+
+constexpr Word kGatherWhen[] = {word("per_pass", When::kPass),
+                                word("per_microbatch", When::kMicrobatch),
+                                word("per_step", When::kStep)};
+constexpr Word kReduceWhen[] = {word("per_step", When::kStep),
+                                word("per_microbatch", When::kMicrobatch)};
+constexpr Member kStreamOfSums = located<&Replicate::stream, &Replicate::stream_at>;
+
+constexpr Member kDtype = {read_located<&Replicate::dtype, &Replicate::dtype_at>,
+                           print_by<print_dtype>};
+
+constexpr Field kGather[] = {
+    {"prefetch", integer(0, 1024), kOptional, "Buckets gathered ahead of their use. Default 1.",
+     member<&Replicate::prefetch>},
+    {"when", one_of(kGatherWhen), kOptional, "How often. Default per_pass.",
+     member<&Replicate::gather>},
+    {"stream", kName, kOptional, "Stream of the gathers. Default gather.",
+     located<&Replicate::gather_stream, &Replicate::gather_stream_at>},
+};
+constexpr Field kReduce[] = {
+    {"when", one_of(kReduceWhen), kOptional, "How often. Default per_step.",
+     member<&Replicate::reduce>},
+    {"dtype", one_of(kGradientTypes), kOptional,
+     "Type in which gradients travel. Default: the one they are added up in.", kDtype},
+    {"stream", kName, kOptional, "Stream of the reductions. Default reduce.", {kStreamOfSums.read}},
+};
+constexpr Field kReplicateKeys[] = {
+    {"over", kAxis, kRequired, "A mesh axis.", located<&Replicate::over, &Replicate::over_at>},
+    {"bucket", kBytes, kOptional,
+     "Gradients and parameters travel in messages of at least this size.",
+     member<&Replicate::bucket_bytes>},
+    {"stream", kName, kOptional, "Stream of the reductions. Default reduce.", kStreamOfSums},
+    {"shard", some_of(kStates), kOptional,
+     "What is cut over the axis: [optimizer], [optimizer, gradients] or [optimizer, gradients, "
+     "parameters].",
+     custom<read_shard, print_shard>},
+    {"persist", kBytes, kOptional, "Parameters smaller than this stay whole. Default 0.",
+     member<&Replicate::persist_bytes>},
+    {"gather", one("gather"), kOptional, "How whole parameters are put together.", inside},
+    {"reduce", one("reduce"), kOptional, "How gradients are summed.", inside},
+    {"where", kWhere, kUnsupported},
+};
+constexpr Object kReplicateParts[] = {{"gather", kGather, checked<check_gather>},
+                                      {"reduce", kReduce, checked<check_reduce>}};
 
 }  // namespace
 
-Status read_replicate(const Fields& map, const Scope& scope, const Names& names, Strategy& out) {
-  Replicate replicate;
-  replicate.at = map.at();
-  replicate.over_at = map["over"]->at;
-  PIPER_ASSIGN(replicate.over, read_text(*map["over"], scope));
-  PIPER_TRY(check_axis(replicate.over, replicate.over_at, names));
-  for (const Replicate& other : out.replicates) {
-    if (other.over != replicate.over) continue;
-    return fail(replicate.over_at, "two directives replicate over '{}'", other.over)
-        .with_note(fmt::format("first at {}", yaml::place(other.at)));
-  }
-  if (const yaml::Node* bucket = map["bucket"]) {
-    PIPER_ASSIGN(replicate.bucket_bytes, read_bytes(*bucket, scope));
-  }
-  if (const yaml::Node* stream = map["stream"]) {
-    PIPER_ASSIGN(replicate.stream, read_name(*stream, scope));
-    replicate.stream_at = map.key_at("stream");
-  }
-  if (const yaml::Node* shard = map["shard"]) PIPER_TRY(read_shard(*shard, scope, replicate));
-  if (const yaml::Node* persist = map["persist"]) {
-    if (!replicate.shard_optimizer)
-      return fail(persist->at, "'persist' without 'shard' changes nothing");
-    PIPER_ASSIGN(replicate.persist_bytes, read_bytes(*persist, scope));
-  }
-  if (const yaml::Node* gather = map["gather"]) {
-    PIPER_ASSIGN(const Fields keys, fields::read(*gather, map.key_at("gather"), "gather"));
-    PIPER_TRY(read_gather(keys, scope, replicate));
-  }
-  if (const yaml::Node* reduce = map["reduce"]) {
-    PIPER_ASSIGN(const Fields keys, fields::read(*reduce, map.key_at("reduce"), "reduce"));
-    if (keys["stream"] && map["stream"])
-      return fail(keys["stream"]->at, "the stream of the reductions is given twice")
-          .with_note(fmt::format("first at {}", yaml::place(map["stream"]->at)));
-    PIPER_TRY(read_reduce(keys, scope, replicate));
-  }
-  out.replicates.push_back(std::move(replicate));
-  return ok_status();
-}
+const Directive kReplicate = directive<&Strategy::replicates>(
+    {"replicate", kReplicateKeys, checked<check_replicate>}, "Data parallelism.", kReplicateParts);
 
-}  // namespace piper
+}  // namespace piper::fields

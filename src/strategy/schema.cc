@@ -31,20 +31,23 @@ std::string either(std::string_view a, std::string_view b) {
   return fmt::format(R"("anyOf": [{{{}}}, {{{}}}])", a, b);
 }
 
-std::string quoted(std::string_view words) {
+std::string quoted(std::string_view word) { return fmt::format("\"{}\"", word); }
+
+template <class Words>
+std::string enum_of(const Words& words) {
   std::vector<std::string> list;
-  for (size_t at = 0; at < words.size();) {
-    const size_t end = std::min(words.find(' ', at), words.size());
-    list.push_back(fmt::format("\"{}\"", words.substr(at, end - at)));
-    at = end + 1;
-  }
-  return join(list, ", ");
+  for (const auto& word : words) list.push_back(quoted(word));
+  return fmt::format(R"("enum": [{}])", join(list, ", "));
+}
+std::string enum_of(const fields::Form& form) {
+  std::vector<std::string_view> names;
+  for (const fields::Word& word : form.words) names.push_back(word.name);
+  return enum_of(names);
 }
 
 // Editors offer the words; a param may stand for one.
-std::string word_of(std::string_view words) {
-  return either(fmt::format(R"("enum": [{}])", quoted(words)),
-                R"("type": "string", "pattern": "\\$")");
+std::string word_of(const fields::Form& form) {
+  return either(enum_of(form), R"("type": "string", "pattern": "\\$")");
 }
 
 // Tags have any names; pass and kind have their words.
@@ -53,23 +56,22 @@ std::string where() {
     return fmt::format(R"("{}": {{"description": "{}", {}}})", name, doc,
                        either(value, list_of(value)));
   };
-  const auto words = [](std::string_view list) {
-    return fmt::format(R"("enum": [{}])", quoted(list));
-  };
-  const std::string kinds = join(task_kinds(), " ") + " *";
+  using Words = std::vector<std::string_view>;
+  Words kinds(task_kinds().begin(), task_kinds().end());
+  kinds.push_back("*");
   return fmt::format(
       R"("type": "object", "properties": {{{}, {}, {}}}, "additionalProperties": {{{}}})",
       key("pass", "F forward, B backward, BI and BW its halves, U update; one or a list.",
-          words("F B BI BW U *")),
-      key("kind", "What a task is; one or a list.", words(kinds)),
+          enum_of(Words{"F", "B", "BI", "BW", "U", "*"})),
+      key("kind", "What a task is; one or a list.", enum_of(kinds)),
       key("value", "Names of values or parameters that a task handles; a pattern or a list.",
           R"("type": "string")"),
       kCondition);
 }
 
-std::string type_of(const Field& field) {
+std::string type_of(const fields::Form& form) {
   const std::string text = R"("type": "string")";
-  switch (field.type) {
+  switch (form.type) {
     case Type::kInteger:
     case Type::kBytes:
       return std::string(kInteger);
@@ -78,6 +80,8 @@ std::string type_of(const Field& field) {
     case Type::kBool:
       return R"("type": ["boolean", "integer", "string"])";
     case Type::kText:
+    case Type::kName:
+    case Type::kAxis:
     case Type::kGlob:
     case Type::kProgram:
       return text;
@@ -86,11 +90,11 @@ std::string type_of(const Field& field) {
     case Type::kReals:
       return list_of(R"("type": ["number", "string"])");
     case Type::kOne:
-      return reference(field.object);
+      return reference(form.object);
     case Type::kMany:
-      return list_of(reference(field.object));
+      return list_of(reference(form.object));
     case Type::kNamed:
-      return map_to(reference(field.object));
+      return map_to(reference(form.object));
     case Type::kCounts:
       return map_to(kInteger);
     case Type::kParams:
@@ -100,17 +104,18 @@ std::string type_of(const Field& field) {
     case Type::kPaths:
       return either(text, list_of(text));
     case Type::kTextOrOne:
-      return either(field.other.empty() ? text : word_of(field.other), reference(field.object));
+      return either(form.words.empty() ? text : word_of(form), reference(form.object));
     case Type::kManyOrOne:
-      return either(list_of(reference(field.object)), reference(field.other));
+      return either(list_of(reference(form.object)), reference(form.other));
     case Type::kWhere:
+    case Type::kWhereTask:
       return where();
     case Type::kWord:
-      return word_of(field.object);
+      return word_of(form);
     case Type::kWords:
-      return either(word_of(field.object), list_of(word_of(field.object)));
+      return either(word_of(form), list_of(word_of(form)));
     case Type::kIntegerOrWord:
-      return either(fmt::format(R"("enum": [{}])", quoted(field.object)), std::string(kInteger));
+      return either(enum_of(form), std::string(kInteger));
   }
   return text;
 }
@@ -135,7 +140,7 @@ std::string members(const Object& object, std::string_view indent) {
   for (const Field& field : object.fields) {
     if (!is_shown(field)) continue;
     properties.push_back(fmt::format("{}  \"{}\": {{\"description\": \"{}\", {}}}", indent,
-                                     field.name, field.doc, type_of(field)));
+                                     field.name, field.doc, type_of(field.form)));
     if (field.presence == Presence::kRequired)
       required.push_back(fmt::format("\"{}\"", field.name));
   }

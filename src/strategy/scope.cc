@@ -323,6 +323,14 @@ Result<int64_t> read_bytes(const yaml::Node& given, const Scope& scope) {
       .with_note(fmt::format("help: write '{0}MiB', or '{0}B' where bytes are meant", value));
 }
 
+Status check_axis(std::string_view name, const SourceSpan& at, const Names& names) {
+  if (contains(names.axes, name)) return ok_status();
+  Error error =
+      fail(at, "unknown mesh axis {}{}", yaml::shown(name), did_you_mean(name, names.axes));
+  if (names.axes.empty()) return std::move(error).with_note("help: name the axes under 'mesh'");
+  return std::move(error).with_note(fmt::format("the axes are {}", join(names.axes, ", ")));
+}
+
 Status check_new_name(const yaml::Node& key, std::string_view what) {
   if (!expr::is_identifier(key.text)) {
     return fail(key.at, "{} needs a name of letters, digits and '_', not {}", what,

@@ -67,6 +67,13 @@ Result<Expr> read_expression_part(const yaml::Node& node, size_t offset, std::st
                                   const Scope& scope, std::span<const std::string> free);
 SourceSpan span_in(const yaml::Node& node, size_t offset, size_t length);
 
+// What directives may name: mesh axes and tags.
+struct Names {
+  std::vector<std::string> axes, tags;
+  bool kinds = false;  // conditions may choose by kind of task
+};
+Status check_axis(std::string_view name, const SourceSpan& at, const Names& names);
+
 // Names are identifiers that expressions do not use otherwise.
 Status check_new_name(const yaml::Node& key, std::string_view what);
 

@@ -98,36 +98,17 @@ Status read_loss(const yaml::Entry& entry, const Scope& scope, Strategy& out);
 Status read_train(const yaml::Entry* entry, const Scope& scope, Strategy& out);
 Status read_annotate(const yaml::Entry& entry, const Scope& scope, Annotate& out);
 
-// What directives may name: mesh axes and tags.
-struct Names {
-  std::vector<std::string> axes, tags;
-  bool kinds = false;  // conditions may choose by kind of task
-};
-Status check_axis(std::string_view name, const SourceSpan& at, const Names& names);
-Status read_replicate(const fields::Fields& map, const Scope& scope, const Names& names,
-                      Strategy& out);
-Status read_shard_directive(const fields::Fields& map, const Scope& scope, const Names& names,
-                            Strategy& out);
-// `reduce` of precision is that of all replicate directives.
-Status share_reduce_type(Strategy& out);
-// `accumulate` is one type, wherever it stands.
-Status check_accumulate_types(const Strategy& strategy);
-Status read_precision(const fields::Fields& map, const Scope& scope, const Names& names,
-                      Strategy& out);
-// A list of names of ops.
-Result<std::vector<std::pair<std::string, SourceSpan>>> read_ops(const yaml::Node& node,
-                                                                 const Scope& scope);
+// What precision directives say of all gradients and of the loss: one type each, one scale.
+Status share_precision(Strategy& out);
+// What split calls the microbatch, which stands before all directives that ask.
+inline std::string micro_name(const Strategy& strategy) {
+  return strategy.splits.empty() ? "mb" : strategy.splits.front().as;
+}
 // Error: conditions of `directive`, which chooses ops, on what ops do not have.
 Status check_where_of_ops(const Where& where, std::string_view directive,
                           std::initializer_list<std::string_view> not_by);
-Status read_stream(const fields::Fields& map, const Scope& scope, Names names, Strategy& out);
-Status read_offload(const fields::Fields& map, const Scope& scope, const Names& names,
-                    Strategy& out);
-Status read_prefetch(const fields::Fields& map, const Scope& scope, Names names, Strategy& out);
-Status read_fuse(const fields::Fields& map, const Scope& scope, Names names, Strategy& out);
 Status read_directives(const std::vector<Sections::Item>& entries, const Scope& scope,
                        Strategy& out);
-Status read_order(const fields::Fields& map, const Scope& scope, const Names& names, Strategy& out);
 Result<Where> read_where(const yaml::Node& node, const Scope& scope, const Names& names);
 
 }  // namespace piper

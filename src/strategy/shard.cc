@@ -1,70 +1,77 @@
 // directives: shard.
-#include "sections.h"
+#include "directives.h"
 
-namespace piper {
+namespace piper::fields {
 namespace {
 
-// One pattern, or a list of them.
-Result<std::vector<Glob>> read_globs(const yaml::Node& node, const Scope& scope) {
-  const bool is_list = node.is(yaml::Node::Kind::kList);
-  if (is_list && node.items.empty()) return fail(node.at, "the list of patterns is empty");
-  std::vector<Glob> globs;
-  for (const yaml::Node& item : is_list ? std::span(node.items) : std::span(&node, 1)) {
-    PIPER_ASSIGN(Glob glob, read_glob(item, scope));
-    globs.push_back(std::move(glob));
-  }
-  return globs;
-}
+// ---- dim: an integer, or that there is none -----------------------------------------------------
 
-// What stages send has flat parts, all else blocks of a dim.
-Status read_dim(const fields::Fields& map, const Scope& scope, ShardRule& shard) {
-  if (!map["dim"])
-    return shard.sends.empty() ? fail(map.at(), "'shard' needs the key 'dim'") : ok_status();
-  PIPER_ASSIGN(const yaml::Node dim, with_texts(*map["dim"], scope));
+constexpr Word kNone[] = {{"none"}};
+
+Status read_dim(const Field& field, const yaml::Entry& entry, const Reading& reading,
+                ShardRule& shard) {
+  PIPER_ASSIGN(const yaml::Node dim, with_texts(entry.value, reading.scope));
   shard.dim_at = dim.at;
-  if (!shard.sends.empty())
-    return fail(dim.at, "shard: 'dim' beside 'sends', whose parts are runs of the elements");
-  if (dim.text == "none") return ok_status();
-  PIPER_TRY(check_word(dim, scope, {"none"}));
-  PIPER_ASSIGN(shard.dim, read_integer(dim, scope, {-64, 63}));
-  return ok_status();
+  return dim.text == "none" ? ok_status() : read_value(field, dim, reading, shard.dim);
+}
+std::string print_dim(const Field& field, const ShardRule& shard) {
+  if (!shard.sends.empty()) return "";
+  return shard.dim ? print_value(field, *shard.dim) : "none";
 }
 
-}  // namespace
+// ---- Checks -------------------------------------------------------------------------------------
 
-Status read_shard_directive(const fields::Fields& map, const Scope& scope, const Names& names,
-                            Strategy& out) {
-  ShardRule shard;
-  shard.at = map.at();
+// One key names the tensors.
+Status check_choice(const Fields& map, ShardRule& shard) {
   bool given = false;
-  for (const auto& [key, globs] : {std::pair("match", &shard.match),
-                                   {"input", &shard.input},
-                                   {"scope", &shard.scope},
-                                   {"sends", &shard.sends}}) {
-    const yaml::Node* patterns = map[key];
-    if (!patterns) continue;
+  for (const char* key : {"match", "input", "scope", "sends"}) {
+    if (!map[key]) continue;
     if (std::exchange(given, true))
       return fail(map.key_at(key), "shard: '{}' beside another choice of tensors", key)
           .with_note("help: a directive for each");
-    shard.of_at = patterns->at;
-    PIPER_ASSIGN(*globs, read_globs(*patterns, scope));
+    shard.of_at = map[key]->at;
   }
-  if (!given)
-    return fail(map.at(), "shard: no tensor is named")
-        .with_note(
-            "help: 'match' names parameters, 'input' inputs, 'scope' what modules make, "
-            "'sends' what stages send");
-  PIPER_TRY(read_dim(map, scope, shard));
-  if (const yaml::Node* pad = map["pad"]) {
-    PIPER_ASSIGN(shard.pad, read_bool(*pad, scope));
-    if (shard.pad && (!shard.dim || shard.match.empty()))
-      return fail(map.key_at("pad"), "shard: 'pad' is for dims of parameters");
-  }
-  shard.over_at = map["over"]->at;
-  PIPER_ASSIGN(shard.over, read_text(*map["over"], scope));
-  PIPER_TRY(check_axis(shard.over, shard.over_at, names));
-  out.shards.push_back(std::move(shard));
+  if (given) return ok_status();
+  return fail(map.at(), "shard: no tensor is named")
+      .with_note(
+          "help: 'match' names parameters, 'input' inputs, 'scope' what modules make, "
+          "'sends' what stages send");
+}
+
+// What stages send has flat parts, all else blocks of a dim.
+Status check_shard(const Fields& map, const Reading&, ShardRule& shard) {
+  PIPER_TRY(check_choice(map, shard));
+  if (!map["dim"] && shard.sends.empty()) return fail(map.at(), "'shard' needs the key 'dim'");
+  if (map["dim"] && !shard.sends.empty())
+    return fail(shard.dim_at, "shard: 'dim' beside 'sends', whose parts are runs of the elements");
+  if (shard.pad && (!shard.dim || shard.match.empty()))
+    return fail(map.key_at("pad"), "shard: 'pad' is for dims of parameters");
   return ok_status();
 }
 
-}  // namespace piper
+constexpr Field kShardKeys[] = {
+    {"match", kPaths, kOptional, "Parameters: patterns over their paths.",
+     member<&ShardRule::match>},
+    {"input", kPaths, kOptional, "Or data inputs: patterns over their names.",
+     member<&ShardRule::input>},
+    {"scope", kPaths, kOptional, "Or what modules make for others: patterns over scope paths.",
+     member<&ShardRule::scope>},
+    {"sends", kPaths, kOptional,
+     "Or what stages send one another, in parts that are put together on arrival: patterns over "
+     "scope paths.",
+     member<&ShardRule::sends>},
+    {"dim", integer_or(kNone, {-64, 63}), kOptional,
+     "Which dim is cut, from the end if negative; none: every rank holds all of it.",
+     custom<read_dim, print_dim>},
+    {"over", kAxis, kRequired, "A mesh axis.", located<&ShardRule::over, &ShardRule::over_at>},
+    {"pad", kBool, kOptional,
+     "Where the axis does not divide the dim: zeros behind it, which never count. Default false.",
+     member<&ShardRule::pad>},
+};
+
+}  // namespace
+
+const Directive kShard = directive<&Strategy::shards>({"shard", kShardKeys, checked<check_shard>},
+                                                      "Cut tensors over a mesh axis.");
+
+}  // namespace piper::fields

@@ -1,182 +1,259 @@
 // train: optimizer, parameter groups, clipping, learning rate, batch.
 #include <algorithm>
 
-#include "sections.h"
+#include "members.h"
+#include "print.h"
 
-namespace piper {
+namespace piper::fields {
 namespace {
 
-using fields::Fields;
+// ---- optimizer ----------------------------------------------------------------------------------
 
-struct RealRange {
-  double least = 0, most = 1e30;
-  bool open_least = false;  // the bound itself is not allowed
+// An optimizer, and what groups inherit.
+struct Chosen {
+  OptimizerSpec spec;
+  ParamGroup group;
 };
-constexpr RealRange kNotNegative{}, kPositive{0, 1e30, true}, kUnit{0, 1};
 
-// Sets `out` when the key is there.
-Status real(const Fields& map, std::string_view key, const Scope& scope, const RealRange& range,
-            double& out) {
-  const yaml::Node* node = map[key];
-  if (node == nullptr) return ok_status();
-  PIPER_ASSIGN(out, read_real(*node, scope));
-  if (out < range.least || (range.open_least && out == range.least)) {
-    return fail(node->at, "'{}' must be {} {}, not {}", key,
-                range.open_least ? "above" : "at least", range.least, node->text);
-  }
-  if (out > range.most) {
-    return fail(node->at, "'{}' must be at most {}, not {}", key, range.most, node->text);
-  }
-  return ok_status();
-}
-
-Status read_betas(const Fields& map, const Scope& scope, OptimizerSpec& out) {
-  const yaml::Node* betas = map["betas"];
-  if (betas == nullptr) return ok_status();
-  if (!betas->is(yaml::Node::Kind::kList) || betas->items.size() != 2) {
-    return fail(betas->at, "expected a list of two numbers, such as [0.9, 0.999]");
-  }
-  double* const targets[] = {&out.beta1, &out.beta2};
+Status read_betas(const Field&, const yaml::Entry& entry, const Reading& reading, Chosen& chosen) {
+  const yaml::Node& betas = entry.value;
+  if (!betas.is(yaml::Node::Kind::kList) || betas.items.size() != 2)
+    return fail(betas.at, "expected a list of two numbers, such as [0.9, 0.999]");
+  OptimizerSpec& spec = chosen.spec;
+  double* const targets[] = {&spec.beta1, &spec.beta2};
   for (size_t i = 0; i < 2; ++i) {
-    const yaml::Node& node = betas->items[i];
-    PIPER_ASSIGN(*targets[i], read_real(node, scope));
-    if (*targets[i] < 0 || *targets[i] >= 1) {
+    const yaml::Node& node = betas.items[i];
+    PIPER_ASSIGN(*targets[i], read_real(node, reading.scope));
+    if (*targets[i] < 0 || *targets[i] >= 1)
       return fail(node.at, "a beta must be at least 0 and below 1, not {}", node.text);
-    }
   }
   return ok_status();
 }
-
-Status read_sgd(const Fields& map, const Scope& scope, OptimizerSpec& out) {
-  PIPER_TRY(real(map, "momentum", scope, kNotNegative, out.momentum));
-  PIPER_TRY(real(map, "dampening", scope, kUnit, out.dampening));
-  const yaml::Node* nesterov = map["nesterov"];
-  if (nesterov == nullptr) return ok_status();
-  PIPER_ASSIGN(out.nesterov, read_bool(*nesterov, scope));
-  if (out.nesterov && (out.momentum <= 0 || out.dampening != 0)) {
-    return fail(nesterov->at, "nesterov needs a momentum above 0 and no dampening");
-  }
-  return ok_status();
+std::string print_betas(const Field&, const Chosen& chosen) {
+  return fmt::format("[{}, {}]", chosen.spec.beta1, chosen.spec.beta2);
 }
 
-constexpr std::pair<std::string_view, OptimizerKind> kOptimizers[] = {
-    {"sgd", OptimizerKind::kSgd},
-    {"adam", OptimizerKind::kAdam},
-    {"adamw", OptimizerKind::kAdamW},
-    {"adagrad", OptimizerKind::kAdagrad},
-    {"onnx_adam", OptimizerKind::kOnnxAdam},
+Status check_sgd(const Fields& map, const Reading&, Chosen& chosen) {
+  const OptimizerSpec& spec = chosen.spec;
+  if (!spec.nesterov || (spec.momentum > 0 && spec.dampening == 0)) return ok_status();
+  return fail(map["nesterov"]->at, "nesterov needs a momentum above 0 and no dampening");
+}
+
+template <auto Number>
+inline constexpr Member spec = member<&Chosen::spec, Number>;
+template <auto Number>
+inline constexpr Member group = member<&Chosen::group, Number>;
+constexpr Form kAtLeast0 = real(kNotNegative), kAbove0 = real(kPositive), kTo1 = real(kUnit);
+constexpr Field rate(std::string_view doc) {
+  return {"lr", kAtLeast0, kStated, doc, group<&ParamGroup::lr>};
+}
+constexpr Field decay(std::string_view doc) {
+  return {"weight_decay", kAtLeast0, kStated, doc, group<&ParamGroup::weight_decay>};
+}
+constexpr Field eps(std::string_view doc) {
+  return {"eps", kAbove0, kStated, doc, spec<&OptimizerSpec::eps>};
+}
+constexpr Field kBetas = {"betas", kReals, kStated, "Two decay rates. Default [0.9, 0.999].",
+                          custom<read_betas, print_betas>};
+
+constexpr Field kSgd[] = {
+    rate("Learning rate. Default 1e-3."),
+    {"momentum", kAtLeast0, kStated, "Default 0.", spec<&OptimizerSpec::momentum>},
+    {"dampening", kTo1, kStated, "Default 0.", spec<&OptimizerSpec::dampening>},
+    {"nesterov", kBool, kStated, "Default false.", spec<&OptimizerSpec::nesterov>},
+    decay("Default 0."),
+};
+constexpr Field kAdam[] = {
+    rate("Learning rate. Default 1e-3."),
+    kBetas,
+    eps("Default 1e-8."),
+    decay("Default 0 for adam, 1e-2 for adamw."),
+};
+constexpr Field kAdagrad[] = {
+    rate("Learning rate. Default 1e-2."),
+    {"lr_decay", kAtLeast0, kStated, "Divides the rate by 1 + step * lr_decay. Default 0.",
+     spec<&OptimizerSpec::lr_decay>},
+    eps("Default 1e-10."),
+    decay("Default 0."),
+    {"initial_accumulator_value", kAtLeast0, kStated, "Default 0.",
+     spec<&OptimizerSpec::accumulator>},
+};
+constexpr Field kOnnxAdam[] = {
+    rate("Learning rate. Default 1e-3."),
+    kBetas,
+    eps("Joins the root as it is. Default 1e-6."),
+    decay("norm_coefficient. Default 0."),
+    {"weight_decay_after", kTo1, kStated, "norm_coefficient_post. Default 0.",
+     spec<&OptimizerSpec::weight_decay_after>},
 };
 
-// The optimizer, and in `defaults` what groups inherit.
-Status read_optimizer(const Fields& map, const Scope& scope, OptimizerSpec& out,
-                      ParamGroup& defaults) {
+struct KnownOptimizer {
+  OptimizerKind kind;
+  Field key;
+  double lr, eps, weight_decay;  // defaults
+};
+constexpr KnownOptimizer kOptimizers[] = {
+    {OptimizerKind::kSgd,
+     {"sgd", one("sgd"), kOptional, "Stochastic gradient descent."},
+     1e-3,
+     1e-8,
+     0},
+    {OptimizerKind::kAdam,
+     {"adam", one("adam"), kOptional, "Adam; weight decay is added to the gradient."},
+     1e-3,
+     1e-8,
+     0},
+    {OptimizerKind::kAdamW,
+     {"adamw", one("adamw"), kOptional, "Adam with decoupled weight decay."},
+     1e-3,
+     1e-8,
+     1e-2},
+    {OptimizerKind::kAdagrad, {"adagrad", one("adagrad"), kOptional, "Adagrad."}, 1e-2, 1e-10, 0},
+    {OptimizerKind::kOnnxAdam,
+     {"onnx_adam", one("onnx_adam"), kOptional, "Adam as ai.onnx.preview.training defines it."},
+     1e-3,
+     1e-6,
+     0},
+};
+constexpr auto kOptimizer = [] {
+  std::array<Field, std::size(kOptimizers)> keys;
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = kOptimizers[i].key;
+  return keys;
+}();
+
+Status read_optimizer(const Field&, const yaml::Entry& entry, const Reading& reading,
+                      Strategy& out) {
+  PIPER_ASSIGN(const Fields map, read(entry.value, entry.key.at, "optimizer"));
   const yaml::Entry& given = map.only();
-  const auto& [name, kind] =
+  const KnownOptimizer& known =
       *std::find_if(std::begin(kOptimizers), std::end(kOptimizers),
-                    [&](const auto& known) { return known.first == given.key.text; });
-  out.kind = kind;
-  PIPER_ASSIGN(const Fields parts, fields::read(given.value, given.key.at, name));
-  defaults.at = given.key.at;
-  if (out.kind == OptimizerKind::kAdamW) defaults.weight_decay = 1e-2;
-  if (out.kind == OptimizerKind::kAdagrad) defaults.lr = 1e-2, out.eps = 1e-10;
-  if (out.kind == OptimizerKind::kOnnxAdam) out.eps = 1e-6;
-  PIPER_TRY(real(parts, "lr", scope, kNotNegative, defaults.lr));
-  PIPER_TRY(real(parts, "weight_decay", scope, kNotNegative, defaults.weight_decay));
-  if (out.kind == OptimizerKind::kSgd) return read_sgd(parts, scope, out);
-  PIPER_TRY(real(parts, "eps", scope, kPositive, out.eps));
-  PIPER_TRY(real(parts, "lr_decay", scope, kNotNegative, out.lr_decay));
-  PIPER_TRY(real(parts, "initial_accumulator_value", scope, kNotNegative, out.accumulator));
-  PIPER_TRY(real(parts, "weight_decay_after", scope, kUnit, out.weight_decay_after));
-  return read_betas(parts, scope, out);
+                    [&](const auto& one) { return one.key.name == given.key.text; });
+  Chosen chosen{{.kind = known.kind, .eps = known.eps},
+                {"**", given.key.at, known.lr, known.weight_decay}};
+  PIPER_TRY(read_map(fields::object(known.key.name), given.value, given.key.at, reading, &chosen));
+  out.has_optimizer = true;
+  out.train.optimizer = chosen.spec;
+  out.train.groups.back() = std::move(chosen.group);
+  return ok_status();
+}
+std::string print_optimizer(const Field&, const Strategy& from) {
+  if (!from.has_optimizer) return "";
+  const Chosen chosen{from.train.optimizer, from.train.groups.back()};
+  for (const auto& [kind, key, lr, eps, decay] : kOptimizers)
+    if (kind == chosen.spec.kind)
+      return fmt::format("{{{}: {}}}", key.name, print_map(fields::object(key.name), &chosen));
+  PIPER_CHECK(false, "an optimizer without a name");
 }
 
-Status read_groups(const yaml::Node& list, const Scope& scope, const ParamGroup& defaults,
-                   std::vector<ParamGroup>& out) {
-  if (!list.is(yaml::Node::Kind::kList)) return no_list(list, "a list of groups");
-  for (const yaml::Node& item : list.items) {
-    PIPER_ASSIGN(const Fields map, fields::read(item, item.at, "group"));
-    ParamGroup group = defaults;
-    PIPER_ASSIGN(const Glob glob, read_glob(*map["match"], scope));
-    group.match = glob.pattern();
-    group.at = map["match"]->at;
-    PIPER_TRY(real(map, "lr", scope, kNotNegative, group.lr));
-    PIPER_TRY(real(map, "weight_decay", scope, kNotNegative, group.weight_decay));
-    out.push_back(std::move(group));
+// ---- groups: what they do not say is the optimizer's --------------------------------------------
+
+constexpr Field kGroup[] = {
+    {"match", kGlob, kRequired, "Parameters: a pattern over their paths.",
+     located<&ParamGroup::match, &ParamGroup::at>},
+    {"lr", kAtLeast0, kStated, "Default: the optimizer's.", member<&ParamGroup::lr>},
+    {"weight_decay", kAtLeast0, kStated, "Default: the optimizer's.",
+     member<&ParamGroup::weight_decay>},
+    kWhen,
+};
+
+Status read_groups(const Field&, const yaml::Entry& entry, const Reading& reading, Strategy& out) {
+  std::vector<ParamGroup>& groups = out.train.groups;
+  if (!entry.value.is(yaml::Node::Kind::kList)) return no_list(entry.value, "a list of groups");
+  for (const yaml::Node& item : entry.value.items) {
+    ParamGroup group = groups.back();
+    PIPER_TRY(read_map(fields::object("group"), item, item.at, reading, &group));
+    groups.insert(groups.end() - 1, std::move(group));
   }
   return ok_status();
 }
-
-Status read_schedule(const Fields& map, const Scope& scope, LrSchedule& out) {
-  constexpr int64_t kMaxSteps = int64_t{1} << 53;
-  if (const yaml::Node* warmup = map["warmup"]) {
-    PIPER_ASSIGN(out.warmup, read_integer(*warmup, scope, {0, kMaxSteps}));
-  }
-  const yaml::Node* cosine = map["cosine"];
-  if (cosine == nullptr) return ok_status();
-  PIPER_ASSIGN(const Fields parts, fields::read(*cosine, map.key_at("cosine"), "cosine"));
-  out.cosine = true;
-  PIPER_ASSIGN(out.total, read_integer(*parts["total"], scope, {1, kMaxSteps}));
-  if (out.total <= out.warmup) {
-    return fail(parts["total"]->at, "'total' ({}) must be larger than 'warmup' ({})", out.total,
-                out.warmup);
-  }
-  return real(parts, "min_ratio", scope, kUnit, out.min_ratio);
+std::string print_groups(const Field&, const Strategy& from) {
+  const std::vector<ParamGroup>& groups = from.train.groups;
+  std::string text;
+  for (size_t g = 0; g + 1 < groups.size(); ++g)
+    text += "\n    - " + print_map(fields::object("group"), &groups[g]);
+  return text;
 }
 
-Status read_batch(const Fields& map, const Scope& scope, Strategy& out) {
-  constexpr int64_t kMaxBatch = int64_t{1} << 40;
-  if (const yaml::Node* batch = map["global_batch"]) {
-    PIPER_ASSIGN(out.global_batch, read_integer(*batch, scope, {1, kMaxBatch}));
-    out.global_batch_at = batch->at;
-  }
-  if (const yaml::Node* size = map["microbatch_size"]) {
-    PIPER_ASSIGN(out.microbatch_size, read_integer(*size, scope, {1, kMaxBatch}));
-    out.microbatch_size_at = size->at;
-  }
-  if (const yaml::Node* seed = map["seed"]) {
-    PIPER_ASSIGN(const int64_t number, read_integer(*seed, scope, {0}));
-    out.seed = static_cast<uint64_t>(number);
-  }
-  return ok_status();
+// ---- schedule -----------------------------------------------------------------------------------
+
+constexpr int64_t kMaxSteps = int64_t{1} << 53, kMaxBatch = int64_t{1} << 40;
+
+Status check_cosine(const Fields& map, const Reading&, LrSchedule& rate) {
+  rate.cosine = true;
+  if (rate.total > rate.warmup) return ok_status();
+  return fail(map["total"]->at, "'total' ({}) must be larger than 'warmup' ({})", rate.total,
+              rate.warmup);
+}
+std::string print_cosine(const Field& field, const LrSchedule& rate) {
+  return rate.cosine ? print_inside(field, &rate) : "";
+}
+std::string print_schedule(const Field& field, const Strategy& from) {
+  const LrSchedule& rate = from.train.schedule;
+  return rate.warmup != 0 || rate.cosine ? print_inside(field, &rate) : "";
 }
 
-// A child map, read as `object`, handed to `reader`; nothing when the key is absent.
-template <class Reader>
-Status child(const Fields& map, std::string_view key, std::string_view object, Reader reader) {
-  const yaml::Node* node = map[key];
-  if (node == nullptr) return ok_status();
-  PIPER_ASSIGN(const Fields parts, fields::read(*node, map.key_at(key), object));
-  return reader(parts);
-}
+constexpr Field kCosine[] = {
+    {"total", integer(1, kMaxSteps), kRequired, "Step at which the decay ends.",
+     member<&LrSchedule::total>},
+    {"min_ratio", kTo1, kStated, "Last learning rate as a part of the first. Default 0.",
+     member<&LrSchedule::min_ratio>},
+};
+constexpr Field kSchedule[] = {
+    {"warmup", integer(0, kMaxSteps), kStated,
+     "Steps over which the learning rate rises. Default 0.", member<&LrSchedule::warmup>},
+    {"cosine",
+     one("cosine"),
+     kOptional,
+     "Cosine decay after the warm-up.",
+     {read_inside, print_by<print_cosine>}},
+};
+
+// ---- The section --------------------------------------------------------------------------------
+
+constexpr Member kRate = {read_child<&Strategy::train, &TrainSpec::schedule>,
+                          print_by<print_schedule>};
+constexpr Field kTrain[] = {
+    {"optimizer", one("optimizer"), kOptional, "Default: sgd.",
+     custom<read_optimizer, print_optimizer>},
+    {"groups", many("group"), kOptional,
+     "Other settings for some parameters; the first match wins.",
+     custom<read_groups, print_groups>},
+    {"clip_norm", kAbove0, kOptional, "Clip gradients to this global norm.",
+     member<&Strategy::train, &TrainSpec::clip_norm>},
+    {"schedule", one("schedule"), kOptional, "How the learning rate changes.", kRate},
+    {"global_batch", integer(1, kMaxBatch), kOptional,
+     "Samples a step, over all replicas and microbatches.",
+     located<&Strategy::global_batch, &Strategy::global_batch_at>},
+    {"microbatch_size", integer(1, kMaxBatch), kOptional,
+     "Samples of one microbatch on one replica.",
+     located<&Strategy::microbatch_size, &Strategy::microbatch_size_at>},
+    {"seed", integer(0), kOptional, "Seed of random ops. Default 0.", member<&Strategy::seed>},
+};
+constexpr Object kTrainObjects[] = {
+    block("train", kTrain),
+    single("optimizer", kOptimizer),
+    {"sgd", kSgd, checked<check_sgd>},
+    {"adam", kAdam},
+    {"adamw", kAdam},
+    {"adagrad", kAdagrad},
+    {"onnx_adam", kOnnxAdam},
+    {"group", kGroup},
+    {"schedule", kSchedule},
+    {"cosine", kCosine, checked<check_cosine>},
+};
 
 }  // namespace
 
+std::span<const Object> train_objects() { return kTrainObjects; }
+
+}  // namespace piper::fields
+
+namespace piper {
+
 Status read_train(const yaml::Entry* entry, const Scope& scope, Strategy& out) {
-  ParamGroup defaults;
-  defaults.match = "**";
-  defaults.at = entry != nullptr ? entry->key.at : SourceSpan{out.path};
-  TrainSpec& train = out.train;
-  if (entry != nullptr) {
-    PIPER_ASSIGN(const Fields map, fields::read(entry->value, entry->key.at, "train"));
-    out.has_optimizer = map["optimizer"] != nullptr;
-    PIPER_TRY(child(map, "optimizer", "optimizer", [&](const Fields& parts) {
-      return read_optimizer(parts, scope, train.optimizer, defaults);
-    }));
-    if (const yaml::Node* groups = map["groups"]) {
-      PIPER_TRY(read_groups(*groups, scope, defaults, train.groups));
-    }
-    if (map["clip_norm"] != nullptr) {
-      double norm = 0;
-      PIPER_TRY(real(map, "clip_norm", scope, kPositive, norm));
-      train.clip_norm = norm;
-    }
-    PIPER_TRY(child(map, "schedule", "schedule", [&](const Fields& parts) {
-      return read_schedule(parts, scope, train.schedule);
-    }));
-    PIPER_TRY(read_batch(map, scope, out));
-  }
-  train.groups.push_back(std::move(defaults));
-  return ok_status();
+  out.train.groups = {{"**", entry ? entry->key.at : SourceSpan{out.path}}};
+  if (!entry) return ok_status();
+  return fields::read_map(fields::object("train"), entry->value, entry->key.at, {scope}, &out);
 }
 
 }  // namespace piper

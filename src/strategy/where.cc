@@ -193,4 +193,14 @@ Result<Where> read_where(const yaml::Node& node, const Scope& scope, const Names
   return out;
 }
 
+Status check_where_of_ops(const Where& where, std::string_view directive,
+                          std::initializer_list<std::string_view> not_by) {
+  for (const Condition& condition : where)
+    if (std::find(not_by.begin(), not_by.end(), condition.tag) != not_by.end())
+      return fail(condition.at, "not supported: {} by {}", directive, condition.tag)
+          .with_note(condition.tag == "pass" ? "help: it chooses forward ops"
+                                             : "help: it chooses ops, for all microbatches alike");
+  return ok_status();
+}
+
 }  // namespace piper

@@ -216,10 +216,9 @@ TEST(Lists, ExplainWhatIsWrong) {
       "0F3&2B1");
   EXPECT_EQ(error("      csv: order.csv\n"),
             "order.csv:2:1: order: no task of this device has stage=2 | its tasks have stage 1");
-  EXPECT_EQ(
-      error("      csv: order.csv\n      dialect: odl\n"),
-      "strategy.yaml:10:16: unknown dialect 'odl' (did you mean 'old'?) | old: B, W and BW for "
-      "the halves of a backward and the whole; new: I, W and B");
+  EXPECT_EQ(error("      csv: order.csv\n      dialect: odl\n"),
+            "strategy.yaml:10:16: 'dialect' cannot be 'odl' (did you mean 'old'?) | the values of "
+            "'dialect' are old, new");
   EXPECT_EQ(error("      csv: order.csv\n      program: F\n"),
             "strategy.yaml:9:7: 'order' has exactly one of the keys program, lists, csv, policy");
 }

@@ -1,0 +1,13 @@
+// The directives, each in a file of its own: the rows of its keys, and what rows do not say.
+#pragma once
+
+#include <algorithm>
+
+#include "members.h"
+
+namespace piper::fields {
+
+extern const Directive kPrecision, kSplit, kRecompute, kPlace, kReplicate, kShard, kOffload,
+    kStream, kPrefetch, kFuse, kOrder;
+
+}  // namespace piper::fields

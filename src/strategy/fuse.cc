@@ -1,0 +1,21 @@
+// directives: fuse.
+#include "directives.h"
+
+namespace piper::fields {
+namespace {
+
+constexpr Field kFuseKeys[] = {
+    {"where", kWhereTask, kRequired, "Which messages: tags, pass, kind, value.",
+     member<&FuseRule::where>},
+    {"bucket", kBytes, kOptional, "They join into messages of at least this size. Default: all.",
+     member<&FuseRule::bucket_bytes>},
+    {"microbatches", kCount, kOptional, "So many of them share a message. Default 1.",
+     member<&FuseRule::microbatches>},
+};
+
+}  // namespace
+
+const Directive kFuse =
+    directive<&Strategy::fuses>({"fuse", kFuseKeys}, "Join messages between the same devices.");
+
+}  // namespace piper::fields

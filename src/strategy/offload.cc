@@ -1,0 +1,39 @@
+// directives: offload.
+#include "directives.h"
+
+namespace piper::fields {
+namespace {
+
+Status check_offload(const Fields& map, const Reading&, OffloadRule& rule) {
+  for (const char* key : {"match", "where", "min"})
+    if (rule.optimizer && map[key])
+      return fail(map.key_at(key), "'{}' chooses among activations", key)
+          .with_note("the optimizer's states go together");
+  return ok_status();
+}
+
+constexpr Word kWhat[] = {word("activations", false), word("optimizer", true)};
+constexpr Form kTasks = integer(0, 1 << 20);
+constexpr Field kOffloadKeys[] = {
+    {"what", one_of(kWhat), kRequired, "What leaves.", member<&OffloadRule::optimizer>},
+    {"match", kGlob, kOptional, "Activations by the scope path of the op that makes them.",
+     member<&OffloadRule::match>},
+    {"where", kWhere, kOptional, "Activations by the task that keeps them. Default: all.",
+     member<&OffloadRule::where>},
+    {"min", kBytes, kOptional, "Smaller activations stay. Default 0.",
+     member<&OffloadRule::min_bytes>},
+    {"distance", kTasks, kOptional,
+     "Compute tasks (of states: updates) ahead of its use at which a value comes back. Default 1.",
+     member<&OffloadRule::distance>},
+    {"in_flight", kTasks, kOptional,
+     "Compute tasks (of states: updates) that may run while a value leaves. Default 1.",
+     member<&OffloadRule::in_flight>},
+};
+
+}  // namespace
+
+const Directive kOffload =
+    directive<&Strategy::offloads>({"offload", kOffloadKeys, checked<check_offload>},
+                                   "Keep values in host memory while they are not needed.");
+
+}  // namespace piper::fields

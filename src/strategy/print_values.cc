@@ -1,0 +1,146 @@
+// Values as tables have them: members of structs -> YAML on one line.
+#include "members.h"
+#include "print.h"
+#include "text_checks.h"
+
+namespace piper {
+namespace {
+
+std::string print_word(std::string_view text) {
+  const bool plain = expr::is_identifier(text) && text != "true" && text != "false" &&
+                     !yaml::yaml_surprise(text).has_value();
+  return plain ? std::string(text) : in_quotes(text);
+}
+
+// In the largest unit that leaves a whole number.
+std::string print_bytes(int64_t value) {
+  for (const auto& [unit, size] : {std::pair("GiB", 1 << 30), {"MiB", 1 << 20}, {"KiB", 1 << 10}})
+    if (value % size == 0 && value != 0) return fmt::format("{}{}", value / size, unit);
+  return fmt::format("{}B", value);
+}
+
+std::string print_condition(const Condition& one) {
+  using Kind = Condition::Kind;
+  const bool in_words = !one.words.empty();
+  switch (one.kind) {
+    case Kind::kEquals:
+      return in_words ? print_text(one.words.front()) : print_expr(one.low);
+    case Kind::kAny:
+      return "\"*\"";
+    case Kind::kAbsent:
+      return "absent";
+    case Kind::kRange:
+      return in_quotes(fmt::format("{}..{}", one.low.spelled(), one.high.spelled()));
+    case Kind::kSet:
+      return in_words ? print_list(one.words, print_text) : print_list(one.set, print_expr);
+    case Kind::kCompare:
+      return in_quotes(one.compare + one.low.spelled());
+    case Kind::kBind:
+      return print_word(one.bind);
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string in_quotes(std::string_view text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') out += '\\';
+    out += c;
+  }
+  return out + "\"";
+}
+
+std::string print_key(std::string_view text) {
+  return expr::is_identifier(text) ? std::string(text) : in_quotes(text);
+}
+
+// Where params are inserted, a '$' is written twice.
+std::string print_text(std::string_view text) {
+  std::string out;
+  for (const char c : text) out += c == '$' ? "$$" : std::string(1, c);
+  return print_word(out);
+}
+
+std::string print_expr(const Expr& value) {
+  const std::string text = value.spelled();
+  const bool is_number = text.find_first_not_of("0123456789") == text.npos;
+  return is_number ? text : print_word(text);
+}
+
+namespace fields {
+
+// A word where it says what no number does.
+std::string print_value(const Field& field, int64_t value) {
+  const IntegerRange& range = field.form.integers;
+  const bool is_number = field.form.type != Type::kWord && value >= range.least;
+  for (const Word& one : field.form.words)
+    if (one.value == value && !is_number) return std::string(one.name);
+  return field.form.type == Type::kBytes ? print_bytes(value) : std::to_string(value);
+}
+std::string print_value(const Field&, double value) { return fmt::format("{}", value); }
+std::string print_value(const Field& field, bool value) {
+  if (field.form.type == Type::kWord) return print_value(field, int64_t{value});
+  return value ? "true" : "false";
+}
+std::string print_value(const Field&, const std::string& value) { return print_text(value); }
+std::string print_value(const Field&, const std::vector<std::string>& value) {
+  return print_list(value, print_text);
+}
+std::string print_value(const Field&, const std::vector<int64_t>& value) {
+  return print_list(value, [](int64_t one) { return std::to_string(one); });
+}
+std::string print_value(const Field&, const Glob& value) { return print_text(value.pattern()); }
+std::string print_value(const Field&, const std::vector<Glob>& value) {
+  return print_list(value, [](const Glob& glob) { return print_text(glob.pattern()); });
+}
+std::string print_value(const Field&, const NamesAt& value) {
+  return print_list(value, [](const auto& name) { return print_text(name.first); });
+}
+std::string print_value(const Field&, const Where& where) {
+  Map map;
+  for (const Condition& one : where) map.add(one.tag, print_condition(one));
+  return map.text();
+}
+std::string print_value(const Field&, const Expr& value) { return print_expr(value); }
+std::string print_value(const Field&, const Expressions& value) {
+  Map map;
+  for (const auto& [name, expression] : value) map.add(name, print_expr(expression));
+  return map.text();
+}
+
+std::string print_inside(const Field& field, const void* object) {
+  const std::string text = print_map(fields::object(field.form.object), object);
+  return text == "{}" && field.presence == kOptional ? "" : text;
+}
+
+std::string print_only_word(const Field& field, const void*) {
+  return std::string(field.form.words[0].name);
+}
+
+std::string print_entries(const Object& object, const void* from) {
+  std::vector<std::string> entries;
+  for (const Field& field : object.fields) {
+    const std::string text = field.member.print ? field.member.print(field, from) : "";
+    if (!text.empty()) entries.push_back(fmt::format("{}: {}", field.name, text));
+  }
+  return join(entries, ", ");
+}
+
+std::string print_map(const Object& object, const void* from) {
+  return fmt::format("{{{}}}", print_entries(object, from));
+}
+
+std::string print_block(const Object& object, const void* from, int indent) {
+  std::string out;
+  for (const Field& field : object.fields) {
+    const std::string text = field.member.print ? field.member.print(field, from) : "";
+    if (text.empty()) continue;
+    out += fmt::format("\n{:{}}{}:{}{}", "", indent, field.name, text[0] == '\n' ? "" : " ", text);
+  }
+  return out;
+}
+
+}  // namespace fields
+}  // namespace piper
