@@ -148,6 +148,27 @@ void expect_equal_bits(const Trained& a, const Trained& b, const std::string& wh
   }
 }
 
+double largest_difference(const Trained& a, const Trained& b) {
+  double worst = 0;
+  for (const auto& [name, tensor] : a.parameters) {
+    const NamedTensor& other = b.parameters.at(name);
+    EXPECT_EQ(tensor.type, other.type) << name;
+    const auto n = static_cast<size_t>(num_elements(tensor.type.shape));
+    const bool wide = tensor.type.dtype == DType::kF64;
+    const auto at = [&](const NamedTensor& t, size_t i) {
+      return wide ? reinterpret_cast<const double*>(t.data.data)[i]
+                  : static_cast<double>(reinterpret_cast<const float*>(t.data.data)[i]);
+    };
+    double size = 0.05, difference = 0;
+    for (size_t i = 0; i < n; ++i) {
+      size = std::max(size, std::abs(at(other, i)));
+      difference = std::max(difference, std::abs(at(tensor, i) - at(other, i)));
+    }
+    worst = std::max(worst, difference / size);
+  }
+  return worst;
+}
+
 double tensor_error(const NamedTensor& got, const NamedTensor& want) {
   const bool is_f64 = got.type.dtype == DType::kF64;
   if ((!is_f64 && got.type.dtype != DType::kF32) || want.type.dtype != DType::kF32 ||

@@ -64,6 +64,8 @@ Result<Trained> train_on(const PlanSet& set, const std::string& path, int64_t st
 Result<Trained> train(const PlanSet& set, const std::string& model, int64_t steps, int threads = 1);
 
 void expect_equal_bits(const Trained& a, const Trained& b, const std::string& what);
+// The largest of any parameter: absolute difference ÷ max(largest absolute value in b, 0.05).
+double largest_difference(const Trained& a, const Trained& b);
 // Largest absolute difference ÷ max(largest absolute reference, 0.05).
 double tensor_error(const NamedTensor& got, const NamedTensor& want);
 
