@@ -62,32 +62,36 @@ std::vector<Product> products(const Part& part) {
   return all;
 }
 
+// `uncut`: what one device trains, if known already.
+void expect_trains_uncut(const std::string& model, const std::string& strategy,
+                         std::optional<Trained>& uncut) {
+  const Folder folder;
+  CompileOptions options;
+  options.model = model_path(model, "model.onnx");
+  options.strategy = folder.write("strategy.yaml", strategy);
+  const Result<Compiled> compiled = compile(options);
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  if (!uncut) {
+    Result<Trained> trained = train(*compiled->uncut, model, 5);
+    ASSERT_TRUE(trained) << print_error(trained.error());
+    uncut = *std::move(trained);
+  }
+  const Result<Trained> spread = train(compiled->set, model, 5);
+  ASSERT_TRUE(spread) << print_error(spread.error());
+  for (size_t k = 0; k < uncut->losses.size(); ++k) {
+    EXPECT_NEAR(spread->losses[k], uncut->losses[k], 1e-12) << "step " << k;
+    EXPECT_NEAR(spread->norms[k], uncut->norms[k], 1e-11) << "step " << k;
+  }
+  EXPECT_LT(largest_difference(*spread, *uncut), 1e-12);
+}
+
 TEST_P(AxesProducts, TrainAsOneDeviceDoes) {
   std::optional<Trained> uncut;  // the same for all
   for (const Product& product : products(GetParam())) {
     if (!std::filesystem::exists(model_path(product.model, "model.onnx")))
       GTEST_SKIP() << "no models in " << models_folder();
     SCOPED_TRACE(product.name());
-    const Folder folder;
-    CompileOptions options;
-    options.model = model_path(product.model, "model.onnx");
-    options.strategy = folder.write("strategy.yaml", product.strategy());
-    const Result<Compiled> compiled = compile(options);
-    ASSERT_TRUE(compiled) << print_error(compiled.error());
-    EXPECT_EQ(compiled->set.world(),
-              product.pp * product.dp * product.tp * product.ep * product.cp);
-    if (!uncut) {
-      Result<Trained> trained = train(*compiled->uncut, product.model, 5);
-      ASSERT_TRUE(trained) << print_error(trained.error());
-      uncut = *std::move(trained);
-    }
-    const Result<Trained> spread = train(compiled->set, product.model, 5);
-    ASSERT_TRUE(spread) << print_error(spread.error());
-    for (size_t k = 0; k < uncut->losses.size(); ++k) {
-      EXPECT_NEAR(spread->losses[k], uncut->losses[k], 1e-12) << "step " << k;
-      EXPECT_NEAR(spread->norms[k], uncut->norms[k], 1e-11) << "step " << k;
-    }
-    EXPECT_LT(largest_difference(*spread, *uncut), 1e-12);
+    expect_trains_uncut(product.model, product.strategy(), uncut);
   }
 }
 
@@ -100,6 +104,37 @@ INSTANTIATE_TEST_SUITE_P(Models, AxesProducts,
                                             ::testing::Values(1, 2),
                                             ::testing::Values("ddp", "zero1", "zero3")),
                          name_of);
+
+// The complete files of several axes.
+TEST(AxesProducts, CompleteFilesTrainAsOneDeviceDoes) {
+  if (!std::filesystem::exists(model_path("gpt", "model.onnx")))
+    GTEST_SKIP() << "no models in " << models_folder();
+  struct File {
+    const char *name, *model, *params;
+  };
+  std::set<std::string> tried;
+  for (const File& file :
+       {File{"megatron-3d", "gpt-deep", "stages: 2, tp: 2, dp: 2, microbatches: 4"},
+        {"megatron-3d", "llama-hf", "stages: 2, tp: 2, dp: 2, microbatches: 2"},
+        {"fsdp-tp", "llama-hf", "dp: 4, tp: 2"},
+        {"fsdp-tp", "gpt-deep", "dp: 2, tp: 2, stages: 2, microbatches: 2"},
+        {"gshard", "moe-gshard", "dp: 2, ep: 4"},
+        {"gshard", "qwen3-moe-hf", "dp: 2, ep: 2, stages: 2, microbatches: 2"},
+        {"dualpipev-ep", "moe-gshard", "stages: 2, ep: 2, microbatches: 4"},
+        {"dualpipev-ep", "qwen3-moe-hf", "stages: 2, ep: 2, microbatches: 4"}}) {
+    SCOPED_TRACE(fmt::format("{} {}", file.name, file.model));
+    std::optional<Trained> uncut;
+    expect_trains_uncut(file.model,
+                        fmt::format("piper: 1\ninclude: {}/strategies/meshes/{}.yaml\n"
+                                    "params: {{{}}}\ntrain: {{global_batch: 8, {}}}\n"
+                                    "directives:\n  - precision: {{compute: f64}}\n",
+                                    PIPER_SOURCE_DIR, file.name, file.params, kAdamW),
+                        uncut);
+    tried.insert(file.name);
+  }
+  const std::vector<std::string> all = library_files("/meshes");
+  EXPECT_EQ(tried, std::set<std::string>(all.begin(), all.end()));
+}
 
 }  // namespace
 }  // namespace piper
