@@ -25,7 +25,7 @@ std::vector<const yaml::Entry*> list_directives(const std::vector<Sections::Item
 }
 
 Status read_directive(const yaml::Entry& entry, const fields::Reading& reading, Strategy& out) {
-  for (const fields::Directive* directive : fields::directives())
+  for (const fields::Directive* directive : fields::kDirectives)
     if (directive->keys.name == entry.key.text)
       return directive->read(directive->keys, entry, reading, out);
   PIPER_CHECK(false, "no directive {}", entry.key.text);
@@ -48,17 +48,6 @@ std::vector<std::string> tags_of(const Strategy& strategy) {
 }
 
 }  // namespace
-
-namespace fields {
-
-std::span<const Directive* const> directives() {
-  static constexpr const Directive* kAll[] = {&kPrecision, &kSplit, &kRecompute, &kPlace,
-                                              &kReplicate, &kShard, &kOffload,   &kStream,
-                                              &kPrefetch,  &kFuse,  &kOrder};
-  return kAll;
-}
-
-}  // namespace fields
 
 Status read_directives(const std::vector<Sections::Item>& entries, const Scope& scope,
                        Strategy& out) {

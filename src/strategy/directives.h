@@ -9,5 +9,9 @@ namespace piper::fields {
 
 extern const Directive kPrecision, kSplit, kRecompute, kPlace, kReplicate, kShard, kOffload,
     kStream, kPrefetch, kFuse, kOrder;
+// In the order of their phases.
+inline constexpr const Directive* kDirectives[] = {&kPrecision, &kSplit, &kRecompute, &kPlace,
+                                                   &kReplicate, &kShard, &kOffload,   &kStream,
+                                                   &kPrefetch,  &kFuse,  &kOrder};
 
 }  // namespace piper::fields

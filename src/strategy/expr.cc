@@ -15,20 +15,6 @@ bool is_digit(char c) { return c >= '0' && c <= '9'; }
 bool is_letter(char c) { return std::isalpha(static_cast<unsigned char>(c)) || c == '_'; }
 bool is_word(char c) { return is_letter(c) || is_digit(c); }
 
-struct BinaryOp {
-  std::string_view text;
-  Op op;
-  int level;
-};
-// Longer spellings first. Higher levels bind tighter; level 3 does not chain.
-constexpr BinaryOp kBinaryOps[] = {
-    {"||", Op::kOr, 1},           {"&&", Op::kAnd, 2},     {"<=", Op::kLessEqual, 3},
-    {">=", Op::kGreaterEqual, 3}, {"==", Op::kEqual, 3},   {"!=", Op::kNotEqual, 3},
-    {"<", Op::kLess, 3},          {">", Op::kGreater, 3},  {"+", Op::kAdd, 4},
-    {"-", Op::kSubtract, 4},      {"*", Op::kMultiply, 5}, {"/", Op::kDivide, 5},
-    {"%", Op::kRemainder, 5}};
-constexpr int kComparison = 3, kTightest = 5;
-
 // Recursive descent over one line; nodes land in the tree in the order in which they are complete.
 class Parser {
  public:

@@ -27,6 +27,19 @@ enum class Op : uint8_t {
   kMin,
   kMax,
 };
+struct BinaryOp {
+  std::string_view text;
+  Op op;
+  int level;
+};
+// Longer spellings first. Higher levels bind tighter; level 3 does not chain.
+inline constexpr BinaryOp kBinaryOps[] = {
+    {"||", Op::kOr, 1},           {"&&", Op::kAnd, 2},     {"<=", Op::kLessEqual, 3},
+    {">=", Op::kGreaterEqual, 3}, {"==", Op::kEqual, 3},   {"!=", Op::kNotEqual, 3},
+    {"<", Op::kLess, 3},          {">", Op::kGreater, 3},  {"+", Op::kAdd, 4},
+    {"-", Op::kSubtract, 4},      {"*", Op::kMultiply, 5}, {"/", Op::kDivide, 5},
+    {"%", Op::kRemainder, 5}};
+inline constexpr int kComparison = 3, kTightest = 5;
 struct Node {
   Op op = Op::kNumber;
   int64_t value = 0;               // kNumber

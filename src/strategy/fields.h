@@ -1,6 +1,9 @@
 // The language in tables. An Object has a row for each key: how its value is written, what it is
 // for, and which member of a struct keeps it. Reading, printing, errors about keys and the JSON
 // Schema walk these rows; what no row can say is an Object's `check`.
+//
+// To add a key: a member in strategy.h, and a row. To add a directive: its struct and a list of
+// them in strategy.h, a file like fuse.cc, and its name in directives.h.
 #pragma once
 
 #include "scope.h"
@@ -76,6 +79,9 @@ inline constexpr Form kCount = integer(1, int64_t{1} << 20);
 constexpr Form real(RealRange range) { return {.type = Type::kReal, .reals = range}; }
 constexpr Form one(std::string_view object) { return {Type::kOne, object}; }
 constexpr Form many(std::string_view object) { return {Type::kMany, object}; }
+constexpr Form text_or(std::string_view object, std::span<const Word> words = {}) {
+  return {.type = Type::kTextOrOne, .object = object, .words = words};
+}
 constexpr Form one_of(std::span<const Word> words) { return {.type = Type::kWord, .words = words}; }
 constexpr Form some_of(std::span<const Word> words) {
   return {.type = Type::kWords, .words = words};
@@ -169,7 +175,5 @@ struct Directive {
   std::vector<std::string> (*print)(const Object& keys, const Strategy&);  // one text for each
   std::span<const Object> parts = {};                                      // the maps in it
 };
-// In the order of their phases.
-std::span<const Directive* const> directives();
 
 }  // namespace piper::fields

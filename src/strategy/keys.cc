@@ -1,12 +1,11 @@
 // The keys of a strategy file, and the list of all tables.
 #include <algorithm>
 
-#include "fields.h"
+#include "directives.h"
 
 namespace piper::fields {
 namespace {
 
-constexpr Form kTextOrLoss{.type = Type::kTextOrOne, .object = "loss"};
 constexpr Form kRules{.type = Type::kManyOrOne, .object = "rule", .other = "annotate"};
 
 constexpr Field kStrategy[] = {
@@ -24,7 +23,7 @@ constexpr Field kStrategy[] = {
     {"dims", kCounts, kOptional, "Sizes of other dynamic dims, by their name in the model."},
     {"parameters", many("parameter"), kOptional,
      "What is trained, where the file alone does not say or you know better."},
-    {"loss", kTextOrLoss, kOptional, "The output that is the loss, or how to form it."},
+    {"loss", text_or("loss"), kOptional, "The output that is the loss, or how to form it."},
     {"train", one("train"), kOptional, "Optimizer, schedule, batch."},
     {"weight_versions", kInteger, kOptional,
      "2: gradients are taken at the weights before the last update. Default 1."},
@@ -40,7 +39,7 @@ constexpr Object kFileObjects[] = {{"strategy", kStrategy}, {"requirement", kReq
 
 std::vector<Field> directive_keys() {
   std::vector<Field> keys;
-  for (const Directive* one : directives())
+  for (const Directive* one : kDirectives)
     keys.push_back({one->keys.name, fields::one(one->keys.name), kOptional, one->doc});
   keys.push_back(
       {"drop", kPaths, kOptional, "Leave out directives of included files, by their names."});
@@ -56,7 +55,7 @@ std::vector<Object> all_objects() {
   for (const auto some : {model_objects(), train_objects(), annotate_objects()})
     all.insert(all.end(), some.begin(), some.end());
   all.push_back(single("directive", kDirective));
-  for (const Directive* one : directives()) {
+  for (const Directive* one : kDirectives) {
     all.push_back(one->keys);
     all.insert(all.end(), one->parts.begin(), one->parts.end());
   }

@@ -192,9 +192,7 @@ Status read_tie(const Field&, const yaml::Entry& entry, const Reading& reading, 
 }
 
 constexpr Field kParameter[] = {
-    {"include",
-     {.type = Type::kTextOrOne, .object = "include"},
-     kOptional,
+    {"include", text_or("include"), kOptional,
      "Float constants of the model that are parameters: a pattern, or what they are.",
      rule<Kind::kInclude>},
     {"exclude", kGlob, kOptional, "Parameters that are constants.", rule<Kind::kExclude>},

@@ -86,11 +86,8 @@ constexpr Field kPrecisionKeys[] = {
      located<&Precision::reduce, &Precision::reduce_at>},
     {"master", one_of(kMasters), kOptional,
      "none: 16-bit parameters stay as they are. Default f32.", member<&Precision::masters>},
-    {"loss_scale",
-     {.type = Type::kTextOrOne, .object = "loss_scale", .words = kDynamic},
-     kOptional,
-     "dynamic, or its settings. Default: none.",
-     custom<read_scale, print_scale>},
+    {"loss_scale", text_or("loss_scale", kDynamic), kOptional,
+     "dynamic, or its settings. Default: none.", custom<read_scale, print_scale>},
 };
 constexpr Object kPrecisionParts[] = {{"loss_scale", kLossScale, checked<check_scale>}};
 

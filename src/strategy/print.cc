@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "fields.h"
+#include "directives.h"
 
 namespace piper {
 namespace {
@@ -78,7 +78,7 @@ class StrategyPrinter {
 
   void directives() {
     std::string lines;
-    for (const fields::Directive* directive : fields::directives())
+    for (const fields::Directive* directive : fields::kDirectives)
       for (const std::string& text : directive->print(directive->keys, s_))
         lines += fmt::format("  - {}:{}\n", directive->keys.name, text);
     section("directives", lines);

@@ -7,20 +7,11 @@
 namespace piper {
 namespace {
 
+using expr::BinaryOp;
+using expr::kComparison;
 using expr::Op;
 
-struct Spelling {
-  std::string_view text;
-  Op op;
-  int level;
-};
-constexpr Spelling kBinary[] = {
-    {"||", Op::kOr, 1},           {"&&", Op::kAnd, 2},     {"<=", Op::kLessEqual, 3},
-    {">=", Op::kGreaterEqual, 3}, {"==", Op::kEqual, 3},   {"!=", Op::kNotEqual, 3},
-    {"<", Op::kLess, 3},          {">", Op::kGreater, 3},  {"+", Op::kAdd, 4},
-    {"-", Op::kSubtract, 4},      {"*", Op::kMultiply, 5}, {"/", Op::kDivide, 5},
-    {"%", Op::kRemainder, 5}};
-constexpr int kChoice = 0, kComparison = 3, kSum = 4, kUnary = 6, kWhole = 7;
+constexpr int kChoice = 0, kSum = 4, kUnary = 6, kWhole = 7;
 
 struct Printed {
   std::string text;
@@ -54,8 +45,8 @@ class ExpressionPrinter {
     const bool constant = a.value && b.value;
     if (node.op == Op::kMin || node.op == Op::kMax)
       return folded({call(node.op, a, b), kWhole, {}, node.op}, constant);
-    const Spelling& op = *std::find_if(std::begin(kBinary), std::end(kBinary),
-                                       [&](const Spelling& one) { return one.op == node.op; });
+    const BinaryOp& op = *std::find_if(std::begin(expr::kBinaryOps), std::end(expr::kBinaryOps),
+                                       [&](const BinaryOp& one) { return one.op == node.op; });
     const int left = op.level == kComparison ? op.level + 1 : op.level;
     return folded(
         {fmt::format("{} {} {}", within(a, left), op.text, within(b, op.level + 1)), op.level, {}},

@@ -42,6 +42,14 @@ std::string print_dtype(const Field& field, const Replicate& replicate) {
   return replicate.dtype_at.file.empty() ? "" : print_value(field, replicate.dtype);
 }
 
+// How parameters are gathered is said of those that are sharded.
+template <auto Value>
+std::string print_gather(const Field& field, const Replicate& replicate) {
+  return replicate.shard_parameters ? print_value(field, replicate.*Value) : "";
+}
+template <auto Value>
+constexpr Member kGathers = {read_member<Value>, print_by<print_gather<Value>>};
+
 // ---- Checks -------------------------------------------------------------------------------------
 
 Status check_gather(const Fields& map, const Reading&, Replicate& out) {
@@ -89,9 +97,9 @@ constexpr Member kDtype = {read_located<&Replicate::dtype, &Replicate::dtype_at>
 
 constexpr Field kGather[] = {
     {"prefetch", integer(0, 1024), kOptional, "Buckets gathered ahead of their use. Default 1.",
-     member<&Replicate::prefetch>},
+     kGathers<&Replicate::prefetch>},
     {"when", one_of(kGatherWhen), kOptional, "How often. Default per_pass.",
-     member<&Replicate::gather>},
+     kGathers<&Replicate::gather>},
     {"stream", kName, kOptional, "Stream of the gathers. Default gather.",
      located<&Replicate::gather_stream, &Replicate::gather_stream_at>},
 };
