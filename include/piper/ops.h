@@ -83,6 +83,7 @@ class Builder {
   ValueId mul(ValueId a, ValueId b) { return op1("Mul", {a, b}); }
   ValueId div(ValueId a, ValueId b) { return op1("Div", {a, b}); }
   ValueId neg(ValueId a) { return op1("Neg", {a}); }
+  ValueId cast(ValueId a, DType to) { return op1("Cast", {a}, {{"to", info(to).name}}); }
   ValueId matmul(ValueId a, ValueId b, bool trans_a = false, bool trans_b = false);
   ValueId transpose(ValueId a, std::vector<int64_t> perm);
   ValueId reshape(ValueId a, Shape shape);  // a itself when the shape is the same
@@ -161,11 +162,45 @@ struct OpDef {
   // Draws random numbers, see ops/random.cc: this input is the key, the next one the step, the one
   // behind the numbers of the samples, which sharding adds. -1: draws none.
   int draws = -1;
+
+  // ---- What other rooms ask of an op ----
+  // In which type it computes where 16 bits are asked for, as torch.autocast chooses: the low one,
+  // which is for what takes the time; f32, for what loses most by rounding or leaves the range of
+  // f16; or the widest type of its operands.
+  enum class Autocast { kWidest, kLow, kF32 } autocast = Autocast::kWidest;
+  // kPart: the output has some elements of the only input, or all, in their order; kPermuted: all
+  // of them in another order.
+  enum class Elements { kMade, kPart, kPermuted } elements = Elements::kMade;
+  // The byte of the only input at which the output's bytes stand, for a use that only names them
+  // anew; null: no use does.
+  std::optional<int64_t> (*first_byte)(const TensorType& from, const TensorType& to,
+                                       const Attrs& attrs) = nullptr;
+  // The second input has indices, which lie in [0, extent) or are `ignored`. Null: it has none.
+  struct Indices {
+    int64_t extent = 0;
+    std::optional<int64_t> ignored = {};
+  };
+  Indices (*indices)(const OpTypes& use) = nullptr;
+  // Kernels take so many pointwise ops along at most (attribute `then`); `takes_rows`: also those
+  // whose other operand is one row.
+  int takes = 0;
+  bool takes_rows = false;
+  // It may swap its two operands: no bit changes.
+  bool commutes = false;
+  // It is an optimizer's update: this many states stand between the gradient and the numbers of the
+  // step. -1: it is none.
+  int states = -1;
+  // Of a value of each microbatch and replica it makes that of the step.
+  bool sums_step = false;
   std::vector<OpSample> samples;
 };
 
 const OpDef* find_op(std::string_view name);  // null when there is none
 std::span<const OpDef* const> all_ops();      // by name
+inline bool is_step_sum(const Node& node) {
+  const OpDef* def = find_op(node.op);
+  return def && def->sums_step;
+}
 // The use that a node of a graph makes of its op.
 OpTypes use_of(const Graph& graph, const Node& node);
 

@@ -102,10 +102,7 @@ class Sweep {
       build_.scope = graph_.node(last).scope;
       build_.tags = graph_.node(last).tags;
     }
-    return dtype == DType::kF32 ? scale : cast(scale, dtype);
-  }
-  ValueId cast(ValueId value, DType to) {
-    return build_.op1("Cast", {value}, {{"to", info(to).name}});
+    return dtype == DType::kF32 ? scale : build_.cast(scale, dtype);
   }
 
   // The adjoint of a node's output: the sum of its terms in order of its readers.
@@ -260,14 +257,14 @@ class Sweep {
                  std::map<NodeId, std::vector<ValueId>>& done) {
     if (!narrow(value)) return value;
     const NodeId maker = graph_.value(value).producer;
-    if (!maker.valid() || maker.index() < first) return cast(value, DType::kF32);
+    if (!maker.valid() || maker.index() < first) return build_.cast(value, DType::kF32);
     const Node node = graph_.node(maker);  // a copy: the graph grows
     const auto alone = [&](ValueId output) {
       const auto found = reads.find(output);
       return found == reads.end() || found->second <= 1;
     };
     if (node.op == "Cast" || !std::all_of(node.outputs.begin(), node.outputs.end(), alone))
-      return cast(value, DType::kF32);
+      return build_.cast(value, DType::kF32);
     auto [known, is_new] = done.try_emplace(maker);
     if (is_new) {
       std::vector<ValueId> inputs;

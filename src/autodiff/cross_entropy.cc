@@ -61,7 +61,7 @@ Result<Graph> add_cross_entropy(Graph forward, const CrossEntropyLoss& loss) {
   const ValueId sum = build.op1("CrossEntropySum", {logits, labels}, ignore);
   ValueId count = build.op1("LabelCount", {labels}, ignore);
   const DType dtype = build.type(sum).dtype;
-  if (dtype != DType::kF32) count = build.op1("Cast", {count}, {{"to", info(dtype).name}});
+  if (dtype != DType::kF32) count = build.cast(count, dtype);
   forward.loss = build.div(sum, count);
   forward.outputs.push_back(forward.loss);
   return forward;

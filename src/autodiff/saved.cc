@@ -5,6 +5,7 @@
 #include <set>
 
 #include "piper/autodiff.h"
+#include "piper/ops.h"
 
 namespace piper {
 namespace {
@@ -35,7 +36,7 @@ class Renamer {
  private:
   // Ops whose result is some of their input's bytes; or a parameter's elements in another type.
   bool renames(const Node& node) const {
-    return node.op == "Reshape" || node.op == "Slice" ||
+    return find_op(node.op)->elements == OpDef::Elements::kPart ||
            (node.op == "Cast" && graph_.value(node.inputs[0]).kind == ValueKind::kState);
   }
   const Node* forward_producer(ValueId value) const {

@@ -7,8 +7,6 @@
 namespace piper {
 namespace {
 
-bool is_step_sum(const Node& node) { return node.op == "StepSum"; }
-
 // Marks the nodes that make `value` in a variant, back to inputs, state and StepSums.
 void mark(const Dag& dag, int32_t variant, ValueId value, std::vector<bool>& marked) {
   const Graph& graph = dag.graph;

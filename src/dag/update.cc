@@ -249,8 +249,7 @@ Chunk scalar_chunk(Dag& dag, const ScalarVector& scalars, const std::vector<bool
     add_zeros();
     if (is_loss) {
       ValueId loss = scalars.sources[i];
-      if (build.type(loss).dtype != DType::kF64)
-        loss = build.op1("Cast", {loss}, {{"to", std::string("f64")}});
+      if (build.type(loss).dtype != DType::kF64) loss = build.cast(loss, DType::kF64);
       parts.push_back(build.reshape(loss, {1}));
     } else {
       parts.push_back(is_gathered(i)      ? gathered(squares.position[i])
@@ -306,8 +305,8 @@ UpdateReads reads_of(const Graph& graph, ValueId next, const std::vector<ValueId
     for (ValueId input : node.inputs)
       if (input.valid() && param_of[input.index()].valid())
         reads.params.push_back(param_of[input.index()]);
-    if (node.op == "StepSum") reads.sums.push_back(id);
-    if (reads.params.size() > before || node.op == "StepSum" || node.pass != Pass::kU) return;
+    if (is_step_sum(node)) reads.sums.push_back(id);
+    if (reads.params.size() > before || is_step_sum(node) || node.pass != Pass::kU) return;
     for (ValueId input : node.inputs)
       if (input.valid() && graph.value(input).producer.valid())
         self(graph.value(input).producer, self);
@@ -359,7 +358,7 @@ Chunk update_chunk(const Dag& dag, int32_t cell, const UpdateIndex& index, const
     const NodeId producer = graph.value(value).producer;
     if (!producer.valid() || needed[producer.index()]) return;
     const Node& node = graph.node(producer);
-    if (node.pass != Pass::kU || node.op == "StepSum") return;
+    if (node.pass != Pass::kU || is_step_sum(node)) return;
     needed[producer.index()] = true;
     for (ValueId input : node.inputs)
       if (input.valid()) self(input, self);

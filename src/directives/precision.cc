@@ -1,7 +1,6 @@
 // precision: casts between the ops of the forward pass, as torch.autocast places them; autodiff
 // then gives each gradient the type of its value.
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <map>
 #include <set>
@@ -15,20 +14,8 @@ namespace {
 
 constexpr int32_t kUnchosen = -1;
 
-// In the low type: what takes the time.
-constexpr std::array kLowOps =
-    std::to_array<std::string_view>({"Attention", "GroupedMatMul", "MatMul"});
-// In f32: what loses most by rounding, or leaves the range of f16. All others take the widest type
-// of their operands.
-constexpr std::array kWideOps = std::to_array<std::string_view>(
-    {"Acos",    "Acosh",      "Asin",       "Atanh",     "Cosh",    "CrossEntropySum",
-     "CumSum",  "Exp",        "GroupNorm",  "LayerNorm", "Log",     "LogSoftmax",
-     "Pow",     "Reciprocal", "ReduceProd", "ReduceSum", "RmsNorm", "Sinh",
-     "Softmax", "Softplus",   "Tan"});
-
-bool contains(std::span<const std::string_view> ops, std::string_view op) {
-  return std::find(ops.begin(), ops.end(), op) != ops.end();
-}
+using Autocast = OpDef::Autocast;
+Autocast autocast_of(std::string_view op) { return find_op(op)->autocast; }
 
 class Caster {
  public:
@@ -178,8 +165,9 @@ class Caster {
     if (precision.compute == DType::kF64) return DType::kF64;
     const bool kept = std::any_of(precision.keep.begin(), precision.keep.end(),
                                   [&](const auto& op) { return op.first == node.op; });
-    if (contains(kLowOps, node.op) && !kept) return precision.compute;
-    if (contains(kWideOps, node.op) || kept || precision.compute == DType::kF32) return DType::kF32;
+    const Autocast autocast = autocast_of(node.op);
+    if (autocast == Autocast::kLow && !kept) return precision.compute;
+    if (autocast == Autocast::kF32 || kept || precision.compute == DType::kF32) return DType::kF32;
     std::set<DType> strong, weak;
     for (ValueId input : node.inputs)
       if (input.valid() && is_castable(dtype_of(input)))
@@ -230,9 +218,10 @@ class Caster {
   }
 
   void count(const Node& node, DType type, Counts& counts) const {
-    if (type != DType::kF32 && contains(kLowOps, node.op)) {
+    const Autocast autocast = autocast_of(node.op);
+    if (type != DType::kF32 && autocast == Autocast::kLow) {
       ++counts.low[node.op];
-    } else if (contains(kWideOps, node.op) || contains(kLowOps, node.op)) {
+    } else if (autocast != Autocast::kWidest) {
       ++counts.wide[node.op];
     } else {
       ++counts.following;
@@ -258,7 +247,7 @@ class Caster {
     const bool weak = !strong_[value.index()];
     // What is summed for an update of a state is still made where the value is.
     const NodeId producer = graph_.value(value).producer;
-    const bool is_part = reader.op == "StepSum" && producer.valid();
+    const bool is_part = is_step_sum(reader) && producer.valid();
     const Node& beside = is_part ? graph_.node(producer) : reader;
     const Key key{value, type, beside.pass, beside.tags, weak ? reader.outputs[0] : ValueId()};
     const auto known = casts_.find(key);
@@ -266,7 +255,7 @@ class Caster {
     build_.scope = reader.scope;
     build_.tags = beside.tags;
     build_.pass = beside.pass;
-    const ValueId made = build_.op1("Cast", {value}, {{"to", std::string(info(type).name)}});
+    const ValueId made = build_.cast(value, type);
     if (d != kUnchosen) {
       Counts& counts = counts_[static_cast<size_t>(d)];
       ++counts.casts;
@@ -330,7 +319,7 @@ class Caster {
     if (counts.masters > 0)
       lines.push_back(fmt::format("{} parameters have masters in f32", counts.masters));
     for (const auto& [op, at] : precision.keep)
-      if (contains(kWideOps, op))
+      if (autocast_of(op) == Autocast::kF32)
         lines.push_back(fmt::format("{} computes in f32 also where 'keep' does not name it", op));
     if (precision.accumulate && *precision.accumulate != DType::kF32)
       lines.push_back(

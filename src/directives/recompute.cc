@@ -157,7 +157,7 @@ class Recomputer {
     const Recompute& recompute = recomputes_[d];
     Group group{d, {}, graph_.tags_of(node)};
     // What is summed over the step is there once for all microbatches.
-    if (node.pass != Pass::kF || node.op == "StepSum") return std::optional<Group>();
+    if (node.pass != Pass::kF || is_step_sum(node)) return std::optional<Group>();
     const bool named =
         recompute.ops.empty() || std::any_of(recompute.ops.begin(), recompute.ops.end(),
                                              [&](const auto& op) { return op.first == node.op; });

@@ -264,7 +264,7 @@ void explain_axis(const ShardedGraph& made, const AxisCut& cut, Explanations& ou
   }
   Sum terms;
   for (const Node& node : made.graph.nodes) {
-    if (node.op != "StepSum") continue;
+    if (!is_step_sum(node)) continue;
     const auto& over = made.graph.value(node.inputs[0]).over;
     if (std::find(over.begin(), over.end(), AxisLayout{cut.axis, {LayoutKind::kPartial}}) ==
         over.end())

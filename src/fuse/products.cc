@@ -2,21 +2,13 @@
 #include <algorithm>
 #include <optional>
 
+#include "piper/ops.h"
 #include "steps.h"
 
 namespace piper {
 namespace {
 
 constexpr size_t kNone = ~size_t{0};
-
-// Ops that take others along, and how: at most so many; with operands of one row, too.
-struct Taker {
-  std::string_view op;
-  int most = 0;
-  bool rows = false;
-};
-constexpr Taker kTakers[] = {
-    {"MatMul", 2, true}, {"LayerNormGradX", 1, false}, {"RmsNormGradX", 1, false}};
 
 class Finisher {
  public:
@@ -86,14 +78,13 @@ class Finisher {
     const size_t m = maker_[at(v)];
     if (m == kNone) return false;
     const ProgramOp& product = program_.ops[m];
-    const auto* taker = std::find_if(std::begin(kTakers), std::end(kTakers),
-                                     [&](const Taker& one) { return one.op == product.op; });
-    if (taker == std::end(kTakers)) return false;
+    const OpDef* taker = find_op(product.op);
+    if (!taker) return false;
     const std::string then = product.attrs.text("then");
     const auto words = then.empty() ? 0 : 1 + std::count(then.begin(), then.end(), ' ');
-    if (words >= taker->most) return false;
+    if (words >= taker->takes) return false;
     const Shape &shape = type(v).shape, &with = type(other).shape;
-    const bool row = taker->rows && !with.empty() && with.back() == shape.back() &&
+    const bool row = taker->takes_rows && !with.empty() && with.back() == shape.back() &&
                      num_elements(with) == shape.back();
     if (type(out).shape != shape || (with != shape && !row)) return false;
     if (product.op == "MatMul" && inner_extent(product) == 0) return false;

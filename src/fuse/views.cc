@@ -2,55 +2,19 @@
 #include <algorithm>
 #include <map>
 
+#include "piper/ops.h"
 #include "steps.h"
 
 namespace piper {
 namespace {
-
-// The first byte, when the slice is one run of the input's bytes: all dims behind the first that is
-// cut are whole, all before it single.
-std::optional<int64_t> slice_offset(const ProgramOp& op, const TensorType& from, const Shape& to) {
-  const std::vector<int64_t> starts = op.attrs.integers("starts"),
-                             steps = op.attrs.integers("steps");
-  if (num_elements(to) == 0 || starts.size() != to.size()) return std::nullopt;
-  int64_t element = 0;
-  bool cut = false;  // some dim from here on is not whole
-  for (size_t d = to.size(); d-- > 0;) {
-    const int64_t extent = from.shape[d];
-    if (to[d] > 1 && !steps.empty() && steps[d] != 1) return std::nullopt;
-    if (cut && to[d] > 1) return std::nullopt;
-    cut = cut || to[d] != extent;
-    const int64_t start = starts[d] < 0 ? starts[d] + extent : starts[d];
-    const bool backward = !steps.empty() && steps[d] < 0;
-    element +=
-        std::clamp<int64_t>(start, 0, backward ? extent - 1 : extent) * product(from.shape, d + 1);
-  }
-  return element * info(from.dtype).bytes;
-}
-
-// Whether the permutation leaves the extents above 1 in their order.
-bool keeps_order(const Shape& from, const std::vector<int64_t>& perm) {
-  int64_t last = -1;
-  for (int64_t d : perm) {
-    if (from[static_cast<size_t>(d)] == 1) continue;
-    if (d < last) return false;
-    last = d;
-  }
-  return true;
-}
 
 // The byte of the input at which the output's bytes stand, when the op only names them anew.
 std::optional<int64_t> renamed_at(const Program& program, const ProgramOp& op) {
   if (op.inputs.size() != 1 || op.outputs.size() != 1 || op.inputs[0] < 0) return std::nullopt;
   const TensorType& from = program.values[static_cast<size_t>(op.inputs[0])];
   const TensorType& to = program.values[static_cast<size_t>(op.outputs[0])];
-  if (from.dtype != to.dtype) return std::nullopt;
-  if (op.op == "Slice") return slice_offset(op, from, to.shape);
-  const bool same_count = num_elements(from.shape) == num_elements(to.shape);
-  const bool same = op.op == "Reshape" || op.op == "Cast" || (op.op == "Expand" && same_count) ||
-                    (op.op == "Transpose" && !op.attrs.find("blocks") &&
-                     keeps_order(from.shape, op.attrs.integers("perm")));
-  return same ? std::optional<int64_t>(0) : std::nullopt;
+  const OpDef* def = find_op(op.op);
+  return def && def->first_byte ? def->first_byte(from, to, op.attrs) : std::nullopt;
 }
 
 class ViewMaker {

@@ -26,11 +26,6 @@ DataInput describe_input(const Graph& graph, ValueId id,
   if (value.batch_dim >= 0) input.type.shape[static_cast<size_t>(value.batch_dim)] *= graph.shards;
   input.low = 0;
   input.high = -1;
-  // A part of a table knows how much there is in all.
-  const auto bound = [&](const Node& node, int64_t extent) {
-    extent = node.attrs.integer("whole", extent);
-    input.high = input.high < 0 ? extent - 1 : std::min(input.high, extent - 1);
-  };
   std::vector<ValueId> open{id};
   std::set<int32_t> seen;
   while (!open.empty()) {
@@ -40,17 +35,14 @@ DataInput describe_input(const Graph& graph, ValueId id,
     for (NodeId reader : readers[at.index()]) {
       const Node& node = graph.node(reader);
       const OpDef* def = find_op(node.op);
-      if (node.op == "Reshape" || node.op == "Transpose" || node.op == "Slice" ||
-          (def && def->collective))
-        open.push_back(node.outputs[0]);
-      const bool indexes = node.inputs.size() > 1 && node.inputs[1] == at;
-      if (node.op == "Gather" && indexes)
-        bound(node, graph.value(node.inputs[0])
-                        .type.shape[static_cast<size_t>(node.attrs.integer("axis"))]);
-      if ((node.op == "CrossEntropySum" || node.op == "CrossEntropyTerms") && indexes) {
-        bound(node, graph.value(node.inputs[0]).type.shape.back());
-        input.ignore = node.attrs.integer("ignore_index", -100);
-      }
+      if (!def) continue;
+      const bool moves = def->elements != OpDef::Elements::kMade || def->collective;
+      if (moves) open.push_back(node.outputs[0]);
+      if (!def->indices || node.inputs[1] != at) continue;
+      const OpDef::Indices indices = def->indices(use_of(graph, node));
+      const int64_t last = indices.extent - 1;
+      input.high = input.high < 0 ? last : std::min(input.high, last);
+      if (indices.ignored) input.ignore = *indices.ignored;
     }
   }
   return input;

@@ -246,6 +246,7 @@ OpSample sample_of(const Sample& use, bool grad) {
 std::vector<OpDef> attention_ops() {
   OpDef def{.name = "Attention", .types = types, .gradient = gradient, .loops = rule};
   def.cost = cost;
+  def.autocast = OpDef::Autocast::kLow;
   OpDef grad{.name = "AttentionGrad", .types = grad_types, .loops = grad_rule};
   grad.cost = grad_cost;
   for (const Sample& use : uses()) {

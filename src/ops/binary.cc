@@ -133,7 +133,7 @@ OpDef binary(std::string_view name, Grads (*gradient)(Builder&, const GradientAr
 }  // namespace
 
 std::vector<OpDef> binary_ops() {
-  return {
+  std::vector<OpDef> ops = {
       binary("Add", gradient<add>, sum_loops, element_cost<1>),
       binary("Sub", gradient<sub>, sum_loops, element_cost<1>),
       binary("Mul", gradient<mul>, product_loops, element_cost<1>),
@@ -143,6 +143,9 @@ std::vector<OpDef> binary_ops() {
       binary("Min", gradient<min>, other_loops, element_cost<1>),
       binary("Mod", gradient<mod>, other_loops, element_cost<4>, 0.5),
   };
+  ops[0].commutes = ops[2].commutes = true;  // Add, Mul
+  ops[4].autocast = OpDef::Autocast::kF32;   // Pow
+  return ops;
 }
 
 }  // namespace piper

@@ -30,6 +30,7 @@ std::vector<OpDef> cast_ops() {
   def.cost = element_cost<1>;
   def.in_place = {{0, 0}};
   def.pointwise = true;
+  def.first_byte = same_bytes;
   def.samples = {{.inputs = {f64({4, 3})}, .attrs = {{"to", "f64"}}},
                  {.inputs = {i64({4, 3})}, .attrs = {{"to", "f64"}}},
                  {.inputs = {boolean({4})}, .attrs = {{"to", "f32"}}},

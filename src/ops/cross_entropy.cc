@@ -155,6 +155,11 @@ LoopRule count_rule(const OpTypes& use) {
   return build.rule;
 }
 
+OpDef::Indices classes(const OpTypes& use) {
+  const int64_t extent = use.inputs[0].shape.back();
+  return {use.attrs.integer("whole", extent), use.attrs.integer("ignore_index", -100)};
+}
+
 }  // namespace
 
 std::vector<OpDef> cross_entropy_ops() {
@@ -163,6 +168,8 @@ std::vector<OpDef> cross_entropy_ops() {
       .name = "CrossEntropySum", .types = sum_types, .gradient = sum_gradient, .loops = sum_rule};
   sum.cost = element_cost<12>;
   sum.apart = sum_apart;
+  sum.indices = classes;
+  sum.autocast = OpDef::Autocast::kF32;
   sum.least_is_absent = true;
   sum.samples = {{.inputs = {f64({6, 5}), i64({6})}, .attrs = ignore},
                  {.inputs = {f64({2, 4, 3}), i64({2, 4})}, .attrs = ignore},
@@ -173,6 +180,7 @@ std::vector<OpDef> cross_entropy_ops() {
   grad.least_is_absent = true;
   OpDef terms{.name = "CrossEntropyTerms", .types = terms_types, .loops = terms_rule};
   terms.cost = element_cost<12>;
+  terms.indices = classes;
   terms.samples = {
       {.inputs = {f64({2, 4, 6}), i64({2, 4}), f64({2, 4})}, .attrs = ignore, .low = 0.5}};
   OpDef of_terms{.name = "CrossEntropyOfTerms", .types = of_terms_types, .loops = of_terms_rule};

@@ -32,7 +32,9 @@ std::vector<OpDef> expand_ops() {
   OpDef def{.name = "Expand", .types = types, .gradient = gradient, .loops = rule};
   def.cost = moves;
   def.localise = localise;
+  def.first_byte = same_bytes;
   def.samples = {{.inputs = {f64({3})}, .attrs = {{"shape", Shape{4, 3}}}},
+                 {.inputs = {f64({3})}, .attrs = {{"shape", Shape{1, 3}}}},
                  {.inputs = {f64({2, 1, 3})}, .attrs = {{"shape", Shape{2, 4, 3}}}},
                  {.inputs = {f64({})}, .attrs = {{"shape", Shape{2, 2}}}}};
   return {def};

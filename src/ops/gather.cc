@@ -1,7 +1,7 @@
 // Gather{axis, padding}(data, indices, first?): slices of data along one dim; GatherGrad{axis,
 // size}(dy, indices, first?) sums them back. With `first`, data has the slices from that number on
-// of `whole`: what is not among them is zero, or left out of the sum. The slice at `padding`, where there is one, gets no gradient, as the
-// row padding_idx of PyTorch's embedding.
+// of `whole`: what is not among them is zero, or left out of the sum. The slice at `padding`, where
+// there is one, gets no gradient, as the row padding_idx of PyTorch's embedding.
 #include "rules.h"
 
 namespace piper {
@@ -106,12 +106,19 @@ Attrs grad_localise(const OpTypes& use, const std::vector<Shape>& local_outputs)
   return attrs;
 }
 
+OpDef::Indices indices(const OpTypes& use) {
+  const Shape& table = use.inputs[0].shape;
+  const int64_t extent = table[static_cast<size_t>(use.attrs.integer("axis"))];
+  return {use.attrs.integer("whole", extent)};  // a part of a table knows how much there is in all
+}
+
 }  // namespace
 
 std::vector<OpDef> gather_ops() {
   OpDef gather{
       .name = "Gather", .types = gather_types, .gradient = gather_gradient, .loops = gather_rule};
   gather.cost = moves;
+  gather.indices = indices;
   auto axis = [](int64_t n) { return Attrs{{"axis", n}}; };
   gather.samples = {{.inputs = {f64({3, 4}), i64({2, 5})}, .attrs = axis(0)},
                     {.inputs = {f64({2, 3, 4}), i64({2})}, .attrs = axis(1)},

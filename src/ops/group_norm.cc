@@ -112,6 +112,7 @@ std::vector<OpDef> group_norm_ops() {
   auto in = [](int64_t groups) { return Attrs{{"groups", groups}, {"epsilon", 1e-5}}; };
   OpDef norm{.name = "GroupNorm", .types = types, .gradient = gradient, .loops = rule};
   norm.cost = element_cost<8>;
+  norm.autocast = OpDef::Autocast::kF32;
   norm.samples = {{.inputs = {f64({2, 4, 3}), f64({4}), f64({4})}, .attrs = in(2)},
                   {.inputs = {f64({3, 3, 2, 2}), f64({3}), f64({3})}, .attrs = in(3)},
                   {.inputs = {f64({2, 6}), f64({6}), f64({6})}, .attrs = in(1)}};

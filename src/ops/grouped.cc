@@ -114,6 +114,7 @@ Cost cost(const OpTypes& use) {
 std::vector<OpDef> grouped_ops() {
   OpDef def{.name = "GroupedMatMul", .types = types, .gradient = gradient, .loops = rule};
   def.cost = cost;
+  def.autocast = OpDef::Autocast::kLow;
   OpDef grad{.name = "GroupedMatMulGrad", .types = grad_types, .loops = grad_rule};
   grad.cost = cost;
   grad.localise = grad_localise;

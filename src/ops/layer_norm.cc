@@ -90,12 +90,14 @@ LoopRule grad_params_rule(const OpTypes& use) {
 std::vector<OpDef> layer_norm_ops() {
   OpDef norm{.name = "LayerNorm", .types = types, .gradient = gradient, .loops = rule};
   norm.cost = element_cost<8>;
+  norm.autocast = OpDef::Autocast::kF32;
   auto at = [](int64_t axis) { return Attrs{{"axis", axis}, {"epsilon", 1e-5}}; };
   norm.samples = {{.inputs = {f64({4, 6}), f64({6}), f64({6})}, .attrs = at(1)},
                   {.inputs = {f64({2, 3, 4}), f64({4})}, .attrs = at(2)},
                   {.inputs = {f64({2, 3, 4}), f64({3, 4}), f64({3, 4})}, .attrs = at(1)}};
   OpDef grad_x{.name = "LayerNormGradX", .types = grad_x_types, .loops = grad_x_rule};
   grad_x.cost = element_cost<10>;
+  grad_x.takes = 1;
   const Attrs last{{"axis", int64_t{2}}};
   grad_x.samples = {
       {.inputs = {f64({2, 3, 4}), f64({2, 3, 4}), f64({4}), f64({2, 3, 1}), f64({2, 3, 1})},

@@ -104,6 +104,9 @@ Cost cost(const OpTypes& use) {
 std::vector<OpDef> matmul_ops() {
   OpDef def{.name = "MatMul", .types = types, .gradient = gradient, .loops = rule};
   def.cost = cost;
+  def.autocast = OpDef::Autocast::kLow;
+  def.takes = 2;
+  def.takes_rows = true;
   const Attrs ta{{"trans_a", int64_t{1}}}, tb{{"trans_b", int64_t{1}}};
   const Attrs both{{"trans_a", int64_t{1}}, {"trans_b", int64_t{1}}};
   def.samples = {{.inputs = {f64({4, 6}), f64({6, 2})}},

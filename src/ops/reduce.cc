@@ -153,10 +153,13 @@ std::vector<OpDef> reduce_ops() {
                            .attrs = {{"axes", Shape{1, 2}}}},
                           {.inputs = {f64({1, 3}), f64({4, 3}), f64({1, 3})},
                            .attrs = {{"axes", Shape{0}}, {"first", int64_t{1}}}}};
-  return {reduction("ReduceSum", sum_gradient, sum_rule),
+  OpDef sum = reduction("ReduceSum", sum_gradient, sum_rule);
+  OpDef product = reduction("ReduceProd", product_gradient, other_rule);
+  sum.autocast = product.autocast = OpDef::Autocast::kF32;
+  return {sum,
           reduction("ReduceMax", extreme_gradient, max_rule),
           reduction("ReduceMin", extreme_gradient, other_rule),
-          reduction("ReduceProd", product_gradient, other_rule),
+          product,
           product_grad,
           extreme_grad};
 }

@@ -40,6 +40,8 @@ std::vector<OpDef> reshape_ops() {
   def.cost = moves;
   def.localise = localise;
   def.in_place = {{0, 0}};
+  def.elements = OpDef::Elements::kPart;
+  def.first_byte = same_bytes;
   const std::pair<Shape, Shape> uses[] = {
       {{4, 2, 3}, {8, 3}}, {{8, 3}, {4, 2, 3}},        {{2, 12}, {2, 3, 2, 2}},
       {{6, 4}, {4, 6}},    {{3, 4}, {4, 3}},           {{4, 1, 6}, {4, 6}},

@@ -77,6 +77,7 @@ LoopRule grad_scale_rule(const OpTypes& use) {
 std::vector<OpDef> rms_norm_ops() {
   OpDef norm{.name = "RmsNorm", .types = types, .gradient = gradient, .loops = rule};
   norm.cost = element_cost<5>;
+  norm.autocast = OpDef::Autocast::kF32;
   auto at = [](int64_t axis) { return Attrs{{"axis", axis}, {"epsilon", 1e-5}}; };
   norm.samples = {{.inputs = {f64({4, 6}), f64({6})}, .attrs = at(1)},
                   {.inputs = {f64({2, 3, 4}), f64({4})}, .attrs = at(2)},
@@ -85,6 +86,7 @@ std::vector<OpDef> rms_norm_ops() {
   const TensorType x = f64({2, 3, 4}), rstd = f64({2, 3, 1});
   OpDef grad_x{.name = "RmsNormGradX", .types = grad_x_types, .loops = grad_x_rule};
   grad_x.cost = element_cost<8>;
+  grad_x.takes = 1;
   grad_x.samples = {{.inputs = {x, x, f64({4}), rstd}, .attrs = last, .low = 0.5}};
   OpDef grad_scale{.name = "RmsNormGradScale", .types = grad_scale_types, .loops = grad_scale_rule};
   grad_scale.cost = element_cost<3>;

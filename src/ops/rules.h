@@ -101,6 +101,12 @@ std::pair<Dims, Dims> common_letters(LoopBuilder& build, const Shape& from, cons
 // ---- Costs ------------------------------------------------------------------------------------
 
 inline Cost moves(const OpTypes&) { return {}; }
+// A first_byte: a use that keeps type and size has its input's bytes.
+inline std::optional<int64_t> same_bytes(const TensorType& from, const TensorType& to,
+                                         const Attrs&) {
+  const bool same = from.dtype == to.dtype && from.bytes() == to.bytes();
+  return same ? std::optional<int64_t>(0) : std::nullopt;
+}
 // A number of floating-point operations for each element of the greatest operand.
 Cost per_element(const OpTypes& use, double flops);
 template <int kFlops>

@@ -1,6 +1,7 @@
 // Slice{starts, ends, steps}: per dim the elements start, start + step, … before end. One entry for
 // each dim, counted from 0: start in [0, extent], end in [0, extent], or -1 to go down to the first
 // element with a negative step.
+#include <algorithm>
 #include <numeric>
 
 #include "rules.h"
@@ -146,17 +147,40 @@ OpSample sample(Shape shape, std::vector<int64_t> starts, std::vector<int64_t> e
           .attrs = {{"starts", starts}, {"ends", ends}, {"steps", steps}}};
 }
 
+// Where it is one run of the input's bytes: all dims behind the first that is cut are whole, all
+// before it single.
+std::optional<int64_t> first_byte(const TensorType& from, const TensorType& to,
+                                  const Attrs& attrs) {
+  const std::vector<int64_t> starts = attrs.integers("starts"), steps = attrs.integers("steps");
+  const size_t rank = to.shape.size();
+  const bool fits =
+      starts.size() == rank && from.shape.size() == rank && (steps.empty() || steps.size() == rank);
+  if (!fits || from.dtype != to.dtype || num_elements(to.shape) == 0) return std::nullopt;
+  int64_t element = 0, inner = 1;
+  bool cut = false;  // some dim from here on is not whole
+  for (size_t d = rank; d-- > 0; inner *= from.shape[d]) {
+    const int64_t step = steps.empty() ? 1 : steps[d];
+    if (to.shape[d] > 1 && (cut || step != 1)) return std::nullopt;
+    cut = cut || to.shape[d] != from.shape[d];
+    const int64_t start = starts[d] < 0 ? starts[d] + from.shape[d] : starts[d];
+    element += std::clamp<int64_t>(start, 0, from.shape[d] - (step < 0 ? 1 : 0)) * inner;
+  }
+  return element * info(from.dtype).bytes;
+}
+
 }  // namespace
 
 std::vector<OpDef> slice_ops() {
   OpDef def{.name = "Slice", .types = types, .gradient = gradient, .loops = rule};
   def.cost = moves;
   def.localise = localise;
-  def.samples = {sample({4, 6}, {0, 1}, {4, 5}, {1, 1}),
-                 sample({4, 2, 6}, {0, 1, 0}, {4, 2, 6}, {1, 1, 1}),
-                 sample({7, 2}, {1, 0}, {7, 2}, {2, 1}), sample({7, 2}, {5, 1}, {-1, -1}, {-2, -1}),
-                 sample({4, 2}, {3, 0}, {3, 2}, {1, 1}), sample({2, 4}, {0, 1}, {2, 4}, {1, 2}),
-                 sample({12, 3}, {4, 0}, {8, 3}, {1, 1}), sample({2, 18}, {0, 6}, {2, 18}, {1, 1})};
+  def.elements = OpDef::Elements::kPart;
+  def.first_byte = first_byte;
+  def.samples = {
+      sample({4, 6}, {0, 1}, {4, 5}, {1, 1}),  sample({4, 2, 6}, {0, 1, 0}, {4, 2, 6}, {1, 1, 1}),
+      sample({7, 2}, {1, 0}, {7, 2}, {2, 1}),  sample({7, 2}, {5, 1}, {-1, -1}, {-2, -1}),
+      sample({4, 2}, {3, 0}, {3, 2}, {1, 1}),  sample({2, 4}, {0, 1}, {2, 4}, {1, 2}),
+      sample({12, 3}, {4, 0}, {8, 3}, {1, 1}), sample({2, 18}, {0, 6}, {2, 18}, {1, 1})};
   return {def};
 }
 

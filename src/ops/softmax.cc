@@ -41,6 +41,7 @@ LoopRule grad_rule(const OpTypes& use) { return with_whole_axis(use, {{1}}); }
 OpDef forward(std::string_view name, Grads (*gradient)(Builder&, const GradientArgs&)) {
   OpDef def{.name = name, .types = types, .gradient = gradient, .loops = rule};
   def.cost = element_cost<15>;
+  def.autocast = OpDef::Autocast::kF32;
   def.samples = {{.inputs = {f64({4, 6})}, .attrs = {{"axis", int64_t{1}}}},
                  {.inputs = {f64({2, 3, 4})}, .attrs = {{"axis", int64_t{1}}}}};
   return def;

@@ -114,6 +114,7 @@ std::vector<OpDef> step_ops() {
   OpDef sum{.name = "StepSum", .types = sum_types, .loops = sum_rule};
   sum.cost = element_cost<1>;
   sum.in_place = {{0, 0}};
+  sum.sums_step = true;
   sum.samples = {{.inputs = {f64({4, 3}), f64({4, 3})}}};
   OpDef squares{.name = "SumSquares", .types = squares_types, .loops = squares_rule};
   squares.cost = element_cost<2>;

@@ -46,12 +46,28 @@ LoopRule rule(const OpTypes& use) {
   return build.rule;
 }
 
+// Where the extents above 1 stay in their order. `blocks` is how kernels read a tile of several.
+std::optional<int64_t> first_byte(const TensorType& from, const TensorType& to,
+                                  const Attrs& attrs) {
+  int64_t last = -1;
+  for (const int64_t d : attrs.integers("perm")) {
+    if (d < 0 || d >= static_cast<int64_t>(from.shape.size())) return std::nullopt;
+    if (from.shape[static_cast<size_t>(d)] == 1) continue;
+    if (d < last) return std::nullopt;
+    last = d;
+  }
+  return attrs.find("blocks") ? std::nullopt : same_bytes(from, to, attrs);
+}
+
 }  // namespace
 
 std::vector<OpDef> transpose_ops() {
   OpDef def{.name = "Transpose", .types = types, .gradient = gradient, .loops = rule};
   def.cost = moves;
+  def.elements = OpDef::Elements::kPermuted;
+  def.first_byte = first_byte;
   def.samples = {
+      {.inputs = {f64({4, 2, 1})}, .attrs = {{"perm", std::vector<int64_t>{2, 0, 1}}}},
       {.inputs = {f64({4, 2})}, .attrs = {{"perm", std::vector<int64_t>{1, 0}}}},
       {.inputs = {f64({2, 3, 4, 5})}, .attrs = {{"perm", std::vector<int64_t>{2, 0, 3, 1}}}}};
   return {def};

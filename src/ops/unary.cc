@@ -82,6 +82,11 @@ OpDef unary(std::string_view name, Grads (*gradient)(Builder&, const GradientArg
   return def;
 }
 
+OpDef in_f32(OpDef def) {
+  def.autocast = OpDef::Autocast::kF32;
+  return def;
+}
+
 }  // namespace
 
 std::vector<OpDef> unary_ops() {
@@ -90,27 +95,27 @@ std::vector<OpDef> unary_ops() {
       unary("Neg", gradient<neg>, element_cost<1>, -2, 2),
       unary("Abs", gradient<abs>, element_cost<1>, -2, 2),
       unary("Sign", gradient<zero>, element_cost<1>, -2, 2),
-      unary("Exp", gradient<exp>, element_cost<10>, -2, 2),
-      unary("Log", gradient<log>, element_cost<10>, 0.5, 3),
+      in_f32(unary("Exp", gradient<exp>, element_cost<10>, -2, 2)),
+      in_f32(unary("Log", gradient<log>, element_cost<10>, 0.5, 3)),
       unary("Sqrt", gradient<sqrt>, element_cost<4>, 0.5, 3),
-      unary("Reciprocal", gradient<reciprocal>, element_cost<4>, 0.5, 3),
+      in_f32(unary("Reciprocal", gradient<reciprocal>, element_cost<4>, 0.5, 3)),
       unary("Tanh", gradient<tanh>, element_cost<10>, -2, 2),
       unary("Sigmoid", gradient<sigmoid>, element_cost<10>, -2, 2),
       // log(1 + exp(x)).
-      unary("Softplus", gradient<softplus>, element_cost<20>, -2, 2),
+      in_f32(unary("Softplus", gradient<softplus>, element_cost<20>, -2, 2)),
       unary("Erf", gradient<erf>, element_cost<10>, -2, 2),
       unary("Relu", gradient<relu>, element_cost<1>, -2, 2),
       unary("Sin", gradient<sin>, element_cost<10>, -2, 2),
       unary("Cos", gradient<cos>, element_cost<10>, -2, 2),
-      unary("Tan", gradient<tan>, element_cost<10>, -1, 1),
-      unary("Asin", gradient<asin>, element_cost<10>, -0.9, 0.9),
-      unary("Acos", gradient<acos>, element_cost<10>, -0.9, 0.9),
+      in_f32(unary("Tan", gradient<tan>, element_cost<10>, -1, 1)),
+      in_f32(unary("Asin", gradient<asin>, element_cost<10>, -0.9, 0.9)),
+      in_f32(unary("Acos", gradient<acos>, element_cost<10>, -0.9, 0.9)),
       unary("Atan", gradient<atan>, element_cost<10>, -2, 2),
-      unary("Sinh", gradient<sinh>, element_cost<10>, -2, 2),
-      unary("Cosh", gradient<cosh>, element_cost<10>, -2, 2),
+      in_f32(unary("Sinh", gradient<sinh>, element_cost<10>, -2, 2)),
+      in_f32(unary("Cosh", gradient<cosh>, element_cost<10>, -2, 2)),
       unary("Asinh", gradient<asinh>, element_cost<10>, -2, 2),
-      unary("Acosh", gradient<acosh>, element_cost<10>, 1.5, 3),
-      unary("Atanh", gradient<atanh>, element_cost<10>, -0.9, 0.9),
+      in_f32(unary("Acosh", gradient<acosh>, element_cost<10>, 1.5, 3)),
+      in_f32(unary("Atanh", gradient<atanh>, element_cost<10>, -0.9, 0.9)),
       unary("Floor", gradient<zero>, element_cost<1>, -2, 2),
       unary("Ceil", gradient<zero>, element_cost<1>, -2, 2),
       unary("Round", gradient<zero>, element_cost<1>, -2, 2),

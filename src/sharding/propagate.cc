@@ -163,13 +163,13 @@ bool Propagation::is_touched(const Node& node) const {
 
 void Propagation::visit(NodeId id) {
   const Node& node = graph_.node(id);
-  if (node.op == "StepSum" && shards_ == 1) return;
+  if (is_step_sum(node) && shards_ == 1) return;
   for (ValueId input : node.inputs) {
     if (!input.valid() || !unknown_[input.index()]) continue;
     for (ValueId output : node.outputs) unknown_[output.index()] = true;
     return;
   }
-  if (node.op == "StepSum") return visit_step_sum(node);
+  if (is_step_sum(node)) return visit_step_sum(node);
   if (!is_touched(node)) return;
   const LoopRule* rule = rule_of(id);
   if (rule == nullptr) {
@@ -259,7 +259,7 @@ bool Propagation::require(const Use& use, size_t input, const Layout& layout) {
       break;
   }
   const Node& producer = graph_.node(value.producer);
-  if (producer.op == "StepSum") return refuse("it is a sum over the whole batch");
+  if (is_step_sum(producer)) return refuse("it is a sum over the whole batch");
   const LoopRule* rule = rule_of(value.producer);
   if (rule == nullptr) return refuse(fmt::format("{} has no rule for that", place_of(producer)));
   const OpTypes& types = *types_[value.producer.index()];

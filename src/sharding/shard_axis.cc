@@ -318,7 +318,7 @@ class AxisWalk {
   // A gradient lies as its parameter, so that what updates one by the other converts nothing; terms
   // of a whole one are summed up with the step.
   std::optional<Choice> as_parameter(const Node& node) const {
-    if (node.op != "StepSum") return std::nullopt;
+    if (!is_step_sum(node)) return std::nullopt;
     const auto is_own = [&](const Param& param) { return param.gradient == node.outputs[0]; };
     const auto param = std::find_if(graph_.params.begin(), graph_.params.end(), is_own);
     if (param == graph_.params.end()) return std::nullopt;
@@ -389,7 +389,7 @@ class AxisWalk {
   bool is_contribution(ValueId id) const {
     const auto& by = readers_[id.index()];
     return !by.empty() && !is_kept_cut(id) && std::all_of(by.begin(), by.end(), [&](NodeId reader) {
-      return graph_.node(reader).op == "StepSum";
+      return is_step_sum(graph_.node(reader));
     });
   }
 
@@ -397,7 +397,7 @@ class AxisWalk {
   // nothing later. (Where else an op is linear, its results would be sums as well, and more bytes.)
   // A sum over the step ends them, unless its result is kept in blocks.
   std::optional<Choice> keep_terms(const Node& node, const Loops& loops) const {
-    const bool ends = node.op == "StepSum";
+    const bool ends = is_step_sum(node);
     if (ends && is_kept_cut(node.outputs[0])) return std::nullopt;
     std::vector<int> terms;
     for (size_t i = 0; i < node.inputs.size(); ++i)
@@ -434,7 +434,7 @@ class AxisWalk {
     std::vector<ValueId> inputs = node.inputs;
     for (size_t i = 0; i < inputs.size(); ++i)
       if (inputs[i].valid()) inputs[i] = read(inputs[i], choice.needs[i], id);
-    for (size_t i = 0; node.op == "StepSum" && i < inputs.size(); ++i)
+    for (size_t i = 0; is_step_sum(node) && i < inputs.size(); ++i)
       if (inputs[i] != now_[node.inputs[i].index()])
         inputs[i] = as_contribution(inputs[i], node.inputs[i], choice.needs[i]);
     Node made = node;
@@ -613,7 +613,7 @@ class AxisWalk {
   // there; the rest happens where it is wanted.
   NodeId place_of(ValueId id, NodeId reader) const {
     const Value& value = graph_.value(id);
-    const bool is_sum = is_apart(lies_[id.index()]) || graph_.node(reader).op == "StepSum";
+    const bool is_sum = is_apart(lies_[id.index()]) || is_step_sum(graph_.node(reader));
     return is_sum && value.kind == ValueKind::kNode ? value.producer : reader;
   }
   Key key_of(ValueId id, const Layout& to, NodeId reader) const {

@@ -3,12 +3,10 @@
 #include <set>
 
 #include "model.h"
+#include "piper/ops.h"
 
 namespace piper {
 namespace {
-
-// Ops that draw, and which input is the key; the count of steps is the next one.
-constexpr std::pair<std::string_view, size_t> kDraws[] = {{"Random", 0}, {"Dropout", 1}};
 
 struct Draw {
   size_t op = 0;
@@ -16,15 +14,16 @@ struct Draw {
 };
 std::vector<Draw> draws_of(const Program& program) {
   std::vector<Draw> draws;
-  for (size_t o = 0; o < program.ops.size(); ++o)
-    for (const auto& [name, key] : kDraws) {
-      const ProgramOp& op = program.ops[o];
-      if (op.op != name || op.inputs.size() < key + 2) continue;
-      const auto arg = [&](size_t i) {
-        return op.inputs[i] < program.num_args ? op.inputs[i] : -1;
-      };
-      draws.push_back({o, arg(key), arg(key + 1)});
-    }
+  for (size_t o = 0; o < program.ops.size(); ++o) {
+    const ProgramOp& op = program.ops[o];
+    const OpDef* def = find_op(op.op);
+    if (!def || def->draws < 0 || op.inputs.size() < static_cast<size_t>(def->draws) + 2) continue;
+    const auto arg = [&](int i) {
+      const int32_t input = op.inputs[static_cast<size_t>(i)];
+      return input < program.num_args ? input : -1;
+    };
+    draws.push_back({o, arg(def->draws), arg(def->draws + 1)});
+  }
   return draws;
 }
 

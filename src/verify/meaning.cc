@@ -5,6 +5,7 @@
 #include <map>
 
 #include "model.h"
+#include "piper/ops.h"
 
 namespace piper {
 namespace {
@@ -49,42 +50,8 @@ class Reader {
   std::optional<int64_t> copied_from(const ProgramOp& op) const {
     if (op.inputs.size() != 1 || op.outputs.size() != 1 || op.inputs[0] < 0) return std::nullopt;
     const TensorType &from = type(op.inputs[0]), &to = type(op.outputs[0]);
-    if (from.dtype != to.dtype) return std::nullopt;
-    if (op.op == "Slice") return first_byte(op, from, to.shape);
-    const bool same =
-        from.bytes() == to.bytes() && (op.op == "Reshape" || op.op == "Cast" || op.op == "Expand" ||
-                                       (op.op == "Transpose" && keeps_order(op, from.shape)));
-    return same ? std::optional<int64_t>(0) : std::nullopt;
-  }
-  static bool keeps_order(const ProgramOp& op, const Shape& shape) {
-    int64_t last = -1;
-    for (int64_t d : op.attrs.integers("perm")) {
-      if (d < 0 || d >= static_cast<int64_t>(shape.size())) return false;
-      if (shape[d] == 1) continue;
-      if (d < last) return false;
-      last = d;
-    }
-    return true;
-  }
-  // Of a slice that is one run: behind the dim that is cut all are whole, before it all single.
-  static std::optional<int64_t> first_byte(const ProgramOp& op, const TensorType& from,
-                                           const Shape& to) {
-    const std::vector<int64_t> starts = op.attrs.integers("starts"),
-                               steps = op.attrs.integers("steps");
-    if (starts.size() != to.size() || from.shape.size() != to.size() ||
-        (!steps.empty() && steps.size() != to.size()))
-      return std::nullopt;
-    int64_t element = 0, inner = 1;
-    bool cut = false;
-    for (size_t d = to.size(); d-- > 0; inner *= from.shape[d]) {
-      const bool reverses = !steps.empty() && steps[d] < 0;
-      if (to[d] == 0 || (to[d] > 1 && (cut || (!steps.empty() && steps[d] != 1))))
-        return std::nullopt;
-      cut = cut || to[d] != from.shape[d];
-      const int64_t start = starts[d] < 0 ? starts[d] + from.shape[d] : starts[d];
-      element += std::clamp<int64_t>(start, 0, from.shape[d] - (reverses ? 1 : 0)) * inner;
-    }
-    return element * info(from.dtype).bytes;
+    const OpDef* def = find_op(op.op);
+    return def && def->first_byte ? def->first_byte(from, to, op.attrs) : std::nullopt;
   }
   void store(int32_t value, uint64_t symbol) {
     uint64_t& base = held_[bases_[value]];

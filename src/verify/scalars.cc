@@ -4,6 +4,8 @@
 #include <deque>
 #include <set>
 
+#include "piper/ops.h"
+
 namespace piper {
 namespace {
 
@@ -36,15 +38,6 @@ bool is_of_step(std::string_view op) {
   return op != "Div" && op != "Reciprocal" &&
          std::any_of(rules().begin(), rules().end(),
                      [&](const Rule& rule) { return rule.op == op; });
-}
-
-// Optimizers, and how many states stand between a parameter's gradient and the numbers.
-constexpr std::pair<std::string_view, size_t> kOptimizers[] = {
-    {"Sgd", 1}, {"AdamW", 2}, {"OnnxAdam", 2}, {"Adagrad", 1}};
-const size_t* states_of(std::string_view op) {
-  for (const auto& [name, states] : kOptimizers)
-    if (name == op) return &states;
-  return nullptr;
 }
 
 }  // namespace
@@ -97,8 +90,8 @@ class StepScalars::Values {
         inputs.push_back(input < 0      ? nullptr
                          : whole(input) ? &values_[bases_[input]]
                                         : &views.emplace_back(part(input)));
-      if (const size_t* states = states_of(op.op)) {
-        update(op, *states, inputs);
+      if (const OpDef* def = find_op(op.op); def && def->states >= 0) {
+        update(op, static_cast<size_t>(def->states), inputs);
         continue;
       }
       for (const int32_t output : op.outputs) {

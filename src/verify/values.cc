@@ -5,6 +5,8 @@
 #include <charconv>
 #include <map>
 
+#include "piper/ops.h"
+
 namespace piper {
 namespace {
 
@@ -22,9 +24,6 @@ int64_t behind(const Shape& shape, size_t dim) {  // elements from that dim on
   for (; dim < shape.size(); ++dim) count *= shape[dim];
   return count;
 }
-
-constexpr auto kOptimizers =
-    std::to_array<std::string_view>({"Sgd", "AdamW", "OnnxAdam", "Adagrad"});
 
 // An op and its attributes, as expressions write pointwise ones.
 std::string word_of(std::string_view op, const Attrs& attrs) {
@@ -100,7 +99,7 @@ class Run {
                                  operands[1]};
       return pointwise("Mul", factors, result);
     }
-    if ((word == "Add" || word == "Mul") && operands.size() == 2) {
+    if (const OpDef* def = find_op(word); def && def->commutes && operands.size() == 2) {
       uint64_t a = operands[0].in(result), b = operands[1].in(result);
       if (a > b) std::swap(a, b);
       return join_symbols(join_symbols(named(word, result), a), b);
@@ -167,19 +166,9 @@ class Run {
     if (op.inputs.size() != 1 || op.inputs[0] < 0) return false;
     if (op.op == "Pack") return true;
     const TensorType &from = program_.values[op.inputs[0]], &to = program_.values[op.outputs[0]];
-    if (from.dtype != to.dtype || from.bytes() != to.bytes()) return false;
-    return op.op == "Reshape" || op.op == "Cast" || op.op == "Expand" ||
-           (op.op == "Transpose" && keeps_order(op.attrs.integers("perm"), from.shape));
-  }
-  static bool keeps_order(const std::vector<int64_t>& perm, const Shape& shape) {
-    int64_t last = -1;
-    for (const int64_t d : perm) {
-      if (d < 0 || d >= static_cast<int64_t>(shape.size())) return false;
-      if (shape[d] == 1) continue;
-      if (d < last) return false;
-      last = d;
-    }
-    return true;
+    const OpDef* def = find_op(op.op);
+    return def && def->first_byte && from.bytes() == to.bytes() &&
+           def->first_byte(from, to, op.attrs) == 0;
   }
   // Columns [first, first + count) of rows of `row` elements.
   uint64_t columns_of(uint64_t symbol, int64_t elements, int64_t first, int64_t count,
@@ -276,7 +265,7 @@ class Run {
     const Shape& result = shape(op.outputs[0]);
     const std::string word = word_of(op.op, attrs);
     // Each element on its own, of a parameter or of a part of it.
-    if (std::find(kOptimizers.begin(), kOptimizers.end(), op.op) != kOptimizers.end()) {
+    if (const OpDef* def = find_op(op.op); def && def->states >= 0) {
       uint64_t symbol = symbol_of(word);
       for (const Operand& one : operands) symbol = join_symbols(symbol, one.symbol);
       return numbered(symbol, op.outputs.size());
@@ -425,11 +414,8 @@ Attrs without(const Attrs& attrs, std::initializer_list<std::string_view> names)
 }
 
 size_t operands_of(std::string_view word) {
-  constexpr auto kTwo = std::to_array<std::string_view>(
-      {"Add", "And", "Div", "Equal", "GeluGrad", "Greater", "GreaterOrEqual", "Less", "Max",
-       "LessOrEqual", "Min", "Mod", "Mul", "Or", "Pow", "Sub", "SiluGrad", "SwiGlu", "Xor"});
-  if (word == "Where") return 3;
-  return std::find(kTwo.begin(), kTwo.end(), word) != kTwo.end() ? 2 : 1;
+  const OpDef* def = find_op(word);
+  return def ? def->samples.front().inputs.size() : 1;
 }
 
 std::vector<uint64_t> Values::run(const Program& program, std::span<const uint64_t> args,

@@ -1,5 +1,8 @@
 // The conformance test: rows of the op table, types, costs and results in other types, on every
 // sample of every row.
+#include <filesystem>
+#include <map>
+#include <regex>
 #include <set>
 
 #include "unit/op_uses.h"
@@ -133,6 +136,152 @@ TEST(Ops, CostsAreNumbers) {
                                               "Attention", "AttentionGrad"};
     EXPECT_EQ(cost.is_matmul, products.count(use.def->name) == 1);
   });
+}
+
+// ---- Columns that other rooms read --------------------------------------------------------------
+
+TEST(Ops, TheFirstByteIsWhereTheOutputStands) {
+  std::set<std::string_view> ran;
+  for_each_use([&](const Use& use, std::mt19937_64&) {
+    if (!use.def->first_byte) return;
+    const std::optional<int64_t> first =
+        use.def->first_byte(use.types.inputs[0], use.types.outputs[0], use.types.attrs);
+    const Bytes from = test::to_bytes(*use.inputs[0]), to = test::to_bytes(use.run()[0]);
+    if (!first) return;
+    ran.insert(use.def->name);
+    ASSERT_LE(static_cast<size_t>(*first) + to.size, from.size);
+    EXPECT_EQ(std::memcmp(from.data + *first, to.data, to.size), 0);
+  });
+  EXPECT_EQ(ran, (std::set<std::string_view>{"Cast", "Expand", "Reshape", "Slice", "Transpose"}));
+}
+
+TEST(Ops, ElementsThatAreNotMadeAreTheInputs) {
+  using Elements = OpDef::Elements;
+  std::map<Elements, int> ran;
+  for_each_use([&](const Use& use, std::mt19937_64&) {
+    if (use.def->elements == Elements::kMade) return;
+    ++ran[use.def->elements];
+    std::vector<double> from = use.inputs[0]->values, to = use.run()[0].values;
+    EXPECT_TRUE(use.def->elements == Elements::kPart || from.size() == to.size());
+    std::sort(from.begin(), from.end());
+    std::sort(to.begin(), to.end());
+    EXPECT_TRUE(std::includes(from.begin(), from.end(), to.begin(), to.end()));
+  });
+  EXPECT_EQ(ran.size(), 2u);
+}
+
+TEST(Ops, OperandsThatCommuteMaySwap) {
+  int ran = 0;
+  for_each_use([&](const Use& use, std::mt19937_64&) {
+    if (!use.def->commutes) return;
+    ++ran;
+    EXPECT_EQ(use.run()[0].values, use.run({use.inputs[1], use.inputs[0]})[0].values);
+  });
+  EXPECT_GT(ran, 0);
+}
+
+// An update writes the parameter and its states in place.
+TEST(Ops, UpdatesHaveTheirStates) {
+  int updates = 0;
+  for (const OpDef* def : all_ops()) {
+    if (def->states < 0) continue;
+    ++updates;
+    EXPECT_EQ(def->in_place.size(), static_cast<size_t>(1 + def->states)) << def->name;
+    for (const auto& [output, input] : def->in_place)
+      EXPECT_EQ(input, output == 0 ? 0 : output + 1) << def->name;
+  }
+  EXPECT_EQ(updates, 4);
+}
+
+TEST(Ops, IndicesChooseFromTheFirstInput) {
+  int ran = 0;
+  for_each_use([&](const Use& use, std::mt19937_64&) {
+    if (!use.def->indices) return;
+    ++ran;
+    const OpDef::Indices indices = use.def->indices(use.types);
+    const Shape& shape = use.types.inputs[0].shape;
+    EXPECT_NE(std::find(shape.begin(), shape.end(), indices.extent), shape.end());
+    Operands last = use.inputs;
+    for (double& index : last[1]->values) index = static_cast<double>(indices.extent - 1);
+    bool some = false;
+    for (const double value : use.run(last)[0].values) some = some || value != 0;
+    EXPECT_TRUE(some) << "the last of them chooses nothing";
+  });
+  EXPECT_GT(ran, 0);
+}
+
+// What another room knows of an op is a column of the table. An op may be made by its name; to
+// compare names or to list them is left to files whose work is those very ops.
+const std::map<std::string, std::string> kComparesNames = {
+    {"autodiff/backward.cc", "takes the rounding of gradients off: Casts"},
+    {"autodiff/saved.cc", "keeps the slope of a Gelu in place of its input"},
+    {"autodiff/update.cc", "chooses the op of an optimizer"},
+    {"compile/emit.cc", "writes updates as ONNX's optimizers"},
+    {"dag/make_dag.cc", "finds the counter of steps"},
+    {"dag/update.cc", "takes the norm apart that clipping and loss scales read"},
+    {"directives/precision.cc", "adds Casts, and leaves out those of the model"},
+    {"directives/recompute.cc", "a cast of a parameter is free"},
+    {"flops/flops.cc", "counts products and attention of packed operands"},
+    {"fuse/columns.cc", "attention reads and writes columns of packed operands"},
+    {"fuse/products.cc", "an empty product takes nothing along"},
+    {"halves/widen.cc", "it is linked where the table is not"},
+    {"lower/cell.cc", "what each collective is in a plan"},
+    {"lower/pack.cc", "the operands of products are packed"},
+    {"lower/programs.cc", "collectives are instructions, products packed"},
+    {"runtime/comparison.cc", "it is linked where the table is not"},
+    {"sharding/propagate.cc", "what is all zeros is a Fill"},
+    {"sharding/shard_axis.cc", "which collective a conversion is"},
+    {"sharding/shard_batch.cc", "makes a sum, or a cast of one"},
+    {"summary/train.cc", "the words of optimizers for people"},
+    {"verify/layouts_ops.cc", "layouts of ops that move elements"},
+    {"verify/layouts_program.cc",
+     "layouts of ops that move elements, of products and of attention"},
+    {"verify/meaning.cc", "which program casts and adds what messages bring"},
+    {"verify/packed.cc", "the operands of products are packed"},
+    {"verify/scalars.cc", "what the scalars of an update are made of"},
+    {"verify/sum.cc", "which scalars all ranks make alike"},
+    {"verify/terms.cc", "terms of ops that move elements"},
+    {"verify/values.cc", "values of ops that move elements, of products and of attention"},
+};
+
+// Names of ops in a source, but where it makes them.
+std::vector<std::string> names_compared(const std::string& source) {
+  static const std::regex unread(
+      "//[^\n]*|((op1|op|try_op|add|emit|make|push_back)\\(\\s*\\{?|\\.op = )\"[A-Za-z0-9]+\"");
+  static const std::regex literal("\"([A-Z][A-Za-z0-9]+)\"");
+  const std::string rest = std::regex_replace(source, unread, "");
+  std::vector<std::string> names;
+  for (std::sregex_iterator at(rest.begin(), rest.end(), literal), end; at != end; ++at)
+    if (find_op((*at)[1].str())) names.push_back((*at)[1].str());
+  return names;
+}
+
+TEST(Ops, OtherRoomsReadColumnsInPlaceOfNames) {
+  namespace fs = std::filesystem;
+  const fs::path sources = fs::path(PIPER_SOURCE_DIR) / "src";
+  std::set<std::string> compare;
+  for (const auto& entry : fs::recursive_directory_iterator(sources)) {
+    const std::string file = fs::relative(entry.path(), sources).string();
+    const std::string room = file.substr(0, file.find('/'));
+    const std::set<std::string> own = {"ops", "import", "patterns", "backend"};
+    if (!entry.is_regular_file() || own.contains(room)) continue;
+    const std::string source = must(read_text_file(entry.path().string(), 1 << 24));
+    for (const std::string& name : names_compared(source)) {
+      compare.insert(file);
+      EXPECT_TRUE(kComparesNames.contains(file))
+          << file << " names " << name << ": make what it knows of the op a column of OpDef";
+    }
+  }
+  for (const auto& [file, why] : kComparesNames)
+    EXPECT_TRUE(compare.contains(file)) << file << " names no op any more";
+}
+
+TEST(Ops, NamesComparedAreSeen) {
+  using Names = std::vector<std::string>;
+  EXPECT_EQ(names_compared("if (node.op == \"MatMul\") {"), Names{"MatMul"});
+  EXPECT_EQ(names_compared("  {\"Sgd\", 1}, {\"Adagrad\", 1}};"), (Names{"Sgd", "Adagrad"}));
+  EXPECT_EQ(names_compared("build.op1(\"Cast\", {x}); node.op = \"Add\";  // not \"Mul\""),
+            Names{});
 }
 
 // ---- Error sentences --------------------------------------------------------------------------
