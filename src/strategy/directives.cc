@@ -10,7 +10,7 @@ bool contains(const std::vector<std::string>& in, std::string_view name) {
   return std::find(in.begin(), in.end(), name) != in.end();
 }
 
-// Those that are maps of one known key.
+// Returns those that are maps of one known key; the others are errors.
 std::vector<const yaml::Entry*> list_directives(const std::vector<Sections::Item>& items,
                                                 ErrorList& errors) {
   std::vector<const yaml::Entry*> out;

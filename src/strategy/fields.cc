@@ -33,7 +33,7 @@ Status check_single(const yaml::Node& node, const SourceSpan& at, const Object& 
               join(keys, ", "));
 }
 
-// Whether such maps are the items of a list.
+// Returns whether such maps are the items of a list.
 bool is_item(const Object& object) {
   for (const Object& other : objects())
     for (const Field& field : other.fields)
@@ -57,7 +57,7 @@ std::vector<const Object*> children(const Field& field) {
   return out;
 }
 
-// How the key is written from `from` on: "optimizer: {sgd: {momentum: …}}" of train.
+// Returns how the key is written from `from` on: "optimizer: {sgd: {momentum: …}}" of train.
 std::vector<std::string> places_below(const Object& from, std::string_view key) {
   std::vector<std::string> places;
   if (const Field* field = find_field(from, key); field && is_known(*field))
@@ -72,7 +72,7 @@ std::vector<std::string> places_below(const Object& from, std::string_view key) 
   return places;
 }
 
-// Where a key that does not belong to `object` is written, as far as there is one place.
+// Says where a key that does not belong to `object` is written, if there is one place.
 std::optional<std::string> home_of(std::string_view key, const Object& object) {
   const Object& whole = fields::object("strategy");
   if (find_field(whole, key))
@@ -111,7 +111,7 @@ Status check_key(const yaml::Entry& entry, const Object& object) {
   return ok_status();
 }
 
-// Of an entry without a value, the keys behind it that belong under it: they are not indented.
+// Returns the keys behind an entry without a value that belong under it: they are not indented.
 std::vector<std::string> not_indented(const yaml::Node& map, const Field& field,
                                       const Object& object) {
   std::vector<std::string> out;
@@ -141,7 +141,7 @@ Status check_keys(const yaml::Node& map, const Object& object) {
   return errors.status();
 }
 
-// What stands where a map with the keys of `object` belongs.
+// The error where something else stands than a map with the keys of `object`.
 Error no_map(const yaml::Node& node, std::string_view name, const Object& object) {
   const std::vector<std::string> keys = known_keys(object);
   Error error = wrong_type(node, fmt::format("a map for '{}'", name));

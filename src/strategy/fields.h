@@ -59,7 +59,7 @@ struct RealRange {
 };
 inline constexpr RealRange kNotNegative{0, 1e30}, kPositive{0, 1e30, true}, kUnit{0, 1};
 
-// How a value is written.
+// A Form says how a value is written.
 struct Form {
   Type type = Type::kText;
   std::string_view object = {}, other = {};
@@ -90,7 +90,7 @@ constexpr Form integer_or(std::span<const Word> words, IntegerRange range) {
   return {.type = Type::kIntegerOrWord, .words = words, .integers = range};
 }
 
-// What values are read with: what names mean, what directives may name, what is read already.
+// Readers of values are given what names mean, what directives may name, what is read already.
 inline const Names kNoNames;
 inline const Strategy kNothingYet;
 struct Reading {
@@ -100,7 +100,7 @@ struct Reading {
 };
 
 struct Field;
-// How a value gets into a struct, and out of it again. members.h makes them.
+// A Member gets a value into a struct, and out of it again. members.h makes them.
 struct Member {
   Status (*read)(const Field&, const yaml::Entry&, const Reading&, void* object) = nullptr;
   std::string (*print)(const Field&, const void* object) = nullptr;  // "": it need not be said
@@ -116,7 +116,7 @@ class Fields;
 struct Object {
   std::string_view name;
   std::span<const Field> fields;
-  // What rows do not say, when all of them have been read.
+  // Checks what rows do not say, when all of them have been read.
   Status (*check)(const Fields&, const Reading&, void* object) = nullptr;
   bool single = false;  // exactly one of its keys is given, but for those beside
   bool block = false;   // printed with a line for each key
@@ -128,7 +128,7 @@ constexpr Object block(std::string_view name, std::span<const Field> fields,
                        Status (*check)(const Fields&, const Reading&, void*) = nullptr) {
   return {.name = name, .fields = fields, .check = check, .block = true};
 }
-// Of the entries of a list.
+// The entries of lists have it.
 inline constexpr Field kWhen = {"when", kBool, kBeside,
                                 "Whether the entry counts, over params and mesh axes. Default 1."};
 const Object& object(std::string_view name);
@@ -154,7 +154,7 @@ class Fields {
 };
 // `at` is what names the map in errors: the key above it.
 Result<Fields> read(const yaml::Node& node, const SourceSpan& at, std::string_view object);
-// The same of a map that nothing reads, and of the maps in it.
+// Checks the same of a map that nothing reads, and of the maps in it.
 Status check(const yaml::Node& node, const SourceSpan& at, std::string_view object);
 
 // ---- Whole maps, row by row ---------------------------------------------------------------------

@@ -89,7 +89,7 @@ Status read_member(const Field& field, const yaml::Entry& entry, const Reading& 
                    void* object) {
   return read_value(field, entry.value, reading, Path<Steps...>::of(object));
 }
-// What is the default without it is not printed.
+// Prints nothing where an object without the key has the same value.
 template <auto... Steps>
 std::string print_member(const Field& field, const void* object) {
   using Way = Path<Steps...>;

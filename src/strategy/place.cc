@@ -4,7 +4,7 @@
 namespace piper::fields {
 namespace {
 
-// What expressions may name behind `where`, and behind `tags`.
+// Returns what expressions behind `where` may name, and behind `tags` those too.
 std::vector<std::string> free_names(const Place& place, const Names& names) {
   std::vector<std::string> free = names.tags;
   free.emplace_back("M");

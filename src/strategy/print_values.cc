@@ -12,7 +12,7 @@ std::string print_word(std::string_view text) {
   return plain ? std::string(text) : in_quotes(text);
 }
 
-// In the largest unit that leaves a whole number.
+// Prints in the largest unit that leaves a whole number.
 std::string print_bytes(int64_t value) {
   for (const auto& [unit, size] : {std::pair("GiB", 1 << 30), {"MiB", 1 << 20}, {"KiB", 1 << 10}})
     if (value % size == 0 && value != 0) return fmt::format("{}{}", value / size, unit);

@@ -123,7 +123,7 @@ std::string type_of(const fields::Form& form) {
 bool is_shown(const Field& field) { return field.presence != Presence::kUnsupported; }
 bool is_beside(const Field& field) { return field.presence == Presence::kBeside; }
 
-// That one of the keys is given, but for those beside.
+// Asks for one of the keys, but for those beside.
 std::string one_key(const Object& object, std::string_view indent) {
   std::vector<std::string> keys;
   for (const Field& field : object.fields)

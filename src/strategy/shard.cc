@@ -63,10 +63,10 @@ constexpr Field kShardKeys[] = {
     {"dim", integer_or(kNone, {-64, 63}), kOptional,
      "Which dim is cut, from the end if negative; none: every rank holds all of it.",
      custom<read_dim, print_dim>},
-    {"over", kAxis, kRequired, "A mesh axis.", located<&ShardRule::over, &ShardRule::over_at>},
     {"pad", kBool, kOptional,
      "Where the axis does not divide the dim: zeros behind it, which never count. Default false.",
      member<&ShardRule::pad>},
+    {"over", kAxis, kRequired, "A mesh axis.", located<&ShardRule::over, &ShardRule::over_at>},
 };
 
 }  // namespace

@@ -175,7 +175,7 @@ TEST(Spelling, HasAllThatCanBeSaid) {
           "  - place: {where: {stage: s, part: \"*\"}, tags: {dir: \"mb % 2\"}, on: {pp: dir}}\n"
           "  - replicate: {over: pp, stream: r2, shard: [optimizer, gradients, parameters], "
           "persist: 1KiB, gather: {prefetch: 2, when: per_step, stream: g2}}\n"
-          "  - shard: {match: [\"**/w\", \"**/v\"], dim: -1, over: pp, pad: true}\n"
+          "  - shard: {match: [\"**/w\", \"**/v\"], dim: -1, pad: true, over: pp}\n"
           "  - shard: {input: [tokens], dim: none, over: pp}\n"
           "  - shard: {scope: [\"h/*\"], dim: 1, over: pp}\n"
           "  - shard: {sends: [\"h/*\"], over: pp}\n"
