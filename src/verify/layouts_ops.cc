@@ -408,8 +408,8 @@ OpLayouts::Made OpLayouts::add_parts(const Use& use) {
   }
   if (!turn) return refuse("which cannot take these parts together");
   const auto& sets = use.rule.linear;
-  const bool moves = use.inputs.size() == 1 && use.def->cost(use.types).flops == 0;
   const bool rounds = use.def->name == "Cast" && info(use.types.outputs[0].dtype).is_float;
+  const bool moves = rounds || (use.inputs.size() == 1 && use.def->cost(use.types).flops == 0);
   if ((std::find(sets.begin(), sets.end(), parts) == sets.end() && !rounds) ||
       (!moves && use.inputs[static_cast<size_t>(parts[0])].lies.turn.merges))
     return refuse("which cannot be done in these parts");
