@@ -111,17 +111,39 @@ class AxisWalk {
     return wanted && wanted->kind == kCut;
   }
   void take(NodeId id, const Node& node, const Choice& choice);
+  // Its results lie so from here on.
+  void settle(NodeId id, const Node& node, const Choice& choice);
   // An op adds to a sum over the step, no collective does.
   ValueId as_contribution(ValueId from, ValueId origin, const Layout& layout);
   // Tells a part where it begins, among the parts of axes before it too.
   void place_first(Node& node, const LoopRule& rule, const LoopCut& cut);
   // Tells an op which part of the random numbers it draws (ops/random.cc).
   void place_draw(Node& node, const Layout& lies);
+  // What an op makes of values as a rank has them.
+  std::vector<TensorType> types_here(const Node& node) const;
+  TensorType type_here(ValueId id) const;
   // Numbers of which the op needs the sums travel together, as one vector.
   void sum_numbers(NodeId id, const Node& node, const Choice& choice);
   // An op beside `near`, on values as they are now.
   ValueId add(std::string_view op, const std::vector<ValueId>& inputs, Attrs attrs,
               const Node& near, const Layout& layout);
+
+  // ---- Attention as a strategy says (axis_attention.cc) -----------------------------------------
+
+  const AttentionCut* attention_of(const Node& node) const;
+  void attend(NodeId id, const Node& node, const Loops& loops, const AttentionCut& how);
+  void attend_by_heads(NodeId id, const Node& node, const Choice& choice, const Layout& tokens);
+  void attend_in_turn(NodeId id, const Node& node, const Loops& loops, Choice choice,
+                      const LoopCut& keys);
+  Node at_turn(const Node& placed, ValueId k, ValueId v, int64_t turn);
+  void merge_turns(const Node& whole, const Node& placed, const Choice& choice);
+  void add_turns(const Node& whole, const Node& placed, const Choice& choice);
+  ValueId own_first(const Node& near, int64_t size, int64_t turn);
+  ValueId rotated(ValueId from, ValueId origin, const Layout& lies, const Node& near);
+  // One of the ops that stand for another. Its results are like those of that, or, where they are
+  // the last, take their place.
+  std::vector<ValueId> put(Node node, std::span<const ValueId> like, std::span<const Layout> lie,
+                           bool is_last = false);
 
   // ---- Conversions (axis_conversions.cc) --------------------------------------------------------
 
@@ -193,7 +215,9 @@ class AxisWalk {
   std::vector<ValueId> now_;         // what stands for a value
   std::map<int32_t, Layout> fixed_;  // by value that a node makes: what its readers get
   std::map<Key, ValueId> converted_;
-  std::map<Region, ValueId> own_number_;  // along the axis
+  std::map<Region, ValueId> own_number_;                           // along the axis
+  std::map<std::tuple<Region, int64_t, int64_t>, ValueId> first_;  // by size and turn
+  std::optional<Error> wrong_;
   std::vector<NodeId> put_together_;
   std::vector<Node> nodes_;
   std::vector<NodeId> was_;  // by position in nodes_; invalid: a conversion

@@ -20,6 +20,7 @@ Result<ShardedGraph> AxisWalk::run() {
       hint_gradients();
     }
     visit(NodeId(i));
+    if (wrong_) return *std::move(wrong_);
   }
   name_readers();
   end_step();
@@ -49,6 +50,10 @@ void AxisWalk::visit(NodeId id) {
   visited_ = id.value;
   const Node node = graph_.node(id);
   const Loops loops = loops_of(graph_, node);
+  if (const AttentionCut* how = attention_of(node)) {
+    if (!wrong_) attend(id, node, loops, *how);
+    return;
+  }
   if (only_moves(loops, node) && may_adopt(node.inputs[0]) && !hints_[node.outputs[0].index()])
     hints_[node.outputs[0].index()] = wanted_beside(node.outputs[0]);
   std::vector<Choice> choices;
@@ -193,6 +198,10 @@ void AxisWalk::take(NodeId id, const Node& node, const Choice& choice) {
   if (choice.cut && find_op(node.op)->draws >= 0) place_draw(made, choice.makes[0]);
   nodes_.push_back(std::move(made));
   was_.push_back(id);
+  settle(id, node, choice);
+}
+
+void AxisWalk::settle(NodeId id, const Node& node, const Choice& choice) {
   for (size_t o = 0; o < node.outputs.size(); ++o) {
     const ValueId output = node.outputs[o];
     lies_[output.index()] = made_[output.index()] = choice.makes[o];
@@ -286,12 +295,9 @@ ValueId AxisWalk::add(std::string_view op, const std::vector<ValueId>& inputs, A
   node.pass = near.pass;
   node.tags = near.tags;
   node.inputs = inputs;
-  OpTypes use = use_of(graph_, node);
-  Result<std::vector<TensorType>> types = find_op(op)->types(use);
-  PIPER_CHECK(types.ok(), "{} '{}': {}", op, node.name, types.error().message);
   Value value;
   value.name = fmt::format("{}{}", node.name, graph_.values.size());
-  value.type = (*types)[0];
+  value.type = types_here(node)[0];
   if (!inputs.empty()) value.layout = graph_.value(inputs[0]).layout;
   if (!inputs.empty()) value.over = graph_.value(inputs[0]).over;
   std::erase_if(value.over, [&](const AxisLayout& lies) { return lies.axis == cut_.axis; });
@@ -301,6 +307,23 @@ ValueId AxisWalk::add(std::string_view op, const std::vector<ValueId>& inputs, A
   nodes_.push_back(std::move(node));
   was_.emplace_back();
   return made;
+}
+
+TensorType AxisWalk::type_here(ValueId id) const {
+  TensorType type = type_of(id);
+  if (id.index() >= global_ || is_loaded_whole(id)) return type;
+  const bool is_made = graph_.value(id).kind == ValueKind::kNode;
+  type.shape = local(std::move(type.shape), (is_made ? made_ : lies_)[id.index()]);
+  return type;
+}
+
+std::vector<TensorType> AxisWalk::types_here(const Node& node) const {
+  OpTypes use = use_of(graph_, node);
+  for (size_t i = 0; i < node.inputs.size(); ++i)
+    if (node.inputs[i].valid()) use.inputs[i] = type_here(node.inputs[i]);
+  Result<std::vector<TensorType>> types = find_op(node.op)->types(use);
+  PIPER_CHECK(types.ok(), "{} '{}': {}", node.op, node.name, types.error().message);
+  return *std::move(types);
 }
 
 void AxisWalk::name_readers() {
@@ -355,7 +378,10 @@ void AxisWalk::localise() {
   }
   graph_.nodes = std::move(nodes_);
   for (size_t n = 0; n < graph_.nodes.size(); ++n)
-    for (ValueId output : graph_.nodes[n].outputs) graph_.value(output).producer = NodeId(n);
+    for (size_t o = 0; o < graph_.nodes[n].outputs.size(); ++o) {
+      Value& made = graph_.value(graph_.nodes[n].outputs[o]);
+      made.producer = NodeId(n), made.output_index = static_cast<int>(o);
+    }
   check_types();
 }
 

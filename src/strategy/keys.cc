@@ -201,6 +201,12 @@ constexpr Field kShard[] = {
     {"sends", kPaths, kOptional,
      "Or what stages send one another, in parts that are put together on arrival: patterns over "
      "scope paths."},
+    {"attention", kPaths, kOptional,
+     "Or attention over tokens that are cut over the axis: patterns over scope paths."},
+    {"by", kWord, kOptional,
+     "How it is done: keys and values of all tokens gathered, all tokens of the own heads, or the "
+     "keys and values of each rank in turn.",
+     "gather heads ring"},
     {"dim", kIntegerOrWord, kOptional,
      "Which dim is cut, from the end if negative; none: every rank holds all of it.", "none"},
     {"over", kText, kRequired, "A mesh axis."},

@@ -389,7 +389,9 @@ class StrategyPrinter {
     map.add_if(!one.scope.empty(), "scope", list_of(one.scope, pattern));
     map.add_if(!one.input.empty(), "input", list_of(one.input, pattern));
     map.add_if(!one.sends.empty(), "sends", list_of(one.sends, pattern));
-    map.add_if(one.sends.empty(), "dim", one.dim ? std::to_string(*one.dim) : "none");
+    map.add_if(!one.attention.empty(), "attention", list_of(one.attention, pattern));
+    map.add_if(!one.by.empty(), "by", one.by);
+    map.add_if(one.has_dim(), "dim", one.dim ? std::to_string(*one.dim) : "none");
     map.add_if(one.pad, "pad", "true");
     return map.add("over", text_of(one.over)).text();
   }

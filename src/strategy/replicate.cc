@@ -10,16 +10,6 @@ namespace {
 using fields::Fields;
 using When = Replicate::When;
 
-// One of a few words.
-Result<size_t> read_word(const yaml::Node& node, const Scope& scope,
-                         std::span<const std::string> words, std::string_view what) {
-  PIPER_ASSIGN(const std::string word, read_text(node, scope));
-  const auto found = std::find(words.begin(), words.end(), word);
-  if (found != words.end()) return static_cast<size_t>(found - words.begin());
-  return fail(node.at, "{} is not {}{}", yaml::shown(word), what, did_you_mean(word, words))
-      .with_note(fmt::format("there are {}", join({words.begin(), words.end()}, ", ")));
-}
-
 // Each kind of state is cut with those before it.
 Status read_shard(const yaml::Node& node, const Scope& scope, Replicate& out) {
   const std::string kKinds[] = {"optimizer", "gradients", "parameters"};

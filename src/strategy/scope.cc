@@ -192,6 +192,15 @@ Status check_word(const yaml::Node& node, const Scope& scope,
               yaml::shown(node.text), did_you_mean(node.text, words));
 }
 
+Result<size_t> read_word(const yaml::Node& node, const Scope& scope,
+                         std::span<const std::string> words, std::string_view what) {
+  PIPER_ASSIGN(const std::string word, read_text(node, scope));
+  const auto found = std::find(words.begin(), words.end(), word);
+  if (found != words.end()) return static_cast<size_t>(found - words.begin());
+  return fail(node.at, "{} is not {}{}", yaml::shown(word), what, did_you_mean(word, words))
+      .with_note(fmt::format("there are {}", join({words.begin(), words.end()}, ", ")));
+}
+
 Result<Glob> read_glob(const yaml::Node& node, const Scope& scope) {
   if (!node.is(yaml::Node::Kind::kScalar)) return wrong_type(node, "a pattern");
   PIPER_ASSIGN(const std::string text, read_text(node, scope));

@@ -51,6 +51,9 @@ Result<std::string> read_name(const yaml::Node& node, const Scope& scope);  // a
 // Error: what is neither an integer nor one of a few words.
 Status check_word(const yaml::Node& node, const Scope& scope,
                   const std::vector<std::string>& words);
+// The index of one of a few words; `what` they are, for the error.
+Result<size_t> read_word(const yaml::Node& node, const Scope& scope,
+                         std::span<const std::string> words, std::string_view what);
 Result<Glob> read_glob(const yaml::Node& node, const Scope& scope);
 Result<int64_t> read_integer(const yaml::Node& node, const Scope& scope, IntegerRange range = {});
 Result<double> read_real(const yaml::Node& node, const Scope& scope);

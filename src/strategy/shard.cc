@@ -16,17 +16,31 @@ Result<std::vector<Glob>> read_globs(const yaml::Node& node, const Scope& scope)
   return globs;
 }
 
-// What stages send has flat parts, all else blocks of a dim.
+// What stages send has flat parts, attention what its inputs have, all else blocks of a dim.
 Status read_dim(const fields::Fields& map, const Scope& scope, ShardRule& shard) {
   if (!map["dim"])
-    return shard.sends.empty() ? fail(map.at(), "'shard' needs the key 'dim'") : ok_status();
+    return shard.has_dim() ? fail(map.at(), "'shard' needs the key 'dim'") : ok_status();
   PIPER_ASSIGN(const yaml::Node dim, with_texts(*map["dim"], scope));
   shard.dim_at = dim.at;
+  if (!shard.attention.empty())
+    return fail(dim.at,
+                "shard: 'dim' beside 'attention', which has the tokens that inputs give it");
   if (!shard.sends.empty())
     return fail(dim.at, "shard: 'dim' beside 'sends', whose parts are runs of the elements");
   if (dim.text == "none") return ok_status();
   PIPER_TRY(check_word(dim, scope, {"none"}));
   PIPER_ASSIGN(shard.dim, read_integer(dim, scope, {-64, 63}));
+  return ok_status();
+}
+
+Status read_by(const fields::Fields& map, const Scope& scope, ShardRule& shard) {
+  const yaml::Node* by = map["by"];
+  if (!by && shard.attention.empty()) return ok_status();
+  if (!by) return fail(map.at(), "'shard' of attention needs the key 'by'");
+  if (shard.attention.empty()) return fail(map.key_at("by"), "shard: 'by' is for attention");
+  const std::string kWays[] = {"gather", "heads", "ring"};
+  PIPER_ASSIGN(const size_t way, read_word(*by, scope, kWays, "a way of attention"));
+  shard.by = kWays[way];
   return ok_status();
 }
 
@@ -40,7 +54,8 @@ Status read_shard_directive(const fields::Fields& map, const Scope& scope, const
   for (const auto& [key, globs] : {std::pair("match", &shard.match),
                                    {"input", &shard.input},
                                    {"scope", &shard.scope},
-                                   {"sends", &shard.sends}}) {
+                                   {"sends", &shard.sends},
+                                   {"attention", &shard.attention}}) {
     const yaml::Node* patterns = map[key];
     if (!patterns) continue;
     if (std::exchange(given, true))
@@ -53,8 +68,9 @@ Status read_shard_directive(const fields::Fields& map, const Scope& scope, const
     return fail(map.at(), "shard: no tensor is named")
         .with_note(
             "help: 'match' names parameters, 'input' inputs, 'scope' what modules make, "
-            "'sends' what stages send");
+            "'sends' what stages send, 'attention' how tokens in blocks meet");
   PIPER_TRY(read_dim(map, scope, shard));
+  PIPER_TRY(read_by(map, scope, shard));
   if (const yaml::Node* pad = map["pad"]) {
     PIPER_ASSIGN(shard.pad, read_bool(*pad, scope));
     if (shard.pad && (!shard.dim || shard.match.empty()))
