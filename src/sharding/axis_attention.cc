@@ -41,46 +41,50 @@ const AttentionCut* AxisWalk::attention_of(const Node& node) const {
 void AxisWalk::attend(NodeId id, const Node& node, const Loops& loops, const AttentionCut& how) {
   const LoopCut queries{letters(loops, node, 0, true)[0], 1},
       keys{letters(loops, node, 1, true)[0], 1}, heads{letters(loops, node, 0, false)[0], 1};
-  const auto refuse = [&](std::string why) {
-    wrong_ = fail(how.at, "shard: attention in {} {}", quote_control(node.scope), why)
-                 .with_note(fmt::format("its queries, keys and values are {}, {} and {}",
-                                        to_string(type_of(node.inputs[0])),
-                                        to_string(type_of(node.inputs[1])),
-                                        to_string(type_of(node.inputs[2]))));
-    return;
-  };
-  const std::optional<Layout> tokens = layout_of(loops.input(0), queries);
-  const Layout& lies = lies_[node.inputs[0].index()];
-  if (!tokens || !is_legal(loops, queries) || lies != *tokens) {
-    const bool apart = tokens && lies.kind == kCut && lies.dim == tokens->dim;
-    refuse(apart ? fmt::format("has tokens in {} stretches over '{}', not in one", lies.outer,
-                               cut_.name)
-                 : fmt::format("has no tokens in blocks over '{}'", cut_.name));
-    for (const ShardSeed& seed : cut_.seeds)
-      if (seed.dim >= 0 && graph_.value(seed.value).kind == ValueKind::kInput)
-        wrong_->notes.push_back(fmt::format("'{}' is cut over it at line {}",
-                                            quote_control(graph_.value(seed.value).name),
-                                            seed.at.line));
-    wrong_->notes.push_back(
-        apart
-            ? fmt::format("help: the mesh names '{}' before other axes that cut tokens", cut_.name)
-            : fmt::format("help: `shard: {{input: \"*\", dim: 1, over: {}}}` cuts those of inputs",
-                          cut_.name));
-    return;
-  }
+  if (!has_tokens(node, loops, queries, how)) return;
   if (how.by == AttentionBy::kGather) return take(id, node, choose(node, loops, queries));
   const bool in_turn = how.by == AttentionBy::kRing;
-  const LoopCut& other = in_turn ? keys : heads;
-  const Layout k = layout_of(loops.input(1), other).value_or(Layout{});
+  const Layout k = layout_of(loops.input(1), in_turn ? keys : heads).value_or(Layout{});
   const int64_t extent =
       k.kind == kCut ? type_of(node.inputs[1]).shape[static_cast<size_t>(k.dim)] : 0;
   if (extent == 0 || extent % ranks_ != 0)
-    return refuse(fmt::format("has {} {}, which {} ranks of '{}' do not divide", extent,
+    return refuse(node, how,
+                  fmt::format("has {} {}, which {} ranks of '{}' do not divide", extent,
                               in_turn ? "keys" : "heads of keys", ranks_, cut_.name));
   if (in_turn && node.outputs.size() > 3 && type_of(node.inputs[mask_of(node)]).shape[2] == 1)
-    return refuse("trains a mask that all queries share, which is not done by ring");
+    return refuse(node, how, "trains a mask that all queries share, which is not done by ring");
   if (in_turn) return attend_in_turn(id, node, loops, choose(node, loops, queries), keys);
   attend_by_heads(id, node, choose(node, loops, heads), *layout_of(loops.output(0), queries));
+}
+
+void AxisWalk::refuse(const Node& node, const AttentionCut& how, const std::string& why) {
+  std::vector<std::string> types;
+  for (size_t i = 0; i < 3; ++i) types.push_back(to_string(type_of(node.inputs[i])));
+  wrong_ = fail(how.at, "shard: attention in {} {}", quote_control(node.scope), why)
+               .with_note("its queries, keys and values are " + join(types, ", "));
+}
+
+// In one stretch: the first token tells where a rank's begin.
+bool AxisWalk::has_tokens(const Node& node, const Loops& loops, const LoopCut& queries,
+                          const AttentionCut& how) {
+  const std::optional<Layout> tokens = layout_of(loops.input(0), queries);
+  const Layout& lies = lies_[node.inputs[0].index()];
+  if (tokens && is_legal(loops, queries) && lies == *tokens) return true;
+  const bool apart = tokens && lies.kind == kCut && lies.dim == tokens->dim;
+  refuse(
+      node, how,
+      apart ? fmt::format("has tokens in {} stretches over '{}', not in one", lies.outer, cut_.name)
+            : fmt::format("has no tokens in blocks over '{}'", cut_.name));
+  for (const ShardSeed& seed : cut_.seeds)
+    if (const Value& value = graph_.value(seed.value);
+        seed.dim >= 0 && value.kind == ValueKind::kInput)
+      wrong_->notes.push_back(
+          fmt::format("'{}' is cut over it at line {}", quote_control(value.name), seed.at.line));
+  wrong_->notes.push_back(
+      apart ? fmt::format("help: the mesh names '{}' before other axes that cut tokens", cut_.name)
+            : fmt::format("help: `shard: {{input: \"*\", dim: 1, over: {}}}` cuts those of inputs",
+                          cut_.name));
+  return false;
 }
 
 // What attention makes has tokens in blocks again for all others; its gradient has it as it was.

@@ -132,6 +132,9 @@ class AxisWalk {
 
   const AttentionCut* attention_of(const Node& node) const;
   void attend(NodeId id, const Node& node, const Loops& loops, const AttentionCut& how);
+  void refuse(const Node& node, const AttentionCut& how, const std::string& why);
+  bool has_tokens(const Node& node, const Loops& loops, const LoopCut& queries,
+                  const AttentionCut& how);
   void attend_by_heads(NodeId id, const Node& node, const Choice& choice, const Layout& tokens);
   void attend_in_turn(NodeId id, const Node& node, const Loops& loops, Choice choice,
                       const LoopCut& keys);
