@@ -38,8 +38,7 @@ const std::map<std::string, std::string> kSequence = {
 };
 
 // Tokens in blocks, and heads where attention meets them all.
-const std::string kTokens = R"(  - shard: {input: input_ids, dim: 1, over: cp}
-  - shard: {input: labels, dim: 1, over: cp}
+const std::string kTokens = R"(  - shard: {input: "*", dim: 1, over: cp}
   - shard: {match: "**", dim: none, over: cp}
 )";
 const std::string kHeads = kTokens + "  - shard: {attention: \"**\", by: heads, over: cp}\n";
@@ -473,27 +472,27 @@ TEST(Axes, AttentionThatCannotBeDoneSoIsRefused) {
   const std::string at = "shard: attention in model/model/layers/0/self_attn ",
                     sizes =
                         "  = note: its queries, keys and values are f32[8,32,4,8], "
-                        "f32[8,32,2,8] and f32[8,32,2,8]\n";
+                        "f32[8,32,2,8], f32[8,32,2,8]\n";
   EXPECT_EQ(
       refusal("{cp: 4}", kHeads),
-      "8:5: error: " + at + "has 2 heads of keys, which 4 ranks of 'cp' do not divide\n" + sizes);
+      "7:5: error: " + at + "has 2 heads of keys, which 4 ranks of 'cp' do not divide\n" + sizes);
   EXPECT_EQ(refusal("{cp: 2}", of_line),
             "5:5: error: shard: nothing is cut over 'cp'\n"
             "  = help: `shard: {input: \"*\", dim: 1, over: cp}` cuts tokens\n");
   EXPECT_EQ(refusal("{cp: 2}", kRing + of_line),
-            "9:5: error: shard: two directives say how attention in "
+            "8:5: error: shard: two directives say how attention in "
             "model/model/layers/0/self_attn is done over 'cp'\n"
-            "  = note: the other one is at line 8\n");
+            "  = note: the other one is at line 7\n");
   EXPECT_EQ(refusal("{cp: 2}", "  - shard: {input: \"*\", dim: 0, over: cp}\n" + of_line),
             "6:5: error: " + at + "has no tokens in blocks over 'cp'\n" + sizes +
                 "  = note: 'input_ids' is cut over it at line 5\n"
                 "  = note: 'labels' is cut over it at line 5\n"
                 "  = help: `shard: {input: \"*\", dim: 1, over: cp}` cuts those of inputs\n");
   EXPECT_EQ(refusal("{tp: 2, cp: 2}", kSequence.at("llama-hf") + kRing).substr(0, 13 + at.size()),
-            "9:5: error: " + at + "h");
+            "8:5: error: " + at + "h");
   EXPECT_EQ(refusal("{cp: 2}", kTokens + "  - shard: {attention: nowhere, by: ring, over: cp}\n")
                 .substr(0, 50),
-            "8:24: error: shard: no attention matches 'nowhere'");
+            "7:24: error: shard: no attention matches 'nowhere'");
 }
 
 std::vector<Case> cases() {
@@ -622,6 +621,8 @@ std::vector<Case> cases() {
   library("ring2_gpt2", "gpt2-hf", "context/ring", "cp: 2");
   library("ring4_llama", "llama-hf", "context/ring", "cp: 4");
   library("experts2_moe", "moe-gshard", "experts/experts", "ep: 2");
+  // A mask of the data, which hides keys.
+  all.push_back({"ring2_bert_hf", "bert-hf", "{cp: 2}", split + kRing});
   // One sample a rank: a slice of it is a part of its block.
   for (const char* model : {"two-tower", "vit-hf"})
     all.push_back({"batch4_data2_" + identifier(model), model, "{dp: 2, ep: 4}",
