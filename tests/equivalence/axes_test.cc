@@ -460,6 +460,16 @@ TEST(Axes, EachTurnCounts) {
   EXPECT_GT(changed, 400U);
 }
 
+TEST(Axes, AttentionIsReported) {
+  NEED_MODELS();
+  const Result<Compiled> made = compile_case({"", "llama-hf", "{cp: 2}", kRing}, kSgd, false);
+  ASSERT_TRUE(made) << print_error(made.error());
+  std::vector<std::string> lines;
+  for (const Explanation& each : made->explanations)
+    if (each.at.line == 7) lines.insert(lines.end(), each.lines.begin(), each.lines.end());
+  EXPECT_EQ(lines, std::vector<std::string>{"attention over cp by ring: 4 of them"});
+}
+
 // Where tokens or heads do not lie so, both places are named.
 TEST(Axes, AttentionThatCannotBeDoneSoIsRefused) {
   NEED_MODELS();
