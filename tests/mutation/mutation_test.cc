@@ -179,8 +179,10 @@ TEST(Mutants, OfRowsAreCaughtToo) {
 }
 
 TEST(Mutants, OfTurnsAreCaughtToo) {
-  const auto all = block_mutations();
-  catch_mutants(turns_strategy, all, kSanitized ? 1 : 3, kSanitized ? 1 : 2, kSanitized ? 3 : 30);
+  std::vector<Mutation> all = mutations();
+  const auto more = block_mutations();
+  for (int k = 0; k < 4; ++k) all.insert(all.end(), more.begin(), more.end());
+  catch_mutants(turns_strategy, all, kSanitized ? 1 : 2, 1, kSanitized ? 3 : 40);
 }
 
 // Beside the plan for one device; also of one microbatch.
