@@ -17,7 +17,7 @@
 
 namespace piper {
 
-inline constexpr int kPlanFormatVersion = 7;
+inline constexpr int kPlanFormatVersion = 8;
 
 // ---- Programs: what one compute instruction runs ------------------------------------------------
 
@@ -139,12 +139,13 @@ enum class InstructionKind : uint8_t {
   kReduceScatter,
   kAllGather,  // pairs (own part, whole), as one message
   kAllToAll,   // pairs (own part by `dim`, own part by `to_dim`), as one message
+  kRotate,     // args[1] := args[0] of the member `turn` positions before, in a circle
   kBroadcast,  // args[0] from position `root` of `group`
   kCopy,       // args[0] -> args[1]
   kOwnPart,    // pairs (whole, own part), without communication
-  kPosition,   // args[0], i64[]: the own position in `group`, times `outer`
+  kPosition,   // args[0], i64[]: the position in `group` of the member `turn` before, times `outer`
 };
-inline constexpr int kNumInstructionKinds = 12;
+inline constexpr int kNumInstructionKinds = 13;
 // Whether args come in pairs: read, written.
 bool takes_pairs(InstructionKind kind);
 bool is_collective(InstructionKind kind);
@@ -212,6 +213,7 @@ struct Instruction {
   // kAllToAll: of the whole, into what its other part has blocks.
   int32_t to_dim = -1;
   int64_t to_outer = 1;
+  int32_t turn = 0;  // kRotate, kPosition
   // kSend, kRecv: messages of one (sender, receiver, channel) arrive in order.
   int32_t channel = 0;
   // kInput: name of the data input; empty: the numbers of the samples, i64 [count].

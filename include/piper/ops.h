@@ -34,8 +34,19 @@ struct LoopRule {
   // `whole`. Only a cut over mesh axes can give it.
   std::vector<std::pair<char, int>> firsts;
   // How the letters that are missing from an output are brought together: parts of them make
-  // terms of a sum, or numbers of which the greatest counts; or not at all, they are whole.
-  enum Reduction { kNone, kSum, kMax } reduces = kSum;
+  // terms of a sum, or numbers of which the greatest counts, or parts that an op which `merges`
+  // brings together; or not at all, they are whole.
+  enum Reduction { kNone, kSum, kMax, kMerge } reduces = kSum;
+  // Its inputs, half and half, are parts of one result, and so is what it makes.
+  bool merges = false;
+  // Two letters of which a rank may have its own part and that of each rank in turn: what lacks
+  // one of them are parts to be brought together. `first`: the input that says at which of its
+  // turns the part of `other` begins, as `firsts` has it; -1: the op need not know.
+  struct Turns {
+    char own = 0, other = 0;
+    int first = -1;
+  };
+  std::optional<Turns> turns;
 };
 // "mk,kn->mn" with single letters; '.' leading stands for the shared leading dims. For ops of fixed
 // form.

@@ -35,11 +35,22 @@ struct ShardSeed {
   bool pad = false;  // with zeros behind the dim, where it does not divide
 };
 
+// How attention is done whose tokens are in blocks over the axis: each rank has its queries and
+// gathers keys and values (Grattafiori et al., 2024, §3.3.2); all tokens of its heads (Jacobs et
+// al., 2023); or its queries, and keys and values of each rank in turn (Liu et al., 2023).
+enum class AttentionBy { kGather, kHeads, kRing };
+struct AttentionCut {
+  std::vector<Glob> scope;
+  AttentionBy by = AttentionBy::kGather;
+  SourceSpan at;
+};
+
 struct AxisCut {
   int32_t axis = 0;  // of the mesh
   std::string name;
   int64_t ranks = 1;
   std::vector<ShardSeed> seeds;
+  std::vector<AttentionCut> attention = {};
 };
 
 // A collective that a cut needs.
@@ -60,7 +71,7 @@ struct ShardedGraph {
 // alike, and where two layouts meet, the collective that sends fewest bytes stands between. Every
 // value of the result has its layout in Value::over, and its local shape; the graph is legal for
 // the next axis. Error: a seed that does not divide and cannot be padded, naming tensor, dim, ranks
-// and line.
+// and line; attention whose tokens or heads do not lie as its line says.
 Result<ShardedGraph> shard_axis(Graph graph, const AxisCut& cut);
 
 }  // namespace piper

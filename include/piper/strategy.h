@@ -146,15 +146,19 @@ struct OffloadRule {
   SourceSpan at;
 };
 // Tensors that are cut over a mesh axis; how all others lie follows.
-struct ShardRule {             // - shard: {match: "**/qkv/weight", dim: 0, over: tp}
-  std::vector<Glob> match;     // parameters, by path
-  std::vector<Glob> input;     // or data inputs
-  std::vector<Glob> scope;     // or what modules make for others, by scope
-  std::vector<Glob> sends;     // or what stages send one another, by scope: flat parts
+struct ShardRule {              // - shard: {match: "**/qkv/weight", dim: 0, over: tp}
+  std::vector<Glob> match;      // parameters, by path
+  std::vector<Glob> input;      // or data inputs
+  std::vector<Glob> scope;      // or what modules make for others, by scope
+  std::vector<Glob> sends;      // or what stages send one another, by scope: flat parts
+  std::vector<Glob> attention;  // or how attention over tokens in blocks is done, by scope
+  enum class By : uint8_t { kGather, kHeads, kRing };
+  std::optional<By> by;        // of attention
   std::optional<int64_t> dim;  // from the end if negative; none: every rank holds all of it
   bool pad = false;            // with zeros behind the dim, where it does not divide
   std::string over;            // a mesh axis
   SourceSpan at, of_at, dim_at, over_at;
+  bool has_dim() const { return sends.empty() && attention.empty(); }
 };
 // Forward ops that run again in the backward pass, so that what they make need not be kept until
 // then.

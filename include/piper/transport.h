@@ -168,6 +168,9 @@ class Transport {
   // All exchanges as one message: block k of `from` goes to member k, where it lands as the block
   // of the own position of `to`.
   virtual Status all_to_all(int32_t group, std::span<const Exchange> exchanges) = 0;
+  // `to` becomes what the member `turn` positions before brings in `from`, in a circle.
+  virtual Status rotate(int32_t group, const std::byte* from, std::byte* to, int64_t bytes,
+                        int32_t turn) = 0;
   // root: a position in the group.
   virtual Status broadcast(int32_t group, std::byte* data, int64_t bytes, int32_t root) = 0;
   virtual Status wait_sends() = 0;

@@ -182,6 +182,9 @@ class InstructionCheck {
       return wrong("a send or receive, and nothing else, has a peer coordinate per axis");
     if (one_.channel < 0 || (!is_message() && one_.channel != 0))
       return wrong("it cannot use channel {}", one_.channel);
+    const bool rotates = one_.kind == InstructionKind::kRotate;
+    if (rotates ? one_.dim != -1 || one_.turn < 1 : one_.turn < 0 || (!position && one_.turn != 0))
+      return wrong("it cannot be of the member {} before", one_.turn);
     if (one_.kind != InstructionKind::kBroadcast && one_.root != 0) return wrong("it has a root");
     if (takes_pairs(one_.kind) ? one_.dim < -1 || (one_.dim < 0 && one_.outer != 1)
                                : one_.dim != -1 || (!position && one_.outer != 1))
@@ -300,11 +303,14 @@ class InstructionCheck {
     for (size_t k = 0; k < one_.args.size(); k += 2)
       if (type(k).dtype != type(k + 1).dtype ||
           !(one_.kind == InstructionKind::kAllToAll ? is_exchanged(k)
+            : one_.kind == InstructionKind::kRotate ? type(k) == type(k + 1)
                                                     : fit(k + whole, k + 1 - whole)))
         return wrong("{} and {} do not fit a group of {}{}", to_string(type(k)),
                      to_string(type(k + 1)), members_of(role_, one_.group),
                      one_.dim < 0 ? "" : fmt::format(" along dim {}", one_.dim));
-    return ok_status();
+    if (one_.kind != InstructionKind::kRotate) return ok_status();
+    PIPER_TRY(needs_args(2));
+    return check_turn();
   }
   // Whether an arg can be a member's part of another.
   bool fit(size_t whole, size_t part) const {
@@ -321,6 +327,12 @@ class InstructionCheck {
            cut_dim(to, one_.dim, one_.outer, members) && from == to;
   }
 
+  Status check_turn() const {
+    const int64_t members = members_of(role_, one_.group);
+    if (one_.turn < members) return ok_status();
+    return wrong("there are {} members, none is {} before", members, one_.turn);
+  }
+
   Status check_position() const {
     if (!in_range(one_.group, role_.groups.size()))
       return wrong("there is no group {}", one_.group);
@@ -328,6 +340,7 @@ class InstructionCheck {
     const int64_t members = members_of(role_, one_.group);
     if (one_.outer < 0 || __builtin_mul_overflow(members, one_.outer, &end))
       return wrong("{} times its position among {} is no number", one_.outer, members);
+    PIPER_TRY(check_turn());
     PIPER_TRY(needs_args(1));
     if (type(0) == TensorType{DType::kI64, {}}) return ok_status();
     return wrong("it writes a number into {}", to_string(type(0)));

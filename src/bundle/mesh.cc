@@ -47,14 +47,14 @@ int64_t peer_rank(const RoleProgram& role, const std::vector<int32_t>& peer,
 
 const char* to_string(InstructionKind kind) {
   static constexpr const char* kNames[kNumInstructionKinds] = {
-      "compute",    "input",      "send",      "recv", "all_reduce", "reduce_scatter",
-      "all_gather", "all_to_all", "broadcast", "copy", "own_part", "position"};
+      "compute",    "input",  "send",      "recv", "all_reduce", "reduce_scatter", "all_gather",
+      "all_to_all", "rotate", "broadcast", "copy", "own_part",   "position"};
   return kNames[static_cast<size_t>(kind)];
 }
 
 bool takes_pairs(InstructionKind kind) {
-  return kind == InstructionKind::kReduceScatter || kind == InstructionKind::kAllGather ||
-         kind == InstructionKind::kAllToAll || kind == InstructionKind::kOwnPart;
+  return (kind >= InstructionKind::kReduceScatter && kind <= InstructionKind::kRotate) ||
+         kind == InstructionKind::kOwnPart;
 }
 
 bool is_collective(InstructionKind kind) {

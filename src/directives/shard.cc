@@ -28,6 +28,34 @@ class Seeds {
     return std::move(seeds_);
   }
 
+  // Attention of a step, and how it is done.
+  Result<AttentionCut> find_attention(const AxisCut& cut) {
+    std::vector<std::string> all;
+    for (const Node& node : graph_.nodes) {
+      if (node.op != "Attention") continue;
+      all.push_back(node.scope);
+      if (!is_any(shard_.attention, node.scope)) continue;
+      seeds_.push_back({node.outputs[0]});
+      for (const AttentionCut& other : cut.attention)
+        if (is_any(other.scope, node.scope))
+          return fail(shard_.at, "shard: two directives say how attention in {} is done over '{}'",
+                      quote_control(node.scope), cut.name)
+              .with_note(fmt::format("the other one is at line {}", other.at.line));
+    }
+    PIPER_TRY(nothing("attention", shard_.attention, all));
+    return AttentionCut{shard_.attention, way().by, shard_.at};
+  }
+  size_t count() const { return seeds_.size(); }
+  struct Way {
+    AttentionBy by = AttentionBy::kGather;
+    const char* name = "gather";
+  };
+  Way way() const {
+    if (shard_.by == ShardRule::By::kRing) return {AttentionBy::kRing, "ring"};
+    if (shard_.by == ShardRule::By::kHeads) return {AttentionBy::kHeads, "heads"};
+    return {};
+  }
+
  private:
   Status find_parameters() {
     std::vector<std::string> all;
@@ -157,6 +185,17 @@ Status add_seeds(const Graph& graph, AxisCut& cut, std::vector<ShardSeed> seeds)
   return ok_status();
 }
 
+Status add_attention(const Graph& step, const ShardRule& shard, AxisCut& cut, Explanations& out) {
+  Seeds found(step, shard);
+  PIPER_ASSIGN(AttentionCut attention, found.find_attention(cut));
+  cut.attention.push_back(std::move(attention));
+  out.push_back({shard.at,
+                 "shard",
+                 {fmt::format("attention over {} by {}: {} of them", cut.name, found.way().name,
+                              found.count())}});
+  return ok_status();
+}
+
 }  // namespace
 
 Result<std::vector<AxisCut>> apply_shard(const Graph& step, const Strategy& strategy,
@@ -167,6 +206,10 @@ Result<std::vector<AxisCut>> apply_shard(const Graph& step, const Strategy& stra
     AxisCut cut{static_cast<int32_t>(a), axis.name, axis.size, {}};
     for (const ShardRule& shard : strategy.shards) {
       if (shard.over != axis.name || !shard.sends.empty()) continue;
+      if (!shard.attention.empty()) {
+        PIPER_TRY(add_attention(step, shard, cut, out));
+        continue;
+      }
       PIPER_ASSIGN(std::vector<ShardSeed> seeds, Seeds(step, shard).find());
       out.push_back({shard.at,
                      "shard",
@@ -176,6 +219,10 @@ Result<std::vector<AxisCut>> apply_shard(const Graph& step, const Strategy& stra
       for (const ShardSeed& seed : seeds) PIPER_TRY(check_divides(step, cuts, cut, seed));
       PIPER_TRY(add_seeds(step, cut, std::move(seeds)));
     }
+    if (cut.seeds.empty() && !cut.attention.empty())
+      return fail(cut.attention.front().at, "shard: nothing is cut over '{}'", cut.name)
+          .with_note(fmt::format("help: `shard: {{input: \"*\", dim: 1, over: {}}}` cuts tokens",
+                                 cut.name));
     if (!cut.seeds.empty() && cut.ranks > 1) cuts.push_back(std::move(cut));
   }
   return cuts;

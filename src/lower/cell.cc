@@ -312,6 +312,7 @@ class CellLowerer {
       one.args = std::move(args);
       one.group = group;
       one.outer = node.attrs.integer("size");
+      one.turn = static_cast<int32_t>(node.attrs.integer("turn", 0));
       return;
     }
     const bool reduces = node.op == "AllReduce" || node.op == "AllReduceMax";
@@ -319,6 +320,7 @@ class CellLowerer {
                       : node.op == "ReduceScatter" ? InstructionKind::kReduceScatter
                       : node.op == "AllGather"     ? InstructionKind::kAllGather
                       : node.op == "AllToAll"      ? InstructionKind::kAllToAll
+                      : node.op == "Rotate"        ? InstructionKind::kRotate
                                                    : InstructionKind::kOwnPart;
     if (reduces && args[0] != args[1]) add_instruction(InstructionKind::kCopy, task).args = args;
     if (reduces) args.erase(args.begin());
@@ -328,7 +330,8 @@ class CellLowerer {
     one.args = std::move(args);
     one.group = group;
     if (node.op == "AllReduceMax") one.reduction = Reduction::kMax;
-    if (reduces) return;
+    one.turn = static_cast<int32_t>(node.attrs.integer("turn", 0));
+    if (reduces || node.op == "Rotate") return;
     one.dim = static_cast<int32_t>(node.attrs.integer("dim"));
     one.outer = node.attrs.integer("outer");
     one.to_dim = static_cast<int32_t>(node.attrs.integer("to_dim", -1));

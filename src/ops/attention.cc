@@ -1,20 +1,26 @@
 // Attention: every query's weighted mean of the values, weights softmax(scores) over the keys.
-//   Attention(q, k, v, mask?, first?) -> (y, lse)
-//   AttentionGrad(q, k, v, y, lse, dy, mask?, first?) -> (dq, dk, dv[, dmask])
-// Attributes of both:
+//   Attention(q, k, v, mask?, first?, first_key?) -> (y, lse)
+//   AttentionGrad(q, k, v, y, lse, dy, mask?, first?, first_key?) -> (dq, dk, dv[, dmask])
+//   AttentionMerge(y, lse, y', lse') -> (y, lse): of some keys and of others, what it is of all
+// Attributes of the first two:
 //   tokens_first  for q, k, v and y: 1 where the dims are [batch, tokens, heads, width], 0 where
 //                 they are [batch, heads, tokens, width]
 //   scale         of the scores q·k
 //   softcap       c > 0: scores become c·tanh(score / c)
-//   causal        1: query i sees the keys j ≤ i + offset; first: the number of the first query
+//   causal        1: query i sees the keys j ≤ i + offset; first, first_key: the numbers of the
+//                 first query and of the first key
+//   keys          with first_key: how many there are in all, for which the mask is
 //   masked_score  what a score becomes where a boolean mask is false; -∞ when absent
 // and of AttentionGrad: mask_grad, 1 to make dmask.
 // The heads of k and v divide those of q: query head h reads key head h / (heads of q / heads of
 // k). A mask has four dims, each 1 or that of [batch, heads of q, queries, keys]: booleans, or
 // terms added to the scores. A query that sees no key (all its scores -∞) gets 0.
 // lse, the logarithm of a query's sum of exponentials, [batch, heads of q, queries], saves the
-// backward op the sums: it makes the weights again and never stores all of them. It is the
-// greatest number where no key is seen.
+// backward op the sums: it makes the weights again and never stores all of them (Dao et al., 2022,
+// FlashAttention). It is the greatest number where no key is seen. With y and lse of all keys, what
+// the backward op makes of some of them are terms of dq, and dk and dv of those (Liu et al., 2023,
+// Ring Attention). Parts have the weights exp(lse) of exp(lse) + exp(lse'); `tokens_first` of a
+// merge is that of y.
 
 #include "rules.h"
 
@@ -25,6 +31,7 @@ enum Operand : size_t { kQ, kK, kV, kY };
 
 struct Sizes {
   int64_t batch = 0, queries = 0, keys = 0, heads = 0, kv_heads = 0, width = 0, v_width = 0;
+  int64_t all_keys = 0;  // that the mask is for
   std::vector<int64_t> tokens_first;
   bool causal = false;
 
@@ -50,10 +57,12 @@ Result<Sizes> sizes_of(const OpTypes& use) {
     return use.inputs[operand].shape[(s.tokens_first[operand] != 0) == tokens ? 1 : 2];
   };
   s.batch = q.shape[0], s.queries = dim(kQ, true), s.heads = dim(kQ, false), s.width = q.shape[3];
-  s.keys = dim(kK, true), s.kv_heads = dim(kK, false), s.v_width = v.shape[3];
+  s.keys = dim(kK, true), s.all_keys = use.attrs.integer("keys", s.keys),
+  s.kv_heads = dim(kK, false), s.v_width = v.shape[3];
   s.causal = use.attrs.integer("causal") != 0;
   if (s.shape(kK) != k.shape || s.shape(kV) != v.shape)
     return fail("keys and values do not fit the queries: {}", operands(use));
+  if (s.all_keys < s.keys) return fail("{} keys of {}", s.keys, s.all_keys);
   if (s.kv_heads < 1 || s.heads % s.kv_heads != 0)
     return fail("{} heads of keys do not divide {} of queries", s.kv_heads, s.heads);
   return s;
@@ -65,7 +74,7 @@ Status check_mask(const OpTypes& use, size_t input, const Sizes& s) {
   if (mask.dtype != DType::kBool && mask.dtype != use.inputs[kQ].dtype)
     return fail("input {} (mask) must be bool or {}, but is {}", input,
                 info(use.inputs[kQ].dtype).name, to_string(mask));
-  const Shape scores{s.batch, s.heads, s.queries, s.keys};
+  const Shape scores{s.batch, s.heads, s.queries, s.all_keys};
   bool fits = mask.shape.size() == 4;
   for (size_t d = 0; fits && d < 4; ++d) fits = mask.shape[d] == 1 || mask.shape[d] == scores[d];
   if (!fits)
@@ -79,16 +88,16 @@ TensorType statistics_type(const OpTypes& use, const Sizes& s) {
 }
 
 TypesResult types(const OpTypes& use) {
-  PIPER_TRY(check_arity(use, 3, 5));
-  PIPER_TRY(check_first(use, 4));
+  PIPER_TRY(check_arity(use, 3, 6));
+  for (const size_t first : {4, 5}) PIPER_TRY(check_first(use, first));
   PIPER_ASSIGN(const Sizes s, sizes_of(use));
   PIPER_TRY(check_mask(use, 3, s));
   return std::vector<TensorType>{{use.inputs[kQ].dtype, s.shape(kY)}, statistics_type(use, s)};
 }
 
 TypesResult grad_types(const OpTypes& use) {
-  PIPER_TRY(check_arity(use, 6, 8));
-  PIPER_TRY(check_first(use, 7));
+  PIPER_TRY(check_arity(use, 6, 9));
+  for (const size_t first : {7, 8}) PIPER_TRY(check_first(use, first));
   PIPER_ASSIGN(const Sizes s, sizes_of(use));
   PIPER_TRY(check_type(use, 3, "y", {use.inputs[kQ].dtype, s.shape(kY)}));
   PIPER_TRY(check_type(use, 4, "lse", statistics_type(use, s)));
@@ -119,8 +128,9 @@ Grads gradient(Builder& build, const GradientArgs& args) {
 // Keys of a causal use are whole: a block of them would need another offset.
 struct AttentionLetters {
   LoopBuilder build;
-  char batch, group, repeat, query, key, width, v_width;
+  char batch, group, repeat, query, key, masked_key, width, v_width;
   std::vector<int64_t> tokens_first;
+  Shape scores;  // that a mask is for
 
   Dims dims(Operand operand) const {
     const bool of_keys = operand == kK || operand == kV;
@@ -131,22 +141,36 @@ struct AttentionLetters {
                                  : Dims{{batch}, heads, tokens, last};
   }
   Dims statistics() const { return {{batch}, {group, repeat}, {query}}; }
-  Dims mask(const Shape& shape, const Sizes& s) const {
-    return broadcast_dims({{batch}, {group, repeat}, {query}, {key}},
-                          {s.batch, s.heads, s.queries, s.keys}, shape);
+  Dims mask(const OpTypes& use, size_t input) const {
+    return use.present[input] ? broadcast_dims({{batch}, {group, repeat}, {query}, {masked_key}},
+                                               scores, use.inputs[input].shape)
+                              : Dims{};
+  }
+  // Of a use whose mask is this input; numbers of first query and key are behind it.
+  void add_others(const OpTypes& use, size_t mask_input, const Sizes& s) {
+    const auto first = static_cast<int>(mask_input) + 1;
+    LoopRule& rule = build.rule;
+    while (rule.inputs.size() < use.inputs.size())
+      rule.inputs.push_back(rule.inputs.size() == mask_input ? mask(use, mask_input) : Dims{});
+    if (s.causal) rule.firsts = {{query, first}};
+    const bool told = has_input(use, mask_input + 2),
+               has_keys = has_input(use, mask_input) && use.inputs[mask_input].shape[3] != 1;
+    if (told || (!s.causal && !has_keys)) rule.turns = {query, key, told ? first + 1 : -1};
   }
 };
 
-AttentionLetters letters_of(const Sizes& s) {
+AttentionLetters letters_of(const Sizes& s, bool told) {
   AttentionLetters l;
   l.batch = l.build.letter(s.batch);
   l.group = l.build.letter(s.kv_heads);
   l.repeat = l.build.letter(s.heads / s.kv_heads);
   l.query = l.build.letter(s.queries);
-  l.key = s.causal ? l.build.whole(s.keys) : l.build.letter(s.keys);
+  l.key = s.causal || told ? l.build.whole(s.keys) : l.build.letter(s.keys);
+  l.masked_key = told ? l.build.whole(s.all_keys) : l.key;
   l.width = l.build.whole(s.width);
   l.v_width = l.build.whole(s.v_width);
   l.tokens_first = s.tokens_first;
+  l.scores = {s.batch, s.heads, s.queries, s.all_keys};
   return l;
 }
 
@@ -158,31 +182,54 @@ Sizes sizes_of_checked(const OpTypes& use) {
 
 LoopRule rule(const OpTypes& use) {
   const Sizes s = sizes_of_checked(use);
-  AttentionLetters l = letters_of(s);
+  AttentionLetters l = letters_of(s, has_input(use, 5));
   l.build.mark_whole(l.key);
   l.build.rule.inputs = {l.dims(kQ), l.dims(kK), l.dims(kV)};
-  if (use.inputs.size() > 3)
-    l.build.rule.inputs.push_back(use.present[3] ? l.mask(use.inputs[3].shape, s) : Dims{});
-  if (use.inputs.size() > 4) l.build.rule.inputs.push_back({});
-  if (s.causal) l.build.rule.firsts = {{l.query, 4}};
+  l.add_others(use, 3, s);
   l.build.rule.outputs = {l.dims(kY), l.statistics()};
+  l.build.rule.reduces = LoopRule::kMerge;
   return l.build.rule;
 }
 
 // A block of the keys makes a term of dq, a block of the queries one of dk and dv.
 LoopRule grad_rule(const OpTypes& use) {
   const Sizes s = sizes_of_checked(use);
-  AttentionLetters l = letters_of(s);
+  AttentionLetters l = letters_of(s, has_input(use, 8));
   l.build.rule.inputs = {l.dims(kQ), l.dims(kK),     l.dims(kV),
                          l.dims(kY), l.statistics(), l.dims(kY)};
-  if (use.inputs.size() > 6)
-    l.build.rule.inputs.push_back(use.present[6] ? l.mask(use.inputs[6].shape, s) : Dims{});
-  if (use.inputs.size() > 7) l.build.rule.inputs.push_back({});
-  if (s.causal) l.build.rule.firsts = {{l.query, 7}};
+  l.add_others(use, 6, s);
   l.build.rule.outputs = {l.dims(kQ), l.dims(kK), l.dims(kV)};
-  if (use.outputs.size() > 3) l.build.rule.outputs.push_back(l.mask(use.inputs[6].shape, s));
+  if (use.outputs.size() > 3) l.build.rule.outputs.push_back(l.mask(use, 6));
   l.build.rule.linear = {{5}};
   return l.build.rule;
+}
+
+// ---- Merge ------------------------------------------------------------------------------------
+
+TypesResult merged_types(const OpTypes& use) {
+  PIPER_TRY(check_arity(use, 4, 4));
+  PIPER_TRY(check_float(use, 0));
+  const TensorType &y = use.inputs[0], &lse = use.inputs[1];
+  if (y.shape.size() != 4) return fail("parts of four dims, but {}", operands(use));
+  Shape rows{y.shape[0], y.shape[1], y.shape[2]};
+  if (use.attrs.integer("tokens_first") != 0) std::swap(rows[1], rows[2]);
+  const DType dtype = y.dtype == DType::kF64 ? DType::kF64 : DType::kF32;
+  PIPER_TRY(check_type(use, 1, "lse", {dtype, std::move(rows)}));
+  PIPER_TRY(check_type(use, 2, "y", y));
+  PIPER_TRY(check_type(use, 3, "lse", lse));
+  return std::vector<TensorType>{y, lse};
+}
+
+LoopRule merge_rule(const OpTypes& use) {
+  LoopBuilder build;
+  const Dims y = build.letters(use.inputs[0].shape);
+  Dims lse(y.begin(), y.end() - 1);
+  if (use.attrs.integer("tokens_first") != 0) std::swap(lse[1], lse[2]);
+  build.mark_whole(y[3][0]);  // lse is of all of it
+  build.rule.inputs = {y, lse, y, lse};
+  build.rule.outputs = {y, lse};
+  build.rule.merges = true;
+  return std::move(build.rule);
 }
 
 // Of the products alone; causal uses skip the keys that a query does not see.
@@ -225,8 +272,8 @@ std::vector<Sample> uses() {
 }
 
 OpSample sample_of(const Sample& use, bool grad) {
-  Sizes s{2,         use.queries, use.keys,        use.heads, use.kv_heads,
-          use.width, use.v_width, use.tokens_first};
+  Sizes s{2,         use.queries, use.keys, use.heads,       use.kv_heads,
+          use.width, use.v_width, use.keys, use.tokens_first};
   OpSample sample{.inputs = {f64(s.shape(kQ)), f64(s.shape(kK)), f64(s.shape(kV))},
                   .attrs = use.more};
   sample.attrs.set("tokens_first", use.tokens_first);
@@ -249,11 +296,20 @@ std::vector<OpDef> attention_ops() {
   def.autocast = OpDef::Autocast::kLow;
   OpDef grad{.name = "AttentionGrad", .types = grad_types, .loops = grad_rule};
   grad.cost = grad_cost;
+  OpDef merge{.name = "AttentionMerge", .types = merged_types, .loops = merge_rule};
+  merge.cost = element_cost<4>;
+  merge.in_place = {{0, 0}, {1, 1}};
+  for (const int64_t tokens_first : {0, 1}) {
+    const TensorType y = f64({2, 3, 4, 5}),
+                     lse = f64(tokens_first ? Shape{2, 4, 3} : Shape{2, 3, 4});
+    merge.samples.push_back(
+        {.inputs = {y, lse, y, lse}, .attrs = {{"tokens_first", tokens_first}}});
+  }
   for (const Sample& use : uses()) {
     def.samples.push_back(sample_of(use, false));
     grad.samples.push_back(sample_of(use, true));
   }
-  return {def, grad};
+  return {def, grad, merge};
 }
 
 }  // namespace piper

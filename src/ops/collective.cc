@@ -6,8 +6,9 @@
 //   OwnBlock{over, ranks, dim, outer}(x): the own block of what all ranks have alike.
 //   AllToAll{over, ranks, dim, outer, to_dim, to_outer}(x): what AllGather would put together, of
 //     which OwnBlock would take its block of `to_dim`, another dim.
-//   OwnFirst{over, size}() -> i64[]: `size` times the rank's number along the axis, where its own
-//     block of so many begins.
+//   Rotate{over, ranks, turn}(x): what the rank `turn` before has; the first one's is the last's.
+//   OwnFirst{over, size, ranks, turn}() -> i64[]: `size` times the rank's number along the axis,
+//     where its own block of so many begins, or, with `turn`, that of the rank so many before.
 // `over` is an index of the mesh. A dim that is cut is [outer, ranks × block], as Layout says.
 #include "rules.h"
 
@@ -78,9 +79,18 @@ TypesResult exchanged_types(const OpTypes& use) {
   return std::vector<TensorType>{std::move(type)};
 }
 
+TypesResult rotated_types(const OpTypes& use) {
+  PIPER_ASSIGN(const int64_t ranks, ranks_of(use));
+  const int64_t turn = use.attrs.integer("turn", 0);
+  if (turn < 1 || turn >= ranks) return fail("{} ranks before, of {}", turn, ranks);
+  return same_types(use);
+}
+
 TypesResult first_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 0, 0));
   if (use.attrs.integer("size", -1) < 0) return fail("blocks of no size");
+  const int64_t turn = use.attrs.integer("turn", 0);
+  if (turn < 0 || turn >= use.attrs.integer("ranks", 1)) return fail("{} ranks before", turn);
   return std::vector<TensorType>{{DType::kI64, {}}};
 }
 
@@ -142,6 +152,10 @@ std::vector<OpDef> collective_ops() {
   sum.loops = sum_loops;
   OpDef greatest = collective("AllReduceMax", same_types, {4, 6}, {});
   greatest.loops = [](const OpTypes& use) { return pointwise_loops(use, {}); };
+  OpDef rotate =
+      collective("Rotate", rotated_types, {4, 6}, {{"ranks", int64_t{2}}, {"turn", int64_t{1}}});
+  rotate.loops = sum_loops;
+  rotate.localise = nullptr;
   OpDef first = collective("OwnFirst", first_types, {}, {{"size", int64_t{4}}});
   first.samples = {{.inputs = {}, .attrs = {{"over", int64_t{0}}, {"size", int64_t{4}}}}};
   first.loops = [](const OpTypes& use) { return pointwise_loops(use, {}); };
@@ -151,6 +165,7 @@ std::vector<OpDef> collective_ops() {
   exchange.set("to_outer", int64_t{2});
   return {sum,
           greatest,
+          rotate,
           first,
           collective("AllGather", joined_types, {4, 6}, blocks),
           collective("ReduceScatter", cut_types, {4, 12}, blocks),

@@ -48,6 +48,8 @@ Status run_op(State& state, const Op& op, int64_t step) {
       return ok_status();
     case InstructionKind::kAllToAll:
       return transport.all_to_all(op.handle, {op.exchanges, static_cast<size_t>(op.count)});
+    case InstructionKind::kRotate:
+      return transport.rotate(op.handle, op.a, op.b, op.size, op.root);
     case InstructionKind::kBroadcast:
       return transport.broadcast(op.handle, op.a, op.size, op.root);
     case InstructionKind::kCopy:

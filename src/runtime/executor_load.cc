@@ -302,6 +302,7 @@ size_t least_args(InstructionKind kind) {
     case InstructionKind::kReduceScatter:
     case InstructionKind::kAllGather:
     case InstructionKind::kAllToAll:
+    case InstructionKind::kRotate:
     case InstructionKind::kCopy:
     case InstructionKind::kOwnPart:
       return 2;
@@ -315,6 +316,14 @@ struct Bound {
   std::vector<int64_t> group_sizes;
   Routes routes;
 };
+
+// The position of the member `turn` before the own one; -1: there is none.
+int64_t member_before(const State& state, const Instruction& from, const Bound& bound) {
+  const auto group = static_cast<size_t>(from.group);
+  const int64_t own = group_position(*state.role, state.role->groups[group], state.coordinates),
+                members = bound.group_sizes[group];
+  return from.turn < 0 || from.turn >= members ? -1 : (own + members - from.turn) % members;
+}
 
 Status bind_instruction(State& state, const Instruction& from, Bound& bound, Op& op) {
   op.kind = from.kind;
@@ -341,9 +350,14 @@ Status bind_instruction(State& state, const Instruction& from, Bound& bound, Op&
     case InstructionKind::kAllToAll:
       return bind_exchanges(state, from, bound.groups, bound.group_sizes, op);
     case InstructionKind::kPosition:
-      op.size = from.outer * group_position(*state.role,
-                                            state.role->groups[static_cast<size_t>(from.group)],
-                                            state.coordinates);
+      op.size = from.outer * member_before(state, from, bound);
+      return ok_status();
+    case InstructionKind::kRotate:
+      op.handle = bound.groups[static_cast<size_t>(from.group)];
+      op.root = from.turn;
+      op.size = bytes_of(state, from, 0);
+      if (op.size != bytes_of(state, from, 1) || member_before(state, from, bound) < 0)
+        return wrong_plan(state, op, "no such turn");
       return ok_status();
     default:
       return bind_collective(state, from, bound.groups, bound.group_sizes, op);

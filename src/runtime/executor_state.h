@@ -9,7 +9,7 @@ namespace piper {
 struct Op {
   InstructionKind kind = InstructionKind::kCompute;
   int32_t handle = -1;                  // binding, route, group or input
-  int32_t root = 0;                     // kBroadcast; the own position for kOwnPart
+  int32_t root = 0;                     // kBroadcast; the own position for kOwnPart; kRotate: turn
   std::byte* a = nullptr;               // args[0]
   std::byte* b = nullptr;               // args[1]
   int32_t ahead = 0;                    // steps ahead of the one under way

@@ -15,7 +15,7 @@ Status read_dim(const Field& field, const yaml::Entry& entry, const Reading& rea
   return dim.text == "none" ? ok_status() : read_value(field, dim, reading, shard.dim);
 }
 std::string print_dim(const Field& field, const ShardRule& shard) {
-  if (!shard.sends.empty()) return "";
+  if (!shard.has_dim()) return "";
   return shard.dim ? print_value(field, *shard.dim) : "none";
 }
 
@@ -24,7 +24,7 @@ std::string print_dim(const Field& field, const ShardRule& shard) {
 // One key names the tensors.
 Status check_choice(const Fields& map, ShardRule& shard) {
   bool given = false;
-  for (const char* key : {"match", "input", "scope", "sends"}) {
+  for (const char* key : {"match", "input", "scope", "sends", "attention"}) {
     if (!map[key]) continue;
     if (std::exchange(given, true))
       return fail(map.key_at(key), "shard: '{}' beside another choice of tensors", key)
@@ -35,19 +35,29 @@ Status check_choice(const Fields& map, ShardRule& shard) {
   return fail(map.at(), "shard: no tensor is named")
       .with_note(
           "help: 'match' names parameters, 'input' inputs, 'scope' what modules make, "
-          "'sends' what stages send");
+          "'sends' what stages send, 'attention' how tokens in blocks meet");
 }
 
-// What stages send has flat parts, all else blocks of a dim.
+// What stages send has flat parts, attention what its inputs have, all else blocks of a dim.
 Status check_shard(const Fields& map, const Reading&, ShardRule& shard) {
   PIPER_TRY(check_choice(map, shard));
-  if (!map["dim"] && shard.sends.empty()) return fail(map.at(), "'shard' needs the key 'dim'");
+  if (!map["dim"] && shard.has_dim()) return fail(map.at(), "'shard' needs the key 'dim'");
+  if (map["dim"] && !shard.attention.empty())
+    return fail(shard.dim_at,
+                "shard: 'dim' beside 'attention', which has the tokens that inputs give it");
   if (map["dim"] && !shard.sends.empty())
     return fail(shard.dim_at, "shard: 'dim' beside 'sends', whose parts are runs of the elements");
+  if (!shard.by && !shard.attention.empty())
+    return fail(map.at(), "'shard' of attention needs the key 'by'");
+  if (shard.by && shard.attention.empty())
+    return fail(map.key_at("by"), "shard: 'by' is for attention");
   if (shard.pad && (!shard.dim || shard.match.empty()))
     return fail(map.key_at("pad"), "shard: 'pad' is for dims of parameters");
   return ok_status();
 }
+
+constexpr Word kWays[] = {word("gather", ShardRule::By::kGather),
+                          word("heads", ShardRule::By::kHeads), word("ring", ShardRule::By::kRing)};
 
 constexpr Field kShardKeys[] = {
     {"match", kPaths, kOptional, "Parameters: patterns over their paths.",
@@ -60,6 +70,13 @@ constexpr Field kShardKeys[] = {
      "Or what stages send one another, in parts that are put together on arrival: patterns over "
      "scope paths.",
      member<&ShardRule::sends>},
+    {"attention", kPaths, kOptional,
+     "Or attention over tokens that are cut over the axis: patterns over scope paths.",
+     member<&ShardRule::attention>},
+    {"by", one_of(kWays), kOptional,
+     "How it is done: keys and values of all tokens gathered, all tokens of the own heads, or the "
+     "keys and values of each rank in turn.",
+     member<&ShardRule::by>},
     {"dim", integer_or(kNone, {-64, 63}), kOptional,
      "Which dim is cut, from the end if negative; none: every rank holds all of it.",
      custom<read_dim, print_dim>},

@@ -107,6 +107,8 @@ class InprocTransport final : public Transport {
   Status reduce_scatter(int32_t group, std::span<const Shard> shards) override;
   Status all_gather(int32_t group, std::span<const Shard> shards) override;
   Status all_to_all(int32_t group, std::span<const Exchange> exchanges) override;
+  Status rotate(int32_t group, const std::byte* from, std::byte* to, int64_t bytes,
+                int32_t turn) override;
   Status broadcast(int32_t group, std::byte* data, int64_t bytes, int32_t root) override;
   Status wait_sends() override;
   Status barrier() override { return arrive(groups_[0], "barrier"); }
@@ -463,6 +465,19 @@ Status InprocTransport::all_to_all(int32_t group, std::span<const Exchange> exch
       });
     }
   return arrive(seated, "all-to-all");
+}
+
+Status InprocTransport::rotate(int32_t group, const std::byte* from, std::byte* to, int64_t bytes,
+                               int32_t turn) {
+  Seated& seated = groups_[static_cast<size_t>(group)];
+  Member brings;
+  brings.from = from;
+  brings.bytes = bytes;
+  PIPER_TRY(meet(seated, brings, "rotation"));
+  const size_t before =
+      (seated.position + seated.size() - static_cast<size_t>(turn)) % seated.size();
+  std::memcpy(to, seated.group->members[before].from, static_cast<size_t>(bytes));
+  return arrive(seated, "rotation");
 }
 
 Status InprocTransport::broadcast(int32_t group, std::byte* data, int64_t bytes, int32_t root) {

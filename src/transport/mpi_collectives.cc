@@ -268,6 +268,20 @@ Status MpiTransport::all_to_all(int32_t group_id, std::span<const Exchange> exch
   return ok_status();
 }
 
+Status MpiTransport::rotate(int32_t group_id, const std::byte* from, std::byte* to, int64_t bytes,
+                            int32_t turn) {
+  Group& group = groups_[static_cast<size_t>(group_id)];
+  const int64_t before = (group.position + group.size() - turn) % group.size(),
+                behind = (group.position + turn) % group.size();
+  for (int64_t at = 0; at < bytes; at += kLargest) {
+    const int64_t length = std::min(kLargest, bytes - at);
+    PIPER_TRY(start_recv(group, collectives_, before, to + at, length));
+    PIPER_TRY(start_send(group, collectives_, behind, from + at, length));
+    PIPER_TRY(finish(group, "rotation"));
+  }
+  return ok_status();
+}
+
 Status MpiTransport::broadcast(int32_t group_id, std::byte* data, int64_t bytes, int32_t root) {
   Group& group = groups_[static_cast<size_t>(group_id)];
   for (int64_t at = 0; at < bytes; at += kLargest) {

@@ -92,6 +92,8 @@ class MpiTransport final : public Transport {
   Status reduce_scatter(int32_t group, std::span<const Shard> shards) override;
   Status all_gather(int32_t group, std::span<const Shard> shards) override;
   Status all_to_all(int32_t group, std::span<const Exchange> exchanges) override;
+  Status rotate(int32_t group, const std::byte* from, std::byte* to, int64_t bytes,
+                int32_t turn) override;
   Status broadcast(int32_t group, std::byte* data, int64_t bytes, int32_t root) override;
   Status wait_sends() override;
   Status barrier() override;

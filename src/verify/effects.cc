@@ -96,6 +96,7 @@ class Follower {
   uint64_t position(Spot place) const {
     const Instruction& one = section_.at(place);
     uint64_t symbol = join_symbols(symbol_of("position"), static_cast<uint64_t>(one.outer));
+    symbol = join_symbols(symbol, static_cast<uint64_t>(one.turn));
     for (int32_t axis : model_.cells[place.cell].role->groups[one.group].axes)
       symbol = join_symbols(symbol, static_cast<uint64_t>(axis));
     return symbol;
@@ -224,7 +225,8 @@ class Follower {
       for (const Spot member : members) same = same && read(member) == made;
       const bool keeps =
           root || (same && (one.kind == InstructionKind::kAllGather ||
-                            (one.kind != InstructionKind::kAllToAll && sums_.contains(made))));
+                            (one.kind != InstructionKind::kAllToAll &&
+                             one.kind != InstructionKind::kRotate && sums_.contains(made))));
       if (!keeps) {
         for (const Spot member : members) made = join_symbols(made, read(member));
         made = join_symbols(made, static_cast<uint64_t>(one.kind) + 1);

@@ -13,7 +13,8 @@ uint32_t find_followed_axes(const PlanSet& set) {
       for (const TensorCut& cut : tensor.cuts) axes |= uint32_t{1} << cut.axis;
     for (const auto* list : {&role.prologue, &role.body, &role.epilogue})
       for (const Instruction& one : *list)
-        if (one.group >= 0 && (one.dim >= 0 || one.reduction == Reduction::kMax ||
+        if (one.group >= 0 && (one.dim >= 0 || one.kind == InstructionKind::kRotate ||
+                               one.reduction == Reduction::kMax ||
                                (one.kind == InstructionKind::kOwnPart && one.micro >= 0)))
           axes |= axes_of(role.groups[one.group]);
   }
@@ -165,7 +166,7 @@ class LayoutCheck {
     const uint32_t axes = axes_of(role(place).groups[one.group]);
     if ((axes >> axis_ & 1) == 0) return {Lies::kWhole};
     if (axes != uint32_t{1} << axis_) return {Lies::kUnknown};
-    return {Lies::kFirst, 0, 0, one.outer};
+    return {.kind = Lies::kFirst, .outer = one.outer, .turn = {one.turn}};
   }
 
   // Samples of its own where its range moves with the axis; of the numbers of samples one alone is
@@ -263,12 +264,25 @@ class LayoutCheck {
         return cut(place, one, a, from, Lies::kTerms);
       case InstructionKind::kAllGather:
         return gathered(place, one, a, from);
+      case InstructionKind::kRotate:
+        return rotated(place, one, from);
       case InstructionKind::kBroadcast:
         if (!of_axis(axes(place, one)) || from.kind == Lies::kWhole) return from;
         return wrong(place, "gives to others", one.args[a], from);
       default:
         return exchanged(place, one, a, from);
     }
+  }
+  // Blocks, and the parts in them, are those of ranks further away.
+  Lies rotated(Spot place, const Instruction& one, Lies from) {
+    if (!of_axis(axes(place, one)) || from.kind == Lies::kWhole) return from;
+    if (from.kind != Lies::kCut || from.run != 0) return wrong(place, "rotates", one.args[0], from);
+    if (!is_alone(place, one)) return {Lies::kUnknown};
+    from.turn.before = (from.turn.before + one.turn) % ranks_;
+    const auto of = static_cast<std::ptrdiff_t>(from.turn.of.size());
+    if (of > 0)
+      std::rotate(from.turn.of.begin(), from.turn.of.end() - one.turn, from.turn.of.end());
+    return from;
   }
   uint32_t axes(Spot place, const Instruction& one) const {
     return axes_of(role(place).groups[one.group]);
@@ -335,7 +349,7 @@ class LayoutCheck {
     return made;
   }
   Lies in_runs(Spot place, int32_t buffer, const Lies& from, uint32_t over) {
-    if (from.kind == Lies::kMixed || from.run != 0)
+    if (from.kind == Lies::kMixed || from.run != 0 || from.turn != Lies::Turn())
       return wrong(place, "takes a run of", buffer, from);
     if (from.kind != Lies::kCut) return from;
     return {Lies::kCut, 0, over, from.outer, from.outside, from.inside};

@@ -31,6 +31,15 @@ struct Lies {
   // kCut: axes at the same stretches, of whose blocks these are blocks, or which cut these blocks.
   uint32_t outside = 0, inside = 0;
   std::vector<bool> terms;  // kMixed: by piece
+  // kCut, kFirst: what the rank so many before has by right. Unless empty, `of` is those before it
+  // whose part is in: what one of them makes of it is there to be added, or merged.
+  struct Turn {
+    int64_t before = 0;
+    std::vector<bool> of;
+    bool merges = false;
+    bool operator==(const Turn&) const = default;
+  };
+  Turn turn;
   // More readings. Of [1,6] in blocks the whole may be [2,6] or [1,12]: what moves elements, or
   // adds them up along a dim, makes other things of these.
   std::vector<Lies> also;
@@ -56,7 +65,7 @@ struct Lies {
   }
   bool same_stretches(const Lies& other) const {
     return kind == other.kind && outer == other.outer && run == other.run && terms == other.terms &&
-           (outside & other.inside) == 0 && (inside & other.outside) == 0;
+           turn == other.turn && (outside & other.inside) == 0 && (inside & other.outside) == 0;
   }
   // One reading of both is the same; dims that are not known fit all.
   bool fits(const Lies& other) const {

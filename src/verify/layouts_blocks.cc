@@ -17,6 +17,11 @@ std::string to_string(const Lies& lies, const Shape& shape) {
   for (const Lies& one : lies.readings()) {
     text += fmt::format("{}{}", text.empty() ? "" : " or ", kNames[one.kind]);
     if (one.run != 0) text += " into runs";
+    if (one.turn.before != 0) text += fmt::format(" of the rank {} before", one.turn.before);
+    if (!one.turn.of.empty())
+      text +=
+          fmt::format(", with the parts of {} of {} ranks",
+                      std::count(one.turn.of.begin(), one.turn.of.end(), true), one.turn.of.size());
     bool known = one.kind != Lies::kCut || one.run != 0;
     for (size_t d = 0; d < shape.size() && d < 32 && !known; ++d) {
       const int64_t before = elements_of(shape, d);
@@ -78,9 +83,13 @@ Lies reshaped(const Lies& lies, const Shape& from, const Shape& to) {
     for (size_t d = 0; d < from.size() && d < 32; ++d)
       single |= (known >> d & 1) && from[d] == 1 && elements_of(from, d) == one.outer;
     const int64_t outer = one.outer;
+    const Lies::Turn turn = one.turn;
     for (size_t d = 0; d < to.size() && d < 32; ++d)
-      if (to[d] == 1 || (single && elements_of(to, d) != outer))
-        one.add_reading(blocks_of(to, d, 1));
+      if (to[d] == 1 || (single && elements_of(to, d) != outer)) {
+        Lies reading = blocks_of(to, d, 1);
+        reading.turn = turn;
+        one.add_reading(reading);
+      }
     return one;
   });
 }
@@ -121,7 +130,8 @@ Lies run_of(const Lies& lies, int64_t all, int64_t first, int64_t count, const S
     if (one.kind != Lies::kCut) return one;
     const int64_t block = one.outer > 0 ? all / one.outer : 0;
     if (one.run != 0 || block == 0) return Lies{Lies::kUnknown};
-    if (count < block && first / block == (first + count - 1) / block) return inside_block(to);
+    if (count < block && first / block == (first + count - 1) / block)
+      return one.turn == Lies::Turn() ? inside_block(to) : Lies{Lies::kUnknown};
     if (first % block != 0 || count % block != 0) return Lies{Lies::kUnknown};
     one.outer = count / block;
     one.dims = dims_of(to, one.outer, false);
@@ -213,6 +223,7 @@ Lies beside(const Lies& lies, const Shape& shape, int32_t of_dim, int64_t outer,
     const uint32_t stay = joins ? ~over : ~uint32_t{0};
     Lies reading{Lies::kCut, uint32_t{1} << own,  0,
                  lies.outer, lies.outside & stay, lies.inside & stay};
+    reading.turn = lies.turn;
     if (own < dim || (own == dim && stretches > 0 && outer % stretches == 0 &&
                       !(there && joins && (lies.outside & over)))) {
       if (there && !joins) reading.inside |= over;

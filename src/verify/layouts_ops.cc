@@ -127,6 +127,8 @@ OpLayouts::Made OpLayouts::make_one(std::string_view op, const Attrs& attrs,
   if (use->def->draws >= 0 && has(Lies::kFirst)) return draw_blocks(*use);
   if (has(Lies::kTerms) || has(Lies::kGreatest)) return pass_terms(*use, has(Lies::kGreatest));
   const size_t run = first_of(inputs, [](const Lies& l) { return l.run != 0; });
+  if (any([](const Lies& l) { return !l.turn.of.empty(); }))
+    return use->rule.merges ? merge_parts(*use) : add_parts(*use);
   if (run < inputs.size()) return cut_runs(*use, run);
   if (has(Lies::kCut)) return cut_blocks(*use, first(Lies::kCut));
   return pass_number(*use, op, first(Lies::kFirst));
@@ -177,7 +179,8 @@ OpLayouts::Made OpLayouts::draw_blocks(const Use& use) {
   const size_t first = static_cast<size_t>(use.def->draws) + 3;
   const std::vector<int64_t> cuts = use.types.attrs.integers("cuts");
   const size_t own = first_of(use.inputs, [](const Lies& l) { return l.kind == Lies::kFirst; });
-  if (own < first || use.inputs[own].lies.outer != 1 || cuts[2 * (own - first) + 1] != ranks_)
+  if (own < first || use.inputs[own].lies.outer != 1 || use.inputs[own].lies.turn.before != 0 ||
+      cuts[2 * (own - first) + 1] != ranks_)
     return refuse("which takes other numbers for its own along the axis");
   int64_t outer = cuts[2 * (own - first)];
   for (size_t k = own - first + 1; 2 * k < cuts.size(); ++k)
@@ -267,7 +270,18 @@ OpLayouts::Made OpLayouts::cut_blocks(const Use& use, size_t from) {
     // A dim of one element may be cut as well as the next one: which of them it is shows later.
     for (size_t o = 0; o < made->size(); ++o) (*all)[o].add_reading((*made)[o]);
   }
+  const Made turns = use.rule.turns ? by_turns(use) : std::nullopt;
+  for (size_t o = 0; all && turns && o < turns->size(); ++o) (*all)[o].add_reading((*turns)[o]);
+  if (!all) all = turns;
   return all ? all : refuse("which cannot be done on these parts alone");
+}
+
+// The axes of which the operands are blocks, or which cut them.
+std::pair<uint32_t, uint32_t> OpLayouts::beside_all(const Use& use) {
+  std::pair<uint32_t, uint32_t> axes;
+  for (const LaidOut& one : use.inputs)
+    axes.first |= one.lies.outside, axes.second |= one.lies.inside;
+  return axes;
 }
 
 OpLayouts::Made OpLayouts::by_cut(const Use& use, const Cut& cut) {
@@ -275,23 +289,131 @@ OpLayouts::Made OpLayouts::by_cut(const Use& use, const Cut& cut) {
   if (is_whole(rule, cut.letter)) return std::nullopt;
   for (size_t i = 0; i < use.inputs.size(); ++i)
     if (use.inputs[i].present && !takes(use, i, cut)) return std::nullopt;
+  Lies::Turn turn;
+  for (const LaidOut& one : use.inputs)
+    if (one.lies.kind == Lies::kCut) turn = one.lies.turn;
   for (const auto& [letter, input] : rule.firsts)
-    if (letter == cut.letter && !begins(use, static_cast<size_t>(input), cut)) return std::nullopt;
-  uint32_t outside = 0, inside = 0;
-  for (const LaidOut& one : use.inputs) outside |= one.lies.outside, inside |= one.lies.inside;
+    if (letter == cut.letter && !begins(use, static_cast<size_t>(input), cut, turn.before))
+      return std::nullopt;
+  const auto [outside, inside] = beside_all(use);
   if ((outside & inside) != 0) return std::nullopt;
   std::vector<Lies> made;
   for (size_t o = 0; o < rule.outputs.size(); ++o) {
     const size_t times = occurrences(rule.outputs[o], cut.letter);
     const Shape& shape = use.types.outputs[o].shape;
     auto lies = placed(rule, rule.outputs[o], shape, cut.letter, cut.outer);
-    if (lies) lies->outside = outside, lies->inside = inside;
+    if (lies) lies->outside = outside, lies->inside = inside, lies->turn = turn;
+    if (!lies && turn != Lies::Turn()) return std::nullopt;
     if (times > 1 || (times == 1 && !lies)) return std::nullopt;
-    if (times == 0 && rule.reduces == LoopRule::kNone) return std::nullopt;
     const bool sums = rule.reduces == LoopRule::kSum;
+    if (times == 0 && !sums && rule.reduces != LoopRule::kMax) return std::nullopt;
     made.push_back(lies ? *lies : Lies{sums ? Lies::kTerms : Lies::kGreatest});
   }
   return made;
+}
+
+// Operands of one rank, with the one letter, meet those of another, with the other letter: what
+// they make is a part of what those of all ranks make.
+OpLayouts::Made OpLayouts::by_turns(const Use& use) const {
+  const LoopRule::Turns& turns = *use.rule.turns;
+  const char letters[] = {turns.own, turns.other};
+  std::optional<int64_t> before[2];
+  for (size_t i = 0; i < use.inputs.size(); ++i) {
+    const LaidOut& one = use.inputs[i];
+    if (!one.present || one.type == TensorType{DType::kI64, {}}) continue;  // where parts begin
+    const Dims& dims = use.rule.inputs[i];
+    const size_t which = occurrences(dims, letters[0]) > 0 ? 0 : 1;
+    if (occurrences(dims, letters[which]) == 0 && one.lies.kind == Lies::kWhole) continue;
+    auto wanted = placed(use.rule, dims, one.type.shape, letters[which], 1);
+    if (!wanted || occurrences(dims, letters[1 - which]) > 0) return std::nullopt;
+    wanted->turn.before = before[which].value_or(one.lies.turn.before);
+    if (!one.lies.fits(*wanted)) return std::nullopt;
+    before[which] = wanted->turn.before;
+  }
+  if (!before[0] || !before[1]) return std::nullopt;
+  for (const auto& [letter, input] : use.rule.firsts)
+    if (!begins(use, static_cast<size_t>(input), {letter, 1}, *before[0])) return std::nullopt;
+  if (turns.first >= 0 &&
+      !begins(use, static_cast<size_t>(turns.first), {turns.other, 1}, *before[1]))
+    return std::nullopt;
+  const auto [outside, inside] = beside_all(use);
+  std::vector<Lies> made;
+  for (size_t o = 0; o < use.rule.outputs.size(); ++o) {
+    const Dims& dims = use.rule.outputs[o];
+    const size_t which = occurrences(dims, letters[0]) > 0 ? 0 : 1;
+    auto lies = placed(use.rule, dims, use.types.outputs[o].shape, letters[which], 1);
+    if (!lies) return std::nullopt;
+    lies->outside = outside, lies->inside = inside;
+    lies->turn = {*before[which], std::vector<bool>(static_cast<size_t>(ranks_)),
+                  use.rule.reduces == LoopRule::kMerge};
+    lies->turn.of[static_cast<size_t>(*before[1 - which])] = true;
+    made.push_back(*std::move(lies));
+  }
+  return made;
+}
+
+namespace {
+
+// Of two parts of the same, with nothing twice; of all of them the result.
+std::optional<Lies::Turn> together(Lies::Turn a, const Lies::Turn& b) {
+  if (a.before != b.before || a.merges != b.merges || a.of.size() != b.of.size())
+    return std::nullopt;
+  for (size_t i = 0; i < a.of.size(); ++i) {
+    if (a.of[i] && b.of[i]) return std::nullopt;
+    a.of[i] = a.of[i] || b.of[i];
+  }
+  if (std::find(a.of.begin(), a.of.end(), false) == a.of.end()) return Lies::Turn{a.before};
+  return a;
+}
+
+}  // namespace
+
+// As if the operands were no parts; `turn` is what they are then.
+OpLayouts::Made OpLayouts::of_parts(const Use& use, const Lies::Turn& turn) {
+  std::vector<LaidOut> inputs(use.inputs.begin(), use.inputs.end());
+  for (LaidOut& one : inputs) one.lies.turn = {};
+  Use blocks = use;
+  blocks.inputs = inputs;
+  Made made =
+      cut_blocks(blocks, first_of(inputs, [](const Lies& l) { return l.kind == Lies::kCut; }));
+  for (size_t o = 0; made && o < made->size(); ++o) {
+    (*made)[o] = of_each((*made)[o], [&](Lies lies) {
+      lies.turn = turn;
+      return lies.kind == Lies::kCut ? lies : Lies{Lies::kUnknown};
+    });
+    if ((*made)[o].kind == Lies::kUnknown) return refuse("which adds up parts of blocks");
+  }
+  return made;
+}
+
+OpLayouts::Made OpLayouts::merge_parts(const Use& use) {
+  const size_t half = use.inputs.size() / 2;
+  for (size_t i = 0; i < use.inputs.size(); ++i)
+    if (use.inputs[i].lies.turn != use.inputs[i < half ? 0 : half].lies.turn ||
+        !use.inputs[i].lies.turn.merges)
+      return refuse("which does not merge parts of one kind");
+  const auto turn = together(use.inputs[0].lies.turn, use.inputs[half].lies.turn);
+  return turn ? of_parts(use, *turn) : refuse("which merges what is in already");
+}
+
+OpLayouts::Made OpLayouts::add_parts(const Use& use) {
+  std::vector<int> parts;
+  std::optional<Lies::Turn> turn;
+  for (size_t i = 0; i < use.inputs.size(); ++i) {
+    const Lies& lies = use.inputs[i].lies;
+    if (!use.inputs[i].present || lies.kind == Lies::kWhole) continue;
+    turn = parts.empty() ? lies.turn : turn ? together(*turn, lies.turn) : std::nullopt;
+    parts.push_back(static_cast<int>(i));
+    if (lies.kind != Lies::kCut || lies.run != 0 || lies.turn.of.empty()) turn.reset();
+  }
+  if (!turn) return refuse("which cannot take these parts together");
+  const auto& sets = use.rule.linear;
+  const bool rounds = use.def->name == "Cast" && info(use.types.outputs[0].dtype).is_float;
+  const bool moves = rounds || (use.inputs.size() == 1 && use.def->cost(use.types).flops == 0);
+  if ((std::find(sets.begin(), sets.end(), parts) == sets.end() && !rounds) ||
+      (!moves && use.inputs[static_cast<size_t>(parts[0])].lies.turn.merges))
+    return refuse("which cannot be done in these parts");
+  return of_parts(use, *turn);
 }
 
 // Of one turn a whole operand has the same for all: it is repeated.
@@ -304,18 +426,20 @@ bool OpLayouts::takes(const Use& use, size_t input, const Cut& cut) const {
   if (std::any_of(use.rule.firsts.begin(), use.rule.firsts.end(), begins_here)) return true;
   const size_t times = occurrences(dims, cut.letter);
   if (times == 0) return one.lies.kind == Lies::kWhole;
-  const auto wanted = placed(use.rule, dims, one.type.shape, cut.letter, cut.outer);
+  auto wanted = placed(use.rule, dims, one.type.shape, cut.letter, cut.outer);
   if (times > 1 || !wanted) return false;
+  for (const LaidOut& other : use.inputs)  // all are of one rank
+    if (other.lies.kind == Lies::kCut) wanted->turn = other.lies.turn;
   if (one.lies.kind == Lies::kWhole)
     return extent_in(use.rule, dims, one.type.shape, cut.letter) == 1;
   return one.lies.fits(*wanted);
 }
 
 // A part must know where it begins: the own part of this axis, of those before it or behind.
-bool OpLayouts::begins(const Use& use, size_t input, const Cut& cut) const {
+bool OpLayouts::begins(const Use& use, size_t input, const Cut& cut, int64_t before) const {
   if (cut.outer != 1 || input >= use.inputs.size() || !use.inputs[input].present) return false;
   const Lies& first = use.inputs[input].lies;
-  if (first.kind != Lies::kFirst) return false;
+  if (first.kind != Lies::kFirst || first.turn.before != before) return false;
   const auto size = std::find_if(use.rule.sizes.begin(), use.rule.sizes.end(),
                                  [&](const auto& known) { return known.first == cut.letter; });
   const int64_t whole = use.types.attrs.integer("whole", -1), all = first.outer * ranks_;

@@ -46,8 +46,13 @@ class OpLayouts {
   Made cut_blocks(const Use& use, size_t from);
   std::vector<Cut> cuts_of(const Use& use, size_t input) const;
   Made by_cut(const Use& use, const Cut& cut);
+  static std::pair<uint32_t, uint32_t> beside_all(const Use& use);
+  Made by_turns(const Use& use) const;
+  Made of_parts(const Use& use, const Lies::Turn& turn);
+  Made merge_parts(const Use& use);
+  Made add_parts(const Use& use);
   bool takes(const Use& use, size_t input, const Cut& cut) const;
-  bool begins(const Use& use, size_t input, const Cut& cut) const;
+  bool begins(const Use& use, size_t input, const Cut& cut, int64_t before) const;
 
   int64_t ranks_;
 };

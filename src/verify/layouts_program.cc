@@ -94,7 +94,7 @@ class Walk {
     }
     const int64_t count = num_elements(own.shape), all = num_elements(whole.shape);
     if (held.kind != Lies::kUnset && parts_[at(base)] == 0) {  // some of what it has is replaced
-      if (lies.kind == held.kind &&
+      if (lies.kind == held.kind && lies.turn == held.turn &&
           (lies.kind != Lies::kCut || held.outer * count == lies.outer * all))
         return;
       return refuse("which lies otherwise than what it is a part of");
@@ -113,7 +113,7 @@ class Walk {
     }
     if (known == 0) {
       held = lies, known = count;
-    } else if (held.kind == lies.kind && held.run == 0 && lies.run == 0 &&
+    } else if (held.kind == lies.kind && held.turn == lies.turn && held.run == 0 && lies.run == 0 &&
                (lies.kind != Lies::kCut || held.outer * count == lies.outer * known)) {
       held.outer = lies.kind == Lies::kCut ? held.outer + lies.outer : held.outer;
       known += count;
@@ -343,7 +343,10 @@ class Walk {
   Lies joined_columns(const Made& made, const Sizes& sizes, const Shape& shape) {
     Lies all = made[0];
     const int64_t q = num_elements(sizes.q.shape), kv = num_elements(sizes.kv.shape);
-    const bool same_kind = made[1].kind == all.kind && made[2].kind == all.kind;
+    const auto is_alike = [&](const Lies& one) {
+      return one.kind == all.kind && one.turn == all.turn;
+    };
+    const bool same_kind = is_alike(made[1]) && is_alike(made[2]);
     if (same_kind && all.kind != Lies::kCut) return all;
     const bool rows = all.outer <= sizes.tokens;
     const bool alike = rows && made[1].outer == all.outer && made[2].outer == all.outer &&

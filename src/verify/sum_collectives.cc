@@ -15,7 +15,7 @@ void SumCheck::collective(const std::vector<Spot>& members) {
       return gather(members);
     case InstructionKind::kBroadcast:
       return broadcast(members);
-    default:  // all_to_all: parts of sums are not followed through it
+    default:  // all_to_all, rotate: parts of sums are not followed through it
       for (Spot member : members) {
         const Instruction& own = section_.at(member);
         for (size_t a = 0; a < own.args.size(); a += 2) {

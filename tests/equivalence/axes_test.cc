@@ -38,17 +38,11 @@ const std::map<std::string, std::string> kSequence = {
 };
 
 // Tokens in blocks, and heads where attention meets them all.
-const std::string kTokens = R"(  - shard: {input: input_ids, dim: 1, over: cp}
-  - shard: {input: labels, dim: 1, over: cp}
+const std::string kTokens = R"(  - shard: {input: "*", dim: 1, over: cp}
   - shard: {match: "**", dim: none, over: cp}
 )";
-const std::map<std::string, std::string> kHeads = {
-    {"gpt-deep", kTokens + R"(  - shard: {scope: "**/qkv", dim: 2, over: cp}
-)"},
-    {"llama-hf",
-     kTokens + R"(  - shard: {scope: ["**/q_proj", "**/k_proj", "**/v_proj"], dim: 2, over: cp}
-)"},
-};
+const std::string kHeads = kTokens + "  - shard: {attention: \"**\", by: heads, over: cp}\n";
+const std::string kRing = kTokens + "  - shard: {attention: \"**\", by: ring, over: cp}\n";
 
 // Samples in blocks, and experts where they meet the tokens of all.
 const std::string kExperts = R"(  - shard: {input: "*", dim: 0, over: ep}
@@ -203,17 +197,34 @@ TEST(Axes, HeadsForTokensAreExchanged) {
   NEED_MODELS();
   struct Model {
     std::string name;
-    int64_t layers, messages, widths;  // of a layer, each way
+    int64_t layers, widths;  // of a layer, each way
   };
-  // One product makes q, k and v; and two heads of keys and values serve four of queries.
-  for (const Model& m : {Model{"gpt-deep", 8, 2, 4}, {"llama-hf", 4, 4, 3}})
+  // Two heads of keys and values serve four of queries.
+  for (const Model& m : {Model{"gpt-deep", 8, 4}, {"llama-hf", 4, 3}})
     for (const int64_t cp : {2, 4}) {
       if (m.name == "llama-hf" && cp == 4) continue;
-      const auto sent =
-          traffic({"", m.name, fmt::format("{{cp: {}}}", cp), kHeads.at(m.name)}, "cp");
+      const auto sent = traffic({"", m.name, fmt::format("{{cp: {}}}", cp), kHeads}, "cp");
       const int64_t bytes = 8 * 32 * 32 * 4 / cp;
-      EXPECT_EQ(sent.at(InstructionKind::kAllToAll),
-                std::pair(2 * m.layers * m.messages, 2 * m.layers * m.widths * bytes));
+      EXPECT_EQ(sent.at(InstructionKind::kAllToAll).second, 2 * m.layers * m.widths * bytes);
+      EXPECT_EQ(sent.count(InstructionKind::kReduceScatter), 0U);
+    }
+}
+
+// Liu et al., 2023 (Ring Attention): blocks of keys and values go to the next rank n-1 times each
+// way, and their gradients go with them and home.
+TEST(Axes, KeysAndValuesGoRound) {
+  NEED_MODELS();
+  struct Model {
+    std::string name;
+    int64_t layers, width;
+  };
+  for (const Model& m : {Model{"gpt-deep", 8, 32}, {"llama-hf", 4, 16}})
+    for (const int64_t cp : {2, 4}) {
+      const auto sent = traffic({"", m.name, fmt::format("{{cp: {}}}", cp), kRing}, "cp");
+      const int64_t messages = 3 * 2 * m.layers * (cp - 1), block = 8 * 32 * m.width * 4 / cp;
+      EXPECT_EQ(sent.at(InstructionKind::kRotate), std::pair(messages, messages * block));
+      EXPECT_EQ(sent.count(InstructionKind::kReduceScatter), 0U);
+      EXPECT_EQ(sent.count(InstructionKind::kAllToAll), 0U);
     }
 }
 
@@ -414,6 +425,86 @@ TEST(Axes, EachCollectiveCounts) {
   }
 }
 
+// Each turn of the keys, and each number that says whose they are.
+TEST(Axes, EachTurnCounts) {
+  NEED_MODELS();
+  const Case c{"", "gpt-deep", "{dp: 2, cp: 4}", kRing + "  - replicate: {over: dp}\n"};
+  const Result<Compiled> right = compile_case(c, kAdamW, true);
+  ASSERT_TRUE(right) << print_error(right.error());
+  const Result<Trained> uncut = train(*right->uncut, c.model, 2);
+  ASSERT_TRUE(uncut) << print_error(uncut.error());
+  using Change = void (*)(RoleProgram&, Instruction&);
+  const Change left_out = [](RoleProgram&, Instruction& one) {
+    one.kind = InstructionKind::kCopy;
+    one.group = -1;
+    one.turn = 0;
+  };
+  const Change other_way = [](RoleProgram&, Instruction& one) { one.turn = 4 - one.turn; };
+  const std::vector<Instruction>& body = right->set.roles[0].body;
+  size_t changed = 0;
+  for (size_t i = 0; i < body.size(); ++i) {
+    const bool rotates = body[i].kind == InstructionKind::kRotate;
+    if (!rotates && (body[i].kind != InstructionKind::kPosition || body[i].turn % 2 == 0)) continue;
+    for (const Change& change : {left_out, other_way, Change(over_replicas)}) {
+      if ((change == left_out && !rotates) || ++changed % 5 != 0) continue;
+      PlanSet wrong = right->set;
+      change(wrong.roles[0], wrong.roles[0].body[i]);
+      const Result<VerifyReport> report = verify_plan_set(wrong, nullptr);
+      EXPECT_TRUE(!report || !report->findings.empty()) << i << " " << body[i].label;
+      if (changed % 100 != 0) continue;
+      const Result<Trained> trained = train(wrong, c.model, 2);
+      ASSERT_TRUE(trained) << print_error(trained.error());
+      EXPECT_GT(apart(*trained, *uncut), 1e-9) << i << " " << body[i].label;
+    }
+  }
+  EXPECT_GT(changed, 400U);
+}
+
+TEST(Axes, AttentionIsReported) {
+  NEED_MODELS();
+  const Result<Compiled> made = compile_case({"", "llama-hf", "{cp: 2}", kRing}, kSgd, false);
+  ASSERT_TRUE(made) << print_error(made.error());
+  std::vector<std::string> lines;
+  for (const Explanation& each : made->explanations)
+    if (each.at.line == 7) lines.insert(lines.end(), each.lines.begin(), each.lines.end());
+  EXPECT_EQ(lines, std::vector<std::string>{"attention over cp by ring: 4 of them"});
+}
+
+// Where tokens or heads do not lie so, both places are named.
+TEST(Axes, AttentionThatCannotBeDoneSoIsRefused) {
+  NEED_MODELS();
+  const auto refusal = [](const std::string& mesh, const std::string& directives) {
+    const Result<Compiled> made = compile_case({"", "llama-hf", mesh, directives}, kSgd, false);
+    std::string text = made ? "" : print_error(made.error());
+    return text.substr(std::min(text.size(), text.find("yaml:") + 5));
+  };
+  const std::string of_line = "  - shard: {attention: \"**\", by: ring, over: cp}\n";
+  const std::string at = "shard: attention in model/model/layers/0/self_attn ",
+                    sizes =
+                        "  = note: its queries, keys and values are f32[8,32,4,8], "
+                        "f32[8,32,2,8], f32[8,32,2,8]\n";
+  EXPECT_EQ(
+      refusal("{cp: 4}", kHeads),
+      "7:5: error: " + at + "has 2 heads of keys, which 4 ranks of 'cp' do not divide\n" + sizes);
+  EXPECT_EQ(refusal("{cp: 2}", of_line),
+            "5:5: error: shard: nothing is cut over 'cp'\n"
+            "  = help: `shard: {input: \"*\", dim: 1, over: cp}` cuts tokens\n");
+  EXPECT_EQ(refusal("{cp: 2}", kRing + of_line),
+            "8:5: error: shard: two directives say how attention in "
+            "model/model/layers/0/self_attn is done over 'cp'\n"
+            "  = note: the other one is at line 7\n");
+  EXPECT_EQ(refusal("{cp: 2}", "  - shard: {input: \"*\", dim: 0, over: cp}\n" + of_line),
+            "6:5: error: " + at + "has no tokens in blocks over 'cp'\n" + sizes +
+                "  = note: 'input_ids' is cut over it at line 5\n"
+                "  = note: 'labels' is cut over it at line 5\n"
+                "  = help: `shard: {input: \"*\", dim: 1, over: cp}` cuts those of inputs\n");
+  EXPECT_EQ(refusal("{tp: 2, cp: 2}", kSequence.at("llama-hf") + kRing).substr(0, 13 + at.size()),
+            "8:5: error: " + at + "h");
+  EXPECT_EQ(refusal("{cp: 2}", kTokens + "  - shard: {attention: nowhere, by: ring, over: cp}\n")
+                .substr(0, 50),
+            "7:24: error: shard: no attention matches 'nowhere'");
+}
+
 std::vector<Case> cases() {
   const std::string split = "  - split: {dim: batch, into: 2}\n";
   const std::string zero = "  - replicate: {over: dp, shard: [optimizer, gradients, parameters]}\n";
@@ -457,12 +548,27 @@ std::vector<Case> cases() {
     all.push_back({"context2_sequence2_data2_" + id, model, "{dp: 2, cp: 2, tp: 2}",
                    split + context + sequence + rows + zero});
     pipeline("pipeline2_context2_tensor2", "{cp: 2, tp: 2}", "zb-h1", context + tensor + rows);
-    const std::string& heads = kHeads.at(model);
+    const std::string &heads = kHeads, &ring = kRing;
     all.push_back({"heads2_" + id, model, "{cp: 2}", heads});
     all.push_back({"heads2_data2_" + id, model, "{dp: 2, cp: 2}", split + heads + zero});
     all.push_back({"heads2_tensor2_" + id, model, "{cp: 2, tp: 2}", heads + tensor});
     pipeline("pipeline2_heads2_recompute", "{cp: 2}", "zbv", heads + "  - recompute: {}\n");
-    all.push_back({"heads4_" + id, model, "{cp: 4}", heads});  // llama-hf: half heads of keys
+    if (model == "gpt-deep") all.push_back({"heads4_" + id, model, "{cp: 4}", heads});
+    all.push_back({"ring2_" + id, model, "{cp: 2}", ring});
+    all.push_back({"ring4_data2_" + id, model, "{dp: 2, cp: 4}", split + ring + zero});
+    all.push_back({"ring2_tensor2_" + id, model, "{cp: 2, tp: 2}", ring + tensor + rows});
+    all.push_back({"ring2_sequence2_data2_" + id, model, "{dp: 2, cp: 2, tp: 2}",
+                   ring + sequence + rows + zero});
+    pipeline("pipeline2_ring2", "{cp: 2}", "zb-h1", ring);
+    pipeline("pipeline2_ring2_recompute", "{cp: 2}", "zbv", ring + "  - recompute: {}\n");
+    pipeline("pipeline2_ring2_tensor2", "{cp: 2, tp: 2}", "dualpipev", ring + tensor);
+    // Some layers so, some otherwise.
+    all.push_back({"ring_and_heads2_" + id, model, "{cp: 2}",
+                   kTokens +
+                       "  - shard: {attention: [\"**/0\", \"**/0/*\", \"**/2\", \"**/2/*\"], by: "
+                       "ring, over: cp}\n"
+                       "  - shard: {attention: [\"**/1\", \"**/1/*\"], by: heads, over: cp}\n"
+                       "  - shard: {attention: [\"**/3\", \"**/3/*\"], by: gather, over: cp}\n"});
     all.push_back({"tensor4_" + id, model, "{tp: 4}", tensor});
     // Samples over two axes: one of replicas, one that cuts what each replica has.
     const std::string samples = "  - shard: {input: \"*\", dim: 0, over: ep}\n";
@@ -495,7 +601,8 @@ std::vector<Case> cases() {
           fmt::format("include: [{}/strategies/schedules/1f1b.yaml]\nparams: {{stages: 2, "
                       "microbatches: 4}}\n",
                       PIPER_SOURCE_DIR));
-  experts("experts2_heads2", "{ep: 2, cp: 2}", kHeads.at("gpt-deep"));
+  experts("experts2_heads2", "{ep: 2, cp: 2}", kHeads);
+  experts("experts2_ring2", "{ep: 2, cp: 2}", kRing);
   experts("experts2_pipeline2_zero2", "{edp: 2, ep: 2}",
           "  - replicate: {over: edp, shard: [optimizer, gradients, parameters]}\n",
           fmt::format("include: [{}/strategies/schedules/zb-h1.yaml]\nparams: {{stages: 2, "
@@ -521,7 +628,11 @@ std::vector<Case> cases() {
   library("gather2_gpt", "gpt-deep", "context/gather", "cp: 2");
   library("gather4_llama", "llama-hf", "context/gather", "cp: 4");
   library("heads2_llama", "llama-hf", "context/heads", "cp: 2");
+  library("ring2_gpt2", "gpt2-hf", "context/ring", "cp: 2");
+  library("ring4_llama", "llama-hf", "context/ring", "cp: 4");
   library("experts2_moe", "moe-gshard", "experts/experts", "ep: 2");
+  // A mask of the data, which hides keys.
+  all.push_back({"ring2_bert_hf", "bert-hf", "{cp: 2}", split + kRing});
   // One sample a rank: a slice of it is a part of its block.
   for (const char* model : {"two-tower", "vit-hf"})
     all.push_back({"batch4_data2_" + identifier(model), model, "{dp: 2, ep: 4}",

@@ -105,9 +105,12 @@ class RandomStrategy {
     if (dp_ > 1)
       text += fmt::format("  - replicate: {{over: dp, bucket: {}{}}}\n",
                           one_of<const char*>(random_, {"64B", "25MiB"}), states());
+    size_t in_turn = pick(random_, 4);  // the first axis, where that is 0 and it divides
     for (const Axis& axis : shards_) {
-      const size_t count = 1 + pick(random_, 5);
+      const bool turns = in_turn++ == 0 && model_.attends() && model_.tokens() % axis.size == 0;
+      const size_t count = turns ? 0 : 1 + pick(random_, 5);
       for (size_t k = 0; k < count; ++k) text += directive(axis);
+      if (turns) text += attention(axis);
     }
     if (pick(random_, 3) == 0) text += "  - recompute: {}\n";
     return text + mutation::random_order(random_);
@@ -126,6 +129,14 @@ class RandomStrategy {
       if (const std::string states = one_of<const char*>(random_, mutation::kShards);
           states.find("dtype") == states.npos)
         return states;
+  }
+  // Tokens in blocks, of which no product of this axis makes others.
+  std::string attention(const Axis& axis) {
+    return fmt::format(
+        "  - shard: {{input: \"*\", dim: 1, over: {0}}}\n"
+        "  - shard: {{match: \"**\", dim: none, over: {0}}}\n"
+        "  - shard: {{attention: \"**\", by: {1}, over: {0}}}\n",
+        axis.name, one_of<const char*>(random_, {"ring", "ring", "gather", "heads"}));
   }
   // Of a tensor that no directive of this axis has named, at a dim that divides.
   std::string directive(const Axis& axis) {
@@ -186,6 +197,7 @@ struct Tried {
   bool refused = false;
   int64_t collectives = 0;
   double apart = 0;
+  bool turns = false;  // keys come by in turn
 };
 
 // Of a step, over the axes that shard uses.
@@ -223,25 +235,32 @@ Tried try_one(uint64_t seed) {
     EXPECT_NEAR(spread.losses[k], uncut.losses[k], 1e-12 * std::max(1.0, uncut.losses[k])) << what;
   const double apart = difference(spread, uncut);
   EXPECT_LT(apart, 1e-12) << what;
-  return {false, collectives_of(compiled->set), apart};
+  const std::vector<Instruction>& body = compiled->set.roles[0].body;
+  const bool turns = std::any_of(body.begin(), body.end(), [](const Instruction& each) {
+    return each.kind == InstructionKind::kRotate;
+  });
+  return {false, collectives_of(compiled->set), apart, turns};
 }
 
 TEST(RandomAxes, TrainAsOneDeviceDoes) {
   const int wanted = kSanitized ? 30 : 300;
   const uint64_t first = given_seed().value_or(1);
-  int ran = 0, refused = 0, with_collectives = 0;
+  int ran = 0, refused = 0, with_collectives = 0, with_turns = 0;
   double worst = 0;
   for (uint64_t seed = first; ran < wanted && !HasFailure(); ++seed) {
     const Tried tried = try_one(seed);
     ++(tried.refused ? refused : ran);
     with_collectives += tried.collectives > 0;
+    with_turns += tried.turns;
     worst = std::max(worst, tried.apart);
   }
   std::printf(
-      "seeds from %lu: %d ran, %d of them with collectives, %d were refused; at most %.1e\n", first,
-      ran, with_collectives, refused, worst);
+      "seeds from %lu: %d ran, %d of them with collectives, %d with keys in turn, %d were refused; "
+      "at most %.1e\n",
+      first, ran, with_collectives, with_turns, refused, worst);
   EXPECT_LT(refused, wanted / 5);
   EXPECT_GT(with_collectives, wanted / 2);
+  EXPECT_GT(with_turns, wanted / 60);
 }
 
 }  // namespace

@@ -34,6 +34,8 @@ class RandomBlocks : public ModelMaker {
   const std::vector<Parameter>& parameters() const { return parameters_; }
   const std::vector<std::string>& scopes() const { return scopes_; }
   const std::vector<std::string>& inputs() const { return inputs_; }
+  bool attends() const { return attends_; }  // the loss may not depend on it
+  size_t tokens() const { return static_cast<size_t>(tokens_); }
 
  private:
   struct Live {
@@ -151,6 +153,7 @@ class RandomBlocks : public ModelMaker {
   }
   // Keys, values and queries of one weight or of three; heads; a residual.
   void attend(const Live& v) {
+    attends_ = true;
     const Live in = below(2) ? norm(v) : v;
     const int64_t width = widths(), heads = below(2) ? 4 : 2, head = width / heads;
     const int64_t few = grouped_ && below(3) ? heads >> (heads == 4 && below(2) ? 2 : 1) : heads;
@@ -243,6 +246,7 @@ class RandomBlocks : public ModelMaker {
 
   bool grouped_ = false;
   int64_t tokens_ = 0;
+  bool attends_ = false;
   std::vector<Live> live_;
   std::vector<Parameter> parameters_;
   std::vector<std::string> scopes_, inputs_;

@@ -10,7 +10,7 @@ namespace {
 bool of_blocks(const Instruction& i) { return takes_pairs(i.kind) && i.dim >= 0; }
 bool reduces(const Instruction& i) { return i.kind == InstructionKind::kAllReduce; }
 bool of_values(const Instruction& i) {  // not of sums over the step
-  return of_blocks(i) || (reduces(i) && i.micro >= 0);
+  return of_blocks(i) || i.kind == InstructionKind::kRotate || (reduces(i) && i.micro >= 0);
 }
 
 int64_t members_of(const RoleProgram& role, int32_t group) {
@@ -130,6 +130,31 @@ Done change_position(PlanSet& set, Random& random) {
   return fmt::format("{}: {} times the position in group {}", spot->name(), one.outer, one.group);
 }
 
+bool rotates(const Instruction& i) { return i.kind == InstructionKind::kRotate; }
+// The keys of another rank, or of an own position that another has.
+Done change_turn(PlanSet& set, Random& random) {
+  const auto spot =
+      any_spot(set, random, [](const Instruction& i) { return rotates(i) || i.turn != 0; });
+  if (!spot) return std::nullopt;
+  Instruction& one = spot->at();
+  const int64_t members = members_of(*spot->role, one.group), least = rotates(one) ? 1 : 0;
+  const auto turn = static_cast<int32_t>(
+      least + static_cast<int64_t>(below(random, static_cast<size_t>(members - least))));
+  if (turn == one.turn) return std::nullopt;
+  one.turn = turn;
+  return fmt::format("{} of the rank {} before", spot->name(), turn);
+}
+Done keep_own_turn(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, rotates);
+  if (!spot) return std::nullopt;
+  const std::string name = spot->name();
+  Instruction& one = spot->at();
+  one.kind = InstructionKind::kCopy;
+  one.group = -1;
+  one.turn = 0;
+  return fmt::format("{} is a copy", name);
+}
+
 // ---- States -------------------------------------------------------------------------------------
 Tensor* any_cut(PlanSet& set, Random& random, RoleProgram*& role) {
   role = &any_role(set, random);
@@ -192,6 +217,8 @@ constexpr auto kMutations = std::to_array<Mutation>({
     {"take the greatest", take_greatest},
     {"change pairs", change_pairs},
     {"change position", change_position},
+    {"change turn", change_turn},
+    {"keep own turn", keep_own_turn},
     {"change cut outer", change_cut_outer},
     {"change cut dim", change_cut_dim},
     {"change cut axis", change_cut_axis},

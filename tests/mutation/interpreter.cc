@@ -286,7 +286,9 @@ class Interpreter {
         break;
       case InstructionKind::kPosition: {
         const auto& group = rank.role->groups.at(static_cast<size_t>(one.group));
-        const int64_t position = one.outer * group_position(*rank.role, group, rank.coordinates);
+        const auto members = std::ssize(group_ranks(*rank.role, group, rank.coordinates));
+        const int64_t own = group_position(*rank.role, group, rank.coordinates),
+                      position = one.outer * ((own + members - one.turn) % members);
         write(rank, arg(one, 0),
               spread(join(symbol_of("position"), static_cast<Symbol>(position)),
                      cells_of(type(rank, arg(one, 0)))));
@@ -449,7 +451,7 @@ class Interpreter {
       if (one.kind != first.kind || one.args.size() != first.args.size() ||
           one.root != first.root || one.dim != first.dim || one.outer != first.outer ||
           one.to_dim != first.to_dim || one.to_outer != first.to_outer ||
-          one.reduction != first.reduction)
+          one.reduction != first.reduction || one.turn != first.turn)
         fault("'{}' meets '{}'", first.label, one.label);
       for (size_t k = 0; k < one.args.size(); ++k)
         if (type(ranks_[each.rank], one.args[k]) != type(ranks_[all[0].rank], first.args[k]))
@@ -518,6 +520,10 @@ class Interpreter {
         const auto size = static_cast<size_t>(
             cells_of(type(ranks_[all[i].rank], instruction(all[i]).args[k + 1])));
         results[i] = part_of(sum(all, k), i * size, size);
+        continue;
+      }
+      if (one.kind == InstructionKind::kRotate) {
+        results[i] = given[(i + all.size() - static_cast<size_t>(one.turn)) % all.size()];
         continue;
       }
       for (size_t j = 0; j < all.size(); ++j) {

@@ -73,6 +73,7 @@ TEST(RightPlans, ThatDrawRandomNumbersAreAcceptedToo) {
 TEST(RightPlans, WithBlocksOfWeightsAreAcceptedToo) {
   accept_right_plans(blocks_strategy, kSanitized ? 5 : 60);
 }
+TEST(RightPlans, OfTurnsAreAccepted) { accept_right_plans(turns_strategy, kSanitized ? 1 : 6); }
 TEST(RightPlans, OfRowsAreAccepted) { accept_right_plans(rows_strategy, kSanitized ? 3 : 30); }
 
 struct Count {
@@ -175,6 +176,13 @@ TEST(Mutants, OfRowsAreCaughtToo) {
   const auto more = block_mutations();
   for (int k = 0; k < 4; ++k) all.insert(all.end(), more.begin(), more.end());
   catch_mutants(rows_strategy, all, kSanitized ? 1 : 4, 1, kSanitized ? 5 : 60);
+}
+
+TEST(Mutants, OfTurnsAreCaughtToo) {
+  std::vector<Mutation> all = mutations();
+  const auto more = block_mutations();
+  for (int k = 0; k < 4; ++k) all.insert(all.end(), more.begin(), more.end());
+  catch_mutants(turns_strategy, all, kSanitized ? 1 : 2, 1, kSanitized ? 3 : 40);
 }
 
 // Beside the plan for one device; also of one microbatch.

@@ -280,6 +280,20 @@ inline std::string blocks_strategy(Random& random, size_t microbatches) {
   return text + random_precision(random) + random_order(random);
 }
 
+// Tokens in blocks, whose keys come by in turn.
+inline std::string turns_strategy(Random& random, size_t microbatches) {
+  const size_t dp = 1 + pick(random, 2), cp = 2 + 2 * pick(random, 2);
+  std::string text = fmt::format("piper: 1\nmesh: {{dp: {}, cp: {}}}\n", dp, cp);
+  text += random_train(random, dp * microbatches);
+  text += fmt::format("directives:\n  - split: {{dim: batch, into: {}}}\n", microbatches);
+  text +=
+      "  - shard: {input: \"*\", dim: 1, over: cp}\n"
+      "  - shard: {match: \"**\", dim: none, over: cp}\n"
+      "  - shard: {attention: \"**\", by: ring, over: cp}\n";
+  if (dp > 1) text += "  - replicate: {over: dp}\n";
+  return text + random_precision(random);
+}
+
 // Rows of a table that is looked up and read by a cross-entropy, and tokens.
 inline std::string rows_strategy(Random& random, size_t microbatches) {
   const size_t dp = 1 + pick(random, 2);
@@ -310,6 +324,7 @@ inline Made make_plan(Random& random, size_t microbatches, MakeStrategy strategy
                                                   "coupled/plain_mean.onnx"};
   const std::initializer_list<const char*> layers = {"mlp.onnx"};
   const std::initializer_list<const char*> rows = {"init/language.onnx"};
+  const std::initializer_list<const char*> turns = {"families/gptj/model.onnx"};
   const std::initializer_list<const char*> uncut = {"batch_norm/residual.onnx",
                                                     "batch_norm/twice.onnx"};
   const std::initializer_list<const char*> drawing = {"dropout/dynamo.onnx",
@@ -317,6 +332,7 @@ inline Made make_plan(Random& random, size_t microbatches, MakeStrategy strategy
   options.model = std::string(PIPER_SOURCE_DIR "/tests/data/") +
                   one_of<const char*>(random, strategy == blocks_strategy    ? layers
                                               : strategy == rows_strategy    ? rows
+                                              : strategy == turns_strategy   ? turns
                                               : strategy == uncut_strategy   ? uncut
                                               : strategy == drawing_strategy ? drawing
                                                                              : cut);

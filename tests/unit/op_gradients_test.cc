@@ -133,6 +133,7 @@ constexpr std::pair<std::string_view, std::string_view> kNoGradient[] = {
     {"Adagrad", "an update"},
     {"AdamW", "an update"},
     {"AttentionGrad", "a gradient"},
+    {"AttentionMerge", "of parts of Attention, taken apart behind the backward pass"},
     {"ClipFactor", "a scalar of the update"},
     {"CrossEntropyGrad", "a gradient"},
     {"CrossEntropyOfTerms", "a part of CrossEntropySum, taken apart behind the backward pass"},

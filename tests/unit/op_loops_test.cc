@@ -213,6 +213,110 @@ TEST(Ops, EveryLetterCanBeSplit) {
   EXPECT_GT(split, 250);
 }
 
+// ---- Letters of which an axis cuts two at once ------------------------------------------------
+
+// With the numbers that tell where the parts of both letters begin.
+Use told(Use use, size_t mask, double first, double first_key, int64_t keys) {
+  const TensorType number{DType::kI64, {}};
+  use.types.inputs.resize(mask + 3);
+  use.types.present.resize(mask + 3, false);
+  use.inputs.resize(mask + 3);
+  for (const auto& [at, value] : {std::pair(mask + 1, first), {mask + 2, first_key}}) {
+    use.types.inputs[at] = number;
+    use.types.present[at] = true;
+    use.inputs[at] = Tensor{number, {value}};
+  }
+  use.types.attrs.set("keys", keys);
+  return use;
+}
+Use cut_use(Use use, const LoopRule& rule, char letter, int64_t from, int64_t count) {
+  for (size_t i = 0; i < use.inputs.size(); ++i)
+    if (const auto place = place_of(rule, rule.inputs[i], use.types.inputs[i].shape, letter);
+        use.inputs[i] && place) {
+      use.inputs[i] = cut(*use.inputs[i], *place, from, count);
+      use.types.inputs[i] = use.inputs[i]->type;
+    }
+  use.types.outputs = must(use.def->types(use.types));
+  return use;
+}
+
+// What own queries and the keys of each part in turn make, merged or added up.
+struct InTurn {
+  const Use& use;
+  const LoopRule& rule;
+  size_t mask;
+  int64_t keys, parts;
+  std::vector<Tensor> joined;
+
+  int64_t begin_of(char letter, int64_t part) const {
+    const auto size = std::find_if(rule.sizes.begin(), rule.sizes.end(),
+                                   [&](const auto& known) { return known.first == letter; });
+    return size->second * part / parts;
+  }
+  std::vector<Tensor> run(int64_t q, int64_t k) const {
+    const char own = rule.turns->own, other = rule.turns->other;
+    const int64_t first = begin_of(own, q), key = begin_of(other, k);
+    Use local = told(use, mask, static_cast<double>(first), static_cast<double>(key), keys);
+    local = cut_use(std::move(local), rule, own, first, begin_of(own, q + 1) - first);
+    return cut_use(std::move(local), rule, other, key, begin_of(other, k + 1) - key).run();
+  }
+  void put(const std::vector<Tensor>& made, int64_t q, int64_t k) {
+    for (size_t o = 0; o < made.size(); ++o) {
+      bool is_cut = false;
+      for (const auto& [letter, part] : {std::pair(rule.turns->own, q), {rule.turns->other, k}}) {
+        const auto place = place_of(rule, rule.outputs[o], joined[o].type.shape, letter);
+        if (!place) continue;
+        is_cut = true;
+        const int64_t from = begin_of(letter, part);
+        for_block(joined[o].type.shape, *place, from, begin_of(letter, part + 1) - from,
+                  [&](size_t at, size_t in) { joined[o].values[at] += made[o].values[in]; });
+      }
+      for (size_t i = 0; !is_cut && i < made[o].values.size(); ++i)
+        joined[o].values[i] += made[o].values[i];
+    }
+  }
+  void run_all() {
+    for (int64_t q = 0; q < parts; ++q) {
+      std::vector<Tensor> merged;
+      for (int64_t k = 0; k < parts; ++k) {
+        const std::vector<Tensor> made = run(q, k);
+        if (rule.reduces != LoopRule::kMerge) {
+          put(made, q, k);
+        } else if (k == 0) {
+          merged = made;
+        } else {
+          const Attrs attrs{{"tokens_first", use.types.attrs.integers("tokens_first")[3]}};
+          merged = evaluate("AttentionMerge", attrs, {merged[0], merged[1], made[0], made[1]},
+                            std::vector{made[0].type, made[1].type});
+        }
+      }
+      put(merged, q, 0);
+    }
+  }
+};
+
+TEST(Ops, LettersAreCutTwoAtOnce) {
+  int cuts = 0;
+  for_each_use([&](const Use& use, std::mt19937_64&) {
+    if (use.def->name != "Attention" && use.def->name != "AttentionGrad") return;
+    const size_t mask = use.def->name == "Attention" ? 3 : 6;
+    const bool tokens_first = use.types.attrs.integers("tokens_first")[1] != 0;
+    const int64_t keys = use.types.inputs[1].shape[tokens_first ? 1 : 2];
+    const LoopRule rule = use.def->loops(told(use, mask, 0, 0, keys).types);
+    ASSERT_TRUE(rule.turns);
+    const std::vector<Tensor> wanted = use.run();
+    for (const int64_t parts : {2, 3}) {
+      SCOPED_TRACE(fmt::format("in {}", parts));
+      InTurn turns{use, rule, mask, keys, parts, wanted};
+      for (Tensor& tensor : turns.joined) std::fill(tensor.values.begin(), tensor.values.end(), 0);
+      turns.run_all();
+      expect_same(turns.joined, wanted);
+      ++cuts;
+    }
+  });
+  EXPECT_GE(cuts, 28);
+}
+
 // Twice the elements cost at most twice as much, and products of matrices exactly: what a plan's
 // parts cost adds up to the whole.
 TEST(Ops, CostsGrowWithTheLettersOfTheLoops) {

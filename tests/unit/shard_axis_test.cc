@@ -162,15 +162,15 @@ class Ranks {
   }
 
   Whole together(const Node& node, size_t rank) const {
-    if (node.op == "OwnFirst")
-      return {static_cast<double>(static_cast<int64_t>(mesh_.coordinate(
-                                      rank, static_cast<int>(node.attrs.integer("over")))) *
-                                  node.attrs.integer("size"))};
-    const auto& input = values_[node.inputs[0].index()];
     const int axis = static_cast<int>(node.attrs.integer("over"));
     const size_t at = mesh_.coordinate(rank, axis), count = mesh_.size(axis);
+    const size_t before = (at + count - static_cast<size_t>(node.attrs.integer("turn", 0))) % count;
+    if (node.op == "OwnFirst")
+      return {static_cast<double>(static_cast<int64_t>(before) * node.attrs.integer("size"))};
+    const auto& input = values_[node.inputs[0].index()];
     const std::vector<Whole> group = group_of(input, rank, axis);
     if (node.op == "AllReduce") return sum(group);
+    if (node.op == "Rotate") return group[before];
     if (node.op == "AllReduceMax") return greatest(group);
     const Shape& from = graph_.value(node.inputs[0]).type.shape;
     const Shape& to = graph_.value(node.outputs[0]).type.shape;
@@ -245,6 +245,7 @@ Graph trained(Graph graph) {
 struct Decoder {
   int64_t layers = 1, tokens = 4, width = 8, heads = 4, kv_heads = 4, classes = 6;
   bool fused_qkv = false;  // q, k and v in one weight
+  enum Mask { kCausal, kNone, kWindow, kTrained, kKeyBias } mask = kCausal;
 };
 
 class DecoderMaker {
@@ -327,13 +328,25 @@ class DecoderMaker {
     const auto split = [&](ValueId id, int64_t heads) {
       return build_.reshape(id, {kBatch, s_.tokens, heads, head});
     };
-    const ValueId y =
-        build_.op("Attention", {split(q, s_.heads), split(k, s_.kv_heads), split(v, s_.kv_heads)},
-                  {{"tokens_first", std::vector<int64_t>{1, 1, 1, 1}},
-                   {"scale", 0.7},
-                   {"causal", int64_t{1}},
-                   {"offset", int64_t{0}}})[0];
+    std::vector<ValueId> inputs{split(q, s_.heads), split(k, s_.kv_heads), split(v, s_.kv_heads)};
+    if (s_.mask == Decoder::kWindow) inputs.push_back(window());
+    if (s_.mask == Decoder::kKeyBias) inputs.push_back(param("bias", {1, 1, 1, s_.tokens}));
+    if (s_.mask == Decoder::kTrained)
+      inputs.push_back(param("bias", {1, s_.heads, s_.tokens, s_.tokens}));
+    const ValueId y = build_.op("Attention", inputs,
+                                {{"tokens_first", std::vector<int64_t>{1, 1, 1, 1}},
+                                 {"scale", 0.7},
+                                 {"causal", int64_t{s_.mask == Decoder::kCausal}},
+                                 {"offset", int64_t{0}}})[0];
     return linear(build_.reshape(y, {kBatch, s_.tokens, s_.width}), "proj", s_.width);
+  }
+  // A query sees itself and the two tokens before it.
+  ValueId window() {
+    std::string seen;
+    for (int64_t q = 0; q < s_.tokens; ++q)
+      for (int64_t k = 0; k < s_.tokens; ++k) seen += k <= q && k + 2 >= q ? '\1' : '\0';
+    return build_.constant({DType::kBool, {1, 1, s_.tokens, s_.tokens}},
+                           Bytes::copy_of(seen.data(), seen.size()));
   }
   ValueId feed(ValueId x) {
     return linear(build_.op1("Gelu", {linear(x, "up", 4 * s_.width)}), "down", s_.width);
@@ -418,6 +431,69 @@ TEST(ShardAxis, InputsAreCutAlongTheirTokens) {
   expect_same(made.graph, Mesh{{2}}, whole, oracle::random_sources(whole, 1, 4), 1e-12);
 }
 
+AxisCut by_tokens(const Graph& whole, int32_t axis, int64_t ranks, AttentionBy by) {
+  AxisCut cut{axis, fmt::format("cp{}", axis), ranks, {}};
+  for (ValueId input : whole.inputs) cut.seeds.push_back({input, 1, {}});
+  for (const Param& param : whole.params) cut.seeds.push_back({param.value, -1, {}});
+  cut.attention = {{{*Glob::parse("**", {})}, by, {}}};
+  return cut;
+}
+// Liu et al., 2023: keys and values go round once each way, and their gradients once.
+TEST(ShardAxis, AttentionTakesTheKeysOfEachRankInTurn) {
+  using Mask = Decoder::Mask;
+  for (const Mask mask : {Mask::kCausal, Mask::kNone, Mask::kWindow, Mask::kTrained})
+    for (const int64_t ranks : {2, 4}) {
+      SCOPED_TRACE(fmt::format("mask {} over {}", static_cast<int>(mask), ranks));
+      const Graph whole =
+          decoder({.layers = 2, .tokens = 8, .kv_heads = 2, .fused_qkv = ranks == 4, .mask = mask});
+      const ShardedGraph made = cut(whole, by_tokens(whole, 0, ranks, AttentionBy::kRing));
+      const int each = static_cast<int>(2 * 2 * (ranks - 1));
+      EXPECT_EQ(collectives(made.graph, Pass::kF)["Rotate"], each);
+      EXPECT_EQ(collectives(made.graph, Pass::kF)["AllGather"], 0);
+      EXPECT_EQ(collectives(made.graph, Pass::kBI)["Rotate"], 2 * each);
+      EXPECT_EQ(collectives(made.graph, Pass::kBI)["ReduceScatter"], 0);
+      expect_same(made.graph, Mesh{{ranks}}, whole, oracle::random_sources(whole, 1, 4), 1e-12);
+    }
+}
+TEST(ShardAxis, AttentionIsDoneAsAsked) {
+  const Graph whole = decoder({.layers = 2, .tokens = 8});
+  for (const AttentionBy by : {AttentionBy::kHeads, AttentionBy::kGather}) {
+    const ShardedGraph made = cut(whole, by_tokens(whole, 0, 2, by));
+    const bool heads = by == AttentionBy::kHeads;
+    EXPECT_EQ(collectives(made.graph, Pass::kF)["AllToAll"], heads ? 8 : 0);
+    EXPECT_EQ(collectives(made.graph, Pass::kF)["AllGather"], heads ? 0 : 4);
+    expect_same(made.graph, Mesh{{2}}, whole, oracle::random_sources(whole, 1, 4), 1e-12);
+  }
+}
+TEST(ShardAxis, TurnsAreTakenBesideTensors) {
+  for (const auto mask : {Decoder::kCausal, Decoder::kWindow}) {
+    const Graph whole = decoder({.layers = 1, .tokens = 8, .mask = mask});
+    const auto sources = oracle::random_sources(whole, 1, 4);
+    const AxisCut ring = by_tokens(whole, 0, 2, AttentionBy::kRing);
+    const Graph first = cut(whole, ring).graph;
+    const AxisCut tensor = over(whole, 1, "tp", 2, kMegatron);
+    expect_same(cut(first, tensor).graph, Mesh{{2, 2}}, whole, sources, 1e-12);
+    AxisCut without = ring;  // weights lie as tensor parallelism left them
+    std::erase_if(without.seeds, [](const ShardSeed& seed) { return seed.dim < 0; });
+    expect_same(cut(cut(whole, tensor).graph, without).graph, Mesh{{2, 2}}, whole, sources, 1e-12);
+  }
+}
+TEST(ShardAxis, AttentionThatCannotBeDoneSoIsRefused) {
+  const auto refusal = [](const Graph& whole, const AxisCut& axis) {
+    const Result<ShardedGraph> made = shard_axis(whole, axis);
+    return made ? "" : made.error().message;
+  };
+  const Graph whole = decoder({.tokens = 8, .kv_heads = 2});
+  EXPECT_EQ(refusal(whole, by_tokens(whole, 0, 4, AttentionBy::kHeads)),
+            "shard: attention in h/0 has 2 heads of keys, which 4 ranks of 'cp0' do not divide");
+  AxisCut rows = over(whole, 0, "tp", 2, kMegatron);
+  rows.attention = by_tokens(whole, 0, 2, AttentionBy::kRing).attention;
+  EXPECT_EQ(refusal(whole, rows), "shard: attention in h/0 has no tokens in blocks over 'tp'");
+  const Graph biased = decoder({.tokens = 8, .mask = Decoder::kKeyBias});
+  EXPECT_EQ(refusal(biased, by_tokens(biased, 0, 2, AttentionBy::kRing)),
+            "shard: attention in h/0 trains a mask that all queries share, which is not done by "
+            "ring");
+}
 TEST(ShardAxis, SamplesAreCutOnceMore) {
   const Graph whole = decoder({.layers = 2});
   AxisCut axis{0, "ep", 2, {}};

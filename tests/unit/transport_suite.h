@@ -521,6 +521,22 @@ inline std::string all_to_all(Transport& t) {
   return wrong;
 }
 
+// Longer than a segment, and round the end of the circle.
+inline std::string rotate(Transport& t) {
+  auto group = t.add_group(everyone(t));
+  SUITE_OK(group);
+  const int64_t n = t.world();
+  for (int32_t turn = 1; turn < n; turn += 3)
+    for (const int64_t count : {int64_t{1}, int64_t{100'007}}) {
+      const auto from = data_of<double>(t.rank(), turn, count);
+      std::vector<double> to(static_cast<size_t>(count));
+      SUITE_OK(t.rotate(*group, reinterpret_cast<const std::byte*>(from.data()),
+                        bytes_of(to.data()), count * 8, turn));
+      SUITE_CHECK(same_bits(to, data_of<double>((t.rank() + n - turn) % n, turn, count)));
+    }
+  return "";
+}
+
 inline std::string broadcast(Transport& t) {
   auto group = t.add_group(everyone(t));
   SUITE_OK(group);
@@ -567,6 +583,7 @@ inline constexpr Case kCases[] = {
     {"blocks", blocks},
     {"two_axes", two_axes},
     {"greatest", greatest},
+    {"rotate", rotate},
     {"broadcast", broadcast},
     {"barriers", barriers},
     {"wrong_registration", wrong_registration},

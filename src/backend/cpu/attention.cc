@@ -2,6 +2,7 @@
 #include "attention.h"
 
 #include <array>
+#include <cmath>
 #include <limits>
 
 #include "families.h"
@@ -10,11 +11,14 @@ namespace piper::cpu {
 namespace {
 
 using Form = AttentionForm;
+constexpr int64_t kFurthest = int64_t{1} << 40;  // a token
 
 Status read_mask(const Use& use, size_t input, Form& f) {
   if (use.inputs.size() <= input || !use.present[input]) return ok_status();
   const Shape& shape = use.in(input);
-  const Shape scores{f.batch, f.heads, f.queries, f.keys};
+  PIPER_ASSIGN(f.all_keys, use.integer_or("keys", f.keys));
+  PIPER_WANT(f.all_keys >= f.keys, "{} keys of {}", f.keys, f.all_keys);
+  const Shape scores{f.batch, f.heads, f.queries, f.all_keys};
   f.masks = use.inputs[input].dtype == DType::kBool;
   f.adds = !f.masks;
   PIPER_WANT(f.masks || use.inputs[input].dtype == use.type(), "mask {}",
@@ -35,7 +39,7 @@ Status read_attributes(const Use& use, Form& f) {
   PIPER_ASSIGN(f.masked, use.real_or("masked_score", -std::numeric_limits<double>::infinity()));
   PIPER_ASSIGN(const int64_t causal, use.integer_or("causal", 0));
   PIPER_ASSIGN(const int64_t offset, use.integer_or("offset", 0));
-  f.offset = std::clamp(offset, -f.queries, f.keys);  // beyond, no key is seen, or every key
+  f.offset = std::clamp(offset, -kFurthest, kFurthest);
   f.causal = causal != 0;
   return ok_status();
 }
@@ -149,19 +153,33 @@ double work_of(const Form& f) {
   return 4.0 * static_cast<double>(f.queries * f.keys) * static_cast<double>(f.width) / 50;
 }
 
-// The input that says which query is the first one; 0: there is none.
-Result<size_t> first_input(const Use& use, size_t input) {
-  if (use.inputs.size() <= input) return size_t{0};
-  PIPER_WANT(use.inputs[input] == (TensorType{DType::kI64, {}}), "first {}",
-             to_string(use.inputs[input]));
-  return input;
-}
+// Where the queries and keys of a use begin among all: inputs behind that of the mask.
+struct Firsts {
+  size_t mask = 0;
+  bool query = false, key = false;
 
-Form placed(Form form, Pointers p, size_t first) {
-  if (first == 0) return form;
-  const int64_t whole = std::clamp<int64_t>(*input<int64_t>(p, first), 0, form.keys);
-  form.offset = std::clamp(form.offset + whole, -form.queries, form.keys);
-  return form;
+  static int64_t number(Pointers p, size_t at) {
+    return std::clamp<int64_t>(*input<int64_t>(p, at), 0, kFurthest);
+  }
+  // How the form is placed; beyond, no key is seen, or every key.
+  AttentionForm placed(AttentionForm form, Pointers p) const {
+    if (query) form.offset += number(p, mask + 1);
+    if (key) form.offset -= number(p, mask + 2);
+    form.offset = std::clamp(form.offset, -form.queries, form.keys);
+    return form;
+  }
+  // Elements of the mask before those of the first key.
+  int64_t in_mask(const AttentionForm& form, Pointers p) const {
+    return key ? std::min(number(p, mask + 2), form.all_keys - form.keys) * form.mask[3] : 0;
+  }
+};
+Result<Firsts> firsts_of(const Use& use, size_t mask) {
+  Firsts firsts{mask, use.inputs.size() > mask + 1 && use.present[mask + 1],
+                use.inputs.size() > mask + 2 && use.present[mask + 2]};
+  for (size_t i = mask + 1; i < use.inputs.size(); ++i)
+    PIPER_WANT(!use.present[i] || use.inputs[i] == (TensorType{DType::kI64, {}}), "first {}",
+               to_string(use.inputs[i]));
+  return firsts;
 }
 
 }  // namespace
@@ -187,8 +205,8 @@ int64_t attention_scratch(const AttentionForm& form, bool backward) {
 }
 
 Result<KernelPtr> make_attention(const Use& use) {
-  PIPER_TRY(use.operands(3, 5, 2));
-  PIPER_ASSIGN(const size_t first, first_input(use, 4));
+  PIPER_TRY(use.operands(3, 6, 2));
+  PIPER_ASSIGN(const Firsts firsts, firsts_of(use, 3));
   PIPER_ASSIGN(const Form form, form_of(use, 3, use.outputs[0]));
   const size_t outputs = use.inputs.size();
   const bool masked = form.masks || form.adds;
@@ -197,11 +215,13 @@ Result<KernelPtr> make_attention(const Use& use) {
              "lse {}", to_string(use.outputs[1]));
   return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
     using T = decltype(zero);
+    const auto mask_bytes = form.masks ? int64_t{1} : static_cast<int64_t>(sizeof(T));
     const auto forward = attention_fns<T>().forward;
     return make_units_kernel(
         InPlace::kNo, form.batch * form.heads, work_of(form),
         [=](Pointers p, std::byte* scratch, int64_t begin, int64_t end) {
-          forward(placed(form, p, first), {input<T>(p, 0), input<T>(p, 1), input<T>(p, 2), masked ? p[3] : nullptr},
+          const std::byte* mask = masked ? p[3] + firsts.in_mask(form, p) * mask_bytes : nullptr;
+          forward(firsts.placed(form, p), {input<T>(p, 0), input<T>(p, 1), input<T>(p, 2), mask},
                   output<T>(p, outputs), output<T>(p, outputs + 1), reinterpret_cast<T*>(scratch),
                   begin, end);
         },
@@ -213,8 +233,8 @@ Result<KernelPtr> make_attention_grad(const Use& use) {
   PIPER_ASSIGN(const int64_t mask_grad, use.integer_or("mask_grad", 0));
   PIPER_ASSIGN(const std::vector<int64_t> columns, use.integers("grad_columns"));
   const size_t parts = columns.empty() ? 3 : 1;  // outputs of dq, dk and dv
-  PIPER_TRY(use.operands(6, 8, parts + (mask_grad ? 1 : 0)));
-  PIPER_ASSIGN(const size_t first, first_input(use, 7));
+  PIPER_TRY(use.operands(6, 9, parts + (mask_grad ? 1 : 0)));
+  PIPER_ASSIGN(const Firsts firsts, firsts_of(use, 6));
   PIPER_ASSIGN(Form form, form_of(use, 6, use.inputs[3]));
   PIPER_WANT(use.inputs[4] == (TensorType{use.type(), {form.batch, form.heads, form.queries}}) &&
                  use.inputs[5] == use.inputs[3],
@@ -226,19 +246,59 @@ Result<KernelPtr> make_attention_grad(const Use& use) {
   const bool masked = form.masks || form.adds;
   return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
     using T = decltype(zero);
+    const auto mask_bytes = form.masks ? int64_t{1} : static_cast<int64_t>(sizeof(T));
     const auto backward = attention_fns<T>().backward;
     // The heads add to one gradient of the mask: one thread does them all.
     const int64_t units = form.batch * form.kv_heads;
     return make_units_kernel(
         InPlace::kNo, mask_grad ? 1 : units, work_of(form) * 3,
         [=](Pointers p, std::byte* scratch, int64_t begin, int64_t end) {
-          backward(placed(form, p, first), {input<T>(p, 0), input<T>(p, 1), input<T>(p, 2), masked ? p[6] : nullptr},
+          const int64_t before = masked ? firsts.in_mask(form, p) : 0;
+          const std::byte* mask = masked ? p[6] + before * mask_bytes : nullptr;
+          if (mask_grad) std::fill_n(output<T>(p, o + parts), form.mask_elements, T{0});
+          backward(firsts.placed(form, p), {input<T>(p, 0), input<T>(p, 1), input<T>(p, 2), mask},
                    {input<T>(p, 3), input<T>(p, 4), input<T>(p, 5), output<T>(p, o),
                     output<T>(p, parts == 3 ? o + 1 : o), output<T>(p, parts == 3 ? o + 2 : o),
-                    mask_grad ? output<T>(p, o + parts) : nullptr},
+                    mask_grad ? output<T>(p, o + parts) + before : nullptr},
                    reinterpret_cast<T*>(scratch), begin, mask_grad ? units : end);
         },
         attention_scratch(form, true) * static_cast<int64_t>(sizeof(T)));
+  });
+}
+
+// Weights by the sums of exponentials; what sees no key has none.
+Result<KernelPtr> make_attention_merge(const Use& use) {
+  PIPER_TRY(use.operands(4, 4, 2));
+  PIPER_ASSIGN(const int64_t tokens_first, use.integer_or("tokens_first", 0));
+  const Shape& y = use.in(0);
+  PIPER_WANT(y.size() == 4, "of {}", to_string(y));
+  const int64_t tokens = y[tokens_first ? 1 : 2], heads = y[tokens_first ? 2 : 1], width = y[3];
+  const TensorType lse{use.type(), {y[0], heads, tokens}};
+  PIPER_WANT(use.inputs[1] == lse && use.inputs[2] == use.inputs[0] && use.inputs[3] == lse &&
+                 use.outputs[0] == use.inputs[0] && use.wanted[1] && use.outputs[1] == lse,
+             "of {}, {}, {} and {}", to_string(use.inputs[0]), to_string(use.inputs[1]),
+             to_string(use.inputs[2]), to_string(use.inputs[3]));
+  const AttentionStrides strides = strides_of(y, tokens_first != 0);
+  return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
+    using T = decltype(zero);
+    constexpr T kNone = std::numeric_limits<T>::max();
+    return make_units_kernel(
+        InPlace::kYes, y[0] * heads, static_cast<double>(tokens * (width + 50)),
+        [=](Pointers p, std::byte*, int64_t begin, int64_t end) {
+          for (int64_t row = begin * tokens; row < end * tokens; ++row) {
+            const int64_t unit = row / tokens, at = strides.at(unit / heads, unit % heads) +
+                                                    row % tokens * strides.token;
+            const T a = input<T>(p, 1)[row], b = input<T>(p, 3)[row];
+            const T *from_a = input<T>(p, 0) + at, *from_b = input<T>(p, 2) + at;
+            const T top = a == kNone ? b : b == kNone ? a : std::max(a, b);
+            const T of_a = a == kNone ? T{0} : std::exp(a - top),
+                    of_b = b == kNone ? T{0} : std::exp(b - top), sum = of_a + of_b;
+            const T share_a = sum > 0 ? of_a / sum : T{0}, share_b = sum > 0 ? of_b / sum : T{0};
+            T* const to = output<T>(p, 4) + at;
+            for (int64_t i = 0; i < width; ++i) to[i] = share_a * from_a[i] + share_b * from_b[i];
+            output<T>(p, 5)[row] = sum > 0 ? top + std::log(sum) : kNone;
+          }
+        });
   });
 }
 

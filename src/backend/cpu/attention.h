@@ -27,7 +27,7 @@ struct AttentionForm {
   int64_t offset = 0;
   bool masks = false, adds = false;  // a mask of booleans; of terms
   int64_t mask[4] = {};              // elements between neighbours, 0 where it is repeated
-  int64_t mask_elements = 0;
+  int64_t mask_elements = 0, all_keys = 0;  // that it is for
 
   int64_t seen_by(int64_t query) const {
     return causal ? std::clamp<int64_t>(query + offset + 1, 0, keys) : keys;
@@ -46,7 +46,7 @@ struct AttentionInputs {
 template <class T>
 struct AttentionAdjoints {
   const T *y, *lse, *dy;
-  T *dq, *dk, *dv, *dmask;  // dmask: null, or what is added to
+  T *dq, *dk, *dv, *dmask;  // dmask: null, or what is added to, zero before
 };
 
 template <class T>

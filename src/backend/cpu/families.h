@@ -54,6 +54,7 @@ Result<KernelPtr> make_softmax_grad(const Use& use);
 // attention.cc
 Result<KernelPtr> make_attention(const Use& use);
 Result<KernelPtr> make_attention_grad(const Use& use);
+Result<KernelPtr> make_attention_merge(const Use& use);
 // norm.cc
 Result<KernelPtr> make_layer_norm(const Use& use);
 Result<KernelPtr> make_layer_norm_grad_x(const Use& use);

@@ -27,6 +27,7 @@ constexpr std::array kKernels = std::to_array<Entry>({
     {"Atanh", make_pointwise},
     {"Attention", make_attention},
     {"AttentionGrad", make_attention_grad},
+    {"AttentionMerge", make_attention_merge},
     {"Cast", make_pointwise},
     {"Ceil", make_pointwise},
     {"ClipFactor", make_clip_factor},

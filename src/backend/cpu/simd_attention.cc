@@ -259,7 +259,6 @@ void Attention<T>::backward(const AttentionAdjoints<T>& a, int64_t begin, int64_
   dense_dy = take(sizes.query_block * f.v_width);
   d = {take(sizes.key_block * sizes.score_rows), sizes.score_rows};
   slope = take(sizes.key_block);
-  if (a.dmask) std::fill_n(a.dmask, f.mask_elements, T{0});
   const int64_t repeat = f.heads / f.kv_heads;
   // With a gradient of the mask, the scores' adjoints are wanted before those of the products.
   at_once = at_once && !a.dmask;

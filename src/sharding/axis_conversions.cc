@@ -1,0 +1,162 @@
+// Values that do not lie as a reader wants them.
+#include "axis_walk.h"
+
+namespace piper {
+
+double AxisWalk::cost_of(const TensorType& type, const Layout& from, const Layout& to) const {
+  const double all = static_cast<double>(type.bytes()), n = static_cast<double>(ranks_);
+  const double most = all * (n - 1) / n;
+  if (from == to || from.kind == kWhole) return 0;
+  if (is_apart(from)) return to.kind == kWhole ? 2 * most : most;
+  return is_exchange(from, to) ? most / n : most;  // of one dim: put together, then cut
+}
+
+double AxisWalk::cost(ValueId id, const Layout& to) const {
+  const Value& value = graph_.value(id);
+  if (value.kind == ValueKind::kState && may_adopt(id)) return 0;
+  if (is_there(id, to, NodeId(visited_))) return 0;
+  return cost_of(value.type, lies_[id.index()], to);
+}
+
+ValueId AxisWalk::read(ValueId id, const Layout& need, NodeId reader) {
+  if (is_loaded_whole(id)) return read_input(id, need, reader);
+  if (need.kind == kCut && may_adopt(id)) lies_[id.index()] = need;
+  if (lies_[id.index()] == need) {
+    if (need.kind == kWhole) read_whole_[id.index()] = true;
+    return now_[id.index()];
+  }
+  return convert(id, need, reader);
+}
+
+ValueId AxisWalk::read_input(ValueId id, const Layout& need, NodeId reader) {
+  if (need.kind == kWhole) return id;
+  const Key key = key_of(id, need, reader);
+  if (const auto known = converted_.find(key); known != converted_.end()) return known->second;
+  const Node near = graph_.node(reader);
+  return converted_[key] = emit("OwnBlock", id, id, need, need, near, reader);
+}
+
+NodeId AxisWalk::place_of(ValueId id, NodeId reader) const {
+  const Value& value = graph_.value(id);
+  const bool is_sum = is_apart(lies_[id.index()]) || is_step_sum(graph_.node(reader));
+  return is_sum && value.kind == ValueKind::kNode ? value.producer : reader;
+}
+
+AxisWalk::Key AxisWalk::key_of(ValueId id, const Layout& to, NodeId reader) const {
+  Region region = region_of(graph_.node(place_of(id, reader)));
+  const Value& value = graph_.value(id);
+  // Blocks of another dim are no more than those that they are made of: they are kept for the
+  // backward pass.
+  if (value.kind == ValueKind::kNode && is_exchange(lies_[id.index()], to))
+    region.first = region_of(graph_.node(value.producer)).first;
+  return {id.value, static_cast<int>(to.kind), to.dim, to.outer, std::move(region)};
+}
+
+ValueId AxisWalk::convert(ValueId id, const Layout& to, NodeId reader) {
+  const Key key = key_of(id, to, reader);
+  if (const auto known = converted_.find(key); known != converted_.end()) return known->second;
+  const Layout from = lies_[id.index()];
+  const Node near = graph_.node(place_of(id, reader));
+  ValueId made = now_[id.index()];
+  if (const std::optional<ValueId> moved = convert_source(id, to, reader))
+    return converted_[key] = *moved;
+  if (is_exchange(from, to)) {
+    made = emit("AllToAll", made, id, from, to, near, reader);
+  } else if (from.kind == kCut && to.kind == kCut) {
+    made = emit("AllGather", made, id, from, Layout{}, near, reader);
+    made = emit("OwnBlock", made, id, to, to, near, reader);
+  } else if (from.kind == kGreatest) {
+    made = emit("AllReduceMax", made, id, from, Layout{}, near, reader);
+    if (to.kind == kCut) made = emit("OwnBlock", made, id, to, to, near, reader);
+  } else if (from.kind == kTerms) {
+    made = to.kind == kWhole ? emit("AllReduce", made, id, from, to, near, reader)
+                             : emit("ReduceScatter", made, id, to, to, near, reader);
+  } else if (from.kind == kWhole) {
+    made = emit("OwnBlock", made, id, to, to, near, reader);
+  } else {
+    made = emit("AllGather", made, id, from, to, near, reader);
+  }
+  return converted_[key] = made;
+}
+
+std::optional<Layout> AxisWalk::layout_of_source(ValueId id, const Layout& to) const {
+  const Value& value = graph_.value(id);
+  if (value.kind != ValueKind::kNode || fixed_.count(id.value)) return std::nullopt;
+  const Node& node = graph_.node(value.producer);
+  const Loops loops = loops_of(graph_, node);
+  if (!only_moves(loops, node)) return std::nullopt;
+  if (to.kind != kCut) return to;
+  const std::optional<LoopCut> cut = cut_of(loops.output(0), to, ranks_);
+  if (!cut || !is_legal(loops, *cut)) return std::nullopt;
+  return layout_of(loops.input(0), *cut);
+}
+
+bool AxisWalk::is_there(ValueId id, const Layout& to, NodeId reader) const {
+  if (lies_[id.index()] == to || known(id, to, reader)) return true;
+  const std::optional<Layout> source = layout_of_source(id, to);
+  return source && is_there(graph_.node(graph_.value(id).producer).inputs[0], *source, reader);
+}
+
+std::optional<ValueId> AxisWalk::convert_source(ValueId id, const Layout& to, NodeId reader) {
+  const std::optional<Layout> source = layout_of_source(id, to);
+  if (!source) return std::nullopt;
+  const Value value = graph_.value(id);
+  const Node node = graph_.node(value.producer);
+  const Loops loops = loops_of(graph_, node);
+  const ValueId from = node.inputs[0];
+  const ValueId read = is_loaded_whole(from)            ? read_input(from, *source, reader)
+                       : lies_[from.index()] == *source ? now_[from.index()]
+                                                        : convert(from, *source, reader);
+  Attrs attrs = node.attrs;
+  const Shape shape = local(value.type.shape, to);
+  if (loops.def->localise && shape != value.type.shape)
+    attrs = loops.def->localise(loops.types, {shape});
+  Node near = graph_.node(place_of(id, reader));
+  near.name = value.name;
+  near.pass = pass_of(id, near);
+  return add(node.op, {read}, std::move(attrs), near, to);
+}
+
+Pass AxisWalk::pass_of(ValueId origin, const Node& near) const {
+  const Value& source = graph_.value(origin);
+  const bool made_in_bw =
+      source.kind == ValueKind::kNode && graph_.node(source.producer).pass == Pass::kBW;
+  return near.pass == Pass::kBW && !made_in_bw ? Pass::kBI : near.pass;
+}
+
+ValueId AxisWalk::emit(std::string_view op, ValueId from, ValueId origin, const Layout& blocks,
+                       const Layout& to, const Node& near, NodeId reader) {
+  Node node;
+  node.op = op;
+  node.attrs.set("over", int64_t{cut_.axis});
+  if (blocks.kind == kCut) {
+    node.attrs.set("ranks", ranks_);
+    node.attrs.set("dim", int64_t{blocks.dim});
+    node.attrs.set("outer", blocks.outer);
+  }
+  if (op == "AllToAll") {
+    node.attrs.set("to_dim", int64_t{to.dim});
+    node.attrs.set("to_outer", to.outer);
+  }
+  node.name = fmt::format("{}/{}.{}", graph_.value(origin).name, cut_.name, op);
+  node.scope = near.scope;
+  node.tags = near.tags;
+  const Value source = graph_.value(origin);
+  node.pass = pass_of(origin, near);
+  node.inputs = {from};
+  Value value;
+  value.name = node.name;
+  value.type = {source.type.dtype, local(source.type.shape, to)};
+  value.layout = source.layout;
+  value.over = source.over;
+  if (to.kind != kWhole) value.over.push_back({cut_.axis, to});
+  const ValueId made = graph_.add_value(std::move(value));
+  node.outputs = {made};
+  const int64_t bytes = static_cast<int64_t>(cost_of(source.type, lies_[origin.index()], to));
+  conversions_.push_back({NodeId(nodes_.size()), origin, reader, bytes});
+  nodes_.push_back(std::move(node));
+  was_.emplace_back();
+  return made;
+}
+
+}  // namespace piper
