@@ -114,7 +114,8 @@ struct Combine {
   Few<ItemId> from;
 };
 
-// kReduceScatter, kAllGather, kOwnPart: of items read and written one by one, as one message.
+// kReduceScatter, kAllGather, kAllToAll, kOwnPart: of items read and written one by one, as one
+// message.
 enum class TaskKind : uint8_t {
   kCompute,
   kInput,
@@ -123,12 +124,13 @@ enum class TaskKind : uint8_t {
   kAllReduce,
   kReduceScatter,
   kAllGather,
+  kAllToAll,
   kOwnPart,
   kCopy,
 };
-inline constexpr const char* kTaskKindNames[] = {"compute",    "input",      "send",
-                                                 "recv",       "all_reduce", "reduce_scatter",
-                                                 "all_gather", "own_part",   "copy"};
+inline constexpr const char* kTaskKindNames[] = {
+    "compute",        "input",      "send",       "recv",     "all_reduce",
+    "reduce_scatter", "all_gather", "all_to_all", "own_part", "copy"};
 
 // What a compute task does besides its chunk's nodes: adds a contribution to an accumulator. The
 // first to run sets it.
@@ -158,6 +160,11 @@ struct Task {
   Few<ItemId> reads, writes;  // kCompute: parallel to the chunk's reads and writes
   Few<Accumulate> accumulates;
   Few<Combine> combines;
+  // A collective among the nodes of a compute task is a task within that, which runs it: `nodes` of
+  // its chunk, on the stream of the computation unless it has one of its own (not 0). Its distance
+  // counts programs of the computation.
+  TaskId within;
+  Few<NodeId> nodes;
 };
 
 // One StepSum: its contributions by use, and where its value is finished.
@@ -341,6 +348,9 @@ struct ComputeOrder {
 
 // The type of all that the ranks of its mesh axes hold of a value, of which each has this much.
 TensorType uncut(const Dag& dag, const Value& value, TensorType held);
+// Whether the task puts parameters together that live in parts, each time that they are used: its
+// distance counts such messages.
+bool gathers_parameters(const Dag& dag, const Task& task);
 // The stream of this name, added if there is none.
 int32_t stream_of(Dag& dag, const std::string& name);
 // For each item the tasks that write it (several for accumulators), ascending.

@@ -28,7 +28,19 @@ Status Expander::add_update() {
 
 ValueId Expander::kept_of(ValueId state) const {
   const auto part = part_of_.find(state.value);
-  return part == part_of_.end() ? state : part->second;
+  return part == part_of_.end() ? state : dag_.parts[part->second].value;
+}
+
+ItemId Expander::gather_whole(ValueId param, int32_t cell) {
+  const Part& part = dag_.parts[part_of_.at(param.value)];
+  Task gather = parts_task(TaskKind::kAllGather, cell, part.over);
+  gather.stream = dag_.sharding.gather_stream;
+  gather.distance = dag_.sharding.prefetch;
+  gather.reads = {ensure(part.value, -1, cell)};
+  gather.writes = {new_item(param, -1, cell)};
+  gather.label = add_label("all_gather " + dag_.graph.value(param).name);
+  dag_.tasks.push_back(std::move(gather));
+  return dag_.tasks.back().writes[0];
 }
 
 void Expander::keep_newest(const Version& version, int32_t cell) {

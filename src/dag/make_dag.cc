@@ -419,6 +419,11 @@ TensorType uncut(const Dag& dag, const Value& value, TensorType held) {
   return held;
 }
 
+bool gathers_parameters(const Dag& dag, const Task& task) {
+  return task.kind == TaskKind::kAllGather && !task.within.valid() &&
+         dag.graph.value(dag.items[task.writes[0].index()].value).kind == ValueKind::kState;
+}
+
 int32_t stream_of(Dag& dag, const std::string& name) {
   const auto known = std::find_if(dag.streams.begin(), dag.streams.end(),
                                   [&](const TaskStream& stream) { return stream.name == name; });

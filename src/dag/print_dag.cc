@@ -49,6 +49,9 @@ std::string print_task(const Dag& dag, const Task& task) {
         [&](int32_t axis) { return dag.mesh[static_cast<size_t>(axis)].name; });
   field(line, "reads", task.reads, item);
   field(line, "writes", task.writes, item);
+  if (task.within.valid()) line += fmt::format(" within={}", task.within.value);
+  field(line, "nodes", task.nodes,
+        [&](NodeId id) { return dag.graph.value(dag.graph.node(id).outputs[0]).name; });
   for (const Accumulate& a : task.accumulates) {
     line += fmt::format(" add={}+={}:{}:{}", item(a.into), dag.graph.value(a.contribution).name,
                         a.sum, a.use);
