@@ -20,8 +20,8 @@ std::optional<TaskKind> collective_kind(std::string_view op) {
 }  // namespace
 
 Result<Dag> Expander::run() {
-  square_by_runs(dag_);
   sharded_ = shard_states(dag_);
+  square_by_runs(dag_, sharded_);
   for (size_t p = 0; p < sharded_.size(); ++p)
     if (sharded_[p].gradient.valid()) sharded_of_[sharded_[p].gradient.value] = p;
   if (dag_.sharding.parameters)

@@ -255,10 +255,6 @@ class Expander {
   // A chunk of pass U, once for the step; what it writes first.
   ItemId add_update_task(ChunkId id);
 
-  // The squares of the gradients that are cut and finished in `cell`: summed run by run where the
-  // parts are, then gathered.
-  GatheredSquares gather_squares(const ScalarVector& scalars, int32_t cell);
-
   // Every cell needs the norm and the loss: squares of the parameters' gradients, each from the
   // cell of its first use, and the loss travel in one vector, summed over cells (all but one term
   // are zero, so the sum is exact).
