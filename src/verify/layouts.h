@@ -21,7 +21,6 @@ struct Lies {
     kTerms,     // of a sum
     kGreatest,  // numbers of which the greatest counts
     kFirst,     // a number: `outer` times the rank's own along the axis
-    kMixed,     // numbers side by side: `outer` times over pieces that are terms or whole
   };
   Kind kind = kUnset;
   uint32_t dims = 0;  // kCut: those that may be the one, a bit each
@@ -30,7 +29,6 @@ struct Lies {
   int64_t outer = 1;
   // kCut: axes at the same stretches, of whose blocks these are blocks, or which cut these blocks.
   uint32_t outside = 0, inside = 0;
-  std::vector<bool> terms;  // kMixed: by piece
   // More readings. Of [1,6] in blocks the whole may be [2,6] or [1,12]: what moves elements, or
   // adds them up along a dim, makes other things of these.
   std::vector<Lies> also;
@@ -55,7 +53,7 @@ struct Lies {
     }
   }
   bool same_stretches(const Lies& other) const {
-    return kind == other.kind && outer == other.outer && run == other.run && terms == other.terms &&
+    return kind == other.kind && outer == other.outer && run == other.run &&
            (outside & other.inside) == 0 && (inside & other.outside) == 0;
   }
   // One reading of both is the same; dims that are not known fit all.
@@ -102,9 +100,6 @@ Lies kept_of(const RoleProgram& role, const Tensor& tensor, int32_t axis);
 // of `outer` stretches of `dim`. `joins`: it puts them together, from `shape`.
 Lies beside(const Lies& lies, const Shape& shape, int32_t of_dim, int64_t outer, uint32_t over,
             int64_t members, bool joins);
-
-// Pieces side by side, `outer` times over.
-Lies mixed(int64_t outer, std::vector<bool> terms);
 
 struct LiesAfter {
   std::vector<Lies> args;
