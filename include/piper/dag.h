@@ -189,11 +189,11 @@ struct SumLevel {
 
 // What is cut over the first level (replicate's `shard`), and when parts travel.
 struct Sharding {
-  bool optimizer = false, gradients = false, parameters = false;
+  bool optimizer = false, parameters = false;
   int64_t persist_bytes = 0;  // smaller parameters stay whole
   bool reduce_each = false;   // gradients are summed over replicas in every microbatch
   enum class Gather { kPass, kMicrobatch, kStep } gather = Gather::kPass;
-  int64_t prefetch = 1;
+  int64_t prefetch = 1;  // of the tasks that gather, before directives say otherwise
   int32_t gather_stream = 0;
 };
 // A value of which each rank of some mesh axes holds a run of the flat elements, zeros behind the
@@ -351,6 +351,8 @@ TensorType uncut(const Dag& dag, const Value& value, TensorType held);
 // Whether the task puts parameters together that live in parts, each time that they are used: its
 // distance counts such messages.
 bool gathers_parameters(const Dag& dag, const Task& task);
+// The path up to the first number: "model/h/2" of "model/h/2/mlp/fc"; all of it without a number.
+std::string_view layer_of(std::string_view scope);
 // The stream of this name, added if there is none.
 int32_t stream_of(Dag& dag, const std::string& name);
 // For each item the tasks that write it (several for accumulators), ascending.

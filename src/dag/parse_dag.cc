@@ -173,7 +173,6 @@ class Parser {
   bool read_shard(const Line& line) {
     Sharding& cut = dag_.sharding;
     cut.optimizer = true;
-    cut.gradients = line.get("gradients") == "1";
     cut.parameters = line.get("parameters") == "1";
     cut.persist_bytes = integer(line.get("persist"), 0);
     cut.reduce_each = line.get("reduce_each") == "1";

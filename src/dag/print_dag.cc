@@ -88,9 +88,9 @@ std::string print_head(const Dag& dag) {
   const Sharding& cut = dag.sharding;
   if (cut.optimizer)
     text += fmt::format(
-        "shard gradients={} parameters={} persist={} reduce_each={} gather={} prefetch={} "
+        "shard parameters={} persist={} reduce_each={} gather={} prefetch={} "
         "stream={}\n",
-        cut.gradients ? 1 : 0, cut.parameters ? 1 : 0, cut.persist_bytes, cut.reduce_each ? 1 : 0,
+        cut.parameters ? 1 : 0, cut.persist_bytes, cut.reduce_each ? 1 : 0,
         static_cast<int>(cut.gather), cut.prefetch, cut.gather_stream);
   if (!dag.region_tags.empty()) text += fmt::format("tags {}\n", join(dag.region_tags, ","));
   for (const Value& value : dag.graph.values)

@@ -75,8 +75,8 @@ class Finder {
  private:
   // Of what is equal in messages that may join: kind, cell, peer, stream, stream and distance of
   // the receive, pass and tags, microbatches, group of ranks, element type of a sum; and of
-  // collectives within a computation that, how many of them are one behind the other before these,
-  // the op beside which they stand, and what they do.
+  // collectives within a computation that, how many of them are one behind the other up to these,
+  // the layer, and what they do.
   using Within = std::tuple<TaskId, int32_t, std::string_view, std::string, std::string>;
   using Key = std::tuple<TaskKind, int32_t, int32_t, int32_t, int32_t, int32_t, int32_t, int32_t,
                          std::vector<int32_t>, DType, Within>;
@@ -125,7 +125,7 @@ class Finder {
   Within within_of(const Task& task) {
     if (!task.within.valid()) return {};
     const Node& node = dag_.graph.node(task.nodes[0]);
-    return {task.within, depth_of(task), node.scope, node.op, print_attrs(node.attrs)};
+    return {task.within, depth_of(task), layer_of(node.scope), node.op, print_attrs(node.attrs)};
   }
   // Of two equally deep collectives neither needs the other.
   int32_t depth_of(const Task& task) {

@@ -220,18 +220,6 @@ bool is_collective(const Node& node) {
   return def && def->collective;
 }
 
-std::string_view layer_of(std::string_view scope) {
-  size_t begin = 0;
-  while (begin < scope.size()) {
-    const size_t end = std::min(scope.find('/', begin), scope.size());
-    const std::string_view part = scope.substr(begin, end - begin);
-    if (!part.empty() && part.find_first_not_of("0123456789") == part.npos)
-      return scope.substr(0, end);
-    begin = end + 1;
-  }
-  return scope;
-}
-
 std::vector<std::vector<NodeId>> cut_into_segments(const Graph& graph,
                                                    const std::vector<NodeId>& nodes,
                                                    const std::vector<Collective>& collectives) {

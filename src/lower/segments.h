@@ -17,8 +17,6 @@ struct Collective {
 };
 
 bool is_collective(const Node& node);
-// The path up to the first number: "model/h/2" of "model/h/2/mlp/fc"; all of it without a number.
-std::string_view layer_of(std::string_view scope);
 // Nodes without scope stay with their neighbours.
 std::vector<std::vector<NodeId>> cut_into_segments(const Graph& graph,
                                                    const std::vector<NodeId>& nodes,

@@ -227,6 +227,7 @@ TEST(Axes, CollectivesMoveAndKeepTheirBits) {
     const char* mesh;
     std::string shard, also;
     int64_t beside, fewer;  // computations; messages of a rank
+    std::string model = "gpt-deep";
   };
   const std::string tensor = kTensor.at("gpt-deep"), sequence = tensor + kSequence.at("gpt-deep");
   const std::string tp = "  - stream: {where: {kind: all_reduce, pass: B}, name: tp}\n",
@@ -235,12 +236,14 @@ TEST(Axes, CollectivesMoveAndKeepTheirBits) {
                     cp = "  - fuse: {where: {kind: [all_gather, reduce_scatter]}}\n",
                     on = "  - stream: {where: {kind: all_gather}, name: cp}\n";
   for (const char* schedule : {"", "1f1b", "zb-h1"})
-    for (const Moved& m : {Moved{"{tp: 2}", tensor, tp, 16, 0},
-                           {"{tp: 2}", sequence, sp, 48, 0},
-                           {"{cp: 2}", kTokens, cp, 0, 24},
-                           {"{cp: 2}", kTokens, cp + on, 0, 24}}) {
+    for (const Moved& m :
+         {Moved{"{tp: 2}", tensor, tp, 16, 0},
+          {"{tp: 2}", sequence, sp, 48, 0},
+          {"{cp: 2}", kTokens, cp, 0, 24},
+          {"{cp: 2}", kTokens, cp + on, 0, 24},
+          {"{tp: 2}", kTensor.at("llama-hf") + kSequence.at("llama-hf"), cp, 0, 8, "llama-hf"}}) {
       SCOPED_TRACE(schedule + m.also);
-      Case c{"", "gpt-deep", m.mesh, m.shard};
+      Case c{"", m.model, m.mesh, m.shard};
       if (*schedule)
         c.include = fmt::format(
             "include: [{}/strategies/schedules/{}.yaml]\n"
