@@ -114,7 +114,8 @@ struct Combine {
   Few<ItemId> from;
 };
 
-// kReduceScatter, kAllGather, kOwnPart: of items read and written one by one, as one message.
+// kReduceScatter, kAllGather, kAllToAll, kOwnPart: of items read and written one by one, as one
+// message.
 enum class TaskKind : uint8_t {
   kCompute,
   kInput,
@@ -123,12 +124,13 @@ enum class TaskKind : uint8_t {
   kAllReduce,
   kReduceScatter,
   kAllGather,
+  kAllToAll,
   kOwnPart,
   kCopy,
 };
-inline constexpr const char* kTaskKindNames[] = {"compute",    "input",      "send",
-                                                 "recv",       "all_reduce", "reduce_scatter",
-                                                 "all_gather", "own_part",   "copy"};
+inline constexpr const char* kTaskKindNames[] = {
+    "compute",        "input",      "send",       "recv",     "all_reduce",
+    "reduce_scatter", "all_gather", "all_to_all", "own_part", "copy"};
 
 // What a compute task does besides its chunk's nodes: adds a contribution to an accumulator. The
 // first to run sets it.
@@ -158,6 +160,11 @@ struct Task {
   Few<ItemId> reads, writes;  // kCompute: parallel to the chunk's reads and writes
   Few<Accumulate> accumulates;
   Few<Combine> combines;
+  // A collective among the nodes of a compute task is a task within that, which runs it: `nodes` of
+  // its chunk, on the stream of the computation unless it has one of its own (not 0). Its distance
+  // counts programs of the computation.
+  TaskId within;
+  Few<NodeId> nodes;
 };
 
 // One StepSum: its contributions by use, and where its value is finished.
@@ -182,11 +189,11 @@ struct SumLevel {
 
 // What is cut over the first level (replicate's `shard`), and when parts travel.
 struct Sharding {
-  bool optimizer = false, gradients = false, parameters = false;
+  bool optimizer = false, parameters = false;
   int64_t persist_bytes = 0;  // smaller parameters stay whole
   bool reduce_each = false;   // gradients are summed over replicas in every microbatch
   enum class Gather { kPass, kMicrobatch, kStep } gather = Gather::kPass;
-  int64_t prefetch = 1;
+  int64_t prefetch = 1;  // of the tasks that gather, before directives say otherwise
   int32_t gather_stream = 0;
 };
 // A value of which each rank of some mesh axes holds a run of the flat elements, zeros behind the
@@ -341,6 +348,11 @@ struct ComputeOrder {
 
 // The type of all that the ranks of its mesh axes hold of a value, of which each has this much.
 TensorType uncut(const Dag& dag, const Value& value, TensorType held);
+// Whether the task puts parameters together that live in parts, each time that they are used: its
+// distance counts such messages.
+bool gathers_parameters(const Dag& dag, const Task& task);
+// The path up to the first number: "model/h/2" of "model/h/2/mlp/fc"; all of it without a number.
+std::string_view layer_of(std::string_view scope);
 // The stream of this name, added if there is none.
 int32_t stream_of(Dag& dag, const std::string& name);
 // For each item the tasks that write it (several for accumulators), ascending.

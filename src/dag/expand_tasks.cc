@@ -4,15 +4,29 @@
 #include "expander.h"
 
 namespace piper {
+namespace {
+
+// What tasks within computations are of; nothing for other ops.
+std::optional<TaskKind> collective_kind(std::string_view op) {
+  static constexpr std::pair<std::string_view, TaskKind> kKinds[] = {
+      {"AllReduce", TaskKind::kAllReduce}, {"AllReduceMax", TaskKind::kAllReduce},
+      {"AllGather", TaskKind::kAllGather}, {"ReduceScatter", TaskKind::kReduceScatter},
+      {"AllToAll", TaskKind::kAllToAll},   {"OwnBlock", TaskKind::kOwnPart}};
+  for (const auto& [name, kind] : kKinds)
+    if (name == op) return kind;
+  return std::nullopt;
+}
+
+}  // namespace
 
 Result<Dag> Expander::run() {
-  square_by_runs(dag_);
   sharded_ = shard_states(dag_);
+  square_by_runs(dag_, sharded_);
   for (size_t p = 0; p < sharded_.size(); ++p)
     if (sharded_[p].gradient.valid()) sharded_of_[sharded_[p].gradient.value] = p;
   if (dag_.sharding.parameters)
-    for (const Part& part : dag_.parts)
-      if (part.param.valid()) part_of_.emplace(part.param.value, part.value);
+    for (size_t p = 0; p < dag_.parts.size(); ++p)
+      if (dag_.parts[p].param.valid()) part_of_.emplace(dag_.parts[p].param.value, p);
   groups_ = static_cast<size_t>(dag_.num_groups());
   index_sums();
   const size_t num_chunks = dag_.chunks.size();
@@ -125,6 +139,7 @@ ItemId Expander::ensure(ValueId id, int32_t micro, int32_t cell) {
     dag_.tasks.push_back(std::move(task));
     return item;
   }
+  if (part_of_.contains(id.value)) return gather_whole(id, cell);
   if (value.kind != ValueKind::kNode) return new_item(id, -1, cell);
   if (const auto sum = sum_of_value_.find(id.value); sum != sum_of_value_.end()) {
     const ValueId result = result_of(sum->second);
@@ -180,8 +195,36 @@ TaskId Expander::add_compute(ChunkId id, int32_t micro, TaskId before) {
   }
   const TaskId made(dag_.tasks.size());
   dag_.tasks.push_back(std::move(task));
-  if (micro >= 0 && dag_.sharding.reduce_each) reduce_contributions(Task(dag_.tasks.back()));
+  add_collectives(made);
+  if (micro >= 0 && dag_.sharding.reduce_each) reduce_contributions(Task(dag_.tasks[made.index()]));
   return made;
+}
+
+void Expander::add_collectives(TaskId of) {
+  const Task host = dag_.tasks[of.index()];
+  collectives_.resize(dag_.chunks.size());
+  auto& own = collectives_[host.chunk.index()];
+  if (!own) {
+    own.emplace();
+    for (NodeId id : dag_.chunks[host.chunk.index()].nodes) {
+      const Node& node = dag_.graph.node(id);
+      const std::optional<TaskKind> kind = collective_kind(node.op);
+      if (!kind) continue;
+      Task task;
+      task.kind = *kind;
+      task.cell = host.cell;
+      task.group = {static_cast<int32_t>(node.attrs.integer("over"))};
+      task.label = add_label(fmt::format("{} {}", kTaskKindNames[static_cast<size_t>(*kind)],
+                                         dag_.graph.value(node.outputs[0]).name));
+      task.nodes = {id};
+      own->push_back(std::move(task));
+    }
+  }
+  for (Task task : *own) {
+    task.micro = host.micro;
+    task.within = of;
+    dag_.tasks.push_back(std::move(task));
+  }
 }
 
 ItemId Expander::accumulator(int32_t sum, int32_t use, int32_t micro) const {

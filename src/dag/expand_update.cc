@@ -7,7 +7,7 @@ namespace piper {
 
 Status Expander::add_update() {
   const int32_t num_cells = static_cast<int32_t>(dag_.cells.size());
-  if (num_cells > 1 || !sharded_.empty()) share_scalars();
+  if (num_cells > 1) share_scalars();
   const UpdateIndex index(dag_);
   const auto reports = report_values(dag_);
   for (int32_t cell = 0; cell < num_cells; ++cell) {
@@ -28,7 +28,19 @@ Status Expander::add_update() {
 
 ValueId Expander::kept_of(ValueId state) const {
   const auto part = part_of_.find(state.value);
-  return part == part_of_.end() ? state : part->second;
+  return part == part_of_.end() ? state : dag_.parts[part->second].value;
+}
+
+ItemId Expander::gather_whole(ValueId param, int32_t cell) {
+  const Part& part = dag_.parts[part_of_.at(param.value)];
+  Task gather = parts_task(TaskKind::kAllGather, cell, part.over);
+  gather.stream = dag_.sharding.gather_stream;
+  gather.distance = dag_.sharding.prefetch;
+  gather.reads = {ensure(part.value, -1, cell)};
+  gather.writes = {new_item(param, -1, cell)};
+  gather.label = add_label("all_gather " + dag_.graph.value(param).name);
+  dag_.tasks.push_back(std::move(gather));
+  return dag_.tasks.back().writes[0];
 }
 
 void Expander::keep_newest(const Version& version, int32_t cell) {
@@ -138,29 +150,6 @@ ItemId Expander::add_update_task(ChunkId id) {
   return first;
 }
 
-GatheredSquares Expander::gather_squares(const ScalarVector& scalars, int32_t cell) {
-  GatheredSquares squares;
-  squares.shards = num_shards(dag_);
-  squares.runs = runs_of_part(dag_);
-  std::vector<ValueId> parts;
-  bool any = false;
-  for (ValueId source : scalars.sources) {
-    const int32_t s = sum_of_value_.at(source.value);
-    const bool here = sharded(s) && owner(s) == cell;
-    parts.push_back(here ? result_of(s) : ValueId());
-    any = any || here;
-  }
-  if (!any) return squares;
-  dag_.chunks.push_back(squares_chunk(dag_, parts, cell, squares));
-  const ItemId own = add_update_task(ChunkId(dag_.chunks.size() - 1));
-  Task gather = parts_task(TaskKind::kAllGather, cell, {dag_.levels[0].axis});
-  gather.reads = {own};
-  gather.writes = {new_item(squares.all, -1, cell)};
-  gather.label = add_label("all_gather squares");
-  dag_.tasks.push_back(std::move(gather));
-  return squares;
-}
-
 void Expander::share_scalars() {
   const ScalarVector scalars = scalar_vector(dag_);
   std::vector<ItemId> own;
@@ -169,18 +158,13 @@ void Expander::share_scalars() {
     std::vector<bool> here;
     for (ValueId source : scalars.sources)
       here.push_back(owner(sum_of_value_.at(source.value)) == cell);
-    const GatheredSquares squares = gather_squares(scalars, cell);
-    dag_.chunks.push_back(scalar_chunk(dag_, scalars, here, squares, cell));
+    dag_.chunks.push_back(scalar_chunk(dag_, scalars, here, cell));
     own.push_back(add_update_task(ChunkId(dag_.chunks.size() - 1)));
   }
-  gathers_scalars_ = !dag_.versions.empty() && own.size() > 1 && !update_reads(scalars.shared);
+  gathers_scalars_ = !dag_.versions.empty() && !update_reads(scalars.shared);
   if (gathers_scalars_) return gather_scalars(scalars, own);
   for (int32_t cell = 0; cell < static_cast<int32_t>(dag_.cells.size()); ++cell) {
     const ItemId mine = own[static_cast<size_t>(cell)];
-    if (own.size() == 1) {
-      items_.set(scalars.shared, -1, cell, mine);
-      continue;
-    }
     Task reduce;
     reduce.kind = TaskKind::kAllReduce;
     reduce.cell = cell;

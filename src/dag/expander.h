@@ -210,6 +210,8 @@ class Expander {
 
   // A task of the chunk; `before`: that of the microbatch before this one, or none.
   TaskId add_compute(ChunkId id, int32_t micro, TaskId before);
+  // The tasks within it.
+  void add_collectives(TaskId of);
 
   ItemId accumulator(int32_t sum, int32_t use, int32_t micro) const;
 
@@ -235,6 +237,8 @@ class Expander {
   void keep_newest(const Version& version, int32_t cell);
   // The own part of a state that lives in parts alone.
   ValueId kept_of(ValueId state) const;
+  // Of a parameter that lives in parts.
+  ItemId gather_whole(ValueId param, int32_t cell);
 
   // Parameters that stay whole and are updated in parts.
   std::vector<const ShardedParam*> cut_in_step(int32_t cell, const UpdateIndex& index) const;
@@ -250,10 +254,6 @@ class Expander {
 
   // A chunk of pass U, once for the step; what it writes first.
   ItemId add_update_task(ChunkId id);
-
-  // The squares of the gradients that are cut and finished in `cell`: summed run by run where the
-  // parts are, then gathered.
-  GatheredSquares gather_squares(const ScalarVector& scalars, int32_t cell);
 
   // Every cell needs the norm and the loss: squares of the parameters' gradients, each from the
   // cell of its first use, and the loss travel in one vector, summed over cells (all but one term
@@ -276,16 +276,17 @@ class Expander {
   std::unordered_map<int32_t, ValueId> state_of_;  // by its next value
   std::vector<ShardedParam> sharded_;
   std::unordered_map<int32_t, size_t> sharded_of_;          // by gradient
-  std::unordered_map<int32_t, ValueId> part_of_;            // see kept_of()
+  std::unordered_map<int32_t, size_t> part_of_;             // see kept_of(): in Dag::parts
   std::map<std::pair<int32_t, int32_t>, Reduced> reduced_;  // by sum and use
   using BucketKey = std::tuple<int32_t, int32_t, int32_t>;  // its first sum and use, and cell
   std::map<BucketKey, ChunkId> joining_, rounding_;
   std::vector<bool> is_gradient_;  // by sum: of a parameter
   std::vector<SumState> sums_;
-  std::vector<std::vector<Contribution>> contributions_;  // by chunk
-  std::vector<int32_t> chunk_of_;                         // main chunks, by slot()
-  std::vector<int32_t> bringing_labels_;                  // by value; -1: none yet
-  std::unordered_map<int32_t, ValueId> slice_of_;         // by value: the own part that is sent
+  std::vector<std::vector<Contribution>> contributions_;       // by chunk
+  std::vector<int32_t> chunk_of_;                              // main chunks, by slot()
+  std::vector<int32_t> bringing_labels_;                       // by value; -1: none yet
+  std::vector<std::optional<std::vector<Task>>> collectives_;  // by chunk: tasks within its own
+  std::unordered_map<int32_t, ValueId> slice_of_;  // by value: the own part that is sent
 };
 
 }  // namespace piper

@@ -417,6 +417,23 @@ TensorType uncut(const Dag& dag, const Value& value, TensorType held) {
   return held;
 }
 
+bool gathers_parameters(const Dag& dag, const Task& task) {
+  return task.kind == TaskKind::kAllGather && !task.within.valid() &&
+         dag.graph.value(dag.items[task.writes[0].index()].value).kind == ValueKind::kState;
+}
+
+std::string_view layer_of(std::string_view scope) {
+  size_t begin = 0;
+  while (begin < scope.size()) {
+    const size_t end = std::min(scope.find('/', begin), scope.size());
+    const std::string_view part = scope.substr(begin, end - begin);
+    if (!part.empty() && part.find_first_not_of("0123456789") == part.npos)
+      return scope.substr(0, end);
+    begin = end + 1;
+  }
+  return scope;
+}
+
 int32_t stream_of(Dag& dag, const std::string& name) {
   const auto known = std::find_if(dag.streams.begin(), dag.streams.end(),
                                   [&](const TaskStream& stream) { return stream.name == name; });

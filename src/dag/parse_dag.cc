@@ -173,7 +173,6 @@ class Parser {
   bool read_shard(const Line& line) {
     Sharding& cut = dag_.sharding;
     cut.optimizer = true;
-    cut.gradients = line.get("gradients") == "1";
     cut.parameters = line.get("parameters") == "1";
     cut.persist_bytes = integer(line.get("persist"), 0);
     cut.reduce_each = line.get("reduce_each") == "1";
@@ -244,6 +243,11 @@ class Parser {
     dag_.sums.push_back(std::move(sum));
     return true;
   }
+  NodeId node(const std::string& output) {
+    const NodeId node = dag_.graph.value(value(output)).producer;
+    if (!node.valid()) note(fmt::format("no node makes '{}'", output));
+    return node;
+  }
   bool read_chunk(const Line& line) {
     if (line.plain.size() != 1 || line.plain[0].size() != 1) return false;
     Chunk chunk;
@@ -256,11 +260,7 @@ class Parser {
               [&](const std::string& group) { return small(group, 0); });
     read_list(line.get("variants"), chunk.variants,
               [&](const std::string& variant) { return small(variant, 0); });
-    read_list(line.get("nodes"), chunk.nodes, [&](const std::string& v) {
-      const NodeId node = dag_.graph.value(value(v)).producer;
-      if (!node.valid()) note(fmt::format("no node makes '{}'", v));
-      return node;
-    });
+    read_list(line.get("nodes"), chunk.nodes, [&](const std::string& v) { return node(v); });
     read_list(line.get("reads"), chunk.reads, [&](const std::string& v) { return value(v); });
     read_list(line.get("writes"), chunk.writes, [&](const std::string& v) { return value(v); });
     dag_.chunks.push_back(std::move(chunk));
@@ -314,6 +314,10 @@ class Parser {
     read_axes(line.get("group"), task.group);
     read_list(line.get("reads"), task.reads, [&](const std::string& i) { return item(i); });
     read_list(line.get("writes"), task.writes, [&](const std::string& i) { return item(i); });
+    if (const std::string within = line.get("within"); !within.empty())
+      task.within = TaskId(static_cast<size_t>(integer(within, 0)));
+    if (task.within.valid() && task.within.index() >= dag_.tasks.size()) return false;
+    read_list(line.get("nodes"), task.nodes, [&](const std::string& v) { return node(v); });
     for (const auto& [key, text] : line.fields)
       if ((key == "reduced" && !task.accumulates.empty() &&
            (task.accumulates.back().reduced = item(text), false)) ||

@@ -49,6 +49,9 @@ std::string print_task(const Dag& dag, const Task& task) {
         [&](int32_t axis) { return dag.mesh[static_cast<size_t>(axis)].name; });
   field(line, "reads", task.reads, item);
   field(line, "writes", task.writes, item);
+  if (task.within.valid()) line += fmt::format(" within={}", task.within.value);
+  field(line, "nodes", task.nodes,
+        [&](NodeId id) { return dag.graph.value(dag.graph.node(id).outputs[0]).name; });
   for (const Accumulate& a : task.accumulates) {
     line += fmt::format(" add={}+={}:{}:{}", item(a.into), dag.graph.value(a.contribution).name,
                         a.sum, a.use);
@@ -85,9 +88,9 @@ std::string print_head(const Dag& dag) {
   const Sharding& cut = dag.sharding;
   if (cut.optimizer)
     text += fmt::format(
-        "shard gradients={} parameters={} persist={} reduce_each={} gather={} prefetch={} "
+        "shard parameters={} persist={} reduce_each={} gather={} prefetch={} "
         "stream={}\n",
-        cut.gradients ? 1 : 0, cut.parameters ? 1 : 0, cut.persist_bytes, cut.reduce_each ? 1 : 0,
+        cut.parameters ? 1 : 0, cut.persist_bytes, cut.reduce_each ? 1 : 0,
         static_cast<int>(cut.gather), cut.prefetch, cut.gather_stream);
   if (!dag.region_tags.empty()) text += fmt::format("tags {}\n", join(dag.region_tags, ","));
   for (const Value& value : dag.graph.values)

@@ -30,7 +30,9 @@ class Cutter {
     Value gradient;
     gradient.name = param.name + ".grad.part";
     gradient.type = {graph_.value(param.gradient).type.dtype, own.shape};
-    gradient.over = graph_.value(param.gradient).over;
+    gradient.over.push_back({dag_.levels[0].axis, {LayoutKind::kSharded, 0}});
+    const auto& over = graph_.value(param.gradient).over;
+    gradient.over.insert(gradient.over.end(), over.begin(), over.end());
     for (int32_t axis : axes) gradient.over.push_back({axis, {LayoutKind::kSharded, 0}});
     result.gradient_part = graph_.add_value(std::move(gradient));
     cut_update(result, own.shape);
@@ -44,9 +46,9 @@ class Cutter {
     return sum == dag_.sums.end() ? std::vector<int32_t>() : sum->axes;
   }
   int64_t part_elements(int64_t elements, const std::vector<int32_t>& axes) const {
-    int64_t runs = dag_.replicas;
-    for (int32_t axis : axes) runs *= dag_.mesh[static_cast<size_t>(axis)].size;
-    return (elements + runs - 1) / runs * runs_of_part(dag_);
+    int64_t ranks = dag_.levels[0].size;
+    for (int32_t axis : axes) ranks *= dag_.mesh[static_cast<size_t>(axis)].size;
+    return (elements + ranks - 1) / ranks;
   }
 
   // What microbatches read is cut alike, where it is another version.
@@ -91,15 +93,9 @@ class Cutter {
 
 }  // namespace
 
-int64_t num_shards(const Dag& dag) {
-  return dag.sharding.optimizer && !dag.levels.empty() ? dag.levels[0].size : 1;
-}
-
-int64_t runs_of_part(const Dag& dag) { return dag.replicas / num_shards(dag); }
-
 std::vector<ShardedParam> shard_states(Dag& dag) {
   std::vector<ShardedParam> sharded;
-  if (num_shards(dag) == 1) return sharded;
+  if (!dag.sharding.optimizer || dag.levels.empty() || dag.levels[0].size == 1) return sharded;
   Cutter cutter(dag);
   for (size_t p = 0; p < dag.graph.params.size(); ++p) {
     const Param param = dag.graph.params[p];

@@ -12,14 +12,6 @@ struct ShardedParam {
   std::vector<int32_t> over;        // mesh axes, ascending
 };
 
-// Whether states are cut, and over how many ranks.
-int64_t num_shards(const Dag& dag);
-// A parameter is cut into `replicas` runs of ceil(elements / replicas), the last ones shorter, and
-// a rank of the first level holds as many of them side by side as there are replicas for each
-// shard. So the sums of squares of all runs, in order, are the same whatever is cut over which
-// replicas. (Where further axes cut it, there are so many times as many runs.)
-int64_t runs_of_part(const Dag& dag);
-
 // Cuts the states of all parameters that are to be cut, and lets their optimizers work on parts.
 // Fills dag.parts. In canonical parameter order.
 std::vector<ShardedParam> shard_states(Dag& dag);

@@ -59,13 +59,13 @@ const Node* norm_node(const Graph& graph) {
 
 namespace {
 
-// What a number of the norm is the squares of. Those of cut gradients are summed over their axes as
-// one vector: Slice(AllReduce(Concat(…))).
-ValueId squared(const Graph& graph, ValueId number) {
+// The node that makes a number of the norm. Numbers that are summed over axes are so as one vector:
+// Slice(AllReduce(Concat(…))).
+Node& squares_of(Graph& graph, ValueId number) {
   int64_t position = 0;
   for (;;) {
-    const Node& node = graph.node(graph.value(number).producer);
-    if (node.op == "SumSquares") return node.inputs[0];
+    Node& node = graph.node(graph.value(number).producer);
+    if (node.op == "SumSquares") return node;
     size_t from = 0;
     if (node.op == "Slice") position = node.attrs.integers("starts")[0];
     if (node.op == "Concat")
@@ -83,59 +83,52 @@ std::vector<int32_t> cut_over(const Value& value) {
   return axes;
 }
 
-// Squares of what lies over the same axes are summed over these together. By source; invalid: none.
-std::vector<ValueId> sum_over_axes(Builder& build, const std::vector<ValueId>& squares,
-                                   const std::vector<std::vector<int32_t>>& axes) {
+ValueId element(Builder& build, ValueId vector, size_t at) {
+  const auto begin = static_cast<int64_t>(at);
+  return build.op1("Slice", {vector},
+                   {{"starts", std::vector<int64_t>{begin}},
+                    {"ends", std::vector<int64_t>{begin + 1}},
+                    {"steps", std::vector<int64_t>{1}}});
+}
+
+// Squares of what lies over the same axes are summed over these together; what no axis cuts stays.
+void sum_over_axes(Builder& build, const Graph& graph, const std::vector<ValueId>& sources,
+                   std::vector<ValueId>& squares) {
   std::map<std::vector<int32_t>, std::vector<size_t>> groups;
   for (size_t i = 0; i < squares.size(); ++i)
-    if (squares[i].valid()) groups[axes[i]].push_back(i);
-  std::vector<ValueId> sums(squares.size());
+    if (squares[i].valid()) groups[cut_over(graph.value(sources[i]))].push_back(i);
   for (const auto& [over, members] : groups) {
+    if (over.empty()) continue;
     std::vector<ValueId> parts;
-    for (size_t i : members) parts.push_back(squares[i]);
+    for (size_t i : members) parts.push_back(build.reshape(squares[i], {1}));
     ValueId all = build.op1("Concat", parts, {{"axis", int64_t{0}}});
     for (int32_t axis : over) all = build.op1("AllReduce", {all}, {{"over", int64_t{axis}}});
-    int64_t begin = 0;
-    for (size_t i : members) {
-      const int64_t end = begin + build.type(squares[i]).shape[0];
-      sums[i] = build.op1("Slice", {all},
-                          {{"starts", std::vector<int64_t>{begin}},
-                           {"ends", std::vector<int64_t>{end}},
-                           {"steps", std::vector<int64_t>{1}}});
-      begin = end;
-    }
+    for (size_t k = 0; k < members.size(); ++k) squares[members[k]] = element(build, all, k);
   }
-  return sums;
 }
 
 }  // namespace
 
-void square_by_runs(Dag& dag) {
+void square_by_runs(Dag& dag, const std::vector<ShardedParam>& sharded) {
   Graph& graph = dag.graph;
-  std::map<ValueId, ValueId> squares_of;  // by gradient
-  bool any_cut = false;
-  for (Node& node : graph.nodes) {
-    if (node.op != "SumSquares") continue;
-    squares_of[node.inputs[0]] = node.outputs[0];
-    const bool is_cut = !cut_over(graph.value(node.inputs[0])).empty();
-    any_cut = any_cut || is_cut;
-    if (dag.replicas == 1 && !is_cut) continue;
-    node.attrs.set("parts", dag.replicas);
-    graph.value(node.outputs[0]).type = {DType::kF64, {dag.replicas}};
-  }
-  if (!any_cut) return;
-  std::vector<ValueId> squares = norm_node(graph)->inputs, cut(squares.size());
-  std::vector<std::vector<int32_t>> axes;
-  for (size_t i = 0; i < squares.size(); ++i) {
-    const ValueId source = squared(graph, squares[i]);
-    axes.push_back(cut_over(graph.value(source)));
-    squares[i] = squares_of.at(source);
-    if (!axes[i].empty()) cut[i] = squares[i];
+  const Node* norm = norm_node(graph);
+  if (!norm) return;
+  const int64_t runs = dag.levels.empty() ? 1 : dag.levels[0].size;
+  std::vector<ValueId> squares = norm->inputs, sources;
+  for (ValueId& number : squares) {
+    Node& node = squares_of(graph, number);
+    const auto cut = std::find_if(sharded.begin(), sharded.end(), [&](const ShardedParam& param) {
+      return param.gradient == node.inputs[0];
+    });
+    if (cut != sharded.end())
+      node.inputs[0] = cut->gradient_part;
+    else if (runs > 1)
+      node.attrs.set("parts", runs);
+    sources.push_back(node.inputs[0]);
+    number = node.outputs[0];
   }
   Builder build = update_builder(graph, "squares/");
-  const std::vector<ValueId> summed = sum_over_axes(build, cut, axes);
-  for (size_t i = 0; i < squares.size(); ++i)
-    if (summed[i].valid()) squares[i] = summed[i];
+  sum_over_axes(build, graph, sources, squares);
   for (Node& node : graph.nodes)
     if (node.op == "GlobalNorm") node.inputs = squares;
 }
@@ -146,9 +139,13 @@ ScalarVector scalar_vector(Dag& dag) {
   ValueId whole_norm;
   if (const Node* norm = norm_node(graph)) {
     whole_norm = norm->outputs[0];
-    for (ValueId square : norm->inputs) scalars.sources.push_back(squared(graph, square));
+    for (ValueId number : norm->inputs) {
+      const Node& node = squares_of(graph, number);
+      scalars.sources.push_back(node.inputs[0]);
+      scalars.squares.push_back(node.attrs);
+    }
   }
-  const int64_t squares = static_cast<int64_t>(scalars.sources.size()) * dag.replicas;
+  const auto squares = static_cast<int64_t>(scalars.sources.size());
   scalars.sources.push_back(graph.loss);
   Value shared;
   shared.name = "step_scalars";
@@ -156,106 +153,43 @@ ScalarVector scalar_vector(Dag& dag) {
   scalars.shared = graph.add_value(std::move(shared));
 
   Builder build = update_builder(graph, "step_scalars/");
-  const auto slice = [&](int64_t start, int64_t end) {
-    Attrs attrs;
-    attrs.set("starts", std::vector<int64_t>{start});
-    attrs.set("ends", std::vector<int64_t>{end});
-    attrs.set("steps", std::vector<int64_t>{1});
-    return build.op1("Slice", {scalars.shared}, attrs);
-  };
   if (whole_norm.valid()) {
-    const ValueId norm = build.op1("GlobalNorm", {slice(0, squares)});
+    const ValueId all = build.op1("Slice", {scalars.shared},
+                                  {{"starts", std::vector<int64_t>{0}},
+                                   {"ends", std::vector<int64_t>{squares}},
+                                   {"steps", std::vector<int64_t>{1}}});
+    const ValueId norm = build.op1("GlobalNorm", {all});
     replace_in_update(graph, whole_norm, norm);
     if (graph.grad_norm == whole_norm) graph.grad_norm = norm;
   }
-  graph.loss = build.reshape(slice(squares, squares + 1), {});
+  graph.loss = build.reshape(element(build, scalars.shared, static_cast<size_t>(squares)), {});
   return scalars;
 }
 
-Chunk squares_chunk(Dag& dag, const std::vector<ValueId>& gradient_parts, int32_t cell,
-                    GatheredSquares& squares) {
-  Graph& graph = dag.graph;
-  Builder build = update_builder(graph, fmt::format("squares/{}/", cell));
-  const size_t first = graph.nodes.size();
-  std::vector<ValueId> sums, of_source, cut(gradient_parts.size());
-  std::vector<std::vector<int32_t>> axes;
-  for (size_t i = 0; i < gradient_parts.size(); ++i) {
-    const ValueId part = gradient_parts[i];
-    of_source.push_back(part.valid() ? build.op1("SumSquares", {part}, {{"parts", squares.runs}})
-                                     : ValueId());
-    axes.push_back(part.valid() ? cut_over(graph.value(part)) : std::vector<int32_t>());
-    if (!axes[i].empty()) cut[i] = of_source[i];
-  }
-  const std::vector<ValueId> summed = sum_over_axes(build, cut, axes);
-  for (size_t i = 0; i < gradient_parts.size(); ++i) {
-    squares.position.push_back(of_source[i].valid() ? static_cast<int32_t>(sums.size()) : -1);
-    if (of_source[i].valid()) sums.push_back(summed[i].valid() ? summed[i] : of_source[i]);
-  }
-  squares.sources = static_cast<int64_t>(sums.size());
-  squares.own = build.op1("Concat", sums, {{"axis", int64_t{0}}});
-  Value all;
-  all.name = fmt::format("squares/{}", cell);
-  all.type = {DType::kF64, {squares.shards * squares.sources * squares.runs}};
-  squares.all = graph.add_value(std::move(all));
-  Chunk chunk = chunk_of_new_nodes(dag, first, cell, "U squares");
-  chunk.reads = outside_reads(graph, chunk.nodes);
-  chunk.writes = {squares.own};
-  return chunk;
-}
-
 Chunk scalar_chunk(Dag& dag, const ScalarVector& scalars, const std::vector<bool>& here,
-                   const GatheredSquares& squares, int32_t cell) {
+                   int32_t cell) {
   Graph& graph = dag.graph;
   Builder build = update_builder(graph, fmt::format("step_scalars/{}/", cell));
-  const size_t first = graph.nodes.size();
-  std::vector<ValueId> parts;
+  const size_t first = graph.nodes.size(), loss = scalars.squares.size();
+  std::vector<ValueId> squares(loss), parts;
+  for (size_t i = 0; i < loss; ++i)
+    if (here[i]) squares[i] = build.op1("SumSquares", {scalars.sources[i]}, scalars.squares[i]);
+  sum_over_axes(build, graph, scalars.sources, squares);
   int64_t zeros = 0;  // of sources elsewhere, one after another
   const auto add_zeros = [&] {
     if (zeros > 0)
       parts.push_back(build.expand(build.reshape(build.scalar(0, DType::kF64), {1}), {zeros}));
     zeros = 0;
   };
-  ValueId by_source;  // [sources, shards, runs]
-  const auto gathered = [&](int32_t position) {
-    if (!by_source.valid())
-      by_source = build.transpose(
-          build.reshape(squares.all, {squares.shards, squares.sources, squares.runs}), {1, 0, 2});
-    const ValueId own =
-        build.op1("Slice", {by_source},
-                  {{"starts", std::vector<int64_t>{position, 0, 0}},
-                   {"ends", std::vector<int64_t>{position + 1, squares.shards, squares.runs}},
-                   {"steps", std::vector<int64_t>{1, 1, 1}}});
-    return build.reshape(own, {dag.replicas});
-  };
-  const auto is_gathered = [&](size_t i) {
-    return !squares.position.empty() && squares.position[i] >= 0;
-  };
-  const auto squares_of = [&](size_t i) {
-    return build.op1("SumSquares", {scalars.sources[i]}, {{"parts", dag.replicas}});
-  };
-  std::vector<ValueId> cut(scalars.sources.size());
-  std::vector<std::vector<int32_t>> axes;
-  for (size_t i = 0; i < scalars.sources.size(); ++i) {
-    axes.push_back(cut_over(graph.value(scalars.sources[i])));
-    if (here[i] && !axes[i].empty() && !is_gathered(i)) cut[i] = squares_of(i);
-  }
-  const std::vector<ValueId> summed = sum_over_axes(build, cut, axes);
-  for (size_t i = 0; i < scalars.sources.size(); ++i) {
-    const bool is_loss = i + 1 == scalars.sources.size();
+  for (size_t i = 0; i <= loss; ++i) {
     if (!here[i]) {
-      zeros += is_loss ? 1 : dag.replicas;
+      ++zeros;
       continue;
     }
     add_zeros();
-    if (is_loss) {
-      ValueId loss = scalars.sources[i];
-      if (build.type(loss).dtype != DType::kF64) loss = build.cast(loss, DType::kF64);
-      parts.push_back(build.reshape(loss, {1}));
-    } else {
-      parts.push_back(is_gathered(i)      ? gathered(squares.position[i])
-                      : summed[i].valid() ? summed[i]
-                                          : squares_of(i));
-    }
+    ValueId number = i < loss ? squares[i] : scalars.sources[loss];
+    if (build.type(number).dtype != DType::kF64) number = build.cast(number, DType::kF64);
+    parts.push_back(build.reshape(number, {1}));
   }
   add_zeros();
   const ValueId vector = build.op1("Concat", parts, {{"axis", int64_t{0}}});

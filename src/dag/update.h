@@ -3,36 +3,29 @@
 
 #include <set>
 
-#include "piper/dag.h"
+#include "shard.h"
 
 namespace piper {
 
-// Lets every SumSquares sum run by run; those of gradients that mesh axes cut are summed over
-// these.
-void square_by_runs(Dag& dag);
+// The squares of a gradient are summed in as many runs of its elements as the first level has
+// ranks, and the sums of these added in order: by the rank that has all runs, or, where each rank
+// has one, by their reduction. So plans with the same levels agree, whatever they cut. What further
+// axes cut is summed over these then.
+void square_by_runs(Dag& dag, const std::vector<ShardedParam>& sharded);
 
 // Scalars that every cell needs and one cell knows: squares of the gradients in canonical parameter
 // order, then the loss.
 struct ScalarVector {
-  std::vector<ValueId> sources;  // StepSum values: gradients, then the loss
+  std::vector<ValueId> sources;  // gradients, or the own parts of them, then the loss
+  std::vector<Attrs> squares;    // by gradient: how its squares are summed
   ValueId shared;                // f64[sources]: after the sum over cells
 };
 // Adds the nodes that take norm and loss from the shared vector, and lets the graph read those.
 ScalarVector scalar_vector(Dag& dag);
-// Squares of gradients that are cut: each rank sums the runs it holds, then all are gathered.
-struct GatheredSquares {
-  std::vector<int32_t> position;  // by source: which of them; -1: not among them
-  int64_t sources = 0, shards = 1, runs = 1;
-  ValueId own;  // f64[sources × runs]
-  ValueId all;  // f64[shards × sources × runs]
-};
-// The chunk that makes `own` from the parts of the gradients (by source; invalid: not among them).
-Chunk squares_chunk(Dag& dag, const std::vector<ValueId>& gradient_parts, int32_t cell,
-                    GatheredSquares& squares);
 // The chunk in which `cell` writes its part of the vector; `here[i]`: this cell contributes source
 // i, else zero.
 Chunk scalar_chunk(Dag& dag, const ScalarVector& scalars, const std::vector<bool>& here,
-                   const GatheredSquares& squares, int32_t cell);
+                   int32_t cell);
 
 // The chunk in which the first cell adds two vectors.
 Chunk sum_chunk(Dag& dag, ValueId a, ValueId b, const std::string& name);

@@ -1,15 +1,18 @@
 #include <algorithm>
 #include <map>
+#include <set>
 #include <tuple>
+#include <unordered_map>
 
 #include "match.h"
+#include "piper/ops.h"
 
 namespace piper {
 namespace {
 
 bool is_collective(TaskKind kind) {
   return kind == TaskKind::kAllReduce || kind == TaskKind::kReduceScatter ||
-         kind == TaskKind::kAllGather;
+         kind == TaskKind::kAllGather || kind == TaskKind::kAllToAll;
 }
 
 Status check_kinds(const FuseRule& rule) {
@@ -18,7 +21,9 @@ Status check_kinds(const FuseRule& rule) {
     for (const std::string& kind : condition.words)
       if (kind == "compute" || kind == "input" || kind == "own_part")
         return fail(condition.at, "fuse: '{}' is no message", kind)
-            .with_note("those that join are send, recv, all_reduce, reduce_scatter and all_gather");
+            .with_note(
+                "those that join are send, recv, all_reduce, reduce_scatter, all_gather and "
+                "all_to_all");
   }
   return ok_status();
 }
@@ -54,7 +59,7 @@ class Finder {
     std::map<std::pair<Key, std::vector<ValueId>>, std::vector<Message>> together;
     for (TaskId id : found) {
       const Task& task = dag_.tasks[id.index()];
-      if (rule.microbatches == 1 || task.micro < 0) continue;
+      if (rule.microbatches == 1 || task.micro < 0 || task.within.valid()) continue;
       const auto turn = static_cast<int32_t>(task.micro / rule.microbatches);
       together[{key_of(id, turn), values_of(task)}].push_back(
           {static_cast<size_t>(task.micro), id});
@@ -69,9 +74,12 @@ class Finder {
 
  private:
   // Of what is equal in messages that may join: kind, cell, peer, stream, stream and distance of
-  // the receive, pass and tags, microbatches, group of ranks, element type of a sum.
+  // the receive, pass and tags, microbatches, group of ranks, element type of a sum; and of
+  // collectives within a computation that, how many of them are one behind the other up to these,
+  // the layer, and what they do.
+  using Within = std::tuple<TaskId, int32_t, std::string_view, std::string, std::string>;
   using Key = std::tuple<TaskKind, int32_t, int32_t, int32_t, int32_t, int32_t, int32_t, int32_t,
-                         std::vector<int32_t>, DType>;
+                         std::vector<int32_t>, DType, Within>;
   struct Message {
     size_t at = 0;  // in this order
     TaskId task;
@@ -105,14 +113,44 @@ class Finder {
   const TensorType& type(ItemId item) const {
     return dag_.graph.value(dag_.items[item.index()].value).type;
   }
-  Key key_of(TaskId id, int32_t micro) const {
+  Key key_of(TaskId id, int32_t micro) {
     const Task& task = dag_.tasks[id.index()];
     const bool sends = task.kind == TaskKind::kSend;
     const Task& other = dag_.tasks[id.index() + (sends ? 1 : 0)];
     // Messages of any element types are bytes.
-    const DType dtype = sends ? DType::kF32 : type(task.reads[0]).dtype;
-    return {task.kind,      task.cell,         task.peer, task.stream, other.stream,
-            other.distance, matcher_.view(id), micro,     task.group,  dtype};
+    const DType dtype = sends ? DType::kF32 : moved_by(task)[0]->dtype;
+    return {task.kind,         task.cell, task.peer,  task.stream, other.stream,   other.distance,
+            matcher_.view(id), micro,     task.group, dtype,       within_of(task)};
+  }
+  Within within_of(const Task& task) {
+    if (!task.within.valid()) return {};
+    const Node& node = dag_.graph.node(task.nodes[0]);
+    return {task.within, depth_of(task), layer_of(node.scope), node.op, print_attrs(node.attrs)};
+  }
+  // Of two equally deep collectives neither needs the other.
+  int32_t depth_of(const Task& task) {
+    const ChunkId chunk = dag_.tasks[task.within.index()].chunk;
+    if (measured_.insert(chunk).second)
+      for (NodeId id : dag_.chunks[chunk.index()].nodes) {
+        const Node& node = dag_.graph.node(id);
+        int32_t before = 0;
+        for (ValueId input : node.inputs)
+          if (input.valid() && dag_.graph.value(input).producer.valid())
+            before = std::max(before, depth_[dag_.graph.value(input).producer.value]);
+        depth_[id.value] = before + (find_op(node.op)->collective ? 1 : 0);
+      }
+    return depth_[task.nodes[0].value];
+  }
+  // What travels: of collectives that put blocks together what they make, else what they read.
+  std::vector<const TensorType*> moved_by(const Task& task) const {
+    std::vector<const TensorType*> types;
+    const bool gathers = task.kind == TaskKind::kAllGather;
+    for (ItemId item : gathers ? task.writes : task.reads) types.push_back(&type(item));
+    for (NodeId id : task.nodes) {
+      const Node& node = dag_.graph.node(id);
+      types.push_back(&dag_.graph.value(gathers ? node.outputs[0] : node.inputs[0]).type);
+    }
+    return types;
   }
   std::vector<ValueId> values_of(const Task& task) const {
     std::vector<ValueId> values;
@@ -121,6 +159,8 @@ class Finder {
   }
   // The last of the tasks that make what it moves.
   size_t made(TaskId id) const {
+    const Task& task = dag_.tasks[id.index()];
+    if (task.within.valid()) return task.nodes[0].index();
     size_t last = 0;
     for (ItemId item : dag_.tasks[id.index()].reads)
       for (TaskId writer : writers_[item.index()]) last = std::max(last, writer.index());
@@ -129,8 +169,7 @@ class Finder {
   // Of the whole tensors.
   int64_t bytes_of(const Task& task) const {
     int64_t bytes = 0;
-    const auto& whole = task.kind == TaskKind::kAllGather ? task.writes : task.reads;
-    for (ItemId item : whole) bytes += type(item).bytes();
+    for (const TensorType* type : moved_by(task)) bytes += type->bytes();
     return bytes;
   }
   void fill_buckets(const std::vector<Message>& messages, int64_t bucket) {
@@ -170,6 +209,8 @@ class Finder {
   const TaskMatcher matcher_;
   const std::vector<std::vector<TaskId>> writers_;
   std::vector<const FuseRule*> claimed_by_;  // by task
+  std::set<ChunkId> measured_;
+  std::unordered_map<int32_t, int32_t> depth_;  // by node of these
   Fused& fused_;
 };
 

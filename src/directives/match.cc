@@ -107,6 +107,10 @@ bool carries(const Dag& dag, const Task& task, const std::vector<bool>& named) {
   for (const auto* items : {&task.reads, &task.writes})
     for (ItemId item : *items)
       if (named[dag.items[item.index()].value.index()]) return true;
+  for (NodeId id : task.nodes)
+    for (const auto* values : {&dag.graph.node(id).inputs, &dag.graph.node(id).outputs})
+      for (ValueId value : *values)
+        if (named[value.index()]) return true;
   return false;
 }
 
@@ -173,6 +177,7 @@ void TaskMatcher::look_at_writers(const std::vector<std::vector<TaskId>>& writer
   for (size_t t = 0; t < dag_.tasks.size(); ++t) {
     const Task& task = dag_.tasks[t];
     if (task.kind == TaskKind::kRecv) view_of_[t] = view_of_[t - 1];  // its send's
+    if (task.within.valid()) view_of_[t] = view_of_[task.within.index()];
     if (task.chunk.valid()) continue;
     for (ItemId item : task.reads)
       for (TaskId writer : writers[item.index()])
@@ -181,10 +186,10 @@ void TaskMatcher::look_at_writers(const std::vector<std::vector<TaskId>>& writer
 }
 
 void TaskMatcher::look_at_readers() {
-  std::vector<int32_t> input_of(dag_.items.size(), -1);  // by item: the task that loads it
+  std::vector<int32_t> input_of(dag_.items.size(), -1);  // by item: the task that brings it
   for (size_t t = 0; t < dag_.tasks.size(); ++t)
-    if (dag_.tasks[t].kind == TaskKind::kInput)
-      input_of[dag_.tasks[t].writes[0].index()] = static_cast<int32_t>(t);
+    if (dag_.tasks[t].kind == TaskKind::kInput || gathers_parameters(dag_, dag_.tasks[t]))
+      for (ItemId item : dag_.tasks[t].writes) input_of[item.index()] = static_cast<int32_t>(t);
   for (size_t t = 0; t < dag_.tasks.size(); ++t)
     for (ItemId item : dag_.tasks[t].reads)
       if (const int32_t input = input_of[item.index()]; input >= 0) {
@@ -194,8 +199,9 @@ void TaskMatcher::look_at_readers() {
   for (int32_t& view : view_of_) view = std::max(view, 0);
 }
 
-Result<bool> TaskMatcher::meets_all(const Subject& subject, const Where& where,
-                                    const Variables& variables) const {
+Result<bool> TaskMatcher::matches(TaskId id, const Where& where, const Variables& variables) const {
+  const Task& task = dag_.tasks[id.index()];
+  const View& view = views_[static_cast<size_t>(view_of_[id.index()])];
   const std::vector<std::string>& tags = dag_.region_tags;
   Variables bound = variables;
   for (const Condition& condition : where) {
@@ -203,21 +209,21 @@ Result<bool> TaskMatcher::meets_all(const Subject& subject, const Where& where,
       if (condition.kind == Condition::Kind::kAny) continue;
       const bool met =
           condition.tag == "pass"
-              ? is_one_of(subject.view.pass, condition.words)
+              ? is_one_of(view.pass, condition.words)
               : std::count(condition.words.begin(), condition.words.end(),
-                           std::string(kTaskKindNames[static_cast<size_t>(subject.kind)])) > 0;
+                           std::string(kTaskKindNames[static_cast<size_t>(task.kind)])) > 0;
       if (!met) return false;
       continue;
     }
     const auto tag = std::find(tags.begin(), tags.end(), condition.tag);
     if (condition.tag == "value" && tag == tags.end()) {
       PIPER_ASSIGN(const std::vector<bool>* named, named_by(condition));
-      if (!subject.task || !carries(dag_, *subject.task, *named)) return false;
+      if (!carries(dag_, task, *named)) return false;
       continue;
     }
-    int32_t value = subject.micro;
+    int32_t value = task.micro < 0 ? kNoTag : static_cast<int32_t>(task.micro % dag_.microbatches);
     if (tag != tags.end()) {
-      value = subject.view.tags[static_cast<size_t>(tag - tags.begin())];
+      value = view.tags[static_cast<size_t>(tag - tags.begin())];
     } else if (condition.tag != micro_) {
       std::vector<std::string> known = tags;
       known.insert(known.end(), {micro_, "pass", "kind", "value"});
@@ -229,18 +235,6 @@ Result<bool> TaskMatcher::meets_all(const Subject& subject, const Where& where,
     if (!met) return false;
   }
   return true;
-}
-
-Result<bool> TaskMatcher::matches(TaskId id, const Where& where, const Variables& variables) const {
-  const Task& task = dag_.tasks[id.index()];
-  const auto micro = task.micro < 0 ? kNoTag : static_cast<int32_t>(task.micro % dag_.microbatches);
-  return meets_all({task.kind, micro, views_[static_cast<size_t>(view_of_[id.index()])], &task},
-                   where, variables);
-}
-
-Result<bool> TaskMatcher::matches_later(TaskKind kind, const Where& where,
-                                        const Variables& variables) const {
-  return meets_all({kind, kNoTag, views_[0]}, where, variables);
 }
 
 Result<std::vector<TaskId>> TaskMatcher::find(const Where& where,

@@ -22,15 +22,13 @@ Result<std::optional<Variables>> match_node(const Graph& graph, const Node& node
                                             const Where& where, const Variables& variables,
                                             const MicroTag& micro = {});
 // Where-conditions against tasks. A computation has the pass and tags of its chunk; a send, receive
-// or reduction those of the tasks that make what it moves, an input those of its readers, as far as
-// all of them agree.
+// or reduction those of the tasks that make what it moves, an input or gathered parameter those of
+// its readers, as far as all of them agree; a collective within a computation those of that.
 class TaskMatcher {
  public:
   // `micro`: what split calls the microbatch. Requires tasks.
   TaskMatcher(const Dag& dag, std::string micro);
   Result<bool> matches(TaskId task, const Where& where, const Variables& variables) const;
-  // What comes to be when plans are made, without tags: gathers of parameters.
-  Result<bool> matches_later(TaskKind kind, const Where& where, const Variables& variables) const;
   // Equal for tasks of equal pass and tags.
   int32_t view(TaskId task) const { return view_of_[task.index()]; }
   // All that match.
@@ -44,14 +42,6 @@ class TaskMatcher {
     std::vector<int32_t> tags;
     bool operator==(const View&) const = default;
   };
-  struct Subject {
-    TaskKind kind;
-    int32_t micro;
-    const View& view;
-    const Task* task = nullptr;  // none yet
-  };
-  Result<bool> meets_all(const Subject& subject, const Where& where,
-                         const Variables& variables) const;
   // By value: whether a condition's patterns match its name, or that of the parameter whose own
   // value or gradient it is.
   Result<const std::vector<bool>*> named_by(const Condition& condition) const;

@@ -10,24 +10,34 @@ namespace {
 Status check_kinds(const Prefetch& prefetch) {
   for (const Condition& condition : prefetch.where) {
     if (condition.tag != "kind") continue;
-    for (const std::string& kind : condition.words) {
-      if (kind == "recv" || kind == "input") continue;
-      Error error = fail(condition.at, "prefetch: '{}' has no distance", kind);
-      if (kind == "all_gather")
-        return std::move(error).with_note(
-            "help: parameters come ahead by replicate's 'gather: {prefetch: 1}'");
-      return std::move(error).with_note(
-          "only 'recv' and 'input' wait to be needed; all others run when what they take is there");
-    }
+    for (const std::string& kind : condition.words)
+      if (kind != "recv" && kind != "input" && kind != "all_gather")
+        return fail(condition.at, "prefetch: '{}' has no distance", kind)
+            .with_note(
+                "only 'recv', 'input' and 'all_gather' wait to be needed; all others run "
+                "when what they take is there");
   }
   return ok_status();
 }
 
-std::string print_distance(const Prefetch& prefetch) {
+// What a distance counts.
+const char* unit_of(const Dag& dag, const Task& task) {
+  if (gathers_parameters(dag, task)) return "message";
+  return task.within.valid() ? "program" : "compute task";
+}
+std::string print_distance(const Prefetch& prefetch, const std::string& unit) {
   if (prefetch.eager()) return "as early as possible";
-  if (prefetch.distance == 0) return "just before the first task that reads it";
-  return fmt::format("{} compute task{} ahead of the first that reads it", prefetch.distance,
+  if (prefetch.distance == 0)
+    return fmt::format("just before the first {} that reads it",
+                       unit == "program" ? "program" : "task");
+  return fmt::format("{} {}{} ahead of the first that reads it", prefetch.distance, unit,
                      prefetch.distance == 1 ? "" : "s");
+}
+
+// Receives, inputs, and gathers of what is there already.
+bool waits_to_be_needed(const Dag& dag, const Task& task) {
+  return task.kind == TaskKind::kRecv || task.kind == TaskKind::kInput ||
+         (task.kind == TaskKind::kAllGather && task.micro >= 0) || gathers_parameters(dag, task);
 }
 
 // A message on a stream without computations may wait there for its receive. Receives that are
@@ -62,22 +72,22 @@ Result<Dag> apply_prefetch(Dag dag, const Strategy& strategy, const Variables& v
   for (const Prefetch& prefetch : strategy.prefetches) {
     PIPER_TRY(check_kinds(prefetch));
     PIPER_ASSIGN(const std::vector<TaskId> found, matcher.find(prefetch.where, variables));
-    std::map<std::string, int64_t> counts;
+    std::map<std::pair<std::string, std::string>, int64_t> counts;  // by kind and unit
     for (TaskId id : found) {
       Task& task = dag.tasks[id.index()];
-      if (task.kind != TaskKind::kRecv && task.kind != TaskKind::kInput) continue;
+      if (!waits_to_be_needed(dag, task)) continue;
       if (const Prefetch* other = claimed_by[id.index()])
         return fail(prefetch.at, "prefetch: '{}' has a distance already", print_label(dag, task))
             .with_note("from " + place_of(other->at));
       claimed_by[id.index()] = &prefetch;
       task.distance = prefetch.eager() ? kEarliest : prefetch.distance;
-      ++counts[kTaskKindNames[static_cast<size_t>(task.kind)]];
+      ++counts[{kTaskKindNames[static_cast<size_t>(task.kind)], unit_of(dag, task)}];
     }
     if (counts.empty()) return matcher.nothing(prefetch.where, prefetch.at, "prefetch");
     Explanation report{prefetch.at, "prefetch", {}};
-    for (const auto& [kind, count] : counts)
-      report.lines.push_back(
-          fmt::format("{} {}{}: {}", count, kind, count == 1 ? "" : "s", print_distance(prefetch)));
+    for (const auto& [what, count] : counts)
+      report.lines.push_back(fmt::format("{} {}{}: {}", count, what.first, count == 1 ? "" : "s",
+                                         print_distance(prefetch, what.second)));
     out.push_back(std::move(report));
   }
   if (strategy.streams.empty()) return dag;

@@ -111,7 +111,6 @@ Status check_persist(const Dag& dag, const Replicate& replicate) {
 
 void apply_shard(Dag& dag, const Replicate& replicate) {
   dag.sharding.optimizer = true;
-  dag.sharding.gradients = replicate.shard_gradients;
   dag.sharding.parameters = replicate.shard_parameters;
   dag.sharding.persist_bytes = replicate.persist_bytes;
   dag.sharding.reduce_each = replicate.reduce == Replicate::When::kMicrobatch;

@@ -50,14 +50,11 @@ class Assigner {
  private:
   Status move_tasks(const StreamRule& rule, int32_t stream,
                     std::map<std::string, int64_t>& counts) {
-    const int32_t gathered_on = dag_.sharding.gather_stream;
-    PIPER_ASSIGN(const bool gathers, claims_gathers(rule, stream, counts));
     PIPER_ASSIGN(const std::vector<TaskId> found, matcher_.find(*rule.where, variables_));
-    if (found.empty() && !gathers) return matcher_.nothing(*rule.where, rule.at, "stream");
-    const bool moves = (gathers && gathered_on != stream) ||
-                       std::any_of(found.begin(), found.end(), [&](TaskId id) {
-                         return dag_.tasks[id.index()].stream != stream;
-                       });
+    if (found.empty()) return matcher_.nothing(*rule.where, rule.at, "stream");
+    const bool moves = std::any_of(found.begin(), found.end(), [&](TaskId id) {
+      return dag_.tasks[id.index()].stream != stream;
+    });
     if (!moves && !rule.priority && !rule.sms)
       return fail(rule.name_at, "stream: all of these run on '{}' without this entry", rule.name)
           .with_note("help: leave it out, or name another stream");
@@ -74,26 +71,6 @@ class Assigner {
     }
     return ok_status();
   }
-  // The gathers of parameters that live in parts: they come to be with the plans.
-  Result<bool> claims_gathers(const StreamRule& rule, int32_t stream,
-                              std::map<std::string, int64_t>& counts) {
-    if (!dag_.sharding.parameters) return false;
-    PIPER_ASSIGN(const bool met,
-                 matcher_.matches_later(TaskKind::kAllGather, *rule.where, variables_));
-    if (!met) return false;
-    if (gathers_) return twice(rule, "all_gather", gathers_->at);
-    const auto named = named_.find(dag_.sharding.gather_stream);
-    if (named != named_.end() && dag_.sharding.gather_stream != stream)
-      return twice(rule, "all_gather", named->second);
-    gathers_ = &rule;
-    dag_.sharding.gather_stream = stream;
-    counts["gathers of parameters"] =
-        std::count_if(dag_.graph.params.begin(), dag_.graph.params.end(), [&](const Param& param) {
-          return std::any_of(dag_.parts.begin(), dag_.parts.end(),
-                             [&](const Part& part) { return part.param == param.value; });
-        });
-    return true;
-  }
   Error twice(const StreamRule& rule, const std::string& label, const SourceSpan& other) {
     return fail(rule.at, "stream: '{}' has a stream already", label)
         .with_note("from " + place_of(other));
@@ -103,8 +80,7 @@ class Assigner {
   const Variables& variables_;
   TaskMatcher matcher_;
   std::vector<const StreamRule*> claimed_by_;  // by task
-  const StreamRule* gathers_ = nullptr;
-  std::map<int32_t, SourceSpan> named_;  // streams that replicate names
+  std::map<int32_t, SourceSpan> named_;        // streams that replicate names
 };
 
 }  // namespace

@@ -114,11 +114,13 @@ class CellLowerer {
   int32_t buffer_of(ItemId id) {
     const ItemId item = root(id);
     int32_t& known = places_.buffer[item.index()];
-    if (known < 0) known = new_buffer(dag_.items[item.index()]);
+    if (known < 0) known = new_buffer(item);
     return known;
   }
-  int32_t new_buffer(const Item& item) {
-    if (const Part* part = places_.part_of[item.value.index()]) return add_gathered(*part);
+  int32_t new_buffer(ItemId id) {
+    if (const auto gather = places_.gather_of.find(id.value); gather != places_.gather_of.end())
+      return add_gathered(id, gather->second);
+    const Item& item = dag_.items[id.index()];
     const Value& value = dag_.graph.value(item.value);
     const int32_t index = add_buffer(item.value, item.micro);
     if (value.kind == ValueKind::kState) {
@@ -129,21 +131,17 @@ class CellLowerer {
     }
     return index;
   }
-  int32_t add_gathered(const Part& part) {
-    const int32_t whole = add_buffer(part.param, -1);
-    const ValueId newest = places_.newest_of[part.param.index()];
-    const ValueId param = newest.valid() ? newest : part.param;
-    role_.tensor(whole).param = places_.param[param.index()]->name;
-    gathered_.push_back({whole, buffer_of_part(part), group_of(part.over)});
+  int32_t add_gathered(ItemId id, TaskId by) {
+    const ValueId own = dag_.items[id.index()].value;
+    const int32_t whole = add_buffer(own, -1);
+    const ValueId newest = places_.newest_of[own.index()];
+    role_.tensor(whole).param = places_.param[(newest.valid() ? newest : own).index()]->name;
+    const Task& gather = dag_.tasks[by.index()];
+    const auto at =
+        std::find(gather.writes.begin(), gather.writes.end(), id) - gather.writes.begin();
+    const int32_t part = buffer_of(gather.reads[static_cast<size_t>(at)]);
+    gathered_.push_back({whole, part, group_of(gather.group), by});
     return whole;
-  }
-  // The update reads it; of a frozen parameter nothing but the gathers.
-  int32_t buffer_of_part(const Part& part) {
-    const auto item = places_.item_of_part.find({part.value, cell_});
-    if (item != places_.item_of_part.end()) return buffer_of(item->second);
-    const int32_t index = add_buffer(part.value, -1);
-    describe_state(part.value, role_.tensor(index));
-    return index;
   }
 
   void describe_state(ValueId state, Tensor& tensor) {
@@ -189,6 +187,7 @@ class CellLowerer {
   }
 
   void lower_task(const Task& task) {
+    if (task.within.valid() || gathers_parameters(dag_, task)) return;  // beside computations
     switch (task.kind) {
       case TaskKind::kCompute:
         return lower_compute(task);
@@ -204,6 +203,8 @@ class CellLowerer {
         return lower_pairs(task, InstructionKind::kReduceScatter);
       case TaskKind::kAllGather:
         return lower_pairs(task, InstructionKind::kAllGather);
+      case TaskKind::kAllToAll:
+        return lower_pairs(task, InstructionKind::kAllToAll);
       case TaskKind::kOwnPart:
         return lower_pairs(task, InstructionKind::kOwnPart);
       case TaskKind::kCopy:
@@ -286,8 +287,8 @@ class CellLowerer {
       std::vector<int32_t> args;
       args.reserve(segment.args.size());
       for (const SegmentArg& arg : segment.args) args.push_back(argument_buffer(task, arg, inner));
-      if (segment.collective.valid()) {
-        lower_collective(task, dag_.graph.node(segment.collective), std::move(args));
+      if (!segment.collective.nodes.empty()) {
+        lower_collective(task, segment.collective, std::move(args));
         continue;
       }
       const int32_t program = program_of(segment.program);
@@ -303,8 +304,9 @@ class CellLowerer {
       declare_sums(task, segment, programs.first, sums, instruction);
     }
   }
-  // Between two programs of a task. `args`: what it reads, and what it makes.
-  void lower_collective(const Task& task, const Node& node, std::vector<int32_t> args) {
+  // Between two programs of a task. `args`: what its collectives read and make, in turn.
+  void lower_collective(const Task& task, const Collective& collective, std::vector<int32_t> args) {
+    const Node& node = dag_.graph.node(collective.nodes[0]);
     const int32_t group = group_of({static_cast<int32_t>(node.attrs.integer("over"))});
     if (node.op == "OwnFirst") {
       Instruction& one = add_instruction(InstructionKind::kPosition, task);
@@ -322,10 +324,15 @@ class CellLowerer {
                       : node.op == "AllToAll"      ? InstructionKind::kAllToAll
                       : node.op == "Rotate"        ? InstructionKind::kRotate
                                                    : InstructionKind::kOwnPart;
-    if (reduces && args[0] != args[1]) add_instruction(InstructionKind::kCopy, task).args = args;
-    if (reduces) args.erase(args.begin());
+    for (size_t a = 0; reduces && a < args.size(); ++a) {
+      if (args[a] != args[a + 1])
+        add_instruction(InstructionKind::kCopy, task).args = {args[a], args[a + 1]};
+      args.erase(args.begin() + static_cast<std::ptrdiff_t>(a));
+    }
     Instruction& one = add_instruction(kind, task);
+    if (collective.stream != 0) one.stream = collective.stream;
     one.label += fmt::format(" {}", to_string(kind));
+    if (collective.nodes.size() > 1) one.label += fmt::format(" x {}", collective.nodes.size());
     one.pass = '-';
     one.args = std::move(args);
     one.group = group;

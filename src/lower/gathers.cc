@@ -17,7 +17,10 @@ class Inserter {
   Inserter(RoleProgram& role, const std::vector<GatheredBuffer>& gathered, const Dag& dag,
            GatherPlan& plan)
       : role_(role), dag_(dag), plan_(plan), micro_of_(role.body.size(), -1) {
-    for (const GatheredBuffer& each : gathered) part_of_[each.whole] = each;
+    for (const GatheredBuffer& each : gathered) {
+      part_of_[each.whole] = each;
+      distance_ = std::max(distance_, at(task_of(each.whole).distance));
+    }
     for (size_t i = 0; i < role.body.size(); ++i) micro_of_[i] = role.body[i].micro;
   }
 
@@ -47,16 +50,26 @@ class Inserter {
     int64_t issue = 0;             // stands just before this one
   };
 
+  const Task& task_of(int32_t buffer) const { return dag_.tasks[part_of_.at(buffer).task.index()]; }
+  // What may share a bucket: group of ranks, stream, and what `fuse` has joined.
+  using Key = std::tuple<int32_t, int32_t, TaskId>;
+  Key key_of(int32_t buffer) const {
+    const bool joined = task_of(buffer).writes.size() > 1;
+    return {part_of_.at(buffer).group, task_of(buffer).stream,
+            joined ? part_of_.at(buffer).task : TaskId()};
+  }
+
   // In order of first use; what one instruction uses first of one group stays together.
   void form_buckets() {
     needs_.resize(role_.body.size());
-    std::map<int32_t, size_t> bucket_of, open;  // by buffer; by group
+    std::map<int32_t, size_t> bucket_of;  // by buffer
+    std::map<Key, size_t> open;
     for (size_t i = 0; i < role_.body.size(); ++i) {
       std::set<size_t> needs;
       for (int32_t arg : role_.body[i].args) {
         if (!part_of_.contains(arg)) continue;
         if (!bucket_of.contains(arg)) {
-          const auto [known, is_new] = open.try_emplace(part_of_[arg].group, buckets_.size());
+          const auto [known, is_new] = open.try_emplace(key_of(arg), buckets_.size());
           if (is_new) buckets_.emplace_back();
           bucket_of[arg] = known->second;
           buckets_[known->second].buffers.push_back(arg);
@@ -65,8 +78,10 @@ class Inserter {
         needs.insert(bucket_of[arg]);
       }
       needs_[i].assign(needs.begin(), needs.end());
-      std::erase_if(
-          open, [&](const auto& each) { return buckets_[each.second].bytes >= dag_.bucket_bytes; });
+      std::erase_if(open, [&](const auto& each) {
+        const bool joined = std::get<TaskId>(each.first).valid();
+        return !joined && buckets_[each.second].bytes >= dag_.bucket_bytes;
+      });
     }
   }
 
@@ -75,7 +90,7 @@ class Inserter {
     std::vector<std::set<size_t>> together(buckets_.size());
     for (const auto& needs : needs_)
       for (size_t a : needs) together[a].insert(needs.begin(), needs.end());
-    const size_t turn = std::min(at(dag_.sharding.prefetch) + 1, buckets_.size());
+    const size_t turn = std::min(distance_ + 1, buckets_.size());
     plan_.pool.resize(turn);
     std::vector<std::set<size_t>> held(turn);  // by slot
     for (size_t b = 0; b < buckets_.size(); ++b) {
@@ -167,12 +182,11 @@ class Inserter {
     return copies;
   }
 
-  // `prefetch` loads ahead of the one that is needed, once the memory is free, in order.
+  // So many loads ahead of the one that is needed, once the memory is free, in order.
   void issue() {
-    const size_t distance = at(dag_.sharding.prefetch);
     for (size_t k = 0; k < loads_.size(); ++k) {
       Load& load = loads_[k];
-      load.issue = k < distance ? 0 : loads_[k - distance].need;
+      load.issue = k < distance_ ? 0 : loads_[k - distance_].need;
       load.issue = std::max(load.issue, load.free_after + 1);
       if (k > 0) load.issue = std::max(load.issue, loads_[k - 1].issue);
     }
@@ -181,7 +195,7 @@ class Inserter {
   Instruction gather(const Load& load) {
     Instruction one;
     one.kind = InstructionKind::kAllGather;
-    one.stream = dag_.sharding.gather_stream;
+    one.stream = task_of(load.buffers[0]).stream;
     one.group = part_of_[load.buffers[0]].group;
     one.pass = '-';
     one.ahead = load.ahead;
@@ -214,6 +228,7 @@ class Inserter {
   const Dag& dag_;
   GatherPlan& plan_;
   std::map<int32_t, GatheredBuffer> part_of_;  // by whole buffer
+  size_t distance_ = 0;                        // so many buckets ahead
   std::vector<int32_t> micro_of_;              // by instruction
   std::vector<Bucket> buckets_;
   std::vector<std::vector<size_t>> needs_;  // by instruction: buckets, ascending

@@ -11,6 +11,7 @@ namespace piper {
 struct GatheredBuffer {
   int32_t whole = 0, part = 0;  // buffers
   int32_t group = 0;            // of the parts
+  TaskId task;                  // that gathers it
 };
 // A static piece of the arena that buckets of gathered parameters take in turn.
 struct Slot {

@@ -1,6 +1,7 @@
 #include "piper/lower.h"
 
 #include <algorithm>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "cell.h"
@@ -13,11 +14,22 @@
 namespace piper {
 namespace {
 
+// By compute task: what is asked of its collectives, in the order of its nodes.
+std::unordered_map<int32_t, std::vector<Collective>> find_collectives(const Dag& dag) {
+  std::unordered_map<int32_t, std::vector<Collective>> collectives;
+  for (const Task& task : dag.tasks)
+    if (task.within.valid() && (task.stream != 0 || task.distance != 0 || task.nodes.size() > 1))
+      collectives[task.within.value].push_back({task.nodes, task.stream, task.distance});
+  for (auto& [task, own] : collectives) std::sort(own.begin(), own.end());
+  return collectives;
+}
+
 // Which programs the compute tasks run: the first to add to an accumulator sets it.
 void choose_programs(const Dag& dag, const Schedule& schedule, ProgramPool& pool, Places& places) {
   std::vector<uint8_t> started(dag.items.size());  // each of one cell
   // By chunk, each of one cell: the programs of most tasks, which all add to what is there.
   std::vector<const ChunkPrograms*> later(dag.chunks.size());
+  const auto collectives = find_collectives(dag);
   in_parallel(schedule.order.size(), [&](size_t cell) {
     std::vector<bool> first;
     for (TaskId id : schedule.order[cell]) {
@@ -30,10 +42,14 @@ void choose_programs(const Dag& dag, const Schedule& schedule, ProgramPool& pool
         is_later = is_later && !first.back();
         started[a.into.index()] = true;
       }
+      ChunkPrograms const*& programs = places.programs[id.index()];
+      if (const auto asked = collectives.find(id.value); asked != collectives.end()) {
+        programs = &pool.of_task(task, first, asked->second);
+        continue;
+      }
       const ChunkPrograms*& known = later[task.chunk.index()];
-      const ChunkPrograms* programs = is_later && known ? known : &pool.of_task(task, first);
+      programs = is_later && known ? known : &pool.of_task(task, first, {});
       if (is_later) known = programs;
-      places.programs[id.index()] = programs;
     }
   });
   pool.share();

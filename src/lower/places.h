@@ -1,7 +1,7 @@
 // Where tasks, items and values stand in the roles.
 #pragma once
 
-#include <map>
+#include <unordered_map>
 
 #include "programs.h"
 
@@ -16,23 +16,16 @@ struct Places {
         instruction(dag.tasks.size(), -1),
         param(dag.graph.values.size()),
         part(dag.graph.values.size()),
-        part_of(dag.graph.values.size()),
         newest_of(dag.graph.values.size()) {
     for (const Param& each : dag.graph.params) param[each.value.index()] = &each;
-    for (const Part& each : dag.parts) {
-      part[each.value.index()] = &each;
-      if (each.param.valid() && dag.sharding.parameters) part_of[each.param.index()] = &each;
-    }
-    for (const Version& each : dag.versions) {
-      newest_of[each.previous.index()] = each.newest;
-      if (const Part* own = part_of[each.previous.index()])
-        newest_of[own->value.index()] = each.newest;
-    }
-    for (size_t i = 0; i < dag.items.size(); ++i) {
-      ++items_of_cell[static_cast<size_t>(dag.items[i].cell)];
-      if (part[dag.items[i].value.index()])
-        item_of_part.try_emplace({dag.items[i].value, dag.items[i].cell}, i);
-    }
+    for (const Part& each : dag.parts) part[each.value.index()] = &each;
+    for (const Version& each : dag.versions) newest_of[each.previous.index()] = each.newest;
+    for (const Part& each : dag.parts)
+      if (each.param.valid()) newest_of[each.value.index()] = newest_of[each.param.index()];
+    for (const Item& item : dag.items) ++items_of_cell[static_cast<size_t>(item.cell)];
+    for (size_t t = 0; t < dag.tasks.size() && dag.sharding.parameters; ++t)
+      if (gathers_parameters(dag, dag.tasks[t]))
+        for (ItemId item : dag.tasks[t].writes) gather_of[item.value] = TaskId(t);
   }
   std::vector<size_t> items_of_cell;
   std::vector<int32_t> buffer;                 // by item that is no alias
@@ -40,10 +33,8 @@ struct Places {
   std::vector<int32_t> instruction;            // by task: its first
   std::vector<const Param*> param;             // by value
   std::vector<const Part*> part;               // by value: the part that it is
-  std::vector<const Part*>
-      part_of;  // by value: the part that a parameter lives in, if in parts alone
-  std::vector<ValueId> newest_of;  // by value that is a previous version, or its part
-  std::map<std::pair<ValueId, int32_t>, ItemId> item_of_part;  // by cell
+  std::vector<ValueId> newest_of;              // by value that is a previous version, or its part
+  std::unordered_map<int32_t, TaskId> gather_of;  // by item: a parameter that lives in parts
 };
 
 }  // namespace piper

@@ -31,42 +31,6 @@ std::vector<bool> find_literals(const Graph& graph) {
   return literal;
 }
 
-// "model/h/2" of "model/h/2/mlp/fc": the layer; the whole scope when it has no number.
-std::string_view layer_of(std::string_view scope) {
-  size_t begin = 0;
-  while (begin < scope.size()) {
-    const size_t end = std::min(scope.find('/', begin), scope.size());
-    const std::string_view part = scope.substr(begin, end - begin);
-    if (!part.empty() && part.find_first_not_of("0123456789") == part.npos)
-      return scope.substr(0, end);
-    begin = end + 1;
-  }
-  return scope;
-}
-
-bool is_collective(const Node& node) {
-  const OpDef* def = find_op(node.op);
-  return def && def->collective;
-}
-
-// Consecutive nodes of one layer, and each collective alone; nodes without scope stay with their
-// neighbours.
-std::vector<std::vector<NodeId>> cut_by_layer(const Graph& graph,
-                                              const std::vector<NodeId>& nodes) {
-  std::vector<std::vector<NodeId>> segments;
-  std::string_view current;
-  bool alone = false;
-  for (NodeId id : nodes) {
-    const std::string_view layer = layer_of(graph.node(id).scope);
-    const bool other_layer = !layer.empty() && !current.empty() && layer != current;
-    const bool was_alone = std::exchange(alone, is_collective(graph.node(id)));
-    if (segments.empty() || other_layer || alone || was_alone) segments.emplace_back();
-    if (!layer.empty()) current = layer;
-    segments.back().push_back(id);
-  }
-  return segments;
-}
-
 // Which inputs an output may be stored over: (output, input).
 std::vector<std::pair<int, int>> in_place_pairs(const ProgramOp& op) {
   if (const OpDef* def = find_op(op.op)) return def->in_place;
@@ -187,15 +151,15 @@ class SegmentBuilder {
     return {std::move(program_), std::move(segment_)};
   }
 
-  Segment build_collective(NodeId id, const std::vector<bool>& made_here,
+  Segment build_collective(const Collective& collective, const std::vector<bool>& made_here,
                            const std::vector<bool>& read_elsewhere) {
     made_here_ = &made_here;
     read_elsewhere_ = &read_elsewhere;
-    const Node& node = graph_.node(id);
     Segment segment;
-    segment.collective = id;
-    for (const auto* values : {&node.inputs, &node.outputs})
-      for (ValueId value : *values) segment.args.push_back(*argument(canonical(value)));
+    segment.collective = collective;
+    for (NodeId id : collective.nodes)
+      for (const auto* values : {&graph_.node(id).inputs, &graph_.node(id).outputs})
+        for (ValueId value : *values) segment.args.push_back(*argument(canonical(value)));
     return segment;
   }
 
@@ -402,73 +366,6 @@ class SegmentBuilder {
   std::array<int64_t, kNumDTypes> products_{};  // by type
 };
 
-ItemId root_of(const Dag& dag, ItemId item) {
-  while (dag.items[item.index()].alias.valid()) item = dag.items[item.index()].alias;
-  return item;
-}
-
-// What one all-reduce alone reads of what the chunk makes is made where its result lies.
-void add_reduced_in_place(const Graph& graph, const Chunk& chunk,
-                          std::unordered_map<int32_t, ValueId>& same) {
-  std::unordered_map<int32_t, int32_t> reads;
-  for (NodeId id : chunk.nodes)
-    for (ValueId input : graph.node(id).inputs) ++reads[input.value];
-  for (NodeId id : chunk.nodes) {
-    const Node& node = graph.node(id);
-    if (node.op != "AllReduce" && node.op != "AllReduceMax") continue;
-    const ValueId from = node.inputs[0];
-    const auto is_in = [&](const std::vector<ValueId>& list) {
-      return std::binary_search(list.begin(), list.end(), from);
-    };
-    if (reads[from.value] == 1 && !is_in(chunk.reads) && !is_in(chunk.writes))
-      same[from.value] = node.outputs[0];
-  }
-}
-
-// The own block of a parameter is updated where it lies.
-void add_updated_blocks(const Graph& graph, const Chunk& chunk,
-                        std::unordered_map<int32_t, ValueId>& same) {
-  std::unordered_map<int32_t, int32_t> blocks;  // and how often they are read
-  for (NodeId id : chunk.nodes) {
-    const Node& node = graph.node(id);
-    for (ValueId input : node.inputs)
-      if (const auto block = blocks.find(input.value); block != blocks.end()) ++block->second;
-    if (node.op == "OwnBlock") blocks.emplace(node.outputs[0].value, 0);
-  }
-  for (NodeId id : chunk.nodes) {
-    const Node& node = graph.node(id);
-    const OpDef* def = find_op(node.op);
-    if (node.pass != Pass::kU || !def) continue;
-    for (const auto& [to, from] : def->in_place) {
-      if (static_cast<size_t>(to) >= node.outputs.size() ||
-          static_cast<size_t>(from) >= node.inputs.size())
-        continue;  // an operand that may be absent
-      const ValueId made = node.outputs[static_cast<size_t>(to)],
-                    read = node.inputs[static_cast<size_t>(from)];
-      const auto block = blocks.find(read.value);
-      if (block != blocks.end() && block->second == 1 &&
-          !std::binary_search(chunk.writes.begin(), chunk.writes.end(), made))
-        same.emplace(made.value, read);
-    }
-  }
-}
-
-// Values written into the memory of a value read: updated state, sums in place.
-std::unordered_map<int32_t, ValueId> find_same_memory(const Dag& dag, const Task& task) {
-  const Chunk& chunk = dag.chunks[task.chunk.index()];
-  std::unordered_map<int32_t, ValueId> read, same;  // by root item; by value written
-  for (size_t r = 0; r < task.reads.size(); ++r)
-    read[root_of(dag, task.reads[r]).value] = chunk.reads[r];
-  for (size_t w = 0; w < task.writes.size(); ++w) {
-    if (!dag.items[task.writes[w].index()].alias.valid()) continue;
-    const auto found = read.find(root_of(dag, task.writes[w]).value);
-    if (found != read.end()) same[chunk.writes[w].value] = found->second;
-  }
-  add_reduced_in_place(dag.graph, chunk, same);
-  add_updated_blocks(dag.graph, chunk, same);
-  return same;
-}
-
 }  // namespace
 
 ProgramPool::ProgramPool(const Dag& dag, bool fuse)
@@ -478,9 +375,10 @@ ProgramPool::ProgramPool(const Dag& dag, bool fuse)
       by_chunk_(dag.chunks.size()),
       made_(dag.cells.size()) {}
 
-const ChunkPrograms& ProgramPool::of_task(const Task& task, const std::vector<bool>& first) {
-  const auto [known, is_new] = by_chunk_[task.chunk.index()].try_emplace(first);
-  if (is_new) build(task, first, known->second);
+const ChunkPrograms& ProgramPool::of_task(const Task& task, const std::vector<bool>& first,
+                                          const std::vector<Collective>& collectives) {
+  const auto [known, is_new] = by_chunk_[task.chunk.index()].try_emplace({first, collectives});
+  if (is_new) build(task, known->first, known->second);
   return known->second;
 }
 
@@ -494,11 +392,12 @@ void ProgramPool::share() {
   }
 }
 
-void ProgramPool::build(const Task& task, const std::vector<bool>& first, ChunkPrograms& result) {
+void ProgramPool::build(const Task& task, const Key& key, ChunkPrograms& result) {
+  const auto& [first, collectives] = key;
   const Graph& graph = dag_.graph;
   const Chunk& chunk = dag_.chunks[task.chunk.index()];
   const auto same_memory = find_same_memory(dag_, task);
-  const auto segments = cut_by_layer(graph, chunk.nodes);
+  const auto segments = cut_into_segments(graph, chunk.nodes, collectives);
 
   std::vector<int32_t> segment_of(graph.nodes.size(), -1);
   for (size_t s = 0; s < segments.size(); ++s)
@@ -524,7 +423,11 @@ void ProgramPool::build(const Task& task, const std::vector<bool>& first, ChunkP
   for (const auto& nodes : segments) {
     SegmentBuilder builder(dag_, task, literal_, first, same_memory, uses, inner_index, result);
     if (is_collective(graph.node(nodes[0]))) {
-      result.segments.push_back(builder.build_collective(nodes[0], made_here, read_elsewhere));
+      const auto known =
+          std::find_if(collectives.begin(), collectives.end(),
+                       [&](const Collective& each) { return each.nodes.front() == nodes.front(); });
+      result.segments.push_back(builder.build_collective(
+          known == collectives.end() ? Collective{nodes} : *known, made_here, read_elsewhere));
       continue;
     }
     for (NodeId id : nodes)

@@ -7,6 +7,7 @@
 #include "piper/bundle.h"
 #include "piper/dag.h"
 #include "piper/fuse.h"
+#include "segments.h"
 
 namespace piper {
 
@@ -17,10 +18,11 @@ struct SegmentArg {
   // kSum: of its accumulates.
   int32_t index = 0;
 };
-// A program, or a collective between two of them: then `args` are what it reads and makes.
+// A program, or a message between two of them: then `args` are what each of its collectives reads
+// and makes.
 struct Segment {
   int32_t program = -1;  // index of ProgramPool::programs
-  NodeId collective;
+  Collective collective;
   std::vector<SegmentArg> args;
   std::vector<int32_t> sums;      // accumulates (by index) that this segment makes
   std::vector<int32_t> sum_args;  // by sum: its position in args
@@ -34,8 +36,10 @@ struct ChunkPrograms {
 class ProgramPool {
  public:
   ProgramPool(const Dag& dag, bool fuse);
-  // The programs of a task's chunk. `first`: see ChunkPrograms. Cells may ask at once.
-  const ChunkPrograms& of_task(const Task& task, const std::vector<bool>& first);
+  // The programs of a task's chunk. `first`: see ChunkPrograms; `collectives`: see segments.h.
+  // Cells may ask at once.
+  const ChunkPrograms& of_task(const Task& task, const std::vector<bool>& first,
+                               const std::vector<Collective>& collectives);
   // Gives all that were asked for their programs, those of the lowest cell first.
   void share();
   const std::vector<Program>& programs() const { return programs_; }
@@ -50,7 +54,8 @@ class ProgramPool {
     bool differs = false;  // by microbatch: ops stay as they are, so that the proof compares them
   };
 
-  void build(const Task& task, const std::vector<bool>& first, ChunkPrograms& result);
+  using Key = std::pair<std::vector<bool>, std::vector<Collective>>;  // `first`, and collectives
+  void build(const Task& task, const Key& key, ChunkPrograms& result);
   int32_t add(Made made);
 
   const Dag& dag_;
@@ -59,8 +64,8 @@ class ProgramPool {
   FuseCounts fused_;
   std::vector<Program> programs_;
   std::map<std::pair<std::string, bool>, int32_t> by_digest_;
-  std::vector<std::map<std::vector<bool>, ChunkPrograms>> by_chunk_;  // by `first`
-  std::vector<std::vector<Made>> made_;                               // by cell
+  std::vector<std::map<Key, ChunkPrograms>> by_chunk_;
+  std::vector<std::vector<Made>> made_;  // by cell
 };
 
 }  // namespace piper

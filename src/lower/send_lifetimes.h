@@ -15,9 +15,6 @@ struct Transfer {
 std::vector<std::vector<int64_t>> send_lifetimes(const std::vector<RoleProgram>& roles,
                                                  const std::vector<Transfer>& transfers);
 
-// The same where messages lie on other streams than the first.
-std::vector<std::vector<int64_t>> lifetimes_by_stream(const std::vector<RoleProgram>& roles,
-                                                      const std::vector<Transfer>& transfers);
 // By mesh axis: whether messages move along it, which tells cells apart.
 std::vector<bool> crossed_axes(const std::vector<RoleProgram>& roles);
 // Whether the instruction meets those of all other cells.

@@ -62,6 +62,7 @@ Steady make_steady(RoleProgram& role, const StepOrder& order, const Dag& dag) {
       one.ahead = order.ahead[at(task)] ? 1 : 0;
       steady.numbers.push_back(i);
     }
+  follow(steady, role, raise_reductions(role, dag, steady.pairs));
   if (!order.gathered.empty())
     follow(steady, role, insert_gathers(role, order.gathered, dag, steady.gathers));
   if (!dag.offloads.empty())

@@ -1,8 +1,8 @@
 // What a step does once: StepSum, the sum of contributions over uses, microbatches and replicas,
 // which the Dag expands (no backend has it); and the scalars of the update: norms, clipping,
 // learning rate, loss scale, step counters. All f64 but the counters.
-//   SumSquares{parts?}(x) -> f64[] or f64[parts]: of the flat elements; of `parts` runs of
-//     ceil(elements / parts) each, the last ones shorter.
+//   SumSquares{parts?}(x) -> f64[]: of the flat elements; of `parts` runs of ceil(elements / parts)
+//     each, the last ones shorter, the sums of the runs added in order.
 //   NotFinite(norm) -> bool: whether the step is skipped.
 //   NextStep(step, skip?) -> step + 1, or step itself.
 //   LossScale(scale f32[]) -> f64[]: what the loss was multiplied with.
@@ -41,7 +41,7 @@ TypesResult squares_types(const OpTypes& use) {
   PIPER_TRY(check_float(use, 0));
   const int64_t parts = use.attrs.integer("parts", 0);
   if (parts < 0) return fail("{} parts", parts);
-  return std::vector<TensorType>{{DType::kF64, parts > 0 ? Shape{parts} : Shape{}}};
+  return std::vector<TensorType>{kReal};
 }
 
 LoopRule squares_rule(const OpTypes& use) {

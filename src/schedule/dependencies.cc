@@ -29,6 +29,7 @@ bool rounds_sums(const Dag& dag, const Task& task) {
 bool runs_by_itself(const Dag& dag, const Task& task) {
   const bool joins = task.pass == 'U' && task.micro >= 0;  // what a reduction has left
   const bool for_send = task.kind == TaskKind::kOwnPart && task.micro >= 0;
+  if (task.within.valid()) return true;
   const bool with_send = task.kind == TaskKind::kRecv && task.distance == kEarliest;
   return task.kind == TaskKind::kSend || is_peer_reduction(dag, task) || joins || for_send ||
          with_send || adds_parts(task) || rounds_sums(dag, task);
@@ -130,6 +131,7 @@ TaskLists find_dependencies(const Dag& dag) {
       const Task& task = dag.tasks[t];
       own.clear();
       for (ItemId item : task.reads) writers.add_to(own, item);
+      if (task.within.valid()) own.push_back(task.within);
       if (task.kind == TaskKind::kRecv) {
         // expand_tasks adds the send just before its receive.
         PIPER_CHECK(t > 0 && dag.tasks[t - 1].kind == TaskKind::kSend,

@@ -16,7 +16,8 @@ bool is_peer_reduction(const Dag& dag, const Task& task);
 bool rounds_sums(const Dag& dag, const Task& task);
 
 // What is issued as soon as it can: sends, those reductions, what they have left and what is
-// rounded for them, sums of parts, receives that are posted with their sends.
+// rounded for them, sums of parts, receives that are posted with their sends, and what a computation
+// runs, behind it.
 bool runs_by_itself(const Dag& dag, const Task& task);
 
 // Adds to a sum of the whole step what another cell has of it.

@@ -215,13 +215,16 @@ class Waiting {
   size_t reached_ = 0;  // where the search for a reached group goes on
 };
 
+size_t tensors_of(const Task& task) {
+  return std::max({task.reads.size(), task.writes.size(), task.nodes.size()});
+}
+
 // "send a mb=0" and two others: "send a and 2 more mb=0"; and those of mb=1: "… mb=0..2".
 std::string joined_label(std::string label, const Task& first, const Task& joined) {
   if (joined.micros > 1) return label;
-  const size_t own = std::max(first.reads.size(), first.writes.size());
+  const size_t own = tensors_of(first);
   if (const size_t more = label.rfind(" and "); own > 1 && more != label.npos) label.resize(more);
-  return fmt::format("{} and {} more", label,
-                     std::max(joined.reads.size(), joined.writes.size()) - 1);
+  return fmt::format("{} and {} more", label, tensors_of(joined) - 1);
 }
 
 // The tasks anew, each after what it needs, one for each list of `joined`.
@@ -278,10 +281,12 @@ class Rewriter {
     Task& task = tasks_.back();
     const Task first = task;
     now_[members[0].index() + behind] = now;
+    if (task.within.valid()) task.within = now_[task.within.index()];
     for (size_t m = 1; m < members.size(); ++m) {
       const Task& other = dag_.tasks[members[m].index() + behind];
       task.reads.append(other.reads);
       task.writes.append(other.writes);
+      task.nodes.append(other.nodes);
       task.micros += other.micro == first.micro ? 0 : other.micros;
       now_[members[m].index() + behind] = now;
     }

@@ -1,6 +1,7 @@
 #include "post.h"
 
 #include <algorithm>
+#include <unordered_map>
 
 #include "dependencies.h"
 
@@ -8,7 +9,9 @@ namespace piper {
 namespace {
 
 bool is_posted(const Task& task) {
+  if (task.within.valid()) return false;
   if (task.kind == TaskKind::kInput) return task.distance > 0;
+  if (task.kind == TaskKind::kAllGather) return task.distance > 0 && task.micro >= 0;
   return task.kind == TaskKind::kRecv && task.distance > 0 && task.distance != kEarliest;
 }
 
@@ -28,19 +31,28 @@ int64_t post_in_cell(const Dag& dag, const std::vector<int32_t>& sent_at,
   };
   std::vector<Place> places;
   std::vector<int64_t> computes;  // positions
+  std::unordered_map<int32_t, int64_t>
+      received;  // by item: its receive stands before this position
   int64_t nearer = 0;
   for (size_t i = 0; i < order.size(); ++i) {
     const Task& task = dag.tasks[order[i].index()];
     const auto at = static_cast<int64_t>(i);
     places.push_back({at, true, at});
     if (is_ordered(task)) computes.push_back(at);
-    if (!is_posted(task)) continue;
-    const auto ahead = static_cast<size_t>(task.distance);
-    const int64_t wanted = ahead > computes.size() ? 0 : computes[computes.size() - ahead];
-    const int64_t allowed = std::max<int64_t>(wanted, sent_at[order[i].index()]);
-    const int64_t before = before_overlap(overlaps, allowed);
-    if (allowed > wanted) ++nearer;
-    if (before < at) places.back() = {before, false, at};
+    if (is_posted(task)) {
+      const auto ahead = static_cast<size_t>(task.distance);
+      const int64_t wanted = ahead > computes.size() ? 0 : computes[computes.size() - ahead];
+      int64_t allowed = std::max<int64_t>(wanted, sent_at[order[i].index()]);
+      for (ItemId item : task.reads)  // of gathers: what is put together has come
+        if (const auto came = received.find(item.value); came != received.end())
+          allowed = std::max(allowed, came->second);
+      const int64_t before = before_overlap(overlaps, allowed);
+      if (allowed > wanted) ++nearer;
+      if (before < at) places.back() = {before, false, at};
+    }
+    if (task.kind == TaskKind::kRecv)
+      for (ItemId item : task.writes)
+        received[item.value] = places.back().before + (places.back().stays ? 1 : 0);
   }
   std::sort(places.begin(), places.end(), [](const Place& a, const Place& b) {
     return std::tie(a.before, a.stays, a.from) < std::tie(b.before, b.stays, b.from);

@@ -29,7 +29,8 @@ class Issuer {
     for (size_t t = dag.tasks.size(); t-- > 0;) {  // so that lists ascend
       const Task& task = dag.tasks[t];
       briefs_[t] = {task.cell, is_ordered(task), is_peer_reduction(dag, task)};
-      posts_ = posts_ || task.distance > 0;
+      posts_ =
+          posts_ || (task.distance > 0 && !task.within.valid() && !gathers_parameters(dag, task));
       if (runs_by_itself(dag, task)) issue_behind(TaskId(t), deps[t]);
     }
     receive_parts();

@@ -24,7 +24,7 @@ const Words& words_of(std::string_view tag) {
   static const Words kKinds = {"kind",
                                "kinds of tasks",
                                {"compute", "input", "send", "recv", "all_reduce", "reduce_scatter",
-                                "all_gather", "own_part"}};
+                                "all_gather", "all_to_all", "own_part"}};
   return tag == "pass" ? kPasses : kKinds;
 }
 

@@ -295,7 +295,6 @@ class LayoutCheck {
     const bool sums = one.reduction == Reduction::kSum;
     if (!of_axis(axes(place, one))) {
       const bool keeps = from.kind == Lies::kWhole || from.kind == Lies::kCut ||
-                         (sums && from.kind == Lies::kMixed) ||
                          from.kind == (sums ? Lies::kTerms : Lies::kGreatest);
       return keeps ? from : wrong(place, "reduces along another axis", one.args[a], from);
     }
@@ -349,7 +348,7 @@ class LayoutCheck {
     return made;
   }
   Lies in_runs(Spot place, int32_t buffer, const Lies& from, uint32_t over) {
-    if (from.kind == Lies::kMixed || from.run != 0 || from.turn != Lies::Turn())
+    if (from.run != 0 || from.turn != Lies::Turn())
       return wrong(place, "takes a run of", buffer, from);
     if (from.kind != Lies::kCut) return from;
     return {Lies::kCut, 0, over, from.outer, from.outside, from.inside};
@@ -358,8 +357,6 @@ class LayoutCheck {
     const int32_t part = one.args[a], whole = one.args[a + 1];
     const uint32_t over = axes(place, one);
     if (one.dim < 0) {
-      if (!of_axis(over) && from.kind == Lies::kMixed)
-        return mixed(from.outer * members(place, one), from.terms);
       if (!of_axis(over) && from.kind != Lies::kCut) return from;
       if (from.kind != Lies::kCut || from.run != over)
         return wrong(place, "puts runs together of", part, from);

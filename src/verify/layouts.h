@@ -21,7 +21,6 @@ struct Lies {
     kTerms,     // of a sum
     kGreatest,  // numbers of which the greatest counts
     kFirst,     // a number: `outer` times the rank's own along the axis
-    kMixed,     // numbers side by side: `outer` times over pieces that are terms or whole
   };
   Kind kind = kUnset;
   uint32_t dims = 0;  // kCut: those that may be the one, a bit each
@@ -30,7 +29,6 @@ struct Lies {
   int64_t outer = 1;
   // kCut: axes at the same stretches, of whose blocks these are blocks, or which cut these blocks.
   uint32_t outside = 0, inside = 0;
-  std::vector<bool> terms;  // kMixed: by piece
   // kCut, kFirst: what the rank so many before has by right. Unless empty, `of` is those before it
   // whose part is in: what one of them makes of it is there to be added, or merged.
   struct Turn {
@@ -64,8 +62,8 @@ struct Lies {
     }
   }
   bool same_stretches(const Lies& other) const {
-    return kind == other.kind && outer == other.outer && run == other.run && terms == other.terms &&
-           turn == other.turn && (outside & other.inside) == 0 && (inside & other.outside) == 0;
+    return kind == other.kind && outer == other.outer && run == other.run && turn == other.turn &&
+           (outside & other.inside) == 0 && (inside & other.outside) == 0;
   }
   // One reading of both is the same; dims that are not known fit all.
   bool fits(const Lies& other) const {
@@ -111,9 +109,6 @@ Lies kept_of(const RoleProgram& role, const Tensor& tensor, int32_t axis);
 // of `outer` stretches of `dim`. `joins`: it puts them together, from `shape`.
 Lies beside(const Lies& lies, const Shape& shape, int32_t of_dim, int64_t outer, uint32_t over,
             int64_t members, bool joins);
-
-// Pieces side by side, `outer` times over.
-Lies mixed(int64_t outer, std::vector<bool> terms);
 
 struct LiesAfter {
   std::vector<Lies> args;

@@ -10,9 +10,8 @@ uint32_t axes_of(const Group& group) {
 }
 
 std::string to_string(const Lies& lies, const Shape& shape) {
-  constexpr const char* kNames[] = {
-      "unset",          "unknown",        "whole",      "cut",
-      "terms of a sum", "greatest apart", "own number", "whole and terms of sums"};
+  constexpr const char* kNames[] = {"unset",          "unknown",        "whole",     "cut",
+                                    "terms of a sum", "greatest apart", "own number"};
   std::string text;
   for (const Lies& one : lies.readings()) {
     text += fmt::format("{}{}", text.empty() ? "" : " or ", kNames[one.kind]);
@@ -94,25 +93,7 @@ Lies reshaped(const Lies& lies, const Shape& from, const Shape& to) {
   });
 }
 
-Lies mixed(int64_t outer, std::vector<bool> terms) {
-  if (std::find(terms.begin(), terms.end(), false) == terms.end()) return {Lies::kTerms};
-  if (std::find(terms.begin(), terms.end(), true) == terms.end()) return {Lies::kWhole};
-  return {Lies::kMixed, 0, 0, outer, 0, 0, std::move(terms)};
-}
-
 namespace {
-
-Lies run_of_mixed(const Lies& lies, int64_t all, int64_t first, int64_t count) {
-  const auto pieces = static_cast<int64_t>(lies.terms.size());
-  const int64_t stretch = all / lies.outer, piece = stretch / pieces;
-  if (piece == 0 || stretch % pieces != 0) return {Lies::kUnknown};
-  if (first % stretch == 0 && count % stretch == 0) return mixed(count / stretch, lies.terms);
-  first %= stretch;
-  const auto begin = lies.terms.begin() + first / piece;
-  if (first / piece == (first + count - 1) / piece) return {*begin ? Lies::kTerms : Lies::kWhole};
-  if (first % piece != 0 || count % piece != 0 || first + count > stretch) return {Lies::kUnknown};
-  return mixed(1, std::vector<bool>(begin, begin + count / piece));
-}
 
 // The same elements of each rank's block: cut at a dim of one element.
 Lies inside_block(const Shape& to) {
@@ -125,7 +106,6 @@ Lies inside_block(const Shape& to) {
 }  // namespace
 
 Lies run_of(const Lies& lies, int64_t all, int64_t first, int64_t count, const Shape& to) {
-  if (lies.kind == Lies::kMixed) return run_of_mixed(lies, all, first, count);
   return of_each(lies, [&](Lies one) {
     if (one.kind != Lies::kCut) return one;
     const int64_t block = one.outer > 0 ? all / one.outer : 0;

@@ -123,7 +123,6 @@ OpLayouts::Made OpLayouts::make_one(std::string_view op, const Attrs& attrs,
     return first_of(inputs, [&](const Lies& l) { return l.kind == kind; });
   };
   const auto has = [&](Lies::Kind kind) { return first(kind) < inputs.size(); };
-  if (has(Lies::kMixed)) return refuse("of which only some numbers are summed up");
   if (use->def->draws >= 0 && has(Lies::kFirst)) return draw_blocks(*use);
   if (has(Lies::kTerms) || has(Lies::kGreatest)) return pass_terms(*use, has(Lies::kGreatest));
   const size_t run = first_of(inputs, [](const Lies& l) { return l.run != 0; });

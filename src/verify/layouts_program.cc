@@ -151,8 +151,7 @@ class Walk {
     if (op.op == "Reshape" && shown_.size() == 1)
       return {reshaped(shown_[0].lies, shown_[0].type.shape, type(op.outputs[0]).shape)};
     if (op.op == "MatMul") return product_of(op);
-    if (const std::optional<Lies> made = side_by_side(op)) return {*made};
-    if (op.op == "SumSquares" && op.attrs.find("parts")) return squares(op);
+    if (op.op == "SumSquares") return plainly(op, without(op.attrs, {"parts"}), op.inputs.size());
     const bool columns = op.attrs.find("columns") != nullptr;
     if (columns && op.op == "Attention") return attention(op);
     if (columns && op.op == "AttentionGrad") return attention_grad(op);
@@ -192,85 +191,6 @@ class Walk {
       made = make("Add", {}, sum, {&result, 1});
     }
     return taken_along(std::move(made), op, op.attrs.text("then"), adds ? 3 : 2);
-  }
-
-  // The sums of runs of what a rank has: of blocks, other runs on each rank, of which only the sum
-  // of all counts.
-  Made squares(const ProgramOp& op) {
-    const LaidOut x = operand(op, 0);
-    const TensorType number{DType::kF64, {}};
-    return make(op.op, without(op.attrs, {"parts"}), {&x, 1}, {&number, 1});
-  }
-
-  // ---- Numbers side by side, of which some are summed up ----
-  std::optional<Lies> side_by_side(const ProgramOp& op) const {
-    const auto lies = [&](Lies::Kind kind) {
-      return std::any_of(shown_.begin(), shown_.end(),
-                         [&](const LaidOut& one) { return one.lies.kind == kind; });
-    };
-    const bool is_mixed = lies(Lies::kMixed);
-    if (op.op == "Concat" && (is_mixed || (lies(Lies::kWhole) && lies(Lies::kTerms))))
-      return concatenated();
-    if (!is_mixed || shown_.size() != 1) return std::nullopt;
-    if (op.op == "Transpose") return transposed(op);
-    return op.op == "Slice" ? sliced(op) : std::nullopt;
-  }
-  std::optional<Lies> concatenated() const {
-    constexpr int64_t kMostPieces = int64_t{1} << 20;
-    int64_t unit = 0, all = 0;  // elements of a piece
-    const auto pieces = [](const LaidOut& one) {
-      return one.lies.kind == Lies::kMixed ? static_cast<int64_t>(one.lies.terms.size()) : 1;
-    };
-    for (const LaidOut& one : shown_) {
-      const bool known = one.lies.kind == Lies::kWhole || one.lies.kind == Lies::kTerms ||
-                         (one.lies.kind == Lies::kMixed && one.lies.outer == 1);
-      const int64_t count = num_elements(one.type.shape);
-      if (!known || one.type.shape.size() != 1 || count % pieces(one) != 0) return std::nullopt;
-      unit = std::gcd(unit, count / pieces(one));
-      all += count;
-    }
-    if (unit == 0 || all / unit > kMostPieces) return std::nullopt;
-    std::vector<bool> terms;
-    for (const LaidOut& one : shown_)
-      for (int64_t p = 0; p < pieces(one); ++p) {
-        const bool is_term = one.lies.kind == Lies::kMixed ? one.lies.terms[static_cast<size_t>(p)]
-                                                           : one.lies.kind == Lies::kTerms;
-        terms.insert(terms.end(),
-                     static_cast<size_t>(num_elements(one.type.shape) / pieces(one) / unit),
-                     is_term);
-      }
-    return mixed(1, std::move(terms));
-  }
-  // The dim of the operand that counts the pieces.
-  std::optional<size_t> dim_of_pieces() const {
-    const auto& [type, lies, present] = shown_[0];
-    for (size_t d = 0; d < type.shape.size(); ++d)
-      if (elements_of(type.shape, d) == lies.outer &&
-          type.shape[d] == static_cast<int64_t>(lies.terms.size()))
-        return d;
-    return std::nullopt;
-  }
-  std::optional<Lies> transposed(const ProgramOp& op) const {
-    const std::vector<int64_t> perm = op.attrs.integers("perm");
-    const std::optional<size_t> dim = dim_of_pieces();
-    if (!dim) return std::nullopt;
-    const auto to = std::find(perm.begin(), perm.end(), static_cast<int64_t>(*dim));
-    const Shape& shape = type(op.outputs[0]).shape;
-    const auto place = static_cast<size_t>(to - perm.begin());
-    if (place >= shape.size() || shape[place] != shown_[0].type.shape[*dim]) return std::nullopt;
-    return mixed(elements_of(shape, place), shown_[0].lies.terms);
-  }
-  std::optional<Lies> sliced(const ProgramOp& op) const {
-    const std::optional<size_t> dim = dim_of_pieces();
-    const std::vector<int64_t> starts = op.attrs.integers("starts"),
-                               steps = op.attrs.integers("steps");
-    const Shape &from = shown_[0].type.shape, &to = type(op.outputs[0]).shape;
-    if (!dim || starts.size() != from.size() || steps.size() != from.size() ||
-        to.size() != from.size() || steps[*dim] != 1 || starts[*dim] < 0 ||
-        starts[*dim] + to[*dim] > from[*dim])
-      return std::nullopt;
-    const auto begin = shown_[0].lies.terms.begin() + starts[*dim];
-    return mixed(elements_of(to, *dim), std::vector<bool>(begin, begin + to[*dim]));
   }
 
   // ---- Attention of columns ----

@@ -150,7 +150,7 @@ class StepScalars::Values {
       Number number;
       number.target = target;
       // Rule layout follows the others.
-      number.terms.cut = known_of_(one_.args[arg]).cut & ~of_.model_.followed;
+      number.cut = known_of_(one_.args[arg]).cut & ~of_.model_.followed;
       number.kind = of_.model_.is_gradient[target] ? kGradient : kTerms;
       if (number.kind == kTerms) {
         if (num_elements(program_.values[arg].shape) != 1) return {};
@@ -178,8 +178,7 @@ class StepScalars::Values {
     const bool is_square = op.op == "SumSquares";
     const bool keeps = op.op == "Reshape" || op.op == "Cast";
     if (inputs.size() == 1 && inputs[0] && inputs[0]->kind == kGradient && (is_square || keeps))
-      return keeps ? *inputs[0]
-                   : of_.squares_of(place_, op, inputs[0]->target, inputs[0]->terms.cut);
+      return keeps ? *inputs[0] : of_.squares_of(op, *inputs[0]);
     if (op.op == "GlobalNorm") return of_.norm_of(place_, inputs);
     std::vector<const Terms*> terms;
     for (const Number* input : inputs)
@@ -215,25 +214,13 @@ void StepScalars::check_state(Spot place, const std::string& shown, int32_t para
   if (known->second.second != number) say("which is another of its states elsewhere");
 }
 
-// Runs are counted over the ranks that share the gradient, in their order.
-Number StepScalars::squares_of(Spot place, const ProgramOp& op, int32_t target,
-                               uint32_t cut) const {
-  const int64_t parts = std::max<int64_t>(op.attrs.integer("parts"), 1);
-  int64_t ranks = 1, position = 0;
-  for (size_t axis = 0; axis < model_.mesh.size(); ++axis) {
-    if (!(cut >> axis & 1)) continue;
-    ranks *= model_.mesh[axis].second;
-    position = position * model_.mesh[axis].second + model_.cells[place.cell].coordinates[axis];
-  }
-  Number squares;
-  squares.kind = kTerms;
-  squares.terms.cut = cut;
-  squares.terms.append({.target = target,
-                        .run = position * parts,
-                        .count = parts,
-                        .total = ranks * parts,
-                        .parts = cut != 0 ? parts : 0});
-  return squares;
+// Of a rank's own run where others have further ones, else of as many as `parts` says.
+Number StepScalars::squares_of(const ProgramOp& op, const Number& gradient) const {
+  Term term{.target = gradient.target, .runs = std::max<int64_t>(op.attrs.integer("parts"), 1)};
+  term.cut = gradient.cut;
+  for (size_t axis = 0; axis < model_.mesh.size(); ++axis)
+    if (term.cut >> axis & 1) term.runs *= model_.mesh[axis].second;
+  return {kTerms, 0, 0, -1, {{term}}};
 }
 
 Number StepScalars::norm_of(Spot place, std::span<const Number* const> inputs) {
@@ -244,8 +231,7 @@ Number StepScalars::norm_of(Spot place, std::span<const Number* const> inputs) {
                     name(place));
       return {};
     }
-    all.cut |= input->terms.cut;
-    for (const Term& span : input->terms.plain().spans) all.append(span);
+    for (const Term& span : input->terms.spans) all.append(span);
   }
   if (const std::string wrong = wrong_squares(all); !wrong.empty()) {
     findings_.add("update", "{} takes a norm in which {}", name(place), wrong);
@@ -255,35 +241,27 @@ Number StepScalars::norm_of(Spot place, std::span<const Number* const> inputs) {
 }
 
 std::string StepScalars::wrong_squares(const Terms& terms) const {
-  std::vector<std::vector<Term>> of_sum(model_.targets.size());
   const auto shown = [&](int32_t target) { return quote_control(model_.targets[target]); };
+  std::vector<int64_t> times(model_.targets.size());
   std::vector<size_t> place(model_.targets.size());  // where squares of a sum stood last
+  int64_t runs = 0;  // of all alike: by which bits are the same in all plans
   for (const Term& span : terms.spans) {
     if (span.is_zero()) continue;
     if (span.target < 0) return "squares of different gradients are added to one another";
     if (!model_.is_gradient[span.target])
       return fmt::format("the sum '{}' stands", shown(span.target));
-    if (terms.cut != 0 && span.parts > 0)
-      return fmt::format("only the own part of '{}' stands", shown(span.target));
+    if (span.cut != 0) return fmt::format("only the own part of '{}' stands", shown(span.target));
+    runs = runs == 0 ? span.runs : runs;
+    if (span.runs != runs)
+      return fmt::format("'{}' is squared in {} runs, others in {}", shown(span.target), span.runs,
+                         runs);
     place[span.target] = static_cast<size_t>(&span - terms.spans.data());
-    of_sum[span.target].push_back(span);
+    times[span.target] += span.times;
   }
-  int64_t total = 0;  // of all alike: runs by which bits are the same in all plans
-  for (int32_t t = 0; t < static_cast<int32_t>(of_sum.size()); ++t) {
-    if (!model_.is_gradient[t]) continue;
-    const std::vector<Term>& spans = of_sum[t];
-    if (spans.empty()) return fmt::format("'{}' is missing", shown(t));
-    if (total == 0) total = spans[0].total;
-    int64_t end = 0;
-    for (const Term& span : spans) {
-      const int64_t times = span.run < end ? span.times + 1 : span.run > end ? 0 : span.times;
-      if (times != 1 || span.total != total)
-        return fmt::format("run {} of {} of '{}' stands {} times", std::min(span.run, end), total,
-                           shown(t), times);
-      end = span.run + span.count;
-    }
-    if (end != total)
-      return fmt::format("run {} of {} of '{}' stands 0 times", end, total, shown(t));
+  for (int32_t t = 0; t < static_cast<int32_t>(times.size()); ++t) {
+    if (!model_.is_gradient[t] || times[t] == 1) continue;
+    if (times[t] == 0) return fmt::format("'{}' is missing", shown(t));
+    return fmt::format("'{}' stands {} times", shown(t), times[t]);
   }
   for (size_t i = 1; i < model_.norm_order.size(); ++i) {
     const int32_t before = model_.norm_order[i - 1], t = model_.norm_order[i];

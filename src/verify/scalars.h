@@ -31,8 +31,9 @@ struct Number {
   NumberKind kind = NumberKind::kNone;
   uint64_t symbol = 0;  // equal for equal numbers, on all devices
   uint64_t of = 0;      // kRate: the symbol of the count of updates
-  int32_t target = -1;  // kGradient
+  int32_t target = -1;  // kGradient, of which each rank along `cut` has another run
   Terms terms;          // kTerms
+  uint32_t cut = 0;
 };
 
 class StepScalars {
@@ -65,7 +66,7 @@ class StepScalars {
   const RoleProgram& role(Spot place) const { return *model_.cells[place.cell].role; }
   std::string name(Spot place) const { return name_of(model_, section_, place); }
 
-  Number squares_of(Spot place, const ProgramOp& op, int32_t target, uint32_t cut) const;
+  Number squares_of(const ProgramOp& op, const Number& gradient) const;
   Number norm_of(Spot place, std::span<const Number* const> inputs);
   Number made_by(Spot place, const ProgramOp& op, std::span<const Number* const> inputs,
                  size_t output);
@@ -74,7 +75,6 @@ class StepScalars {
   // That a state is that of one parameter, always the same of its states.
   void check_state(Spot place, const std::string& shown, int32_t param, size_t number,
                    const std::string& state, const Number& held);
-  Number gathered(const std::vector<Spot>& members, Spot to, size_t arg) const;
   Number reduced(const std::vector<Spot>& members, size_t arg) const;
   bool holds(Spot place) const;
   void set(Spot place, int32_t buffer, const Number& number);

@@ -45,15 +45,9 @@ void StepScalars::collective(const std::vector<Spot>& members) {
   const Instruction& one = section_.at(members[0]);
   const bool pairs = takes_pairs(one.kind);
   for (size_t a = 0; a < one.args.size(); a += pairs ? 2 : 1) {
-    const bool reduces = one.kind == InstructionKind::kAllReduce;
-    std::vector<Number> made{reduces ? reduced(members, a) : Number{}};  // for all, or by member
-    if (one.kind == InstructionKind::kAllGather) {
-      made.clear();
-      for (Spot member : members) made.push_back(gathered(members, member, a));
-    }
-    for (size_t m = 0; m < members.size(); ++m)
-      set(members[m], section_.at(members[m]).args[pairs ? a + 1 : a],
-          made[made.size() == 1 ? 0 : m]);
+    const Number made = one.kind == InstructionKind::kAllReduce ? reduced(members, a) : Number{};
+    for (const Spot member : members)
+      set(member, section_.at(member).args[pairs ? a + 1 : a], made);
   }
 }
 
@@ -70,53 +64,8 @@ Number StepScalars::reduced(const std::vector<Spot>& members, size_t arg) const 
   const Group& group = role(members[0]).groups[section_.at(members[0]).group];
   for (int32_t axis : group.axes)
     if (model_.free_axis[static_cast<size_t>(axis)] && !(model_.followed >> axis & 1))
-      repeat(sum.terms, uint32_t{1} << axis, model_.mesh[static_cast<size_t>(axis)].second);
+      sum_along(sum.terms, axis, model_.mesh[static_cast<size_t>(axis)].second);
   return sum;
-}
-
-// One rank's elements after another's; along free axes each rank has other runs.
-Number StepScalars::gathered(const std::vector<Spot>& members, Spot to, size_t arg) const {
-  const Cell& own = model_.cells[to.cell];
-  const Group& group = own.role->groups[section_.at(to).group];
-  uint32_t axes = 0, free_axes = 0;
-  for (int32_t axis : group.axes) {
-    axes |= uint32_t{1} << axis;
-    if (model_.free_axis[static_cast<size_t>(axis)]) free_axes |= uint32_t{1} << axis;
-  }
-  Number all{kTerms, 0, 0, -1, {}};
-  const auto held = [&](int32_t cell) -> const Terms* {
-    const auto member =
-        std::find_if(members.begin(), members.end(), [&](Spot spot) { return spot.cell == cell; });
-    if (member == members.end()) return nullptr;
-    const auto known = held_[cell].find(section_.at(*member).args[arg]);
-    return known == held_[cell].end() || known->second.kind != kTerms ? nullptr
-                                                                      : &known->second.terms;
-  };
-  const std::vector<int64_t> ranks = group_ranks(*own.role, group, own.coordinates);
-  const Terms* like = held(to.cell);
-  if (like && like->repeats == 1 && free_axes == axes && (like->cut == axes || like->cut == 0)) {
-    all.terms = *like;  // peers alone, in their order
-    all.terms.repeats = static_cast<int64_t>(ranks.size());
-    all.terms.cut = 0;
-    return all;
-  }
-  for (int64_t rank : ranks) {
-    const Terms* terms = held(model_.cell_of_rank[rank]);
-    if (!terms) return {};
-    const std::vector<int64_t> at = coordinates_of(model_.mesh, rank);
-    int64_t further = 0;  // runs, in units of those of a rank
-    for (size_t axis = 0; axis < model_.mesh.size(); ++axis) {
-      if (!(terms->cut >> axis & 1)) continue;
-      further = further * model_.mesh[axis].second + (free_axes >> axis & 1 ? at[axis] : 0);
-    }
-    for (Term span : terms->plain().spans) {
-      span.run += further * span.parts;
-      all.terms.append(span);
-    }
-    all.terms.cut |= terms->cut;
-  }
-  all.terms.cut &= ~axes;
-  return all;
 }
 
 // The loss is a sum over the step, once; the norm is the one that clips; and all ranks report the

@@ -6,26 +6,24 @@
 
 namespace piper {
 
-// `count` elements: runs [run, run + count) of the `total` in which the squares of sum `target` are
-// added; or a whole scalar sum.
+// `count` elements that are zero or not known; or one number of sum `target`: its squares, of all
+// that a rank has, or a scalar sum itself.
 struct Term {
   static constexpr int32_t kZero = -1, kOther = -2;
   int32_t target = kZero;
-  int64_t run = 0, count = 1, total = 1;
-  int64_t parts = 0;  // runs of a rank where each has others
+  int64_t count = 1;
+  int64_t runs = 1;  // in which squares are summed, on all ranks together
+  uint32_t cut = 0;  // mesh axes along which each rank has another run
   int64_t times = 1;
   bool is_zero() const { return target == kZero; }
 };
 
 struct Terms {
-  std::vector<Term> spans;  // in order; neighbours that continue each other are one
-  int64_t repeats = 1;      // ranks that each give all spans, each its own runs
-  uint32_t cut = 0;         // mesh axes along which each rank has other runs
+  std::vector<Term> spans;  // in order; neighbours that are zero, or not known, are one
 
   int64_t size() const;
   void append(const Term& span);
   Terms part(int64_t first, int64_t count) const;  // elements [first, first + count)
-  Terms plain() const;                             // without repeats
   uint64_t symbol() const;
 };
 
@@ -34,7 +32,7 @@ std::optional<Terms> moved(const ProgramOp& op, const Program& program,
                            std::span<const Terms* const> inputs);
 // Element by element; what cannot be added is kOther.
 Terms added(const Terms& a, const Terms& b);
-// The sum over the ranks along free axes, each with `count` members.
-void repeat(Terms& terms, uint32_t axes, int64_t count);
+// The sum over the ranks along a free axis with `count` members: of runs it has one less to go.
+void sum_along(Terms& terms, int32_t axis, int64_t count);
 
 }  // namespace piper

@@ -161,7 +161,8 @@ TEST(Axes, MessagesInPartsBringTheSameBits) {
   const std::string more[] = {
       "", "  - prefetch: {where: {kind: recv}, distance: 1}\n",
       "  - fuse: {where: {kind: send}, microbatches: 2}\n",
-      "  - stream: {where: {kind: [own_part, send, recv, all_gather]}, name: messages}\n"};
+      "  - stream: {where: {kind: [own_part, send, recv, all_gather]}, name: messages}\n",
+      "  - prefetch: {where: {kind: [recv, all_gather]}, distance: 2}\n"};
   for (const char* schedule : {"1f1b", "zbv", "dualpipev"})
     for (const std::string& also : more) {
       SCOPED_TRACE(std::string(schedule) + also);
@@ -189,6 +190,96 @@ TEST(Axes, MessagesInPartsBringTheSameBits) {
       for (const auto& [name, tensor] : a->parameters)
         EXPECT_EQ(as_text(tensor.data.span()), as_text(b->parameters.at(name).data.span())) << name;
     }
+}
+
+// Computations between a collective that has a stream and the first that needs what it makes.
+int64_t count_beside(const RoleProgram& role) {
+  int64_t count = 0;
+  for (size_t i = 0; i < role.body.size(); ++i) {
+    const Instruction& one = role.body[i];
+    if (one.stream == 0 || one.group < 0) continue;
+    const auto needs = [&](const Instruction& other) {
+      return std::find(other.waits.begin(), other.waits.end(), static_cast<int32_t>(i)) !=
+             other.waits.end();
+    };
+    for (size_t k = i + 1; k < role.body.size() && !needs(role.body[k]); ++k)
+      count += role.body[k].kind == InstructionKind::kCompute;
+  }
+  return count;
+}
+int64_t count_collectives(const RoleProgram& role) {
+  return std::count_if(role.body.begin(), role.body.end(),
+                       [](const Instruction& one) { return one.group >= 0; });
+}
+
+// Narayanan et al., 2021 (Megatron's asynchronous all-reduce) and alike: collectives within a
+// computation run beside products that do not need them, come ahead of their use, or share a
+// message, and change no bit.
+TEST(Axes, CollectivesMoveAndKeepTheirBits) {
+  NEED_MODELS();
+  struct Moved {
+    const char* mesh;
+    std::string shard, also;
+    int64_t beside, fewer;  // computations; messages of a rank
+    std::string model = "gpt-deep";
+  };
+  const std::string tensor = kTensor.at("gpt-deep"), sequence = tensor + kSequence.at("gpt-deep");
+  const std::string tp = "  - stream: {where: {kind: all_reduce, pass: B}, name: tp}\n",
+                    sp = "  - stream: {where: {kind: [all_gather, reduce_scatter]}, name: tp}\n"
+                         "  - prefetch: {where: {kind: all_gather}, distance: 2}\n",
+                    cp = "  - fuse: {where: {kind: [all_gather, reduce_scatter]}}\n",
+                    on = "  - stream: {where: {kind: all_gather}, name: cp}\n";
+  for (const char* schedule : {"", "1f1b", "zb-h1"})
+    for (const Moved& m :
+         {Moved{"{tp: 2}", tensor, tp, 16, 0},
+          {"{tp: 2}", sequence, sp, 48, 0},
+          {"{cp: 2}", kTokens, cp, 0, 24},
+          {"{cp: 2}", kTokens, cp + on, 0, 24},
+          {"{tp: 2}", kTensor.at("llama-hf") + kSequence.at("llama-hf"), cp, 0, 8, "llama-hf"}}) {
+      SCOPED_TRACE(schedule + m.also);
+      Case c{"", m.model, m.mesh, m.shard};
+      if (*schedule)
+        c.include = fmt::format(
+            "include: [{}/strategies/schedules/{}.yaml]\n"
+            "params: {{stages: 2, microbatches: 4}}\n",
+            PIPER_SOURCE_DIR, schedule);
+      const Result<Compiled> plain = compile_case(c, kAdamW, false);
+      c.directives += m.also;
+      const Result<Compiled> moved = compile_case(c, kAdamW, false);
+      ASSERT_TRUE(plain) << print_error(plain.error());
+      ASSERT_TRUE(moved) << print_error(moved.error());
+      const RoleProgram &before = plain->set.roles[0], &after = moved->set.roles[0];
+      EXPECT_EQ(count_beside(before), 0);
+      // Halves of a backward are tasks of their own: nothing is beside the first.
+      const bool halves = *schedule == 'z';
+      EXPECT_GE(count_beside(after), halves ? 0 : m.beside);
+      EXPECT_GE(count_collectives(before) - count_collectives(after), m.fewer);
+      const Result<Trained> a = train(plain->set, c.model, 2), b = train(moved->set, c.model, 2);
+      ASSERT_TRUE(a && b);
+      EXPECT_EQ(a->losses, b->losses);
+      for (const auto& [name, tensor] : a->parameters)
+        EXPECT_EQ(as_text(tensor.data.span()), as_text(b->parameters.at(name).data.span())) << name;
+    }
+}
+
+// The first that needs a collective on a stream waits for it; the verifier knows if not.
+TEST(Axes, CollectivesOnStreamsAreWaitedFor) {
+  NEED_MODELS();
+  const Case c{"", "gpt-deep", "{tp: 2}",
+               kTensor.at("gpt-deep") + "  - stream: {where: {kind: all_reduce}, name: tp}\n"};
+  const Result<Compiled> right = compile_case(c, kSgd, false);
+  ASSERT_TRUE(right) << print_error(right.error());
+  std::set<int32_t> awaited;
+  for (size_t i = 0; i < right->set.roles[0].body.size(); ++i)
+    for (const int32_t wait : right->set.roles[0].body[i].waits) {
+      if (!awaited.insert(wait).second) continue;
+      PlanSet wrong = right->set;
+      Instruction& one = wrong.roles[0].body[i];
+      std::erase(one.waits, wait);
+      const Result<VerifyReport> report = verify_plan_set(wrong, nullptr);
+      EXPECT_TRUE(!report || !report->findings.empty()) << one.label;
+    }
+  EXPECT_GE(awaited.size(), 32U);
 }
 
 // Jacobs et al., 2023 (DeepSpeed Ulysses): q, k, v and the result of attention change from tokens

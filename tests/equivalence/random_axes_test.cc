@@ -115,6 +115,23 @@ class RandomStrategy {
     if (pick(random_, 3) == 0) text += "  - recompute: {}\n";
     return text + mutation::random_order(random_);
   }
+  // Where and when collectives within computations run, and which are one.
+  std::string communication() {
+    std::string text;
+    if (pick(random_, 2))
+      text +=
+          "  - stream: {where: {kind: [all_reduce, all_gather, reduce_scatter, all_to_all, "
+          "own_part], mb: \"*\"}, name: beside}\n";
+    if (pick(random_, 2))
+      text +=
+          fmt::format("  - prefetch: {{where: {{kind: all_gather, mb: \"*\"}}, distance: {}}}\n",
+                      one_of<const char*>(random_, {"1", "3", "eager"}));
+    if (pick(random_, 2))
+      text +=
+          "  - fuse: {where: {kind: [all_reduce, all_gather, reduce_scatter, all_to_all], mb: "
+          "\"*\"}}\n";
+    return text;
+  }
 
  private:
   std::string mesh() {
@@ -217,11 +234,20 @@ Tried try_one(uint64_t seed) {
   const RandomBlocks model(seed, grouped);
   CompileOptions options;
   options.model = folder.write("model.onnx", model.bytes());
-  const std::string text = RandomStrategy(random, model, grouped).text();
+  RandomStrategy strategy(random, model, grouped);
+  const std::string plain = strategy.text();
+  std::string text = plain + strategy.communication();
   options.strategy = folder.write("strategy.yaml", text);
   options.fuse = pick(random, 4) != 0;
+  auto compiled = compile(options);
+  const auto says = [&](const char* words) {
+    return !compiled && compiled.error().message.find(words) != std::string::npos;
+  };
+  if (says("matches nothing") || says("has a stream already")) {
+    options.strategy = folder.write("strategy.yaml", text = plain);
+    compiled = compile(options);
+  }
   const std::string what = fmt::format("seed {}\n{}", seed, text);
-  const auto compiled = compile(options);
   if (!compiled) {
     const std::string error = print_error(compiled.error());
     EXPECT_GT(compiled.error().at.line, 0) << what << error;  // not a plan that was refused

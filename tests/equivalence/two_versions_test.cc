@@ -226,6 +226,22 @@ TEST_P(Models, EqualTheSingleDeviceWithStatesCut) {
       }
 }
 
+// Gradients are summed over replicas as soon as they are finished, also where the next step has
+// begun: while layers before are still in their backward.
+TEST(TwoVersionsReductions, StandWhereTheirGradientsAreFinished) {
+  if (!std::filesystem::exists(model_path("gpt-deep", "model.onnx")))
+    GTEST_SKIP() << "no models in " << models_folder();
+  const auto compiled = compile_cut("gpt-deep", kSgd, "[optimizer]", {2, 2, 4});
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  for (const RoleProgram& role : compiled->set.roles) {
+    size_t early = 0, last = 0;
+    for (size_t i = 0; i < role.body.size(); ++i)
+      if (role.body[i].pass == 'B' && role.body[i].ahead == 0) last = i;
+    for (size_t i = 0; i < last; ++i) early += role.body[i].kind == InstructionKind::kReduceScatter;
+    EXPECT_GE(early, 8U);
+  }
+}
+
 // Parameters that are gathered before their previous version is kept: seen, and another training.
 TEST_P(Models, APreviousVersionKeptTooLateIsSeen) {
   const std::string model = GetParam();

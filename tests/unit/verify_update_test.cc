@@ -123,8 +123,8 @@ TEST(VerifyUpdate, TheNormHoldsEachGradientOnce) {
   const std::pair<std::string, std::string> all = {"group 1 \"pp\" axes=[0]",
                                                    "group 1 \"all\" axes=[0,1]"};
   EXPECT_EQ(said({all}, {all})[0],
-            "update: 'U' on rank 0 (and 1 like it) takes a norm in which run 0 of 1 of 'w0.grad' "
-            "stands 2 times");
+            "update: 'U' on rank 0 (and 1 like it) takes a norm in which 'w0.grad' stands 2 "
+            "times");
   EXPECT_EQ(said({}, {{"Concat in=[3,2]", "Concat in=[2,3]"}})[0],
             "update: 'U' on rank 0 (and 1 like it) takes a norm in which squares of different "
             "gradients are added to one another");

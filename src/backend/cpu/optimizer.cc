@@ -76,17 +76,17 @@ Result<KernelPtr> make_sum_squares(const Use& use) {
   PIPER_TRY(use.operands(1, 1));
   const int64_t count = num_elements(use.in(0));
   PIPER_ASSIGN(const int64_t given, use.integer_or("parts", 0));
-  const TensorType made{DType::kF64, given > 0 ? Shape{given} : Shape{}};
+  const TensorType made{DType::kF64, {}};
   PIPER_WANT(use.outputs[0] == made, "makes {}, not {}", to_string(made),
              to_string(use.outputs[0]));
   const int64_t parts = std::max<int64_t>(given, 1), run = (count + parts - 1) / parts;
   return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
     using T = decltype(zero);
     return make_kernel(InPlace::kNo, [=, sum = sum_fns<T>().sum_squares](Pointers p, std::byte*) {
-      for (int64_t k = 0; k < parts; ++k) {
-        const int64_t first = std::min(k * run, count);
-        output<double>(p, 1)[k] = sum(input<T>(p, 0) + first, std::min(run, count - first));
-      }
+      double total = 0;
+      for (int64_t first = 0; first < count; first += run)
+        total += sum(input<T>(p, 0) + first, std::min(run, count - first));
+      *output<double>(p, 1) = total;
     });
   });
 }
