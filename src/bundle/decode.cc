@@ -184,6 +184,7 @@ class Decoder {
       to.to_dim = from.to_blocks().dim();
       to.to_outer = from.to_blocks().outer();
     }
+    to.owned = from.owned();
     to.channel = from.channel();
     to.input = from.input();
     to.samples = samples(from.samples());

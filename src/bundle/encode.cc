@@ -136,6 +136,7 @@ void encode(const Instruction& from, proto::Instruction* to) {
     to->mutable_to_blocks()->set_dim(from.to_dim);
     to->mutable_to_blocks()->set_outer(from.to_outer);
   }
+  to->set_owned(from.owned);
   to->set_channel(from.channel);
   to->set_input(from.input);
   encode(from.samples, to->mutable_samples());

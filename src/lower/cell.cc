@@ -319,9 +319,12 @@ class CellLowerer {
                       : node.op == "ReduceScatter" ? InstructionKind::kReduceScatter
                       : node.op == "AllGather"     ? InstructionKind::kAllGather
                       : node.op == "AllToAll"      ? InstructionKind::kAllToAll
+                      : node.op == "Dispatch"      ? InstructionKind::kDispatch
+                      : node.op == "Combine"       ? InstructionKind::kCombine
                                                    : InstructionKind::kOwnPart;
     if (reduces && args[0] != args[1]) add_instruction(InstructionKind::kCopy, task).args = args;
     if (reduces) args.erase(args.begin());
+    if (takes_index(kind)) std::swap(args[1], args[2]);  // what is made, then the index
     Instruction& one = add_instruction(kind, task);
     one.label += fmt::format(" {}", to_string(kind));
     one.pass = '-';
@@ -333,6 +336,7 @@ class CellLowerer {
     one.outer = node.attrs.integer("outer");
     one.to_dim = static_cast<int32_t>(node.attrs.integer("to_dim", -1));
     one.to_outer = node.attrs.integer("to_outer", 1);
+    one.owned = node.attrs.integer("owned", 0);
   }
   int32_t argument_buffer(const Task& task, const SegmentArg& arg,
                           const std::vector<int32_t>& inner) {

@@ -1,7 +1,7 @@
 // Gather{axis, padding}(data, indices, first?): slices of data along one dim; GatherGrad{axis,
 // size}(dy, indices, first?) sums them back. With `first`, data has the slices from that number on
-// of `whole`: what is not among them is zero, or left out of the sum. The slice at `padding`, where there is one, gets no gradient, as the
-// row padding_idx of PyTorch's embedding.
+// of `whole`: what is not among them is zero, or left out of the sum. The slice at `padding`, where
+// there is one, gets no gradient, as the row padding_idx of PyTorch's embedding.
 #include "rules.h"
 
 namespace piper {
@@ -75,6 +75,7 @@ GatherLetters letters_of(const Shape& data, const Shape& indices, size_t axis) {
   GatherLetters g;
   g.data = g.build.letters(data);
   g.build.rule.firsts = {{g.data[axis][0], 2}};
+  g.build.rule.picks = 1;
   g.indices = g.build.letters(indices);
   g.gathered = replaced(g.data, axis, 1, g.indices);
   return g;

@@ -41,6 +41,7 @@ class AxisWalk {
   static constexpr LayoutKind kCut = LayoutKind::kSharded;
   static constexpr LayoutKind kTerms = LayoutKind::kPartial;
   static constexpr LayoutKind kGreatest = LayoutKind::kGreatest;
+  static constexpr LayoutKind kRouted = LayoutKind::kRouted;
   using Region = std::pair<Pass, std::vector<int32_t>>;        // F, U or BI for both, and its tags
   using Key = std::tuple<int32_t, int, int, int64_t, Region>;  // value, layout and where
 
@@ -98,6 +99,8 @@ class AxisWalk {
   bool is_touched(const Node& node) const;
   // The loops that operands, or what is known of the results, cut.
   std::vector<LoopCut> cuts_of(const Node& node, const Loops& loops) const;
+  // The state that it is, or was rounded from; invalid: none.
+  ValueId state_of(ValueId id) const;
   // By the loop, or, without one, on the whole.
   Choice choose(const Node& node, const Loops& loops, const std::optional<LoopCut>& cut) const;
   // What only sums over the step read is reduced with them.
@@ -123,6 +126,27 @@ class AxisWalk {
   ValueId add(std::string_view op, const std::vector<ValueId>& inputs, Attrs attrs,
               const Node& near, const Layout& layout);
 
+  // ---- Rows that an index sends (axis_rows.cc) --------------------------------------------------
+
+  // Of the rows in blocks: by flat rows, so many stretches; a rank owns so many of the numbers.
+  struct Route {
+    int64_t outer = 1, owned = 0;
+  };
+  // An index before it was given other shapes.
+  ValueId source_index(ValueId id) const;
+  // How the rows lie that are sent from where they lie in blocks.
+  Layout blocks_of_rows(ValueId id, const Layout& routed) const;
+  // The cut of what an op looks up, or adds to, by an index.
+  std::optional<LoopCut> looked_up(const Loops& loops) const;
+  // Where what is looked up lies in blocks, as the rows do that it is looked up for.
+  void note_route(const Node& node, const Loops& loops);
+  std::optional<Layout> route_of(const Node& node, const Loops& loops) const;
+  // Whether what only moves elements leaves the rows as they are.
+  static bool passes_rows(const Loops& loops, int64_t rows);
+  // Each row by itself, where its rank has what it is looked up for.
+  std::optional<Choice> by_rows(const Node& node, const Loops& loops) const;
+  ValueId convert_rows(ValueId id, const Layout& to, NodeId reader);
+
   // ---- Conversions (axis_conversions.cc) --------------------------------------------------------
 
   double cost_of(const TensorType& type, const Layout& from, const Layout& to) const;
@@ -146,7 +170,8 @@ class AxisWalk {
   NodeId place_of(ValueId id, NodeId reader) const;
   Key key_of(ValueId id, const Layout& to, NodeId reader) const;
   static bool is_exchange(const Layout& from, const Layout& to) {
-    return from.kind == kCut && to.kind == kCut && from.dim != to.dim;
+    if (from.kind == kCut && to.kind == kCut) return from.dim != to.dim;
+    return (from.kind == kRouted && to.kind == kCut) || (from.kind == kCut && to.kind == kRouted);
   }
   bool known(ValueId id, const Layout& to, NodeId reader) const {
     return converted_.count(key_of(id, to, reader)) > 0;
@@ -162,7 +187,7 @@ class AxisWalk {
   // What the weights' gradients share with those of inputs belongs to the latter.
   Pass pass_of(ValueId origin, const Node& near) const;
   // A collective on `from`, which is what has become of `origin`; `blocks`: the dim that it cuts or
-  // puts together.
+  // puts together, or that counts its rows.
   ValueId emit(std::string_view op, ValueId from, ValueId origin, const Layout& blocks,
                const Layout& to, const Node& near, NodeId reader);
 
@@ -174,6 +199,10 @@ class AxisWalk {
   Shape local(Shape shape, const Layout& layout) const {
     if (layout.kind == kCut) shape[static_cast<size_t>(layout.dim)] /= ranks_;
     return shape;
+  }
+  void lay(Value& value, const Layout& layout) const {
+    if (layout.kind != kWhole)
+      value.over.push_back({cut_.axis, layout.kind == kRouted ? Layout{kRouted} : layout});
   }
   // Attributes first: they need all types as they were.
   void localise();
@@ -193,6 +222,7 @@ class AxisWalk {
   std::vector<ValueId> now_;         // what stands for a value
   std::map<int32_t, Layout> fixed_;  // by value that a node makes: what its readers get
   std::map<Key, ValueId> converted_;
+  std::map<int32_t, Route> routes_;       // by index, before it was given other shapes
   std::map<Region, ValueId> own_number_;  // along the axis
   std::vector<NodeId> put_together_;
   std::vector<Node> nodes_;

@@ -92,6 +92,8 @@ class MpiTransport final : public Transport {
   Status reduce_scatter(int32_t group, std::span<const Shard> shards) override;
   Status all_gather(int32_t group, std::span<const Shard> shards) override;
   Status all_to_all(int32_t group, std::span<const Exchange> exchanges) override;
+  Status dispatch(int32_t group, const Rows& rows) override;
+  Status combine(int32_t group, const Rows& rows) override;
   Status broadcast(int32_t group, std::byte* data, int64_t bytes, int32_t root) override;
   Status wait_sends() override;
   Status barrier() override;
@@ -123,6 +125,7 @@ class MpiTransport final : public Transport {
   Status reduce_segment(Group& group, std::span<const Piece> pieces, int64_t begin, int64_t end);
   int64_t segment_bytes(const Group& group) const;
   int64_t member_room(const Group& group) const;
+  Status move_rows(Group& group, const Rows& rows, bool whole);
   Status share_memory(std::span<const HostAddress> addresses);
   Status join(Group& group);
   Status wait_counter(Group& group, int64_t member, std::atomic<uint64_t> SharedCounters::*counter,

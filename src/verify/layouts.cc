@@ -125,8 +125,16 @@ class LayoutCheck {
 
  private:
   bool of_axis(uint32_t axes) const { return axes >> axis_ & 1; }
-  void put(Spot place, int32_t buffer, const Lies& lies) {
+  // Integers that a step makes are others than those of all other steps, but the same on all ranks.
+  void put(Spot place, int32_t buffer, Lies lies) {
     Lies& to = held(place, buffer);
+    const DType dtype = role(place).tensor(buffer).type.dtype;
+    if (lies.kind == Lies::kWhole && lies.index == 0 && !info(dtype).is_float) {
+      std::vector<int64_t> at = model_.cells[place.cell].coordinates;
+      at[static_cast<size_t>(axis_)] = 0;
+      const auto number = static_cast<int32_t>(numbers_.size()) + 1;
+      lies.index = numbers_.try_emplace({std::move(at), place.index, buffer}, number).first->second;
+    }
     if (role(place).tensor(buffer).kind != BufferKind::kState) {
       to = lies;
     } else if (lies.kind != Lies::kUnknown && to.kind != Lies::kUnknown && !lies.fits(to)) {
@@ -150,9 +158,10 @@ class LayoutCheck {
         return receive(place, one);
       case InstructionKind::kOwnPart:
         for (size_t a = 0; a + 1 < one.args.size(); a += 2)
-          put(place, one.args[a + 1], by_readings(given(place, one.args[a]), [&](const Lies& from) {
+          put(place, one.args[a + 1],
+              renewed(by_readings(given(place, one.args[a]), [&](const Lies& from) {
                 return cut(place, one, a, from, Lies::kWhole);
-              }));
+              })));
         return;
       default:  // copies
         for (size_t a = 0; a + 1 < one.args.size(); a += 2)
@@ -185,7 +194,17 @@ class LayoutCheck {
   void compute(Spot place, const Instruction& one) {
     const Program& program = role(place).programs[one.program];
     std::vector<Lies> args;
-    for (const int32_t arg : one.args) args.push_back(given(place, arg));
+    std::vector<int32_t> numbers{0};  // of integers, as the program meets them
+    for (const int32_t arg : one.args) {
+      args.push_back(given(place, arg));
+      each_number(args.back(), [&](int32_t& number) {
+        const auto met = std::find(numbers.begin(), numbers.end(), number);
+        if (met == numbers.end())
+          numbers.push_back(number), number = static_cast<int32_t>(numbers.size()) - 1;
+        else
+          number = static_cast<int32_t>(met - numbers.begin());
+      });
+    }
     auto& known = known_[&program];
     auto after = std::find_if(known.begin(), known.end(),
                               [&](const auto& each) { return each.first == args; });
@@ -195,9 +214,17 @@ class LayoutCheck {
     }
     const LiesAfter& made = after->second;
     if (!made.wrong.empty()) add(place, "cannot do {}", made.wrong);
-    for (size_t a = 0; a < one.args.size(); ++a)
-      if (program.arg_written[a])
-        put(place, one.args[a], made.wrong.empty() ? made.args[a] : Lies{Lies::kUnknown});
+    for (size_t a = 0; a < one.args.size(); ++a) {
+      if (!program.arg_written[a]) continue;
+      Lies lies = made.wrong.empty() ? made.args[a] : Lies{Lies::kUnknown};
+      each_number(lies, [&](int32_t& number) { number = numbers[static_cast<size_t>(number)]; });
+      put(place, one.args[a], std::move(lies));
+    }
+  }
+  template <class Visit>
+  static void each_number(Lies& lies, const Visit& visit) {
+    if (lies.index != 0) visit(lies.index);
+    for (Lies& one : lies.also) each_number(one, visit);
   }
 
   void receive(Spot place, const Instruction& one) {
@@ -231,13 +258,13 @@ class LayoutCheck {
   void collective(const std::vector<Spot>& members) {
     const Instruction& one = section_.at(members[0]);
     const bool pairs = takes_pairs(one.kind);
-    for (size_t a = 0; a < one.args.size(); a += pairs ? 2 : 1) {
+    for (size_t a = 0; a + pairs < one.args.size(); a += pairs ? 2 : 1) {
       const Lies from = common(members, a);
       for (const Spot member : members) {
         const Instruction& own = section_.at(member);
-        put(member, own.args[pairs ? a + 1 : a], by_readings(from, [&](const Lies& reading) {
-              return made_of(member, own, a, reading);
-            }));
+        put(member, own.args[pairs ? a + 1 : a],
+            renewed(by_readings(
+                from, [&](const Lies& reading) { return made_of(member, own, a, reading); })));
       }
     }
   }
@@ -263,6 +290,9 @@ class LayoutCheck {
         return cut(place, one, a, from, Lies::kTerms);
       case InstructionKind::kAllGather:
         return gathered(place, one, a, from);
+      case InstructionKind::kDispatch:
+      case InstructionKind::kCombine:
+        return routed(place, one, from);
       case InstructionKind::kBroadcast:
         if (!of_axis(axes(place, one)) || from.kind == Lies::kWhole) return from;
         return wrong(place, "gives to others", one.args[a], from);
@@ -281,7 +311,7 @@ class LayoutCheck {
     const bool sums = one.reduction == Reduction::kSum;
     if (!of_axis(axes(place, one))) {
       const bool keeps = from.kind == Lies::kWhole || from.kind == Lies::kCut ||
-                         (sums && from.kind == Lies::kMixed) ||
+                         from.kind == Lies::kRows || (sums && from.kind == Lies::kMixed) ||
                          from.kind == (sums ? Lies::kTerms : Lies::kGreatest);
       return keeps ? from : wrong(place, "reduces along another axis", one.args[a], from);
     }
@@ -372,6 +402,38 @@ class LayoutCheck {
         to_string(wanted, own));
     return {Lies::kUnknown};
   }
+  // Rows to the ranks that own what the index names, or from there to the blocks where they belong.
+  Lies routed(Spot place, const Instruction& one, const Lies& from) {
+    const bool sends = one.kind == InstructionKind::kDispatch;
+    const Lies index = given(place, one.args[2]).readings()[0];
+    const int64_t rows = num_elements(shape(place, one.args[2]));
+    if (!of_axis(axes(place, one))) return routed_beside(place, one, from, index);
+    if (index.kind != Lies::kWhole || index.index == 0)
+      return wrong(place, "sends rows by", one.args[2], index);
+    const Lies all{Lies::kRows, 0, 0, rows, 0, 0, {}, index.index, one.owned};
+    if (!sends && !from.fits(all)) return wrong(place, "gives rows back of", one.args[0], from);
+    if (!is_alone(place, one)) return {Lies::kUnknown};
+    if (!sends) return own_blocks(place, one.args[1], one.dim, one.outer);
+    return joined(place, one, one.args[0], from).kind == Lies::kUnknown ? Lies{Lies::kUnknown}
+                                                                        : all;
+  }
+  // Along another axis rows and their index are the same for all, or of the same blocks, or blocks
+  // of what a row has.
+  Lies routed_beside(Spot place, const Instruction& one, const Lies& from, const Lies& index) {
+    const bool sends = one.kind == InstructionKind::kDispatch;
+    const Shape &part = shape(place, one.args[sends ? 0 : 1]), &own = shape(place, one.args[0]);
+    const int64_t rows = num_elements(shape(place, one.args[2])) / members(place, one);
+    const Lies made =
+        beside(from, own, one.dim, one.outer, axes(place, one), members(place, one), sends);
+    const Lies& blocks = sends ? from : made;
+    bool alike = index.kind == Lies::kWhole && blocks.kind != Lies::kRows;
+    if (blocks.kind == Lies::kCut) {
+      const bool inside = blocks.outer % rows == 0 && num_elements(part) / blocks.outer > 0;
+      alike = index.kind == Lies::kWhole ? inside : index.kind == Lies::kCut;
+    }
+    if (made.kind != Lies::kUnknown && alike) return made;
+    return wrong(place, "sends, by what is otherwise, rows of", one.args[0], from);
+  }
   Lies exchanged(Spot place, const Instruction& one, size_t a, const Lies& from) {
     const Lies whole = joined(place, one, one.args[a], from);
     if (whole.kind == Lies::kUnknown) return whole;
@@ -406,6 +468,7 @@ class LayoutCheck {
   bool quiet_ = false;                   // while readings are tried
   std::vector<std::vector<Lies>> held_;  // by cell and buffer
   Mail<Lies> sent_;
+  std::map<std::tuple<std::vector<int64_t>, int32_t, int32_t>, int32_t> numbers_;  // of integers
   // By program: arguments that it was given, and what it makes of them.
   std::map<const Program*, std::vector<std::pair<std::vector<Lies>, LiesAfter>>> known_;
 };

@@ -22,6 +22,8 @@ struct Lies {
     kGreatest,  // numbers of which the greatest counts
     kFirst,     // a number: `outer` times the rank's own along the axis
     kMixed,     // numbers side by side: `outer` times over pieces that are terms or whole
+    kRows,      // so many (`outer`) as there are on all ranks: right where the rank owns what the
+                // index names
   };
   Kind kind = kUnset;
   uint32_t dims = 0;  // kCut: those that may be the one, a bit each
@@ -31,6 +33,10 @@ struct Lies {
   // kCut: axes at the same stretches, of whose blocks these are blocks, or which cut these blocks.
   uint32_t outside = 0, inside = 0;
   std::vector<bool> terms;  // kMixed: by piece
+  // kWhole: which integers these are, 0: that is not known. kRows: which are the index, of which a
+  // rank owns so many numbers.
+  int32_t index = 0;
+  int64_t owned = 0;
   // More readings. Of [1,6] in blocks the whole may be [2,6] or [1,12]: what moves elements, or
   // adds them up along a dim, makes other things of these.
   std::vector<Lies> also;
@@ -56,6 +62,7 @@ struct Lies {
   }
   bool same_stretches(const Lies& other) const {
     return kind == other.kind && outer == other.outer && run == other.run && terms == other.terms &&
+           (kind != kRows || index == other.index) && owned == other.owned &&
            (outside & other.inside) == 0 && (inside & other.outside) == 0;
   }
   // One reading of both is the same; dims that are not known fit all.
@@ -72,6 +79,12 @@ inline int64_t elements_of(const Shape& shape, size_t dims) {  // the first so m
   int64_t count = 1;
   for (size_t d = 0; d < dims; ++d) count *= shape[d];
   return count;
+}
+// The same layout of other elements.
+inline Lies renewed(Lies lies) {
+  if (lies.kind == Lies::kWhole) lies.index = 0;
+  for (Lies& one : lies.also) one = renewed(std::move(one));
+  return lies;
 }
 // "cut at dim 1, outer 3", of a value of that shape.
 std::string to_string(const Lies& lies, const Shape& shape);

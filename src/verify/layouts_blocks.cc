@@ -11,8 +11,9 @@ uint32_t axes_of(const Group& group) {
 
 std::string to_string(const Lies& lies, const Shape& shape) {
   constexpr const char* kNames[] = {
-      "unset",          "unknown",        "whole",      "cut",
-      "terms of a sum", "greatest apart", "own number", "whole and terms of sums"};
+      "unset",           "unknown",        "whole",      "cut",
+      "terms of a sum",  "greatest apart", "own number", "whole and terms of sums",
+      "rows by an index"};
   std::string text;
   for (const Lies& one : lies.readings()) {
     text += fmt::format("{}{}", text.empty() ? "" : " or ", kNames[one.kind]);
@@ -92,7 +93,8 @@ Lies inside_block(const Shape& to) {
 Lies run_of(const Lies& lies, int64_t all, int64_t first, int64_t count, const Shape& to) {
   if (lies.kind == Lies::kMixed) return run_of_mixed(lies, all, first, count);
   return of_each(lies, [&](Lies one) {
-    if (one.kind != Lies::kCut) return one;
+    if (one.kind == Lies::kRows) return Lies{Lies::kUnknown};
+    if (one.kind != Lies::kCut) return renewed(one);
     const int64_t block = one.outer > 0 ? all / one.outer : 0;
     if (one.run != 0 || block == 0) return Lies{Lies::kUnknown};
     if (count < block && first / block == (first + count - 1) / block) return inside_block(to);

@@ -93,13 +93,15 @@ class Walk {
       return;
     }
     const int64_t count = num_elements(own.shape), all = num_elements(whole.shape);
+    if (lies.kind == Lies::kRows) return refuse("which makes rows by an index in part");
+    held = renewed(std::move(held));
     if (held.kind != Lies::kUnset && parts_[at(base)] == 0) {  // some of what it has is replaced
       if (lies.kind == held.kind &&
           (lies.kind != Lies::kCut || held.outer * count == lies.outer * all))
         return;
       return refuse("which lies otherwise than what it is a part of");
     }
-    join(base, lies, own.shape, count);
+    join(base, renewed(lies), own.shape, count);
   }
   // Parts of a base, which must lie alike: of blocks, blocks of one size.
   void join(int32_t base, const Lies& lies, const Shape& shape, int64_t count) {

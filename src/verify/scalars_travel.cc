@@ -44,7 +44,7 @@ void StepScalars::collective(const std::vector<Spot>& members) {
     return;
   const Instruction& one = section_.at(members[0]);
   const bool pairs = takes_pairs(one.kind);
-  for (size_t a = 0; a < one.args.size(); a += pairs ? 2 : 1) {
+  for (size_t a = 0; a + pairs < one.args.size(); a += pairs ? 2 : 1) {
     const bool reduces = one.kind == InstructionKind::kAllReduce;
     std::vector<Number> made{reduces ? reduced(members, a) : Number{}};  // for all, or by member
     if (one.kind == InstructionKind::kAllGather) {

@@ -75,6 +75,10 @@ TEST(RightPlans, WithBlocksOfWeightsAreAcceptedToo) {
 }
 TEST(RightPlans, OfRowsAreAccepted) { accept_right_plans(rows_strategy, kSanitized ? 3 : 30); }
 
+TEST(RightPlans, OfExpertsAreAccepted) {
+  accept_right_plans(experts_strategy, kSanitized ? 2 : 20);
+}
+
 struct Count {
   int wrong = 0, caught = 0, equal = 0, equal_refused = 0;
 };
@@ -175,6 +179,13 @@ TEST(Mutants, OfRowsAreCaughtToo) {
   const auto more = block_mutations();
   for (int k = 0; k < 4; ++k) all.insert(all.end(), more.begin(), more.end());
   catch_mutants(rows_strategy, all, kSanitized ? 1 : 4, 1, kSanitized ? 5 : 60);
+}
+
+TEST(Mutants, OfExpertsAreCaughtToo) {
+  std::vector<Mutation> all = mutations();
+  const auto more = block_mutations();
+  for (int k = 0; k < 4; ++k) all.insert(all.end(), more.begin(), more.end());
+  catch_mutants(experts_strategy, all, kSanitized ? 1 : 4, 1, kSanitized ? 5 : 60);
 }
 
 // Beside the plan for one device; also of one microbatch.

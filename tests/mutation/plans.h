@@ -297,6 +297,27 @@ inline std::string rows_strategy(Random& random, size_t microbatches) {
   return text + random_precision(random);
 }
 
+// Experts that are looked up for the tokens of samples in blocks.
+inline std::string experts_strategy(Random& random, size_t microbatches) {
+  const size_t dp = 1 + pick(random, 2), ep = 2 << pick(random, 2);
+  std::string text = fmt::format(
+      "piper: 1\nmesh: {{{}}}\n",
+      one_of<std::string>(
+          random, {fmt::format("dp: {}, ep: {}", dp, ep), fmt::format("ep: {}, dp: {}", ep, dp)}));
+  text += random_train(random, 8);
+  text += fmt::format("directives:\n  - split: {{dim: batch, into: {}}}\n",
+                      dp * ep > 4 ? 1 : microbatches);
+  text += "  - shard: {match: \"**/experts/*\", dim: 0, over: ep}\n";
+  // Blocks of several tokens, of which rule layout knows that they are no more dims.
+  text += fmt::format("  - shard: {{input: \"*\", dim: {}, over: ep}}\n",
+                      ep == 2 ? pick(random, 2) : 0);
+  if (pick(random, 3) == 0) text += "  - recompute: {}\n";
+  if (dp > 1)
+    text += fmt::format("  - replicate: {{over: dp, bucket: 64B{}}}\n",
+                        one_of<const char*>(random, kShards));
+  return text + random_precision(random);
+}
+
 using MakeStrategy = std::string (*)(Random& random, size_t microbatches);
 
 inline Made make_plan(Random& random, size_t microbatches, MakeStrategy strategy,
@@ -310,6 +331,7 @@ inline Made make_plan(Random& random, size_t microbatches, MakeStrategy strategy
                                                   "coupled/plain_mean.onnx"};
   const std::initializer_list<const char*> layers = {"mlp.onnx"};
   const std::initializer_list<const char*> rows = {"init/language.onnx"};
+  const std::initializer_list<const char*> experts = {"experts/looked_up.onnx"};
   const std::initializer_list<const char*> uncut = {"batch_norm/residual.onnx",
                                                     "batch_norm/twice.onnx"};
   const std::initializer_list<const char*> drawing = {"dropout/dynamo.onnx",
@@ -317,6 +339,7 @@ inline Made make_plan(Random& random, size_t microbatches, MakeStrategy strategy
   options.model = std::string(PIPER_SOURCE_DIR "/tests/data/") +
                   one_of<const char*>(random, strategy == blocks_strategy    ? layers
                                               : strategy == rows_strategy    ? rows
+                                              : strategy == experts_strategy ? experts
                                               : strategy == uncut_strategy   ? uncut
                                               : strategy == drawing_strategy ? drawing
                                                                              : cut);

@@ -50,7 +50,7 @@ report "loss" buffer=3
 
 // States that are blocks, and flat runs of blocks; collectives of blocks, and of the greatest.
 inline constexpr const char* kBlocks =
-    R"(plan arena=464 workspace=[0]
+    R"(plan arena=528 workspace=[0]
 axis "tp" 2
 axis "dp" 3
 stream 0 "compute"
@@ -63,12 +63,15 @@ buffer 3 "twice" f32[2] state at=256 cuts=[S0/2@1,S0@0] whole=[12]
 buffer 4 "x" f32[1,4] step at=320
 buffer 5 "y" f32[1,2] step at=384
 buffer 6 "z" f32[2,2] step at=448
+buffer 7 "expert" i64[2] step at=512
 body
   0 own_part args=[4,5] group=0 dim=1 outer=2
   1 all_gather args=[5,4] group=0 dim=1
   2 all_reduce args=[5] group=0 max
   3 reduce_scatter args=[4,5] group=0
   4 all_to_all args=[4,6] group=0 dim=0 to_dim=1 to_outer=2
+  5 dispatch args=[5,6,7] group=0 dim=0 owned=4
+  6 combine args=[6,5,7] group=0 dim=0 owned=4
 )";
 
 inline RoleProgram role_of(std::string_view text) {
