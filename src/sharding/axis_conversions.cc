@@ -84,12 +84,17 @@ ValueId AxisWalk::convert(ValueId id, const Layout& to, NodeId reader) {
   return converted_[key] = made;
 }
 
+bool AxisWalk::widens(const Node& node) const {
+  return node.op == "Cast" && !is_apart(lies_[node.inputs[0].index()]) &&
+         type_of(node.inputs[0]).bytes() < type_of(node.outputs[0]).bytes();
+}
+
 std::optional<Layout> AxisWalk::layout_of_source(ValueId id, const Layout& to) const {
   const Value& value = graph_.value(id);
   if (value.kind != ValueKind::kNode || fixed_.count(id.value)) return std::nullopt;
   const Node& node = graph_.node(value.producer);
   const Loops loops = loops_of(graph_, node);
-  if (!only_moves(loops, node)) return std::nullopt;
+  if (!only_moves(loops, node) && !widens(node)) return std::nullopt;
   if (to.kind == kRouted)
     return passes_rows(loops, num_elements(type_of(to.by).shape)) ? std::optional(to)
                                                                   : std::nullopt;

@@ -177,7 +177,9 @@ class AxisWalk {
     return converted_.count(key_of(id, to, reader)) > 0;
   }
   ValueId convert(ValueId id, const Layout& to, NodeId reader);
-  // How the source of what only moves elements must lie, for that to lie so.
+  // Whether it makes more bytes of the same numbers; terms are added up with those.
+  bool widens(const Node& node) const;
+  // How the source of what only moves elements, or widens them, must lie, for that to lie so.
   std::optional<Layout> layout_of_source(ValueId id, const Layout& to) const;
   // Whether it lies so already, or has been converted for another reader.
   bool is_there(ValueId id, const Layout& to, NodeId reader) const;

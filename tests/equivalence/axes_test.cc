@@ -273,6 +273,10 @@ TEST(Axes, RowsGoToTheirExpertsAndBack) {
     EXPECT_EQ(sent.count(InstructionKind::kReduceScatter), 0U);
     EXPECT_EQ(traffic(c, "ep", 0, DType::kI64).at(InstructionKind::kAllGather),
               std::pair(layers, layers * rows * 8));
+    // In 16 bits, too, rather than matrices that have become smaller than what goes to them.
+    const Case halves{"", c.model, c.mesh, c.directives + "  - precision: {compute: bf16}\n"};
+    EXPECT_EQ(traffic(halves, "ep", 0, DType::kBF16).at(InstructionKind::kDispatch),
+              std::pair(2 * layers, 2 * layers * rows * width * 2 / ep));
   }
 }
 
@@ -457,6 +461,40 @@ TEST(Axes, EachCollectiveCounts) {
         EXPECT_GT(apart(*trained, *uncut), 1e-9);
       }
   }
+}
+
+// Rows that go elsewhere, or by other numbers, are refused, and a few train otherwise.
+TEST(Axes, EachRowCounts) {
+  NEED_MODELS();
+  const Case c{"", "qwen3-moe-hf", "{dp: 2, ep: 2, alone: 1}",
+               kSamples + kLookups + "  - replicate: {over: dp}\n"};
+  const Result<Compiled> right = compile_case(c, kAdamW, true);
+  ASSERT_TRUE(right) << print_error(right.error());
+  const Result<Trained> uncut = train(*right->uncut, c.model, 2);
+  ASSERT_TRUE(uncut) << print_error(uncut.error());
+  std::vector<size_t> places;
+  for (size_t i = 0; i < right->set.roles[0].body.size(); ++i)
+    if (takes_index(right->set.roles[0].body[i].kind)) places.push_back(i);
+  ASSERT_EQ(places.size(), 16U);
+  const int32_t last_index = right->set.roles[0].body[places[6]].args[2];
+  for (size_t k = 0; k < places.size(); ++k)
+    for (const char* change : {"over dp", "one owned less", "another index"}) {
+      PlanSet wrong = right->set;
+      Instruction& one = wrong.roles[0].body[places[k]];
+      SCOPED_TRACE(one.label + ": " + change);
+      if (change[0] == 'o' && change[1] == 'v') over_replicas(wrong.roles[0], one);
+      if (change[0] == 'o' && change[1] == 'n') --one.owned;
+      if (change[0] == 'a' && one.args[2] == last_index) continue;
+      if (change[0] == 'a') one.args[2] = last_index;
+      const Result<VerifyReport> report = verify_plan_set(wrong, nullptr);
+      EXPECT_TRUE(!report || !report->findings.empty());
+      if (k % 5 != 0) continue;
+      const Result<Trained> trained = train(wrong, c.model, 2);
+      if (trained)
+        EXPECT_GT(apart(*trained, *uncut), 1e-9);
+      else
+        EXPECT_EQ(trained.error().message, "step 1: the loss is nan");  // of rows without an owner
+    }
 }
 
 std::vector<Case> cases() {
