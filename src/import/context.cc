@@ -122,6 +122,11 @@ Result<Val> RuleContext::op(std::string_view name, const Vals& inputs, const Att
   return std::move(made[0]);
 }
 
+Result<Val> RuleContext::cast(const Val& x, DType dtype) {
+  if (x.dtype == dtype) return x;
+  return pointwise("Cast", {x}, {{"to", std::string(info(dtype).name)}});
+}
+
 Result<Val> RuleContext::pointwise(std::string_view name, const Vals& inputs, const Attrs& attrs) {
   Result<Val> out = emit.pointwise(name, inputs, attrs);
   if (!out) return located(out.error().message);

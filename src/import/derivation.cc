@@ -80,7 +80,7 @@ OnnxTensor undo_layout_step(const Step& step, const OnnxTensor& value) {
   return {"", type, permute_bytes(value.data, value.type.shape, back, value.type.dtype)};
 }
 
-OnnxTensor cast_to(const OnnxTensor& tensor, DType dtype) {
+OnnxTensor cast_tensor(const OnnxTensor& tensor, DType dtype) {
   OnnxTensor out{tensor.name, {dtype, tensor.type.shape}, {}};
   const auto count = static_cast<size_t>(num_elements(tensor.type.shape));
   std::string bytes;
@@ -93,7 +93,7 @@ OnnxTensor cast_to(const OnnxTensor& tensor, DType dtype) {
 Derivation in_double(Derivation derivation) {
   for (Step& step : derivation)
     for (OnnxTensor& operand : step.operands)
-      if (info(operand.type.dtype).is_float) operand = cast_to(operand, DType::kF64);
+      if (info(operand.type.dtype).is_float) operand = cast_tensor(operand, DType::kF64);
   return derivation;
 }
 
@@ -127,7 +127,7 @@ Result<OnnxTensor> undo_exactly(const Derivation& derivation, OnnxTensor value) 
 // Where the function is flat, one value of the file stands for many of the parameter.
 Status check_told(const Derivation& derivation, const OnnxTensor& value, const OnnxTensor& exact) {
   constexpr double kMost = 1e-5;
-  const OnnxTensor wide = cast_to(value, DType::kF64);
+  const OnnxTensor wide = cast_tensor(value, DType::kF64);
   std::vector<double> moved(static_cast<size_t>(num_elements(value.type.shape)));
   for (size_t i = 0; i < moved.size(); ++i)
     moved[i] = read_number(wide.data, DType::kF64, i) * (1 - unit(value.type.dtype) / 2);
@@ -146,7 +146,7 @@ const RuleTable& rule_table() {
   return table;
 }
 
-std::string function_name(const Step& step) {
+std::string step_name(const Step& step) {
   std::string name = step.node.op;
   for (char& c : name) c = static_cast<char>(std::tolower(c));
   return name.starts_with("reduce") ? name.substr(6) : name;
@@ -154,7 +154,7 @@ std::string function_name(const Step& step) {
 
 std::string with_step(std::string text, const Step& step) {
   if (is_layout_step(step)) return text;
-  if (step.operands.size() != 1) return fmt::format("{}({})", function_name(step), text);
+  if (step.operands.size() != 1) return fmt::format("{}({})", step_name(step), text);
   constexpr std::pair<std::string_view, char> kSigns[] = {
       {"Add", '+'}, {"Sub", '-'}, {"Mul", '*'}, {"Div", '/'}, {"Pow", '^'}};
   const OnnxTensor& literal = step.operands[0];
@@ -163,7 +163,7 @@ std::string with_step(std::string text, const Step& step) {
     if (op == step.node.op)
       return step.last || op == "Add" || op == "Mul" ? fmt::format("{} {} {}", c, sign, text)
                                                      : fmt::format("{} {} {}", text, sign, c);
-  return fmt::format("{}({})", function_name(step), text);
+  return fmt::format("{}({})", step_name(step), text);
 }
 
 }  // namespace
@@ -272,12 +272,12 @@ Result<OnnxTensor> parameter_of(const Derivation& derivation, const OnnxTensor& 
   const DType dtype = value.type.dtype;
   const Shape& shape = derivation.empty() ? value.type.shape : derivation[0].from;
   if (is_layout(derivation)) return OnnxTensor{"", {dtype, shape}, undo_layout(derivation, value)};
-  PIPER_ASSIGN(const OnnxTensor exact, undo_exactly(derivation, cast_to(value, DType::kF64)));
+  PIPER_ASSIGN(const OnnxTensor exact, undo_exactly(derivation, cast_tensor(value, DType::kF64)));
   PIPER_TRY(check_told(derivation, value, exact));
-  OnnxTensor parameter = cast_to(exact, dtype);
+  OnnxTensor parameter = cast_tensor(exact, dtype);
   PIPER_ASSIGN(const OnnxTensor again,
-               value_of(in_double(derivation), cast_to(parameter, DType::kF64)));
-  if (!nearly_equal(cast_to(again, dtype), value, 2))
+               value_of(in_double(derivation), cast_tensor(parameter, DType::kF64)));
+  if (!nearly_equal(cast_tensor(again, dtype), value, 2))
     return fail("{} of what would be its parameter is another value", describe(derivation));
   return parameter;
 }

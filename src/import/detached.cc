@@ -12,17 +12,17 @@ namespace {
 
 using Place = std::pair<size_t, size_t>;  // node, input
 
-struct Reader {  // the nodes of one call
+struct DetachingCall {  // the nodes of one call
   Call call;
   std::vector<size_t> nodes;
 };
 
 bool is_detached(const std::string& value) { return stem_of(value) == "detach"; }
 
-class Finder {
+class Detached {
  public:
-  Finder(const OnnxModel& model, const std::vector<SignatureInput>& signature,
-         const Recovery& recovery);
+  Detached(const OnnxModel& model, const std::vector<SignatureInput>& signature,
+           const Recovery& recovery);
   Result<std::vector<Place>> run();
 
  private:
@@ -32,11 +32,12 @@ class Finder {
     bool detached = false, known = false;  // neither: a result that the file has no more
   };
   std::vector<Arg> args_of(const Call& call) const;
-  std::vector<Place> values_of(const Reader& reader) const;
-  bool reads_its_parameters(const Reader& reader) const;
+  std::vector<Place> values_of(const DetachingCall& reader) const;
+  bool reads_its_parameters(const DetachingCall& reader) const;
   bool is(const Place& at, const Arg& arg) const;
-  void leave_constants_out(const Reader& reader, size_t values, std::vector<Arg>& args) const;
-  Status find(const Reader& reader);
+  void leave_constants_out(const DetachingCall& reader, size_t values,
+                           std::vector<Arg>& args) const;
+  Status find(const DetachingCall& reader);
   const ParamUse* param_at(const Place& at) const;
   const std::string& name_at(const Place& at) const {
     return model_.nodes[at.first].inputs[at.second];
@@ -47,12 +48,12 @@ class Finder {
   std::map<std::string_view, const SignatureInput*> placeholders_;
   std::map<std::string_view, std::string> call_of_;  // that made a value
   std::set<std::string_view> calls_, inputs_;
-  std::vector<Reader> readers_;
+  std::vector<DetachingCall> readers_;
   std::vector<Place> found_;
 };
 
-Finder::Finder(const OnnxModel& model, const std::vector<SignatureInput>& signature,
-               const Recovery& recovery)
+Detached::Detached(const OnnxModel& model, const std::vector<SignatureInput>& signature,
+                   const Recovery& recovery)
     : model_(model), recovery_(recovery) {
   for (const SignatureInput& s : signature) placeholders_.emplace(s.placeholder, &s);
   for (const OnnxInput& input : model.inputs) inputs_.insert(input.name);
@@ -67,17 +68,17 @@ Finder::Finder(const OnnxModel& model, const std::vector<SignatureInput>& signat
     if (fresh) readers_.push_back({*std::move(call), {}});
     readers_[entry->second].nodes.push_back(n);
   }
-  for (const Reader& reader : readers_) calls_.insert(reader.call.name);
+  for (const DetachingCall& reader : readers_) calls_.insert(reader.call.name);
 }
 
-const ParamUse* Finder::param_at(const Place& at) const {
+const ParamUse* Detached::param_at(const Place& at) const {
   const auto use =
       std::find_if(recovery_.uses.begin(), recovery_.uses.end(),
                    [&](const ParamUse& u) { return u.node == at.first && u.input == at.second; });
   return use == recovery_.uses.end() ? nullptr : &*use;
 }
 
-std::vector<Finder::Arg> Finder::args_of(const Call& call) const {
+std::vector<Detached::Arg> Detached::args_of(const Call& call) const {
   std::vector<Arg> out;
   for (const CallArg& arg : call.args) {
     const auto at = placeholders_.find(arg.name);
@@ -90,7 +91,7 @@ std::vector<Finder::Arg> Finder::args_of(const Call& call) const {
 
 // Where the call's nodes read what another call made, an input, or a parameter that it does not
 // name.
-std::vector<Place> Finder::values_of(const Reader& reader) const {
+std::vector<Place> Detached::values_of(const DetachingCall& reader) const {
   std::set<std::string_view> named;
   for (const CallArg& arg : reader.call.args)
     if (const auto at = placeholders_.find(arg.name); at != placeholders_.end())
@@ -110,7 +111,7 @@ std::vector<Place> Finder::values_of(const Reader& reader) const {
 }
 
 // Not so where some of the call's nodes were merged with those of another.
-bool Finder::reads_its_parameters(const Reader& reader) const {
+bool Detached::reads_its_parameters(const DetachingCall& reader) const {
   return std::all_of(reader.call.args.begin(), reader.call.args.end(), [&](const CallArg& arg) {
     const auto at = placeholders_.find(arg.name);
     if (at == placeholders_.end() || at->second->kind != "PARAMETER") return true;
@@ -123,15 +124,15 @@ bool Finder::reads_its_parameters(const Reader& reader) const {
   });
 }
 
-bool Finder::is(const Place& at, const Arg& arg) const {
+bool Detached::is(const Place& at, const Arg& arg) const {
   const auto made = call_of_.find(name_at(at));
   if (made != call_of_.end()) return made->second == arg.name;
   return inputs_.count(name_at(at)) > 0 && placeholders_.count(arg.name) > 0;
 }
 
 // Numbers that were merged have lost their names, but there are nodes that read them.
-void Finder::leave_constants_out(const Reader& reader, size_t values,
-                                 std::vector<Arg>& args) const {
+void Detached::leave_constants_out(const DetachingCall& reader, size_t values,
+                                   std::vector<Arg>& args) const {
   size_t constants = 0;
   for (const size_t n : reader.nodes)
     for (const std::string& input : model_.nodes[n].inputs)
@@ -141,7 +142,7 @@ void Finder::leave_constants_out(const Reader& reader, size_t values,
   if (count <= constants && values + count == args.size()) std::erase_if(args, unknown);
 }
 
-Status Finder::find(const Reader& reader) {
+Status Detached::find(const DetachingCall& reader) {
   const Error unsure = fail("{}: some of its inputs are detached, and the file does not say which",
                             model_.nodes[reader.nodes[0]].label())
                            .with_note(export_help(model_));
@@ -175,8 +176,8 @@ Status Finder::find(const Reader& reader) {
   return ok_status();
 }
 
-Result<std::vector<Place>> Finder::run() {
-  for (const Reader& reader : readers_) {
+Result<std::vector<Place>> Detached::run() {
+  for (const DetachingCall& reader : readers_) {
     if (reader.call.function == "aten.detach" || is_detached(reader.call.name)) {
       for (const size_t n : reader.nodes) found_.emplace_back(n, 0);
       continue;
@@ -198,7 +199,7 @@ Status find_detached(const OnnxModel& model, const std::vector<SignatureInput>& 
            std::string_view::npos;
   });
   if (!any) return ok_status();
-  PIPER_ASSIGN(recovery.detached, Finder(model, signature, recovery).run());
+  PIPER_ASSIGN(recovery.detached, Detached(model, signature, recovery).run());
   return ok_status();
 }
 

@@ -12,7 +12,7 @@
 namespace piper::onnx_import {
 namespace {
 
-struct Reader {  // the nodes of one call
+struct ReadingCall {  // the nodes of one call
   Call call;
   std::vector<size_t> nodes;
   int64_t users = 0;  // calls that read its results in the exported program
@@ -62,12 +62,12 @@ class Draws {
     bool both = false;  // it names `instead` as well
   };
   void read_calls();
-  const Reader* call_at(size_t node) const {
+  const ReadingCall* call_at(size_t node) const {
     return of_node_[node] < 0 ? nullptr : &readers_[static_cast<size_t>(of_node_[node])];
   }
   bool is_random(size_t node) const;
   bool names(const Call& call, std::string_view value) const;
-  std::vector<std::string> reads_of(const Reader& reader) const;
+  std::vector<std::string> reads_of(const ReadingCall& reader) const;
   std::optional<Merged> find_merged(size_t reader, const CallArg& arg) const;
   bool is_derived(const Merged& merged) const;
   std::set<size_t> nodes_before(std::span<const std::string> values) const;
@@ -81,7 +81,7 @@ class Draws {
   OnnxModel& model_;
   std::vector<std::string>& scopes_;
   const std::vector<SignatureInput>& signature_;
-  std::vector<Reader> readers_;
+  std::vector<ReadingCall> readers_;
   std::vector<int> of_node_;                              // its reader; -1: none
   std::map<std::string, size_t, std::less<>> reader_of_;  // by call
   std::map<std::string, size_t, std::less<>> maker_;      // by value
@@ -94,7 +94,7 @@ bool Draws::is_random(size_t node) const {
   const OnnxNode& n = model_.nodes[node];
   if (n.op == "Dropout") return n.inputs.size() > 2 && !n.inputs[2].empty();
   if (n.op == "Bernoulli" || n.op.starts_with("Random")) return true;
-  const Reader* of = call_at(node);
+  const ReadingCall* of = call_at(node);
   return of && of->call.function == kAttention && of->call.words.size() > 4 &&
          of->call.words[4] != "0.0";
 }
@@ -124,14 +124,14 @@ void Draws::read_calls() {
 }
 
 bool Draws::names(const Call& call, std::string_view value) const {
-  const Reader* of = call_at(maker_.find(value)->second);
+  const ReadingCall* of = call_at(maker_.find(value)->second);
   return std::any_of(call.args.begin(), call.args.end(), [&](const CallArg& arg) {
     return arg.name == value || (of && arg.name == of->call.name);
   });
 }
 
 // What the nodes of a call read of other calls.
-std::vector<std::string> Draws::reads_of(const Reader& reader) const {
+std::vector<std::string> Draws::reads_of(const ReadingCall& reader) const {
   std::vector<std::string> out;
   for (const size_t n : reader.nodes)
     for (const std::string& input : model_.nodes[n].inputs) {
@@ -164,9 +164,9 @@ std::optional<Draws::Merged> Draws::find_merged(size_t reader, const CallArg& ar
 bool Draws::is_derived(const Merged& merged) const {
   const auto of = reader_of_.find(merged.instead);
   if (of == reader_of_.end() || !may_be_removed(stem_of(merged.instead))) return false;
-  const int64_t here = std::count_if(readers_.begin(), readers_.end(), [&](const Reader& reader) {
-    return names(reader.call, merged.instead);
-  });
+  const int64_t here =
+      std::count_if(readers_.begin(), readers_.end(),
+                    [&](const ReadingCall& reader) { return names(reader.call, merged.instead); });
   return readers_[of->second].users > here;
 }
 
@@ -219,7 +219,7 @@ bool Draws::is_complete(const Merged& merged) const {
   std::set<size_t> settled;
   for (const size_t n : before) {
     if (!is_random(n) || settled.contains(n)) continue;
-    const Reader* of = call_at(n);
+    const ReadingCall* of = call_at(n);
     const bool attention = of && of->call.function == kAttention;
     const std::string_view stem = stem_of(attention ? of->call.name : model_.nodes[n].outputs[0]);
     const int64_t below = stem == stem_of(merged.value)

@@ -29,10 +29,6 @@ OpTypes use_of_vals(const Vals& inputs, const Attrs& attrs) {
   return use;
 }
 
-Val graph_val(const TensorType& type, ValueId id) {
-  return {Val::Kind::kGraph, type.dtype, type.shape, type.shape, id, {}, {}};
-}
-
 // Pads a shape with leading ones: what broadcasting does.
 Shape padded(const Shape& shape, size_t rank) {
   Shape out(rank - shape.size(), 1);
@@ -42,6 +38,10 @@ Shape padded(const Shape& shape, size_t rank) {
 
 }  // namespace
 
+Val graph_val(const Graph& graph, ValueId id) {
+  const TensorType& type = graph.value(id).type;
+  return {Val::Kind::kGraph, type.dtype, type.shape, type.shape, id, {}, {}};
+}
 Val constant_val(DType dtype, Shape shape, Bytes data) {
   auto [stored, bytes] = compress(data, shape, dtype);
   return {Val::Kind::kConstant, dtype, std::move(shape), std::move(stored), {},
@@ -142,7 +142,7 @@ Emitter::Draw Emitter::draw(std::optional<uint64_t> own_seed) {
     step.kind = ValueKind::kState;
     graph().step = graph().add_value(std::move(step));
   }
-  return {integer_val(static_cast<int64_t>(key)), graph_val({DType::kI64, {}}, graph().step)};
+  return {integer_val(static_cast<int64_t>(key)), graph_val(graph(), graph().step)};
 }
 
 Status Emitter::follow(const Val& state, const Val& now, double momentum) {
@@ -193,7 +193,7 @@ Result<Vals> Emitter::op(std::string_view name, const Vals& inputs, const Attrs&
   for (const Val& v : inputs) ids.push_back(id_of(v));
   PIPER_ASSIGN(const std::vector<ValueId> made, build_.try_op(name, std::move(ids), attrs, {}));
   Vals out;
-  for (const ValueId id : made) out.push_back(graph_val(build_.type(id), id));
+  for (const ValueId id : made) out.push_back(graph_val(graph(), id));
   return out;
 }
 

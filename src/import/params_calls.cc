@@ -27,14 +27,14 @@ struct RolePlace {
   bool indexed = false;   // the dims that are indexed stand first
   bool padded = false;    // dims of 1 may have been put in front
 };
-struct Role {
+struct ParamRole {
   std::string_view function;
   int position;
   std::vector<RolePlace> places;
 };
 
-const std::vector<Role>& roles() {
-  static const std::vector<Role> kRoles = {
+const std::vector<ParamRole>& param_roles() {
+  static const std::vector<ParamRole> kParamRoles = {
       {"aten.linear", 1, {{"Gemm", 1, true}, {"MatMul", 1, true}, {"Transpose", 0, false}}},
       {"aten.linear", 2, {{"Gemm", 2, false}, {"Add", 1, false}, {"Add", 0, false}}},
       {"aten.addmm", 0, {{"Gemm", 2, false}, {"Add", 0, false}, {"Add", 1, false}}},
@@ -60,11 +60,11 @@ const std::vector<Role>& roles() {
       {"aten.convolution", 1, {{"Conv", 1, false}}},
       {"aten.convolution", 2, {{"Conv", 2, false}}},
   };
-  return kRoles;
+  return kParamRoles;
 }
 
-const Role* find_role(const Call& call, int position) {
-  for (const Role& role : roles()) {
+const ParamRole* find_role(const Call& call, int position) {
+  for (const ParamRole& role : param_roles()) {
     if (role.function == call.function && role.position == position) return &role;
   }
   return nullptr;
@@ -189,7 +189,7 @@ void CallClaims::take(Slot& slot, const SignatureInput& input, Derivation deriva
 }
 
 bool CallClaims::assign_by_role(Group& group, const CallArg& arg, const SignatureInput& input) {
-  const Role* role = find_role(group.call, arg.position);
+  const ParamRole* role = find_role(group.call, arg.position);
   if (!role) return false;
   for (const RolePlace& place : role->places) {
     for (Slot& slot : group.slots) {
@@ -217,7 +217,7 @@ std::optional<Derivation> CallClaims::layout_in_call(const Slot& slot) const {
   const OnnxNode& node = model_.nodes[slot.node];
   if (!group) return {};
   for (const CallArg& arg : group->call.args) {
-    const Role* role = find_role(group->call, arg.position);
+    const ParamRole* role = find_role(group->call, arg.position);
     if (!role || !std::count(stored.folded_from.begin(), stored.folded_from.end(), arg.name))
       continue;
     for (const RolePlace& place : role->places)
@@ -229,7 +229,7 @@ std::optional<Derivation> CallClaims::layout_in_call(const Slot& slot) const {
 
 // All-zero biases are deleted from Gemm and Conv: the call still names them.
 bool CallClaims::restore_zero_bias(Group& group, const CallArg& arg, const SignatureInput& input) {
-  const Role* role = find_role(group.call, arg.position);
+  const ParamRole* role = find_role(group.call, arg.position);
   if (!role || claimed_.count(input.target)) return false;
   for (const size_t n : group.nodes) {
     OnnxNode& node = model_.nodes[n];

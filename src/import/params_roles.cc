@@ -68,10 +68,10 @@ std::string within(std::string_view module, std::string_view name) {
   return module.empty() ? std::string(name) : fmt::format("{}.{}", module, name);
 }
 
-class Finder {
+class RolesFinder {
  public:
-  Finder(const Readers& readers, const ModulePaths& modules, const OnnxTensor& tensor,
-         const Place& place)
+  RolesFinder(const Readers& readers, const ModulePaths& modules, const OnnxTensor& tensor,
+              const Place& place)
       : readers_(readers),
         modules_(modules),
         tensor_(tensor),
@@ -162,7 +162,7 @@ class Finder {
 
 std::optional<Role> role_of(const Readers& readers, const ModulePaths& modules,
                             const OnnxTensor& tensor, const Place& place) {
-  return Finder(readers, modules, tensor, place).run();
+  return RolesFinder(readers, modules, tensor, place).run();
 }
 
 }  // namespace piper::onnx_import

@@ -9,8 +9,6 @@
 namespace piper::onnx_import {
 namespace {
 
-using Kind = ParamRule::Kind;
-
 // A pattern over paths; names match in either of their forms.
 bool matches(const Glob& glob, const std::string& name) {
   return glob.match(scope_of_name(name)) || glob.match(name);
@@ -28,7 +26,7 @@ std::vector<std::string> paths_of(const std::vector<std::string>& names) {
   return paths;
 }
 
-Bytes bytes_of(const RecoveredParam& p) {
+Bytes initial_bytes(const RecoveredParam& p) {
   return p.data.size > 0 ? p.data.made() : Bytes::zeros(static_cast<size_t>(p.type.bytes()));
 }
 
@@ -133,7 +131,7 @@ Status Rules::find_constants(size_t r, const Glob& glob) {
 }
 
 Status Rules::find_params(size_t r, const Glob& glob) {
-  const bool thaws = rules_[r].kind == Kind::kThaw;
+  const bool thaws = rules_[r].kind == ParamRule::Kind::kThaw;
   std::vector<std::string> all;  // that it could have matched
   for (size_t p = 0; p < out_.params.size(); ++p) {
     RecoveredParam& param = out_.params[p];
@@ -144,8 +142,8 @@ Status Rules::find_params(size_t r, const Glob& glob) {
                      [&](const std::string& name) { return matches(glob, name); }))
       continue;
     PIPER_TRY(claim(r, param.name));
-    param.frozen = !thaws && (param.frozen || rules_[r].kind == Kind::kFreeze);
-    if (rules_[r].kind == Kind::kExclude) excluded_.insert(p);
+    param.frozen = !thaws && (param.frozen || rules_[r].kind == ParamRule::Kind::kFreeze);
+    if (rules_[r].kind == ParamRule::Kind::kExclude) excluded_.insert(p);
     if (thaws)
       std::erase_if(out_.notes, [&](const Note& note) {
         return note.of == param.name && note.text == kSinusoids;
@@ -153,7 +151,7 @@ Status Rules::find_params(size_t r, const Glob& glob) {
     matched_[r].names.push_back(param.name);
     matched_[r].elements += num_elements(param.type.shape);
   }
-  if (rules_[r].kind == Kind::kExclude) {  // also what the file has as constants alone
+  if (rules_[r].kind == ParamRule::Kind::kExclude) {  // also what the file has as constants alone
     std::erase_if(out_.swallowed, [&](const Swallowed& swallowed) {
       all.push_back(swallowed.name);
       if (!matches(glob, swallowed.name)) return false;
@@ -175,7 +173,7 @@ Status Rules::find_params(size_t r, const Glob& glob) {
 
 Status Rules::merge(size_t r, size_t into, size_t from) {
   RecoveredParam &a = out_.params[into], &b = out_.params[from];
-  if (a.type != b.type || as_text(bytes_of(a).span()) != as_text(bytes_of(b).span())) {
+  if (a.type != b.type || as_text(initial_bytes(a).span()) != as_text(initial_bytes(b).span())) {
     return fail(rules_[r].at, "'{}' and '{}' are stored with different values", a.name, b.name)
         .with_note("only names of one tensor can be tied");
   }
@@ -267,7 +265,7 @@ Status Rules::include(size_t r, const OnnxTensor& tensor, int initializer) {
     type.shape = out_.params[p].type.shape;
   }
   if (known >= 0 && !(out_.params[p].type == type &&
-                      as_text(bytes_of(out_.params[p]).span()) == as_text(data.span()))) {
+                      as_text(initial_bytes(out_.params[p]).span()) == as_text(data.span()))) {
     return fail(rule.to_at, "'{}' is not of the values of '{}'", quote_control(tensor.name),
                 quote_control(name));
   }
@@ -374,7 +372,7 @@ Status Rules::rename_all() {
   std::map<std::string, std::string> target;
   std::map<std::string, size_t> by;
   for (size_t r = 0; r < rules_.size(); ++r) {
-    if (rules_[r].kind != Kind::kRename) continue;
+    if (rules_[r].kind != ParamRule::Kind::kRename) continue;
     PIPER_ASSIGN(const Glob glob, Glob::parse(rules_[r].match, rules_[r].at));
     PIPER_TRY(check_template(rules_[r], glob));
     for (const std::string& name : old) {
@@ -413,15 +411,15 @@ Status Rules::rename_all() {
 
 Status Rules::run() {
   for (size_t r = 0; r < rules_.size(); ++r) {
-    if (rules_[r].kind == Kind::kTie) PIPER_TRY(tie(r));
+    if (rules_[r].kind == ParamRule::Kind::kTie) PIPER_TRY(tie(r));
   }
   for (size_t r = 0; r < rules_.size(); ++r) {
     const ParamRule& rule = rules_[r];
-    if (rule.kind == Kind::kRename || rule.kind == Kind::kTie) continue;
+    if (rule.kind == ParamRule::Kind::kRename || rule.kind == ParamRule::Kind::kTie) continue;
     PIPER_ASSIGN(const Glob glob, Glob::parse(rule.match, rule.at));
-    PIPER_TRY(rule.kind == Kind::kInclude  ? find_constants(r, glob)
-              : rule.kind == Kind::kStored ? find_stored(r, glob)
-                                           : find_params(r, glob));
+    PIPER_TRY(rule.kind == ParamRule::Kind::kInclude  ? find_constants(r, glob)
+              : rule.kind == ParamRule::Kind::kStored ? find_stored(r, glob)
+                                                      : find_params(r, glob));
   }
   PIPER_TRY(include_found());
   exclude_found();

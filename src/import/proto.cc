@@ -17,8 +17,6 @@ namespace pb = google::protobuf;
 
 constexpr int64_t kMaxEntries =
     2'000'000;  // nodes and tensors: parsed messages take far more room than the file
-// Fields that the installed schema (IR 8) does not know yet.
-constexpr int kNodeMetadata = 9, kGraphMetadata = 16, kValueMetadata = 4;
 
 // ---- Metadata: kept as unknown fields -----------------------------------------------------------
 

@@ -8,6 +8,8 @@
 namespace piper::onnx_import {
 
 inline constexpr int kMaxRank = 16;
+// Fields that the installed schema (IR 8) does not know yet.
+inline constexpr int kNodeMetadata = 9, kGraphMetadata = 16, kValueMetadata = 4;
 
 // A name of the file, for an error.
 std::string shown(const std::string& name);

@@ -35,6 +35,7 @@ Val constant_val(DType dtype, Shape shape, Bytes data);  // compressed where sli
 Val integers_val(const std::vector<int64_t>& values);    // i64, one dim
 Val number_val(double value, DType dtype);               // a scalar
 Val integer_val(int64_t value);                          // i64, a scalar
+Val graph_val(const Graph& graph, ValueId id);           // held in full
 // Elements of a shape; none when there are more than any model has.
 std::optional<int64_t> elements_of(const Shape& shape);
 
@@ -145,6 +146,7 @@ class RuleContext {
   // Canonical ops on exact operands, except pointwise ones. `x` must be present.
   Result<Vals> ops(std::string_view name, const Vals& inputs, const Attrs& attrs = {});
   Result<Val> op(std::string_view name, const Vals& inputs, const Attrs& attrs = {});
+  Result<Val> cast(const Val& x, DType dtype);  // x itself, where it has that type
   Result<Val> pointwise(std::string_view name, const Vals& inputs, const Attrs& attrs = {});
   Result<Val> exact(const Val& val);
   Result<Val> reshape(const Val& x, const Shape& shape);

@@ -98,7 +98,7 @@ Result<Vals> is_infinite(RuleContext& c) {
   return single(c.expand(number_val(0, DType::kBool), x.shape));
 }
 
-constexpr ImportRule kRules[] = {
+constexpr ImportRule kActivationRules[] = {
     {"Acos", 7, kNewest, same},
     {"Acosh", 9, kNewest, same},
     {"Asin", 7, kNewest, same},
@@ -120,6 +120,6 @@ constexpr ImportRule kRules[] = {
 
 }  // namespace
 
-std::span<const ImportRule> activation_rules() { return kRules; }
+std::span<const ImportRule> activation_rules() { return kActivationRules; }
 
 }  // namespace piper::onnx_import

@@ -206,13 +206,13 @@ Result<Vals> rotary(RuleContext& c) {
   return single(c.reshape(y, {y.shape[0], y.shape[1], y.shape[2] * y.shape[3]}));
 }
 
-constexpr ImportRule kRules[] = {
+constexpr ImportRule kAttentionRules[] = {
     {"Attention", 23, kNewest, attention},
     {"RotaryEmbedding", 23, kNewest, rotary},
 };
 
 }  // namespace
 
-std::span<const ImportRule> attention_rules() { return kRules; }
+std::span<const ImportRule> attention_rules() { return kAttentionRules; }
 
 }  // namespace piper::onnx_import

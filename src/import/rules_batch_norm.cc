@@ -157,7 +157,7 @@ Result<Vals> mean_variance_norm(RuleContext& c) {
   return single(c.pointwise("Div", {y, variance}));
 }
 
-constexpr ImportRule kRules[] = {
+constexpr ImportRule kBatchNormRules[] = {
     {"BatchNormalization", 9, kNewest, batch_norm,
      "in training mode it couples the samples of a batch; its running statistics are saved with "
      "the parameters"},
@@ -168,6 +168,6 @@ constexpr ImportRule kRules[] = {
 
 }  // namespace
 
-std::span<const ImportRule> batch_norm_rules() { return kRules; }
+std::span<const ImportRule> batch_norm_rules() { return kBatchNormRules; }
 
 }  // namespace piper::onnx_import

@@ -181,13 +181,13 @@ Result<Vals> conv_transpose(RuleContext& c) {
   return single(c.pointwise("Add", {y, bias}));
 }
 
-constexpr ImportRule kRules[] = {
+constexpr ImportRule kConvRules[] = {
     {"Conv", 1, kNewest, conv},
     {"ConvTranspose", 1, kNewest, conv_transpose},
 };
 
 }  // namespace
 
-std::span<const ImportRule> conv_rules() { return kRules; }
+std::span<const ImportRule> conv_rules() { return kConvRules; }
 
 }  // namespace piper::onnx_import

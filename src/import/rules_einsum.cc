@@ -57,7 +57,7 @@ Result<Val> as_matrix(RuleContext& c, const Term& t, const std::string& batch,
   return c.reshape(ordered.val, shape);
 }
 
-Result<Term> join(RuleContext& c, const Term& a, const Term& b, const std::string& needed) {
+Result<Term> join_terms(RuleContext& c, const Term& a, const Term& b, const std::string& needed) {
   PIPER_ASSIGN(const Term x, sum_away(c, a, needed + b.letters));
   PIPER_ASSIGN(const Term y, sum_away(c, b, needed + a.letters));
   const auto shared = [&](char l) { return has(x.letters, l) && has(y.letters, l); };
@@ -233,19 +233,19 @@ Result<Vals> einsum(RuleContext& c) {
   for (size_t i = 1; i < terms.size(); ++i) {
     std::string needed = equation.output;
     for (size_t k = i + 1; k < terms.size(); ++k) needed += terms[k].letters;
-    PIPER_ASSIGN(result, join(c, result, terms[i], needed));
+    PIPER_ASSIGN(result, join_terms(c, result, terms[i], needed));
   }
   PIPER_ASSIGN(result, sum_away(c, result, equation.output));
   PIPER_ASSIGN(const Term ordered, arrange(c, result, equation.output));
   return Vals{ordered.val};
 }
 
-constexpr ImportRule kRules[] = {
+constexpr ImportRule kEinsumRules[] = {
     {"Einsum", 12, kNewest, einsum},
 };
 
 }  // namespace
 
-std::span<const ImportRule> einsum_rules() { return kRules; }
+std::span<const ImportRule> einsum_rules() { return kEinsumRules; }
 
 }  // namespace piper::onnx_import

@@ -89,11 +89,6 @@ std::optional<ValueId> places_in_own_rows(const Graph& graph, ValueId index, int
   return {};
 }
 
-Val graph_val(const Graph& graph, ValueId id) {
-  const TensorType& type = graph.value(id).type;
-  return {Val::Kind::kGraph, type.dtype, type.shape, type.shape, id, {}, {}};
-}
-
 // x[arange, v], which the older exporter writes as rows of x.flatten(0, 1).
 Result<std::optional<Val>> gather_own_row(RuleContext& c, const Val& data, const Val& index) {
   const std::optional<Val> none;
@@ -336,7 +331,7 @@ Result<Vals> cumsum(RuleContext& c) {
   return made;
 }
 
-constexpr ImportRule kRules[] = {
+constexpr ImportRule kIndexRules[] = {
     {"CumSum", 11, kNewest, cumsum, "along a known axis"},
     {"Gather", 1, kNewest, gather},
     {"GatherND", 11, kNewest, gather_nd},
@@ -346,6 +341,6 @@ constexpr ImportRule kRules[] = {
 
 }  // namespace
 
-std::span<const ImportRule> index_rules() { return kRules; }
+std::span<const ImportRule> index_rules() { return kIndexRules; }
 
 }  // namespace piper::onnx_import

@@ -68,7 +68,8 @@ Result<Val> part(RuleContext& c, const Val& x, size_t axis, int64_t start, int64
   return c.slice(x, starts, std::vector<int64_t>(x.rank(), 1), shape);
 }
 
-Result<Vals> parts(RuleContext& c, const Val& x, size_t axis, const std::vector<int64_t>& sizes) {
+Result<Vals> split_up(RuleContext& c, const Val& x, size_t axis,
+                      const std::vector<int64_t>& sizes) {
   Vals out;
   int64_t start = 0;
   for (const int64_t size : sizes) {
@@ -93,7 +94,7 @@ Result<Vals> split(RuleContext& c) {
   PIPER_TRY(c.need(1, 2));
   PIPER_ASSIGN(const size_t axis, c.axis(c.integer("axis", 0), c.in(0).rank()));
   PIPER_ASSIGN(const auto named, c.integers_or_input("split", 1));
-  if (named) return parts(c, c.in(0), axis, *named);
+  if (named) return split_up(c, c.in(0), axis, *named);
   const int64_t count = c.integer("num_outputs", static_cast<int64_t>(c.node.outputs.size()));
   const int64_t whole = c.in(0).shape[axis];
   if (count < 1 || count > std::max<int64_t>(whole, 1))
@@ -101,10 +102,10 @@ Result<Vals> split(RuleContext& c) {
   const std::vector<int64_t> sizes = even_parts(whole, (whole + count - 1) / count);
   if (static_cast<int64_t>(sizes.size()) != count)
     return c.error("cannot make {} parts of {}", count, to_string(c.in(0).shape));
-  return parts(c, c.in(0), axis, sizes);
+  return split_up(c, c.in(0), axis, sizes);
 }
 
-Result<Val> join(RuleContext& c, Vals items, int64_t axis_attr) {
+Result<Val> join_all(RuleContext& c, Vals items, int64_t axis_attr) {
   if (items.empty()) return c.error("has nothing to join");
   PIPER_ASSIGN(const size_t axis, c.axis(axis_attr, items[0].rank()));
   // A dim that is broadcast in all of them may stay so.
@@ -142,7 +143,7 @@ Result<Vals> concat(RuleContext& c) {
   PIPER_TRY(c.need(1));
   Vals items;
   for (size_t i = 0; i < c.num_inputs(); ++i) items.push_back(c.in(i));
-  return single(join(c, std::move(items), c.integer("axis", 0)));
+  return single(join_all(c, std::move(items), c.integer("axis", 0)));
 }
 
 // Where element i (from before the first to behind the last) of a dim of n comes from.
@@ -234,7 +235,7 @@ Result<Vals> split_to_sequence(RuleContext& c) {
       sizes = even_parts(x.shape[axis], sizes[0]);
     }
   }
-  PIPER_ASSIGN(Vals items, parts(c, x, axis, sizes));
+  PIPER_ASSIGN(Vals items, split_up(c, x, axis, sizes));
   if (single_slices && c.integer("keepdims", 1) == 0) {
     for (Val& item : items) {
       Shape shape = item.shape;
@@ -273,7 +274,7 @@ Result<Vals> concat_from_sequence(RuleContext& c) {
       PIPER_ASSIGN(item, c.reshape(item, shape));
     }
   }
-  return single(join(c, std::move(items), axis));
+  return single(join_all(c, std::move(items), axis));
 }
 
 Result<size_t> position(RuleContext& c, size_t input, size_t size, int64_t otherwise) {
@@ -307,7 +308,7 @@ Result<Vals> sequence_length(RuleContext& c) {
   return Vals{integer_val(static_cast<int64_t>(c.in(0).items.size()))};
 }
 
-constexpr ImportRule kRules[] = {
+constexpr ImportRule kJoinRules[] = {
     {"SequenceEmpty", 11, kNewest, sequence_empty, "folds away"},
     {"SequenceErase", 11, kNewest, sequence_erase, "folds away"},
     {"SequenceInsert", 11, kNewest, sequence_insert, "folds away"},
@@ -324,6 +325,6 @@ constexpr ImportRule kRules[] = {
 
 }  // namespace
 
-std::span<const ImportRule> join_rules() { return kRules; }
+std::span<const ImportRule> join_rules() { return kJoinRules; }
 
 }  // namespace piper::onnx_import

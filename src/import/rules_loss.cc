@@ -16,11 +16,6 @@ Result<Val> classes_last(RuleContext& c, const Val& x) {
   return c.transpose(x, perm);
 }
 
-Result<Val> cast_to(RuleContext& c, const Val& x, DType dtype) {
-  if (x.dtype == dtype) return x;
-  return c.pointwise("Cast", {x}, {{"to", std::string(info(dtype).name)}});
-}
-
 Result<Val> sum_of_all(RuleContext& c, const Val& x) {
   std::vector<int64_t> axes(x.rank());
   std::iota(axes.begin(), axes.end(), 0);
@@ -72,7 +67,7 @@ Result<Val> fused(RuleContext& c, const Loss& loss) {
   PIPER_ASSIGN(const Vals sum, c.ops("CrossEntropySum", {logits, c.in(1)}, attrs));
   if (loss.reduction == "sum") return sum[0];
   PIPER_ASSIGN(Val count, c.op("LabelCount", {c.in(1)}, attrs));
-  PIPER_ASSIGN(count, cast_to(c, count, sum[0].dtype));
+  PIPER_ASSIGN(count, c.cast(count, sum[0].dtype));
   return c.pointwise("Div", {sum[0], count});
 }
 
@@ -152,7 +147,7 @@ Result<Val> picked(RuleContext& c, const Loss& loss, const Val& log_probabilitie
 Result<Val> by_shares(RuleContext& c, const Loss& loss, const Val& log_probabilities) {
   PIPER_ASSIGN(const Val scores, classes_last(c, log_probabilities));
   PIPER_ASSIGN(Val shares, classes_last(c, c.in(1)));
-  PIPER_ASSIGN(shares, cast_to(c, shares, scores.dtype));
+  PIPER_ASSIGN(shares, c.cast(shares, scores.dtype));
   if (loss.smoothing > 0) {
     const double rest = loss.smoothing / static_cast<double>(scores.shape.back());
     PIPER_ASSIGN(shares, c.pointwise("Mul", {shares, c.number(1 - loss.smoothing, shares)}));
@@ -203,13 +198,13 @@ Result<Vals> negative_log_likelihood(RuleContext& c) {
   return single(picked(c, loss, c.in(0)));
 }
 
-constexpr ImportRule kRules[] = {
+constexpr ImportRule kLossRules[] = {
     {"NegativeLogLikelihoodLoss", 12, kNewest, negative_log_likelihood},
     {"SoftmaxCrossEntropyLoss", 12, kNewest, cross_entropy, "labels, or a share of each class"},
 };
 
 }  // namespace
 
-std::span<const ImportRule> loss_rules() { return kRules; }
+std::span<const ImportRule> loss_rules() { return kLossRules; }
 
 }  // namespace piper::onnx_import

@@ -77,22 +77,17 @@ Result<Vals> mean(RuleContext& c) {
 
 // ---- Casts --------------------------------------------------------------------------------------
 
-Result<Val> cast_to(RuleContext& c, const Val& x, DType dtype) {
-  if (x.dtype == dtype) return x;
-  return c.pointwise("Cast", {x}, {{"to", std::string(info(dtype).name)}});
-}
-
 Result<Vals> cast(RuleContext& c) {
   PIPER_TRY(c.need(1, 1));
   const std::optional<DType> dtype = dtype_of_code(c.integer("to", 0));
   if (!dtype)
     return c.error("casts to element type {}, which is not supported", c.integer("to", 0));
-  return single(cast_to(c, c.in(0), *dtype));
+  return single(c.cast(c.in(0), *dtype));
 }
 
 Result<Vals> cast_like(RuleContext& c) {
   PIPER_TRY(c.need(2, 2));
-  return single(cast_to(c, c.in(0), c.in(1).dtype));
+  return single(c.cast(c.in(0), c.in(1).dtype));
 }
 
 // ---- Powers -------------------------------------------------------------------------------------
@@ -143,7 +138,7 @@ Result<Vals> pow(RuleContext& c) {
   if (exponent && scalar && *exponent > 0 && *exponent < 1 && is_magnitude(c, x.id))
     return single(c.power(x, *exponent));
   if (exponent && scalar && *exponent == 0.5) return single(c.pointwise("Sqrt", {x}));
-  PIPER_ASSIGN(const Val power, cast_to(c, c.in(1), x.dtype));
+  PIPER_ASSIGN(const Val power, c.cast(c.in(1), x.dtype));
   return single(c.pointwise("Pow", {x, power}));
 }
 
@@ -275,7 +270,7 @@ Result<Vals> gelu(RuleContext& c) {
   return single(c.pointwise("Gelu", {c.in(0)}, {{"approximate", kind}}));
 }
 
-constexpr ImportRule kRules[] = {
+constexpr ImportRule kMathRules[] = {
     {"Abs", 6, kNewest, same_unary},
     {"Add", 7, kNewest, same_binary},
     {"Add", 1, 6, old_binary},
@@ -331,6 +326,6 @@ constexpr ImportRule kRules[] = {
 
 }  // namespace
 
-std::span<const ImportRule> math_rules() { return kRules; }
+std::span<const ImportRule> math_rules() { return kMathRules; }
 
 }  // namespace piper::onnx_import

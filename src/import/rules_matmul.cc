@@ -96,13 +96,13 @@ Result<Vals> gemm(RuleContext& c) {
   return single(c.pointwise("Add", {out, bias}));
 }
 
-constexpr ImportRule kRules[] = {
+constexpr ImportRule kMatmulRules[] = {
     {"Gemm", 7, kNewest, gemm},
     {"MatMul", 1, kNewest, matmul},
 };
 
 }  // namespace
 
-std::span<const ImportRule> matmul_rules() { return kRules; }
+std::span<const ImportRule> matmul_rules() { return kMatmulRules; }
 
 }  // namespace piper::onnx_import

@@ -69,7 +69,7 @@ Result<Vals> instance_norm(RuleContext& c) {
   return normalised_in_groups(c, c.in(0).shape[1], false);
 }
 
-constexpr ImportRule kRules[] = {
+constexpr ImportRule kNormRules[] = {
     {"GroupNormalization", 18, kNewest, group_norm},
     {"InstanceNormalization", 6, kNewest, instance_norm},
     {"LayerNormalization", 17, kNewest, layer_norm},
@@ -78,6 +78,6 @@ constexpr ImportRule kRules[] = {
 
 }  // namespace
 
-std::span<const ImportRule> norm_rules() { return kRules; }
+std::span<const ImportRule> norm_rules() { return kNormRules; }
 
 }  // namespace piper::onnx_import

@@ -208,7 +208,7 @@ Result<Vals> global_lp_pool(RuleContext& c) {
   return single(root(c, sum, p));
 }
 
-constexpr ImportRule kRules[] = {
+constexpr ImportRule kPoolRules[] = {
     {"AveragePool", 7, kNewest, average_pool},
     {"GlobalAveragePool", 1, kNewest, global_average_pool},
     {"GlobalLpPool", 2, kNewest, global_lp_pool},
@@ -219,6 +219,6 @@ constexpr ImportRule kRules[] = {
 
 }  // namespace
 
-std::span<const ImportRule> pool_rules() { return kRules; }
+std::span<const ImportRule> pool_rules() { return kPoolRules; }
 
 }  // namespace piper::onnx_import

@@ -115,7 +115,7 @@ Result<Vals> dropout(RuleContext& c) {
   return Vals{std::move(y), std::move(mask)};
 }
 
-constexpr ImportRule kRules[] = {
+constexpr ImportRule kRandomRules[] = {
     {"Bernoulli", 15, kNewest, bernoulli},
     {"Dropout", 7, kNewest, dropout, "with a known mode and ratio"},
     {"RandomNormal", 1, kNewest, random_of_shape},
@@ -133,6 +133,6 @@ Result<Val> with_attention_dropout(RuleContext& c, const Val& weights) {
   return c.op("Dropout", {weights, draw.key, draw.step}, {{"ratio", ratio}});
 }
 
-std::span<const ImportRule> random_rules() { return kRules; }
+std::span<const ImportRule> random_rules() { return kRandomRules; }
 
 }  // namespace piper::onnx_import

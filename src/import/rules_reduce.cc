@@ -135,7 +135,7 @@ Result<Vals> softmax(RuleContext& c) {  // and LogSoftmax
   return single(with_attention_dropout(c, y));
 }
 
-constexpr ImportRule kRules[] = {
+constexpr ImportRule kReduceRules[] = {
     {"LogSoftmax", 1, kNewest, softmax, "before opset 13 over the last dim"},
     {"ReduceL1", 1, kNewest, reduce_l1},
     {"ReduceL2", 1, kNewest, reduce_l2},
@@ -152,6 +152,6 @@ constexpr ImportRule kRules[] = {
 
 }  // namespace
 
-std::span<const ImportRule> reduce_rules() { return kRules; }
+std::span<const ImportRule> reduce_rules() { return kReduceRules; }
 
 }  // namespace piper::onnx_import

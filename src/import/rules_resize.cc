@@ -311,7 +311,7 @@ Result<Vals> space_to_depth(RuleContext& c) {
   return single(c.reshape(x, {s[0], s[1] * b * b, s[2] / b, s[3] / b}));
 }
 
-constexpr ImportRule kRules[] = {
+constexpr ImportRule kResizeRules[] = {
     {"DepthToSpace", 1, kNewest, depth_to_space},
     {"Resize", 11, kNewest, resize, "to known sizes or by known scales"},
     {"SpaceToDepth", 1, kNewest, space_to_depth},
@@ -319,6 +319,6 @@ constexpr ImportRule kRules[] = {
 
 }  // namespace
 
-std::span<const ImportRule> resize_rules() { return kRules; }
+std::span<const ImportRule> resize_rules() { return kResizeRules; }
 
 }  // namespace piper::onnx_import

@@ -279,7 +279,7 @@ Result<Vals> reverse_sequence(RuleContext& c) {
   return single(c.transpose(rows, perm));
 }
 
-constexpr ImportRule kRules[] = {
+constexpr ImportRule kScatterRules[] = {
     {"ArgMax", 1, kNewest, arg_extreme},
     {"ArgMin", 1, kNewest, arg_extreme},
     {"Compress", 9, kNewest, compress, "with a known condition"},
@@ -294,6 +294,6 @@ constexpr ImportRule kRules[] = {
 
 }  // namespace
 
-std::span<const ImportRule> scatter_rules() { return kRules; }
+std::span<const ImportRule> scatter_rules() { return kScatterRules; }
 
 }  // namespace piper::onnx_import

@@ -235,7 +235,7 @@ Result<Vals> eye_like(RuleContext& c) {
   return single(c.pointwise("Cast", {made}, {{"to", std::string(info(*dtype).name)}}));
 }
 
-constexpr ImportRule kRules[] = {
+constexpr ImportRule kShapeRules[] = {
     {"Constant", 1, kNewest, constant},
     {"ConstantOfShape", 9, kNewest, constant_of_shape, "of a known shape"},
     {"EyeLike", 9, kNewest, eye_like},
@@ -254,6 +254,6 @@ constexpr ImportRule kRules[] = {
 
 }  // namespace
 
-std::span<const ImportRule> shape_rules() { return kRules; }
+std::span<const ImportRule> shape_rules() { return kShapeRules; }
 
 }  // namespace piper::onnx_import

@@ -11,15 +11,14 @@
 namespace piper::onnx_import {
 namespace {
 
-using Kind = TrainingUpdate::Kind;
-
 struct Optimizer {
   std::string_view op;
-  Kind kind;
+  TrainingUpdate::Kind kind;
   size_t states;  // of each parameter
 };
-constexpr Optimizer kOptimizers[] = {
-    {"Adagrad", Kind::kAdagrad, 1}, {"Adam", Kind::kAdam, 2}, {"Momentum", Kind::kMomentum, 1}};
+constexpr Optimizer kOptimizers[] = {{"Adagrad", TrainingUpdate::Kind::kAdagrad, 1},
+                                     {"Adam", TrainingUpdate::Kind::kAdam, 2},
+                                     {"Momentum", TrainingUpdate::Kind::kMomentum, 1}};
 
 // Attributes are floats that stand for decimals: 0.9f for 0.9, and not for 0.89999998.
 double real_attr(const OnnxNode& node, std::string_view name, double otherwise) {
@@ -43,9 +42,9 @@ std::vector<std::string> texts_attr(const OnnxNode& node, std::string_view name)
   return value ? *value : std::vector<std::string>();
 }
 
-class Reader {
+class TrainingReader {
  public:
-  explicit Reader(OnnxModel& model) : model_(model) {
+  explicit TrainingReader(OnnxModel& model) : model_(model) {
     for (const OnnxTensor& tensor : model.initializers) initializers_[tensor.name] = &tensor;
     for (size_t n = 0; n < model.nodes.size(); ++n)
       for (const std::string& output : model.nodes[n].outputs) producer_[output] = n;
@@ -77,7 +76,7 @@ class Reader {
 };
 
 // A scalar that the file gives: an initializer, or a Constant.
-std::optional<double> Reader::scalar(const std::string& name) const {
+std::optional<double> TrainingReader::scalar(const std::string& name) const {
   const OnnxTensor* tensor = initializer(name);
   if (tensor == nullptr) {
     const auto at = producer_.find(name);
@@ -89,7 +88,7 @@ std::optional<double> Reader::scalar(const std::string& name) const {
   return read_number(tensor->data, tensor->type.dtype, 0);
 }
 
-Status Reader::read_gradient(const OnnxNode& node) {
+Status TrainingReader::read_gradient(const OnnxNode& node) {
   const std::string y = text_attr(node, "y");
   const std::vector<std::string> xs = texts_attr(node, "xs"), zs = texts_attr(node, "zs");
   if (!model_.loss.empty() && model_.loss != y)
@@ -109,8 +108,8 @@ Status Reader::read_gradient(const OnnxNode& node) {
   return ok_status();
 }
 
-Status Reader::take_binding(const OnnxNode& node, const std::string& state,
-                            const std::string& next) {
+Status TrainingReader::take_binding(const OnnxNode& node, const std::string& state,
+                                    const std::string& next) {
   const auto at = bound_.find(state);
   if (at == bound_.end() || at->second != next)
     return fail("{}: its result '{}' is not bound to '{}' by update_binding", node.label(),
@@ -120,7 +119,7 @@ Status Reader::take_binding(const OnnxNode& node, const std::string& state,
 }
 
 // T: an initializer that is counted up by one a step, or that already counted up.
-Result<int64_t> Reader::read_count(const OnnxNode& node, const std::string& name) {
+Result<int64_t> TrainingReader::read_count(const OnnxNode& node, const std::string& name) {
   const auto counted = [&](const std::string& from, const std::string& next) {
     const auto made = producer_.find(next);
     if (made == producer_.end()) return false;
@@ -140,8 +139,8 @@ Result<int64_t> Reader::read_count(const OnnxNode& node, const std::string& name
               node.label(), quote_control(name));
 }
 
-Status Reader::read_parameter(const OnnxNode& node, const Optimizer& optimizer, size_t i,
-                              size_t count, TrainingUpdate update) {
+Status TrainingReader::read_parameter(const OnnxNode& node, const Optimizer& optimizer, size_t i,
+                                      size_t count, TrainingUpdate update) {
   const auto input = [&](size_t group) { return node.inputs[2 + group * count + i]; };
   update.parameter = input(0);
   const OnnxTensor* x = initializer(update.parameter);
@@ -163,7 +162,7 @@ Status Reader::read_parameter(const OnnxNode& node, const Optimizer& optimizer, 
                   quote_control(state), quote_control(update.parameter));
     const bool uniform = is_uniform(start->data, start->type.dtype);
     const double value = start->data.size ? read_number(start->data, start->type.dtype, 0) : 0;
-    if (!uniform || (value != 0 && update.kind != Kind::kAdagrad))
+    if (!uniform || (value != 0 && update.kind != TrainingUpdate::Kind::kAdagrad))
       return fail("{}: to begin with a state '{}' that is not {} is not supported", node.label(),
                   quote_control(state), uniform ? "zero" : "one number throughout");
     update.accumulator = value;
@@ -176,7 +175,7 @@ Status Reader::read_parameter(const OnnxNode& node, const Optimizer& optimizer, 
   return ok_status();
 }
 
-Status Reader::read_optimizer(const OnnxNode& node, const Optimizer& optimizer) {
+Status TrainingReader::read_optimizer(const OnnxNode& node, const Optimizer& optimizer) {
   const size_t groups = 2 + optimizer.states;  // X, G and states
   if (node.inputs.size() < 2 + groups || (node.inputs.size() - 2) % groups != 0)
     return fail("{} has {} inputs", node.label(), node.inputs.size());
@@ -197,7 +196,7 @@ Status Reader::read_optimizer(const OnnxNode& node, const Optimizer& optimizer) 
   update.decay_factor = real_attr(node, "decay_factor", 0);
   update.alpha = real_attr(node, "alpha", 0.9);
   update.beta = real_attr(node, "beta", 0.999);
-  if (optimizer.kind == Kind::kMomentum) {
+  if (optimizer.kind == TrainingUpdate::Kind::kMomentum) {
     const std::string mode = text_attr(node, "mode");
     if (mode != "nesterov" && mode != "standard")
       return fail("{}: the mode '{}' is not supported", node.label(), quote_control(mode));
@@ -209,7 +208,7 @@ Status Reader::read_optimizer(const OnnxNode& node, const Optimizer& optimizer) 
 
 // Drops the nodes that the forward's outputs and the loss do not need, and the initializers of the
 // algorithm that only those read.
-void Reader::keep_forward() {
+void TrainingReader::keep_forward() {
   if (!std::count(model_.outputs.begin(), model_.outputs.end(), model_.loss))
     model_.outputs.push_back(model_.loss);
   std::vector<bool> needed(model_.nodes.size());
@@ -233,7 +232,7 @@ void Reader::keep_forward() {
                 [&](const OnnxTensor& tensor) { return k++ >= first && !read.count(tensor.name); });
 }
 
-Status Reader::run() {
+Status TrainingReader::run() {
   for (const OnnxNode& node : model_.nodes)
     if (node.domain == kTrainingDomain && node.op == "Gradient") PIPER_TRY(read_gradient(node));
   if (model_.loss.empty()) return fail("training_info has no Gradient");
@@ -260,7 +259,7 @@ Status Reader::run() {
 }  // namespace
 
 Status take_training(OnnxModel& model) {
-  return model.algorithm ? Reader(model).run() : ok_status();
+  return model.algorithm ? TrainingReader(model).run() : ok_status();
 }
 
 }  // namespace piper::onnx_import

@@ -9,12 +9,12 @@
 
 #include "host.h"
 #include "params.h"
+#include "proto_tensor.h"
 #include "training.h"
 
 namespace piper::onnx_import {
 namespace {
 
-constexpr int kNodeMetadata = 9, kGraphMetadata = 16;   // newer than the installed schema
 constexpr int64_t kMostBytes = int64_t{2'000'000'000};  // of one message of protobuf
 
 int type_of(DType dtype) {

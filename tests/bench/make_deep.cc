@@ -1,7 +1,7 @@
 // usage: make_deep samples/gpt/model.onnx LAYERS WIDTH FOLDER: a deep model as the exporter writes
 // it. The sample's last block is repeated under the names, calls and scopes that the exporter would
-// give; all its widths (and the context) become WIDTH; random weights go to one external file.
-// Writes FOLDER/model.onnx and FOLDER/model.onnx.data.
+// give; all its widths (and the context) become WIDTH, in 8 heads; random weights go to one
+// external file. Writes FOLDER/model.onnx and FOLDER/model.onnx.data.
 #include <fmt/core.h>
 #include <onnx/onnx_pb.h>
 
@@ -19,14 +19,15 @@
 
 namespace {
 
-constexpr int64_t kOldWidth = 128, kHeads = 4;
+constexpr int64_t kOldWidth = 128, kOldHeads = 4, kHeads = 8;
 constexpr int kLastBlock = 3;
 
 // The numbers of the sample that follow from its width.
 int64_t widened(int64_t dim, int64_t width) {
   for (const int64_t times : {1, 3, 4})
     if (dim == times * kOldWidth) return times * width;
-  return dim == kOldWidth / kHeads ? width / kHeads : dim;
+  if (dim == kOldHeads) return kHeads;
+  return dim == kOldWidth / kOldHeads ? width / kHeads : dim;
 }
 
 // Applies `change` to the metadata entries of a message, which the installed schema does not know.

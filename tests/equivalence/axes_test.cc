@@ -92,28 +92,6 @@ Result<Compiled> compile_case(const Case& c, const std::string& train, bool wide
   return compile(options);
 }
 
-// Of the largest element, over all parameters.
-double largest_error(const Trained& a, const Trained& b) {
-  double worst = 0;
-  for (const auto& [name, tensor] : a.parameters) {
-    const NamedTensor& other = b.parameters.at(name);
-    EXPECT_EQ(tensor.type, other.type) << name;
-    const auto n = static_cast<size_t>(num_elements(tensor.type.shape));
-    const bool wide = tensor.type.dtype == DType::kF64;
-    const auto at = [&](const NamedTensor& t, size_t i) {
-      return wide ? reinterpret_cast<const double*>(t.data.data)[i]
-                  : static_cast<double>(reinterpret_cast<const float*>(t.data.data)[i]);
-    };
-    double size = 0.05, difference = 0;
-    for (size_t i = 0; i < n; ++i) {
-      size = std::max(size, std::abs(at(other, i)));
-      difference = std::max(difference, std::abs(at(tensor, i) - at(other, i)));
-    }
-    worst = std::max(worst, difference / size);
-  }
-  return worst;
-}
-
 class Axes : public ::testing::TestWithParam<Case> {};
 
 TEST_P(Axes, TrainAsOneDeviceDoes) {
@@ -131,7 +109,7 @@ TEST_P(Axes, TrainAsOneDeviceDoes) {
       EXPECT_NEAR(spread->losses[k], uncut->losses[k], wide ? 1e-12 : 1e-5) << "step " << k;
       EXPECT_NEAR(spread->norms[k], uncut->norms[k], wide ? 1e-11 : 1e-4) << "step " << k;
     }
-    EXPECT_LT(largest_error(*spread, *uncut), wide ? 1e-12 : 3e-4);
+    EXPECT_LT(largest_difference(*spread, *uncut), wide ? 1e-12 : 3e-4);
   }
 }
 
@@ -366,7 +344,7 @@ TEST(Axes, PaddedStatesAreStoredAsTheyAre) {
   const Result<Trained> here = train(made->set, "gpt-deep", 2), there = train(*read, "gpt-deep", 2);
   ASSERT_TRUE(here && there);
   EXPECT_EQ(here->losses, there->losses);
-  EXPECT_EQ(largest_error(*here, *there), 0);
+  EXPECT_EQ(largest_difference(*here, *there), 0);
   EXPECT_EQ(there->parameters.at("model.wte.weight").type.shape, (Shape{128, 32}));
 }
 
@@ -425,7 +403,7 @@ void left_out(RoleProgram& role, Instruction& one) {
 }
 
 double apart(const Trained& a, const Trained& b) {
-  double worst = largest_error(a, b);
+  double worst = largest_difference(a, b);
   for (size_t k = 0; k < a.losses.size(); ++k)
     worst =
         std::max({worst, std::abs(a.losses[k] - b.losses[k]), std::abs(a.norms[k] - b.norms[k])});

@@ -1,5 +1,7 @@
 // Losses that couple the samples of a batch, or look as if they did: uncut they train as central
 // differences in double say; cut, they do the same or are refused with the op that couples.
+#include <nlohmann/json.hpp>
+
 #include "equivalence/jobs.h"
 
 namespace piper {

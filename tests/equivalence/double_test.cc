@@ -1,5 +1,7 @@
 // The oracle: in f64 a model trains as PyTorch's float64 reference does, to the rounding with which
 // the reference is stored. What f32 adds to that is rounding alone.
+#include <nlohmann/json.hpp>
+
 #include "equivalence/jobs.h"
 
 namespace piper {

@@ -1,6 +1,8 @@
 // The master oracle: every exported model under pipeline × data parallelism × microbatches trains
 // as PyTorch's float64 reference does, within the bounds that belong to the models, and bit for bit
 // like every plan with the same cut of the batch.
+#include <nlohmann/json.hpp>
+
 #include "equivalence/jobs.h"
 
 namespace piper {

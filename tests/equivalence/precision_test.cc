@@ -1,6 +1,7 @@
 // Mixed precision: the same bits under every plan of one cut, near f32 and yet not f32; loss
 // scaling as torch.amp.GradScaler does it.
 #include <cstring>
+#include <nlohmann/json.hpp>
 
 #include "equivalence/jobs.h"
 

@@ -1,5 +1,7 @@
 // Models with training_info train as the operators' pseudo code says, in double, whatever the cut;
 // what of it is not supported is refused.
+#include <nlohmann/json.hpp>
+
 #include "equivalence/jobs.h"
 
 namespace piper {

@@ -1,0 +1,204 @@
+#include "equivalence/jobs.h"
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "library_text.h"
+
+namespace piper::jobs {
+
+std::string models_folder() {
+  const char* folder = std::getenv("PIPER_MODELS");
+  return folder ? folder : PIPER_SOURCE_DIR "/../shared/models";
+}
+
+std::string model_path(const std::string& model, const std::string& file) {
+  return models_folder() + "/" + model + "/" + file;
+}
+
+std::string library_text(const std::string& file) {
+  for (const char* folder : {"strategies", "tests/data/schedules"})
+    if (const std::string path = fmt::format("{}/{}/{}.yaml", PIPER_SOURCE_DIR, folder, file);
+        std::filesystem::exists(path))
+      return StrategyText::read(path).text();
+  return "";
+}
+
+std::vector<Definition> definitions_of(const std::string& text, const Shape2& shape) {
+  std::vector<Definition> defines;
+  const auto add = [&](const char* param, int64_t value) {
+    if (text.find(fmt::format("${}", param)) != std::string::npos)
+      defines.push_back({param, std::to_string(value)});
+  };
+  add("stages", shape.pp);
+  add("dp", shape.dp);
+  add("nodes", std::max<int64_t>(shape.dp / 2, 1));  // of two devices
+  add("gpus", std::min<int64_t>(shape.dp, 2));
+  add("microbatches", shape.mb);
+  return defines;
+}
+
+std::string strategy_text(const std::string& model, const std::string& train) {
+  std::string text = "piper: 1\ninclude: " PIPER_SOURCE_DIR "/strategies/ORDER.yaml\n";
+  if (model == "gpt-logits")
+    text += "loss: {cross_entropy: {logits: logits, labels: labels, ignore_index: -100}}\n";
+  if (model == "bert-hf")  // which the file cannot tell: one name in its calls, the other in none
+    text +=
+        "parameters: [{tie: [model.cls.predictions.bias, model.cls.predictions.decoder.bias]}]\n";
+  return text + "train: {global_batch: 8, " + train + "}\n";
+}
+
+Result<Compiled> compile_model(const std::string& model, std::string text, const Shape2& shape,
+                               bool oracles, bool fuse, const std::vector<Definition>& more) {
+  const Folder folder;
+  text.replace(text.find("ORDER"), 5, shape.order);
+  CompileOptions options;
+  options.model = model_path(model, "model.onnx");
+  options.strategy = folder.write("strategy.yaml", text);
+  options.defines = definitions_of(library_text(shape.order), shape);
+  for (const Definition& define : more) options.defines.push_back(define);
+  options.oracles = oracles;
+  options.fuse = fuse;
+  return compile(options);
+}
+
+std::vector<std::string> library_files(const std::string& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(PIPER_SOURCE_DIR "/strategies" + folder))
+    if (entry.path().extension() == ".yaml") names.push_back(entry.path().stem().string());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+std::string identifier(std::string name) {
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+}
+
+Result<Compiled> compile_text(const std::string& model, const std::string& text,
+                              const std::string& train, CompileOptions options) {
+  const Folder folder;
+  options.model = model_path(model, "model.onnx");
+  options.strategy =
+      folder.write("strategy.yaml", text + fmt::format("train: {{global_batch: 8, {}}}\n", train));
+  return compile(options);
+}
+
+Result<std::unique_ptr<BatchSource>> open_file(const PlanSet& set, const std::string& path) {
+  PIPER_ASSIGN(const auto needs, data_needs(set));
+  DataOptions options;
+  options.sources = {path};
+  return open_data(options, needs, set.roles[0].batch);
+}
+
+Result<std::unique_ptr<BatchSource>> open_batches(const PlanSet& set, const std::string& model) {
+  return open_file(set, model_path(model, "reference.safetensors"));
+}
+
+std::string write_batches(const Folder& folder, const nlohmann::json& batches, int64_t samples) {
+  std::vector<NamedTensor> tensors;
+  for (size_t k = 0; k < batches.size(); ++k)
+    for (const auto& [name, values] : batches[k].items()) {
+      const bool is_index = name == "order";
+      const auto reals = values.template get<std::vector<float>>();
+      const std::vector<int64_t> indices(reals.begin(), reals.end());
+      const auto each = static_cast<int64_t>(reals.size()) / samples;
+      const TensorType type =
+          is_index ? TensorType{DType::kI64, {samples}} : TensorType{DType::kF32, {samples, each}};
+      const void* data = reals.data();
+      if (is_index) data = indices.data();
+      tensors.push_back({fmt::format("batch/{}/{}", k, name), type,
+                         Bytes::copy_of(data, static_cast<size_t>(type.bytes()))});
+    }
+  const std::string path = folder.path() + "/batches.safetensors";
+  EXPECT_TRUE(write_safetensors(path, tensors, {}));
+  return path;
+}
+
+Result<Trained> train_on(const PlanSet& set, const std::string& path, int64_t steps, int threads) {
+  PIPER_ASSIGN(const auto data, open_file(set, path));
+  JobOptions options;
+  options.steps = steps;
+  options.threads = threads;
+  PIPER_ASSIGN(JobResult job, run_job(set, data.get(), nullptr, nullptr, options));
+  Trained trained;
+  for (const StepMetrics& step : job.steps) {
+    trained.losses.push_back(step.loss.value_or(NAN));
+    trained.norms.push_back(step.grad_norm.value_or(NAN));
+  }
+  for (NamedTensor& tensor : job.parameters) trained.parameters[tensor.name] = std::move(tensor);
+  return trained;
+}
+
+Result<Trained> train(const PlanSet& set, const std::string& model, int64_t steps, int threads) {
+  return train_on(set, model_path(model, "reference.safetensors"), steps, threads);
+}
+
+void expect_equal_bits(const Trained& a, const Trained& b, const std::string& what) {
+  ASSERT_EQ(a.losses, b.losses) << what;
+  ASSERT_EQ(a.norms, b.norms) << what;
+  ASSERT_EQ(a.parameters.size(), b.parameters.size()) << what;
+  for (const auto& [name, tensor] : a.parameters) {
+    const auto other = b.parameters.find(name);
+    ASSERT_NE(other, b.parameters.end()) << what << " lacks " << name;
+    ASSERT_TRUE(as_text(tensor.data.span()) == as_text(other->second.data.span()))
+        << what << " differs in " << name;
+  }
+}
+
+double largest_difference(const Trained& a, const Trained& b) {
+  double worst = 0;
+  for (const auto& [name, tensor] : a.parameters) {
+    const NamedTensor& other = b.parameters.at(name);
+    EXPECT_EQ(tensor.type, other.type) << name;
+    const auto n = static_cast<size_t>(num_elements(tensor.type.shape));
+    const bool wide = tensor.type.dtype == DType::kF64;
+    const auto at = [&](const NamedTensor& t, size_t i) {
+      return wide ? reinterpret_cast<const double*>(t.data.data)[i]
+                  : static_cast<double>(reinterpret_cast<const float*>(t.data.data)[i]);
+    };
+    double size = 0.05, difference = 0;
+    for (size_t i = 0; i < n; ++i) {
+      size = std::max(size, std::abs(at(other, i)));
+      difference = std::max(difference, std::abs(at(tensor, i) - at(other, i)));
+    }
+    worst = std::max(worst, difference / size);
+  }
+  return worst;
+}
+
+double tensor_error(const NamedTensor& got, const NamedTensor& want) {
+  const bool is_f64 = got.type.dtype == DType::kF64;
+  if ((!is_f64 && got.type.dtype != DType::kF32) || want.type.dtype != DType::kF32 ||
+      got.type.shape != want.type.shape)
+    return INFINITY;
+  const auto n = static_cast<size_t>(num_elements(want.type.shape));
+  const auto* a = reinterpret_cast<const float*>(got.data.data);
+  const auto* wide = reinterpret_cast<const double*>(got.data.data);
+  const auto* b = reinterpret_cast<const float*>(want.data.data);
+  double difference = 0, size = 0.05;
+  for (size_t i = 0; i < n; ++i) {
+    const double own = is_f64 ? wide[i] : static_cast<double>(a[i]);
+    difference = std::max(difference, std::abs(own - b[i]));
+    if (std::isnan(own)) return INFINITY;
+    size = std::max(size, std::abs(static_cast<double>(b[i])));
+  }
+  return difference / size;
+}
+
+std::map<std::string, NamedTensor> reference_tensors(const std::string& model) {
+  std::map<std::string, NamedTensor> tensors;
+  auto read = read_safetensors(model_path(model, "reference.safetensors"));
+  if (read)
+    for (NamedTensor& tensor : *read) tensors[tensor.name] = std::move(tensor);
+  return tensors;
+}
+
+nlohmann::json reference_json(const std::string& model) {
+  std::ifstream file(model_path(model, "reference.json"));
+  return nlohmann::json::parse(file);
+}
+
+}  // namespace piper::jobs
