@@ -86,6 +86,7 @@ ValueId AxisWalk::convert(ValueId id, const Layout& to, NodeId reader) {
 
 bool AxisWalk::widens(const Node& node) const {
   return node.op == "Cast" && !is_apart(lies_[node.inputs[0].index()]) &&
+         info(type_of(node.inputs[0]).dtype).is_float &&
          type_of(node.inputs[0]).bytes() < type_of(node.outputs[0]).bytes();
 }
 

@@ -177,7 +177,7 @@ class AxisWalk {
     return converted_.count(key_of(id, to, reader)) > 0;
   }
   ValueId convert(ValueId id, const Layout& to, NodeId reader);
-  // Whether it makes more bytes of the same numbers; terms are added up with those.
+  // Whether it makes wider floats of the same numbers; terms are added up as those.
   bool widens(const Node& node) const;
   // How the source of what only moves elements, or widens them, must lie, for that to lie so.
   std::optional<Layout> layout_of_source(ValueId id, const Layout& to) const;

@@ -125,22 +125,48 @@ class LayoutCheck {
 
  private:
   bool of_axis(uint32_t axes) const { return axes >> axis_ & 1; }
-  // Integers that a step makes are others than those of all other steps, but the same on all ranks.
   void put(Spot place, int32_t buffer, Lies lies) {
     Lies& to = held(place, buffer);
-    const DType dtype = role(place).tensor(buffer).type.dtype;
-    if (lies.kind == Lies::kWhole && lies.index == 0 && !info(dtype).is_float) {
-      std::vector<int64_t> at = model_.cells[place.cell].coordinates;
-      at[static_cast<size_t>(axis_)] = 0;
-      const auto number = static_cast<int32_t>(numbers_.size()) + 1;
-      lies.index = numbers_.try_emplace({std::move(at), place.index, buffer}, number).first->second;
-    }
+    name_integers(place, buffer, lies, 0);
     if (role(place).tensor(buffer).kind != BufferKind::kState) {
       to = lies;
     } else if (lies.kind != Lies::kUnknown && to.kind != Lies::kUnknown && !lies.fits(to)) {
       add(place, "leaves the state {}, which is {}", shown(place, buffer, to),
           to_string(lies, shape(place, buffer)));
     }
+  }
+
+  // Integers that a step makes are others than those of all other steps, but the same on all ranks
+  // of the axis; what messages make of the same integers in the same way is the same.
+  void name_integers(Spot place, int32_t buffer, Lies& lies, int32_t from) {
+    const bool is_known = lies.kind == Lies::kWhole || lies.kind == Lies::kCut;
+    if (!is_known || lies.index != 0 || info(role(place).tensor(buffer).type.dtype).is_float)
+      return;
+    if (from == 0) {
+      lies.index = number_of(place, {buffer});
+      return;
+    }
+    const Instruction& one = section_.at(place);
+    const Shape& own = shape(place, one.args[0]);
+    const auto stretches = [&](int32_t dim, int64_t outer) {
+      return dim < 0 ? -1 : elements_of(own, static_cast<size_t>(dim)) * outer;
+    };
+    lies.index = number_of({place.cell, -1},
+                           {from, static_cast<int64_t>(one.kind), axes(place, one),
+                            stretches(one.dim, one.outer), stretches(one.to_dim, one.to_outer)});
+  }
+  int32_t number_of(Spot place, const std::vector<int64_t>& what) {
+    std::vector<int64_t> of = model_.cells[place.cell].coordinates;
+    of[static_cast<size_t>(axis_)] = 0;
+    of.push_back(place.index);
+    of.insert(of.end(), what.begin(), what.end());
+    const auto number = static_cast<int32_t>(integers_.size()) + 1;
+    return integers_.try_emplace(std::move(of), number).first->second;
+  }
+  void put_moved(Spot place, int32_t buffer, Lies lies, const Lies& from) {
+    lies = renewed(std::move(lies));
+    name_integers(place, buffer, lies, from.index);
+    put(place, buffer, std::move(lies));
   }
 
   void step(Spot place, const Instruction& one) {
@@ -157,11 +183,11 @@ class LayoutCheck {
       case InstructionKind::kRecv:
         return receive(place, one);
       case InstructionKind::kOwnPart:
-        for (size_t a = 0; a + 1 < one.args.size(); a += 2)
-          put(place, one.args[a + 1],
-              renewed(by_readings(given(place, one.args[a]), [&](const Lies& from) {
-                return cut(place, one, a, from, Lies::kWhole);
-              })));
+        for (size_t a = 0; a + 1 < one.args.size(); a += 2) {
+          const Lies from = given(place, one.args[a]);
+          const auto own = [&](const Lies& each) { return cut(place, one, a, each, Lies::kWhole); };
+          put_moved(place, one.args[a + 1], by_readings(from, own), from);
+        }
         return;
       default:  // copies
         for (size_t a = 0; a + 1 < one.args.size(); a += 2)
@@ -170,10 +196,10 @@ class LayoutCheck {
   }
 
   // Of a group along the axis alone; of another it is the same for all.
-  Lies position(Spot place, const Instruction& one) const {
+  Lies position(Spot place, const Instruction& one) {
     const uint32_t axes = axes_of(role(place).groups[one.group]);
     if ((axes >> axis_ & 1) == 0) return {Lies::kWhole};
-    if (axes != uint32_t{1} << axis_) return {Lies::kUnknown};
+    if (!is_alone(place, one)) return {Lies::kUnknown};
     return {Lies::kFirst, 0, 0, one.outer};
   }
 
@@ -217,7 +243,9 @@ class LayoutCheck {
     for (size_t a = 0; a < one.args.size(); ++a) {
       if (!program.arg_written[a]) continue;
       Lies lies = made.wrong.empty() ? made.args[a] : Lies{Lies::kUnknown};
-      each_number(lies, [&](int32_t& number) { number = numbers[static_cast<size_t>(number)]; });
+      each_number(lies, [&](int32_t& number) {  // of its own, or that it was given
+        number = number < 0 ? number_of(place, {number}) : numbers[static_cast<size_t>(number)];
+      });
       put(place, one.args[a], std::move(lies));
     }
   }
@@ -262,9 +290,8 @@ class LayoutCheck {
       const Lies from = common(members, a);
       for (const Spot member : members) {
         const Instruction& own = section_.at(member);
-        put(member, own.args[pairs ? a + 1 : a],
-            renewed(by_readings(
-                from, [&](const Lies& reading) { return made_of(member, own, a, reading); })));
+        const auto made = [&](const Lies& reading) { return made_of(member, own, a, reading); };
+        put_moved(member, own.args[pairs ? a + 1 : a], by_readings(from, made), from);
       }
     }
   }
@@ -468,7 +495,7 @@ class LayoutCheck {
   bool quiet_ = false;                   // while readings are tried
   std::vector<std::vector<Lies>> held_;  // by cell and buffer
   Mail<Lies> sent_;
-  std::map<std::tuple<std::vector<int64_t>, int32_t, int32_t>, int32_t> numbers_;  // of integers
+  std::map<std::vector<int64_t>, int32_t> integers_;  // by what made them
   // By program: arguments that it was given, and what it makes of them.
   std::map<const Program*, std::vector<std::pair<std::vector<Lies>, LiesAfter>>> known_;
 };

@@ -33,8 +33,8 @@ struct Lies {
   // kCut: axes at the same stretches, of whose blocks these are blocks, or which cut these blocks.
   uint32_t outside = 0, inside = 0;
   std::vector<bool> terms;  // kMixed: by piece
-  // kWhole: which integers these are, 0: that is not known. kRows: which are the index, of which a
-  // rank owns so many numbers.
+  // Which integers these are, 0: that is not known. kRows: which are the index, of which a rank
+  // owns so many numbers.
   int32_t index = 0;
   int64_t owned = 0;
   // More readings. Of [1,6] in blocks the whole may be [2,6] or [1,12]: what moves elements, or
@@ -82,7 +82,7 @@ inline int64_t elements_of(const Shape& shape, size_t dims) {  // the first so m
 }
 // The same layout of other elements.
 inline Lies renewed(Lies lies) {
-  if (lies.kind == Lies::kWhole) lies.index = 0;
+  if (lies.kind != Lies::kRows) lies.index = 0;
   for (Lies& one : lies.also) one = renewed(std::move(one));
   return lies;
 }

@@ -47,13 +47,27 @@ uint32_t dims_of(const Shape& shape, int64_t outer, bool several) {
   return several && blocks != 0 ? blocks : all;
 }
 
+namespace {
+
+// Whether a dim of blocks of several elements is not taken apart: its blocks might become others of
+// single elements.
+bool keeps_blocks(const Lies& lies, const Shape& from, size_t dim, const Shape& to) {
+  const int64_t before = elements_of(from, dim), end = elements_of(from, dim + 1);
+  if (end <= lies.outer) return false;
+  for (size_t d = 1; d < to.size(); ++d)
+    if (const int64_t at = elements_of(to, d); at > before && at < end) return false;
+  return true;
+}
+
+}  // namespace
+
 Lies reshaped(const Lies& lies, const Shape& from, const Shape& to) {
   if (from == to) return lies;
   return of_each(lies, [&](Lies one) {
     if (one.kind != Lies::kCut || one.run != 0) return one;
     const uint32_t known = std::exchange(one.dims, 0);
     for (size_t d = 0; d < from.size() && d < 32; ++d)
-      if (known >> d & 1) one.dims |= dims_of(to, one.outer, elements_of(from, d + 1) > one.outer);
+      if (known >> d & 1) one.dims |= dims_of(to, one.outer, keeps_blocks(one, from, d, to));
     for (size_t d = 0; d < to.size() && d < 32; ++d)  // a transposition that moves nothing here
       if (to[d] == 1) one.add_reading(blocks_of(to, d, 1));
     return one;
@@ -101,7 +115,7 @@ Lies run_of(const Lies& lies, int64_t all, int64_t first, int64_t count, const S
     if (first % block != 0 || count % block != 0) return Lies{Lies::kUnknown};
     one.outer = count / block;
     one.dims = dims_of(to, one.outer, false);
-    return one;
+    return renewed(one);
   });
 }
 

@@ -286,7 +286,8 @@ OpLayouts::Made OpLayouts::cut_runs(const Use& use, size_t from) {
   }
   std::vector<Lies> made;
   for (const Dims& output : use.rule.outputs)
-    made.push_back(occurrences(output, letter) > 0 ? use.inputs[from].lies : Lies{Lies::kTerms});
+    made.push_back(occurrences(output, letter) > 0 ? renewed(use.inputs[from].lies)
+                                                   : Lies{Lies::kTerms});
   const bool sums = std::find(made.begin(), made.end(), Lies{Lies::kTerms}) != made.end();
   if (sums && use.rule.reduces != LoopRule::kSum)
     return refuse("which does not add up what ranks have");

@@ -471,7 +471,7 @@ TEST(Axes, EachRowCounts) {
       if (trained)
         EXPECT_GT(apart(*trained, *uncut), 1e-9);
       else
-        EXPECT_EQ(trained.error().message, "step 1: the loss is nan");  // of rows without an owner
+        EXPECT_TRUE(trained.error().message.ends_with("the loss is nan"));  // of rows nobody owns
     }
 }
 
