@@ -6,22 +6,6 @@
 
 namespace piper {
 
-uint32_t find_followed_axes(const PlanSet& set) {
-  uint32_t axes = 0;
-  for (const RoleProgram& role : set.roles) {
-    for (const Tensor& tensor : role.tensors)
-      for (const TensorCut& cut : tensor.cuts) axes |= uint32_t{1} << cut.axis;
-    for (const auto* list : {&role.prologue, &role.body, &role.epilogue})
-      for (const Instruction& one : *list)
-        if (one.group >= 0 && (one.dim >= 0 || one.reduction == Reduction::kMax ||
-                               (one.kind == InstructionKind::kOwnPart && one.micro >= 0)))
-          axes |= axes_of(role.groups[one.group]);
-  }
-  for (size_t axis = 0; axis < set.roles[0].mesh.size(); ++axis)
-    if (set.roles[0].mesh[axis].second == 1) axes &= ~(uint32_t{1} << axis);
-  return axes;
-}
-
 namespace {
 
 class LayoutCheck {
@@ -248,11 +232,6 @@ class LayoutCheck {
       });
       put(place, one.args[a], std::move(lies));
     }
-  }
-  template <class Visit>
-  static void each_number(Lies& lies, const Visit& visit) {
-    if (lies.index != 0) visit(lies.index);
-    for (Lies& one : lies.also) each_number(one, visit);
   }
 
   void receive(Spot place, const Instruction& one) {

@@ -86,6 +86,12 @@ inline Lies renewed(Lies lies) {
   for (Lies& one : lies.also) one = renewed(std::move(one));
   return lies;
 }
+// Calls visit(number) for those of the integers, of all readings.
+template <class Visit>
+void each_number(Lies& lies, const Visit& visit) {
+  if (lies.index != 0) visit(lies.index);
+  for (Lies& one : lies.also) each_number(one, visit);
+}
 // "cut at dim 1, outer 3", of a value of that shape.
 std::string to_string(const Lies& lies, const Shape& shape);
 

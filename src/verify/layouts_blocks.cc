@@ -3,6 +3,22 @@
 
 namespace piper {
 
+uint32_t find_followed_axes(const PlanSet& set) {
+  uint32_t axes = 0;
+  for (const RoleProgram& role : set.roles) {
+    for (const Tensor& tensor : role.tensors)
+      for (const TensorCut& cut : tensor.cuts) axes |= uint32_t{1} << cut.axis;
+    for (const auto* list : {&role.prologue, &role.body, &role.epilogue})
+      for (const Instruction& one : *list)
+        if (one.group >= 0 && (one.dim >= 0 || one.reduction == Reduction::kMax ||
+                               (one.kind == InstructionKind::kOwnPart && one.micro >= 0)))
+          axes |= axes_of(role.groups[one.group]);
+  }
+  for (size_t axis = 0; axis < set.roles[0].mesh.size(); ++axis)
+    if (set.roles[0].mesh[axis].second == 1) axes &= ~(uint32_t{1} << axis);
+  return axes;
+}
+
 uint32_t axes_of(const Group& group) {
   uint32_t axes = 0;
   for (const int32_t axis : group.axes) axes |= uint32_t{1} << axis;
