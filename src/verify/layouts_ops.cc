@@ -348,8 +348,25 @@ OpLayouts::Made OpLayouts::by_cut(const Use& use, const Cut& cut) {
     if (times == 0 && rule.reduces == LoopRule::kNone) return std::nullopt;
     const bool sums = rule.reduces == LoopRule::kSum;
     made.push_back(lies ? *lies : Lies{sums ? Lies::kTerms : Lies::kGreatest});
+    if (const auto rows = lies ? std::nullopt : looked_up(use, cut, o)) made[o].add_reading(*rows);
   }
   return made;
+}
+
+// What a part is looked up for is zero where another rank owns it: terms, or rows by the index.
+std::optional<Lies> OpLayouts::looked_up(const Use& use, const Cut& cut, size_t output) const {
+  const LoopRule& rule = use.rule;
+  if (rule.picks < 0 || rule.firsts.size() != 1 || rule.firsts[0].first != cut.letter)
+    return std::nullopt;
+  const LaidOut& index = use.inputs[static_cast<size_t>(rule.picks)];
+  const Dims &rows = rule.inputs[static_cast<size_t>(rule.picks)], &made = rule.outputs[output];
+  if (index.lies.kind != Lies::kWhole || index.lies.index == 0 || made.size() < rows.size() ||
+      !std::equal(rows.begin(), rows.end(), made.begin()))
+    return std::nullopt;
+  const auto size = std::find_if(rule.sizes.begin(), rule.sizes.end(),
+                                 [&](const auto& known) { return known.first == cut.letter; });
+  return Lies{Lies::kRows,      0,           0, num_elements(index.type.shape), 0, 0, {},
+              index.lies.index, size->second};
 }
 
 // Of one turn a whole operand has the same for all: it is repeated.

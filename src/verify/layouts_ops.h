@@ -47,6 +47,7 @@ class OpLayouts {
   Made cut_blocks(const Use& use, size_t from);
   std::vector<Cut> cuts_of(const Use& use, size_t input) const;
   Made by_cut(const Use& use, const Cut& cut);
+  std::optional<Lies> looked_up(const Use& use, const Cut& cut, size_t output) const;
   bool takes(const Use& use, size_t input, const Cut& cut) const;
   bool begins(const Use& use, size_t input, const Cut& cut) const;
 

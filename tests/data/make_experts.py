@@ -18,11 +18,12 @@ class Experts(nn.Module):
     def __init__(self):
         super().__init__()
         self.up = nn.Parameter(torch.randn(EXPERTS, 2 * WIDTH, WIDTH) / 3)
+        self.bias = nn.Parameter(torch.randn(EXPERTS, 2 * WIDTH) / 3)
         self.down = nn.Parameter(torch.randn(EXPERTS, WIDTH, WIDTH) / 3)
 
     def forward(self, x, top):
         rows, index = x.repeat_interleave(TOP, dim=0), top.reshape(-1)
-        gate, up = (self.up[index] @ rows.unsqueeze(-1)).squeeze(-1).chunk(2, dim=-1)
+        gate, up = ((self.up[index] @ rows.unsqueeze(-1)).squeeze(-1) + self.bias[index]).chunk(2, dim=-1)
         return (self.down[index] @ (F.silu(gate) * up).unsqueeze(-1)).squeeze(-1)
 
 

@@ -374,7 +374,10 @@ class DecoderMaker {
                         {{"trans_b", int64_t{0}}});
     };
     const ValueId up = multiply(build_.reshape(each, {2 * n, w}), "experts.up", 2 * w);
-    const ValueId down = multiply(build_.op1("Silu", {up}), "experts.down", w);
+    const ValueId bias = build_.op1(
+        "Gather", {param("experts.bias", {s_.experts, 2 * w}), build_.reshape(top[1], {2 * n})},
+        {{"axis", int64_t{0}}});
+    const ValueId down = multiply(build_.op1("Silu", {build_.add(up, bias)}), "experts.down", w);
     const ValueId scaled = build_.mul(down, build_.reshape(top[0], {2 * n, 1}));
     const ValueId sum = build_.reduce_sum(build_.reshape(scaled, {n, 2, w}), {1}, false);
     return build_.reshape(sum, {kBatch, s_.tokens, w});
