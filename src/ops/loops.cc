@@ -64,7 +64,7 @@ LoopRule pointwise_loops(const OpTypes& use, std::vector<std::vector<int>> linea
 }
 
 Dim block_letters(LoopBuilder& build, int64_t extent, int64_t unit) {
-  if (unit <= 1) return {build.whole(extent)};
+  if (extent == 0) return {build.whole(0)};
   const char count = build.whole(extent / unit);
   return {count, build.letter(unit)};
 }

@@ -91,7 +91,7 @@ Dims broadcast_dims(const Dims& dims, const Shape& shape, const Shape& operand);
 // linear sets.
 LoopRule pointwise_loops(const OpTypes& use, std::vector<std::vector<int>> linear);
 // The dims of operands that have blocks of `unit` elements of a dim in common, each its own number
-// of them: letters for what is inside of a block, the number being whole. A unit of 1: all whole.
+// of them: letters for what is inside of a block, the number being whole.
 Dim block_letters(LoopBuilder& build, int64_t extent, int64_t unit);
 // No letter at all: every dim of every operand is whole.
 LoopRule whole_loops(const OpTypes& use);

@@ -5,7 +5,6 @@
 #include "mail.h"
 
 namespace piper {
-
 namespace {
 
 class LayoutCheck {
@@ -126,10 +125,8 @@ class LayoutCheck {
     const bool is_known = lies.kind == Lies::kWhole || lies.kind == Lies::kCut;
     if (!is_known || lies.index != 0 || info(role(place).tensor(buffer).type.dtype).is_float)
       return;
-    if (from == 0) {
-      lies.index = number_of(place, {buffer});
-      return;
-    }
+    lies.index = number_of(place, {buffer});
+    if (from == 0) return;
     const Instruction& one = section_.at(place);
     const Shape& own = shape(place, one.args[0]);
     const auto stretches = [&](int32_t dim, int64_t outer) {
@@ -414,7 +411,9 @@ class LayoutCheck {
     const Lies index = given(place, one.args[2]).readings()[0];
     const int64_t rows = num_elements(shape(place, one.args[2]));
     if (!of_axis(axes(place, one))) return routed_beside(place, one, from, index);
-    if (index.kind != Lies::kWhole || index.index == 0)
+    const int64_t blocks = elements_of(shape(place, one.args[0]), one.dim) * one.outer;
+    const bool alike = blocks_.try_emplace(index.index, blocks).first->second == blocks;
+    if (index.kind != Lies::kWhole || index.index == 0 || !alike)  // go and come in the same blocks
       return wrong(place, "sends rows by", one.args[2], index);
     const Lies all{Lies::kRows, 0, 0, rows, 0, 0, {}, index.index, one.owned};
     if (!sends && !from.fits(all)) return wrong(place, "gives rows back of", one.args[0], from);
@@ -475,6 +474,7 @@ class LayoutCheck {
   std::vector<std::vector<Lies>> held_;  // by cell and buffer
   Mail<Lies> sent_;
   std::map<std::vector<int64_t>, int32_t> integers_;  // by what made them
+  std::map<int32_t, int64_t> blocks_;                 // by integers that are an index, of its rows
   // By program: arguments that it was given, and what it makes of them.
   std::map<const Program*, std::vector<std::pair<std::vector<Lies>, LiesAfter>>> known_;
 };

@@ -65,14 +65,18 @@ uint32_t dims_of(const Shape& shape, int64_t outer, bool several) {
 
 namespace {
 
-// Whether a dim of blocks of several elements is not taken apart: its blocks might become others of
-// single elements.
-bool keeps_blocks(const Lies& lies, const Shape& from, size_t dim, const Shape& to) {
-  const int64_t before = elements_of(from, dim), end = elements_of(from, dim + 1);
-  if (end <= lies.outer) return false;
-  for (size_t d = 1; d < to.size(); ++d)
-    if (const int64_t at = elements_of(to, d); at > before && at < end) return false;
-  return true;
+// Dims of `to` that may be what dim d of `from` is or a part of it: blocks of several of its
+// elements lie behind the dims of `to` that are dims before it.
+uint32_t dims_within(const Shape& from, size_t d, const Shape& to, int64_t outer) {
+  const auto is_border = [&](size_t dims) {
+    const int64_t before = elements_of(to, dims);
+    for (size_t i = 0; i <= d; ++i)
+      if (elements_of(from, i) == before) return true;
+    return false;
+  };
+  size_t first = to.size();
+  while (first > 0 && !is_border(first)) --first;
+  return dims_of(to, outer, false) & ~((uint32_t{1} << std::min<size_t>(first, 31)) - 1);
 }
 
 }  // namespace
@@ -83,9 +87,17 @@ Lies reshaped(const Lies& lies, const Shape& from, const Shape& to) {
     if (one.kind != Lies::kCut || one.run != 0) return one;
     const uint32_t known = std::exchange(one.dims, 0);
     for (size_t d = 0; d < from.size() && d < 32; ++d)
-      if (known >> d & 1) one.dims |= dims_of(to, one.outer, keeps_blocks(one, from, d, to));
-    for (size_t d = 0; d < to.size() && d < 32; ++d)  // a transposition that moves nothing here
-      if (to[d] == 1) one.add_reading(blocks_of(to, d, 1));
+      if (known >> d & 1)
+        one.dims |= elements_of(from, d + 1) > one.outer ? dims_within(from, d, to, one.outer)
+                                                         : dims_of(to, one.outer, false);
+    // A transposition of a dim of one element moves nothing here: it may be any dim now.
+    bool single = false;
+    for (size_t d = 0; d < from.size() && d < 32; ++d)
+      single |= (known >> d & 1) && from[d] == 1 && elements_of(from, d) == one.outer;
+    const int64_t outer = one.outer;
+    for (size_t d = 0; d < to.size() && d < 32; ++d)
+      if (to[d] == 1 || (single && elements_of(to, d) != outer))
+        one.add_reading(blocks_of(to, d, 1));
     return one;
   });
 }

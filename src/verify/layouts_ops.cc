@@ -394,9 +394,13 @@ bool OpLayouts::begins(const Use& use, size_t input, const Cut& cut) const {
   const auto size = std::find_if(use.rule.sizes.begin(), use.rule.sizes.end(),
                                  [&](const auto& known) { return known.first == cut.letter; });
   const int64_t whole = use.types.attrs.integer("whole", -1), all = first.outer * ranks_;
-  const bool between = std::any_of(use.inputs.begin(), use.inputs.end(), [](const LaidOut& one) {
-    return one.lies.outside != 0 && one.lies.inside != 0;
-  });
+  // Where no operand shows the axes outside and inside, both may be.
+  const bool between =
+      std::any_of(
+          use.inputs.begin(), use.inputs.end(),
+          [](const LaidOut& one) { return one.lies.outside != 0 && one.lies.inside != 0; }) ||
+      std::none_of(use.rule.inputs.begin(), use.rule.inputs.end(),
+                   [&](const Dims& dims) { return occurrences(dims, cut.letter) > 0; });
   return first.outer == size->second ||
          (first.outer > size->second && first.outer % size->second == 0 &&
           (first.outer == (whole + ranks_ - 1) / ranks_ || (between && whole % all == 0)));

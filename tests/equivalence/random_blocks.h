@@ -16,7 +16,8 @@ class RandomBlocks : public ModelMaker {
   };
   static constexpr int64_t kClasses = 24;
 
-  explicit RandomBlocks(uint64_t seed) : ModelMaker(seed) {
+  // `grouped`: heads may share their keys and values.
+  explicit RandomBlocks(uint64_t seed, bool grouped = false) : ModelMaker(seed), grouped_(grouped) {
     tokens_ = 4 * (1 + below(3));
     scope_ = "block.0";
     start();
@@ -152,15 +153,24 @@ class RandomBlocks : public ModelMaker {
   void attend(const Live& v) {
     const Live in = below(2) ? norm(v) : v;
     const int64_t width = widths(), heads = below(2) ? 4 : 2, head = width / heads;
+    const int64_t few = grouped_ && below(3) ? heads >> (heads == 4 && below(2) ? 2 : 1) : heads;
+    const int64_t keys = few * head;  // of groups of heads that share them
     std::string q, k, u;
     if (below(2)) {
-      const Live all = linear(in, 3 * width);
-      q = part(all, 0, width), k = part(all, width, 2 * width), u = part(all, 2 * width, 3 * width);
+      const Live all = linear(in, width + 2 * keys);
+      q = part(all, 0, width), k = part(all, width, width + keys);
+      u = part(all, width + keys, width + 2 * keys);
     } else {
-      q = linear(in, width).name, k = linear(in, width).name, u = linear(in, width).name;
+      q = linear(in, width).name, k = linear(in, keys).name, u = linear(in, keys).name;
     }
     const auto split = [&](const std::string& from, const std::vector<int64_t>& perm) {
-      return turned(shaped(from, {-1, tokens_, heads, head}), perm);
+      const int64_t own = from == q ? heads : few;
+      const std::string apart = turned(shaped(from, {-1, tokens_, own, head}), perm);
+      if (own == heads) return apart;
+      const int64_t rows = perm[2] == 1 ? tokens_ : head, columns = perm[2] == 1 ? head : tokens_;
+      const std::string one = shaped(apart, {-1, own, 1, rows, columns});
+      const std::string all = made("Expand", {one, integers({1, own, heads / own, rows, columns})});
+      return shaped(all, {-1, heads, rows, columns});
     };
     const std::string scores = made("MatMul", {split(q, {0, 2, 1, 3}), split(k, {0, 2, 3, 1})});
     const std::string scaled =
@@ -251,6 +261,7 @@ class RandomBlocks : public ModelMaker {
       if (used.count(input.name())) inputs_.push_back(input.name());
   }
 
+  bool grouped_ = false;
   int64_t tokens_ = 0;
   std::vector<Live> live_;
   std::vector<Parameter> parameters_;

@@ -299,16 +299,14 @@ inline std::string rows_strategy(Random& random, size_t microbatches) {
 
 // Experts that are looked up for the tokens of samples in blocks.
 inline std::string experts_strategy(Random& random, size_t microbatches) {
-  const size_t dp = 1 + pick(random, 2), ep = 2 << pick(random, 2);
+  const size_t dp = 1 + pick(random, 2), ep = dp == 1 ? 2 << pick(random, 2) : 2;
   std::string text = fmt::format(
       "piper: 1\nmesh: {{{}}}\n",
       one_of<std::string>(
           random, {fmt::format("dp: {}, ep: {}", dp, ep), fmt::format("ep: {}, dp: {}", ep, dp)}));
   text += random_train(random, 8);
-  text += fmt::format("directives:\n  - split: {{dim: batch, into: {}}}\n",
-                      dp * ep > 4 ? 1 : microbatches);
+  text += fmt::format("directives:\n  - split: {{dim: batch, into: {}}}\n", microbatches);
   text += "  - shard: {match: \"**/experts/*\", dim: 0, over: ep}\n";
-  // Blocks of several tokens, of which rule layout knows that they are no more dims.
   text += fmt::format("  - shard: {{input: \"*\", dim: {}, over: ep}}\n",
                       ep == 2 ? pick(random, 2) : 0);
   if (pick(random, 3) == 0) text += "  - recompute: {}\n";
