@@ -144,10 +144,15 @@ enum class InstructionKind : uint8_t {
   kCopy,       // args[0] -> args[1]
   kOwnPart,    // pairs (whole, own part), without communication
   kPosition,   // args[0], i64[]: the position in `group` of the member `turn` before, times `outer`
+  // (own part, whole, index): the rows of which the index names what the rank owns, from all parts;
+  // others are zero. An index for each row of the whole, which is cut by `dim`.
+  kDispatch,
+  kCombine,  // (whole, own part, index): each row from the rank that owns what its index names
 };
-inline constexpr int kNumInstructionKinds = 13;
-// Whether args come in pairs: read, written.
+inline constexpr int kNumInstructionKinds = 15;
+// Whether args come in pairs: read, written. An index stands behind the only pair.
 bool takes_pairs(InstructionKind kind);
+bool takes_index(InstructionKind kind);
 bool is_collective(InstructionKind kind);
 const char* to_string(InstructionKind kind);
 
@@ -213,7 +218,8 @@ struct Instruction {
   // kAllToAll: of the whole, into what its other part has blocks.
   int32_t to_dim = -1;
   int64_t to_outer = 1;
-  int32_t turn = 0;  // kRotate, kPosition
+  int32_t turn = 0;   // kRotate, kPosition
+  int64_t owned = 0;  // kDispatch, kCombine: position k owns the numbers [k × owned, + owned)
   // kSend, kRecv: messages of one (sender, receiver, channel) arrive in order.
   int32_t channel = 0;
   // kInput: name of the data input; empty: the numbers of the samples, i64 [count].

@@ -114,8 +114,8 @@ struct Combine {
   Few<ItemId> from;
 };
 
-// kReduceScatter, kAllGather, kAllToAll, kOwnPart: of items read and written one by one, as one
-// message.
+// kReduceScatter, kAllGather, kOwnPart: of items read and written one by one, as one message. Those
+// behind kCopy stand within computations alone.
 enum class TaskKind : uint8_t {
   kCompute,
   kInput,
@@ -124,13 +124,16 @@ enum class TaskKind : uint8_t {
   kAllReduce,
   kReduceScatter,
   kAllGather,
-  kAllToAll,
   kOwnPart,
   kCopy,
+  kAllToAll,
+  kRotate,
+  kDispatch,
+  kCombine,
 };
 inline constexpr const char* kTaskKindNames[] = {
-    "compute",        "input",      "send",       "recv",     "all_reduce",
-    "reduce_scatter", "all_gather", "all_to_all", "own_part", "copy"};
+    "compute",  "input", "send",       "recv",   "all_reduce", "reduce_scatter", "all_gather",
+    "own_part", "copy",  "all_to_all", "rotate", "dispatch",   "combine"};
 
 // What a compute task does besides its chunk's nodes: adds a contribution to an accumulator. The
 // first to run sets it.

@@ -38,14 +38,17 @@ enum class ValueKind : uint8_t {
 //                i-th block of each outer part,
 //   kPartial     terms of a sum over all shards.
 //   kGreatest    numbers of which the greatest counts.
-enum class LayoutKind : uint8_t { kReplicated, kSharded, kPartial, kGreatest };
+//   kRouted      all rows, of which those are right whose index names what the shard has of a
+//                table: tokens at their experts.
+enum class LayoutKind : uint8_t { kReplicated, kSharded, kPartial, kGreatest, kRouted };
 struct Layout {
   LayoutKind kind = LayoutKind::kReplicated;
   int dim = -1;       // kSharded
   int64_t outer = 1;  // kSharded: extent of the factors of `dim` left of the sharded one
+  ValueId by = {};    // kRouted, while an axis is applied: the index
   bool operator==(const Layout&) const = default;
 };
-std::string to_string(const Layout& layout);  // "R", "S0", "S1/4" (outer 4), "P", "M"
+std::string to_string(const Layout& layout);  // "R", "S0", "S1/4" (outer 4), "P", "M", "D"
 
 // How a value lies over a mesh axis that a `shard` directive names. Axes are applied one after the
 // other: what an axis cuts is what those before it left to a rank.

@@ -33,6 +33,9 @@ struct LoopRule {
   // this input, i64[], which is absent in a whole use, and the size of the whole as the attribute
   // `whole`. Only a cut over mesh axes can give it.
   std::vector<std::pair<char, int>> firsts;
+  // The index of which each element says at which turn of the letter that has a first its row is
+  // looked up, or added to: a row counts for one part of the letter alone. -1: there is none.
+  int picks = -1;
   // How the letters that are missing from an output are brought together: parts of them make
   // terms of a sum, or numbers of which the greatest counts, or parts that an op which `merges`
   // brings together; or not at all, they are whole.

@@ -121,6 +121,34 @@ struct Exchange {
     }
   }
 };
+// Rows of a tensor that go where an index sends them, and come back. The whole is so many equal
+// stretches of a block of rows for each member, whose part has its block of every stretch, one
+// after the other; member k owns the numbers [k × owned, (k + 1) × owned) of the index, which is
+// the same on all members. A negative number counts from behind the last one.
+struct Rows {
+  std::byte *whole = nullptr, *part = nullptr;
+  const std::byte* index = nullptr;
+  bool wide = true;                  // the index is i64, or else i32
+  int64_t count = 0, row_bytes = 0;  // of the whole
+  int64_t stretches = 1, members = 1, owned = 0;
+  // Who owns what row `r` names; none: behind the last member.
+  int64_t owner(int64_t r) const {
+    int64_t at = wide ? reinterpret_cast<const int64_t*>(index)[r]
+                      : reinterpret_cast<const int32_t*>(index)[r];
+    if (at < 0) at += members * owned;
+    return at < 0 || at >= members * owned ? members : at / owned;
+  }
+  // Of member k's part, in order: visit(byte of the whole, byte of the part, owner).
+  template <class Visit>
+  void for_each(int64_t k, Visit visit) const {
+    const int64_t block = count / (stretches * members);
+    for (int64_t s = 0; s < stretches; ++s)
+      for (int64_t i = 0; i < block; ++i) {
+        const int64_t r = (s * members + k) * block + i;
+        visit(r * row_bytes, (s * block + i) * row_bytes, owner(r));
+      }
+  }
+};
 // The part becomes member k's of what lies in the whole, without communication.
 void take_part(const Shard& shard, int64_t k);
 
@@ -171,6 +199,11 @@ class Transport {
   // `to` becomes what the member `turn` positions before brings in `from`, in a circle.
   virtual Status rotate(int32_t group, const std::byte* from, std::byte* to, int64_t bytes,
                         int32_t turn) = 0;
+  // Of the rows that it owns the whole gets each from the part that has it, and zeros elsewhere; or
+  // the part gets its rows from their owners' wholes, and NaN where there is no owner. What travels
+  // is the rows that another member has or owns.
+  virtual Status dispatch(int32_t group, const Rows& rows) = 0;
+  virtual Status combine(int32_t group, const Rows& rows) = 0;
   // root: a position in the group.
   virtual Status broadcast(int32_t group, std::byte* data, int64_t bytes, int32_t root) = 0;
   virtual Status wait_sends() = 0;

@@ -163,7 +163,7 @@ class InstructionCheck {
     if (one_.micros < 1 || one_.micro < 0 || !joins || last >= INT32_MAX)
       return wrong("it cannot be of {} microbatches", one_.micros);
     const size_t parts = static_cast<size_t>(one_.micros) * (takes_pairs(one_.kind) ? 2 : 1);
-    if (one_.args.size() % parts != 0)
+    if (takes_index(one_.kind) || one_.args.size() % parts != 0)
       return wrong("{} microbatches cannot share its {} args", one_.micros, one_.args.size());
     return ok_status();
   }
@@ -192,6 +192,8 @@ class InstructionCheck {
     if (one_.kind == InstructionKind::kAllToAll ? one_.dim < 0 || one_.to_dim == one_.dim
                                                 : one_.to_dim != -1 || one_.to_outer != 1)
       return wrong("it cannot have blocks of dim {} in {} stretches", one_.to_dim, one_.to_outer);
+    if (takes_index(one_.kind) ? one_.dim < 0 || one_.owned < 1 : one_.owned != 0)
+      return wrong("a member cannot own {} numbers of an index", one_.owned);
     if (one_.kind != InstructionKind::kAllReduce && one_.reduction != Reduction::kSum)
       return wrong("it has a reduction");
     const bool of_samples = input || !one_.contributions.empty();
@@ -297,10 +299,15 @@ class InstructionCheck {
   Status check_pairs() const {
     if (!in_range(one_.group, role_.groups.size()))
       return wrong("there is no group {}", one_.group);
-    if (one_.args.empty() || one_.args.size() % 2 != 0)
-      return wrong("it has {} args instead of pairs", one_.args.size());
-    const size_t whole = one_.kind == InstructionKind::kAllGather ? 1 : 0;
-    for (size_t k = 0; k < one_.args.size(); k += 2)
+    const bool has_index = takes_index(one_.kind);
+    if (has_index ? one_.args.size() != 3 : one_.args.empty() || one_.args.size() % 2 != 0)
+      return wrong("it has {} args instead of {}", one_.args.size(),
+                   has_index ? "a pair and an index" : "pairs");
+    const bool whole_last =
+        one_.kind == InstructionKind::kAllGather || one_.kind == InstructionKind::kDispatch;
+    const size_t whole = whole_last ? 1 : 0;
+    if (has_index) PIPER_TRY(check_index(whole));
+    for (size_t k = 0; k + 1 < one_.args.size(); k += 2)
       if (type(k).dtype != type(k + 1).dtype ||
           !(one_.kind == InstructionKind::kAllToAll ? is_exchanged(k)
             : one_.kind == InstructionKind::kRotate ? type(k) == type(k + 1)
@@ -311,6 +318,18 @@ class InstructionCheck {
     if (one_.kind != InstructionKind::kRotate) return ok_status();
     PIPER_TRY(needs_args(2));
     return check_turn();
+  }
+  // A number for each row of the whole, whose rows its first dims count.
+  Status check_index(size_t whole) const {
+    const DType dtype = type(2).dtype;
+    int64_t rows = 1;
+    for (int32_t d = 0; d < static_cast<int32_t>(type(whole).shape.size()); ++d) {
+      rows *= type(whole).shape[d];
+      if (d >= one_.dim && rows == elements(2) && (dtype == DType::kI64 || dtype == DType::kI32))
+        return ok_status();
+    }
+    return wrong("{} is no index of the rows of {} along dim {}", to_string(type(2)),
+                 to_string(type(whole)), one_.dim);
   }
   // Whether an arg can be a member's part of another.
   bool fit(size_t whole, size_t part) const {

@@ -185,6 +185,7 @@ class Decoder {
       to.to_outer = from.to_blocks().outer();
     }
     to.turn = from.turn();
+    to.owned = from.owned();
     to.channel = from.channel();
     to.input = from.input();
     to.samples = samples(from.samples());

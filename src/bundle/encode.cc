@@ -137,6 +137,7 @@ void encode(const Instruction& from, proto::Instruction* to) {
     to->mutable_to_blocks()->set_outer(from.to_outer);
   }
   to->set_turn(from.turn);
+  to->set_owned(from.owned);
   to->set_channel(from.channel);
   to->set_input(from.input);
   encode(from.samples, to->mutable_samples());

@@ -47,18 +47,24 @@ int64_t peer_rank(const RoleProgram& role, const std::vector<int32_t>& peer,
 
 const char* to_string(InstructionKind kind) {
   static constexpr const char* kNames[kNumInstructionKinds] = {
-      "compute",    "input",  "send",      "recv", "all_reduce", "reduce_scatter", "all_gather",
-      "all_to_all", "rotate", "broadcast", "copy", "own_part",   "position"};
+      "compute",        "input",      "send",       "recv",     "all_reduce",
+      "reduce_scatter", "all_gather", "all_to_all", "rotate",   "broadcast",
+      "copy",           "own_part",   "position",   "dispatch", "combine"};
   return kNames[static_cast<size_t>(kind)];
 }
 
 bool takes_pairs(InstructionKind kind) {
   return (kind >= InstructionKind::kReduceScatter && kind <= InstructionKind::kRotate) ||
-         kind == InstructionKind::kOwnPart;
+         kind == InstructionKind::kOwnPart || takes_index(kind);
+}
+
+bool takes_index(InstructionKind kind) {
+  return kind == InstructionKind::kDispatch || kind == InstructionKind::kCombine;
 }
 
 bool is_collective(InstructionKind kind) {
-  return kind >= InstructionKind::kAllReduce && kind <= InstructionKind::kBroadcast;
+  return (kind >= InstructionKind::kAllReduce && kind <= InstructionKind::kBroadcast) ||
+         takes_index(kind);
 }
 
 std::string RoleProgram::name(const Buffer& buffer) const {

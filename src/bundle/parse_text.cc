@@ -440,6 +440,7 @@ class Parser {
     line.get("to_dim", one.to_dim);
     line.get("to_outer", one.to_outer);
     line.get("turn", one.turn);
+    line.get("owned", one.owned);
     if (line.flag("max")) one.reduction = Reduction::kMax;
     line.get("input", one.input);
     one.samples = parse_samples(line, one.kind == InstructionKind::kInput);

@@ -108,6 +108,7 @@ void print_instruction(Printer& print, size_t id, const Instruction& one, size_t
   print.field("dim", one.dim, -1).field("outer", one.outer, int64_t{1});
   print.field("to_dim", one.to_dim, -1).field("to_outer", one.to_outer, int64_t{1});
   print.field("turn", one.turn, 0);
+  print.field("owned", one.owned, int64_t{0});
   print.flag("max", one.reduction == Reduction::kMax);
   if (one.kind == InstructionKind::kInput) print_samples(print, one.samples, axes);
   if (one.pass != ' ') print.text("pass", std::string(1, one.pass));

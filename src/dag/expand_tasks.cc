@@ -11,7 +11,9 @@ std::optional<TaskKind> collective_kind(std::string_view op) {
   static constexpr std::pair<std::string_view, TaskKind> kKinds[] = {
       {"AllReduce", TaskKind::kAllReduce}, {"AllReduceMax", TaskKind::kAllReduce},
       {"AllGather", TaskKind::kAllGather}, {"ReduceScatter", TaskKind::kReduceScatter},
-      {"AllToAll", TaskKind::kAllToAll},   {"OwnBlock", TaskKind::kOwnPart}};
+      {"AllToAll", TaskKind::kAllToAll},   {"OwnBlock", TaskKind::kOwnPart},
+      {"Rotate", TaskKind::kRotate},       {"Dispatch", TaskKind::kDispatch},
+      {"Combine", TaskKind::kCombine}};
   for (const auto& [name, kind] : kKinds)
     if (name == op) return kind;
   return std::nullopt;

@@ -19,6 +19,9 @@ Status check_kinds(const FuseRule& rule) {
   for (const Condition& condition : rule.where) {
     if (condition.tag != "kind") continue;
     for (const std::string& kind : condition.words)
+      if (kind == "rotate" || kind == "dispatch" || kind == "combine")
+        return fail(condition.at, "fuse: messages of kind '{}' stay apart", kind);
+    for (const std::string& kind : condition.words)
       if (kind == "compute" || kind == "input" || kind == "own_part")
         return fail(condition.at, "fuse: '{}' is no message", kind)
             .with_note(

@@ -293,6 +293,7 @@ void explain_axis(const ShardedGraph& made, const AxisCut& cut, Explanations& ou
                   std::vector<std::string>& each) {
   struct Sum {
     int64_t count = 0, bytes = 0;
+    bool is_expected = false;  // where an index says what travels
   };
   std::map<std::pair<Pass, std::string>, Sum> sums;
   for (const Conversion& conversion : made.conversions) {
@@ -300,6 +301,7 @@ void explain_axis(const ShardedGraph& made, const AxisCut& cut, Explanations& ou
     Sum& sum = sums[{node.pass, node.op}];
     ++sum.count;
     sum.bytes += conversion.bytes;
+    sum.is_expected = node.attrs.find("owned") != nullptr;
     const Node* reader = conversion.reader.valid() ? &made.graph.node(conversion.reader) : nullptr;
     each.push_back(fmt::format(
         "{} {} over {} of '{}' ({}), {}, {}", kPassNames[static_cast<size_t>(node.pass)], node.op,
@@ -327,9 +329,10 @@ void explain_axis(const ShardedGraph& made, const AxisCut& cut, Explanations& ou
         fmt::format("U: {} sums ({}) are also over {}, once a step, in the messages of replicas",
                     terms.count, human_bytes(terms.bytes), cut.name));
   for (const auto& [of, sum] : sums)
-    report.lines.push_back(fmt::format("{}: {} × {} over {}, {} a rank and microbatch",
+    report.lines.push_back(fmt::format("{}: {} × {} over {}, {} a rank and microbatch{}",
                                        kPassNames[static_cast<size_t>(of.first)], sum.count,
-                                       of.second, cut.name, human_bytes(sum.bytes)));
+                                       of.second, cut.name, human_bytes(sum.bytes),
+                                       sum.is_expected ? ", if as many rows go to each rank" : ""));
   out.push_back(std::move(report));
 }
 

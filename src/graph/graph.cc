@@ -10,6 +10,8 @@ std::string to_string(const Layout& layout) {
       return "P";
     case LayoutKind::kGreatest:
       return "M";
+    case LayoutKind::kRouted:
+      return "D";
     case LayoutKind::kSharded:
       break;
   }

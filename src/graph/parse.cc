@@ -135,6 +135,7 @@ Result<Layout> parse_layout(std::string_view text) {
   if (text == "R") return Layout{};
   if (text == "P") return Layout{LayoutKind::kPartial};
   if (text == "M") return Layout{LayoutKind::kGreatest};
+  if (text == "D") return Layout{LayoutKind::kRouted};
   Layout layout{LayoutKind::kSharded};
   const size_t slash = text.find('/');
   if (text.starts_with("S") && read_number(text.substr(1, slash - 1), layout.dim) &&
@@ -151,7 +152,8 @@ Status parse_layouts(std::string_view text, Value& value) {
   for (size_t i = 1; i < parts.size(); ++i) {
     const size_t at = parts[i].find('@');
     AxisLayout lies;
-    if (at == std::string::npos || !read_number(std::string_view(parts[i]).substr(at + 1), lies.axis))
+    if (at == std::string::npos ||
+        !read_number(std::string_view(parts[i]).substr(at + 1), lies.axis))
       return fail("'{}' names no axis", parts[i]);
     PIPER_ASSIGN(lies.layout, parse_layout(std::string_view(parts[i]).substr(0, at)));
     value.over.push_back(lies);

@@ -203,12 +203,15 @@ class CellLowerer {
         return lower_pairs(task, InstructionKind::kReduceScatter);
       case TaskKind::kAllGather:
         return lower_pairs(task, InstructionKind::kAllGather);
-      case TaskKind::kAllToAll:
-        return lower_pairs(task, InstructionKind::kAllToAll);
       case TaskKind::kOwnPart:
         return lower_pairs(task, InstructionKind::kOwnPart);
       case TaskKind::kCopy:
         return lower_copy(task);
+      case TaskKind::kAllToAll:
+      case TaskKind::kRotate:
+      case TaskKind::kDispatch:
+      case TaskKind::kCombine:
+        break;  // lower_collective makes them
     }
   }
 
@@ -323,12 +326,15 @@ class CellLowerer {
                       : node.op == "AllGather"     ? InstructionKind::kAllGather
                       : node.op == "AllToAll"      ? InstructionKind::kAllToAll
                       : node.op == "Rotate"        ? InstructionKind::kRotate
+                      : node.op == "Dispatch"      ? InstructionKind::kDispatch
+                      : node.op == "Combine"       ? InstructionKind::kCombine
                                                    : InstructionKind::kOwnPart;
     for (size_t a = 0; reduces && a < args.size(); ++a) {
       if (args[a] != args[a + 1])
         add_instruction(InstructionKind::kCopy, task).args = {args[a], args[a + 1]};
       args.erase(args.begin() + static_cast<std::ptrdiff_t>(a));
     }
+    if (takes_index(kind)) std::swap(args[1], args[2]);  // what is made, then the index
     Instruction& one = add_instruction(kind, task);
     if (collective.stream != 0) one.stream = collective.stream;
     one.label += fmt::format(" {}", to_string(kind));
@@ -343,6 +349,7 @@ class CellLowerer {
     one.outer = node.attrs.integer("outer");
     one.to_dim = static_cast<int32_t>(node.attrs.integer("to_dim", -1));
     one.to_outer = node.attrs.integer("to_outer", 1);
+    one.owned = node.attrs.integer("owned", 0);
   }
   int32_t argument_buffer(const Task& task, const SegmentArg& arg,
                           const std::vector<int32_t>& inner) {

@@ -7,6 +7,12 @@
 //   AllToAll{over, ranks, dim, outer, to_dim, to_outer}(x): what AllGather would put together, of
 //     which OwnBlock would take its block of `to_dim`, another dim.
 //   Rotate{over, ranks, turn}(x): what the rank `turn` before has; the first one's is the last's.
+//   Dispatch{over, ranks, dim, outer, owned}(x, index): of what AllGather would put together the
+//     rows whose index names one of the `owned` numbers that the rank owns; others are zero. Rank k
+//     owns [k × owned, (k + 1) × owned). The index has a number for each row, and the first dims of
+//     x, up to `dim` and perhaps behind it, count rows: f32[4,3,8] is of rows of 8 for i64[12].
+//   Combine{over, ranks, dim, outer, owned}(x, index): the own block of rows, each from the rank
+//     that owns what its index names. One that no rank owns is made of NaN.
 //   OwnFirst{over, size, ranks, turn}() -> i64[]: `size` times the rank's number along the axis,
 //     where its own block of so many begins, or, with `turn`, that of the rank so many before.
 // `over` is an index of the mesh. A dim that is cut is [outer, ranks × block], as Layout says.
@@ -86,6 +92,30 @@ TypesResult rotated_types(const OpTypes& use) {
   return same_types(use);
 }
 
+// How many of the first dims count the rows, of the whole, that the index has numbers for.
+Result<size_t> row_dims(const Shape& whole, const TensorType& index, size_t dim) {
+  int64_t rows = 1;
+  for (size_t d = 0; d < whole.size(); ++d) {
+    rows *= whole[d];
+    if (d >= dim && rows == num_elements(index.shape)) return d + 1;
+  }
+  return fail("{} is no index of the rows of {}", to_string(index), to_string(whole));
+}
+
+template <Status (*change)(Shape&, const Blocks&, int64_t), bool joins>
+TypesResult routed_types(const OpTypes& use) {
+  PIPER_TRY(check_arity(use, 2, 2));
+  PIPER_TRY(check_index(use, 1));
+  if (use.attrs.integer("owned", 0) < 1) return fail("ranks that own no number");
+  OpTypes alone = use;
+  alone.inputs.resize(1), alone.present.resize(1);
+  PIPER_ASSIGN(const std::vector<TensorType> made, changed(alone, change));
+  const Shape& whole = (joins ? made : use.inputs)[0].shape;
+  PIPER_ASSIGN([[maybe_unused]] const size_t dims,
+               row_dims(whole, use.inputs[1], static_cast<size_t>(use.attrs.integer("dim"))));
+  return made;
+}
+
 TypesResult first_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 0, 0));
   if (use.attrs.integer("size", -1) < 0) return fail("blocks of no size");
@@ -115,6 +145,23 @@ LoopRule block_loops(const OpTypes& use) {
     }
   }
   build.rule.inputs = {dims};
+  build.rule.outputs = {dims};
+  build.rule.linear = {{0}};
+  return std::move(build.rule);
+}
+
+// What a row has passes.
+LoopRule routed_loops(const OpTypes& use) {
+  LoopBuilder build;
+  const Shape &from = use.inputs[0].shape, &to = use.outputs[0].shape,
+              &whole = num_elements(from) < num_elements(to) ? to : from;
+  const auto dim = static_cast<size_t>(use.attrs.integer("dim"));
+  const Result<size_t> known = row_dims(whole, use.inputs[1], dim);
+  const size_t rows = known ? *known : whole.size();
+  Dims dims;
+  for (size_t d = 0; d < from.size(); ++d)
+    dims.push_back({d < rows ? build.whole(from[d]) : build.letter(from[d])});
+  build.rule.inputs = {dims, build.whole_letters(use.inputs[1].shape)};
   build.rule.outputs = {dims};
   build.rule.linear = {{0}};
   return std::move(build.rule);
@@ -160,6 +207,15 @@ std::vector<OpDef> collective_ops() {
   first.samples = {{.inputs = {}, .attrs = {{"over", int64_t{0}}, {"size", int64_t{4}}}}};
   first.loops = [](const OpTypes& use) { return pointwise_loops(use, {}); };
   first.localise = nullptr;
+  Attrs rows{
+      {"ranks", int64_t{2}}, {"dim", int64_t{0}}, {"outer", int64_t{2}}, {"owned", int64_t{2}}};
+  OpDef dispatch = collective("Dispatch", routed_types<join, true>, {4, 6}, rows);
+  OpDef combine = collective("Combine", routed_types<cut, false>, {8, 6}, rows);
+  for (OpDef* def : {&dispatch, &combine}) {
+    def->loops = routed_loops;
+    def->localise = nullptr;
+    def->samples[0].inputs.push_back(i64({8}));
+  }
   Attrs exchange = blocks;
   exchange.set("to_dim", int64_t{0});
   exchange.set("to_outer", int64_t{2});
@@ -167,6 +223,8 @@ std::vector<OpDef> collective_ops() {
           greatest,
           rotate,
           first,
+          dispatch,
+          combine,
           collective("AllGather", joined_types, {4, 6}, blocks),
           collective("ReduceScatter", cut_types, {4, 12}, blocks),
           collective("OwnBlock", cut_types, {4, 12}, blocks),

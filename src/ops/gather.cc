@@ -75,6 +75,7 @@ GatherLetters letters_of(const Shape& data, const Shape& indices, size_t axis) {
   GatherLetters g;
   g.data = g.build.letters(data);
   g.build.rule.firsts = {{g.data[axis][0], 2}};
+  g.build.rule.picks = 1;
   g.indices = g.build.letters(indices);
   g.gathered = replaced(g.data, axis, 1, g.indices);
   return g;

@@ -74,6 +74,7 @@ Letters letters_of(const OpTypes& use, const Shape& w) {
   l.y.push_back({n});
   l.w = trans ? Dims{{group}, {n}, {k}} : Dims{{group}, {k}, {n}};
   l.build.rule.firsts = {{group, static_cast<int>(kFirst)}};
+  l.build.rule.picks = kIndex;
   l.build.rule.linear = {{static_cast<int>(kX)}, {static_cast<int>(kLast)}};
   return l;
 }

@@ -50,6 +50,10 @@ Status run_op(State& state, const Op& op, int64_t step) {
       return transport.all_to_all(op.handle, {op.exchanges, static_cast<size_t>(op.count)});
     case InstructionKind::kRotate:
       return transport.rotate(op.handle, op.a, op.b, op.size, op.root);
+    case InstructionKind::kDispatch:
+      return transport.dispatch(op.handle, *op.rows);
+    case InstructionKind::kCombine:
+      return transport.combine(op.handle, *op.rows);
     case InstructionKind::kBroadcast:
       return transport.broadcast(op.handle, op.a, op.size, op.root);
     case InstructionKind::kCopy:

@@ -293,6 +293,32 @@ Status bind_shards(State& state, const Instruction& from, std::span<const int32_
   return ok_status();
 }
 
+Status bind_rows(State& state, const Instruction& from, std::span<const int32_t> groups,
+                 std::span<const int64_t> group_sizes, Op& op) {
+  const auto group = static_cast<size_t>(from.group);
+  op.handle = groups[group];
+  const size_t whole = from.kind == InstructionKind::kDispatch ? 1 : 0;
+  const TensorType &type = state.type(from.args[whole]), &part = state.type(from.args[1 - whole]),
+                   &index = state.type(from.args[2]);
+  Rows& rows = state.rows.emplace_back();
+  rows.whole = state.at(from.args[whole]), rows.part = state.at(from.args[1 - whole]);
+  rows.index = state.at(from.args[2]);
+  rows.wide = index.dtype == DType::kI64;
+  rows.count = num_elements(index.shape);
+  rows.members = group_sizes[group], rows.owned = from.owned;
+  rows.stretches = stretches_of(type.shape, from);
+  rows.row_bytes = rows.count > 0 ? type.bytes() / rows.count : 0;
+  const bool fits = (rows.wide || index.dtype == DType::kI32) && rows.owned > 0 &&
+                    type.dtype == part.dtype && part.bytes() * rows.members == type.bytes() &&
+                    rows.row_bytes * rows.count == type.bytes() &&
+                    rows.count % (rows.stretches * rows.members) == 0;
+  op.rows = &rows;
+  if (fits) return ok_status();
+  return wrong_plan(state, op,
+                    fmt::format("{}, {} and the index {} do not fit {} members", to_string(type),
+                                to_string(part), to_string(index), rows.members));
+}
+
 // What one instruction's arguments must be before anything is read from them.
 size_t least_args(InstructionKind kind) {
   switch (kind) {
@@ -306,6 +332,9 @@ size_t least_args(InstructionKind kind) {
     case InstructionKind::kCopy:
     case InstructionKind::kOwnPart:
       return 2;
+    case InstructionKind::kDispatch:
+    case InstructionKind::kCombine:
+      return 3;
     default:
       return 1;
   }
@@ -349,6 +378,9 @@ Status bind_instruction(State& state, const Instruction& from, Bound& bound, Op&
       return bind_shards(state, from, bound.groups, bound.group_sizes, op);
     case InstructionKind::kAllToAll:
       return bind_exchanges(state, from, bound.groups, bound.group_sizes, op);
+    case InstructionKind::kDispatch:
+    case InstructionKind::kCombine:
+      return bind_rows(state, from, bound.groups, bound.group_sizes, op);
     case InstructionKind::kPosition:
       op.size = from.outer * member_before(state, from, bound);
       return ok_status();

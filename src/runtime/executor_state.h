@@ -1,6 +1,8 @@
 // What an executor is once loaded: flat instructions, everything resolved.
 #pragma once
 
+#include <deque>
+
 #include "piper/runtime.h"
 
 namespace piper {
@@ -18,6 +20,7 @@ struct Op {
   const Piece* pieces = nullptr;        // kAllReduce
   const Shard* shards = nullptr;        // kReduceScatter, kAllGather, kOwnPart
   const Exchange* exchanges = nullptr;  // kAllToAll
+  const Rows* rows = nullptr;           // kDispatch, kCombine
   const MessagePart* parts = nullptr;   // kSend, kRecv of several args
   const char* label = nullptr;          // "instruction 12 (recv F stage=1 mb=3)"
 };
@@ -46,6 +49,7 @@ struct Executor::State {
   std::vector<std::vector<Piece>> pieces;
   std::vector<std::vector<Shard>> shards;
   std::vector<std::vector<Exchange>> exchanges;
+  std::deque<Rows> rows;
   std::vector<std::vector<MessagePart>> messages;
   std::vector<double> reports;
   // The last `trace_steps` steps, as a ring of whole steps.

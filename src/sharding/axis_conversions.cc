@@ -8,6 +8,7 @@ double AxisWalk::cost_of(const TensorType& type, const Layout& from, const Layou
   const double most = all * (n - 1) / n;
   if (from == to || from.kind == kWhole) return 0;
   if (is_apart(from)) return to.kind == kWhole ? 2 * most : most;
+  if (from.kind == kRouted && to.kind == kWhole) return most / n + most;  // in blocks, then whole
   return is_exchange(from, to) ? most / n : most;  // of one dim: put together, then cut
 }
 
@@ -46,10 +47,12 @@ AxisWalk::Key AxisWalk::key_of(ValueId id, const Layout& to, NodeId reader) cons
   Region region = region_of(graph_.node(place_of(id, reader)));
   const Value& value = graph_.value(id);
   // Blocks of another dim are no more than those that they are made of: they are kept for the
-  // backward pass.
-  if (value.kind == ValueKind::kNode && is_exchange(lies_[id.index()], to))
+  // backward pass. So are rows that have been sent, and the numbers by which they were.
+  const bool is_index = to.kind == kWhole && routes_.count(source_index(id).value) > 0;
+  if (value.kind == ValueKind::kNode && (is_exchange(lies_[id.index()], to) || is_index))
     region.first = region_of(graph_.node(value.producer)).first;
-  return {id.value, static_cast<int>(to.kind), to.dim, to.outer, std::move(region)};
+  const int of = to.kind == kRouted ? to.by.value : to.dim;
+  return {id.value, static_cast<int>(to.kind), of, to.outer, std::move(region)};
 }
 
 ValueId AxisWalk::convert(ValueId id, const Layout& to, NodeId reader) {
@@ -60,7 +63,9 @@ ValueId AxisWalk::convert(ValueId id, const Layout& to, NodeId reader) {
   ValueId made = now_[id.index()];
   if (const std::optional<ValueId> moved = convert_source(id, to, reader))
     return converted_[key] = *moved;
-  if (is_exchange(from, to)) {
+  if (from.kind == kRouted || to.kind == kRouted) {
+    made = convert_rows(id, to, reader);
+  } else if (is_exchange(from, to)) {
     made = emit("AllToAll", made, id, from, to, near, reader);
   } else if (from.kind == kCut && to.kind == kCut) {
     made = emit("AllGather", made, id, from, Layout{}, near, reader);
@@ -79,12 +84,21 @@ ValueId AxisWalk::convert(ValueId id, const Layout& to, NodeId reader) {
   return converted_[key] = made;
 }
 
+bool AxisWalk::widens(const Node& node) const {
+  return node.op == "Cast" && !is_apart(lies_[node.inputs[0].index()]) &&
+         info(type_of(node.inputs[0]).dtype).is_float &&
+         type_of(node.inputs[0]).bytes() < type_of(node.outputs[0]).bytes();
+}
+
 std::optional<Layout> AxisWalk::layout_of_source(ValueId id, const Layout& to) const {
   const Value& value = graph_.value(id);
   if (value.kind != ValueKind::kNode || fixed_.count(id.value)) return std::nullopt;
   const Node& node = graph_.node(value.producer);
   const Loops loops = loops_of(graph_, node);
-  if (!only_moves(loops, node)) return std::nullopt;
+  if (!only_moves(loops, node) && !widens(node)) return std::nullopt;
+  if (to.kind == kRouted)
+    return passes_rows(loops, num_elements(type_of(to.by).shape)) ? std::optional(to)
+                                                                  : std::nullopt;
   if (to.kind != kCut) return to;
   const std::optional<LoopCut> cut = cut_of(loops.output(0), to, ranks_);
   if (!cut || !is_legal(loops, *cut)) return std::nullopt;
@@ -144,15 +158,22 @@ ValueId AxisWalk::emit(std::string_view op, ValueId from, ValueId origin, const 
   const Value source = graph_.value(origin);
   node.pass = pass_of(origin, near);
   node.inputs = {from};
+  if (const Layout& rows = op == "Dispatch" ? to : lies_[origin.index()];
+      op == "Dispatch" || op == "Combine") {
+    node.attrs.set("owned", routes_.at(rows.by.value).owned);
+    node.inputs.push_back(read(rows.by, Layout{}, reader));
+  }
   Value value;
   value.name = node.name;
   value.type = {source.type.dtype, local(source.type.shape, to)};
   value.layout = source.layout;
   value.over = source.over;
-  if (to.kind != kWhole) value.over.push_back({cut_.axis, to});
+  lay(value, to);
   const ValueId made = graph_.add_value(std::move(value));
   node.outputs = {made};
-  const int64_t bytes = static_cast<int64_t>(cost_of(source.type, lies_[origin.index()], to));
+  const bool of_blocks = op == "AllGather" || op == "AllToAll" || op == "Dispatch";
+  const Layout& lies = of_blocks ? blocks : lies_[origin.index()];
+  const int64_t bytes = static_cast<int64_t>(cost_of(source.type, lies, to));
   conversions_.push_back({NodeId(nodes_.size()), origin, reader, bytes});
   nodes_.push_back(std::move(node));
   was_.emplace_back();

@@ -41,6 +41,7 @@ class AxisWalk {
   static constexpr LayoutKind kCut = LayoutKind::kSharded;
   static constexpr LayoutKind kTerms = LayoutKind::kPartial;
   static constexpr LayoutKind kGreatest = LayoutKind::kGreatest;
+  static constexpr LayoutKind kRouted = LayoutKind::kRouted;
   using Region = std::pair<Pass, std::vector<int32_t>>;        // F, U or BI for both, and its tags
   using Key = std::tuple<int32_t, int, int, int64_t, Region>;  // value, layout and where
 
@@ -98,6 +99,8 @@ class AxisWalk {
   bool is_touched(const Node& node) const;
   // The loops that operands, or what is known of the results, cut.
   std::vector<LoopCut> cuts_of(const Node& node, const Loops& loops) const;
+  // The state that it is, or was rounded from; invalid: none.
+  ValueId state_of(ValueId id) const;
   // By the loop, or, without one, on the whole.
   Choice choose(const Node& node, const Loops& loops, const std::optional<LoopCut>& cut) const;
   // What only sums over the step read is reduced with them.
@@ -148,6 +151,27 @@ class AxisWalk {
   std::vector<ValueId> put(Node node, std::span<const ValueId> like, std::span<const Layout> lie,
                            bool is_last = false);
 
+  // ---- Rows that an index sends (axis_rows.cc) --------------------------------------------------
+
+  // Of the rows in blocks: by flat rows, so many stretches; a rank owns so many of the numbers.
+  struct Route {
+    int64_t outer = 1, owned = 0;
+  };
+  // An index before it was given other shapes.
+  ValueId source_index(ValueId id) const;
+  // How the rows lie that are sent from where they lie in blocks.
+  Layout blocks_of_rows(ValueId id, const Layout& routed) const;
+  // The cut of what an op looks up, or adds to, by an index.
+  std::optional<LoopCut> looked_up(const Loops& loops) const;
+  // Where what is looked up lies in blocks, as the rows do that it is looked up for.
+  void note_route(const Node& node, const Loops& loops);
+  std::optional<Layout> route_of(const Node& node, const Loops& loops) const;
+  // Whether what only moves elements leaves the rows as they are.
+  static bool passes_rows(const Loops& loops, int64_t rows);
+  // Each row by itself, where its rank has what it is looked up for.
+  std::optional<Choice> by_rows(const Node& node, const Loops& loops) const;
+  ValueId convert_rows(ValueId id, const Layout& to, NodeId reader);
+
   // ---- Conversions (axis_conversions.cc) --------------------------------------------------------
 
   double cost_of(const TensorType& type, const Layout& from, const Layout& to) const;
@@ -171,13 +195,16 @@ class AxisWalk {
   NodeId place_of(ValueId id, NodeId reader) const;
   Key key_of(ValueId id, const Layout& to, NodeId reader) const;
   static bool is_exchange(const Layout& from, const Layout& to) {
-    return from.kind == kCut && to.kind == kCut && from.dim != to.dim;
+    if (from.kind == kCut && to.kind == kCut) return from.dim != to.dim;
+    return (from.kind == kRouted && to.kind == kCut) || (from.kind == kCut && to.kind == kRouted);
   }
   bool known(ValueId id, const Layout& to, NodeId reader) const {
     return converted_.count(key_of(id, to, reader)) > 0;
   }
   ValueId convert(ValueId id, const Layout& to, NodeId reader);
-  // How the source of what only moves elements must lie, for that to lie so.
+  // Whether it makes wider floats of the same numbers; terms are added up as those.
+  bool widens(const Node& node) const;
+  // How the source of what only moves elements, or widens them, must lie, for that to lie so.
   std::optional<Layout> layout_of_source(ValueId id, const Layout& to) const;
   // Whether it lies so already, or has been converted for another reader.
   bool is_there(ValueId id, const Layout& to, NodeId reader) const;
@@ -187,7 +214,7 @@ class AxisWalk {
   // What the weights' gradients share with those of inputs belongs to the latter.
   Pass pass_of(ValueId origin, const Node& near) const;
   // A collective on `from`, which is what has become of `origin`; `blocks`: the dim that it cuts or
-  // puts together.
+  // puts together, or that counts its rows.
   ValueId emit(std::string_view op, ValueId from, ValueId origin, const Layout& blocks,
                const Layout& to, const Node& near, NodeId reader);
 
@@ -199,6 +226,10 @@ class AxisWalk {
   Shape local(Shape shape, const Layout& layout) const {
     if (layout.kind == kCut) shape[static_cast<size_t>(layout.dim)] /= ranks_;
     return shape;
+  }
+  void lay(Value& value, const Layout& layout) const {
+    if (layout.kind != kWhole)
+      value.over.push_back({cut_.axis, layout.kind == kRouted ? Layout{kRouted} : layout});
   }
   // Attributes first: they need all types as they were.
   void localise();
@@ -221,6 +252,7 @@ class AxisWalk {
   std::map<Region, ValueId> own_number_;                           // along the axis
   std::map<std::tuple<Region, int64_t, int64_t>, ValueId> first_;  // by size and turn
   std::optional<Error> wrong_;
+  std::map<int32_t, Route> routes_;  // by index, before it was given other shapes
   std::vector<NodeId> put_together_;
   std::vector<Node> nodes_;
   std::vector<NodeId> was_;  // by position in nodes_; invalid: a conversion

@@ -56,6 +56,7 @@ void AxisWalk::visit(NodeId id) {
   }
   if (only_moves(loops, node) && may_adopt(node.inputs[0]) && !hints_[node.outputs[0].index()])
     hints_[node.outputs[0].index()] = wanted_beside(node.outputs[0]);
+  note_route(node, loops);
   std::vector<Choice> choices;
   if (std::optional<Choice> gradient = as_parameter(node)) {
     choices = {*std::move(gradient)};
@@ -67,6 +68,7 @@ void AxisWalk::visit(NodeId id) {
       choices = {*std::move(terms)};
     } else {
       for (const LoopCut& cut : cuts_of(node, loops)) choices.push_back(choose(node, loops, cut));
+      if (const std::optional<Choice> rows = by_rows(node, loops)) choices.push_back(*rows);
       const bool must = loops.def->loops && loops.is_product() && !choices.empty();
       if (!must) choices.push_back(choose(node, loops, {}));
     }
@@ -112,12 +114,24 @@ std::vector<LoopCut> AxisWalk::cuts_of(const Node& node, const Loops& loops) con
     const Layout& lies = lies_[node.inputs[i].index()];
     const auto& wanted = hints_[node.inputs[i].index()];
     if (lies.kind == kCut) add(cut_of(loops.input(i), lies, ranks_));
+    if (lies.kind == kRouted)
+      add(cut_of(loops.input(i), blocks_of_rows(node.inputs[i], lies), ranks_));
     if (lies.kind == kTerms && wanted) add(cut_of(loops.input(i), *wanted, ranks_));
   }
   for (size_t o = 0; o < node.outputs.size(); ++o)
     if (const auto& wanted = hints_[node.outputs[o].index()])
       add(cut_of(loops.output(o), *wanted, ranks_));
   return cuts;
+}
+
+ValueId AxisWalk::state_of(ValueId id) const {
+  const Value* value = &graph_.value(id);
+  for (; value->kind == ValueKind::kNode; value = &graph_.value(id)) {
+    const Node& node = graph_.node(value->producer);
+    if (node.op != "Cast") return {};
+    id = node.inputs[0];
+  }
+  return value->kind == ValueKind::kState ? id : ValueId();
 }
 
 AxisWalk::Choice AxisWalk::choose(const Node& node, const Loops& loops,
@@ -130,8 +144,8 @@ AxisWalk::Choice AxisWalk::choose(const Node& node, const Loops& loops,
     if (!node.inputs[i].valid()) continue;
     const double bytes = cost(node.inputs[i], choice.needs.back());
     choice.bytes += bytes;
-    const bool of_strategy =
-        is_seed_[node.inputs[i].index()] && graph_.value(node.inputs[i]).kind == ValueKind::kState;
+    const ValueId state = state_of(node.inputs[i]);
+    const bool of_strategy = state.valid() && is_seed_[state.index()];
     const bool cuts_whole = (loops.is_product() || node.pass == Pass::kU) &&
                             choice.needs.back().kind == kCut &&
                             lies_[node.inputs[i].index()].kind == kWhole;
@@ -173,8 +187,8 @@ std::optional<AxisWalk::Choice> AxisWalk::keep_terms(const Node& node, const Loo
     const ValueId id = node.inputs[i];
     const bool is_term = std::find(terms.begin(), terms.end(), static_cast<int>(i)) != terms.end();
     if (!id.valid() || is_term) continue;
-    if (!moves || num_elements(type_of(id).shape) != 1 || lies_[id.index()].kind != kWhole)
-      return std::nullopt;
+    const bool scales = num_elements(type_of(id).shape) == 1 || loops.def->collective;
+    if (!moves || !scales || lies_[id.index()].kind != kWhole) return std::nullopt;
   }
   if (terms.size() == 1 && !moves) return std::nullopt;
   Choice choice;
@@ -301,7 +315,7 @@ ValueId AxisWalk::add(std::string_view op, const std::vector<ValueId>& inputs, A
   if (!inputs.empty()) value.layout = graph_.value(inputs[0]).layout;
   if (!inputs.empty()) value.over = graph_.value(inputs[0]).over;
   std::erase_if(value.over, [&](const AxisLayout& lies) { return lies.axis == cut_.axis; });
-  if (layout.kind != kWhole) value.over.push_back({cut_.axis, layout});
+  lay(value, layout);
   const ValueId made = graph_.add_value(std::move(value));
   node.outputs = {made};
   nodes_.push_back(std::move(node));
@@ -374,7 +388,7 @@ void AxisWalk::localise() {
   for (size_t i = 0; i < global_; ++i) {
     Value& value = graph_.values[i];
     value.type.shape = local(std::move(value.type.shape), made[i]);
-    if (made[i].kind != kWhole) value.over.push_back({cut_.axis, made[i]});
+    lay(value, made[i]);
   }
   graph_.nodes = std::move(nodes_);
   for (size_t n = 0; n < graph_.nodes.size(); ++n)

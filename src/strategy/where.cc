@@ -21,10 +21,11 @@ struct Words {
 };
 const Words& words_of(std::string_view tag) {
   static const Words kPasses = {"pass", "passes", {"F", "B", "BI", "BW", "U"}};
-  static const Words kKinds = {"kind",
-                               "kinds of tasks",
-                               {"compute", "input", "send", "recv", "all_reduce", "reduce_scatter",
-                                "all_gather", "all_to_all", "own_part"}};
+  static const Words kKinds = {
+      "kind",
+      "kinds of tasks",
+      {"compute", "input", "send", "recv", "all_reduce", "reduce_scatter", "all_gather",
+       "all_to_all", "rotate", "dispatch", "combine", "own_part"}};
   return tag == "pass" ? kPasses : kKinds;
 }
 

@@ -240,9 +240,13 @@ class RoleWalk {
     if (!is_collective(one.kind) || is_local(one)) return;
     int64_t bytes = 0;
     for (size_t a = 0; a < one.args.size(); ++a) {
-      const bool whole =
-          !takes_pairs(one.kind) || (one.kind == InstructionKind::kAllGather) == (a % 2 == 1);
-      if (whole) add_bytes(role_.tensor(one.args[a]).type.bytes(), bytes);
+      const bool written = a % 2 == 1;
+      // Of rows that go where an index sends them: what a rank sends, or gets back, at most.
+      const bool counts =
+          !takes_pairs(one.kind) ||
+          (takes_index(one.kind) ? a < 2 && written == (one.kind == InstructionKind::kCombine)
+                                 : written == (one.kind == InstructionKind::kAllGather));
+      if (counts) add_bytes(role_.tensor(one.args[a]).type.bytes(), bytes);
     }
     add_traffic(one, bytes);
   }

@@ -164,12 +164,14 @@ std::vector<std::string> memory_lines(const Summary& summary) {
 
 std::vector<std::string> traffic_lines(const Summary& summary) {
   std::vector<std::pair<std::string, std::string>> lines;
+  // An index says which rank sends how many rows: all of them together have that many.
   for (const DeviceSummary& device : summary.devices)
     for (const TrafficSummary& traffic : summary.role(device).traffic)
       lines.emplace_back(device.where,
-                         fmt::format("{}: {} of {}, {}", traffic_text(traffic, traffic.over),
+                         fmt::format("{}: {} of {}, {}{}", traffic_text(traffic, traffic.over),
                                      plural(traffic.messages, "message"), info(traffic.dtype).name,
-                                     human_bytes(traffic.bytes)));
+                                     human_bytes(traffic.bytes),
+                                     takes_index(traffic.kind) ? " on average, at most" : ""));
   std::vector<std::string> out;
   for (const auto& [where, text] : joined(std::move(lines)))
     out.push_back(fmt::format("{}: a step of a rank has {}", where, text));

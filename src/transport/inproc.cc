@@ -39,6 +39,7 @@ struct alignas(64) Member {
   std::span<const Piece> pieces;
   std::span<const Shard> shards;
   std::span<const Exchange> exchanges;
+  Rows rows;
   const std::byte* from = nullptr;
   int64_t bytes = 0;
 };
@@ -109,6 +110,8 @@ class InprocTransport final : public Transport {
   Status all_to_all(int32_t group, std::span<const Exchange> exchanges) override;
   Status rotate(int32_t group, const std::byte* from, std::byte* to, int64_t bytes,
                 int32_t turn) override;
+  Status dispatch(int32_t group, const Rows& rows) override;
+  Status combine(int32_t group, const Rows& rows) override;
   Status broadcast(int32_t group, std::byte* data, int64_t bytes, int32_t root) override;
   Status wait_sends() override;
   Status barrier() override { return arrive(groups_[0], "barrier"); }
@@ -356,6 +359,7 @@ Status InprocTransport::meet(Seated& seated, const Member& brings, const char* w
   own.pieces = brings.pieces;
   own.shards = brings.shards;
   own.exchanges = brings.exchanges;
+  own.rows = brings.rows;
   own.from = brings.from;
   own.bytes = brings.bytes;
   PIPER_TRY(arrive(seated, what));
@@ -373,7 +377,8 @@ Status InprocTransport::compare(Seated& seated, const char* what) {
     const auto alike = [](const auto& a, const auto& b) { return are_alike(a, b); };
     if (other.bytes == own.bytes && std::ranges::equal(own.pieces, other.pieces, alike) &&
         std::ranges::equal(own.shards, other.shards, alike) &&
-        std::ranges::equal(own.exchanges, other.exchanges, alike))
+        std::ranges::equal(own.exchanges, other.exchanges, alike) &&
+        are_alike(own.rows, other.rows))
       continue;
     if (other.bytes != own.bytes) {
       return size_mismatch(rank_, seated.group->ranks[i], fmt::format("in the {} with", what),
@@ -478,6 +483,38 @@ Status InprocTransport::rotate(int32_t group, const std::byte* from, std::byte* 
       (seated.position + seated.size() - static_cast<size_t>(turn)) % seated.size();
   std::memcpy(to, seated.group->members[before].from, static_cast<size_t>(bytes));
   return arrive(seated, "rotation");
+}
+
+Status InprocTransport::dispatch(int32_t group, const Rows& rows) {
+  Seated& seated = groups_[static_cast<size_t>(group)];
+  Member brings;
+  brings.rows = rows;
+  PIPER_TRY(meet(seated, brings, "dispatch"));
+  const auto own = static_cast<int64_t>(seated.position);
+  clear_rows(rows, own, true);
+  for (size_t i = 0; i < seated.size(); ++i)
+    rows.for_each(static_cast<int64_t>(i), [&](int64_t whole, int64_t part, int64_t owner) {
+      if (owner == own)
+        std::memcpy(rows.whole + whole, seated.group->members[i].rows.part + part,
+                    static_cast<size_t>(rows.row_bytes));
+    });
+  return arrive(seated, "dispatch");
+}
+
+Status InprocTransport::combine(int32_t group, const Rows& rows) {
+  Seated& seated = groups_[static_cast<size_t>(group)];
+  Member brings;
+  brings.rows = rows;
+  PIPER_TRY(meet(seated, brings, "combine"));
+  const auto own = static_cast<int64_t>(seated.position);
+  clear_rows(rows, own, false);
+  rows.for_each(own, [&](int64_t whole, int64_t part, int64_t owner) {
+    if (owner < rows.members)
+      std::memcpy(rows.part + part,
+                  seated.group->members[static_cast<size_t>(owner)].rows.whole + whole,
+                  static_cast<size_t>(rows.row_bytes));
+  });
+  return arrive(seated, "combine");
 }
 
 Status InprocTransport::broadcast(int32_t group, std::byte* data, int64_t bytes, int32_t root) {

@@ -282,6 +282,82 @@ Status MpiTransport::rotate(int32_t group_id, const std::byte* from, std::byte* 
   return ok_status();
 }
 
+namespace {
+
+// Of the rows that lie in `home`'s part and whose owner is `owner`, one after the other, the bytes
+// [begin, end): visit(byte of the whole, byte of the part, place, bytes). Returns how many bytes
+// they all have.
+template <class Visit>
+int64_t for_each_row(const Rows& rows, int64_t home, int64_t owner, int64_t begin, int64_t end,
+                     Visit visit) {
+  int64_t all = 0;
+  rows.for_each(home, [&](int64_t whole, int64_t part, int64_t own) {
+    if (own != owner) return;
+    const int64_t from = std::max<int64_t>(begin - all, 0),
+                  to = std::min(end - all, rows.row_bytes);
+    if (from < to) visit(whole + from, part + from, all + from, to - from);
+    all += rows.row_bytes;
+  });
+  return all;
+}
+
+}  // namespace
+
+// To the owners of rows, into wholes, or from them, into parts. Both sides know from the index how
+// many rows pass between them.
+Status MpiTransport::move_rows(Group& group, const Rows& rows, bool whole) {
+  const int64_t own = group.position, room = member_room(group);
+  const char* what = whole ? "dispatch" : "combine";
+  // What comes from member i, or goes to it.
+  const auto visit_rows = [&](int64_t i, bool comes, int64_t begin, int64_t end, auto visit) {
+    const bool is_home = comes != whole;
+    return for_each_row(rows, is_home ? own : i, is_home ? i : own, begin, end, visit);
+  };
+  const auto none = [](int64_t, int64_t, int64_t, int64_t) {};
+  clear_rows(rows, own, whole);
+  std::byte* const from = whole ? rows.part : rows.whole;
+  std::byte* const to = whole ? rows.whole : rows.part;
+  visit_rows(own, true, 0, INT64_MAX, [&](int64_t at, int64_t part, int64_t, int64_t bytes) {
+    std::memcpy(to + (whole ? at : part), from + (whole ? part : at), static_cast<size_t>(bytes));
+  });
+  int64_t most = 0;
+  PIPER_TRY(with_others(group, [&](int64_t i) -> Status {
+    for (const bool comes : {true, false}) most = std::max(most, visit_rows(i, comes, 0, 0, none));
+    return ok_status();
+  }));
+  for (int64_t at = 0; at < most; at += room) {
+    PIPER_TRY(with_others(group, [&](int64_t i) -> Status {
+      const int64_t left = visit_rows(i, true, 0, 0, none) - at;
+      if (left > 0)
+        PIPER_TRY(start_recv(group, collectives_, i, in_.data() + i * room, std::min(left, room)));
+      std::byte* const out = out_.data() + i * room;
+      const int64_t sent = visit_rows(
+          i, false, at, at + room, [&](int64_t row, int64_t part, int64_t place, int64_t bytes) {
+            std::memcpy(out + place - at, from + (whole ? part : row), static_cast<size_t>(bytes));
+          });
+      if (sent <= at) return ok_status();
+      return start_send(group, collectives_, i, out, std::min(sent - at, room));
+    }));
+    PIPER_TRY(finish(group, what));
+    PIPER_TRY(with_others(group, [&](int64_t i) -> Status {
+      visit_rows(i, true, at, at + room,
+                 [&](int64_t row, int64_t part, int64_t place, int64_t bytes) {
+                   std::memcpy(to + (whole ? row : part), in_.data() + i * room + place - at,
+                               static_cast<size_t>(bytes));
+                 });
+      return ok_status();
+    }));
+  }
+  return ok_status();
+}
+
+Status MpiTransport::dispatch(int32_t group, const Rows& rows) {
+  return move_rows(groups_[static_cast<size_t>(group)], rows, true);
+}
+Status MpiTransport::combine(int32_t group, const Rows& rows) {
+  return move_rows(groups_[static_cast<size_t>(group)], rows, false);
+}
+
 Status MpiTransport::broadcast(int32_t group_id, std::byte* data, int64_t bytes, int32_t root) {
   Group& group = groups_[static_cast<size_t>(group_id)];
   for (int64_t at = 0; at < bytes; at += kLargest) {

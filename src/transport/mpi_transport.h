@@ -94,6 +94,8 @@ class MpiTransport final : public Transport {
   Status all_to_all(int32_t group, std::span<const Exchange> exchanges) override;
   Status rotate(int32_t group, const std::byte* from, std::byte* to, int64_t bytes,
                 int32_t turn) override;
+  Status dispatch(int32_t group, const Rows& rows) override;
+  Status combine(int32_t group, const Rows& rows) override;
   Status broadcast(int32_t group, std::byte* data, int64_t bytes, int32_t root) override;
   Status wait_sends() override;
   Status barrier() override;
@@ -125,6 +127,7 @@ class MpiTransport final : public Transport {
   Status reduce_segment(Group& group, std::span<const Piece> pieces, int64_t begin, int64_t end);
   int64_t segment_bytes(const Group& group) const;
   int64_t member_room(const Group& group) const;
+  Status move_rows(Group& group, const Rows& rows, bool whole);
   Status share_memory(std::span<const HostAddress> addresses);
   Status join(Group& group);
   Status wait_counter(Group& group, int64_t member, std::atomic<uint64_t> SharedCounters::*counter,

@@ -71,6 +71,20 @@ inline bool are_alike(const Exchange& a, const Exchange& b) {
          a.to_block == b.to_block;
 }
 
+inline bool are_alike(const Rows& a, const Rows& b) {
+  return a.wide == b.wide && a.count == b.count && a.row_bytes == b.row_bytes &&
+         a.stretches == b.stretches && a.owned == b.owned;
+}
+// What no member has of the rows that end up here: zeros in a whole, NaN in a part.
+inline void clear_rows(const Rows& rows, int64_t own, bool whole) {
+  const auto size = static_cast<size_t>(rows.row_bytes);
+  for (int64_t k = whole ? 0 : own; k < (whole ? rows.members : own + 1); ++k)
+    rows.for_each(k, [&](int64_t at, int64_t part, int64_t owner) {
+      if (whole && owner != own) std::memset(rows.whole + at, 0, size);
+      if (!whole && owner == rows.members) std::memset(rows.part + part, 0xff, size);
+    });
+}
+
 inline int64_t whole_bytes(std::span<const Shard> shards) {
   int64_t bytes = 0;
   for (const Shard& shard : shards) bytes += shard.count * info(shard.dtype).bytes;

@@ -154,7 +154,7 @@ class Copies {
   void collective(const std::vector<Spot>& members) {
     const Instruction& one = section_.at(members[0]);
     const bool pairs = takes_pairs(one.kind);
-    for (size_t a = 0; a < one.args.size(); a += pairs ? 2 : 1) {
+    for (size_t a = 0; a + pairs < one.args.size(); a += pairs ? 2 : 1) {
       uint64_t all = 0;
       for (Spot member : members) all = join_symbols(all, held(member, a));
       all = over(members[0], all);

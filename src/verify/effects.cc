@@ -218,18 +218,19 @@ class Follower {
     const Instruction& one = section_.at(members[0]);
     const bool pairs = takes_pairs(one.kind);
     const Spot* root = one.kind == InstructionKind::kBroadcast ? root_of(members, one) : nullptr;
-    for (size_t a = 0; a < one.args.size(); a += pairs ? 2 : 1) {
+    for (size_t a = 0; a + pairs < one.args.size(); a += pairs ? 2 : 1) {
       const auto read = [&](Spot member) { return held(member, section_.at(member).args[a]); };
       uint64_t made = read(root ? *root : members[0]);
       bool same = true;
       for (const Spot member : members) same = same && read(member) == made;
-      const bool keeps =
-          root || (same && (one.kind == InstructionKind::kAllGather ||
-                            (one.kind != InstructionKind::kAllToAll &&
-                             one.kind != InstructionKind::kRotate && sums_.contains(made))));
+      const bool keeps = root || (same && (one.kind == InstructionKind::kAllGather ||
+                                           (one.kind != InstructionKind::kAllToAll &&
+                                            one.kind != InstructionKind::kRotate &&
+                                            !takes_index(one.kind) && sums_.contains(made))));
       if (!keeps) {
         for (const Spot member : members) made = join_symbols(made, read(member));
         made = join_symbols(made, static_cast<uint64_t>(one.kind) + 1);
+        if (takes_index(one.kind)) made = join_symbols(made, held(members[0], one.args[2]));
       }
       for (const Spot member : members)
         held(member, section_.at(member).args[pairs ? a + 1 : a]) = made;

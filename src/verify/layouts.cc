@@ -5,24 +5,6 @@
 #include "mail.h"
 
 namespace piper {
-
-uint32_t find_followed_axes(const PlanSet& set) {
-  uint32_t axes = 0;
-  for (const RoleProgram& role : set.roles) {
-    for (const Tensor& tensor : role.tensors)
-      for (const TensorCut& cut : tensor.cuts) axes |= uint32_t{1} << cut.axis;
-    for (const auto* list : {&role.prologue, &role.body, &role.epilogue})
-      for (const Instruction& one : *list)
-        if (one.group >= 0 && (one.dim >= 0 || one.kind == InstructionKind::kRotate ||
-                               one.reduction == Reduction::kMax ||
-                               (one.kind == InstructionKind::kOwnPart && one.micro >= 0)))
-          axes |= axes_of(role.groups[one.group]);
-  }
-  for (size_t axis = 0; axis < set.roles[0].mesh.size(); ++axis)
-    if (set.roles[0].mesh[axis].second == 1) axes &= ~(uint32_t{1} << axis);
-  return axes;
-}
-
 namespace {
 
 class LayoutCheck {
@@ -126,14 +108,46 @@ class LayoutCheck {
 
  private:
   bool of_axis(uint32_t axes) const { return axes >> axis_ & 1; }
-  void put(Spot place, int32_t buffer, const Lies& lies) {
+  void put(Spot place, int32_t buffer, Lies lies) {
     Lies& to = held(place, buffer);
+    name_integers(place, buffer, lies, 0);
     if (role(place).tensor(buffer).kind != BufferKind::kState) {
       to = lies;
     } else if (lies.kind != Lies::kUnknown && to.kind != Lies::kUnknown && !lies.fits(to)) {
       add(place, "leaves the state {}, which is {}", shown(place, buffer, to),
           to_string(lies, shape(place, buffer)));
     }
+  }
+
+  // Integers that a step makes are others than those of all other steps, but the same on all ranks
+  // of the axis; what messages make of the same integers in the same way is the same.
+  void name_integers(Spot place, int32_t buffer, Lies& lies, int32_t from) {
+    const bool is_known = lies.kind == Lies::kWhole || lies.kind == Lies::kCut;
+    if (!is_known || lies.index != 0 || info(role(place).tensor(buffer).type.dtype).is_float)
+      return;
+    lies.index = number_of(place, {buffer});
+    if (from == 0) return;
+    const Instruction& one = section_.at(place);
+    const Shape& own = shape(place, one.args[0]);
+    const auto stretches = [&](int32_t dim, int64_t outer) {
+      return dim < 0 ? -1 : elements_of(own, static_cast<size_t>(dim)) * outer;
+    };
+    lies.index = number_of({place.cell, -1},
+                           {from, static_cast<int64_t>(one.kind), axes(place, one),
+                            stretches(one.dim, one.outer), stretches(one.to_dim, one.to_outer)});
+  }
+  int32_t number_of(Spot place, const std::vector<int64_t>& what) {
+    std::vector<int64_t> of = model_.cells[place.cell].coordinates;
+    of[static_cast<size_t>(axis_)] = 0;
+    of.push_back(place.index);
+    of.insert(of.end(), what.begin(), what.end());
+    const auto number = static_cast<int32_t>(integers_.size()) + 1;
+    return integers_.try_emplace(std::move(of), number).first->second;
+  }
+  void put_moved(Spot place, int32_t buffer, Lies lies, const Lies& from) {
+    lies = renewed(std::move(lies));
+    name_integers(place, buffer, lies, from.index);
+    put(place, buffer, std::move(lies));
   }
 
   void step(Spot place, const Instruction& one) {
@@ -150,10 +164,11 @@ class LayoutCheck {
       case InstructionKind::kRecv:
         return receive(place, one);
       case InstructionKind::kOwnPart:
-        for (size_t a = 0; a + 1 < one.args.size(); a += 2)
-          put(place, one.args[a + 1], by_readings(given(place, one.args[a]), [&](const Lies& from) {
-                return cut(place, one, a, from, Lies::kWhole);
-              }));
+        for (size_t a = 0; a + 1 < one.args.size(); a += 2) {
+          const Lies from = given(place, one.args[a]);
+          const auto own = [&](const Lies& each) { return cut(place, one, a, each, Lies::kWhole); };
+          put_moved(place, one.args[a + 1], by_readings(from, own), from);
+        }
         return;
       default:  // copies
         for (size_t a = 0; a + 1 < one.args.size(); a += 2)
@@ -162,10 +177,10 @@ class LayoutCheck {
   }
 
   // Of a group along the axis alone; of another it is the same for all.
-  Lies position(Spot place, const Instruction& one) const {
+  Lies position(Spot place, const Instruction& one) {
     const uint32_t axes = axes_of(role(place).groups[one.group]);
     if ((axes >> axis_ & 1) == 0) return {Lies::kWhole};
-    if (axes != uint32_t{1} << axis_) return {Lies::kUnknown};
+    if (!is_alone(place, one)) return {Lies::kUnknown};
     return {.kind = Lies::kFirst, .outer = one.outer, .turn = {one.turn}};
   }
 
@@ -186,7 +201,17 @@ class LayoutCheck {
   void compute(Spot place, const Instruction& one) {
     const Program& program = role(place).programs[one.program];
     std::vector<Lies> args;
-    for (const int32_t arg : one.args) args.push_back(given(place, arg));
+    std::vector<int32_t> numbers{0};  // of integers, as the program meets them
+    for (const int32_t arg : one.args) {
+      args.push_back(given(place, arg));
+      each_number(args.back(), [&](int32_t& number) {
+        const auto met = std::find(numbers.begin(), numbers.end(), number);
+        if (met == numbers.end())
+          numbers.push_back(number), number = static_cast<int32_t>(numbers.size()) - 1;
+        else
+          number = static_cast<int32_t>(met - numbers.begin());
+      });
+    }
     auto& known = known_[&program];
     auto after = std::find_if(known.begin(), known.end(),
                               [&](const auto& each) { return each.first == args; });
@@ -196,9 +221,14 @@ class LayoutCheck {
     }
     const LiesAfter& made = after->second;
     if (!made.wrong.empty()) add(place, "cannot do {}", made.wrong);
-    for (size_t a = 0; a < one.args.size(); ++a)
-      if (program.arg_written[a])
-        put(place, one.args[a], made.wrong.empty() ? made.args[a] : Lies{Lies::kUnknown});
+    for (size_t a = 0; a < one.args.size(); ++a) {
+      if (!program.arg_written[a]) continue;
+      Lies lies = made.wrong.empty() ? made.args[a] : Lies{Lies::kUnknown};
+      each_number(lies, [&](int32_t& number) {  // of its own, or that it was given
+        number = number < 0 ? number_of(place, {number}) : numbers[static_cast<size_t>(number)];
+      });
+      put(place, one.args[a], std::move(lies));
+    }
   }
 
   void receive(Spot place, const Instruction& one) {
@@ -232,13 +262,12 @@ class LayoutCheck {
   void collective(const std::vector<Spot>& members) {
     const Instruction& one = section_.at(members[0]);
     const bool pairs = takes_pairs(one.kind);
-    for (size_t a = 0; a < one.args.size(); a += pairs ? 2 : 1) {
+    for (size_t a = 0; a + pairs < one.args.size(); a += pairs ? 2 : 1) {
       const Lies from = common(members, a);
       for (const Spot member : members) {
         const Instruction& own = section_.at(member);
-        put(member, own.args[pairs ? a + 1 : a], by_readings(from, [&](const Lies& reading) {
-              return made_of(member, own, a, reading);
-            }));
+        const auto made = [&](const Lies& reading) { return made_of(member, own, a, reading); };
+        put_moved(member, own.args[pairs ? a + 1 : a], by_readings(from, made), from);
       }
     }
   }
@@ -266,6 +295,9 @@ class LayoutCheck {
         return gathered(place, one, a, from);
       case InstructionKind::kRotate:
         return rotated(place, one, from);
+      case InstructionKind::kDispatch:
+      case InstructionKind::kCombine:
+        return routed(place, one, from);
       case InstructionKind::kBroadcast:
         if (!of_axis(axes(place, one)) || from.kind == Lies::kWhole) return from;
         return wrong(place, "gives to others", one.args[a], from);
@@ -295,6 +327,7 @@ class LayoutCheck {
     const bool sums = one.reduction == Reduction::kSum;
     if (!of_axis(axes(place, one))) {
       const bool keeps = from.kind == Lies::kWhole || from.kind == Lies::kCut ||
+                         from.kind == Lies::kRows ||
                          from.kind == (sums ? Lies::kTerms : Lies::kGreatest);
       return keeps ? from : wrong(place, "reduces along another axis", one.args[a], from);
     }
@@ -383,6 +416,40 @@ class LayoutCheck {
         to_string(wanted, own));
     return {Lies::kUnknown};
   }
+  // Rows to the ranks that own what the index names, or from there to the blocks where they belong.
+  Lies routed(Spot place, const Instruction& one, const Lies& from) {
+    const bool sends = one.kind == InstructionKind::kDispatch;
+    const Lies index = given(place, one.args[2]).readings()[0];
+    const int64_t rows = num_elements(shape(place, one.args[2]));
+    if (!of_axis(axes(place, one))) return routed_beside(place, one, from, index);
+    const int64_t blocks = elements_of(shape(place, one.args[0]), one.dim) * one.outer;
+    const bool alike = blocks_.try_emplace(index.index, blocks).first->second == blocks;
+    if (index.kind != Lies::kWhole || index.index == 0 || !alike)  // go and come in the same blocks
+      return wrong(place, "sends rows by", one.args[2], index);
+    const Lies all{Lies::kRows, 0, 0, rows, 0, 0, {}, index.index, one.owned};
+    if (!sends && !from.fits(all)) return wrong(place, "gives rows back of", one.args[0], from);
+    if (!is_alone(place, one)) return {Lies::kUnknown};
+    if (!sends) return own_blocks(place, one.args[1], one.dim, one.outer);
+    return joined(place, one, one.args[0], from).kind == Lies::kUnknown ? Lies{Lies::kUnknown}
+                                                                        : all;
+  }
+  // Along another axis rows and their index are the same for all, or of the same blocks, or blocks
+  // of what a row has.
+  Lies routed_beside(Spot place, const Instruction& one, const Lies& from, const Lies& index) {
+    const bool sends = one.kind == InstructionKind::kDispatch;
+    const Shape &part = shape(place, one.args[sends ? 0 : 1]), &own = shape(place, one.args[0]);
+    const int64_t rows = num_elements(shape(place, one.args[2])) / members(place, one);
+    const Lies made =
+        beside(from, own, one.dim, one.outer, axes(place, one), members(place, one), sends);
+    const Lies& blocks = sends ? from : made;
+    bool alike = index.kind == Lies::kWhole && blocks.kind != Lies::kRows;
+    if (blocks.kind == Lies::kCut) {
+      const bool inside = blocks.outer % rows == 0 && num_elements(part) / blocks.outer > 0;
+      alike = index.kind == Lies::kWhole ? inside : index.kind == Lies::kCut;
+    }
+    if (made.kind != Lies::kUnknown && alike) return made;
+    return wrong(place, "sends, by what is otherwise, rows of", one.args[0], from);
+  }
   Lies exchanged(Spot place, const Instruction& one, size_t a, const Lies& from) {
     const Lies whole = joined(place, one, one.args[a], from);
     if (whole.kind == Lies::kUnknown) return whole;
@@ -417,6 +484,8 @@ class LayoutCheck {
   bool quiet_ = false;                   // while readings are tried
   std::vector<std::vector<Lies>> held_;  // by cell and buffer
   Mail<Lies> sent_;
+  std::map<std::vector<int64_t>, int32_t> integers_;  // by what made them
+  std::map<int32_t, int64_t> blocks_;                 // by integers that are an index, of its rows
   // By program: arguments that it was given, and what it makes of them.
   std::map<const Program*, std::vector<std::pair<std::vector<Lies>, LiesAfter>>> known_;
 };

@@ -21,6 +21,8 @@ struct Lies {
     kTerms,     // of a sum
     kGreatest,  // numbers of which the greatest counts
     kFirst,     // a number: `outer` times the rank's own along the axis
+    kRows,      // so many (`outer`) as there are on all ranks: right where the rank owns what the
+                // index names
   };
   Kind kind = kUnset;
   uint32_t dims = 0;  // kCut: those that may be the one, a bit each
@@ -38,6 +40,10 @@ struct Lies {
     bool operator==(const Turn&) const = default;
   };
   Turn turn;
+  // Which integers these are, 0: that is not known. kRows: which are the index, of which a rank
+  // owns so many numbers.
+  int32_t index = 0;
+  int64_t owned = 0;
   // More readings. Of [1,6] in blocks the whole may be [2,6] or [1,12]: what moves elements, or
   // adds them up along a dim, makes other things of these.
   std::vector<Lies> also;
@@ -63,6 +69,7 @@ struct Lies {
   }
   bool same_stretches(const Lies& other) const {
     return kind == other.kind && outer == other.outer && run == other.run && turn == other.turn &&
+           (kind != kRows || index == other.index) && owned == other.owned &&
            (outside & other.inside) == 0 && (inside & other.outside) == 0;
   }
   // One reading of both is the same; dims that are not known fit all.
@@ -79,6 +86,18 @@ inline int64_t elements_of(const Shape& shape, size_t dims) {  // the first so m
   int64_t count = 1;
   for (size_t d = 0; d < dims; ++d) count *= shape[d];
   return count;
+}
+// The same layout of other elements.
+inline Lies renewed(Lies lies) {
+  if (lies.kind != Lies::kRows) lies.index = 0;
+  for (Lies& one : lies.also) one = renewed(std::move(one));
+  return lies;
+}
+// Calls visit(number) for those of the integers, of all readings.
+template <class Visit>
+void each_number(Lies& lies, const Visit& visit) {
+  if (lies.index != 0) visit(lies.index);
+  for (Lies& one : lies.also) each_number(one, visit);
 }
 // "cut at dim 1, outer 3", of a value of that shape.
 std::string to_string(const Lies& lies, const Shape& shape);

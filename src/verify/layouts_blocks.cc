@@ -3,6 +3,23 @@
 
 namespace piper {
 
+uint32_t find_followed_axes(const PlanSet& set) {
+  uint32_t axes = 0;
+  for (const RoleProgram& role : set.roles) {
+    for (const Tensor& tensor : role.tensors)
+      for (const TensorCut& cut : tensor.cuts) axes |= uint32_t{1} << cut.axis;
+    for (const auto* list : {&role.prologue, &role.body, &role.epilogue})
+      for (const Instruction& one : *list)
+        if (one.group >= 0 && (one.dim >= 0 || one.kind == InstructionKind::kRotate ||
+                               one.reduction == Reduction::kMax ||
+                               (one.kind == InstructionKind::kOwnPart && one.micro >= 0)))
+          axes |= axes_of(role.groups[one.group]);
+  }
+  for (size_t axis = 0; axis < set.roles[0].mesh.size(); ++axis)
+    if (set.roles[0].mesh[axis].second == 1) axes &= ~(uint32_t{1} << axis);
+  return axes;
+}
+
 uint32_t axes_of(const Group& group) {
   uint32_t axes = 0;
   for (const int32_t axis : group.axes) axes |= uint32_t{1} << axis;
@@ -10,8 +27,9 @@ uint32_t axes_of(const Group& group) {
 }
 
 std::string to_string(const Lies& lies, const Shape& shape) {
-  constexpr const char* kNames[] = {"unset",          "unknown",        "whole",     "cut",
-                                    "terms of a sum", "greatest apart", "own number"};
+  constexpr const char* kNames[] = {"unset",      "unknown",         "whole",
+                                    "cut",        "terms of a sum",  "greatest apart",
+                                    "own number", "rows by an index"};
   std::string text;
   for (const Lies& one : lies.readings()) {
     text += fmt::format("{}{}", text.empty() ? "" : " or ", kNames[one.kind]);
@@ -107,7 +125,8 @@ Lies inside_block(const Shape& to) {
 
 Lies run_of(const Lies& lies, int64_t all, int64_t first, int64_t count, const Shape& to) {
   return of_each(lies, [&](Lies one) {
-    if (one.kind != Lies::kCut) return one;
+    if (one.kind == Lies::kRows) return Lies{Lies::kUnknown};
+    if (one.kind != Lies::kCut) return renewed(one);
     const int64_t block = one.outer > 0 ? all / one.outer : 0;
     if (one.run != 0 || block == 0) return Lies{Lies::kUnknown};
     if (count < block && first / block == (first + count - 1) / block)
@@ -115,7 +134,7 @@ Lies run_of(const Lies& lies, int64_t all, int64_t first, int64_t count, const S
     if (first % block != 0 || count % block != 0) return Lies{Lies::kUnknown};
     one.outer = count / block;
     one.dims = dims_of(to, one.outer, false);
-    return one;
+    return renewed(one);
   });
 }
 

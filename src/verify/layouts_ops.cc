@@ -125,6 +125,7 @@ OpLayouts::Made OpLayouts::make_one(std::string_view op, const Attrs& attrs,
   const auto has = [&](Lies::Kind kind) { return first(kind) < inputs.size(); };
   if (use->def->draws >= 0 && has(Lies::kFirst)) return draw_blocks(*use);
   if (has(Lies::kTerms) || has(Lies::kGreatest)) return pass_terms(*use, has(Lies::kGreatest));
+  if (has(Lies::kRows)) return send_rows(*use, first(Lies::kRows));
   const size_t run = first_of(inputs, [](const Lies& l) { return l.run != 0; });
   if (any([](const Lies& l) { return !l.turn.of.empty(); }))
     return use->rule.merges ? merge_parts(*use) : add_parts(*use);
@@ -216,6 +217,62 @@ OpLayouts::Made OpLayouts::pass_terms(const Use& use, bool greatest) {
                            Lies{greatest ? Lies::kGreatest : Lies::kTerms});
 }
 
+// Rows by an index, each by itself: looked up are what the rank owns, where that same index says
+// so, and sums over rows have only those.
+OpLayouts::Made OpLayouts::send_rows(const Use& use, size_t from) {
+  const LoopRule& rule = use.rule;
+  const Lies& routed = use.inputs[from].lies;
+  const auto row_letters = [&](const Dims& dims, const Shape& shape) {
+    Dim letters;
+    size_t d = 0;
+    for (; d < dims.size() && elements_of(shape, d) < routed.outer; ++d)
+      letters.insert(letters.end(), dims[d].begin(), dims[d].end());
+    return elements_of(shape, d) == routed.outer ? letters : Dim();
+  };
+  const bool looks_up = rule.picks >= 0 && rule.firsts.size() == 1 &&
+                        use.inputs[static_cast<size_t>(rule.picks)].lies.kind == Lies::kWhole &&
+                        use.inputs[static_cast<size_t>(rule.picks)].lies.index == routed.index;
+  const size_t by = looks_up ? static_cast<size_t>(rule.picks) : from;
+  const size_t first = looks_up ? static_cast<size_t>(rule.firsts[0].second) : use.inputs.size();
+  const Cut cut{looks_up ? rule.firsts[0].first : '\0', 1};
+  const Dim letters = row_letters(rule.inputs[by], use.inputs[by].type.shape);
+  const auto has_rows = [&](const Dims& dims, const Shape& shape) {
+    return row_letters(dims, shape) == letters;
+  };
+  const auto has_any = [&](const Dims& dims) {
+    return std::any_of(letters.begin(), letters.end(),
+                       [&](char letter) { return occurrences(dims, letter) > 0; });
+  };
+  if (letters.empty() || std::any_of(letters.begin(), letters.end(),
+                                     [&](char letter) { return is_whole(rule, letter); }))
+    return refuse("which does not take rows one by one");
+  int64_t owned = routed.owned;
+  for (const auto& [letter, size] : rule.sizes)
+    if (letter == cut.letter) owned = size;
+  if (owned != routed.owned || (looks_up && !begins(use, first, cut, 0)))
+    return refuse("which looks up what another rank owns");
+  for (size_t i = 0; i < use.inputs.size(); ++i) {
+    const LaidOut& one = use.inputs[i];
+    if (!one.present || i == first || (looks_up && i == by)) continue;
+    const bool is_row = has_rows(rule.inputs[i], one.type.shape);
+    const bool fits = is_row ? one.lies.kind == Lies::kWhole || one.lies.fits(routed)
+                             : !has_any(rule.inputs[i]) && takes(use, i, cut);
+    if (!fits) return refuse("which takes other rows, or not all that they need");
+  }
+  std::vector<Lies> made;
+  for (size_t o = 0; o < rule.outputs.size(); ++o) {
+    const Shape& shape = use.types.outputs[o].shape;
+    const auto table = placed(rule, rule.outputs[o], shape, cut.letter, 1);
+    if (!table && has_rows(rule.outputs[o], shape))
+      made.push_back(routed);
+    else if (table && !has_any(rule.outputs[o]))
+      made.push_back(*table);
+    else
+      return refuse("which does not leave rows as they are");
+  }
+  return made;
+}
+
 // Flat runs of elements are taken one by one: all operands are alike, or numbers.
 OpLayouts::Made OpLayouts::cut_runs(const Use& use, size_t from) {
   const Dims& dims = use.rule.inputs[from];
@@ -231,7 +288,8 @@ OpLayouts::Made OpLayouts::cut_runs(const Use& use, size_t from) {
   }
   std::vector<Lies> made;
   for (const Dims& output : use.rule.outputs)
-    made.push_back(occurrences(output, letter) > 0 ? use.inputs[from].lies : Lies{Lies::kTerms});
+    made.push_back(occurrences(output, letter) > 0 ? renewed(use.inputs[from].lies)
+                                                   : Lies{Lies::kTerms});
   const bool sums = std::find(made.begin(), made.end(), Lies{Lies::kTerms}) != made.end();
   if (sums && use.rule.reduces != LoopRule::kSum)
     return refuse("which does not add up what ranks have");
@@ -307,6 +365,7 @@ OpLayouts::Made OpLayouts::by_cut(const Use& use, const Cut& cut) {
     const bool sums = rule.reduces == LoopRule::kSum;
     if (times == 0 && !sums && rule.reduces != LoopRule::kMax) return std::nullopt;
     made.push_back(lies ? *lies : Lies{sums ? Lies::kTerms : Lies::kGreatest});
+    if (const auto rows = lies ? std::nullopt : looked_up(use, cut, o)) made[o].add_reading(*rows);
   }
   return made;
 }
@@ -413,6 +472,22 @@ OpLayouts::Made OpLayouts::add_parts(const Use& use) {
       (!moves && use.inputs[static_cast<size_t>(parts[0])].lies.turn.merges))
     return refuse("which cannot be done in these parts");
   return of_parts(use, *turn);
+}
+
+// What a part is looked up for is zero where another rank owns it: terms, or rows by the index.
+std::optional<Lies> OpLayouts::looked_up(const Use& use, const Cut& cut, size_t output) const {
+  const LoopRule& rule = use.rule;
+  if (rule.picks < 0 || rule.firsts.size() != 1 || rule.firsts[0].first != cut.letter)
+    return std::nullopt;
+  const LaidOut& index = use.inputs[static_cast<size_t>(rule.picks)];
+  const Dims &rows = rule.inputs[static_cast<size_t>(rule.picks)], &made = rule.outputs[output];
+  if (index.lies.kind != Lies::kWhole || index.lies.index == 0 || made.size() < rows.size() ||
+      !std::equal(rows.begin(), rows.end(), made.begin()))
+    return std::nullopt;
+  const auto size = std::find_if(rule.sizes.begin(), rule.sizes.end(),
+                                 [&](const auto& known) { return known.first == cut.letter; });
+  return Lies{Lies::kRows,      0,           0, num_elements(index.type.shape), 0, 0, {},
+              index.lies.index, size->second};
 }
 
 // Of one turn a whole operand has the same for all: it is repeated.

@@ -42,6 +42,7 @@ class OpLayouts {
   Made draw_blocks(const Use& use);
   Made pass_number(const Use& use, std::string_view op, size_t from);
   Made pass_terms(const Use& use, bool greatest);
+  Made send_rows(const Use& use, size_t from);
   Made cut_runs(const Use& use, size_t from);
   Made cut_blocks(const Use& use, size_t from);
   std::vector<Cut> cuts_of(const Use& use, size_t input) const;
@@ -51,6 +52,7 @@ class OpLayouts {
   Made of_parts(const Use& use, const Lies::Turn& turn);
   Made merge_parts(const Use& use);
   Made add_parts(const Use& use);
+  std::optional<Lies> looked_up(const Use& use, const Cut& cut, size_t output) const;
   bool takes(const Use& use, size_t input, const Cut& cut) const;
   bool begins(const Use& use, size_t input, const Cut& cut, int64_t before) const;
 

@@ -42,7 +42,10 @@ class Walk {
       if (input >= 0 && shown_.back().lies.kind == Lies::kUnknown && is_known(input))
         return refuse("which reads blocks in part");
     }
-    const Made made = results(op);
+    Made made = results(op);
+    for (size_t i = 0; i < made.size() && i < op.outputs.size(); ++i)
+      if (made[i].index == 0 && op.outputs[i] >= 0 && !info(type(op.outputs[i]).dtype).is_float)
+        made[i].index = -static_cast<int32_t>(index * 4 + i + 1);  // new integers
     for (size_t i = 0; i < op.outputs.size() && wrong_.empty(); ++i)
       if (op.outputs[i] >= 0) store(op.outputs[i], i < made.size() ? made[i] : Lies{});
   }
@@ -82,7 +85,7 @@ class Walk {
     made.dims = dims_of(to, 1, false) & (from.size() == to.size() ? lies.dims : ~uint32_t{0});
     for (size_t d = 0; d < to.size() && d < 32; ++d)
       if (to[d] != 1) made.dims &= ~(uint32_t{1} << d);
-    return made.dims != 0 ? std::optional(made) : std::nullopt;
+    return made.dims != 0 ? std::optional(renewed(made)) : std::nullopt;
   }
   void store(int32_t value, const Lies& lies) {
     const int32_t base = bases_[at(value)];
@@ -93,13 +96,15 @@ class Walk {
       return;
     }
     const int64_t count = num_elements(own.shape), all = num_elements(whole.shape);
+    if (lies.kind == Lies::kRows) return refuse("which makes rows by an index in part");
+    held = renewed(std::move(held));
     if (held.kind != Lies::kUnset && parts_[at(base)] == 0) {  // some of what it has is replaced
       if (lies.kind == held.kind && lies.turn == held.turn &&
           (lies.kind != Lies::kCut || held.outer * count == lies.outer * all))
         return;
       return refuse("which lies otherwise than what it is a part of");
     }
-    join(base, lies, own.shape, count);
+    join(base, renewed(lies), own.shape, count);
   }
   // Parts of a base, which must lie alike: of blocks, blocks of one size.
   void join(int32_t base, const Lies& lies, const Shape& shape, int64_t count) {

@@ -44,7 +44,7 @@ void StepScalars::collective(const std::vector<Spot>& members) {
     return;
   const Instruction& one = section_.at(members[0]);
   const bool pairs = takes_pairs(one.kind);
-  for (size_t a = 0; a < one.args.size(); a += pairs ? 2 : 1) {
+  for (size_t a = 0; a + pairs < one.args.size(); a += pairs ? 2 : 1) {
     const Number made = one.kind == InstructionKind::kAllReduce ? reduced(members, a) : Number{};
     for (const Spot member : members)
       set(member, section_.at(member).args[pairs ? a + 1 : a], made);

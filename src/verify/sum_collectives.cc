@@ -15,10 +15,10 @@ void SumCheck::collective(const std::vector<Spot>& members) {
       return gather(members);
     case InstructionKind::kBroadcast:
       return broadcast(members);
-    default:  // all_to_all, rotate: parts of sums are not followed through it
+    default:  // blocks or rows that change ranks: parts of sums are not followed through it
       for (Spot member : members) {
         const Instruction& own = section_.at(member);
-        for (size_t a = 0; a < own.args.size(); a += 2) {
+        for (size_t a = 0; a + 1 < own.args.size(); a += 2) {
           Content content = held(member, own.args[a]);
           content.foreign = content.is_part();
           held(member, own.args[a + 1]) = std::move(content);

@@ -48,7 +48,13 @@ const std::string kRing = kTokens + "  - shard: {attention: \"**\", by: ring, ov
 const std::string kExperts = R"(  - shard: {input: "*", dim: 0, over: ep}
   - shard: {match: ["**/w_in", "**/w_out"], dim: 0, over: ep}
 )";
+// Experts that are looked up for each token: of all tokens, or of samples in blocks.
+const std::string kLookups = "  - shard: {match: \"**/experts/*\", dim: 0, over: ep}\n";
+const std::string kSamples = "  - shard: {input: \"*\", dim: 0, over: ep}\n";
 // Each expert's own products in blocks, too.
+const std::string kLookedUpTensor = R"(  - shard: {match: "**/gate_up_proj", dim: 1, over: tp}
+  - shard: {match: "**/down_proj", dim: 2, over: tp}
+)";
 const std::string kExpertTensor = R"(  - shard: {match: "**/w_in", dim: 2, over: tp}
   - shard: {match: "**/w_out", dim: 1, over: tp}
 )";
@@ -101,17 +107,17 @@ TEST_P(Axes, TrainAsOneDeviceDoes) {
   }
 }
 
-// What a step of a rank sends over an axis, in f32: messages and bytes by kind.
+// What a step of a rank sends over an axis: messages and bytes by kind.
 std::map<InstructionKind, std::pair<int64_t, int64_t>> traffic(const Case& c,
                                                                std::string_view over = "tp",
-                                                               size_t role = 0) {
+                                                               size_t role = 0,
+                                                               DType dtype = DType::kF32) {
   const Result<Compiled> compiled = compile_case(c, kSgd, false);
   EXPECT_TRUE(compiled) << print_error(compiled.error());
   std::map<InstructionKind, std::pair<int64_t, int64_t>> sent;
   const Summary summary = summarise(compiled->set);
   for (const TrafficSummary& each : summary.roles[role].traffic)
-    if (each.over == over && each.dtype == DType::kF32)
-      sent[each.kind] = {each.messages, each.bytes};
+    if (each.over == over && each.dtype == dtype) sent[each.kind] = {each.messages, each.bytes};
   return sent;
 }
 
@@ -330,6 +336,27 @@ TEST(Axes, TokensGoToTheirExpertsAndBack) {
               std::pair(4 * layers, 4 * layers * samples * experts * slots * width * 4 / ep));
     EXPECT_EQ(sent.count(InstructionKind::kAllGather), 0U);
     EXPECT_EQ(sent.count(InstructionKind::kReduceScatter), 0U);
+  }
+}
+
+// Of experts that are looked up each token's row goes to each of its experts and back, and so do
+// gradients; of the numbers by which they go all ranks have all.
+TEST(Axes, RowsGoToTheirExpertsAndBack) {
+  NEED_MODELS();
+  const int64_t layers = 4, rows = 8 * 32 * 2, width = 32;
+  for (const int64_t ep : {2, 4}) {
+    const Case c{"", "qwen3-moe-hf", fmt::format("{{ep: {}}}", ep), kSamples + kLookups};
+    const auto sent = traffic(c, "ep");
+    for (const auto kind : {InstructionKind::kDispatch, InstructionKind::kCombine})
+      EXPECT_EQ(sent.at(kind), std::pair(2 * layers, 2 * layers * rows * width * 4 / ep));
+    EXPECT_EQ(sent.count(InstructionKind::kAllGather), 0U);
+    EXPECT_EQ(sent.count(InstructionKind::kReduceScatter), 0U);
+    EXPECT_EQ(traffic(c, "ep", 0, DType::kI64).at(InstructionKind::kAllGather),
+              std::pair(layers, layers * rows * 8));
+    // In 16 bits, too, rather than matrices that have become smaller than what goes to them.
+    const Case halves{"", c.model, c.mesh, c.directives + "  - precision: {compute: bf16}\n"};
+    EXPECT_EQ(traffic(halves, "ep", 0, DType::kBF16).at(InstructionKind::kDispatch),
+              std::pair(2 * layers, 2 * layers * rows * width * 2 / ep));
   }
 }
 
@@ -596,6 +623,40 @@ TEST(Axes, AttentionThatCannotBeDoneSoIsRefused) {
             "7:24: error: shard: no attention matches 'nowhere'");
 }
 
+// Rows that go elsewhere, or by other numbers, are refused, and a few train otherwise.
+TEST(Axes, EachRowCounts) {
+  NEED_MODELS();
+  const Case c{"", "qwen3-moe-hf", "{dp: 2, ep: 2, alone: 1}",
+               kSamples + kLookups + "  - replicate: {over: dp}\n"};
+  const Result<Compiled> right = compile_case(c, kAdamW, true);
+  ASSERT_TRUE(right) << print_error(right.error());
+  const Result<Trained> uncut = train(*right->uncut, c.model, 2);
+  ASSERT_TRUE(uncut) << print_error(uncut.error());
+  std::vector<size_t> places;
+  for (size_t i = 0; i < right->set.roles[0].body.size(); ++i)
+    if (takes_index(right->set.roles[0].body[i].kind)) places.push_back(i);
+  ASSERT_EQ(places.size(), 16U);
+  const int32_t last_index = right->set.roles[0].body[places[6]].args[2];
+  for (size_t k = 0; k < places.size(); ++k)
+    for (const char* change : {"over dp", "one owned less", "another index"}) {
+      PlanSet wrong = right->set;
+      Instruction& one = wrong.roles[0].body[places[k]];
+      SCOPED_TRACE(one.label + ": " + change);
+      if (change[0] == 'o' && change[1] == 'v') over_replicas(wrong.roles[0], one);
+      if (change[0] == 'o' && change[1] == 'n') --one.owned;
+      if (change[0] == 'a' && one.args[2] == last_index) continue;
+      if (change[0] == 'a') one.args[2] = last_index;
+      const Result<VerifyReport> report = verify_plan_set(wrong, nullptr);
+      EXPECT_TRUE(!report || !report->findings.empty());
+      if (k % 5 != 0) continue;
+      const Result<Trained> trained = train(wrong, c.model, 2);
+      if (trained)
+        EXPECT_GT(apart(*trained, *uncut), 1e-9);
+      else
+        EXPECT_TRUE(trained.error().message.ends_with("the loss is nan"));  // of rows nobody owns
+    }
+}
+
 std::vector<Case> cases() {
   const std::string split = "  - split: {dim: batch, into: 2}\n";
   const std::string zero = "  - replicate: {over: dp, shard: [optimizer, gradients, parameters]}\n";
@@ -699,13 +760,29 @@ std::vector<Case> cases() {
           fmt::format("include: [{}/strategies/schedules/zb-h1.yaml]\nparams: {{stages: 2, "
                       "microbatches: 2}}\n",
                       PIPER_SOURCE_DIR));
-  // Experts that are looked up for each token: of all tokens, or of samples in blocks.
-  const std::string lookups = "  - shard: {match: \"**/experts/*\", dim: 0, over: ep}\n";
-  const std::string samples = "  - shard: {input: \"*\", dim: 0, over: ep}\n";
-  all.push_back({"lookups2_qwen", "qwen3-moe-hf", "{ep: 2}", lookups});
-  all.push_back({"lookups4_data2_qwen", "qwen3-moe-hf", "{edp: 2, ep: 4}",
-                 split + lookups + "  - replicate: {over: edp, shard: [optimizer]}\n"});
-  all.push_back({"lookups2_samples2_qwen", "qwen3-moe-hf", "{ep: 2}", lookups + samples});
+  const auto lookups = [&](const std::string& name, const std::string& mesh,
+                           const std::string& more, const std::string& include = "") {
+    all.push_back({"lookups_" + name + "_qwen", "qwen3-moe-hf", mesh, kLookups + more, include});
+  };
+  const std::string edp = "  - replicate: {over: edp, shard: [optimizer]}\n";
+  const auto schedule = [&](const char* file) {
+    return fmt::format(
+        "include: [{}/strategies/schedules/{}.yaml]\nparams: {{stages: 2, "
+        "microbatches: 2}}\n",
+        PIPER_SOURCE_DIR, file);
+  };
+  lookups("experts2", "{ep: 2}", "");
+  lookups("experts4_data2", "{edp: 2, ep: 4}", split + edp);
+  lookups("samples2", "{ep: 2}", kSamples);
+  lookups("samples4", "{ep: 4}", split + kSamples);
+  lookups("samples2_zero2", "{edp: 2, ep: 2}", split + kSamples + edp);
+  lookups("samples2_tensor2", "{ep: 2, tp: 2}", kSamples + kLookedUpTensor);
+  lookups("tensor2_samples2", "{tp: 2, ep: 2}", kSamples + kLookedUpTensor);
+  lookups("pipeline2_samples2_recompute", "{ep: 2}", kSamples + "  - recompute: {}\n",
+          schedule("1f1b"));
+  lookups("pipeline2_samples2_zero2", "{edp: 2, ep: 2}",
+          kSamples + "  - replicate: {over: edp, shard: [optimizer, gradients, parameters]}\n",
+          schedule("zb-h1"));
   const auto library = [&](const std::string& name, const std::string& model,
                            const std::string& file, const std::string& params) {
     all.push_back({"library_" + name, model, "{alone: 1}", split,

@@ -184,7 +184,27 @@ class RandomBlocks : public ModelMaker {
     const Live out = linear({joined, width}, v.width);
     keep(made("Add", {v.name, out.name}), v.width);
   }
+  // Two of four experts for each token, whose matrices are looked up.
+  void mix(const Live& v) {
+    const std::string rows = shaped(v.name, {-1, v.width});
+    const std::string scores = along("Softmax", {made("MatMul", {rows, weight(v.width, 4)})}, -1);
+    onnx::NodeProto& top = node("TopK", {scores, integers({2})});
+    const std::string weights = top.output(0), index = top.output(0) + "_index";
+    top.add_output(index);
+    const auto multiply = [&](const std::string& from, int64_t width, int64_t to) {
+      const std::string stack = parameter({4, width, to}, 0, 0.4f);
+      const std::string each = along("Gather", {stack, shaped(index, {-1})}, 0);
+      return shaped(made("MatMul", {shaped(from, {-1, 1, width}), each}), {-1, to});
+    };
+    const std::string twice = made("Expand", {shaped(rows, {-1, 1, v.width}), integers({1, 2, 1})});
+    const std::string inside = pointwise(multiply(twice, v.width, 12));
+    const std::string scaled =
+        made("Mul", {multiply(inside, 12, v.width), shaped(weights, {-1, 1})});
+    const std::string sum = made("ReduceSum", {shaped(scaled, {-1, 2, v.width}), integers({1})});
+    keep(made("Add", {v.name, shaped(sum, {-1, tokens_, v.width})}), v.width);
+  }
   void feed(const Live& v) {
+    if (below(3) == 0) return mix(v);
     const Live in = below(2) ? norm(v) : v;
     const Live up = linear(in, 24);
     std::string inside = pointwise(up.name);

@@ -76,8 +76,9 @@ Done change_blocks(PlanSet& set, Random& random) {
   });
   if (!spot) return std::nullopt;
   Instruction& one = spot->at();
-  const bool joins =
-      one.kind == InstructionKind::kAllGather || one.kind == InstructionKind::kAllToAll;
+  const bool joins = one.kind == InstructionKind::kAllGather ||
+                     one.kind == InstructionKind::kAllToAll ||
+                     one.kind == InstructionKind::kDispatch;
   const bool other = one.kind == InstructionKind::kAllToAll && below(random, 2) == 0;
   const Shape& whole = spot->role->tensor(one.args[joins && !other ? 1 : 0]).type.shape;
   int64_t& known = other ? one.to_outer : one.outer;
@@ -98,6 +99,28 @@ Done keep_own_blocks(PlanSet& set, Random& random) {
   one.group = one.dim = one.to_dim = -1;
   one.outer = one.to_outer = 1;
   return fmt::format("{} is a copy", name);
+}
+// To the ranks that own other numbers.
+Done change_owned(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, [](const Instruction& i) { return takes_index(i.kind); });
+  if (!spot) return std::nullopt;
+  int64_t& owned = spot->at().owned;
+  owned = below(random, 2) == 0 ? owned + 1 : 2 * owned;
+  return fmt::format("{}: a rank owns {}", spot->name(), owned);
+}
+// By the numbers of another layer, or of another microbatch.
+Done change_index(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, [](const Instruction& i) { return takes_index(i.kind); });
+  if (!spot) return std::nullopt;
+  Instruction& one = spot->at();
+  std::vector<int32_t> others;
+  for (const Instruction& other : spot->role->body)
+    if (takes_index(other.kind) && other.args[2] != one.args[2] &&
+        spot->role->tensor(other.args[2]).type == spot->role->tensor(one.args[2]).type)
+      others.push_back(other.args[2]);
+  if (others.empty()) return std::nullopt;
+  one.args[2] = others[below(random, others.size())];
+  return fmt::format("{} by '{}'", spot->name(), spot->role->name(one.args[2]));
 }
 Done take_greatest(PlanSet& set, Random& random) {
   const auto spot = any_spot(set, random, reduces);
@@ -214,6 +237,8 @@ constexpr auto kMutations = std::to_array<Mutation>({
     {"narrow a sum", narrow_sum},
     {"change blocks", change_blocks},
     {"keep own blocks", keep_own_blocks},
+    {"change owned", change_owned},
+    {"change index", change_index},
     {"take the greatest", take_greatest},
     {"change pairs", change_pairs},
     {"change position", change_position},

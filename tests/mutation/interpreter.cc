@@ -451,7 +451,7 @@ class Interpreter {
       if (one.kind != first.kind || one.args.size() != first.args.size() ||
           one.root != first.root || one.dim != first.dim || one.outer != first.outer ||
           one.to_dim != first.to_dim || one.to_outer != first.to_outer ||
-          one.reduction != first.reduction || one.turn != first.turn)
+          one.reduction != first.reduction || one.turn != first.turn || one.owned != first.owned)
         fault("'{}' meets '{}'", first.label, one.label);
       for (size_t k = 0; k < one.args.size(); ++k)
         if (type(ranks_[each.rank], one.args[k]) != type(ranks_[all[0].rank], first.args[k]))
@@ -486,11 +486,31 @@ class Interpreter {
     }
     return total;
   }
+  // Which rows a member has nobody knows here: all of them, as its numbers say.
+  std::vector<Symbols> moved_rows(const Instruction& one, const Shape& shape,
+                                  const std::vector<Choice>& all,
+                                  const std::vector<Symbols>& given) const {
+    const bool sends = one.kind == InstructionKind::kDispatch;
+    const size_t of_whole = stretches(shape, one.dim, one.outer);
+    std::vector<Symbols> results;
+    for (size_t i = 0; i < all.size(); ++i) {
+      Symbol from = symbol_of(fmt::format("rows of {}", one.owned));
+      for (const Choice& each : all)
+        from = join(from, symbol_of(read(ranks_[each.rank], instruction(each).args[2])));
+      Symbols total = sends ? put_together(given, of_whole) : given[0];
+      for (size_t m = 1; !sends && m < given.size(); ++m)
+        for (size_t c = 0; c < total.size(); ++c) total[c] = join(total[c], given[m][c]);
+      for (Symbol& cell : total) cell = join(sends ? join(from, i) : from, cell);
+      results.push_back(sends ? total : block_of(total, of_whole, all.size(), i));
+    }
+    return results;
+  }
   std::vector<Symbols> moved_blocks(const Instruction& one, size_t k,
                                     const std::vector<Choice>& all,
                                     const std::vector<Symbols>& given) const {
     const Shape& shape = type(ranks_[all[0].rank], instruction(all[0]).args[k]).shape;
     const size_t of_whole = stretches(shape, one.dim, one.outer);
+    if (takes_index(one.kind)) return moved_rows(one, shape, all, given);
     if (one.kind == InstructionKind::kAllGather)
       return std::vector<Symbols>(all.size(), put_together(given, of_whole));
     std::vector<Symbols> results;

@@ -76,6 +76,10 @@ TEST(RightPlans, WithBlocksOfWeightsAreAcceptedToo) {
 TEST(RightPlans, OfTurnsAreAccepted) { accept_right_plans(turns_strategy, kSanitized ? 1 : 6); }
 TEST(RightPlans, OfRowsAreAccepted) { accept_right_plans(rows_strategy, kSanitized ? 3 : 30); }
 
+TEST(RightPlans, OfExpertsAreAccepted) {
+  accept_right_plans(experts_strategy, kSanitized ? 2 : 20);
+}
+
 struct Count {
   int wrong = 0, caught = 0, equal = 0, equal_refused = 0;
 };
@@ -183,6 +187,13 @@ TEST(Mutants, OfTurnsAreCaughtToo) {
   const auto more = block_mutations();
   for (int k = 0; k < 4; ++k) all.insert(all.end(), more.begin(), more.end());
   catch_mutants(turns_strategy, all, kSanitized ? 1 : 2, 1, kSanitized ? 3 : 40);
+}
+
+TEST(Mutants, OfExpertsAreCaughtToo) {
+  std::vector<Mutation> all = mutations();
+  const auto more = block_mutations();
+  for (int k = 0; k < 4; ++k) all.insert(all.end(), more.begin(), more.end());
+  catch_mutants(experts_strategy, all, kSanitized ? 1 : 4, 1, kSanitized ? 5 : 60);
 }
 
 // Beside the plan for one device; also of one microbatch.

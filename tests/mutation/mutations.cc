@@ -190,7 +190,7 @@ Done change_group(PlanSet& set, Random& random) {
 Done shorten_message(PlanSet& set, Random& random) {
   const auto spot = any_spot(set, random, [](const Instruction& i) {
     return (i.kind == InstructionKind::kAllReduce && i.args.size() > 1) ||
-           (takes_pairs(i.kind) && i.args.size() > 2);
+           (takes_pairs(i.kind) && i.args.size() > 3);
   });
   if (!spot) return std::nullopt;
   auto& args = spot->at().args;

@@ -311,6 +311,25 @@ inline std::string rows_strategy(Random& random, size_t microbatches) {
   return text + random_precision(random);
 }
 
+// Experts that are looked up for the tokens of samples in blocks.
+inline std::string experts_strategy(Random& random, size_t microbatches) {
+  const size_t dp = 1 + pick(random, 2), ep = dp == 1 ? 2 << pick(random, 2) : 2;
+  std::string text = fmt::format(
+      "piper: 1\nmesh: {{{}}}\n",
+      one_of<std::string>(
+          random, {fmt::format("dp: {}, ep: {}", dp, ep), fmt::format("ep: {}, dp: {}", ep, dp)}));
+  text += random_train(random, 8);
+  text += fmt::format("directives:\n  - split: {{dim: batch, into: {}}}\n", microbatches);
+  text += "  - shard: {match: \"**/experts/*\", dim: 0, over: ep}\n";
+  text += fmt::format("  - shard: {{input: \"*\", dim: {}, over: ep}}\n",
+                      ep == 2 ? pick(random, 2) : 0);
+  if (pick(random, 3) == 0) text += "  - recompute: {}\n";
+  if (dp > 1)
+    text += fmt::format("  - replicate: {{over: dp, bucket: 64B{}}}\n",
+                        one_of<const char*>(random, kShards));
+  return text + random_precision(random);
+}
+
 using MakeStrategy = std::string (*)(Random& random, size_t microbatches);
 
 inline Made make_plan(Random& random, size_t microbatches, MakeStrategy strategy,
@@ -325,6 +344,7 @@ inline Made make_plan(Random& random, size_t microbatches, MakeStrategy strategy
   const std::initializer_list<const char*> layers = {"mlp.onnx"};
   const std::initializer_list<const char*> rows = {"init/language.onnx"};
   const std::initializer_list<const char*> turns = {"families/gptj/model.onnx"};
+  const std::initializer_list<const char*> experts = {"experts/looked_up.onnx"};
   const std::initializer_list<const char*> uncut = {"batch_norm/residual.onnx",
                                                     "batch_norm/twice.onnx"};
   const std::initializer_list<const char*> drawing = {"dropout/dynamo.onnx",
@@ -333,6 +353,7 @@ inline Made make_plan(Random& random, size_t microbatches, MakeStrategy strategy
                   one_of<const char*>(random, strategy == blocks_strategy    ? layers
                                               : strategy == rows_strategy    ? rows
                                               : strategy == turns_strategy   ? turns
+                                              : strategy == experts_strategy ? experts
                                               : strategy == uncut_strategy   ? uncut
                                               : strategy == drawing_strategy ? drawing
                                                                              : cut);

@@ -537,6 +537,53 @@ inline std::string rotate(Transport& t) {
   return "";
 }
 
+// Rows go to the members that own what an index names, and come back: spread over all, all to one,
+// or to nobody.
+template <class I>
+std::string rows_in(Transport& t, const std::vector<int64_t>& ranks, int64_t width) {
+  auto group = t.add_group(ranks);
+  SUITE_OK(group);
+  const int64_t n = std::ssize(ranks), numbers = 3 * n, count = 2 * n * 5;
+  const int64_t own = std::find(ranks.begin(), ranks.end(), t.rank()) - ranks.begin();
+  const auto all = data_of<int32_t>(0, width, count * width);
+  const auto part = block_of(all, own, n, 2);
+  for (const char* goes : {"spread", "to one", "to nobody"}) {
+    std::vector<I> index;
+    for (int64_t r = 0; r < count; ++r)
+      index.push_back(static_cast<I>(goes[0] == 's'   ? r * 7919 % numbers - (r % 4 ? 0 : numbers)
+                                     : goes[3] == 'o' ? numbers - 1
+                                                      : numbers));
+    std::vector<int32_t> whole(all.size(), 7), wanted(all.size()), back(part.size(), 7);
+    for (int64_t r = 0; r < count; ++r) {
+      const int64_t at =
+          index[static_cast<size_t>(r)] + (index[static_cast<size_t>(r)] < 0 ? numbers : 0);
+      if (at / 3 == own) std::copy_n(all.begin() + r * width, width, wanted.begin() + r * width);
+    }
+    Rows rows{bytes_of(whole.data()),
+              bytes_of(const_cast<int32_t*>(part.data())),
+              bytes_of(index.data()),
+              sizeof(I) == 8,
+              count,
+              width * 4,
+              2,
+              n,
+              3};
+    SUITE_OK(t.dispatch(*group, rows));
+    SUITE_CHECK(whole == wanted);
+    rows.part = bytes_of(back.data());
+    SUITE_OK(t.combine(*group, rows));
+    const bool lost = goes[3] == 'n';
+    SUITE_CHECK(back == (lost ? std::vector<int32_t>(part.size(), -1) : part));
+  }
+  return "";
+}
+inline std::string rows(Transport& t) {
+  std::string wrong = rows_in<int64_t>(t, everyone(t), 5);
+  if (wrong.empty()) wrong = rows_in<int32_t>(t, everyone(t), 40009);
+  if (wrong.empty()) wrong = rows_in<int64_t>(t, {t.rank()}, 5);
+  return wrong;
+}
+
 inline std::string broadcast(Transport& t) {
   auto group = t.add_group(everyone(t));
   SUITE_OK(group);
@@ -578,6 +625,7 @@ inline constexpr Case kCases[] = {
     {"small_all_reduce", small_all_reduce},
     {"all_reduce_of_halves", all_reduce_of_halves},
     {"all_to_all", all_to_all},
+    {"rows", rows},
     {"reduce_scatter", reduce_scatter},
     {"reduce_scatter_of_many", reduce_scatter_of_many},
     {"blocks", blocks},

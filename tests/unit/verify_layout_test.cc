@@ -329,6 +329,51 @@ body
   4 compute label="F square" program=1 args=[3,4] pass="F" micro=0
 )");
 
+// Rows at the ranks that own what their numbers name, multiplied there by their matrices twice,
+// with a bias between, and back.
+const std::string kExperts = placed(
+    R"(plan batch=4 arena=? workspace=[192] transport=2097152 scratch=4194304
+axis "ep" 2
+stream 0 "compute"
+group 0 "ep" axes=[0]
+input "x" f32[4,3]
+input "expert" i64[4] high=3
+input "other" i64[4] high=3
+buffer 0 "w" f32[2,3,3] state at=? init="w" param="w" cuts=[S0@0] whole=[4,3,3]
+buffer 1 "x@0" f32[4,3] step at=?
+buffer 2 "expert@0" i64[4] step at=?
+buffer 3 "other@0" i64[4] step at=?
+buffer 4 "own x@0" f32[2,3] step at=?
+buffer 5 "first@0" i64[] step at=?
+buffer 6 "sent x@0" f32[4,3] step at=?
+buffer 7 "sent y@0" f32[4,3] step at=?
+buffer 8 "y@0" f32[2,3] step at=?
+buffer 9 "b" f32[2,3] state at=? init="b" param="b" cuts=[S0@0] whole=[4,3]
+program 0 label="F" args=6 workspace=192
+  value 0 f32[4,3] read
+  value 1 i64[4] read
+  value 2 f32[2,3,3] read
+  value 3 i64[] read
+  value 4 f32[4,3] written
+  value 5 f32[2,3] read
+  value 6 f32[4,3] at=0
+  value 7 f32[4,3] at=64
+  value 8 f32[4,3] at=128
+  op Gather in=[5,1,3] out=[6] {axis=0, whole=4}
+  op GroupedMatMul in=[0,1,2,3] out=[7] {trans_b=0, whole=4}
+  op Add in=[7,6] out=[8]
+  op GroupedMatMul in=[8,1,2,3] out=[4] {trans_b=0, whole=4}
+body
+  0 input label="input x" args=[1] input="x" count=4
+  1 input label="input expert" args=[2] input="expert" count=4
+  2 input label="input other" args=[3] input="other" count=4
+  3 own_part label="own x" args=[1,4] group=0 micro=0 dim=0
+  4 position label="first" args=[5] group=0 micro=0 outer=2
+  5 dispatch label="send x" args=[4,6,2] group=0 micro=0 dim=0 owned=2
+  6 compute label="F" program=0 args=[6,2,0,5,7,9] pass="F" micro=0
+  7 combine label="bring y" args=[7,8,2] group=0 micro=0 dim=0 owned=2
+)");
+
 Said said(const std::string& text, const Edits& edits) {
   return findings_of(set_of({edited(text, edits)}, 2));
 }
@@ -365,6 +410,21 @@ TEST(VerifyLayout, BlocksOfOneDimBecomeThoseOfAnother) {
                             "4 copy label=\"columns\" args=[4,5] micro=0"}}}),
       "layout: over 'tp', 'F add' on rank 0 (and 1 like it) cannot do op 0, Add, of f32[1,4,3] cut "
       "at dim 2, f32[1,4,3] cut at dim 1: which cannot be done on these parts alone");
+}
+
+TEST(VerifyLayout, RowsLieWhereTheirMatricesAre) {
+  EXPECT_EQ(said(kExperts, {}), Said());
+  EXPECT_EQ(refused(kExperts, {{{"args=[4,6,2] group=0 micro=0 dim=0 owned=2",
+                                 "args=[4,6,2] group=0 micro=0 dim=0 owned=1"}},
+                               {{"args=[7,8,2]", "args=[7,8,3]"}},
+                               {{"args=[7,8,2]", "args=[6,8,3]"}},
+                               {{"args=[5] group=0 micro=0 outer=2", "args=[5] group=0 micro=0"}},
+                               {{"op GroupedMatMul in=[8,1,2,3] out=[4] {trans_b=0, whole=4}",
+                                 "op Softmax in=[8] out=[4] {axis=0}"}},
+                               {{"program=0 args=[6,2,0", "program=0 args=[6,3,0"}}}),
+            "layout: over 'ep', 'F' on rank 0 (and 1 like it) cannot do op 1, GroupedMatMul, of "
+            "f32[4,3] rows by an index, i64[4] whole, f32[2,3,3] cut at dim 0, i64[] own number: "
+            "which takes other rows, or not all that they need");
 }
 
 TEST(VerifyLayout, BlocksKnowWhereTheyBegin) {
