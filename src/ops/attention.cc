@@ -29,7 +29,7 @@ namespace {
 
 enum Operand : size_t { kQ, kK, kV, kY };
 
-struct Sizes {
+struct AttentionSizes {
   int64_t batch = 0, queries = 0, keys = 0, heads = 0, kv_heads = 0, width = 0, v_width = 0;
   int64_t all_keys = 0;  // that the mask is for
   std::vector<int64_t> tokens_first;
@@ -44,8 +44,8 @@ struct Sizes {
   Shape statistics() const { return {batch, heads, queries}; }
 };
 
-Result<Sizes> sizes_of(const OpTypes& use) {
-  Sizes s;
+Result<AttentionSizes> attention_sizes_of(const OpTypes& use) {
+  AttentionSizes s;
   PIPER_ASSIGN(s.tokens_first, check_list(use.attrs, "tokens_first", 4));
   const TensorType &q = use.inputs[kQ], &k = use.inputs[kK], &v = use.inputs[kV];
   PIPER_TRY(check_float(use, kQ));
@@ -68,7 +68,7 @@ Result<Sizes> sizes_of(const OpTypes& use) {
   return s;
 }
 
-Status check_mask(const OpTypes& use, size_t input, const Sizes& s) {
+Status check_mask(const OpTypes& use, size_t input, const AttentionSizes& s) {
   if (!has_input(use, input)) return ok_status();
   const TensorType& mask = use.inputs[input];
   if (mask.dtype != DType::kBool && mask.dtype != use.inputs[kQ].dtype)
@@ -82,23 +82,23 @@ Status check_mask(const OpTypes& use, size_t input, const Sizes& s) {
   return ok_status();
 }
 
-TensorType statistics_type(const OpTypes& use, const Sizes& s) {
+TensorType statistics_type(const OpTypes& use, const AttentionSizes& s) {
   const DType dtype = use.inputs[kQ].dtype == DType::kF64 ? DType::kF64 : DType::kF32;
   return {dtype, s.statistics()};
 }
 
-TypesResult types(const OpTypes& use) {
+TypesResult attention_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 3, 6));
   for (const size_t first : {4, 5}) PIPER_TRY(check_first(use, first));
-  PIPER_ASSIGN(const Sizes s, sizes_of(use));
+  PIPER_ASSIGN(const AttentionSizes s, attention_sizes_of(use));
   PIPER_TRY(check_mask(use, 3, s));
   return std::vector<TensorType>{{use.inputs[kQ].dtype, s.shape(kY)}, statistics_type(use, s)};
 }
 
-TypesResult grad_types(const OpTypes& use) {
+TypesResult attention_grad_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 6, 9));
   for (const size_t first : {7, 8}) PIPER_TRY(check_first(use, first));
-  PIPER_ASSIGN(const Sizes s, sizes_of(use));
+  PIPER_ASSIGN(const AttentionSizes s, attention_sizes_of(use));
   PIPER_TRY(check_type(use, 3, "y", {use.inputs[kQ].dtype, s.shape(kY)}));
   PIPER_TRY(check_type(use, 4, "lse", statistics_type(use, s)));
   PIPER_TRY(check_type(use, 5, "dy", {use.inputs[kQ].dtype, s.shape(kY)}));
@@ -112,7 +112,7 @@ TypesResult grad_types(const OpTypes& use) {
   return made;
 }
 
-Grads gradient(Builder& build, const GradientArgs& args) {
+Grads attention_gradient(Builder& build, const GradientArgs& args) {
   if (args.output_grads[1].valid()) return {};  // lse is for the backward op alone
   std::vector<ValueId> inputs{args.inputs[kQ], args.inputs[kK], args.inputs[kV],
                               args.outputs[0], args.outputs[1], args.output_grads[0]};
@@ -147,19 +147,21 @@ struct AttentionLetters {
                               : Dims{};
   }
   // Of a use whose mask is this input; numbers of first query and key are behind it.
-  void add_others(const OpTypes& use, size_t mask_input, const Sizes& s) {
+  void add_others(const OpTypes& use, size_t mask_input, const AttentionSizes& s) {
     const auto first = static_cast<int>(mask_input) + 1;
-    LoopRule& rule = build.rule;
-    while (rule.inputs.size() < use.inputs.size())
-      rule.inputs.push_back(rule.inputs.size() == mask_input ? mask(use, mask_input) : Dims{});
-    if (s.causal) rule.firsts = {{query, first}};
+    LoopRule& attention_rule = build.rule;
+    while (attention_rule.inputs.size() < use.inputs.size())
+      attention_rule.inputs.push_back(
+          attention_rule.inputs.size() == mask_input ? mask(use, mask_input) : Dims{});
+    if (s.causal) attention_rule.firsts = {{query, first}};
     const bool told = has_input(use, mask_input + 2),
                has_keys = has_input(use, mask_input) && use.inputs[mask_input].shape[3] != 1;
-    if (told || (!s.causal && !has_keys)) rule.turns = {query, key, told ? first + 1 : -1};
+    if (told || (!s.causal && !has_keys))
+      attention_rule.turns = {query, key, told ? first + 1 : -1};
   }
 };
 
-AttentionLetters letters_of(const Sizes& s, bool told) {
+AttentionLetters attention_letters_of(const AttentionSizes& s, bool told) {
   AttentionLetters l;
   l.batch = l.build.letter(s.batch);
   l.group = l.build.letter(s.kv_heads);
@@ -174,15 +176,15 @@ AttentionLetters letters_of(const Sizes& s, bool told) {
   return l;
 }
 
-Sizes sizes_of_checked(const OpTypes& use) {
-  Result<Sizes> sizes = sizes_of(use);
+AttentionSizes sizes_of_checked(const OpTypes& use) {
+  Result<AttentionSizes> sizes = attention_sizes_of(use);
   PIPER_CHECK(sizes.ok(), "of an ill-typed {}", "Attention");
   return *std::move(sizes);
 }
 
-LoopRule rule(const OpTypes& use) {
-  const Sizes s = sizes_of_checked(use);
-  AttentionLetters l = letters_of(s, has_input(use, 5));
+LoopRule attention_rule(const OpTypes& use) {
+  const AttentionSizes s = sizes_of_checked(use);
+  AttentionLetters l = attention_letters_of(s, has_input(use, 5));
   l.build.mark_whole(l.key);
   l.build.rule.inputs = {l.dims(kQ), l.dims(kK), l.dims(kV)};
   l.add_others(use, 3, s);
@@ -192,9 +194,9 @@ LoopRule rule(const OpTypes& use) {
 }
 
 // A block of the keys makes a term of dq, a block of the queries one of dk and dv.
-LoopRule grad_rule(const OpTypes& use) {
-  const Sizes s = sizes_of_checked(use);
-  AttentionLetters l = letters_of(s, has_input(use, 8));
+LoopRule attention_grad_rule(const OpTypes& use) {
+  const AttentionSizes s = sizes_of_checked(use);
+  AttentionLetters l = attention_letters_of(s, has_input(use, 8));
   l.build.rule.inputs = {l.dims(kQ), l.dims(kK),     l.dims(kV),
                          l.dims(kY), l.statistics(), l.dims(kY)};
   l.add_others(use, 6, s);
@@ -233,18 +235,18 @@ LoopRule merge_rule(const OpTypes& use) {
 }
 
 // Of the products alone; causal uses skip the keys that a query does not see.
-double scores_computed(const OpTypes& use, const Sizes& s) {
+double scores_computed(const OpTypes& use, const AttentionSizes& s) {
   const auto all = static_cast<double>(s.batch * s.heads) * static_cast<double>(s.queries) *
                    static_cast<double>(s.keys);
   return s.causal && use.attrs.integer("offset") < s.keys ? all / 2 : all;
 }
-Cost cost(const OpTypes& use) {
-  const Sizes s = sizes_of_checked(use);
+Cost attention_cost(const OpTypes& use) {
+  const AttentionSizes s = sizes_of_checked(use);
   return {.flops = 2 * scores_computed(use, s) * static_cast<double>(s.width + s.v_width),
           .is_matmul = true};
 }
 Cost grad_cost(const OpTypes& use) {
-  const Sizes s = sizes_of_checked(use);
+  const AttentionSizes s = sizes_of_checked(use);
   return {.flops = 2 * scores_computed(use, s) * static_cast<double>(3 * s.width + 2 * s.v_width),
           .is_matmul = true};
 }
@@ -272,8 +274,8 @@ std::vector<Sample> uses() {
 }
 
 OpSample sample_of(const Sample& use, bool grad) {
-  Sizes s{2,         use.queries, use.keys, use.heads,       use.kv_heads,
-          use.width, use.v_width, use.keys, use.tokens_first};
+  AttentionSizes s{2,         use.queries, use.keys, use.heads,       use.kv_heads,
+                   use.width, use.v_width, use.keys, use.tokens_first};
   OpSample sample{.inputs = {f64(s.shape(kQ)), f64(s.shape(kK)), f64(s.shape(kV))},
                   .attrs = use.more};
   sample.attrs.set("tokens_first", use.tokens_first);
@@ -291,10 +293,13 @@ OpSample sample_of(const Sample& use, bool grad) {
 }  // namespace
 
 std::vector<OpDef> attention_ops() {
-  OpDef def{.name = "Attention", .types = types, .gradient = gradient, .loops = rule};
-  def.cost = cost;
+  OpDef def{.name = "Attention",
+            .types = attention_types,
+            .gradient = attention_gradient,
+            .loops = attention_rule};
+  def.cost = attention_cost;
   def.autocast = OpDef::Autocast::kLow;
-  OpDef grad{.name = "AttentionGrad", .types = grad_types, .loops = grad_rule};
+  OpDef grad{.name = "AttentionGrad", .types = attention_grad_types, .loops = attention_grad_rule};
   grad.cost = grad_cost;
   OpDef merge{.name = "AttentionMerge", .types = merged_types, .loops = merge_rule};
   merge.cost = element_cost<4>;

@@ -17,12 +17,12 @@ TypesResult binary_types(const OpTypes& use) {
   return std::vector<TensorType>{{a.dtype, *std::move(shape)}};
 }
 
-LoopRule sum_loops(const OpTypes& use) { return pointwise_loops(use, {{0, 1}}); }
+LoopRule binary_sum_loops(const OpTypes& use) { return pointwise_loops(use, {{0, 1}}); }
 LoopRule product_loops(const OpTypes& use) { return pointwise_loops(use, {{0}, {1}}); }
 LoopRule quotient_loops(const OpTypes& use) { return pointwise_loops(use, {{0}}); }
-LoopRule other_loops(const OpTypes& use) { return pointwise_loops(use, {}); }
+LoopRule binary_other_loops(const OpTypes& use) { return pointwise_loops(use, {}); }
 
-struct Use {  // of a binary op, in its gradient
+struct BinaryUse {  // of a binary op, in its gradient
   Builder& build;
   ValueId a, b, y, dy;
   bool want_a, want_b;
@@ -33,8 +33,8 @@ struct Use {  // of a binary op, in its gradient
 };
 // The adjoints before they are summed to the operands' shapes; a rule makes only what is wanted.
 using Pair = std::pair<ValueId, ValueId>;
-template <Pair (*kRule)(const Use&)>
-Grads gradient(Builder& build, const GradientArgs& args) {
+template <Pair (*kRule)(const BinaryUse&)>
+Grads binary_gradient(Builder& build, const GradientArgs& args) {
   const auto [da, db] = kRule({build, args.inputs[0], args.inputs[1], args.outputs[0],
                                args.output_grads[0], args.wanted[0], args.wanted[1]});
   Grads grads(2);
@@ -43,15 +43,15 @@ Grads gradient(Builder& build, const GradientArgs& args) {
   return grads;
 }
 
-Pair add(const Use& u) { return {u.dy, u.dy}; }
-Pair sub(const Use& u) { return {u.dy, u.want_b ? u.build.neg(u.dy) : ValueId()}; }
-Pair mul(const Use& u) {
+Pair add(const BinaryUse& u) { return {u.dy, u.dy}; }
+Pair sub(const BinaryUse& u) { return {u.dy, u.want_b ? u.build.neg(u.dy) : ValueId()}; }
+Pair mul(const BinaryUse& u) {
   Pair grads;
   if (u.want_a) grads.first = u.build.mul(u.dy, u.b);
   if (u.want_b) grads.second = u.a == u.b ? grads.first : u.build.mul(u.dy, u.a);
   return grads;
 }
-Pair div(const Use& u) {
+Pair div(const BinaryUse& u) {
   Pair grads;
   if (u.want_a) grads.first = u.build.div(u.dy, u.b);
   if (u.want_b) grads.second = u.build.neg(u.build.div(u.build.mul(u.dy, u.y), u.b));
@@ -75,7 +75,7 @@ std::optional<double> constant_number(const Value& value) {
 }
 
 // b·a^(b−1)·dy, and 0 where b = 0, whatever a.
-ValueId pow_base(const Use& u) {
+ValueId pow_base(const BinaryUse& u) {
   const std::optional<double> exponent = constant_number(u.build.graph().value(u.b));
   if (exponent == 0.0) return {};
   if (exponent == 2.0) return u.build.mul(u.dy, u.build.mul(u.a, u.number(2)));
@@ -85,30 +85,30 @@ ValueId pow_base(const Use& u) {
   return exponent ? grad : u.op("Where", {u.op("Equal", {u.b, u.number(0)}), u.number(0), grad});
 }
 // y·log(a)·dy, and 0 for a = 0 where b >= 0.
-ValueId pow_exponent(const Use& u) {
+ValueId pow_exponent(const BinaryUse& u) {
   const ValueId flat =
       u.op("And", {u.op("Equal", {u.a, u.number(0)}), u.op("GreaterOrEqual", {u.b, u.number(0)})});
   const ValueId grad = u.build.mul(u.dy, u.build.mul(u.y, u.op("Log", {u.a})));
   return u.op("Where", {flat, u.number(0), grad});
 }
-Pair pow(const Use& u) {
+Pair pow(const BinaryUse& u) {
   return {u.want_a ? pow_base(u) : ValueId(), u.want_b ? pow_exponent(u) : ValueId()};
 }
 
 // dy where `wins`(mine, other), half of it where the two are equal.
-ValueId choice(const Use& u, std::string_view wins, ValueId mine, ValueId other) {
+ValueId choice(const BinaryUse& u, std::string_view wins, ValueId mine, ValueId other) {
   const ValueId won = u.op("Where", {u.op(wins, {mine, other}), u.dy, u.number(0)});
   const ValueId half = u.build.mul(u.dy, u.number(0.5));
   return u.op("Where", {u.op("Equal", {mine, other}), half, won});
 }
-Pair choose(const Use& u, std::string_view wins) {
+Pair choose(const BinaryUse& u, std::string_view wins) {
   return {u.want_a ? choice(u, wins, u.a, u.b) : ValueId(),
           u.want_b ? choice(u, wins, u.b, u.a) : ValueId()};
 }
-Pair max(const Use& u) { return choose(u, "Greater"); }
-Pair min(const Use& u) { return choose(u, "Less"); }
+Pair max(const BinaryUse& u) { return choose(u, "Greater"); }
+Pair min(const BinaryUse& u) { return choose(u, "Less"); }
 
-Pair mod(const Use& u) {  // y = a − q·b with a whole number q = (a − y)/b
+Pair mod(const BinaryUse& u) {  // y = a − q·b with a whole number q = (a − y)/b
   Pair grads{u.dy, {}};
   if (u.want_b) {
     const ValueId quotient = u.build.div(u.build.sub(u.a, u.y), u.b);
@@ -117,9 +117,9 @@ Pair mod(const Use& u) {  // y = a − q·b with a whole number q = (a − y)/b
   return grads;
 }
 
-OpDef binary(std::string_view name, Grads (*gradient)(Builder&, const GradientArgs&),
+OpDef binary(std::string_view name, Grads (*binary_gradient)(Builder&, const GradientArgs&),
              LoopRule (*loops)(const OpTypes&), Cost (*cost)(const OpTypes&), double low = -2) {
-  OpDef def{.name = name, .types = binary_types, .gradient = gradient, .loops = loops};
+  OpDef def{.name = name, .types = binary_types, .gradient = binary_gradient, .loops = loops};
   def.cost = cost;
   def.in_place = {{0, 0}, {0, 1}};
   def.pointwise = true;
@@ -134,14 +134,14 @@ OpDef binary(std::string_view name, Grads (*gradient)(Builder&, const GradientAr
 
 std::vector<OpDef> binary_ops() {
   std::vector<OpDef> ops = {
-      binary("Add", gradient<add>, sum_loops, element_cost<1>),
-      binary("Sub", gradient<sub>, sum_loops, element_cost<1>),
-      binary("Mul", gradient<mul>, product_loops, element_cost<1>),
-      binary("Div", gradient<div>, quotient_loops, element_cost<4>, 0.5),
-      binary("Pow", gradient<pow>, other_loops, element_cost<20>, 0.5),
-      binary("Max", gradient<max>, other_loops, element_cost<1>),
-      binary("Min", gradient<min>, other_loops, element_cost<1>),
-      binary("Mod", gradient<mod>, other_loops, element_cost<4>, 0.5),
+      binary("Add", binary_gradient<add>, binary_sum_loops, element_cost<1>),
+      binary("Sub", binary_gradient<sub>, binary_sum_loops, element_cost<1>),
+      binary("Mul", binary_gradient<mul>, product_loops, element_cost<1>),
+      binary("Div", binary_gradient<div>, quotient_loops, element_cost<4>, 0.5),
+      binary("Pow", binary_gradient<pow>, binary_other_loops, element_cost<20>, 0.5),
+      binary("Max", binary_gradient<max>, binary_other_loops, element_cost<1>),
+      binary("Min", binary_gradient<min>, binary_other_loops, element_cost<1>),
+      binary("Mod", binary_gradient<mod>, binary_other_loops, element_cost<4>, 0.5),
   };
   ops[0].commutes = ops[2].commutes = true;  // Add, Mul
   ops[4].autocast = OpDef::Autocast::kF32;   // Pow

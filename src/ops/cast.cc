@@ -4,7 +4,7 @@
 namespace piper {
 namespace {
 
-TypesResult types(const OpTypes& use) {
+TypesResult cast_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 1, 1));
   const std::string name = use.attrs.text("to");
   const std::optional<DType> to = parse_dtype(name);
@@ -12,12 +12,12 @@ TypesResult types(const OpTypes& use) {
   return std::vector<TensorType>{{*to, use.inputs[0].shape}};
 }
 
-Grads gradient(Builder& build, const GradientArgs& args) {
+Grads cast_gradient(Builder& build, const GradientArgs& args) {
   const DType from = build.type(args.inputs[0]).dtype;
   return {build.op1("Cast", {args.output_grads[0]}, {{"to", info(from).name}})};
 }
 
-LoopRule rule(const OpTypes& use) {
+LoopRule cast_rule(const OpTypes& use) {
   const bool linear = is_float(use.inputs[0].dtype) && is_float(use.outputs[0].dtype);
   if (linear) return pointwise_loops(use, {{0}});
   return pointwise_loops(use, {});
@@ -26,7 +26,7 @@ LoopRule rule(const OpTypes& use) {
 }  // namespace
 
 std::vector<OpDef> cast_ops() {
-  OpDef def{.name = "Cast", .types = types, .gradient = gradient, .loops = rule};
+  OpDef def{.name = "Cast", .types = cast_types, .gradient = cast_gradient, .loops = cast_rule};
   def.cost = element_cost<1>;
   def.in_place = {{0, 0}};
   def.pointwise = true;

@@ -124,7 +124,7 @@ TypesResult first_types(const OpTypes& use) {
   return std::vector<TensorType>{{DType::kI64, {}}};
 }
 
-LoopRule sum_loops(const OpTypes& use) { return pointwise_loops(use, {{0}}); }
+LoopRule collective_sum_loops(const OpTypes& use) { return pointwise_loops(use, {{0}}); }
 
 // What lies outside of the blocks passes; the blocks themselves are whole.
 LoopRule block_loops(const OpTypes& use) {
@@ -168,7 +168,7 @@ LoopRule routed_loops(const OpTypes& use) {
 }
 
 // A cut of the outer blocks leaves fewer of them.
-Attrs localise(const OpTypes& use, const std::vector<Shape>& local_outputs) {
+Attrs collective_localise(const OpTypes& use, const std::vector<Shape>& local_outputs) {
   Attrs attrs = use.attrs;
   for (const std::string to : {"", "to_"}) {
     if (!attrs.find(to + "dim")) continue;
@@ -184,7 +184,7 @@ OpDef collective(std::string_view name, TypesResult (*types)(const OpTypes&), Sh
                  Attrs attrs) {
   OpDef def{.name = name, .types = types, .loops = block_loops};
   def.cost = moves;
-  def.localise = localise;
+  def.localise = collective_localise;
   def.collective = true;
   attrs.set("over", int64_t{0});
   def.samples = {{.inputs = {f64(std::move(shape))}, .attrs = std::move(attrs)}};
@@ -196,12 +196,12 @@ OpDef collective(std::string_view name, TypesResult (*types)(const OpTypes&), Sh
 std::vector<OpDef> collective_ops() {
   const Attrs blocks{{"ranks", int64_t{2}}, {"dim", int64_t{1}}, {"outer", int64_t{3}}};
   OpDef sum = collective("AllReduce", same_types, {4, 6}, {});
-  sum.loops = sum_loops;
+  sum.loops = collective_sum_loops;
   OpDef greatest = collective("AllReduceMax", same_types, {4, 6}, {});
   greatest.loops = [](const OpTypes& use) { return pointwise_loops(use, {}); };
   OpDef rotate =
       collective("Rotate", rotated_types, {4, 6}, {{"ranks", int64_t{2}}, {"turn", int64_t{1}}});
-  rotate.loops = sum_loops;
+  rotate.loops = collective_sum_loops;
   rotate.localise = nullptr;
   OpDef first = collective("OwnFirst", first_types, {}, {{"size", int64_t{4}}});
   first.samples = {{.inputs = {}, .attrs = {{"over", int64_t{0}}, {"size", int64_t{4}}}}};

@@ -6,7 +6,7 @@
 namespace piper {
 namespace {
 
-TypesResult types(const OpTypes& use) {
+TypesResult concat_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 1, size_t(-1)));
   TensorType result = use.inputs[0];
   PIPER_ASSIGN(const size_t axis, check_axis(use.attrs, "axis", result.shape.size()));
@@ -23,7 +23,7 @@ TypesResult types(const OpTypes& use) {
   return std::vector<TensorType>{std::move(result)};
 }
 
-Grads gradient(Builder& build, const GradientArgs& args) {
+Grads concat_gradient(Builder& build, const GradientArgs& args) {
   const size_t axis = static_cast<size_t>(args.attrs.integer("axis"));
   Grads grads(args.inputs.size());
   int64_t at = 0;
@@ -40,7 +40,7 @@ Grads gradient(Builder& build, const GradientArgs& args) {
   return grads;
 }
 
-LoopRule rule(const OpTypes& use) {
+LoopRule concat_rule(const OpTypes& use) {
   LoopBuilder build;
   const Shape& shape = use.outputs[0].shape;
   const auto axis = static_cast<size_t>(use.attrs.integer("axis"));
@@ -60,7 +60,8 @@ LoopRule rule(const OpTypes& use) {
 }  // namespace
 
 std::vector<OpDef> concat_ops() {
-  OpDef def{.name = "Concat", .types = types, .gradient = gradient, .loops = rule};
+  OpDef def{
+      .name = "Concat", .types = concat_types, .gradient = concat_gradient, .loops = concat_rule};
   def.cost = moves;
   def.samples = {
       {.inputs = {f64({4, 2}), f64({4, 3}), f64({4, 1})}, .attrs = {{"axis", int64_t{1}}}},

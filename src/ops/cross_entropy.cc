@@ -26,13 +26,13 @@ Result<TensorType> rows_of(const OpTypes& use) {
   return rows;
 }
 
-TypesResult sum_types(const OpTypes& use) {
+TypesResult cross_entropy_sum_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 2, 2));
   PIPER_ASSIGN(TensorType rows, rows_of(use));
   return std::vector<TensorType>{{rows.dtype, {}}, rows};
 }
 
-TypesResult grad_types(const OpTypes& use) {
+TypesResult cross_entropy_grad_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 4, 6));
   PIPER_ASSIGN(const TensorType rows, rows_of(use));
   PIPER_TRY(check_type(use, 2, "share", rows));
@@ -86,7 +86,7 @@ TypesResult count_types(const OpTypes& use) {
   return std::vector<TensorType>{{DType::kF32, {}}};
 }
 
-Grads sum_gradient(Builder& build, const GradientArgs& args) {
+Grads cross_entropy_sum_gradient(Builder& build, const GradientArgs& args) {
   if (args.output_grads[1].valid()) return {};  // share is for the backward op alone
   return {build.op1("CrossEntropyGrad",
                     {args.inputs[0], args.inputs[1], args.outputs[1], args.output_grads[0]},
@@ -98,7 +98,7 @@ struct RowLetters {
   LoopBuilder build;
   Dims logits, rows;
 };
-RowLetters letters_of(const OpTypes& use) {
+RowLetters cross_entropy_letters_of(const OpTypes& use) {
   RowLetters r;
   r.logits = r.build.letters(use.inputs[0].shape);
   r.build.mark_whole(r.logits.back()[0]);
@@ -106,8 +106,8 @@ RowLetters letters_of(const OpTypes& use) {
   return r;
 }
 
-LoopRule sum_rule(const OpTypes& use) {
-  RowLetters r = letters_of(use);
+LoopRule cross_entropy_sum_rule(const OpTypes& use) {
+  RowLetters r = cross_entropy_letters_of(use);
   r.build.rule.inputs = {r.logits, r.rows};
   r.build.rule.outputs = {{}, r.rows};
   return r.build.rule;
@@ -122,8 +122,8 @@ RowLetters cut_letters_of(const OpTypes& use, int first) {
   return r;
 }
 
-LoopRule grad_rule(const OpTypes& use) {
-  RowLetters r = has_input(use, 4) ? cut_letters_of(use, 5) : letters_of(use);
+LoopRule cross_entropy_grad_rule(const OpTypes& use) {
+  RowLetters r = has_input(use, 4) ? cut_letters_of(use, 5) : cross_entropy_letters_of(use);
   r.build.rule.inputs = {r.logits, r.rows, r.rows, {}};
   if (use.inputs.size() > 4) r.build.rule.inputs.push_back(has_input(use, 4) ? r.rows : Dims{});
   if (use.inputs.size() > 5) r.build.rule.inputs.push_back({});
@@ -164,8 +164,10 @@ OpDef::Indices classes(const OpTypes& use) {
 
 std::vector<OpDef> cross_entropy_ops() {
   const Attrs ignore{{"ignore_index", int64_t{1}}};
-  OpDef sum{
-      .name = "CrossEntropySum", .types = sum_types, .gradient = sum_gradient, .loops = sum_rule};
+  OpDef sum{.name = "CrossEntropySum",
+            .types = cross_entropy_sum_types,
+            .gradient = cross_entropy_sum_gradient,
+            .loops = cross_entropy_sum_rule};
   sum.cost = element_cost<12>;
   sum.apart = sum_apart;
   sum.indices = classes;
@@ -174,7 +176,9 @@ std::vector<OpDef> cross_entropy_ops() {
   sum.samples = {{.inputs = {f64({6, 5}), i64({6})}, .attrs = ignore},
                  {.inputs = {f64({2, 4, 3}), i64({2, 4})}, .attrs = ignore},
                  {.inputs = {f64({5}), i64({})}, .attrs = {{"ignore_index", int64_t{-100}}}}};
-  OpDef grad{.name = "CrossEntropyGrad", .types = grad_types, .loops = grad_rule};
+  OpDef grad{.name = "CrossEntropyGrad",
+             .types = cross_entropy_grad_types,
+             .loops = cross_entropy_grad_rule};
   grad.cost = element_cost<12>;
   grad.apart = grad_apart;
   grad.least_is_absent = true;

@@ -5,7 +5,7 @@
 namespace piper {
 namespace {
 
-TypesResult types(const OpTypes& use) {
+TypesResult expand_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 1, 1));
   PIPER_ASSIGN(Shape shape, check_shape(use.attrs, "shape"));
   if (broadcast(use.inputs[0].shape, shape) != shape) {
@@ -14,13 +14,13 @@ TypesResult types(const OpTypes& use) {
   return std::vector<TensorType>{{use.inputs[0].dtype, std::move(shape)}};
 }
 
-Grads gradient(Builder& build, const GradientArgs& args) {
+Grads expand_gradient(Builder& build, const GradientArgs& args) {
   return {build.sum_to(args.output_grads[0], Shape(build.shape(args.inputs[0])))};
 }
 
-LoopRule rule(const OpTypes& use) { return pointwise_loops(use, {{0}}); }
+LoopRule expand_rule(const OpTypes& use) { return pointwise_loops(use, {{0}}); }
 
-Attrs localise(const OpTypes& use, const std::vector<Shape>& local_outputs) {
+Attrs expand_localise(const OpTypes& use, const std::vector<Shape>& local_outputs) {
   Attrs attrs = use.attrs;
   attrs.set("shape", local_outputs[0]);
   return attrs;
@@ -29,9 +29,10 @@ Attrs localise(const OpTypes& use, const std::vector<Shape>& local_outputs) {
 }  // namespace
 
 std::vector<OpDef> expand_ops() {
-  OpDef def{.name = "Expand", .types = types, .gradient = gradient, .loops = rule};
+  OpDef def{
+      .name = "Expand", .types = expand_types, .gradient = expand_gradient, .loops = expand_rule};
   def.cost = moves;
-  def.localise = localise;
+  def.localise = expand_localise;
   def.first_byte = same_bytes;
   def.samples = {{.inputs = {f64({3})}, .attrs = {{"shape", Shape{4, 3}}}},
                  {.inputs = {f64({3})}, .attrs = {{"shape", Shape{1, 3}}}},

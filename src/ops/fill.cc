@@ -4,7 +4,7 @@
 namespace piper {
 namespace {
 
-TypesResult types(const OpTypes& use) {
+TypesResult fill_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 0, 0));
   PIPER_ASSIGN(Shape shape, check_shape(use.attrs, "shape"));
   const std::string name = use.attrs.text("dtype");
@@ -13,9 +13,9 @@ TypesResult types(const OpTypes& use) {
   return std::vector<TensorType>{{*dtype, std::move(shape)}};
 }
 
-LoopRule rule(const OpTypes& use) { return pointwise_loops(use, {}); }
+LoopRule fill_rule(const OpTypes& use) { return pointwise_loops(use, {}); }
 
-Attrs localise(const OpTypes& use, const std::vector<Shape>& local_outputs) {
+Attrs fill_localise(const OpTypes& use, const std::vector<Shape>& local_outputs) {
   Attrs attrs = use.attrs;
   attrs.set("shape", local_outputs[0]);
   return attrs;
@@ -24,9 +24,9 @@ Attrs localise(const OpTypes& use, const std::vector<Shape>& local_outputs) {
 }  // namespace
 
 std::vector<OpDef> fill_ops() {
-  OpDef def{.name = "Fill", .types = types, .loops = rule};
+  OpDef def{.name = "Fill", .types = fill_types, .loops = fill_rule};
   def.cost = moves;
-  def.localise = localise;
+  def.localise = fill_localise;
   def.samples = {{.attrs = {{"shape", Shape{4, 3}}, {"value", 1.5}, {"dtype", "f64"}}},
                  {.attrs = {{"shape", Shape{2}}, {"value", 7.0}, {"dtype", "i64"}}}};
   return {def};

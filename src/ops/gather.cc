@@ -25,7 +25,7 @@ TypesResult gather_types(const OpTypes& use) {
   return std::vector<TensorType>{{data.dtype, replaced(data.shape, axis, 1, use.inputs[1].shape)}};
 }
 
-TypesResult grad_types(const OpTypes& use) {
+TypesResult gather_grad_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 2, 3));
   PIPER_TRY(check_float(use, 0));
   PIPER_TRY(check_index(use, 1));
@@ -71,7 +71,7 @@ struct GatherLetters {
   LoopBuilder build;
   Dims data, indices, gathered;
 };
-GatherLetters letters_of(const Shape& data, const Shape& indices, size_t axis) {
+GatherLetters gather_letters_of(const Shape& data, const Shape& indices, size_t axis) {
   GatherLetters g;
   g.data = g.build.letters(data);
   g.build.rule.firsts = {{g.data[axis][0], 2}};
@@ -83,7 +83,7 @@ GatherLetters letters_of(const Shape& data, const Shape& indices, size_t axis) {
 
 LoopRule gather_rule(const OpTypes& use) {
   const size_t axis = static_cast<size_t>(use.attrs.integer("axis"));
-  GatherLetters g = letters_of(use.inputs[0].shape, use.inputs[1].shape, axis);
+  GatherLetters g = gather_letters_of(use.inputs[0].shape, use.inputs[1].shape, axis);
   g.build.rule.inputs = {g.data, g.indices};
   if (use.inputs.size() > 2) g.build.rule.inputs.push_back({});
   g.build.rule.outputs = {g.gathered};
@@ -91,9 +91,9 @@ LoopRule gather_rule(const OpTypes& use) {
   return g.build.rule;
 }
 
-LoopRule grad_rule(const OpTypes& use) {
+LoopRule gather_grad_rule(const OpTypes& use) {
   const size_t axis = static_cast<size_t>(use.attrs.integer("axis"));
-  GatherLetters g = letters_of(use.outputs[0].shape, use.inputs[1].shape, axis);
+  GatherLetters g = gather_letters_of(use.outputs[0].shape, use.inputs[1].shape, axis);
   g.build.rule.inputs = {g.gathered, g.indices};
   if (use.inputs.size() > 2) g.build.rule.inputs.push_back({});
   g.build.rule.outputs = {g.data};
@@ -101,7 +101,7 @@ LoopRule grad_rule(const OpTypes& use) {
   return g.build.rule;
 }
 
-Attrs grad_localise(const OpTypes& use, const std::vector<Shape>& local_outputs) {
+Attrs gather_grad_localise(const OpTypes& use, const std::vector<Shape>& local_outputs) {
   Attrs attrs = use.attrs;
   attrs.set("size", local_outputs[0][static_cast<size_t>(attrs.integer("axis"))]);
   return attrs;
@@ -124,9 +124,9 @@ std::vector<OpDef> gather_ops() {
   gather.samples = {{.inputs = {f64({3, 4}), i64({2, 5})}, .attrs = axis(0)},
                     {.inputs = {f64({2, 3, 4}), i64({2})}, .attrs = axis(1)},
                     {.inputs = {f64({2, 3}), i64({})}, .attrs = axis(1)}};
-  OpDef grad{.name = "GatherGrad", .types = grad_types, .loops = grad_rule};
+  OpDef grad{.name = "GatherGrad", .types = gather_grad_types, .loops = gather_grad_rule};
   grad.cost = element_cost<1>;
-  grad.localise = grad_localise;
+  grad.localise = gather_grad_localise;
   auto sized = [](int64_t n) { return Attrs{{"axis", n}, {"size", int64_t{3}}}; };
   grad.samples = {{.inputs = {f64({2, 5, 4}), i64({2, 5})}, .attrs = sized(0)},
                   {.inputs = {f64({2, 6, 4}), i64({6})}, .attrs = sized(1)},

@@ -17,13 +17,13 @@ Result<size_t> check_places(const OpTypes& use, const Shape& data, const Shape& 
   return axis;
 }
 
-TypesResult gather_types(const OpTypes& use) {
+TypesResult gather_elements_gather_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 2, 2));
   PIPER_TRY(check_places(use, use.inputs[0].shape, use.inputs[1].shape));
   return std::vector<TensorType>{{use.inputs[0].dtype, use.inputs[1].shape}};
 }
 
-TypesResult grad_types(const OpTypes& use) {
+TypesResult gather_elements_grad_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 2, 2));
   PIPER_TRY(check_float(use, 0));
   PIPER_TRY(check_type(use, 1, "indices", {use.inputs[1].dtype, use.inputs[0].shape}));
@@ -34,7 +34,7 @@ TypesResult grad_types(const OpTypes& use) {
   return std::vector<TensorType>{{use.inputs[0].dtype, sizes}};
 }
 
-TypesResult scatter_types(const OpTypes& use) {
+TypesResult gather_elements_scatter_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 3, 3));
   PIPER_TRY(check_places(use, use.inputs[0].shape, use.inputs[1].shape));
   PIPER_TRY(check_type(use, 2, "updates", {use.inputs[0].dtype, use.inputs[1].shape}));
@@ -47,19 +47,19 @@ ValueId zeros(Builder& build, ValueId like) {
                    {{"shape", type.shape}, {"value", 0.0}, {"dtype", info(type.dtype).name}});
 }
 
-Grads gather_gradient(Builder& build, const GradientArgs& args) {
+Grads gather_elements_gather_gradient(Builder& build, const GradientArgs& args) {
   return {build.op1("GatherElementsGrad", {args.output_grads[0], args.inputs[1]},
                     {{"axis", args.attrs.integer("axis")}, {"sizes", build.shape(args.inputs[0])}}),
           ValueId()};
 }
 
-Grads grad_gradient(Builder& build, const GradientArgs& args) {
+Grads gather_elements_grad_gradient(Builder& build, const GradientArgs& args) {
   return {build.op1("GatherElements", {args.output_grads[0], args.inputs[1]},
                     {{"axis", args.attrs.integer("axis")}}),
           ValueId()};
 }
 
-Grads scatter_gradient(Builder& build, const GradientArgs& args) {
+Grads gather_elements_scatter_gradient(Builder& build, const GradientArgs& args) {
   const std::string reduction = args.attrs.text("reduction");
   if (reduction != "none" && reduction != "add") return {};
   const Attrs axis{{"axis", args.attrs.integer("axis")}};
@@ -76,13 +76,14 @@ Grads scatter_gradient(Builder& build, const GradientArgs& args) {
 }
 
 // The letters of data and of indices: common where both have the dim in full.
-struct Letters {
+struct GatherElementsLetters {
   LoopBuilder build;
   Dims data, indices;
 };
-Letters letters_of(const OpTypes& use, const Shape& data, const Shape& indices, bool sums) {
+GatherElementsLetters gather_elements_letters_of(const OpTypes& use, const Shape& data,
+                                                 const Shape& indices, bool sums) {
   const auto axis = static_cast<size_t>(use.attrs.integer("axis"));
-  Letters l;
+  GatherElementsLetters l;
   for (size_t d = 0; d < data.size(); ++d) {
     const bool common = d != axis && data[d] == indices[d];
     l.data.push_back({common ? l.build.letter(data[d]) : l.build.whole(data[d])});
@@ -93,24 +94,27 @@ Letters letters_of(const OpTypes& use, const Shape& data, const Shape& indices, 
   return l;
 }
 
-LoopRule gather_rule(const OpTypes& use) {
-  Letters l = letters_of(use, use.inputs[0].shape, use.inputs[1].shape, false);
+LoopRule gather_elements_gather_rule(const OpTypes& use) {
+  GatherElementsLetters l =
+      gather_elements_letters_of(use, use.inputs[0].shape, use.inputs[1].shape, false);
   l.build.rule.inputs = {l.data, l.indices};
   l.build.rule.outputs = {l.indices};
   l.build.rule.linear = {{0}};
   return l.build.rule;
 }
 
-LoopRule grad_rule(const OpTypes& use) {
-  Letters l = letters_of(use, use.outputs[0].shape, use.inputs[1].shape, false);
+LoopRule gather_elements_grad_rule(const OpTypes& use) {
+  GatherElementsLetters l =
+      gather_elements_letters_of(use, use.outputs[0].shape, use.inputs[1].shape, false);
   l.build.rule.inputs = {l.indices, l.indices};
   l.build.rule.outputs = {l.data};
   l.build.rule.linear = {{0}};
   return l.build.rule;
 }
 
-LoopRule scatter_rule(const OpTypes& use) {
-  Letters l = letters_of(use, use.inputs[0].shape, use.inputs[1].shape, true);
+LoopRule gather_elements_scatter_rule(const OpTypes& use) {
+  GatherElementsLetters l =
+      gather_elements_letters_of(use, use.inputs[0].shape, use.inputs[1].shape, true);
   l.build.rule.inputs = {l.data, l.indices, l.indices};
   l.build.rule.outputs = {l.data};
   const std::string reduction = use.attrs.text("reduction");
@@ -128,27 +132,27 @@ Attrs localise_grad(const OpTypes& use, const std::vector<Shape>& local_outputs)
 
 std::vector<OpDef> gather_elements_ops() {
   OpDef gather{.name = "GatherElements",
-               .types = gather_types,
-               .gradient = gather_gradient,
-               .loops = gather_rule,
+               .types = gather_elements_gather_types,
+               .gradient = gather_elements_gather_gradient,
+               .loops = gather_elements_gather_rule,
                .cost = moves};
   auto axis = [](int64_t n) { return Attrs{{"axis", n}}; };
   gather.samples = {{.inputs = {f64({4, 3}), i64({4, 5})}, .attrs = axis(1)},
                     {.inputs = {f64({3, 4, 2}), i64({2, 4, 2})}, .attrs = axis(0)},
                     {.inputs = {f64({4, 3, 5}), i64({2, 6, 4})}, .attrs = axis(1)}};
   OpDef grad{.name = "GatherElementsGrad",
-             .types = grad_types,
-             .gradient = grad_gradient,
-             .loops = grad_rule,
+             .types = gather_elements_grad_types,
+             .gradient = gather_elements_grad_gradient,
+             .loops = gather_elements_grad_rule,
              .cost = element_cost<1>,
              .localise = localise_grad};
   auto sized = [](int64_t n, Shape sizes) { return Attrs{{"axis", n}, {"sizes", sizes}}; };
   grad.samples = {{.inputs = {f64({4, 5}), i64({4, 5})}, .attrs = sized(1, {4, 3})},
                   {.inputs = {f64({2, 6, 4}), i64({2, 6, 4})}, .attrs = sized(1, {4, 3, 5})}};
   OpDef scatter{.name = "ScatterElements",
-                .types = scatter_types,
-                .gradient = scatter_gradient,
-                .loops = scatter_rule,
+                .types = gather_elements_scatter_types,
+                .gradient = gather_elements_scatter_gradient,
+                .loops = gather_elements_scatter_rule,
                 .cost = element_cost<1>};
   auto by = [](int64_t n, std::string_view reduction) {
     return Attrs{{"axis", n}, {"reduction", std::string(reduction)}};

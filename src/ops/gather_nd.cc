@@ -30,7 +30,7 @@ Shape gathered(const Shape& data, const Shape& indices, int64_t batch) {
   return shape;
 }
 
-TypesResult types(const OpTypes& use) {
+TypesResult gather_nd_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 2, 2));
   const int64_t batch = use.attrs.integer("batch_dims");
   const Shape& data = use.inputs[0].shape;
@@ -38,7 +38,7 @@ TypesResult types(const OpTypes& use) {
   return std::vector<TensorType>{{use.inputs[0].dtype, gathered(data, use.inputs[1].shape, batch)}};
 }
 
-TypesResult grad_types(const OpTypes& use) {
+TypesResult gather_nd_grad_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 2, 2));
   PIPER_TRY(check_float(use, 0));
   const Shape &dy = use.inputs[0].shape, &indices = use.inputs[1].shape;
@@ -58,7 +58,7 @@ TypesResult grad_types(const OpTypes& use) {
   return std::vector<TensorType>{{use.inputs[0].dtype, std::move(data)}};
 }
 
-TypesResult scatter_types(const OpTypes& use) {
+TypesResult gather_nd_scatter_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 3, 3));
   const TensorType& data = use.inputs[0];
   PIPER_TRY(check_indices(use, data.shape, 0));
@@ -67,7 +67,7 @@ TypesResult scatter_types(const OpTypes& use) {
   return std::vector<TensorType>{data};
 }
 
-Grads gradient(Builder& build, const GradientArgs& args) {
+Grads gather_nd_gradient(Builder& build, const GradientArgs& args) {
   const Shape &data = build.shape(args.inputs[0]), &indices = build.shape(args.inputs[1]);
   const int64_t batch = args.attrs.integer("batch_dims");
   const Shape sizes(data.begin() + batch, data.begin() + batch + indices.back());
@@ -76,13 +76,13 @@ Grads gradient(Builder& build, const GradientArgs& args) {
           ValueId()};
 }
 
-Grads grad_gradient(Builder& build, const GradientArgs& args) {
+Grads gather_nd_grad_gradient(Builder& build, const GradientArgs& args) {
   return {build.op1("GatherND", {args.output_grads[0], args.inputs[1]},
                     {{"batch_dims", args.attrs.integer("batch_dims")}}),
           ValueId()};
 }
 
-Grads scatter_gradient(Builder& build, const GradientArgs& args) {
+Grads gather_nd_scatter_gradient(Builder& build, const GradientArgs& args) {
   const std::string reduction = args.attrs.text("reduction");
   if (reduction != "none" && reduction != "add") return {};
   const ValueId dy = args.output_grads[0];
@@ -103,12 +103,13 @@ Grads scatter_gradient(Builder& build, const GradientArgs& args) {
 }
 
 // The letters of (data, indices, gathered).
-struct Letters {
+struct GatherNdLetters {
   LoopBuilder build;
   Dims data, indices, gathered;
 };
-Letters letters_of(const Shape& data, const Shape& indices, size_t batch, bool whole_places) {
-  Letters l;
+GatherNdLetters gather_nd_letters_of(const Shape& data, const Shape& indices, size_t batch,
+                                     bool whole_places) {
+  GatherNdLetters l;
   const auto named = static_cast<size_t>(indices.back());
   const Shape places(indices.begin(), indices.end() - 1);
   l.indices = whole_places ? l.build.whole_letters(places) : l.build.letters(places);
@@ -126,24 +127,26 @@ size_t batch_dims(const OpTypes& use) {
   return static_cast<size_t>(use.attrs.integer("batch_dims"));
 }
 
-LoopRule rule(const OpTypes& use) {
-  Letters l = letters_of(use.inputs[0].shape, use.inputs[1].shape, batch_dims(use), false);
+LoopRule gather_nd_rule(const OpTypes& use) {
+  GatherNdLetters l =
+      gather_nd_letters_of(use.inputs[0].shape, use.inputs[1].shape, batch_dims(use), false);
   l.build.rule.inputs = {l.data, l.indices};
   l.build.rule.outputs = {l.gathered};
   l.build.rule.linear = {{0}};
   return l.build.rule;
 }
 
-LoopRule grad_rule(const OpTypes& use) {
-  Letters l = letters_of(use.outputs[0].shape, use.inputs[1].shape, batch_dims(use), false);
+LoopRule gather_nd_grad_rule(const OpTypes& use) {
+  GatherNdLetters l =
+      gather_nd_letters_of(use.outputs[0].shape, use.inputs[1].shape, batch_dims(use), false);
   l.build.rule.inputs = {l.gathered, l.indices};
   l.build.rule.outputs = {l.data};
   l.build.rule.linear = {{0}};
   return l.build.rule;
 }
 
-LoopRule scatter_rule(const OpTypes& use) {
-  Letters l = letters_of(use.inputs[0].shape, use.inputs[1].shape, 0, true);
+LoopRule gather_nd_scatter_rule(const OpTypes& use) {
+  GatherNdLetters l = gather_nd_letters_of(use.inputs[0].shape, use.inputs[1].shape, 0, true);
   l.build.rule.inputs = {l.data, l.indices, l.gathered};
   l.build.rule.outputs = {l.data};
   const std::string reduction = use.attrs.text("reduction");
@@ -154,24 +157,28 @@ LoopRule scatter_rule(const OpTypes& use) {
 }  // namespace
 
 std::vector<OpDef> gather_nd_ops() {
-  OpDef def{.name = "GatherND", .types = types, .gradient = gradient, .loops = rule, .cost = moves};
+  OpDef def{.name = "GatherND",
+            .types = gather_nd_types,
+            .gradient = gather_nd_gradient,
+            .loops = gather_nd_rule,
+            .cost = moves};
   auto batch = [](int64_t n) { return Attrs{{"batch_dims", n}}; };
   def.samples = {{.inputs = {f64({3, 3, 4}), i64({5, 2})}, .attrs = batch(0)},
                  {.inputs = {f64({2, 3, 4}), i64({2, 6, 1})}, .attrs = batch(1)},
                  {.inputs = {f64({2, 3}), i64({2, 1})}, .attrs = batch(1)}};
   OpDef grad{.name = "GatherNDGrad",
-             .types = grad_types,
-             .gradient = grad_gradient,
-             .loops = grad_rule,
+             .types = gather_nd_grad_types,
+             .gradient = gather_nd_grad_gradient,
+             .loops = gather_nd_grad_rule,
              .cost = element_cost<1>};
   auto sized = [](int64_t n, Shape sizes) { return Attrs{{"batch_dims", n}, {"sizes", sizes}}; };
   grad.samples = {{.inputs = {f64({5, 4}), i64({5, 2})}, .attrs = sized(0, {3, 3})},
                   {.inputs = {f64({2, 6, 4}), i64({2, 6, 1})}, .attrs = sized(1, {3})},
                   {.inputs = {f64({2}), i64({2, 1})}, .attrs = sized(1, {3})}};
   OpDef scatter{.name = "ScatterND",
-                .types = scatter_types,
-                .gradient = scatter_gradient,
-                .loops = scatter_rule,
+                .types = gather_nd_scatter_types,
+                .gradient = gather_nd_scatter_gradient,
+                .loops = gather_nd_scatter_rule,
                 .cost = element_cost<1>};
   auto by = [](std::string_view reduction) { return Attrs{{"reduction", std::string(reduction)}}; };
   // One place: where places repeat, what `none` keeps is not differentiable.

@@ -11,7 +11,7 @@ Status check_approximate(const Attrs& attrs) {
   return fail("approximate '{}' is neither 'none' nor 'tanh'", quote_control(text));
 }
 
-TypesResult types(const OpTypes& use) {
+TypesResult gelu_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 1, 1));
   PIPER_TRY(check_float(use, 0));
   PIPER_TRY(check_approximate(use.attrs));
@@ -19,12 +19,12 @@ TypesResult types(const OpTypes& use) {
 }
 
 TypesResult both_types(const OpTypes& use) {
-  PIPER_ASSIGN(std::vector<TensorType> y, types(use));
+  PIPER_ASSIGN(std::vector<TensorType> y, gelu_types(use));
   y.push_back(y[0]);
   return y;
 }
 
-TypesResult grad_types(const OpTypes& use) {
+TypesResult gelu_grad_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 2, 2));
   PIPER_TRY(check_float(use, 0));
   PIPER_TRY(check_type(use, 1, "dy", use.inputs[0]));
@@ -32,28 +32,28 @@ TypesResult grad_types(const OpTypes& use) {
   return std::vector<TensorType>{use.inputs[0]};
 }
 
-Grads gradient(Builder& build, const GradientArgs& args) {
+Grads gelu_gradient(Builder& build, const GradientArgs& args) {
   return {build.op1("GeluGrad", {args.inputs[0], args.output_grads[0]}, args.attrs)};
 }
 
-LoopRule rule(const OpTypes& use) { return pointwise_loops(use, {}); }
-LoopRule grad_rule(const OpTypes& use) { return pointwise_loops(use, {{1}}); }
+LoopRule gelu_rule(const OpTypes& use) { return pointwise_loops(use, {}); }
+LoopRule gelu_grad_rule(const OpTypes& use) { return pointwise_loops(use, {{1}}); }
 
 }  // namespace
 
 std::vector<OpDef> gelu_ops() {
   const Attrs exact{{"approximate", "none"}}, tanh{{"approximate", "tanh"}};
-  OpDef gelu{.name = "Gelu", .types = types, .gradient = gradient, .loops = rule};
+  OpDef gelu{.name = "Gelu", .types = gelu_types, .gradient = gelu_gradient, .loops = gelu_rule};
   gelu.cost = element_cost<15>;
   gelu.in_place = {{0, 0}};
   gelu.pointwise = true;
   gelu.samples = {{.inputs = {f64({4, 6})}, .attrs = exact},
                   {.inputs = {f64({4, 6})}, .attrs = tanh}};
-  OpDef both{.name = "GeluAndSlope", .types = both_types, .loops = rule};
+  OpDef both{.name = "GeluAndSlope", .types = both_types, .loops = gelu_rule};
   both.cost = element_cost<25>;
   both.in_place = {{1, 0}};
   both.samples = gelu.samples;
-  OpDef grad{.name = "GeluGrad", .types = grad_types, .loops = grad_rule};
+  OpDef grad{.name = "GeluGrad", .types = gelu_grad_types, .loops = gelu_grad_rule};
   grad.cost = element_cost<25>;
   grad.in_place = {{0, 0}, {0, 1}};
   grad.pointwise = true;

@@ -19,7 +19,7 @@ Result<Group> group_of(const OpTypes& use, size_t x_input) {
   return Group{{x.dtype, {x.shape[1]}}, {x.dtype, {x.shape[0], groups}}};
 }
 
-TypesResult types(const OpTypes& use) {
+TypesResult group_norm_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 3, 3));
   PIPER_ASSIGN(const Group group, group_of(use, 0));
   PIPER_TRY(check_type(use, 1, "scale", group.params));
@@ -27,7 +27,7 @@ TypesResult types(const OpTypes& use) {
   return std::vector<TensorType>{use.inputs[0], group.statistics, group.statistics};
 }
 
-TypesResult grad_x_types(const OpTypes& use) {
+TypesResult group_norm_grad_x_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 5, 5));
   PIPER_ASSIGN(const Group group, group_of(use, 1));
   PIPER_TRY(check_type(use, 0, "dy", use.inputs[1]));
@@ -37,7 +37,7 @@ TypesResult grad_x_types(const OpTypes& use) {
   return std::vector<TensorType>{use.inputs[1]};
 }
 
-TypesResult grad_params_types(const OpTypes& use) {
+TypesResult group_norm_grad_params_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 4, 4));
   PIPER_ASSIGN(const Group group, group_of(use, 1));
   PIPER_TRY(check_type(use, 0, "dy", use.inputs[1]));
@@ -46,7 +46,7 @@ TypesResult grad_params_types(const OpTypes& use) {
   return std::vector<TensorType>{group.params, group.params};
 }
 
-Grads gradient(Builder& build, const GradientArgs& args) {
+Grads group_norm_gradient(Builder& build, const GradientArgs& args) {
   // The statistics are for the backward ops alone.
   if (args.output_grads[1].valid() || args.output_grads[2].valid()) return {};
   const ValueId dy = args.output_grads[0], x = args.inputs[0];
@@ -69,7 +69,7 @@ struct GroupLetters {
   LoopBuilder build;
   Dims x, params, statistics;
 };
-GroupLetters letters_of(const OpTypes& use, size_t input, bool params_only) {
+GroupLetters group_norm_letters_of(const OpTypes& use, size_t input, bool params_only) {
   GroupLetters l;
   const Shape& shape = use.inputs[input].shape;
   const int64_t groups = use.attrs.integer("groups");
@@ -83,23 +83,23 @@ GroupLetters letters_of(const OpTypes& use, size_t input, bool params_only) {
   return l;
 }
 
-LoopRule rule(const OpTypes& use) {
-  GroupLetters l = letters_of(use, 0, false);
+LoopRule group_norm_rule(const OpTypes& use) {
+  GroupLetters l = group_norm_letters_of(use, 0, false);
   l.build.rule.inputs = {l.x, l.params, l.params};
   l.build.rule.outputs = {l.x, l.statistics, l.statistics};
   return l.build.rule;
 }
 
-LoopRule grad_x_rule(const OpTypes& use) {
-  GroupLetters l = letters_of(use, 1, false);
+LoopRule group_norm_grad_x_rule(const OpTypes& use) {
+  GroupLetters l = group_norm_letters_of(use, 1, false);
   l.build.rule.inputs = {l.x, l.x, l.params, l.statistics, l.statistics};
   l.build.rule.outputs = {l.x};
   l.build.rule.linear = {{0}};
   return l.build.rule;
 }
 
-LoopRule grad_params_rule(const OpTypes& use) {
-  GroupLetters l = letters_of(use, 1, true);
+LoopRule group_norm_grad_params_rule(const OpTypes& use) {
+  GroupLetters l = group_norm_letters_of(use, 1, true);
   l.build.rule.inputs = {l.x, l.x, l.statistics, l.statistics};
   l.build.rule.outputs = {l.params, l.params};
   l.build.rule.linear = {{0}};
@@ -110,19 +110,24 @@ LoopRule grad_params_rule(const OpTypes& use) {
 
 std::vector<OpDef> group_norm_ops() {
   auto in = [](int64_t groups) { return Attrs{{"groups", groups}, {"epsilon", 1e-5}}; };
-  OpDef norm{.name = "GroupNorm", .types = types, .gradient = gradient, .loops = rule};
+  OpDef norm{.name = "GroupNorm",
+             .types = group_norm_types,
+             .gradient = group_norm_gradient,
+             .loops = group_norm_rule};
   norm.cost = element_cost<8>;
   norm.autocast = OpDef::Autocast::kF32;
   norm.samples = {{.inputs = {f64({2, 4, 3}), f64({4}), f64({4})}, .attrs = in(2)},
                   {.inputs = {f64({3, 3, 2, 2}), f64({3}), f64({3})}, .attrs = in(3)},
                   {.inputs = {f64({2, 6}), f64({6}), f64({6})}, .attrs = in(1)}};
   const TensorType x = f64({2, 4, 3}), statistics = f64({2, 2});
-  OpDef grad_x{.name = "GroupNormGradX", .types = grad_x_types, .loops = grad_x_rule};
+  OpDef grad_x{
+      .name = "GroupNormGradX", .types = group_norm_grad_x_types, .loops = group_norm_grad_x_rule};
   grad_x.cost = element_cost<10>;
   grad_x.samples = {
       {.inputs = {x, x, f64({4}), statistics, statistics}, .attrs = in(2), .low = 0.5}};
-  OpDef grad_params{
-      .name = "GroupNormGradParams", .types = grad_params_types, .loops = grad_params_rule};
+  OpDef grad_params{.name = "GroupNormGradParams",
+                    .types = group_norm_grad_params_types,
+                    .loops = group_norm_grad_params_rule};
   grad_params.cost = element_cost<5>;
   grad_params.samples = {{.inputs = {x, x, statistics, statistics}, .attrs = in(2), .low = 0.5}};
   return {norm, grad_x, grad_params};

@@ -1,8 +1,8 @@
 // GroupedMatMul{trans_b}(x, index, w, first?): each row of x[…, k] times the matrix w[index] of
 // w[groups, k, n], or [groups, n, k] with trans_b, as the experts of a mixture work on their
-// tokens. GroupedMatMulGrad{trans_b, groups}(x, index, dy, first?) is the gradient of w. With
-// `first`, the matrices are those from that number on of `whole`: rows of others are zero, or left
-// out of the sum.
+// tokens. GroupedMatMulGrad{trans_b, groups}(x, index, dy, first?) is the gradient of w.
+// With `first`, the matrices are those from that number on of `whole`: rows of others are zero, or
+// left out of the sum.
 #include "rules.h"
 
 namespace piper {
@@ -23,7 +23,7 @@ Status check_rows(const OpTypes& use) {
   return ok_status();
 }
 
-TypesResult types(const OpTypes& use) {
+TypesResult grouped_types(const OpTypes& use) {
   PIPER_TRY(check_rows(use));
   const Shape &x = use.inputs[kX].shape, &w = use.inputs[kLast].shape;
   const bool trans = use.attrs.integer("trans_b");
@@ -35,7 +35,7 @@ TypesResult types(const OpTypes& use) {
   return std::vector<TensorType>{{use.inputs[kX].dtype, std::move(made)}};
 }
 
-TypesResult grad_types(const OpTypes& use) {
+TypesResult grouped_grad_types(const OpTypes& use) {
   PIPER_TRY(check_rows(use));
   const int64_t groups = use.attrs.integer("groups", -1);
   const Shape &x = use.inputs[kX].shape, &dy = use.inputs[kLast].shape;
@@ -46,7 +46,7 @@ TypesResult grad_types(const OpTypes& use) {
   return std::vector<TensorType>{{use.inputs[kX].dtype, std::move(made)}};
 }
 
-Grads gradient(Builder& build, const GradientArgs& args) {
+Grads grouped_gradient(Builder& build, const GradientArgs& args) {
   const ValueId x = args.inputs[kX], index = args.inputs[kIndex], w = args.inputs[kLast],
                 dy = args.output_grads[0];
   const int64_t trans = args.attrs.integer("trans_b");
@@ -59,12 +59,12 @@ Grads gradient(Builder& build, const GradientArgs& args) {
   return grads;
 }
 
-struct Letters {
+struct GroupedLetters {
   LoopBuilder build;
   Dims rows, x, y, w;
 };
-Letters letters_of(const OpTypes& use, const Shape& w) {
-  Letters l;
+GroupedLetters grouped_letters_of(const OpTypes& use, const Shape& w) {
+  GroupedLetters l;
   const bool trans = use.attrs.integer("trans_b");
   l.rows = l.build.letters(use.inputs[kIndex].shape);
   const char group = l.build.letter(w[0]), k = l.build.letter(w[trans ? 2 : 1]),
@@ -79,30 +79,30 @@ Letters letters_of(const OpTypes& use, const Shape& w) {
   return l;
 }
 
-LoopRule rule(const OpTypes& use) {
-  Letters l = letters_of(use, use.inputs[kLast].shape);
+LoopRule grouped_rule(const OpTypes& use) {
+  GroupedLetters l = grouped_letters_of(use, use.inputs[kLast].shape);
   l.build.rule.inputs = {l.x, l.rows, l.w};
   if (use.inputs.size() > kFirst) l.build.rule.inputs.push_back({});
   l.build.rule.outputs = {l.y};
   return std::move(l.build.rule);
 }
 
-LoopRule grad_rule(const OpTypes& use) {
-  Letters l = letters_of(use, use.outputs[0].shape);
+LoopRule grouped_grad_rule(const OpTypes& use) {
+  GroupedLetters l = grouped_letters_of(use, use.outputs[0].shape);
   l.build.rule.inputs = {l.x, l.rows, l.y};
   if (use.inputs.size() > kFirst) l.build.rule.inputs.push_back({});
   l.build.rule.outputs = {l.w};
   return std::move(l.build.rule);
 }
 
-Attrs grad_localise(const OpTypes& use, const std::vector<Shape>& local_outputs) {
+Attrs grouped_grad_localise(const OpTypes& use, const std::vector<Shape>& local_outputs) {
   Attrs attrs = use.attrs;
   attrs.set("groups", local_outputs[0][0]);
   return attrs;
 }
 
 // Of all rows, as if the matrices of all of them were here.
-Cost cost(const OpTypes& use) {
+Cost grouped_cost(const OpTypes& use) {
   const Shape& x = use.inputs[kX].shape;
   const bool forward = use.outputs[0].shape.size() == x.size() && !use.attrs.find("groups");
   const Shape& y = forward ? use.outputs[0].shape : use.inputs[kLast].shape;
@@ -113,12 +113,15 @@ Cost cost(const OpTypes& use) {
 }  // namespace
 
 std::vector<OpDef> grouped_ops() {
-  OpDef def{.name = "GroupedMatMul", .types = types, .gradient = gradient, .loops = rule};
-  def.cost = cost;
+  OpDef def{.name = "GroupedMatMul",
+            .types = grouped_types,
+            .gradient = grouped_gradient,
+            .loops = grouped_rule};
+  def.cost = grouped_cost;
   def.autocast = OpDef::Autocast::kLow;
-  OpDef grad{.name = "GroupedMatMulGrad", .types = grad_types, .loops = grad_rule};
-  grad.cost = cost;
-  grad.localise = grad_localise;
+  OpDef grad{.name = "GroupedMatMulGrad", .types = grouped_grad_types, .loops = grouped_grad_rule};
+  grad.cost = grouped_cost;
+  grad.localise = grouped_grad_localise;
   const Attrs plain{{"trans_b", int64_t{0}}}, trans{{"trans_b", int64_t{1}}};
   def.samples = {{.inputs = {f64({6, 4}), i64({6}), f64({3, 4, 2})}, .attrs = plain},
                  {.inputs = {f64({2, 3, 4}), i64({2, 3}), f64({6, 2, 4})}, .attrs = trans}};

@@ -7,7 +7,7 @@
 namespace piper {
 namespace {
 
-TypesResult types(const OpTypes& use) {
+TypesResult layer_norm_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 2, 3));
   PIPER_TRY(check_float(use, 0));
   const TensorType& x = use.inputs[0];
@@ -17,7 +17,7 @@ TypesResult types(const OpTypes& use) {
   return std::vector<TensorType>{x, statistics(x, axis), statistics(x, axis)};
 }
 
-TypesResult grad_x_types(const OpTypes& use) {
+TypesResult layer_norm_grad_x_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 5, 5));
   PIPER_TRY(check_float(use, 0));
   const TensorType& x = use.inputs[1];
@@ -29,7 +29,7 @@ TypesResult grad_x_types(const OpTypes& use) {
   return std::vector<TensorType>{x};
 }
 
-TypesResult grad_params_types(const OpTypes& use) {
+TypesResult layer_norm_grad_params_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 4, 4));
   PIPER_TRY(check_float(use, 0));
   const TensorType& x = use.inputs[1];
@@ -40,7 +40,7 @@ TypesResult grad_params_types(const OpTypes& use) {
   return std::vector<TensorType>{normalised(x, axis), normalised(x, axis)};
 }
 
-Grads gradient(Builder& build, const GradientArgs& args) {
+Grads layer_norm_gradient(Builder& build, const GradientArgs& args) {
   // The statistics are for the backward ops alone; an adjoint of them is not supported.
   if (args.output_grads[1].valid() || args.output_grads[2].valid()) return {};
   const ValueId dy = args.output_grads[0], x = args.inputs[0];
@@ -59,7 +59,7 @@ Grads gradient(Builder& build, const GradientArgs& args) {
   return grads;
 }
 
-LoopRule rule(const OpTypes& use) {
+LoopRule layer_norm_rule(const OpTypes& use) {
   NormLetters n = letters_of(use, 0);
   mark_params_whole(n);
   n.build.rule.inputs = {n.x, n.params};
@@ -68,7 +68,7 @@ LoopRule rule(const OpTypes& use) {
   return n.build.rule;
 }
 
-LoopRule grad_x_rule(const OpTypes& use) {
+LoopRule layer_norm_grad_x_rule(const OpTypes& use) {
   NormLetters n = letters_of(use, 1);
   mark_params_whole(n);
   n.build.rule.inputs = {n.x, n.x, n.params, n.statistics, n.statistics};
@@ -77,7 +77,7 @@ LoopRule grad_x_rule(const OpTypes& use) {
   return n.build.rule;
 }
 
-LoopRule grad_params_rule(const OpTypes& use) {
+LoopRule layer_norm_grad_params_rule(const OpTypes& use) {
   NormLetters n = letters_of(use, 1);
   n.build.rule.inputs = {n.x, n.x, n.statistics, n.statistics};
   n.build.rule.outputs = {n.params, n.params};
@@ -88,14 +88,18 @@ LoopRule grad_params_rule(const OpTypes& use) {
 }  // namespace
 
 std::vector<OpDef> layer_norm_ops() {
-  OpDef norm{.name = "LayerNorm", .types = types, .gradient = gradient, .loops = rule};
+  OpDef norm{.name = "LayerNorm",
+             .types = layer_norm_types,
+             .gradient = layer_norm_gradient,
+             .loops = layer_norm_rule};
   norm.cost = element_cost<8>;
   norm.autocast = OpDef::Autocast::kF32;
   auto at = [](int64_t axis) { return Attrs{{"axis", axis}, {"epsilon", 1e-5}}; };
   norm.samples = {{.inputs = {f64({4, 6}), f64({6}), f64({6})}, .attrs = at(1)},
                   {.inputs = {f64({2, 3, 4}), f64({4})}, .attrs = at(2)},
                   {.inputs = {f64({2, 3, 4}), f64({3, 4}), f64({3, 4})}, .attrs = at(1)}};
-  OpDef grad_x{.name = "LayerNormGradX", .types = grad_x_types, .loops = grad_x_rule};
+  OpDef grad_x{
+      .name = "LayerNormGradX", .types = layer_norm_grad_x_types, .loops = layer_norm_grad_x_rule};
   grad_x.cost = element_cost<10>;
   grad_x.takes = 1;
   const Attrs last{{"axis", int64_t{2}}};
@@ -103,8 +107,9 @@ std::vector<OpDef> layer_norm_ops() {
       {.inputs = {f64({2, 3, 4}), f64({2, 3, 4}), f64({4}), f64({2, 3, 1}), f64({2, 3, 1})},
        .attrs = last,
        .low = 0.5}};
-  OpDef grad_params{
-      .name = "LayerNormGradParams", .types = grad_params_types, .loops = grad_params_rule};
+  OpDef grad_params{.name = "LayerNormGradParams",
+                    .types = layer_norm_grad_params_types,
+                    .loops = layer_norm_grad_params_rule};
   grad_params.cost = element_cost<5>;
   grad_params.samples = {
       {.inputs = {f64({2, 3, 4}), f64({2, 3, 4}), f64({2, 3, 1}), f64({2, 3, 1})},

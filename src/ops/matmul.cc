@@ -4,14 +4,14 @@
 namespace piper {
 namespace {
 
-struct Sizes {
+struct MatmulSizes {
   Shape batch;
   int64_t m = 0, n = 0, k = 0;
 };
 
 Shape leading(const Shape& shape) { return {shape.begin(), shape.end() - 2}; }
 
-Result<Sizes> sizes_of(const OpTypes& use) {
+Result<MatmulSizes> matmul_sizes_of(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 2, 2));
   PIPER_TRY(check_float(use, 0));
   const Shape &a = use.inputs[0].shape, &b = use.inputs[1].shape;
@@ -29,11 +29,12 @@ Result<Sizes> sizes_of(const OpTypes& use) {
   }
   std::optional<Shape> batch = broadcast(leading(a), leading(b));
   if (!batch) return fail("the leading dims of {} do not broadcast", operands(use));
-  return Sizes{*std::move(batch), a[a.size() - (ta ? 1 : 2)], b[b.size() - (tb ? 2 : 1)], k_of_a};
+  return MatmulSizes{*std::move(batch), a[a.size() - (ta ? 1 : 2)], b[b.size() - (tb ? 2 : 1)],
+                     k_of_a};
 }
 
-TypesResult types(const OpTypes& use) {
-  PIPER_ASSIGN(Sizes sizes, sizes_of(use));
+TypesResult matmul_types(const OpTypes& use) {
+  PIPER_ASSIGN(MatmulSizes sizes, matmul_sizes_of(use));
   Shape shape = sizes.batch;
   shape.push_back(sizes.m);
   shape.push_back(sizes.n);
@@ -48,7 +49,7 @@ ValueId as_rows(Builder& build, ValueId id) {
   return build.reshape(id, {rows, shape.back()});
 }
 
-Grads gradient(Builder& build, const GradientArgs& args) {
+Grads matmul_gradient(Builder& build, const GradientArgs& args) {
   const ValueId a = args.inputs[0], b = args.inputs[1], dy = args.output_grads[0];
   const bool ta = args.attrs.integer("trans_a"), tb = args.attrs.integer("trans_b");
   const Shape shape_a = build.shape(a), shape_b = build.shape(b);
@@ -69,8 +70,8 @@ Grads gradient(Builder& build, const GradientArgs& args) {
   return grads;
 }
 
-LoopRule rule(const OpTypes& use) {
-  const Result<Sizes> sizes = sizes_of(use);
+LoopRule matmul_rule(const OpTypes& use) {
+  const Result<MatmulSizes> sizes = matmul_sizes_of(use);
   PIPER_CHECK(sizes.ok(), "loops of an ill-typed MatMul");
   LoopBuilder build;
   const Dims batch = build.letters(sizes->batch);
@@ -91,8 +92,8 @@ LoopRule rule(const OpTypes& use) {
   return build.rule;
 }
 
-Cost cost(const OpTypes& use) {
-  const Result<Sizes> sizes = sizes_of(use);
+Cost matmul_cost(const OpTypes& use) {
+  const Result<MatmulSizes> sizes = matmul_sizes_of(use);
   PIPER_CHECK(sizes.ok(), "cost of an ill-typed MatMul");
   return {.flops = 2.0 * static_cast<double>(num_elements(use.outputs[0].shape)) *
                    static_cast<double>(sizes->k),
@@ -102,8 +103,9 @@ Cost cost(const OpTypes& use) {
 }  // namespace
 
 std::vector<OpDef> matmul_ops() {
-  OpDef def{.name = "MatMul", .types = types, .gradient = gradient, .loops = rule};
-  def.cost = cost;
+  OpDef def{
+      .name = "MatMul", .types = matmul_types, .gradient = matmul_gradient, .loops = matmul_rule};
+  def.cost = matmul_cost;
   def.autocast = OpDef::Autocast::kLow;
   def.takes = 2;
   def.takes_rows = true;

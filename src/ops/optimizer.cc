@@ -68,7 +68,7 @@ TypesResult adam_types(const OpTypes& use) {
 }
 
 // Every element of the parameter on its own: the scalars are broadcast.
-LoopRule rule(const OpTypes& use) { return pointwise_loops(use, {}); }
+LoopRule optimizer_rule(const OpTypes& use) { return pointwise_loops(use, {}); }
 
 OpSample sgd_sample(double momentum, double dampening, int64_t nesterov, bool clipped) {
   OpSample sample{.inputs = {f64({4, 3}), f64({4, 3}), f64({4, 3}), f64({}), f64({}), i64({})},
@@ -122,24 +122,24 @@ OpSample with_skip(OpSample sample) {
 }  // namespace
 
 std::vector<OpDef> optimizer_ops() {
-  OpDef sgd{.name = "Sgd", .types = sgd_types, .loops = rule};
+  OpDef sgd{.name = "Sgd", .types = sgd_types, .loops = optimizer_rule};
   sgd.cost = element_cost<6>;
   sgd.states = 1;
   sgd.in_place = {{0, 0}, {1, 2}};
   sgd.samples = {sgd_sample(0, 0, 0, false), sgd_sample(0.9, 0.1, 0, true),
                  sgd_sample(0.9, 0, 1, false), with_skip(sgd_sample(0.9, 0, 1, true))};
-  OpDef adam{.name = "AdamW", .types = adam_types, .loops = rule};
+  OpDef adam{.name = "AdamW", .types = adam_types, .loops = optimizer_rule};
   adam.cost = element_cost<20>;
   adam.states = 2;
   adam.in_place = {{0, 0}, {1, 2}, {2, 3}};
   adam.samples = {adam_sample(1, true), adam_sample(0, false), with_skip(adam_sample(1, false))};
-  OpDef onnx_adam{.name = "OnnxAdam", .types = adam_types, .loops = rule};
+  OpDef onnx_adam{.name = "OnnxAdam", .types = adam_types, .loops = optimizer_rule};
   onnx_adam.cost = element_cost<20>;
   onnx_adam.states = 2;
   onnx_adam.in_place = adam.in_place;
   onnx_adam.samples = {onnx_adam_sample(0, false), onnx_adam_sample(2, true),
                        with_skip(onnx_adam_sample(2, false))};
-  OpDef adagrad{.name = "Adagrad", .types = adagrad_types, .loops = rule};
+  OpDef adagrad{.name = "Adagrad", .types = adagrad_types, .loops = optimizer_rule};
   adagrad.cost = element_cost<8>;
   adagrad.states = 1;
   adagrad.in_place = {{0, 0}, {1, 2}};

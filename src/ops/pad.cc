@@ -7,7 +7,7 @@
 namespace piper {
 namespace {
 
-TypesResult types(const OpTypes& use) {
+TypesResult pad_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 1, 1));
   TensorType result = use.inputs[0];
   PIPER_ASSIGN(const std::vector<int64_t> before,
@@ -26,7 +26,7 @@ TypesResult types(const OpTypes& use) {
   return std::vector<TensorType>{std::move(result)};
 }
 
-Grads gradient(Builder& build, const GradientArgs& args) {
+Grads pad_gradient(Builder& build, const GradientArgs& args) {
   std::vector<int64_t> before = args.attrs.integers("before"), after = args.attrs.integers("after");
   for (int64_t& n : before) n = -n;
   for (int64_t& n : after) n = -n;
@@ -34,7 +34,7 @@ Grads gradient(Builder& build, const GradientArgs& args) {
                     {{"before", before}, {"after", after}, {"value", 0.0}})};
 }
 
-LoopRule rule(const OpTypes& use) {
+LoopRule pad_rule(const OpTypes& use) {
   LoopBuilder build;
   const Shape& shape = use.inputs[0].shape;
   const std::vector<int64_t> before = use.attrs.integers("before"),
@@ -52,7 +52,7 @@ LoopRule rule(const OpTypes& use) {
   return build.rule;
 }
 
-Attrs localise(const OpTypes& use, const std::vector<Shape>& local_outputs) {
+Attrs pad_localise(const OpTypes& use, const std::vector<Shape>& local_outputs) {
   Attrs attrs = use.attrs;
   for (const char* name : {"before", "after"}) {
     std::vector<int64_t> sizes = attrs.integers(name);
@@ -65,8 +65,8 @@ Attrs localise(const OpTypes& use, const std::vector<Shape>& local_outputs) {
   return attrs;
 }
 
-OpSample sample(Shape shape, std::vector<int64_t> before, std::vector<int64_t> after,
-                double value) {
+OpSample pad_sample(Shape shape, std::vector<int64_t> before, std::vector<int64_t> after,
+                    double value) {
   return {.inputs = {f64(std::move(shape))},
           .attrs = {{"before", before}, {"after", after}, {"value", value}}};
 }
@@ -74,12 +74,13 @@ OpSample sample(Shape shape, std::vector<int64_t> before, std::vector<int64_t> a
 }  // namespace
 
 std::vector<OpDef> pad_ops() {
-  OpDef def{.name = "Pad", .types = types, .gradient = gradient, .loops = rule};
+  OpDef def{.name = "Pad", .types = pad_types, .gradient = pad_gradient, .loops = pad_rule};
   def.cost = moves;
-  def.localise = localise;
-  def.samples = {sample({4, 3}, {0, 1}, {0, 2}, 0), sample({2, 3, 4}, {1, 0, 0}, {0, 0, 2}, 1.5),
-                 sample({4, 5}, {0, -1}, {0, -2}, 0),
-                 sample({4, 3}, {4, 0}, {8, 3}, 0), sample({12, 3}, {-4, 0}, {-4, 0}, 0)};
+  def.localise = pad_localise;
+  def.samples = {pad_sample({4, 3}, {0, 1}, {0, 2}, 0),
+                 pad_sample({2, 3, 4}, {1, 0, 0}, {0, 0, 2}, 1.5),
+                 pad_sample({4, 5}, {0, -1}, {0, -2}, 0), pad_sample({4, 3}, {4, 0}, {8, 3}, 0),
+                 pad_sample({12, 3}, {-4, 0}, {-4, 0}, 0)};
   return {def};
 }
 

@@ -24,7 +24,7 @@ Result<std::vector<bool>> reduced_dims(const OpTypes& use) {
   return reduced;
 }
 
-TypesResult types(const OpTypes& use) {
+TypesResult reduce_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 1, 1));
   if (use.inputs[0].dtype == DType::kBool) return fail("input 0 must be a number, but is bool");
   PIPER_ASSIGN(const std::vector<bool> reduced, reduced_dims(use));
@@ -44,7 +44,7 @@ ValueId with_kept_dims(Builder& build, const GradientArgs& args, ValueId id) {
   return build.reshape(id, std::move(shape));
 }
 
-Grads sum_gradient(Builder& build, const GradientArgs& args) {
+Grads reduce_sum_gradient(Builder& build, const GradientArgs& args) {
   const ValueId dy = with_kept_dims(build, args, args.output_grads[0]);
   return {build.expand(dy, Shape(build.shape(args.inputs[0])))};
 }
@@ -64,7 +64,7 @@ Grads product_gradient(Builder& build, const GradientArgs& args) {
 }
 
 // Inputs of the type of x, input 1, but for the reduced dims, which are 1.
-TypesResult grad_types(const OpTypes& use, std::initializer_list<size_t> kept_inputs) {
+TypesResult reduce_grad_types(const OpTypes& use, std::initializer_list<size_t> kept_inputs) {
   PIPER_TRY(check_arity(use, kept_inputs.size() + 1, kept_inputs.size() + 1));
   PIPER_TRY(check_float(use, 1));
   TensorType kept = use.inputs[1];
@@ -81,10 +81,10 @@ TypesResult grad_types(const OpTypes& use, std::initializer_list<size_t> kept_in
     PIPER_TRY(check_type(use, input, input == 0 ? "dy" : "y", kept));
   return std::vector<TensorType>{use.inputs[1]};
 }
-TypesResult product_grad_types(const OpTypes& use) { return grad_types(use, {0}); }
-TypesResult extreme_grad_types(const OpTypes& use) { return grad_types(use, {0, 2}); }
+TypesResult product_grad_types(const OpTypes& use) { return reduce_grad_types(use, {0}); }
+TypesResult extreme_grad_types(const OpTypes& use) { return reduce_grad_types(use, {0, 2}); }
 
-LoopRule grad_rule(const OpTypes& use) {
+LoopRule reduce_grad_rule(const OpTypes& use) {
   LoopBuilder build;
   const Dims dims = build.letters(use.inputs[1].shape);
   Dims kept = dims;
@@ -99,7 +99,7 @@ LoopRule grad_rule(const OpTypes& use) {
   return build.rule;
 }
 
-LoopRule rule(const OpTypes& use, LoopRule::Reduction reduces) {
+LoopRule reduce_rule(const OpTypes& use, LoopRule::Reduction reduces) {
   const Result<std::vector<bool>> reduced = reduced_dims(use);
   PIPER_CHECK(reduced.ok(), "loops of an ill-typed reduction");
   const bool keep = use.attrs.integer("keepdims");
@@ -116,13 +116,13 @@ LoopRule rule(const OpTypes& use, LoopRule::Reduction reduces) {
   if (reduces == LoopRule::kSum) build.rule.linear = {{0}};
   return build.rule;
 }
-LoopRule sum_rule(const OpTypes& use) { return rule(use, LoopRule::kSum); }
-LoopRule max_rule(const OpTypes& use) { return rule(use, LoopRule::kMax); }
-LoopRule other_rule(const OpTypes& use) { return rule(use, LoopRule::kNone); }
+LoopRule reduce_sum_rule(const OpTypes& use) { return reduce_rule(use, LoopRule::kSum); }
+LoopRule max_rule(const OpTypes& use) { return reduce_rule(use, LoopRule::kMax); }
+LoopRule other_rule(const OpTypes& use) { return reduce_rule(use, LoopRule::kNone); }
 
 OpDef reduction(std::string_view name, Grads (*gradient)(Builder&, const GradientArgs&),
                 LoopRule (*loops)(const OpTypes&)) {
-  OpDef def{.name = name, .types = types, .gradient = gradient, .loops = loops};
+  OpDef def{.name = name, .types = reduce_types, .gradient = gradient, .loops = loops};
   def.cost = element_cost<1>;
   auto over = [](std::vector<int64_t> axes, int64_t keepdims) {
     return Attrs{{"axes", axes}, {"keepdims", keepdims}};
@@ -140,20 +140,20 @@ OpDef reduction(std::string_view name, Grads (*gradient)(Builder&, const Gradien
 std::vector<OpDef> reduce_ops() {
   OpDef product_grad{.name = "ReduceProdGrad",
                      .types = product_grad_types,
-                     .loops = grad_rule,
+                     .loops = reduce_grad_rule,
                      .cost = element_cost<3>};
   product_grad.samples = {
       {.inputs = {f64({4, 1, 1}), f64({4, 3, 2})}, .attrs = {{"axes", Shape{1, 2}}}},
       {.inputs = {f64({1, 3}), f64({4, 3})}, .attrs = {{"axes", Shape{0}}}}};
   OpDef extreme_grad{.name = "ReduceExtremeGrad",
                      .types = extreme_grad_types,
-                     .loops = grad_rule,
+                     .loops = reduce_grad_rule,
                      .cost = element_cost<3>};
   extreme_grad.samples = {{.inputs = {f64({4, 1, 1}), f64({4, 3, 2}), f64({4, 1, 1})},
                            .attrs = {{"axes", Shape{1, 2}}}},
                           {.inputs = {f64({1, 3}), f64({4, 3}), f64({1, 3})},
                            .attrs = {{"axes", Shape{0}}, {"first", int64_t{1}}}}};
-  OpDef sum = reduction("ReduceSum", sum_gradient, sum_rule);
+  OpDef sum = reduction("ReduceSum", reduce_sum_gradient, reduce_sum_rule);
   OpDef product = reduction("ReduceProd", product_gradient, other_rule);
   sum.autocast = product.autocast = OpDef::Autocast::kF32;
   return {sum,

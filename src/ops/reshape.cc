@@ -4,7 +4,7 @@
 namespace piper {
 namespace {
 
-TypesResult types(const OpTypes& use) {
+TypesResult reshape_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 1, 1));
   PIPER_ASSIGN(Shape shape, check_shape(use.attrs, "shape"));
   if (num_elements(shape) != num_elements(use.inputs[0].shape)) {
@@ -14,11 +14,11 @@ TypesResult types(const OpTypes& use) {
   return std::vector<TensorType>{{use.inputs[0].dtype, std::move(shape)}};
 }
 
-Grads gradient(Builder& build, const GradientArgs& args) {
+Grads reshape_gradient(Builder& build, const GradientArgs& args) {
   return {build.reshape(args.output_grads[0], Shape(build.shape(args.inputs[0])))};
 }
 
-LoopRule rule(const OpTypes& use) {
+LoopRule reshape_rule(const OpTypes& use) {
   LoopBuilder build;
   auto [from, to] = common_letters(build, use.inputs[0].shape, use.outputs[0].shape);
   build.rule.inputs = {std::move(from)};
@@ -27,7 +27,7 @@ LoopRule rule(const OpTypes& use) {
   return build.rule;
 }
 
-Attrs localise(const OpTypes& use, const std::vector<Shape>& local_outputs) {
+Attrs reshape_localise(const OpTypes& use, const std::vector<Shape>& local_outputs) {
   Attrs attrs = use.attrs;
   attrs.set("shape", local_outputs[0]);
   return attrs;
@@ -36,9 +36,12 @@ Attrs localise(const OpTypes& use, const std::vector<Shape>& local_outputs) {
 }  // namespace
 
 std::vector<OpDef> reshape_ops() {
-  OpDef def{.name = "Reshape", .types = types, .gradient = gradient, .loops = rule};
+  OpDef def{.name = "Reshape",
+            .types = reshape_types,
+            .gradient = reshape_gradient,
+            .loops = reshape_rule};
   def.cost = moves;
-  def.localise = localise;
+  def.localise = reshape_localise;
   def.in_place = {{0, 0}};
   def.elements = OpDef::Elements::kPart;
   def.first_byte = same_bytes;

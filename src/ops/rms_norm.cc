@@ -7,7 +7,7 @@
 namespace piper {
 namespace {
 
-TypesResult types(const OpTypes& use) {
+TypesResult rms_norm_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 2, 2));
   PIPER_TRY(check_float(use, 0));
   const TensorType& x = use.inputs[0];
@@ -16,7 +16,7 @@ TypesResult types(const OpTypes& use) {
   return std::vector<TensorType>{x, statistics(x, axis)};
 }
 
-TypesResult grad_x_types(const OpTypes& use) {
+TypesResult rms_norm_grad_x_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 4, 4));
   PIPER_TRY(check_float(use, 0));
   const TensorType& x = use.inputs[1];
@@ -37,7 +37,7 @@ TypesResult grad_scale_types(const OpTypes& use) {
   return std::vector<TensorType>{normalised(x, axis)};
 }
 
-Grads gradient(Builder& build, const GradientArgs& args) {
+Grads rms_norm_gradient(Builder& build, const GradientArgs& args) {
   if (args.output_grads[1].valid()) return {};  // rstd is for the backward ops alone
   const ValueId dy = args.output_grads[0], x = args.inputs[0], rstd = args.outputs[1];
   const Attrs axis{{"axis", args.attrs.integer("axis")}};
@@ -47,7 +47,7 @@ Grads gradient(Builder& build, const GradientArgs& args) {
   return grads;
 }
 
-LoopRule rule(const OpTypes& use) {
+LoopRule rms_norm_rule(const OpTypes& use) {
   NormLetters n = letters_of(use, 0);
   mark_params_whole(n);
   n.build.rule.inputs = {n.x, n.params};
@@ -55,7 +55,7 @@ LoopRule rule(const OpTypes& use) {
   return n.build.rule;
 }
 
-LoopRule grad_x_rule(const OpTypes& use) {
+LoopRule rms_norm_grad_x_rule(const OpTypes& use) {
   NormLetters n = letters_of(use, 1);
   mark_params_whole(n);
   n.build.rule.inputs = {n.x, n.x, n.params, n.statistics};
@@ -75,7 +75,10 @@ LoopRule grad_scale_rule(const OpTypes& use) {
 }  // namespace
 
 std::vector<OpDef> rms_norm_ops() {
-  OpDef norm{.name = "RmsNorm", .types = types, .gradient = gradient, .loops = rule};
+  OpDef norm{.name = "RmsNorm",
+             .types = rms_norm_types,
+             .gradient = rms_norm_gradient,
+             .loops = rms_norm_rule};
   norm.cost = element_cost<5>;
   norm.autocast = OpDef::Autocast::kF32;
   auto at = [](int64_t axis) { return Attrs{{"axis", axis}, {"epsilon", 1e-5}}; };
@@ -84,7 +87,8 @@ std::vector<OpDef> rms_norm_ops() {
                   {.inputs = {f64({2, 3, 4}), f64({3, 4})}, .attrs = at(1)}};
   const Attrs last{{"axis", int64_t{2}}};
   const TensorType x = f64({2, 3, 4}), rstd = f64({2, 3, 1});
-  OpDef grad_x{.name = "RmsNormGradX", .types = grad_x_types, .loops = grad_x_rule};
+  OpDef grad_x{
+      .name = "RmsNormGradX", .types = rms_norm_grad_x_types, .loops = rms_norm_grad_x_rule};
   grad_x.cost = element_cost<8>;
   grad_x.takes = 1;
   grad_x.samples = {{.inputs = {x, x, f64({4}), rstd}, .attrs = last, .low = 0.5}};

@@ -8,7 +8,7 @@
 namespace piper {
 namespace {
 
-TypesResult types(const OpTypes& use) {
+TypesResult rotary_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 3, 3));
   PIPER_TRY(check_float(use, 0));
   const TensorType &x = use.inputs[0], &cos = use.inputs[1];
@@ -34,7 +34,7 @@ ValueId elements(Builder& build, ValueId x, bool interleaved, int64_t which) {
   return build.op1("Slice", {x}, {{"starts", starts}, {"ends", ends}, {"steps", steps}});
 }
 
-Grads gradient(Builder& build, const GradientArgs& args) {
+Grads rotary_gradient(Builder& build, const GradientArgs& args) {
   const bool interleaved = args.attrs.integer("interleaved") != 0;
   const bool inverse = args.attrs.integer("inverse") != 0;
   const ValueId dy = args.output_grads[0];
@@ -57,7 +57,7 @@ Grads gradient(Builder& build, const GradientArgs& args) {
   return grads;
 }
 
-LoopRule rule(const OpTypes& use) {
+LoopRule rotary_rule(const OpTypes& use) {
   LoopBuilder build;
   const Dims x = build.letters(use.inputs[0].shape);
   build.mark_whole(x.back()[0]);
@@ -74,7 +74,8 @@ LoopRule rule(const OpTypes& use) {
 }  // namespace
 
 std::vector<OpDef> rotary_ops() {
-  OpDef def{.name = "Rotary", .types = types, .gradient = gradient, .loops = rule};
+  OpDef def{
+      .name = "Rotary", .types = rotary_types, .gradient = rotary_gradient, .loops = rotary_rule};
   def.cost = element_cost<3>;
   def.in_place = {{0, 0}};
   const TensorType x = f64({2, 3, 4, 6}), table = f64({1, 1, 4, 3}), own = f64({2, 3, 1, 3});

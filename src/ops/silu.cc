@@ -5,7 +5,7 @@
 namespace piper {
 namespace {
 
-TypesResult types(const OpTypes& use) {
+TypesResult silu_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 1, 1));
   PIPER_TRY(check_float(use, 0));
   return std::vector<TensorType>{use.inputs[0]};
@@ -31,7 +31,7 @@ Grads swiglu_gradient(Builder& build, const GradientArgs& args) {
   return grads;
 }
 
-LoopRule rule(const OpTypes& use) { return pointwise_loops(use, {}); }
+LoopRule silu_rule(const OpTypes& use) { return pointwise_loops(use, {}); }
 LoopRule pair_rule(const OpTypes& use) { return pointwise_loops(use, {{1}}); }
 
 OpDef pointwise(OpDef def, int inputs) {
@@ -46,7 +46,8 @@ OpDef pointwise(OpDef def, int inputs) {
 
 std::vector<OpDef> silu_ops() {
   return {
-      pointwise({.name = "Silu", .types = types, .gradient = silu_gradient, .loops = rule}, 1),
+      pointwise(
+          {.name = "Silu", .types = silu_types, .gradient = silu_gradient, .loops = silu_rule}, 1),
       pointwise({.name = "SiluGrad", .types = pair_types, .loops = pair_rule}, 2),
       pointwise(
           {.name = "SwiGlu", .types = pair_types, .gradient = swiglu_gradient, .loops = pair_rule},

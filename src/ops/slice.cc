@@ -30,7 +30,7 @@ int64_t count(const Cut& cut) {
   return distance <= 0 ? 0 : (distance + stride - 1) / stride;
 }
 
-TypesResult types(const OpTypes& use) {
+TypesResult slice_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 1, 1));
   const Shape& from = use.inputs[0].shape;
   for (const char* name : {"starts", "ends", "steps"}) {
@@ -76,7 +76,7 @@ ValueId spread(Builder& build, ValueId id, size_t dim, int64_t step) {
   return build.reshape(padded, shape);
 }
 
-Grads gradient(Builder& build, const GradientArgs& args) {
+Grads slice_gradient(Builder& build, const GradientArgs& args) {
   const Shape shape = build.shape(args.inputs[0]);
   const Shape cut_shape = build.shape(args.outputs[0]);
   const Cuts cuts = cuts_of(args.attrs);
@@ -112,7 +112,7 @@ int64_t unit_of(const Cut& cut, int64_t extent) {
   return std::gcd(std::gcd(cut.start, cut.end), extent);
 }
 
-LoopRule rule(const OpTypes& use) {
+LoopRule slice_rule(const OpTypes& use) {
   LoopBuilder build;
   const Shape& shape = use.inputs[0].shape;
   const Cuts cuts = cuts_of(use.attrs);
@@ -127,7 +127,7 @@ LoopRule rule(const OpTypes& use) {
   return build.rule;
 }
 
-Attrs localise(const OpTypes& use, const std::vector<Shape>& local_outputs) {
+Attrs slice_localise(const OpTypes& use, const std::vector<Shape>& local_outputs) {
   Attrs attrs = use.attrs;
   std::vector<int64_t> starts = attrs.integers("starts"), ends = attrs.integers("ends");
   for (size_t d = 0; d < ends.size(); ++d) {
@@ -141,16 +141,16 @@ Attrs localise(const OpTypes& use, const std::vector<Shape>& local_outputs) {
   return attrs;
 }
 
-OpSample sample(Shape shape, std::vector<int64_t> starts, std::vector<int64_t> ends,
-                std::vector<int64_t> steps) {
+OpSample slice_sample(Shape shape, std::vector<int64_t> starts, std::vector<int64_t> ends,
+                      std::vector<int64_t> steps) {
   return {.inputs = {f64(std::move(shape))},
           .attrs = {{"starts", starts}, {"ends", ends}, {"steps", steps}}};
 }
 
 // Where it is one run of the input's bytes: all dims behind the first that is cut are whole, all
 // before it single.
-std::optional<int64_t> first_byte(const TensorType& from, const TensorType& to,
-                                  const Attrs& attrs) {
+std::optional<int64_t> slice_first_byte(const TensorType& from, const TensorType& to,
+                                        const Attrs& attrs) {
   const std::vector<int64_t> starts = attrs.integers("starts"), steps = attrs.integers("steps");
   const size_t rank = to.shape.size();
   const bool fits =
@@ -171,16 +171,19 @@ std::optional<int64_t> first_byte(const TensorType& from, const TensorType& to,
 }  // namespace
 
 std::vector<OpDef> slice_ops() {
-  OpDef def{.name = "Slice", .types = types, .gradient = gradient, .loops = rule};
+  OpDef def{.name = "Slice", .types = slice_types, .gradient = slice_gradient, .loops = slice_rule};
   def.cost = moves;
-  def.localise = localise;
+  def.localise = slice_localise;
   def.elements = OpDef::Elements::kPart;
-  def.first_byte = first_byte;
-  def.samples = {
-      sample({4, 6}, {0, 1}, {4, 5}, {1, 1}),  sample({4, 2, 6}, {0, 1, 0}, {4, 2, 6}, {1, 1, 1}),
-      sample({7, 2}, {1, 0}, {7, 2}, {2, 1}),  sample({7, 2}, {5, 1}, {-1, -1}, {-2, -1}),
-      sample({4, 2}, {3, 0}, {3, 2}, {1, 1}),  sample({2, 4}, {0, 1}, {2, 4}, {1, 2}),
-      sample({12, 3}, {4, 0}, {8, 3}, {1, 1}), sample({2, 18}, {0, 6}, {2, 18}, {1, 1})};
+  def.first_byte = slice_first_byte;
+  def.samples = {slice_sample({4, 6}, {0, 1}, {4, 5}, {1, 1}),
+                 slice_sample({4, 2, 6}, {0, 1, 0}, {4, 2, 6}, {1, 1, 1}),
+                 slice_sample({7, 2}, {1, 0}, {7, 2}, {2, 1}),
+                 slice_sample({7, 2}, {5, 1}, {-1, -1}, {-2, -1}),
+                 slice_sample({4, 2}, {3, 0}, {3, 2}, {1, 1}),
+                 slice_sample({2, 4}, {0, 1}, {2, 4}, {1, 2}),
+                 slice_sample({12, 3}, {4, 0}, {8, 3}, {1, 1}),
+                 slice_sample({2, 18}, {0, 6}, {2, 18}, {1, 1})};
   return {def};
 }
 

@@ -4,14 +4,14 @@
 namespace piper {
 namespace {
 
-TypesResult types(const OpTypes& use) {
+TypesResult softmax_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 1, 1));
   PIPER_TRY(check_float(use, 0));
   PIPER_TRY(check_axis(use.attrs, "axis", use.inputs[0].shape.size()));
   return std::vector<TensorType>{use.inputs[0]};
 }
 
-TypesResult grad_types(const OpTypes& use) {
+TypesResult softmax_grad_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 2, 2));
   PIPER_TRY(check_float(use, 0));
   PIPER_TRY(check_type(use, 1, "dy", use.inputs[0]));
@@ -35,11 +35,11 @@ LoopRule with_whole_axis(const OpTypes& use, std::vector<std::vector<int>> linea
   build.rule.linear = std::move(linear);
   return build.rule;
 }
-LoopRule rule(const OpTypes& use) { return with_whole_axis(use, {}); }
-LoopRule grad_rule(const OpTypes& use) { return with_whole_axis(use, {{1}}); }
+LoopRule softmax_rule(const OpTypes& use) { return with_whole_axis(use, {}); }
+LoopRule softmax_grad_rule(const OpTypes& use) { return with_whole_axis(use, {{1}}); }
 
 OpDef forward(std::string_view name, Grads (*gradient)(Builder&, const GradientArgs&)) {
-  OpDef def{.name = name, .types = types, .gradient = gradient, .loops = rule};
+  OpDef def{.name = name, .types = softmax_types, .gradient = gradient, .loops = softmax_rule};
   def.cost = element_cost<15>;
   def.autocast = OpDef::Autocast::kF32;
   def.samples = {{.inputs = {f64({4, 6})}, .attrs = {{"axis", int64_t{1}}}},
@@ -48,7 +48,7 @@ OpDef forward(std::string_view name, Grads (*gradient)(Builder&, const GradientA
 }
 
 OpDef backward(std::string_view name, int flops) {
-  OpDef def{.name = name, .types = grad_types, .loops = grad_rule};
+  OpDef def{.name = name, .types = softmax_grad_types, .loops = softmax_grad_rule};
   def.cost = flops > 5 ? element_cost<15> : element_cost<4>;
   def.samples = {{.inputs = {f64({4, 6}), f64({4, 6})}, .attrs = {{"axis", int64_t{1}}}},
                  {.inputs = {f64({2, 3, 4}), f64({2, 3, 4})}, .attrs = {{"axis", int64_t{1}}}}};

@@ -22,7 +22,7 @@ const TensorType kStep{DType::kI64, {}};
 const TensorType kSkip{DType::kBool, {}};
 const TensorType kScale{DType::kF32, {}};
 
-TypesResult sum_types(const OpTypes& use) {
+TypesResult step_sum_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 1, size_t(-1)));
   for (size_t i = 1; i < use.inputs.size(); ++i) {
     PIPER_TRY(check_type(use, i, "contribution", use.inputs[0]));
@@ -30,7 +30,7 @@ TypesResult sum_types(const OpTypes& use) {
   return std::vector<TensorType>{use.inputs[0]};
 }
 
-LoopRule sum_rule(const OpTypes& use) {
+LoopRule step_sum_rule(const OpTypes& use) {
   std::vector<int> all;
   for (size_t i = 0; i < use.inputs.size(); ++i) all.push_back(static_cast<int>(i));
   return pointwise_loops(use, {all});
@@ -111,7 +111,7 @@ OpDef scalar_op(std::string_view name, TypesResult (*types)(const OpTypes&), OpS
 }  // namespace
 
 std::vector<OpDef> step_ops() {
-  OpDef sum{.name = "StepSum", .types = sum_types, .loops = sum_rule};
+  OpDef sum{.name = "StepSum", .types = step_sum_types, .loops = step_sum_rule};
   sum.cost = element_cost<1>;
   sum.in_place = {{0, 0}};
   sum.sums_step = true;

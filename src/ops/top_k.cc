@@ -5,7 +5,7 @@
 namespace piper {
 namespace {
 
-TypesResult types(const OpTypes& use) {
+TypesResult top_k_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 1, 1));
   if (use.inputs[0].dtype == DType::kBool) return fail("input 0 must be a number, but is bool");
   PIPER_ASSIGN(const size_t axis, check_axis(use.attrs, "axis", use.inputs[0].shape.size()));
@@ -19,14 +19,14 @@ TypesResult types(const OpTypes& use) {
   return std::vector<TensorType>{{use.inputs[0].dtype, shape}, {DType::kI64, shape}};
 }
 
-Grads gradient(Builder& build, const GradientArgs& args) {
+Grads top_k_gradient(Builder& build, const GradientArgs& args) {
   if (!args.output_grads[0].valid()) return {ValueId()};
   return {
       build.op1("GatherElementsGrad", {args.output_grads[0], args.outputs[1]},
                 {{"axis", args.attrs.integer("axis")}, {"sizes", build.shape(args.inputs[0])}})};
 }
 
-LoopRule rule(const OpTypes& use) {
+LoopRule top_k_rule(const OpTypes& use) {
   const auto axis = static_cast<size_t>(use.attrs.integer("axis"));
   LoopBuilder build;
   Dims dims = build.letters(use.inputs[0].shape);
@@ -40,8 +40,11 @@ LoopRule rule(const OpTypes& use) {
 }  // namespace
 
 std::vector<OpDef> top_k_ops() {
-  OpDef def{
-      .name = "TopK", .types = types, .gradient = gradient, .loops = rule, .cost = element_cost<4>};
+  OpDef def{.name = "TopK",
+            .types = top_k_types,
+            .gradient = top_k_gradient,
+            .loops = top_k_rule,
+            .cost = element_cost<4>};
   auto of = [](int64_t axis, int64_t k, int64_t largest) {
     return Attrs{{"axis", axis}, {"k", k}, {"largest", largest}};
   };

@@ -17,7 +17,7 @@ Result<std::vector<int64_t>> perm_of(const OpTypes& use) {
   return perm;
 }
 
-TypesResult types(const OpTypes& use) {
+TypesResult transpose_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 1, 1));
   PIPER_ASSIGN(const std::vector<int64_t> perm, perm_of(use));
   Shape shape;
@@ -25,7 +25,7 @@ TypesResult types(const OpTypes& use) {
   return std::vector<TensorType>{{use.inputs[0].dtype, std::move(shape)}};
 }
 
-Grads gradient(Builder& build, const GradientArgs& args) {
+Grads transpose_gradient(Builder& build, const GradientArgs& args) {
   const std::vector<int64_t> perm = args.attrs.integers("perm");
   std::vector<int64_t> inverse(perm.size());
   for (size_t d = 0; d < perm.size(); ++d) {
@@ -34,7 +34,7 @@ Grads gradient(Builder& build, const GradientArgs& args) {
   return {build.transpose(args.output_grads[0], std::move(inverse))};
 }
 
-LoopRule rule(const OpTypes& use) {
+LoopRule transpose_rule(const OpTypes& use) {
   LoopBuilder build;
   const Dims dims = build.letters(use.inputs[0].shape);
   build.rule.inputs = {dims};
@@ -47,8 +47,8 @@ LoopRule rule(const OpTypes& use) {
 }
 
 // Where the extents above 1 stay in their order. `blocks` is how kernels read a tile of several.
-std::optional<int64_t> first_byte(const TensorType& from, const TensorType& to,
-                                  const Attrs& attrs) {
+std::optional<int64_t> transpose_first_byte(const TensorType& from, const TensorType& to,
+                                            const Attrs& attrs) {
   int64_t last = -1;
   for (const int64_t d : attrs.integers("perm")) {
     if (d < 0 || d >= static_cast<int64_t>(from.shape.size())) return std::nullopt;
@@ -62,10 +62,13 @@ std::optional<int64_t> first_byte(const TensorType& from, const TensorType& to,
 }  // namespace
 
 std::vector<OpDef> transpose_ops() {
-  OpDef def{.name = "Transpose", .types = types, .gradient = gradient, .loops = rule};
+  OpDef def{.name = "Transpose",
+            .types = transpose_types,
+            .gradient = transpose_gradient,
+            .loops = transpose_rule};
   def.cost = moves;
   def.elements = OpDef::Elements::kPermuted;
-  def.first_byte = first_byte;
+  def.first_byte = transpose_first_byte;
   def.samples = {
       {.inputs = {f64({4, 2, 1})}, .attrs = {{"perm", std::vector<int64_t>{2, 0, 1}}}},
       {.inputs = {f64({4, 2})}, .attrs = {{"perm", std::vector<int64_t>{1, 0}}}},

@@ -94,7 +94,7 @@ Grads fold_gradient(Builder& build, const GradientArgs& args) {
 }
 
 // Samples and channels pass through; everything spatial is whole.
-LoopRule rule(const Shape& image, const Shape& windows, bool unfold) {
+LoopRule window_rule(const Shape& image, const Shape& windows, bool unfold) {
   LoopBuilder build;
   const char n = build.letter(image[0]), c = build.letter(image[1]);
   Dims of_image{{n}, {c}}, of_windows{{n}};
@@ -109,16 +109,17 @@ LoopRule rule(const Shape& image, const Shape& windows, bool unfold) {
   return build.rule;
 }
 LoopRule unfold_rule(const OpTypes& use) {
-  return rule(use.inputs[0].shape, use.outputs[0].shape, true);
+  return window_rule(use.inputs[0].shape, use.outputs[0].shape, true);
 }
 LoopRule fold_rule(const OpTypes& use) {
-  return rule(use.outputs[0].shape, use.inputs[0].shape, false);
+  return window_rule(use.outputs[0].shape, use.inputs[0].shape, false);
 }
 
-OpSample sample(Shape shape, std::string_view name, std::vector<int64_t> kernel_or_size,
-                std::vector<int64_t> strides, std::vector<int64_t> dilations) {
+OpSample window_sample(Shape shape, std::string_view name, std::vector<int64_t> kernel_or_size,
+                       std::vector<int64_t> strides, std::vector<int64_t> dilations) {
   return {.inputs = {f64(std::move(shape))},
-          .attrs = {{std::string(name), kernel_or_size}, {"strides", strides}, {"dilations", dilations}}};
+          .attrs = {
+              {std::string(name), kernel_or_size}, {"strides", strides}, {"dilations", dilations}}};
 }
 
 }  // namespace
@@ -129,16 +130,16 @@ std::vector<OpDef> window_ops() {
                .gradient = unfold_gradient,
                .loops = unfold_rule,
                .cost = moves};
-  unfold.samples = {sample({2, 3, 7}, "kernel", {3}, {1}, {1}),
-                    sample({2, 3, 5, 6}, "kernel", {2, 3}, {2, 1}, {1, 2}),
-                    sample({2, 2, 3, 4, 3}, "kernel", {1, 2, 2}, {1, 2, 1}, {1, 1, 1})};
+  unfold.samples = {window_sample({2, 3, 7}, "kernel", {3}, {1}, {1}),
+                    window_sample({2, 3, 5, 6}, "kernel", {2, 3}, {2, 1}, {1, 2}),
+                    window_sample({2, 2, 3, 4, 3}, "kernel", {1, 2, 2}, {1, 2, 1}, {1, 1, 1})};
   OpDef fold{.name = "Fold",
              .types = fold_types,
              .gradient = fold_gradient,
              .loops = fold_rule,
              .cost = element_cost<1>};
-  fold.samples = {sample({2, 5, 3, 3}, "size", {7}, {1}, {1}),
-                  sample({2, 2, 2, 3, 2, 3}, "size", {5, 6}, {2, 1}, {1, 2})};
+  fold.samples = {window_sample({2, 5, 3, 3}, "size", {7}, {1}, {1}),
+                  window_sample({2, 2, 2, 3, 2, 3}, "size", {5, 6}, {2, 1}, {1, 2})};
   return {unfold, fold};
 }
 

@@ -27,7 +27,7 @@ struct Scores {
   bool inverted = false;  // keep is true where a score goes
 };
 
-struct Found {
+struct AttentionFound {
   size_t node = 0;  // the last one
   Side q, k, v;
   bool y_tokens_first = false;
@@ -64,7 +64,7 @@ class AttentionFinder {
  public:
   explicit AttentionFinder(const Graph& graph) : graph_(graph), match_(graph) {}
 
-  std::optional<Found> find(size_t index) const {
+  std::optional<AttentionFound> find(size_t index) const {
     const Node& last = graph_.nodes[index];
     if (last.op != "MatMul" || last.attrs.integer("trans_a") != 0) return std::nullopt;
     const Node* softmax = weights(last.inputs[0]);
@@ -75,7 +75,7 @@ class AttentionFinder {
     Scores scores;
     if (!read_scores(softmax->inputs[0], scores)) return std::nullopt;
     const Node& product = *match_.producer(scores.product);
-    Found found{index};
+    AttentionFound found{index};
     const auto q = side(product.inputs[0], product.attrs.integer("trans_a") != 0);
     const auto k = side(product.inputs[1], product.attrs.integer("trans_b") == 0);
     const auto v = side(last.inputs[1], last.attrs.integer("trans_b") != 0);
@@ -279,7 +279,7 @@ class AttentionFinder {
   }
 
   // A transposition to [batch, tokens, heads, width] is part of the composite.
-  void take_transpose(Found& found) const {
+  void take_transpose(AttentionFound& found) const {
     const NodeId reader = match_.sole_reader(graph_.nodes[found.node].outputs[0]);
     if (!reader.valid() || graph_.node(reader).op != "Transpose") return;
     if (graph_.node(reader).attrs.integers("perm") != std::vector<int64_t>{0, 2, 1, 3}) return;
@@ -295,7 +295,7 @@ class AttentionWriter {
  public:
   explicit AttentionWriter(Graph& graph) : graph_(graph), build_(graph) {}
 
-  void write(const Found& found) {
+  void write(const AttentionFound& found) {
     const Node last = graph_.nodes[found.node];
     build_.scope = last.scope;
     build_.tags = last.tags;
@@ -319,7 +319,7 @@ class AttentionWriter {
     return shape.size() == 4 ? id : build_.reshape(id, {shape[0], 1, shape[1], shape[2]});
   }
 
-  Attrs attributes(const Found& found) const {
+  Attrs attributes(const AttentionFound& found) const {
     Attrs attrs;
     const auto first = [](const Side& side) { return int64_t{side.tokens_first}; };
     attrs.set("tokens_first", std::vector<int64_t>{first(found.q), first(found.k), first(found.v),
@@ -363,11 +363,11 @@ class AttentionWriter {
 
 Count recognise_attention(Graph& graph) {
   const AttentionFinder finder(graph);
-  std::vector<Found> found;
+  std::vector<AttentionFound> found;
   for (size_t i = 0; i < graph.nodes.size(); ++i)
     if (auto attention = finder.find(i)) found.push_back(*std::move(attention));
   AttentionWriter writer(graph);
-  for (const Found& attention : found) writer.write(attention);
+  for (const AttentionFound& attention : found) writer.write(attention);
   return static_cast<Count>(found.size());
 }
 

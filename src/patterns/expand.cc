@@ -18,7 +18,7 @@ ValueId plus(Builder& b, ValueId x, double term) { return b.add(x, number(b, ter
 
 // ---- Pointwise ----
 
-using Values = std::vector<ValueId>;
+using ExpandValues = std::vector<ValueId>;
 
 bool is_tanh(const Node& node) { return node.attrs.text("approximate") == "tanh"; }
 const double kSlope = std::sqrt(2 / M_PI), kCube = 0.044715;
@@ -35,12 +35,12 @@ ValueId gelu_share(Builder& b, ValueId x, bool tanh) {
   return scaled(b, plus(b, bent, 1), 0.5);
 }
 
-Values gelu(Builder& b, const Node& node) {
+ExpandValues gelu(Builder& b, const Node& node) {
   const ValueId x = node.inputs[0];
   return {b.mul(x, gelu_share(b, x, is_tanh(node)))};
 }
 
-Values gelu_grad(Builder& b, const Node& node) {
+ExpandValues gelu_grad(Builder& b, const Node& node) {
   const ValueId x = node.inputs[0], dy = node.inputs[1];
   const ValueId share = gelu_share(b, x, is_tanh(node)), square = b.mul(x, x);
   ValueId slope;  // of the share
@@ -53,15 +53,17 @@ Values gelu_grad(Builder& b, const Node& node) {
   return {b.mul(dy, b.add(share, b.mul(x, slope)))};
 }
 
-Values silu(Builder& b, const Node& node) {
+ExpandValues silu(Builder& b, const Node& node) {
   return {b.mul(node.inputs[0], b.op1("Sigmoid", {node.inputs[0]}))};
 }
-Values silu_grad(Builder& b, const Node& node) {
+ExpandValues silu_grad(Builder& b, const Node& node) {
   const ValueId x = node.inputs[0], s = b.op1("Sigmoid", {x});
   const ValueId rest = b.sub(number(b, 1, x), s);
   return {b.mul(node.inputs[1], b.mul(s, plus(b, b.mul(x, rest), 1)))};
 }
-Values swiglu(Builder& b, const Node& node) { return {b.mul(silu(b, node)[0], node.inputs[1])}; }
+ExpandValues swiglu(Builder& b, const Node& node) {
+  return {b.mul(silu(b, node)[0], node.inputs[1])};
+}
 
 // ---- Norms ----
 
@@ -89,7 +91,7 @@ ValueId norm_grad(Builder& b, ValueId g, ValueId normal, ValueId rstd,
   return b.mul(rstd, rest);
 }
 
-Values layer_norm(Builder& b, const Node& node) {
+ExpandValues layer_norm(Builder& b, const Node& node) {
   const ValueId x = node.inputs[0];
   const auto axes = axes_of(b, node, 0);
   const ValueId middle = mean(b, x, axes), distance = b.sub(x, middle);
@@ -99,31 +101,31 @@ Values layer_norm(Builder& b, const Node& node) {
   if (node.inputs.size() > 2 && node.inputs[2].valid()) y = b.add(y, node.inputs[2]);
   return {y, middle, rstd};
 }
-Values layer_norm_grad_x(Builder& b, const Node& node) {
+ExpandValues layer_norm_grad_x(Builder& b, const Node& node) {
   const ValueId rstd = node.inputs[4];
   const ValueId normal = b.mul(b.sub(node.inputs[1], node.inputs[3]), rstd);
   return {
       norm_grad(b, b.mul(node.inputs[0], node.inputs[2]), normal, rstd, axes_of(b, node, 1), true)};
 }
-Values layer_norm_grad_params(Builder& b, const Node& node) {
+ExpandValues layer_norm_grad_params(Builder& b, const Node& node) {
   const ValueId dy = node.inputs[0];
   const ValueId normal = b.mul(b.sub(node.inputs[1], node.inputs[2]), node.inputs[3]);
   const Shape params = b.shape(node.outputs[0]);
   return {b.sum_to(b.mul(dy, normal), params), b.sum_to(dy, params)};
 }
 
-Values rms_norm(Builder& b, const Node& node) {
+ExpandValues rms_norm(Builder& b, const Node& node) {
   const ValueId x = node.inputs[0];
   const ValueId square = mean(b, b.mul(x, x), axes_of(b, node, 0));
   const ValueId rstd = inverse_root(b, square, node.attrs.real("epsilon"));
   return {b.mul(b.mul(x, rstd), node.inputs[1]), rstd};
 }
-Values rms_norm_grad_x(Builder& b, const Node& node) {
+ExpandValues rms_norm_grad_x(Builder& b, const Node& node) {
   const ValueId rstd = node.inputs[3];
   return {norm_grad(b, b.mul(node.inputs[0], node.inputs[2]), b.mul(node.inputs[1], rstd), rstd,
                     axes_of(b, node, 1), false)};
 }
-Values rms_norm_grad_scale(Builder& b, const Node& node) {
+ExpandValues rms_norm_grad_scale(Builder& b, const Node& node) {
   const ValueId normal = b.mul(node.inputs[1], node.inputs[2]);
   return {b.sum_to(b.mul(node.inputs[0], normal), b.shape(node.outputs[0]))};
 }
@@ -142,7 +144,7 @@ struct Grouped {
 };
 const std::vector<int64_t> kOfGroup{2, 3};
 
-Values group_norm(Builder& b, const Node& node) {
+ExpandValues group_norm(Builder& b, const Node& node) {
   const Grouped g(b.shape(node.inputs[0]), node.attrs.integer("groups"));
   const ValueId x = g.values(b, node.inputs[0]);
   const ValueId middle = mean(b, x, kOfGroup), distance = b.sub(x, middle);
@@ -153,7 +155,7 @@ Values group_norm(Builder& b, const Node& node) {
   const Shape statistics{g.x[0], g.x[1]};
   return {b.reshape(y, g.whole), b.reshape(middle, statistics), b.reshape(rstd, statistics)};
 }
-Values group_norm_grad_x(Builder& b, const Node& node) {
+ExpandValues group_norm_grad_x(Builder& b, const Node& node) {
   const Grouped g(b.shape(node.inputs[1]), node.attrs.integer("groups"));
   const ValueId rstd = g.statistics(b, node.inputs[4]);
   const ValueId normal =
@@ -161,7 +163,7 @@ Values group_norm_grad_x(Builder& b, const Node& node) {
   const ValueId dy = b.mul(g.values(b, node.inputs[0]), g.params(b, node.inputs[2]));
   return {b.reshape(norm_grad(b, dy, normal, rstd, kOfGroup, true), g.whole)};
 }
-Values group_norm_grad_params(Builder& b, const Node& node) {
+ExpandValues group_norm_grad_params(Builder& b, const Node& node) {
   const Grouped g(b.shape(node.inputs[1]), node.attrs.integer("groups"));
   const ValueId dy = g.values(b, node.inputs[0]);
   const ValueId distance = b.sub(g.values(b, node.inputs[1]), g.statistics(b, node.inputs[2]));
@@ -180,13 +182,13 @@ ValueId as_matrices(Builder& b, ValueId x, bool column) {
   shape.insert(shape.end() - (column ? 0 : 1), 1);
   return b.reshape(x, std::move(shape));
 }
-Values grouped_matmul(Builder& b, const Node& node) {
+ExpandValues grouped_matmul(Builder& b, const Node& node) {
   const bool trans = node.attrs.integer("trans_b") != 0;
   const ValueId w = b.op1("Gather", {node.inputs[2], node.inputs[1]}, {{"axis", int64_t{0}}});
   const ValueId y = b.matmul(as_matrices(b, node.inputs[0], false), w, false, trans);
   return {b.reshape(y, b.shape(node.outputs[0]))};
 }
-Values grouped_matmul_grad(Builder& b, const Node& node) {
+ExpandValues grouped_matmul_grad(Builder& b, const Node& node) {
   const bool trans = node.attrs.integer("trans_b") != 0;
   const ValueId x = node.inputs[trans ? 2 : 0], dy = node.inputs[trans ? 0 : 2];
   const ValueId each = b.matmul(as_matrices(b, x, true), as_matrices(b, dy, false), false, false);
@@ -205,7 +207,7 @@ ValueId part(Builder& b, ValueId x, int64_t start, int64_t step) {
   return b.op1("Slice", {x}, {{"starts", starts}, {"ends", ends}, {"steps", steps}});
 }
 
-Values rotary(Builder& b, const Node& node) {
+ExpandValues rotary(Builder& b, const Node& node) {
   const ValueId x = node.inputs[0], cos = node.inputs[1];
   const bool pairs = node.attrs.integer("interleaved") != 0;
   const ValueId sin =
@@ -248,7 +250,7 @@ ValueId greatest_of(Builder& b, ValueId logits) {
   return b.op1("ReduceMax", {logits},
                {{"axes", std::vector<int64_t>{last}}, {"keepdims", int64_t{1}}});
 }
-Values cross_entropy_sum(Builder& b, const Node& node) {
+ExpandValues cross_entropy_sum(Builder& b, const Node& node) {
   const ValueId logits = node.inputs[0], labels = node.inputs[1];
   const auto last = static_cast<int64_t>(b.shape(logits).size()) - 1;
   const Shape rows = b.shape(labels);
@@ -262,7 +264,7 @@ Values cross_entropy_sum(Builder& b, const Node& node) {
   const ValueId terms = b.op1("Where", {counts(b, labels, node), b.sub(lse, chosen), zero});
   return {b.reduce_sum(terms, axes_from(0, rows.size()), false), share};
 }
-Values cross_entropy_grad(Builder& b, const Node& node) {
+ExpandValues cross_entropy_grad(Builder& b, const Node& node) {
   const ValueId logits = node.inputs[0], labels = node.inputs[1];
   Shape column = b.shape(labels);
   column.push_back(1);
@@ -274,11 +276,11 @@ Values cross_entropy_grad(Builder& b, const Node& node) {
   return {b.op1("Where", {counted, b.mul(b.sub(p, chosen), node.inputs[3]), zero})};
 }
 
-struct Expansion {
+struct ExpandExpansion {
   std::string_view op;
-  Values (*expand)(Builder& build, const Node& node);
+  ExpandValues (*expand)(Builder& build, const Node& node);
 };
-constexpr Expansion kExpansions[] = {
+constexpr ExpandExpansion kExpansions[] = {
     {"Attention", expand_attention},
     {"AttentionGrad", expand_attention_grad},
     {"CrossEntropyGrad", cross_entropy_grad},
@@ -307,7 +309,8 @@ constexpr Expansion kExpansions[] = {
 
 std::vector<std::string_view> expandable_ops() {
   std::vector<std::string_view> ops;
-  for (const patterns::Expansion& expansion : patterns::kExpansions) ops.push_back(expansion.op);
+  for (const patterns::ExpandExpansion& expansion : patterns::kExpansions)
+    ops.push_back(expansion.op);
   return ops;
 }
 
@@ -318,7 +321,7 @@ Result<Graph> expand_composites(Graph graph,
     const Node node = graph.nodes[i];  // a copy: the graph grows
     const auto* known =
         std::find_if(std::begin(patterns::kExpansions), std::end(patterns::kExpansions),
-                     [&](const patterns::Expansion& e) { return e.op == node.op; });
+                     [&](const patterns::ExpandExpansion& e) { return e.op == node.op; });
     if (known == std::end(patterns::kExpansions) || !wanted(node.op)) continue;
     Builder build(graph);
     build.scope = node.scope;

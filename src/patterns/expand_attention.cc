@@ -7,11 +7,11 @@
 namespace piper::patterns {
 namespace {
 
-using Values = std::vector<ValueId>;
+using ExpandAttentionValues = std::vector<ValueId>;
 
-class Expansion {
+class ExpandAttentionExpansion {
  public:
-  Expansion(Builder& build, const Node& node, size_t mask)
+  ExpandAttentionExpansion(Builder& build, const Node& node, size_t mask)
       : b_(build), node_(node), first_(node.attrs.integers("tokens_first")) {
     q_ = heads_first(node.inputs[0], 0);
     k_ = heads_first(node.inputs[1], 1);
@@ -22,7 +22,7 @@ class Expansion {
     if (node.inputs.size() > mask) mask_ = node.inputs[mask];
   }
 
-  Values forward() {
+  ExpandAttentionValues forward() {
     const ValueId s = scores();
     const ValueId zero = number(0), lowest = number(-std::numeric_limits<double>::infinity());
     const Attrs over_keys{{"axes", std::vector<int64_t>{3}}, {"keepdims", int64_t{1}}};
@@ -38,7 +38,7 @@ class Expansion {
     return {back(y, 3), b_.reshape(cast(lse, saved.dtype), saved.shape)};
   }
 
-  Values backward() {
+  ExpandAttentionValues backward() {
     const ValueId s = scores();
     const ValueId y = heads_first(node_.inputs[3], 3), dy = heads_first(node_.inputs[5], 3);
     Shape column = b_.shape(node_.inputs[4]);
@@ -51,8 +51,9 @@ class Expansion {
     if (boolean()) g = b_.op1("Where", {mask_, g, number(0)});
     if (bent_.valid()) g = b_.mul(g, b_.sub(number(1), b_.mul(bent_, bent_)));
     g = b_.mul(g, number(node_.attrs.real("scale")));
-    Values made{back(b_.matmul(g, k_), 0), back(of_groups(b_.matmul(g, q_, true)), 1),
-                back(of_groups(b_.matmul(p, dy, true)), 2)};
+    ExpandAttentionValues made{back(b_.matmul(g, k_), 0),
+                               back(of_groups(b_.matmul(g, q_, true)), 1),
+                               back(of_groups(b_.matmul(p, dy, true)), 2)};
     if (node_.outputs.size() > 3) made.push_back(b_.sum_to(of_mask, Shape(b_.shape(mask_))));
     return made;
   }
@@ -123,10 +124,10 @@ class Expansion {
 }  // namespace
 
 std::vector<ValueId> expand_attention(Builder& build, const Node& node) {
-  return Expansion(build, node, 3).forward();
+  return ExpandAttentionExpansion(build, node, 3).forward();
 }
 std::vector<ValueId> expand_attention_grad(Builder& build, const Node& node) {
-  return Expansion(build, node, 6).backward();
+  return ExpandAttentionExpansion(build, node, 6).backward();
 }
 
 }  // namespace piper::patterns

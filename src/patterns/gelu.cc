@@ -36,11 +36,11 @@ bool is_cubic(const Matcher& match, const Near& near, ValueId value, ValueId x) 
 }
 
 // Which Gelu `node` closes, and of what.
-struct Found {
+struct GeluFound {
   ValueId x;
   const char* approximate = nullptr;
 };
-std::optional<Found> find_gelu(const Graph& graph, const Matcher& match, const Node& node) {
+std::optional<GeluFound> find_gelu(const Graph& graph, const Matcher& match, const Node& node) {
   if (node.op != "Mul") return std::nullopt;
   const Matcher::Product product = match.product(node.outputs[0]);
   const Near near(graph.value(node.outputs[0]).type.dtype);
@@ -57,12 +57,12 @@ std::optional<Found> find_gelu(const Graph& graph, const Matcher& match, const N
       const Matcher::Product inner = match.product(tanh->inputs[0]);
       if (near(inner.factor, std::sqrt(2 / M_PI)) && inner.atoms.size() == 1 &&
           is_cubic(match, near, inner.atoms[0], x))
-        return Found{x, "tanh"};
+        return GeluFound{x, "tanh"};
     }
     if (const Node* erf = match.sole(*bent, "Erf")) {
       const Matcher::Product inner = match.product(erf->inputs[0]);
       if (near(inner.factor, std::sqrt(0.5)) && inner.atoms == std::vector<ValueId>{x})
-        return Found{x, "none"};
+        return GeluFound{x, "none"};
     }
   }
   return std::nullopt;
@@ -72,7 +72,7 @@ std::optional<Found> find_gelu(const Graph& graph, const Matcher& match, const N
 
 Count recognise_gelu(Graph& graph) {
   const Matcher match(graph);
-  std::vector<std::pair<size_t, Found>> found;
+  std::vector<std::pair<size_t, GeluFound>> found;
   for (size_t i = 0; i < graph.nodes.size(); ++i)
     if (const auto gelu = find_gelu(graph, match, graph.nodes[i])) found.emplace_back(i, *gelu);
   for (const auto& [i, gelu] : found) {

@@ -6,7 +6,7 @@
 namespace piper::patterns {
 namespace {
 
-struct Found {
+struct RotaryFound {
   ValueId x, cos, sin;  // the tables of x's whole width
 };
 
@@ -15,7 +15,7 @@ class RotaryFinder {
   explicit RotaryFinder(const Graph& graph) : graph_(graph), match_(graph) {}
 
   // x · cos + Concat(-second half of x, first half) · sin, in any order.
-  std::optional<Found> find(const Node& node) const {
+  std::optional<RotaryFound> find(const Node& node) const {
     if (node.op != "Add") return std::nullopt;
     for (const size_t side : {size_t{0}, size_t{1}}) {
       const Node* straight = match_.sole(node.inputs[side], "Mul");
@@ -23,7 +23,8 @@ class RotaryFinder {
       if (!straight || !turned) continue;
       for (const size_t a : {size_t{0}, size_t{1}}) {
         for (const size_t b : {size_t{0}, size_t{1}}) {
-          const Found found{straight->inputs[a], straight->inputs[1 - a], turned->inputs[1 - b]};
+          const RotaryFound found{straight->inputs[a], straight->inputs[1 - a],
+                                  turned->inputs[1 - b]};
           if (shape(found.x) == shape(node.outputs[0]) && is_turned(turned->inputs[b], found.x) &&
               fits(found.cos, found.x) && fits(found.sin, found.x) &&
               shape(found.cos) == shape(found.sin))
@@ -134,7 +135,7 @@ class RotaryWriter {
   explicit RotaryWriter(Graph& graph) : graph_(graph), finder_(graph), match_(graph) {}
 
   Count run() {
-    std::vector<std::pair<size_t, Found>> found;
+    std::vector<std::pair<size_t, RotaryFound>> found;
     for (size_t i = 0; i < graph_.nodes.size(); ++i)
       if (const auto rotary = finder_.find(graph_.nodes[i])) found.emplace_back(i, *rotary);
     for (const auto& [i, rotary] : found) write(i, rotary);
@@ -144,7 +145,7 @@ class RotaryWriter {
  private:
   // Heads are turned before they change places with tokens, where they did so after their
   // projection: a transposition then stands last, and attention takes it in.
-  void write(size_t index, const Found& rotary) {
+  void write(size_t index, const RotaryFound& rotary) {
     const std::vector<int64_t> swap{0, 2, 1, 3};
     Builder build(graph_);
     const Node last = graph_.nodes[index];
