@@ -92,7 +92,7 @@ TEST(PlanText, BlocksPrintParseAndPrintTheSame) {
   EXPECT_EQ(role.body[2].reduction, Reduction::kMax);
   EXPECT_EQ(role.body[3].dim, -1);
   EXPECT_EQ(std::pair(role.body[4].to_dim, role.body[4].to_outer), std::pair(1, int64_t{2}));
-  EXPECT_EQ(std::pair(role.body[6].dim, role.body[6].owned), std::pair(0, int64_t{4}));
+  EXPECT_EQ(std::pair(role.body[8].dim, role.body[8].owned), std::pair(0, int64_t{4}));
   EXPECT_TRUE(check_role(role)) << check_role(role).error().message;
   EXPECT_TRUE(cuts_dims(role));
   EXPECT_FALSE(cuts_dims(role_of(kStage0)));

@@ -179,6 +179,7 @@ TEST(Spelling, HasAllThatCanBeSaid) {
           "  - shard: {input: [tokens], dim: none, over: pp}\n"
           "  - shard: {scope: [\"h/*\"], dim: 1, over: pp}\n"
           "  - shard: {sends: [\"h/*\"], over: pp}\n"
+          "  - shard: {attention: [\"h/*\"], by: ring, over: pp}\n"
           "  - offload: {what: optimizer, in_flight: 3}\n"
           "  - offload: {what: activations, match: \"h/**\", where: {stage: \"!=1\"}}\n"
           "  - stream: {where: {pass: [B, BW]}, name: w, priority: -1, sms: 8}\n"
