@@ -86,6 +86,15 @@ uint32_t dims_within(const Shape& from, size_t d, const Shape& to, int64_t outer
 
 }  // namespace
 
+void loosen(Lies& lies, const Shape& shape) {
+  if (lies.kind != Lies::kCut || lies.run != 0) return;
+  const auto ends = [&](size_t d) { return elements_of(shape, d + 1) == lies.outer; };
+  bool single = false;
+  for (size_t d = 0; d < shape.size() && d < 32; ++d) single |= (lies.dims >> d & 1) && ends(d);
+  for (size_t d = 0; d < shape.size() && d < 32 && single; ++d)
+    if (shape[d] == 1 && ends(d)) lies.dims |= uint32_t{1} << d;
+}
+
 Lies reshaped(const Lies& lies, const Shape& from, const Shape& to) {
   if (from == to) return lies;
   return of_each(lies, [&](Lies one) {

@@ -360,6 +360,7 @@ OpLayouts::Made OpLayouts::by_cut(const Use& use, const Cut& cut) {
     const Shape& shape = use.types.outputs[o].shape;
     auto lies = placed(rule, rule.outputs[o], shape, cut.letter, cut.outer);
     if (lies) lies->outside = outside, lies->inside = inside, lies->turn = turn;
+    if (lies) loosen(*lies, shape);
     if (!lies && turn != Lies::Turn()) return std::nullopt;
     if (times > 1 || (times == 1 && !lies)) return std::nullopt;
     const bool sums = rule.reduces == LoopRule::kSum;
