@@ -11,20 +11,24 @@ using namespace jobs;
 struct Product {
   std::string model;
   int64_t pp = 1, dp = 1, tp = 1, ep = 1, cp = 1;
-  bool sequence = false;
+  bool sequence = false, ring = false;
   std::string memory = "ddp";
 
   std::string name() const {
     std::string text = identifier(model);
-    for (const auto& [axis, size] :
-         {std::pair("pp", pp), {"dp", dp}, {sequence ? "sp" : "tp", tp}, {"ep", ep}, {"cp", cp}})
+    for (const auto& [axis, size] : {std::pair("pp", pp),
+                                     {"dp", dp},
+                                     {sequence ? "sp" : "tp", tp},
+                                     {"ep", ep},
+                                     {ring ? "ring" : "cp", cp}})
       if (size > 1) text += fmt::format("_{}{}", axis, size);
     return memory == "ddp" ? text : text + "_" + memory;
   }
   std::string strategy() const {
     std::vector<std::string> files{"schedules/1f1b", "memory/" + memory};
+    // Tokens are cut over cp first: what is cut over tp beside norms are parts of its blocks.
+    if (cp > 1) files.emplace_back(ring ? "context/ring" : "context/gather");
     if (tp > 1) files.emplace_back(sequence ? "tensor/sequence" : "tensor/tensor");
-    if (cp > 1) files.emplace_back("context/gather");
     if (ep > 1) files.emplace_back("experts/experts");
     for (std::string& file : files)
       file = fmt::format("{}/strategies/{}.yaml", PIPER_SOURCE_DIR, file);
@@ -57,7 +61,9 @@ std::vector<Product> products(const Part& part) {
           for (const bool sequence : {false, true}) {
             if (pp * dp * tp * ep * cp > 8 || (ep > 1 && is_dense)) continue;
             if ((sequence && tp == 1) || (dp == 1 && is_cut)) continue;
-            all.push_back({model, pp, dp, tp, ep, cp, sequence, memory});
+            for (const bool ring : {false, true})
+              if (cp > 1 ? ring || pp * dp == 1 : !ring)
+                all.push_back({model, pp, dp, tp, ep, cp, sequence, ring, memory});
           }
   return all;
 }
