@@ -170,42 +170,43 @@ struct Task {
   Few<NodeId> nodes;
 };
 
-// One StepSum: its contributions by use, and where its value is finished.
+// One message that brings the terms of a sum together, in rank order. What replicas have are terms:
+// those whose numbers differ by multiples of `stride` only, `size` of them; and so may be what the
+// ranks of further axes have.
+struct SumRound {
+  int64_t size = 1, stride = 1;  // of replicas
+  std::vector<int32_t> axes;     // of the mesh, ascending: theirs and the further ones
+  int32_t stream = 0;
+  // Terms are rounded to this type before they travel, and so is their sum; nothing: they travel as
+  // they are added up.
+  std::optional<DType> dtype = {};
+  bool operator==(const SumRound&) const = default;
+};
+
+// One StepSum: its contributions by use, and how it is finished.
 struct Sum {
   ValueId value;              // output of the StepSum
   std::vector<ValueId> uses;  // contributions
   std::string name;
-  // Of the mesh: axes over which contributions are terms, beside those of replicas. Ascending.
-  std::vector<int32_t> axes = {};
+  std::vector<int32_t> rounds = {};  // of Dag::rounds, in order
+  ValueId part = {};                 // the first round leaves this own run of it; else it is whole
+  bool each_micro = false;           // which it does in every microbatch
 };
 
-// Replicas are summed level by level, in rank order on each: replica numbers that differ by
-// multiples of `stride` only, `size` of them.
-struct SumLevel {
-  int64_t size = 1, stride = 1;
-  int32_t axis = -1;   // of the mesh
-  int32_t stream = 0;  // of the reductions
-  // Gradients are rounded to this type before they travel, and so is their sum; nothing: they
-  // travel as they are added up.
-  std::optional<DType> dtype = {};
-};
+// When a whole parameter is put together from its parts: for each pass that reads it, for each
+// microbatch, once a step; or after each update, and it stays whole.
+enum class Gather : uint8_t { kPass, kMicrobatch, kStep, kUpdate };
+inline constexpr const char* kGatherNames[] = {"pass", "microbatch", "step", "update"};
 
-// What is cut over the first level (replicate's `shard`), and when parts travel.
-struct Sharding {
-  bool optimizer = false, parameters = false;
-  int64_t persist_bytes = 0;  // smaller parameters stay whole
-  bool reduce_each = false;   // gradients are summed over replicas in every microbatch
-  enum class Gather { kPass, kMicrobatch, kStep } gather = Gather::kPass;
-  int64_t prefetch = 1;  // of the tasks that gather, before directives say otherwise
-  int32_t gather_stream = 0;
-};
 // A value of which each rank of some mesh axes holds a run of the flat elements, zeros behind the
-// end: of the first level's axis, and of those over which the gradient is terms.
+// end: of an axis of replicas, and of those over which the gradient is terms.
 struct Part {
   ValueId value;  // the own run
   ValueId param;  // the whole parameter, or its previous version, when it is a part of one
   TensorType whole;
   std::vector<int32_t> over = {};  // ascending
+  Gather gather = Gather::kPass;
+  int32_t stream = 0, distance = 0;  // of the task that gathers it
 };
 
 // Two versions of a trained parameter, or of the step's number where random ops read it: what
@@ -280,9 +281,8 @@ struct Dag {
   bool sequential_replicas = false;
   bool split_backward = false;   // BI and BW are tasks of their own
   int64_t bucket_bytes = 0;      // gradient reductions join into messages of at least this size
-  std::vector<SumLevel> levels;  // of all replicas
-  Sharding sharding;
-  std::vector<Part> parts;  // states that are cut, by value
+  std::vector<SumRound> rounds;  // of the sums, each once
+  std::vector<Part> parts;       // states that are cut, by value
   // In canonical parameter order, the number last; empty: one version of each.
   std::vector<Version> versions;
   std::vector<Offload> offloads;
@@ -312,7 +312,7 @@ struct DagSpec {
   std::vector<DagAxis> mesh;
   std::vector<std::string> region_tags;
   int64_t microbatches = 1, replicas = 1;
-  std::vector<SumLevel> levels;
+  std::vector<SumRound> rounds;  // over replicas, as gradients go through them
   bool sequential_replicas = false;
   bool split_backward = false;
   std::vector<int32_t> group_of;  // of another plan: sums are formed as there
@@ -325,6 +325,11 @@ struct DagSpec {
 // ('P' chunks hold copies of what they need). Error: regions that need each other in a circle,
 // naming the ops.
 Result<Dag> make_dag(Graph graph, const DagSpec& spec);
+
+// Cuts the states of these parameters over like.over, which their gradients' first rounds go over,
+// and over the further axes of these sums: the optimizers work on parts, and so do their sums end.
+// `like`: when and how parameters are put together; for Gather::kUpdate they stay, too.
+void cut_states(Dag& dag, const std::vector<Param>& params, const Part& like);
 
 // Requires that cells and every chunk's cell are set. Ensures items and tasks in a topological
 // order.
@@ -349,6 +354,8 @@ struct ComputeOrder {
   std::vector<SourceSpan> places;
 };
 
+// What tasks within computations are of; nothing for other ops.
+std::optional<TaskKind> collective_kind(std::string_view op);
 // The type of all that the ranks of its mesh axes hold of a value, of which each has this much.
 TensorType uncut(const Dag& dag, const Value& value, TensorType held);
 // Whether the task puts parameters together that live in parts, each time that they are used: its
@@ -356,6 +363,8 @@ TensorType uncut(const Dag& dag, const Value& value, TensorType held);
 bool gathers_parameters(const Dag& dag, const Task& task);
 // The path up to the first number: "model/h/2" of "model/h/2/mlp/fc"; all of it without a number.
 std::string_view layer_of(std::string_view scope);
+// Axes over which contributions to the sum are terms beside those of replicas. Ascending.
+std::vector<int32_t> further_axes(const Dag& dag, const Sum& sum);
 // The stream of this name, added if there is none.
 int32_t stream_of(Dag& dag, const std::string& name);
 // For each item the tasks that write it (several for accumulators), ascending.

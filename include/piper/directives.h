@@ -70,8 +70,8 @@ Result<Recomputed> apply_recompute(Graph step, const std::vector<Recompute>& rec
 struct Cut {
   std::vector<DagAxis> mesh;
   int64_t microbatches = 1, replicas = 1;
-  std::vector<SumLevel> levels;
-  SourceSpan at;  // of the split, or else the replicate directive
+  std::vector<SumRound> rounds;  // over replicas
+  SourceSpan at;                 // of the split, or else the replicate directive
 };
 Result<Cut> apply_split(const Strategy& strategy, int64_t batch, Explanations& out);
 
@@ -116,9 +116,10 @@ Result<Explanation> explain_offload(const OffloadRule& rule, int64_t values, int
 Result<Dag> apply_streams(Dag dag, const Strategy& strategy, const Variables& variables,
                           Explanations& out);
 
-// When receives are posted, inputs loaded, and parts of activations or parameters gathered. Sends that have streams of their own are received as
-// they are issued unless an entry says otherwise. Requires tasks and their streams. Errors: nothing
-// matches, a kind of task without a distance, a task that two entries claim.
+// When receives are posted, inputs loaded, and parts of activations or parameters gathered. Sends
+// that have streams of their own are received as they are issued unless an entry says otherwise.
+// Requires tasks and their streams. Errors: nothing matches, a kind of task without a distance, a
+// task that two entries claim.
 Result<Dag> apply_prefetch(Dag dag, const Strategy& strategy, const Variables& variables,
                            Explanations& out);
 

@@ -147,9 +147,11 @@ Result<DagSpec> spec_of(const Graph& step, const Cut& cut, const Making& making)
   DagSpec spec;
   spec.microbatches = cut.microbatches;
   spec.replicas = cut.replicas;
-  spec.levels = cut.levels;
+  spec.rounds = cut.rounds;
   spec.weight_versions = making.strategy.weight_versions;
   spec.sequential_replicas = making.is_oracle();
+  for (SumRound& round : spec.rounds)
+    if (making.is_oracle()) round.axes.clear();  // it has no mesh
   if (making.target == Target::kSingle) spec.group_of = making.summing.group_of;
   const bool like_strategy =
       making.target == Target::kSingle && !making.summing.orders.empty();  // chunk by chunk
@@ -178,7 +180,7 @@ Result<Graph> shard_axes(Graph graph, Making& making) {
 Result<Dag> make_chunks(const Graph& step, Cut cut, Making& making) {
   if (making.target == Target::kUncut) {
     cut.microbatches = cut.replicas = 1;
-    cut.levels.clear();
+    cut.rounds.clear();
   }
   const Strategy& strategy = making.strategy;
   Explanations& explain = making.explain();

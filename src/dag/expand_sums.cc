@@ -1,6 +1,5 @@
 // Sums over microbatches, uses and replicas.
 #include <algorithm>
-#include <set>
 
 #include "expander.h"
 
@@ -20,9 +19,6 @@ std::vector<int32_t> Expander::chunks_of_nodes(bool early) const {
 void Expander::index_sums() {
   sums_.resize(dag_.sums.size());
   contributions_.resize(dag_.chunks.size());
-  std::set<ValueId> gradients;
-  for (const Param& param : dag_.graph.params) gradients.insert(param.gradient);
-  for (const Sum& sum : dag_.sums) is_gradient_.push_back(gradients.contains(sum.value));
   chunk_of_ = chunks_of_nodes(false);
   const std::vector<int32_t> early_chunks = chunks_of_nodes(true);
   for (size_t s = 0; s < dag_.sums.size(); ++s) {
@@ -44,8 +40,7 @@ void Expander::index_sums() {
         if (of_chunk.empty() || of_chunk.back().sum != made.sum || of_chunk.back().use != made.use)
           of_chunk.push_back(made);
       }
-      const bool cut = reduces_each(static_cast<int32_t>(s));
-      const ValueId like = cut ? result_of(static_cast<int32_t>(s)) : sum.uses[u];
+      const ValueId like = sum.each_micro ? sum.part : sum.uses[u];
       std::vector<ItemId> parts;
       for (int64_t r = 0; r < sequential_replicas(); ++r) {
         std::string name = fmt::format("{}.use{}", sum.name, u);
@@ -64,7 +59,7 @@ ItemId Expander::add_parts(int32_t s, ItemId a, ItemId b) {
   const ValueId va = dag_.items[a.index()].value, vb = dag_.items[b.index()].value;
   Node node;
   node.op = "Add";
-  node.name = dag_.sums[static_cast<size_t>(s)].name;
+  node.name = sum(s).name;
   node.pass = Pass::kU;
   node.inputs = {va, vb};
   const TensorType type = dag_.graph.value(va).type;
@@ -78,7 +73,7 @@ ItemId Expander::add_parts(int32_t s, ItemId a, ItemId b) {
   chunk.reads = ascending ? std::vector{va, vb} : std::vector{vb, va};
   chunk.writes = {out};
   chunk.cell = cell;
-  chunk.name = "U sum " + dag_.sums[static_cast<size_t>(s)].name;
+  chunk.name = "U sum " + sum(s).name;
   dag_.chunks.push_back(std::move(chunk));
   const ItemId into = new_item(out, -1, cell, a);
   Task task;
@@ -105,14 +100,14 @@ ItemId Expander::sum_parts(int32_t s) {
   }
   if (totals.size() == 1) return totals[0];
   std::vector<bool> added(totals.size());
-  for (size_t l = 0; l < dag_.levels.size(); ++l) {
-    const SumLevel& level = dag_.levels[l];
-    const DType type = type_on(s, l);
+  for (size_t at = 0; at < sum(s).rounds.size(); ++at) {
+    const int64_t size = round(s, at).size, stride = round(s, at).stride;
+    const DType type = type_in(s, at);
     for (size_t r = 0; r < totals.size(); ++r) {
-      if (added[r] || static_cast<int64_t>(r) / level.stride % level.size != 0) continue;
+      if (added[r] || static_cast<int64_t>(r) / stride % size != 0) continue;
       std::vector<ItemId> members;
-      for (int64_t k = 0; k < level.size; ++k) {
-        const size_t member = r + static_cast<size_t>(k * level.stride);
+      for (int64_t k = 0; k < size; ++k) {
+        const size_t member = r + static_cast<size_t>(k * stride);
         members.push_back(totals[member]);
         added[member] = k > 0;
       }
@@ -127,28 +122,26 @@ ItemId Expander::sum_parts(int32_t s) {
 }
 
 std::vector<ItemId> Expander::reduce(const std::vector<int32_t>& sums,
-                                     const std::vector<ItemId>& totals,
-                                     const std::vector<Round>& rounds, size_t r) {
-  const auto& [kind, axes, type, stream] = rounds[r];
-  const bool last = r + 1 == rounds.size(), scatter = kind == TaskKind::kReduceScatter;
+                                     const std::vector<ItemId>& totals, size_t r) {
+  const Sum& first = sum(sums[0]);
+  const DType type = type_in(sums[0], r);
+  const bool last = r + 1 == first.rounds.size(), scatter = r == 0 && first.part.valid();
   const std::vector<ItemId> from = in_type(sums, totals, type, fmt::format(".rounded{}", r));
   Task reduce;
-  reduce.kind = kind;
+  reduce.kind = scatter ? TaskKind::kReduceScatter : TaskKind::kAllReduce;
   reduce.cell = dag_.items[totals[0].index()].cell;
-  reduce.stream = stream;
-  reduce.group = Few(axes);
+  reduce.stream = round(sums[0], r).stream;
+  reduce.group = Few(round(sums[0], r).axes);
   reduce.reads = Few(from);
   for (size_t i = 0; i < sums.size(); ++i) {
     ValueId value = result_of(sums[i]);
     if (!last || type != own_type(sums[i]))
-      value =
-          pseudo_value(fmt::format("{}.level{}", dag_.sums[static_cast<size_t>(sums[i])].name, r),
-                       {type, dag_.graph.value(value).type.shape});
+      value = pseudo_value(fmt::format("{}.level{}", sum(sums[i]).name, r),
+                           {type, dag_.graph.value(value).type.shape});
     reduce.writes.push_back(new_item(value, -1, reduce.cell, scatter ? ItemId() : from[i]));
   }
   reduce.label =
-      add_label(fmt::format("{} {}{}", kTaskKindNames[static_cast<size_t>(reduce.kind)],
-                            dag_.sums[static_cast<size_t>(sums[0])].name,
+      add_label(fmt::format("{} {}{}", kTaskKindNames[static_cast<size_t>(reduce.kind)], first.name,
                             sums.size() > 1 ? fmt::format(" and {} more", sums.size() - 1) : ""));
   const std::vector<ItemId> done = reduce.writes;
   dag_.tasks.push_back(std::move(reduce));
@@ -157,9 +150,9 @@ std::vector<ItemId> Expander::reduce(const std::vector<int32_t>& sums,
 
 void Expander::finish_sums(const std::vector<int32_t>& sums, std::vector<ItemId> totals) {
   const int32_t cell = dag_.items[totals[0].index()].cell;
-  const std::vector<Round> rounds = rounds_of(sums[0]);
-  for (size_t r = reduces_each(sums[0]) ? 1 : 0; r < rounds.size(); ++r)
-    totals = reduce(sums, totals, rounds, r);
+  const size_t rounds = dag_.sequential_replicas ? 0 : sum(sums[0]).rounds.size();
+  for (size_t r = sum(sums[0]).each_micro ? 1 : 0; r < rounds; ++r)
+    totals = reduce(sums, totals, r);
   totals = in_type(sums, totals, own_type(sums[0]), ".finished");
   for (size_t i = 0; i < sums.size(); ++i) {
     SumState& state = sums_[static_cast<size_t>(sums[i])];
@@ -181,8 +174,7 @@ void Expander::finish_late_sums() {
     if (!sums_[s].finished) order.push_back(static_cast<int32_t>(s));
   const auto last_made = [&](int32_t s) {
     int32_t last = 0;
-    for (ValueId use : dag_.sums[static_cast<size_t>(s)].uses)
-      last = std::max(last, dag_.graph.value(use).producer.value);
+    for (ValueId use : sum(s).uses) last = std::max(last, dag_.graph.value(use).producer.value);
     return last;
   };
   std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
@@ -201,7 +193,7 @@ void Expander::finish_late_sums() {
       std::vector<ItemId> totals;
       int64_t bytes = 0;
     };
-    std::map<std::vector<int32_t>, Bucket> buckets;  // by the sums' own axes
+    std::map<std::vector<int32_t>, Bucket> buckets;  // by further axes
     const auto flush = [&](Bucket& bucket) {
       if (!bucket.sums.empty()) finish_sums(bucket.sums, bucket.totals);
       bucket = {};
@@ -209,10 +201,10 @@ void Expander::finish_late_sums() {
     for (int32_t s : order) {
       const ItemId total = totals[static_cast<size_t>(s)];
       const Item& item = dag_.items[total.index()];
-      if (static_cast<size_t>(item.cell) != cell / 2 || cut != (sharded(s) != nullptr)) continue;
-      Bucket& bucket = buckets[dag_.sums[static_cast<size_t>(s)].axes];
+      if (static_cast<size_t>(item.cell) != cell / 2 || cut != sum(s).part.valid()) continue;
+      Bucket& bucket = buckets[further_axes(dag_, sum(s))];
       const bool joins = bucket.sums.empty() || (own_type(bucket.sums[0]) == own_type(s) &&
-                                                 rounds_of(bucket.sums[0]) == rounds_of(s) &&
+                                                 sum(bucket.sums[0]).rounds == sum(s).rounds &&
                                                  region_of(bucket.sums.back()) == region_of(s));
       if (!joins) flush(bucket);
       bucket.sums.push_back(s);

@@ -4,9 +4,7 @@
 #include "expander.h"
 
 namespace piper {
-namespace {
 
-// What tasks within computations are of; nothing for other ops.
 std::optional<TaskKind> collective_kind(std::string_view op) {
   static constexpr std::pair<std::string_view, TaskKind> kKinds[] = {
       {"AllReduce", TaskKind::kAllReduce}, {"AllReduceMax", TaskKind::kAllReduce},
@@ -19,16 +17,11 @@ std::optional<TaskKind> collective_kind(std::string_view op) {
   return std::nullopt;
 }
 
-}  // namespace
-
 Result<Dag> Expander::run() {
-  sharded_ = shard_states(dag_);
-  square_by_runs(dag_, sharded_);
-  for (size_t p = 0; p < sharded_.size(); ++p)
-    if (sharded_[p].gradient.valid()) sharded_of_[sharded_[p].gradient.value] = p;
-  if (dag_.sharding.parameters)
-    for (size_t p = 0; p < dag_.parts.size(); ++p)
-      if (dag_.parts[p].param.valid()) part_of_.emplace(dag_.parts[p].param.value, p);
+  square_by_runs(dag_);
+  for (const Part& part : dag_.parts)
+    if (part.param.valid() && part.gather != Gather::kUpdate)
+      part_of_.emplace(part.param.value, &part);
   groups_ = static_cast<size_t>(dag_.num_groups());
   index_sums();
   const size_t num_chunks = dag_.chunks.size();
@@ -192,13 +185,13 @@ TaskId Expander::add_compute(ChunkId id, int32_t micro, TaskId before) {
     for (const Contribution& c : contributions_[id.index()])
       task.accumulates.push_back(
           {c.value,
-           reduces_each(c.sum) ? whole_contribution(c, task) : accumulator(c.sum, c.use, micro),
+           sum(c.sum).each_micro ? whole_contribution(c, task) : accumulator(c.sum, c.use, micro),
            c.sum, c.use});
   }
   const TaskId made(dag_.tasks.size());
   dag_.tasks.push_back(std::move(task));
   add_collectives(made);
-  if (micro >= 0 && dag_.sharding.reduce_each) reduce_contributions(Task(dag_.tasks[made.index()]));
+  if (micro >= 0) reduce_contributions(made);
   return made;
 }
 

@@ -5,25 +5,8 @@
 
 namespace piper {
 
-std::vector<Expander::Round> Expander::rounds_of(int32_t s) const {
-  std::vector<Round> rounds;
-  for (size_t l = 0; reduces_over_ranks() && l < dag_.levels.size(); ++l) {
-    const auto& [size, stride, axis, stream, dtype] = dag_.levels[l];
-    const bool scatter = l == 0 && sharded(s);
-    rounds.push_back(
-        {scatter ? TaskKind::kReduceScatter : TaskKind::kAllReduce, {axis}, type_on(s, l), stream});
-  }
-  const std::vector<int32_t>& axes = dag_.sums[static_cast<size_t>(s)].axes;
-  if (axes.empty()) return rounds;
-  if (rounds.empty()) rounds.push_back({TaskKind::kAllReduce, {}, own_type(s)});
-  std::vector<int32_t>& over = (sharded(s) ? rounds.front() : rounds.back()).axes;
-  over.insert(over.end(), axes.begin(), axes.end());
-  std::sort(over.begin(), over.end());
-  return rounds;
-}
-
 std::string Expander::several(const std::vector<int32_t>& sums, DType type) const {
-  return fmt::format("{}{} to {}", dag_.sums[static_cast<size_t>(sums[0])].name,
+  return fmt::format("{}{} to {}", sum(sums[0]).name,
                      sums.size() > 1 ? fmt::format(" and {} more", sums.size() - 1) : "",
                      info(type).name);
 }
@@ -81,8 +64,7 @@ std::vector<ItemId> Expander::in_type(const std::vector<int32_t>& sums, std::vec
   const int32_t cell = dag_.items[items[0].index()].cell;
   std::vector<ValueId> made;
   for (size_t i = 0; i < sums.size(); ++i)
-    made.push_back(cast(dag_.items[items[i].index()].value, type,
-                        dag_.sums[static_cast<size_t>(sums[i])].name + suffix));
+    made.push_back(cast(dag_.items[items[i].index()].value, type, sum(sums[i]).name + suffix));
   add_casts(casting_chunk(made, cell, several(sums, type)), sums, items, made);
   for (size_t i = 0; i < items.size(); ++i) items[i] = find_item(made[i], -1, cell);
   return items;
@@ -90,7 +72,7 @@ std::vector<ItemId> Expander::in_type(const std::vector<int32_t>& sums, std::vec
 
 ItemId Expander::add_rounded(int32_t s, const std::vector<ItemId>& members, DType type) {
   const DType own = own_type(s);
-  const std::string& name = dag_.sums[static_cast<size_t>(s)].name;
+  const std::string& name = sum(s).name;
   const size_t first = dag_.graph.nodes.size();
   Chunk chunk;
   ValueId sum;
@@ -132,14 +114,14 @@ ItemId Expander::add_rounded(int32_t s, const std::vector<ItemId>& members, DTyp
   return into;
 }
 
-Expander::Reduced& Expander::reduced(int32_t sum, int32_t use) {
-  Reduced& values = reduced_[{sum, use}];
+Expander::Reduced& Expander::reduced(int32_t s, int32_t use) {
+  Reduced& values = reduced_[{s, use}];
   if (values.whole.valid()) return values;
-  const Sum& of = dag_.sums[static_cast<size_t>(sum)];
+  const Sum& of = sum(s);
   const std::string name = fmt::format("{}.use{}", of.name, use);
   const TensorType whole = dag_.graph.value(of.uses[static_cast<size_t>(use)]).type;
-  const TensorType part = dag_.graph.value(result_of(sum)).type;
-  const DType type = type_on(sum, 0);
+  const TensorType part = dag_.graph.value(of.part).type;
+  const DType type = type_in(s, 0);
   values.whole = pseudo_value(name + ".whole", whole);
   values.travels = cast(values.whole, type, name + ".travels");
   values.part = pseudo_value(name + ".part", {type, part.shape});
@@ -162,10 +144,12 @@ ItemId Expander::whole_contribution(const Contribution& c, const Task& task) {
   return new_item(reduced(c.sum, c.use).whole, task.micro, task.cell);
 }
 
-void Expander::reduce_contributions(const Task& task) {
+void Expander::reduce_contributions(TaskId id) {
   std::vector<Accumulate> made;
-  for (const Accumulate& a : task.accumulates)
-    if (reduces_each(a.sum)) made.push_back(a);
+  for (const Accumulate& a : dag_.tasks[id.index()].accumulates)
+    if (sum(a.sum).each_micro) made.push_back(a);
+  if (made.empty()) return;
+  const Task task = dag_.tasks[id.index()];
   std::stable_sort(made.begin(), made.end(), [&](const Accumulate& a, const Accumulate& b) {
     return dag_.graph.value(a.contribution).producer < dag_.graph.value(b.contribution).producer;
   });
@@ -174,7 +158,7 @@ void Expander::reduce_contributions(const Task& task) {
   for (const Accumulate& a : made) {
     bucket.push_back(a);
     bytes += travelling_bytes(a.sum, dag_.graph.value(a.contribution).type);
-    const bool joins = &a != &made.back() && sharded(a.sum)->over == sharded((&a + 1)->sum)->over;
+    const bool joins = &a != &made.back() && round(a.sum, 0).axes == round((&a + 1)->sum, 0).axes;
     if (bytes < dag_.bucket_bytes && joins) continue;
     reduce_bucket(task, bucket);
     bucket.clear();
@@ -184,11 +168,12 @@ void Expander::reduce_contributions(const Task& task) {
 
 void Expander::reduce_bucket(const Task& of, const std::vector<Accumulate>& bucket) {
   const std::string what =
-      fmt::format("{}{}", dag_.sums[static_cast<size_t>(bucket[0].sum)].name,
+      fmt::format("{}{}", sum(bucket[0].sum).name,
                   bucket.size() > 1 ? fmt::format(" and {} more", bucket.size() - 1) : "");
   round_bucket(of, bucket);
-  Task reduce = parts_task(TaskKind::kReduceScatter, of.cell, sharded(bucket[0].sum)->over);
-  reduce.stream = dag_.levels[0].stream;
+  const SumRound& first = round(bucket[0].sum, 0);
+  Task reduce = parts_task(TaskKind::kReduceScatter, of.cell, first.axes);
+  reduce.stream = first.stream;
   reduce.micro = of.micro;
   reduce.label = add_label("reduce_scatter " + what);
   Task join;
@@ -225,7 +210,7 @@ void Expander::round_bucket(const Task& of, const std::vector<Accumulate>& bucke
   if (made.empty()) return;
   const auto [known, is_new] =
       rounding_.try_emplace({bucket[0].sum, bucket[0].use, of.cell}, dag_.chunks.size());
-  if (is_new) casting_chunk(made, of.cell, several(sums, type_on(sums[0], 0)));
+  if (is_new) casting_chunk(made, of.cell, several(sums, type_in(sums[0], 0)));
   add_casts(known->second, sums, from, made);
 }
 
@@ -237,7 +222,7 @@ ChunkId Expander::joining_chunk(const std::vector<Accumulate>& bucket, int32_t c
   chunk.pass = 'U';
   chunk.tags.assign(dag_.region_tags.size(), kNoTag);
   chunk.cell = cell;
-  chunk.name = "U add " + dag_.sums[static_cast<size_t>(bucket[0].sum)].name;
+  chunk.name = "U add " + sum(bucket[0].sum).name;
   for (const Accumulate& a : bucket) {
     const Reduced& values = reduced(a.sum, a.use);
     chunk.nodes.push_back(dag_.graph.value(values.joins).producer);

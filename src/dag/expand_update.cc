@@ -11,7 +11,7 @@ Status Expander::add_update() {
   const UpdateIndex index(dag_);
   const auto reports = report_values(dag_);
   for (int32_t cell = 0; cell < num_cells; ++cell) {
-    const std::vector<const ShardedParam*> cut = cut_in_step(cell, index);
+    const std::vector<const Part*> cut = cut_in_step(cell, index);
     if (!cut.empty()) add_own_parts(cell, cut);
     for (const Version& version : dag_.versions)
       if (index.held[version.previous.index()].count(cell)) keep_newest(version, cell);
@@ -28,14 +28,14 @@ Status Expander::add_update() {
 
 ValueId Expander::kept_of(ValueId state) const {
   const auto part = part_of_.find(state.value);
-  return part == part_of_.end() ? state : dag_.parts[part->second].value;
+  return part == part_of_.end() ? state : part->second->value;
 }
 
 ItemId Expander::gather_whole(ValueId param, int32_t cell) {
-  const Part& part = dag_.parts[part_of_.at(param.value)];
+  const Part& part = *part_of_.at(param.value);
   Task gather = parts_task(TaskKind::kAllGather, cell, part.over);
-  gather.stream = dag_.sharding.gather_stream;
-  gather.distance = dag_.sharding.prefetch;
+  gather.stream = part.stream;
+  gather.distance = part.distance;
   gather.reads = {ensure(part.value, -1, cell)};
   gather.writes = {new_item(param, -1, cell)};
   gather.label = add_label("all_gather " + dag_.graph.value(param).name);
@@ -56,12 +56,12 @@ void Expander::keep_newest(const Version& version, int32_t cell) {
   dag_.tasks.push_back(std::move(task));
 }
 
-std::vector<const ShardedParam*> Expander::cut_in_step(int32_t cell,
-                                                       const UpdateIndex& index) const {
-  std::vector<const ShardedParam*> cut;
-  if (dag_.sharding.parameters) return cut;
-  for (const ShardedParam& param : sharded_)
-    if (index.held[param.whole.index()].count(cell)) cut.push_back(&param);
+std::vector<const Part*> Expander::cut_in_step(int32_t cell, const UpdateIndex& index) const {
+  std::vector<const Part*> cut;
+  for (const Part& part : dag_.parts)
+    if (part.param.valid() && part.gather == Gather::kUpdate &&
+        index.held[part.param.index()].contains(cell))
+      cut.push_back(&part);
   return cut;
 }
 
@@ -73,13 +73,13 @@ Task Expander::parts_task(TaskKind kind, int32_t cell, const std::vector<int32_t
   return task;
 }
 
-void Expander::add_own_parts(int32_t cell, const std::vector<const ShardedParam*>& cut) {
+void Expander::add_own_parts(int32_t cell, const std::vector<const Part*>& cut) {
   std::map<std::vector<int32_t>, Task> tasks;
-  for (const ShardedParam* param : cut) {
-    Task& task = tasks.try_emplace(param->over, parts_task(TaskKind::kOwnPart, cell, param->over))
+  for (const Part* part : cut) {
+    Task& task = tasks.try_emplace(part->over, parts_task(TaskKind::kOwnPart, cell, part->over))
                      .first->second;
-    task.reads.push_back(ensure(param->whole, -1, cell));
-    task.writes.push_back(new_item(param->part, -1, cell));
+    task.reads.push_back(ensure(part->param, -1, cell));
+    task.writes.push_back(new_item(part->value, -1, cell));
   }
   for (auto& [over, task] : tasks) {
     task.label = add_label(fmt::format("own parts of {} parameters", task.reads.size()));
@@ -87,7 +87,7 @@ void Expander::add_own_parts(int32_t cell, const std::vector<const ShardedParam*
   }
 }
 
-void Expander::gather_updated(int32_t cell, const std::vector<const ShardedParam*>& cut) {
+void Expander::gather_updated(int32_t cell, const std::vector<const Part*>& cut) {
   struct Bucket {
     Task gather;
     int64_t bytes = 0;
@@ -101,18 +101,18 @@ void Expander::gather_updated(int32_t cell, const std::vector<const ShardedParam
     dag_.tasks.push_back(std::move(bucket.gather));
     bucket.bytes = 0;
   };
-  for (const ShardedParam* param : cut) {
-    const Value& whole = dag_.graph.value(param->whole);
-    Bucket& bucket = buckets[param->over];
+  for (const Part* part : cut) {
+    const Value& whole = dag_.graph.value(part->param);
+    Bucket& bucket = buckets[part->over];
     if (bucket.bytes == 0) {
-      bucket.gather = parts_task(TaskKind::kAllGather, cell, param->over);
-      bucket.gather.stream = dag_.sharding.gather_stream;
+      bucket.gather = parts_task(TaskKind::kAllGather, cell, part->over);
+      bucket.gather.stream = part->stream;
       bucket.first = whole.name;
     }
     const TensorType type = whole.type;
     const ValueId gathered = pseudo_value(whole.name + ".gathered", type);
-    bucket.gather.reads.push_back(find_item(next_of(param->part), -1, cell));
-    bucket.gather.writes.push_back(new_item(gathered, -1, cell, ensure(param->whole, -1, cell)));
+    bucket.gather.reads.push_back(find_item(next_of(part->value), -1, cell));
+    bucket.gather.writes.push_back(new_item(gathered, -1, cell, ensure(part->param, -1, cell)));
     bucket.bytes += std::max<int64_t>(type.bytes(), 1);
     if (bucket.bytes >= dag_.bucket_bytes) flush(bucket);
   }

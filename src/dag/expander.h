@@ -6,7 +6,6 @@
 #include <set>
 #include <unordered_map>
 
-#include "shard.h"
 #include "update.h"
 
 namespace piper {
@@ -66,18 +65,12 @@ class Expander {
     int32_t sum, use;
   };
 
-  // The parameter whose gradient a sum is, if it is cut.
-  const ShardedParam* sharded(int32_t s) const {
-    const auto found = sharded_of_.find(dag_.sums[static_cast<size_t>(s)].value.value);
-    return found == sharded_of_.end() ? nullptr : &sharded_[found->second];
+  const Sum& sum(int32_t s) const { return dag_.sums[static_cast<size_t>(s)]; }
+  const SumRound& round(int32_t s, size_t r) const {
+    return dag_.rounds[static_cast<size_t>(sum(s).rounds[r])];
   }
-  // Whether it is reduced over the first level in every microbatch.
-  bool reduces_each(int32_t s) const { return dag_.sharding.reduce_each && sharded(s); }
   // The value in which a sum is finished.
-  ValueId result_of(int32_t s) const {
-    const ShardedParam* cut = sharded(s);
-    return cut ? cut->gradient_part : dag_.sums[static_cast<size_t>(s)].value;
-  }
+  ValueId result_of(int32_t s) const { return sum(s).part.valid() ? sum(s).part : sum(s).value; }
 
   // Microbatches of one class are of one group and of one variant.
   size_t variants() const { return static_cast<size_t>(dag_.variants.count()); }
@@ -139,32 +132,17 @@ class Expander {
   // A chunk of pass U that adds two items of one cell into the first one's memory.
   ItemId add_parts(int32_t s, ItemId a, ItemId b);
 
-  // Of each use the groups of microbatches in order, then the uses, then sequential replicas level
-  // by level; what is left to do is the reduction over replica ranks. Parts that several cells
+  // Of each use the groups of microbatches in order, then the uses, then sequential replicas round
+  // by round; what is left to do is the reduction over ranks. Parts that several cells
   // hold travel from one to the next: the last finishes the sum, for all that read it.
   ItemId sum_parts(int32_t s);
 
-  bool reduces_over_ranks() const { return !dag_.sequential_replicas && dag_.replicas > 1; }
-
   // ---- In which type gradients travel ----
   DType own_type(int32_t s) const { return dag_.graph.value(result_of(s)).type.dtype; }
-  DType type_on(int32_t s, size_t level) const {
-    if (level >= dag_.levels.size() || !is_gradient_[static_cast<size_t>(s)]) return own_type(s);
-    const SumLevel& of = dag_.levels[level];
-    return of.dtype && of.size > 1 ? *of.dtype : own_type(s);
-  }
-  // The messages that finish a sum: one a level of replicas, one of them also over the sum's own
-  // axes: the one that leaves parts, else the last.
-  struct Round {
-    TaskKind kind;
-    std::vector<int32_t> axes;
-    DType type;
-    int32_t stream = 0;
-    bool operator==(const Round&) const = default;
-  };
-  std::vector<Round> rounds_of(int32_t s) const;
+  DType type_in(int32_t s, size_t r) const { return round(s, r).dtype.value_or(own_type(s)); }
   int64_t travelling_bytes(int32_t s, const TensorType& type) const {
-    return num_elements(type.shape) * info(type_on(s, 0)).bytes;
+    const DType first = sum(s).rounds.empty() ? own_type(s) : type_in(s, 0);
+    return num_elements(type.shape) * info(first).bytes;
   }
   ValueId cast(ValueId value, DType type, const std::string& name);
   std::string several(const std::vector<int32_t>& sums, DType type) const;  // for labels
@@ -175,13 +153,13 @@ class Expander {
   ChunkId casting_chunk(const std::vector<ValueId>& made, int32_t cell, const std::string& name);
   void add_casts(ChunkId chunk, const std::vector<int32_t>& sums, const std::vector<ItemId>& from,
                  const std::vector<ValueId>& made);
-  // What ranks do by a reduction that rounds: the oracle's part of a level, in the first one's
+  // What ranks do by a reduction that rounds: the oracle's part of a round, in the first one's
   // memory.
   ItemId add_rounded(int32_t s, const std::vector<ItemId>& members, DType type);
 
   // Round `r` of several sums, as one message.
   std::vector<ItemId> reduce(const std::vector<int32_t>& sums, const std::vector<ItemId>& totals,
-                             const std::vector<Round>& rounds, size_t r);
+                             size_t r);
 
   // Finishes several sums of one cell, with one message a round: theirs are alike.
   void finish_sums(const std::vector<int32_t>& sums, std::vector<ItemId> totals);
@@ -221,11 +199,11 @@ class Expander {
   struct Reduced {
     ValueId whole, travels, part, joins;
   };
-  Reduced& reduced(int32_t sum, int32_t use);
+  Reduced& reduced(int32_t s, int32_t use);
   ItemId whole_contribution(const Contribution& c, const Task& task);
 
   // As the backward makes them, joined into buckets.
-  void reduce_contributions(const Task& task);
+  void reduce_contributions(TaskId id);
   void reduce_bucket(const Task& of, const std::vector<Accumulate>& bucket);
   void round_bucket(const Task& of, const std::vector<Accumulate>& bucket);
   ChunkId joining_chunk(const std::vector<Accumulate>& bucket, int32_t cell);
@@ -241,12 +219,12 @@ class Expander {
   ItemId gather_whole(ValueId param, int32_t cell);
 
   // Parameters that stay whole and are updated in parts.
-  std::vector<const ShardedParam*> cut_in_step(int32_t cell, const UpdateIndex& index) const;
+  std::vector<const Part*> cut_in_step(int32_t cell, const UpdateIndex& index) const;
   // Of whole values and parts of them over these axes.
   static Task parts_task(TaskKind kind, int32_t cell, const std::vector<int32_t>& over);
-  void add_own_parts(int32_t cell, const std::vector<const ShardedParam*>& cut);
+  void add_own_parts(int32_t cell, const std::vector<const Part*>& cut);
   // Back into whole parameters, joined into buckets.
-  void gather_updated(int32_t cell, const std::vector<const ShardedParam*>& cut);
+  void gather_updated(int32_t cell, const std::vector<const Part*>& cut);
   ValueId next_of(ValueId state) const;
 
   // A value of the update chunk, or a finished sum.
@@ -273,14 +251,11 @@ class Expander {
   bool gathers_scalars_ = false;
   ItemTable items_;
   std::unordered_map<int32_t, int32_t> sum_of_value_;
-  std::unordered_map<int32_t, ValueId> state_of_;  // by its next value
-  std::vector<ShardedParam> sharded_;
-  std::unordered_map<int32_t, size_t> sharded_of_;          // by gradient
-  std::unordered_map<int32_t, size_t> part_of_;             // see kept_of(): in Dag::parts
+  std::unordered_map<int32_t, ValueId> state_of_;           // by its next value
+  std::unordered_map<int32_t, const Part*> part_of_;        // by the whole: see kept_of()
   std::map<std::pair<int32_t, int32_t>, Reduced> reduced_;  // by sum and use
   using BucketKey = std::tuple<int32_t, int32_t, int32_t>;  // its first sum and use, and cell
   std::map<BucketKey, ChunkId> joining_, rounding_;
-  std::vector<bool> is_gradient_;  // by sum: of a parameter
   std::vector<SumState> sums_;
   std::vector<std::vector<Contribution>> contributions_;       // by chunk
   std::vector<int32_t> chunk_of_;                              // main chunks, by slot()

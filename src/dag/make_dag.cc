@@ -1,8 +1,9 @@
 #include <algorithm>
 #include <map>
+#include <set>
 
-#include "piper/dag.h"
 #include "piper/ops.h"
+#include "rounds.h"
 
 namespace piper {
 namespace {
@@ -379,6 +380,26 @@ std::vector<int32_t> axes_of(const Graph& graph, const Node& sum) {
   return axes;
 }
 
+// The rounds of all replicas, the last one also over further axes. Gradients alone are rounded.
+void add_sums(Dag& dag, const std::vector<SumRound>& of_replicas) {
+  std::set<ValueId> gradients;
+  for (const Param& param : dag.graph.params) gradients.insert(param.gradient);
+  for (const Node& node : dag.graph.nodes) {
+    if (!is_step_sum(node)) continue;
+    const ValueId value = node.outputs[0];
+    const DType own = dag.graph.value(value).type.dtype;
+    std::vector<SumRound> rounds = of_replicas;
+    for (SumRound& round : rounds)
+      if (round.dtype == own || !gradients.contains(value)) round.dtype.reset();
+    if (const std::vector<int32_t> axes = axes_of(dag.graph, node); !axes.empty()) {
+      if (rounds.empty()) rounds.emplace_back();
+      add_axes(rounds.back(), axes);
+    }
+    Sum& sum = dag.sums.emplace_back(value, node.inputs, dag.graph.value(value).name);
+    for (SumRound& round : rounds) sum.rounds.push_back(round_of(dag, std::move(round)));
+  }
+}
+
 }  // namespace
 
 Result<Dag> make_dag(Graph graph, const DagSpec& spec) {
@@ -388,7 +409,6 @@ Result<Dag> make_dag(Graph graph, const DagSpec& spec) {
   dag.region_tags = spec.region_tags;
   dag.microbatches = spec.microbatches;
   dag.replicas = spec.replicas;
-  dag.levels = spec.levels;
   dag.sequential_replicas = spec.sequential_replicas;
   dag.split_backward = spec.split_backward;
   dag.group_of = spec.group_of;
@@ -400,10 +420,7 @@ Result<Dag> make_dag(Graph graph, const DagSpec& spec) {
   }
   make_chunks(dag);
   PIPER_TRY(order_chunks(dag));
-  for (const Node& node : dag.graph.nodes)
-    if (is_step_sum(node))
-      dag.sums.push_back({node.outputs[0], node.inputs, dag.graph.value(node.outputs[0]).name,
-                          axes_of(dag.graph, node)});
+  add_sums(dag, spec.rounds);
   dag.cells.push_back(std::vector<int32_t>(dag.mesh.size(), -1));
   return dag;
 }

@@ -102,8 +102,7 @@ class Parser {
     if (line.word == "variant") return read_variant(line);
     if (line.word == "tags")
       return line.plain.size() == 1 && (dag_.region_tags = split_list(line.plain[0]), true);
-    if (line.word == "level") return read_level(line);
-    if (line.word == "shard") return read_shard(line);
+    if (line.word == "round") return read_round(line);
     if (line.word == "part") return read_part(line);
     if (line.word == "version") return read_version(line);
     if (line.word == "value") return read_value(line);
@@ -163,33 +162,29 @@ class Parser {
     dag_.bucket_bytes = integer(line.get("bucket"), 0);
     return true;
   }
-  bool read_level(const Line& line) {
-    dag_.levels.push_back({integer(line.get("size"), 1), integer(line.get("stride"), 1),
-                           small(line.get("axis"), -1), small(line.get("stream"), 0)});
+  bool read_round(const Line& line) {
+    SumRound& round = dag_.rounds.emplace_back();
+    round.size = integer(line.get("size"), 1);
+    round.stride = integer(line.get("stride"), 1);
+    round.stream = small(line.get("stream"), 0);
+    read_axes(line.get("axes"), round.axes);
     const std::string dtype = line.get("dtype");
-    if (!dtype.empty()) dag_.levels.back().dtype = parse_dtype(dtype);
-    return dtype.empty() || dag_.levels.back().dtype;
-  }
-  bool read_shard(const Line& line) {
-    Sharding& cut = dag_.sharding;
-    cut.optimizer = true;
-    cut.parameters = line.get("parameters") == "1";
-    cut.persist_bytes = integer(line.get("persist"), 0);
-    cut.reduce_each = line.get("reduce_each") == "1";
-    const int32_t gather = small(line.get("gather"), 0);
-    if (gather < 0 || gather > 2) return false;
-    cut.gather = static_cast<Sharding::Gather>(gather);
-    cut.prefetch = integer(line.get("prefetch"), 1);
-    cut.gather_stream = small(line.get("stream"), 0);
-    return true;
+    if (!dtype.empty()) round.dtype = parse_dtype(dtype);
+    return dtype.empty() || round.dtype;
   }
   bool read_part(const Line& line) {
     const auto whole = type(line.get("whole"));
     if (!whole) return false;
     const std::string param = line.get("param");
-    dag_.parts.push_back(
-        {value(line.get("value")), param.empty() ? ValueId() : value(param), *whole});
-    read_axes(line.get("over"), dag_.parts.back().over);
+    const auto gather =
+        std::find(std::begin(kGatherNames), std::end(kGatherNames), line.get("gather"));
+    if (gather == std::end(kGatherNames)) return false;
+    Part part{value(line.get("value")), param.empty() ? ValueId() : value(param), *whole};
+    read_axes(line.get("over"), part.over);
+    part.gather = static_cast<Gather>(gather - std::begin(kGatherNames));
+    part.stream = small(line.get("stream"), 0);
+    part.distance = small(line.get("distance"), 0);
+    dag_.parts.push_back(std::move(part));
     return true;
   }
   bool read_version(const Line& line) {
@@ -238,7 +233,10 @@ class Parser {
     Sum sum;
     sum.value = value(line.get("value"));
     read_list(line.get("uses"), sum.uses, [&](const std::string& v) { return value(v); });
-    read_axes(line.get("axes"), sum.axes);
+    read_list(line.get("rounds"), sum.rounds,
+              [&](const std::string& round) { return small(round, 0); });
+    if (!line.get("part").empty()) sum.part = value(line.get("part"));
+    sum.each_micro = line.get("each_micro") == "1";
     sum.name = line.label;
     dag_.sums.push_back(std::move(sum));
     return true;

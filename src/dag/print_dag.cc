@@ -81,32 +81,29 @@ std::string print_head(const Dag& dag) {
         [](int32_t variant) { return std::to_string(variant); });
   text += "\n";
   text += fmt::format("streams {} bucket={}\n", list(dag.streams, print_stream), dag.bucket_bytes);
-  for (const SumLevel& level : dag.levels)
-    text += fmt::format("level size={} stride={} axis={} stream={}{}\n", level.size, level.stride,
-                        level.axis, level.stream,
-                        level.dtype ? fmt::format(" dtype={}", info(*level.dtype).name) : "");
-  const Sharding& cut = dag.sharding;
-  if (cut.optimizer)
-    text += fmt::format(
-        "shard parameters={} persist={} reduce_each={} gather={} prefetch={} "
-        "stream={}\n",
-        cut.parameters ? 1 : 0, cut.persist_bytes, cut.reduce_each ? 1 : 0,
-        static_cast<int>(cut.gather), cut.prefetch, cut.gather_stream);
+  const auto axis = [&](int32_t a) { return dag.mesh[static_cast<size_t>(a)].name; };
+  for (const SumRound& round : dag.rounds) {
+    text +=
+        fmt::format("round size={} stride={} stream={}", round.size, round.stride, round.stream);
+    if (round.dtype) text += fmt::format(" dtype={}", info(*round.dtype).name);
+    field(text, "axes", round.axes, axis);
+    text += "\n";
+  }
   if (!dag.region_tags.empty()) text += fmt::format("tags {}\n", join(dag.region_tags, ","));
   for (const Value& value : dag.graph.values)
     if (value.kind == ValueKind::kNode && !value.producer.valid())
       text += fmt::format("value {}:{}\n", value.name, to_string(value.type));
   const auto name = [&](ValueId value) { return dag.graph.value(value).name; };
-  const auto axis = [&](int32_t a) { return dag.mesh[static_cast<size_t>(a)].name; };
   for (const auto& [copy, original] : dag.variants.copies)
     text += fmt::format("copy value={} of={}\n", name(copy), name(original));
   for (const auto& made : dag.variants.made)
     text += made.empty() ? "variant\n" : fmt::format("variant makes={}\n", list(made, name));
   for (const Part& part : dag.parts)
-    text += fmt::format("part value={} whole={}{} over={}\n", dag.graph.value(part.value).name,
-                        to_string(part.whole),
-                        part.param.valid() ? " param=" + dag.graph.value(part.param).name : "",
-                        list(part.over, axis));
+    text +=
+        fmt::format("part value={} whole={}{} over={} gather={} stream={} distance={}\n",
+                    name(part.value), to_string(part.whole),
+                    part.param.valid() ? " param=" + name(part.param) : "", list(part.over, axis),
+                    kGatherNames[static_cast<size_t>(part.gather)], part.stream, part.distance);
   for (const Version& version : dag.versions)
     text += fmt::format("version newest={} previous={}\n", dag.graph.value(version.newest).name,
                         dag.graph.value(version.previous).name);
@@ -144,8 +141,9 @@ std::string print_dag(const Dag& dag) {
     std::string line =
         fmt::format("sum value={} uses={}", dag.graph.value(sum.value).name,
                     list(sum.uses, [&](ValueId use) { return dag.graph.value(use).name; }));
-    field(line, "axes", sum.axes,
-          [&](int32_t axis) { return dag.mesh[static_cast<size_t>(axis)].name; });
+    field(line, "rounds", sum.rounds, [](int32_t round) { return std::to_string(round); });
+    if (sum.part.valid()) line += " part=" + dag.graph.value(sum.part).name;
+    if (sum.each_micro) line += " each_micro=1";
     text += line + fmt::format(" \"{}\"\n", sum.name);
   }
   for (const Chunk& chunk : dag.chunks) text += print_chunk(dag, chunk);

@@ -1,109 +1,139 @@
-#include "shard.h"
-
+// What `shard` of replicate does to the update: states become runs of the flat elements, one for
+// each rank of an axis of replicas and of those over which the gradient is terms.
+#include <algorithm>
 #include <unordered_map>
+
+#include "rounds.h"
 
 namespace piper {
 namespace {
 
 class Cutter {
  public:
-  explicit Cutter(Dag& dag) : dag_(dag), graph_(dag.graph) {
+  Cutter(Dag& dag, const Part& like) : dag_(dag), graph_(dag.graph), like_(like) {
     for (const Version& version : dag.versions)
       previous_.emplace(version.newest.value, version.previous);
+    for (Sum& sum : dag.sums) sums_.emplace(sum.value.value, &sum);
+    for (const StateUpdate& update : graph_.updates)
+      optimizer_.emplace(update.state.value, graph_.value(update.next).producer);
   }
 
-  ShardedParam cut(const Param& param) {
-    const TensorType whole = graph_.value(param.value).type;
-    ShardedParam result{param.value, {}, param.gradient, {}, {dag_.levels[0].axis}};
-    const std::vector<int32_t> axes = axes_of(param.gradient);
-    result.over.insert(result.over.end(), axes.begin(), axes.end());
-    std::sort(result.over.begin(), result.over.end());
-    const TensorType own{whole.dtype, {part_elements(num_elements(whole.shape), axes)}};
-    Value part;
-    part.name = param.name + ".part";
-    part.type = own;
-    if (dag_.sharding.parameters) part.kind = ValueKind::kState;
-    result.part = graph_.add_value(std::move(part));
-    dag_.parts.push_back({result.part, param.value, whole, result.over});
-    if (dag_.sharding.parameters) cut_previous(param.value, own, result.over);
-    if (!param.gradient.valid()) return result;
-    Value gradient;
-    gradient.name = param.name + ".grad.part";
-    gradient.type = {graph_.value(param.gradient).type.dtype, own.shape};
-    gradient.over.push_back({dag_.levels[0].axis, {LayoutKind::kSharded, 0}});
-    const auto& over = graph_.value(param.gradient).over;
-    gradient.over.insert(gradient.over.end(), over.begin(), over.end());
-    for (int32_t axis : axes) gradient.over.push_back({axis, {LayoutKind::kSharded, 0}});
-    result.gradient_part = graph_.add_value(std::move(gradient));
-    cut_update(result, own.shape);
-    return result;
+  void cut(const Param& param) {
+    const auto known = sums_.find(param.gradient.value);
+    Sum* const sum = known == sums_.end() ? nullptr : known->second;
+    const std::vector<int32_t> further = sum ? further_axes(dag_, *sum) : std::vector<int32_t>();
+    SumRound round{.axes = like_.over};
+    add_axes(round, further);
+    over_ = round.axes;
+    const bool stays = like_.gather == Gather::kUpdate;
+    const ValueId part = add_part(param.name, param.value, stays);
+    const auto previous = previous_.find(param.value.value);
+    if (!stays && previous != previous_.end())
+      add_part(graph_.value(previous->second).name, previous->second, stays);
+    PIPER_CHECK(sum || !param.gradient.valid(), "no sum is the gradient of '{}'", param.name);
+    if (!sum) return;
+    sum->part = gradient_part(param, further);
+    leave_parts(*sum, further);
+    cut_update(param, part, sum->part);
   }
 
  private:
-  std::vector<int32_t> axes_of(ValueId gradient) const {
-    const auto sum = std::find_if(dag_.sums.begin(), dag_.sums.end(),
-                                  [&](const Sum& each) { return each.value == gradient; });
-    return sum == dag_.sums.end() ? std::vector<int32_t>() : sum->axes;
+  Shape own_shape(const TensorType& whole) const {
+    int64_t ranks = 1;
+    for (int32_t axis : over_) ranks *= dag_.mesh[static_cast<size_t>(axis)].size;
+    return {(num_elements(whole.shape) + ranks - 1) / ranks};
   }
-  int64_t part_elements(int64_t elements, const std::vector<int32_t>& axes) const {
-    int64_t ranks = dag_.levels[0].size;
-    for (int32_t axis : axes) ranks *= dag_.mesh[static_cast<size_t>(axis)].size;
-    return (elements + ranks - 1) / ranks;
+  void note_part(ValueId value, ValueId param, const TensorType& whole) {
+    dag_.parts.push_back({value, param, whole, over_, like_.gather, like_.stream, like_.distance});
   }
-
-  // What microbatches read is cut alike, where it is another version.
-  void cut_previous(ValueId newest, const TensorType& own, const std::vector<int32_t>& over) {
-    const auto known = previous_.find(newest.value);
-    if (known == previous_.end()) return;
-    const Value whole = graph_.value(known->second);
+  // Of a parameter, or of what microbatches read, where that is another version.
+  ValueId add_part(const std::string& name, ValueId whole, bool stays) {
+    const TensorType type = graph_.value(whole).type;
     Value part;
-    part.name = whole.name + ".part";
-    part.type = own;
-    part.kind = ValueKind::kState;
-    part.fill = whole.fill;
-    dag_.parts.push_back({graph_.add_value(std::move(part)), known->second, whole.type, over});
+    part.name = name + ".part";
+    part.type = {type.dtype, own_shape(type)};
+    part.fill = graph_.value(whole).fill;
+    if (!stays) part.kind = ValueKind::kState;
+    const ValueId id = graph_.add_value(std::move(part));
+    note_part(id, whole, type);
+    return id;
   }
-
+  ValueId gradient_part(const Param& param, const std::vector<int32_t>& further) {
+    const Value& whole = graph_.value(param.gradient);
+    Value part;
+    part.name = param.name + ".grad.part";
+    part.type = {whole.type.dtype, own_shape(whole.type)};
+    for (int32_t axis : like_.over) part.over.push_back({axis, {LayoutKind::kSharded, 0}});
+    part.over.insert(part.over.end(), whole.over.begin(), whole.over.end());
+    for (int32_t axis : further) part.over.push_back({axis, {LayoutKind::kSharded, 0}});
+    return graph_.add_value(std::move(part));
+  }
+  // The further axes come first, not last.
+  void leave_parts(Sum& sum, const std::vector<int32_t>& further) {
+    std::vector<SumRound> rounds;
+    for (int32_t round : sum.rounds) rounds.push_back(dag_.rounds[static_cast<size_t>(round)]);
+    for (SumRound& round : rounds)
+      std::erase_if(round.axes, [&](int32_t axis) {
+        return std::binary_search(further.begin(), further.end(), axis);
+      });
+    add_axes(rounds.front(), further);
+    sum.rounds.clear();
+    for (SumRound& round : rounds) sum.rounds.push_back(round_of(dag_, std::move(round)));
+  }
   // The optimizer takes and makes parts; its states are parts.
-  void cut_update(const ShardedParam& param, const Shape& own) {
-    NodeId optimizer;
-    for (const StateUpdate& update : graph_.updates)
-      if (update.state == param.whole) optimizer = graph_.value(update.next).producer;
-    PIPER_CHECK(optimizer.valid(), "nothing updates '{}'", graph_.value(param.whole).name);
+  void cut_update(const Param& param, ValueId part, ValueId gradient) {
+    const NodeId optimizer = optimizer_.at(param.value.value);
     for (StateUpdate& update : graph_.updates) {
       if (graph_.value(update.next).producer != optimizer) continue;
-      graph_.value(update.next).type.shape = own;
-      if (update.state == param.whole) {
-        update.state = param.part;
+      Value& state = graph_.value(update.state);
+      const Shape own = own_shape(state.type);
+      if (update.state == param.value) {
+        update.state = part;
       } else {
-        dag_.parts.push_back({update.state, {}, graph_.value(update.state).type, param.over});
-        graph_.value(update.state).type.shape = own;
+        note_part(update.state, {}, state.type);
+        state.type.shape = own;
       }
+      graph_.value(update.next).type.shape = own;
     }
-    for (ValueId& input : graph_.node(optimizer).inputs) {
-      if (input == param.whole) input = param.part;
-      if (input == param.gradient) input = param.gradient_part;
-    }
+    std::vector<ValueId>& inputs = graph_.node(optimizer).inputs;
+    std::replace(inputs.begin(), inputs.end(), param.value, part);
+    std::replace(inputs.begin(), inputs.end(), param.gradient, gradient);
   }
 
   Dag& dag_;
   Graph& graph_;
+  const Part& like_;
+  std::vector<int32_t> over_;                      // of the parameter under way
   std::unordered_map<int32_t, ValueId> previous_;  // by newest
+  std::unordered_map<int32_t, Sum*> sums_;         // by value
+  std::unordered_map<int32_t, NodeId> optimizer_;  // by state
 };
 
 }  // namespace
 
-std::vector<ShardedParam> shard_states(Dag& dag) {
-  std::vector<ShardedParam> sharded;
-  if (!dag.sharding.optimizer || dag.levels.empty() || dag.levels[0].size == 1) return sharded;
-  Cutter cutter(dag);
-  for (size_t p = 0; p < dag.graph.params.size(); ++p) {
-    const Param param = dag.graph.params[p];
-    const bool small = dag.graph.value(param.value).type.bytes() < dag.sharding.persist_bytes;
-    if (small || (!param.gradient.valid() && !dag.sharding.parameters)) continue;
-    sharded.push_back(cutter.cut(param));
-  }
-  return sharded;
+void add_axes(SumRound& round, const std::vector<int32_t>& axes) {
+  round.axes.insert(round.axes.end(), axes.begin(), axes.end());
+  std::sort(round.axes.begin(), round.axes.end());
+}
+
+int32_t round_of(Dag& dag, SumRound round) {
+  const auto known = std::find(dag.rounds.begin(), dag.rounds.end(), round);
+  const auto index = static_cast<int32_t>(known - dag.rounds.begin());
+  if (known == dag.rounds.end()) dag.rounds.push_back(std::move(round));
+  return index;
+}
+
+std::vector<int32_t> further_axes(const Dag& dag, const Sum& sum) {
+  SumRound all;
+  for (int32_t round : sum.rounds) add_axes(all, dag.rounds[static_cast<size_t>(round)].axes);
+  std::erase_if(all.axes,
+                [&](int32_t axis) { return dag.mesh[static_cast<size_t>(axis)].replicated; });
+  return all.axes;
+}
+
+void cut_states(Dag& dag, const std::vector<Param>& params, const Part& like) {
+  Cutter cutter(dag, like);
+  for (const Param& param : params) cutter.cut(param);
 }
 
 }  // namespace piper

@@ -109,19 +109,20 @@ void sum_over_axes(Builder& build, const Graph& graph, const std::vector<ValueId
 
 }  // namespace
 
-void square_by_runs(Dag& dag, const std::vector<ShardedParam>& sharded) {
+void square_by_runs(Dag& dag) {
   Graph& graph = dag.graph;
   const Node* norm = norm_node(graph);
   if (!norm) return;
-  const int64_t runs = dag.levels.empty() ? 1 : dag.levels[0].size;
+  std::map<ValueId, const Sum*> sums;
+  for (const Sum& sum : dag.sums) sums.emplace(sum.value, &sum);
   std::vector<ValueId> squares = norm->inputs, sources;
   for (ValueId& number : squares) {
     Node& node = squares_of(graph, number);
-    const auto cut = std::find_if(sharded.begin(), sharded.end(), [&](const ShardedParam& param) {
-      return param.gradient == node.inputs[0];
-    });
-    if (cut != sharded.end())
-      node.inputs[0] = cut->gradient_part;
+    const Sum& sum = *sums.at(node.inputs[0]);
+    const int64_t runs =
+        sum.rounds.empty() ? 1 : dag.rounds[static_cast<size_t>(sum.rounds[0])].size;
+    if (sum.part.valid())
+      node.inputs[0] = sum.part;
     else if (runs > 1)
       node.attrs.set("parts", runs);
     sources.push_back(node.inputs[0]);

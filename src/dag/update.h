@@ -3,15 +3,15 @@
 
 #include <set>
 
-#include "shard.h"
+#include "piper/dag.h"
 
 namespace piper {
 
-// The squares of a gradient are summed in as many runs of its elements as the first level has
-// ranks, and the sums of these added in order: by the rank that has all runs, or, where each rank
-// has one, by their reduction. So plans with the same levels agree, whatever they cut. What further
-// axes cut is summed over these then.
-void square_by_runs(Dag& dag, const std::vector<ShardedParam>& sharded);
+// The squares of a gradient are summed in as many runs of its elements as its first round has
+// replicas, and the sums of these added in order: by the rank that has all runs, or, where each
+// rank has one, by their reduction. So plans with the same rounds agree, whatever they cut. What
+// further axes cut is summed over these then.
+void square_by_runs(Dag& dag);
 
 // Scalars that every cell needs and one cell knows: squares of the gradients in canonical parameter
 // order, then the loss.

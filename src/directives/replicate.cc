@@ -23,31 +23,34 @@ std::string messages(const Replicate& replicate) {
 }
 
 // ", in bf16 (3.4 KiB)": where gradients do not travel as they are.
-std::string travelling(const Dag& dag, const SumLevel& level, int64_t least) {
+std::string travelling(const Dag& dag, const Replicate& replicate, int64_t ranks, int64_t least) {
   int64_t bytes = 0;
   bool rounded = false;
   for (const Param& param : dag.graph.params) {
     if (!param.gradient.valid() || dag.graph.value(param.value).type.bytes() < least) continue;
     const TensorType& type = dag.graph.value(param.gradient).type;
-    rounded = rounded || (level.dtype && *level.dtype != type.dtype);
-    bytes += num_elements(type.shape) * info(level.dtype.value_or(type.dtype)).bytes;
+    rounded = rounded || (replicate.dtype && *replicate.dtype != type.dtype);
+    bytes += num_elements(type.shape) * info(replicate.dtype.value_or(type.dtype)).bytes;
   }
-  if (!rounded || level.size == 1) return "";
-  return fmt::format(", in {} ({})", info(*level.dtype).name, human_bytes(bytes));
+  if (!rounded || ranks == 1) return "";
+  return fmt::format(", in {} ({})", info(*replicate.dtype).name, human_bytes(bytes));
 }
 
 // Gradients that are cut over further axes, for they are terms of a sum over these.
-std::vector<std::string> explain_further(const Dag& dag, const SumLevel& level, int64_t least) {
+std::vector<std::string> explain_further(const Dag& dag, int64_t over, int64_t least) {
+  std::map<ValueId, std::vector<int32_t>> axes_of;  // by gradient
+  for (const Sum& sum : dag.sums) axes_of[sum.value] = further_axes(dag, sum);
   std::map<std::vector<int32_t>, Sums> further;
-  for (const Sum& sum : dag.sums)
-    for (const Param& param : dag.graph.params)
-      if (param.gradient == sum.value && !sum.axes.empty() &&
-          dag.graph.value(param.value).type.bytes() >= least)
-        further[sum.axes].add(dag.graph.value(param.value).type.bytes());
+  for (const Param& param : dag.graph.params) {
+    const int64_t bytes = dag.graph.value(param.value).type.bytes();
+    const auto axes = axes_of.find(param.gradient);
+    if (axes != axes_of.end() && !axes->second.empty() && bytes >= least)
+      further[axes->second].add(bytes);
+  }
   std::vector<std::string> lines;
   for (const auto& [axes, sums] : further) {
     std::vector<std::string> names;
-    int64_t ranks = level.size;
+    int64_t ranks = over;
     for (int32_t axis : axes) {
       names.push_back(dag.mesh[static_cast<size_t>(axis)].name);
       ranks *= dag.mesh[static_cast<size_t>(axis)].size;
@@ -59,8 +62,7 @@ std::vector<std::string> explain_further(const Dag& dag, const SumLevel& level, 
 }
 
 // What a directive that cuts states does to the parameters, in words.
-std::vector<std::string> explain_cut(const Dag& dag, const Replicate& replicate,
-                                     const SumLevel& level) {
+std::vector<std::string> explain_cut(const Dag& dag, const Replicate& replicate, int64_t ranks) {
   Sums cut, whole, trained;
   for (const Param& param : dag.graph.params) {
     const int64_t bytes = dag.graph.value(param.value).type.bytes();
@@ -72,16 +74,16 @@ std::vector<std::string> explain_cut(const Dag& dag, const Replicate& replicate,
   const std::string each = replicate.reduce == Replicate::When::kMicrobatch ? "microbatch" : "step";
   lines.push_back(fmt::format("{} are reduce-scattered over {} once a {}{}, {}, on stream '{}'",
                               trained.print("gradients"), replicate.over, each,
-                              travelling(dag, level, replicate.persist_bytes), messages(replicate),
-                              replicate.stream));
-  const auto further = explain_further(dag, level, replicate.persist_bytes);
+                              travelling(dag, replicate, ranks, replicate.persist_bytes),
+                              messages(replicate), replicate.stream));
+  const auto further = explain_further(dag, ranks, replicate.persist_bytes);
   lines.insert(lines.end(), further.begin(), further.end());
   if (replicate.reduce == Replicate::When::kMicrobatch && dag.microbatches > 1)
     lines.push_back(
         "note: the single-device plan adds the same numbers in another order, microbatches before "
         "replicas, and differs by rounding: compare with the uncut one");
   lines.push_back(fmt::format(
-      "each of {} ranks updates its part, with its part of the optimizer's states", level.size));
+      "each of {} ranks updates its part, with its part of the optimizer's states", ranks));
   if (!replicate.shard_parameters) {
     lines.push_back(fmt::format("{} are gathered once a step, after the update, on stream '{}'",
                                 trained.print("parameters"), replicate.gather_stream));
@@ -109,14 +111,21 @@ Status check_persist(const Dag& dag, const Replicate& replicate) {
                              human_bytes(largest), human_bytes(replicate.persist_bytes)));
 }
 
-void apply_shard(Dag& dag, const Replicate& replicate) {
-  dag.sharding.optimizer = true;
-  dag.sharding.parameters = replicate.shard_parameters;
-  dag.sharding.persist_bytes = replicate.persist_bytes;
-  dag.sharding.reduce_each = replicate.reduce == Replicate::When::kMicrobatch;
-  dag.sharding.gather = static_cast<Sharding::Gather>(replicate.gather);
-  dag.sharding.prefetch = replicate.prefetch;
-  dag.sharding.gather_stream = stream_of(dag, replicate.gather_stream);
+// Which parameters, and where their parts travel. An axis of one rank cuts nothing.
+void cut_over(Dag& dag, const Replicate& replicate, int32_t axis) {
+  Part like{.over = {axis}, .gather = static_cast<Gather>(replicate.gather)};
+  if (!replicate.shard_parameters) like.gather = Gather::kUpdate;
+  like.stream = stream_of(dag, replicate.gather_stream);
+  like.distance = static_cast<int32_t>(replicate.prefetch);
+  if (dag.mesh[static_cast<size_t>(axis)].size == 1) return;
+  std::vector<Param> cut;
+  for (const Param& param : dag.graph.params)
+    if (dag.graph.value(param.value).type.bytes() >= replicate.persist_bytes &&
+        (param.gradient.valid() || replicate.shard_parameters))
+      cut.push_back(param);
+  cut_states(dag, cut, like);
+  for (Sum& sum : dag.sums)
+    sum.each_micro = sum.part.valid() && replicate.reduce == Replicate::When::kMicrobatch;
 }
 
 }  // namespace
@@ -125,26 +134,29 @@ Result<Dag> apply_replicate(Dag dag, const std::vector<Replicate>& replicates, E
   std::vector<std::string> axes;
   for (const DagAxis& axis : dag.mesh) axes.push_back(axis.name);
   for (const Replicate& replicate : replicates) {
-    if (std::find(axes.begin(), axes.end(), replicate.over) == axes.end())
+    const auto found = std::find(axes.begin(), axes.end(), replicate.over);
+    if (found == axes.end())
       return fail(replicate.over_at, "replicate: the mesh has no axis '{}'{}", replicate.over,
                   did_you_mean(replicate.over, axes));
+    const auto axis = static_cast<int32_t>(found - axes.begin());
+    const int64_t ranks = dag.mesh[static_cast<size_t>(axis)].size;
     dag.bucket_bytes = std::max(dag.bucket_bytes, replicate.bucket_bytes);
+    const int32_t stream = stream_of(dag, replicate.stream);
+    for (SumRound& round : dag.rounds)
+      if (std::binary_search(round.axes.begin(), round.axes.end(), axis)) round.stream = stream;
     Explanation report{replicate.at, "replicate", {}};
-    for (SumLevel& level : dag.levels) {
-      if (dag.mesh[static_cast<size_t>(level.axis)].name != replicate.over) continue;
-      level.stream = stream_of(dag, replicate.stream);
-      if (replicate.shard_optimizer) {
-        PIPER_TRY(check_persist(dag, replicate));
-        apply_shard(dag, replicate);
-        report.lines = explain_cut(dag, replicate, level);
-        continue;
-      }
+    if (replicate.shard_optimizer) {
+      PIPER_TRY(check_persist(dag, replicate));
+      cut_over(dag, replicate, axis);
+      report.lines = explain_cut(dag, replicate, ranks);
+    } else {
       Sums sums;
       for (const Param& param : dag.graph.params)
         if (param.gradient.valid()) sums.add(dag.graph.value(param.gradient).type.bytes());
-      report.lines.push_back(fmt::format(
-          "{} are summed over {} once a step{}, {}, on stream '{}'", sums.print("gradients"),
-          replicate.over, travelling(dag, level, 0), messages(replicate), replicate.stream));
+      report.lines.push_back(fmt::format("{} are summed over {} once a step{}, {}, on stream '{}'",
+                                         sums.print("gradients"), replicate.over,
+                                         travelling(dag, replicate, ranks, 0), messages(replicate),
+                                         replicate.stream));
     }
     out.push_back(std::move(report));
   }

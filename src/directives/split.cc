@@ -54,26 +54,24 @@ Result<int64_t> count_microbatches(const Strategy& strategy, int64_t per_replica
 
 // A second directive nests: replicas are summed first where states are cut, then along the other
 // axes, the last one first.
-Result<std::vector<SumLevel>> sum_levels(const Strategy& strategy, const Cut& cut) {
-  std::vector<SumLevel> levels;
+Result<std::vector<SumRound>> sum_rounds(const Strategy& strategy, const Cut& cut) {
+  std::vector<SumRound> rounds;
   const Replicate* first = nullptr;  // that cuts states
   int64_t stride = 1;
   for (size_t a = cut.mesh.size(); a-- > 0;)
     for (const Replicate& replicate : strategy.replicates) {
       if (replicate.over != cut.mesh[a].name) continue;
-      const SumLevel level{cut.mesh[a].size, stride, static_cast<int32_t>(a), 0, replicate.dtype};
-      stride *= level.size;
-      if (!replicate.shard_optimizer) {
-        levels.push_back(level);
-        continue;
-      }
-      if (first)
+      if (replicate.shard_optimizer && first)
         return fail(replicate.shard_at, "not supported: states that are cut over two axes")
             .with_note(fmt::format("the other one is at line {}", first->at.line));
-      first = &replicate;
-      levels.insert(levels.begin(), level);
+      if (replicate.shard_optimizer) first = &replicate;
+      const int64_t size = cut.mesh[a].size;
+      if (size > 1)
+        rounds.insert(replicate.shard_optimizer ? rounds.begin() : rounds.end(),
+                      {size, stride, {static_cast<int32_t>(a)}, 0, replicate.dtype});
+      stride *= size;
     }
-  return levels;
+  return rounds;
 }
 
 // A tag that no 'place' puts anywhere; empty: there is none.
@@ -142,7 +140,7 @@ Result<Cut> apply_split(const Strategy& strategy, int64_t batch, Explanations& o
                        : fmt::format("help: the nearest legal batches are {} and {}",
                                      batch / cut.replicas * cut.replicas,
                                      (batch / cut.replicas + 1) * cut.replicas));
-  PIPER_ASSIGN(cut.levels, sum_levels(strategy, cut));
+  PIPER_ASSIGN(cut.rounds, sum_rounds(strategy, cut));
   PIPER_ASSIGN(cut.microbatches, count_microbatches(strategy, batch / cut.replicas));
   if (!strategy.splits.empty() || cut.microbatches > 1)
     out.push_back(

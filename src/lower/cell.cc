@@ -32,6 +32,15 @@ SampleRange samples_of(const Dag& dag, int32_t micro) {
   return range;
 }
 
+InstructionKind kind_of(TaskKind kind) {
+  using enum InstructionKind;
+  static constexpr InstructionKind kKinds[] = {
+      kCompute, kInput, kSend,     kRecv,   kAllReduce, kReduceScatter, kAllGather,
+      kOwnPart, kCopy,  kAllToAll, kRotate, kDispatch,  kCombine};
+  static_assert(std::size(kKinds) == std::size(kTaskKindNames));
+  return kKinds[static_cast<size_t>(kind)];
+}
+
 class CellLowerer {
  public:
   CellLowerer(const Dag& dag, const ProgramPool& pool, Places& places, int32_t cell, bool packs)
@@ -78,8 +87,8 @@ class CellLowerer {
     for (const LeavingCopy& copy : offload_plan_.leaving)
       if (copy.until < static_cast<int32_t>(role_.body.size())) wait_for(copy.until, copy.copy);
     for (const Overlap& o : overlaps_) fork_and_join(o);
-    return {std::move(role_),        std::move(overlaps_),    std::move(starts_),
-            std::move(gathered_),    std::move(gather_plan_), std::move(offloaded_),
+    return {std::move(role_),        std::move(overlaps_),   std::move(starts_),
+            std::move(gathered_),    std::move(pool_slots_), std::move(offloaded_),
             std::move(offload_plan_)};
   }
 
@@ -139,8 +148,9 @@ class CellLowerer {
     const Task& gather = dag_.tasks[by.index()];
     const auto at =
         std::find(gather.writes.begin(), gather.writes.end(), id) - gather.writes.begin();
-    const int32_t part = buffer_of(gather.reads[static_cast<size_t>(at)]);
-    gathered_.push_back({whole, part, group_of(gather.group), by});
+    const ItemId part = gather.reads[static_cast<size_t>(at)];
+    const Gather when = places_.part[dag_.items[part.index()].value.index()]->gather;
+    gathered_.push_back({whole, buffer_of(part), group_of(gather.group), by, when});
     return whole;
   }
 
@@ -194,24 +204,13 @@ class CellLowerer {
       case TaskKind::kInput:
         return lower_input(task);
       case TaskKind::kSend:
-        return lower_transfer(task, InstructionKind::kSend, task.reads);
+        return lower_transfer(task, task.reads);
       case TaskKind::kRecv:
-        return lower_transfer(task, InstructionKind::kRecv, task.writes);
-      case TaskKind::kAllReduce:
-        return lower_all_reduce(task);
-      case TaskKind::kReduceScatter:
-        return lower_pairs(task, InstructionKind::kReduceScatter);
-      case TaskKind::kAllGather:
-        return lower_pairs(task, InstructionKind::kAllGather);
-      case TaskKind::kOwnPart:
-        return lower_pairs(task, InstructionKind::kOwnPart);
+        return lower_transfer(task, task.writes);
       case TaskKind::kCopy:
         return lower_copy(task);
-      case TaskKind::kAllToAll:
-      case TaskKind::kRotate:
-      case TaskKind::kDispatch:
-      case TaskKind::kCombine:
-        break;  // lower_collective makes them
+      default:
+        return lower_message(task);
     }
   }
 
@@ -227,10 +226,10 @@ class CellLowerer {
     role_.body.back().args = {buffer};
   }
 
-  void lower_transfer(const Task& task, InstructionKind kind, const Few<ItemId>& items) {
+  void lower_transfer(const Task& task, const Few<ItemId>& items) {
     std::vector<int32_t> args;
     for (ItemId item : items) args.push_back(buffer_of(item));
-    Instruction& instruction = add_instruction(kind, task);
+    Instruction& instruction = add_instruction(kind_of(task.kind), task);
     instruction.args = std::move(args);
     instruction.peer = dag_.cells[static_cast<size_t>(task.peer)];
     // A channel per first value; microbatches of one value travel in order of their production.
@@ -248,20 +247,13 @@ class CellLowerer {
     return static_cast<int32_t>(role_.groups.size() - 1);
   }
 
-  void lower_all_reduce(const Task& task) {
-    std::vector<int32_t> args;
-    for (ItemId item : task.reads) args.push_back(buffer_of(item));
-    const int32_t group = group_of(task.group);
-    Instruction& instruction = add_instruction(InstructionKind::kAllReduce, task);
-    instruction.args = std::move(args);
-    instruction.group = group;
-  }
-
-  void lower_pairs(const Task& task, InstructionKind kind) {
+  // Sums are formed in place.
+  void lower_message(const Task& task) {
+    const InstructionKind kind = kind_of(task.kind);
     std::vector<int32_t> args;
     for (size_t i = 0; i < task.reads.size(); ++i) {
       args.push_back(buffer_of(task.reads[i]));
-      args.push_back(buffer_of(task.writes[i]));
+      if (takes_pairs(kind)) args.push_back(buffer_of(task.writes[i]));
     }
     const int32_t group = group_of(task.group);
     Instruction& instruction = add_instruction(kind, task);
@@ -320,15 +312,8 @@ class CellLowerer {
       one.turn = static_cast<int32_t>(node.attrs.integer("turn", 0));
       return;
     }
-    const bool reduces = node.op == "AllReduce" || node.op == "AllReduceMax";
-    const auto kind = reduces                      ? InstructionKind::kAllReduce
-                      : node.op == "ReduceScatter" ? InstructionKind::kReduceScatter
-                      : node.op == "AllGather"     ? InstructionKind::kAllGather
-                      : node.op == "AllToAll"      ? InstructionKind::kAllToAll
-                      : node.op == "Rotate"        ? InstructionKind::kRotate
-                      : node.op == "Dispatch"      ? InstructionKind::kDispatch
-                      : node.op == "Combine"       ? InstructionKind::kCombine
-                                                   : InstructionKind::kOwnPart;
+    const InstructionKind kind = kind_of(*collective_kind(node.op));
+    const bool reduces = kind == InstructionKind::kAllReduce;
     for (size_t a = 0; reduces && a < args.size(); ++a) {
       if (args[a] != args[a + 1])
         add_instruction(InstructionKind::kCopy, task).args = {args[a], args[a + 1]};
@@ -344,7 +329,7 @@ class CellLowerer {
     one.group = group;
     if (node.op == "AllReduceMax") one.reduction = Reduction::kMax;
     one.turn = static_cast<int32_t>(node.attrs.integer("turn", 0));
-    if (reduces || node.op == "Rotate") return;
+    if (reduces || kind == InstructionKind::kRotate) return;
     one.dim = static_cast<int32_t>(node.attrs.integer("dim"));
     one.outer = node.attrs.integer("outer");
     one.to_dim = static_cast<int32_t>(node.attrs.integer("to_dim", -1));
@@ -431,7 +416,7 @@ class CellLowerer {
   void move_communication(const std::vector<TaskId>& order) {
     follow(order, raise_reductions(role_, dag_, overlaps_));
     if (gathered_.empty()) return;
-    follow(order, insert_gathers(role_, gathered_, dag_, gather_plan_));
+    follow(order, insert_gathers(role_, gathered_, dag_, pool_slots_));
   }
   void find_offloaded() {
     offloaded_.resize(dag_.offloads.size());
@@ -486,7 +471,7 @@ class CellLowerer {
   std::vector<Overlap> overlaps_;  // by instruction
   std::vector<int32_t> starts_;    // by task in order: its first instruction, and the end
   std::vector<GatheredBuffer> gathered_;
-  GatherPlan gather_plan_;
+  std::vector<Slot> pool_slots_;
   OffloadPlan offload_plan_;
   std::vector<std::vector<int32_t>> offloaded_;    // buffers, by Dag::offloads
   std::vector<int32_t> tensor_of_;                 // by value

@@ -13,7 +13,7 @@ struct LoweredCell {
   std::vector<Overlap> overlaps;  // by instruction
   std::vector<int32_t> starts;    // by task in order: its first instruction, and the end
   std::vector<GatheredBuffer> gathered;
-  GatherPlan gathers;
+  std::vector<Slot> pool;                       // of gathered parameters
   std::vector<std::vector<int32_t>> offloaded;  // buffers, by Dag::offloads
   OffloadPlan offloads;
 };

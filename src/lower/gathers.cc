@@ -10,28 +10,24 @@
 namespace piper {
 namespace {
 
-using Gather = Sharding::Gather;
-
 class Inserter {
  public:
   Inserter(RoleProgram& role, const std::vector<GatheredBuffer>& gathered, const Dag& dag,
-           GatherPlan& plan)
-      : role_(role), dag_(dag), plan_(plan), micro_of_(role.body.size(), -1) {
+           std::vector<Slot>& pool)
+      : role_(role), dag_(dag), pool_(pool) {
     for (const GatheredBuffer& each : gathered) {
       part_of_[each.whole] = each;
       distance_ = std::max(distance_, at(task_of(each.whole).distance));
     }
-    for (size_t i = 0; i < role.body.size(); ++i) micro_of_[i] = role.body[i].micro;
   }
 
   std::vector<int32_t> run() {
     form_buckets();
-    if (dag_.sharding.gather == Gather::kPass) {
-      assign_slots();
-      load_into_pool();
-    } else {
-      load_and_keep();
-    }
+    assign_slots();
+    load_into_pool();
+    for (const int32_t ahead : {0, 1}) load_and_keep(ahead);
+    std::stable_sort(loads_.begin(), loads_.end(),
+                     [](const Load& a, const Load& b) { return a.need < b.need; });
     issue();
     return insert();
   }
@@ -39,8 +35,9 @@ class Inserter {
  private:
   struct Bucket {
     std::vector<int32_t> buffers;  // whole parameters
+    Gather when;
     int64_t bytes = 0;
-    size_t slot = 0;
+    size_t slot = 0;  // Gather::kPass
   };
   struct Load {
     std::vector<int32_t> buffers;  // where to
@@ -51,12 +48,12 @@ class Inserter {
   };
 
   const Task& task_of(int32_t buffer) const { return dag_.tasks[part_of_.at(buffer).task.index()]; }
-  // What may share a bucket: group of ranks, stream, and what `fuse` has joined.
-  using Key = std::tuple<int32_t, int32_t, TaskId>;
+  // What may share a bucket: when, group of ranks, stream, and what `fuse` has joined.
+  using Key = std::tuple<Gather, int32_t, int32_t, TaskId>;
   Key key_of(int32_t buffer) const {
-    const bool joined = task_of(buffer).writes.size() > 1;
-    return {part_of_.at(buffer).group, task_of(buffer).stream,
-            joined ? part_of_.at(buffer).task : TaskId()};
+    const GatheredBuffer& own = part_of_.at(buffer);
+    const Task& task = task_of(buffer);
+    return {own.when, own.group, task.stream, task.writes.size() > 1 ? own.task : TaskId()};
   }
 
   // In order of first use; what one instruction uses first of one group stays together.
@@ -70,7 +67,7 @@ class Inserter {
         if (!part_of_.contains(arg)) continue;
         if (!bucket_of.contains(arg)) {
           const auto [known, is_new] = open.try_emplace(key_of(arg), buckets_.size());
-          if (is_new) buckets_.emplace_back();
+          if (is_new) buckets_.push_back({{}, part_of_[arg].when});
           bucket_of[arg] = known->second;
           buckets_[known->second].buffers.push_back(arg);
           buckets_[known->second].bytes += role_.tensor(arg).type.bytes();
@@ -90,39 +87,45 @@ class Inserter {
     std::vector<std::set<size_t>> together(buckets_.size());
     for (const auto& needs : needs_)
       for (size_t a : needs) together[a].insert(needs.begin(), needs.end());
-    const size_t turn = std::min(distance_ + 1, buckets_.size());
-    plan_.pool.resize(turn);
+    const auto turns = std::count_if(buckets_.begin(), buckets_.end(), [](const Bucket& bucket) {
+      return bucket.when == Gather::kPass;
+    });
+    const size_t turn = std::min(distance_ + 1, at(turns));
+    pool_.resize(turn);
     std::vector<std::set<size_t>> held(turn);  // by slot
+    size_t next = 0;
     for (size_t b = 0; b < buckets_.size(); ++b) {
+      if (buckets_[b].when != Gather::kPass) continue;
       const auto is_free = [&](size_t slot) {
         return std::none_of(held[slot].begin(), held[slot].end(),
                             [&](size_t other) { return together[b].contains(other); });
       };
-      size_t slot = b % turn, tried = 0;
+      size_t slot = next++ % turn, tried = 0;
       for (; tried < held.size() && !is_free(slot); ++tried) slot = (slot + 1) % held.size();
       if (tried == held.size()) {
         slot = held.size();
         held.emplace_back();
-        plan_.pool.emplace_back();
+        pool_.emplace_back();
       }
       held[slot].insert(b);
       buckets_[b].slot = slot;
       int64_t offset = 0;
       for (int32_t buffer : buckets_[b].buffers) {
-        plan_.pool[slot].buffers.emplace_back(buffer, offset);
+        pool_[slot].buffers.emplace_back(buffer, offset);
         offset += align_up(role_.tensor(buffer).type.bytes());
       }
-      plan_.pool[slot].bytes = std::max(plan_.pool[slot].bytes, offset);
+      pool_[slot].bytes = std::max(pool_[slot].bytes, offset);
     }
   }
 
   // A bucket that is still in its slot is not gathered again. For the next step it is another one.
   void load_into_pool() {
     const std::pair<int64_t, int32_t> nothing{-1, 0};
-    std::vector<std::pair<int64_t, int32_t>> holds(plan_.pool.size(), nothing);
-    std::vector<int64_t> last_use(plan_.pool.size(), -1);
+    std::vector<std::pair<int64_t, int32_t>> holds(pool_.size(), nothing);
+    std::vector<int64_t> last_use(pool_.size(), -1);
     for (size_t i = 0; i < needs_.size(); ++i)
       for (size_t b : needs_[i]) {
+        if (buckets_[b].when != Gather::kPass) continue;
         const size_t slot = buckets_[b].slot;
         const int32_t ahead = role_.body[i].ahead;
         const std::pair wanted{static_cast<int64_t>(b), ahead};
@@ -133,26 +136,20 @@ class Inserter {
       }
   }
 
-  // Kept to the end of the step, or as long as some microbatch that has used it will do so again.
-  void load_and_keep() {
-    for (const int32_t ahead : {0, 1}) load_and_keep(ahead);
-    std::stable_sort(loads_.begin(), loads_.end(),
-                     [](const Load& a, const Load& b) { return a.need < b.need; });
-  }
-  // For the step under way, or in the same body for the next.
+  // Kept to the end of the step, or as long as some microbatch that has used it will do so again:
+  // for the step under way, or in the same body for the next.
   void load_and_keep(int32_t ahead) {
-    const bool per_step = dag_.sharding.gather == Gather::kStep;
     std::map<std::pair<size_t, int32_t>, size_t> last;  // by bucket and microbatch
     for (size_t i = 0; i < needs_.size(); ++i)
       for (size_t b : needs_[i])
-        if (role_.body[i].ahead == ahead) last[{b, micro_of_[i]}] = i;
+        if (role_.body[i].ahead == ahead) last[{b, role_.body[i].micro}] = i;
     std::vector<std::set<int32_t>> in_flight(buckets_.size());
     std::vector<std::vector<int32_t>> now(buckets_.size());  // the buffers; empty: dropped
     std::vector<bool>& used = kept_before_;
     used.resize(buckets_.size());
     for (size_t i = 0; i < needs_.size(); ++i)
       for (size_t b : needs_[i]) {
-        if (role_.body[i].ahead != ahead) continue;
+        if (role_.body[i].ahead != ahead || buckets_[b].when == Gather::kPass) continue;
         if (now[b].empty()) {
           now[b] = used[b] ? copies_of(buckets_[b].buffers) : buckets_[b].buffers;
           used[b] = true;
@@ -163,12 +160,12 @@ class Inserter {
           const auto found = std::find(whole.begin(), whole.end(), arg);
           if (found != whole.end()) arg = now[b][at(found - whole.begin())];
         }
-        const int32_t micro = micro_of_[i];
+        const int32_t micro = role_.body[i].micro;
         if (last[{b, micro}] > i)
           in_flight[b].insert(micro);
         else
           in_flight[b].erase(micro);
-        if (!per_step && in_flight[b].empty()) now[b].clear();
+        if (buckets_[b].when != Gather::kStep && in_flight[b].empty()) now[b].clear();
       }
   }
   std::vector<int32_t> copies_of(const std::vector<int32_t>& buffers) {
@@ -226,10 +223,9 @@ class Inserter {
 
   RoleProgram& role_;
   const Dag& dag_;
-  GatherPlan& plan_;
+  std::vector<Slot>& pool_;
   std::map<int32_t, GatheredBuffer> part_of_;  // by whole buffer
   size_t distance_ = 0;                        // so many buckets ahead
-  std::vector<int32_t> micro_of_;              // by instruction
   std::vector<Bucket> buckets_;
   std::vector<std::vector<size_t>> needs_;  // by instruction: buckets, ascending
   std::vector<Load> loads_;
@@ -293,8 +289,8 @@ std::vector<int32_t> raise_reductions(RoleProgram& role, const Dag& dag,
 }
 
 std::vector<int32_t> insert_gathers(RoleProgram& role, const std::vector<GatheredBuffer>& gathered,
-                                    const Dag& dag, GatherPlan& plan) {
-  return Inserter(role, gathered, dag, plan).run();
+                                    const Dag& dag, std::vector<Slot>& pool) {
+  return Inserter(role, gathered, dag, pool).run();
 }
 
 }  // namespace piper

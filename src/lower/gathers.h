@@ -12,22 +12,20 @@ struct GatheredBuffer {
   int32_t whole = 0, part = 0;  // buffers
   int32_t group = 0;            // of the parts
   TaskId task;                  // that gathers it
+  Gather when = Gather::kPass;
 };
 // A static piece of the arena that buckets of gathered parameters take in turn.
 struct Slot {
   int64_t bytes = 0;
   std::vector<std::pair<int32_t, int64_t>> buffers;  // with their offsets in the slot
 };
-struct GatherPlan {
-  std::vector<Slot> pool;
-};
 
 // Both change role.body alone (insert_gathers may add buffers) and give by old position the new
-// one.
+// one. `pool`: what is gathered for each pass lies there.
 std::vector<int32_t> raise_reductions(RoleProgram& role, const Dag& dag,
                                       const std::vector<Overlap>& overlaps);
 // Without waits: they are added later.
 std::vector<int32_t> insert_gathers(RoleProgram& role, const std::vector<GatheredBuffer>& gathered,
-                                    const Dag& dag, GatherPlan& plan);
+                                    const Dag& dag, std::vector<Slot>& pool);
 
 }  // namespace piper

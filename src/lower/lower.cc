@@ -129,7 +129,7 @@ Result<Lowered> lower(const Dag& dag, const Schedule& schedule, const LowerOptio
   in_parallel(cells.size(), [&](size_t c) {
     describe_needs(lowered.roles[c], dag, all_readers);
     if (overlap) return;
-    place_buffers(lowered.roles[c], held[c], cells[c].overlaps, cells[c].gathers.pool);
+    place_buffers(lowered.roles[c], held[c], cells[c].overlaps, cells[c].pool);
     wait_for_memory(lowered.roles[c], held[c]);
   });
   add_tensors(dag, places, lowered);

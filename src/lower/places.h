@@ -23,7 +23,7 @@ struct Places {
     for (const Part& each : dag.parts)
       if (each.param.valid()) newest_of[each.value.index()] = newest_of[each.param.index()];
     for (const Item& item : dag.items) ++items_of_cell[static_cast<size_t>(item.cell)];
-    for (size_t t = 0; t < dag.tasks.size() && dag.sharding.parameters; ++t)
+    for (size_t t = 0; t < dag.tasks.size() && !dag.parts.empty(); ++t)
       if (gathers_parameters(dag, dag.tasks[t]))
         for (ItemId item : dag.tasks[t].writes) gather_of[item.value] = TaskId(t);
   }

@@ -64,7 +64,7 @@ Steady make_steady(RoleProgram& role, const StepOrder& order, const Dag& dag) {
     }
   follow(steady, role, raise_reductions(role, dag, steady.pairs));
   if (!order.gathered.empty())
-    follow(steady, role, insert_gathers(role, order.gathered, dag, steady.gathers));
+    follow(steady, role, insert_gathers(role, order.gathered, dag, steady.pool));
   if (!dag.offloads.empty())
     follow(steady, role, insert_copies(role, dag, order.offloaded, steady.pairs, steady.offloads));
   return steady;

@@ -22,7 +22,7 @@ struct Steady {
   // all others.
   std::vector<int32_t> numbers;
   std::vector<Overlap> pairs;  // by instruction
-  GatherPlan gathers;
+  std::vector<Slot> pool;
   OffloadPlan offloads;  // positions in the body
 };
 

@@ -305,8 +305,7 @@ Status split_steps(std::vector<RoleProgram>& roles, const std::vector<StepOrder>
       leaving[section] = leaving_in(role, section, positions[c], steady[c].offloads);
       for (const auto& [copy, until] : leaving[section]) own[section][at(copy)] = until - 1;
     }
-    PIPER_TRY(
-        place(role, find_lives(role, positions[c], own, steady[c].pairs), steady[c].gathers.pool));
+    PIPER_TRY(place(role, find_lives(role, positions[c], own, steady[c].pairs), steady[c].pool));
     for (Section section : kSections)
       add_memory_waits(role, section, own[section], leaving[section]);
     return ok_status();

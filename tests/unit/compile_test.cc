@@ -146,11 +146,11 @@ TEST(Compile, GraphAndDagReadBackAndPrintTheSame) {
   DagSpec dag_spec;
   dag_spec.mesh = {{"dp", 2, false, true}};
   dag_spec.microbatches = dag_spec.replicas = 2;
-  dag_spec.levels = {{2, 1, 0}};
+  dag_spec.rounds = {{2, 1, {0}}};
   for (const bool shard : {false, true}) {
     auto dag = make_dag(*sharded, dag_spec);
     ASSERT_TRUE(dag) << print_error(dag.error());
-    dag->sharding.optimizer = shard;
+    if (shard) cut_states(*dag, dag->graph.params, {.over = {0}, .gather = Gather::kUpdate});
     dag = expand_tasks(std::move(*dag));
     ASSERT_TRUE(dag) << print_error(dag.error());
     const std::string dag_text = print_dag(*dag);
