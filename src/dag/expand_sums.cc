@@ -54,38 +54,26 @@ void Expander::index_sums() {
   }
 }
 
-ItemId Expander::add_parts(int32_t s, ItemId a, ItemId b) {
-  const int32_t cell = dag_.items[a.index()].cell;
-  const ValueId va = dag_.items[a.index()].value, vb = dag_.items[b.index()].value;
-  Node node;
-  node.op = "Add";
-  node.name = sum(s).name;
-  node.pass = Pass::kU;
-  node.inputs = {va, vb};
-  const TensorType type = dag_.graph.value(va).type;
-  const NodeId id = dag_.graph.add_node(std::move(node), std::span(&type, 1));
-  const ValueId out = dag_.graph.node(id).outputs[0];
-  Chunk chunk;
-  chunk.pass = 'U';
-  chunk.tags.assign(dag_.region_tags.size(), kNoTag);
-  chunk.nodes = {id};
-  const bool ascending = va < vb;
-  chunk.reads = ascending ? std::vector{va, vb} : std::vector{vb, va};
-  chunk.writes = {out};
-  chunk.cell = cell;
-  chunk.name = "U sum " + sum(s).name;
-  dag_.chunks.push_back(std::move(chunk));
-  const ItemId into = new_item(out, -1, cell, a);
-  Task task;
-  task.pass = 'U';
-  task.chunk = ChunkId(dag_.chunks.size() - 1);
-  task.cell = cell;
-  task.label = add_label(dag_.chunks.back().name);
-  task.reads = ascending ? Few{a, b} : Few{b, a};
+ItemId Expander::combine(int32_t s, const std::vector<ItemId>& members, size_t first,
+                         const std::string& name) {
+  const int32_t cell = dag_.items[members[0].index()].cell;
+  Chunk chunk = chunk_of_new_nodes(dag_, first, cell, name);
+  chunk.reads = outside_reads(dag_.graph, chunk.nodes);
+  chunk.writes = dag_.graph.nodes.back().outputs;
+  const ItemId into = new_item(chunk.writes[0], -1, cell, members[0]);
+  Task task = end_task(add_chunk(std::move(chunk)), name);
+  for (ValueId value : dag_.chunks.back().reads) task.reads.push_back(find_item(value, -1, cell));
   task.writes = {into};
-  task.combines.push_back({s, into, {a, b}});
+  task.combines.push_back({s, into, Few(members)});
   dag_.tasks.push_back(std::move(task));
   return into;
+}
+
+ItemId Expander::add_parts(int32_t s, ItemId a, ItemId b) {
+  const size_t first = dag_.graph.nodes.size();
+  const ValueId va = dag_.items[a.index()].value, vb = dag_.items[b.index()].value;
+  end_op("Add", {}, {va, vb}, dag_.graph.value(va).type, sum(s).name);
+  return combine(s, {a, b}, first, "U sum " + sum(s).name);
 }
 
 ItemId Expander::sum_parts(int32_t s) {
@@ -140,9 +128,8 @@ std::vector<ItemId> Expander::reduce(const std::vector<int32_t>& sums,
                            {type, dag_.graph.value(value).type.shape});
     reduce.writes.push_back(new_item(value, -1, reduce.cell, scatter ? ItemId() : from[i]));
   }
-  reduce.label =
-      add_label(fmt::format("{} {}{}", kTaskKindNames[static_cast<size_t>(reduce.kind)], first.name,
-                            sums.size() > 1 ? fmt::format(" and {} more", sums.size() - 1) : ""));
+  reduce.label = add_label(fmt::format("{} {}", kTaskKindNames[static_cast<size_t>(reduce.kind)],
+                                       and_more(first.name, sums.size())));
   const std::vector<ItemId> done = reduce.writes;
   dag_.tasks.push_back(std::move(reduce));
   return done;

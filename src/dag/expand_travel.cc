@@ -6,30 +6,28 @@
 namespace piper {
 
 std::string Expander::several(const std::vector<int32_t>& sums, DType type) const {
-  return fmt::format("{}{} to {}", sum(sums[0]).name,
-                     sums.size() > 1 ? fmt::format(" and {} more", sums.size() - 1) : "",
-                     info(type).name);
+  return fmt::format("{} to {}", and_more(sum(sums[0]).name, sums.size()), info(type).name);
+}
+
+ValueId Expander::end_op(const char* op, Attrs attrs, std::vector<ValueId> inputs, TensorType type,
+                         const std::string& name) {
+  Node node;
+  node.op = op;
+  node.name = name;
+  node.pass = Pass::kU;
+  node.attrs = std::move(attrs);
+  node.inputs = std::move(inputs);
+  return dag_.graph.node(dag_.graph.add_node(std::move(node), std::span(&type, 1))).outputs[0];
 }
 
 ValueId Expander::cast(ValueId value, DType type, const std::string& name) {
   const TensorType from = dag_.graph.value(value).type, to{type, from.shape};
-  if (from == to) return value;
-  Node node;
-  node.op = "Cast";
-  node.name = name;
-  node.pass = Pass::kU;
-  node.attrs.set("to", std::string(info(type).name));
-  node.inputs = {value};
-  return dag_.graph.node(dag_.graph.add_node(std::move(node), std::span(&to, 1))).outputs[0];
+  return from == to ? value : end_op("Cast", {{"to", info(type).name}}, {value}, to, name);
 }
 
 ChunkId Expander::casting_chunk(const std::vector<ValueId>& made, int32_t cell,
                                 const std::string& name) {
-  Chunk chunk;
-  chunk.pass = 'U';
-  chunk.tags.assign(dag_.region_tags.size(), kNoTag);
-  chunk.cell = cell;
-  chunk.name = "U cast " + name;
+  Chunk chunk = end_chunk(dag_, cell, "U cast " + name);
   for (ValueId value : made) {
     const NodeId producer = dag_.graph.value(value).producer;
     chunk.nodes.push_back(producer);
@@ -38,23 +36,18 @@ ChunkId Expander::casting_chunk(const std::vector<ValueId>& made, int32_t cell,
   chunk.writes = made;
   std::sort(chunk.reads.begin(), chunk.reads.end());
   std::sort(chunk.writes.begin(), chunk.writes.end());
-  dag_.chunks.push_back(std::move(chunk));
-  return ChunkId(dag_.chunks.size() - 1);
+  return add_chunk(std::move(chunk));
 }
 
 void Expander::add_casts(ChunkId id, const std::vector<int32_t>& sums,
                          const std::vector<ItemId>& from, const std::vector<ValueId>& made) {
   const Chunk& chunk = dag_.chunks[id.index()];
-  Task task;
-  task.pass = 'U';
-  task.chunk = id;
-  task.cell = chunk.cell;
+  Task task = end_task(id, chunk.name.substr(2));
   task.micro = dag_.items[from[0].index()].micro;
   for (ValueId value : chunk.reads) task.reads.push_back(find_item(value, task.micro, task.cell));
   for (ValueId value : chunk.writes) task.writes.push_back(new_item(value, task.micro, task.cell));
   for (size_t i = 0; i < sums.size(); ++i)
     task.combines.push_back({sums[i], find_item(made[i], task.micro, task.cell), {from[i]}});
-  task.label = add_label(chunk.name.substr(2));
   dag_.tasks.push_back(std::move(task));
 }
 
@@ -71,47 +64,17 @@ std::vector<ItemId> Expander::in_type(const std::vector<int32_t>& sums, std::vec
 }
 
 ItemId Expander::add_rounded(int32_t s, const std::vector<ItemId>& members, DType type) {
-  const DType own = own_type(s);
   const std::string& name = sum(s).name;
   const size_t first = dag_.graph.nodes.size();
-  Chunk chunk;
-  ValueId sum;
+  ValueId total;
   for (ItemId member : members) {
     const ValueId value = dag_.items[member.index()].value;
-    chunk.reads.push_back(value);
     const ValueId part = cast(cast(value, type, name), DType::kF32, name);
-    if (!sum.valid()) {
-      sum = part;
-      continue;
-    }
-    Node node;
-    node.op = "Add";
-    node.name = name;
-    node.pass = Pass::kU;
-    node.inputs = {sum, part};
-    const TensorType wide = dag_.graph.value(part).type;
-    sum = dag_.graph.node(dag_.graph.add_node(std::move(node), std::span(&wide, 1))).outputs[0];
+    total =
+        total.valid() ? end_op("Add", {}, {total, part}, dag_.graph.value(part).type, name) : part;
   }
-  const ValueId out = cast(cast(sum, type, name), own, name);
-  chunk.pass = 'U';
-  chunk.tags.assign(dag_.region_tags.size(), kNoTag);
-  for (size_t n = first; n < dag_.graph.nodes.size(); ++n) chunk.nodes.emplace_back(n);
-  std::sort(chunk.reads.begin(), chunk.reads.end());
-  chunk.writes = {out};
-  chunk.cell = dag_.items[members[0].index()].cell;
-  chunk.name = fmt::format("U sum {} in {}", name, info(type).name);
-  Task task;
-  task.pass = 'U';
-  task.cell = chunk.cell;
-  task.label = add_label(chunk.name);
-  for (ValueId value : chunk.reads) task.reads.push_back(find_item(value, -1, chunk.cell));
-  const ItemId into = new_item(out, -1, chunk.cell, members[0]);
-  task.writes = {into};
-  task.combines.push_back({s, into, Few(members)});
-  dag_.chunks.push_back(std::move(chunk));
-  task.chunk = ChunkId(dag_.chunks.size() - 1);
-  dag_.tasks.push_back(std::move(task));
-  return into;
+  cast(cast(total, type, name), own_type(s), name);
+  return combine(s, members, first, fmt::format("U sum {} in {}", name, info(type).name));
 }
 
 Expander::Reduced& Expander::reduced(int32_t s, int32_t use) {
@@ -129,14 +92,7 @@ Expander::Reduced& Expander::reduced(int32_t s, int32_t use) {
     values.joins = cast(values.part, part.dtype, name + ".joins");
     return values;
   }
-  Node node;
-  node.op = "Reshape";
-  node.name = name + ".joins";
-  node.pass = Pass::kU;
-  node.attrs.set("shape", part.shape);
-  node.inputs = {values.part};
-  const NodeId id = dag_.graph.add_node(std::move(node), std::span(&part, 1));
-  values.joins = dag_.graph.node(id).outputs[0];
+  values.joins = end_op("Reshape", {{"shape", part.shape}}, {values.part}, part, name + ".joins");
   return values;
 }
 
@@ -167,21 +123,15 @@ void Expander::reduce_contributions(TaskId id) {
 }
 
 void Expander::reduce_bucket(const Task& of, const std::vector<Accumulate>& bucket) {
-  const std::string what =
-      fmt::format("{}{}", sum(bucket[0].sum).name,
-                  bucket.size() > 1 ? fmt::format(" and {} more", bucket.size() - 1) : "");
+  const std::string what = and_more(sum(bucket[0].sum).name, bucket.size());
   round_bucket(of, bucket);
   const SumRound& first = round(bucket[0].sum, 0);
   Task reduce = parts_task(TaskKind::kReduceScatter, of.cell, first.axes);
   reduce.stream = first.stream;
   reduce.micro = of.micro;
   reduce.label = add_label("reduce_scatter " + what);
-  Task join;
-  join.pass = 'U';
-  join.cell = of.cell;
+  Task join = end_task(joining_chunk(bucket, of.cell), "add " + what);
   join.micro = of.micro;
-  join.label = add_label("add " + what);
-  join.chunk = joining_chunk(bucket, of.cell);
   for (const Accumulate& a : bucket) {
     const Reduced& values = reduced(a.sum, a.use);
     reduce.reads.push_back(find_item(values.travels, of.micro, of.cell));
@@ -218,11 +168,7 @@ ChunkId Expander::joining_chunk(const std::vector<Accumulate>& bucket, int32_t c
   const auto [known, is_new] =
       joining_.try_emplace({bucket[0].sum, bucket[0].use, cell}, dag_.chunks.size());
   if (!is_new) return known->second;
-  Chunk chunk;
-  chunk.pass = 'U';
-  chunk.tags.assign(dag_.region_tags.size(), kNoTag);
-  chunk.cell = cell;
-  chunk.name = "U add " + sum(bucket[0].sum).name;
+  Chunk chunk = end_chunk(dag_, cell, "U add " + sum(bucket[0].sum).name);
   for (const Accumulate& a : bucket) {
     const Reduced& values = reduced(a.sum, a.use);
     chunk.nodes.push_back(dag_.graph.value(values.joins).producer);

@@ -16,8 +16,7 @@ Status Expander::add_update() {
     for (const Version& version : dag_.versions)
       if (index.held[version.previous.index()].count(cell)) keep_newest(version, cell);
     const Reports own = reports_of(reports, cell);
-    dag_.chunks.push_back(update_chunk(dag_, cell, index, own));
-    add_update_task(ChunkId(dag_.chunks.size() - 1));
+    add_update_task(update_chunk(dag_, cell, index, own));
     if (!cut.empty()) gather_updated(cell, cut);
     dag_.reports.emplace_back();
     for (const auto& [name, value] : own)
@@ -95,9 +94,8 @@ void Expander::gather_updated(int32_t cell, const std::vector<const Part*>& cut)
   };
   std::map<std::vector<int32_t>, Bucket> buckets;  // by axes
   const auto flush = [&](Bucket& bucket) {
-    const size_t more = bucket.gather.reads.size() - 1;
-    bucket.gather.label = add_label(fmt::format("all_gather {}{}", bucket.first,
-                                                more > 0 ? fmt::format(" and {} more", more) : ""));
+    bucket.gather.label =
+        add_label("all_gather " + and_more(bucket.first, bucket.gather.reads.size()));
     dag_.tasks.push_back(std::move(bucket.gather));
     bucket.bytes = 0;
   };
@@ -131,13 +129,8 @@ ItemId Expander::ensure_made(ValueId value, int32_t cell) {
   return known.valid() ? known : ensure(value, -1, cell);
 }
 
-ItemId Expander::add_update_task(ChunkId id) {
-  const Chunk chunk = dag_.chunks[id.index()];
-  Task task;
-  task.pass = 'U';
-  task.chunk = id;
-  task.cell = chunk.cell;
-  task.label = add_label(chunk.name);
+ItemId Expander::add_update_task(const Chunk& chunk) {
+  Task task = end_task(add_chunk(chunk), chunk.name);
   for (ValueId value : chunk.reads) task.reads.push_back(ensure(value, -1, chunk.cell));
   for (ValueId value : chunk.writes) {
     ItemId alias;
@@ -158,8 +151,7 @@ void Expander::share_scalars() {
     std::vector<bool> here;
     for (ValueId source : scalars.sources)
       here.push_back(owner(sum_of_value_.at(source.value)) == cell);
-    dag_.chunks.push_back(scalar_chunk(dag_, scalars, here, cell));
-    own.push_back(add_update_task(ChunkId(dag_.chunks.size() - 1)));
+    own.push_back(add_update_task(scalar_chunk(dag_, scalars, here, cell)));
   }
   gathers_scalars_ = !dag_.versions.empty() && !update_reads(scalars.shared);
   if (gathers_scalars_) return gather_scalars(scalars, own);
@@ -199,9 +191,8 @@ void Expander::gather_scalars(const ScalarVector& scalars, const std::vector<Ite
   ItemId sum = own[0];
   for (size_t cell = 1; cell < own.size(); ++cell) {
     const ItemId part = move_to(own[cell], 0);
-    dag_.chunks.push_back(sum_chunk(dag_, dag_.items[sum.index()].value,
+    sum = add_update_task(sum_chunk(dag_, dag_.items[sum.index()].value,
                                     dag_.items[part.index()].value, "U sum step scalars"));
-    sum = add_update_task(ChunkId(dag_.chunks.size() - 1));
   }
   items_.set(scalars.shared, -1, 0, sum);
 }

@@ -48,6 +48,11 @@ class ItemTable {
   std::vector<ItemId> ids_;
 };
 
+// For labels.
+inline std::string and_more(const std::string& first, size_t count) {
+  return count > 1 ? fmt::format("{} and {} more", first, count - 1) : first;
+}
+
 class Expander {
  public:
   explicit Expander(Dag dag) : dag_(std::move(dag)), items_(dag_.micros()) {}
@@ -129,7 +134,26 @@ class Expander {
   // Of each node and group of microbatches the chunk of the wanted kind that holds it; -1: none.
   std::vector<int32_t> chunks_of_nodes(bool early) const;
 
-  // A chunk of pass U that adds two items of one cell into the first one's memory.
+  // ---- The end of the step, piece by piece ----
+  ValueId end_op(const char* op, Attrs attrs, std::vector<ValueId> inputs, TensorType type,
+                 const std::string& name);
+  ChunkId add_chunk(Chunk chunk) {
+    dag_.chunks.push_back(std::move(chunk));
+    return ChunkId(dag_.chunks.size() - 1);
+  }
+  Task end_task(ChunkId id, const std::string& label) {
+    Task task;
+    task.pass = 'U';
+    task.chunk = id;
+    task.cell = dag_.chunks[id.index()].cell;
+    task.label = add_label(label);
+    return task;
+  }
+  // The nodes from `first` on, the last of which makes one of several members of a sum in one cell:
+  // into the first one's memory.
+  ItemId combine(int32_t s, const std::vector<ItemId>& members, size_t first,
+                 const std::string& name);
+  // Two items of one cell.
   ItemId add_parts(int32_t s, ItemId a, ItemId b);
 
   // Of each use the groups of microbatches in order, then the uses, then sequential replicas round
@@ -231,7 +255,7 @@ class Expander {
   ItemId ensure_made(ValueId value, int32_t cell);
 
   // A chunk of pass U, once for the step; what it writes first.
-  ItemId add_update_task(ChunkId id);
+  ItemId add_update_task(const Chunk& chunk);
 
   // Every cell needs the norm and the loss: squares of the parameters' gradients, each from the
   // cell of its first use, and the loss travel in one vector, summed over cells (all but one term

@@ -22,42 +22,11 @@ void replace_in_update(Graph& graph, ValueId from, ValueId to) {
         if (input == from) input = to;
 }
 
-// Nodes from `first` on, as a chunk.
-Chunk chunk_of_new_nodes(Dag& dag, size_t first, int32_t cell, std::string name) {
-  Chunk chunk;
-  chunk.pass = 'U';
-  chunk.tags.assign(dag.region_tags.size(), kNoTag);
-  chunk.cell = cell;
-  chunk.name = std::move(name);
-  for (size_t i = first; i < dag.graph.nodes.size(); ++i) chunk.nodes.push_back(NodeId(i));
-  return chunk;
-}
-
-// What the nodes read from outside, ascending.
-std::vector<ValueId> outside_reads(const Graph& graph, const std::vector<NodeId>& nodes) {
-  std::vector<bool> inside(graph.nodes.size());
-  for (NodeId id : nodes) inside[id.index()] = true;
-  std::vector<ValueId> reads;
-  for (NodeId id : nodes)
-    for (ValueId input : graph.node(id).inputs) {
-      if (!input.valid()) continue;
-      const NodeId producer = graph.value(input).producer;
-      if (!producer.valid() || !inside[producer.index()]) reads.push_back(input);
-    }
-  std::sort(reads.begin(), reads.end());
-  reads.erase(std::unique(reads.begin(), reads.end()), reads.end());
-  return reads;
-}
-
 const Node* norm_node(const Graph& graph) {
   const auto norm = std::find_if(graph.nodes.begin(), graph.nodes.end(),
                                  [](const Node& node) { return node.op == "GlobalNorm"; });
   return norm == graph.nodes.end() ? nullptr : &*norm;
 }
-
-}  // namespace
-
-namespace {
 
 // The node that makes a number of the norm. Numbers that are summed over axes are so as one vector:
 // Slice(AllReduce(Concat(…))).
@@ -108,6 +77,32 @@ void sum_over_axes(Builder& build, const Graph& graph, const std::vector<ValueId
 }
 
 }  // namespace
+
+Chunk end_chunk(const Dag& dag, int32_t cell, std::string name) {
+  Chunk chunk;
+  chunk.pass = 'U';
+  chunk.tags.assign(dag.region_tags.size(), kNoTag);
+  chunk.cell = cell;
+  chunk.name = std::move(name);
+  return chunk;
+}
+
+Chunk chunk_of_new_nodes(const Dag& dag, size_t first, int32_t cell, std::string name) {
+  Chunk chunk = end_chunk(dag, cell, std::move(name));
+  for (size_t i = first; i < dag.graph.nodes.size(); ++i) chunk.nodes.emplace_back(i);
+  return chunk;
+}
+
+std::vector<ValueId> outside_reads(const Graph& graph, const std::vector<NodeId>& nodes) {
+  const std::set<NodeId> inside(nodes.begin(), nodes.end());
+  std::vector<ValueId> reads;
+  for (NodeId id : nodes)
+    for (ValueId input : graph.node(id).inputs)
+      if (input.valid() && !inside.contains(graph.value(input).producer)) reads.push_back(input);
+  std::sort(reads.begin(), reads.end());
+  reads.erase(std::unique(reads.begin(), reads.end()), reads.end());
+  return reads;
+}
 
 void square_by_runs(Dag& dag) {
   Graph& graph = dag.graph;
@@ -298,11 +293,7 @@ Chunk update_chunk(const Dag& dag, int32_t cell, const UpdateIndex& index, const
     for (ValueId input : node.inputs)
       if (input.valid()) self(input, self);
   };
-  Chunk chunk;
-  chunk.pass = 'U';
-  chunk.tags.assign(dag.region_tags.size(), kNoTag);
-  chunk.cell = cell;
-  chunk.name = "U";
+  Chunk chunk = end_chunk(dag, cell, "U");
   for (size_t u = 0; u < graph.updates.size(); ++u) {
     const std::vector<ValueId>& params = index.params[u];
     if (!std::all_of(params.begin(), params.end(),

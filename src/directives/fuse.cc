@@ -36,7 +36,7 @@ class Finder {
   Finder(const Dag& dag, const Strategy& strategy, const Variables& variables, Fused& fused)
       : dag_(dag),
         variables_(variables),
-        matcher_(dag, strategy.splits.empty() ? "mb" : strategy.splits.front().as),
+        matcher_(dag, strategy),
         writers_(writers(dag)),
         claimed_by_(dag.tasks.size()),
         fused_(fused) {}

@@ -144,8 +144,10 @@ Result<const std::vector<bool>*> TaskMatcher::named_by(const Condition& conditio
   return &(named_[&condition] = std::move(named));
 }
 
-TaskMatcher::TaskMatcher(const Dag& dag, std::string micro)
-    : dag_(dag), micro_(std::move(micro)), view_of_(dag.tasks.size(), -1) {
+TaskMatcher::TaskMatcher(const Dag& dag, const Strategy& strategy)
+    : dag_(dag),
+      micro_(strategy.splits.empty() ? "mb" : strategy.splits.front().as),
+      view_of_(dag.tasks.size(), -1) {
   add({'-', std::vector<int32_t>(dag.region_tags.size(), kNoTag)});
   look_at_writers(writers(dag));
   look_at_readers();
@@ -256,6 +258,15 @@ Error TaskMatcher::nothing(const Where& where, const SourceSpan& at,
   for (TaskKind kind : kinds) names.emplace_back(kTaskKindNames[static_cast<size_t>(kind)]);
   error.notes.push_back(fmt::format("the kinds of tasks here are {}", join(names, ", ")));
   return error;
+}
+
+Result<int32_t> find_axis(const Dag& dag, const std::string& name, const SourceSpan& at,
+                          std::string_view directive) {
+  std::vector<std::string> names;
+  for (const DagAxis& axis : dag.mesh) names.push_back(axis.name);
+  const auto found = std::find(names.begin(), names.end(), name);
+  if (found != names.end()) return static_cast<int32_t>(found - names.begin());
+  return fail(at, "{}: the mesh has no axis '{}'{}", directive, name, did_you_mean(name, names));
 }
 
 std::string place_of(const SourceSpan& at) {

@@ -26,8 +26,8 @@ Result<std::optional<Variables>> match_node(const Graph& graph, const Node& node
 // its readers, as far as all of them agree; a collective within a computation those of that.
 class TaskMatcher {
  public:
-  // `micro`: what split calls the microbatch. Requires tasks.
-  TaskMatcher(const Dag& dag, std::string micro);
+  // Microbatches are called as split calls them. Requires tasks.
+  TaskMatcher(const Dag& dag, const Strategy& strategy);
   Result<bool> matches(TaskId task, const Where& where, const Variables& variables) const;
   // Equal for tasks of equal pass and tags.
   int32_t view(TaskId task) const { return view_of_[task.index()]; }
@@ -56,6 +56,9 @@ class TaskMatcher {
   std::vector<int32_t> view_of_;  // by task
   mutable std::map<const Condition*, std::vector<bool>> named_;  // what named_by has answered
 };
+// The mesh axis of this name.
+Result<int32_t> find_axis(const Dag& dag, const std::string& name, const SourceSpan& at,
+                          std::string_view directive);
 // "strategy.yaml:3:5", for notes: the file without its folder.
 std::string place_of(const SourceSpan& at);
 // "0 to 3, 8" of ascending numbers.

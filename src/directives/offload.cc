@@ -34,7 +34,7 @@ class Chooser {
   Chooser(Dag& dag, const Strategy& strategy, const Variables& variables)
       : dag_(dag),
         variables_(variables),
-        matcher_(dag, strategy.splits.empty() ? "mb" : strategy.splits.front().as),
+        matcher_(dag, strategy),
         uses_(find_uses(dag)),
         claimed_by_(dag.items.size()) {
     for (const Item& item : dag.items)

@@ -3,6 +3,7 @@
 #include <map>
 #include <set>
 
+#include "match.h"
 #include "order_pool.h"
 #include "piper/parallel.h"
 
@@ -35,11 +36,8 @@ class CellOrder {
       PIPER_ASSIGN(const bool next, reaches_ahead(item));
       ahead.push_back(next);
     }
-    if (std::find(ahead.begin(), ahead.end(), true) == ahead.end()) {
-      PIPER_TRY(take_all(items));
-    } else {
-      PIPER_TRY(take_two_steps(items, ahead));
-    }
+    PIPER_TRY(take_all(items, ahead));
+    if (std::find(ahead.begin(), ahead.end(), true) == ahead.end()) out_.body.clear();
     PIPER_TRY(check_left(items.size()));
     return std::move(out_);
   }
@@ -88,25 +86,9 @@ class CellOrder {
     return true;
   }
 
-  Status take_all(const std::vector<OrderItem>& items) {
-    size_t first_of_pair = 0;
-    for (size_t i = 0; i < items.size(); ++i) {
-      const size_t before = out_.tasks.size();
-      PIPER_TRY(take(items[i], static_cast<int32_t>(i) + 1));
-      const bool closes = i > 0 && items[i - 1].paired;
-      if (closes && first_of_pair < before && before < out_.tasks.size()) {
-        out_.overlaps.push_back({static_cast<int32_t>(first_of_pair), static_cast<int32_t>(before),
-                                 static_cast<int32_t>(out_.tasks.size())});
-        out_.pair_at.push_back(place(items[i - 1].pair_at));
-      }
-      first_of_pair = before;
-    }
-    return ok_status();
-  }
-
   // In the order of one step: first what runs while the step before is under way. Pairs are given
   // by position in `body`: theirs may be tasks of two steps.
-  Status take_two_steps(const std::vector<OrderItem>& items, const std::vector<bool>& ahead) {
+  Status take_all(const std::vector<OrderItem>& items, const std::vector<bool>& ahead) {
     std::vector<std::pair<size_t, size_t>> tasks(items.size());  // by item: [first, end)
     for (const bool next : {true, false}) {
       for (size_t i = 0; i < items.size(); ++i) {
@@ -227,13 +209,8 @@ class CellOrder {
 };
 
 Result<size_t> axis_of(const Dag& dag, const Order& order) {
-  size_t axis = 0;
-  std::vector<std::string> names;
-  for (; axis < dag.mesh.size() && dag.mesh[axis].name != order.each; ++axis)
-    names.push_back(dag.mesh[axis].name);
-  if (axis == dag.mesh.size())
-    return fail(order.at, "order: the mesh has no axis '{}'{}", order.each,
-                did_you_mean(order.each, names));
+  PIPER_ASSIGN(const int32_t found, find_axis(dag, order.each, order.at, "order"));
+  const auto axis = static_cast<size_t>(found);
   if (!dag.mesh[axis].placed)
     return fail(
         order.at,

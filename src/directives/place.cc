@@ -25,19 +25,6 @@ std::vector<std::vector<int32_t>> make_cells(const std::vector<DagAxis>& mesh) {
   return cells;
 }
 
-std::vector<std::string> axis_names(const Dag& dag) {
-  std::vector<std::string> names;
-  for (const DagAxis& axis : dag.mesh) names.push_back(axis.name);
-  return names;
-}
-
-Result<size_t> find_axis(const Dag& dag, const std::string& name, const SourceSpan& at) {
-  for (size_t a = 0; a < dag.mesh.size(); ++a)
-    if (dag.mesh[a].name == name) return a;
-  const auto names = axis_names(dag);
-  return fail(at, "place: the mesh has no axis '{}'{}", name, did_you_mean(name, names));
-}
-
 // Chunks in the order in which errors should name them: forward ones are what users think in.
 std::vector<size_t> forward_first(const Dag& dag) {
   std::vector<size_t> order;
@@ -163,7 +150,8 @@ class Placer {
     }
     for (size_t i = 0; i < place.on.size(); ++i) {
       const SourceSpan& at = i < place.on_at.size() ? place.on_at[i] : place.at;
-      PIPER_ASSIGN(const size_t axis, find_axis(dag_, place.on[i].first, at));
+      PIPER_ASSIGN(const int32_t found, find_axis(dag_, place.on[i].first, at, "place"));
+      const auto axis = static_cast<size_t>(found);
       bound.emplace_back("P", dag_.mesh[axis].size);
       PIPER_ASSIGN(const int64_t coordinate, value_of(place.on[i].second));
       bound.pop_back();

@@ -67,7 +67,7 @@ void post_with_sends(Dag& dag, const std::vector<bool>& claimed, Explanation& re
 Result<Dag> apply_prefetch(Dag dag, const Strategy& strategy, const Variables& variables,
                            Explanations& out) {
   if (strategy.prefetches.empty() && strategy.streams.empty()) return dag;
-  const TaskMatcher matcher(dag, strategy.splits.empty() ? "mb" : strategy.splits.front().as);
+  const TaskMatcher matcher(dag, strategy);
   std::vector<const Prefetch*> claimed_by(dag.tasks.size());
   for (const Prefetch& prefetch : strategy.prefetches) {
     PIPER_TRY(check_kinds(prefetch));

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <map>
 
-#include "piper/directives.h"
+#include "match.h"
 
 namespace piper {
 namespace {
@@ -131,14 +131,9 @@ void cut_over(Dag& dag, const Replicate& replicate, int32_t axis) {
 }  // namespace
 
 Result<Dag> apply_replicate(Dag dag, const std::vector<Replicate>& replicates, Explanations& out) {
-  std::vector<std::string> axes;
-  for (const DagAxis& axis : dag.mesh) axes.push_back(axis.name);
   for (const Replicate& replicate : replicates) {
-    const auto found = std::find(axes.begin(), axes.end(), replicate.over);
-    if (found == axes.end())
-      return fail(replicate.over_at, "replicate: the mesh has no axis '{}'{}", replicate.over,
-                  did_you_mean(replicate.over, axes));
-    const auto axis = static_cast<int32_t>(found - axes.begin());
+    PIPER_ASSIGN(const int32_t axis,
+                 find_axis(dag, replicate.over, replicate.over_at, "replicate"));
     const int64_t ranks = dag.mesh[static_cast<size_t>(axis)].size;
     dag.bucket_bytes = std::max(dag.bucket_bytes, replicate.bucket_bytes);
     const int32_t stream = stream_of(dag, replicate.stream);

@@ -6,10 +6,6 @@
 namespace piper {
 namespace {
 
-std::string name_of_micro(const Strategy& strategy) {
-  return strategy.splits.empty() ? "mb" : strategy.splits.front().as;
-}
-
 std::string property_text(const TaskStream& stream) {
   std::string text;
   if (stream.priority != 0) text += fmt::format(", priority {}", stream.priority);
@@ -20,10 +16,7 @@ std::string property_text(const TaskStream& stream) {
 class Assigner {
  public:
   Assigner(Dag& dag, const Strategy& strategy, const Variables& variables)
-      : dag_(dag),
-        variables_(variables),
-        matcher_(dag, name_of_micro(strategy)),
-        claimed_by_(dag.tasks.size()) {
+      : dag_(dag), variables_(variables), matcher_(dag, strategy), claimed_by_(dag.tasks.size()) {
     for (const Replicate& replicate : strategy.replicates) {
       if (replicate.stream_at) named_[stream_of(dag_, replicate.stream)] = *replicate.stream_at;
       if (replicate.gather_stream_at)

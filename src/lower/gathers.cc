@@ -29,7 +29,9 @@ class Inserter {
     std::stable_sort(loads_.begin(), loads_.end(),
                      [](const Load& a, const Load& b) { return a.need < b.need; });
     issue();
-    return insert();
+    std::vector<std::pair<int64_t, Instruction>> added;
+    for (const Load& load : loads_) added.emplace_back(load.issue, gather(load));
+    return insert_before(role_.body, std::move(added));
   }
 
  private:
@@ -207,20 +209,6 @@ class Inserter {
     return one;
   }
 
-  std::vector<int32_t> insert() {
-    std::vector<Instruction> body;
-    std::vector<int32_t> moved;
-    size_t next = 0;
-    for (size_t i = 0; i < role_.body.size(); ++i) {
-      for (; next < loads_.size() && loads_[next].issue <= static_cast<int64_t>(i); ++next)
-        body.push_back(gather(loads_[next]));
-      moved.push_back(static_cast<int32_t>(body.size()));
-      body.push_back(std::move(role_.body[i]));
-    }
-    role_.body = std::move(body);
-    return moved;
-  }
-
   RoleProgram& role_;
   const Dag& dag_;
   std::vector<Slot>& pool_;
@@ -285,6 +273,23 @@ std::vector<int32_t> raise_reductions(RoleProgram& role, const Dag& dag,
     body.push_back(std::move(role.body[at(i)]));
   }
   role.body = std::move(body);
+  return moved;
+}
+
+std::vector<int32_t> insert_before(std::vector<Instruction>& body,
+                                   std::vector<std::pair<int64_t, Instruction>> added) {
+  std::vector<Instruction> all;
+  std::vector<int32_t> moved;
+  all.reserve(body.size() + added.size());
+  size_t next = 0;
+  for (size_t i = 0; i <= body.size(); ++i) {
+    for (; next < added.size() && added[next].first == static_cast<int64_t>(i); ++next)
+      all.push_back(std::move(added[next].second));
+    if (i == body.size()) break;
+    moved.push_back(static_cast<int32_t>(all.size()));
+    all.push_back(std::move(body[i]));
+  }
+  body = std::move(all);
   return moved;
 }
 

@@ -4,6 +4,7 @@
 #include <map>
 
 #include "at.h"
+#include "gathers.h"
 
 namespace piper {
 namespace {
@@ -193,25 +194,15 @@ class Copier {
     std::stable_sort(copies_.begin(), copies_.end(), [](const Copy& a, const Copy& b) {
       return std::pair(a.before, a.until < 0) < std::pair(b.before, b.until < 0);
     });
-    std::vector<Instruction> body;
-    std::vector<int32_t> moved;
-    std::vector<int32_t> place(copies_.size());
-    size_t next = 0;
-    for (size_t i = 0; i <= role_.body.size(); ++i) {
-      for (; next < copies_.size() && copies_[next].before == static_cast<int64_t>(i); ++next) {
-        place[next] = static_cast<int32_t>(body.size());
-        body.push_back(std::move(copies_[next].instruction));
-      }
-      if (i == role_.body.size()) break;
-      moved.push_back(static_cast<int32_t>(body.size()));
-      body.push_back(std::move(role_.body[i]));
-    }
-    role_.body = std::move(body);
+    std::vector<std::pair<int64_t, Instruction>> added;
+    for (Copy& copy : copies_) added.emplace_back(copy.before, std::move(copy.instruction));
+    const std::vector<int32_t> moved = insert_before(role_.body, std::move(added));
     const auto length = static_cast<int32_t>(role_.body.size());
     for (size_t c = 0; c < copies_.size(); ++c)
       if (copies_[c].until >= 0)
         plan_.leaving.push_back(
-            {place[c], at(copies_[c].until) < moved.size() ? moved[at(copies_[c].until)] : length});
+            {static_cast<int32_t>(copies_[c].before) + static_cast<int32_t>(c),
+             at(copies_[c].until) < moved.size() ? moved[at(copies_[c].until)] : length});
     return moved;
   }
 

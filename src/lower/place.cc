@@ -113,40 +113,47 @@ class MemoryWaits {
   std::map<int64_t, std::pair<int64_t, int32_t>> owner_;  // by first byte: end, buffer
 };
 
-// Gives buffers of the host their places there; their blocks on the device become empty.
-void place_on_host(RoleProgram& role, std::vector<Block>& blocks) {
-  std::vector<Block> host;
-  std::vector<size_t> ids;
-  int64_t end = 0;
-  for (size_t b = 0; b < role.buffers.size(); ++b) {
-    if (!role.tensor(role.buffers[b]).host) continue;
-    ids.push_back(b);
-    host.push_back(blocks[b]);
-    if (host.back().first < 0) {
-      host.back().offset = end;
-      end += align_up(host.back().bytes);
-    }
-    blocks[b] = {.bytes = 0, .first = 0, .last = 0, .offset = 0};
+}  // namespace
+
+std::vector<Block> place_kept(const RoleProgram& role, const std::vector<Slot>& pool) {
+  std::vector<Block> blocks(role.buffers.size());
+  int64_t device = 0, host = 0;
+  for (size_t b = 0; b < blocks.size(); ++b) {
+    const Tensor& tensor = role.tensor(role.buffers[b]);
+    blocks[b].bytes = tensor.type.bytes();
+    if (tensor.kind == BufferKind::kStep) continue;
+    int64_t& end = tensor.host ? host : device;
+    blocks[b].offset = end;
+    end += align_up(blocks[b].bytes);
   }
-  if (ids.empty()) return;
-  role.host_bytes = place_blocks(host);
-  for (size_t i = 0; i < ids.size(); ++i) role.buffers[ids[i]].offset = host[i].offset;
+  for (const Slot& slot : pool) {
+    for (const auto& [buffer, offset] : slot.buffers) blocks[at(buffer)].offset = device + offset;
+    device += align_up(slot.bytes);
+  }
+  return blocks;
 }
 
-}  // namespace
+void place_others(RoleProgram& role, const std::vector<Block>& blocks, int64_t circle) {
+  for (const bool host : {false, true}) {
+    std::vector<Block> here;
+    std::vector<size_t> ids;
+    for (size_t b = 0; b < blocks.size(); ++b) {
+      if (role.tensor(role.buffers[b]).host != host) continue;
+      ids.push_back(b);
+      here.push_back(blocks[b]);
+    }
+    (host ? role.host_bytes : role.arena_bytes) = here.empty() ? 0 : place_blocks(here, circle);
+    for (size_t i = 0; i < ids.size(); ++i) role.buffers[ids[i]].offset = here[i].offset;
+  }
+}
 
 // Step buffers live from the first instruction that names them to the last; see send_lifetimes.h
 // for sends.
 void place_buffers(RoleProgram& role, const std::vector<int64_t>& held_until,
                    const std::vector<Overlap>& overlaps, const std::vector<Slot>& pool) {
   const auto n = static_cast<int64_t>(role.body.size());
-  std::vector<Block> blocks(role.buffers.size());
-  for (size_t b = 0; b < role.buffers.size(); ++b) {
-    const Tensor& tensor = role.tensor(role.buffers[b]);
-    const bool permanent = tensor.kind != BufferKind::kStep;
-    blocks[b] = {
-        .bytes = tensor.type.bytes(), .first = permanent ? -1 : n, .last = permanent ? n : -1};
-  }
+  std::vector<Block> blocks = place_kept(role, pool);
+  for (Block& block : blocks) block.first = n, block.last = -1;
   for (int64_t i = 0; i < n; ++i) {
     const Instruction& instruction = role.body[static_cast<size_t>(i)];
     for (int32_t arg : instruction.args) {
@@ -155,28 +162,9 @@ void place_buffers(RoleProgram& role, const std::vector<int64_t>& held_until,
       block.last = std::max({block.last, i, held_until[static_cast<size_t>(i)]});
     }
   }
-  place_on_host(role, blocks);
-  for (const Report& report : role.reports) blocks[static_cast<size_t>(report.buffer)].last = n;
+  for (const Report& report : role.reports) blocks[at(report.buffer)].last = n;
   stretch(blocks, overlaps);
-  // Permanent buffers first, in order, so that step memory is one range behind them.
-  int64_t end = 0;
-  for (Block& block : blocks)
-    if (block.first < 0) {
-      block.offset = end;
-      end += align_up(block.bytes);
-    }
-  // A pool is there for the whole step; its buffers take turns in it.
-  for (const Slot& slot : pool) {
-    for (const auto& [buffer, offset] : slot.buffers) blocks[static_cast<size_t>(buffer)].bytes = 0;
-    blocks.push_back({.bytes = slot.bytes, .first = 0, .last = n});
-  }
-  role.arena_bytes = place_blocks(blocks);
-  for (size_t b = 0; b < role.buffers.size(); ++b)
-    if (!role.tensor(role.buffers[b]).host) role.buffers[b].offset = blocks[b].offset;
-  for (size_t s = 0; s < pool.size(); ++s)
-    for (const auto& [buffer, offset] : pool[s].buffers)
-      role.buffers[static_cast<size_t>(buffer)].offset =
-          blocks[role.buffers.size() + s].offset + offset;
+  place_others(role, blocks, kNoCircle);
 }
 
 namespace {

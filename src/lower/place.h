@@ -5,12 +5,17 @@
 #include "gathers.h"
 #include "piper/bundle.h"
 #include "piper/dag.h"
+#include "piper/memory.h"
 
 namespace piper {
 
 // `held_until`: of sends, see send_lifetimes.h; `pool`: of gathered parameters.
 void place_buffers(RoleProgram& role, const std::vector<int64_t>& held_until,
                    const std::vector<Overlap>& overlaps, const std::vector<Slot>& pool);
+// By buffer: what is kept for ever lies first, then the pool; the others have no offset yet. Then
+// these, by their lifetimes.
+std::vector<Block> place_kept(const RoleProgram& role, const std::vector<Slot>& pool);
+void place_others(RoleProgram& role, const std::vector<Block>& blocks, int64_t circle);
 // Its data inputs, and what transports and kernels may allocate. `readers`: of the graph's values.
 void describe_needs(RoleProgram& role, const Dag& dag,
                     const std::vector<std::vector<NodeId>>& readers);

@@ -219,41 +219,11 @@ Status set_lifetime(const RoleProgram& role, const Life& life, size_t b, Block& 
           "help: more microbatches, or fewer tasks of the next step before those of this one");
 }
 
-// For ever, before all others, on the device and on the host.
-void place_kept(const RoleProgram& role, const std::vector<Slot>& pool,
-                std::vector<Block>& blocks) {
-  int64_t device = 0, host = 0;
-  for (size_t b = 0; b < blocks.size(); ++b) {
-    const Tensor& tensor = role.tensor(role.buffers[b]);
-    if (tensor.kind == BufferKind::kStep) continue;
-    int64_t& end = tensor.host ? host : device;
-    blocks[b].offset = end;
-    end += align_up(blocks[b].bytes);
-  }
-  for (const Slot& slot : pool) {
-    for (const auto& [buffer, offset] : slot.buffers) blocks[at(buffer)].offset = device + offset;
-    device += align_up(slot.bytes);
-  }
-}
-
 Status place(RoleProgram& role, const std::vector<Life>& lives, const std::vector<Slot>& pool) {
-  const auto circle = static_cast<int64_t>(role.body.size());
-  std::vector<Block> blocks(role.buffers.size());
+  std::vector<Block> blocks = place_kept(role, pool);
   for (size_t b = 0; b < blocks.size(); ++b)
-    blocks[b].bytes = role.tensor(role.buffers[b]).type.bytes();
-  place_kept(role, pool, blocks);
-  std::vector<size_t> of_memory[2];  // the device's, the host's
-  for (size_t b = 0; b < blocks.size(); ++b) {
     if (blocks[b].offset < 0) PIPER_TRY(set_lifetime(role, lives[b], b, blocks[b]));
-    of_memory[role.tensor(role.buffers[b]).host ? 1 : 0].push_back(b);
-  }
-  for (const bool host : {false, true}) {
-    std::vector<Block> here;
-    for (size_t b : of_memory[host ? 1 : 0]) here.push_back(blocks[b]);
-    (host ? role.host_bytes : role.arena_bytes) = here.empty() ? 0 : place_blocks(here, circle);
-    for (size_t i = 0; i < here.size(); ++i)
-      role.buffers[of_memory[host ? 1 : 0][i]].offset = here[i].offset;
-  }
+  place_others(role, blocks, static_cast<int64_t>(role.body.size()));
   return ok_status();
 }
 
