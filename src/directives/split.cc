@@ -63,7 +63,8 @@ Result<std::vector<SumRound>> sum_rounds(const Strategy& strategy, const Cut& cu
       if (replicate.over != cut.mesh[a].name) continue;
       if (replicate.shard_optimizer && first)
         return fail(replicate.shard_at, "not supported: states that are cut over two axes")
-            .with_note(fmt::format("the other one is at line {}", first->at.line));
+            .with_note(fmt::format("the other one is at line {}", first->at.line))
+            .with_note("help: one mesh axis for all of their ranks, or 'shard' for one of them");
       if (replicate.shard_optimizer) first = &replicate;
       const int64_t size = cut.mesh[a].size;
       if (size > 1)

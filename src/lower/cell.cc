@@ -4,6 +4,7 @@
 #include <set>
 #include <unordered_map>
 
+#include "at.h"
 #include "pack.h"
 #include "place.h"
 
@@ -64,18 +65,16 @@ class CellLowerer {
     std::vector<int32_t>& start = starts_;
     size_t pair = 0;
     for (size_t i = 0; i < order.size(); ++i) {
-      while (pair < overlaps.size() && static_cast<size_t>(overlaps[pair].end) <= i) ++pair;
-      is_second_ = pair < overlaps.size() && static_cast<size_t>(overlaps[pair].second) <= i;
+      while (pair < overlaps.size() && at(overlaps[pair].end) <= i) ++pair;
+      is_second_ = pair < overlaps.size() && at(overlaps[pair].second) <= i;
       start.push_back(static_cast<int32_t>(role_.body.size()));
       places_.instruction[order[i].index()] = start.back();
       lower_task(dag_.tasks[order[i].index()]);
     }
     start.push_back(static_cast<int32_t>(role_.body.size()));
     for (const Overlap& o : overlaps)
-      overlaps_.push_back({start[static_cast<size_t>(o.first)],
-                           start[static_cast<size_t>(o.second)],
-                           start[static_cast<size_t>(o.end)]});
-    for (const auto& [name, item] : dag_.reports[static_cast<size_t>(cell_)])
+      overlaps_.push_back({start[at(o.first)], start[at(o.second)], start[at(o.end)]});
+    for (const auto& [name, item] : dag_.reports[at(cell_)])
       role_.reports.push_back({name, buffer_of(item)});
     if (packs_) pack(order);
     find_offloaded();
@@ -94,7 +93,7 @@ class CellLowerer {
 
  private:
   void reserve(const std::vector<TaskId>& order) {
-    size_t instructions = 0, buffers = places_.items_of_cell[static_cast<size_t>(cell_)];
+    size_t instructions = 0, buffers = places_.items_of_cell[at(cell_)];
     for (TaskId id : order) {
       const ChunkPrograms* programs = places_.programs[id.index()];
       instructions += programs ? programs->segments.size() : 1;
@@ -146,9 +145,8 @@ class CellLowerer {
     const ValueId newest = places_.newest_of[own.index()];
     role_.tensor(whole).param = places_.param[(newest.valid() ? newest : own).index()]->name;
     const Task& gather = dag_.tasks[by.index()];
-    const auto at =
-        std::find(gather.writes.begin(), gather.writes.end(), id) - gather.writes.begin();
-    const ItemId part = gather.reads[static_cast<size_t>(at)];
+    const ItemId* const own_write = std::find(gather.writes.begin(), gather.writes.end(), id);
+    const ItemId part = gather.reads[at(own_write - gather.writes.begin())];
     const Gather when = places_.part[dag_.items[part.index()].value.index()]->gather;
     gathered_.push_back({whole, buffer_of(part), group_of(gather.group), by, when});
     return whole;
@@ -231,7 +229,7 @@ class CellLowerer {
     for (ItemId item : items) args.push_back(buffer_of(item));
     Instruction& instruction = add_instruction(kind_of(task.kind), task);
     instruction.args = std::move(args);
-    instruction.peer = dag_.cells[static_cast<size_t>(task.peer)];
+    instruction.peer = dag_.cells[at(task.peer)];
     // A channel per first value; microbatches of one value travel in order of their production.
     instruction.channel = dag_.items[items[0].index()].value.value;
   }
@@ -242,7 +240,7 @@ class CellLowerer {
     Group group;
     group.axes = axes;
     for (int32_t axis : axes)
-      group.name += (group.name.empty() ? "" : "+") + dag_.mesh[static_cast<size_t>(axis)].name;
+      group.name += (group.name.empty() ? "" : "+") + dag_.mesh[at(axis)].name;
     role_.groups.push_back(std::move(group));
     return static_cast<int32_t>(role_.groups.size() - 1);
   }
@@ -271,8 +269,7 @@ class CellLowerer {
   using SumsRead = std::vector<std::pair<int32_t, int32_t>>;
 
   void lower_compute(const Task& task) {
-    const ChunkPrograms& programs =
-        *places_.programs[static_cast<size_t>(&task - dag_.tasks.data())];
+    const ChunkPrograms& programs = *places_.programs[at(&task - dag_.tasks.data())];
     std::vector<int32_t> inner;  // one buffer per value passed between segments
     inner.reserve(programs.inner.size());
     for (ValueId value : programs.inner) inner.push_back(add_buffer(value, task.micro));
@@ -338,7 +335,7 @@ class CellLowerer {
   }
   int32_t argument_buffer(const Task& task, const SegmentArg& arg,
                           const std::vector<int32_t>& inner) {
-    const auto i = static_cast<size_t>(arg.index);
+    const auto i = at(arg.index);
     switch (arg.kind) {
       case SegmentArg::Kind::kRead:
         return buffer_of(task.reads[i]);
@@ -353,14 +350,14 @@ class CellLowerer {
   }
   int32_t program_of(int32_t pooled) {
     auto [it, is_new] = programs_.try_emplace(pooled, static_cast<int32_t>(role_.programs.size()));
-    if (is_new) role_.programs.push_back(pool_.programs()[static_cast<size_t>(pooled)]);
+    if (is_new) role_.programs.push_back(pool_.programs()[at(pooled)]);
     return it->second;
   }
 
   void reserve_workspace(int32_t program, int32_t stream) {
     role_.workspace_bytes.resize(role_.streams.size());
-    int64_t& bytes = role_.workspace_bytes[static_cast<size_t>(stream)];
-    bytes = std::max(bytes, role_.programs[static_cast<size_t>(program)].workspace_bytes);
+    int64_t& bytes = role_.workspace_bytes[at(stream)];
+    bytes = std::max(bytes, role_.programs[at(program)].workspace_bytes);
   }
 
   // What the verifier sums: contributions made here, sums of parts, and finished sums that are
@@ -375,15 +372,14 @@ class CellLowerer {
     instruction.contributions.reserve(segment.sums.size());
     for (size_t i = 0; i < segment.sums.size(); ++i) {
       const int32_t s = segment.sums[i];
-      const Accumulate& a = task.accumulates[static_cast<size_t>(s)];
+      const Accumulate& a = task.accumulates[at(s)];
       if (a.reduced.valid()) {
         const int32_t into = arg_of(buffer_of(a.into)), from = arg_of(buffer_of(a.reduced));
         instruction.combines.push_back({into, {from}});
-        if (!first[static_cast<size_t>(s)]) instruction.combines.back().from = {into, from};
+        if (!first[at(s)]) instruction.combines.back().from = {into, from};
         continue;
       }
-      instruction.contributions.push_back(
-          {segment.sum_args[i], a.sum, a.use, !first[static_cast<size_t>(s)]});
+      instruction.contributions.push_back({segment.sum_args[i], a.sum, a.use, !first[at(s)]});
     }
     if (!instruction.contributions.empty()) instruction.samples = samples_of(dag_, task.micro);
     if (task.combines.empty() && sums.empty()) return;
@@ -430,26 +426,24 @@ class CellLowerer {
   }
   // To where instructions have moved.
   void follow(const std::vector<TaskId>& order, const std::vector<int32_t>& moved) {
-    const auto now = [&](int32_t i) { return moved[static_cast<size_t>(i)]; };
+    const auto now = [&](int32_t i) { return moved[at(i)]; };
     for (TaskId task : order) {
       int32_t& position = places_.instruction[task.index()];
-      if (static_cast<size_t>(position) < moved.size()) position = now(position);
+      if (at(position) < moved.size()) position = now(position);
     }
     for (Overlap& o : overlaps_) o = {now(o.first), now(o.second), now(o.end - 1) + 1};
   }
 
   void wait_for(int32_t later, int32_t earlier) {
-    std::vector<int32_t>& waits = role_.body[static_cast<size_t>(later)].waits;
-    const auto at = std::lower_bound(waits.begin(), waits.end(), earlier);
-    if (at == waits.end() || *at != earlier) waits.insert(at, earlier);
+    std::vector<int32_t>& waits = role_.body[at(later)].waits;
+    const auto next = std::lower_bound(waits.begin(), waits.end(), earlier);
+    if (next == waits.end() || *next != earlier) waits.insert(next, earlier);
   }
 
   // The second tasks of an overlap begin after all before it, and all after it waits for them, so
   // that memory may pass from one stream to the other.
   void fork_and_join(const Overlap& overlap) {
-    const auto on = [&](int32_t i, int32_t stream) {
-      return role_.body[static_cast<size_t>(i)].stream == stream;
-    };
+    const auto on = [&](int32_t i, int32_t stream) { return role_.body[at(i)].stream == stream; };
     int32_t before = overlap.first - 1, first = overlap.second, last = overlap.end - 1;
     while (before >= 0 && !on(before, 0)) --before;
     while (first <= last && !on(first, second_stream_)) ++first;
@@ -482,7 +476,7 @@ class CellLowerer {
 
 LoweredCell lower_cell(const Dag& dag, const Schedule& schedule, const ProgramPool& pool,
                        Places& places, int32_t cell, bool packs) {
-  const auto c = static_cast<size_t>(cell);
+  const auto c = at(cell);
   const bool steps_overlap = !schedule.body.empty();
   const std::vector<Overlap> none;  // in one of two steps
   return CellLowerer(dag, pool, places, cell, packs)

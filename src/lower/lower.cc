@@ -4,6 +4,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "at.h"
 #include "cell.h"
 #include "channels.h"
 #include "piper/parallel.h"
@@ -83,8 +84,7 @@ void add_tensors(const Dag& dag, const Places& places, Lowered& lowered) {
 
 // What leaves for the host is held until it has left.
 void hold(const OffloadPlan& plan, std::vector<int64_t>& held) {
-  for (const LeavingCopy& copy : plan.leaving)
-    held[static_cast<size_t>(copy.copy)] = copy.until - 1;
+  for (const LeavingCopy& copy : plan.leaving) held[at(copy.copy)] = copy.until - 1;
 }
 
 }  // namespace

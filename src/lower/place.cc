@@ -18,11 +18,11 @@ void sort_unique(std::vector<int32_t>& waits) {
 // Both sides of an overlap are alive at once: what begins or ends inside lives all through it.
 void stretch(std::vector<Block>& blocks, const std::vector<Overlap>& overlaps) {
   if (overlaps.empty()) return;
-  std::vector<const Overlap*> at(static_cast<size_t>(overlaps.back().end));  // by position
-  for (const Overlap& o : overlaps) std::fill(at.begin() + o.first, at.begin() + o.end, &o);
+  std::vector<const Overlap*> there(at(overlaps.back().end));  // by position
+  for (const Overlap& o : overlaps) std::fill(there.begin() + o.first, there.begin() + o.end, &o);
   const auto find = [&](int64_t position) {
-    const bool known = position >= 0 && position < static_cast<int64_t>(at.size());
-    return known ? at[static_cast<size_t>(position)] : nullptr;
+    const bool known = position >= 0 && position < static_cast<int64_t>(there.size());
+    return known ? there[at(position)] : nullptr;
   };
   for (Block& block : blocks) {
     if (const Overlap* overlap = find(block.first)) block.first = overlap->first;
@@ -66,7 +66,7 @@ class MemoryWaits {
         if (one.kind != InstructionKind::kSend) continue;
         const int64_t known = held_until_[i] + 1;
         if (known < static_cast<int64_t>(role_.body.size()))
-          note(arg, role_.body[static_cast<size_t>(known)].stream, static_cast<int32_t>(known));
+          note(arg, role_.body[at(known)].stream, static_cast<int32_t>(known));
       }
       sort_unique(one.waits);
     }
@@ -155,11 +155,11 @@ void place_buffers(RoleProgram& role, const std::vector<int64_t>& held_until,
   std::vector<Block> blocks = place_kept(role, pool);
   for (Block& block : blocks) block.first = n, block.last = -1;
   for (int64_t i = 0; i < n; ++i) {
-    const Instruction& instruction = role.body[static_cast<size_t>(i)];
+    const Instruction& instruction = role.body[at(i)];
     for (int32_t arg : instruction.args) {
-      Block& block = blocks[static_cast<size_t>(arg)];
+      Block& block = blocks[at(arg)];
       block.first = std::min(block.first, i);
-      block.last = std::max({block.last, i, held_until[static_cast<size_t>(i)]});
+      block.last = std::max({block.last, i, held_until[at(i)]});
     }
   }
   for (const Report& report : role.reports) blocks[at(report.buffer)].last = n;
@@ -173,8 +173,7 @@ bool is_written(const RoleProgram& role, const Instruction& one, size_t arg) {
   switch (one.kind) {
     case InstructionKind::kCompute:
       // Where the steps are laid side by side the programs stand elsewhere.
-      return role.programs.empty() ||
-             role.programs[static_cast<size_t>(one.program)].arg_written[arg];
+      return role.programs.empty() || role.programs[at(one.program)].arg_written[arg];
     case InstructionKind::kSend:
       return false;
     case InstructionKind::kInput:
@@ -198,9 +197,9 @@ void wait_for_data(RoleProgram& role) {
   for (size_t i = 0; i < role.body.size(); ++i) {
     Instruction& instruction = role.body[i];
     std::vector<int32_t>& waits = instruction.waits;
-    const auto own = static_cast<size_t>(instruction.stream);
+    const auto own = at(instruction.stream);
     for (size_t a = 0; a < instruction.args.size(); ++a) {
-      const size_t first = static_cast<size_t>(instruction.args[a]) * streams;
+      const size_t first = at(instruction.args[a]) * streams;
       const bool writes_it = is_written(role, instruction, a);
       const std::vector<int32_t>& last = writes_it ? accesses : writes;
       for (size_t s = 0; s < streams; ++s)

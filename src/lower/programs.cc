@@ -23,8 +23,7 @@ std::vector<bool> find_literals(const Graph& graph) {
                       value.data.data != nullptr);
   for (const Node& node : graph.nodes) {
     const OpDef* def = find_op(node.op);
-    if (def && def->draws >= 0)
-      literal[node.inputs[static_cast<size_t>(def->draws)].index()] = false;
+    if (def && def->draws >= 0) literal[node.inputs[at(def->draws)].index()] = false;
     for (ValueId input : node.inputs)
       if (def && def->collective && input.valid()) literal[input.index()] = false;
   }
@@ -77,7 +76,7 @@ class LocalPlacer {
       const size_t out = at(op.outputs[k]);
       if (!is_local_[out] || block_of_[out] >= 0) continue;
       for (const auto& [output, input] : pairs) {
-        if (static_cast<size_t>(output) != k || at(input) >= op.inputs.size() || taken[at(input)] ||
+        if (at(output) != k || at(input) >= op.inputs.size() || taken[at(input)] ||
             !may_take(o, at(input), program_.values[out]))
           continue;
         block_of_[out] = block_of_[at(base_[at(op.inputs[at(input)])])];
@@ -128,6 +127,7 @@ class SegmentBuilder {
   SegmentBuilder(const Dag& dag, const Task& task, const std::vector<bool>& literal,
                  const std::vector<bool>& first,
                  const std::unordered_map<int32_t, ValueId>& same_memory, const TaskUses& uses,
+                 const std::vector<bool>& made_here, const std::vector<bool>& read_elsewhere,
                  std::unordered_map<int32_t, int32_t>& inner_index, ChunkPrograms& result)
       : dag_(dag),
         graph_(dag.graph),
@@ -137,24 +137,18 @@ class SegmentBuilder {
         first_(first),
         same_memory_(same_memory),
         uses_(uses),
+        made_here_(made_here),
+        read_elsewhere_(read_elsewhere),
         inner_index_(inner_index),
         result_(result) {}
 
-  // `leaves`: values of this segment that other segments read.
-  std::pair<Program, Segment> build(const std::vector<NodeId>& nodes,
-                                    const std::vector<bool>& made_here,
-                                    const std::vector<bool>& read_elsewhere) {
-    made_here_ = &made_here;
-    read_elsewhere_ = &read_elsewhere;
+  std::pair<Program, Segment> build(const std::vector<NodeId>& nodes) {
     for (NodeId id : nodes) add_node(graph_.node(id));
     finish();
     return {std::move(program_), std::move(segment_)};
   }
 
-  Segment build_collective(const Collective& collective, const std::vector<bool>& made_here,
-                           const std::vector<bool>& read_elsewhere) {
-    made_here_ = &made_here;
-    read_elsewhere_ = &read_elsewhere;
+  Segment build_collective(const Collective& collective) {
     Segment segment;
     segment.collective = collective;
     for (NodeId id : collective.nodes)
@@ -192,7 +186,7 @@ class SegmentBuilder {
     using Kind = SegmentArg::Kind;
     if (const int32_t r = position(chunk_.reads, id); r >= 0) return SegmentArg{Kind::kRead, r};
     if (const int32_t w = position(chunk_.writes, id); w >= 0) return SegmentArg{Kind::kWrite, w};
-    if (!(*made_here_)[id.index()] || (*read_elsewhere_)[id.index()]) {
+    if (!made_here_[id.index()] || read_elsewhere_[id.index()]) {
       auto [it, is_new] =
           inner_index_.try_emplace(id.value, static_cast<int32_t>(result_.inner.size()));
       if (is_new) result_.inner.push_back(id);
@@ -208,7 +202,7 @@ class SegmentBuilder {
     const Value& value = graph_.value(id);
     const int32_t slot = new_slot(value.type);
     slot_of_value_[id.value] = slot;
-    Slot& s = slots_[static_cast<size_t>(slot)];
+    Slot& s = slots_[at(slot)];
     if (literal_[id.index()]) {
       s.is_literal = true;
       s.literal = std::string(as_text(value.data.span()));
@@ -225,18 +219,16 @@ class SegmentBuilder {
 
   int32_t sum_slot(int32_t a) {
     segment_.sums.push_back(a);
-    const int32_t slot =
-        new_slot(graph_.value(task_.accumulates[static_cast<size_t>(a)].contribution).type);
-    slots_[static_cast<size_t>(slot)].arg = SegmentArg{SegmentArg::Kind::kSum, a};
+    const int32_t slot = new_slot(graph_.value(task_.accumulates[at(a)].contribution).type);
+    slots_[at(slot)].arg = SegmentArg{SegmentArg::Kind::kSum, a};
     return slot;
   }
 
   void emit(std::string op, Attrs attrs, std::vector<int32_t> inputs,
             std::vector<int32_t> outputs) {
     for (int32_t i : inputs)
-      if (i >= 0 && !slots_[static_cast<size_t>(i)].written)
-        slots_[static_cast<size_t>(i)].read = true;
-    for (int32_t o : outputs) slots_[static_cast<size_t>(o)].written = true;
+      if (i >= 0 && !slots_[at(i)].written) slots_[at(i)].read = true;
+    for (int32_t o : outputs) slots_[at(o)].written = true;
     program_.ops.push_back(
         {std::move(op), std::move(attrs), std::move(inputs), std::move(outputs)});
   }
@@ -256,8 +248,7 @@ class SegmentBuilder {
   // view here, but not to whoever follows the blocks.
   static bool has_single_block(const Value& value) {
     return std::any_of(value.over.begin(), value.over.end(), [&](const AxisLayout& lies) {
-      return lies.layout.kind == LayoutKind::kSharded &&
-             value.type.shape[static_cast<size_t>(lies.layout.dim)] == 1;
+      return lies.layout.kind == LayoutKind::kSharded && value.type.shape[at(lies.layout.dim)] == 1;
     });
   }
 
@@ -275,7 +266,7 @@ class SegmentBuilder {
       const bool stays = sums.empty() || uses_.read.contains(output.value);
       size_t s = 0;
       int32_t slot = -1;
-      if (!stays && first_[static_cast<size_t>(sums[0])]) {
+      if (!stays && first_[at(sums[0])]) {
         slot = sum_slot(sums[s++]);
       } else if (!stays && node.op == "MatMul" && inputs.size() == 2) {
         // The product is added where it is made: one pass over the accumulator less.
@@ -294,9 +285,9 @@ class SegmentBuilder {
       attrs.set("blocks", int64_t{1});
     emit(node.op, std::move(attrs), std::move(inputs), outputs);
     for (const auto& [sum, into, slot] : later) {
-      if (first_[static_cast<size_t>(sum)]) {
+      if (first_[at(sum)]) {
         Attrs shape;
-        shape.set("shape", slots_[static_cast<size_t>(slot)].type.shape);
+        shape.set("shape", slots_[at(slot)].type.shape);
         emit("Reshape", shape, {slot}, {into});
       } else {
         add_to(into, slot);
@@ -306,7 +297,7 @@ class SegmentBuilder {
 
   // In one op whatever the type: 16-bit floats are added in f32 and rounded.
   void add_to(int32_t into, int32_t slot) {
-    const DType dtype = slots_[static_cast<size_t>(into)].type.dtype;
+    const DType dtype = slots_[at(into)].type.dtype;
     if (!is_half(dtype)) return emit("Add", {}, {into, slot}, {into});
     Attrs attrs;
     attrs.set("expr", fmt::format("0 Cast:f32 1 Cast:f32 Add Cast:{}", info(dtype).name));
@@ -337,8 +328,8 @@ class SegmentBuilder {
     }
     for (ProgramOp& op : program_.ops) {
       for (int32_t& i : op.inputs)
-        if (i >= 0) i = number[static_cast<size_t>(i)];
-      for (int32_t& o : op.outputs) o = number[static_cast<size_t>(o)];
+        if (i >= 0) i = number[at(i)];
+      for (int32_t& o : op.outputs) o = number[at(o)];
     }
     program_.offsets.assign(program_.values.size(), -1);
     program_.label = chunk_.name;
@@ -355,10 +346,10 @@ class SegmentBuilder {
   const std::vector<bool>& first_;
   const std::unordered_map<int32_t, ValueId>& same_memory_;
   const TaskUses& uses_;
+  const std::vector<bool>& made_here_;       // by value: in this segment
+  const std::vector<bool>& read_elsewhere_;  // by value: in another segment
   std::unordered_map<int32_t, int32_t>& inner_index_;
   ChunkPrograms& result_;
-  const std::vector<bool>* made_here_ = nullptr;
-  const std::vector<bool>* read_elsewhere_ = nullptr;
   std::vector<Slot> slots_;
   std::unordered_map<int32_t, int32_t> slot_of_value_;
   Program program_;
@@ -421,25 +412,26 @@ void ProgramPool::build(const Task& task, const Key& key, ChunkPrograms& result)
   std::unordered_map<int32_t, int32_t> inner_index;
   std::vector<bool> made_here(graph.values.size());
   for (const auto& nodes : segments) {
-    SegmentBuilder builder(dag_, task, literal_, first, same_memory, uses, inner_index, result);
+    SegmentBuilder builder(dag_, task, literal_, first, same_memory, uses, made_here,
+                           read_elsewhere, inner_index, result);
     if (is_collective(graph.node(nodes[0]))) {
       const auto known =
           std::find_if(collectives.begin(), collectives.end(),
                        [&](const Collective& each) { return each.nodes.front() == nodes.front(); });
-      result.segments.push_back(builder.build_collective(
-          known == collectives.end() ? Collective{nodes} : *known, made_here, read_elsewhere));
+      result.segments.push_back(
+          builder.build_collective(known == collectives.end() ? Collective{nodes} : *known));
       continue;
     }
     for (NodeId id : nodes)
       for (ValueId output : graph.node(id).outputs) made_here[output.index()] = true;
-    auto [program, segment] = builder.build(nodes, made_here, read_elsewhere);
+    auto [program, segment] = builder.build(nodes);
     for (NodeId id : nodes)
       for (ValueId output : graph.node(id).outputs) made_here[output.index()] = false;
     const std::string_view layer = layer_of(graph.node(nodes.front()).scope);
     if (!layer.empty()) program.label += fmt::format(" {}", layer);
     result.segments.push_back(std::move(segment));
     std::string digest = program_digest(program);
-    made_[static_cast<size_t>(task.cell)].push_back(
+    made_[at(task.cell)].push_back(
         {std::move(program), std::move(digest), &result.segments.back(), !chunk.variants.empty()});
   }
 }

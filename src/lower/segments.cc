@@ -200,11 +200,9 @@ void add_updated_blocks(const Graph& graph, const Chunk& chunk,
     const OpDef* def = find_op(node.op);
     if (node.pass != Pass::kU || !def) continue;
     for (const auto& [to, from] : def->in_place) {
-      if (static_cast<size_t>(to) >= node.outputs.size() ||
-          static_cast<size_t>(from) >= node.inputs.size())
+      if (at(to) >= node.outputs.size() || at(from) >= node.inputs.size())
         continue;  // an operand that may be absent
-      const ValueId made = node.outputs[static_cast<size_t>(to)],
-                    read = node.inputs[static_cast<size_t>(from)];
+      const ValueId made = node.outputs[at(to)], read = node.inputs[at(from)];
       const auto block = blocks.find(read.value);
       if (block != blocks.end() && block->second == 1 &&
           !std::binary_search(chunk.writes.begin(), chunk.writes.end(), made))

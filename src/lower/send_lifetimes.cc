@@ -187,10 +187,9 @@ bool crosses_cells(const RoleProgram& role, const Instruction& instruction,
                    const std::vector<bool>& crossed_axes) {
   if (instruction.kind != InstructionKind::kAllReduce) return false;
   // A group whose axes tell cells apart joins all cells.
-  const auto& axes = role.groups[static_cast<size_t>(instruction.group)].axes;
+  const auto& axes = role.groups[at(instruction.group)].axes;
   return std::any_of(axes.begin(), axes.end(), [&](int32_t axis) {
-    return static_cast<size_t>(axis) < crossed_axes.size() &&
-           crossed_axes[static_cast<size_t>(axis)];
+    return at(axis) < crossed_axes.size() && crossed_axes[at(axis)];
   });
 }
 
@@ -201,8 +200,7 @@ std::vector<std::vector<int64_t>> send_lifetimes(const std::vector<RoleProgram>&
   if (transfers.empty()) return held;
   Walk walk(roles, transfers);
   walk.run();
-  for (const Transfer& t : transfers)
-    held[static_cast<size_t>(t.from_cell)][static_cast<size_t>(t.send_position)] = walk.held(t);
+  for (const Transfer& t : transfers) held[at(t.from_cell)][at(t.send_position)] = walk.held(t);
   return held;
 }
 

@@ -72,7 +72,7 @@ Result<Positions> split(RoleProgram& role, int32_t channels, const Steady& made)
   std::vector<Instruction> steady = std::move(role.body);
   role.body.clear();
   role.body.reserve(steady.size());
-  const auto ahead = static_cast<size_t>(
+  const auto ahead = at(
       std::count_if(steady.begin(), steady.end(), [](const auto& one) { return one.ahead != 0; }));
   role.prologue.reserve(ahead);
   role.epilogue.reserve(steady.size() - ahead);
@@ -188,7 +188,7 @@ std::vector<Life> find_lives(const RoleProgram& role, const Positions& positions
       if (positions[section][i] < 0) continue;
       const int64_t until = held[section][at(positions[section][i])];
       const bool all = until >= static_cast<int64_t>(in_body[section].size());
-      if (until >= 0) to = std::max(to, all ? end : in_body[section][static_cast<size_t>(until)]);
+      if (until >= 0) to = std::max(to, all ? end : in_body[section][at(until)]);
     }
     const Instruction& one = role.body[at(positions[kBody][i])];
     // Both of a pair are alive at once: what begins or ends inside lives all through it.

@@ -147,10 +147,14 @@ TEST(Compile, GraphAndDagReadBackAndPrintTheSame) {
   dag_spec.mesh = {{"dp", 2, false, true}};
   dag_spec.microbatches = dag_spec.replicas = 2;
   dag_spec.rounds = {{2, 1, {0}}};
-  for (const bool shard : {false, true}) {
+  for (const auto& [shard, gather] :
+       {std::pair(false, Gather::kUpdate), {true, Gather::kUpdate}, {true, Gather::kStep}}) {
     auto dag = make_dag(*sharded, dag_spec);
     ASSERT_TRUE(dag) << print_error(dag.error());
-    if (shard) cut_states(*dag, dag->graph.params, {.over = {0}, .gather = Gather::kUpdate});
+    if (shard)
+      cut_states(*dag, dag->graph.params,
+                 {.over = {0}, .gather = gather, .stream = 0, .distance = 2});
+    for (Sum& sum : dag->sums) sum.each_micro = sum.part.valid() && gather == Gather::kStep;
     dag = expand_tasks(std::move(*dag));
     ASSERT_TRUE(dag) << print_error(dag.error());
     const std::string dag_text = print_dag(*dag);
@@ -159,6 +163,9 @@ TEST(Compile, GraphAndDagReadBackAndPrintTheSame) {
     EXPECT_EQ(print_dag(*dag_back), dag_text);
     EXPECT_NE(dag_text.find("task all_reduce"), std::string::npos);
     EXPECT_EQ(dag_text.find("task reduce_scatter") != std::string::npos, shard);
+    EXPECT_EQ(dag_text.find("each_micro=1") != std::string::npos, gather == Gather::kStep);
+    EXPECT_EQ(dag_text.find("gather=step stream=0 distance=2") != std::string::npos,
+              gather == Gather::kStep);
   }
 }
 
