@@ -50,12 +50,13 @@ class Inserter {
   };
 
   const Task& task_of(int32_t buffer) const { return dag_.tasks[part_of_.at(buffer).task.index()]; }
-  // What may share a bucket: when, group of ranks, stream, and what `fuse` has joined.
-  using Key = std::tuple<Gather, int32_t, int32_t, TaskId>;
+  // What may share a bucket: when, group of ranks, stream, distance, and what `fuse` has joined.
+  using Key = std::tuple<Gather, int32_t, int32_t, int32_t, TaskId>;
   Key key_of(int32_t buffer) const {
     const GatheredBuffer& own = part_of_.at(buffer);
     const Task& task = task_of(buffer);
-    return {own.when, own.group, task.stream, task.writes.size() > 1 ? own.task : TaskId()};
+    return {own.when, own.group, task.stream, task.distance,
+            task.writes.size() > 1 ? own.task : TaskId()};
   }
 
   // In order of first use; what one instruction uses first of one group stays together.
@@ -181,14 +182,18 @@ class Inserter {
     return copies;
   }
 
-  // So many loads ahead of the one that is needed, once the memory is free, in order.
+  // So many loads ahead of the one that is needed, once the memory is free; those of one distance
+  // in order.
   void issue() {
+    std::map<size_t, int64_t> last;  // by distance
     for (size_t k = 0; k < loads_.size(); ++k) {
-      Load& load = loads_[k];
-      load.issue = k < distance_ ? 0 : loads_[k - distance_].need;
-      load.issue = std::max(load.issue, load.free_after + 1);
-      if (k > 0) load.issue = std::max(load.issue, loads_[k - 1].issue);
+      const size_t ahead = at(task_of(loads_[k].buffers[0]).distance);
+      const int64_t wanted = k < ahead ? 0 : loads_[k - ahead].need;
+      loads_[k].issue = std::max({wanted, loads_[k].free_after + 1, last[ahead]});
+      last[ahead] = loads_[k].issue;
     }
+    std::stable_sort(loads_.begin(), loads_.end(),
+                     [](const Load& a, const Load& b) { return a.issue < b.issue; });
   }
 
   Instruction gather(const Load& load) {
@@ -213,7 +218,7 @@ class Inserter {
   const Dag& dag_;
   std::vector<Slot>& pool_;
   std::map<int32_t, GatheredBuffer> part_of_;  // by whole buffer
-  size_t distance_ = 0;                        // so many buckets ahead
+  size_t distance_ = 0;                        // so many buckets ahead at most
   std::vector<Bucket> buckets_;
   std::vector<std::vector<size_t>> needs_;  // by instruction: buckets, ascending
   std::vector<Load> loads_;

@@ -164,6 +164,48 @@ TEST(ZeroNested, EqualsOneDeviceBitForBit) {
     expect_same_training("mlp", kAdamW, {pp, 0, 2, "hsdp"}, of, 5, VerifyAgainst::kSingle);
 }
 
+// Each parameter is gathered as far ahead as its own task says.
+TEST(ZeroPrefetch, IsOfEachParameter) {
+  if (!std::filesystem::exists(model_path("mlp", "model.onnx")))
+    GTEST_SKIP() << "no models in " << models_folder();
+  CompileOptions options;
+  options.oracles = true;
+  const auto compiled =
+      compile_text("mlp",
+                   "piper: 1\nmesh: {dp: 2}\ndirectives:\n  - split: {dim: batch, into: 2}\n"
+                   "  - replicate: {over: dp, shard: [optimizer, gradients, parameters], gather: "
+                   "{prefetch: 0}}\n"
+                   "  - prefetch: {where: {kind: all_gather, value: \"model.4.*\"}, distance: 3}\n",
+                   kAdamW, options);
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  const RoleProgram& role = compiled->set.roles[0];
+  std::set<std::string> ahead, beside;  // of the first microbatch's forward
+  for (size_t i = 0; i < role.body.size() && role.body[i].pass != 'B'; ++i) {
+    if (role.body[i].kind != InstructionKind::kAllGather) continue;
+    const auto next =
+        std::find_if(role.body.begin() + static_cast<std::ptrdiff_t>(i), role.body.end(),
+                     [](const Instruction& one) { return one.kind == InstructionKind::kCompute; });
+    for (size_t a = 1; a < role.body[i].args.size(); a += 2) {
+      const int32_t whole = role.body[i].args[a];
+      const bool reads = std::count(next->args.begin(), next->args.end(), whole) > 0;
+      (reads ? beside : ahead).insert(role.tensor(whole).param);
+    }
+  }
+  EXPECT_EQ(ahead, (std::set<std::string>{"model.4.bias", "model.4.weight"}));
+  EXPECT_EQ(beside, (std::set<std::string>{"model.0.bias", "model.0.weight", "model.2.bias",
+                                           "model.2.weight"}));
+  const auto data = open_batches(compiled->set, "mlp");
+  const auto reference_data = open_batches(*compiled->single, "mlp");
+  ASSERT_TRUE(data && reference_data);
+  JobOptions job;
+  job.steps = 3;
+  job.threads = 1;
+  job.verify.against = VerifyAgainst::kSingle;
+  const auto result =
+      run_job(compiled->set, data->get(), &*compiled->single, reference_data->get(), job);
+  EXPECT_TRUE(result) << print_error(result.error());
+}
+
 // Parameters below a size stay whole; all others are cut.
 TEST(ZeroPersist, KeepsSmallParametersWholeAndEveryBit) {
   if (!std::filesystem::exists(model_path("gpt", "model.onnx")))
