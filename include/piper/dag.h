@@ -276,9 +276,9 @@ struct Dag {
   // its first one. Empty: all do. Chunks of one region and pass in different places stand together.
   std::vector<int32_t> group_of;
   Variants variants;
-  int64_t replicas = 1;  // of the batch cut
-  // The oracle: one device plays all replicas, one after the other.
-  bool sequential_replicas = false;
+  // Of the batch, that a device plays one after the other; more than 1: the oracle, which plays
+  // all.
+  int64_t replicas_in_turn = 1;
   bool split_backward = false;   // BI and BW are tasks of their own
   int64_t bucket_bytes = 0;      // gradient reductions join into messages of at least this size
   std::vector<SumRound> rounds;  // of the sums, each once
@@ -299,7 +299,7 @@ struct Dag {
   // By cell: scalars to read after the step.
   std::vector<std::vector<std::pair<std::string, ItemId>>> reports;
 
-  int64_t micros() const { return microbatches * (sequential_replicas ? replicas : 1); }
+  int64_t micros() const { return microbatches * replicas_in_turn; }
   int32_t num_groups() const {
     return group_of.empty() ? 1 : *std::max_element(group_of.begin(), group_of.end()) + 1;
   }
@@ -311,9 +311,8 @@ struct Dag {
 struct DagSpec {
   std::vector<DagAxis> mesh;
   std::vector<std::string> region_tags;
-  int64_t microbatches = 1, replicas = 1;
+  int64_t microbatches = 1, replicas_in_turn = 1;
   std::vector<SumRound> rounds;  // over replicas, as gradients go through them
-  bool sequential_replicas = false;
   bool split_backward = false;
   std::vector<int32_t> group_of;  // of another plan: sums are formed as there
   int64_t weight_versions = 1;    // or 2: see Version

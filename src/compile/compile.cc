@@ -146,10 +146,9 @@ struct Making {
 Result<DagSpec> spec_of(const Graph& step, const Cut& cut, const Making& making) {
   DagSpec spec;
   spec.microbatches = cut.microbatches;
-  spec.replicas = cut.replicas;
+  if (making.is_oracle()) spec.replicas_in_turn = cut.replicas;
   spec.rounds = cut.rounds;
   spec.weight_versions = making.strategy.weight_versions;
-  spec.sequential_replicas = making.is_oracle();
   for (SumRound& round : spec.rounds)
     if (making.is_oracle()) round.axes.clear();  // it has no mesh
   if (making.target == Target::kSingle) spec.group_of = making.summing.group_of;

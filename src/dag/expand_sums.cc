@@ -42,10 +42,10 @@ void Expander::index_sums() {
       }
       const ValueId like = sum.each_micro ? sum.part : sum.uses[u];
       std::vector<ItemId> parts;
-      for (int64_t r = 0; r < sequential_replicas(); ++r) {
+      for (int64_t r = 0; r < dag_.replicas_in_turn; ++r) {
         std::string name = fmt::format("{}.use{}", sum.name, u);
         if (groups_ > 1) name += fmt::format(".group{}", g);
-        if (sequential_replicas() > 1) name += fmt::format(".replica{}", r);
+        if (dag_.replicas_in_turn > 1) name += fmt::format(".replica{}", r);
         const ValueId value = pseudo_value(name, dag_.graph.value(like).type);
         parts.push_back(new_item(value, -1, dag_.chunks[static_cast<size_t>(c)].cell));
       }
@@ -79,7 +79,7 @@ ItemId Expander::add_parts(int32_t s, ItemId a, ItemId b) {
 ItemId Expander::sum_parts(int32_t s) {
   const SumState& state = sums_[static_cast<size_t>(s)];
   std::vector<ItemId> totals;  // by replica
-  for (size_t r = 0; r < static_cast<size_t>(sequential_replicas()); ++r) {
+  for (size_t r = 0; r < static_cast<size_t>(dag_.replicas_in_turn); ++r) {
     totals.push_back(state.parts[0][r]);
     for (size_t p = 1; p < state.parts.size(); ++p) {
       const ItemId part = state.parts[p][r];
@@ -137,7 +137,7 @@ std::vector<ItemId> Expander::reduce(const std::vector<int32_t>& sums,
 
 void Expander::finish_sums(const std::vector<int32_t>& sums, std::vector<ItemId> totals) {
   const int32_t cell = dag_.items[totals[0].index()].cell;
-  const size_t rounds = dag_.sequential_replicas ? 0 : sum(sums[0]).rounds.size();
+  const size_t rounds = dag_.replicas_in_turn > 1 ? 0 : sum(sums[0]).rounds.size();
   for (size_t r = sum(sums[0]).each_micro ? 1 : 0; r < rounds; ++r)
     totals = reduce(sums, totals, r);
   totals = in_type(sums, totals, own_type(sums[0]), ".finished");

@@ -223,8 +223,7 @@ void Expander::add_collectives(TaskId of) {
 }
 
 ItemId Expander::accumulator(int32_t sum, int32_t use, int32_t micro) const {
-  const auto replica =
-      static_cast<size_t>(dag_.sequential_replicas ? micro / dag_.microbatches : 0);
+  const auto replica = static_cast<size_t>(micro / dag_.microbatches);
   const size_t part =
       static_cast<size_t>(use) * groups_ + static_cast<size_t>(dag_.group_of_micro(micro));
   return sums_[static_cast<size_t>(sum)].parts[part][replica];

@@ -61,7 +61,7 @@ class Expander {
 
  private:
   struct SumState {
-    std::vector<std::vector<ItemId>> parts;  // [use × groups + group][sequential replica]
+    std::vector<std::vector<ItemId>> parts;  // [use × groups + group][replica in turn]
     bool finished = false;
     int32_t home = 0;  // cell that finishes it
   };
@@ -94,8 +94,6 @@ class Expander {
     };
     return has(chunk.groups, of_class / variants()) && has(chunk.variants, of_class % variants());
   }
-
-  int64_t sequential_replicas() const { return dag_.sequential_replicas ? dag_.replicas : 1; }
 
   void reserve();
 
@@ -156,7 +154,7 @@ class Expander {
   // Two items of one cell.
   ItemId add_parts(int32_t s, ItemId a, ItemId b);
 
-  // Of each use the groups of microbatches in order, then the uses, then sequential replicas round
+  // Of each use the groups of microbatches in order, then the uses, then replicas in turn, round
   // by round; what is left to do is the reduction over ranks. Parts that several cells
   // hold travel from one to the next: the last finishes the sum, for all that read it.
   ItemId sum_parts(int32_t s);

@@ -408,8 +408,7 @@ Result<Dag> make_dag(Graph graph, const DagSpec& spec) {
   dag.mesh = spec.mesh;
   dag.region_tags = spec.region_tags;
   dag.microbatches = spec.microbatches;
-  dag.replicas = spec.replicas;
-  dag.sequential_replicas = spec.sequential_replicas;
+  dag.replicas_in_turn = spec.replicas_in_turn;
   dag.split_backward = spec.split_backward;
   dag.group_of = spec.group_of;
   dag.variants = spec.variants;

@@ -130,9 +130,8 @@ class Parser {
     return true;
   }
   bool read_batch(const Line& line) {
-    dag_.replicas = integer(line.get("replicas"), 1);
+    dag_.replicas_in_turn = integer(line.get("replicas_in_turn"), 1);
     dag_.microbatches = integer(line.get("microbatches"), 1);
-    dag_.sequential_replicas = line.get("sequential") == "1";
     dag_.split_backward = line.get("split_backward") == "1";
     read_list(line.get("groups"), dag_.group_of,
               [&](const std::string& group) { return small(group, 0); });

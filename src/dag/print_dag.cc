@@ -73,9 +73,8 @@ std::string print_head(const Dag& dag) {
   for (const DagAxis& axis : dag.mesh)
     text += fmt::format(" {}={}{}{}", axis.name, axis.size, axis.placed ? ":placed" : "",
                         axis.replicated ? ":replicated" : "");
-  text += fmt::format("\nbatch replicas={} microbatches={} sequential={} split_backward={}",
-                      dag.replicas, dag.microbatches, dag.sequential_replicas ? 1 : 0,
-                      dag.split_backward ? 1 : 0);
+  text += fmt::format("\nbatch replicas_in_turn={} microbatches={} split_backward={}",
+                      dag.replicas_in_turn, dag.microbatches, dag.split_backward ? 1 : 0);
   field(text, "groups", dag.group_of, [](int32_t group) { return std::to_string(group); });
   field(text, "variants", dag.variants.of_micro,
         [](int32_t variant) { return std::to_string(variant); });
@@ -120,7 +119,7 @@ std::string print_label(const Dag& dag, const Task& task) {
   std::string label;
   if (task.label >= 0) label = dag.labels[static_cast<size_t>(task.label)];
   if (task.micro < 0) return label;
-  const bool oracle = dag.sequential_replicas && dag.replicas > 1;
+  const bool oracle = dag.replicas_in_turn > 1;
   if (oracle) label += " replica=" + std::to_string(task.micro / dag.microbatches);
   label += " mb=" + std::to_string(oracle ? task.micro % dag.microbatches : task.micro);
   if (task.micros > 1) label += ".." + std::to_string(task.micro + task.micros);

@@ -11,25 +11,19 @@
 namespace piper {
 namespace {
 
-int64_t micro_samples(const Dag& dag) {
-  return dag.graph.batch / (dag.replicas * dag.microbatches);
-}
-
 // Samples of a microbatch: block replica × microbatches + mb of equal blocks; a replica rank adds
 // its coordinate's share.
 SampleRange samples_of(const Dag& dag, int32_t micro) {
   SampleRange range;
-  range.count = micro_samples(dag);
+  range.count = dag.graph.batch / dag.graph.shards;
   range.first = std::max(micro, 0) * range.count;
   range.stride.assign(dag.mesh.size(), 0);
-  if (!dag.sequential_replicas) {
-    int64_t stride = range.count * dag.microbatches;
-    for (size_t a = dag.mesh.size(); a-- > 0;)
-      if (dag.mesh[a].replicated) {
-        range.stride[a] = stride;
-        stride *= dag.mesh[a].size;
-      }
-  }
+  int64_t stride = range.count * dag.microbatches;
+  for (size_t a = dag.mesh.size(); a-- > 0;)
+    if (dag.mesh[a].replicated) {
+      range.stride[a] = stride;
+      stride *= dag.mesh[a].size;
+    }
   return range;
 }
 

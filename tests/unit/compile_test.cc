@@ -145,7 +145,7 @@ TEST(Compile, GraphAndDagReadBackAndPrintTheSame) {
   EXPECT_EQ(print_graph(*graph_back), graph_text);
   DagSpec dag_spec;
   dag_spec.mesh = {{"dp", 2, false, true}};
-  dag_spec.microbatches = dag_spec.replicas = 2;
+  dag_spec.microbatches = 2;
   dag_spec.rounds = {{2, 1, {0}}};
   for (const auto& [shard, gather] :
        {std::pair(false, Gather::kUpdate), {true, Gather::kUpdate}, {true, Gather::kStep}}) {
