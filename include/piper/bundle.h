@@ -1,6 +1,6 @@
 // A plan: what one rank executes, and the plan set on disk. The only contract between the compiler
-// and piper-run; formats/plan.md and formats/plan.proto give the bytes. This room alone includes
-// plan.pb.h.
+// and piper-run; formats/plan.md and formats/plan.proto give the bytes. A field that is added here
+// is added to its list in src/bundle/fields.h, by which all of it is written, read and checked.
 //
 //   plans/manifest.json            set id, version, mesh, digests of all files, what was predicted
 //   plans/rankN.plan               header of rank N: coordinates, role digest, set id

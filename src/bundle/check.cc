@@ -20,16 +20,15 @@ Status check_names(const RoleProgram& role) {
   if (role.streams.empty() || role.streams.size() > 1024)
     return bad("a plan has 1 to 1024 streams, not {}", role.streams.size());
   for (const Stream& stream : role.streams)
-    if (stream.priority < -kMostPriority || stream.priority > kMostPriority || stream.sms < 0)
-      return bad("stream '{}' has the priority {} and {} multiprocessors",
-                 quote_control(stream.name), stream.priority, stream.sms);
+    if (stream.priority < -kMostPriority || stream.priority > kMostPriority)
+      return bad("stream '{}' has the priority {}", quote_control(stream.name), stream.priority);
   if (role.workspace_bytes.size() != role.streams.size())
     return bad("{} workspaces are stated for {} streams", role.workspace_bytes.size(),
                role.streams.size());
   for (size_t g = 0; g < role.groups.size(); ++g) {
     const std::vector<int32_t>& axes = role.groups[g].axes;
     for (size_t i = 0; i < axes.size(); ++i)
-      if (!in_range(axes[i], role.mesh.size()) || (i > 0 && axes[i - 1] >= axes[i]))
+      if (i > 0 && axes[i - 1] >= axes[i])
         return bad("group {} does not name ascending mesh axes", g);
   }
   for (const SumTarget& target : role.sum_targets)
@@ -40,15 +39,13 @@ Status check_names(const RoleProgram& role) {
 
 Status check_inputs(const RoleProgram& role) {
   std::set<std::string_view> names;
-  if (role.batch < 0) return bad("a batch of {} samples", role.batch);
   for (const DataInput& input : role.inputs) {
     const std::string name = quote_control(input.name);
     if (input.name.empty()) return bad("a data input has no name");
     if (!names.insert(input.name).second) return bad("there are two data inputs '{}'", name);
     if (!bytes_of(input.type)) return bad("data input '{}' has no possible type", name);
     const auto rank = static_cast<int32_t>(input.type.shape.size());
-    if (input.batch_dim < -1 || input.batch_dim >= rank)
-      return bad("data input '{}' has no dim {}", name, input.batch_dim);
+    if (input.batch_dim >= rank) return bad("data input '{}' has no dim {}", name, input.batch_dim);
     if (input.batch_dim >= 0 && input.type.shape[input.batch_dim] != role.batch)
       return bad("data input '{}' is {}, not a batch of {}", name, to_string(input.type),
                  role.batch);
@@ -58,13 +55,12 @@ Status check_inputs(const RoleProgram& role) {
 
 Status check_memory(const RoleProgram& role) {
   int64_t total = 0;
-  bool overflow = role.arena_bytes < 0 || role.transport_bytes < 0 || role.scratch_bytes < 0 ||
-                  role.host_bytes < 0 || role.host_bytes > kMostHostBytes ||
+  bool overflow = role.host_bytes > kMostHostBytes ||
                   __builtin_add_overflow(role.arena_bytes, role.transport_bytes, &total) ||
                   __builtin_add_overflow(total, role.scratch_bytes, &total);
   for (int64_t bytes : role.workspace_bytes)
-    overflow = overflow || bytes < 0 || __builtin_add_overflow(total, bytes, &total);
-  if (overflow) return bad("the stated memory is negative or overflows");
+    overflow = overflow || __builtin_add_overflow(total, bytes, &total);
+  if (overflow) return bad("the stated memory overflows");
   return check_buffers(role);
 }
 
@@ -100,7 +96,7 @@ Status check_ahead(const RoleProgram& role) {
     return bad("steps overlap by {}, not by 0 or 1", role.steps_ahead);
   for (const auto* list : {&role.prologue, &role.body, &role.epilogue})
     for (const Instruction& one : *list)
-      if (one.ahead < 0 || one.ahead > (list == &role.body ? role.steps_ahead : 0))
+      if (one.ahead > (list == &role.body ? role.steps_ahead : 0))
         return bad("instruction '{}' is {} steps ahead", quote_control(one.label), one.ahead);
   return ok_status();
 }
@@ -113,20 +109,15 @@ class InstructionCheck {
       : role_(role), forms_(forms), id_(id), one_(list[id]) {}
 
   Status run() const {
-    if (!in_range(one_.stream, role_.streams.size()))
-      return wrong("there is no stream {}", one_.stream);
-    for (int32_t arg : one_.args) {
-      if (!in_range(arg, role_.buffers.size())) return wrong("there is no buffer {}", arg);
+    for (int32_t arg : one_.args)
       if (role_.tensor(arg).host && one_.kind != InstructionKind::kCopy)
         return wrong("buffer '{}' is on the host, where only copies reach it",
                      quote_control(role_.name(arg)));
-    }
     for (size_t i = 0; i < one_.waits.size(); ++i)
       if (!in_range(one_.waits[i], id_) || (i > 0 && one_.waits[i - 1] >= one_.waits[i]))
         return wrong("it does not wait for earlier instructions, in ascending order");
     PIPER_TRY(check_micros());
-    if (one_.stage < -1 || one_.micro < -1) return wrong("its stage or microbatch is below -1");
-    PIPER_TRY(check_fields());
+    PIPER_TRY(check_kind());
     if (one_.kind == InstructionKind::kCompute) PIPER_TRY(check_compute());
     if (one_.kind == InstructionKind::kInput) PIPER_TRY(check_input());
     if (is_message()) PIPER_TRY(check_message());
@@ -170,7 +161,7 @@ class InstructionCheck {
 
   // Fields that belong to another kind stay empty: what is not executed must not be there to be
   // believed.
-  Status check_fields() const {
+  Status check_kind() const {
     const bool compute = one_.kind == InstructionKind::kCompute,
                input = one_.kind == InstructionKind::kInput;
     if (compute != (one_.program >= 0))
@@ -180,13 +171,12 @@ class InstructionCheck {
       return wrong("a collective, and nothing else, has a group");
     if (is_message() ? one_.peer.size() != role_.mesh.size() : !one_.peer.empty())
       return wrong("a send or receive, and nothing else, has a peer coordinate per axis");
-    if (one_.channel < 0 || (!is_message() && one_.channel != 0))
-      return wrong("it cannot use channel {}", one_.channel);
+    if (!is_message() && one_.channel != 0) return wrong("it cannot use channel {}", one_.channel);
     const bool rotates = one_.kind == InstructionKind::kRotate;
-    if (rotates ? one_.dim != -1 || one_.turn < 1 : one_.turn < 0 || (!position && one_.turn != 0))
+    if (rotates ? one_.dim != -1 || one_.turn < 1 : !position && one_.turn != 0)
       return wrong("it cannot be of the member {} before", one_.turn);
     if (one_.kind != InstructionKind::kBroadcast && one_.root != 0) return wrong("it has a root");
-    if (takes_pairs(one_.kind) ? one_.dim < -1 || (one_.dim < 0 && one_.outer != 1)
+    if (takes_pairs(one_.kind) ? one_.dim < 0 && one_.outer != 1
                                : one_.dim != -1 || (!position && one_.outer != 1))
       return wrong("it cannot have blocks of dim {} in {} stretches", one_.dim, one_.outer);
     if (one_.kind == InstructionKind::kAllToAll ? one_.dim < 0 || one_.to_dim == one_.dim
@@ -207,8 +197,6 @@ class InstructionCheck {
   }
 
   Status check_compute() const {
-    if (!in_range(one_.program, role_.programs.size()))
-      return wrong("there is no program {}", one_.program);
     const Program& program = role_.programs[one_.program];
     const std::vector<Form>& taken = forms_.programs[one_.program];
     PIPER_TRY(needs_args(taken.size()));
@@ -225,13 +213,12 @@ class InstructionCheck {
   Status check_samples() const {
     const SampleRange& range = one_.samples;
     int64_t last = range.first;
-    bool overflow =
-        range.first < 0 || range.count < 0 || __builtin_add_overflow(last, range.count, &last);
+    bool overflow = __builtin_add_overflow(last, range.count, &last);
     if (range.stride.size() != role_.mesh.size())
       return wrong("its samples need a stride per mesh axis");
     for (size_t a = 0; a < range.stride.size(); ++a) {
       int64_t span = 0;
-      overflow = overflow || range.stride[a] < 0 ||
+      overflow = overflow ||
                  __builtin_mul_overflow(range.stride[a], role_.mesh[a].second - 1, &span) ||
                  __builtin_add_overflow(last, span, &last);
     }
@@ -272,7 +259,7 @@ class InstructionCheck {
     }
     bool elsewhere = false;
     for (size_t a = 0; a < one_.peer.size(); ++a) {
-      if (one_.peer[a] < -1 || one_.peer[a] >= role_.mesh[a].second)
+      if (one_.peer[a] >= role_.mesh[a].second)
         return wrong("its peer is outside the mesh on axis {}", quote_control(role_.mesh[a].first));
       elsewhere = elsewhere || one_.peer[a] >= 0;
     }
@@ -281,8 +268,6 @@ class InstructionCheck {
   }
 
   Status check_collective() const {
-    if (!in_range(one_.group, role_.groups.size()))
-      return wrong("there is no group {}", one_.group);
     const int64_t size = members_of(role_, one_.group);
     if (one_.kind == InstructionKind::kAllReduce) {
       if (one_.args.empty()) return wrong("it reduces nothing");
@@ -297,8 +282,6 @@ class InstructionCheck {
   }
 
   Status check_pairs() const {
-    if (!in_range(one_.group, role_.groups.size()))
-      return wrong("there is no group {}", one_.group);
     const bool has_index = takes_index(one_.kind);
     if (has_index ? one_.args.size() != 3 : one_.args.empty() || one_.args.size() % 2 != 0)
       return wrong("it has {} args instead of {}", one_.args.size(),
@@ -353,11 +336,9 @@ class InstructionCheck {
   }
 
   Status check_position() const {
-    if (!in_range(one_.group, role_.groups.size()))
-      return wrong("there is no group {}", one_.group);
     int64_t end = 0;
     const int64_t members = members_of(role_, one_.group);
-    if (one_.outer < 0 || __builtin_mul_overflow(members, one_.outer, &end))
+    if (__builtin_mul_overflow(members, one_.outer, &end))
       return wrong("{} times its position among {} is no number", one_.outer, members);
     PIPER_TRY(check_turn());
     PIPER_TRY(needs_args(1));
@@ -373,18 +354,10 @@ class InstructionCheck {
   }
 
   Status check_sums() const {
-    const auto has = [&](int32_t arg) { return in_range(arg, one_.args.size()); };
     for (const Contribution& part : one_.contributions)
-      if (!has(part.arg) || !in_range(part.target, role_.sum_targets.size()) || part.use < 0 ||
-          part.use >= role_.sum_targets[part.target].uses)
-        return wrong("it contributes to a sum or use that is not there");
+      if (part.use >= role_.sum_targets[part.target].uses)
+        return wrong("it contributes to a use {} that is not there", part.use);
     if (!one_.contributions.empty()) PIPER_TRY(check_samples());
-    for (const SumCombine& part : one_.combines)
-      if (!has(part.arg) || !std::all_of(part.from.begin(), part.from.end(), has))
-        return wrong("it combines args that are not there");
-    for (const SumRead& part : one_.sum_reads)
-      if (!has(part.arg) || !in_range(part.target, role_.sum_targets.size()))
-        return wrong("it reads a sum that is not there");
     return ok_status();
   }
 
@@ -397,6 +370,7 @@ class InstructionCheck {
 }  // namespace
 
 Status check_role(const RoleProgram& role) {
+  PIPER_TRY(check_fields(role));
   PIPER_TRY(check_names(role));
   PIPER_TRY(check_inputs(role));
   PIPER_TRY(check_memory(role));
@@ -410,8 +384,6 @@ Status check_role(const RoleProgram& role) {
       PIPER_TRY(InstructionCheck(role, forms, *list, i).run());
   PIPER_TRY(check_ahead(role));
   for (const Report& report : role.reports) {
-    if (!in_range(report.buffer, role.buffers.size()))
-      return bad("report '{}' is of no buffer", quote_control(report.name));
     if (role.tensor(report.buffer).host)
       return bad("report '{}' is of a buffer on the host", quote_control(report.name));
     const TensorType& type = role.tensor(report.buffer).type;

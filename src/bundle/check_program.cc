@@ -9,13 +9,12 @@ namespace {
 
 Status check_sizes(const Program& program) {
   const size_t values = program.values.size();
-  if (program.num_args < 0 || static_cast<size_t>(program.num_args) > values)
+  if (static_cast<size_t>(program.num_args) > values)
     return bad("{} of its {} values are args", program.num_args, values);
   const auto args = static_cast<size_t>(program.num_args);
   if (program.offsets.size() != values || program.arg_written.size() != args ||
       program.arg_read.size() != args)
     return bad("its tables have not the length of its values");
-  if (program.workspace_bytes < 0) return bad("its workspace is negative");
   for (size_t v = 0; v < values; ++v)
     if (!bytes_of(program.values[v])) return bad("value {} has no possible type", v);
   return ok_status();
@@ -38,7 +37,7 @@ Status check_views(const Program& program, const std::vector<bool>& literal,
                  one.base);
     const int64_t bytes = *bytes_of(program.values[one.value]);
     const int64_t base_bytes = *bytes_of(program.values[one.base]);
-    if (one.offset < 0 || bytes > base_bytes || one.offset > base_bytes - bytes ||
+    if (bytes > base_bytes || one.offset > base_bytes - bytes ||
         one.offset % info(program.values[one.value].dtype).bytes != 0)
       return bad("view {} of {} bytes from {} on lies outside value {} of {}", one.value, bytes,
                  one.offset, one.base, base_bytes);
@@ -161,7 +160,7 @@ Status check_order(const Program& program, std::vector<bool> ready) {
 
 // What is stated for people can be added up.
 Status check_work(const Work& work) {
-  if (work.ops < 0 || work.recomputed < 0 || work.recomputed > work.ops)
+  if (work.recomputed > work.ops)
     return bad("it states {} ops, {} of them recomputed", work.ops, work.recomputed);
   int64_t products = 0;
   for (size_t i = 0; i < work.products.size(); ++i) {

@@ -47,8 +47,6 @@ Status check_cuts(const RoleProgram& role, const Tensor& tensor, size_t b, Shape
   if (tensor.part_of >= 0)
     for (int32_t axis : role.groups[tensor.part_of].axes) used[axis] = true;
   for (const auto& [axis, dim, outer] : tensor.cuts) {
-    if (!in_range(axis, role.mesh.size()))
-      return bad("buffer {} '{}' is cut over axis {}, which is not there", b, named(role, b), axis);
     const auto& [name, size] = role.mesh[axis];
     if (used[axis])
       return bad("buffer {} '{}' is cut twice over axis '{}'", b, named(role, b),
@@ -63,11 +61,10 @@ Status check_cuts(const RoleProgram& role, const Tensor& tensor, size_t b, Shape
 
 // What a rank holds of a tensor: blocks, a flat run, or a flat run of blocks.
 Status check_part(const RoleProgram& role, const Tensor& tensor, size_t b) {
-  if (tensor.cuts.empty() && tensor.part_of == -1 && tensor.whole.empty()) return ok_status();
+  if (tensor.is_whole() && tensor.whole.empty()) return ok_status();
   const auto name = [&] { return named(role, b); };
-  const bool flat = tensor.part_of != -1;
-  if (tensor.kind != BufferKind::kState || tensor.is_whole() || !bytes_of(tensor.whole_type()) ||
-      (flat && !in_range(tensor.part_of, role.groups.size())))
+  const bool flat = tensor.part_of >= 0;
+  if (tensor.kind != BufferKind::kState || tensor.is_whole() || !bytes_of(tensor.whole_type()))
     return bad("buffer {} '{}' is a part of nothing possible", b, name());
   Shape left = tensor.whole;
   PIPER_TRY(check_cuts(role, tensor, b, left));
@@ -86,8 +83,7 @@ Status check_part(const RoleProgram& role, const Tensor& tensor, size_t b) {
 Status check_version(const RoleProgram& role, const Tensor& tensor, size_t b) {
   if (tensor.previous_of == -1) return ok_status();
   const auto fits = [&] {
-    if (tensor.kind != BufferKind::kState || !in_range(tensor.previous_of, role.buffers.size()))
-      return false;
+    if (tensor.kind != BufferKind::kState) return false;
     const Tensor& newest = role.tensor(tensor.previous_of);
     const bool number = newest.type == TensorType{DType::kI64, {}};
     return newest.kind == BufferKind::kState && newest.param.empty() == number &&
@@ -102,9 +98,7 @@ Status check_version(const RoleProgram& role, const Tensor& tensor, size_t b) {
 Status check_packed(const RoleProgram& role, const Tensor& tensor, size_t b) {
   if (tensor.packed_of == -1) return ok_status();
   const auto fits = [&] {
-    if (tensor.kind != BufferKind::kStep || tensor.host ||
-        !in_range(tensor.packed_of, role.buffers.size()))
-      return false;
+    if (tensor.kind != BufferKind::kStep || tensor.host) return false;
     const Tensor& from = role.tensor(tensor.packed_of);
     const Shape& shape = from.type.shape;
     return from.kind == BufferKind::kState && from.part_of < 0 && shape.size() == 2 &&
@@ -133,10 +127,8 @@ Status check_tensors(const RoleProgram& role) {
   std::vector<int32_t> buffers(role.tensors.size());
   for (size_t b = 0; b < role.buffers.size(); ++b) {
     const auto [tensor, micro, offset] = role.buffers[b];
-    if (!in_range(tensor, role.tensors.size()))
-      return bad("buffer {} is of tensor {}, which is not there", b, tensor);
     const bool kept = role.tensors[tensor].kind != BufferKind::kStep;
-    if (micro < -1 || (kept && (micro >= 0 || buffers[tensor] > 0)))
+    if (kept && (micro >= 0 || buffers[tensor] > 0))
       return bad("buffer {} '{}' cannot be of microbatch {}", b, named(role, b), micro);
     ++buffers[tensor];
   }
@@ -161,7 +153,7 @@ Status check_buffers(const RoleProgram& role) {
       if (!possible) return bad("buffer {} '{}' has no possible type", b, named(role, b));
       size = *possible;
     }
-    if (buffer.offset < 0 || buffer.offset % 64 != 0)
+    if (buffer.offset % 64 != 0)
       return bad("buffer {} '{}' has the offset {}, which is no multiple of 64", b, named(role, b),
                  buffer.offset);
     const int64_t arena = tensor.host ? role.host_bytes : role.arena_bytes;

@@ -1,20 +1,18 @@
-// From bytes to structures. Only what a structure cannot hold is refused here (enums, sizes of the
-// file); check.cc judges the rest.
-#include <google/protobuf/arena.h>
+// From bytes to structures, by their lists of fields. Read is what encode.cc writes, and nothing
+// else: known fields, ascending, each once; check.cc judges what they say. Nothing is allocated
+// that the bytes only claim.
+#include <bit>
+#include <limits>
 
 #include "bad.h"
+#include "fields.h"
 #include "files.h"
-#include "plan.pb.h"
+#include "wire.h"
 
 namespace piper {
 namespace {
 
 constexpr size_t kEnvelope = 8 + 4 + 8 + 32;
-
-template <class Field, class Value>
-void copy_from(const Field& field, std::vector<Value>& values) {
-  values.assign(field.begin(), field.end());
-}
 
 uint64_t integer_at(std::string_view bytes, size_t at, int width) {
   uint64_t value = 0;
@@ -22,190 +20,204 @@ uint64_t integer_at(std::string_view bytes, size_t at, int width) {
   return value;
 }
 
-// Remembers the first thing that a structure cannot hold.
-class Decoder {
+// Remembers the first fault and its place; nothing is left to read behind it.
+class Reader {
  public:
-  const std::string& wrong() const { return wrong_; }
+  explicit Reader(std::string_view bytes) : bytes_(bytes), end_(bytes.size()) {}
 
-  RoleProgram role(const proto::RoleProgram& from) {
-    RoleProgram to;
-    for (const proto::Axis& axis : from.mesh()) to.mesh.emplace_back(axis.name(), axis.size());
-    for (const proto::Stream& stream : from.streams())
-      to.streams.push_back({stream.name(), stream.priority(), stream.sms()});
-    for (const proto::Group& group : from.groups()) {
-      to.groups.push_back({group.name(), {}});
-      copy_from(group.axes(), to.groups.back().axes);
-    }
-    for (const proto::Tensor& part : from.tensors()) to.tensors.push_back(tensor(part));
-    for (const proto::Buffer& part : from.buffers())
-      to.buffers.push_back({part.tensor(), part.micro(), part.offset()});
-    for (const proto::Program& part : from.programs()) to.programs.push_back(program(part));
-    for (const proto::DataInput& part : from.inputs()) to.inputs.push_back(input(part));
-    for (const proto::SumTarget& part : from.sum_targets())
-      to.sum_targets.push_back({part.name(), part.uses()});
-    for (const proto::Instruction& one : from.prologue()) to.prologue.push_back(instruction(one));
-    for (const proto::Instruction& one : from.body()) to.body.push_back(instruction(one));
-    for (const proto::Instruction& one : from.epilogue()) to.epilogue.push_back(instruction(one));
-    for (const proto::Report& report : from.reports())
-      to.reports.push_back({report.name(), report.buffer()});
-    to.steps_ahead = from.steps_ahead();
-    to.batch = from.batch();
-    to.arena_bytes = from.arena_bytes();
-    copy_from(from.workspace_bytes(), to.workspace_bytes);
-    to.transport_bytes = from.transport_bytes();
-    to.scratch_bytes = from.scratch_bytes();
-    to.host_bytes = from.host_bytes();
-    return to;
+  // "body[3].args, byte 812: …", or nothing.
+  std::string fault() const {
+    if (wrong_.empty()) return {};
+    return fmt::format("{}{}byte {}: {}", place_, place_.empty() ? "" : ", ", fault_at_, wrong_);
+  }
+
+  template <class X>
+  void message(X& to) {
+    int number = 0;
+    each_field(Of<X>(), [&](const char* name, auto member, const auto&... how) {
+      ++number;
+      if constexpr (std::is_member_pointer_v<decltype(member)>) {
+        clear(to.*member);
+        if (next_number() == number) at(name, [&] { field(name, to.*member, is_zigzag(how...)); });
+      } else {
+        if (next_number() == number) at(name, [&] { blocks(to, member); });
+      }
+    });
+    if (at_ < end_) wrong(fmt::format("field {} is unknown, or out of order", next_number()));
   }
 
  private:
-  int32_t enumerator(int32_t value, int32_t count, const char* what) {
-    if (value >= 0 && value < count) return value;
-    if (wrong_.empty()) wrong_ = fmt::format("there is no {} {}", what, value);
+  static constexpr bool is_zigzag() { return false; }
+  static constexpr bool is_zigzag(const How& how) { return how.or_less; }
+
+  // A number that is not there is 0, whatever its default in a structure.
+  template <class T>
+  static void clear(T& value) {
+    if constexpr (std::is_arithmetic_v<T> || std::is_enum_v<T>) value = T{};
+  }
+  void wrong(std::string text) {
+    if (wrong_.empty()) wrong_ = std::move(text), fault_at_ = at_;
+    at_ = end_ = bytes_.size();
+  }
+  // Adds where it was read to the place of a fault.
+  template <class Read>
+  void at(std::string name, Read read) {
+    const bool was_wrong = !wrong_.empty();
+    read();
+    if (!was_wrong && !wrong_.empty())
+      place_ = name + (place_.empty() || place_[0] == '[' ? "" : ".") + place_;
+  }
+
+  uint64_t varint() {
+    uint64_t value = 0;
+    for (int shift = 0; at_ < end_; shift += 7) {
+      const auto byte = static_cast<uint8_t>(bytes_[at_++]);
+      if (shift == 63 && byte > 1) break;
+      value |= uint64_t{byte & 0x7fU} << shift;
+      if (byte < 0x80) return value;
+    }
+    wrong("a number has no end");
     return 0;
   }
-
-  TensorType type(const proto::TensorType& from) {
-    TensorType to;
-    to.dtype = static_cast<DType>(enumerator(from.dtype(), kNumDTypes, "element type"));
-    copy_from(from.shape(), to.shape);
-    return to;
+  // Of the next field, which is not taken; 0: there is none.
+  int next_number() {
+    if (at_ == end_) return 0;
+    const size_t before = at_;
+    const uint64_t tag = varint();
+    if (!wrong_.empty()) return 0;
+    at_ = before;
+    return tag >> 3 <= 1000 ? static_cast<int>(tag >> 3) : 1001;
+  }
+  bool take_tag(Wire wire) {
+    if ((varint() & 7) == wire) return true;
+    wrong("the field is written as another type");
+    return false;
+  }
+  // The bytes that follow, by their length.
+  template <class Read>
+  void sized(Read read) {
+    if (!take_tag(kBytes)) return;
+    const uint64_t size = varint();
+    if (size > end_ - at_) return wrong(fmt::format("{} bytes are missing", size - (end_ - at_)));
+    const size_t end = end_;
+    end_ = at_ + size;
+    read();
+    if (wrong_.empty()) end_ = end;
   }
 
-  AttrValue attr(const proto::Attr& from) {
-    switch (from.value_case()) {
-      case proto::Attr::kInteger:
-        return int64_t{from.integer()};
-      case proto::Attr::kReal:
-        return from.real();
-      case proto::Attr::kText:
-        return from.text();
-      case proto::Attr::kIntegers: {
-        std::vector<int64_t> list;
-        copy_from(from.integers().values(), list);
-        return list;
-      }
-      case proto::Attr::VALUE_NOT_SET:
-        break;
+  template <class T>
+  void integer(const char* name, T& to, bool zigzag) {
+    const uint64_t bits = varint();
+    const int64_t value = zigzag ? from_zigzag(bits) : static_cast<int64_t>(bits);
+    int64_t least = std::numeric_limits<int64_t>::min(), most = std::numeric_limits<int64_t>::max();
+    if constexpr (std::is_same_v<T, DType>)
+      least = 0, most = kNumDTypes - 1;
+    else if constexpr (NamedEnum<T>)
+      least = 0, most = std::size(names_of(T{})) - 1;
+    else if constexpr (std::is_same_v<T, char>)
+      least = 0, most = 126;
+    else
+      least = std::numeric_limits<T>::min(), most = std::numeric_limits<T>::max();
+    if (value < least || value > most) return wrong(fmt::format("there is no {} {}", name, value));
+    to = static_cast<T>(value);
+  }
+  std::string text() {
+    std::string text;
+    sized([&] {
+      text = bytes_.substr(at_, end_ - at_);
+      at_ = end_;
+    });
+    return text;
+  }
+  double real() {
+    if (!take_tag(kFixed64)) return 0;
+    if (end_ - at_ < 8) return wrong("a number has no end"), 0;
+    at_ += 8;
+    return std::bit_cast<double>(integer_at(bytes_, at_ - 8, 8));
+  }
+
+  template <class T>
+  requires std::is_integral_v<T> || std::is_enum_v<T>
+  void field(const char* name, T& to, bool zigzag) {
+    if (take_tag(kVarint)) integer(name, to, zigzag);
+  }
+  void field(const char*, double& to, bool) { to = real(); }
+  void field(const char*, std::string& to, bool) { to = text(); }
+  template <Message X>
+  void field(const char*, X& to, bool) {
+    sized([&] { message(to); });
+  }
+  template <class T>
+  void field(const char* name, std::vector<T>& to, bool zigzag) {
+    if constexpr (std::is_integral_v<T>) {
+      sized([&] {
+        while (at_ < end_) {
+          T value{};
+          integer(name, value, zigzag);
+          to.push_back(value);
+        }
+      });
+    } else {
+      each(to, [&](T& item) { field(name, item, zigzag); });
     }
-    if (wrong_.empty()) wrong_ = "an attribute has no value";
-    return int64_t{0};
   }
-
-  ProgramOp op(const proto::Op& from) {
-    ProgramOp to;
-    to.op = from.op();
-    for (const proto::Attr& part : from.attrs()) to.attrs.set(part.name(), attr(part));
-    copy_from(from.inputs(), to.inputs);
-    copy_from(from.outputs(), to.outputs);
-    return to;
+  // As many fields of this number as there are.
+  template <class T, class Read>
+  void each(std::vector<T>& to, Read read) {
+    for (const int number = next_number(); wrong_.empty() && next_number() == number;)
+      at(fmt::format("[{}]", to.size()), [&] { read(to.emplace_back()); });
   }
-
-  Program program(const proto::Program& from) {
-    Program to;
-    to.label = from.label();
-    for (const proto::TensorType& value : from.values()) to.values.push_back(type(value));
-    to.num_args = from.num_args();
-    copy_from(from.offsets(), to.offsets);
-    for (const proto::Literal& literal : from.literals())
-      to.literals.emplace_back(literal.value(), literal.data());
-    for (const proto::View& view : from.views())
-      to.views.push_back({view.value(), view.base(), view.offset()});
-    for (const proto::Op& part : from.ops()) to.ops.push_back(op(part));
-    copy_from(from.arg_written(), to.arg_written);
-    copy_from(from.arg_read(), to.arg_read);
-    to.workspace_bytes = from.workspace_bytes();
-    to.work = work(from.work());
-    return to;
+  void field(const char*, Attrs& to, bool) {
+    for (const int number = next_number(); wrong_.empty() && next_number() == number;)
+      sized([&] { attr(to); });
   }
-
-  Work work(const proto::Work& from) {
-    Work to{from.ops(), from.recomputed(), {}};
-    for (const proto::Products& products : from.products())
-      to.products.emplace_back(
-          static_cast<DType>(enumerator(products.dtype(), kNumDTypes, "element type")),
-          products.count());
-    return to;
-  }
-
-  Tensor tensor(const proto::Tensor& from) {
-    Tensor to;
-    to.name = from.name();
-    to.type = type(from.type());
-    to.kind = static_cast<BufferKind>(enumerator(from.kind(), 3, "kind of buffer"));
-    to.host = from.host();
-    to.init = from.init();
-    to.fill = from.fill();
-    to.param = from.param();
-    copy_from(from.aliases(), to.aliases);
-    for (const proto::TensorCut& cut : from.cuts())
-      to.cuts.push_back({cut.axis(), cut.dim(), cut.outer()});
-    to.part_of = from.part_of();
-    copy_from(from.whole(), to.whole);
-    to.previous_of = from.previous_of();
-    to.packed_of = from.packed_of();
-    return to;
-  }
-
-  static SampleRange samples(const proto::SampleRange& from) {
-    SampleRange to{from.first(), from.count(), {}};
-    copy_from(from.stride(), to.stride);
-    return to;
-  }
-
-  static void sums(const proto::Instruction& from, Instruction& to) {
-    for (const proto::Contribution& part : from.contributions())
-      to.contributions.push_back({part.arg(), part.target(), part.use(), part.accumulates()});
-    for (const proto::SumCombine& part : from.combines()) {
-      to.combines.push_back({part.arg(), {}});
-      copy_from(part.from(), to.combines.back().from);
+  void attr(Attrs& to) {
+    std::string name = next_number() == 1 ? text() : "";
+    if (!to.items().empty() && to.items().back().first >= name)
+      return wrong("attributes are out of order");
+    std::vector<int64_t> list;
+    int64_t number = 0;
+    switch (next_number()) {
+      case 2:
+        field("integer", number, true);
+        return to.set(std::move(name), number);
+      case 3:
+        return to.set(std::move(name), real());
+      case 4:
+        return to.set(std::move(name), text());
+      case 5:
+        sized([&] {
+          if (next_number() == 1) field("integers", list, true);
+        });
+        return to.set(std::move(name), std::move(list));
+      default:
+        wrong("an attribute has no value");
     }
-    for (const proto::SumRead& part : from.sum_reads())
-      to.sum_reads.push_back({part.arg(), part.target()});
+  }
+  template <class X>
+  void blocks(X& to, BlocksOf<X> members) {
+    sized([&] {
+      to.*members.dim = 0;
+      to.*members.outer = 0;
+      if (next_number() == 1) field("dim", to.*members.dim, false);
+      if (next_number() == 2) field("outer", to.*members.outer, false);
+    });
   }
 
-  Instruction instruction(const proto::Instruction& from) {
-    Instruction to;
-    to.kind = static_cast<InstructionKind>(
-        enumerator(from.kind(), kNumInstructionKinds, "kind of instruction"));
-    to.stream = from.stream();
-    to.program = from.program();
-    copy_from(from.args(), to.args);
-    copy_from(from.waits(), to.waits);
-    copy_from(from.peer(), to.peer);
-    to.group = from.group();
-    to.root = from.root();
-    to.reduction = static_cast<Reduction>(enumerator(from.reduction(), 2, "reduction"));
-    if (from.has_blocks()) {
-      to.dim = from.blocks().dim();
-      to.outer = from.blocks().outer();
-    }
-    if (from.has_to_blocks()) {
-      to.to_dim = from.to_blocks().dim();
-      to.to_outer = from.to_blocks().outer();
-    }
-    to.turn = from.turn();
-    to.owned = from.owned();
-    to.channel = from.channel();
-    to.input = from.input();
-    to.samples = samples(from.samples());
-    to.label = from.label();
-    to.pass = static_cast<char>(enumerator(from.pass(), 127, "pass"));
-    to.stage = from.stage();
-    to.micro = from.micro();
-    to.micros = from.micros();
-    to.ahead = from.ahead();
-    sums(from, to);
-    return to;
-  }
-
-  DataInput input(const proto::DataInput& from) {
-    return {from.name(), type(from.type()), from.batch_dim(),
-            from.low(),  from.high(),       from.ignore()};
-  }
-
-  std::string wrong_;
+  std::string_view bytes_;
+  size_t at_ = 0, end_ = 0, fault_at_ = 0;
+  std::string wrong_, place_;
 };
+
+template <class X>
+Result<X> decode(std::string_view payload, size_t limit, const std::string& path) {
+  if (payload.size() > limit) return bad_at(path, "a payload of {} bytes", payload.size());
+  X to{};
+  Reader reader(payload);
+  reader.message(to);
+  if (const std::string fault = reader.fault(); !fault.empty()) return bad_at(path, "{}", fault);
+  return to;
+}
 
 }  // namespace
 
@@ -230,14 +242,7 @@ Result<std::string_view> unwrap(std::string_view magic, std::string_view file,
 }
 
 Result<RoleProgram> decode_role(std::string_view payload, const std::string& path) {
-  google::protobuf::Arena arena;
-  auto& message = *google::protobuf::Arena::CreateMessage<proto::RoleProgram>(&arena);
-  if (payload.size() > (size_t{1} << 28) ||
-      !message.ParseFromArray(payload.data(), static_cast<int>(payload.size())))
-    return bad_at(path, "the role program cannot be decoded");
-  Decoder decoder;
-  RoleProgram role = decoder.role(message);
-  if (!decoder.wrong().empty()) return bad_at(path, "{}", decoder.wrong());
+  PIPER_ASSIGN(RoleProgram role, decode<RoleProgram>(payload, size_t{1} << 28, path));
   if (auto checked = check_role(role); !checked) {
     checked.error().at = SourceSpan{path};
     return std::move(checked).error();
@@ -246,13 +251,7 @@ Result<RoleProgram> decode_role(std::string_view payload, const std::string& pat
 }
 
 Result<RankHeader> decode_header(std::string_view payload, const std::string& path) {
-  proto::RankHeader message;
-  if (payload.size() > (size_t{1} << 16) ||
-      !message.ParseFromArray(payload.data(), static_cast<int>(payload.size())))
-    return bad_at(path, "the rank's header cannot be decoded");
-  RankHeader header{message.rank(), {}, message.role(), message.set_id()};
-  copy_from(message.coordinates(), header.coordinates);
-  return header;
+  return decode<RankHeader>(payload, size_t{1} << 16, path);
 }
 
 }  // namespace piper

@@ -48,6 +48,8 @@ std::optional<int64_t> world_of(const Mesh& mesh);
 // overflows.
 std::optional<int64_t> bytes_of(const TensorType& type);
 
+// Of any role program: ids and numbers in range. All below need that.
+Status check_fields(const RoleProgram& role);
 Status check_program(const Program& program);
 // Of a role program whose groups and memory are possible.
 Status check_buffers(const RoleProgram& role);

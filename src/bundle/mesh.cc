@@ -1,3 +1,4 @@
+#include "fields.h"
 #include "files.h"
 
 namespace piper {
@@ -45,13 +46,7 @@ int64_t peer_rank(const RoleProgram& role, const std::vector<int32_t>& peer,
   return rank_of(role.mesh, at);
 }
 
-const char* to_string(InstructionKind kind) {
-  static constexpr const char* kNames[kNumInstructionKinds] = {
-      "compute",        "input",      "send",       "recv",     "all_reduce",
-      "reduce_scatter", "all_gather", "all_to_all", "rotate",   "broadcast",
-      "copy",           "own_part",   "position",   "dispatch", "combine"};
-  return kNames[static_cast<size_t>(kind)];
-}
+const char* to_string(InstructionKind kind) { return kInstructionKinds[static_cast<size_t>(kind)]; }
 
 bool takes_pairs(InstructionKind kind) {
   return (kind >= InstructionKind::kReduceScatter && kind <= InstructionKind::kRotate) ||

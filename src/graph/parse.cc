@@ -1,130 +1,10 @@
+#include <algorithm>
 #include <charconv>
 
 #include "text.h"
 
 namespace piper {
 namespace {
-
-// Reads one line from left to right. A method that fails leaves the first error in `problem`.
-class Line {
- public:
-  explicit Line(std::string_view text) : rest_(text) {}
-
-  bool done() {
-    skip_spaces();
-    return rest_.empty();
-  }
-  bool take(std::string_view token) {
-    skip_spaces();
-    if (!rest_.starts_with(token)) return false;
-    rest_.remove_prefix(token.size());
-    return true;
-  }
-  bool next_is(char c) {
-    skip_spaces();
-    return !rest_.empty() && rest_.front() == c;
-  }
-  Status expect(std::string_view token) {
-    if (take(token)) return ok_status();
-    return fail("expected '{}' at '{}'", token, rest_);
-  }
-  Result<std::string> word() {
-    skip_spaces();
-    if (!rest_.empty() && rest_.front() == '"') return quoted();
-    size_t length = 0;
-    while (length < rest_.size() && is_bare(rest_[length])) ++length;
-    if (length == 0) return fail("expected a name at '{}'", rest_);
-    std::string result(rest_.substr(0, length));
-    rest_.remove_prefix(length);
-    return result;
-  }
-  Result<int64_t> integer() {
-    PIPER_ASSIGN(std::string text, word());
-    int64_t value = 0;
-    auto read = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (read.ec != std::errc() || read.ptr != text.data() + text.size()) {
-      return fail("'{}' is not an integer", text);
-    }
-    return value;
-  }
-  Result<double> real() {
-    PIPER_ASSIGN(std::string text, word());
-    double value = 0;
-    auto read = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (read.ec != std::errc() || read.ptr != text.data() + text.size()) {
-      return fail("'{}' is not a number", text);
-    }
-    return value;
-  }
-  // From the opening bracket to the closing one, quoted text skipped.
-  Result<std::string_view> bracketed(char open, char close) {
-    skip_spaces();
-    int depth = 0;
-    bool in_quotes = false;
-    for (size_t i = 0; i < rest_.size(); ++i) {
-      char c = rest_[i];
-      if (in_quotes && c == '\\') {
-        ++i;
-      } else if (c == '"') {
-        in_quotes = !in_quotes;
-      } else if (!in_quotes && (c == open || c == close)) {
-        depth += c == open ? 1 : -1;
-        if (depth == 0) {
-          std::string_view result = rest_.substr(0, i + 1);
-          rest_.remove_prefix(i + 1);
-          return result;
-        }
-      }
-      if (depth == 0) break;
-    }
-    return fail("expected '{}…{}' at '{}'", open, close, rest_);
-  }
-
- private:
-  void skip_spaces() {
-    while (!rest_.empty() && rest_.front() == ' ') rest_.remove_prefix(1);
-  }
-  Result<std::string> quoted() {
-    std::string result;
-    for (size_t i = 1; i < rest_.size(); ++i) {
-      char c = rest_[i];
-      if (c == '"') {
-        rest_.remove_prefix(i + 1);
-        return result;
-      }
-      if (c != '\\') {
-        result += c;
-      } else if (i + 1 < rest_.size() && rest_[i + 1] != 'x') {
-        result += rest_[++i];
-      } else {
-        unsigned byte = 0;
-        std::string_view digits = rest_.substr(std::min(i + 2, rest_.size()), 2);
-        auto read = std::from_chars(digits.data(), digits.data() + digits.size(), byte, 16);
-        if (digits.size() != 2 || read.ptr != digits.data() + 2) return fail("a wrong escape");
-        result += static_cast<char>(byte);
-        i += 3;
-      }
-    }
-    return fail("a quoted name without end");
-  }
-
-  std::string_view rest_;
-};
-
-Result<Shape> parse_shape(std::string_view text) {
-  Shape shape;
-  std::string_view inner = text.substr(1, text.size() - 2);
-  if (inner.empty()) return shape;
-  for (const std::string& word : split_text(inner, ',')) {
-    int64_t extent = 0;
-    auto read = std::from_chars(word.data(), word.data() + word.size(), extent);
-    if (read.ec != std::errc() || read.ptr != word.data() + word.size() || extent < 0) {
-      return fail("'{}' is not a shape", text);
-    }
-    shape.push_back(extent);
-  }
-  return shape;
-}
 
 bool read_number(std::string_view digits, auto& value) {
   const auto read = std::from_chars(digits.data(), digits.data() + digits.size(), value);
@@ -163,279 +43,201 @@ Status parse_layouts(std::string_view text, Value& value) {
 
 class Parser {
  public:
-  Status parse_line(std::string_view text);
+  void parse(LineReader& line);
   Graph graph;
 
  private:
-  Result<TensorType> parse_type(Line& line, std::string dtype);
-  Result<Value> parse_declared(Line& line);
-  Result<ValueId> parse_value(Line& line);
-  Status add(Value value, ValueId* id);
-  Status parse_graph_line(Line& line);
-  Status parse_source(Line& line, ValueKind kind);
-  Status parse_data(Line& line, Value& value);
-  Status parse_node(Line& line);
-  Status parse_node_options(Line& line, Node& node, std::vector<std::string>& layouts);
-  Status parse_tags(Line& line, Node& node);
-  Status parse_param(Line& line);
-  Status parse_param_option(Line& line, Param& param);
-  Status parse_result(Line& line, const std::string& word);
+  static Value declared(LineReader& line);
+  ValueId value(LineReader& line, std::string_view text) const;
+  ValueId next_value(LineReader& line) const { return value(line, line.raw()); }
+  ValueId add(LineReader& line, Value value);
+  void parse_graph_line(LineReader& line);
+  void parse_source(LineReader& line, ValueKind kind);
+  void parse_tags(LineReader& line, std::string_view text, Node& node);
+  void parse_node(LineReader& line);
+  void parse_node_fields(LineReader& line, Node& node);
+  void parse_param(LineReader& line);
+  void parse_result(LineReader& line, std::string_view word);
 };
 
-Result<TensorType> Parser::parse_type(Line& line, std::string dtype) {
-  TensorType type;
-  std::optional<DType> known = parse_dtype(dtype);
-  if (!known) return fail("'{}' is not an element type", dtype);
-  type.dtype = *known;
-  PIPER_ASSIGN(std::string_view shape, line.bracketed('[', ']'));
-  PIPER_ASSIGN(type.shape, parse_shape(shape));
-  return type;
+// What went wrong elsewhere is what is wrong with the line.
+void expect_ok(LineReader& line, const Status& status) {
+  if (!status) line.wrong(status.error().message);
 }
 
 // %name:type — a bare name may hold ':' itself, so the last one counts.
-Result<Value> Parser::parse_declared(Line& line) {
+Value Parser::declared(LineReader& line) {
   Value value;
-  PIPER_TRY(line.expect("%"));
-  bool is_quoted = line.next_is('"');
-  PIPER_ASSIGN(std::string word, line.word());
-  std::string dtype;
-  if (is_quoted) {
-    value.name = word;
-    PIPER_TRY(line.expect(":"));
-    PIPER_ASSIGN(dtype, line.word());
-  } else {
-    size_t colon = word.rfind(':');
-    if (colon == std::string::npos) return fail("value '{}' has no type", word);
-    value.name = word.substr(0, colon);
-    dtype = word.substr(colon + 1);
-  }
-  PIPER_ASSIGN(value.type, parse_type(line, dtype));
+  line.expect("%");
+  const bool quoted = line.next_is('"');
+  std::string name = line.word();
+  if (quoted) line.expect(":");
+  const size_t colon = quoted ? name.npos : name.rfind(':');
+  if (!quoted && colon == name.npos) line.wrong(fmt::format("value '{}' has no type", name));
+  value.name = name.substr(0, colon);
+  const std::string dtype = colon == name.npos ? line.word() : name.substr(colon + 1);
+  const std::string_view shape = line.bracketed('[', ']');
+  if (line.is_wrong()) return value;
+  line.read(dtype + std::string(shape), value.type);
+  const Shape& dims = value.type.shape;
+  if (std::any_of(dims.begin(), dims.end(), [](int64_t dim) { return dim < 0; }))
+    line.wrong(fmt::format("'{}' is not a shape", shape));
   return value;
 }
 
-Result<ValueId> Parser::parse_value(Line& line) {
-  PIPER_TRY(line.expect("%"));
-  PIPER_ASSIGN(std::string name, line.word());
-  ValueId id = graph.find_value(name);
-  if (!id.valid()) return fail("no value has the name '{}'", quote_control(name));
+ValueId Parser::value(LineReader& line, std::string_view text) const {
+  ValueId id;
+  if (line.is_wrong()) return id;
+  if (!text.starts_with('%')) line.wrong(fmt::format("expected '%' at '{}'", text));
+  const std::string name = line.name(text.substr(std::min<size_t>(1, text.size())));
+  id = graph.find_value(name);
+  if (!id.valid()) line.wrong(fmt::format("no value has the name '{}'", name));
   return id;
 }
 
-Status Parser::add(Value value, ValueId* id) {
-  std::string name = value.name;
-  *id = graph.add_value(std::move(value));
-  if (graph.value(*id).name != name) return fail("two values have the name '{}'", name);
-  return ok_status();
+ValueId Parser::add(LineReader& line, Value value) {
+  const std::string name = value.name;
+  const ValueId id = graph.add_value(std::move(value));
+  if (graph.value(id).name != name) line.wrong(fmt::format("two values have the name '{}'", name));
+  return id;
 }
 
-Status Parser::parse_graph_line(Line& line) {
-  while (!line.done()) {
-    if (line.take("batch=")) {
-      PIPER_ASSIGN(graph.batch, line.integer());
-    } else if (line.take("shards=")) {
-      PIPER_ASSIGN(graph.shards, line.integer());
-    } else {
-      PIPER_TRY(line.expect("tag="));
-      PIPER_ASSIGN(std::string name, line.word());
-      graph.add_tag(name);
-    }
-  }
-  return ok_status();
+void Parser::parse_graph_line(LineReader& line) {
+  line.read_fields();
+  line.get("batch", graph.batch);
+  line.get("shards", graph.shards);
+  while (const auto tag = line.value("tag")) graph.add_tag(line.name(*tag));
 }
 
-Status Parser::parse_data(Line& line, Value& value) {
-  PIPER_TRY(line.expect("="));
-  if (line.take("fill")) {
-    PIPER_ASSIGN(value.fill, line.real());
-  } else if (line.take("digest:")) {
-    PIPER_ASSIGN(value.data_digest, line.word());
-  } else {
-    PIPER_ASSIGN(std::string_view elements, line.bracketed('[', ']'));
-    PIPER_ASSIGN(value.data, parse_elements(elements, value.type));
-  }
-  return ok_status();
-}
-
-Status Parser::parse_source(Line& line, ValueKind kind) {
-  PIPER_ASSIGN(Value value, parse_declared(line));
+void Parser::parse_source(LineReader& line, ValueKind kind) {
+  Value value = declared(line);
   value.kind = kind;
-  if (kind != ValueKind::kInput) {
-    PIPER_TRY(parse_data(line, value));
-  } else if (line.take("batch_dim=")) {
-    PIPER_ASSIGN(int64_t dim, line.integer());
-    value.batch_dim = static_cast<int>(dim);
+  if (kind != ValueKind::kInput) line.expect("=");
+  if (kind == ValueKind::kInput || line.is_wrong()) {
+  } else if (line.take("fill")) {
+    line.read(line.raw(), value.fill);
+  } else if (line.take("digest:")) {
+    value.data_digest = line.word();
+  } else {
+    const std::string_view elements = line.bracketed('[', ']');
+    auto data = line.is_wrong() ? Bytes() : parse_elements(elements, value.type);
+    if (!data) return line.wrong(data.error().message);
+    value.data = *std::move(data);
   }
-  if (line.take("layout=")) {
-    PIPER_ASSIGN(std::string text, line.word());
-    PIPER_TRY(parse_layouts(text, value));
-  }
-  ValueId id;
-  PIPER_TRY(add(std::move(value), &id));
+  line.read_fields();
+  line.get("batch_dim", value.batch_dim);
+  if (const auto text = line.value("layout")) expect_ok(line, parse_layouts(*text, value));
+  if (line.is_wrong()) return;
+  const ValueId id = add(line, std::move(value));
   if (kind == ValueKind::kInput) graph.inputs.push_back(id);
-  return ok_status();
 }
 
-Status Parser::parse_tags(Line& line, Node& node) {
-  PIPER_TRY(line.expect("{"));
-  while (!line.take("}")) {
-    PIPER_ASSIGN(std::string name, line.word());
-    PIPER_TRY(line.expect("="));
-    PIPER_ASSIGN(int64_t value, line.integer());
-    int index = graph.tag_index(name);
-    if (index < 0) return fail("no tag has the name '{}'", quote_control(name));
-    graph.set_tag(node, index, static_cast<int32_t>(value));
-    line.take(",");
+void Parser::parse_tags(LineReader& line, std::string_view text, Node& node) {
+  for (const std::string_view item : line.items(text)) {
+    const size_t equals = std::min(item.rfind('='), item.size());
+    const std::string name = line.name(item.substr(0, equals));
+    const int index = graph.tag_index(name);
+    if (index < 0) return line.wrong(fmt::format("no tag has the name '{}'", name));
+    int32_t value = 0;
+    line.read(item.substr(std::min(equals + 1, item.size())), value);
+    graph.set_tag(node, index, value);
   }
-  return ok_status();
 }
 
-Status Parser::parse_node_options(Line& line, Node& node, std::vector<std::string>& layouts) {
-  while (!line.done()) {
-    if (line.take("pass=")) {
-      PIPER_ASSIGN(std::string name, line.word());
-      size_t pass = 0;
-      while (pass < 4 && name != kPassNames[pass]) ++pass;
-      if (pass == 4) return fail("'{}' is not a pass", name);
-      node.pass = static_cast<Pass>(pass);
-    } else if (line.take("name=")) {
-      PIPER_ASSIGN(node.name, line.word());
-    } else if (line.take("scope=")) {
-      PIPER_ASSIGN(node.scope, line.word());
-    } else if (line.take("tags=")) {
-      PIPER_TRY(parse_tags(line, node));
-    } else {
-      PIPER_TRY(line.expect("layout="));
-      do {
-        PIPER_ASSIGN(std::string text, line.word());
-        layouts.push_back(std::move(text));
-      } while (line.take(","));
-    }
+void Parser::parse_node_fields(LineReader& line, Node& node) {
+  line.read_fields();
+  if (const auto name = line.value("pass")) {
+    const auto pass = std::find(std::begin(kPassNames), std::end(kPassNames), *name);
+    if (pass == std::end(kPassNames)) return line.wrong(fmt::format("'{}' is not a pass", *name));
+    node.pass = static_cast<Pass>(pass - std::begin(kPassNames));
   }
-  return ok_status();
+  if (const auto name = line.value("name")) node.name = line.name(*name);
+  if (const auto scope = line.value("scope")) node.scope = line.name(*scope);
+  if (const auto tags = line.value("tags")) parse_tags(line, *tags, node);
 }
 
-Status Parser::parse_node(Line& line) {
+void Parser::parse_node(LineReader& line) {
   Node node;
   std::vector<Value> outputs;
-  while (!line.take("=")) {
-    PIPER_ASSIGN(Value value, parse_declared(line));
-    outputs.push_back(std::move(value));
-  }
-  PIPER_ASSIGN(node.op, line.word());
-  PIPER_TRY(line.expect("("));
-  while (!line.take(")")) {
-    ValueId id;
+  while (line.until("=")) outputs.push_back(declared(line));
+  node.op = line.word();
+  line.expect("(");
+  while (line.until(")")) {
+    node.inputs.push_back(ValueId());
     if (!line.take("_")) {
-      PIPER_ASSIGN(id, parse_value(line));
+      line.expect("%");
+      node.inputs.back() = value(line, "%" + print_word(line.word()));
     }
-    node.inputs.push_back(id);
-    if (!line.next_is(')')) PIPER_TRY(line.expect(","));
+    if (!line.next_is(')')) line.expect(",");
   }
   if (line.next_is('{')) {
-    PIPER_ASSIGN(std::string_view attrs, line.bracketed('{', '}'));
-    PIPER_ASSIGN(node.attrs, parse_attrs(attrs));
+    auto attrs = parse_attrs(line.bracketed('{', '}'));
+    if (!attrs) return line.wrong(attrs.error().message);
+    node.attrs = *std::move(attrs);
   }
   if (!outputs.empty()) node.name = outputs[0].name;
+  parse_node_fields(line, node);
   std::vector<std::string> layouts;
-  PIPER_TRY(parse_node_options(line, node, layouts));
-  if (!layouts.empty() && layouts.size() != outputs.size()) {
-    return fail("{} layouts for {} outputs", layouts.size(), outputs.size());
-  }
-  for (size_t i = 0; i < outputs.size(); ++i) {
+  if (const auto text = line.value("layout")) layouts = split_text(*text, ',');
+  if (!layouts.empty() && layouts.size() != outputs.size())
+    return line.wrong(fmt::format("{} layouts for {} outputs", layouts.size(), outputs.size()));
+  for (size_t i = 0; i < outputs.size() && !line.is_wrong(); ++i) {
     outputs[i].producer = NodeId(graph.nodes.size());
     outputs[i].output_index = static_cast<int>(i);
-    if (!layouts.empty()) PIPER_TRY(parse_layouts(layouts[i], outputs[i]));
-    ValueId id;
-    PIPER_TRY(add(std::move(outputs[i]), &id));
-    node.outputs.push_back(id);
+    if (!layouts.empty()) expect_ok(line, parse_layouts(layouts[i], outputs[i]));
+    node.outputs.push_back(add(line, std::move(outputs[i])));
   }
   graph.nodes.push_back(std::move(node));
-  return ok_status();
 }
 
-Status Parser::parse_param_option(Line& line, Param& param) {
-  if (line.take("alias=")) {
-    PIPER_ASSIGN(std::string alias, line.word());
-    param.aliases.push_back(alias);
-  } else if (line.take("scope=")) {
-    PIPER_ASSIGN(param.scope, line.word());
-  } else if (line.take("evidence=")) {
-    PIPER_ASSIGN(param.evidence, line.word());
-  } else if (line.take("frozen=1")) {
-    param.frozen = true;
-  } else {
-    PIPER_TRY(line.expect("gradient="));
-    PIPER_ASSIGN(param.gradient, parse_value(line));
-  }
-  return ok_status();
-}
-
-Status Parser::parse_param(Line& line) {
+void Parser::parse_param(LineReader& line) {
   Param param;
-  PIPER_ASSIGN(param.name, line.word());
-  PIPER_ASSIGN(param.value, parse_value(line));
-  while (!line.done()) PIPER_TRY(parse_param_option(line, param));
+  param.name = line.word();
+  param.value = next_value(line);
+  line.read_fields();
+  while (const auto alias = line.value("alias")) param.aliases.push_back(line.name(*alias));
+  if (const auto scope = line.value("scope")) param.scope = line.name(*scope);
+  if (const auto evidence = line.value("evidence")) param.evidence = line.name(*evidence);
+  param.frozen = line.value("frozen") == "1";
+  if (const auto gradient = line.value("gradient")) param.gradient = value(line, *gradient);
   graph.params.push_back(std::move(param));
-  return ok_status();
 }
 
-Status Parser::parse_result(Line& line, const std::string& word) {
-  PIPER_ASSIGN(ValueId id, parse_value(line));
-  if (word == "update") {
-    PIPER_ASSIGN(ValueId next, parse_value(line));
-    graph.updates.push_back({id, next});
+void Parser::parse_result(LineReader& line, std::string_view word) {
+  const std::pair<std::string_view, ValueId*> results[] = {{"loss", &graph.loss},
+                                                           {"grad_norm", &graph.grad_norm},
+                                                           {"step", &graph.step},
+                                                           {"sample", &graph.sample}};
+  const auto result = std::find_if(std::begin(results), std::end(results),
+                                   [&](const auto& row) { return row.first == word; });
+  if (result != std::end(results)) {
+    *result->second = next_value(line);
   } else if (word == "output") {
-    graph.outputs.push_back(id);
-  } else if (word == "loss") {
-    graph.loss = id;
-  } else if (word == "grad_norm") {
-    graph.grad_norm = id;
-  } else if (word == "step") {
-    graph.step = id;
-  } else if (word == "sample") {
-    graph.sample = id;
+    graph.outputs.push_back(next_value(line));
+  } else if (word == "update") {
+    const ValueId state = next_value(line);
+    graph.updates.push_back({state, next_value(line)});
   } else {
-    return fail("'{}' does not start a line", quote_control(word));
+    line.wrong(fmt::format("'{}' does not start a line", word));
   }
-  return ok_status();
 }
 
-Status Parser::parse_line(std::string_view text) {
-  Line line(text);
-  if (line.done()) return ok_status();
+void Parser::parse(LineReader& line) {
   if (line.next_is('%') || line.next_is('=')) return parse_node(line);
-  PIPER_ASSIGN(std::string word, line.word());
-  if (word == "graph") {
-    PIPER_TRY(parse_graph_line(line));
-  } else if (word == "input") {
-    PIPER_TRY(parse_source(line, ValueKind::kInput));
-  } else if (word == "constant") {
-    PIPER_TRY(parse_source(line, ValueKind::kConstant));
-  } else if (word == "state") {
-    PIPER_TRY(parse_source(line, ValueKind::kState));
-  } else if (word == "param") {
-    PIPER_TRY(parse_param(line));
-  } else {
-    PIPER_TRY(parse_result(line, word));
-  }
-  if (!line.done()) return fail("something follows the end of the line");
-  return ok_status();
+  const std::string_view word = line.raw();
+  if (word == "graph") return parse_graph_line(line);
+  if (word == "input") return parse_source(line, ValueKind::kInput);
+  if (word == "constant") return parse_source(line, ValueKind::kConstant);
+  if (word == "state") return parse_source(line, ValueKind::kState);
+  if (word == "param") return parse_param(line);
+  parse_result(line, word);
 }
 
 }  // namespace
 
 Result<Graph> parse_graph(std::string_view text) {
   Parser parser;
-  int number = 0;
-  while (!text.empty()) {
-    ++number;
-    size_t end = std::min(text.find('\n'), text.size());
-    if (Status status = parser.parse_line(text.substr(0, end)); !status) {
-      status.error().at = SourceSpan{"graph", number, 0, 1};
-      return std::move(status).error();
-    }
-    text.remove_prefix(std::min(end + 1, text.size()));
-  }
+  PIPER_TRY(read_lines(text, "graph", [&](LineReader& line) { parser.parse(line); }));
   PIPER_TRY(check_graph(parser.graph));
   return std::move(parser.graph);
 }

@@ -1,32 +1,6 @@
-#include <algorithm>
-
 #include "text.h"
 
 namespace piper {
-
-bool is_bare(char c) {
-  return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' ||
-         c == '.' || c == '/' || c == ':' || c == '-' || c == '$' || c == '+' || c == '@';
-}
-
-std::string print_word(std::string_view word) {
-  if (!word.empty() && word != "_" && std::all_of(word.begin(), word.end(), is_bare)) {
-    return std::string(word);
-  }
-  std::string quoted = "\"";
-  for (char c : word) {
-    auto byte = static_cast<unsigned char>(c);
-    if (c == '"' || c == '\\') {
-      quoted += '\\';
-      quoted += c;
-    } else if (byte < 0x20 || byte == 0x7f) {
-      quoted += fmt::format("\\x{:02x}", byte);
-    } else {
-      quoted += c;
-    }
-  }
-  return quoted + '"';
-}
 
 namespace {
 

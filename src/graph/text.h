@@ -5,14 +5,12 @@
 #include <string_view>
 
 #include "piper/graph.h"
+#include "piper/lines.h"
 
 namespace piper {
 
 // Data of at most this many bytes is printed element by element.
 inline constexpr int64_t kMaxPrintedBytes = 64;
-
-bool is_bare(char c);                           // may stand in a name without quotes
-std::string print_word(std::string_view word);  // bare, or "…" with \" \\ \xNN
 
 // "[1,0.5]"; halves as their bits, "0x3f80".
 std::string print_elements(const Value& value);

@@ -56,10 +56,10 @@ axis "dp" 3
 stream 0 "compute"
 group 0 "tp" axes=[0]
 group 1 "dp" axes=[1]
-buffer 0 "w" f32[4,6] state at=0 init="w" param="w" cuts=[S1/3@0] whole=[4,12]
-buffer 1 "m" f32[9] state at=128 cuts=[S1/3@0] part_of=1 whole=[4,12]
-buffer 2 "both" f32[2,2] state at=192 cuts=[S0@0,S1@1] whole=[4,6]
-buffer 3 "twice" f32[2] state at=256 cuts=[S0/2@1,S0@0] whole=[12]
+buffer 0 "w" f32[4,6] state init="w" param="w" whole=[4,12] cuts=[S1/3@0]
+buffer 1 "m" f32[9] state at=128 part_of=1 whole=[4,12] cuts=[S1/3@0]
+buffer 2 "both" f32[2,2] state at=192 whole=[4,6] cuts=[S0@0,S1@1]
+buffer 3 "twice" f32[2] state at=256 whole=[12] cuts=[S0/2@1,S0@0]
 buffer 4 "x" f32[1,4] step at=320
 buffer 5 "y" f32[1,2] step at=384
 buffer 6 "z" f32[2,2] step at=448

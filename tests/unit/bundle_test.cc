@@ -1,3 +1,4 @@
+#include <plan.pb.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -100,13 +101,13 @@ TEST(PlanText, BlocksPrintParseAndPrintTheSame) {
 
 TEST(PlanText, MicrobatchesShareATensor) {
   const char* text = R"(plan arena=64
-buffer 0 "h@0" f32[] step at=0
-buffer 1 "h@10" f32[] step at=0
-buffer 2 "h@3" f32[1] step at=0
-buffer 3 "h@01" f32[] step at=0
-buffer 4 "w@2" f32[] step at=0
-buffer 5 "v" f32[] state at=0
-buffer 6 "v" f32[] state at=0
+buffer 0 "h@0" f32[] step
+buffer 1 "h@10" f32[] step
+buffer 2 "h@3" f32[1] step
+buffer 3 "h@01" f32[] step
+buffer 4 "w@2" f32[] step
+buffer 5 "v" f32[] state
+buffer 6 "v" f32[] state
 )";
   const RoleProgram role = role_of(text);
   EXPECT_EQ(print_plan(role), text);
@@ -122,8 +123,10 @@ TEST(PlanText, SaysWhatIsWrongInWhichLine) {
       {"plan bach=1", "'bach=1' is not expected here"},
       {"\nfrob", "a line cannot start with 'frob'"},
       {"buffer 0 \"b\" f33[2] step at=0", "'f33[2]' is no type"},
-      {"buffer 0 \"b\" f32[2] stop at=0", "'stop' is no kind of buffer"},
-      {"body\n  0 jump", "there is no instruction 'jump'"},
+      {"buffer 0 \"b\" f32[2] stop at=0", "'stop' is none of state, constant, step"},
+      {"body\n  0 jump",
+       "'jump' is none of compute, input, send, recv, all_reduce, reduce_scatter, all_gather, "
+       "all_to_all, rotate, broadcast, copy, own_part, position, dispatch, combine"},
       {"  op Mul", "this line belongs to nothing"},
       {"buffer 0 \"b\" f32[2] state at=0 cuts=[0@1]", "'0@1' is no cut"},
       {"buffer 0 \"b\" f32[2] state at=0 cuts=[S0]", "'S0' is no cut"},
@@ -287,6 +290,63 @@ TEST_F(BundleTest, RoundTrip) {
   ASSERT_TRUE(oracle) << print_error(oracle.error());
   EXPECT_TRUE(load_params(*oracle));
   EXPECT_FALSE(fs::exists(path("plans/single/params")));
+}
+
+// The payloads of a set's role programs, without the envelope around each.
+std::vector<std::string> payloads_of(const std::map<std::string, std::string>& files) {
+  std::vector<std::string> payloads;
+  for (const auto& [name, bytes] : files)
+    if (name.starts_with("roles/")) payloads.push_back(bytes.substr(8 + 4 + 8 + 32));
+  return payloads;
+}
+
+// What is written is what protobuf writes by formats/plan.proto, which knows every field.
+TEST_F(BundleTest, BytesAreThoseOfTheSchema) {
+  for (const char* text : {kStage0, kBlocks}) {
+    const RoleProgram role = role_of(text);
+    PlanSet alone;
+    alone.roles = {role};
+    alone.role_of_rank.assign(text == kBlocks ? 6 : 4, 0);
+    alone.tensor_types.emplace_back(
+        "w", TensorType{DType::kF32, text == kBlocks ? Shape{4, 12} : Shape{2, 2}});
+    alone.tensors.emplace_back("w", Bytes::zeros(text == kBlocks ? 192 : 16));
+    ASSERT_TRUE(write_plan_set(alone, nullptr, nullptr, path("plans"), {true}));
+    const std::vector<std::string> payloads = payloads_of(tree(path("plans")));
+    ASSERT_EQ(payloads.size(), 1u);
+    proto::RoleProgram message;
+    ASSERT_TRUE(message.ParseFromString(payloads[0]));
+    message.DiscardUnknownFields();
+    EXPECT_EQ(message.SerializeAsString(), payloads[0]);
+    EXPECT_EQ(message.body_size(), std::ssize(role.body));
+    EXPECT_EQ(message.tensors(0).name(), role.tensors[0].name);
+  }
+}
+
+// What a header says of itself, in bytes that no writer writes: the field and the byte are named.
+TEST_F(BundleTest, ForeignBytesAreRefusedWithTheirPlace) {
+  const auto field = [](int number, int wire) { return static_cast<char>(number << 3 | wire); };
+  const std::string role = std::string{field(3, 2), 1, 'r'}, rank = {field(1, 0), 1};
+  const std::pair<std::string, const char*> cases[] = {
+      {{field(9, 0), 1}, "byte 0: field 9 is unknown, or out of order"},
+      {role + rank, "byte 3: field 1 is unknown, or out of order"},
+      {rank + rank, "byte 2: field 1 is unknown, or out of order"},
+      {{field(1, 2), 0}, "rank, byte 1: the field is written as another type"},
+      {{field(3, 0), 1}, "role, byte 1: the field is written as another type"},
+      {{field(3, 2), 9, 'r'}, "role, byte 2: 8 bytes are missing"},
+      {{field(1, 0), '\x80'}, "rank, byte 2: a number has no end"},
+      {{field(1, 0), '\x80', '\x80', '\x80', '\x80', '\x08'},
+       "rank, byte 6: there is no rank 2147483648"},
+      {{field(2, 2), 2, 1, '\xff'}, "coordinates, byte 4: a number has no end"},
+      {std::string(11, '\xff'), "byte 10: a number has no end"},
+  };
+  ASSERT_TRUE(write_plan_set(small_set(), nullptr, nullptr, path("plans"), {}));
+  const std::string good = slurp(path("plans/rank0.plan"));
+  for (const auto& [payload, message] : cases) {
+    std::string file = good.substr(0, 12);
+    for (int i = 0; i < 8; ++i) file += static_cast<char>(payload.size() >> (8 * i));
+    spit(path("plans/rank0.plan"), file + digest(payload) + payload);
+    EXPECT_EQ(error_of(path("plans")), std::string("rank0.plan: ") + message);
+  }
 }
 
 // Pages of files in this process's memory.

@@ -164,8 +164,19 @@ TEST(Compile, GraphAndDagReadBackAndPrintTheSame) {
     EXPECT_NE(dag_text.find("task all_reduce"), std::string::npos);
     EXPECT_EQ(dag_text.find("task reduce_scatter") != std::string::npos, shard);
     EXPECT_EQ(dag_text.find("each_micro=1") != std::string::npos, gather == Gather::kStep);
-    EXPECT_EQ(dag_text.find("gather=step stream=0 distance=2") != std::string::npos,
+    EXPECT_EQ(dag_text.find("gather=step distance=2") != std::string::npos,
               gather == Gather::kStep);
+    for (const auto& [line, message] :
+         {std::pair("frob", "a line cannot start with 'frob'"),
+          {"item value=none", "nothing has the name 'none'"},
+          {"item", "an item is of a value"},
+          {"task recv \"r\" chunk=99", "'99' is not there"},
+          {"task recv \"r\" micro=1", "'r' does not end with ' mb=1'"}}) {
+      const auto refused = parse_dag(dag->graph, "dag microbatches=2\n" + std::string(line));
+      ASSERT_FALSE(refused) << line;
+      EXPECT_EQ(refused.error().message, message);
+      EXPECT_EQ(refused.error().at.line, 2);
+    }
   }
 }
 

@@ -112,7 +112,7 @@ std::string parse_error(const std::string& line) {
 TEST(GraphText, RefusesWrongText) {
   EXPECT_EQ(parse_error("%y:f32[2] = Relu(%z) pass=F"), "3: no value has the name 'z'");
   EXPECT_EQ(parse_error("%x:f32[2] = Relu(%x) pass=F"), "3: two values have the name 'x'");
-  EXPECT_EQ(parse_error("%y:f33[2] = Relu(%x) pass=F"), "3: 'f33' is not an element type");
+  EXPECT_EQ(parse_error("%y:f33[2] = Relu(%x) pass=F"), "3: 'f33[2]' is no type");
   EXPECT_EQ(parse_error("%y:f32[2] = Relu(%x) pass=G"), "3: 'G' is not a pass");
   EXPECT_EQ(parse_error("%y:f32[2] = Relu(%x) pass=F tags={a=1}"), "3: no tag has the name 'a'");
   EXPECT_EQ(parse_error("%y:f32[-2] = Relu(%x) pass=F"), "3: '[-2]' is not a shape");
@@ -120,8 +120,8 @@ TEST(GraphText, RefusesWrongText) {
   EXPECT_EQ(parse_error("constant %c:f32[2] = [1]"), "3: 1 elements for f32[2]");
   EXPECT_EQ(parse_error("constant %c:i64[1] = [x]"), "3: 'x' is not an element of i64[1]");
   EXPECT_EQ(parse_error("frob %x"), "3: 'frob' does not start a line");
-  EXPECT_EQ(parse_error("loss %x more"), "3: something follows the end of the line");
-  EXPECT_EQ(parse_error("%\"open"), "3: a quoted name without end");
+  EXPECT_EQ(parse_error("loss %x more"), "3: 'more' is not expected here");
+  EXPECT_EQ(parse_error("%\"open"), "3: expected a name at '\"open'");
 }
 
 TEST(GraphText, NeverCrashesOnTornText) {

@@ -4,6 +4,7 @@
 #include <random>
 
 #include "piper/base.h"
+#include "piper/lines.h"
 
 namespace piper {
 namespace {
@@ -173,6 +174,103 @@ TEST(Globs, HostilePatternsTakeNoLongerThanTheirSize) {
   for (int i = 0; i < 100; ++i) pattern += "*a";
   EXPECT_FALSE(glob(pattern + "b").match(path));
   EXPECT_TRUE(glob(pattern).match(path));
+}
+
+struct Small {
+  std::string name;
+  int32_t count = 1;
+  bool big = false;
+  std::vector<int64_t> sizes;
+  std::optional<DType> dtype;
+  bool operator==(const Small&) const = default;
+};
+PIPER_FIELDS(Small) {
+  v("name", &Small::name, kWord);
+  v("count", &Small::count);
+  v("big", &Small::big);
+  v("sizes", &Small::sizes, Look{"of"});
+  v("dtype", &Small::dtype);
+}
+struct Lacking {
+  int first = 0, second = 0;
+};
+PIPER_FIELDS(Lacking) { v("first", &Lacking::first); }
+
+std::string printed(const Small& small) {
+  std::string text;
+  print_fields(text, small);
+  return text;
+}
+std::string fault_of(std::string_view text) {
+  Small small;
+  LineReader line(text, "f", 1);
+  read_fields(line, small);
+  const Status status = line.finish();
+  return status ? "none" : status.error().message;
+}
+
+TEST(Lines, FieldsPrintAndReadBack) {
+  const Small cases[] = {{}, {"a \"b\x01", -3, true, {1, -2}, DType::kBF16}, {"]", INT32_MIN}};
+  EXPECT_EQ(printed(cases[0]), " \"\"");
+  EXPECT_EQ(printed(cases[1]), " \"a \\\"b\\x01\" count=-3 big of=[1,-2] dtype=bf16");
+  for (const Small& small : cases) {
+    Small again;
+    const std::string text = printed(small);
+    LineReader line(text, "f", 1);
+    read_fields(line, again);
+    EXPECT_TRUE(line.finish());
+    EXPECT_EQ(again, small) << text;
+  }
+}
+
+TEST(Lines, KeepTheFirstFault) {
+  EXPECT_EQ(fault_of("\"a\" of=[1] count=2"), "none");
+  EXPECT_EQ(fault_of("a count=x"), "'a' is no quoted text");
+  EXPECT_EQ(fault_of("\"a"), "'\"a' is no quoted text");
+  EXPECT_EQ(fault_of("\"\\xg0\""), "'\\xg0' is no quoted text");
+  EXPECT_EQ(fault_of("\"a\" count=x of=1"), "'x' is no integer");
+  EXPECT_EQ(fault_of("\"a\" count=4294967296"), "4294967296 is too large");
+  EXPECT_EQ(fault_of("\"a\" of=1"), "'1' is no list");
+  EXPECT_EQ(fault_of("\"a\" of=[1,]"), "'' is no integer");
+  EXPECT_EQ(fault_of("\"a\" dtype=f33"), "'f33' is no element type");
+  EXPECT_EQ(fault_of("\"a\" count=1 count=2"), "'count=2' is not expected here");
+  const Status second = read_lines("# one\n\n  3 x", "f", [](LineReader& line) {
+    EXPECT_EQ(line.indent(), 2);
+    line.expect_position(4);
+  });
+  ASSERT_FALSE(second);
+  EXPECT_EQ(second.error().at.line, 3);
+  EXPECT_EQ(second.error().message, "position 3 should be 4");
+}
+
+TEST(Lines, ReadWordsInTheirPlaces) {
+  LineReader line("%\"a b\":f32[2] = Op(%x, _) {k=\"}\"} t={a=1,\"b,\"=2}", "f", 1);
+  line.expect("%");
+  EXPECT_EQ(line.word(), "a b");
+  line.expect(":");
+  EXPECT_EQ(line.word(), "f32");
+  EXPECT_EQ(line.bracketed('[', ']'), "[2]");
+  EXPECT_FALSE(line.until("="));
+  EXPECT_EQ(line.word(), "Op");
+  line.expect("(");
+  EXPECT_TRUE(line.until(")"));
+  EXPECT_EQ(line.raw(), "%x,");
+  EXPECT_TRUE(line.take("_"));
+  EXPECT_FALSE(line.until(")"));
+  EXPECT_EQ(line.bracketed('{', '}'), "{k=\"}\"}");
+  line.read_fields();
+  EXPECT_EQ(line.items(*line.value("t")), (std::vector<std::string_view>{"a=1", "\"b,\"=2"}));
+  EXPECT_TRUE(line.finish());
+  LineReader open("a", "f", 1);
+  EXPECT_EQ(open.raw(), "a");
+  while (open.until(")")) EXPECT_EQ(open.word(), "");
+  EXPECT_EQ(open.finish().error().message, "expected ')' at ''");
+}
+
+// A list must name each member; print_fields and what writes bytes do not compile otherwise.
+TEST(Lines, AListThatLacksAMemberIsFound) {
+  static_assert(count_members<Small>() == 5 && count_members<Lacking>() == 2);
+  static_assert(lists_all_members<Small>() && !lists_all_members<Lacking>());
 }
 
 }  // namespace

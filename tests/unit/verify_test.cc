@@ -248,9 +248,9 @@ TEST(Verify, Structure) {
        {"structure: the sum 'w0.grad' has 1 uses on rank 0 (and 1 like it), 2 elsewhere",
         "sum: 'U' on rank 0 (and 1 like it) reads the sum 'w0.grad' from 'g': nothing of use 1 is "
         "in it"}},
-      {{{"args=[2,6,7]", "args=[2,6]"}},
+      {{{"args=[2,6,7]", "args=[2,6,7,7]"}},
        {},
-       {"error: instruction 9 'B stage=0 mb=1' (compute): it has 2 args instead of 3"}},
+       {"error: instruction 9 'B stage=0 mb=1' (compute): it has 4 args instead of 3"}},
       {{}, {{"axis \"dp\" 2", "axis \"dp\" 1"}}, {"error: the roles are for different meshes"}},
   });
 }
