@@ -179,10 +179,12 @@ class Decoder {
     if (from.has_blocks()) {
       to.dim = from.blocks().dim();
       to.outer = from.blocks().outer();
+      to.mirrored = from.blocks().mirrored();
     }
     if (from.has_to_blocks()) {
       to.to_dim = from.to_blocks().dim();
       to.to_outer = from.to_blocks().outer();
+      to.to_mirrored = from.to_blocks().mirrored();
     }
     to.turn = from.turn();
     to.owned = from.owned();

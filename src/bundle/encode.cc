@@ -128,14 +128,15 @@ void encode(const Instruction& from, proto::Instruction* to) {
   to->set_group(from.group);
   to->set_root(from.root);
   to->set_reduction(static_cast<int32_t>(from.reduction));
-  if (from.dim != -1 || from.outer != 1) {
-    to->mutable_blocks()->set_dim(from.dim);
-    to->mutable_blocks()->set_outer(from.outer);
-  }
-  if (from.to_dim != -1 || from.to_outer != 1) {
-    to->mutable_to_blocks()->set_dim(from.to_dim);
-    to->mutable_to_blocks()->set_outer(from.to_outer);
-  }
+  const auto put = [](int32_t dim, int64_t outer, bool mirrored, auto make) {
+    if (dim == -1 && outer == 1 && !mirrored) return;
+    proto::Blocks* blocks = make();
+    blocks->set_dim(dim);
+    blocks->set_outer(outer);
+    blocks->set_mirrored(mirrored);
+  };
+  put(from.dim, from.outer, from.mirrored, [&] { return to->mutable_blocks(); });
+  put(from.to_dim, from.to_outer, from.to_mirrored, [&] { return to->mutable_to_blocks(); });
   to->set_turn(from.turn);
   to->set_owned(from.owned);
   to->set_channel(from.channel);

@@ -437,8 +437,10 @@ class Parser {
     line.get("root", one.root);
     line.get("dim", one.dim);
     line.get("outer", one.outer);
+    one.mirrored = line.flag("mirrored");
     line.get("to_dim", one.to_dim);
     line.get("to_outer", one.to_outer);
+    one.to_mirrored = line.flag("to_mirrored");
     line.get("turn", one.turn);
     line.get("owned", one.owned);
     if (line.flag("max")) one.reduction = Reduction::kMax;

@@ -106,7 +106,9 @@ void print_instruction(Printer& print, size_t id, const Instruction& one, size_t
   print.integers("waits", one.waits).integers("peer", one.peer).field("channel", one.channel, 0);
   print.field("group", one.group, -1).field("root", one.root, 0).text("input", one.input);
   print.field("dim", one.dim, -1).field("outer", one.outer, int64_t{1});
+  print.flag("mirrored", one.mirrored);
   print.field("to_dim", one.to_dim, -1).field("to_outer", one.to_outer, int64_t{1});
+  print.flag("to_mirrored", one.to_mirrored);
   print.field("turn", one.turn, 0);
   print.field("owned", one.owned, int64_t{0});
   print.flag("max", one.reduction == Reduction::kMax);
