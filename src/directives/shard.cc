@@ -167,6 +167,8 @@ Status check_divides(const Graph& graph, std::span<const AxisCut> before, const 
           ? fmt::format("help: a replica has {} samples of each microbatch", extent)
       : value.kind == ValueKind::kState && parts == cut.ranks
           ? std::string("help: `pad: true` adds zeros behind it that never count")
+      : seed.zigzag && extent % (parts / 2) == 0
+          ? std::string("help: `order: contiguous` has one block a rank")
           : fmt::format("help: another dim, or axes whose sizes divide {}", extent));
   return error;
 }

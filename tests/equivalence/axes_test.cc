@@ -642,6 +642,9 @@ TEST(Axes, AttentionThatCannotBeDoneSoIsRefused) {
   EXPECT_EQ(
       refusal("{cp: 4}", kHeads),
       "7:5: error: " + at + "has 2 heads of keys, which 4 ranks of 'cp' do not divide\n" + sizes);
+  EXPECT_EQ(refusal("{cp: 32}", kZigzag),
+            "5:5: error: shard: dim 1 of 'input_ids' (i64[8,32]) cannot be cut into 64 equal parts "
+            "over 'cp', two a rank\n  = help: `order: contiguous` has one block a rank\n");
   EXPECT_EQ(refusal("{cp: 2}", of_line),
             "5:5: error: shard: nothing is cut over 'cp'\n"
             "  = help: `shard: {input: \"*\", dim: 1, over: cp}` cuts tokens\n");

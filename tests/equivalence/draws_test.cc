@@ -204,8 +204,7 @@ TEST_F(Draws, BlocksOverMeshAxesDrawTheSame) {
                {"{tp: 2}", split + weights + tokens, 1},
                {"{ep: 4}", split + samples, 1},
                {"{dp: 2, ep: 2}", split + samples + "  - replicate: {over: dp}\n", 1},
-               {"{cp: 2}", zigzag, 1},
-               {"{cp: 2, tp: 2}", zigzag + weights + tokens, 2},
+               {"{cp: 3}", zigzag, 1},
                {"{ep: 2, tp: 2}", weights + tokens + samples, 2},
                {"{tp: 2, ep: 2}", split + samples + weights + tokens, 2}};
   for (const auto& [mesh, directives, axes] : cases) {
