@@ -17,7 +17,7 @@
 
 namespace piper {
 
-inline constexpr int kPlanFormatVersion = 8;
+inline constexpr int kPlanFormatVersion = 9;
 
 // ---- Programs: what one compute instruction runs ------------------------------------------------
 
