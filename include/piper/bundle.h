@@ -17,7 +17,7 @@
 
 namespace piper {
 
-inline constexpr int kPlanFormatVersion = 8;
+inline constexpr int kPlanFormatVersion = 9;
 
 // ---- Programs: what one compute instruction runs ------------------------------------------------
 
@@ -143,7 +143,9 @@ enum class InstructionKind : uint8_t {
   kBroadcast,  // args[0] from position `root` of `group`
   kCopy,       // args[0] -> args[1]
   kOwnPart,    // pairs (whole, own part), without communication
-  kPosition,   // args[0], i64[]: the position in `group` of the member `turn` before, times `outer`
+  // args[0], i64[] or i64[n]: where the blocks of `outer` elements begin that the member of `group`
+  // which is `turn` positions before has of one stretch, or of each of n that follow one another.
+  kPosition,
   // (own part, whole, index): the rows of which the index names what the rank owns, from all parts;
   // others are zero. An index for each row of the whole, which is cut by `dim`.
   kDispatch,
@@ -215,9 +217,12 @@ struct Instruction {
   // group has members; the part has the own block of every stretch. -1: parts are flat runs.
   int32_t dim = -1;
   int64_t outer = 1;
+  // Of pairs and kPosition: in every second stretch members count from its end.
+  bool mirrored = false;
   // kAllToAll: of the whole, into what its other part has blocks.
   int32_t to_dim = -1;
   int64_t to_outer = 1;
+  bool to_mirrored = false;
   int32_t turn = 0;   // kRotate, kPosition
   int64_t owned = 0;  // kDispatch, kCombine: position k owns the numbers [k × owned, + owned)
   // kSend, kRecv: messages of one (sender, receiver, channel) arrive in order.

@@ -35,7 +35,8 @@ enum class ValueKind : uint8_t {
 // How a value lies over the batch axis group (replicas × microbatches): one local value stands for
 //   kReplicated  the same value in every shard,
 //   kSharded     blocks of `dim`; a dim is [outer, shards × local, inner] and shard i holds the
-//                i-th block of each outer part,
+//                i-th block of each outer part, or, where `mirrored`, of every second one the
+//                i-th from its end: causal attention is as much work on tokens of each shard,
 //   kPartial     terms of a sum over all shards.
 //   kGreatest    numbers of which the greatest counts.
 //   kRouted      all rows, of which those are right whose index names what the shard has of a
@@ -43,12 +44,14 @@ enum class ValueKind : uint8_t {
 enum class LayoutKind : uint8_t { kReplicated, kSharded, kPartial, kGreatest, kRouted };
 struct Layout {
   LayoutKind kind = LayoutKind::kReplicated;
-  int dim = -1;       // kSharded
-  int64_t outer = 1;  // kSharded: extent of the factors of `dim` left of the sharded one
-  ValueId by = {};    // kRouted, while an axis is applied: the index
+  int dim = -1;           // kSharded
+  int64_t outer = 1;      // kSharded: extent of the factors of `dim` left of the sharded one
+  ValueId by = {};        // kRouted, while an axis is applied: the index
+  bool mirrored = false;  // kSharded, of an even `outer`
   bool operator==(const Layout&) const = default;
 };
-std::string to_string(const Layout& layout);  // "R", "S0", "S1/4" (outer 4), "P", "M", "D"
+std::string to_string(
+    const Layout& layout);  // "R", "S0", "S1/4" (outer 4), "S1/2z" (mirrored), "P", "M", "D"
 
 // How a value lies over a mesh axis that a `shard` directive names. Axes are applied one after the
 // other: what an axis cuts is what those before it left to a rank.

@@ -33,6 +33,8 @@ struct LoopRule {
   // this input, i64[], which is absent in a whole use, and the size of the whole as the attribute
   // `whole`. Only a cut over mesh axes can give it.
   std::vector<std::pair<char, int>> firsts;
+  // Such a part may also be of n equal stretches, and is given their numbers as i64[n].
+  bool stretches = false;
   // The index of which each element says at which turn of the letter that has a first its row is
   // looked up, or added to: a row counts for one part of the letter alone. -1: there is none.
   int picks = -1;

@@ -33,6 +33,8 @@ struct ShardSeed {
   int dim = -1;   // -1: every rank holds all of it
   SourceSpan at;
   bool pad = false;  // with zeros behind the dim, where it does not divide
+  // Of twice as many blocks as there are ranks, rank r has the r-th from both ends.
+  bool zigzag = false;
 };
 
 // How attention is done whose tokens are in blocks over the axis: each rank has its queries and

@@ -156,6 +156,7 @@ struct ShardRule {              // - shard: {match: "**/qkv/weight", dim: 0, ove
   std::optional<By> by;        // of attention
   std::optional<int64_t> dim;  // from the end if negative; none: every rank holds all of it
   bool pad = false;            // with zeros behind the dim, where it does not divide
+  bool zigzag = false;         // of input: of twice as many blocks one from each end
   std::string over;            // a mesh axis
   SourceSpan at, of_at, dim_at, over_at;
   bool has_dim() const { return sends.empty() && attention.empty(); }

@@ -58,14 +58,16 @@ struct MessagePart {
 };
 
 // One tensor of a reduce-scatter or all-gather. `whole` is so many equal stretches of a run for
-// each member: member k's part is the k-th of every stretch, one after the other. Of one stretch
-// the last runs may be shorter; behind its end parts are zero.
+// each member: member k's part is the k-th of every stretch, one after the other, or, where
+// `mirrored`, in every second stretch the k-th from its end. Of one stretch the last runs may be
+// shorter; behind its end parts are zero.
 struct Shard {
   std::byte* whole = nullptr;
   std::byte* part = nullptr;
   DType dtype = DType::kF32;
   int64_t count = 0, part_count = 0;  // members × part_count >= count; equal for several stretches
   int64_t stretches = 1;
+  bool mirrored = false;
   // Bytes that lie side by side in the whole and in a part.
   struct Run {
     int64_t whole = 0, part = 0, bytes = 0;
@@ -75,9 +77,10 @@ struct Shard {
   void for_each_run(int64_t k, int64_t begin, int64_t end, Visit visit) const {
     const int64_t size = info(dtype).bytes, stretch = count / stretches * size,
                   run = part_count / stretches * size;
-    const int64_t from = std::min(k * run, stretch), length = std::min(run, stretch - from);
+    const int64_t first = std::min(k * run, stretch), length = std::min(run, stretch - first);
     for (int64_t at = begin; at < end && length > 0;) {
       const int64_t s = at / run, inside = at - s * run;
+      const int64_t from = mirrored && s % 2 != 0 ? stretch - run - first : first;
       const int64_t bytes = std::min(length - inside, end - at);
       if (bytes <= 0) return;  // the rest is padding, of the one stretch
       visit(Run{s * stretch + from + inside, at, bytes});
@@ -123,14 +126,15 @@ struct Exchange {
 };
 // Rows of a tensor that go where an index sends them, and come back. The whole is so many equal
 // stretches of a block of rows for each member, whose part has its block of every stretch, one
-// after the other; member k owns the numbers [k × owned, (k + 1) × owned) of the index, which is
-// the same on all members. A negative number counts from behind the last one.
+// after the other, as a Shard has them; member k owns the numbers [k × owned, (k + 1) × owned) of
+// the index, which is the same on all members. A negative number counts from behind the last one.
 struct Rows {
   std::byte *whole = nullptr, *part = nullptr;
   const std::byte* index = nullptr;
   bool wide = true;                  // the index is i64, or else i32
   int64_t count = 0, row_bytes = 0;  // of the whole
   int64_t stretches = 1, members = 1, owned = 0;
+  bool mirrored = false;
   // Who owns what row `r` names; none: behind the last member.
   int64_t owner(int64_t r) const {
     int64_t at = wide ? reinterpret_cast<const int64_t*>(index)[r]
@@ -144,7 +148,8 @@ struct Rows {
     const int64_t block = count / (stretches * members);
     for (int64_t s = 0; s < stretches; ++s)
       for (int64_t i = 0; i < block; ++i) {
-        const int64_t r = (s * members + k) * block + i;
+        const int64_t own = mirrored && s % 2 != 0 ? members - 1 - k : k;
+        const int64_t r = (s * members + own) * block + i;
         visit(r * row_bytes, (s * block + i) * row_bytes, owner(r));
       }
   }

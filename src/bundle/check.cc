@@ -182,6 +182,10 @@ class InstructionCheck {
     if (one_.kind == InstructionKind::kAllToAll ? one_.dim < 0 || one_.to_dim == one_.dim
                                                 : one_.to_dim != -1 || one_.to_outer != 1)
       return wrong("it cannot have blocks of dim {} in {} stretches", one_.to_dim, one_.to_outer);
+    const bool pairs = one_.dim >= 0 && one_.outer % 2 == 0;
+    if ((one_.mirrored && !pairs && !position) ||
+        (one_.to_mirrored && (one_.to_dim < 0 || one_.to_outer % 2 != 0)))
+      return wrong("it cannot have every second stretch from its end");
     if (takes_index(one_.kind) ? one_.dim < 0 || one_.owned < 1 : one_.owned != 0)
       return wrong("a member cannot own {} numbers of an index", one_.owned);
     if (one_.kind != InstructionKind::kAllReduce && one_.reduction != Reduction::kSum)
@@ -336,14 +340,16 @@ class InstructionCheck {
   }
 
   Status check_position() const {
+    PIPER_TRY(needs_args(1));
+    const int64_t members = members_of(role_, one_.group), count = num_elements(type(0).shape);
     int64_t end = 0;
-    const int64_t members = members_of(role_, one_.group);
-    if (__builtin_mul_overflow(members, one_.outer, &end))
+    if (__builtin_mul_overflow(members, one_.outer, &end) ||
+        __builtin_mul_overflow(end, count, &end))
       return wrong("{} times its position among {} is no number", one_.outer, members);
     PIPER_TRY(check_turn());
-    PIPER_TRY(needs_args(1));
-    if (type(0) == TensorType{DType::kI64, {}}) return ok_status();
-    return wrong("it writes a number into {}", to_string(type(0)));
+    const bool fits = type(0).dtype == DType::kI64 && type(0).shape.size() <= 1 &&
+                      (!one_.mirrored || count % 2 == 0);
+    return fits ? ok_status() : wrong("it writes numbers into {}", to_string(type(0)));
   }
 
   Status check_copy() const {

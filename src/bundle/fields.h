@@ -42,17 +42,19 @@ inline constexpr How kName{kWord}, kOwnLines{kElsewhere};
 constexpr How id_of(Table table) { return {.table = table}; }
 constexpr How id_or_less(Table table) { return {.table = table, .or_less = true}; }
 
-// Two members that are a message of their own in the bytes, which is left out with their defaults.
+// Members that are a message of their own in the bytes, which is left out with their defaults.
 template <class X>
 struct BlocksOf {
-  static constexpr size_t kMembers = 2;
+  static constexpr size_t kMembers = 3;
   int32_t X::*dim;
   int64_t X::*outer;
-  const char *dim_key = "dim", *outer_key = "outer";
+  bool X::*mirrored;
+  const char *dim_key = "dim", *outer_key = "outer", *mirrored_key = "mirrored";
   template <class V>
   constexpr void each_member(V&& v) const {
     v(dim_key, dim);
     v(outer_key, outer);
+    v(mirrored_key, mirrored);
   }
 };
 
@@ -197,9 +199,10 @@ PIPER_FIELDS(Instruction) {
   v("contributions", &I::contributions, kOwnLines);
   v("combines", &I::combines, kOwnLines);
   v("sum_reads", &I::sum_reads, kOwnLines);
-  v("blocks", BlocksOf<I>{&I::dim, &I::outer});
+  v("blocks", BlocksOf<I>{&I::dim, &I::outer, &I::mirrored});
   v("reduction", &I::reduction);
-  v("to_blocks", BlocksOf<I>{&I::to_dim, &I::to_outer, "to_dim", "to_outer"});
+  v("to_blocks", BlocksOf<I>{&I::to_dim, &I::to_outer, &I::to_mirrored, "to_dim", "to_outer",
+                             "to_mirrored"});
   v("turn", &I::turn);
   v("owned", &I::owned);
 }

@@ -123,7 +123,7 @@ class Seeds {
 
   Status add(ValueId id, const std::string& what) {
     const auto rank = static_cast<int64_t>(graph_.value(id).type.shape.size());
-    ShardSeed seed{id, -1, shard_.at, shard_.pad};
+    ShardSeed seed{id, -1, shard_.at, shard_.pad, shard_.zigzag};
     if (shard_.dim) {
       const int64_t dim = *shard_.dim < 0 ? *shard_.dim + rank : *shard_.dim;
       if (dim < 0 || dim >= rank)
@@ -145,13 +145,13 @@ Status check_divides(const Graph& graph, std::span<const AxisCut> before, const 
                      const ShardSeed& seed) {
   const TensorType& type = graph.value(seed.value).type;
   if (seed.dim < 0) return ok_status();
-  int64_t parts = cut.ranks;
-  std::string over = fmt::format("'{}'", cut.name);
+  int64_t parts = cut.ranks * (seed.zigzag && cut.ranks > 1 ? 2 : 1);
+  std::string over = fmt::format("'{}'{}", cut.name, parts > cut.ranks ? ", two a rank" : "");
   std::vector<std::string> notes;
   for (const AxisCut& axis : before)
     for (const ShardSeed& other : axis.seeds) {
       if (other.value != seed.value || other.dim != seed.dim) continue;
-      parts *= axis.ranks;
+      parts *= axis.ranks * (other.zigzag ? 2 : 1);
       over = fmt::format("'{}' and {}", axis.name, over);
       notes.push_back(fmt::format("it is cut over '{}' at line {}", axis.name, other.at.line));
     }
@@ -167,6 +167,8 @@ Status check_divides(const Graph& graph, std::span<const AxisCut> before, const 
           ? fmt::format("help: a replica has {} samples of each microbatch", extent)
       : value.kind == ValueKind::kState && parts == cut.ranks
           ? std::string("help: `pad: true` adds zeros behind it that never count")
+      : seed.zigzag && extent % (parts / 2) == 0
+          ? std::string("help: `order: contiguous` has one block a rank")
           : fmt::format("help: another dim, or axes whose sizes divide {}", extent));
   return error;
 }

@@ -42,6 +42,7 @@ Status check_value(const Graph& graph, ValueId id) {
   int rank = static_cast<int>(value.type.shape.size());
   if (value.layout.kind == LayoutKind::kSharded && value.over.empty() &&
       (value.layout.dim < 0 || value.layout.dim >= rank || value.layout.outer < 1 ||
+       (value.layout.mirrored && value.layout.outer % 2 != 0) ||
        value.type.shape[static_cast<size_t>(value.layout.dim)] % value.layout.outer != 0)) {
     return fail("value '{}' of type {} cannot lie as {}", value.name, to_string(value.type),
                 to_string(value.layout));

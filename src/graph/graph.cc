@@ -16,7 +16,7 @@ std::string to_string(const Layout& layout) {
       break;
   }
   if (layout.outer == 1) return fmt::format("S{}", layout.dim);
-  return fmt::format("S{}/{}", layout.dim, layout.outer);
+  return fmt::format("S{}/{}{}", layout.dim, layout.outer, layout.mirrored ? "z" : "");
 }
 
 std::string print_layouts(const Value& value) {

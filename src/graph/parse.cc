@@ -17,6 +17,8 @@ Result<Layout> parse_layout(std::string_view text) {
   if (text == "M") return Layout{LayoutKind::kGreatest};
   if (text == "D") return Layout{LayoutKind::kRouted};
   Layout layout{LayoutKind::kSharded};
+  layout.mirrored = text.ends_with("z");
+  if (layout.mirrored) text.remove_suffix(1);
   const size_t slash = text.find('/');
   if (text.starts_with("S") && read_number(text.substr(1, slash - 1), layout.dim) &&
       (slash == std::string_view::npos || read_number(text.substr(slash + 1), layout.outer))) {

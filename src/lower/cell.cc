@@ -301,6 +301,7 @@ class CellLowerer {
       one.group = group;
       one.outer = node.attrs.integer("size");
       one.turn = static_cast<int32_t>(node.attrs.integer("turn", 0));
+      one.mirrored = node.attrs.integer("mirrored", 0) != 0;
       return;
     }
     const InstructionKind kind = kind_of(*collective_kind(node.op));
@@ -325,6 +326,8 @@ class CellLowerer {
     one.outer = node.attrs.integer("outer");
     one.to_dim = static_cast<int32_t>(node.attrs.integer("to_dim", -1));
     one.to_outer = node.attrs.integer("to_outer", 1);
+    one.mirrored = node.attrs.integer("mirrored", 0) != 0;
+    one.to_mirrored = node.attrs.integer("to_mirrored", 0) != 0;
     one.owned = node.attrs.integer("owned", 0);
   }
   int32_t argument_buffer(const Task& task, const SegmentArg& arg,

@@ -8,7 +8,8 @@
 //   scale         of the scores q·k
 //   softcap       c > 0: scores become c·tanh(score / c)
 //   causal        1: query i sees the keys j ≤ i + offset; first, first_key: the numbers of the
-//                 first query and of the first key
+//                 first query and of the first key, or, i64[n], of those of each of n equal
+//                 stretches of them: query i of T has the number first[i / (T/n)] + i % (T/n)
 //   keys          with first_key: how many there are in all, for which the mask is
 //   masked_score  what a score becomes where a boolean mask is false; -∞ when absent
 // and of AttentionGrad: mask_grad, 1 to make dmask.
@@ -82,6 +83,22 @@ Status check_mask(const OpTypes& use, size_t input, const AttentionSizes& s) {
   return ok_status();
 }
 
+// Numbers of the first tokens.
+Status check_numbers(const OpTypes& use, size_t first, const AttentionSizes& s) {
+  for (const auto& [input, tokens] : {std::pair(first, s.queries), {first + 1, s.keys}}) {
+    if (!has_input(use, input) || use.inputs[input].shape.empty()) {
+      PIPER_TRY(check_first(use, input));
+      continue;
+    }
+    const TensorType& numbers = use.inputs[input];
+    if (numbers.dtype != DType::kI64 || numbers.shape.size() != 1 || numbers.shape[0] < 1 ||
+        tokens % numbers.shape[0] != 0)
+      return fail("input {} (first) {} is not of equal stretches of {} tokens", input,
+                  to_string(numbers), tokens);
+  }
+  return ok_status();
+}
+
 TensorType statistics_type(const OpTypes& use, const AttentionSizes& s) {
   const DType dtype = use.inputs[kQ].dtype == DType::kF64 ? DType::kF64 : DType::kF32;
   return {dtype, s.statistics()};
@@ -89,16 +106,16 @@ TensorType statistics_type(const OpTypes& use, const AttentionSizes& s) {
 
 TypesResult attention_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 3, 6));
-  for (const size_t first : {4, 5}) PIPER_TRY(check_first(use, first));
   PIPER_ASSIGN(const AttentionSizes s, attention_sizes_of(use));
+  PIPER_TRY(check_numbers(use, 4, s));
   PIPER_TRY(check_mask(use, 3, s));
   return std::vector<TensorType>{{use.inputs[kQ].dtype, s.shape(kY)}, statistics_type(use, s)};
 }
 
 TypesResult attention_grad_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 6, 9));
-  for (const size_t first : {7, 8}) PIPER_TRY(check_first(use, first));
   PIPER_ASSIGN(const AttentionSizes s, attention_sizes_of(use));
+  PIPER_TRY(check_numbers(use, 7, s));
   PIPER_TRY(check_type(use, 3, "y", {use.inputs[kQ].dtype, s.shape(kY)}));
   PIPER_TRY(check_type(use, 4, "lse", statistics_type(use, s)));
   PIPER_TRY(check_type(use, 5, "dy", {use.inputs[kQ].dtype, s.shape(kY)}));
@@ -152,8 +169,11 @@ struct AttentionLetters {
     LoopRule& attention_rule = build.rule;
     while (attention_rule.inputs.size() < use.inputs.size())
       attention_rule.inputs.push_back(
-          attention_rule.inputs.size() == mask_input ? mask(use, mask_input) : Dims{});
+          attention_rule.inputs.size() == mask_input
+              ? mask(use, mask_input)
+              : Dims(use.inputs[attention_rule.inputs.size()].shape.size()));
     if (s.causal) attention_rule.firsts = {{query, first}};
+    attention_rule.stretches = true;
     const bool told = has_input(use, mask_input + 2),
                has_keys = has_input(use, mask_input) && use.inputs[mask_input].shape[3] != 1;
     if (told || (!s.causal && !has_keys))

@@ -13,9 +13,11 @@
 //     x, up to `dim` and perhaps behind it, count rows: f32[4,3,8] is of rows of 8 for i64[12].
 //   Combine{over, ranks, dim, outer, owned}(x, index): the own block of rows, each from the rank
 //     that owns what its index names. One that no rank owns is made of NaN.
-//   OwnFirst{over, size, ranks, turn}() -> i64[]: `size` times the rank's number along the axis,
-//     where its own block of so many begins, or, with `turn`, that of the rank so many before.
-// `over` is an index of the mesh. A dim that is cut is [outer, ranks × block], as Layout says.
+//   OwnFirst{over, size, ranks, turn, outer, mirrored}() -> i64[] or, with `outer`, i64[outer]:
+//     where its own block of `size` begins in a dim, or that in each of its stretches; with `turn`,
+//     that of the rank so many before.
+// `over` is an index of the mesh. A dim that is cut is [outer, ranks × block], `mirrored` 0 or 1
+// (to_mirrored for to_outer), as Layout says.
 #include "rules.h"
 
 namespace piper {
@@ -30,6 +32,8 @@ Result<Blocks> blocks_of(const OpTypes& use, const std::string& to = "") {
   PIPER_ASSIGN(const size_t d, check_axis(use.attrs, to + "dim", use.inputs[0].shape.size()));
   const int64_t parts = use.attrs.integer(to + "outer", 1);
   if (parts < 1) return fail("{} outer blocks", parts);
+  if (use.attrs.integer(to + "mirrored", 0) != 0 && parts % 2 != 0)
+    return fail("{} outer blocks of which every second one counts from its end", parts);
   return Blocks{d, parts};
 }
 
@@ -121,12 +125,16 @@ TypesResult first_types(const OpTypes& use) {
   if (use.attrs.integer("size", -1) < 0) return fail("blocks of no size");
   const int64_t turn = use.attrs.integer("turn", 0);
   if (turn < 0 || turn >= use.attrs.integer("ranks", 1)) return fail("{} ranks before", turn);
-  return std::vector<TensorType>{{DType::kI64, {}}};
+  const int64_t outer = use.attrs.integer("outer", 0);
+  if (outer < 0 || (use.attrs.integer("mirrored", 0) != 0 && (outer == 0 || outer % 2 != 0)))
+    return fail("{} outer blocks", outer);
+  return std::vector<TensorType>{{DType::kI64, outer == 0 ? Shape{} : Shape{outer}}};
 }
 
 LoopRule collective_sum_loops(const OpTypes& use) { return pointwise_loops(use, {{0}}); }
 
-// What lies outside of the blocks passes; the blocks themselves are whole.
+// What lies outside of the blocks passes; the blocks themselves are whole, and so are two
+// neighbours, of which one counts from its end.
 LoopRule block_loops(const OpTypes& use) {
   LoopBuilder build;
   const Shape& shape = use.inputs[0].shape;
@@ -135,7 +143,8 @@ LoopRule block_loops(const OpTypes& use) {
     int64_t outer = -1;
     for (const char* to : {"", "to_"})
       if (use.attrs.integer(std::string(to) + "dim", -1) == static_cast<int64_t>(d))
-        outer = use.attrs.integer(std::string(to) + "outer", 1);
+        outer = use.attrs.integer(std::string(to) + "outer", 1) /
+                (use.attrs.integer(std::string(to) + "mirrored", 0) != 0 ? 2 : 1);
     if (outer < 0) {
       dims.push_back({build.letter(shape[d])});
     } else if (outer == 1) {

@@ -10,7 +10,8 @@
 //   samples in the global batch; n of them are one shard. Attributes of a cut use: `rows` runs of
 //   equal length are what the shard has of the whole, in which `shards` such runs stand after each
 //   other. `cuts` has the same two numbers for each mesh axis that cuts the use, in the order in
-//   which they do; of each an input follows, i64[]: the own number along it.
+//   which they do; of each an input follows, i64[]: the own number along it. Negative `rows` are so
+//   many of which every second one has the runs from its end.
 #include "rules.h"
 
 namespace piper {
@@ -25,9 +26,11 @@ Status check_draws(const OpTypes& use, size_t draws, const Shape& shape) {
     return fail("{} rows of {} shards are no part of {}", rows, shards, to_string(shape));
   }
   const std::vector<int64_t> cuts = use.attrs.integers("cuts");
-  const bool positive = std::all_of(cuts.begin(), cuts.end(), [](int64_t n) { return n > 0; });
+  bool counts = true;
+  for (size_t c = 0; c < cuts.size(); ++c)
+    counts = counts && (cuts[c] > 0 || (cuts[c] < 0 && c % 2 == 0));
   const size_t axes = use.inputs.size() - std::min(use.inputs.size(), draws + 3);
-  if (!positive || cuts.size() != 2 * axes)
+  if (!counts || cuts.size() != 2 * axes)
     return fail("{} numbers of cuts for {} axes", cuts.size(), axes);
   for (size_t i = draws + 3; i < use.inputs.size(); ++i)
     PIPER_TRY(check_type(use, i, "number along an axis", {DType::kI64, {}}));

@@ -44,7 +44,7 @@ Status run_op(State& state, const Op& op, int64_t step) {
       for (int64_t s = 0; s < op.count; ++s) take_part(op.shards[s], op.root);
       return ok_status();
     case InstructionKind::kPosition:
-      *reinterpret_cast<int64_t*>(op.a) = op.size;
+      std::memcpy(op.a, op.b, static_cast<size_t>(op.size));
       return ok_status();
     case InstructionKind::kAllToAll:
       return transport.all_to_all(op.handle, {op.exchanges, static_cast<size_t>(op.count)});

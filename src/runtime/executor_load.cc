@@ -195,10 +195,14 @@ Status bind_collective(State& state, const Instruction& from, std::span<const in
   return ok_status();
 }
 
-// Loops over the elements of a block, which has some of two dims and all of the others.
-Exchange exchange_of(const Instruction& from, const TensorType& type, const Shape& to) {
+// Loops over the elements of a block, which has some of two dims and all of the others. Of a dim
+// in which every second stretch counts from its end, one exchange has those, and another one all
+// else: `turned` says which of the two it is, of what is put together and of what is cut.
+Exchange exchange_of(const Instruction& from, const TensorType& type, const Shape& to,
+                     int64_t members, std::pair<bool, bool> turned, const std::byte* from_begin,
+                     std::byte* to_begin) {
   Exchange made;
-  int64_t from_step = info(type.dtype).bytes, to_step = from_step;
+  int64_t from_step = info(type.dtype).bytes, to_step = from_step, source = 0, target = 0;
   made.run = from_step;
   const auto add = [&](int64_t count, int64_t from_turn, int64_t to_turn) {
     if (made.loops.empty() && from_turn == made.run && to_turn == made.run)
@@ -219,10 +223,19 @@ Exchange exchange_of(const Instruction& from, const TensorType& type, const Shap
     add(block, from_step, to_step);
     if (joined) made.to_block = block * to_step;
     if (cut) made.from_block = block * from_step;
-    add(blocks, type.shape[d] / blocks * from_step, to[d] / blocks * to_step);
+    const bool halves = (joined && from.mirrored) || (cut && from.to_mirrored),
+               odd = halves && (joined ? turned.first : turned.second);
+    const int64_t from_turn = type.shape[d] / blocks * from_step,
+                  to_turn = to[d] / blocks * to_step, step = halves ? 2 : 1;
+    add(blocks / step, from_turn * step, to_turn * step);
+    if (odd) source += from_turn, target += to_turn;
+    if (odd && joined) target += (members - 1) * std::exchange(made.to_block, -made.to_block);
+    if (odd && cut) source += (members - 1) * std::exchange(made.from_block, -made.from_block);
     from_step *= type.shape[d];
     to_step *= to[d];
   }
+  made.from = from_begin + source;
+  made.to = to_begin + target;
   return made;
 }
 
@@ -243,9 +256,11 @@ Status bind_exchanges(State& state, const Instruction& from, std::span<const int
       return wrong_plan(state, op,
                         fmt::format("{} and {} do not fit {} members", to_string(type),
                                     to_string(to), group_sizes[group]));
-    exchanges.push_back(exchange_of(from, type, to.shape));
-    exchanges.back().from = state.at(from.args[k]);
-    exchanges.back().to = state.at(from.args[k + 1]);
+    for (const bool joined : {false, true})
+      for (const bool cut : {false, true})
+        if (joined <= from.mirrored && cut <= from.to_mirrored)
+          exchanges.push_back(exchange_of(from, type, to.shape, group_sizes[group], {joined, cut},
+                                          state.at(from.args[k]), state.at(from.args[k + 1])));
   }
   op.exchanges = exchanges.data();
   op.count = static_cast<int64_t>(exchanges.size());
@@ -277,7 +292,8 @@ Status bind_shards(State& state, const Instruction& from, std::span<const int32_
                 dtype,
                 num_elements(state.type(whole).shape),
                 num_elements(state.type(part).shape),
-                stretches_of(state.type(whole).shape, from)};
+                stretches_of(state.type(whole).shape, from),
+                from.mirrored};
     if (from.kind == InstructionKind::kReduceScatter && !is_summable(dtype))
       return wrong_plan(state, op, fmt::format("no sum of {}", info(dtype).name));
     const int64_t together = shard.part_count * group_sizes[group];
@@ -307,6 +323,7 @@ Status bind_rows(State& state, const Instruction& from, std::span<const int32_t>
   rows.count = num_elements(index.shape);
   rows.members = group_sizes[group], rows.owned = from.owned;
   rows.stretches = stretches_of(type.shape, from);
+  rows.mirrored = from.mirrored;
   rows.row_bytes = rows.count > 0 ? type.bytes() / rows.count : 0;
   const bool fits = (rows.wide || index.dtype == DType::kI32) && rows.owned > 0 &&
                     type.dtype == part.dtype && part.bytes() * rows.members == type.bytes() &&
@@ -354,6 +371,22 @@ int64_t member_before(const State& state, const Instruction& from, const Bound& 
   return from.turn < 0 || from.turn >= members ? -1 : (own + members - from.turn) % members;
 }
 
+// Where the blocks begin, one number for each stretch.
+Status bind_position(State& state, const Instruction& from, const Bound& bound, Op& op) {
+  const int64_t members = bound.group_sizes[static_cast<size_t>(from.group)],
+                own = member_before(state, from, bound);
+  if (own < 0 || state.type(from.args[0]).dtype != DType::kI64)
+    return wrong_plan(state, op, "no such position");
+  std::vector<int64_t>& numbers = state.positions.emplace_back();
+  for (int64_t s = 0; s < num_elements(state.type(from.args[0]).shape); ++s) {
+    const int64_t at = from.mirrored && s % 2 != 0 ? members - 1 - own : own;
+    numbers.push_back((s * members + at) * from.outer);
+  }
+  op.b = reinterpret_cast<std::byte*>(numbers.data());
+  op.size = static_cast<int64_t>(numbers.size()) * info(DType::kI64).bytes;
+  return ok_status();
+}
+
 Status bind_instruction(State& state, const Instruction& from, Bound& bound, Op& op) {
   op.kind = from.kind;
   op.ahead = from.ahead;
@@ -382,8 +415,7 @@ Status bind_instruction(State& state, const Instruction& from, Bound& bound, Op&
     case InstructionKind::kCombine:
       return bind_rows(state, from, bound.groups, bound.group_sizes, op);
     case InstructionKind::kPosition:
-      op.size = from.outer * member_before(state, from, bound);
-      return ok_status();
+      return bind_position(state, from, bound, op);
     case InstructionKind::kRotate:
       op.handle = bound.groups[static_cast<size_t>(from.group)];
       op.root = from.turn;

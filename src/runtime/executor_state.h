@@ -13,7 +13,7 @@ struct Op {
   int32_t handle = -1;                  // binding, route, group or input
   int32_t root = 0;                     // kBroadcast; the own position for kOwnPart; kRotate: turn
   std::byte* a = nullptr;               // args[0]
-  std::byte* b = nullptr;               // args[1]
+  std::byte* b = nullptr;               // args[1]; kPosition: the numbers
   int32_t ahead = 0;                    // steps ahead of the one under way
   int64_t size = 0;                     // bytes; first sample for kInput
   int64_t count = 0;                    // samples of kInput; pieces, shards
@@ -49,6 +49,7 @@ struct Executor::State {
   std::vector<std::vector<Piece>> pieces;
   std::vector<std::vector<Shard>> shards;
   std::vector<std::vector<Exchange>> exchanges;
+  std::vector<std::vector<int64_t>> positions;
   std::deque<Rows> rows;
   std::vector<std::vector<MessagePart>> messages;
   std::vector<double> reports;

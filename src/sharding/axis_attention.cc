@@ -39,15 +39,17 @@ const AttentionCut* AxisWalk::attention_of(const Node& node) const {
 }
 
 void AxisWalk::attend(NodeId id, const Node& node, const Loops& loops, const AttentionCut& how) {
-  const LoopCut queries{letters(loops, node, 0, true)[0], 1},
-      keys{letters(loops, node, 1, true)[0], 1}, heads{letters(loops, node, 0, false)[0], 1};
-  if (!has_tokens(node, loops, queries, how)) return;
+  const std::optional<LoopCut> tokens = tokens_of(node, loops, how);
+  if (!tokens) return;
+  const LoopCut queries = *tokens, heads{letters(loops, node, 0, false)[0], 1};
+  LoopCut keys = queries;
+  keys.letter = letters(loops, node, 1, true)[0];
   if (how.by == AttentionBy::kGather) return take(id, node, choose(node, loops, queries));
   const bool in_turn = how.by == AttentionBy::kRing;
   const Layout k = layout_of(loops.input(1), in_turn ? keys : heads).value_or(Layout{});
   const int64_t extent =
       k.kind == kCut ? type_of(node.inputs[1]).shape[static_cast<size_t>(k.dim)] : 0;
-  if (extent == 0 || extent % ranks_ != 0)
+  if (extent == 0 || extent % (k.outer * ranks_) != 0)
     return refuse(node, how,
                   fmt::format("has {} {}, which {} ranks of '{}' do not divide", extent,
                               in_turn ? "keys" : "heads of keys", ranks_, cut_.name));
@@ -64,27 +66,22 @@ void AxisWalk::refuse(const Node& node, const AttentionCut& how, const std::stri
                .with_note("its queries, keys and values are " + join(types, ", "));
 }
 
-// In one stretch: the first token tells where a rank's begin.
-bool AxisWalk::has_tokens(const Node& node, const Loops& loops, const LoopCut& queries,
-                          const AttentionCut& how) {
-  const std::optional<Layout> tokens = layout_of(loops.input(0), queries);
+// How the queries' tokens are cut.
+std::optional<LoopCut> AxisWalk::tokens_of(const Node& node, const Loops& loops,
+                                           const AttentionCut& how) {
   const Layout& lies = lies_[node.inputs[0].index()];
-  if (tokens && is_legal(loops, queries) && lies == *tokens) return true;
-  const bool apart = tokens && lies.kind == kCut && lies.dim == tokens->dim;
-  refuse(
-      node, how,
-      apart ? fmt::format("has tokens in {} stretches over '{}', not in one", lies.outer, cut_.name)
-            : fmt::format("has no tokens in blocks over '{}'", cut_.name));
+  const auto cut =
+      lies.kind == kCut ? cut_of(loops.input(0), lies, ranks_) : std::optional<LoopCut>();
+  if (cut && cut->letter == letters(loops, node, 0, true)[0] && is_legal(loops, *cut)) return cut;
+  refuse(node, how, fmt::format("has no tokens in blocks over '{}'", cut_.name));
   for (const ShardSeed& seed : cut_.seeds)
     if (const Value& value = graph_.value(seed.value);
         seed.dim >= 0 && value.kind == ValueKind::kInput)
       wrong_->notes.push_back(
           fmt::format("'{}' is cut over it at line {}", quote_control(value.name), seed.at.line));
-  wrong_->notes.push_back(
-      apart ? fmt::format("help: the mesh names '{}' before other axes that cut tokens", cut_.name)
-            : fmt::format("help: `shard: {{input: \"*\", dim: 1, over: {}}}` cuts those of inputs",
-                          cut_.name));
-  return false;
+  wrong_->notes.push_back(fmt::format(
+      "help: `shard: {{input: \"*\", dim: 1, over: {}}}` cuts those of inputs", cut_.name));
+  return std::nullopt;
 }
 
 // What attention makes has tokens in blocks again for all others; its gradient has it as it was.
@@ -109,9 +106,9 @@ void AxisWalk::attend_in_turn(NodeId id, const Node& node, const Loops& loops, C
   place_first(placed, loops.rule, *choice.cut);
   const size_t before = nodes_.size();
   if (is_gradient(node))
-    add_turns(node, placed, choice);
+    add_turns(node, placed, choice, keys);
   else
-    merge_turns(node, placed, choice);
+    merge_turns(node, placed, choice, keys);
   const auto first = std::find_if(nodes_.begin() + static_cast<std::ptrdiff_t>(before),
                                   nodes_.end(), is_attention);
   const auto at = static_cast<size_t>(first - nodes_.begin());
@@ -122,7 +119,7 @@ void AxisWalk::attend_in_turn(NodeId id, const Node& node, const Loops& loops, C
 }
 
 // The own queries with the keys of the rank `turn` before.
-Node AxisWalk::at_turn(const Node& placed, ValueId k, ValueId v, int64_t turn) {
+Node AxisWalk::at_turn(const Node& placed, ValueId k, ValueId v, const LoopCut& cut, int64_t turn) {
   Node node = placed;
   node.inputs[1] = k, node.inputs[2] = v;
   const size_t mask = mask_of(node), first = mask + 2;
@@ -130,8 +127,8 @@ Node AxisWalk::at_turn(const Node& placed, ValueId k, ValueId v, int64_t turn) {
                          type_here(node.inputs[mask]).shape[3] != 1;
   if (!is_masked && node.attrs.integer("causal") == 0) return node;
   const int64_t keys = type_here(k).shape[node.attrs.integers("tokens_first")[1] ? 1 : 2];
-  ValueId number = own_first(node, keys, turn);
   node.inputs.resize(std::max(node.inputs.size(), first + 1));
+  ValueId number = own_first(node, first_of(cut, keys * ranks_, node.inputs[first]), turn);
   if (node.inputs[first].valid())  // among the keys that axes before have left
     number = add("Add", {node.inputs[first], number}, {}, node, {});
   node.inputs[first] = number;
@@ -139,11 +136,12 @@ Node AxisWalk::at_turn(const Node& placed, ValueId k, ValueId v, int64_t turn) {
   return node;
 }
 
-void AxisWalk::merge_turns(const Node& whole, const Node& placed, const Choice& choice) {
+void AxisWalk::merge_turns(const Node& whole, const Node& placed, const Choice& choice,
+                           const LoopCut& keys) {
   std::vector<ValueId> made;
   ValueId k = placed.inputs[1], v = placed.inputs[2];
   for (int64_t turn = 0; turn < ranks_; ++turn) {
-    const Node step = at_turn(placed, k, v, turn);
+    const Node step = at_turn(placed, k, v, keys, turn);
     const bool is_last = turn + 1 == ranks_;
     if (!is_last) k = rotated(k, whole.inputs[1], choice.needs[1], placed);
     if (!is_last) v = rotated(v, whole.inputs[2], choice.needs[2], placed);
@@ -156,7 +154,8 @@ void AxisWalk::merge_turns(const Node& whole, const Node& placed, const Choice& 
   }
 }
 
-void AxisWalk::add_turns(const Node& whole, const Node& placed, const Choice& choice) {
+void AxisWalk::add_turns(const Node& whole, const Node& placed, const Choice& choice,
+                         const LoopCut& keys) {
   const auto travels = [](size_t o) { return o == 1 || o == 2; };  // dk and dv
   const auto sum = [&](size_t o, ValueId a, ValueId b, bool is_last) {
     Node node = placed;
@@ -171,7 +170,7 @@ void AxisWalk::add_turns(const Node& whole, const Node& placed, const Choice& ch
   std::vector<ValueId> own, others;
   ValueId k = placed.inputs[1], v = placed.inputs[2];
   for (int64_t turn = 0; turn < ranks_; ++turn) {
-    const Node step = at_turn(placed, k, v, turn);
+    const Node step = at_turn(placed, k, v, keys, turn);
     if (turn + 1 < ranks_) k = on(1, k), v = on(2, v);
     for (size_t o = 0; o < others.size(); ++o) others[o] = on(o, others[o]);
     const std::vector<ValueId> part = put(step, whole.outputs, choice.makes);
@@ -182,11 +181,11 @@ void AxisWalk::add_turns(const Node& whole, const Node& placed, const Choice& ch
   for (size_t o = 0; o < own.size(); ++o) sum(o, own[o], on(o, others[o]), true);
 }
 
-ValueId AxisWalk::own_first(const Node& near, int64_t size, int64_t turn) {
-  ValueId& first = first_[{region_of(near), size, turn}];
-  const Attrs attrs{
-      {"over", int64_t{cut_.axis}}, {"size", size}, {"ranks", ranks_}, {"turn", turn}};
-  if (!first.valid()) first = add("OwnFirst", {}, attrs, near, {});
+ValueId AxisWalk::own_first(const Node& near, Attrs attrs, int64_t turn) {
+  attrs.set("ranks", ranks_);
+  attrs.set("turn", turn);
+  ValueId& first = first_[{region_of(near), print_attrs(attrs)}];
+  if (!first.valid()) first = add("OwnFirst", {}, std::move(attrs), near, {});
   return first;
 }
 

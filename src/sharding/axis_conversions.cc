@@ -21,7 +21,7 @@ double AxisWalk::cost(ValueId id, const Layout& to) const {
 
 ValueId AxisWalk::read(ValueId id, const Layout& need, NodeId reader) {
   if (is_loaded_whole(id)) return read_input(id, need, reader);
-  if (need.kind == kCut && may_adopt(id)) lies_[id.index()] = need;
+  if (need.kind == kCut && !need.mirrored && may_adopt(id)) lies_[id.index()] = need;
   if (lies_[id.index()] == need) {
     if (need.kind == kWhole) read_whole_[id.index()] = true;
     return now_[id.index()];
@@ -52,7 +52,7 @@ AxisWalk::Key AxisWalk::key_of(ValueId id, const Layout& to, NodeId reader) cons
   if (value.kind == ValueKind::kNode && (is_exchange(lies_[id.index()], to) || is_index))
     region.first = region_of(graph_.node(value.producer)).first;
   const int of = to.kind == kRouted ? to.by.value : to.dim;
-  return {id.value, static_cast<int>(to.kind), of, to.outer, std::move(region)};
+  return {id.value, static_cast<int>(to.kind), of, to.outer, to.mirrored, std::move(region)};
 }
 
 ValueId AxisWalk::convert(ValueId id, const Layout& to, NodeId reader) {
@@ -147,10 +147,12 @@ ValueId AxisWalk::emit(std::string_view op, ValueId from, ValueId origin, const 
     node.attrs.set("ranks", ranks_);
     node.attrs.set("dim", int64_t{blocks.dim});
     node.attrs.set("outer", blocks.outer);
+    if (blocks.mirrored) node.attrs.set("mirrored", int64_t{1});
   }
   if (op == "AllToAll") {
     node.attrs.set("to_dim", int64_t{to.dim});
     node.attrs.set("to_outer", to.outer);
+    if (to.mirrored) node.attrs.set("to_mirrored", int64_t{1});
   }
   node.name = fmt::format("{}/{}.{}", graph_.value(origin).name, cut_.name, op);
   node.scope = near.scope;

@@ -11,11 +11,12 @@ Status AxisWalk::plant(const ShardSeed& seed) {
   if (seed.dim >= 0) {
     PIPER_CHECK(seed.dim < static_cast<int>(value.type.shape.size()));
     const int64_t extent = value.type.shape[static_cast<size_t>(seed.dim)];
-    const int64_t outer = extent % ranks_ == 0 ? outer_of(seed) : 0;
-    if (outer == 0)
+    const int64_t parts = ranks_ * (seed.zigzag ? 2 : 1);
+    const int64_t outer = extent % parts == 0 ? outer_of(seed) * parts / ranks_ : 0;
+    if (outer == 0 || extent % (outer * ranks_) != 0)
       return fail(seed.at, "dim {} of '{}' ({}) cannot be cut into {} equal parts over '{}'",
-                  seed.dim, quote_control(value.name), to_string(value.type), ranks_, cut_.name);
-    layout = {kCut, seed.dim, outer};
+                  seed.dim, quote_control(value.name), to_string(value.type), parts, cut_.name);
+    layout = {kCut, seed.dim, outer, {}, seed.zigzag};
   }
   is_seed_[seed.value.index()] = true;
   if (value.kind == ValueKind::kNode)
@@ -49,7 +50,7 @@ bool AxisWalk::is_beside(const ShardSeed& seed, int64_t outer) const {
   return std::all_of(over.begin(), over.end(), [&](const AxisLayout& before) {
     const int64_t known = before.layout.outer;
     return before.layout.kind != kCut || before.layout.dim != seed.dim || outer % known == 0 ||
-           known % (outer * ranks_) == 0;
+           known % (outer * ranks_ * (before.layout.mirrored ? 2 : 1)) == 0;
   });
 }
 

@@ -37,8 +37,9 @@ Layout AxisWalk::blocks_of_rows(ValueId id, const Layout& routed) const {
   const Shape& shape = type_of(id).shape;
   int64_t before = 1;
   for (size_t d = 0; d < shape.size() && routed.outer % before == 0; before *= shape[d++])
-    if (shape[d] % (routed.outer / before * ranks_) == 0)
-      return {kCut, static_cast<int>(d), routed.outer / before};
+    if (const int64_t outer = routed.outer / before;
+        shape[d] % (outer * ranks_) == 0 && (!routed.mirrored || outer % 2 == 0))
+      return {kCut, static_cast<int>(d), outer, {}, routed.mirrored};
   PIPER_CHECK(false, "'{}' has no blocks of rows over {}", graph_.value(id).name, cut_.name);
 }
 
@@ -60,6 +61,7 @@ void AxisWalk::note_route(const Node& node, const Loops& loops) {
   const int64_t rows = num_elements(loops.types.inputs[picks].shape);
   const std::string letters = row_letters(loops.input(picks), rows);
   std::optional<int64_t> owned, outer;
+  bool mirrored = false;
   for (size_t i = 0; i < node.inputs.size(); ++i) {
     if (!node.inputs[i].valid() || i == picks) continue;
     const Layout& lies = lies_[node.inputs[i].index()];
@@ -73,15 +75,15 @@ void AxisWalk::note_route(const Node& node, const Loops& loops) {
       for (int d = 0; d < lies.dim; ++d) count *= loops.input(i).shape[static_cast<size_t>(d)];
       return count;
     }();
-    if (by_row && before < rows) outer = before * lies.outer;
+    if (by_row && before < rows) outer = before * lies.outer, mirrored = lies.mirrored;
   }
   if (owned && outer)
-    routes_.try_emplace(source_index(node.inputs[picks]).value, Route{*outer, *owned});
+    routes_.try_emplace(source_index(node.inputs[picks]).value, Route{*outer, *owned, mirrored});
 }
 
 std::optional<Layout> AxisWalk::route_of(const Node& node, const Loops& loops) const {
   const auto layout = [&](const auto& route) {
-    return Layout{kRouted, -1, route->second.outer, ValueId(route->first)};
+    return Layout{kRouted, -1, route->second.outer, ValueId(route->first), route->second.mirrored};
   };
   if (looked_up(loops)) {
     const auto picks = static_cast<size_t>(loops.rule.picks);

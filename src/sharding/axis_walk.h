@@ -42,8 +42,8 @@ class AxisWalk {
   static constexpr LayoutKind kTerms = LayoutKind::kPartial;
   static constexpr LayoutKind kGreatest = LayoutKind::kGreatest;
   static constexpr LayoutKind kRouted = LayoutKind::kRouted;
-  using Region = std::pair<Pass, std::vector<int32_t>>;        // F, U or BI for both, and its tags
-  using Key = std::tuple<int32_t, int, int, int64_t, Region>;  // value, layout and where
+  using Region = std::pair<Pass, std::vector<int32_t>>;  // F, U or BI for both, and its tags
+  using Key = std::tuple<int32_t, int, int, int64_t, bool, Region>;  // value, layout and where
 
   // What an op could do: how it wants its operands, and how its results lie then.
   struct Choice {
@@ -91,6 +91,7 @@ class AxisWalk {
 
   // ---- One op -----------------------------------------------------------------------------------
 
+  static bool may_begin(const Loops& loops, size_t first, const LoopCut& cut);
   bool is_legal(const Loops& loops, const LoopCut& cut) const;
   void visit(NodeId id);
   // A gradient lies as its parameter, so that what updates one by the other converts nothing; terms
@@ -118,6 +119,8 @@ class AxisWalk {
   void settle(NodeId id, const Node& node, const Choice& choice);
   // An op adds to a sum over the step, no collective does.
   ValueId as_contribution(ValueId from, ValueId origin, const Layout& layout);
+  // The own numbers of a letter's parts, to be added to those that axes before have left.
+  Attrs first_of(const LoopCut& cut, int64_t extent, ValueId before) const;
   // Tells a part where it begins, among the parts of axes before it too.
   void place_first(Node& node, const LoopRule& rule, const LoopCut& cut);
   // Tells an op which part of the random numbers it draws (ops/random.cc).
@@ -136,15 +139,15 @@ class AxisWalk {
   const AttentionCut* attention_of(const Node& node) const;
   void attend(NodeId id, const Node& node, const Loops& loops, const AttentionCut& how);
   void refuse(const Node& node, const AttentionCut& how, const std::string& why);
-  bool has_tokens(const Node& node, const Loops& loops, const LoopCut& queries,
-                  const AttentionCut& how);
+  std::optional<LoopCut> tokens_of(const Node& node, const Loops& loops, const AttentionCut& how);
   void attend_by_heads(NodeId id, const Node& node, const Choice& choice, const Layout& tokens);
   void attend_in_turn(NodeId id, const Node& node, const Loops& loops, Choice choice,
                       const LoopCut& keys);
-  Node at_turn(const Node& placed, ValueId k, ValueId v, int64_t turn);
-  void merge_turns(const Node& whole, const Node& placed, const Choice& choice);
-  void add_turns(const Node& whole, const Node& placed, const Choice& choice);
-  ValueId own_first(const Node& near, int64_t size, int64_t turn);
+  Node at_turn(const Node& placed, ValueId k, ValueId v, const LoopCut& keys, int64_t turn);
+  void merge_turns(const Node& whole, const Node& placed, const Choice& choice,
+                   const LoopCut& keys);
+  void add_turns(const Node& whole, const Node& placed, const Choice& choice, const LoopCut& keys);
+  ValueId own_first(const Node& near, Attrs attrs, int64_t turn);
   ValueId rotated(ValueId from, ValueId origin, const Layout& lies, const Node& near);
   // One of the ops that stand for another. Its results are like those of that, or, where they are
   // the last, take their place.
@@ -156,6 +159,7 @@ class AxisWalk {
   // Of the rows in blocks: by flat rows, so many stretches; a rank owns so many of the numbers.
   struct Route {
     int64_t outer = 1, owned = 0;
+    bool mirrored = false;
   };
   // An index before it was given other shapes.
   ValueId source_index(ValueId id) const;
@@ -249,8 +253,8 @@ class AxisWalk {
   std::vector<ValueId> now_;         // what stands for a value
   std::map<int32_t, Layout> fixed_;  // by value that a node makes: what its readers get
   std::map<Key, ValueId> converted_;
-  std::map<Region, ValueId> own_number_;                           // along the axis
-  std::map<std::tuple<Region, int64_t, int64_t>, ValueId> first_;  // by size and turn
+  std::map<Region, ValueId> own_number_;                     // along the axis
+  std::map<std::pair<Region, std::string>, ValueId> first_;  // by attributes
   std::optional<Error> wrong_;
   std::map<int32_t, Route> routes_;  // by index, before it was given other shapes
   std::vector<NodeId> put_together_;

@@ -51,8 +51,8 @@ std::optional<LoopCut> cut_of(const Operand& operand, const Layout& layout, int6
     int64_t outer = layout.outer / before;
     if (extents[i] == 1 && outer == 1 && shards == 1 && !single) single = LoopCut{dim[i], 1};
     if (outer >= extents[i]) continue;
-    if (extents[i] % (outer * shards) != 0) break;
-    return LoopCut{dim[i], outer};
+    if (extents[i] % (outer * shards) != 0 || (layout.mirrored && outer % 2 != 0)) break;
+    return LoopCut{dim[i], outer, layout.mirrored};
   }
   return single;
 }
@@ -64,7 +64,7 @@ std::optional<Layout> layout_of(const Operand& operand, const LoopCut& cut) {
     if (found == dim.end()) continue;
     std::vector<int64_t> extents = extents_of(operand, d);
     if (extents.empty()) continue;
-    Layout layout{LayoutKind::kSharded, static_cast<int>(d), cut.outer};
+    Layout layout{LayoutKind::kSharded, static_cast<int>(d), cut.outer, {}, cut.mirrored};
     for (auto letter = dim.begin(); letter != found; ++letter) {
       layout.outer *= extents[static_cast<size_t>(letter - dim.begin())];
     }

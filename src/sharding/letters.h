@@ -6,10 +6,11 @@
 namespace piper {
 
 // A loop that is cut: the letter is [outer, shards × local, inner], and a shard holds its block of
-// each outer part.
+// each outer part; where `mirrored`, of an even number of these, as Layout says.
 struct LoopCut {
   char letter = 0;
   int64_t outer = 1;
+  bool mirrored = false;
   bool operator==(const LoopCut&) const = default;
 };
 

@@ -177,7 +177,7 @@ class Padding {
         operand, mark);
   }
   Error refuse(const std::string& reader, ValueId operand, const Mark& mark) const {
-    const auto& [value, dim, at, padded] = *mark.seed;
+    const auto& [value, dim, at, padded, zigzag] = *mark.seed;
     const Value& seed = graph_.value(value);
     return fail(at, "dim {} of '{}' ({}) cannot be padded for {} ranks over '{}'", dim,
                 quote_control(seed.name), to_string(seed.type), cut_.ranks, cut_.name)

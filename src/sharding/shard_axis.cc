@@ -28,12 +28,19 @@ Result<ShardedGraph> AxisWalk::run() {
   return ShardedGraph{std::move(graph_), std::move(conversions_)};
 }
 
+// The numbers of several stretches are those of one that axes before have left, or these are cut.
+bool AxisWalk::may_begin(const Loops& loops, size_t first, const LoopCut& cut) {
+  const bool told = first < loops.types.present.size() && loops.types.present[first] &&
+                    !loops.types.inputs[first].shape.empty();
+  if (told) return !cut.mirrored && loops.types.inputs[first].shape[0] == cut.outer;
+  return cut.outer == 1 || loops.rule.stretches;
+}
+
 bool AxisWalk::is_legal(const Loops& loops, const LoopCut& cut) const {
   const LoopRule& rule = loops.rule;
   if (rule.whole.find(cut.letter) != std::string::npos) return false;
-  const bool begins = std::any_of(rule.firsts.begin(), rule.firsts.end(),
-                                  [&](const auto& first) { return first.first == cut.letter; });
-  if (begins && cut.outer != 1) return false;
+  for (const auto& [letter, input] : rule.firsts)
+    if (letter == cut.letter && !may_begin(loops, static_cast<size_t>(input), cut)) return false;
   for (size_t i = 0; i < rule.inputs.size(); ++i) {
     const int times = occurrences(loops.input(i), cut.letter);
     if (times > 1 || (times == 1 && !layout_of(loops.input(i), cut))) return false;
@@ -233,16 +240,23 @@ ValueId AxisWalk::as_contribution(ValueId from, ValueId origin, const Layout& la
   return add("Reshape", {from}, {{"shape", type_of(from).shape}}, near, layout);
 }
 
+Attrs AxisWalk::first_of(const LoopCut& cut, int64_t extent, ValueId before) const {
+  Attrs attrs{{"over", int64_t{cut_.axis}}, {"size", extent / (ranks_ * cut.outer)}};
+  if (cut.outer == 1 || (before.valid() && !type_of(before).shape.empty())) return attrs;
+  attrs.set("ranks", ranks_);
+  attrs.set("outer", cut.outer);
+  if (cut.mirrored) attrs.set("mirrored", int64_t{1});
+  return attrs;
+}
+
 void AxisWalk::place_first(Node& node, const LoopRule& rule, const LoopCut& cut) {
   for (const auto& [letter, input] : rule.firsts) {
     if (letter != cut.letter) continue;
     const auto at = static_cast<size_t>(input);
     const auto size = std::find_if(rule.sizes.begin(), rule.sizes.end(),
                                    [&](const auto& s) { return s.first == cut.letter; });
-    PIPER_CHECK(cut.outer == 1, "a part of {} that begins more than once", node.op);
-    ValueId first = add("OwnFirst", {},
-                        {{"over", int64_t{cut_.axis}}, {"size", size->second / ranks_}}, node, {});
     if (node.inputs.size() <= at) node.inputs.resize(at + 1);
+    ValueId first = add("OwnFirst", {}, first_of(cut, size->second, node.inputs[at]), node, {});
     if (node.inputs[at].valid()) first = add("Add", {node.inputs[at], first}, {}, node, {});
     node.inputs[at] = first;
     if (!node.attrs.find("whole")) node.attrs.set("whole", size->second);
@@ -255,7 +269,7 @@ void AxisWalk::place_draw(Node& node, const Layout& lies) {
   int64_t rows = lies.outer;
   for (int d = 0; d < lies.dim; ++d) rows *= shape[static_cast<size_t>(d)];
   std::vector<int64_t> cuts = node.attrs.integers("cuts");
-  cuts.insert(cuts.end(), {rows, ranks_});
+  cuts.insert(cuts.end(), {lies.mirrored ? -rows : rows, ranks_});
   node.attrs.set("cuts", std::move(cuts));
   ValueId& own = own_number_[region_of(node)];
   if (!own.valid()) {

@@ -53,11 +53,16 @@ Status check_shard(const Fields& map, const Reading&, ShardRule& shard) {
     return fail(map.key_at("by"), "shard: 'by' is for attention");
   if (shard.pad && (!shard.dim || shard.match.empty()))
     return fail(map.key_at("pad"), "shard: 'pad' is for dims of parameters");
+  if (shard.zigzag && (!shard.dim || shard.input.empty()))
+    return fail(map.key_at("order"), "shard: 'order' is for dims of inputs")
+        .with_note("help: what is made of these lies as they do");
   return ok_status();
 }
 
 constexpr Word kWays[] = {word("gather", ShardRule::By::kGather),
                           word("heads", ShardRule::By::kHeads), word("ring", ShardRule::By::kRing)};
+
+constexpr Word kOrders[] = {word("contiguous", false), word("zigzag", true)};
 
 constexpr Field kShardKeys[] = {
     {"match", kPaths, kOptional, "Parameters: patterns over their paths.",
@@ -83,6 +88,11 @@ constexpr Field kShardKeys[] = {
     {"pad", kBool, kOptional,
      "Where the axis does not divide the dim: zeros behind it, which never count. Default false.",
      member<&ShardRule::pad>},
+    {"order", one_of(kOrders), kOptional,
+     "Of an input, what a rank has of the dim: one block, or, zigzag, of twice as many blocks as "
+     "ranks the one so many from each end, so that causal attention is as much work on each rank. "
+     "Default contiguous.",
+     member<&ShardRule::zigzag>},
     {"over", kAxis, kRequired, "A mesh axis.", located<&ShardRule::over, &ShardRule::over_at>},
 };
 

@@ -64,7 +64,7 @@ inline bool are_alike(const Piece& a, const Piece& b) {
 }
 inline bool are_alike(const Shard& a, const Shard& b) {
   return a.dtype == b.dtype && a.count == b.count && a.part_count == b.part_count &&
-         a.stretches == b.stretches;
+         a.stretches == b.stretches && a.mirrored == b.mirrored;
 }
 inline bool are_alike(const Exchange& a, const Exchange& b) {
   return a.loops == b.loops && a.run == b.run && a.from_block == b.from_block &&
@@ -73,7 +73,7 @@ inline bool are_alike(const Exchange& a, const Exchange& b) {
 
 inline bool are_alike(const Rows& a, const Rows& b) {
   return a.wide == b.wide && a.count == b.count && a.row_bytes == b.row_bytes &&
-         a.stretches == b.stretches && a.owned == b.owned;
+         a.stretches == b.stretches && a.mirrored == b.mirrored && a.owned == b.owned;
 }
 // What no member has of the rows that end up here: zeros in a whole, NaN in a part.
 inline void clear_rows(const Rows& rows, int64_t own, bool whole) {

@@ -91,7 +91,8 @@ bool same_collective(const Model& model, const Section& section, Spot a, Spot b)
   const Instruction &one = section.at(a), &other = section.at(b);
   const auto form = [](const Instruction& each) {
     return std::tuple(each.kind, each.root, each.args.size(), each.reduction, each.dim, each.outer,
-                      each.to_dim, each.to_outer, each.turn, each.owned);
+                      each.to_dim, each.to_outer, each.turn, each.owned, each.mirrored,
+                      each.to_mirrored);
   };
   if (form(one) != form(other)) return false;
   for (size_t k = 0; k < one.args.size(); ++k) {

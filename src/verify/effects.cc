@@ -96,7 +96,7 @@ class Follower {
   uint64_t position(Spot place) const {
     const Instruction& one = section_.at(place);
     uint64_t symbol = join_symbols(symbol_of("position"), static_cast<uint64_t>(one.outer));
-    symbol = join_symbols(symbol, static_cast<uint64_t>(one.turn));
+    symbol = join_symbols(symbol, static_cast<uint64_t>(one.turn) * 2 + one.mirrored);
     for (int32_t axis : model_.cells[place.cell].role->groups[one.group].axes)
       symbol = join_symbols(symbol, static_cast<uint64_t>(axis));
     return symbol;

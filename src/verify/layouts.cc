@@ -129,12 +129,14 @@ class LayoutCheck {
     if (from == 0) return;
     const Instruction& one = section_.at(place);
     const Shape& own = shape(place, one.args[0]);
-    const auto stretches = [&](int32_t dim, int64_t outer) {
-      return dim < 0 ? -1 : elements_of(own, static_cast<size_t>(dim)) * outer;
+    const auto stretches = [&](int32_t dim, int64_t outer, bool mirrored) {
+      const int64_t count = dim < 0 ? 1 : elements_of(own, static_cast<size_t>(dim)) * outer;
+      return dim < 0 || mirrored ? -count : count;
     };
-    lies.index = number_of({place.cell, -1},
-                           {from, static_cast<int64_t>(one.kind), axes(place, one),
-                            stretches(one.dim, one.outer), stretches(one.to_dim, one.to_outer)});
+    lies.index =
+        number_of({place.cell, -1}, {from, static_cast<int64_t>(one.kind), axes(place, one),
+                                     stretches(one.dim, one.outer, one.mirrored),
+                                     stretches(one.to_dim, one.to_outer, one.to_mirrored)});
   }
   int32_t number_of(Spot place, const std::vector<int64_t>& what) {
     std::vector<int64_t> of = model_.cells[place.cell].coordinates;
@@ -181,7 +183,7 @@ class LayoutCheck {
     const uint32_t axes = axes_of(role(place).groups[one.group]);
     if ((axes >> axis_ & 1) == 0) return {Lies::kWhole};
     if (!is_alone(place, one)) return {Lies::kUnknown};
-    return {.kind = Lies::kFirst, .outer = one.outer, .turn = {one.turn}};
+    return {.kind = Lies::kFirst, .outer = one.outer, .turn = {one.turn}, .mirrored = one.mirrored};
   }
 
   // Samples of its own where its range moves with the axis; of the numbers of samples one alone is
@@ -368,12 +370,12 @@ class LayoutCheck {
                    from);
     if (one.dim < 0) return {Lies::kCut, 0, over};
     if (!is_alone(place, one)) return {Lies::kUnknown};
-    return own_blocks(place, part, one.dim, one.outer);
+    return own_blocks(place, part, one.dim, one.outer, one.mirrored);
   }
   // Of what cuts the same dim at the same stretches, and is not known to be inside, these are
   // blocks.
-  Lies own_blocks(Spot place, int32_t buffer, int32_t dim, int64_t outer) const {
-    Lies made = blocks_of(shape(place, buffer), static_cast<size_t>(dim), outer);
+  Lies own_blocks(Spot place, int32_t buffer, int32_t dim, int64_t outer, bool mirrored) const {
+    Lies made = blocks_of(shape(place, buffer), static_cast<size_t>(dim), outer, mirrored);
     const auto are_cut = [&](const Lies& other) {
       return (other.dims & made.dims) != 0 && !(other.outside >> axis_ & 1);
     };
@@ -381,7 +383,7 @@ class LayoutCheck {
     return made;
   }
   Lies in_runs(Spot place, int32_t buffer, const Lies& from, uint32_t over) {
-    if (from.run != 0 || from.turn != Lies::Turn())
+    if (from.run != 0 || from.mirrored || from.turn != Lies::Turn())
       return wrong(place, "takes a run of", buffer, from);
     if (from.kind != Lies::kCut) return from;
     return {Lies::kCut, 0, over, from.outer, from.outside, from.inside};
@@ -410,7 +412,7 @@ class LayoutCheck {
                                          : made;
     }
     if (!is_alone(place, one)) return {Lies::kUnknown};
-    const Lies wanted = blocks_of(own, static_cast<size_t>(one.dim), one.outer);
+    const Lies wanted = blocks_of(own, static_cast<size_t>(one.dim), one.outer, one.mirrored);
     if (from.fits(wanted)) return {Lies::kWhole};
     add(place, "puts together {}, as if it were {}", shown(place, part, from),
         to_string(wanted, own));
@@ -422,14 +424,15 @@ class LayoutCheck {
     const Lies index = given(place, one.args[2]).readings()[0];
     const int64_t rows = num_elements(shape(place, one.args[2]));
     if (!of_axis(axes(place, one))) return routed_beside(place, one, from, index);
-    const int64_t blocks = elements_of(shape(place, one.args[0]), one.dim) * one.outer;
+    const int64_t blocks =
+        elements_of(shape(place, one.args[0]), one.dim) * (one.mirrored ? -one.outer : one.outer);
     const bool alike = blocks_.try_emplace(index.index, blocks).first->second == blocks;
     if (index.kind != Lies::kWhole || index.index == 0 || !alike)  // go and come in the same blocks
       return wrong(place, "sends rows by", one.args[2], index);
     const Lies all{Lies::kRows, 0, 0, rows, 0, 0, {}, index.index, one.owned};
     if (!sends && !from.fits(all)) return wrong(place, "gives rows back of", one.args[0], from);
     if (!is_alone(place, one)) return {Lies::kUnknown};
-    if (!sends) return own_blocks(place, one.args[1], one.dim, one.outer);
+    if (!sends) return own_blocks(place, one.args[1], one.dim, one.outer, one.mirrored);
     return joined(place, one, one.args[0], from).kind == Lies::kUnknown ? Lies{Lies::kUnknown}
                                                                         : all;
   }
@@ -455,7 +458,7 @@ class LayoutCheck {
     if (whole.kind == Lies::kUnknown) return whole;
     const Shape& to = shape(place, one.args[a + 1]);
     if (of_axis(axes(place, one)))
-      return own_blocks(place, one.args[a + 1], one.to_dim, one.to_outer);
+      return own_blocks(place, one.args[a + 1], one.to_dim, one.to_outer, one.to_mirrored);
     Shape together = to;
     together[static_cast<size_t>(one.to_dim)] *= members(place, one);
     return beside(whole, together, one.to_dim, one.to_outer, axes(place, one), members(place, one),

@@ -5,7 +5,9 @@
 //
 //   f32[2,6] cut at dim 1, outer 3: 2 × 3 stretches, of each a block of 2 elements
 //
-// No change of shape changes that; which dim is cut is what is known beside it.
+// No change of shape changes that; which dim is cut is what is known beside it. Where they are
+// mirrored, the blocks of every second stretch are counted from its end; there is an even number of
+// stretches then, at the dim that is cut too.
 #pragma once
 
 #include "model.h"
@@ -20,7 +22,7 @@ struct Lies {
     kCut,       // blocks
     kTerms,     // of a sum
     kGreatest,  // numbers of which the greatest counts
-    kFirst,     // a number: `outer` times the rank's own along the axis
+    kFirst,     // a number: `outer` times the rank's own along the axis, or one for each stretch
     kRows,      // so many (`outer`) as there are on all ranks: right where the rank owns what the
                 // index names
   };
@@ -44,6 +46,7 @@ struct Lies {
   // owns so many numbers.
   int32_t index = 0;
   int64_t owned = 0;
+  bool mirrored = false;  // kCut, kFirst
   // More readings. Of [1,6] in blocks the whole may be [2,6] or [1,12]: what moves elements, or
   // adds them up along a dim, makes other things of these.
   std::vector<Lies> also;
@@ -68,9 +71,9 @@ struct Lies {
     }
   }
   bool same_stretches(const Lies& other) const {
-    return kind == other.kind && outer == other.outer && run == other.run && turn == other.turn &&
-           (kind != kRows || index == other.index) && owned == other.owned &&
-           (outside & other.inside) == 0 && (inside & other.outside) == 0;
+    return kind == other.kind && outer == other.outer && mirrored == other.mirrored &&
+           run == other.run && turn == other.turn && (kind != kRows || index == other.index) &&
+           owned == other.owned && (outside & other.inside) == 0 && (inside & other.outside) == 0;
   }
   // One reading of both is the same; dims that are not known fit all.
   bool fits(const Lies& other) const {
@@ -111,7 +114,7 @@ Lies of_each(const Lies& lies, const Change& change) {
 }
 
 // Blocks at `dim`, which is `outer` stretches.
-Lies blocks_of(const Shape& shape, size_t dim, int64_t outer);
+Lies blocks_of(const Shape& shape, size_t dim, int64_t outer, bool mirrored = false);
 // Dims at which a value of that shape may be cut into so many stretches. `several`: its blocks are
 // known to have several elements of the dim.
 uint32_t dims_of(const Shape& shape, int64_t outer, bool several);

@@ -45,14 +45,17 @@ std::string to_string(const Lies& lies, const Shape& shape) {
       if (!(one.dims >> d & 1) || before == 0) continue;
       text += fmt::format(" at dim {}", d);
       if (one.outer != before) text += fmt::format(", outer {}", one.outer / before);
+      if (one.mirrored) text += " mirrored";
       known = true;
     }
   }
   return text;
 }
 
-Lies blocks_of(const Shape& shape, size_t dim, int64_t outer) {
-  return {Lies::kCut, uint32_t{1} << dim, 0, elements_of(shape, dim) * outer};
+Lies blocks_of(const Shape& shape, size_t dim, int64_t outer, bool mirrored) {
+  Lies made{Lies::kCut, uint32_t{1} << dim, 0, elements_of(shape, dim) * outer};
+  made.mirrored = mirrored;
+  return made;
 }
 
 uint32_t dims_of(const Shape& shape, int64_t outer, bool several) {
@@ -110,7 +113,7 @@ Lies reshaped(const Lies& lies, const Shape& from, const Shape& to) {
       single |= (known >> d & 1) && from[d] == 1 && elements_of(from, d) == one.outer;
     const int64_t outer = one.outer;
     const Lies::Turn turn = one.turn;
-    for (size_t d = 0; d < to.size() && d < 32; ++d)
+    for (size_t d = 0; d < to.size() && d < 32 && !one.mirrored; ++d)
       if (to[d] == 1 || (single && elements_of(to, d) != outer)) {
         Lies reading = blocks_of(to, d, 1);
         reading.turn = turn;
@@ -139,8 +142,9 @@ Lies run_of(const Lies& lies, int64_t all, int64_t first, int64_t count, const S
     const int64_t block = one.outer > 0 ? all / one.outer : 0;
     if (one.run != 0 || block == 0) return Lies{Lies::kUnknown};
     if (count < block && first / block == (first + count - 1) / block)
-      return one.turn == Lies::Turn() ? inside_block(to) : Lies{Lies::kUnknown};
-    if (first % block != 0 || count % block != 0) return Lies{Lies::kUnknown};
+      return one.turn == Lies::Turn() && !one.mirrored ? inside_block(to) : Lies{Lies::kUnknown};
+    const int64_t unit = one.mirrored ? 2 * block : block;
+    if (first % unit != 0 || count % unit != 0) return Lies{Lies::kUnknown};
     one.outer = count / block;
     one.dims = dims_of(to, one.outer, false);
     return renewed(one);
@@ -231,14 +235,15 @@ Lies beside(const Lies& lies, const Shape& shape, int32_t of_dim, int64_t outer,
     const uint32_t stay = joins ? ~over : ~uint32_t{0};
     Lies reading{Lies::kCut, uint32_t{1} << own,  0,
                  lies.outer, lies.outside & stay, lies.inside & stay};
-    reading.turn = lies.turn;
+    reading.turn = lies.turn, reading.mirrored = lies.mirrored;
     if (own < dim || (own == dim && stretches > 0 && outer % stretches == 0 &&
                       !(there && joins && (lies.outside & over)))) {
       if (there && !joins) reading.inside |= over;
       made.add_reading(reading);
       if (known) continue;
     }
-    if (own == dim && stretches % (outer * (joins ? 1 : members)) != 0) continue;
+    if (own == dim && stretches % (outer * (joins ? 1 : members) * (lies.mirrored ? 2 : 1)) != 0)
+      continue;
     Lies moved = reading;
     moved.outer = joins ? lies.outer * members : lies.outer / members;
     if (!joins && own == dim && stretches == outer * members) moved.outside |= over;

@@ -39,7 +39,7 @@ size_t occurrences(const Dims& dims, char letter) {
 
 // How an operand lies whose letter is cut; nothing: it does not have it, or not as one block.
 std::optional<Lies> placed(const LoopRule& rule, const Dims& dims, const Shape& shape, char letter,
-                           int64_t outer) {
+                           int64_t outer, bool mirrored = false) {
   for (size_t d = 0; d < dims.size(); ++d) {
     const auto found = std::find(dims[d].begin(), dims[d].end(), letter);
     if (found == dims[d].end()) continue;
@@ -47,7 +47,7 @@ std::optional<Lies> placed(const LoopRule& rule, const Dims& dims, const Shape& 
     if (extents.empty()) return std::nullopt;
     for (auto before = dims[d].begin(); before != found; ++before)
       outer *= extents[static_cast<size_t>(before - dims[d].begin())];
-    return blocks_of(shape, d, outer);
+    return blocks_of(shape, d, outer, mirrored);
   }
   return std::nullopt;
 }
@@ -164,9 +164,11 @@ std::optional<OpLayouts::Use> OpLayouts::use_of(std::string_view op, const Attrs
 OpLayouts::Made OpLayouts::pass_number(const Use& use, std::string_view op, size_t from) {
   for (const auto& [letter, input] : use.rule.firsts)
     if (static_cast<size_t>(input) == from)
-      if (const Made made = by_cut(use, {letter, 1})) return made;
+      if (const Made made = by_cut(use, {letter, num_elements(use.inputs[from].type.shape),
+                                         use.inputs[from].lies.mirrored}))
+        return made;
   const bool moves = use.inputs.size() == 1 && (op == "Reshape" || op == "Cast" || op == "Expand");
-  const bool adds = op == "Add" && use.types.outputs[0].shape.empty() &&
+  const bool adds = op == "Add" && use.types.outputs[0].shape.size() <= 1 &&
                     std::any_of(use.inputs.begin(), use.inputs.end(),
                                 [](const LaidOut& one) { return one.lies.kind == Lies::kWhole; });
   if (!moves && !adds) return refuse("to which each rank gives another number");
@@ -182,11 +184,14 @@ OpLayouts::Made OpLayouts::draw_blocks(const Use& use) {
   if (own < first || use.inputs[own].lies.outer != 1 || use.inputs[own].lies.turn.before != 0 ||
       cuts[2 * (own - first) + 1] != ranks_)
     return refuse("which takes other numbers for its own along the axis");
-  int64_t outer = cuts[2 * (own - first)];
+  const int64_t rows = std::abs(cuts[2 * (own - first)]);
+  int64_t outer = rows;
   for (size_t k = own - first + 1; 2 * k < cuts.size(); ++k)
-    if (cuts[2 * k] < cuts[2 * (own - first)]) outer /= std::min(outer, cuts[2 * k + 1]);
-  const Lies lies{Lies::kCut, dims_of(use.types.outputs[0].shape, outer, use.def->draws == 0), 0,
-                  outer};
+    if (std::abs(cuts[2 * k]) < rows) outer /= std::min(outer, cuts[2 * k + 1]);
+  Lies lies{Lies::kCut, dims_of(use.types.outputs[0].shape, outer, use.def->draws == 0), 0, outer};
+  lies.mirrored = cuts[2 * (own - first)] < 0;
+  if (lies.mirrored && outer % 2 != 0)
+    return refuse("which draws for a part of mirrored stretches");
   for (size_t i = 0; i < use.inputs.size(); ++i) {
     const LaidOut& one = use.inputs[i];
     if (!one.present || i == own) continue;
@@ -307,8 +312,9 @@ std::vector<OpLayouts::Cut> OpLayouts::cuts_of(const Use& use, size_t input) con
     int64_t left = one.lies.outer / before;
     const std::vector<int64_t> extents = extents_of(use.rule, dims[d], one.type.shape[d]);
     for (size_t i = 0; i < extents.size() && extents[i] > 0; ++i) {
-      if (left <= extents[i] && extents[i] % left == 0)
-        (left == extents[i] && left > 1 ? single : cuts).push_back({dims[d][i], left});
+      if (left <= extents[i] && extents[i] % left == 0 && !(one.lies.mirrored && left % 2 != 0))
+        (left == extents[i] && left > 1 ? single : cuts)
+            .push_back({dims[d][i], left, one.lies.mirrored});
       if (left % extents[i] != 0) break;
       left /= extents[i];
     }
@@ -320,16 +326,14 @@ std::vector<OpLayouts::Cut> OpLayouts::cuts_of(const Use& use, size_t input) con
 OpLayouts::Made OpLayouts::cut_blocks(const Use& use, size_t from) {
   if (use.def->draws >= 0) return refuse("which draws for all elements together");
   Made all;
-  for (const Cut& cut : cuts_of(use, from)) {
-    const Made made = by_cut(use, cut);
-    if (!made) continue;
+  // A dim of one element may be cut as well as the next one: which of them it is shows later.
+  const auto add = [&](const Made& made) {
     if (!all) all = made;
-    // A dim of one element may be cut as well as the next one: which of them it is shows later.
-    for (size_t o = 0; o < made->size(); ++o) (*all)[o].add_reading((*made)[o]);
-  }
-  const Made turns = use.rule.turns ? by_turns(use) : std::nullopt;
-  for (size_t o = 0; all && turns && o < turns->size(); ++o) (*all)[o].add_reading((*turns)[o]);
-  if (!all) all = turns;
+    for (size_t o = 0; made && o < made->size(); ++o) (*all)[o].add_reading((*made)[o]);
+  };
+  const std::vector<Cut> cuts = cuts_of(use, from);
+  for (const Cut& cut : cuts) add(by_cut(use, cut));
+  for (const Cut& cut : cuts) add(by_turns(use, cut));
   return all ? all : refuse("which cannot be done on these parts alone");
 }
 
@@ -358,7 +362,7 @@ OpLayouts::Made OpLayouts::by_cut(const Use& use, const Cut& cut) {
   for (size_t o = 0; o < rule.outputs.size(); ++o) {
     const size_t times = occurrences(rule.outputs[o], cut.letter);
     const Shape& shape = use.types.outputs[o].shape;
-    auto lies = placed(rule, rule.outputs[o], shape, cut.letter, cut.outer);
+    auto lies = placed(rule, rule.outputs[o], shape, cut.letter, cut.outer, cut.mirrored);
     if (lies) lies->outside = outside, lies->inside = inside, lies->turn = turn;
     if (lies) loosen(*lies, shape);
     if (!lies && turn != Lies::Turn()) return std::nullopt;
@@ -373,34 +377,39 @@ OpLayouts::Made OpLayouts::by_cut(const Use& use, const Cut& cut) {
 
 // Operands of one rank, with the one letter, meet those of another, with the other letter: what
 // they make is a part of what those of all ranks make.
-OpLayouts::Made OpLayouts::by_turns(const Use& use) const {
+OpLayouts::Made OpLayouts::by_turns(const Use& use, Cut cut) const {
+  if (!use.rule.turns) return std::nullopt;
   const LoopRule::Turns& turns = *use.rule.turns;
+  if (cut.letter != turns.own && cut.letter != turns.other) return std::nullopt;
   const char letters[] = {turns.own, turns.other};
   std::optional<int64_t> before[2];
   for (size_t i = 0; i < use.inputs.size(); ++i) {
     const LaidOut& one = use.inputs[i];
-    if (!one.present || one.type == TensorType{DType::kI64, {}}) continue;  // where parts begin
+    if (!one.present || one.type.dtype == DType::kI64) continue;  // where parts begin
     const Dims& dims = use.rule.inputs[i];
     const size_t which = occurrences(dims, letters[0]) > 0 ? 0 : 1;
     if (occurrences(dims, letters[which]) == 0 && one.lies.kind == Lies::kWhole) continue;
-    auto wanted = placed(use.rule, dims, one.type.shape, letters[which], 1);
+    auto wanted = placed(use.rule, dims, one.type.shape, letters[which], cut.outer, cut.mirrored);
     if (!wanted || occurrences(dims, letters[1 - which]) > 0) return std::nullopt;
     wanted->turn.before = before[which].value_or(one.lies.turn.before);
     if (!one.lies.fits(*wanted)) return std::nullopt;
     before[which] = wanted->turn.before;
   }
   if (!before[0] || !before[1]) return std::nullopt;
-  for (const auto& [letter, input] : use.rule.firsts)
-    if (!begins(use, static_cast<size_t>(input), {letter, 1}, *before[0])) return std::nullopt;
-  if (turns.first >= 0 &&
-      !begins(use, static_cast<size_t>(turns.first), {turns.other, 1}, *before[1]))
+  for (const auto& [letter, input] : use.rule.firsts) {
+    cut.letter = letter;
+    if (!begins(use, static_cast<size_t>(input), cut, *before[0])) return std::nullopt;
+  }
+  cut.letter = turns.other;
+  if (turns.first >= 0 && !begins(use, static_cast<size_t>(turns.first), cut, *before[1]))
     return std::nullopt;
   const auto [outside, inside] = beside_all(use);
   std::vector<Lies> made;
   for (size_t o = 0; o < use.rule.outputs.size(); ++o) {
     const Dims& dims = use.rule.outputs[o];
     const size_t which = occurrences(dims, letters[0]) > 0 ? 0 : 1;
-    auto lies = placed(use.rule, dims, use.types.outputs[o].shape, letters[which], 1);
+    auto lies =
+        placed(use.rule, dims, use.types.outputs[o].shape, letters[which], cut.outer, cut.mirrored);
     if (!lies) return std::nullopt;
     lies->outside = outside, lies->inside = inside;
     lies->turn = {*before[which], std::vector<bool>(static_cast<size_t>(ranks_)),
@@ -501,7 +510,7 @@ bool OpLayouts::takes(const Use& use, size_t input, const Cut& cut) const {
   if (std::any_of(use.rule.firsts.begin(), use.rule.firsts.end(), begins_here)) return true;
   const size_t times = occurrences(dims, cut.letter);
   if (times == 0) return one.lies.kind == Lies::kWhole;
-  auto wanted = placed(use.rule, dims, one.type.shape, cut.letter, cut.outer);
+  auto wanted = placed(use.rule, dims, one.type.shape, cut.letter, cut.outer, cut.mirrored);
   if (times > 1 || !wanted) return false;
   for (const LaidOut& other : use.inputs)  // all are of one rank
     if (other.lies.kind == Lies::kCut) wanted->turn = other.lies.turn;
@@ -510,14 +519,17 @@ bool OpLayouts::takes(const Use& use, size_t input, const Cut& cut) const {
   return one.lies.fits(*wanted);
 }
 
-// A part must know where it begins: the own part of this axis, of those before it or behind.
+// A part must know where it begins, or each of its stretches: the own part of this axis, of those
+// before it or behind.
 bool OpLayouts::begins(const Use& use, size_t input, const Cut& cut, int64_t before) const {
-  if (cut.outer != 1 || input >= use.inputs.size() || !use.inputs[input].present) return false;
+  if (input >= use.inputs.size() || !use.inputs[input].present) return false;
   const Lies& first = use.inputs[input].lies;
-  if (first.kind != Lies::kFirst || first.turn.before != before) return false;
+  if (first.kind != Lies::kFirst || first.turn.before != before || first.mirrored != cut.mirrored ||
+      num_elements(use.inputs[input].type.shape) != cut.outer)
+    return false;
   const auto size = std::find_if(use.rule.sizes.begin(), use.rule.sizes.end(),
                                  [&](const auto& known) { return known.first == cut.letter; });
-  const int64_t whole = use.types.attrs.integer("whole", -1), all = first.outer * ranks_;
+  const int64_t whole = use.types.attrs.integer("whole", -1), own = first.outer * cut.outer;
   // Where no operand shows the axes outside and inside, both may be.
   const bool between =
       std::any_of(
@@ -525,9 +537,9 @@ bool OpLayouts::begins(const Use& use, size_t input, const Cut& cut, int64_t bef
           [](const LaidOut& one) { return one.lies.outside != 0 && one.lies.inside != 0; }) ||
       std::none_of(use.rule.inputs.begin(), use.rule.inputs.end(),
                    [&](const Dims& dims) { return occurrences(dims, cut.letter) > 0; });
-  return first.outer == size->second ||
-         (first.outer > size->second && first.outer % size->second == 0 &&
-          (first.outer == (whole + ranks_ - 1) / ranks_ || (between && whole % all == 0)));
+  return own == size->second ||
+         (own > size->second && own % size->second == 0 &&
+          (own == (whole + ranks_ - 1) / ranks_ || (between && whole % (own * ranks_) == 0)));
 }
 
 }  // namespace piper

@@ -27,6 +27,7 @@ class OpLayouts {
   struct Cut {
     char letter = 0;
     int64_t outer = 1;  // of the loop
+    bool mirrored = false;
   };
   struct Use {
     const OpDef* def = nullptr;
@@ -48,7 +49,7 @@ class OpLayouts {
   std::vector<Cut> cuts_of(const Use& use, size_t input) const;
   Made by_cut(const Use& use, const Cut& cut);
   static std::pair<uint32_t, uint32_t> beside_all(const Use& use);
-  Made by_turns(const Use& use) const;
+  Made by_turns(const Use& use, Cut cut) const;
   Made of_parts(const Use& use, const Lies::Turn& turn);
   Made merge_parts(const Use& use);
   Made add_parts(const Use& use);

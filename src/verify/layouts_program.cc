@@ -99,7 +99,7 @@ class Walk {
     if (lies.kind == Lies::kRows) return refuse("which makes rows by an index in part");
     held = renewed(std::move(held));
     if (held.kind != Lies::kUnset && parts_[at(base)] == 0) {  // some of what it has is replaced
-      if (lies.kind == held.kind && lies.turn == held.turn &&
+      if (lies.kind == held.kind && lies.turn == held.turn && lies.mirrored == held.mirrored &&
           (lies.kind != Lies::kCut || held.outer * count == lies.outer * all))
         return;
       return refuse("which lies otherwise than what it is a part of");
@@ -119,6 +119,7 @@ class Walk {
     if (known == 0) {
       held = lies, known = count;
     } else if (held.kind == lies.kind && held.turn == lies.turn && held.run == 0 && lies.run == 0 &&
+               held.mirrored == lies.mirrored &&
                (lies.kind != Lies::kCut || held.outer * count == lies.outer * known)) {
       held.outer = lies.kind == Lies::kCut ? held.outer + lies.outer : held.outer;
       known += count;
@@ -218,8 +219,8 @@ class Walk {
               if (lies.kind != Lies::kCut) return lies;
               const int64_t block = lies.outer > 0 ? all / lies.outer : 0;  // elements
               const bool rows = row > 0 && block > row && block % row == 0;
-              if (!rows && (block == 0 || lies.run != 0 || row % block != 0 || first % block != 0 ||
-                            width % block != 0))
+              if (!rows && (block == 0 || lies.mirrored || lies.run != 0 || row % block != 0 ||
+                            first % block != 0 || width % block != 0))
                 return Lies{Lies::kUnknown};
               if (!rows) lies.outer = count / block;
               lies.dims = dims_of(own.shape, lies.outer, true);
@@ -269,7 +270,7 @@ class Walk {
     Lies all = made[0];
     const int64_t q = num_elements(sizes.q.shape), kv = num_elements(sizes.kv.shape);
     const auto is_alike = [&](const Lies& one) {
-      return one.kind == all.kind && one.turn == all.turn;
+      return one.kind == all.kind && one.turn == all.turn && one.mirrored == all.mirrored;
     };
     const bool same_kind = is_alike(made[1]) && is_alike(made[2]);
     if (same_kind && all.kind != Lies::kCut) return all;
@@ -278,7 +279,7 @@ class Walk {
                        sizes.tokens % all.outer == 0 && all.outer < sizes.tokens;
     const bool one_size =
         made[1].outer * q == all.outer * kv && made[2].outer * q == all.outer * kv;
-    if (!same_kind || !(alike || one_size)) {
+    if (!same_kind || !(alike || (one_size && !all.mirrored))) {
       refuse("whose results do not lie alike");
       return {Lies::kUnknown};
     }

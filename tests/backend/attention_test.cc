@@ -19,6 +19,8 @@ struct Case {
   enum Mask { kNoMask, kAdded, kBool, kRowOfAdded } mask = kNoMask;
   double masked = kNone;
   int64_t batch = 2;
+  std::vector<int64_t> first_query = {}, first_key = {};  // of equal stretches
+  int64_t all_keys = keys;                                // that the mask is for
 
   std::string name() const {
     return fmt::format("{}x{} heads {}/{} widths {} {} causal {} offset {} cap {} mask {}", queries,
@@ -39,16 +41,34 @@ struct Case {
     return row * (operand > 1 ? v_width : width) + i;
   }
   Shape mask_shape() const {
-    return mask == kRowOfAdded ? Shape{1, heads, queries, 1} : Shape{batch, 1, queries, keys};
+    return mask == kRowOfAdded ? Shape{1, heads, queries, 1} : Shape{batch, 1, queries, all_keys};
   }
   int64_t mask_at(int64_t b, int64_t h, int64_t i, int64_t j) const {
-    return mask == kRowOfAdded ? h * queries + i : (b * queries + i) * keys + j;
+    return mask == kRowOfAdded ? h * queries + i : (b * queries + i) * all_keys + key(j);
+  }
+  int64_t query(int64_t i) const { return number(first_query, queries, i); }
+  int64_t key(int64_t j) const { return number(first_key, keys, j); }
+  static int64_t number(const std::vector<int64_t>& first, int64_t tokens, int64_t i) {
+    if (first.empty()) return i;
+    const int64_t stretch = tokens / static_cast<int64_t>(first.size());
+    return first[static_cast<size_t>(i / stretch)] + i % stretch;
+  }
+  // What tells where tokens begin, behind the input of the mask.
+  std::vector<Tensor> numbers() const {
+    std::vector<Tensor> made;
+    for (const auto* first : {&first_query, &first_key}) {
+      const Shape shape = first->size() == 1 ? Shape{} : Shape{std::ssize(*first)};
+      if (first->empty() && !first_key.empty()) made.push_back(absent());
+      if (!first->empty()) made.push_back({{DType::kI64, shape}, {first->begin(), first->end()}});
+    }
+    return made;
   }
   Attrs attrs() const {
     Attrs a{{"tokens_first", first}, {"scale", 0.4}};
     if (causal) a.set("causal", int64_t{1}), a.set("offset", offset);
     if (softcap > 0) a.set("softcap", softcap);
     if (masked != kNone) a.set("masked_score", masked);
+    if (all_keys != keys) a.set("keys", all_keys);
     return a;
   }
 };
@@ -86,7 +106,7 @@ class Reference {
         s = c_.masked, r.slope[j] = 0;
       if (c_.mask == Case::kAdded || c_.mask == Case::kRowOfAdded)
         s += mask_[c_.mask_at(b, h, i, j)];
-      if (c_.causal && j > i + c_.offset) s = kNone;
+      if (c_.causal && c_.key(j) > c_.query(i) + c_.offset) s = kNone;
       r.weights[j] = s;
       top = std::max(top, s);
     }
@@ -161,7 +181,13 @@ void compare(const Case& c, DType dtype) {
   const TensorType y_type{dtype, c.shape(3)}, lse_type{dtype, {c.batch, c.heads, c.queries}};
 
   std::vector<Tensor> inputs{q, k, v};
-  if (c.mask != Case::kNoMask) inputs.push_back(mask);
+  const auto add_others = [&] {
+    const std::vector<Tensor> numbers = c.numbers();
+    if (c.mask != Case::kNoMask || !numbers.empty())
+      inputs.push_back(c.mask != Case::kNoMask ? mask : absent());
+    inputs.insert(inputs.end(), numbers.begin(), numbers.end());
+  };
+  add_others();
   const std::vector<Tensor> made = run("Attention", c.attrs(), inputs, {y_type, lse_type});
   expect_near(made[0], expected.y.v, near, near, "y");
   expect_near(made[1], expected.lse.v, near, near, "lse");
@@ -169,7 +195,7 @@ void compare(const Case& c, DType dtype) {
   inputs = {q, k, v, made[0], made[1], dy};
   std::vector<TensorType> outputs{q.type, k.type, v.type};
   Attrs attrs = c.attrs();
-  if (c.mask != Case::kNoMask) inputs.push_back(mask);
+  add_others();
   if (c.mask == Case::kAdded || c.mask == Case::kRowOfAdded) {
     attrs.set("mask_grad", int64_t{1});
     outputs.push_back(mask.type);
@@ -266,6 +292,41 @@ TEST(Attention, WithMasksAndCaps) {
   }
   compare_both({.queries = 21, .keys = 37, .softcap = 0.7});
   compare_both({.queries = 21, .keys = 37, .mask = Case::kBool, .masked = -2});
+}
+
+// Tokens whose numbers are those of several stretches, as a rank of a ring has them.
+TEST(Attention, OfTokensInStretches) {
+  for (const Case::Mask mask : {Case::kNoMask, Case::kAdded, Case::kBool}) {
+    // All keys; keys of the own rank, and of those before and behind it.
+    compare_both({.queries = 10, .keys = 40, .causal = true, .mask = mask, .first_query = {5, 30}});
+    for (const int64_t r : {0, 1, 2, 3})
+      compare_both({.queries = 20,
+                    .keys = 20,
+                    .causal = true,
+                    .mask = mask,
+                    .first_query = {10, 60},
+                    .first_key = {10 * r, 70 - 10 * r},
+                    .all_keys = 80});
+    compare_both(
+        {.queries = 14, .keys = 21, .mask = mask, .first_key = {7, 14, 0}, .all_keys = 24});
+  }
+  // Stretches of several blocks, and with keys that come in any order.
+  compare_both({.queries = 300,
+                .keys = 1200,
+                .heads = 1,
+                .kv_heads = 1,
+                .causal = true,
+                .batch = 1,
+                .first_query = {600, 1650},
+                .first_key = {1050, 0, 2000, 600}});
+  compare_both({.queries = 300,
+                .keys = 300,
+                .kv_heads = 1,
+                .causal = true,
+                .softcap = 2,
+                .batch = 1,
+                .first_query = {0, 1050},
+                .first_key = {150, 900}});
 }
 
 TEST(Attention, HasTheSameBitsInABatchAndAlone) {

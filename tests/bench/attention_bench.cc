@@ -2,7 +2,9 @@
 // thread; the two alternate, and least times are compared.
 //
 //   attention_bench            the sample GPT's shape, longer contexts, grouped queries
-//   attention_bench I ROUNDS   the shape I alone
+//   attention_bench I ROUNDS   the shape I alone; behind the last one, a causal ring of 4 ranks,
+//   its
+//                              tokens in a row and in zigzag: in each turn all wait for the slowest
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -22,8 +24,9 @@ struct Shape5 {
 // One op on buffers of its own.
 class Runner {
  public:
+  // `numbers`: behind an input that is absent.
   Runner(const std::string& op, Attrs attrs, const std::vector<Shape>& inputs,
-         const std::vector<Shape>& outputs)
+         const std::vector<Shape>& outputs, const std::vector<std::vector<int64_t>>& numbers = {})
       : backend_(make_cpu_backend()) {
     Program program;
     program.label = op;
@@ -38,6 +41,13 @@ class Runner {
         f[i] = static_cast<float>(i * 7919 % 1000) / 500 - 1;
     };
     for (const Shape& shape : inputs) add(shape, use.inputs);
+    if (!numbers.empty()) use.inputs.push_back(-1);
+    for (const std::vector<int64_t>& each : numbers) {
+      use.inputs.push_back(static_cast<int32_t>(program.values.size()));
+      program.values.push_back({DType::kI64, {std::ssize(each)}});
+      args.push_back(*backend_->allocate(program.values.back().bytes()));
+      std::copy(each.begin(), each.end(), reinterpret_cast<int64_t*>(args.back()));
+    }
     for (const Shape& shape : outputs) add(shape, use.outputs);
     program.num_args = static_cast<int32_t>(program.values.size());
     program.offsets.assign(program.values.size(), -1);
@@ -102,6 +112,33 @@ void compare(const Shape5& s, int rounds) {
               (least(f) + least(b)) / (least(p2) + least(p5)));
 }
 
+// Milliseconds of the slowest rank in each turn, forward and backward, all turns together.
+double ring(int64_t ranks, int64_t tokens, bool zigzag, int rounds) {
+  const int64_t own = tokens / ranks;
+  const Shape q{1, own, 4, 64}, lse{1, 4, own};
+  const Attrs attrs{
+      {"tokens_first", std::vector<int64_t>{1, 1, 1, 1}}, {"scale", 0.125}, {"causal", int64_t{1}}};
+  const auto first = [&](int64_t r) {
+    return zigzag ? std::vector{r * own / 2, (2 * ranks - 1 - r) * own / 2} : std::vector{r * own};
+  };
+  double all = 0;
+  for (int64_t turn = 0; turn < ranks; ++turn) {
+    double slowest = 0;
+    for (int64_t r = 0; r < ranks; ++r) {
+      const std::vector numbers{first(r), first((r + ranks - turn) % ranks)};
+      std::vector<Runner> both;
+      both.emplace_back("Attention", attrs, std::vector{q, q, q}, std::vector{q, lse}, numbers);
+      both.emplace_back("AttentionGrad", attrs, std::vector{q, q, q, q, lse, q},
+                        std::vector{q, q, q}, numbers);
+      std::vector<double> times;
+      for (int i = 0; i < rounds; ++i) times.push_back(seconds(both));
+      slowest = std::max(slowest, least(times));
+    }
+    all += slowest;
+  }
+  return all * 1e3;
+}
+
 }  // namespace
 }  // namespace piper
 
@@ -115,4 +152,8 @@ int main(int argc, char** argv) {
       "  B H/kv       T    D          forward products ratio  backward products ratio  both\n");
   for (size_t i = 0; i < shapes.size(); ++i)
     if (only < 0 || only == static_cast<int>(i)) piper::compare(shapes[i], rounds);
+  if (only < 0 || only == static_cast<int>(shapes.size()))
+    for (const bool zigzag : {false, true})
+      std::printf("ring of 4, 4096 tokens, %s: %.3f\n", zigzag ? "in zigzag" : "in a row",
+                  piper::ring(4, 4096, zigzag, rounds));
 }

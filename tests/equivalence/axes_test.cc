@@ -41,6 +41,12 @@ const std::map<std::string, std::string> kSequence = {
 const std::string kTokens = R"(  - shard: {input: "*", dim: 1, over: cp}
   - shard: {match: "**", dim: none, over: cp}
 )";
+// Of twice as many blocks one from each end.
+const std::string kZigzag = R"(  - shard: {input: "*", dim: 1, over: cp, order: zigzag}
+  - shard: {match: "**", dim: none, over: cp}
+)";
+const std::string kZigzagHeads = kZigzag + "  - shard: {attention: \"**\", by: heads, over: cp}\n";
+const std::string kZigzagRing = kZigzag + "  - shard: {attention: \"**\", by: ring, over: cp}\n";
 const std::string kHeads = kTokens + "  - shard: {attention: \"**\", by: heads, over: cp}\n";
 const std::string kRing = kTokens + "  - shard: {attention: \"**\", by: ring, over: cp}\n";
 
@@ -578,6 +584,38 @@ TEST(Axes, EachTurnCounts) {
   EXPECT_GT(changed, 400U);
 }
 
+// Every second stretch from its end: of each own block, exchange and number where tokens begin.
+TEST(Axes, EachMirroredStretchCounts) {
+  NEED_MODELS();
+  for (const std::string& how : {kZigzag, kZigzagHeads, kZigzagRing}) {
+    const Case c{"", "gpt-deep", "{cp: 4}", how};
+    const Result<Compiled> right = compile_case(c, kAdamW, true);
+    ASSERT_TRUE(right) << print_error(right.error());
+    const Result<Trained> uncut = train(*right->uncut, c.model, 2);
+    ASSERT_TRUE(uncut) << print_error(uncut.error());
+    size_t changed = 0, seen = 0;
+    for (size_t i = 0; i < right->set.roles[0].body.size(); ++i)
+      for (const bool flips : {true, false}) {
+        PlanSet wrong = right->set;
+        Instruction& one = wrong.roles[0].body[i];
+        if ((!one.mirrored && !one.to_mirrored) || one.label.starts_with("count")) continue;
+        if ((one.kind == InstructionKind::kPosition && !flips) || seen++ % 5 != 0) continue;
+        SCOPED_TRACE(fmt::format("{} {} {}", i, one.label, flips));
+        if (flips)
+          (one.mirrored ? one.mirrored : one.to_mirrored) = false;
+        else
+          (one.mirrored ? one.outer : one.to_outer) = 4;
+        const Result<VerifyReport> report = verify_plan_set(wrong, nullptr);
+        EXPECT_TRUE(!report || !report->findings.empty());
+        if (changed++ % 7 != 0) continue;
+        const Result<Trained> trained = train(wrong, c.model, 2);
+        ASSERT_TRUE(trained) << print_error(trained.error());
+        EXPECT_GT(apart(*trained, *uncut), 1e-9);
+      }
+    EXPECT_GT(changed, 4U) << seen;
+  }
+}
+
 TEST(Axes, AttentionIsReported) {
   NEED_MODELS();
   const Result<Compiled> made = compile_case({"", "llama-hf", "{cp: 2}", kRing}, kSgd, false);
@@ -604,6 +642,9 @@ TEST(Axes, AttentionThatCannotBeDoneSoIsRefused) {
   EXPECT_EQ(
       refusal("{cp: 4}", kHeads),
       "7:5: error: " + at + "has 2 heads of keys, which 4 ranks of 'cp' do not divide\n" + sizes);
+  EXPECT_EQ(refusal("{cp: 32}", kZigzag),
+            "5:5: error: shard: dim 1 of 'input_ids' (i64[8,32]) cannot be cut into 64 equal parts "
+            "over 'cp', two a rank\n  = help: `order: contiguous` has one block a rank\n");
   EXPECT_EQ(refusal("{cp: 2}", of_line),
             "5:5: error: shard: nothing is cut over 'cp'\n"
             "  = help: `shard: {input: \"*\", dim: 1, over: cp}` cuts tokens\n");
@@ -714,6 +755,20 @@ std::vector<Case> cases() {
     pipeline("pipeline2_ring2", "{cp: 2}", "zb-h1", ring);
     pipeline("pipeline2_ring2_recompute", "{cp: 2}", "zbv", ring + "  - recompute: {}\n");
     pipeline("pipeline2_ring2_tensor2", "{cp: 2, tp: 2}", "dualpipev", ring + tensor);
+    all.push_back({"zigzag2_" + id, model, "{cp: 2}", kZigzagRing});
+    all.push_back({"zigzag4_data2_" + id, model, "{dp: 2, cp: 4}", split + kZigzagRing + zero});
+    all.push_back({"zigzag2_tensor2_" + id, model, "{cp: 2, tp: 2}", kZigzagRing + tensor + rows});
+    all.push_back({"zigzag2_sequence2_data2_" + id, model, "{dp: 2, cp: 2, tp: 2}",
+                   kZigzagRing + sequence + rows + zero});
+    pipeline("pipeline2_zigzag2", "{cp: 2}", "zb-h1", kZigzagRing);
+    pipeline("pipeline2_zigzag2_tensor2", "{cp: 2, tp: 2}", "dualpipev", kZigzagRing + tensor);
+    all.push_back({"zigzag4_gathered_" + id, model, "{cp: 4}", kZigzag});
+    pipeline("pipeline2_zigzag2_gathered_tensor2", "{cp: 2, tp: 2}", "zb-h1",
+             kZigzag + tensor + rows);
+    all.push_back(
+        {"zigzag2_heads_data2_" + id, model, "{dp: 2, cp: 2}", split + kZigzagHeads + zero});
+    pipeline("pipeline2_zigzag2_heads_recompute", "{cp: 2}", "zbv",
+             kZigzagHeads + "  - recompute: {}\n");
     // Some layers so, some otherwise.
     all.push_back({"ring_and_heads2_" + id, model, "{cp: 2}",
                    kTokens +
@@ -755,6 +810,7 @@ std::vector<Case> cases() {
                       PIPER_SOURCE_DIR));
   experts("experts2_heads2", "{ep: 2, cp: 2}", kHeads);
   experts("experts2_ring2", "{ep: 2, cp: 2}", kRing);
+  experts("experts2_zigzag2", "{ep: 2, cp: 2}", kZigzagRing);
   experts("experts2_pipeline2_zero2", "{edp: 2, ep: 2}",
           "  - replicate: {over: edp, shard: [optimizer, gradients, parameters]}\n",
           fmt::format("include: [{}/strategies/schedules/zb-h1.yaml]\nparams: {{stages: 2, "
@@ -775,6 +831,7 @@ std::vector<Case> cases() {
   lookups("experts4_data2", "{edp: 2, ep: 4}", split + edp);
   lookups("samples2", "{ep: 2}", kSamples);
   lookups("samples4", "{ep: 4}", split + kSamples);
+  lookups("zigzag2", "{ep: 2}", "  - shard: {input: \"*\", dim: 1, over: ep, order: zigzag}\n");
   lookups("samples2_zero2", "{edp: 2, ep: 2}", split + kSamples + edp);
   lookups("samples2_tensor2", "{ep: 2, tp: 2}", kSamples + kLookedUpTensor);
   lookups("tensor2_samples2", "{tp: 2, ep: 2}", kSamples + kLookedUpTensor);
@@ -801,6 +858,7 @@ std::vector<Case> cases() {
   library("experts2_moe", "moe-gshard", "experts/experts", "ep: 2");
   // A mask of the data, which hides keys.
   all.push_back({"ring2_bert_hf", "bert-hf", "{cp: 2}", split + kRing});
+  all.push_back({"zigzag4_bert_hf", "bert-hf", "{cp: 4}", kZigzagRing});
   // One sample a rank: a slice of it is a part of its block.
   for (const char* model : {"two-tower", "vit-hf"})
     all.push_back({"batch4_data2_" + identifier(model), model, "{dp: 2, ep: 4}",

@@ -175,6 +175,7 @@ TEST_F(Draws, BlocksOverMeshAxesDrawTheSame) {
       "  - shard: {match: [\"h/*/proj/weight\", \"h/*/down/weight\"], dim: 1, over: tp}\n";
   const std::string tokens = "  - shard: {scope: \"h/*/ln_*\", dim: 1, over: tp}\n";
   const std::string samples = "  - shard: {input: \"*\", dim: 0, over: ep}\n";
+  const std::string zigzag = "  - shard: {input: \"*\", dim: 1, over: cp, order: zigzag}\n";
   const auto compiled = [&](const std::string& mesh, const std::string& directives) {
     CompileOptions options;
     options.model = PIPER_SOURCE_DIR "/tests/data/dropout/dynamo.onnx";
@@ -203,6 +204,7 @@ TEST_F(Draws, BlocksOverMeshAxesDrawTheSame) {
                {"{tp: 2}", split + weights + tokens, 1},
                {"{ep: 4}", split + samples, 1},
                {"{dp: 2, ep: 2}", split + samples + "  - replicate: {over: dp}\n", 1},
+               {"{cp: 3}", zigzag, 1},
                {"{ep: 2, tp: 2}", weights + tokens + samples, 2},
                {"{tp: 2, ep: 2}", split + samples + weights + tokens, 2}};
   for (const auto& [mesh, directives, axes] : cases) {

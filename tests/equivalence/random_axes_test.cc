@@ -149,11 +149,13 @@ class RandomStrategy {
   }
   // Tokens in blocks, of which no product of this axis makes others.
   std::string attention(const Axis& axis) {
+    const bool zigzag = model_.tokens() % (2 * axis.size) == 0 && pick(random_, 2);
     return fmt::format(
-        "  - shard: {{input: \"*\", dim: 1, over: {0}}}\n"
+        "  - shard: {{input: \"*\", dim: 1, over: {0}{2}}}\n"
         "  - shard: {{match: \"**\", dim: none, over: {0}}}\n"
         "  - shard: {{attention: \"**\", by: {1}, over: {0}}}\n",
-        axis.name, one_of<const char*>(random_, {"ring", "ring", "gather", "heads"}));
+        axis.name, one_of<const char*>(random_, {"ring", "ring", "gather", "heads"}),
+        zigzag ? ", order: zigzag" : "");
   }
   // Of a tensor that no directive of this axis has named, at a dim that divides.
   std::string directive(const Axis& axis) {

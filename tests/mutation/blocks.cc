@@ -98,7 +98,19 @@ Done keep_own_blocks(PlanSet& set, Random& random) {
   one.kind = InstructionKind::kCopy;
   one.group = one.dim = one.to_dim = -1;
   one.outer = one.to_outer = 1;
+  one.mirrored = one.to_mirrored = false;
   return fmt::format("{} is a copy", name);
+}
+// Every second stretch from its other end, of blocks or of the numbers where they begin.
+Done mirror(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, [](const Instruction& i) {
+    return i.mirrored || i.to_mirrored || (of_blocks(i) && i.outer % 2 == 0);
+  });
+  if (!spot || spot->at().label.starts_with("count")) return std::nullopt;
+  Instruction& one = spot->at();
+  bool& mirrored = one.to_mirrored ? one.to_mirrored : one.mirrored;
+  mirrored = !mirrored;
+  return fmt::format("{} is {}", spot->name(), mirrored ? "mirrored" : "not mirrored");
 }
 // To the ranks that own other numbers.
 Done change_owned(PlanSet& set, Random& random) {
@@ -237,6 +249,7 @@ constexpr auto kMutations = std::to_array<Mutation>({
     {"narrow a sum", narrow_sum},
     {"change blocks", change_blocks},
     {"keep own blocks", keep_own_blocks},
+    {"mirror", mirror},
     {"change owned", change_owned},
     {"change index", change_index},
     {"take the greatest", take_greatest},

@@ -90,20 +90,23 @@ class Interpreter {
     for (int32_t d = 0; d < dim; ++d) outer *= shape[static_cast<size_t>(d)];
     return static_cast<size_t>(outer);
   }
-  // Of each stretch, the k-th of so many equal blocks.
-  static Symbols block_of(const Symbols& whole, size_t stretches, size_t blocks, size_t k) {
+  // Of each stretch, the k-th of so many equal blocks, or of every second one the k-th last.
+  static Symbols block_of(const Symbols& whole, size_t stretches, size_t blocks, size_t k,
+                          bool mirrored = false) {
     const size_t size = whole.size() / (stretches * blocks);
     Symbols own;
     for (size_t s = 0; s < stretches; ++s) {
-      const auto first = whole.begin() + static_cast<std::ptrdiff_t>((s * blocks + k) * size);
+      const size_t at = mirrored && s % 2 != 0 ? blocks - 1 - k : k;
+      const auto first = whole.begin() + static_cast<std::ptrdiff_t>((s * blocks + at) * size);
       own.insert(own.end(), first, first + static_cast<std::ptrdiff_t>(size));
     }
     return own;
   }
-  static Symbols put_together(const std::vector<Symbols>& parts, size_t stretches) {
+  static Symbols put_together(const std::vector<Symbols>& parts, size_t stretches, bool mirrored) {
     Symbols whole;
     for (size_t s = 0; s < stretches; ++s)
-      for (const Symbols& part : parts) {
+      for (size_t m = 0; m < parts.size(); ++m) {
+        const Symbols& part = parts[mirrored && s % 2 != 0 ? parts.size() - 1 - m : m];
         const Symbols block = block_of(part, 1, stretches, s);
         whole.insert(whole.end(), block.begin(), block.end());
       }
@@ -114,7 +117,7 @@ class Interpreter {
     const auto self = rank_of(rank.role->mesh, rank.coordinates);
     const auto k = std::find(members.begin(), members.end(), self) - members.begin();
     return block_of(read(rank, from), stretches(type(rank, from).shape, one.dim, one.outer),
-                    members.size(), static_cast<size_t>(k));
+                    members.size(), static_cast<size_t>(k), one.mirrored);
   }
   // The k-th run of `size` cells, zeros behind the end; k is the rank's position in the group.
   Symbols own_part(const Rank& rank, int32_t group, const Symbols& whole, int64_t size) const {
@@ -290,7 +293,8 @@ class Interpreter {
         const int64_t own = group_position(*rank.role, group, rank.coordinates),
                       position = one.outer * ((own + members - one.turn) % members);
         write(rank, arg(one, 0),
-              spread(join(symbol_of("position"), static_cast<Symbol>(position)),
+              spread(join(symbol_of(one.mirrored ? "mirrored position" : "position"),
+                          static_cast<Symbol>(position)),
                      cells_of(type(rank, arg(one, 0)))));
         break;
       }
@@ -497,11 +501,11 @@ class Interpreter {
       Symbol from = symbol_of(fmt::format("rows of {}", one.owned));
       for (const Choice& each : all)
         from = join(from, symbol_of(read(ranks_[each.rank], instruction(each).args[2])));
-      Symbols total = sends ? put_together(given, of_whole) : given[0];
+      Symbols total = sends ? put_together(given, of_whole, one.mirrored) : given[0];
       for (size_t m = 1; !sends && m < given.size(); ++m)
         for (size_t c = 0; c < total.size(); ++c) total[c] = join(total[c], given[m][c]);
       for (Symbol& cell : total) cell = join(sends ? join(from, i) : from, cell);
-      results.push_back(sends ? total : block_of(total, of_whole, all.size(), i));
+      results.push_back(sends ? total : block_of(total, of_whole, all.size(), i, one.mirrored));
     }
     return results;
   }
@@ -512,20 +516,20 @@ class Interpreter {
     const size_t of_whole = stretches(shape, one.dim, one.outer);
     if (takes_index(one.kind)) return moved_rows(one, shape, all, given);
     if (one.kind == InstructionKind::kAllGather)
-      return std::vector<Symbols>(all.size(), put_together(given, of_whole));
+      return std::vector<Symbols>(all.size(), put_together(given, of_whole, one.mirrored));
     std::vector<Symbols> results;
     if (one.kind == InstructionKind::kAllToAll) {
       Shape together = shape;
       together[static_cast<size_t>(one.dim)] *= static_cast<int64_t>(all.size());
-      const Symbols total = put_together(given, of_whole);
+      const Symbols total = put_together(given, of_whole, one.mirrored);
       for (size_t i = 0; i < all.size(); ++i)
-        results.push_back(
-            block_of(total, stretches(together, one.to_dim, one.to_outer), all.size(), i));
+        results.push_back(block_of(total, stretches(together, one.to_dim, one.to_outer), all.size(),
+                                   i, one.to_mirrored));
       return results;
     }
     const Symbols total = sum(all, k);
     for (size_t i = 0; i < all.size(); ++i)
-      results.push_back(block_of(total, of_whole, all.size(), i));
+      results.push_back(block_of(total, of_whole, all.size(), i, one.mirrored));
     return results;
   }
   // By member what it receives.

@@ -287,7 +287,9 @@ inline std::string turns_strategy(Random& random, size_t microbatches) {
   text += random_train(random, dp * microbatches);
   text += fmt::format("directives:\n  - split: {{dim: batch, into: {}}}\n", microbatches);
   text +=
-      "  - shard: {input: \"*\", dim: 1, over: cp}\n"
+      one_of<const char*>(random, {"  - shard: {input: \"*\", dim: 1, over: cp}\n",
+                                   "  - shard: {input: \"*\", dim: 1, over: cp, order: zigzag}\n"});
+  text +=
       "  - shard: {match: \"**\", dim: none, over: cp}\n"
       "  - shard: {attention: \"**\", by: ring, over: cp}\n";
   if (dp > 1) text += "  - replicate: {over: dp}\n";

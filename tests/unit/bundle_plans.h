@@ -50,7 +50,7 @@ report "loss" buffer=3
 
 // States that are blocks, and flat runs of blocks; collectives of blocks, and of the greatest.
 inline constexpr const char* kBlocks =
-    R"(plan arena=656 workspace=[0]
+    R"(plan arena=720 workspace=[0]
 axis "tp" 2
 axis "dp" 3
 stream 0 "compute"
@@ -66,6 +66,7 @@ buffer 6 "z" f32[2,2] step at=448
 buffer 7 "before" f32[2,2] step at=512
 buffer 8 "first" i64[] step at=576
 buffer 9 "expert" i64[2] step at=640
+buffer 10 "firsts" i64[2] step at=704
 body
   0 own_part args=[4,5] group=0 dim=1 outer=2
   1 all_gather args=[5,4] group=0 dim=1
@@ -76,6 +77,9 @@ body
   6 position args=[8] group=1 outer=4 turn=1
   7 dispatch args=[5,6,9] group=0 dim=0 owned=4
   8 combine args=[6,5,9] group=0 dim=0 owned=4
+  9 reduce_scatter args=[4,5] group=0 dim=1 outer=2 mirrored
+  10 all_to_all args=[4,6] group=0 dim=0 to_dim=1 to_outer=2 to_mirrored
+  11 position args=[10] group=0 outer=3 mirrored
 )";
 
 inline RoleProgram role_of(std::string_view text) {

@@ -93,6 +93,8 @@ TEST(PlanText, BlocksPrintParseAndPrintTheSame) {
   EXPECT_EQ(role.body[2].reduction, Reduction::kMax);
   EXPECT_EQ(role.body[3].dim, -1);
   EXPECT_EQ(std::pair(role.body[4].to_dim, role.body[4].to_outer), std::pair(1, int64_t{2}));
+  EXPECT_TRUE(role.body[9].mirrored && role.body[10].to_mirrored && role.body[11].mirrored);
+  EXPECT_FALSE(role.body[9].to_mirrored || role.body[10].mirrored);
   EXPECT_EQ(std::pair(role.body[8].dim, role.body[8].owned), std::pair(0, int64_t{4}));
   EXPECT_TRUE(check_role(role)) << check_role(role).error().message;
   EXPECT_TRUE(cuts_dims(role));

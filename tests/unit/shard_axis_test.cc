@@ -32,25 +32,38 @@ struct Mesh {
 
 struct Pieces {
   size_t outer = 1, inner = 1;  // the whole is [outer, ranks, inner]
-  Pieces(const Shape& piece, int64_t dim, int64_t blocks) : outer(static_cast<size_t>(blocks)) {
+  bool mirrored = false;        // in every second one of `outer` ranks count from its end
+  Pieces(const Shape& piece, int64_t dim, int64_t blocks, bool mirrors)
+      : outer(static_cast<size_t>(blocks)), mirrored(mirrors) {
     for (int64_t d = 0; d < dim; ++d) outer *= static_cast<size_t>(piece[static_cast<size_t>(d)]);
     inner = static_cast<size_t>(num_elements(piece)) / outer;
+  }
+  Pieces(const Shape& piece, const Layout& layout)
+      : Pieces(piece, layout.dim, layout.outer, layout.mirrored) {}
+  Pieces(const Shape& piece, const Attrs& attrs, const std::string& to = "")
+      : Pieces(piece, attrs.integer(to + "dim"), attrs.integer(to + "outer"),
+               attrs.integer(to + "mirrored", 0) != 0) {}
+  size_t rank_at(size_t o, size_t place, size_t ranks) const {
+    return mirrored && o % 2 != 0 ? ranks - 1 - place : place;
   }
 };
 
 Whole join(const std::vector<Whole>& parts, const Pieces& pieces) {
   Whole whole;
   for (size_t o = 0; o < pieces.outer; ++o)
-    for (const Whole& part : parts)
+    for (size_t k = 0; k < parts.size(); ++k) {
+      const Whole& part = parts[pieces.rank_at(o, k, parts.size())];
       whole.insert(whole.end(), part.begin() + static_cast<int64_t>(o * pieces.inner),
                    part.begin() + static_cast<int64_t>((o + 1) * pieces.inner));
+    }
   return whole;
 }
 
 Whole piece_of(const Whole& whole, const Pieces& pieces, size_t rank, size_t ranks) {
   Whole piece;
   for (size_t o = 0; o < pieces.outer; ++o) {
-    const auto from = whole.begin() + static_cast<int64_t>((o * ranks + rank) * pieces.inner);
+    const size_t place = o * ranks + pieces.rank_at(o, rank, ranks);
+    const auto from = whole.begin() + static_cast<int64_t>(place * pieces.inner);
     piece.insert(piece.end(), from, from + static_cast<int64_t>(pieces.inner));
   }
   return piece;
@@ -101,7 +114,7 @@ class Ranks {
         held[r] = lies->layout.kind == LayoutKind::kGreatest ? greatest(group)
                   : lies->layout.kind == LayoutKind::kPartial
                       ? sum(group)
-                      : join(group, Pieces(shape, lies->layout.dim, lies->layout.outer));
+                      : join(group, Pieces(shape, lies->layout));
       }
       if (lies->layout.kind == LayoutKind::kSharded)
         shape[static_cast<size_t>(lies->layout.dim)] *=
@@ -124,7 +137,7 @@ class Ranks {
     Shape shape = value.type.shape;  // of the pieces, from the last axis outwards
     std::vector<Pieces> pieces;
     for (auto lies = value.over.rbegin(); lies != value.over.rend(); ++lies) {
-      pieces.emplace_back(shape, lies->layout.dim, lies->layout.outer);
+      pieces.emplace_back(shape, lies->layout);
       shape[static_cast<size_t>(lies->layout.dim)] *= mesh_.sizes[static_cast<size_t>(lies->axis)];
     }
     for (size_t a = 0; a < value.over.size(); ++a) {
@@ -167,8 +180,17 @@ class Ranks {
     const int axis = static_cast<int>(node.attrs.integer("over"));
     const size_t at = mesh_.coordinate(rank, axis), count = mesh_.size(axis);
     const size_t before = (at + count - static_cast<size_t>(node.attrs.integer("turn", 0))) % count;
-    if (node.op == "OwnFirst")
-      return {static_cast<double>(static_cast<int64_t>(before) * node.attrs.integer("size"))};
+    if (node.op == "OwnFirst") {
+      Whole firsts;
+      const auto stretches = static_cast<size_t>(node.attrs.integer("outer", 0));
+      const bool mirrored = node.attrs.integer("mirrored", 0) != 0;
+      for (size_t s = 0; s < std::max<size_t>(stretches, 1); ++s) {
+        const size_t place = mirrored && s % 2 != 0 ? count - 1 - before : before;
+        firsts.push_back(static_cast<double>(s * count + place) *
+                         static_cast<double>(node.attrs.integer("size")));
+      }
+      return firsts;
+    }
     const auto& input = values_[node.inputs[0].index()];
     const std::vector<Whole> group = group_of(input, rank, axis);
     if (node.op == "Dispatch" || node.op == "Combine") return routed(node, rank, group);
@@ -177,12 +199,10 @@ class Ranks {
     if (node.op == "AllReduceMax") return greatest(group);
     const Shape& from = graph_.value(node.inputs[0]).type.shape;
     const Shape& to = graph_.value(node.outputs[0]).type.shape;
-    const int64_t dim = node.attrs.integer("dim"), outer = node.attrs.integer("outer");
-    if (node.op == "AllGather") return join(group, Pieces(from, dim, outer));
-    if (node.op == "OwnBlock") return piece_of(input[rank], Pieces(to, dim, outer), at, count);
-    if (node.op == "ReduceScatter") return piece_of(sum(group), Pieces(to, dim, outer), at, count);
-    return piece_of(join(group, Pieces(from, dim, outer)),
-                    Pieces(to, node.attrs.integer("to_dim"), node.attrs.integer("to_outer")), at,
+    if (node.op == "AllGather") return join(group, Pieces(from, node.attrs));
+    if (node.op == "OwnBlock") return piece_of(input[rank], Pieces(to, node.attrs), at, count);
+    if (node.op == "ReduceScatter") return piece_of(sum(group), Pieces(to, node.attrs), at, count);
+    return piece_of(join(group, Pieces(from, node.attrs)), Pieces(to, node.attrs, "to_"), at,
                     count);
   }
 
@@ -191,10 +211,9 @@ class Ranks {
     const int axis = static_cast<int>(node.attrs.integer("over"));
     const size_t at = mesh_.coordinate(rank, axis), count = mesh_.size(axis);
     const auto owned = static_cast<double>(node.attrs.integer("owned"));
-    const int64_t dim = node.attrs.integer("dim"), outer = node.attrs.integer("outer");
     const bool sends = node.op == "Dispatch";
     const Shape& part = graph_.value(sends ? node.inputs[0] : node.outputs[0]).type.shape;
-    Whole all = sends ? join(group, Pieces(part, dim, outer)) : group[0];
+    Whole all = sends ? join(group, Pieces(part, node.attrs)) : group[0];
     const Whole& index = values_[node.inputs[1].index()][rank];
     const size_t width = all.size() / index.size();
     for (size_t e = 0; e < all.size(); ++e) {
@@ -202,7 +221,7 @@ class Ranks {
       if (!sends) all[e] = group[owner][e];
       if (sends && owner != at) all[e] = 1e30;
     }
-    return sends ? all : piece_of(all, Pieces(part, dim, outer), at, count);
+    return sends ? all : piece_of(all, Pieces(part, node.attrs), at, count);
   }
 
   void alone(const Node& node, size_t rank) {
@@ -480,9 +499,10 @@ TEST(ShardAxis, InputsAreCutAlongTheirTokens) {
   expect_same(made.graph, Mesh{{2}}, whole, oracle::random_sources(whole, 1, 4), 1e-12);
 }
 
-AxisCut by_tokens(const Graph& whole, int32_t axis, int64_t ranks, AttentionBy by) {
+AxisCut by_tokens(const Graph& whole, int32_t axis, int64_t ranks, AttentionBy by,
+                  bool zigzag = false) {
   AxisCut cut{axis, fmt::format("cp{}", axis), ranks, {}};
-  for (ValueId input : whole.inputs) cut.seeds.push_back({input, 1, {}});
+  for (ValueId input : whole.inputs) cut.seeds.push_back({input, 1, {}, false, zigzag});
   for (const Param& param : whole.params) cut.seeds.push_back({param.value, -1, {}});
   cut.attention = {{{*Glob::parse("**", {})}, by, {}}};
   return cut;
@@ -513,6 +533,33 @@ TEST(ShardAxis, AttentionIsDoneAsAsked) {
     EXPECT_EQ(collectives(made.graph, Pass::kF)["AllGather"], heads ? 0 : 4);
     expect_same(made.graph, Mesh{{2}}, whole, oracle::random_sources(whole, 1, 4), 1e-12);
   }
+}
+// Of twice as many blocks as ranks one from each end, in all ways, beside tensors on either side.
+TEST(ShardAxis, TokensLieInZigzag) {
+  using Mask = Decoder::Mask;
+  for (const Mask mask : {Mask::kCausal, Mask::kNone, Mask::kWindow, Mask::kTrained})
+    for (const AttentionBy by : {AttentionBy::kRing, AttentionBy::kGather, AttentionBy::kHeads})
+      for (const int64_t ranks : {2, 4}) {
+        if (by == AttentionBy::kHeads && ranks == 4) continue;
+        SCOPED_TRACE(fmt::format("mask {} way {} over {}", static_cast<int>(mask),
+                                 static_cast<int>(by), ranks));
+        const Graph whole = decoder(
+            {.layers = 1, .tokens = 8, .kv_heads = 2, .fused_qkv = ranks == 4, .mask = mask});
+        const auto sources = oracle::random_sources(whole, 1, 4);
+        AxisCut zigzag = by_tokens(whole, 0, ranks, by, true);
+        const Graph first = cut(whole, zigzag).graph;
+        const auto mirrored = [](const Value& value) {
+          return !value.over.empty() && value.over[0].layout.mirrored;
+        };
+        EXPECT_TRUE(std::any_of(first.values.begin(), first.values.end(), mirrored));
+        expect_same(first, Mesh{{ranks}}, whole, sources, 1e-12);
+        if (by == AttentionBy::kHeads || ranks == 4) continue;
+        const AxisCut tensor = over(whole, 1, "tp", 2, kMegatron);
+        expect_same(cut(first, tensor).graph, Mesh{{ranks, 2}}, whole, sources, 1e-12);
+        std::erase_if(zigzag.seeds, [](const ShardSeed& seed) { return seed.dim < 0; });
+        expect_same(cut(cut(whole, tensor).graph, zigzag).graph, Mesh{{ranks, 2}}, whole, sources,
+                    1e-12);
+      }
 }
 TEST(ShardAxis, TurnsAreTakenBesideTensors) {
   for (const auto mask : {Decoder::kCausal, Decoder::kWindow}) {
@@ -645,7 +692,9 @@ TEST(ShardAxis, AnySeedsGiveTheSameNumbers) {
         if (std::any_of(axis_cut.seeds.begin(), axis_cut.seeds.end(),
                         [&](const ShardSeed& s) { return s.value == id; }))
           continue;
-        axis_cut.seeds.push_back({id, pick(5) ? dim : -1, {}});
+        const bool zigzag = value.kind == ValueKind::kInput &&
+                            type.shape[static_cast<size_t>(dim)] % 4 == 0 && pick(2);
+        axis_cut.seeds.push_back({id, pick(5) ? dim : -1, {}, false, zigzag});
       }
       at = cut(at, axis_cut).graph;
     }

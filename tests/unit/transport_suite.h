@@ -299,14 +299,18 @@ inline std::string reduce_scatter(Transport& t) {
   return wrong;
 }
 
-// Member k's blocks of a whole of `stretches` times one run a member.
+// Member k's blocks of a whole of `stretches` times one run a member, in every second one from its
+// end.
 template <class T>
-std::vector<T> block_of(const std::vector<T>& whole, int64_t k, int64_t members,
-                        int64_t stretches) {
+std::vector<T> block_of(const std::vector<T>& whole, int64_t k, int64_t members, int64_t stretches,
+                        bool mirrored = false) {
   const int64_t run = std::ssize(whole) / members / stretches;
   std::vector<T> block;
-  for (int64_t i = 0; i < std::ssize(whole); ++i)
-    if (i / run % members == k) block.push_back(whole[static_cast<size_t>(i)]);
+  for (int64_t i = 0; i < std::ssize(whole); ++i) {
+    const bool from_end = mirrored && i / run / members % 2 != 0;
+    if (i / run % members == (from_end ? members - 1 - k : k))
+      block.push_back(whole[static_cast<size_t>(i)]);
+  }
   return block;
 }
 
@@ -316,20 +320,21 @@ inline std::string blocks_in(Transport& t, const std::vector<int64_t>& ranks) {
   SUITE_OK(group);
   const int64_t members = std::ssize(ranks);
   const int64_t own = std::find(ranks.begin(), ranks.end(), t.rank()) - ranks.begin();
-  const std::pair<int64_t, int64_t> forms[] = {
-      // stretches, elements of a run
-      {1, 5}, {2, 1}, {3000, 1}, {7, 13}, {1, 70001}, {3, 30011}, {40, 997}};
+  const std::tuple<int64_t, int64_t, bool> forms[] = {
+      // stretches, elements of a run, mirrored
+      {1, 5, false},     {2, 1, false},    {3000, 1, true},  {7, 13, false}, {1, 70001, false},
+      {3, 30011, false}, {40, 997, false}, {2, 30011, true}, {40, 997, true}};
   struct Tensor {
     std::vector<double> whole, part, gathered;
   };
   std::vector<Tensor> tensors;
   std::vector<Shard> shards;
-  for (const auto& [stretches, run] : forms) {
+  for (const auto& [stretches, run, mirrored] : forms) {
     const int64_t part = stretches * run, salt = std::ssize(tensors);
     tensors.push_back({data_of<double>(t.rank(), salt, members * part),
                        std::vector<double>(static_cast<size_t>(part), 7.0),
                        std::vector<double>(static_cast<size_t>(members * part), 7.0)});
-    shards.push_back({nullptr, nullptr, DType::kF64, members * part, part, stretches});
+    shards.push_back({nullptr, nullptr, DType::kF64, members * part, part, stretches, mirrored});
   }
   for (size_t k = 0; k < shards.size(); ++k) {
     shards[k].whole = bytes_of(tensors[k].whole.data());
@@ -341,13 +346,15 @@ inline std::string blocks_in(Transport& t, const std::vector<int64_t>& ranks) {
   for (size_t k = 0; k < shards.size(); ++k) {
     const auto salt = static_cast<int64_t>(k);
     const auto sum = sum_of<double>(ranks, salt, shards[k].count);
-    const auto part = block_of(sum, own, members, shards[k].stretches);
+    const auto part_of = [&](int64_t i) {
+      return block_of(sum, i, members, shards[k].stretches, shards[k].mirrored);
+    };
+    const auto part = part_of(own);
     SUITE_CHECK(same_bits(tensors[k].part, part));
     SUITE_CHECK(same_bits(tensors[k].gathered, sum));
     SUITE_CHECK(same_bits(tensors[k].whole, data_of<double>(t.rank(), salt, shards[k].count)));
     take_part(shards[k], (own + 1) % members);
-    SUITE_CHECK(same_bits(tensors[k].part,
-                          block_of(sum, (own + 1) % members, members, shards[k].stretches)));
+    SUITE_CHECK(same_bits(tensors[k].part, part_of((own + 1) % members)));
   }
   return "";
 }

@@ -246,6 +246,33 @@ body
   5 compute label="F add" program=2 args=[2,5,6] pass="F" micro=0
 )");
 
+// Of four blocks of tokens, the one that is so far from each end attends to all before it.
+const std::string kZigzag = placed(
+    R"(plan batch=1 arena=? workspace=[16] transport=2097152 scratch=4194304
+axis "cp" 2
+stream 0 "compute"
+group 0 "cp" axes=[0]
+input "x" f32[1,8,1,4]
+buffer 0 "x@0" f32[1,8,1,4] step at=?
+buffer 1 "own@0" f32[1,4,1,4] step at=?
+buffer 2 "first@0" i64[2] step at=?
+buffer 3 "all@0" f32[1,8,1,4] step at=?
+buffer 4 "y@0" f32[1,4,1,4] step at=?
+program 0 label="F" args=4 workspace=16
+  value 0 f32[1,4,1,4] read
+  value 1 f32[1,8,1,4] read
+  value 2 i64[2] read
+  value 3 f32[1,4,1,4] written
+  value 4 f32[1,1,4] at=0
+  op Attention in=[0,1,1,-1,2] out=[3,4] {causal=1, scale=1.0, tokens_first=[1,1,1,1], whole=8}
+body
+  0 input label="input x" args=[0] input="x" count=1
+  1 own_part label="tokens" args=[0,1] group=0 micro=0 dim=1 outer=2 mirrored
+  2 position label="first" args=[2] group=0 micro=0 outer=2 mirrored
+  3 compute label="F" program=0 args=[1,0,2,4] pass="F" micro=0
+  4 all_gather label="gather y" args=[4,3] group=0 micro=0 dim=1 outer=2 mirrored
+)");
+
 // q, k and v of one head of two, from one weight that nothing trains; then the rows of another.
 const std::string kHeads = placed(
     R"(plan batch=1 arena=? workspace=[208] transport=2097152 scratch=4194304
@@ -410,6 +437,21 @@ TEST(VerifyLayout, BlocksOfOneDimBecomeThoseOfAnother) {
                             "4 copy label=\"columns\" args=[4,5] micro=0"}}}),
       "layout: over 'tp', 'F add' on rank 0 (and 1 like it) cannot do op 0, Add, of f32[1,4,3] cut "
       "at dim 2, f32[1,4,3] cut at dim 1: which cannot be done on these parts alone");
+}
+
+TEST(VerifyLayout, EverySecondStretchIsCountedFromItsEnd) {
+  EXPECT_EQ(said(kZigzag, {}), Said());
+  EXPECT_EQ(
+      refused(kZigzag, {{{"[0,1] group=0 micro=0 dim=1 outer=2 mirrored",
+                          "[0,1] group=0 micro=0 dim=1 outer=2"}},
+                        {{"outer=2 mirrored\n  3", "outer=2\n  3"}},
+                        {{"[0,1] group=0 micro=0 dim=1 outer=2 mirrored",
+                          "[0,1] group=0 micro=0 dim=1 outer=4 mirrored"}},
+                        {{"outer=2 mirrored\n  3", "outer=1 mirrored\n  3"}},
+                        {{"[4,3] group=0 micro=0 dim=1 outer=2 mirrored",
+                          "[4,3] group=0 micro=0 dim=1 outer=2"}}}),
+      "layout: over 'cp', 'gather y' on rank 0 (and 1 like it) puts together 'y@0', cut at dim 1, "
+      "outer 2 mirrored, as if it were cut at dim 1, outer 2");
 }
 
 TEST(VerifyLayout, RowsLieWhereTheirMatricesAre) {

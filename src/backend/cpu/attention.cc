@@ -11,7 +11,7 @@ namespace piper::cpu {
 namespace {
 
 using Form = AttentionForm;
-constexpr int64_t kFurthest = int64_t{1} << 40;  // a token
+constexpr int64_t kFurthest = AttentionNumbers::kFurthest;
 
 Status read_mask(const Use& use, size_t input, Form& f) {
   if (use.inputs.size() <= input || !use.present[input]) return ok_status();
@@ -153,32 +153,31 @@ double work_of(const Form& f) {
   return 4.0 * static_cast<double>(f.queries * f.keys) * static_cast<double>(f.width) / 50;
 }
 
-// Where the queries and keys of a use begin among all: inputs behind that of the mask.
+// Where the queries and keys of a use begin among all: inputs behind that of the mask. 0: there is
+// none.
 struct Firsts {
-  size_t mask = 0;
-  bool query = false, key = false;
+  size_t query = 0, key = 0;
+  int64_t query_stretches = 1, key_stretches = 1;
 
-  static int64_t number(Pointers p, size_t at) {
-    return std::clamp<int64_t>(*input<int64_t>(p, at), 0, kFurthest);
-  }
-  // How the form is placed; beyond, no key is seen, or every key.
   AttentionForm placed(AttentionForm form, Pointers p) const {
-    if (query) form.offset += number(p, mask + 1);
-    if (key) form.offset -= number(p, mask + 2);
-    form.offset = std::clamp(form.offset, -form.queries, form.keys);
+    if (query) form.query = {input<int64_t>(p, query), query_stretches};
+    if (key) form.key = {input<int64_t>(p, key), key_stretches};
     return form;
   }
-  // Elements of the mask before those of the first key.
-  int64_t in_mask(const AttentionForm& form, Pointers p) const {
-    return key ? std::min(number(p, mask + 2), form.all_keys - form.keys) * form.mask[3] : 0;
-  }
 };
-Result<Firsts> firsts_of(const Use& use, size_t mask) {
-  Firsts firsts{mask, use.inputs.size() > mask + 1 && use.present[mask + 1],
-                use.inputs.size() > mask + 2 && use.present[mask + 2]};
-  for (size_t i = mask + 1; i < use.inputs.size(); ++i)
-    PIPER_WANT(!use.present[i] || use.inputs[i] == (TensorType{DType::kI64, {}}), "first {}",
-               to_string(use.inputs[i]));
+Result<Firsts> firsts_of(const Use& use, size_t mask, const Form& form) {
+  Firsts firsts;
+  for (size_t i = mask + 1; i < use.inputs.size(); ++i) {
+    if (!use.present[i]) continue;
+    const TensorType& type = use.inputs[i];
+    const bool of_queries = i == mask + 1;
+    const int64_t stretches = num_elements(type.shape);
+    PIPER_WANT(type.dtype == DType::kI64 && type.shape.size() <= 1 && stretches > 0 &&
+                   (of_queries ? form.queries : form.keys) % stretches == 0,
+               "first {}", to_string(type));
+    (of_queries ? firsts.query : firsts.key) = i;
+    (of_queries ? firsts.query_stretches : firsts.key_stretches) = stretches;
+  }
   return firsts;
 }
 
@@ -200,14 +199,14 @@ int64_t attention_scratch(const AttentionForm& form, bool backward) {
   const int64_t scores = sizes.key_block * sizes.score_rows;
   const int64_t both =
       sizes.key_block * (form.width + form.v_width) + sizes.query_block * form.width + scores;
-  if (!backward) return both + 2 * ((form.queries + 15) / 16 * 16);
+  if (!backward) return both + 2 * ((form.queries + 31) / 16 * 16);
   return both + scores + sizes.key_block * (form.width + 1) + sizes.query_block * form.v_width;
 }
 
 Result<KernelPtr> make_attention(const Use& use) {
   PIPER_TRY(use.operands(3, 6, 2));
-  PIPER_ASSIGN(const Firsts firsts, firsts_of(use, 3));
   PIPER_ASSIGN(const Form form, form_of(use, 3, use.outputs[0]));
+  PIPER_ASSIGN(const Firsts firsts, firsts_of(use, 3, form));
   const size_t outputs = use.inputs.size();
   const bool masked = form.masks || form.adds;
   PIPER_WANT(!use.wanted[1] ||
@@ -215,12 +214,11 @@ Result<KernelPtr> make_attention(const Use& use) {
              "lse {}", to_string(use.outputs[1]));
   return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
     using T = decltype(zero);
-    const auto mask_bytes = form.masks ? int64_t{1} : static_cast<int64_t>(sizeof(T));
     const auto forward = attention_fns<T>().forward;
     return make_units_kernel(
         InPlace::kNo, form.batch * form.heads, work_of(form),
         [=](Pointers p, std::byte* scratch, int64_t begin, int64_t end) {
-          const std::byte* mask = masked ? p[3] + firsts.in_mask(form, p) * mask_bytes : nullptr;
+          const std::byte* mask = masked ? p[3] : nullptr;
           forward(firsts.placed(form, p), {input<T>(p, 0), input<T>(p, 1), input<T>(p, 2), mask},
                   output<T>(p, outputs), output<T>(p, outputs + 1), reinterpret_cast<T*>(scratch),
                   begin, end);
@@ -234,8 +232,8 @@ Result<KernelPtr> make_attention_grad(const Use& use) {
   PIPER_ASSIGN(const std::vector<int64_t> columns, use.integers("grad_columns"));
   const size_t parts = columns.empty() ? 3 : 1;  // outputs of dq, dk and dv
   PIPER_TRY(use.operands(6, 9, parts + (mask_grad ? 1 : 0)));
-  PIPER_ASSIGN(const Firsts firsts, firsts_of(use, 6));
   PIPER_ASSIGN(Form form, form_of(use, 6, use.inputs[3]));
+  PIPER_ASSIGN(const Firsts firsts, firsts_of(use, 6, form));
   PIPER_WANT(use.inputs[4] == (TensorType{use.type(), {form.batch, form.heads, form.queries}}) &&
                  use.inputs[5] == use.inputs[3],
              "lse {}, dy {}", to_string(use.inputs[4]), to_string(use.inputs[5]));
@@ -246,20 +244,18 @@ Result<KernelPtr> make_attention_grad(const Use& use) {
   const bool masked = form.masks || form.adds;
   return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
     using T = decltype(zero);
-    const auto mask_bytes = form.masks ? int64_t{1} : static_cast<int64_t>(sizeof(T));
     const auto backward = attention_fns<T>().backward;
     // The heads add to one gradient of the mask: one thread does them all.
     const int64_t units = form.batch * form.kv_heads;
     return make_units_kernel(
         InPlace::kNo, mask_grad ? 1 : units, work_of(form) * 3,
         [=](Pointers p, std::byte* scratch, int64_t begin, int64_t end) {
-          const int64_t before = masked ? firsts.in_mask(form, p) : 0;
-          const std::byte* mask = masked ? p[6] + before * mask_bytes : nullptr;
+          const std::byte* mask = masked ? p[6] : nullptr;
           if (mask_grad) std::fill_n(output<T>(p, o + parts), form.mask_elements, T{0});
           backward(firsts.placed(form, p), {input<T>(p, 0), input<T>(p, 1), input<T>(p, 2), mask},
                    {input<T>(p, 3), input<T>(p, 4), input<T>(p, 5), output<T>(p, o),
                     output<T>(p, parts == 3 ? o + 1 : o), output<T>(p, parts == 3 ? o + 2 : o),
-                    mask_grad ? output<T>(p, o + parts) + before : nullptr},
+                    mask_grad ? output<T>(p, o + parts) : nullptr},
                    reinterpret_cast<T*>(scratch), begin, mask_grad ? units : end);
         },
         attention_scratch(form, true) * static_cast<int64_t>(sizeof(T)));

@@ -1,6 +1,7 @@
 // Attention of f32 and f64, forward and backward, by blocks of keys and of queries: the scores of
 // one block of both are made, used and forgotten, and the keys behind a causal tile's last query
-// are skipped. What a block needs stays in a near cache, however long the sequences are.
+// are skipped. What a block needs stays in a near cache, however long the sequences are. A block is
+// of one stretch of queries and of one of keys.
 //
 // The bits of a head's results depend on the form and on that head's operands alone.
 #pragma once
@@ -18,6 +19,24 @@ struct AttentionStrides {
   int64_t at(int64_t b, int64_t h) const { return first + b * batch + h * head; }
 };
 
+// Where the numbers of tokens begin that are of so many equal stretches; none: at 0.
+struct AttentionNumbers {
+  const int64_t* first = nullptr;
+  int64_t stretches = 1;
+  static constexpr int64_t kFurthest = int64_t{1} << 40;  // a token
+  // Of one of `tokens` that begins a block: how many follow it up to the end of its stretch, itself
+  // among them, and its number.
+  int64_t left(int64_t token, int64_t tokens) const {
+    const int64_t all = tokens / stretches;
+    return all > 0 ? all - token % all : 0;
+  }
+  int64_t number(int64_t token, int64_t tokens) const {
+    const int64_t all = tokens / stretches;
+    if (!first || all == 0) return token;
+    return std::clamp<int64_t>(first[token / all], 0, kFurthest) + token % all;
+  }
+};
+
 struct AttentionForm {
   int64_t batch = 0, queries = 0, keys = 0, heads = 0, kv_heads = 0, width = 0, v_width = 0;
   AttentionStrides q, k, v, y;  // y: of its adjoint too
@@ -25,16 +44,23 @@ struct AttentionForm {
   double scale = 1, softcap = 0, masked = 0;
   bool causal = false;
   int64_t offset = 0;
-  bool masks = false, adds = false;  // a mask of booleans; of terms
-  int64_t mask[4] = {};              // elements between neighbours, 0 where it is repeated
+  AttentionNumbers query, key;
+  bool masks = false, adds = false;         // a mask of booleans; of terms
+  int64_t mask[4] = {};                     // elements between neighbours, 0 where it is repeated
   int64_t mask_elements = 0, all_keys = 0;  // that it is for
 
-  int64_t seen_by(int64_t query) const {
-    return causal ? std::clamp<int64_t>(query + offset + 1, 0, keys) : keys;
+  // How far behind key j query i may be to see it, of blocks that begin with these: i + that ≥ j.
+  int64_t offset_of(int64_t i0, int64_t k0) const {
+    return query.number(i0, queries) - i0 - (key.number(k0, keys) - k0) + offset;
   }
-  // The first of the queries that see a key.
-  int64_t first_to_see(int64_t key) const {
-    return causal ? std::clamp<int64_t>(key - offset, 0, queries) : 0;
+  // Behind the last key that a query sees.
+  int64_t seen_by(int64_t i) const {
+    if (!causal) return keys;
+    const int64_t stretch = keys / key.stretches;
+    for (int64_t k0 = keys - stretch; stretch > 0 && k0 >= 0; k0 -= stretch)
+      if (const int64_t seen = i + offset_of(i, k0) + 1 - k0; seen > 0)
+        return k0 + std::min(seen, stretch);
+    return 0;
   }
 };
 

@@ -21,6 +21,7 @@ struct Draw {
     int64_t run = 1, shards = 1;
     size_t operand = 0;  // that has the own number, `unit` times; 0: it is none
     int64_t unit = 1;
+    bool mirrored = false;  // in every second run of the whole the own one counts from the end
   };
   size_t key = 0;  // operand
   int64_t elements = 0;
@@ -35,8 +36,10 @@ struct Draw {
       int64_t count = end - e;
       for (const Cut& cut : cuts) {
         const auto run = static_cast<uint64_t>(cut.run);
-        const uint64_t inside = place % run, own = own_number(p, cut);
-        place = (place / run * static_cast<uint64_t>(cut.shards) + own) * run + inside;
+        const auto shards = static_cast<uint64_t>(cut.shards);
+        const uint64_t inside = place % run, row = place / run, number = own_number(p, cut);
+        const uint64_t own = cut.mirrored && row % 2 != 0 ? shards - 1 - number : number;
+        place = (row * shards + own) * run + inside;
         count = std::min(count, static_cast<int64_t>(run - inside));
       }
       // Up to the end of a block of words: the next piece begins at the first word of a counter.
@@ -71,10 +74,11 @@ Result<Draw> draw_of(const Use& use, size_t key) {
   Draw draw{.key = key, .elements = num_elements(use.out())};
   int64_t elements = draw.elements;  // of what cuts have left so far
   for (size_t c = cuts.size() / 2; c-- > 0;) {
-    PIPER_WANT(cuts[2 * c] > 0 && cuts[2 * c + 1] > 0 && elements % cuts[2 * c] == 0,
+    const int64_t rows = cuts[2 * c] < -INT64_MAX ? 0 : std::abs(cuts[2 * c]);
+    PIPER_WANT(rows > 0 && cuts[2 * c + 1] > 0 && elements % rows == 0,
                "{} rows are no part of {} elements", cuts[2 * c], elements);
     draw.cuts.push_back(
-        {std::max<int64_t>(elements / cuts[2 * c], 1), cuts[2 * c + 1], key + 3 + c});
+        {std::max<int64_t>(elements / rows, 1), cuts[2 * c + 1], key + 3 + c, 1, cuts[2 * c] < 0});
     PIPER_WANT(draw.cuts.back().operand < use.inputs.size() &&
                    use.inputs[draw.cuts.back().operand] == scalar,
                "{} cuts without a number each", cuts.size() / 2);

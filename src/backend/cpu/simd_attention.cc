@@ -37,10 +37,16 @@ class Attention {
     const T *q, *k, *v;
     const std::byte* mask;
   };
-  // Queries [i0, i0 + m) and keys [k0, k0 + n).
+  // Queries [i0, i0 + m) and keys [k0, k0 + n); query i sees key j ≤ i + offset, if causal.
   struct Block {
     int64_t i0, m, k0, n;
+    int64_t offset;
   };
+  int64_t queries_from(int64_t i0) const {
+    return HWY_MIN(sizes.query_block, f.query.left(i0, f.queries));
+  }
+  int64_t keys_from(int64_t k0) const { return HWY_MIN(sizes.key_block, f.key.left(k0, f.keys)); }
+  bool sees(const Block& block) const { return seen(block, block.i0 + block.m - 1) > 0; }
   Head head(int64_t b, int64_t h) const {
     const int64_t g = h / (f.heads / f.kv_heads);
     const int64_t bytes = f.masks ? 1 : static_cast<int64_t>(sizeof(T));
@@ -50,7 +56,8 @@ class Attention {
 
   // How many of the block's keys the query sees.
   int64_t seen(const Block& block, int64_t query) const {
-    return f.causal ? std::clamp<int64_t>(query + f.offset + 1 - block.k0, 0, block.n) : block.n;
+    return f.causal ? std::clamp<int64_t>(query + block.offset + 1 - block.k0, 0, block.n)
+                    : block.n;
   }
   // Row r of the block, of which the scores of n keys are made.
   ScoreRow<T> row_of(const Block& block, int64_t r, int64_t n) const {
@@ -60,10 +67,15 @@ class Attention {
   int64_t seen_by_tile(const Block& block, int64_t r) const {
     return seen(block, block.i0 + HWY_MIN(r | (kTileRows - 1), block.m - 1));
   }
+  // The masks of a block's keys begin with their number.
+  int64_t mask_element(const Block& block, int64_t query) const {
+    const int64_t first = f.key.number(block.k0, f.keys), last = f.all_keys - block.n;
+    return query * f.mask[2] + HWY_MIN(first, last) * f.mask[3];
+  }
   ScoreRule<T> rule_of(const Block& block, int64_t query, const std::byte* mask) const {
     ScoreRule<T> rule{static_cast<T>(f.scale), static_cast<T>(f.softcap)};
     rule.masked = static_cast<T>(f.masked), rule.mask_step = f.mask[3];
-    const int64_t element = query * f.mask[2] + block.k0 * f.mask[3];
+    const int64_t element = mask_element(block, query);
     if (f.adds) rule.add = reinterpret_cast<const T*>(mask) + element;
     if (f.masks) rule.keep = reinterpret_cast<const uint8_t*>(mask) + element;
     return rule;
@@ -106,7 +118,7 @@ class Attention {
     TileResult<T> to{.row_step = c_step, .vector_step = tile_lanes<T>(), .add = add};
     for (int64_t j = 0; j < block.n; j += kTileRows) {
       const int64_t first =
-          std::clamp<int64_t>(f.first_to_see(block.k0 + j) - block.i0, 0, block.m);
+          f.causal ? std::clamp<int64_t>(block.k0 + j - block.offset - block.i0, 0, block.m) : 0;
       if (first == block.m && add) continue;
       to.rows = HWY_MIN(kTileRows, block.n - j);
       tile_row(ScoreColumns(), scores.at(first, j), block.m - first, b + first * width, width,
@@ -147,7 +159,7 @@ class Attention {
 template <class T>
 void Attention<T>::forward(T* y, T* lse, int64_t begin, int64_t end) {
   dense_v = take(sizes.key_block * f.v_width);
-  const int64_t rows = whole_panels(f.queries);
+  const int64_t rows = whole_panels(f.queries) + kPanel;  // a block's last panel may begin anywhere
   top = take(rows), sum = take(rows);
   const T* packed = nullptr;  // the keys in packed_k, when they are all of their head's
   for (int64_t unit = begin; unit < end; ++unit) {
@@ -159,16 +171,16 @@ void Attention<T>::forward(T* y, T* lse, int64_t begin, int64_t end) {
     std::fill_n(sum, rows, T{0});
     int64_t k0 = 0;
     do {
-      const int64_t n = HWY_MIN(sizes.key_block, f.keys - k0);
+      const int64_t n = keys_from(k0);
       if (packed != h.k || f.keys > n) {
         pack_keys(h.k + k0 * f.k.token, f.k.token, n, f.width, packed_k);
         copy_rows(h.v + k0 * f.v.token, f.v.token, n, f.v_width, dense_v);
       }
       packed = h.k;
-      for (int64_t i0 = 0; i0 < f.queries; i0 += sizes.query_block) {
-        const int64_t m = HWY_MIN(sizes.query_block, f.queries - i0);
-        const Block block{i0, m, k0, n};
-        if (k0 > 0 && f.seen_by(i0 + m - 1) <= k0) continue;
+      for (int64_t i0 = 0, m = 0; i0 < f.queries; i0 += m) {
+        m = queries_from(i0);
+        const Block block{i0, m, k0, n, f.offset_of(i0, k0)};
+        if (k0 > 0 && !sees(block)) continue;
         expect(block, b, unit % f.heads, y, static_cast<const T*>(nullptr));
         forward_block(h, block, y_head, lse_head);
       }
@@ -188,8 +200,7 @@ void Attention<T>::expect(const Block& block, int64_t b, int64_t h, const T* y, 
   if (h == f.heads) h = 0, ++b;
   if (b == f.batch) return;
   const Head next = head(b, h);
-  const int64_t queries = HWY_MIN(sizes.query_block, f.queries - i0);
-  const int64_t keys = i0 > 0 ? 0 : HWY_MIN(sizes.key_block, f.keys - k0);
+  const int64_t queries = queries_from(i0), keys = i0 > 0 ? 0 : keys_from(k0);
   soon.add(next.q + i0 * f.q.token, f.q.token, queries, f.width);
   soon.add(y + f.y.at(b, h) + i0 * f.y.token, f.y.token, queries, f.v_width);
   if (dy) soon.add(dy + f.y.at(b, h) + i0 * f.y.token, f.y.token, queries, f.v_width);
@@ -268,7 +279,7 @@ void Attention<T>::backward(const AttentionAdjoints<T>& a, int64_t begin, int64_
     const int64_t b = unit / f.kv_heads, g = unit % f.kv_heads;
     int64_t k0 = 0;
     do {
-      const int64_t n = HWY_MIN(sizes.key_block, f.keys - k0);
+      const int64_t n = keys_from(k0);
       const Head first = head(b, g * repeat);
       pack_keys(first.k + k0 * f.k.token, f.k.token, n, f.width, packed_k);
       pack_keys(first.v + k0 * f.v.token, f.v.token, n, f.v_width, packed_v);
@@ -283,11 +294,11 @@ void Attention<T>::backward(const AttentionAdjoints<T>& a, int64_t begin, int64_
             a.dk + f.dk.at(b, g) + k0 * f.dk.token,
             a.dv + f.dv.at(b, g) + k0 * f.dv.token,
             a.dmask ? a.dmask + b * f.mask[0] + hd * f.mask[1] : nullptr};
-        for (int64_t i0 = 0; i0 < f.queries; i0 += sizes.query_block) {
-          const int64_t m = HWY_MIN(sizes.query_block, f.queries - i0);
+        for (int64_t i0 = 0, m = 0; i0 < f.queries; i0 += m) {
+          m = queries_from(i0);
           const bool last = hd + 1 == (g + 1) * repeat && i0 + m == f.queries;
-          if (k0 > 0 && f.seen_by(i0 + m - 1) <= k0 && !(fresh && last)) continue;
-          const Block block{i0, m, k0, n};
+          const Block block{i0, m, k0, n, f.offset_of(i0, k0)};
+          if (k0 > 0 && !sees(block) && !(fresh && last)) continue;
           expect(block, b, hd, a.y, a.dy);
           (this->*run)(head(b, hd), block, of_head, fresh);
           fresh = false;
@@ -320,7 +331,7 @@ void Attention<T>::backward_block(const Head& h, const Block& block, const Atten
       gradient(row, line_of<kTerms>(block, i + t, h.mask), a.lse[i + t] * kExponent<T>, dot[t],
                rise, ds);
       if (at_once) continue;
-      T* const dmask = a.dmask ? a.dmask + (i + t) * f.mask[2] + block.k0 * f.mask[3] : nullptr;
+      T* const dmask = a.dmask ? a.dmask + mask_element(block, i + t) : nullptr;
       through_rule(row, slope, ds, dmask, f.mask[3]);
     }
     TileResult<T> to{.row_step = f.dq.token, .vector_step = tile_lanes<T>(), .rows = rows};
