@@ -244,7 +244,8 @@ class LayoutCheck {
         add(place, "takes from another rank along it {}", shown(place, to, lies));
         lies = {Lies::kUnknown};
       }
-      put(place, to, reshaped(lies, shape(send, section_.at(send).args[a]), shape(place, to)));
+      const Shape &sent = shape(send, section_.at(send).args[a]), &own = shape(place, to);
+      put(place, to, sent == own ? lies : reshaped(lies, sent, own));
     });
   }
 

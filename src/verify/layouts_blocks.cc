@@ -96,7 +96,6 @@ void loosen(Lies& lies, const Shape& shape) {
 }
 
 Lies reshaped(const Lies& lies, const Shape& from, const Shape& to) {
-  if (from == to) return lies;
   return of_each(lies, [&](Lies one) {
     if (one.kind != Lies::kCut || one.run != 0) return one;
     const uint32_t known = std::exchange(one.dims, 0);
@@ -228,9 +227,8 @@ Lies beside(const Lies& lies, const Shape& shape, int32_t of_dim, int64_t outer,
                   stretches = before > 0 ? lies.outer / before : 0;
     const bool there = own == dim && stretches == outer;  // where the others are, or begin
     const bool known = !there || !joins || ((lies.outside | lies.inside) & over) != 0;
-    const uint32_t stay = joins ? ~over : ~uint32_t{0};
-    Lies reading{Lies::kCut, uint32_t{1} << own,  0,
-                 lies.outer, lies.outside & stay, lies.inside & stay};
+    Lies reading{Lies::kCut, uint32_t{1} << own,   0,
+                 lies.outer, lies.outside & ~over, lies.inside & ~over};
     reading.turn = lies.turn;
     if (own < dim || (own == dim && stretches > 0 && outer % stretches == 0 &&
                       !(there && joins && (lies.outside & over)))) {
