@@ -500,6 +500,57 @@ TEST(VerifyLayout, ViewsOfOneShapeMayHaveHadAnother) {
             "f32[2,1,4] cut at dim 1: which cannot be done on these parts alone");
 }
 
+// Blocks of tokens, put together behind a change of shape.
+const std::string kUnsqueezed = placed(
+    R"(plan batch=2 arena=? workspace=[64] transport=2097152 scratch=4194304
+axis "tp" 2
+stream 0 "compute"
+group 0 "tp" axes=[0]
+input "x" f32[2,2,4]
+sum 0 "s.grad"
+buffer 0 "s" f32[4] state at=? init="s" param="s"
+buffer 1 "x@0" f32[2,2,4] step at=?
+buffer 2 "own x@0" f32[2,1,4] step at=?
+buffer 3 "own y@0" f32[2,1,4,1] step at=?
+buffer 4 "y@0" f32[2,2,4,1] step at=?
+buffer 5 "gs" f32[4] step at=?
+program 0 label="F" args=2
+  value 0 f32[2,1,4] read
+  value 1 f32[2,1,4,1] written
+  value 2 f32[2,1,4,1] view=0
+  op Neg in=[2] out=[1]
+program 1 label="B" args=3 workspace=64
+  value 0 f32[2,2,4,1] read
+  value 1 f32[4] read
+  value 2 f32[4] written
+  value 3 f32[2,2,4] view=0
+  value 4 f32[2,2,4] at=0
+  op Mul in=[3,1] out=[4]
+  op ReduceSum in=[4] out=[2] {axes=[0,1], keepdims=0}
+program 2 label="U" args=2
+  value 0 f32[4] read
+  value 1 f32[4] read written
+  op Sub in=[1,0] out=[1]
+body
+  0 input label="input x" args=[1] input="x" count=2
+  1 own_part label="own x" args=[1,2] group=0 micro=0 dim=1
+  2 compute label="F" program=0 args=[2,3] pass="F" micro=0
+  3 all_gather label="y" args=[3,4] group=0 micro=0 dim=1
+  4 compute label="B" program=1 args=[4,0,5] pass="B" micro=0
+    contribution arg=2 count=2
+  5 compute label="U" program=2 args=[5,0] pass="U"
+    sum_read
+)");
+
+TEST(VerifyLayout, NoChangeOfShapeChangesTheBlocks) {
+  EXPECT_EQ(said(kUnsqueezed, {}), Said());
+  EXPECT_EQ(refused(kUnsqueezed, {{{"\"y@0\" f32[2,2,4,1]", "\"y@0\" f32[2,1,4,2]"},
+                                   {"value 0 f32[2,2,4,1]", "value 0 f32[2,1,4,2]"},
+                                   {"micro=0 dim=1\n  4", "micro=0 dim=3\n  4"}}}),
+            "layout: over 'tp', 'y' on rank 0 (and 1 like it) puts together 'own y@0', cut at dim "
+            "0, outer 2, as if it were cut at dim 3");
+}
+
 // x in blocks of samples over b, or of columns for all that is known; in blocks of columns over a;
 // sums of samples in blocks of these over b.
 const std::string kBlocksOfBlocks = placed(
