@@ -138,13 +138,14 @@ Done change_index(PlanSet& set, Random& random) {
   one.args[2] = others[below(random, others.size())];
   return fmt::format("{} by '{}'", spot->name(), spot->role->name(one.args[2]));
 }
-// Of how many the numbers are that a part looks up. (Of fewer the last blocks may be filled up.)
+// Of how many the numbers are that a part looks up. (Of fewer the last blocks may be filled up; a
+// gradient has no part that shows whether these are blocks of blocks.)
 Done change_whole(PlanSet& set, Random& random) {
   RoleProgram& role = any_role(set, random);
   std::vector<ProgramOp*> ops;
   for (Program& program : role.programs)
     for (ProgramOp& op : program.ops)
-      if (op.attrs.find("whole")) ops.push_back(&op);
+      if (op.attrs.find("whole") && !op.op.ends_with("Grad")) ops.push_back(&op);
   if (ops.empty()) return std::nullopt;
   ProgramOp& op = *ops[below(random, ops.size())];
   op.attrs.set("whole", 2 * op.attrs.integer("whole"));
