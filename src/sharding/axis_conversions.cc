@@ -128,7 +128,13 @@ std::optional<ValueId> AxisWalk::convert_source(ValueId id, const Layout& to, No
   Node near = graph_.node(place_of(id, reader));
   near.name = value.name;
   near.pass = pass_of(id, near);
-  return add(node.op, {read}, std::move(attrs), near, to);
+  const ValueId made = add(node.op, {read}, std::move(attrs), near, to);
+  Value& instead = graph_.values[made.index()];  // over the axes before as what it stands for
+  instead.layout = value.layout;
+  instead.over = value.over;
+  std::erase_if(instead.over, [&](const AxisLayout& lies) { return lies.axis == cut_.axis; });
+  lay(instead, to);
+  return made;
 }
 
 Pass AxisWalk::pass_of(ValueId origin, const Node& near) const {

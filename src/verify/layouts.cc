@@ -88,7 +88,6 @@ class LayoutCheck {
     });
   }
 
- public:
   // What all ranks of the axis have alike is so because all do the same.
   bool all_alike() {
     int64_t stride = 1;
@@ -180,8 +179,7 @@ class LayoutCheck {
 
   // Of a group along the axis alone; of another it is the same for all.
   Lies position(Spot place, const Instruction& one) {
-    const uint32_t axes = axes_of(role(place).groups[one.group]);
-    if ((axes >> axis_ & 1) == 0) return {Lies::kWhole};
+    if (!of_axis(axes(place, one))) return {Lies::kWhole};
     if (!is_alone(place, one)) return {Lies::kUnknown};
     return {.kind = Lies::kFirst, .outer = one.outer, .turn = {one.turn}, .mirrored = one.mirrored};
   }
@@ -246,7 +244,8 @@ class LayoutCheck {
         add(place, "takes from another rank along it {}", shown(place, to, lies));
         lies = {Lies::kUnknown};
       }
-      put(place, to, reshaped(lies, shape(send, section_.at(send).args[a]), shape(place, to)));
+      const Shape &sent = shape(send, section_.at(send).args[a]), &own = shape(place, to);
+      put(place, to, sent == own ? lies : reshaped(lies, sent, own));
     });
   }
 
@@ -338,12 +337,7 @@ class LayoutCheck {
   }
   // Blocks or runs are along one axis, or where the numbers of several do not matter, runs.
   bool is_alone(Spot place, const Instruction& one) {
-    const uint32_t all = axes(place, one);
-    int others = 0;
-    for (size_t axis = 0; axis < model_.mesh.size(); ++axis)
-      others +=
-          (all >> axis & 1) && static_cast<int32_t>(axis) != axis_ && model_.mesh[axis].second > 1;
-    if (others == 0) return true;
+    if (members(place, one) == ranks_) return true;
     add(place, "has blocks along several axes, which is not followed");
     return false;
   }
@@ -389,18 +383,14 @@ class LayoutCheck {
     return {Lies::kCut, 0, over, from.outer, from.outside, from.inside};
   }
   Lies gathered(Spot place, const Instruction& one, size_t a, const Lies& from) {
-    const int32_t part = one.args[a], whole = one.args[a + 1];
     const uint32_t over = axes(place, one);
-    if (one.dim < 0) {
-      if (!of_axis(over) && from.kind != Lies::kCut) return from;
-      if (from.kind != Lies::kCut || from.run != over)
-        return wrong(place, "puts runs together of", part, from);
-      if (of_axis(over)) return {Lies::kWhole};
-      return {
-          Lies::kCut, dims_of(shape(place, whole), from.outer, false), 0, from.outer, from.outside,
-          from.inside};
-    }
-    return joined(place, one, part, from);
+    if (one.dim >= 0) return joined(place, one, one.args[a], from);
+    if (!of_axis(over) && from.kind != Lies::kCut) return from;
+    if (from.kind != Lies::kCut || from.run != over)
+      return wrong(place, "puts runs together of", one.args[a], from);
+    if (of_axis(over)) return {Lies::kWhole};
+    const uint32_t dims = dims_of(shape(place, one.args[a + 1]), from.outer, false);
+    return {Lies::kCut, dims, 0, from.outer, from.outside, from.inside};
   }
   // Blocks put together, by a collective that does no more, or gives each its block of another dim.
   Lies joined(Spot place, const Instruction& one, int32_t part, const Lies& from) {
@@ -456,10 +446,9 @@ class LayoutCheck {
   Lies exchanged(Spot place, const Instruction& one, size_t a, const Lies& from) {
     const Lies whole = joined(place, one, one.args[a], from);
     if (whole.kind == Lies::kUnknown) return whole;
-    const Shape& to = shape(place, one.args[a + 1]);
     if (of_axis(axes(place, one)))
       return own_blocks(place, one.args[a + 1], one.to_dim, one.to_outer, one.to_mirrored);
-    Shape together = to;
+    Shape together = shape(place, one.args[a + 1]);
     together[static_cast<size_t>(one.to_dim)] *= members(place, one);
     return beside(whole, together, one.to_dim, one.to_outer, axes(place, one), members(place, one),
                   false);

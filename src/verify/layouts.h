@@ -118,10 +118,7 @@ Lies blocks_of(const Shape& shape, size_t dim, int64_t outer, bool mirrored = fa
 // Dims at which a value of that shape may be cut into so many stretches. `several`: its blocks are
 // known to have several elements of the dim.
 uint32_t dims_of(const Shape& shape, int64_t outer, bool several);
-// Of a dim whose blocks are single elements others of one element may be made by a change of shape
-// that changes nothing here, so that no plan has it.
-void loosen(Lies& lies, const Shape& shape);
-// The same elements in another shape.
+// The same elements in another shape; the same one may have been another in between.
 Lies reshaped(const Lies& lies, const Shape& from, const Shape& to);
 // Elements [first, first + count) of `all`; kUnknown: not whole blocks.
 Lies run_of(const Lies& lies, int64_t all, int64_t first, int64_t count, const Shape& to);

@@ -84,22 +84,13 @@ uint32_t dims_within(const Shape& from, size_t d, const Shape& to, int64_t outer
   };
   size_t first = to.size();
   while (first > 0 && !is_border(first)) --first;
+  while (first > 0 && to[first - 1] == 1) --first;
   return dims_of(to, outer, false) & ~((uint32_t{1} << std::min<size_t>(first, 31)) - 1);
 }
 
 }  // namespace
 
-void loosen(Lies& lies, const Shape& shape) {
-  if (lies.kind != Lies::kCut || lies.run != 0) return;
-  const auto ends = [&](size_t d) { return elements_of(shape, d + 1) == lies.outer; };
-  bool single = false;
-  for (size_t d = 0; d < shape.size() && d < 32; ++d) single |= (lies.dims >> d & 1) && ends(d);
-  for (size_t d = 0; d < shape.size() && d < 32 && single; ++d)
-    if (shape[d] == 1 && ends(d)) lies.dims |= uint32_t{1} << d;
-}
-
 Lies reshaped(const Lies& lies, const Shape& from, const Shape& to) {
-  if (from == to) return lies;
   return of_each(lies, [&](Lies one) {
     if (one.kind != Lies::kCut || one.run != 0) return one;
     const uint32_t known = std::exchange(one.dims, 0);
@@ -107,18 +98,6 @@ Lies reshaped(const Lies& lies, const Shape& from, const Shape& to) {
       if (known >> d & 1)
         one.dims |= elements_of(from, d + 1) > one.outer ? dims_within(from, d, to, one.outer)
                                                          : dims_of(to, one.outer, false);
-    // A transposition of a dim of one element moves nothing here: it may be any dim now.
-    bool single = false;
-    for (size_t d = 0; d < from.size() && d < 32; ++d)
-      single |= (known >> d & 1) && from[d] == 1 && elements_of(from, d) == one.outer;
-    const int64_t outer = one.outer;
-    const Lies::Turn turn = one.turn;
-    for (size_t d = 0; d < to.size() && d < 32 && !one.mirrored; ++d)
-      if (to[d] == 1 || (single && elements_of(to, d) != outer)) {
-        Lies reading = blocks_of(to, d, 1);
-        reading.turn = turn;
-        one.add_reading(reading);
-      }
     return one;
   });
 }
@@ -202,6 +181,8 @@ Lies kept_of(const RoleProgram& role, const Tensor& tensor, int32_t axis) {
     left[dim] = block_of(left[dim], cut, size);
     if (cut.axis == axis) own = dim, lies.kind = Lies::kCut;
   }
+  PIPER_CHECK(tensor.part_of >= 0 || left == tensor.type.shape,
+              "'{}' is not as large as its blocks", tensor.name);
   if (lies.kind == Lies::kCut) {
     lies = blocks_of(left, own, 1);
     bool before = true;
@@ -232,9 +213,8 @@ Lies beside(const Lies& lies, const Shape& shape, int32_t of_dim, int64_t outer,
                   stretches = before > 0 ? lies.outer / before : 0;
     const bool there = own == dim && stretches == outer;  // where the others are, or begin
     const bool known = !there || !joins || ((lies.outside | lies.inside) & over) != 0;
-    const uint32_t stay = joins ? ~over : ~uint32_t{0};
-    Lies reading{Lies::kCut, uint32_t{1} << own,  0,
-                 lies.outer, lies.outside & stay, lies.inside & stay};
+    Lies reading{Lies::kCut, uint32_t{1} << own,   0,
+                 lies.outer, lies.outside & ~over, lies.inside & ~over};
     reading.turn = lies.turn, reading.mirrored = lies.mirrored;
     if (own < dim || (own == dim && stretches > 0 && outer % stretches == 0 &&
                       !(there && joins && (lies.outside & over)))) {

@@ -12,6 +12,20 @@ struct LaidOut {  // an operand; absent: kUnset with an empty type
   bool present = true;
 };
 
+using Dims = std::vector<LoopRule::Dim>;
+
+size_t occurrences(const Dims& dims, char letter);
+// How an operand lies whose letter is cut; nothing: it does not have it, or not as one block.
+std::optional<Lies> placed(const LoopRule& rule, const Dims& dims, const Shape& shape, char letter,
+                           int64_t outer, bool mirrored = false);
+// Where the first operand is that lies so; their number: none does.
+template <class Is>
+size_t first_of(std::span<const LaidOut> inputs, const Is& is) {
+  size_t i = 0;
+  while (i < inputs.size() && !(inputs[i].present && is(inputs[i].lies))) ++i;
+  return i;
+}
+
 // One use of an op of the table.
 class OpLayouts {
  public:

@@ -67,7 +67,7 @@ class Walk {
     const int32_t base = bases_[at(value)];
     const TensorType &own = type(value), &whole = type(base);
     const Lies& lies = held_[at(base)];
-    if (own == whole) return lies;
+    if (value == base) return lies;
     if (lies.kind == Lies::kCut && info(own.dtype).bytes != info(whole.dtype).bytes)
       return {Lies::kUnknown};
     if (own.bytes() == whole.bytes()) return reshaped(lies, whole.shape, own.shape);
@@ -92,7 +92,7 @@ class Walk {
     const TensorType &own = type(value), &whole = type(base);
     Lies& held = held_[at(base)];
     if (own.bytes() == whole.bytes()) {
-      held = own == whole ? lies : reshaped(lies, own.shape, whole.shape);
+      held = value == base ? lies : reshaped(lies, own.shape, whole.shape);
       return;
     }
     const int64_t count = num_elements(own.shape), all = num_elements(whole.shape);

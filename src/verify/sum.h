@@ -280,6 +280,7 @@ class SumCheck {
   // The sum over all members: the cells named here, and in each the ranks along the group's free
   // axes.
   void reduce(const std::vector<Spot>& members, bool scatter);
+  void check_added(Spot place, size_t arg, uint32_t over);
 
   // Along an axis that is followed each rank has terms of one sum: its samples count once.
   SampleRun summed_over(uint32_t axes, const SampleRun& run);

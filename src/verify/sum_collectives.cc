@@ -41,6 +41,7 @@ void SumCheck::reduce(const std::vector<Spot>& members, bool scatter) {
       sum.finished = sets_.unite(sum.finished, content.finished);
       sum.from = sets_.unite(sum.from, known_to_all(over, content.from));
     }
+    if (!some_part && sum.from != IdSets::kEmpty) check_added(members[0], a, over);
     sum.foreign = sum.foreign || (some_part && !all_part);
     for (SumPart& part : sum.parts.all())
       for (SampleRun& run : part.runs) run = summed_over(over, run);
@@ -51,6 +52,15 @@ void SumCheck::reduce(const std::vector<Spot>& members, bool scatter) {
     if (scatter && in_runs) sum.cut = over;
     for (Spot member : members) held(member, section_.at(member).args[scatter ? a + 1 : a]) = sum;
   }
+}
+
+// What is no part of a sum over the step is added up only where ranks have terms of it.
+void SumCheck::check_added(Spot place, size_t arg, uint32_t over) {
+  for (size_t axis = 0; axis < model_.mesh.size(); ++axis)
+    if ((over & ~model_.followed) >> axis & 1 && model_.mesh[axis].second > 1)
+      return findings_.add("sum", "{} adds up {} along '{}', where ranks have no terms of it",
+                           name(place), buffer_name(place, section_.at(place).args[arg]),
+                           quote_control(model_.mesh[axis].first));
 }
 
 SampleRun SumCheck::summed_over(uint32_t axes, const SampleRun& run) {
@@ -102,6 +112,7 @@ void SumCheck::gather(const std::vector<Spot>& members) {
       const int32_t to = section_.at(member).args[a + 1];
       Content content = held(member, section_.at(member).args[a]);
       if (!alike) content.scramble();
+      content.foreign = content.foreign || (!alike && in_runs);
       if (in_runs) content.cut = 0;
       content.from = from;
       check_gathered(member, to, content);

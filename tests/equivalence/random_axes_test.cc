@@ -75,13 +75,11 @@ struct Axis {
 
 class RandomStrategy {
  public:
-  // `one`: over one axis.
-  RandomStrategy(Random& random, const RandomBlocks& model, bool one)
-      : random_(random), model_(model) {
+  RandomStrategy(Random& random, const RandomBlocks& model) : random_(random), model_(model) {
     static const std::vector<std::vector<size_t>> kSizes = {{2}, {2},    {3},    {4},       {4},
                                                             {5}, {2, 2}, {2, 3}, {2, 2, 2}, {2, 4}};
     size_t left = 8;
-    for (size_t size : kSizes[pick(random, one ? 6 : kSizes.size())]) {
+    for (size_t size : kSizes[pick(random, kSizes.size())]) {
       shards_.push_back({fmt::format("a{}", shards_.size()), size});
       left /= size;
     }
@@ -236,7 +234,7 @@ Tried try_one(uint64_t seed) {
   const RandomBlocks model(seed, grouped);
   CompileOptions options;
   options.model = folder.write("model.onnx", model.bytes());
-  RandomStrategy strategy(random, model, grouped);
+  RandomStrategy strategy(random, model);
   const std::string plain = strategy.text();
   std::string text = plain + strategy.communication();
   options.strategy = folder.write("strategy.yaml", text);

@@ -6,6 +6,7 @@
 
 #include "equivalence/jobs.h"
 #include "piper/memory.h"
+#include "piper/summary.h"
 #include "piper/verify.h"
 
 namespace piper {
@@ -82,6 +83,38 @@ TEST(ZeroMemory, IsTheClosedForm) {
     EXPECT_EQ(held_by(plans_of("zero3", dp)->roles[0]), (Held{4 * cut, 8 * cut, 4 * all, whole}));
     EXPECT_EQ(held_by(plans_of("zero3", dp, each)->roles[0]),
               (Held{4 * cut, 8 * cut, 4 * cut, whole}));
+  }
+}
+
+// What a rank gathers and scatters in a step, by the formulas of strategies/README.md: what is left
+// in the pool between a forward and its backward is gathered once.
+TEST(ZeroMemory, SendsWhatItsFormulasSay) {
+  NEED_MODELS();
+  const auto sent_by = [](const char* when, int64_t dp, int64_t microbatches) {
+    const std::vector<Definition> more{{"gather", when}, {"bucket_kib", "1"}};
+    const auto compiled = compile_model("gpt-deep", strategy_text("gpt-deep", kSgd),
+                                        {1, dp, microbatches, "zero3"}, false, true, more);
+    EXPECT_TRUE(compiled) << print_error(compiled.error());
+    const Summary summary = summarise(compiled->set);
+    std::map<InstructionKind, int64_t> sent;
+    for (const TrafficSummary& each : summary.roles[0].traffic) sent[each.kind] += each.bytes;
+    const Held held = held_by(compiled->set.roles[0]);
+    return std::tuple(sent[InstructionKind::kAllGather], sent[InstructionKind::kReduceScatter],
+                      dp * held.parameters, held.gathered);
+  };
+  for (const auto& [dp, m] : {std::pair{2, 2}, {2, 4}, {4, 2}}) {
+    for (const auto& [when, times] : {std::pair{"per_step", 1}, {"per_microbatch", m}}) {
+      const auto [gathered, scattered, all, pool] = sent_by(when, dp, m);
+      EXPECT_EQ(gathered, times * all) << when;
+      EXPECT_EQ(scattered, all) << when;
+    }
+    const auto [gathered, scattered, all, pool] = sent_by("per_pass", dp, m);
+    EXPECT_EQ(scattered, all);
+    EXPECT_EQ(gathered % m, 0);
+    const int64_t left = 2 * all - gathered / m;
+    EXPECT_GT(left, 0);
+    EXPECT_LE(left, pool);
+    EXPECT_LT(2 * pool, all);
   }
 }
 

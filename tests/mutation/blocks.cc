@@ -69,6 +69,22 @@ Done narrow_sum(PlanSet& set, Random& random) {
   role.groups.push_back(std::move(group));
   return fmt::format("{} without one of its axes", spot->name());
 }
+// A sum over one axis more.
+Done widen_sum(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, reduces);
+  if (!spot) return std::nullopt;
+  RoleProgram& role = *spot->role;
+  Group group = role.groups[static_cast<size_t>(spot->at().group)];
+  const auto axis = static_cast<int32_t>(below(random, role.mesh.size()));
+  if (role.mesh[static_cast<size_t>(axis)].second == 1 ||
+      std::find(group.axes.begin(), group.axes.end(), axis) != group.axes.end())
+    return std::nullopt;
+  group.axes.push_back(axis);
+  std::sort(group.axes.begin(), group.axes.end());
+  spot->at().group = static_cast<int32_t>(role.groups.size());
+  role.groups.push_back(std::move(group));
+  return fmt::format("{} also over axis {}", spot->name(), axis);
+}
 // Not where labels are counted: their number is the same in whatever blocks.
 Done change_blocks(PlanSet& set, Random& random) {
   const auto spot = any_spot(set, random, [](const Instruction& i) {
@@ -133,6 +149,19 @@ Done change_index(PlanSet& set, Random& random) {
   if (others.empty()) return std::nullopt;
   one.args[2] = others[below(random, others.size())];
   return fmt::format("{} by '{}'", spot->name(), spot->role->name(one.args[2]));
+}
+// Of how many the numbers are that a part looks up. (Of fewer the last blocks may be filled up; a
+// gradient has no part that shows whether these are blocks of blocks.)
+Done change_whole(PlanSet& set, Random& random) {
+  RoleProgram& role = any_role(set, random);
+  std::vector<ProgramOp*> ops;
+  for (Program& program : role.programs)
+    for (ProgramOp& op : program.ops)
+      if (op.attrs.find("whole") && !op.op.ends_with("Grad")) ops.push_back(&op);
+  if (ops.empty()) return std::nullopt;
+  ProgramOp& op = *ops[below(random, ops.size())];
+  op.attrs.set("whole", 2 * op.attrs.integer("whole"));
+  return fmt::format("{} of {}", op.op, op.attrs.integer("whole"));
 }
 Done take_greatest(PlanSet& set, Random& random) {
   const auto spot = any_spot(set, random, reduces);
@@ -247,11 +276,13 @@ constexpr auto kMutations = std::to_array<Mutation>({
     {"repeat value collective", repeat_value_collective},
     {"change value group", change_value_group},
     {"narrow a sum", narrow_sum},
+    {"widen a sum", widen_sum},
     {"change blocks", change_blocks},
     {"keep own blocks", keep_own_blocks},
     {"mirror", mirror},
     {"change owned", change_owned},
     {"change index", change_index},
+    {"change whole", change_whole},
     {"take the greatest", take_greatest},
     {"change pairs", change_pairs},
     {"change position", change_position},

@@ -248,11 +248,13 @@ inline std::string drawing_strategy(Random& random, size_t microbatches) {
 // Weights in blocks: the columns of one product and the rows of the next, or others that need more
 // collectives.
 inline std::string blocks_strategy(Random& random, size_t microbatches) {
-  const size_t pp = 1 + pick(random, 2), dp = 1 + pick(random, 2);
-  const std::string sizes =
-      one_of<std::string>(random, {fmt::format("pp: {}, dp: {}, tp: 2", pp, dp),
-                                   fmt::format("tp: 2, pp: {}, dp: {}", pp, dp),
-                                   fmt::format("pp: {}, dp: {}, tp: 4", pp, dp)});
+  const size_t pp = 1 + pick(random, 2);
+  size_t dp = 1 + pick(random, 2);
+  const std::string sizes = one_of<std::string>(
+      random,
+      {fmt::format("pp: {}, dp: {}, tp: 2", pp, dp), fmt::format("tp: 2, pp: {}, dp: {}", pp, dp),
+       fmt::format("pp: {}, alike: 2, tp: 2", pp), fmt::format("pp: {}, dp: {}, tp: 4", pp, dp)});
+  if (sizes.find("dp") == sizes.npos) dp = 1;
   std::string text = fmt::format("piper: 1\nmesh: {{{}}}\n", sizes);
   text += random_train(random, dp * microbatches * 4 * (1 + pick(random, 2)));
   text += fmt::format("annotate:\n  - balance: {{tag: stage, into: {}}}\n", pp);

@@ -402,7 +402,8 @@ body
 )");
 
 Said said(const std::string& text, const Edits& edits) {
-  return findings_of(set_of({edited(text, edits)}, 2));
+  const int64_t ranks = text.find("axis \"b\" 2") == text.npos ? 2 : 4;
+  return findings_of(set_of({edited(text, edits)}, ranks));
 }
 
 // Whether rule layout refuses each, and what it says of the last.
@@ -495,6 +496,159 @@ TEST(VerifyLayout, DimsThatCannotBeToldApartAreKeptOpen) {
                             "  op Mul in=[2,2] out=[3]\n  op Neg in=[4] out=[1]"},
                            {"label=\"B loss\" args=2", "label=\"B loss\" args=2 workspace=32"}}),
             Said());
+}
+
+// A change of shape and its way back, which plans write as a view: [samples, tokens, columns] as
+// [rows, columns], of which each is repeated.
+const std::string kRepeated = placed(
+    R"(plan batch=2 arena=? workspace=[224] transport=2097152 scratch=4194304
+axis "tp" 2
+stream 0 "compute"
+group 0 "tp" axes=[0]
+input "x" f32[2,2,4]
+sum 0 "s.grad"
+buffer 0 "s" f32[4] state at=? init="s" param="s"
+buffer 1 "x@0" f32[2,2,4] step at=?
+buffer 2 "own x@0" f32[2,1,4] step at=?
+buffer 3 "gs" f32[4] step at=?
+program 0 label="F" args=3 workspace=224
+  value 0 f32[2,1,4] read
+  value 1 f32[4] read
+  value 2 f32[4] written
+  value 3 f32[2,1,4] view=0
+  value 4 f32[2,3,4] at=0
+  value 5 f32[2,3,4] at=128
+  op Expand in=[3] out=[4] {shape=[2,3,4]}
+  op Mul in=[4,1] out=[5]
+  op ReduceSum in=[5] out=[2] {axes=[0,1], keepdims=0}
+program 1 label="U" args=2
+  value 0 f32[4] read
+  value 1 f32[4] read written
+  op Sub in=[1,0] out=[1]
+body
+  0 input label="input x" args=[1] input="x" count=2
+  1 own_part label="own x" args=[1,2] group=0 micro=0 dim=1
+  2 compute label="F" program=0 args=[2,0,3] pass="F" micro=0
+    contribution arg=2 count=2
+  3 all_reduce label="sum" args=[3] group=0
+  4 compute label="U" program=1 args=[3,0] pass="U"
+    sum_read
+)");
+
+TEST(VerifyLayout, ViewsOfOneShapeMayHaveHadAnother) {
+  EXPECT_EQ(said(kRepeated, {}), Said());
+  EXPECT_EQ(refused(kRepeated, {{{"  op Expand in=[3]", "  op Expand in=[0]"}}}),
+            "layout: over 'tp', 'F' on rank 0 (and 1 like it) cannot do op 0, Expand, of "
+            "f32[2,1,4] cut at dim 1: which cannot be done on these parts alone");
+}
+
+// Blocks of tokens, put together behind a change of shape.
+const std::string kUnsqueezed = placed(
+    R"(plan batch=2 arena=? workspace=[64] transport=2097152 scratch=4194304
+axis "tp" 2
+stream 0 "compute"
+group 0 "tp" axes=[0]
+input "x" f32[2,2,4]
+sum 0 "s.grad"
+buffer 0 "s" f32[4] state at=? init="s" param="s"
+buffer 1 "x@0" f32[2,2,4] step at=?
+buffer 2 "own x@0" f32[2,1,4] step at=?
+buffer 3 "own y@0" f32[2,1,4,1] step at=?
+buffer 4 "y@0" f32[2,2,4,1] step at=?
+buffer 5 "gs" f32[4] step at=?
+program 0 label="F" args=2
+  value 0 f32[2,1,4] read
+  value 1 f32[2,1,4,1] written
+  value 2 f32[2,1,4,1] view=0
+  op Neg in=[2] out=[1]
+program 1 label="B" args=3 workspace=64
+  value 0 f32[2,2,4,1] read
+  value 1 f32[4] read
+  value 2 f32[4] written
+  value 3 f32[2,2,4] view=0
+  value 4 f32[2,2,4] at=0
+  op Mul in=[3,1] out=[4]
+  op ReduceSum in=[4] out=[2] {axes=[0,1], keepdims=0}
+program 2 label="U" args=2
+  value 0 f32[4] read
+  value 1 f32[4] read written
+  op Sub in=[1,0] out=[1]
+body
+  0 input label="input x" args=[1] input="x" count=2
+  1 own_part label="own x" args=[1,2] group=0 micro=0 dim=1
+  2 compute label="F" program=0 args=[2,3] pass="F" micro=0
+  3 all_gather label="y" args=[3,4] group=0 micro=0 dim=1
+  4 compute label="B" program=1 args=[4,0,5] pass="B" micro=0
+    contribution arg=2 count=2
+  5 compute label="U" program=2 args=[5,0] pass="U"
+    sum_read
+)");
+
+TEST(VerifyLayout, NoChangeOfShapeChangesTheBlocks) {
+  EXPECT_EQ(said(kUnsqueezed, {}), Said());
+  EXPECT_EQ(refused(kUnsqueezed, {{{"\"y@0\" f32[2,2,4,1]", "\"y@0\" f32[2,1,4,2]"},
+                                   {"value 0 f32[2,2,4,1]", "value 0 f32[2,1,4,2]"},
+                                   {"micro=0 dim=1\n  4", "micro=0 dim=3\n  4"}}}),
+            "layout: over 'tp', 'y' on rank 0 (and 1 like it) puts together 'own y@0', cut at dim "
+            "0, outer 2, as if it were cut at dim 3");
+}
+
+// x in blocks of samples over b, or of columns for all that is known; in blocks of columns over a;
+// sums of samples in blocks of these over b.
+const std::string kBlocksOfBlocks = placed(
+    R"(plan batch=2 arena=? workspace=[0] transport=2097152 scratch=4194304
+axis "a" 2
+axis "b" 2
+stream 0 "compute"
+group 0 "a" axes=[0]
+group 1 "b" axes=[1]
+input "x" f32[2,12]
+sum 0 "s.grad"
+buffer 0 "s" f32[3] state at=? init="s" param="s" cuts=[S0@0,S0@1] whole=[12]
+buffer 1 "x@0" f32[2,12] step at=?
+buffer 2 "samples@0" f32[1,12] step at=?
+buffer 3 "h@0" f32[1,12] step at=?
+buffer 4 "own h@0" f32[1,6] step at=?
+buffer 5 "sums@0" f32[6] step at=?
+buffer 6 "own sums@0" f32[3] step at=?
+buffer 7 "gs" f32[3] step at=?
+program 0 label="F" args=2
+  value 0 f32[1,12] read
+  value 1 f32[1,12] written
+  value 2 f32[1,12] view=0
+  op Neg in=[2] out=[1]
+program 1 label="B" args=2
+  value 0 f32[1,6] read
+  value 1 f32[6] written
+  op ReduceSum in=[0] out=[1] {axes=[0], keepdims=0}
+program 2 label="B own" args=3
+  value 0 f32[3] read
+  value 1 f32[3] read
+  value 2 f32[3] written
+  op Mul in=[0,1] out=[2]
+program 3 label="U" args=2
+  value 0 f32[3] read
+  value 1 f32[3] read written
+  op Sub in=[1,0] out=[1]
+body
+  0 input label="input x" args=[1] input="x" count=2
+  1 own_part label="samples" args=[1,2] group=1 micro=0 dim=0
+  2 compute label="F" program=0 args=[2,3] pass="F" micro=0
+  3 own_part label="columns" args=[3,4] group=0 micro=0 dim=1
+  4 compute label="B" program=1 args=[4,5] pass="B" micro=0
+  5 reduce_scatter label="blocks" args=[5,6] group=1 micro=0 dim=0
+  6 compute label="B own" program=2 args=[6,0,7] pass="B" micro=0
+    contribution arg=2 count=2
+  7 compute label="U" program=3 args=[7,0] pass="U"
+    sum_read
+)");
+
+TEST(VerifyLayout, WhatIsCutAnewWasNotCutBefore) {
+  EXPECT_EQ(said(kBlocksOfBlocks, {}), Said());
+  EXPECT_EQ(
+      refused(kBlocksOfBlocks, {{{"cuts=[S0@0,S0@1]", "cuts=[S0@1,S0@0]"}}}),
+      "layout: over 'a', 'B own' on rank 0 (and 3 like it) cannot do op 0, Mul, of f32[3] cut "
+      "at dim 0, f32[3] cut at dim 0: which cannot be done on these parts alone");
 }
 
 TEST(VerifyLayout, TermsAreAddedUpOnce) {

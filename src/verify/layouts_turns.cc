@@ -1,0 +1,115 @@
+// Rule layout: what ops make of the own blocks and of those that come by in turn.
+#include "layouts_ops.h"
+
+namespace piper {
+
+// Operands of one rank, with the one letter, meet those of another, with the other letter: what
+// they make is a part of what those of all ranks make.
+OpLayouts::Made OpLayouts::by_turns(const Use& use, Cut cut) const {
+  if (!use.rule.turns) return std::nullopt;
+  const LoopRule::Turns& turns = *use.rule.turns;
+  if (cut.letter != turns.own && cut.letter != turns.other) return std::nullopt;
+  const char letters[] = {turns.own, turns.other};
+  std::optional<int64_t> before[2];
+  for (size_t i = 0; i < use.inputs.size(); ++i) {
+    const LaidOut& one = use.inputs[i];
+    if (!one.present || one.type.dtype == DType::kI64) continue;  // where parts begin
+    const Dims& dims = use.rule.inputs[i];
+    const size_t which = occurrences(dims, letters[0]) > 0 ? 0 : 1;
+    if (occurrences(dims, letters[which]) == 0 && one.lies.kind == Lies::kWhole) continue;
+    auto wanted = placed(use.rule, dims, one.type.shape, letters[which], cut.outer, cut.mirrored);
+    if (!wanted || occurrences(dims, letters[1 - which]) > 0) return std::nullopt;
+    wanted->turn.before = before[which].value_or(one.lies.turn.before);
+    if (!one.lies.fits(*wanted)) return std::nullopt;
+    before[which] = wanted->turn.before;
+  }
+  if (!before[0] || !before[1]) return std::nullopt;
+  for (const auto& [letter, input] : use.rule.firsts) {
+    cut.letter = letter;
+    if (!begins(use, static_cast<size_t>(input), cut, *before[0])) return std::nullopt;
+  }
+  cut.letter = turns.other;
+  if (turns.first >= 0 && !begins(use, static_cast<size_t>(turns.first), cut, *before[1]))
+    return std::nullopt;
+  const auto [outside, inside] = beside_all(use);
+  std::vector<Lies> made;
+  for (size_t o = 0; o < use.rule.outputs.size(); ++o) {
+    const Dims& dims = use.rule.outputs[o];
+    const size_t which = occurrences(dims, letters[0]) > 0 ? 0 : 1;
+    auto lies =
+        placed(use.rule, dims, use.types.outputs[o].shape, letters[which], cut.outer, cut.mirrored);
+    if (!lies) return std::nullopt;
+    lies->outside = outside, lies->inside = inside;
+    lies->turn = {*before[which], std::vector<bool>(static_cast<size_t>(ranks_)),
+                  use.rule.reduces == LoopRule::kMerge};
+    lies->turn.of[static_cast<size_t>(*before[1 - which])] = true;
+    made.push_back(*std::move(lies));
+  }
+  return made;
+}
+
+namespace {
+
+// Of two parts of the same, with nothing twice; of all of them the result.
+std::optional<Lies::Turn> together(Lies::Turn a, const Lies::Turn& b) {
+  if (a.before != b.before || a.merges != b.merges || a.of.size() != b.of.size())
+    return std::nullopt;
+  for (size_t i = 0; i < a.of.size(); ++i) {
+    if (a.of[i] && b.of[i]) return std::nullopt;
+    a.of[i] = a.of[i] || b.of[i];
+  }
+  if (std::find(a.of.begin(), a.of.end(), false) == a.of.end()) return Lies::Turn{a.before};
+  return a;
+}
+
+}  // namespace
+
+// As if the operands were no parts; `turn` is what they are then.
+OpLayouts::Made OpLayouts::of_parts(const Use& use, const Lies::Turn& turn) {
+  std::vector<LaidOut> inputs(use.inputs.begin(), use.inputs.end());
+  for (LaidOut& one : inputs) one.lies.turn = {};
+  Use blocks = use;
+  blocks.inputs = inputs;
+  Made made =
+      cut_blocks(blocks, first_of(inputs, [](const Lies& l) { return l.kind == Lies::kCut; }));
+  for (size_t o = 0; made && o < made->size(); ++o) {
+    (*made)[o] = of_each((*made)[o], [&](Lies lies) {
+      lies.turn = turn;
+      return lies.kind == Lies::kCut ? lies : Lies{Lies::kUnknown};
+    });
+    if ((*made)[o].kind == Lies::kUnknown) return refuse("which adds up parts of blocks");
+  }
+  return made;
+}
+
+OpLayouts::Made OpLayouts::merge_parts(const Use& use) {
+  const size_t half = use.inputs.size() / 2;
+  for (size_t i = 0; i < use.inputs.size(); ++i)
+    if (use.inputs[i].lies.turn != use.inputs[i < half ? 0 : half].lies.turn ||
+        !use.inputs[i].lies.turn.merges)
+      return refuse("which does not merge parts of one kind");
+  const auto turn = together(use.inputs[0].lies.turn, use.inputs[half].lies.turn);
+  return turn ? of_parts(use, *turn) : refuse("which merges what is in already");
+}
+
+OpLayouts::Made OpLayouts::add_parts(const Use& use) {
+  std::vector<int> parts;
+  std::optional<Lies::Turn> turn;
+  for (size_t i = 0; i < use.inputs.size(); ++i) {
+    const Lies& lies = use.inputs[i].lies;
+    if (!use.inputs[i].present || lies.kind == Lies::kWhole) continue;
+    turn = parts.empty() ? lies.turn : turn ? together(*turn, lies.turn) : std::nullopt;
+    parts.push_back(static_cast<int>(i));
+    if (lies.kind != Lies::kCut || lies.run != 0 || lies.turn.of.empty()) turn.reset();
+  }
+  if (!turn) return refuse("which cannot take these parts together");
+  const auto& sets = use.rule.linear;
+  const bool rounds = use.def->name == "Cast" && info(use.types.outputs[0].dtype).is_float;
+  const bool moves = rounds || (use.inputs.size() == 1 && use.def->cost(use.types).flops == 0);
+  if ((std::find(sets.begin(), sets.end(), parts) == sets.end() && !rounds) ||
+      (!moves && use.inputs[static_cast<size_t>(parts[0])].lies.turn.merges))
+    return refuse("which cannot be done in these parts");
+  return of_parts(use, *turn);
+}
+
+}  // namespace piper
