@@ -139,7 +139,7 @@ class Decoder {
     to.param = from.param();
     copy_from(from.aliases(), to.aliases);
     for (const proto::TensorCut& cut : from.cuts())
-      to.cuts.push_back({cut.axis(), cut.dim(), cut.outer()});
+      to.cuts.push_back({cut.axis(), cut.dim(), cut.outer(), cut.block()});
     to.part_of = from.part_of();
     copy_from(from.whole(), to.whole);
     to.previous_of = from.previous_of();

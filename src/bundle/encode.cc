@@ -79,6 +79,7 @@ void encode(const Tensor& from, proto::Tensor* to) {
     cut->set_axis(part.axis);
     cut->set_dim(part.dim);
     cut->set_outer(part.outer);
+    cut->set_block(part.block);
   }
   to->set_part_of(from.part_of);
   copy_to(from.whole, to->mutable_whole());

@@ -79,15 +79,17 @@ class Line {
   void get(std::string_view key, std::vector<std::string>& to) {
     for (const std::string_view item : items(take_value(key))) to.push_back(unquote(item));
   }
-  // "S1/3@0": dim, stretches where there are several, axis.
+  // "S1/3:8@0": dim, stretches where there are several, elements of unequal blocks, axis.
   void get(std::string_view key, std::vector<TensorCut>& to) {
     for (const std::string_view item : items(take_value(key))) {
-      const size_t at = item.find('@'), slash = item.find('/');
+      const size_t at = item.find('@'), colon = std::min(at, item.find(':')),
+                   slash = std::min(colon, item.find('/'));
       if (!item.starts_with('S') || at == item.npos)
         return wrong(fmt::format("'{}' is no cut", item));
       TensorCut& cut = to.emplace_back();
-      cut.dim = narrow<int32_t>(to_integer(item.substr(1, std::min(at, slash) - 1)));
-      if (slash < at) cut.outer = to_integer(item.substr(slash + 1, at - slash - 1));
+      cut.dim = narrow<int32_t>(to_integer(item.substr(1, slash - 1)));
+      if (slash < colon) cut.outer = to_integer(item.substr(slash + 1, colon - slash - 1));
+      if (colon < at) cut.block = to_integer(item.substr(colon + 1, at - colon - 1));
       cut.axis = narrow<int32_t>(to_integer(item.substr(at + 1)));
     }
   }

@@ -20,12 +20,13 @@ std::string texts(const std::vector<std::string>& values) {
   return text + "]";
 }
 
-// "S1/3@0": blocks of dim 1 over axis 0, of each of 3 stretches.
+// "S1/3:8@0": blocks of dim 1 over axis 0, of each of 3 stretches, of 8 elements if not equal ones.
 std::string cuts_text(const std::vector<TensorCut>& cuts) {
   std::string text = "[";
-  for (const auto& [axis, dim, outer] : cuts)
-    text += fmt::format("{}S{}{}@{}", text.size() > 1 ? "," : "", dim,
-                        outer == 1 ? "" : fmt::format("/{}", outer), axis);
+  for (const auto& [axis, dim, outer, block] : cuts)
+    text += fmt::format("{}S{}{}{}@{}", text.size() > 1 ? "," : "", dim,
+                        outer == 1 ? "" : fmt::format("/{}", outer),
+                        block == 0 ? "" : fmt::format(":{}", block), axis);
   return text + "]";
 }
 

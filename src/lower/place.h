@@ -11,6 +11,8 @@ namespace piper {
 // `held_until`: of sends, see send_lifetimes.h; `pool`: of gathered parameters.
 void place_buffers(RoleProgram& role, const std::vector<int64_t>& held_until,
                    const std::vector<Overlap>& overlaps, const std::vector<Slot>& pool);
+// How ranks hold a state: a rank has so much of `whole`, with the zeros behind it.
+std::vector<TensorCut> cuts_of(const Dag& dag, const Value& state, Shape own, Shape whole);
 // Its data inputs, and what transports and kernels may allocate. `readers`: of the graph's values.
 void describe_needs(RoleProgram& role, const Dag& dag,
                     const std::vector<std::vector<NodeId>>& readers);
