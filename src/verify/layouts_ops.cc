@@ -249,7 +249,10 @@ OpLayouts::Made OpLayouts::send_rows(const Use& use, size_t from) {
   int64_t owned = routed.owned;
   for (const auto& [letter, size] : rule.sizes)
     if (letter == cut.letter) owned = size;
-  if (owned != routed.owned || (looks_up && !begins(use, first, cut, 0)))
+  // Of what the rank owns, axes inside may have a part each.
+  const bool begins_here = looks_up && routed.owned % owned == 0 && begins(use, first, cut, 0) &&
+                           use.inputs[first].lies.outer == routed.owned;
+  if (looks_up ? !begins_here : owned != routed.owned)
     return refuse("which looks up what another rank owns");
   for (size_t i = 0; i < use.inputs.size(); ++i) {
     const LaidOut& one = use.inputs[i];
@@ -525,9 +528,11 @@ bool OpLayouts::begins(const Use& use, size_t input, const Cut& cut, int64_t bef
           [](const LaidOut& one) { return one.lies.outside != 0 && one.lies.inside != 0; }) ||
       std::none_of(use.rule.inputs.begin(), use.rule.inputs.end(),
                    [&](const Dims& dims) { return occurrences(dims, cut.letter) > 0; });
-  return first.outer == size->second ||
-         (first.outer > size->second && first.outer % size->second == 0 &&
-          (first.outer == (whole + ranks_ - 1) / ranks_ || (between && whole % all == 0)));
+  if (first.outer <= size->second || first.outer % size->second != 0)
+    return first.outer == size->second;
+  // Of parts inside each, which together go on into zeros.
+  const int64_t inside = first.outer / size->second, parts = ranks_ * inside;
+  return first.outer == (whole + parts - 1) / parts * inside || (between && whole % all == 0);
 }
 
 }  // namespace piper
