@@ -11,7 +11,7 @@ Status AxisWalk::plant(const ShardSeed& seed) {
   if (seed.dim >= 0) {
     PIPER_CHECK(seed.dim < static_cast<int>(value.type.shape.size()));
     const int64_t extent = value.type.shape[static_cast<size_t>(seed.dim)];
-    const int64_t outer = extent % ranks_ == 0 ? outer_of(seed) : 0;
+    const int64_t outer = extent % ranks_ != 0 ? 0 : seed.outer > 0 ? seed.outer : outer_of(seed);
     if (outer == 0)
       return fail(seed.at, "dim {} of '{}' ({}) cannot be cut into {} equal parts over '{}'",
                   seed.dim, quote_control(value.name), to_string(value.type), ranks_, cut_.name);

@@ -472,7 +472,8 @@ Graph taken_apart(Graph graph, const std::vector<NodeId>& which) {
 
 }  // namespace
 
-Result<ShardedGraph> shard_axis(Graph graph, const AxisCut& cut) {
+Result<ShardedGraph> shard_axis(Graph graph, const AxisCut& how) {
+  AxisCut cut = how;
   PIPER_ASSIGN(graph, pad(std::move(graph), cut));
   const std::vector<NodeId> whole = AxisWalk(graph, cut).find_whole();
   if (!whole.empty()) graph = taken_apart(std::move(graph), whole);
