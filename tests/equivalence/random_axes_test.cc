@@ -147,6 +147,12 @@ class RandomStrategy {
           states.find("dtype") == states.npos)
         return states;
   }
+  bool hidden(const std::string& what, size_t dim) const {
+    const auto& all = model_.parameters();
+    return std::any_of(all.begin(), all.end(), [&](const RandomBlocks::Parameter& one) {
+      return what == "match: " + one.name && one.shape[dim] == RandomBlocks::kHidden;
+    });
+  }
   // Tokens in blocks, of which no product of this axis makes others.
   std::string attention(const Axis& axis) {
     return fmt::format(
@@ -155,7 +161,8 @@ class RandomStrategy {
         "  - shard: {{attention: \"**\", by: {1}, over: {0}}}\n",
         axis.name, one_of<const char*>(random_, {"ring", "ring", "gather", "heads"}));
   }
-  // Of a tensor that no directive of this axis has named, at a dim that divides or gets zeros.
+  // Of a tensor that no directive of this axis has named, at a dim that divides, or of
+  // hidden values, which go on into zeros.
   std::string directive(const Axis& axis) {
     std::string what;
     Shape shape{1, 12, 12};
@@ -178,7 +185,7 @@ class RandomStrategy {
     if (left.empty()) left = shape;
     const auto size = static_cast<int64_t>(axis.size);
     const bool divides = left[dim] % size == 0;
-    const bool zeros = !divides && kind < 7 && pick(random_, 3) == 0;
+    const bool zeros = !divides && kind < 7 && hidden(what, dim);
     if (divides || zeros) left[dim] = (left[dim] + size - 1) / size;
     return fmt::format("  - shard: {{{}, dim: {}, over: {}{}}}\n", what,
                        divides || zeros ? std::to_string(dim) : "none", axis.name,
