@@ -79,11 +79,11 @@ enum class BufferKind : uint8_t {
   kConstant,  // loaded before the first step, never written
   kStep,      // made and consumed inside one step
 };
-// A dim is `outer` equal stretches; of each, the rank holds as many equal blocks as the mesh axis
-// has coordinates: the one of its own.
+// A dim is `outer` equal stretches; each has as many blocks as the mesh axis has coordinates, of
+// which the rank holds its own: equal ones, or of so many elements, which are zero behind the end.
 struct TensorCut {
   int32_t axis = 0, dim = 0;
-  int64_t outer = 1;
+  int64_t outer = 1, block = 0;  // 0: equal blocks
   bool operator==(const TensorCut&) const = default;
 };
 // What a buffer is of: one for the buffers of all microbatches.
@@ -374,10 +374,10 @@ int64_t peer_rank(const RoleProgram& role, const std::vector<int32_t>& peer,
 // What a rank holds of a tensor: its blocks; of the elements of these, one after the other, those
 // from `first` on.
 struct Held {
-  // Number `index` of `parts` blocks of each of the `outer` equal stretches of a dim.
+  // Block `index`, of `size` elements, of each of the `outer` equal stretches of a dim.
   struct Block {
     int32_t dim = 0;
-    int64_t outer = 1, parts = 1, index = 0;
+    int64_t outer = 1, size = 1, index = 0;
     bool operator==(const Block&) const = default;
   };
   // Elements that lie side by side in the whole and in what is held; whole -1: behind the end of a

@@ -75,7 +75,7 @@ struct Value {
   double fill = 0;               // kState without data
   Layout layout;                 // of the local shape in `type`; kReplicated until sharding has run
   std::vector<AxisLayout> over;  // in the order in which the axes were applied
-  // Of all ranks together, without the zeros that let an axis cut it; empty: there are none.
+  // Extents of all ranks together without the zeros that let axes cut a dim; 0, or empty: none.
   Shape unpadded;
   // Stands for `data` in a graph read from text that left the elements out.
   std::string data_digest;

@@ -175,6 +175,8 @@ struct OpDef {
   // An element of the least number, of the first input, in a letter that is whole, counts as none:
   // it changes no result, and is 0 in those that have the letter.
   bool least_is_absent = false;
+  // Of operands that are zero it makes zeros, but in these outputs.
+  std::vector<int> nonzero = {};
   // Draws random numbers, see ops/random.cc: this input is the key, the next one the step, the one
   // behind the numbers of the samples, which sharding adds. -1: draws none.
   int draws = -1;

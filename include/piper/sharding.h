@@ -32,7 +32,10 @@ struct ShardSeed {
   ValueId value;  // state, an input or what a node makes
   int dim = -1;   // -1: every rank holds all of it
   SourceSpan at;
-  bool pad = false;  // with zeros behind the dim, where it does not divide
+  // With zeros up to a multiple of so many parts of the dim, or of what its readers take apart in
+  // it; 0: without.
+  int64_t pad_to = 0;
+  int64_t outer = 0;  // equal stretches that are each cut; 0: as readers take the dim apart
   // Of twice as many blocks as there are ranks, rank r has the r-th from both ends.
   bool zigzag = false;
 };
@@ -67,6 +70,9 @@ struct ShardedGraph {
   Graph graph;
   std::vector<Conversion> conversions;
 };
+
+// Whether zeros behind the dim of the seed, up to a multiple of `to`, would count nowhere.
+bool can_be_padded(const Graph& graph, const AxisCut& cut, const ShardSeed& seed, int64_t to);
 
 // Cuts a graph over one mesh axis, from what `seeds` name: an op whose operands are cut works on
 // its own part where one of its loops allows that (LoopRule), other states of the same loop are cut

@@ -34,10 +34,15 @@ std::string named(const RoleProgram& role, size_t buffer) {
   return quote_control(role.name(role.buffers[buffer]));
 }
 
-// The last of equal blocks may go on behind the end of the dim.
-bool cut_state(Shape& shape, int64_t dim, int64_t outer, int64_t parts) {
-  if (outer != 1 || !in_range(dim, shape.size())) return cut_dim(shape, dim, outer, parts);
-  shape[dim] = block_extent(shape[dim], parts);
+// Blocks that go on behind the end of their stretch, at most as far as there is something of it.
+bool cut_state(Shape& shape, const TensorCut& cut, int64_t parts) {
+  if (cut.block == 0) return cut_dim(shape, cut.dim, cut.outer, parts);
+  int64_t padded = 0;
+  if (cut.block < 0 || !in_range(cut.dim, shape.size()) || cut.outer < 1 ||
+      shape[cut.dim] % cut.outer != 0 || __builtin_mul_overflow(cut.block, parts, &padded) ||
+      __builtin_mul_overflow(padded, cut.outer, &padded) || padded <= shape[cut.dim])
+    return false;
+  shape[cut.dim] = cut_extent(shape[cut.dim], cut, parts);
   return true;
 }
 
@@ -46,15 +51,18 @@ Status check_cuts(const RoleProgram& role, const Tensor& tensor, size_t b, Shape
   std::vector<bool> used(role.mesh.size());
   if (tensor.part_of >= 0)
     for (int32_t axis : role.groups[tensor.part_of].axes) used[axis] = true;
-  for (const auto& [axis, dim, outer] : tensor.cuts) {
+  for (const TensorCut& cut : tensor.cuts) {
+    const int32_t axis = cut.axis;
     const auto& [name, size] = role.mesh[axis];
     if (used[axis])
       return bad("buffer {} '{}' is cut twice over axis '{}'", b, named(role, b),
                  quote_control(name));
     used[axis] = true;
-    if (!cut_state(left, dim, outer, size))
-      return bad("buffer {} '{}': dim {} of {} has no {} x {} equal blocks for axis '{}'", b,
-                 named(role, b), dim, to_string(left), outer, size, quote_control(name));
+    if (!cut_state(left, cut, size))
+      return bad("buffer {} '{}': dim {} of {} has no {} x {} {} for axis '{}'", b, named(role, b),
+                 cut.dim, to_string(left), cut.outer, size,
+                 cut.block == 0 ? "equal blocks" : fmt::format("blocks of {}", cut.block),
+                 quote_control(name));
   }
   return ok_status();
 }

@@ -130,6 +130,7 @@ PIPER_FIELDS(TensorCut) {
   v("axis", &TensorCut::axis, id_of(Table::kAxes));
   v("dim", &TensorCut::dim);
   v("outer", &TensorCut::outer);
+  v("block", &TensorCut::block);
 }
 
 PIPER_FIELDS(Tensor) {

@@ -58,9 +58,9 @@ int64_t members_of(const RoleProgram& role, int32_t group);
 // behind its end are fewer than all ranks: what is cut over some of them is cut so that it could be
 // over more.
 bool is_part(const RoleProgram& role, int64_t own, int64_t whole, int64_t members);
-// Of each of so many equal blocks of a dim, the last of which may go on behind its end.
-inline int64_t block_extent(int64_t extent, int64_t parts) {
-  return extent / parts + (extent % parts != 0);
+// What a cut over so many ranks leaves of a dim.
+inline int64_t cut_extent(int64_t extent, const TensorCut& cut, int64_t parts) {
+  return cut.block > 0 ? cut.outer * cut.block : extent / parts;
 }
 // To a member's blocks of a dim; false where these are not equal.
 bool cut_dim(Shape& shape, int64_t dim, int64_t outer, int64_t parts);

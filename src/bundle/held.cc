@@ -16,21 +16,20 @@ struct DimPlace {
 int64_t extent_of(const Held& held, int32_t dim, size_t count) {
   int64_t extent = held.whole.shape[static_cast<size_t>(dim)];
   for (size_t b = 0; b < count; ++b)
-    if (held.blocks[b].dim == dim) extent = block_extent(extent, held.blocks[b].parts);
+    if (held.blocks[b].dim == dim) extent = held.blocks[b].outer * held.blocks[b].size;
   return extent;
 }
 
 DimPlace place_in(const Held& held, int32_t dim, int64_t extent, int64_t at) {
   DimPlace place{at, extent - at};
   for (size_t b = held.blocks.size(); b-- > 0;) {
-    const auto& [of, outer, parts, index] = held.blocks[b];
+    const auto& [of, outer, size, index] = held.blocks[b];
     if (of != dim) continue;
-    const int64_t block = extent / outer, inside = place.at % block;
-    place.run = std::min(place.run, block - inside);
-    place.at = (place.at / block * parts + index) * block + inside;
-    extent = extent_of(held, dim, b);
-    if (place.at >= extent) return {-1, place.run};
-    place.run = std::min(place.run, extent - place.at);
+    const int64_t stretch = extent_of(held, dim, b) / outer, inside = place.at % size,
+                  at = index * size + inside;
+    place.run = std::min(place.run, size - inside);
+    if (at >= stretch) return {-1, place.run};
+    place = {place.at / size * stretch + at, std::min(place.run, stretch - at)};
   }
   return place;
 }
@@ -65,10 +64,12 @@ Held::Run Held::run_at(int64_t held) const {
 Held held_of(const RoleProgram& role, const Tensor& tensor,
              const std::vector<int64_t>& coordinates) {
   Held held{tensor.whole_type(), {}, 0, num_elements(tensor.type.shape)};
-  for (const auto& [axis, dim, outer] : tensor.cuts) {
-    const int64_t parts = role.mesh[static_cast<size_t>(axis)].second;
-    if (parts == 1) continue;
-    held.blocks.push_back({dim, outer, parts, coordinates[static_cast<size_t>(axis)]});
+  for (const TensorCut& cut : tensor.cuts) {
+    const auto axis = static_cast<size_t>(cut.axis);
+    const int64_t extent = extent_of(held, cut.dim, held.blocks.size()),
+                  own = cut_extent(extent, cut, role.mesh[axis].second) / cut.outer;
+    if (role.mesh[axis].second > 1)
+      held.blocks.push_back({cut.dim, cut.outer, own, coordinates[axis]});
   }
   if (tensor.part_of < 0) return held;
   int64_t left = 1;
@@ -82,8 +83,8 @@ Held held_of(const RoleProgram& role, const Tensor& tensor,
 
 std::string to_string(const Held& held) {
   std::string text = to_string(held.whole);
-  for (const auto& [dim, outer, parts, index] : held.blocks)
-    text += fmt::format(" block {} of {} of dim {}{},", index, parts, dim,
+  for (const auto& [dim, outer, size, index] : held.blocks)
+    text += fmt::format(" block {} of {} elements of dim {}{},", index, size, dim,
                         outer == 1 ? "" : fmt::format("/{}", outer));
   return text + fmt::format(" elements [{}, {})", held.first, held.first + held.count);
 }

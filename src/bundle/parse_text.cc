@@ -175,11 +175,13 @@ class Parser {
 }  // namespace
 
 void PlanNames::read(LineReader& line, std::string_view text, TensorCut& to) const {
-  const size_t at = text.find('@'), slash = std::min(text.find('/'), at);
+  const size_t at = text.find('@'), colon = std::min(text.find(':'), at),
+               slash = std::min(text.find('/'), colon);
   if (!text.starts_with('S') || at == text.npos)
     return line.wrong(fmt::format("'{}' is no cut", text));
   line.read(text.substr(1, slash - 1), to.dim);
-  if (slash < at) line.read(text.substr(slash + 1, at - slash - 1), to.outer);
+  if (slash < colon) line.read(text.substr(slash + 1, colon - slash - 1), to.outer);
+  if (colon < at) line.read(text.substr(colon + 1, at - colon - 1), to.block);
   line.read(text.substr(at + 1), to.axis);
 }
 

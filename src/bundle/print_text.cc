@@ -90,8 +90,8 @@ class Printer {
 }  // namespace
 
 std::string PlanNames::print(const TensorCut& cut) const {
-  return fmt::format("S{}{}@{}", cut.dim, cut.outer == 1 ? "" : fmt::format("/{}", cut.outer),
-                     cut.axis);
+  return fmt::format("S{}{}{}@{}", cut.dim, cut.outer == 1 ? "" : fmt::format("/{}", cut.outer),
+                     cut.block == 0 ? "" : fmt::format(":{}", cut.block), cut.axis);
 }
 
 std::string print_plan(const RoleProgram& role) {

@@ -425,11 +425,12 @@ Result<Dag> make_dag(Graph graph, const DagSpec& spec) {
 }
 
 TensorType uncut(const Dag& dag, const Value& value, TensorType held) {
-  if (!value.unpadded.empty()) return {held.dtype, value.unpadded};
   for (const AxisLayout& lies : value.over)
     if (lies.layout.kind == LayoutKind::kSharded)
       held.shape[static_cast<size_t>(lies.layout.dim)] *=
           dag.mesh[static_cast<size_t>(lies.axis)].size;
+  for (size_t d = 0; d < value.unpadded.size(); ++d)
+    if (value.unpadded[d] > 0) held.shape[d] = value.unpadded[d];
   return held;
 }
 

@@ -123,7 +123,8 @@ class Seeds {
 
   Status add(ValueId id, const std::string& what) {
     const auto rank = static_cast<int64_t>(graph_.value(id).type.shape.size());
-    ShardSeed seed{id, -1, shard_.at, shard_.pad, shard_.zigzag};
+    ShardSeed seed{id, -1, shard_.at, shard_.pad ? 1 : 0};
+    seed.zigzag = shard_.zigzag;
     if (shard_.dim) {
       const int64_t dim = *shard_.dim < 0 ? *shard_.dim + rank : *shard_.dim;
       if (dim < 0 || dim >= rank)
@@ -140,7 +141,25 @@ class Seeds {
   std::vector<ShardSeed> seeds_;
 };
 
-// All axes that cut a dim divide it together.
+// What helps where a dim does not divide.
+std::string help_divide(const Graph& graph, const AxisCut& cut, const ShardSeed& seed,
+                        int64_t parts) {
+  const Value& value = graph.value(seed.value);
+  const int64_t extent = value.type.shape[static_cast<size_t>(seed.dim)];
+  if (seed.dim == value.batch_dim)
+    return fmt::format("help: a replica has {} samples of each microbatch", extent);
+  if (value.kind == ValueKind::kState && can_be_padded(graph, cut, seed, parts))
+    return "help: `pad: true` adds zeros behind it that never count";
+  if (seed.zigzag && extent % (parts / 2) == 0)
+    return "help: `order: contiguous` has one block a rank";
+  std::vector<std::string> sizes;
+  for (int64_t n = 2; n <= extent && sizes.size() < 6; ++n)
+    if (extent % n == 0) sizes.push_back(std::to_string(n));
+  if (sizes.empty()) return "help: another dim";
+  return fmt::format("help: another dim, or together {} ranks", join(sizes, " or "));
+}
+
+// All axes that cut a dim divide it together, or it goes on into zeros for all of them.
 Status check_divides(const Graph& graph, std::span<const AxisCut> before, const AxisCut& cut,
                      const ShardSeed& seed) {
   const TensorType& type = graph.value(seed.value).type;
@@ -156,21 +175,29 @@ Status check_divides(const Graph& graph, std::span<const AxisCut> before, const 
       notes.push_back(fmt::format("it is cut over '{}' at line {}", axis.name, other.at.line));
     }
   const int64_t extent = type.shape[static_cast<size_t>(seed.dim)];
-  if (extent % parts == 0 || seed.pad) return ok_status();
+  if (extent % parts == 0 || seed.pad_to > 0) return ok_status();
   Error error =
       fail(seed.at, "shard: dim {} of '{}' ({}) cannot be cut into {} equal parts over {}",
            seed.dim, quote_control(graph.value(seed.value).name), to_string(type), parts, over);
   for (std::string& note : notes) error.notes.push_back(std::move(note));
-  const Value& value = graph.value(seed.value);
-  error.notes.push_back(
-      seed.dim == value.batch_dim
-          ? fmt::format("help: a replica has {} samples of each microbatch", extent)
-      : value.kind == ValueKind::kState && parts == cut.ranks
-          ? std::string("help: `pad: true` adds zeros behind it that never count")
-      : seed.zigzag && extent % (parts / 2) == 0
-          ? std::string("help: `order: contiguous` has one block a rank")
-          : fmt::format("help: another dim, or axes whose sizes divide {}", extent));
+  error.notes.push_back(help_divide(graph, cut, seed, parts));
   return error;
+}
+
+// By how many parts a dim with zeros divides: those of this axis and of all behind it.
+void add_zeros(std::vector<AxisCut>& cuts) {
+  for (size_t c = cuts.size(); c-- > 0;)
+    for (ShardSeed& seed : cuts[c].seeds) {
+      bool pads = seed.pad_to > 0;
+      int64_t parts = cuts[c].ranks;
+      for (size_t other = 0; other < cuts.size(); ++other)
+        for (const ShardSeed& also : cuts[other].seeds) {
+          if (other == c || also.value != seed.value || also.dim != seed.dim) continue;
+          pads = pads || also.pad_to > 0;
+          if (other > c) parts *= cuts[other].ranks;
+        }
+      seed.pad_to = pads ? parts : 0;
+    }
 }
 
 Status add_seeds(const Graph& graph, AxisCut& cut, std::vector<ShardSeed> seeds) {
@@ -218,7 +245,6 @@ Result<std::vector<AxisCut>> apply_shard(const Graph& step, const Strategy& stra
                      {fmt::format("{} over {}: {} tensor{}",
                                   shard.dim ? fmt::format("dim {}", *shard.dim) : "all", axis.name,
                                   seeds.size(), seeds.size() == 1 ? "" : "s")}});
-      for (const ShardSeed& seed : seeds) PIPER_TRY(check_divides(step, cuts, cut, seed));
       PIPER_TRY(add_seeds(step, cut, std::move(seeds)));
     }
     if (cut.seeds.empty() && !cut.attention.empty())
@@ -227,6 +253,10 @@ Result<std::vector<AxisCut>> apply_shard(const Graph& step, const Strategy& stra
                                  cut.name));
     if (!cut.seeds.empty() && cut.ranks > 1) cuts.push_back(std::move(cut));
   }
+  add_zeros(cuts);
+  for (size_t c = 0; c < cuts.size(); ++c)
+    for (const ShardSeed& seed : cuts[c].seeds)
+      PIPER_TRY(check_divides(step, std::span(cuts).first(c), cuts[c], seed));
   return cuts;
 }
 
@@ -350,6 +380,9 @@ std::vector<std::string> layouts_of(const Graph& graph, const std::vector<AxisCu
                                      lies.layout.outer > 1
                                          ? fmt::format(", in each of {} parts", lies.layout.outer)
                                          : ""));
+    for (size_t d = 0; d < value.unpadded.size(); ++d)
+      if (value.unpadded[d] > 0)
+        dims.push_back(fmt::format("dim {} is {} and zeros", d, value.unpadded[d]));
     if (!dims.empty())
       lines.push_back(
           fmt::format("{}: {} a rank, {}", param.name, to_string(value.type), join(dims, ", ")));

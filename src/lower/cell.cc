@@ -157,11 +157,10 @@ class CellLowerer {
     tensor.kind = BufferKind::kState;
     tensor.fill = newest.valid() ? dag_.graph.value(state).fill : initial.fill;
     if (initial.data.size > 0) tensor.init = initial.name;
-    for (const AxisLayout& lies : initial.over)
-      tensor.cuts.push_back({lies.axis, lies.layout.dim, lies.layout.outer});
+    const TensorType& held = part ? part->whole : initial.type;
     if (part) tensor.part_of = group_of(part->over);
-    if (part || !tensor.cuts.empty())
-      tensor.whole = uncut(dag_, initial, part ? part->whole : initial.type).shape;
+    if (part || !initial.over.empty()) tensor.whole = uncut(dag_, initial, held).shape;
+    tensor.cuts = cuts_of(dag_, initial, held.shape, tensor.whole);
     if (newest.valid()) return;  // it is not what is saved
     if (const Param* param = places_.param[whole.index()]) {
       tensor.param = param->name;

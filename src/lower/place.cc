@@ -215,4 +215,22 @@ void wait_for_memory(RoleProgram& role, const std::vector<int64_t>& held_until) 
   MemoryWaits(role, held_until).run();
 }
 
+std::vector<TensorCut> cuts_of(const Dag& dag, const Value& state, Shape own, Shape whole) {
+  std::vector<TensorCut> cuts;
+  const auto ranks_of = [&](const TensorCut& cut) { return dag.mesh[at(cut.axis)].size; };
+  for (auto lies = state.over.rbegin(); lies != state.over.rend(); ++lies) {
+    int64_t& extent = own[at(lies->layout.dim)];
+    cuts.insert(cuts.begin(),
+                {lies->axis, lies->layout.dim, lies->layout.outer, extent / lies->layout.outer});
+    extent *= ranks_of(cuts.front());
+  }
+  for (TensorCut& cut : cuts) {
+    const int64_t blocks = cut.outer * cut.block;
+    int64_t& left = whole[at(cut.dim)];
+    if (left == blocks * ranks_of(cut)) cut.block = 0;
+    left = blocks;
+  }
+  return cuts;
+}
+
 }  // namespace piper

@@ -16,6 +16,8 @@ void place_buffers(RoleProgram& role, const std::vector<int64_t>& held_until,
 // these, by their lifetimes.
 std::vector<Block> place_kept(const RoleProgram& role, const std::vector<Slot>& pool);
 void place_others(RoleProgram& role, const std::vector<Block>& blocks, int64_t circle);
+// How ranks hold a state: a rank has so much of `whole`, with the zeros behind it.
+std::vector<TensorCut> cuts_of(const Dag& dag, const Value& state, Shape own, Shape whole);
 // Its data inputs, and what transports and kernels may allocate. `readers`: of the graph's values.
 void describe_needs(RoleProgram& role, const Dag& dag,
                     const std::vector<std::vector<NodeId>>& readers);

@@ -319,11 +319,13 @@ std::vector<OpDef> attention_ops() {
             .loops = attention_rule};
   def.cost = attention_cost;
   def.autocast = OpDef::Autocast::kLow;
+  def.nonzero = {1};
   OpDef grad{.name = "AttentionGrad", .types = attention_grad_types, .loops = attention_grad_rule};
   grad.cost = grad_cost;
   OpDef merge{.name = "AttentionMerge", .types = merged_types, .loops = merge_rule};
   merge.cost = element_cost<4>;
   merge.in_place = {{0, 0}, {1, 1}};
+  merge.nonzero = {1};
   for (const int64_t tokens_first : {0, 1}) {
     const TensorType y = f64({2, 3, 4, 5}),
                      lse = f64(tokens_first ? Shape{2, 4, 3} : Shape{2, 3, 4});

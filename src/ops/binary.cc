@@ -143,8 +143,9 @@ std::vector<OpDef> binary_ops() {
       binary("Min", binary_gradient<min>, binary_other_loops, element_cost<1>),
       binary("Mod", binary_gradient<mod>, binary_other_loops, element_cost<4>, 0.5),
   };
-  ops[0].commutes = ops[2].commutes = true;  // Add, Mul
-  ops[4].autocast = OpDef::Autocast::kF32;   // Pow
+  ops[0].commutes = ops[2].commutes = true;      // Add, Mul
+  ops[4].autocast = OpDef::Autocast::kF32;       // Pow
+  for (int i : {3, 4, 7}) ops[i].nonzero = {0};  // Div, Pow, Mod
   return ops;
 }
 

@@ -173,6 +173,7 @@ std::vector<OpDef> cross_entropy_ops() {
   sum.indices = classes;
   sum.autocast = OpDef::Autocast::kF32;
   sum.least_is_absent = true;
+  sum.nonzero = {0, 1};
   sum.samples = {{.inputs = {f64({6, 5}), i64({6})}, .attrs = ignore},
                  {.inputs = {f64({2, 4, 3}), i64({2, 4})}, .attrs = ignore},
                  {.inputs = {f64({5}), i64({})}, .attrs = {{"ignore_index", int64_t{-100}}}}};
@@ -185,10 +186,12 @@ std::vector<OpDef> cross_entropy_ops() {
   OpDef terms{.name = "CrossEntropyTerms", .types = terms_types, .loops = terms_rule};
   terms.cost = element_cost<12>;
   terms.indices = classes;
+  terms.nonzero = {0};
   terms.samples = {
       {.inputs = {f64({2, 4, 6}), i64({2, 4}), f64({2, 4})}, .attrs = ignore, .low = 0.5}};
   OpDef of_terms{.name = "CrossEntropyOfTerms", .types = of_terms_types, .loops = of_terms_rule};
   of_terms.cost = element_cost<12>;
+  of_terms.nonzero = {0, 1};
   of_terms.samples = {
       {.inputs = {f64({2, 4}), f64({2, 4}), i64({2, 4})}, .attrs = ignore, .low = 0.5}};
   grad.samples = {{.inputs = {f64({2, 6}), i64({2}), f64({2}), f64({}), f64({2})}, .attrs = ignore},

@@ -53,6 +53,7 @@ std::vector<OpDef> gelu_ops() {
   both.cost = element_cost<25>;
   both.in_place = {{1, 0}};
   both.samples = gelu.samples;
+  both.nonzero = {1};
   OpDef grad{.name = "GeluGrad", .types = gelu_grad_types, .loops = gelu_grad_rule};
   grad.cost = element_cost<25>;
   grad.in_place = {{0, 0}, {0, 1}};

@@ -116,6 +116,7 @@ std::vector<OpDef> group_norm_ops() {
              .loops = group_norm_rule};
   norm.cost = element_cost<8>;
   norm.autocast = OpDef::Autocast::kF32;
+  norm.nonzero = {2};
   norm.samples = {{.inputs = {f64({2, 4, 3}), f64({4}), f64({4})}, .attrs = in(2)},
                   {.inputs = {f64({3, 3, 2, 2}), f64({3}), f64({3})}, .attrs = in(3)},
                   {.inputs = {f64({2, 6}), f64({6}), f64({6})}, .attrs = in(1)}};

@@ -94,6 +94,7 @@ std::vector<OpDef> layer_norm_ops() {
              .loops = layer_norm_rule};
   norm.cost = element_cost<8>;
   norm.autocast = OpDef::Autocast::kF32;
+  norm.nonzero = {2};
   auto at = [](int64_t axis) { return Attrs{{"axis", axis}, {"epsilon", 1e-5}}; };
   norm.samples = {{.inputs = {f64({4, 6}), f64({6}), f64({6})}, .attrs = at(1)},
                   {.inputs = {f64({2, 3, 4}), f64({4})}, .attrs = at(2)},

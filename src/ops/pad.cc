@@ -77,6 +77,7 @@ std::vector<OpDef> pad_ops() {
   OpDef def{.name = "Pad", .types = pad_types, .gradient = pad_gradient, .loops = pad_rule};
   def.cost = moves;
   def.localise = pad_localise;
+  def.nonzero = {0};  // of another value
   def.samples = {pad_sample({4, 3}, {0, 1}, {0, 2}, 0),
                  pad_sample({2, 3, 4}, {1, 0, 0}, {0, 0, 2}, 1.5),
                  pad_sample({4, 5}, {0, -1}, {0, -2}, 0), pad_sample({4, 3}, {4, 0}, {8, 3}, 0),

@@ -11,7 +11,9 @@
 //   equal length are what the shard has of the whole, in which `shards` such runs stand after each
 //   other. `cuts` has the same two numbers for each mesh axis that cuts the use, in the order in
 //   which they do; of each an input follows, i64[]: the own number along it. Negative `rows` are so
-//   many of which every second one has the runs from its end.
+//   many of which every second one has the runs from its end. `zeros` has three numbers for each
+//   time that a dim went on into zeros: after how many cuts, and in how many stretches, of what was
+//   there then, so many elements more. They are drawn like others.
 #include "rules.h"
 
 namespace piper {
@@ -22,7 +24,8 @@ Status check_draws(const OpTypes& use, size_t draws, const Shape& shape) {
   PIPER_TRY(check_type(use, draws, "key", {DType::kI64, {}}));
   PIPER_TRY(check_type(use, draws + 1, "step", {DType::kI64, {}}));
   const int64_t rows = use.attrs.integer("rows", 1), shards = use.attrs.integer("shards", 1);
-  if (rows < 1 || shards < 1 || num_elements(shape) % rows != 0) {
+  if (rows < 1 || shards < 1 ||
+      (num_elements(shape) % rows != 0 && use.attrs.integers("zeros").empty())) {
     return fail("{} rows of {} shards are no part of {}", rows, shards, to_string(shape));
   }
   const std::vector<int64_t> cuts = use.attrs.integers("cuts");
@@ -32,6 +35,10 @@ Status check_draws(const OpTypes& use, size_t draws, const Shape& shape) {
   const size_t axes = use.inputs.size() - std::min(use.inputs.size(), draws + 3);
   if (!counts || cuts.size() != 2 * axes)
     return fail("{} numbers of cuts for {} axes", cuts.size(), axes);
+  const std::vector<int64_t> zeros = use.attrs.integers("zeros");
+  if (zeros.size() % 3 != 0 ||
+      std::any_of(zeros.begin(), zeros.end(), [](int64_t n) { return n < 0; }))
+    return fail("{} numbers of zeros", zeros.size());
   for (size_t i = draws + 3; i < use.inputs.size(); ++i)
     PIPER_TRY(check_type(use, i, "number along an axis", {DType::kI64, {}}));
   if (!has_input(use, draws + 2)) return ok_status();

@@ -81,6 +81,7 @@ std::vector<OpDef> rms_norm_ops() {
              .loops = rms_norm_rule};
   norm.cost = element_cost<5>;
   norm.autocast = OpDef::Autocast::kF32;
+  norm.nonzero = {1};
   auto at = [](int64_t axis) { return Attrs{{"axis", axis}, {"epsilon", 1e-5}}; };
   norm.samples = {{.inputs = {f64({4, 6}), f64({6})}, .attrs = at(1)},
                   {.inputs = {f64({2, 3, 4}), f64({4})}, .attrs = at(2)},

@@ -42,6 +42,7 @@ OpDef forward(std::string_view name, Grads (*gradient)(Builder&, const GradientA
   OpDef def{.name = name, .types = softmax_types, .gradient = gradient, .loops = softmax_rule};
   def.cost = element_cost<15>;
   def.autocast = OpDef::Autocast::kF32;
+  def.nonzero = {0};
   def.samples = {{.inputs = {f64({4, 6})}, .attrs = {{"axis", int64_t{1}}}},
                  {.inputs = {f64({2, 3, 4})}, .attrs = {{"axis", int64_t{1}}}}};
   return def;

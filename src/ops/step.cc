@@ -131,6 +131,9 @@ std::vector<OpDef> step_ops() {
       scalar_op("GlobalNorm", norm_types, {.inputs = {f64({}), f64({}), f64({})}, .low = 0.5});
   norm.loops = norm_rule;
   norm.samples.push_back({.inputs = {f64({}), f64({4})}, .low = 0.5});
+  OpDef clip = scalar_op("ClipFactor", clip_types,
+                         {.inputs = {f64({})}, .attrs = {{"max_norm", 0.75}}, .low = 0.5});
+  clip.nonzero = {0};
   const Attrs warm{{"base", 0.5},
                    {"warmup", int64_t{4}},
                    {"cosine", int64_t{1}},
@@ -140,8 +143,7 @@ std::vector<OpDef> step_ops() {
       sum,
       squares,
       norm,
-      scalar_op("ClipFactor", clip_types,
-                {.inputs = {f64({})}, .attrs = {{"max_norm", 0.75}}, .low = 0.5}),
+      clip,
       scalar_op("LearningRate", rate_types, {.inputs = {i64({})}, .attrs = warm, .int_high = 20}),
       next,
       scale,

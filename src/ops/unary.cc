@@ -129,6 +129,10 @@ std::vector<OpDef> unary_ops() {
   };
   ops.front().loops = ops.back().loops = linear_loops;  // Neg, Detach
   for (int i : {0, 1, 2}) ops[i].types = number_types;
+  for (OpDef& op : ops)
+    for (const char* name :
+         {"Exp", "Log", "Reciprocal", "Sigmoid", "Softplus", "Cos", "Acos", "Cosh", "Acosh"})
+      if (op.name == name) op.nonzero = {0};
   return ops;
 }
 

@@ -71,8 +71,8 @@ void put(std::string& to, const Held& held) {
   put(to, std::ssize(held.whole.shape));
   for (int64_t dim : held.whole.shape) put(to, dim);
   put(to, std::ssize(held.blocks));
-  for (const auto& [dim, outer, parts, index] : held.blocks)
-    for (int64_t number : {int64_t{dim}, outer, parts, index}) put(to, number);
+  for (const auto& [dim, outer, size, index] : held.blocks)
+    for (int64_t number : {int64_t{dim}, outer, size, index}) put(to, number);
   put(to, held.first);
   put(to, held.count);
 }
@@ -110,7 +110,7 @@ struct Reader {
     held.blocks.resize(static_cast<size_t>(number()));
     for (Held::Block& block : held.blocks) {
       block.dim = static_cast<int32_t>(number());
-      for (int64_t* value : {&block.outer, &block.parts, &block.index}) *value = number();
+      for (int64_t* value : {&block.outer, &block.size, &block.index}) *value = number();
     }
     held.first = number();
     held.count = number();

@@ -12,8 +12,9 @@ Status AxisWalk::plant(const ShardSeed& seed) {
     PIPER_CHECK(seed.dim < static_cast<int>(value.type.shape.size()));
     const int64_t extent = value.type.shape[static_cast<size_t>(seed.dim)];
     const int64_t parts = ranks_ * (seed.zigzag ? 2 : 1);
-    const int64_t outer = extent % parts == 0 ? outer_of(seed) * parts / ranks_ : 0;
-    if (outer == 0 || extent % (outer * ranks_) != 0)
+    const int64_t whole = seed.outer > 0 ? seed.outer : outer_of(seed);
+    const int64_t outer = extent % parts == 0 ? whole * parts / ranks_ : 0;
+    if (outer == 0 || (seed.zigzag && extent % (outer * ranks_) != 0))
       return fail(seed.at, "dim {} of '{}' ({}) cannot be cut into {} equal parts over '{}'",
                   seed.dim, quote_control(value.name), to_string(value.type), parts, cut_.name);
     layout = {kCut, seed.dim, outer, {}, seed.zigzag};

@@ -50,7 +50,8 @@ class AxisWalk {
     std::optional<LoopCut> cut;
     std::vector<Layout> needs, makes;
     // States that do not lie as the strategy says: only where nothing else is left is put together
-    // what it cuts, or is a product or update cut by what it keeps whole.
+    // what it cuts, is a product or update cut by what it keeps whole, or made in terms the
+    // gradient of what it cuts.
     int against = 0;
     double bytes = 0;
     bool before(const Choice& other) const {
@@ -104,8 +105,10 @@ class AxisWalk {
   ValueId state_of(ValueId id) const;
   // By the loop, or, without one, on the whole.
   Choice choose(const Node& node, const Loops& loops, const std::optional<LoopCut>& cut) const;
-  // What only sums over the step read is reduced with them.
-  bool is_contribution(ValueId id) const;
+  // Whether only sums over the step read it. It is reduced with them, unless they are kept in
+  // blocks: then terms of it would be reduced in every microbatch.
+  bool adds_up(ValueId id) const;
+  bool is_contribution(ValueId id) const { return adds_up(id) && !is_kept_cut(id); }
   // Terms of a sum stay so where several become one, and where an op moves or scales one: it costs
   // nothing later. (Where else an op is linear, its results would be sums as well, and more bytes.)
   // A sum over the step ends them, unless its result is kept in blocks.

@@ -12,6 +12,8 @@ int64_t size_of(const LoopRule& rule, char letter) {
   PIPER_CHECK(false, "a loop rule does not know its letter '{}'", letter);
 }
 
+}  // namespace
+
 // The extent of each letter of dim `d`. A whole letter may stand for another extent than its size
 // (a reshape that does not line up), so its extent is what the others leave; empty when that is not
 // decided.
@@ -30,8 +32,6 @@ std::vector<int64_t> extents_of(const Operand& operand, size_t d) {
   if (open && product > 0) extents[*open] = operand.shape[d] / product;
   return extents;
 }
-
-}  // namespace
 
 Loops loops_of(const Graph& graph, const Node& node) {
   const OpDef* def = find_op(node.op);

@@ -45,6 +45,9 @@ std::optional<Layout> layout_of(const Operand& operand, const LoopCut& cut);
 // Whether the letter cannot be cut where nothing tells a part at which turn it begins.
 bool is_whole(const LoopRule& rule, char letter);
 
+// The extent of each letter of dim `d`; empty where that is not decided.
+std::vector<int64_t> extents_of(const Operand& operand, size_t d);
+
 // How often the letter stands in the operand: more than once on a diagonal.
 int occurrences(const Operand& operand, char letter);
 

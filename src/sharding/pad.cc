@@ -1,14 +1,19 @@
 // Zeros behind dims that a cut does not divide, and behind the same loop of all ops that meet them.
 //
-// They never count: a loop that is added up adds products of zeros; what puts its elements in
-// relation to one another (a cross-entropy's classes) reads the least number there, and makes
-// zeros. So gradients are zero there, and what is updated stays zero.
+// What goes on into zeros is zero there wherever it is read. An op makes zeros of zeros where it is
+// linear in what goes on, or all its operands do and OpDef::nonzero does not name the result; where
+// it does not, zeros are put there behind it. So a loop that is added up adds zeros, gradients are
+// zero, and what is updated stays zero. What puts its elements in relation to one another (a
+// cross-entropy's classes) reads the least number there, and makes zeros.
 #include "pad.h"
 
 #include <algorithm>
+#include <climits>
 #include <map>
+#include <memory>
+#include <set>
 
-#include "letters.h"
+#include "pad_marks.h"
 
 namespace piper {
 namespace {
@@ -17,181 +22,319 @@ namespace {
 // is 0.
 constexpr double kLeast = -60000;
 
+bool contains(const std::string& letters, char letter) {
+  return letters.find(letter) != std::string::npos;
+}
+
+bool begins(const LoopRule& rule, char letter) {
+  return std::any_of(rule.firsts.begin(), rule.firsts.end(),
+                     [&](const auto& first) { return first.first == letter; });
+}
+
+// f(value, how it stands in the op) for each operand and result.
+template <class F>
+void each_operand(const Node& node, const Loops& loops, F f) {
+  for (size_t i = 0; i < node.inputs.size(); ++i)
+    if (node.inputs[i].valid()) f(node.inputs[i], loops.input(i));
+  for (size_t o = 0; o < node.outputs.size(); ++o) f(node.outputs[o], loops.output(o));
+}
+
+bool sums(const Loops& loops, const PadPlace& place) {
+  for (size_t o = 0; o < loops.rule.outputs.size(); ++o)
+    if (occurrences(loops.output(o), place.letter) == 0) return true;
+  return false;
+}
+
+// Whether zeros may be in the loop, as far as its letters say.
+bool passes(const Node& node, const Loops& loops, const PadPlace& place) {
+  bool once = true;
+  each_operand(node, loops, [&](ValueId, const Operand& operand) {
+    once = once && occurrences(operand, place.letter) <= 1;
+  });
+  const bool is_whole = contains(loops.rule.whole, place.letter);
+  if (!once) return false;
+  if ((is_whole || begins(loops.rule, place.letter)) && !place.is_all()) return false;
+  if (!is_whole) return loops.rule.reduces == LoopRule::kSum || !sums(loops, place);
+  const auto& last = loops.rule.inputs[0].back();
+  return loops.def->least_is_absent && last == LoopRule::Dim{place.letter};
+}
+
+bool is_zero(const Value& value) {
+  const auto* bytes = reinterpret_cast<const char*>(value.data.data);
+  return value.kind == ValueKind::kConstant && value.data.size > 0 &&
+         std::all_of(bytes, bytes + value.data.size, [](char byte) { return byte == 0; });
+}
+
 class Padding {
  public:
-  Padding(Graph graph, const AxisCut& cut)
-      : graph_(std::move(graph)), cut_(cut), marks_(graph_.values.size()) {}
+  Padding(Graph graph, AxisCut& cut)
+      : graph_(std::move(graph)), cut_(cut), readers_(readers(graph_)) {}
 
   Result<Graph> run() {
-    for (const ShardSeed& seed : cut_.seeds) begin(seed);
-    if (!changed_) return std::move(graph_);
-    while (changed_) {
-      changed_ = false;
-      for (const Node& node : graph_.nodes) spread(node);
+    std::vector<const ShardSeed*> seeds;
+    for (const ShardSeed& seed : cut_.seeds)
+      if (seed.pad_to > 0 && seed.dim >= 0) seeds.push_back(&seed);
+    // Fewer heads of keys say how those of queries go on.
+    std::stable_sort(seeds.begin(), seeds.end(), [&](const ShardSeed* a, const ShardSeed* b) {
+      return extent_of(*a) < extent_of(*b);
+    });
+    for (const ShardSeed* seed : seeds) {
+      const PadMark mark = choose(*seed);
+      if (marks_.count(seed->value.value) == 0 && mark.extent != mark.there)
+        spread(marks_, seed->value, mark);
     }
+    if (marks_.empty()) return std::move(graph_);
     for (size_t n = 0; n < graph_.nodes.size(); ++n) PIPER_TRY(check(NodeId(n)));
-    for (const StateUpdate& update : graph_.updates)
-      if (marks_[update.state.index()] && !marks_[update.next.index()].zero)
-        return refuse("its update", update.state, marks_[update.state.index()]);
-    for (size_t v = 0; v < marks_.size(); ++v)
-      if (marks_[v] && graph_.values[v].kind == ValueKind::kState && !graph_.values[v].over.empty())
-        return refuse("blocks over another axis", ValueId(v), marks_[v]);
+    PIPER_TRY(check_states());
+    PIPER_TRY(add_seeds());
     localise();
-    mask();
+    put_zeros();
     return std::move(graph_);
   }
 
  private:
-  struct Mark {
-    int dim = -1;
-    int64_t there = 0, extent = 0;  // without the zeros, and with them
-    bool zero = false;              // whether they are
-    const ShardSeed* seed = nullptr;
-    explicit operator bool() const { return dim >= 0; }
+  // ---- What goes on ----
+
+  const Loops& loops_at(NodeId id) {
+    const auto [at, is_new] = loops_.try_emplace(id.value);
+    if (is_new) at->second = std::make_unique<Loops>(loops_of(graph_, graph_.node(id)));
+    return *at->second;
+  }
+  const PadMark* mark_of(ValueId id) const {
+    const auto at = marks_.find(id.value);
+    return at == marks_.end() ? nullptr : &at->second;
+  }
+  int64_t extent_of(const ShardSeed& seed) const {
+    return graph_.value(seed.value).type.shape[static_cast<size_t>(seed.dim)];
+  }
+
+  // Into which stretches and units the dim is taken apart: those that end in the fewest ops, then
+  // those with the fewest zeros.
+  struct Ends {
+    int refused = 0, sums = 0;
   };
-  void begin(const ShardSeed& seed) {
-    if (!seed.pad || seed.dim < 0) return;
-    const Shape& shape = graph_.value(seed.value).type.shape;
-    const int64_t extent = shape[static_cast<size_t>(seed.dim)];
-    if (extent % cut_.ranks == 0) return;
-    marks_[seed.value.index()] = {seed.dim, extent, round_up(extent, cut_.ranks), true, &seed};
-    changed_ = true;
+  PadMark choose(const ShardSeed& seed) {
+    constexpr size_t kMostWays = 32;
+    std::vector<PadMark> ways{{seed.dim, 1, extent_of(seed), 1, 0, &seed}};
+    size_t best = 0;
+    std::tuple<int, int, int64_t, int64_t, int64_t> least{INT_MAX, 0, 0, 0, 0};
+    for (size_t w = 0; w < ways.size() && w < kMostWays; ++w) {
+      ways[w].extent = (ways[w].there + seed.pad_to - 1) / seed.pad_to * seed.pad_to;
+      PadMarks trial;
+      const PadMark way = ways[w];
+      const Ends ends = spread(trial, seed.value, way, &ways);
+      const std::tuple count{ends.refused, ends.sums, way.padded(), way.outer, way.unit};
+      if (count < least) least = count, best = w;
+    }
+    return ways[best];
   }
-  static int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-  // The dim that the letter has alone.
-  static int dim_of(const std::vector<LoopRule::Dim>& dims, char letter) {
-    for (size_t d = 0; d < dims.size(); ++d)
-      if (dims[d] == LoopRule::Dim{letter}) return static_cast<int>(d);
-    return -1;
-  }
-
-  // The loop of the op that goes on into zeros; 0: none, '?': only a part of a dim does.
-  char letter_of(const Node& node, const LoopRule& rule, Mark& mark) const {
-    const auto find = [&](const std::vector<ValueId>& ids, const auto& operands) {
-      for (size_t i = 0; i < ids.size(); ++i) {
-        if (!ids[i].valid() || !marks_[ids[i].index()]) continue;
-        mark = marks_[ids[i].index()];
-        const LoopRule::Dim& dim = operands[i][static_cast<size_t>(mark.dim)];
-        return dim.size() == 1 ? dim[0] : '?';
+  // Marks all that the loops of a dim reach, and returns how many ops it does not pass, or is added
+  // up in. Of a trial, near it alone, `ways` are added in which ops take the dim apart.
+  Ends spread(PadMarks& marks, ValueId from, const PadMark& mark,
+              std::vector<PadMark>* ways = nullptr) {
+    constexpr size_t kMost = 64;
+    std::vector<ValueId> open{from};
+    marks[from.value] = mark;
+    Ends ends;
+    for (size_t at = 0; at < open.size() && (!ways || at < kMost); ++at) {
+      std::vector<NodeId> beside = readers_[open[at].index()];
+      const Value& value = graph_.value(open[at]);
+      if (value.kind == ValueKind::kNode) beside.push_back(value.producer);
+      const PadMark of = marks.at(open[at].value);
+      for (NodeId id : beside) {
+        const Node& node = graph_.node(id);
+        if (ways && node.pass != Pass::kF) continue;
+        const Loops& loops = loops_at(id);
+        std::optional<PadPlace> place;
+        each_operand(node, loops, [&](ValueId operand, const Operand& stands) {
+          if (operand != open[at]) return;
+          if (ways) note_ways(stands, of, mark, *ways);
+          if (!place) place = place_of(stands, of);
+        });
+        const bool passes_on = place && passes(node, loops, *place);
+        if (passes_on) mark_others(node, loops, *place, of, marks, open);
+        ends.refused += !passes_on;
+        ends.sums += passes_on && sums(loops, *place);
       }
-      return '\0';
-    };
-    const char letter = find(node.inputs, rule.inputs);
-    return letter ? letter : find(node.outputs, rule.outputs);
+    }
+    return ends;
+  }
+  void mark_others(const Node& node, const Loops& loops, const PadPlace& place, const PadMark& of,
+                   PadMarks& marks, std::vector<ValueId>& open) const {
+    each_operand(node, loops, [&](ValueId operand, const Operand& stands) {
+      const ValueKind kind = graph_.value(operand).kind;
+      if (marks.count(operand.value) || (kind != ValueKind::kState && kind != ValueKind::kNode))
+        return;
+      const std::optional<PadMark> made = mark_at(stands, place, of);
+      if (!made) return;
+      marks[operand.value] = *made;
+      open.push_back(operand);
+    });
+  }
+  static void note_ways(const Operand& stands, const PadMark& here, const PadMark& at_seed,
+                        std::vector<PadMark>& ways) {
+    each_letter(stands, static_cast<size_t>(here.dim),
+                [&](char, int64_t size, int64_t before, int64_t after) {
+                  const int64_t outer = before / here.outer, unit = after / here.unit;
+                  if (before % here.outer != 0 || after % here.unit != 0 ||
+                      outer * size * unit != here.there)
+                    return;
+                  PadMark way = at_seed;
+                  way.outer *= outer, way.there = size, way.unit *= unit;
+                  const auto is_way = [&](const PadMark& other) {
+                    return other.outer == way.outer && other.there == way.there;
+                  };
+                  if (std::none_of(ways.begin(), ways.end(), is_way)) ways.push_back(way);
+                });
   }
 
-  void spread(const Node& node) {
-    Mark mark;
-    const LoopRule rule = loops_of(graph_, node).rule;
-    const char letter = letter_of(node, rule, mark);
-    if (letter == 0) return;
-    const auto set = [&](const std::vector<ValueId>& ids, const auto& operands) {
-      for (size_t i = 0; i < ids.size(); ++i) {
-        if (!ids[i].valid() || marks_[ids[i].index()]) continue;
-        const ValueKind kind = graph_.value(ids[i]).kind;
-        const int dim = dim_of(operands[i], letter);
-        if (dim < 0 || (kind != ValueKind::kState && kind != ValueKind::kNode)) continue;
-        marks_[ids[i].index()] = {dim, mark.there, mark.extent, kind == ValueKind::kState,
-                                  mark.seed};
-        changed_ = true;
-      }
-    };
-    set(node.inputs, rule.inputs);
-    set(node.outputs, rule.outputs);
-  }
+  // ---- What counts ----
 
-  // All operands of the loop must go on into zeros, and what is made of these must be none that
-  // counts.
+  // All operands of the loop must go on alike, and a sum over it must add zeros.
   Status check(NodeId id) {
+    const Node& node = graph_.node(id);
+    const Loops& loops = loops_at(id);
+    ValueId first;
+    std::optional<PadPlace> place;
+    each_operand(node, loops, [&](ValueId operand, const Operand& stands) {
+      if (first.valid() || !mark_of(operand)) return;
+      first = operand;
+      place = place_of(stands, *mark_of(operand));
+    });
+    if (!first.valid()) return ok_status();
+    const PadMark mark = *mark_of(first);
+    if (!place || !passes(node, loops, *place)) return refuse(node, first, mark);
+    ValueId other;
+    each_operand(node, loops, [&](ValueId operand, const Operand& stands) {
+      const PadMark* known = mark_of(operand);
+      const std::optional<PadMark> wanted = mark_at(stands, *place, mark);
+      const bool reads = occurrences(stands, place->letter) > 0;
+      if (reads != (known != nullptr) || (known && !(wanted && wanted->same(*known))))
+        other = operand;
+    });
+    if (other.valid()) return refuse(node, other, mark);
+    return check_results(id, *place, mark);
+  }
+
+  Status check_results(NodeId id, const PadPlace& place, const PadMark& mark) {
     Node& node = graph_.node(id);
-    Mark mark;
-    const Loops loops = loops_of(graph_, node);
-    const char letter = letter_of(node, loops.rule, mark);
-    if (letter == 0) return ok_status();
-    bool any_zero = false, all_zero = true, reads_any = false;
-    std::vector<bool> zero(node.inputs.size());
+    const Loops& loops = loops_at(id);
+    const bool is_whole = contains(loops.rule.whole, place.letter);
+    if (is_whole) masked_.insert(id.value);
+    if (loops.def->draws >= 0) note_draw(node, loops, place, mark);
+    if (is_whole || begins(loops.rule, place.letter)) {  // indices are those of what is there
+      for (const auto& [name, size] : loops.rule.sizes)
+        if (name == place.letter) node.attrs.set("whole", size);
+    }
+    for (size_t o = 0; o < node.outputs.size(); ++o) {
+      if (is_whole || makes_zeros(node, loops, place.letter, o)) continue;
+      if (occurrences(loops.output(o), place.letter) == 0)
+        return refuse(node, node.inputs[0], mark);
+      if (graph_.value(node.outputs[o]).type.dtype != DType::kBool)
+        nonzero_.insert(node.outputs[o].value);
+    }
+    return ok_status();
+  }
+
+  // Others are drawn as if there were no zeros.
+  static void note_draw(Node& node, const Loops& loops, const PadPlace& place, const PadMark& of) {
+    const std::optional<PadMark> mark = mark_at(loops.output(0), place, of);
+    if (!mark) return;
+    const Shape& shape = loops.types.outputs[0].shape;
+    int64_t rows = mark->outer, behind = (mark->extent - mark->there) * mark->unit;
+    for (size_t d = 0; d < shape.size(); ++d) {
+      if (static_cast<int>(d) < mark->dim) rows *= shape[d];
+      if (static_cast<int>(d) > mark->dim) behind *= shape[d];
+    }
+    std::vector<int64_t> zeros = node.attrs.integers("zeros");
+    zeros.insert(zeros.end(), {std::ssize(node.attrs.integers("cuts")) / 2, rows, behind});
+    node.attrs.set("zeros", std::move(zeros));
+  }
+
+  bool makes_zeros(const Node& node, const Loops& loops, char letter, size_t output) const {
+    std::vector<int> zeros;
+    size_t numbers = 0, reads = 0;
     for (size_t i = 0; i < node.inputs.size(); ++i) {
       if (!node.inputs[i].valid()) continue;
-      const Mark& known = marks_[node.inputs[i].index()];
-      const bool reads = occurrences(loops.input(i), letter) > 0;
-      if (reads != static_cast<bool>(known) ||
-          (known && dim_of(loops.rule.inputs[i], letter) != known.dim))
-        return refuse(node, node.inputs[i], mark);
-      reads_any = reads_any || reads;
-      zero[i] = known && known.zero;
-      any_zero = any_zero || zero[i];
-      all_zero = all_zero && (zero[i] || !reads);
+      const Value& value = graph_.value(node.inputs[i]);
+      const bool has_letter = occurrences(loops.input(i), letter) > 0;
+      const bool is_number = value.type.dtype != DType::kBool;
+      numbers += is_number, reads += has_letter;
+      if (is_number && (has_letter || is_zero(value))) zeros.push_back(static_cast<int>(i));
     }
-    const bool masked = is_whole_letter(loops.rule, letter);
-    if (masked) PIPER_TRY(mask_input(id, loops, letter, mark));
-    const bool indexed = std::any_of(loops.rule.firsts.begin(), loops.rule.firsts.end(),
-                                     [&](const auto& first) { return first.first == letter; });
-    if (indexed) tell_whole(node, loops, letter);
-    const bool scattered = indexed && !reads_any;  // no index is one behind the end
-    for (size_t o = 0; o < node.outputs.size(); ++o) {
-      if (occurrences(loops.output(o), letter) > 0)
-        marks_[node.outputs[o].index()].zero = masked || scattered ||
-                                               (node.pass == Pass::kU && all_zero) ||
-                                               keeps_zeros(loops, letter, zero);
-      else if (!masked && (!any_zero || loops.rule.reduces != LoopRule::kSum))
-        return refuse(node, node.inputs[0], mark);
+    if (begins(loops.rule, letter) && reads == 0) return true;  // no index is one behind the end
+    if (loops.def->states >= 0 && node.attrs.real("eps", 1) > 0) return true;
+    const auto& sets = loops.rule.linear;
+    if (std::find(sets.begin(), sets.end(), zeros) != sets.end()) return true;
+    const auto& but = loops.def->nonzero;
+    if (std::find(but.begin(), but.end(), static_cast<int>(output)) != but.end()) return false;
+    return (numbers > 0 && zeros.size() == numbers) ||
+           std::any_of(sets.begin(), sets.end(), [&](const std::vector<int>& set) {
+             return std::includes(zeros.begin(), zeros.end(), set.begin(), set.end());
+           });
+  }
+
+  Status check_states() const {
+    for (const StateUpdate& update : graph_.updates) {
+      const PadMark *state = mark_of(update.state), *next = mark_of(update.next);
+      if (state && !(next && next->same(*state))) return refuse("its update", update.state, *state);
+    }
+    for (const auto& [id, mark] : marks_) {
+      const Value& value = graph_.value(ValueId(id));
+      for (const AxisLayout& lies : value.over)
+        if (value.kind == ValueKind::kState && lies.layout.dim == mark.dim)
+          return refuse("blocks over another axis", ValueId(id), mark);
     }
     return ok_status();
   }
 
-  static bool is_whole_letter(const LoopRule& rule, char letter) {
-    return rule.whole.find(letter) != std::string::npos;
-  }
-
-  // An op that is linear in operands which are zero there makes zeros.
-  static bool keeps_zeros(const Loops& loops, char letter, const std::vector<bool>& zero) {
-    const auto are_zero = [&](const std::vector<int>& set) {
-      return std::all_of(set.begin(), set.end(), [&](int i) {
-        return zero[static_cast<size_t>(i)] &&
-               occurrences(loops.input(static_cast<size_t>(i)), letter) > 0;
-      });
-    };
-    return std::any_of(loops.rule.linear.begin(), loops.rule.linear.end(), are_zero);
-  }
-
-  // Indices are those of what is there.
-  void tell_whole(Node& node, const Loops& loops, char letter) const {
-    for (const auto& [name, size] : loops.rule.sizes)
-      if (name == letter) node.attrs.set("whole", size);
-  }
-
-  Status mask_input(NodeId id, const Loops& loops, char letter, const Mark& mark) {
-    const Node& node = graph_.node(id);
-    const int last = static_cast<int>(loops.types.inputs[0].shape.size()) - 1;
-    if (!loops.def->least_is_absent || dim_of(loops.rule.inputs[0], letter) != last)
-      return refuse(node, node.inputs[0], mark);
-    tell_whole(graph_.node(id), loops, letter);
-    masked_.push_back(id);
+  // Each stretch is cut, so that zeros are at its end.
+  Status add_seeds() {
+    std::vector<ShardSeed> more;
+    for (const auto& [id, mark] : marks_) {
+      const ValueId value(id);
+      if (graph_.value(value).kind != ValueKind::kState) continue;
+      const auto known = std::find_if(cut_.seeds.begin(), cut_.seeds.end(),
+                                      [&](const ShardSeed& seed) { return seed.value == value; });
+      if (known != cut_.seeds.end() && known->dim != mark.dim)
+        return fail(known->at,
+                    "shard: '{}' must be cut at dim {} over '{}', which goes on into zeros",
+                    quote_control(graph_.value(value).name), mark.dim, cut_.name)
+            .with_note(fmt::format("as dim {} of '{}' does at line {}", mark.seed->dim,
+                                   quote_control(graph_.value(mark.seed->value).name),
+                                   mark.seed->at.line));
+      if (known != cut_.seeds.end())
+        known->outer = mark.outer;
+      else
+        more.push_back({value, mark.dim, mark.seed->at, 0, mark.outer});
+    }
+    cut_.seeds.insert(cut_.seeds.end(), more.begin(), more.end());
     return ok_status();
   }
 
-  Error refuse(const Node& node, ValueId operand, const Mark& mark) const {
+  Error refuse(const Node& node, ValueId operand, const PadMark& mark) const {
     return refuse(
         fmt::format("{}{}", node.op, node.scope.empty() ? "" : " in " + quote_control(node.scope)),
         operand, mark);
   }
-  Error refuse(const std::string& reader, ValueId operand, const Mark& mark) const {
-    const auto& [value, dim, at, padded, zigzag] = *mark.seed;
-    const Value& seed = graph_.value(value);
-    return fail(at, "dim {} of '{}' ({}) cannot be padded for {} ranks over '{}'", dim,
+  Error refuse(const std::string& reader, ValueId operand, const PadMark& mark) const {
+    const ShardSeed& of = *mark.seed;
+    const Value& seed = graph_.value(of.value);
+    return fail(of.at, "dim {} of '{}' ({}) cannot be padded for {} ranks over '{}'", of.dim,
                 quote_control(seed.name), to_string(seed.type), cut_.ranks, cut_.name)
         .with_note(fmt::format("elements behind the end of '{}' ({}) would count in {}",
                                quote_control(graph_.value(operand).name),
                                to_string(graph_.value(operand).type), reader));
   }
 
+  // ---- The graph with zeros ----
+
   // Attributes first: they need all types as they were.
   void localise() {
     const auto padded = [&](ValueId id) {
       Shape shape = graph_.value(id).type.shape;
-      const Mark& mark = marks_[id.index()];
-      if (mark) shape[static_cast<size_t>(mark.dim)] = mark.extent;
+      if (const PadMark* mark = mark_of(id)) shape[static_cast<size_t>(mark->dim)] = mark->padded();
       return shape;
     };
     for (Node& node : graph_.nodes) {
@@ -200,81 +343,130 @@ class Padding {
       bool grows = false;
       for (ValueId id : node.outputs) {
         shapes.push_back(padded(id));
-        grows = grows || marks_[id.index()];
+        grows = grows || mark_of(id);
       }
       if (!grows || !def->localise) continue;
-      node.attrs = def->localise(use_of(graph_, node), shapes);
+      const auto* whole = node.attrs.find("whole");
+      Attrs attrs = def->localise(use_of(graph_, node), shapes);
+      if (whole) attrs.set("whole", *whole);
+      node.attrs = std::move(attrs);
     }
-    for (size_t v = 0; v < marks_.size(); ++v) {
-      if (!marks_[v]) continue;
-      Value& value = graph_.values[v];
-      if (value.kind == ValueKind::kState) value.unpadded = value.type.shape;
-      value.type.shape = padded(ValueId(v));
+    for (const auto& [id, mark] : marks_) {
+      Value& value = graph_.value(ValueId(id));
+      const auto dim = static_cast<size_t>(mark.dim);
+      if (value.kind == ValueKind::kState) {
+        value.unpadded.resize(value.type.shape.size());
+        value.unpadded[dim] = value.type.shape[dim];
+      }
+      value.type.shape = padded(ValueId(id));
     }
   }
 
-  // The least number is added behind the end, once for all that read the value.
-  void mask() {
-    std::map<int32_t, ValueId> made;
+  // Zeros are put behind the end, or the least number, once for all that read the value.
+  void put_zeros() {
+    std::map<int32_t, ValueId> zeros, least;  // by value
+    const auto replace = [&](ValueId& id) {
+      if (const auto made = zeros.find(id.value); made != zeros.end()) id = made->second;
+    };
     const std::vector<Node> before = std::exchange(graph_.nodes, {});
     for (size_t n = 0; n < before.size(); ++n) {
       Node node = before[n];
-      if (std::find(masked_.begin(), masked_.end(), NodeId(n)) != masked_.end()) {
-        ValueId& masked = made[node.inputs[0].value];
-        if (!masked.valid()) masked = add_mask(node.inputs[0], node);
+      for (ValueId& input : node.inputs) replace(input);
+      if (masked_.count(static_cast<int32_t>(n))) {
+        ValueId& masked = least[node.inputs[0].value];
+        if (!masked.valid())
+          masked = add_least(node.inputs[0], *mark_of(before[n].inputs[0]), node);
         node.inputs[0] = masked;
       }
-      append(std::move(node));
+      append(node);
+      for (ValueId output : node.outputs)
+        if (nonzero_.count(output.value) && is_used(output))
+          zeros[output.value] = add_zeros(output, *mark_of(output), node);
     }
+    for (StateUpdate& update : graph_.updates) replace(update.next);
+    for (Param& param : graph_.params) replace(param.gradient);
+  }
+  bool is_used(ValueId id) const {
+    return !readers_[id.index()].empty() ||
+           std::any_of(graph_.updates.begin(), graph_.updates.end(),
+                       [&](const StateUpdate& update) { return update.next == id; });
   }
 
   void append(Node node) {
     for (ValueId output : node.outputs) graph_.value(output).producer = NodeId(graph_.nodes.size());
     graph_.nodes.push_back(std::move(node));
   }
+  ValueId add(std::string_view op, std::vector<ValueId> inputs, Attrs attrs, TensorType type,
+              const Node& near, ValueId like = {}) {
+    Node node;
+    node.op = op;
+    node.name = fmt::format("{}/{}.{}", near.name, cut_.name, op);
+    node.scope = near.scope, node.pass = near.pass, node.tags = near.tags;
+    node.attrs = std::move(attrs);
+    node.inputs = std::move(inputs);
+    Value value;
+    if (like.valid())
+      value.layout = graph_.value(like).layout, value.over = graph_.value(like).over;
+    value.name = fmt::format("{}{}", node.name, graph_.values.size());
+    value.type = std::move(type);
+    const ValueId made = graph_.add_value(std::move(value));
+    node.outputs = {made};
+    append(std::move(node));
+    return made;
+  }
 
-  ValueId add_mask(ValueId read, const Node& reader) {
-    const Value source = graph_.value(read);
-    const Mark mark = marks_[read.index()];
-    const auto add = [&](std::string_view op, std::vector<ValueId> inputs, Attrs attrs,
-                         const TensorType& type, const Layout& layout) {
-      Node node = reader;
-      node.op = op;
-      node.name = fmt::format("{}/{}.{}", source.name, cut_.name, op);
-      node.attrs = std::move(attrs);
-      node.inputs = std::move(inputs);
-      Value value;
-      value.name = node.name;
-      value.type = type;
-      value.layout = layout;
-      if (type == source.type) value.over = source.over;
-      node.outputs = {graph_.add_value(std::move(value))};
-      const ValueId made = node.outputs[0];
-      append(std::move(node));
-      return made;
-    };
-    const DType dtype = source.type.dtype;
-    const ValueId nothing = add(
-        "Fill", {},
-        {{"shape", Shape{mark.there}}, {"value", 0.0}, {"dtype", std::string(info(dtype).name)}},
-        {dtype, {mark.there}}, {});
-    const ValueId least = add("Pad", {nothing},
-                              {{"before", std::vector<int64_t>{0}},
-                               {"after", std::vector{mark.extent - mark.there}},
-                               {"value", kLeast}},
-                              {dtype, {mark.extent}}, {});
-    return add("Add", {read, least}, {}, source.type, source.layout);
+  // Along the dim: a number in what is there, and another one behind.
+  ValueId add_row(const PadMark& mark, DType dtype, double there, double behind, size_t rank,
+                  const Node& near) {
+    Shape shape{mark.outer, mark.there, mark.unit};
+    const ValueId filled = add(
+        "Fill", {}, {{"shape", shape}, {"value", there}, {"dtype", std::string(info(dtype).name)}},
+        {dtype, shape}, near);
+    shape[1] = mark.extent;
+    const ValueId padded =
+        add("Pad", {filled},
+            {{"before", std::vector<int64_t>(3)},
+             {"after", std::vector{int64_t{0}, mark.extent - mark.there, int64_t{0}}},
+             {"value", behind}},
+            {dtype, shape}, near);
+    Shape row(rank - static_cast<size_t>(mark.dim), 1);
+    row[0] = mark.padded();
+    return add("Reshape", {padded}, {{"shape", row}}, {dtype, row}, near);
+  }
+  ValueId add_least(ValueId read, const PadMark& mark, const Node& near) {
+    const TensorType type = graph_.value(read).type;
+    const ValueId row = add_row(mark, type.dtype, 0, kLeast, type.shape.size(), near);
+    return add("Add", {read, row}, {}, type, near, read);
+  }
+  ValueId add_zeros(ValueId made, const PadMark& mark, const Node& near) {
+    const TensorType type = graph_.value(made).type;
+    const ValueId row = add_row(mark, DType::kF32, 1, 0, type.shape.size(), near);
+    const ValueId is_there = add("Cast", {row}, {{"to", std::string(info(DType::kBool).name)}},
+                                 {DType::kBool, graph_.value(row).type.shape}, near);
+    const ValueId zero =
+        add("Fill", {},
+            {{"shape", Shape{}}, {"value", 0.0}, {"dtype", std::string(info(type.dtype).name)}},
+            {type.dtype, {}}, near);
+    return add("Where", {is_there, made, zero}, {}, type, near, made);
   }
 
   Graph graph_;
-  const AxisCut& cut_;
-  std::vector<Mark> marks_;  // by value
-  bool changed_ = false;
-  std::vector<NodeId> masked_;  // these read the least number
+  AxisCut& cut_;
+  std::vector<std::vector<NodeId>> readers_;
+  std::map<int32_t, std::unique_ptr<Loops>> loops_;  // by node, as it was
+  PadMarks marks_;
+  std::set<int32_t> masked_;   // nodes that read the least number
+  std::set<int32_t> nonzero_;  // values that are made of zeros, and are none
 };
 
 }  // namespace
 
-Result<Graph> pad(Graph graph, const AxisCut& cut) { return Padding(std::move(graph), cut).run(); }
+Result<Graph> pad(Graph graph, AxisCut& cut) { return Padding(std::move(graph), cut).run(); }
+
+bool can_be_padded(const Graph& graph, const AxisCut& cut, const ShardSeed& seed, int64_t to) {
+  AxisCut alone{cut.axis, cut.name, cut.ranks, {seed}};
+  alone.seeds[0].pad_to = to;
+  return pad(graph, alone).ok();
+}
 
 }  // namespace piper

@@ -163,6 +163,8 @@ AxisWalk::Choice AxisWalk::choose(const Node& node, const Loops& loops,
     const bool sums = loops.rule.reduces == LoopRule::kSum;
     choice.makes.push_back(layout.value_or(Layout{sums ? kTerms : kGreatest}));
     const auto& wanted = hints_[node.outputs[o].index()];
+    choice.against += loops.is_product() && is_apart(choice.makes.back()) &&
+                      adds_up(node.outputs[o]) && is_kept_cut(node.outputs[o]);
     if ((wanted || is_apart(choice.makes.back())) && !is_contribution(node.outputs[o]))
       choice.bytes +=
           cost_of(type_of(node.outputs[o]), choice.makes.back(), wanted.value_or(Layout{}));
@@ -170,9 +172,9 @@ AxisWalk::Choice AxisWalk::choose(const Node& node, const Loops& loops,
   return choice;
 }
 
-bool AxisWalk::is_contribution(ValueId id) const {
+bool AxisWalk::adds_up(ValueId id) const {
   const auto& by = readers_[id.index()];
-  return !by.empty() && !is_kept_cut(id) && std::all_of(by.begin(), by.end(), [&](NodeId reader) {
+  return !by.empty() && std::all_of(by.begin(), by.end(), [&](NodeId reader) {
     return is_step_sum(graph_.node(reader));
   });
 }
@@ -484,7 +486,8 @@ Graph taken_apart(Graph graph, const std::vector<NodeId>& which) {
 
 }  // namespace
 
-Result<ShardedGraph> shard_axis(Graph graph, const AxisCut& cut) {
+Result<ShardedGraph> shard_axis(Graph graph, const AxisCut& how) {
+  AxisCut cut = how;
   PIPER_ASSIGN(graph, pad(std::move(graph), cut));
   const std::vector<NodeId> whole = AxisWalk(graph, cut).find_whole();
   if (!whole.empty()) graph = taken_apart(std::move(graph), whole);

@@ -311,11 +311,12 @@ void count_memory(const RoleProgram& role, RoleSummary& summary) {
 
 std::string layout_of(const RoleProgram& role, const Tensor& tensor) {
   std::string text;
-  for (const auto& [axis, dim, outer] : tensor.cuts) {
+  for (const auto& [axis, dim, outer, block] : tensor.cuts) {
     const std::string over = axes_text(role, {axis});
     if (over.empty()) continue;
-    text += fmt::format("{}dim {}{} over {}", text.empty() ? "" : ", ", dim,
-                        outer == 1 ? "" : fmt::format(" in {} stretches", outer), over);
+    text += fmt::format("{}dim {}{} over {}{}", text.empty() ? "" : ", ", dim,
+                        outer == 1 ? "" : fmt::format(" in {} stretches", outer), over,
+                        block == 0 ? "" : ", with zeros");
   }
   return text;
 }

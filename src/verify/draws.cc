@@ -58,8 +58,8 @@ class DrawCheck {
     };
     const Tensor *key = kept(draw.key), *step = kept(draw.step);
     // Parts may be drawn otherwise than before: rule layout knows which.
-    uint64_t symbol =
-        join_symbols(symbol_of(op.op), symbol_of(print_attrs(without(op.attrs, {"cuts"}))));
+    uint64_t symbol = join_symbols(symbol_of(op.op),
+                                   symbol_of(print_attrs(without(op.attrs, {"cuts", "zeros"}))));
     if (key) symbol = join_symbols(symbol, symbol_of(key->init.empty() ? key->name : key->init));
     if (step) symbol = join_symbols(symbol, symbol_of(step->name));
     if (forward)

@@ -138,9 +138,9 @@ struct Factor {
   int64_t size = 1;
 };
 
-// The last of the blocks of one stretch may go on behind its end.
-int64_t block_of(int64_t extent, const TensorCut& cut, int64_t parts) {
-  return cut.outer == 1 ? (extent + parts - 1) / parts : extent / parts;
+// What a rank has of a dim.
+int64_t own_of(int64_t extent, const TensorCut& cut, int64_t parts) {
+  return cut.block > 0 ? cut.outer * cut.block : extent / parts;
 }
 
 // Cuts what is left of a dim; false: across what is cut already.
@@ -159,8 +159,8 @@ bool cut_factors(std::vector<Factor>& dim, const TensorCut& cut, int64_t parts) 
       return false;
     }
   }
-  if (at == dim.end() || (cut.outer != 1 && at->size % parts != 0)) return false;
-  at->size = block_of(at->size, cut, parts);
+  if (at == dim.end() || (cut.block == 0 && at->size % parts != 0)) return false;
+  at->size = cut.block > 0 ? cut.block : at->size / parts;
   dim.insert(at, {cut.axis, parts});
   return true;
 }
@@ -178,7 +178,7 @@ Lies kept_of(const RoleProgram& role, const Tensor& tensor, int32_t axis) {
     const auto dim = static_cast<size_t>(cut.dim);
     const int64_t size = role.mesh[cut.axis].second;
     if (size > 1 && !cut_factors(dims[dim], cut, size)) return {Lies::kUnknown};
-    left[dim] = block_of(left[dim], cut, size);
+    left[dim] = own_of(left[dim], cut, size);
     if (cut.axis == axis) own = dim, lies.kind = Lies::kCut;
   }
   PIPER_CHECK(tensor.part_of >= 0 || left == tensor.type.shape,

@@ -244,7 +244,10 @@ OpLayouts::Made OpLayouts::send_rows(const Use& use, size_t from) {
   int64_t owned = routed.owned;
   for (const auto& [letter, size] : rule.sizes)
     if (letter == cut.letter) owned = size;
-  if (owned != routed.owned || (looks_up && !begins(use, first, cut, 0)))
+  // Of what the rank owns, axes inside may have a part each.
+  const bool begins_here = looks_up && routed.owned % owned == 0 && begins(use, first, cut, 0) &&
+                           use.inputs[first].lies.outer == routed.owned;
+  if (looks_up ? !begins_here : owned != routed.owned)
     return refuse("which looks up what another rank owns");
   for (size_t i = 0; i < use.inputs.size(); ++i) {
     const LaidOut& one = use.inputs[i];
@@ -418,11 +421,11 @@ bool OpLayouts::begins(const Use& use, size_t input, const Cut& cut, int64_t bef
                                  [&](const Dims& d) { return occurrences(d, cut.letter) > 0; });
   const bool is_inside = !shows || any([](const LaidOut&one) { return one.lies.outside != 0; }),
              is_outside = !shows || any([](const LaidOut&one) { return one.lies.inside != 0; });
-  // Blocks of blocks of all that there is, or, rounded up, of all.
-  const bool of_all = whole < 0 || own == (whole + ranks_ - 1) / ranks_ ||
-                      (is_inside && whole > (own - 1) * ranks_);
-  const bool ends = own == size->second;
-  return of_all && (ends || (is_outside && own % size->second == 0));
+  if (own % size->second != 0 || (own != size->second && !is_outside)) return false;
+  // Blocks of blocks of all that there is, or of all, rounded up for the parts inside each.
+  const int64_t inside = own / size->second, parts = ranks_ * inside;
+  return whole < 0 || own == (whole + parts - 1) / parts * inside ||
+         (is_inside && whole > (own - 1) * ranks_);
 }
 
 }  // namespace piper

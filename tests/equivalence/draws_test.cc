@@ -1,5 +1,7 @@
 // A model that draws random numbers trains alike under every strategy: the numbers belong to the
 // sample, the op and the step.
+#include <regex>
+
 #include "equivalence/jobs.h"
 #include "piper/verify.h"
 
@@ -173,6 +175,7 @@ TEST_F(Draws, BlocksOverMeshAxesDrawTheSame) {
   const std::string weights =
       "  - shard: {match: [\"h/*/qkv/*\", \"h/*/up/*\"], dim: 0, over: tp}\n"
       "  - shard: {match: [\"h/*/proj/weight\", \"h/*/down/weight\"], dim: 1, over: tp}\n";
+  const std::string zeros = std::regex_replace(weights, std::regex("tp}"), "tp, pad: true}");
   const std::string tokens = "  - shard: {scope: \"h/*/ln_*\", dim: 1, over: tp}\n";
   const std::string samples = "  - shard: {input: \"*\", dim: 0, over: ep}\n";
   const std::string zigzag = "  - shard: {input: \"*\", dim: 1, over: cp, order: zigzag}\n";
@@ -206,7 +209,9 @@ TEST_F(Draws, BlocksOverMeshAxesDrawTheSame) {
                {"{dp: 2, ep: 2}", split + samples + "  - replicate: {over: dp}\n", 1},
                {"{cp: 3}", zigzag, 1},
                {"{ep: 2, tp: 2}", weights + tokens + samples, 2},
-               {"{tp: 2, ep: 2}", split + samples + weights + tokens, 2}};
+               {"{tp: 2, ep: 2}", split + samples + weights + tokens, 2},
+               {"{tp: 3}", split + zeros, 1},  // hidden dims and heads go on into zeros
+               {"{tp: 3, ep: 2}", samples + zeros, 2}};
   for (const auto& [mesh, directives, axes] : cases) {
     SCOPED_TRACE(mesh + "\n" + directives);
     PlanSet set = compiled(mesh, directives);

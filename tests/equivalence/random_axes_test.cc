@@ -145,6 +145,12 @@ class RandomStrategy {
           states.find("dtype") == states.npos)
         return states;
   }
+  bool hidden(const std::string& what, size_t dim) const {
+    const auto& all = model_.parameters();
+    return std::any_of(all.begin(), all.end(), [&](const RandomBlocks::Parameter& one) {
+      return what == "match: " + one.name && one.shape[dim] == RandomBlocks::kHidden;
+    });
+  }
   // Tokens in blocks, of which no product of this axis makes others.
   std::string attention(const Axis& axis) {
     const bool zigzag = model_.tokens() % (2 * axis.size) == 0 && pick(random_, 2);
@@ -155,7 +161,8 @@ class RandomStrategy {
         axis.name, one_of<const char*>(random_, {"ring", "ring", "gather", "heads"}),
         zigzag ? ", order: zigzag" : "");
   }
-  // Of a tensor that no directive of this axis has named, at a dim that divides.
+  // Of a tensor that no directive of this axis has named, at a dim that divides, or of
+  // hidden values, which go on into zeros.
   std::string directive(const Axis& axis) {
     std::string what;
     Shape shape{1, 12, 12};
@@ -178,9 +185,11 @@ class RandomStrategy {
     if (left.empty()) left = shape;
     const auto size = static_cast<int64_t>(axis.size);
     const bool divides = left[dim] % size == 0;
-    if (divides) left[dim] /= size;
-    return fmt::format("  - shard: {{{}, dim: {}, over: {}}}\n", what,
-                       divides ? std::to_string(dim) : "none", axis.name);
+    const bool zeros = !divides && kind < 7 && hidden(what, dim);
+    if (divides || zeros) left[dim] = (left[dim] + size - 1) / size;
+    return fmt::format("  - shard: {{{}, dim: {}, over: {}{}}}\n", what,
+                       divides || zeros ? std::to_string(dim) : "none", axis.name,
+                       zeros ? ", pad: true" : "");
   }
   size_t count() const { return model_.parameters().size(); }
 
@@ -215,6 +224,7 @@ struct Tried {
   int64_t collectives = 0;
   double apart = 0;
   bool turns = false;  // keys come by in turn
+  bool zeros = false;  // behind states
 };
 
 // Of a step, over the axes that shard uses.
@@ -265,28 +275,35 @@ Tried try_one(uint64_t seed) {
   const bool turns = std::any_of(body.begin(), body.end(), [](const Instruction& each) {
     return each.kind == InstructionKind::kRotate;
   });
-  return {false, collectives_of(compiled->set), apart, turns};
+  const auto& tensors = compiled->set.roles[0].tensors;
+  const bool zeros = std::any_of(tensors.begin(), tensors.end(), [](const Tensor& each) {
+    return std::any_of(each.cuts.begin(), each.cuts.end(),
+                       [](const TensorCut& cut) { return cut.block > 0; });
+  });
+  return {false, collectives_of(compiled->set), apart, turns, zeros};
 }
 
 TEST(RandomAxes, TrainAsOneDeviceDoes) {
   const int wanted = kSanitized ? 30 : 300;
   const uint64_t first = given_seed().value_or(1);
-  int ran = 0, refused = 0, with_collectives = 0, with_turns = 0;
+  int ran = 0, refused = 0, with_collectives = 0, with_turns = 0, with_zeros = 0;
   double worst = 0;
   for (uint64_t seed = first; ran < wanted && !HasFailure(); ++seed) {
     const Tried tried = try_one(seed);
     ++(tried.refused ? refused : ran);
     with_collectives += tried.collectives > 0;
     with_turns += tried.turns;
+    with_zeros += tried.zeros;
     worst = std::max(worst, tried.apart);
   }
   std::printf(
-      "seeds from %lu: %d ran, %d of them with collectives, %d with keys in turn, %d were refused; "
-      "at most %.1e\n",
-      first, ran, with_collectives, with_turns, refused, worst);
+      "seeds from %lu: %d ran, %d of them with collectives, %d with keys in turn, %d with zeros, "
+      "%d were refused; at most %.1e\n",
+      first, ran, with_collectives, with_turns, with_zeros, refused, worst);
   EXPECT_LT(refused, wanted / 5);
   EXPECT_GT(with_collectives, wanted / 2);
   EXPECT_GT(with_turns, wanted / 60);
+  EXPECT_GT(with_zeros, wanted / 60);
 }
 
 }  // namespace

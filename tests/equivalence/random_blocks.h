@@ -15,6 +15,7 @@ class RandomBlocks : public ModelMaker {
     Shape shape;
   };
   static constexpr int64_t kClasses = 24;
+  static constexpr int64_t kHidden = 10;  // which fewer axes divide
 
   // `grouped`: heads may share their keys and values.
   explicit RandomBlocks(uint64_t seed, bool grouped = false) : ModelMaker(seed), grouped_(grouped) {
@@ -206,10 +207,11 @@ class RandomBlocks : public ModelMaker {
   void feed(const Live& v) {
     if (below(3) == 0) return mix(v);
     const Live in = below(2) ? norm(v) : v;
-    const Live up = linear(in, 24);
+    const int64_t hidden = tokens_ == 8 ? kHidden : 24;
+    const Live up = linear(in, hidden);
     std::string inside = pointwise(up.name);
-    if (below(2)) inside = made("Mul", {inside, linear(in, 24).name});
-    keep(made("Add", {v.name, linear({inside, 24}, v.width).name}), v.width);
+    if (below(2)) inside = made("Mul", {inside, linear(in, hidden).name});
+    keep(made("Add", {v.name, linear({inside, hidden}, v.width).name}), v.width);
   }
   // Tokens or columns in another order, or some of the columns.
   void rearrange(const Live& v) {

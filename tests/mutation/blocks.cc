@@ -234,7 +234,8 @@ Done change_cut_outer(PlanSet& set, Random& random) {
   TensorCut& cut = tensor->cuts[0];
   const auto outer = other_outer(random, tensor->whole[static_cast<size_t>(cut.dim)],
                                  role->mesh[static_cast<size_t>(cut.axis)].second, cut.outer);
-  if (!outer) return std::nullopt;
+  if (!outer || cut.block * cut.outer % *outer != 0) return std::nullopt;
+  cut.block = cut.block * cut.outer / *outer;
   cut.outer = *outer;
   return fmt::format("'{}' cut with outer {}", tensor->name, *outer);
 }

@@ -80,8 +80,13 @@ class Interpreter {
     for (const TensorCut& cut : one.cuts) {
       const auto axis = static_cast<size_t>(cut.axis), dim = static_cast<size_t>(cut.dim);
       const auto ranks = static_cast<size_t>(rank.role->mesh[axis].second);
-      cells = block_of(cells, stretches(shape, cut.dim, cut.outer), ranks,
-                       static_cast<size_t>(rank.coordinates[axis]));
+      const size_t count = stretches(shape, cut.dim, cut.outer);
+      if (cut.block > 0) {
+        const auto padded = ranks * static_cast<size_t>(cut.outer * cut.block);
+        cells = with_zeros(cells, count, cells.size() / static_cast<size_t>(shape[dim]) * padded);
+        shape[dim] = static_cast<int64_t>(padded);
+      }
+      cells = block_of(cells, count, ranks, static_cast<size_t>(rank.coordinates[axis]));
       shape[dim] /= static_cast<int64_t>(ranks);
     }
     return one.part_of < 0 ? cells : own_part(rank, one.part_of, cells, cells_of(one.type));
@@ -89,6 +94,16 @@ class Interpreter {
   static size_t stretches(const Shape& shape, int32_t dim, int64_t outer) {
     for (int32_t d = 0; d < dim; ++d) outer *= shape[static_cast<size_t>(d)];
     return static_cast<size_t>(outer);
+  }
+  // So many cells, with zeros behind each stretch.
+  static Symbols with_zeros(const Symbols& whole, size_t stretches, size_t cells) {
+    Symbols padded;
+    for (size_t s = 0; s < stretches; ++s) {
+      const Symbols stretch = block_of(whole, 1, stretches, s);
+      padded.insert(padded.end(), stretch.begin(), stretch.end());
+      padded.resize((s + 1) * cells / stretches, symbol_of("zero"));
+    }
+    return padded;
   }
   // Of each stretch, the k-th of so many equal blocks, or of every second one the k-th last.
   static Symbols block_of(const Symbols& whole, size_t stretches, size_t blocks, size_t k,

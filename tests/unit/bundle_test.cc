@@ -89,6 +89,14 @@ TEST(PlanText, BlocksPrintParseAndPrintTheSame) {
   EXPECT_EQ(print_plan(role), kBlocks);
   EXPECT_EQ(role.tensor(0).cuts, (std::vector<TensorCut>{{0, 1, 3}}));
   EXPECT_EQ(role.tensor(2).cuts, (std::vector<TensorCut>{{0, 0, 1}, {1, 1, 1}}));
+  std::string padded = kBlocks;
+  const std::string equal = "cuts=[S1/3@0] whole=[4,12]",
+                    with_zeros = "cuts=[S1/3:2@0] whole=[4,9]";
+  padded.replace(padded.find(equal), equal.size(), with_zeros);
+  const RoleProgram other = role_of(padded);
+  EXPECT_EQ(print_plan(other), padded);
+  EXPECT_EQ(other.tensor(0).cuts, (std::vector<TensorCut>{{0, 1, 3, 2}}));
+  EXPECT_TRUE(check_role(other)) << check_role(other).error().message;
   EXPECT_EQ(role.body[0].outer, 2);
   EXPECT_EQ(role.body[2].reduction, Reduction::kMax);
   EXPECT_EQ(role.body[3].dim, -1);
@@ -164,22 +172,24 @@ TEST(Mesh, RanksCoordinatesGroupsAndPeers) {
   EXPECT_EQ(peer_rank(role, {0, -1, -1}, {1, 1, 1}), 3);
 }
 
-// The numbers of the elements that a rank holds, by cutting them step by step.
+// The numbers of the elements that a rank holds, by cutting them step by step; -1: a zero behind.
 std::vector<int64_t> numbers_held(const RoleProgram& role, const Tensor& tensor,
                                   const std::vector<int64_t>& at) {
   Shape shape = tensor.whole_type().shape;
   std::vector<int64_t> numbers(static_cast<size_t>(num_elements(shape)));
   std::iota(numbers.begin(), numbers.end(), 0);
-  for (const auto& [axis, dim, outer] : tensor.cuts) {
-    const auto a = static_cast<size_t>(axis), d = static_cast<size_t>(dim);
-    const int64_t parts = role.mesh[a].second, block = shape[d] / outer / parts;
+  for (const TensorCut& cut : tensor.cuts) {
+    const auto a = static_cast<size_t>(cut.axis), d = static_cast<size_t>(cut.dim);
+    const int64_t parts = role.mesh[a].second, stretch = shape[d] / cut.outer,
+                  block = cut.block > 0 ? cut.block : stretch / parts;
     int64_t inner = 1;
     for (size_t i = d + 1; i < shape.size(); ++i) inner *= shape[i];
     std::vector<int64_t> left;
-    for (size_t i = 0; i < numbers.size(); ++i)
-      if (static_cast<int64_t>(i) / inner / block % parts == at[a]) left.push_back(numbers[i]);
+    for (int64_t s = 0; s < std::ssize(numbers) / (stretch * inner); ++s)
+      for (int64_t i = at[a] * block * inner; i < (at[a] + 1) * block * inner; ++i)
+        left.push_back(i < stretch * inner ? numbers[s * stretch * inner + i] : -1);
     numbers = left;
-    shape[d] /= parts;
+    shape[d] = cut.outer * block;
   }
   if (tensor.part_of < 0) return numbers;
   const auto ranks = group_ranks(role, role.groups[static_cast<size_t>(tensor.part_of)], at);
@@ -195,16 +205,16 @@ void expect_held(const RoleProgram& role, const Tensor& tensor, const std::strin
   for (int64_t rank = 0; rank < 12; ++rank) {
     const auto at = coordinates_of(role.mesh, rank);
     const Held held = held_of(role, tensor, at);
-    std::vector<int64_t> numbers;
+    std::vector<int64_t> numbers(static_cast<size_t>(held.count), -1);
     held.for_each_run([&](const Held::Run& run) {
-      EXPECT_EQ(run.held, std::ssize(numbers)) << what;
-      for (int64_t i = 0; i < run.count; ++i) numbers.push_back(run.whole + i);
+      for (int64_t i = 0; i < run.count; ++i) numbers[run.held + i] = run.whole + i;
     });
     EXPECT_EQ(numbers, numbers_held(role, tensor, at)) << what << " rank " << rank;
-    EXPECT_EQ(held.is_whole(), numbers.size() == held_by.size()) << what;
+    EXPECT_EQ(held.is_whole(), held.blocks.empty() && numbers.size() == held_by.size()) << what;
     const auto same = by_text.emplace(to_string(held), numbers).first;
     EXPECT_EQ(same->second, numbers) << what;
-    for (const int64_t number : numbers) ++held_by[static_cast<size_t>(number)];
+    for (const int64_t number : numbers)
+      if (number >= 0) ++held_by[static_cast<size_t>(number)];
   }
   EXPECT_EQ(std::count(held_by.begin(), held_by.end(), held_by[0]), std::ssize(held_by)) << what;
 }
@@ -230,12 +240,17 @@ TEST(Held, IsWhatCutsLeave) {
       tensor.cuts.insert(tensor.cuts.begin(), {axis, dim, outer});
     }
     // Every dim divides by all that cuts it.
-    for (const auto& [axis, dim, outer] : tensor.cuts)
-      tensor.whole[static_cast<size_t>(dim)] *= outer * role.mesh[static_cast<size_t>(axis)].second;
+    const auto ranks_of = [&](const TensorCut& cut) { return role.mesh[cut.axis].second; };
+    for (const TensorCut& cut : tensor.cuts) tensor.whole[cut.dim] *= cut.outer * ranks_of(cut);
     for (int64_t& extent : tensor.whole) extent *= 1 + below(3);
     left = tensor.whole;
-    for (const auto& [axis, dim, outer] : tensor.cuts)
-      left[static_cast<size_t>(dim)] /= role.mesh[static_cast<size_t>(axis)].second;
+    for (TensorCut& cut : tensor.cuts) {
+      const bool alone = std::count_if(tensor.cuts.begin(), tensor.cuts.end(),
+                                       [&](const auto& c) { return c.dim == cut.dim; }) == 1;
+      const int64_t equal = left[cut.dim] / cut.outer / ranks_of(cut);
+      if (alone && ranks_of(cut) > 1 && below(2) == 0) cut.block = equal + 1 + below(3);
+      left[cut.dim] = cut.outer * (cut.block > 0 ? cut.block : equal);
+    }
     tensor.type.shape = left;
     if (below(2) == 0) {
       role.groups = {{"g", {axes.back()}}};
@@ -251,9 +266,10 @@ TEST(Held, IsWhatCutsLeave) {
 TEST(Held, SaysWhat) {
   const RoleProgram role = role_of(kBlocks);
   EXPECT_EQ(to_string(held_of(role, role.tensor(1), {1, 2})),
-            "f32[4,12] block 1 of 2 of dim 1/3, elements [18, 24)");
-  EXPECT_EQ(to_string(held_of(role, role.tensor(3), {1, 2})),
-            "f32[12] block 2 of 3 of dim 0/2, block 1 of 2 of dim 0, elements [0, 2)");
+            "f32[4,12] block 1 of 2 elements of dim 1/3, elements [18, 24)");
+  EXPECT_EQ(
+      to_string(held_of(role, role.tensor(3), {1, 2})),
+      "f32[12] block 2 of 2 elements of dim 0/2, block 1 of 2 elements of dim 0, elements [0, 2)");
   EXPECT_EQ(held_of(role, role.tensor(3), {1, 2}).run_at(0).whole, 10);
 }
 

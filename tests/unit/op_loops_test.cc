@@ -395,6 +395,29 @@ std::string reshape_rule(Shape from, Shape to) {
   return rule_text(find_op("Reshape")->loops(use));
 }
 
+// What an op says that it makes of zeros.
+TEST(Ops, ZerosAreMadeOfZeros) {
+  std::map<std::string_view, std::set<int>> nonzero;
+  for_each_use([&](Use& use, std::mt19937_64&) {
+    bool reads_floats = false;
+    for (size_t i = 0; i < use.inputs.size(); ++i) {
+      if (!use.types.present[i] || !is_float(use.types.inputs[i])) continue;
+      reads_floats = true;
+      std::fill(use.inputs[i]->values.begin(), use.inputs[i]->values.end(), 0.0);
+    }
+    if (!reads_floats || use.def->states >= 0) return;
+    const auto made = use.run();
+    for (size_t o = 0; o < made.size(); ++o)
+      if (is_float(use.types.outputs[o]) &&
+          !std::all_of(made[o].values.begin(), made[o].values.end(),
+                       [](double x) { return x == 0; }))
+        nonzero[use.def->name].insert(static_cast<int>(o));
+  });
+  for (const OpDef* def : all_ops())
+    EXPECT_EQ(nonzero[def->name], std::set<int>(def->nonzero.begin(), def->nonzero.end()))
+        << def->name;
+}
+
 TEST(Ops, ReshapeFindsCommonFactors) {
   EXPECT_EQ(reshape_rule({8, 16, 4}, {128, 4}), "a b c -> ab c");
   EXPECT_EQ(reshape_rule({128, 4}, {8, 16, 4}), "ab c -> a b c");

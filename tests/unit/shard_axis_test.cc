@@ -86,14 +86,15 @@ Whole greatest(const std::vector<Whole>& terms) {
 // Every value on every rank of a graph that shard_axis has cut.
 class Ranks {
  public:
-  Ranks(const Graph& graph, const Mesh& mesh, const oracle::Sources& sources)
-      : graph_(graph), mesh_(mesh), values_(graph.values.size()) {
+  Ranks(const Graph& graph, const Mesh& mesh, const oracle::Sources& sources, double behind = 0)
+      : graph_(graph), mesh_(mesh), behind_(behind), values_(graph.values.size()) {
     for (size_t i = 0; i < graph.values.size(); ++i) {
       const Value& value = graph.values[i];
       if (value.kind == ValueKind::kNode) continue;
       const auto given = sources.find(value.name);
-      const Whole whole =
+      Whole whole =
           given != sources.end() ? given->second : oracle::elements(value.type, value.data.made());
+      if (!value.unpadded.empty()) whole = padded(value, whole);
       values_[i].assign(mesh.ranks(), {});
       for (size_t r = 0; r < mesh.ranks(); ++r) values_[i][r] = own(value, whole, r);
     }
@@ -125,6 +126,28 @@ class Ranks {
   }
 
  private:
+  // What lies behind the stretches of a dim that goes on.
+  Whole padded(const Value& value, const Whole& whole) const {
+    Shape shape = value.type.shape, there = value.unpadded;
+    size_t dim = 0, outer = 0;
+    for (const AxisLayout& lies : value.over) {
+      const auto d = static_cast<size_t>(lies.layout.dim);
+      shape[d] *= mesh_.sizes[static_cast<size_t>(lies.axis)];
+      if (there[d] > 0 && outer == 0) dim = d, outer = static_cast<size_t>(lies.layout.outer);
+    }
+    for (size_t d = 0; d < dim; ++d) outer *= static_cast<size_t>(shape[d]);
+    const size_t stretch = static_cast<size_t>(num_elements(shape)) / outer,
+                 short_stretch = whole.size() / outer;
+    Whole made;
+    for (size_t s = 0; s < outer; ++s) {
+      const auto from = whole.begin() + static_cast<int64_t>(s * short_stretch);
+      made.insert(made.end(), from, from + static_cast<int64_t>(short_stretch));
+      while (made.size() < (s + 1) * stretch)
+        made.push_back(behind_ * std::sin(static_cast<double>(made.size())));
+    }
+    return made;
+  }
+
   std::vector<Whole> group_of(const std::vector<Whole>& values, size_t rank, int axis) const {
     std::vector<Whole> group;
     const size_t stride = mesh_.stride(axis);
@@ -241,6 +264,7 @@ class Ranks {
 
   const Graph& graph_;
   const Mesh& mesh_;
+  double behind_;
   std::vector<std::vector<Whole>> values_;  // by value and rank
 };
 
@@ -254,12 +278,23 @@ void expect_same(const Graph& cut, const Mesh& mesh, const Graph& uncut,
     const ValueId id(i);
     const Whole actual = ranks.whole(id), wanted = alone.whole(id);
     if (actual.empty()) continue;
+    if (actual.size() > wanted.size()) continue;  // with zeros in between
     ASSERT_EQ(actual.size(), wanted.size()) << uncut.value(id).name;
     double scale = 1, error = 0;
     for (double element : wanted) scale = std::max(scale, std::abs(element));
     for (size_t e = 0; e < wanted.size(); ++e)
       if (actual[e] != wanted[e]) error = std::max(error, std::abs(actual[e] - wanted[e]) / scale);
     ASSERT_LE(error, bound) << uncut.value(id).name << " lies as " << print_layouts(cut.value(id));
+  }
+  const auto squares = [](const Whole& all) {
+    return std::inner_product(all.begin(), all.end(), all.begin(), 0.0);
+  };
+  for (size_t u = 0; u < uncut.updates.size(); ++u) {
+    const Whole actual = ranks.whole(cut.updates[u].next),
+                wanted = alone.whole(uncut.updates[u].next);
+    EXPECT_NEAR(squares(actual), squares(wanted), bound * std::max(1.0, squares(wanted)));
+    EXPECT_LE(std::count_if(actual.begin(), actual.end(), [](double x) { return x != 0; }),
+              static_cast<int64_t>(wanted.size()));
   }
 }
 
@@ -289,6 +324,9 @@ struct Decoder {
   bool fused_qkv = false;  // q, k and v in one weight
   enum Mask { kCausal, kNone, kWindow, kTrained, kKeyBias } mask = kCausal;
   int64_t experts = 0;  // of which each token goes to two
+  int64_t hidden = 0;   // 0: four times the width
+  std::string_view between = "Gelu";
+  enum Gate { kPlain, kOwn, kPacked } gate = kPlain;  // the product with another projection
 };
 
 class DecoderMaker {
@@ -417,7 +455,13 @@ class DecoderMaker {
   }
   ValueId feed(ValueId x) {
     if (s_.experts > 0) return mix(x);
-    return linear(build_.op1("Gelu", {linear(x, "up", 4 * s_.width)}), "down", s_.width);
+    const int64_t hidden = s_.hidden > 0 ? s_.hidden : 4 * s_.width;
+    const bool packed = s_.gate == Decoder::kPacked;
+    const ValueId all = linear(x, "up", packed ? 2 * hidden : hidden);
+    ValueId y = build_.op1(s_.between, {packed ? part(all, 0, hidden) : all});
+    if (packed) y = build_.mul(y, part(all, hidden, 2 * hidden));
+    if (s_.gate == Decoder::kOwn) y = build_.mul(y, linear(x, "gate_up", hidden));
+    return linear(y, "down", s_.width);
   }
 
   Decoder s_;
@@ -656,6 +700,89 @@ TEST(ShardAxis, RowsGoToTheirExperts) {
     for (const auto* sources : {&spread, &crowded})
       expect_same(made.graph, Mesh{{ranks}}, whole, *sources, 1e-12);
   }
+}
+
+// What is cut goes on into zeros.
+AxisCut with_zeros(AxisCut cut, int64_t to) {
+  for (ShardSeed& seed : cut.seeds) seed.pad_to = to;
+  return cut;
+}
+
+// No more is sent than where the ranks divide the dims, and the norm of all gradients is as it was.
+TEST(ShardAxis, HiddenDimsGoOnIntoZeros) {
+  for (const char* between : {"Gelu", "Silu", "Relu", "Sigmoid", "Exp", "Cos", "Reciprocal"})
+    for (const auto gate : {Decoder::kPlain, Decoder::kOwn, Decoder::kPacked}) {
+      SCOPED_TRACE(fmt::format("{} gate {}", between, static_cast<int>(gate)));
+      const Graph whole = decoder({.hidden = 10, .between = between, .gate = gate});
+      const Dims dims{{"up.weight", 0}, {"down.weight", 1}};
+      const ShardedGraph made = cut(whole, with_zeros(over(whole, 0, "tp", 4, dims), 4));
+      using Counts = std::map<std::string, int>;
+      EXPECT_EQ(collectives(made.graph, Pass::kF).at("AllReduce"), 1);
+      EXPECT_EQ(collectives(made.graph, Pass::kBI).at("AllReduce"), 1);
+      EXPECT_EQ(collectives(made.graph, Pass::kBW), Counts{});
+      const oracle::Sources sources = oracle::random_sources(whole, 1, 4);
+      expect_same(made.graph, Mesh{{4}}, whole, sources, 1e-11);
+      // One axis after the other, in one dim.
+      const ShardedGraph first = cut(whole, with_zeros(over(whole, 0, "a", 2, dims), 4));
+      const ShardedGraph second =
+          cut(first.graph, with_zeros(over(first.graph, 1, "b", 2, dims), 2));
+      expect_same(second.graph, Mesh{{2, 2}}, whole, sources, 1e-11);
+      // Anything else behind the end counts, and is put there if nothing puts zeros.
+      const Mesh mesh{{4}};
+      const auto norm = [&](const Graph& graph, double behind) {
+        return Ranks(graph, mesh, sources, behind).whole(graph.grad_norm);
+      };
+      Graph without = made.graph;
+      for (Node& node : without.nodes)
+        if (node.op == "Where" && node.name.ends_with("tp.Where")) node.inputs[2] = node.inputs[1];
+      const bool keeps = find_op(between)->nonzero.empty();
+      const bool finite = between != std::string_view("Reciprocal");
+      if (keeps || (gate == Decoder::kPlain && finite)) {
+        EXPECT_NE(norm(keeps ? made.graph : without, keeps ? 1 : 0), norm(made.graph, 0));
+      }
+    }
+}
+
+TEST(ShardAxis, HeadsGoOnIntoZeros) {
+  struct Heads {
+    int64_t width, heads, kv_heads, ranks;
+  };
+  for (const Heads& h : {Heads{6, 3, 3, 2}, {12, 6, 3, 2}, {12, 6, 3, 4}, {12, 6, 2, 3}})
+    for (const bool fused : {false, true}) {
+      if (fused && h.heads != h.kv_heads) continue;
+      SCOPED_TRACE(
+          fmt::format("{} and {} heads over {}, fused {}", h.heads, h.kv_heads, h.ranks, fused));
+      const Graph whole = decoder({.width = h.width,
+                                   .heads = h.heads,
+                                   .kv_heads = h.kv_heads,
+                                   .fused_qkv = fused,
+                                   .hidden = 12});
+      // Where the heads come together is named first, or last.
+      for (const bool turned : {false, true}) {
+        AxisCut axis = with_zeros(over(whole, 0, "tp", h.ranks, kMegatron), h.ranks);
+        if (turned) std::reverse(axis.seeds.begin(), axis.seeds.end());
+        const ShardedGraph made = cut(whole, axis);
+        using Counts = std::map<std::string, int>;
+        EXPECT_EQ(collectives(made.graph, Pass::kF), (Counts{{"AllReduce", 2}, {"OwnBlock", 1}}));
+        EXPECT_EQ(collectives(made.graph, Pass::kBI), (Counts{{"AllReduce", 2}}));
+        expect_same(made.graph, Mesh{{h.ranks}}, whole, oracle::random_sources(whole, 1, 4), 1e-11);
+      }
+    }
+}
+
+// A dim over which elements are put in relation to one another, and experts.
+TEST(ShardAxis, WhereZerosWouldCountTheyAreRefused) {
+  const Graph whole = decoder({.width = 10, .heads = 2, .kv_heads = 2, .experts = 3});
+  const auto refusal = [&](const Dims& dims) {
+    const auto made = shard_axis(whole, with_zeros(over(whole, 0, "tp", 4, dims), 4));
+    return made.ok() ? "" : print_error(made.error());
+  };
+  EXPECT_NE(refusal({{"wpe", 1}}).find("would count in LayerNorm"), std::string::npos);
+  EXPECT_NE(refusal({{"router", 0}}).find("would count in Softmax"), std::string::npos);
+  const AxisCut axis = over(whole, 0, "tp", 4, {{"router", 0}, {"up", 2}, {"head", 0}});
+  std::vector<bool> can;
+  for (const ShardSeed& seed : axis.seeds) can.push_back(can_be_padded(whole, axis, seed, 4));
+  EXPECT_EQ(can, (std::vector<bool>{false, true, true}));
 }
 
 TEST(ShardAxis, AnySeedsGiveTheSameNumbers) {

@@ -22,6 +22,7 @@ struct Draw {
     size_t operand = 0;  // that has the own number, `unit` times; 0: it is none
     int64_t unit = 1;
     bool mirrored = false;  // in every second run of the whole the own one counts from the end
+    int64_t zeros = 0;  // so many elements of a run were not there before
   };
   size_t key = 0;  // operand
   int64_t elements = 0;
@@ -39,7 +40,7 @@ struct Draw {
         const auto shards = static_cast<uint64_t>(cut.shards);
         const uint64_t inside = place % run, row = place / run, number = own_number(p, cut);
         const uint64_t own = cut.mirrored && row % 2 != 0 ? shards - 1 - number : number;
-        place = (row * shards + own) * run + inside;
+        place = (row * shards + own) * (run - static_cast<uint64_t>(cut.zeros)) + inside;
         count = std::min(count, static_cast<int64_t>(run - inside));
       }
       // Up to the end of a block of words: the next piece begins at the first word of a counter.
@@ -72,7 +73,20 @@ Result<Draw> draw_of(const Use& use, size_t key) {
              "key {} and step {} are not i64[]", to_string(use.inputs[key]),
              to_string(use.inputs[key + 1]));
   Draw draw{.key = key, .elements = num_elements(use.out())};
+  PIPER_ASSIGN(const std::vector<int64_t> zeros, use.integers("zeros"));
   int64_t elements = draw.elements;  // of what cuts have left so far
+  const auto without_zeros = [&](size_t after) -> Status {
+    for (size_t z = zeros.size() / 3; z-- > 0;) {
+      if (zeros[3 * z] != static_cast<int64_t>(after)) continue;
+      const int64_t rows = zeros[3 * z + 1], behind = zeros[3 * z + 2];
+      PIPER_WANT(rows > 0 && behind >= 0 && elements % rows == 0 && behind < elements / rows,
+                 "{} zeros behind {} rows of {} elements", behind, rows, elements);
+      draw.cuts.push_back({.run = elements / rows, .zeros = behind});
+      elements -= rows * behind;
+    }
+    return ok_status();
+  };
+  PIPER_TRY(without_zeros(cuts.size() / 2));
   for (size_t c = cuts.size() / 2; c-- > 0;) {
     const int64_t rows = cuts[2 * c] < -INT64_MAX ? 0 : std::abs(cuts[2 * c]);
     PIPER_WANT(rows > 0 && cuts[2 * c + 1] > 0 && elements % rows == 0,
@@ -84,6 +98,7 @@ Result<Draw> draw_of(const Use& use, size_t key) {
                "{} cuts without a number each", cuts.size() / 2);
     PIPER_WANT(elements <= INT64_MAX / cuts[2 * c + 1], "{} parts are too many", cuts[2 * c + 1]);
     elements *= cuts[2 * c + 1];
+    PIPER_TRY(without_zeros(c));
   }
   PIPER_ASSIGN(const int64_t rows, use.integer_or("rows", 1));
   PIPER_ASSIGN(const int64_t shards, use.integer_or("shards", 1));
