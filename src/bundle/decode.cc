@@ -1,16 +1,18 @@
-// From bytes to structures, by their lists of fields. Read is what encode.cc writes, and nothing
-// else: known fields, ascending, each once; check.cc judges what they say. Nothing is allocated
-// that the bytes only claim.
-#include <bit>
-#include <limits>
+// From bytes to structures, by their lists of fields. Only what a structure cannot hold is refused
+// here (enumerators, sizes of the file); check.cc judges the rest.
+#include <google/protobuf/arena.h>
+#include <google/protobuf/message.h>
 
 #include "bad.h"
 #include "fields.h"
 #include "files.h"
-#include "wire.h"
+#include "plan.pb.h"
 
 namespace piper {
 namespace {
+
+using google::protobuf::FieldDescriptor;
+using google::protobuf::Message;
 
 constexpr size_t kEnvelope = 8 + 4 + 8 + 32;
 
@@ -20,202 +22,134 @@ uint64_t integer_at(std::string_view bytes, size_t at, int width) {
   return value;
 }
 
-// Remembers the first fault and its place; nothing is left to read behind it.
+// What a field's integer may be.
+template <class T>
+constexpr int64_t greatest() {
+  if constexpr (std::is_same_v<T, DType>) return kNumDTypes - 1;
+  if constexpr (NamedEnum<T>) return std::size(names_of(T{})) - 1;
+  return 126;  // a character
+}
+
+// Notes the first thing that a structure cannot hold.
 class Reader {
  public:
-  explicit Reader(std::string_view bytes) : bytes_(bytes), end_(bytes.size()) {}
-
-  // "body[3].args, byte 812: …", or nothing.
-  std::string fault() const {
-    if (wrong_.empty()) return {};
-    return fmt::format("{}{}byte {}: {}", place_, place_.empty() ? "" : ", ", fault_at_, wrong_);
-  }
+  Reader(const Message& from, std::string& wrong)
+      : from_(from), reflection_(*from.GetReflection()), wrong_(wrong) {}
 
   template <class X>
   void message(X& to) {
-    int number = 0;
-    each_field(Of<X>(), [&](const char* name, auto member, const auto&... how) {
-      ++number;
-      if constexpr (std::is_member_pointer_v<decltype(member)>) {
-        clear(to.*member);
-        if (next_number() == number) at(name, [&] { field(name, to.*member, is_zigzag(how...)); });
-      } else {
-        if (next_number() == number) at(name, [&] { blocks(to, member); });
-      }
+    int place = 0;
+    each_field(Of<X>(), [&](const char* name, auto member, const auto&...) {
+      field_ = from_.GetDescriptor()->field(place++);
+      name_ = name;
+      if constexpr (std::is_member_pointer_v<decltype(member)>)
+        get(to.*member);
+      else
+        blocks(to, member);
     });
-    if (at_ < end_) wrong(fmt::format("field {} is unknown, or out of order", next_number()));
   }
 
  private:
-  static constexpr bool is_zigzag() { return false; }
-  static constexpr bool is_zigzag(const How& how) { return how.or_less; }
-
-  // A number that is not there is 0, whatever its default in a structure.
-  template <class T>
-  static void clear(T& value) {
-    if constexpr (std::is_arithmetic_v<T> || std::is_enum_v<T>) value = T{};
-  }
-  void wrong(std::string text) {
-    if (wrong_.empty()) wrong_ = std::move(text), fault_at_ = at_;
-    at_ = end_ = bytes_.size();
-  }
-  // Adds where it was read to the place of a fault.
-  template <class Read>
-  void at(std::string name, Read read) {
-    const bool was_wrong = !wrong_.empty();
-    read();
-    if (!was_wrong && !wrong_.empty())
-      place_ = name + (place_.empty() || place_[0] == '[' ? "" : ".") + place_;
-  }
-
-  uint64_t varint() {
-    uint64_t value = 0;
-    for (int shift = 0; at_ < end_; shift += 7) {
-      const auto byte = static_cast<uint8_t>(bytes_[at_++]);
-      if (shift == 63 && byte > 1) break;
-      value |= uint64_t{byte & 0x7fU} << shift;
-      if (byte < 0x80) return value;
-    }
-    wrong("a number has no end");
-    return 0;
-  }
-  // Of the next field, which is not taken; 0: there is none.
-  int next_number() {
-    if (at_ == end_) return 0;
-    const size_t before = at_;
-    const uint64_t tag = varint();
-    if (!wrong_.empty()) return 0;
-    at_ = before;
-    return tag >> 3 <= 1000 ? static_cast<int>(tag >> 3) : 1001;
-  }
-  bool take_tag(Wire wire) {
-    if ((varint() & 7) == wire) return true;
-    wrong("the field is written as another type");
-    return false;
-  }
-  // The bytes that follow, by their length.
-  template <class Read>
-  void sized(Read read) {
-    if (!take_tag(kBytes)) return;
-    const uint64_t size = varint();
-    if (size > end_ - at_) return wrong(fmt::format("{} bytes are missing", size - (end_ - at_)));
-    const size_t end = end_;
-    end_ = at_ + size;
-    read();
-    if (wrong_.empty()) end_ = end;
-  }
-
-  template <class T>
-  void integer(const char* name, T& to, bool zigzag) {
-    const uint64_t bits = varint();
-    const int64_t value = zigzag ? from_zigzag(bits) : static_cast<int64_t>(bits);
-    int64_t least = std::numeric_limits<int64_t>::min(), most = std::numeric_limits<int64_t>::max();
-    if constexpr (std::is_same_v<T, DType>)
-      least = 0, most = kNumDTypes - 1;
-    else if constexpr (NamedEnum<T>)
-      least = 0, most = std::size(names_of(T{})) - 1;
-    else if constexpr (std::is_same_v<T, char>)
-      least = 0, most = 126;
-    else
-      least = std::numeric_limits<T>::min(), most = std::numeric_limits<T>::max();
-    if (value < least || value > most) return wrong(fmt::format("there is no {} {}", name, value));
-    to = static_cast<T>(value);
-  }
-  std::string text() {
-    std::string text;
-    sized([&] {
-      text = bytes_.substr(at_, end_ - at_);
-      at_ = end_;
-    });
-    return text;
-  }
-  double real() {
-    if (!take_tag(kFixed64)) return 0;
-    if (end_ - at_ < 8) return wrong("a number has no end"), 0;
-    at_ += 8;
-    return std::bit_cast<double>(integer_at(bytes_, at_ - 8, 8));
-  }
-
+  // Of a number that is not there protobuf says 0, whatever its default in a structure.
   template <class T>
   requires std::is_integral_v<T> || std::is_enum_v<T>
-  void field(const char* name, T& to, bool zigzag) {
-    if (take_tag(kVarint)) integer(name, to, zigzag);
+  void get(T& to) {
+    if constexpr (std::is_same_v<T, bool>)
+      to = reflection_.GetBool(from_, field_);
+    else if constexpr (std::is_same_v<T, int64_t>)
+      to = reflection_.GetInt64(from_, field_);
+    else if constexpr (std::is_same_v<T, int32_t>)
+      to = reflection_.GetInt32(from_, field_);
+    else
+      to = static_cast<T>(within(reflection_.GetInt32(from_, field_), greatest<T>()));
   }
-  void field(const char*, double& to, bool) { to = real(); }
-  void field(const char*, std::string& to, bool) { to = text(); }
-  template <Message X>
-  void field(const char*, X& to, bool) {
-    sized([&] { message(to); });
+  int32_t within(int32_t value, int64_t most) {
+    if (value >= 0 && value <= most) return value;
+    if (wrong_.empty()) wrong_ = fmt::format("there is no {} {}", name_, value);
+    return 0;
+  }
+  void get(double& to) { to = reflection_.GetDouble(from_, field_); }
+  void get(std::string& to) { to = reflection_.GetString(from_, field_); }
+  template <Listed X>
+  void get(X& to) {
+    Reader(reflection_.GetMessage(from_, field_), wrong_).message(to);
   }
   template <class T>
-  void field(const char* name, std::vector<T>& to, bool zigzag) {
-    if constexpr (std::is_integral_v<T>) {
-      sized([&] {
-        while (at_ < end_) {
-          T value{};
-          integer(name, value, zigzag);
-          to.push_back(value);
-        }
-      });
+  void get(std::vector<T>& to) {
+    const int size = reflection_.FieldSize(from_, field_);
+    to.resize(static_cast<size_t>(size));
+    for (int i = 0; i < size; ++i) to[static_cast<size_t>(i)] = at<T>(i);
+  }
+  template <class T>
+  T at(int i) {
+    if constexpr (std::is_same_v<T, bool>) {
+      return reflection_.GetRepeatedBool(from_, field_, i);
+    } else if constexpr (std::is_same_v<T, int32_t>) {
+      return reflection_.GetRepeatedInt32(from_, field_, i);
+    } else if constexpr (std::is_same_v<T, int64_t>) {
+      return reflection_.GetRepeatedInt64(from_, field_, i);
+    } else if constexpr (std::is_same_v<T, std::string>) {
+      return reflection_.GetRepeatedString(from_, field_, i);
     } else {
-      each(to, [&](T& item) { field(name, item, zigzag); });
+      T value{};
+      Reader(reflection_.GetRepeatedMessage(from_, field_, i), wrong_).message(value);
+      return value;
     }
   }
-  // As many fields of this number as there are.
-  template <class T, class Read>
-  void each(std::vector<T>& to, Read read) {
-    for (const int number = next_number(); wrong_.empty() && next_number() == number;)
-      at(fmt::format("[{}]", to.size()), [&] { read(to.emplace_back()); });
-  }
-  void field(const char*, Attrs& to, bool) {
-    for (const int number = next_number(); wrong_.empty() && next_number() == number;)
-      sized([&] { attr(to); });
-  }
-  void attr(Attrs& to) {
-    std::string name = next_number() == 1 ? text() : "";
-    if (!to.items().empty() && to.items().back().first >= name)
-      return wrong("attributes are out of order");
-    std::vector<int64_t> list;
-    int64_t number = 0;
-    switch (next_number()) {
-      case 2:
-        field("integer", number, true);
-        return to.set(std::move(name), number);
-      case 3:
-        return to.set(std::move(name), real());
-      case 4:
-        return to.set(std::move(name), text());
-      case 5:
-        sized([&] {
-          if (next_number() == 1) field("integers", list, true);
-        });
-        return to.set(std::move(name), std::move(list));
-      default:
-        wrong("an attribute has no value");
+  void get(Attrs& to) {
+    for (int i = 0; i < reflection_.FieldSize(from_, field_); ++i) {
+      const auto& one =
+          static_cast<const proto::Attr&>(reflection_.GetRepeatedMessage(from_, field_, i));
+      to.set(one.name(), value_of(one));
     }
+  }
+  AttrValue value_of(const proto::Attr& from) {
+    switch (from.value_case()) {
+      case proto::Attr::kInteger:
+        return int64_t{from.integer()};
+      case proto::Attr::kReal:
+        return from.real();
+      case proto::Attr::kText:
+        return from.text();
+      case proto::Attr::kIntegers:
+        return std::vector<int64_t>(from.integers().values().begin(),
+                                    from.integers().values().end());
+      case proto::Attr::VALUE_NOT_SET:
+        break;
+    }
+    if (wrong_.empty()) wrong_ = "an attribute has no value";
+    return int64_t{0};
   }
   template <class X>
   void blocks(X& to, BlocksOf<X> members) {
-    sized([&] {
-      to.*members.dim = 0;
-      to.*members.outer = 0;
-      if (next_number() == 1) field("dim", to.*members.dim, false);
-      if (next_number() == 2) field("outer", to.*members.outer, false);
+    if (!reflection_.HasField(from_, field_)) return;
+    Reader inner(reflection_.GetMessage(from_, field_), wrong_);
+    int place = 0;
+    members.each_member([&](const char* name, auto member) {
+      inner.field_ = inner.from_.GetDescriptor()->field(place++);
+      inner.name_ = name;
+      inner.get(to.*member);
     });
   }
 
-  std::string_view bytes_;
-  size_t at_ = 0, end_ = 0, fault_at_ = 0;
-  std::string wrong_, place_;
+  const Message& from_;
+  const google::protobuf::Reflection& reflection_;
+  std::string& wrong_;
+  const FieldDescriptor* field_ = nullptr;
+  const char* name_ = "";
 };
 
-template <class X>
+template <class Proto, class X>
 Result<X> decode(std::string_view payload, size_t limit, const std::string& path) {
-  if (payload.size() > limit) return bad_at(path, "a payload of {} bytes", payload.size());
+  google::protobuf::Arena arena;
+  auto* message = google::protobuf::Arena::CreateMessage<Proto>(&arena);
+  if (payload.size() > limit ||
+      !message->ParseFromArray(payload.data(), static_cast<int>(payload.size())))
+    return bad_at(path, "the bytes cannot be decoded");
   X to{};
-  Reader reader(payload);
-  reader.message(to);
-  if (const std::string fault = reader.fault(); !fault.empty()) return bad_at(path, "{}", fault);
+  std::string wrong;
+  Reader(*message, wrong).message(to);
+  if (!wrong.empty()) return bad_at(path, "{}", wrong);
   return to;
 }
 
@@ -242,7 +176,7 @@ Result<std::string_view> unwrap(std::string_view magic, std::string_view file,
 }
 
 Result<RoleProgram> decode_role(std::string_view payload, const std::string& path) {
-  PIPER_ASSIGN(RoleProgram role, decode<RoleProgram>(payload, size_t{1} << 28, path));
+  PIPER_ASSIGN(RoleProgram role, (decode<proto::RoleProgram, RoleProgram>(payload, size_t{1} << 28, path)));
   if (auto checked = check_role(role); !checked) {
     checked.error().at = SourceSpan{path};
     return std::move(checked).error();
@@ -251,7 +185,7 @@ Result<RoleProgram> decode_role(std::string_view payload, const std::string& pat
 }
 
 Result<RankHeader> decode_header(std::string_view payload, const std::string& path) {
-  return decode<RankHeader>(payload, size_t{1} << 16, path);
+  return decode<proto::RankHeader, RankHeader>(payload, size_t{1} << 16, path);
 }
 
 }  // namespace piper

@@ -1,7 +1,7 @@
 // The fields of all that a plan is made of: the one list that bytes (formats/plan.proto), text and
 // checks are made by. Private to the bundle room.
 //
-// A field's number in the bytes is its place in its list. A list that leaves out a member does not
+// A field's place in its list is that in its message of the schema. A list that leaves out a member does not
 // compile (lists_all_members).
 #pragma once
 
@@ -275,7 +275,7 @@ PIPER_FIELDS(RankHeader) {
 
 // Structures with a list: messages of their own in the bytes.
 template <class T>
-concept Message = requires {
+concept Listed = requires {
   each_field(Of<T>(), [](auto&&...) {});
 };
 

@@ -156,8 +156,8 @@ const std::vector<Foreign>& foreign_headers() {
   static const std::vector<Foreign> table = {
       {"onnx/", {"import"}},
       {"yaml-cpp/", {"strategy"}},
-      {"plan.pb.h", {"tests"}},
-      {"google/protobuf/", {"import"}},
+      {"plan.pb.h", {"bundle"}},
+      {"google/protobuf/", {"bundle", "import"}},
       {"dnnl", {"backend_cpu"}},
       {"oneapi/", {"backend_cpu"}},
       {"omp.h", {"backend_cpu"}},

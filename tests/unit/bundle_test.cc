@@ -333,37 +333,29 @@ TEST_F(BundleTest, BytesAreThoseOfTheSchema) {
     ASSERT_EQ(payloads.size(), 1u);
     proto::RoleProgram message;
     ASSERT_TRUE(message.ParseFromString(payloads[0]));
-    message.DiscardUnknownFields();
+    EXPECT_EQ(message.GetReflection()->GetUnknownFields(message).field_count(), 0);
     EXPECT_EQ(message.SerializeAsString(), payloads[0]);
     EXPECT_EQ(message.body_size(), std::ssize(role.body));
     EXPECT_EQ(message.tensors(0).name(), role.tensors[0].name);
   }
 }
 
-// What a header says of itself, in bytes that no writer writes: the field and the byte are named.
-TEST_F(BundleTest, ForeignBytesAreRefusedWithTheirPlace) {
+// What a header says of itself, in bytes that no writer writes.
+TEST_F(BundleTest, ForeignBytesAreRefused) {
   const auto field = [](int number, int wire) { return static_cast<char>(number << 3 | wire); };
-  const std::string role = std::string{field(3, 2), 1, 'r'}, rank = {field(1, 0), 1};
-  const std::pair<std::string, const char*> cases[] = {
-      {{field(9, 0), 1}, "byte 0: field 9 is unknown, or out of order"},
-      {role + rank, "byte 3: field 1 is unknown, or out of order"},
-      {rank + rank, "byte 2: field 1 is unknown, or out of order"},
-      {{field(1, 2), 0}, "rank, byte 1: the field is written as another type"},
-      {{field(3, 0), 1}, "role, byte 1: the field is written as another type"},
-      {{field(3, 2), 9, 'r'}, "role, byte 2: 8 bytes are missing"},
-      {{field(1, 0), '\x80'}, "rank, byte 2: a number has no end"},
-      {{field(1, 0), '\x80', '\x80', '\x80', '\x80', '\x08'},
-       "rank, byte 6: there is no rank 2147483648"},
-      {{field(2, 2), 2, 1, '\xff'}, "coordinates, byte 4: a number has no end"},
-      {std::string(11, '\xff'), "byte 10: a number has no end"},
+  const std::string cases[] = {
+      {field(3, 2), 9, 'r'},
+      {field(1, 0), '\x80'},
+      {field(2, 2), 2, 1, '\xff'},
+      std::string(11, '\xff'),
   };
   ASSERT_TRUE(write_plan_set(small_set(), nullptr, nullptr, path("plans"), {}));
   const std::string good = slurp(path("plans/rank0.plan"));
-  for (const auto& [payload, message] : cases) {
+  for (const std::string& payload : cases) {
     std::string file = good.substr(0, 12);
     for (int i = 0; i < 8; ++i) file += static_cast<char>(payload.size() >> (8 * i));
     spit(path("plans/rank0.plan"), file + digest(payload) + payload);
-    EXPECT_EQ(error_of(path("plans")), std::string("rank0.plan: ") + message);
+    EXPECT_EQ(error_of(path("plans")), "rank0.plan: the bytes cannot be decoded");
   }
 }
 
