@@ -62,6 +62,8 @@ struct Lies {
     if (other.kind == kUnknown) return;
     if (kind == kUnknown) {
       *this = other;
+    } else if (!other.also.empty()) {
+      for (const Lies& one : other.readings()) add_reading(one);
     } else if (same_stretches(other)) {
       dims |= other.dims, outside |= other.outside, inside |= other.inside;
     } else {

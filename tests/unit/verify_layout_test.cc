@@ -593,6 +593,54 @@ TEST(VerifyLayout, NoChangeOfShapeChangesTheBlocks) {
             "0, outer 2, as if it were cut at dim 3");
 }
 
+// Of one sample: blocks of rows, or of samples for all that is known, are added up over samples and
+// turned; put together are columns.
+const std::string kTurned = placed(
+    R"(plan batch=1 arena=? workspace=[96] transport=2097152 scratch=4194304
+axis "tp" 2
+stream 0 "compute"
+group 0 "tp" axes=[0]
+input "x" f32[1,6,4]
+sum 0 "s.grad"
+buffer 0 "s" f32[6] state at=? init="s" param="s"
+buffer 1 "x@0" f32[1,6,4] step at=?
+buffer 2 "own x@0" f32[1,3,4] step at=?
+buffer 3 "own y@0" f32[1,4,3] step at=?
+buffer 4 "y@0" f32[1,4,6] step at=?
+buffer 5 "gs" f32[6] step at=?
+program 0 label="F" args=2 workspace=48
+  value 0 f32[1,3,4] read
+  value 1 f32[1,4,3] written
+  value 2 f32[1,3,4] view=0
+  value 3 f32[1,3,4] at=0
+  value 4 f32[1,1,3,4] view=3
+  value 5 f32[1,4,1,3] view=1
+  op ReduceSum in=[2] out=[3] {axes=[0], keepdims=1}
+  op Transpose in=[4] out=[5] {perm=[0,3,1,2]}
+program 1 label="B" args=3 workspace=96
+  value 0 f32[1,4,6] read
+  value 1 f32[6] read
+  value 2 f32[6] written
+  value 3 f32[1,4,6] at=0
+  op Mul in=[0,1] out=[3]
+  op ReduceSum in=[3] out=[2] {axes=[0,1], keepdims=0}
+program 2 label="U" args=2
+  value 0 f32[6] read
+  value 1 f32[6] read written
+  op Sub in=[1,0] out=[1]
+body
+  0 input label="input x" args=[1] input="x" count=1
+  1 own_part label="own x" args=[1,2] group=0 micro=0 dim=1
+  2 compute label="F" program=0 args=[2,3] pass="F" micro=0
+  3 all_gather label="y" args=[3,4] group=0 micro=0 dim=2
+  4 compute label="B" program=1 args=[4,0,5] pass="B" micro=0
+    contribution arg=2 count=1
+  5 compute label="U" program=2 args=[5,0] pass="U"
+    sum_read
+)");
+
+TEST(VerifyLayout, NoReadingIsLostBesideTerms) { EXPECT_EQ(said(kTurned, {}), Said()); }
+
 // x in blocks of samples over b, or of columns for all that is known; in blocks of columns over a;
 // sums of samples in blocks of these over b.
 const std::string kBlocksOfBlocks = placed(
