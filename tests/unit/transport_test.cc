@@ -231,6 +231,52 @@ TEST(Control, MergesWhatAllBring) {
   EXPECT_EQ(*std::max_element(near.begin(), near.end()), Control::kFanOut + 1);
 }
 
+// Counts what a rank tells others.
+class Counting final : public Control {
+ public:
+  explicit Counting(Control& inner) : inner_(inner) {}
+  int64_t rank() const override { return inner_.rank(); }
+  int64_t world() const override { return inner_.world(); }
+  Status tell(int64_t rank, std::span<const std::byte> bytes) override {
+    ++messages;
+    told += std::ssize(bytes);
+    return inner_.tell(rank, bytes);
+  }
+  Status hear(int64_t rank, std::span<std::byte> bytes, const char* what) override {
+    ++messages;
+    told += std::ssize(bytes);
+    return inner_.hear(rank, bytes, what);
+  }
+  void abort(const Error& reason) override { inner_.abort(reason); }
+  int64_t messages = 0, told = 0;
+
+ private:
+  Control& inner_;
+};
+
+// The most messages and bytes of any rank to agree, to merge and to meet.
+std::pair<int64_t, int64_t> most_told(int64_t world) {
+  std::vector<int64_t> messages(static_cast<size_t>(world)), bytes(static_cast<size_t>(world));
+  run_ranks(world, 30, [&](Transport& t) {
+    Counting control(t.control());
+    int64_t own = 0;
+    EXPECT_TRUE(control.agree({"set", t.rank(), world, "plans", "cpu", {{"--steps", "1"}}}));
+    EXPECT_TRUE(control.merge(std::as_writable_bytes(std::span(&own, 1)), "sum",
+                              [](std::span<const std::byte>) {}));
+    EXPECT_TRUE(control.barrier());
+    messages[static_cast<size_t>(t.rank())] = control.messages;
+    bytes[static_cast<size_t>(t.rank())] = control.told;
+  });
+  return {*std::ranges::max_element(messages), *std::ranges::max_element(bytes)};
+}
+
+TEST(Control, NoRankTellsMoreInALargerWorld) {
+  const auto [few, bytes] = most_told(18);
+  const auto [many, more] = most_told(150);
+  EXPECT_EQ(few, many);
+  EXPECT_LE(more, bytes + 2 * (Control::kFanOut + 1) * 4);  // numbers have more digits
+}
+
 // ---- Over TCP, between threads ------------------------------------------------------------------
 
 // "HOST:PORT" of a port that is free.
