@@ -1,7 +1,11 @@
 // Commands of a shell, and what programs under mpirun need around them.
 #pragma once
 
+#include <fmt/format.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <string>
@@ -24,6 +28,35 @@ inline std::pair<int, std::string> run_shell(const std::string& command) {
   while (const size_t got = fread(buffer, 1, sizeof buffer, pipe)) output.append(buffer, got);
   const int status = pclose(pipe);
   return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, output};
+}
+
+// A TCP port that was free a moment ago.
+inline int free_port() {
+  const int file = socket(AF_INET6, SOCK_STREAM, 0);
+  sockaddr_in6 address{};
+  address.sin6_family = AF_INET6;
+  socklen_t size = sizeof address;
+  const bool bound = bind(file, reinterpret_cast<sockaddr*>(&address), size) == 0;
+  if (bound) getsockname(file, reinterpret_cast<sockaddr*>(&address), &size);
+  close(file);
+  return bound ? ntohs(address.sin6_port) : -1;
+}
+
+// A shell's commands that start `command` as so many processes, each with the variables of a
+// launcher without MPI, in which $RANK is its rank ("pid0", "pid1" … hold their numbers where
+// `folder` is given), and end with the code of the last one that did not end with 0.
+inline std::string as_processes(int count, const std::string& variables, const std::string& command,
+                                const std::string& folder = "") {
+  const std::string note = folder.empty() ? "" : fmt::format("echo $! > {}/pid$RANK; ", folder);
+  return fmt::format(
+      "P=; for RANK in $(seq 0 {}); do env {} {} & P=\"$P $!\"; {}done; C=0; for p in $P; do "
+      "wait $p || C=$?; done; exit $C",
+      count - 1, variables, command, note);
+}
+inline std::string torch_variables(int count, int port) {
+  return fmt::format(
+      "RANK=$RANK LOCAL_RANK=$RANK WORLD_SIZE={} MASTER_ADDR=127.0.0.1 MASTER_PORT={}", count,
+      port);
 }
 
 }  // namespace piper

@@ -32,11 +32,19 @@ Sources (--data, repeatable; together they cover all inputs of the plans):
 Examples:
   piper-run plans --data text.bin:u8 --steps 500 --save trained.safetensors --metrics run.jsonl
   piper-run plans --data text.bin:u8 --steps 20 --verify-against single
+
+One process per rank, which a launcher starts (without MPI they find each other over TCP):
   mpirun -n 4 piper-run plans --data text.bin:u8 --steps 500
+  torchrun --no-python --nproc-per-node 4 piper-run plans --data text.bin:u8 --steps 500
+  srun -n 4 piper-run plans --data text.bin:u8 --steps 500
+  piper-run plans/rank1.plan --rendezvous node0:29500 --data text.bin:u8     # by hand, each of them
   mpirun -n 1 piper-run plans/rank0.plan --data text.bin:u8 : -n 1 piper-run plans/rank1.plan --data text.bin:u8
 Open MPI wants: )";
 
 constexpr const char* kExitCodes = R"(
+Rank 0 listens for the others where MASTER_ADDR and MASTER_PORT say (one port further where
+torchrun's agent listens there), else, under Slurm, on the first node of the step at a port from
+20000 to 31999 that follows from the numbers of job and step; --rendezvous says another place.
 
 Exit codes:
    0  done
@@ -151,6 +159,9 @@ void add_flags(CLI::App& app, Flags& flags) {
                  "exit 11")
       ->type_name("X")
       ->check(between(-1e30, 1e30, "a number"));
+  app.add_option("--rendezvous", run.rendezvous,
+                 "where rank 0 listens for the others over TCP (default: as the launcher says)")
+      ->type_name("HOST:PORT");
   app.add_option("--backend", run.job.backend, "what computes; null: nothing, to time the rest")
       ->capture_default_str()
       ->check(CLI::IsMember({"cpu", "null"}));
@@ -172,8 +183,7 @@ int main(int argc, char** argv) {
   Flags flags;
   CLI::App app{
       "Runs the plans that piperc wrote: all ranks as threads of this process, or one rank per "
-      "process under "
-      "mpirun."};
+      "process under mpirun, torchrun or srun."};
   app.name("piper-run");
   app.footer(kFooter + std::string(piper::mpi_environment_help()) + kExitCodes);
   add_flags(app, flags);

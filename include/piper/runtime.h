@@ -1,5 +1,5 @@
 // Runs plans: an Executor walks one rank's instructions; run_job runs all ranks of a set as
-// threads; run_mpi_rank runs one rank in this process. Knows nothing of strategies: all that
+// threads; run_rank_here runs one rank in this process. Knows nothing of strategies: all that
 // happens is in the plan.
 #pragma once
 
@@ -140,7 +140,7 @@ struct RankTrace {
 
 struct JobResult {
   std::vector<StepMetrics> steps;  // rank 0's
-  // By name, aliases included, if they were asked for; of rank 0 alone under MPI.
+  // By name, aliases included, if they were asked for; of rank 0 alone where ranks are processes.
   std::vector<NamedTensor> parameters;
   std::vector<RankTrace> traces;
   bool interrupted = false, reached_target = false;
@@ -154,11 +154,11 @@ struct JobResult {
 Result<JobResult> run_job(const PlanSet& set, const BatchSource* data, const PlanSet* reference,
                           const BatchSource* reference_data, const JobOptions& options);
 
-// This process's rank of an MPI job, over a transport that has agreed. Collective: all ranks of the
-// job call it.
-Result<JobResult> run_mpi_rank(const PlanSet& set, const BatchSource* data,
-                               const PlanSet* reference, const BatchSource* reference_data,
-                               Transport& transport, const JobOptions& options);
+// This process's rank of a job of several, over a transport that has agreed. Collective: all ranks
+// of the job call it.
+Result<JobResult> run_rank_here(const PlanSet& set, const BatchSource* data,
+                                const PlanSet* reference, const BatchSource* reference_data,
+                                Transport& transport, const JobOptions& options);
 
 // ---- What people see ----------------------------------------------------------------------------
 
@@ -173,7 +173,8 @@ struct RunOptions {
   DataOptions data;  // its seed is the plan set's unless `seed` says another
   std::optional<uint64_t> seed;
   std::string save, metrics, trace;
-  int64_t log_every = 0;  // 0: chosen by the number of steps
+  std::string rendezvous;  // HOST:PORT where rank 0 listens; "": as the launcher says, or by MPI
+  int64_t log_every = 0;   // 0: chosen by the number of steps
   // Told the plans before they run, by the process that speaks for the job; an error ends it.
   std::function<Status(const PlanSet& set)> on_plans;
   // Told each error once, as soon as it is known, from any thread. Nothing: they go to stderr.

@@ -1,24 +1,27 @@
-// How ranks talk: one small interface, implemented by inproc (ranks are threads of one process) and
-// mpi (processes, Open MPI). Both give the same bits: a reduction adds in rank order per element,
-// (((r0 + r1) + r2) + …), whatever the message's size; 16-bit floats in f32, rounded once. The
-// greatest of numbers is no number where one of them is none.
+// How ranks talk: two small interfaces, Control for the few host bytes that keep a job together and
+// Transport for what a step moves. Ranks are threads of one process (inproc), or processes that MPI
+// (mpi) or sockets (tcp) connect. All give the same bits: a reduction adds in rank order per
+// element, (((r0 + r1) + r2) + …), whatever the message's size; 16-bit floats in f32, rounded once.
+// The greatest of numbers is no number where one of them is none.
 //
-// A transport belongs to one rank and is used from that rank's thread alone. Everything that a step
-// needs is registered first (add_send, add_recv, add_group: these may allocate and lock); the calls
-// of a step do neither. Every wait has a deadline: when it passes, or another rank has aborted, the
-// call returns an Error with ExitCode::kPeer that names the own rank, what it waited for, the rank
-// it waited for, whom that one waits for, and where the last of them stands. Time in which the own
-// process was suspended does not count. After an error a transport is good for abort and
-// destruction only.
+// A transport and its control belong to one rank and are used from that rank's thread alone.
+// Everything that a step needs is registered first (add_send, add_recv, add_group: these may
+// allocate and lock); the calls of a step do neither. Every wait has a deadline: when it passes, or
+// another rank has aborted, the call returns an Error with ExitCode::kPeer that names the own rank,
+// what it waited for, the rank it waited for, whom that one waits for, and where the last of them
+// stands. Time in which the own process was suspended does not count. After an error a transport is
+// good for abort and destruction only.
 #pragma once
 
 #include <atomic>
+#include <functional>
+#include <optional>
 
 #include "piper/bundle.h"
 
 namespace piper {
 
-// What mpi allocates for a rank that has a group of more than one member (a plan's
+// What processes allocate for a rank that has a group of more than one member (a plan's
 // transport_bytes); inproc copies straight between the callers' buffers.
 inline constexpr int64_t kTransportSlotBytes = int64_t{2} << 20;
 
@@ -157,19 +160,47 @@ struct Rows {
 // The part becomes member k's of what lies in the whole, without communication.
 void take_part(const Shard& shard, int64_t k);
 
+// Host bytes between the ranks of a job, over a tree: rank 0 is its root, rank r > 0 hangs below
+// (r - 1) / kFanOut. No rank's number of bytes or messages grows with the world.
+class Control {
+ public:
+  static constexpr int64_t kFanOut = 8;
+  virtual ~Control() = default;
+  virtual int64_t rank() const = 0;
+  virtual int64_t world() const = 0;
+  std::optional<int64_t> parent() const;
+  std::vector<int64_t> children() const;
+  int64_t depth() const;   // of the own rank: 0 is the root's
+  int64_t height() const;  // the largest depth
+
+  // To be called first, by all ranks: an error on every rank, naming both sides, unless all hold
+  // plans of one set for the same world, each for another rank.
+  virtual Status agree(const PlanIdentity& own);
+  // Returns at once: the bytes are copied. What one rank tells another is heard in order.
+  virtual Status tell(int64_t rank, std::span<const std::byte> bytes) = 0;
+  // As many bytes as were told; `what` names what the rank waits for, as in "barrier".
+  virtual Status hear(int64_t rank, std::span<std::byte> bytes, const char* what) = 0;
+  // Collective: what all bring becomes one on its way to rank 0, then everyone's. `fold` takes what
+  // a child brings into the own; in whatever order, it comes to the same.
+  Status merge(std::span<std::byte> own, const char* what,
+               const std::function<void(std::span<const std::byte> theirs)>& fold);
+  virtual Status barrier();
+  // Ends the waits of all other ranks with an error that carries this one's message. The first call
+  // of a job counts.
+  virtual void abort(const Error& reason) = 0;
+};
+
 class Transport {
  public:
   virtual ~Transport() = default;
   virtual std::string_view name() const = 0;
+  virtual Control& control() = 0;
   virtual int64_t rank() const = 0;
   virtual int64_t world() const = 0;
   // From here on, instead of TransportOptions::timeout_s.
   virtual void set_timeout(double seconds) = 0;
 
   // ---- Before the first step --------------------------------------------------------------------
-  // To be called first, by all ranks: an error on every rank, naming both sides, unless all hold
-  // plans of one set for the same world, each for another rank.
-  virtual Status agree(const PlanIdentity& own) = 0;
   // A route to or from `peer`; the number is what send and recv take. At most `in_flight` messages
   // of it are sent between two wait_sends. Messages of one (sender, receiver, channel) arrive in
   // order. Channels count from 0.
@@ -212,11 +243,7 @@ class Transport {
   // root: a position in the group.
   virtual Status broadcast(int32_t group, std::byte* data, int64_t bytes, int32_t root) = 0;
   virtual Status wait_sends() = 0;
-  virtual Status barrier() = 0;  // of all ranks
 
-  // Ends the waits of all other ranks with an error that carries this one's message. The first call
-  // of a job counts.
-  virtual void abort(const Error& reason) = 0;
   // Where the own rank stands, for the errors of those who wait for it: a text that outlives the
   // job. May stay unread.
   virtual std::atomic<const char*>& activity() = 0;
@@ -234,21 +261,34 @@ class InprocWorld {
 };
 std::unique_ptr<InprocWorld> make_inproc_world(int64_t world, const TransportOptions& options);
 
-// What a launcher (mpirun, srun with PMI) says in the environment about this process; nothing when
-// there is none.
+// What a launcher says in the environment about this process; nothing when there is none.
 struct Launch {
   int64_t rank = 0;
   int64_t world = 1;
+  // Of launchers that do not speak MPI: where rank 0 listens, as HOST:PORT. "" where they do not
+  // say.
+  bool mpi = true;
+  std::string rendezvous;
 };
+// Of mpirun or srun with PMI; else of torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) or of
+// srun without PMI (SLURM_PROCID, SLURM_STEP_NUM_TASKS, the first host of SLURM_STEP_NODELIST and a
+// port that follows from the numbers of job and step).
 std::optional<Launch> launched();
-// The same of launchers that do not speak MPI: torchrun's variables, or srun's without PMI.
-std::optional<Launch> launched_without_mpi();
+// The first host of a Slurm node list, such as "node7" of "node[07-12,20],login"; "" of none.
+std::string first_host(std::string_view nodes);
 
-// This process as one rank of an MPI job; at most one per process. Its rank is the plan's, from
-// agree on (until then the launcher's). A process that ends or stops before all have agreed ends
-// this one within start_timeout_s, with a message. Destroying it ends MPI; after an error of any
-// rank that is MPI_Abort with its code, which ends the process.
-std::unique_ptr<Transport> make_mpi_transport(const TransportOptions& options);
+// This process as one rank of an MPI job, `rank` being its plan's, whatever the launcher counted;
+// at most one per process. A process that ends or stops before all have come ends this one within
+// start_timeout_s, with a message. Destroying it ends MPI; after an error of any rank that is
+// MPI_Abort with its code, which ends the process.
+std::unique_ptr<Transport> make_mpi_transport(const TransportOptions& options, int64_t rank);
+
+// This process as one rank of a job over TCP. Rank 0 listens at `rendezvous` (HOST:PORT, an IPv6
+// address in brackets), where the others find it: all come there once, and each is told where its
+// parent in the tree listens. Two processes then connect when one first sends to the other. An
+// error (kPeer) after start_timeout_s names who did not come, or where nobody answers.
+Result<std::unique_ptr<Transport>> make_tcp_transport(const TransportOptions& options, int64_t rank,
+                                                      int64_t world, const std::string& rendezvous);
 
 // The variables that Open MPI wants as root or with more ranks than cores, as one line for --help.
 std::string_view mpi_environment_help();

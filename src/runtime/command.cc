@@ -19,13 +19,17 @@ namespace fs = std::filesystem;
 
 Error usage(std::string text) { return Error{ExitCode::kUsage, {}, std::move(text), {}}; }
 
+enum class Way { kThreads, kMpi, kTcp };
+
 // What runs, and where.
 struct Loaded {
   PlanSet set;
   std::optional<PlanSet> reference;
   std::unique_ptr<BatchSource> data, reference_data;
   int64_t rank = 0;
-  bool mpi = false;
+  Way way = Way::kThreads;
+  std::string rendezvous;  // of kTcp
+  bool is_process() const { return way != Way::kThreads; }
 };
 
 Status check_launch(const Loaded& loaded, const std::string& plan,
@@ -33,25 +37,30 @@ Status check_launch(const Loaded& loaded, const std::string& plan,
   const int64_t world = loaded.set.world();
   const std::string advice =
       fmt::format("help: mpirun -n {} piper-run {}", world, loaded.set.directory);
-  if (launch && launch->world != world && (loaded.mpi || launch->world > 1)) {
+  if (launch && launch->world != world && (loaded.is_process() || launch->world > 1)) {
     return usage(fmt::format("{} is for {} rank{}, but {} process{} started", plan, world,
                              world == 1 ? "" : "s", launch->world,
                              launch->world == 1 ? " was" : "es were"))
         .with_note(advice);
   }
-  if (const auto other = launched_without_mpi(); other && other->world > 1) {
-    return usage(fmt::format("{} processes were started by a launcher without MPI (torchrun, srun "
-                             "without --mpi=pmix): each would run the whole job",
-                             other->world))
-        .with_note(advice);
+  if (loaded.way == Way::kTcp && loaded.rendezvous.empty()) {
+    return usage(fmt::format("the launcher says that this is rank {} of {}, but not where rank 0 "
+                             "listens",
+                             loaded.rank, world))
+        .with_note("help: set MASTER_ADDR and MASTER_PORT, or give --rendezvous HOST:PORT");
   }
-  if (loaded.mpi && !launch) {
+  if (loaded.is_process() && !launch && loaded.rendezvous.empty()) {
     return usage(fmt::format("{} is one of {} ranks, and no launcher started this process", plan,
                              world))
         .with_note("help: give the directory to run all ranks here, or start one process per rank:")
         .with_note(advice);
   }
   return ok_status();
+}
+
+// How this rank meets the others: as its launcher has it, or where --rendezvous says.
+Way way_of(const std::optional<Launch>& launch, const std::string& rendezvous) {
+  return rendezvous.empty() && (!launch || launch->mpi) ? Way::kMpi : Way::kTcp;
 }
 
 // Nothing is computed by the null backend: what it leaves says nothing.
@@ -66,11 +75,14 @@ Status check_backend(const RunOptions& options) {
 Result<Loaded> load_plans(const RunOptions& options) {
   Loaded loaded;
   std::optional<Launch> launch = launched();
+  bool several = launch && launch->world > 1;
   std::error_code ignored;
   if (fs::is_directory(options.plan, ignored)) {
     PIPER_ASSIGN(loaded.set, read_plan_set(options.plan));
-    loaded.mpi = launch && launch->world > 1;
-    loaded.rank = launch ? launch->rank : 0;
+    loaded.rank = several ? launch->rank : 0;
+    if (!options.rendezvous.empty() && !launch && loaded.set.world() > 1)
+      return usage("--rendezvous wants to know which rank this is")
+          .with_note("help: give one rankN.plan, or set RANK and WORLD_SIZE");
   } else {
     PIPER_ASSIGN(RankPlan plan, read_rank_plan(options.plan));
     // Where all roles are at hand, the inputs of all are known, too: a source for another role's
@@ -78,8 +90,12 @@ Result<Loaded> load_plans(const RunOptions& options) {
     auto whole = read_plan_set(plan.set.directory);
     loaded.set = whole ? *std::move(whole) : std::move(plan.set);
     loaded.rank = plan.header.rank;
-    loaded.mpi = launch || loaded.set.world() > 1;
+    several = (launch && launch->mpi) || loaded.set.world() > 1;
   }
+  loaded.rendezvous = !options.rendezvous.empty() ? options.rendezvous
+                      : launch                    ? launch->rendezvous
+                                                  : "";
+  if (several) loaded.way = way_of(launch, options.rendezvous);
   PIPER_TRY(check_launch(loaded, options.plan, launch));
   PIPER_TRY(load_params(loaded.set));
   return loaded;
@@ -170,10 +186,10 @@ Result<JobResult> run_ranks(const RunOptions& options, const Loaded& loaded, Tra
     return run_job(loaded.set, loaded.data.get(), reference, loaded.reference_data.get(), job);
   }
   PIPER_ASSIGN(auto flags, common_flags(options, loaded.data.get()));
-  PIPER_TRY(transport->agree({loaded.set.manifest.set_id, loaded.rank, loaded.set.world(),
-                              loaded.set.directory, kernels_of(job), std::move(flags)}));
-  return run_mpi_rank(loaded.set, loaded.data.get(), reference, loaded.reference_data.get(),
-                      *transport, job);
+  PIPER_TRY(transport->control().agree({loaded.set.manifest.set_id, loaded.rank, loaded.set.world(),
+                                        loaded.set.directory, kernels_of(job), std::move(flags)}));
+  return run_rank_here(loaded.set, loaded.data.get(), reference, loaded.reference_data.get(),
+                       *transport, job);
 }
 
 // What is done after each step, on rank 0: it goes on to where people look, and looks itself
@@ -230,12 +246,14 @@ std::string introduce(const RunOptions& options, const PlanSet& set) {
 
 Result<RunOutcome> run_loaded(RunOptions& options, const Loaded& loaded, Transport* transport,
                               Voice& voice) {
-  const bool speaks = loaded.rank == 0 || !loaded.mpi;
+  const bool speaks = loaded.rank == 0 || !loaded.is_process();
   if (speaks && options.on_plans) PIPER_TRY(options.on_plans(loaded.set));
   if (speaks) std::fputs(introduce(options, loaded.set).c_str(), stderr);
   Watch watch(options, loaded.set, voice, speaks);
   PIPER_ASSIGN(const JobResult result, run_ranks(options, loaded, transport));
-  const auto write = [&] { write_results(options, result, loaded.mpi ? loaded.rank : -1, voice); };
+  const auto write = [&] {
+    write_results(options, result, loaded.is_process() ? loaded.rank : -1, voice);
+  };
   if (transport == nullptr)
     write();
   else
@@ -243,14 +261,20 @@ Result<RunOutcome> run_loaded(RunOptions& options, const Loaded& loaded, Transpo
   return RunOutcome{watch.interrupted() && result.interrupted, voice.code()};
 }
 
-// Under MPI.
+Result<std::unique_ptr<Transport>> open_transport(const RunOptions& options, const Loaded& loaded) {
+  const TransportOptions limits{options.job.start_timeout_s, options.job.start_timeout_s};
+  if (loaded.way == Way::kTcp)
+    return make_tcp_transport(limits, loaded.rank, loaded.set.world(), loaded.rendezvous);
+  return make_mpi_transport(limits, loaded.rank);
+}
+
+// One rank of several processes.
 Result<RunOutcome> run_process(RunOptions& options, const Loaded& loaded, Voice& voice) {
-  auto transport = make_mpi_transport(
-      TransportOptions{options.job.start_timeout_s, options.job.start_timeout_s});
+  PIPER_ASSIGN(const auto transport, open_transport(options, loaded));
   Result<RunOutcome> outcome = run_loaded(options, loaded, transport.get(), voice);
   if (!outcome) {
-    voice.tell(outcome.error());  // the end of a broken transport is the end of the process
-    transport->abort(outcome.error());
+    voice.tell(outcome.error());  // the end of a broken transport may be the end of the process
+    transport->control().abort(outcome.error());
   }
   return outcome;
 }
@@ -267,8 +291,8 @@ Result<RunOutcome> run_here(RunOptions& options, Voice& voice) {
   if (!options.trace.empty() && options.job.trace_steps == 0) options.job.trace_steps = 1;
   options.job.parameters = !options.save.empty();
   options.job.on_error = [&](const Error& error) { voice.tell(error); };
-  return loaded.mpi ? run_process(options, loaded, voice)
-                    : run_loaded(options, loaded, nullptr, voice);
+  return loaded.is_process() ? run_process(options, loaded, voice)
+                             : run_loaded(options, loaded, nullptr, voice);
 }
 
 void print_to_stderr(const Error& error) {

@@ -1,4 +1,4 @@
-// From time to time rank 0 tells all others that it goes on, and they tell rank 0. The process does
+// From time to time each rank tells its neighbours in the tree that it goes on. The process does
 // so, beside a thread that works: a process that is stopped or gone says nothing.
 #include "finish.h"
 
@@ -6,68 +6,58 @@
 #include <system_error>
 #include <thread>
 
-#include "raw.h"
-
 namespace piper {
 namespace {
 
-constexpr int32_t kChannel = kOwnChannels + 7;
 constexpr std::chrono::milliseconds kLook{1};
 
-char goes_on = 0, is_done = 1;  // what is said; sends take it from here
+enum class Word : uint8_t { kGoesOn, kIsDone };
 
 class Ending {
  public:
   Ending(Transport& transport, double timeout_s)
-      : transport_(transport), interval_(std::min(0.5, timeout_s / 10)) {
+      : control_(transport.control()), interval_(std::min(0.5, timeout_s / 10)) {
     transport.set_timeout(timeout_s);
     transport.activity().store("what it does after the last step", std::memory_order_release);
+    near_ = control_.children();
+    if (const auto up = control_.parent()) near_.push_back(*up);
   }
 
-  Status open() {
-    const int64_t first = transport_.rank() == 0 ? 1 : 0,
-                  end = transport_.rank() == 0 ? transport_.world() : 1;
-    for (int64_t other = first; other < end; ++other) {
-      PIPER_ASSIGN(to_.emplace_back(), transport_.add_send(other, kChannel, 1));
-      PIPER_ASSIGN(from_.emplace_back(), transport_.add_recv(other, kChannel));
-    }
-    return ok_status();
-  }
   Status tell_if_due() {
     if (Clock::now() - told_ < interval_) return ok_status();
-    return tell(goes_on);
+    told_ = Clock::now();
+    for (const int64_t rank : near_) PIPER_TRY(tell(rank, Word::kGoesOn));
+    return ok_status();
   }
   // Rank 0 is the last to be done, and hears from all that they know.
   Status close() {
-    if (transport_.rank() == 0) {
-      PIPER_TRY(hear_out());
-      PIPER_TRY(tell(is_done));
-      return hear_out();
-    }
-    PIPER_TRY(tell(is_done));
-    PIPER_TRY(hear_out());
-    return tell(is_done);
+    PIPER_TRY(pass_up());
+    if (const auto up = control_.parent()) PIPER_TRY(hear_out(*up));
+    for (const int64_t child : control_.children()) PIPER_TRY(tell(child, Word::kIsDone));
+    return pass_up();
   }
 
  private:
   using Clock = std::chrono::steady_clock;
-  Status tell(char& word) {
-    told_ = Clock::now();
-    for (const int32_t route : to_) PIPER_TRY(transport_.send(route, raw(&word), 1));
-    return transport_.wait_sends();
+  Status tell(int64_t rank, Word word) {
+    return control_.tell(rank, std::as_bytes(std::span(&word, 1)));
   }
-  Status hear_out() {
-    for (const int32_t route : from_)
-      for (char word = goes_on; word != is_done;) {
-        PIPER_TRY(transport_.recv(route, raw(&word), 1));
-        if (transport_.rank() == 0) PIPER_TRY(tell_if_due());
-      }
+  Status pass_up() {
+    for (const int64_t child : control_.children()) PIPER_TRY(hear_out(child));
+    if (const auto up = control_.parent()) PIPER_TRY(tell(*up, Word::kIsDone));
+    return ok_status();
+  }
+  Status hear_out(int64_t rank) {
+    for (Word word = Word::kGoesOn; word != Word::kIsDone;) {
+      PIPER_TRY(control_.hear(rank, std::as_writable_bytes(std::span(&word, 1)), "last exchange"));
+      PIPER_TRY(tell_if_due());
+    }
     return ok_status();
   }
 
-  Transport& transport_;
+  Control& control_;
   const std::chrono::duration<double> interval_;
-  std::vector<int32_t> to_, from_;  // routes
+  std::vector<int64_t> near_;
   Clock::time_point told_ = Clock::now();
 };
 
@@ -81,9 +71,9 @@ Status work_and_tell(Ending& ending, const std::function<void()>& work) {
     });
   } catch (const std::system_error&) {  // no thread is to be had: in silence, then
     work();
-    return ending.open();
+    return ok_status();
   }
-  Status status = ending.open();
+  Status status = ok_status();
   while (status && !over.load()) {
     std::this_thread::sleep_for(kLook);
     status = ending.tell_if_due();

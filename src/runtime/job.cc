@@ -90,7 +90,7 @@ class Job {
         changed_.notify_all();
       }
     }
-    world_->rank(rank).abort(error);
+    world_->rank(rank).control().abort(error);
   }
 
   // After an error a rank that is stuck is waited for no longer: nothing it has is wanted any more.
@@ -107,19 +107,19 @@ class Job {
 
   Status run_one(int64_t rank) {
     Transport& transport = world_->rank(rank);
-    PIPER_TRY(transport.agree(
+    PIPER_TRY(transport.control().agree(
         {set_.manifest.set_id, rank, set_.world(), set_.directory, kernels_of(options_)}));
     size_t index = static_cast<size_t>(rank);
     PIPER_ASSIGN(backends_[index], backend_of(options_, rank, set_.world()));
     RankSource source{&set_, rank, data_, options_.trace_steps};
     PIPER_ASSIGN(executors_[index], Executor::load(source, *backends_[index], transport));
-    PIPER_ASSIGN(Control control, Control::open(transport, *executors_[index]));
+    PIPER_ASSIGN(BetweenSteps between, BetweenSteps::open(transport.control(), *executors_[index]));
     PIPER_ASSIGN(auto replicas, open_replicas(options_, transport, *executors_[index]));
-    if (rank == 0) PIPER_TRY(open_comparison(control.dims_are_cut()));
+    if (rank == 0) PIPER_TRY(open_comparison(between.dims_are_cut()));
     JobResult unused;
     RankRun run{*executors_[index],
                 transport,
-                control,
+                between,
                 options_,
                 data_ != nullptr ? data_->tokens_per_step() : executors_[index]->role().batch,
                 rank == 0 ? comparison_.get() : nullptr,
@@ -131,7 +131,7 @@ class Job {
     return ok_status();
   }
 
-  // All executors are loaded: Control::open has seen everyone.
+  // All executors are loaded: BetweenSteps::open has seen everyone.
   Status open_comparison(bool dims_are_cut) {
     if (options_.verify.against == VerifyAgainst::kNone) return ok_status();
     PIPER_ASSIGN(comparison_,
@@ -165,26 +165,26 @@ Result<JobResult> run_job(const PlanSet& set, const BatchSource* data, const Pla
   return Job(set, data, reference, reference_data, options).run();
 }
 
-Result<JobResult> run_mpi_rank(const PlanSet& set, const BatchSource* data,
-                               const PlanSet* reference, const BatchSource* reference_data,
-                               Transport& transport, const JobOptions& options) {
+Result<JobResult> run_rank_here(const PlanSet& set, const BatchSource* data,
+                                const PlanSet* reference, const BatchSource* reference_data,
+                                Transport& transport, const JobOptions& options) {
   PIPER_ASSIGN(std::unique_ptr<Backend> backend,
                backend_of(options, transport.rank(), transport.world()));
   RankSource source{&set, transport.rank(), data, options.trace_steps};
   PIPER_ASSIGN(std::unique_ptr<Executor> executor, Executor::load(source, *backend, transport));
-  PIPER_ASSIGN(Control control, Control::open(transport, *executor));
+  PIPER_ASSIGN(BetweenSteps between, BetweenSteps::open(transport.control(), *executor));
   PIPER_ASSIGN(auto replicas, open_replicas(options, transport, *executor));
   // Every process runs the oracle for its own parameters: then nothing but the loss has to travel.
   std::unique_ptr<Comparison> comparison;
   if (options.verify.against != VerifyAgainst::kNone) {
     PIPER_ASSIGN(comparison,
-                 Comparison::open(*reference, reference_data, options, control.dims_are_cut()));
+                 Comparison::open(*reference, reference_data, options, between.dims_are_cut()));
     PIPER_TRY(comparison->watch(transport.rank(), *executor));
   }
   JobResult result;
   RankRun run{*executor,
               transport,
-              control,
+              between,
               options,
               data != nullptr ? data->tokens_per_step() : executor->role().batch,
               comparison.get(),

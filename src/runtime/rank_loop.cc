@@ -38,14 +38,14 @@ Status finish_step(RankRun& run, const StepMetrics& metrics, bool& stop) {
 Status compare_processes(RankRun& run, int64_t step) {
   std::vector<uint64_t> own = run.comparison->digests();
   std::vector<std::vector<uint64_t>> by_rank;
-  PIPER_TRY(run.control.gather(own, by_rank));
+  PIPER_TRY(run.between.gather(own, by_rank));
   return by_rank.empty() ? ok_status() : run.comparison->check_digests(step, by_rank);
 }
 
 Status meet_between_steps(RankRun& run, StepMetrics& metrics, bool& stop, bool last) {
-  PIPER_TRY(run.control.collect(run.executor, metrics));
+  PIPER_TRY(run.between.collect(run.executor, metrics));
   if (run.options.verify.against != VerifyAgainst::kNone) {
-    PIPER_TRY(run.transport.barrier());  // nobody writes while somebody compares
+    PIPER_TRY(run.transport.control().barrier());  // nobody writes while somebody compares
     if (run.comparison != nullptr) PIPER_TRY(run.comparison->check(metrics.step, metrics.loss));
     if (run.apart) PIPER_TRY(compare_processes(run, metrics.step));
   }
@@ -57,8 +57,8 @@ Status meet_between_steps(RankRun& run, StepMetrics& metrics, bool& stop, bool l
   const bool compares =
       run.options.verify.against != VerifyAgainst::kNone || run.replicas != nullptr;
   if (run.executor.role().steps_ahead > 0 && !compares)
-    return run.control.spread_late(stop, metrics.step == 0, last);
-  return run.control.spread(stop);
+    return run.between.spread_late(stop, metrics.step, last);
+  return run.between.spread(stop);
 }
 
 Status between_steps(RankRun& run, StepMetrics& metrics, bool& stop, bool last) {
@@ -104,7 +104,7 @@ Status run_rank(RankRun& run) {
     metrics.step = step;
     metrics.step_ms = took.count() * 1e3;
     metrics.tokens_per_s = static_cast<double>(run.tokens_per_step) / took.count();
-    metrics.peak_bytes = run.control.peak_bytes();
+    metrics.peak_bytes = run.between.peak_bytes();
     // The oracle's first step takes as long as it takes.
     if (verifies && step == 0)
       run.transport.set_timeout(

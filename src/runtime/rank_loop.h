@@ -1,8 +1,8 @@
 // One rank's way through a job, the same for threads and for processes.
 #pragma once
 
+#include "between_steps.h"
 #include "comparison.h"
-#include "control.h"
 #include "replicas.h"
 
 namespace piper {
@@ -10,7 +10,7 @@ namespace piper {
 struct RankRun {
   Executor& executor;
   Transport& transport;
-  Control& control;
+  BetweenSteps& between;
   const JobOptions& options;
   int64_t tokens_per_step = 0;
   Comparison* comparison = nullptr;  // where this rank compares

@@ -1,5 +1,5 @@
-// Memory that the ranks of one host share: each gives a block, and maps those of the others. Where
-// the system refuses, or for ranks elsewhere, there is none, and messages do.
+// Memory that the ranks of one host share: each gives a block, and maps those of others that it
+// works with. Where the system refuses, or for ranks elsewhere, there is none, and messages do.
 #pragma once
 
 #include <memory>
@@ -7,7 +7,7 @@
 #include "piper/transport.h"
 #include "seats.h"
 
-namespace piper::mpi {
+namespace piper::process {
 
 // How far a rank has come in the sums of a group.
 struct SharedCounters {
@@ -29,37 +29,39 @@ struct HostBlock {
   alignas(4096) std::byte slots[kSharedSlots][kSharedSlotBytes];
 };
 
-// Where a block is, as it travels.
-struct HostAddress {
-  char host[40] = {};  // of the system that runs; empty: no block
-  int64_t process = 0, file = -1;
-  uint64_t token = 0;
+// Where the block of a rank of this host is: an entry of what all of them share.
+struct HostEntry {
+  std::atomic<uint64_t> token{0};  // 0: not here
+  std::atomic<int64_t> process{0}, file{-1};
 };
 
 class HostMemory {
  public:
-  explicit HostMemory(int64_t rank);  // of the launcher: makes tokens differ
+  // `job` names the memory in which the ranks of a host find each other.
+  HostMemory(uint64_t job, int64_t rank, int64_t world);
   ~HostMemory();
   HostMemory(const HostMemory&) = delete;
   HostMemory& operator=(const HostMemory&) = delete;
-  const HostAddress& address() const { return address_; }
   HostBlock& own() { return *own_; }  // of this process alone where the system shares nothing
-  // Maps the block of each rank as far as possible: whose could be is told.
-  std::vector<char> map(std::span<const HostAddress> addresses, int64_t own);
-  void all_have_mapped();  // nobody opens the own block any more
-  HostBlock* block(int64_t rank) const {
-    return blocks_.empty() ? nullptr : blocks_[static_cast<size_t>(rank)];
-  }
+  // When all ranks of the job have made theirs: how many are here. Nobody looks for the common
+  // memory any more.
+  int64_t all_have_come();
+  bool is_here(int64_t rank) const;
+  // Mapped when it is wanted first; null where it cannot be.
+  HostBlock* block(int64_t rank) const;
   // A text in another rank's memory; empty where the system does not let it be read.
   std::string read_text(int64_t rank, const char* text) const;
 
  private:
+  void make_block();
+  void open_entries(uint64_t job);
+  const int64_t rank_, world_;
   int file_ = -1;
-  HostAddress address_;
   std::unique_ptr<HostBlock> private_;
   HostBlock* own_ = nullptr;
-  std::vector<HostBlock*> blocks_;
-  std::vector<int64_t> processes_;
+  std::string name_;              // of the common memory, while it has one
+  HostEntry* entries_ = nullptr;  // by rank
+  mutable std::vector<HostBlock*> blocks_;
 };
 
-}  // namespace piper::mpi
+}  // namespace piper::process

@@ -49,6 +49,13 @@ struct Group {
   std::deque<Member> members;  // by position
 };
 
+// What one rank told another through Control and is not heard yet.
+struct Letters {
+  std::mutex mutex;  // guards the queue
+  std::deque<std::vector<std::byte>> queue;
+  std::atomic<int64_t> count{0};
+};
+
 struct alignas(64) Place {
   Doorbell bell;
   Seat seat;
@@ -57,7 +64,7 @@ struct alignas(64) Place {
 // What all ranks share. The maps are for registration only; a step uses pointers into them.
 struct Shared {
   Shared(int64_t world_size, const TransportOptions& transport_options)
-      : world(world_size), options(transport_options), identities(static_cast<size_t>(world_size)) {
+      : world(world_size), options(transport_options) {
     for (int64_t i = 0; i < world; ++i) places.emplace_back();
     unsigned cores = std::max(1u, std::thread::hardware_concurrency());
     // Some milliseconds where nobody else wants the core, as long as a pipeline's bubble: to wake a
@@ -71,15 +78,15 @@ struct Shared {
   const TransportOptions options;
   int spins = 0;
   std::deque<Place> places;
-  std::vector<PlanIdentity> identities;
-  std::mutex mutex;  // guards the maps, identities and the reason
+  std::mutex mutex;                                        // guards the maps and the reason
+  std::map<std::pair<int64_t, int64_t>, Letters> letters;  // by sender and receiver
   std::map<std::tuple<int64_t, int64_t, int32_t>, Mailbox> mailboxes;
   std::map<std::vector<int64_t>, Group> groups;
   std::string reason;
   std::atomic<int64_t> stopped{-1};  // the rank that aborted first
 };
 
-class InprocTransport final : public Transport {
+class InprocTransport final : public Transport, public Control {
  public:
   InprocTransport(Shared& shared, int64_t rank)
       : shared_(shared), rank_(rank), timeout_(shared.options.timeout_s) {
@@ -94,7 +101,12 @@ class InprocTransport final : public Transport {
   void set_timeout(double seconds) override { timeout_ = seconds; }
   std::atomic<const char*>& activity() override { return shared_.seat(rank_).activity; }
 
-  Status agree(const PlanIdentity& own) override;
+  Control& control() override { return *this; }
+  Status tell(int64_t rank, std::span<const std::byte> bytes) override;
+  Status hear(int64_t rank, std::span<std::byte> bytes, const char* what) override;
+  Status barrier() override { return arrive(groups_[0], "barrier"); }
+  void abort(const Error& reason) override;
+
   Result<int32_t> add_send(int64_t peer, int32_t channel, int64_t in_flight) override;
   Result<int32_t> add_recv(int64_t peer, int32_t channel) override;
   Status add_message(std::span<const MessagePart>) override { return ok_status(); }
@@ -114,8 +126,6 @@ class InprocTransport final : public Transport {
   Status combine(int32_t group, const Rows& rows) override;
   Status broadcast(int32_t group, std::byte* data, int64_t bytes, int32_t root) override;
   Status wait_sends() override;
-  Status barrier() override { return arrive(groups_[0], "barrier"); }
-  void abort(const Error& reason) override;
 
  private:
   // The own view of a group.
@@ -130,6 +140,7 @@ class InprocTransport final : public Transport {
   };
 
   Status post(int32_t route, const Message& message);
+  Letters& letters(int64_t sender, int64_t receiver);
   Mailbox& mailbox(int64_t sender, int64_t receiver, int32_t channel);
   int32_t open_group(const std::vector<int64_t>& ranks);
   Status stopped_error();
@@ -191,18 +202,41 @@ void InprocTransport::abort(const Error& reason) {
   for (Place& place : shared_.places) place.bell.ring();
 }
 
-// ---- Registration -------------------------------------------------------------------------------
+// ---- Host bytes ---------------------------------------------------------------------------------
 
-Status InprocTransport::agree(const PlanIdentity& own) {
+Letters& InprocTransport::letters(int64_t sender, int64_t receiver) {
+  std::lock_guard lock(shared_.mutex);
+  return shared_.letters[{sender, receiver}];
+}
+
+Status InprocTransport::tell(int64_t rank, std::span<const std::byte> bytes) {
+  Letters& to = letters(rank_, rank);
   {
-    std::lock_guard lock(shared_.mutex);
-    shared_.identities[static_cast<size_t>(rank_)] = own;
+    std::lock_guard lock(to.mutex);
+    to.queue.emplace_back(bytes.begin(), bytes.end());
+    to.count.fetch_add(1);
   }
-  PIPER_TRY(arrive(groups_[0], "comparison of plans"));
-  PIPER_TRY(check_identities(shared_.identities));
-  PIPER_CHECK(own.rank == rank_, "thread {} holds the plan of rank {}", rank_, own.rank);
+  shared_.bell(rank).ring();
   return ok_status();
 }
+
+Status InprocTransport::hear(int64_t rank, std::span<std::byte> bytes, const char* what) {
+  Letters& from = letters(rank, rank_);
+  if (!wait(rank, [&] { return from.count.load() > 0; }))
+    return late(fmt::format("in the {} for", what), rank);
+  PIPER_TRY(stopped_error());
+  std::lock_guard lock(from.mutex);
+  const std::vector<std::byte> letter = std::move(from.queue.front());
+  from.queue.pop_front();
+  from.count.fetch_sub(1);
+  if (letter.size() != bytes.size())
+    return size_mismatch(rank_, rank, fmt::format("in the {} from", what), std::ssize(letter),
+                         std::ssize(bytes));
+  std::copy(letter.begin(), letter.end(), bytes.begin());
+  return ok_status();
+}
+
+// ---- Registration -------------------------------------------------------------------------------
 
 Mailbox& InprocTransport::mailbox(int64_t sender, int64_t receiver, int32_t channel) {
   std::lock_guard lock(shared_.mutex);

@@ -70,20 +70,20 @@ void pipeline(benchmark::State& state) {
   std::atomic<bool> stop{false};
   std::thread other([&] {
     for (int64_t step = 0;; ++step) {
-      if (!world->rank(1).barrier() || stop.load()) return;
+      if (!world->rank(1).control().barrier() || stop.load()) return;
       if (!executors[1]->run_step(step)) return;
     }
   });
   int64_t step = 0;
   for (auto _ : state) {
-    bool done = world->rank(0).barrier().ok() && executors[0]->run_step(step++).ok();
+    bool done = world->rank(0).control().barrier().ok() && executors[0]->run_step(step++).ok();
     if (!done) {
       state.SkipWithError("a rank failed");
       break;
     }
   }
   stop.store(true);
-  (void)world->rank(0).barrier();
+  (void)world->rank(0).control().barrier();
   other.join();
   report_per_instruction(state, static_cast<int64_t>(set.roles[0].body.size()));
 }
@@ -100,7 +100,7 @@ void all_reduce(benchmark::State& state) {
   // Rank 0 decides, and all learn it from the first barrier of a round.
   auto round = [&](int64_t rank, int32_t group) {
     Transport& transport = world->rank(rank);
-    if (!transport.barrier() || stop.load()) return false;
+    if (!transport.control().barrier() || stop.load()) return false;
     const Piece pieces[] = {
         {reinterpret_cast<std::byte*>(data[static_cast<size_t>(rank)].data()), DType::kF32, count}};
     return transport.all_reduce(group, pieces).ok();
@@ -116,7 +116,7 @@ void all_reduce(benchmark::State& state) {
   auto group = world->rank(0).add_group(all);
   for (auto _ : state) round(0, *group);
   stop.store(true);
-  (void)world->rank(0).barrier();
+  (void)world->rank(0).control().barrier();
   for (std::thread& thread : others) thread.join();
   state.SetBytesProcessed(state.iterations() * count * 4);
 }

@@ -18,7 +18,7 @@ constexpr int kRounds = 20;
 double reduce_once(Transport& t, int32_t group, std::vector<float>& data) {
   const Piece piece{reinterpret_cast<std::byte*>(data.data()), DType::kF32,
                     static_cast<int64_t>(data.size())};
-  if (!t.barrier()) return -1;
+  if (!t.control().barrier()) return -1;
   const auto start = std::chrono::steady_clock::now();
   if (!t.all_reduce(group, std::span(&piece, 1))) return -1;
   const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - start;
@@ -51,9 +51,10 @@ double between_threads(int64_t world, std::vector<std::vector<float>>& data, int
 }
 
 int run(size_t mib, bool apart) {
-  const auto mpi = make_mpi_transport({.shared_memory = !apart});
+  const auto mpi =
+      make_mpi_transport({.shared_memory = !apart}, launched().value_or(Launch{}).rank);
   const std::string plan = fmt::format("rank{}", mpi->rank());
-  if (!mpi->agree({"bench", mpi->rank(), mpi->world(), plan})) return 1;
+  if (!mpi->control().agree({"bench", mpi->rank(), mpi->world(), plan})) return 1;
   std::vector<float> own(mib << 18);
   std::vector<std::vector<float>> all;
   if (mpi->rank() == 0)

@@ -75,7 +75,7 @@ int64_t kept_bytes(const RoleProgram& role) {
 // Two steps of one rank, each on memory of another colour.
 Status run_rank(const PlanSet& set, int64_t rank, const BatchSource& data, Transport& transport,
                 Watched& backend) {
-  PIPER_TRY(transport.agree({set.manifest.set_id, rank, set.world(), "test", "cpu"}));
+  PIPER_TRY(transport.control().agree({set.manifest.set_id, rank, set.world(), "test", "cpu"}));
   const RankSource source{&set, rank, &data, 0};
   PIPER_ASSIGN(const auto executor, Executor::load(source, backend, transport));
   const int64_t kept = kept_bytes(executor->role());
@@ -83,9 +83,9 @@ Status run_rank(const PlanSet& set, int64_t rank, const BatchSource& data, Trans
   int64_t step = 0;
   for (const std::byte colour : {std::byte{0xa5}, std::byte{0x5a}}) {
     backend.paint(colour, kept);
-    PIPER_TRY(transport.barrier());  // nobody sends into memory that is being painted
+    PIPER_TRY(transport.control().barrier());  // nobody sends into memory that is being painted
     PIPER_TRY(executor->run_step(step++));
-    PIPER_TRY(transport.barrier());
+    PIPER_TRY(transport.control().barrier());
     backend.look(colour, kept);
   }
   return executor->run_epilogue(step);
@@ -102,7 +102,7 @@ std::vector<std::unique_ptr<Watched>> run_all(const PlanSet& set, const BatchSou
     threads.emplace_back([&, rank] {
       const auto i = static_cast<size_t>(rank);
       ended[i] = run_rank(set, rank, data, world->rank(rank), *backends[i]);
-      if (!ended[i]) world->rank(rank).abort(ended[i].error());
+      if (!ended[i]) world->rank(rank).control().abort(ended[i].error());
     });
   for (std::thread& thread : threads) thread.join();
   for (const Status& status : ended)

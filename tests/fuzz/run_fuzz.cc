@@ -92,7 +92,7 @@ void run_run(std::string_view text) {
   const AnyData data(*std::move(needs));
   const auto world = make_inproc_world(1, TransportOptions{5});
   Transport& transport = world->rank(0);
-  if (!transport.agree({"set", 0, 1, "", ""})) return;
+  if (!transport.control().agree({"set", 0, 1, "", ""})) return;
   const std::unique_ptr<Backend> backend = make_cpu_backend();
   auto executor = Executor::load({&set, 0, &data, 0}, *backend, transport);
   if (!executor) {

@@ -94,6 +94,133 @@ TEST_F(Command, ThreadsAndProcessesSaveTheSameBytes) {
   EXPECT_EQ(bytes_of(path("a")), bytes_of(path("c")));
 }
 
+// Processes that a launcher without MPI has started: as torchrun and as srun do, and by hand.
+class OverTcp : public Command {
+ protected:
+  std::string piper_run(const std::string& more) const {
+    return fmt::format("{}/bin/piper-run --data {} --threads 1 {}", PIPER_BINARY_DIR,
+                       path("data.safetensors"), more);
+  }
+  std::string plans(const std::string& more) const {
+    return piper_run(fmt::format("{} {}", path("plans"), more));
+  }
+  // Two ranks that run until something happens, which `act` does when both have trained a while.
+  std::pair<int, std::string> disturb(const std::string& act) {
+    const std::string job = as_processes(
+        2, torch_variables(2, free_port()),
+        plans(fmt::format("--steps 100000000 --log-every 1000000000 --timeout 2 --metrics {} "
+                          "--save {}",
+                          path("m"), path("a"))),
+        folder_.string());
+    return run_shell(
+        fmt::format("cd {}; ({}) 2>&1 & J=$!; for i in $(seq 1000); do grep -qs "
+                    "'\"step\":20,' m && break; sleep 0.02; done; {}; wait $J",
+                    folder_.string(), job, act));
+  }
+};
+
+TEST_F(OverTcp, AllStartsSaveTheSameBytes) {
+  const auto [code, output] = run_shell(plans("--steps 4 --save " + path("a")) + " 2>&1");
+  ASSERT_EQ(code, 0) << output;
+  const std::string slurm = fmt::format(
+      "SLURM_PROCID=$RANK SLURM_STEP_NUM_TASKS=2 SLURM_NTASKS=2 SLURM_STEP_NODELIST=localhost "
+      "SLURM_JOB_ID={} SLURM_STEP_ID=0",
+      getpid());
+  const std::string by_hand = piper_run(
+      fmt::format("{}/rank$RANK.plan --rendezvous localhost:{}", path("plans"), free_port()));
+  const std::tuple<std::string, std::string, std::string> starts[] = {
+      {"torchrun", torch_variables(2, free_port()), plans("")},
+      {"srun", slurm, plans("")},
+      {"by hand", "", by_hand}};
+  for (const auto& [name, variables, command] : starts) {
+    const auto [also, said] =
+        run_shell("(" +
+                  as_processes(2, variables,
+                               command + " --steps 4 --verify-against single --save " + path("b")) +
+                  ") 2>&1");
+    EXPECT_EQ(also, 0) << name << said;
+    EXPECT_EQ(bytes_of(path("a")), bytes_of(path("b"))) << name;
+    std::filesystem::remove(path("b"));
+  }
+  EXPECT_FALSE(bytes_of(path("a")).empty());
+}
+
+TEST_F(OverTcp, ARankThatIsKilledIsNamedAtOnce) {
+  const auto start = std::chrono::steady_clock::now();
+  const auto [code, output] = disturb("kill -9 $(cat pid1)");
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  EXPECT_LT(took.count(), 20);
+  EXPECT_NE(output.find("rank 0 lost rank 1 (127.0.0.1:"), std::string::npos) << output;
+  EXPECT_NE(output.find("its process ended"), std::string::npos) << output;
+  EXPECT_EQ(code, 137) << output;  // the last one's that did not end well
+  EXPECT_FALSE(std::filesystem::exists(path("a")));
+}
+
+TEST_F(OverTcp, ARankThatStopsIsNamedWithItsAddress) {
+  const auto [code, output] = disturb("kill -STOP $(cat pid1); sleep 4; kill -9 $(cat pid1)");
+  EXPECT_NE(output.find("rank 0 waited "), std::string::npos) << output;
+  EXPECT_NE(output.find("rank 1 listens at 127.0.0.1:"), std::string::npos) << output;
+  EXPECT_NE(code, 0);
+}
+
+TEST_F(OverTcp, ARunThatIsToldToEndSaves) {
+  const auto [code, output] = disturb("kill -TERM $(cat pid0)");
+  EXPECT_EQ(code, 130) << output;
+  EXPECT_TRUE(std::filesystem::exists(path("a"))) << output;
+}
+
+TEST_F(OverTcp, ARankThatFailsTellsAllWhy) {
+  const std::string self = std::filesystem::read_symlink("/proc/self/exe").string();
+  const auto [code, output] =
+      run_shell("(" +
+                as_processes(2, torch_variables(2, free_port()),
+                             fmt::format("{} --run-plan {} {} {} fail", self, path("plans"),
+                                         path("data.safetensors"), path("a"))) +
+                ") 2>&1");
+  EXPECT_NE(output.find("error: the disk of rank 1 is full"), std::string::npos) << output;
+  EXPECT_NE(output.find("rank 0 stopped because rank 1 failed: the disk of rank 1 is full"),
+            std::string::npos)
+      << output;
+  EXPECT_EQ(code, static_cast<int>(ExitCode::kStorage)) << output;
+}
+
+// Before all have come, and while plans are compared.
+TEST_F(OverTcp, ARankThatEndsDuringTheStartIsNamed) {
+  const std::string at = torch_variables(3, free_port());
+  PlanSet set = replicas(3);
+  Status written = write_plan_set(set, nullptr, nullptr, path("three"), {});
+  ASSERT_TRUE(written.ok()) << written.error().message;
+  std::vector<float> x(15);
+  std::vector<NamedTensor> batch{
+      {"batch/0/t", {DType::kF32, {3}}, Bytes::copy_of(x.data(), 12)},
+      {"batch/0/x", {DType::kF32, {3, 5}}, Bytes::copy_of(x.data(), 60)}};
+  written = write_safetensors(path("three.safetensors"), batch);
+  ASSERT_TRUE(written.ok()) << written.error().message;
+  const std::string three =
+      fmt::format("{0}/bin/piper-run {1} --data {1}.safetensors --threads 1 --start-timeout 20",
+                  PIPER_BINARY_DIR, path("three"));
+  const auto [code, output] = run_shell(fmt::format(
+      "cd {}; (RANK=0; env {} {} & Z=$!; RANK=1; env {} {} & O=$!; sleep 1; kill -9 $O; wait $Z) "
+      "2>&1",
+      folder_.string(), at, three, at, three));
+  EXPECT_EQ(code, 10) << output;
+  EXPECT_NE(output.find("error: rank 1 (127.0.0.1:"), std::string::npos) << output;
+  EXPECT_NE(output.find("ended before all had come to 127.0.0.1:"), std::string::npos) << output;
+}
+
+TEST_F(OverTcp, OtherFlagsAndWorldsAreRefusedByAll) {
+  const std::string seeds = plans("--steps 2 --seed $RANK");
+  const auto [code, output] =
+      run_shell("(" + as_processes(2, torch_variables(2, free_port()), seeds) + ") 2>&1");
+  EXPECT_EQ(code, 1) << output;
+  EXPECT_NE(output.find("rank 1 runs with --seed 1, rank 0 with --seed 0"), std::string::npos)
+      << output;
+  const auto [other, said] = run_shell(
+      "(" + as_processes(1, torch_variables(3, free_port()), plans("--steps 2")) + ") 2>&1");
+  EXPECT_EQ(other, 2) << said;
+  EXPECT_NE(said.find("is for 2 ranks, but 3 processes were started"), std::string::npos) << said;
+}
+
 // Bounds that nothing misses: only that replicas stay equal is left to see.
 TEST_F(Command, ReplicasThatDriftApartAreFound) {
   PlanSet set = replicas(2);
@@ -326,8 +453,8 @@ TEST_F(Saving, ARankThatStopsIsNamed) {
   SKIP_UNDER_THREAD_SANITIZER();
   auto [code, output] = save(0, "kill -STOP $PID");
   EXPECT_EQ(code, 10) << output;
-  EXPECT_NE(output.find("error: after the last step: rank 1 waited 1 s for what ranks tell each "
-                        "other beside the plan from rank 0\n"
+  EXPECT_NE(output.find("error: after the last step: rank 1 waited 1 s in the last exchange for "
+                        "rank 0\n"
                         "  = note: rank 0 is at what it does after the last step\n"),
             std::string::npos)
       << output;
@@ -338,8 +465,8 @@ TEST_F(Saving, IsDoneBeforeAnotherRankIsMissed) {
   auto [code, output] = save(1, "kill -STOP $PID; sleep 1.5; cat pipe > a");
   EXPECT_EQ(code, 10) << output;
   EXPECT_NE(output.find("saved 2 parameters to "), std::string::npos) << output;
-  EXPECT_NE(output.find("error: after the last step: rank 0 waited 1 s for what ranks tell each "
-                        "other beside the plan from rank 1\n"),
+  EXPECT_NE(output.find("error: after the last step: rank 0 waited 1 s in the last exchange for "
+                        "rank 1\n"),
             std::string::npos)
       << output;
   EXPECT_FALSE(bytes_of(path("a")).empty());
@@ -574,7 +701,7 @@ std::string refused(RunOptions options) {
   return code == ExitCode::kOk ? "ok" : fmt::format("{}: {}", static_cast<int>(code), said);
 }
 
-TEST_F(Command, LaunchersWithoutMpiAreRefused) {
+TEST_F(Command, ALauncherThatDoesNotSayWhereRank0ListensIsRefused) {
   RunOptions options;
   options.plan = path("plans");
   options.data.sources = {path("data.safetensors")};
@@ -586,11 +713,16 @@ TEST_F(Command, LaunchersWithoutMpiAreRefused) {
   unsetenv("LOCAL_RANK");
   unsetenv("WORLD_SIZE");
   EXPECT_EQ(said,
-            fmt::format("2: error: 2 processes were started by a launcher without MPI (torchrun, "
-                        "srun without --mpi=pmix): each would run the whole job\n"
-                        "  = help: mpirun -n 2 piper-run {}\n",
-                        path("plans")));
+            "2: error: the launcher says that this is rank 1 of 2, but not where rank 0 listens\n"
+            "  = help: set MASTER_ADDR and MASTER_PORT, or give --rendezvous HOST:PORT\n");
   EXPECT_EQ(alone, "ok");
+  options.rendezvous = "127.0.0.1:1";
+  EXPECT_EQ(refused(options),
+            "2: error: --rendezvous wants to know which rank this is\n"
+            "  = help: give one rankN.plan, or set RANK and WORLD_SIZE\n");
+  options.plan = path("plans/rank1.plan");
+  options.rendezvous = "nowhere";
+  EXPECT_EQ(refused(options).find("2: error: 'nowhere' is no HOST:PORT\n"), 0u);
 }
 
 TEST_F(Command, TheNullBackendSavesAndComparesNothing) {

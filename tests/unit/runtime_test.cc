@@ -166,13 +166,13 @@ TEST(Executor, AStepAllocatesNothing) {
           if (Status status = (*executor)->run_step(s); !status) text = status.error().message;
         };
         for (int64_t s = 0; s < 3; ++s) step(s);
-        (void)transport.barrier();
+        (void)transport.control().barrier();
         if (r == 0) counting.store(true);
-        (void)transport.barrier();
+        (void)transport.control().barrier();
         for (int64_t s = 0; s < 100; ++s) step(s);
-        (void)transport.barrier();
+        (void)transport.control().barrier();
         if (r == 0) counting.store(false);
-        (void)transport.barrier();
+        (void)transport.control().barrier();
       };
       allocations.store(0);
       std::thread other(rank, 1);
@@ -206,8 +206,8 @@ TEST(Faults, AMissingMessageNamesRankInstructionAndPeer) {
                   "step 1, instruction 5 (recv y mb=2): rank 1 waited 2 s for a message on "
                   "channel 0 from rank 0, which waits for rank 1" ||
               said ==
-                  "after step 1: rank 0 waited 2 s for what ranks tell each other beside "
-                  "the plan from rank 1, which waits for rank 0")
+                  "after step 1: rank 0 waited 2 s in the exchange after the step for rank 1, "
+                  "which waits for rank 0")
       << said;
   const std::vector<std::string>& notes = result.error().notes;
   ASSERT_EQ(notes.size(), 3u);

@@ -605,7 +605,7 @@ inline std::string broadcast(Transport& t) {
 // Nobody leaves a barrier that not all have reached: rank 0's message of this round is always
 // there.
 inline std::string barriers(Transport& t) {
-  for (int i = 0; i < 200; ++i) SUITE_OK(t.barrier());
+  for (int i = 0; i < 200; ++i) SUITE_OK(t.control().barrier());
   return "";
 }
 
@@ -686,10 +686,10 @@ inline Status wrong_size(Transport& t) {
 // Rank 1 fails; the others wait for it, with a deadline far away.
 inline Status aborted(Transport& t) {
   if (t.rank() == 1) {
-    t.abort(fail("the disk is full").with_code(ExitCode::kStorage));
+    t.control().abort(fail("the disk is full").with_code(ExitCode::kStorage));
     return ok_status();
   }
-  return t.barrier();
+  return t.control().barrier();
 }
 
 // Rank 3 is stuck; rank 2 waits for it, 1 for 2 and 0 for 1: whoever speaks first names rank 3, and

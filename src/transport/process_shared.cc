@@ -8,15 +8,15 @@
 #include <cstring>
 
 #include "errors.h"
-#include "mpi_transport.h"
+#include "process.h"
 #include "reduce.h"
 
-namespace piper::mpi {
+namespace piper::process {
 
-constexpr int kSpins = 4000;  // about a tenth of a millisecond
+constexpr double kSharedRest = 50e-6;  // seconds; nothing that others write ends it
 
 // What fits a slot, of a message's flat form.
-struct MpiTransport::Segment {
+struct ProcessTransport::Segment {
   uint64_t number = 0;  // of the group's
   int64_t begin = 0, end = 0;
   size_t slot() const { return number % kSharedSlots; }
@@ -26,50 +26,55 @@ struct MpiTransport::Segment {
   }
 };
 
-std::byte* MpiTransport::slot_of(const Group& group, int64_t member, const Segment& segment) const {
+std::byte* ProcessTransport::slot_of(const Group& group, int64_t member,
+                                     const Segment& segment) const {
   return memory_.block(group.ranks[static_cast<size_t>(member)])->slots[segment.slot()];
 }
 
-Status MpiTransport::share_memory(std::span<const HostAddress> addresses) {
-  Group& everyone = groups_[0];
-  const auto world = static_cast<size_t>(world_);
-  std::vector<char> mapped(world * world);
-  const std::vector<char> own = memory_.map(addresses, rank_);
-  std::copy(own.begin(), own.end(), mapped.begin() + rank_ * world_);
-  PIPER_TRY(exchange(everyone, collectives_, std::span(mapped), world_));
-  memory_.all_have_mapped();
-  // Where nobody else wants the core, a neighbour that is a segment behind is there sooner than the
-  // core would be back.
-  if (std::count(own.begin(), own.end(), 1) <= sysconf(_SC_NPROCESSORS_ONLN)) spins_ = kSpins;
-  for (size_t i = 0; i < world; ++i) {
-    const auto row = mapped.begin() + static_cast<int64_t>(i) * world_;
-    shares_.emplace_back(row, row + world_);
-  }
+// Whether all members have mapped the blocks of all.
+Status ProcessTransport::all_map(Group& group, bool& all) {
+  std::vector<std::byte> maps(group.ranks.size(), std::byte{all});
+  PIPER_TRY(with_others(group, [&](int64_t i) -> Status {
+    PIPER_TRY(start_recv(group, i, &maps[static_cast<size_t>(i)], 1));
+    return start_send(group, i, &maps[static_cast<size_t>(group.position)], 1);
+  }));
+  PIPER_TRY(finish(group, "all-reduce"));
+  all = std::count(maps.begin(), maps.end(), std::byte{1}) == group.size();
   return ok_status();
 }
 
-// Counters of its own for a group whose members all share memory with each other: all of them find
-// the same.
-Status MpiTransport::join(Group& group) {
-  if (!shared_memory_) return ok_status();
-  for (int64_t a : group.ranks)
-    for (int64_t b : group.ranks)
-      if (!shares_[static_cast<size_t>(a)][static_cast<size_t>(b)]) return ok_status();
+SharedCounters* ProcessTransport::take_counters(uint64_t hash) {
+  for (SharedCounters& each : memory_.own().counters) {
+    if (each.group.load() != 0) continue;
+    each.group.store(hash);
+    return &each;
+  }
+  return nullptr;
+}
+
+// Counters of its own for a group whose members all share memory with each other. Members of other
+// hosts are not among those that came here, which all members know without a word.
+Status ProcessTransport::join(Group& group) {
+  group.joined = true;
+  const auto is_here = [&](int64_t rank) { return memory_.is_here(rank); };
+  if (!shared_memory_ || !std::all_of(group.ranks.begin(), group.ranks.end(), is_here))
+    return ok_status();
   std::string text;
   for (int64_t rank : group.ranks) text += fmt::format("{},", rank);
   group.hash = std::hash<std::string>()(text) | 1;
-  for (SharedCounters& each : memory_.own().counters) {
-    if (each.group.load() != 0) continue;
-    each.group.store(group.hash);
-    group.counters.assign(group.ranks.size(), nullptr);
-    group.counters[static_cast<size_t>(group.position)] = &each;
-    return ok_status();
-  }
-  return fail("rank {} is in more than {} groups", rank_, kSharedGroups).with_code(ExitCode::kPlan);
+  SharedCounters* const own = take_counters(group.hash);
+  bool all = own != nullptr;
+  for (int64_t rank : group.ranks) all = all && memory_.block(rank) != nullptr;
+  PIPER_TRY(all_map(group, all));
+  if (!all) return ok_status();
+  group.counters.assign(group.ranks.size(), nullptr);
+  group.counters[static_cast<size_t>(group.position)] = own;
+  return ok_status();
 }
 
-Status MpiTransport::wait_counter(Group& group, int64_t member,
-                                  std::atomic<uint64_t> SharedCounters::*counter, uint64_t least) {
+Status ProcessTransport::wait_counter(Group& group, int64_t member,
+                                      std::atomic<uint64_t> SharedCounters::*counter,
+                                      uint64_t least) {
   const auto i = static_cast<size_t>(member);
   const auto ready = [&](int64_t& peer) {
     peer = group.ranks[i];
@@ -79,21 +84,21 @@ Status MpiTransport::wait_counter(Group& group, int64_t member,
     }
     return group.counters[i] != nullptr && (group.counters[i]->*counter).load() >= least;
   };
-  return look_until(ready, [&] {
+  return look_until(kSharedRest, ready, [&] {
     return fmt::format("in the all-reduce of ranks [{}] for", fmt::join(group.ranks, ","));
   });
 }
 
 // Others may still take slices from it, of another group maybe.
-Status MpiTransport::clear_slot(size_t slot) {
+Status ProcessTransport::clear_slot(size_t slot) {
   const auto [user, number] = slot_users_[slot];
   for (int64_t i = 0; user != nullptr && i < user->size(); ++i)
     PIPER_TRY(wait_counter(*user, i, &SharedCounters::left, number + 1));
   return ok_status();
 }
 
-Status MpiTransport::fill_slot(Group& group, std::span<const Piece> pieces,
-                               const Segment& segment) {
+Status ProcessTransport::fill_slot(Group& group, std::span<const Piece> pieces,
+                                   const Segment& segment) {
   PIPER_TRY(clear_slot(segment.slot()));
   slot_users_[segment.slot()] = {&group, segment.number};
   std::byte* to = memory_.own().slots[segment.slot()];
@@ -106,8 +111,8 @@ Status MpiTransport::fill_slot(Group& group, std::span<const Piece> pieces,
   return ok_status();
 }
 
-Status MpiTransport::sum_slice(Group& group, std::span<const Piece> pieces,
-                               const Segment& segment) {
+Status ProcessTransport::sum_slice(Group& group, std::span<const Piece> pieces,
+                                   const Segment& segment) {
   const int64_t own = group.position;
   SharedCounters& counters = *group.counters[static_cast<size_t>(own)];
   PIPER_TRY(with_others(group, [&](int64_t i) -> Status {
@@ -132,8 +137,8 @@ Status MpiTransport::sum_slice(Group& group, std::span<const Piece> pieces,
   return ok_status();
 }
 
-Status MpiTransport::take_slices(Group& group, std::span<const Piece> pieces,
-                                 const Segment& segment) {
+Status ProcessTransport::take_slices(Group& group, std::span<const Piece> pieces,
+                                     const Segment& segment) {
   PIPER_TRY(with_others(group, [&](int64_t i) -> Status {
     PIPER_TRY(wait_counter(group, i, &SharedCounters::summed, segment.number + 1));
     const std::byte* from = slot_of(group, i, segment);
@@ -150,7 +155,7 @@ Status MpiTransport::take_slices(Group& group, std::span<const Piece> pieces,
 
 // Each segment is summed one turn after it was filled, and taken two turns after: nobody waits for
 // others unless they are further behind than that.
-Status MpiTransport::all_reduce_shared(Group& group, std::span<const Piece> pieces) {
+Status ProcessTransport::all_reduce_shared(Group& group, std::span<const Piece> pieces) {
   const int64_t total = flat_size(pieces);
   const int64_t count = (total + kSharedSlotBytes - 1) / kSharedSlotBytes;
   const auto segment = [&](int64_t k) {
@@ -168,4 +173,4 @@ Status MpiTransport::all_reduce_shared(Group& group, std::span<const Piece> piec
   return ok_status();
 }
 
-}  // namespace piper::mpi
+}  // namespace piper::process

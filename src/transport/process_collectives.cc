@@ -3,53 +3,42 @@
 #include <array>
 #include <cstring>
 
-#include "mpi_transport.h"
+#include "process.h"
 #include "reduce.h"
 
-namespace piper::mpi {
+namespace piper::process {
 
-Status MpiTransport::start_send(Group& group, MPI_Comm comm, int64_t member, const std::byte* data,
-                                int64_t bytes) {
-  int64_t peer = group.ranks[static_cast<size_t>(member)];
-  Request& request = group.requests.emplace_back(Request{MPI_REQUEST_NULL, peer, -1, -1});
-  PIPER_MPI(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, static_cast<int>(peer), group.tag,
-                      comm, &request.handle));
-  return ok_status();
+Status ProcessTransport::start_send(Group& group, int64_t member, const std::byte* data,
+                                    int64_t bytes) {
+  const int64_t peer = group.ranks[static_cast<size_t>(member)];
+  const MessagePart part{const_cast<std::byte*>(data), bytes};
+  Transfer& transfer = group.transfers.emplace_back(Transfer{.peer = peer});
+  return wire_->send(transfer, {peer, Lane::kCollectives, group.tag}, std::span(&part, 1));
 }
 
-Status MpiTransport::start_recv(Group& group, MPI_Comm comm, int64_t member, std::byte* to,
-                                int64_t bytes) {
-  int64_t peer = group.ranks[static_cast<size_t>(member)];
-  Request& request = group.requests.emplace_back(Request{MPI_REQUEST_NULL, peer, bytes, -1});
-  PIPER_MPI(MPI_Irecv(to, static_cast<int>(bytes), MPI_BYTE, static_cast<int>(peer), group.tag,
-                      comm, &request.handle));
-  return ok_status();
+Status ProcessTransport::start_recv(Group& group, int64_t member, std::byte* to, int64_t bytes) {
+  const int64_t peer = group.ranks[static_cast<size_t>(member)];
+  const MessagePart part{to, bytes};
+  Transfer& transfer = group.transfers.emplace_back(Transfer{.peer = peer, .bytes = bytes});
+  return wire_->receive(transfer, {peer, Lane::kCollectives, group.tag}, std::span(&part, 1));
 }
 
-Status MpiTransport::finish(Group& group, const char* what) {
-  PIPER_TRY(wait(group.requests, what, &group));
-  group.requests.clear();
+Status ProcessTransport::finish(Group& group, const char* what) {
+  PIPER_TRY(wait(group.transfers, what, &group));
+  group.transfers.clear();
   return ok_status();
-}
-
-Status MpiTransport::barrier() {
-  Group& everyone = groups_[0];
-  PIPER_TRY(with_others(everyone, [&](int64_t i) -> Status {
-    PIPER_TRY(start_recv(everyone, collectives_, i, nullptr, 0));
-    return start_send(everyone, collectives_, i, nullptr, 0);
-  }));
-  return finish(everyone, "barrier");
 }
 
 // What fits: the own data in out_, and in in_ a slice from every member, each with its rounding.
-int64_t MpiTransport::segment_bytes(const Group& group) const {
+int64_t ProcessTransport::segment_bytes(const Group& group) const {
   int64_t room = static_cast<int64_t>(in_.size()) - 2 * kFlatAlign * group.size();
   return std::max(room / kFlatAlign, int64_t{1}) * kFlatAlign;
 }
 
-Status MpiTransport::all_reduce(int32_t group_id, std::span<const Piece> pieces) {
+Status ProcessTransport::all_reduce(int32_t group_id, std::span<const Piece> pieces) {
   Group& group = groups_[static_cast<size_t>(group_id)];
   if (group.size() == 1) return ok_status();
+  if (!group.joined) PIPER_TRY(join(group));
   if (!group.counters.empty()) return all_reduce_shared(group, pieces);
   int64_t total = flat_size(pieces);
   int64_t segment = segment_bytes(group);
@@ -59,8 +48,8 @@ Status MpiTransport::all_reduce(int32_t group_id, std::span<const Piece> pieces)
   return ok_status();
 }
 
-Status MpiTransport::reduce_segment(Group& group, std::span<const Piece> pieces, int64_t begin,
-                                    int64_t end) {
+Status ProcessTransport::reduce_segment(Group& group, std::span<const Piece> pieces, int64_t begin,
+                                        int64_t end) {
   auto bound = [&](int64_t member) { return slice_begin(end - begin, member, group.size()); };
   auto length = [&](int64_t member) { return bound(member + 1) - bound(member); };
   int64_t own = group.position;
@@ -70,8 +59,8 @@ Status MpiTransport::reduce_segment(Group& group, std::span<const Piece> pieces,
     std::memcpy(out + (flat - begin), pieces[p].data + offset, static_cast<size_t>(bytes));
   });
   PIPER_TRY(with_others(group, [&](int64_t i) -> Status {
-    PIPER_TRY(start_recv(group, collectives_, i, in_.data() + i * stride, stride));
-    return start_send(group, collectives_, i, out + bound(i), length(i));
+    PIPER_TRY(start_recv(group, i, in_.data() + i * stride, stride));
+    return start_send(group, i, out + bound(i), length(i));
   }));
   PIPER_TRY(finish(group, "all-reduce"));
   int64_t first = begin + bound(own);
@@ -85,8 +74,8 @@ Status MpiTransport::reduce_segment(Group& group, std::span<const Piece> pieces,
                     bytes / info(pieces[p].dtype).bytes);
   });
   PIPER_TRY(with_others(group, [&](int64_t i) -> Status {
-    PIPER_TRY(start_recv(group, collectives_, i, out + bound(i), length(i)));
-    return start_send(group, collectives_, i, out + bound(own), stride);
+    PIPER_TRY(start_recv(group, i, out + bound(i), length(i)));
+    return start_send(group, i, out + bound(own), stride);
   }));
   PIPER_TRY(finish(group, "all-reduce"));
   for_each_run(pieces, begin, end, [&](size_t p, int64_t offset, int64_t bytes, int64_t flat) {
@@ -167,11 +156,11 @@ class Rounds {
 }  // namespace
 
 // Of each member, of what arrives scattered or is added here.
-int64_t MpiTransport::member_room(const Group& group) const {
+int64_t ProcessTransport::member_room(const Group& group) const {
   return std::max(segment_bytes(group) / group.size() / kFlatAlign, int64_t{1}) * kFlatAlign;
 }
 
-Status MpiTransport::reduce_scatter(int32_t group_id, std::span<const Shard> shards) {
+Status ProcessTransport::reduce_scatter(int32_t group_id, std::span<const Shard> shards) {
   Group& group = groups_[static_cast<size_t>(group_id)];
   const int64_t own = group.position, room = member_room(group);
   if (group.size() == 1) {
@@ -185,9 +174,9 @@ Status MpiTransport::reduce_scatter(int32_t group_id, std::span<const Shard> sha
   for (auto portions = rounds.next(); !portions.empty(); portions = rounds.next()) {
     for (const Portion& one : portions)
       PIPER_TRY(with_others(group, [&](int64_t i) -> Status {
-        PIPER_TRY(start_recv(group, collectives_, i, place(in_, i, one), one.length(own)));
+        PIPER_TRY(start_recv(group, i, place(in_, i, one), one.length(own)));
         const std::byte* theirs = one.joined(i, place(out_, i, one));
-        return start_send(group, collectives_, i, theirs, one.length(i));
+        return start_send(group, i, theirs, one.length(i));
       }));
     PIPER_TRY(finish(group, "reduce-scatter"));
     for (const Portion& one : portions) {
@@ -204,7 +193,7 @@ Status MpiTransport::reduce_scatter(int32_t group_id, std::span<const Shard> sha
   return ok_status();
 }
 
-Status MpiTransport::all_gather(int32_t group_id, std::span<const Shard> shards) {
+Status ProcessTransport::all_gather(int32_t group_id, std::span<const Shard> shards) {
   Group& group = groups_[static_cast<size_t>(group_id)];
   const int64_t own = group.position;
   bool scattered = false;
@@ -223,8 +212,8 @@ Status MpiTransport::all_gather(int32_t group_id, std::span<const Shard> shards)
   for (auto portions = rounds.next(); !portions.empty(); portions = rounds.next()) {
     for (const Portion& one : portions)
       PIPER_TRY(with_others(group, [&](int64_t i) -> Status {
-        PIPER_TRY(start_recv(group, collectives_, i, place(i, one), one.length(i)));
-        return start_send(group, collectives_, i, one.shard->part + one.at, one.length(own));
+        PIPER_TRY(start_recv(group, i, place(i, one), one.length(i)));
+        return start_send(group, i, one.shard->part + one.at, one.length(own));
       }));
     PIPER_TRY(finish(group, "all-gather"));
     for (const Portion& one : portions)
@@ -236,7 +225,7 @@ Status MpiTransport::all_gather(int32_t group_id, std::span<const Shard> shards)
   return ok_status();
 }
 
-Status MpiTransport::all_to_all(int32_t group_id, std::span<const Exchange> exchanges) {
+Status ProcessTransport::all_to_all(int32_t group_id, std::span<const Exchange> exchanges) {
   Group& group = groups_[static_cast<size_t>(group_id)];
   const int64_t own = group.position, room = member_room(group);
   for (const Exchange& one : exchanges) {
@@ -248,12 +237,12 @@ Status MpiTransport::all_to_all(int32_t group_id, std::span<const Exchange> exch
     for (int64_t at = 0; at < all && group.size() > 1; at += room) {
       const int64_t end = std::min(at + room, all);
       PIPER_TRY(with_others(group, [&](int64_t i) -> Status {
-        PIPER_TRY(start_recv(group, collectives_, i, in_.data() + i * room, end - at));
+        PIPER_TRY(start_recv(group, i, in_.data() + i * room, end - at));
         std::byte* out = out_.data() + i * room;
         one.for_each_run(at, end, [&](int64_t from, int64_t, int64_t place, int64_t bytes) {
           std::memcpy(out + place - at, block(i) + from, static_cast<size_t>(bytes));
         });
-        return start_send(group, collectives_, i, out, end - at);
+        return start_send(group, i, out, end - at);
       }));
       PIPER_TRY(finish(group, "all-to-all"));
       PIPER_TRY(with_others(group, [&](int64_t i) -> Status {
@@ -268,15 +257,15 @@ Status MpiTransport::all_to_all(int32_t group_id, std::span<const Exchange> exch
   return ok_status();
 }
 
-Status MpiTransport::rotate(int32_t group_id, const std::byte* from, std::byte* to, int64_t bytes,
-                            int32_t turn) {
+Status ProcessTransport::rotate(int32_t group_id, const std::byte* from, std::byte* to,
+                                int64_t bytes, int32_t turn) {
   Group& group = groups_[static_cast<size_t>(group_id)];
   const int64_t before = (group.position + group.size() - turn) % group.size(),
                 behind = (group.position + turn) % group.size();
   for (int64_t at = 0; at < bytes; at += kLargest) {
     const int64_t length = std::min(kLargest, bytes - at);
-    PIPER_TRY(start_recv(group, collectives_, before, to + at, length));
-    PIPER_TRY(start_send(group, collectives_, behind, from + at, length));
+    PIPER_TRY(start_recv(group, before, to + at, length));
+    PIPER_TRY(start_send(group, behind, from + at, length));
     PIPER_TRY(finish(group, "rotation"));
   }
   return ok_status();
@@ -305,7 +294,7 @@ int64_t for_each_row(const Rows& rows, int64_t home, int64_t owner, int64_t begi
 
 // To the owners of rows, into wholes, or from them, into parts. Both sides know from the index how
 // many rows pass between them.
-Status MpiTransport::move_rows(Group& group, const Rows& rows, bool whole) {
+Status ProcessTransport::move_rows(Group& group, const Rows& rows, bool whole) {
   const int64_t own = group.position, room = member_room(group);
   const char* what = whole ? "dispatch" : "combine";
   // What comes from member i, or goes to it.
@@ -328,15 +317,14 @@ Status MpiTransport::move_rows(Group& group, const Rows& rows, bool whole) {
   for (int64_t at = 0; at < most; at += room) {
     PIPER_TRY(with_others(group, [&](int64_t i) -> Status {
       const int64_t left = visit_rows(i, true, 0, 0, none) - at;
-      if (left > 0)
-        PIPER_TRY(start_recv(group, collectives_, i, in_.data() + i * room, std::min(left, room)));
+      if (left > 0) PIPER_TRY(start_recv(group, i, in_.data() + i * room, std::min(left, room)));
       std::byte* const out = out_.data() + i * room;
       const int64_t sent = visit_rows(
           i, false, at, at + room, [&](int64_t row, int64_t part, int64_t place, int64_t bytes) {
             std::memcpy(out + place - at, from + (whole ? part : row), static_cast<size_t>(bytes));
           });
       if (sent <= at) return ok_status();
-      return start_send(group, collectives_, i, out, std::min(sent - at, room));
+      return start_send(group, i, out, std::min(sent - at, room));
     }));
     PIPER_TRY(finish(group, what));
     PIPER_TRY(with_others(group, [&](int64_t i) -> Status {
@@ -351,26 +339,26 @@ Status MpiTransport::move_rows(Group& group, const Rows& rows, bool whole) {
   return ok_status();
 }
 
-Status MpiTransport::dispatch(int32_t group, const Rows& rows) {
+Status ProcessTransport::dispatch(int32_t group, const Rows& rows) {
   return move_rows(groups_[static_cast<size_t>(group)], rows, true);
 }
-Status MpiTransport::combine(int32_t group, const Rows& rows) {
+Status ProcessTransport::combine(int32_t group, const Rows& rows) {
   return move_rows(groups_[static_cast<size_t>(group)], rows, false);
 }
 
-Status MpiTransport::broadcast(int32_t group_id, std::byte* data, int64_t bytes, int32_t root) {
+Status ProcessTransport::broadcast(int32_t group_id, std::byte* data, int64_t bytes, int32_t root) {
   Group& group = groups_[static_cast<size_t>(group_id)];
   for (int64_t at = 0; at < bytes; at += kLargest) {
     int64_t length = std::min(kLargest, bytes - at);
     if (group.position == root) {
-      PIPER_TRY(with_others(
-          group, [&](int64_t i) { return start_send(group, collectives_, i, data + at, length); }));
+      PIPER_TRY(
+          with_others(group, [&](int64_t i) { return start_send(group, i, data + at, length); }));
     } else {
-      PIPER_TRY(start_recv(group, collectives_, root, data + at, length));
+      PIPER_TRY(start_recv(group, root, data + at, length));
     }
     PIPER_TRY(finish(group, "broadcast"));
   }
   return ok_status();
 }
 
-}  // namespace piper::mpi
+}  // namespace piper::process

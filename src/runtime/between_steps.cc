@@ -1,0 +1,107 @@
+#include "between_steps.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+namespace piper {
+namespace {
+
+constexpr const char* kNames[] = {"loss", "grad_norm", "learning_rate", "skipped", "loss_scale"};
+constexpr const char* kWhat = "exchange after the step";
+
+bool reports(const RoleProgram& role, std::string_view name) {
+  for (const Report& report : role.reports) {
+    if (report.name == name) return true;
+  }
+  return false;
+}
+
+template <class T>
+std::span<std::byte> as_bytes(T& value) {
+  return std::as_writable_bytes(std::span(&value, 1));
+}
+
+}  // namespace
+
+Result<BetweenSteps> BetweenSteps::open(Control& control, const Executor& executor) {
+  BetweenSteps opened;
+  opened.control_ = &control;
+  Facts& facts = opened.facts_;
+  facts.peak_bytes = executor.role().peak_bytes();
+  facts.cuts_dims = cuts_dims(executor.role()) ? 1 : 0;
+  for (int k = 0; k < kValues; ++k)
+    facts.source[k] = reports(executor.role(), kNames[k]) ? control.rank() : control.world();
+  PIPER_TRY(control.merge(as_bytes(facts), "load", [&](std::span<const std::byte> bytes) {
+    Facts theirs;
+    std::memcpy(&theirs, bytes.data(), sizeof theirs);
+    for (int k = 0; k < kValues; ++k) facts.source[k] = std::min(facts.source[k], theirs.source[k]);
+    facts.peak_bytes = std::max(facts.peak_bytes, theirs.peak_bytes);
+    facts.cuts_dims = std::max(facts.cuts_dims, theirs.cuts_dims);
+  }));
+  for (const int64_t source : facts.source)
+    if (source > 0 && source < control.world()) opened.speakers_.push_back(source);
+  std::sort(opened.speakers_.begin(), opened.speakers_.end());
+  opened.speakers_.erase(std::unique(opened.speakers_.begin(), opened.speakers_.end()),
+                         opened.speakers_.end());
+  return opened;
+}
+
+Status BetweenSteps::collect(const Executor& executor, StepMetrics& metrics) {
+  constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+  double own[kValues];
+  for (int k = 0; k < kValues; ++k) own[k] = executor.report(kNames[k]).value_or(kNone);
+  if (std::binary_search(speakers_.begin(), speakers_.end(), control_->rank()))
+    return control_->tell(0, as_bytes(own));
+  if (control_->rank() != 0) return ok_status();
+  std::optional<double>* targets[] = {&metrics.loss, &metrics.grad_norm, &metrics.learning_rate,
+                                      &metrics.skipped, &metrics.loss_scale};
+  auto take = [&](int64_t rank, const double* values) {
+    for (int k = 0; k < kValues; ++k) {
+      if (facts_.source[k] == rank) *targets[k] = values[k];
+    }
+  };
+  take(0, own);
+  for (const int64_t rank : speakers_) {
+    double values[kValues];
+    PIPER_TRY(control_->hear(rank, as_bytes(values), kWhat));
+    take(rank, values);
+  }
+  return ok_status();
+}
+
+Status BetweenSteps::gather(std::span<const uint64_t> own,
+                            std::vector<std::vector<uint64_t>>& by_rank) {
+  if (control_->rank() != 0) return control_->tell(0, std::as_bytes(own));
+  by_rank.emplace_back(own.begin(), own.end());
+  for (int64_t rank = 1; rank < control_->world(); ++rank) {
+    std::vector<uint64_t>& theirs = by_rank.emplace_back(own.size());
+    PIPER_TRY(control_->hear(rank, std::as_writable_bytes(std::span(theirs)), kWhat));
+  }
+  return ok_status();
+}
+
+Status BetweenSteps::spread_late(bool& stop, int64_t step, bool last) {
+  char word = stop ? 1 : 0;
+  const bool knows = step >= control_->depth();  // of what rank 0 said so many steps before
+  if (const auto up = control_->parent(); up && knows)
+    PIPER_TRY(control_->hear(*up, as_bytes(word), kWhat));
+  for (const int64_t child : control_->children())
+    if (knows && !last) PIPER_TRY(control_->tell(child, as_bytes(word)));
+  if (knows) said_.push_back(word);
+  stop = false;
+  if (step < control_->height()) return ok_status();
+  stop = said_.front() != 0;
+  said_.pop_front();
+  return ok_status();
+}
+
+Status BetweenSteps::spread(bool& stop) {
+  char flag = stop ? 1 : 0;
+  if (const auto up = control_->parent()) PIPER_TRY(control_->hear(*up, as_bytes(flag), kWhat));
+  for (const int64_t child : control_->children()) PIPER_TRY(control_->tell(child, as_bytes(flag)));
+  stop = flag != 0;
+  return ok_status();
+}
+
+}  // namespace piper

@@ -1,0 +1,42 @@
+// What ranks tell each other between steps, outside of the plan: results to rank 0, and whether to
+// go on.
+#pragma once
+
+#include <deque>
+
+#include "piper/runtime.h"
+
+namespace piper {
+
+class BetweenSteps {
+ public:
+  // Collective. The executors are loaded when it returns, on all ranks.
+  static Result<BetweenSteps> open(Control& control, const Executor& executor);
+  // After a step. On rank 0: fills loss, grad_norm and learning_rate of `metrics` from the lowest
+  // rank that reports each.
+  Status collect(const Executor& executor, StepMetrics& metrics);
+  // Rank 0's `stop` reaches all.
+  Status spread(bool& stop);
+  // The same where steps overlap: what rank 0 says after a step counts on all as many steps later
+  // as their tree is high, so that nobody waits for rank 0, nor does it wait for them. Not called
+  // before the first step ends; after the last step nothing is said any more.
+  Status spread_late(bool& stop, int64_t step, bool last);
+  // Every rank's numbers, the same count on all, reach rank 0; `by_rank` stays empty on the others.
+  Status gather(std::span<const uint64_t> own, std::vector<std::vector<uint64_t>>& by_rank);
+  int64_t peak_bytes() const { return facts_.peak_bytes; }
+  bool dims_are_cut() const { return facts_.cuts_dims != 0; }  // on any rank
+
+ private:
+  static constexpr int kValues = 5;
+  struct Facts {                   // of all ranks
+    int64_t source[kValues] = {};  // the lowest that reports a value; the world's size: none
+    int64_t peak_bytes = 0;        // the largest of any
+    int64_t cuts_dims = 0;
+  };
+  Control* control_ = nullptr;
+  Facts facts_;
+  std::vector<int64_t> speakers_;  // ranks that report something, but for rank 0
+  std::deque<char> said_;          // by rank 0, what does not count yet
+};
+
+}  // namespace piper

@@ -1,0 +1,66 @@
+// How processes find each other: all come to rank 0 once, over a short connection each, and learn
+// there where their parent in the tree listens; later, where any rank listens that they send to
+// first. A thread of rank 0 answers, whatever else rank 0 does.
+#pragma once
+
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "sockets.h"
+
+namespace piper::process {
+
+struct Joined {
+  uint64_t job = 0;
+  Place parent;
+};
+
+class Rendezvous {
+ public:
+  // On rank 0, whose own messages arrive at `port`.
+  static Result<std::unique_ptr<Rendezvous>> open(const HostPort& at, int64_t world, uint16_t port,
+                                                  double timeout_s);
+  ~Rendezvous();
+  // Until all have come; otherwise an error, that those who came are told, too.
+  Result<uint64_t> wait();
+  Place place(int64_t rank);
+
+ private:
+  struct Guest;
+  Rendezvous(Socket listener, const HostPort& at, int64_t world, uint16_t port, double timeout_s);
+  void serve();
+  void accept_guests();
+  bool hear(Guest& guest);  // false: it leaves
+  bool answer(Guest& guest);
+  bool join(Guest& guest);
+  void tell_all();
+  void end_with(std::string text);
+  std::string missing() const;
+  Place place_for(const Socket& asker, int64_t rank) const;
+
+  const Socket listener_;
+  const HostPort at_;
+  const int64_t world_;
+  const double timeout_s_;
+  Socket wake_in_, wake_out_;
+  std::vector<std::unique_ptr<Guest>> guests_;
+  int64_t come_ = 1;
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  std::vector<Place> places_;  // by rank
+  uint64_t job_ = 0;
+  bool complete_ = false;
+  std::string problem_;
+  std::thread thread_;
+};
+
+// On another rank, whose messages arrive at `port`.
+Result<Joined> join_rendezvous(const HostPort& at, int64_t rank, int64_t world, uint16_t port,
+                               double timeout_s);
+// Where `wanted` listens.
+Result<Place> look_up(const HostPort& at, uint64_t job, int64_t rank, int64_t wanted);
+
+}  // namespace piper::process
