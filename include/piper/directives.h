@@ -116,9 +116,10 @@ Result<Explanation> explain_offload(const OffloadRule& rule, int64_t values, int
 Result<Dag> apply_streams(Dag dag, const Strategy& strategy, const Variables& variables,
                           Explanations& out);
 
-// When receives are posted, inputs loaded, and parts of activations or parameters gathered. Sends that have streams of their own are received as
-// they are issued unless an entry says otherwise. Requires tasks and their streams. Errors: nothing
-// matches, a kind of task without a distance, a task that two entries claim.
+// When receives are posted, inputs loaded, and parts of activations or parameters gathered. Sends
+// that have streams of their own are received as they are issued unless an entry says otherwise.
+// Requires tasks and their streams. Errors: nothing matches, a kind of task without a distance, a
+// task that two entries claim.
 Result<Dag> apply_prefetch(Dag dag, const Strategy& strategy, const Variables& variables,
                            Explanations& out);
 
