@@ -1,7 +1,6 @@
 // Plans on devices that only queue: every strategy of the library gives the bits of the CPU in any
 // order that streams, events and communicators allow; and an executor that forgets one of these is
 // found out in every order.
-#include "piper/sim.h"
 
 #include "equivalence/jobs.h"
 #include "equivalence/layouts.h"
@@ -13,19 +12,6 @@ namespace {
 using namespace jobs;
 
 constexpr uint64_t kSeeds = kSanitized ? 2 : 20;
-
-Result<Trained> train_simulated(const PlanSet& set, const std::string& model, SimWorld& world,
-                                int64_t steps) {
-  PIPER_ASSIGN(const auto data, open_batches(set, model));
-  PIPER_ASSIGN(JobResult job, run_simulated(set, data.get(), world, steps));
-  Trained trained;
-  for (const StepMetrics& step : job.steps) {
-    trained.losses.push_back(step.loss.value_or(NAN));
-    trained.norms.push_back(step.grad_norm.value_or(NAN));
-  }
-  for (NamedTensor& tensor : job.parameters) trained.parameters[tensor.name] = std::move(tensor);
-  return trained;
-}
 
 // ---- The right executor -------------------------------------------------------------------------
 
