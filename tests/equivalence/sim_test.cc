@@ -4,6 +4,7 @@
 
 #include "equivalence/jobs.h"
 #include "equivalence/layouts.h"
+#include "piper/verify.h"
 #include "seed.h"
 
 namespace piper {
@@ -63,6 +64,38 @@ TEST_P(Simulated, GivesTheBitsOfTheCpu) {
 
 INSTANTIATE_TEST_SUITE_P(Library, Simulated, testing::ValuesIn(library_files()),
                          [](const auto& info) { return identifier(info.param); });
+
+// ---- Plans that forget a wait -------------------------------------------------------------------
+
+// Every wait of a plan left out: the proof from the plan alone and a run of it say the same. What
+// neither misses follows from what other ranks wait for.
+TEST_P(Simulated, AndTheVerifierMissTheSameWaits) {
+  if (!std::filesystem::exists(model_path("mlp", "model.onnx")))
+    GTEST_SKIP() << "no models in " << models_folder();
+  int64_t waits = 0, missed = 0;
+  const auto leave_out = [&](PlanSet& set, Instruction& one, size_t w) {
+    const std::vector<int32_t> all = one.waits;
+    one.waits.erase(one.waits.begin() + static_cast<std::ptrdiff_t>(w));
+    const auto report = verify_plan_set(set);
+    const bool is_refused = !report || !report->findings.empty();
+    const auto world = make_sim_world(set.world(), 1);
+    EXPECT_EQ(is_refused, !train_simulated(set, "mlp", *world, 2)) << one.label;
+    one.waits = all;
+    ++waits;
+    missed += is_refused;
+  };
+  for (const Shape2& shape : {Shape2{2, 2, 4}, Shape2{1, 4, 2}, Shape2{4, 1, 4}})
+    for (const std::string& streams : kStreams) {
+      const auto compiled = compile_on(GetParam(), shape, streams);
+      if (!compiled || kSanitized) continue;
+      PlanSet set = compiled->set;
+      for (RoleProgram& role : set.roles)
+        for (auto* section : {&role.prologue, &role.body, &role.epilogue})
+          for (Instruction& one : *section)
+            for (size_t w = 0; w < one.waits.size(); ++w) leave_out(set, one, w);
+    }
+  EXPECT_GE(missed * 4, waits * 3);
+}
 
 // ---- Executors that forget something ------------------------------------------------------------
 
