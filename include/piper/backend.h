@@ -1,9 +1,10 @@
-// What executes programs: one small interface, implemented by cpu/ (vectorised loops) and null/
-// (records, runs nothing).
+// What executes programs: one small interface, implemented by cpu/ (vectorised loops), null/
+// (records, runs nothing) and sim/ (the loops of cpu/, queued, in any order that is legal).
 //
-// A backend belongs to one rank and is used from that rank's thread. load and bind may allocate;
-// launch, copy and fill may not, take no lock (the threads of a rank meet at the end of an op), and
-// do not fail: all that can be wrong is found at load and bind.
+// A backend belongs to one rank and is used from that rank's thread. load, bind, add_stream and
+// add_event may allocate; launch, copy, fill, record and wait may not, take no lock (the threads of
+// a rank meet at the end of an op), and do not fail: all that can be wrong is found at load and
+// bind, or said by finish.
 #pragma once
 
 #include <array>
@@ -12,12 +13,15 @@
 
 namespace piper {
 
+// Where memory lies: on the device, or on the host, where both sides reach it.
+enum class Space : uint8_t { kDevice, kHost };
+
 class Backend {
  public:
   virtual ~Backend() = default;
   virtual std::string_view name() const = 0;
   // One block for buffers or workspace: zeroed, 64-byte aligned, freed with the backend.
-  virtual Result<std::byte*> allocate(int64_t bytes) = 0;
+  virtual Result<std::byte*> allocate(int64_t bytes, Space space = Space::kDevice) = 0;
   // Prepares a program: picks kernels, allocates what they prepare. The error names the op it
   // lacks.
   virtual Result<int32_t> load(const Program& program) = 0;
@@ -25,15 +29,27 @@ class Backend {
   // Program for the workspace.
   virtual Result<int32_t> bind(int32_t program, std::span<std::byte* const> args,
                                std::byte* workspace) = 0;
-  // Runs a binding. In order with all earlier launches, copies and fills.
-  virtual void launch(int32_t binding) = 0;
-  virtual void copy(std::byte* to, const std::byte* from, int64_t bytes) = 0;
+  // Runs a binding, in order with what was queued on the stream before.
+  virtual void launch(int32_t binding, int32_t stream = 0) = 0;
+  virtual void copy(std::byte* to, const std::byte* from, int64_t bytes, int32_t stream = 0) = 0;
   // Every element of `type` at `to` becomes `value`.
-  virtual void fill(std::byte* to, const TensorType& type, double value) = 0;
-  // to[i] = the sum over k, in order of k, of from[k][i]: (((from[0]+from[1])+from[2])+…); floats
-  // and integers.
-  virtual void sum(std::byte* to, std::span<const std::byte* const> from, DType dtype,
-                   int64_t count) = 0;
+  virtual void fill(std::byte* to, const TensorType& type, double value, int32_t stream = 0) = 0;
+
+  // ---- Queues -----------------------------------------------------------------------------------
+  // Whether launch, copy and fill queue their work and return before it is done. If not, there is
+  // one stream, and nothing ever waits.
+  virtual bool is_asynchronous() const { return false; }
+  // A queue beside stream 0, as a plan's stream of the same kind asks for it.
+  virtual Result<int32_t> add_stream(const Stream&) { return 0; }
+  virtual Result<int32_t> add_event() { return 0; }
+  // The event is what has been queued on the stream so far, until it is recorded again.
+  virtual void record(int32_t /*event*/, int32_t /*stream*/) {}
+  // What is queued on the stream from here on begins when the event, as last recorded, is complete.
+  virtual void wait(int32_t /*event*/, int32_t /*stream*/) {}
+  // The host waits for it. An error is that of any work since the last call.
+  virtual Status finish(int32_t /*event*/) { return ok_status(); }
+  // The host is about to read or write memory of kHost: for devices that check who uses what when.
+  virtual void host_uses(const std::byte* /*at*/, int64_t /*bytes*/, bool /*writes*/) {}
 };
 
 // Pins the calling thread to a core (a number of sched_getaffinity); false where the system
@@ -90,9 +106,9 @@ struct CpuOptions {
   const ProductTable* products = nullptr;  // outlives the backend; null: cpu_products()
 };
 std::unique_ptr<Backend> make_cpu_backend(const CpuOptions& options = {});
-// What a null backend was asked to do. Its `copy`, `fill` and `sum` leave memory as it is.
+// What a null backend was asked to do. Its `copy` and `fill` leave memory as it is.
 struct NullCounts {
-  int64_t loads = 0, binds = 0, launches = 0, copies = 0, fills = 0, sums = 0;
+  int64_t loads = 0, binds = 0, launches = 0, copies = 0, fills = 0;
 };
 std::unique_ptr<Backend> make_null_backend(NullCounts* counts = nullptr);
 

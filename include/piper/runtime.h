@@ -52,11 +52,19 @@ class Executor {
                                                 Transport& transport);
   ~Executor();
   Status run_prologue(int64_t step);
-  // The body (of the last step the epilogue, where steps overlap), then wait_sends, then the
+  // The body (of the last step the epilogue, where steps overlap) with wait_sends, and then the
   // reports. An error names rank, step and instruction; a loss that is not finite is one, too
   // (ExitCode::kNumeric), unless the plan skips such steps.
-  Status run_step(int64_t step, bool last = false);
-  Status run_epilogue(int64_t step);  // where steps do not overlap
+  Status run_step(int64_t step, bool last = false) {
+    PIPER_TRY(start_step(step, last));
+    return finish_step(step);
+  }
+  // The two halves of it. On an asynchronous backend the first one only queues what is to be done,
+  // and one more step may start before the second one waits for what this one reports.
+  Status start_step(int64_t step, bool last = false);
+  Status finish_step(int64_t step);
+  // Where steps do not overlap; on an asynchronous backend it is only queued.
+  Status run_epilogue(int64_t step);
 
   const RoleProgram& role() const;
   std::span<const double> reports() const;  // after a step, by RoleProgram::reports
@@ -75,6 +83,10 @@ class Executor {
   explicit Executor(std::unique_ptr<State> state);
   std::unique_ptr<State> state_;
 };
+
+// All parameters of these executors, in rank order, the first holder's value; by name, aliases
+// included.
+std::vector<NamedTensor> collect_parameters(std::span<const Executor* const> executors);
 
 // The inputs of all roles of a set, each name once, in order of roles.
 Result<std::vector<InputNeed>> data_needs(const PlanSet& set);

@@ -203,14 +203,16 @@ class Transport {
   // ---- Before the first step --------------------------------------------------------------------
   // A route to or from `peer`; the number is what send and recv take. At most `in_flight` messages
   // of it are sent between two wait_sends. Messages of one (sender, receiver, channel) arrive in
-  // order. Channels count from 0.
-  virtual Result<int32_t> add_send(int64_t peer, int32_t channel, int64_t in_flight) = 0;
-  virtual Result<int32_t> add_recv(int64_t peer, int32_t channel) = 0;
+  // order. Channels count from 0. `stream`: the backend's on which its calls stand in line, where
+  // they return before they are done; such transports alone use it.
+  virtual Result<int32_t> add_send(int64_t peer, int32_t channel, int64_t in_flight,
+                                   int32_t stream = 0) = 0;
+  virtual Result<int32_t> add_recv(int64_t peer, int32_t channel, int32_t stream = 0) = 0;
   // A message of several parts that send or recv will take; the span stays where it is.
   virtual Status add_message(std::span<const MessagePart> parts) = 0;
   // Ranks ascending, the own one among them. The members issue the collectives of a group in one
   // order.
-  virtual Result<int32_t> add_group(std::span<const int64_t> ranks) = 0;
+  virtual Result<int32_t> add_group(std::span<const int64_t> ranks, int32_t stream = 0) = 0;
 
   // ---- During a step ----------------------------------------------------------------------------
   // Returns at once. The caller leaves the bytes alone until the receive is known to be complete,
@@ -251,6 +253,28 @@ class Transport {
 
 // Element types that the reductions add.
 bool is_summable(DType dtype);
+
+// What a member brings to a collective.
+struct Brought {
+  std::span<const Piece> pieces;
+  std::span<const Shard> shards;
+  std::span<const Exchange> exchanges;
+  Rows rows;
+  const std::byte* from = nullptr;  // kRotate, kBroadcast
+  std::byte* to = nullptr;
+  int64_t bytes = 0;
+  int32_t root = 0;  // kBroadcast; kRotate: the turn
+};
+// Whether two members bring the same, but for where it lies.
+bool are_alike(const Brought& a, const Brought& b);
+// One member's share of a collective of members whose memory is all at hand: when each has done its
+// own, in any order or at once, it is done. `scratch`: a pointer for each member, twice.
+struct ShareScratch {
+  std::vector<std::byte*> to;
+  std::vector<const std::byte*> from;
+};
+void do_share(InstructionKind kind, std::span<const Brought* const> members, size_t own,
+              ShareScratch& scratch);
 
 // All ranks of a job as threads of this process. Destroy it after the last use of any rank's
 // transport.

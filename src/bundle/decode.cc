@@ -176,7 +176,8 @@ Result<std::string_view> unwrap(std::string_view magic, std::string_view file,
 }
 
 Result<RoleProgram> decode_role(std::string_view payload, const std::string& path) {
-  PIPER_ASSIGN(RoleProgram role, (decode<proto::RoleProgram, RoleProgram>(payload, size_t{1} << 28, path)));
+  PIPER_ASSIGN(RoleProgram role,
+               (decode<proto::RoleProgram, RoleProgram>(payload, size_t{1} << 28, path)));
   if (auto checked = check_role(role); !checked) {
     checked.error().at = SourceSpan{path};
     return std::move(checked).error();

@@ -1,8 +1,8 @@
 // The fields of all that a plan is made of: the one list that bytes (formats/plan.proto), text and
 // checks are made by. Private to the bundle room.
 //
-// A field's place in its list is that in its message of the schema. A list that leaves out a member does not
-// compile (lists_all_members).
+// A field's place in its list is that in its message of the schema. A list that leaves out a member
+// does not compile (lists_all_members).
 #pragma once
 
 #include <array>
@@ -202,8 +202,8 @@ PIPER_FIELDS(Instruction) {
   v("sum_reads", &I::sum_reads, kOwnLines);
   v("blocks", BlocksOf<I>{&I::dim, &I::outer, &I::mirrored});
   v("reduction", &I::reduction);
-  v("to_blocks", BlocksOf<I>{&I::to_dim, &I::to_outer, &I::to_mirrored, "to_dim", "to_outer",
-                             "to_mirrored"});
+  v("to_blocks",
+    BlocksOf<I>{&I::to_dim, &I::to_outer, &I::to_mirrored, "to_dim", "to_outer", "to_mirrored"});
   v("turn", &I::turn);
   v("owned", &I::owned);
 }

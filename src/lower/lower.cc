@@ -127,10 +127,14 @@ Result<Lowered> lower(const Dag& dag, const Schedule& schedule, const LowerOptio
   }
   const auto all_readers = readers(dag.graph);
   in_parallel(cells.size(), [&](size_t c) {
-    describe_needs(lowered.roles[c], dag, all_readers);
-    if (overlap) return;
-    place_buffers(lowered.roles[c], held[c], cells[c].overlaps, cells[c].pool);
-    wait_for_memory(lowered.roles[c], held[c]);
+    RoleProgram& role = lowered.roles[c];
+    describe_needs(role, dag, all_readers);
+    if (!overlap) {
+      place_buffers(role, held[c], cells[c].overlaps, cells[c].pool);
+      wait_for_memory(role, held[c]);
+    }
+    for (auto* section : {&role.prologue, &role.body, &role.epilogue})
+      drop_implied_waits(*section, role.streams.size());
   });
   add_tensors(dag, places, lowered);
   return lowered;

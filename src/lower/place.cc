@@ -233,4 +233,27 @@ std::vector<TensorCut> cuts_of(const Dag& dag, const Value& state, Shape own, Sh
   return cuts;
 }
 
+void drop_implied_waits(std::vector<Instruction>& section, size_t streams) {
+  // By instruction and stream: the last one there that is complete when it begins.
+  std::vector<int32_t> known(section.size() * streams, -1);
+  std::vector<int32_t> last(streams, -1);  // by stream, so far
+  for (size_t i = 0; i < section.size(); ++i) {
+    int32_t* const own = known.data() + i * streams;
+    const auto learn = [&](int32_t before) {
+      const int32_t* const theirs = known.data() + at(before) * streams;
+      for (size_t s = 0; s < streams; ++s) own[s] = std::max(own[s], theirs[s]);
+      int32_t& there = own[at(section[at(before)].stream)];
+      there = std::max(there, before);
+    };
+    if (int32_t& before = last[at(section[i].stream)]; before >= 0) learn(before);
+    last[at(section[i].stream)] = static_cast<int32_t>(i);
+    std::vector<int32_t> waits = std::exchange(section[i].waits, {});
+    for (auto wait = waits.rbegin(); wait != waits.rend(); ++wait) {
+      if (own[at(section[at(*wait)].stream)] >= *wait) continue;
+      learn(*wait);
+      section[i].waits.insert(section[i].waits.begin(), *wait);
+    }
+  }
+}
+
 }  // namespace piper

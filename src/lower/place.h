@@ -25,5 +25,8 @@ void describe_needs(RoleProgram& role, const Dag& dag,
 // read what it writes.
 void wait_for_data(RoleProgram& role);
 void wait_for_memory(RoleProgram& role, const std::vector<int64_t>& held_until);
+// Leaves out the waits that follow from others and from the order on streams: each that stays is
+// needed.
+void drop_implied_waits(std::vector<Instruction>& section, size_t streams);
 
 }  // namespace piper

@@ -17,6 +17,8 @@ double now_us() {
   return std::chrono::duration<double, std::micro>(since).count();
 }
 
+}  // namespace
+
 // All but compute: what may wait or fail.
 Status run_op(State& state, const Op& op, int64_t step) {
   Transport& transport = state.transport;
@@ -72,6 +74,8 @@ Error located(const Op& op, int64_t step, Error error) {
   return error;
 }
 
+namespace {
+
 template <bool kTraced>
 Status run_section(State& state, const BoundSection& section, int64_t step) {
   TraceEvent* event = nullptr;
@@ -100,6 +104,23 @@ Status run_section(State& state, const BoundSection& section, int64_t step) {
   return ok_status();
 }
 
+Status start_section(State& state, const BoundSection& section, int64_t step, bool is_step) {
+  if (state.backend.is_asynchronous()) return queue_section(state, section, step, is_step);
+  const bool traced = state.source.trace_steps > 0 && &section == &state.body;
+  return traced ? run_section<true>(state, section, step)
+                : run_section<false>(state, section, step);
+}
+
+Error no_finite_loss(int64_t step, double loss) {
+  const bool no_number = std::isnan(loss);  // of either sign
+  Error error = fail("step {}: the loss is {}", step + 1,
+                     no_number ? std::numeric_limits<double>::quiet_NaN() : loss)
+                    .with_code(ExitCode::kNumeric);
+  if (no_number && step == 0)
+    error.notes.push_back("help: a mean over labels is none where a batch ignores all of them");
+  return error;
+}
+
 double read_scalar(DType dtype, const std::byte* at) {
   if (dtype == DType::kF64) {
     double value = 0;
@@ -126,33 +147,35 @@ Executor::Executor(std::unique_ptr<State> state) : state_(std::move(state)) {}
 Executor::~Executor() = default;
 
 Status Executor::run_prologue(int64_t step) {
-  return run_section<false>(*state_, state_->prologue, step);
+  return start_section(*state_, state_->prologue, step, false);
 }
 
 Status Executor::run_epilogue(int64_t step) {
-  return run_section<false>(*state_, state_->epilogue, step);
+  return start_section(*state_, state_->epilogue, step, false);
 }
 
-Status Executor::run_step(int64_t step, bool last) {
+Status Executor::start_step(int64_t step, bool last) {
   State& state = *state_;
-  if (last && state.role->steps_ahead > 0)
-    PIPER_TRY(run_section<false>(state, state.epilogue, step));
-  else
-    PIPER_TRY(state.source.trace_steps > 0 ? run_section<true>(state, state.body, step)
-                                           : run_section<false>(state, state.body, step));
+  const bool ends = last && state.role->steps_ahead > 0;
+  return start_section(state, ends ? state.epilogue : state.body, step, true);
+}
+
+Status Executor::finish_step(int64_t step) {
+  State& state = *state_;
+  const auto parity = static_cast<size_t>(step % 2);
+  if (state.backend.is_asynchronous())
+    PIPER_TRY(state.backend.finish(state.queues.reported[parity]));
   const bool may_skip = report("skipped").has_value();
   for (size_t i = 0; i < state.reports.size(); ++i) {
     const Report& report = state.role->reports[i];
-    state.reports[i] = read_scalar(state.type(report.buffer).dtype, state.at(report.buffer));
-    if (report.name == "loss" && !std::isfinite(state.reports[i]) && !may_skip) {
-      const bool no_number = std::isnan(state.reports[i]);  // of either sign
-      Error error = fail("step {}: the loss is {}", step + 1,
-                         no_number ? std::numeric_limits<double>::quiet_NaN() : state.reports[i])
-                        .with_code(ExitCode::kNumeric);
-      if (no_number && step == 0)
-        error.notes.push_back("help: a mean over labels is none where a batch ignores all of them");
-      return error;
+    const std::byte* at = state.at(report.buffer);
+    if (state.backend.is_asynchronous()) {
+      at = state.queues.reports[parity] + kReportBytes * i;
+      state.backend.host_uses(at, kReportBytes, false);
     }
+    state.reports[i] = read_scalar(state.type(report.buffer).dtype, at);
+    if (report.name == "loss" && !std::isfinite(state.reports[i]) && !may_skip)
+      return no_finite_loss(step, state.reports[i]);
   }
   return ok_status();
 }

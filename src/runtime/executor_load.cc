@@ -1,9 +1,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <cstring>
 #include <map>
+#include <set>
 
 #include "executor_state.h"
 
@@ -12,9 +11,10 @@ namespace {
 
 using State = Executor::State;
 
-// Routes are named by direction, peer and channel; a channel may carry many messages of a step.
+// Routes are named by direction, peer, channel and the backend's stream; a channel may carry many
+// messages of a step.
 struct Routes {
-  std::map<std::tuple<bool, int64_t, int32_t>, int32_t> handles;
+  std::map<std::tuple<bool, int64_t, int32_t, int32_t>, int32_t> handles;
 };
 
 Error wrong_plan(const State& state, const Op& op, const std::string& what) {
@@ -25,19 +25,20 @@ Error wrong_plan(const State& state, const Op& op, const std::string& what) {
 
 Status allocate(State& state) {
   PIPER_ASSIGN(state.arena, state.backend.allocate(state.role->arena_bytes));
-  if (const auto bytes = static_cast<size_t>(state.role->host_bytes); bytes > 0) {
-    const size_t whole = (bytes + 63) / 64 * 64;
-    state.host.reset(static_cast<std::byte*>(std::aligned_alloc(64, whole)));
-    if (!state.host)
-      return fail("cannot allocate {} on the host", human_bytes(state.role->host_bytes))
-          .with_code(ExitCode::kStorage);
-    std::memset(state.host.get(), 0, whole);
+  if (state.role->host_bytes > 0) {
+    PIPER_ASSIGN(state.host, state.backend.allocate(state.role->host_bytes, Space::kHost));
   }
   for (int64_t bytes : state.role->workspace_bytes) {
     PIPER_ASSIGN(std::byte * workspace, state.backend.allocate(bytes));
     state.workspaces.push_back(workspace);
   }
   return ok_status();
+}
+
+Status finish_copies(State& state) {
+  if (!state.backend.is_asynchronous()) return ok_status();
+  state.backend.record(state.queues.ended[0], 0);
+  return state.backend.finish(state.queues.ended[0]);
 }
 
 Status fill_buffers(State& state) {
@@ -68,6 +69,7 @@ Status fill_buffers(State& state) {
     held.for_each_run([&](const Held::Run& run) {
       state.backend.copy(to + run.held * size, value.data + run.whole * size, run.count * size);
     });
+    PIPER_TRY(finish_copies(state));  // the value may leave memory
   }
   return ok_status();
 }
@@ -148,17 +150,33 @@ int64_t messages_on(const State& state, int64_t peer, int32_t channel) {
   return most;
 }
 
+// The backend's stream for an instruction.
+int32_t stream_of(const State& state, const Instruction& from) {
+  return state.backend.is_asynchronous() ? state.queues.streams[static_cast<size_t>(from.stream)]
+                                         : 0;
+}
+Result<int32_t> add_hidden(State& state) {
+  if (!state.backend.is_asynchronous()) return 0;
+  PIPER_ASSIGN(const int32_t stream, state.backend.add_stream({}));
+  state.queues.all.push_back(stream);
+  return stream;
+}
+
 Status bind_message(State& state, const Instruction& from, Routes& routes, Op& op) {
   bool sends = from.kind == InstructionKind::kSend;
   int64_t peer = peer_rank(*state.role, from.peer, state.coordinates);
   op.size = bytes_of(state, from, 0);
-  auto [place, fresh] = routes.handles.try_emplace({sends, peer, from.channel}, -1);
+  // What is sent leaves on the channel's own stream.
+  const int32_t plan_stream = sends ? -1 : stream_of(state, from);
+  auto [place, fresh] = routes.handles.try_emplace({sends, peer, from.channel, plan_stream}, -1);
   if (fresh) {
-    auto route =
-        sends ? state.transport.add_send(peer, from.channel, messages_on(state, peer, from.channel))
-              : state.transport.add_recv(peer, from.channel);
+    PIPER_ASSIGN(const int32_t stream, sends ? add_hidden(state) : Result<int32_t>(plan_stream));
+    auto route = sends ? state.transport.add_send(peer, from.channel,
+                                                  messages_on(state, peer, from.channel), stream)
+                       : state.transport.add_recv(peer, from.channel, stream);
     if (!route) return wrong_plan(state, op, route.error().message);
     place->second = *route;
+    if (sends) state.queues.stream_of_route[*route] = stream;
   }
   op.handle = place->second;
   if (from.args.size() == 1) return ok_status();
@@ -359,6 +377,7 @@ size_t least_args(InstructionKind kind) {
 
 struct Bound {
   std::vector<int32_t> programs, groups;
+  std::map<std::pair<int32_t, int32_t>, int32_t> group_on;  // by group and the plan's stream
   std::vector<int64_t> group_sizes;
   Routes routes;
 };
@@ -440,8 +459,20 @@ Status bind_section(State& state, const char* name, const std::vector<Instructio
                     to_string(from.kind), from.label.empty() ? "" : " ", from.label));
     section.ops[i].label = state.labels.back().c_str();
     PIPER_TRY(bind_instruction(state, from, bound, section.ops[i]));
+    if (state.backend.is_asynchronous() && is_collective(from.kind))
+      section.ops[i].handle = bound.group_on.at({from.group, from.stream});
   }
-  return ok_status();
+  return state.backend.is_asynchronous() ? prepare_section(state, section) : ok_status();
+}
+
+// On which streams of the plan the group's collectives stand, ascending; the first one where that
+// makes no difference.
+std::set<int32_t> streams_of(const State& state, int32_t group) {
+  std::set<int32_t> streams;
+  for (const auto* section : {&state.role->prologue, &state.role->body, &state.role->epilogue})
+    for (const Instruction& one : *section)
+      if (one.group == group && is_collective(one.kind)) streams.insert(one.stream);
+  return streams.empty() || !state.backend.is_asynchronous() ? std::set<int32_t>{0} : streams;
 }
 
 Status load_programs(State& state, Bound& bound) {
@@ -451,8 +482,13 @@ Status load_programs(State& state, Bound& bound) {
   }
   for (const Group& group : state.role->groups) {
     std::vector<int64_t> ranks = group_ranks(*state.role, group, state.coordinates);
-    PIPER_ASSIGN(int32_t handle, state.transport.add_group(ranks));
-    bound.groups.push_back(handle);
+    const auto index = static_cast<int32_t>(bound.groups.size());
+    for (const int32_t stream : streams_of(state, index)) {
+      const Instruction on{.stream = stream};
+      PIPER_ASSIGN(bound.group_on[std::pair(index, stream)],
+                   state.transport.add_group(ranks, stream_of(state, on)));
+    }
+    bound.groups.push_back(bound.group_on.lower_bound({index, 0})->second);
     bound.group_sizes.push_back(static_cast<int64_t>(ranks.size()));
   }
   return ok_status();
@@ -487,6 +523,7 @@ Result<std::unique_ptr<Executor>> Executor::load(const RankSource& source, Backe
   const RoleProgram& role = *state->role;
   state->coordinates = coordinates_of(role.mesh, source.rank);
   PIPER_TRY(allocate(*state));
+  if (backend.is_asynchronous()) PIPER_TRY(prepare_queues(*state));
   PIPER_TRY(fill_buffers(*state));
   Bound bound;
   PIPER_TRY(load_programs(*state, bound));
@@ -498,6 +535,10 @@ Result<std::unique_ptr<Executor>> Executor::load(const RankSource& source, Backe
   PIPER_TRY(bind_section(*state, "prologue", role.prologue, bound, state->prologue));
   PIPER_TRY(bind_section(*state, nullptr, role.body, bound, state->body));
   PIPER_TRY(bind_section(*state, "epilogue", role.epilogue, bound, state->epilogue));
+  for (size_t s = 0; s < state->queues.all.size(); ++s) {
+    PIPER_ASSIGN(const int32_t event, backend.add_event());
+    state->queues.joins.push_back(event);
+  }
   state->reports.resize(role.reports.size());
   state->trace.resize(role.body.size() * static_cast<size_t>(source.trace_steps));
   return std::unique_ptr<Executor>(new Executor(std::move(state)));

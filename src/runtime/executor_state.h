@@ -2,6 +2,7 @@
 #pragma once
 
 #include <deque>
+#include <map>
 
 #include "piper/runtime.h"
 
@@ -25,10 +26,38 @@ struct Op {
   const char* label = nullptr;          // "instruction 12 (recv F stage=1 mb=3)"
 };
 
+// What stands around an instruction where the backend queues it.
+struct Queued {
+  std::vector<int32_t> waits;  // events
+  int32_t stream = 0;          // the backend's
+  int32_t event = -1;          // recorded behind it, where another stream waits for it
+  // A message leaves on a stream of its own, so that nothing behind it waits for its receiver: that
+  // stream, and the event that it waits for.
+  int32_t leaves = -1, ready = -1;
+  // What the host brings, by parity of the section: data, or numbers that are always the same.
+  std::byte* staged[2] = {};
+  int64_t staged_bytes = 0;
+};
+
 struct BoundSection {
   const char* name = nullptr;  // "prologue", "epilogue"; null for the body
   const std::vector<Instruction>* instructions = nullptr;
   std::vector<Op> ops;
+  std::vector<Queued> queued;  // by instruction, where the backend is asynchronous
+};
+
+inline constexpr size_t kReportBytes = 64;  // on the host, for each report
+
+// How sections follow each other on an asynchronous backend.
+struct Queues {
+  std::vector<int32_t> streams;    // by stream of the plan
+  std::vector<int32_t> all;        // of the backend, those of messages among them
+  std::vector<int32_t> joins;      // by stream of `all`: the event of its end
+  int32_t ended[2] = {-1, -1};     // by parity of the section: all of it is complete
+  int32_t reported[2] = {-1, -1};  // by parity of the step: its reports are on the host
+  std::byte* reports[2] = {};      // the same: these, 64 bytes each
+  std::map<int32_t, int32_t> stream_of_route;
+  int64_t sections = 0;  // queued so far
 };
 
 struct Executor::State {
@@ -42,8 +71,8 @@ struct Executor::State {
   const RoleProgram* role = nullptr;
   std::vector<int64_t> coordinates;
   std::byte* arena = nullptr;
-  std::unique_ptr<std::byte, void (*)(void*)> host{nullptr, std::free};  // the host's arena
-  std::vector<std::byte*> workspaces;                                    // by stream
+  std::byte* host = nullptr;           // the host's arena
+  std::vector<std::byte*> workspaces;  // by stream
   BoundSection prologue, body, epilogue;
   std::vector<std::string> labels;  // never resized after load: others read them
   std::vector<std::vector<Piece>> pieces;
@@ -53,15 +82,26 @@ struct Executor::State {
   std::deque<Rows> rows;
   std::vector<std::vector<MessagePart>> messages;
   std::vector<double> reports;
+  Queues queues;
   // The last `trace_steps` steps, as a ring of whole steps.
   std::vector<TraceEvent> trace;
   int64_t traced_steps = 0;
 
   std::byte* at(const Buffer& buffer) const {
-    return (role->tensor(buffer).host ? host.get() : arena) + buffer.offset;
+    return (role->tensor(buffer).host ? host : arena) + buffer.offset;
   }
   std::byte* at(int32_t buffer) const { return at(role->buffers[static_cast<size_t>(buffer)]); }
   const TensorType& type(int32_t buffer) const { return role->tensor(buffer).type; }
 };
+
+// Queues a section on an asynchronous backend, behind the one before; `reports`: that of a step.
+Status queue_section(Executor::State& state, const BoundSection& section, int64_t step,
+                     bool reports);
+// Its instructions in order; returns when they are done.
+Status run_op(Executor::State& state, const Op& op, int64_t step);
+// At load: events, streams, and what lies on the host.
+Status prepare_queues(Executor::State& state);
+Status prepare_section(Executor::State& state, BoundSection& section);
+Error located(const Op& op, int64_t step, Error error);
 
 }  // namespace piper

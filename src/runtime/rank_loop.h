@@ -20,10 +20,7 @@ struct RankRun {
 };
 Status run_rank(RankRun& run);
 
-// All parameters of these executors, in rank order, the first holder's value; by name, aliases
-// included.
-std::vector<NamedTensor> collect_parameters(std::span<const Executor* const> executors);
-// The same over a transport: collective, and rank 0 has the result.
+// What collect_parameters gives, over a transport: collective, and rank 0 has the result.
 Result<std::vector<NamedTensor>> gather_parameters(const Executor& executor, Transport& transport);
 
 }  // namespace piper

@@ -36,12 +36,7 @@ struct Mailbox {
 // What a member brings to a collective; others read it between the two phases.
 struct alignas(64) Member {
   std::atomic<uint64_t> arrived{0};  // phases entered
-  std::span<const Piece> pieces;
-  std::span<const Shard> shards;
-  std::span<const Exchange> exchanges;
-  Rows rows;
-  const std::byte* from = nullptr;
-  int64_t bytes = 0;
+  Brought brings;
 };
 
 struct Group {
@@ -107,10 +102,10 @@ class InprocTransport final : public Transport, public Control {
   Status barrier() override { return arrive(groups_[0], "barrier"); }
   void abort(const Error& reason) override;
 
-  Result<int32_t> add_send(int64_t peer, int32_t channel, int64_t in_flight) override;
-  Result<int32_t> add_recv(int64_t peer, int32_t channel) override;
+  Result<int32_t> add_send(int64_t peer, int32_t channel, int64_t in_flight, int32_t) override;
+  Result<int32_t> add_recv(int64_t peer, int32_t channel, int32_t) override;
   Status add_message(std::span<const MessagePart>) override { return ok_status(); }
-  Result<int32_t> add_group(std::span<const int64_t> ranks) override;
+  Result<int32_t> add_group(std::span<const int64_t> ranks, int32_t) override;
 
   Status send(int32_t route, const std::byte* data, int64_t bytes) override;
   Status recv(int32_t route, std::byte* to, int64_t bytes) override;
@@ -133,8 +128,8 @@ class InprocTransport final : public Transport, public Control {
     Group* group = nullptr;
     size_t position = 0;
     uint64_t phase = 0;
-    std::vector<std::byte*> to;  // one per member, reused by every sum
-    std::vector<const std::byte*> from;
+    std::vector<const Brought*> brought;  // by position
+    ShareScratch scratch;
     Member& own() { return group->members[position]; }
     size_t size() const { return group->members.size(); }
   };
@@ -148,7 +143,7 @@ class InprocTransport final : public Transport, public Control {
   bool wait(int64_t peer, Ready ready);
   Status late(const std::string& what, int64_t peer);
   Status arrive(Seated& seated, const char* what);
-  Status meet(Seated& seated, const Member& brings, const char* what);
+  Status meet(int32_t group, InstructionKind kind, const Brought& brings, const char* what);
   Status compare(Seated& seated, const char* what);
 
   Shared& shared_;
@@ -250,7 +245,8 @@ Mailbox& InprocTransport::mailbox(int64_t sender, int64_t receiver, int32_t chan
   return box;
 }
 
-Result<int32_t> InprocTransport::add_send(int64_t peer, int32_t channel, int64_t in_flight) {
+Result<int32_t> InprocTransport::add_send(int64_t peer, int32_t channel, int64_t in_flight,
+                                          int32_t) {
   PIPER_TRY(check_peer(rank_, world(), peer));
   Mailbox& box = mailbox(rank_, peer, channel);
   box.ring.resize(std::max(box.ring.size(), static_cast<size_t>(in_flight)));
@@ -259,7 +255,7 @@ Result<int32_t> InprocTransport::add_send(int64_t peer, int32_t channel, int64_t
   return static_cast<int32_t>(routes_.size() - 1);
 }
 
-Result<int32_t> InprocTransport::add_recv(int64_t peer, int32_t channel) {
+Result<int32_t> InprocTransport::add_recv(int64_t peer, int32_t channel, int32_t) {
   PIPER_TRY(check_peer(rank_, world(), peer));
   routes_.push_back(&mailbox(peer, rank_, channel));
   return static_cast<int32_t>(routes_.size() - 1);
@@ -279,12 +275,13 @@ int32_t InprocTransport::open_group(const std::vector<int64_t>& ranks) {
   seated.group = &group;
   seated.position =
       static_cast<size_t>(std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin());
-  seated.to.resize(ranks.size());
-  seated.from.resize(ranks.size());
+  seated.scratch.to.resize(ranks.size());
+  seated.scratch.from.resize(ranks.size());
+  for (const Member& member : group.members) seated.brought.push_back(&member.brings);
   return static_cast<int32_t>(groups_.size() - 1);
 }
 
-Result<int32_t> InprocTransport::add_group(std::span<const int64_t> ranks) {
+Result<int32_t> InprocTransport::add_group(std::span<const int64_t> ranks, int32_t) {
   PIPER_TRY(check_group(rank_, world(), ranks));
   return open_group({ranks.begin(), ranks.end()});
 }
@@ -387,33 +384,25 @@ Status InprocTransport::arrive(Seated& seated, const char* what) {
   return ok_status();
 }
 
-// Publishes the own arguments and returns when all members' can be read.
-Status InprocTransport::meet(Seated& seated, const Member& brings, const char* what) {
-  Member& own = seated.own();
-  own.pieces = brings.pieces;
-  own.shards = brings.shards;
-  own.exchanges = brings.exchanges;
-  own.rows = brings.rows;
-  own.from = brings.from;
-  own.bytes = brings.bytes;
+// Publishes what the own rank brings, and does its share when all members' can be read.
+Status InprocTransport::meet(int32_t group, InstructionKind kind, const Brought& brings,
+                             const char* what) {
+  Seated& seated = groups_[static_cast<size_t>(group)];
+  seated.own().brings = brings;
   PIPER_TRY(arrive(seated, what));
   Status same = compare(seated, what);
   // If any two differ, every member finds one that differs from it: all wait here, so that none
   // goes on while another still reads what it brought.
-  if (!same) PIPER_TRY(arrive(seated, what));
+  if (same) do_share(kind, seated.brought, seated.position, seated.scratch);
+  PIPER_TRY(arrive(seated, what));
   return same;
 }
 
 Status InprocTransport::compare(Seated& seated, const char* what) {
-  const Member& own = seated.own();
+  const Brought& own = seated.own().brings;
   for (size_t i = 0; i < seated.size(); ++i) {
-    const Member& other = seated.group->members[i];
-    const auto alike = [](const auto& a, const auto& b) { return are_alike(a, b); };
-    if (other.bytes == own.bytes && std::ranges::equal(own.pieces, other.pieces, alike) &&
-        std::ranges::equal(own.shards, other.shards, alike) &&
-        std::ranges::equal(own.exchanges, other.exchanges, alike) &&
-        are_alike(own.rows, other.rows))
-      continue;
+    const Brought& other = *seated.brought[i];
+    if (are_alike(own, other)) continue;
     if (other.bytes != own.bytes) {
       return size_mismatch(rank_, seated.group->ranks[i], fmt::format("in the {} with", what),
                            other.bytes, own.bytes);
@@ -426,140 +415,63 @@ Status InprocTransport::compare(Seated& seated, const char* what) {
 }
 
 Status InprocTransport::all_reduce(int32_t group, std::span<const Piece> pieces) {
-  Seated& seated = groups_[static_cast<size_t>(group)];
-  if (seated.size() == 1) return ok_status();
-  Member brings;
+  if (groups_[static_cast<size_t>(group)].size() == 1) return ok_status();
+  Brought brings;
   brings.pieces = pieces;
   brings.bytes = flat_size(pieces);
-  PIPER_TRY(meet(seated, brings, "all-reduce"));
-  int64_t size = static_cast<int64_t>(seated.size());
-  int64_t own = static_cast<int64_t>(seated.position);
-  // Nobody else touches the own slice of anyone: each member sums its slice and writes it to all.
-  for_each_run(pieces, slice_begin(brings.bytes, own, size),
-               slice_begin(brings.bytes, own + 1, size),
-               [&](size_t p, int64_t offset, int64_t bytes, int64_t) {
-                 for (size_t i = 0; i < seated.size(); ++i) {
-                   seated.to[i] = seated.group->members[i].pieces[p].data + offset;
-                   seated.from[i] = seated.to[i];
-                 }
-                 DType dtype = pieces[p].dtype;
-                 reduce_in_order(pieces[p].reduction, dtype, seated.to, seated.from,
-                                 bytes / info(dtype).bytes);
-               });
-  return arrive(seated, "all-reduce");
+  return meet(group, InstructionKind::kAllReduce, brings, "all-reduce");
 }
 
 Status InprocTransport::reduce_scatter(int32_t group, std::span<const Shard> shards) {
-  Seated& seated = groups_[static_cast<size_t>(group)];
-  Member brings;
+  Brought brings;
   brings.shards = shards;
   brings.bytes = whole_bytes(shards);
-  PIPER_TRY(meet(seated, brings, "reduce-scatter"));
-  const auto own = static_cast<int64_t>(seated.position);
-  for (size_t s = 0; s < shards.size(); ++s) {
-    const DType dtype = shards[s].dtype;
-    shards[s].for_each_run(own, [&](const Shard::Run& run) {
-      for (size_t i = 0; i < seated.size(); ++i)
-        seated.from[i] = seated.group->members[i].shards[s].whole + run.whole;
-      std::byte* to = shards[s].part + run.part;
-      reduce_in_order(Reduction::kSum, dtype, std::span(&to, 1), seated.from,
-                      run.bytes / info(dtype).bytes);
-    });
-    clear_rest(shards[s], own);
-  }
-  return arrive(seated, "reduce-scatter");
+  return meet(group, InstructionKind::kReduceScatter, brings, "reduce-scatter");
 }
 
 Status InprocTransport::all_gather(int32_t group, std::span<const Shard> shards) {
-  Seated& seated = groups_[static_cast<size_t>(group)];
-  Member brings;
+  Brought brings;
   brings.shards = shards;
   brings.bytes = whole_bytes(shards);
-  PIPER_TRY(meet(seated, brings, "all-gather"));
-  for (size_t s = 0; s < shards.size(); ++s)
-    for (size_t i = 0; i < seated.size(); ++i) {
-      shards[s].for_each_run(static_cast<int64_t>(i), [&](const Shard::Run& run) {
-        std::byte* to = shards[s].whole + run.whole;
-        const std::byte* from = seated.group->members[i].shards[s].part + run.part;
-        if (to != from) std::memcpy(to, from, static_cast<size_t>(run.bytes));
-      });
-    }
-  return arrive(seated, "all-gather");
+  return meet(group, InstructionKind::kAllGather, brings, "all-gather");
 }
 
 Status InprocTransport::all_to_all(int32_t group, std::span<const Exchange> exchanges) {
-  Seated& seated = groups_[static_cast<size_t>(group)];
-  Member brings;
+  Brought brings;
   brings.exchanges = exchanges;
   for (const Exchange& one : exchanges) brings.bytes += one.block_bytes();
-  PIPER_TRY(meet(seated, brings, "all-to-all"));
-  for (size_t e = 0; e < exchanges.size(); ++e)
-    for (size_t i = 0; i < seated.size(); ++i) {
-      const Exchange& own = exchanges[e];
-      const std::byte* from = seated.group->members[i].exchanges[e].from +
-                              static_cast<int64_t>(seated.position) * own.from_block;
-      std::byte* to = own.to + static_cast<int64_t>(i) * own.to_block;
-      own.for_each_run(0, own.block_bytes(), [&](int64_t f, int64_t t, int64_t, int64_t bytes) {
-        std::memcpy(to + t, from + f, static_cast<size_t>(bytes));
-      });
-    }
-  return arrive(seated, "all-to-all");
+  return meet(group, InstructionKind::kAllToAll, brings, "all-to-all");
 }
 
 Status InprocTransport::rotate(int32_t group, const std::byte* from, std::byte* to, int64_t bytes,
                                int32_t turn) {
-  Seated& seated = groups_[static_cast<size_t>(group)];
-  Member brings;
+  Brought brings;
   brings.from = from;
+  brings.to = to;
   brings.bytes = bytes;
-  PIPER_TRY(meet(seated, brings, "rotation"));
-  const size_t before =
-      (seated.position + seated.size() - static_cast<size_t>(turn)) % seated.size();
-  std::memcpy(to, seated.group->members[before].from, static_cast<size_t>(bytes));
-  return arrive(seated, "rotation");
+  brings.root = turn;
+  return meet(group, InstructionKind::kRotate, brings, "rotation");
 }
 
 Status InprocTransport::dispatch(int32_t group, const Rows& rows) {
-  Seated& seated = groups_[static_cast<size_t>(group)];
-  Member brings;
+  Brought brings;
   brings.rows = rows;
-  PIPER_TRY(meet(seated, brings, "dispatch"));
-  const auto own = static_cast<int64_t>(seated.position);
-  clear_rows(rows, own, true);
-  for (size_t i = 0; i < seated.size(); ++i)
-    rows.for_each(static_cast<int64_t>(i), [&](int64_t whole, int64_t part, int64_t owner) {
-      if (owner == own)
-        std::memcpy(rows.whole + whole, seated.group->members[i].rows.part + part,
-                    static_cast<size_t>(rows.row_bytes));
-    });
-  return arrive(seated, "dispatch");
+  return meet(group, InstructionKind::kDispatch, brings, "dispatch");
 }
 
 Status InprocTransport::combine(int32_t group, const Rows& rows) {
-  Seated& seated = groups_[static_cast<size_t>(group)];
-  Member brings;
+  Brought brings;
   brings.rows = rows;
-  PIPER_TRY(meet(seated, brings, "combine"));
-  const auto own = static_cast<int64_t>(seated.position);
-  clear_rows(rows, own, false);
-  rows.for_each(own, [&](int64_t whole, int64_t part, int64_t owner) {
-    if (owner < rows.members)
-      std::memcpy(rows.part + part,
-                  seated.group->members[static_cast<size_t>(owner)].rows.whole + whole,
-                  static_cast<size_t>(rows.row_bytes));
-  });
-  return arrive(seated, "combine");
+  return meet(group, InstructionKind::kCombine, brings, "combine");
 }
 
 Status InprocTransport::broadcast(int32_t group, std::byte* data, int64_t bytes, int32_t root) {
-  Seated& seated = groups_[static_cast<size_t>(group)];
-  Member brings;
+  Brought brings;
   brings.from = data;
+  brings.to = data;
   brings.bytes = bytes;
-  PIPER_TRY(meet(seated, brings, "broadcast"));
-  const std::byte* from = seated.group->members[static_cast<size_t>(root)].from;
-  if (from != data) std::memcpy(data, from, static_cast<size_t>(bytes));
-  return arrive(seated, "broadcast");
+  brings.root = root;
+  return meet(group, InstructionKind::kBroadcast, brings, "broadcast");
 }
 
 class World final : public InprocWorld {

@@ -148,20 +148,21 @@ Group ProcessTransport::make_group(std::span<const int64_t> ranks) const {
   return group;
 }
 
-Result<int32_t> ProcessTransport::add_send(int64_t peer, int32_t channel, int64_t in_flight) {
+Result<int32_t> ProcessTransport::add_send(int64_t peer, int32_t channel, int64_t in_flight,
+                                           int32_t) {
   PIPER_TRY(check_peer(rank_, world_, peer));
   routes_.push_back({peer, channel});
   sends_.reserve(sends_.capacity() + static_cast<size_t>(in_flight));
   return static_cast<int32_t>(routes_.size() - 1);
 }
 
-Result<int32_t> ProcessTransport::add_recv(int64_t peer, int32_t channel) {
+Result<int32_t> ProcessTransport::add_recv(int64_t peer, int32_t channel, int32_t) {
   PIPER_TRY(check_peer(rank_, world_, peer));
   routes_.push_back({peer, channel});
   return static_cast<int32_t>(routes_.size() - 1);
 }
 
-Result<int32_t> ProcessTransport::add_group(std::span<const int64_t> ranks) {
+Result<int32_t> ProcessTransport::add_group(std::span<const int64_t> ranks, int32_t) {
   PIPER_TRY(check_group(rank_, world_, ranks));
   for (size_t i = 1; i < groups_.size(); ++i)
     if (std::equal(ranks.begin(), ranks.end(), groups_[i].ranks.begin(), groups_[i].ranks.end()))

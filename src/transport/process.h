@@ -61,10 +61,10 @@ class ProcessTransport final : public Transport, public Control {
   Status hear(int64_t rank, std::span<std::byte> bytes, const char* what) override;
   void abort(const Error& reason) override;
 
-  Result<int32_t> add_send(int64_t peer, int32_t channel, int64_t in_flight) override;
-  Result<int32_t> add_recv(int64_t peer, int32_t channel) override;
+  Result<int32_t> add_send(int64_t peer, int32_t channel, int64_t in_flight, int32_t) override;
+  Result<int32_t> add_recv(int64_t peer, int32_t channel, int32_t) override;
   Status add_message(std::span<const MessagePart> parts) override;
-  Result<int32_t> add_group(std::span<const int64_t> ranks) override;
+  Result<int32_t> add_group(std::span<const int64_t> ranks, int32_t) override;
 
   Status send(int32_t route, const std::byte* data, int64_t bytes) override;
   Status recv(int32_t route, std::byte* to, int64_t bytes) override;

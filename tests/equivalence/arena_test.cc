@@ -23,8 +23,9 @@ class Watched : public Backend {
   };
 
   std::string_view name() const override { return inner_->name(); }
-  Result<std::byte*> allocate(int64_t bytes) override {
-    PIPER_ASSIGN(std::byte * data, inner_->allocate(bytes + kGuard));
+  Result<std::byte*> allocate(int64_t bytes, Space space) override {
+    if (space == Space::kHost) return inner_->allocate(bytes, space);
+    PIPER_ASSIGN(std::byte * data, inner_->allocate(bytes + kGuard, space));
     blocks_.push_back({data, bytes, std::vector<bool>(static_cast<size_t>(bytes + kGuard))});
     return data;
   }
@@ -33,16 +34,12 @@ class Watched : public Backend {
                        std::byte* workspace) override {
     return inner_->bind(program, args, workspace);
   }
-  void launch(int32_t binding) override { inner_->launch(binding); }
-  void copy(std::byte* to, const std::byte* from, int64_t bytes) override {
+  void launch(int32_t binding, int32_t) override { inner_->launch(binding); }
+  void copy(std::byte* to, const std::byte* from, int64_t bytes, int32_t) override {
     inner_->copy(to, from, bytes);
   }
-  void fill(std::byte* to, const TensorType& type, double value) override {
+  void fill(std::byte* to, const TensorType& type, double value, int32_t) override {
     inner_->fill(to, type, value);
-  }
-  void sum(std::byte* to, std::span<const std::byte* const> from, DType dtype,
-           int64_t count) override {
-    inner_->sum(to, from, dtype, count);
   }
 
   // The first `kept` bytes of the first block hold what outlives a step.

@@ -2,6 +2,7 @@
 // parallelism on up to eight ranks, said by files of the library: five steps of each are those of
 // one device, in f64 to the last digits.
 #include "equivalence/jobs.h"
+#include "seed.h"
 
 namespace piper {
 namespace {
@@ -68,6 +69,19 @@ std::vector<Product> products(const Part& part) {
   return all;
 }
 
+// Two steps on devices that only queue, in one of the orders that are legal.
+void expect_same_bits_queued(const PlanSet& set, const std::string& model, const Trained& want) {
+  static uint64_t seed = given_seed().value_or(1);
+  SCOPED_TRACE(fmt::format("seed {}", ++seed));
+  const auto world = make_sim_world(set.world(), seed);
+  const Result<Trained> queued = train_simulated(set, model, *world, 2);
+  ASSERT_TRUE(queued) << print_error(queued.error());
+  for (size_t k = 0; k < queued->losses.size(); ++k) {
+    EXPECT_EQ(queued->losses[k], want.losses[k]) << "step " << k;
+    EXPECT_EQ(queued->norms[k], want.norms[k]) << "step " << k;
+  }
+}
+
 // `uncut`: what one device trains, if known already.
 void expect_trains_uncut(const std::string& model, const std::string& strategy,
                          std::optional<Trained>& uncut) {
@@ -89,6 +103,7 @@ void expect_trains_uncut(const std::string& model, const std::string& strategy,
     EXPECT_NEAR(spread->norms[k], uncut->norms[k], 1e-11) << "step " << k;
   }
   EXPECT_LT(largest_difference(*spread, *uncut), 1e-12);
+  expect_same_bits_queued(compiled->set, model, *spread);
 }
 
 TEST_P(AxesProducts, TrainAsOneDeviceDoes) {

@@ -117,12 +117,8 @@ std::string write_batches(const Folder& folder, const nlohmann::json& batches, i
   return path;
 }
 
-Result<Trained> train_on(const PlanSet& set, const std::string& path, int64_t steps, int threads) {
-  PIPER_ASSIGN(const auto data, open_file(set, path));
-  JobOptions options;
-  options.steps = steps;
-  options.threads = threads;
-  PIPER_ASSIGN(JobResult job, run_job(set, data.get(), nullptr, nullptr, options));
+namespace {
+Trained trained_by(JobResult job) {
   Trained trained;
   for (const StepMetrics& step : job.steps) {
     trained.losses.push_back(step.loss.value_or(NAN));
@@ -131,9 +127,26 @@ Result<Trained> train_on(const PlanSet& set, const std::string& path, int64_t st
   for (NamedTensor& tensor : job.parameters) trained.parameters[tensor.name] = std::move(tensor);
   return trained;
 }
+}  // namespace
+
+Result<Trained> train_on(const PlanSet& set, const std::string& path, int64_t steps, int threads) {
+  PIPER_ASSIGN(const auto data, open_file(set, path));
+  JobOptions options;
+  options.steps = steps;
+  options.threads = threads;
+  PIPER_ASSIGN(JobResult job, run_job(set, data.get(), nullptr, nullptr, options));
+  return trained_by(std::move(job));
+}
 
 Result<Trained> train(const PlanSet& set, const std::string& model, int64_t steps, int threads) {
   return train_on(set, model_path(model, "reference.safetensors"), steps, threads);
+}
+
+Result<Trained> train_simulated(const PlanSet& set, const std::string& model, SimWorld& world,
+                                int64_t steps) {
+  PIPER_ASSIGN(const auto data, open_batches(set, model));
+  PIPER_ASSIGN(JobResult job, run_simulated(set, data.get(), world, steps));
+  return trained_by(std::move(job));
 }
 
 void expect_equal_bits(const Trained& a, const Trained& b, const std::string& what) {

@@ -11,7 +11,7 @@
 
 #include "folder.h"
 #include "piper/compile.h"
-#include "piper/runtime.h"
+#include "piper/sim.h"
 #include "sanitizer.h"
 
 namespace piper::jobs {
@@ -62,6 +62,10 @@ struct Trained {
 Result<Trained> train_on(const PlanSet& set, const std::string& path, int64_t steps,
                          int threads = 1);
 Result<Trained> train(const PlanSet& set, const std::string& model, int64_t steps, int threads = 1);
+
+// On devices that only queue, see sim.h.
+Result<Trained> train_simulated(const PlanSet& set, const std::string& model, SimWorld& world,
+                                int64_t steps);
 
 void expect_equal_bits(const Trained& a, const Trained& b, const std::string& what);
 // The largest of any parameter: absolute difference ÷ max(largest absolute value in b, 0.05).

@@ -1,4 +1,4 @@
-// The CPU backend as such: memory, sums, refusals, results in place; Fused; and the null backend.
+// The CPU backend as such: memory, refusals, results in place; Fused; and the null backend.
 #include "cpu_harness.h"
 
 namespace piper::test {
@@ -115,29 +115,6 @@ TEST(Backend, AResultDoesNotDependOnPositionOrCount) {
 }
 
 // ---- The backend ---------------------------------------------------------------------
-
-TEST(Backend, SumAddsInOrder) {
-  auto backend = make_cpu_backend();
-  const int64_t count = 5001;
-  std::vector<std::vector<float>> terms;
-  std::vector<const std::byte*> from;
-  Random random(4);
-  for (int k = 0; k < 5; ++k) {
-    const Tensor t = random.uniform(DType::kF32, {count}, -1, 1);
-    terms.emplace_back(t.v.begin(), t.v.end());
-  }
-  for (const auto& term : terms) from.push_back(reinterpret_cast<const std::byte*>(term.data()));
-  std::vector<float> out(count);
-  backend->sum(reinterpret_cast<std::byte*>(out.data()), from, DType::kF32, count);
-  for (int64_t i = 0; i < count; ++i) {
-    float expected = terms[0][i];
-    for (int k = 1; k < 5; ++k) expected += terms[k][i];
-    ASSERT_EQ(out[i], expected);
-  }
-  // In place over one of the terms.
-  backend->sum(reinterpret_cast<std::byte*>(terms[2].data()), from, DType::kF32, count);
-  EXPECT_EQ(terms[2], out);
-}
 
 TEST(Backend, AllocatesAlignedZeros) {
   auto backend = make_cpu_backend();

@@ -186,7 +186,7 @@ class CpuBackend final : public Backend {
         team_(options.threads, options.cores) {}
   std::string_view name() const override { return "cpu"; }
 
-  Result<std::byte*> allocate(int64_t bytes) override {
+  Result<std::byte*> allocate(int64_t bytes, Space) override {
     AlignedBlock block = bytes < 0 || bytes > kMaxElements ? nullptr : aligned_block(bytes);
     if (!block) return refused(bytes);
     blocks_.push_back(std::move(block));
@@ -227,24 +227,19 @@ class CpuBackend final : public Backend {
     return static_cast<int32_t>(bindings_.size()) - 1;
   }
 
-  void launch(int32_t binding) override {
+  void launch(int32_t binding, int32_t) override {
     const Binding& bound = bindings_[binding];
     for (const LoadedProgram::Op& op : bound.program->ops) {
       team_.run(*op.kernel, bound.pointers.data() + op.first, scratch_.get(), scratch_bytes_);
     }
   }
 
-  void copy(std::byte* to, const std::byte* from, int64_t bytes) override {
+  void copy(std::byte* to, const std::byte* from, int64_t bytes, int32_t) override {
     if (to != from) std::memmove(to, from, static_cast<size_t>(bytes));
   }
 
-  void fill(std::byte* to, const TensorType& type, double value) override {
+  void fill(std::byte* to, const TensorType& type, double value, int32_t) override {
     cpu::fill_elements(to, type.dtype, num_elements(type.shape), value);
-  }
-
-  void sum(std::byte* to, std::span<const std::byte* const> from, DType dtype,
-           int64_t count) override {
-    cpu::sum_elements(to, from, dtype, count);
   }
 
  private:

@@ -83,9 +83,5 @@ auto for_dtype(DType dtype, F f) {
 }
 
 void fill_elements(std::byte* to, DType dtype, int64_t count, double value);
-// to[i] = ((from[0][i] + from[1][i]) + from[2][i]) + …; 16-bit floats are summed in f32 and rounded
-// once.
-void sum_elements(std::byte* to, std::span<const std::byte* const> from, DType dtype,
-                  int64_t count);
 
 }  // namespace piper::cpu

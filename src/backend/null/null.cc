@@ -20,7 +20,7 @@ class NullBackend final : public Backend {
   std::string_view name() const override { return "null"; }
 
   // Memory is real: the executor's own copies and messages go through it.
-  Result<std::byte*> allocate(int64_t bytes) override {
+  Result<std::byte*> allocate(int64_t bytes, Space) override {
     if (bytes < 0) return fail("cannot allocate {} bytes", bytes).with_code(ExitCode::kStorage);
     const size_t size = (static_cast<size_t>(bytes) + kAlignment) / kAlignment * kAlignment;
     auto* p =
@@ -46,12 +46,9 @@ class NullBackend final : public Backend {
     return static_cast<int32_t>(counts_->binds++);
   }
 
-  void launch(int32_t) override { ++counts_->launches; }
-  void copy(std::byte*, const std::byte*, int64_t) override { ++counts_->copies; }
-  void fill(std::byte*, const TensorType&, double) override { ++counts_->fills; }
-  void sum(std::byte*, std::span<const std::byte* const>, DType, int64_t) override {
-    ++counts_->sums;
-  }
+  void launch(int32_t, int32_t) override { ++counts_->launches; }
+  void copy(std::byte*, const std::byte*, int64_t, int32_t) override { ++counts_->copies; }
+  void fill(std::byte*, const TensorType&, double, int32_t) override { ++counts_->fills; }
 
  private:
   NullCounts own_;

@@ -1,0 +1,160 @@
+// A section on an asynchronous backend: each instruction stands on its stream, behind the events of
+// what it waits for. Sections follow each other; the host waits for the last but one of them alone,
+// when it fills again what that has brought to the device.
+#include <cstring>
+#include <numeric>
+
+#include "executor_state.h"
+
+namespace piper {
+namespace {
+
+using State = Executor::State;
+
+// What the host brings: data anew in each section, into memory of its own by parity; numbers once.
+Status stage(State& state, const Instruction& from, const Op& op, Queued& queued) {
+  const bool is_position = from.kind == InstructionKind::kPosition;
+  if (from.kind != InstructionKind::kInput && !is_position) return ok_status();
+  queued.staged_bytes = state.type(from.args[0]).bytes();
+  for (std::byte*& at : queued.staged) {
+    PIPER_ASSIGN(at, state.backend.allocate(queued.staged_bytes, Space::kHost));
+    if (!is_position && !from.input.empty()) continue;
+    state.backend.host_uses(at, queued.staged_bytes, true);
+    auto* numbers = reinterpret_cast<int64_t*>(at);
+    if (is_position)
+      std::memcpy(at, op.b, static_cast<size_t>(op.size));
+    else
+      std::iota(numbers, numbers + op.count, op.size);
+  }
+  return ok_status();
+}
+
+void take_parts(State& state, const Op& op, int32_t stream) {
+  for (int64_t s = 0; s < op.count; ++s) {
+    const Shard& shard = op.shards[s];
+    int64_t end = 0;
+    shard.for_each_run(op.root, [&](const Shard::Run& run) {
+      state.backend.copy(shard.part + run.part, shard.whole + run.whole, run.bytes, stream);
+      end = run.part + run.bytes;
+    });
+    const int64_t size = info(shard.dtype).bytes, rest = shard.part_count - end / size;
+    if (rest > 0) state.backend.fill(shard.part + end, TensorType{shard.dtype, {rest}}, 0, stream);
+  }
+}
+
+Status bring(State& state, const Op& op, const Queued& queued, int64_t step) {
+  std::byte* from = queued.staged[state.queues.sections % 2];
+  if (op.kind == InstructionKind::kInput && op.handle >= 0) {
+    state.backend.host_uses(from, queued.staged_bytes, true);
+    PIPER_TRY(state.source.data->read(step + op.ahead, op.handle, op.size, op.count, from));
+  }
+  state.backend.copy(op.a, from, queued.staged_bytes, queued.stream);
+  return ok_status();
+}
+
+Status queue_op(State& state, const Op& op, const Queued& queued, int64_t step) {
+  Backend& backend = state.backend;
+  switch (op.kind) {
+    case InstructionKind::kCompute:
+      backend.launch(op.handle, queued.stream);
+      return ok_status();
+    case InstructionKind::kCopy:
+      backend.copy(op.b, op.a, op.size, queued.stream);
+      return ok_status();
+    case InstructionKind::kOwnPart:
+      take_parts(state, op, queued.stream);
+      return ok_status();
+    case InstructionKind::kInput:
+    case InstructionKind::kPosition:
+      return bring(state, op, queued, step);
+    case InstructionKind::kSend:
+      backend.record(queued.ready, queued.stream);
+      backend.wait(queued.ready, queued.leaves);
+      return run_op(state, op, step);
+    default:
+      return run_op(state, op, step);
+  }
+}
+
+// Stream 0 has all that others have done, and what is reported goes to the host behind it.
+void end_section(State& state, int64_t step, bool reports) {
+  Backend& backend = state.backend;
+  Queues& queues = state.queues;
+  for (size_t s = 1; s < queues.all.size(); ++s) {
+    backend.record(queues.joins[s], queues.all[s]);
+    backend.wait(queues.joins[s], queues.all[0]);
+  }
+  const auto parity = static_cast<size_t>(step % 2);
+  for (size_t i = 0; reports && i < state.role->reports.size(); ++i) {
+    const int32_t buffer = state.role->reports[i].buffer;
+    backend.copy(queues.reports[parity] + kReportBytes * i, state.at(buffer),
+                 state.type(buffer).bytes(), queues.all[0]);
+  }
+  if (reports) backend.record(queues.reported[parity], queues.all[0]);
+  backend.record(queues.ended[queues.sections % 2], queues.all[0]);
+  ++queues.sections;
+}
+
+}  // namespace
+
+Status prepare_queues(State& state) {
+  Queues& queues = state.queues;
+  for (const Stream& stream : state.role->streams) {
+    const bool is_first = queues.streams.empty();
+    PIPER_ASSIGN(const int32_t made,
+                 is_first ? Result<int32_t>(0) : state.backend.add_stream(stream));
+    queues.streams.push_back(made);
+  }
+  queues.all = queues.streams;
+  const auto bytes = static_cast<int64_t>(kReportBytes * state.role->reports.size());
+  for (size_t parity = 0; parity < 2; ++parity) {
+    PIPER_ASSIGN(queues.ended[parity], state.backend.add_event());
+    PIPER_ASSIGN(queues.reported[parity], state.backend.add_event());
+    PIPER_ASSIGN(queues.reports[parity], state.backend.allocate(bytes, Space::kHost));
+  }
+  return ok_status();
+}
+
+Status prepare_section(State& state, BoundSection& section) {
+  const std::vector<Instruction>& instructions = *section.instructions;
+  section.queued.resize(instructions.size());
+  for (size_t i = 0; i < instructions.size(); ++i) {
+    Queued& queued = section.queued[i];
+    queued.stream = state.queues.streams[static_cast<size_t>(instructions[i].stream)];
+    PIPER_TRY(stage(state, instructions[i], section.ops[i], queued));
+    for (const int32_t before : instructions[i].waits) {
+      int32_t& event = section.queued[static_cast<size_t>(before)].event;
+      if (event < 0) {
+        PIPER_ASSIGN(event, state.backend.add_event());
+      }
+      queued.waits.push_back(event);
+    }
+    if (instructions[i].kind != InstructionKind::kSend) continue;
+    queued.leaves = state.queues.stream_of_route.at(section.ops[i].handle);
+    PIPER_ASSIGN(queued.ready, state.backend.add_event());
+  }
+  return ok_status();
+}
+
+Status queue_section(State& state, const BoundSection& section, int64_t step, bool reports) {
+  Backend& backend = state.backend;
+  Queues& queues = state.queues;
+  const int64_t number = queues.sections;
+  if (number > 1) PIPER_TRY(backend.finish(queues.ended[number % 2]));
+  for (size_t s = 1; number > 0 && s < queues.all.size(); ++s)
+    backend.wait(queues.ended[(number + 1) % 2], queues.all[s]);
+  for (size_t i = 0; i < section.ops.size(); ++i) {
+    const Op& op = section.ops[i];
+    const Queued& queued = section.queued[i];
+    state.activity.store(op.label, std::memory_order_release);
+    for (const int32_t event : queued.waits) backend.wait(event, queued.stream);
+    if (Status status = queue_op(state, op, queued, step); !status)
+      return located(op, step, std::move(status).error());
+    if (queued.event >= 0) backend.record(queued.event, queued.stream);
+  }
+  state.activity.store("the end of its step", std::memory_order_release);
+  end_section(state, step, reports);
+  return ok_status();
+}
+
+}  // namespace piper

@@ -1,0 +1,309 @@
+// Plans on devices that only queue: every strategy of the library gives the bits of the CPU in any
+// order that streams, events and communicators allow; and an executor that forgets one of these is
+// found out in every order.
+
+#include "equivalence/jobs.h"
+#include "equivalence/layouts.h"
+#include "piper/verify.h"
+#include "seed.h"
+
+namespace piper {
+namespace {
+
+using namespace jobs;
+
+constexpr uint64_t kSeeds = kSanitized ? 2 : 20;
+
+// ---- The right executor -------------------------------------------------------------------------
+
+// Messages, reductions and gathers on streams of their own, as far as a strategy has them.
+const char* const kMessages =
+    "  - stream: {where: {kind: send}, name: out}\n  - stream: {where: {kind: recv}, name: in}\n";
+const char* const kSums = "  - stream: {where: {kind: [all_reduce, reduce_scatter]}, name: sums}\n";
+const char* const kGathers = "  - stream: {where: {kind: all_gather}, name: gathers}\n";
+const std::vector<std::string> kStreams{"", kSums, std::string(kMessages) + kSums,
+                                        std::string(kSums) + kGathers,
+                                        std::string(kMessages) + kSums + kGathers};
+
+const char* const kOffload = "  - offload: {what: optimizer}\n";
+
+Result<Compiled> compile_on(const std::string& file, const Shape2& shape,
+                            const std::string& streams) {
+  std::string text = strategy_text("mlp", kAdamW);
+  Shape2 with = shape;
+  with.order = file;
+  if (!streams.empty()) text += "directives:\n" + streams;
+  return compile_model("mlp", text, with);
+}
+
+class Simulated : public testing::TestWithParam<std::string> {};
+
+TEST_P(Simulated, GivesTheBitsOfTheCpu) {
+  if (!std::filesystem::exists(model_path("mlp", "model.onnx")))
+    GTEST_SKIP() << "no models in " << models_folder();
+  int64_t runs = 0;
+  for (const Shape2& shape : {Shape2{2, 2, 4}, Shape2{1, 4, 2}, Shape2{4, 1, 4}})
+    for (const std::string& streams : kStreams) {
+      const auto compiled = compile_on(GetParam(), shape, streams);
+      if (!compiled) continue;  // a strategy of another shape, or without such tasks
+      const auto want = train(compiled->set, "mlp", 3);
+      ASSERT_TRUE(want) << print_error(want.error());
+      for (uint64_t k = 0; k < kSeeds; ++k) {
+        const uint64_t seed = given_seed().value_or(1) + k;
+        const auto world = make_sim_world(compiled->set.world(), seed);
+        const auto got = train_simulated(compiled->set, "mlp", *world, 3);
+        const std::string what = fmt::format("pp {} dp {} mb {} seed {}\n{}", shape.pp, shape.dp,
+                                             shape.mb, seed, streams);
+        ASSERT_TRUE(got) << what << "\n" << print_error(got.error());
+        expect_equal_bits(*got, *want, what);
+        ++runs;
+      }
+    }
+  EXPECT_GT(runs, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Library, Simulated, testing::ValuesIn(library_files()),
+                         [](const auto& info) { return identifier(info.param); });
+
+// ---- Plans that forget a wait -------------------------------------------------------------------
+
+// Every wait of a plan left out: the proof from the plan alone and a run of it say the same. What
+// neither misses follows from what other ranks wait for.
+TEST_P(Simulated, AndTheVerifierMissTheSameWaits) {
+  if (!std::filesystem::exists(model_path("mlp", "model.onnx")))
+    GTEST_SKIP() << "no models in " << models_folder();
+  int64_t waits = 0, missed = 0;
+  const auto leave_out = [&](PlanSet& set, Instruction& one, size_t w) {
+    const std::vector<int32_t> all = one.waits;
+    one.waits.erase(one.waits.begin() + static_cast<std::ptrdiff_t>(w));
+    const auto report = verify_plan_set(set);
+    const bool is_refused = !report || !report->findings.empty();
+    const auto world = make_sim_world(set.world(), 1);
+    EXPECT_EQ(is_refused, !train_simulated(set, "mlp", *world, 2)) << one.label;
+    one.waits = all;
+    ++waits;
+    missed += is_refused;
+  };
+  for (const Shape2& shape : {Shape2{2, 2, 4}, Shape2{1, 4, 2}, Shape2{4, 1, 4}})
+    for (const std::string& streams : kStreams) {
+      const auto compiled = compile_on(GetParam(), shape, streams);
+      if (!compiled || kSanitized) continue;
+      PlanSet set = compiled->set;
+      for (RoleProgram& role : set.roles)
+        for (auto* section : {&role.prologue, &role.body, &role.epilogue})
+          for (Instruction& one : *section)
+            for (size_t w = 0; w < one.waits.size(); ++w) leave_out(set, one, w);
+    }
+  EXPECT_GE(missed * 4, waits * 3);
+}
+
+// ---- Executors that forget something ------------------------------------------------------------
+
+// What happens to the calls of rank 0's executor; a call of which nothing is said goes on as it is.
+struct Meddling {
+  // By the instruction that is being queued.
+  std::function<bool(std::string_view label)> drops_wait, drops_record;
+  bool drops_finish = false;
+  bool shares_staging = false;  // one block for all that the host brings
+  // Another stream for what is queued there.
+  std::optional<int32_t> computes_on, copies_on, receives_on, reduces_on;
+  // A reduction is queued behind the next one.
+  bool swaps_reductions = false;
+};
+
+class MeddlingDevice final : public Backend {
+ public:
+  MeddlingDevice(Backend& inner, Transport& transport, const Meddling& with)
+      : inner_(inner), transport_(transport), with_(with) {}
+  std::string_view name() const override { return inner_.name(); }
+  bool is_asynchronous() const override { return true; }
+  Result<std::byte*> allocate(int64_t bytes, Space space) override {
+    if (space != Space::kHost || !with_.shares_staging) return inner_.allocate(bytes, space);
+    std::byte*& shared = shared_[bytes];
+    if (shared != nullptr) return shared;
+    PIPER_ASSIGN(shared, inner_.allocate(bytes, space));
+    return shared;
+  }
+  Result<int32_t> load(const Program& program) override { return inner_.load(program); }
+  Result<int32_t> bind(int32_t program, std::span<std::byte* const> args,
+                       std::byte* workspace) override {
+    return inner_.bind(program, args, workspace);
+  }
+  Result<int32_t> add_stream(const Stream& like) override { return inner_.add_stream(like); }
+  Result<int32_t> add_event() override { return inner_.add_event(); }
+  void launch(int32_t binding, int32_t stream) override {
+    inner_.launch(binding, with_.computes_on.value_or(stream));
+  }
+  void copy(std::byte* to, const std::byte* from, int64_t bytes, int32_t stream) override {
+    inner_.copy(to, from, bytes, is_loaded() ? with_.copies_on.value_or(stream) : stream);
+  }
+  void fill(std::byte* to, const TensorType& type, double value, int32_t stream) override {
+    inner_.fill(to, type, value, stream);
+  }
+  void record(int32_t event, int32_t stream) override {
+    if (!with_.drops_record || !with_.drops_record(label())) inner_.record(event, stream);
+  }
+  void wait(int32_t event, int32_t stream) override {
+    if (!with_.drops_wait || !with_.drops_wait(label())) inner_.wait(event, stream);
+  }
+  Status finish(int32_t event) override {
+    return with_.drops_finish && is_loaded() ? ok_status() : inner_.finish(event);
+  }
+  void host_uses(const std::byte* at, int64_t bytes, bool writes) override {
+    inner_.host_uses(at, bytes, writes);
+  }
+
+ private:
+  std::string_view label() const { return transport_.activity().load(); }
+  bool is_loaded() const { return label() != "its start"; }
+  Backend& inner_;
+  Transport& transport_;
+  const Meddling& with_;
+  std::map<int64_t, std::byte*> shared_;
+};
+
+class MeddlingTransport final : public Transport {
+ public:
+  MeddlingTransport(Transport& inner, const Meddling& with) : inner_(inner), with_(with) {}
+  std::string_view name() const override { return inner_.name(); }
+  int64_t rank() const override { return inner_.rank(); }
+  int64_t world() const override { return inner_.world(); }
+  void set_timeout(double seconds) override { inner_.set_timeout(seconds); }
+  Control& control() override { return inner_.control(); }
+  Result<int32_t> add_send(int64_t peer, int32_t channel, int64_t most, int32_t stream) override {
+    return inner_.add_send(peer, channel, most, stream);
+  }
+  Result<int32_t> add_recv(int64_t peer, int32_t channel, int32_t stream) override {
+    return inner_.add_recv(peer, channel, with_.receives_on.value_or(stream));
+  }
+  Status add_message(std::span<const MessagePart> parts) override {
+    return inner_.add_message(parts);
+  }
+  Result<int32_t> add_group(std::span<const int64_t> ranks, int32_t stream) override {
+    return inner_.add_group(ranks, with_.reduces_on.value_or(stream));
+  }
+  Status send(int32_t route, const std::byte* data, int64_t bytes) override {
+    return inner_.send(route, data, bytes);
+  }
+  Status recv(int32_t route, std::byte* to, int64_t bytes) override {
+    return inner_.recv(route, to, bytes);
+  }
+  Status send(int32_t route, std::span<const MessagePart> parts) override {
+    return inner_.send(route, parts);
+  }
+  Status recv(int32_t route, std::span<const MessagePart> parts) override {
+    return inner_.recv(route, parts);
+  }
+  Status all_reduce(int32_t group, std::span<const Piece> pieces) override {
+    if (!with_.swaps_reductions) return inner_.all_reduce(group, pieces);
+    if (held_.empty()) {
+      held_ = pieces;
+      return ok_status();
+    }
+    PIPER_TRY(inner_.all_reduce(group, pieces));
+    return inner_.all_reduce(group, std::exchange(held_, {}));
+  }
+  Status reduce_scatter(int32_t group, std::span<const Shard> shards) override {
+    return inner_.reduce_scatter(group, shards);
+  }
+  Status all_gather(int32_t group, std::span<const Shard> shards) override {
+    return inner_.all_gather(group, shards);
+  }
+  Status all_to_all(int32_t group, std::span<const Exchange> exchanges) override {
+    return inner_.all_to_all(group, exchanges);
+  }
+  Status rotate(int32_t group, const std::byte* from, std::byte* to, int64_t bytes,
+                int32_t turn) override {
+    return inner_.rotate(group, from, to, bytes, turn);
+  }
+  Status dispatch(int32_t group, const Rows& rows) override { return inner_.dispatch(group, rows); }
+  Status combine(int32_t group, const Rows& rows) override { return inner_.combine(group, rows); }
+  Status broadcast(int32_t group, std::byte* data, int64_t bytes, int32_t root) override {
+    return inner_.broadcast(group, data, bytes, root);
+  }
+  Status wait_sends() override { return inner_.wait_sends(); }
+  std::atomic<const char*>& activity() override { return inner_.activity(); }
+
+ private:
+  Transport& inner_;
+  const Meddling& with_;
+  std::span<const Piece> held_;
+};
+
+class MeddledWorld final : public SimWorld {
+ public:
+  MeddledWorld(int64_t world, uint64_t seed, const Meddling& with)
+      : inner_(make_sim_world(world, seed)),
+        device_(inner_->device(0), inner_->transport(0), with),
+        transport_(inner_->transport(0), with) {}
+  Backend& device(int64_t rank) override { return rank == 0 ? device_ : inner_->device(rank); }
+  Transport& transport(int64_t rank) override {
+    return rank == 0 ? transport_ : inner_->transport(rank);
+  }
+  Status drain() override { return inner_->drain(); }
+
+ private:
+  std::unique_ptr<SimWorld> inner_;
+  MeddlingDevice device_;
+  MeddlingTransport transport_;
+};
+
+std::function<bool(std::string_view)> of(std::string what) {
+  return [what](std::string_view label) { return label.find(what) != label.npos; };
+}
+
+struct Planted {
+  friend void PrintTo(const Planted& one, std::ostream* out) { *out << one.name; }
+  const char* name;
+  const char* file;
+  Meddling with;
+  const char* says;  // the beginning of the error
+};
+const Planted kPlanted[] = {
+    {"nothing", "1f1b", {}, ""},
+    {"nothing_cut", "zero", {}, ""},
+    {"compute_does_not_wait_for_receive", "1f1b", {.drops_wait = of("(compute B")}, "race: "},
+    {"receive_does_not_wait_for_its_memory", "1f1b", {.drops_wait = of("(recv")}, "race: "},
+    {"message_leaves_before_it_is_made", "1f1b", {.drops_wait = of("(send")}, "race: "},
+    {"sum_does_not_wait_for_gradients", "1f1b", {.drops_wait = of("(all_reduce")}, "race: "},
+    {"update_does_not_wait_for_sums", "1f1b", {.drops_wait = of("(compute U")}, "race: "},
+    {"receive_is_not_recorded", "1f1b", {.drops_record = of("(recv")}, "rank 0, stream "},
+    {"sections_are_not_apart", "zero", {.drops_wait = of("the end of")}, "race: "},
+    {"reports_are_read_at_once", "1f1b", {.drops_finish = true}, "race: "},
+    {"staging_is_shared", "1f1b", {.shares_staging = true}, "race: "},
+    {"compute_on_another_stream", "1f1b", {.computes_on = 1}, "race: "},
+    {"inputs_on_another_stream", "1f1b", {.copies_on = 1}, "race: "},
+    {"receives_on_another_stream", "1f1b", {.receives_on = 1}, "race: "},
+    {"sums_on_another_stream", "1f1b", {.reduces_on = 1}, "deadlock: "},
+    {"sums_in_another_order", "1f1b", {.swaps_reductions = true}, "deadlock: "},
+    {"compute_does_not_wait_for_gather", "zero", {.drops_wait = of("(compute F")}, "race: "},
+    {"scatter_does_not_wait_for_gradients", "zero", {.drops_wait = of("(reduce_sc")}, "race: "},
+    {"copy_back_is_not_waited_for", "offload", {.drops_wait = of("(compute")}, "race: "},
+};
+
+class SimulatedFaults : public testing::TestWithParam<Planted> {};
+
+TEST_P(SimulatedFaults, AreNamedInEveryOrder) {
+  const Planted& planted = GetParam();
+  const std::string_view file = planted.file;
+  const auto compiled = file == "1f1b"   ? compile_on("1f1b", {2, 2, 4}, kStreams[2])
+                        : file == "zero" ? compile_on("zero3", {1, 4, 2}, kStreams[3])
+                                         : compile_on("1f1b", {2, 1, 4}, kOffload);
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    MeddledWorld world(compiled->set.world(), seed, planted.with);
+    const auto got = train_simulated(compiled->set, "mlp", world, 3);
+    if (*planted.says == 0) {
+      EXPECT_TRUE(got) << print_error(got.error());
+      continue;
+    }
+    ASSERT_FALSE(got) << "seed " << seed;
+    EXPECT_TRUE(got.error().message.starts_with(planted.says)) << print_error(got.error());
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Planted, SimulatedFaults, testing::ValuesIn(kPlanted),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace piper
