@@ -412,10 +412,10 @@ bool OpLayouts::begins(const Use& use, size_t input, const Cut& cut, int64_t bef
   const bool is_inside = !shows || any([](const LaidOut&one) { return one.lies.outside != 0; }),
              is_outside = !shows || any([](const LaidOut&one) { return one.lies.inside != 0; });
   // Blocks of blocks of all that there is, or, rounded up, of all.
-  const bool of_all = whole < 0 || first.outer == (whole + ranks_ - 1) / ranks_ ||
-                      (is_inside && whole > all - ranks_);
-  const bool ends = first.outer == size->second;
-  return of_all && (ends || (is_outside && first.outer % size->second == 0));
+  const bool first_of_all = first.outer == (whole + ranks_ - 1) / ranks_;
+  const bool of_all = whole < 0 || first_of_all || (is_inside && whole > all - ranks_);
+  return of_all && (first.outer == size->second ||
+                    ((is_outside || first_of_all) && first.outer % size->second == 0));
 }
 
 }  // namespace piper
