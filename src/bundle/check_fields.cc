@@ -71,7 +71,7 @@ class FieldCheck {
   void field(const char* name, const T& value, const T& normal, const How& how = {}) {
     if constexpr (std::is_integral_v<T>) {
       number(name, value, normal, how);
-    } else if constexpr (Message<T>) {
+    } else if constexpr (Listed<T>) {
       message(value);
     } else if constexpr (requires { value.data()->begin(); } || !ListOf<T>) {
       // Texts, attributes, enumerations and reals may be anything.
@@ -81,7 +81,7 @@ class FieldCheck {
   }
   template <class T>
   void element(const char* name, size_t i, const T& value, const How& how) {
-    if constexpr (Message<T>) {
+    if constexpr (Listed<T>) {
       if (!wrong_.empty()) return;
       message(value);
       if (!wrong_.empty()) wrong_ = place(name, i, value) + ": " + wrong_;

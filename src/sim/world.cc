@@ -169,10 +169,13 @@ class Fabric final : public Transport {
     brings.exchanges = exchanges;
     std::vector<Range> ranges;
     const auto members = static_cast<int64_t>(seats_[static_cast<size_t>(group)].members);
-    for (const Exchange& one : exchanges) {
-      ranges.push_back({one.from, one.block_bytes() * members, false});
-      ranges.push_back({one.to, one.block_bytes() * members, true});
-    }
+    // Blocks of several exchanges may lie between each other: what each touches, run by run.
+    for (const Exchange& one : exchanges)
+      for (int64_t m = 0; m < members; ++m)
+        one.for_each_run(0, one.block_bytes(), [&](int64_t f, int64_t t, int64_t, int64_t bytes) {
+          ranges.push_back({one.from + m * one.from_block + f, bytes, false});
+          ranges.push_back({one.to + m * one.to_block + t, bytes, true});
+        });
     return meet(group, InstructionKind::kAllToAll, brings, std::move(ranges));
   }
   Status rotate(int32_t group, const std::byte* from, std::byte* to, int64_t bytes,

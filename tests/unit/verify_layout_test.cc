@@ -596,7 +596,7 @@ TEST(VerifyLayout, NoChangeOfShapeChangesTheBlocks) {
 // Of one sample: blocks of rows, or of samples for all that is known, are added up over samples and
 // turned; put together are columns.
 const std::string kTurned = placed(
-    R"(plan batch=1 arena=? workspace=[96] transport=2097152 scratch=4194304
+    R"(plan batch=1 arena=? workspace=[112] transport=2097152 scratch=4194304
 axis "tp" 2
 stream 0 "compute"
 group 0 "tp" axes=[0]
@@ -608,15 +608,17 @@ buffer 2 "own x@0" f32[1,3,4] step at=?
 buffer 3 "own y@0" f32[1,4,3] step at=?
 buffer 4 "y@0" f32[1,4,6] step at=?
 buffer 5 "gs" f32[6] step at=?
-program 0 label="F" args=2 workspace=48
+program 0 label="F" args=2 workspace=112
   value 0 f32[1,3,4] read
   value 1 f32[1,4,3] written
   value 2 f32[1,3,4] view=0
   value 3 f32[1,3,4] at=0
   value 4 f32[1,1,3,4] view=3
-  value 5 f32[1,4,1,3] view=1
+  value 5 f32[1,4,1,3] at=64
+  value 6 f32[1,4,3] view=5
   op ReduceSum in=[2] out=[3] {axes=[0], keepdims=1}
   op Transpose in=[4] out=[5] {perm=[0,3,1,2]}
+  op Neg in=[6] out=[1]
 program 1 label="B" args=3 workspace=96
   value 0 f32[1,4,6] read
   value 1 f32[6] read
