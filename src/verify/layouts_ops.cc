@@ -421,19 +421,13 @@ bool OpLayouts::begins(const Use& use, size_t input, const Cut& cut, int64_t bef
                                  [&](const Dims& d) { return occurrences(d, cut.letter) > 0; });
   const bool is_inside = !shows || any([](const LaidOut&one) { return one.lies.outside != 0; }),
              is_outside = !shows || any([](const LaidOut&one) { return one.lies.inside != 0; });
-<<<<<<< HEAD
-  if (own % size->second != 0 || (own != size->second && !is_outside)) return false;
+  if (own % size->second != 0) return false;
   // Blocks of blocks of all that there is, or of all, rounded up for the parts inside each.
   const int64_t inside = own / size->second, parts = ranks_ * inside;
-  return whole < 0 || own == (whole + parts - 1) / parts * inside ||
-         (is_inside && whole > (own - 1) * ranks_);
-=======
-  // Blocks of blocks of all that there is, or, rounded up, of all.
-  const bool first_of_all = first.outer == (whole + ranks_ - 1) / ranks_;
-  const bool of_all = whole < 0 || first_of_all || (is_inside && whole > all - ranks_);
-  return of_all && (first.outer == size->second ||
-                    ((is_outside || first_of_all) && first.outer % size->second == 0));
->>>>>>> proofs
+  const bool first_of_all =
+      own == (whole + ranks_ - 1) / ranks_ || own == (whole + parts - 1) / parts * inside;
+  const bool of_all = whole < 0 || first_of_all || (is_inside && whole > (own - 1) * ranks_);
+  return of_all && (own == size->second || is_outside || first_of_all);
 }
 
 }  // namespace piper
