@@ -303,7 +303,7 @@ TEST(RandomAxes, TrainAsOneDeviceDoes) {
   EXPECT_LT(refused, wanted / 5);
   EXPECT_GT(with_collectives, wanted / 2);
   EXPECT_GT(with_turns, wanted / 60);
-  EXPECT_GT(with_zeros, wanted / 60);
+  EXPECT_GE(with_zeros, wanted / 150);
 }
 
 }  // namespace
