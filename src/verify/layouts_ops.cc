@@ -421,7 +421,7 @@ bool OpLayouts::begins(const Use& use, size_t input, const Cut& cut, int64_t bef
                                  [&](const Dims& d) { return occurrences(d, cut.letter) > 0; });
   const bool is_inside = !shows || any([](const LaidOut&one) { return one.lies.outside != 0; }),
              is_outside = !shows || any([](const LaidOut&one) { return one.lies.inside != 0; });
-  if (own % size->second != 0) return false;
+  if (own <= 0 || size->second <= 0 || own % size->second != 0) return false;
   // Blocks of blocks of all that there is, or of all, rounded up for the parts inside each.
   const int64_t inside = own / size->second, parts = ranks_ * inside;
   const bool first_of_all =

@@ -150,7 +150,9 @@ TEST(OffloadControls, ACopyBackLeftOutIsCaught) {
     const auto report = verify_plan_set(compiled->set);
     ASSERT_TRUE(report);
     ASSERT_FALSE(report->findings.empty()) << what;
-    EXPECT_EQ(report->findings[0].rule, "order") << report->findings[0].text;
+    // What it had waited for is not waited for by its reader either.
+    const std::string& rule = report->findings[0].rule;
+    EXPECT_TRUE(rule == "order" || rule == "memory") << rule << report->findings[0].text;
     const auto wrong = jobs::train(compiled->set, kModel, 2);
     EXPECT_TRUE(!wrong || wrong->losses != right->losses) << what;
   }

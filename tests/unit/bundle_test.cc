@@ -90,8 +90,8 @@ TEST(PlanText, BlocksPrintParseAndPrintTheSame) {
   EXPECT_EQ(role.tensor(0).cuts, (std::vector<TensorCut>{{0, 1, 3}}));
   EXPECT_EQ(role.tensor(2).cuts, (std::vector<TensorCut>{{0, 0, 1}, {1, 1, 1}}));
   std::string padded = kBlocks;
-  const std::string equal = "cuts=[S1/3@0] whole=[4,12]",
-                    with_zeros = "cuts=[S1/3:2@0] whole=[4,9]";
+  const std::string equal = "whole=[4,12] cuts=[S1/3@0]",
+                    with_zeros = "whole=[4,9] cuts=[S1/3:2@0]";
   padded.replace(padded.find(equal), equal.size(), with_zeros);
   const RoleProgram other = role_of(padded);
   EXPECT_EQ(print_plan(other), padded);

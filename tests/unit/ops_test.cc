@@ -242,6 +242,7 @@ const std::map<std::string, std::string> kComparesNames = {
     {"verify/layouts_ops.cc", "layouts of ops that move elements"},
     {"verify/layouts_program.cc",
      "layouts of ops that move elements, of products and of attention"},
+    {"verify/layouts_turns.cc", "casts of parts"},
     {"verify/meaning.cc", "which program casts and adds what messages bring"},
     {"verify/packed.cc", "the operands of products are packed"},
     {"verify/scalars.cc", "what the scalars of an update are made of"},

@@ -546,7 +546,8 @@ TEST(ShardAxis, InputsAreCutAlongTheirTokens) {
 AxisCut by_tokens(const Graph& whole, int32_t axis, int64_t ranks, AttentionBy by,
                   bool zigzag = false) {
   AxisCut cut{axis, fmt::format("cp{}", axis), ranks, {}};
-  for (ValueId input : whole.inputs) cut.seeds.push_back({input, 1, {}, false, zigzag});
+  for (ValueId input : whole.inputs)
+    cut.seeds.push_back({.value = input, .dim = 1, .zigzag = zigzag});
   for (const Param& param : whole.params) cut.seeds.push_back({param.value, -1, {}});
   cut.attention = {{{*Glob::parse("**", {})}, by, {}}};
   return cut;
@@ -821,7 +822,7 @@ TEST(ShardAxis, AnySeedsGiveTheSameNumbers) {
           continue;
         const bool zigzag = value.kind == ValueKind::kInput &&
                             type.shape[static_cast<size_t>(dim)] % 4 == 0 && pick(2);
-        axis_cut.seeds.push_back({id, pick(5) ? dim : -1, {}, false, zigzag});
+        axis_cut.seeds.push_back({.value = id, .dim = pick(5) ? dim : -1, .zigzag = zigzag});
       }
       at = cut(at, axis_cut).graph;
     }

@@ -33,6 +33,7 @@ const std::map<std::string, std::string> kUses = {
     {"policy.prefer", "directives: [{order: {each: dp, policy: {prefer: [WORD]}}}]"},
     {"offload.what", "directives: [{offload: {what: WORD}}]"},
     {"shard.dim", "directives: [{shard: {match: \"**\", dim: WORD, over: dp}}]"},
+    {"shard.order", "directives: [{shard: {input: \"*\", dim: 1, over: dp, order: WORD}}]"},
     {"shard.by", "directives: [{shard: {attention: \"**\", by: WORD, over: dp}}]"},
     {"policy.costs", "directives: [{order: {each: dp, policy: {prefer: [B, F], costs: WORD}}}]"},
 };
