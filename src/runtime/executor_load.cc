@@ -21,59 +21,6 @@ Error wrong_plan(const State& state, const Op& op, const std::string& what) {
   return fail("rank {}, {}: {}", state.source.rank, op.label, what).with_code(ExitCode::kPlan);
 }
 
-// ---- Memory -------------------------------------------------------------------------------------
-
-Status allocate(State& state) {
-  PIPER_ASSIGN(state.arena, state.backend.allocate(state.role->arena_bytes));
-  if (state.role->host_bytes > 0) {
-    PIPER_ASSIGN(state.host, state.backend.allocate(state.role->host_bytes, Space::kHost));
-  }
-  for (int64_t bytes : state.role->workspace_bytes) {
-    PIPER_ASSIGN(std::byte * workspace, state.backend.allocate(bytes));
-    state.workspaces.push_back(workspace);
-  }
-  return ok_status();
-}
-
-Status finish_copies(State& state) {
-  if (!state.backend.is_asynchronous()) return ok_status();
-  state.backend.record(state.queues.ended[0], 0);
-  return state.backend.finish(state.queues.ended[0]);
-}
-
-Status fill_buffers(State& state) {
-  std::map<std::string_view, const Bytes*> tensors;
-  for (const auto& [name, bytes] : state.source.set->tensors) tensors[name] = &bytes;
-  for (const Buffer& buffer : state.role->buffers) {
-    const Tensor& tensor = state.role->tensor(buffer);
-    if (tensor.kind == BufferKind::kStep) continue;
-    std::byte* to = state.at(buffer);
-    if (tensor.init.empty()) {
-      if (tensor.fill != 0) state.backend.fill(to, tensor.type, tensor.fill);
-      continue;
-    }
-    auto found = tensors.find(tensor.init);
-    if (found == tensors.end()) {
-      return fail("the plan set holds no initial value '{}' for buffer '{}'", tensor.init,
-                  tensor.name)
-          .with_code(ExitCode::kPlan);
-    }
-    const Bytes value = found->second->made();
-    const Held held = held_of(*state.role, tensor, state.coordinates);
-    if (static_cast<int64_t>(value.size) != held.whole.bytes()) {
-      return fail("the initial value '{}' has {} bytes, buffer '{}' is {}", tensor.init, value.size,
-                  tensor.name, to_string(held.whole))
-          .with_code(ExitCode::kPlan);
-    }
-    const int64_t size = info(tensor.type.dtype).bytes;
-    held.for_each_run([&](const Held::Run& run) {
-      state.backend.copy(to + run.held * size, value.data + run.whole * size, run.count * size);
-    });
-    PIPER_TRY(finish_copies(state));  // the value may leave memory
-  }
-  return ok_status();
-}
-
 // ---- Instructions -------------------------------------------------------------------------------
 
 // Bytes of the k-th argument.

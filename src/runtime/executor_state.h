@@ -94,6 +94,9 @@ struct Executor::State {
   const TensorType& type(int32_t buffer) const { return role->tensor(buffer).type; }
 };
 
+// At load: arenas and workspaces, then initial values and constants.
+Status allocate(Executor::State& state);
+Status fill_buffers(Executor::State& state);
 // Queues a section on an asynchronous backend, behind the one before; `reports`: that of a step.
 Status queue_section(Executor::State& state, const BoundSection& section, int64_t step,
                      bool reports);

@@ -1,7 +1,5 @@
 #include "layouts.h"
 
-#include <map>
-
 #include "mail.h"
 
 namespace piper {
@@ -430,14 +428,14 @@ class LayoutCheck {
   // of what a row has.
   Lies routed_beside(Spot place, const Instruction& one, const Lies& from, const Lies& index) {
     const bool sends = one.kind == InstructionKind::kDispatch;
-    const Shape &part = shape(place, one.args[sends ? 0 : 1]), &own = shape(place, one.args[0]);
     const int64_t rows = num_elements(shape(place, one.args[2])) / members(place, one);
-    const Lies made =
-        beside(from, own, one.dim, one.outer, axes(place, one), members(place, one), sends);
+    const Lies made = beside(from, shape(place, one.args[0]), one.dim, one.outer, axes(place, one),
+                             members(place, one), sends);
     const Lies& blocks = sends ? from : made;
     bool alike = index.kind == Lies::kWhole && blocks.kind != Lies::kRows;
     if (blocks.kind == Lies::kCut) {
-      const bool inside = blocks.outer % rows == 0 && num_elements(part) / blocks.outer > 0;
+      const int64_t elements = num_elements(shape(place, one.args[sends ? 0 : 1]));
+      const bool inside = blocks.outer % rows == 0 && elements / blocks.outer > 0;
       alike = index.kind == Lies::kWhole ? inside : index.kind == Lies::kCut;
     }
     if (made.kind != Lies::kUnknown && alike) return made;
