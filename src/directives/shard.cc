@@ -116,7 +116,9 @@ class Seeds {
                        : others == 1 ? " or the other pattern"
                                      : fmt::format(" or the other {} patterns", others),
                        did_you_mean(wanted, all));
-    if (all.size() <= 8) error.notes.push_back(fmt::format("there are {}", join(all, ", ")));
+    if (all.empty()) error.notes.push_back(fmt::format("the model has no {}", what));
+    if (!all.empty() && all.size() <= 8)
+      error.notes.push_back(fmt::format("there are {}", join(all, ", ")));
     error.notes.push_back("help: `piperc MODEL --describe` lists parameters, inputs and modules");
     return error;
   }

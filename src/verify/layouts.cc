@@ -365,13 +365,13 @@ class LayoutCheck {
     return own_blocks(place, part, one.dim, one.outer, one.mirrored);
   }
   // Of what cuts the same dim at the same stretches, and is not known to be inside, these are
-  // blocks.
+  // blocks; of what may be either that is not said.
   Lies own_blocks(Spot place, int32_t buffer, int32_t dim, int64_t outer, bool mirrored) const {
     Lies made = blocks_of(shape(place, buffer), static_cast<size_t>(dim), outer, mirrored);
-    const auto are_cut = [&](const Lies& other) {
-      return (other.dims & made.dims) != 0 && !(other.outside >> axis_ & 1);
-    };
-    made.outside = beside_them(place, buffer, made, are_cut);
+    const auto is_inside = [&](const Lies& other) { return (other.outside >> axis_ & 1) != 0; };
+    const auto are_cut = [&](const Lies& other) { return (other.dims & made.dims) != 0; };
+    made.outside =
+        beside_them(place, buffer, made, are_cut) & ~beside_them(place, buffer, made, is_inside);
     return made;
   }
   Lies in_runs(Spot place, int32_t buffer, const Lies& from, uint32_t over) {

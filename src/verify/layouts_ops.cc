@@ -377,10 +377,10 @@ std::optional<Lies> OpLayouts::looked_up(const Use& use, const Cut& cut, size_t 
   if (index.lies.kind != Lies::kWhole || index.lies.index == 0 || made.size() < rows.size() ||
       !std::equal(rows.begin(), rows.end(), made.begin()))
     return std::nullopt;
-  const auto size = std::find_if(rule.sizes.begin(), rule.sizes.end(),
-                                 [&](const auto& known) { return known.first == cut.letter; });
-  return Lies{Lies::kRows,      0,           0, num_elements(index.type.shape), 0, 0, {},
-              index.lies.index, size->second};
+  // Of what the rank owns along this axis, axes inside may have a part each.
+  const Lies& first = use.inputs[static_cast<size_t>(rule.firsts[0].second)].lies;
+  return Lies{Lies::kRows,      0,          0, num_elements(index.type.shape), 0, 0, {},
+              index.lies.index, first.outer};
 }
 
 // Of one turn a whole operand has the same for all: it is repeated.
