@@ -165,6 +165,8 @@ void add_flags(CLI::App& app, Flags& flags) {
   app.add_option("--backend", run.job.backend, "what computes; null: nothing, to time the rest")
       ->capture_default_str()
       ->check(CLI::IsMember({"cpu", "null"}));
+  app.add_flag("!--no-fuse", run.job.fuse,
+               "run every op on its own, with the same bits: to look for a fault");
   app.add_option("--threads", run.job.threads, "threads per rank (default: the cores, shared out)")
       ->type_name("N")
       ->check(between(1, 1024, "a whole number from 1 to 1024"));

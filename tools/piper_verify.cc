@@ -80,14 +80,23 @@ bool has_oracle(const PlanSet& set, const char* oracle) {
   return set.manifest.files.contains(fmt::format("{}/manifest.json", oracle));
 }
 
-// What the CPU's kernels refuse, they would when the plans are run.
+// What the CPU's kernels refuse, they would when the plans are run; and what they take, plans for
+// the CPU state.
 void load_programs(const PlanSet& set, VerifyReport& report) {
-  const std::unique_ptr<Backend> backend = make_cpu_backend();
-  for (const RoleProgram& role : set.roles)
-    for (const Program& program : role.programs)
-      if (const auto loaded = backend->load(program); !loaded)
-        report.findings.push_back({"program", fmt::format("'{}': {}", quote_control(program.label),
-                                                          loaded.error().message)});
+  for (const RoleProgram& role : set.roles) {
+    const std::unique_ptr<Backend> backend = make_cpu_backend();
+    const Result<Needs> needs = needs_of(*backend, role);
+    if (!needs) report.findings.push_back({"program", needs.error().message});
+    if (!needs || role.target != backend->name()) continue;
+    bool enough =
+        needs->packed_bytes <= role.packed_bytes && needs->scratch_bytes <= role.scratch_bytes;
+    for (size_t s = 0; s < needs->workspace_bytes.size(); ++s)
+      enough = enough && needs->workspace_bytes[s] <= role.workspace_bytes[s];
+    if (!enough)
+      report.findings.push_back(
+          {"memory", fmt::format("role {} states less than its programs take beside the arena",
+                                 &role - set.roles.data())});
+  }
 }
 
 // The set, and the oracle's sets below it.

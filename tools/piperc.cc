@@ -236,8 +236,10 @@ int main(int argc, char** argv) {
                  "included, or unit: a forward 1, a backward 2, its input and weight parts 1 each")
       ->check(CLI::IsMember({"flops", "unit"}))
       ->capture_default_str();
-  app.add_flag("!--no-fuse", flags.compile.fuse,
-               "plans that run every op on its own, with the same bits: to look for a fault");
+  app.add_option("--target", flags.compile.target,
+                 "the kind of device that the plans are for: its memory is stated in them")
+      ->check(CLI::IsMember(piper::targets()))
+      ->capture_default_str();
   app.add_flag("--force", flags.force, "replace a directory that holds plans");
   app.add_flag("--dry-run", flags.dry_run,
                "write nothing; print the explanation, unless --dump or --explain say what");

@@ -20,13 +20,19 @@ class Backend {
  public:
   virtual ~Backend() = default;
   virtual std::string_view name() const = 0;
+  // Whether it runs plans that are made for this kind of device.
+  virtual bool runs(std::string_view target) const { return target == name(); }
+  // What it runs in place of a plan's instructions, with the same results: they may come to be
+  // more, with buffers of their own behind those of the arena.
+  virtual RoleProgram prepare(RoleProgram role) const { return role; }
   // One block for buffers or workspace: zeroed, 64-byte aligned, freed with the backend.
   virtual Result<std::byte*> allocate(int64_t bytes, Space space = Space::kDevice) = 0;
-  // Prepares a program: picks kernels, allocates what they prepare. The error names the op it
-  // lacks.
+  // Prepares a program: joins ops, picks kernels, allocates what they prepare. The error names the
+  // op it lacks.
   virtual Result<int32_t> load(const Program& program) = 0;
-  // Fixes the arguments of one instruction. The pointers stay valid as long as the backend; see
-  // Program for the workspace.
+  // What a loaded program takes for its own values while it runs.
+  virtual int64_t workspace_bytes(int32_t program) const = 0;
+  // Fixes the arguments of one instruction. The pointers stay valid as long as the backend.
   virtual Result<int32_t> bind(int32_t program, std::span<std::byte* const> args,
                                std::byte* workspace) = 0;
   // Runs a binding, in order with what was queued on the stream before.
@@ -51,6 +57,16 @@ class Backend {
   // The host is about to read or write memory of kHost: for devices that check who uses what when.
   virtual void host_uses(const std::byte* /*at*/, int64_t /*bytes*/, bool /*writes*/) {}
 };
+
+// What a backend takes beside a plan's arenas to run it.
+struct Needs {
+  std::vector<int64_t> workspace_bytes;  // by stream: the most of its programs
+  int64_t packed_bytes = 0;              // of buffers that prepare adds
+  int64_t scratch_bytes = 0;             // a thread's
+};
+std::vector<int64_t> workspaces_of(const RoleProgram& role, std::span<const int64_t> by_program);
+// Of a backend that has nothing loaded; afterwards it has the programs.
+Result<Needs> needs_of(Backend& backend, const RoleProgram& role);
 
 // Pins the calling thread to a core (a number of sched_getaffinity); false where the system
 // refuses.
@@ -104,8 +120,16 @@ struct CpuOptions {
   int threads = 1;
   std::vector<int> cores;  // by thread: where it is pinned; the caller pins its own. Empty: nowhere
   const ProductTable* products = nullptr;  // outlives the backend; null: cpu_products()
+  bool fuse = true;                        // false: every op on its own, with the same bits
 };
-std::unique_ptr<Backend> make_cpu_backend(const CpuOptions& options = {});
+struct FusedProgram;  // fuse.h
+class CpuBackend : public Backend {
+ public:
+  using Backend::load;
+  // As it is: its ops are joined, and none takes 16-bit floats whose kernel does not.
+  virtual Result<int32_t> load(const FusedProgram& program) = 0;
+};
+std::unique_ptr<CpuBackend> make_cpu_backend(const CpuOptions& options = {});
 // What a null backend was asked to do. Its `copy` and `fill` leave memory as it is.
 struct NullCounts {
   int64_t loads = 0, binds = 0, launches = 0, copies = 0, fills = 0;

@@ -17,7 +17,7 @@
 
 namespace piper {
 
-inline constexpr int kPlanFormatVersion = 9;
+inline constexpr int kPlanFormatVersion = 10;
 
 // ---- Programs: what one compute instruction runs ------------------------------------------------
 
@@ -31,17 +31,8 @@ struct ProgramOp {
   bool operator==(const ProgramOp&) const = default;
 };
 
-// Another shape for the same bytes: `value` is `base` (an argument or a local that is no view) from
-// byte `offset` on. Made with its base; an op that writes it writes the base, which is then an
-// argument and covered whole.
-struct ProgramView {
-  int32_t value = 0, base = 0;
-  int64_t offset = 0;
-  bool operator==(const ProgramView&) const = default;
-};
-
-// What a program was made of, before ops were joined or widened: stated by the compiler for whoever
-// explains or compares plans; nothing is run by it.
+// What a program was made of: stated by the compiler for whoever explains or compares plans;
+// nothing is run by it.
 struct Work {
   int64_t ops = 0;
   int64_t recomputed = 0;  // of these: forward ops that run again for a backward pass
@@ -50,25 +41,21 @@ struct Work {
   bool operator==(const Work&) const = default;
 };
 
-// A chunk program, shared by content: equal layers have one. Values [0, num_args) are bound by each
-// instruction, the others live in the workspace of the instruction's stream while the program runs.
+// A chunk program, shared by content: equal layers have one. Its ops are what the model means, not
+// how a device runs them: of 16-bit floats an op computes in f32, and rounds each result once.
+// Where values lie, which ops run as one and in which types is the backend's. Values [0, num_args)
+// are bound by each instruction, the others live while the program runs.
 struct Program {
   std::string label;  // a typical use, for people: "F stage=1 h/2"
   std::vector<TensorType> values;
   int32_t num_args = 0;
-  // By value: byte offset in the workspace, -1 for arguments, literals and views; values may share
-  // memory when an op works in place or lifetimes are apart.
-  std::vector<int64_t> offsets;
   // Small constants: value id, its bytes (at most 64).
   std::vector<std::pair<int32_t, std::string>> literals;
   std::vector<ProgramOp> ops;  // in execution order
   // By argument: the program writes it (it may read it too: in-place accumulation).
   std::vector<bool> arg_written;
-  std::vector<bool> arg_read;      // by argument: the program reads what was there before
-  int64_t workspace_bytes = 0;     // greatest offset + size
-  std::vector<ProgramView> views;  // by value, ascending
+  std::vector<bool> arg_read;  // by argument: the program reads what was there before
   Work work;
-  std::vector<int32_t> bases() const;  // by value: its base, itself when it is no view
   bool operator==(const Program&) const = default;
 };
 
@@ -107,9 +94,6 @@ struct Tensor {
   std::vector<int64_t> whole;
   // kState: the version before the last update of that parameter (a buffer); -1: none.
   int32_t previous_of = -1;
-  // kStep: a copy of that state (a buffer), a matrix, as the op Pack lays it out for matrix
-  // products; -1: none.
-  int32_t packed_of = -1;
   bool is_whole() const { return cuts.empty() && part_of < 0; }
   TensorType whole_type() const { return is_whole() ? type : TensorType{type.dtype, whole}; }
   bool operator==(const Tensor&) const = default;
@@ -120,10 +104,6 @@ struct Buffer {
   int64_t offset = 0;  // bytes from the arena's start, 64-byte aligned
   bool operator==(const Buffer&) const = default;
 };
-
-// What Pack makes of a right operand [k, n] (or its transpose): fewer than 32 more columns, so that
-// all instruction sets' vectors fit. Only products with the attribute `packed_b` read it.
-inline std::vector<int64_t> packed_shape(int64_t k, int64_t n) { return {k, (n + 31) / 32 * 32}; }
 
 // ---- Instructions -------------------------------------------------------------------------------
 
@@ -295,13 +275,16 @@ struct RoleProgram {
   // and the epilogue, instead of a body, finishes the last. What a section sends is received in the
   // same section of the other rank.
   int32_t steps_ahead = 0;
-  int64_t batch = 0;                     // samples of the global batch
-  int64_t arena_bytes = 0;               // greatest buffer end on the device
-  int64_t host_bytes = 0;                // greatest buffer end on the host
-  std::vector<int64_t> workspace_bytes;  // by stream: the largest of its programs
-  // Slots that transports may allocate for this rank: stated, never exceeded.
+  int64_t batch = 0;        // samples of the global batch
+  int64_t arena_bytes = 0;  // greatest buffer end on the device
+  int64_t host_bytes = 0;   // greatest buffer end on the host
+  // The kind of device that the plan is made for. What that takes beside the arenas is stated, and
+  // never exceeded: for the values inside programs, by stream; for weights in a form that its
+  // products read faster; of transports, for slots; of a thread's kernels, for themselves.
+  std::string target = "cpu";
+  std::vector<int64_t> workspace_bytes;
+  int64_t packed_bytes = 0;
   int64_t transport_bytes = 0;
-  // What the kernels of a thread may allocate for themselves: stated, never exceeded.
   int64_t scratch_bytes = 0;
   const Tensor& tensor(const Buffer& buffer) const {
     return tensors[static_cast<size_t>(buffer.tensor)];
@@ -315,8 +298,7 @@ struct RoleProgram {
   std::string name(const Buffer& buffer) const;
   std::string name(int32_t buffer) const { return name(buffers[static_cast<size_t>(buffer)]); }
   int32_t add_buffer(Tensor tensor, int32_t micro = -1);  // with a tensor of its own
-  int64_t packed_bytes() const;                           // of the arena: packed copies
-  // Arena + workspaces + transport + scratch: the device's memory that the plan states.
+  // The device's memory that the plan states: the arena, and what the target takes beside it.
   int64_t peak_bytes() const;
   bool operator==(const RoleProgram&) const = default;
 };

@@ -6,7 +6,6 @@
 
 #include "piper/bundle.h"
 #include "piper/directives.h"
-#include "piper/fuse.h"
 #include "piper/import.h"
 #include "piper/schedule.h"
 #include "piper/strategy.h"
@@ -20,8 +19,8 @@ struct CompileOptions {
   std::string model, strategy;
   std::string initial_values;  // as in ImportOptions
   std::vector<Definition> defines;
-  bool fuse = true;     // false: plans run every op on its own, with the same bits
-  bool oracles = true;  // also the single-device plans that --verify-against runs beside
+  std::string target = "cpu";  // the kind of device: see targets()
+  bool oracles = true;         // also the single-device plans that --verify-against runs beside
   // `single` plays all replicas one after the other: it is left out where it would have more
   // instructions than this, and more than one replica; 0: never.
   int64_t largest_single = 0;
@@ -32,6 +31,9 @@ struct CompileOptions {
 
 // The values of -D. Error (kUsage): a text that is not name=value.
 Result<std::vector<Definition>> parse_definitions(std::span<const std::string> texts);
+
+// Names that CompileOptions::target accepts.
+std::vector<std::string> targets();
 
 // Names that --dump accepts, in order of the steps.
 std::span<const std::string_view> dump_steps();
@@ -48,7 +50,6 @@ struct Compiled {
   std::vector<std::string> layouts;
   // Composite ops found in the model and its gradient.
   std::vector<std::pair<std::string, int64_t>> patterns;
-  FuseCounts fused;          // over distinct programs
   int64_t instructions = 0;  // of a step, over devices that run different ones
   OrderRows order;           // the computations of each device, if asked for
   std::vector<std::pair<std::string, double>> seconds;  // by step

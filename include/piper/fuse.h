@@ -25,7 +25,7 @@
 //     ->   MatMul in=[x,w,b,r] out=[y] {then="Add Add"}
 //
 // Groups: pointwise ops over one shape, each reading another's result, become one op "Fused" with
-// the attribute `expr`, a postfix program over a stack (formats/plan.md): a block of elements goes
+// the attribute `expr`, a postfix program over a stack: a block of elements goes
 // through all of them while it is in the nearest cache. Operands are broadcast to the shape.
 // Outputs are what others read; all else is never stored. Two ops are merged whenever that saves a
 // pass over memory and changes the order of no two ops that depend on each other.
@@ -33,7 +33,8 @@
 //   h = Add x b;  t = Tanh h;  y = Mul h t
 //     ->   Fused in=[x,b] out=[h,y] {expr="0 1 Add =0 @0 Tanh @0 Mul"}
 //
-// A backend may compile an expression, or run it op by op.
+// Plans hold none of this: backends fuse what they load, and may compile an expression, or run it
+// op by op.
 #pragma once
 
 #include "piper/bundle.h"
@@ -42,6 +43,18 @@ namespace piper {
 
 inline constexpr std::string_view kFusedOp = "Fused";
 
+// Another shape for the same bytes: `value` is `base` (an argument or a local that is no view) from
+// byte `offset` on. Made with its base; an op that writes it writes the base, which is then an
+// argument and covered whole.
+struct ProgramView {
+  int32_t value = 0, base = 0;
+  int64_t offset = 0;
+};
+struct FusedProgram : Program {
+  std::vector<ProgramView> views;      // by value, ascending
+  std::vector<int32_t> bases() const;  // by value: its base, itself when it is no view
+};
+
 struct FuseCounts {
   int64_t groups = 0;    // Fused ops made
   int64_t ops = 0;       // pointwise ops that they replace
@@ -49,11 +62,18 @@ struct FuseCounts {
   int64_t finished = 0;  // sums and products that became part of another op
 };
 
-// The program rewritten, without places (offsets are -1, the workspace 0); what was done is added
-// to `counts`. Arguments keep their numbers and flags. Requires: SSA form as check_role demands it,
-// no views. Ensures: the same, with views; every local is made by an op.
-Program fuse(Program program, FuseCounts& counts);
-// Views alone: programs that are cut differently keep one form of op, so that they compare.
-Program make_views_alone(Program program, FuseCounts& counts);
+// The program rewritten; what was done is added to `counts`. Arguments keep their numbers and
+// flags. Requires: SSA form as check_role demands it, ops whose operands have the types that they
+// take. Ensures: the same; every local is made by an op.
+FusedProgram fuse(Program program, FuseCounts& counts);
+
+// Where locals lie in a program's workspace, by value; -1: arguments, literals and views.
+struct LocalPlaces {
+  std::vector<int64_t> offsets;  // bytes, multiples of kAlignment
+  int64_t bytes = 0;             // the greatest end
+};
+// Locals whose lives are apart may share memory, and one may take the place of an input of the op
+// that makes it, where the op table allows it and nothing reads that later.
+LocalPlaces place_locals(const FusedProgram& program);
 
 }  // namespace piper

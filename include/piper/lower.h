@@ -3,7 +3,6 @@
 #pragma once
 
 #include "piper/bundle.h"
-#include "piper/fuse.h"
 #include "piper/schedule.h"
 
 namespace piper {
@@ -18,17 +17,12 @@ struct Lowered {
   std::vector<RoleProgram> roles;                                // by cell
   std::vector<std::pair<std::string, TensorType>> tensor_types;  // initial values by name
   std::vector<std::pair<std::string, Bytes>> tensors;
-  FuseCounts fused;                    // over distinct programs
   std::vector<OffloadCount> offloads;  // by Dag::offloads
 };
 
-struct LowerOptions {
-  bool fuse = true;  // false: every op on its own, with the same bits
-};
-
 // Each task's nodes are cut into segments by layer (the path up to the first number in the scope),
-// and every segment is a program: equal layers, whatever their parameters, share one. Each distinct
-// program is fused and placed once.
-Result<Lowered> lower(const Dag& dag, const Schedule& schedule, const LowerOptions& options = {});
+// and every segment is a program: equal layers, whatever their parameters, share one. What
+// the target takes beside the arenas is not stated yet.
+Result<Lowered> lower(const Dag& dag, const Schedule& schedule);
 
 }  // namespace piper

@@ -67,7 +67,8 @@ class Executor {
   Status run_epilogue(int64_t step);
 
   const RoleProgram& role() const;
-  std::span<const double> reports() const;  // after a step, by RoleProgram::reports
+  std::shared_ptr<const RoleProgram> prepared() const;  // what the backend runs of it
+  std::span<const double> reports() const;              // after a step, by RoleProgram::reports
   std::optional<double> report(std::string_view name) const;
   std::vector<ParameterView> parameters() const;
   // All that is kept from step to step, parameters among it: under their names, other states under
@@ -118,6 +119,7 @@ struct VerifyOptions {
 struct JobOptions {
   int64_t steps = 1;
   std::string backend = "cpu";  // "cpu" or "null"
+  bool fuse = true;             // false: every op on its own, with the same bits
   int threads = 0;              // per rank; 0: the machine's cores shared out
   // Seconds that a rank waits for another before the job ends: this, or five times the longest step
   // so far where that is more. Nothing: 10, but start_timeout_s before the first step is done.
@@ -146,7 +148,7 @@ struct JobOptions {
 
 struct RankTrace {
   int64_t rank = 0;
-  const RoleProgram* role = nullptr;
+  std::shared_ptr<const RoleProgram> role;
   std::vector<TraceEvent> events;
 };
 

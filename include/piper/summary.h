@@ -99,9 +99,8 @@ struct RoleSummary {
   double flops = 0;  // of a step
   int64_t elements = 0;
   int64_t weight_bytes = 0, optimizer_bytes = 0, constant_bytes = 0;
-  int64_t step_bytes = 0;    // gradients, activations in flight, inputs, packed weights
-  int64_t packed_bytes = 0;  // the latter
-  int64_t workspace_bytes = 0, transport_bytes = 0, scratch_bytes = 0;
+  int64_t step_bytes = 0;  // gradients, activations in flight, inputs
+  int64_t packed_bytes = 0, workspace_bytes = 0, transport_bytes = 0, scratch_bytes = 0;
   int64_t peak_bytes = 0, host_bytes = 0;
   int64_t versions = 0, version_bytes = 0;  // parameters kept twice
   int64_t ops() const;                      // forward

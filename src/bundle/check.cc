@@ -57,7 +57,8 @@ Status check_memory(const RoleProgram& role) {
   int64_t total = 0;
   bool overflow = role.host_bytes > kMostHostBytes ||
                   __builtin_add_overflow(role.arena_bytes, role.transport_bytes, &total) ||
-                  __builtin_add_overflow(total, role.scratch_bytes, &total);
+                  __builtin_add_overflow(total, role.scratch_bytes, &total) ||
+                  __builtin_add_overflow(total, role.packed_bytes, &total);
   for (int64_t bytes : role.workspace_bytes)
     overflow = overflow || __builtin_add_overflow(total, bytes, &total);
   if (overflow) return bad("the stated memory overflows");
@@ -208,9 +209,6 @@ class InstructionCheck {
       if (forms_.buffers[one_.args[a]] != taken[a])
         return wrong("arg {} is {} '{}', but the program takes {}", a, to_string(type(a)),
                      quote_control(role_.name(one_.args[a])), to_string(program.values[a]));
-    if (role_.workspace_bytes[one_.stream] < program.workspace_bytes)
-      return wrong("its program needs {} bytes of workspace, its stream has {}",
-                   program.workspace_bytes, role_.workspace_bytes[one_.stream]);
     return ok_status();
   }
 

@@ -8,8 +8,6 @@
 namespace piper {
 namespace {
 
-constexpr int64_t kMostTransport = int64_t{2} << 20, kMostScratch = int64_t{4} << 20;
-
 template <class Visit>
 void for_each_instruction(const RoleProgram& role, Visit visit) {
   for (const auto* list : {&role.prologue, &role.body, &role.epilogue})
@@ -45,30 +43,11 @@ Status check_arenas(const RoleProgram& role) {
   return check_arena("an arena on the host", role.host_bytes, host);
 }
 
-Status check_workspaces(const RoleProgram& role) {
-  std::vector<int64_t> needed(role.streams.size());
-  for_each_instruction(role, [&](const Instruction& one) {
-    if (one.kind != InstructionKind::kCompute) return;
-    needed[one.stream] = std::max(needed[one.stream], role.programs[one.program].workspace_bytes);
-  });
-  for (size_t s = 0; s < needed.size(); ++s)
-    if (role.workspace_bytes[s] != needed[s])
-      return bad("{} bytes of workspace are stated for stream '{}', whose programs need {}",
-                 role.workspace_bytes[s], quote_control(role.streams[s].name), needed[s]);
-  return ok_status();
-}
-
 }  // namespace
 
 Status check_sizes(const RoleProgram& role) {
   PIPER_TRY(check_uses(role));
-  PIPER_TRY(check_arenas(role));
-  PIPER_TRY(check_workspaces(role));
-  if (role.transport_bytes > kMostTransport || role.scratch_bytes > kMostScratch)
-    return bad(
-        "{} bytes for the transport and {} for kernels are stated; they take at most {} and {}",
-        role.transport_bytes, role.scratch_bytes, kMostTransport, kMostScratch);
-  return ok_status();
+  return check_arenas(role);
 }
 
 }  // namespace piper

@@ -102,22 +102,6 @@ Status check_version(const RoleProgram& role, const Tensor& tensor, size_t b) {
   return bad("buffer {} '{}' is the previous version of no parameter or step", b, named(role, b));
 }
 
-// A matrix packed for products, from a state that is no flat run.
-Status check_packed(const RoleProgram& role, const Tensor& tensor, size_t b) {
-  if (tensor.packed_of == -1) return ok_status();
-  const auto fits = [&] {
-    if (tensor.kind != BufferKind::kStep || tensor.host) return false;
-    const Tensor& from = role.tensor(tensor.packed_of);
-    const Shape& shape = from.type.shape;
-    return from.kind == BufferKind::kState && from.part_of < 0 && shape.size() == 2 &&
-           from.type.dtype == tensor.type.dtype &&
-           (tensor.type.shape == packed_shape(shape[0], shape[1]) ||
-            tensor.type.shape == packed_shape(shape[1], shape[0]));
-  };
-  if (fits()) return ok_status();
-  return bad("buffer {} '{}' is the packed copy of no matrix", b, named(role, b));
-}
-
 Status check_tensor(const RoleProgram& role, const Tensor& tensor, size_t b) {
   if (tensor.host && (tensor.kind == BufferKind::kConstant || !tensor.param.empty()))
     return bad("buffer {} '{}' on the host is a constant or a parameter", b, named(role, b));
@@ -126,8 +110,7 @@ Status check_tensor(const RoleProgram& role, const Tensor& tensor, size_t b) {
   if (tensor.kind == BufferKind::kConstant && !tensor.param.empty())
     return bad("buffer {} '{}' is a parameter but constant", b, named(role, b));
   PIPER_TRY(check_part(role, tensor, b));
-  PIPER_TRY(check_version(role, tensor, b));
-  return check_packed(role, tensor, b);
+  return check_version(role, tensor, b);
 }
 
 // Each buffer is of a tensor, each tensor of a buffer, and what is kept of one alone.

@@ -95,12 +95,6 @@ PIPER_FIELDS(Literal) {
   v("data", &Literal::second);
 }
 
-PIPER_FIELDS(ProgramView) {
-  v("value", &ProgramView::value, kOwnLines);
-  v("base", &ProgramView::base, kOwnLines);
-  v("offset", &ProgramView::offset, kOwnLines);
-}
-
 PIPER_FIELDS(Products) {
   v("dtype", &Products::first);
   v("count", &Products::second);
@@ -116,13 +110,10 @@ PIPER_FIELDS(Program) {
   v("label", &Program::label);
   v("values", &Program::values, kOwnLines);
   v("num_args", &Program::num_args, kPlain.as("args"));
-  v("offsets", &Program::offsets, kOrLess.with(kElsewhere));
   v("literals", &Program::literals, kOwnLines);
   v("ops", &Program::ops, kOwnLines);
   v("arg_written", &Program::arg_written, kOwnLines);
   v("arg_read", &Program::arg_read, kOwnLines);
-  v("workspace_bytes", &Program::workspace_bytes, kPlain.as("workspace"));
-  v("views", &Program::views, kOwnLines);
   v("work", &Program::work, kOwnLines);
 }
 
@@ -145,7 +136,6 @@ PIPER_FIELDS(Tensor) {
   v("part_of", &Tensor::part_of, id_or_less(Table::kGroups));
   v("whole", &Tensor::whole);
   v("previous_of", &Tensor::previous_of, id_or_less(Table::kBuffers));
-  v("packed_of", &Tensor::packed_of, id_or_less(Table::kBuffers));
   v("cuts", &Tensor::cuts);
 }
 
@@ -261,7 +251,9 @@ PIPER_FIELDS(RoleProgram) {
   v("batch", &R::batch);
   v("arena_bytes", &R::arena_bytes, kPlain.as("arena"));
   v("host_bytes", &R::host_bytes, kPlain.as("host"));
+  v("target", &R::target);
   v("workspace_bytes", &R::workspace_bytes, kPlain.as("workspace"));
+  v("packed_bytes", &R::packed_bytes, kPlain.as("packed"));
   v("transport_bytes", &R::transport_bytes, kPlain.as("transport"));
   v("scratch_bytes", &R::scratch_bytes, kPlain.as("scratch"));
 }

@@ -73,15 +73,8 @@ int32_t RoleProgram::add_buffer(Tensor tensor, int32_t micro) {
   return static_cast<int32_t>(buffers.size() - 1);
 }
 
-int64_t RoleProgram::packed_bytes() const {
-  int64_t bytes = 0;
-  for (const Tensor& tensor : tensors)  // each of one buffer
-    if (tensor.packed_of >= 0) bytes += tensor.type.bytes();
-  return bytes;
-}
-
 int64_t RoleProgram::peak_bytes() const {
-  int64_t bytes = arena_bytes + transport_bytes + scratch_bytes;
+  int64_t bytes = arena_bytes + packed_bytes + transport_bytes + scratch_bytes;
   for (int64_t workspace : workspace_bytes) bytes += workspace;
   return bytes;
 }

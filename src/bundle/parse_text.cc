@@ -109,11 +109,6 @@ class Parser {
     program.values.push_back(line.next<TensorType>());
     line.read_fields();
     const bool read = line.flag("read"), written = line.flag("written");
-    line.get("at", program.offsets.emplace_back(-1));
-    ProgramView view{static_cast<int32_t>(id)};
-    const bool is_view = line.get("view", view.base);
-    line.get("from", view.offset);
-    if (is_view) program.views.push_back(view);
     if (id < static_cast<size_t>(std::max(program.num_args, 0))) {
       program.arg_read.push_back(read);
       program.arg_written.push_back(written);

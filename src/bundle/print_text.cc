@@ -30,16 +30,11 @@ class Printer {
     line("  value {} {}", v, to_string(program.values[v]));
     if (v < program.arg_read.size() && program.arg_read[v]) out += " read";
     if (v < program.arg_written.size() && program.arg_written[v]) out += " written";
-    if (program.offsets[v] != -1) out += fmt::format(" at={}", program.offsets[v]);
   }
   void program(size_t id, const Program& program) {
     line("program {}", id);
     fields(program);
     std::vector<std::string> more(program.values.size());
-    for (const ProgramView& view : program.views)
-      more[static_cast<size_t>(view.value)] =
-          fmt::format(" view={}", view.base) +
-          (view.offset == 0 ? "" : fmt::format(" from={}", view.offset));
     for (const auto& [v, data] : program.literals) {
       std::string& text = more[static_cast<size_t>(v)] += " literal=0x";
       for (const char c : data) text += fmt::format("{:02x}", static_cast<uint8_t>(c));

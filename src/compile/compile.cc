@@ -13,6 +13,7 @@
 #include "plan_set.h"
 #include "steps.h"
 #include "sum_order.h"
+#include "targets.h"
 
 namespace piper {
 namespace {
@@ -290,7 +291,6 @@ Status explain_plans(const Lowered& lowered, Making& making) {
                                                      count.bytes, count.stay));
     making.explain().push_back(std::move(report));
   }
-  making.compiled.fused = lowered.fused;
   for (const RoleProgram& role : lowered.roles)
     making.compiled.instructions += static_cast<int64_t>(role.body.size());
   return ok_status();
@@ -307,8 +307,10 @@ Result<PlanSet> make_plans(const Graph& step, const Cut& cut, Making making) {
   if (!making.is_oracle() && options.order) {
     PIPER_ASSIGN(making.compiled.order, order_rows(scheduled.dag, scheduled.schedule.compute));
   }
-  const auto to_plans = [&] {
-    return located(lower(scheduled.dag, scheduled.schedule, {.fuse = options.fuse}), strategy);
+  const auto to_plans = [&]() -> Result<Lowered> {
+    PIPER_ASSIGN(Lowered made, located(lower(scheduled.dag, scheduled.schedule), strategy));
+    PIPER_TRY(state_needs(made.roles, options.target));
+    return made;
   };
   PIPER_ASSIGN(Lowered lowered, steps.run("plan", to_plans, print_roles));
   PIPER_TRY(explain_plans(lowered, making));

@@ -29,10 +29,6 @@ void add_directives(const Compiled& compiled, const Summary& summary, bool lines
   add_section("messages", traffic_lines(summary), text);
   for (const auto& [op, count] : compiled.patterns)
     text += fmt::format("recognised: {} {}\n", count, op);
-  const FuseCounts& fused = compiled.fused;
-  text += fmt::format(
-      "fused: {} pointwise ops in {} groups, {} behind other ops, {} copies became views\n",
-      fused.ops, fused.groups, fused.finished, fused.views);
 }
 
 void add_parameters(const Compiled& compiled, const Summary& summary, bool, std::string& text) {

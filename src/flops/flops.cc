@@ -10,12 +10,10 @@ class OpFlops {
   OpFlops(const Program& program, const ProgramOp& op) : program_(program), op_(op) {}
 
   Result<double> run() const {
-    if (op_.op == "Pack" || op_.outputs.empty()) return 0.0;
-    if (op_.op == "Fused") return words(op_.attrs.text("expr"));
+    if (op_.outputs.empty()) return 0.0;
     PIPER_ASSIGN(double flops, own());
     if (op_.attrs.integer("accumulate") != 0) flops += elements(type(op_.outputs[0]));
-    PIPER_ASSIGN(const double behind, words(op_.attrs.text("then")));
-    return flops + behind;
+    return flops;
   }
 
  private:
@@ -34,21 +32,7 @@ class OpFlops {
                 quote_control(why));
   }
 
-  // Pointwise ops on elements of the result; what pushes and names operands is free.
-  Result<double> words(std::string_view text) const {
-    double flops = 0;
-    for (const std::string& word : split_text(text, ' ')) {
-      if (word.empty() || std::string_view("=@0123456789").find(word[0]) != std::string::npos)
-        continue;
-      const OpDef* def = find_op(std::string_view(word).substr(0, word.find(':')));
-      if (!def || !def->cost || !def->pointwise) return unknown(word);
-      const TensorType& result = type(op_.outputs[0]);
-      flops += def->cost({.inputs = {result}, .present = {true}, .outputs = {result}}).flops;
-    }
-    return flops;
-  }
-
-  // Without what is fused behind it.
+  // Without the sum that a product is added to.
   Result<double> own() const {
     const OpDef* def = find_op(op_.op);
     if (!def) return unknown(op_.op);
@@ -81,29 +65,15 @@ class OpFlops {
     if (op_.inputs.size() < 2 || op_.inputs[0] < 0 || op_.inputs[1] < 0)
       return ill_typed("it has no two operands");
     OpTypes use{.inputs = {type(op_.inputs[0]), type(op_.inputs[1])}};
-    int64_t transposed = op_.attrs.integer("trans_b");
-    const TensorType& result = type(op_.outputs[0]);
-    // A packed operand has more columns than the matrix that it was made of.
-    if (op_.attrs.integer("packed_b") != 0) {
-      if (use.inputs[1].shape.empty() || result.shape.empty()) return ill_typed("it is no matrix");
-      use.inputs[1].shape = {use.inputs[1].shape.front(), result.shape.back()};
-      transposed = 0;
-    }
-    use.attrs = {{"trans_a", op_.attrs.integer("trans_a")}, {"trans_b", transposed}};
-    return cost_of(def, "MatMul", std::move(use), result);
+    use.attrs = {{"trans_a", op_.attrs.integer("trans_a")},
+                 {"trans_b", op_.attrs.integer("trans_b")}};
+    return cost_of(def, "MatMul", std::move(use), type(op_.outputs[0]));
   }
 
-  // Of operands that may be columns of one tensor: all sizes follow from the result's shape.
   Result<double> attention(const OpDef& def, int32_t y) const {
     if (op_.inputs.size() < 3 || std::min({op_.inputs[0], op_.inputs[1], op_.inputs[2]}) < 0)
       return ill_typed("it has no three operands");
     OpTypes use{.inputs = {type(op_.inputs[0]), type(op_.inputs[1]), type(op_.inputs[2])}};
-    if (op_.attrs.find("columns")) {
-      const TensorType& q = type(y);
-      if (q.shape.size() != 4) return ill_typed("its result has no four dims");
-      use.inputs = {q, q, q};
-      for (const size_t i : {1, 2}) use.inputs[i].shape[2] = op_.attrs.integer("kv_heads");
-    }
     for (const auto& [name, value] : op_.attrs.items()) {
       const bool is_list = name == "tokens_first", is_number = name == "causal" || name == "offset";
       if (is_list ? !std::holds_alternative<std::vector<int64_t>>(value)

@@ -33,7 +33,7 @@ std::optional<Columns> columns_of(const ProgramOp& op, const Shape& from, const 
 
 class ColumnMaker {
  public:
-  explicit ColumnMaker(Program& program)
+  explicit ColumnMaker(FusedProgram& program)
       : program_(program),
         base_(program.bases()),
         readers_(program.values.size()),
@@ -149,7 +149,7 @@ class ColumnMaker {
            std::all_of(writers_[out].begin(), writers_[out].end(), outside);
   }
 
-  Program& program_;
+  FusedProgram& program_;
   const std::vector<int32_t> base_;
   std::vector<std::vector<size_t>> readers_, writers_;  // by base
   std::vector<bool> gone_;                              // by op
@@ -157,7 +157,7 @@ class ColumnMaker {
 
 }  // namespace
 
-void make_columns(Program& program, FuseCounts& counts) {
+void make_columns(FusedProgram& program, FuseCounts& counts) {
   counts.views += ColumnMaker(program).run();
 }
 

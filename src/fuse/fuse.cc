@@ -1,12 +1,13 @@
 #include "piper/fuse.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "steps.h"
 
 namespace piper {
 
-void drop_dead(Program& program) {
+void drop_dead(FusedProgram& program) {
   std::vector<bool> needed(program.values.size());
   std::vector<bool> kept(program.ops.size());
   for (size_t o = program.ops.size(); o-- > 0;) {
@@ -22,7 +23,7 @@ void drop_dead(Program& program) {
   std::erase_if(program.ops, [&](const ProgramOp&) { return !kept[o++]; });
 }
 
-void drop_unused(Program& program) {
+void drop_unused(FusedProgram& program) {
   const size_t count = program.values.size();
   std::vector<bool> used(count);
   for (int32_t a = 0; a < program.num_args; ++a) used[static_cast<size_t>(a)] = true;
@@ -60,30 +61,22 @@ void drop_unused(Program& program) {
   std::erase_if(program.views, [](const ProgramView& view) { return view.value < 0; });
 }
 
-namespace {
-
-Program without_places(Program program) {
-  drop_unused(program);
-  program.offsets.assign(program.values.size(), -1);
-  program.workspace_bytes = 0;
-  return program;
-}
-
-}  // namespace
-
-Program fuse(Program program, FuseCounts& counts) {
+FusedProgram fuse(Program from, FuseCounts& counts) {
+  FusedProgram program{std::move(from), {}};
   drop_dead(program);
   make_views(program, counts);
   make_columns(program, counts);
   finish_products(program, counts);
   make_groups(program, counts);
-  return without_places(std::move(program));
+  drop_unused(program);
+  return program;
 }
 
-Program make_views_alone(Program program, FuseCounts& counts) {
-  drop_dead(program);
-  make_views(program, counts);
-  return without_places(std::move(program));
+std::vector<int32_t> FusedProgram::bases() const {
+  std::vector<int32_t> base(values.size());
+  std::iota(base.begin(), base.end(), 0);
+  for (const ProgramView& view : views) base[static_cast<size_t>(view.value)] = view.base;
+  return base;
 }
 
 }  // namespace piper

@@ -16,7 +16,7 @@ constexpr size_t kMaxInputs = 31, kMaxOps = 64;  // of a group
 
 class Grouper {
  public:
-  explicit Grouper(Program& program)
+  explicit Grouper(FusedProgram& program)
       : program_(program), base_(program.bases()), group_(program.ops.size()) {
     find_uses();
     std::iota(group_.begin(), group_.end(), size_t{0});
@@ -140,7 +140,7 @@ class Grouper {
 
   ProgramOp fused(const std::vector<size_t>& members) const;
 
-  Program& program_;
+  FusedProgram& program_;
   std::vector<int32_t> base_;
   std::vector<size_t> maker_, base_maker_;    // the op that writes it: by value, by base
   std::vector<std::vector<size_t>> readers_;  // by base: the ops that read it or a view of it
@@ -226,6 +226,6 @@ std::optional<std::string> word_of(const ProgramOp& op) {
   return *flag ? op.op + ":" + name : op.op;
 }
 
-void make_groups(Program& program, FuseCounts& counts) { Grouper(program).run(counts); }
+void make_groups(FusedProgram& program, FuseCounts& counts) { Grouper(program).run(counts); }
 
 }  // namespace piper

@@ -12,7 +12,7 @@ constexpr size_t kNone = ~size_t{0};
 
 class Finisher {
  public:
-  explicit Finisher(Program& program)
+  explicit Finisher(FusedProgram& program)
       : program_(program),
         base_(program.bases()),
         maker_(program.values.size(), kNone),
@@ -131,7 +131,7 @@ class Finisher {
     });
   }
 
-  Program& program_;
+  FusedProgram& program_;
   const std::vector<int32_t> base_;
   std::vector<size_t> maker_;                // by value: the op that makes it
   std::vector<int> reads_;                   // by base
@@ -141,7 +141,7 @@ class Finisher {
 
 }  // namespace
 
-void finish_products(Program& program, FuseCounts& counts) {
+void finish_products(FusedProgram& program, FuseCounts& counts) {
   counts.finished += Finisher(program).run();
 }
 

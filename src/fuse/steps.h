@@ -6,17 +6,17 @@
 namespace piper {
 
 // Ops of whose results nothing is read, nor given out, are gone.
-void drop_dead(Program& program);
+void drop_dead(FusedProgram& program);
 // Ops that only rename bytes are gone; their results, or what they read, are views.
-void make_views(Program& program, FuseCounts& counts);
+void make_views(FusedProgram& program, FuseCounts& counts);
 // Slices that make the operands of an attention, and a Concat of its gradients, are part of it.
-void make_columns(Program& program, FuseCounts& counts);
+void make_columns(FusedProgram& program, FuseCounts& counts);
 // Sums and products with what a matrix product or the gradient of a norm makes are part of it.
-void finish_products(Program& program, FuseCounts& counts);
+void finish_products(FusedProgram& program, FuseCounts& counts);
 // Groups of pointwise ops are Fused ops.
-void make_groups(Program& program, FuseCounts& counts);
+void make_groups(FusedProgram& program, FuseCounts& counts);
 // Values that no op touches are gone, the others numbered again in order.
-void drop_unused(Program& program);
+void drop_unused(FusedProgram& program);
 
 // The product of the extents from dim `from` on.
 int64_t product(const Shape& shape, size_t from);

@@ -9,7 +9,7 @@ namespace piper {
 namespace {
 
 // The byte of the input at which the output's bytes stand, when the op only names them anew.
-std::optional<int64_t> renamed_at(const Program& program, const ProgramOp& op) {
+std::optional<int64_t> renamed_at(const FusedProgram& program, const ProgramOp& op) {
   if (op.inputs.size() != 1 || op.outputs.size() != 1 || op.inputs[0] < 0) return std::nullopt;
   const TensorType& from = program.values[static_cast<size_t>(op.inputs[0])];
   const TensorType& to = program.values[static_cast<size_t>(op.outputs[0])];
@@ -19,7 +19,7 @@ std::optional<int64_t> renamed_at(const Program& program, const ProgramOp& op) {
 
 class ViewMaker {
  public:
-  explicit ViewMaker(Program& program) : program_(program), writes_(program.values.size()) {
+  explicit ViewMaker(FusedProgram& program) : program_(program), writes_(program.values.size()) {
     for (size_t o = 0; o < program.ops.size(); ++o)
       for (int32_t output : program.ops[o].outputs) writes_[at(output)].push_back(o);
     literal_.resize(program.values.size());
@@ -79,7 +79,7 @@ class ViewMaker {
     return true;
   }
 
-  Program& program_;
+  FusedProgram& program_;
   std::vector<std::vector<size_t>> writes_;  // by value: the ops that write it
   std::vector<bool> literal_;
   std::map<int32_t, size_t> last_read_;
@@ -94,6 +94,8 @@ int64_t product(const Shape& shape, size_t from) {
   return result;
 }
 
-void make_views(Program& program, FuseCounts& counts) { counts.views += ViewMaker(program).run(); }
+void make_views(FusedProgram& program, FuseCounts& counts) {
+  counts.views += ViewMaker(program).run();
+}
 
 }  // namespace piper

@@ -5,7 +5,6 @@
 // Casts stand in front of Slices and Reshapes of what is read whole anyway, and behind a Concat, so
 // that an attention of columns stays one.
 #include <algorithm>
-#include <array>
 #include <map>
 #include <set>
 
@@ -14,25 +13,15 @@
 namespace piper {
 namespace {
 
-// Ops that take and make 16-bit floats as they are: they move elements, compare, choose or convert
-// them; a Fused op casts itself.
-constexpr std::array kNarrow = std::to_array<std::string_view>(
-    {"Cast",  "Concat",    "Dropout",        "Equal",    "Expand",  "Fill",
-     "Fused", "Gather",    "GatherElements", "GatherND", "Greater", "GreaterOrEqual",
-     "IsNaN", "Less",      "LessOrEqual",    "Pad",      "Random",  "Reshape",
-     "Slice", "Transpose", "Trilu",          "Unfold",   "Where"});
-
 class Widener {
  public:
-  Widener(Program program, bool moves_casts)
-      : program_(std::move(program)), moves_casts_(moves_casts) {}
+  Widener(Program program, TakesHalves takes) : program_(std::move(program)), takes_(takes) {}
 
   Program run() {
     std::vector<ProgramOp> ops = std::move(program_.ops);
     program_.ops.clear();
-    if (moves_casts_) find_roots(ops);
+    find_roots(ops);
     for (ProgramOp& op : ops) add(std::move(op));
-    program_.offsets.resize(program_.values.size(), -1);
     return std::move(program_);
   }
 
@@ -50,9 +39,7 @@ class Widener {
     program_.ops.push_back({"Cast", {{"to", name}}, {from}, {to}});
   }
 
-  static bool computes(const ProgramOp& op) {
-    return std::find(kNarrow.begin(), kNarrow.end(), op.op) == kNarrow.end();
-  }
+  bool computes(const ProgramOp& op) const { return !takes_(op.op); }
 
   // Values of which parts are read by ops that compute, as many bytes as they have.
   void find_roots(const std::vector<ProgramOp>& ops) {
@@ -110,7 +97,7 @@ class Widener {
   }
 
   void add(ProgramOp op) {
-    if (moves_casts_ && concat_exact(op)) return;
+    if (concat_exact(op)) return;
     const auto any_narrow = [&](const std::vector<int32_t>& values) {
       return std::any_of(values.begin(), values.end(), [&](int32_t v) { return narrow_value(v); });
     };
@@ -147,7 +134,7 @@ class Widener {
   }
 
   Program program_;
-  const bool moves_casts_;
+  const TakesHalves takes_;
   std::map<int32_t, int32_t> wide_;       // by value in 16 bits: the same in f32
   std::map<int32_t, int32_t> exact_;      // what it was rounded from
   std::map<int32_t, ProgramOp> renamed_;  // by local: the Reshape or Slice that makes it
@@ -156,8 +143,8 @@ class Widener {
 
 }  // namespace
 
-Program widened(Program program, bool moves_casts) {
-  return Widener(std::move(program), moves_casts).run();
+Program widened(Program program, TakesHalves takes) {
+  return Widener(std::move(program), takes).run();
 }
 
 }  // namespace piper

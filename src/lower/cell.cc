@@ -5,7 +5,6 @@
 #include <unordered_map>
 
 #include "at.h"
-#include "pack.h"
 #include "place.h"
 
 namespace piper {
@@ -38,8 +37,8 @@ InstructionKind kind_of(TaskKind kind) {
 
 class CellLowerer {
  public:
-  CellLowerer(const Dag& dag, const ProgramPool& pool, Places& places, int32_t cell, bool packs)
-      : dag_(dag), pool_(pool), places_(places), cell_(cell), packs_(packs) {}
+  CellLowerer(const Dag& dag, const ProgramPool& pool, Places& places, int32_t cell)
+      : dag_(dag), pool_(pool), places_(places), cell_(cell) {}
 
   // `steps_overlap`: what it makes is taken apart by task, so no instruction moves.
   LoweredCell run(const std::vector<TaskId>& order, const std::vector<Overlap>& overlaps,
@@ -70,7 +69,6 @@ class CellLowerer {
       overlaps_.push_back({start[at(o.first)], start[at(o.second)], start[at(o.end)]});
     for (const auto& [name, item] : dag_.reports[at(cell_)])
       role_.reports.push_back({name, buffer_of(item)});
-    if (packs_) pack(order);
     find_offloaded();
     if (!steps_overlap) {
       move_communication(order);
@@ -278,7 +276,6 @@ class CellLowerer {
       }
       const int32_t program = program_of(segment.program);
       Instruction& instruction = add_instruction(InstructionKind::kCompute, task);
-      reserve_workspace(program, instruction.stream);
       instruction.program = program;
       instruction.args = std::move(args);
       if (std::exchange(is_first, false)) {
@@ -350,12 +347,6 @@ class CellLowerer {
     return it->second;
   }
 
-  void reserve_workspace(int32_t program, int32_t stream) {
-    role_.workspace_bytes.resize(role_.streams.size());
-    int64_t& bytes = role_.workspace_bytes[at(stream)];
-    bytes = std::max(bytes, role_.programs[at(program)].workspace_bytes);
-  }
-
   // What the verifier sums: contributions made here, sums of parts, and finished sums that are
   // read.
   void declare_sums(const Task& task, const Segment& segment, const std::vector<bool>& first,
@@ -398,13 +389,6 @@ class CellLowerer {
     }
   }
 
-  void pack(const std::vector<TaskId>& order) {
-    const auto tasks = static_cast<int32_t>(role_.body.size());
-    const int32_t added = pack_weights(role_, dag_.microbatches);
-    std::vector<int32_t> moved;
-    for (int32_t i = 0; i < tasks; ++i) moved.push_back(i + added);
-    if (added > 0) follow(order, moved);
-  }
   void move_communication(const std::vector<TaskId>& order) {
     follow(order, raise_reductions(role_, dag_, overlaps_));
     if (gathered_.empty()) return;
@@ -454,7 +438,6 @@ class CellLowerer {
   const ProgramPool& pool_;
   Places& places_;
   int32_t cell_;
-  bool packs_;  // weights
   RoleProgram role_;
   int32_t second_stream_ = 0;
   bool is_second_ = false;         // the task being lowered is one of an overlap's second
@@ -471,11 +454,11 @@ class CellLowerer {
 }  // namespace
 
 LoweredCell lower_cell(const Dag& dag, const Schedule& schedule, const ProgramPool& pool,
-                       Places& places, int32_t cell, bool packs) {
+                       Places& places, int32_t cell) {
   const auto c = at(cell);
   const bool steps_overlap = !schedule.body.empty();
   const std::vector<Overlap> none;  // in one of two steps
-  return CellLowerer(dag, pool, places, cell, packs)
+  return CellLowerer(dag, pool, places, cell)
       .run(schedule.order[c], steps_overlap ? none : schedule.overlaps[c], steps_overlap);
 }
 

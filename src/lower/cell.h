@@ -18,9 +18,9 @@ struct LoweredCell {
   OffloadPlan offloads;
 };
 
-// Where steps overlap it is one step, whose instructions have not moved. `packs`: weights. Notes in
-// `places` where buffers and tasks of the cell are: cells may be lowered at once.
+// Where steps overlap it is one step, whose instructions have not moved. Notes in `places`
+// where buffers and tasks of the cell are: cells may be lowered at once.
 LoweredCell lower_cell(const Dag& dag, const Schedule& schedule, const ProgramPool& pool,
-                       Places& places, int32_t cell, bool packs);
+                       Places& places, int32_t cell);
 
 }  // namespace piper

@@ -7,13 +7,6 @@
 namespace piper {
 namespace {
 
-// What the transports allocate for a rank that reduces with others (transport.h:
-// kTransportSlotBytes).
-constexpr int64_t kCollectiveSlotBytes = int64_t{2} << 20;
-
-// What the kernels of a thread may allocate for themselves (backend.h: kKernelScratchBytes).
-constexpr int64_t kScratchBytes = int64_t{4} << 20;
-
 // Integers that index a table or name a class must lie inside it, also after moves of their
 // elements.
 DataInput describe_input(const Graph& graph, ValueId id,
@@ -52,12 +45,6 @@ DataInput describe_input(const Graph& graph, ValueId id,
 
 void describe_needs(RoleProgram& role, const Dag& dag,
                     const std::vector<std::vector<NodeId>>& readers) {
-  role.workspace_bytes.resize(role.streams.size());
-  role.scratch_bytes = kScratchBytes;
-  for (const Group& group : role.groups)
-    for (int32_t axis : group.axes)
-      if (role.mesh[static_cast<size_t>(axis)].second > 1)
-        role.transport_bytes = kCollectiveSlotBytes;
   std::set<std::string_view> used;
   for (const Instruction& instruction : role.body)
     if (instruction.kind == InstructionKind::kInput) used.insert(instruction.input);

@@ -89,20 +89,15 @@ void hold(const OffloadPlan& plan, std::vector<int64_t>& held) {
 
 }  // namespace
 
-Result<Lowered> lower(const Dag& dag, const Schedule& schedule, const LowerOptions& options) {
-  ProgramPool pool(dag, options.fuse);
+Result<Lowered> lower(const Dag& dag, const Schedule& schedule) {
+  ProgramPool pool(dag);
   Places places(dag);
   choose_programs(dag, schedule, pool, places);
   Lowered lowered;
-  lowered.fused = pool.fused();
   lowered.roles.resize(dag.cells.size());
-  // What moves values to the host or between steps counts tasks from the start; and microbatches of
-  // several variants are compared op by op, which a packed operand is not the same for.
-  const bool packs =
-      options.fuse && dag.offloads.empty() && schedule.body.empty() && dag.variants.count() == 1;
   std::vector<LoweredCell> cells(dag.cells.size());
   in_parallel(cells.size(), [&](size_t c) {
-    cells[c] = lower_cell(dag, schedule, pool, places, static_cast<int32_t>(c), packs);
+    cells[c] = lower_cell(dag, schedule, pool, places, static_cast<int32_t>(c));
     lowered.roles[c] = std::move(cells[c].role);
   });
   const bool overlap = !schedule.body.empty();

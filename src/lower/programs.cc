@@ -6,9 +6,6 @@
 #include <unordered_set>
 
 #include "at.h"
-#include "piper/fuse.h"
-#include "piper/halves.h"
-#include "piper/memory.h"
 #include "piper/ops.h"
 
 namespace piper {
@@ -29,89 +26,6 @@ std::vector<bool> find_literals(const Graph& graph) {
   }
   return literal;
 }
-
-// Which inputs an output may be stored over: (output, input).
-std::vector<std::pair<int, int>> in_place_pairs(const ProgramOp& op) {
-  if (const OpDef* def = find_op(op.op)) return def->in_place;
-  std::vector<std::pair<int, int>> all;
-  if (op.op == kFusedOp)
-    for (size_t o = 0; o < op.outputs.size(); ++o)
-      for (size_t i = 0; i < op.inputs.size(); ++i)
-        all.emplace_back(static_cast<int>(o), static_cast<int>(i));
-  return all;
-}
-
-// Lays out the local values of a program: lifetimes over its ops, in-place where the op table
-// allows. A view lives in its base.
-class LocalPlacer {
- public:
-  explicit LocalPlacer(Program& program)
-      : program_(program),
-        base_(program.bases()),
-        last_use_(program.values.size(), -1),
-        block_of_(program.values.size(), -1),
-        is_local_(program.values.size(), true) {
-    for (int32_t a = 0; a < program.num_args; ++a) is_local_[at(a)] = false;
-    for (const auto& [value, bytes] : program.literals) is_local_[at(value)] = false;
-    for (const ProgramView& view : program.views) is_local_[at(view.value)] = false;
-    for (size_t i = 0; i < program.ops.size(); ++i)
-      for (int32_t input : program.ops[i].inputs)
-        if (input >= 0) last_use_[at(base_[at(input)])] = static_cast<int32_t>(i);
-  }
-
-  void run() {
-    for (size_t i = 0; i < program_.ops.size(); ++i) place_outputs(static_cast<int32_t>(i));
-    program_.workspace_bytes = place_blocks(blocks_);
-    program_.offsets.assign(program_.values.size(), -1);
-    for (size_t v = 0; v < program_.values.size(); ++v)
-      if (is_local_[v] && block_of_[v] >= 0) program_.offsets[v] = blocks_[at(block_of_[v])].offset;
-  }
-
- private:
-  void place_outputs(int32_t o) {
-    const ProgramOp& op = program_.ops[at(o)];
-    const auto pairs = in_place_pairs(op);
-    std::vector<bool> taken(op.inputs.size());
-    for (size_t k = 0; k < op.outputs.size(); ++k) {
-      const size_t out = at(op.outputs[k]);
-      if (!is_local_[out] || block_of_[out] >= 0) continue;
-      for (const auto& [output, input] : pairs) {
-        if (at(output) != k || at(input) >= op.inputs.size() || taken[at(input)] ||
-            !may_take(o, at(input), program_.values[out]))
-          continue;
-        block_of_[out] = block_of_[at(base_[at(op.inputs[at(input)])])];
-        taken[at(input)] = true;
-        break;
-      }
-      if (block_of_[out] < 0) {
-        block_of_[out] = static_cast<int32_t>(blocks_.size());
-        blocks_.push_back({.bytes = program_.values[out].bytes(), .first = o, .last = o});
-      }
-      Block& block = blocks_[at(block_of_[out])];
-      block.last = std::max<int64_t>({block.last, last_use_[out], o});
-    }
-  }
-
-  // Whether a result of this type may be stored over input `i` of op `o`, which needs it last.
-  bool may_take(int32_t o, size_t i, const TensorType& type) const {
-    const ProgramOp& op = program_.ops[at(o)];
-    if (op.inputs[i] < 0) return false;
-    const int32_t base = base_[at(op.inputs[i])];
-    const TensorType& from = program_.values[at(op.inputs[i])];
-    const auto reads = std::count_if(op.inputs.begin(), op.inputs.end(), [&](int32_t input) {
-      return input >= 0 && base_[at(input)] == base;
-    });
-    return is_local_[at(base)] && last_use_[at(base)] == o && reads == 1 &&
-           from.bytes() == type.bytes() && info(from.dtype).bytes == info(type.dtype).bytes &&
-           program_.values[at(base)].bytes() == type.bytes();
-  }
-
-  Program& program_;
-  const std::vector<int32_t> base_;
-  std::vector<int32_t> last_use_, block_of_;  // by value; of bases
-  std::vector<bool> is_local_;                // has a place of its own
-  std::vector<Block> blocks_;
-};
 
 // What the whole task does with the values of its chunk, by value id.
 struct TaskUses {
@@ -290,18 +204,9 @@ class SegmentBuilder {
         shape.set("shape", slots_[at(slot)].type.shape);
         emit("Reshape", shape, {slot}, {into});
       } else {
-        add_to(into, slot);
+        emit("Add", {}, {into, slot}, {into});
       }
     }
-  }
-
-  // In one op whatever the type: 16-bit floats are added in f32 and rounded.
-  void add_to(int32_t into, int32_t slot) {
-    const DType dtype = slots_[at(into)].type.dtype;
-    if (!is_half(dtype)) return emit("Add", {}, {into, slot}, {into});
-    Attrs attrs;
-    attrs.set("expr", fmt::format("0 Cast:f32 1 Cast:f32 Add Cast:{}", info(dtype).name));
-    emit(std::string(kFusedOp), std::move(attrs), {into, slot}, {into});
   }
 
   // Numbers arguments first, then literals and locals, each in order of appearance.
@@ -331,7 +236,6 @@ class SegmentBuilder {
         if (i >= 0) i = number[at(i)];
       for (int32_t& o : op.outputs) o = number[at(o)];
     }
-    program_.offsets.assign(program_.values.size(), -1);
     program_.label = chunk_.name;
     for (size_t d = 0; d < products_.size(); ++d)
       if (products_[d] > 0)
@@ -359,9 +263,8 @@ class SegmentBuilder {
 
 }  // namespace
 
-ProgramPool::ProgramPool(const Dag& dag, bool fuse)
+ProgramPool::ProgramPool(const Dag& dag)
     : dag_(dag),
-      fuse_(fuse),
       literal_(find_literals(dag.graph)),
       by_chunk_(dag.chunks.size()),
       made_(dag.cells.size()) {}
@@ -432,20 +335,15 @@ void ProgramPool::build(const Task& task, const Key& key, ChunkPrograms& result)
     result.segments.push_back(std::move(segment));
     std::string digest = program_digest(program);
     made_[at(task.cell)].push_back(
-        {std::move(program), std::move(digest), &result.segments.back(), !chunk.variants.empty()});
+        {std::move(program), std::move(digest), &result.segments.back()});
   }
 }
 
 int32_t ProgramPool::add(Made made) {
-  auto [it, is_new] = by_digest_.try_emplace({std::move(made.digest), made.differs},
-                                             static_cast<int32_t>(programs_.size()));
+  const auto [it, is_new] =
+      by_digest_.try_emplace(std::move(made.digest), static_cast<int32_t>(programs_.size()));
   if (!is_new) return it->second;
-  Program program = widened(std::move(made.program), !made.differs);
-  if (fuse_)
-    program = made.differs ? make_views_alone(std::move(program), fused_)
-                           : fuse(std::move(program), fused_);
-  LocalPlacer(program).run();
-  programs_.push_back(std::move(program));
+  programs_.push_back(std::move(made.program));
   return it->second;
 }
 

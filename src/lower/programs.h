@@ -6,7 +6,6 @@
 
 #include "piper/bundle.h"
 #include "piper/dag.h"
-#include "piper/fuse.h"
 #include "segments.h"
 
 namespace piper {
@@ -35,7 +34,7 @@ struct ChunkPrograms {
 
 class ProgramPool {
  public:
-  ProgramPool(const Dag& dag, bool fuse);
+  explicit ProgramPool(const Dag& dag);
   // The programs of a task's chunk. `first`: see ChunkPrograms; `collectives`: see segments.h.
   // Cells may ask at once.
   const ChunkPrograms& of_task(const Task& task, const std::vector<bool>& first,
@@ -43,7 +42,6 @@ class ProgramPool {
   // Gives all that were asked for their programs, those of the lowest cell first.
   void share();
   const std::vector<Program>& programs() const { return programs_; }
-  const FuseCounts& fused() const { return fused_; }
 
  private:
   // A segment's own program, before equal ones become one.
@@ -51,7 +49,6 @@ class ProgramPool {
     Program program;
     std::string digest;
     Segment* segment = nullptr;
-    bool differs = false;  // by microbatch: ops stay as they are, so that the proof compares them
   };
 
   using Key = std::pair<std::vector<bool>, std::vector<Collective>>;  // `first`, and collectives
@@ -59,11 +56,9 @@ class ProgramPool {
   int32_t add(Made made);
 
   const Dag& dag_;
-  const bool fuse_;
   std::vector<bool> literal_;  // by value: a constant that lives inside programs, not in a buffer
-  FuseCounts fused_;
   std::vector<Program> programs_;
-  std::map<std::pair<std::string, bool>, int32_t> by_digest_;
+  std::map<std::string, int32_t> by_digest_;
   std::vector<std::map<Key, ChunkPrograms>> by_chunk_;
   std::vector<std::vector<Made>> made_;  // by cell
 };

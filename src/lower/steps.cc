@@ -41,15 +41,6 @@ std::vector<bool> written_states(const RoleProgram& role) {
 // Where each instruction of the one step stands in the three lists; -1: not there.
 using Positions = std::array<std::vector<int32_t>, 3>;
 
-void state_workspaces(RoleProgram& role) {
-  role.workspace_bytes.assign(role.streams.size(), 0);
-  for (const Instruction& one : role.body) {
-    if (one.kind != InstructionKind::kCompute) continue;
-    int64_t& bytes = role.workspace_bytes[at(one.stream)];
-    bytes = std::max(bytes, role.programs[at(one.program)].workspace_bytes);
-  }
-}
-
 // What the next step reads of a state before the update of the one under way, in its place.
 Status read_newest(const RoleProgram& role, const std::vector<int32_t>& newest,
                    const std::vector<bool>& changes, Instruction& one) {
@@ -96,7 +87,6 @@ Result<Positions> split(RoleProgram& role, int32_t channels, const Steady& made)
     PIPER_TRY(read_newest(role, newest, changes, one));
     add(kBody, i, std::move(one));
   }
-  if (!made.pairs.empty()) state_workspaces(role);
   return positions;
 }
 

@@ -83,8 +83,11 @@ Error numeric(std::string text) { return Error{ExitCode::kNumeric, {}, std::move
 
 }  // namespace
 
-Result<std::unique_ptr<Backend>> make_backend(const std::string& name, const Cores& cores) {
-  if (name == "cpu") return make_cpu_backend(CpuOptions{cores.threads, cores.pinned});
+Result<std::unique_ptr<Backend>> make_backend(const JobOptions& options, const Cores& cores) {
+  const std::string& name = options.backend;
+  if (name == "cpu")
+    return std::unique_ptr<Backend>(
+        make_cpu_backend({cores.threads, cores.pinned, nullptr, options.fuse}));
   if (name == "null") return make_null_backend();
   const std::string known[] = {"cpu", "null"};
   return fail("there is no backend '{}'{}; there are cpu and null", name, did_you_mean(name, known))
@@ -106,7 +109,7 @@ Result<std::unique_ptr<Comparison>> Comparison::open(const PlanSet& reference,
   comparison->world_ = make_inproc_world(1, TransportOptions{});
   Cores cores = cores_of(options, 0, 1);
   cores.pinned.clear();  // the ranks have the cores
-  PIPER_ASSIGN(comparison->backend_, make_backend(options.backend, cores));
+  PIPER_ASSIGN(comparison->backend_, make_backend(options, cores));
   RankSource source;
   source.set = &reference;
   source.data = data;

@@ -58,6 +58,6 @@ class Comparison {
 };
 
 // The backend that `name` means ("cpu", "null").
-Result<std::unique_ptr<Backend>> make_backend(const std::string& name, const Cores& cores);
+Result<std::unique_ptr<Backend>> make_backend(const JobOptions& options, const Cores& cores);
 
 }  // namespace piper

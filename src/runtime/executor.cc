@@ -180,7 +180,8 @@ Status Executor::finish_step(int64_t step) {
   return ok_status();
 }
 
-const RoleProgram& Executor::role() const { return *state_->role; }
+const RoleProgram& Executor::role() const { return *state_->plan; }
+std::shared_ptr<const RoleProgram> Executor::prepared() const { return state_->role; }
 std::span<const double> Executor::reports() const { return state_->reports; }
 
 std::optional<double> Executor::report(std::string_view name) const {

@@ -399,10 +399,13 @@ Status bind_section(State& state, const char* name, const std::vector<Instructio
   section.name = name;
   section.instructions = &instructions;
   section.ops.resize(instructions.size());
+  // Positions are those of the plan: what the backend has added stands in front.
+  const size_t added = name ? 0 : instructions.size() - state.plan->body.size();
   for (size_t i = 0; i < instructions.size(); ++i) {
     const Instruction& from = instructions[i];
+    const std::string number = i < added ? "" : fmt::format(" {}", i - added);
     state.labels.push_back(
-        fmt::format("{}instruction {} ({}{}{})", name ? fmt::format("{}, ", name) : "", i,
+        fmt::format("{}instruction{} ({}{}{})", name ? fmt::format("{}, ", name) : "", number,
                     to_string(from.kind), from.label.empty() ? "" : " ", from.label));
     section.ops[i].label = state.labels.back().c_str();
     PIPER_TRY(bind_instruction(state, from, bound, section.ops[i]));
@@ -423,10 +426,13 @@ std::set<int32_t> streams_of(const State& state, int32_t group) {
 }
 
 Status load_programs(State& state, Bound& bound) {
+  std::vector<int64_t> bytes;
   for (const Program& program : state.role->programs) {
     PIPER_ASSIGN(int32_t handle, state.backend.load(program));
     bound.programs.push_back(handle);
+    bytes.push_back(state.backend.workspace_bytes(handle));
   }
+  PIPER_TRY(allocate_workspaces(state, workspaces_of(*state.role, bytes)));
   for (const Group& group : state.role->groups) {
     std::vector<int64_t> ranks = group_ranks(*state.role, group, state.coordinates);
     const auto index = static_cast<int32_t>(bound.groups.size());
@@ -466,8 +472,18 @@ Result<std::unique_ptr<Executor>> Executor::load(const RankSource& source, Backe
                                                  Transport& transport) {
   auto state = std::make_unique<State>(source, backend, transport);
   const PlanSet& set = *source.set;
-  state->role = &set.roles[static_cast<size_t>(set.role_of_rank[static_cast<size_t>(source.rank)])];
+  state->plan = &set.roles[static_cast<size_t>(set.role_of_rank[static_cast<size_t>(source.rank)])];
+  if (!backend.runs(state->plan->target))
+    return fail("the plan is made for the target '{}', which the {} backend does not run",
+                quote_control(state->plan->target), backend.name())
+        .with_code(ExitCode::kPlan);
+  state->role = std::make_shared<const RoleProgram>(backend.prepare(*state->plan));
   const RoleProgram& role = *state->role;
+  if (const int64_t packed = role.arena_bytes - state->plan->arena_bytes;
+      role.target == backend.name() && packed > role.packed_bytes)
+    return fail("rank {} takes {} bytes for packed weights, the plan states {}", source.rank,
+                packed, role.packed_bytes)
+        .with_code(ExitCode::kPlan);
   state->coordinates = coordinates_of(role.mesh, source.rank);
   PIPER_TRY(allocate(*state));
   if (backend.is_asynchronous()) PIPER_TRY(prepare_queues(*state));

@@ -22,8 +22,18 @@ Status allocate(Executor::State& state) {
   if (state.role->host_bytes > 0) {
     PIPER_ASSIGN(state.host, state.backend.allocate(state.role->host_bytes, Space::kHost));
   }
-  for (int64_t bytes : state.role->workspace_bytes) {
-    PIPER_ASSIGN(std::byte * workspace, state.backend.allocate(bytes));
+  return ok_status();
+}
+
+Status allocate_workspaces(Executor::State& state, std::span<const int64_t> bytes) {
+  const RoleProgram& plan = *state.plan;
+  const bool is_stated = plan.target == state.backend.name();
+  for (size_t s = 0; s < bytes.size(); ++s) {
+    if (is_stated && bytes[s] > plan.workspace_bytes[s])
+      return fail("programs on stream '{}' take {} bytes for their values, the plan states {}",
+                  quote_control(plan.streams[s].name), bytes[s], plan.workspace_bytes[s])
+          .with_code(ExitCode::kPlan);
+    PIPER_ASSIGN(std::byte * workspace, state.backend.allocate(bytes[s]));
     state.workspaces.push_back(workspace);
   }
   return ok_status();

@@ -68,7 +68,8 @@ struct Executor::State {
   Backend& backend;
   Transport& transport;
   std::atomic<const char*>& activity;
-  const RoleProgram* role = nullptr;
+  std::shared_ptr<const RoleProgram> role;  // as the backend has prepared it
+  const RoleProgram* plan = nullptr;
   std::vector<int64_t> coordinates;
   std::byte* arena = nullptr;
   std::byte* host = nullptr;           // the host's arena
@@ -96,6 +97,8 @@ struct Executor::State {
 
 // At load: arenas and workspaces, then initial values and constants.
 Status allocate(Executor::State& state);
+// `bytes`: by stream. Error (kPlan): the plan, which is for this backend, states less.
+Status allocate_workspaces(Executor::State& state, std::span<const int64_t> bytes);
 Status fill_buffers(Executor::State& state);
 // Queues a section on an asynchronous backend, behind the one before; `reports`: that of a step.
 Status queue_section(Executor::State& state, const BoundSection& section, int64_t step,

@@ -19,7 +19,7 @@ Result<std::unique_ptr<Backend>> backend_of(const JobOptions& options, int64_t p
                                             int64_t ranks_here) {
   const Cores cores = cores_of(options, place, ranks_here);
   if (!cores.pinned.empty()) pin_to_core(cores.pinned[0]);
-  return make_backend(options.backend, cores);
+  return make_backend(options, cores);
 }
 
 Result<std::unique_ptr<Replicas>> open_replicas(const JobOptions& options, Transport& transport,
@@ -61,7 +61,7 @@ class Job {
     if (options_.parameters) result_.parameters = collect_parameters(executors);
     for (int64_t rank = 0; options_.trace_steps > 0 && rank < set_.world(); ++rank) {
       const Executor& executor = *executors[static_cast<size_t>(rank)];
-      result_.traces.push_back({rank, &executor.role(), executor.trace()});
+      result_.traces.push_back({rank, executor.prepared(), executor.trace()});
     }
     return std::move(result_);
   }
@@ -197,7 +197,7 @@ Result<JobResult> run_rank_here(const PlanSet& set, const BatchSource* data,
     PIPER_ASSIGN(result.parameters, gather_parameters(*executor, transport));
   }
   if (options.trace_steps > 0) {
-    result.traces.push_back({transport.rank(), &executor->role(), executor->trace()});
+    result.traces.push_back({transport.rank(), executor->prepared(), executor->trace()});
   }
   if (comparison) comparison->report(result);
   return result;

@@ -33,6 +33,13 @@ class Device final : public Backend {
     programs_.push_back(program);
     return loaded;
   }
+  bool runs(std::string_view target) const override { return kernels_->runs(target); }
+  RoleProgram prepare(RoleProgram role) const override {
+    return kernels_->prepare(std::move(role));
+  }
+  int64_t workspace_bytes(int32_t program) const override {
+    return kernels_->workspace_bytes(program);
+  }
   Result<int32_t> bind(int32_t program, std::span<std::byte* const> args,
                        std::byte* workspace) override {
     PIPER_ASSIGN(const int32_t bound, kernels_->bind(program, args, workspace));
@@ -40,7 +47,7 @@ class Device final : public Backend {
     std::vector<Range>& ranges = ranges_.emplace_back();
     for (size_t i = 0; i < args.size(); ++i)
       ranges.push_back({args[i], of.values[i].bytes(), of.arg_written[i]});
-    ranges.push_back({workspace, of.workspace_bytes, true});
+    ranges.push_back({workspace, kernels_->workspace_bytes(program), true});
     return bound;
   }
 

@@ -189,7 +189,6 @@ class RoleWalk {
   }
   void note_parameter(const Tensor& tensor, int32_t stage) {
     const Tensor* of = tensor.previous_of < 0 ? &tensor : &role_.tensor(tensor.previous_of);
-    if (tensor.packed_of >= 0) of = &role_.tensor(tensor.packed_of);
     if (!of->param.empty()) parameters_[index_of(stage)].insert(of->param);
   }
 
@@ -302,7 +301,7 @@ void count_memory(const RoleProgram& role, RoleSummary& summary) {
   for (int64_t kept : {summary.weight_bytes, summary.optimizer_bytes, summary.constant_bytes})
     summary.step_bytes = std::max<int64_t>(summary.step_bytes - kept, 0);
   for (int64_t bytes : role.workspace_bytes) add_bytes(bytes, summary.workspace_bytes);
-  summary.packed_bytes = role.packed_bytes();
+  summary.packed_bytes = role.packed_bytes;
   summary.transport_bytes = role.transport_bytes;
   summary.scratch_bytes = role.scratch_bytes;
   summary.peak_bytes = role.peak_bytes();

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <numeric>
 
 #include "role.h"
 
@@ -86,7 +87,8 @@ class TrainingFinder {
     program_ = &role_.programs[index_of(one.program)];
     args_ = one.args;
     local_rates_.clear();
-    same_as_ = program_->bases();
+    same_as_.resize(program_->values.size());
+    std::iota(same_as_.begin(), same_as_.end(), 0);
     for (const ProgramOp& op : program_->ops) {
       if (op.op == "Cast" && !op.inputs.empty() && op.outputs[0] >= program_->num_args)
         same_as_[index_of(op.outputs[0])] = op.inputs[0];

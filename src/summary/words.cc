@@ -144,7 +144,8 @@ std::vector<std::string> memory_lines(const Summary& summary) {
   for (const DeviceSummary& device : summary.devices) {
     const RoleSummary& r = summary.role(device);
     int64_t other = r.constant_bytes;
-    for (int64_t bytes : {r.transport_bytes, r.scratch_bytes}) add_bytes(bytes, other);
+    for (int64_t bytes : {r.packed_bytes, r.transport_bytes, r.scratch_bytes})
+      add_bytes(bytes, other);
     lines.push_back(fmt::format(kRow, device.where, device.ranks, r.ops(), r.parameters.size(),
                                 r.elements, human_flops(r.flops), human_bytes(r.weight_bytes),
                                 human_bytes(r.optimizer_bytes), human_bytes(r.step_bytes),
@@ -154,7 +155,7 @@ std::vector<std::string> memory_lines(const Summary& summary) {
   for (const DeviceSummary& device : summary.devices) {
     const RoleSummary& r = summary.role(device);
     if (r.packed_bytes > 0)
-      lines.push_back(fmt::format("{:<14}{} of the step are packed weights", device.where,
+      lines.push_back(fmt::format("{:<14}{} of the others are packed weights", device.where,
                                   human_bytes(r.packed_bytes)));
     if (r.host_bytes > 0)
       lines.push_back(fmt::format("{:<14}{} on the host", device.where, human_bytes(r.host_bytes)));

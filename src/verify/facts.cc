@@ -95,8 +95,7 @@ RoleFacts facts_of(const RoleProgram& role) {
     const int64_t bytes = bytes_of[buffer.tensor];
     if (tensor.kind != BufferKind::kStep)
       facts.kept.push_back(static_cast<int32_t>(facts.buffers.size()));
-    facts.buffers.push_back(
-        {extents.id_of(begin, begin + bytes), 0, -1, tensor.kind, tensor.packed_of >= 0});
+    facts.buffers.push_back({extents.id_of(begin, begin + bytes), 0, -1, tensor.kind});
   }
   facts.ends = extents.number();
   for (BufferFacts& buffer : facts.buffers) {
@@ -124,8 +123,7 @@ void name(const RoleProgram& role, Model& model, RoleFacts& facts) {
 ProgramFacts facts_of(const Program& program) {
   ProgramFacts facts;
   const auto args = static_cast<size_t>(program.num_args);
-  const std::vector<int32_t> bases = program.bases();
-  std::vector<Bits> from(program.values.size(), Bits(args));  // by base
+  std::vector<Bits> from(program.values.size(), Bits(args));  // by value
   for (size_t a = 0; a < args; ++a) {
     facts.access.push_back((program.arg_read[a] ? kReads : 0) |
                            (program.arg_written[a] ? kWrites : 0));
@@ -136,16 +134,9 @@ ProgramFacts facts_of(const Program& program) {
   for (const ProgramOp& op : program.ops) {
     Bits all(args);
     for (int32_t input : op.inputs)
-      if (input >= 0) all.unite(from[bases[input]]);
-    for (int32_t output : op.outputs) {
-      if (output < 0) continue;
-      const int32_t base = bases[output];
-      // A part of an argument is written beside what its other parts hold.
-      if (program.values[output].bytes() != program.values[base].bytes())
-        from[base].unite(all);
-      else
-        from[base] = all;
-    }
+      if (input >= 0) all.unite(from[input]);
+    for (int32_t output : op.outputs)
+      if (output >= 0) from[output] = all;
   }
   for (size_t a = 0; a < args; ++a)
     if (program.arg_written[a]) {

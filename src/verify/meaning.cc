@@ -1,8 +1,6 @@
 // What a program leaves in its arguments, as symbols: hashes of the ops and of what they read, but
 // sums where something is added, so that "adds to its argument" and "sets it" can be compared.
 #include <algorithm>
-#include <charconv>
-#include <map>
 
 #include "model.h"
 #include "piper/ops.h"
@@ -12,12 +10,7 @@ namespace {
 
 class Reader {
  public:
-  Reader(const Program& program, Roundings roundings)
-      : program_(program),
-        roundings_(roundings),
-        bases_(program.bases()),
-        at_(program.values.size()) {
-    for (const ProgramView& view : program.views) at_[view.value] = view.offset;
+  Reader(const Program& program, Roundings roundings) : program_(program), roundings_(roundings) {
     for (size_t v = 0; v < program.values.size(); ++v) held_.push_back(initial_symbol(v));
     for (const auto& [value, bytes] : program.literals) held_[value] = symbol_of(bytes);
   }
@@ -26,7 +19,7 @@ class Reader {
     for (const ProgramOp& op : program_.ops) {
       const std::vector<uint64_t> made = results(op);
       for (size_t i = 0; i < made.size(); ++i)
-        if (op.outputs[i] >= 0) store(op.outputs[i], made[i]);
+        if (op.outputs[i] >= 0) held_[op.outputs[i]] = made[i];
     }
     held_.resize(static_cast<size_t>(program_.num_args));
     return std::move(held_);
@@ -34,17 +27,7 @@ class Reader {
 
  private:
   const TensorType& type(int32_t value) const { return program_.values[value]; }
-  // Whether the value is all of its base.
-  bool whole(int32_t value) const { return type(value).bytes() == type(bases_[value]).bytes(); }
-  uint64_t load(int32_t value) const { return value < 0 ? 0 : part_of(value, 0, type(value)); }
-  // The bytes of `value` from `from` on, as many as `type` has: all views of them have one symbol.
-  // A part of a part is a part of the whole; how many bytes it has, the types of its readers say.
-  uint64_t part_of(int32_t value, int64_t from, const TensorType& part) const {
-    const int32_t base = bases_[value];
-    if (part.bytes() == type(base).bytes()) return held_[base];
-    const int64_t first = at_[value] + from;
-    return join_symbols(held_[base], join_symbols(first, part.bytes()));
-  }
+  uint64_t load(int32_t value) const { return value < 0 ? 0 : held_[value]; }
   // Where in its input an op finds its result, when it only copies a run of bytes: what one program
   // copies another may read in place.
   std::optional<int64_t> copied_from(const ProgramOp& op) const {
@@ -53,19 +36,6 @@ class Reader {
     const OpDef* def = find_op(op.op);
     return def && def->first_byte ? def->first_byte(from, to, op.attrs) : std::nullopt;
   }
-  void store(int32_t value, uint64_t symbol) {
-    uint64_t& base = held_[bases_[value]];
-    base = whole(value) ? symbol : join_symbols(join_symbols(base, at_[value]), symbol);
-  }
-
-  // Whether it adds two 16-bit floats in f32 and rounds the sum.
-  bool adds_rounded(const ProgramOp& op) const {
-    return op.op == "Fused" &&
-           op.attrs.text("expr") == fmt::format("0 Cast:f32 1 Cast:f32 Add Cast:{}",
-                                                info(type(op.outputs[0]).dtype).name) &&
-           info(type(op.outputs[0]).dtype).bytes == 2;
-  }
-
   // Whether sums may be cast to the type: nothing is lost, or a result of the program has it.
   bool keeps_sums(const ProgramOp& op, DType to) const {
     if (!info(to).is_float || roundings_ == Roundings::kAny) return info(to).is_float;
@@ -80,54 +50,20 @@ class Reader {
     return false;
   }
 
-  // Sums and roundings of them, as groups of pointwise ops do them; nothing: more than that.
-  std::optional<std::vector<uint64_t>> fused_sums(const ProgramOp& op) const {
-    std::vector<uint64_t> stack;
-    std::map<std::string, uint64_t> named;
-    for (const std::string& word : split_text(op.attrs.text("expr"), ' ')) {
-      if (word == "Add") {
-        if (stack.size() < 2) return std::nullopt;
-        const uint64_t right = stack.back();
-        stack.pop_back();
-        stack.back() += right;
-      } else if (word.starts_with('=') || word.starts_with('@')) {
-        if (word[0] == '@' ? !named.contains(word.substr(1)) : stack.empty()) return std::nullopt;
-        if (word[0] == '=')
-          named[word.substr(1)] = stack.back();
-        else
-          stack.push_back(named[word.substr(1)]);
-      } else if (word.starts_with("Cast:")) {
-        const auto to = parse_dtype(word.substr(5));
-        if (stack.empty() || !to || !keeps_sums(op, *to)) return std::nullopt;
-      } else {
-        size_t input = 0;
-        const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), input);
-        if (error != std::errc() || end != word.data() + word.size() || input >= op.inputs.size() ||
-            op.inputs[input] < 0)
-          return std::nullopt;
-        const TensorType& from = type(op.inputs[input]);
-        if (!info(from.dtype).is_float || from.shape != type(op.outputs[0]).shape)
-          return std::nullopt;
-        stack.push_back(load(op.inputs[input]));
-      }
-    }
-    if (stack.size() != op.outputs.size()) return std::nullopt;
-    return stack;
-  }
-
   std::vector<uint64_t> results(const ProgramOp& op) const {
-    if (op.op == "Fused")
-      if (const auto sums = fused_sums(op)) return *sums;
     if (op.op == "Cast" && op.inputs.size() == 1 && op.inputs[0] >= 0 &&
         info(type(op.inputs[0]).dtype).is_float && keeps_sums(op, type(op.outputs[0]).dtype))
       return {load(op.inputs[0])};
-    if (const auto from = copied_from(op))
-      return {part_of(op.inputs[0], *from, type(op.outputs[0]))};
+    if (const auto from = copied_from(op)) {
+      const uint64_t whole = load(op.inputs[0]);
+      const int64_t bytes = type(op.outputs[0]).bytes();
+      if (bytes == type(op.inputs[0]).bytes()) return {whole};
+      return {join_symbols(whole, join_symbols(*from, bytes))};
+    }
     const bool one_type = op.inputs.size() == 2 && op.inputs[0] >= 0 && op.inputs[1] >= 0 &&
                           type(op.inputs[0]) == type(op.outputs[0]) &&
                           type(op.inputs[1]) == type(op.outputs[0]);
-    if ((op.op == "Add" || adds_rounded(op)) && one_type)
-      return {load(op.inputs[0]) + load(op.inputs[1])};
+    if (op.op == "Add" && one_type) return {load(op.inputs[0]) + load(op.inputs[1])};
     const bool adds = op.attrs.integer("accumulate") != 0 && op.inputs.size() == 3;
     Attrs attrs;
     for (const auto& [name, value] : op.attrs.items())
@@ -146,9 +82,7 @@ class Reader {
 
   const Program& program_;
   const Roundings roundings_;
-  std::vector<int32_t> bases_;
-  std::vector<int64_t> at_;     // by value: its byte in its base
-  std::vector<uint64_t> held_;  // by base
+  std::vector<uint64_t> held_;  // by value
 };
 
 }  // namespace

@@ -108,12 +108,9 @@ class CellCheck {
   static bool touched_after(const Program& program, size_t w, size_t other) {
     if (program.arg_written[other]) return true;
     bool written = false;
-    const std::vector<int32_t> base = program.bases();
     for (const ProgramOp& op : program.ops) {
       const auto has = [&](const std::vector<int32_t>& ids, size_t arg) {
-        return std::any_of(ids.begin(), ids.end(), [&](int32_t id) {
-          return id >= 0 && base[static_cast<size_t>(id)] == static_cast<int32_t>(arg);
-        });
+        return std::find(ids.begin(), ids.end(), static_cast<int32_t>(arg)) != ids.end();
       };
       if (written && has(op.inputs, other)) return true;
       written = written || has(op.outputs, w);

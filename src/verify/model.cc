@@ -327,7 +327,6 @@ Result<VerifyReport> verify_plan_set(const PlanSet& set, const PlanSet* one_devi
   sections.push_back(make_section(model, "epilogue", {kEpilogue}));
   const auto structure = [&](Findings& found, VerifyReport&) {
     check_structure(model, sections, found);
-    check_packed_copies(model, sections, found);
     check_draws(model, found);
     if (single) check_names(model, *single, found);
     if (single && set.manifest.seed != one_device->manifest.seed)

@@ -36,7 +36,6 @@ struct BufferFacts {
   int32_t begin = 0, end = 0;  // among all places of the arena where a buffer begins or ends
   int32_t param = -1;          // the name's id
   BufferKind kind = BufferKind::kStep;
-  bool packed = false;  // a packed copy
 };
 struct ProgramFacts {
   std::vector<uint8_t> access;   // by argument: kReads, kWrites
@@ -229,7 +228,6 @@ Status find_facts(const PlanSet& set, Model& model);
 
 // ---- The rules ----------------------------------------------------------------------------------
 void check_structure(const Model& model, std::span<const Section> sections, Findings& findings);
-void check_packed_copies(const Model& model, std::span<const Section> sections, Findings& findings);
 // microbatch: random numbers
 void check_draws(const Model& model, Findings& findings);
 // Fills section.partner and counts transfers.

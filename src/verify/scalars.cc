@@ -57,7 +57,7 @@ StepScalars::StepScalars(const Model& model, const Section& section, Findings& f
   }
 }
 
-// The values of a program, by base.
+// The values of a program.
 class StepScalars::Values {
  public:
   Values(StepScalars& of, Spot place, const Instruction& one, const KnownOf& known_of)
@@ -66,10 +66,7 @@ class StepScalars::Values {
         one_(one),
         known_of_(known_of),
         program_(of.role(place).programs[one.program]),
-        bases_(program_.bases()),
-        first_(program_.values.size()),
         values_(program_.values.size()) {
-    for (const ProgramView& view : program_.views) first_[view.value] = view.offset;
     for (const auto& [value, bytes] : program_.literals) {
       const TensorType& type = program_.values[value];
       const bool zeros = std::all_of(bytes.begin(), bytes.end(), [](char b) { return b == 0; });
@@ -84,12 +81,8 @@ class StepScalars::Values {
 
   void run() {
     for (const ProgramOp& op : program_.ops) {
-      std::deque<Number> views;
       std::vector<const Number*> inputs;
-      for (const int32_t input : op.inputs)
-        inputs.push_back(input < 0      ? nullptr
-                         : whole(input) ? &values_[bases_[input]]
-                                        : &views.emplace_back(part(input)));
+      for (const int32_t input : op.inputs) inputs.push_back(input < 0 ? nullptr : &values_[input]);
       if (const OpDef* def = find_op(op.op); def && def->states >= 0) {
         update(op, static_cast<size_t>(def->states), inputs);
         continue;
@@ -102,8 +95,7 @@ class StepScalars::Values {
       }
       std::vector<Number> made;
       for (size_t i = 0; i < op.outputs.size(); ++i) made.push_back(result(op, inputs, i));
-      for (size_t i = 0; i < op.outputs.size(); ++i)
-        values_[bases_[op.outputs[i]]] = whole(op.outputs[i]) ? std::move(made[i]) : Number{};
+      for (size_t i = 0; i < op.outputs.size(); ++i) values_[op.outputs[i]] = std::move(made[i]);
     }
     for (size_t a = 0; a < one_.args.size(); ++a)
       if (program_.arg_written[a]) of_.set(place_, one_.args[a], values_[a]);
@@ -133,9 +125,7 @@ class StepScalars::Values {
       of_.check_state(place_, shown, id, i, buffer_name(state), *inputs[2 + i]);
     }
   }
-  int32_t argument(int32_t value) const {
-    return value >= 0 && whole(value) && bases_[value] < program_.num_args ? bases_[value] : -1;
-  }
+  int32_t argument(int32_t value) const { return value < program_.num_args ? value : -1; }
   std::string buffer_name(int32_t arg) const {
     return quote_control(of_.role(place_).name(one_.args[arg]));
   }
@@ -162,18 +152,6 @@ class StepScalars::Values {
     const auto known = held.find(one_.args[arg]);
     return known == held.end() ? Number{} : known->second;
   }
-  bool whole(int32_t value) const {
-    return program_.values[value].bytes() == program_.values[bases_[value]].bytes();
-  }
-  // Of a view the elements that it has.
-  Number part(int32_t value) const {
-    const int32_t base = bases_[value];
-    const Number& from = values_[base];
-    const int64_t first = first_[value] / info(program_.values[base].dtype).bytes,
-                  count = num_elements(program_.values[value].shape);
-    if (from.kind != kTerms || first + count > from.terms.size()) return {};
-    return {kTerms, 0, 0, -1, from.terms.part(first, count)};
-  }
   Number result(const ProgramOp& op, std::span<const Number* const> inputs, size_t output) const {
     const bool is_square = op.op == "SumSquares";
     const bool keeps = op.op == "Reshape" || op.op == "Cast";
@@ -192,9 +170,7 @@ class StepScalars::Values {
   const Instruction& one_;
   const KnownOf& known_of_;
   const Program& program_;
-  const std::vector<int32_t> bases_;
-  std::vector<int64_t> first_;           // by value: its byte in its base
-  std::vector<Number> values_;           // by base
+  std::vector<Number> values_;           // by value
   std::set<int32_t> written_, updated_;  // arguments; those by an optimizer
 };
 

@@ -1,5 +1,4 @@
-// Sizes as stated, constants unwritten, programs that keep their own values apart, equal copies of
-// parameters.
+// Constants unwritten, equal copies of parameters.
 #include <algorithm>
 #include <unordered_map>
 
@@ -20,31 +19,12 @@ class RoleCheck {
         findings_(findings) {}
 
   void run() {
-    check_slots();
     check_writes();
     check_versions();
-    for (const Program& program : role_.programs) check_locals(program);
   }
 
  private:
   std::string buffer_name(int32_t buffer) const { return quote_control(role_.name(buffer)); }
-
-  // What executors may take beside the arena, as formats/plan.md has it: transports for the sums of
-  // a group, kernels for themselves.
-  void check_slots() {
-    constexpr int64_t kSlots = int64_t{2} << 20, kScratch = int64_t{4} << 20;
-    const auto joins = [&](const Group& group) {
-      return std::any_of(group.axes.begin(), group.axes.end(),
-                         [&](int32_t axis) { return role_.mesh[axis].second > 1; });
-    };
-    const int64_t slots = std::any_of(role_.groups.begin(), role_.groups.end(), joins) ? kSlots : 0;
-    if (role_.transport_bytes != slots)
-      findings_.add("memory", "{} states {} bytes for the transport, which takes {}", who_,
-                    role_.transport_bytes, slots);
-    if (role_.scratch_bytes != kScratch)
-      findings_.add("memory", "{} states {} bytes for its kernels, which may take {}", who_,
-                    role_.scratch_bytes, kScratch);
-  }
 
   void check_versions() {
     for (const Tensor& tensor : role_.tensors) {
@@ -99,8 +79,6 @@ class RoleCheck {
     writer = index;
   }
 
-  void check_locals(const Program& program);
-
   const RoleProgram& role_;
   const RoleFacts& facts_;
   std::span<const Section> sections_;
@@ -108,50 +86,6 @@ class RoleCheck {
   std::string who_;
   Findings& findings_;
 };
-
-// The life of each local value: from the op that makes it to the last that reads it or a view of
-// it.
-struct LocalLife {
-  int64_t first = -1, last = -1;
-};
-std::vector<LocalLife> lives_of(const Program& program) {
-  std::vector<LocalLife> lives(program.values.size());
-  const std::vector<int32_t> base = program.bases();
-  for (size_t o = 0; o < program.ops.size(); ++o) {
-    for (int32_t output : program.ops[o].outputs)
-      if (lives[base[output]].first < 0)
-        lives[base[output]].first = lives[base[output]].last = static_cast<int64_t>(o);
-    for (int32_t input : program.ops[o].inputs)
-      if (input >= 0) lives[base[input]].last = static_cast<int64_t>(o);
-  }
-  return lives;
-}
-
-// Two locals that share bytes are not alive at once; one may take the place of another in the op
-// that reads it last.
-void RoleCheck::check_locals(const Program& program) {
-  const std::vector<LocalLife> lives = lives_of(program);
-  std::vector<size_t> locals;
-  for (size_t v = 0; v < program.values.size(); ++v)
-    if (program.offsets[v] >= 0 && lives[v].first >= 0 && program.values[v].bytes() > 0)
-      locals.push_back(v);
-  std::sort(locals.begin(), locals.end(),
-            [&](size_t a, size_t b) { return program.offsets[a] < program.offsets[b]; });
-  for (size_t i = 0; i < locals.size(); ++i)
-    for (size_t j = i + 1; j < locals.size(); ++j) {
-      const size_t a = locals[i], b = locals[j];
-      if (program.offsets[b] >= program.offsets[a] + program.values[a].bytes()) break;
-      const bool in_place = program.offsets[a] == program.offsets[b] &&
-                            program.values[a].bytes() == program.values[b].bytes() &&
-                            (lives[a].last == lives[b].first || lives[b].last == lives[a].first) &&
-                            lives[a].first != lives[b].first;
-      if (lives[a].last < lives[b].first || lives[b].last < lives[a].first || in_place) continue;
-      findings_.add(
-          "memory",
-          "program '{}' of {} keeps values {} and {} in the same bytes while both are needed",
-          quote_control(program.label), who_, a, b);
-    }
-}
 
 // A tied parameter that several roles hold starts with the same values everywhere.
 void check_copies(const Model& model, Findings& findings) {

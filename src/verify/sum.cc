@@ -43,9 +43,6 @@ void SumCheck::step(Spot place, const Instruction& one) {
         take_part(place, one.args[a], one.args[a + 1]);
       return;
     default:
-      // A packed copy is the parameter as it was then.
-      if (one.args.size() == 2 && role(place).tensor(one.args[1]).packed_of >= 0)
-        return copy(place, one);
       compute(place, one);
   }
 }

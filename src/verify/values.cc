@@ -1,9 +1,6 @@
 #include "values.h"
 
 #include <algorithm>
-#include <array>
-#include <charconv>
-#include <map>
 
 #include "piper/ops.h"
 
@@ -49,14 +46,7 @@ class Run {
  public:
   Run(Values& values, const Program& program, std::span<const uint64_t> args,
       std::span<const int32_t> sums)
-      : values_(values),
-        program_(program),
-        sums_(sums),
-        bases_(program.bases()),
-        first_(program.values.size()),
-        held_(args.begin(), args.end()) {
-    for (const ProgramView& view : program.views)
-      first_[view.value] = view.offset / info(program.values[view.value].dtype).bytes;
+      : values_(values), program_(program), sums_(sums), held_(args.begin(), args.end()) {
     held_.resize(program.values.size());
     for (const auto& [value, bytes] : program.literals) held_[value] = symbol_of(bytes);
   }
@@ -66,7 +56,7 @@ class Run {
       const std::vector<uint64_t> made = results(op);
       if (values_.made) values_.made->insert(made.begin(), made.end());
       for (size_t i = 0; i < op.outputs.size(); ++i)
-        if (op.outputs[i] >= 0) held_[bases_[op.outputs[i]]] = i < made.size() ? made[i] : 0;
+        if (op.outputs[i] >= 0) held_[op.outputs[i]] = i < made.size() ? made[i] : 0;
     }
     held_.resize(static_cast<size_t>(program_.num_args));
     return std::move(held_);
@@ -74,14 +64,7 @@ class Run {
 
  private:
   const Shape& shape(int32_t value) const { return program_.values[value].shape; }
-  uint64_t load(int32_t value) {
-    if (value < 0) return 0;
-    const int32_t base = bases_[value];
-    const TensorType &own = program_.values[value], &whole = program_.values[base];
-    if (own.bytes() == whole.bytes()) return held_[base];
-    const uint64_t part = values_.run_of(held_[base], first_[value], num_elements(own.shape));
-    return own.dtype == whole.dtype ? part : join_symbols(part, symbol_of(info(own.dtype).name));
-  }
+  uint64_t load(int32_t value) { return value < 0 ? 0 : held_[value]; }
   Operand operand(const ProgramOp& op, size_t i) {
     if (i >= op.inputs.size() || op.inputs[i] < 0) return {};
     return {load(op.inputs[i]), &shape(op.inputs[i])};
@@ -114,57 +97,16 @@ class Run {
   static uint64_t slope(std::string_view form, uint64_t x) {
     return join_symbols(symbol_of(form), join_symbols(symbol_of("slope"), x));
   }
-  // The operands of a word, from the top of a stack, are replaced by its result.
-  void apply(std::string_view word, std::vector<Operand>& stack, const Shape& result) {
-    const size_t count = operands_of(word.substr(0, word.find(':')));
-    if (stack.size() < count) stack.insert(stack.begin(), count - stack.size(), Operand{});
-    const std::span<const Operand> top = std::span(stack).last(count);
-    const uint64_t made = pointwise(word, top, result);
-    if (values_.made) values_.made->insert(made);
-    stack.resize(stack.size() - count);
-    stack.push_back({made, nullptr});
-  }
-  std::vector<uint64_t> expression(const ProgramOp& op) {
-    const Shape& result = shape(op.outputs[0]);
-    std::vector<Operand> stack;
-    std::map<std::string, Operand, std::less<>> named;
-    for (const std::string& word : split_text(op.attrs.text("expr"), ' ')) {
-      size_t input = 0;
-      const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), input);
-      if (error == std::errc() && end == word.data() + word.size())
-        stack.push_back(operand(op, input));
-      else if (word.starts_with('=') && !stack.empty())
-        named[word.substr(1)] = stack.back();
-      else if (word.starts_with('@'))
-        stack.push_back(named[word.substr(1)]);
-      else
-        apply(word, stack, result);
-    }
-    std::vector<uint64_t> made;
-    for (const Operand& one : stack) made.push_back(one.in(result));
-    return made;
-  }
-  // 16-bit floats that are added in f32 and rounded: a sum.
-  bool adds_rounded(const ProgramOp& op) const {
-    const DType dtype = program_.values[op.outputs[0]].dtype;
-    return info(dtype).bytes == 2 && op.inputs.size() == 2 &&
-           op.attrs.text("expr") ==
-               fmt::format("0 Cast:f32 1 Cast:f32 Add Cast:{}", info(dtype).name);
-  }
-
   // Whether the op adds to an argument that is a sum over the step.
   bool adds_to_sum(const ProgramOp& op, size_t to) const {
     if (to >= op.inputs.size() || op.inputs[to] < 0) return false;
-    const int32_t arg = bases_[op.outputs[0]];
-    return bases_[op.inputs[to]] == arg &&
-           program_.values[op.inputs[to]].bytes() == program_.values[arg].bytes() &&
-           std::find(sums_.begin(), sums_.end(), arg) != sums_.end();
+    const int32_t arg = op.outputs[0];
+    return op.inputs[to] == arg && std::find(sums_.begin(), sums_.end(), arg) != sums_.end();
   }
 
   // ---- Ops that only move elements ----
   bool renames(const ProgramOp& op) const {
     if (op.inputs.size() != 1 || op.inputs[0] < 0) return false;
-    if (op.op == "Pack") return true;
     const TensorType &from = program_.values[op.inputs[0]], &to = program_.values[op.outputs[0]];
     const OpDef* def = find_op(op.op);
     return def && def->first_byte && from.bytes() == to.bytes() &&
@@ -230,22 +172,18 @@ class Run {
 
   // ---- All others ----
   std::vector<uint64_t> results(const ProgramOp& op) {
-    const bool adds =
-        (op.op == "Add" && op.inputs.size() == 2) || (op.op == "Fused" && adds_rounded(op));
+    const bool adds = op.op == "Add" && op.inputs.size() == 2;
     for (const size_t to : {0, 1})
       if (adds && op.inputs[1 - to] >= 0 && adds_to_sum(op, to) &&
           shape(op.inputs[1 - to]) == shape(op.outputs[0]))
         return {load(op.inputs[0]) + load(op.inputs[1])};
-    if (op.op == "Fused") return expression(op);
     if (renames(op)) return {load(op.inputs[0])};
     if (op.op == "Slice" && op.inputs.size() == 1 && op.inputs[0] >= 0) return {sliced(op)};
     if (op.op == "Concat") return {concatenated(op)};
     if (op.op == "GlobalNorm") return {norm(op)};
-    if (op.op == "Attention" || op.op == "AttentionGrad") return attention(op);
     if (op.op == "MatMul") return {product(op)};
     std::vector<Operand> operands;
     for (size_t i = 0; i < op.inputs.size(); ++i) operands.push_back(operand(op, i));
-    if (const std::string then = op.attrs.text("then"); !then.empty()) return finished(op, then);
     const std::vector<uint64_t> made = made_of(op, op.attrs, operands);
     if (op.op == "SumSquares" && !operands.empty()) {
       values_.squared.push_back(operands[0].symbol);
@@ -287,121 +225,24 @@ class Run {
     for (size_t i = 0; i < count; ++i) made.push_back(join_symbols(symbol, i));
     return made;
   }
-  // What is done with the result, the operands behind the op's own.
-  uint64_t taken_along(uint64_t made, const ProgramOp& op, std::string_view words, size_t first) {
-    for (const std::string& word : split_text(words, ' ')) {
-      if (word.empty()) continue;
-      const Operand both[] = {{made, nullptr}, operand(op, first)};
-      if (values_.made) values_.made->insert(made);
-      made = pointwise(word, both, shape(op.outputs[0]));
-      ++first;
-    }
-    return made;
-  }
-  std::vector<uint64_t> finished(const ProgramOp& op, const std::string& then) {
-    const size_t words = 1 + static_cast<size_t>(std::count(then.begin(), then.end(), ' '));
-    const size_t own = op.inputs.size() - std::min(words, op.inputs.size());
-    std::vector<Operand> operands;
-    for (size_t i = 0; i < own; ++i) operands.push_back(operand(op, i));
-    std::vector<uint64_t> made = made_of(op, without(op.attrs, {"then"}), std::move(operands));
-    made[0] = taken_along(made[0], op, then, own);
-    return made;
-  }
   uint64_t product(const ProgramOp& op) {
-    const Shape& result = shape(op.outputs[0]);
-    const Attrs rest = without(op.attrs, {"then", "accumulate", "packed_b", "trans_a", "trans_b"});
-    const Operand a = operand(op, 0);
-    Operand b = operand(op, 1);
-    int64_t transposed = op.attrs.integer("trans_b");
-    Shape matrix;
-    if (const int64_t packed = op.attrs.integer("packed_b"); packed != 0 && b.shape) {
-      const int64_t rows = b.shape->empty() ? 0 : b.shape->front(),
-                    columns = result.empty() ? 0 : result.back();
-      matrix = packed == 2 ? Shape{columns, rows} : Shape{rows, columns};
-      transposed = packed == 2 ? 1 : transposed;
-      b.shape = &matrix;
-    }
-    uint64_t symbol = joined(named("MatMul" + print_attrs(rest), result),
-                             {op.attrs.integer("trans_a"), transposed});
-    for (const Operand& one : {a, b})
+    const bool adds = op.attrs.integer("accumulate") != 0 && op.inputs.size() > 2;
+    uint64_t symbol =
+        named("MatMul" + print_attrs(without(op.attrs, {"accumulate"})), shape(op.outputs[0]));
+    for (const size_t i : {0, 1}) {
+      const Operand one = operand(op, i);
       symbol =
           join_symbols(symbol, join_symbols(one.symbol, one.shape ? shape_symbol(*one.shape) : 0));
-    const bool adds = op.attrs.integer("accumulate") != 0 && op.inputs.size() > 2;
-    if (adds && adds_to_sum(op, 2))
-      symbol += load(op.inputs[2]);
-    else if (adds)
-      symbol = join_symbols(symbol, load(op.inputs[2]));
-    return taken_along(symbol, op, op.attrs.text("then"), adds ? 3 : 2);
-  }
-
-  std::vector<uint64_t> attention(const ProgramOp& op) {
-    const bool gradient = op.op == "AttentionGrad";
-    std::vector<Operand> operands;
-    for (size_t i = 0; i < op.inputs.size(); ++i) operands.push_back(operand(op, i));
-    const Attrs attrs = without(op.attrs, {"columns", "kv_heads", "grad_columns"});
-    const std::vector<int64_t> columns = op.attrs.integers("columns"),
-                               grads = op.attrs.integers("grad_columns");
-    const size_t y = gradient ? 3 : 0;
-    const Shape* of_y =
-        gradient ? (operands.size() > y ? operands[y].shape : nullptr) : &shape(op.outputs[0]);
-    if (columns.size() != 3 || operands.size() < 3 || !of_y || of_y->size() != 4)
-      return made_of(op, op.attrs, operands);
-    const Shape q = *of_y, kv = {q[0], q[1], op.attrs.integer("kv_heads"), q[3]};
-    const int64_t tokens = std::max<int64_t>(q[0] * q[1], 1);
-    for (size_t i = 0; i < 3; ++i) {
-      const Shape& own = i == 0 ? q : kv;
-      const int64_t elements = operands[i].shape ? num_elements(*operands[i].shape) : 0;
-      operands[i] = {
-          columns_of(operands[i].symbol, elements, columns[i], own[2] * own[3], elements / tokens),
-          &own};
     }
-    return gradient ? gradients(op, attrs, operands, grads, q, kv)
-                    : attention_of(attrs, operands, q, op.outputs.size());
-  }
-  // As if the operands were tensors of their own.
-  static uint64_t attended(std::string_view op, const Attrs& attrs,
-                           std::span<const Operand> operands, const Shape& result) {
-    uint64_t symbol = named(word_of(op, attrs), result);
-    for (const Operand& one : operands) symbol = join_symbols(symbol, one.in(result));
-    return symbol;
-  }
-  std::vector<uint64_t> attention_of(const Attrs& attrs, std::span<const Operand> operands,
-                                     const Shape& q, size_t outputs) {
-    uint64_t symbol = attended("Attention", attrs, operands, q);
-    symbol = join_symbols(symbol, shape_symbol(q));
-    symbol = join_symbols(symbol, shape_symbol(Shape{q[0], q[2], q[1]}));
-    return numbered(symbol, outputs);
-  }
-  std::vector<uint64_t> gradients(const ProgramOp& op, const Attrs& attrs,
-                                  std::span<const Operand> operands,
-                                  const std::vector<int64_t>& columns, const Shape& q,
-                                  const Shape& kv) {
-    uint64_t symbol = attended("AttentionGrad", attrs, operands, q);
-    for (const Shape* made : {&q, &kv, &kv}) symbol = join_symbols(symbol, shape_symbol(*made));
-    const size_t joined = columns.size() == 3 ? 1 : 3;
-    for (size_t i = joined; i < op.outputs.size(); ++i)
-      symbol = join_symbols(symbol, shape_symbol(shape(op.outputs[i])));
-    std::vector<uint64_t> made = numbered(symbol, op.outputs.size() + 3 - joined);
-    if (joined == 3) return made;
-    std::array<size_t, 3> order = {0, 1, 2};
-    std::sort(order.begin(), order.end(),
-              [&](size_t a, size_t b) { return columns[a] < columns[b]; });
-    std::vector<std::pair<uint64_t, int64_t>> pieces;
-    for (const size_t i : order) {
-      const Shape& own = i == 0 ? q : kv;
-      pieces.emplace_back(made[i], own[2] * own[3]);
-    }
-    made.erase(made.begin() + 1, made.begin() + 3);
-    made[0] = concatenated(pieces);
-    return made;
+    if (!adds) return symbol;
+    return adds_to_sum(op, 2) ? symbol + load(op.inputs[2])
+                              : join_symbols(symbol, load(op.inputs[2]));
   }
 
   Values& values_;
   const Program& program_;
   const std::span<const int32_t> sums_;  // arguments
-  const std::vector<int32_t> bases_;
-  std::vector<int64_t> first_;  // by value: its element in its base
-  std::vector<uint64_t> held_;  // by base
+  std::vector<uint64_t> held_;           // by value
 };
 
 }  // namespace
@@ -411,11 +252,6 @@ Attrs without(const Attrs& attrs, std::initializer_list<std::string_view> names)
   for (const auto& [name, value] : attrs.items())
     if (std::find(names.begin(), names.end(), name) == names.end()) rest.set(name, value);
   return rest;
-}
-
-size_t operands_of(std::string_view word) {
-  const OpDef* def = find_op(word);
-  return def ? def->samples.front().inputs.size() : 1;
 }
 
 std::vector<uint64_t> Values::run(const Program& program, std::span<const uint64_t> args,

@@ -1,9 +1,7 @@
-// What ops make, as symbols: equal ones for equal values, in whatever form plans give the ops. An
-// expression counts as its ops one by one, what a product or a gradient takes along as ops behind
-// it, a view or slice as the run of elements that it is, a packed copy as its matrix, and a cast
-// stands behind what only moves elements. What is added to a sum over the step is added to its
-// symbol. The time that a plan takes follows its size, however its ops are nested. Private to the
-// verify room.
+// What ops make, as symbols: equal ones for equal values. A slice counts as the run of elements
+// that it is, and a cast stands behind what only moves elements. What is added to a sum over the
+// step is added to its symbol. The time that a plan takes follows its size, however its ops are
+// nested. Private to the verify room.
 #pragma once
 
 #include <unordered_map>
@@ -13,8 +11,6 @@
 
 namespace piper {
 
-// The words of expressions that take two operands or three; all others take one.
-size_t operands_of(std::string_view word);
 // All attributes but these.
 Attrs without(const Attrs& attrs, std::initializer_list<std::string_view> names);
 

@@ -6,6 +6,7 @@
 #include <new>
 
 #include "cpu_harness.h"
+#include "piper/fuse.h"
 
 namespace {
 std::atomic<int64_t> news{0};  // calls of operator new in this process
@@ -299,10 +300,9 @@ TEST(Update, AdamAsPyTorchDefinesIt) {
 TEST(Launch, AllocatesNothing) {
   const TensorType x{DType::kF32, {8, 64, 32}}, w{DType::kF32, {32, 32}}, n{DType::kF32, {32}};
   const TensorType s{DType::kF32, {8, 64, 1}}, t{DType::kF32, {8, 32, 64}};
-  Program p;
+  FusedProgram p;
   p.values = {x, w, n, x, s, s, x, t, x, n, x};
   p.num_args = static_cast<int32_t>(p.values.size());
-  p.offsets.assign(p.values.size(), -1);
   p.ops = {{"LayerNorm", {{"axis", int64_t{-1}}}, {0, 2, 2}, {3, 4, 5}},
            {"MatMul", {}, {3, 1}, {6}},
            {"Transpose", {{"perm", List{0, 2, 1}}}, {6}, {7}},
@@ -326,7 +326,7 @@ TEST(Launch, AllocatesNothing) {
 
 using Bits = std::vector<std::vector<std::byte>>;  // of all arguments after a run
 
-Bits run_threads(const Program& p, const std::vector<Bytes>& data, int threads) {
+Bits run_threads(const FusedProgram& p, const std::vector<Bytes>& data, int threads) {
   auto backend = make_cpu_backend(CpuOptions{threads, {}});
   std::vector<std::byte*> args;
   for (size_t a = 0; a < data.size(); ++a) {
@@ -346,7 +346,7 @@ Bits run_threads(const Program& p, const std::vector<Bytes>& data, int threads) 
 // Enough of everything for four threads, in sizes that no number of threads divides.
 TEST(Threads, GiveTheSameBitsInAnyNumber) {
   Random random(31);
-  Program p;
+  FusedProgram p;
   std::vector<Bytes> data;
   const auto value = [&](Shape shape) {
     const Tensor t = random.uniform(DType::kF32, std::move(shape), -1, 1);
@@ -407,7 +407,6 @@ TEST(Threads, GiveTheSameBitsInAnyNumber) {
   op("Attention", attention, {q, key, v}, {y, lse});
   op("AttentionGrad", attention, {q, key, v, y, lse, dy}, {out(heads), out(heads), out(heads)});
   p.num_args = static_cast<int32_t>(p.values.size());
-  p.offsets.assign(p.values.size(), -1);
   const Bits one = run_threads(p, data, 1);
   for (int threads : {2, 3, 4}) EXPECT_TRUE(run_threads(p, data, threads) == one) << threads;
   p.ops[0].attrs.set("trans_a", int64_t{0});  // the control: another program shows
@@ -417,10 +416,9 @@ TEST(Threads, GiveTheSameBitsInAnyNumber) {
 
 TEST(Threads, LaunchWithoutAllocation) {
   const TensorType x{DType::kF32, {512, 256}}, w{DType::kF32, {256, 256}};
-  Program p;
+  FusedProgram p;
   p.values = {x, w, x, x};
   p.num_args = 4;
-  p.offsets.assign(4, -1);
   p.ops = {{"MatMul", {}, {0, 1}, {2}}, {"Tanh", {}, {2}, {3}}};
   auto backend = make_cpu_backend(CpuOptions{2, {}});
   std::vector<std::byte*> args;

@@ -1,6 +1,7 @@
 // The table of cuts of matrix products: how it is read, what it chooses, and that its choices
 // differ in nothing but speed.
 #include "cpu_harness.h"
+#include "piper/fuse.h"
 
 namespace piper::test {
 namespace {
@@ -111,12 +112,11 @@ std::vector<Bytes> products_cut(const std::string& cut, DType dtype) {
   for (const auto& [m, n, k] : {std::tuple{403, 190, 300}, {50, 1111, 129}, {25, 70, 700}})
     for (const bool trans_a : {false, true})
       for (const bool trans_b : {false, true}) {
-        Program p;
+        FusedProgram p;
         p.values = {{dtype, trans_a ? Shape{k, m} : Shape{m, k}},
                     {dtype, trans_b ? Shape{n, k} : Shape{k, n}},
                     {dtype, {m, n}}};
         p.num_args = 3;
-        p.offsets = {-1, -1, -1};
         const Attrs attrs{{"trans_a", int64_t{trans_a}},
                           {"trans_b", int64_t{trans_b}},
                           {"accumulate", int64_t{1}}};
@@ -151,10 +151,9 @@ TEST(Products, HaveTheSameBitsWithEveryCut) {
 Bytes product_of(const Tensor& a, const Tensor& b, bool trans_b, bool packed) {
   const int64_t m = a.type.shape[0], k = a.type.shape[1], n = b.type.shape[trans_b ? 0 : 1];
   const TensorType c{a.type.dtype, {m, n}};
-  Program p;
-  p.values = {a.type, b.type, {a.type.dtype, packed_shape(k, n)}, c};
+  FusedProgram p;
+  p.values = {a.type, b.type, {a.type.dtype, Shape{k, (n + 31) / 32 * 32}}, c};
   p.num_args = 4;
-  p.offsets.assign(4, -1);
   const Attrs form{{"trans_b", int64_t{trans_b}}};
   if (packed)
     p.ops = {{"Pack", form, {1}, {2}}, {"MatMul", {{"packed_b", int64_t{1}}}, {0, 2}, {3}}};

@@ -12,6 +12,7 @@
 #include <cstdlib>
 
 #include "piper/backend.h"
+#include "piper/fuse.h"
 
 namespace piper {
 namespace {
@@ -28,7 +29,7 @@ class Runner {
   Runner(const std::string& op, Attrs attrs, const std::vector<Shape>& inputs,
          const std::vector<Shape>& outputs, const std::vector<std::vector<int64_t>>& numbers = {})
       : backend_(make_cpu_backend()) {
-    Program program;
+    FusedProgram program;
     program.label = op;
     ProgramOp use{op, std::move(attrs), {}, {}};
     std::vector<std::byte*> args;
@@ -50,7 +51,6 @@ class Runner {
     }
     for (const Shape& shape : outputs) add(shape, use.outputs);
     program.num_args = static_cast<int32_t>(program.values.size());
-    program.offsets.assign(program.values.size(), -1);
     program.ops = {use};
     auto loaded = backend_->load(program);
     PIPER_CHECK(loaded.ok(), "{}", loaded.error().message);

@@ -12,6 +12,7 @@
 
 #include "dnnl.h"
 #include "piper/backend.h"
+#include "piper/fuse.h"
 
 extern "C" void omp_set_num_threads(int);
 
@@ -44,11 +45,10 @@ Use use(std::string label, std::string op, Attrs attrs, std::vector<TensorType> 
 class Runner {
  public:
   explicit Runner(const Use& u) : backend_(make_cpu_backend()) {
-    Program program;
+    FusedProgram program;
     program.label = u.label;
     program.values = u.values;
     program.num_args = static_cast<int32_t>(u.values.size());
-    program.offsets.assign(u.values.size(), -1);
     program.ops = {u.op};
     std::vector<std::byte*> args;
     for (const TensorType& type : u.values) {

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "piper/backend.h"
+#include "piper/fuse.h"
 #include "piper/transport.h"
 
 namespace piper {
@@ -23,11 +24,10 @@ class Runner {
  public:
   explicit Runner(const std::vector<TensorType>& types, std::vector<ProgramOp> ops)
       : backend_(make_cpu_backend()) {
-    Program program;
+    FusedProgram program;
     program.values = types;
     program.ops = std::move(ops);
     program.num_args = static_cast<int32_t>(types.size());
-    program.offsets.assign(types.size(), -1);
     std::vector<std::byte*> args;
     for (const TensorType& type : types) {
       args.push_back(*backend_->allocate(type.bytes()));

@@ -15,6 +15,7 @@
 #include "dnnl.h"
 #include "hwy/targets.h"
 #include "piper/backend.h"
+#include "piper/fuse.h"
 #if PIPER_HAS_OPENBLAS
 #include <cblas.h>
 extern "C" void openblas_set_num_threads(int);
@@ -61,12 +62,11 @@ class Operands {
 
   Way own() {
     const auto shape = [](int64_t r, int64_t c, bool t) { return t ? Shape{c, r} : Shape{r, c}; };
-    Program program;
+    FusedProgram program;
     program.values = {{DType::kF32, shape(p_.m, p_.k, p_.trans_a)},
                       {DType::kF32, shape(p_.k, p_.n, p_.trans_b)},
                       {DType::kF32, {p_.m, p_.n}}};
     program.num_args = 3;
-    program.offsets = {-1, -1, -1};
     program.ops = {{"MatMul",
                     {{"trans_a", int64_t{p_.trans_a}}, {"trans_b", int64_t{p_.trans_b}}},
                     {0, 1},

@@ -12,6 +12,7 @@
 
 #include "hwy/targets.h"
 #include "piper/backend.h"
+#include "piper/fuse.h"
 
 namespace piper {
 namespace {
@@ -108,12 +109,11 @@ class Timer {
   }
   static Program product(const Class& of, const Product& p) {
     const auto shape = [](int64_t r, int64_t c, bool t) { return t ? Shape{c, r} : Shape{r, c}; };
-    Program program;
+    FusedProgram program;
     program.values = {{DType::kF32, shape(p.m, p.k, of.trans_a)},
                       {DType::kF32, shape(p.k, p.n, of.trans_b)},
                       {DType::kF32, {p.m, p.n}}};
     program.num_args = 3;
-    program.offsets = {-1, -1, -1};
     program.ops = {{"MatMul",
                     {{"trans_a", int64_t{of.trans_a}}, {"trans_b", int64_t{of.trans_b}}},
                     {0, 1},

@@ -159,12 +159,11 @@ class Timer {
     const auto shape = [&](int64_t rows, int64_t columns, bool swapped) {
       return Shape{p_.batches, swapped ? columns : rows, swapped ? rows : columns};
     };
-    Program program;
+    FusedProgram program;
     program.values = {{DType::kF32, shape(p_.m, p_.k, p_.trans_a)},
                       {DType::kF32, shape(p_.k, p_.n, p_.trans_b)},
                       {DType::kF32, shape(p_.m, p_.n, false)}};
     program.num_args = 3;
-    program.offsets = {-1, -1, -1};
     program.arg_read = {true, true, false};
     program.arg_written = {false, false, true};
     Attrs attrs;
@@ -179,13 +178,13 @@ class Timer {
 
   Product p_;
   std::vector<float> a_, b_, c_;
-  std::unique_ptr<Backend> backend_ = make_cpu_backend();
+  std::unique_ptr<CpuBackend> backend_ = make_cpu_backend();
   int32_t binding_ = 0;
 };
 
 // Seconds of one op alone, on data of its own: halves, zeros for integers.
 double time_op(const Program& program, const ProgramOp& op) {
-  Program alone;
+  FusedProgram alone;
   std::map<int32_t, int32_t> id;
   std::vector<std::vector<std::byte>> data;
   ProgramOp copy{op.op, op.attrs, {}, {}};
@@ -195,7 +194,6 @@ double time_op(const Program& program, const ProgramOp& op) {
     if (!is_new) return it->second;
     const TensorType& type = program.values[static_cast<size_t>(v)];
     alone.values.push_back(type);
-    alone.offsets.push_back(-1);
     std::vector<std::byte> bytes(static_cast<size_t>(type.bytes()) + 64);
     if (type.dtype == DType::kF32)
       for (int64_t i = 0; i < num_elements(type.shape); ++i)

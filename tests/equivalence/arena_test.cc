@@ -29,7 +29,11 @@ class Watched : public Backend {
     blocks_.push_back({data, bytes, std::vector<bool>(static_cast<size_t>(bytes + kGuard))});
     return data;
   }
+  RoleProgram prepare(RoleProgram role) const override { return inner_->prepare(std::move(role)); }
   Result<int32_t> load(const Program& program) override { return inner_->load(program); }
+  int64_t workspace_bytes(int32_t program) const override {
+    return inner_->workspace_bytes(program);
+  }
   Result<int32_t> bind(int32_t program, std::span<std::byte* const> args,
                        std::byte* workspace) override {
     return inner_->bind(program, args, workspace);
@@ -116,7 +120,7 @@ int64_t end_of(const Watched::Block& block) {
 // How the memory that a rank took differs from its plan's; empty: not at all.
 std::string difference(const RoleProgram& role, const Watched& backend) {
   const auto blocks = backend.blocks();
-  std::vector<int64_t> stated{role.arena_bytes};
+  std::vector<int64_t> stated{role.arena_bytes + role.packed_bytes};
   stated.insert(stated.end(), role.workspace_bytes.begin(), role.workspace_bytes.end());
   if (blocks.size() != stated.size()) return fmt::format("{} blocks", blocks.size());
   for (size_t b = 0; b < blocks.size(); ++b) {

@@ -50,7 +50,7 @@ std::string strategy_text(const std::string& model, const std::string& train) {
 }
 
 Result<Compiled> compile_model(const std::string& model, std::string text, const Shape2& shape,
-                               bool oracles, bool fuse, const std::vector<Definition>& more) {
+                               bool oracles, const std::vector<Definition>& more) {
   const Folder folder;
   text.replace(text.find("ORDER"), 5, shape.order);
   CompileOptions options;
@@ -59,7 +59,6 @@ Result<Compiled> compile_model(const std::string& model, std::string text, const
   options.defines = definitions_of(library_text(shape.order), shape);
   for (const Definition& define : more) options.defines.push_back(define);
   options.oracles = oracles;
-  options.fuse = fuse;
   return compile(options);
 }
 
@@ -129,17 +128,20 @@ Trained trained_by(JobResult job) {
 }
 }  // namespace
 
-Result<Trained> train_on(const PlanSet& set, const std::string& path, int64_t steps, int threads) {
+Result<Trained> train_on(const PlanSet& set, const std::string& path, int64_t steps, int threads,
+                         bool fuse) {
   PIPER_ASSIGN(const auto data, open_file(set, path));
   JobOptions options;
   options.steps = steps;
   options.threads = threads;
+  options.fuse = fuse;
   PIPER_ASSIGN(JobResult job, run_job(set, data.get(), nullptr, nullptr, options));
   return trained_by(std::move(job));
 }
 
-Result<Trained> train(const PlanSet& set, const std::string& model, int64_t steps, int threads) {
-  return train_on(set, model_path(model, "reference.safetensors"), steps, threads);
+Result<Trained> train(const PlanSet& set, const std::string& model, int64_t steps, int threads,
+                      bool fuse) {
+  return train_on(set, model_path(model, "reference.safetensors"), steps, threads, fuse);
 }
 
 Result<Trained> train_simulated(const PlanSet& set, const std::string& model, SimWorld& world,

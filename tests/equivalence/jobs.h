@@ -37,8 +37,7 @@ std::vector<Definition> definitions_of(const std::string& text, const Shape2& sh
 // The text of a strategy for one of the exported models: a file of the library, and what trains it.
 std::string strategy_text(const std::string& model, const std::string& train);
 Result<Compiled> compile_model(const std::string& model, std::string text, const Shape2& shape,
-                               bool oracles = false, bool fuse = true,
-                               const std::vector<Definition>& more = {});
+                               bool oracles = false, const std::vector<Definition>& more = {});
 
 // ---- The library of strategies ------------------------------------------------------------------
 
@@ -60,8 +59,9 @@ struct Trained {
   std::map<std::string, NamedTensor> parameters;
 };
 Result<Trained> train_on(const PlanSet& set, const std::string& path, int64_t steps,
-                         int threads = 1);
-Result<Trained> train(const PlanSet& set, const std::string& model, int64_t steps, int threads = 1);
+                         int threads = 1, bool fuse = true);
+Result<Trained> train(const PlanSet& set, const std::string& model, int64_t steps, int threads = 1,
+                      bool fuse = true);
 
 // On devices that only queue, see sim.h.
 Result<Trained> train_simulated(const PlanSet& set, const std::string& model, SimWorld& world,

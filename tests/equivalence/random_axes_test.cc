@@ -248,7 +248,6 @@ Tried try_one(uint64_t seed) {
   const std::string plain = strategy.text();
   std::string text = plain + strategy.communication();
   options.strategy = folder.write("strategy.yaml", text);
-  options.fuse = pick(random, 4) != 0;
   auto compiled = compile(options);
   const auto says = [&](const char* words) {
     return !compiled && compiled.error().message.find(words) != std::string::npos;

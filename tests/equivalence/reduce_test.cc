@@ -15,7 +15,7 @@ std::string text_in(const std::string& model, const std::string& train, const st
 
 Compiled compiled_in(const std::string& model, const std::string& text, const Shape2& shape,
                      const std::vector<Definition>& more = {}) {
-  auto compiled = compile_model(model, text, shape, true, true, more);
+  auto compiled = compile_model(model, text, shape, true, more);
   EXPECT_TRUE(compiled) << text << print_error(compiled.error());
   return compiled ? *std::move(compiled) : Compiled{};
 }
@@ -176,13 +176,12 @@ TEST(Accumulate, UnderOtherSchedulesToo) {
       {{2, 2, 4, "zb-h1"}, {}},
       {{2, 2, 4, "dualpipe"}, {}},
       {{2, 2, 2, "zero3"}, {{"gather", "per_step"}, {"bucket_kib", "1"}}}};
-  for (const auto& [shape, more] : cases)
-    for (const bool fuse : {true, false}) {
-      const auto one = compile_model("mlp", text, shape, true, fuse, more);
-      ASSERT_TRUE(one) << shape.order << print_error(one.error());
-      const Status same = same_training("mlp", one->set, *one->single, 5);
-      EXPECT_TRUE(same) << shape.order << print_error(same.error());
-    }
+  for (const auto& [shape, more] : cases) {
+    const auto one = compile_model("mlp", text, shape, true, more);
+    ASSERT_TRUE(one) << shape.order << print_error(one.error());
+    const Status same = same_training("mlp", one->set, *one->single, 5);
+    EXPECT_TRUE(same) << shape.order << print_error(same.error());
+  }
 }
 
 // With tied embeddings: two uses, on two stages.

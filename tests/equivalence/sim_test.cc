@@ -124,7 +124,12 @@ class MeddlingDevice final : public Backend {
     PIPER_ASSIGN(shared, inner_.allocate(bytes, space));
     return shared;
   }
+  bool runs(std::string_view target) const override { return inner_.runs(target); }
+  RoleProgram prepare(RoleProgram role) const override { return inner_.prepare(std::move(role)); }
   Result<int32_t> load(const Program& program) override { return inner_.load(program); }
+  int64_t workspace_bytes(int32_t program) const override {
+    return inner_.workspace_bytes(program);
+  }
   Result<int32_t> bind(int32_t program, std::span<std::byte* const> args,
                        std::byte* workspace) override {
     return inner_.bind(program, args, workspace);

@@ -46,8 +46,8 @@ Held held_by(const RoleProgram& role) {
 
 Result<PlanSet> plans_of(const std::string& order, int64_t dp,
                          const std::vector<Definition>& more = {}) {
-  PIPER_ASSIGN(Compiled compiled, compile_model("mlp", strategy_text("mlp", kAdamW),
-                                                {1, dp, 2, order}, false, true, more));
+  PIPER_ASSIGN(Compiled compiled,
+               compile_model("mlp", strategy_text("mlp", kAdamW), {1, dp, 2, order}, false, more));
   return std::move(compiled.set);
 }
 
@@ -93,7 +93,7 @@ TEST(ZeroMemory, SendsWhatItsFormulasSay) {
   const auto sent_by = [](const char* when, int64_t dp, int64_t microbatches) {
     const std::vector<Definition> more{{"gather", when}, {"bucket_kib", "1"}};
     const auto compiled = compile_model("gpt-deep", strategy_text("gpt-deep", kSgd),
-                                        {1, dp, microbatches, "zero3"}, false, true, more);
+                                        {1, dp, microbatches, "zero3"}, false, more);
     EXPECT_TRUE(compiled) << print_error(compiled.error());
     const Summary summary = summarise(compiled->set);
     std::map<InstructionKind, int64_t> sent;
@@ -180,8 +180,7 @@ Arena arena_of(const RoleProgram& role) {
 void expect_closed_form(const std::string& model, int64_t dp, int64_t prefetch) {
   SCOPED_TRACE(fmt::format("{} dp={} prefetch={}", model, dp, prefetch));
   const auto compiled = [&](const char* order, const std::vector<Definition>& more) {
-    auto made =
-        compile_model(model, strategy_text(model, kAdamW), {1, dp, 2, order}, false, true, more);
+    auto made = compile_model(model, strategy_text(model, kAdamW), {1, dp, 2, order}, false, more);
     EXPECT_TRUE(made) << print_error(made.error());
     return made ? std::move(made->set.roles[0]) : RoleProgram{};
   };

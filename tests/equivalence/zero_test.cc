@@ -18,7 +18,7 @@ Result<JobResult> train_beside_oracle(const std::string& model, const std::strin
                                       const Shape2& shape, const std::vector<Definition>& more,
                                       int64_t steps, VerifyAgainst against) {
   PIPER_ASSIGN(const Compiled compiled,
-               compile_model(model, strategy_text(model, optimizer), shape, true, true, more));
+               compile_model(model, strategy_text(model, optimizer), shape, true, more));
   const PlanSet& reference = against == VerifyAgainst::kSingle ? *compiled.single : *compiled.uncut;
   PIPER_ASSIGN(const auto data, open_batches(compiled.set, model));
   PIPER_ASSIGN(const auto reference_data, open_batches(reference, model));

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "piper/backend.h"
+#include "piper/fuse.h"
 #include "piper/ops.h"
 #include "targets.h"
 
@@ -161,7 +162,7 @@ void run_kernel(std::string_view text) {
   const std::optional<OpUse> use = parse(text);
   if (!use) return;
   Operands operands(static_cast<uint32_t>(text.size()));
-  Program program;
+  FusedProgram program;
   program.label = "use";
   program.ops.push_back({use->op, use->attrs, {}, {}});
   const auto add = [&](const auto& types, std::vector<int32_t>& ids) {
@@ -170,14 +171,13 @@ void run_kernel(std::string_view text) {
       if (!type) continue;
       if (!operands.add(*type)) return false;
       program.values.push_back(*type);
-      program.offsets.push_back(-1);
       ++program.num_args;
     }
     return true;
   };
   if (!add(use->inputs, program.ops[0].inputs) || !add(use->outputs, program.ops[0].outputs))
     return;
-  const std::unique_ptr<Backend> backend = make_cpu_backend();
+  const std::unique_ptr<CpuBackend> backend = make_cpu_backend();
   const Result<int32_t> loaded = backend->load(program);
   if (!loaded) {
     PIPER_CHECK(!loaded.error().message.empty());

@@ -101,7 +101,6 @@ Done reduce_over_more(PlanSet& set, Random& random) {
       std::sort(axes.begin(), axes.end());
       one.group = static_cast<int32_t>(role.groups.size());
       role.groups.push_back({"more", axes});
-      role.transport_bytes = int64_t{2} << 20;
       changed = true;
     }
   if (!changed) return std::nullopt;
@@ -139,24 +138,6 @@ Done cross_values(PlanSet& set, Random& random) {
 // An update, or what leads to it, takes or makes another value of the same type.
 Done change_number_taken(PlanSet& set, Random& random) {
   return take_another(set, random, is_of_step);
-}
-
-// The norm is of other elements than the squares.
-Done shift_norm(PlanSet& set, Random& random) {
-  RoleProgram& role = any_role(set, random);
-  for (Program& program : role.programs)
-    for (const ProgramOp& op : program.ops)
-      for (ProgramView& view : program.views) {
-        if (op.op != "GlobalNorm" || op.inputs[0] != view.value) continue;
-        const auto bytes = [&](int32_t value) {
-          return program.values[static_cast<size_t>(value)].bytes();
-        };
-        const int64_t to = view.offset == 0 ? 8 : 0;
-        if (to + bytes(view.value) > bytes(view.base)) return std::nullopt;
-        view.offset = to;
-        return fmt::format("from byte {} on", to);
-      }
-  return std::nullopt;
 }
 
 // A backward draws by a key or count that no forward has, in all microbatches. (Which of two
@@ -202,7 +183,6 @@ constexpr Mutation kAgreement[] = {
     {"reduce over more", reduce_over_more},
     {"cross two values", cross_values},
     {"take another number", change_number_taken},
-    {"shift the norm", shift_norm},
     {"draw otherwise", draw_otherwise},
 };
 

@@ -169,21 +169,26 @@ Done exchange_squares(PlanSet& set, Random& random) {
   std::swap(op->inputs[i], op->inputs[i + 1]);
   return fmt::format("{} {}", op->op, i);
 }
-// A view of something else, such as a number that is reported.
-Done view_another(PlanSet& set, Random& random) {
-  std::vector<std::pair<Program*, ProgramView*>> views;
+// Other elements of the same tensor.
+Done slice_elsewhere(PlanSet& set, Random& random) {
+  std::vector<std::pair<ProgramOp*, std::vector<int64_t>>> moved;  // with other starts
   for (Program& program : role_or_rank(set, random).programs)
-    for (ProgramView& view : program.views) views.emplace_back(&program, &view);
-  if (views.empty()) return std::nullopt;
-  const auto [program, view] = views[below(random, views.size())];
-  const int64_t end = view->offset + program->values[static_cast<size_t>(view->value)].bytes();
-  std::vector<int32_t> others;
-  for (int32_t arg = 0; arg < program->num_args; ++arg)
-    if (arg != view->base && program->values[static_cast<size_t>(arg)].bytes() >= end)
-      others.push_back(arg);
-  if (others.empty()) return std::nullopt;
-  view->base = others[below(random, others.size())];
-  return fmt::format("'{}': {} of {}", program->label, view->value, view->base);
+    for (ProgramOp& op : program.ops) {
+      if (op.op != "Slice") continue;
+      const Shape &from = program.values[static_cast<size_t>(op.inputs[0])].shape,
+                  &to = program.values[static_cast<size_t>(op.outputs[0])].shape;
+      const std::vector<int64_t> starts = op.attrs.integers("starts");
+      for (size_t d = 0; d < starts.size() && d < to.size(); ++d) {
+        if (to[d] == from[d] || !op.attrs.integers("steps").empty()) continue;
+        std::vector<int64_t> other = starts;
+        other[d] += starts[d] + to[d] < from[d] ? 1 : -1;
+        if (other[d] >= 0) moved.emplace_back(&op, std::move(other));
+      }
+    }
+  if (moved.empty()) return std::nullopt;
+  auto& [op, starts] = moved[below(random, moved.size())];
+  op->attrs.set("starts", starts);
+  return fmt::format("{}", print_attrs(op->attrs));
 }
 // Rank 0 speaks for all.
 Done drop_report(PlanSet& set, Random& random) {
@@ -206,7 +211,7 @@ constexpr Mutation kDoings[] = {
     {"forget a parameter", forget_parameter},
     {"call otherwise", call_otherwise},
     {"exchange squares", exchange_squares},
-    {"view another value", view_another},
+    {"slice elsewhere", slice_elsewhere},
     {"drop a report", drop_report},
 };
 

@@ -19,8 +19,6 @@ class Interpreter {
       rank.coordinates = coordinates_of(rank.role->mesh, r);
       rank.arena.cells = poison(rank.role->arena_bytes / 4);
       rank.host.cells = poison(rank.role->host_bytes / 4);
-      for (int64_t bytes : rank.role->workspace_bytes)
-        rank.workspaces.push_back({poison(bytes / 4)});
       ranks_.push_back(std::move(rank));
     }
     weights_.resize(64);
@@ -334,49 +332,31 @@ class Interpreter {
       fault("no program {}", one.program);
     const Program& program = rank.role->programs[static_cast<size_t>(one.program)];
     if (one.args.size() != static_cast<size_t>(program.num_args)) fault("{} args", one.args.size());
-    if (static_cast<size_t>(one.stream) >= rank.workspaces.size()) fault("no workspace");
-    if (rank.role->scratch_bytes < kScratchBytes) fault("no room for kernels");
-    Memory& workspace = rank.workspaces[static_cast<size_t>(one.stream)];
-    workspace.cells = poison(static_cast<int64_t>(workspace.cells.size()));
+    std::vector<Symbols> locals(program.values.size());
+    for (const auto& [value, bytes] : program.literals)
+      locals[at(value)] = spread_bytes(bytes, cells_of(program.values[at(value)]));
     for (const ProgramOp& op : program.ops) {
       std::vector<Operand> inputs;
       std::vector<TensorType> outputs;
-      for (int32_t v : op.inputs) inputs.push_back(operand(rank, one, program, v, workspace));
+      for (int32_t v : op.inputs) inputs.push_back(operand(rank, one, program, v, locals));
       for (int32_t v : op.outputs) outputs.push_back(v < 0 ? TensorType{} : program.values[at(v)]);
       const std::vector<Symbols> made = apply(op, inputs, outputs);
-      for (size_t i = 0; i < made.size(); ++i)
-        if (op.outputs[i] >= 0) store(rank, one, program, op.outputs[i], made[i], workspace);
+      for (size_t i = 0; i < made.size(); ++i) {
+        const int32_t v = op.outputs[i];
+        if (v >= program.num_args)
+          locals[at(v)] = made[i];
+        else if (v >= 0)
+          rank.arena.write(buffer(rank, one.args[at(v)]).offset, made[i]);
+      }
     }
   }
   static size_t at(int32_t id) { return static_cast<size_t>(id); }
-  struct Place {
-    bool arg = false, literal = false;
-    int64_t at = 0;
-  };
-  Place place(const Rank& rank, const Instruction& one, const Program& program, int32_t v) const {
-    int64_t from = 0;
-    for (const ProgramView& view : program.views)
-      if (view.value == v) v = view.base, from = view.offset;
-    if (v < program.num_args) return {true, false, buffer(rank, one.args[at(v)]).offset + from};
-    for (const auto& [value, bytes] : program.literals)
-      if (value == v) return {false, true, 0};
-    return {false, false, program.offsets[at(v)] + from};
-  }
   Operand operand(const Rank& rank, const Instruction& one, const Program& program, int32_t v,
-                  const Memory& workspace) const {
+                  const std::vector<Symbols>& locals) const {
     if (v < 0) return {};
     const TensorType& type = program.values[at(v)];
-    const Place where = place(rank, one, program, v);
-    if (!where.literal)
-      return {type, (where.arg ? rank.arena : workspace).read(where.at, cells_of(type))};
-    for (const auto& [value, bytes] : program.literals)
-      if (value == v) return {type, spread_bytes(bytes, cells_of(type))};
-    return {};
-  }
-  void store(Rank& rank, const Instruction& one, const Program& program, int32_t v,
-             const Symbols& symbols, Memory& workspace) {
-    const Place where = place(rank, one, program, v);
-    (where.arg ? rank.arena : workspace).write(where.at, symbols);
+    if (v >= program.num_args) return {type, locals[at(v)]};
+    return {type, rank.arena.read(buffer(rank, one.args[at(v)]).offset, cells_of(type))};
   }
 
   // Samples have symbols of their own, so that who reads which of them matters.
@@ -462,9 +442,6 @@ class Interpreter {
   }
   void collect(const std::vector<Choice>& all) {
     const Instruction& first = instruction(all[0]);
-    for (const Choice& each : all)
-      if (all.size() > 1 && ranks_[each.rank].role->transport_bytes < kSlotBytes)
-        fault("no room to add '{}'", first.label);
     for (const Choice& each : all) {
       const Instruction& one = instruction(each);
       if (one.kind != first.kind || one.args.size() != first.args.size() ||

@@ -3,7 +3,7 @@
 //
 // Memory is cells of four bytes, each a 64-bit symbol. What an op computes is a hash of the op and
 // of all it reads; sums are sums of symbols, so that their order does not matter. What a plan must
-// not read holds poison: memory before it is written in a step, workspaces before a program runs.
+// not read holds poison: memory before it is written in a step.
 // Two runs that differ in poison and in order but leave equal symbols behind read no poison and
 // have no race that shows.
 //

@@ -224,36 +224,11 @@ Done shift_buffer(PlanSet& set, Random& random) {
   buffer.offset = to;
   return fmt::format("'{}' to {}", role.name(buffer), to);
 }
-Done move_local(PlanSet& set, Random& random) {
-  RoleProgram& role = any_role(set, random);
-  Program& program = role.programs[below(random, role.programs.size())];
-  std::vector<size_t> locals;
-  for (size_t v = static_cast<size_t>(program.num_args); v < program.values.size(); ++v)
-    if (program.offsets[v] >= 0) locals.push_back(v);
-  if (locals.size() < 2) return std::nullopt;
-  const size_t v = locals[below(random, locals.size())];
-  const int64_t to = program.offsets[locals[below(random, locals.size())]];
-  if (to == program.offsets[v] || to + program.values[v].bytes() > program.workspace_bytes)
-    return std::nullopt;
-  program.offsets[v] = to;
-  return fmt::format("program '{}': value {} to {}", program.label, v, to);
-}
 Done shrink_memory(PlanSet& set, Random& random) {
   RoleProgram& role = any_role(set, random);
-  if (random() % 2 && role.workspace_bytes[0] >= 64) {
-    role.workspace_bytes[0] -= 64;
-    return "a workspace";
-  }
   if (random() % 2 && role.host_bytes >= 64) {
     role.host_bytes -= 64;
     return "the host's arena";
-  }
-  if (random() % 3 == 0) {
-    int64_t& bytes = random() % 2 ? role.transport_bytes : role.scratch_bytes;
-    if (bytes > 0) {
-      bytes -= 64;
-      return "beside the arena";
-    }
   }
   role.arena_bytes -= 64;
   return "the arena";
@@ -407,7 +382,6 @@ constexpr Mutation kMutations[] = {
     {"shorten a message", shorten_message},
     {"move a buffer", move_buffer},
     {"shift a buffer", shift_buffer},
-    {"move a local", move_local},
     {"shrink the stated memory", shrink_memory},
     {"forget a state", forget_state},
     {"begin a sum anew", change_first},

@@ -7,8 +7,7 @@
 namespace piper::mutation {
 
 struct Made {
-  std::string strategy;  // its text
-  bool fuse = true;
+  std::string strategy;              // its text
   std::optional<Compiled> compiled;  // nothing: refused with `error`
   std::string error;
   bool refused_plan = false;  // by the verifier
@@ -341,7 +340,6 @@ inline Made make_plan(Random& random, size_t microbatches, MakeStrategy strategy
   const Folder folder;
   Made made;
   made.strategy = strategy(random, microbatches);
-  made.fuse = pick(random, 4) != 0;
   CompileOptions options;
   const std::initializer_list<const char*> cut = {"mlp.onnx", "mlp.onnx", "two_tower.onnx",
                                                   "coupled/plain_mean.onnx"};
@@ -362,7 +360,6 @@ inline Made make_plan(Random& random, size_t microbatches, MakeStrategy strategy
                                               : strategy == drawing_strategy ? drawing
                                                                              : cut);
   options.strategy = folder.write("strategy.yaml", made.strategy);
-  options.fuse = made.fuse;
   options.oracles = oracles;
   made.strategy = options.model + "\n" + made.strategy;
   auto compiled = compile(options);

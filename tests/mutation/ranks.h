@@ -10,9 +10,6 @@
 
 namespace piper::mutation {
 
-// What transports and kernels take for themselves, whatever a plan states.
-inline constexpr int64_t kSlotBytes = int64_t{2} << 20, kScratchBytes = int64_t{4} << 20;
-
 struct Fault {  // thrown where a run ends early, and caught by its interpreter
   std::string text;
 };
@@ -21,7 +18,7 @@ template <class... Args>
   throw Fault{fmt::format(text, std::forward<Args>(args)...)};
 }
 
-// The memory of a rank: an arena, and a workspace for each stream.
+// The memory of a rank.
 struct Memory {
   Symbols cells;
   void check(int64_t at, int64_t count) const {
@@ -55,7 +52,6 @@ struct Rank {
   const Memory& memory(const Buffer& buffer) const {
     return role->tensor(buffer).host ? host : arena;
   }
-  std::vector<Memory> workspaces;
   // What it is doing: prologue, steps of the body, epilogue.
   const std::vector<Instruction>* section = nullptr;
   int64_t phase = -1, step = 0;

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
 #include <optional>
 
 namespace piper::mutation {
@@ -59,64 +58,6 @@ std::optional<Symbols> converted(const Operand& from, DType to) {
   }
   return made;
 }
-// Of an expression that only converts and adds.
-std::optional<Symbols> sum_of(const ProgramOp& op, const std::vector<Operand>& inputs,
-                              const TensorType& output) {
-  std::vector<Operand> stack;
-  for (const std::string& word : split_text(op.attrs.text("expr"), ' ')) {
-    if (word[0] >= '0' && word[0] <= '9') {
-      stack.push_back(inputs.at(static_cast<size_t>(std::stoi(word))));
-      if (stack.back().type.shape != output.shape) return std::nullopt;
-    } else if (word.starts_with("Cast:") && !stack.empty()) {
-      const auto to = parse_dtype(word.substr(5));
-      const auto cells = to ? converted(stack.back(), *to) : std::nullopt;
-      if (!cells) return std::nullopt;
-      stack.back() = {{*to, output.shape}, *cells};
-    } else if (word == "Add" && stack.size() > 1) {
-      const Operand other = stack.back();
-      stack.pop_back();
-      if (other.type != stack.back().type) return std::nullopt;
-      stack.back().cells = added(stack.back().cells, other.cells);
-    } else {
-      return std::nullopt;
-    }
-  }
-  if (stack.size() != 1 || stack[0].type != output) return std::nullopt;
-  return stack[0].cells;
-}
-
-// Word by word, so that operands of sums and products may change places.
-std::vector<Symbols> expression(const ProgramOp& op, const std::vector<Operand>& inputs,
-                                const std::vector<TensorType>& outputs) {
-  constexpr std::string_view kTwo =
-      " Add Sub Mul Div Pow Max Min Mod Equal Less LessOrEqual Greater GreaterOrEqual And Or Xor "
-      "GeluGrad SiluGrad SwiGlu ";
-  std::vector<Symbol> stack;
-  std::map<std::string, Symbol> named;
-  for (const std::string& word : split_text(op.attrs.text("expr"), ' ')) {
-    if (word[0] >= '0' && word[0] <= '9') {
-      const Operand& input = inputs.at(static_cast<size_t>(std::stoi(word)));
-      stack.push_back(join(symbol_of(to_string(input.type)), symbol_of(input.cells)));
-      continue;
-    }
-    if (word[0] == '=') named[word.substr(1)] = stack.back();
-    if (word[0] == '@') stack.push_back(named[word.substr(1)]);
-    if (word[0] == '=' || word[0] == '@') continue;
-    const std::string name = word.substr(0, word.find(':'));
-    const size_t takes = name == "Where" ? 3 : kTwo.find(" " + name + " ") != kTwo.npos ? 2 : 1;
-    if (stack.size() < takes) return {};
-    const auto first = stack.end() - static_cast<std::ptrdiff_t>(takes);
-    if (name == "Add" || name == "Mul") std::sort(first, stack.end());
-    Symbol made = symbol_of(word);
-    for (auto it = first; it != stack.end(); ++it) made = join(made, *it);
-    stack.erase(first, stack.end());
-    stack.push_back(made);
-  }
-  std::vector<Symbols> made;
-  for (size_t i = 0; i < outputs.size() && i < stack.size(); ++i)
-    made.push_back(spread(stack[i], cells_of(outputs[i])));
-  return made;
-}
 bool is_zero(const Operand& operand) {
   return std::all_of(operand.cells.begin(), operand.cells.end(),
                      [](Symbol cell) { return cell == 0; });
@@ -149,9 +90,6 @@ std::vector<Symbols> apply(const ProgramOp& op, const std::vector<Operand>& inpu
     return {inputs[0].cells};
   if (op.op == "Cast" && inputs.size() == 1)
     if (const auto same = converted(inputs[0], outputs[0].dtype)) return {*same};
-  if (op.op == "Fused" && outputs.size() == 1)
-    if (const auto sum = sum_of(op, inputs, outputs[0])) return {*sum};
-  if (op.op == "Fused") return expression(op, inputs, outputs);
   std::vector<Symbols> made;
   for (size_t i = 0; i < outputs.size(); ++i)
     made.push_back(opaque(op.op, op.attrs, inputs, i, outputs[i]));

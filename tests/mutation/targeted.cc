@@ -172,7 +172,7 @@ Done round_once_more(PlanSet& set, Random& random) {
   const auto type = [&](int32_t v) { return program.values[static_cast<size_t>(v)].dtype; };
   std::vector<ProgramOp*> ops;
   for (ProgramOp& op : program.ops) {
-    const bool known = op.op == "Add" || op.op == "Cast" || op.op == "Fused";
+    const bool known = op.op == "Add" || op.op == "Cast";
     const bool floats = std::all_of(op.inputs.begin(), op.inputs.end(),
                                     [&](int32_t v) { return v >= 0 && info(type(v)).is_float; });
     if (known && floats && op.outputs.size() == 1 && info(type(op.outputs[0])).is_float)
@@ -191,11 +191,21 @@ Done round_once_more(PlanSet& set, Random& random) {
   const DType narrow = has(DType::kBF16) ? DType::kF16 : DType::kBF16;
   if (has(narrow)) return std::nullopt;
   const std::string text = fmt::format("{}: {} through {}", spot->name(), op.op, info(narrow).name);
-  std::string expr = op.attrs.text("expr");
-  if (op.op != "Fused") expr = op.op == "Add" ? "0 1 Add" : "0";
-  op.op = "Fused";
-  op.attrs = {};
-  op.attrs.set("expr", fmt::format("{} Cast:{} Cast:{}", expr, info(narrow).name, info(to).name));
+  // The op makes a local; that is rounded, and converted back into what it made.
+  const auto local = [&](DType dtype) {
+    TensorType made = program.values[static_cast<size_t>(op.outputs[0])];
+    made.dtype = dtype;
+    program.values.push_back(std::move(made));
+    return static_cast<int32_t>(program.values.size()) - 1;
+  };
+  const int32_t result = op.outputs[0], wide = local(to), rounded = local(narrow);
+  const auto cast = [](int32_t value, int32_t into, DType dtype) {
+    return ProgramOp{"Cast", {{"to", std::string(info(dtype).name)}}, {value}, {into}};
+  };
+  op.outputs[0] = wide;
+  const ProgramOp more[] = {cast(wide, rounded, narrow), cast(rounded, result, to)};
+  program.ops.insert(program.ops.begin() + (&op - program.ops.data()) + 1, std::begin(more),
+                     std::end(more));
   spot->at().program = static_cast<int32_t>(role.programs.size());
   role.programs.push_back(std::move(program));
   return text;
@@ -248,7 +258,6 @@ void insert_beside(PlanSet& set, std::string label, size_t behind, Make make) {
       for (Instruction& one : role.body)
         for (int32_t& wait : one.waits)
           if (static_cast<size_t>(wait) >= at) wait += static_cast<int32_t>(count);
-      role.transport_bytes = int64_t{2} << 20;
       i += count;
     }
 }

@@ -2,6 +2,7 @@
 #include <numeric>
 
 #include "cpu_harness.h"
+#include "piper/fuse.h"
 
 namespace piper::test {
 namespace {
@@ -104,12 +105,10 @@ TEST(MatMul, AccumulatesInPlaceAndAtAnyAlignment) {
   const int64_t m = 65, n = 130, k = 300;
   const Tensor a = random.uniform(DType::kF32, {k, m}, -1, 1);
   const Tensor b = random.uniform(DType::kF32, {k, n}, -1, 1);
-  Program program{
-      "p", {a.type, b.type, {DType::kF32, {m, n}}},
-      3,   {-1, -1, -1},
-      {},  {{"MatMul", {{"trans_a", int64_t{1}}, {"accumulate", int64_t{1}}}, {0, 1, 2}, {2}}},
-      {},  {},
-      0};
+  FusedProgram program;
+  program.values = {a.type, b.type, {DType::kF32, {m, n}}};
+  program.num_args = 3;
+  program.ops = {{"MatMul", {{"trans_a", int64_t{1}}, {"accumulate", int64_t{1}}}, {0, 1, 2}, {2}}};
   auto backend = make_cpu_backend();
   const int32_t loaded = *backend->load(program);
   std::vector<std::byte> first;

@@ -22,13 +22,13 @@ buffer 1 "ids" i64[2,2] step at=64
 buffer 2 "g" f32[2,2] step at=128
 buffer 3 "c" f32 constant at=192 fill=-1e-300
 buffer 4 "acc" f32[2,2] step at=256
-program 0 label="F stage=0" args=3 workspace=64
+program 0 label="F stage=0" args=3
   value 0 f32[2,2] read
   value 1 i64[2,2] read
   value 2 f32[2,2] written
-  value 3 f32[2,2] at=0
+  value 3 f32[2,2]
   value 4 f32 literal=0x0000803f
-  value 5 f32[2] view=3 from=8
+  value 5 f32[2]
   op Mul in=[0,4] out=[3]
   op Gather in=[3,1,-1] out=[2] {axis=1, epsilon=1e-05, mode="a b", perm=[0,2,1]}
   work ops=3 recomputed=1 f32=1 bf16=2

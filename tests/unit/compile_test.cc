@@ -92,7 +92,7 @@ TEST(Compile, PlansReadBackAndPrintTheSame) {
   ASSERT_EQ(compiled->set.roles.size(), 4u);
   for (const RoleProgram& role : compiled->set.roles) {
     EXPECT_TRUE(check_role(role));
-    EXPECT_EQ(role.transport_bytes, kTransportSlotBytes);  // lower states what the transport takes
+    EXPECT_EQ(role.transport_bytes, kTransportSlotBytes);  // what the transport takes
     EXPECT_EQ(role.scratch_bytes, kKernelScratchBytes);    // and the kernels
     const std::string text = print_plan(role);
     const auto back = parse_plan(text);
@@ -101,19 +101,16 @@ TEST(Compile, PlansReadBackAndPrintTheSame) {
   }
 }
 
-// Fused ops and views are another way to the same bits, and so are more threads.
-TEST(Compile, FusedPlansAndThreadsTrainLikePlansWithout) {
+// Ops that run as one are another way to the same bits, and so are more threads.
+TEST(Compile, JoinedOpsAndThreadsTrainLikeOpsOneByOne) {
   NEED_MODELS();
   const std::string model = kSanitized ? "mlp" : "gpt";
   std::vector<Trained> ways;
   const std::vector<std::pair<bool, int>> runs = {{true, 1}, {false, 1}, {true, 3}};
+  const auto compiled = compile_model(model, strategy_text(model, kAdamW), {1, 2, 2, "1f1b"});
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
   for (const auto& [fused, threads] : runs) {
-    const auto compiled =
-        compile_model(model, strategy_text(model, kAdamW), {1, 2, 2, "1f1b"}, false, fused);
-    ASSERT_TRUE(compiled) << print_error(compiled.error());
-    EXPECT_EQ(compiled->fused.groups + compiled->fused.finished > 0, fused);
-    EXPECT_EQ(compiled->fused.views > 0, fused);
-    auto trained = train(compiled->set, model, 3, threads);
+    auto trained = train(compiled->set, model, 3, threads, fused);
     ASSERT_TRUE(trained) << print_error(trained.error());
     ways.push_back(*std::move(trained));
   }

@@ -1,4 +1,5 @@
 // What is fused computes the same bits.
+#include "piper/memory.h"
 #include "unit/fuse_programs.h"
 
 namespace piper::test {
@@ -66,7 +67,7 @@ TEST(FuseBits, RandomProgramsComputeTheSameFusedAndNot) {
   for (unsigned seed = 1; seed <= 60; ++seed) {
     std::mt19937 random(seed);
     const Program plain = random_program(random, 5);
-    Program fused = fuse(plain, counts);
+    FusedProgram fused = fuse(plain, counts);
     std::vector<std::vector<float>> args;
     for (int32_t a = 0; a < plain.num_args; ++a) {
       args.emplace_back(
@@ -110,7 +111,7 @@ TEST(FuseBits, FinishedProductsAreTheSame) {
                       {"Add", {}, {5, 2}, {6}},
                       {multiplies ? "Mul" : "Add", {}, {3, 6}, {4}}});
       FuseCounts counts;
-      Program finished = fuse(plain, counts);
+      FusedProgram finished = fuse(plain, counts);
       ASSERT_EQ(counts.finished, 2);
       std::vector<std::vector<float>> args;
       for (int32_t a = 0; a < 5; ++a) {
@@ -138,7 +139,7 @@ TEST(FuseBits, FinishedNormGradientsAreTheSame) {
         {{centred ? "LayerNormGradX" : "RmsNormGradX", {{"axis", int64_t{1}}}, inputs, {7}},
          {"Add", {}, {5, 7}, {6}}});
     FuseCounts counts;
-    Program finished = fuse(plain, counts);
+    FusedProgram finished = fuse(plain, counts);
     ASSERT_EQ(counts.finished, 1);
     std::vector<std::vector<float>> args;
     for (int32_t a = 0; a < 7; ++a) {
@@ -157,37 +158,32 @@ TEST(FuseBits, FinishedNormGradientsAreTheSame) {
 // An output may be stored over any input, also one that is read after it.
 TEST(FuseBits, OutputsMayTakeThePlaceOfInputs) {
   const TensorType x = f32({3, 700});
-  for (int over = 0; over < 2; ++over) {
-    for (int from = 0; from < 2; ++from) {
-      Program program = program_of({x, x, x, x, x, x, x, x}, 4, {2, 3}, {});
-      // Locals 4, 5 hold the inputs; 6, 7 are the outputs, one of them over one of the inputs.
-      program.ops = {{"Neg", {}, {0}, {4}},
-                     {"Neg", {}, {1}, {5}},
-                     {"Fused", {{"expr", "0 0 1 Add =0 Mul 1 Sub @0 0 Max"}}, {4, 5}, {6, 7}},
-                     {"Neg", {}, {6}, {2}},
-                     {"Neg", {}, {7}, {3}}};
-      std::vector<std::vector<float>> args(4, std::vector<float>(2100));
-      for (size_t i = 0; i < 2100; ++i) {
-        args[0][i] = static_cast<float>(i % 17) - 8;
-        args[1][i] = static_cast<float>(i % 29) / 4 - 3;
-      }
-      // in0 · (in0 + in1) − in1 and max(in0 + in1, in0).
-      Program separate = program;
-      const auto want = run(separate, args);
-      const int64_t bytes = x.bytes();
-      program.offsets = {-1, -1, -1, -1, 0, bytes, 2 * bytes, 3 * bytes};
-      program.offsets[static_cast<size_t>(6 + over)] =
-          program.offsets[static_cast<size_t>(4 + from)];
-      program.workspace_bytes = 4 * bytes;
-      auto backend = make_cpu_backend();
-      const auto loaded = backend->load(program);
-      ASSERT_TRUE(loaded.ok()) << loaded.error().message;
-      std::vector<std::byte*> pointers;
-      auto got = args;
-      for (auto& arg : got) pointers.push_back(reinterpret_cast<std::byte*>(arg.data()));
-      backend->launch(*backend->bind(*loaded, pointers, *backend->allocate(4 * bytes)));
-      EXPECT_EQ(got, want) << "output " << over << " over input " << from;
-    }
+  std::vector<std::vector<float>> args(4, std::vector<float>(2100));
+  for (size_t i = 0; i < 2100; ++i) {
+    args[0][i] = static_cast<float>(i % 17) - 8;
+    args[1][i] = static_cast<float>(i % 29) / 4 - 3;
+  }
+  // in0 · (in0 + in1) − in1 and max(in0 + in1, in0), of the negative args: 6 and 7, or 7 and 6.
+  for (const auto& [first, second, kept] :
+       {std::tuple{4, 5, -1}, {5, 4, -1}, {4, 5, 4}, {4, 5, 5}, {5, 4, 4}}) {
+    FusedProgram program;
+    program.values.assign(8, x);
+    program.num_args = 4;
+    const std::string expr =
+        first == 4 ? "0 0 1 Add =0 Mul 1 Sub @0 0 Max" : "1 1 0 Add =0 Mul 0 Sub @0 1 Max";
+    program.ops = {{"Neg", {}, {0}, {4}},
+                   {"Neg", {}, {1}, {5}},
+                   {"Fused", {{"expr", expr}}, {first, second}, {6, 7}},
+                   {"Neg", {}, {6}, {2}},
+                   {"Neg", {}, {7}, {3}}};
+    if (kept >= 0) program.ops.push_back({"Neg", {}, {kept}, {kept == 4 ? 0 : 1}});
+    EXPECT_EQ(place_locals(program).bytes, (kept < 0 ? 2 : 3) * align_up(x.bytes()));
+    FusedProgram apart = program;  // locals are arguments
+    apart.num_args = 8;
+    auto more = args;
+    more.resize(8, args[0]);
+    const auto got = run(program, args), want = run(apart, more);
+    for (size_t a : {2, 3}) EXPECT_EQ(got[a], want[a]) << first << " " << second << " " << kept;
   }
 }
 

@@ -22,12 +22,11 @@ inline Program program_of(std::vector<TensorType> values, int32_t args,
     program.arg_read[static_cast<size_t>(a)] = false;
   }
   program.ops = std::move(ops);
-  program.offsets.assign(program.values.size(), -1);
   return program;
 }
 
 // "Add 0,1>2; x4 is x3+8" of a program's ops and views.
-inline std::string text_of(const Program& program) {
+inline std::string text_of(const FusedProgram& program) {
   std::string text;
   const auto ids = [](const std::vector<int32_t>& list) {
     std::string joined;
@@ -49,18 +48,9 @@ inline std::string fused_text(const Program& program) {
   return text_of(fuse(program, counts));
 }
 
-// Every local in a place of its own; then one run on the CPU backend.
-inline std::vector<std::vector<float>> run(Program program, std::vector<std::vector<float>> args) {
-  int64_t end = 0;
-  std::vector<bool> placed(program.values.size());
-  for (const auto& [value, bytes] : program.literals) placed[static_cast<size_t>(value)] = true;
-  for (const ProgramView& view : program.views) placed[static_cast<size_t>(view.value)] = true;
-  for (size_t v = static_cast<size_t>(program.num_args); v < program.values.size(); ++v) {
-    if (placed[v]) continue;
-    program.offsets[v] = end;
-    end += (program.values[v].bytes() + 63) / 64 * 64;
-  }
-  program.workspace_bytes = end;
+// One run on the CPU backend.
+inline std::vector<std::vector<float>> run(const FusedProgram& program,
+                                           std::vector<std::vector<float>> args) {
   auto backend = make_cpu_backend();
   const auto loaded = backend->load(program);
   if (!loaded) {
@@ -69,13 +59,19 @@ inline std::vector<std::vector<float>> run(Program program, std::vector<std::vec
   }
   std::vector<std::byte*> pointers;
   for (auto& arg : args) pointers.push_back(reinterpret_cast<std::byte*>(arg.data()));
-  const auto bound = backend->bind(*loaded, pointers, *backend->allocate(end));
+  const auto bound =
+      backend->bind(*loaded, pointers, *backend->allocate(backend->workspace_bytes(*loaded)));
   if (!bound) {
     ADD_FAILURE() << bound.error().message;
     return {};
   }
   backend->launch(*bound);
   return args;
+}
+// Its ops one by one.
+inline std::vector<std::vector<float>> run(const Program& program,
+                                           std::vector<std::vector<float>> args) {
+  return run(FusedProgram{program, {}}, std::move(args));
 }
 
 }  // namespace piper::test

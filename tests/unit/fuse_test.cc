@@ -99,7 +99,7 @@ TEST(FuseColumns, SlicesOfOneTensorAreReadAndMadeWhereTheyLie) {
   for (const std::vector<size_t>& order : {std::vector<size_t>{0, 1, 2}, {2, 0, 1}}) {
     const Program plain = joint_attention(order);
     FuseCounts counts;
-    Program fused = fuse(plain, counts);
+    FusedProgram fused = fuse(plain, counts);
     EXPECT_EQ(text_of(fused), "Attention 0,0,0>1,2; AttentionGrad 0,0,0,1,2,4>3; ");
     const auto args = random_args(plain, 3), want = run(plain, args);
     EXPECT_EQ(run(fused, args), want);
@@ -111,7 +111,7 @@ TEST(FuseColumns, SlicesOfOneTensorAreReadAndMadeWhereTheyLie) {
 TEST(FuseColumns, ASliceThatIsReadElsewhereStays) {
   const Program plain = joint_attention({0, 1, 2}, true);
   FuseCounts counts;
-  const Program fused = fuse(plain, counts);
+  const FusedProgram fused = fuse(plain, counts);
   EXPECT_EQ(text_of(fused),
             "Slice 0>6; Attention 0,0,0>1,2; AttentionGrad 0,0,0,1,2,4>3; Neg 6>5; ");
   const auto args = random_args(plain, 4);
@@ -274,7 +274,7 @@ TEST(FuseGroups, EveryPointwiseOpIsAWord) {
           values, n + 1, {n},
           {{std::string(def->name), sample.attrs, inputs, {n + 1}}, {"Neg", {}, {n + 1}, {n}}});
       FuseCounts counts;
-      const Program one = fuse(program, counts);
+      const FusedProgram one = fuse(program, counts);
       ASSERT_EQ(one.ops.size(), 1u) << def->name << print_attrs(sample.attrs);
       const auto loaded = make_cpu_backend()->load(one);
       EXPECT_TRUE(loaded.ok()) << def->name << ": " << loaded.error().message;

@@ -210,14 +210,13 @@ TEST(Picture, WhatWaitsForEverIsNamed) {
 
 // ---- Costs --------------------------------------------------------------------------------------
 
-Compiled compiled(const std::string& strategy, bool fuse = true,
+Compiled compiled(const std::string& strategy,
                   const std::string& model = PIPER_SOURCE_DIR "/samples/gpt/model.onnx") {
   const Folder folder;
   CompileOptions options;
   options.model = model;
   options.strategy = folder.write("strategy.yaml", strategy);
   options.oracles = false;
-  options.fuse = fuse;
   auto made = compile(options);
   EXPECT_TRUE(made) << (made ? "" : print_error(made.error()));
   return made ? *std::move(made) : Compiled{};
@@ -237,20 +236,6 @@ double flops_of(const RoleProgram& role, std::string_view passes = "FBIWU-") {
     if (flops && one.kind == InstructionKind::kCompute && passes.find(one.pass) != passes.npos)
       sum += (*flops)[static_cast<size_t>(one.program)];
   return sum;
-}
-
-// With packed weights, columns, products that take sums along and fused groups, or op by op.
-TEST(Flops, AreTheSameHoweverProgramsAreFused) {
-  for (const char* more : {"", "directives: [precision: {compute: bf16}]\n",
-                           "directives: [recompute: {match: '**/h/{layer}/**'}]\n"}) {
-    const std::string text = strategy_text("1f1b", "stages: 2, microbatches: 8", more);
-    const Compiled fused = compiled(text), plain = compiled(text, false);
-    ASSERT_EQ(fused.set.roles.size(), plain.set.roles.size());
-    for (size_t r = 0; r < fused.set.roles.size(); ++r) {
-      const double flops = flops_of(fused.set.roles[r]);
-      EXPECT_NEAR(flops / flops_of(plain.set.roles[r]), 1, 1e-3) << more;
-    }
-  }
 }
 
 // A forward multiplies every matrix with every token, and does little else.
@@ -273,26 +258,6 @@ TEST(Flops, AreThoseOfTheProducts) {
   EXPECT_NEAR(backward / forward, 2, 0.1);
 }
 
-TEST(Flops, OfAGroupAreThoseOfItsWords) {
-  const auto of = [&](ProgramOp op) {
-    Program program;
-    program.values.assign(3, {DType::kF32, {3, 5}});
-    program.num_args = 3;
-    op.inputs = {0, 1};
-    op.outputs = {2};
-    program.ops = {op};
-    const auto flops = program_flops(program);
-    EXPECT_TRUE(flops) << op.op;
-    return flops ? *flops : -1;
-  };
-  const double add = of({"Add", {}}), tanh = of({"Tanh", {}}), mul = of({"Mul", {}});
-  EXPECT_EQ(add, 15);
-  EXPECT_GT(tanh, add);
-  EXPECT_EQ(of({"Fused", {{"expr", std::string("0 1 Add =0 @0 Tanh @0 Mul Cast:f32")}}}),
-            add + tanh + mul + of({"Cast", {}}));
-  EXPECT_EQ(of({"Pack", {}}), 0);
-}
-
 TEST(Flops, OfWhatIsNotKnownAreErrors) {
   RoleProgram role = compiled(strategy_text("ddp", "")).set.roles.at(0);
   ASSERT_TRUE(program_flops(role));
@@ -311,8 +276,6 @@ TEST(Flops, OfWhatIsNotKnownAreErrors) {
   EXPECT_TRUE(broken("MatMul", [](Program& program, ProgramOp& op) {
     program.values[static_cast<size_t>(op.inputs[0])].shape.back() += 1;
   }));
-  EXPECT_TRUE(broken("MatMul",
-                     [](Program&, ProgramOp& op) { op.attrs.set("then", std::string("MatMul")); }));
   EXPECT_TRUE(broken("Attention",
                      [](Program&, ProgramOp& op) { op.attrs.set("causal", std::string("yes")); }));
   EXPECT_TRUE(broken("AttentionGrad", [](Program&, ProgramOp& op) { op.inputs.resize(2); }));

@@ -45,7 +45,6 @@ inline Program add_program(const Shape& shape, bool accumulate) {
   program.label = accumulate ? "accumulate" : "add";
   program.num_args = accumulate ? 2 : 3;
   program.values.assign(static_cast<size_t>(program.num_args), type);
-  program.offsets.assign(program.values.size(), -1);
   ProgramOp op;
   op.op = "Add";
   op.inputs = {0, 1};

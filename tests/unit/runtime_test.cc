@@ -375,7 +375,6 @@ PlanSet with_adam(PlanSet reference, double eps) {
   program.values.assign(9, {DType::kF32, {2}});
   program.values[4] = {DType::kF64, {}};
   program.values[5] = {DType::kI64, {}};
-  program.offsets.assign(9, -1);
   ProgramOp op;
   op.op = "AdamW";
   op.attrs = {{"eps", eps}};

@@ -125,21 +125,21 @@ TEST(Summary, RecomputationKeepsWhatItsDirectiveSays) {
 }
 
 // A model that is stored in 16 bits is updated in 32: its weights are converted there and back.
-constexpr const char* kHalves = R"(plan batch=2 arena=192 workspace=[256]
+constexpr const char* kHalves = R"(plan batch=2 arena=192 workspace=[0]
 stream 0 "compute"
 input "x" i64[2] high=9 ignore=-100
 buffer 0 "w" bf16[4] state at=0 init="w" param="w"
 buffer 1 "g" f32[4] step at=64
 buffer 2 "step" i64[] state at=128
-program 0 label="U" args=3 workspace=256
+program 0 label="U" args=3
   value 0 bf16[4] read written
   value 1 f32[4] read
   value 2 i64[] read
-  value 3 f32[4] at=0
-  value 4 f32[4] at=0
-  value 5 f64[] at=64
+  value 3 f32[4]
+  value 4 f32[4]
+  value 5 f64[]
   value 6 f32[] literal=0x00000043
-  value 7 f64[] at=128
+  value 7 f64[]
   op LearningRate in=[2] out=[5] {base=0.25, cosine=0, min_ratio=0.0, total=0, warmup=0}
   op LossScale in=[6] out=[7]
   op Cast in=[0] out=[3] {to="f32"}

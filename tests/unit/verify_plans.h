@@ -35,11 +35,11 @@ program 1 label="B first" args=3
   value 1 f32[1,2] read
   value 2 f32[1,2] written
   op Mul in=[0,1] out=[2]
-program 2 label="B" args=3 workspace=64
+program 2 label="B" args=3
   value 0 f32[1,2] read
   value 1 f32[1,2] read
   value 2 f32[1,2] read written
-  value 3 f32[1,2] at=0
+  value 3 f32[1,2]
   op Mul in=[0,1] out=[3]
   op Add in=[2,3] out=[2]
 program 3 label="U" args=2
@@ -86,12 +86,12 @@ program 0 label="B first" args=4
   value 3 f32[1,2] written
   op Mul in=[0,1] out=[2]
   op Mul in=[1,1] out=[3]
-program 1 label="B" args=4 workspace=64
+program 1 label="B" args=4
   value 0 f32[1,2] read
   value 1 f32[1,2] read
   value 2 f32[1,2] written
   value 3 f32[1,2] read written
-  value 4 f32[1,2] at=0
+  value 4 f32[1,2]
   op Mul in=[0,1] out=[2]
   op Mul in=[1,1] out=[4]
   op Add in=[3,4] out=[3]

@@ -10,7 +10,7 @@ using Said = std::vector<std::string>;
 
 // The plan of verify_plans.h on one device: four blocks of one sample.
 std::string one_device() {
-  std::string text = R"(plan batch=4 arena=384 workspace=[192] scratch=4194304
+  std::string text = R"(plan batch=4 arena=384 workspace=[0] scratch=4194304
 axis "one" 1
 stream 0 "compute"
 input "x" f32[4,2]
@@ -22,33 +22,33 @@ buffer 2 "x" f32[1,2] step at=128
 buffer 3 "da" f32[1,2] step at=192
 buffer 4 "g0" f32[1,2] step at=256
 buffer 5 "g1" f32[1,2] step at=320
-program 0 label="first" args=6 workspace=64
+program 0 label="first" args=6
   value 0 f32[1,2] read
   value 1 f32[1,2] read
   value 2 f32[1,2] read
   value 3 f32[1,2] written
   value 4 f32[1,2] written
   value 5 f32[1,2] written
-  value 6 f32[1,2] at=0
+  value 6 f32[1,2]
   op Mul in=[0,2] out=[6]
   op Mul in=[1,6] out=[3]
   op Mul in=[6,6] out=[5]
   op Mul in=[2,3] out=[4]
-program 1 label="next" args=6 workspace=192
+program 1 label="next" args=6
   value 0 f32[1,2] read
   value 1 f32[1,2] read
   value 2 f32[1,2] read
   value 3 f32[1,2] written
   value 4 f32[1,2] read written
   value 5 f32[1,2] read written
-  value 6 f32[1,2] at=0
-  value 7 f32[1,2] at=64
-  value 8 f32[1,2] at=128
+  value 6 f32[1,2]
+  value 7 f32[1,2]
+  value 8 f32[1,2]
   op Mul in=[0,2] out=[6]
   op Mul in=[1,6] out=[3]
-  op Fused in=[6] out=[7] {expr="0 0 Mul"}
+  op Mul in=[6,6] out=[7]
   op Add in=[5,7] out=[5]
-  op Fused in=[2,3] out=[8] {expr="1 0 Mul"}
+  op Mul in=[3,2] out=[8]
   op Add in=[8,4] out=[4]
 program 2 label="U" args=4
   value 0 f32[1,2] read
@@ -109,40 +109,16 @@ TEST(VerifySingle, AnotherComputation) {
             "single: data input 'y' of rank 0 (and 1 like it) is another than on one device");
 }
 
-// A word of an expression takes as many operands as its op: each op that may be fused, alone on one
-// device.
-TEST(VerifySingle, WordsTakeTheOperandsOfTheirOps) {
-  const auto with = [](std::string_view op, size_t operands, size_t words) {
-    std::string plain = "0", expr = "0";
-    for (size_t i = 1; i < operands; ++i) plain += ",2";
-    for (size_t i = 1; i < words; ++i) expr += " 1";
-    const std::string alone = fmt::format("op {} in=[{}] out=[6]", op, plain);
-    return said({{"op Mul in=[0,1] out=[2]",
-                  fmt::format("op Fused in=[0,1] out=[2] {{expr=\"{} {}\"}}", expr, op)}},
-                {}, {{"op Mul in=[0,2] out=[6]", alone}, {"op Mul in=[0,2] out=[6]", alone}});
-  };
-  size_t seen = 0;
-  for (const OpDef* def : all_ops()) {
-    if (!def->pointwise || def->name == "Cast") continue;  // f32 is never cast to f32
-    const size_t operands = def->samples.at(0).inputs.size();
-    EXPECT_EQ(with(def->name, operands, operands), Said()) << def->name;
-    EXPECT_NE(with(def->name, operands, operands + 1), Said()) << def->name;
-    ++seen;
-  }
-  EXPECT_GT(seen, 40u);
-}
-
 // A product of `from` and what moves it through 64 levels, each of which doubles what is read, with
 // a cast there and back in front of all levels or behind them. Values from `next` on are its own.
 struct Nested {
   std::string values, ops;
   int made = 0;
 };
-Nested nested(const char* product, int next, int at, bool early, int first) {
+Nested nested(const char* product, int next, bool early, int first) {
   Nested text;
   const auto value = [&](const char* type) {
-    text.values += fmt::format("  value {} {} at={}\n", next, type, at);
-    at += 64;
+    text.values += fmt::format("  value {} {}\n", next, type);
     return next++;
   };
   const auto cast = [&](const std::string& type) {
@@ -169,28 +145,23 @@ Nested nested(const char* product, int next, int at, bool early, int first) {
 }
 
 TEST(VerifySingle, MovesAndCastsMayBeNestedDeeply) {
-  const Nested first = nested("[0,2]", 6, 0, false, 0), next = nested("[0,2]", 9, 192, false, 0);
-  const std::string begin = "  value 6 f32[1,2] at=0\n  op Mul in=[0,2] out=[6]\n",
-                    again = "at=128\n  op Mul in=[0,2] out=[6]\n";
+  const Nested first = nested("[0,2]", 6, false, 0), next = nested("[0,2]", 9, false, 0);
+  const std::string begin = "  value 6 f32[1,2]\n  op Mul in=[0,2] out=[6]\n",
+                    again = "  value 8 f32[1,2]\n  op Mul in=[0,2] out=[6]\n";
   const auto after = [](const Nested& text, const char* ops) {
     return text.ops + fmt::format(fmt::runtime(ops), text.made);
   };
   Edits single = {
-      {"workspace=[192]", "workspace=[8576]"},
-      {"args=6 workspace=64", "args=6 workspace=8384"},
       {begin + "  op Mul in=[1,6] out=[3]\n  op Mul in=[6,6] out=[5]\n",
        first.values + after(first, "  op Mul in=[1,{0}] out=[3]\n  op Mul in=[{0},{0}] out=[5]\n")},
-      {"args=6 workspace=192", "args=6 workspace=8576"},
-      {again + "  op Mul in=[1,6] out=[3]\n  op Fused in=[6] out=[7]",
-       "at=128\n" + next.values +
+      {again + "  op Mul in=[1,6] out=[3]\n  op Mul in=[6,6] out=[7]",
+       "  value 8 f32[1,2]\n" + next.values +
            after(next,
                  "  op Reshape in=[{0}] out=[6]\n  op Mul in=[1,6] out=[3]\n"
-                 "  op Fused in=[6] out=[7]")}};
+                 "  op Mul in=[6,6] out=[7]")}};
   const auto spread = [&](bool early, int from) {
-    const Nested stage = nested("[0,1]", 3, 0, early, from);
-    return said({{"workspace=[64,0]", "workspace=[8384,0]"},
-                 {"args=3\n", "args=3 workspace=8384\n"},
-                 {"  op Mul in=[0,1] out=[2]\n",
+    const Nested stage = nested("[0,1]", 3, early, from);
+    return said({{"  op Mul in=[0,1] out=[2]\n",
                   stage.values + after(stage, "  op Reshape in=[{}] out=[2]\n")}},
                 {}, single);
   };

@@ -41,8 +41,7 @@ TEST(VerifySums, ReductionsAcrossStagesMixSums) {
 TEST(VerifySums, SumsHoldEachUseAndSampleOnce) {
   expect({
       // A microbatch's contribution is missing, doubled, or of other samples.
-      {{{"workspace=[64,0]", "workspace=[0,0]"},
-        {"program=2 args=[2,6,7]\n    contribution arg=2 first=1 count=1 stride=[0,2] accumulates",
+      {{{"program=2 args=[2,6,7]\n    contribution arg=2 first=1 count=1 stride=[0,2] accumulates",
          "program=0 args=[2,6,4]"}},
        {},
        {"sum: 'U' on rank 0 (and 1 like it) reads the sum 'w0.grad' from 'g': samples [1, 2) are "
@@ -58,15 +57,12 @@ TEST(VerifySums, SumsHoldEachUseAndSampleOnce) {
         "× dp, but "
         "computes from samples [0, 1) + 2 × dp"}},
       // The second microbatch sets instead of adding, with and without saying so.
-      {{{"workspace=[64,0]", "workspace=[0,0]"},
-        {"program=2 args=[2,6,7]", "program=1 args=[2,6,7]"}},
+      {{{"program=2 args=[2,6,7]", "program=1 args=[2,6,7]"}},
        {},
        {adds_otherwise(0),
         "sum: 'B stage=0 mb=1' on rank 0 (and 1 like it) says that it adds to 'g' for 'w0.grad', "
         "but its program overwrites it"}},
-      {{{"workspace=[64,0]", "workspace=[0,0]"},
-        {"program=2 args=[2,6,7]", "program=1 args=[2,6,7]"},
-        {" accumulates", ""}},
+      {{{"program=2 args=[2,6,7]", "program=1 args=[2,6,7]"}, {" accumulates", ""}},
        {},
        {"sum: 'U' on rank 0 (and 1 like it) reads the sum 'w0.grad' from 'g': samples [0, 1) are "
         "missing"}},
@@ -99,9 +95,8 @@ TEST(VerifySums, SumsHoldEachUseAndSampleOnce) {
         "in it"}},
       // What is passed on depends on the sum so far.
       {{{"program=2 args=[2,6,7]", "program=2 args=[2,6,7]"},
-        {"args=3 workspace=64\n  value 0 f32[1,2] read\n",
-         "args=3 workspace=64\n  value 0 "
-         "f32[1,2] read written\n"},
+        {"label=\"B\" args=3\n  value 0 f32[1,2] read\n",
+         "label=\"B\" args=3\n  value 0 f32[1,2] read written\n"},
         {"op Add in=[2,3] out=[2]", "op Add in=[2,3] out=[2]\n  op Add in=[0,2] out=[0]"}},
        {},
        {"sum: 'B stage=0 mb=1' on rank 0 (and 1 like it) computes 'x@1' from 'g', which holds a "
@@ -119,7 +114,7 @@ TEST(VerifySums, SumsHoldEachUseAndSampleOnce) {
 TEST(VerifySums, SumsOfPartsAreSums) {
   const auto with = [](const char* op, const char* combine) {
     const std::string stage0 =
-        edited(kStage0, {{"arena=512 workspace=[64,0]", "arena=576 workspace=[0,0]"},
+        edited(kStage0, {{"arena=512", "arena=576"},
                          {"buffer 7 \"g\" f32[1,2] step at=448\n",
                           "buffer 7 \"g\" f32[1,2] step at=448\n"
                           "buffer 8 \"g@1\" f32[1,2] step at=512\n"},
@@ -159,8 +154,7 @@ TEST(VerifySums, SumsOfPartsAreSums) {
 
 // A gradient is rounded to travel, and is the gradient still.
 TEST(VerifySums, RoundedSumsAreSums) {
-  const auto with = [](const char* round, const char* widen, const char* from,
-                       const char* workspace = "") {
+  const auto with = [](const char* round, const char* widen, const char* from) {
     const std::string stage0 = edited(
         kStage0,
         {{"arena=512", "arena=576"},
@@ -168,9 +162,9 @@ TEST(VerifySums, RoundedSumsAreSums) {
           "buffer 7 \"g\" f32[1,2] step at=448\nbuffer 8 \"g16\" bf16[1,2] step at=512\n"},
          {"body\n", fmt::format("program 4 label=\"round\" args=2\n"
                                 "  value 0 f32[1,2] read\n  value 1 bf16[1,2] written\n  op {}\n"
-                                "program 5 label=\"widen\" args=2{}\n"
+                                "program 5 label=\"widen\" args=2\n"
                                 "  value 0 bf16[1,2] read\n  value 1 f32[1,2]{}body\n",
-                                round, workspace, widen)},
+                                round, widen)},
          {"  10 all_reduce label=\"all_reduce w0.grad\" stream=1 args=[7] waits=[9] group=0\n"
           "  11 compute label=\"U\" program=3 args=[7,0] waits=[10]\n",
           fmt::format("  10 compute label=\"round\" program=4 args=[7,8]\n"
@@ -192,9 +186,9 @@ TEST(VerifySums, RoundedSumsAreSums) {
   // What travelled is added to what was not rounded.
   EXPECT_EQ(
       with(cast,
-           " read written\n  value 2 f32[1,2] at=0\n"
+           " read written\n  value 2 f32[1,2]\n"
            "  op Cast in=[0] out=[2] {to=\"f32\"}\n  op Add in=[1,2] out=[1]\n",
-           "[0,1]", " workspace=64")
+           "[0,1]")
           .at(0),
       "sum: 'U' on rank 0 (and 1 like it) reads the sum 'w0.grad' from 'g': it was not summed "
       "over the replicas along 'dp'");

@@ -190,17 +190,6 @@ TEST(Verify, Memory) {
       {{{"arena=512", "arena=1024"}},
        {},
        {"error: an arena of 1024 bytes is stated, but its buffers end at 456"}},
-      {{{"workspace=[64,0]", "workspace=[128,0]"}},
-       {},
-       {"error: 128 bytes of workspace are stated for stream 'compute', whose programs need 64"}},
-      {{{" transport=2097152", ""}},
-       {},
-       {"memory: rank 0 (and 1 like it) states 0 bytes for the transport, which takes 2097152"}},
-      {{{"scratch=4194304", "scratch=8388608"}},
-       {},
-       {"error: 2097152 bytes for the transport and 8388608 for kernels are stated; they take at "
-        "most "
-        "2097152 and 4194304"}},
       // Another stream still reads what lay there.
       {{{"buffer 7 \"g\" f32[1,2] step at=448\n",
          "buffer 7 \"g\" f32[1,2] step at=448\nbuffer 8 \"z\" f32[1,2] step at=448\n"},
@@ -305,13 +294,13 @@ TEST(Verify, MicrobatchesRunTheSame) {
 
 TEST(Verify, LocalsOfProgramsStayApart) {
   const std::string from =
-      "  value 3 f32[1,2] at=0\n  op Mul in=[0,1] out=[3]\n  op Add in=[2,3] out=[2]\n";
+      "  value 3 f32[1,2]\n  op Mul in=[0,1] out=[3]\n  op Add in=[2,3] out=[2]\n";
   const std::string to =
-      "  value 3 f32[1,2] at=0\n  value 4 f32[1,2] at=0\n  op Mul in=[0,1] out=[3]\n  op Neg "
+      "  value 3 f32[1,2]\n  value 4 f32[1,2]\n  op Mul in=[0,1] out=[3]\n  op Neg "
       "in=[3] out=[4]\n  op Add in=[4,3] "
       "out=[2]\n";
   const std::string in_place =
-      "  value 3 f32[1,2] at=0\n  value 4 f32[1,2] at=0\n  op Mul in=[0,1] out=[3]\n  op Neg "
+      "  value 3 f32[1,2]\n  value 4 f32[1,2]\n  op Mul in=[0,1] out=[3]\n  op Neg "
       "in=[3] out=[4]\n  op Add in=[2,4] "
       "out=[2]\n";
   expect({{{{from, in_place}}, {}, {adds_otherwise(0)}},

@@ -10,6 +10,9 @@
 #include "families.h"
 #include "gemm.h"
 #include "loop.h"
+#include "pack.h"
+#include "piper/fuse.h"
+#include "piper/halves.h"
 #include "team.h"
 
 namespace piper {
@@ -80,98 +83,52 @@ Status check_type(const TensorType& type) {
   return ok_status();
 }
 
-// Of bases that are arguments or in the workspace; marks the views.
-Status check_views(const Program& program, std::vector<bool>& placed) {
-  const size_t count = program.values.size();
-  for (const ProgramView& view : program.views) {
-    PIPER_WANT(view.value >= program.num_args && static_cast<size_t>(view.value) < count &&
-                   !placed[view.value],
-               "value {} is no view", view.value);
-    placed[view.value] = true;
-  }
-  for (const ProgramView& view : program.views) {
-    PIPER_WANT(view.base >= 0 && static_cast<size_t>(view.base) < count &&
-                   (view.base < program.num_args || !placed[view.base]),
-               "a view of value {}", view.base);
-    const TensorType& type = program.values[view.value];
-    const int64_t beyond = program.values[view.base].bytes() - type.bytes();
-    PIPER_WANT(
-        view.offset >= 0 && view.offset <= beyond && view.offset % info(type.dtype).bytes == 0,
-        "view {} lies outside value {}", view.value, view.base);
-  }
-  return ok_status();
-}
-
+// What joining ops may rely on: SSA form is check_role's to see.
 Status check_values(const Program& program) {
   const size_t count = program.values.size();
-  PIPER_WANT(program.num_args >= 0 && static_cast<size_t>(program.num_args) <= count &&
-                 program.offsets.size() == count,
-             "lists of values of different lengths");
-  std::vector<bool> placed(count, false);
-  std::fill_n(placed.begin(), program.num_args, true);
-  for (size_t v = 0; v < count; ++v) PIPER_TRY(check_type(program.values[v]));
-  for (const auto& [value, bytes] : program.literals) {
-    PIPER_WANT(value >= program.num_args && static_cast<size_t>(value) < count && !placed[value] &&
+  PIPER_WANT(program.num_args >= 0 && static_cast<size_t>(program.num_args) <= count,
+             "{} arguments among {} values", program.num_args, count);
+  for (const TensorType& type : program.values) PIPER_TRY(check_type(type));
+  for (const auto& [value, bytes] : program.literals)
+    PIPER_WANT(value >= program.num_args && static_cast<size_t>(value) < count &&
                    static_cast<int64_t>(bytes.size()) == program.values[value].bytes(),
                "literal {} does not match its value", value);
-    placed[value] = true;
-  }
-  PIPER_TRY(check_views(program, placed));
-  for (size_t v = 0; v < count; ++v) {
-    if (placed[v]) continue;
-    const int64_t offset = program.offsets[v];
-    const int64_t bytes = program.values[v].bytes();
-    PIPER_WANT(offset >= 0 && offset % info(program.values[v].dtype).bytes == 0 &&
-                   bytes <= program.workspace_bytes && offset <= program.workspace_bytes - bytes,
-               "value {} lies outside the workspace", v);
-  }
+  for (const ProgramOp& op : program.ops)
+    for (const auto* ids : {&op.inputs, &op.outputs})
+      for (int32_t id : *ids)
+        PIPER_WANT(id >= -1 && id < static_cast<int32_t>(count), "{} names value {} of {}",
+                   quote_control(op.op), id, count);
   return ok_status();
 }
 
-Result<Use> make_use(const Program& program, const ProgramOp& op) {
+Use make_use(const Program& program, const ProgramOp& op) {
   Use use{op.op, op.attrs, {}, {}, {}, {}, nullptr};
-  const auto count = static_cast<int32_t>(program.values.size());
-  auto add = [&](const std::vector<int32_t>& ids, std::vector<TensorType>& types,
-                 std::vector<bool>& there) -> Status {
+  const auto add = [&](const std::vector<int32_t>& ids, std::vector<TensorType>& types,
+                       std::vector<bool>& there) {
     for (int32_t id : ids) {
-      PIPER_WANT(id >= -1 && id < count, "names value {} of {}", id, count);
       types.push_back(id < 0 ? TensorType{} : program.values[id]);
       there.push_back(id >= 0);
     }
-    return ok_status();
   };
-  PIPER_TRY(add(op.inputs, use.inputs, use.present));
-  PIPER_TRY(add(op.outputs, use.outputs, use.wanted));
+  add(op.inputs, use.inputs, use.present);
+  add(op.outputs, use.outputs, use.wanted);
   return use;
 }
 
-// An output may share memory with an input only as a whole, and only where the kernel says so.
-Status check_overlap(const Program& program, const ProgramOp& op, uint32_t in_place) {
-  // Of a local or a view of one, else -1.
-  auto place = [&](int32_t v) -> int64_t {
-    if (v < program.num_args) return -1;
-    for (const ProgramView& view : program.views) {
-      if (view.value != v) continue;
-      return view.base < program.num_args ? -1 : program.offsets[view.base] + view.offset;
-    }
-    return program.offsets[v];
-  };
-  for (int32_t out : op.outputs) {
-    const int64_t begin = place(out);
-    if (begin < 0) continue;
-    const int64_t bytes = program.values[out].bytes();
-    for (size_t i = 0; i < op.inputs.size(); ++i) {
-      const int32_t in = op.inputs[i];
-      const int64_t at = place(in);
-      if (at < 0) continue;
-      const TensorType& type = program.values[in];
-      if (at >= begin + bytes || begin >= at + type.bytes()) continue;
-      const bool same = at == begin && type.bytes() == bytes &&
-                        info(type.dtype).bytes == info(program.values[out].dtype).bytes;
-      PIPER_WANT(same && i < 32 && (in_place >> i & 1),
-                 "output {} overlaps input {} in the workspace", out, in);
-    }
-  }
+// What the op table lets results be stored over, kernels must.
+Status check_overlaps(const FusedProgram& program, const LocalPlaces& lie,
+                      std::span<const KernelPtr> kernels) {
+  const std::vector<int32_t> bases = program.bases();
+  for (size_t i = 0; i < kernels.size(); ++i)
+    for (int32_t out : program.ops[i].outputs)
+      for (size_t k = 0; k < program.ops[i].inputs.size(); ++k) {
+        const int32_t in = program.ops[i].inputs[k];
+        const int64_t from = in < 0 ? -1 : lie.offsets[bases[in]];
+        PIPER_WANT(out < 0 || from < 0 || from != lie.offsets[out] ||
+                       (k < 32 && (kernels[i]->in_place >> k & 1)) ||
+                       program.values[out].bytes() == 0,
+                   "op {} {}: output {} lies over input {}", i, program.ops[i].op, out, in);
+      }
   return ok_status();
 }
 
@@ -179,12 +136,19 @@ Error refused(int64_t bytes) {
   return fail("cannot allocate {}", human_bytes(bytes)).with_code(ExitCode::kStorage);
 }
 
-class CpuBackend final : public Backend {
+class Cpu final : public CpuBackend {
  public:
-  explicit CpuBackend(const CpuOptions& options)
+  explicit Cpu(const CpuOptions& options)
       : products_(options.products ? *options.products : cpu_products()),
+        fuses_(options.fuse),
         team_(options.threads, options.cores) {}
   std::string_view name() const override { return "cpu"; }
+
+  // A plan says what its ops mean, whatever the device: a plan for another can be tried here.
+  bool runs(std::string_view target) const override { return target == "cpu" || target == "cuda"; }
+  RoleProgram prepare(RoleProgram role) const override {
+    return fuses_ ? cpu::pack_weights(std::move(role)) : role;
+  }
 
   Result<std::byte*> allocate(int64_t bytes, Space) override {
     AlignedBlock block = bytes < 0 || bytes > kMaxElements ? nullptr : aligned_block(bytes);
@@ -194,15 +158,28 @@ class CpuBackend final : public Backend {
   }
 
   Result<int32_t> load(const Program& program) override {
-    auto loaded = std::make_unique<LoadedProgram>();
-    if (Status ok = prepare(program, *loaded); !ok) {
-      Error error = std::move(ok).error();
-      error.message = fmt::format("program '{}': {}", quote_control(program.label), error.message);
-      if (error.code != ExitCode::kStorage) error.code = ExitCode::kPlan;
-      return error;
-    }
-    programs_.push_back(std::move(loaded));
-    return static_cast<int32_t>(programs_.size()) - 1;
+    return load_by(program, [&](LoadedProgram& loaded) -> Status {
+      PIPER_TRY(check_values(program));
+      const auto args = static_cast<size_t>(program.num_args);
+      PIPER_WANT(program.arg_read.size() == args && program.arg_written.size() == args,
+                 "{} arguments, and flags of {} and {}", args, program.arg_read.size(),
+                 program.arg_written.size());
+      FusedProgram wide{widened(program, cpu::takes_halves), {}};
+      if (!fuses_) return load_into(wide, loaded);
+      PIPER_TRY(make_kernels(wide));  // joining trusts ops
+      FuseCounts counts;
+      return load_into(fuse(std::move(wide), counts), loaded);
+    });
+  }
+  Result<int32_t> load(const FusedProgram& program) override {
+    return load_by(program, [&](LoadedProgram& loaded) -> Status {
+      PIPER_TRY(check_values(program));
+      return load_into(program, loaded);
+    });
+  }
+
+  int64_t workspace_bytes(int32_t program) const override {
+    return programs_[program]->workspace_bytes;
   }
 
   Result<int32_t> bind(int32_t program, std::span<std::byte* const> args,
@@ -258,17 +235,32 @@ class CpuBackend final : public Backend {
     return loaded.literals.get() + operand.at;
   }
 
-  Status prepare(const Program& program, LoadedProgram& loaded) {
-    PIPER_TRY(check_values(program));
+  template <class Load>
+  Result<int32_t> load_by(const Program& program, Load load) {
+    auto loaded = std::make_unique<LoadedProgram>();
+    if (Status ok = load(*loaded); !ok) {
+      Error error = std::move(ok).error();
+      error.message = fmt::format("program '{}': {}", quote_control(program.label), error.message);
+      if (error.code != ExitCode::kStorage) error.code = ExitCode::kPlan;
+      return error;
+    }
+    programs_.push_back(std::move(loaded));
+    return static_cast<int32_t>(programs_.size()) - 1;
+  }
+
+  Status load_into(const FusedProgram& program, LoadedProgram& loaded) {
+    PIPER_ASSIGN(std::vector<KernelPtr> kernels, make_kernels(program));
+    const LocalPlaces lie = place_locals(program);
+    PIPER_TRY(check_overlaps(program, lie, kernels));
     loaded.num_args = program.num_args;
-    loaded.workspace_bytes = program.workspace_bytes;
+    loaded.workspace_bytes = lie.bytes;
     loaded.arg_types.assign(program.values.begin(), program.values.begin() + program.num_args);
     std::vector<LoadedProgram::Operand> places(program.values.size());
     for (size_t v = 0; v < places.size(); ++v) {
       const bool arg = static_cast<int32_t>(v) < program.num_args;
       places[v] =
           arg ? LoadedProgram::Operand{LoadedProgram::Operand::kArg, static_cast<int32_t>(v), 0}
-              : LoadedProgram::Operand{LoadedProgram::Operand::kWorkspace, 0, program.offsets[v]};
+              : LoadedProgram::Operand{LoadedProgram::Operand::kWorkspace, 0, lie.offsets[v]};
     }
     for (const ProgramView& view : program.views) {
       places[view.value] = places[view.base];
@@ -277,19 +269,27 @@ class CpuBackend final : public Backend {
     PIPER_TRY(store_literals(program, loaded, places));
     int64_t scratch_bytes = 0;
     for (size_t i = 0; i < program.ops.size(); ++i) {
-      const ProgramOp& op = program.ops[i];
-      Result<KernelPtr> kernel = prepare_op(program, op);
-      if (!kernel) {
-        Error error = std::move(kernel).error();
-        error.message = fmt::format("op {} {}: {}", i, quote_control(op.op), error.message);
-        return error;
-      }
-      scratch_bytes = std::max(scratch_bytes, (*kernel)->scratch_bytes);
-      loaded.ops.push_back({*std::move(kernel), static_cast<int32_t>(loaded.operands.size())});
-      for (int32_t v : op.inputs) loaded.operands.push_back(place(places, v));
-      for (int32_t v : op.outputs) loaded.operands.push_back(place(places, v));
+      scratch_bytes = std::max(scratch_bytes, kernels[i]->scratch_bytes);
+      loaded.ops.push_back({std::move(kernels[i]), static_cast<int32_t>(loaded.operands.size())});
+      for (int32_t v : program.ops[i].inputs) loaded.operands.push_back(place(places, v));
+      for (int32_t v : program.ops[i].outputs) loaded.operands.push_back(place(places, v));
     }
     return reserve_scratch(scratch_bytes);
+  }
+
+  Result<std::vector<KernelPtr>> make_kernels(const Program& program) const {
+    std::vector<KernelPtr> kernels;
+    for (size_t i = 0; i < program.ops.size(); ++i) {
+      Result<KernelPtr> kernel = make_kernel(program, program.ops[i]);
+      if (!kernel) {
+        Error error = std::move(kernel).error();
+        error.message =
+            fmt::format("op {} {}: {}", i, quote_control(program.ops[i].op), error.message);
+        return error;
+      }
+      kernels.push_back(*std::move(kernel));
+    }
+    return kernels;
   }
 
   static LoadedProgram::Operand place(const std::vector<LoadedProgram::Operand>& places,
@@ -312,17 +312,15 @@ class CpuBackend final : public Backend {
     return ok_status();
   }
 
-  Result<KernelPtr> prepare_op(const Program& program, const ProgramOp& op) const {
-    PIPER_ASSIGN(Use use, make_use(program, op));
+  Result<KernelPtr> make_kernel(const Program& program, const ProgramOp& op) const {
+    Use use = make_use(program, op);
     use.products = &products_;
     const cpu::Maker make = cpu::find_kernel(op.op);
     if (!make) {
       const std::vector<std::string> ops = cpu_ops();
       return fail("the cpu backend has no such op{}", did_you_mean(op.op, ops));
     }
-    PIPER_ASSIGN(KernelPtr kernel, make(use));
-    PIPER_TRY(check_overlap(program, op, kernel->in_place));
-    return kernel;
+    return make(use);
   }
 
   Status reserve_scratch(int64_t bytes) {
@@ -337,6 +335,7 @@ class CpuBackend final : public Backend {
   }
 
   const ProductTable& products_;
+  const bool fuses_;
   std::vector<AlignedBlock> blocks_;
   std::vector<std::unique_ptr<LoadedProgram>> programs_;
   std::vector<Binding> bindings_;
@@ -351,8 +350,8 @@ std::string_view cpu_kernels() { return cpu::gemm_target(); }
 
 bool pin_to_core(int core) { return cpu::pin_thread(core); }
 
-std::unique_ptr<Backend> make_cpu_backend(const CpuOptions& options) {
-  return std::make_unique<CpuBackend>(options);
+std::unique_ptr<CpuBackend> make_cpu_backend(const CpuOptions& options) {
+  return std::make_unique<Cpu>(options);
 }
 
 }  // namespace piper

@@ -1,24 +1,9 @@
-// One op at once on host data: a program of one op, all of whose values are arguments; 16-bit
-// floats are widened as in plans.
+// One op at once on host data: a program of one op, all of whose values are arguments.
 #include <cstring>
 
 #include "piper/backend.h"
-#include "piper/halves.h"
 
 namespace piper {
-namespace {
-
-// Every local in memory of its own.
-Program place_apart(Program program) {
-  for (auto v = static_cast<size_t>(program.num_args); v < program.values.size(); ++v) {
-    program.offsets[v] = program.workspace_bytes;
-    program.workspace_bytes += (program.values[v].bytes() + 63) / 64 * 64;
-  }
-  return program;
-}
-
-}  // namespace
-
 Result<std::vector<Bytes>> evaluate_op(std::string_view op, const Attrs& attrs,
                                        std::span<const TensorType> input_types,
                                        std::span<const Bytes> inputs,
@@ -40,7 +25,6 @@ Result<std::vector<Bytes>> evaluate_op(std::string_view op, const Attrs& attrs,
     if (data && bytes > 0) std::memcpy(block, data->data, data->size);
     args.push_back(block);
     program.values.push_back(type);
-    program.offsets.push_back(-1);
     return program.num_args++;
   };
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -55,9 +39,12 @@ Result<std::vector<Bytes>> evaluate_op(std::string_view op, const Attrs& attrs,
     PIPER_ASSIGN(const int32_t id, add(type, nullptr));
     program.ops[0].outputs.push_back(id);
   }
-  program = place_apart(widened(std::move(program)));
-  PIPER_ASSIGN(std::byte* const workspace, backend->allocate(program.workspace_bytes));
+  program.arg_read.assign(args.size(), true);
+  program.arg_written.assign(args.size(), false);
+  for (int32_t output : program.ops[0].outputs)
+    program.arg_written[static_cast<size_t>(output)] = true;
   PIPER_ASSIGN(const int32_t loaded, backend->load(program));
+  PIPER_ASSIGN(std::byte* const workspace, backend->allocate(backend->workspace_bytes(loaded)));
   PIPER_ASSIGN(const int32_t bound, backend->bind(loaded, args, workspace));
   backend->launch(bound);
   std::vector<Bytes> results;

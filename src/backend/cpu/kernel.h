@@ -74,7 +74,7 @@ struct Use {
   std::vector<TensorType> inputs;  // of an absent one: f32[]
   std::vector<bool> present;       // by input
   std::vector<TensorType> outputs;
-  std::vector<bool> wanted;  // by output
+  std::vector<bool> wanted;                // by output
   const ProductTable* products = nullptr;  // null: products are cut as if there were no table
 
   const Shape& in(size_t i) const { return inputs[i].shape; }
@@ -96,6 +96,7 @@ struct Use {
 
 using Maker = Result<KernelPtr> (*)(const Use& use);
 Maker find_kernel(std::string_view op);  // null when there is none
+bool takes_halves(std::string_view op);  // its kernel takes and makes 16-bit floats as they are
 
 #define PIPER_WANT(condition, ...)                       \
   do {                                                   \

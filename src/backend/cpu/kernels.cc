@@ -138,6 +138,16 @@ constexpr std::array kKernels = std::to_array<Entry>({
 
 }  // namespace
 
+// They move elements, compare, choose or convert them; a Fused op casts itself.
+bool takes_halves(std::string_view op) {
+  constexpr std::array kTakers = std::to_array<std::string_view>(
+      {"Cast",  "Concat",    "Dropout",        "Equal",    "Expand",  "Fill",
+       "Fused", "Gather",    "GatherElements", "GatherND", "Greater", "GreaterOrEqual",
+       "IsNaN", "Less",      "LessOrEqual",    "Pad",      "Random",  "Reshape",
+       "Slice", "Transpose", "Trilu",          "Unfold",   "Where"});
+  return std::find(kTakers.begin(), kTakers.end(), op) != kTakers.end();
+}
+
 Maker find_kernel(std::string_view op) {
   const auto* entry =
       std::lower_bound(kKernels.begin(), kKernels.end(), op,

@@ -7,6 +7,7 @@
 #include "families.h"
 #include "gemm.h"
 #include "loop.h"
+#include "pack.h"
 
 namespace piper::cpu {
 namespace {

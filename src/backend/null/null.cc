@@ -19,6 +19,7 @@ class NullBackend final : public Backend {
   explicit NullBackend(NullCounts* counts) : counts_(counts ? counts : &own_) {}
   std::string_view name() const override { return "null"; }
 
+  bool runs(std::string_view) const override { return true; }
   // Memory is real: the executor's own copies and messages go through it.
   Result<std::byte*> allocate(int64_t bytes, Space) override {
     if (bytes < 0) return fail("cannot allocate {} bytes", bytes).with_code(ExitCode::kStorage);
@@ -35,6 +36,8 @@ class NullBackend final : public Backend {
     num_args_.push_back(program.num_args);
     return static_cast<int32_t>(counts_->loads++);
   }
+
+  int64_t workspace_bytes(int32_t) const override { return 0; }
 
   Result<int32_t> bind(int32_t program, std::span<std::byte* const> args, std::byte*) override {
     if (program < 0 || static_cast<size_t>(program) >= num_args_.size()) {

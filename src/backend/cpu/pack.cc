@@ -7,10 +7,12 @@
 #include <algorithm>
 #include <map>
 
-#include "at.h"
+#include "piper/memory.h"
 
-namespace piper {
+namespace piper::cpu {
 namespace {
+
+size_t at(int64_t id) { return static_cast<size_t>(id); }
 
 // How a program reads an argument: as the right operand of products, as it is stored or transposed;
 // or otherwise; or not at all.
@@ -20,7 +22,7 @@ Form form_of(const Program& program, const ProgramOp& op, int64_t most_rows) {
   if (op.op != "MatMul") return Form::kOther;
   const TensorType &b = program.values[at(op.inputs[1])], &out = program.values[at(op.outputs[0])];
   const bool floats = b.dtype == DType::kF32 || b.dtype == DType::kF64;
-  if (!floats || op.attrs.integer("trans_a") != 0 || b.shape.size() != 2 ||
+  if (!floats || op.attrs.integer("trans_a") != 0 || b.shape.size() != 2 || out.shape.empty() ||
       std::min(b.shape[0], b.shape[1]) < kPackedSide ||
       num_elements(out.shape) > most_rows * out.shape.back())
     return Form::kOther;
@@ -28,11 +30,10 @@ Form form_of(const Program& program, const ProgramOp& op, int64_t most_rows) {
 }
 
 std::vector<Form> forms_of(const Program& program, int64_t most_rows) {
-  const std::vector<int32_t> bases = program.bases();
   std::vector<Form> forms(at(program.num_args), Form::kUnread);
   const auto note = [&](int32_t value, Form form) {
-    if (value < 0 || bases[at(value)] >= program.num_args) return;
-    Form& known = forms[at(bases[at(value)])];
+    if (value < 0 || value >= program.num_args) return;
+    Form& known = forms[at(value)];
     known = known == Form::kUnread || known == form ? form : Form::kOther;
   };
   for (const ProgramOp& op : program.ops) {
@@ -49,21 +50,27 @@ bool is_packable(const Tensor& tensor) {
   return tensor.kind == BufferKind::kState && !tensor.param.empty() && tensor.part_of < 0;
 }
 
+int64_t microbatches_of(const RoleProgram& role) {
+  int32_t most = 0;
+  for (const Instruction& one : role.body) most = std::max(most, one.micro + one.micros);
+  return most;
+}
+
 class Packer {
  public:
   Packer(RoleProgram& role, int64_t most_rows) : role_(role) {
     for (const Program& program : role.programs) forms_.push_back(forms_of(program, most_rows));
   }
 
-  int32_t run() {
+  void run() {
+    const std::vector<bool> changed = changed_before_read();
     each_arg([&](Instruction& one, size_t a, Form& form) {
-      if (!is_packable(role_.tensor(one.args[a]))) form = Form::kOther;
+      if (!is_packable(role_.tensor(one.args[a])) || changed[at(one.args[a])]) form = Form::kOther;
     });
     for (size_t p = 0; p < forms_.size(); ++p) rewrite(role_.programs[p], forms_[p]);
     each_arg(
         [&](Instruction& one, size_t a, Form& form) { one.args[a] = copy_of(one.args[a], form); });
-    role_.body.insert(role_.body.begin(), packs_.begin(), packs_.end());
-    return static_cast<int32_t>(packs_.size());
+    put_in_front();
   }
 
  private:
@@ -75,6 +82,35 @@ class Packer {
       for (size_t a = 0; a < forms.size(); ++a)
         if (forms[a] == Form::kStored || forms[a] == Form::kTransposed) f(one, a, forms[a]);
     }
+  }
+
+  // By buffer: something that may read it stands behind one that writes it.
+  std::vector<bool> changed_before_read() const {
+    std::vector<bool> written(role_.buffers.size()), changed(role_.buffers.size());
+    for (const Instruction& one : role_.body) {
+      for (int32_t arg : one.args)
+        if (written[at(arg)]) changed[at(arg)] = true;
+      for (size_t a = 0; a < one.args.size(); ++a)
+        if (one.kind != InstructionKind::kCompute || role_.programs[at(one.program)].arg_written[a])
+          written[at(one.args[a])] = true;
+    }
+    return changed;
+  }
+
+  // The first reader of a copy on another stream waits for all of them.
+  void put_in_front() {
+    const auto count = static_cast<int32_t>(packs_.size());
+    if (count == 0) return;
+    std::vector<bool> waits(role_.streams.size());
+    for (Instruction& one : role_.body) {
+      for (int32_t& wait : one.waits) wait += count;
+      const bool reads = std::any_of(one.args.begin(), one.args.end(),
+                                     [&](int32_t arg) { return arg >= first_copy_; });
+      if (one.stream == 0 || !reads || waits[at(one.stream)]) continue;
+      waits[at(one.stream)] = true;
+      one.waits.insert(one.waits.begin(), count - 1);
+    }
+    role_.body.insert(role_.body.begin(), packs_.begin(), packs_.end());
   }
 
   static Shape shape_of(const Shape& from, Form form) {
@@ -104,14 +140,16 @@ class Packer {
     Tensor copy;
     copy.name = from.name + (form == Form::kStored ? ".packed" : ".packed_transposed");
     copy.type = {from.type.dtype, shape_of(from.type.shape, form)};
-    copy.packed_of = source;
     Instruction pack;
     pack.program = program_of(from.type, copy.type, form);
     pack.args = {source, known->second};
     pack.label = "pack " + from.name;
     pack.pass = '-';
     packs_.push_back(std::move(pack));
+    const int64_t bytes = copy.type.bytes();
     role_.add_buffer(std::move(copy));
+    role_.buffers.back().offset = align_up(role_.arena_bytes);
+    role_.arena_bytes = align_up(role_.arena_bytes) + bytes;
     return known->second;
   }
 
@@ -123,7 +161,6 @@ class Packer {
     program.label = "pack";
     program.values = {from, to};
     program.num_args = 2;
-    program.offsets = {-1, -1};
     program.ops.push_back({"Pack", {{"trans_b", int64_t{form == Form::kTransposed}}}, {0}, {1}});
     program.arg_read = {true, false};
     program.arg_written = {false, true};
@@ -131,6 +168,7 @@ class Packer {
   }
 
   RoleProgram& role_;
+  const int32_t first_copy_ = static_cast<int32_t>(role_.buffers.size());
   std::vector<std::vector<Form>> forms_;  // by program and argument
   std::map<std::pair<int32_t, Form>, int32_t> copies_;
   std::map<std::tuple<DType, Shape, Form>, int32_t> programs_;
@@ -139,9 +177,11 @@ class Packer {
 
 }  // namespace
 
-int32_t pack_weights(RoleProgram& role, int64_t microbatches) {
-  if (microbatches < kPackedTimes) return 0;
-  return Packer(role, std::min(kPackedRows, kPackedRowsEach * microbatches)).run();
+RoleProgram pack_weights(RoleProgram role) {
+  const int64_t microbatches = microbatches_of(role);
+  if (microbatches < kPackedTimes || role.steps_ahead > 0) return role;
+  Packer(role, std::min(kPackedRows, kPackedRowsEach * microbatches)).run();
+  return role;
 }
 
-}  // namespace piper
+}  // namespace piper::cpu

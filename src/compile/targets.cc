@@ -1,0 +1,85 @@
+#include "targets.h"
+
+#include <algorithm>
+#include <array>
+
+#include "piper/backend.h"
+#include "piper/compile.h"
+#include "piper/fuse.h"
+#include "piper/halves.h"
+#include "piper/ops.h"
+#include "piper/parallel.h"
+
+namespace piper {
+namespace {
+
+// Of transports for ranks that reduce with others (transport.h: kTransportSlotBytes).
+int64_t slots_of(const RoleProgram& role) {
+  const auto joins = [&](const Group& group) {
+    return std::any_of(group.axes.begin(), group.axes.end(), [&](int32_t axis) {
+      return role.mesh[static_cast<size_t>(axis)].second > 1;
+    });
+  };
+  const bool any = std::any_of(role.groups.begin(), role.groups.end(), joins);
+  return any ? int64_t{2} << 20 : 0;
+}
+
+Result<Needs> cpu_needs(const RoleProgram& role) {
+  const std::unique_ptr<Backend> backend = make_cpu_backend();
+  return needs_of(*backend, role);
+}
+
+// 16-bit ops stay what they are, but those that go element by element, which become one kernel with
+// their neighbours. Matrix products have 32 MiB for themselves, as the vendor of cuBLASLt advises.
+Result<Needs> cuda_needs(const RoleProgram& role) {
+  const auto stays = [](std::string_view op) {
+    const OpDef* def = find_op(op);
+    return !def || !def->pointwise;
+  };
+  std::vector<int64_t> bytes;  // by program
+  FuseCounts counts;
+  for (const Program& program : role.programs)
+    bytes.push_back(place_locals(fuse(widened(program, stays), counts)).bytes);
+  return Needs{workspaces_of(role, bytes), 0, int64_t{32} << 20};
+}
+
+struct Device {
+  std::string_view name;
+  Result<Needs> (*needs)(const RoleProgram& role);
+};
+constexpr std::array kDevices = {Device{"cpu", cpu_needs}, Device{"cuda", cuda_needs}};
+
+}  // namespace
+
+std::vector<std::string> targets() {
+  std::vector<std::string> names;
+  for (const Device& device : kDevices) names.emplace_back(device.name);
+  return names;
+}
+
+Status state_needs(std::vector<RoleProgram>& roles, std::string_view name) {
+  const auto target = std::find_if(kDevices.begin(), kDevices.end(),
+                                   [&](const Device& each) { return each.name == name; });
+  if (target == kDevices.end()) {
+    const std::vector<std::string> all = targets();
+    return fail("there is no target '{}'{}", quote_control(name), did_you_mean(name, all))
+        .with_code(ExitCode::kUsage);
+  }
+  std::vector<Status> stated(roles.size(), ok_status());
+  in_parallel(roles.size(), [&](size_t r) {
+    Result<Needs> needs = target->needs(roles[r]);
+    if (!needs) {
+      stated[r] = std::move(needs).error();
+      return;
+    }
+    roles[r].target = name;
+    roles[r].workspace_bytes = needs->workspace_bytes;
+    roles[r].packed_bytes = needs->packed_bytes;
+    roles[r].transport_bytes = slots_of(roles[r]);
+    roles[r].scratch_bytes = needs->scratch_bytes;
+  });
+  for (Status& status : stated) PIPER_TRY(std::move(status));
+  return ok_status();
+}
+
+}  // namespace piper
