@@ -22,6 +22,8 @@ class Backend {
   virtual std::string_view name() const = 0;
   // Whether it runs plans that are made for this kind of device.
   virtual bool runs(std::string_view target) const { return target == name(); }
+  // Whether it takes no more memory than such plans state.
+  virtual bool keeps_within(std::string_view target) const { return target == name(); }
   // What it runs in place of a plan's instructions, with the same results: they may come to be
   // more, with buffers of their own behind those of the arena.
   virtual RoleProgram prepare(RoleProgram role) const { return role; }

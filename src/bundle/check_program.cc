@@ -49,13 +49,22 @@ bool has_its_kind(std::string_view name, const AttrValue& value) {
          std::holds_alternative<std::vector<int64_t>>(value);
 }
 
+// Of ops that backends have joined: what a verifier does not know.
+bool is_of_backends(std::string_view name) {
+  return name == "then" || name == "expr" || name == "columns" || name == "grad_columns" ||
+         name == "kv_heads" || name == "packed_b";
+}
+
 Status check_words(const Program& program) {
   for (size_t o = 0; o < program.ops.size(); ++o) {
     const ProgramOp& op = program.ops[o];
     if (!is_word(op.op)) return bad("op {} is named '{}'", o, quote_control(op.op));
+    if (op.op == "Fused" || op.op == "Pack") return bad("a plan has no op {}", op.op);
     for (const auto& [name, value] : op.attrs.items()) {
       if (!is_word(name))
         return bad("op {} {} has an attribute named '{}'", o, op.op, quote_control(name));
+      if (is_of_backends(name))
+        return bad("op {} {} has an attribute '{}', which no op of a plan has", o, op.op, name);
       if (!has_its_kind(name, value))
         return bad("op {} {} has an attribute '{}' of a wrong kind", o, op.op, name);
     }

@@ -480,7 +480,7 @@ Result<std::unique_ptr<Executor>> Executor::load(const RankSource& source, Backe
   state->role = std::make_shared<const RoleProgram>(backend.prepare(*state->plan));
   const RoleProgram& role = *state->role;
   if (const int64_t packed = role.arena_bytes - state->plan->arena_bytes;
-      role.target == backend.name() && packed > role.packed_bytes)
+      backend.keeps_within(role.target) && packed > role.packed_bytes)
     return fail("rank {} takes {} bytes for packed weights, the plan states {}", source.rank,
                 packed, role.packed_bytes)
         .with_code(ExitCode::kPlan);

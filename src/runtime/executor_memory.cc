@@ -27,7 +27,7 @@ Status allocate(Executor::State& state) {
 
 Status allocate_workspaces(Executor::State& state, std::span<const int64_t> bytes) {
   const RoleProgram& plan = *state.plan;
-  const bool is_stated = plan.target == state.backend.name();
+  const bool is_stated = state.backend.keeps_within(plan.target);
   for (size_t s = 0; s < bytes.size(); ++s) {
     if (is_stated && bytes[s] > plan.workspace_bytes[s])
       return fail("programs on stream '{}' take {} bytes for their values, the plan states {}",

@@ -292,25 +292,6 @@ TEST(Verify, MicrobatchesRunTheSame) {
   EXPECT_EQ(findings_of(set_of({swapped, kStage1}, 2)), std::vector<std::string>());
 }
 
-TEST(Verify, LocalsOfProgramsStayApart) {
-  const std::string from =
-      "  value 3 f32[1,2]\n  op Mul in=[0,1] out=[3]\n  op Add in=[2,3] out=[2]\n";
-  const std::string to =
-      "  value 3 f32[1,2]\n  value 4 f32[1,2]\n  op Mul in=[0,1] out=[3]\n  op Neg "
-      "in=[3] out=[4]\n  op Add in=[4,3] "
-      "out=[2]\n";
-  const std::string in_place =
-      "  value 3 f32[1,2]\n  value 4 f32[1,2]\n  op Mul in=[0,1] out=[3]\n  op Neg "
-      "in=[3] out=[4]\n  op Add in=[2,4] "
-      "out=[2]\n";
-  expect({{{{from, in_place}}, {}, {adds_otherwise(0)}},
-          {{{from, to}},
-           {},
-           {"memory: program 'B' of rank 0 (and 1 like it) keeps values 3 and 4 in the same bytes "
-            "while both are needed",
-            adds_otherwise(0)}}});
-}
-
 // Two groups over the same ranks: who issues their collectives in another order than the others
 // waits for ever.
 TEST(Verify, CollectivesOfAllGroupsHaveOneOrder) {

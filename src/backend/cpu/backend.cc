@@ -146,6 +146,7 @@ class Cpu final : public CpuBackend {
 
   // A plan says what its ops mean, whatever the device: a plan for another can be tried here.
   bool runs(std::string_view target) const override { return target == "cpu" || target == "cuda"; }
+  bool keeps_within(std::string_view target) const override { return fuses_ && target == "cpu"; }
   RoleProgram prepare(RoleProgram role) const override {
     return fuses_ ? cpu::pack_weights(std::move(role)) : role;
   }

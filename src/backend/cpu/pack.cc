@@ -84,6 +84,13 @@ class Packer {
     }
   }
 
+  bool is_written(const Instruction& one, size_t a) const {
+    if (one.kind == InstructionKind::kCompute)
+      return role_.programs[at(one.program)].arg_written[a];
+    const bool from_first = takes_pairs(one.kind) || one.kind == InstructionKind::kCopy ||
+                            one.kind == InstructionKind::kRotate;
+    return one.kind != InstructionKind::kSend && (!from_first || a % 2 == 1);
+  }
   // By buffer: something that may read it stands behind one that writes it.
   std::vector<bool> changed_before_read() const {
     std::vector<bool> written(role_.buffers.size()), changed(role_.buffers.size());
@@ -91,8 +98,7 @@ class Packer {
       for (int32_t arg : one.args)
         if (written[at(arg)]) changed[at(arg)] = true;
       for (size_t a = 0; a < one.args.size(); ++a)
-        if (one.kind != InstructionKind::kCompute || role_.programs[at(one.program)].arg_written[a])
-          written[at(one.args[a])] = true;
+        if (is_written(one, a)) written[at(one.args[a])] = true;
     }
     return changed;
   }
