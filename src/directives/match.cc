@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <set>
+#include <variant>
 
 namespace piper {
 namespace {
 
-bool is_one_of(char own, const std::vector<std::string>& passes) {
-  for (const std::string& pass : passes) {
+bool has_pass(const Condition& condition, char own) {
+  if (condition.kind == Condition::Kind::kAny) return true;
+  for (const std::string& pass : condition.words) {
     if (pass == "BI" && own == 'I') return true;
     if (pass == "BW" && own == 'W') return true;
     if (pass == "B" && (own == 'B' || own == 'I' || own == 'W')) return true;
@@ -51,6 +53,23 @@ Result<bool> meets(const Condition& condition, int32_t tag, Variables& bound) {
   return tag >= low && tag < high;
 }
 
+// What a condition sees: the value of a tag, or whether one of its words holds.
+using Seen = std::variant<int32_t, bool>;
+template <class See>
+Result<std::optional<Variables>> match(const Where& where, const Variables& variables,
+                                       const See& see) {
+  Variables bound = variables;
+  for (const Condition& condition : where) {
+    PIPER_ASSIGN(const Seen seen, see(condition));
+    bool met = std::holds_alternative<bool>(seen) && std::get<bool>(seen);
+    if (const auto* tag = std::get_if<int32_t>(&seen)) {
+      PIPER_ASSIGN(met, meets(condition, *tag, bound));
+    }
+    if (!met) return std::optional<Variables>();
+  }
+  return std::optional<Variables>(std::move(bound));
+}
+
 Error no_tag(const Condition& condition, const Graph& graph) {
   std::vector<std::string> names = graph.tag_names;
   names.push_back("pass");
@@ -68,36 +87,23 @@ bool matches_any(const Glob& match, std::span<const std::string> scopes) {
 Result<std::optional<Variables>> match_node(const Graph& graph, const Node& node,
                                             const Where& where, const Variables& variables,
                                             const MicroTag& micro) {
-  Variables bound = variables;
-  for (const Condition& condition : where) {
-    const bool of_micro = condition.tag == micro.name;
+  return match(where, variables, [&](const Condition& condition) -> Result<Seen> {
+    if (condition.tag == micro.name) return Seen(micro.number);
     const int tag = graph.tag_index(condition.tag);
-    if (tag < 0 && !of_micro) return no_tag(condition, graph);
-    const int32_t value = of_micro ? micro.number : graph.tag(node, tag);
-    PIPER_ASSIGN(const bool met, meets(condition, value, bound));
-    if (!met) return std::optional<Variables>();
-  }
-  return std::optional<Variables>(std::move(bound));
+    if (tag < 0) return no_tag(condition, graph);
+    return Seen(graph.tag(node, tag));
+  });
 }
 
 Result<std::optional<Variables>> match_chunk(const Dag& dag, const Chunk& chunk, const Where& where,
                                              const Variables& variables, const MicroTag& micro) {
-  Variables bound = variables;
-  for (const Condition& condition : where) {
-    if (condition.tag == "pass") {
-      if (condition.kind != Condition::Kind::kAny && !is_one_of(chunk.pass, condition.words))
-        return std::optional<Variables>();
-      continue;
-    }
+  return match(where, variables, [&](const Condition& condition) -> Result<Seen> {
+    if (condition.tag == "pass") return Seen(has_pass(condition, chunk.pass));
+    if (condition.tag == micro.name) return Seen(micro.number);
     const auto it = std::find(dag.region_tags.begin(), dag.region_tags.end(), condition.tag);
-    const bool of_micro = condition.tag == micro.name;
-    if (it == dag.region_tags.end() && !of_micro) return no_tag(condition, dag.graph);
-    const int32_t tag =
-        of_micro ? micro.number : chunk.tags[static_cast<size_t>(it - dag.region_tags.begin())];
-    PIPER_ASSIGN(const bool met, meets(condition, tag, bound));
-    if (!met) return std::optional<Variables>();
-  }
-  return std::optional<Variables>(std::move(bound));
+    if (it == dag.region_tags.end()) return no_tag(condition, dag.graph);
+    return Seen(chunk.tags[static_cast<size_t>(it - dag.region_tags.begin())]);
+  });
 }
 
 // ---- Tasks ----
@@ -205,38 +211,29 @@ Result<bool> TaskMatcher::matches(TaskId id, const Where& where, const Variables
   const Task& task = dag_.tasks[id.index()];
   const View& view = views_[static_cast<size_t>(view_of_[id.index()])];
   const std::vector<std::string>& tags = dag_.region_tags;
-  Variables bound = variables;
-  for (const Condition& condition : where) {
-    if (condition.tag == "pass" || condition.tag == "kind") {
-      if (condition.kind == Condition::Kind::kAny) continue;
-      const bool met =
-          condition.tag == "pass"
-              ? is_one_of(view.pass, condition.words)
-              : std::count(condition.words.begin(), condition.words.end(),
-                           std::string(kTaskKindNames[static_cast<size_t>(task.kind)])) > 0;
-      if (!met) return false;
-      continue;
-    }
-    const auto tag = std::find(tags.begin(), tags.end(), condition.tag);
-    if (condition.tag == "value" && tag == tags.end()) {
-      PIPER_ASSIGN(const std::vector<bool>* named, named_by(condition));
-      if (!carries(dag_, task, *named)) return false;
-      continue;
-    }
-    int32_t value = task.micro < 0 ? kNoTag : static_cast<int32_t>(task.micro % dag_.microbatches);
-    if (tag != tags.end()) {
-      value = view.tags[static_cast<size_t>(tag - tags.begin())];
-    } else if (condition.tag != micro_) {
-      std::vector<std::string> known = tags;
-      known.insert(known.end(), {micro_, "pass", "kind", "value"});
-      return fail(condition.at, "where: tasks have no tag '{}'{}", condition.tag,
-                  did_you_mean(condition.tag, known))
-          .with_note(fmt::format("they are told apart by {}", join(known, ", ")));
-    }
-    PIPER_ASSIGN(const bool met, meets(condition, value, bound));
-    if (!met) return false;
-  }
-  return true;
+  PIPER_ASSIGN(
+      const auto bound, match(where, variables, [&](const Condition& condition) -> Result<Seen> {
+        if (condition.tag == "pass") return Seen(has_pass(condition, view.pass));
+        if (condition.tag == "kind")
+          return Seen(condition.kind == Condition::Kind::kAny ||
+                      std::count(condition.words.begin(), condition.words.end(),
+                                 std::string(kTaskKindNames[static_cast<size_t>(task.kind)])) > 0);
+        const auto tag = std::find(tags.begin(), tags.end(), condition.tag);
+        if (tag != tags.end()) return Seen(view.tags[static_cast<size_t>(tag - tags.begin())]);
+        if (condition.tag == "value") {
+          PIPER_ASSIGN(const std::vector<bool>* named, named_by(condition));
+          return Seen(carries(dag_, task, *named));
+        }
+        if (condition.tag == micro_)
+          return Seen(task.micro < 0 ? kNoTag
+                                     : static_cast<int32_t>(task.micro % dag_.microbatches));
+        std::vector<std::string> known = tags;
+        known.insert(known.end(), {micro_, "pass", "kind", "value"});
+        return fail(condition.at, "where: tasks have no tag '{}'{}", condition.tag,
+                    did_you_mean(condition.tag, known))
+            .with_note(fmt::format("they are told apart by {}", join(known, ", ")));
+      }));
+  return bound.has_value();
 }
 
 Result<std::vector<TaskId>> TaskMatcher::find(const Where& where,
@@ -292,13 +289,15 @@ Error with_deeper(Error error, const Glob& match, std::span<const std::string> s
   return error;
 }
 
-Error with_ops_there(Error error, const Graph& graph, const std::optional<Glob>& match,
-                     const Where& where) {
+Error no_ops(const Graph& graph, std::string_view what, const SourceSpan& at,
+             const std::optional<Glob>& match, const Where& where) {
   constexpr size_t kShown = 6;
   std::set<std::string> all;
   for (const Node& node : graph.nodes)
     if (node.pass == Pass::kF && !node.scope.empty()) all.insert(node.scope);
   const std::vector<std::string> scopes(all.begin(), all.end());
+  Error error =
+      fail(at, "{}{}", what, match ? did_you_mean(match->pattern(), scopes) : std::string());
   if (match && !matches_any(*match, scopes)) {
     error.notes.push_back(
         fmt::format("no op's scope matches '{}'; there are {}", match->pattern(),

@@ -65,9 +65,9 @@ std::string place_of(const SourceSpan& at);
 std::string ranges(const std::vector<int32_t>& numbers);
 // To an error about a pattern that matches none of the scopes: the help that it does further down.
 Error with_deeper(Error error, const Glob& match, std::span<const std::string> scopes);
-// To an error about ops that were not found: what scopes and values of tags there are.
-Error with_ops_there(Error error, const Graph& graph, const std::optional<Glob>& match,
-                     const Where& where);
+// What matches no forward op, with the scopes and values of tags that there are.
+Error no_ops(const Graph& graph, std::string_view what, const SourceSpan& at,
+             const std::optional<Glob>& match, const Where& where);
 // "matches nothing", with the tags and passes there are.
 Error no_match(const Dag& dag, const Where& where, const SourceSpan& at,
                std::string_view directive);

@@ -6,19 +6,6 @@
 namespace piper {
 namespace {
 
-const char* pass_name(char pass) {
-  switch (pass) {
-    case 'I':
-      return "BI";
-    case 'W':
-      return "BW";
-    case 'B':
-      return "B";
-    default:
-      return "F";
-  }
-}
-
 bool is_ordered_pass(char pass) { return pass == 'F' || pass == 'B' || pass == 'I' || pass == 'W'; }
 
 std::string list(const std::set<int64_t>& values) {
@@ -29,6 +16,12 @@ std::string list(const std::set<int64_t>& values) {
 }
 
 }  // namespace
+
+const char* pass_name(char pass) {
+  if (pass == 'I') return "BI";
+  if (pass == 'W') return "BW";
+  return pass == 'B' ? "B" : "F";
+}
 
 std::vector<std::vector<TaskId>> ordered_tasks(const Dag& dag) {
   std::vector<std::vector<TaskId>> tasks(dag.cells.size());

@@ -4,16 +4,10 @@
 #include <set>
 #include <tuple>
 
-#include "piper/directives.h"
+#include "order_pool.h"
 
 namespace piper {
 namespace {
-
-const char* type_of(char pass) {
-  if (pass == 'I') return "BI";
-  if (pass == 'W') return "BW";
-  return pass == 'B' ? "B" : "F";
-}
 
 // Backwards that have both halves as tasks of their own: chunks of halves, by region.
 std::set<std::vector<int32_t>> regions_in_halves(const Dag& dag) {
@@ -37,7 +31,7 @@ std::vector<OrderCell> cells_of(const Dag& dag, const ComputeOrder& order, size_
     if (pair < order.overlaps.size() && order.overlaps[pair].second == i) row.back().paired = true;
     OrderCell cell;
     const std::vector<int32_t>& tags = dag.chunks[task.chunk.index()].tags;
-    cell.type = task.pass == 'F' || in_halves.contains(tags) ? type_of(task.pass) : "B";
+    cell.type = task.pass == 'F' || in_halves.contains(tags) ? pass_name(task.pass) : "B";
     cell.stage = tags[stage];
     cell.micro = task.micro;
     while (whole < order.wholes.size() && order.wholes[whole] < i) ++whole;

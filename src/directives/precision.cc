@@ -72,7 +72,9 @@ class Caster {
       ++counts_[d].matched;
       found.insert(node.op);
     }
-    if (counts_[d].matched == 0) return matches_nothing(precision);
+    if (counts_[d].matched == 0)
+      return no_ops(graph_, "precision: matches no forward op", precision.at, precision.match,
+                    precision.where);
     const std::vector<std::string> names(found.begin(), found.end());
     for (const auto& [op, at] : precision.keep)
       if (!found.contains(op))
@@ -80,16 +82,6 @@ class Caster {
             .with_note(fmt::format("they are {}", join(names, ", ")));
     return ok_status();
   }
-  Error matches_nothing(const Precision& precision) const {
-    std::set<std::string> scopes;
-    for (const Node& node : graph_.nodes) scopes.insert(node.scope);
-    const std::vector<std::string> known(scopes.begin(), scopes.end());
-    return with_ops_there(
-        fail(precision.at, "precision: matches no forward op{}",
-             precision.match ? did_you_mean(precision.match->pattern(), known) : ""),
-        graph_, precision.match, precision.where);
-  }
-
   // ---- Which types ----
   // By value: whether it depends on the step's inputs or random numbers.
   void find_strong() {

@@ -134,20 +134,13 @@ class Recomputer {
     return matched > 0 ? ok_status() : matches_nothing(recompute);
   }
   Error matches_nothing(const Recompute& recompute) const {
-    std::set<std::string> scopes, ops;
+    std::set<std::string> ops;
     for (const Node& node : graph_.nodes)
-      if (node.pass == Pass::kF) {
-        scopes.insert(node.scope);
-        ops.insert(node.op);
-      }
-    const std::vector<std::string> known(scopes.begin(), scopes.end());
-    Error error =
-        with_ops_there(fail(recompute.at, "recompute: matches no forward op{}{}",
-                            by_microbatch(recompute)
-                                ? fmt::format(" of the microbatches 0 to {}", microbatches_ - 1)
-                                : "",
-                            recompute.match ? did_you_mean(recompute.match->pattern(), known) : ""),
-                       graph_, recompute.match, recompute.where);
+      if (node.pass == Pass::kF) ops.insert(node.op);
+    std::string what = "recompute: matches no forward op";
+    if (by_microbatch(recompute))
+      what += fmt::format(" of the microbatches 0 to {}", microbatches_ - 1);
+    Error error = no_ops(graph_, what, recompute.at, recompute.match, recompute.where);
     if (!recompute.ops.empty())
       error.notes.push_back(fmt::format(
           "the forward pass has {}", join(std::vector<std::string>(ops.begin(), ops.end()), ", ")));

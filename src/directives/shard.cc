@@ -172,9 +172,15 @@ Status check_divides(const Graph& graph, std::span<const AxisCut> before, const 
   for (const AxisCut& axis : before)
     for (const ShardSeed& other : axis.seeds) {
       if (other.value != seed.value || other.dim != seed.dim) continue;
+      notes.push_back(fmt::format("it is cut over '{}' at line {}", axis.name, other.at.line));
+      // Every rank loads all of an input, and takes its own block of that once.
+      if (graph.value(seed.value).kind == ValueKind::kInput)
+        return fail(seed.at, "not supported: dim {} of input '{}' in blocks over two axes",
+                    seed.dim, quote_control(graph.value(seed.value).name))
+            .with_note(notes.back())
+            .with_note("help: one axis of all their ranks");
       parts *= axis.ranks * (other.zigzag ? 2 : 1);
       over = fmt::format("'{}' and {}", axis.name, over);
-      notes.push_back(fmt::format("it is cut over '{}' at line {}", axis.name, other.at.line));
     }
   const int64_t extent = type.shape[static_cast<size_t>(seed.dim)];
   if (extent % parts == 0 || seed.pad_to > 0) return ok_status();

@@ -67,19 +67,14 @@ ValueId AxisWalk::convert(ValueId id, const Layout& to, NodeId reader) {
     made = convert_rows(id, to, reader);
   } else if (is_exchange(from, to)) {
     made = emit("AllToAll", made, id, from, to, near, reader);
-  } else if (from.kind == kCut && to.kind == kCut) {
-    made = emit("AllGather", made, id, from, Layout{}, near, reader);
-    made = emit("OwnBlock", made, id, to, to, near, reader);
-  } else if (from.kind == kGreatest) {
-    made = emit("AllReduceMax", made, id, from, Layout{}, near, reader);
-    if (to.kind == kCut) made = emit("OwnBlock", made, id, to, to, near, reader);
-  } else if (from.kind == kTerms) {
-    made = to.kind == kWhole ? emit("AllReduce", made, id, from, to, near, reader)
-                             : emit("ReduceScatter", made, id, to, to, near, reader);
-  } else if (from.kind == kWhole) {
-    made = emit("OwnBlock", made, id, to, to, near, reader);
+  } else if (from.kind == kTerms && to.kind == kCut) {
+    made = emit("ReduceScatter", made, id, to, to, near, reader);
   } else {
-    made = emit("AllGather", made, id, from, to, near, reader);
+    const char* op = from.kind == kCut     ? "AllGather"
+                     : from.kind == kTerms ? "AllReduce"
+                                           : "AllReduceMax";
+    if (from.kind != kWhole) made = emit(op, made, id, from, {}, near, reader);
+    if (to.kind == kCut) made = emit("OwnBlock", made, id, to, to, near, reader);
   }
   return converted_[key] = made;
 }

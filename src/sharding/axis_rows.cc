@@ -70,12 +70,8 @@ void AxisWalk::note_route(const Node& node, const Loops& loops) {
     if (table && lies == *table)
       owned = loops.input(i).shape[static_cast<size_t>(lies.dim)] / ranks_;
     const bool by_row = !letters.empty() && row_letters(loops.input(i), rows) == letters;
-    const int64_t before = [&] {
-      int64_t count = 1;
-      for (int d = 0; d < lies.dim; ++d) count *= loops.input(i).shape[static_cast<size_t>(d)];
-      return count;
-    }();
-    if (by_row && before < rows) outer = before * lies.outer, mirrored = lies.mirrored;
+    if (by_row && stretches_of(loops.input(i).shape, lies.dim, 1) < rows)
+      outer = stretches_of(loops.input(i).shape, lies.dim, lies.outer), mirrored = lies.mirrored;
   }
   if (owned && outer)
     routes_.try_emplace(source_index(node.inputs[picks]).value, Route{*outer, *owned, mirrored});

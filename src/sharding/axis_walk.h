@@ -13,6 +13,7 @@
 #include "letters.h"
 #include "piper/ops.h"
 #include "piper/sharding.h"
+#include "rewrite.h"
 
 namespace piper {
 
@@ -238,10 +239,7 @@ class AxisWalk {
     if (layout.kind != kWhole)
       value.over.push_back({cut_.axis, layout.kind == kRouted ? Layout{kRouted} : layout});
   }
-  // Attributes first: they need all types as they were.
-  void localise();
-  // Every op must be legal on what it reads now.
-  void check_types() const;
+  void localise_all();
 
   Graph graph_;
   const AxisCut& cut_;

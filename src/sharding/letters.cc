@@ -87,4 +87,12 @@ int occurrences(const Operand& operand, char letter) {
   return count;
 }
 
+bool stands_once(const Loops& loops, char letter) {
+  for (size_t i = 0; i < loops.rule.inputs.size(); ++i)
+    if (occurrences(loops.input(i), letter) > 1) return false;
+  for (size_t o = 0; o < loops.rule.outputs.size(); ++o)
+    if (occurrences(loops.output(o), letter) > 1) return false;
+  return true;
+}
+
 }  // namespace piper

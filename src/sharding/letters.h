@@ -50,5 +50,7 @@ std::vector<int64_t> extents_of(const Operand& operand, size_t d);
 
 // How often the letter stands in the operand: more than once on a diagonal.
 int occurrences(const Operand& operand, char letter);
+// Whether it stands more than once in none of the op's.
+bool stands_once(const Loops& loops, char letter);
 
 }  // namespace piper

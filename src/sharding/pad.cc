@@ -14,6 +14,7 @@
 #include <set>
 
 #include "pad_marks.h"
+#include "rewrite.h"
 
 namespace piper {
 namespace {
@@ -46,13 +47,9 @@ bool sums(const Loops& loops, const PadPlace& place) {
 }
 
 // Whether zeros may be in the loop, as far as its letters say.
-bool passes(const Node& node, const Loops& loops, const PadPlace& place) {
-  bool once = true;
-  each_operand(node, loops, [&](ValueId, const Operand& operand) {
-    once = once && occurrences(operand, place.letter) <= 1;
-  });
+bool passes(const Loops& loops, const PadPlace& place) {
   const bool is_whole = contains(loops.rule.whole, place.letter);
-  if (!once) return false;
+  if (!stands_once(loops, place.letter)) return false;
   if ((is_whole || begins(loops.rule, place.letter)) && !place.is_all()) return false;
   if (!is_whole) return loops.rule.reduces == LoopRule::kSum || !sums(loops, place);
   const auto& last = loops.rule.inputs[0].back();
@@ -87,7 +84,7 @@ class Padding {
     for (size_t n = 0; n < graph_.nodes.size(); ++n) PIPER_TRY(check(NodeId(n)));
     PIPER_TRY(check_states());
     PIPER_TRY(add_seeds());
-    localise();
+    make_room();
     put_zeros();
     return std::move(graph_);
   }
@@ -152,7 +149,7 @@ class Padding {
           if (ways) note_ways(stands, of, mark, *ways);
           if (!place) place = place_of(stands, of);
         });
-        const bool passes_on = place && passes(node, loops, *place);
+        const bool passes_on = place && passes(loops, *place);
         if (passes_on) mark_others(node, loops, *place, of, marks, open);
         ends.refused += !passes_on;
         ends.sums += passes_on && sums(loops, *place);
@@ -204,7 +201,7 @@ class Padding {
     });
     if (!first.valid()) return ok_status();
     const PadMark mark = *mark_of(first);
-    if (!place || !passes(node, loops, *place)) return refuse(node, first, mark);
+    if (!place || !passes(loops, *place)) return refuse(node, first, mark);
     ValueId other;
     each_operand(node, loops, [&](ValueId operand, const Operand& stands) {
       const PadMark* known = mark_of(operand);
@@ -242,11 +239,9 @@ class Padding {
     const std::optional<PadMark> mark = mark_at(loops.output(0), place, of);
     if (!mark) return;
     const Shape& shape = loops.types.outputs[0].shape;
-    int64_t rows = mark->outer, behind = (mark->extent - mark->there) * mark->unit;
-    for (size_t d = 0; d < shape.size(); ++d) {
-      if (static_cast<int>(d) < mark->dim) rows *= shape[d];
-      if (static_cast<int>(d) > mark->dim) behind *= shape[d];
-    }
+    const int64_t rows = stretches_of(shape, mark->dim, mark->outer);
+    int64_t behind = (mark->extent - mark->there) * mark->unit;
+    for (size_t d = static_cast<size_t>(mark->dim) + 1; d < shape.size(); ++d) behind *= shape[d];
     std::vector<int64_t> zeros = node.attrs.integers("zeros");
     zeros.insert(zeros.end(), {std::ssize(node.attrs.integers("cuts")) / 2, rows, behind});
     node.attrs.set("zeros", std::move(zeros));
@@ -331,26 +326,13 @@ class Padding {
   // ---- The graph with zeros ----
 
   // Attributes first: they need all types as they were.
-  void localise() {
+  void make_room() {
     const auto padded = [&](ValueId id) {
       Shape shape = graph_.value(id).type.shape;
       if (const PadMark* mark = mark_of(id)) shape[static_cast<size_t>(mark->dim)] = mark->padded();
       return shape;
     };
-    for (Node& node : graph_.nodes) {
-      const OpDef* def = find_op(node.op);
-      std::vector<Shape> shapes;
-      bool grows = false;
-      for (ValueId id : node.outputs) {
-        shapes.push_back(padded(id));
-        grows = grows || mark_of(id);
-      }
-      if (!grows || !def->localise) continue;
-      const auto* whole = node.attrs.find("whole");
-      Attrs attrs = def->localise(use_of(graph_, node), shapes);
-      if (whole) attrs.set("whole", *whole);
-      node.attrs = std::move(attrs);
-    }
+    for (Node& node : graph_.nodes) localise(graph_, node, node, padded);
     for (const auto& [id, mark] : marks_) {
       Value& value = graph_.value(ValueId(id));
       const auto dim = static_cast<size_t>(mark.dim);
@@ -378,7 +360,7 @@ class Padding {
           masked = add_least(node.inputs[0], *mark_of(before[n].inputs[0]), node);
         node.inputs[0] = masked;
       }
-      append(node);
+      append(graph_, graph_.nodes, node);
       for (ValueId output : node.outputs)
         if (nonzero_.count(output.value) && is_used(output))
           zeros[output.value] = add_zeros(output, *mark_of(output), node);
@@ -392,10 +374,6 @@ class Padding {
                        [&](const StateUpdate& update) { return update.next == id; });
   }
 
-  void append(Node node) {
-    for (ValueId output : node.outputs) graph_.value(output).producer = NodeId(graph_.nodes.size());
-    graph_.nodes.push_back(std::move(node));
-  }
   ValueId add(std::string_view op, std::vector<ValueId> inputs, Attrs attrs, TensorType type,
               const Node& near, ValueId like = {}) {
     Node node;
@@ -411,7 +389,7 @@ class Padding {
     value.type = std::move(type);
     const ValueId made = graph_.add_value(std::move(value));
     node.outputs = {made};
-    append(std::move(node));
+    append(graph_, graph_.nodes, std::move(node));
     return made;
   }
 

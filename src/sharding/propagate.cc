@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "letters.h"
+#include "rewrite.h"
 
 namespace piper {
 namespace {
@@ -47,7 +48,7 @@ class Propagation {
   bool has_equal_blocks(ValueId id, const Layout& layout);
   bool is_zero(ValueId id);
   bool sum_input(const Use& use, size_t input);
-  const LoopRule* rule_of(NodeId id);
+  const Loops* loops_at(NodeId id);  // null: none are known
   bool problem(const Node& node, Error error);
   bool couples(const Use& use, size_t input);
   std::string name_of(ValueId id) const;
@@ -55,10 +56,9 @@ class Propagation {
   const Graph& graph_;
   const BatchCut& cut_;
   int64_t shards_;
-  std::vector<bool> has_state_;                  // by value: state is among its ancestors
-  std::vector<std::unique_ptr<OpTypes>> types_;  // by node, as rules_: made when first needed
-  std::vector<std::unique_ptr<LoopRule>> rules_;
-  std::map<int32_t, Layout> required_;  // by value: found by readers that need it cut
+  std::vector<bool> has_state_;                // by value: state is among its ancestors
+  std::vector<std::unique_ptr<Loops>> loops_;  // by node: made when first needed
+  std::map<int32_t, Layout> required_;         // by value: found by readers that need it cut
   std::map<std::tuple<int32_t, int, int64_t>, bool> equal_blocks_;
   std::map<int32_t, bool> zeros_;  // by constant
 
@@ -73,13 +73,9 @@ class Propagation {
 struct Propagation::Use {
   NodeId id;
   const Node& node;
-  const OpTypes& types;
-  const LoopRule& rule;
+  const Loops& loops;
   std::optional<LoopCut> cut;
   size_t cut_input = 0;  // the input that brought the cut; past the end: an output did
-
-  Operand input(size_t i) const { return {rule, rule.inputs[i], types.inputs[i].shape}; }
-  Operand output(size_t i) const { return {rule, rule.outputs[i], types.outputs[i].shape}; }
 };
 
 Propagation::Propagation(const Graph& graph, const BatchCut& cut)
@@ -87,8 +83,7 @@ Propagation::Propagation(const Graph& graph, const BatchCut& cut)
       cut_(cut),
       shards_(cut.replicas * cut.microbatches),
       has_state_(find_state_ancestors(graph)),
-      types_(graph.nodes.size()),
-      rules_(graph.nodes.size()) {}
+      loops_(graph.nodes.size()) {}
 
 Result<Propagated> Propagation::run() {
   do {
@@ -140,18 +135,17 @@ bool Propagation::couples(const Use& use, size_t input) {
   return problem(use.node, std::move(error));
 }
 
-const LoopRule* Propagation::rule_of(NodeId id) {
-  std::unique_ptr<LoopRule>& rule = rules_[id.index()];
-  if (rule) return rule.get();
+const Loops* Propagation::loops_at(NodeId id) {
+  std::unique_ptr<Loops>& loops = loops_[id.index()];
+  if (loops) return loops.get();
   const Node& node = graph_.node(id);
   const OpDef* def = find_op(node.op);
   if (def == nullptr || def->loops == nullptr) return nullptr;
-  types_[id.index()] = std::make_unique<OpTypes>(use_of(graph_, node));
-  rule = std::make_unique<LoopRule>(def->loops(*types_[id.index()]));
-  PIPER_CHECK(
-      rule->inputs.size() == node.inputs.size() && rule->outputs.size() == node.outputs.size(),
-      "the loop rule of {} is for other operands", node.op);
-  return rule.get();
+  loops = std::make_unique<Loops>(loops_of(graph_, node));
+  PIPER_CHECK(loops->rule.inputs.size() == node.inputs.size() &&
+                  loops->rule.outputs.size() == node.outputs.size(),
+              "the loop rule of {} is for other operands", node.op);
+  return loops.get();
 }
 
 bool Propagation::is_touched(const Node& node) const {
@@ -171,12 +165,12 @@ void Propagation::visit(NodeId id) {
   }
   if (is_step_sum(node)) return visit_step_sum(node);
   if (!is_touched(node)) return;
-  const LoopRule* rule = rule_of(id);
-  if (rule == nullptr) {
+  const Loops* loops = loops_at(id);
+  if (loops == nullptr) {
     problem(node, fail(cut_.at, "not supported: {} has no rule for a cut batch", place_of(node)));
     return;
   }
-  Use use{id, node, *types_[id.index()], *rule, {}, node.inputs.size()};
+  Use use{id, node, *loops, {}, node.inputs.size()};
   if (find_cuts(use) && meet_inputs(use) && meet_partials(use)) set_outputs(use);
 }
 
@@ -185,9 +179,9 @@ bool Propagation::find_cuts(Use& use) {
   const Node& node = use.node;
   const auto is_across = [&](size_t input) {  // blocks of which the op takes some
     const auto dim = static_cast<size_t>(layouts_[node.inputs[input].index()].dim);
-    const LoopRule::Dim& letters = use.rule.inputs[input][dim];
+    const LoopRule::Dim& letters = use.loops.rule.inputs[input][dim];
     return std::any_of(letters.begin(), letters.end(),
-                       [&](char letter) { return is_whole(use.rule, letter); });
+                       [&](char letter) { return is_whole(use.loops.rule, letter); });
   };
   auto join = [&](std::optional<LoopCut> cut, size_t input, ValueId id) {
     if (!cut && input < node.inputs.size() && is_across(input)) return couples(use, input);
@@ -204,23 +198,18 @@ bool Propagation::find_cuts(Use& use) {
     if (!node.inputs[i].valid()) continue;
     const Layout& layout = layouts_[node.inputs[i].index()];
     if (layout.kind != LayoutKind::kSharded) continue;
-    if (!join(cut_of(use.input(i), layout, shards_), i, node.inputs[i])) return false;
+    if (!join(cut_of(use.loops.input(i), layout, shards_), i, node.inputs[i])) return false;
   }
   for (size_t i = 0; i < node.outputs.size(); ++i) {
     auto wanted = required_.find(node.outputs[i].value);
     if (wanted == required_.end()) continue;
-    std::optional<LoopCut> cut = cut_of(use.output(i), wanted->second, shards_);
+    std::optional<LoopCut> cut = cut_of(use.loops.output(i), wanted->second, shards_);
     if (!join(cut, use.cut_input, node.outputs[i])) return false;
   }
   if (!use.cut) return true;
-  bool whole = is_whole(use.rule, use.cut->letter);
-  for (size_t i = 0; i < node.inputs.size(); ++i) {
-    whole = whole || occurrences(use.input(i), use.cut->letter) > 1;
-  }
-  for (size_t i = 0; i < node.outputs.size(); ++i) {
-    whole = whole || occurrences(use.output(i), use.cut->letter) > 1;
-  }
-  return !whole || couples(use, use.cut_input);
+  const char letter = use.cut->letter;
+  const bool is_legal = !is_whole(use.loops.rule, letter) && stands_once(use.loops, letter);
+  return is_legal || couples(use, use.cut_input);
 }
 
 // Every input that has the cut loop must be cut alike.
@@ -229,7 +218,7 @@ bool Propagation::meet_inputs(Use& use) {
   for (size_t i = 0; i < use.node.inputs.size(); ++i) {
     ValueId id = use.node.inputs[i];
     if (!id.valid()) continue;
-    std::optional<Layout> layout = layout_of(use.input(i), *use.cut);
+    std::optional<Layout> layout = layout_of(use.loops.input(i), *use.cut);
     if (!layout || layouts_[id.index()] == *layout) continue;
     if (!require(use, i, *layout)) return false;
   }
@@ -260,13 +249,11 @@ bool Propagation::require(const Use& use, size_t input, const Layout& layout) {
   }
   const Node& producer = graph_.node(value.producer);
   if (is_step_sum(producer)) return refuse("it is a sum over the whole batch");
-  const LoopRule* rule = rule_of(value.producer);
-  if (rule == nullptr) return refuse(fmt::format("{} has no rule for that", place_of(producer)));
-  const OpTypes& types = *types_[value.producer.index()];
-  size_t output = static_cast<size_t>(value.output_index);
-  Operand operand{*rule, rule->outputs[output], types.outputs[output].shape};
-  std::optional<LoopCut> cut = cut_of(operand, layout, shards_);
-  if (!cut || is_whole(*rule, cut->letter)) {
+  const Loops* loops = loops_at(value.producer);
+  if (loops == nullptr) return refuse(fmt::format("{} has no rule for that", place_of(producer)));
+  const Operand made = loops->output(static_cast<size_t>(value.output_index));
+  std::optional<LoopCut> cut = cut_of(made, layout, shards_);
+  if (!cut || is_whole(loops->rule, cut->letter)) {
     return refuse(fmt::format("{} makes it as a whole", place_of(producer)));
   }
   found_more_ = required_.emplace(id.value, layout).second || found_more_;
@@ -281,8 +268,7 @@ bool Propagation::has_equal_blocks(ValueId id, const Layout& layout) {
   const Value& value = graph_.value(id);
   if (static_cast<int64_t>(value.data.size) != value.type.bytes()) return false;
   const Bytes data = value.data.made();
-  int64_t outer = layout.outer;
-  for (int d = 0; d < layout.dim; ++d) outer *= value.type.shape[static_cast<size_t>(d)];
+  const int64_t outer = stretches_of(value.type.shape, layout.dim, layout.outer);
   if (value.type.bytes() == 0) return known->second = true;
   size_t block = value.data.size / static_cast<size_t>(outer * shards_);
   bool equal = true;
@@ -332,8 +318,9 @@ bool Propagation::is_zero(ValueId id) {
   const Node& producer = graph_.node(value.producer);
   if (producer.op == "Fill") return producer.attrs.real("value") == 0;
   if (producer.inputs.size() != 1) return false;
-  const LoopRule* rule = rule_of(value.producer);
-  return rule && rule->linear == std::vector<std::vector<int>>{{0}} && is_zero(producer.inputs[0]);
+  const Loops* loops = loops_at(value.producer);
+  return loops && loops->rule.linear == std::vector<std::vector<int>>{{0}} &&
+         is_zero(producer.inputs[0]);
 }
 
 // The Partial inputs that may stay so: a set the op is linear in, its other inputs being zeros,
@@ -351,7 +338,7 @@ std::vector<int> Propagation::linear_part(const Use& use, const std::vector<int>
     });
   };
   std::vector<int> best;
-  for (const std::vector<int>& set : use.rule.linear) {
+  for (const std::vector<int>& set : use.loops.rule.linear) {
     std::vector<int> kept;
     for (int i : set)
       if (has(partial, i)) kept.push_back(i);
@@ -381,8 +368,8 @@ void Propagation::set_outputs(const Use& use) {
   if (!use.cut) return;  // all inputs are whole
   for (size_t i = 0; i < use.node.outputs.size(); ++i) {
     Layout& layout = layouts_[use.node.outputs[i].index()];
-    std::optional<Layout> passed = layout_of(use.output(i), *use.cut);
-    if (!passed && use.rule.reduces != LoopRule::kSum) {
+    std::optional<Layout> passed = layout_of(use.loops.output(i), *use.cut);
+    if (!passed && use.loops.rule.reduces != LoopRule::kSum) {
       couples(use, use.cut_input);
       return;
     }

@@ -24,7 +24,7 @@ Result<ShardedGraph> AxisWalk::run() {
   }
   name_readers();
   end_step();
-  localise();
+  localise_all();
   return ShardedGraph{std::move(graph_), std::move(conversions_)};
 }
 
@@ -268,8 +268,7 @@ void AxisWalk::place_first(Node& node, const LoopRule& rule, const LoopCut& cut)
 void AxisWalk::place_draw(Node& node, const Layout& lies) {
   if (lies.kind != kCut) return;
   const Shape& shape = type_of(node.outputs[0]).shape;
-  int64_t rows = lies.outer;
-  for (int d = 0; d < lies.dim; ++d) rows *= shape[static_cast<size_t>(d)];
+  const int64_t rows = stretches_of(shape, lies.dim, lies.outer);
   std::vector<int64_t> cuts = node.attrs.integers("cuts");
   cuts.insert(cuts.end(), {lies.mirrored ? -rows : rows, ranks_});
   node.attrs.set("cuts", std::move(cuts));
@@ -380,27 +379,14 @@ void AxisWalk::end_step() {
   for (size_t c = before; c < conversions_.size(); ++c) conversions_[c].reader = {};
 }
 
-void AxisWalk::localise() {
+void AxisWalk::localise_all() {
   std::vector<Layout> made = made_;
   for (size_t i = 0; i < global_; ++i)
     if (graph_.values[i].kind == ValueKind::kState) made[i] = lies_[i];
-  for (size_t n = 0; n < nodes_.size(); ++n) {
-    if (!was_[n].valid()) continue;
-    const Node& whole = graph_.node(was_[n]);
-    const OpDef* def = find_op(whole.op);
-    if (!def->localise) continue;
-    std::vector<Shape> shapes;
-    bool is_cut = false;
-    for (ValueId id : whole.outputs) {
-      shapes.push_back(local(type_of(id).shape, made[id.index()]));
-      is_cut = is_cut || shapes.back() != type_of(id).shape;
-    }
-    if (!is_cut) continue;
-    Attrs local = def->localise(use_of(graph_, whole), shapes);
-    for (const char* key : {"whole", "cuts"})
-      if (const auto* of = nodes_[n].attrs.find(key)) local.set(key, *of);
-    nodes_[n].attrs = std::move(local);
-  }
+  for (size_t n = 0; n < nodes_.size(); ++n)
+    if (was_[n].valid())
+      localise(graph_, graph_.node(was_[n]), nodes_[n],
+               [&](ValueId id) { return local(type_of(id).shape, made[id.index()]); });
   for (size_t i = 0; i < global_; ++i) {
     Value& value = graph_.values[i];
     value.type.shape = local(std::move(value.type.shape), made[i]);
@@ -412,21 +398,7 @@ void AxisWalk::localise() {
       Value& made = graph_.value(graph_.nodes[n].outputs[o]);
       made.producer = NodeId(n), made.output_index = static_cast<int>(o);
     }
-  check_types();
-}
-
-void AxisWalk::check_types() const {
-  for (const Node& node : graph_.nodes) {
-    OpTypes use = use_of(graph_, node);
-    const std::vector<TensorType> expected = std::move(use.outputs);
-    use.outputs.clear();
-    const auto types = find_op(node.op)->types(use);
-    PIPER_CHECK(types.ok(), "{} '{}' cut over {}: {}", node.op, node.name, cut_.name,
-                types.error().message);
-    for (size_t i = 0; i < expected.size(); ++i)
-      PIPER_CHECK((*types)[i] == expected[i], "{} '{}' cut over {} makes {}, not {}", node.op,
-                  node.name, cut_.name, to_string((*types)[i]), to_string(expected[i]));
-  }
+  check_types(graph_, cut_.name);
 }
 
 namespace {
@@ -434,13 +406,9 @@ namespace {
 // The ops that do the same in steps stand for the nodes.
 Graph taken_apart(Graph graph, const std::vector<NodeId>& which) {
   std::vector<Node> nodes;
-  const auto append = [&](Node node) {
-    for (ValueId output : node.outputs) graph.value(output).producer = NodeId(nodes.size());
-    nodes.push_back(std::move(node));
-  };
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     if (std::find(which.begin(), which.end(), NodeId(i)) == which.end()) {
-      append(std::move(graph.nodes[i]));
+      append(graph, nodes, std::move(graph.nodes[i]));
       continue;
     }
     const Node whole = graph.nodes[i];
@@ -477,7 +445,7 @@ Graph taken_apart(Graph graph, const std::vector<NodeId>& which) {
         graph.value(node.outputs.back()).output_index = static_cast<int>(o);
       }
       made.push_back(node.outputs);
-      append(std::move(node));
+      append(graph, nodes, std::move(node));
     }
   }
   graph.nodes = std::move(nodes);

@@ -1,11 +1,47 @@
 #include <algorithm>
 
-#include "divide.h"
-#include "piper/parallel.h"
 #include "propagate.h"
+#include "rewrite.h"
 
 namespace piper {
 namespace {
+
+// The numbers nearest to `count`, one below and one above, that divide `total`: "2 or 4 would do".
+std::string nearest_divisors(int64_t total, int64_t count) {
+  int64_t below = std::min(count, total), above = count;
+  while (below > 1 && total % below != 0) --below;
+  while (above <= total && total % above != 0) ++above;
+  if (above > total) return fmt::format("{} would do", below);
+  return fmt::format("{} or {} would do", below, above);
+}
+
+Status check_samples(int64_t samples, const std::string& whose, const BatchCut& cut) {
+  if (samples % cut.replicas != 0) {
+    return fail(cut.at, "{} cannot be shared by {} replicas; {}", whose, cut.replicas,
+                nearest_divisors(samples, cut.replicas));
+  }
+  int64_t each = samples / cut.replicas;
+  if (each % cut.microbatches == 0) return ok_status();
+  std::string part =
+      cut.replicas == 1 ? "" : fmt::format(", {} for each of {} replicas,", each, cut.replicas);
+  return fail(cut.at, "{}{} cannot be cut into {} microbatches; {}", whose, part, cut.microbatches,
+              nearest_divisors(each, cut.microbatches));
+}
+
+Status check_divisible(const Graph& graph, const BatchCut& cut) {
+  PIPER_CHECK(cut.replicas >= 1 && cut.microbatches >= 1);
+  if (graph.batch > 0) {
+    PIPER_TRY(check_samples(graph.batch, fmt::format("a batch of {} samples", graph.batch), cut));
+  }
+  for (ValueId id : graph.inputs) {
+    const Value& value = graph.value(id);
+    if (value.batch_dim < 0) continue;
+    int64_t extent = value.type.shape[static_cast<size_t>(value.batch_dim)];
+    PIPER_TRY(check_samples(
+        extent, fmt::format("input '{}' of {} samples", quote_control(value.name), extent), cut));
+  }
+  return ok_status();
+}
 
 Shape local_shape(Shape shape, const Layout& layout, int64_t shards) {
   if (layout.kind != LayoutKind::kSharded) return shape;
@@ -17,8 +53,7 @@ Shape local_shape(Shape shape, const Layout& layout, int64_t shards) {
 
 // The first shard's part of a constant.
 Bytes first_block(const Value& value, const Layout& layout, int64_t shards) {
-  int64_t outer = layout.outer;
-  for (int d = 0; d < layout.dim; ++d) outer *= value.type.shape[static_cast<size_t>(d)];
+  const int64_t outer = stretches_of(value.type.shape, layout.dim, layout.outer);
   size_t stride = value.data.size / static_cast<size_t>(std::max<int64_t>(outer, 1));
   size_t block = stride / static_cast<size_t>(shards);
   const Bytes data = value.data.made();
@@ -47,25 +82,17 @@ class Rewrite {
     }
     insert_sums();
     graph_.shards = shards_;
-    check_types();
+    check_types(graph_, "microbatches and replicas");
     return std::move(graph_);
   }
 
  private:
   // While all types are still global.
   void localise_attrs() {
-    for (Node& node : graph_.nodes) {
-      const OpDef* def = find_op(node.op);
-      if (def == nullptr || def->localise == nullptr) continue;
-      std::vector<Shape> local;
-      bool is_cut = false;
-      for (ValueId id : node.outputs) {
-        const Shape& shape = graph_.value(id).type.shape;
-        local.push_back(local_shape(shape, found_.layouts[id.index()], shards_));
-        is_cut = is_cut || local.back() != shape;
-      }
-      if (is_cut) node.attrs = def->localise(use_of(graph_, node), local);
-    }
+    for (Node& node : graph_.nodes)
+      localise(graph_, node, node, [&](ValueId id) {
+        return local_shape(graph_.value(id).type.shape, found_.layouts[id.index()], shards_);
+      });
   }
 
   void localise_values() {
@@ -97,9 +124,7 @@ class Rewrite {
       if (def == nullptr || def->draws < 0) continue;
       const Value& drawn = graph_.value(node.outputs[0]);
       if (drawn.layout.kind != LayoutKind::kSharded) continue;
-      int64_t rows = drawn.layout.outer;
-      for (int d = 0; d < drawn.layout.dim; ++d) rows *= drawn.type.shape[static_cast<size_t>(d)];
-      node.attrs.set("rows", rows);
+      node.attrs.set("rows", stretches_of(drawn.type.shape, drawn.layout.dim, drawn.layout.outer));
       node.attrs.set("shards", shards_);
       node.inputs.resize(static_cast<size_t>(def->draws) + 2);
       node.inputs.push_back(sample_numbers());
@@ -144,7 +169,7 @@ class Rewrite {
     std::vector<Node> nodes;
     nodes.reserve(graph_.nodes.size() + 3 * sums.size());
     for (Node& node : graph_.nodes) {
-      append(nodes, std::move(node));
+      append(graph_, nodes, std::move(node));
       std::vector<ValueId> outputs = nodes.back().outputs;
       size_t producer = nodes.size() - 1;
       for (ValueId output : outputs) {
@@ -152,17 +177,12 @@ class Rewrite {
         if (sum == sums.end()) continue;
         ValueId from = output;
         for (ValueId to : sum->second) {
-          append(nodes, sum_node(nodes[producer], from, to));
+          append(graph_, nodes, sum_node(nodes[producer], from, to));
           from = to;
         }
       }
     }
     graph_.nodes = std::move(nodes);
-  }
-
-  void append(std::vector<Node>& nodes, Node node) {
-    for (ValueId output : node.outputs) graph_.value(output).producer = NodeId(nodes.size());
-    nodes.push_back(std::move(node));
   }
 
   std::vector<ValueId> add_sum_values(ValueId partial) {
@@ -193,29 +213,6 @@ class Rewrite {
     node.pass = producer.pass;
     node.tags = producer.tags;
     return node;
-  }
-
-  // Every op must be legal on what it reads now.
-  void check_types() const {
-    constexpr size_t kBlock = 256;
-    in_parallel((graph_.nodes.size() + kBlock - 1) / kBlock, [&](size_t b) {
-      for (size_t n = b * kBlock; n < std::min((b + 1) * kBlock, graph_.nodes.size()); ++n)
-        check_types(graph_.nodes[n]);
-    });
-  }
-  void check_types(const Node& node) const {
-    const OpDef* def = find_op(node.op);
-    if (def == nullptr || def->types == nullptr) return;
-    OpTypes use = use_of(graph_, node);
-    std::vector<TensorType> expected = std::move(use.outputs);
-    use.outputs.clear();
-    auto types = def->types(use);
-    PIPER_CHECK(types.ok(), "{} '{}' in a cut batch: {}", node.op, node.name,
-                types.error().message);
-    for (size_t i = 0; i < expected.size(); ++i) {
-      PIPER_CHECK((*types)[i] == expected[i], "{} '{}' in a cut batch makes {}, not {}", node.op,
-                  node.name, to_string((*types)[i]), to_string(expected[i]));
-    }
   }
 
   Graph graph_;

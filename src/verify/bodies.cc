@@ -3,7 +3,6 @@
 // reads the newest version of a parameter where the prologue reads the previous one: its update is
 // still to come.
 #include <algorithm>
-#include <tuple>
 
 #include "model.h"
 
@@ -36,42 +35,18 @@ class BodyCheck {
   }
 
  private:
+  // What it waits for stands elsewhere in each list.
   bool same(const Instruction& one, const Instruction& other) const {
-    const auto key = [](const Instruction& i) {
-      return std::tie(i.kind, i.stream, i.program, i.peer, i.group, i.root, i.channel, i.input,
-                      i.label, i.pass, i.stage, i.micro, i.micros);
+    const auto is_same_arg = [&](int32_t arg, int32_t in_part) {
+      const int32_t newest = role_.tensor(in_part).previous_of;
+      return arg == (one.ahead > 0 && newest >= 0 ? newest : in_part);
     };
-    return key(one) == key(other) && same_samples(one.samples, other.samples) &&
-           same_args(one, other) && same_sums(one, other);
-  }
-  bool same_args(const Instruction& one, const Instruction& other) const {
-    return std::equal(one.args.begin(), one.args.end(), other.args.begin(), other.args.end(),
-                      [&](int32_t arg, int32_t in_part) {
-                        const int32_t newest = role_.tensor(in_part).previous_of;
-                        return arg == (one.ahead > 0 && newest >= 0 ? newest : in_part);
-                      });
-  }
-  static bool same_samples(const SampleRange& one, const SampleRange& other) {
-    return one.first == other.first && one.count == other.count && one.stride == other.stride;
-  }
-  template <class T, class Same>
-  static bool same_list(const std::vector<T>& one, const std::vector<T>& other, Same same) {
-    return std::equal(one.begin(), one.end(), other.begin(), other.end(), same);
-  }
-  static bool same_sums(const Instruction& one, const Instruction& other) {
-    const auto contribution = [](const Contribution& a, const Contribution& b) {
-      return a.arg == b.arg && a.target == b.target && a.use == b.use &&
-             a.accumulates == b.accumulates;
-    };
-    const auto combine = [](const SumCombine& a, const SumCombine& b) {
-      return a.arg == b.arg && a.from == b.from;
-    };
-    const auto read = [](const SumRead& a, const SumRead& b) {
-      return a.arg == b.arg && a.target == b.target;
-    };
-    return same_list(one.contributions, other.contributions, contribution) &&
-           same_list(one.combines, other.combines, combine) &&
-           same_list(one.sum_reads, other.sum_reads, read);
+    if (!std::equal(one.args.begin(), one.args.end(), other.args.begin(), other.args.end(),
+                    is_same_arg))
+      return false;
+    Instruction in_part = one;
+    in_part.args = other.args, in_part.ahead = other.ahead, in_part.waits = other.waits;
+    return in_part == other;
   }
 
   const RoleProgram& role_;

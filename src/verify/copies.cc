@@ -62,9 +62,7 @@ class Copies {
         (step.micro >= 0 || !holds_copy_[place.cell]))
       return set_written(place, step);
     const Instruction& one = section_.at(place);
-    const int32_t joint = section_.joint[place.cell][place.index];
-    if (is_collective(one.kind))
-      return collective(joint < 0 ? std::vector<Spot>{place} : section_.joints[joint]);
+    if (is_collective(one.kind)) return collective(section_.members(place));
     switch (one.kind) {
       case InstructionKind::kSend:
         for (size_t a = 0; a < one.args.size(); ++a) sent_.post(place, held(place, a));
@@ -151,7 +149,7 @@ class Copies {
       symbol = join_symbols(symbol, static_cast<uint64_t>(axis));
     return symbol;
   }
-  void collective(const std::vector<Spot>& members) {
+  void collective(std::span<const Spot> members) {
     const Instruction& one = section_.at(members[0]);
     const bool pairs = takes_pairs(one.kind);
     for (size_t a = 0; a + pairs < one.args.size(); a += pairs ? 2 : 1) {

@@ -21,11 +21,11 @@ class Follower {
     for (first_step_ = 0; first_step_ < steps; ++first_step_) {
       for (const Spot place : section_.order) {
         if (is_collective(section_.step(place).kind))
-          collective(members_of(place));
+          collective(section_.members(place));
         else
           visit(place);
         if (section_.parts.size() == 1) continue;
-        for (const Spot member : members_of(place))
+        for (const Spot member : section_.members(place))
           if (section_.ends_step(member))
             report(member.cell, section_.parts[section_.part_of(member)].step);
       }
@@ -47,10 +47,6 @@ class Follower {
     const std::string what =
         fmt::format("{} {} {}", tensor.init, tensor.fill, info(tensor.type.dtype).name);
     return join_symbols(symbol_of("constant"), symbol_of(what));
-  }
-  std::vector<Spot> members_of(Spot place) const {
-    const int32_t joint = section_.joint[place.cell][place.index];
-    return joint < 0 ? std::vector<Spot>{place} : section_.joints[joint];
   }
   uint64_t sum_of(Spot place, int32_t target) {
     const int32_t id = facts(place).targets[target];
@@ -214,7 +210,7 @@ class Follower {
   }
 
   // Sums stay what they are, whoever has added more to them, and so does what is whole or a part.
-  void collective(const std::vector<Spot>& members) {
+  void collective(std::span<const Spot> members) {
     const Instruction& one = section_.at(members[0]);
     const bool pairs = takes_pairs(one.kind);
     const Spot* root = one.kind == InstructionKind::kBroadcast ? root_of(members, one) : nullptr;
@@ -237,7 +233,7 @@ class Follower {
     }
   }
   // Null: it is none of the cells that are looked at.
-  const Spot* root_of(const std::vector<Spot>& members, const Instruction& one) const {
+  const Spot* root_of(std::span<const Spot> members, const Instruction& one) const {
     const Cell& cell = model_.cells[members[0].cell];
     const std::vector<int64_t> ranks =
         group_ranks(*cell.role, cell.role->groups[one.group], cell.coordinates);

@@ -20,7 +20,6 @@ class Bits {
   void unite(const Bits& other) {
     for (size_t w = 0; w < words_.size(); ++w) words_[w] |= other.words_[w];
   }
-  uint64_t word(size_t w) const { return words_[w]; }
   std::vector<int32_t> list() const {
     std::vector<int32_t> bits;
     for (size_t w = 0; w < words_.size(); ++w)
@@ -127,9 +126,7 @@ ProgramFacts facts_of(const Program& program) {
   for (size_t a = 0; a < args; ++a) {
     facts.access.push_back((program.arg_read[a] ? kReads : 0) |
                            (program.arg_written[a] ? kWrites : 0));
-    if (!program.arg_read[a]) continue;
-    facts.read.push_back(static_cast<int32_t>(a));
-    from[a].set(a);
+    if (program.arg_read[a]) from[a].set(a);
   }
   for (const ProgramOp& op : program.ops) {
     Bits all(args);
@@ -142,7 +139,6 @@ ProgramFacts facts_of(const Program& program) {
     if (program.arg_written[a]) {
       facts.written.push_back(static_cast<int32_t>(a));
       facts.sources.push_back(from[a].list());
-      if (args <= 64) facts.source_bits.push_back(from[a].word(0));
     }
   return facts;
 }

@@ -31,10 +31,10 @@ class LayoutCheck {
   }
   void visit(Spot place) {
     if (is_collective(section_.step(place).kind))
-      collective(members_of(place));
+      collective(section_.members(place));
     else
       step(place, section_.at(place));
-    for (const Spot member : members_of(place))
+    for (const Spot member : section_.members(place))
       if (section_.ends_step(member)) check_reports(member.cell);
   }
   // Whether it is along this axis.
@@ -47,10 +47,6 @@ class LayoutCheck {
   Lies& held(Spot place, int32_t buffer) { return held_[place.cell][buffer]; }
   const Shape& shape(Spot place, int32_t buffer) const {
     return role(place).tensor(buffer).type.shape;
-  }
-  std::vector<Spot> members_of(Spot place) const {
-    const int32_t joint = section_.joint[place.cell][place.index];
-    return joint < 0 ? std::vector<Spot>{place} : section_.joints[joint];
   }
   std::string shown(Spot place, int32_t buffer, const Lies& lies) const {
     return fmt::format("'{}', {}", quote_control(role(place).name(buffer)),
@@ -258,7 +254,7 @@ class LayoutCheck {
   }
 
   // ---- Collectives ----
-  void collective(const std::vector<Spot>& members) {
+  void collective(std::span<const Spot> members) {
     const Instruction& one = section_.at(members[0]);
     const bool pairs = takes_pairs(one.kind);
     for (size_t a = 0; a + pairs < one.args.size(); a += pairs ? 2 : 1) {
@@ -271,7 +267,7 @@ class LayoutCheck {
     }
   }
   // How all members have it.
-  Lies common(const std::vector<Spot>& members, size_t a) {
+  Lies common(std::span<const Spot> members, size_t a) {
     const Lies from = given(members[0], section_.at(members[0]).args[a]);
     for (const Spot member : members) {
       const int32_t buffer = section_.at(member).args[a];

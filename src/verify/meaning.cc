@@ -1,5 +1,5 @@
-// What a program leaves in its arguments, as symbols: hashes of the ops and of what they read, but
-// sums where something is added, so that "adds to its argument" and "sets it" can be compared.
+// Which sums of what its arguments held a program leaves in them: through ops that add, move or
+// round. The sum of arguments is that of their symbols.
 #include <algorithm>
 
 #include "model.h"
@@ -8,18 +8,20 @@
 namespace piper {
 namespace {
 
+using Sum = std::optional<uint64_t>;  // none: something else
+
 class Reader {
  public:
-  Reader(const Program& program, Roundings roundings) : program_(program), roundings_(roundings) {
-    for (size_t v = 0; v < program.values.size(); ++v) held_.push_back(initial_symbol(v));
-    for (const auto& [value, bytes] : program.literals) held_[value] = symbol_of(bytes);
+  Reader(const Program& program, Roundings roundings)
+      : program_(program), roundings_(roundings), held_(program.values.size()) {
+    for (size_t a = 0; a < static_cast<size_t>(program.num_args); ++a) held_[a] = initial_symbol(a);
   }
 
-  std::vector<uint64_t> run() {
+  std::vector<Sum> run() {
     for (const ProgramOp& op : program_.ops) {
-      const std::vector<uint64_t> made = results(op);
-      for (size_t i = 0; i < made.size(); ++i)
-        if (op.outputs[i] >= 0) held_[op.outputs[i]] = made[i];
+      const std::vector<Sum> made = results(op);
+      for (size_t i = 0; i < op.outputs.size(); ++i)
+        if (op.outputs[i] >= 0) held_[op.outputs[i]] = i < made.size() ? made[i] : std::nullopt;
     }
     held_.resize(static_cast<size_t>(program_.num_args));
     return std::move(held_);
@@ -27,15 +29,17 @@ class Reader {
 
  private:
   const TensorType& type(int32_t value) const { return program_.values[value]; }
-  uint64_t load(int32_t value) const { return value < 0 ? 0 : held_[value]; }
-  // Where in its input an op finds its result, when it only copies a run of bytes: what one program
-  // copies another may read in place.
-  std::optional<int64_t> copied_from(const ProgramOp& op) const {
-    if (op.inputs.size() != 1 || op.outputs.size() != 1 || op.inputs[0] < 0) return std::nullopt;
+  Sum load(int32_t value) const { return value >= 0 ? held_[value] : std::nullopt; }
+  // Whether an op only copies all of its input.
+  bool copies(const ProgramOp& op) const {
+    if (op.inputs.size() != 1 || op.outputs.size() != 1 || op.inputs[0] < 0) return false;
     const TensorType &from = type(op.inputs[0]), &to = type(op.outputs[0]);
     const OpDef* def = find_op(op.op);
-    return def && def->first_byte ? def->first_byte(from, to, op.attrs) : std::nullopt;
+    return def && def->first_byte && from.bytes() == to.bytes() &&
+           def->first_byte(from, to, op.attrs) == 0;
   }
+  static Sum added(const Sum& a, const Sum& b) { return a && b ? Sum(*a + *b) : std::nullopt; }
+
   // Whether sums may be cast to the type: nothing is lost, or a result of the program has it.
   bool keeps_sums(const ProgramOp& op, DType to) const {
     if (!info(to).is_float || roundings_ == Roundings::kAny) return info(to).is_float;
@@ -50,39 +54,20 @@ class Reader {
     return false;
   }
 
-  std::vector<uint64_t> results(const ProgramOp& op) const {
-    if (op.op == "Cast" && op.inputs.size() == 1 && op.inputs[0] >= 0 &&
-        info(type(op.inputs[0]).dtype).is_float && keeps_sums(op, type(op.outputs[0]).dtype))
-      return {load(op.inputs[0])};
-    if (const auto from = copied_from(op)) {
-      const uint64_t whole = load(op.inputs[0]);
-      const int64_t bytes = type(op.outputs[0]).bytes();
-      if (bytes == type(op.inputs[0]).bytes()) return {whole};
-      return {join_symbols(whole, join_symbols(*from, bytes))};
-    }
+  std::vector<Sum> results(const ProgramOp& op) const {
     const bool one_type = op.inputs.size() == 2 && op.inputs[0] >= 0 && op.inputs[1] >= 0 &&
                           type(op.inputs[0]) == type(op.outputs[0]) &&
                           type(op.inputs[1]) == type(op.outputs[0]);
-    if (op.op == "Add" && one_type) return {load(op.inputs[0]) + load(op.inputs[1])};
-    const bool adds = op.attrs.integer("accumulate") != 0 && op.inputs.size() == 3;
-    Attrs attrs;
-    for (const auto& [name, value] : op.attrs.items())
-      if (!adds || name != "accumulate") attrs.set(name, value);
-    uint64_t symbol = join_symbols(symbol_of(op.op), symbol_of(print_attrs(attrs)));
-    for (size_t i = 0; i < op.inputs.size() - (adds ? 1 : 0); ++i) {
-      const int32_t input = op.inputs[i];
-      const uint64_t of_type = input < 0 ? 0 : symbol_of(to_string(type(input)));
-      symbol = join_symbols(symbol, join_symbols(of_type, load(input)));
-    }
-    std::vector<uint64_t> made;
-    for (size_t i = 0; i < op.outputs.size(); ++i) made.push_back(join_symbols(symbol, i));
-    if (adds) made[0] += load(op.inputs[2]);
-    return made;
+    if (op.op == "Add" && one_type) return {added(load(op.inputs[0]), load(op.inputs[1]))};
+    const bool rounds = op.op == "Cast" && op.inputs.size() == 1 && op.inputs[0] >= 0 &&
+                        info(type(op.inputs[0]).dtype).is_float &&
+                        keeps_sums(op, type(op.outputs[0]).dtype);
+    return {rounds || copies(op) ? load(op.inputs[0]) : std::nullopt};
   }
 
   const Program& program_;
   const Roundings roundings_;
-  std::vector<uint64_t> held_;  // by value
+  std::vector<Sum> held_;  // by value
 };
 
 }  // namespace
@@ -95,7 +80,7 @@ uint64_t symbol_of(std::string_view text) {
 
 uint64_t initial_symbol(size_t arg) { return join_symbols(symbol_of("argument"), arg); }
 
-std::vector<uint64_t> sums_of(const Program& program, Roundings roundings) {
+std::vector<std::optional<uint64_t>> sums_of(const Program& program, Roundings roundings) {
   return Reader(program, roundings).run();
 }
 

@@ -1,5 +1,5 @@
 // Rules order and memory, per cell: every access in issue order, against what is known to be
-// complete by then.
+// complete by then. What computes with a state in the body comes before its next value.
 //
 // A buffer has several lives: a write that does not read begins a new one. A life owns its bytes
 // until another buffer's life begins there; from then on the first may not be touched. A send reads
@@ -28,6 +28,7 @@ struct Life {
   bool begun = false;
   int32_t evicted_by = -1, evicted_for = -1;  // an instruction, and the buffer that took the bytes
   int32_t seen_by = -1;                       // the last instruction that was looked at for it
+  int32_t updated_by = -1;                    // the first that computes a state's next value
 
   bool evicted() const { return evicted_for >= 0; }
 };
@@ -50,6 +51,7 @@ class CellCheck {
         role_(*model.cells[cell].role),
         facts_(*model.cells[cell].facts),
         lives_(notes.lives),
+        is_body_(section.parts.size() == 1 && section.parts[0].ends_step),
         owners_(static_cast<size_t>(facts_.ends)),
         marks_(notes.marks) {
     lives_.assign(facts_.buffers.size(), {});
@@ -78,17 +80,25 @@ class CellCheck {
   void visit(Spot place, const Step& step) {
     const std::span<const int32_t> args = section_.args_of(cell_, step);
     const Access access = access_of(facts_, step);
+    const bool computes =
+        step.kind == InstructionKind::kCompute || step.kind == InstructionKind::kCopy;
     bool twice = false;
     for (size_t a = 0; a < args.size(); ++a) {
       Life& life = lives_[args[a]];
       twice = twice || life.seen_by == place.index;
       life.seen_by = place.index;
       if (access[a] & kReads) read(place, step, args[a]);
+      if (computes && access[a] == kReads && life.updated_by >= 0) updated(place, args[a]);
     }
     if (twice && step.kind == InstructionKind::kCompute)
       check_same_buffer(place, section_.at(place));
-    for (size_t a = 0; a < args.size(); ++a)
-      if (access[a] & kWrites) write(place, step, args[a], access[a] & kReads);
+    for (size_t a = 0; a < args.size(); ++a) {
+      if (!(access[a] & kWrites)) continue;
+      write(place, step, args[a], access[a] & kReads);
+      const bool is_state = facts_.buffers[args[a]].kind == BufferKind::kState;
+      int32_t& by = lives_[args[a]].updated_by;
+      if (is_body_ && computes && is_state && by < 0) by = place.index;
+    }
   }
 
   // One buffer bound twice: once written, it must not be read any more by the other name.
@@ -158,6 +168,11 @@ class CellCheck {
           later = "; later " + name_of(*list[i]) + " writes it";
     findings_.add("order", "{} reads {} before anything writes it{}", name(place),
                   buffer_name(buffer), later);
+  }
+  void updated(Spot place, int32_t buffer) {
+    const Spot by{cell_, std::exchange(lives_[buffer].updated_by, -1)};
+    findings_.add("order", "{} reads {}, which {} may have updated by then", name(place),
+                  buffer_name(buffer), name_of(section_.at(by)));
   }
   void overwritten(Spot place, int32_t buffer) {
     findings_.add("memory", "{} needs {}, whose memory {} has given to {}", name(place),
@@ -261,6 +276,7 @@ class CellCheck {
   const RoleProgram& role_;
   const RoleFacts& facts_;
   std::vector<Life>& lives_;  // by buffer
+  const bool is_body_;        // of steps that do not overlap: rule sum follows versions of others
   Owners owners_;
   std::vector<Mark>& marks_;
   int32_t unused_ = -1;  // the first mark that belongs to no life

@@ -228,9 +228,6 @@ void check_run(const Model& model, const Section& section, const Single* single,
     const Clocks clocks = make_clocks(section);
     check_channels(model, section, clocks, found);
     check_memory(model, section, clocks, found);
-    if (!body) return;
-    check_state(model, section, clocks, found);
-    check_host_states(model, section, found);
   }};
   const auto& lists = section.lists;
   if (!body && std::any_of(lists.begin(), lists.end(), [](const auto& l) { return !l.empty(); }))
@@ -333,12 +330,8 @@ Result<VerifyReport> verify_plan_set(const PlanSet& set, const PlanSet* one_devi
       found.add("single", "the seed is {}, not {}", set.manifest.seed, one_device->manifest.seed);
   };
   if (overlap) {
-    // States come from the host and return to it within a section.
-    const auto host_states = [&](Findings& found, VerifyReport&) {
-      for (const Section& section : sections) check_host_states(model, section, found);
-    };
     prove(model,
-          {structure, host_states,
+          {structure,
            [&](Findings& found, VerifyReport& counts) {
              check_overlapping(model, single.get(), found, counts);
            }},

@@ -42,9 +42,6 @@ struct ProgramFacts {
   std::vector<int32_t> written;  // the arguments that it writes, ascending
   // By position in `written`: the arguments that the new content was computed from, ascending.
   std::vector<std::vector<int32_t>> sources;
-  std::vector<int32_t> read;  // the arguments that it reads, ascending
-  // By position in `written`: a bit for each of its sources; empty where there are too many.
-  std::vector<uint64_t> source_bits;
 };
 struct RoleFacts {
   std::vector<BufferFacts> buffers;
@@ -168,6 +165,11 @@ struct Section {
                : static_cast<size_t>(std::upper_bound(own.begin(), own.end(), place.index) -
                                      own.begin());
   }
+  // Of a collective all that take part in it.
+  std::span<const Spot> members(const Spot& place) const {
+    const int32_t of = joint[place.cell][place.index];
+    return of < 0 ? std::span(&place, 1) : std::span(joints[of]);
+  }
   // All before it in its cell is complete, messages included.
   int32_t part_begin(Spot place) const {
     if (parts.size() == 1) return 0;
@@ -206,12 +208,12 @@ class Findings {
   size_t made_ = 0;
 };
 
-// By argument, a symbol of what it holds when the program has run: of a sum of arguments the sum of
-// their symbols. Which roundings to another float leave a sum what it is: those to a type of the
-// program's results are of sums that are kept or travel so; a device that plays all replicas rounds
-// what they send.
+// By argument, of a sum of arguments the sum of their symbols; nothing where it holds something
+// else when the program has run. Which roundings to another float leave a sum what it is: those to
+// a type of the program's results are of sums that are kept or travel so; a device that plays all
+// replicas rounds what they send.
 enum class Roundings { kToResults, kAny };
-std::vector<uint64_t> sums_of(const Program& program, Roundings roundings);
+std::vector<std::optional<uint64_t>> sums_of(const Program& program, Roundings roundings);
 uint64_t initial_symbol(size_t arg);
 uint64_t symbol_of(std::string_view text);
 // The finaliser of SplitMix64 (Steele, Lea, Flood, 2014) of both.
@@ -272,14 +274,9 @@ Clocks make_clocks(const Section& section);
 // transfer: the order of a channel
 void check_channels(const Model& model, const Section& section, const Clocks& clocks,
                     Findings& findings);
-// order and memory
+// order and memory; over the body: a state is read before its update
 void check_memory(const Model& model, const Section& section, const Clocks& clocks,
                   Findings& findings);
-// order, over the body: state
-void check_state(const Model& model, const Section& section, const Clocks& clocks,
-                 Findings& findings);
-// order, over the body: what lives on the host
-void check_host_states(const Model& model, const Section& section, Findings& findings);
 // microbatch, over the body, or all parts
 void check_microbatches(const Model& model, const Section& section, Findings& findings);
 // layout, over the body, or all parts

@@ -71,7 +71,7 @@ class StepScalars::Values {
       const TensorType& type = program_.values[value];
       const bool zeros = std::all_of(bytes.begin(), bytes.end(), [](char b) { return b == 0; });
       if (zeros && type.dtype == DType::kF64)
-        values_[value] = {kTerms, 0, 0, -1, {{{.count = num_elements(type.shape)}}}};
+        values_[value] = {kTerms, 0, 0, -1, Terms(bytes.size() / sizeof(double))};
       else  // a number that never changes
         values_[value] = {kState, symbol_of(bytes), 0, -1, {}};
     }
@@ -94,7 +94,10 @@ class StepScalars::Values {
         written_.insert(arg);
       }
       std::vector<Number> made;
-      for (size_t i = 0; i < op.outputs.size(); ++i) made.push_back(result(op, inputs, i));
+      for (size_t i = 0; i < op.outputs.size(); ++i) {
+        made.push_back(result(op, inputs, i));
+        made.back().step = of_.section_.training_step(place_);
+      }
       for (size_t i = 0; i < op.outputs.size(); ++i) values_[op.outputs[i]] = std::move(made[i]);
     }
     for (size_t a = 0; a < one_.args.size(); ++a)
@@ -123,6 +126,7 @@ class StepScalars::Values {
       if (state < 0 || op.outputs.size() < 2 + i || argument(op.outputs[1 + i]) != state)
         return add("{} updates '{}' with a state that it does not write", shown);
       of_.check_state(place_, shown, id, i, buffer_name(state), *inputs[2 + i]);
+      ++values_[state].version;
     }
   }
   int32_t argument(int32_t value) const { return value < program_.num_args ? value : -1; }
@@ -144,13 +148,11 @@ class StepScalars::Values {
       number.kind = of_.model_.is_gradient[target] ? kGradient : kTerms;
       if (number.kind == kTerms) {
         if (num_elements(program_.values[arg].shape) != 1) return {};
-        number.terms.spans = {{.target = target}};
+        number.terms = {{.target = target}};
       }
       return number;
     }
-    const Held& held = of_.held_[place_.cell];
-    const auto known = held.find(one_.args[arg]);
-    return known == held.end() ? Number{} : known->second;
+    return of_.number_in(place_.cell, one_.args[arg]);
   }
   Number result(const ProgramOp& op, std::span<const Number* const> inputs, size_t output) const {
     const bool is_square = op.op == "SumSquares";
@@ -161,7 +163,8 @@ class StepScalars::Values {
     std::vector<const Terms*> terms;
     for (const Number* input : inputs)
       terms.push_back(input && input->kind == kTerms ? &input->terms : nullptr);
-    if (auto known = moved(op, program_, terms)) return {kTerms, 0, 0, -1, *std::move(known)};
+    const size_t most = of_.model_.targets.size();  // no rank holds more numbers than sums
+    if (auto known = moved(op, program_, terms, most)) return {kTerms, 0, 0, -1, *std::move(known)};
     return of_.made_by(place_, op, inputs, output);
   }
 
@@ -188,6 +191,7 @@ void StepScalars::check_state(Spot place, const std::string& shown, int32_t para
   const auto [known, is_new] = state_of_.try_emplace(held.symbol, param, number);
   if (known->second.first != param) return say("a state of another parameter");
   if (known->second.second != number) say("which is another of its states elsewhere");
+  if (held.version != section_.training_step(place)) say("not as the step before has left it");
 }
 
 // Of a rank's own run where others have further ones, else of as many as `parts` says.
@@ -196,7 +200,7 @@ Number StepScalars::squares_of(const ProgramOp& op, const Number& gradient) cons
   term.cut = gradient.cut;
   for (size_t axis = 0; axis < model_.mesh.size(); ++axis)
     if (term.cut >> axis & 1) term.runs *= model_.mesh[axis].second;
-  return {kTerms, 0, 0, -1, {{term}}};
+  return {kTerms, 0, 0, -1, {term}};
 }
 
 Number StepScalars::norm_of(Spot place, std::span<const Number* const> inputs) {
@@ -207,13 +211,13 @@ Number StepScalars::norm_of(Spot place, std::span<const Number* const> inputs) {
                     name(place));
       return {};
     }
-    for (const Term& span : input->terms.spans) all.append(span);
+    all.insert(all.end(), input->terms.begin(), input->terms.end());
   }
   if (const std::string wrong = wrong_squares(all); !wrong.empty()) {
     findings_.add("update", "{} takes a norm in which {}", name(place), wrong);
     return {};
   }
-  return {kNorm, join_symbols(symbol_of("GlobalNorm"), all.symbol()), 0, -1, {}};
+  return {kNorm, join_symbols(symbol_of("GlobalNorm"), symbol_of(all)), 0, -1, {}};
 }
 
 std::string StepScalars::wrong_squares(const Terms& terms) const {
@@ -221,18 +225,18 @@ std::string StepScalars::wrong_squares(const Terms& terms) const {
   std::vector<int64_t> times(model_.targets.size());
   std::vector<size_t> place(model_.targets.size());  // where squares of a sum stood last
   int64_t runs = 0;  // of all alike: by which bits are the same in all plans
-  for (const Term& span : terms.spans) {
-    if (span.is_zero()) continue;
-    if (span.target < 0) return "squares of different gradients are added to one another";
-    if (!model_.is_gradient[span.target])
-      return fmt::format("the sum '{}' stands", shown(span.target));
-    if (span.cut != 0) return fmt::format("only the own part of '{}' stands", shown(span.target));
-    runs = runs == 0 ? span.runs : runs;
-    if (span.runs != runs)
-      return fmt::format("'{}' is squared in {} runs, others in {}", shown(span.target), span.runs,
+  for (const Term& term : terms) {
+    if (term.is_zero()) continue;
+    if (term.target < 0) return "squares of different gradients are added to one another";
+    if (!model_.is_gradient[term.target])
+      return fmt::format("the sum '{}' stands", shown(term.target));
+    if (term.cut != 0) return fmt::format("only the own part of '{}' stands", shown(term.target));
+    runs = runs == 0 ? term.runs : runs;
+    if (term.runs != runs)
+      return fmt::format("'{}' is squared in {} runs, others in {}", shown(term.target), term.runs,
                          runs);
-    place[span.target] = static_cast<size_t>(&span - terms.spans.data());
-    times[span.target] += span.times;
+    place[term.target] = static_cast<size_t>(&term - terms.data());
+    times[term.target] += term.times;
   }
   for (int32_t t = 0; t < static_cast<int32_t>(times.size()); ++t) {
     if (!model_.is_gradient[t] || times[t] == 1) continue;

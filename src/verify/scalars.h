@@ -34,6 +34,8 @@ struct Number {
   int32_t target = -1;  // kGradient, of which each rank along `cut` has another run
   Terms terms;          // kTerms
   uint32_t cut = 0;
+  int32_t step = -1;    // in which it was made; -1: before them
+  int32_t version = 0;  // kMoment: how many updates have written it
 };
 
 class StepScalars {
@@ -48,15 +50,16 @@ class StepScalars {
   };
   using KnownOf = std::function<Known(int32_t buffer)>;
   void compute(Spot place, const Instruction& one, const KnownOf& known_of);
-  void collective(const std::vector<Spot>& members);
+  void collective(std::span<const Spot> members);
   void move(Spot place, const Instruction& one);  // a send, receive or copy
 
-  // Whether a number is made of sums as they are, by moving and adding them alone.
-  bool is_sum(int32_t cell, int32_t buffer) const {
+  // What the cell holds of the numbers of a step.
+  Number number_in(int32_t cell, int32_t buffer) const {
     const auto held = held_[cell].find(buffer);
-    return held != held_[cell].end() && held->second.kind == NumberKind::kTerms;
+    return held == held_[cell].end() ? Number{} : held->second;
   }
-  void check_reports(int32_t cell, int32_t step);
+  // A report of the step is what its name says, and the same number on all ranks.
+  void check_report(int32_t cell, const std::string& name, int32_t step, const Number& number);
   void check_end();
 
  private:
@@ -75,7 +78,8 @@ class StepScalars {
   // That a state is that of one parameter, always the same of its states.
   void check_state(Spot place, const std::string& shown, int32_t param, size_t number,
                    const std::string& state, const Number& held);
-  Number reduced(const std::vector<Spot>& members, size_t arg) const;
+  bool is_known_as(std::string_view name, int32_t step, const Number& number) const;
+  Number reduced(std::span<const Spot> members, size_t arg) const;
   bool holds(Spot place) const;
   void set(Spot place, int32_t buffer, const Number& number);
   // In which way the squares are not those of all gradients; empty: they are.

@@ -21,11 +21,7 @@ bool StepScalars::holds(Spot place) const {
 }
 
 void StepScalars::move(Spot place, const Instruction& one) {
-  Held& held = held_[place.cell];
-  const auto get = [&](int32_t buffer) {
-    const auto known = held.find(buffer);
-    return known == held.end() ? Number{} : known->second;
-  };
+  const auto get = [&](int32_t buffer) { return number_in(place.cell, buffer); };
   if (one.kind == InstructionKind::kCopy) return set(place, one.args[1], get(one.args[0]));
   if (one.kind == InstructionKind::kSend) {
     const Spot to = section_.partner[place.cell][place.index];
@@ -39,7 +35,7 @@ void StepScalars::move(Spot place, const Instruction& one) {
         message == sent_.end() || a >= message->second.size() ? Number{} : message->second[a]);
 }
 
-void StepScalars::collective(const std::vector<Spot>& members) {
+void StepScalars::collective(std::span<const Spot> members) {
   if (std::none_of(members.begin(), members.end(), [&](Spot member) { return holds(member); }))
     return;
   const Instruction& one = section_.at(members[0]);
@@ -51,15 +47,13 @@ void StepScalars::collective(const std::vector<Spot>& members) {
   }
 }
 
-Number StepScalars::reduced(const std::vector<Spot>& members, size_t arg) const {
+Number StepScalars::reduced(std::span<const Spot> members, size_t arg) const {
   Number sum;
   for (Spot member : members) {
-    const auto known = held_[member.cell].find(section_.at(member).args[arg]);
-    if (known == held_[member.cell].end() || known->second.kind != kTerms) return {};
-    if (sum.kind == kNone)
-      sum = known->second;
-    else
-      sum.terms = added(sum.terms, known->second.terms);
+    Number own = number_in(member.cell, section_.at(member).args[arg]);
+    if (own.kind != kTerms) return {};
+    if (sum.kind != kNone) own.terms = added(std::move(own.terms), sum.terms);
+    sum = std::move(own);
   }
   const Group& group = role(members[0]).groups[section_.at(members[0]).group];
   for (int32_t axis : group.axes)
@@ -68,53 +62,57 @@ Number StepScalars::reduced(const std::vector<Spot>& members, size_t arg) const 
   return sum;
 }
 
-// The loss is a sum over the step, once; the norm is the one that clips; and all ranks report the
-// same. (See check_maker() of rule sum for others.)
-void StepScalars::check_reports(int32_t cell, int32_t step) {
-  for (const Report& report : model_.cells[cell].role->reports) {
-    const auto known = held_[cell].find(report.buffer);
-    const Number number = known == held_[cell].end() ? Number{} : known->second;
-    const bool terms = number.kind == kTerms;
-    const auto what = [&] {
-      return fmt::format("{} reports '{}'", model_.who(cell), quote_control(report.name));
-    };
-    if (report.name == "loss" && number.kind != kNone) {
-      const Term sum = terms && number.terms.size() == 1 ? number.terms.spans[0] : Term();
-      const bool other = model_.loss >= 0 && sum.target != model_.loss;
-      if (sum.target < 0 || model_.is_gradient[sum.target] || other || sum.times != 1)
-        findings_.add("update", "{}, which is not the sum of the loss, once", what());
-    }
-    const auto clipped = clipped_.find(step);
-    if (report.name == "grad_norm" &&
-        ((number.kind != kNorm && number.kind != kUnscaledNorm) ||
-         (clipped != clipped_.end() && clipped->second != number.symbol)))
-      findings_.add("update", "{}, which is not the norm of the gradients", what());
-    if (number.kind == kNone) continue;
-    std::string first;
-    const uint64_t symbol = terms ? number.terms.symbol() : number.symbol;
-    if (is_other(
-            reports_, step, report.name, [&] { return model_.who(cell); }, symbol, first))
-      findings_.add("update", "{}, which is another number than on {}", what(), first);
+// The loss is a sum over the step, once; the norm is the one that clips.
+bool StepScalars::is_known_as(std::string_view name, int32_t step, const Number& number) const {
+  if (number.kind != kNone && number.step >= 0 && number.step != step) return false;
+  if (name == "loss") {
+    const Term sum = number.kind == kTerms && number.terms.size() == 1 ? number.terms[0] : Term();
+    const bool other = model_.loss >= 0 && sum.target != model_.loss;
+    return sum.target >= 0 && !model_.is_gradient[sum.target] && !other && sum.times == 1;
   }
+  if (name == "grad_norm") {
+    const auto clipped = clipped_.find(step);
+    return (number.kind == kNorm || number.kind == kUnscaledNorm) &&
+           (clipped == clipped_.end() || clipped->second == number.symbol);
+  }
+  if (name == "learning_rate") return number.kind == kRate;
+  if (name == "loss_scale") return number.kind == kScale;
+  return name != "skipped" || number.kind == kSkip;
+}
+
+void StepScalars::check_report(int32_t cell, const std::string& name, int32_t step,
+                               const Number& number) {
+  if (!is_known_as(name, step, number))
+    return findings_.add("update", "{} reports something else as '{}'", model_.who(cell),
+                         quote_control(name));
+  if (number.kind == kNone) return;
+  std::string first;
+  const uint64_t symbol = number.kind == kTerms ? symbol_of(number.terms) : number.symbol;
+  if (is_other(
+          reports_, step, name, [&] { return model_.who(cell); }, symbol, first))
+    findings_.add("update", "{} reports '{}', which is another number than on {}", model_.who(cell),
+                  quote_control(name), first);
 }
 
 void StepScalars::check_end() {
   std::map<std::string_view, std::pair<int32_t, uint64_t>> known;  // of a state: cell and symbol
   for (int32_t c = 0; c < static_cast<int32_t>(model_.cells.size()); ++c)
     for (int32_t b : model_.cells[c].facts->kept) {
-      const auto held = held_[c].find(b);
+      const Number held = number_in(c, b);
       const Tensor& tensor = model_.cells[c].role->tensor(b);
       const BufferFacts& facts = model_.cells[c].facts->buffers[b];
       if (facts.kind != BufferKind::kState || facts.param >= 0) continue;
-      const uint64_t symbol = held == held_[c].end() ? 0 : held->second.symbol;
       if (!tensor.type.shape.empty()) {
-        if (symbol != 0 && symbol != symbol_of(tensor.name))
-          findings_.add("update", "'{}' on {} holds another state at the end of the step",
+        const uint64_t own = symbol_of(tensor.name);
+        const int32_t version = state_of_.contains(own) ? section_.training_steps() : 0;
+        const bool is_kept = held.symbol == own && held.version == version;
+        if (!is_kept && (held.symbol != 0 || version > 0))
+          findings_.add("update", "'{}' on {} is not what updates have made of it when a step ends",
                         quote_control(tensor.name), model_.who(c));
         continue;
       }
-      const auto [first, is_new] = known.try_emplace(tensor.name, c, symbol);
-      if (!is_new && first->second.second != symbol)
+      const auto [first, is_new] = known.try_emplace(tensor.name, c, held.symbol);
+      if (!is_new && first->second.second != held.symbol)
         findings_.add("update", "'{}' on {} and on {} does not start or advance alike",
                       quote_control(tensor.name), model_.who(first->second.first), model_.who(c));
     }

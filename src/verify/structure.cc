@@ -1,5 +1,6 @@
 // Constants unwritten, equal copies of parameters.
 #include <algorithm>
+#include <map>
 #include <unordered_map>
 
 #include "model.h"
@@ -87,31 +88,6 @@ class RoleCheck {
   Findings& findings_;
 };
 
-// A tied parameter that several roles hold starts with the same values everywhere.
-void check_copies(const Model& model, Findings& findings) {
-  struct First {
-    const Tensor* tensor = nullptr;
-    int32_t cell = -1;
-  };
-  std::vector<First> first(model.params.size());
-  for (int32_t c = 0; c < static_cast<int32_t>(model.cells.size()); ++c) {
-    const RoleFacts& facts = *model.cells[c].facts;
-    for (int32_t b : facts.kept) {
-      const int32_t param = facts.buffers[b].param;
-      if (param < 0 || facts.buffers[b].kind != BufferKind::kState) continue;
-      const RoleProgram& role = *model.cells[c].role;
-      const Tensor& tensor = role.tensor(role.buffers[b]);
-      if (!first[param].tensor) first[param] = {&tensor, c};
-      const Tensor& other = *first[param].tensor;
-      if (other.init == tensor.init && other.fill == tensor.fill && other.type == tensor.type &&
-          other.whole == tensor.whole && other.cuts == tensor.cuts)
-        continue;
-      findings.add("structure", "parameter '{}' starts differently on {} and {}",
-                   quote_control(tensor.param), model.who(first[param].cell), model.who(c));
-    }
-  }
-}
-
 // A parameter starts with values of its own.
 void check_starts(const Model& model, Findings& findings) {
   struct First {
@@ -142,18 +118,26 @@ void check_starts(const Model& model, Findings& findings) {
   }
 }
 
-// What several roles keep by one name, parameters apart, starts with the same values everywhere.
+// What several roles keep by one name starts with the same values everywhere, and tied parameters
+// that they hold lie alike.
 void check_kept(const Model& model, Findings& findings) {
-  std::unordered_map<std::string_view, std::pair<const Tensor*, int32_t>> known;  // and its cell
+  std::map<std::pair<bool, std::string_view>, std::pair<const Tensor*, int32_t>> known;
   for (int32_t c = 0; c < static_cast<int32_t>(model.cells.size()); ++c)
     for (int32_t b : model.cells[c].facts->kept) {
       const Tensor& tensor = model.cells[c].role->tensor(b);
-      if (!tensor.param.empty()) continue;
-      const auto [first, is_new] = known.try_emplace(tensor.name, &tensor, c);
+      const bool is_param = !tensor.param.empty();
+      if (is_param && tensor.kind != BufferKind::kState) continue;
+      const std::string& name = is_param ? tensor.param : tensor.name;
+      const auto [first, is_new] =
+          known.try_emplace({is_param, std::string_view(name)}, &tensor, c);
       const auto& [other, cell] = first->second;
-      if (!is_new && (other->init != tensor.init || other->fill != tensor.fill))
-        findings.add("structure", "'{}' starts differently on {} and {}",
-                     quote_control(tensor.name), model.who(cell), model.who(c));
+      const auto lies = [](const Tensor& t) { return std::tie(t.type, t.whole, t.cuts); };
+      if (is_new || (other->init == tensor.init && other->fill == tensor.fill &&
+                     (!is_param || lies(*other) == lies(tensor))))
+        continue;
+      findings.add("structure", "{}'{}' starts differently on {} and {}",
+                   is_param ? "parameter " : "", quote_control(name), model.who(cell),
+                   model.who(c));
     }
 }
 
@@ -234,7 +218,6 @@ void check_structure(const Model& model, std::span<const Section> sections, Find
     if (!seen[role]) RoleCheck(model, sections, c, findings).run();
     seen[role] = true;
   }
-  check_copies(model, findings);
   check_starts(model, findings);
   check_kept(model, findings);
   check_inputs(model, findings);

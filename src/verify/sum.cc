@@ -182,7 +182,7 @@ void SumCheck::find_results(Spot place, const Instruction& one, const ProgramFac
   }
 }
 
-const std::vector<uint64_t>& SumCheck::meaning(Spot place, const Instruction& one) {
+const std::vector<std::optional<uint64_t>>& SumCheck::meaning(Spot place, const Instruction& one) {
   const Program& program = role(place).programs[one.program];
   const auto [known, is_new] = meanings_.try_emplace(&program);
   if (!is_new) return known->second;
@@ -283,91 +283,40 @@ std::string SumCheck::wrong_samples(int32_t cell, const Content& content, int32_
                            : fmt::format("{} are in it {} times", range, wrong->times);
 }
 
-// What is known of a report by its name: the loss comes from a sum that is no gradient, the
-// gradients' norm, and whether the step is skipped, from all of them, the learning rate from none.
-// (Numbers that are reduced in one message come from the sums of all of them.)
-void SumCheck::check_report(std::string_view report, int32_t sums, int32_t step,
-                            const std::function<std::string()>& what) {
-  const std::vector<int32_t>& from = sets_.at(sums);
-  if (report == "learning_rate" && !from.empty())
-    return findings_.add("sum", "{}, which comes from the sum {}", what(), target_name(from[0]));
-  if (report == "loss" && std::all_of(from.begin(), from.end(), [&](int32_t sum) {
-        return model_.is_gradient[name_of_sum(sum)];
-      }))
-    return findings_.add("sum", "{}, which comes from no loss", what());
-  if (report != "grad_norm" && report != "skipped") return;
-  for (int32_t t = 0; t < static_cast<int32_t>(model_.targets.size()); ++t)
-    if (model_.is_gradient[t] && !sets_.contains(sums, t + step * sum_names()))
-      return findings_.add("sum", "{}, which does not come from the sum {}", what(),
-                           target_name(t + step * sum_names()));
-}
-
-// What comes from no sum, or from those of others too, is known by the op that makes it.
-void SumCheck::check_maker(int32_t cell, const Report& report,
-                           const std::function<std::string()>& what) {
-  constexpr std::pair<std::string_view, std::string_view> kMakers[] = {
-      {"learning_rate", "LearningRate"}, {"loss_scale", "LossScale"}, {"skipped", "NotFinite"}};
-  const auto* maker = std::find_if(std::begin(kMakers), std::end(kMakers),
-                                   [&](const auto& one) { return one.first == report.name; });
-  if (maker == std::end(kMakers)) return;
-  const RoleProgram& role = *model_.cells[cell].role;
-  const auto& body = section_.lists[cell];
-  for (size_t i = body.size(); i-- > 0;) {
-    if (body[i]->kind != InstructionKind::kCompute) continue;
-    const Program& program = role.programs[body[i]->program];
-    const std::vector<int32_t>& args = body[i]->args;
-    const auto at = std::find(args.begin(), args.end(), report.buffer);
-    const auto arg = static_cast<int32_t>(at - args.begin());
-    if (at == args.end() || !program.arg_written[arg]) continue;
-    for (const ProgramOp& op : program.ops)
-      if (op.op == maker->second && op.outputs[0] == arg) return;
-    break;
+bool SumCheck::is_of_step(int32_t cell, int32_t buffer) const {
+  const auto& steps = section_.steps[cell];
+  for (size_t i = steps.size(); i-- > 0;) {
+    const auto args = section_.args_of(cell, steps[i]);
+    const Access access = access_of(*model_.cells[cell].facts, steps[i]);
+    for (size_t a = 0; a < args.size(); ++a)
+      if (args[a] == buffer && (access[a] & kWrites)) return steps[i].micro < 0;
   }
-  findings_.add("sum", "{}, which no {} makes", what(), maker->second);
-}
-
-void SumCheck::check_loss(int32_t cell, int32_t buffer, const std::function<std::string()>& what) {
-  const Content& content = held_[cell][buffer];
-  if (!content.is_part()) {
-    if (!scalars_.is_sum(cell, buffer))
-      findings_.add("sum", "{}, which is no sum over the step", what());
-    return;
-  }
-  for (const SumPart& part : content.parts.all())
-    if (model_.loss >= 0 && name_of_sum(part.target) != model_.loss)
-      return findings_.add("sum", "{}, which is the sum {}", what(), target_name(part.target));
+  return true;
 }
 
 void SumCheck::check_reports(int32_t cell, int32_t step) {
-  scalars_.check_reports(cell, step);
   for (const Report& report : model_.cells[cell].role->reports) {
     const Content& content = held_[cell][report.buffer];
-    const auto what = [&] {
-      return fmt::format("{} reports '{}'", model_.who(cell), quote_control(report.name));
-    };
-    const size_t before = findings_.made();
-    Reported own{cell, content.finished};
+    Number number;
+    int32_t sums = content.finished;
     if (content.is_part()) {
       const int32_t target = content.parts.empty() ? -1 : content.parts.all()[0].target;
-      check_finished(cell, content, target, what);
-      own.sums = target < 0 ? IdSets::kEmpty : sets_.single(target);
+      check_finished(cell, content, target, [&] {
+        return fmt::format("{} reports '{}'", model_.who(cell), quote_control(report.name));
+      });
+      number.kind = NumberKind::kTerms;
+      number.terms = {{.target = target < 0 ? Term::kOther : name_of_sum(target)}};
+      number.step = target / sum_names();
+      sums = sets_.single(std::max(target, 0));
+    } else if (is_of_step(cell, report.buffer)) {
+      number = scalars_.number_in(cell, report.buffer);
     }
-    for (int32_t target : sets_.at(own.sums))
-      if (target / sum_names() != step) {
-        findings_.add("sum", "{}, which comes from {}, in step {}", what(), target_name(target),
-                      step);
-        break;
-      }
-    check_report(report.name, own.sums, step, what);
-    if (findings_.made() == before) {
-      check_maker(cell, report, what);
-      if (report.name == "loss") check_loss(cell, report.buffer, what);
-    }
-    const auto [other, is_new] =
-        reported_.emplace(std::pair(step, std::string_view(report.name)), own);
-    if (!is_new && other->second.sums != own.sums)
-      findings_.add("sum", "{}, which comes from other sums than on {}", what(),
-                    model_.who(other->second.cell));
+    scalars_.check_report(cell, report.name, step, number);
+    const auto [first, is_new] =
+        reported_.try_emplace({step, std::string_view(report.name)}, cell, sums);
+    if (!is_new && first->second.second != sums)
+      findings_.add("sum", "{} reports '{}', which comes from other sums than on {}",
+                    model_.who(cell), quote_control(report.name), model_.who(first->second.first));
   }
 }
 

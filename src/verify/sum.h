@@ -118,17 +118,15 @@ class SumCheck {
     for (size_t i = 0; i < section_.order.size(); ++i) {
       const Spot place = section_.order[i];
       if (i + kAhead < section_.order.size()) fetch(section_.order[i + kAhead]);
-      const int32_t joint = section_.joint[place.cell][place.index];
       const Step& one = section_.step(place);
       if (is_collective(one.kind)) {
-        collective(joint < 0 ? std::vector<Spot>{place} : section_.joints[joint]);
+        collective(section_.members(place));
       } else {
-        if (one.micro < 0) share(place, section_.at(place));
-        if (one.kind != InstructionKind::kCompute || !compute_plainly(place, one))
-          step(place, section_.at(place));
+        if (one.micro < 0 || one.kind == InstructionKind::kCopy) share(place, section_.at(place));
+        step(place, section_.at(place));
       }
       if (section_.parts.size() == 1) continue;
-      for (Spot member : joint < 0 ? std::vector<Spot>{place} : section_.joints[joint])
+      for (Spot member : section_.members(place))
         if (section_.ends_step(member))
           check_reports(member.cell, section_.parts[section_.part_of(member)].step);
     }
@@ -195,29 +193,6 @@ class SumCheck {
   }
 
   // ---- Compute ----
-  // What most are: whole values and parameters of the version that is wanted, and samples of one
-  // kind in all that is read; nothing kept is written, and sums are set or added to as declared.
-  // Otherwise nothing is done: compute() knows the rest.
-  bool compute_plainly(Spot place, const Step& step);
-  // Declared sums of a plain computation, a bit for each argument; nothing if they are not plain.
-  std::optional<uint64_t> plain_sums(Spot place, const Step& step, const ProgramFacts& program);
-  // One set, and the arguments that bring it: bits. The others bring none.
-  struct Brought {
-    int32_t set = IdSets::kEmpty;
-    uint64_t by = 0;
-    bool add(int32_t one, uint64_t arg) {  // false: it is another
-      if (one == IdSets::kEmpty) return true;
-      if (set != IdSets::kEmpty && set != one) return false;
-      set = one, by |= arg;
-      return true;
-    }
-    int32_t of(uint64_t args) const { return (args & by) != 0 ? set : IdSets::kEmpty; }
-  };
-  struct Plain {
-    Brought from, finished;
-  };
-  std::optional<Plain> plain_sources(Spot place, std::span<const int32_t> args,
-                                     const ProgramFacts& program, uint64_t sums);
   void compute(Spot place, const Instruction& one);
   // Fills flows_ and says which samples the results come from: those of all that the program reads
   // and does not sum.
@@ -227,7 +202,7 @@ class SumCheck {
   // Fills results_: by written arg what it holds then.
   void find_results(Spot place, const Instruction& one, const ProgramFacts& program);
   void check_use(Spot place, const Instruction& one, int32_t arg, int32_t part);
-  const std::vector<uint64_t>& meaning(Spot place, const Instruction& one);
+  const std::vector<std::optional<uint64_t>>& meaning(Spot place, const Instruction& one);
   void combine(Spot place, const Instruction& one, const ProgramFacts& program);
   void contribute(Spot place, const Instruction& one, const ProgramFacts& program);
 
@@ -240,14 +215,11 @@ class SumCheck {
                             const std::string& of_use) const;
 
   // ---- Reports ----
-  // What is reported is no part of a sum but a finished one, and comes from the same sums
-  // everywhere.
+  // What is reported is no part of a sum but a finished one, or a number of the step, and comes
+  // from the same sums everywhere.
   void check_reports(int32_t cell, int32_t step);
-  // The sum that one device reports, as it is or moved along with others.
-  void check_loss(int32_t cell, int32_t buffer, const std::function<std::string()>& what);
-  void check_maker(int32_t cell, const Report& report, const std::function<std::string()>& what);
-  void check_report(std::string_view report, int32_t sums, int32_t step,
-                    const std::function<std::string()>& what);
+  // What was written last there was made for no microbatch.
+  bool is_of_step(int32_t cell, int32_t buffer) const;
 
   // ---- Parameters ----
   // What is computed from samples takes whole parameters, as they were before the update.
@@ -275,11 +247,11 @@ class SumCheck {
   void check_end(int32_t c);
 
   // ---- Collectives ----
-  void collective(const std::vector<Spot>& members);
+  void collective(std::span<const Spot> members);
   uint32_t axes(Spot place) const { return axes_of(role(place).groups[section_.at(place).group]); }
   // The sum over all members: the cells named here, and in each the ranks along the group's free
   // axes.
-  void reduce(const std::vector<Spot>& members, bool scatter);
+  void reduce(std::span<const Spot> members, bool scatter);
   void check_added(Spot place, size_t arg, uint32_t over);
 
   // Along an axis that is followed each rank has terms of one sum: its samples count once.
@@ -290,12 +262,12 @@ class SumCheck {
   SampleRun given_by(const std::vector<int64_t>& coordinates, uint32_t axes, const SampleRun& run);
 
   // SumParts that belong together become what they are parts of.
-  void gather(const std::vector<Spot>& members);
+  void gather(std::span<const Spot> members);
   void check_gathered(Spot place, int32_t to, const Content& content);
 
   void take_part(Spot place, int32_t from, int32_t to);
 
-  void broadcast(const std::vector<Spot>& members);
+  void broadcast(std::span<const Spot> members);
 
   const Model& model_;
   const Section& section_;
@@ -321,16 +293,14 @@ class SumCheck {
   };
   std::vector<Flow> flows_;
   std::vector<Content> results_;
-  std::unordered_map<const Program*, std::vector<uint64_t>> meanings_;
+  std::unordered_map<const Program*, std::vector<std::optional<uint64_t>>> meanings_;
   struct {
     int32_t cell = -1;
     SampleRange range;
     int32_t id = 0;
   } last_samples_;
-  struct Reported {
-    int32_t cell = 0, sums = 0;
-  };
-  std::map<std::pair<int32_t, std::string_view>, Reported> reported_;  // by training step and name
+  std::map<std::pair<int32_t, std::string_view>, std::pair<int32_t, int32_t>>
+      reported_;  // by training step and name: a cell, and from which sums there
 };
 
 }  // namespace piper

@@ -3,7 +3,7 @@
 
 namespace piper {
 
-void SumCheck::collective(const std::vector<Spot>& members) {
+void SumCheck::collective(std::span<const Spot> members) {
   scalars_.collective(members);
   const Instruction& one = section_.at(members[0]);
   switch (one.kind) {
@@ -27,7 +27,7 @@ void SumCheck::collective(const std::vector<Spot>& members) {
   }
 }
 
-void SumCheck::reduce(const std::vector<Spot>& members, bool scatter) {
+void SumCheck::reduce(std::span<const Spot> members, bool scatter) {
   const size_t args = section_.at(members[0]).args.size();
   const uint32_t over = axes(members[0]);
   for (size_t a = 0; a < args; a += scatter ? 2 : 1) {
@@ -94,7 +94,7 @@ SampleRun SumCheck::given_by(const std::vector<int64_t>& coordinates, uint32_t a
   return samples_.run_of(set);
 }
 
-void SumCheck::gather(const std::vector<Spot>& members) {
+void SumCheck::gather(std::span<const Spot> members) {
   const size_t args = section_.at(members[0]).args.size();
   const bool in_runs = section_.at(members[0]).dim < 0;
   for (size_t a = 0; a < args; a += 2) {
@@ -141,7 +141,7 @@ void SumCheck::take_part(Spot place, int32_t from, int32_t to) {
   held(place, to) = std::move(content);
 }
 
-void SumCheck::broadcast(const std::vector<Spot>& members) {
+void SumCheck::broadcast(std::span<const Spot> members) {
   const Instruction& one = section_.at(members[0]);
   const auto ranks = group_ranks(role(members[0]), role(members[0]).groups[one.group],
                                  model_.cells[members[0].cell].coordinates);

@@ -153,6 +153,7 @@ class RandomStrategy {
   }
   // Tokens in blocks, of which no product of this axis makes others.
   std::string attention(const Axis& axis) {
+    for (const std::string& input : model_.inputs()) named_.insert("input: " + input);
     const bool zigzag = model_.tokens() % (2 * axis.size) == 0 && pick(random_, 2);
     return fmt::format(
         "  - shard: {{input: \"*\", dim: 1, over: {0}{2}}}\n"
@@ -161,8 +162,8 @@ class RandomStrategy {
         axis.name, one_of<const char*>(random_, {"ring", "ring", "gather", "heads"}),
         zigzag ? ", order: zigzag" : "");
   }
-  // Of a tensor that no directive of this axis has named, at a dim that divides, or of
-  // hidden values, which go on into zeros.
+  // Of a tensor that no directive of this axis has named, or an input that none has, at a dim that
+  // divides, or of hidden values, which go on into zeros.
   std::string directive(const Axis& axis) {
     std::string what;
     Shape shape{1, 12, 12};
@@ -179,7 +180,7 @@ class RandomStrategy {
       what = fmt::format("input: {}", model_.inputs()[pick(random_, model_.inputs().size())]);
       shape = {1, 4};
     }
-    if (!named_.insert(axis.name + what).second) return "";
+    if (!named_.insert((kind < 9 ? axis.name : "") + what).second) return "";
     size_t dim = pick(random_, shape.size());
     auto& left = left_[what];
     if (left.empty()) left = shape;
@@ -237,11 +238,15 @@ int64_t collectives_of(const PlanSet& set) {
   return count;
 }
 
+RandomBlocks model_of(uint64_t seed, Random& random) {
+  const bool grouped = pick(random, 4) == 0;
+  return RandomBlocks(seed, grouped);
+}
+
 Tried try_one(uint64_t seed) {
   Random random(seed);
   const Folder folder;
-  const bool grouped = pick(random, 4) == 0;
-  const RandomBlocks model(seed, grouped);
+  const RandomBlocks model = model_of(seed, random);
   CompileOptions options;
   options.model = folder.write("model.onnx", model.bytes());
   RandomStrategy strategy(random, model);
@@ -280,6 +285,36 @@ Tried try_one(uint64_t seed) {
                        [](const TensorCut& cut) { return cut.block > 0; });
   });
   return {false, collectives_of(compiled->set), apart, turns, zeros};
+}
+
+// Right plans in which blocks are hard to follow.
+TEST(RandomAxes, BlocksBesideThoseOfOtherAxesAreFollowed) {
+  const std::tuple<uint64_t, const char*, const char*> kCases[] = {
+      // Rows go to experts over one axis, of whose experts another has cut each rank's.
+      {7762, "{a1: 2, a0: 2, a2: 2}",
+       "  - shard: {match: block.1.p27, dim: 0, over: a1}\n"
+       "  - shard: {match: block.1.p19, dim: 1, over: a1}\n"
+       "  - shard: {match: block.0.p1, dim: 0, over: a1}\n"
+       "  - shard: {match: head.p35, dim: 0, over: a1}\n"
+       "  - shard: {match: block.1.p27, dim: 0, over: a0}\n"
+       "  - shard: {match: head.p35, dim: 0, over: a2}\n"},
+      // A gradient is scattered beside an axis of which either may be outside.
+      {8418, "{a1: 3, a0: 2}",
+       "  - shard: {match: block.1.p10, dim: 0, over: a0}\n"
+       "  - shard: {match: block.0.p1, dim: 1, over: a0}\n"
+       "  - shard: {match: block.1.p12, dim: 0, over: a1}\n"}};
+  for (const auto& [seed, mesh, directives] : kCases) {
+    Random random(seed);
+    const Folder folder;
+    CompileOptions options;
+    options.model = folder.write("model.onnx", model_of(seed, random).bytes());
+    options.strategy = folder.write(
+        "strategy.yaml", fmt::format("piper: 1\nmesh: {}\ntrain: {{global_batch: 4, optimizer: "
+                                     "{{adamw: {{lr: 1e-3}}}}}}\ndirectives:\n{}",
+                                     mesh, directives));
+    const auto compiled = compile(options);
+    EXPECT_TRUE(compiled) << seed << print_error(compiled.error());
+  }
 }
 
 TEST(RandomAxes, TrainAsOneDeviceDoes) {

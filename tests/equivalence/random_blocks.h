@@ -35,7 +35,7 @@ class RandomBlocks : public ModelMaker {
   const std::vector<Parameter>& parameters() const { return parameters_; }
   const std::vector<std::string>& scopes() const { return scopes_; }
   const std::vector<std::string>& inputs() const { return inputs_; }
-  bool attends() const { return attends_; }  // the loss may not depend on it
+  bool attends() const { return attends_; }
   size_t tokens() const { return static_cast<size_t>(tokens_); }
 
  private:
@@ -154,7 +154,6 @@ class RandomBlocks : public ModelMaker {
   }
   // Keys, values and queries of one weight or of three; heads; a residual.
   void attend(const Live& v) {
-    attends_ = true;
     const Live in = below(2) ? norm(v) : v;
     const int64_t width = widths(), heads = below(2) ? 4 : 2, head = width / heads;
     const int64_t few = grouped_ && below(3) ? heads >> (heads == 4 && below(2) ? 2 : 1) : heads;
@@ -181,6 +180,7 @@ class RandomBlocks : public ModelMaker {
         made("Mul", {scores, scalar(onnx::TensorProto::FLOAT, below(2) ? 0.3f : 0.5f)});
     const std::string read =
         made("MatMul", {along("Softmax", {scaled}, -1), split(u, {0, 2, 1, 3})});
+    attention_.insert(read);
     const std::string joined = shaped(turned(read, {0, 2, 1, 3}), {-1, tokens_, width});
     const Live out = linear({joined, width}, v.width);
     keep(made("Add", {v.name, out.name}), v.width);
@@ -255,6 +255,7 @@ class RandomBlocks : public ModelMaker {
       const onnx::NodeProto& node = graph_.node(n);
       if (!used.count(node.output(0))) continue;
       used.insert(node.input().begin(), node.input().end());
+      attends_ = attends_ || attention_.count(node.output(0)) > 0;
       const std::string scope = node.name().substr(1, node.name().rfind('/') - 1);
       if (scope != "head") scopes.insert(scope);  // of which nothing is read elsewhere
     }
@@ -268,7 +269,8 @@ class RandomBlocks : public ModelMaker {
 
   bool grouped_ = false;
   int64_t tokens_ = 0;
-  bool attends_ = false;
+  bool attends_ = false;             // in what the loss depends on
+  std::set<std::string> attention_;  // what it makes
   std::vector<Live> live_;
   std::vector<Parameter> parameters_;
   std::vector<std::string> scopes_, inputs_;

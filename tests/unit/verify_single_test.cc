@@ -213,7 +213,7 @@ TEST(VerifySingle, TheLossIsThatOfOneDevice) {
   EXPECT_EQ(findings_of(one, &one), Said());
   const PlanSet other = set_of({reports_as_loss(7)}, 1);
   EXPECT_EQ(findings_of(other), Said());
-  EXPECT_EQ(findings_of(other, &one), Said{"sum: rank 0 reports 'loss', which is the sum 'count'"});
+  EXPECT_EQ(findings_of(other, &one), Said{"update: rank 0 reports something else as 'loss'"});
 }
 
 TEST(VerifySingle, OtherStates) {

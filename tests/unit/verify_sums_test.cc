@@ -307,17 +307,10 @@ TEST(VerifySums, ReportsComeFromWhatTheirNamesSay) {
         2);
     return findings_of(set);
   };
-  const std::string who = "sum: rank 0 (and 1 like it) reports ";
-  EXPECT_EQ(reported("grad_norm"),
-            (std::vector<std::string>{
-                "update: rank 0 (and 1 like it) reports 'grad_norm', which is not the norm of the "
-                "gradients",
-                who + "'grad_norm', which does not come from the sum 'w1.grad'"}));
-  EXPECT_EQ(reported("learning_rate"),
-            std::vector<std::string>{who + "'learning_rate', which comes from the sum 'w0.grad'"});
-  EXPECT_EQ(reported("loss"), std::vector<std::string>{who + "'loss', which comes from no loss"});
-  EXPECT_EQ(reported("loss_scale"),
-            std::vector<std::string>{who + "'loss_scale', which no LossScale makes"});
+  for (const char* name : {"grad_norm", "learning_rate", "loss", "loss_scale", "skipped"})
+    EXPECT_EQ(reported(name),
+              std::vector<std::string>{fmt::format(
+                  "update: rank 0 (and 1 like it) reports something else as '{}'", name)});
   EXPECT_EQ(reported("accuracy"), std::vector<std::string>());
 }
 
