@@ -59,15 +59,15 @@ Exit codes:
  130  interrupted (SIGINT, SIGTERM, SIGHUP; of several processes rank 0): ended after the step under way,
       results written
 
-All processes of a job are given the same flags; paths and --threads may differ. Of several
-processes, signal that of rank 0: mpirun gives its processes one second before it kills them. With
-longer steps, say how many seconds S it shall wait before and after it passes a signal on:
+All processes of a job are given the same flags; paths, --threads and --helper-thread may differ.
+Of several processes, signal that of rank 0: mpirun gives its processes one second before it kills
+them. With longer steps, say how many seconds S it shall wait before and after it passes a signal on:
   mpirun --mca odls_base_sigkill_timeout S ...
 )";
 
 struct Flags {
   piper::RunOptions run;
-  std::string verify;
+  std::string verify, helper = "auto";
   double target = 0;
   bool no_shuffle = false, picture = false;
 };
@@ -170,6 +170,12 @@ void add_flags(CLI::App& app, Flags& flags) {
   app.add_option("--threads", run.job.threads, "threads per rank (default: the cores, shared out)")
       ->type_name("N")
       ->check(between(1, 1024, "a whole number from 1 to 1024"));
+  app.add_option("--helper-thread", flags.helper,
+                 "on: a thread of each rank communicates while the others compute, and one reads "
+                 "data a step ahead, where the plan has streams for it; auto: where each rank has "
+                 "a core for it")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"auto", "on", "off"}));
   app.add_option("--log-every", run.log_every,
                  "steps between lines where there is no terminal (default: about 20 lines in all)")
       ->type_name("N")
@@ -197,6 +203,8 @@ int main(int argc, char** argv) {
   flags.run.data.shuffle = !flags.no_shuffle;
   if (flags.verify == "single") flags.run.job.verify.against = piper::VerifyAgainst::kSingle;
   if (flags.verify == "uncut") flags.run.job.verify.against = piper::VerifyAgainst::kUncut;
+  if (flags.helper == "on") flags.run.job.helper = piper::HelperThread::kOn;
+  if (flags.helper == "off") flags.run.job.helper = piper::HelperThread::kOff;
   if (app.count("--target-loss") > 0) flags.run.job.target_loss = flags.target;
   if (flags.picture) flags.run.on_plans = draw;
   flags.run.job.stop = &stop_requested;

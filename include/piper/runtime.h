@@ -23,7 +23,14 @@ struct RankSource {
   // Inputs in the order of data_needs(*set); may be null when the role reads none.
   const BatchSource* data = nullptr;
   int64_t trace_steps = 0;  // keep the times of this many last steps
+  // On a backend that is not asynchronous, where the plan's streams leave something to overlap: a
+  // thread of the rank's own talks to other ranks while the caller's computes, and another one
+  // reads data one step ahead. The bits are the same.
+  bool helper = false;
+  int helper_core = -1;  // where these threads are pinned; -1: where the caller may be
 };
+// Whether RankSource::helper would have anything to overlap on a rank of this role.
+bool can_overlap(const RoleProgram& role);
 
 // A trained parameter as a rank holds it.
 struct ParameterView {
@@ -44,6 +51,7 @@ struct TraceEvent {
 
 // One rank's state and its instructions, bound to memory, kernels and routes at load. Used from one
 // thread. A step neither allocates nor locks, and does nothing per instruction but the instruction.
+// On an asynchronous backend data are read one section ahead by a thread of the rank's own.
 class Executor {
  public:
   // Allocates, fills state and constants, loads and binds programs, registers routes and groups.
@@ -65,10 +73,13 @@ class Executor {
   Status finish_step(int64_t step);
   // Where steps do not overlap; on an asynchronous backend it is only queued.
   Status run_epilogue(int64_t step);
+  // Until all that was queued is done; then parameters and states may be read.
+  Status settle();
 
   const RoleProgram& role() const;
   std::shared_ptr<const RoleProgram> prepared() const;  // what the backend runs of it
-  std::span<const double> reports() const;              // after a step, by RoleProgram::reports
+  bool is_asynchronous() const;
+  std::span<const double> reports() const;  // after a step, by RoleProgram::reports
   std::optional<double> report(std::string_view name) const;
   std::vector<ParameterView> parameters() const;
   // All that is kept from step to step, parameters among it: under their names, other states under
@@ -109,6 +120,10 @@ enum class VerifyAgainst {
   kSingle,
   kUncut,  // the single-device plan without microbatches: within bounds
 };
+// Whether ranks have a helper (RankSource::helper). kAuto: where the plan leaves it something to do
+// and a core is left, see `cores_of`.
+enum class HelperThread { kAuto, kOn, kOff };
+
 struct VerifyOptions {
   VerifyAgainst against = VerifyAgainst::kNone;
   double loss_bound = 1e-4;  // |difference| ÷ max(|reference|, 0.05)
@@ -121,6 +136,7 @@ struct JobOptions {
   std::string backend = "cpu";  // "cpu" or "null"
   bool fuse = true;             // false: every op on its own, with the same bits
   int threads = 0;              // per rank; 0: the machine's cores shared out
+  HelperThread helper = HelperThread::kAuto;
   // Seconds that a rank waits for another before the job ends: this, or five times the longest step
   // so far where that is more. Nothing: 10, but start_timeout_s before the first step is done.
   std::optional<double> timeout_s;
@@ -132,7 +148,10 @@ struct JobOptions {
   int64_t check_replicas = 0;
   int64_t trace_steps = 0;
   bool parameters = true;  // whether the result has them: a copy beside the plan's memory
-  // Stop when the mean loss of the last 20 steps is at most this.
+  // Stop when the mean loss of the last 20 steps is at most this. On an asynchronous backend a step
+  // is queued before the one that runs is asked for its results, unless something is compared
+  // between steps: then a run ends one step after its loss has said so, which is one step later for
+  // a loss that is not finite, too.
   std::optional<double> target_loss;
   // Set by a signal: the job ends after the step under way.
   const std::atomic<bool>* stop = nullptr;
@@ -169,10 +188,11 @@ Result<JobResult> run_job(const PlanSet& set, const BatchSource* data, const Pla
                           const BatchSource* reference_data, const JobOptions& options);
 
 // This process's rank of a job of several, over a transport that has agreed. Collective: all ranks
-// of the job call it.
+// of the job call it. `device`: a backend instead of the one that options.backend names.
 Result<JobResult> run_rank_here(const PlanSet& set, const BatchSource* data,
                                 const PlanSet* reference, const BatchSource* reference_data,
-                                Transport& transport, const JobOptions& options);
+                                Transport& transport, const JobOptions& options,
+                                Backend* device = nullptr);
 
 // ---- What people see ----------------------------------------------------------------------------
 

@@ -232,14 +232,15 @@ class Watch {
 
 // What is said before the first step. (Whoever does not read it hinders nothing.)
 std::string introduce(const RunOptions& options, const PlanSet& set) {
-  std::string text = print_cores(options.job, set.world()) + "\n";
+  std::string text = print_cores(options.job, set) + "\n";
+  if (options.job.helper == HelperThread::kOn && !can_overlap(set))
+    text += "no helper has anything to do: all that communicates is on streams that compute\n";
   if (const int64_t host = most_on_host(set); host > 0)
     text += fmt::format("what is offloaded takes at most {} of the host's memory a rank\n",
                         human_bytes(host));
   if (asks_for_more(set))
     text += fmt::format(
-        "the {} backend runs a rank's streams in issue order: their priorities and SM limits have "
-        "no effect\n",
+        "the {} backend knows neither priorities nor SM limits of streams: they have no effect\n",
         options.job.backend);
   return text;
 }

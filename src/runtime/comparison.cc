@@ -107,7 +107,7 @@ Result<std::unique_ptr<Comparison>> Comparison::open(const PlanSet& reference,
   comparison->options_ = options.verify;
   comparison->bitwise_ = options.verify.against == VerifyAgainst::kSingle && !dims_are_cut;
   comparison->world_ = make_inproc_world(1, TransportOptions{});
-  Cores cores = cores_of(options, 0, 1);
+  Cores cores = cores_of(options, false, 0, 1);
   cores.pinned.clear();  // the ranks have the cores
   PIPER_ASSIGN(comparison->backend_, make_backend(options, cores));
   RankSource source;

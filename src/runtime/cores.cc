@@ -19,19 +19,36 @@ std::vector<int> cores_here() {
   return cores;
 }
 
+constexpr int64_t kManyCores = 4;  // of a rank: one less to compute with makes little difference
+
+// Of the cores that a rank has.
+bool has_helper(const JobOptions& options, bool can_overlap, int64_t share) {
+  if (!can_overlap || options.helper == HelperThread::kOff) return false;
+  if (options.helper == HelperThread::kOn) return true;
+  return options.threads > 0 ? options.threads < share : share >= kManyCores;
+}
+
 }  // namespace
 
-Cores cores_of(const JobOptions& options, int64_t place, int64_t ranks_here) {
+bool can_overlap(const PlanSet& set) {
+  return set.world() > 1 && std::any_of(set.roles.begin(), set.roles.end(),
+                                        [](const auto& role) { return can_overlap(role); });
+}
+
+Cores cores_of(const JobOptions& options, bool can_overlap, int64_t place, int64_t ranks_here) {
   const std::vector<int> all = cores_here();
   const auto count = static_cast<int64_t>(all.size());
+  const int64_t share = count / std::max<int64_t>(ranks_here, 1);
   Cores cores;
-  cores.threads =
-      options.threads > 0
-          ? options.threads
-          : static_cast<int>(std::max<int64_t>(1, count / std::max<int64_t>(ranks_here, 1)));
-  if (count < 2 || ranks_here * cores.threads != count) return cores;
-  const auto first = all.begin() + place * cores.threads;
+  cores.helper = has_helper(options, can_overlap, share);
+  cores.threads = options.threads > 0
+                      ? options.threads
+                      : static_cast<int>(std::max<int64_t>(1, share - (cores.helper ? 1 : 0)));
+  const int64_t wanted = cores.threads + (cores.helper ? 1 : 0);
+  if (count < 2 || ranks_here * wanted != count) return cores;
+  const auto first = all.begin() + place * wanted;
   cores.pinned.assign(first, first + cores.threads);
+  if (cores.helper) cores.helper_core = first[cores.threads];
   return cores;
 }
 
@@ -41,13 +58,15 @@ std::string kernels_of(const JobOptions& options) {
                      std::string_view(cpu_products().digest).substr(0, 8));
 }
 
-std::string print_cores(const JobOptions& options, int64_t ranks_here) {
-  const Cores cores = cores_of(options, 0, ranks_here);
+std::string print_cores(const JobOptions& options, const PlanSet& set) {
+  const int64_t ranks = set.world();
+  const Cores cores = cores_of(options, can_overlap(set), 0, ranks);
   const std::string cuts =
       options.backend == "cpu" ? fmt::format(", entry '{}'", cpu_products().entry) : "";
-  return fmt::format("{} rank{} with {} thread{} each{}; {}{}", ranks_here,
-                     ranks_here == 1 ? "" : "s", cores.threads, cores.threads == 1 ? "" : "s",
-                     cores.pinned.empty() ? "" : ", pinned", kernels_of(options), cuts);
+  return fmt::format("{} rank{} with {} thread{}{} each{}; {}{}", ranks, ranks == 1 ? "" : "s",
+                     cores.threads, cores.threads == 1 ? "" : "s",
+                     cores.helper ? " and a helper" : "", cores.pinned.empty() ? "" : ", pinned",
+                     kernels_of(options), cuts);
 }
 
 }  // namespace piper

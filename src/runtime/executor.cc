@@ -4,20 +4,25 @@
 #include <limits>
 #include <numeric>
 
-#include "executor_state.h"
+#include "helper.h"
 #include "piper/halves.h"
+#include "reader.h"
 
 namespace piper {
 namespace {
 
 using State = Executor::State;
 
+}  // namespace
+
+State::State(const RankSource& from, Backend& on, Transport& over)
+    : source(from), backend(on), transport(over), activity(over.activity()) {}
+State::~State() = default;
+
 double now_us() {
   auto since = std::chrono::steady_clock::now().time_since_epoch();
   return std::chrono::duration<double, std::micro>(since).count();
 }
-
-}  // namespace
 
 // All but compute: what may wait or fail.
 Status run_op(State& state, const Op& op, int64_t step) {
@@ -27,6 +32,10 @@ Status run_op(State& state, const Op& op, int64_t step) {
       if (op.handle < 0) {  // the numbers of the samples
         auto* numbers = reinterpret_cast<int64_t*>(op.a);
         std::iota(numbers, numbers + op.count, op.size);
+        return ok_status();
+      }
+      if (op.staged != nullptr) {
+        std::memcpy(op.a, op.staged->at[state.sections % 2], static_cast<size_t>(op.staged->bytes));
         return ok_status();
       }
       return state.source.data->read(step + op.ahead, op.handle, op.size, op.count, op.a);
@@ -74,15 +83,17 @@ Error located(const Op& op, int64_t step, Error error) {
   return error;
 }
 
+TraceEvent* next_trace(State& state, const BoundSection& section) {
+  if (state.source.trace_steps == 0 || &section != &state.body) return nullptr;
+  const auto slot = static_cast<size_t>(state.traced_steps++ % state.source.trace_steps);
+  return state.trace.data() + slot * section.ops.size();
+}
+
 namespace {
 
 template <bool kTraced>
 Status run_section(State& state, const BoundSection& section, int64_t step) {
-  TraceEvent* event = nullptr;
-  if constexpr (kTraced) {
-    size_t slot = static_cast<size_t>(state.traced_steps++ % state.source.trace_steps);
-    event = state.trace.data() + slot * section.ops.size();
-  }
+  TraceEvent* event = kTraced ? next_trace(state, section) : nullptr;
   for (const Op& op : section.ops) {
     state.activity.store(op.label, std::memory_order_release);
     double start = kTraced ? now_us() : 0;
@@ -95,6 +106,22 @@ Status run_section(State& state, const BoundSection& section, int64_t step) {
       *event++ = {step, static_cast<int32_t>(&op - section.ops.data()), start, now_us()};
     }
   }
+  return ok_status();
+}
+
+Status run_instructions(State& state, const BoundSection& section, int64_t step) {
+  if (!section.lines[0].empty()) return state.helper->run(section, step);
+  const bool traced = state.source.trace_steps > 0 && &section == &state.body;
+  return traced ? run_section<true>(state, section, step)
+                : run_section<false>(state, section, step);
+}
+
+Status start_section(State& state, const BoundSection& section, int64_t step, bool is_step) {
+  if (state.backend.is_asynchronous()) return queue_section(state, section, step, is_step);
+  PIPER_TRY(take_inputs(state, section, step));
+  if (state.reader) read_ahead(state, section, step);
+  PIPER_TRY(run_instructions(state, section, step));
+  ++state.sections;
   state.activity.store("the end of its step", std::memory_order_release);
   if (Status status = state.transport.wait_sends(); !status) {
     Error error = std::move(status).error();
@@ -102,13 +129,6 @@ Status run_section(State& state, const BoundSection& section, int64_t step) {
     return error;
   }
   return ok_status();
-}
-
-Status start_section(State& state, const BoundSection& section, int64_t step, bool is_step) {
-  if (state.backend.is_asynchronous()) return queue_section(state, section, step, is_step);
-  const bool traced = state.source.trace_steps > 0 && &section == &state.body;
-  return traced ? run_section<true>(state, section, step)
-                : run_section<false>(state, section, step);
 }
 
 Error no_finite_loss(int64_t step, double loss) {
@@ -157,14 +177,18 @@ Status Executor::run_epilogue(int64_t step) {
 Status Executor::start_step(int64_t step, bool last) {
   State& state = *state_;
   const bool ends = last && state.role->steps_ahead > 0;
+  state.begun = step;
   return start_section(state, ends ? state.epilogue : state.body, step, true);
 }
 
 Status Executor::finish_step(int64_t step) {
   State& state = *state_;
   const auto parity = static_cast<size_t>(step % 2);
-  if (state.backend.is_asynchronous())
+  if (state.backend.is_asynchronous()) {
+    PIPER_CHECK(step + 2 > state.begun, "step {} is asked for its results after step {} began",
+                step + 1, state.begun + 1);
     PIPER_TRY(state.backend.finish(state.queues.reported[parity]));
+  }
   const bool may_skip = report("skipped").has_value();
   for (size_t i = 0; i < state.reports.size(); ++i) {
     const Report& report = state.role->reports[i];
@@ -180,8 +204,15 @@ Status Executor::finish_step(int64_t step) {
   return ok_status();
 }
 
+Status Executor::settle() {
+  State& state = *state_;
+  if (!is_asynchronous() || state.sections == 0) return ok_status();
+  return state.backend.finish(state.queues.ended[(state.sections + 1) % 2]);
+}
+
 const RoleProgram& Executor::role() const { return *state_->plan; }
 std::shared_ptr<const RoleProgram> Executor::prepared() const { return state_->role; }
+bool Executor::is_asynchronous() const { return state_->backend.is_asynchronous(); }
 std::span<const double> Executor::reports() const { return state_->reports; }
 
 std::optional<double> Executor::report(std::string_view name) const {

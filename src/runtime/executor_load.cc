@@ -412,6 +412,7 @@ Status bind_section(State& state, const char* name, const std::vector<Instructio
     if (state.backend.is_asynchronous() && is_collective(from.kind))
       section.ops[i].handle = bound.group_on.at({from.group, from.stream});
   }
+  draw_lines(state, section);
   return state.backend.is_asynchronous() ? prepare_section(state, section) : ok_status();
 }
 
@@ -488,6 +489,7 @@ Result<std::unique_ptr<Executor>> Executor::load(const RankSource& source, Backe
   PIPER_TRY(allocate(*state));
   if (backend.is_asynchronous()) PIPER_TRY(prepare_queues(*state));
   PIPER_TRY(fill_buffers(*state));
+  PIPER_TRY(start_helper(*state));
   Bound bound;
   PIPER_TRY(load_programs(*state, bound));
   size_t instructions = role.prologue.size() + role.body.size() + role.epilogue.size();
@@ -498,6 +500,7 @@ Result<std::unique_ptr<Executor>> Executor::load(const RankSource& source, Backe
   PIPER_TRY(bind_section(*state, "prologue", role.prologue, bound, state->prologue));
   PIPER_TRY(bind_section(*state, nullptr, role.body, bound, state->body));
   PIPER_TRY(bind_section(*state, "epilogue", role.epilogue, bound, state->epilogue));
+  PIPER_TRY(stage_inputs(*state));
   for (size_t s = 0; s < state->queues.all.size(); ++s) {
     PIPER_ASSIGN(const int32_t event, backend.add_event());
     state->queues.joins.push_back(event);

@@ -8,6 +8,16 @@
 
 namespace piper {
 
+class Helper;
+class Reader;
+
+// What the host brings, by parity of the section: data, or numbers that are always the same.
+struct Staged {
+  int32_t op = 0;
+  int64_t bytes = 0;
+  std::byte* at[2] = {};
+};
+
 // One instruction, ready to run.
 struct Op {
   InstructionKind kind = InstructionKind::kCompute;
@@ -23,6 +33,7 @@ struct Op {
   const Exchange* exchanges = nullptr;  // kAllToAll
   const Rows* rows = nullptr;           // kDispatch, kCombine
   const MessagePart* parts = nullptr;   // kSend, kRecv of several args
+  const Staged* staged = nullptr;       // kInput, kPosition where a thread of its own reads
   const char* label = nullptr;          // "instruction 12 (recv F stage=1 mb=3)"
 };
 
@@ -34,9 +45,13 @@ struct Queued {
   // A message leaves on a stream of its own, so that nothing behind it waits for its receiver: that
   // stream, and the event that it waits for.
   int32_t leaves = -1, ready = -1;
-  // What the host brings, by parity of the section: data, or numbers that are always the same.
-  std::byte* staged[2] = {};
-  int64_t staged_bytes = 0;
+};
+
+// An instruction as one of two threads has it.
+struct LineOp {
+  int32_t op = 0;
+  int32_t after = 0;        // it waits for so many of the other line; 0: it has no need to look
+  bool is_awaited = false;  // by one of the other line
 };
 
 struct BoundSection {
@@ -44,6 +59,10 @@ struct BoundSection {
   const std::vector<Instruction>* instructions = nullptr;
   std::vector<Op> ops;
   std::vector<Queued> queued;  // by instruction, where the backend is asynchronous
+  // In the order of issue, where there is a helper: what the rank's thread does, and what that one
+  // does; empty where either has nothing to do.
+  std::vector<LineOp> lines[2];
+  std::deque<Staged> staged;  // in the order of issue
 };
 
 inline constexpr size_t kReportBytes = 64;  // on the host, for each report
@@ -57,12 +76,11 @@ struct Queues {
   int32_t reported[2] = {-1, -1};  // by parity of the step: its reports are on the host
   std::byte* reports[2] = {};      // the same: these, 64 bytes each
   std::map<int32_t, int32_t> stream_of_route;
-  int64_t sections = 0;  // queued so far
 };
 
 struct Executor::State {
-  State(const RankSource& from, Backend& on, Transport& over)
-      : source(from), backend(on), transport(over), activity(over.activity()) {}
+  State(const RankSource& from, Backend& on, Transport& over);
+  ~State();
 
   const RankSource source;
   Backend& backend;
@@ -84,9 +102,14 @@ struct Executor::State {
   std::vector<std::vector<MessagePart>> messages;
   std::vector<double> reports;
   Queues queues;
+  int64_t begun = -1;    // step
+  int64_t sections = 0;  // begun so far, where the host stages something
   // The last `trace_steps` steps, as a ring of whole steps.
   std::vector<TraceEvent> trace;
   int64_t traced_steps = 0;
+  // Threads, which end before all of that.
+  std::unique_ptr<Reader> reader;
+  std::unique_ptr<Helper> helper;
 
   std::byte* at(const Buffer& buffer) const {
     return (role->tensor(buffer).host ? host : arena) + buffer.offset;
@@ -108,6 +131,18 @@ Status run_op(Executor::State& state, const Op& op, int64_t step);
 // At load: events, streams, and what lies on the host.
 Status prepare_queues(Executor::State& state);
 Status prepare_section(Executor::State& state, BoundSection& section);
+// At load: the helper, where there is one, and what of each section it does.
+Status start_helper(Executor::State& state);
+void draw_lines(const Executor::State& state, BoundSection& section);
+// At load: memory for what the host brings, and who reads it.
+Status stage_inputs(Executor::State& state);
+// Until what the section reads in this step is staged.
+Status take_inputs(Executor::State& state, const BoundSection& section, int64_t step);
+// Begins to read what the section after this one will.
+void read_ahead(Executor::State& state, const BoundSection& section, int64_t step);
+// Of a body whose times are kept: those of this step, by instruction; else null.
+TraceEvent* next_trace(Executor::State& state, const BoundSection& section);
+double now_us();
 Error located(const Op& op, int64_t step, Error error);
 
 }  // namespace piper

@@ -15,11 +15,14 @@ namespace piper {
 namespace {
 
 // The backend of a rank, made on the thread that will use it.
-Result<std::unique_ptr<Backend>> backend_of(const JobOptions& options, int64_t place,
-                                            int64_t ranks_here) {
-  const Cores cores = cores_of(options, place, ranks_here);
+Result<std::unique_ptr<Backend>> backend_of(const JobOptions& options, const Cores& cores) {
   if (!cores.pinned.empty()) pin_to_core(cores.pinned[0]);
   return make_backend(options, cores);
+}
+
+RankSource source_of(const PlanSet& set, int64_t rank, const BatchSource* data,
+                     const JobOptions& options, const Cores& cores) {
+  return {&set, rank, data, options.trace_steps, cores.helper, cores.helper_core};
 }
 
 Result<std::unique_ptr<Replicas>> open_replicas(const JobOptions& options, Transport& transport,
@@ -110,9 +113,10 @@ class Job {
     PIPER_TRY(transport.control().agree(
         {set_.manifest.set_id, rank, set_.world(), set_.directory, kernels_of(options_)}));
     size_t index = static_cast<size_t>(rank);
-    PIPER_ASSIGN(backends_[index], backend_of(options_, rank, set_.world()));
-    RankSource source{&set_, rank, data_, options_.trace_steps};
-    PIPER_ASSIGN(executors_[index], Executor::load(source, *backends_[index], transport));
+    const Cores cores = cores_of(options_, can_overlap(set_), rank, set_.world());
+    PIPER_ASSIGN(backends_[index], backend_of(options_, cores));
+    PIPER_ASSIGN(executors_[index], Executor::load(source_of(set_, rank, data_, options_, cores),
+                                                   *backends_[index], transport));
     PIPER_ASSIGN(BetweenSteps between, BetweenSteps::open(transport.control(), *executors_[index]));
     PIPER_ASSIGN(auto replicas, open_replicas(options_, transport, *executors_[index]));
     if (rank == 0) PIPER_TRY(open_comparison(between.dims_are_cut()));
@@ -167,11 +171,16 @@ Result<JobResult> run_job(const PlanSet& set, const BatchSource* data, const Pla
 
 Result<JobResult> run_rank_here(const PlanSet& set, const BatchSource* data,
                                 const PlanSet* reference, const BatchSource* reference_data,
-                                Transport& transport, const JobOptions& options) {
-  PIPER_ASSIGN(std::unique_ptr<Backend> backend,
-               backend_of(options, transport.rank(), transport.world()));
-  RankSource source{&set, transport.rank(), data, options.trace_steps};
-  PIPER_ASSIGN(std::unique_ptr<Executor> executor, Executor::load(source, *backend, transport));
+                                Transport& transport, const JobOptions& options, Backend* device) {
+  const Cores cores = cores_of(options, can_overlap(set), transport.rank(), transport.world());
+  std::unique_ptr<Backend> backend;
+  if (device == nullptr) {
+    PIPER_ASSIGN(backend, backend_of(options, cores));
+    device = backend.get();
+  }
+  PIPER_ASSIGN(
+      const std::unique_ptr<Executor> executor,
+      Executor::load(source_of(set, transport.rank(), data, options, cores), *device, transport));
   PIPER_ASSIGN(BetweenSteps between, BetweenSteps::open(transport.control(), *executor));
   PIPER_ASSIGN(auto replicas, open_replicas(options, transport, *executor));
   // Every process runs the oracle for its own parameters: then nothing but the loss has to travel.

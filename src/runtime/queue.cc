@@ -11,24 +11,6 @@ namespace {
 
 using State = Executor::State;
 
-// What the host brings: data anew in each section, into memory of its own by parity; numbers once.
-Status stage(State& state, const Instruction& from, const Op& op, Queued& queued) {
-  const bool is_position = from.kind == InstructionKind::kPosition;
-  if (from.kind != InstructionKind::kInput && !is_position) return ok_status();
-  queued.staged_bytes = state.type(from.args[0]).bytes();
-  for (std::byte*& at : queued.staged) {
-    PIPER_ASSIGN(at, state.backend.allocate(queued.staged_bytes, Space::kHost));
-    if (!is_position && !from.input.empty()) continue;
-    state.backend.host_uses(at, queued.staged_bytes, true);
-    auto* numbers = reinterpret_cast<int64_t*>(at);
-    if (is_position)
-      std::memcpy(at, op.b, static_cast<size_t>(op.size));
-    else
-      std::iota(numbers, numbers + op.count, op.size);
-  }
-  return ok_status();
-}
-
 void take_parts(State& state, const Op& op, int32_t stream) {
   for (int64_t s = 0; s < op.count; ++s) {
     const Shard& shard = op.shards[s];
@@ -40,16 +22,6 @@ void take_parts(State& state, const Op& op, int32_t stream) {
     const int64_t size = info(shard.dtype).bytes, rest = shard.part_count - end / size;
     if (rest > 0) state.backend.fill(shard.part + end, TensorType{shard.dtype, {rest}}, 0, stream);
   }
-}
-
-Status bring(State& state, const Op& op, const Queued& queued, int64_t step) {
-  std::byte* from = queued.staged[state.queues.sections % 2];
-  if (op.kind == InstructionKind::kInput && op.handle >= 0) {
-    state.backend.host_uses(from, queued.staged_bytes, true);
-    PIPER_TRY(state.source.data->read(step + op.ahead, op.handle, op.size, op.count, from));
-  }
-  state.backend.copy(op.a, from, queued.staged_bytes, queued.stream);
-  return ok_status();
 }
 
 Status queue_op(State& state, const Op& op, const Queued& queued, int64_t step) {
@@ -66,7 +38,8 @@ Status queue_op(State& state, const Op& op, const Queued& queued, int64_t step) 
       return ok_status();
     case InstructionKind::kInput:
     case InstructionKind::kPosition:
-      return bring(state, op, queued, step);
+      backend.copy(op.a, op.staged->at[state.sections % 2], op.staged->bytes, queued.stream);
+      return ok_status();
     case InstructionKind::kSend:
       backend.record(queued.ready, queued.stream);
       backend.wait(queued.ready, queued.leaves);
@@ -91,8 +64,16 @@ void end_section(State& state, int64_t step, bool reports) {
                  state.type(buffer).bytes(), queues.all[0]);
   }
   if (reports) backend.record(queues.reported[parity], queues.all[0]);
-  backend.record(queues.ended[queues.sections % 2], queues.all[0]);
-  ++queues.sections;
+  backend.record(queues.ended[state.sections % 2], queues.all[0]);
+}
+
+// The section is queued, and the one before has ended: where that had its data there is room.
+Status follow_up(State& state, const BoundSection& section, int64_t step) {
+  const int64_t number = state.sections;
+  if (number > 0) PIPER_TRY(state.backend.finish(state.queues.ended[(number + 1) % 2]));
+  if (state.reader) read_ahead(state, section, step);
+  ++state.sections;
+  return ok_status();
 }
 
 }  // namespace
@@ -121,7 +102,6 @@ Status prepare_section(State& state, BoundSection& section) {
   for (size_t i = 0; i < instructions.size(); ++i) {
     Queued& queued = section.queued[i];
     queued.stream = state.queues.streams[static_cast<size_t>(instructions[i].stream)];
-    PIPER_TRY(stage(state, instructions[i], section.ops[i], queued));
     for (const int32_t before : instructions[i].waits) {
       int32_t& event = section.queued[static_cast<size_t>(before)].event;
       if (event < 0) {
@@ -139,10 +119,9 @@ Status prepare_section(State& state, BoundSection& section) {
 Status queue_section(State& state, const BoundSection& section, int64_t step, bool reports) {
   Backend& backend = state.backend;
   Queues& queues = state.queues;
-  const int64_t number = queues.sections;
-  if (number > 1) PIPER_TRY(backend.finish(queues.ended[number % 2]));
-  for (size_t s = 1; number > 0 && s < queues.all.size(); ++s)
-    backend.wait(queues.ended[(number + 1) % 2], queues.all[s]);
+  PIPER_TRY(take_inputs(state, section, step));
+  for (size_t s = 1; state.sections > 0 && s < queues.all.size(); ++s)
+    backend.wait(queues.ended[(state.sections + 1) % 2], queues.all[s]);
   for (size_t i = 0; i < section.ops.size(); ++i) {
     const Op& op = section.ops[i];
     const Queued& queued = section.queued[i];
@@ -154,7 +133,7 @@ Status queue_section(State& state, const BoundSection& section, int64_t step, bo
   }
   state.activity.store("the end of its step", std::memory_order_release);
   end_section(state, step, reports);
-  return ok_status();
+  return follow_up(state, section, step);
 }
 
 }  // namespace piper

@@ -42,6 +42,11 @@ Status compare_processes(RankRun& run, int64_t step) {
   return by_rank.empty() ? ok_status() : run.comparison->check_digests(step, by_rank);
 }
 
+// What is compared between steps stands still meanwhile.
+bool compares(const RankRun& run) {
+  return run.options.verify.against != VerifyAgainst::kNone || run.replicas != nullptr;
+}
+
 Status meet_between_steps(RankRun& run, StepMetrics& metrics, bool& stop, bool last) {
   PIPER_TRY(run.between.collect(run.executor, metrics));
   if (run.options.verify.against != VerifyAgainst::kNone) {
@@ -54,9 +59,7 @@ Status meet_between_steps(RankRun& run, StepMetrics& metrics, bool& stop, bool l
       (done % run.options.check_replicas == 0 || done == run.options.steps))
     PIPER_TRY(run.replicas->check(metrics.step));
   if (run.transport.rank() == 0) PIPER_TRY(finish_step(run, metrics, stop));
-  const bool compares =
-      run.options.verify.against != VerifyAgainst::kNone || run.replicas != nullptr;
-  if (run.executor.role().steps_ahead > 0 && !compares)
+  if (run.executor.role().steps_ahead > 0 && !compares(run))
     return run.between.spread_late(stop, metrics.step, last);
   return run.between.spread(stop);
 }
@@ -81,41 +84,78 @@ double wait_limit(const JobOptions& options, double longest_s) {
   return std::max(options.timeout_s.value_or(least), kTimeoutInSteps * longest_s);
 }
 
+// A rank's steps, one after the other.
+class Steps {
+ public:
+  explicit Steps(RankRun& run)
+      : run_(run),
+        overlap_(run.executor.role().steps_ahead > 0),
+        late_(run.executor.is_asynchronous() && !compares(run)) {}
+
+  Status run();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Status begin(int64_t step);
+  Status end(int64_t step, bool last);
+  double seconds() const { return std::chrono::duration<double>(Clock::now() - since_).count(); }
+
+  RankRun& run_;
+  const bool overlap_;
+  const bool late_;  // a step is queued before the one that runs is asked for its results
+  bool stop_ = false, last_ = false;
+  Clock::time_point since_;  // when the step began, or where they are late, the one before ended
+  double longest_s_ = 0;     // of the steps so far, with what is done between them
+};
+
+Status Steps::begin(int64_t step) {
+  // A step that has begun is finished.
+  last_ = step + 1 == run_.options.steps || (stop_ && overlap_);
+  if (run_.options.before_step)
+    PIPER_TRY(run_.options.before_step(run_.transport.rank(), step, run_.executor));
+  if (!late_ || step == 0) since_ = Clock::now();
+  return run_.executor.start_step(step, last_);
+}
+
+Status Steps::end(int64_t step, bool last) {
+  PIPER_TRY(run_.executor.finish_step(step));
+  const double took = seconds();
+  StepMetrics metrics;
+  metrics.step = step;
+  metrics.step_ms = took * 1e3;
+  metrics.tokens_per_s = static_cast<double>(run_.tokens_per_step) / took;
+  metrics.peak_bytes = run_.between.peak_bytes();
+  // The oracle's first step takes as long as it takes.
+  if (run_.options.verify.against != VerifyAgainst::kNone && step == 0)
+    run_.transport.set_timeout(
+        std::max(run_.options.start_timeout_s, wait_limit(run_.options, took)));
+  const Clock::time_point ended = Clock::now();
+  PIPER_TRY(between_steps(run_, metrics, stop_, last));
+  longest_s_ = std::max(longest_s_, seconds());
+  if (late_) since_ = ended;
+  run_.transport.set_timeout(wait_limit(run_.options, longest_s_));
+  return ok_status();
+}
+
+Status Steps::run() {
+  const int64_t steps = run_.options.steps;
+  if (overlap_ && steps == 0) return ok_status();
+  run_.transport.set_timeout(wait_limit(run_.options, 0));
+  PIPER_TRY(run_.executor.run_prologue(0));
+  int64_t begun = 0;
+  for (; begun < steps && !last_; ++begun) {
+    PIPER_TRY(begin(begun));
+    if (!late_) PIPER_TRY(end(begun, last_));
+    if (late_ && begun > 0) PIPER_TRY(end(begun - 1, false));
+    last_ = last_ || (stop_ && !overlap_);
+  }
+  if (late_ && begun > 0) PIPER_TRY(end(begun - 1, true));
+  if (!overlap_) PIPER_TRY(run_.executor.run_epilogue(steps));
+  return run_.executor.settle();
+}
+
 }  // namespace
 
-Status run_rank(RankRun& run) {
-  using Clock = std::chrono::steady_clock;
-  bool stop = false, last = false;
-  const bool overlap = run.executor.role().steps_ahead > 0;
-  if (overlap && run.options.steps == 0) return ok_status();
-  const bool verifies = run.options.verify.against != VerifyAgainst::kNone;
-  double longest_s = 0;  // of the steps so far, with what is done between them
-  run.transport.set_timeout(wait_limit(run.options, 0));
-  PIPER_TRY(run.executor.run_prologue(0));
-  for (int64_t step = 0; step < run.options.steps && !last; ++step) {
-    // A step that has begun is finished.
-    last = step + 1 == run.options.steps || (stop && overlap);
-    if (run.options.before_step)
-      PIPER_TRY(run.options.before_step(run.transport.rank(), step, run.executor));
-    auto start = Clock::now();
-    PIPER_TRY(run.executor.run_step(step, last));
-    std::chrono::duration<double> took = Clock::now() - start;
-    StepMetrics metrics;
-    metrics.step = step;
-    metrics.step_ms = took.count() * 1e3;
-    metrics.tokens_per_s = static_cast<double>(run.tokens_per_step) / took.count();
-    metrics.peak_bytes = run.between.peak_bytes();
-    // The oracle's first step takes as long as it takes.
-    if (verifies && step == 0)
-      run.transport.set_timeout(
-          std::max(run.options.start_timeout_s, wait_limit(run.options, took.count())));
-    PIPER_TRY(between_steps(run, metrics, stop, last));
-    const std::chrono::duration<double> whole = Clock::now() - start;
-    longest_s = std::max(longest_s, whole.count());
-    run.transport.set_timeout(wait_limit(run.options, longest_s));
-    last = last || (stop && !overlap);
-  }
-  return overlap ? ok_status() : run.executor.run_epilogue(run.options.steps);
-}
+Status run_rank(RankRun& run) { return Steps(run).run(); }
 
 }  // namespace piper

@@ -104,7 +104,7 @@ MpiWire::MpiWire(const TransportOptions& options, int64_t rank)
   const Watchdog guard(start_timeout_, alone_text(start_timeout_, "MPI_Init"),
                        static_cast<int>(ExitCode::kPeer));
   int provided = 0;
-  MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided);
+  MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided);
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
   MPI_Comm_split(MPI_COMM_WORLD, 0, static_cast<int>(rank), &lanes_[0]);
   for (size_t lane = 1; lane < kLanes; ++lane) MPI_Comm_dup(lanes_[0], &lanes_[lane]);

@@ -37,6 +37,7 @@ Result<JobResult> train_family(const std::string& folder, const Shape2& shape) {
   JobOptions job;
   job.steps = 6;
   job.threads = 1;
+  if (shape.pp > 1) expect_same_when_queued(compiled.set, *data, folder);
   return run_job(compiled.set, data.get(), nullptr, nullptr, job);
 }
 

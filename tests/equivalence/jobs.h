@@ -67,6 +67,12 @@ Result<Trained> train(const PlanSet& set, const std::string& model, int64_t step
 Result<Trained> train_simulated(const PlanSet& set, const std::string& model, SimWorld& world,
                                 int64_t steps);
 
+// A few steps of the plans on the CPU, with helpers beside its ranks' threads, and on devices that
+// only queue, in orders of which no two plans of a test have the same (all of 20 if PIPER_SEED says
+// where to begin): all end with the same bits.
+void expect_same_when_queued(const PlanSet& set, const BatchSource& data, const std::string& what);
+void expect_same_when_queued(const PlanSet& set, const std::string& model, const std::string& what);
+
 void expect_equal_bits(const Trained& a, const Trained& b, const std::string& what);
 // The largest of any parameter: absolute difference ÷ max(largest absolute value in b, 0.05).
 double largest_difference(const Trained& a, const Trained& b);

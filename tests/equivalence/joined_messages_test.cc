@@ -130,6 +130,7 @@ TEST_P(Joined, TrainsWithTheSameBits) {
     ASSERT_TRUE(want) << print_error(want.error());
     ASSERT_TRUE(got) << print_error(got.error());
     expect_equal_bits(*got, *want, GetParam().name);
+    if (train_text == kAdamW) expect_same_when_queued(joined->set, kModel, GetParam().name);
   }
 }
 

@@ -51,6 +51,7 @@ TEST_P(Offload, SavesMemoryAndKeepsEveryBit) {
   ASSERT_TRUE(want) << print_error(want.error());
   ASSERT_TRUE(got) << print_error(got.error());
   jobs::expect_equal_bits(*got, *want, "single device");
+  jobs::expect_same_when_queued(moved->set, kModel, c.directives);
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -82,6 +83,7 @@ TEST(OffloadZero, WorksOnParts) {
     const auto want = jobs::train(plain->set, kModel, 3), got = jobs::train(moved->set, kModel, 3);
     ASSERT_TRUE(want && got);
     jobs::expect_equal_bits(*got, *want, file);
+    jobs::expect_same_when_queued(moved->set, kModel, file);
   }
 }
 

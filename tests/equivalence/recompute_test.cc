@@ -51,6 +51,7 @@ TEST_P(Recompute, SavesMemoryAndKeepsEveryBit) {
   const auto got = jobs::train(again->set, c.model, kSteps);
   ASSERT_TRUE(want && got);
   jobs::expect_equal_bits(*got, *want, "without recompute");
+  jobs::expect_same_when_queued(again->set, c.model, c.shape.order);
   // The oracle does not recompute.
   if (!split) {
     const auto single = jobs::train(*again->single, c.model, kSteps);

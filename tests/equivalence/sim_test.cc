@@ -65,6 +65,156 @@ TEST_P(Simulated, GivesTheBitsOfTheCpu) {
 INSTANTIATE_TEST_SUITE_P(Library, Simulated, testing::ValuesIn(library_files()),
                          [](const auto& info) { return identifier(info.param); });
 
+// ---- Results that come when the next step is queued ---------------------------------------------
+
+// The mlp's batches, whose numbers are none from some step on.
+class Spoiled final : public BatchSource {
+ public:
+  Spoiled(const PlanSet& set, int64_t from) : needs_(*data_needs(set)), from_(from) {
+    inner_ = *open_batches(set, "mlp");
+  }
+  Status read(int64_t step, int input, int64_t first, int64_t count, std::byte* to) const override {
+    PIPER_TRY(inner_->read(step, input, first, count, to));
+    const InputNeed& need = needs_[static_cast<size_t>(input)];
+    const auto values =
+        static_cast<size_t>(num_elements(need.type.shape) / need.type.shape[0] * count);
+    if (step >= from_ && need.type.dtype == DType::kF32)
+      std::fill_n(reinterpret_cast<float*>(to), values, NAN);
+    return ok_status();
+  }
+  int64_t steps() const override { return inner_->steps(); }
+  int64_t tokens_per_step() const override { return inner_->tokens_per_step(); }
+
+ private:
+  const std::vector<InputNeed> needs_;
+  const int64_t from_;
+  std::unique_ptr<BatchSource> inner_;
+};
+
+// A job of one rank, whose options may be changed; on a device that only queues, or on the CPU.
+struct LateJob {
+  PlanSet set;
+  int64_t spoiled_from = INT64_MAX;
+  std::function<void(JobOptions&)> change = [](JobOptions&) {};
+  int64_t begun = 0;
+
+  Result<JobResult> run(bool queued) {
+    const Spoiled data(set, spoiled_from), again(set, spoiled_from);
+    JobOptions options;
+    options.steps = 30;
+    options.threads = 1;
+    change(options);
+    begun = 0;
+    options.before_step = [&](int64_t, int64_t, const Executor&) {
+      ++begun;
+      return ok_status();
+    };
+    const bool compares = options.verify.against != VerifyAgainst::kNone;
+    const PlanSet* const reference = compares ? &set : nullptr;
+    if (!queued) return run_job(set, &data, reference, &again, options);
+    const auto world = make_sim_world(1, given_seed().value_or(1));
+    return run_rank_here(set, &data, reference, &again, world->transport(0), options,
+                         &world->device(0));
+  }
+};
+
+class LateReports : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!std::filesystem::exists(model_path("mlp", "model.onnx")))
+      GTEST_SKIP() << "no models in " << models_folder();
+    auto compiled = compile_model("mlp", strategy_text("mlp", kAdamW), {1, 1, 2});
+    ASSERT_TRUE(compiled) << print_error(compiled.error());
+    job_.set = std::move(compiled->set);
+  }
+  // As many as the job says it has done.
+  size_t steps_of(bool queued) {
+    const auto result = job_.run(queued);
+    EXPECT_TRUE(result) << print_error(result.error());
+    return result ? result->steps.size() : 0;
+  }
+  LateJob job_;
+};
+
+TEST_F(LateReports, TrainTheSameBits) {
+  const auto want = job_.run(false), got = job_.run(true);
+  ASSERT_TRUE(want && got);
+  ASSERT_EQ(got->steps.size(), want->steps.size());
+  for (size_t k = 0; k < got->steps.size(); ++k) {
+    EXPECT_EQ(got->steps[k].step, static_cast<int64_t>(k));
+    EXPECT_EQ(got->steps[k].loss, want->steps[k].loss);
+  }
+  ASSERT_EQ(got->parameters.size(), want->parameters.size());
+  for (size_t i = 0; i < got->parameters.size(); ++i)
+    EXPECT_TRUE(as_text(got->parameters[i].data.span()) == as_text(want->parameters[i].data.span()))
+        << got->parameters[i].name;
+}
+
+TEST_F(LateReports, SayThatALossIsNotFiniteOneStepLater) {
+  job_.spoiled_from = 2;
+  for (const bool queued : {false, true}) {
+    const auto result = job_.run(queued);
+    ASSERT_FALSE(result);
+    EXPECT_EQ(result.error().message, "step 3: the loss is nan");
+    EXPECT_EQ(result.error().code, ExitCode::kNumeric);
+    EXPECT_EQ(job_.begun, queued ? 4 : 3);
+  }
+}
+
+TEST_F(LateReports, WaitForNothingWhereSomethingIsComparedBetweenSteps) {
+  job_.spoiled_from = 2;
+  for (const bool verifies : {false, true}) {
+    job_.change = [&](JobOptions& options) {
+      if (verifies)
+        options.verify.against = VerifyAgainst::kSingle;
+      else
+        options.check_replicas = 1;
+    };
+    EXPECT_EQ(job_.run(true).error().message, "step 3: the loss is nan");
+    EXPECT_EQ(job_.begun, 3);
+  }
+  job_.spoiled_from = INT64_MAX;
+  EXPECT_EQ(steps_of(true), 30u);  // and all that is compared is equal
+}
+
+TEST_F(LateReports, EndARunOneStepLater) {
+  std::atomic<bool> stop{false};
+  const auto stops = [&](JobOptions& options) {
+    stop.store(false);
+    options.stop = &stop;
+    options.on_step = [&](const StepMetrics& metrics) {
+      if (metrics.step == 4) stop.store(true);
+      return ok_status();
+    };
+  };
+  const auto aims = [](JobOptions& options) { options.target_loss = 1e9; };
+  for (const bool overlap : {false, true}) {
+    if (overlap) job_.set.roles[0].steps_ahead = 1;
+    if (overlap) job_.set.roles[0].epilogue = job_.set.roles[0].body;
+    for (const bool queued : {false, true}) {
+      const size_t more = (overlap ? 1 : 0) + (queued ? 1 : 0);  // steps under way
+      job_.change = stops;
+      EXPECT_EQ(steps_of(queued), 5 + more);
+      job_.change = aims;
+      EXPECT_EQ(steps_of(queued), 20 + more);
+    }
+  }
+}
+
+// By then others lie where they lay.
+TEST_F(LateReports, AreReadBeforeTheNextStepButOne) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const Spoiled data(job_.set, INT64_MAX);
+  const auto world = make_sim_world(1, 1);
+  const auto executor =
+      Executor::load({&job_.set, 0, &data}, world->device(0), world->transport(0));
+  ASSERT_TRUE(executor) << print_error(executor.error());
+  for (int64_t step = 0; step < 3; ++step) ASSERT_TRUE((*executor)->start_step(step));
+  EXPECT_TRUE((*executor)->finish_step(1));
+  EXPECT_DEATH(static_cast<void>((*executor)->finish_step(0)),
+               "step 1 is asked for its results after step 3 began");
+}
+
 // ---- Plans that forget a wait -------------------------------------------------------------------
 
 // Every wait of a plan left out: the proof from the plan alone and a run of it say the same. What
@@ -103,7 +253,8 @@ TEST_P(Simulated, AndTheVerifierMissTheSameWaits) {
 struct Meddling {
   // By the instruction that is being queued.
   std::function<bool(std::string_view label)> drops_wait, drops_record;
-  bool drops_finish = false;
+  // Of the events that prepare_queues makes, by turns that of a section and that of its reports.
+  std::optional<size_t> drops_finish;
   bool shares_staging = false;  // one block for all that the host brings
   // Another stream for what is queued there.
   std::optional<int32_t> computes_on, copies_on, receives_on, reduces_on;
@@ -135,7 +286,10 @@ class MeddlingDevice final : public Backend {
     return inner_.bind(program, args, workspace);
   }
   Result<int32_t> add_stream(const Stream& like) override { return inner_.add_stream(like); }
-  Result<int32_t> add_event() override { return inner_.add_event(); }
+  Result<int32_t> add_event() override {
+    PIPER_ASSIGN(events_.emplace_back(), inner_.add_event());
+    return events_.back();
+  }
   void launch(int32_t binding, int32_t stream) override {
     inner_.launch(binding, with_.computes_on.value_or(stream));
   }
@@ -152,7 +306,10 @@ class MeddlingDevice final : public Backend {
     if (!with_.drops_wait || !with_.drops_wait(label())) inner_.wait(event, stream);
   }
   Status finish(int32_t event) override {
-    return with_.drops_finish && is_loaded() ? ok_status() : inner_.finish(event);
+    const auto number =
+        static_cast<size_t>(std::find(events_.begin(), events_.end(), event) - events_.begin());
+    const bool is_dropped = with_.drops_finish && *with_.drops_finish == number % 2;
+    return is_dropped && is_loaded() ? ok_status() : inner_.finish(event);
   }
   void host_uses(const std::byte* at, int64_t bytes, bool writes) override {
     inner_.host_uses(at, bytes, writes);
@@ -165,6 +322,7 @@ class MeddlingDevice final : public Backend {
   Transport& transport_;
   const Meddling& with_;
   std::map<int64_t, std::byte*> shared_;
+  std::vector<int32_t> events_;
 };
 
 class MeddlingTransport final : public Transport {
@@ -274,7 +432,8 @@ const Planted kPlanted[] = {
     {"update_does_not_wait_for_sums", "1f1b", {.drops_wait = of("(compute U")}, "race: "},
     {"receive_is_not_recorded", "1f1b", {.drops_record = of("(recv")}, "rank 0, stream "},
     {"sections_are_not_apart", "zero", {.drops_wait = of("the end of")}, "race: "},
-    {"reports_are_read_at_once", "1f1b", {.drops_finish = true}, "race: "},
+    {"reports_are_read_at_once", "1f1b", {.drops_finish = 1}, "race: "},
+    {"staging_is_refilled_at_once", "1f1b", {.drops_finish = 0}, "race: "},
     {"staging_is_shared", "1f1b", {.shares_staging = true}, "race: "},
     {"compute_on_another_stream", "1f1b", {.computes_on = 1}, "race: "},
     {"inputs_on_another_stream", "1f1b", {.copies_on = 1}, "race: "},

@@ -26,6 +26,7 @@ Result<JobResult> train_beside_oracle(const std::string& model, const std::strin
   options.steps = steps;
   options.threads = 1;
   options.verify.against = against;
+  if (optimizer == kAdamW) expect_same_when_queued(compiled.set, model, shape.order);
   return run_job(compiled.set, data.get(), &reference, reference_data.get(), options);
 }
 
@@ -111,6 +112,7 @@ TEST(ZeroSchedules, EqualOneDeviceBitForBit) {
     job.verify.against = VerifyAgainst::kSingle;
     const auto result =
         run_job(compiled->set, data->get(), &*compiled->single, reference_data->get(), job);
+    expect_same_when_queued(compiled->set, "gpt-deep", file);
     EXPECT_TRUE(result) << file << "\n" << print_error(result.error());
     if (kSanitized) return;
   }

@@ -138,6 +138,31 @@ inline PlanSet pipeline(int32_t microbatches) {
   return finish({first, second}, {0, 1});
 }
 
+// Two ranks: rank 1 adds 0.5 to its sample and sends it on a stream of its own; rank 0 receives it
+// on one, makes 20 meanwhile and adds the two.
+inline PlanSet meanwhile() {
+  RoleProgram first, second;
+  first.mesh = second.mesh = {{"pp", 2}};
+  first.batch = second.batch = 1;
+  second.inputs = {{"x", {DType::kF32, {1}}, 0}};
+  first.programs = second.programs = {add_program({1}, false)};
+  add_buffer(first, "w", {1}, BufferKind::kConstant, 10);
+  for (const char* name : {"y", "v", "z"}) add_buffer(first, name, {1});
+  add_buffer(second, "k", {1}, BufferKind::kConstant, 0.5);
+  for (const char* name : {"x", "v"}) add_buffer(second, name, {1});
+  first.body = {message(InstructionKind::kRecv, 2, 1, "v"), compute(0, {0, 0, 1}, "meanwhile"),
+                compute(0, {2, 1, 3}, "sum")};
+  second.body = {input("x", 1, 0, {0}, "x"), compute(0, {1, 0, 2}, "v"),
+                 message(InstructionKind::kSend, 2, 0, "v")};
+  first.body[0].stream = second.body[2].stream = 1;
+  first.body[2].waits = {0};
+  second.body[2].waits = {1};
+  first.reports = {{"loss", 3}};
+  PlanSet set = finish({first, second}, {0, 1});
+  for (RoleProgram& role : set.roles) role.streams.push_back({"messages"});
+  return set;
+}
+
 // A parameter p of five elements, held by every rank; each adds the sum over ranks of (x + p), x
 // being the rank's sample. The loss is the sum of t over ranks.
 inline PlanSet replicas(int32_t ranks) {

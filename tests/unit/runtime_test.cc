@@ -145,9 +145,10 @@ TEST(Executor, InitialValuesComeFromTheSet) {
 TEST(Executor, AStepAllocatesNothing) {
   PlanSet set = pipeline(4);
   PlanSet dp = replicas(2);
-  for (const PlanSet* one : {&set, &dp}) {
+  PlanSet helped = meanwhile();
+  for (const PlanSet* one : {&set, &dp, &helped}) {
     for (const char* backend : {"null", "cpu"}) {
-      Numbers data(one == &set ? std::vector<int64_t>{1} : std::vector<int64_t>{5, 1});
+      Numbers data(one == &dp ? std::vector<int64_t>{5, 1} : std::vector<int64_t>{1});
       auto world = make_inproc_world(2, TransportOptions{30});
       std::atomic<int> ready{0};
       std::vector<std::string> wrong(2);
@@ -155,7 +156,7 @@ TEST(Executor, AStepAllocatesNothing) {
         Transport& transport = world->rank(r);
         auto kernels =
             std::string_view(backend) == "cpu" ? make_cpu_backend() : make_null_backend();
-        RankSource source{one, r, &data, 2};
+        RankSource source{one, r, &data, 2, one == &helped};
         auto executor = Executor::load(source, *kernels, transport);
         std::string& text = wrong[static_cast<size_t>(r)];
         if (!executor) {
@@ -186,6 +187,95 @@ TEST(Executor, AStepAllocatesNothing) {
   delete new int;  // the counter does count
   counting.store(false);
   EXPECT_GT(allocations.load(), 0);
+}
+
+// ---- Threads beside a rank's own ----------------------------------------------------------------
+
+// Of rank 0's last step, for which rank 1 comes late.
+std::vector<TraceEvent> trace_meanwhile(HelperThread helper) {
+  const PlanSet set = meanwhile();
+  Numbers data({1});
+  JobOptions options;
+  options.steps = 3;
+  options.trace_steps = 1;
+  options.helper = helper;
+  options.before_step = [](int64_t rank, int64_t step, const Executor&) {
+    if (rank == 1 && step == 2) std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    return ok_status();
+  };
+  const auto result = run(set, data, options);
+  EXPECT_TRUE(result.ok()) << message_of(result);
+  if (!result) return {};
+  for (size_t step = 0; step < 3; ++step)
+    EXPECT_EQ(result->steps[step].loss, 100 * static_cast<double>(step) + 21.5);
+  EXPECT_EQ(result->traces[0].events.size(), 3u);
+  return result->traces[0].events;
+}
+
+TEST(Helper, ARankComputesWhileItWaitsForAMessage) {
+  const auto with = trace_meanwhile(HelperThread::kOn),
+             without = trace_meanwhile(HelperThread::kOff);
+  ASSERT_TRUE(with.size() == 3 && without.size() == 3);
+  EXPECT_LT(with[1].end_us, with[0].end_us);          // "meanwhile", before the message is there
+  EXPECT_GE(with[2].start_us, with[0].end_us);        // "sum", after it
+  EXPECT_GE(without[1].start_us, without[0].end_us);  // one after the other
+}
+
+TEST(Helper, IsThereOnlyForStreamsThatDoNotCompute) {
+  EXPECT_TRUE(can_overlap(meanwhile().roles[0]));
+  EXPECT_FALSE(can_overlap(pipeline(2).roles[0]));
+  EXPECT_FALSE(can_overlap(replicas(2).roles[0]));
+}
+
+// Data that end before `last`.
+class Ending final : public BatchSource {
+ public:
+  explicit Ending(int64_t last) : last_(last) {}
+  Status read(int64_t step, int input, int64_t first, int64_t count, std::byte* to) const override {
+    if (step >= last_) return fail("tokens.bin: 900 is no token").with_code(ExitCode::kUsage);
+    return numbers_.read(step, input, first, count, to);
+  }
+  int64_t steps() const override { return INT64_MAX; }
+  int64_t tokens_per_step() const override { return 1; }
+
+ private:
+  const int64_t last_;
+  const Numbers numbers_{{1}};
+};
+
+// What is read a step ahead fails in the step that needs it, and where none does it fails nobody.
+TEST(Helper, AnErrorOfDataComesInItsStep) {
+  const PlanSet set = meanwhile();
+  for (const HelperThread helper : {HelperThread::kOff, HelperThread::kOn}) {
+    int64_t done = 0;
+    JobOptions options;
+    options.helper = helper;
+    options.steps = 9;
+    options.on_step = [&](const StepMetrics&) {
+      ++done;
+      return ok_status();
+    };
+    EXPECT_EQ(message_of(run(set, Ending(2), options)),
+              "step 3, instruction 0 (input x): tokens.bin: 900 is no token");
+    EXPECT_EQ(done, 2);
+    options.steps = 2;
+    EXPECT_EQ(message_of(run(set, Ending(2), options)), "ok");
+  }
+}
+
+TEST(Helper, AMissingMessageIsNamedAsWithoutIt) {
+  PlanSet set = meanwhile();
+  set.roles[1].body.pop_back();
+  Numbers data({1});
+  JobOptions options;
+  options.timeout_s = 1;
+  options.helper = HelperThread::kOn;
+  const auto result = run(set, data, options);
+  ASSERT_FALSE(result.ok());
+  EXPECT_EQ(result.error().code, ExitCode::kPeer);
+  const std::vector<std::string>& notes = result.error().notes;
+  EXPECT_EQ(std::count(notes.begin(), notes.end(), "rank 0 is at instruction 0 (recv v)"), 1)
+      << print_error(result.error());
 }
 
 // ---- Failures -----------------------------------------------------------------------------------
