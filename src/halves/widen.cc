@@ -9,6 +9,7 @@
 #include <map>
 #include <set>
 
+#include "apart.h"
 #include "piper/halves.h"
 
 namespace piper {
@@ -51,12 +52,19 @@ class Widener {
   }
 
   static bool computes(const ProgramOp& op) {
-    return std::find(kNarrow.begin(), kNarrow.end(), op.op) == kNarrow.end();
+    return std::find(kNarrow.begin(), kNarrow.end(), op.op) == kNarrow.end() && !reads_logits(op);
+  }
+  // Those of a cross-entropy do so, and make their gradient, row by row.
+  static bool reads_logits(const ProgramOp& op) {
+    return op.op.starts_with("CrossEntropy") && op.op != "CrossEntropyOfTerms";
   }
 
   // Values of which parts are read by ops that compute, as many bytes as they have.
   void find_roots(const std::vector<ProgramOp>& ops) {
     std::map<int32_t, std::set<int32_t>> parts;
+    std::map<int32_t, size_t> writes;  // that are still to come
+    for (const ProgramOp& op : ops)
+      for (int32_t output : op.outputs) ++writes[output];
     for (const ProgramOp& op : ops) {
       for (int32_t input : op.inputs) {
         if (!computes(op) || !narrow_value(input)) continue;
@@ -66,17 +74,15 @@ class Widener {
         if (root != input) parts[root].insert(input);
       }
       if ((op.op == "Reshape" || op.op == "Slice") && narrow_value(op.outputs[0]) &&
-          op.outputs[0] >= program_.num_args && settled(op.inputs[0]))
+          op.outputs[0] >= program_.num_args && writes[op.inputs[0]] == 0)
         renamed_.emplace(op.outputs[0], op);
+      for (int32_t output : op.outputs) --writes[output];
     }
     for (const auto& [root, values] : parts) {
       int64_t bytes = 0;
       for (int32_t value : values) bytes += program_.values[static_cast<size_t>(value)].bytes();
       if (bytes >= program_.values[static_cast<size_t>(root)].bytes()) roots_.insert(root);
     }
-  }
-  bool settled(int32_t value) const {
-    return value >= program_.num_args || !program_.arg_written[static_cast<size_t>(value)];
   }
   bool has_root(int32_t value) const {
     const auto at = renamed_.find(value);
@@ -157,7 +163,7 @@ class Widener {
 }  // namespace
 
 Program widened(Program program, bool moves_casts) {
-  return Widener(std::move(program), moves_casts).run();
+  return Widener(taken_apart(std::move(program)), moves_casts).run();
 }
 
 }  // namespace piper

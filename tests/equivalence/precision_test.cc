@@ -100,9 +100,12 @@ TEST_P(Precision, GivesTheSameBitsUnderEveryPlanOfOneCut) {
     EXPECT_EQ(first.scales, other.scales);
     EXPECT_EQ(first.skipped, other.skipped);
   }
-  const std::string again = text + "  - recompute: {match: \"**/h/{layer}/**\"}\n";
-  expect_equal_bits(first.trained, run_of(model, again, {2, 2, 4, "1f1b"}, steps).trained,
-                    "recomputed");
+  for (const char* again : {"{match: \"**/h/{layer}/**\"}", "{ops: [Gelu, LayerNorm]}"})
+    expect_equal_bits(
+        first.trained,
+        run_of(model, fmt::format("{}  - recompute: {}\n", text, again), {2, 2, 4, "1f1b"}, steps)
+            .trained,
+        again);
 }
 
 TEST_P(Precision, StaysNearSinglePrecisionAndIsNotIt) {
