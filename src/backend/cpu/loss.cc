@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "blocks.h"
 #include "families.h"
 #include "piper/halves.h"
 #include "places.h"
@@ -34,33 +35,37 @@ DType statistics_of(const Use& use) { return is_half(use.type()) ? DType::kF32 :
 template <class T>
 class Logits {
  public:
-  Logits(DType dtype, int64_t classes) : dtype_(dtype), classes_(classes) {}
+  Logits(DType dtype, int64_t classes) : dtype_(dtype), classes_(classes) {
+    if (!is_half(dtype)) return;
+    const DType wide = DType::kF32;
+    widen_ = find_block("Cast", info(wide).name, {&dtype, 1})->run;
+    round_ = find_block("Cast", info(dtype).name, {&wide, 1})->run;
+  }
   int64_t scratch_bytes() const {
     return is_half(dtype_) ? classes_ * static_cast<int64_t>(sizeof(float)) : 0;
   }
   const T* row(const std::byte* logits, int64_t r, std::byte* scratch) const {
     const std::byte* from = logits + r * bytes();
-    if constexpr (std::is_same_v<T, float>) {
-      if (is_half(dtype_)) {
-        widen_halves(dtype_, from, reinterpret_cast<float*>(scratch), classes_);
-        from = scratch;
-      }
-    }
-    return reinterpret_cast<const T*>(from);
+    if (widen_) cast(widen_, from, scratch);
+    return reinterpret_cast<const T*>(widen_ ? scratch : from);
   }
   // Where a row of gradients is made, and what then puts it into its place.
   T* made(std::byte* gradients, int64_t r, std::byte* scratch) const {
-    return reinterpret_cast<T*>(is_half(dtype_) ? scratch : gradients + r * bytes());
+    return reinterpret_cast<T*>(round_ ? scratch : gradients + r * bytes());
   }
   void put(const T* made, std::byte* gradients, int64_t r) const {
-    if constexpr (std::is_same_v<T, float>)
-      if (is_half(dtype_)) round_to_halves(dtype_, made, gradients + r * bytes(), classes_);
+    if (round_) cast(round_, reinterpret_cast<const std::byte*>(made), gradients + r * bytes());
   }
 
  private:
   int64_t bytes() const { return classes_ * info(dtype_).bytes; }
+  void cast(BlockFn how, const std::byte* from, std::byte* to) const {
+    constexpr bool kEach = true;
+    how(&from, &kEach, to, classes_);
+  }
   DType dtype_;
   int64_t classes_;
+  BlockFn widen_ = nullptr, round_ = nullptr;
 };
 
 }  // namespace
